@@ -1,0 +1,68 @@
+# Set-up, tests and lints. `make demo` and `make test` set up everything they need in $(VENV), from nothing.
+#
+#   make demo    install, train the example classifier
+#   make test    install, run the tests that need no GPU
+#   make build   (re)build an editable install, for development
+#   make lint    ruff, mypy, clang-format
+#   make format  let ruff and clang-format rewrite the sources
+#   make cross   compile the extension for aarch64
+#   make check   lint, cross, test: all that CI runs
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_FLAGS ?= -n auto --maxprocesses 8
+BIN := $(VENV)/bin
+
+SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake cuda jaxbw -type f \
+  -not -path 'jaxbw/kernels/*' -not -path '*/__pycache__/*' -not -name '*.so')
+CPP_SOURCES := $(shell find cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh' -o -name '*.cu')
+
+.PHONY: demo test build lint format cross check install clean
+
+demo: install
+	$(BIN)/python examples/digits.py
+
+# PYTHONSAFEPATH: what the tests start must not import this folder in place of the installed package.
+test: install
+	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+check: lint cross test
+
+lint: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+
+format: install
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CPP_SOURCES)
+
+# Shows that the extension compiles and links for aarch64 without a warning; not that it runs.
+# Python's headers are this machine's: they are the same on both, as both are 64-bit Linux.
+cross: install
+	@command -v aarch64-linux-gnu-g++ > /dev/null || { echo "make cross needs Debian's g++-aarch64-linux-gnu"; exit 1; }
+	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DPython_EXECUTABLE=$(abspath $(BIN))/python \
+	  -DCMAKE_BUILD_TYPE=Release -DJAXBW_KERNELS=OFF -DJAXBW_WERROR=ON
+	$(BIN)/cmake --build build/aarch64
+	readelf --file-header build/aarch64/_native.*.so | grep AArch64
+
+# An editable install: Python sources are used in place, compiled files appear beside them.
+build: $(BIN)/python
+	$(BIN)/python -c "import nanobind, scikit_build_core" 2> /dev/null || $(BIN)/pip install '.[dev]'
+	CMAKE_ARGS="$(CMAKE_ARGS) -DJAXBW_WERROR=ON" $(BIN)/pip install --no-build-isolation --no-deps --editable .
+	touch $(VENV)/editable $(VENV)/installed
+
+install: $(VENV)/installed
+
+$(VENV)/installed: $(SOURCES) | $(BIN)/python
+	if [ -e $(VENV)/editable ]; then $(MAKE) build; else $(BIN)/pip install '.[dev]'; fi
+	touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf build dist jaxbw/kernels jaxbw/*.so

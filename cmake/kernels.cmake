@@ -1,0 +1,61 @@
+# The kernels: cuda/kernels.toml -> <name>.cu -> nvcc -> <name>.ptx -> ptxas -> <name>.cubin, and manifest.json.
+# Each instance is two commands of its own, so that ninja builds them in parallel and again only when needed.
+set(generate "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/generate.py")
+set(assemble "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/assemble.py")
+set(table "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.toml")
+set(work_dir "${CMAKE_CURRENT_BINARY_DIR}/kernels")
+set(kernel_dir "${JAXBW_PACKAGE_DIR}/kernels")
+file(MAKE_DIRECTORY "${work_dir}" "${kernel_dir}")
+
+# The table says which instances there are: configure again when it, or what reads it, changes.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+             "${table}" "${generate}" "${CMAKE_CURRENT_SOURCE_DIR}/jaxbw/selection/kernel_table.py")
+execute_process(
+  COMMAND "${Python_EXECUTABLE}" "${generate}" sources --table "${table}" --output "${work_dir}"
+  OUTPUT_VARIABLE instances OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+string(REPLACE "\n" ";" instances "${instances}")
+
+# relaxed-constexpr: storage.h is plain C++, and its constexpr functions are for kernels too.
+set(nvcc_flags -std=c++20 -O3 --expt-relaxed-constexpr -Werror all-warnings -ccbin "${CMAKE_CXX_COMPILER}"
+               -I "${CMAKE_CURRENT_SOURCE_DIR}/cuda")
+set(ptxas_flags -O3)
+if(JAXBW_LINEINFO)
+  list(APPEND nvcc_flags -lineinfo)
+  list(APPEND ptxas_flags -lineinfo)
+endif()
+
+set(reports "")
+set(products "")
+foreach(instance IN LISTS instances)
+  string(REPLACE " " ";" instance "${instance}")
+  list(GET instance 0 name)
+  list(GET instance 1 arch)
+  string(REPLACE "sm_" "compute_" virtual_arch "${arch}")
+  set(source "${work_dir}/${name}.cu")
+  set(ptx "${kernel_dir}/${name}.ptx")
+  set(cubin "${kernel_dir}/${name}.cubin")
+  set(report "${work_dir}/${name}.ptxas")
+
+  add_custom_command(
+    OUTPUT "${ptx}"
+    COMMAND "${JAXBW_NVCC}" -ptx -arch=${virtual_arch} ${nvcc_flags} -MD -MF "${source}.d" -o "${ptx}" "${source}"
+    DEPENDS "${source}" DEPFILE "${source}.d" VERBATIM COMMENT "nvcc ${name}")
+  add_custom_command(
+    OUTPUT "${cubin}" "${report}"
+    COMMAND "${Python_EXECUTABLE}" "${assemble}" --ptxas "${JAXBW_PTXAS}" --arch ${arch} --report "${report}"
+            --output "${cubin}" "${ptx}" -- ${ptxas_flags}
+    DEPENDS "${ptx}" "${assemble}" VERBATIM COMMENT "ptxas ${name}")
+  list(APPEND reports "${report}")
+  list(APPEND products "${ptx}" "${cubin}")
+endforeach()
+
+set(manifest "${kernel_dir}/manifest.json")
+add_custom_command(
+  OUTPUT "${manifest}"
+  COMMAND "${Python_EXECUTABLE}" "${generate}" manifest --table "${table}" --reports "${work_dir}" --output "${manifest}"
+  DEPENDS ${reports} "${table}" "${generate}" VERBATIM COMMENT "kernels/manifest.json")
+add_custom_target(kernels ALL DEPENDS "${manifest}" ${products})
+
+if(NOT SKBUILD_STATE STREQUAL "editable")
+  install(FILES ${products} "${manifest}" DESTINATION jaxbw/kernels)
+endif()

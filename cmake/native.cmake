@@ -1,0 +1,42 @@
+# The extension module `_native`: the host runtime, the XLA FFI handlers and the emulator.
+
+# The directory of an installed Python package, without importing it.
+function(jaxbw_find_package_dir package result)
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c
+            "import importlib.util as u; s = u.find_spec('${package}'); print(s.submodule_search_locations[0] if s else '')"
+    OUTPUT_VARIABLE directory OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  if(NOT directory)
+    message(FATAL_ERROR "jaxbw needs the Python package ${package} to build: ${Python_EXECUTABLE} does not have it. "
+                        "`pip install .` brings it; with --no-build-isolation install it first.")
+  endif()
+  set(${result} "${directory}" PARENT_SCOPE)
+endfunction()
+
+jaxbw_find_package_dir(nanobind nanobind_dir)
+find_package(nanobind CONFIG REQUIRED PATHS "${nanobind_dir}/cmake" NO_DEFAULT_PATH)
+jaxbw_find_package_dir(jaxlib jaxlib_dir)
+
+# cuda.h (types and enums only: the driver is opened at run time) comes with the compiler of the kernels.
+include(cmake/cuda_toolchain.cmake)
+
+# The emulator is a library of its own, jaxbw_emulator, which also builds with sanitizers outside of Python.
+nanobind_build_library(nanobind-static)
+if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator/CMakeLists.txt")
+  add_subdirectory(cuda/emulator)
+endif()
+
+file(GLOB host_sources CONFIGURE_DEPENDS cuda/host/*.cc)
+nanobind_add_module(_native NB_STATIC NOMINSIZE ${host_sources})
+target_include_directories(_native PRIVATE cuda)
+target_include_directories(_native SYSTEM PRIVATE "${jaxlib_dir}/include" "${JAXBW_CUDA_INCLUDE_DIR}")
+target_link_libraries(_native PRIVATE ${CMAKE_DL_LIBS})
+if(TARGET jaxbw_emulator)
+  target_link_libraries(_native PRIVATE jaxbw_emulator)
+endif()
+
+if(SKBUILD_STATE STREQUAL "editable")
+  set_target_properties(_native PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${JAXBW_PACKAGE_DIR}")
+else()
+  install(TARGETS _native LIBRARY DESTINATION jaxbw)
+endif()

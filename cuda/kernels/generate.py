@@ -1,0 +1,118 @@
+"""Turn the instance table into kernel sources, and what ptxas reports of them into the manifest.
+
+  generate.py sources  --table kernels.toml --output DIR                 writes DIR/<name>.cu
+  generate.py manifest --table kernels.toml --reports DIR --output FILE  reads DIR/<name>.ptxas
+
+What a row of the table means is said in jaxbw/selection/kernel_table.py, which is loaded by its path
+because the package cannot be imported before it is built.
+"""
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from assemble import Report
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSION = 1  # of the manifest's format
+
+_INPUTS = {"bf16": "kBF16", "f16": "kF16"}
+# Row-major, "n", is K-major for lhs [m, k] and MN-major for rhs [k, n].
+_A_MAJOR = {"n": "kK", "t": "kMN"}
+_B_MAJOR = {"n": "kMN", "t": "kK"}
+
+_SOURCE = """\
+// Generated from cuda/kernels.toml: {why}.
+#include "gemm/{family}.cuh"
+
+extern "C" __global__ void __launch_bounds__({threads}, 1)
+    {name}(const __grid_constant__ jaxbw::GemmParams params) {{
+  jaxbw::{family}::gemm<{configuration}>(params);
+}}
+"""
+
+
+def load_table_module() -> ModuleType:
+    """jaxbw/selection/kernel_table.py, without importing jaxbw."""
+    name = "kernel_table"
+    path = ROOT / "jaxbw" / "selection" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def source(kernel: Any) -> str:
+    """The CUDA C++ of one instance."""
+    return _SOURCE.format(
+        why=kernel.why,
+        family=kernel.family,
+        threads=kernel.threads,
+        name=kernel.name,
+        configuration=_configuration(kernel),
+    )
+
+
+def _configuration(kernel: Any) -> str:
+    """The template argument that makes the instance: what its instructions fix at compile time."""
+    if kernel.family == "sm100":
+        return str(kernel.cta_group)
+    lhs, rhs = kernel.layout
+    return (
+        "jaxbw::sm90::Config{"
+        f".input = jaxbw::DataType::{_INPUTS[kernel.input]}, "
+        f".a_major = jaxbw::Major::{_A_MAJOR[lhs]}, "
+        f".b_major = jaxbw::Major::{_B_MAJOR[rhs]}, "
+        f".block_n = {kernel.block_n}}}"
+    )
+
+
+def manifest(kernels: tuple[Any, ...], reports: Path) -> dict[str, Any]:
+    """The manifest of the compiled instances: the table's rows and what ptxas says of them."""
+    entries = []
+    for kernel in kernels:
+        report = Report.parse((reports / f"{kernel.name}.ptxas").read_text())
+        entries.append(
+            {
+                **kernel.to_json(),
+                "registers": report.registers,
+                "spill_bytes": report.spill_bytes,
+                "cubin": f"{kernel.name}.cubin",
+                "ptx": f"{kernel.name}.ptx",
+            }
+        )
+    return {"version": VERSION, "kernels": entries}
+
+
+def _write_sources(kernels: tuple[Any, ...], output: Path) -> None:
+    for kernel in kernels:
+        path, text = output / f"{kernel.name}.cu", source(kernel)
+        if not path.exists() or path.read_text() != text:  # an unchanged file builds nothing
+            path.write_text(text)
+        print(kernel.name, kernel.arch)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("command", choices=["sources", "manifest"])
+    parser.add_argument("--table", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--reports", type=Path)
+    args = parser.parse_args()
+
+    kernels = load_table_module().load(args.table)
+    if args.command == "sources":
+        _write_sources(kernels, args.output)
+    else:
+        args.output.write_text(json.dumps(manifest(kernels, args.reports), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,24 @@
+// The kernels on disk, one cubin each, loaded at first use.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "host/gemm.h"
+
+namespace jaxbw {
+
+// Where <kernel name>.cubin lie.
+void set_kernel_directory(std::string path);
+
+// A kernel made ready on a device for one cluster shape and amount of shared memory.
+struct PreparedKernel {
+  CUkernel handle;
+  uint32_t resident_clusters;  // how many clusters the whole device runs at a time
+};
+
+// Loads the library once per process, then once per device raises the kernel's shared-memory limit and asks for its
+// occupancy. Later calls read the cache. Thread-safe; a failure is not kept, so that the next call tries again.
+Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConfig& config, int device);
+
+}  // namespace jaxbw

@@ -1,0 +1,29 @@
+// Tensor maps: the descriptors by which the TMA unit reads the operands and writes the result.
+#pragma once
+
+#include "host/driver.h"
+#include "host/gemm.h"
+
+namespace jaxbw {
+
+// A dense array [batch, outer, contiguous] in device memory, and the box that one TMA instruction moves.
+struct TensorView {
+  const char* name;  // "lhs", for messages
+  CUdeviceptr address;
+  DataType type;
+  uint64_t contiguous, outer, batch;
+  uint32_t box_contiguous, box_outer;
+
+  uint64_t row_bytes() const { return contiguous * size_bytes(type); }
+  // The rule for what TMA can address: the distance from row to row, where there is a second row, is a multiple of
+  // 16 bytes.
+  bool has_one_row() const { return outer == 1 && batch == 1; }
+};
+
+TensorView view_a(const GemmProblem& problem, const GemmConfig& config, CUdeviceptr address);
+TensorView view_b(const GemmProblem& problem, const GemmConfig& config, CUdeviceptr address);
+TensorView view_d(const GemmProblem& problem, const KernelFamily& family, CUdeviceptr address);
+
+Status encode_tensor_map(const Driver& driver, const TensorView& view, TensorMap& map);
+
+}  // namespace jaxbw

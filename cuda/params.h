@@ -55,7 +55,7 @@ struct GemmParams {
 
   uint32_t cluster_tiles_m, cluster_tiles_n;  // the grid of cluster tiles of one batch index
 
-  DataType input;         // read at run time by sm_100 kernels only; sm_90 has it in the instruction
+  DataType input;          // read at run time by sm_100 kernels only; sm_90 has it in the instruction
   Major a_major, b_major;  // likewise
 };
 

@@ -8,19 +8,28 @@
 
 namespace jaxbw {
 
-constexpr uint32_t kBlockK = 64;          // one 128-byte swizzle span of 16-bit elements
-constexpr uint32_t kSwizzleSpan = 128;    // bytes; also the width of an epilogue staging buffer
-constexpr uint32_t kSwizzleAtom = 1024;   // 8 rows of a span: the alignment of every swizzled tile
+constexpr uint32_t kBlockK = 64;         // one 128-byte swizzle span of 16-bit elements
+constexpr uint32_t kSwizzleSpan = 128;   // bytes; also the width of an epilogue staging buffer
+constexpr uint32_t kSwizzleAtom = 1024;  // 8 rows of a span: the alignment of every swizzled tile
 constexpr uint32_t kMaxStages = 12;
-constexpr uint32_t kStoreBuffers = 2;     // TMA stores in flight per epilogue warp
+constexpr uint32_t kStoreBuffers = 2;          // TMA stores in flight per epilogue warp
 constexpr uint32_t kMaxSharedMemory = 232448;  // per block on sm_90 and sm_100, opt-in (227 KB)
 
-// Epilogue warps of a CTA, and the rows of the accumulator that each of them owns.
+// Epilogue warps of a CTA, the rows of the accumulator that each of them owns, and the columns that it stores at a
+// time.
 struct EpilogueShape {
-  uint32_t warps, rows_per_warp;
+  uint32_t warps, rows_per_warp, max_columns;
+
+  // One TMA store, and one box of the tensor map of D: rows_per_warp rows of this many columns. Its staging buffer is
+  // swizzled over its row of 128 or 64 bytes.
+  constexpr uint32_t store_columns(DataType output) const {
+    const uint32_t span = kSwizzleSpan / size_bytes(output);
+    return span < max_columns ? span : max_columns;
+  }
+  constexpr uint32_t store_row_bytes(DataType output) const { return store_columns(output) * size_bytes(output); }
 };
-constexpr EpilogueShape kSm90Epilogue{8, 16};   // two consumer warpgroups of m64
-constexpr EpilogueShape kSm100Epilogue{4, 32};  // one warp for each 32 lanes of TMEM
+constexpr EpilogueShape kSm90Epilogue{8, 16, 64};   // two consumer warpgroups of m64; a swizzle span
+constexpr EpilogueShape kSm100Epilogue{4, 32, 32};  // one warp for each 32 lanes of TMEM; one tcgen05.ld
 
 // Barriers, CLC responses and the TMEM pointer: a fixed block, whatever the number of stages.
 constexpr uint32_t kControlBytes = 1024;

@@ -1,0 +1,56 @@
+// A ring of slots between producers and consumers, each slot with a full and an empty barrier.
+#pragma once
+
+#include "ptx/mbarrier.h"
+
+namespace jaxbw {
+
+// One side's place in the ring. Slots come round with alternating barrier parity; the producer starts a round ahead,
+// so that its first waits, on slots that nobody has filled yet, fall through.
+class RingPosition {
+ public:
+  static JAXBW_DEVICE RingPosition consumer(uint32_t slots) { return {slots, 0}; }
+  static JAXBW_DEVICE RingPosition producer(uint32_t slots) { return {slots, 1}; }
+
+  JAXBW_DEVICE uint32_t slot() const { return slot_; }
+  JAXBW_DEVICE uint32_t parity() const { return parity_; }
+
+  JAXBW_DEVICE void advance() {
+    if (++slot_ == slots_) {
+      slot_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+ private:
+  JAXBW_DEVICE RingPosition(uint32_t slots, uint32_t parity) : slots_(slots), parity_(parity) {}
+
+  uint32_t slots_;
+  uint32_t slot_ = 0;
+  uint32_t parity_;
+};
+
+// The barriers of a ring: shared addresses of the first full and the first empty barrier.
+struct RingBarriers {
+  static constexpr uint32_t kBarrierBytes = 8;
+
+  uint32_t first_full, first_empty;
+
+  JAXBW_DEVICE uint32_t full(uint32_t slot) const { return first_full + slot * kBarrierBytes; }
+  JAXBW_DEVICE uint32_t empty(uint32_t slot) const { return first_empty + slot * kBarrierBytes; }
+
+  // Slots are filled by asynchronous copies or MMAs, and emptied by readers anywhere in the cluster whose reads are
+  // complete when they arrive.
+  JAXBW_DEVICE void wait_full(RingPosition at) const { ptx::mbarrier_wait(full(at.slot()), at.parity()); }
+  JAXBW_DEVICE void wait_empty(RingPosition at) const { ptx::mbarrier_wait_relaxed(empty(at.slot()), at.parity()); }
+
+  // By one thread, before anybody uses the ring; ptx::fence_mbarrier_init and a cluster barrier follow.
+  JAXBW_DEVICE void init(uint32_t slots, uint32_t full_arrivals, uint32_t empty_arrivals) const {
+    for (uint32_t slot = 0; slot < slots; ++slot) {
+      ptx::mbarrier_init(full(slot), full_arrivals);
+      ptx::mbarrier_init(empty(slot), empty_arrivals);
+    }
+  }
+};
+
+}  // namespace jaxbw

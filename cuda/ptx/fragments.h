@@ -1,0 +1,66 @@
+// Ordinary shared-memory accesses, stmatrix, and the conversions that feed them.
+#pragma once
+
+#include "params.h"
+#include "ptx/thread.h"
+
+namespace jaxbw::ptx {
+
+JAXBW_DEVICE uint32_t load_shared(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+JAXBW_DEVICE void store_shared(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+JAXBW_DEVICE void store_shared(uint32_t address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements (PTX 9.7.14.5.16): lane l gives the address of row l % 8 of matrix l / 8
+// and holds elements 2 * (l % 4) and the next of row l / 4 of each.
+JAXBW_DEVICE void stmatrix_x4(uint32_t row_address, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(m0), "r"(m1),
+               "r"(m2), "r"(m3)
+               : "memory");
+}
+
+// Two floats rounded to nearest even and packed, `low` in the low half.
+template <DataType kType>
+JAXBW_DEVICE uint32_t pack(float low, float high) {
+  static_assert(kType == DataType::kBF16 || kType == DataType::kF16);
+  uint32_t packed;
+  if constexpr (kType == DataType::kBF16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+// One 16-bit float widened.
+template <DataType kType>
+JAXBW_DEVICE float widen(uint16_t bits) {
+  static_assert(kType == DataType::kBF16 || kType == DataType::kF16);
+  if constexpr (kType == DataType::kBF16) return __uint_as_float(uint32_t{bits} << 16);
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+// 2^x and 1/x to about 2 ulp (PTX 9.7.3.21, 9.7.3.13).
+JAXBW_DEVICE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+JAXBW_DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace jaxbw::ptx

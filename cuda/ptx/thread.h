@@ -1,0 +1,48 @@
+// Who a thread is, and the instructions by which a warp picks a leader or changes its register budget.
+#pragma once
+
+#include <cstdint>
+
+#define JAXBW_DEVICE __device__ __forceinline__
+
+namespace jaxbw::ptx {
+
+constexpr uint32_t kWarpSize = 32;
+constexpr uint32_t kFullWarp = 0xffffffff;
+
+// The warp's index within the block, in a form that the compiler knows to be the same in every lane.
+JAXBW_DEVICE uint32_t warp_index() { return __shfl_sync(kFullWarp, threadIdx.x / kWarpSize, 0); }
+
+JAXBW_DEVICE uint32_t lane_index() { return threadIdx.x % kWarpSize; }
+
+// True in one lane of a converged warp (PTX 9.7.13.14, elect.sync).
+JAXBW_DEVICE bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n\t"
+      ".reg .pred p;\n\t"
+      "elect.sync _|p, 0xffffffff;\n\t"
+      "selp.u32 %0, 1, 0, p;\n\t"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// The 32-bit address in the shared::cta window, which is also this CTA's address in shared::cluster.
+JAXBW_DEVICE uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// setmaxnreg (PTX 9.7.19.5): every warp of a warpgroup executes it; multiples of 8 in 24..256.
+template <uint32_t kRegisters>
+JAXBW_DEVICE void decrease_registers() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <uint32_t kRegisters>
+JAXBW_DEVICE void increase_registers() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace jaxbw::ptx

@@ -20,8 +20,16 @@ jaxbw_find_package_dir(jaxlib jaxlib_dir)
 # cuda.h (types and enums only: the driver is opened at run time) comes with the compiler of the kernels.
 include(cmake/cuda_toolchain.cmake)
 
-# The emulator is a library of its own, jaxbw_emulator, which also builds with sanitizers outside of Python.
+# Before the compile options below, which are for our own sources.
 nanobind_build_library(nanobind-static)
+
+# Off: fields left out of a designated initializer are meant to be zero; g++ 12 sees overlaps in std::string's operator+.
+add_compile_options(-Wall -Wextra -Wno-missing-field-initializers -Wno-restrict $<$<BOOL:${JAXBW_WERROR}>:-Werror>)
+if(JAXBW_SANITIZE)
+  add_compile_options(-fsanitize=${JAXBW_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${JAXBW_SANITIZE})
+endif()
+
 if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator/CMakeLists.txt")
   add_subdirectory(cuda/emulator)
 endif()
@@ -33,6 +41,7 @@ target_include_directories(_native SYSTEM PRIVATE "${jaxlib_dir}/include" "${JAX
 target_link_libraries(_native PRIVATE ${CMAKE_DL_LIBS})
 if(TARGET jaxbw_emulator)
   target_link_libraries(_native PRIVATE jaxbw_emulator)
+  target_compile_definitions(_native PRIVATE JAXBW_WITH_EMULATOR)
 endif()
 
 if(SKBUILD_STATE STREQUAL "editable")

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-# JAX would take three quarters of a GPU's memory at once, and leave too little for the direct launcher.
+# Else JAX takes three quarters of a GPU's memory at once, and the direct launcher gets too little.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 with contextlib.suppress(ImportError):  # the tests on a GPU do without it

@@ -3,8 +3,8 @@
   generate.py sources  --table kernels.toml --output DIR                 writes DIR/<name>.cu
   generate.py manifest --table kernels.toml --reports DIR --output FILE  reads DIR/<name>.ptxas
 
-What a row of the table means is said in jaxbw/selection/kernel_table.py, which is loaded by its path
-because the package cannot be imported before it is built.
+What a row of the table means is said in jaxbw/selection/kernel_table.py, which is loaded by its
+path because the package cannot be imported before it is built.
 """
 
 import argparse
@@ -100,7 +100,9 @@ def _write_sources(kernels: tuple[Any, ...], output: Path) -> None:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("command", choices=["sources", "manifest"])
     parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)

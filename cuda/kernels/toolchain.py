@@ -39,7 +39,7 @@ def find() -> Toolchain:
     nvcc = _system_nvcc() if os.environ.get("JAXBW_SYSTEM_NVCC", "0") != "0" else _wheel_nvcc()
     _check_version(nvcc)
     # nvcc on PATH may be a wrapper script: what it would run says where it really is.
-    plan = _output(nvcc, "--dryrun", "-ptx", "none.cu")
+    plan = output(nvcc, "--dryrun", "-ptx", "none.cu")
     home = re.search(r"^#\$ _HERE_=(.*)$", plan, re.MULTILINE)
     include = re.search(r'^#\$ INCLUDES="-I([^"]*)"', plan, re.MULTILINE)
     if home is None or include is None:
@@ -51,8 +51,9 @@ def _system_nvcc() -> Path:
     path = shutil.which("nvcc")
     if path is None:
         raise ToolchainError(
-            f"JAXBW_SYSTEM_NVCC is set, but there is no nvcc on PATH. Put the bin folder of a CUDA toolkit "
-            f"{_dotted(OLDEST)} or newer on PATH, or unset JAXBW_SYSTEM_NVCC to take nvcc from NVIDIA's wheels."
+            "JAXBW_SYSTEM_NVCC is set, but there is no nvcc on PATH. Put the bin folder of a CUDA "
+            f"toolkit {_dotted(OLDEST)} or newer on PATH, or unset JAXBW_SYSTEM_NVCC to take nvcc "
+            "from NVIDIA's wheels."
         )
     return Path(path)
 
@@ -65,26 +66,33 @@ def _wheel_nvcc() -> Path:
         if nvcc.exists():
             return nvcc
     raise ToolchainError(
-        f"nvcc is not among the Python packages of {sys.executable}. `pip install .` brings it; with "
-        f'--no-build-isolation first `pip install "{WHEELS}"`, or set JAXBW_SYSTEM_NVCC=1 to use the nvcc on PATH.'
+        f"nvcc is not among the Python packages of {sys.executable}. `pip install .` brings it; "
+        f'with --no-build-isolation first `pip install "{WHEELS}"`, or set JAXBW_SYSTEM_NVCC=1 '
+        "to use the nvcc on PATH."
     )
 
 
 def _check_version(nvcc: Path) -> None:
-    release = re.search(r"release (\d+)\.(\d+)", _output(nvcc, "--version"))
+    release = re.search(r"release (\d+)\.(\d+)", output(nvcc, "--version"))
     version = (int(release[1]), int(release[2])) if release else (0, 0)
     if version < OLDEST:
         raise ToolchainError(
-            f"{nvcc} is CUDA {_dotted(version)}; the Blackwell kernels need {_dotted(OLDEST)} or newer."
+            f"{nvcc} is CUDA {_dotted(version)}; "
+            f"the Blackwell kernels need {_dotted(OLDEST)} or newer."
         )
 
 
-def _output(program: Path, *arguments: str) -> str:
+def output(program: Path, *arguments: str | Path) -> str:
+    """What a program prints.
+
+    Raises:
+      ToolchainError: it fails; the message holds what it printed.
+    """
     done = subprocess.run(
         [program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if done.returncode != 0:
-        raise ToolchainError(f"{program} {' '.join(arguments)} failed:\n{done.stdout}")
+        raise ToolchainError(f"{program} {' '.join(map(str, arguments))} failed:\n{done.stdout}")
     return done.stdout
 
 

@@ -1,7 +1,7 @@
 """The table of kernel instances, cuda/kernels.toml: what a row means, and which rows are valid.
 
-Standard library only, and nothing of jaxbw: the build loads this file by its path, before there is a
-package. What is said here serves the build, the selection and the tests.
+Standard library only, and nothing of jaxbw: the build loads this file by its path, before there
+is a package. What is said here serves the build, the selection and the tests.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The built kernels: their manifest, their files, and their machine code as NVIDIA's tools show it."""
+"""The built kernels: their manifest, their files, and their machine code."""
 
 import functools
 import importlib.util
@@ -20,7 +20,9 @@ KERNELS = Path(_native.__file__).parent / "kernels"
 ROOT = Path(__file__).resolve().parents[2]
 
 # One line of nvdisasm: an address, perhaps a predicate, the opcode with its modifiers.
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.a-z]*)", re.MULTILINE)
+_INSTRUCTION = re.compile(
+    r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.a-z]*)", re.MULTILINE
+)
 
 
 def _tool(name: str) -> str:

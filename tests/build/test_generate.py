@@ -1,0 +1,46 @@
+"""cuda/kernels/generate.py: the source of an instance, and its entry in the manifest."""
+
+from pathlib import Path
+
+import pytest
+from generate import manifest, source
+
+from jaxbw.selection.kernel_table import Kernel
+
+
+def sm90(layout: str) -> Kernel:
+    return Kernel("sm_90a", "f16", layout, 128, 192, 64, 1, "a test")
+
+
+def test_the_source_of_a_hopper_instance() -> None:
+    text = source(sm90("nn"))
+    assert '#include "gemm/sm90.cuh"' in text
+    assert "__launch_bounds__(384, 1)\n    jaxbw_sm90_f16_nn_128x192x64(" in text
+    assert ".input = jaxbw::DataType::kF16" in text
+    assert ".block_n = 192}" in text
+
+
+@pytest.mark.parametrize(
+    ("layout", "a_major", "b_major"),
+    [("nn", "kK", "kMN"), ("nt", "kK", "kK"), ("tn", "kMN", "kMN"), ("tt", "kMN", "kK")],
+)
+def test_the_majors_of_a_layout(layout: str, a_major: str, b_major: str) -> None:
+    text = source(sm90(layout))
+    assert f".a_major = jaxbw::Major::{a_major}, .b_major = jaxbw::Major::{b_major}," in text
+
+
+def test_the_source_of_a_blackwell_instance() -> None:
+    text = source(Kernel("sm_100f", "16bit", "any", 256, None, 64, 2, "a test"))
+    assert '#include "gemm/sm100.cuh"' in text
+    assert "__launch_bounds__(256, 1)\n    jaxbw_sm100_16bit_2cta(" in text
+    assert "jaxbw::sm100::gemm<2>(params);" in text
+
+
+def test_the_manifest_joins_table_and_report(tmp_path: Path) -> None:
+    kernel = sm90("tt")
+    report = "0 bytes spill stores, 0 bytes spill loads\nUsed 168 registers, used 8 barriers"
+    (tmp_path / f"{kernel.name}.ptxas").write_text(report)
+    [entry] = manifest((kernel,), tmp_path)["kernels"]
+    assert Kernel.from_json(entry) == kernel
+    assert (entry["registers"], entry["spill_bytes"]) == (168, 0)
+    assert (entry["cubin"], entry["ptx"]) == (f"{kernel.name}.cubin", f"{kernel.name}.ptx")

@@ -1,0 +1,107 @@
+"""The shipped kernels: complete, free of spills, made of the instructions they are meant to use.
+
+For Blackwell, of which no GPU is at hand, the disassembly is the only evidence of the machine code.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toolchain
+from generate import source
+
+from jaxbw.selection import kernel_table
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")
+ALL = [kernel.name for kernel in TABLE]
+HOPPER = [kernel.name for kernel in TABLE if kernel.family == "sm90"]
+
+Opcodes = Callable[[Path], Counter[str]]
+
+
+def matching(counts: Counter[str], pattern: str) -> set[str]:
+    return {opcode for opcode in counts if re.fullmatch(pattern, opcode)}
+
+
+def test_the_manifest_is_the_table(manifest: dict[str, Any]) -> None:
+    assert manifest["version"] == 1
+    assert tuple(map(kernel_table.Kernel.from_json, manifest["kernels"])) == TABLE
+
+
+def test_no_file_is_missing_or_left_over(kernel_dir: Path) -> None:
+    expected = {f"{name}.{kind}" for name in ALL for kind in ("cubin", "ptx")} | {"manifest.json"}
+    assert {path.name for path in kernel_dir.iterdir()} == expected
+
+
+def test_ptxas_reported_no_spill(manifest: dict[str, Any]) -> None:
+    assert {entry["name"]: entry["spill_bytes"] for entry in manifest["kernels"]} == dict.fromkeys(
+        ALL, 0
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_cubin_uses_no_local_memory(
+    name: str,
+    kernel_dir: Path,
+    manifest: dict[str, Any],
+    resource_usage: Callable[[Path], dict[str, int]],
+    opcodes: Opcodes,
+) -> None:
+    cubin = kernel_dir / f"{name}.cubin"
+    usage = resource_usage(cubin)
+    assert (usage["STACK"], usage["LOCAL"]) == (0, 0)
+    [entry] = [entry for entry in manifest["kernels"] if entry["name"] == name]
+    assert usage["REG"] == entry["registers"]
+    assert not matching(opcodes(cubin), r"(LDL|STL)(\..*)?")
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_hopper_instructions(name: str, kernel_dir: Path, opcodes: Opcodes) -> None:
+    counts = opcodes(kernel_dir / f"{name}.cubin")
+    kernel = next(kernel for kernel in TABLE if kernel.name == name)
+    dtype = ".BF16" if kernel.input == "bf16" else ""
+    assert matching(counts, r"HGMMA\..*") == {f"HGMMA.64x{kernel.block_n}x16.F32{dtype}"}
+    assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D", "UTMALDG.3D.MULTICAST"}
+    assert matching(counts, r"UTMASTG\.3D")
+    assert matching(counts, r"STSM\.16\..*")
+
+
+def test_blackwell_pair_instructions(kernel_dir: Path, opcodes: Opcodes) -> None:
+    counts = opcodes(kernel_dir / "jaxbw_sm100_16bit_2cta.cubin")
+    assert matching(counts, r"UTCHMMA.*") == {"UTCHMMA.2CTA"}
+    assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D.2CTA", "UTMALDG.3D.MULTICAST.2CTA"}
+    assert matching(counts, r"UTCBAR.*") == {"UTCBAR.2CTA.MULTICAST"}
+    assert_common_blackwell_instructions(counts)
+
+
+def test_blackwell_single_cta_instructions(kernel_dir: Path, opcodes: Opcodes) -> None:
+    counts = opcodes(kernel_dir / "jaxbw_sm100_16bit_1cta.cubin")
+    assert matching(counts, r"UTCHMMA.*") == {"UTCHMMA"}
+    assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D", "UTMALDG.3D.MULTICAST"}
+    assert not matching(counts, r".*2CTA.*")
+    assert_common_blackwell_instructions(counts)
+
+
+def assert_common_blackwell_instructions(counts: Counter[str]) -> None:
+    assert matching(counts, r"LDTM\..*"), "accumulators are read from tensor memory"
+    assert matching(counts, r"UTMASTG\.3D"), "D is written by TMA"
+    assert matching(counts, r"UGETNEXTWORKID.*"), "work is handed out by CLC"
+    assert not matching(counts, r"[HI]MMA.*"), "no product is left to the old tensor-core path"
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "sm100" in name])
+def test_the_family_target_costs_nothing(
+    name: str, root: Path, kernel_dir: Path, tmp_path: Path, opcodes: Opcodes
+) -> None:
+    """Built for sm_100a, an instance has the instructions of the one that ships, for sm_100f."""
+    tools = toolchain.find()
+    cu, ptx, cubin = (tmp_path / f"{name}.{kind}" for kind in ("cu", "ptx", "cubin"))
+    cu.write_text(source(next(kernel for kernel in TABLE if kernel.name == name)))
+    flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-I{root / 'cuda'}"]
+    toolchain.output(tools.nvcc, "-ptx", "-arch=compute_100a", *flags, "-o", ptx, cu)
+    toolchain.output(tools.ptxas, "-O3", "-arch=sm_100a", ptx, "-o", cubin)
+    assert opcodes(cubin) == opcodes(kernel_dir / f"{name}.cubin")

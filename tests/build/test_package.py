@@ -1,0 +1,58 @@
+"""The package as a whole: what is in it, its size, what it links, and that its pins agree."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zlib
+from pathlib import Path
+from typing import Any
+
+import toolchain
+
+import jaxbw
+from jaxbw import _native
+
+PACKAGE = Path(jaxbw.__file__).parent
+MEGABYTE = 1e6
+
+
+def test_the_kernels_are_small(kernel_dir: Path) -> None:
+    """The bound on the wheel is 40 MB for all that is planned; this is the kernels' part of it."""
+    zipped = sum(len(zlib.compress(path.read_bytes())) for path in kernel_dir.iterdir())
+    assert zipped < 10 * MEGABYTE
+
+
+def test_the_package_is_typed() -> None:
+    assert (PACKAGE / "py.typed").exists()
+    assert (PACKAGE / "_native.pyi").exists()
+
+
+def test_the_extension_links_nothing_of_cuda() -> None:
+    dynamic = subprocess.run(
+        ["readelf", "--dynamic", _native.__file__], capture_output=True, text=True, check=True
+    ).stdout
+    needed = set(re.findall(r"NEEDED.*\[(.+?)\.so", dynamic))
+    assert needed <= {
+        "libc",
+        "libm",
+        "libdl",
+        "libpthread",
+        "libstdc++",
+        "libgcc_s",
+        "ld-linux-x86-64",
+        "ld-linux-aarch64",
+    }
+
+
+def test_import_does_not_open_the_driver() -> None:
+    code = "import jaxbw; print('libcuda' in open('/proc/self/maps').read())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_compiler_is_pinned_the_same_everywhere(root: Path) -> None:
+    project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text())
+    [override] = project["tool"]["scikit-build"]["overrides"]
+    assert override["build"]["requires"] == [toolchain.WHEELS]
+    assert project["project"]["optional-dependencies"]["nvcc"] == [toolchain.WHEELS]

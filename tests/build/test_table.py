@@ -1,0 +1,70 @@
+"""cuda/kernels.toml: which instances it says there are, and what it must not say."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxbw.selection import kernel_table
+
+ROW = """
+[[kernel]]
+arch = "sm_90a"
+input = ["bf16", "f16"]
+layout = ["nn", "tt"]
+tile = [[128, 256, 64], [128, 64, 64]]
+cta_group = 1
+why = "a test"
+"""
+
+
+def load(tmp_path: Path, text: str) -> tuple[kernel_table.Kernel, ...]:
+    path = tmp_path / "kernels.toml"
+    path.write_text(text)
+    return kernel_table.load(path)
+
+
+def test_a_row_stands_for_the_product_of_its_alternatives(tmp_path: Path) -> None:
+    assert [kernel.name for kernel in load(tmp_path, ROW)] == [
+        "jaxbw_sm90_bf16_nn_128x256x64",
+        "jaxbw_sm90_bf16_nn_128x64x64",
+        "jaxbw_sm90_bf16_tt_128x256x64",
+        "jaxbw_sm90_bf16_tt_128x64x64",
+        "jaxbw_sm90_f16_nn_128x256x64",
+        "jaxbw_sm90_f16_nn_128x64x64",
+        "jaxbw_sm90_f16_tt_128x256x64",
+        "jaxbw_sm90_f16_tt_128x64x64",
+    ]
+
+
+def test_the_table_has_every_instance_once(root: Path) -> None:
+    names = [kernel.name for kernel in kernel_table.load(root / "cuda" / "kernels.toml")]
+    assert len(names) == len(set(names))
+    assert {"jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta"} <= set(names)
+    for dtype in ("bf16", "f16"):
+        for layout in ("nn", "nt", "tn", "tt"):
+            assert f"jaxbw_sm90_{dtype}_{layout}_128x256x64" in names
+
+
+def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:
+    for kernel in kernel_table.load(root / "cuda" / "kernels.toml"):
+        assert kernel_table.Kernel.from_json(kernel.to_json()) == kernel
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("cta_group", "cta_groups"), "cta_groups"),
+        (("why =", 'note = ""\nwhy ='), "note"),
+        (('"sm_90a"', '"sm_80"'), "sm_80"),
+        (('"f16"]', '"bf16"]'), "jaxbw_sm90_bf16_nn_128x256x64"),
+        (('"tt"]', '"any"]'), "layout"),
+        (("[128, 64, 64]", "[128, 96, 64]"), "block_n"),
+        (("[128, 64, 64]", "[256, 64, 64]"), "block_m"),
+        (("cta_group = 1", "cta_group = 2"), "cta_group"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else "",
+)
+def test_a_bad_row_stops_the_build(tmp_path: Path, change: tuple[str, str], complaint: str) -> None:
+    assert change[0] in ROW
+    with pytest.raises(ValueError, match=complaint):
+        load(tmp_path, ROW.replace(*change))

@@ -1,0 +1,44 @@
+// The number formats of the tensor cores' operands, decoded to float32 and encoded from it.
+//
+// Every value of every format here is exact in float32. Encoding rounds to nearest, ties to even.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace jaxbw::emulator {
+
+enum class NumberFormat : uint8_t { kF16, kBf16, kTf32, kE4M3, kE5M2, kE2M3, kE3M2, kE2M1 };
+
+// Bits of an element, and of the place it occupies in a matrix operand: 6- and 4-bit elements lie packed
+// in the first 12 or 8 bytes of every 16, as TMA's 16U6/16U4_ALIGN16B types leave them (PTX 9.7.16.10.4).
+constexpr uint32_t format_bits(NumberFormat format) {
+  switch (format) {
+    case NumberFormat::kTf32:
+      return 32;
+    case NumberFormat::kF16:
+    case NumberFormat::kBf16:
+      return 16;
+    case NumberFormat::kE2M3:
+    case NumberFormat::kE3M2:
+      return 6;
+    case NumberFormat::kE2M1:
+      return 4;
+    default:
+      return 8;
+  }
+}
+constexpr uint32_t container_bytes(NumberFormat format) {
+  return format_bits(format) <= 8 ? 1 : format_bits(format) / 8;
+}
+
+// Decodes the elements of one 16-byte chunk of a matrix operand: 16 / container_bytes(format) of them.
+// tf32 ignores the low 13 bits (PTX 9.7.15.5.2).
+void decode_chunk(NumberFormat format, const uint8_t* chunk, float* values);
+
+float f16_to_f32(uint16_t bits);
+float bf16_to_f32(uint16_t bits);
+uint16_t f32_to_f16(float value);
+uint16_t f32_to_bf16(float value);
+
+}  // namespace jaxbw::emulator

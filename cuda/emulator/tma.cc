@@ -1,0 +1,201 @@
+#include "tma.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "error.h"
+#include "number_formats.h"
+
+namespace jaxbw::emulator {
+namespace {
+
+constexpr uint64_t kMaxBoxBytes = 256 * 1024;  // more than the shared memory of any SM
+
+void require(bool supported, const char* what) {
+  if (!supported) throw Error(std::string("tma: ") + what);
+}
+
+// Elements that the box spans in a dimension (cuTensorMapEncodeTiled, elementStrides).
+uint32_t box_elements(const TensorMapFields& map, uint32_t dimension) {
+  const uint32_t stride = dimension == 0 ? 1 : map.element_strides[dimension];
+  return (map.box[dimension] + stride - 1) / stride;
+}
+
+// The part of bytes [0, bytes) of a row of the box, which starts at element `first` of the tensor's row,
+// that lies in the tensor.
+struct ByteRange {
+  int64_t begin, end;
+};
+ByteRange bytes_in_bounds(const TensorMapFields& map, int64_t first, uint32_t bytes) {
+  const int64_t size = element_bits(map.type) / 8;
+  const int64_t extent = static_cast<int64_t>(map.extents[0]);
+  return {std::clamp<int64_t>(-first * size, 0, bytes), std::clamp<int64_t>((extent - first) * size, 0, bytes)};
+}
+
+template <class T>
+T load(const uint8_t* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof(T));
+  return value;
+}
+
+template <class T, class Function>
+void for_each_element(std::span<const uint8_t> source, std::span<uint8_t> destination, Function function) {
+  for (size_t i = 0; i < source.size(); i += sizeof(T)) {
+    const T result = function(load<T>(&destination[i]), load<T>(&source[i]));
+    std::memcpy(&destination[i], &result, sizeof(T));
+  }
+}
+
+[[noreturn]] void refuse_reduction() { throw Error("tma: this reduction does not take this element type"); }
+
+template <class T>
+void reduce_integer(Reduction op, std::span<const uint8_t> source, std::span<uint8_t> destination) {
+  using Bits = std::make_unsigned_t<T>;
+  const auto apply = [&](auto function) { for_each_element<T>(source, destination, function); };
+  const bool counts = std::is_same_v<T, uint32_t>;
+  switch (op) {
+    case Reduction::kAdd:
+      if (std::is_same_v<T, int64_t>) refuse_reduction();
+      return apply([](T a, T b) { return static_cast<T>(static_cast<Bits>(a) + static_cast<Bits>(b)); });
+    case Reduction::kMin:
+      return apply([](T a, T b) { return std::min(a, b); });
+    case Reduction::kMax:
+      return apply([](T a, T b) { return std::max(a, b); });
+    case Reduction::kInc:
+      if (!counts) refuse_reduction();
+      return apply([](T a, T b) { return static_cast<T>(a >= b ? 0 : a + 1); });
+    case Reduction::kDec:
+      if (!counts) refuse_reduction();
+      return apply([](T a, T b) { return static_cast<T>(a == 0 || a > b ? b : a - 1); });
+    case Reduction::kAnd:
+      return apply([](T a, T b) { return static_cast<T>(a & b); });
+    case Reduction::kOr:
+      return apply([](T a, T b) { return static_cast<T>(a | b); });
+    case Reduction::kXor:
+      return apply([](T a, T b) { return static_cast<T>(a ^ b); });
+  }
+}
+
+// min and max of two numbers return the one that is not NaN (PTX 9.7.4.7: min.f16).
+template <class Decode, class Encode>
+void reduce_16bit(Reduction op, std::span<const uint8_t> source, std::span<uint8_t> destination, Decode decode,
+                  Encode encode) {
+  const auto apply = [&](auto function) {
+    for_each_element<uint16_t>(source, destination,
+                               [&](uint16_t a, uint16_t b) { return encode(function(decode(a), decode(b))); });
+  };
+  switch (op) {
+    // A float32 sum of two halves or bfloat16s, rounded again, equals their sum rounded once: 24 bits are
+    // at least twice 11 (8) bits and two.
+    case Reduction::kAdd:
+      return apply([](float a, float b) { return a + b; });
+    case Reduction::kMin:
+      return apply([](float a, float b) { return std::fmin(a, b); });
+    case Reduction::kMax:
+      return apply([](float a, float b) { return std::fmax(a, b); });
+    default:
+      refuse_reduction();
+  }
+}
+
+float flush_subnormal(float value) {
+  return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
+}
+
+}  // namespace
+
+void check_tma_supported(const TensorMapFields& map) {
+  require(map.interleave == Interleave::kNone, "interleaved layouts are not supported");
+  require(element_bits(map.type) >= 8, "4- and 6-bit element types are not supported");
+  require(map.fill == OobFill::kZero, "the NaN of OOB_FILL_NAN is not documented: not supported");
+  require(map.type != TensorMapType::kF32Ftz && map.type != TensorMapType::kTf32 && map.type != TensorMapType::kTf32Ftz,
+          "element types that convert on the way (FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) are not supported: use FLOAT32");
+  require(map.swizzle == Swizzle::kNone || map.box[0] * element_bits(map.type) / 8 == swizzle_span(map.swizzle),
+          "a swizzled box must be as wide as its swizzle span: the row pitch of a narrower one is not documented");
+}
+
+uint32_t tma_box_bytes(const TensorMapFields& map) {
+  uint64_t bytes = map.box[0] * element_bits(map.type) / 8;
+  for (uint32_t d = 1; d < map.rank; ++d) bytes *= box_elements(map, d);
+  require(bytes <= kMaxBoxBytes, "the box does not fit into shared memory");
+  return static_cast<uint32_t>(bytes);
+}
+
+void tma_pieces(const TensorMapFields& map, std::span<const int32_t> coordinates, uint32_t shared,
+                std::vector<TmaPiece>& pieces) {
+  check_tma_supported(map);
+  if (coordinates.size() != map.rank) {
+    throw Error("tma: " + std::to_string(coordinates.size()) + " coordinates for a tensor map of rank " +
+                std::to_string(map.rank));
+  }
+  require(shared % 128 == 0, "the shared-memory address must be a multiple of 128");
+
+  const uint32_t row_bytes = map.box[0] * element_bits(map.type) / 8;
+  const uint32_t piece_bytes = map.swizzle == Swizzle::k128BAtom32BFlip8B ? 8 : 16;
+  const int64_t element_bytes = element_bits(map.type) / 8;
+  const ByteRange inner = bytes_in_bounds(map, coordinates[0], row_bytes);
+  pieces.clear();
+  pieces.reserve(tma_box_bytes(map) / piece_bytes);
+
+  std::array<uint32_t, kMaxRank> index = {};  // of the row within the box; index[0] stays 0
+  for (uint32_t row_start = shared;; row_start += row_bytes) {
+    uint64_t row = map.address + static_cast<uint64_t>(coordinates[0] * element_bytes);
+    bool in_bounds = true;
+    for (uint32_t d = 1; d < map.rank; ++d) {
+      const int64_t coordinate = int64_t{coordinates[d]} + int64_t{index[d]} * map.element_strides[d];
+      in_bounds &= coordinate >= 0 && static_cast<uint64_t>(coordinate) < map.extents[d];
+      row += static_cast<uint64_t>(coordinate) * map.strides[d - 1];
+    }
+    const ByteRange valid = in_bounds ? inner : ByteRange{0, 0};
+    for (int64_t offset = 0; offset < row_bytes; offset += piece_bytes) {
+      const int64_t begin = std::clamp<int64_t>(valid.begin - offset, 0, piece_bytes);
+      const int64_t end = std::clamp<int64_t>(valid.end - offset, begin, piece_bytes);
+      pieces.push_back({.global = row + static_cast<uint64_t>(offset + begin),
+                        .shared = swizzle_address(map.swizzle, row_start + static_cast<uint32_t>(offset)),
+                        .bytes = static_cast<uint8_t>(piece_bytes),
+                        .begin = static_cast<uint8_t>(begin),
+                        .count = static_cast<uint8_t>(end - begin)});
+    }
+    uint32_t d = 1;
+    while (d < map.rank && ++index[d] == box_elements(map, d)) index[d++] = 0;
+    if (d >= map.rank) return;
+  }
+}
+
+void tma_reduce(Reduction op, TensorMapType type, std::span<const uint8_t> source, std::span<uint8_t> destination) {
+  const uint32_t size = element_bits(type) / 8;
+  if (source.size() != destination.size() || size == 0 || source.size() % size != 0) {
+    throw Error("tma: a reduction needs whole elements, as many in the source as in the destination");
+  }
+  switch (type) {
+    case TensorMapType::kU32:
+      return reduce_integer<uint32_t>(op, source, destination);
+    case TensorMapType::kS32:
+      return reduce_integer<int32_t>(op, source, destination);
+    case TensorMapType::kU64:
+      return reduce_integer<uint64_t>(op, source, destination);
+    case TensorMapType::kS64:
+      return reduce_integer<int64_t>(op, source, destination);
+    case TensorMapType::kF16:
+      return reduce_16bit(op, source, destination, f16_to_f32, f32_to_f16);
+    case TensorMapType::kBf16:
+      return reduce_16bit(op, source, destination, bf16_to_f32, f32_to_bf16);
+    case TensorMapType::kF32:
+      if (op != Reduction::kAdd) refuse_reduction();
+      return for_each_element<float>(source, destination, [](float a, float b) {
+        return flush_subnormal(flush_subnormal(a) + flush_subnormal(b));
+      });
+    case TensorMapType::kF64:
+      if (op != Reduction::kAdd) refuse_reduction();
+      return for_each_element<double>(source, destination, [](double a, double b) { return a + b; });
+    default:
+      refuse_reduction();
+  }
+}
+
+}  // namespace jaxbw::emulator

@@ -1,0 +1,53 @@
+// The Tensor Memory Accelerator: which bytes of global and shared memory a cp.async.bulk.tensor or
+// cp.reduce.async.bulk.tensor touches (PTX 5.5.3, 5.5.7, 9.7.9.25.5), in tile mode. What is moved when, and
+// what it signals, is the machine's affair.
+//
+//   box in the tensor (dims 0 = contiguous, 1)          the same box in shared memory, 128 B swizzle
+//   coordinate (c0, c1)                                 line 0:  0 1 2 3 4 5 6 7      (16-byte chunks)
+//    +-----------+. . . .+                              line 1:  1 0 3 2 5 4 7 6
+//    | in bounds | fill  |  one piece = 16 bytes        line 2:  2 3 0 1 6 7 4 5
+//    +-----------+. . . .+  of one row of the box       ...
+//
+// Refused, because no public document fixes their effect on the bytes: im2col modes (no entry point),
+// interleaved layouts, the padded 4- and 6-bit types, NaN fill (which NaN), the types that convert on the
+// way (FTZ, TFLOAT32), and a swizzled box narrower than its swizzle span (which row pitch).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tensor_map.h"
+
+namespace jaxbw::emulator {
+
+// A run of bytes that stays whole through the swizzle: 16 bytes, or 8 in the 8-byte-flip mode.
+struct TmaPiece {
+  uint64_t global;  // address of the first byte in bounds; meaningless where count = 0
+  uint32_t shared;  // address of the piece in the window that the instruction's address is in
+  uint8_t bytes;    // of the piece in shared memory
+  uint8_t begin;    // bytes [begin, begin + count) of the piece are in the tensor; a load fills the
+  uint8_t count;    // others with zeros, a store leaves their places in the tensor alone
+};
+
+// Throws Error where the map asks for something that the engine does not do.
+void check_tma_supported(const TensorMapFields& map);
+
+// Bytes that one instruction moves: the whole box, out-of-bounds elements included. That is what a load
+// reports to its mbarrier.
+uint32_t tma_box_bytes(const TensorMapFields& map);
+
+// Fills `pieces` with the box at `coordinates` (elements; one per dimension of the map, dimension 0
+// first), in ascending order of the unswizzled shared address. `shared` must be a multiple of 128.
+void tma_pieces(const TensorMapFields& map, std::span<const int32_t> coordinates, uint32_t shared,
+                std::vector<TmaPiece>& pieces);
+
+enum class Reduction : uint8_t { kAdd, kMin, kMax, kInc, kDec, kAnd, kOr, kXor };
+
+// destination = op(destination, source), element by element (cp.reduce.async.bulk.tensor, and PTX
+// 9.7.9.25.4.2 for the types that each operation takes; others throw Error). Both spans have the same
+// size, whole elements. f32 additions flush subnormals to zeros of their sign, f16 and bf16 do not.
+void tma_reduce(Reduction op, TensorMapType type, std::span<const uint8_t> source, std::span<uint8_t> destination);
+
+}  // namespace jaxbw::emulator

@@ -91,6 +91,15 @@ def manifest(kernels: tuple[Any, ...], reports: Path) -> dict[str, Any]:
     return {"version": VERSION, "kernels": entries}
 
 
+def _write_manifest(kernels: tuple[Any, ...], reports: Path, output: Path) -> None:
+    content = manifest(kernels, reports)
+    current = {entry[kind] for entry in content["kernels"] for kind in ("cubin", "ptx")}
+    for path in [*output.parent.glob("*.cubin"), *output.parent.glob("*.ptx")]:
+        if path.name not in current:  # left over from a row that is gone
+            path.unlink()
+    output.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def _write_sources(kernels: tuple[Any, ...], output: Path) -> None:
     for kernel in kernels:
         path, text = output / f"{kernel.name}.cu", source(kernel)
@@ -113,7 +122,7 @@ def _main() -> None:
     if args.command == "sources":
         _write_sources(kernels, args.output)
     else:
-        args.output.write_text(json.dumps(manifest(kernels, args.reports), indent=1) + "\n")
+        _write_manifest(kernels, args.reports, args.output)
 
 
 if __name__ == "__main__":

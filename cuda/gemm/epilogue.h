@@ -41,16 +41,27 @@ JAXBW_DEVICE void activate(float (&values)[kCount], Activation activation) {
   }
 }
 
-// The bias of one column, 0 outside the matrix.
-JAXBW_DEVICE float load_bias(const Epilogue& epilogue, uint32_t column, uint32_t columns) {
-  if (column >= columns) return 0.0f;
-  switch (epilogue.bias_type) {
-    case DataType::kF32:
-      return __ldg(static_cast<const float*>(epilogue.bias) + column);
+// Calls function.operator()<kType>(): makes a compile-time type of one that is known at run time.
+template <typename Function>
+JAXBW_DEVICE void with_type(DataType type, const Function& function) {
+  switch (type) {
+    case DataType::kF16:
+      return function.template operator()<DataType::kF16>();
     case DataType::kBF16:
-      return ptx::widen<DataType::kBF16>(__ldg(static_cast<const uint16_t*>(epilogue.bias) + column));
-    default:
-      return ptx::widen<DataType::kF16>(__ldg(static_cast<const uint16_t*>(epilogue.bias) + column));
+      return function.template operator()<DataType::kBF16>();
+    case DataType::kF32:
+      return function.template operator()<DataType::kF32>();
+  }
+}
+
+// The bias of one column, 0 outside the matrix.
+template <DataType kType>
+JAXBW_DEVICE float load_bias(const void* bias, uint32_t column, uint32_t columns) {
+  if (column >= columns) return 0.0f;
+  if constexpr (kType == DataType::kF32) {
+    return __ldg(static_cast<const float*>(bias) + column);
+  } else {
+    return ptx::widen<kType>(__ldg(static_cast<const uint16_t*>(bias) + column));
   }
 }
 

@@ -228,7 +228,10 @@ JAXBW_DEVICE void stage_row(const float (&values)[kEpilogueColumns], uint32_t bu
 
 // Lane l loads the bias of column l; each lane needs that of all 32 columns.
 JAXBW_DEVICE void add_bias(float (&values)[kEpilogueColumns], const GemmParams& params, uint32_t column) {
-  const float bias = load_bias(params.epilogue, column + ptx::lane_index(), params.n);
+  float bias = 0.0f;
+  with_type(params.epilogue.bias_type, [&]<DataType kBias>() {
+    bias = load_bias<kBias>(params.epilogue.bias, column + ptx::lane_index(), params.n);
+  });
 #pragma unroll
   for (uint32_t i = 0; i < kEpilogueColumns; ++i) values[i] += __shfl_sync(ptx::kFullWarp, bias, i);
 }
@@ -266,17 +269,7 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
       activate(values, params.epilogue.activation);
 
       const uint32_t buffer = stores.acquire();
-      switch (params.epilogue.output) {
-        case DataType::kBF16:
-          stage_row<DataType::kBF16>(values, buffer);
-          break;
-        case DataType::kF16:
-          stage_row<DataType::kF16>(values, buffer);
-          break;
-        case DataType::kF32:
-          stage_row<DataType::kF32>(values, buffer);
-          break;
-      }
+      with_type(params.epilogue.output, [&]<DataType kOutput>() { stage_row<kOutput>(values, buffer); });
       stores.store({origin.n + column, origin.m + first_row, origin.batch});
     }
     if (lane == 0) item = items.next();

@@ -198,13 +198,13 @@ JAXBW_DEVICE void store_tile(const float (&accumulators)[kCount], StoreRing& sto
   }
 }
 
-template <uint32_t kCount>
+template <DataType kBias, uint32_t kCount>
 JAXBW_DEVICE void add_bias(float (&accumulators)[kCount], const GemmParams& params, uint32_t column) {
 #pragma unroll
   for (uint32_t i = 0; i < kCount / 4; ++i) {
     const uint32_t first = column + 8 * i + ptx::lane_index() % 4 * 2;
-    const float bias[2] = {load_bias(params.epilogue, first, params.n),
-                           load_bias(params.epilogue, first + 1, params.n)};
+    const float bias[2] = {load_bias<kBias>(params.epilogue.bias, first, params.n),
+                           load_bias<kBias>(params.epilogue.bias, first + 1, params.n)};
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) accumulators[4 * i + j] += bias[j % 2];
   }
@@ -225,19 +225,12 @@ JAXBW_DEVICE void multiply_tiles(const GemmParams& params, const Storage& storag
 
     const Tile origin = walk.origin(kConfig.block_n);
     const uint32_t row = origin.m + warp * kSm90Epilogue.rows_per_warp;
-    if (params.epilogue.bias != nullptr) add_bias(accumulators, params, origin.n);
-    activate(accumulators, params.epilogue.activation);
-    switch (params.epilogue.output) {
-      case DataType::kBF16:
-        store_tile<DataType::kBF16>(accumulators, stores, row, origin.n, origin.batch);
-        break;
-      case DataType::kF16:
-        store_tile<DataType::kF16>(accumulators, stores, row, origin.n, origin.batch);
-        break;
-      case DataType::kF32:
-        store_tile<DataType::kF32>(accumulators, stores, row, origin.n, origin.batch);
-        break;
+    if (params.epilogue.bias != nullptr) {
+      with_type(params.epilogue.bias_type, [&]<DataType kBias>() { add_bias<kBias>(accumulators, params, origin.n); });
     }
+    activate(accumulators, params.epilogue.activation);
+    with_type(params.epilogue.output,
+              [&]<DataType kOutput>() { store_tile<kOutput>(accumulators, stores, row, origin.n, origin.batch); });
   }
   stores.drain();
 }

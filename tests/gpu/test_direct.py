@@ -1,0 +1,158 @@
+"""The kernels, launched on host arrays without JAX, against NumPy in float64.
+
+Integer operands make every result exact, so a single misplaced element is seen; normal ones show
+that errors stay within the rounding of the output and of float32 accumulation.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from . import direct
+from .direct import Case
+
+pytestmark = pytest.mark.gpu
+
+LAYOUTS = ("nn", "nt", "tn", "tt")
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+
+
+def check(case: Case, repeats: int = 1) -> None:
+    if direct.device_for(case.family) is None:
+        pytest.skip(f"no device runs the {case.family} kernels")
+    direct.check(case, repeats=repeats)
+
+
+def instances() -> list[Case]:
+    """Every kernel, each at all of its layouts and dtypes, with a tail in every dimension."""
+    cases = []
+    for kernel in direct.kernels():
+        layouts = LAYOUTS if kernel.layout == "any" else (kernel.layout,)
+        dtypes = ("bf16", "f16") if kernel.input == "16bit" else (kernel.input,)
+        widths = (32, 128, 256) if kernel.block_n is None else (kernel.block_n,)
+        for layout, dtype, width in product(layouts, dtypes, widths):
+            if layout[1] == "n" and width // kernel.cta_group % 64 != 0:
+                continue  # an MN-major rhs is loaded 64 columns at a time
+            cluster = (kernel.cta_group, 1)
+            case = Case(
+                *(264, 328, 200),
+                layout=layout,
+                dtype=dtype,
+                block_n=width,
+                cluster=cluster,
+                cta_group=kernel.cta_group,
+                family=kernel.family,
+            )
+            cases.append(case)
+    return cases
+
+
+@pytest.mark.parametrize("case", instances(), ids=str)
+def test_every_instance_is_exact(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "cluster", [*CLUSTERS, (4, 1), (1, 4), (4, 2), (2, 4), (8, 1), (1, 8)], ids=str
+)
+def test_clusters_share_operands(cluster: tuple[int, int], layout: str) -> None:
+    check(Case(m=648, n=584, k=328, cluster=cluster, layout=layout))
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+@pytest.mark.parametrize("swizzle", [1, 2, 3, 8, 1000])
+def test_rasterisation_covers_every_tile(swizzle: int, cluster: tuple[int, int]) -> None:
+    check(Case(m=1288, n=648, k=72, cluster=cluster, swizzle=swizzle))
+
+
+@pytest.mark.parametrize("block_n", [64, 128, 192, 256])
+@pytest.mark.parametrize("stages", [2, 3, None])
+def test_ring_is_filled_drained_and_reused(stages: int | None, block_n: int) -> None:
+    depth = stages or 12
+    for k in (8, 64, 64 * depth - 8, 64 * depth + 64, 64 * (depth + 1) - 8, 2048):
+        check(Case(m=264, n=264, k=k, stages=stages, block_n=block_n, cluster=(2, 1)))
+
+
+@pytest.mark.parametrize("m", [1, 2, 7, 64, 127, 128, 129, 257])
+def test_tails(m: int) -> None:
+    for n, k in product((8, 16, 64, 120, 128, 136, 264), (8, 56, 64, 72, 200)):
+        check(Case(m, n, k))
+    for n in (4, 60, 132):  # what the f32 result still can address; the rhs has rows of K
+        check(Case(m, n, 72, layout="nt"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1, 1, 1, layout="nt"),
+        Case(1, 1, 64, layout="nt"),
+        Case(1, 5, 64, layout="nt"),
+        Case(1, 5, 1, layout="nt"),
+        Case(1, 8, 1),
+        Case(3, 8, 1, layout="tn"),
+        Case(513, 8, 8),
+        Case(1, 1000, 8, output="bf16"),
+    ],
+    ids=str,
+)
+def test_dimensions_of_one(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("output", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_epilogue(activation: str, dtype: str, output: str) -> None:
+    for bias, integers in product((None, "f32", "bf16", "f16"), (True, False)):
+        case = Case(
+            *(136, 144, 72),
+            dtype=dtype,
+            output=output,
+            bias=bias,
+            activation=activation,
+            integers=integers,
+        )
+        check(case)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shared", [(), ("lhs",), ("rhs",)], ids=str)
+def test_batches_do_not_leak_into_each_other(shared: tuple[str, ...], layout: str) -> None:
+    check(Case(m=136, n=264, k=72, batch=3, shared=shared, layout=layout, cluster=(2, 1)))
+    check(Case(m=136, n=264, k=72, batch=5, shared=shared, layout=layout, cluster=(1, 2)))
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+@pytest.mark.parametrize("k", [64, 256])
+def test_many_waves(k: int, cluster: tuple[int, int]) -> None:
+    check(Case(m=4096, n=4096, k=k, block_n=64, cluster=cluster, swizzle=8))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("output", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("k", [64, 1024, 8192])
+def test_normal_values(k: int, output: str, dtype: str) -> None:
+    check(Case(m=520, n=520, k=k, dtype=dtype, output=output, integers=False, block_n=256))
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+def test_launches_repeat_bit_for_bit(cluster: tuple[int, int]) -> None:
+    check(Case(m=1160, n=1032, k=1000, cluster=cluster, block_n=256, integers=False), repeats=20)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_stay_in_their_row_and_column(special: float) -> None:
+    case = Case(m=264, n=264, k=200, output="bf16")
+    if direct.device_for(case.family) is None:
+        pytest.skip("no device")
+    given = direct.operands(case)
+    given.lhs[0, 130, 199] = special
+    given.rhs[0, 0, 263] = special
+    result = direct.launch(case, given).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        reference = given.lhs.astype(np.float64) @ given.rhs.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(reference))
+    np.testing.assert_array_equal(np.isinf(result), np.isinf(reference))
+    assert np.isfinite(np.delete(np.delete(result, 130, 1), 263, 2)).all()

@@ -1,0 +1,112 @@
+"""Driver and kernels are opened once; when one cannot be opened, the message says why."""
+
+import threading
+
+import pytest
+
+from jaxbw import _native
+
+from ...gpu import direct
+from ...gpu.direct import Case
+from .conftest import FakeDriver
+
+# Each test takes kernels that no other one loads.
+
+
+def test_eight_threads_load_a_kernel_once(fake: FakeDriver) -> None:
+    case = Case(136, 136, 72)
+    start = threading.Barrier(8)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            start.wait()
+            direct.check(case)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert {call["version"] for call in fake.calls("cuGetProcAddress")} == {12000}
+    assert len(fake.calls("cuInit")) == 1
+    assert len(fake.calls("cuLibraryLoadFromFile")) == 1
+    assert len(fake.calls("cuDevicePrimaryCtxRetain")) == 1
+    assert len(fake.calls("cuOccupancyMaxActiveClusters")) == 1
+    assert len(fake.calls("cuLaunchKernelEx")) == 8
+
+
+def test_occupancy_is_asked_once_for_each_cluster_and_shared_memory(fake: FakeDriver) -> None:
+    shallow = Case(136, 192, 72, block_n=192, stages=2)
+    wide = Case(136, 192, 72, block_n=192, stages=2, cluster=(2, 1))
+    for case in (shallow, wide, Case(136, 192, 72, block_n=192), shallow, wide):
+        direct.check(case)
+    assert len(fake.calls("cuLibraryLoadFromFile")) == 1
+    asked = [(c["cluster"], c["shared_memory"]) for c in fake.calls("cuOccupancyMaxActiveClusters")]
+    deepest = _native.max_stages("sm90", 128, 192, 1)
+    two, most = (
+        _native.shared_memory_bytes("sm90", 128, 192, 1, stages) for stages in (2, deepest)
+    )
+    assert asked == [(1, two), (2, two), (1, most)]
+    # Always to the limit: a later launch with fewer stages does not lower it for an earlier one.
+    assert {call["value"] for call in fake.calls("cuKernelSetAttribute")} == {232448}
+
+
+def test_a_failure_is_not_kept(fake: FakeDriver) -> None:
+    case = Case(136, 264, 72, block_n=256)
+    fake.fail("cuLibraryLoadFromFile", 2)
+    with pytest.raises(
+        _native.DriverError, match="cuLibraryLoadFromFile: CUDA_ERROR_OUT_OF_MEMORY"
+    ):
+        direct.check(case)
+    fake.recover()
+    direct.check(case)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["cuLibraryLoadFromFile", "cuLibraryGetKernel", "cuKernelSetAttribute", "cuKernelGetFunction"],
+)
+def test_a_refused_cubin_names_the_driver_and_the_gpu_it_needs(fake: FakeDriver, call: str) -> None:
+    fake.fail(call, 209)
+    needed = r"compute capability 9\.0 \(H100.*supports CUDA 13\.0; this one supports CUDA 13\.0"
+    with pytest.raises(
+        _native.DriverError, match=f"{call}: CUDA_ERROR_NO_BINARY_FOR_GPU.*{needed}"
+    ):
+        direct.check(Case(136, 136, 72, dtype="f16"))
+
+
+def test_a_missing_cubin_is_named(fake: FakeDriver) -> None:
+    _native.set_kernel_directory("/nowhere")
+    missing = r"/nowhere/jaxbw_sm90_bf16_tt_128x64x64\.cubin: .*CUDA_ERROR_FILE_NOT_FOUND"
+    with pytest.raises(_native.DriverError, match=missing):
+        direct.check(Case(136, 136, 72, block_n=64, layout="tt"))
+
+
+def test_a_device_of_another_architecture_is_refused_before_loading(fake: FakeDriver) -> None:
+    case = Case(136, 136, 72, layout="tn")
+    given = direct.operands(case)
+    with pytest.raises(
+        _native.DriverError, match=r"device 2 \(Fake A100\) has compute capability 8\.0"
+    ):
+        direct.launch(case, given, device=2)
+    assert not fake.calls("cuLibraryLoadFromFile")
+
+
+def test_devices(fake: FakeDriver) -> None:
+    assert [(device.ordinal, device.name) for device in _native.devices()] == [
+        (0, "Fake H200"),
+        (1, "Fake B200"),
+        (2, "Fake A100"),
+    ]
+    first = _native.devices()[0]
+    assert first.compute_capability == (9, 0)
+    assert first.sm_count == 132
+    assert first.memory_bytes == 141 << 30
+    assert first.l2_bytes == 50 << 20
+    assert "Fake H200" in repr(first)
+    assert _native.driver_version() == 13000
+    assert _native.driver_problem() is None

@@ -1,0 +1,98 @@
+"""Calls the FFI handlers as XLA's GPU runtime does, through ffi_harness.cc."""
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jaxbw import _native
+
+STAGES = {"instantiate": 0, "initialize": 2, "execute": 3}  # XLA_FFI_ExecutionStage
+INVALID_ARGUMENT, INTERNAL = 3, 13  # XLA_FFI_Error_Code
+DTYPES = {  # XLA_FFI_DataType
+    np.dtype(np.float16): 10,
+    np.dtype(np.float32): 11,
+    np.dtype(np.float64): 12,
+    np.dtype(ml_dtypes.bfloat16): 16,
+}
+
+
+class Buffer(ctypes.Structure):
+    _fields_ = (
+        ("dtype", ctypes.c_int),
+        ("rank", ctypes.c_int),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+        ("data", ctypes.c_void_p),
+    )
+
+
+class Attribute(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("text", ctypes.c_char_p), ("number", ctypes.c_int32))
+
+
+class FfiError(Exception):
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _harness() -> ctypes.CDLL:
+    return ctypes.CDLL(os.environ["JAXBW_FFI_HARNESS"])
+
+
+def _handler(stage: str) -> ctypes.c_void_p:
+    capsule = _native.ffi_targets()["jaxbw_gemm_v1"][stage]
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype = ctypes.c_void_p
+    pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    return ctypes.c_void_p(pointer(capsule, None))
+
+
+def _buffer(array: npt.NDArray[Any]) -> Buffer:
+    dims = (ctypes.c_int64 * array.ndim)(*array.shape)
+    return Buffer(DTYPES[array.dtype], array.ndim, dims, array.ctypes.data)
+
+
+def call(
+    stage: str,
+    attributes: Mapping[str, str | int],
+    buffers: Sequence[npt.NDArray[Any]] = (),
+    *,
+    device: int = 0,
+    stream: int = 0,
+) -> None:
+    """Runs one stage of the handler; the last buffer is the result.
+
+    Raises:
+      FfiError: the handler returned an error.
+    """
+    listed = [
+        Attribute(name.encode(), value.encode(), 0)
+        if isinstance(value, str)
+        else Attribute(name.encode(), None, value)
+        for name, value in attributes.items()
+    ]
+    message = ctypes.create_string_buffer(4096)
+    code = _harness().harness_call(
+        _handler(stage),
+        STAGES[stage],
+        device,
+        ctypes.c_void_p(stream),
+        (Buffer * len(buffers))(*map(_buffer, buffers)),
+        len(buffers),
+        (Attribute * len(listed))(*listed),
+        len(listed),
+        message,
+        ctypes.c_size_t(len(message)),
+    )
+    if code != 0:
+        raise FfiError(code, message.value.decode())
+
+
+def traits(stage: str) -> int:
+    """What the handler declares of itself, XLA_FFI_Handler_TraitsBits."""
+    return int(_harness().harness_traits(_handler(stage)))

@@ -1,0 +1,465 @@
+// A libcuda.so.1 for tests without a GPU: device memory is host memory, tensor maps are checked by the rules of the
+// driver API's documentation, and a launch computes the product with plain loops, through the tensor maps.
+//
+// FAKE_CUDA_LOG   file to which every call appends a line of JSON
+// FAKE_CUDA_FAIL  "cuMemAlloc=2": the named function returns this CUresult
+// FAKE_CUDA_BUG   what a launch does wrong: "before" or "after" (writes next to D), "unwritten", "unstable"
+//
+// Devices: 0 is of compute capability 9.0, 1 of 10.0, 2 of 8.0.
+#include <cuda.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "params.h"
+
+namespace {
+
+using jaxbw::DataType;
+using jaxbw::GemmParams;
+using jaxbw::Major;
+
+struct Device {
+  const char* name;
+  int major, minor, sm_count;
+};
+constexpr Device kDevices[] = {{"Fake H200", 9, 0, 132}, {"Fake B200", 10, 0, 148}, {"Fake A100", 8, 0, 108}};
+constexpr int kDeviceCount = 3;
+
+struct Kernel {
+  std::string name;
+  int max_shared_memory[kDeviceCount];
+};
+
+std::mutex mutex;
+std::map<CUdeviceptr, size_t> allocations;
+thread_local std::vector<CUcontext> contexts;
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+void append(std::ostringstream& line, const char* key, const std::string& value) {
+  line << ", \"" << key << "\": \"" << value << '"';
+}
+template <typename Number>
+void append(std::ostringstream& line, const char* key, Number value) {
+  line << ", \"" << key << "\": " << +value;
+}
+template <typename Number>
+void append(std::ostringstream& line, const char* key, const std::vector<Number>& values) {
+  line << ", \"" << key << "\": [";
+  for (size_t i = 0; i < values.size(); ++i) line << (i > 0 ? ", " : "") << +values[i];
+  line << ']';
+}
+void append_all(std::ostringstream&) {}
+template <typename Value, typename... Rest>
+void append_all(std::ostringstream& line, const char* key, const Value& value, const Rest&... rest) {
+  append(line, key, value);
+  append_all(line, rest...);
+}
+
+// Logs a call with key, value pairs, and returns what the call shall return.
+template <typename... Pairs>
+CUresult record(const char* call, const Pairs&... pairs) {
+  if (const std::string path = environment("FAKE_CUDA_LOG"); !path.empty()) {
+    std::ostringstream line;
+    line << "{\"call\": \"" << call << '"';
+    append_all(line, pairs...);
+    line << "}\n";
+    const std::lock_guard lock(mutex);
+    if (FILE* file = std::fopen(path.c_str(), "a")) {
+      std::fputs(line.str().c_str(), file);
+      std::fclose(file);
+    }
+  }
+  const std::string failing = environment("FAKE_CUDA_FAIL"), prefix = std::string(call) + "=";
+  return failing.rfind(prefix, 0) == 0 ? static_cast<CUresult>(std::atoi(failing.c_str() + prefix.size()))
+                                       : CUDA_SUCCESS;
+}
+
+#define FAKE_RETURN_IF_FAILED(...) \
+  if (const CUresult injected = record(__VA_ARGS__); injected != CUDA_SUCCESS) return injected
+
+bool has_context() { return !contexts.empty(); }
+
+// --- Devices and contexts
+
+CUresult init(unsigned) { return record("cuInit"); }
+
+CUresult driver_get_version(int* version) {
+  *version = 13000;
+  return record("cuDriverGetVersion");
+}
+
+CUresult get_error_name(CUresult error, const char** name) {
+  static const std::map<int, const char*> names = {
+      {2, "CUDA_ERROR_OUT_OF_MEMORY"},    {100, "CUDA_ERROR_NO_DEVICE"},       {101, "CUDA_ERROR_INVALID_DEVICE"},
+      {1, "CUDA_ERROR_INVALID_VALUE"},    {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+      {301, "CUDA_ERROR_FILE_NOT_FOUND"}, {500, "CUDA_ERROR_NOT_FOUND"},       {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {719, "CUDA_ERROR_LAUNCH_FAILED"}};
+  const auto found = names.find(error);
+  if (found == names.end()) return CUDA_ERROR_INVALID_VALUE;
+  *name = found->second;
+  return CUDA_SUCCESS;
+}
+
+CUresult get_error_string(CUresult, const char** text) {
+  *text = "a fake error";
+  return CUDA_SUCCESS;
+}
+
+CUresult device_get_count(int* count) {
+  *count = kDeviceCount;
+  return record("cuDeviceGetCount");
+}
+
+CUresult device_get(CUdevice* device, int ordinal) {
+  if (ordinal < 0 || ordinal >= kDeviceCount) return CUDA_ERROR_INVALID_DEVICE;
+  *device = ordinal;
+  return record("cuDeviceGet", "ordinal", ordinal);
+}
+
+CUresult device_get_name(char* name, int size, CUdevice device) {
+  std::snprintf(name, size, "%s", kDevices[device].name);
+  return record("cuDeviceGetName");
+}
+
+CUresult device_get_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      *value = kDevices[device].major;
+      break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      *value = kDevices[device].minor;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      *value = kDevices[device].sm_count;
+      break;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
+      *value = 50 << 20;
+      break;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  return record("cuDeviceGetAttribute");
+}
+
+CUresult device_total_mem(size_t* bytes, CUdevice) {
+  *bytes = size_t{141} << 30;
+  return record("cuDeviceTotalMem");
+}
+
+CUresult primary_ctx_retain(CUcontext* context, CUdevice device) {
+  *context = reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) + 1);
+  return record("cuDevicePrimaryCtxRetain", "device", device);
+}
+
+CUresult ctx_push(CUcontext context) {
+  FAKE_RETURN_IF_FAILED("cuCtxPushCurrent");
+  contexts.push_back(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult ctx_pop(CUcontext* context) {
+  if (!has_context()) return CUDA_ERROR_INVALID_CONTEXT;
+  *context = contexts.back();
+  contexts.pop_back();
+  return record("cuCtxPopCurrent");
+}
+
+CUresult ctx_synchronize() { return has_context() ? record("cuCtxSynchronize") : CUDA_ERROR_INVALID_CONTEXT; }
+
+// --- Memory
+
+CUresult mem_alloc(CUdeviceptr* address, size_t bytes) {
+  FAKE_RETURN_IF_FAILED("cuMemAlloc", "bytes", bytes);
+  if (!has_context()) return CUDA_ERROR_INVALID_CONTEXT;
+  void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  *address = reinterpret_cast<CUdeviceptr>(memory);
+  const std::lock_guard lock(mutex);
+  allocations[*address] = bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult mem_free(CUdeviceptr address) {
+  {
+    const std::lock_guard lock(mutex);
+    if (allocations.erase(address) == 0) return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::free(reinterpret_cast<void*>(address));
+  return record("cuMemFree");
+}
+
+CUresult memcpy_to_device(CUdeviceptr target, const void* source, size_t bytes) {
+  std::memcpy(reinterpret_cast<void*>(target), source, bytes);
+  return record("cuMemcpyHtoD", "bytes", bytes);
+}
+
+CUresult memcpy_to_host(void* target, CUdeviceptr source, size_t bytes) {
+  std::memcpy(target, reinterpret_cast<void*>(source), bytes);
+  return record("cuMemcpyDtoH", "bytes", bytes);
+}
+
+CUresult memset_bytes(CUdeviceptr target, unsigned char value, size_t bytes) {
+  std::memset(reinterpret_cast<void*>(target), value, bytes);
+  return record("cuMemsetD8", "value", value, "bytes", bytes);
+}
+
+// --- Libraries and kernels
+
+CUresult library_load(CUlibrary* library, const char* path, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
+                      unsigned) {
+  FAKE_RETURN_IF_FAILED("cuLibraryLoadFromFile", "path", std::string(path));
+  if (access(path, R_OK) != 0) return CUDA_ERROR_FILE_NOT_FOUND;
+  usleep(20000);  // long enough for other threads to arrive meanwhile
+  *library = reinterpret_cast<CUlibrary>(new std::string(path));
+  return CUDA_SUCCESS;
+}
+
+CUresult library_get_kernel(CUkernel* kernel, CUlibrary, const char* name) {
+  *kernel = reinterpret_cast<CUkernel>(new Kernel{name, {}});
+  return record("cuLibraryGetKernel", "name", std::string(name));
+}
+
+CUresult kernel_get_function(CUfunction* function, CUkernel kernel) {
+  *function = reinterpret_cast<CUfunction>(kernel);
+  return has_context() ? record("cuKernelGetFunction") : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult kernel_set_attribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
+  if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_ERROR_INVALID_VALUE;
+  reinterpret_cast<Kernel*>(kernel)->max_shared_memory[device] = value;
+  return record("cuKernelSetAttribute", "value", value, "device", device);
+}
+
+unsigned cluster_size(const CUlaunchConfig& launch) {
+  for (unsigned i = 0; i < launch.numAttrs; ++i) {
+    const auto& dim = launch.attrs[i].value.clusterDim;
+    if (launch.attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) return dim.x * dim.y * dim.z;
+  }
+  return 0;
+}
+
+CUresult occupancy_max_active_clusters(int* clusters, CUfunction, const CUlaunchConfig* launch) {
+  if (!has_context()) return CUDA_ERROR_INVALID_CONTEXT;
+  const int device = static_cast<int>(reinterpret_cast<uintptr_t>(contexts.back())) - 1;
+  *clusters = kDevices[device].sm_count / static_cast<int>(cluster_size(*launch));
+  return record("cuOccupancyMaxActiveClusters", "cluster", cluster_size(*launch), "shared_memory",
+                launch->sharedMemBytes);
+}
+
+// --- Tensor maps: what is encoded here is read back by the launch below.
+
+struct EncodedMap {
+  CUdeviceptr address;
+  uint64_t dims[3];
+  uint64_t strides[2];
+  uint64_t type;
+};
+static_assert(sizeof(EncodedMap) <= sizeof(CUtensorMap));
+
+CUresult tensor_map_encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                           const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
+                           const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  FAKE_RETURN_IF_FAILED(
+      "cuTensorMapEncodeTiled", "type", static_cast<int>(type), "rank", rank, "dims",
+      std::vector<uint64_t>(dims, dims + rank), "strides", std::vector<uint64_t>(strides, strides + rank - 1), "box",
+      std::vector<uint32_t>(box, box + rank), "element_strides",
+      std::vector<uint32_t>(element_strides, element_strides + rank), "interleave", static_cast<int>(interleave),
+      "swizzle", static_cast<int>(swizzle), "promotion", static_cast<int>(promotion), "fill", static_cast<int>(fill));
+  const bool is_f32 = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  bool legal = rank == 3 && reinterpret_cast<uintptr_t>(address) % 16 == 0 &&
+               (is_f32 || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) &&
+               box[0] * (is_f32 ? 4 : 2) <= 128 && box[0] * (is_f32 ? 4 : 2) % 16 == 0;
+  for (unsigned i = 0; i < rank; ++i) {
+    legal = legal && dims[i] >= 1 && dims[i] <= uint64_t{1} << 32 && box[i] >= 1 && box[i] <= 256;
+  }
+  for (unsigned i = 0; i + 1 < rank; ++i) legal = legal && strides[i] % 16 == 0 && strides[i] < uint64_t{1} << 40;
+  if (!legal) return CUDA_ERROR_INVALID_VALUE;
+  const EncodedMap encoded{reinterpret_cast<CUdeviceptr>(address),
+                           {dims[0], dims[1], dims[2]},
+                           {strides[0], strides[1]},
+                           static_cast<uint64_t>(type)};
+  std::memcpy(map, &encoded, sizeof(encoded));
+  return CUDA_SUCCESS;
+}
+
+// --- Launch
+
+float load_f16(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const float magnitude = exponent == 0    ? std::ldexp(static_cast<float>(mantissa), -24)
+                          : exponent == 31 ? (mantissa == 0 ? INFINITY : NAN)
+                                           : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
+  return bits >> 15 ? -magnitude : magnitude;
+}
+
+float load_bf16(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof(value));
+  return value;
+}
+
+uint16_t store_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  if (std::isnan(value)) return 0x7fc0;
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+uint16_t store_f16(float value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const float magnitude = std::fabs(value);
+  if (std::isnan(value)) return 0x7e00;
+  if (magnitude >= 65520.0f) return sign | 0x7c00;
+  if (magnitude == 0) return sign;
+  int exponent;
+  std::frexp(magnitude, &exponent);
+  const int scale = exponent < -13 ? -24 : exponent - 11;  // the weight of the last bit
+  const int quotient = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -scale)));
+  return static_cast<uint16_t>(sign | (((scale + 24) << 10) + quotient));
+}
+
+float load(DataType type, const void* address) {
+  if (type == DataType::kF32) return *static_cast<const float*>(address);
+  const uint16_t bits = *static_cast<const uint16_t*>(address);
+  return type == DataType::kBF16 ? load_bf16(bits) : load_f16(bits);
+}
+
+void store(DataType type, void* address, float value) {
+  if (type == DataType::kF32) {
+    *static_cast<float*>(address) = value;
+  } else {
+    *static_cast<uint16_t*>(address) = type == DataType::kBF16 ? store_bf16(value) : store_f16(value);
+  }
+}
+
+char* element(const EncodedMap& map, DataType type, uint64_t contiguous, uint64_t outer, uint64_t batch) {
+  return reinterpret_cast<char*>(map.address) + contiguous * size_bytes(type) + outer * map.strides[0] +
+         batch * map.strides[1];
+}
+
+float activate(jaxbw::Activation activation, float x) {
+  switch (activation) {
+    case jaxbw::Activation::kNone:
+      return x;
+    case jaxbw::Activation::kRelu:
+      return x > 0 ? x : 0;
+    case jaxbw::Activation::kGelu:
+      return 0.5f * x * (1 + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+    case jaxbw::Activation::kSilu:
+      return x / (1 + std::exp(-x));
+  }
+  return NAN;
+}
+
+void compute(const GemmParams& p) {
+  EncodedMap a, b, d;
+  std::memcpy(&a, &p.a, sizeof(a));
+  std::memcpy(&b, &p.b, sizeof(b));
+  std::memcpy(&d, &p.d, sizeof(d));
+  const jaxbw::Epilogue& e = p.epilogue;
+  const bool a_k = p.a_major == Major::kK, b_k = p.b_major == Major::kK;
+  std::vector<float> column(p.k);
+  for (uint64_t batch = 0; batch < p.batch; ++batch) {
+    for (uint64_t j = 0; j < p.n; ++j) {
+      for (uint64_t k = 0; k < p.k; ++k) {
+        column[k] = load(p.input, element(b, p.input, b_k ? k : j, b_k ? j : k, p.b_batched * batch));
+      }
+      for (uint64_t i = 0; i < p.m; ++i) {
+        float sum = 0;
+        for (uint64_t k = 0; k < p.k; ++k) {
+          sum += load(p.input, element(a, p.input, a_k ? k : i, a_k ? i : k, p.a_batched * batch)) * column[k];
+        }
+        if (e.bias != nullptr) {
+          sum += load(e.bias_type, static_cast<const char*>(e.bias) + j * size_bytes(e.bias_type));
+        }
+        store(e.output, element(d, e.output, j, i, batch), activate(e.activation, sum));
+      }
+    }
+  }
+  const std::string bug = environment("FAKE_CUDA_BUG");
+  char* first = reinterpret_cast<char*>(d.address);
+  if (bug == "before") first[-1] = 0;
+  if (bug == "after") *(element(d, e.output, p.n - 1, p.m - 1, p.batch - 1) + size_bytes(e.output)) = 0;
+  if (bug == "unwritten") std::memset(element(d, e.output, p.n - 1, p.m - 1, p.batch - 1), 0xff, size_bytes(e.output));
+  static char launches = 0;
+  if (bug == "unstable") first[0] = ++launches;
+}
+
+CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void** arguments, void**) {
+  const Kernel& kernel = *reinterpret_cast<const Kernel*>(function);
+  const auto& p = *static_cast<const GemmParams*>(arguments[0]);
+  FAKE_RETURN_IF_FAILED(
+      "cuLaunchKernelEx", "kernel", kernel.name, "grid",
+      std::vector<unsigned>{launch->gridDimX, launch->gridDimY, launch->gridDimZ}, "block",
+      std::vector<unsigned>{launch->blockDimX, launch->blockDimY, launch->blockDimZ}, "cluster", cluster_size(*launch),
+      "shared_memory", launch->sharedMemBytes, "stream", reinterpret_cast<uintptr_t>(launch->hStream), "problem",
+      std::vector<uint32_t>{p.batch, p.m, p.n, p.k}, "batched", std::vector<uint32_t>{p.a_batched, p.b_batched},
+      "tiles", std::vector<uint32_t>{p.cluster_tiles_m, p.cluster_tiles_n}, "config",
+      std::vector<uint32_t>{p.block_m, p.block_n, p.cluster_m, p.cluster_n, p.stages, p.swizzle}, "majors",
+      std::vector<uint32_t>{static_cast<uint32_t>(p.a_major), static_cast<uint32_t>(p.b_major)}, "has_bias",
+      static_cast<int>(p.epilogue.bias != nullptr));
+  const unsigned cluster = cluster_size(*launch);
+  if (cluster == 0 || launch->gridDimX % cluster != 0 || launch->gridDimX > 0x7fffffffu)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (launch->sharedMemBytes > 232448) return CUDA_ERROR_INVALID_VALUE;
+  if (environment("FAKE_CUDA_COMPUTE") != "0") compute(p);
+  return CUDA_SUCCESS;
+}
+
+template <typename Function>
+void* pointer(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+}  // namespace
+
+extern "C" CUresult cuGetProcAddress_v2(const char* name, void** address, int version, cuuint64_t,
+                                        CUdriverProcAddressQueryResult* found) {
+  static const std::map<std::string, void*> functions = {
+      {"cuInit", pointer(init)},
+      {"cuDriverGetVersion", pointer(driver_get_version)},
+      {"cuGetErrorName", pointer(get_error_name)},
+      {"cuGetErrorString", pointer(get_error_string)},
+      {"cuDeviceGetCount", pointer(device_get_count)},
+      {"cuDeviceGet", pointer(device_get)},
+      {"cuDeviceGetName", pointer(device_get_name)},
+      {"cuDeviceGetAttribute", pointer(device_get_attribute)},
+      {"cuDeviceTotalMem", pointer(device_total_mem)},
+      {"cuDevicePrimaryCtxRetain", pointer(primary_ctx_retain)},
+      {"cuCtxPushCurrent", pointer(ctx_push)},
+      {"cuCtxPopCurrent", pointer(ctx_pop)},
+      {"cuCtxSynchronize", pointer(ctx_synchronize)},
+      {"cuLibraryLoadFromFile", pointer(library_load)},
+      {"cuLibraryGetKernel", pointer(library_get_kernel)},
+      {"cuKernelGetFunction", pointer(kernel_get_function)},
+      {"cuKernelSetAttribute", pointer(kernel_set_attribute)},
+      {"cuOccupancyMaxActiveClusters", pointer(occupancy_max_active_clusters)},
+      {"cuTensorMapEncodeTiled", pointer(tensor_map_encode)},
+      {"cuLaunchKernelEx", pointer(launch_kernel)},
+      {"cuMemAlloc", pointer(mem_alloc)},
+      {"cuMemFree", pointer(mem_free)},
+      {"cuMemcpyHtoD", pointer(memcpy_to_device)},
+      {"cuMemcpyDtoH", pointer(memcpy_to_host)},
+      {"cuMemsetD8", pointer(memset_bytes)},
+  };
+  const auto entry = functions.find(name);
+  const bool missing = record("cuGetProcAddress", "name", std::string(name), "version", version) != CUDA_SUCCESS ||
+                       entry == functions.end();
+  *address = missing ? nullptr : entry->second;
+  *found = missing ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND : CU_GET_PROC_ADDRESS_SUCCESS;
+  return missing ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}

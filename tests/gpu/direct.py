@@ -209,7 +209,7 @@ def _activate(name: str, x: Values) -> Values:
         case "gelu":
             return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
         case "silu":
-            return x / (1.0 + np.exp(-x))
+            return 0.5 * x * (1.0 + np.tanh(0.5 * x))
     raise ValueError(f"unknown activation {name!r}")
 
 

@@ -89,7 +89,7 @@ def test_tails(m: int) -> None:
         Case(1, 1, 1, layout="nt"),
         Case(1, 1, 64, layout="nt"),
         Case(1, 5, 64, layout="nt"),
-        Case(1, 5, 1, layout="nt"),
+        Case(1, 5, 1),
         Case(1, 8, 1),
         Case(3, 8, 1, layout="tn"),
         Case(513, 8, 8),

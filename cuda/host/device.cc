@@ -7,7 +7,8 @@ namespace jaxbw {
 namespace {
 
 Result<DeviceInfo> read_device(const Driver& driver, int ordinal) {
-  DeviceInfo info{.ordinal = ordinal};
+  DeviceInfo info;
+  info.ordinal = ordinal;
   CUdevice device = 0;
   if (Status status = driver.cuDeviceGet(&device, ordinal); !status.ok()) return status;
 

@@ -10,11 +10,11 @@
 namespace jaxbw {
 
 struct DeviceInfo {
-  int ordinal;
+  int ordinal = 0;
   std::string name;
-  int compute_major, compute_minor;
-  int sm_count;
-  uint64_t memory_bytes, l2_bytes;
+  int compute_major = 0, compute_minor = 0;
+  int sm_count = 0;
+  uint64_t memory_bytes = 0, l2_bytes = 0;
 };
 
 // Fails where there is no driver, or no device.

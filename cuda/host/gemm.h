@@ -18,22 +18,22 @@ namespace jaxbw {
 // D[batch, m, n] = activation(A @ B + bias). A is [batch|1, m, k] (K-major) or [batch|1, k, m] (MN-major),
 // B is [batch|1, n, k] (K-major) or [batch|1, k, n] (MN-major); all are dense.
 struct GemmProblem {
-  uint64_t batch, m, n, k;
-  bool a_batched, b_batched;  // false: one matrix for every batch index
-  Major a_major, b_major;
-  DataType input, output;
-  std::optional<DataType> bias;
-  Activation activation;
+  uint64_t batch = 0, m = 0, n = 0, k = 0;
+  bool a_batched = true, b_batched = true;  // false: one matrix for every batch index
+  Major a_major = Major::kK, b_major = Major::kMN;
+  DataType input = DataType::kBF16, output = DataType::kBF16;
+  std::optional<DataType> bias = std::nullopt;
+  Activation activation = Activation::kNone;
 };
 
 // What Python's selection chose. The kernel is named as in the manifest.
 struct GemmConfig {
   std::string_view kernel;
-  uint32_t block_m, block_n;
-  uint32_t cluster_m, cluster_n;
-  uint32_t cta_group;
-  uint32_t stages;
-  uint32_t swizzle;
+  uint32_t block_m = 0, block_n = 0;
+  uint32_t cluster_m = 1, cluster_n = 1;
+  uint32_t cta_group = 1;
+  uint32_t stages = 0;
+  uint32_t swizzle = 1;
 
   uint32_t cluster_size() const { return cluster_m * cluster_n; }
 };

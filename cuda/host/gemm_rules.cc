@@ -174,7 +174,7 @@ Status check_launch(const GemmProblem& problem, const GemmConfig& config, const 
 }
 
 std::string describe(const GemmProblem& problem) {
-  const GemmConfig no_tiles{.block_m = 1, .block_n = 1, .cluster_m = 1, .cluster_n = 1, .cta_group = 1};
+  const GemmConfig no_tiles;
   const std::string lhs = shape(view_a(problem, no_tiles, 0)), rhs = shape(view_b(problem, no_tiles, 0));
   return concat(lhs, problem.a_major == Major::kMN ? "^T" : "", " @ ", rhs, problem.b_major == Major::kK ? "^T" : "",
                 problem.bias ? " + bias" : "", " -> ", name(problem.output), "[", problem.batch, ",", problem.m, ",",

@@ -51,14 +51,15 @@ cross: install
 
 # An editable install: Python sources are used in place, compiled files appear beside them.
 build: $(BIN)/python
-	$(BIN)/python -c "import nanobind, scikit_build_core" 2> /dev/null || $(BIN)/pip install '.[dev]'
+	$(BIN)/python -c "import nanobind, scikit_build_core" 2> /dev/null || $(BIN)/pip install --quiet '.[dev]'
 	$(BIN)/pip install --no-build-isolation --no-deps --editable .
 	touch $(VENV)/editable $(VENV)/installed
 
 install: $(VENV)/installed
 
 $(VENV)/installed: $(SOURCES) | $(BIN)/python
-	if [ -e $(VENV)/editable ]; then $(MAKE) build; else $(BIN)/pip install '.[dev]'; fi
+	@echo "Installing jaxbw and its tools into $(VENV): a minute or three the first time."
+	if [ -e $(VENV)/editable ]; then $(MAKE) build; else $(BIN)/pip install --quiet '.[dev]'; fi
 	touch $@
 
 $(BIN)/python:

@@ -40,7 +40,7 @@ void check_tmem_region(const TmemRegion& region, const char* operation);
 // --- tcgen05.ld and tcgen05.st (PTX 9.7.16.2.3.1, 9.7.16.8) ---
 //
 // Thread t, register r <-> lane and column, relative to the address (the fragments of the figures, in the
-// form in which CUTLASS's copy traits state them); one step of .num adds to r and the column as shown:
+// form in which CUTLASS and Triton state them, and agree); one step of .num adds to r and the column as shown:
 //
 //   .32x32b    lane t                        column r                                 +1, +1
 //   .16x64b    lane t/4 + 8*(t%2)            column t/2%2                             +1, +2

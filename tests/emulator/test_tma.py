@@ -1,0 +1,243 @@
+"""TMA: boxes, swizzles, out-of-bounds elements, reductions."""
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxbw._native import datapath
+
+from .datapath_reference import GLOBAL_BASE, SHARED_BASE, SWIZZLE_TABLES, Memory, span, swizzled
+
+Fields, Type = datapath.TensorMapFields, datapath.TensorMapType
+Swizzle, Reduction = datapath.Swizzle, datapath.Reduction
+TYPES = {1: Type.UINT8, 2: Type.BFLOAT16, 4: Type.FLOAT32, 8: Type.FLOAT64}
+
+
+@pytest.mark.parametrize("swizzle", list(SWIZZLE_TABLES))
+def test_swizzle_is_that_of_ptx(swizzle: Any) -> None:
+    linear = np.random.default_rng(5).integers(0, 256, 1024, np.uint8)
+    placed = np.empty_like(linear)
+    for address in range(1024):
+        placed[datapath.swizzle_address(swizzle, 0x2400 + address) - 0x2400] = linear[address]
+    np.testing.assert_array_equal(placed, swizzled(linear, swizzle))
+
+
+@st.composite
+def transfers(draw: st.DrawFn) -> tuple[Any, list[int], int]:
+    """A small tensor, a box that may lie across or beyond its edges, and a shared address."""
+    rank = draw(st.integers(1, 5))
+    size = draw(st.sampled_from([1, 2, 4, 8]))
+    swizzle = draw(st.sampled_from(list(Swizzle)))
+    inner = span(swizzle) if swizzle != Swizzle.NONE else 16 * draw(st.integers(1, 8))
+    extents = [draw(st.integers(1, 80)), *(draw(st.integers(1, 6)) for _ in range(rank - 1))]
+    strides, row = [], -(-extents[0] * size // 16) * 16
+    for extent in extents[1:]:
+        strides.append(row + 16 * draw(st.integers(0, 2)))
+        row = strides[-1] * extent
+    fields = Fields(
+        type=TYPES[size],
+        address=GLOBAL_BASE + 16 * draw(st.integers(0, 3)),
+        extents=extents,
+        strides=strides,
+        box=[inner // size, *(draw(st.integers(1, 4)) for _ in range(rank - 1))],
+        element_strides=[1, *(draw(st.integers(1, 3)) for _ in range(rank - 1))],
+        swizzle=swizzle,
+    )
+    coordinates = [draw(st.integers(-12, 80)), *(draw(st.integers(-3, 7)) for _ in range(rank - 1))]
+    return fields, coordinates, SHARED_BASE + 128 * draw(st.integers(0, 16))
+
+
+def reference_box(
+    fields: Any, coordinates: list[int], global_bytes: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.uint8]:
+    """The box in row-major order, dimension 0 last: zeros outside the tensor (PTX 5.5.3)."""
+    size = next(size for size, kind in TYPES.items() if kind == fields.type)
+    counts = [-(-b // s) for b, s in zip(fields.box, fields.element_strides, strict=True)]
+    steps = [1, *fields.element_strides[1:]]
+    box = np.zeros([*reversed(counts), size], np.uint8)
+    for index in itertools.product(*(range(n) for n in counts)):
+        at = [c + i * s for c, i, s in zip(coordinates, index, steps, strict=True)]
+        if all(0 <= a < e for a, e in zip(at, fields.extents, strict=True)):
+            offset = fields.address - GLOBAL_BASE + at[0] * size
+            offset += sum(a * s for a, s in zip(at[1:], fields.strides, strict=True))
+            box[tuple(reversed(index))] = global_bytes[offset : offset + size]
+    return box.reshape(-1)
+
+
+def new_memory(seed: int) -> Memory:
+    random = np.random.default_rng(seed)
+    return Memory(
+        random.integers(0, 256, 1 << 20, np.uint8), random.integers(0, 256, 1 << 17, np.uint8)
+    )
+
+
+@given(transfers())
+def test_a_load_writes_the_swizzled_box(transfer: tuple[Any, list[int], int]) -> None:
+    fields, coordinates, address = transfer
+    memory = new_memory(0)
+    before = memory.shared.copy()
+    box = reference_box(fields, coordinates, memory.global_bytes)
+    assert datapath.tma_box_bytes(fields) == len(box)
+    memory.load(fields, coordinates, address)
+
+    # The pattern is anchored to absolute addresses: swizzle all of shared memory, from address 0.
+    marks = np.zeros(SHARED_BASE + len(before), np.uint8)
+    linear = marks.copy()
+    linear[address : address + len(box)] = box
+    marks[address : address + len(box)] = 1
+    written = swizzled(marks, fields.swizzle)[SHARED_BASE:] != 0
+    expected = np.where(written, swizzled(linear, fields.swizzle)[SHARED_BASE:], before)
+    np.testing.assert_array_equal(memory.shared, expected)
+
+
+@given(transfers())
+def test_storing_what_was_loaded_changes_nothing(transfer: tuple[Any, list[int], int]) -> None:
+    fields, coordinates, address = transfer
+    memory = new_memory(1)
+    before = memory.global_bytes.copy()
+    memory.load(fields, coordinates, address)
+    memory.store(fields, coordinates, address)
+    np.testing.assert_array_equal(memory.global_bytes, before)
+
+
+@given(transfers())
+def test_a_store_writes_exactly_the_elements_in_bounds(
+    transfer: tuple[Any, list[int], int],
+) -> None:
+    fields, coordinates, address = transfer
+    memory = new_memory(2)
+    original = memory.global_bytes.copy()
+    memory.load(fields, coordinates, address)
+    memory.global_bytes[:] = ~original
+    memory.store(fields, coordinates, address)
+    np.testing.assert_array_equal(
+        reference_box(fields, coordinates, memory.global_bytes),
+        reference_box(fields, coordinates, original),
+    )
+    ones = np.ones_like(original)
+    touched = int(reference_box(fields, coordinates, ones).sum())
+    assert int((memory.global_bytes == original).sum()) == touched
+
+
+def simple(**changes: object) -> Any:
+    arguments: dict[str, object] = {
+        "type": Type.BFLOAT16,
+        "address": GLOBAL_BASE,
+        "extents": [64, 64],
+        "strides": [128],
+        "box": [64, 8],
+    }
+    return Fields(**(arguments | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "address", "coordinates", "reason"),
+    [
+        ({}, 0x440, [0, 0], "must be a multiple of 128"),
+        ({}, 0x400, [0, 0, 0], "3 coordinates for a tensor map of rank 2"),
+        ({"fill": datapath.OobFill.NAN}, 0x400, [0, 0], "NaN"),
+        ({"type": Type.TFLOAT32, "box": [32, 8]}, 0x400, [0, 0], "convert on the way"),
+        ({"swizzle": Swizzle.B128, "box": [32, 8]}, 0x400, [0, 0], "as wide as its swizzle span"),
+        ({"type": Type.U4X16_ALIGN_8B}, 0x400, [0, 0], "4- and 6-bit"),
+        (
+            {"box": [256, 256, 256], "extents": [256] * 3, "strides": [512, 131072]},
+            0x400,
+            [0, 0, 0],
+            "does not fit",
+        ),
+        (
+            {
+                "interleave": datapath.Interleave.B16,
+                "extents": [64] * 3,
+                "strides": [128, 8192],
+                "box": [8, 8, 8],
+            },
+            0x400,
+            [0, 0, 0],
+            "interleaved",
+        ),
+    ],
+)
+def test_refuses_what_it_cannot_know(
+    changes: dict[str, object], address: int, coordinates: list[int], reason: str
+) -> None:
+    with pytest.raises(RuntimeError, match=reason):
+        datapath.tma_pieces(simple(**changes), coordinates, address)
+
+
+INTEGERS = {
+    Type.UINT32: np.uint32,
+    Type.INT32: np.int32,
+    Type.UINT64: np.uint64,
+    Type.INT64: np.int64,
+}
+BITWISE = {
+    Reduction.AND: np.bitwise_and,
+    Reduction.OR: np.bitwise_or,
+    Reduction.XOR: np.bitwise_xor,
+}
+ORDER = {Reduction.MIN: np.minimum, Reduction.MAX: np.maximum}
+FUNCTIONS: dict[Any, np.ufunc] = {Reduction.ADD: np.add} | ORDER | BITWISE
+
+
+def reduce(op: Any, kind: Any, old: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    result = datapath.tma_reduce(op, kind, new.view(np.uint8), old.view(np.uint8))
+    return result.view(old.dtype)
+
+
+@pytest.mark.parametrize("kind", list(INTEGERS))
+@pytest.mark.parametrize("op", [Reduction.ADD, *ORDER, *BITWISE])
+def test_integer_reductions(op: Any, kind: Any) -> None:
+    info = np.iinfo(INTEGERS[kind])
+    old, new = np.random.default_rng(3).integers(
+        info.min, info.max, (2, 64), info.dtype, endpoint=True
+    )
+    if op == Reduction.ADD and kind == Type.INT64:
+        with pytest.raises(RuntimeError, match="does not take this element type"):
+            reduce(op, kind, old, new)
+        return
+    expected = FUNCTIONS[op](old, new)
+    np.testing.assert_array_equal(reduce(op, kind, old, new), expected)
+
+
+def test_counting_reductions() -> None:
+    """inc: old >= b ? 0 : old + 1. dec: old == 0 or old > b ? b : old - 1 (PTX 9.7.13.5)."""
+    old, bound = np.array([0, 4, 5, 6, 0], np.uint32), np.array([5, 5, 5, 5, 0], np.uint32)
+    np.testing.assert_array_equal(reduce(Reduction.INC, Type.UINT32, old, bound), [1, 5, 0, 0, 0])
+    np.testing.assert_array_equal(reduce(Reduction.DEC, Type.UINT32, old, bound), [5, 3, 4, 5, 0])
+    with pytest.raises(RuntimeError, match="does not take this element type"):
+        reduce(Reduction.INC, Type.INT32, old, bound)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(Type.FLOAT16, np.float16), (Type.BFLOAT16, ml_dtypes.bfloat16)]
+)
+@pytest.mark.parametrize("op", [Reduction.ADD, *ORDER])
+def test_16_bit_float_reductions(op: Any, kind: Any, dtype: npt.DTypeLike) -> None:
+    bits = np.random.default_rng(4).integers(0, 1 << 16, (2, 20000), np.uint16)
+    old, new = bits.view(dtype)
+    keep = ~np.isnan(old.astype(np.float32)) & ~np.isnan(new.astype(np.float32))
+    keep &= (bits << 1 != 0).any(0)  # the sign of a minimum of zeros is not fixed
+    old, new = old[keep], new[keep]
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = old.astype(np.float64), new.astype(np.float64)
+        expected = FUNCTIONS[op](*wide).astype(dtype)
+    got = reduce(op, kind, np.ascontiguousarray(old), np.ascontiguousarray(new))
+    np.testing.assert_array_equal(got.astype(np.float64), expected.astype(np.float64))
+
+
+def test_float32_addition_flushes_subnormals() -> None:
+    tiny = np.float32(1e-40)
+    old = np.array([1, tiny, -tiny, 1.5e-38], np.float32)
+    new = np.array([tiny, 0, -0.0, -1.4e-38], np.float32)
+    result = reduce(Reduction.ADD, Type.FLOAT32, old, new)
+    np.testing.assert_array_equal(result, np.array([1, 0, -0.0, 0], np.float32))
+    assert list(np.signbit(result)) == [False, False, True, False]
+    with pytest.raises(RuntimeError, match="does not take this element type"):
+        reduce(Reduction.MAX, Type.FLOAT32, old, new)

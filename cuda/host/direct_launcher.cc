@@ -76,6 +76,8 @@ Result<std::vector<uint8_t>> launch_direct(const GemmProblem& problem, const Gem
   if (options.guard_bytes % kGuardUnit != 0) {
     return invalid("guard_bytes is ", options.guard_bytes, "; it is a multiple of ", kGuardUnit);
   }
+  // Before the sizes of the host's arrays are taken from it.
+  if (Status status = check_problem(problem); !status.ok()) return with_context(describe(problem), status);
   const Result<const Driver*> driver = jaxbw::driver();
   if (!driver.ok()) return driver.status();
   const ScopedContext context(options.device);

@@ -73,6 +73,7 @@ constexpr uint32_t peers_b(const GemmConfig& config) { return config.cluster_m /
 
 // Re-checks what would be unsafe to launch. Python's selection has the whole set of rules; a request that fails
 // here is a mistake there.
+Status check_problem(const GemmProblem& problem);
 Status check_config(const GemmConfig& config);
 Status check_launch(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers);
 

@@ -27,7 +27,7 @@ constexpr KernelFamily kFamilies[] = {
 constexpr uint32_t kMaxClusterSize = 8;      // portable: every GPU with clusters takes it
 constexpr uint32_t kMinStages = 2;           // a ring of one stage would let no load run ahead
 constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5.5.3), and so is gridDim.x
-constexpr uint64_t kMaxStride = 1ull << 40;  // bytes, CUtensorMap
+constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
 constexpr uint64_t kAlignment = 16;          // bytes, of addresses and strides: CUtensorMap
 constexpr uint32_t kSwizzleRows = kSwizzleAtom / kSwizzleSpan;
 constexpr uint32_t kUmmaN = 16, kMaxUmmaN = 256;  // step and limit of the width of an MMA: PTX 9.7.16.2.1
@@ -96,21 +96,12 @@ Status check_view(const TensorView& view) {
     return invalid(view.name, " ", shape(view), " has rows of ", view.row_bytes(), " bytes; TMA needs a multiple of ",
                    kAlignment);
   }
-  if (view.row_bytes() > kMaxStride / view.outer) {
-    return invalid(view.name, " ", shape(view), " has matrices of more than 2^40 bytes, the largest stride of TMA");
+  if (view.row_bytes() * view.outer >= kMaxStride) {  // below 2^33 * 2^31
+    return invalid(view.name, " ", shape(view), " has matrices of 2^40 bytes or more, beyond the strides of TMA");
   }
   if (view.address == 0 || view.address % kAlignment != 0) {
     return invalid(view.name, " is at address ", view.address, "; TMA needs a multiple of ", kAlignment, " bytes");
   }
-  return Status();
-}
-
-Status check_values(const GemmProblem& p) {
-  if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0) return invalid("a dimension is 0; there is nothing to launch");
-  if (p.input != DataType::kF16 && p.input != DataType::kBF16) return invalid("the operands are not f16 or bf16");
-  if (p.output > DataType::kF32 || (p.bias && *p.bias > DataType::kF32)) return invalid("unknown dtype");
-  if (p.activation > Activation::kSilu) return invalid("unknown activation ", static_cast<uint32_t>(p.activation));
-  if (p.a_major > Major::kMN || p.b_major > Major::kMN) return invalid("unknown operand major");
   return Status();
 }
 
@@ -134,6 +125,15 @@ uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& confi
   return storage_layout(config.block_m, config.block_n, config.cta_group, family.epilogue).total_bytes(config.stages);
 }
 
+Status check_problem(const GemmProblem& p) {
+  if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0) return invalid("a dimension is 0; there is nothing to launch");
+  if (p.input != DataType::kF16 && p.input != DataType::kBF16) return invalid("the operands are not f16 or bf16");
+  if (p.output > DataType::kF32 || (p.bias && *p.bias > DataType::kF32)) return invalid("unknown dtype");
+  if (p.activation > Activation::kSilu) return invalid("unknown activation ", static_cast<uint32_t>(p.activation));
+  if (p.a_major > Major::kMN || p.b_major > Major::kMN) return invalid("unknown operand major");
+  return Status();
+}
+
 Status check_config(const GemmConfig& c) {
   const KernelFamily* family = family_of_kernel(c.kernel);
   if (family == nullptr) return invalid("no kernel family is known for kernel '", c.kernel, "'");
@@ -154,7 +154,7 @@ Status check_config(const GemmConfig& c) {
 }
 
 Status check_launch(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers) {
-  if (Status status = check_values(problem); !status.ok()) return status;
+  if (Status status = check_problem(problem); !status.ok()) return status;
   if (Status status = check_config(config); !status.ok()) return status;
   const KernelFamily& family = *family_of_kernel(config.kernel);
   if (const std::string required = required_kernel(family, problem, config); config.kernel != required) {

@@ -212,7 +212,7 @@ def test_sizes_beyond_32_bits(fake: FakeDriver, m: int, n: int, k: int, tiles: l
     ("m", "n", "k", "message"),
     [
         (2**31, 8, 64, "has a dimension of 2\\^31 or more"),
-        (2**24, 2**24, 64, "has matrices of more than 2\\^40 bytes"),
+        (2**24, 2**24, 64, "has matrices of 2\\^40 bytes or more"),
     ],
 )
 def test_sizes_beyond_tma_are_refused(

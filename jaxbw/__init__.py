@@ -1,0 +1,26 @@
+"""Matrix products for JAX from hand-written Blackwell and Hopper kernels.
+
+The public names are those listed here; everything else may change.
+"""
+
+from importlib import metadata as _metadata
+
+from jaxbw.api import dot_general, explain, matmul
+from jaxbw.primitives.gemm import register as _register
+from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.devices import target
+from jaxbw.selection.implementations import implementation
+
+__all__ = [
+    "GemmConfig",
+    "__version__",
+    "dot_general",
+    "explain",
+    "implementation",
+    "matmul",
+    "target",
+]
+
+__version__ = _metadata.version("jaxbw")
+
+_register()

@@ -1,0 +1,115 @@
+"""Every use of JAX beyond its documented API, in one place.
+
+Each has a test in tests/jax/test_compat.py. Works on jax 0.10 to 0.12. Nothing here decides
+anything about matrix products.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax._src import core as _core
+from jax._src import dtypes as _dtypes
+from jax._src.interpreters import batching as _batching
+from jax._src.lax import lax as _lax
+from jax._src.numpy import util as _numpy_util
+from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_sharding
+from jax.extend.core import Primitive
+from jax.extend.core import primitives as _primitives
+from jax.interpreters import xla
+
+
+def ensure_arraylike(name: str, *operands: Any) -> tuple[Any, ...]:
+    """Operands as `jax.numpy` functions take them: lists are refused, NumPy is converted."""
+    converted = _numpy_util.ensure_arraylike(name, *operands)
+    return tuple(converted) if len(operands) > 1 else (converted,)
+
+
+def abstract_type(x: Any) -> Any:
+    """The abstract value of an array, or of anything that has a shape and a dtype."""
+    return _core.shaped_abstractify(x)
+
+
+def canonicalize_dtype(dtype: Any, name: str) -> np.dtype[Any]:
+    """A dtype as given by a user, without 64 bits where JAX has them off."""
+    return _dtypes.check_and_canonicalize_user_dtype(dtype, name)
+
+
+def canonicalize_precision(precision: Any) -> Any:
+    """None, a pair of `lax.Precision`, or a dot algorithm."""
+    return _lax.canonicalize_precision(precision)
+
+
+def canonicalize_sharding(out_sharding: Any, name: str) -> Any:
+    """An `out_sharding` argument as a NamedSharding of the abstract mesh, or None."""
+    return _canonicalize_sharding(out_sharding, name)
+
+
+def convert_element_type(x: Any, dtype: Any, weak_type: bool) -> Any:
+    """`lax.convert_element_type` that can also set the weak type."""
+    return _lax._convert_element_type(x, dtype, weak_type)
+
+
+def insert_reshard(*operands: Any) -> tuple[Any, ...]:
+    """What `lax` does to operands before it binds a primitive.
+
+    Under `shard_map(check_vma=True)` it makes them vary over the same mesh axes.
+    """
+    return tuple(_core.auto_insert_reshard(*operands))
+
+
+def spec_entries(x: Any) -> tuple[Any, ...]:
+    """How each dimension of an array is sharded in explicit mode; None where it is not."""
+    spec = abstract_type(x).sharding.spec
+    return tuple(getattr(spec, "partitions", spec))
+
+
+def permuted_sharding(aval: Any, axes: tuple[int, ...]) -> Any:
+    """The sharding that an array of this type has after a transposition; None without a mesh."""
+    sharding = aval.sharding
+    if sharding.mesh.empty:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            return None
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * len(axes)))
+    entries = tuple(getattr(sharding.spec, "partitions", sharding.spec))
+    permuted = tuple(entries[axis] for axis in axes)
+    if hasattr(sharding.spec, "update"):
+        return sharding.update(spec=sharding.spec.update(partitions=permuted))
+    return sharding.update(spec=jax.sharding.PartitionSpec(*permuted))
+
+
+def vmapped_sharding(axis_data: Any, out_sharding: Any, dimension: int) -> Any:
+    """An `out_sharding` with the dimension that `vmap` adds."""
+    if out_sharding is None:
+        return None
+    return _batching.get_sharding_for_vmap(axis_data, out_sharding, dimension)
+
+
+def dot_general_type(lhs: Any, rhs: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Abstract value and effects of `lax.dot_general`; also its errors."""
+    return cast("tuple[Any, Any]", _primitives.dot_general_p.abstract_eval(lhs, rhs, **params))
+
+
+def lax_dot_general(lhs: Any, rhs: Any, params: Mapping[str, Any]) -> Any:
+    """`lax.dot_general` with parameters that are already canonical."""
+    return _primitives.dot_general_p.bind(lhs, rhs, **params)
+
+
+def apply_eagerly(primitive: Primitive) -> None:
+    """Lets a primitive run outside of `jit`: as a compiled program of that one operation."""
+    primitive.def_impl(partial(xla.apply_primitive, primitive))
+
+
+def is_one_device(ctx: Any) -> bool:
+    """Whether the operation being lowered sees whole arrays on one device.
+
+    True for programs of one device, and inside a `shard_map` over every axis of its mesh.
+    """
+    axis_context = ctx.module_context.axis_context
+    mesh = getattr(axis_context, "mesh", None)
+    if mesh is not None:
+        return mesh.size == 1 or set(axis_context.manual_axes) == set(mesh.axis_names)
+    return getattr(axis_context, "num_devices", 1) == 1

@@ -1,0 +1,98 @@
+"""gemm_p: one kernel launch, operands exactly as the custom call takes them (see _native.pyi).
+
+It is bound only inside the CUDA lowering rules of the primitives above it, hence needs no
+differentiation, batching or sharding rules of its own.
+"""
+
+from typing import Any, Never
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jaxbw._native import Activation, Major, ffi_targets, set_kernel_directory
+from jaxbw.problem import Reduction
+from jaxbw.selection import manifest
+from jaxbw.selection.select import Choice
+
+TARGET = "jaxbw_gemm_v1"
+
+ACTIVATIONS = {
+    None: Activation.NONE,
+    "relu": Activation.RELU,
+    "gelu": Activation.GELU,
+    "silu": Activation.SILU,
+}
+
+gemm_p = Primitive("jaxbw_gemm")
+
+
+def register() -> None:
+    """Makes the custom call known to XLA, and the kernels to the runtime."""
+    set_kernel_directory(str(manifest.directory()))
+    for name, stages in ffi_targets().items():
+        jax.ffi.register_ffi_target(name, stages, platform="CUDA")
+
+
+def gemm(reduction: Reduction, choice: Choice, lhs: Any, rhs: Any, bias: Any = None) -> Any:
+    """The kernel that was chosen, on the operands of the reduced product.
+
+    `bias` is [n], n being the reduced problem's. The result has the shape of the unreduced one.
+    """
+    problem, config = reduction.problem, choice.config
+    assert config is not None
+    operands = [reduction.lhs(lhs), reduction.rhs(rhs)]
+    if bias is not None:
+        operands.append(bias)
+    result = gemm_p.bind(
+        *operands,
+        output_dtype=problem.output,
+        kernel=choice.kernel,
+        lhs_major=problem.lhs_major.value,
+        rhs_major=problem.rhs_major.value,
+        activation=ACTIVATIONS[problem.activation].value,
+        block_m=config.block_m,
+        block_n=config.block_n,
+        cluster_m=config.cluster[0],
+        cluster_n=config.cluster[1],
+        cta_group=config.cta_group,
+        stages=config.stages,
+        swizzle=config.swizzle,
+    )
+    return jax.lax.reshape(result, reduction.output_shape)
+
+
+def _abstract_eval(
+    lhs: Any, rhs: Any, *_: Any, output_dtype: Any, lhs_major: int, rhs_major: int, **__: Any
+) -> Any:
+    m = lhs.shape[1 if lhs_major == Major.K.value else 2]
+    n = rhs.shape[1 if rhs_major == Major.K.value else 2]
+    batch = max(lhs.shape[0], rhs.shape[0])
+    # An update keeps what else the type says, as over which mesh axes of a shard_map it varies.
+    return lhs.update(shape=(batch, m, n), dtype=output_dtype, weak_type=False)
+
+
+def _lower_for_cuda(
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    output_dtype: Any,
+    kernel: str,
+    **attributes: int,
+) -> Any:
+    del output_dtype  # implied by the result
+    # Custom calls' integers are int64 unless they are NumPy's; the handler takes int32 only.
+    int32 = {name: np.int32(value) for name, value in attributes.items()}
+    return jax.ffi.ffi_lowering(TARGET)(ctx, *operands, kernel=kernel, **int32)
+
+
+def _refuse(*_: Any, kernel: str, **__: Any) -> Never:
+    raise NotImplementedError(
+        f"jaxbw: kernel {kernel} runs on CUDA, not on this platform.\n"
+        "Leave implementation=None to run on XLA."
+    )
+
+
+gemm_p.def_abstract_eval(_abstract_eval)
+mlir.register_lowering(gemm_p, _refuse)
+mlir.register_lowering(gemm_p, _lower_for_cuda, platform="cuda")

@@ -1,0 +1,1 @@
+"""Which kernel runs a problem on a device, in which configuration: see select.py."""

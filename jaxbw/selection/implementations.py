@@ -1,0 +1,67 @@
+"""The names that `implementation=` takes, and the context manager that sets it."""
+
+import contextlib
+from collections.abc import Sequence
+
+import jax
+
+FAMILIES = ("sm100", "sm90")  # hand-written kernels
+NAMES = (*FAMILIES, "xla")
+_RESERVED = ("emulator", "emulator-sm90")
+
+Implementation = str | Sequence[str] | None
+
+_context = jax.make_user_context(None)
+
+
+def implementation(name: str | Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Sets what calls in this block use that do not say `implementation=` themselves.
+
+    Functions under `jax.jit` are traced again for each value.
+
+    Args:
+      name: "sm100", "sm90" or "xla", or a sequence of them that is tried in order.
+
+    Raises:
+      ValueError: another name.
+      NotImplementedError: "emulator" or "emulator-sm90", which come with the emulator.
+
+    >>> with jaxbw.implementation("xla"):
+    ...     jaxbw.explain(jnp.ones((2, 3)), jnp.ones((3, 4))).reason
+    'asked for'
+    """
+    context: contextlib.AbstractContextManager[None] = _context(
+        canonical(name, "jaxbw.implementation")
+    )
+    return context
+
+
+def resolve(name: Implementation, call: str) -> tuple[str, ...] | None:
+    """The implementations to try for a call, in order; None to choose freely.
+
+    Raises:
+      ValueError, NotImplementedError: as `implementation`.
+    """
+    if name is None:
+        value: tuple[str, ...] | None = _context.value
+        return value
+    return canonical(name, call)
+
+
+def canonical(name: str | Sequence[str], call: str) -> tuple[str, ...]:
+    """A name or a sequence of names, checked, as a tuple."""
+    names = (name,) if isinstance(name, str) else tuple(name)
+    if not names:
+        raise ValueError(f"{call}: implementation is empty; give one of {', '.join(NAMES)}")
+    for item in names:
+        if item in _RESERVED:
+            raise NotImplementedError(
+                f"{call}: implementation {item!r} comes with the emulator, which this version "
+                f"does not have; use one of {', '.join(NAMES)}"
+            )
+        if item not in NAMES:
+            raise ValueError(
+                f"{call}: implementation is {item!r}; it is one of {', '.join(NAMES)}, "
+                "or None to choose"
+            )
+    return names

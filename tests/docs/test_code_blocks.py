@@ -1,0 +1,129 @@
+"""Every fenced block of README.md and docs/*.md is run, or compared, or checked by name.
+
+    ```python    run on the CPU, all blocks of a page in one namespace. Warnings are errors.
+    ```text      right after a python block: what that block prints, "..." standing for anything;
+                 elsewhere a diagram
+    ```sh        every line is a make target, or pytest or python with files that exist
+
+The comment `<!-- lower for NAME -->` before a python block marks code for a GPU: the block is
+traced as one function and lowered for that device, and must contain a custom call of jaxbw.
+"""
+
+import contextlib
+import doctest
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import jaxbw
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LOWER = re.compile(r"<!-- lower for (\w+) -->\s*\Z")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    language: str
+    code: str
+    line: int  # of the fence
+    device: str | None  # to lower for; None: run here
+    between: str  # the text since the block before
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text, end = page.read_text(), 0
+    for match in FENCE.finditer(text):
+        between = text[end : match.start()]
+        marker = LOWER.search(between)
+        line = text.count("\n", 0, match.start()) + 1
+        device = marker.group(1) if marker else None
+        yield Block(page, match.group(1), match.group(2), line, device, between)
+        end = match.end()
+
+
+def run(block: Block, scope: dict[str, Any]) -> str:
+    """What the block prints. Its lines stand in tracebacks as lines of its page."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile("\n" * block.line + block.code, block.page, "exec"), scope)
+    return printed.getvalue()
+
+
+def lower(block: Block, scope: dict[str, Any]) -> str:
+    """The program, for a GPU, of all arrays that the block makes."""
+
+    def arrays() -> list[jax.Array]:
+        inner = dict(scope)
+        run(block, inner)
+        return [v for k, v in inner.items() if isinstance(v, jax.Array) and v is not scope.get(k)]
+
+    assert block.device
+    with jaxbw.target(block.device):
+        text: str = jax.jit(arrays).trace().lower(lowering_platforms=("cuda",)).as_text()
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.filterwarnings("error")
+def test_python_blocks_do_what_the_page_says(page: Path) -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    printed: str | None = None
+    for block in blocks(page):
+        if block.language == "python":
+            printed = None
+            if block.device:
+                assert "jaxbw_gemm" in lower(block, scope), block.place
+            else:
+                printed = run(block, scope)
+        elif block.language == "text" and printed is not None and not block.between.strip():
+            same = doctest.OutputChecker().check_output(block.code, printed, doctest.ELLIPSIS)
+            assert same, f"{block.place}: printed\n{printed}"
+            printed = None
+
+
+def test_every_block_is_of_a_kind_that_is_checked() -> None:
+    kinds = {block.language for page in PAGES for block in blocks(page)}
+    assert kinds <= {"python", "text", "sh"}
+
+
+def test_shell_blocks_name_what_exists() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for block in (b for b in blocks(page) if b.language == "sh"):
+            for line in block.code.splitlines():
+                command, *arguments = shlex.split(line, comments=True)
+                if command == "make":
+                    assert {a for a in arguments if "=" not in a} <= targets, block.place
+                else:
+                    assert command in ("pytest", "python"), f"{block.place}: {line}"
+                    files = [a for a in arguments if a.endswith(".py")]
+                    assert all((ROOT / file).exists() for file in files), f"{block.place}: {line}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = page if not file else page.parent / file
+        assert linked.exists(), f"{page.name}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+            anchors = {heading.lower().replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{page.name}: {target}"

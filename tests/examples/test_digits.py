@@ -1,0 +1,90 @@
+"""examples/digits.py as a user runs it, and what it says of its products held to what it traces."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import pytest
+
+import jaxbw
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
+
+
+@pytest.fixture(scope="module")
+def digits() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("digits", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_run_as_a_user_would(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, SCRIPT],
+        cwd=tmp_path,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    accuracy = re.search(r"accuracy (\S+)% on 360 held-out digits", run.stdout)
+    assert accuracy is not None
+    assert float(accuracy.group(1)) > 95
+    served = run.stdout.partition("served on cpu:\n")[2].splitlines()
+    assert len(served) == 11
+    assert all("xla   there is no CUDA GPU" in line for line in served)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Those of a program and of all programs within it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for parameter in equation.params.values():
+            for inner in parameter if isinstance(parameter, tuple | list) else [parameter]:
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+                elif hasattr(inner, "jaxpr"):
+                    yield from equations(inner.jaxpr)
+
+
+def test_the_products_that_it_lists_are_those_of_a_training_step(digits: ModuleType) -> None:
+    training, _ = digits.load_splits(0)
+    batch = digits.Split(training.images[: digits.BATCH], training.digits[: digits.BATCH])
+    parameters = digits.Classifier().init(jax.random.key(0), batch.images)
+    program = jax.make_jaxpr(jax.grad(digits.loss))(parameters, batch)
+
+    traced: Counter[Any] = Counter()
+    for equation in equations(program.jaxpr):
+        assert equation.primitive.name != "dot_general", "every product goes through jaxbw"
+        if equation.primitive.name == "jaxbw_dot_general":
+            lhs, rhs = (operand.aval for operand in equation.invars)
+            (contracting, _) = equation.params["dimension_numbers"]
+            assert lhs.dtype == rhs.dtype == digits.COMPUTE_DTYPE
+            traced[(lhs.shape, rhs.shape, contracting)] += 1
+    listed = Counter(
+        (p.lhs, p.rhs, (p.contracting[:1], p.contracting[1:])) for p in digits.products()
+    )
+    assert traced == listed
+
+
+def test_a_hopper_gpu_serves_all_products_but_those_with_the_logits(digits: ModuleType) -> None:
+    with jaxbw.target("H200"):
+        served = {product.name: product.explain() for product in digits.products()}
+    for name, by in served.items():
+        if name.startswith("Dense_3"):
+            assert by.startswith("xla")
+            assert "rows of 20 bytes" in by
+        else:
+            assert by.startswith("sm90")

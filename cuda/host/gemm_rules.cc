@@ -30,7 +30,7 @@ constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5
 constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
 constexpr uint64_t kAlignment = 16;          // bytes, of addresses and strides: CUtensorMap
 constexpr uint32_t kSwizzleRows = kSwizzleAtom / kSwizzleSpan;
-constexpr uint32_t kUmmaN = 16, kMaxUmmaN = 256;  // step and limit of the width of an MMA: PTX 9.7.16.2.1
+constexpr uint32_t kMaxUmmaN = 256;               // width of an MMA: PTX 9.7.16.2.1
 constexpr uint32_t kUmmaRows = 128;               // rows of an MMA that one CTA holds: one TMEM lane each
 
 bool is_sm90(const KernelFamily& family) { return family.name == "sm90"; }
@@ -62,10 +62,10 @@ Status check_tile(const KernelFamily& family, const GemmConfig& c) {
     return invalid("block_m is ", c.block_m, "; cta_group ", c.cta_group, " computes ", kUmmaRows * c.cta_group,
                    " rows");
   }
-  const uint32_t step = kUmmaN * c.cta_group;
+  // What the epilogue stores at a time; a legal width of an MMA in either group.
+  const uint32_t step = family.epilogue.max_columns;
   if (c.block_n == 0 || c.block_n % step != 0 || c.block_n > kMaxUmmaN) {
-    return invalid("block_n is ", c.block_n, "; cta_group ", c.cta_group, " takes multiples of ", step, " up to ",
-                   kMaxUmmaN);
+    return invalid("block_n is ", c.block_n, "; the sm_100 kernels take multiples of ", step, " up to ", kMaxUmmaN);
   }
   return Status();
 }

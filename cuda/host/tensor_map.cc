@@ -35,6 +35,16 @@ TensorView operand(const char* name, CUdeviceptr address, DataType type, Major m
           .box_outer = (k_major ? rows : kBlockK) / peers};
 }
 
+// Every box is swizzled over its own width, which storage.h makes one of these.
+static_assert(kSm90Epilogue.store_row_bytes(DataType::kF32) == 128 &&
+              kSm90Epilogue.store_row_bytes(DataType::kF16) == 128);
+static_assert(kSm100Epilogue.store_row_bytes(DataType::kF32) == 128 &&
+              kSm100Epilogue.store_row_bytes(DataType::kF16) == 64);
+
+CUtensorMapSwizzle box_swizzle(const TensorView& view) {
+  return view.box_contiguous * size_bytes(view.type) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+}
+
 }  // namespace
 
 TensorView view_a(const GemmProblem& problem, const GemmConfig& config, CUdeviceptr address) {
@@ -54,7 +64,7 @@ TensorView view_d(const GemmProblem& problem, const KernelFamily& family, CUdevi
           .contiguous = problem.n,
           .outer = problem.m,
           .batch = problem.batch,
-          .box_contiguous = kSwizzleSpan / size_bytes(problem.output),
+          .box_contiguous = family.epilogue.store_columns(problem.output),
           .box_outer = family.epilogue.rows_per_warp};
 }
 
@@ -69,7 +79,7 @@ Status encode_tensor_map(const Driver& driver, const TensorView& view, TensorMap
   CUtensorMap encoded;
   Status status = driver.cuTensorMapEncodeTiled(
       &encoded, encoded_type(view.type), 3, reinterpret_cast<void*>(view.address), dims, strides, box, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, box_swizzle(view), CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);  // "none" fills with zeros; the other choice is NaN
   if (!status.ok()) return with_context(concat("tensor map of ", view.name), status);
 

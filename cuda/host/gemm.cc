@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "host/cluster_launch.h"
 #include "host/driver.h"
 #include "host/kernel_library.h"
 #include "host/tensor_map.h"
@@ -72,22 +73,10 @@ Status launch(const GemmProblem& problem, const GemmConfig& config, const GemmBu
   const uint64_t work_items = tiles * problem.batch;
   const uint64_t clusters = family.one_wave ? std::min<uint64_t>(work_items, kernel->resident_clusters) : work_items;
 
-  CUlaunchAttribute cluster = {};
-  cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-  cluster.value.clusterDim.x = config.cluster_size();
-  cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
-  CUlaunchConfig launch = {};
-  launch.gridDimX = static_cast<unsigned>(clusters * config.cluster_size());
-  launch.gridDimY = launch.gridDimZ = 1;
-  launch.blockDimX = family.threads;
-  launch.blockDimY = launch.blockDimZ = 1;
-  launch.sharedMemBytes = shared_memory_bytes(family, config);
-  launch.hStream = stream;
-  launch.attrs = &cluster;
-  launch.numAttrs = 1;
+  const ClusterLaunch launch(family, config, static_cast<uint32_t>(clusters), stream);
   void* arguments[] = {&params};
   // A CUkernel stands for its function in the stream's context (cuLaunchKernelEx).
-  return (*driver)->cuLaunchKernelEx(&launch, reinterpret_cast<CUfunction>(kernel->handle), arguments, nullptr);
+  return (*driver)->cuLaunchKernelEx(launch.get(), reinterpret_cast<CUfunction>(kernel->handle), arguments, nullptr);
 }
 
 }  // namespace

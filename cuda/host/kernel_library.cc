@@ -4,6 +4,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "host/cluster_launch.h"
 #include "host/device.h"
 
 namespace jaxbw {
@@ -62,16 +63,15 @@ Result<CUkernel> load(const Driver& driver, Cache& cache, const KernelFamily& fa
   return kernel;
 }
 
-// The library is loaded lazily into each context; doing it here keeps it out of a launch that is being captured
-// into a CUDA graph.
+// A library is loaded lazily into each context. Asking for the function does it now, which keeps it out of a launch
+// that is being captured into a CUDA graph.
 Result<PreparedKernel> prepare_on_device(const Driver& driver, const KernelFamily& family, const GemmConfig& config,
                                          CUkernel kernel, int ordinal) {
   const ScopedContext context(ordinal);
   if (!context.status().ok()) return context.status();
   CUdevice device = 0;
   if (Status status = driver.cuDeviceGet(&device, ordinal); !status.ok()) return status;
-  const uint32_t bytes = shared_memory_bytes(family, config);
-  // The limit only ever rises to the most that any launch may ask for, so that configurations do not undo each other.
+  // Always to the most that any launch may ask for, so that one configuration does not undo another's limit.
   Status status =
       driver.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kMaxSharedMemory, kernel, device);
   if (!status.ok()) return explain_load_error(family, status);
@@ -79,24 +79,14 @@ Result<PreparedKernel> prepare_on_device(const Driver& driver, const KernelFamil
   status = driver.cuKernelGetFunction(&function, kernel);
   if (!status.ok()) return explain_load_error(family, status);
 
-  CUlaunchAttribute cluster = {};
-  cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-  cluster.value.clusterDim.x = config.cluster_size();
-  cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
-  CUlaunchConfig launch = {};
-  launch.gridDimX = config.cluster_size();
-  launch.gridDimY = launch.gridDimZ = 1;
-  launch.blockDimX = family.threads;
-  launch.blockDimY = launch.blockDimZ = 1;
-  launch.sharedMemBytes = bytes;
-  launch.attrs = &cluster;
-  launch.numAttrs = 1;
+  const ClusterLaunch launch(family, config, 1, nullptr);
   int clusters = 0;
-  status = driver.cuOccupancyMaxActiveClusters(&clusters, function, &launch);
+  status = driver.cuOccupancyMaxActiveClusters(&clusters, function, launch.get());
   if (!status.ok()) return status;
   if (clusters < 1) {
-    return Status(StatusCode::kDriver, concat("cuOccupancyMaxActiveClusters: no cluster of ", config.cluster_size(),
-                                              " blocks with ", bytes, " bytes of shared memory fits the device"));
+    return Status(StatusCode::kDriver,
+                  concat("cuOccupancyMaxActiveClusters: no cluster of ", config.cluster_size(), " blocks with ",
+                         shared_memory_bytes(family, config), " bytes of shared memory fits the device"));
   }
   return PreparedKernel{kernel, static_cast<uint32_t>(clusters)};
 }

@@ -5,6 +5,7 @@ environment variable `JAXBW_LIBCUDA` names another file than `libcuda.so.1`.
 """
 
 from enum import Enum
+from types import ModuleType
 from typing import Any, final
 
 import numpy as np
@@ -16,6 +17,9 @@ CUDA_VERSION: int
 Encoded as 1000 * major + 10 * minor. A driver that supports an older version (see
 `driver_version`) may refuse the kernels.
 """
+
+emulator: ModuleType
+"""The PTX machine. Its typed face is the package `jaxbw.emulator`."""
 
 class DataType(Enum):
     """Element type of an operand, a bias or a result. The values are those of `cuda/params.h`."""

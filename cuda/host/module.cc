@@ -9,6 +9,9 @@
 
 #include <map>
 
+#ifdef JAXBW_WITH_EMULATOR
+#include "emulator/bindings.h"
+#endif
 #include "host/device.h"
 #include "host/direct_launcher.h"
 #include "host/ffi_handler.h"
@@ -18,11 +21,6 @@
 namespace nb = nanobind;
 
 namespace jaxbw {
-
-#ifdef JAXBW_WITH_EMULATOR
-void bind_emulator(nb::module_& module);  // cuda/emulator
-#endif
-
 namespace {
 
 struct DriverError : std::runtime_error {
@@ -180,7 +178,7 @@ NB_MODULE(_native, m) {
         nb::arg("device") = 0, nb::arg("guard_bytes") = DirectLaunch().guard_bytes, nb::arg("repeats") = 1);
 
 #ifdef JAXBW_WITH_EMULATOR
-  bind_emulator(m);
+  emulator::bind_emulator(m);
 #endif
 }
 

@@ -19,7 +19,10 @@ def test_stub_names_what_there_is() -> None:
     declared = {node.name for node in STUB.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     declared |= {node.target.id for node in STUB.body if isinstance(node, ast.AnnAssign)
                  and isinstance(node.target, ast.Name)}  # fmt: skip
-    assert declared == {name for name in dir(_native) if not name.startswith("_")}
+    offered = {name for name in dir(_native) if not name.startswith("_")}
+    # Submodules of the emulator have a face of their own.
+    submodules = {name for name in offered if inspect.ismodule(getattr(_native, name))}
+    assert declared - {"emulator"} == offered - submodules
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5
 constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
 constexpr uint64_t kAlignment = 16;          // bytes, of addresses and strides: CUtensorMap
 constexpr uint32_t kSwizzleRows = kSwizzleAtom / kSwizzleSpan;
-constexpr uint32_t kMaxUmmaN = 256;               // width of an MMA: PTX 9.7.16.2.1
-constexpr uint32_t kUmmaRows = 128;               // rows of an MMA that one CTA holds: one TMEM lane each
+constexpr uint32_t kMaxUmmaN = 256;  // width of an MMA: PTX 9.7.16.2.1
+constexpr uint32_t kUmmaRows = 128;  // rows of an MMA that one CTA holds: one TMEM lane each
 
 bool is_sm90(const KernelFamily& family) { return family.name == "sm90"; }
 

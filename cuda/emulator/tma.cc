@@ -148,7 +148,7 @@ void tma_pieces(const TensorMapFields& map, std::span<const int32_t> coordinates
     bool in_bounds = true;
     for (uint32_t d = 1; d < map.rank; ++d) {
       const int64_t coordinate = int64_t{coordinates[d]} + int64_t{index[d]} * map.element_strides[d];
-      in_bounds &= coordinate >= 0 && static_cast<uint64_t>(coordinate) < map.extents[d];
+      in_bounds &= static_cast<uint64_t>(coordinate) < map.extents[d];  // a negative one becomes huge
       row += static_cast<uint64_t>(coordinate) * map.strides[d - 1];
     }
     const ByteRange valid = in_bounds ? inner : ByteRange{0, 0};

@@ -108,11 +108,18 @@ void execute_wgmma(const Wgmma& op, const SharedView& shared, std::span<const ui
   std::vector<uint32_t> dense(kWgmmaM * n);
   std::array<uint32_t*, kWgmmaM> rows;
   for (uint32_t row = 0; row < kWgmmaM; ++row) rows[row] = &dense[row * n];
+  // Row and column of a register are sums of the thread's part and the register's.
+  std::array<uint32_t, kWarpgroupThreads> thread_offset;
+  for (uint32_t thread = 0; thread < kWarpgroupThreads; ++thread) {
+    const FragmentPosition at = wgmma_d_position(op.f32_result, thread, 0);
+    thread_offset[thread] = at.row * n + at.column;
+  }
   const auto for_each_register = [&](auto visit) {
     for (uint32_t reg = 0; reg < registers; ++reg) {
+      const FragmentPosition at = wgmma_d_position(op.f32_result, 0, reg);
+      uint32_t* const cells = &dense[at.row * n + at.column];
       for (uint32_t thread = 0; thread < kWarpgroupThreads; ++thread) {
-        const FragmentPosition at = wgmma_d_position(op.f32_result, thread, reg);
-        visit(d[reg * kWarpgroupThreads + thread], &dense[at.row * n + at.column]);
+        visit(d[reg * kWarpgroupThreads + thread], cells + thread_offset[thread]);
       }
     }
   };

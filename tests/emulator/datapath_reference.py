@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxbw._native import datapath
+from jaxbw._native import emulator
+
+datapath: Any = emulator.datapath
 
 Bytes = npt.NDArray[np.uint8]
 Swizzle: Any = datapath.Swizzle

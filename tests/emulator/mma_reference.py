@@ -6,9 +6,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from jaxbw._native import datapath
-
-from .datapath_reference import umma_descriptor
+from .datapath_reference import datapath, umma_descriptor
 
 Format, Swizzle = datapath.NumberFormat, datapath.Swizzle
 DTYPES: dict[Any, Any] = {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxbw._native import datapath
+from .datapath_reference import datapath
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -6,8 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxbw._native import datapath
-
+from .datapath_reference import datapath
 from .mma_reference import DTYPES, Format, pack
 
 

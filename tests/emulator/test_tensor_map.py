@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxbw._native import datapath
+from .datapath_reference import datapath
 
 Fields, Type, Swizzle = datapath.TensorMapFields, datapath.TensorMapType, datapath.Swizzle
 SIZE = {

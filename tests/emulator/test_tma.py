@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxbw._native import datapath
-
-from .datapath_reference import GLOBAL_BASE, SHARED_BASE, SWIZZLE_TABLES, Memory, span, swizzled
+from .datapath_reference import (
+    GLOBAL_BASE,
+    SHARED_BASE,
+    SWIZZLE_TABLES,
+    Memory,
+    datapath,
+    span,
+    swizzled,
+)
 
 Fields, Type = datapath.TensorMapFields, datapath.TensorMapType
 Swizzle, Reduction = datapath.Swizzle, datapath.Reduction
@@ -171,23 +177,25 @@ def test_refuses_what_it_cannot_know(
         datapath.tma_pieces(simple(**changes), coordinates, address)
 
 
-INTEGERS = {
+INTEGERS: dict[Any, Any] = {
     Type.UINT32: np.uint32,
     Type.INT32: np.int32,
     Type.UINT64: np.uint64,
     Type.INT64: np.int64,
 }
-BITWISE = {
+BITWISE: dict[Any, Any] = {
     Reduction.AND: np.bitwise_and,
     Reduction.OR: np.bitwise_or,
     Reduction.XOR: np.bitwise_xor,
 }
-ORDER = {Reduction.MIN: np.minimum, Reduction.MAX: np.maximum}
-FUNCTIONS: dict[Any, np.ufunc] = {Reduction.ADD: np.add} | ORDER | BITWISE
+ORDER: dict[Any, Any] = {Reduction.MIN: np.minimum, Reduction.MAX: np.maximum}
+FUNCTIONS: dict[Any, Any] = {Reduction.ADD: np.add} | ORDER | BITWISE
 
 
 def reduce(op: Any, kind: Any, old: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    result = datapath.tma_reduce(op, kind, new.view(np.uint8), old.view(np.uint8))
+    result: npt.NDArray[np.uint8] = datapath.tma_reduce(
+        op, kind, new.view(np.uint8), old.view(np.uint8)
+    )
     return result.view(old.dtype)
 
 
@@ -234,10 +242,10 @@ def test_16_bit_float_reductions(op: Any, kind: Any, dtype: npt.DTypeLike) -> No
 
 def test_float32_addition_flushes_subnormals() -> None:
     tiny = np.float32(1e-40)
-    old = np.array([1, tiny, -tiny, 1.5e-38], np.float32)
-    new = np.array([tiny, 0, -0.0, -1.4e-38], np.float32)
+    old = np.array([1, tiny, -tiny, 1.5e-38, 1.2e-38], np.float32)
+    new = np.array([tiny, 0, -0.0, -1.4e-38, tiny], np.float32)
     result = reduce(Reduction.ADD, Type.FLOAT32, old, new)
-    np.testing.assert_array_equal(result, np.array([1, 0, -0.0, 0], np.float32))
-    assert list(np.signbit(result)) == [False, False, True, False]
+    np.testing.assert_array_equal(result, np.array([1, 0, -0.0, 0, 1.2e-38], np.float32))
+    assert list(np.signbit(result)) == [False, False, True, False, False]
     with pytest.raises(RuntimeError, match="does not take this element type"):
         reduce(Reduction.MAX, Type.FLOAT32, old, new)

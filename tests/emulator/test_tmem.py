@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxbw._native import datapath
-
-from .datapath_reference import SHARED_BASE, swizzled, umma_descriptor
+from .datapath_reference import SHARED_BASE, datapath, swizzled, umma_descriptor
 
 Shape, Copy, Access = datapath.TmemShape, datapath.TmemCopyShape, datapath.TmemAccess
 
@@ -176,7 +174,8 @@ def test_copy_from_shared_memory(shape: Any, swizzle: Any) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 10)), max_size=40))
 def test_allocations_never_overlap(steps: list[tuple[bool, int, int]]) -> None:
-    allocator, live, smallest = datapath.TmemAllocator(), [], 512
+    allocator, smallest = datapath.TmemAllocator(), 512
+    live: list[tuple[int, int]] = []
     for allocate, size, index in steps:
         if allocate:
             columns = min(32 << size, smallest)

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from jaxbw._native import datapath
-
-from .datapath_reference import SHARED_BASE, Memory, swizzled, umma_descriptor, write_tile
+from .datapath_reference import SHARED_BASE, Memory, datapath, swizzled, umma_descriptor, write_tile
 from .mma_reference import DTYPES, LAYOUTS, Format, Swizzle, cells, example, instruction, operand
 
 Kind = datapath.UmmaKind
@@ -56,9 +54,9 @@ def cases() -> Iterator[Case]:
         yield Case(Format.BF16, Format.BF16, 128, 96, 2, swizzle, swizzle, majors[0], majors[1])
         yield Case(Format.BF16, Format.BF16, 64, 24, 1, swizzle, swizzle, majors[0], majors[1])
     for majors in ("km", "mk", "mm"):
-        swizzles = [Swizzle.B128_ATOM_32B if major == "m" else Swizzle.B128 for major in majors]
-        yield Case(Format.TF32, Format.TF32, 128, 64, 1, *swizzles, majors[0], majors[1])
-        yield Case(Format.TF32, Format.TF32, 256, 64, 2, *swizzles, majors[0], majors[1])
+        a, b = (Swizzle.B128_ATOM_32B if major == "m" else Swizzle.B128 for major in majors)
+        yield Case(Format.TF32, Format.TF32, 128, 64, 1, a, b, majors[0], majors[1])
+        yield Case(Format.TF32, Format.TF32, 256, 64, 2, a, b, majors[0], majors[1])
     small = [Format.E4M3, Format.E5M2, Format.E2M3, Format.E3M2, Format.E2M1]
     for a, b in product(small, small):
         yield Case(a, b, 128, 32)

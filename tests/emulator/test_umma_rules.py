@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxbw._native import datapath
-
-from .datapath_reference import SHARED_BASE, umma_descriptor
-from .mma_reference import DESCRIPTOR, Format, Swizzle, bf16_instruction, example
+from .datapath_reference import SHARED_BASE, datapath, umma_descriptor
+from .mma_reference import DESCRIPTOR, Format, Swizzle, bf16_instruction, example, instruction
 
 Kind = datapath.UmmaKind
 
@@ -22,6 +20,74 @@ def test_a_known_shared_memory_descriptor() -> None:
     assert len(chunks) == 2 * 128 + 2 * 64
     assert chunks[:4] == [0x400, 0x410, 0x490, 0x480]  # row 1: chunks 0 and 1 trade places
     assert chunks[2 * 8] == 0x800  # row 8
+
+
+# PTX 9.7.16.3.3 in units of 16 bytes. MN-major: (W, lines), strides of (W, groups of MN) and of
+# (lines, groups of K); CUTLASS has the one for 32-byte atoms. K-major: strides of (8, groups) and 2.
+CANONICAL_MN = {
+    Swizzle.NONE: lambda lbo, sbo: ((1, 8), (0, sbo), (1, lbo)),
+    Swizzle.B32: lambda lbo, sbo: ((2, 8), (1, lbo), (2, sbo)),
+    Swizzle.B64: lambda lbo, sbo: ((4, 8), (1, lbo), (4, sbo)),
+    Swizzle.B128: lambda lbo, sbo: ((8, 8), (1, lbo), (8, sbo)),
+    Swizzle.B128_ATOM_32B: lambda lbo, sbo: ((8, 4), (1, lbo), (8, sbo)),
+}
+CANONICAL_K = {
+    Swizzle.NONE: lambda lbo, sbo: ((1, sbo), lbo),
+    Swizzle.B32: lambda lbo, sbo: ((2, sbo), 1),
+    Swizzle.B64: lambda lbo, sbo: ((4, sbo), 1),
+    Swizzle.B128: lambda lbo, sbo: ((8, sbo), 1),
+}
+# CuTe's Swizzle<B, M, S> on byte addresses: B bits from M + S upwards are xored into those at M.
+CUTE_SWIZZLES = {
+    Swizzle.NONE: (0, 4, 3),
+    Swizzle.B32: (1, 4, 3),
+    Swizzle.B64: (2, 4, 3),
+    Swizzle.B128: (3, 4, 3),
+    Swizzle.B128_ATOM_32B: (2, 5, 2),
+}
+
+
+@given(
+    st.sampled_from(list(CANONICAL_MN)),
+    st.booleans(),
+    st.integers(0, 15),
+    st.integers(0, 60),
+    st.integers(0, 60),
+)
+def test_chunks_follow_the_canonical_layouts(
+    swizzle: Any, k_major: bool, start: int, lbo: int, sbo: int
+) -> None:
+    """128 rows of A and 64 of B, with any strides and any start."""
+    tf32 = swizzle == Swizzle.B128_ATOM_32B
+    if k_major and tf32:
+        return
+    number, kind = (Format.TF32, Kind.TF32) if tf32 else (Format.BF16, Kind.F16)
+    first, unit = 0x400 + 128 * start, 64  # strides of whole patterns, in chunks
+    word = instruction(number, number, 128, 64, transpose_a=not k_major, transpose_b=not k_major)
+    descriptor = umma_descriptor(first, 16 * unit * lbo, 16 * unit * sbo, swizzle)
+    expected = []
+    for rows in (128, 64):
+        if k_major:
+            (line, group), chunk = CANONICAL_K[swizzle](unit * lbo, unit * sbo)
+            offsets = [
+                r % 8 * line + r // 8 * group + c * chunk for r in range(rows) for c in range(2)
+            ]
+        else:
+            (width, lines), (one, next_mn), (line, next_k) = CANONICAL_MN[swizzle](
+                unit * lbo, unit * sbo
+            )
+            chunks, ks = (rows // 4, 8) if tf32 else (rows // 8, 16)
+            offsets = [
+                c % width * one + c // width * next_mn + k % lines * line + k // lines * next_k
+                for k in range(ks)
+                for c in range(chunks)
+            ]
+        bits, base, shift = CUTE_SWIZZLES[swizzle]
+        for offset in offsets:
+            address = first + 16 * offset
+            expected.append(address ^ (address >> shift & (1 << bits) - 1 << base))
+    op = datapath.Umma(kind, word, descriptor, descriptor, 0)
+    assert op.shared_chunks() == expected
 
 
 @pytest.mark.parametrize(

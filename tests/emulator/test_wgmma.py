@@ -9,9 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from jaxbw._native import datapath
-
-from .datapath_reference import SHARED_BASE, Memory, swizzled, wgmma_descriptor, write_tile
+from .datapath_reference import (
+    SHARED_BASE,
+    Memory,
+    datapath,
+    swizzled,
+    wgmma_descriptor,
+    write_tile,
+)
 from .mma_reference import DTYPES, Format, Swizzle, operand
 
 Major = datapath.OperandMajor

@@ -1,0 +1,390 @@
+// Floating-point arithmetic (PTX 9.7.3, 9.7.4, 9.7.5) of f32, f64, f16, bf16 and their packed forms.
+//
+// 16-bit types are computed in binary32 and rounded once more, which is exact for a single operation (binary32 has more
+// than twice their precision) except fma, which is computed in binary64. The approximations (ex2, rcp, tanh, ...) are
+// computed accurately: within the error that PTX allows, not bit-equal to the hardware.
+#include <cfenv>
+#include <cmath>
+#include <limits>
+
+#include "decoder.h"
+#include "lanes.h"
+#include "number_formats.h"
+
+namespace jaxbw::emulator {
+namespace {
+
+struct F16 {
+  uint16_t bits;
+};
+struct BF16 {
+  uint16_t bits;
+};
+
+float widen(float x) { return x; }
+double widen(double x) { return x; }
+float widen(F16 x) { return f16_to_f32(x.bits); }
+float widen(BF16 x) { return bf16_to_f32(x.bits); }
+template <class T, class W>
+T narrow(W x) {
+  if constexpr (std::is_same_v<T, F16>)
+    return F16{f32_to_f16(float(x))};
+  else if constexpr (std::is_same_v<T, BF16>)
+    return BF16{f32_to_bf16(float(x))};
+  else
+    return T(x);
+}
+template <class T>
+using Widened = decltype(widen(T{}));
+
+enum Detail : uint64_t { kFtz = 1, kSat = 2, kRounding = 12, kRz = 4, kRm = 8, kRp = 12, kRelu = 16, kNan = 32 };
+
+// NaN results are canonical (PTX 9.7.3.3): 0x7fffffff.
+template <class W>
+W canonical(W x) {
+  if constexpr (std::is_same_v<W, float>)
+    return x == x ? x : std::bit_cast<float>(0x7fffffffu);
+  else
+    return x;
+}
+template <class W>
+W flush(W x) {
+  return std::fabs(x) < std::numeric_limits<W>::min() ? std::copysign(W(0), x) : x;
+}
+
+struct Add {
+  template <class W>
+  static W apply(W a, W b) {
+    return a + b;
+  }
+};
+struct Sub {
+  template <class W>
+  static W apply(W a, W b) {
+    return a - b;
+  }
+};
+struct Mul {
+  template <class W>
+  static W apply(W a, W b) {
+    return a * b;
+  }
+};
+struct Div {
+  template <class W>
+  static W apply(W a, W b) {
+    return a / b;
+  }
+};
+struct Fma {
+  template <class W>
+  static W apply(W a, W b, W c) {
+    return std::fma(a, b, c);
+  }
+};
+// One NaN gives the other operand, and -0 is less than +0 (PTX 9.7.3.11-12).
+struct Min {
+  template <class W>
+  static W apply(W a, W b) {
+    if (a != a) return b;
+    if (b != b) return a;
+    return a < b || (a == b && std::signbit(a)) ? a : b;
+  }
+  template <class W>
+  static W apply(W a, W b, W c) {
+    return apply(apply(a, b), c);
+  }
+};
+struct Max {
+  template <class W>
+  static W apply(W a, W b) {
+    if (a != a) return b;
+    if (b != b) return a;
+    return a > b || (a == b && !std::signbit(a)) ? a : b;
+  }
+  template <class W>
+  static W apply(W a, W b, W c) {
+    return apply(apply(a, b), c);
+  }
+};
+struct Abs {
+  template <class W>
+  static W apply(W a) {
+    return std::fabs(a);
+  }
+};
+struct Neg {
+  template <class W>
+  static W apply(W a) {
+    return -a;
+  }
+};
+struct Rcp {
+  template <class W>
+  static W apply(W a) {
+    return 1 / a;
+  }
+};
+struct Sqrt {
+  template <class W>
+  static W apply(W a) {
+    return std::sqrt(a);
+  }
+};
+struct Rsqrt {
+  template <class W>
+  static W apply(W a) {
+    return W(1 / std::sqrt(double(a)));
+  }
+};
+struct Ex2 {
+  template <class W>
+  static W apply(W a) {
+    return W(std::exp2(double(a)));
+  }
+};
+struct Lg2 {
+  template <class W>
+  static W apply(W a) {
+    return W(std::log2(double(a)));
+  }
+};
+struct Sin {
+  template <class W>
+  static W apply(W a) {
+    return W(std::sin(double(a)));
+  }
+};
+struct Cos {
+  template <class W>
+  static W apply(W a) {
+    return W(std::cos(double(a)));
+  }
+};
+struct Tanh {
+  template <class W>
+  static W apply(W a) {
+    return W(std::tanh(double(a)));
+  }
+};
+// copysign d, a, b: the sign of a on the magnitude of b.
+struct CopySign {
+  template <class W>
+  static W apply(W a, W b) {
+    return std::copysign(b, a);
+  }
+};
+
+// The plain case, a loop that vectorises.
+template <class Op, class T>
+T plain1(T a) {
+  return canonical(Op::apply(a));
+}
+template <class Op, class T>
+T plain2(T a, T b) {
+  return canonical(Op::apply(a, b));
+}
+template <class Op, class T>
+T plain3(T a, T b, T c) {
+  return canonical(Op::apply(a, b, c));
+}
+
+template <class Op, class T, uint32_t kSources>
+T one(const T* a, uint64_t detail) {
+  using W = std::conditional_t<std::is_same_v<Op, Fma> && sizeof(T) == 2, double, Widened<T>>;
+  W v[3];
+  for (uint32_t i = 0; i < kSources; ++i) {
+    v[i] = widen(a[i]);
+    if (detail & kFtz) v[i] = W(flush(Widened<T>(v[i])));
+  }
+  W out;
+  if constexpr (kSources == 1)
+    out = Op::apply(v[0]);
+  else if constexpr (kSources == 2)
+    out = Op::apply(v[0], v[1]);
+  else
+    out = Op::apply(v[0], v[1], v[2]);
+  if (detail & kNan)
+    for (uint32_t i = 0; i < kSources; ++i)
+      if (v[i] != v[i]) out = v[i];
+  if (detail & kFtz) out = W(flush(Widened<T>(out)));
+  if (detail & kSat) out = out != out ? W(0) : out < 0 ? W(0) : out > 1 ? W(1) : out;
+  if (detail & kRelu) out = out != out ? out : out < 0 ? W(0) : out;
+  return narrow<T>(canonical(out));
+}
+
+// Sets the rounding of + - * / sqrt and fma for a scope.
+class Rounding {
+ public:
+  explicit Rounding(uint64_t detail) : change_(detail & kRounding) {
+    if (change_)
+      std::fesetround((detail & kRounding) == kRz   ? FE_TOWARDZERO
+                      : (detail & kRounding) == kRm ? FE_DOWNWARD
+                                                    : FE_UPWARD);
+  }
+  ~Rounding() {
+    if (change_) std::fesetround(FE_TONEAREST);
+  }
+
+ private:
+  const bool change_;
+};
+
+template <class Op, class T, uint32_t kSources>
+void general(Step& s, const Instruction& in) {
+  const Rounding rounding(in.detail);
+  for_lanes(s.active, [&](uint32_t i) {
+    T a[3];
+    for (uint32_t k = 0; k < kSources; ++k) a[k] = LaneSource<T>(s, in.s[k])[i];
+    set_lane(s, in.d[0], i, to_raw<T>(one<Op, T, kSources>(a, in.detail)));
+  });
+}
+
+// Two values in a register: f16x2, bf16x2 and f32x2.
+template <class Op, class T, uint32_t kSources>
+void packed(Step& s, const Instruction& in) {
+  const Rounding rounding(in.detail);
+  constexpr uint32_t kBits = 8 * sizeof(T);
+  for_lanes(s.active, [&](uint32_t i) {
+    T low[3], high[3];
+    for (uint32_t k = 0; k < kSources; ++k) {
+      const uint64_t raw = lane_value(s, in.s[k], i);
+      low[k] = from_raw<T>(uint32_t(raw));
+      high[k] = from_raw<T>(uint32_t(raw >> kBits));
+    }
+    const uint64_t out = uint64_t{to_raw<T>(one<Op, T, kSources>(low, in.detail))} |
+                         uint64_t{to_raw<T>(one<Op, T, kSources>(high, in.detail))} << kBits;
+    set_lane(s, in.d[0], i, out);
+  });
+}
+
+template <class Op, uint32_t kSources>
+Handler handler_of(Type type, uint64_t detail) {
+  const auto plain = []<class T>(T) -> Handler {
+    if constexpr (kSources == 1)
+      return lanes<&plain1<Op, T>>;
+    else if constexpr (kSources == 2)
+      return lanes<&plain2<Op, T>>;
+    else
+      return lanes<&plain3<Op, T>>;
+  };
+  switch (type) {
+    case Type::k_f32:
+      return detail ? general<Op, float, kSources> : plain(float{});
+    case Type::k_f64:
+      return detail ? general<Op, double, kSources> : plain(double{});
+    case Type::k_f16:
+      return general<Op, F16, kSources>;
+    case Type::k_bf16:
+      return general<Op, BF16, kSources>;
+    case Type::k_f16x2:
+      return packed<Op, F16, kSources>;
+    case Type::k_bf16x2:
+      return packed<Op, BF16, kSources>;
+    case Type::k_f32x2:
+      return packed<Op, float, kSources>;
+    default:
+      return nullptr;
+  }
+}
+
+uint64_t detail_of(const Decoder& d) {
+  uint64_t detail = 0;
+  if (d.has("ftz")) detail |= kFtz;
+  if (d.has("sat")) detail |= kSat;
+  if (d.has("relu")) detail |= kRelu;
+  if (d.has("NaN")) detail |= kNan;
+  if (d.has("rz")) detail |= kRz;
+  if (d.has("rm")) detail |= kRm;
+  if (d.has("rp")) detail |= kRp;
+  return detail;
+}
+
+template <class Op, uint32_t kSources>
+void arithmetic(Decoder& d) {
+  if (d.operands() != kSources + 1) d.fail("takes " + std::to_string(kSources + 1) + " operands");
+  d.out.detail = detail_of(d);
+  d.simple(handler_of<Op, kSources>(d.type(), d.out.detail), d.type());
+}
+
+bool is_float(Type type) {
+  switch (type) {
+    case Type::k_f16:
+    case Type::k_f16x2:
+    case Type::k_bf16:
+    case Type::k_bf16x2:
+    case Type::k_f32:
+    case Type::k_f32x2:
+    case Type::k_f64:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool test_finite(float x) { return std::isfinite(x); }
+bool test_infinite(float x) { return std::isinf(x); }
+bool test_number(float x) { return x == x; }
+bool test_nan(float x) { return x != x; }
+bool test_normal(float x) { return std::isnormal(x); }
+bool test_subnormal(float x) { return std::fpclassify(x) == FP_SUBNORMAL; }
+
+}  // namespace
+
+// The float forms of mnemonics that integers have too; false: not a float type.
+bool decode_float_arithmetic(Decoder& d) {
+  if (!is_float(d.type())) return false;
+  const std::string_view name = d.opcode.mnemonic;
+  if (name == "add")
+    arithmetic<Add, 2>(d);
+  else if (name == "sub")
+    arithmetic<Sub, 2>(d);
+  else if (name == "mul")
+    arithmetic<Mul, 2>(d);
+  else if (name == "div")
+    arithmetic<Div, 2>(d);
+  else if (name == "mad")
+    arithmetic<Fma, 3>(d);
+  else if (name == "min")
+    d.operands() == 4 ? arithmetic<Min, 3>(d) : arithmetic<Min, 2>(d);
+  else if (name == "max")
+    d.operands() == 4 ? arithmetic<Max, 3>(d) : arithmetic<Max, 2>(d);
+  else if (name == "abs")
+    arithmetic<Abs, 1>(d);
+  else if (name == "neg")
+    arithmetic<Neg, 1>(d);
+  else
+    d.fail("does not take a float type");
+  return true;
+}
+
+void decode_fma(Decoder& d) { arithmetic<Fma, 3>(d); }
+void decode_rcp(Decoder& d) { arithmetic<Rcp, 1>(d); }
+void decode_sqrt(Decoder& d) { arithmetic<Sqrt, 1>(d); }
+void decode_rsqrt(Decoder& d) { arithmetic<Rsqrt, 1>(d); }
+void decode_ex2(Decoder& d) { arithmetic<Ex2, 1>(d); }
+void decode_lg2(Decoder& d) { arithmetic<Lg2, 1>(d); }
+void decode_sin(Decoder& d) { arithmetic<Sin, 1>(d); }
+void decode_cos(Decoder& d) { arithmetic<Cos, 1>(d); }
+void decode_tanh(Decoder& d) { arithmetic<Tanh, 1>(d); }
+void decode_copysign(Decoder& d) { arithmetic<CopySign, 2>(d); }
+void decode_testp(Decoder& d) {
+  d.destination(0, Type::k_pred);
+  d.source(1, d.type());
+  d.out.flags |= kPure;
+  if (d.type() != Type::k_f32) d.fail("is supported for f32 only");
+  if (d.has("finite"))
+    d.out.execute = lanes<&test_finite>;
+  else if (d.has("infinite"))
+    d.out.execute = lanes<&test_infinite>;
+  else if (d.has("number"))
+    d.out.execute = lanes<&test_number>;
+  else if (d.has("notanumber"))
+    d.out.execute = lanes<&test_nan>;
+  else if (d.has("normal"))
+    d.out.execute = lanes<&test_normal>;
+  else if (d.has("subnormal"))
+    d.out.execute = lanes<&test_subnormal>;
+}
+
+}  // namespace jaxbw::emulator

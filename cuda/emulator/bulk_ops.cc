@@ -1,0 +1,496 @@
+// Bulk asynchronous copies: cp.async.bulk with and without tensor maps, their reductions, and bulk groups
+// (PTX 9.7.9.25). What is copied where is tma.h's; here is when, and what it signals.
+//
+// A load poisons its destination when it is issued, and reads global memory as late as the schedule likes. A store
+// first reads all of shared memory (which .read waits for), then writes.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "decoder.h"
+#include "lanes.h"
+#include "operands.h"
+#include "tma.h"
+
+namespace jaxbw::emulator {
+namespace {
+
+constexpr uint32_t kPieceBytes = 16;
+
+// A box or a run of bytes, cut into pieces. `shared` addresses are CTA-relative: base + offset, no rank.
+struct Transfer {
+  std::vector<TmaPiece> pieces;
+  uint32_t bytes = 0;  // in shared memory
+  TensorMapType type = TensorMapType::kU8;
+};
+
+Transfer linear_transfer(uint64_t global, uint32_t shared, uint32_t bytes) {
+  Transfer transfer;
+  transfer.bytes = bytes;
+  for (uint32_t at = 0; at < bytes; at += kPieceBytes)
+    transfer.pieces.push_back(
+        {.global = global + at, .shared = shared + at, .bytes = kPieceBytes, .begin = 0, .count = kPieceBytes});
+  return transfer;
+}
+
+// [map, {coordinates}]: the rows of in.list from `first` on are the coordinates.
+Transfer tensor_transfer(Step& s, const Instruction& in, uint64_t map_address, uint32_t rank, uint32_t shared,
+                         uint32_t lane) {
+  std::array<uint8_t, kTensorMapBytes> bytes;
+  const Location low = s.machine.locate(s, Space::kGeneric, map_address, 64, lane, false);
+  const Location high = s.machine.locate(s, Space::kGeneric, map_address + 64, 64, lane, false);
+  std::memcpy(bytes.data(), low.bytes, 64);
+  std::memcpy(bytes.data() + 64, high.bytes, 64);
+  const TensorMapFields map = decode_tensor_map(bytes);
+  check_tma_supported(map);
+  if (map.rank != rank)
+    throw Error("the instruction is " + std::to_string(rank) + "d, its tensor map " + std::to_string(map.rank) + "d");
+  int32_t coordinates[kMaxRank];
+  for (uint32_t i = 0; i < rank; ++i) {
+    check_use(s, in.list[i], "a TMA coordinate");
+    coordinates[i] = int32_t(row32(s, in.list[i])[lane]);
+  }
+  Transfer transfer;
+  transfer.type = map.type;
+  transfer.bytes = tma_box_bytes(map);
+  tma_pieces(map, {coordinates, rank}, shared, transfer.pieces);
+  return transfer;
+}
+
+// Global memory (or the shared memory of the issuing CTA) to shared memory, counted on an mbarrier.
+class Load final : public Operation {
+ public:
+  struct Destination {
+    Cta* cta;
+    Cta* barrier_cta;
+    uint32_t barrier_offset;
+  };
+
+  Load(Step& s, Transfer transfer, std::vector<Destination> destinations)
+      : Operation(s.line, s.cta), transfer_(std::move(transfer)), destinations_(std::move(destinations)) {
+    const bool poison = s.machine.checking();
+    for (const Destination& to : destinations_) {
+      ++to.cta->operations;
+      ++to.barrier_cta->operations;
+      for (const TmaPiece& piece : transfer_.pieces) {
+        const uint32_t offset = piece.shared - kSharedBase;
+        if (poison) {
+          std::memset(to.cta->shared.data() + offset, 0xff, piece.bytes);
+          std::memset(to.cta->undefined.data() + offset, 1, piece.bytes);
+        }
+      }
+    }
+    s.machine.report().bytes["tma load"] += uint64_t{transfer_.bytes} * destinations_.size();
+    ++s.machine.report().operations["tma load"];
+  }
+
+  bool step(Machine& machine) override {
+    const Destination& to = destinations_[destination_];
+    const size_t end = piece_ + machine.part(uint32_t(transfer_.pieces.size() - piece_));
+    uint32_t bytes = 0;
+    for (; piece_ < end; ++piece_) bytes += copy(machine, transfer_.pieces[piece_], *to.cta);
+    MBarrier& barrier = machine.mbarrier_of(*to.barrier_cta, to.barrier_offset);
+    machine.advance(barrier, barrier.complete(bytes));
+    if (piece_ < transfer_.pieces.size()) return false;
+    --to.cta->operations;
+    --to.barrier_cta->operations;
+    piece_ = 0;
+    return ++destination_ == destinations_.size();
+  }
+
+ private:
+  uint32_t copy(Machine& machine, const TmaPiece& piece, Cta& cta) {
+    const uint32_t offset = piece.shared - kSharedBase;
+    uint8_t* to = cta.shared.data() + offset;
+    std::memset(to, 0, piece.bytes);  // what lies outside the tensor
+    std::memset(cta.undefined.data() + offset, 0, piece.bytes);
+    if (piece.count)
+      std::memcpy(to + piece.begin, machine.locate_global(piece.global, piece.count, false).bytes, piece.count);
+    return piece.bytes;
+  }
+
+  Transfer transfer_;
+  std::vector<Destination> destinations_;
+  size_t destination_ = 0, piece_ = 0;
+};
+
+// Shared memory to global memory, or a reduction into it; part of a bulk group.
+class Store final : public Operation {
+ public:
+  Store(Step& s, Transfer transfer, std::shared_ptr<BulkGroup> group, const void* key, int reduction)
+      : Operation(s.line, s.cta),
+        transfer_(std::move(transfer)),
+        group_(std::move(group)),
+        key_(key),
+        reduction_(reduction) {
+    ++group_->reading;
+    ++group_->writing;
+    ++issuer->operations;
+    data_.resize(transfer_.pieces.size() * kPieceBytes);
+    s.machine.report().bytes["tma store"] += transfer_.bytes;
+    ++s.machine.report().operations["tma store"];
+  }
+
+  bool step(Machine& machine) override {
+    const std::vector<TmaPiece>& pieces = transfer_.pieces;
+    const bool reads = read_ < pieces.size();
+    size_t& at = reads ? read_ : written_;
+    const size_t end = at + machine.part(uint32_t(pieces.size() - at));
+    for (; at < end; ++at) reads ? read(machine, at) : write(machine, at);
+    if (at < pieces.size()) return false;
+    if (reads) {
+      --group_->reading;
+      --issuer->operations;
+      machine.wake(key_);
+      return false;
+    }
+    --group_->writing;
+    machine.wake(key_);
+    return true;
+  }
+
+ private:
+  void read(Machine& machine, size_t index) {
+    const TmaPiece& piece = transfer_.pieces[index];
+    const uint32_t offset = piece.shared - kSharedBase + piece.begin;
+    std::memcpy(&data_[index * kPieceBytes], issuer->shared.data() + offset, piece.count);
+    const uint8_t* flags = issuer->undefined.data() + offset;
+    if (machine.checking() && std::any_of(flags, flags + piece.count, [](uint8_t flag) { return flag != 0; }))
+      machine.finding("poison", *this,
+                      "a bulk store reads shared memory that was never written, at offset " + std::to_string(offset));
+  }
+
+  void write(Machine& machine, size_t index) {
+    const TmaPiece& piece = transfer_.pieces[index];
+    if (piece.count == 0) return;
+    uint8_t* to = machine.locate_global(piece.global, piece.count, true).bytes;
+    const uint8_t* from = &data_[index * kPieceBytes];
+    if (reduction_ < 0)
+      std::memcpy(to, from, piece.count);
+    else
+      tma_reduce(Reduction(reduction_), transfer_.type, {from, piece.count}, {to, piece.count});
+  }
+
+  Transfer transfer_;
+  std::shared_ptr<BulkGroup> group_;
+  const void* key_;
+  const int reduction_;
+  std::vector<uint8_t> data_;
+  size_t read_ = 0, written_ = 0;
+};
+
+// Shared memory of this CTA to that of another (or this one), counted on an mbarrier there.
+class SharedCopy final : public Operation {
+ public:
+  SharedCopy(Step& s, uint32_t from, Cta& to, uint32_t to_offset, uint32_t bytes, Cta& barrier_cta,
+             uint32_t barrier_offset)
+      : Operation(s.line, s.cta),
+        from_(from),
+        to_(to),
+        to_offset_(to_offset),
+        bytes_(bytes),
+        barrier_cta_(barrier_cta),
+        barrier_offset_(barrier_offset) {
+    ++issuer->operations;
+    ++to_.operations;
+    if (s.machine.checking()) std::memset(to_.undefined.data() + to_offset, 1, bytes);
+    s.machine.report().bytes["shared copy"] += bytes;
+  }
+
+  bool step(Machine& machine) override {
+    const uint32_t count = kPieceBytes * machine.part((bytes_ - done_) / kPieceBytes);
+    std::memmove(to_.shared.data() + to_offset_ + done_, issuer->shared.data() + from_ + done_, count);
+    std::memmove(to_.undefined.data() + to_offset_ + done_, issuer->undefined.data() + from_ + done_, count);
+    done_ += count;
+    MBarrier& barrier = machine.mbarrier_of(barrier_cta_, barrier_offset_);
+    machine.advance(barrier, barrier.complete(count));
+    if (done_ < bytes_) return false;
+    --issuer->operations;
+    --to_.operations;
+    return true;
+  }
+
+ private:
+  const uint32_t from_;
+  Cta& to_;
+  const uint32_t to_offset_, bytes_;
+  Cta& barrier_cta_;
+  const uint32_t barrier_offset_;
+  uint32_t done_ = 0;
+};
+
+// --- bulk groups
+
+BulkGroups& groups_of(Step& s, uint32_t lane) {
+  if (!s.warp.bulk) s.warp.bulk = std::make_unique<BulkGroups[]>(kLanes);
+  return s.warp.bulk[lane];
+}
+
+std::shared_ptr<BulkGroup> open_group(Step& s, uint32_t lane) {
+  BulkGroups& groups = groups_of(s, lane);
+  if (!groups.open) groups.open = std::make_shared<BulkGroup>();
+  return groups.open;
+}
+
+void commit_group(Step& s, const Instruction&) {
+  for_lanes(s.active, [&](uint32_t i) {
+    BulkGroups& groups = groups_of(s, i);
+    groups.committed.push_back(groups.open ? std::move(groups.open) : std::make_shared<BulkGroup>());
+    groups.open.reset();
+  });
+}
+
+// All but the `immediate` youngest groups must be complete, or (detail) have read their source.
+void wait_group(Step& s, const Instruction& in) {
+  bool done = true;
+  for_lanes(s.active, [&](uint32_t i) {
+    auto& groups = groups_of(s, i).committed;
+    while (!groups.empty() && groups.front()->writing == 0) groups.pop_front();
+    for (size_t g = 0; g + in.immediate < groups.size(); ++g)
+      done &= (in.detail ? groups[g]->reading : groups[g]->writing) == 0;
+  });
+  if (!done) s.park(Wait::kBulkGroup, s.warp.bulk.get());
+}
+
+// --- decoded forms. in.s: 0 destination or map, 1 source or map, then by form.
+
+enum class Form : uint32_t { kLoad, kStore, kSharedToShared };
+struct Flags {
+  static constexpr uint64_t kTensor = 1, kMulticast = 2, kPair = 4;
+};
+
+uint32_t rank_of(const Instruction& in) { return uint32_t(in.list.size()); }
+
+std::vector<Load::Destination> destinations(Step& s, const Instruction& in, const Location& to, const Location& barrier,
+                                            uint32_t lane, uint32_t mask_source) {
+  if (!(in.detail & Flags::kMulticast)) return {{to.cta, barrier.cta, uint32_t(barrier.offset)}};
+  check_use(s, in.s[mask_source], "a multicast mask");
+  const uint32_t mask = uint32_t(lane_value(s, in.s[mask_source], lane)) & 0xffff;
+  std::vector<Load::Destination> out;
+  Cluster& cluster = *s.cta.cluster;
+  if (mask == 0 || mask >> cluster.size())
+    throw Error("multicast mask " + std::to_string(mask) + " names CTAs that the cluster lacks");
+  for_lanes(mask, [&](uint32_t rank) {
+    // cta_group::2: the barrier of the CTA of the pair that has the parity of the barrier operand's CTA.
+    const uint32_t barrier_rank = in.detail & Flags::kPair ? (rank & ~1u) | (barrier.cta->rank & 1) : rank;
+    out.push_back({cluster.ctas.at(rank).get(), cluster.ctas.at(barrier_rank).get(), uint32_t(barrier.offset)});
+  });
+  for (const auto& to_cta : out)
+    if (to_cta.cta->exited || to_cta.barrier_cta->exited) throw Error("a multicast load reaches a CTA that has exited");
+  return out;
+}
+
+// sources: tensor: dst, map, barrier [, mask]; else: dst, src, size, barrier [, mask]. Offsets in `Statement`.
+void copy_in(Step& s, const Instruction& in) {
+  const auto& operands = in.statement->operands;
+  for (uint32_t i = 0; i < 2; ++i) check_use(s, in.s[i], "an address");
+  const bool tensor = in.detail & Flags::kTensor;
+  const uint32_t barrier_source = tensor ? 2 : 3;
+  const auto form = Form(in.target);
+  for_lanes(s.active, [&](uint32_t lane) {
+    const auto address = [&](uint32_t source, uint32_t operand) {
+      return lane_address(s, in.s[source], operands[operand].bits, lane);
+    };
+    const Location barrier = s.machine.locate_shared(s.cta, address(barrier_source, barrier_source), 8, 8);
+    const uint64_t to_address = address(0, 0);
+    if (!(in.detail & Flags::kPair) && !(in.detail & Flags::kMulticast)) {
+      const Location to = s.machine.locate_shared(s.cta, to_address, 16, 16);
+      if (to.cta != barrier.cta) throw Error("the mbarrier must lie in the CTA that the copy writes to");
+    }
+    if (form == Form::kSharedToShared) {
+      const uint32_t bytes = row32(s, in.s[2])[lane];
+      if (bytes == 0 || bytes % 16) throw Error("a bulk copy moves a multiple of 16 bytes");
+      const Location to = s.machine.locate_shared(s.cta, to_address, bytes, 16),
+                     from = s.machine.locate_shared(s.cta, address(1, 1), bytes, 16);
+      s.machine.issue(std::make_unique<SharedCopy>(s, uint32_t(from.offset), *to.cta, uint32_t(to.offset), bytes,
+                                                   *barrier.cta, uint32_t(barrier.offset)));
+      return;
+    }
+    Transfer transfer;
+    Location to = s.machine.locate_shared(s.cta, to_address, 16, tensor ? 128 : 16);
+    const auto shared = uint32_t(kSharedBase + to.offset);
+    if (tensor) {
+      transfer = tensor_transfer(s, in, address(1, 1), rank_of(in), shared, lane);
+    } else {
+      const uint32_t bytes = row32(s, in.s[2])[lane];
+      if (bytes == 0 || bytes % 16 || bytes > kMaxSharedBytes || address(1, 1) % 16)
+        throw Error("a bulk copy moves a multiple of 16 bytes, 16-byte aligned");
+      transfer = linear_transfer(address(1, 1), shared, bytes);
+    }
+    to = s.machine.locate_shared(s.cta, to_address, transfer.bytes, 16);
+    auto all = destinations(s, in, to, barrier, lane, barrier_source + 1);
+    s.machine.issue(std::make_unique<Load>(s, std::move(transfer), std::move(all)));
+  });
+}
+
+// sources: map or dst, src [, size].
+void copy_out(Step& s, const Instruction& in) {
+  const auto& operands = in.statement->operands;
+  for (uint32_t i = 0; i < 2; ++i) check_use(s, in.s[i], "an address");
+  const bool tensor = in.detail & Flags::kTensor;
+  for_lanes(s.active, [&](uint32_t lane) {
+    const uint64_t to = lane_address(s, in.s[0], operands[0].bits, lane),
+                   from = lane_address(s, in.s[1], operands[1].bits, lane);
+    const Location source = s.machine.locate_shared(s.cta, from, 16, tensor ? 128 : 16);
+    if (source.cta != &s.cta) throw Error("a bulk store reads the shared memory of its own CTA only");
+    const auto shared = uint32_t(kSharedBase + source.offset);
+    Transfer transfer;
+    if (tensor) {
+      transfer = tensor_transfer(s, in, to, rank_of(in), shared, lane);
+    } else {
+      const uint32_t bytes = row32(s, in.s[2])[lane];
+      if (bytes == 0 || bytes % 16 || bytes > kMaxSharedBytes || to % 16)
+        throw Error("a bulk copy moves a multiple of 16 bytes, 16-byte aligned");
+      transfer = linear_transfer(to, shared, bytes);
+      transfer.type = TensorMapType(in.immediate >> 8);
+    }
+    s.machine.locate_shared(s.cta, from, transfer.bytes, 16);
+    auto group = open_group(s, lane);
+    s.machine.issue(std::make_unique<Store>(s, std::move(transfer), std::move(group), s.warp.bulk.get(),
+                                            int(in.immediate & 255) - 1));
+  });
+}
+
+// --- decoding
+
+void base_source(Decoder& d, size_t i) {
+  const Operand& address = d.operand(i);
+  if (address.kind != Operand::Kind::kAddress) d.fail("operand " + std::to_string(i + 1) + " must be an address in []");
+  const Operand& base = address.parts[0];
+  const bool narrow =
+      base.kind == Operand::Kind::kRegister && size_bytes(d.rows.function.registers[base.index].type) == 4;
+  d.source(base, narrow || base.kind == Operand::Kind::kVariable ? Type::k_b32 : Type::k_b64);
+}
+
+// A map's address is 64 bits wide, also where it is a symbol.
+void map_source(Decoder& d, size_t i) {
+  const Operand& address = d.operand(i);
+  if (address.kind != Operand::Kind::kAddress || address.parts.size() != 2 ||
+      address.parts[1].kind != Operand::Kind::kVector)
+    d.fail("operand " + std::to_string(i + 1) + " must be [tensor map, {coordinates}]");
+  d.source(address.parts[0], Type::k_b64);
+  for (const Operand& coordinate : address.parts[1].parts) d.out.list.push_back(d.read(coordinate, Type::k_b32));
+  const std::string rank = std::to_string(d.out.list.size()) + "d";
+  if (!d.has(rank)) d.fail("has " + std::to_string(d.out.list.size()) + " coordinates");
+}
+
+int reduction_of(const Decoder& d) {
+  static constexpr std::pair<std::string_view, Reduction> kOps[] = {
+      {"add", Reduction::kAdd}, {"min", Reduction::kMin}, {"max", Reduction::kMax}, {"inc", Reduction::kInc},
+      {"dec", Reduction::kDec}, {"and", Reduction::kAnd}, {"or", Reduction::kOr},   {"xor", Reduction::kXor}};
+  for (const auto& [name, op] : kOps)
+    if (d.has(name)) return int(op);
+  d.fail("needs a reduction operation");
+}
+
+TensorMapType element_type(const Decoder& d) {
+  switch (d.type()) {
+    case Type::k_u32:
+    case Type::k_b32:
+      return TensorMapType::kU32;
+    case Type::k_s32:
+      return TensorMapType::kS32;
+    case Type::k_u64:
+    case Type::k_b64:
+      return TensorMapType::kU64;
+    case Type::k_s64:
+      return TensorMapType::kS64;
+    case Type::k_f16:
+      return TensorMapType::kF16;
+    case Type::k_bf16:
+      return TensorMapType::kBf16;
+    case Type::k_f32:
+      return TensorMapType::kF32;
+    case Type::k_f64:
+      return TensorMapType::kF64;
+    default:
+      d.fail("does not reduce this type");
+  }
+}
+
+// The destination is the first of the two state spaces in the opcode.
+bool is_store(const Decoder& d) {
+  for (const std::string_view modifier : d.modifiers) {
+    if (modifier == "global") return true;
+    if (modifier.starts_with("shared")) return false;
+  }
+  d.fail("needs its state spaces");
+}
+
+void tail(Decoder& d, size_t used) {
+  if (d.has("multicast::cluster")) {
+    d.out.detail |= Flags::kMulticast;
+    d.source(used++, Type::k_b16);
+  }
+  if (d.has("L2::cache_hint")) d.read(d.operand(used++), Type::k_b64);
+  if (used != d.operands()) d.fail("has too many operands");
+}
+
+}  // namespace
+
+void decode_bulk_tensor(Decoder& d) {
+  d.out.detail = Flags::kTensor;
+  if (d.has("cta_group::2")) d.out.detail |= Flags::kPair;
+  if (is_store(d)) {
+    if (!d.has("bulk_group")) d.fail("needs .bulk_group");
+    map_source(d, 0);
+    base_source(d, 1);
+    tail(d, 2);
+    d.out.execute = copy_out;
+    return;
+  }
+  if (!d.has("mbarrier::complete_tx::bytes")) d.fail("needs .mbarrier::complete_tx::bytes");
+  base_source(d, 0);
+  map_source(d, 1);
+  base_source(d, 2);
+  tail(d, 3);
+  d.out.target = uint32_t(Form::kLoad);
+  d.out.execute = copy_in;
+}
+
+void decode_bulk_tensor_reduce(Decoder& d) {
+  d.out.detail = Flags::kTensor;
+  map_source(d, 0);
+  base_source(d, 1);
+  tail(d, 2);
+  d.out.immediate = uint64_t(reduction_of(d)) + 1;
+  d.out.execute = copy_out;
+}
+
+void decode_bulk(Decoder& d) {
+  if (is_store(d)) {
+    base_source(d, 0);
+    base_source(d, 1);
+    d.source(2, Type::k_b32);
+    tail(d, 3);
+    d.out.execute = copy_out;
+    return;
+  }
+  base_source(d, 0);
+  base_source(d, 1);
+  d.source(2, Type::k_b32);
+  base_source(d, 3);
+  tail(d, 4);
+  d.out.target = uint32_t(d.has("global") ? Form::kLoad : Form::kSharedToShared);
+  d.out.execute = copy_in;
+}
+
+void decode_bulk_reduce(Decoder& d) {
+  if (!is_store(d)) d.fail("is supported into global memory only");
+  base_source(d, 0);
+  base_source(d, 1);
+  d.source(2, Type::k_b32);
+  tail(d, 3);
+  d.out.immediate = (uint64_t(reduction_of(d)) + 1) | uint64_t(element_type(d)) << 8;
+  d.out.execute = copy_out;
+}
+
+void decode_bulk_commit(Decoder& d) { d.out.execute = commit_group; }
+void decode_bulk_wait(Decoder& d) {
+  d.out.immediate = d.constant(0);
+  d.out.detail = d.has("read");
+  d.out.flags |= kMayPark;
+  d.out.execute = wait_group;
+}
+
+}  // namespace jaxbw::emulator

@@ -1,0 +1,437 @@
+// The life of a launch: clusters, CTAs and warps start, run and end; addresses; findings.
+// Which of the things that could happen does happen is in scheduler.cc.
+#include "machine.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+namespace jaxbw::emulator {
+namespace {
+
+std::string hex(uint64_t value) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::string text_of(Dim dim) {
+  return "(" + std::to_string(dim.x) + "," + std::to_string(dim.y) + "," + std::to_string(dim.z) + ")";
+}
+
+void check_options(const Program& program, const LaunchOptions& options) {
+  const auto divides = [](uint32_t a, uint32_t b) { return a != 0 && b % a == 0; };
+  if (options.block.count() == 0 || options.block.count() > 1024) throw Error("launch: a block has 1 to 1024 threads");
+  if (program.function->max_threads && options.block.count() > program.function->max_threads)
+    throw Error("launch: block of " + std::to_string(options.block.count()) + " threads, but the kernel allows " +
+                std::to_string(program.function->max_threads));
+  if (options.grid.count() == 0 || options.grid.count() > (uint64_t{1} << 31)) throw Error("launch: bad grid");
+  if (options.cluster.count() == 0 || options.cluster.count() > 16) throw Error("launch: a cluster has 1 to 16 CTAs");
+  if (!divides(options.cluster.x, options.grid.x) || !divides(options.cluster.y, options.grid.y) ||
+      !divides(options.cluster.z, options.grid.z))
+    throw Error("launch: the grid is not a multiple of the cluster");
+  if (options.sm_count < options.cluster.count()) throw Error("launch: sm_count is smaller than the cluster");
+  if (program.shared_bytes + uint64_t{options.dynamic_shared} > kMaxSharedBytes)
+    throw Error("launch: more than " + std::to_string(kMaxSharedBytes) + " bytes of shared memory");
+}
+
+}  // namespace
+
+Operation::Operation(uint32_t line, Cta& issuer) : line(line), issuer(&issuer) { ++issuer.issued; }
+Operation::~Operation() { --issuer->issued; }
+
+const char* wait_name(Wait wait) {
+  static constexpr const char* kNames[] = {
+      "",           "convergence",     "mbarrier",    "named barrier", "cluster barrier",
+      "bulk group", "tmem allocation", "tmem access", "wgmma"};
+  return kNames[size_t(wait)];
+}
+
+Machine::Machine(const Program& program, const LaunchOptions& options, std::vector<Buffer> buffers,
+                 std::vector<uint8_t> parameters)
+    : program_(program),
+      options_(options),
+      buffers_(std::move(buffers)),
+      parameters_(std::move(parameters)),
+      random_(options.seed) {
+  check_options(program, options);
+  if (parameters_.size() != program.parameter_bytes)
+    throw Error("launch: " + std::to_string(parameters_.size()) + " bytes of parameters, but the kernel takes " +
+                std::to_string(program.parameter_bytes));
+  cluster_count_ = options.grid.count() / options.cluster.count();
+  resident_limit_ = uint32_t(options.sm_count / options.cluster.count());
+  draw_schedule();
+}
+
+Machine::~Machine() = default;
+
+void Machine::run() {
+  fill();
+  while (!clusters_.empty()) {
+    choose_and_run();
+    if (finished_) reclaim();
+  }
+  while (!pending_.empty()) step_queue(*pending_.front());  // stores that no thread waited for
+  report_.steps = steps_;
+}
+
+// --- clusters
+
+std::optional<Dim> Machine::take_cluster() {
+  if (next_cluster_ == cluster_count_) return std::nullopt;
+  const uint64_t index = next_cluster_++;
+  const uint32_t width = options_.grid.x / options_.cluster.x, height = options_.grid.y / options_.cluster.y;
+  return Dim{uint32_t(index % width), uint32_t(index / width % height), uint32_t(index / width / height)};
+}
+
+void Machine::fill() {
+  while (clusters_.size() < resident_limit_) {
+    const auto id = take_cluster();
+    if (!id) return;
+    start_cluster(*id);
+  }
+}
+
+void Machine::start_cluster(Dim id) {
+  const Dim shape = options_.cluster;
+  auto cluster = std::make_unique<Cluster>();
+  cluster->id = id;
+  for (uint32_t rank = 0; rank < shape.count(); ++rank) {
+    auto cta = std::make_unique<Cta>();
+    cta->cluster = cluster.get();
+    cta->rank = rank;
+    cta->id = {id.x * shape.x + rank % shape.x, id.y * shape.y + rank / shape.x % shape.y,
+               id.z * shape.z + rank / shape.x / shape.y};
+    // What shared memory holds at first is unknown: the pattern is a NaN in every float format.
+    cta->shared.assign(program_.shared_bytes + options_.dynamic_shared, 0xff);
+    cta->undefined.assign(cta->shared.size(), 1);
+    cta->live_threads = uint32_t(options_.block.count());
+    cluster->live_threads += cta->live_threads;
+    cluster->ctas.push_back(std::move(cta));
+  }
+  cluster->live_ctas = cluster->size();
+  clusters_.push_back(std::move(cluster));
+  ++report_.clusters_started;
+  for (auto& cta : clusters_.back()->ctas)
+    for (uint32_t warp = 0; warp * kLanes < cta->live_threads; ++warp) start_warp(*cta, warp);
+}
+
+void Machine::start_warp(Cta& cta, uint32_t index) {
+  auto warp = std::make_unique<Warp>();
+  warp->cta = &cta;
+  warp->index = index;
+  const uint32_t threads = uint32_t(options_.block.count()) - index * kLanes;
+  warp->live = threads >= kLanes ? kAllLanes : (1u << threads) - 1;
+  warp->groups.push_back({.mask = warp->live});
+  warp->storage.reset(new uint8_t[program_.file_bytes + kRowHeader]);
+  warp->file = warp->storage.get() + (kRowHeader - reinterpret_cast<uintptr_t>(warp->storage.get()) % kRowHeader);
+  std::memset(warp->file, 0xff, program_.file_bytes);  // an unlikely value
+  warp->local.assign(size_t{kLanes} * program_.local_bytes, 0xff);
+  for (const Reg reg : program_.rows)
+    warp->state(reg) = {.undefined = kAllLanes, .loads = 0, .wgmma_writes = 0, .wgmma_reads = 0};
+  for (const Constant& constant : program_.constants) {
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+      uint64_t value = constant.bits;
+      if (constant.kind == Constant::Kind::kSharedAddress)
+        value += kSharedBase + (cta.rank << kSharedRankShift);
+      else if (constant.kind == Constant::Kind::kSpecial)
+        value = special_value(constant.special, cta, index, lane);
+      if (constant.reg.bytes == 8)
+        reinterpret_cast<uint64_t*>(warp->file + constant.reg.at)[lane] = value;
+      else if (constant.reg.bytes == 4)
+        reinterpret_cast<uint32_t*>(warp->file + constant.reg.at)[lane] = uint32_t(value);
+      else if (lane == 0)
+        *reinterpret_cast<uint32_t*>(warp->file + constant.reg.at) = uint32_t(value);
+    }
+    warp->undefined(constant.reg) = 0;
+  }
+  assign_priority(warp->priority);
+  make_runnable(*warp);
+  cta.warps.push_back(std::move(warp));
+}
+
+// PTX 10. Values that differ between machines (clocks, SM numbers) are zero or read by an instruction of their own.
+uint64_t Machine::special_value(const std::string& name, const Cta& cta, uint32_t warp, uint32_t lane) const {
+  const Dim block = options_.block, grid = options_.grid, shape = options_.cluster;
+  const uint32_t thread = warp * kLanes + lane;
+  const auto component = [&](Dim dim) -> uint64_t {
+    switch (name.back()) {
+      case 'x':
+        return dim.x;
+      case 'y':
+        return dim.y;
+      case 'z':
+        return dim.z;
+    }
+    throw Error("unknown special register '" + name + "'");
+  };
+  const std::string base = name.size() > 2 && name[name.size() - 2] == '.' ? name.substr(0, name.size() - 2) : name;
+  if (base != name) {
+    if (base == "%tid") return component({thread % block.x, thread / block.x % block.y, thread / block.x / block.y});
+    if (base == "%ntid") return component(block);
+    if (base == "%ctaid") return component(cta.id);
+    if (base == "%nctaid") return component(grid);
+    if (base == "%clusterid") return component(cta.cluster->id);
+    if (base == "%nclusterid") return component({grid.x / shape.x, grid.y / shape.y, grid.z / shape.z});
+    if (base == "%cluster_ctaid")
+      return component({cta.rank % shape.x, cta.rank / shape.x % shape.y, cta.rank / shape.x / shape.y});
+    if (base == "%cluster_nctaid") return component(shape);
+  }
+  if (name == "%laneid") return lane;
+  if (name == "%warpid") return warp;
+  if (name == "%nwarpid") return (block.count() + kLanes - 1) / kLanes;
+  if (name == "%cluster_ctarank") return cta.rank;
+  if (name == "%cluster_nctarank") return shape.count();
+  if (name == "%is_explicit_cluster") return shape.count() > 1;
+  if (name == "%dynamic_smem_size") return options_.dynamic_shared;
+  if (name == "%total_smem_size" || name == "%aggr_smem_size") return cta.shared.size();
+  if (name == "%nsmid") return options_.sm_count;
+  if (name == "%smid") return cta.rank;
+  if (name == "%gridid" || name == "%pm0" || name.starts_with("%envreg")) return 0;
+  if (name == "%lanemask_eq") return 1u << lane;
+  if (name == "%lanemask_lt") return (1u << lane) - 1;
+  if (name == "%lanemask_le") return (2u << lane) - 1;
+  if (name == "%lanemask_gt") return ~((2u << lane) - 1);
+  if (name == "%lanemask_ge") return ~((1u << lane) - 1);
+  throw Error("unknown special register '" + name + "'");
+}
+
+void Machine::exit_lanes(Warp& warp, uint32_t lanes, uint32_t line) {
+  Cta& cta = *warp.cta;
+  const uint32_t count = uint32_t(__builtin_popcount(lanes));
+  if (warp.bulk && checking()) {
+    for_lanes(lanes, [&](uint32_t lane) {
+      uint32_t reading = warp.bulk[lane].open ? warp.bulk[lane].open->reading : 0;
+      for (const auto& group : warp.bulk[lane].committed) reading += group->reading;
+      if (reading) finding("exit", cta, line, "a thread exits while its bulk store still reads shared memory");
+    });
+  }
+  for_lanes(lanes, [&](uint32_t lane) {  // an exited thread is not expected, so its arrival must not count
+    cta.cluster->barrier_arrived -= warp.cluster_phase[lane] == cta.cluster->barrier_phase + 1;
+  });
+  warp.live &= ~lanes;
+  cta.live_threads -= count;
+  cta.cluster->live_threads -= count;
+  for (Group& group : warp.groups)
+    if (group.wait == Wait::kConvergence) group.wait = Wait::kNone;  // fewer lanes to wait for
+  check_named_barriers(cta);
+  check_cluster_barrier(*cta.cluster);
+  if (cta.live_threads == 0) retire(cta, line);
+}
+
+void Machine::retire(Cta& cta, uint32_t line) {
+  cta.exited = true;
+  if (checking()) {
+    if (cta.operations)
+      finding(
+          "exit", cta, line,
+          "the CTA exits with " + std::to_string(cta.operations) + " asynchronous operations in flight on its memory");
+    if (cta.tmem && cta.tmem->allocator.columns_in_use())
+      finding("tmem-leak", cta, line,
+              "the CTA exits with " + std::to_string(cta.tmem->allocator.columns_in_use()) +
+                  " Tensor Memory columns allocated");
+  }
+  if (--cta.cluster->live_ctas == 0) finished_ = true;
+}
+
+void Machine::reclaim() {
+  finished_ = false;
+  std::erase_if(clusters_, [&](const std::unique_ptr<Cluster>& cluster) {
+    if (cluster->live_ctas) return false;
+    for (const auto& cta : cluster->ctas)
+      if (cta->issued || cta->operations) return finished_ = true, false;
+    return true;
+  });
+  fill();
+}
+
+// --- barriers of a CTA and of a cluster
+
+void Machine::check_cluster_barrier(Cluster& cluster) {
+  if (cluster.barrier_arrived < cluster.live_threads || cluster.barrier_arrived == 0) return;
+  cluster.barrier_arrived = 0;
+  ++cluster.barrier_phase;
+  wake(&cluster);
+}
+
+// A barrier without an explicit count waits for all threads that have not exited (PTX 9.7.13.1).
+void Machine::check_named_barriers(Cta& cta) {
+  for (NamedBarrier& barrier : cta.barriers) {
+    if (!barrier.whole || barrier.arrived == 0) continue;
+    barrier.expected = whole_warps(cta);
+    if (barrier.arrived >= barrier.expected) complete(barrier);
+  }
+}
+
+uint32_t Machine::whole_warps(const Cta& cta) const {
+  uint32_t threads = 0;
+  for (const auto& warp : cta.warps) threads += warp->live ? kLanes : 0;
+  return threads;
+}
+
+void Machine::complete(NamedBarrier& barrier) {
+  barrier.result = barrier.reduction;
+  barrier.result_threads = barrier.reduction_threads;
+  barrier.arrived = barrier.expected = barrier.reduction = barrier.reduction_threads = 0;
+  ++barrier.generation;
+  wake(&barrier);
+}
+
+void Machine::advance(MBarrier& barrier, const MBarrier::Change& change) {
+  if (change.misuse)
+    throw Error("mbarrier at offset " + hex(barrier.offset) + " of CTA rank " + std::to_string(barrier.rank) + ": " +
+                change.misuse);
+  if (change.completed) wake(&barrier);
+}
+
+// --- addresses
+
+Location Machine::locate_global(uint64_t address, uint64_t bytes, bool write) {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const size_t index = (last_buffer_ + i) % buffers_.size();
+    const Buffer& buffer = buffers_[index];
+    if (address < buffer.address || address - buffer.address >= buffer.bytes.size()) continue;
+    if (buffer.bytes.size() - (address - buffer.address) < bytes)
+      throw Error("out-of-bounds access: " + std::to_string(bytes) + " bytes at " + hex(address) +
+                  " run past the end of a buffer of " + std::to_string(buffer.bytes.size()) + " bytes");
+    if (write && !buffer.writable) throw Error("write to a read-only buffer at " + hex(address));
+    last_buffer_ = index;
+    return {.bytes = buffer.bytes.data() + (address - buffer.address)};
+  }
+  throw Error("out-of-bounds access: " + hex(address) + " is in no buffer");
+}
+
+Location Machine::locate_shared(Cta& from, uint64_t address, uint32_t bytes, uint32_t align) {
+  if ((address & kWindowMask) == kSharedWindow) address &= ~kWindowMask;
+  const uint64_t rank = address >> kSharedRankShift;
+  const uint64_t offset = (address & kSharedOffsetMask) - kSharedBase;
+  if (address % align)
+    throw Error("misaligned access: shared address " + hex(address) + " is no multiple of " + std::to_string(align));
+  if (rank >= from.cluster->size())
+    throw Error("out-of-bounds access: shared address " + hex(address) + " names CTA rank " + std::to_string(rank));
+  Cta& cta = *from.cluster->ctas[rank];
+  if (offset >= cta.shared.size() || cta.shared.size() - offset < bytes)
+    throw Error("out-of-bounds access: " + std::to_string(bytes) + " bytes at shared address " + hex(address) +
+                "; a CTA has " + std::to_string(cta.shared.size()) + " bytes from " + hex(kSharedBase) + " on");
+  if (cta.exited) throw Error("access to the shared memory of CTA rank " + std::to_string(rank) + ", which has exited");
+  return {
+      .bytes = cta.shared.data() + offset, .undefined = cta.undefined.data() + offset, .cta = &cta, .offset = offset};
+}
+
+Location Machine::locate(const Step& step, Space space, uint64_t address, uint32_t bytes, uint32_t lane, bool write) {
+  if (space == Space::kGeneric) {
+    switch (address & kWindowMask) {
+      case kSharedWindow:
+        space = Space::kShared;
+        break;
+      case kLocalWindow:
+        space = Space::kLocal;
+        break;
+      case kParamWindow:
+        space = Space::kParam;
+        break;
+      default:
+        space = Space::kGlobal;
+    }
+  }
+  if (address % bytes) throw Error("misaligned access: " + std::to_string(bytes) + " bytes at " + hex(address));
+  switch (space) {
+    case Space::kShared:
+      return locate_shared(step.cta, address, bytes, bytes);
+    case Space::kParam: {
+      const uint64_t offset = (address & ~kWindowMask) - kParamBase;
+      if (offset >= parameters_.size() || parameters_.size() - offset < bytes || write)
+        throw Error("out-of-bounds access: parameter address " + hex(address));
+      return {.bytes = parameters_.data() + offset};
+    }
+    case Space::kLocal: {
+      const uint64_t offset = address & ~kWindowMask;
+      if (offset >= program_.local_bytes || program_.local_bytes - offset < bytes)
+        throw Error("out-of-bounds access: local address " + hex(address));
+      return {.bytes = step.warp.local.data() + size_t{lane} * program_.local_bytes + offset};
+    }
+    default:
+      return locate_global(address, bytes, write);
+  }
+}
+
+MBarrier& Machine::mbarrier(const Location& location) {
+  const auto it = location.cta->mbarriers.find(uint32_t(location.offset));
+  if (it == location.cta->mbarriers.end())
+    throw Error("there is no initialised mbarrier at offset " + hex(location.offset) + " of CTA rank " +
+                std::to_string(location.cta->rank));
+  return it->second;
+}
+
+// --- findings
+
+std::string Machine::place(const Cta& cta) const {
+  std::string text = "CTA " + text_of(cta.id);
+  if (cta.cluster->size() > 1) text += " rank " + std::to_string(cta.rank);
+  return text;
+}
+
+void Machine::finding(const char* kind, const Cta& cta, uint32_t line, const std::string& message) {
+  add_finding(kind, message, place(cta), line);
+}
+
+void Machine::finding(const char* kind, const Step& step, const std::string& message) {
+  add_finding(kind, message, place(step.cta) + " warp " + std::to_string(step.warp.index), step.line);
+}
+
+void Machine::finding(const char* kind, const Operation& operation, const std::string& message) {
+  add_finding(kind, message, place(*operation.issuer), operation.line);
+}
+
+// A kernel that is wrong at one place is wrong there many times: those are counted, not listed.
+void Machine::add_finding(const char* kind, const std::string& message, const std::string& where, uint32_t line) {
+  for (Finding& finding : report_.findings) {
+    if (finding.line != line || finding.kind != kind) continue;
+    ++finding.count;
+    return;
+  }
+  report_.findings.push_back({kind, message, where, line});
+}
+
+std::string Machine::describe(const Warp& warp, const Group& group) const {
+  std::string text = place(*warp.cta) + " warp " + std::to_string(warp.index) + " lanes " + hex(group.mask) +
+                     " at line " + std::to_string(program_.code[group.pc].line) + " (" +
+                     program_.code[group.pc].statement->opcode + "): ";
+  switch (group.wait) {
+    case Wait::kMBarrier: {
+      const auto& barrier = *static_cast<const MBarrier*>(group.key);
+      return text + "mbarrier at offset " + hex(barrier.offset) + " of rank " + std::to_string(barrier.rank) +
+             ", waits for parity " + std::to_string(group.wait_parity) + " of phase " + std::to_string(barrier.phase) +
+             ", pending arrivals " + std::to_string(barrier.pending) + " of " + std::to_string(barrier.count) +
+             ", tx-count " + std::to_string(barrier.transactions);
+    }
+    case Wait::kNamedBarrier: {
+      const auto& barrier = *static_cast<const NamedBarrier*>(group.key);
+      return text + "barrier " + std::to_string(&barrier - warp.cta->barriers) + ", " +
+             std::to_string(barrier.arrived) + " of " + std::to_string(barrier.expected) + " threads have arrived";
+    }
+    case Wait::kClusterBarrier:
+      return text + "cluster barrier, " + std::to_string(warp.cta->cluster->barrier_arrived) + " of " +
+             std::to_string(warp.cta->cluster->live_threads) + " threads have arrived";
+    case Wait::kConvergence:
+      return text + "waits for the other lanes of its warp (live: " + hex(warp.live) + ") to come to this instruction";
+    case Wait::kTmemAllocation:
+      return text + "waits for free Tensor Memory columns";
+    default:
+      return text + "waits for asynchronous operations";
+  }
+}
+
+void Machine::deadlock() {
+  std::string text = "deadlock: nothing can run, and nothing is under way. Waiting:";
+  uint32_t shown = 0;
+  for (const auto& cluster : clusters_)
+    for (const auto& cta : cluster->ctas)
+      for (const auto& warp : cta->warps)
+        for (const Group& group : warp->groups)
+          if (++shown <= 64) text += "\n  " + describe(*warp, group);
+  if (shown > 64) text += "\n  and " + std::to_string(shown - 64) + " more";
+  throw Error(text);
+}
+
+}  // namespace jaxbw::emulator

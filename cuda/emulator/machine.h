@@ -1,0 +1,368 @@
+// The emulated machine: grid, clusters, CTAs, warps, and the asynchronous engines beside them.
+//
+// One thread runs it. Whenever something could happen next in more than one order (which warp goes on, which
+// asynchronous operation proceeds, and by how much), the schedule decides; so a launch is a function of its
+// arguments, its schedule and its seed. Waiting warps park under a key and are woken by it: nothing polls.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "address.h"
+#include "error.h"
+#include "instruction.h"
+#include "mbarrier.h"
+#include "report.h"
+#include "tmem.h"
+
+namespace jaxbw::emulator {
+
+class Machine;
+struct Cta;
+struct Cluster;
+struct Warp;
+
+// Dynamic and static, per CTA (PTX: 227 KB on sm_90 and sm_100).
+constexpr uint32_t kMaxSharedBytes = 232448;
+
+enum class Schedule : uint8_t { kEager, kLatest, kRandom, kPct };
+enum class Checks : uint8_t { kStrict, kHardware, kOff };
+
+struct Dim {
+  uint32_t x = 1, y = 1, z = 1;
+  uint64_t count() const { return uint64_t{x} * y * z; }
+};
+
+struct LaunchOptions {
+  Dim grid, block, cluster;
+  uint32_t dynamic_shared = 0;
+  Schedule schedule = Schedule::kEager;
+  uint64_t seed = 0;
+  Checks checks = Checks::kStrict;
+  uint32_t sm_count = 4;
+  uint64_t step_limit = uint64_t{1} << 36;
+};
+
+// Host memory that the kernel may address.
+struct Buffer {
+  uint64_t address = 0;
+  std::span<uint8_t> bytes;
+  bool writable = true;
+};
+
+// Bytes of some space, found by address. `undefined` is null where the space keeps no poison.
+struct Location {
+  uint8_t* bytes = nullptr;
+  uint8_t* undefined = nullptr;
+  Cta* cta = nullptr;   // of shared memory
+  uint64_t offset = 0;  // in that CTA
+};
+
+// --- asynchronous operations
+
+// Proceeds in steps that the schedule spreads over time. A step may have effects (a part of a copy, an arrival).
+class Operation {
+ public:
+  Operation(uint32_t line, Cta& issuer);
+  virtual ~Operation();
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+  virtual bool step(Machine& machine) = 0;  // true: complete
+
+  const uint32_t line;
+  Cta* const issuer;
+};
+
+// Operations that complete in order. Operations of different queues complete in any order.
+struct Queue {
+  std::deque<std::unique_ptr<Operation>> operations;
+  int32_t slot = -1;  // in Machine::pending_
+  int64_t priority = 0;
+  bool temporary = false;  // made for one operation
+};
+
+// --- warps
+
+enum class Wait : uint8_t {
+  kNone,
+  kConvergence,  // for other lanes of the warp to come to this instruction
+  kMBarrier,
+  kNamedBarrier,
+  kClusterBarrier,
+  kBulkGroup,
+  kTmemAllocation,
+  kTmemAccess,
+  kWgmma,
+};
+
+const char* wait_name(Wait wait);
+
+// Lanes that stand at one instruction.
+struct Group {
+  uint32_t mask = 0;
+  uint32_t pc = 0;
+  Wait wait = Wait::kNone;
+  const void* key = nullptr;  // what wakes it
+  uint64_t token = 0;         // of the handler that parked it: it runs again when woken
+  bool arrived = false;       // the handler has registered the arrival that `token` stands for
+  bool timed_out = false;     // its last try_wait returned false only because nothing else could run
+  uint32_t wait_parity = 0;
+};
+
+// Bulk asynchronous groups of one thread (PTX 9.7.9.25.2).
+struct BulkGroup {
+  uint32_t reading = 0, writing = 0;  // operations that still read their source, that have not completed
+};
+struct BulkGroups {
+  std::shared_ptr<BulkGroup> open;
+  std::deque<std::shared_ptr<BulkGroup>> committed;
+};
+
+struct Warp {
+  Cta* cta = nullptr;
+  uint32_t index = 0;  // in the CTA
+  uint32_t live = 0;   // lanes that have not exited
+  std::vector<Group> groups;
+  std::unique_ptr<uint8_t[]> storage;
+  uint8_t* file = nullptr;
+  uint32_t carry = 0;  // CC.CF of each lane
+  uint32_t picks = 0;
+  int32_t slot = -1;  // in Machine::runnable_
+  int64_t priority = 0;
+  uint32_t cluster_phase[kLanes] = {};  // phase of the cluster barrier that a lane has arrived at, plus one
+  uint32_t max_registers = 0;
+  std::unique_ptr<BulkGroups[]> bulk;        // per lane, made when needed
+  std::vector<uint8_t> local;                // kLanes x Program::local_bytes
+  uint32_t in_flight = 0;                    // operations that own rows of the register file
+  uint32_t tmem_loads = 0, tmem_stores = 0;  // outstanding
+
+  RowState& state(Reg reg) { return *reinterpret_cast<RowState*>(file + reg.at - kRowHeader); }
+  uint32_t& undefined(Reg reg) { return state(reg).undefined; }
+  bool runnable() const;
+};
+
+struct NamedBarrier {
+  uint32_t expected = 0;  // threads; 0 = no arrival in this generation yet
+  uint32_t arrived = 0;
+  bool whole = false;  // expects every warp of the CTA that still lives
+  uint64_t generation = 1;
+  uint32_t reduction = 0, reduction_threads = 0;  // of bar.red: so far, and of the generation before
+  uint32_t result = 0, result_threads = 0;
+};
+
+// Tensor Memory of a CTA.
+struct CtaTmem {
+  TensorMemory memory;
+  std::vector<uint8_t> undefined = std::vector<uint8_t>(kTmemLanes * kTmemColumns, 1);  // by cell, lane-major
+  // Operations under way that write a cell, by half quarter of the lanes and column.
+  std::vector<uint16_t> pending = std::vector<uint16_t>(kTmemLanes / 16 * kTmemColumns);
+  TmemAllocator allocator;
+};
+
+class WgmmaOperation;  // wgmma_ops.cc
+
+// Four consecutive warps, that issue wgmma together: an operation starts when all four have issued it.
+struct Warpgroup {
+  Queue queue;
+  std::deque<std::shared_ptr<WgmmaOperation>> issued;  // not complete yet
+  uint64_t first = 0;                                  // number of the first of them
+  uint64_t next[4] = {};                               // number of the operation that each warp issues next
+  std::deque<uint64_t> groups[4];                      // by warp: `next` at each commit
+};
+
+struct Cta {
+  Cluster* cluster = nullptr;
+  uint32_t rank = 0;
+  Dim id;
+  std::vector<uint8_t> shared, undefined;
+  std::map<uint32_t, MBarrier> mbarriers;  // by offset
+  NamedBarrier barriers[16];
+  std::vector<std::unique_ptr<Warp>> warps;
+  uint32_t live_threads = 0;
+  uint32_t operations = 0;  // asynchronous operations in flight that touch its memory
+  bool exited = false;
+  Queue tensor_core;
+  std::unique_ptr<CtaTmem> tmem;  // made by the first allocation
+  std::vector<std::unique_ptr<Warpgroup>> warpgroups;
+  uint32_t issued = 0;  // asynchronous operations that name it as their issuer
+};
+
+struct Cluster {
+  Dim id;
+  std::vector<std::unique_ptr<Cta>> ctas;
+  uint32_t live_ctas = 0;
+  uint32_t live_threads = 0;
+  uint64_t barrier_phase = 0;
+  uint32_t barrier_arrived = 0;
+  bool clc_refused = false;           // a request of this cluster was refused
+  bool clc_refusal_observed = false;  // and a thread knows
+
+  uint32_t size() const { return uint32_t(ctas.size()); }
+};
+
+// --- one execution of one instruction by a group of lanes
+
+struct Step {
+  Machine& machine;
+  Warp& warp;
+  Cta& cta;
+  Group& group;
+  uint8_t* file;
+  uint32_t active;  // lanes whose guard holds
+  uint32_t next;    // pc of those lanes
+  enum class Outcome : uint8_t { kNext, kDiverge, kPark, kYield, kExit } outcome = Outcome::kNext;
+  // kDiverge: the lanes of `taken` go to `next`, the other lanes of the group to `other`.
+  uint32_t taken = 0, other = 0;
+  uint32_t line = 0;
+
+  void park(Wait wait, const void* key) {
+    group.wait = wait;
+    group.key = key;
+    outcome = Outcome::kPark;
+  }
+};
+
+class Machine {
+ public:
+  Machine(const Program& program, const LaunchOptions& options, std::vector<Buffer> buffers,
+          std::vector<uint8_t> parameters);
+  ~Machine();
+
+  // Runs the grid to its end. Throws Error on a fault (illegal access, deadlock, ...).
+  void run();
+
+  Report& report() { return report_; }
+  const Program& program() const { return program_; }
+  const LaunchOptions& options() const { return options_; }
+  bool checking() const { return options_.checks != Checks::kOff; }
+  bool strict() const { return options_.checks == Checks::kStrict; }
+  bool eager() const { return options_.schedule == Schedule::kEager; }
+  uint64_t steps() const { return steps_; }
+  std::mt19937_64& random() { return random_; }
+
+  // Asynchronous operations. `queue` null: unordered with all others.
+  void issue(std::unique_ptr<Operation> operation, Queue* queue = nullptr);
+  // How many of `parts` an operation should do in this step.
+  uint32_t part(uint32_t parts);
+
+  // Waiting.
+  void park(Warp& warp, const void* key) { sleepers_[key].push_back(&warp); }
+  void wake(const void* key);
+  void make_runnable(Warp& warp);
+
+  // Addresses. Throws on out-of-bounds or misaligned accesses; the message has no place yet.
+  Location locate(const Step& step, Space space, uint64_t address, uint32_t bytes, uint32_t lane, bool write);
+  Location locate_shared(Cta& from, uint64_t address, uint32_t bytes, uint32_t align);
+  Location locate_global(uint64_t address, uint64_t bytes, bool write);
+  std::span<const uint8_t> parameters() const { return parameters_; }
+  MBarrier& mbarrier(const Location& location);
+  MBarrier& mbarrier_of(Cta& cta, uint32_t offset) { return mbarrier({.cta = &cta, .offset = offset}); }
+  void advance(MBarrier& barrier, const MBarrier::Change& change);  // after an arrival: wakes if the phase is over
+
+  // Findings: what a kernel does wrong without making it impossible to go on.
+  void finding(const char* kind, const Step& step, const std::string& message);
+  void finding(const char* kind, const Operation& operation, const std::string& message);
+  void finding(const char* kind, const Cta& cta, uint32_t line, const std::string& message);
+
+  // Barriers whose expectation sinks when threads exit.
+  void check_cluster_barrier(Cluster& cluster);
+  void check_named_barriers(Cta& cta);
+  void complete(NamedBarrier& barrier);
+  uint32_t whole_warps(const Cta& cta) const;  // threads, a warp counted whole while any lane of it lives
+
+  // Hands out the next cluster that has not started, to a CLC request or to a free SM.
+  std::optional<Dim> take_cluster();
+  bool refuse_clc();
+  bool gives_up_early();  // whether a try_wait returns false before its time
+
+ private:
+  void fill();  // starts clusters while SMs are free
+  void start_cluster(Dim id);
+  void start_warp(Cta& cta, uint32_t index);
+  uint64_t special_value(const std::string& name, const Cta& cta, uint32_t warp, uint32_t lane) const;
+  void run_warp(Warp& warp, uint32_t budget);
+  bool execute(Warp& warp, size_t group_index, uint32_t& budget);
+  size_t pick_group(Warp& warp);
+  bool merge(Warp& warp, size_t group_index);
+  void exit_lanes(Warp& warp, uint32_t lanes, uint32_t line);
+  void retire(Cta& cta, uint32_t line);
+  bool release_timeouts();
+  void reclaim();
+  void draw_schedule();
+  void assign_priority(int64_t& priority);
+  void add_finding(const char* kind, const std::string& message, const std::string& where, uint32_t line);
+  [[noreturn]] void deadlock();
+  void step_queue(Queue& queue);
+  void remove_pending(Queue& queue);
+  void remove_runnable(Warp& warp);
+  std::string place(const Cta& cta) const;
+  std::string describe(const Warp& warp, const Group& group) const;
+  void choose_and_run();
+  bool stalls(Step& step, const Instruction& instruction);
+
+  const Program& program_;
+  const LaunchOptions options_;
+  std::vector<Buffer> buffers_;
+  std::vector<uint8_t> parameters_;
+  Report report_;
+  std::mt19937_64 random_;
+
+  std::vector<std::unique_ptr<Cluster>> clusters_;
+  std::vector<Warp*> runnable_;
+  std::vector<Queue*> pending_;
+  std::vector<std::unique_ptr<Queue>> temporary_;
+  std::unordered_map<const void*, std::vector<Warp*>> sleepers_;
+  uint64_t next_cluster_ = 0, cluster_count_ = 0;
+  uint32_t resident_limit_ = 1;
+  uint64_t steps_ = 0;
+  size_t cursor_ = 0;
+  size_t last_buffer_ = 0;
+
+  // How this run's random schedule behaves, drawn from the seed.
+  uint32_t quantum_ = 4096;
+  double engine_bias_ = 0.5;
+  uint32_t part_limit_ = 1;
+  double refusal_ = 0;
+  bool preempt_ = false;
+  bool finished_ = false;      // a cluster may have come to its end
+  uint64_t since_engine_ = 0;  // instructions since an asynchronous operation last went on
+  int64_t lowest_priority_ = 0;
+};
+
+// --- rows
+
+inline uint32_t* row32(Step& s, Reg reg) { return reinterpret_cast<uint32_t*>(s.file + reg.at); }
+inline uint64_t* row64(Step& s, Reg reg) { return reinterpret_cast<uint64_t*>(s.file + reg.at); }
+inline uint32_t& predicate(Step& s, Reg reg) { return *row32(s, reg); }
+inline uint32_t& undefined(Step& s, Reg reg) { return s.warp.undefined(reg); }
+
+inline uint64_t lane_value(Step& s, Reg reg, uint32_t lane) {
+  return reg.bytes == 8 ? row64(s, reg)[lane] : reg.bytes == 0 ? predicate(s, reg) >> lane & 1 : row32(s, reg)[lane];
+}
+inline void set_lane(Step& s, Reg reg, uint32_t lane, uint64_t value) {
+  if (reg.bytes == 8)
+    row64(s, reg)[lane] = value;
+  else
+    row32(s, reg)[lane] = uint32_t(value);
+}
+// The lanes written become defined, but for those of `poison`.
+inline void mark_written(Step& s, Reg reg, uint32_t lanes, uint32_t poison = 0) {
+  uint32_t& mask = undefined(s, reg);
+  mask = (mask & ~lanes) | (poison & lanes);
+}
+
+template <class F>
+void for_lanes(uint32_t mask, F f) {
+  for (; mask; mask &= mask - 1) f(uint32_t(__builtin_ctz(mask)));
+}
+
+}  // namespace jaxbw::emulator

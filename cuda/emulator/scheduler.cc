@@ -1,0 +1,351 @@
+// Which of the things that could happen does happen: warps, lane groups within a warp, asynchronous operations.
+//
+//   eager   operations complete as they are issued; warps take turns
+//   latest  operations proceed only when no warp can: finds waits that are missing
+//   random  anything may happen next, in pieces of random size; how wildly is itself drawn from the seed
+//   pct     random priorities, lowered at random points (Burckhardt et al., ASPLOS 2010): finds orderings
+//           that take few but far-apart reversals
+#include <algorithm>
+
+#include "machine.h"
+
+namespace jaxbw::emulator {
+namespace {
+
+// Instructions that a polling loop may run before others get their turn again.
+constexpr uint32_t kPatience = 20000;
+// Instructions of one lane group of a diverged warp before the next is picked.
+constexpr uint32_t kSlice = 64;
+
+}  // namespace
+
+bool Warp::runnable() const {
+  return std::any_of(groups.begin(), groups.end(), [](const Group& group) { return group.wait == Wait::kNone; });
+}
+
+void Machine::draw_schedule() {
+  const auto choose = [&](auto... values) {
+    const double table[] = {double(values)...};
+    return table[random_() % std::size(table)];
+  };
+  if (options_.schedule == Schedule::kRandom) {
+    quantum_ = uint32_t(choose(1, 4, 32, 512));
+    engine_bias_ = choose(0.02, 0.2, 0.5, 0.9);
+    part_limit_ = uint32_t(choose(1, 4, 64, 1 << 20));
+    refusal_ = choose(0, 0, 0.1, 0.5);
+  } else if (options_.schedule == Schedule::kPct) {
+    quantum_ = 256;
+    part_limit_ = 16;
+    refusal_ = choose(0, 0.2);
+  }
+}
+
+void Machine::assign_priority(int64_t& priority) {
+  if (options_.schedule == Schedule::kPct) priority = int64_t(random_() >> 2);
+}
+
+bool Machine::refuse_clc() { return refusal_ > 0 && std::uniform_real_distribution<>()(random_) < refusal_; }
+
+bool Machine::gives_up_early() { return options_.schedule == Schedule::kRandom && random_() % 16 == 0; }
+
+uint32_t Machine::part(uint32_t parts) {
+  if (options_.schedule == Schedule::kEager || options_.schedule == Schedule::kLatest) return parts;
+  return std::min<uint32_t>(parts, 1 + uint32_t(random_() % part_limit_));
+}
+
+// --- lists of what can go on
+
+void Machine::make_runnable(Warp& warp) {
+  preempt_ = options_.schedule == Schedule::kPct;
+  if (warp.slot >= 0) return;
+  warp.slot = int32_t(runnable_.size());
+  runnable_.push_back(&warp);
+}
+
+void Machine::remove_runnable(Warp& warp) {
+  if (warp.slot < 0) return;
+  runnable_[warp.slot] = runnable_.back();
+  runnable_[warp.slot]->slot = warp.slot;
+  runnable_.pop_back();
+  warp.slot = -1;
+}
+
+void Machine::wake(const void* key) {
+  const auto it = sleepers_.find(key);
+  if (it == sleepers_.end()) return;
+  const std::vector<Warp*> warps = std::move(it->second);
+  sleepers_.erase(it);
+  for (Warp* warp : warps) {
+    for (Group& group : warp->groups)
+      if (group.wait != Wait::kNone && group.key == key) group.wait = Wait::kNone;
+    if (warp->runnable()) make_runnable(*warp);
+  }
+}
+
+void Machine::issue(std::unique_ptr<Operation> operation, Queue* queue) {
+  if (eager() && (!queue || queue->operations.empty())) {
+    while (!operation->step(*this)) {
+    }
+    return;
+  }
+  if (!queue) {
+    temporary_.push_back(std::make_unique<Queue>());
+    queue = temporary_.back().get();
+    queue->temporary = true;
+  }
+  if (queue->slot < 0) {
+    queue->slot = 0;
+    assign_priority(queue->priority);
+    pending_.push_back(queue);
+  }
+  queue->operations.push_back(std::move(operation));
+  preempt_ = options_.schedule == Schedule::kPct;
+}
+
+void Machine::step_queue(Queue& queue) {
+  since_engine_ = 0;
+  Operation& operation = *queue.operations.front();
+  bool done = false;
+  try {
+    done = operation.step(*this);
+  } catch (const LocatedError&) {
+    throw;
+  } catch (const Error& error) {
+    throw LocatedError(program_.module->file, operation.line,
+                       std::string(error.what()) + " [" + place(*operation.issuer) + ", asynchronous]");
+  }
+  if (!done) return;
+  queue.operations.pop_front();
+  if (queue.operations.empty()) remove_pending(queue);
+}
+
+void Machine::remove_pending(Queue& queue) {
+  std::erase(pending_, &queue);  // keeps the order of issue
+  queue.slot = -1;
+  if (queue.temporary) std::erase_if(temporary_, [&](const auto& owned) { return owned.get() == &queue; });
+}
+
+// --- the choice
+
+void Machine::choose_and_run() {
+  if (steps_ > options_.step_limit)
+    throw Error("the launch exceeds its limit of " + std::to_string(options_.step_limit) + " instructions");
+  if (runnable_.empty() && pending_.empty()) {
+    if (!release_timeouts()) deadlock();
+    return;
+  }
+  switch (options_.schedule) {
+    case Schedule::kEager:
+    case Schedule::kLatest:
+      if (runnable_.empty() || (!pending_.empty() && since_engine_ > kPatience * runnable_.size()))
+        return step_queue(*pending_.front());
+      cursor_ = (cursor_ + 1) % runnable_.size();
+      return run_warp(*runnable_[cursor_], quantum_);
+    case Schedule::kRandom: {
+      const bool engine =
+          !pending_.empty() && (runnable_.empty() || std::uniform_real_distribution<>()(random_) < engine_bias_);
+      if (engine) return step_queue(*pending_[random_() % pending_.size()]);
+      return run_warp(*runnable_[random_() % runnable_.size()], 1 + uint32_t(random_() % quantum_));
+    }
+    case Schedule::kPct: {
+      Warp* warp = nullptr;
+      Queue* queue = nullptr;
+      for (Warp* candidate : runnable_)
+        if (!warp || candidate->priority > warp->priority) warp = candidate;
+      for (Queue* candidate : pending_)
+        if (!queue || candidate->priority > queue->priority) queue = candidate;
+      const bool engine = queue && (!warp || queue->priority > warp->priority);
+      // A change point, or a loop that polls for something of lower priority.
+      if (random_() % 2048 == 0 || (!engine && since_engine_ > kPatience)) {
+        (engine ? queue->priority : warp->priority) = --lowest_priority_;
+        since_engine_ = 0;
+        return;
+      }
+      return engine ? step_queue(*queue) : run_warp(*warp, quantum_);
+    }
+  }
+}
+
+// try_wait returns false after a while (PTX 9.7.13.15.16). Nothing else can run: let every waiter see that, once.
+bool Machine::release_timeouts() {
+  bool any = false;
+  for (auto& cluster : clusters_)
+    for (auto& cta : cluster->ctas)
+      for (auto& warp : cta->warps)
+        for (Group& group : warp->groups) {
+          if (group.wait != Wait::kMBarrier || group.timed_out) continue;
+          group.wait = Wait::kNone;
+          group.arrived = group.timed_out = any = true;
+          make_runnable(*warp);
+        }
+  return any;
+}
+
+// --- within a warp
+
+// Lowest pc first, since compilers lay out the join of a branch behind its sides: so groups meet again.
+// Not always, lest a lane that polls keep the lane that it waits for from running.
+size_t Machine::pick_group(Warp& warp) {
+  size_t best = warp.groups.size(), count = 0;
+  for (size_t i = 0; i < warp.groups.size(); ++i) {
+    if (warp.groups[i].wait != Wait::kNone) continue;
+    ++count;
+    if (best == warp.groups.size() || warp.groups[i].pc < warp.groups[best].pc) best = i;
+  }
+  if (count > 1 && ++warp.picks % 16 == 0) {
+    size_t skip = options_.schedule == Schedule::kRandom ? random_() % count : warp.picks / 16 % count;
+    for (size_t i = 0; i < warp.groups.size(); ++i)
+      if (warp.groups[i].wait == Wait::kNone && skip-- == 0) return i;
+  }
+  return best;
+}
+
+// Joins the group with another that stands at the same instruction, and has not begun it.
+bool Machine::merge(Warp& warp, size_t index) {
+  Group& group = warp.groups[index];
+  for (size_t i = 0; i < warp.groups.size(); ++i) {
+    Group& other = warp.groups[i];
+    const bool can = i != index && other.pc == group.pc && !other.arrived && !group.arrived &&
+                     (other.wait == Wait::kNone || other.wait == Wait::kConvergence);
+    if (!can) continue;
+    group.mask |= other.mask;
+    group.timed_out &= other.timed_out;
+    warp.groups.erase(warp.groups.begin() + i);
+    return true;
+  }
+  return false;
+}
+
+void Machine::run_warp(Warp& warp, uint32_t budget) {
+  preempt_ = false;
+  while (budget && !preempt_) {
+    const size_t index = pick_group(warp);
+    if (index == warp.groups.size()) break;
+    if (!execute(warp, index, budget)) break;
+  }
+  if (!warp.runnable()) remove_runnable(warp);
+}
+
+// Does the instruction touch a row that an asynchronous operation owns? The hardware has scoreboards for loads from
+// tensor memory, which real compilers rely on; the PTX ISA has not. For wgmma neither has.
+bool Machine::stalls(Step& step, const Instruction& in) {
+  Warp& warp = step.warp;
+  const void* key = nullptr;
+  const auto touch = [&](Reg reg, bool writes) {
+    const RowState& state = warp.state(reg);
+    if (state.loads)
+      key = &warp.tmem_loads;
+    else if (state.wgmma_writes || (writes && state.wgmma_reads))
+      key = step.cta.warpgroups[warp.index / 4].get();
+  };
+  for (uint32_t i = 0; i < in.sources; ++i) touch(in.s[i], false);
+  for (uint32_t i = 0; i < in.destinations; ++i) touch(in.d[i], true);
+  if (!(in.flags & kOwnsList))
+    for (const Reg reg : in.list) touch(reg, true);
+  if (!key) return false;
+  const bool load = key == &warp.tmem_loads;
+  if (strict() || !load)
+    finding("in-flight register", step,
+            load ? "a register is used before the tcgen05.wait::ld of its tcgen05.ld"
+                 : "a register is used before the wgmma.wait_group of the wgmma that owns it");
+  step.park(load ? Wait::kTmemAccess : Wait::kWgmma, key);
+  sleepers_[key].push_back(&warp);
+  return true;
+}
+
+// Runs one group until it parks, diverges, merges, or its budget is spent. False: others should have a turn.
+bool Machine::execute(Warp& warp, size_t index, uint32_t& budget) {
+  const Instruction* code = program_.code.data();
+  const bool several = warp.groups.size() > 1;
+  const bool check = checking();
+  uint32_t slice = several ? std::min(budget, kSlice) : budget;
+  budget -= slice;
+  const uint32_t given = slice;
+  Group& group = warp.groups[index];
+  Step step{
+      .machine = *this, .warp = warp, .cta = *warp.cta, .group = group, .file = warp.file, .active = 0, .next = 0};
+  bool keep_turn = true, leave = false;
+  try {
+    while (slice && !leave) {
+      if (several && merge(warp, index)) break;
+      const Instruction& in = code[group.pc];
+      --slice;
+      step.line = in.line;
+      uint32_t active = group.mask;
+      if (in.guarded) {
+        const uint32_t value = predicate(step, in.guard);
+        if (check && (undefined(step, in.guard) & active))
+          finding("poison", step, "a guard depends on a value that was never written");
+        active &= in.guard_negated ? ~value : value;
+        if (!active) {
+          ++group.pc;
+          continue;
+        }
+        if (active != group.mask && (in.flags & (kMayPark | kAligned | kExit))) {
+          const Group rest{.mask = group.mask & ~active, .pc = group.pc + 1};
+          group.mask = active;
+          warp.groups.push_back(rest);  // `group` is dangling from here on
+          break;
+        }
+      }
+      if ((in.flags & kAligned) && active != warp.live) {
+        group.wait = Wait::kConvergence;
+        break;
+      }
+      step.active = active;
+      if (warp.in_flight && stalls(step, in)) break;
+      step.next = group.pc + 1;
+      step.outcome = Step::Outcome::kNext;
+      in.execute(step, in);
+      if (check && (in.flags & kPure)) {
+        uint32_t poison = 0;
+        for (uint32_t i = 0; i < in.sources; ++i) poison |= undefined(step, in.s[i]);
+        for (uint32_t i = 0; i < in.destinations; ++i) mark_written(step, in.d[i], active, poison);
+      }
+      switch (step.outcome) {
+        case Step::Outcome::kNext:
+          group.pc = step.next;
+          break;
+        case Step::Outcome::kYield:
+          group.pc = step.next;
+          keep_turn = false;
+          leave = true;
+          break;
+        case Step::Outcome::kPark:
+          if (group.wait != Wait::kConvergence) {
+            sleepers_[group.key].push_back(&warp);
+            ++report_.waits[wait_name(group.wait)];
+          }
+          leave = true;
+          break;
+        case Step::Outcome::kDiverge: {
+          const Group rest{.mask = group.mask & ~step.taken, .pc = step.other};
+          group.mask = step.taken;
+          group.pc = step.next;
+          warp.groups.push_back(rest);
+          leave = true;
+          break;
+        }
+        case Step::Outcome::kExit:
+          warp.groups.erase(warp.groups.begin() + index);
+          exit_lanes(warp, active, in.line);
+          leave = true;
+          break;
+      }
+    }
+  } catch (const LocatedError&) {
+    throw;
+  } catch (const Error& error) {
+    throw LocatedError(
+        program_.module->file, step.line,
+        std::string(error.what()) + " [" + place(step.cta) + " warp " + std::to_string(warp.index) + "]");
+  }
+  const uint32_t used = given - slice;
+  budget += slice;
+  steps_ += used;
+  since_engine_ += used;
+  report_.instructions[warp.index] += used;
+  return keep_turn;
+}
+
+}  // namespace jaxbw::emulator

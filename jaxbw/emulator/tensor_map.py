@@ -1,0 +1,76 @@
+"""Tensor maps (CUtensorMap) of numpy arrays, and arrays aligned as device memory is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxbw._native import emulator as _core
+
+_ALIGNMENT = 256  # bytes; of cudaMalloc
+_SWIZZLES = {
+    0: _core.datapath.Swizzle.NONE,
+    32: _core.datapath.Swizzle.B32,
+    64: _core.datapath.Swizzle.B64,
+    128: _core.datapath.Swizzle.B128,
+}
+
+
+def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
+    """Returns an uninitialised array whose address is a multiple of 256, as device memory has it."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    storage = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -storage.ctypes.data % _ALIGNMENT
+    return storage[start : start + size].view(dtype).reshape(shape)
+
+
+def _element_type(dtype: np.dtype[Any]) -> Any:
+    return getattr(_core.datapath.TensorMapType, dtype.name.upper())
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """An encoded tensor map, and the array that it describes."""
+
+    encoded: bytes
+    array: np.ndarray[Any, Any]
+
+    @classmethod
+    def encode(
+        cls,
+        array: np.ndarray[Any, Any],
+        *,
+        box: Sequence[int],
+        extents: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+        swizzle: int = 0,
+        element_strides: Sequence[int] | None = None,
+    ) -> "TensorMap":
+        """Encodes the map that cuTensorMapEncodeTiled makes of the same arguments.
+
+        Args:
+          array: the tensor, C-contiguous.
+          box: extents of the box that one instruction moves, in elements, contiguous dimension first.
+          extents: extents of the tensor in the same order; by default the array's shape reversed.
+          strides: bytes, of all dimensions but the contiguous one; by default those of a dense tensor.
+          swizzle: width of the swizzle in bytes: 0, 32, 64 or 128.
+          element_strides: steps between the elements of a box; by default 1.
+        Raises:
+          EmulatorError: cuTensorMapEncodeTiled would refuse; the message names the rule.
+        """
+        if extents is None:
+            extents = array.shape[::-1]
+        if strides is None:
+            strides = [int(np.prod(extents[: i + 1])) * array.itemsize for i in range(len(extents) - 1)]
+        fields = _core.datapath.TensorMapFields(
+            _element_type(array.dtype),
+            array.ctypes.data,
+            list(extents),
+            list(strides),
+            list(box),
+            element_strides=None if element_strides is None else list(element_strides),
+            swizzle=_SWIZZLES[swizzle],
+        )
+        return cls(fields.encode(), array)

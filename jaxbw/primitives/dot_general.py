@@ -191,6 +191,8 @@ def _shifted(dims: tuple[int, ...], new: int | None) -> tuple[int, ...]:
 
 def _batch(axis_data: Any, operands: Any, batched: Any, **params: Any) -> Any:
     lhs, rhs = operands
+    if all(axis is None for axis in batched):
+        return dot_general(lhs, rhs, **params), None
     dims, result = batched_dimension_numbers(
         (lhs.ndim, rhs.ndim), batched, params.pop("dimension_numbers")
     )

@@ -85,6 +85,8 @@ def _abstract_eval(lhs: Any, rhs: Any, *_: Any, **params: Any) -> Any:
 def _batch(axis_data: Any, operands: Any, batched: Any, **params: Any) -> Any:
     lhs, rhs, *rest = operands
     bias = rest[0] if rest else None
+    if all(axis is None for axis in batched):
+        return fused_dot_general(lhs, rhs, bias, **params), None
     bias_batched = bool(rest) and batched[2] is not None
     # The bias runs along one dimension of one rhs. Where vmap adds to either, the product and the
     # epilogue part.

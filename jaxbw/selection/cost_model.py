@@ -38,7 +38,7 @@ def grid(problem: GemmProblem, config: GemmConfig) -> tuple[int, int]:
 
 
 def resident_clusters(device: Device, config: GemmConfig) -> int:
-    """Clusters that run at a time, one CTA to an SM. SMs come in pairs, which clusters of 2 fill."""
+    """Clusters that run at a time, one CTA to an SM. SMs come in pairs: clusters of 2 fit."""
     return max(1, device.sm_count // math.prod(config.cluster))
 
 

@@ -82,6 +82,25 @@ void check_operand(const char* name, NumberFormat format, OperandMajor major, co
   }
 }
 
+std::vector<TmemRegion> row_regions(const Umma& op, uint32_t address, uint32_t columns) {
+  const uint32_t column = tmem_column(address);
+  if (!is_layout_f(op)) return {{tmem_lane(address), kTmemLanes, column, columns}};
+  std::vector<TmemRegion> regions;
+  for (uint32_t quarter = 0; quarter < 4; ++quarter) {
+    regions.push_back({tmem_lane(address) + quarter * kWarpLanes, 16, column, columns});
+  }
+  return regions;
+}
+
+std::vector<TmemRegion> d_regions(const Umma& op) {
+  return row_regions(op, op.d_address, is_layout_b(op) ? op.instruction.n / 2 : op.instruction.n);
+}
+
+std::vector<TmemRegion> a_regions(const Umma& op) {
+  if (!op.a_in_tmem) return {};
+  return row_regions(op, op.a_address, kAColumns);
+}
+
 void check_tmem_operands(const Umma& op) {
   const uint32_t lane = tmem_lane(op.d_address);
   require(lane == 0 || (is_layout_f(op) && lane == 16),
@@ -91,18 +110,8 @@ void check_tmem_operands(const Umma& op) {
     require(format_bits(op.instruction.a_format) >= 8, "6- and 4-bit A in tensor memory is not supported");
     require(tmem_lane(op.a_address) == lane, "A and D must have the same lane alignment (PTX 9.7.16.10.5)");
   }
-  for (const TmemRegion& region : umma_d_regions(op)) check_tmem_region(region, "tcgen05.mma: D");
-  for (const TmemRegion& region : umma_a_regions(op)) check_tmem_region(region, "tcgen05.mma: A");
-}
-
-std::vector<TmemRegion> row_regions(const Umma& op, uint32_t address, uint32_t columns) {
-  const uint32_t column = tmem_column(address);
-  if (!is_layout_f(op)) return {{tmem_lane(address), kTmemLanes, column, columns}};
-  std::vector<TmemRegion> regions;
-  for (uint32_t quarter = 0; quarter < 4; ++quarter) {
-    regions.push_back({tmem_lane(address) + quarter * kWarpLanes, 16, column, columns});
-  }
-  return regions;
+  for (const TmemRegion& region : d_regions(op)) check_tmem_region(region, "tcgen05.mma: D");
+  for (const TmemRegion& region : a_regions(op)) check_tmem_region(region, "tcgen05.mma: A");
 }
 
 // The lane of D's address plus this is the lane of row r.
@@ -233,6 +242,7 @@ void check_umma(const Umma& op) {
 }
 
 std::vector<uint32_t> umma_shared_chunks(const Umma& op) {
+  check_umma(op);
   const UmmaInstruction& instruction = op.instruction;
   std::vector<uint32_t> addresses;
   const auto add = [&](uint32_t address, uint32_t, uint32_t) { addresses.push_back(address); };
@@ -242,12 +252,13 @@ std::vector<uint32_t> umma_shared_chunks(const Umma& op) {
 }
 
 std::vector<TmemRegion> umma_d_regions(const Umma& op) {
-  return row_regions(op, op.d_address, is_layout_b(op) ? op.instruction.n / 2 : op.instruction.n);
+  check_umma(op);
+  return d_regions(op);
 }
 
 std::vector<TmemRegion> umma_a_regions(const Umma& op) {
-  if (!op.a_in_tmem) return {};
-  return row_regions(op, op.a_address, kAColumns);
+  check_umma(op);
+  return a_regions(op);
 }
 
 void execute_umma(const Umma& op, std::span<const UmmaCta> ctas) {

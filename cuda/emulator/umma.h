@@ -16,6 +16,8 @@
 // Pair MMA: CTA c has its rows of A and columns [c*N/2, (c+1)*N/2) of B in its own shared memory, at the
 // addresses of the one pair of descriptors, and both use the tensor memory addresses of the instruction.
 //
+// The words of disable-output-lane are the even CTA's, then the odd one's: PTX gives only their number.
+//
 // A 16-bit D occupies the low halves of its cells (PTX 9.7.16.10.4.1); the high halves are cleared here,
 // which PTX leaves open.
 #pragma once
@@ -63,13 +65,14 @@ struct Umma {
   uint32_t d_address = 0;
   bool accumulate = false;                           // enable-input-d
   uint32_t scale_input_d = 0;                        // D * 2^-scale_input_d
-  std::array<uint32_t, 8> disable_output_lane = {};  // 4 words for the even CTA, 4 for the odd one
+  std::array<uint32_t, 8> disable_output_lane = {};  // lane l of CTA c: bit l%32 of word 4c + l/32
 };
 
 // Throws Error, naming the rule and its section, on whatever the instruction may not be.
 void check_umma(const Umma& op);
 
-// What each CTA's half of the instruction touches.
+// What each CTA's half of the instruction touches. All of these check the instruction first; shared addresses are
+// those that the descriptors give, which may lie outside the CTA's memory (execute_umma then throws).
 std::vector<uint32_t> umma_shared_chunks(const Umma& op);  // addresses of 16 bytes: A's, then B's
 std::vector<TmemRegion> umma_d_regions(const Umma& op);    // written, and read if `accumulate`
 std::vector<TmemRegion> umma_a_regions(const Umma& op);    // read; empty unless A is in tensor memory

@@ -92,6 +92,7 @@ FragmentPosition wgmma_a_position(NumberFormat format, uint32_t thread, uint32_t
 }
 
 std::vector<uint32_t> wgmma_shared_chunks(const Wgmma& op) {
+  check_wgmma(op);
   std::vector<uint32_t> addresses;
   const auto add = [&](uint32_t address, uint32_t, uint32_t) { addresses.push_back(address); };
   if (!op.a_in_registers) for_each_chunk(op.a, op.a_major, op.a_format, kWgmmaM, add);

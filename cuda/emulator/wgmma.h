@@ -51,7 +51,8 @@ struct FragmentPosition {
 FragmentPosition wgmma_d_position(bool f32_result, uint32_t thread, uint32_t reg);
 FragmentPosition wgmma_a_position(NumberFormat format, uint32_t thread, uint32_t reg);
 
-// Addresses of the 16-byte chunks of shared memory that the instruction reads: A's, then B's.
+// Addresses of the 16-byte chunks of shared memory that the instruction reads, A's, then B's: those that the
+// descriptors give, which may lie outside the CTA's memory (execute_wgmma then throws). Checks first.
 std::vector<uint32_t> wgmma_shared_chunks(const Wgmma& op);
 
 // Checks and executes. a[reg * 128 + thread] (empty unless A is in registers), d[reg * 128 + thread].

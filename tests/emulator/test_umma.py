@@ -11,7 +11,17 @@ import numpy.typing as npt
 import pytest
 
 from .datapath_reference import SHARED_BASE, Memory, datapath, swizzled, umma_descriptor, write_tile
-from .mma_reference import DTYPES, LAYOUTS, Format, Swizzle, cells, example, instruction, operand
+from .mma_reference import (
+    DTYPES,
+    LAYOUTS,
+    Format,
+    Swizzle,
+    bf16_instruction,
+    cells,
+    example,
+    instruction,
+    operand,
+)
 
 Kind = datapath.UmmaKind
 KINDS: dict[Any, Any] = {Format.F16: Kind.F16, Format.BF16: Kind.F16, Format.TF32: Kind.TF32}
@@ -178,6 +188,19 @@ def test_disabled_lanes_keep_their_value() -> None:
     np.testing.assert_array_equal(tmem.cells[:, 128:192].copy().view(np.float32), wanted)
 
 
+def test_disabled_lanes_of_a_pair() -> None:
+    """The first four words are the even CTA's, the others the odd one's."""
+    mask = [1, 0, 0, 0, 0, 0, 0, 0x8000_0000]
+    shared = np.zeros(1 << 16, np.uint8)  # a product of zeros
+    tmem = [datapath.TensorMemory() for _ in range(2)]
+    for memory in tmem:
+        memory.cells[:] = 1
+    op = example(instruction=bf16_instruction(m=256), cta_group=2, disable_output_lane=mask)
+    op.execute([shared, shared], SHARED_BASE, tmem)
+    kept = [np.flatnonzero((memory.cells[:, :64] == 1).all(1)).tolist() for memory in tmem]
+    assert kept == [[0], [127]]
+
+
 def test_the_chunks_are_what_is_read() -> None:
     """Bytes outside the listed chunks may change; any chunk inside makes a difference."""
     _, _, memory = small_product()
@@ -205,27 +228,20 @@ def test_the_chunks_are_what_is_read() -> None:
     ("m", "group", "lane"), [(64, 1, 0), (64, 1, 16), (128, 1, 0), (128, 2, 0), (256, 2, 0)]
 )
 def test_a_in_tensor_memory(number: Any, m: int, group: int, lane: int) -> None:
-    """A's rows lie in the lanes of D's rows, in layout B twice: once for each half of N."""
+    """Every lane of D is made from the same lane of A: in layout B, two lanes hold one row of A."""
     n, size = 64, np.dtype(DTYPES[number]).itemsize
-    k = 32 // size
-    a_bits, a = operand(number, m, k, 6)
+    k, per_cta = 32 // size, n // group
+    a_bits, a = operand(number, 128 * group, k, 6)  # a row for each lane
     b_bits, b = operand(number, n, 128 // size, 7)
     a_words = np.ascontiguousarray(a_bits).view(np.uint32)  # 8 cells a row
-    layout, per_cta = LAYOUTS[m, group], n // group
     tmem, shared, descriptor = [], [], 0
     for cta in range(group):
         memory = Memory(np.zeros(1 << 16, np.uint8), np.zeros(1 << 16, np.uint8))
-        tile = write_tile(
-            memory, b_bits[cta * per_cta : (cta + 1) * per_cta], True, Swizzle.B128, 0x400
-        )
-        descriptor = tile.umma(0)
+        part = b_bits[cta * per_cta : (cta + 1) * per_cta]
+        descriptor = write_tile(memory, part, True, Swizzle.B128, 0x400).umma(0)
         shared.append(memory.shared)
-        cells_of = datapath.TensorMemory()
-        rows = np.arange(m // group)
-        lanes = rows if layout != "F" else rows // 16 * 32 + rows % 16 + lane
-        for copy in (0, 64) if layout == "B" else (0,):
-            cells_of.cells[lanes + copy, 100:108] = a_words[rows + cta * (m // group)]
-        tmem.append(cells_of)
+        tmem.append(datapath.TensorMemory())
+        tmem[cta].cells[:, 100:108] = a_words[128 * cta : 128 * cta + 128]
     op = datapath.Umma(
         KINDS.get(number, Kind.F8F6F4),
         instruction(number, number, m, n),
@@ -235,11 +251,12 @@ def test_a_in_tensor_memory(number: Any, m: int, group: int, lane: int) -> None:
         group,
         a_in_tmem=True,
     )
-    assert sum(r.lanes * r.columns for r in op.a_regions()) == 8 * (64 if layout == "F" else 128)
+    assert sum(r.lanes * r.columns for r in op.a_regions()) == 8 * max(m // group, 64 * group)
     op.execute(shared, SHARED_BASE, tmem)
-    cta_of, lane_of, column_of = cells(layout, m, n, 200, lane)
+    cta_of, lane_of, column_of = cells(LAYOUTS[m, group], m, n, 200, lane)
     got = np.stack([t.cells for t in tmem])[cta_of, lane_of, column_of].view(np.float32)
-    np.testing.assert_array_equal(got, a @ b[:, :k].T)
+    expected = np.einsum("mnk,nk->mn", a[128 * cta_of + lane_of], b[:, :k])
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("rows_off", range(8))

@@ -1,5 +1,7 @@
 """tcgen05.mma: what descriptors mean and what is refused."""
 
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,15 +25,15 @@ def test_a_known_shared_memory_descriptor() -> None:
 
 
 # PTX 9.7.16.3.3 in units of 16 bytes. MN-major: (W, lines), strides of (W, groups of MN) and of
-# (lines, groups of K); CUTLASS has the one for 32-byte atoms. K-major: strides of (8, groups) and 2.
-CANONICAL_MN = {
+# (lines, groups of K); CUTLASS has the one for 32-byte atoms. K-major: of (8, groups) and 2.
+CANONICAL_MN: dict[Any, Callable[[int, int], Any]] = {
     Swizzle.NONE: lambda lbo, sbo: ((1, 8), (0, sbo), (1, lbo)),
     Swizzle.B32: lambda lbo, sbo: ((2, 8), (1, lbo), (2, sbo)),
     Swizzle.B64: lambda lbo, sbo: ((4, 8), (1, lbo), (4, sbo)),
     Swizzle.B128: lambda lbo, sbo: ((8, 8), (1, lbo), (8, sbo)),
     Swizzle.B128_ATOM_32B: lambda lbo, sbo: ((8, 4), (1, lbo), (8, sbo)),
 }
-CANONICAL_K = {
+CANONICAL_K: dict[Any, Callable[[int, int], Any]] = {
     Swizzle.NONE: lambda lbo, sbo: ((1, sbo), lbo),
     Swizzle.B32: lambda lbo, sbo: ((2, sbo), 1),
     Swizzle.B64: lambda lbo, sbo: ((4, sbo), 1),
@@ -134,15 +136,14 @@ SHAPE_RULES = {  # PTX table 39, with the steps of 16 of CUTLASS for M = 128
 }
 
 
-@given(st.integers(1, 2), st.integers(0, 31), st.integers(0, 63))
-def test_legal_shapes(group: int, m: int, n: int) -> None:
-    word = bf16_instruction(m=m << 4, n=n << 3)
-    op = example(instruction=word, cta_group=group)
-    if n << 3 in SHAPE_RULES[group].get(m << 4, ()):
-        op.check()
-    else:
-        with pytest.raises(RuntimeError, match=r"must be .*\(PTX 9\.7\.16\.2\.1\)"):
+def test_legal_shapes() -> None:
+    for group, m, n in product((1, 2), range(0, 512, 16), range(0, 512, 8)):
+        op = example(instruction=bf16_instruction(m=m, n=n), cta_group=group)
+        if n in SHAPE_RULES[group].get(m, ()):
             op.check()
+        else:
+            with pytest.raises(RuntimeError, match=r"must be .*\(PTX 9\.7\.16\.2\.1\)"):
+                op.check()
 
 
 ATOM_32B = umma_descriptor(0x400, 0, 512, Swizzle.B128_ATOM_32B)
@@ -188,3 +189,23 @@ def test_refuses_illegal_combinations(
 def test_refuses_to_read_past_shared_memory() -> None:
     with pytest.raises(RuntimeError, match=r"reaches shared address \d+, outside"):
         example().execute([np.zeros(1024, np.uint8)], SHARED_BASE, [datapath.TensorMemory()])
+
+
+@given(st.data(), st.sampled_from(list(Kind)), st.integers(1, 2), st.booleans())
+def test_any_operands_execute_or_are_refused(
+    data: st.DataObject, kind: Any, group: int, a_in_tmem: bool
+) -> None:
+    """Random words, but for the bits that are easily got wrong: no crash, whatever they say."""
+    word = data.draw(st.integers(0, 2**23 - 1)) & ~0b1001111 | data.draw(st.integers(4, 16)) << 24
+    descriptor = st.integers(0, 2**64 - 1).map(
+        lambda bits: bits & ~(0x7F << 46 | 0xFF << 53) | 1 << 46
+    )
+    a = data.draw(st.integers(0, 2**32 - 1) if a_in_tmem else descriptor)
+    d = data.draw(st.integers(0, 2**32 - 1) | st.integers(0, 512))
+    shared = [np.zeros(232448, np.uint8)] * group
+    try:
+        op = datapath.Umma(kind, word, a, data.draw(descriptor), d, group, a_in_tmem)
+        op.execute(shared, SHARED_BASE, [datapath.TensorMemory() for _ in range(group)])
+    except RuntimeError:
+        return
+    assert op.shared_chunks()

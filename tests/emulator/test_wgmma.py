@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from .datapath_reference import (
     SHARED_BASE,
@@ -193,3 +195,23 @@ def test_refuses_illegal_combinations(changes: dict[str, Any], rule: str) -> Non
     }
     with pytest.raises(RuntimeError, match=rule):
         datapath.Wgmma(**(arguments | changes)).check()
+
+
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 33),
+    st.sampled_from(list(DTYPES)),
+    st.sampled_from(list(Major)),
+)
+def test_any_operands_execute_or_are_refused(
+    a: int, b: int, n: int, number: Any, major: Any
+) -> None:
+    mask = ~(0b11 << 14 | 0b11 << 30 | 0b111 << 46 | 0x3FF << 52)
+    shared = np.zeros(232448, np.uint8)
+    try:
+        op = datapath.Wgmma(8 * n, number, number, True, a & mask, b & mask, a_major=major)
+        op.execute(shared, SHARED_BASE, NO_REGISTERS, np.zeros(512 * n, np.uint32))
+    except RuntimeError:
+        return
+    assert op.shared_chunks()

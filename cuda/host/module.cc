@@ -178,7 +178,7 @@ NB_MODULE(_native, m) {
         nb::arg("device") = 0, nb::arg("guard_bytes") = DirectLaunch().guard_bytes, nb::arg("repeats") = 1);
 
 #ifdef JAXBW_WITH_EMULATOR
-  bind_emulator(m);
+  emulator::bind_emulator(m);
 #endif
 }
 

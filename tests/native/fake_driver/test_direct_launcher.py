@@ -170,7 +170,10 @@ SM100 = {
         ),
         (SM100 | {"cluster_m": 1}, "cluster_m 1 is not a multiple of cta_group 2"),
         (SM100 | {"block_m": 128}, "block_m is 128; cta_group 2 computes 256 rows"),
-        (SM100 | {"block_n": 48}, "block_n is 48; cta_group 2 takes multiples of 32 up to 256"),
+        (
+            SM100 | {"block_n": 48},
+            "block_n is 48; the sm_100 kernels take multiples of 32 up to 256",
+        ),
         (SM100 | {"cta_group": 3}, "cta_group is 3; it is 1 or 2"),
         (
             SM100

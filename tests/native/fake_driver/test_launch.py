@@ -12,7 +12,7 @@ from ...gpu.direct import Case
 from .conftest import Call, FakeDriver
 
 F16, BF16, F32 = 6, 9, 7  # CUtensorMapDataType
-SWIZZLE_128B, L2_256B = 3, 3
+SWIZZLE_64B, SWIZZLE_128B, L2_256B = 2, 3, 3
 
 
 def launched(fake: FakeDriver, case: Case) -> tuple[Call, Call, Call, Call]:
@@ -24,7 +24,8 @@ def launched(fake: FakeDriver, case: Case) -> tuple[Call, Call, Call, Call]:
         assert tensor_map["rank"] == 3
         assert tensor_map["element_strides"] == [1, 1, 1]
         assert tensor_map["interleave"] == 0
-        assert tensor_map["swizzle"] == SWIZZLE_128B
+        box_bytes = tensor_map["box"][0] * (4 if tensor_map["type"] == F32 else 2)
+        assert tensor_map["swizzle"] == {64: SWIZZLE_64B, 128: SWIZZLE_128B}[box_bytes]
         assert tensor_map["promotion"] == L2_256B
         assert tensor_map["fill"] == 0  # zeros
     return a, b, d, launch
@@ -84,10 +85,10 @@ def test_cluster_shares_divide_the_boxes(
 @pytest.mark.parametrize(
     ("cta_group", "cluster", "block_n", "a_rows", "b_rows", "tiles"),
     [
-        (1, (1, 1), 256, 128, 256, [3, 1]),
-        (1, (2, 1), 128, 128, 64, [2, 2]),
-        (2, (2, 1), 256, 128, 128, [2, 1]),  # a pair: 128 rows of A and half of B each
-        (2, (4, 1), 256, 128, 64, [1, 1]),  # two pairs share B
+        (1, (1, 1), 256, 128, 256, [3, 2]),
+        (1, (2, 1), 128, 128, 64, [2, 3]),
+        (2, (2, 1), 256, 128, 128, [2, 2]),  # a pair: 128 rows of A and half of B each
+        (2, (4, 1), 256, 128, 64, [1, 2]),  # two pairs share B
         (2, (2, 2), 64, 64, 32, [2, 3]),
     ],
 )
@@ -109,11 +110,12 @@ def test_cta_groups(
         block_n=block_n,
         family="sm100",
     )
-    tiles = [math.ceil(264 / (cluster[0] * 128)), math.ceil(264 / (cluster[1] * block_n))]
     a, b, d, launch = launched(fake, case)
     assert a["box"] == [64, a_rows, 1]
     assert b["box"] == [64, b_rows, 1]
-    assert d["box"] == [64, 32, 1]
+    # A store is one tcgen05.ld wide: 32 columns, whatever their type.
+    assert d["box"] == [32, 32, 1]
+    assert (a["swizzle"], b["swizzle"], d["swizzle"]) == (SWIZZLE_128B, SWIZZLE_128B, SWIZZLE_64B)
     assert launch["kernel"] == f"jaxbw_sm100_16bit_{cta_group}cta"
     assert launch["block"] == [256, 1, 1]
     assert launch["tiles"] == tiles

@@ -7,26 +7,29 @@
 
 namespace jaxbw {
 
-// One operand of the product as a CTA sees it. `extent`: M or N indices that a CTA's tile holds. Each of `peers` CTAs
-// loads an equal share of the tile's rows (the non-contiguous dimension, in whole swizzle atoms) and multicasts it.
+// One operand of the product as a CTA loads it. Each of `peers` CTAs loads an equal share of a tile's rows (its
+// non-contiguous dimension, in whole swizzle atoms) and multicasts it.
 template <uint32_t kCtaGroup>
-struct OperandLoader {
-  const TensorMap& map;
-  Major major;
-  uint32_t extent;
-  uint32_t peers, peer;
-  uint16_t mask;
+class OperandLoader {
+ public:
+  // `extent`: M or N indices of a CTA's tile. `mask`: the ranks of the peers, of which this CTA is number `peer`.
+  JAXBW_DEVICE OperandLoader(const TensorMap& map, Major major, uint32_t extent, uint32_t peers, uint32_t peer,
+                             uint32_t mask)
+      : map_(map),
+        major_(major),
+        blocks_(extent / kMnBlock),
+        row_(peer * ((major == Major::kK ? extent : kBlockK) / peers)),
+        multicast_(peers > 1),
+        mask_(static_cast<uint16_t>(mask)) {}
 
   // Tile at (mn, k) of batch index `batch` -> `destination`, counted on `barrier`.
   JAXBW_DEVICE void load(uint32_t destination, uint32_t mn, uint32_t k, uint32_t batch, uint32_t barrier) const {
-    if (major == Major::kK) {
-      const uint32_t row = peer * (extent / peers);
-      load_box(destination + row * kSwizzleSpan, {k, mn + row, batch}, barrier);
+    const uint32_t share = destination + row_ * kSwizzleSpan;
+    if (major_ == Major::kK) {
+      load_box(share, {k, mn + row_, batch}, barrier);
     } else {
-      const uint32_t row = peer * (kBlockK / peers);
-      for (uint32_t block = 0; block < extent / kMnBlock; ++block) {
-        load_box(destination + block * kMnBlockBytes + row * kSwizzleSpan, {mn + block * kMnBlock, k + row, batch},
-                 barrier);
+      for (uint32_t block = 0; block < blocks_; ++block) {
+        load_box(share + block * kMnBlockBytes, {mn + block * kMnBlock, k + row_, batch}, barrier);
       }
     }
   }
@@ -34,20 +37,27 @@ struct OperandLoader {
  private:
   JAXBW_DEVICE void load_box(uint32_t destination, ptx::BoxOrigin box, uint32_t barrier) const {
     if constexpr (kCtaGroup == 1) {
-      if (peers == 1) {
-        ptx::tma_load(destination, map, box, barrier);
+      if (multicast_) {
+        ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
       } else {
-        ptx::tma_load_multicast(destination, map, box, barrier, mask);
+        ptx::tma_load(destination, map_, box, barrier);
       }
     } else {
       const uint32_t leader_barrier = barrier & ptx::kPairLeaderMask;
-      if (peers == 1) {
-        ptx::tma_load_pair(destination, map, box, leader_barrier);
+      if (multicast_) {
+        ptx::tma_load_pair_multicast(destination, map_, box, leader_barrier, mask_);
       } else {
-        ptx::tma_load_pair_multicast(destination, map, box, leader_barrier, mask);
+        ptx::tma_load_pair(destination, map_, box, leader_barrier);
       }
     }
   }
+
+  const TensorMap& map_;
+  Major major_;
+  uint32_t blocks_;  // MN-major: boxes of one share
+  uint32_t row_;     // first of this CTA's share
+  bool multicast_;
+  uint16_t mask_;
 };
 
 }  // namespace jaxbw

@@ -152,12 +152,10 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const uint32_t rank = context.rank;
   const uint32_t b_extent = params.block_n / kCtaGroup;
   const uint32_t b_offset = rank % kCtaGroup * b_extent;  // this CTA's columns of the pair's B tile
-  const OperandLoader<kCtaGroup> a{
-      params.a,          params.a_major,       kCtaRows,
-      cluster.a_peers(), cluster.a_peer(rank), static_cast<uint16_t>(cluster.a_mask(rank))};
-  const OperandLoader<kCtaGroup> b{
-      params.b,          params.b_major,       b_extent,
-      cluster.b_peers(), cluster.b_peer(rank), static_cast<uint16_t>(cluster.b_mask(rank))};
+  const OperandLoader<kCtaGroup> a(params.a, params.a_major, kCtaRows, cluster.a_peers(), cluster.a_peer(rank),
+                                   cluster.a_mask(rank));
+  const OperandLoader<kCtaGroup> b(params.b, params.b_major, b_extent, cluster.b_peers(), cluster.b_peer(rank),
+                                   cluster.b_mask(rank));
   const RingBarriers stages = context.stages();
   RingPosition at = RingPosition::producer(params.stages);
   WorkItems items(context);

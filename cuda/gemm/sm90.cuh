@@ -95,10 +95,10 @@ struct Storage {
 // Load role: one thread.
 template <Config kConfig>
 JAXBW_DEVICE void load_tiles(const GemmParams& params, const Storage& storage, ClusterShape cluster, uint32_t rank) {
-  const OperandLoader<1> a{params.a,          kConfig.a_major,      kBlockM,
-                           cluster.a_peers(), cluster.a_peer(rank), static_cast<uint16_t>(cluster.a_mask(rank))};
-  const OperandLoader<1> b{params.b,          kConfig.b_major,      kConfig.block_n,
-                           cluster.b_peers(), cluster.b_peer(rank), static_cast<uint16_t>(cluster.b_mask(rank))};
+  const OperandLoader<1> a(params.a, kConfig.a_major, kBlockM, cluster.a_peers(), cluster.a_peer(rank),
+                           cluster.a_mask(rank));
+  const OperandLoader<1> b(params.b, kConfig.b_major, kConfig.block_n, cluster.b_peers(), cluster.b_peer(rank),
+                           cluster.b_mask(rank));
   const RingBarriers ring = storage.ring();
   RingPosition at = RingPosition::producer(storage.stages);
   for (TileWalk walk(params, cluster, rank); !walk.done(); walk.advance()) {
@@ -112,20 +112,34 @@ JAXBW_DEVICE void load_tiles(const GemmParams& params, const Storage& storage, C
   }
 }
 
-// The multiplying warps' place in the ring, and how they let go of a stage.
-struct StageReader {
-  RingBarriers ring;
-  ClusterShape cluster;
-  uint32_t rank;
-  RingPosition at;
-
-  // Tells every CTA that loads for this one that this warp has read the stage: lane i tells CTA i.
-  JAXBW_DEVICE void release(uint32_t slot) const {
+// A multiplying warp's place in the ring, and how it lets go of a stage: it tells every CTA that loads for this one.
+// Lane i tells CTA i; whether and where is found once, since this stands in the main loop.
+class StageReader {
+ public:
+  JAXBW_DEVICE StageReader(RingBarriers ring, uint32_t stages, ClusterShape cluster, uint32_t rank)
+      : ring_(ring), at_(RingPosition::consumer(stages)) {
     const uint32_t lane = ptx::lane_index();
-    if ((cluster.source_mask(rank) >> lane) & 1) {
-      ptx::mbarrier_arrive_cluster(ptx::map_to_rank(ring.empty(slot), lane));
-    }
+    tells_ = cluster.source_mask(rank) >> lane & 1;
+    if (tells_) peer_first_empty_ = ptx::map_to_rank(ring.first_empty, lane);
   }
+
+  // The slot of the next stage, once it is full.
+  JAXBW_DEVICE uint32_t acquire() {
+    ring_.wait_full(at_);
+    const uint32_t slot = at_.slot();
+    at_.advance();
+    return slot;
+  }
+
+  JAXBW_DEVICE void release(uint32_t slot) const {
+    if (tells_) ptx::mbarrier_arrive_cluster(peer_first_empty_ + slot * RingBarriers::kBarrierBytes);
+  }
+
+ private:
+  RingBarriers ring_;
+  RingPosition at_;
+  bool tells_;
+  uint32_t peer_first_empty_ = 0;
 };
 
 // Multiply role's main loop: accumulators = A[64 rows] * B over all of K. One group of wgmmas stays in flight while the
@@ -138,8 +152,7 @@ JAXBW_DEVICE void multiply(float (&accumulators)[Wgmma::kRegisters], const Stora
   static_assert(kConsumerRows == kMnBlock);
   uint32_t previous = 0;
   for (uint32_t block = 0; block < k_blocks; ++block) {
-    const uint32_t slot = reader.at.slot();
-    reader.ring.wait_full(reader.at);
+    const uint32_t slot = reader.acquire();
     const uint64_t a = wgmma_descriptor(storage.a(slot) + consumer * kConsumerOffset, kConfig.a_major);
     const uint64_t b = wgmma_descriptor(storage.b(slot), kConfig.b_major);
     ptx::wgmma_fence();
@@ -155,7 +168,6 @@ JAXBW_DEVICE void multiply(float (&accumulators)[Wgmma::kRegisters], const Stora
       reader.release(previous);
     }
     previous = slot;
-    reader.at.advance();
   }
   ptx::wgmma_wait_group<0>();
   reader.release(previous);
@@ -217,7 +229,7 @@ JAXBW_DEVICE void multiply_tiles(const GemmParams& params, const Storage& storag
   using Wgmma = ptx::Wgmma<kConfig.input, kConfig.block_n>;
   const uint32_t consumer = warp / (kConsumerWarps / kConsumers);
   const uint32_t k_blocks = (params.k + kBlockK - 1) / kBlockK;
-  StageReader reader{storage.ring(), cluster, rank, RingPosition::consumer(storage.stages)};
+  StageReader reader(storage.ring(), storage.stages, cluster, rank);
   StoreRing stores(params, storage.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan);
   for (TileWalk walk(params, cluster, rank); !walk.done(); walk.advance()) {
     float accumulators[Wgmma::kRegisters];

@@ -231,12 +231,16 @@ def _product(
     params = _canonical_params(
         call, dims, precision, preferred_element_type, out_sharding, implementation, config
     )
+    # Here, so that the operands of a fused product vary over the same mesh axes as its cotangents.
+    if bias is None:
+        lhs, rhs = compat.insert_reshard(lhs, rhs)
+    else:
+        (bias,) = compat.ensure_arraylike(call, bias)
+        lhs, rhs, bias = compat.insert_reshard(lhs, rhs, bias)
     is_fused = bias is not None or activation is not None
     if is_fused or params["implementation"] is not None:
         lhs_type, rhs_type = jax.typeof(lhs), jax.typeof(rhs)
         output, _ = compat.dot_general_type(lhs_type, rhs_type, plain.lax_params(params))
-        if bias is not None:
-            (bias,) = compat.ensure_arraylike(call, bias)
         _check_epilogue(call, rhs_type, dims, output, bias, activation)
         problem = reduce_dot_general(
             lhs_type,

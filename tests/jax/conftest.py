@@ -46,7 +46,9 @@ def assert_product_close() -> Callable[..., None]:
         sums = 2 * k * UNIT_ROUNDOFF[sum_dtype]
         bound = eps_out * np.abs(reference) + (1 + eps_out) * sums * magnitude
         error = np.abs(result.astype(np.float64) - reference)
-        assert (error <= bound).all(), f"error {error.max()}, bound there {bound.flat[error.argmax()]}"
+        assert (error <= bound).all(), (
+            f"error {error.max()}, bound there {bound.flat[error.argmax()]}"
+        )
 
     return check
 

@@ -132,11 +132,10 @@ def test_batched_dimension_numbers(case: Any, data: st.DataObject) -> None:
     for number, (shape, axis) in enumerate(zip((lhs_shape, rhs_shape), batched, strict=True)):
         grown = shape if axis is None else (*shape[:axis], 2, *shape[axis:])
         operands.append(integers(grown, number))
-    new_dims, axis = batched_dimension_numbers(
-        (operands[0].ndim, operands[1].ndim), batched, dims
-    )
+    new_dims, axis = batched_dimension_numbers((operands[0].ndim, operands[1].ndim), batched, dims)
     expected = jax.vmap(lambda x, y: jax.lax.dot_general(x, y, dims), batched, axis)(*operands)
-    np.testing.assert_array_equal(jax.lax.dot_general(*operands, new_dims), expected)
+    lhs, rhs = operands
+    np.testing.assert_array_equal(jax.lax.dot_general(lhs, rhs, new_dims), expected)
 
 
 def test_is_a_drop_in(operand: Operand) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import jaxbw
 
 Operand = Callable[..., Any]
 
-SHAPES = [
+SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((3,), (3,)),
     ((2, 3), (3,)),
     ((3,), (3, 4)),
@@ -30,7 +31,12 @@ SHAPES = [
     ((3,), (5, 3, 4)),
     ((1, 1), (1, 1)),
 ]
-ZERO_SHAPES = [((0, 3), (3, 4)), ((2, 0), (0, 4)), ((2, 3), (3, 0)), ((0, 2, 3), (3, 4))]
+ZERO_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((0, 3), (3, 4)),
+    ((2, 0), (0, 4)),
+    ((2, 3), (3, 0)),
+    ((0, 2, 3), (3, 4)),
+]
 FLOATS = ["bfloat16", "float16", "float32"]
 
 
@@ -139,8 +145,7 @@ def test_derivatives_are_those_of_jnp(
         lambda f: jax.jacfwd(jax.jacrev(f))(lhs, rhs),
     ):
         result, expected = (
-            jax.jit(lambda f=loss(matmul), transform=transform: transform(f))()
-            for matmul in (jaxbw.matmul, jnp.matmul)
+            jax.jit(partial(transform, loss(matmul)))() for matmul in (jaxbw.matmul, jnp.matmul)
         )
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), result, expected

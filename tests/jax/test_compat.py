@@ -1,0 +1,154 @@
+"""Each private part of JAX that jaxbw leans on does what jaxbw takes it to do."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import PartitionSpec
+
+from jaxbw import compat
+
+MATRIX = jnp.ones((2, 2))
+PARAMS: dict[str, Any] = {
+    "dimension_numbers": (((1,), (0,)), ((), ())),
+    "precision": None,
+    "preferred_element_type": None,
+    "out_sharding": None,
+}
+
+
+def test_ensure_arraylike() -> None:
+    (one,) = compat.ensure_arraylike("call", np.ones(2))
+    assert isinstance(one, jax.Array)
+    assert len(compat.ensure_arraylike("call", 1.0, np.ones(2))) == 2
+    with pytest.raises(TypeError, match="call"):
+        compat.ensure_arraylike("call", [1.0], 1.0)
+
+
+def test_abstract_type() -> None:
+    for x in (MATRIX, jax.ShapeDtypeStruct((2, 2), jnp.float32), jax.typeof(MATRIX)):
+        assert compat.abstract_type(x) == jax.typeof(MATRIX)
+
+
+def test_canonicalize() -> None:
+    assert compat.canonicalize_dtype("bfloat16", "call") == jnp.bfloat16
+    highest = jax.lax.Precision.HIGHEST
+    assert compat.canonicalize_precision("highest") == (highest, highest)
+    assert compat.canonicalize_precision(None) is None
+    assert compat.canonicalize_sharding(None, "call") is None
+    with pytest.raises(TypeError, match="call"):
+        compat.canonicalize_sharding("x", "call")
+
+
+def test_convert_element_type() -> None:
+    weak = compat.convert_element_type(MATRIX, MATRIX.dtype, True)
+    assert jax.typeof(weak).weak_type
+    assert not jax.typeof(compat.convert_element_type(weak, MATRIX.dtype, False)).weak_type
+
+
+def test_dot_general_type_and_product() -> None:
+    wide = jnp.ones((2, 3), jnp.bfloat16)
+    aval, effects = compat.dot_general_type(
+        jax.typeof(wide.T), jax.typeof(wide), {**PARAMS, "preferred_element_type": jnp.float32}
+    )
+    assert (aval.shape, aval.dtype) == ((3, 3), jnp.float32)
+    assert not effects
+    assert compat.lax_dot_general(wide.T, wide, PARAMS).shape == (3, 3)
+    with pytest.raises(TypeError, match="contracting dimensions"):
+        compat.dot_general_type(jax.typeof(wide), jax.typeof(wide), PARAMS)
+
+
+def explicit_mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+
+def test_shardings() -> None:
+    assert compat.spec_entries(MATRIX) == (None, None)
+    assert compat.permuted_sharding(jax.typeof(MATRIX), (1, 0)) is None
+    with jax.set_mesh(explicit_mesh()):
+        sharded = jax.device_put(MATRIX, PartitionSpec("x", None))
+        assert compat.spec_entries(sharded) == ("x", None)
+        permuted = compat.permuted_sharding(jax.typeof(sharded), (1, 0))
+        assert tuple(permuted.spec) == (None, "x")
+        canonical = compat.canonicalize_sharding(PartitionSpec("x", None), "call")
+        assert tuple(canonical.spec) == ("x", None)
+
+
+def test_explicit_mode_types_are_those_of_lax() -> None:
+    import jaxbw
+
+    with jax.set_mesh(explicit_mesh()):
+        lhs = jax.device_put(MATRIX, PartitionSpec("x", None))
+
+        def types(matmul: Any) -> Any:
+            out, pull_back = jax.vjp(matmul, lhs, MATRIX)
+            return jax.tree.map(jax.typeof, (out, pull_back(out)))
+
+        assert types(jaxbw.matmul) == types(jnp.matmul)
+        batched = jax.device_put(jnp.ones((2, 2, 2)), PartitionSpec("x", None, None))
+        assert jax.typeof(jax.vmap(jaxbw.matmul)(batched, batched)) == jax.typeof(
+            jax.vmap(jnp.matmul)(batched, batched)
+        )
+        named = PartitionSpec(None, "x")
+        assert jax.typeof(jaxbw.matmul(MATRIX, MATRIX, out_sharding=named)) == jax.typeof(
+            jnp.matmul(MATRIX, MATRIX, out_sharding=named)
+        )
+
+
+def test_varying_axes_are_those_of_lax() -> None:
+    import jaxbw
+
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def gradient(matmul: Any) -> Any:
+        local = jax.shard_map(
+            matmul,
+            mesh=mesh,
+            in_specs=(PartitionSpec("x"), PartitionSpec()),
+            out_specs=PartitionSpec("x"),
+        )
+        return jax.jit(jax.grad(lambda x, y: local(x, y).sum(), (0, 1)))(MATRIX, 2 * MATRIX)
+
+    for fused in (jaxbw.matmul, lambda x, y: jaxbw.matmul(x, y, bias=jnp.zeros(2))):
+        for got, wanted in zip(gradient(fused), gradient(jnp.matmul), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    with pytest.raises(ValueError, match="out_specs"):
+        jax.shard_map(
+            jaxbw.matmul,
+            mesh=mesh,
+            in_specs=(PartitionSpec("x"), PartitionSpec()),
+            out_specs=PartitionSpec(),
+        )(MATRIX, MATRIX)
+
+
+def test_apply_eagerly() -> None:
+    double = Primitive("double")
+    double.def_abstract_eval(lambda x: x)
+    compat.apply_eagerly(double)
+    mlir.register_lowering(double, mlir.lower_fun(lambda x: 2 * x, multiple_results=False))
+    np.testing.assert_array_equal(double.bind(MATRIX), 2 * MATRIX)
+
+
+def test_is_one_device() -> None:
+    seen = []
+    probe = Primitive("probe")
+    probe.def_abstract_eval(lambda x: x)
+
+    def lower(ctx: Any, x: Any) -> Any:
+        seen.append(compat.is_one_device(ctx))
+        return [x]
+
+    mlir.register_lowering(probe, lower)
+    one = jax.jit(probe.bind)
+    one.trace(MATRIX).lower(lowering_platforms=("cuda",))
+    mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, PartitionSpec("x"))
+    sharded = jax.ShapeDtypeStruct((2, 2), jnp.float32, sharding=rows)
+    one.trace(sharded).lower(lowering_platforms=("cuda",))
+    local = jax.jit(jax.shard_map(probe.bind, mesh=mesh, in_specs=rows.spec, out_specs=rows.spec))
+    local.trace(sharded).lower(lowering_platforms=("cuda",))
+    assert seen == [True, False, True]

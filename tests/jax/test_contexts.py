@@ -1,0 +1,137 @@
+"""target, implementation and explain; that the former two are part of jit's cache key."""
+
+import threading
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxbw
+from jaxbw.primitives import serve
+from jaxbw.selection import devices
+
+X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "contexts",
+    [
+        lambda: (jaxbw.target("H200"), jaxbw.target("B200")),
+        lambda: (jaxbw.implementation("xla"), jaxbw.implementation(("sm90", "xla"))),
+    ],
+)
+def test_a_change_retraces(contexts: Any) -> None:
+    traces = []
+
+    @jax.jit
+    def product(x: Any, w: Any) -> Any:
+        traces.append(1)
+        return jaxbw.matmul(x, w)
+
+    product(X, W)
+    for expected, context in zip((2, 3), contexts(), strict=True):
+        with context:
+            product(X, W)
+            product(X, W)
+        assert len(traces) == expected
+    product(X, W)
+    assert len(traces) == 3  # as at first
+    for context in contexts():
+        with context:
+            product(X, W)
+    assert len(traces) == 3
+
+
+def test_lowering_follows_the_target() -> None:
+    product = jax.jit(lambda x, w: jaxbw.matmul(x, w, implementation=("sm100", "sm90")))
+    names = []
+    for target in ("H200", "B200"):
+        with jaxbw.target(target):
+            text = product.trace(X, W).lower(lowering_platforms=("cuda",)).as_text()
+        names.append("jaxbw_sm90" in text)
+    assert names == [True, False]
+
+
+def test_contexts_nest_and_belong_to_a_thread() -> None:
+    seen = []
+    with jaxbw.target("H200"):
+        with jaxbw.target("B200"):
+            assert devices.current_target() == "B200"
+            thread = threading.Thread(target=lambda: seen.append(devices.current_target()))
+            thread.start()
+            thread.join()
+        assert devices.current_target() == "H200"
+    assert devices.current_target() is None
+    assert seen == [None]
+
+
+def test_an_argument_outranks_the_context() -> None:
+    with jaxbw.target("H200"), jaxbw.implementation("xla"):
+        assert jaxbw.explain(X, W).implementation == "xla"
+        assert jaxbw.explain(X, W, implementation="sm90").implementation == "sm90"
+
+
+def test_explain_takes_types_and_arrays_and_prints() -> None:
+    with jaxbw.target("H200"):
+        choice = jaxbw.explain(X, W, bias=jnp.ones(128), activation="gelu")
+        types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (X, W)]
+        bias = jax.ShapeDtypeStruct((128,), jnp.float32)
+        assert jaxbw.explain(*types, bias=bias, activation="gelu") == choice
+    text = str(choice)
+    for part in (
+        "bf16[1,256,512] @ bf16[1,512,128] + bias float32, gelu -> bf16[1,256,128]",
+        "H200",
+        "jaxbw_sm90_bf16_nn_128x",
+        "cluster 1x1, cta_group 1, stages ",
+        "predicted cycles",
+    ):
+        assert part in text
+    with pytest.raises(AttributeError):
+        choice.kernel = "other"  # type: ignore[misc]
+
+
+def test_explain_says_why_xla_serves() -> None:
+    with jaxbw.target("B200"):
+        choice = jaxbw.explain(X, W)
+        assert choice.implementation == "xla"
+        assert [str(refusal) for refusal in choice.refused] == ["sm100: kernel not yet verified"]
+        strict = jaxbw.explain(X, W, implementation="sm100")
+        assert (strict.kernel or "").startswith("jaxbw_sm100_16bit")
+    if jax.default_backend() == "cpu":
+        assert "no CUDA GPU" in jaxbw.explain(X, W).reason
+    with jaxbw.target("H200"):
+        odd = jaxbw.explain(X, jnp.ones((512, 100), jnp.bfloat16))
+        assert "pad its last dimension to 104" in str(odd)
+
+
+def test_explain_of_a_dot_general() -> None:
+    dims = (((0,), (1,)), ((), ()))
+    with jaxbw.target("H200"):
+        choice = jaxbw.explain(X.T, W.T, dimension_numbers=dims)
+    assert "_tt_" in (choice.kernel or "")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        (devices.Device("A100", (8, 0), 108, 0), "A100: jaxbw has no kernels for .* 8.0"),
+        (devices.Device("H200", (9, 0), 132, 0, "its driver is old"), "H200: its driver is old"),
+    ],
+)
+def test_a_gpu_without_kernels_is_told_once(
+    device: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "running_device", lambda: device)
+    monkeypatch.setattr(serve, "_warned", set())
+
+    def lower() -> str:
+        product = jax.jit(lambda x, w: jaxbw.matmul(x, w))
+        return str(product.trace(X, W).lower(lowering_platforms=("cuda",)).as_text())
+
+    with pytest.warns(UserWarning, match=message):
+        assert "stablehlo.dot_general" in lower()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower()

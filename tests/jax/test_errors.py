@@ -1,0 +1,125 @@
+"""What is refused: when, as which exception, and in which words."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxbw
+from jaxbw import _native
+
+BF16 = jnp.bfloat16
+X, W = jnp.ones((16, 64), BF16), jnp.ones((64, 32), BF16)
+
+
+def call(lhs: Any = X, rhs: Any = W, **keywords: Any) -> Callable[[], Any]:
+    return lambda: jaxbw.matmul(lhs, rhs, **keywords)
+
+
+CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (call(W, W), ValueError, r"lhs bf16\[64,32\], rhs bf16\[64,32\].*32, is not .* 64; transpose"),
+    (call(jnp.ones(()), W), ValueError, "one dimension or more"),
+    (call(jnp.ones((2, 3, 4)), jnp.ones((5, 4, 3))), ValueError, "2 and 5 do not broadcast"),
+    (call([[1.0]], W), TypeError, "requires ndarray or scalar arguments"),
+    (call(implementation="sm80"), ValueError, "'sm80'; it is one of sm100, sm90, xla, or None"),
+    (call(implementation=()), ValueError, "implementation is empty"),
+    (call(implementation="emulator"), NotImplementedError, "comes with the emulator"),
+    (call(implementation="emulator-sm90"), NotImplementedError, "comes with the emulator"),
+    (call(activation="tanh"), ValueError, "activation is 'tanh'; it is one of None, 'relu'"),
+    (call(bias=jnp.ones(31)), ValueError, r"bias f32\[31\] is not \[32\]"),
+    (call(bias=jnp.ones((16, 32))), ValueError, r"bias f32\[16,32\] is not \[32\]"),
+    (call(bias=jnp.ones(32, int)), TypeError, "bias is int32; cast it"),
+    (call(X, W[:, 0], bias=jnp.ones(16)), ValueError, "no dimension n for the bias"),
+    (call(X.astype(int), W.astype(int), activation="relu"), TypeError, "real floating result"),
+    (call(config="big"), TypeError, "it is a jaxbw.GemmConfig or None"),
+    (call(config=jaxbw.GemmConfig(100, 64)), ValueError, "sm100: block_m is 100.*sm90: block_m"),
+    (
+        call(config=jaxbw.GemmConfig(128, 96), implementation="sm90"),
+        ValueError,
+        "takes multiples of 64",
+    ),
+    (
+        call(config=jaxbw.GemmConfig(128, 96), implementation="sm100"),
+        NotImplementedError,
+        "rhs is MN-major and a CTA's part of the tile is 96 wide",
+    ),
+    (
+        call(X, jnp.ones((64, 100), BF16), implementation="sm90"),
+        NotImplementedError,
+        r"rhs bf16\[1,64,100\] has rows of 200 bytes; TMA needs a multiple of 16: pad its last "
+        r"dimension to 104.\nLeave implementation=None to run on XLA",
+    ),
+    (
+        call(X.astype(jnp.float32), W.astype(jnp.float32), implementation="sm100"),
+        NotImplementedError,
+        "the operands are float32; kernels take bfloat16 and float16",
+    ),
+    (
+        call(X, W.astype(jnp.float16), implementation="sm100"),
+        NotImplementedError,
+        "different dtypes, bfloat16 and float16",
+    ),
+    (
+        call(preferred_element_type=jnp.float64, implementation="sm90"),
+        NotImplementedError,
+        "the result is float64",
+    ),
+    (
+        call(implementation=("sm100", "sm90"), precision="F16_F16_F16"),
+        NotImplementedError,
+        "every candidate refuses\n  sm100: precision",
+    ),
+    (call(jnp.ones((0, 64), BF16), implementation="sm90"), NotImplementedError, "is 0"),
+    (lambda: jaxbw.target("B100"), ValueError, "the targets are B200, GB200, B300, H200, H100"),
+    (lambda: jaxbw.implementation("cublas"), ValueError, "it is one of"),
+    (lambda: jaxbw.implementation("emulator"), NotImplementedError, "comes with the emulator"),
+    (lambda: jaxbw.explain(X, W, implementation="sm80"), ValueError, "'sm80'"),
+    (lambda: jaxbw.explain(W, W), ValueError, "transpose an operand"),
+]
+
+
+@pytest.mark.parametrize(("action", "error", "message"), CASES)
+def test_at_trace_time(action: Any, error: type[Exception], message: str) -> None:
+    context = jax.enable_x64(True) if "float64" in message else jax.enable_x64(False)
+    with context, pytest.raises(error, match=r"(?s)" + message):
+        jax.make_jaxpr(action)()
+
+
+@pytest.mark.parametrize("family", ["sm100", "sm90"])
+@pytest.mark.parametrize("keywords", [{}, {"activation": "relu"}])
+def test_the_platform_is_the_lowerings_question(family: str, keywords: Any) -> None:
+    strict = jax.jit(functools.partial(jaxbw.matmul, implementation=family, **keywords))
+    with jax.default_device(jax.devices("cpu")[0]):
+        with pytest.raises(NotImplementedError, match="run on CUDA, not on this platform"):
+            strict(X, W)
+        with pytest.raises(NotImplementedError, match="run on CUDA, not on this platform"):
+            jaxbw.matmul(X, W, implementation=family, **keywords)
+    if not _native.devices():
+        assert "jaxbw_gemm_v1" in strict.trace(X, W).lower(lowering_platforms=("cuda",)).as_text()
+    with jax.default_device(jax.devices("cpu")[0]):
+        either = jaxbw.matmul(X, W, implementation=(family, "xla"), **keywords)
+    assert either.shape == (16, 32)
+
+
+def test_a_strict_kernel_for_another_gpu_names_the_one_it_needs() -> None:
+    strict = jax.jit(functools.partial(jaxbw.matmul, implementation="sm100"))
+    message = r"H200 has compute capability 9.0; the kernels need 10.0 or 10.3 \(B200"
+    with jaxbw.target("H200"), pytest.raises(NotImplementedError, match=message):
+        strict.trace(X, W).lower(lowering_platforms=("cuda",))
+
+
+def test_backward_products_of_a_strict_kernel_may_be_xlas() -> None:
+    """The cotangent of a float32 result is float32, which no kernel takes."""
+
+    def loss(x: Any, w: Any) -> Any:
+        out = jaxbw.matmul(x, w, preferred_element_type=jnp.float32, implementation="sm90")
+        return out.sum()
+
+    with jaxbw.target("H200"):
+        lowered = jax.jit(jax.value_and_grad(loss)).trace(X, W).lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
+    assert text.count("@jaxbw_gemm_v1(") == 1
+    assert text.count("stablehlo.dot_general") == 1

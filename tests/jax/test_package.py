@@ -1,0 +1,115 @@
+"""The public names, the layers, the doctests."""
+
+import ast
+import doctest
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxbw
+
+PACKAGE = Path(jaxbw.__file__).parent
+
+# Top to bottom, docs/architecture.md: a module imports only what stands below it.
+LAYERS = [
+    "jaxbw",
+    "jaxbw.api",
+    "jaxbw.fused",
+    "jaxbw.matmul_plan",
+    "jaxbw.primitives.fused_dot_general",
+    "jaxbw.primitives.dot_general",
+    "jaxbw.primitives.serve",
+    "jaxbw.primitives.gemm",
+    "jaxbw.primitives",
+    "jaxbw.selection.select",
+    "jaxbw.selection.cost_model",
+    "jaxbw.selection.eligibility",
+    "jaxbw.selection.implementations",
+    "jaxbw.selection.devices",
+    "jaxbw.selection.config",
+    "jaxbw.selection.manifest",
+    "jaxbw.selection.kernel_table",
+    "jaxbw.selection",
+    "jaxbw.problem",
+    "jaxbw.compat",
+    "jaxbw._native",
+]
+
+
+def test_public_names() -> None:
+    assert sorted(jaxbw.__all__) == [
+        "GemmConfig",
+        "__version__",
+        "dot_general",
+        "explain",
+        "implementation",
+        "matmul",
+        "target",
+    ]
+    for name in jaxbw.__all__:
+        assert getattr(jaxbw, name) is not None
+
+
+def modules() -> dict[str, Path]:
+    """Every module but those of other layers' owners, by its dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] in ("kernels", "emulator", "flax", "cli", "__main__"):
+            continue
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        found[".".join(("jaxbw", *parts))] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of jaxbw that a file imports, wherever it does."""
+    known = set(LAYERS)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in known else node.module or "")
+    return {name for name in found if name.split(".")[0] == "jaxbw"}
+
+
+def test_every_module_has_a_layer() -> None:
+    assert set(modules()) | {"jaxbw._native"} == set(LAYERS)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "jaxbw._native"])
+def test_layers(name: str) -> None:
+    for imported in imports(modules()[name]):
+        assert LAYERS.index(imported) > LAYERS.index(name), f"{name} imports {imported}"
+
+
+def test_private_jax_is_in_compat_only() -> None:
+    for name, path in modules().items():
+        if name != "jaxbw.compat":
+            assert "jax._src" not in path.read_text(), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "jaxbw.api",
+        "jaxbw.selection.config",
+        "jaxbw.selection.devices",
+        "jaxbw.selection.implementations",
+    ],
+)
+def test_examples_in_docstrings(name: str) -> None:
+    module: ModuleType = importlib.import_module(name)
+    names = {"jaxbw": jaxbw, "jax": jax, "jnp": jnp}
+    with jax.default_device(jax.devices("cpu")[0]):
+        results = doctest.testmod(module, extraglobs=names)
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -109,7 +109,7 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> launch_gemm_direct(
     return launch_direct(problem, config, operands, options);
   }();
   raise_unless_ok(result.status());
-  auto* bytes = new std::vector<uint8_t>(*result);
+  auto* bytes = new std::vector<uint8_t>(std::move(result).take());
   nb::capsule owner(bytes, [](void* data) noexcept { delete static_cast<std::vector<uint8_t>*>(data); });
   return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(bytes->data(), {bytes->size()}, owner);
 }

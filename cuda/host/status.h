@@ -44,6 +44,7 @@ class [[nodiscard]] Result {
   Status status() const { return ok() ? Status() : std::get<Status>(state_); }
   const T& operator*() const { return std::get<T>(state_); }
   const T* operator->() const { return &std::get<T>(state_); }
+  T take() && { return std::get<T>(std::move(state_)); }  // for what is too large to copy
 
  private:
   std::variant<Status, T> state_;

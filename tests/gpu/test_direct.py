@@ -18,9 +18,13 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
 
 
-def check(case: Case, repeats: int = 1) -> None:
+def skip_without_device(case: Case) -> None:
     if direct.device_for(case.family) is None:
         pytest.skip(f"no device runs the {case.family} kernels")
+
+
+def check(case: Case, repeats: int = 1) -> None:
+    skip_without_device(case)
     direct.check(case, repeats=repeats)
 
 
@@ -130,6 +134,18 @@ def test_many_waves(k: int, cluster: tuple[int, int]) -> None:
     check(Case(m=4096, n=4096, k=k, block_n=64, cluster=cluster, swizzle=8))
 
 
+def test_offsets_beyond_32_bits() -> None:
+    # 2^31 elements end within row 65536: the rows around it, the first and the last are compared.
+    case = Case(m=65800, n=32768, k=8, output="bf16", block_n=256, cluster=(2, 1), swizzle=8)
+    skip_without_device(case)
+    given = direct.operands(case)
+    result = direct.launch(case, given)
+    assert not (result.view(np.uint16) == 0xFFFF).any(), "elements were not written"
+    for rows in (slice(0, 130), slice(65500, 65800)):
+        product = given.lhs[:, rows].astype(np.float32) @ given.rhs.astype(np.float32)
+        np.testing.assert_array_equal(result[:, rows], product.astype(result.dtype))
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("output", ["bf16", "f16", "f32"])
 @pytest.mark.parametrize("k", [64, 1024, 8192])
@@ -145,8 +161,7 @@ def test_launches_repeat_bit_for_bit(cluster: tuple[int, int]) -> None:
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_stay_in_their_row_and_column(special: float) -> None:
     case = Case(m=264, n=264, k=200, output="bf16")
-    if direct.device_for(case.family) is None:
-        pytest.skip("no device")
+    skip_without_device(case)
     given = direct.operands(case)
     given.lhs[0, 130, 199] = special
     given.rhs[0, 0, 263] = special

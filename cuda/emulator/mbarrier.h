@@ -4,9 +4,9 @@
 // 64 bits, where the hardware keeps a parity, so that a waiter who has fallen behind can be told.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
-#include <utility>
 
 namespace jaxbw::emulator {
 
@@ -25,8 +25,9 @@ struct MBarrier {
   uint32_t count = 0;   // arrivals of a phase
   int64_t pending = 0;  // arrivals still to come
   int64_t transactions = 0;
-  uint64_t phase = 0;                                         // the one that is going on
-  std::map<std::pair<const void*, uint32_t>, uint64_t> seen;  // phase that a waiter last saw complete, plus one
+  uint64_t phase = 0;  // the one that is going on
+  std::map<const void*, std::array<uint64_t, 32>>
+      seen;  // by warp and lane: the phase in progress when it last saw one complete
 
   Change arrive(int64_t arrivals) {
     pending -= arrivals;

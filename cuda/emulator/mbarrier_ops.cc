@@ -90,14 +90,15 @@ void wait(Step& s, const Instruction& in) {
   const bool done = by_parity ? barrier.parity_done(uint32_t(wanted)) : barrier.phase > awaited;
   // A waiter that has seen phase p complete waits for p + 1 next. If that and the one after it are over, the parity
   // no longer tells, and the hardware would report the wrong phase.
-  uint64_t& seen = barrier.seen[{&s.warp, lane}];
+  std::array<uint64_t, kLanes>& all_seen = barrier.seen[&s.warp];
+  const uint64_t seen = all_seen[lane];
   if (by_parity && s.machine.checking() && seen && barrier.phase >= seen + 2 && ((seen & 1) == wanted))
     s.machine.finding("mbarrier", s,
                       "a waiter is " + std::to_string(barrier.phase - seen) + " phases behind: it has missed a phase");
   if (done || !parks || s.group.arrived || s.machine.gives_up_early()) {
     if (done) {
       s.group.timed_out = false;
-      seen = by_parity ? barrier.phase : awaited + 1;
+      for_lanes(s.active, [&](uint32_t i) { all_seen[i] = by_parity ? barrier.phase : awaited + 1; });
     }
     s.group.arrived = false;
     uint32_t& p = predicate(s, in.d[0]);

@@ -72,7 +72,8 @@ void check_allocated(CtaTmem& tmem, const TmemRegion& region, const char* what) 
 
 bool poisoned_chunk(const Cta& cta, const std::vector<uint32_t>& chunks) {
   return std::any_of(chunks.begin(), chunks.end(), [&](uint32_t address) {
-    const uint8_t* flags = cta.undefined.data() + (address - kSharedBase);
+    const uint8_t* flags =
+        SharedView{cta.undefined.data(), kSharedBase, uint32_t(cta.undefined.size())}.at(address, kChunkBytes);
     return std::any_of(flags, flags + kChunkBytes, [](uint8_t flag) { return flag != 0; });
   });
 }

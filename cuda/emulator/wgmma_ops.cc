@@ -62,7 +62,8 @@ class WgmmaOperation final {
   void check_sources(Machine& machine, Cta& cta, const Operation& operation, uint32_t poison) const {
     if (poison) machine.finding("poison", operation, "wgmma reads registers that were never written");
     for (const uint32_t address : wgmma_shared_chunks(op)) {
-      const uint8_t* flags = cta.undefined.data() + (address - kSharedBase);
+      const uint8_t* flags =
+          SharedView{cta.undefined.data(), kSharedBase, uint32_t(cta.undefined.size())}.at(address, kChunkBytes);
       if (std::none_of(flags, flags + kChunkBytes, [](uint8_t flag) { return flag != 0; })) continue;
       machine.finding("poison", operation,
                       "wgmma reads shared memory that was never written, or that a copy in flight will write");

@@ -1,4 +1,4 @@
-"""Runs the PTX of a GPU kernel on the CPU, under adversarial schedules, and says what it does wrong.
+"""Runs the PTX of a GPU kernel on the CPU, in adversarial orders, and says what it does wrong.
 
 >>> import numpy as np
 >>> from jaxbw import emulator

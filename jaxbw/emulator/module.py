@@ -47,8 +47,8 @@ class Module:
       ptx: the text, as nvcc or a compiler prints it.
       file: a name for it, which messages show.
     Raises:
-      EmulatorError: the text cannot be parsed; the message has the line. What an entry's instructions mean is
-        looked at when it is first launched.
+      EmulatorError: the text cannot be parsed; the message has the line. What an entry's
+        instructions mean is looked at when it is first launched.
     """
 
     def __init__(self, ptx: str, file: str = "kernel.ptx") -> None:
@@ -80,8 +80,9 @@ class Module:
           entry: the kernel.
           grid, block, cluster: extents; `grid` in CTAs, as for a CUDA launch.
           dynamic_smem: bytes.
-          args: one value for each parameter. An array passes its address, and may be read and written; a
-            `TensorMap` passes its 128 bytes, and gives access to its array; `bytes` pass as they are.
+          args: one value for each parameter. An array passes its address, and may be read and
+            written; a `TensorMap` passes its 128 bytes, and gives access to its array; `bytes` pass
+            as they are.
           buffers: further arrays that the kernel may access, through addresses inside of `args`.
           schedule: "eager", "latest", "random" or "pct": the order of what hardware leaves open.
           seed: of the random schedules.
@@ -89,12 +90,15 @@ class Module:
           sm_count: SMs of the emulated GPU. A CTA fills one.
           step_limit: warp instructions after which the launch is given up.
         Raises:
-          EmulatorError: the kernel did something from which there is no going on (an access out of bounds, a
-            deadlock, an instruction used against its rules), or uses an instruction that is not known.
+          EmulatorError: the kernel did something from which there is no going on (an access out of
+            bounds, a deadlock, an instruction used against its rules), or uses an instruction that
+            is not known.
         """
         parameters = self._module.parameters(entry)
         if len(parameters) != len(args):
-            raise ValueError(f"{entry} has {len(parameters)} parameters, but {len(args)} arguments were given")
+            raise ValueError(
+                f"{entry} has {len(parameters)} parameters, but {len(args)} arguments were given"
+            )
         size = max((offset + size for _, offset, size in parameters), default=0)
         block_of_parameters = bytearray(size)
         arrays = list(buffers)

@@ -18,7 +18,7 @@ _SWIZZLES = {
 
 
 def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
-    """Returns an uninitialised array whose address is a multiple of 256, as device memory has it."""
+    """Returns an uninitialised array at a multiple of 256, as device memory has it."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape)) * dtype.itemsize
     storage = np.empty(size + _ALIGNMENT, np.uint8)
@@ -52,9 +52,9 @@ class TensorMap:
 
         Args:
           array: the tensor, C-contiguous.
-          box: extents of the box that one instruction moves, in elements, contiguous dimension first.
+          box: the box that one instruction moves, in elements, contiguous dimension first.
           extents: extents of the tensor in the same order; by default the array's shape reversed.
-          strides: bytes, of all dimensions but the contiguous one; by default those of a dense tensor.
+          strides: bytes, of all dimensions but the contiguous one; by default a dense tensor's.
           swizzle: width of the swizzle in bytes: 0, 32, 64 or 128.
           element_strides: steps between the elements of a box; by default 1.
         Raises:
@@ -63,7 +63,9 @@ class TensorMap:
         if extents is None:
             extents = array.shape[::-1]
         if strides is None:
-            strides = [int(np.prod(extents[: i + 1])) * array.itemsize for i in range(len(extents) - 1)]
+            strides = [
+                int(np.prod(extents[: i + 1])) * array.itemsize for i in range(len(extents) - 1)
+            ]
         fields = _core.datapath.TensorMapFields(
             _element_type(array.dtype),
             array.ctypes.data,

@@ -306,11 +306,11 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   __syncwarp();
   ptx::cluster_sync();  // barriers are ready; and for the pair's allocation both CTAs must be running
   if (warp == kTmemWarp) {
-    ptx::tmem_allocate<kCtaGroup, ptx::kTmemColumns>(tmem_slot);
+    ptx::tmem_allocate<kCtaGroup, ptx::kTmemColumns>(tmem_slot);  // of both CTAs of a pair together
     ptx::tmem_relinquish_allocation<kCtaGroup>();
   }
   ptx::tcgen05_fence_before_sync();
-  ptx::cluster_sync();
+  __syncthreads();
   ptx::tcgen05_fence_after_sync();
   const uint32_t tmem = ptx::load_shared(tmem_slot);
 

@@ -11,10 +11,11 @@ JAXBW_DEVICE uint32_t cluster_rank() {
   return rank;
 }
 
-// All threads of all CTAs of the cluster (PTX 9.7.13.3). What a thread wrote before it, every thread sees after it.
+// All threads of all CTAs of the cluster (PTX 9.7.13.3). It orders execution only: what fence_mbarrier_init released
+// before it is visible after it, ordinary stores are not. Releasing those too would cost a GPU-wide memory barrier.
 JAXBW_DEVICE void cluster_sync() {
   asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n\t"
+      "barrier.cluster.arrive.relaxed.aligned;\n\t"
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
 }

@@ -7,7 +7,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <map>
+#include <stdexcept>
 
 #ifdef JAXBW_WITH_EMULATOR
 #include "emulator/bindings.h"

@@ -195,6 +195,13 @@ def test_what_cannot_be_launched_is_refused(
     assert not fake.calls("cuLaunchKernelEx")
 
 
+def test_a_wrong_dtype_is_refused_before_the_array_is_read(fake: FakeDriver) -> None:
+    # Four bytes an element were once copied from arrays that have two.
+    with pytest.raises(ValueError, match="the operands are not f16 or bf16"):
+        _native.launch_gemm(**arguments(lhs_dtype=_native.DataType.F32))
+    assert not fake.calls("cuMemcpyHtoD")
+
+
 def test_the_unchanged_arguments_are_launched(fake: FakeDriver) -> None:
     assert not _native.launch_gemm(**arguments()).any()
     assert not _native.launch_gemm(**arguments(**SM100)).any()

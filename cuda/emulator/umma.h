@@ -13,6 +13,8 @@
 //    64    1        F     row 16*(l/32) + l%32 - base, for the 16 lanes of each quarter that start at the
 //                         lane of the address, 0 or 16 (A and D must agree)
 //
+// CuTe's accumulator fragments have the same four layouts of D (compared once, on the host).
+//
 // Pair MMA: CTA c has its rows of A and columns [c*N/2, (c+1)*N/2) of B in its own shared memory, at the
 // addresses of the one pair of descriptors, and both use the tensor memory addresses of the instruction.
 //

@@ -78,3 +78,10 @@ def family(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each kernel family, with its device as the target of all lowerings."""
     with jaxbw.target(request.param):
         yield {"H200": "sm90", "B200": "sm100"}[request.param]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _on_the_cpu() -> Iterator[None]:
+    """These tests are about what needs no GPU, also on a machine that has one."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield

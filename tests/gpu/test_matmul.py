@@ -1,0 +1,400 @@
+"""jaxbw.matmul inside jax.jit on the GPU of this machine, against NumPy in float64.
+
+Every case is strict about the implementation and looks the custom call up in the compiled program,
+so that XLA cannot pass the test in the kernels' place.
+"""
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import jaxbw
+from jaxbw.primitives.gemm import TARGET
+from jaxbw.selection import devices, manifest
+
+pytestmark = pytest.mark.gpu
+
+Values = npt.NDArray[np.float64]
+
+ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
+DTYPES = ["bfloat16", "float16"]
+LAYOUTS = ["nn", "nt", "tn", "tt"]
+SHORT = {"bf16": "bfloat16", "f16": "float16"}
+
+
+@pytest.fixture(scope="module")
+def family() -> str:
+    """The kernels that this machine's GPU runs."""
+    device = devices.running_device()
+    assert device is not None
+    assert device.problem is None, device.problem
+    if device.family is None:
+        pytest.fail(f"jaxbw has no kernels for {device.name}")
+    return device.family
+
+
+def normal(shape: tuple[int, ...], dtype: str, number: int = 0) -> jax.Array:
+    generator = np.random.default_rng([*shape, number])
+    return jnp.asarray(generator.standard_normal(shape), dtype)
+
+
+def wide(x: Any) -> Values:
+    return np.asarray(x).astype(np.float64)
+
+
+def serve(function: Callable[..., Any], *operands: Any, calls: int = 1) -> Any:
+    """Runs a function as one compiled program, which holds so many of our custom calls."""
+    compiled = jax.jit(function).lower(*operands).compile()
+    text = compiled.as_text() or ""
+    assert text.count(f'custom_call_target="{TARGET}"') == calls, text
+    assert "__cublas" not in text
+    return compiled(*operands)
+
+
+def assert_close(result: Any, reference: Values, magnitude: Values, k: int) -> None:
+    """Within the rounding of the output and of K float32 sums."""
+    eps = ROUNDOFF[result.dtype.name]
+    bound = eps * np.abs(reference) + 2 * k * 2.0**-24 * magnitude + 2.0**-24
+    error = np.abs(wide(result) - reference)
+    worst = np.unravel_index(np.argmax(error - bound), error.shape)
+    assert (error <= bound).all(), f"at {worst}: error {error[worst]}, bound {bound[worst]}"
+
+
+def laid_out(
+    m: int, n: int, k: int, layout: str, dtype: str, batch: tuple[int, ...] = ()
+) -> tuple[jax.Array, jax.Array, Any]:
+    """Operands of a product in a layout, and its dimension numbers."""
+    lhs_shape, lhs_k = ((m, k), 1) if layout[0] == "n" else ((k, m), 0)
+    rhs_shape, rhs_k = ((k, n), 0) if layout[1] == "n" else ((n, k), 1)
+    rank = len(batch)
+    both = tuple(range(rank))
+    dims = (((rank + lhs_k,), (rank + rhs_k,)), (both, both))
+    return normal((*batch, *lhs_shape), dtype), normal((*batch, *rhs_shape), dtype, 1), dims
+
+
+def check(
+    lhs: jax.Array, rhs: jax.Array, dims: Any, family: str, output: str | None = None, **kw: Any
+) -> None:
+    def product(lhs: Any, rhs: Any) -> Any:
+        return jaxbw.dot_general(
+            lhs, rhs, dims, preferred_element_type=output, implementation=family, **kw
+        )
+
+    result = serve(product, lhs, rhs)
+    assert result.dtype == (output or lhs.dtype)
+    k = int(np.prod([lhs.shape[i] for i in dims[0][0]]))
+    left, right = wide(lhs), wide(rhs)
+    (lhs_k, rhs_k), (lhs_batch, _) = dims
+    if lhs_batch:
+        left = left if lhs_k == (len(lhs_batch) + 1,) else left.swapaxes(-1, -2)
+        right = right if rhs_k == (len(lhs_batch),) else right.swapaxes(-1, -2)
+        reference, magnitude = left @ right, np.abs(left) @ np.abs(right)
+    else:
+        reference = np.tensordot(left, right, (lhs_k, rhs_k))
+        magnitude = np.tensordot(np.abs(left), np.abs(right), (lhs_k, rhs_k))
+    assert_close(result, reference, magnitude, k)
+
+
+@pytest.mark.parametrize("kernel", manifest.kernels(), ids=lambda kernel: kernel.name)
+def test_every_kernel_of_the_table(kernel: Any, family: str) -> None:
+    """Each instance by configuration, at a shape with a tail in every dimension."""
+    if kernel.family != family:
+        pytest.skip(f"a kernel of {kernel.family}")
+    layouts = LAYOUTS if kernel.layout == "any" else [kernel.layout]
+    dtypes = DTYPES if kernel.input == "16bit" else [SHORT[kernel.input]]
+    for layout in layouts:
+        for dtype in dtypes:
+            config = jaxbw.GemmConfig(
+                kernel.block_m,
+                kernel.block_n or 128,
+                cluster=(kernel.cta_group, 1),
+                cta_group=kernel.cta_group,
+            )
+            lhs, rhs, dims = laid_out(328, 392, 200, layout, dtype)
+            choice = jaxbw.explain(
+                lhs, rhs, dimension_numbers=dims, implementation=family, config=config
+            )
+            assert choice.kernel == kernel.name
+            check(lhs, rhs, dims, family, config=config)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("output", ["bfloat16", "float16", "float32"])
+def test_layouts_and_dtypes(layout: str, dtype: str, output: str, family: str) -> None:
+    check(*laid_out(264, 136, 328, layout, dtype), family, output)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        (1, 8, 8),
+        (1, 2048, 4096),
+        (7, 24, 40),
+        (33, 2112, 7168),
+        (100, 576, 1000),
+        (129, 257 * 8, 72),
+        (255, 264, 2304),
+        (1000, 1032, 520),
+        (2049, 2056, 136),
+        (4096, 4096, 64),
+        (128, 8, 16384),
+    ],
+)
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_odd_sizes(m: int, n: int, k: int, layout: str, family: str) -> None:
+    check(*laid_out(m, n, k, layout, "bfloat16"), family)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(8, 1, 64), (8, 8, 1), (64, 1, 8), (8, 128, 3)])
+def test_sizes_of_one_are_normalised_or_refused(m: int, n: int, k: int, family: str) -> None:
+    """A column is a row to TMA; what it cannot address is XLA's, and the values are right."""
+    lhs, rhs = normal((m, k), "bfloat16"), normal((k, n), "bfloat16", 1)
+    choice = jaxbw.explain(lhs, rhs, preferred_element_type=jnp.float32)
+    result = jax.jit(functools.partial(jaxbw.matmul, preferred_element_type=jnp.float32))(lhs, rhs)
+    if choice.implementation == family:
+        serve(functools.partial(jaxbw.matmul, preferred_element_type=jnp.float32), lhs, rhs)
+    else:
+        assert any("multiple of 16" in refusal.reason for refusal in choice.refused)
+    left, right = wide(lhs), wide(rhs)
+    assert_close(result, left @ right, np.abs(left) @ np.abs(right), k)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("batch", [(3,), (2, 5)])
+def test_batches(layout: str, batch: tuple[int, ...], family: str) -> None:
+    check(*laid_out(136, 200, 72, layout, "bfloat16", batch), family)
+
+
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_clusters(cluster: tuple[int, int], layout: str, family: str) -> None:
+    config = jaxbw.GemmConfig(128, 128, cluster=cluster, swizzle=2)
+    check(*laid_out(1000, 776, 328, layout, "bfloat16"), family, config=config)
+
+
+@pytest.mark.parametrize("waves", [0.5, 1.25, 2.5])
+def test_partial_waves(waves: float, family: str) -> None:
+    device = devices.running_device()
+    assert device is not None
+    rows = 128 * max(1, round(waves * device.sm_count / 8))
+    check(*laid_out(rows, 8 * 128, 192, "nn", "bfloat16"), family)
+
+
+def activated(name: str | None, z: Values) -> Any:
+    if name == "relu":
+        return np.maximum(z, 0)
+    if name == "gelu":
+        return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+    if name == "silu":
+        return z / (1 + np.exp(-z))
+    return z
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("bias_dtype", [None, "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("output", ["bfloat16", "float32"])
+def test_fused(activation: str | None, bias_dtype: str | None, output: str, family: str) -> None:
+    m, n, k = 200, 264, 136
+    lhs, rhs = normal((m, k), "bfloat16"), normal((k, n), "bfloat16", 1)
+    bias = None if bias_dtype is None else normal((n,), bias_dtype, 2)
+
+    def fused(lhs: Any, rhs: Any, bias: Any) -> Any:
+        return jaxbw.matmul(
+            lhs,
+            rhs,
+            bias=bias,
+            activation=activation,
+            preferred_element_type=output,
+            implementation=family,
+        )
+
+    result = serve(fused, lhs, rhs, bias)
+    left, right = wide(lhs), wide(rhs)
+    shift = np.zeros(n) if bias is None else wide(bias)
+    # An activation has a slope of at most 1.13, and its value is within 2^-20 of z, relatively.
+    magnitude = 1.13 * (np.abs(left) @ np.abs(right) + np.abs(shift))
+    reference = activated(activation, left @ right + shift)
+    assert_close(result, reference, magnitude, k + 16)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_run_on_kernels(layout: str, family: str) -> None:
+    lhs, rhs, dims = laid_out(264, 136, 200, layout, "bfloat16")
+    cotangent = normal((264, 136), "bfloat16", 3)
+
+    def pull_back(lhs: Any, rhs: Any, cotangent: Any) -> Any:
+        def product(lhs: Any, rhs: Any) -> Any:
+            return jaxbw.dot_general(lhs, rhs, dims, implementation=family)
+
+        return jax.vjp(product, lhs, rhs)[1](cotangent)
+
+    of_lhs, of_rhs = serve(pull_back, lhs, rhs, cotangent, calls=2)
+    g = wide(cotangent)
+    left = wide(lhs) if layout[0] == "n" else wide(lhs).T
+    right = wide(rhs) if layout[1] == "n" else wide(rhs).T
+    for got, (a, b), letter in (
+        (of_lhs, (g, right.T), layout[0]),
+        (of_rhs, (left.T, g), layout[1]),
+    ):
+        result = got if letter == "n" else got.T
+        assert_close(result, a @ b, np.abs(a) @ np.abs(b), a.shape[1])
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_fused_gradients_run_on_kernels(activation: str | None, family: str) -> None:
+    lhs, rhs = normal((264, 136), "bfloat16"), normal((136, 200), "bfloat16", 1)
+    bias, cotangent = normal((200,), "float32", 2), normal((264, 200), "bfloat16", 3)
+
+    def fused(lhs: Any, rhs: Any, bias: Any, implementation: str = family) -> Any:
+        return jaxbw.matmul(
+            lhs, rhs, bias=bias, activation=activation, implementation=implementation
+        )
+
+    def pull_back(lhs: Any, rhs: Any, bias: Any, cotangent: Any) -> Any:
+        out, back = jax.vjp(fused, lhs, rhs, bias)
+        return out, *back(cotangent)
+
+    got = serve(pull_back, lhs, rhs, bias, cotangent, calls=3)
+    _, back = jax.vjp(
+        functools.partial(fused, implementation="xla"),
+        *(x.astype(jnp.float32) for x in (lhs, rhs)),
+        bias,
+    )
+    with jax.default_matmul_precision("highest"):
+        wanted = back(cotangent.astype(jnp.float32))
+    for x, y in zip(got[1:], wanted, strict=True):
+        # z is rounded to bfloat16, and so is its cotangent: two roundings of each of K terms.
+        assert np.abs(wide(x) - wide(y)).max() <= 2.0**-6 * np.abs(wide(y)).max()
+
+
+def test_jvp(family: str) -> None:
+    lhs, rhs = normal((136, 264), "bfloat16"), normal((264, 200), "bfloat16", 1)
+    multiply = functools.partial(jaxbw.matmul, implementation=family)
+
+    def tangent(lhs: Any, rhs: Any) -> Any:
+        return jax.jvp(multiply, (lhs, rhs), (rhs.T[:136], rhs))[1]
+
+    result = serve(tangent, lhs, rhs, calls=2)
+    left, right = wide(lhs), wide(rhs)
+    reference = right.T[:136] @ right + left @ right
+    np.testing.assert_allclose(wide(result), reference, atol=2.0**-6 * np.abs(reference).max())
+
+
+@pytest.mark.parametrize("axes", [(0, None), (0, 0)])
+def test_vmap(axes: Any, family: str) -> None:
+    lhs = normal((3, 136, 264), "bfloat16")
+    rhs = normal((3, 264, 200) if axes[1] == 0 else (264, 200), "bfloat16", 1)
+    multiply = jax.vmap(functools.partial(jaxbw.matmul, implementation=family), axes)
+    result = serve(multiply, lhs, rhs)
+    left, right = wide(lhs), wide(rhs)
+    assert_close(result, left @ right, np.abs(left) @ np.abs(right), 264)
+
+
+def test_a_chain_replays_as_a_command_buffer(family: str) -> None:
+    """Enough operations that XLA captures them as a CUDA graph, which later runs replay."""
+    x = normal((256, 256), "bfloat16")
+    weights = [normal((256, 256), "bfloat16", i + 1) / 16 for i in range(8)]
+
+    def chain(x: Any, weights: Any) -> Any:
+        for weight in weights:
+            x = jaxbw.matmul(x, weight, activation="relu", implementation=family) + x
+        return x
+
+    compiled = jax.jit(chain).lower(x, weights).compile()
+    assert (compiled.as_text() or "").count(f'custom_call_target="{TARGET}"') == 8
+    first = np.asarray(compiled(x, weights))
+    for _ in range(5):
+        np.testing.assert_array_equal(np.asarray(compiled(x, weights)), first)
+    other = compiled(x * 2, [weight * 0.5 for weight in weights])  # other buffers, same graph
+    assert not np.array_equal(np.asarray(other), first)
+    np.testing.assert_array_equal(np.asarray(compiled(x, weights)), first)
+    with jax.default_matmul_precision("highest"):
+        expected = functools.reduce(
+            lambda x, w: jax.nn.relu(x @ w.astype(jnp.float32)) + x, weights, x.astype(jnp.float32)
+        )
+    scale = np.abs(wide(expected)).max()
+    np.testing.assert_allclose(wide(first), wide(expected), atol=2.0**-5 * scale)
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_nan_and_inf(activation: str | None, family: str) -> None:
+    lhs = normal((136, 200), "bfloat16").at[3, 7].set(jnp.nan).at[100, 190].set(jnp.inf)
+    rhs = normal((200, 72), "bfloat16", 1).at[150, 70].set(-jnp.inf)
+    result = serve(
+        functools.partial(jaxbw.matmul, activation=activation, implementation=family), lhs, rhs
+    )
+    z = np.asarray(lhs, np.float32) @ np.asarray(rhs, np.float32)
+    expected = z if activation is None else np.where(z < 0, np.float32(0), z)
+    found = np.asarray(result, np.float32)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    infinite = np.isinf(expected)
+    np.testing.assert_array_equal(found[infinite], expected[infinite])
+    np.testing.assert_array_equal(np.isinf(found), infinite)
+
+
+def test_beyond_the_edge_nothing_is_read(family: str) -> None:
+    """A NaN in a row beside the product must not reach it: tails are filled with zeros."""
+    base = normal((264, 200), "bfloat16").at[8:].set(jnp.nan)
+    rhs = normal((200, 72), "bfloat16", 1)
+    result = serve(lambda base, rhs: jaxbw.matmul(base[:8], rhs, implementation=family), base, rhs)
+    assert np.isfinite(wide(result)).all()
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 64, 32), (64, 0, 32), (64, 64, 0)])
+def test_zero_sizes(m: int, k: int, n: int) -> None:
+    lhs, rhs = jnp.ones((m, k), jnp.bfloat16), jnp.ones((k, n), jnp.bfloat16)
+    assert jaxbw.explain(lhs, rhs).implementation == "xla"
+    result = jax.jit(functools.partial(jaxbw.matmul, bias=jnp.ones(n), activation="relu"))(lhs, rhs)
+    np.testing.assert_array_equal(wide(result), np.ones((m, n)))
+
+
+def test_eight_threads(family: str) -> None:
+    """Host threads share kernels, caches and tensor maps, and must not share results."""
+    rhs = normal((264, 136), "bfloat16")
+    multiply = jax.jit(functools.partial(jaxbw.matmul, implementation=family))
+
+    def work(number: int) -> None:
+        m = 8 * (number + 1)  # a compilation of its own
+        lhs = normal((m, 264), "bfloat16", number)
+        left, right = wide(lhs), wide(rhs)
+        for _ in range(20):
+            assert_close(multiply(lhs, rhs), left @ right, np.abs(left) @ np.abs(right), 264)
+
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(work, number) for number in range(8)]:
+            future.result()
+
+
+def test_runs_repeat_bit_for_bit(family: str) -> None:
+    lhs, rhs = normal((1000, 2048), "bfloat16"), normal((2048, 1032), "bfloat16", 1)
+    multiply = jax.jit(functools.partial(jaxbw.matmul, implementation=family))
+    first = np.asarray(multiply(lhs, rhs)).view(np.uint16)
+    for _ in range(10):
+        np.testing.assert_array_equal(np.asarray(multiply(lhs, rhs)).view(np.uint16), first)
+
+
+def test_choosing_is_what_explain_says() -> None:
+    lhs, rhs = normal((512, 512), "bfloat16"), normal((512, 512), "bfloat16", 1)
+    text = jax.jit(jaxbw.matmul).lower(lhs, rhs).compile().as_text() or ""
+    choice = jaxbw.explain(lhs, rhs)
+    assert (choice.kernel is not None) == (TARGET in text)
+    if choice.kernel is not None:
+        assert choice.kernel in text
+    device = devices.running_device()
+    assert device is not None
+    assert choice.device == device.name
+
+
+def test_the_other_familys_kernels_name_the_gpu_they_need(family: str) -> None:
+    other, needed = ("sm100", "10.0") if family == "sm90" else ("sm90", "9.0")
+    x = jnp.ones((128, 128), jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match=f"the kernels need {needed}"):
+        jax.jit(functools.partial(jaxbw.matmul, implementation=other))(x, x)

@@ -10,7 +10,7 @@ from typing import Any
 from jax.interpreters import mlir
 
 from jaxbw import compat
-from jaxbw.problem import GemmProblem, Reduction
+from jaxbw.problem import GemmProblem, Reduction, describe
 from jaxbw.selection import devices, manifest
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.select import Choice, Refusal, problem_refusals, select
@@ -121,7 +121,10 @@ def _lower_to_xla(
 ) -> Any:
     if implementation is not None and "xla" not in implementation:
         names = implementation[0] if len(implementation) == 1 else implementation
-        raise NotImplementedError(f"jaxbw(implementation={names!r}): {reason}.\n{WAY_OUT}")
+        product = " @ ".join(describe(aval.dtype, aval.shape) for aval in ctx.avals_in[:2])
+        raise NotImplementedError(
+            f"jaxbw(implementation={names!r}): {product}: {reason}.\n{WAY_OUT}"
+        )
     return mlir.lower_fun(on_xla, multiple_results=False)(ctx, *operands)
 
 
@@ -132,14 +135,12 @@ def _warn_once(device: devices.Device | None) -> None:
     if device.problem is not None:
         reason = device.problem
     elif device.family is None:
-        reason = "jaxbw has no kernels for its compute capability {}.{}".format(
-            *device.compute_capability
-        )
+        reason = "there are no kernels for it"
     elif not manifest.kernels():
         reason = "this installation of jaxbw was built without kernels"
     else:
         return
-    message = f"jaxbw: {device.name}: {reason}. Matrix products run on XLA."
+    message = f"jaxbw: {device}: {reason}. Matrix products run on XLA."
     if message not in _warned:
         _warned.add(message)
         warnings.warn(message, stacklevel=2)

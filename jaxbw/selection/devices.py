@@ -30,6 +30,10 @@ class Device:
             return _FAMILIES[self.compute_capability[0]]
         return None
 
+    def __str__(self) -> str:
+        major, minor = self.compute_capability
+        return f"{self.name}, compute capability {major}.{minor}"
+
 
 # Devices that programs can be compiled for without having one.
 TARGETS = {

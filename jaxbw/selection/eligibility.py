@@ -63,18 +63,23 @@ def _extent_refusal(p: GemmProblem) -> str | None:
     return (
         _address_refusal("lhs", p.lhs_dtype, p.lhs_shape)
         or _address_refusal("rhs", p.rhs_dtype, p.rhs_shape)
-        or _address_refusal("the result", p.output, p.output_shape)
+        or _address_refusal("the result", p.output, p.output_shape, written=True)
     )
 
 
-def _address_refusal(name: str, dtype: np.dtype, shape: tuple[int, int, int]) -> str | None:
-    """TMA reads and writes rank-3 arrays whose rows start at multiples of 16 bytes."""
+def _address_refusal(
+    name: str, dtype: np.dtype, shape: tuple[int, int, int], *, written: bool = False
+) -> str | None:
+    """TMA reads and writes rank-3 arrays whose rows start at multiples of 16 bytes.
+
+    A single row may end anywhere where it is read; written, its last 16 bytes are written whole.
+    """
     batch, outer, contiguous = shape
     row = contiguous * dtype.itemsize
     what = f"{name} {describe(dtype, shape)}"
     if max(shape) >= _MAX_EXTENT:
         return f"{what} has a dimension of 2^31 or more; TMA coordinates are int32"
-    if row % _ALIGNMENT and batch * outer > 1:
+    if row % _ALIGNMENT and (written or batch * outer > 1):
         step = _ALIGNMENT // dtype.itemsize
         padded = math.ceil(contiguous / step) * step
         return (

@@ -9,7 +9,6 @@ from jaxbw.selection import config as configs
 from jaxbw.selection import cost_model, eligibility
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import Device
-from jaxbw.selection.implementations import FAMILIES
 from jaxbw.selection.kernel_table import Kernel
 
 # Families that implementation=None may take. sm100 joins when the emulator's sweep over its kernels
@@ -90,28 +89,16 @@ def select(
       The choice; or, where all of `implementations` refuse, why each does.
     """
     refused: list[Refusal] = []
-    for name in implementations if implementations is not None else (*FAMILIES, "xla"):
+    for name in implementations if implementations is not None else _free_choice(device):
         if name == "xla":
-            reason = "asked for" if not refused else "the kernels refuse, see below"
-            if implementations is None and device is None:
-                reason, refused = "there is no CUDA GPU, and no target is named", []
+            reason = _reason_for_xla(device, implementations is None, bool(refused))
+            device_name = device.name if device is not None else None
             return Choice(
-                "xla",
-                None,
-                None,
-                None,
-                reason,
-                tuple(refused),
-                str(problem),
-                device.name if device is not None else None,
+                "xla", None, None, None, reason, tuple(refused), str(problem), device_name
             )
-        if implementations is None and device is not None and device.family not in (name, None):
-            continue  # the other family's kernels are no candidates
-        reason_against = _family_refusal(problem, device, name, kernels) or (
-            "kernel not yet verified"
-            if implementations is None and name not in VERIFIED_FAMILIES
-            else None
-        )
+        reason_against = _family_refusal(problem, device, name, kernels)
+        if reason_against is None and implementations is None and name not in VERIFIED_FAMILIES:
+            reason_against = "kernel not yet verified"
         if reason_against is not None:
             refused.append(Refusal(name, reason_against))
             continue
@@ -120,6 +107,21 @@ def select(
         if chosen is not None:
             return chosen
     return tuple(refused)
+
+
+def _free_choice(device: Device | None) -> tuple[str, ...]:
+    family = device.family if device is not None else None
+    return (family, "xla") if family is not None else ("xla",)
+
+
+def _reason_for_xla(device: Device | None, is_free: bool, any_refused: bool) -> str:
+    if any_refused:
+        return "no kernel serves this product, see refused"
+    if not is_free:
+        return "asked for"
+    if device is None:
+        return "there is no CUDA GPU, and no target is named"
+    return f"there are no kernels for {device}"
 
 
 def problem_refusals(
@@ -157,8 +159,7 @@ def _family_refusal(
         return "there is no CUDA GPU, and no target is named"
     if device.family != family:
         needed = "9.0 (H100, H200)" if family == "sm90" else "10.0 or 10.3 (B200, GB200, B300)"
-        major, minor = device.compute_capability
-        return f"{device.name} has compute capability {major}.{minor}; the kernels need {needed}"
+        return f"this is {device}; the kernels need compute capability {needed}"
     return f"{device.name}: {device.problem}" if device.problem is not None else None
 
 

@@ -116,8 +116,14 @@ def test_explain_of_a_dot_general() -> None:
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        (devices.Device("A100", (8, 0), 108, 0), "A100: jaxbw has no kernels for .* 8.0"),
-        (devices.Device("H200", (9, 0), 132, 0, "its driver is old"), "H200: its driver is old"),
+        (
+            devices.Device("A100", (8, 0), 108, 0),
+            "A100, compute capability 8.0: there are no kernels for it",
+        ),
+        (
+            devices.Device("H200", (9, 0), 132, 0, "its driver is old"),
+            "H200, .*: its driver is old",
+        ),
     ],
 )
 def test_a_gpu_without_kernels_is_told_once(

@@ -168,8 +168,16 @@ def test_config_refuses_other_types() -> None:
     ("device", "implementations", "reason"),
     [
         (None, ("sm90",), "no CUDA GPU"),
-        (TARGETS["B200"], ("sm90",), r"B200 has compute capability 10.0; the kernels need 9.0"),
-        (TARGETS["H200"], ("sm100",), r"H200 has compute capability 9.0; the kernels need 10.0"),
+        (
+            TARGETS["B200"],
+            ("sm90",),
+            r"this is B200, compute capability 10.0; the kernels need compute capability 9.0",
+        ),
+        (
+            TARGETS["H200"],
+            ("sm100",),
+            r"this is H200, compute capability 9.0; the kernels need compute capability 10.0",
+        ),
         (Device("old", (9, 0), 132, 0, "its driver is old"), ("sm90",), "its driver is old"),
     ],
 )

@@ -69,6 +69,7 @@ class Load final : public Operation {
   Load(Step& s, Transfer transfer, std::vector<Destination> destinations)
       : Operation(s.line, s.cta), transfer_(std::move(transfer)), destinations_(std::move(destinations)) {
     const bool poison = s.machine.checking();
+    if (RaceDetector* races = s.cta.cluster->races.get()) agent_ = races->begin_operation(s.warp.agent);
     for (const Destination& to : destinations_) {
       ++to.cta->operations;
       ++to.barrier_cta->operations;
@@ -90,18 +91,23 @@ class Load final : public Operation {
     uint32_t bytes = 0;
     for (; piece_ < end; ++piece_) bytes += copy(machine, transfer_.pieces[piece_], *to.cta);
     MBarrier& barrier = machine.mbarrier_of(*to.barrier_cta, to.barrier_offset);
+    RaceDetector* races = issuer->cluster->races.get();
+    if (races) races->end_operation(agent_, barrier.clocks);
     machine.advance(barrier, barrier.complete(bytes));
     if (piece_ < transfer_.pieces.size()) return false;
     --to.cta->operations;
     --to.barrier_cta->operations;
     piece_ = 0;
-    return ++destination_ == destinations_.size();
+    if (++destination_ < destinations_.size()) return false;
+    if (races) races->retire(agent_);
+    return true;
   }
 
  private:
   uint32_t copy(Machine& machine, const TmaPiece& piece, Cta& cta) {
     const uint32_t offset = piece.shared - kSharedBase;
     uint8_t* to = cta.shared.data() + offset;
+    machine.touch_shared(*this, agent_, cta, offset, piece.bytes, true);
     std::memset(to, 0, piece.bytes);  // what lies outside the tensor
     std::memset(cta.undefined.data() + offset, 0, piece.bytes);
     if (piece.count)
@@ -112,6 +118,7 @@ class Load final : public Operation {
   Transfer transfer_;
   std::vector<Destination> destinations_;
   size_t destination_ = 0, piece_ = 0;
+  AgentId agent_ = kNoAgent;
 };
 
 // Shared memory to global memory, or a reduction into it; part of a bulk group.
@@ -127,6 +134,8 @@ class Store final : public Operation {
     ++group_->writing;
     ++issuer->operations;
     data_.resize(transfer_.pieces.size() * kPieceBytes);
+    if (RaceDetector* races = s.cta.cluster->races.get())
+      group_->agents.push_back(agent_ = races->begin_operation(s.warp.agent));
     s.machine.report().bytes["tma store"] += transfer_.bytes;
     ++s.machine.report().operations["tma store"];
   }
@@ -153,6 +162,7 @@ class Store final : public Operation {
   void read(Machine& machine, size_t index) {
     const TmaPiece& piece = transfer_.pieces[index];
     const uint32_t offset = piece.shared - kSharedBase + piece.begin;
+    if (piece.count) machine.touch_shared(*this, agent_, *issuer, offset, piece.count, false);
     std::memcpy(&data_[index * kPieceBytes], issuer->shared.data() + offset, piece.count);
     const uint8_t* flags = issuer->undefined.data() + offset;
     if (machine.checking() && std::any_of(flags, flags + piece.count, [](uint8_t flag) { return flag != 0; }))
@@ -177,6 +187,7 @@ class Store final : public Operation {
   const int reduction_;
   std::vector<uint8_t> data_;
   size_t read_ = 0, written_ = 0;
+  AgentId agent_ = kNoAgent;
 };
 
 // Shared memory of this CTA to that of another (or this one), counted on an mbarrier there.
@@ -194,17 +205,23 @@ class SharedCopy final : public Operation {
     ++issuer->operations;
     ++to_.operations;
     if (s.machine.checking()) std::memset(to_.undefined.data() + to_offset, 1, bytes);
+    if (RaceDetector* races = s.cta.cluster->races.get()) agent_ = races->begin_operation(s.warp.agent);
     s.machine.report().bytes["shared copy"] += bytes;
   }
 
   bool step(Machine& machine) override {
     const uint32_t count = kPieceBytes * machine.part((bytes_ - done_) / kPieceBytes);
+    machine.touch_shared(*this, agent_, *issuer, from_ + done_, count, false);
+    machine.touch_shared(*this, agent_, to_, to_offset_ + done_, count, true);
     std::memmove(to_.shared.data() + to_offset_ + done_, issuer->shared.data() + from_ + done_, count);
     std::memmove(to_.undefined.data() + to_offset_ + done_, issuer->undefined.data() + from_ + done_, count);
     done_ += count;
     MBarrier& barrier = machine.mbarrier_of(barrier_cta_, barrier_offset_);
+    RaceDetector* races = issuer->cluster->races.get();
+    if (races) races->end_operation(agent_, barrier.clocks);
     machine.advance(barrier, barrier.complete(count));
     if (done_ < bytes_) return false;
+    if (races) races->retire(agent_);
     --issuer->operations;
     --to_.operations;
     return true;
@@ -217,6 +234,7 @@ class SharedCopy final : public Operation {
   Cta& barrier_cta_;
   const uint32_t barrier_offset_;
   uint32_t done_ = 0;
+  AgentId agent_ = kNoAgent;
 };
 
 // --- bulk groups
@@ -243,11 +261,17 @@ void commit_group(Step& s, const Instruction&) {
 // All but the `immediate` youngest groups must be complete, or (detail) have read their source.
 void wait_group(Step& s, const Instruction& in) {
   bool done = true;
+  RaceDetector* races = s.cta.cluster->races.get();
   for_lanes(s.active, [&](uint32_t i) {
     auto& groups = groups_of(s, i).committed;
-    while (!groups.empty() && groups.front()->writing == 0) groups.pop_front();
-    for (size_t g = 0; g + in.immediate < groups.size(); ++g)
+    for (size_t g = 0; g + in.immediate < groups.size(); ++g) {
       done &= (in.detail ? groups[g]->reading : groups[g]->writing) == 0;
+      for (const AgentId agent : groups[g]->agents)
+        if (done && races) races->observe(s.warp.agent, agent);
+    }
+    for (; groups.size() > in.immediate && groups.front()->writing == 0; groups.pop_front())
+      for (const AgentId agent : groups.front()->agents)
+        if (done && races) races->retire(agent);
   });
   if (!done) s.park(Wait::kBulkGroup, s.warp.bulk.get());
 }

@@ -17,6 +17,7 @@ class Cancel final : public Operation {
  public:
   Cancel(Step& s, std::vector<Cta*> ctas, uint32_t response, uint32_t barrier)
       : Operation(s.line, s.cta), ctas_(std::move(ctas)), response_(response), barrier_(barrier) {
+    if (RaceDetector* races = s.cta.cluster->races.get()) agent_ = races->begin_operation(s.warp.agent);
     for (Cta* cta : ctas_) {
       if (cta->exited) throw Error("clusterlaunchcontrol.try_cancel in a cluster of which a CTA has exited");
       ++cta->operations;
@@ -31,12 +32,17 @@ class Cancel final : public Operation {
   bool step(Machine& machine) override {
     if (!decided_) decide(machine);
     Cta* cta = ctas_[next_++];
+    machine.touch_shared(*this, agent_, *cta, response_, kClcResponseBytes, true);
     std::memcpy(cta->shared.data() + response_, bytes_.data(), bytes_.size());
     std::memset(cta->undefined.data() + response_, 0, bytes_.size());
     MBarrier& barrier = machine.mbarrier_of(*cta, barrier_);
+    RaceDetector* races = issuer->cluster->races.get();
+    if (races) races->end_operation(agent_, barrier.clocks);
     machine.advance(barrier, barrier.complete(kClcResponseBytes));
     --cta->operations;
-    return next_ == ctas_.size();
+    if (next_ < ctas_.size()) return false;
+    if (races) races->retire(agent_);
+    return true;
   }
 
  private:
@@ -59,6 +65,7 @@ class Cancel final : public Operation {
   bool decided_ = false;
   std::array<uint8_t, kClcResponseBytes> bytes_{};
   size_t next_ = 0;
+  AgentId agent_ = kNoAgent;
 };
 
 void try_cancel(Step& s, const Instruction& in) {

@@ -187,8 +187,10 @@ void barrier(Step& s, const Instruction& in) {
   if (id >= 16) throw Error("barrier " + std::to_string(id) + ": there are 16");
   NamedBarrier& barrier = s.cta.barriers[id];
   const auto op = BarrierOp(in.target);
-  const auto pass = [&] {
+  RaceDetector* races = s.cta.cluster->races.get();
+  const auto pass = [&](bool waits) {
     s.group.arrived = false;
+    if (races && waits) races->acquire(s.warp.agent, barrier.clocks, false);
     if (op == BarrierOp::kReduceCount) {
       for_lanes(s.active, [&](uint32_t i) { set_lane(s, in.d[0], i, barrier.result); });
     } else if (op == BarrierOp::kReduceAnd || op == BarrierOp::kReduceOr) {
@@ -200,7 +202,7 @@ void barrier(Step& s, const Instruction& in) {
   };
   if (s.group.arrived) {
     if (barrier.generation > s.group.token)
-      pass();
+      pass(true);
     else
       s.park(Wait::kNamedBarrier, &barrier);
     return;
@@ -226,11 +228,12 @@ void barrier(Step& s, const Instruction& in) {
     throw Error("barrier " + std::to_string(id) + ": " + std::to_string(barrier.arrived) + " threads arrive where " +
                 std::to_string(expected) + " are expected");
   s.group.token = barrier.generation;
+  if (races) races->release(s.warp.agent, barrier.clocks, false);
   if (barrier.arrived == barrier.expected) {
     s.machine.complete(barrier);
-    pass();
+    pass(op != BarrierOp::kArrive);
   } else if (op == BarrierOp::kArrive) {
-    pass();
+    pass(false);
   } else {
     s.group.arrived = true;
     s.park(Wait::kNamedBarrier, &barrier);
@@ -269,8 +272,9 @@ void decode_cta_barrier(Decoder& d, bool implicitly_aligned) {
 
 // --- the cluster's barrier (PTX 9.7.13.4)
 
-void cluster_arrive(Step& s, const Instruction&) {
+void cluster_arrive(Step& s, const Instruction& in) {
   Cluster& cluster = *s.cta.cluster;
+  if (cluster.races) cluster.races->release(s.warp.agent, cluster.barrier_clocks, in.detail);
   for_lanes(s.active, [&](uint32_t i) {
     if (s.warp.cluster_phase[i] == cluster.barrier_phase + 1)
       throw Error("a thread arrives twice at the cluster barrier without a wait");
@@ -287,13 +291,29 @@ void cluster_wait(Step& s, const Instruction&) {
     if (s.warp.cluster_phase[i] == 0) throw Error("barrier.cluster.wait before barrier.cluster.arrive");
     complete &= cluster.barrier_phase >= s.warp.cluster_phase[i];
   });
-  if (!complete) s.park(Wait::kClusterBarrier, &cluster);
+  if (!complete)
+    s.park(Wait::kClusterBarrier, &cluster);
+  else if (cluster.races)
+    cluster.races->acquire(s.warp.agent, cluster.barrier_clocks, false);
 }
 
 // --- registers
 
 // setmaxnreg (PTX 9.7.19.5): the sum over the CTA may not grow. Only the bounds are checked.
 void set_registers(Step& s, const Instruction& in) { s.warp.max_registers = uint32_t(in.immediate); }
+
+// Fences. The machine itself has sequentially consistent memory: only the race detector cares.
+enum Fence : uint64_t { kRelease = 1, kAcquire = 2, kProxy = 4, kTmemBefore = 8, kTmemAfter = 16 };
+
+void fence(Step& s, const Instruction& in) {
+  RaceDetector* races = s.cta.cluster->races.get();
+  if (!races) return;
+  if (in.detail & kAcquire) races->fence_acquire(s.warp.agent);
+  if (in.detail & kProxy) races->fence_proxy(s.warp.agent);
+  if (in.detail & kRelease) races->fence_release(s.warp.agent);
+  if (in.detail & kTmemBefore) races->fence_tmem_before(s.warp.agent);
+  if (in.detail & kTmemAfter) races->fence_tmem_after(s.warp.agent);
+}
 
 void call(Step&, const Instruction& in) {
   const auto& operands = in.statement->operands;
@@ -407,6 +427,18 @@ void decode_redux(Decoder& d) {
                                  : (is_s ? reduce<&reduce_max<int32_t>> : reduce<&reduce_max<uint32_t>>);
 }
 
+void decode_fence(Decoder& d) {
+  const bool is_proxy = d.has("proxy");
+  if (d.has("async") || d.has("async::generic")) d.out.detail |= kProxy;
+  // A fence is acq_rel unless it says .release or .acquire; a plain proxy fence is neither.
+  if (!is_proxy && !d.has("release") && !d.has("acquire")) d.out.detail |= kRelease | kAcquire;
+  d.out.detail |= d.bits_if("release", kRelease) | d.bits_if("acquire", kAcquire);
+  d.out.execute = fence;
+}
+void decode_tcgen05_fence(Decoder& d) {
+  d.out.detail = d.opcode.mnemonic.ends_with("before_thread_sync") ? kTmemBefore : kTmemAfter;
+  d.out.execute = fence;
+}
 void decode_bar(Decoder& d) { decode_cta_barrier(d, true); }
 void decode_barrier(Decoder& d) { decode_cta_barrier(d, false); }
 void decode_bar_warp(Decoder& d) {
@@ -417,6 +449,7 @@ void decode_bar_warp(Decoder& d) {
 void decode_cluster_barrier(Decoder& d) {
   if (d.has("arrive") == d.has("wait")) d.fail("needs .arrive or .wait");
   d.out.flags |= kMayPark;
+  d.out.detail = d.has("relaxed");
   d.out.execute = d.has("arrive") ? cluster_arrive : cluster_wait;
 }
 void decode_setmaxnreg(Decoder& d) {

@@ -110,6 +110,14 @@ void Machine::start_cluster(Dim id) {
     cluster->ctas.push_back(std::move(cta));
   }
   cluster->live_ctas = cluster->size();
+  if (strict()) {
+    // Agents: the warps of all CTAs, their tensor cores, their warpgroups.
+    const uint32_t warps = uint32_t((options_.block.count() + kLanes - 1) / kLanes), groups = (warps + 3) / 4;
+    const uint32_t ctas = cluster->size();
+    cluster->races = std::make_unique<RaceDetector>(
+        warps * ctas, (1 + groups) * ctas, std::vector<uint32_t>(ctas, uint32_t(cluster->ctas[0]->shared.size())));
+    for (auto& cta : cluster->ctas) cta->tensor_core_agent = cluster->races->engine_agent(cta->rank);
+  }
   clusters_.push_back(std::move(cluster));
   ++report_.clusters_started;
   for (auto& cta : clusters_.back()->ctas)
@@ -145,6 +153,9 @@ void Machine::start_warp(Cta& cta, uint32_t index) {
     }
     warp->undefined(constant.reg) = 0;
   }
+  if (cta.cluster->races)
+    warp->agent =
+        cta.cluster->races->warp_agent(cta.rank * uint32_t((options_.block.count() + kLanes - 1) / kLanes) + index);
   assign_priority(warp->priority);
   make_runnable(*warp);
   cta.warps.push_back(std::move(warp));
@@ -251,6 +262,7 @@ void Machine::check_cluster_barrier(Cluster& cluster) {
   if (cluster.barrier_arrived < cluster.live_threads || cluster.barrier_arrived == 0) return;
   cluster.barrier_arrived = 0;
   ++cluster.barrier_phase;
+  cluster.barrier_clocks.finish_phase();
   wake(&cluster);
 }
 
@@ -274,6 +286,7 @@ void Machine::complete(NamedBarrier& barrier) {
   barrier.result_threads = barrier.reduction_threads;
   barrier.arrived = barrier.expected = barrier.reduction = barrier.reduction_threads = 0;
   ++barrier.generation;
+  barrier.clocks.finish_phase();
   wake(&barrier);
 }
 
@@ -391,6 +404,31 @@ void Machine::add_finding(const char* kind, const std::string& message, const st
     return;
   }
   report_.findings.push_back({kind, message, where, line});
+}
+
+void Machine::touch_shared(const Step& step, const Location& at, uint32_t bytes, bool write) {
+  if (!at.cta || !at.cta->cluster->races) return;
+  const std::string race = at.cta->cluster->races->shared(step.warp.agent, Proxy::kGeneric, at.cta->rank,
+                                                          uint32_t(at.offset), bytes, write, step.line);
+  if (!race.empty()) finding("race", step, race);
+}
+
+void Machine::touch_shared(const Operation& operation, AgentId agent, Cta& cta, uint32_t offset, uint32_t bytes,
+                           bool write) {
+  if (!cta.cluster->races) return;
+  const std::string race =
+      cta.cluster->races->shared(agent, Proxy::kAsync, cta.rank, offset, bytes, write, operation.line);
+  if (!race.empty()) finding("race", operation, race);
+}
+
+void Machine::touch_tensor(const Operation& operation, AgentId agent, Cta& cta, const TmemRegion& region, bool write) {
+  if (!cta.cluster->races) return;
+  constexpr uint32_t kHalfQuarter = 16;
+  for (uint32_t half = region.lane / kHalfQuarter; half * kHalfQuarter < region.lane + region.lanes; ++half) {
+    const std::string race =
+        cta.cluster->races->tensor(agent, cta.rank, half, region.column, region.columns, write, operation.line);
+    if (!race.empty()) finding("race", operation, race);
+  }
 }
 
 std::string Machine::describe(const Warp& warp, const Group& group) const {

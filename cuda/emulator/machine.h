@@ -21,6 +21,7 @@
 #include "error.h"
 #include "instruction.h"
 #include "mbarrier.h"
+#include "races.h"
 #include "report.h"
 #include "tmem.h"
 
@@ -121,6 +122,7 @@ struct Group {
 // Bulk asynchronous groups of one thread (PTX 9.7.9.25.2).
 struct BulkGroup {
   uint32_t reading = 0, writing = 0;  // operations that still read their source, that have not completed
+  std::vector<AgentId> agents;
 };
 struct BulkGroups {
   std::shared_ptr<BulkGroup> open;
@@ -130,7 +132,8 @@ struct BulkGroups {
 struct Warp {
   Cta* cta = nullptr;
   uint32_t index = 0;  // in the CTA
-  uint32_t live = 0;   // lanes that have not exited
+  AgentId agent = kNoAgent;
+  uint32_t live = 0;  // lanes that have not exited
   std::vector<Group> groups;
   std::unique_ptr<uint8_t[]> storage;
   uint8_t* file = nullptr;
@@ -144,6 +147,7 @@ struct Warp {
   std::vector<uint8_t> local;                // kLanes x Program::local_bytes
   uint32_t in_flight = 0;                    // operations that own rows of the register file
   uint32_t tmem_loads = 0, tmem_stores = 0;  // outstanding
+  std::vector<AgentId> tmem_agents[2];       // of tcgen05.ld and of st that no wait has covered
 
   RowState& state(Reg reg) { return *reinterpret_cast<RowState*>(file + reg.at - kRowHeader); }
   uint32_t& undefined(Reg reg) { return state(reg).undefined; }
@@ -157,6 +161,7 @@ struct NamedBarrier {
   uint64_t generation = 1;
   uint32_t reduction = 0, reduction_threads = 0;  // of bar.red: so far, and of the generation before
   uint32_t result = 0, result_threads = 0;
+  SyncClocks clocks;
 };
 
 // Tensor Memory of a CTA.
@@ -173,6 +178,7 @@ class WgmmaOperation;  // wgmma_ops.cc
 // Four consecutive warps, that issue wgmma together: an operation starts when all four have issued it.
 struct Warpgroup {
   Queue queue;
+  AgentId agent = kNoAgent;
   std::deque<std::shared_ptr<WgmmaOperation>> issued;  // not complete yet
   uint64_t first = 0;                                  // number of the first of them
   uint64_t next[4] = {};                               // number of the operation that each warp issues next
@@ -191,6 +197,7 @@ struct Cta {
   uint32_t operations = 0;  // asynchronous operations in flight that touch its memory
   bool exited = false;
   Queue tensor_core;
+  AgentId tensor_core_agent = kNoAgent;
   std::unique_ptr<CtaTmem> tmem;  // made by the first allocation
   std::vector<std::unique_ptr<Warpgroup>> warpgroups;
   uint32_t issued = 0;  // asynchronous operations that name it as their issuer
@@ -203,8 +210,10 @@ struct Cluster {
   uint32_t live_threads = 0;
   uint64_t barrier_phase = 0;
   uint32_t barrier_arrived = 0;
-  bool clc_refused = false;           // a request of this cluster was refused
-  bool clc_refusal_observed = false;  // and a thread knows
+  SyncClocks barrier_clocks;
+  std::unique_ptr<RaceDetector> races;  // null: not checked
+  bool clc_refused = false;             // a request of this cluster was refused
+  bool clc_refusal_observed = false;    // and a thread knows
 
   uint32_t size() const { return uint32_t(ctas.size()); }
 };
@@ -272,6 +281,11 @@ class Machine {
   void finding(const char* kind, const Step& step, const std::string& message);
   void finding(const char* kind, const Operation& operation, const std::string& message);
   void finding(const char* kind, const Cta& cta, uint32_t line, const std::string& message);
+
+  // Accesses, for the race detector of the cluster.
+  void touch_shared(const Step& step, const Location& at, uint32_t bytes, bool write);
+  void touch_shared(const Operation& operation, AgentId agent, Cta& cta, uint32_t offset, uint32_t bytes, bool write);
+  void touch_tensor(const Operation& operation, AgentId agent, Cta& cta, const TmemRegion& region, bool write);
 
   // Barriers whose expectation sinks when threads exit.
   void check_cluster_barrier(Cluster& cluster);

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <map>
 
+#include "races.h"
+
 namespace jaxbw::emulator {
 
 constexpr int64_t kMaxTransactions = (1 << 20) - 1;
@@ -26,6 +28,7 @@ struct MBarrier {
   int64_t pending = 0;  // arrivals still to come
   int64_t transactions = 0;
   uint64_t phase = 0;  // the one that is going on
+  SyncClocks clocks;
   std::map<const void*, std::array<uint64_t, 32>>
       seen;  // by warp and lane: the phase in progress when it last saw one complete
 
@@ -52,6 +55,7 @@ struct MBarrier {
     if (pending != 0 || transactions != 0) return {};
     ++phase;
     pending = count;
+    clocks.finish_phase();
     return {true, nullptr};
   }
 };

@@ -46,7 +46,7 @@ void invalidate(Step& s, const Instruction& in) {
   });
 }
 
-enum Arrive : uint64_t { kExpect = 1, kNoArrive = 2, kDrop = 4, kComplete = 8 };
+enum Arrive : uint64_t { kExpect = 1, kNoArrive = 2, kDrop = 4, kComplete = 8, kRelaxed = 16 };
 
 // arrive, arrive_drop, expect_tx, complete_tx and arrive.expect_tx: bytes first, then the arrival.
 void arrive(Step& s, const Instruction& in) {
@@ -59,6 +59,7 @@ void arrive(Step& s, const Instruction& in) {
     if (in.detail & kExpect) s.machine.advance(barrier, barrier.expect(value));
     if (in.detail & kComplete) s.machine.advance(barrier, barrier.complete(value));
     if (in.detail & kNoArrive) return;
+    if (s.cta.cluster->races) s.cta.cluster->races->release(s.warp.agent, barrier.clocks, in.detail & kRelaxed);
     const uint32_t arrivals = in.detail & kExpect ? 1 : value;
     if (in.detail & kDrop) barrier.count -= arrivals;
     s.machine.advance(barrier, barrier.arrive(arrivals));
@@ -98,6 +99,7 @@ void wait(Step& s, const Instruction& in) {
   if (done || !parks || s.group.arrived || s.machine.gives_up_early()) {
     if (done) {
       s.group.timed_out = false;
+      if (s.cta.cluster->races) s.cta.cluster->races->acquire(s.warp.agent, barrier.clocks, in.detail & kRelaxed);
       for_lanes(s.active, [&](uint32_t i) { all_seen[i] = by_parity ? barrier.phase : awaited + 1; });
     }
     s.group.arrived = false;
@@ -122,7 +124,7 @@ void decode_wait(Decoder& d, bool parks) {
   d.destination(0, Type::k_pred);
   d.address(1, Space::kShared);
   d.source(2, d.has("parity") ? Type::k_b32 : Type::k_b64);
-  d.out.detail = d.has("parity");
+  d.out.detail = uint64_t{d.has("parity")} | d.bits_if("relaxed", kRelaxed);
   d.out.target = parks;
   d.out.flags |= kMayPark;
   d.out.execute = wait;
@@ -152,7 +154,7 @@ void decode_mbarrier_arrive(Decoder& d) {
     d.source(at + 1, Type::k_u32);
   else if (d.has("expect_tx"))
     d.fail("needs a number of bytes");
-  d.out.detail = d.bits_if("expect_tx", kExpect) | (drop ? uint64_t{kDrop} : 0);
+  d.out.detail = d.bits_if("expect_tx", kExpect) | d.bits_if("relaxed", kRelaxed) | (drop ? uint64_t{kDrop} : 0);
   d.out.execute = arrive;
 }
 void decode_mbarrier_expect_tx(Decoder& d) {

@@ -14,6 +14,7 @@ namespace {
 
 // Instruction::detail of a load or store.
 constexpr uint64_t kSignedBit = 1 << 16;
+constexpr uint64_t kWeakBit = 1 << 17;  // may race: neither volatile nor of a memory order
 uint64_t access_detail(Space space, Type type) {
   return uint64_t(space) | uint64_t{size_bytes(type)} << 8 | (is_signed(type) ? kSignedBit : 0);
 }
@@ -31,6 +32,7 @@ void load(Step& s, const Instruction& in) {
   for_lanes(s.active, [&](uint32_t i) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, false);
+    if (at.cta && (in.detail & kWeakBit)) s.machine.touch_shared(s, at, bytes * parts, false);
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
       if (bytes == 16) {
@@ -53,6 +55,7 @@ void store(Step& s, const Instruction& in) {
   for_lanes(s.active, [&](uint32_t i) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, true);
+    if (at.cta && (in.detail & kWeakBit)) s.machine.touch_shared(s, at, bytes * parts, true);
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
       if (bytes == 16) {
@@ -79,6 +82,12 @@ Space access_space(const Decoder& d) {
   for (const auto& [name, space] : kSpaces)
     if (d.has(name)) return space;
   return Space::kGeneric;
+}
+
+uint64_t weak_bit(const Decoder& d) {
+  for (const std::string_view strong : {"volatile", "relaxed", "acquire", "release", "mmio"})
+    if (d.has(strong)) return 0;
+  return kWeakBit;
 }
 
 void data_operands(Decoder& d, const Operand& data, bool is_load) {
@@ -269,6 +278,7 @@ void load_matrix(Step& s, const Instruction& in) {
   uint32_t registers[4 * kLanes];
   bool poison = false;
   matrix_rows(s, in, count, [&](uint32_t row, const Location& at) {
+    s.machine.touch_shared(s, at, kMatrixRowBytes, false);
     std::memcpy(rows + row * kMatrixRowBytes, at.bytes, kMatrixRowBytes);
     poison |= any_undefined(at, kMatrixRowBytes);
   });
@@ -291,6 +301,7 @@ void store_matrix(Step& s, const Instruction& in) {
   }
   store_matrices(in.detail & 1, {registers, count * kLanes}, {rows, count * kMatrixRows * kMatrixRowBytes});
   matrix_rows(s, in, count, [&](uint32_t row, const Location& at) {
+    s.machine.touch_shared(s, at, kMatrixRowBytes, true);
     std::memcpy(at.bytes, rows + row * kMatrixRowBytes, kMatrixRowBytes);
     std::memset(at.undefined, poison, kMatrixRowBytes);
   });
@@ -314,14 +325,14 @@ void matrix_operands(Decoder& d, size_t address, size_t data, bool is_load) {
 void decode_ld(Decoder& d) {
   data_operands(d, d.operand(0), true);
   const Space space = d.address(1, access_space(d));
-  d.out.detail = access_detail(space, d.type());
+  d.out.detail = access_detail(space, d.type()) | weak_bit(d);
   d.out.execute = load;
 }
 void decode_st(Decoder& d) {
   data_operands(d, d.operand(1), false);
   const Space space = d.address(0, access_space(d));
   if (space == Space::kConst || space == Space::kParam) d.fail("cannot write to this space");
-  d.out.detail = access_detail(space, d.type());
+  d.out.detail = access_detail(space, d.type()) | weak_bit(d);
   d.out.execute = store;
 }
 void decode_atom(Decoder& d) { decode_atomic(d, true); }

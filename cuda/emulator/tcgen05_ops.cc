@@ -89,6 +89,9 @@ void allocate(Step& s, const Instruction& in) {
   const Location to = s.machine.locate_shared(s.cta, lane_address(s, in.s[0], in.immediate, lane), 4, 4);
   std::copy_n(reinterpret_cast<const uint8_t*>(&*address), 4, to.bytes);
   std::fill_n(to.undefined, 4, 0);
+  s.machine.touch_shared(s, to, 4, true);
+  if (RaceDetector* races = s.cta.cluster->races.get())
+    races->forget_tensor(s.cta.rank, tmem_column(*address), columns);
 }
 
 void deallocate(Step& s, const Instruction& in) {
@@ -118,7 +121,7 @@ TmemAccess access_of(const Instruction& in) {
 
 class RegisterMove : public Operation {
  public:
-  RegisterMove(Step& s, const Instruction& in, uint32_t& outstanding)
+  RegisterMove(Step& s, const Instruction& in, uint32_t& outstanding, bool stores)
       : Operation(s.line, s.cta),
         warp_(s.warp),
         in_(in),
@@ -127,6 +130,8 @@ class RegisterMove : public Operation {
         address_(uint32_t(row32(s, in.s[0])[0] + in.immediate)),
         regions_(tmem_access_regions(access_, address_, s.warp.index)) {
     ++outstanding_;
+    if (RaceDetector* races = s.cta.cluster->races.get())
+      s.warp.tmem_agents[stores].push_back(agent_ = races->begin_operation(s.warp.agent));
     CtaTmem& tmem = tmem_of(s.cta);
     for (const TmemRegion& region : regions_) {
       check_allocated(tmem, region, in.statement->opcode.c_str());
@@ -149,11 +154,12 @@ class RegisterMove : public Operation {
   uint32_t& outstanding_;
   const uint32_t address_;
   const std::vector<TmemRegion> regions_;
+  AgentId agent_ = kNoAgent;
 };
 
 class TmemLoad final : public RegisterMove {
  public:
-  TmemLoad(Step& s, const Instruction& in) : RegisterMove(s, in, s.warp.tmem_loads) {
+  TmemLoad(Step& s, const Instruction& in) : RegisterMove(s, in, s.warp.tmem_loads, false) {
     for (const Reg reg : in.list) ++s.warp.state(reg).loads;
     ++s.warp.in_flight;
     s.machine.report().bytes["tmem load"] += in.list.size() * kLanes * 4;
@@ -164,7 +170,10 @@ class TmemLoad final : public RegisterMove {
     std::vector<uint32_t> values(in_.list.size() * kLanes);
     tmem_load(tmem.memory, access_, address_, warp_.index, values);
     bool poison = false;
-    for (const TmemRegion& region : regions_) poison |= any_undefined(tmem, region);
+    for (const TmemRegion& region : regions_) {
+      machine.touch_tensor(*this, agent_, *issuer, region, false);
+      poison |= any_undefined(tmem, region);
+    }
     for (size_t reg = 0; reg < in_.list.size(); ++reg) {
       std::copy_n(&values[reg * kLanes], kLanes, reinterpret_cast<uint32_t*>(warp_.file + in_.list[reg].at));
       warp_.undefined(in_.list[reg]) = poison ? lanes_undefined(tmem, uint32_t(reg)) : 0;
@@ -190,7 +199,7 @@ class TmemLoad final : public RegisterMove {
 class TmemStore final : public RegisterMove {
  public:
   TmemStore(Step& s, const Instruction& in)
-      : RegisterMove(s, in, s.warp.tmem_stores), values_(in.list.size() * kLanes) {
+      : RegisterMove(s, in, s.warp.tmem_stores, true), values_(in.list.size() * kLanes) {
     for (size_t reg = 0; reg < in.list.size(); ++reg) {
       std::copy_n(row32(s, in.list[reg]), kLanes, &values_[reg * kLanes]);
       poison_ |= undefined(s, in.list[reg]) != 0;
@@ -201,7 +210,10 @@ class TmemStore final : public RegisterMove {
   bool step(Machine& machine) override {
     CtaTmem& tmem = tmem_of(*issuer);
     tmem_store(tmem.memory, access_, address_, warp_.index, values_);
-    for (const TmemRegion& region : regions_) mark_defined(tmem, region, poison_);
+    for (const TmemRegion& region : regions_) {
+      machine.touch_tensor(*this, agent_, *issuer, region, true);
+      mark_defined(tmem, region, poison_);
+    }
     finish(machine);
     return true;
   }
@@ -223,14 +235,40 @@ void store(Step& s, const Instruction& in) {
 
 void wait_registers(Step& s, const Instruction& in) {
   uint32_t& outstanding = in.target ? s.warp.tmem_stores : s.warp.tmem_loads;
-  if (outstanding) s.park(Wait::kTmemAccess, &outstanding);
+  if (outstanding) return s.park(Wait::kTmemAccess, &outstanding);
+  RaceDetector* races = s.cta.cluster->races.get();
+  std::vector<AgentId>& agents = s.warp.tmem_agents[in.target];
+  for (const AgentId agent : agents) {
+    if (!races) break;
+    races->observe(s.warp.agent, agent);
+    races->retire(agent);
+  }
+  agents.clear();
 }
 
 // --- the queue: mma, cp, commit
 
-class Multiply final : public Operation {
+// An operation of the in-order queue, and what that queue's agent knows when it comes to it.
+class TensorCoreOperation : public Operation {
  public:
-  Multiply(Step& s, Umma op) : Operation(s.line, s.cta), op_(std::move(op)), ctas_(group_of(s.cta, op_.cta_group)) {
+  explicit TensorCoreOperation(Step& s) : Operation(s.line, s.cta) {
+    if (RaceDetector* races = s.cta.cluster->races.get())
+      known_ = races->issue_to_engine(s.cta.tensor_core_agent, s.warp.agent);
+  }
+
+ protected:
+  AgentId begin_step() {
+    if (RaceDetector* races = issuer->cluster->races.get()) races->begin_engine_step(issuer->tensor_core_agent, known_);
+    return issuer->tensor_core_agent;
+  }
+
+ private:
+  Clocks known_;
+};
+
+class Multiply final : public TensorCoreOperation {
+ public:
+  Multiply(Step& s, Umma op) : TensorCoreOperation(s), op_(std::move(op)), ctas_(group_of(s.cta, op_.cta_group)) {
     check_umma(op_);
     for (Cta* cta : ctas_) {
       if (cta->exited) throw Error("the MMA works on a CTA that has exited");
@@ -246,8 +284,10 @@ class Multiply final : public Operation {
 
   bool step(Machine& machine) override {
     std::vector<UmmaCta> parts;
+    const AgentId agent = begin_step();
     for (Cta* cta : ctas_) {
       if (machine.checking()) check_sources(machine, *cta);
+      if (machine.strict()) touch(machine, *cta, agent);
       parts.push_back({shared_view(*cta), &tmem_of(*cta).memory});
     }
     execute_umma(op_, parts);
@@ -263,6 +303,13 @@ class Multiply final : public Operation {
   }
 
  private:
+  void touch(Machine& machine, Cta& cta, AgentId agent) {
+    for (const uint32_t address : umma_shared_chunks(op_))
+      machine.touch_shared(*this, agent, cta, address - kSharedBase, kChunkBytes, false);
+    for (const TmemRegion& region : umma_a_regions(op_)) machine.touch_tensor(*this, agent, cta, region, false);
+    for (const TmemRegion& region : umma_d_regions(op_)) machine.touch_tensor(*this, agent, cta, region, true);
+  }
+
   void check_sources(Machine& machine, Cta& cta) {
     if (poisoned_chunk(cta, umma_shared_chunks(op_)))
       machine.finding("poison", *this,
@@ -281,10 +328,10 @@ class Multiply final : public Operation {
   const std::vector<Cta*> ctas_;
 };
 
-class Copy final : public Operation {
+class Copy final : public TensorCoreOperation {
  public:
   Copy(Step& s, TmemCopyShape shape, SharedMatrix source, uint32_t address, uint32_t cta_group)
-      : Operation(s.line, s.cta), shape_(shape), source_(source), address_(address), ctas_(group_of(s.cta, cta_group)) {
+      : TensorCoreOperation(s), shape_(shape), source_(source), address_(address), ctas_(group_of(s.cta, cta_group)) {
     for (Cta* cta : ctas_) {
       ++cta->operations;
       for (const TmemRegion& region : tmem_copy_regions(shape_, address_)) {
@@ -296,12 +343,16 @@ class Copy final : public Operation {
   }
 
   bool step(Machine& machine) override {
+    const AgentId agent = begin_step();
     for (Cta* cta : ctas_) {
       CtaTmem& tmem = tmem_of(*cta);
+      for (const uint32_t address : tmem_copy_chunks(shape_, source_))
+        machine.touch_shared(*this, agent, *cta, address - kSharedBase, kChunkBytes, false);
       if (machine.checking() && poisoned_chunk(*cta, tmem_copy_chunks(shape_, source_)))
         machine.finding("poison", *this, "tcgen05.cp reads shared memory that was never written");
       tmem_copy(shape_, shared_view(*cta), source_, tmem.memory, address_);
       for (const TmemRegion& region : tmem_copy_regions(shape_, address_)) {
+        machine.touch_tensor(*this, agent, *cta, region, true);
         mark_pending(tmem, region, -1);
         mark_defined(tmem, region);
       }
@@ -318,10 +369,10 @@ class Copy final : public Operation {
 };
 
 // Arrives on its barriers when it has its turn: everything before it in the queue is complete.
-class Commit final : public Operation {
+class Commit final : public TensorCoreOperation {
  public:
   Commit(Step& s, std::vector<Cta*> ctas, uint32_t offset)
-      : Operation(s.line, s.cta), ctas_(std::move(ctas)), offset_(offset) {
+      : TensorCoreOperation(s), ctas_(std::move(ctas)), offset_(offset) {
     for (Cta* cta : ctas_) {
       if (cta->exited) throw Error("tcgen05.commit names a barrier of a CTA that has exited");
       ++cta->operations;
@@ -331,6 +382,7 @@ class Commit final : public Operation {
   bool step(Machine& machine) override {
     Cta* cta = ctas_[next_++];
     MBarrier& barrier = machine.mbarrier_of(*cta, offset_);
+    if (RaceDetector* races = cta->cluster->races.get()) races->arrive_engine(begin_step(), barrier.clocks);
     machine.advance(barrier, barrier.arrive(1));
     --cta->operations;
     return next_ == ctas_.size();

@@ -22,8 +22,9 @@ class WgmmaOperation final {
   const Instruction* instruction = nullptr;
   uint32_t a_registers = 0;
   uint32_t joined = 0;
+  Clocks known;  // of the four warps
 
-  void run(Machine& machine, Cta& cta, const Operation& operation) {
+  void run(Machine& machine, Cta& cta, const Operation& operation, AgentId agent) {
     const size_t count = instruction->list.size() - a_registers;
     std::vector<uint32_t> a(a_registers * kWarpgroupThreads), d(count * kWarpgroupThreads);
     uint32_t poison = 0;
@@ -41,6 +42,9 @@ class WgmmaOperation final {
       }
     }
     if (machine.checking()) check_sources(machine, cta, operation, poison);
+    if (machine.strict())
+      for (const uint32_t address : wgmma_shared_chunks(op))
+        machine.touch_shared(operation, agent, cta, address - kSharedBase, kChunkBytes, false);
     execute_wgmma(op, {cta.shared.data(), kSharedBase, uint32_t(cta.shared.size())}, a, d);
     for (uint32_t w = 0; w < kWarpgroupWarps; ++w) {
       for (uint32_t i = 0; i < instruction->list.size(); ++i) {
@@ -83,7 +87,8 @@ class Run final : public Operation {
   }
 
   bool step(Machine& machine) override {
-    operation_->run(machine, *issuer, *this);
+    if (RaceDetector* races = issuer->cluster->races.get()) races->begin_engine_step(group_.agent, operation_->known);
+    operation_->run(machine, *issuer, *this, group_.agent);
     --issuer->operations;
     group_.issued.pop_front();
     ++group_.first;
@@ -100,7 +105,13 @@ Warpgroup& warpgroup_of(Step& s) {
   const uint32_t index = s.warp.index / kWarpgroupWarps;
   auto& groups = s.cta.warpgroups;
   if (groups.size() <= index) groups.resize(index + 1);
-  if (!groups[index]) groups[index] = std::make_unique<Warpgroup>();
+  if (!groups[index]) {
+    groups[index] = std::make_unique<Warpgroup>();
+    const Cluster& cluster = *s.cta.cluster;
+    const auto per_cta = uint32_t((s.cta.warps.size() + kWarpgroupWarps - 1) / kWarpgroupWarps);
+    if (cluster.races)
+      groups[index]->agent = cluster.races->engine_agent(cluster.size() + s.cta.rank * per_cta + index);
+  }
   return *groups[index];
 }
 
@@ -147,6 +158,8 @@ void issue(Step& s, const Instruction& in) {
   } else if (operation->instruction != &in) {
     throw Error("the warps of a warpgroup issue different wgmma instructions");
   }
+  if (RaceDetector* races = s.cta.cluster->races.get())
+    operation->known = races->issue_to_engine(group.agent, s.warp.agent);
   operation->warps[warp] = &s.warp;
   ++operation->joined;
   ++s.warp.in_flight;
@@ -166,7 +179,8 @@ void wait(Step& s, const Instruction& in) {
   Warpgroup& group = warpgroup_of(s);
   auto& commits = group.groups[s.warp.index % kWarpgroupWarps];
   while (!commits.empty() && commits.front() <= group.first) commits.pop_front();
-  if (commits.size() > in.immediate) s.park(Wait::kWgmma, &group);
+  if (commits.size() > in.immediate) return s.park(Wait::kWgmma, &group);
+  if (s.cta.cluster->races) s.cta.cluster->races->observe(s.warp.agent, group.agent);
 }
 
 void fence(Step&, const Instruction&) {}

@@ -1,4 +1,4 @@
-"""The kernels that ship, run as PTX: bit-exact on integers under every schedule, without a finding."""
+"""The kernels that ship, run as PTX: bit-exact on integers in every schedule, without a finding."""
 
 from pathlib import Path
 from typing import Any

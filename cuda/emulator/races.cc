@@ -1,0 +1,214 @@
+#include "races.h"
+
+#include <algorithm>
+
+namespace jaxbw::emulator {
+namespace {
+
+constexpr uint32_t kCellBytes = 4;
+constexpr uint32_t kHalfQuarters = 8;
+constexpr uint32_t kColumns = 512;
+// Slots for operations in flight are used again as late as possible: an operation cannot be told from an earlier one of
+// its slot.
+constexpr uint32_t kFreeSlots = 64;
+
+}  // namespace
+
+void VectorClock::join(const VectorClock& other, AgentId first) {
+  if (times_.size() < other.times_.size()) times_.resize(other.times_.size());
+  for (size_t i = first; i < other.times_.size(); ++i) times_[i] = std::max(times_[i], other.times_[i]);
+}
+
+void SyncClocks::finish_phase() {
+  complete.seen.join(arriving.seen);
+  complete.fenced.join(arriving.fenced);
+  complete.tmem.join(arriving.tmem);
+}
+
+RaceDetector::RaceDetector(uint32_t warps, uint32_t engines, const std::vector<uint32_t>& shared_bytes)
+    : warps_(warps),
+      engines_(engines),
+      clocks_(warps + engines),
+      issued_(engines),
+      released_(warps),
+      unacquired_(warps),
+      published_(warps),
+      received_(warps) {
+  for (AgentId agent = 0; agent < clocks_.size(); ++agent) clocks_[agent].seen.set(agent, 1);
+  for (const uint32_t bytes : shared_bytes) {
+    shared_.emplace_back((bytes + kCellBytes - 1) / kCellBytes);
+    tensor_.emplace_back(kHalfQuarters * kColumns);
+  }
+}
+
+// --- threads
+
+void RaceDetector::release(AgentId warp, SyncClocks& sync, bool relaxed) {
+  Clocks& own = clocks_[warp];
+  const AgentId first = relaxed ? AgentId(warps_) : AgentId(0);
+  sync.arriving.seen.join(own.seen, first);
+  sync.arriving.fenced.join(own.fenced, first);
+  sync.arriving.seen.join(released_[warp].seen);
+  sync.arriving.fenced.join(released_[warp].fenced);
+  sync.arriving.tmem.join(published_[warp]);
+  own.seen.set(warp, own.seen[warp] + 1);
+}
+
+void RaceDetector::acquire(AgentId warp, const SyncClocks& sync, bool relaxed) {
+  Clocks& own = clocks_[warp];
+  const AgentId first = relaxed ? AgentId(warps_) : AgentId(0);
+  own.seen.join(sync.complete.seen, first);
+  own.fenced.join(sync.complete.fenced, first);
+  received_[warp].join(sync.complete.tmem);
+  unacquired_[warp].seen.join(sync.complete.seen);
+  unacquired_[warp].fenced.join(sync.complete.fenced);
+}
+
+void RaceDetector::fence_release(AgentId warp) {
+  released_[warp].seen = clocks_[warp].seen;
+  released_[warp].fenced = clocks_[warp].fenced;
+  clocks_[warp].seen.set(warp, clocks_[warp].seen[warp] + 1);
+}
+
+void RaceDetector::fence_acquire(AgentId warp) {
+  clocks_[warp].seen.join(unacquired_[warp].seen);
+  clocks_[warp].fenced.join(unacquired_[warp].fenced);
+}
+
+void RaceDetector::fence_tmem_before(AgentId warp) { published_[warp].join(clocks_[warp].tmem); }
+
+void RaceDetector::fence_tmem_after(AgentId warp) { clocks_[warp].tmem.join(received_[warp]); }
+
+// --- asynchronous operations
+
+AgentId RaceDetector::begin_operation(AgentId issuer) {
+  AgentId agent;
+  if (free_.size() > kFreeSlots) {
+    agent = free_.front();
+    free_.pop_front();
+  } else {
+    agent = AgentId(clocks_.size());
+    clocks_.emplace_back();
+  }
+  const uint32_t time = clocks_[agent].seen[agent] + 1;
+  clocks_[agent] = clocks_[issuer];
+  clocks_[agent].seen.set(agent, time);
+  return agent;
+}
+
+Clocks RaceDetector::issue_to_engine(AgentId engine, AgentId issuer) {
+  Clocks& known = issued_[engine - warps_];
+  known.seen.join(clocks_[issuer].seen);
+  known.fenced.join(clocks_[issuer].fenced);
+  known.tmem.join(clocks_[issuer].tmem);
+  return known;
+}
+
+void RaceDetector::begin_engine_step(AgentId engine, const Clocks& known) {
+  const uint32_t time = clocks_[engine].seen[engine] + 1;
+  clocks_[engine] = known;
+  clocks_[engine].seen.set(engine, time);
+}
+
+void RaceDetector::observe(AgentId warp, AgentId operation) {
+  const uint32_t time = clocks_[operation].seen[operation];
+  for (VectorClock* clock : {&clocks_[warp].seen, &clocks_[warp].fenced, &clocks_[warp].tmem})
+    clock->set(operation, std::max(time, (*clock)[operation]));
+}
+
+// What asynchronous operations knew of each other goes on with them; what threads wrote does not.
+void RaceDetector::end_operation(AgentId operation, SyncClocks& sync) {
+  const auto first = AgentId(warps_);
+  sync.arriving.seen.join(clocks_[operation].seen, first);
+  sync.arriving.fenced.join(clocks_[operation].seen, first);
+}
+
+void RaceDetector::arrive_engine(AgentId engine, SyncClocks& sync) {
+  end_operation(engine, sync);
+  // commit implies fence::before_thread_sync (PTX 9.7.16.12.1).
+  sync.arriving.tmem.join(clocks_[engine].tmem);
+  sync.arriving.tmem.set(engine, std::max(sync.arriving.tmem[engine], clocks_[engine].seen[engine]));
+}
+
+// --- accesses
+
+bool RaceDetector::ordered(const Access& before, AgentId agent, Proxy proxy, bool tensor) const {
+  if (before.agent == kNoAgent || before.agent == agent) return true;
+  const Clocks& own = clocks_[agent];
+  const bool crosses = before.proxy == Proxy::kGeneric && proxy == Proxy::kAsync;
+  const VectorClock& clock = tensor ? own.tmem : crosses ? own.fenced : own.seen;
+  return before.time <= clock[before.agent];
+}
+
+std::string RaceDetector::describe(const Access& before, bool before_writes, const Access& now, bool now_writes) const {
+  const auto who = [&](const Access& access) {
+    return access.agent < warps_              ? std::string("warp ") + std::to_string(access.agent) + " of the cluster"
+           : access.agent < warps_ + engines_ ? std::string("a tensor core")
+                                              : std::string("an asynchronous copy");
+  };
+  const bool known = before.time <= clocks_[now.agent].seen[before.agent];
+  return std::string(now_writes ? "a write" : "a read") + " by " + who(now) + " is not ordered after the " +
+         (before_writes ? "write" : "read") + " by " + who(before) + " at line " + std::to_string(before.line) +
+         (known ? " (the accesses are synchronised, but a fence between their proxies is missing)" : "");
+}
+
+void RaceDetector::check(Cell& cell, uint64_t key, const Access& access, bool write, bool tensor, std::string& race) {
+  const auto conflict = [&](const Access& before, bool before_writes) {
+    if (race.empty() && !ordered(before, access.agent, access.proxy, tensor))
+      race = describe(before, before_writes, access, write);
+  };
+  conflict(cell.write, true);
+  if (!write) {
+    if (cell.read.agent == access.agent || ordered(cell.read, access.agent, access.proxy, tensor)) {
+      cell.read = access;
+    } else {
+      std::vector<Access>& reads = more_reads_[key];
+      const auto same =
+          std::find_if(reads.begin(), reads.end(), [&](const Access& read) { return read.agent == access.agent; });
+      if (same == reads.end())
+        reads.push_back(access);
+      else
+        *same = access;
+      cell.more_reads = true;
+    }
+    return;
+  }
+  conflict(cell.read, false);
+  if (cell.more_reads) {
+    for (const Access& read : more_reads_[key]) conflict(read, false);
+    more_reads_.erase(key);
+  }
+  cell = {.write = access, .read = {}, .more_reads = false};
+}
+
+std::string RaceDetector::shared(AgentId agent, Proxy proxy, uint32_t cta, uint32_t offset, uint32_t bytes, bool write,
+                                 uint32_t line) {
+  if (bytes < kCellBytes) return {};
+  const Access access{clocks_[agent].seen[agent], line, agent, proxy};
+  std::string race;
+  for (uint32_t i = offset / kCellBytes; i < (offset + bytes) / kCellBytes; ++i) {
+    check(shared_[cta][i], uint64_t{cta} << 32 | i, access, write, false, race);
+  }
+  return race;
+}
+
+std::string RaceDetector::tensor(AgentId agent, uint32_t cta, uint32_t half_quarter, uint32_t column, uint32_t columns,
+                                 bool write, uint32_t line) {
+  const Access access{clocks_[agent].seen[agent], line, agent, Proxy::kAsync};
+  std::string race;
+  for (uint32_t c = column; c < column + columns; ++c) {
+    const uint32_t i = half_quarter * kColumns + c;
+    check(tensor_[cta][i], uint64_t{1} << 63 | uint64_t{cta} << 32 | i, access, write, true, race);
+  }
+  return race;
+}
+
+void RaceDetector::forget_tensor(uint32_t cta, uint32_t column, uint32_t columns) {
+  for (uint32_t half = 0; half < kHalfQuarters; ++half)
+    for (uint32_t c = column; c < column + columns; ++c) {
+      tensor_[cta][half * kColumns + c] = {};
+      more_reads_.erase(uint64_t{1} << 63 | uint64_t{cta} << 32 | (half * kColumns + c));
+    }
+}
+
+}  // namespace jaxbw::emulator

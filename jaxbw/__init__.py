@@ -5,6 +5,13 @@ The public names are those listed here; everything else may change.
 
 from importlib import metadata as _metadata
 
+try:
+    from jaxbw import _native as _native
+except ImportError as error:
+    raise ImportError(
+        f"jaxbw's compiled part does not load ({error}); `pip install .` in its sources builds it"
+    ) from error
+
 from jaxbw.api import dot_general, explain, matmul
 from jaxbw.primitives.gemm import register as _register
 from jaxbw.selection.config import GemmConfig

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxbw.primitives.dot_general import dot_general
 from jaxbw.primitives.fused_dot_general import ACTIVATIONS, fused_dot_general, wide_dtype
@@ -55,9 +54,7 @@ def _backward(static: Any, residuals: Any, cotangent: Any) -> Any:
     activation, params = static
     lhs, rhs, bias, saved = residuals
     wide = cotangent.astype(wide_dtype(cotangent.dtype))
-    if activation == "relu":
-        wide = jnp.where(saved > 0, wide, 0)
-    elif activation is not None:
+    if activation is not None:  # relu has at its output the slope that it has at z
         _, pull_back = jax.vjp(ACTIVATIONS[activation], saved.astype(wide.dtype))
         (wide,) = pull_back(wide)
 

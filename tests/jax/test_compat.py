@@ -151,4 +151,15 @@ def test_is_one_device() -> None:
     one.trace(sharded).lower(lowering_platforms=("cuda",))
     local = jax.jit(jax.shard_map(probe.bind, mesh=mesh, in_specs=rows.spec, out_specs=rows.spec))
     local.trace(sharded).lower(lowering_platforms=("cuda",))
-    assert seen == [True, False, True]
+    square = jax.sharding.AbstractMesh(
+        (2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
+    rows = jax.sharding.NamedSharding(square, PartitionSpec("x"))
+    sharded = jax.ShapeDtypeStruct((2, 2), jnp.float32, sharding=rows)
+    partly = jax.jit(
+        jax.shard_map(
+            probe.bind, mesh=square, in_specs=rows.spec, out_specs=rows.spec, axis_names={"x"}
+        )
+    )
+    partly.trace(sharded).lower(lowering_platforms=("cuda",))
+    assert seen == [True, False, True, False]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -221,6 +222,14 @@ def test_targets() -> None:
     }
     assert Device("A100", (8, 0), 108, 0).family is None
     assert Device("RTX 5090", (12, 0), 170, 0).family is None
+
+
+def test_an_absent_or_foreign_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "directory", lambda: tmp_path)
+    assert manifest.kernels.__wrapped__() == ()
+    (tmp_path / "manifest.json").write_text('{"version": 0, "kernels": []}')
+    with pytest.raises(ImportError, match="version 0, this jaxbw reads 1: reinstall it"):
+        manifest.kernels.__wrapped__()
 
 
 def test_the_manifest_is_this_package() -> None:

@@ -92,7 +92,7 @@ Status check_view(const TensorView& view) {
   if (view.contiguous > kMaxExtent || view.outer > kMaxExtent || view.batch > kMaxExtent) {
     return invalid(view.name, " ", shape(view), " has a dimension of 2^31 or more; TMA coordinates are int32");
   }
-  if (!view.has_one_row() && view.row_bytes() % kAlignment != 0) {
+  if ((view.written || !view.has_one_row()) && view.row_bytes() % kAlignment != 0) {
     return invalid(view.name, " ", shape(view), " has rows of ", view.row_bytes(), " bytes; TMA needs a multiple of ",
                    kAlignment);
   }

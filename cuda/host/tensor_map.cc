@@ -65,7 +65,8 @@ TensorView view_d(const GemmProblem& problem, const KernelFamily& family, CUdevi
           .outer = problem.m,
           .batch = problem.batch,
           .box_contiguous = family.epilogue.store_columns(problem.output),
-          .box_outer = family.epilogue.rows_per_warp};
+          .box_outer = family.epilogue.rows_per_warp,
+          .written = true};
 }
 
 Status encode_tensor_map(const Driver& driver, const TensorView& view, TensorMap& map) {

@@ -13,10 +13,12 @@ struct TensorView {
   DataType type;
   uint64_t contiguous, outer, batch;
   uint32_t box_contiguous, box_outer;
+  bool written = false;
 
   uint64_t row_bytes() const { return contiguous * size_bytes(type); }
   // The rule for what TMA can address: the distance from row to row, where there is a second row, is a multiple of
-  // 16 bytes.
+  // 16 bytes. What it writes ends on such a multiple too: it stores 16 bytes whole, even past the end of the last row
+  // (seen on an H200: a result of one element overwrote what followed it).
   bool has_one_row() const { return outer == 1 && batch == 1; }
 };
 

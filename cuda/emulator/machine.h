@@ -256,7 +256,7 @@ class Machine {
   bool strict() const { return options_.checks == Checks::kStrict; }
   bool eager() const { return options_.schedule == Schedule::kEager; }
   uint64_t steps() const { return steps_; }
-  std::mt19937_64& random() { return random_; }
+  double random_unit() { return std::uniform_real_distribution<>()(random_); }
 
   // Asynchronous operations. `queue` null: unordered with all others.
   void issue(std::unique_ptr<Operation> operation, Queue* queue = nullptr);
@@ -346,6 +346,7 @@ class Machine {
   double engine_bias_ = 0.5;
   uint32_t part_limit_ = 1;
   double refusal_ = 0;
+  double divergence_ = 0;  // how often the lanes of a warp part for no reason (PTX 9.7.12: they may at any time)
   bool preempt_ = false;
   bool finished_ = false;      // a cluster may have come to its end
   uint64_t since_engine_ = 0;  // instructions since an asynchronous operation last went on

@@ -2,7 +2,8 @@
 //
 //   eager   operations complete as they are issued; warps take turns
 //   latest  operations proceed only when no warp can: finds waits that are missing
-//   random  anything may happen next, in pieces of random size; how wildly is itself drawn from the seed
+//   random  anything may happen next, in pieces of random size, and lanes may part at any instruction; how wildly
+//           is itself drawn from the seed
 //   pct     random priorities, lowered at random points (Burckhardt et al., ASPLOS 2010): finds orderings
 //           that take few but far-apart reversals
 #include <algorithm>
@@ -33,6 +34,7 @@ void Machine::draw_schedule() {
     engine_bias_ = choose(0.02, 0.2, 0.5, 0.9);
     part_limit_ = uint32_t(choose(1, 4, 64, 1 << 20));
     refusal_ = choose(0, 0, 0.1, 0.5);
+    divergence_ = choose(0, 0, 0.002, 0.05);
   } else if (options_.schedule == Schedule::kPct) {
     quantum_ = 256;
     part_limit_ = 16;
@@ -44,7 +46,7 @@ void Machine::assign_priority(int64_t& priority) {
   if (options_.schedule == Schedule::kPct) priority = int64_t(random_() >> 2);
 }
 
-bool Machine::refuse_clc() { return refusal_ > 0 && std::uniform_real_distribution<>()(random_) < refusal_; }
+bool Machine::refuse_clc() { return refusal_ > 0 && random_unit() < refusal_; }
 
 bool Machine::gives_up_early() { return options_.schedule == Schedule::kRandom && random_() % 16 == 0; }
 
@@ -142,8 +144,7 @@ void Machine::choose_and_run() {
       cursor_ = (cursor_ + 1) % runnable_.size();
       return run_warp(*runnable_[cursor_], quantum_);
     case Schedule::kRandom: {
-      const bool engine =
-          !pending_.empty() && (runnable_.empty() || std::uniform_real_distribution<>()(random_) < engine_bias_);
+      const bool engine = !pending_.empty() && (runnable_.empty() || random_unit() < engine_bias_);
       if (engine) return step_queue(*pending_[random_() % pending_.size()]);
       return run_warp(*runnable_[random_() % runnable_.size()], 1 + uint32_t(random_() % quantum_));
     }
@@ -192,8 +193,9 @@ size_t Machine::pick_group(Warp& warp) {
     ++count;
     if (best == warp.groups.size() || warp.groups[i].pc < warp.groups[best].pc) best = i;
   }
-  if (count > 1 && ++warp.picks % 16 == 0) {
-    size_t skip = options_.schedule == Schedule::kRandom ? random_() % count : warp.picks / 16 % count;
+  const uint32_t period = divergence_ > 0 ? 2 : 16;
+  if (count > 1 && ++warp.picks % period == 0) {
+    size_t skip = options_.schedule == Schedule::kRandom ? random_() % count : warp.picks / period % count;
     for (size_t i = 0; i < warp.groups.size(); ++i)
       if (warp.groups[i].wait == Wait::kNone && skip-- == 0) return i;
   }
@@ -208,6 +210,8 @@ bool Machine::merge(Warp& warp, size_t index) {
     const bool can = i != index && other.pc == group.pc && !other.arrived && !group.arrived &&
                      (other.wait == Wait::kNone || other.wait == Wait::kConvergence);
     if (!can) continue;
+    if (divergence_ > 0 && other.wait == Wait::kNone && random_() % 8)
+      continue;  // lanes that parted stay apart for a while
     group.mask |= other.mask;
     group.timed_out &= other.timed_out;
     warp.groups.erase(warp.groups.begin() + i);
@@ -290,6 +294,14 @@ bool Machine::execute(Warp& warp, size_t index, uint32_t& budget) {
       }
       if ((in.flags & kAligned) && active != warp.live) {
         group.wait = Wait::kConvergence;
+        break;
+      }
+      if (divergence_ > 0 && !group.arrived && (in.flags & kAligned) == 0 && (group.mask & (group.mask - 1)) &&
+          random_unit() < divergence_) {
+        const Group rest{.mask = group.mask & uint32_t(random_()), .pc = group.pc};
+        if (rest.mask == 0 || rest.mask == group.mask) continue;
+        group.mask &= ~rest.mask;
+        warp.groups.push_back(rest);
         break;
       }
       step.active = active;

@@ -90,7 +90,6 @@ def test_tails(m: int) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(1, 8, 1, layout="nt"),
         Case(1, 4, 64, layout="nt"),
         Case(1, 4, 1),
         Case(3, 8, 1, layout="tn"),

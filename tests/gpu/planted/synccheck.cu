@@ -1,24 +1,21 @@
-// A planted bug: a barrier for the whole block that half of a warp does not reach. compute-sanitizer's synccheck must
-// say so. It ends nevertheless, since threads that have exited are not waited for.
+// A planted bug: a thread calls __syncwarp with a mask that it is not in. compute-sanitizer's synccheck must say so.
 #include <cstdio>
 
 __global__ void sum(int* values, int count) {
-  __shared__ int total;
-  if (threadIdx.x == 0) total = 0;
-  __syncthreads();
-  if (threadIdx.x < count) {
-    atomicAdd(&total, values[threadIdx.x]);
-    __syncthreads();  // the bug: not for the threads from `count` on
-    values[threadIdx.x] = total;
+  const unsigned mask = (1u << count) - 1;
+  if (threadIdx.x <= count) {  // the bug: one thread too many
+    const int mine = values[threadIdx.x];
+    __syncwarp(mask);
+    values[threadIdx.x] = mine + 1;
   }
 }
 
 int main() {
-  constexpr int kCount = 64;
+  constexpr int kWarp = 32;
   int* values = nullptr;
-  cudaMalloc(&values, kCount * sizeof(int));
-  cudaMemset(values, 0, kCount * sizeof(int));
-  sum<<<1, kCount>>>(values, kCount - 16);
+  cudaMalloc(&values, kWarp * sizeof(int));
+  cudaMemset(values, 0, kWarp * sizeof(int));
+  sum<<<1, kWarp>>>(values, kWarp / 2);
   std::printf("%s\n", cudaGetErrorName(cudaDeviceSynchronize()));
   cudaFree(values);
 }

@@ -1,8 +1,9 @@
 """Device time of JAX calls: the summed durations of every kernel that a call launches.
 
-Durations come from CUPTI through the binding that jaxlib ships for Mosaic GPU's profiler, so that launch gaps and host
-time stay out of the numbers while pads, transposes and split-K reductions of a call are all in them. Arms are measured
-in short bursts after idle, in random order, several rounds: a fixed order biases big products by up to 5 %.
+Durations come from CUPTI through the binding that jaxlib ships for Mosaic GPU's profiler, so that
+launch gaps and host time stay out of the numbers while pads, transposes and split-K reductions of a
+call are all in them. Arms are measured in short bursts after idle, in random order, several rounds:
+a fixed order biases big products by up to 5 %.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Timing:
 
 
 def _burst(call: Call, count: int, first: int) -> tuple[list[float], tuple[str, ...]]:
-    """Time `count` calls back to back; returns each call's microseconds and the kernels of one call."""
+    """Time calls back to back; returns each one's microseconds, and the kernels of one call."""
     from jax._src.lib import mosaic_gpu
 
     cupti = mosaic_gpu._mosaic_gpu_ext

@@ -105,7 +105,7 @@ def test_dimensions_of_one(case: Case) -> None:
 @pytest.mark.parametrize("case", [Case(1, 1, 1, layout="nt"), Case(1, 5, 64, layout="nt")], ids=str)
 def test_a_result_of_part_of_16_bytes_is_refused(case: Case) -> None:
     """TMA stores 16 bytes whole: a 1 x 1 result overwrote the guard behind its buffer."""
-    with pytest.raises(ValueError, match="result .* has rows of .* bytes; TMA needs a multiple"):
+    with pytest.raises(ValueError, match=r"result .* has rows of .* bytes; TMA needs a multiple"):
         check(case)
 
 

@@ -150,7 +150,7 @@ def test_batches_and_shared_operands(fake: FakeDriver) -> None:
 @pytest.mark.parametrize(
     ("case", "a", "b", "d"),
     [
-        # One row that is read, not of a multiple of 16 bytes: its stride is never used, and rounded up.
+        # One row that is read, of no multiple of 16 bytes: its stride is not used, and rounded up.
         (Case(1, 4, 1), ([1, 1, 1], 16), ([4, 1, 1], 16), ([4, 1, 1], 16)),
         (Case(1, 4, 64, layout="nt"), ([64, 1, 1], 128), ([64, 4, 1], 128), ([4, 1, 1], 16)),
         (Case(3, 8, 1, layout="tn"), ([3, 1, 1], 16), ([8, 1, 1], 16), ([8, 3, 1], 32)),

@@ -96,7 +96,7 @@ def environment() -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxbw": jaxbw.__version__,
         "inputs": "iid normal, sets rotating over at least 400 MB",
-        "time": "device time of all kernels of a call (CUPTI); bursts after idle, arms in random order",
+        "time": "device time (CUPTI) of all kernels of a call; bursts after idle, random order",
     }
 
 

@@ -121,10 +121,7 @@ void bind_emulator(nb::module_& parent) {
       .def_ro("where", &Finding::where)
       .def_ro("line", &Finding::line)
       .def_ro("count", &Finding::count)
-      .def("__repr__", [](const Finding& f) {
-        return f.kind + ": line " + std::to_string(f.line) + ", " + f.where + ": " + f.message +
-               (f.count > 1 ? " (" + std::to_string(f.count) + " times)" : "");
-      });
+      .def("__repr__", &describe);
 
   nb::class_<Report>(m, "Report")
       .def_ro("findings", &Report::findings)

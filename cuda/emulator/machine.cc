@@ -59,6 +59,7 @@ Machine::Machine(const Program& program, const LaunchOptions& options, std::vect
     throw Error("launch: " + std::to_string(parameters_.size()) + " bytes of parameters, but the kernel takes " +
                 std::to_string(program.parameter_bytes));
   cluster_count_ = options.grid.count() / options.cluster.count();
+  next_cluster_ = options.first_cluster;
   resident_limit_ = uint32_t(options.sm_count / options.cluster.count());
   draw_schedule();
 }
@@ -78,8 +79,9 @@ void Machine::run() {
 // --- clusters
 
 std::optional<Dim> Machine::take_cluster() {
-  if (next_cluster_ == cluster_count_) return std::nullopt;
-  const uint64_t index = next_cluster_++;
+  if (next_cluster_ >= cluster_count_) return std::nullopt;
+  const uint64_t index = next_cluster_;
+  next_cluster_ += options_.cluster_step;
   const uint32_t width = options_.grid.x / options_.cluster.x, height = options_.grid.y / options_.cluster.y;
   return Dim{uint32_t(index % width), uint32_t(index / width % height), uint32_t(index / width / height)};
 }

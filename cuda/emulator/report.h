@@ -17,6 +17,12 @@ struct Finding {
   uint64_t count = 1;   // occurrences at this line
 };
 
+// "race: line 12, CTA (0,0,0) warp 1: message (3 times)"
+inline std::string describe(const Finding& f) {
+  return f.kind + ": line " + std::to_string(f.line) + ", " + f.where + ": " + f.message +
+         (f.count > 1 ? " (" + std::to_string(f.count) + " times)" : "");
+}
+
 struct Report {
   std::vector<Finding> findings;
   std::map<uint32_t, uint64_t> instructions;   // warp instructions, by index of the warp in its CTA

@@ -91,6 +91,20 @@ void decode_statement(RowAllocator& rows, const Statement& statement, Instructio
   if (!out.execute) decoder.fail("this combination of modifiers is not supported");
 }
 
+// The special registers of PTX 10 that Machine::special_value has a value for.
+bool is_special_register(std::string_view name) {
+  static constexpr std::string_view kVectors[] = {"%tid",       "%ntid",       "%ctaid",         "%nctaid",
+                                                  "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"};
+  static constexpr std::string_view kScalars =
+      "%laneid %warpid %nwarpid %cluster_ctarank %cluster_nctarank %is_explicit_cluster %dynamic_smem_size "
+      "%total_smem_size "
+      "%aggr_smem_size %nsmid %smid %gridid %lanemask_eq %lanemask_lt %lanemask_le %lanemask_gt %lanemask_ge %envreg*";
+  if (lists(kScalars, name)) return true;
+  const bool component = name.ends_with(".x") || name.ends_with(".y") || name.ends_with(".z");
+  return component &&
+         std::find(std::begin(kVectors), std::end(kVectors), name.substr(0, name.size() - 2)) != std::end(kVectors);
+}
+
 // Function-scope .param variables of a call are per-thread memory, like .local.
 bool is_per_thread(const Variable& variable) {
   return variable.space == Space::kLocal || variable.space == Space::kParam;
@@ -228,6 +242,7 @@ Reg Decoder::read(const Operand& operand, Type type, bool wider) {
       return rows.constant(bits, bytes);
     }
     case Operand::Kind::kSpecial:
+      if (!is_special_register(operand.name)) fail("has an unknown special register " + quoted(operand.name));
       return rows.special(operand.name, bytes);
     case Operand::Kind::kVariable: {
       if (operand.local && (operand.index & kParameterBit))

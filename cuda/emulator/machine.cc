@@ -200,7 +200,7 @@ uint64_t Machine::special_value(const std::string& name, const Cta& cta, uint32_
   if (name == "%total_smem_size" || name == "%aggr_smem_size") return cta.shared.size();
   if (name == "%nsmid") return options_.sm_count;
   if (name == "%smid") return cta.rank;
-  if (name == "%gridid" || name == "%pm0" || name.starts_with("%envreg")) return 0;
+  if (name == "%gridid" || name.starts_with("%envreg")) return 0;
   if (name == "%lanemask_eq") return 1u << lane;
   if (name == "%lanemask_lt") return (1u << lane) - 1;
   if (name == "%lanemask_le") return (2u << lane) - 1;

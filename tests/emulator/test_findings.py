@@ -1,0 +1,258 @@
+"""Each kind of finding: a kernel that triggers exactly it, and its correct twin."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from jaxbw import emulator
+
+from .ptx import STORE_R0, module
+
+INIT = """
+  mbarrier.init.shared::cta.b64 [memory + 1024], 1;
+  mbarrier.init.shared::cta.b64 [memory + 1032], 1;
+"""
+WAIT = """
+  mbarrier.try_wait.parity.shared::cta.b64 %p1, [memory + 1024], 0;
+  @%p1 bra WAITED;
+  bra.uni WAIT;
+WAITED:
+"""
+LOAD = """
+  mbarrier.arrive.expect_tx.shared::cta.b64 _, [memory + 1024], 128;
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
+    [memory], [%out], 128, [memory + 1024];
+"""
+STORE = """
+  cp.async.bulk.global.shared::cta.bulk_group [%out], [memory], 128;
+  cp.async.bulk.commit_group;
+"""
+ALLOCATE = """
+  tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [memory + 2048], 32;
+  bar.sync 0;
+  ld.shared.b32 %r1, [memory + 2048];
+"""
+FREE = "  tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;\n"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The bodies of two kernels."""
+
+    kind: str
+    bad: str
+    good: str
+    threads: int = 32
+
+
+PAIRS = [
+    pytest.param(
+        Pair("poison", "ld.shared.b32 %r0, [memory];" + STORE_R0, "mov.b32 %r0, 1;" + STORE_R0),
+        id="shared memory never written, stored",
+    ),
+    pytest.param(
+        Pair(
+            "poison",
+            "setp.eq.u32 %p0, %r5, 0; @%p0 bra END; END:",
+            "mov.b32 %r5, 1; setp.eq.u32 %p0, %r5, 0; @%p0 bra END; END:",
+        ),
+        id="register never written, branched on",
+    ),
+    pytest.param(
+        Pair(
+            "poison",
+            STORE + "cp.async.bulk.wait_group 0;",
+            "mul.lo.u32 %r0, %tid, 4; add.u32 %r0, %r0, %shared; st.shared.b32 [%r0], %tid;"
+            "fence.proxy.async.shared::cta; bar.warp.sync -1; elect.sync _|%p0, -1; @!%p0 bra END;"
+            + STORE
+            + "cp.async.bulk.wait_group 0; END:",
+        ),
+        id="bulk store of shared memory never written",
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            "setp.eq.u32 %p0, %tid, 0; @%p0 st.shared.b32 [memory], %tid;"
+            "ld.shared.b32 %r0, [memory];",
+            "setp.eq.u32 %p0, %tid, 0; @%p0 st.shared.b32 [memory], %tid; bar.sync 0;"
+            "ld.shared.b32 %r0, [memory];",
+            threads=64,
+        ),
+        id="race between warps",
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            "st.shared.b32 [memory], %tid; bar.sync 0; setp.eq.u32 %p0, %tid, 0; @!%p0 bra END;"
+            "cp.async.bulk.global.shared::cta.bulk_group [%out], [memory], 16;"
+            "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; END:".replace(
+                "st.shared.b32 [memory], %tid;",
+                "st.shared.v4.b32 [memory], {%tid, %tid, %tid, %tid};",
+            ),
+            "setp.eq.u32 %p0, %tid, 0; @%p0 st.shared.v4.b32 [memory], {%tid, %tid, %tid, %tid};"
+            "fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra END;"
+            "cp.async.bulk.global.shared::cta.bulk_group [%out], [memory], 16;"
+            "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; END:",
+            threads=64,
+        ),
+        id="proxy fence missing",
+    ),
+    pytest.param(
+        Pair(
+            "exit",
+            "st.shared.v4.b32 [memory], {%tid, %tid, %tid, %tid}; fence.proxy.async.shared::cta;"
+            "cp.async.bulk.global.shared::cta.bulk_group [%out], [memory], 16;"
+            "cp.async.bulk.commit_group;",
+            "st.shared.v4.b32 [memory], {%tid, %tid, %tid, %tid}; fence.proxy.async.shared::cta;"
+            "cp.async.bulk.global.shared::cta.bulk_group [%out], [memory], 16;"
+            "cp.async.bulk.commit_group;"
+            "cp.async.bulk.wait_group.read 0;",
+            threads=1,
+        ),
+        id="exit while a bulk store reads",
+    ),
+    pytest.param(
+        Pair("exit", INIT + LOAD, INIT + LOAD + "WAIT:" + WAIT, threads=1),
+        id="exit while a load is under way",
+    ),
+    pytest.param(Pair("tmem-leak", ALLOCATE, ALLOCATE + FREE), id="tensor memory not freed"),
+    pytest.param(
+        Pair(
+            "in-flight register",
+            ALLOCATE
+            + "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%tid}; tcgen05.wait::st.sync.aligned;"
+            + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r0}, [%r1];"
+            + STORE_R0
+            + FREE,
+            ALLOCATE
+            + "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%tid}; tcgen05.wait::st.sync.aligned;"
+            + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r0}, [%r1]; tcgen05.wait::ld.sync.aligned;"
+            + STORE_R0
+            + FREE,
+        ),
+        id="register used before wait::ld",
+    ),
+    pytest.param(
+        Pair(
+            "mbarrier",
+            INIT + "mbarrier.init.shared::cta.b64 [memory + 1024], 2;",
+            INIT + "mbarrier.inval.shared::cta.b64 [memory + 1024];"
+            "mbarrier.init.shared::cta.b64 [memory + 1024], 2;",
+            threads=1,
+        ),
+        id="barrier initialised twice",
+    ),
+    pytest.param(
+        Pair(
+            "mbarrier",
+            INIT
+            + "mbarrier.arrive.shared::cta.b64 _, [memory + 1024]; WAIT:"
+            + WAIT
+            + "mbarrier.arrive.shared::cta.b64 _, [memory + 1024];"
+            "mbarrier.arrive.shared::cta.b64 _, [memory + 1024];"
+            "mbarrier.test_wait.parity.shared::cta.b64 %p1, [memory + 1024], 1;",
+            INIT
+            + "mbarrier.arrive.shared::cta.b64 _, [memory + 1024]; WAIT:"
+            + WAIT
+            + "mbarrier.arrive.shared::cta.b64 _, [memory + 1024];"
+            "mbarrier.test_wait.parity.shared::cta.b64 %p1, [memory + 1024], 1;",
+            threads=1,
+        ),
+        id="phase missed",
+    ),
+]
+
+
+@pytest.mark.parametrize("schedule", ["latest", "random"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_fault_is_found_and_its_twin_is_clean(pair: Pair, schedule: str) -> None:
+    for body, kinds in [(pair.bad, {pair.kind}), (pair.good, set())]:
+        out = emulator.empty(64, np.uint32)
+        report = module(body).launch(
+            "kernel", grid=1, block=pair.threads, args=[out], schedule=schedule, seed=5
+        )
+        assert {finding.kind for finding in report.findings} == kinds, report.findings
+
+
+FATAL = [
+    pytest.param(
+        "mov.u64 %rd0, 64; add.u64 %rd0, %rd0, %out; add.u64 %rd0, %rd0, 256;"
+        "ld.global.b32 %r0, [%rd0];",
+        "ld.global.b32 %r0, [%out];",
+        r"out-of-bounds access: 0x\w+ is in no buffer",
+        id="global memory out of bounds",
+    ),
+    pytest.param(
+        "st.shared.b32 [memory + 4096], %tid;",
+        "st.shared.b32 [memory + 4092], %tid;",
+        "out-of-bounds access: 4 bytes at shared address 0x1400",
+        id="shared memory out of bounds",
+    ),
+    pytest.param(
+        "st.shared.b64 [memory + 4], %out;",
+        "st.shared.b64 [memory + 8], %out;",
+        "misaligned access: 8 bytes at 0x404",
+        id="misaligned",
+    ),
+    pytest.param(
+        INIT + "mbarrier.arrive.shared::cta.b64 _, [memory + 1024], 2;",
+        INIT + "mbarrier.arrive.shared::cta.b64 _, [memory + 1024], 1;",
+        "more arrivals than the barrier's count",
+        id="too many arrivals",
+    ),
+    pytest.param(
+        "mbarrier.arrive.shared::cta.b64 _, [memory + 1024];",
+        INIT + "mbarrier.arrive.shared::cta.b64 _, [memory + 1024];",
+        "no initialised mbarrier at offset 0x400",
+        id="barrier not initialised",
+    ),
+    pytest.param(
+        INIT + "mbarrier.expect_tx.shared::cta.b64 [memory + 1024], 1048576;",
+        INIT + "mbarrier.expect_tx.shared::cta.b64 [memory + 1024], 1048575;",
+        "tx-count exceeds",
+        id="tx-count overflow",
+    ),
+    pytest.param(
+        INIT + "WAIT:" + WAIT,
+        INIT + "mbarrier.arrive.shared::cta.b64 _, [memory + 1024]; WAIT:" + WAIT,
+        r"deadlock: .*\n.*warp 0 lanes 0x1 at line \d+ \(mbarrier.try_wait.parity.*\): "
+        r"mbarrier at offset 0x400 of rank 0, waits for parity 0 of phase 0, "
+        r"pending arrivals 1 of 1, tx-count 0",
+        id="deadlock on a barrier",
+    ),
+    pytest.param(
+        "barrier.cluster.wait.aligned;",
+        "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;",
+        "wait before barrier.cluster.arrive",
+        id="cluster wait without arrival",
+    ),
+    pytest.param("trap;", "", "executed a trap", id="trap"),
+]
+
+
+@pytest.mark.parametrize(("bad", "good", "message"), FATAL)
+def test_what_cannot_go_on_is_an_error(bad: str, good: str, message: str) -> None:
+    out = emulator.empty(64, np.uint32)
+    with pytest.raises(emulator.EmulatorError, match=message) as caught:
+        module(bad).launch("kernel", grid=1, block=1, args=[out])
+    assert re.search(r"kernel\.ptx:\d+|deadlock", str(caught.value))
+    module(good).launch("kernel", grid=1, block=1, args=[out])
+
+
+def test_a_divergent_aligned_instruction_is_named() -> None:
+    body = "setp.eq.u32 %p0, %tid, 0; @%p0 bra WAIT; bar.sync 0; bra END; WAIT:" + WAIT + "END:"
+    kernel = module("mbarrier.init.shared::cta.b64 [memory + 1024], 1; " + body)
+    with pytest.raises(emulator.EmulatorError, match="wait") as caught:
+        kernel.launch("kernel", grid=1, block=32, args=[emulator.empty(64, np.uint32)])
+    assert "lanes 0xfffffffe" in str(caught.value)
+    assert "waits for the other lanes of its warp" in str(caught.value)
+
+
+def test_checks_can_be_turned_off() -> None:
+    kernel = module("ld.shared.b32 %r0, [memory];" + STORE_R0)
+    report = kernel.launch(
+        "kernel", grid=1, block=32, args=[emulator.empty(64, np.uint32)], checks="off"
+    )
+    assert report.findings == []

@@ -174,6 +174,9 @@ struct CtaTmem {
   // Operations under way that write a cell, by half quarter of the lanes and column.
   std::vector<uint16_t> pending = std::vector<uint16_t>(kTmemLanes / 16 * kTmemColumns);
   TmemAllocator allocator;
+  // Of tcgen05.alloc.cta_group::2, which both CTAs of a pair issue: the columns that this one has asked for, and the
+  // address that the other one's issue has given it.
+  std::optional<uint32_t> asked, given;
 };
 
 class WgmmaOperation;  // wgmma_ops.cc

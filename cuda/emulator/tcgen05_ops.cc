@@ -4,6 +4,7 @@
 // mma, cp and commit of a CTA go through one queue, in order (PTX 9.7.16.6.2). ld and st are operations of their own,
 // that wait::ld and wait::st wait for. While an mma is under way, the cells of its accumulator belong to it.
 #include <algorithm>
+#include <utility>
 
 #include "decoder.h"
 #include "lanes.h"
@@ -14,6 +15,7 @@ namespace jaxbw::emulator {
 namespace {
 
 constexpr uint32_t kHalfQuarter = 16;  // lanes
+constexpr uint64_t kPair = 1;          // in Instruction::detail: .cta_group::2
 
 SharedView shared_view(const Cta& cta) { return {cta.shared.data(), kSharedBase, uint32_t(cta.shared.size())}; }
 
@@ -22,12 +24,17 @@ CtaTmem& tmem_of(Cta& cta) {
   return *cta.tmem;
 }
 
+Cta& peer_of(Cta& cta) {
+  if (cta.cluster->size() < 2) throw Error(".cta_group::2 needs a cluster of at least two CTAs");
+  return *cta.cluster->ctas.at(cta.rank ^ 1);
+}
+
 // The CTAs that an instruction of the issuing CTA works on: itself, or the pair that it leads.
 std::vector<Cta*> group_of(Cta& issuer, uint32_t cta_group) {
   if (cta_group == 1) return {&issuer};
-  if (issuer.cluster->size() < 2) throw Error(".cta_group::2 needs a cluster of at least two CTAs");
+  Cta& peer = peer_of(issuer);
   if (issuer.rank & 1) throw Error(".cta_group::2 is issued by the even CTA of the pair");
-  return {&issuer, issuer.cluster->ctas.at(issuer.rank + 1).get()};
+  return {&issuer, &peer};
 }
 
 template <class F>
@@ -80,18 +87,50 @@ bool poisoned_chunk(const Cta& cta, const std::vector<uint32_t>& chunks) {
 
 // --- allocation (PTX 9.7.16.7)
 
+CtaTmem& made_tmem(Cta& cta) {
+  if (!cta.tmem) cta.tmem = std::make_unique<CtaTmem>();
+  return *cta.tmem;
+}
+
+void forget_races(Cta& cta, uint32_t address, uint32_t columns) {
+  if (RaceDetector* races = cta.cluster->races.get()) races->forget_tensor(cta.rank, tmem_column(address), columns);
+}
+
+std::optional<uint32_t> allocate_alone(Step& s, uint32_t columns) {
+  const auto address = made_tmem(s.cta).allocator.allocate(columns);
+  if (address) forget_races(s.cta, *address, columns);
+  return address;
+}
+
+// Two warps, one in each CTA of the pair, allocate together: the first waits for the second, and when either goes on
+// the columns are allocated in both (PTX 9.7.16.5).
+std::optional<uint32_t> allocate_pair(Step& s, uint32_t columns) {
+  Cta& peer = peer_of(s.cta);
+  CtaTmem &own = made_tmem(s.cta), &other = made_tmem(peer);
+  if (own.given) return std::exchange(own.given, std::nullopt);
+  own.asked = columns;
+  if (!other.asked) return std::nullopt;
+  if (*other.asked != columns)
+    throw Error("tcgen05.alloc: " + std::to_string(columns) + " columns, but the other CTA of the pair allocates " +
+                std::to_string(*other.asked));
+  const auto address = TmemAllocator::allocate_in_each({&own.allocator, &other.allocator}, columns);
+  if (!address) return std::nullopt;
+  own.asked = other.asked = std::nullopt;
+  other.given = address;
+  for (Cta* cta : {&s.cta, &peer}) forget_races(*cta, *address, columns);
+  s.machine.wake(&other);
+  return address;
+}
+
 void allocate(Step& s, const Instruction& in) {
   const uint32_t lane = first_lane(s);
   const uint32_t columns = row32(s, in.s[1])[lane];
-  if (!s.cta.tmem) s.cta.tmem = std::make_unique<CtaTmem>();
-  const auto address = s.cta.tmem->allocator.allocate(columns);
+  const auto address = in.detail & kPair ? allocate_pair(s, columns) : allocate_alone(s, columns);
   if (!address) return s.park(Wait::kTmemAllocation, s.cta.tmem.get());
   const Location to = s.machine.locate_shared(s.cta, lane_address(s, in.s[0], in.immediate, lane), 4, 4);
   std::copy_n(reinterpret_cast<const uint8_t*>(&*address), 4, to.bytes);
   std::fill_n(to.undefined, 4, 0);
   s.machine.touch_shared(s, to, 4, true);
-  if (RaceDetector* races = s.cta.cluster->races.get())
-    races->forget_tensor(s.cta.rank, tmem_column(*address), columns);
 }
 
 void deallocate(Step& s, const Instruction& in) {
@@ -106,6 +145,7 @@ void deallocate(Step& s, const Instruction& in) {
   tmem.allocator.deallocate(address, columns);
   mark_defined(tmem, region, true);
   s.machine.wake(&tmem);
+  if (in.detail & kPair) s.machine.wake(peer_of(s.cta).tmem.get());
 }
 
 void relinquish(Step& s, const Instruction&) { tmem_of(s.cta).allocator.relinquish(); }
@@ -394,7 +434,7 @@ class Commit final : public TensorCoreOperation {
   size_t next_ = 0;
 };
 
-enum MmaFlag : uint64_t { kPair = 1, kAInTmem = 2, kNegatedEnable = 4, kKindShift = 8, kScaleShift = 16 };
+enum MmaFlag : uint64_t { kAInTmem = 2, kNegatedEnable = 4, kKindShift = 8, kScaleShift = 16 };
 
 // sources: d, a, b, instruction descriptor, enable; in.list: the disable-output-lane vector.
 void multiply(Step& s, const Instruction& in) {
@@ -480,14 +520,14 @@ uint64_t pair_flag(const Decoder& d) {
 }  // namespace
 
 void decode_tcgen05_alloc(Decoder& d) {
-  pair_flag(d);
+  d.out.detail = pair_flag(d);
   d.address(0, Space::kShared);
   d.source(1, Type::k_u32);
   d.out.flags |= kAligned | kMayPark;
   d.out.execute = allocate;
 }
 void decode_tcgen05_dealloc(Decoder& d) {
-  pair_flag(d);
+  d.out.detail = pair_flag(d);
   d.source(0, Type::k_b32);
   d.source(1, Type::k_u32);
   d.out.flags |= kAligned;

@@ -192,7 +192,7 @@ void tmem_copy(TmemCopyShape shape, const SharedView& shared, const SharedMatrix
   }
 }
 
-std::optional<uint32_t> TmemAllocator::allocate(uint32_t columns) {
+void TmemAllocator::check(uint32_t columns) const {
   if (relinquished_) throw Error("tcgen05.alloc after tcgen05.relinquish_alloc_permit");
   if (!std::has_single_bit(columns) || columns < kUnit || columns > kTmemColumns) {
     throw Error("tcgen05.alloc: " + std::to_string(columns) + " columns; must be a power of two from 32 to 512");
@@ -201,12 +201,22 @@ std::optional<uint32_t> TmemAllocator::allocate(uint32_t columns) {
     throw Error("tcgen05.alloc: " + std::to_string(columns) + " columns after an allocation of " +
                 std::to_string(smallest_) + ": sizes must not increase within a CTA");
   }
+}
+
+bool TmemAllocator::is_free(uint32_t unit, uint32_t units) const {
+  return std::none_of(&in_use_[unit], &in_use_[unit] + units, [](bool used) { return used; });
+}
+
+std::optional<uint32_t> TmemAllocator::allocate_in_each(std::initializer_list<TmemAllocator*> group, uint32_t columns) {
+  for (const TmemAllocator* cta : group) cta->check(columns);
   const uint32_t units = columns / kUnit;
-  for (uint32_t unit = 0; unit < in_use_.size(); unit += units) {
-    if (std::any_of(&in_use_[unit], &in_use_[unit] + units, [](bool used) { return used; })) continue;
-    std::fill_n(&in_use_[unit], units, true);
-    size_[unit] = static_cast<uint16_t>(columns);
-    smallest_ = columns;
+  for (uint32_t unit = 0; unit < kTmemColumns / kUnit; unit += units) {
+    if (!std::all_of(group.begin(), group.end(), [&](const auto* cta) { return cta->is_free(unit, units); })) continue;
+    for (TmemAllocator* cta : group) {
+      std::fill_n(&cta->in_use_[unit], units, true);
+      cta->size_[unit] = static_cast<uint16_t>(columns);
+      cta->smallest_ = columns;
+    }
     return unit * kUnit;
   }
   return std::nullopt;

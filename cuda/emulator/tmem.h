@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <vector>
@@ -115,7 +116,10 @@ class TmemAllocator {
   // The address of `columns` free columns (lane 0), or nothing while there are none: tcgen05.alloc then
   // blocks. Throws Error for a size that is not a power of two in [32, 512], for one larger than an earlier
   // allocation of the CTA, and after relinquish().
-  std::optional<uint32_t> allocate(uint32_t columns);
+  std::optional<uint32_t> allocate(uint32_t columns) { return allocate_in_each({this}, columns); }
+
+  // The same columns of each CTA of a group.
+  static std::optional<uint32_t> allocate_in_each(std::initializer_list<TmemAllocator*> group, uint32_t columns);
 
   // Throws Error unless `address` and `columns` are those of an allocation.
   void deallocate(uint32_t address, uint32_t columns);
@@ -132,6 +136,9 @@ class TmemAllocator {
   std::array<bool, kTmemColumns / kUnit> in_use_ = {};
   uint32_t smallest_ = kTmemColumns;
   bool relinquished_ = false;
+
+  void check(uint32_t columns) const;
+  bool is_free(uint32_t unit, uint32_t units) const;
 };
 
 }  // namespace jaxbw::emulator

@@ -102,7 +102,7 @@ def difference(case: Case, recorded: Bytes, result: Bytes) -> str | None:
     places = np.flatnonzero(mine != recorded)
     first = int(places[0])
     return (
-        f"{places.size} of {mine.size} bytes differ, from {first} to {places[-1]}; at the first the "
+        f"{places.size} of {mine.size} bytes differ, from {first} to {places[-1]}; there the "
         f"GPU has {recorded[first : first + 16].tobytes().hex(' ')}, the emulator "
         f"{mine[first : first + 16].tobytes().hex(' ')}"
     )

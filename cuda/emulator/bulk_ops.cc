@@ -90,7 +90,7 @@ class Load final : public Operation {
     const size_t end = piece_ + machine.part(uint32_t(transfer_.pieces.size() - piece_));
     uint32_t bytes = 0;
     for (; piece_ < end; ++piece_) bytes += copy(machine, transfer_.pieces[piece_], *to.cta);
-    MBarrier& barrier = machine.mbarrier_of(*to.barrier_cta, to.barrier_offset);
+    MBarrier& barrier = machine.mbarrier_of(*to.barrier_cta, to.barrier_offset, *this);
     RaceDetector* races = issuer->cluster->races.get();
     if (races) races->end_operation(agent_, barrier.clocks);
     machine.advance(barrier, barrier.complete(bytes));
@@ -216,7 +216,7 @@ class SharedCopy final : public Operation {
     std::memmove(to_.shared.data() + to_offset_ + done_, issuer->shared.data() + from_ + done_, count);
     std::memmove(to_.undefined.data() + to_offset_ + done_, issuer->undefined.data() + from_ + done_, count);
     done_ += count;
-    MBarrier& barrier = machine.mbarrier_of(barrier_cta_, barrier_offset_);
+    MBarrier& barrier = machine.mbarrier_of(barrier_cta_, barrier_offset_, *this);
     RaceDetector* races = issuer->cluster->races.get();
     if (races) races->end_operation(agent_, barrier.clocks);
     machine.advance(barrier, barrier.complete(count));

@@ -35,7 +35,7 @@ class Cancel final : public Operation {
     machine.touch_shared(*this, agent_, *cta, response_, kClcResponseBytes, true);
     std::memcpy(cta->shared.data() + response_, bytes_.data(), bytes_.size());
     std::memset(cta->undefined.data() + response_, 0, bytes_.size());
-    MBarrier& barrier = machine.mbarrier_of(*cta, barrier_);
+    MBarrier& barrier = machine.mbarrier_of(*cta, barrier_, *this);
     RaceDetector* races = issuer->cluster->races.get();
     if (races) races->end_operation(agent_, barrier.clocks);
     machine.advance(barrier, barrier.complete(kClcResponseBytes));

@@ -303,7 +303,7 @@ void cluster_wait(Step& s, const Instruction&) {
 void set_registers(Step& s, const Instruction& in) { s.warp.max_registers = uint32_t(in.immediate); }
 
 // Fences. The machine itself has sequentially consistent memory: only the race detector cares.
-enum Fence : uint64_t { kRelease = 1, kAcquire = 2, kProxy = 4, kTmemBefore = 8, kTmemAfter = 16 };
+enum Fence : uint64_t { kRelease = 1, kAcquire = 2, kProxy = 4, kTmemBefore = 8, kTmemAfter = 16, kBarrierInit = 32 };
 
 void fence(Step& s, const Instruction& in) {
   RaceDetector* races = s.cta.cluster->races.get();
@@ -313,6 +313,9 @@ void fence(Step& s, const Instruction& in) {
   if (in.detail & kRelease) races->fence_release(s.warp.agent);
   if (in.detail & kTmemBefore) races->fence_tmem_before(s.warp.agent);
   if (in.detail & kTmemAfter) races->fence_tmem_after(s.warp.agent);
+  if (in.detail & (kBarrierInit | kProxy))
+    for (auto& [offset, barrier] : s.cta.mbarriers)
+      if (barrier.initialiser == s.warp.agent) barrier.initialiser = kNoAgent;
 }
 
 void call(Step&, const Instruction& in) {
@@ -430,6 +433,7 @@ void decode_redux(Decoder& d) {
 void decode_fence(Decoder& d) {
   const bool is_proxy = d.has("proxy");
   if (d.has("async") || d.has("async::generic")) d.out.detail |= kProxy;
+  if (d.has("mbarrier_init")) d.out.detail |= kBarrierInit;
   // A fence is acq_rel unless it says .release or .acquire; a plain proxy fence is neither.
   if (!is_proxy && !d.has("release") && !d.has("acquire")) d.out.detail |= kRelease | kAcquire;
   d.out.detail |= d.bits_if("release", kRelease) | d.bits_if("acquire", kAcquire);

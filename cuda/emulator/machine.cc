@@ -378,6 +378,15 @@ MBarrier& Machine::mbarrier(const Location& location) {
   return it->second;
 }
 
+MBarrier& Machine::mbarrier_of(Cta& cta, uint32_t offset, const Operation& operation) {
+  MBarrier& barrier = mbarrier({.cta = &cta, .offset = offset});
+  if (barrier.initialiser != kNoAgent)
+    finding(
+        "mbarrier", operation,
+        "completes at a barrier whose mbarrier.init neither fence.mbarrier_init nor fence.proxy.async has followed");
+  return barrier;
+}
+
 // --- findings
 
 std::string Machine::place(const Cta& cta) const {

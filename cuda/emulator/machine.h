@@ -280,7 +280,7 @@ class Machine {
   Location locate_global(uint64_t address, uint64_t bytes, bool write);
   std::span<const uint8_t> parameters() const { return parameters_; }
   MBarrier& mbarrier(const Location& location);
-  MBarrier& mbarrier_of(Cta& cta, uint32_t offset) { return mbarrier({.cta = &cta, .offset = offset}); }
+  MBarrier& mbarrier_of(Cta& cta, uint32_t offset, const Operation& operation);  // for an asynchronous operation
   void advance(MBarrier& barrier, const MBarrier::Change& change);  // after an arrival: wakes if the phase is over
 
   // Findings: what a kernel does wrong without making it impossible to go on.

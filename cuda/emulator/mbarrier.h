@@ -29,6 +29,7 @@ struct MBarrier {
   int64_t transactions = 0;
   uint64_t phase = 0;  // the one that is going on
   SyncClocks clocks;
+  AgentId initialiser = kNoAgent;  // until its initialisation is fenced for asynchronous operations and other CTAs
   std::map<const void*, std::array<uint64_t, 32>>
       seen;  // by warp and lane: the phase in progress when it last saw one complete
 

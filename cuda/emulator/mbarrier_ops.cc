@@ -32,6 +32,7 @@ void init(Step& s, const Instruction& in) {
     barrier.rank = at.cta->rank;
     barrier.count = count;
     barrier.pending = count;
+    if (s.machine.strict()) barrier.initialiser = s.warp.agent;
     at.cta->mbarriers.insert_or_assign(offset, std::move(barrier));
     std::fill_n(at.undefined, 8, 0);
   });
@@ -53,7 +54,11 @@ void arrive(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   if (in.sources > 1) check_use(s, in.s[1], "a count");
   for_lanes(s.active, [&](uint32_t i) {
-    MBarrier& barrier = s.machine.mbarrier(barrier_location(s, in, i));
+    const Location at = barrier_location(s, in, i);
+    MBarrier& barrier = s.machine.mbarrier(at);
+    if (at.cta != &s.cta && barrier.initialiser != kNoAgent)
+      s.machine.finding("mbarrier", s,
+                        "arrives at a barrier of another CTA whose mbarrier.init no fence.mbarrier_init has followed");
     const uint32_t value = in.sources > 1 ? row32(s, in.s[1])[i] : 1;
     if (in.destinations) set_lane(s, in.d[0], i, barrier.phase << kStateShift | uint64_t(barrier.pending));
     if (in.detail & kExpect) s.machine.advance(barrier, barrier.expect(value));

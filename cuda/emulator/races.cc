@@ -144,7 +144,7 @@ std::string RaceDetector::describe(const Access& before, bool before_writes, con
   const auto who = [&](const Access& access) {
     return access.agent < warps_              ? std::string("warp ") + std::to_string(access.agent) + " of the cluster"
            : access.agent < warps_ + engines_ ? std::string("a tensor core")
-                                              : std::string("an asynchronous copy");
+                                              : std::string("an asynchronous operation");
   };
   const bool known = before.time <= clocks_[now.agent].seen[before.agent];
   return std::string(now_writes ? "a write" : "a read") + " by " + who(now) + " is not ordered after the " +

@@ -143,6 +143,12 @@ void deallocate(Step& s, const Instruction& in) {
   if (s.machine.checking() && any_pending(tmem, region))
     s.machine.finding("tmem", s, "tcgen05.dealloc of columns that an MMA in flight still writes");
   tmem.allocator.deallocate(address, columns);
+  // Whoever accessed the columns must be done: as if dealloc wrote them.
+  if (RaceDetector* races = s.cta.cluster->races.get())
+    for (uint32_t half = 0; half < kTmemLanes / kHalfQuarter; ++half)
+      if (const std::string race = races->tensor(s.warp.agent, s.cta.rank, half, region.column, columns, true, s.line);
+          !race.empty())
+        s.machine.finding("race", s, race);
   mark_defined(tmem, region, true);
   s.machine.wake(&tmem);
   if (in.detail & kPair) s.machine.wake(peer_of(s.cta).tmem.get());
@@ -421,7 +427,7 @@ class Commit final : public TensorCoreOperation {
 
   bool step(Machine& machine) override {
     Cta* cta = ctas_[next_++];
-    MBarrier& barrier = machine.mbarrier_of(*cta, offset_);
+    MBarrier& barrier = machine.mbarrier_of(*cta, offset_, *this);
     if (RaceDetector* races = cta->cluster->races.get()) races->arrive_engine(begin_step(), barrier.clocks);
     machine.advance(barrier, barrier.arrive(1));
     --cta->operations;

@@ -13,6 +13,7 @@ from .ptx import STORE_R0, module
 INIT = """
   mbarrier.init.shared::cta.b64 [memory + 1024], 1;
   mbarrier.init.shared::cta.b64 [memory + 1032], 1;
+  fence.mbarrier_init.release.cluster;
 """
 WAIT = """
   mbarrier.try_wait.parity.shared::cta.b64 %p1, [memory + 1024], 0;
@@ -33,6 +34,17 @@ ALLOCATE = """
   tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [memory + 2048], 32;
   bar.sync 0;
   ld.shared.b32 %r1, [memory + 2048];
+"""
+CANCEL = """
+  fence.proxy.async.shared::cta;
+  mbarrier.arrive.expect_tx.shared::cta.b64 _, [memory + 1024], 16;
+  clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128
+    [memory + 16], [memory + 1024];
+ASKED{0}:
+  mbarrier.try_wait.parity.shared::cta.b64 %p1, [memory + 1024], {1};
+  @!%p1 bra ASKED{0};
+  ld.shared.b128 %q1, [memory + 16];
+  clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q1;
 """
 FREE = "  tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;\n"
 
@@ -125,6 +137,7 @@ PAIRS = [
             + "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%tid}; tcgen05.wait::st.sync.aligned;"
             + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r0}, [%r1];"
             + STORE_R0
+            + "tcgen05.wait::ld.sync.aligned;"
             + FREE,
             ALLOCATE
             + "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%tid}; tcgen05.wait::st.sync.aligned;"
@@ -133,6 +146,24 @@ PAIRS = [
             + FREE,
         ),
         id="register used before wait::ld",
+    ),
+    pytest.param(
+        Pair(
+            "mbarrier",
+            INIT.replace("fence.mbarrier_init.release.cluster;", "") + LOAD + "WAIT:" + WAIT,
+            INIT + LOAD + "WAIT:" + WAIT,
+            threads=1,
+        ),
+        id="barrier initialised without a fence",
+    ),
+    pytest.param(
+        Pair(
+            "clc",
+            INIT + CANCEL.format(0, 0) + CANCEL.format(1, 1),
+            INIT + CANCEL.format(0, 0),
+            threads=1,
+        ),
+        id="try_cancel after a refusal",
     ),
     pytest.param(
         Pair(

@@ -30,22 +30,16 @@ if(JAXBW_SANITIZE)
   add_link_options(-fsanitize=${JAXBW_SANITIZE})
 endif()
 
-if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulator/CMakeLists.txt")
-  add_subdirectory(cuda/emulator)
-endif()
+add_subdirectory(cuda/emulator)
 
 file(GLOB host_sources CONFIGURE_DEPENDS cuda/host/*.cc)
 nanobind_add_module(_native NB_STATIC NOMINSIZE ${host_sources})
 target_include_directories(_native PRIVATE cuda)
 target_include_directories(_native SYSTEM PRIVATE "${jaxlib_dir}/include" "${JAXBW_CUDA_INCLUDE_DIR}")
-target_link_libraries(_native PRIVATE ${CMAKE_DL_LIBS})
+target_link_libraries(_native PRIVATE jaxbw_emulator ${CMAKE_DL_LIBS})
 # Where the compiler brings only a static libstdc++, the module carries a copy of it beside the process's shared one.
 # Exported, the two would mix: the copy would look up locale facets by the other's indices, and crash in operator<<.
 target_link_options(_native PRIVATE LINKER:--exclude-libs,ALL)
-if(TARGET jaxbw_emulator)
-  target_link_libraries(_native PRIVATE jaxbw_emulator)
-  target_compile_definitions(_native PRIVATE JAXBW_WITH_EMULATOR)
-endif()
 
 if(SKBUILD_STATE STREQUAL "editable")
   set_target_properties(_native PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${JAXBW_PACKAGE_DIR}")

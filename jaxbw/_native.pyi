@@ -94,8 +94,15 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       block_m, block_n, cluster_m, cluster_n, cta_group, stages, swizzle (int32), exactly these.
     """
 
+def emulator_ffi_targets() -> dict[str, dict[str, object]]:
+    """The custom calls for platform "cpu": the same ones, run by the emulator.
+
+    The environment variable `JAXBW_EMULATOR_CHECKS`, read at each call, says what is checked:
+    "off" (the default, on all cores), "hardware" or "strict". A finding fails the call.
+    """
+
 def set_kernel_directory(path: str) -> None:
-    """Says where `<kernel name>.cubin` lie. They are loaded at first use."""
+    """Says where `<kernel name>.cubin` and `.ptx` lie. They are loaded at first use."""
 
 def max_stages(family: str, block_m: int, block_n: int, cta_group: int) -> int:
     """The deepest shared-memory ring of a tile.

@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include "host/emulated_gemm.h"
 #include "host/gemm.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -105,6 +106,22 @@ Result<GemmProblem> problem_of(const GemmAttributes& attributes, const ffi::AnyB
 
 CUdeviceptr address(const ffi::AnyBuffer& buffer) { return reinterpret_cast<CUdeviceptr>(buffer.untyped_data()); }
 
+// The problem and the memory of one call.
+struct GemmCall {
+  GemmProblem problem;
+  GemmBuffers buffers;
+};
+
+Result<GemmCall> call_of(const GemmAttributes& attributes, const ffi::AnyBuffer& lhs, const ffi::AnyBuffer& rhs,
+                         const ffi::RemainingArgs& rest, const ffi::AnyBuffer& result) {
+  std::optional<ffi::AnyBuffer> bias;
+  if (rest.size() > 1) return invalid(kGemmTarget, ": more than three operands");
+  if (rest.size() == 1) bias = *rest.get<ffi::AnyBuffer>(0);
+  const Result<GemmProblem> problem = problem_of(attributes, lhs, rhs, bias, result);
+  if (!problem.ok()) return problem.status();
+  return GemmCall{*problem, {address(lhs), address(rhs), bias ? address(*bias) : 0, address(result)}};
+}
+
 // noexcept: nothing may be thrown into XLA, which is compiled without exceptions.
 
 ffi::Error instantiate(GemmAttributes attributes) noexcept { return to_error(check_config(config_of(attributes))); }
@@ -115,13 +132,16 @@ ffi::Error initialize(int32_t device, GemmAttributes attributes) noexcept {
 
 ffi::Error execute(CUstream stream, int32_t device, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::RemainingArgs rest,
                    ffi::Result<ffi::AnyBuffer> result, GemmAttributes attributes) noexcept {
-  std::optional<ffi::AnyBuffer> bias;
-  if (rest.size() > 1) return ffi::Error::InvalidArgument(concat(kGemmTarget, ": more than three operands"));
-  if (rest.size() == 1) bias = *rest.get<ffi::AnyBuffer>(0);
-  const Result<GemmProblem> problem = problem_of(attributes, lhs, rhs, bias, *result);
-  if (!problem.ok()) return to_error(problem.status());
-  const GemmBuffers buffers{address(lhs), address(rhs), bias ? address(*bias) : 0, address(*result)};
-  return to_error(launch_gemm(*problem, config_of(attributes), buffers, device, stream));
+  const Result<GemmCall> call = call_of(attributes, lhs, rhs, rest, *result);
+  if (!call.ok()) return to_error(call.status());
+  return to_error(launch_gemm(call->problem, config_of(attributes), call->buffers, device, stream));
+}
+
+ffi::Error emulate(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> result,
+                   GemmAttributes attributes) noexcept {
+  const Result<GemmCall> call = call_of(attributes, lhs, rhs, rest, *result);
+  if (!call.ok()) return to_error(call.status());
+  return to_error(emulate_gemm(call->problem, config_of(attributes), call->buffers));
 }
 
 }  // namespace
@@ -147,6 +167,17 @@ XLA_FFI_Error* gemm_execute(XLA_FFI_CallFrame* frame) {
                                   .Ret<ffi::AnyBuffer>()
                                   .Attrs<GemmAttributes>()
                                   .To(execute, {ffi::Traits::kCmdBufferCompatible});
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* gemm_emulate(XLA_FFI_CallFrame* frame) {
+  static const auto handler = ffi::Ffi::BindExecute()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attrs<GemmAttributes>()
+                                  .To(emulate);
   return handler->Call(frame);
 }
 

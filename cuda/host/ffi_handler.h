@@ -1,4 +1,5 @@
-// The XLA custom call "jaxbw_gemm_v1" for platform CUDA: one GEMM launch.
+// The XLA custom call "jaxbw_gemm_v1", one GEMM launch: on platform CUDA by the driver, on platform cpu by the
+// emulator.
 #pragma once
 
 #include "xla/ffi/api/c_api.h"
@@ -15,5 +16,8 @@ inline constexpr const char* kGemmTarget = "jaxbw_gemm_v1";
 XLA_FFI_Error* gemm_instantiate(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* gemm_initialize(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* gemm_execute(XLA_FFI_CallFrame* frame);
+
+// The one stage on platform cpu: runs the kernel's PTX in the emulator.
+XLA_FFI_Error* gemm_emulate(XLA_FFI_CallFrame* frame);
 
 }  // namespace jaxbw

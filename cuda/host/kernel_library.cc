@@ -107,6 +107,11 @@ void set_kernel_directory(std::string path) {
   cache().directory = std::move(path);
 }
 
+std::string kernel_directory() {
+  const std::lock_guard lock(cache().mutex);
+  return cache().directory;
+}
+
 Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConfig& config, int device) {
   Cache& cache = jaxbw::cache();
   const PreparedKeyView key(config.kernel, device, config.cluster_size(), shared_memory_bytes(family, config));

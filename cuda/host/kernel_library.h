@@ -8,8 +8,9 @@
 
 namespace jaxbw {
 
-// Where <kernel name>.cubin lie.
+// Where <kernel name>.cubin and .ptx lie.
 void set_kernel_directory(std::string path);
+std::string kernel_directory();
 
 // A kernel made ready on a device for one cluster shape and amount of shared memory.
 struct PreparedKernel {

@@ -11,9 +11,7 @@
 #include <map>
 #include <stdexcept>
 
-#ifdef JAXBW_WITH_EMULATOR
 #include "emulator/bindings.h"
-#endif
 #include "host/device.h"
 #include "host/direct_launcher.h"
 #include "host/ffi_handler.h"
@@ -49,13 +47,18 @@ StorageLayout layout(const std::string& family, uint32_t block_m, uint32_t block
   return storage_layout(block_m, block_n, cta_group, family_named(family).epilogue);
 }
 
-std::map<std::string, std::map<std::string, nb::capsule>> ffi_targets() {
-  const auto capsule = [](XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); };
+using FfiTargets = std::map<std::string, std::map<std::string, nb::capsule>>;
+
+nb::capsule capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
+
+FfiTargets ffi_targets() {
   return {{kGemmTarget,
            {{"instantiate", capsule(gemm_instantiate)},
             {"initialize", capsule(gemm_initialize)},
             {"execute", capsule(gemm_execute)}}}};
 }
+
+FfiTargets emulator_ffi_targets() { return {{kGemmTarget, {{"execute", capsule(gemm_emulate)}}}}; }
 
 // Extents of an operand stored as [batch, outer, contiguous] bit patterns.
 struct Operand {
@@ -159,6 +162,7 @@ NB_MODULE(_native, m) {
   });
 
   m.def("ffi_targets", &ffi_targets);
+  m.def("emulator_ffi_targets", &emulator_ffi_targets);
   m.def("set_kernel_directory", &set_kernel_directory, nb::arg("path"));
   m.def(
       "max_stages",
@@ -179,9 +183,7 @@ NB_MODULE(_native, m) {
         nb::arg("cluster_n") = 1, nb::arg("cta_group") = 1, nb::arg("stages"), nb::arg("swizzle") = 1,
         nb::arg("device") = 0, nb::arg("guard_bytes") = DirectLaunch().guard_bytes, nb::arg("repeats") = 1);
 
-#ifdef JAXBW_WITH_EMULATOR
   emulator::bind_emulator(m);
-#endif
 }
 
 }  // namespace jaxbw

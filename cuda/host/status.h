@@ -13,7 +13,7 @@ enum class StatusCode {
   kOk,
   kInvalid,  // the request breaks a rule: shapes, dtypes, configuration
   kDriver,   // no usable driver or GPU, or a driver call failed
-  kCorrupt,  // a launch wrote where it must not, or did not repeat itself
+  kCorrupt,  // a launch wrote where it must not, did not repeat itself, or was found at fault by the emulator
 };
 
 class [[nodiscard]] Status {

@@ -5,8 +5,6 @@
 namespace jaxbw {
 namespace {
 
-constexpr uint64_t kStrideUnit = 16;  // bytes; CUtensorMap global strides are multiples of it
-
 CUtensorMapDataType encoded_type(DataType type) {
   switch (type) {
     case DataType::kF16:
@@ -35,15 +33,11 @@ TensorView operand(const char* name, CUdeviceptr address, DataType type, Major m
           .box_outer = (k_major ? rows : kBlockK) / peers};
 }
 
-// Every box is swizzled over its own width, which storage.h makes one of these.
+// The widths of a box, which storage.h makes: see TensorView::swizzle_bytes.
 static_assert(kSm90Epilogue.store_row_bytes(DataType::kF32) == 128 &&
               kSm90Epilogue.store_row_bytes(DataType::kF16) == 128);
 static_assert(kSm100Epilogue.store_row_bytes(DataType::kF32) == 128 &&
               kSm100Epilogue.store_row_bytes(DataType::kF16) == 64);
-
-CUtensorMapSwizzle box_swizzle(const TensorView& view) {
-  return view.box_contiguous * size_bytes(view.type) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
-}
 
 }  // namespace
 
@@ -70,19 +64,19 @@ TensorView view_d(const GemmProblem& problem, const KernelFamily& family, CUdevi
 }
 
 Status encode_tensor_map(const Driver& driver, const TensorView& view, TensorMap& map) {
-  // Rounding up matters only where there is one row: its distance to the next is never used, but must be legal.
-  const uint64_t row_stride = (view.row_bytes() + kStrideUnit - 1) / kStrideUnit * kStrideUnit;
   const cuuint64_t dims[3] = {view.contiguous, view.outer, view.batch};
-  const cuuint64_t strides[2] = {row_stride, row_stride * view.outer};
+  const cuuint64_t strides[2] = {view.row_stride(), view.row_stride() * view.outer};
   const cuuint32_t box[3] = {view.box_contiguous, view.box_outer, 1};
   const cuuint32_t element_strides[3] = {1, 1, 1};
 
   CUtensorMap encoded;
-  Status status = driver.cuTensorMapEncodeTiled(
+  const Status status = driver.cuTensorMapEncodeTiled(
       &encoded, encoded_type(view.type), 3, reinterpret_cast<void*>(view.address), dims, strides, box, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, box_swizzle(view), CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      view.swizzle_bytes() == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);  // "none" fills with zeros; the other choice is NaN
-  if (!status.ok()) return with_context(concat("tensor map of ", view.name), status);
+  if (!status.ok()) return status;
 
   static_assert(sizeof(map) == sizeof(encoded));
   std::memcpy(&map, &encoded, sizeof(map));

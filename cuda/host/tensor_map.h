@@ -16,6 +16,12 @@ struct TensorView {
   bool written = false;
 
   uint64_t row_bytes() const { return contiguous * size_bytes(type); }
+  uint64_t bytes() const { return batch * outer * row_bytes(); }
+  // Every box is swizzled over its own width, 64 or 128 bytes.
+  uint32_t swizzle_bytes() const { return box_contiguous * size_bytes(type); }
+  // From one row to the next, in bytes: a multiple of 16. Rounding up matters only where there is one row, whose
+  // distance to the next is never used but must be legal.
+  uint64_t row_stride() const { return (row_bytes() + 15) / 16 * 16; }
   // The rule for what TMA can address: the distance from row to row, where there is a second row, is a multiple of
   // 16 bytes. What it writes ends on such a multiple too: it stores 16 bytes whole, even past the end of the last row
   // (seen on an H200: a result of one element overwrote what followed it).

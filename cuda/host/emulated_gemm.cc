@@ -1,0 +1,189 @@
+#include "host/emulated_gemm.h"
+
+#include <algorithm>
+#include <cfenv>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "emulator/instruction.h"
+#include "emulator/machine.h"
+#include "emulator/ptx.h"
+#include "emulator/tensor_map.h"
+#include "host/gemm_launch.h"
+#include "host/kernel_library.h"
+
+namespace jaxbw {
+namespace {
+
+using emulator::Checks;
+
+constexpr uint32_t kOneWave = 132;        // clusters of a grid that walks its tiles: as many as an H200 has SMs
+constexpr uint32_t kCheckedClusters = 2;  // that run at a time under checks, to have them meet
+
+// The emulator's errors are exceptions; here they become values.
+template <typename Function>
+auto guarded(Function function) -> decltype(function()) {
+  try {
+    return function();
+  } catch (const std::exception& error) {
+    return Status(StatusCode::kCorrupt, error.what());
+  }
+}
+
+// --- kernels, each parsed once
+
+// Parts of a program point into the module, so it stays where it was made.
+struct EmulatedKernel {
+  emulator::Module module;
+  emulator::Program program;
+};
+
+Result<const EmulatedKernel*> load(std::string_view name) {
+  static std::mutex mutex;
+  static auto& kernels = *new std::map<std::string, std::unique_ptr<EmulatedKernel>, std::less<>>;
+  const std::lock_guard lock(mutex);
+  if (const auto found = kernels.find(name); found != kernels.end()) return found->second.get();
+  const std::string path = concat(kernel_directory(), "/", name, ".ptx");
+  std::ifstream file(path);
+  std::stringstream text;
+  if (!file || !(text << file.rdbuf())) return Status(StatusCode::kCorrupt, concat(path, ": cannot be read"));
+  auto kernel = std::make_unique<EmulatedKernel>();
+  kernel->module = emulator::parse(text.str(), concat(name, ".ptx"));
+  const emulator::ModuleData data = emulator::lay_out(kernel->module);
+  if (!data.bytes.empty()) return Status(StatusCode::kCorrupt, concat(path, ": has variables in global memory"));
+  for (const emulator::Function& function : kernel->module.functions) {
+    if (function.name == name) kernel->program = emulator::decode(kernel->module, data, function);
+  }
+  if (kernel->program.function == nullptr) return Status(StatusCode::kCorrupt, concat(path, ": has no entry ", name));
+  return kernels.emplace(name, std::move(kernel)).first->second.get();
+}
+
+// --- one launch
+
+emulator::TensorMapType encoded_type(DataType type) {
+  switch (type) {
+    case DataType::kF16:
+      return emulator::TensorMapType::kF16;
+    case DataType::kBF16:
+      return emulator::TensorMapType::kBf16;
+    case DataType::kF32:
+      return emulator::TensorMapType::kF32;
+  }
+  return emulator::TensorMapType::kU8;  // not reached: check_launch refuses other values
+}
+
+Status encode_emulated_map(const TensorView& view, TensorMap& map) {
+  const auto bytes = emulator::encode_tensor_map(
+      {.type = encoded_type(view.type),
+       .rank = 3,
+       .address = view.address,
+       .extents = {view.contiguous, view.outer, view.batch, 1, 1},
+       .strides = {view.row_stride(), view.row_stride() * view.outer},
+       .box = {view.box_contiguous, view.box_outer, 1, 1, 1},
+       .swizzle = view.swizzle_bytes() == 64 ? emulator::Swizzle::k64B : emulator::Swizzle::k128B,
+       .l2_promotion = emulator::L2Promotion::k256B});
+  static_assert(sizeof(map) == sizeof(bytes));
+  std::memcpy(&map, bytes.data(), sizeof(map));
+  return Status();
+}
+
+emulator::Buffer memory_of(const TensorView& view) {
+  return {view.address, {reinterpret_cast<uint8_t*>(view.address), view.bytes()}, view.written};
+}
+
+Result<Checks> requested_checks() {
+  const char* value = std::getenv(kEmulatorChecksVariable);
+  const std::string_view name = value == nullptr ? "off" : value;
+  if (name == "off") return Checks::kOff;
+  if (name == "hardware") return Checks::kHardware;
+  if (name == "strict") return Checks::kStrict;
+  return invalid(kEmulatorChecksVariable, " is '", name, "'; it is 'off', 'hardware' or 'strict'");
+}
+
+// XLA's threads may flush subnormal numbers to zero. A tensor core does not, and neither do those who emulate it.
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatingPoint() { std::fesetenv(&saved_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
+Status run_machine(const emulator::Program& program, const emulator::LaunchOptions& options,
+                   const std::vector<emulator::Buffer>& memory, const std::vector<uint8_t>& parameters) {
+  return guarded([&] {
+    const DefaultFloatingPoint floating_point;
+    emulator::Machine machine(program, options, memory, parameters);
+    machine.run();
+    const std::vector<emulator::Finding>& findings = machine.report().findings;
+    if (findings.empty()) return Status();
+    std::string text = concat(program.module->file, ": the emulator has found");
+    for (const emulator::Finding& finding : findings) text += "\n  " + describe(finding);
+    return Status(StatusCode::kCorrupt, text);
+  });
+}
+
+Status emulate(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers) {
+  const Result<Checks> checks = requested_checks();
+  if (!checks.ok()) return checks.status();
+  Result<GemmLaunch> made = make_launch(problem, config, buffers);
+  if (!made.ok()) return made.status();
+  GemmLaunch gemm = std::move(made).take();
+  if (Status status = encode_maps(gemm, encode_emulated_map); !status.ok()) return status;
+  const Result<const EmulatedKernel*> kernel = load(config.kernel);
+  if (!kernel.ok()) return kernel.status();
+
+  const bool checked = *checks != Checks::kOff;
+  const uint32_t clusters = gemm.clusters(kOneWave), cluster_size = config.cluster_size();
+  const emulator::LaunchOptions options{.grid = {clusters * cluster_size},
+                                        .block = {gemm.family->threads},
+                                        .cluster = {cluster_size},
+                                        .dynamic_shared = shared_memory_bytes(*gemm.family, config),
+                                        .checks = *checks,
+                                        .sm_count = cluster_size * (checked ? kCheckedClusters : 1)};
+  std::vector<emulator::Buffer> memory{memory_of(gemm.a), memory_of(gemm.b), memory_of(gemm.d)};
+  if (problem.bias) {
+    memory.push_back({buffers.bias,
+                      {reinterpret_cast<uint8_t*>(buffers.bias), problem.n * size_bytes(*problem.bias)},
+                      /*writable=*/false});
+  }
+  const auto* params = reinterpret_cast<const uint8_t*>(&gemm.params);
+  const std::vector<uint8_t> parameters(params, params + sizeof(gemm.params));
+
+  const uint32_t machines = checked ? 1 : std::clamp(std::thread::hardware_concurrency(), 1u, clusters);
+  std::vector<Status> outcomes(machines);
+  const auto run_share = [&](uint32_t share) {
+    emulator::LaunchOptions own = options;
+    own.first_cluster = share;
+    own.cluster_step = machines;
+    outcomes[share] = run_machine((*kernel)->program, own, memory, parameters);
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (uint32_t share = 1; share < machines; ++share) threads.emplace_back(run_share, share);
+    run_share(0);
+  }
+  const auto failed = std::find_if(outcomes.begin(), outcomes.end(), [](const Status& s) { return !s.ok(); });
+  return failed == outcomes.end() ? Status() : *failed;
+}
+
+}  // namespace
+
+Status emulate_gemm(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers) {
+  const Status status = guarded([&] { return emulate(problem, config, buffers); });
+  if (status.ok()) return status;
+  return with_context(concat("jaxbw: ", describe(problem), ", ", describe(config), ", emulated"), status);
+}
+
+}  // namespace jaxbw

@@ -51,7 +51,8 @@ def matmul(
       precision: as of `jnp.matmul`; default None.
       preferred_element_type: dtype of the result; default as of `jnp.matmul`.
       out_sharding: as of `jnp.matmul`; default None.
-      implementation: None: a kernel where one fits, else XLA. Strict: "sm100", "sm90" or "xla", or
+      implementation: None: a kernel where one fits, else XLA. Strict: "sm100", "sm90" or "xla";
+        "emulator" or "emulator-sm90", which run the code of the sm100 or sm90 kernel on the CPU; or
         a sequence that is tried in order. In the backward pass, products that a strict kernel does
         not take are XLA's.
       config: the kernel's configuration; default None, chosen. It is not for the backward pass.
@@ -160,7 +161,8 @@ def explain(
 
     It answers for the device of the innermost `target` block; else for this machine's GPU where
     JAX's default backend is one; else there is none, and XLA serves. For a strict implementation
-    without a GPU it answers for B200 (sm100) or H200 (sm90).
+    without a GPU it answers for B200 (sm100) or H200 (sm90), and so it does for the emulator
+    wherever no `target` of that family is named.
 
     Args:
       lhs, rhs, bias: arrays or `jax.ShapeDtypeStruct`s.
@@ -299,7 +301,7 @@ def _check_config(call: str, names: tuple[str, ...] | None, config: GemmConfig |
         return
     if not isinstance(config, GemmConfig):
         raise TypeError(f"{call}: config is {config!r}; it is a jaxbw.GemmConfig or None")
-    families = [name for name in names or FAMILIES if name != "xla"]
+    families = implementations.families(names or FAMILIES)
     reasons = {family: configs.refusal(config, family) for family in families}
     if reasons and all(reasons.values()):
         listed = "; ".join(f"{family}: {reason}" for family, reason in reasons.items())

@@ -5,6 +5,7 @@ Bilinear, so that JAX derives jvp, vjp, hessian and linear_transpose from two tr
 is that of lax.dot_general. Which implementation serves it is settled when it is lowered.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -206,14 +207,7 @@ batching.fancy_primitive_batchers[dot_general_p] = _batch
 # Lowering
 
 
-def _lower(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
-    def on_xla(lhs: Any, rhs: Any) -> Any:
-        return compat.lax_dot_general(lhs, rhs, lax_params(params))
-
-    return serve.lower_elsewhere(ctx, (lhs, rhs), on_xla, params["implementation"])
-
-
-def _lower_for_cuda(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
+def _lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
     def reduction() -> Reduction:
         (left, right), (output,) = ctx.avals_in, ctx.avals_out
         return reduce_dot_general(
@@ -232,6 +226,7 @@ def _lower_for_cuda(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
         reduction,
         on_kernel,
         on_xla,
+        platform=platform,
         implementation=params["implementation"],
         config=params["config"],
         target=params["target"],
@@ -240,5 +235,6 @@ def _lower_for_cuda(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
 
 dot_general_p.def_effectful_abstract_eval(_abstract_eval)
 compat.apply_eagerly(dot_general_p)
-mlir.register_lowering(dot_general_p, _lower)
-mlir.register_lowering(dot_general_p, _lower_for_cuda, platform="cuda")
+mlir.register_lowering(dot_general_p, partial(_lower, None))
+for _platform in ("cuda", "cpu"):
+    mlir.register_lowering(dot_general_p, partial(_lower, _platform), platform=_platform)

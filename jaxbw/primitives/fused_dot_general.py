@@ -6,6 +6,7 @@ says how the operation is.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -119,11 +120,7 @@ def _on_xla(params: dict[str, Any]) -> Callable[..., Any]:
     return lambda lhs, rhs, bias=None: _formula(lhs, rhs, bias, multiply, **formula)
 
 
-def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-    return serve.lower_elsewhere(ctx, operands, _on_xla(params), params["implementation"])
-
-
-def _lower_for_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
+def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any:
     def reduction() -> Reduction:
         lhs, rhs, *bias = ctx.avals_in
         (output,) = ctx.avals_out
@@ -152,6 +149,7 @@ def _lower_for_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
         reduction,
         on_kernel,
         _on_xla(params),
+        platform=platform,
         implementation=params["implementation"],
         config=params["config"],
         target=params["target"],
@@ -160,5 +158,6 @@ def _lower_for_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 fused_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
 compat.apply_eagerly(fused_dot_general_p)
-mlir.register_lowering(fused_dot_general_p, _lower)
-mlir.register_lowering(fused_dot_general_p, _lower_for_cuda, platform="cuda")
+mlir.register_lowering(fused_dot_general_p, partial(_lower, None))
+for _platform in ("cuda", "cpu"):
+    mlir.register_lowering(fused_dot_general_p, partial(_lower, _platform), platform=_platform)

@@ -1,7 +1,8 @@
 """gemm_p: one kernel launch, operands exactly as the custom call takes them (see _native.pyi).
 
-It is bound only inside the CUDA lowering rules of the primitives above it, hence needs no
-differentiation, batching or sharding rules of its own.
+It is bound only inside the lowering rules of the primitives above it, hence needs no
+differentiation, batching or sharding rules of its own. On CUDA the custom call launches the kernel,
+on the CPU it runs the kernel's PTX in the emulator.
 """
 
 from typing import Any, Never
@@ -11,7 +12,13 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxbw._native import Activation, Major, ffi_targets, set_kernel_directory
+from jaxbw._native import (
+    Activation,
+    Major,
+    emulator_ffi_targets,
+    ffi_targets,
+    set_kernel_directory,
+)
 from jaxbw.problem import Reduction
 from jaxbw.selection import manifest
 from jaxbw.selection.select import Choice
@@ -29,10 +36,11 @@ gemm_p = Primitive("jaxbw_gemm")
 
 
 def register() -> None:
-    """Makes the custom call known to XLA, and the kernels to the runtime."""
+    """Makes the custom calls known to XLA, and the kernels to the runtime."""
     set_kernel_directory(str(manifest.directory()))
-    for name, stages in ffi_targets().items():
-        jax.ffi.register_ffi_target(name, stages, platform="CUDA")
+    for platform, targets in (("CUDA", ffi_targets()), ("cpu", emulator_ffi_targets())):
+        for name, stages in targets.items():
+            jax.ffi.register_ffi_target(name, stages, platform=platform)
 
 
 def gemm(reduction: Reduction, choice: Choice, lhs: Any, rhs: Any, bias: Any = None) -> Any:
@@ -73,7 +81,7 @@ def _abstract_eval(
     return lhs.update(shape=(batch, m, n), dtype=output_dtype, weak_type=False)
 
 
-def _lower_for_cuda(
+def _lower(
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
     output_dtype: Any,
@@ -88,11 +96,12 @@ def _lower_for_cuda(
 
 def _refuse(*_: Any, kernel: str, **__: Any) -> Never:
     raise NotImplementedError(
-        f"jaxbw: kernel {kernel} runs on CUDA, not on this platform.\n"
+        f"jaxbw: kernel {kernel} runs on CUDA and in the emulator, not on this platform.\n"
         "Leave implementation=None to run on XLA."
     )
 
 
 gemm_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(gemm_p, _refuse)
-mlir.register_lowering(gemm_p, _lower_for_cuda, platform="cuda")
+mlir.register_lowering(gemm_p, _lower, platform="cuda")
+mlir.register_lowering(gemm_p, _lower, platform="cpu")

@@ -1,5 +1,7 @@
 """What serves a product when it is lowered: the selection put to the platform's question.
 
+Kernels are served on CUDA, the emulator on the CPU, and XLA everywhere.
+
 Shared by the primitives that stand for a product until then.
 """
 
@@ -13,9 +15,11 @@ from jaxbw import compat
 from jaxbw.problem import GemmProblem, Reduction, describe
 from jaxbw.selection import devices, manifest
 from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.implementations import EMULATED, FAMILIES
 from jaxbw.selection.select import Choice, Refusal, problem_refusals, select
 
 WAY_OUT = "Leave implementation=None to run on XLA."
+_SERVED = {"cuda": FAMILIES, "cpu": tuple(EMULATED)}  # beside "xla", by platform
 _warned: set[str] = set()
 
 
@@ -39,7 +43,7 @@ def choose(
 
 def device_for(implementation: tuple[str, ...] | None, target: str | None) -> devices.Device | None:
     """The device that a lowering for CUDA is for: see `devices.resolve`."""
-    families = [name for name in implementation or () if name != "xla"]
+    families = [name for name in implementation or () if name in FAMILIES]
     return devices.resolve(target, families[0] if families else None)
 
 
@@ -58,12 +62,11 @@ def check(
     if implementation is None:
         return
     # Each family is asked about a device that it runs on: this machine's is not known here.
-    wanted = []
-    for name in implementation:
-        named = devices.TARGETS[target] if target is not None else None
-        fits = named is not None and (named.family == name or name == "xla")
-        default = devices.TARGETS[devices.DEFAULT_TARGETS.get(name, "B200")]
-        wanted.append(named if fits and named is not None else default)
+    named = devices.TARGETS[target] if target is not None else None
+    wanted = [
+        None if name == "xla" else devices.for_family(named, EMULATED.get(name, name))
+        for name in implementation
+    ]
     refused = problem_refusals(problem, implementation, config, wanted, manifest.kernels())
     if refused:
         raise NotImplementedError(_message(call, implementation, problem, refused))
@@ -76,11 +79,26 @@ def lower(
     on_kernel: Callable[[Reduction, Choice], Callable[..., Any]],
     on_xla: Callable[..., Any],
     *,
+    platform: str | None,
     implementation: tuple[str, ...] | None,
     config: GemmConfig | None,
     target: str | None,
 ) -> Any:
-    """Lowers a product for CUDA: to the kernel that is chosen, or to XLA's operations."""
+    """Lowers a product: to the kernel that is chosen, or to XLA's operations.
+
+    Args:
+      platform: "cuda", "cpu", or None for any other.
+    """
+    names = None
+    if implementation is not None:
+        names = tuple(
+            name
+            for name in implementation
+            if name == "xla" or name in _SERVED.get(platform or "", ())
+        )
+    if names == () or (names is None and platform != "cuda"):
+        reason = _elsewhere(implementation or ())
+        return _lower_to_xla(ctx, operands, on_xla, implementation, reason)
     if not all(isinstance(d, int) for aval in ctx.avals_in for d in aval.shape):
         reason = "a dimension is symbolic; kernels are chosen for known sizes"
         return _lower_to_xla(ctx, operands, on_xla, implementation, reason)
@@ -92,8 +110,8 @@ def lower(
         return _lower_to_xla(ctx, operands, on_xla, implementation, reason)
 
     reduced = reduction()
-    device = device_for(implementation, target)
-    choice = choose(reduced.problem, implementation, config, device, "jaxbw")
+    device = device_for(names, target)
+    choice = choose(reduced.problem, names, config, device, "jaxbw")
     if choice.implementation == "xla":
         if implementation is None and target is None:
             _warn_once(device)
@@ -101,15 +119,14 @@ def lower(
     return mlir.lower_fun(on_kernel(reduced, choice), multiple_results=False)(ctx, *operands)
 
 
-def lower_elsewhere(
-    ctx: Any,
-    operands: Sequence[Any],
-    on_xla: Callable[..., Any],
-    implementation: tuple[str, ...] | None,
-) -> Any:
-    """Lowers a product for a platform without kernels."""
-    reason = "the kernels run on CUDA, not on this platform"
-    return _lower_to_xla(ctx, operands, on_xla, implementation, reason)
+def _elsewhere(names: Sequence[str]) -> str:
+    """Where the implementations would run that do not run on this platform."""
+    places = []
+    if any(name in FAMILIES for name in names):
+        places.append("the kernels run on CUDA")
+    if any(name in EMULATED for name in names):
+        places.append("the emulator runs on the CPU")
+    return f"{' and '.join(places)}, not on this platform"
 
 
 def _lower_to_xla(

@@ -105,6 +105,16 @@ def resolve(target_name: str | None, family: str | None = None) -> Device | None
     return TARGETS[DEFAULT_TARGETS[family]] if family is not None else None
 
 
+def for_family(device: Device | None, family: str) -> Device:
+    """A device, if it is one of the targets and runs the family's kernels; else the default one.
+
+    This machine's own GPU does not count: the answer is the same everywhere.
+    """
+    if device is not None and device.family == family and device in TARGETS.values():
+        return device
+    return TARGETS[DEFAULT_TARGETS[family]]
+
+
 def _driver_problem() -> str | None:
     """The kernels are loaded by drivers of their CUDA major version, or later ones."""
     version = _native.driver_version()

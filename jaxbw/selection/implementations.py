@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import jax
 
 FAMILIES = ("sm100", "sm90")  # hand-written kernels
-NAMES = (*FAMILIES, "xla")
-_RESERVED = ("emulator", "emulator-sm90")
+EMULATED = {"emulator": "sm100", "emulator-sm90": "sm90"}  # on the CPU: kernels of which family
+NAMES = (*FAMILIES, "xla", *EMULATED)
 
 Implementation = str | Sequence[str] | None
 
@@ -20,11 +20,11 @@ def implementation(name: str | Sequence[str]) -> contextlib.AbstractContextManag
     Functions under `jax.jit` are traced again for each value.
 
     Args:
-      name: "sm100", "sm90" or "xla", or a sequence of them that is tried in order.
+      name: "sm100", "sm90", "xla", "emulator" or "emulator-sm90", or a sequence of them that is
+        tried in order.
 
     Raises:
       ValueError: another name.
-      NotImplementedError: "emulator" or "emulator-sm90", which come with the emulator.
 
     >>> with jaxbw.implementation("xla"):
     ...     jaxbw.explain(jnp.ones((2, 3)), jnp.ones((3, 4))).reason
@@ -40,12 +40,17 @@ def resolve(name: Implementation, call: str) -> tuple[str, ...] | None:
     """The implementations to try for a call, in order; None to choose freely.
 
     Raises:
-      ValueError, NotImplementedError: as `implementation`.
+      ValueError: as `implementation`.
     """
     if name is None:
         value: tuple[str, ...] | None = _context.value
         return value
     return canonical(name, call)
+
+
+def families(names: Sequence[str]) -> tuple[str, ...]:
+    """The kernel families that serve these implementations; XLA has none."""
+    return tuple(EMULATED.get(name, name) for name in names if name != "xla")
 
 
 def canonical(name: str | Sequence[str], call: str) -> tuple[str, ...]:
@@ -54,11 +59,6 @@ def canonical(name: str | Sequence[str], call: str) -> tuple[str, ...]:
     if not names:
         raise ValueError(f"{call}: implementation is empty; give one of {', '.join(NAMES)}")
     for item in names:
-        if item in _RESERVED:
-            raise NotImplementedError(
-                f"{call}: implementation {item!r} comes with the emulator, which this version "
-                f"does not have; use one of {', '.join(NAMES)}"
-            )
         if item not in NAMES:
             raise ValueError(
                 f"{call}: implementation is {item!r}; it is one of {', '.join(NAMES)}, "

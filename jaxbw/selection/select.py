@@ -8,7 +8,8 @@ from jaxbw.problem import GemmProblem
 from jaxbw.selection import config as configs
 from jaxbw.selection import cost_model, eligibility
 from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.devices import Device
+from jaxbw.selection.devices import Device, for_family
+from jaxbw.selection.implementations import EMULATED
 from jaxbw.selection.kernel_table import Kernel
 
 # Families that implementation=None may take. sm100 joins when the emulator's sweep over its kernels
@@ -32,14 +33,14 @@ class Choice:
     """What serves a matrix product, and why.
 
     Attributes:
-      implementation: "sm100", "sm90" or "xla".
+      implementation: "sm100", "sm90", "xla", "emulator" or "emulator-sm90".
       kernel: name of the kernel; None for XLA.
       config: its launch configuration, every field filled in; None for XLA.
       waves: how often the product fills the device with tiles; None for XLA.
       reason: why this one.
       refused: what was not taken, with reasons.
       problem: the product, reduced to one batched GEMM, in words.
-      device: the GPU that the choice is for; None where there is none.
+      device: the GPU that the choice is for, or that is emulated; None where there is none.
     """
 
     implementation: str
@@ -79,7 +80,8 @@ def select(
 
     Args:
       problem: the product.
-      device: the GPU it is for; None where there is none.
+      device: the GPU it is for; None where there is none. The emulator stands in for it where it
+        is a target that runs the emulated kernels, else for their family's default target.
       implementations: what may serve it, in order; None for the family of the device if it is
         verified, else XLA.
       config: the configuration to use; None to choose one.
@@ -96,14 +98,18 @@ def select(
             return Choice(
                 "xla", None, None, None, reason, tuple(refused), str(problem), device_name
             )
-        reason_against = _family_refusal(problem, device, name, kernels)
+        family = EMULATED.get(name, name)
+        on = for_family(device, family) if name in EMULATED else device
+        reason_against = _family_refusal(problem, on, family, kernels)
         if reason_against is None and implementations is None and name not in VERIFIED_FAMILIES:
             reason_against = "kernel not yet verified"
         if reason_against is not None:
             refused.append(Refusal(name, reason_against))
             continue
-        assert device is not None
-        chosen = _best(problem, device, name, config, kernels, refused)
+        assert on is not None
+        chosen = _best(problem, on, family, config, kernels, refused)
+        if chosen is not None and name in EMULATED:
+            return replace(chosen, implementation=name, device=f"{on.name}, emulated on the CPU")
         if chosen is not None:
             return chosen
     return tuple(refused)
@@ -128,7 +134,7 @@ def problem_refusals(
     problem: GemmProblem,
     implementations: Sequence[str],
     config: GemmConfig | None,
-    devices: Sequence[Device],
+    devices: Sequence[Device | None],
     kernels: Sequence[Kernel],
 ) -> tuple[Refusal, ...]:
     """Why none of the implementations could serve a problem on its own kind of device; else ().
@@ -137,7 +143,7 @@ def problem_refusals(
     the platform, which is asked when it is lowered.
 
     Args:
-      devices: a device for each of the implementations; that of "xla" is not read.
+      devices: a device for each of the implementations; None for "xla".
     """
     refused: list[Refusal] = []
     for name, device in zip(implementations, devices, strict=True):

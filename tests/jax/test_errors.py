@@ -24,10 +24,12 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(jnp.ones(()), W), ValueError, "one dimension or more"),
     (call(jnp.ones((2, 3, 4)), jnp.ones((5, 4, 3))), ValueError, "2 and 5 do not broadcast"),
     (call([[1.0]], W), TypeError, "requires ndarray or scalar arguments"),
-    (call(implementation="sm80"), ValueError, "'sm80'; it is one of sm100, sm90, xla, or None"),
+    (
+        call(implementation="sm80"),
+        ValueError,
+        "'sm80'; it is one of sm100, sm90, xla, emulator, emulator-sm90, or None",
+    ),
     (call(implementation=()), ValueError, "implementation is empty"),
-    (call(implementation="emulator"), NotImplementedError, "comes with the emulator"),
-    (call(implementation="emulator-sm90"), NotImplementedError, "comes with the emulator"),
     (call(activation="tanh"), ValueError, "activation is 'tanh'; it is one of None, 'relu'"),
     (call(bias=jnp.ones(31)), ValueError, r"bias f32\[31\] is not \[32\]"),
     (call(bias=jnp.ones((16, 32))), ValueError, r"bias f32\[16,32\] is not \[32\]"),
@@ -75,7 +77,6 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(jnp.ones((0, 64), BF16), implementation="sm90"), NotImplementedError, "is 0"),
     (lambda: jaxbw.target("B100"), ValueError, "the targets are B200, GB200, B300, H200, H100"),
     (lambda: jaxbw.implementation("cublas"), ValueError, "it is one of"),
-    (lambda: jaxbw.implementation("emulator"), NotImplementedError, "comes with the emulator"),
     (lambda: jaxbw.explain(X, W, implementation="sm80"), ValueError, "'sm80'"),
     (lambda: jaxbw.explain(W, W), ValueError, "transpose an operand"),
 ]

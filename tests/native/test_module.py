@@ -53,11 +53,14 @@ def test_public_functions_are_documented_in_the_stub() -> None:
 
 
 def test_custom_calls_register_where_there_is_no_gpu() -> None:
-    targets = _native.ffi_targets()
-    assert list(targets) == ["jaxbw_gemm_v1"]
-    for name, stages in targets.items():
-        jax.ffi.register_ffi_target(name, stages, platform="CUDA")
-        jax.ffi.register_ffi_target(name, _native.ffi_targets()[name], platform="CUDA")  # the same
+    for platform, targets in (
+        ("CUDA", _native.ffi_targets),
+        ("cpu", _native.emulator_ffi_targets),
+    ):
+        assert list(targets()) == ["jaxbw_gemm_v1"]
+        for _ in range(2):  # the same again
+            for name, stages in targets().items():
+                jax.ffi.register_ffi_target(name, stages, platform=platform)
 
 
 def test_shared_memory_fits_up_to_the_most_stages_and_no_further() -> None:

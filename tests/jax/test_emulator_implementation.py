@@ -1,0 +1,355 @@
+"""implementation="emulator": the kernels' own code, on the CPU, inside jit."""
+
+import contextlib
+import functools
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxbw
+from jaxbw import GemmConfig, _native
+from jaxbw.primitives.gemm import TARGET
+from jaxbw.selection import manifest
+
+Operand = Callable[..., Any]
+Close = Callable[..., None]
+
+EMULATED = {"emulator": "sm100", "emulator-sm90": "sm90"}
+COPIES = re.compile(r"stablehlo\.(transpose|copy|pad|slice|concatenate|gather|dot_general)\b")
+CHECKS = "JAXBW_EMULATOR_CHECKS"
+
+LAYOUTS = {
+    "nn": ((136, 72), (72, 200), (((1,), (0,)), ((), ()))),
+    "nt": ((136, 72), (200, 72), (((1,), (1,)), ((), ()))),
+    "tn": ((72, 136), (72, 200), (((0,), (0,)), ((), ()))),
+    "tt": ((72, 136), (200, 72), (((0,), (1,)), ((), ()))),
+    "heads": ((2, 40, 2, 32), (2, 32, 64), (((2, 3), (0, 1)), ((), ()))),
+    "batched": ((3, 40, 64), (3, 64, 72), (((2,), (1,)), ((0,), (0,)))),
+    "batched nt": ((3, 40, 64), (3, 72, 64), (((2,), (2,)), ((0,), (0,)))),
+}
+
+
+@pytest.fixture(params=list(EMULATED))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def wide(x: Any) -> Any:
+    return np.asarray(x).astype(np.float64)
+
+
+def hlo(function: Callable[..., Any], *operands: Any, platform: str = "cpu") -> str:
+    return str(jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text())
+
+
+def einsum_of(dims: Any, ranks: tuple[int, int]) -> Callable[[Any, Any], Any]:
+    """`lax.dot_general` in numpy."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
+    lhs, rhs = list("abcde"[: ranks[0]]), list("vwxyz"[: ranks[1]])
+    for i, j in zip((*lhs_contract, *lhs_batch), (*rhs_contract, *rhs_batch), strict=True):
+        rhs[j] = lhs[i]
+    batch = [lhs[i] for i in lhs_batch]
+    left = [c for i, c in enumerate(lhs) if i not in (*lhs_contract, *lhs_batch)]
+    right = [c for j, c in enumerate(rhs) if j not in (*rhs_contract, *rhs_batch)]
+    formula = f"{''.join(lhs)},{''.join(rhs)}->{''.join(batch + left + right)}"
+    return lambda x, y: np.einsum(formula, x, y)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_forward_and_backward(
+    case: str, name: str, dtype: str, operand: Operand, assert_product_close: Close
+) -> None:
+    lhs_shape, rhs_shape, dims = LAYOUTS[case]
+    lhs, rhs = operand(lhs_shape, dtype), operand(rhs_shape, dtype, 1)
+    product = functools.partial(jaxbw.dot_general, dimension_numbers=dims, implementation=name)
+
+    def step(lhs: Any, rhs: Any, cotangent: Any) -> Any:
+        out, pull_back = jax.vjp(product, lhs, rhs)
+        return out, *pull_back(cotangent)
+
+    cotangent = operand(jax.eval_shape(product, lhs, rhs).shape, dtype, 2)
+    text = hlo(step, lhs, rhs, cotangent)
+    assert text.count(f"@{TARGET}(") == 3
+    assert text.count(f'kernel = "jaxbw_{EMULATED[name]}') == 3
+    assert not COPIES.search(text)
+
+    out, lhs_bar, rhs_bar = jax.jit(step)(lhs, rhs, cotangent)
+    reference = einsum_of(dims, (lhs.ndim, rhs.ndim))
+    x, y, g = wide(lhs), wide(rhs), wide(cotangent)
+    k = math.prod(lhs.shape[i] for i in dims[0][0])
+    batch = math.prod(lhs.shape[i] for i in dims[1][0])
+    m, n = x.size // k // batch, y.size // k // batch
+    assert_product_close(out, reference(x, y), reference(abs(x), abs(y)), k)
+
+    def transposed(x: Any, y: Any, g: Any) -> Any:
+        with jax.enable_x64(True):
+            wide_product = functools.partial(jax.lax.dot_general, dimension_numbers=dims)
+            return [np.asarray(bar) for bar in jax.vjp(wide_product, x, y)[1](jnp.asarray(g))]
+
+    for got, want, magnitude, terms in zip(
+        (lhs_bar, rhs_bar),
+        transposed(x, y, g),
+        transposed(abs(x), abs(y), abs(g)),
+        (n, m),
+        strict=True,
+    ):
+        assert got.dtype == dtype
+        assert_product_close(got, want, magnitude, terms)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (GemmConfig(128, 256, cluster=(2, 2)), (500, 520, 136)),
+        (GemmConfig(128, 64, cluster=(1, 2), stages=3, swizzle=2), (264, 264, 320)),
+        (GemmConfig(256, 128, cluster=(2, 1), cta_group=2), (520, 264, 200)),
+        (GemmConfig(256, 256, cluster=(4, 1), cta_group=2), (1000, 264, 64)),
+    ],
+)
+def test_configurations(
+    config: GemmConfig, shape: tuple[int, int, int], operand: Operand, assert_product_close: Close
+) -> None:
+    m, n, k = shape
+    lhs, rhs = operand((m, k)), operand((k, n), number=1)
+    x, y = wide(lhs), wide(rhs)
+    for name in EMULATED if config.cta_group == 1 else ("emulator",):
+        out = jaxbw.matmul(
+            lhs, rhs, implementation=name, config=config, preferred_element_type=jnp.float32
+        )
+        assert out.dtype == jnp.float32
+        assert_product_close(out, x @ y, abs(x) @ abs(y), k)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("bias_dtype", ["float32", "bfloat16"])
+def test_fused(activation: str | None, bias_dtype: str, name: str, operand: Operand) -> None:
+    lhs, rhs, bias = operand((72, 64)), operand((64, 136), number=1), operand((136,), bias_dtype, 2)
+    weights = operand((72, 136), jnp.float32, 3)
+    fused = functools.partial(jaxbw.matmul, activation=activation, implementation=name)
+
+    def loss(lhs: Any, rhs: Any, bias: Any) -> Any:
+        return (fused(lhs, rhs, bias=bias).astype(jnp.float32) * weights).sum()
+
+    def formula(lhs: Any, rhs: Any, bias: Any) -> Any:
+        z = lhs @ rhs + bias
+        return z if activation is None else getattr(jax.nn, activation)(z)
+
+    text = hlo(lambda lhs, rhs, bias: fused(lhs, rhs, bias=bias), lhs, rhs, bias)
+    assert text.count(f"@{TARGET}(") == 1
+    assert "stablehlo.dot_general" not in text
+
+    operands = [x.astype(jnp.float32) for x in (lhs, rhs, bias)]
+    out = fused(lhs, rhs, bias=bias, preferred_element_type=jnp.float32)
+    np.testing.assert_allclose(out, formula(*operands), rtol=2e-5, atol=2e-5)
+
+    text = hlo(jax.grad(loss, (0, 1, 2)), lhs, rhs, bias)
+    assert text.count(f"@{TARGET}(") == (2 if activation is None else 3)
+    got = jax.jit(jax.grad(loss, (0, 1, 2)))(lhs, rhs, bias)
+    wanted = jax.grad(lambda *x: (formula(*x) * weights).sum(), (0, 1, 2))(*operands)
+    for x, y in zip(got, wanted, strict=True):
+        error = np.abs(wide(x) - wide(y)).max()
+        assert error <= 2.0**-5 * np.abs(y).max()
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, 2)])
+def test_vmap(axes: Any, name: str, operand: Operand, assert_product_close: Close) -> None:
+    def stacked(axis: int | None, shape: tuple[int, ...], number: int) -> Any:
+        x = operand((3, *shape) if axis is not None else shape, number=number)
+        return x if axis is None else jnp.moveaxis(x, 0, axis)
+
+    lhs, rhs = stacked(axes[0], (40, 64), 0), stacked(axes[1], (64, 72), 1)
+    product = jax.vmap(functools.partial(jaxbw.matmul, implementation=name), axes)
+    out = jax.jit(product)(lhs, rhs)
+    x, y = (
+        wide(x if axis is None else jnp.moveaxis(x, axis, 0))
+        for x, axis in zip((lhs, rhs), axes, strict=True)
+    )
+    assert hlo(product, lhs, rhs).count(f"@{TARGET}(") == 1
+    assert_product_close(out, x @ y, abs(x) @ abs(y), 64)
+
+
+def test_operands_that_are_constants_or_one_array(
+    name: str, operand: Operand, assert_product_close: Close
+) -> None:
+    x = operand((128, 128))
+    for product in (lambda y: jaxbw.matmul(x, y), lambda y: jaxbw.matmul(y, y)):
+        with jaxbw.implementation(name):
+            out = jax.jit(product)(x)
+        assert_product_close(out, wide(x) @ wide(x), abs(wide(x)) @ abs(wide(x)), 128)
+
+
+def test_subnormal_numbers_are_kept(name: str) -> None:
+    """XLA's threads flush them to zero, tensor cores do not."""
+    tiny = 2.0**-130
+    lhs, rhs = jnp.full((8, 16), tiny, jnp.bfloat16), jnp.ones((16, 8), jnp.bfloat16)
+    out = jax.jit(functools.partial(jaxbw.matmul, implementation=name))(lhs, rhs)
+    assert (np.asarray(out).astype(np.float64) == 16 * tiny).all()
+
+
+def test_checked_and_threaded_runs_agree(
+    name: str, operand: Operand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which machine computes a tile changes nothing; the kernels have nothing to be found."""
+    lhs, rhs = operand((392, 136)), operand((136, 264), number=1)
+    product = jax.jit(functools.partial(jaxbw.matmul, implementation=name))
+    results = [product(lhs, rhs)]
+    for checks in ("off", "hardware", "strict"):
+        monkeypatch.setenv(CHECKS, checks)
+        results.append(product(lhs, rhs))
+    for result in results[1:]:
+        np.testing.assert_array_equal(wide(result), wide(results[0]))
+
+
+def test_two_threads_at_once(operand: Operand, assert_product_close: Close) -> None:
+    results: dict[tuple[str, int], Any] = {}
+    rhs = operand((64, 136), number=1)
+
+    def work(name: str, number: int) -> None:
+        product = jax.jit(functools.partial(jaxbw.matmul, implementation=name))
+        for _ in range(3):
+            results[name, number] = product(operand((136, 64), number=number), rhs)
+
+    threads = [
+        threading.Thread(target=work, args=(name, number)) for name in EMULATED for number in (2, 3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    for (_, number), result in results.items():
+        x, y = wide(operand((136, 64), number=number)), wide(rhs)
+        assert_product_close(result, x @ y, abs(x) @ abs(y), 64)
+
+
+# What is chosen
+
+X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "device"),
+    [
+        ("emulator", None, "B200"),
+        ("emulator", "GB200", "GB200"),
+        ("emulator", "H200", "B200"),
+        ("emulator-sm90", None, "H200"),
+        ("emulator-sm90", "H100", "H100"),
+        ("emulator-sm90", "B300", "H200"),
+    ],
+)
+def test_the_kernel_is_the_one_for_the_device(name: str, target: str | None, device: str) -> None:
+    with jaxbw.target(device):
+        chosen = jaxbw.explain(X, W, implementation=EMULATED[name])
+    with contextlib.nullcontext() if target is None else jaxbw.target(target):
+        choice = jaxbw.explain(X, W, implementation=name)
+        text = hlo(functools.partial(jaxbw.matmul, implementation=name), X, W)
+    assert (choice.implementation, choice.kernel, choice.config) == (
+        name,
+        chosen.kernel,
+        chosen.config,
+    )
+    assert choice.device == f"{device}, emulated on the CPU"
+    assert f"implementation  {name}\n" in str(choice)
+    assert f'kernel = "{chosen.kernel}"' in text
+
+
+def test_a_sequence_takes_what_the_platform_has() -> None:
+    either = functools.partial(jaxbw.matmul, implementation=("sm90", "emulator"))
+    assert '"jaxbw_sm100' in hlo(either, X, W)
+    with jaxbw.target("H200"):
+        assert '"jaxbw_sm90' in hlo(either, X, W, platform="cuda")
+    fallback = functools.partial(jaxbw.matmul, implementation=("emulator", "xla"))
+    assert TARGET in hlo(fallback, X, W)
+    assert TARGET not in hlo(fallback, X, W[:, :100])
+    assert TARGET not in hlo(jaxbw.matmul, X, W)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "message"),
+    [
+        (lambda name: jaxbw.matmul(X, W[:, :100], implementation=name), None, "rows of 200 bytes"),
+        (lambda name: jaxbw.matmul(X[:0], W, implementation=name), None, "is 0"),
+        (lambda name: jaxbw.matmul(X * 1.0, W[:, 0:1], implementation=name), None, "rows of 2 byt"),
+        (
+            lambda name: jaxbw.matmul(X, W, implementation=name, config=GemmConfig(100, 64)),
+            ValueError,
+            "block_m is 100",
+        ),
+    ],
+)
+def test_refusals_at_trace_time(name: str, action: Any, error: Any, message: str) -> None:
+    with pytest.raises(error or NotImplementedError, match=message):
+        jax.make_jaxpr(lambda: action(name))()
+
+
+def test_other_platforms_are_refused_when_lowered(name: str) -> None:
+    strict = functools.partial(jaxbw.matmul, implementation=name)
+    for function in (strict, functools.partial(strict, activation="relu")):
+        for platform in ("cuda", "tpu"):
+            with pytest.raises(
+                NotImplementedError,
+                match=r"bf16\[256,512\] @ bf16\[512,128\]: the emulator runs on the CPU, not on",
+            ):
+                hlo(function, X, W, platform=platform)
+
+
+def test_an_unknown_check_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CHECKS, "some")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="is 'some'; it is 'off', 'hardware' or"):
+        jaxbw.matmul(X, W, implementation=name).block_until_ready()
+
+
+@pytest.fixture
+def replace_kernel(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Runs an sm90 instance that no other test runs, with its PTX replaced.
+
+    A kernel that could be loaded stays loaded, so each test takes a layout of its own.
+    """
+
+    def run(layout: str, change: Callable[[str], str]) -> Any:
+        kernel = f"jaxbw_sm90_f16_{layout}_128x192x64"
+        text = (manifest.directory() / f"{kernel}.ptx").read_text()
+        (tmp_path / f"{kernel}.ptx").write_text(change(text))
+        _native.set_kernel_directory(str(tmp_path))
+        x = jnp.ones((256, 256), jnp.float16)
+        dims = (((int(layout[0] == "n"),), (int(layout[1] == "t"),)), ((), ()))
+        return jaxbw.dot_general(
+            x, x, dims, implementation="emulator-sm90", config=GemmConfig(128, 192)
+        ).block_until_ready()
+
+    yield run
+    _native.set_kernel_directory(str(manifest.directory()))
+
+
+def test_a_finding_is_an_error(
+    replace_kernel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CHECKS, "strict")
+    message = (
+        r"f16\[1,256,256\]\^T @ .*kernel jaxbw_sm90_f16_tn_128x192x64, block 128x192, .*emulated: "
+        r"jaxbw_sm90_f16_tn_128x192x64.ptx: the emulator has found\n  race: line \d+, CTA "
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        replace_kernel("tn", lambda ptx: re.sub(r"fence\.proxy\.async[^;]*;", "", ptx))
+
+
+def test_a_kernel_that_is_not_ptx_is_an_error(replace_kernel: Callable[..., Any]) -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"_nt_128x192x64.ptx:\d+: "):
+        replace_kernel("nt", lambda ptx: ptx + "\n}")
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"_nt_128x192x64.ptx:\d+: .*bogus"):
+        replace_kernel("nt", lambda ptx: ptx.replace("wgmma.fence", "bogus.fence"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="has no entry"):
+        replace_kernel("nt", lambda ptx: ptx.replace("entry jaxbw", "entry other"))

@@ -432,7 +432,8 @@ void decode_redux(Decoder& d) {
 
 void decode_fence(Decoder& d) {
   const bool is_proxy = d.has("proxy");
-  if (d.has("async") || d.has("async::generic")) d.out.detail |= kProxy;
+  // Of the one-way forms, .release hands on what stands before it, .acquire takes what others have handed on.
+  if (d.has("async") || (d.has("async::generic") && !d.has("acquire"))) d.out.detail |= kProxy;
   if (d.has("mbarrier_init")) d.out.detail |= kBarrierInit;
   // A fence is acq_rel unless it says .release or .acquire; a plain proxy fence is neither.
   if (!is_proxy && !d.has("release") && !d.has("acquire")) d.out.detail |= kRelease | kAcquire;

@@ -146,8 +146,11 @@ struct Warp {
   int64_t priority = 0;
   uint32_t cluster_phase[kLanes] = {};  // phase of the cluster barrier that a lane has arrived at, plus one
   uint32_t max_registers = 0;
-  std::unique_ptr<BulkGroups[]> bulk;        // per lane, made when needed
-  std::vector<uint8_t> local;                // kLanes x Program::local_bytes
+  std::unique_ptr<BulkGroups[]> bulk;  // per lane, made when needed
+  std::vector<uint8_t> local;          // kLanes x Program::local_bytes
+  Queue copies;                        // cp.async
+  uint64_t copies_issued = 0, copies_complete = 0;
+  std::deque<uint64_t> copy_groups;          // `copies_issued` at each commit
   uint32_t in_flight = 0;                    // operations that own rows of the register file
   uint32_t tmem_loads = 0, tmem_stores = 0;  // outstanding
   std::vector<AgentId> tmem_agents[2];       // of tcgen05.ld and of st that no wait has covered
@@ -189,6 +192,7 @@ struct Warpgroup {
   uint64_t first = 0;                                  // number of the first of them
   uint64_t next[4] = {};                               // number of the operation that each warp issues next
   std::deque<uint64_t> groups[4];                      // by warp: `next` at each commit
+  bool fenced[4] = {};  // by warp: a wgmma.fence stands behind its last chance to access accumulators
 };
 
 struct Cta {

@@ -33,7 +33,8 @@ RaceDetector::RaceDetector(uint32_t warps, uint32_t engines, const std::vector<u
       released_(warps),
       unacquired_(warps),
       published_(warps),
-      received_(warps) {
+      received_(warps),
+      behind_fence_(warps) {
   for (AgentId agent = 0; agent < clocks_.size(); ++agent) clocks_[agent].seen.set(agent, 1);
   for (const uint32_t bytes : shared_bytes) {
     shared_.emplace_back((bytes + kCellBytes - 1) / kCellBytes);
@@ -59,7 +60,11 @@ void RaceDetector::acquire(AgentId warp, const SyncClocks& sync, bool relaxed) {
   const AgentId first = relaxed ? AgentId(warps_) : AgentId(0);
   own.seen.join(sync.complete.seen, first);
   own.fenced.join(sync.complete.fenced, first);
-  received_[warp].join(sync.complete.tmem);
+  received_[warp].tmem.join(sync.complete.tmem);
+  if (!relaxed) {
+    own.read.join(sync.complete.seen);
+    received_[warp].tmem_read.join(sync.complete.tmem);
+  }
   unacquired_[warp].seen.join(sync.complete.seen);
   unacquired_[warp].fenced.join(sync.complete.fenced);
 }
@@ -73,11 +78,19 @@ void RaceDetector::fence_release(AgentId warp) {
 void RaceDetector::fence_acquire(AgentId warp) {
   clocks_[warp].seen.join(unacquired_[warp].seen);
   clocks_[warp].fenced.join(unacquired_[warp].fenced);
+  clocks_[warp].read.join(unacquired_[warp].seen);
 }
 
 void RaceDetector::fence_tmem_before(AgentId warp) { published_[warp].join(clocks_[warp].tmem); }
 
-void RaceDetector::fence_tmem_after(AgentId warp) { clocks_[warp].tmem.join(received_[warp]); }
+void RaceDetector::fence_tmem_after(AgentId warp) {
+  Clocks& own = clocks_[warp];
+  own.tmem.join(received_[warp].tmem);
+  own.tmem_read.join(received_[warp].tmem_read);
+  behind_fence_[warp].seen = own.seen;
+  behind_fence_[warp].fenced = own.fenced;
+  behind_fence_[warp].read = own.read;
+}
 
 // --- asynchronous operations
 
@@ -93,15 +106,30 @@ AgentId RaceDetector::begin_operation(AgentId issuer) {
   const uint32_t time = clocks_[agent].seen[agent] + 1;
   clocks_[agent] = clocks_[issuer];
   clocks_[agent].seen.set(agent, time);
+  clocks_[issuer].seen.set(issuer, clocks_[issuer].seen[issuer] + 1);  // what other lanes still do comes after it
   return agent;
 }
 
-Clocks RaceDetector::issue_to_engine(AgentId engine, AgentId issuer) {
-  Clocks& known = issued_[engine - warps_];
-  known.seen.join(clocks_[issuer].seen);
-  known.fenced.join(clocks_[issuer].fenced);
-  known.tmem.join(clocks_[issuer].tmem);
-  return known;
+Clocks RaceDetector::issue_to_engine(AgentId engine, AgentId issuer) { return enqueue(engine, clocks_[issuer]); }
+
+Clocks RaceDetector::issue_to_tensor_core(AgentId engine, AgentId issuer) {
+  const Clocks& own = clocks_[issuer];
+  Clocks known = behind_fence_[issuer];
+  known.seen.set(issuer, own.seen[issuer]);
+  known.fenced.set(issuer, own.fenced[issuer]);
+  known.tmem = own.tmem;
+  known.tmem_read = own.tmem_read;
+  return enqueue(engine, known);
+}
+
+Clocks RaceDetector::enqueue(AgentId engine, const Clocks& known) {
+  Clocks& queue = issued_[engine - warps_];
+  queue.seen.join(known.seen);
+  queue.fenced.join(known.fenced);
+  queue.tmem.join(known.tmem);
+  queue.read.join(known.read);
+  queue.tmem_read.join(known.tmem_read);
+  return queue;
 }
 
 void RaceDetector::begin_engine_step(AgentId engine, const Clocks& known) {
@@ -112,7 +140,8 @@ void RaceDetector::begin_engine_step(AgentId engine, const Clocks& known) {
 
 void RaceDetector::observe(AgentId warp, AgentId operation) {
   const uint32_t time = clocks_[operation].seen[operation];
-  for (VectorClock* clock : {&clocks_[warp].seen, &clocks_[warp].fenced, &clocks_[warp].tmem})
+  Clocks& own = clocks_[warp];
+  for (VectorClock* clock : {&own.seen, &own.fenced, &own.tmem, &own.read, &own.tmem_read})
     clock->set(operation, std::max(time, (*clock)[operation]));
 }
 
@@ -132,11 +161,16 @@ void RaceDetector::arrive_engine(AgentId engine, SyncClocks& sync) {
 
 // --- accesses
 
-bool RaceDetector::ordered(const Access& before, AgentId agent, Proxy proxy, bool tensor) const {
+bool RaceDetector::ordered(const Access& before, bool before_writes, AgentId agent, Proxy proxy, bool write,
+                           bool tensor) const {
   if (before.agent == kNoAgent || before.agent == agent) return true;
   const Clocks& own = clocks_[agent];
   const bool crosses = before.proxy == Proxy::kGeneric && proxy == Proxy::kAsync;
-  const VectorClock& clock = tensor ? own.tmem : crosses ? own.fenced : own.seen;
+  const bool reads_result = before_writes && !write && before.proxy == Proxy::kAsync;
+  const VectorClock& clock = tensor         ? (reads_result ? own.tmem_read : own.tmem)
+                             : crosses      ? own.fenced
+                             : reads_result ? own.read
+                                            : own.seen;
   return before.time <= clock[before.agent];
 }
 
@@ -149,17 +183,20 @@ std::string RaceDetector::describe(const Access& before, bool before_writes, con
   const bool known = before.time <= clocks_[now.agent].seen[before.agent];
   return std::string(now_writes ? "a write" : "a read") + " by " + who(now) + " is not ordered after the " +
          (before_writes ? "write" : "read") + " by " + who(before) + " at line " + std::to_string(before.line) +
-         (known ? " (the accesses are synchronised, but a fence between their proxies is missing)" : "");
+         (!known ? ""
+          : before.proxy == now.proxy
+              ? " (a relaxed wait synchronises them, or one without tcgen05.fence::after_thread_sync behind it)"
+              : " (the accesses are synchronised, but a fence between their proxies is missing)");
 }
 
 void RaceDetector::check(Cell& cell, uint64_t key, const Access& access, bool write, bool tensor, std::string& race) {
   const auto conflict = [&](const Access& before, bool before_writes) {
-    if (race.empty() && !ordered(before, access.agent, access.proxy, tensor))
+    if (race.empty() && !ordered(before, before_writes, access.agent, access.proxy, write, tensor))
       race = describe(before, before_writes, access, write);
   };
   conflict(cell.write, true);
   if (!write) {
-    if (cell.read.agent == access.agent || ordered(cell.read, access.agent, access.proxy, tensor)) {
+    if (cell.read.agent == access.agent || ordered(cell.read, false, access.agent, access.proxy, false, tensor)) {
       cell.read = access;
     } else {
       std::vector<Access>& reads = more_reads_[key];

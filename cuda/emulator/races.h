@@ -12,7 +12,10 @@
 //   tmem     for tensor memory: thread synchronisation carries it only between tcgen05.fence::before_thread_sync and
 //            ::after_thread_sync (PTX 9.7.16.6)
 //
-// A relaxed arrival or wait carries what is known of asynchronous operations, and nothing of generic accesses.
+// A relaxed arrival or wait carries what is known of asynchronous operations, and nothing of generic accesses. What is
+// learnt by a relaxed wait orders writes behind the operations, but makes nothing that they wrote visible: for reads of
+// it there are `read` and `tmem_read`, which only an acquire advances. tcgen05 operations know of synchronisation only
+// what stands before a tcgen05.fence::after_thread_sync.
 //
 // Not seen: races between lanes of one warp, races in global memory, accesses of less than 4 bytes, strong (volatile,
 // atomic, relaxed) accesses, which are no data races.
@@ -46,6 +49,7 @@ class VectorClock {
 
 struct Clocks {
   VectorClock seen, fenced, tmem;
+  VectorClock read, tmem_read;
 };
 
 // What a barrier carries from those who arrive to those who wait: so far in this phase, and of the phases that are
@@ -80,6 +84,7 @@ class RaceDetector {
   AgentId begin_operation(AgentId issuer);
   // For an operation of an in-order engine: what the engine will know when it comes to it.
   Clocks issue_to_engine(AgentId engine, AgentId issuer);
+  Clocks issue_to_tensor_core(AgentId engine, AgentId issuer);
   void begin_engine_step(AgentId engine, const Clocks& known);
   void end_operation(AgentId operation, SyncClocks& sync);  // whoever waits there knows that it is complete
   void observe(AgentId warp, AgentId operation);            // the warp does, by a wait_group or wait::ld
@@ -105,7 +110,8 @@ class RaceDetector {
     bool more_reads = false;  // in more_reads_
   };
 
-  bool ordered(const Access& before, AgentId agent, Proxy proxy, bool tensor) const;
+  bool ordered(const Access& before, bool before_writes, AgentId agent, Proxy proxy, bool write, bool tensor) const;
+  Clocks enqueue(AgentId engine, const Clocks& known);
   void check(Cell& cell, uint64_t key, const Access& access, bool write, bool tensor, std::string& race);
   std::string describe(const Access& before, bool before_writes, const Access& now, bool now_writes) const;
 
@@ -115,7 +121,8 @@ class RaceDetector {
   std::vector<Clocks> released_;        // by warp: at its last releasing fence
   std::vector<Clocks> unacquired_;      // by warp: from relaxed waits, until an acquiring fence
   std::vector<VectorClock> published_;  // warps: tmem at the last fence::before_thread_sync
-  std::vector<VectorClock> received_;   // warps: tmem not yet behind a fence::after_thread_sync
+  std::vector<Clocks> received_;        // warps: tmem and tmem_read not yet behind a fence::after_thread_sync
+  std::vector<Clocks> behind_fence_;    // warps: what they knew at their last fence::after_thread_sync
   std::deque<AgentId> free_;
   std::vector<std::vector<Cell>> shared_, tensor_;  // by CTA
   std::unordered_map<uint64_t, std::vector<Access>> more_reads_;

@@ -299,7 +299,7 @@ class TensorCoreOperation : public Operation {
  public:
   explicit TensorCoreOperation(Step& s) : Operation(s.line, s.cta) {
     if (RaceDetector* races = s.cta.cluster->races.get())
-      known_ = races->issue_to_engine(s.cta.tensor_core_agent, s.warp.agent);
+      known_ = races->issue_to_tensor_core(s.cta.tensor_core_agent, s.warp.agent);
   }
 
  protected:

@@ -132,6 +132,8 @@ void issue(Step& s, const Instruction& in) {
   Warpgroup& group = warpgroup_of(s);
   const uint32_t warp = s.warp.index % kWarpgroupWarps;
   for (uint32_t i = 0; i < in.sources; ++i) check_use(s, in.s[i], "an operand of wgmma");
+  if (s.machine.strict() && !group.fenced[warp])
+    s.machine.finding("wgmma", s, "no wgmma.fence orders earlier accesses to its registers before it (PTX 9.7.15.7.1)");
   const uint64_t number = group.next[warp]++;
   if (number - group.first == group.issued.size()) group.issued.push_back(std::make_shared<WgmmaOperation>());
   const std::shared_ptr<WgmmaOperation> operation = group.issued.at(number - group.first);
@@ -181,9 +183,10 @@ void wait(Step& s, const Instruction& in) {
   while (!commits.empty() && commits.front() <= group.first) commits.pop_front();
   if (commits.size() > in.immediate) return s.park(Wait::kWgmma, &group);
   if (s.cta.cluster->races) s.cta.cluster->races->observe(s.warp.agent, group.agent);
+  if (in.immediate == 0) group.fenced[s.warp.index % kWarpgroupWarps] = false;  // its registers are free to use
 }
 
-void fence(Step&, const Instruction&) {}
+void fence(Step& s, const Instruction&) { warpgroup_of(s).fenced[s.warp.index % kWarpgroupWarps] = true; }
 
 NumberFormat format_of(const Decoder& d, Type type) {
   switch (type) {

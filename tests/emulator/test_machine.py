@@ -335,6 +335,29 @@ def test_a_multicast_load_fills_both_ctas(schedule: str, swizzle: int) -> None:
     np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_small_asynchronous_copies(schedule: str) -> None:
+    body = """
+      mul.wide.u32 %rd1, %tid, 4;
+      add.u64 %rd1, %out, %rd1;
+      shl.b32 %r1, %tid, 2;
+      add.u32 %r1, %r1, %shared;
+      cp.async.ca.shared.global [%r1], [%rd1], 4;
+      cp.async.commit_group;
+      setp.lt.u32 %p0, %tid, 16;
+      selp.u32 %r2, 4, 0, %p0;
+      cp.async.ca.shared.global [%r1 + 128], [%rd1], 4, %r2;
+      cp.async.commit_group;
+      cp.async.wait_group 1;
+      ld.shared.b32 %r3, [%r1];
+      cp.async.wait_all;
+      ld.shared.b32 %r4, [%r1 + 128];
+      add.u32 %r0, %r3, %r4;
+    """
+    out = run(body + STORE_R0, data=list(range(32)), schedule=schedule)
+    assert out[:32].tolist() == [t + t * (t < 16) for t in range(32)]
+
+
 def test_distributed_shared_memory() -> None:
     body = """
       mov.u32 %r5, %cluster_ctarank;

@@ -2,8 +2,8 @@
 
     python -m tests.emulator.calibration.record --out tests/emulator/calibration/vectors.npz
 
-Needs numpy, the driver and nvcc (12.9 or newer, on PATH); not jaxbw. Runs the cases in a process
-that is started anew where one breaks or hangs its context, and prints what failed. Beside the
+Needs numpy, the driver and nvcc (12.9 or newer, on PATH); not jaxbw. Runs the cases in processes
+that are started anew where one breaks or hangs its context, and prints what failed. Beside the
 vectors it writes <out>.whole.npz, with every result in full, to look into a difference.
 """
 
@@ -11,27 +11,25 @@ import argparse
 import concurrent.futures
 import datetime
 import json
-import pickle
-import queue
+import multiprocessing
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from . import suite
-from .case import Bytes
+from .case import Bytes, Case
 from .driver import Device, DriverError
 from .encodings import encodings
 
-ROOT = suite.HERE.parents[2]
-PATIENCE = 40  # seconds for one case, the start of its process included
+PATIENCE = 15  # seconds for one case, the start of its process included
+FORK = multiprocessing.get_context("fork")
 Result = Bytes | str  # or why there is none
 
 
@@ -54,12 +52,11 @@ def compile_modules(folder: Path) -> dict[str, str]:
         return {module: error for module, error in pool.map(build, suite.modules()) if error}
 
 
-def work(folder: Path, first: int) -> None:
-    """Runs the cases from number `first` on; writes (number, result) pickles to stdout."""
+def work(answers: Connection, folder: Path, cases: Sequence[Case], numbers: Sequence[int]) -> None:
+    """In a process of its own: runs the cases of these numbers, sends (number, result) of each."""
     device = Device()
-    for number, case in enumerate(suite.cases()):
-        if number < first:
-            continue
+    for number in numbers:
+        case = cases[number]
         cubin = folder / f"{case.module}.cubin"
         result: Result
         lost = False
@@ -71,68 +68,119 @@ def work(folder: Path, first: int) -> None:
             except DriverError as error:
                 result = str(error)
                 lost = "cuCtxSynchronize" in result or "cuMem" in result
-        pickle.dump((number, result), sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+        answers.send((number, result))
         if lost:  # an error of a kernel sticks to the context
             return
 
 
-def results(folder: Path, count: int) -> Iterator[Result]:
+class Lane:
+    """Cases that run one after another, in a process that is started anew where one breaks it.
+
+    Forked, so that a restart costs a CUDA context and no more: this process must not have one.
+    """
+
+    def __init__(self, folder: Path, cases: Sequence[Case], numbers: list[int]) -> None:
+        self._folder, self._cases, self._pending = folder, cases, numbers
+        self.results: dict[int, Result] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self.answers, theirs = FORK.Pipe(duplex=False)
+        arguments = (theirs, self._folder, self._cases, tuple(self._pending))
+        self._process = FORK.Process(target=work, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+        self._answered, self._deadline = False, time.monotonic() + PATIENCE
+
+    @property
+    def done(self) -> bool:
+        return not self._pending
+
+    def _settle(self, result: Result) -> None:
+        self.results[self._pending.pop(0)] = result
+
+    def _restart(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.answers.close()
+        if self._pending:
+            self._start()
+
+    def receive(self) -> None:
+        """Takes an answer, or the news that the process has ended."""
+        try:
+            number, result = self.answers.recv()
+        except EOFError:
+            if not self._answered:
+                self._process.join()
+                self._settle(f"the process ended with status {self._process.exitcode}")
+            self._restart()
+            return
+        assert number == self._pending[0]
+        self._settle(result)
+        self._answered, self._deadline = True, time.monotonic() + PATIENCE
+        if not self._pending:
+            self._restart()
+
+    def check_patience(self) -> None:
+        """Gives a case up that has hung."""
+        if self._pending and time.monotonic() > self._deadline:
+            self._settle(f"no end after {PATIENCE} s")
+            self._restart()
+
+
+def results(folder: Path, cases: Sequence[Case], lanes: int) -> list[Result]:
     """The results of all cases, in order."""
-    done = 0
-    while done < count:
-        command = [sys.executable, "-m", __spec__.name, "--work", str(folder), str(done)]
-        worker = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
-        answers: queue.Queue[tuple[int, Result] | None] = queue.Queue()
-        reader = threading.Thread(target=_read, args=(worker, answers), daemon=True)
-        reader.start()
-        before = done
-        while done < count:
-            try:
-                answer = answers.get(timeout=PATIENCE)
-            except queue.Empty:
-                yield f"no end after {PATIENCE} s"
-                done += 1
-                break
-            if answer is None:  # the worker has ended
-                break
-            assert answer[0] == done
-            yield answer[1]
-            done += 1
-        worker.kill()
-        worker.wait()
-        if done == before:
-            yield f"the process ended with status {worker.returncode}"
-            done += 1
+    shares = [list(range(lane, len(cases), lanes)) for lane in range(lanes)]
+    running = [Lane(folder, cases, share) for share in shares if share]
+    merged: dict[int, Result] = {}
+    shown = time.monotonic()
+    while running:
+        by_connection = {lane.answers: lane for lane in running}
+        for connection in wait(list(by_connection), timeout=1):
+            by_connection[connection].receive()  # type: ignore[index]
+        for lane in running:
+            lane.check_patience()
+            merged |= lane.results
+        running = [lane for lane in running if not lane.done]
+        if time.monotonic() > shown + 10:
+            shown = time.monotonic()
+            print(f"{len(merged)} of {len(cases)} cases", flush=True)
+    return [merged[number] for number in range(len(cases))]
 
 
-def _read(worker: "subprocess.Popen[bytes]", answers: "queue.Queue[Any]") -> None:
-    assert worker.stdout is not None
-    try:
-        while True:
-            answers.put(pickle.load(worker.stdout))
-    except (EOFError, pickle.UnpicklingError):
-        answers.put(None)
+def device_facts(answers: Connection) -> None:
+    """In a process of its own: the name of the GPU, the driver's version, and the encodings."""
+    device = Device()
+    encoded = [device.encode(e.fields, e.address) for e in encodings()]
+    answers.send((device.name, device.driver_version, encoded))
+
+
+def ask_device() -> tuple[str, int, list[tuple[int, bytes]]]:
+    """What `device_facts` finds."""
+    answers, theirs = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=device_facts, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    found: tuple[str, int, list[tuple[int, bytes]]] = answers.recv()
+    process.join()
+    return found
 
 
 def main() -> int:
     """Returns the process's exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=suite.VECTORS, help="the file to write")
-    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--lanes", type=int, default=4, help="processes at a time (default 4)")
     arguments = parser.parse_args()
-    if arguments.work:
-        work(Path(arguments.work[0]), int(arguments.work[1]))
-        return 0
 
     start = time.monotonic()
-    device = Device()
-    encoded = [device.encode(e.fields, e.address) for e in encodings()]
+    gpu, driver_version, encoded = ask_device()
     cases = suite.cases()
     with tempfile.TemporaryDirectory() as name:
         broken = compile_modules(Path(name))
         print(f"compiled in {time.monotonic() - start:.0f} s", flush=True)
-        outcomes = list(results(Path(name), len(cases)))
+        outcomes = results(Path(name), cases, arguments.lanes)
 
     failures = {
         case.name: outcome
@@ -146,8 +194,8 @@ def main() -> int:
     ]
     nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout
     facts = {
-        "gpu": device.name,
-        "driver_version": device.driver_version,
+        "gpu": gpu,
+        "driver_version": driver_version,
         "nvcc": nvcc.strip().splitlines()[-1],
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": f"python -m {__spec__.name} --out {arguments.out.name}",
@@ -182,7 +230,7 @@ def main() -> int:
     for case_name, reason in list(failures.items())[:60]:
         print(f"  {case_name}: {reason}")
     size = arguments.out.stat().st_size
-    print(f"{device.name}: {size} bytes in {time.monotonic() - start:.0f} s")
+    print(f"{gpu}: {size} bytes in {time.monotonic() - start:.0f} s")
     return 0
 
 

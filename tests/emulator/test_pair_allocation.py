@@ -1,5 +1,7 @@
 """tcgen05.alloc.cta_group::2: two warps, one in each CTA of the pair, allocate together."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,7 @@ ALLOCATE = "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 "
 FREE = "tcgen05.dealloc.cta_group::2.sync.aligned.b32 "
 
 
-def run(body: str, **options: object) -> np.ndarray:
+def run(body: str, **options: Any) -> np.ndarray[Any, Any]:
     out = emulator.empty(2, np.uint32)
     out[...] = 0xDEAD
     module = emulator.Module(PTX.replace("BODY", body))
@@ -42,7 +44,7 @@ def run(body: str, **options: object) -> np.ndarray:
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 def test_both_ctas_have_the_columns_when_either_goes_on(schedule: str, seed: int) -> None:
-    # CUTLASS relies on it: its leader multiplies into the peer's columns with no word from the peer.
+    # CUTLASS relies on it: its leader multiplies into the peer's columns, and hears nothing of it.
     # Here the leader multiplies at once, while the peer's warp comes late to its allocation.
     out = run(
         f"""

@@ -1,0 +1,84 @@
+"""A kernel that somebody else's compiler made, and a GEMM run with it in the emulator."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxbw import emulator
+
+Array = np.ndarray[Any, Any]
+BF16, F16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+SCHEDULES = [("eager", 0), ("latest", 0), ("pct", 1), *[("random", seed) for seed in range(4)]]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled GEMM kernel for one problem, and how to launch it."""
+
+    ptx: str
+    grid: tuple[int, int]  # in CTAs
+    cluster: tuple[int, int]
+    dynamic_smem: int
+    arguments: Callable[[Array, Array, Array], list[Any]]  # of lhs, rhs and result, as stored
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`[m, k]` by `[k, n]`; an operand may be stored transposed."""
+
+    m: int
+    n: int
+    k: int
+    dtype: np.dtype[Any] = BF16
+    lhs_transposed: bool = False
+    rhs_transposed: bool = False
+
+    def operands(self) -> tuple[Array, Array]:
+        """Small integers: their products and sums are exact in float32, in any order."""
+        rng = np.random.default_rng(self.m * 7 + self.n * 5 + self.k)
+        lhs, rhs = (rng.integers(-3, 4, s) for s in ((self.m, self.k), (self.k, self.n)))
+        return lhs.astype(np.float32), rhs.astype(np.float32)
+
+
+def tensor_map(array: Array, box: Sequence[int], swizzle: int = 128) -> emulator.TensorMap:
+    """The map of a matrix for a box given as (contiguous, outer)."""
+    return emulator.TensorMap.encode(array, box=box, swizzle=swizzle)
+
+
+def _stored(values: Array, transposed: bool, dtype: np.dtype[Any]) -> Array:
+    values = values.T if transposed else values
+    array = emulator.empty(values.shape, dtype)
+    array[...] = values
+    return array
+
+
+def run(kernel: Kernel, problem: Problem, **options: Any) -> emulator.Report:
+    """Runs the kernel, on a GPU of two clusters, and compares its result bit by bit."""
+    module = emulator.Module(kernel.ptx)
+    lhs, rhs = problem.operands()
+    result = emulator.empty((problem.m, problem.n), problem.dtype)
+    result.view(np.uint8)[...] = 0xA5
+    arguments = kernel.arguments(
+        _stored(lhs, problem.lhs_transposed, problem.dtype),
+        _stored(rhs, problem.rhs_transposed, problem.dtype),
+        result,
+    )
+    threads = re.search(r"\.reqntid (\d+)", kernel.ptx)
+    assert threads
+    report = module.launch(
+        module.entries()[0],
+        grid=kernel.grid,
+        block=int(threads[1]),
+        cluster=kernel.cluster,
+        dynamic_smem=kernel.dynamic_smem,
+        args=arguments,
+        sm_count=2 * kernel.cluster[0] * kernel.cluster[1],
+        **options,
+    )
+    expected = (lhs @ rhs).astype(problem.dtype)
+    np.testing.assert_array_equal(result.view(np.uint16), expected.view(np.uint16), str(options))
+    return report

@@ -77,7 +77,7 @@ using Triple = std::tuple<uint32_t, uint32_t, uint32_t>;
 Report launch(LoadedModule& module, const std::string& entry, Triple grid, Triple block, Triple cluster,
               uint32_t dynamic_shared, nb::bytes parameters,
               const std::vector<std::tuple<uint64_t, uint64_t, bool>>& buffers, Schedule schedule, uint64_t seed,
-              Checks checks, uint32_t sm_count, uint64_t step_limit) {
+              Checks checks, uint32_t sm_count, uint64_t step_limit, bool trace) {
   const Program& program = module.program(entry);
   std::vector<Buffer> memory;
   for (const auto& [address, bytes, writable] : buffers)
@@ -92,7 +92,8 @@ Report launch(LoadedModule& module, const std::string& entry, Triple grid, Tripl
                               .seed = seed,
                               .checks = checks,
                               .sm_count = sm_count,
-                              .step_limit = step_limit};
+                              .step_limit = step_limit,
+                              .trace = trace};
   Machine machine(program, options, std::move(memory), {data, data + parameters.size()});
   nb::gil_scoped_release release;
   machine.run();
@@ -123,10 +124,30 @@ void bind_emulator(nb::module_& parent) {
       .def_ro("count", &Finding::count)
       .def("__repr__", &describe);
 
+  nb::enum_<Event::Kind>(m, "EventKind")
+      .value("run", Event::Kind::kRun)
+      .value("wait", Event::Kind::kWait)
+      .value("operation", Event::Kind::kOperation)
+      .value("phase", Event::Kind::kPhase)
+      .value("finding", Event::Kind::kFinding);
+  nb::class_<Event>(m, "Event")
+      .def_ro("kind", &Event::kind)
+      .def_ro("cta", &Event::cta)
+      .def_ro("warp", &Event::warp)
+      .def_ro("begin", &Event::begin)
+      .def_ro("end", &Event::end)
+      .def_ro("started", &Event::started)
+      .def_ro("mbarrier", &Event::mbarrier)
+      .def_ro("by_engine", &Event::by_engine)
+      .def_ro("line", &Event::line)
+      .def_ro("name", &Event::name);
+
   nb::class_<Report>(m, "Report")
+      .def_ro("events", &Report::events)
+      .def_ro("warp_operations", &Report::warp_operations)
+      .def_ro("warp_waits", &Report::warp_waits)
       .def_ro("findings", &Report::findings)
       .def_ro("instructions", &Report::instructions)
-      .def_ro("waits", &Report::waits)
       .def_ro("bytes", &Report::bytes)
       .def_ro("operations", &Report::operations)
       .def_ro("steps", &Report::steps)
@@ -145,7 +166,7 @@ void bind_emulator(nb::module_& parent) {
           },
           "entry"_a)
       .def("launch", &launch, "entry"_a, "grid"_a, "block"_a, "cluster"_a, "dynamic_shared"_a, "parameters"_a,
-           "buffers"_a, "schedule"_a, "seed"_a, "checks"_a, "sm_count"_a, "step_limit"_a);
+           "buffers"_a, "schedule"_a, "seed"_a, "checks"_a, "sm_count"_a, "step_limit"_a, "trace"_a);
 
   m.def("opcodes", [] {
     std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;

@@ -296,7 +296,9 @@ void Machine::advance(MBarrier& barrier, const MBarrier::Change& change) {
   if (change.misuse)
     throw Error("mbarrier at offset " + hex(barrier.offset) + " of CTA rank " + std::to_string(barrier.rank) + ": " +
                 change.misuse);
-  if (change.completed) wake(&barrier);
+  if (!change.completed) return;
+  trace_phase(barrier);
+  wake(&barrier);
 }
 
 // --- addresses
@@ -415,6 +417,7 @@ void Machine::add_finding(const char* kind, const std::string& message, const st
     return;
   }
   report_.findings.push_back({kind, message, where, line});
+  trace_finding(kind, line);
 }
 
 void Machine::touch_shared(const Step& step, const Location& at, uint32_t bytes, bool write) {

@@ -51,6 +51,7 @@ struct LaunchOptions {
   Checks checks = Checks::kStrict;
   uint32_t sm_count = 4;
   uint64_t step_limit = uint64_t{1} << 36;
+  bool trace = false;  // remember events
   // The clusters that this machine runs: the first, and every so many-th after it. Several machines, a thread each, so
   // share a grid whose clusters do not wait for each other; each one's cluster launch control hands out its own share.
   uint64_t first_cluster = 0, cluster_step = 1;
@@ -84,6 +85,11 @@ class Operation {
 
   const uint32_t line;
   Cta* const issuer;
+
+  // For the trace.
+  const Instruction* instruction = nullptr;
+  uint32_t warp = 0;
+  uint64_t issued = 0, started = 0;  // ticks
 };
 
 // Operations that complete in order. Operations of different queues complete in any order.
@@ -120,6 +126,7 @@ struct Group {
   bool arrived = false;       // the handler has registered the arrival that `token` stands for
   bool timed_out = false;     // its last try_wait returned false only because nothing else could run
   uint32_t wait_parity = 0;
+  uint64_t parked = 0;  // tick
 };
 
 // Bulk asynchronous groups of one thread (PTX 9.7.9.25.2).
@@ -243,11 +250,7 @@ struct Step {
   uint32_t taken = 0, other = 0;
   uint32_t line = 0;
 
-  void park(Wait wait, const void* key) {
-    group.wait = wait;
-    group.key = key;
-    outcome = Outcome::kPark;
-  }
+  void park(Wait wait, const void* key);
 };
 
 class Machine {
@@ -266,12 +269,17 @@ class Machine {
   bool strict() const { return options_.checks == Checks::kStrict; }
   bool eager() const { return options_.schedule == Schedule::kEager; }
   uint64_t steps() const { return steps_; }
+  uint64_t ticks() const { return ticks_; }
   double random_unit() { return std::uniform_real_distribution<>()(random_); }
 
   // Asynchronous operations. `queue` null: unordered with all others.
   void issue(std::unique_ptr<Operation> operation, Queue* queue = nullptr);
   // How many of `parts` an operation should do in this step.
   uint32_t part(uint32_t parts);
+  // Counts an operation of the warp that runs. issue() does it for its operations.
+  void count(const Instruction& instruction) {
+    ++report_.warp_operations[acting_.warp->index][instruction.statement->opcode];
+  }
 
   // Waiting.
   void park(Warp& warp, const void* key) { sleepers_[key].push_back(&warp); }
@@ -326,6 +334,13 @@ class Machine {
   void add_finding(const char* kind, const std::string& message, const std::string& where, uint32_t line);
   [[noreturn]] void deadlock();
   void step_queue(Queue& queue);
+  bool step(Operation& operation);
+  void trace_run(const Warp& warp, uint64_t begin);
+  void trace_wait(const Warp& warp, const Group& group);
+  void trace_operation(const Operation& operation);
+  void trace_phase(const MBarrier& barrier);
+  void trace_finding(const char* kind, uint32_t line);
+  Event event_of(Event::Kind kind, const Cta& cta, uint64_t begin) const;
   void remove_pending(Queue& queue);
   void remove_runnable(Warp& warp);
   std::string place(const Cta& cta) const;
@@ -348,6 +363,13 @@ class Machine {
   uint64_t next_cluster_ = 0, cluster_count_ = 0;
   uint32_t resident_limit_ = 1;
   uint64_t steps_ = 0;
+  uint64_t ticks_ = 0;  // instructions, and steps of operations
+  // Who causes what happens now: an instruction of a warp, or an operation.
+  struct {
+    const Warp* warp = nullptr;
+    const Instruction* instruction = nullptr;
+    const Operation* operation = nullptr;
+  } acting_;
   size_t cursor_ = 0;
   size_t last_buffer_ = 0;
 
@@ -362,6 +384,13 @@ class Machine {
   uint64_t since_engine_ = 0;  // instructions since an asynchronous operation last went on
   int64_t lowest_priority_ = 0;
 };
+
+inline void Step::park(Wait wait, const void* key) {
+  group.wait = wait;
+  group.key = key;
+  group.parked = machine.ticks();
+  outcome = Outcome::kPark;
+}
 
 // --- rows
 

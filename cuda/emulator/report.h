@@ -23,10 +23,27 @@ inline std::string describe(const Finding& f) {
          (f.count > 1 ? " (" + std::to_string(f.count) + " times)" : "");
 }
 
+// Something that took a while, of a launch with tracing. Times are ticks: executed instructions, and steps of
+// asynchronous operations. They give the order, and no duration on any GPU.
+struct Event {
+  enum class Kind : uint8_t { kRun, kWait, kOperation, kPhase, kFinding };
+  Kind kind = Kind::kRun;
+  uint32_t cta = 0;   // in the grid
+  uint32_t warp = 0;  // in the CTA: that runs, waits, issued the operation, or completed the phase
+  uint64_t begin = 0, end = 0;
+  uint64_t started = 0;    // operations: their first step
+  uint32_t mbarrier = 0;   // waits and phases: offset in shared memory
+  bool by_engine = false;  // phases: completed by an asynchronous operation
+  uint32_t line = 0;       // of the PTX
+  std::string name;        // opcode, kind of wait, or finding
+};
+
 struct Report {
   std::vector<Finding> findings;
+  std::vector<Event> events;  // of a launch with tracing
+  // By index of the warp in its CTA: asynchronous operations issued, by opcode, and waits, by kind.
+  std::map<uint32_t, std::map<std::string, uint64_t>> warp_operations, warp_waits;
   std::map<uint32_t, uint64_t> instructions;   // warp instructions, by index of the warp in its CTA
-  std::map<std::string, uint64_t> waits;       // times that a warp parked, by kind
   std::map<std::string, uint64_t> bytes;       // moved, by engine
   std::map<std::string, uint64_t> operations;  // asynchronous, by engine
   uint64_t steps = 0;

@@ -7,6 +7,7 @@
 //   pct     random priorities, lowered at random points (Burckhardt et al., ASPLOS 2010): finds orderings
 //           that take few but far-apart reversals
 #include <algorithm>
+#include <utility>
 
 #include "machine.h"
 
@@ -78,15 +79,22 @@ void Machine::wake(const void* key) {
   const std::vector<Warp*> warps = std::move(it->second);
   sleepers_.erase(it);
   for (Warp* warp : warps) {
-    for (Group& group : warp->groups)
-      if (group.wait != Wait::kNone && group.key == key) group.wait = Wait::kNone;
+    for (Group& group : warp->groups) {
+      if (group.wait == Wait::kNone || group.key != key) continue;
+      trace_wait(*warp, group);
+      group.wait = Wait::kNone;
+    }
     if (warp->runnable()) make_runnable(*warp);
   }
 }
 
 void Machine::issue(std::unique_ptr<Operation> operation, Queue* queue) {
+  count(*acting_.instruction);
+  operation->instruction = acting_.instruction;
+  operation->warp = acting_.warp->index;
+  operation->issued = ticks_;
   if (eager() && (!queue || queue->operations.empty())) {
-    while (!operation->step(*this)) {
+    while (!step(*operation)) {
     }
     return;
   }
@@ -104,12 +112,22 @@ void Machine::issue(std::unique_ptr<Operation> operation, Queue* queue) {
   preempt_ = options_.schedule == Schedule::kPct;
 }
 
+bool Machine::step(Operation& operation) {
+  const Operation* outer = std::exchange(acting_.operation, &operation);
+  ++ticks_;
+  if (!operation.started) operation.started = ticks_;
+  const bool done = operation.step(*this);
+  if (done) trace_operation(operation);
+  acting_.operation = outer;
+  return done;
+}
+
 void Machine::step_queue(Queue& queue) {
   since_engine_ = 0;
   Operation& operation = *queue.operations.front();
   bool done = false;
   try {
-    done = operation.step(*this);
+    done = step(operation);
   } catch (const LocatedError&) {
     throw;
   } catch (const Error& error) {
@@ -175,6 +193,7 @@ bool Machine::release_timeouts() {
       for (auto& warp : cta->warps)
         for (Group& group : warp->groups) {
           if (group.wait != Wait::kMBarrier || group.timed_out) continue;
+          trace_wait(*warp, group);
           group.wait = Wait::kNone;
           group.arrived = group.timed_out = any = true;
           make_runnable(*warp);
@@ -222,11 +241,14 @@ bool Machine::merge(Warp& warp, size_t index) {
 
 void Machine::run_warp(Warp& warp, uint32_t budget) {
   preempt_ = false;
+  acting_.warp = &warp;
+  const uint64_t begin = ticks_;
   while (budget && !preempt_) {
     const size_t index = pick_group(warp);
     if (index == warp.groups.size()) break;
     if (!execute(warp, index, budget)) break;
   }
+  trace_run(warp, begin);
   if (!warp.runnable()) remove_runnable(warp);
 }
 
@@ -274,6 +296,8 @@ bool Machine::execute(Warp& warp, size_t index, uint32_t& budget) {
       if (several && merge(warp, index)) break;
       const Instruction& in = code[group.pc];
       --slice;
+      ++ticks_;
+      acting_.instruction = &in;
       step.line = in.line;
       uint32_t active = group.mask;
       if (in.guarded) {
@@ -326,7 +350,7 @@ bool Machine::execute(Warp& warp, size_t index, uint32_t& budget) {
         case Step::Outcome::kPark:
           if (group.wait != Wait::kConvergence) {
             sleepers_[group.key].push_back(&warp);
-            ++report_.waits[wait_name(group.wait)];
+            ++report_.warp_waits[warp.index][wait_name(group.wait)];
           }
           leave = true;
           break;

@@ -127,6 +127,7 @@ void allocate(Step& s, const Instruction& in) {
   const uint32_t columns = row32(s, in.s[1])[lane];
   const auto address = in.detail & kPair ? allocate_pair(s, columns) : allocate_alone(s, columns);
   if (!address) return s.park(Wait::kTmemAllocation, s.cta.tmem.get());
+  s.machine.count(in);
   const Location to = s.machine.locate_shared(s.cta, lane_address(s, in.s[0], in.immediate, lane), 4, 4);
   std::copy_n(reinterpret_cast<const uint8_t*>(&*address), 4, to.bytes);
   std::fill_n(to.undefined, 4, 0);

@@ -23,11 +23,8 @@
 ([0, 3, 6, 9], [])
 """
 
-from jaxbw._native import emulator as _core
 from jaxbw.emulator.module import EmulatorError, Module
+from jaxbw.emulator.report import Finding, Report, Role
 from jaxbw.emulator.tensor_map import TensorMap, empty
 
-Finding = _core.Finding
-Report = _core.Report
-
-__all__ = ["EmulatorError", "Finding", "Module", "Report", "TensorMap", "empty"]
+__all__ = ["EmulatorError", "Finding", "Module", "Report", "Role", "TensorMap", "empty"]

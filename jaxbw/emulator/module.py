@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxbw._native import emulator as _core
+from jaxbw.emulator.report import Report, make_report
 from jaxbw.emulator.tensor_map import TensorMap
 
 EmulatorError = _core.EmulatorError
@@ -73,7 +74,8 @@ class Module:
         checks: str = "strict",
         sm_count: int = 4,
         step_limit: int = 1 << 36,
-    ) -> _core.Report:
+        trace: bool = False,
+    ) -> Report:
         """Runs a grid to its end.
 
         Args:
@@ -89,6 +91,7 @@ class Module:
           checks: "strict" (the PTX specification), "hardware" (what real kernels rely on) or "off".
           sm_count: SMs of the emulated GPU. A CTA fills one.
           step_limit: warp instructions after which the launch is given up.
+          trace: remember what happened when, for `Report.timeline`; about 200 bytes an event.
         Raises:
           EmulatorError: the kernel did something from which there is no going on (an access out of
             bounds, a deadlock, an instruction used against its rules), or uses an instruction that
@@ -114,7 +117,7 @@ class Module:
                 raise ValueError("an array must be C-contiguous to be device memory")
             memory.append((array.ctypes.data, array.nbytes, array.flags.writeable))
         required = self._module.required_cluster(entry)
-        return self._module.launch(
+        report = self._module.launch(
             entry,
             _extents(grid),
             _extents(block),
@@ -127,4 +130,6 @@ class Module:
             _core.Checks.__members__[checks],
             sm_count,
             step_limit,
+            trace,
         )
+        return make_report(report)

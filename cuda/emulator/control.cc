@@ -335,10 +335,9 @@ void decode_bra(Decoder& d) {
   d.out.execute = branch;
 }
 void decode_brx(Decoder& d) {
-  if (d.operand(1).kind != Operand::Kind::kLabel) d.fail("needs a list of targets");
+  if (d.operand(1).kind != Operand::Kind::kTargets) d.fail("needs a list of targets");
   d.source(0, Type::k_u32);
   d.out.target = d.operand(1).index;
-  if (d.out.target >= d.rows.function.branch_targets.size()) d.fail("needs a list of targets");
   d.out.execute = branch_indexed;
 }
 void decode_exit(Decoder& d) {

@@ -66,6 +66,7 @@ class Lexer {
       return finish(c == '.' ? Token::Kind::kDirective : Token::Kind::kWord, begin);
     }
     if (is_digit(c)) return number();
+    if (static_cast<unsigned char>(c) >= 0x80) fail("PTX is ASCII outside of strings and comments");
     if (c == '"') {
       const uint32_t line = line_;
       for (++at_; peek() != '"'; ++at_) {

@@ -481,7 +481,7 @@ class Parser {
         return;
       }
       if (const auto it = scopes_[s].branch_targets.find(operand.name); it != scopes_[s].branch_targets.end()) {
-        operand.kind = Operand::Kind::kLabel;
+        operand.kind = Operand::Kind::kTargets;
         operand.index = it->second;
         return;
       }

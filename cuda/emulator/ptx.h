@@ -37,7 +37,8 @@ struct Operand {
     kSpecial,     // %tid.x, ...: `name`
     kImmediate,   // `bits`; `float_bytes` 4 or 8 where it was written as a floating-point number
     kVariable,    // variables[index] of the function (`local`; or its parameter), else of the module
-    kLabel,       // statement `index`; for a .branchtargets list: index into Function::branch_targets
+    kLabel,       // statement `index`
+    kTargets,     // a .branchtargets list: index into Function::branch_targets
     kFunction,    // name of a function
     kAddress,     // [parts[0] + bits, parts[1], ...]; parts[0] may be an immediate
     kVector,      // {parts}

@@ -23,8 +23,8 @@ from triton.language.core import _aggregate as aggregate
 from .launching import BF16, Kernel, Problem
 from .triton_kernels import BLACKWELL, descriptor_arguments
 
-# Loads, MMAs, stores and requests for tiles have warps of their own; the first three read answers.
-READERS = gl.constexpr(3)
+# Loads, MMAs, stores and requests for tiles have warps of their own, which all read each answer.
+ROLES = gl.constexpr(4)
 ACCUMULATORS = gl.constexpr(2)
 ANSWER_BYTES = gl.constexpr(16)
 
@@ -128,8 +128,7 @@ def _request_tiles(shared):
         mbarrier.wait(shared.answer_read, (round & 1) ^ 1)
         mbarrier.expect(shared.answered, ANSWER_BYTES)
         clc.try_cancel(shared.answer, shared.answered)
-        mbarrier.wait(shared.answered, round & 1)
-        more = clc.load_result(shared.answer).is_canceled()
+        more, _, _ = _next_tile(shared, round)
         round += 1
 
 
@@ -239,7 +238,7 @@ def matmul_persistent(lhs, rhs, result, stages: gl.constexpr, accumulator: gl.co
         mbarrier.init(sums_full.index(i), count=commits)
         mbarrier.init(sums_empty.index(i), count=1)
     mbarrier.init(answered, count=1)
-    mbarrier.init(answer_read, count=READERS)
+    mbarrier.init(answer_read, count=ROLES)
     sums = allocate_tensor_memory(gl.float32, [ACCUMULATORS, block_m, block_n], accumulator)
     shared = Shared(
         lhs, rhs, result, lhs_ring, rhs_ring, full, empty,
@@ -264,13 +263,14 @@ def compiled(
     block: tuple[int, int, int],
     ctas: int = 1,
     stages: int = 3,
-    width: int = 64,
 ) -> Kernel:
     """The CTAs of a cluster divide block_m; of a pair, each has half of the columns of rhs.
 
     In a cluster of four, the pairs load the same block of rhs: once, by multicast.
     """
     block_m, block_n, block_k = block
+    # With 64 rows in each CTA of a pair, lanes 64 to 127 hold half the columns: Gluon slices no such tile.
+    width = block_n if block_m == 64 * ctas else 64
     rows = {1: [], 2: [[1, 0]], 4: [[1, 0], [2, 0]]}[ctas]
     columns = {1: [], 2: [[0, 1]], 4: [[0, 1], [0, 0]]}[ctas]
     dtype, name = (gl.bfloat16, "bf16") if problem.dtype == BF16 else (gl.float16, "fp16")

@@ -64,12 +64,13 @@ def test_triton_with_descriptors(
     check(kernel, problem)
 
 
-# (m, n, k), (block_m of the cluster, block_n, block_k), CTAs of a cluster
+# (block_m of the cluster, block_n, block_k), CTAs of a cluster
 GLUON = [
     (Problem(200, 296, 328), (128, 128, 64), 1),
     (Problem(136, 136, 200, F16), (64, 64, 64), 1),
     (Problem(328, 296, 328, F16), (256, 128, 64), 2),
     (Problem(264, 264, 200), (256, 256, 32), 2),
+    (Problem(136, 136, 200), (128, 128, 64), 2),
     (Problem(584, 264, 200), (512, 128, 64), 4),
 ]
 

@@ -269,7 +269,7 @@ def compiled(
     In a cluster of four, the pairs load the same block of rhs: once, by multicast.
     """
     block_m, block_n, block_k = block
-    # With 64 rows in each CTA of a pair, lanes 64 to 127 hold half the columns: Gluon slices no such tile.
+    # With 64 rows in a CTA of a pair, half the columns are in lanes 64 to 127: no slices of those.
     width = block_n if block_m == 64 * ctas else 64
     rows = {1: [], 2: [[1, 0]], 4: [[1, 0], [2, 0]]}[ctas]
     columns = {1: [], 2: [[0, 1]], 4: [[0, 1], [0, 0]]}[ctas]

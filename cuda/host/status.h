@@ -37,7 +37,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}         // NOLINT: a value is a result
+  Result(const T& value) : state_(value) {}             // NOLINT: a value is a result
+  Result(T&& value) : state_(std::move(value)) {}       // NOLINT
   Result(Status status) : state_(std::move(status)) {}  // NOLINT: so is an error
 
   bool ok() const { return std::holds_alternative<T>(state_); }

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import jaxbw
 from jaxbw import GemmConfig, _native
@@ -304,6 +305,22 @@ def test_other_platforms_are_refused_when_lowered(name: str) -> None:
                 match=r"bf16\[256,512\] @ bf16\[512,128\]: the emulator runs on the CPU, not on",
             ):
                 hlo(function, X, W, platform=platform)
+
+
+def test_partitioned_programs_are_refused_and_shard_map_is_the_emulators(name: str) -> None:
+    mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, PartitionSpec("x"))
+    lhs = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=rows)
+    strict = functools.partial(jaxbw.matmul, implementation=name)
+    with pytest.raises(NotImplementedError, match="shard_map"):
+        hlo(strict, lhs, W)
+    local = jax.shard_map(
+        strict,
+        mesh=mesh,
+        in_specs=(PartitionSpec("x"), PartitionSpec()),
+        out_specs=PartitionSpec("x"),
+    )
+    assert hlo(local, lhs, W).count(f"@{TARGET}(") == 1
 
 
 def test_an_unknown_check_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

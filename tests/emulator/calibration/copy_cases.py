@@ -67,6 +67,7 @@ def write(
     *,
     source: Bytes | None = None,
     target: Bytes | None = None,
+    refused: str | None = None,
 ) -> Case:
     region = math.ceil(fields.box_bytes / 128) * 128
     if source is None:
@@ -75,7 +76,9 @@ def write(
         target = tensor(fields, 78)
     result = Buffer(target, result=True)
     arguments = (Map(fields, result), coordinates(at), 0, region, Buffer(source))
-    return Case(f"{entry} {name}", "tma", f"{entry}_{len(at)}d", arguments, smem=region)
+    return Case(
+        f"{entry} {name}", "tma", f"{entry}_{len(at)}d", arguments, smem=region, refused=refused
+    )
 
 
 # Coordinates inside the tensor, across each of its ends, and wholly outside.
@@ -89,15 +92,27 @@ SHAPES: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
 SPANS = {"32B": 32, "64B": 64, "128B": 128}
 
 
-def places(extents: tuple[int, ...], box: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    ones = (1,) * len(box)
+# A box starts at a multiple of this many bytes of its row. The H200 answers another start, and a
+# store that starts before the row, with an illegal instruction (cases "unaligned" and "before").
+STEP = 16
+UNALIGNED = "multiple of 16 bytes"
+BEFORE = "starts before"
+
+
+def places(
+    extents: tuple[int, ...], box: tuple[int, ...], step: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """`step`: STEP, in elements."""
+    ones = (step, *(1,) * (len(box) - 1))
+    ends = tuple(e - b // 2 for e, b in zip(extents, box, strict=True))
     yield "inside", ones
     yield "before", tuple(-(b // 2) for b in box)
-    yield "beyond", tuple(e - b // 2 for e, b in zip(extents, box, strict=True))
-    yield "outside", tuple(e + 5 for e in extents)
+    yield "beyond", (ends[0] // step * step, *ends[1:])
+    yield "outside", (math.ceil((extents[0] + 5) / step) * step, *(e + 5 for e in extents[1:]))
     for d in range(len(box)):
-        yield f"before {d}", tuple(-1 if i == d else 1 for i in range(len(box)))
-        yield f"beyond {d}", tuple(extents[d] - 1 if i == d else 1 for i in range(len(box)))
+        before, last = (-step, (extents[0] - 1) // step * step) if d == 0 else (-1, extents[d] - 1)
+        yield f"before {d}", tuple(before if i == d else one for i, one in enumerate(ones))
+        yield f"beyond {d}", tuple(last if i == d else one for i, one in enumerate(ones))
 
 
 def tiled() -> Iterator[Case]:
@@ -106,21 +121,26 @@ def tiled() -> Iterator[Case]:
         for swizzle in ("none", *SPANS):
             inner = SPANS.get(swizzle, 2 * box[0]) // 2
             fields = dense("u16", extents, (inner, *box[1:]), swizzle=swizzle)
-            for place, at in places(extents, fields.box):
+            for place, at in places(extents, fields.box, STEP // 2):
                 name = f"{rank}d {swizzle} {place}"
                 yield load(name, fields, at)
                 if not place.startswith("before ") or rank < 4:
-                    yield write(name, "tma_store", fields, at)
+                    refused = BEFORE if min(at) < 0 else None
+                    yield write(name, "tma_store", fields, at, refused=refused)
+    fields = dense("u16", *SHAPES[2])
+    yield load("unaligned", fields, (1, 1), refused=UNALIGNED)
+    yield write("unaligned", "tma_store", fields, (1, 1), refused=UNALIGNED)
     for type_, (_, size) in TYPES.items():
         if size < 1:
             continue
         for swizzle, span in SPANS.items():
             fields = dense(type_, (100, 12), (int(span / size), 9), swizzle=swizzle)
-            for at in ((3, 2), (-2, -1), (100 - 3, 8)):
+            step = int(STEP / size)
+            for at in ((step, 2), (-step, -1), (99 // step * step, 8)):
                 name = f"{type_} {swizzle} at {at}"
                 refused = REFUSED_TYPES.get(type_)
                 yield load(name, fields, at, data=float_data(type_), refused=refused)
-                if refused is None:
+                if refused is None and min(at) >= 0:
                     yield write(name, "tma_store", fields, at)
     # Swizzles of 32- and 64-byte atoms are sm_100's: the driver or the GPU may refuse them here.
     for swizzle in ("32B", "64B", "128B"):
@@ -139,7 +159,7 @@ def tiled() -> Iterator[Case]:
         )
     for steps in ((1, 2), (1, 3), (2, 1), (3, 2), (1, 8)):
         fields = dense("u32", (64, 40), (16, 16), element_strides=steps)
-        for at in ((2, 1), (-3, -5), (60, 37)):
+        for at in ((4, 1), (-4, -5), (60, 37)):
             yield load(f"element strides {steps} at {at}", fields, at)
     for type_ in ("f16", "bf16", "f32", "f64", "tf32"):
         fields = dense(type_, (20, 6), (16, 4), fill=1)
@@ -153,8 +173,8 @@ def tiled() -> Iterator[Case]:
         yield load(f"interleave {unit}B", fields, (1, 1, 1), region=4096, refused="interleaved")
     # Extents and strides of their own: rows that overlap, padding, one row for all, many rows.
     for name, fields, at in (
-        ("overlapping rows", MapFields("u32", (32, 10), (16,), (16, 8)), (1, 1)),
-        ("padded rows", MapFields("u8", (40, 10, 3), (96, 1120), (48, 6, 2)), (5, 6, 1)),
+        ("overlapping rows", MapFields("u32", (32, 10), (16,), (16, 8)), (4, 1)),
+        ("padded rows", MapFields("u8", (40, 10, 3), (96, 1120), (48, 6, 2)), (16, 6, 1)),
         ("one row for all", MapFields("u32", (32, 10), (0,), (16, 8)), (4, 2)),
         ("large box", MapFields("u8", (256, 90), (256,), (256, 64)), (0, 30)),
         ("tall box", MapFields("u8", (16, 300), (16,), (16, 256)), (0, 60)),
@@ -196,9 +216,9 @@ TMA_REDUCTIONS = {
     "max": ("u32", "s32", "u64", "s64", "f16", "bf16"),
     "inc": ("u32",),
     "dec": ("u32",),
-    "and": ("u32", "s32", "u64", "s64"),
-    "or": ("u32", "s32", "u64", "s64"),
-    "xor": ("u32", "s32", "u64", "s64"),
+    "and": ("u32", "s32", "u64"),  # s64: an illegal instruction on the H200
+    "or": ("u32", "s32", "u64"),
+    "xor": ("u32", "s32", "u64"),
 }
 
 
@@ -213,17 +233,14 @@ def reductions() -> Iterator[Case]:
                 type_,
                 f"tma_reduce_{operation}",
                 fields,
-                (2, 4),
+                (int(STEP / TYPES[type_][1]), 4),
                 source=float_values(type_, width * 8, 21),
                 target=float_values(type_, count, 22),
             )
     for rank, (extents, box) in SHAPES.items():
         fields = dense("u32", extents, box)
-        for place, at in (
-            ("before", tuple(-1 for _ in box)),
-            ("beyond", tuple(e - 1 for e in extents)),
-        ):
-            yield write(f"{rank}d {place}", "tma_reduce_add", fields, at)
+        at = ((extents[0] - 1) // 4 * 4, *(e - 1 for e in extents[1:]))
+        yield write(f"{rank}d beyond", "tma_reduce_add", fields, at)
 
 
 def multicast() -> Iterator[Case]:

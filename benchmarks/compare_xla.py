@@ -30,7 +30,7 @@ import jaxbw
 
 INPUT_BYTES = 400e6  # of all input sets together: over twice the L2 of any supported GPU
 CHECKED_ROWS = 64
-TRITON_OFF = {"xla_gpu_enable_triton_gemm": False}
+TRITON_OFF: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 CONTRACTING = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,)), "tt": ((0,), (1,))}
 
 

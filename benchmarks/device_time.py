@@ -41,7 +41,7 @@ def _burst(call: Call, count: int, first: int) -> tuple[list[float], tuple[str, 
     """Time calls back to back; returns each one's microseconds, and the kernels of one call."""
     from jax._src.lib import mosaic_gpu
 
-    cupti = mosaic_gpu._mosaic_gpu_ext
+    cupti = mosaic_gpu._mosaic_gpu_ext  # type: ignore[attr-defined]
     outputs = []
     cupti._cupti_init()
     try:

@@ -23,7 +23,8 @@ def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
     size = int(np.prod(shape)) * dtype.itemsize
     storage = np.empty(size + _ALIGNMENT, np.uint8)
     start = -storage.ctypes.data % _ALIGNMENT
-    return storage[start : start + size].view(dtype).reshape(shape)
+    array: np.ndarray[Any, Any] = storage[start : start + size].view(dtype).reshape(shape)
+    return array
 
 
 def _element_type(dtype: np.dtype[Any]) -> Any:

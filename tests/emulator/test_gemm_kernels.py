@@ -14,8 +14,8 @@ from .gemm_launch import BF16, SM90, SM100, Config
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 KERNELS = Path(jaxbw.__file__).parent / "kernels"
-ONE = dict(family=SM100, block_m=128)
-PAIR = dict(family=SM100, block_m=256, cta_group=2)
+ONE: dict[str, Any] = dict(family=SM100, block_m=128)
+PAIR: dict[str, Any] = dict(family=SM100, block_m=256, cta_group=2)
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +143,8 @@ def test_a_refused_request_leaves_its_cluster_to_start(load: Any) -> None:
 @pytest.mark.parametrize("cta_group", [1, 2])
 def test_bias_and_activation(load: Any, cta_group: int) -> None:
     rng = np.random.default_rng(0)
-    lhs, rhs = rng.standard_normal((1, 130, 64)), rng.standard_normal((1, 64, 72))
-    lhs, rhs = (x.astype(BF16).astype(np.float32) for x in (lhs, rhs))
+    shapes = (1, 130, 64), (1, 64, 72)
+    lhs, rhs = (rng.standard_normal(s).astype(BF16).astype(np.float32) for s in shapes)
     bias = rng.standard_normal(72).astype(np.float32)
     sums = lhs[0].astype(np.float64) @ rhs[0] + bias
     expected = [

@@ -1,5 +1,7 @@
 """The machine: arithmetic, divergence, barriers, bulk copies, clusters; and what it refuses."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,8 +18,8 @@ def run(
     block: int = 32,
     grid: int = 1,
     cluster: int = 1,
-    data: object = None,
-    **options: object,
+    data: Any = None,
+    **options: Any,
 ) -> np.ndarray:
     """Runs a body that stores %r0 of each thread; returns what it stored."""
     out = emulator.empty(max(64, block * grid), np.uint32)
@@ -84,7 +86,7 @@ U32 = [
 @pytest.mark.parametrize(
     ("instruction", "expected"), U32, ids=[row[0].split(" ")[0] for row in U32]
 )
-def test_arithmetic(instruction: str, expected: object) -> None:
+def test_arithmetic(instruction: str, expected: Any) -> None:
     out = run(
         f"""
         mul.lo.u32 %r1, %tid, 0x9E3779B9;
@@ -427,11 +429,12 @@ def test_every_opcode_has_a_section_and_is_reached() -> None:
 def test_the_launch_is_checked() -> None:
     kernel = module("")
     out = emulator.empty(64, np.uint32)
-    for options, message in [
+    cases: list[tuple[dict[str, Any], str]] = [
         (dict(grid=3, block=32, cluster=2), "the grid is not a multiple of the cluster"),
         (dict(grid=1, block=2000), "1 to 1024 threads"),
         (dict(grid=1, block=32, dynamic_smem=300000), "bytes of shared memory"),
-    ]:
+    ]
+    for options, message in cases:
         with pytest.raises(emulator.EmulatorError, match=message):
             kernel.launch("kernel", args=[out], **options)
     with pytest.raises(ValueError, match="has 1 parameters, but 0 arguments"):

@@ -152,7 +152,6 @@ struct Warp {
   int32_t slot = -1;  // in Machine::runnable_
   int64_t priority = 0;
   uint32_t cluster_phase[kLanes] = {};  // phase of the cluster barrier that a lane has arrived at, plus one
-  uint32_t max_registers = 0;
   std::unique_ptr<BulkGroups[]> bulk;  // per lane, made when needed
   std::vector<uint8_t> local;          // kLanes x Program::local_bytes
   Queue copies;                        // cp.async

@@ -16,6 +16,7 @@ namespace jaxbw::emulator {
 namespace {
 
 constexpr uint32_t kPieceBytes = 16;
+constexpr size_t kPiecesAhead = 64;  // 1 KB
 
 // A box or a run of bytes, cut into pieces. `shared` addresses are CTA-relative: base + offset, no rank.
 struct Transfer {
@@ -89,7 +90,12 @@ class Load final : public Operation {
     const Destination& to = destinations_[destination_];
     const size_t end = piece_ + machine.part(uint32_t(transfer_.pieces.size() - piece_));
     uint32_t bytes = 0;
-    for (; piece_ < end; ++piece_) bytes += copy(machine, transfer_.pieces[piece_], *to.cta);
+    for (; piece_ < end; ++piece_) {
+      // A box reads short runs of far-apart rows, which the host's processor does not foresee.
+      if (piece_ + kPiecesAhead < end)
+        __builtin_prefetch(reinterpret_cast<const void*>(transfer_.pieces[piece_ + kPiecesAhead].global));
+      bytes += copy(machine, transfer_.pieces[piece_], *to.cta);
+    }
     MBarrier& barrier = machine.mbarrier_of(*to.barrier_cta, to.barrier_offset, *this);
     RaceDetector* races = issuer->cluster->races.get();
     if (races) races->end_operation(agent_, barrier.clocks);
@@ -108,8 +114,8 @@ class Load final : public Operation {
     const uint32_t offset = piece.shared - kSharedBase;
     uint8_t* to = cta.shared.data() + offset;
     machine.touch_shared(*this, agent_, cta, offset, piece.bytes, true);
-    std::memset(to, 0, piece.bytes);  // what lies outside the tensor
-    std::memset(cta.undefined.data() + offset, 0, piece.bytes);
+    if (piece.count < piece.bytes) std::memset(to, 0, piece.bytes);  // what lies outside the tensor
+    if (machine.checking()) std::memset(cta.undefined.data() + offset, 0, piece.bytes);
     if (piece.count)
       std::memcpy(to + piece.begin, machine.locate_global(piece.global, piece.count, false).bytes, piece.count);
     return piece.bytes;

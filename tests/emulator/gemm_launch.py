@@ -80,8 +80,9 @@ def run(
     sm_count: int = 8,
     **options: Any,
 ) -> tuple[np.ndarray[Any, Any], emulator.Report]:
-    """Multiplies `[batch, m, k]` by `[batch, k, n]`; nothing around the result may change."""
-    (batch, m, k), n = lhs.shape, rhs.shape[2]
+    """Multiplies `[batch|1, m, k]` by `[batch|1, k, n]`; nothing around the result may change."""
+    (lhs_batch, m, k), (rhs_batch, _, n) = lhs.shape, rhs.shape
+    batch = max(lhs_batch, rhs_batch)
     c, family = config, config.family
     cluster_m, cluster_n = c.cluster
     rows, peers_b = c.block_m // c.cta_group, cluster_m // c.cta_group
@@ -105,7 +106,7 @@ def run(
     bias_address, bias_type = (0, 2) if bias is None else (bias.ctypes.data, TYPES[bias.dtype])
     parameters = b"".join(map_.encoded for map_ in maps)
     parameters += struct.pack("<QIIIxxxx", bias_address, bias_type, c.activation, TYPES[c.output])
-    parameters += struct.pack("<6I", m, n, k, batch, batch > 1, batch > 1)
+    parameters += struct.pack("<6I", m, n, k, batch, lhs_batch > 1, rhs_batch > 1)
     parameters += struct.pack(
         "<6I", c.block_m, c.block_n, cluster_m, cluster_n, c.stages, c.swizzle
     )

@@ -220,7 +220,15 @@ def check(case: Case, *, repeats: int = 1, guard_bytes: int = 4096) -> None:
       AssertionError: an element is wrong, or was not written.
     """
     given = operands(case)
-    result = launch(case, given, repeats=repeats, guard_bytes=guard_bytes)
+    verify(case, given, launch(case, given, repeats=repeats, guard_bytes=guard_bytes))
+
+
+def verify(case: Case, given: Operands, result: npt.NDArray[Any]) -> None:
+    """Compares a result with the oracle.
+
+    Raises:
+      AssertionError: an element is wrong, or was not written.
+    """
     reference, allowed = expected(case, given)
     exact = case.integers and case.activation in ("none", "relu")
     with np.errstate(over="ignore"):  # f16 overflows to infinity, in the kernel as here

@@ -1,0 +1,25 @@
+"""A sample of mutation testing (mutation.py): broken kernels are found."""
+
+import pytest
+
+from . import mutation
+
+EVERY = 16  # of the mutants, one is tried
+SCHEDULES = mutation.SCHEDULES[:9]
+
+
+@pytest.mark.parametrize("name", mutation.NAMES)
+def test_mutants_are_found(name: str) -> None:
+    if not (mutation.KERNELS / f"{name}.ptx").exists():
+        pytest.skip(f"{name} has not been built")
+    for _, mutant in list(mutation.all_mutants((name,)))[::EVERY]:
+        outcome = mutation.examine(name, mutant, SCHEDULES)
+        assert outcome.verdict != "survived", outcome
+
+
+def test_redundant_instructions_exist() -> None:
+    sites = {
+        (name.split("_")[1], m.role, m.opcode, m.occurrence, m.change)
+        for name, m in mutation.all_mutants(mutation.NAMES)
+    }
+    assert mutation.REDUNDANT.keys() <= sites

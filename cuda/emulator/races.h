@@ -17,8 +17,8 @@
 // it there are `read` and `tmem_read`, which only an acquire advances. tcgen05 operations know of synchronisation only
 // what stands before a tcgen05.fence::after_thread_sync.
 //
-// Not seen: races between lanes of one warp, races in global memory, accesses of less than 4 bytes, strong (volatile,
-// atomic, relaxed) accesses, which are no data races.
+// Not seen: races between lanes of one warp (but those with an operation that one of them issued), races in global
+// memory, accesses of less than 4 bytes, strong (volatile, atomic, relaxed) accesses, which are no data races.
 #pragma once
 
 #include <cstdint>

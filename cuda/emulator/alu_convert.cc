@@ -1,8 +1,10 @@
 // Conversions (PTX 9.7.9.21 cvt, 9.7.9.22 cvt.pack).
 #include <algorithm>
+#include <array>
 #include <cfenv>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "decoder.h"
 #include "lanes.h"
@@ -72,9 +74,13 @@ __int128 clamp_to(Type type, __int128 value) {
   return std::clamp(value, low, high);
 }
 
-// Float to integer always clamps, and a NaN gives zero (PTX 9.7.9.21).
+// Float to integer always clamps, and a NaN gives zero (PTX 9.7.9.21), but for 64-bit types on either side: there an
+// H200 gives the highest bit.
 uint64_t float_to_integer(const Conversion& c, double value) {
-  if (value != value) return 0;
+  if (value != value) {
+    const uint32_t bytes = size_bytes(c.to);
+    return bytes == 8 || (bytes == 4 && c.from == Type::k_f64) ? uint64_t{1} << (8 * bytes - 1) : 0;
+  }
   value = std::clamp(round_to_integer(value, c.rounding), -1.9e19, 1.9e19);
   return uint64_t(clamp_to(c.to, __int128(value)));
 }
@@ -98,26 +104,26 @@ template <class T>
 
 // Keeps the bits of a binary32 value that a 16-bit format holds, towards zero.
 uint16_t truncate_to(Type type, float value) {
+  if (value != value) return kNan16;
   if (type == Type::k_bf16) return uint16_t(std::bit_cast<uint32_t>(value) >> 16);
   const uint16_t nearest = f32_to_f16(value);
   return std::fabs(f16_to_f32(nearest)) > std::fabs(value) ? uint16_t(nearest - 1) : nearest;
 }
 
 uint64_t write_float(const Conversion& c, double value) {
-  if (c.saturate) value = value != value ? 0 : std::clamp(value, 0.0, 1.0);
-  if (c.relu && value < 0) value = 0;
+  if (c.saturate) value = value > 0 ? std::min(value, 1.0) : 0;  // of NaN and -0: +0
+  if (c.relu && value <= 0) value = 0;
   switch (c.to) {
     case Type::k_f64:
       return std::bit_cast<uint64_t>(value);
     case Type::k_f32: {
       volatile double held = value;
       float out = rounded(c.rounding, [&] { return float(held); });
-      if (out != out) return 0x7fffffff;
+      if (out != out) return c.from == Type::k_f64 ? std::bit_cast<uint32_t>(out) : 0x7fffffff;  // keeps the payload
       if (c.flush && std::fabs(out) < std::numeric_limits<float>::min()) out = std::copysign(0.f, out);
       return std::bit_cast<uint32_t>(out);
     }
     default:
-      if (value != value) return 0x7fff;
       if (c.rounding == 'z') return truncate_to(c.to, float(value));
       return c.to == Type::k_f16 ? f32_to_f16(float(value)) : f32_to_bf16(float(value));
   }
@@ -147,17 +153,28 @@ void convert_lanes(Step& s, const Instruction& in) {
 }
 
 // Packed results: the first source goes to the high half.
-uint32_t pack_bf16(float high, float low) { return uint32_t{f32_to_bf16(high)} << 16 | f32_to_bf16(low); }
-uint32_t pack_f16(float high, float low) { return uint32_t{f32_to_f16(high)} << 16 | f32_to_f16(low); }
-uint32_t pack_bf16_relu(float high, float low) { return pack_bf16(std::max(high, 0.f), std::max(low, 0.f)); }
-uint32_t pack_f16_relu(float high, float low) { return pack_f16(std::max(high, 0.f), std::max(low, 0.f)); }
-uint32_t to_tf32(uint32_t x) { return (x & 0x7f800000) == 0x7f800000 ? x : (x + 0x1000) & ~0x1fffu; }  // ties away
+enum Packed : uint32_t { kTowardsZero = 1, kRelu = 2, kSatfinite = 4 };
+template <Type kTo, uint32_t kHow>
+uint16_t half_of(float value) {
+  constexpr uint16_t kInfinity = kTo == Type::k_bf16 ? 0x7f80 : 0x7c00;
+  if (kHow & kRelu && value <= 0) value = 0;
+  const uint16_t out = kHow & kTowardsZero   ? truncate_to(kTo, value)
+                       : kTo == Type::k_bf16 ? f32_to_bf16(value)
+                                             : f32_to_f16(value);
+  return kHow & kSatfinite && (out & 0x7fff) == kInfinity ? uint16_t(out - 1) : out;
+}
+template <Type kTo, uint32_t kHow>
+uint32_t pack_halves(float high, float low) {
+  return uint32_t{half_of<kTo, kHow>(high)} << 16 | half_of<kTo, kHow>(low);
+}
+// Infinities and NaNs lose their low bits too: an H200 makes an infinity of a NaN that has no others.
+uint32_t to_tf32(uint32_t x) { return ((x & 0x7f800000) == 0x7f800000 ? x : x + 0x1000) & ~0x1fffu; }  // ties away
 uint32_t to_tf32_even(uint32_t x) {
-  return (x & 0x7f800000) == 0x7f800000 ? x : (x + 0xfff + (x >> 13 & 1)) & ~0x1fffu;
+  return ((x & 0x7f800000) == 0x7f800000 ? x : x + 0xfff + (x >> 13 & 1)) & ~0x1fffu;
 }
 
 // Hot single conversions, without the detour.
-float f16_to_float(uint16_t x) { return f16_to_f32(x); }
+float f16_to_float(uint16_t x) { return (x & 0x7fff) > 0x7c00 ? std::bit_cast<float>(0x7fffffffu) : f16_to_f32(x); }
 float bf16_to_float(uint16_t x) { return bf16_to_f32(x); }
 uint32_t low16(uint16_t x) { return x; }
 uint16_t low16_of_32(uint32_t x) { return uint16_t(x); }
@@ -182,14 +199,19 @@ Handler fast(Type to, Type from, bool narrow_source, bool narrow_destination) {
 
 void packed_conversion(Decoder& d) {
   const Type to = d.type(0), from = d.type(1);
-  if (from != Type::k_f32 || !d.has("rn") || d.operands() != 3) d.fail("this packed conversion is not supported");
+  if (from != Type::k_f32 || d.has("rn") == d.has("rz") || d.operands() != 3)
+    d.fail("this packed conversion is not supported");
   d.destination(0, to);
   d.source(1, from);
   d.source(2, from);
   d.out.flags |= kPure;
-  const bool relu = d.has("relu");
-  if (to == Type::k_bf16x2) d.out.execute = relu ? lanes<&pack_bf16_relu> : lanes<&pack_bf16>;
-  if (to == Type::k_f16x2) d.out.execute = relu ? lanes<&pack_f16_relu> : lanes<&pack_f16>;
+  const auto how =
+      uint32_t(d.bits_if("rz", kTowardsZero) | d.bits_if("relu", kRelu) | d.bits_if("satfinite", kSatfinite));
+  constexpr auto kHandlers = []<uint32_t... kHow>(std::integer_sequence<uint32_t, kHow...>) {
+    return std::array{std::array{lanes<&pack_halves<Type::k_bf16, kHow>>...},
+                      std::array{lanes<&pack_halves<Type::k_f16, kHow>>...}};
+  }(std::make_integer_sequence<uint32_t, 8>{});
+  d.out.execute = kHandlers[to == Type::k_f16x2][how];
 }
 
 }  // namespace

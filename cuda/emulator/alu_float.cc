@@ -1,7 +1,8 @@
 // Floating-point arithmetic (PTX 9.7.3, 9.7.4, 9.7.5) of f32, f64, f16, bf16 and their packed forms.
 //
 // 16-bit types are computed in binary32 and rounded once more, which is exact for a single operation (binary32 has more
-// than twice their precision) except fma, which is computed in binary64. The approximations (ex2, rcp, tanh, ...) are
+// than twice their precision) except fma, which is computed in binary64 and rounded to odd up to the last step. The
+// approximations (ex2, rcp, tanh, ...) are
 // computed accurately: within the error that PTX allows, not bit-equal to the hardware.
 #include <cfenv>
 #include <cmath>
@@ -25,12 +26,33 @@ float widen(float x) { return x; }
 double widen(double x) { return x; }
 float widen(F16 x) { return f16_to_f32(x.bits); }
 float widen(BF16 x) { return bf16_to_f32(x.bits); }
+
+// The neighbour of a rounded value with an odd last bit, where the exact one lies off by `error`: from there on,
+// rounding to half as many bits is as if done once.
+template <class W>
+W to_odd(W rounded, double error) {
+  using Bits = std::conditional_t<sizeof(W) == 8, uint64_t, uint32_t>;
+  const auto bits = std::bit_cast<Bits>(rounded);
+  if (error == 0 || !std::isfinite(rounded) || !std::isfinite(error) || (bits & 1)) return rounded;
+  return std::bit_cast<W>((error > 0) == (rounded > 0) ? bits + 1 : bits - 1);
+}
+float narrow_to_odd(double x) {
+  const auto rounded = float(x);
+  if (rounded == 0) return std::copysign(x == 0 ? 0 : std::numeric_limits<float>::denorm_min(), rounded);
+  return to_odd(rounded, x - double(rounded));
+}
+// Of 16-bit operands: their product is exact, and the error of its sum with c is (Knuth's two-sum).
+double fma_to_odd(double a, double b, double c) {
+  const double product = a * b, sum = product + c, part = sum - product;
+  return to_odd(sum, (product - (sum - part)) + (c - part));
+}
+
 template <class T, class W>
 T narrow(W x) {
   if constexpr (std::is_same_v<T, F16>)
-    return F16{f32_to_f16(float(x))};
+    return F16{f32_to_f16(narrow_to_odd(x))};
   else if constexpr (std::is_same_v<T, BF16>)
-    return BF16{f32_to_bf16(float(x))};
+    return BF16{f32_to_bf16(narrow_to_odd(x))};
   else
     return T(x);
 }
@@ -39,7 +61,7 @@ using Widened = decltype(widen(T{}));
 
 enum Detail : uint64_t { kFtz = 1, kSat = 2, kRounding = 12, kRz = 4, kRm = 8, kRp = 12, kRelu = 16, kNan = 32 };
 
-// NaN results are canonical (PTX 9.7.3.3): 0x7fffffff.
+// NaN results of binary32 are canonical (PTX 9.7.3.3): 0x7fffffff. An H200 hands on binary64 operands.
 template <class W>
 W canonical(W x) {
   if constexpr (std::is_same_v<W, float>)
@@ -47,27 +69,38 @@ W canonical(W x) {
   else
     return x;
 }
+double quiet(double nan) { return std::bit_cast<double>(std::bit_cast<uint64_t>(nan) | uint64_t{1} << 51); }
 template <class W>
 W flush(W x) {
   return std::fabs(x) < std::numeric_limits<W>::min() ? std::copysign(W(0), x) : x;
 }
 
+// Of two NaNs an H200's binary64 units return the second. (Division is not done by one of them.)
+template <class W>
+W second_nan(W a, W b, W result) {
+  if constexpr (std::is_same_v<W, double>) {
+    if (b != b) return quiet(b);
+    if (a != a) return quiet(a);
+  }
+  return result;
+}
+
 struct Add {
   template <class W>
   static W apply(W a, W b) {
-    return a + b;
+    return second_nan(a, b, a + b);
   }
 };
 struct Sub {
   template <class W>
   static W apply(W a, W b) {
-    return a - b;
+    return second_nan(a, b, a - b);
   }
 };
 struct Mul {
   template <class W>
   static W apply(W a, W b) {
-    return a * b;
+    return second_nan(a, b, a * b);
   }
 };
 struct Div {
@@ -79,7 +112,10 @@ struct Div {
 struct Fma {
   template <class W>
   static W apply(W a, W b, W c) {
-    return std::fma(a, b, c);
+    const W result = std::fma(a, b, c);
+    if constexpr (std::is_same_v<W, double>)
+      if (c != c && b == b) return quiet(c);
+    return second_nan(a, b, result);
   }
 };
 // One NaN gives the other operand, and -0 is less than +0 (PTX 9.7.3.11-12).
@@ -110,13 +146,13 @@ struct Max {
 struct Abs {
   template <class W>
   static W apply(W a) {
-    return std::fabs(a);
+    return a == a ? std::fabs(a) : a;
   }
 };
 struct Neg {
   template <class W>
   static W apply(W a) {
-    return -a;
+    return a == a ? -a : a;
   }
 };
 struct Rcp {
@@ -167,13 +203,12 @@ struct Tanh {
     return W(std::tanh(double(a)));
   }
 };
-// copysign d, a, b: the sign of a on the magnitude of b.
-struct CopySign {
-  template <class W>
-  static W apply(W a, W b) {
-    return std::copysign(b, a);
-  }
-};
+// copysign d, a, b: the sign of a on the magnitude of b, of a NaN too.
+template <class T>
+T copy_sign(T a, T b) {
+  constexpr T kSign = T{1} << (8 * sizeof(T) - 1);
+  return (a & kSign) | (b & ~kSign);
+}
 
 // The plain case, a loop that vectorises.
 template <class Op, class T>
@@ -202,14 +237,16 @@ T one(const T* a, uint64_t detail) {
     out = Op::apply(v[0]);
   else if constexpr (kSources == 2)
     out = Op::apply(v[0], v[1]);
+  else if constexpr (std::is_same_v<Op, Fma> && sizeof(T) == 2)
+    out = fma_to_odd(v[0], v[1], v[2]);
   else
     out = Op::apply(v[0], v[1], v[2]);
   if (detail & kNan)
     for (uint32_t i = 0; i < kSources; ++i)
       if (v[i] != v[i]) out = v[i];
   if (detail & kFtz) out = W(flush(Widened<T>(out)));
-  if (detail & kSat) out = out != out ? W(0) : out < 0 ? W(0) : out > 1 ? W(1) : out;
-  if (detail & kRelu) out = out != out ? out : out < 0 ? W(0) : out;
+  if (detail & kSat) out = !(out > 0) ? W(0) : out > 1 ? W(1) : out;  // of NaN and -0: +0
+  if (detail & kRelu) out = out <= 0 ? W(0) : out;
   return narrow<T>(canonical(out));
 }
 
@@ -326,7 +363,7 @@ bool test_finite(float x) { return std::isfinite(x); }
 bool test_infinite(float x) { return std::isinf(x); }
 bool test_number(float x) { return x == x; }
 bool test_nan(float x) { return x != x; }
-bool test_normal(float x) { return std::isnormal(x); }
+bool test_normal(float x) { return std::isnormal(x) || x == 0; }  // PTX 9.7.3.2: zeros are normal
 bool test_subnormal(float x) { return std::fpclassify(x) == FP_SUBNORMAL; }
 
 }  // namespace
@@ -367,7 +404,12 @@ void decode_lg2(Decoder& d) { arithmetic<Lg2, 1>(d); }
 void decode_sin(Decoder& d) { arithmetic<Sin, 1>(d); }
 void decode_cos(Decoder& d) { arithmetic<Cos, 1>(d); }
 void decode_tanh(Decoder& d) { arithmetic<Tanh, 1>(d); }
-void decode_copysign(Decoder& d) { arithmetic<CopySign, 2>(d); }
+void decode_copysign(Decoder& d) {
+  if (d.type() == Type::k_f64)
+    d.simple(lanes<&copy_sign<uint64_t>>, Type::k_b64);
+  else
+    d.simple(lanes<&copy_sign<uint32_t>>, Type::k_b32);
+}
 void decode_testp(Decoder& d) {
   d.destination(0, Type::k_pred);
   d.source(1, d.type());

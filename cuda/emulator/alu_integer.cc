@@ -120,6 +120,8 @@ int32_t add_sat(int32_t a, int32_t b) { return saturated<int32_t>(int64_t{a} + b
 int32_t sub_sat(int32_t a, int32_t b) { return saturated<int32_t>(int64_t{a} - b); }
 int32_t mul24_lo(int32_t a, int32_t b) { return int32_t(int64_t(a << 8 >> 8) * (b << 8 >> 8)); }
 uint32_t mul24_lo_u(uint32_t a, uint32_t b) { return (a & 0xffffff) * (b & 0xffffff); }
+int32_t mad24_lo(int32_t a, int32_t b, int32_t c) { return int32_t(uint32_t(mul24_lo(a, b)) + uint32_t(c)); }
+uint32_t mad24_lo_u(uint32_t a, uint32_t b, uint32_t c) { return mul24_lo_u(a, b) + c; }
 
 template <auto F>
 uint32_t halves(uint32_t a, uint32_t b) {
@@ -209,7 +211,9 @@ uint32_t find_bit(T a) {
 template <class T>
 T extract(T a, uint32_t b, uint32_t c) {
   constexpr uint32_t kBits = 8 * sizeof(T);
-  const uint32_t position = b & 255, length = c & 255;
+  // The low 8 bits of position and length (PTX 9.7.1.18); an H200 takes 64-bit fields at the whole of them.
+  const uint32_t position = sizeof(T) == 8 ? std::min(b, 255u) : b & 255;
+  const uint32_t length = sizeof(T) == 8 ? std::min(c, 255u) : c & 255;
   const auto value = Unsigned<T>(a);
   if (length == 0) return 0;
   const uint32_t sign_at = std::min(position + length - 1, kBits - 1);
@@ -390,6 +394,10 @@ void decode_mul(Decoder& d) {
 void decode_mul24(Decoder& d) {
   if (!d.has("lo")) d.fail("is supported with .lo only");
   d.simple(d.type() == Type::k_s32 ? lanes<&mul24_lo> : lanes<&mul24_lo_u>, d.type());
+}
+void decode_mad24(Decoder& d) {
+  if (!d.has("lo")) d.fail("is supported with .lo only");
+  d.simple(d.type() == Type::k_s32 ? lanes<&mad24_lo> : lanes<&mad24_lo_u>, d.type());
 }
 void decode_mad(Decoder& d) {
   if (decode_float_arithmetic(d)) return;

@@ -30,13 +30,13 @@ Transfer linear_transfer(uint64_t global, uint32_t shared, uint32_t bytes) {
   transfer.bytes = bytes;
   for (uint32_t at = 0; at < bytes; at += kPieceBytes)
     transfer.pieces.push_back(
-        {.global = global + at, .shared = shared + at, .bytes = kPieceBytes, .begin = 0, .count = kPieceBytes});
+        {.global = global + at, .shared = shared + at, .bytes = kPieceBytes, .count = kPieceBytes});
   return transfer;
 }
 
 // [map, {coordinates}]: the rows of in.list from `first` on are the coordinates.
-Transfer tensor_transfer(Step& s, const Instruction& in, uint64_t map_address, uint32_t rank, uint32_t shared,
-                         uint32_t lane) {
+Transfer tensor_transfer(Step& s, const Instruction& in, TmaDirection direction, uint64_t map_address, uint32_t rank,
+                         uint32_t shared, uint32_t lane) {
   std::array<uint8_t, kTensorMapBytes> bytes;
   const Location low = s.machine.locate(s, Space::kGeneric, map_address, 64, lane, false);
   const Location high = s.machine.locate(s, Space::kGeneric, map_address + 64, 64, lane, false);
@@ -54,7 +54,7 @@ Transfer tensor_transfer(Step& s, const Instruction& in, uint64_t map_address, u
   Transfer transfer;
   transfer.type = map.type;
   transfer.bytes = tma_box_bytes(map);
-  tma_pieces(map, {coordinates, rank}, shared, transfer.pieces);
+  tma_pieces(map, direction, {coordinates, rank}, shared, transfer.pieces);
   return transfer;
 }
 
@@ -116,8 +116,7 @@ class Load final : public Operation {
     machine.touch_shared(*this, agent_, cta, offset, piece.bytes, true);
     if (piece.count < piece.bytes) std::memset(to, 0, piece.bytes);  // what lies outside the tensor
     if (machine.checking()) std::memset(cta.undefined.data() + offset, 0, piece.bytes);
-    if (piece.count)
-      std::memcpy(to + piece.begin, machine.locate_global(piece.global, piece.count, false).bytes, piece.count);
+    if (piece.count) std::memcpy(to, machine.locate_global(piece.global, piece.count, false).bytes, piece.count);
     return piece.bytes;
   }
 
@@ -167,7 +166,7 @@ class Store final : public Operation {
  private:
   void read(Machine& machine, size_t index) {
     const TmaPiece& piece = transfer_.pieces[index];
-    const uint32_t offset = piece.shared - kSharedBase + piece.begin;
+    const uint32_t offset = piece.shared - kSharedBase;
     if (piece.count) machine.touch_shared(*this, agent_, *issuer, offset, piece.count, false);
     std::memcpy(&data_[index * kPieceBytes], issuer->shared.data() + offset, piece.count);
     const uint8_t* flags = issuer->undefined.data() + offset;
@@ -340,7 +339,7 @@ void copy_in(Step& s, const Instruction& in) {
     Location to = s.machine.locate_shared(s.cta, to_address, 16, tensor ? 128 : 16);
     const auto shared = uint32_t(kSharedBase + to.offset);
     if (tensor) {
-      transfer = tensor_transfer(s, in, address(1, 1), rank_of(in), shared, lane);
+      transfer = tensor_transfer(s, in, TmaDirection::kLoad, address(1, 1), rank_of(in), shared, lane);
     } else {
       const uint32_t bytes = row32(s, in.s[2])[lane];
       if (bytes == 0 || bytes % 16 || bytes > kMaxSharedBytes || address(1, 1) % 16)
@@ -366,7 +365,7 @@ void copy_out(Step& s, const Instruction& in) {
     const auto shared = uint32_t(kSharedBase + source.offset);
     Transfer transfer;
     if (tensor) {
-      transfer = tensor_transfer(s, in, to, rank_of(in), shared, lane);
+      transfer = tensor_transfer(s, in, TmaDirection::kStore, to, rank_of(in), shared, lane);
     } else {
       const uint32_t bytes = row32(s, in.s[2])[lane];
       if (bytes == 0 || bytes % 16 || bytes > kMaxSharedBytes || to % 16)

@@ -161,21 +161,21 @@ void bind_tma(nb::module_& m) {
       .value("AND", Reduction::kAnd)
       .value("OR", Reduction::kOr)
       .value("XOR", Reduction::kXor);
+  nb::enum_<TmaDirection>(m, "TmaDirection").value("LOAD", TmaDirection::kLoad).value("STORE", TmaDirection::kStore);
   nb::class_<TmaPiece>(m, "TmaPiece")
       .def_ro("global_address", &TmaPiece::global)
       .def_ro("shared", &TmaPiece::shared)
       .def_ro("bytes", &TmaPiece::bytes)
-      .def_ro("begin", &TmaPiece::begin)
       .def_ro("count", &TmaPiece::count);
   m.def("tma_box_bytes", &tma_box_bytes, "map"_a);
   m.def(
       "tma_pieces",
-      [](const TensorMapFields& map, const std::vector<int32_t>& coordinates, uint32_t shared) {
+      [](const TensorMapFields& map, TmaDirection direction, const std::vector<int32_t>& coordinates, uint32_t shared) {
         std::vector<TmaPiece> pieces;
-        tma_pieces(map, coordinates, shared, pieces);
+        tma_pieces(map, direction, coordinates, shared, pieces);
         return pieces;
       },
-      "map"_a, "coordinates"_a, "shared"_a);
+      "map"_a, "direction"_a, "coordinates"_a, "shared"_a);
   m.def(
       "tma_reduce",
       [](Reduction op, TensorMapType type, const Input<uint8_t>& source, const Input<uint8_t>& destination) {

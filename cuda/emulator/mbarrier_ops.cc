@@ -53,6 +53,10 @@ enum Arrive : uint64_t { kExpect = 1, kNoArrive = 2, kDrop = 4, kComplete = 8, k
 void arrive(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   if (in.sources > 1) check_use(s, in.s[1], "a count");
+  // Lanes that arrive at one barrier together all get the state before the first of them, as on an H200; PTX leaves
+  // their order open.
+  const MBarrier* arrived_at = nullptr;
+  uint64_t state = 0;
   for_lanes(s.active, [&](uint32_t i) {
     const Location at = barrier_location(s, in, i);
     MBarrier& barrier = s.machine.mbarrier(at);
@@ -60,7 +64,11 @@ void arrive(Step& s, const Instruction& in) {
       s.machine.finding("mbarrier", s,
                         "arrives at a barrier of another CTA whose mbarrier.init no fence.mbarrier_init has followed");
     const uint32_t value = in.sources > 1 ? row32(s, in.s[1])[i] : 1;
-    if (in.destinations) set_lane(s, in.d[0], i, barrier.phase << kStateShift | uint64_t(barrier.pending));
+    if (&barrier != arrived_at || barrier.phase != state >> kStateShift) {
+      arrived_at = &barrier;
+      state = barrier.phase << kStateShift | uint64_t(barrier.pending);
+    }
+    if (in.destinations) set_lane(s, in.d[0], i, state);
     if (in.detail & kExpect) s.machine.advance(barrier, barrier.expect(value));
     if (in.detail & kComplete) s.machine.advance(barrier, barrier.complete(value));
     if (in.detail & kNoArrive) return;

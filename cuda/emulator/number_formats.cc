@@ -80,14 +80,14 @@ float bf16_to_f32(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} <<
 
 uint16_t f32_to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);  // NaN stays NaN
+  if ((bits & 0x7fffffff) > 0x7f800000) return kNan16;
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 uint16_t f32_to_f16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (magnitude > 0x7f800000) return kNan16;
   if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);  // 2^16; from 65520 on, rounding gets there
   if (magnitude < 0x38800000) {
     // Below 2^-14: adding 1/2 leaves the multiple of 2^-24, rounded to nearest even, in the low bits.

@@ -36,6 +36,9 @@ constexpr uint32_t container_bytes(NumberFormat format) {
 // tf32 ignores the low 13 bits (PTX 9.7.15.5.2).
 void decode_chunk(NumberFormat format, const uint8_t* chunk, float* values);
 
+// The NaN that f16 and bf16 arithmetic gives, whatever its operands (PTX 9.7.4), and conversion to them.
+inline constexpr uint16_t kNan16 = 0x7fff;
+
 float f16_to_f32(uint16_t bits);
 float bf16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);

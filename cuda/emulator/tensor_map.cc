@@ -27,6 +27,11 @@ constexpr uint32_t kSwizzleCount = sizeof(kSwizzles) / sizeof(kSwizzles[0]);
 // Bits of word 2 with a meaning.
 constexpr uint32_t kKnownControlBits = 0x003ffff0;
 
+// Two limits that no document states; the driver of an H200 takes boxes of 224640 bytes and none of 256256, and
+// the address 2^56 but not 2^64 - 16. Hence the shared memory of a CTA, and the width of a virtual address.
+constexpr uint64_t kMaxBoxBytes = 227 * 1024;
+constexpr uint32_t kAddressBits = 57;
+
 void require(bool condition, const std::string& rule) {
   if (!condition) throw Error("tensor map: " + rule);
 }
@@ -53,6 +58,13 @@ void check_packed_types(const TensorMapFields& f) {
           "16U6_ALIGN16B: interleave must be NONE");
 }
 
+// Bytes of a box, counting whole element strides only: what word 16 holds, and the driver limits.
+uint64_t whole_box_bytes(const TensorMapFields& f) {
+  uint64_t elements = 1;
+  for (uint32_t i = 0; i < f.rank; ++i) elements *= f.box[i] / f.element_strides[i];
+  return elements * element_bits(f.type) / 8;
+}
+
 }  // namespace
 
 uint32_t element_bits(TensorMapType type) { return kTypes[static_cast<uint32_t>(type)].bits; }
@@ -69,12 +81,13 @@ void check_tensor_map(const TensorMapFields& f) {
   const uint64_t alignment = f.interleave == Interleave::k32B || is_padded(f.type) ? 32 : 16;
   const std::string multiple = "must be a multiple of " + std::to_string(alignment);
   require(f.address % alignment == 0, "globalAddress " + multiple);
+  require(f.address >> kAddressBits == 0, "globalAddress is no virtual address");
   for (uint32_t i = 0; i < f.rank; ++i) {
     require(f.extents[i] >= 1 && f.extents[i] <= uint64_t{1} << 32,
             indexed("globalDim", i, f.extents[i]) + "must be 1 to 2^32");
     require(f.box[i] >= 1 && f.box[i] <= 256, indexed("boxDim", i, f.box[i]) + "must be 1 to 256");
-    // Without interleave the first traversal stride is ignored: TMA has none for dimension 0.
-    require((i == 0 && f.interleave == Interleave::kNone) || (f.element_strides[i] >= 1 && f.element_strides[i] <= 8),
+    // Without interleave TMA ignores the first of them, but the driver checks it.
+    require(f.element_strides[i] >= 1 && f.element_strides[i] <= 8,
             indexed("elementStrides", i, f.element_strides[i]) + "must be 1 to 8");
   }
   for (uint32_t i = 0; i + 1 < f.rank; ++i) {
@@ -90,7 +103,8 @@ void check_tensor_map(const TensorMapFields& f) {
             "boxDim[0] spans " + std::to_string(inner_bits / 8) + " bytes, more than the swizzle's " +
                 std::to_string(swizzle_span(f.swizzle)));
   }
-  require(f.interleave != Interleave::k32B || f.swizzle == Swizzle::k32B, "INTERLEAVE_32B needs SWIZZLE_32B");
+  // The documentation wants SWIZZLE_32B with INTERLEAVE_32B; the driver does not.
+  require(whole_box_bytes(f) <= kMaxBoxBytes, "boxDim does not fit into shared memory");
   require(f.fill == OobFill::kZero || is_floating_point(f.type), "a NaN fill needs a floating-point type");
 }
 
@@ -109,12 +123,13 @@ std::array<uint8_t, kTensorMapBytes> encode_tensor_map(const TensorMapFields& f)
     words[7] |= static_cast<uint32_t>(f.strides[i] >> 36) << 4 * i;
   }
   for (uint32_t i = 0; i < f.rank; ++i) {
-    const bool ignored = i == 0 && f.interleave == Interleave::kNone;
     words[8 + i] = static_cast<uint32_t>(f.extents[i] - 1);
-    words[13] |= ignored ? 0 : (f.element_strides[i] - 1) << 3 * i;
+    words[13] |= (f.element_strides[i] - 1) << 3 * i;
     if (i > 0) words[14] |= (f.box[i] - 1) << 8 * (i - 1);
   }
   words[13] |= (f.box[0] - 1) << 24;
+  words[16] = static_cast<uint32_t>(whole_box_bytes(f));
+  words[18] = f.swizzle == Swizzle::kNone ? 16 : 8 * swizzle_span(f.swizzle);
   std::array<uint8_t, kTensorMapBytes> bytes;
   std::memcpy(bytes.data(), words.data(), kTensorMapBytes);
   return bytes;

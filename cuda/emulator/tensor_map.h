@@ -14,6 +14,10 @@
 //   8-12   extents - 1 of dimensions 0-4
 //   13     0-14 element strides - 1, three bits each | 24-31 box extent 0 - 1
 //   14     box extents - 1 of dimensions 1-4, a byte each
+//   16     bytes of a box, as far as whole element strides go | 18 bytes after which the swizzle repeats
+//
+// The driver alone writes words 16 and 18 (tests/emulator/calibration); tensormap.replace leaves them as they
+// are, and they follow from the others, so they are not read here.
 #pragma once
 
 #include <array>

@@ -14,6 +14,7 @@ namespace jaxbw::emulator {
 namespace {
 
 constexpr uint64_t kMaxBoxBytes = 256 * 1024;  // more than the shared memory of any SM
+constexpr int64_t kStartAlignment = 16;        // bytes
 
 void require(bool supported, const char* what) {
   if (!supported) throw Error(std::string("tma: ") + what);
@@ -25,15 +26,15 @@ uint32_t box_elements(const TensorMapFields& map, uint32_t dimension) {
   return (map.box[dimension] + stride - 1) / stride;
 }
 
-// The part of bytes [0, bytes) of a row of the box, which starts at element `first` of the tensor's row,
-// that lies in the tensor.
+// The part of bytes [0, bytes) of a row of the box, which starts at byte `first` of the tensor's row, that
+// is moved.
 struct ByteRange {
   int64_t begin, end;
 };
-ByteRange bytes_in_bounds(const TensorMapFields& map, int64_t first, uint32_t bytes) {
-  const int64_t size = element_bits(map.type) / 8;
-  const int64_t extent = static_cast<int64_t>(map.extents[0]);
-  return {std::clamp<int64_t>(-first * size, 0, bytes), std::clamp<int64_t>((extent - first) * size, 0, bytes)};
+ByteRange moved_bytes(const TensorMapFields& map, TmaDirection direction, int64_t first, uint32_t bytes) {
+  int64_t size = static_cast<int64_t>(map.extents[0]) * element_bits(map.type) / 8;
+  if (direction == TmaDirection::kStore) size = (size + kStartAlignment - 1) / kStartAlignment * kStartAlignment;
+  return {std::clamp<int64_t>(-first, 0, bytes), std::clamp<int64_t>(size - first, 0, bytes)};
 }
 
 template <class T>
@@ -73,10 +74,13 @@ void reduce_integer(Reduction op, std::span<const uint8_t> source, std::span<uin
       if (!counts) refuse_reduction();
       return apply([](T a, T b) { return static_cast<T>(a == 0 || a > b ? b : a - 1); });
     case Reduction::kAnd:
+      if (std::is_same_v<T, int64_t>) refuse_reduction();
       return apply([](T a, T b) { return static_cast<T>(a & b); });
     case Reduction::kOr:
+      if (std::is_same_v<T, int64_t>) refuse_reduction();
       return apply([](T a, T b) { return static_cast<T>(a | b); });
     case Reduction::kXor:
+      if (std::is_same_v<T, int64_t>) refuse_reduction();
       return apply([](T a, T b) { return static_cast<T>(a ^ b); });
   }
 }
@@ -103,10 +107,6 @@ void reduce_16bit(Reduction op, std::span<const uint8_t> source, std::span<uint8
   }
 }
 
-float flush_subnormal(float value) {
-  return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
-}
-
 }  // namespace
 
 void check_tma_supported(const TensorMapFields& map) {
@@ -126,8 +126,8 @@ uint32_t tma_box_bytes(const TensorMapFields& map) {
   return static_cast<uint32_t>(bytes);
 }
 
-void tma_pieces(const TensorMapFields& map, std::span<const int32_t> coordinates, uint32_t shared,
-                std::vector<TmaPiece>& pieces) {
+void tma_pieces(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates,
+                uint32_t shared, std::vector<TmaPiece>& pieces) {
   check_tma_supported(map);
   if (coordinates.size() != map.rank) {
     throw Error("tma: " + std::to_string(coordinates.size()) + " coordinates for a tensor map of rank " +
@@ -137,14 +137,18 @@ void tma_pieces(const TensorMapFields& map, std::span<const int32_t> coordinates
 
   const uint32_t row_bytes = map.box[0] * element_bits(map.type) / 8;
   const uint32_t piece_bytes = map.swizzle == Swizzle::k128BAtom32BFlip8B ? 8 : 16;
-  const int64_t element_bytes = element_bits(map.type) / 8;
-  const ByteRange inner = bytes_in_bounds(map, coordinates[0], row_bytes);
+  const int64_t first = int64_t{coordinates[0]} * element_bits(map.type) / 8;
+  require(first % kStartAlignment == 0, "the box must start at a multiple of 16 bytes of its row");
+  require(direction == TmaDirection::kLoad ||
+              std::all_of(coordinates.begin(), coordinates.end(), [](int32_t coordinate) { return coordinate >= 0; }),
+          "a store or a reduction starts before the tensor: only a load may");
+  const ByteRange inner = moved_bytes(map, direction, first, row_bytes);
   pieces.clear();
   pieces.reserve(tma_box_bytes(map) / piece_bytes);
 
   std::array<uint32_t, kMaxRank> index = {};  // of the row within the box; index[0] stays 0
   for (uint32_t row_start = shared;; row_start += row_bytes) {
-    uint64_t row = map.address + static_cast<uint64_t>(coordinates[0] * element_bytes);
+    uint64_t row = map.address + static_cast<uint64_t>(first);
     bool in_bounds = true;
     for (uint32_t d = 1; d < map.rank; ++d) {
       const int64_t coordinate = int64_t{coordinates[d]} + int64_t{index[d]} * map.element_strides[d];
@@ -153,13 +157,12 @@ void tma_pieces(const TensorMapFields& map, std::span<const int32_t> coordinates
     }
     const ByteRange valid = in_bounds ? inner : ByteRange{0, 0};
     for (int64_t offset = 0; offset < row_bytes; offset += piece_bytes) {
-      const int64_t begin = std::clamp<int64_t>(valid.begin - offset, 0, piece_bytes);
-      const int64_t end = std::clamp<int64_t>(valid.end - offset, begin, piece_bytes);
-      pieces.push_back({.global = row + static_cast<uint64_t>(offset + begin),
+      const bool begun = valid.begin <= offset;  // the tensor starts with a piece
+      const int64_t count = begun ? std::clamp<int64_t>(valid.end - offset, 0, piece_bytes) : 0;
+      pieces.push_back({.global = row + static_cast<uint64_t>(offset),
                         .shared = swizzle_address(map.swizzle, row_start + static_cast<uint32_t>(offset)),
                         .bytes = static_cast<uint8_t>(piece_bytes),
-                        .begin = static_cast<uint8_t>(begin),
-                        .count = static_cast<uint8_t>(end - begin)});
+                        .count = static_cast<uint8_t>(count)});
     }
     uint32_t d = 1;
     while (d < map.rank && ++index[d] == box_elements(map, d)) index[d++] = 0;
@@ -187,9 +190,7 @@ void tma_reduce(Reduction op, TensorMapType type, std::span<const uint8_t> sourc
       return reduce_16bit(op, source, destination, bf16_to_f32, f32_to_bf16);
     case TensorMapType::kF32:
       if (op != Reduction::kAdd) refuse_reduction();
-      return for_each_element<float>(source, destination, [](float a, float b) {
-        return flush_subnormal(flush_subnormal(a) + flush_subnormal(b));
-      });
+      return for_each_element<float>(source, destination, [](float a, float b) { return a + b; });
     case TensorMapType::kF64:
       if (op != Reduction::kAdd) refuse_reduction();
       return for_each_element<double>(source, destination, [](double a, double b) { return a + b; });

@@ -8,6 +8,10 @@
 //    | in bounds | fill  |  one piece = 16 bytes        line 2:  2 3 0 1 6 7 4 5
 //    +-----------+. . . .+  of one row of the box       ...
 //
+// Three rules are no document's, but what an H200 does (tests/emulator/calibration): a box starts at a
+// multiple of 16 bytes of its row; only a load may start before the tensor; and a store or a reduction
+// moves whole pieces, the elements behind the end of a row that ends within one included.
+//
 // Refused, because no public document fixes their effect on the bytes: im2col modes (no entry point),
 // interleaved layouts, the padded 4- and 6-bit types, NaN fill (which NaN), the types that convert on the
 // way (FTZ, TFLOAT32), and a swizzled box narrower than its swizzle span (which row pitch).
@@ -24,11 +28,10 @@ namespace jaxbw::emulator {
 
 // A run of bytes that stays whole through the swizzle: 16 bytes, or 8 in the 8-byte-flip mode.
 struct TmaPiece {
-  uint64_t global;  // address of the first byte in bounds; meaningless where count = 0
+  uint64_t global;  // address of the first byte; meaningless where count = 0
   uint32_t shared;  // address of the piece in the window that the instruction's address is in
   uint8_t bytes;    // of the piece in shared memory
-  uint8_t begin;    // bytes [begin, begin + count) of the piece are in the tensor; a load fills the
-  uint8_t count;    // others with zeros, a store leaves their places in the tensor alone
+  uint8_t count;    // of these, so many are moved; a load fills the others with zeros
 };
 
 // Throws Error where the map asks for something that the engine does not do.
@@ -38,16 +41,18 @@ void check_tma_supported(const TensorMapFields& map);
 // reports to its mbarrier.
 uint32_t tma_box_bytes(const TensorMapFields& map);
 
+enum class TmaDirection : uint8_t { kLoad, kStore };  // a reduction is a store
+
 // Fills `pieces` with the box at `coordinates` (elements; one per dimension of the map, dimension 0
 // first), in ascending order of the unswizzled shared address. `shared` must be a multiple of 128.
-void tma_pieces(const TensorMapFields& map, std::span<const int32_t> coordinates, uint32_t shared,
-                std::vector<TmaPiece>& pieces);
+void tma_pieces(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates,
+                uint32_t shared, std::vector<TmaPiece>& pieces);
 
 enum class Reduction : uint8_t { kAdd, kMin, kMax, kInc, kDec, kAnd, kOr, kXor };
 
 // destination = op(destination, source), element by element (cp.reduce.async.bulk.tensor, and PTX
 // 9.7.9.25.4.2 for the types that each operation takes; others throw Error). Both spans have the same
-// size, whole elements. f32 additions flush subnormals to zeros of their sign, f16 and bf16 do not.
+// size, whole elements. No type flushes subnormals (on an H200 not f32 either, whatever PTX says).
 void tma_reduce(Reduction op, TensorMapType type, std::span<const uint8_t> source, std::span<uint8_t> destination);
 
 }  // namespace jaxbw::emulator

@@ -81,19 +81,19 @@ class Memory:
 
     def load(self, fields: Any, coordinates: list[int], address: int) -> None:
         """Does what a TMA load does with the emulator's pieces."""
-        for p in datapath.tma_pieces(fields, coordinates, address):
+        for p in datapath.tma_pieces(fields, datapath.TmaDirection.LOAD, coordinates, address):
             piece = np.zeros(p.bytes, np.uint8)
             if p.count:
                 first = p.global_address - GLOBAL_BASE
-                piece[p.begin : p.begin + p.count] = self.global_bytes[first : first + p.count]
+                piece[: p.count] = self.global_bytes[first : first + p.count]
             self.shared[p.shared - SHARED_BASE :][: p.bytes] = piece
 
     def store(self, fields: Any, coordinates: list[int], address: int) -> None:
         """Does what a TMA store does with the emulator's pieces."""
-        for p in datapath.tma_pieces(fields, coordinates, address):
+        for p in datapath.tma_pieces(fields, datapath.TmaDirection.STORE, coordinates, address):
             if p.count:
                 first = p.global_address - GLOBAL_BASE
-                source = p.shared - SHARED_BASE + p.begin
+                source = p.shared - SHARED_BASE
                 self.global_bytes[first : first + p.count] = self.shared[source : source + p.count]
 
 

@@ -46,20 +46,23 @@ def legal_fields(draw: st.DrawFn) -> Any:
     swizzle = draw(st.sampled_from(list(Swizzle)))
     widest = 256 * SIZE[kind] if swizzle == Swizzle.NONE else WIDTH.get(swizzle, 128)
     inner = draw(st.integers(1, min(widest, 256 * SIZE[kind]) // 16)) * 16 // SIZE[kind]
+    steps = [1, *draw(st.lists(st.integers(1, 8), min_size=rank - 1, max_size=rank - 1))]
+    box = [inner]
+    room = 227 * 1024 // (inner * SIZE[kind])  # rows that fit into shared memory
+    for step in steps[1:]:
+        box.append(draw(st.integers(1, min(256, room * step))))
+        room //= max(1, box[-1] // step)
     floating = kind in (Type.FLOAT16, Type.FLOAT32, Type.FLOAT64, Type.BFLOAT16, Type.TFLOAT32)
     return Fields(
         type=kind,
-        address=draw(st.integers(0, 2**60 - 1)) * 16,
+        address=draw(st.integers(0, 2**53 - 1)) * 16,
         extents=draw(st.lists(st.integers(1, 2**32), min_size=rank, max_size=rank)),
         strides=[
             16 * s
             for s in draw(st.lists(st.integers(0, 2**36 - 1), min_size=rank - 1, max_size=rank - 1))
         ],
-        box=[inner, *draw(st.lists(st.integers(1, 256), min_size=rank - 1, max_size=rank - 1))],
-        element_strides=[
-            1,
-            *draw(st.lists(st.integers(1, 8), min_size=rank - 1, max_size=rank - 1)),
-        ],
+        box=box,
+        element_strides=steps,
         swizzle=swizzle,
         l2_promotion=draw(st.sampled_from(list(datapath.L2Promotion))),
         fill=draw(st.sampled_from(list(datapath.OobFill))) if floating else datapath.OobFill.ZERO,
@@ -81,14 +84,17 @@ def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
 
 
 def test_layout_of_the_words() -> None:
-    """A map assembled by hand, from the masks and shifts of ptxas's tensormap.replace."""
+    """A map assembled by hand, from the masks and shifts of ptxas's tensormap.replace.
+
+    Words 16 and 18 the driver fills in: bytes of a box, and of the swizzle's pattern.
+    """
     f = Fields(
         type=Type.BFLOAT16,
         address=0x7F12_3456_7890,
         extents=[4096, 1000, 7, 3, 2],
         strides=[8192, 0x12_3456_7890 & ~15, 0xFF_FFFF_FFF0, 16],
-        box=[64, 128, 3, 2, 1],
-        element_strides=[1, 2, 3, 4, 5],
+        box=[64, 64, 3, 5, 2],
+        element_strides=[1, 3, 2, 4, 1],
         swizzle=Swizzle.B128,
         l2_promotion=datapath.L2Promotion.B256,
         fill=datapath.OobFill.NAN,
@@ -98,8 +104,10 @@ def test_layout_of_the_words() -> None:
     expected[2] = 4 << 4 | 10 << 7 | 3 << 13 | 1 << 15 | 3 << 17
     expected[3:8] = 8192 >> 4, 0x2345_6789, 0xFFFF_FFFF, 1, 0x1 << 4 | 0xF << 8
     expected[8:13] = 4095, 999, 6, 2, 1
-    expected[13] = 63 << 24 | 1 << 3 | 2 << 6 | 3 << 9 | 4 << 12
-    expected[14] = 127 | 2 << 8 | 1 << 16
+    expected[13] = 63 << 24 | 2 << 3 | 1 << 6 | 3 << 9
+    expected[14] = 63 | 2 << 8 | 4 << 16 | 1 << 24
+    expected[16] = 64 * (64 // 3) * (3 // 2) * (5 // 4) * 2 * 2
+    expected[18] = 8 * 128
     assert words(f) == tuple(expected)
 
 
@@ -158,7 +166,8 @@ def test_swizzle_codes(swizzle: Any, code: int) -> None:
             {"type": Type.UINT16, "fill": datapath.OobFill.NAN},
             "NaN fill needs a floating-point type",
         ),
-        ({"interleave": datapath.Interleave.B32}, "INTERLEAVE_32B needs SWIZZLE_32B"),
+        ({"box": [64, 256, 8]}, "does not fit into shared memory"),
+        ({"address": 1 << 60}, "no virtual address"),
         (
             {"interleave": datapath.Interleave.B32, "address": 16},
             "globalAddress must be a multiple of 32",

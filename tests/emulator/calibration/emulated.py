@@ -41,8 +41,9 @@ def run(
     """The bytes of the results, one after another, and what the checks found."""
     arrays: dict[int, Bytes] = {}
     for buffer in case.buffers:
-        arrays[id(buffer)] = emulator.empty(buffer.data.size, np.uint8)
-        arrays[id(buffer)][:] = buffer.data
+        # TMA writes whole pieces of 16 bytes; cuMemAlloc gives no less than that.
+        arrays[id(buffer)] = emulator.empty(-(-buffer.data.size // 16) * 16, np.uint8)
+        arrays[id(buffer)][: buffer.data.size] = buffer.data
     arguments: list[Any] = []
     for argument in case.arguments:
         if isinstance(argument, Buffer):
@@ -63,5 +64,5 @@ def run(
         sm_count=8,
         **options,
     )
-    results = [arrays[id(b)] for b in case.buffers if b.result]
+    results = [arrays[id(b)][: b.data.size] for b in case.buffers if b.result]
     return np.concatenate(results), list(report.findings)

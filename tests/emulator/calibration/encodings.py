@@ -17,6 +17,11 @@ class Encoding:
     fields: MapFields
     address: int = ADDRESS
 
+    @property
+    def newer(self) -> bool:
+        """Whether it takes compute capability 10.0: the driver of a 9.0 refuses it."""
+        return "atom" in self.fields.swizzle or TYPES[self.fields.type][1] < 1
+
 
 BASE = MapFields("bf16", (4096, 512, 6), (8192, 4194304), (64, 32, 1))
 

@@ -1,6 +1,6 @@
 """Mutation testing: breaks our kernels' synchronisation and shows that the emulator finds it.
 
-    python -m tests.emulator.mutation --jobs 2 --out benchmarks/results/mutation.json
+    python -m tests.emulator.mutation --jobs 2 --out benchmarks/results/DATE_mutation.json
 
 Every mutant runs under the first schedule in every launch that reaches the changed instruction,
 then under one schedule after another in these launches in turn, until something is found.
@@ -343,7 +343,8 @@ def main() -> None:
                 )
     print(Counter(outcome.verdict for outcome in outcomes))
     if args.out:
-        args.out.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
+        rows = (json.dumps(asdict(outcome)) for outcome in outcomes)
+        args.out.write_text("[\n" + ",\n".join(rows) + "\n]\n")
         args.out.with_suffix(".md").write_text(summary(outcomes))
 
 

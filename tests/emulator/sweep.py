@@ -1,6 +1,6 @@
 """Every kernel instance in the emulator, over a grid of launches and many schedules.
 
-    python -m tests.emulator.sweep --jobs 2 --out benchmarks/results/sweep.json
+    python -m tests.emulator.sweep --jobs 2 --out benchmarks/results/DATE_sweep.json
 
 An instance meets every number of waves; the other axes (cluster, layout, dtypes, edges, stages,
 ...) are drawn at random for each, always the same. `--full` draws for every cluster, too. All runs

@@ -6,6 +6,7 @@
 #   make lint    ruff, mypy, clang-format
 #   make format  let ruff and clang-format rewrite the sources
 #   make cross   compile the extension for aarch64
+#   make sanitize  the emulator's tests under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make check   lint, cross, test: all that CI runs
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake cuda jaxbw -type f \
   -not -path 'jaxbw/kernels/*' -not -path '*/__pycache__/*' -not -name '*.so')
 CPP_SOURCES := $(shell find cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh' -o -name '*.cu')
 
-.PHONY: demo test build lint format cross check install clean
+.PHONY: demo test build lint format cross sanitize check install clean
 
 demo: install
 	$(BIN)/python examples/digits.py
@@ -48,6 +49,26 @@ cross: install
 	  -DCMAKE_BUILD_TYPE=Release -DJAXBW_KERNELS=OFF -DJAXBW_WERROR=ON
 	$(BIN)/cmake --build build/aarch64
 	readelf --file-header build/aarch64/_native.*.so | grep AArch64
+
+# A build of the extension alone, in an environment of its own that finds everything but jaxbw in $(VENV).
+# The kernels are the installed ones. Preloaded is what must be there before Python: a sanitizer's run-time, and the
+# library whose __cxa_throw it wraps. Python itself leaks by design.
+SANITIZED := build/sanitize
+SANITIZED_TESTS ?= tests/emulator
+sanitize: install
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DCMAKE_BUILD_TYPE=RelWithDebInfo -DJAXBW_KERNELS=OFF \
+	  -DJAXBW_SANITIZE=address,undefined
+	$(BIN)/cmake --build $(SANITIZED)
+	$(BIN)/python -m venv --without-pip $(SANITIZED)/venv
+	site=$$($(SANITIZED)/venv/bin/python -c "import site; print(site.getsitepackages()[0])"); \
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$site/parent.pth; \
+	kernels=$$(PYTHONSAFEPATH=1 $(BIN)/python -c "import jaxbw; print(jaxbw.__path__[0])")/kernels; \
+	rm -rf $$site/jaxbw; cp -r jaxbw $$site; rm -f $$site/jaxbw/*.so; \
+	cp -r $$kernels $$site/jaxbw; cp $(SANITIZED)/_native.*.so $$site/jaxbw
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONSAFEPATH=1 \
+	  $(SANITIZED)/venv/bin/python -m pytest $(PYTEST_FLAGS) $(SANITIZED_TESTS)
 
 # An editable install: Python sources are used in place, compiled files appear beside them.
 build: $(BIN)/python

@@ -70,9 +70,13 @@ W canonical(W x) {
     return x;
 }
 double quiet(double nan) { return std::bit_cast<double>(std::bit_cast<uint64_t>(nan) | uint64_t{1} << 51); }
-template <class W>
+// A value of T's that is subnormal in T becomes a zero of its sign.
+template <class T, class W>
 W flush(W x) {
-  return std::fabs(x) < std::numeric_limits<W>::min() ? std::copysign(W(0), x) : x;
+  constexpr double kSmallest = std::is_same_v<T, F16>      ? 0x1p-14
+                               : std::is_same_v<T, double> ? std::numeric_limits<double>::min()
+                                                           : double(std::numeric_limits<float>::min());
+  return double(std::fabs(x)) < kSmallest ? std::copysign(W(0), x) : x;
 }
 
 // Of two NaNs an H200's binary64 units return the second. (Division is not done by one of them.)
@@ -230,7 +234,7 @@ T one(const T* a, uint64_t detail) {
   W v[3];
   for (uint32_t i = 0; i < kSources; ++i) {
     v[i] = widen(a[i]);
-    if (detail & kFtz) v[i] = W(flush(Widened<T>(v[i])));
+    if (detail & kFtz) v[i] = flush<T>(v[i]);
   }
   W out;
   if constexpr (kSources == 1)
@@ -244,7 +248,7 @@ T one(const T* a, uint64_t detail) {
   if (detail & kNan)
     for (uint32_t i = 0; i < kSources; ++i)
       if (v[i] != v[i]) out = v[i];
-  if (detail & kFtz) out = W(flush(Widened<T>(out)));
+  if (detail & kFtz) out = flush<T>(out);
   if (detail & kSat) out = !(out > 0) ? W(0) : out > 1 ? W(1) : out;  // of NaN and -0: +0
   if (detail & kRelu) out = out <= 0 ? W(0) : out;
   return narrow<T>(canonical(out));

@@ -41,6 +41,7 @@ U32 = [
     ("add.u32 %r0, %tid, -1", lambda t: t - 1),
     ("mul.hi.u32 %r0, %r1, %r1", lambda t: (t * 0x9E3779B9 % 2**32) ** 2 >> 32),
     ("mad.lo.s32 %r0, %tid, 7, -3", lambda t: t * 7 - 3),
+    ("mad24.lo.s32 %r0, %r2, 5, -7", lambda t: (t - 16) * 5 - 7),
     ("div.s32 %r0, %r2, 3", lambda t: int((t - 16) / 3)),
     ("rem.s32 %r0, %r2, 5", lambda t: int(np.fmod(t - 16, 5))),
     ("shl.b32 %r0, 1, %tid", lambda t: 1 << t),
@@ -76,6 +77,14 @@ U32 = [
         "cvt.rn.bf16x2.f32 %r0, %f0, 0f3F800000",
         lambda t: (float_bits((t - 16) * 0.75) >> 16) << 16 | 0x3F80,
     ),
+    # 1 + 2^-8 + 2^-9 and 1 + 2^-11 + 2^-12: upwards to nearest, off towards zero.
+    ("cvt.rn.bf16x2.f32 %r0, 0f3F80C000, 0fBF80C000", lambda t: 0x3F81_BF81),
+    ("cvt.rz.bf16x2.f32 %r0, 0f3F80C000, 0fBF80C000", lambda t: 0x3F80_BF80),
+    ("cvt.rz.f16x2.f32 %r0, 0f3F801800, 0fBF801800", lambda t: 0x3C00_BC00),
+    ("cvt.rz.relu.f16x2.f32 %r0, 0f3F801800, 0fBF801800", lambda t: 0x3C00_0000),
+    ("cvt.rn.satfinite.f16x2.f32 %r0, 0f7F800000, 0fC77FF000", lambda t: 0x7BFF_FBFF),
+    # The low half is subnormal in f16.
+    ("mov.b32 %r0, 0x3C0003FF; add.ftz.f16x2 %r0, %r0, %r0", lambda t: 0x4000_0000),
     (
         "max.f32 %f1, %f0, 0f7FC00000; mov.b32 %r0, %f1",
         lambda t: np.float32((t - 16) * 0.75).view(np.uint32),

@@ -111,7 +111,7 @@ def test_a_load_writes_the_swizzled_box(transfer: tuple[Any, list[int], int]) ->
 
 @given(transfers())
 def test_a_store_writes_whole_pieces(transfer: tuple[Any, list[int], int]) -> None:
-    """The elements in bounds, and zeros up to the next 16 bytes of a row: what a load left there."""
+    """The elements in bounds, and zeros up to 16 bytes of a row: what a load left there."""
     fields, coordinates, address = transfer
     memory = new_memory(2)
     original = memory.global_bytes.copy()

@@ -126,13 +126,25 @@ void cluster_wait(Step& s, const Instruction&) {
 }
 
 // Fences. The machine itself has sequentially consistent memory: only the race detector cares.
-enum Fence : uint64_t { kRelease = 1, kAcquire = 2, kProxy = 4, kTmemBefore = 8, kTmemAfter = 16, kBarrierInit = 32 };
+enum Fence : uint64_t {
+  kRelease = 1,
+  kAcquire = 2,
+  kProxy = 4,
+  kTmemBefore = 8,
+  kTmemAfter = 16,
+  kBarrierInit = 32,
+  kGpu = 64
+};
 
 void fence(Step& s, const Instruction& in) {
   RaceDetector* races = s.cta.cluster->races.get();
   if (!races) return;
   if (in.detail & kAcquire) races->fence_acquire(s.warp.agent);
-  if (in.detail & kProxy) races->fence_proxy(s.warp.agent);
+  if (in.detail & kProxy) {
+    races->fence_proxy(s.warp.agent);
+    s.machine.global_races()->fence_proxy(s.cta.cluster->number);
+  }
+  if (in.detail & kGpu) s.machine.global_races()->fence(s.cta.cluster->number, races->known(s.warp.agent));
   if (in.detail & kRelease) races->fence_release(s.warp.agent);
   if (in.detail & kTmemBefore) races->fence_tmem_before(s.warp.agent);
   if (in.detail & kTmemAfter) races->fence_tmem_after(s.warp.agent);
@@ -151,6 +163,7 @@ void decode_fence(Decoder& d) {
   // A fence is acq_rel unless it says .release or .acquire; a plain proxy fence is neither.
   if (!is_proxy && !d.has("release") && !d.has("acquire")) d.out.detail |= kRelease | kAcquire;
   d.out.detail |= d.bits_if("release", kRelease) | d.bits_if("acquire", kAcquire);
+  if (!is_proxy && !d.has("mbarrier_init") && !d.has("cta") && !d.has("cluster")) d.out.detail |= kGpu;
   d.out.execute = fence;
 }
 void decode_tcgen05_fence(Decoder& d) {

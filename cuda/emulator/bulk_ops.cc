@@ -116,7 +116,10 @@ class Load final : public Operation {
     machine.touch_shared(*this, agent_, cta, offset, piece.bytes, true);
     if (piece.count < piece.bytes) std::memset(to, 0, piece.bytes);  // what lies outside the tensor
     if (machine.checking()) std::memset(cta.undefined.data() + offset, 0, piece.bytes);
-    if (piece.count) std::memcpy(to, machine.locate_global(piece.global, piece.count, false).bytes, piece.count);
+    if (piece.count) {
+      std::memcpy(to, machine.locate_global(piece.global, piece.count, false).bytes, piece.count);
+      if (destination_ == 0) machine.touch_global(*this, agent_, piece.global, piece.count, false, false);
+    }
     return piece.bytes;
   }
 
@@ -139,8 +142,10 @@ class Store final : public Operation {
     ++group_->writing;
     ++issuer->operations;
     data_.resize(transfer_.pieces.size() * kPieceBytes);
-    if (RaceDetector* races = s.cta.cluster->races.get())
-      group_->agents.push_back(agent_ = races->begin_operation(s.warp.agent));
+    if (RaceDetector* races = s.cta.cluster->races.get()) {
+      agent_ = races->begin_operation(s.warp.agent);
+      group_->agents.push_back({agent_, races->time(agent_)});
+    }
     s.machine.report().bytes["tma store"] += transfer_.bytes;
     ++s.machine.report().operations["tma store"];
   }
@@ -155,6 +160,7 @@ class Store final : public Operation {
     if (reads) {
       --group_->reading;
       --issuer->operations;
+      if (RaceDetector* races = issuer->cluster->races.get()) races->tick(agent_);
       machine.wake(key_);
       return false;
     }
@@ -179,6 +185,7 @@ class Store final : public Operation {
     const TmaPiece& piece = transfer_.pieces[index];
     if (piece.count == 0) return;
     uint8_t* to = machine.locate_global(piece.global, piece.count, true).bytes;
+    machine.touch_global(*this, agent_, piece.global, piece.count, true, reduction_ >= 0);
     const uint8_t* from = &data_[index * kPieceBytes];
     if (reduction_ < 0)
       std::memcpy(to, from, piece.count);
@@ -268,15 +275,18 @@ void wait_group(Step& s, const Instruction& in) {
   bool done = true;
   RaceDetector* races = s.cta.cluster->races.get();
   for_lanes(s.active, [&](uint32_t i) {
-    auto& groups = groups_of(s, i).committed;
+    auto& [forgotten, open, groups] = groups_of(s, i);
     for (size_t g = 0; g + in.immediate < groups.size(); ++g) {
       done &= (in.detail ? groups[g]->reading : groups[g]->writing) == 0;
-      for (const AgentId agent : groups[g]->agents)
-        if (done && races) races->observe(s.warp.agent, agent);
+      for (const auto& [agent, reads] : groups[g]->agents)
+        if (done) races->observe(s.warp.agent, agent, in.detail ? reads : races->time(agent));
     }
+    if (races && !in.detail) races->observe(s.warp.agent, forgotten);
     for (; groups.size() > in.immediate && groups.front()->writing == 0; groups.pop_front())
-      for (const AgentId agent : groups.front()->agents)
-        if (done && races) races->retire(agent);
+      for (const auto& [agent, reads] : groups.front()->agents) {
+        if (in.detail) forgotten.set(agent, races->time(agent));
+        races->retire(agent);
+      }
   });
   if (!done) s.park(Wait::kBulkGroup, s.warp.bulk.get());
 }

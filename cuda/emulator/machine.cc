@@ -61,6 +61,7 @@ Machine::Machine(const Program& program, const LaunchOptions& options, std::vect
   cluster_count_ = options.grid.count() / options.cluster.count();
   next_cluster_ = options.first_cluster;
   resident_limit_ = uint32_t(options.sm_count / options.cluster.count());
+  if (strict()) global_races_ = std::make_unique<GlobalRaces>();
   draw_schedule();
 }
 
@@ -98,6 +99,7 @@ void Machine::start_cluster(Dim id) {
   const Dim shape = options_.cluster;
   auto cluster = std::make_unique<Cluster>();
   cluster->id = id;
+  cluster->number = uint32_t(report_.clusters_started);
   for (uint32_t rank = 0; rank < shape.count(); ++rank) {
     auto cta = std::make_unique<Cta>();
     cta->cluster = cluster.get();
@@ -118,6 +120,7 @@ void Machine::start_cluster(Dim id) {
     const uint32_t ctas = cluster->size();
     cluster->races = std::make_unique<RaceDetector>(
         warps * ctas, (1 + groups) * ctas, std::vector<uint32_t>(ctas, uint32_t(cluster->ctas[0]->shared.size())));
+    started_.push_back(id);
     for (auto& cta : cluster->ctas) cta->tensor_core_agent = cluster->races->engine_agent(cta->rank);
   }
   clusters_.push_back(std::move(cluster));
@@ -313,7 +316,7 @@ Location Machine::locate_global(uint64_t address, uint64_t bytes, bool write) {
                   " run past the end of a buffer of " + std::to_string(buffer.bytes.size()) + " bytes");
     if (write && !buffer.writable) throw Error("write to a read-only buffer at " + hex(address));
     last_buffer_ = index;
-    return {.bytes = buffer.bytes.data() + (address - buffer.address)};
+    return {.bytes = buffer.bytes.data() + (address - buffer.address), .global = address};
   }
   throw Error("out-of-bounds access: " + hex(address) + " is in no buffer");
 }
@@ -433,6 +436,42 @@ void Machine::touch_shared(const Operation& operation, AgentId agent, Cta& cta, 
   const std::string race =
       cta.cluster->races->shared(agent, Proxy::kAsync, cta.rank, offset, bytes, write, operation.line);
   if (!race.empty()) finding("race", operation, race);
+}
+
+void Machine::touch_global(const Step& step, const Location& at, uint32_t bytes, bool write) {
+  if (!global_races_ || !at.global) return;
+  const AgentId agent = step.warp.agent;
+  const std::string race = global_race(
+      *step.cta.cluster, {.line = step.line, .writes = write, .agent = agent, .warp = agent}, at.global, bytes);
+  if (!race.empty()) finding("race", step, race);
+}
+
+void Machine::touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes, bool write,
+                           bool strong) {
+  if (!global_races_) return;
+  const Cta& cta = *operation.issuer;
+  const AgentId warp = cta.warps[operation.warp]->agent;
+  const std::string race = global_race(
+      *cta.cluster,
+      {.line = operation.line, .async = true, .strong = strong, .writes = write, .agent = agent, .warp = warp}, address,
+      bytes);
+  if (!race.empty())
+    finding("race", operation, race + "; warp " + std::to_string(operation.warp) + " has issued the former");
+}
+
+std::string Machine::global_race(const Cluster& cluster, GlobalRaces::Access access, uint64_t address, uint32_t bytes) {
+  access.cluster = cluster.number;
+  const auto before = global_races_->touch(*cluster.races, access, address, bytes);
+  if (!before) return {};
+  const Dim shape = options_.cluster, id = started_[before->cluster];
+  const auto warps = uint32_t((options_.block.count() + kLanes - 1) / kLanes), rank = before->warp / warps;
+  const Dim cta = {id.x * shape.x + rank % shape.x, id.y * shape.y + rank / shape.x % shape.y,
+                   id.z * shape.z + rank / shape.x / shape.y};
+  return std::string(access.writes ? "a write" : "a read") + " of global memory at " + hex(address) +
+         (access.async ? " by an asynchronous operation" : "") + " is not ordered after the " +
+         (before->writes ? "write" : "read") + " by " + (before->async ? "an asynchronous operation of " : "") +
+         "CTA " + text_of(cta) + " warp " + std::to_string(before->warp % warps) + " at line " +
+         std::to_string(before->line);
 }
 
 void Machine::touch_tensor(const Operation& operation, AgentId agent, Cta& cta, const TmemRegion& region, bool write) {

@@ -19,6 +19,7 @@
 
 #include "address.h"
 #include "error.h"
+#include "global_races.h"
 #include "instruction.h"
 #include "mbarrier.h"
 #include "races.h"
@@ -70,6 +71,7 @@ struct Location {
   uint8_t* undefined = nullptr;
   Cta* cta = nullptr;   // of shared memory
   uint64_t offset = 0;  // in that CTA
+  uint64_t global = 0;  // address, of global memory
 };
 
 // --- asynchronous operations
@@ -132,9 +134,14 @@ struct Group {
 // Bulk asynchronous groups of one thread (PTX 9.7.9.25.2).
 struct BulkGroup {
   uint32_t reading = 0, writing = 0;  // operations that still read their source, that have not completed
-  std::vector<AgentId> agents;
+  struct Agent {
+    AgentId id;
+    uint32_t reads;  // its time while it reads its source; it writes later
+  };
+  std::vector<Agent> agents;
 };
 struct BulkGroups {
+  VectorClock forgotten;  // complete, but only waits with .read have covered them
   std::shared_ptr<BulkGroup> open;
   std::deque<std::shared_ptr<BulkGroup>> committed;
 };
@@ -152,9 +159,9 @@ struct Warp {
   int32_t slot = -1;  // in Machine::runnable_
   int64_t priority = 0;
   uint32_t cluster_phase[kLanes] = {};  // phase of the cluster barrier that a lane has arrived at, plus one
-  std::unique_ptr<BulkGroups[]> bulk;  // per lane, made when needed
-  std::vector<uint8_t> local;          // kLanes x Program::local_bytes
-  Queue copies;                        // cp.async
+  std::unique_ptr<BulkGroups[]> bulk;   // per lane, made when needed
+  std::vector<uint8_t> local;           // kLanes x Program::local_bytes
+  Queue copies;                         // cp.async
   uint64_t copies_issued = 0, copies_complete = 0;
   std::deque<uint64_t> copy_groups;          // `copies_issued` at each commit
   uint32_t in_flight = 0;                    // operations that own rows of the register file
@@ -221,6 +228,7 @@ struct Cta {
 
 struct Cluster {
   Dim id;
+  uint32_t number = 0;  // in order of their start
   std::vector<std::unique_ptr<Cta>> ctas;
   uint32_t live_ctas = 0;
   uint32_t live_threads = 0;
@@ -302,6 +310,11 @@ class Machine {
   // Accesses, for the race detector of the cluster.
   void touch_shared(const Step& step, const Location& at, uint32_t bytes, bool write);
   void touch_shared(const Operation& operation, AgentId agent, Cta& cta, uint32_t offset, uint32_t bytes, bool write);
+  void touch_global(const Step& step, const Location& at, uint32_t bytes, bool write);
+  // `strong`: a reduction, whose parts are relaxed at gpu scope (PTX 9.7.9.25.4.2).
+  void touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes, bool write,
+                    bool strong);
+  GlobalRaces* global_races() { return global_races_.get(); }  // null: not checked
   void touch_tensor(const Operation& operation, AgentId agent, Cta& cta, const TmemRegion& region, bool write);
 
   // Barriers whose expectation sinks when threads exit.
@@ -342,6 +355,7 @@ class Machine {
   Event event_of(Event::Kind kind, const Cta& cta, uint64_t begin) const;
   void remove_pending(Queue& queue);
   void remove_runnable(Warp& warp);
+  std::string global_race(const Cluster& cluster, GlobalRaces::Access access, uint64_t address, uint32_t bytes);
   std::string place(const Cta& cta) const;
   std::string describe(const Warp& warp, const Group& group) const;
   void choose_and_run();
@@ -355,6 +369,8 @@ class Machine {
   std::mt19937_64 random_;
 
   std::vector<std::unique_ptr<Cluster>> clusters_;
+  std::unique_ptr<GlobalRaces> global_races_;
+  std::vector<Dim> started_;  // by number of the cluster; only for findings of global_races_
   std::vector<Warp*> runnable_;
   std::vector<Queue*> pending_;
   std::vector<std::unique_ptr<Queue>> temporary_;

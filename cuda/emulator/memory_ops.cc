@@ -15,6 +15,9 @@ namespace {
 // Instruction::detail of a load or store.
 constexpr uint64_t kSignedBit = 1 << 16;
 constexpr uint64_t kWeakBit = 1 << 17;  // may race: neither volatile nor of a memory order
+// Of strong accesses and of atomics.
+constexpr uint64_t kGpuBit = 1 << 18;  // of the scope of the GPU, or of the system
+constexpr uint64_t kAcquireBit = 1 << 19, kReleaseBit = 1 << 20;
 uint64_t access_detail(Space space, Type type) {
   return uint64_t(space) | uint64_t{size_bytes(type)} << 8 | (is_signed(type) ? kSignedBit : 0);
 }
@@ -25,6 +28,30 @@ bool any_undefined(const Location& at, uint32_t bytes) {
   return at.undefined && std::any_of(at.undefined, at.undefined + bytes, [](uint8_t flag) { return flag != 0; });
 }
 
+// What a strong access of global memory hands on between clusters.
+void strong_read(Step& s, const Instruction& in, const Location& at) {
+  GlobalRaces* races = s.machine.global_races();
+  if (races && at.global && (in.detail & kGpuBit))
+    races->strong_read(s.cta.cluster->number, at.global, in.detail & kAcquireBit);
+}
+void strong_write(Step& s, const Instruction& in, const Location& at) {
+  GlobalRaces* races = s.machine.global_races();
+  if (!races || !at.global || !(in.detail & kGpuBit)) return;
+  RaceDetector& own = *s.cta.cluster->races;
+  races->strong_write(s.cta.cluster->number, own.known(s.warp.agent), at.global, in.detail & kReleaseBit);
+  if (in.detail & kReleaseBit) own.tick(s.warp.agent);
+}
+
+// For the race detectors.
+void touch(Step& s, const Instruction& in, const Location& at, uint32_t bytes, bool write) {
+  if (!(in.detail & kWeakBit))
+    write ? strong_write(s, in, at) : strong_read(s, in, at);
+  else if (at.cta)
+    s.machine.touch_shared(s, at, bytes, write);
+  else
+    s.machine.touch_global(s, at, bytes, write);
+}
+
 void load(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   const uint32_t bytes = element_of(in), parts = uint32_t(in.list.size());
@@ -32,7 +59,7 @@ void load(Step& s, const Instruction& in) {
   for_lanes(s.active, [&](uint32_t i) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, false);
-    if (at.cta && (in.detail & kWeakBit)) s.machine.touch_shared(s, at, bytes * parts, false);
+    if (s.machine.strict()) touch(s, in, at, bytes * parts, false);
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
       if (bytes == 16) {
@@ -55,7 +82,7 @@ void store(Step& s, const Instruction& in) {
   for_lanes(s.active, [&](uint32_t i) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, true);
-    if (at.cta && (in.detail & kWeakBit)) s.machine.touch_shared(s, at, bytes * parts, true);
+    if (s.machine.strict()) touch(s, in, at, bytes * parts, true);
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
       if (bytes == 16) {
@@ -84,9 +111,14 @@ Space access_space(const Decoder& d) {
   return Space::kGeneric;
 }
 
-uint64_t weak_bit(const Decoder& d) {
+// volatile counts as relaxed at system scope (PTX 8.4); an atomic without a scope has the GPU's (PTX 9.7.13.6).
+uint64_t order_bits(const Decoder& d) {
+  return (d.has("cta") || d.has("cluster") ? 0 : kGpuBit) | d.bits_if("acquire", kAcquireBit) |
+         d.bits_if("release", kReleaseBit) | d.bits_if("acq_rel", kAcquireBit | kReleaseBit);
+}
+uint64_t weak_or_order_bits(const Decoder& d) {
   for (const std::string_view strong : {"volatile", "relaxed", "acquire", "release", "mmio"})
-    if (d.has(strong)) return 0;
+    if (d.has(strong)) return order_bits(d);
   return kWeakBit;
 }
 
@@ -188,6 +220,8 @@ void atomic(Step& s, const Instruction& in) {
   uint32_t poison = 0;
   for_lanes(s.active, [&](uint32_t i) {
     const Location at = s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes, i, true);
+    strong_read(s, in, at);
+    strong_write(s, in, at);
     uint64_t old = 0;
     std::memcpy(&old, at.bytes, bytes);
     const uint64_t c = in.sources > 2 ? lane_value(s, in.s[2], i) : 0;
@@ -219,7 +253,7 @@ void decode_atomic(Decoder& d, bool returns) {
   d.source(at++, type);
   if (op->second == Atomic::kCompareSwap) d.source(at++, type);
   d.out.target = uint32_t(type);
-  d.out.detail = access_detail(space, type) | uint64_t(op->second) << 24;
+  d.out.detail = access_detail(space, type) | order_bits(d) | uint64_t(op->second) << 24;
   d.out.execute = atomic;
 }
 
@@ -325,14 +359,14 @@ void matrix_operands(Decoder& d, size_t address, size_t data, bool is_load) {
 void decode_ld(Decoder& d) {
   data_operands(d, d.operand(0), true);
   const Space space = d.address(1, access_space(d));
-  d.out.detail = access_detail(space, d.type()) | weak_bit(d);
+  d.out.detail = access_detail(space, d.type()) | weak_or_order_bits(d);
   d.out.execute = load;
 }
 void decode_st(Decoder& d) {
   data_operands(d, d.operand(1), false);
   const Space space = d.address(0, access_space(d));
   if (space == Space::kConst || space == Space::kParam) d.fail("cannot write to this space");
-  d.out.detail = access_detail(space, d.type()) | weak_bit(d);
+  d.out.detail = access_detail(space, d.type()) | weak_or_order_bits(d);
   d.out.execute = store;
 }
 void decode_atom(Decoder& d) { decode_atomic(d, true); }

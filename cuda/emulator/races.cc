@@ -19,6 +19,12 @@ void VectorClock::join(const VectorClock& other, AgentId first) {
   for (size_t i = first; i < other.times_.size(); ++i) times_[i] = std::max(times_[i], other.times_[i]);
 }
 
+VectorClock VectorClock::least(const VectorClock& a, const VectorClock& b) {
+  VectorClock out(std::min(a.times_.size(), b.times_.size()));
+  for (size_t i = 0; i < out.times_.size(); ++i) out.times_[i] = std::min(a.times_[i], b.times_[i]);
+  return out;
+}
+
 void SyncClocks::finish_phase() {
   complete.seen.join(arriving.seen);
   complete.fenced.join(arriving.fenced);
@@ -138,11 +144,17 @@ void RaceDetector::begin_engine_step(AgentId engine, const Clocks& known) {
   clocks_[engine].seen.set(engine, time);
 }
 
-void RaceDetector::observe(AgentId warp, AgentId operation) {
-  const uint32_t time = clocks_[operation].seen[operation];
+void RaceDetector::observe(AgentId warp, AgentId operation) { observe(warp, operation, time(operation)); }
+
+void RaceDetector::observe(AgentId warp, AgentId operation, uint32_t time) {
   Clocks& own = clocks_[warp];
   for (VectorClock* clock : {&own.seen, &own.fenced, &own.tmem, &own.read, &own.tmem_read})
     clock->set(operation, std::max(time, (*clock)[operation]));
+}
+
+void RaceDetector::observe(AgentId warp, const VectorClock& operations) {
+  Clocks& own = clocks_[warp];
+  for (VectorClock* clock : {&own.seen, &own.fenced, &own.tmem, &own.read, &own.tmem_read}) clock->join(operations);
 }
 
 // What asynchronous operations knew of each other goes on with them; what threads wrote does not.

@@ -17,8 +17,10 @@
 // it there are `read` and `tmem_read`, which only an acquire advances. tcgen05 operations know of synchronisation only
 // what stands before a tcgen05.fence::after_thread_sync.
 //
-// Not seen: races between lanes of one warp (but those with an operation that one of them issued), races in global
-// memory, accesses of less than 4 bytes, strong (volatile, atomic, relaxed) accesses, which are no data races.
+// Global memory is global_races.h's, which asks this detector about the order within a cluster.
+//
+// Not seen: races between lanes of one warp (but those with an operation that one of them issued), accesses of less
+// than 4 bytes, strong (volatile, atomic, relaxed) accesses, which are no data races.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +44,7 @@ class VectorClock {
   }
   // Joins the entries of agents >= first.
   void join(const VectorClock& other, AgentId first = 0);
+  static VectorClock least(const VectorClock& a, const VectorClock& b);  // entry by entry
 
  private:
   std::vector<uint32_t> times_;
@@ -86,10 +89,21 @@ class RaceDetector {
   Clocks issue_to_engine(AgentId engine, AgentId issuer);
   Clocks issue_to_tensor_core(AgentId engine, AgentId issuer);
   void begin_engine_step(AgentId engine, const Clocks& known);
-  void end_operation(AgentId operation, SyncClocks& sync);  // whoever waits there knows that it is complete
-  void observe(AgentId warp, AgentId operation);            // the warp does, by a wait_group or wait::ld
+  void end_operation(AgentId operation, SyncClocks& sync);       // whoever waits there knows that it is complete
+  void observe(AgentId warp, AgentId operation);                 // the warp does, by a wait_group or wait::ld
+  void observe(AgentId warp, AgentId operation, uint32_t time);  // that it has come so far
+  void observe(AgentId warp, const VectorClock& operations);
   void retire(AgentId operation) { free_.push_back(operation); }
   void arrive_engine(AgentId engine, SyncClocks& sync);  // commit
+
+  // --- for global memory
+  const Clocks& known(AgentId agent) const { return clocks_[agent]; }
+  uint32_t time(AgentId agent) const { return clocks_[agent].seen[agent]; }
+  void tick(AgentId agent) { clocks_[agent].seen.set(agent, time(agent) + 1); }  // what was is apart from what comes
+  bool ordered_after(AgentId before, uint32_t time, Proxy before_proxy, bool before_writes, AgentId agent, Proxy proxy,
+                     bool write) const {
+    return ordered({.time = time, .agent = before, .proxy = before_proxy}, before_writes, agent, proxy, write, false);
+  }
 
   // --- accesses. Returns a description of the race, if there is one; `line` is remembered for the next.
   std::string shared(AgentId agent, Proxy proxy, uint32_t cta, uint32_t offset, uint32_t bytes, bool write,

@@ -57,6 +57,7 @@ class Pair:
     bad: str
     good: str
     threads: int = 32
+    grid: int = 1
 
 
 PAIRS = [
@@ -75,7 +76,7 @@ PAIRS = [
     pytest.param(
         Pair(
             "poison",
-            STORE + "cp.async.bulk.wait_group 0;",
+            "elect.sync _|%p0, -1; @!%p0 bra END;" + STORE + "cp.async.bulk.wait_group 0; END:",
             "mul.lo.u32 %r0, %tid, 4; add.u32 %r0, %r0, %shared; st.shared.b32 [%r0], %tid;"
             "fence.proxy.async.shared::cta; bar.warp.sync -1; elect.sync _|%p0, -1; @!%p0 bra END;"
             + STORE
@@ -196,13 +197,211 @@ PAIRS = [
 ]
 
 
+GRID = """
+  mov.u32 %r10, %ctaid.x;
+  setp.eq.u32 %p0, %tid, 0;
+  setp.eq.u32 %p1, %r10, 0;
+"""
+TO_SHARED = """
+  st.shared.v4.b32 [memory], {%tid, %tid, %tid, %tid};
+  fence.proxy.async.shared::cta;
+"""
+BULK_STORE = """
+  cp.async.bulk.global.shared::cta.bulk_group [%out], [memory], 16;
+  cp.async.bulk.commit_group;
+"""
+REDUCE = """
+  cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%out], [memory], 16;
+  cp.async.bulk.commit_group;
+  cp.async.bulk.wait_group 0;
+"""
+# CTA 0 writes the data and sets a flag; CTA 1 waits for the flag and reads.
+SEND = (
+    GRID
+    + """
+  @!%p1 bra RECEIVE;
+  st.global.b32 [%out], %r10;
+  {release}
+  st{order}.global.b32 [%out + 64], 1;
+  bra END;
+RECEIVE:
+  ld.relaxed.gpu.global.b32 %r1, [%out + 64];
+  setp.eq.u32 %p2, %r1, 0;
+  @%p2 bra RECEIVE;
+  {acquire}
+  ld.global.b32 %r0, [%out];
+END:
+"""
+)
+RELAXED, RELEASE = ".relaxed.gpu", ".release.gpu"
+FENCE = "fence.acq_rel.gpu;"
+OWN_WORD = "mul.wide.u32 %rd0, %r10, 4; add.u64 %rd0, %rd0, %out;"
+# Each CTA writes a word, and the last to come reads all.
+LAST_READS = (
+    GRID
+    + OWN_WORD
+    + """
+  st.global.b32 [%rd0], %r10;
+  {}.global.add.u32 %r1, [%out + 64], 1;
+  setp.eq.u32 %p2, %r1, 1;
+  @!%p2 bra END;
+  {}
+  ld.global.v2.b32 {{%r0, %r1}}, [%out];
+END:
+"""
+)
+LOAD_BACK = (
+    INIT
+    + """
+  st.global.v4.b32 [%out], {{%tid, %tid, %tid, %tid}};
+  {}
+  mbarrier.arrive.expect_tx.shared::cta.b64 _, [memory + 1024], 16;
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
+    [memory], [%out], 16, [memory + 1024];
+WAIT:
+"""
+    + WAIT
+)
+
+GLOBAL_PAIRS = [
+    pytest.param(
+        Pair(
+            "race",
+            GRID + "@%p0 st.global.b32 [%out], %tid; ld.global.b32 %r0, [%out];",
+            GRID + "@%p0 st.global.b32 [%out], %tid; bar.sync 0; ld.global.b32 %r0, [%out];",
+            threads=64,
+        ),
+        id="read of what another warp writes",
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            GRID + "@%p0 st.global.b32 [%out], %r10;",
+            GRID + "@%p0 st.relaxed.gpu.global.b32 [%out], %r10;",
+            grid=2,
+        ),
+        id="two CTAs write one word",
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            GRID + "st.global.b32 [%out], %r10;",
+            GRID + OWN_WORD + "st.global.b32 [%rd0], %r10;",
+            threads=1,
+            grid=4,
+        ),
+        id="CTAs write neighbouring words",
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            GRID + OWN_WORD + "ld.global.b32 %r0, [%out + 4]; st.global.b32 [%rd0], %r10;",
+            GRID + OWN_WORD + "ld.global.b32 %r0, [%rd0]; st.global.b32 [%rd0], %r10;",
+            threads=1,
+            grid=2,
+        ),
+        id="write of what another CTA reads",
+    ),
+    *(
+        pytest.param(
+            Pair(
+                "race",
+                SEND.format(release=bad[0], order=bad[1], acquire=bad[2]),
+                SEND.format(release=good[0], order=good[1], acquire=good[2]),
+                threads=1,
+                grid=2,
+            ),
+            id=name,
+        )
+        for name, bad, good in [
+            ("flag without a release", ("", RELAXED, FENCE), (FENCE, RELAXED, FENCE)),
+            ("flag without an acquire", ("", RELEASE, ""), ("", RELEASE, FENCE)),
+            (
+                "flag behind a fence of the CTA's scope",
+                ("fence.acq_rel.cta;", RELAXED, FENCE),
+                ("membar.gl;", RELAXED, FENCE),
+            ),
+        ]
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            LAST_READS.format(FENCE + "atom.relaxed.gpu", ""),
+            LAST_READS.format("atom.acq_rel.gpu", ""),
+            threads=1,
+            grid=2,
+        ),
+        id="the last CTA reads without an acquire",
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            TO_SHARED + BULK_STORE + "cp.async.bulk.wait_group.read 0;"
+            "ld.global.b32 %r0, [%out]; cp.async.bulk.wait_group 0;",
+            TO_SHARED + BULK_STORE + "cp.async.bulk.wait_group.read 0;"
+            "cp.async.bulk.wait_group 0; ld.global.b32 %r0, [%out];",
+            threads=1,
+        ),
+        id="bulk store read back behind wait_group.read",
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            TO_SHARED + BULK_STORE + BULK_STORE + "cp.async.bulk.wait_group 0;",
+            TO_SHARED
+            + BULK_STORE
+            + "cp.async.bulk.wait_group 0;"
+            + BULK_STORE
+            + "cp.async.bulk.wait_group 0;",
+            threads=1,
+        ),
+        id="two bulk stores to one place",
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            TO_SHARED + BULK_STORE + "cp.async.bulk.wait_group 0;",
+            TO_SHARED + REDUCE,
+            threads=1,
+            grid=2,
+        ),
+        id="bulk stores of two CTAs, and reductions",
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            TO_SHARED + REDUCE + "ld.global.b32 %r0, [%out];",
+            TO_SHARED + REDUCE + "ld.relaxed.gpu.global.b32 %r0, [%out];",
+            threads=1,
+            grid=2,
+        ),
+        id="read of a sum that others still add to",
+    ),
+    pytest.param(
+        Pair(
+            "race",
+            LOAD_BACK.format(""),
+            LOAD_BACK.format("fence.proxy.async.global;"),
+            threads=1,
+        ),
+        id="bulk load without a proxy fence",
+    ),
+]
+
+
 @pytest.mark.parametrize("schedule", ["latest", "random"])
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", PAIRS + GLOBAL_PAIRS)
 def test_a_fault_is_found_and_its_twin_is_clean(pair: Pair, schedule: str) -> None:
     for body, kinds in [(pair.bad, {pair.kind}), (pair.good, set())]:
         out = emulator.empty(64, np.uint32)
+        out[:] = 0
         report = module(body).launch(
-            "kernel", grid=1, block=pair.threads, args=[out], schedule=schedule, seed=5
+            "kernel",
+            grid=pair.grid,
+            block=pair.threads,
+            args=[out],
+            schedule=schedule,
+            seed=5,
         )
         assert {finding.kind for finding in report.findings} == kinds, report.findings
 
@@ -270,6 +469,19 @@ def test_what_cannot_go_on_is_an_error(bad: str, good: str, message: str) -> Non
         module(bad).launch("kernel", grid=1, block=1, args=[out])
     assert re.search(r"kernel\.ptx:\d+|deadlock", str(caught.value))
     module(good).launch("kernel", grid=1, block=1, args=[out])
+
+
+def test_a_race_in_global_memory_names_both_accesses() -> None:
+    report = module("\n  st.global.b32 [%out], %tid;\n").launch(
+        "kernel", grid=2, block=1, args=[emulator.empty(64, np.uint32)], schedule="latest"
+    )
+    (race,) = report.findings
+    later = race.where[len("CTA (") :][0]
+    assert re.fullmatch(
+        r"a write of global memory at 0x\w+ is not ordered after the write "
+        rf"by CTA \({1 - int(later)},0,0\) warp 0 at line {race.line}",
+        race.message,
+    )
 
 
 def test_a_divergent_aligned_instruction_is_named() -> None:

@@ -1,4 +1,5 @@
-// Integer, logic, shift and bit-field instructions (PTX 9.7.1, 9.7.2, 9.7.8).
+// Integer, logic, shift and bit-field instructions (PTX 9.7.1, 9.7.2, 9.7.8). Longer than other files: a list of
+// many short instructions that share their templates.
 #include <algorithm>
 #include <limits>
 

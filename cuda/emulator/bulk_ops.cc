@@ -3,6 +3,8 @@
 //
 // A load poisons its destination when it is issued, and reads global memory as late as the schedule likes. A store
 // first reads all of shared memory (which .read waits for), then writes.
+//
+// Longer than other files: loads, stores and copies share their operands' forms and the pieces that they move.
 #include <algorithm>
 #include <array>
 #include <cstring>

@@ -1,5 +1,7 @@
 // The life of a launch: clusters, CTAs and warps start, run and end; addresses; findings.
 // Which of the things that could happen does happen is in scheduler.cc.
+//
+// Longer than other files: the members of Machine that all instructions need.
 #include "machine.h"
 
 #include <algorithm>

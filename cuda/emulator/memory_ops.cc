@@ -1,4 +1,5 @@
 // Loads, stores, atomics and addresses (PTX 9.7.9, 9.7.13.6-7): the synchronous accesses of the generic proxy.
+// Longer than other files: they share how an address, a type and a memory order are decoded.
 #include <algorithm>
 #include <bit>
 #include <cstring>

@@ -3,6 +3,8 @@
 // Names are scoped by braces, since inline assembly repeats its labels and registers in each use. A register
 // or variable must be declared before it is used; a label may follow, so that labels are resolved at the end
 // of a function. Registers of a range (".reg .b32 %r<100>") come to exist when they are first named.
+//
+// Longer than other files: one class, whose rules call each other.
 #include <algorithm>
 #include <charconv>
 #include <optional>

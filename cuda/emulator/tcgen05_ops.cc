@@ -3,6 +3,8 @@
 //
 // mma, cp and commit of a CTA go through one queue, in order (PTX 9.7.16.6.2). ld and st are operations of their own,
 // that wait::ld and wait::st wait for. While an mma is under way, the cells of its accumulator belong to it.
+//
+// Longer than other files: the instructions share the queue, the descriptors' decoding and the cells in flight.
 #include <algorithm>
 #include <utility>
 

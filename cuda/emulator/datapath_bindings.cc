@@ -1,3 +1,4 @@
+// The datapaths for Python's tests, one binding after another; that is all its length is.
 #include "datapath_bindings.h"
 
 #include <nanobind/ndarray.h>

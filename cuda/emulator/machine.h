@@ -3,6 +3,7 @@
 // One thread runs it. Whenever something could happen next in more than one order (which warp goes on, which
 // asynchronous operation proceeds, and by how much), the schedule decides; so a launch is a function of its
 // arguments, its schedule and its seed. Waiting warps park under a key and are woken by it: nothing polls.
+// Over 400 lines: it is the state that all files of operations work on.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@ import pytest
 
 import jaxbw
 from jaxbw.primitives import serve
-from jaxbw.selection import devices
+from jaxbw.selection import devices, select
 
 X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
 
@@ -92,7 +92,8 @@ def test_explain_takes_types_and_arrays_and_prints() -> None:
         choice.kernel = "other"  # type: ignore[misc]
 
 
-def test_explain_says_why_xla_serves() -> None:
+def test_explain_says_why_xla_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "VERIFIED_FAMILIES", frozenset({"sm90"}))
     with jaxbw.target("B200"):
         choice = jaxbw.explain(X, W)
         assert choice.implementation == "xla"

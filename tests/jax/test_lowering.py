@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 import jaxbw
 from jaxbw import _native
+from jaxbw.selection import select
 
 Operand = Callable[..., Any]
 Lower = Callable[..., str]
@@ -140,13 +141,16 @@ def test_vmapped_products_stay_one_call(
 
 
 def test_choosing_takes_verified_kernels_only(
-    operand: Operand, cuda_hlo: Lower, custom_calls: Calls
+    operand: Operand, cuda_hlo: Lower, custom_calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lhs, rhs = operand((256, 512)), operand((512, 128), number=1)
-    with jaxbw.target("H200"):
-        assert len(custom_calls(cuda_hlo(jaxbw.matmul, lhs, rhs))) == 1
+    for device in ("H200", "B200"):
+        with jaxbw.target(device):
+            assert len(custom_calls(cuda_hlo(jaxbw.matmul, lhs, rhs))) == 1
+    monkeypatch.setattr(select, "VERIFIED_FAMILIES", frozenset({"sm90"}))
+    wide = operand((512, 256), number=1)  # nothing is cached of it
     with jaxbw.target("B200"):
-        text = cuda_hlo(jaxbw.matmul, lhs, rhs)
+        text = cuda_hlo(jaxbw.matmul, lhs, wide)
         assert not custom_calls(text)
         assert "stablehlo.dot_general" in text
 

@@ -13,7 +13,7 @@ from jaxbw.matmul_plan import plan_matmul
 from jaxbw.primitives import dot_general as plain
 from jaxbw.primitives import serve
 from jaxbw.primitives.fused_dot_general import ACTIVATIONS
-from jaxbw.problem import DimensionNumbers, describe, reduce_dot_general
+from jaxbw.problem import DimensionNumbers, GemmProblem, describe, reduce_dot_general
 from jaxbw.selection import config as configs
 from jaxbw.selection import devices, implementations
 from jaxbw.selection.config import GemmConfig
@@ -195,18 +195,8 @@ def explain(
     params = _canonical_params(
         call, dims, precision, preferred_element_type, None, implementation, config
     )
-    output, _ = compat.dot_general_type(lhs, rhs, plain.lax_params(params))
     bias = None if bias is None else _typed(bias)
-    _check_epilogue(call, rhs, dims, output, bias, activation)
-    problem = reduce_dot_general(
-        lhs,
-        rhs,
-        dims,
-        output.dtype,
-        precision=params["precision"],
-        bias=None if bias is None else np.dtype(bias.dtype),
-        activation=activation,
-    ).problem
+    problem = _problem(call, lhs, rhs, bias, activation, params)
     names, target = params["implementation"], params["target"]
     if names is None and target is None and jax.default_backend() != "gpu":
         device = None
@@ -241,22 +231,29 @@ def _product(
         lhs, rhs, bias = compat.insert_reshard(lhs, rhs, bias)
     is_fused = bias is not None or activation is not None
     if is_fused or params["implementation"] is not None:
-        lhs_type, rhs_type = jax.typeof(lhs), jax.typeof(rhs)
-        output, _ = compat.dot_general_type(lhs_type, rhs_type, plain.lax_params(params))
-        _check_epilogue(call, rhs_type, dims, output, bias, activation)
-        problem = reduce_dot_general(
-            lhs_type,
-            rhs_type,
-            dims,
-            output.dtype,
-            precision=params["precision"],
-            bias=None if bias is None else np.dtype(bias.dtype),
-            activation=activation,
-        ).problem
+        problem = _problem(call, jax.typeof(lhs), jax.typeof(rhs), bias, activation, params)
         serve.check(problem, params["implementation"], config, params["target"], call)
     if is_fused:
         return fused.matmul(lhs, rhs, bias, activation, params)
     return plain.dot_general(lhs, rhs, **params)
+
+
+def _problem(
+    call: str, lhs: Any, rhs: Any, bias: Any, activation: str | None, params: dict[str, Any]
+) -> GemmProblem:
+    """What the selection is asked, from the operands' types; the epilogue is checked."""
+    dims = params["dimension_numbers"]
+    output, _ = compat.dot_general_type(lhs, rhs, plain.lax_params(params))
+    _check_epilogue(call, rhs, dims, output, bias, activation)
+    return reduce_dot_general(
+        lhs,
+        rhs,
+        dims,
+        output.dtype,
+        precision=params["precision"],
+        bias=None if bias is None else np.dtype(bias.dtype),
+        activation=activation,
+    ).problem
 
 
 def _canonical_params(

@@ -188,7 +188,6 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   WorkItems items(context);
   for (uint32_t item = items.first(); item != WorkItems::kNone; item = items.next(), accumulator.advance()) {
     accumulators.wait_empty(accumulator);
-    ptx::tcgen05_fence_after_sync();
     const uint32_t d = tmem + accumulator.slot() * kAccumulatorColumns;
     for (uint32_t k = 0; k < params.k; k += kBlockK, stage.advance()) {
       stages.wait_full(stage);
@@ -309,9 +308,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
     ptx::tmem_allocate<kCtaGroup, ptx::kTmemColumns>(tmem_slot);  // of both CTAs of a pair together
     ptx::tmem_relinquish_allocation<kCtaGroup>();
   }
-  ptx::tcgen05_fence_before_sync();
   __syncthreads();
-  ptx::tcgen05_fence_after_sync();
   const uint32_t tmem = ptx::load_shared(tmem_slot);
 
   if (warp == kLoadWarp) {
@@ -325,7 +322,6 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   }
   __syncwarp();
 
-  ptx::tcgen05_fence_before_sync();
   ptx::cluster_sync();  // no CTA leaves, and no TMEM is freed, while a peer may still need it
   ptx::tcgen05_fence_after_sync();
   if (warp == kTmemWarp) ptx::tmem_free<kCtaGroup, ptx::kTmemColumns>(tmem);

@@ -1,7 +1,7 @@
-// The launch parameters of every GEMM kernel: the one struct that host and device share.
+// The launch parameters of every kernel: the structs that host and device share.
 //
 // Plain C++ without CUDA headers, so that the host runtime, the kernels and the emulator include the
-// same file. A kernel takes exactly one argument, `const __grid_constant__ GemmParams`.
+// same file. A GEMM kernel takes exactly one argument, `const __grid_constant__ GemmParams`.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace jaxbw {
 
-// Element types. kF16 and kBF16 have the values of the operand-format field of the sm_100
-// instruction descriptor for kind::f16 (PTX 9.7.16.4.2).
+// Element types. The values are those of the operand-format field of the sm_100 instruction descriptor: of kind::f16
+// for 16-bit types, and of kind::tf32 for kF32, whose operands are multiplied as TF32 (PTX 9.7.16.4.2).
 enum class DataType : uint32_t { kF16 = 0, kBF16 = 1, kF32 = 2 };
 
 constexpr uint32_t size_bytes(DataType type) { return type == DataType::kF32 ? 4 : 2; }
@@ -19,47 +19,116 @@ constexpr uint32_t size_bytes(DataType type) { return type == DataType::kF32 ? 4
 // The values are those of the transpose bits of wgmma and of the sm_100 instruction descriptor.
 enum class Major : uint32_t { kK = 0, kMN = 1 };
 
-// kGelu is the tanh approximation, jax.nn.gelu's default.
-enum class Activation : uint32_t { kNone = 0, kRelu = 1, kGelu = 2, kSilu = 3 };
+// kGelu is the tanh approximation, jax.nn.gelu's default; kGeluExact has erf.
+enum class Activation : uint32_t { kNone = 0, kRelu = 1, kGelu = 2, kSilu = 3, kGeluExact = 4 };
+
+// How results leave the kernel. kTma: staged in shared memory, one TMA store per box; D is row-major, its rows are
+// multiples of 16 bytes. kRows: staged, then copied by coalesced stores; D is row-major with any row length.
+// kColumns: straight from registers; D is column-major as the kernel sees it (swap-AB).
+enum class StorePath : uint32_t { kTma = 0, kRows = 1, kColumns = 2 };
+
+// kStatic: cluster c of C computes the work items c, c + C, ... kClc: clusters ask the hardware for the next item
+// (cluster launch control, sm_100).
+enum class Scheduler : uint32_t { kStatic = 0, kClc = 1 };
+
+// Rasterisation: the dimension along which bands of `swizzle` cluster tiles are walked together.
+enum class Raster : uint32_t { kAlongM = 0, kAlongN = 1 };
 
 // A CUtensorMap: 128 opaque bytes, encoded by the driver and read by the TMA unit.
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
-// What happens to an accumulator on its way out, in float32 up to the final cast:
-//   d = cast<output>(activation(accumulator + bias))
+// Something that the epilogue reads; data is null where there is none.
+struct EpilogueOperand {
+  const void* data;
+  DataType type;
+};
+
+// Shaped as D and row-major like it, or null.
+struct EpilogueResult {
+  void* data;
+  DataType type;
+};
+
+// What happens to an accumulator on its way out, in float32 up to the casts:
+//
+//   z = alpha * accumulator + beta * c + bias
+//   d = cast(activation(z) + residual)                   saved[0] = cast(z), if wanted
+//
+// A gated product has two right operands, whose accumulators are gate and up:
+//
+//   z = alpha * gate + bias,  u = alpha * up             saved[0] = cast(z), saved[1] = cast(u), if wanted
+//   d = cast(activation(z) * u + residual)
 struct Epilogue {
-  const void* bias;  // [n], or null
-  DataType bias_type;
+  float alpha, beta;
+  EpilogueOperand c;         // shaped as D; may be D itself
+  EpilogueOperand bias;      // [n], or [m]
+  EpilogueOperand residual;  // shaped as D
+  uint32_t bias_along_m;     // 1: one bias for each row
   Activation activation;
-  DataType output;
+  uint32_t gated;  // 1: b_up is the second right operand
 };
 
 // D[batch, m, n] = epilogue(sum_k A[batch, m, k] * B[batch, k, n])
 //
 // Work is handed out in cluster tiles: the block of D that one cluster of CTAs computes at a time,
-// cluster_m x cluster_n CTA tiles (cta_group::2: two CTAs along M share one MMA tile).
+// cluster_m x cluster_n CTA tiles (cta_group::2: two CTAs along M share one tile of block_m rows).
 // The CTA of rank r within its cluster stands at (r % cluster_m, r / cluster_m).
+//
+// A work item is a cluster tile with all of K, or a part of one: tiles from whole_tiles on are split into split_k
+// parts along K. The parts of a tile leave float32 sums in `partials`; the one that comes last adds them up in the order
+// of the parts, whoever it is, so that the result does not depend on the timing.
 struct GemmParams {
-  TensorMap a, b, d;  // rank 3: (contiguous dimension, outer dimension, batch)
+  TensorMap a, b, b_up, d, saved[2];  // rank 3: (contiguous dimension, outer dimension, batch)
   Epilogue epilogue;
+  EpilogueResult output, saved_output[2];
+  StorePath store_path;
 
-  uint32_t m, n, k, batch;
+  const void* a_data;  // for kernels that do not use TMA
+  const void* b_data;
+
+  // In elements: of D, and of c, residual and saved results. One of the first two is 1.
+  uint64_t row_stride, column_stride, batch_stride;
+
+  uint32_t m, n, k, batch;        // n: columns of D, also of a gated product
   uint32_t a_batched, b_batched;  // 1, or 0 where one matrix serves every batch index
 
-  uint32_t block_m, block_n;      // MMA tile: rows x columns of D (cta_group::2: of the CTA pair)
+  uint32_t block_m, block_n;      // the tile of a CTA or pair: rows and columns of accumulators
+  uint32_t tile_columns;          // columns of D in it: block_n, or half of it where gated
   uint32_t cluster_m, cluster_n;  // CTAs
   uint32_t stages;                // depth of the shared-memory ring
-  uint32_t swizzle;               // rasterisation: cluster tiles along M that are walked together
+  uint32_t k_spans;               // swizzle spans along K in a stage
+  uint32_t operand_swizzle;       // 1: the 128-byte swizzle; 0: none, core matrices (for the ladder; K-major only)
+  uint32_t accumulators;          // TMEM ring: 1 or 2 (sm_100)
+  uint32_t store_buffers;         // staging buffers of an epilogue warp: 1 or 2
 
+  Scheduler scheduler;
+  Raster raster;
+  uint32_t swizzle;                           // cluster tiles of a band
   uint32_t cluster_tiles_m, cluster_tiles_n;  // the grid of cluster tiles of one batch index
+  uint32_t whole_tiles;                       // of all batch indices together: these are not split
+  uint32_t split_k;                           // parts of each tile after those
+  uint32_t work_items;                        // whole tiles and parts
+  float* partials;                            // see partial_floats() in gemm/storage.h
+  uint32_t* counters;                         // zero before the launch; see counter_count()
 
   DataType input;          // read at run time by sm_100 kernels only; sm_90 has it in the instruction
   Major a_major, b_major;  // likewise
+  uint32_t b_is_ready;     // 1: B is complete before the preceding kernel of the stream ends; may be prefetched
 };
 
 static_assert(sizeof(TensorMap) == 128 && alignof(GemmParams) == 64);
-static_assert(offsetof(GemmParams, epilogue) == 3 * sizeof(TensorMap));
+static_assert(offsetof(GemmParams, epilogue) == 6 * sizeof(TensorMap));
+
+// destination[batch, i, j] = source[batch, i, j], or with `transposed` source[batch, j, i], as the GEMM kernels want their
+// operands: rows of destination_pitch elements, a multiple of 16 bytes. What lies behind a row's end is not written.
+struct RepackParams {
+  const void* source;
+  void* destination;
+  uint32_t rows, columns, batch;  // of the destination
+  uint32_t destination_pitch;     // elements; the source is dense
+  uint32_t transposed;
+};
 
 }  // namespace jaxbw

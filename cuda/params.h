@@ -111,7 +111,7 @@ struct GemmParams {
   uint32_t split_k;                           // parts of each tile after those
   uint32_t work_items;                        // whole tiles and parts
   float* partials;                            // see partial_floats() in gemm/storage.h
-  uint32_t* counters;                         // zero before the launch; see counter_count()
+  uint32_t* counters;                         // zero before the launch; see slice_count()
 
   DataType input;          // read at run time by sm_100 kernels only; sm_90 has it in the instruction
   Major a_major, b_major;  // likewise

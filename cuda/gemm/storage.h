@@ -1,5 +1,5 @@
-// How a GEMM kernel lays out its dynamic shared memory: the ring of operand stages, the epilogue's
-// staging buffers and the barriers. Shared by kernels and host, which asks how many stages fit.
+// How a GEMM kernel lays out its dynamic shared memory, and how its tiles are cut for TMA and for the epilogue's warps.
+// Shared by kernels and host, which asks how many stages fit and encodes the boxes.
 #pragma once
 
 #include <cstdint>
@@ -8,28 +8,93 @@
 
 namespace jaxbw {
 
-constexpr uint32_t kBlockK = 64;         // one 128-byte swizzle span of 16-bit elements
-constexpr uint32_t kSwizzleSpan = 128;   // bytes; also the width of an epilogue staging buffer
+constexpr uint32_t kSwizzleSpan = 128;   // bytes of the contiguous dimension that the 128-byte swizzle covers
 constexpr uint32_t kSwizzleAtom = 1024;  // 8 rows of a span: the alignment of every swizzled tile
+constexpr uint32_t kCoreMatrixRow = 16;  // bytes: without a swizzle, operands lie in core matrices of 8 such rows
 constexpr uint32_t kMaxStages = 12;
-constexpr uint32_t kStoreBuffers = 2;          // TMA stores in flight per epilogue warp
+constexpr uint32_t kMaxKSpans = 4;             // in a stage
+constexpr uint32_t kMaxStoreBuffers = 2;       // TMA stores in flight per epilogue warp
 constexpr uint32_t kMaxSharedMemory = 232448;  // per block on sm_90 and sm_100, opt-in (227 KB)
+
+// Elements of K in one swizzle span.
+constexpr uint32_t span_elements(DataType input) { return kSwizzleSpan / size_bytes(input); }
 
 // Epilogue warps of a CTA, the rows of the accumulator that each of them owns, and the columns that it stores at a
 // time.
 struct EpilogueShape {
   uint32_t warps, rows_per_warp, max_columns;
-
-  // One TMA store, and one box of the tensor map of D: rows_per_warp rows of this many columns. Its staging buffer is
-  // swizzled over its row of 128 or 64 bytes.
-  constexpr uint32_t store_columns(DataType output) const {
-    const uint32_t span = kSwizzleSpan / size_bytes(output);
-    return span < max_columns ? span : max_columns;
-  }
-  constexpr uint32_t store_row_bytes(DataType output) const { return store_columns(output) * size_bytes(output); }
 };
 constexpr EpilogueShape kSm90Epilogue{8, 16, 64};   // two consumer warpgroups of m64; a swizzle span
 constexpr EpilogueShape kSm100Epilogue{4, 32, 32};  // one warp for each 32 lanes of TMEM; one tcgen05.ld
+
+// sm_100: how a CTA's accumulator of `rows` x `columns` lies in the lanes of Tensor Memory (PTX 9.7.16.10.5), and so in
+// the hands of the four epilogue warps, 32 lanes each:
+//
+//   rows = 128                  warp w: rows 32 w .. 32 w + 31, all columns
+//   rows = 64, alone            warp w: rows 16 w .. 16 w + 15 in its first 16 lanes, all columns
+//   rows = 64, CTA of a pair    warps 0, 1: rows 32 w ..., the first half of the columns; warps 2, 3: the second half
+struct AccumulatorSlice {
+  uint32_t first_row, rows;
+  uint32_t first_column, columns;
+};
+constexpr AccumulatorSlice sm100_slice(uint32_t warp, uint32_t rows, uint32_t columns, uint32_t cta_group) {
+  if (rows == 64 && cta_group == 1) return {warp * 16, 16, 0, columns};
+  if (rows == 64) return {warp % 2 * 32, 32, warp / 2 * (columns / 2), columns / 2};
+  return {warp * 32, 32, 0, columns};
+}
+
+// Columns that an epilogue warp of sm_100 handles at a time: the widest tcgen05.ld that divides its slice. A gated
+// product's slice is half gate, half up.
+constexpr uint32_t sm100_chunk(uint32_t slice_columns) {
+  return slice_columns % 32 == 0 ? 32 : slice_columns % 16 == 0 ? 16 : 8;
+}
+
+// One TMA store, and one box of the tensor map of D. Its staging buffer is swizzled over its row: 128, 64 or 32 bytes,
+// or not at all where a row has 16.
+struct StoreBox {
+  uint32_t rows, columns;
+
+  constexpr uint32_t row_bytes(DataType output) const { return columns * size_bytes(output); }
+};
+
+constexpr StoreBox sm90_store_box(DataType output) {
+  return {kSm90Epilogue.rows_per_warp, output == DataType::kF32 ? kSwizzleSpan / 4 : kSwizzleSpan / 2};
+}
+
+// A CTA's tile of `rows` x `columns` of accumulators.
+constexpr StoreBox sm100_store_box(uint32_t rows, uint32_t columns, uint32_t cta_group, bool gated) {
+  const AccumulatorSlice slice = sm100_slice(0, rows, columns, cta_group);
+  return {slice.rows, sm100_chunk(gated ? slice.columns / 2 : slice.columns)};
+}
+
+// Rows of one MMA of a CTA. A CTA's tile may be two of them (full TMEM).
+constexpr uint32_t kTmemLanes = 128;
+constexpr uint32_t sm100_mma_rows(uint32_t cta_rows) { return cta_rows < kTmemLanes ? cta_rows : kTmemLanes; }
+constexpr uint32_t sm100_mma_tiles(uint32_t cta_rows) { return cta_rows > kTmemLanes ? cta_rows / kTmemLanes : 1; }
+
+// How one operand's part of a stage lies in shared memory: blocks, whose rows are one span (or without a swizzle one
+// core matrix row) of the contiguous dimension.
+//
+//   K-major        k 0..63         k 64..127      MN-major     mn 0..63        mn 64..127
+//        mn 0   [ 128 bytes ]   [ 128 bytes ]          k 0   [ 128 bytes ]   [ 128 bytes ]
+//        mn 1   [ 128 bytes ]   [ 128 bytes ]          k 1   [ 128 bytes ]   [ 128 bytes ]
+//         ...      block 0         block 1              ...      block 0         block 1
+struct OperandTile {
+  Major major;
+  uint32_t row_bytes;  // of a block
+  uint32_t rows;       // of a block: M or N indices (K-major), or k (MN-major)
+  uint32_t blocks;
+
+  constexpr uint32_t block_bytes() const { return rows * row_bytes; }
+  constexpr uint32_t bytes() const { return blocks * block_bytes(); }
+};
+
+// `extent`: M or N indices of one CTA's part of a tile.
+constexpr OperandTile operand_tile(Major major, DataType input, uint32_t extent, uint32_t k_spans, bool swizzled) {
+  const uint32_t row_bytes = swizzled ? kSwizzleSpan : kCoreMatrixRow;
+  if (major == Major::kK) return {major, row_bytes, extent, k_spans * (kSwizzleSpan / row_bytes)};
+  return {major, row_bytes, k_spans * span_elements(input), extent / span_elements(input)};
+}
 
 // Barriers, CLC responses and the TMEM pointer: a fixed block, whatever the number of stages.
 constexpr uint32_t kControlBytes = 1024;
@@ -48,15 +113,28 @@ struct StorageLayout {
   }
 };
 
-// An MMA tile of block_m x block_n, shared by cta_group CTAs: each holds its part of the rows of A
-// and of the columns of B.
-constexpr StorageLayout storage_layout(uint32_t block_m, uint32_t block_n, uint32_t cta_group, EpilogueShape epilogue) {
-  return {.a_stage_bytes = block_m / cta_group * kSwizzleSpan,
-          .b_stage_bytes = block_n / cta_group * kSwizzleSpan,
-          .store_bytes = epilogue.warps * epilogue.rows_per_warp * kSwizzleSpan * kStoreBuffers};
+// A tile of block_m x block_n, shared by cta_group CTAs: each holds its part of the rows of A and of the columns of B.
+// A narrow B is rounded up to whole swizzle atoms.
+constexpr StorageLayout storage_layout(uint32_t block_m, uint32_t block_n, uint32_t cta_group, uint32_t k_spans,
+                                       EpilogueShape epilogue) {
+  const uint32_t b_bytes = block_n / cta_group * kSwizzleSpan * k_spans;
+  return {.a_stage_bytes = block_m / cta_group * kSwizzleSpan * k_spans,
+          .b_stage_bytes = (b_bytes + kSwizzleAtom - 1) / kSwizzleAtom * kSwizzleAtom,
+          .store_bytes = epilogue.warps * epilogue.rows_per_warp * kSwizzleSpan * kMaxStoreBuffers};
 }
 
-static_assert(storage_layout(128, 256, 1, kSm90Epilogue).max_stages() == 4);
-static_assert(storage_layout(256, 256, 2, kSm100Epilogue).max_stages() == 6);
+static_assert(storage_layout(128, 256, 1, 1, kSm90Epilogue).max_stages() == 4);
+static_assert(storage_layout(256, 256, 2, 1, kSm100Epilogue).max_stages() == 6);
+static_assert(storage_layout(512, 256, 2, 1, kSm100Epilogue).max_stages() == 4);
+
+// Split tiles. Every epilogue warp reduces its slices, one of each MMA tile of its CTA, on its own: each has a counter,
+// and `partial_floats` floats for the sums of one part.
+constexpr uint64_t slice_count(uint64_t split_tiles, uint32_t cluster_size, uint32_t mma_tiles,
+                               EpilogueShape epilogue) {
+  return split_tiles * cluster_size * mma_tiles * epilogue.warps;
+}
+constexpr uint64_t partial_floats(uint32_t block_n, EpilogueShape epilogue) {
+  return uint64_t{epilogue.rows_per_warp} * block_n;
+}
 
 }  // namespace jaxbw

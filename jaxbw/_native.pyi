@@ -4,12 +4,15 @@ Importing it needs no CUDA driver. libcuda is opened at the first call that need
 environment variable `JAXBW_LIBCUDA` names another file than `libcuda.so.1`.
 """
 
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import ModuleType
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
+
+_Attribute: TypeAlias = str | int | float  # of a custom call
 
 CUDA_VERSION: int
 """The CUDA version of the toolkit that built this module and the kernels.
@@ -41,6 +44,7 @@ class Activation(Enum):
     RELU = 1
     GELU = 2
     SILU = 3
+    GELU_EXACT = 4
 
 class DriverError(RuntimeError):
     """No usable CUDA driver or GPU, or a driver call failed: the message names call and error."""
@@ -85,13 +89,25 @@ def devices() -> list[DeviceInfo]:
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 
-    Each is a dict of stages. "jaxbw_gemm_v1" is one GEMM launch:
+    Each is a dict of stages. "jaxbw_gemm_v2" is one product with its epilogue (see `Epilogue` in
+    cuda/params.h), one call, one or several kernels:
 
-    - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major) and rhs [B|1, n, k] (K-major)
-      or [B|1, k, n] (MN-major), f16 or bf16; optionally bias [n], f16, bf16 or f32;
-    - result [B, m, n], f16, bf16 or f32;
-    - attributes kernel (string) and lhs_major, rhs_major, activation (values of the enums here),
-      block_m, block_n, cluster_m, cluster_n, cta_group, stages, swizzle (int32), exactly these.
+    - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
+      [B|1, k, n] (MN-major), then as far as the attributes say: rhs_up (gated; shaped as rhs),
+      c [B, m, n], bias [n] or (bias_along_m) [m], residual [B, m, n];
+    - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), and
+      workspace, uint8 [W] where W = `workspace_bytes` is not 0;
+    - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32; every other array
+      is f16, bf16 or f32, saved results as d. d may be the memory of c;
+    - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
+      of the product has_c, has_bias, bias_along_m, has_residual, gated, save (0 or 1), activation,
+      lhs_major, rhs_major (values of the enums here);
+      of the configuration block_m, block_n, k_spans, cluster_m, cluster_n, cta_group, stages,
+      swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave, swap_ab,
+      accumulators, store_buffers, tma_store, operand_swizzle, scheduler (0 static, 1 CLC, 2 none).
+
+    The last tiles % wave cluster tiles are split where split_tail is 1: wave is how many clusters
+    the device is taken to run at a time. It is 0 where split_tail is 0.
     """
 
 def emulator_ffi_targets() -> dict[str, dict[str, object]]:
@@ -104,62 +120,67 @@ def emulator_ffi_targets() -> dict[str, dict[str, object]]:
 def set_kernel_directory(path: str) -> None:
     """Says where `<kernel name>.cubin` and `.ptx` lie. They are loaded at first use."""
 
-def max_stages(family: str, block_m: int, block_n: int, cta_group: int) -> int:
-    """The deepest shared-memory ring of a tile.
+def max_stages(family: str, block_m: int, block_n: int, cta_group: int, k_spans: int = 1) -> int:
+    """The deepest shared-memory ring of a tile; 0 where not even one stage fits.
 
     Args:
       family: "sm90" or "sm100".
-      block_m, block_n: rows and columns of the MMA tile.
+      block_m, block_n: rows and columns of accumulators.
       cta_group: CTAs that share the tile.
+      k_spans: swizzle spans along K in a stage.
 
     Raises:
       ValueError: unknown family, or a dimension of 0.
     """
 
 def shared_memory_bytes(
-    family: str, block_m: int, block_n: int, cta_group: int, stages: int
+    family: str, block_m: int, block_n: int, cta_group: int, stages: int, k_spans: int = 1
 ) -> int:
     """The dynamic shared memory of one CTA, in bytes. Arguments and errors as in `max_stages`."""
 
+def workspace_bytes(
+    lhs: Sequence[int], rhs: Sequence[int], input: DataType, attributes: Mapping[str, _Attribute]
+) -> int:
+    """How much scratch memory a call of "jaxbw_gemm_v2" takes: the size of its result `workspace`.
+
+    It holds what has to be repacked for TMA, and the partial sums of split tiles.
+
+    Args:
+      lhs, rhs: their shapes, and `input` their dtype.
+      attributes: all attributes of the call.
+
+    Raises:
+      ValueError: the call would be refused.
+    """
+
 def launch_gemm(
-    lhs: NDArray[np.uint16],
-    rhs: NDArray[np.uint16],
-    bias: NDArray[Any] | None = None,
-    *,
-    kernel: str,
-    lhs_dtype: DataType,
+    operands: Sequence[NDArray[Any]],
+    dtypes: Sequence[DataType],
     output: DataType,
-    bias_dtype: DataType | None = None,
-    lhs_major: Major,
-    rhs_major: Major,
-    activation: Activation = ...,
-    block_m: int,
-    block_n: int,
-    cluster_m: int = 1,
-    cluster_n: int = 1,
-    cta_group: int = 1,
-    stages: int,
-    swizzle: int = 1,
+    attributes: Mapping[str, _Attribute],
+    *,
+    alias_c: bool = False,
     device: int = 0,
     guard_bytes: int = 4096,
     repeats: int = 1,
-) -> NDArray[np.uint8]:
-    """Launches one GEMM on host arrays without JAX, for tests and sanitizers; waits for the result.
+) -> list[NDArray[np.uint8]]:
+    """Calls "jaxbw_gemm_v2" on host arrays without JAX, for tests and sanitizers; waits for it.
 
-    Every buffer lies between guard regions, and the result is poisoned with NaN before each launch.
+    Every buffer lies between guard regions. Before each launch the results are poisoned with NaN,
+    the workspace is filled with garbage.
 
     Args:
-      lhs, rhs: the operands of the custom call (see `ffi_targets`), C-contiguous bit patterns of
-        `lhs_dtype`.
-      bias: [n], C-contiguous bit patterns of `bias_dtype`.
-      kernel, block_m, block_n, cluster_m, cluster_n, cta_group, stages, swizzle: the launch
-        configuration.
+      operands: those of the custom call (see `ffi_targets`), C-contiguous bit patterns (uint16 or
+        uint32) of `dtypes`.
+      output: dtype of the results.
+      attributes: all attributes of the call.
+      alias_c: c lies in the memory of d.
       guard_bytes: size of each guard, a multiple of 16; 0 for compute-sanitizer, which cannot
         look inside an allocation.
       repeats: launches, which must agree bit for bit.
 
     Returns:
-      The bytes of the result [B, m, n], to be viewed as `output`.
+      The bytes of d and of the saved results, each [B, m, n] of `output`.
 
     Raises:
       ValueError: the operands do not belong to one product, or the configuration is not

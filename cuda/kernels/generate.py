@@ -18,20 +18,23 @@ from typing import Any
 from assemble import Report
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSION = 1  # of the manifest's format
+VERSION = 2  # of the manifest's format
 
 _INPUTS = {"bf16": "kBF16", "f16": "kF16"}
 # Row-major, "n", is K-major for lhs [m, k] and MN-major for rhs [k, n].
 _A_MAJOR = {"n": "kK", "t": "kMN"}
 _B_MAJOR = {"n": "kMN", "t": "kK"}
 
+_KINDS = {"16bit": "k16Bit", "tf32": "kTf32"}
+_ELEMENTS = {"16bit": "uint16_t", "32bit": "uint32_t"}
+
 _SOURCE = """\
 // Generated from cuda/kernels.toml: {why}.
-#include "gemm/{family}.cuh"
+#include "gemm/{header}.cuh"
 
-extern "C" __global__ void __launch_bounds__({threads}, 1)
-    {name}(const __grid_constant__ jaxbw::GemmParams params) {{
-  jaxbw::{family}::gemm<{configuration}>(params);
+extern "C" __global__ void __launch_bounds__({threads}{one_block})
+    {name}(const __grid_constant__ jaxbw::{params} params) {{
+  jaxbw::{function}(params);
 }}
 """
 
@@ -53,24 +56,30 @@ def source(kernel: Any) -> str:
     """The CUDA C++ of one instance."""
     return _SOURCE.format(
         why=kernel.why,
-        family=kernel.family,
+        header=kernel.family if kernel.role == "gemm" else kernel.role,
         threads=kernel.threads,
+        one_block=", 1" if kernel.role == "gemm" else "",  # of an SM: its shared memory is full
         name=kernel.name,
-        configuration=_configuration(kernel),
+        params="RepackParams" if kernel.role == "repack" else "GemmParams",
+        function=_function(kernel),
     )
 
 
-def _configuration(kernel: Any) -> str:
-    """The template argument that makes the instance: what its instructions fix at compile time."""
+def _function(kernel: Any) -> str:
+    """The body, with the template arguments that make the instance."""
+    if kernel.role == "repack":
+        return f"repack<{_ELEMENTS[kernel.input]}>"
+    if kernel.role == "naive":
+        return "naive_gemm"
     if kernel.family == "sm100":
-        return str(kernel.cta_group)
+        return f"sm100::gemm<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     lhs, rhs = kernel.layout
     return (
-        "jaxbw::sm90::Config{"
+        "sm90::gemm<jaxbw::sm90::Config{"
         f".input = jaxbw::DataType::{_INPUTS[kernel.input]}, "
         f".a_major = jaxbw::Major::{_A_MAJOR[lhs]}, "
         f".b_major = jaxbw::Major::{_B_MAJOR[rhs]}, "
-        f".block_n = {kernel.block_n}}}"
+        f".block_n = {kernel.block_n}}}>"
     )
 
 

@@ -12,26 +12,46 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-# Per architecture: the family of its kernels, and the threads of a CTA.
-# sm90: a producer warpgroup and two consumers. sm100: four role warps and four epilogue warps.
-_FAMILIES = {"sm_90a": ("sm90", 384), "sm_100f": ("sm100", 256)}
-_ROW_KEYS = {"arch", "input", "layout", "tile", "cta_group", "why"}
-_BLOCK_K = 64  # one 128-byte swizzle span of 16-bit elements
+_FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
+# Threads of a CTA. sm90: a producer warpgroup and two consumers. sm100: four role warps and four
+# epilogue warps.
+_GEMM_THREADS = {"sm90": 384, "sm100": 256}
+_OTHER_THREADS = 256
+_SPAN = 64  # elements of 16 bits in one 128-byte swizzle span
+
+# Keys of a row, by its role.
+_KEYS = {"arch", "role", "input", "why"}
+_ROW_KEYS = {
+    "gemm": _KEYS | {"layout", "tile", "cta_group"},
+    "repack": _KEYS,
+    "naive": _KEYS,
+}
 
 
 @dataclass(frozen=True)
 class Kernel:
     """One kernel instance: what is fixed when it is compiled.
 
-    `block_n` is None, `input` is "16bit" and `layout` is "any" where that is chosen at launch.
+    `layout` is "any" and a tile's dimension None where that is chosen at launch, or has no meaning.
+
+    Args:
+      arch: compile target, "sm_90a" or "sm_100f".
+      role: "gemm"; "repack", which copies operands that TMA cannot address; "naive", the product on
+        CUDA cores.
+      input: dtype of the operands, or a class of them.
+      layout: which of m, k and k, n are contiguous.
+      block_m, block_n, block_k: the tile.
+      cta_group: CTAs that share one MMA.
+      why: what the instance is for.
     """
 
     arch: str
+    role: str
     input: str
     layout: str
-    block_m: int
+    block_m: int | None
     block_n: int | None
-    block_k: int
+    block_k: int | None
     cta_group: int
     why: str
 
@@ -41,17 +61,19 @@ class Kernel:
 
     @property
     def family(self) -> str:
-        """The kernel source that the instance is made of: "sm90" or "sm100"."""
-        return _FAMILIES[self.arch][0]
+        """The GPUs that the instance is for: "sm90" or "sm100"."""
+        return _FAMILIES[self.arch]
 
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return _FAMILIES[self.arch][1]
+        return _GEMM_THREADS[self.family] if self.role == "gemm" else _OTHER_THREADS
 
     @property
     def name(self) -> str:
         """The name of the kernel function, of its files, and in a profile."""
+        if self.role != "gemm":
+            return f"jaxbw_{self.family}_{self.role}_{self.input}"
         if self.family == "sm100":
             return f"jaxbw_sm100_{self.input}_{self.cta_group}cta"
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
@@ -87,22 +109,27 @@ def load(path: str | PathLike[str]) -> tuple[Kernel, ...]:
 
 def _expand(row: Mapping[str, Any]) -> Iterator[Kernel]:
     """The product of a row's alternatives."""
-    if row.keys() != _ROW_KEYS:
-        unknown, missing = sorted(row.keys() - _ROW_KEYS), sorted(_ROW_KEYS - row.keys())
+    expected = _ROW_KEYS.get(row.get("role", ""), _ROW_KEYS["gemm"])
+    if row.keys() != expected:
+        unknown, missing = sorted(row.keys() - expected), sorted(expected - row.keys())
         raise ValueError(f"kernel row {dict(row)}: unknown keys {unknown}, missing keys {missing}")
-    tiles = row["tile"] if isinstance(row["tile"][0], list) else [row["tile"]]
-    for dtype, layout, tile in itertools.product(
-        _alternatives(row["input"]), _alternatives(row["layout"]), tiles
-    ):
-        block_m, block_n, block_k = tile
+    tiles = row.get("tile", "any")
+    alternatives = itertools.product(
+        _alternatives(row["arch"]),
+        _alternatives(row["input"]),
+        _alternatives(row.get("layout", "any")),
+        [(None, None, None)] if tiles == "any" else tiles,
+    )
+    for arch, dtype, layout, (block_m, block_n, block_k) in alternatives:
         yield Kernel(
-            arch=row["arch"],
+            arch=arch,
+            role=row["role"],
             input=dtype,
             layout=layout,
             block_m=block_m,
-            block_n=None if block_n == "any" else block_n,
+            block_n=block_n,
             block_k=block_k,
-            cta_group=row["cta_group"],
+            cta_group=row.get("cta_group", 1),
             why=row["why"],
         )
 
@@ -115,24 +142,39 @@ def _faults(kernel: Kernel) -> Iterator[str]:
     """Why an instance cannot be built, in words; nothing where it can."""
     if kernel.arch not in _FAMILIES:
         yield f"arch is not one of {', '.join(_FAMILIES)}"
-        return
-    if kernel.block_k != _BLOCK_K:
-        yield f"block_k is not {_BLOCK_K}"
-    if kernel.family == "sm90":
-        if kernel.input not in ("bf16", "f16"):
-            yield 'input is not "bf16" or "f16": wgmma has it in the instruction'
-        if kernel.layout not in ("nn", "nt", "tn", "tt"):
-            yield 'layout is not "nn", "nt", "tn" or "tt": wgmma has it in the instruction'
-        if kernel.cta_group != 1:
-            yield "cta_group is not 1: wgmma has no pairs"
-        if kernel.block_m != 128:
-            yield "block_m is not 128, two consumer warpgroups of m64"
-        if kernel.block_n is None or kernel.block_n % 64 or not 64 <= kernel.block_n <= 256:
-            yield "block_n is not a multiple of 64 in 64..256"
+    elif kernel.role not in _ROW_KEYS:
+        yield f"role is not one of {', '.join(_ROW_KEYS)}"
+    elif kernel.role == "repack":
+        if kernel.input not in ("16bit", "32bit"):
+            yield 'input is not "16bit" or "32bit", the size of what is copied'
+    elif kernel.role == "naive":
+        if (kernel.family, kernel.input) != ("sm100", "16bit"):
+            yield 'there is one, for arch "sm_100f" and input "16bit"'
+    elif kernel.family == "sm90":
+        yield from _sm90_faults(kernel)
     else:
-        if (kernel.input, kernel.layout, kernel.block_n) != ("16bit", "any", None):
-            yield 'input "16bit", layout "any" and block_n "any" are chosen at launch for tcgen05'
-        if kernel.cta_group not in (1, 2):
-            yield "cta_group is not 1 or 2"
-        if kernel.block_m != 128 * kernel.cta_group:
-            yield "block_m is not 128 for each CTA of the group"
+        yield from _sm100_faults(kernel)
+
+
+def _sm90_faults(kernel: Kernel) -> Iterator[str]:
+    if kernel.input not in ("bf16", "f16"):
+        yield 'input is not "bf16" or "f16": wgmma has it in the instruction'
+    if kernel.layout not in ("nn", "nt", "tn", "tt"):
+        yield 'layout is not "nn", "nt", "tn" or "tt": wgmma has it in the instruction'
+    if kernel.cta_group != 1:
+        yield "cta_group is not 1: wgmma has no pairs"
+    if kernel.block_m != 128:
+        yield "block_m is not 128, two consumer warpgroups of m64"
+    if kernel.block_n is None or kernel.block_n % 64 or not 64 <= kernel.block_n <= 256:
+        yield "block_n is not a multiple of 64 in 64..256"
+    if kernel.block_k != _SPAN:
+        yield f"block_k is not {_SPAN}"
+
+
+def _sm100_faults(kernel: Kernel) -> Iterator[str]:
+    if kernel.input not in ("16bit", "tf32"):
+        yield 'input is not "16bit" or "tf32", the kinds of tcgen05.mma'
+    if kernel.layout != "any" or any((kernel.block_m, kernel.block_n, kernel.block_k)):
+        yield 'layout "any" and tile "any" are chosen at launch for tcgen05'
+    if kernel.cta_group not in (1, 2):
+        yield "cta_group is not 1 or 2"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxbw.selection.kernel_table import Kernel
 
-_VERSION = 1  # of the format, see cuda/kernels/generate.py
+_VERSION = 2  # of the format, see cuda/kernels/generate.py
 
 
 def directory() -> Path:

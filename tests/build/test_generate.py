@@ -9,7 +9,7 @@ from jaxbw.selection.kernel_table import Kernel
 
 
 def sm90(layout: str) -> Kernel:
-    return Kernel("sm_90a", "f16", layout, 128, 192, 64, 1, "a test")
+    return Kernel("sm_90a", "gemm", "f16", layout, 128, 192, 64, 1, "a test")
 
 
 def test_the_source_of_a_hopper_instance() -> None:
@@ -29,11 +29,30 @@ def test_the_majors_of_a_layout(layout: str, a_major: str, b_major: str) -> None
     assert f".a_major = jaxbw::Major::{a_major}, .b_major = jaxbw::Major::{b_major}," in text
 
 
+def untiled(arch: str, role: str, dtype: str, cta_group: int = 1) -> Kernel:
+    return Kernel(arch, role, dtype, "any", None, None, None, cta_group, "a test")
+
+
 def test_the_source_of_a_blackwell_instance() -> None:
-    text = source(Kernel("sm_100f", "16bit", "any", 256, None, 64, 2, "a test"))
+    text = source(untiled("sm_100f", "gemm", "tf32", 2))
     assert '#include "gemm/sm100.cuh"' in text
-    assert "__launch_bounds__(256, 1)\n    jaxbw_sm100_16bit_2cta(" in text
-    assert "jaxbw::sm100::gemm<2>(params);" in text
+    assert "__launch_bounds__(256, 1)\n    jaxbw_sm100_tf32_2cta(" in text
+    assert "jaxbw::sm100::gemm<2, jaxbw::sm100::Kind::kTf32>(params);" in text
+
+
+def test_the_source_of_a_repack_instance() -> None:
+    text = source(untiled("sm_90a", "repack", "32bit"))
+    assert '#include "gemm/repack.cuh"' in text
+    assert "__launch_bounds__(256)\n    jaxbw_sm90_repack_32bit(" in text
+    assert "const __grid_constant__ jaxbw::RepackParams params" in text
+    assert "jaxbw::repack<uint32_t>(params);" in text
+
+
+def test_the_source_of_the_naive_instance() -> None:
+    text = source(untiled("sm_100f", "naive", "16bit"))
+    assert '#include "gemm/naive.cuh"' in text
+    assert "jaxbw_sm100_naive_16bit(const __grid_constant__ jaxbw::GemmParams params)" in text
+    assert "jaxbw::naive_gemm(params);" in text
 
 
 def test_the_manifest_joins_table_and_report(tmp_path: Path) -> None:

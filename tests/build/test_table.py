@@ -9,6 +9,7 @@ from jaxbw.selection import kernel_table
 ROW = """
 [[kernel]]
 arch = "sm_90a"
+role = "gemm"
 input = ["bf16", "f16"]
 layout = ["nn", "tt"]
 tile = [[128, 256, 64], [128, 64, 64]]
@@ -39,7 +40,10 @@ def test_a_row_stands_for_the_product_of_its_alternatives(tmp_path: Path) -> Non
 def test_the_table_has_every_instance_once(root: Path) -> None:
     names = [kernel.name for kernel in kernel_table.load(root / "cuda" / "kernels.toml")]
     assert len(names) == len(set(names))
-    assert {"jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta"} <= set(names)
+    for kind in ("16bit", "tf32"):
+        assert {f"jaxbw_sm100_{kind}_1cta", f"jaxbw_sm100_{kind}_2cta"} <= set(names)
+    for family in ("sm90", "sm100"):
+        assert {f"jaxbw_{family}_repack_{size}" for size in ("16bit", "32bit")} <= set(names)
     for dtype in ("bf16", "f16"):
         for layout in ("nn", "nt", "tn", "tt"):
             assert f"jaxbw_sm90_{dtype}_{layout}_128x256x64" in names
@@ -55,12 +59,16 @@ def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:
     [
         (("cta_group", "cta_groups"), "cta_groups"),
         (("why =", 'note = ""\nwhy ='), "note"),
+        (('"gemm"', '"repack"'), r"unknown keys \['cta_group', 'layout', 'tile'\]"),
+        (('role = "gemm"\n', ""), r"missing keys \['role'\]"),
+        (('"gemm"', '"other"'), "role is not one of gemm, repack, naive"),
         (('"sm_90a"', '"sm_80"'), "sm_80"),
         (('"f16"]', '"bf16"]'), "jaxbw_sm90_bf16_nn_128x256x64"),
         (('"tt"]', '"any"]'), "layout"),
         (("[128, 64, 64]", "[128, 96, 64]"), "block_n"),
         (("[128, 64, 64]", "[256, 64, 64]"), "block_m"),
         (("cta_group = 1", "cta_group = 2"), "cta_group"),
+        (("[[128, 256, 64], [128, 64, 64]]", '"any"'), "block_m"),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )
@@ -68,3 +76,28 @@ def test_a_bad_row_stops_the_build(tmp_path: Path, change: tuple[str, str], comp
     assert change[0] in ROW
     with pytest.raises(ValueError, match=complaint):
         load(tmp_path, ROW.replace(*change))
+
+
+def test_a_row_without_tiles(tmp_path: Path) -> None:
+    row = """
+[[kernel]]
+arch = ["sm_90a", "sm_100f"]
+role = "repack"
+input = "16bit"
+why = "a test"
+"""
+    names = [kernel.name for kernel in load(tmp_path, row)]
+    assert names == ["jaxbw_sm90_repack_16bit", "jaxbw_sm100_repack_16bit"]
+    with pytest.raises(ValueError, match='input is not "16bit" or "32bit"'):
+        load(tmp_path, row.replace('"16bit"', '"bf16"'))
+
+
+def test_a_blackwell_tile_is_chosen_at_launch(tmp_path: Path) -> None:
+    row = ROW.replace('"sm_90a"', '"sm_100f"').replace('["bf16", "f16"]', '"tf32"')
+    with pytest.raises(ValueError, match='tile "any" are chosen at launch'):
+        load(tmp_path, row)
+    [kernel] = load(
+        tmp_path,
+        row.replace('["nn", "tt"]', '"any"').replace("[[128, 256, 64], [128, 64, 64]]", '"any"'),
+    )
+    assert kernel.name == "jaxbw_sm100_tf32_1cta"

@@ -85,6 +85,9 @@ class Load final : public Operation {
       }
     }
     s.machine.report().bytes["tma load"] += uint64_t{transfer_.bytes} * destinations_.size();
+    uint64_t inside = 0;  // of the tensor: what lies outside is not read
+    for (const TmaPiece& piece : transfer_.pieces) inside += piece.count;
+    s.machine.report().bytes["global load"] += inside;
     ++s.machine.report().operations["tma load"];
   }
 

@@ -57,9 +57,11 @@ void load(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   const uint32_t bytes = element_of(in), parts = uint32_t(in.list.size());
   uint32_t poison = 0;
+  uint64_t global = 0;
   for_lanes(s.active, [&](uint32_t i) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, false);
+    if (at.global) global += bytes * parts;
     if (s.machine.strict()) touch(s, in, at, bytes * parts, false);
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
@@ -75,6 +77,7 @@ void load(Step& s, const Instruction& in) {
     if (any_undefined(at, bytes * parts)) poison |= 1u << i;
   });
   for (const Reg reg : in.list) mark_written(s, reg, s.active, poison);
+  if (global) s.machine.report().bytes["global load"] += global;
 }
 
 void store(Step& s, const Instruction& in) {

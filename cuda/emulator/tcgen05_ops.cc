@@ -329,6 +329,8 @@ class Multiply final : public TensorCoreOperation {
       }
     }
     ++s.machine.report().operations["mma"];
+    const UmmaInstruction& shape = op_.instruction;
+    s.machine.report().bytes["mma operands"] += (op_.a_in_tmem ? shape.n : shape.m + shape.n) * kMmaKBytes;
   }
 
   bool step(Machine& machine) override {

@@ -72,7 +72,9 @@ class Report:
       findings: what the kernel did wrong.
       roles: counts by role of the warps.
       instructions: executed by warps, by index of the warp in its CTA.
-      bytes, operations: moved and started, by engine.
+      bytes, operations: moved and started, by engine. Of the bytes, "global load" is what is read
+        from global memory, by TMA or by ordinary loads; "tma load" what thereof reaches shared
+        memory, in every CTA of a multicast; "mma operands" what tcgen05.mma reads there.
       steps: executed instructions of warps.
       clusters_started, clusters_cancelled: how the clusters of the grid began: as a launch, or by
         being handed to a running cluster that asked (cluster launch control).

@@ -1,14 +1,5 @@
 // The 64-bit descriptors by which wgmma (sm_90) and tcgen05.mma (sm_100) find an operand in shared memory, and the
-// instruction descriptor of tcgen05.mma.
-//
-// Operand tiles lie in the 128-byte swizzle, 64 elements of the contiguous dimension to a span. K-major: one block of
-// 128-byte rows, one row for each M or N index. MN-major: a block for each 64 M or N indices, 64 rows in it, one for
-// each k:
-//
-//   K-major           k 0..63                    MN-major     mn 0..63        mn 64..127
-//        mn 0    [ 128 bytes ]                        k 0   [ 128 bytes ]   [ 128 bytes ]
-//        mn 1    [ 128 bytes ]                        k 1   [ 128 bytes ]   [ 128 bytes ]
-//         ...     8 rows = SBO                         ...   8 rows = SBO    first block to second = LBO
+// instruction descriptor of tcgen05.mma. How operands lie there is drawn in storage.h (OperandTile).
 #pragma once
 
 #include <cstdint>
@@ -23,34 +14,54 @@ constexpr uint64_t field(uint64_t value, uint32_t first, uint32_t width) {
   return (value & ((uint64_t{1} << width) - 1)) << first;
 }
 
-constexpr uint32_t kMmaK = 16;                              // of one instruction: 32 bytes
-constexpr uint32_t kMnBlock = kSwizzleSpan / 2;             // M or N indices of an MN-major block
-constexpr uint32_t kMnBlockBytes = kBlockK * kSwizzleSpan;  // from one MN-major block to the next
-constexpr uint32_t kStepBytesK = kMmaK * 2;                 // K-major: inside the swizzle span
-constexpr uint32_t kStepBytesMn = kMmaK * kSwizzleSpan;     // MN-major: 16 rows
+constexpr uint32_t kMmaKBytes = 32;                           // of one instruction, whatever the type
+constexpr uint32_t kMmasPerSpan = kSwizzleSpan / kMmaKBytes;  // instructions along K in a swizzle span
+constexpr uint32_t kMma16BitK = kMmaKBytes / 2;               // of one instruction, elements
+constexpr uint32_t kCoreMatrixBytes = 8 * kCoreMatrixRow;     // an operand without a swizzle consists of these
+constexpr uint32_t kMnStepBytes = kMma16BitK * kSwizzleSpan;  // MN-major: the rows of k of one instruction
 
-// What is added to the descriptor, in its units of 16 bytes, for each instruction's step along K.
-constexpr uint64_t descriptor_step(Major major) { return (major == Major::kK ? kStepBytesK : kStepBytesMn) >> 4; }
+// What is added to an operand's descriptor, in its units of 16 bytes, from one instruction along K to the next, and
+// after each swizzle span.
+struct DescriptorSteps {
+  uint64_t mma, span;
+};
 
-// The fields that both generations share: start address, LBO (which K-major swizzled layouts ignore) and SBO.
-constexpr uint64_t descriptor_geometry(uint32_t address, Major major) {
-  const uint32_t leading_bytes = major == Major::kK ? 16 : kMnBlockBytes;
-  return field(address >> 4, 0, 14)           // start address, in 16 bytes
-         | field(leading_bytes >> 4, 16, 14)  // LBO
-         | field(kSwizzleAtom >> 4, 32, 14);  // SBO: 8 rows
+constexpr DescriptorSteps descriptor_steps(const OperandTile& tile) {
+  if (tile.major == Major::kMN) return {kMnStepBytes >> 4, kMmasPerSpan * kMnStepBytes >> 4};
+  if (tile.row_bytes == kSwizzleSpan) return {kMmaKBytes >> 4, tile.block_bytes() >> 4};
+  const uint32_t mma = kMmaKBytes / kCoreMatrixRow * tile.block_bytes();
+  return {mma >> 4, kMmasPerSpan * mma >> 4};
+}
+
+// ... and from one MMA tile of `rows` M indices to the next, where a CTA's tile of A has several. (MN-major operands
+// are of 16 bits.)
+constexpr uint64_t descriptor_mma_tile_step(const OperandTile& tile, uint32_t rows) {
+  const uint32_t bytes =
+      tile.major == Major::kK ? rows * tile.row_bytes : rows / (tile.row_bytes / 2) * tile.block_bytes();
+  return bytes >> 4;
+}
+
+// The fields that both generations share: start address, LBO (from block to block; a swizzled K-major operand has none,
+// as an instruction stays within one span) and SBO (from 8 rows to the next 8).
+constexpr uint64_t descriptor_geometry(uint32_t address, const OperandTile& tile) {
+  const bool swizzled = tile.row_bytes == kSwizzleSpan;
+  const uint32_t leading = swizzled && tile.major == Major::kK ? 16 : tile.block_bytes();
+  return field(address >> 4, 0, 14)                                           // start address, in 16 bytes
+         | field(leading >> 4, 16, 14)                                        // LBO
+         | field((swizzled ? kSwizzleAtom : kCoreMatrixBytes) >> 4, 32, 14);  // SBO
 }
 
 // PTX 9.7.15.5.1.2.2. Bits 62-63: 1 = 128-byte swizzle. Base offset (49-51) 0: tiles are aligned to the atom.
-constexpr uint64_t wgmma_descriptor(uint32_t address, Major major) {
-  return descriptor_geometry(address, major) | field(1, 62, 2);
+constexpr uint64_t wgmma_descriptor(uint32_t address, const OperandTile& tile) {
+  return descriptor_geometry(address, tile) | field(1, 62, 2);
 }
 
-// PTX 9.7.16.4.1. Bits 46-48: fixed to 1. Bits 61-63: 2 = 128-byte swizzle.
-constexpr uint64_t umma_descriptor(uint32_t address, Major major) {
-  return descriptor_geometry(address, major) | field(1, 46, 3) | field(2, 61, 3);
+// PTX 9.7.16.4.1. Bits 46-48: fixed to 1. Bits 61-63: 2 = 128-byte swizzle, 0 = none.
+constexpr uint64_t umma_descriptor(uint32_t address, const OperandTile& tile) {
+  return descriptor_geometry(address, tile) | field(1, 46, 3) | field(tile.row_bytes == kSwizzleSpan ? 2 : 0, 61, 3);
 }
 
-// PTX 9.7.16.4.2, table for kind::f16, float32 accumulators.
+// PTX 9.7.16.4.2, table for kind::f16 and kind::tf32, float32 accumulators.
 constexpr uint32_t umma_instruction(DataType input, Major a_major, Major b_major, uint32_t m, uint32_t n) {
   return static_cast<uint32_t>(field(1, 4, 2)                                  // D: float32
                                | field(static_cast<uint64_t>(input), 7, 3)     // A's format
@@ -60,9 +71,13 @@ constexpr uint32_t umma_instruction(DataType input, Major a_major, Major b_major
                                | field(n >> 3, 17, 6) | field(m >> 4, 24, 5));
 }
 
-static_assert(wgmma_descriptor(0x400, Major::kK) == 0x4000'0040'0001'0040);
-static_assert(umma_descriptor(0x400, Major::kK) == 0x4000'4040'0001'0040);
-static_assert(umma_descriptor(0x400, Major::kMN) == 0x4000'4040'0200'0040);
+namespace descriptors_check {
+constexpr OperandTile kKMajor = operand_tile(Major::kK, DataType::kBF16, 128, 1, true);
+constexpr OperandTile kMnMajor = operand_tile(Major::kMN, DataType::kBF16, 128, 1, true);
+static_assert(wgmma_descriptor(0x400, kKMajor) == 0x4000'0040'0001'0040);
+static_assert(umma_descriptor(0x400, kKMajor) == 0x4000'4040'0001'0040);
+static_assert(umma_descriptor(0x400, kMnMajor) == 0x4000'4040'0200'0040);
 static_assert(umma_instruction(DataType::kBF16, Major::kK, Major::kMN, 256, 256) == 0x1041'0490);
+}  // namespace descriptors_check
 
 }  // namespace jaxbw

@@ -1,4 +1,4 @@
-// What happens to accumulators on their way out, in float32: bias and activation. See Epilogue in params.h.
+// What happens to accumulators on their way out, in float32. The formula stands in params.h (Epilogue).
 #pragma once
 
 #include "gemm/storage.h"
@@ -21,6 +21,11 @@ JAXBW_DEVICE float gelu(float x) {
   return times_sigmoid(x, kTwoSqrt2OverPi * (x + 0.044715f * x * x * x));
 }
 
+JAXBW_DEVICE float gelu_exact(float x) {
+  constexpr float kRsqrt2 = 0.70710678118654752f;
+  return 0.5f * x * (1.0f + erff(x * kRsqrt2));
+}
+
 template <uint32_t kCount>
 JAXBW_DEVICE void activate(float (&values)[kCount], Activation activation) {
   switch (activation) {
@@ -38,6 +43,10 @@ JAXBW_DEVICE void activate(float (&values)[kCount], Activation activation) {
 #pragma unroll
       for (float& value : values) value = silu(value);
       break;
+    case Activation::kGeluExact:
+#pragma unroll
+      for (float& value : values) value = gelu_exact(value);
+      break;
   }
 }
 
@@ -54,15 +63,39 @@ JAXBW_DEVICE void with_type(DataType type, const Function& function) {
   }
 }
 
-// The bias of one column, 0 outside the matrix.
+// The bits of one element, widened. The type is known at run time only: a switch over an element costs less code than
+// a copy of the epilogue for each type.
+JAXBW_DEVICE float widen(DataType type, uint32_t bits) {
+  if (type == DataType::kF32) return __uint_as_float(bits);
+  if (type == DataType::kBF16) return __uint_as_float(bits << 16);
+  return ptx::widen<DataType::kF16>(static_cast<uint16_t>(bits));
+}
+
+JAXBW_DEVICE float load_element(EpilogueOperand operand, uint64_t index) {
+  const uint32_t bits = operand.type == DataType::kF32 ? static_cast<const uint32_t*>(operand.data)[index]
+                                                       : static_cast<const uint16_t*>(operand.data)[index];
+  return widen(operand.type, bits);
+}
+
 template <DataType kType>
-JAXBW_DEVICE float load_bias(const void* bias, uint32_t column, uint32_t columns) {
-  if (column >= columns) return 0.0f;
+JAXBW_DEVICE void store_element(void* data, uint64_t index, float value) {
   if constexpr (kType == DataType::kF32) {
-    return __ldg(static_cast<const float*>(bias) + column);
+    static_cast<float*>(data)[index] = value;
   } else {
-    return ptx::widen<kType>(__ldg(static_cast<const uint16_t*>(bias) + column));
+    static_cast<uint16_t*>(data)[index] = ptx::narrow<kType>(value);
   }
+}
+
+// Where an element of D lies, in elements from its start.
+JAXBW_DEVICE uint64_t element_index(const GemmParams& p, uint32_t row, uint32_t column, uint32_t batch) {
+  return batch * p.batch_stride + row * p.row_stride + column * p.column_stride;
+}
+
+// The bias of an element; rows and columns outside the matrix have none.
+JAXBW_DEVICE float load_bias(const GemmParams& p, uint32_t row, uint32_t column) {
+  const uint32_t index = p.epilogue.bias_along_m ? row : column;
+  const uint32_t extent = p.epilogue.bias_along_m ? p.m : p.n;
+  return index < extent ? load_element(p.epilogue.bias, index) : 0.0f;
 }
 
 }  // namespace jaxbw

@@ -2,35 +2,43 @@
 // all CTAs of the cluster that need the tile.
 #pragma once
 
-#include "gemm/descriptors.h"
+#include "gemm/storage.h"
 #include "ptx/tma.h"
 
 namespace jaxbw {
 
-// One operand of the product as a CTA loads it. Each of `peers` CTAs loads an equal share of a tile's rows (its
-// non-contiguous dimension, in whole swizzle atoms) and multicasts it.
+// Which CTAs load one tile together. Each of `peers` CTAs, of which this one is number `peer`, loads an equal share of
+// every block's rows and multicasts it to the ranks of `mask`.
+struct LoadShare {
+  uint32_t peers, peer, mask;
+};
+
 template <uint32_t kCtaGroup>
 class OperandLoader {
  public:
-  // `extent`: M or N indices of a CTA's tile. `mask`: the ranks of the peers, of which this CTA is number `peer`.
-  JAXBW_DEVICE OperandLoader(const TensorMap& map, Major major, uint32_t extent, uint32_t peers, uint32_t peer,
-                             uint32_t mask)
+  // Loads from `map` the M or N indices first .. first + extent - 1 of the tile (all of it, but for a gated product).
+  JAXBW_DEVICE OperandLoader(const TensorMap& map, OperandTile tile, DataType input, uint32_t first, uint32_t extent,
+                             LoadShare share)
       : map_(map),
-        major_(major),
-        blocks_(extent / kMnBlock),
-        row_(peer * ((major == Major::kK ? extent : kBlockK) / peers)),
-        multicast_(peers > 1),
-        mask_(static_cast<uint16_t>(mask)) {}
+        k_major_(tile.major == Major::kK),
+        step_(tile.row_bytes / size_bytes(input)),
+        block_bytes_(tile.block_bytes()),
+        multicast_(share.peers > 1),
+        mask_(static_cast<uint16_t>(share.mask)) {
+    blocks_ = k_major_ ? tile.blocks : extent / step_;
+    row_ = share.peer * ((k_major_ ? extent : tile.rows) / share.peers);
+    offset_ = k_major_ ? (first + row_) * tile.row_bytes : first / step_ * block_bytes_ + row_ * tile.row_bytes;
+  }
 
   // Tile at (mn, k) of batch index `batch` -> `destination`, counted on `barrier`.
   JAXBW_DEVICE void load(uint32_t destination, uint32_t mn, uint32_t k, uint32_t batch, uint32_t barrier) const {
-    const uint32_t share = destination + row_ * kSwizzleSpan;
-    if (major_ == Major::kK) {
-      load_box(share, {k, mn + row_, batch}, barrier);
-    } else {
-      for (uint32_t block = 0; block < blocks_; ++block) {
-        load_box(share + block * kMnBlockBytes, {mn + block * kMnBlock, k + row_, batch}, barrier);
-      }
+    ptx::BoxOrigin box = k_major_ ? ptx::BoxOrigin{k, mn + row_, batch} : ptx::BoxOrigin{mn, k + row_, batch};
+    destination += offset_;
+#pragma unroll 1
+    for (uint32_t block = 0; block < blocks_; ++block) {
+      load_box(destination, box, barrier);
+      box.x += step_;
+      destination += block_bytes_;
     }
   }
 
@@ -53,11 +61,14 @@ class OperandLoader {
   }
 
   const TensorMap& map_;
-  Major major_;
-  uint32_t blocks_;  // MN-major: boxes of one share
-  uint32_t row_;     // first of this CTA's share
+  bool k_major_;
+  uint32_t step_;         // elements along the contiguous dimension from block to block
+  uint32_t block_bytes_;  // from block to block in shared memory
   bool multicast_;
   uint16_t mask_;
+  uint32_t blocks_;
+  uint32_t row_;     // of a block: first of this CTA's share
+  uint32_t offset_;  // of the share's first block
 };
 
 }  // namespace jaxbw

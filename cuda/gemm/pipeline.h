@@ -9,25 +9,27 @@ namespace jaxbw {
 // so that its first waits, on slots that nobody has filled yet, fall through.
 class RingPosition {
  public:
-  static JAXBW_DEVICE RingPosition consumer(uint32_t slots) { return {slots, 0}; }
-  static JAXBW_DEVICE RingPosition producer(uint32_t slots) { return {slots, 1}; }
+  RingPosition() = default;
+  static JAXBW_DEVICE RingPosition consumer(uint32_t slots) { return {slots, 0, 0}; }
+  static JAXBW_DEVICE RingPosition producer(uint32_t slots, uint32_t first = 0) { return {slots, first, 1}; }
 
   JAXBW_DEVICE uint32_t slot() const { return slot_; }
   JAXBW_DEVICE uint32_t parity() const { return parity_; }
 
-  JAXBW_DEVICE void advance() {
-    if (++slot_ == slots_) {
-      slot_ = 0;
+  // By `steps` slots, no more than there are.
+  JAXBW_DEVICE void advance(uint32_t steps = 1) {
+    slot_ += steps;
+    if (slot_ >= slots_) {
+      slot_ -= slots_;
       parity_ ^= 1;
     }
   }
 
  private:
-  JAXBW_DEVICE RingPosition(uint32_t slots, uint32_t parity) : slots_(slots), parity_(parity) {}
+  JAXBW_DEVICE RingPosition(uint32_t slots, uint32_t slot, uint32_t parity)
+      : slots_(slots), slot_(slot), parity_(parity) {}
 
-  uint32_t slots_;
-  uint32_t slot_ = 0;
-  uint32_t parity_;
+  uint32_t slots_, slot_, parity_;
 };
 
 // The barriers of a ring: shared addresses of the first full and the first empty barrier.

@@ -1,12 +1,13 @@
 // The GEMM kernel of the sm_100 family: persistent with cluster launch control, warp-specialised, tcgen05.mma from
-// shared memory into Tensor Memory. kCtaGroup 1: a CTA computes 128 rows alone. kCtaGroup 2: a pair of CTAs computes
-// 256 rows; each holds its 128 rows of A and of the accumulator, and half of the columns of B.
+// shared memory into Tensor Memory. kCtaGroup 1: a CTA computes a tile alone. kCtaGroup 2: a pair of CTAs computes one
+// together; each holds half of the rows of A and of the accumulator, and half of the columns of B. A CTA's tile is one
+// MMA tile of 64 or 128 rows, or two of 128 on top of each other that share B and fill all of Tensor Memory.
 //
 //   warp 0       load: global -> ring of shared-memory stages (TMA, multicast in the cluster); every CTA
-//   warp 1       multiply: stages -> one of two TMEM accumulators (UMMA); the leader CTA of each group
-//   warp 2       schedule: asks the hardware for the next work item (CLC); rank 0 of the cluster
+//   warp 1       multiply: stages -> a ring of TMEM accumulators (UMMA); the leader CTA of each group
+//   warp 2       schedule: asks the hardware for the next work item (CLC, if so launched); rank 0 of the cluster
 //   warp 3       allocates and frees Tensor Memory
-//   warps 4-7    epilogue: TMEM -> registers -> staging -> global (TMA store); every CTA
+//   warps 4-7    epilogue: TMEM -> registers -> results (sm100_epilogue.cuh); every CTA
 //
 // Barriers (counts in cluster_protocol.h), where they live, and who arrives:
 //
@@ -21,106 +22,18 @@
 // tcgen05_fence_before_sync ahead of the arrivals (PTX 9.7.16.6.4).
 #pragma once
 
-#include "gemm/cluster_protocol.h"
 #include "gemm/descriptors.h"
-#include "gemm/epilogue.h"
 #include "gemm/operand_loader.h"
-#include "gemm/pipeline.h"
-#include "gemm/storage.h"
-#include "gemm/store_ring.h"
-#include "gemm/tile_scheduler.h"
-#include "params.h"
-#include "ptx/clc.h"
-#include "ptx/cluster.h"
-#include "ptx/tcgen05.h"
+#include "gemm/sm100_context.h"
+#include "gemm/sm100_epilogue.cuh"
+#include "ptx/programmatic_launch.h"
 
 namespace jaxbw::sm100 {
 
+using Kind = ptx::UmmaKind;
+
 enum Warp : uint32_t { kLoadWarp = 0, kMultiplyWarp = 1, kScheduleWarp = 2, kTmemWarp = 3, kFirstEpilogueWarp = 4 };
-
-constexpr uint32_t kCtaRows = 128;  // of A and of the accumulator: the lanes of Tensor Memory
-constexpr uint32_t kAccumulators = 2;
-constexpr uint32_t kAccumulatorColumns = ptx::kTmemColumns / kAccumulators;
-constexpr uint32_t kResponses = 2;
-constexpr uint32_t kEpilogueColumns = kSm100Epilogue.max_columns;
 static_assert(kFirstEpilogueWarp % 4 == 0, "epilogue warp w reaches the TMEM lanes 32 (w % 4) ...");
-
-struct Control {
-  uint64_t stage_full[kMaxStages], stage_empty[kMaxStages];
-  uint64_t accumulator_full[kAccumulators], accumulator_empty[kAccumulators];
-  uint64_t response_full[kResponses], response_empty[kResponses];
-  alignas(ptx::kClcResponseBytes) uint8_t response[kResponses][ptx::kClcResponseBytes];
-  uint32_t tmem;
-};
-static_assert(sizeof(Control) <= kControlBytes);
-
-// What every role knows.
-struct Context {
-  const GemmParams& params;
-  ClusterShape cluster;
-  uint32_t rank;
-  StorageLayout layout;
-  uint32_t shared;  // address of the dynamic shared memory
-
-  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
-  JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
-  JAXBW_DEVICE uint32_t staging(uint32_t epilogue_warp) const {
-    return shared + layout.store_offset(params.stages) + epilogue_warp * (layout.store_bytes / kSm100Epilogue.warps);
-  }
-  JAXBW_DEVICE uint32_t control(uint32_t member_offset) const {
-    return shared + layout.control_offset(params.stages) + member_offset;
-  }
-  JAXBW_DEVICE RingBarriers stages() const {
-    return {control(offsetof(Control, stage_full)), control(offsetof(Control, stage_empty))};
-  }
-  JAXBW_DEVICE RingBarriers accumulators() const {
-    return {control(offsetof(Control, accumulator_full)), control(offsetof(Control, accumulator_empty))};
-  }
-  JAXBW_DEVICE RingBarriers responses() const {
-    return {control(offsetof(Control, response_full)), control(offsetof(Control, response_empty))};
-  }
-  JAXBW_DEVICE uint32_t response(uint32_t slot) const {
-    return control(offsetof(Control, response)) + slot * ptx::kClcResponseBytes;
-  }
-
-  JAXBW_DEVICE bool leads_group() const { return cluster.pair_leader(rank) == rank; }
-
-  // First row and column of this CTA's rows of the MMA tile, and the batch index.
-  JAXBW_DEVICE Tile origin(uint32_t item) const {
-    const Tile tile = rasterise(item, params.cluster_tiles_m, params.cluster_tiles_n, params.swizzle);
-    return {(tile.m * cluster.m + cluster.row(rank)) * kCtaRows,
-            (tile.n * cluster.n + cluster.column(rank)) * params.block_n, tile.batch};
-  }
-};
-
-// The work items of a cluster as one thread of one role reads them: first the one the cluster was launched for, then
-// those that the scheduler has got.
-class WorkItems {
- public:
-  static constexpr uint32_t kNone = ptx::kClcRefused;
-
-  JAXBW_DEVICE explicit WorkItems(const Context& context)
-      : context_(context),
-        rank0_response_empty_(ptx::map_to_rank(context.responses().first_empty, 0)),
-        at_(RingPosition::consumer(kResponses)) {}
-
-  JAXBW_DEVICE uint32_t first() const { return blockIdx.x / context_.cluster.size(); }
-
-  JAXBW_DEVICE uint32_t next() {
-    // The hardware signals a response at cluster scope (the example of PTX 9.7.13.17 waits likewise).
-    ptx::mbarrier_wait_cluster(context_.responses().full(at_.slot()), at_.parity());
-    const uint32_t first_cta = ptx::clc_read_response(context_.response(at_.slot()));
-    ptx::clc_release_slot();
-    ptx::mbarrier_arrive_cluster(rank0_response_empty_ + at_.slot() * RingBarriers::kBarrierBytes);
-    at_.advance();
-    return first_cta == ptx::kClcRefused ? kNone : first_cta / context_.cluster.size();
-  }
-
- private:
-  const Context& context_;
-  uint32_t rank0_response_empty_;
-  RingPosition at_;
-};
 
 // Schedule role: one warp of rank 0. Keeps asking, up to kResponses items ahead of the slowest reader, until the
 // hardware has no cluster left to cancel.
@@ -145,153 +58,116 @@ JAXBW_DEVICE void schedule(const Context& context) {
 }
 
 // Load role: one thread of every CTA.
+//
+// A gated product's tile of B is block_n / 2 columns of the gate and as many of up, side by side. A CTA alone loads
+// both; of a pair, the even CTA loads its half, the gate, and the odd one up.
 template <uint32_t kCtaGroup>
 JAXBW_DEVICE void load_tiles(const Context& context) {
-  const GemmParams& params = context.params;
+  const GemmParams& p = context.params;
   const ClusterShape cluster = context.cluster;
   const uint32_t rank = context.rank;
-  const uint32_t b_extent = params.block_n / kCtaGroup;
-  const uint32_t b_offset = rank % kCtaGroup * b_extent;  // this CTA's columns of the pair's B tile
-  const OperandLoader<kCtaGroup> a(params.a, params.a_major, kCtaRows, cluster.a_peers(), cluster.a_peer(rank),
-                                   cluster.a_mask(rank));
-  const OperandLoader<kCtaGroup> b(params.b, params.b_major, b_extent, cluster.b_peers(), cluster.b_peer(rank),
-                                   cluster.b_mask(rank));
+  const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
+  const bool gated = p.epilogue.gated != 0, both = gated && kCtaGroup == 1, odd = rank % kCtaGroup != 0;
+  const uint32_t b_columns = p.block_n / kCtaGroup;
+  const uint32_t b_offset = odd && !gated ? b_columns : 0;  // this CTA's columns of the pair's tile
+  const uint32_t b_extent = both ? b_columns / 2 : b_columns;
+  const LoadShare a_share{cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)};
+  const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
+  const OperandLoader<kCtaGroup> a(p.a, a_tile, p.input, 0, context.cta_rows(), a_share);
+  const OperandLoader<kCtaGroup> b(gated && odd ? p.b_up : p.b, b_tile, p.input, 0, b_extent, b_share);
+  const OperandLoader<kCtaGroup> b_up(p.b_up, b_tile, p.input, b_extent, b_extent, b_share);
+
+  const uint32_t group_bytes = kCtaGroup * (a_tile.bytes() + b_tile.bytes());
+  const uint32_t block_k = context.block_k(), k_blocks = context.k_blocks();
   const RingBarriers stages = context.stages();
-  RingPosition at = RingPosition::producer(params.stages);
+  RingPosition at = RingPosition::producer(p.stages);
   WorkItems items(context);
-  for (uint32_t item = items.first(); item != WorkItems::kNone; item = items.next()) {
-    const Tile origin = context.origin(item);
-    for (uint32_t k = 0; k < params.k; k += kBlockK, at.advance()) {
+  for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
+    const WorkItem item = work_item(p, number);
+    const Tile origin = context.origin(item.tile);
+    const uint32_t a_batch = origin.batch * p.a_batched, b_batch = origin.batch * p.b_batched;
+    const uint32_t k_end = item.end_block(k_blocks) * block_k;
+    for (uint32_t k = item.first_block(k_blocks) * block_k; k < k_end; k += block_k, at.advance()) {
       const uint32_t full = stages.full(at.slot());
       stages.wait_empty(at);
-      if (context.leads_group()) ptx::mbarrier_arrive_expect_tx(full, kCtaGroup * context.layout.stage_bytes());
-      a.load(context.a(at.slot()), origin.m, k, origin.batch * params.a_batched, full);
-      b.load(context.b(at.slot()), origin.n + b_offset, k, origin.batch * params.b_batched, full);
+      if (context.leads_group()) ptx::mbarrier_arrive_expect_tx(full, group_bytes);
+      a.load(context.a(at.slot()), origin.m, k, a_batch, full);
+      b.load(context.b(at.slot()), origin.n + b_offset, k, b_batch, full);
+      if (both) b_up.load(context.b(at.slot()), origin.n, k, b_batch, full);
     }
   }
 }
 
 // Multiply role: one thread of the leader CTA of each group.
-template <uint32_t kCtaGroup>
+template <uint32_t kCtaGroup, Kind kKind, uint32_t kMmaTiles>
 JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
-  const GemmParams& params = context.params;
+  const GemmParams& p = context.params;
+  const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
+  const DescriptorSteps a_steps = descriptor_steps(a_tile), b_steps = descriptor_steps(b_tile);
+  const uint64_t a_mma_tile_step = descriptor_mma_tile_step(a_tile, context.mma_rows());
   const uint32_t instruction =
-      umma_instruction(params.input, params.a_major, params.b_major, kCtaRows * kCtaGroup, params.block_n);
-  const uint64_t a_step = descriptor_step(params.a_major);
-  const uint64_t b_step = descriptor_step(params.b_major);
+      umma_instruction(p.input, p.a_major, p.b_major, context.mma_rows() * kCtaGroup, p.block_n);
   const auto sources = static_cast<uint16_t>(context.cluster.source_mask(context.rank));
   const auto group = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
-  const RingBarriers stages = context.stages();
-  const RingBarriers accumulators = context.accumulators();
-  RingPosition stage = RingPosition::consumer(params.stages);
-  RingPosition accumulator = RingPosition::producer(kAccumulators);
+  const uint32_t k_blocks = context.k_blocks();
+  const RingBarriers stages = context.stages(), accumulators = context.accumulators();
+  RingPosition stage = RingPosition::consumer(p.stages);
+  RingPosition accumulator[kMmaTiles];  // of each MMA tile of the current item
+  for (uint32_t mma = 0; mma < kMmaTiles; ++mma) accumulator[mma] = RingPosition::producer(p.accumulators, mma);
   WorkItems items(context);
-  for (uint32_t item = items.first(); item != WorkItems::kNone; item = items.next(), accumulator.advance()) {
-    accumulators.wait_empty(accumulator);
-    const uint32_t d = tmem + accumulator.slot() * kAccumulatorColumns;
-    for (uint32_t k = 0; k < params.k; k += kBlockK, stage.advance()) {
+  for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
+    const WorkItem item = work_item(p, number);
+    const uint32_t blocks = item.end_block(k_blocks) - item.first_block(k_blocks);
+    for (uint32_t block = 0; block < blocks; ++block, stage.advance()) {
+      if (block == 0) accumulators.wait_empty(accumulator[0]);
       stages.wait_full(stage);
       ptx::tcgen05_fence_after_sync();
-      const uint64_t a = umma_descriptor(context.a(stage.slot()), params.a_major);
-      const uint64_t b = umma_descriptor(context.b(stage.slot()), params.b_major);
+      const uint64_t a = umma_descriptor(context.a(stage.slot()), a_tile);
+      const uint64_t b = umma_descriptor(context.b(stage.slot()), b_tile);
 #pragma unroll
-      for (uint32_t step = 0; step < kBlockK / kMmaK; ++step) {
-        ptx::umma<kCtaGroup>(d, a + step * a_step, b + step * b_step, instruction, k > 0 || step > 0);
+      for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
+        const uint32_t d = tmem + accumulator[mma].slot() * kAccumulatorColumns;
+        if (mma > 0 && block == 0) {
+          accumulators.wait_empty(accumulator[mma]);
+          ptx::tcgen05_fence_after_sync();
+        }
+        for (uint32_t span = 0; span < p.k_spans; ++span) {
+          const uint64_t a_span = a + mma * a_mma_tile_step + span * a_steps.span;
+          const uint64_t b_span = b + span * b_steps.span;
+#pragma unroll
+          for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
+            ptx::umma<kCtaGroup, kKind>(d, a_span + step * a_steps.mma, b_span + step * b_steps.mma, instruction,
+                                        (block | span | step) != 0);
+          }
+        }
       }
       ptx::umma_commit<kCtaGroup>(stages.empty(stage.slot()), sources);
     }
-    ptx::umma_commit<kCtaGroup>(accumulators.full(accumulator.slot()), group);
-  }
-}
-
-// Registers -> staging: one row of 32 columns for each lane.
-template <DataType kOutput>
-JAXBW_DEVICE void stage_row(const float (&values)[kEpilogueColumns], uint32_t buffer) {
-  constexpr uint32_t kRowBytes = kSm100Epilogue.store_row_bytes(kOutput);
-  constexpr uint32_t kChunkElements = 16 / size_bytes(kOutput);
 #pragma unroll
-  for (uint32_t chunk = 0; chunk < kRowBytes / 16; ++chunk) {
-    const float* v = values + chunk * kChunkElements;
-    const uint32_t address = buffer + staged_offset<kRowBytes>(ptx::lane_index(), chunk);
-    if constexpr (kOutput == DataType::kF32) {
-      ptx::store_shared(address, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
-                        __float_as_uint(v[3]));
-    } else {
-      ptx::store_shared(address, ptx::pack<kOutput>(v[0], v[1]), ptx::pack<kOutput>(v[2], v[3]),
-                        ptx::pack<kOutput>(v[4], v[5]), ptx::pack<kOutput>(v[6], v[7]));
+    for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
+      ptx::umma_commit<kCtaGroup>(accumulators.full(accumulator[mma].slot()), group);
+      accumulator[mma].advance(kMmaTiles);
     }
   }
-}
-
-// Lane l loads the bias of column l; each lane needs that of all 32 columns.
-JAXBW_DEVICE void add_bias(float (&values)[kEpilogueColumns], const GemmParams& params, uint32_t column) {
-  float bias = 0.0f;
-  with_type(params.epilogue.bias_type, [&]<DataType kBias>() {
-    bias = load_bias<kBias>(params.epilogue.bias, column + ptx::lane_index(), params.n);
-  });
-#pragma unroll
-  for (uint32_t i = 0; i < kEpilogueColumns; ++i) values[i] += __shfl_sync(ptx::kFullWarp, bias, i);
-}
-
-// Epilogue role: four warps of every CTA, 32 rows each.
-JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t warp) {
-  const GemmParams& params = context.params;
-  const uint32_t lane = ptx::lane_index();
-  const uint32_t first_row = warp * kSm100Epilogue.rows_per_warp;
-  const RingBarriers accumulators = context.accumulators();
-  const uint32_t leader_empty = ptx::map_to_rank(accumulators.first_empty, context.cluster.pair_leader(context.rank));
-  RingPosition accumulator = RingPosition::consumer(kAccumulators);
-  StoreRing stores(params, context.staging(warp), kSm100Epilogue.rows_per_warp * kSwizzleSpan);
-  WorkItems items(context);
-  for (uint32_t item = items.first(); item != WorkItems::kNone; accumulator.advance()) {
-    const Tile origin = context.origin(item);
-    const uint32_t source = tmem + (first_row << 16) + accumulator.slot() * kAccumulatorColumns;
-    accumulators.wait_full(accumulator);
-    ptx::tcgen05_fence_after_sync();
-    for (uint32_t column = 0; column < params.block_n; column += kEpilogueColumns) {
-      uint32_t loaded[kEpilogueColumns];
-      ptx::tmem_load_32_columns(loaded, source + column);
-      ptx::tmem_wait_load(loaded);
-      if (column + kEpilogueColumns == params.block_n) {  // the accumulator is free as soon as it is in registers
-        ptx::tcgen05_fence_before_sync();
-        __syncwarp();
-        if (lane == 0) {
-          ptx::mbarrier_arrive_cluster(leader_empty + accumulator.slot() * RingBarriers::kBarrierBytes);
-        }
-      }
-      float values[kEpilogueColumns];
-#pragma unroll
-      for (uint32_t i = 0; i < kEpilogueColumns; ++i) values[i] = __uint_as_float(loaded[i]);
-      if (params.epilogue.bias != nullptr) add_bias(values, params, origin.n + column);
-      activate(values, params.epilogue.activation);
-
-      const uint32_t buffer = stores.acquire();
-      with_type(params.epilogue.output, [&]<DataType kOutput>() { stage_row<kOutput>(values, buffer); });
-      stores.store({origin.n + column, origin.m + first_row, origin.batch});
-    }
-    if (lane == 0) item = items.next();
-    item = __shfl_sync(ptx::kFullWarp, item, 0);
-  }
-  stores.drain();
 }
 
 template <uint32_t kCtaGroup>
 JAXBW_DEVICE void init_barriers(const Context& context) {
   const ClusterShape cluster = context.cluster;
   context.stages().init(context.params.stages, kStageFullArrivals, stage_empty_arrivals(cluster, 1));
-  context.accumulators().init(kAccumulators, kAccumulatorFullArrivals,
+  context.accumulators().init(context.params.accumulators, kAccumulatorFullArrivals,
                               accumulator_empty_arrivals(cluster, kSm100Epilogue.warps));
   context.responses().init(kResponses, kClcFullArrivals, clc_empty_arrivals(cluster, kSm100Epilogue.warps));
   ptx::fence_mbarrier_init();
 }
 
-template <uint32_t kCtaGroup>
+template <uint32_t kCtaGroup, Kind kKind>
 JAXBW_DEVICE void gemm(const GemmParams& params) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{params,
                         {params.cluster_m, params.cluster_n, kCtaGroup},
                         ptx::cluster_rank(),
-                        storage_layout(kCtaRows * kCtaGroup, params.block_n, kCtaGroup, kSm100Epilogue),
+                        storage_layout(params.block_m, params.block_n, kCtaGroup, params.k_spans, kSm100Epilogue),
                         ptx::shared_address(shared_memory)};
   const uint32_t warp = ptx::warp_index();
   const uint32_t tmem_slot = context.control(offsetof(Control, tmem));
@@ -310,13 +186,20 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   }
   __syncthreads();
   const uint32_t tmem = ptx::load_shared(tmem_slot);
+  ptx::wait_for_upstream();  // everything above may overlap the kernel before this one
 
   if (warp == kLoadWarp) {
     if (ptx::elect_one()) load_tiles<kCtaGroup>(context);
   } else if (warp == kMultiplyWarp) {
-    if (context.leads_group() && ptx::elect_one()) multiply_tiles<kCtaGroup>(context, tmem);
+    if (context.leads_group() && ptx::elect_one()) {
+      if (context.mma_tiles() == 1) {
+        multiply_tiles<kCtaGroup, kKind, 1>(context, tmem);
+      } else {
+        multiply_tiles<kCtaGroup, kKind, 2>(context, tmem);
+      }
+    }
   } else if (warp == kScheduleWarp) {
-    if (context.rank == 0) schedule(context);
+    if (context.rank == 0 && params.scheduler == Scheduler::kClc) schedule(context);
   } else if (warp >= kFirstEpilogueWarp) {
     store_tiles(context, tmem, warp - kFirstEpilogueWarp);
   }

@@ -1,45 +1,75 @@
-// A warp's way from registers to global memory: it fills one of its staging buffers in shared memory while TMA stores
-// drain the others.
+// A warp's way from registers to global memory: it fills one of its staging buffers in shared memory while earlier
+// ones drain, by TMA or, where TMA cannot, by coalesced stores.
 #pragma once
 
 #include "gemm/storage.h"
+#include "ptx/fragments.h"
 #include "ptx/tma.h"
 
 namespace jaxbw {
 
-// A staging buffer holds rows of kRowBytes, swizzled over kRowBytes (128 or 64), as the tensor map of D says: the
-// 16-byte chunk `chunk` of row `row` lies here. Eight neighbouring rows then occupy different banks.
+// A staging buffer holds rows of kRowBytes, swizzled over kRowBytes, as the tensor map of D says: the 16-byte chunk
+// `chunk` of row `row` lies here. Eight neighbouring rows then occupy different banks. (Rows of 16 bytes are not.)
 template <uint32_t kRowBytes>
 constexpr uint32_t staged_offset(uint32_t row, uint32_t chunk) {
-  static_assert(kRowBytes == 64 || kRowBytes == 128);
+  static_assert(kRowBytes == 16 || kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128);
   const uint32_t offset = row * kRowBytes + chunk * 16;
   return offset ^ ((offset >> 3) & (kRowBytes - 16));
 }
 static_assert(staged_offset<128>(9, 0) == 9 * 128 + 1 * 16 && staged_offset<64>(2, 1) == 128 + 0 * 16);
 
-// A box of D that reaches past the matrix is clipped by the TMA unit; one that lies outside is not stored at all.
+// One of the results of a kernel: D or what is saved beside it.
+struct StoreTarget {
+  const TensorMap& map;
+  const EpilogueResult& result;
+};
+
+// Where a box starts in D.
+struct StoreOrigin {
+  uint32_t row, column, batch;
+};
+
 class StoreRing {
  public:
-  // `buffers`: shared address of kStoreBuffers buffers of this warp, `buffer_bytes` each.
-  JAXBW_DEVICE StoreRing(const GemmParams& params, uint32_t buffers, uint32_t buffer_bytes)
-      : params_(params), buffers_(buffers), buffer_bytes_(buffer_bytes), leader_(ptx::lane_index() == 0) {}
+  // `buffers`: shared address of this warp's staging buffers, of `buffer_bytes` each. `box_rows`: rows of a box.
+  JAXBW_DEVICE StoreRing(const GemmParams& params, uint32_t buffers, uint32_t buffer_bytes, uint32_t box_rows)
+      : params_(params),
+        buffers_(buffers),
+        buffer_bytes_(buffer_bytes),
+        box_rows_(box_rows),
+        leader_(ptx::lane_index() == 0) {}
 
   // A buffer that no TMA store reads any more.
   JAXBW_DEVICE uint32_t acquire() {
-    if (leader_) ptx::bulk_wait_group_read<kStoreBuffers - 1>();
+    if (leader_) {
+      if (params_.store_buffers == 1) {
+        ptx::bulk_wait_group_read<0>();
+      } else {
+        ptx::bulk_wait_group_read<kMaxStoreBuffers - 1>();
+      }
+    }
     __syncwarp();
-    return buffers_ + slot_ * buffer_bytes_;
+    return buffer();
   }
 
-  // Stores the buffer last acquired, which all lanes have written.
-  JAXBW_DEVICE void store(ptx::BoxOrigin box) {
-    ptx::fence_proxy_async();
-    __syncwarp();
-    if (leader_) {
-      if (box.x < params_.n && box.y < params_.m) ptx::tma_store(params_.d, box, buffers_ + slot_ * buffer_bytes_);
-      ptx::bulk_commit_group();
+  // Stores the buffer last acquired, which all lanes have written: a box of kColumns columns. What of it lies outside
+  // the matrix is not stored.
+  template <DataType kType, uint32_t kColumns>
+  JAXBW_DEVICE void store(StoreTarget target, StoreOrigin origin) {
+    if (params_.store_path == StorePath::kTma) {
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (leader_) {
+        if (origin.column < params_.n && origin.row < params_.m) {
+          ptx::tma_store(target.map, {origin.column, origin.row, origin.batch}, buffer());
+        }
+        ptx::bulk_commit_group();
+      }
+    } else {
+      __syncwarp();
+      copy_rows<kType, kColumns>(target.result.data, origin);
     }
-    slot_ = slot_ + 1 == kStoreBuffers ? 0 : slot_ + 1;
+    slot_ = slot_ + 1 >= params_.store_buffers ? 0 : slot_ + 1;
   }
 
   // Shared memory must outlive the stores that read it.
@@ -48,8 +78,45 @@ class StoreRing {
   }
 
  private:
+  JAXBW_DEVICE uint32_t buffer() const { return buffers_ + slot_ * buffer_bytes_; }
+
+  // Coalesced: a row of the box at a time, four bytes to a lane where rows start at multiples of four, else one
+  // element.
+  template <DataType kType, uint32_t kColumns>
+  JAXBW_DEVICE void copy_rows(void* destination, StoreOrigin origin) const {
+    constexpr uint32_t kSize = size_bytes(kType);
+    const auto base = reinterpret_cast<uint64_t>(destination) +
+                      (origin.batch * params_.batch_stride + origin.row * params_.row_stride + origin.column) * kSize;
+    const uint32_t rows = origin.row < params_.m ? min(box_rows_, params_.m - origin.row) : 0;
+    const uint32_t columns = origin.column < params_.n ? min(kColumns, params_.n - origin.column) : 0;
+    const uint64_t pitch = params_.row_stride * kSize;
+    if constexpr (kSize == 4) {
+      copy_rows_by<uint32_t, kColumns * kSize>(base, pitch, rows, columns);
+    } else if ((base | pitch) % 4 == 0 && columns % 2 == 0) {
+      copy_rows_by<uint32_t, kColumns * kSize>(base, pitch, rows, columns / 2);
+    } else {
+      copy_rows_by<uint16_t, kColumns * kSize>(base, pitch, rows, columns);
+    }
+  }
+
+  template <typename Unit, uint32_t kRowBytes>
+  JAXBW_DEVICE void copy_rows_by(uint64_t base, uint64_t pitch, uint32_t rows, uint32_t units) const {
+    constexpr uint32_t kUnits = kRowBytes / sizeof(Unit);
+    for (uint32_t row = 0; row < rows; ++row) {
+#pragma unroll
+      for (uint32_t first = 0; first < kUnits; first += ptx::kWarpSize) {
+        const uint32_t unit = first + ptx::lane_index();
+        const uint32_t byte = unit * sizeof(Unit);
+        if (unit < units) {
+          const Unit value = ptx::load_shared<Unit>(buffer() + staged_offset<kRowBytes>(row, byte / 16) + byte % 16);
+          *reinterpret_cast<Unit*>(base + row * pitch + byte) = value;
+        }
+      }
+    }
+  }
+
   const GemmParams& params_;
-  uint32_t buffers_, buffer_bytes_;
+  uint32_t buffers_, buffer_bytes_, box_rows_;
   uint32_t slot_ = 0;
   bool leader_;
 };

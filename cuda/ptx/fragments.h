@@ -6,9 +6,15 @@
 
 namespace jaxbw::ptx {
 
-JAXBW_DEVICE uint32_t load_shared(uint32_t address) {
-  uint32_t value;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+template <typename T = uint32_t>
+JAXBW_DEVICE T load_shared(uint32_t address) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4);
+  T value;
+  if constexpr (sizeof(T) == 2) {
+    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+  } else {
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  }
   return value;
 }
 
@@ -39,6 +45,12 @@ JAXBW_DEVICE uint32_t pack(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   }
   return packed;
+}
+
+// One float rounded to nearest even.
+template <DataType kType>
+JAXBW_DEVICE uint16_t narrow(float value) {
+  return static_cast<uint16_t>(pack<kType>(value, 0.0f));
 }
 
 // One 16-bit float widened.

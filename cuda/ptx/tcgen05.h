@@ -34,17 +34,28 @@ JAXBW_DEVICE void tmem_free(uint32_t address) {
 JAXBW_DEVICE void tcgen05_fence_before_sync() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
 JAXBW_DEVICE void tcgen05_fence_after_sync() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 
-// D[tmem] (+)= A * B, one k-step of 32 bytes, kind::f16 (PTX 9.7.16.10.9.1). One thread of the leader CTA issues it.
-template <uint32_t kCtaGroup>
+// What the operands are: f16 or bf16, or float32 that is multiplied as TF32 (PTX 9.7.16.2.1).
+enum class UmmaKind : uint32_t { k16Bit, kTf32 };
+
+// D[tmem] (+)= A * B, one k-step of 32 bytes (PTX 9.7.16.10.9.1). One thread of the leader CTA issues it.
+template <uint32_t kCtaGroup, UmmaKind kKind>
 JAXBW_DEVICE void umma(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, bool accumulate) {
-  asm volatile(
-      "{\n\t"
-      ".reg .pred p;\n\t"
-      "setp.ne.b32 p, %4, 0;\n\t"
-      "tcgen05.mma.cta_group::%5.kind::f16 [%0], %1, %2, %3, p;\n\t"
-      "}" ::"r"(d),
-      "l"(a), "l"(b), "r"(instruction), "r"(static_cast<uint32_t>(accumulate)), "n"(kCtaGroup)
-      : "memory");
+#define JAXBW_UMMA(KIND)                                                                       \
+  asm volatile(                                                                                \
+      "{\n\t"                                                                                  \
+      ".reg .pred p;\n\t"                                                                      \
+      "setp.ne.b32 p, %4, 0;\n\t"                                                              \
+      "tcgen05.mma.cta_group::%5.kind::" KIND                                                  \
+      " [%0], %1, %2, %3, p;\n\t"                                                              \
+      "}" ::"r"(d),                                                                            \
+      "l"(a), "l"(b), "r"(instruction), "r"(static_cast<uint32_t>(accumulate)), "n"(kCtaGroup) \
+      : "memory")
+  if constexpr (kKind == UmmaKind::k16Bit) {
+    JAXBW_UMMA("f16");
+  } else {
+    JAXBW_UMMA("tf32");
+  }
+#undef JAXBW_UMMA
 }
 
 // Arrives once on the barrier at this offset of each CTA of the mask, when the MMAs that this thread has issued are
@@ -58,28 +69,54 @@ JAXBW_DEVICE void umma_commit(uint32_t barrier, uint16_t mask) {
       : "memory");
 }
 
-// 32 columns of the warp's 32 lanes into registers: value[i] of lane l is column i of lane l (PTX 9.7.16.2.3.1.1).
-// Warp w of a block reaches lanes 32 (w % 4) .. + 31 only. The values may be used after tmem_wait_load.
-JAXBW_DEVICE void tmem_load_32_columns(uint32_t (&v)[32], uint32_t address) {
+// 32, 16 or 8 columns of the warp's 32 lanes into registers: value[i] of lane l is column i of lane l (PTX
+// 9.7.16.2.3.1.1). Warp w of a block reaches lanes 32 (w % 4) .. + 31 only. The values may be used after
+// tmem_wait_load.
+JAXBW_DEVICE void tmem_load(float (&v)[32], uint32_t address) {
   asm volatile(
-      "tcgen05.ld.sync.aligned.32x32b.x32.b32 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "tcgen05.ld.sync.aligned.32x32b.x32.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, [%32];"
-      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]), "=r"(v[4]), "=r"(v[5]), "=r"(v[6]), "=r"(v[7]), "=r"(v[8]),
-        "=r"(v[9]), "=r"(v[10]), "=r"(v[11]), "=r"(v[12]), "=r"(v[13]), "=r"(v[14]), "=r"(v[15]), "=r"(v[16]),
-        "=r"(v[17]), "=r"(v[18]), "=r"(v[19]), "=r"(v[20]), "=r"(v[21]), "=r"(v[22]), "=r"(v[23]), "=r"(v[24]),
-        "=r"(v[25]), "=r"(v[26]), "=r"(v[27]), "=r"(v[28]), "=r"(v[29]), "=r"(v[30]), "=r"(v[31])
+      : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]), "=f"(v[4]), "=f"(v[5]), "=f"(v[6]), "=f"(v[7]), "=f"(v[8]),
+        "=f"(v[9]), "=f"(v[10]), "=f"(v[11]), "=f"(v[12]), "=f"(v[13]), "=f"(v[14]), "=f"(v[15]), "=f"(v[16]),
+        "=f"(v[17]), "=f"(v[18]), "=f"(v[19]), "=f"(v[20]), "=f"(v[21]), "=f"(v[22]), "=f"(v[23]), "=f"(v[24]),
+        "=f"(v[25]), "=f"(v[26]), "=f"(v[27]), "=f"(v[28]), "=f"(v[29]), "=f"(v[30]), "=f"(v[31])
       : "r"(address));
+}
+JAXBW_DEVICE void tmem_load(float (&v)[16], uint32_t address) {
+  asm volatile(
+      "tcgen05.ld.sync.aligned.32x32b.x16.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "[%16];"
+      : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]), "=f"(v[4]), "=f"(v[5]), "=f"(v[6]), "=f"(v[7]), "=f"(v[8]),
+        "=f"(v[9]), "=f"(v[10]), "=f"(v[11]), "=f"(v[12]), "=f"(v[13]), "=f"(v[14]), "=f"(v[15])
+      : "r"(address));
+}
+JAXBW_DEVICE void tmem_load(float (&v)[8], uint32_t address) {
+  asm volatile("tcgen05.ld.sync.aligned.32x32b.x8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]), "=f"(v[4]), "=f"(v[5]), "=f"(v[6]), "=f"(v[7])
+               : "r"(address));
 }
 
 // Waits for this thread's Tensor Memory loads (PTX 9.7.16.8). The loaded registers are operands, so that the
 // compiler moves no use of them above the wait.
-JAXBW_DEVICE void tmem_wait_load(uint32_t (&v)[32]) {
+JAXBW_DEVICE void tmem_wait_load(float (&v)[32]) {
   asm volatile("tcgen05.wait::ld.sync.aligned;"
-               : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3]), "+r"(v[4]), "+r"(v[5]), "+r"(v[6]), "+r"(v[7]),
-                 "+r"(v[8]), "+r"(v[9]), "+r"(v[10]), "+r"(v[11]), "+r"(v[12]), "+r"(v[13]), "+r"(v[14]), "+r"(v[15]),
-                 "+r"(v[16]), "+r"(v[17]), "+r"(v[18]), "+r"(v[19]), "+r"(v[20]), "+r"(v[21]), "+r"(v[22]), "+r"(v[23]),
-                 "+r"(v[24]), "+r"(v[25]), "+r"(v[26]), "+r"(v[27]), "+r"(v[28]), "+r"(v[29]), "+r"(v[30]), "+r"(v[31])
+               : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3]), "+f"(v[4]), "+f"(v[5]), "+f"(v[6]), "+f"(v[7]),
+                 "+f"(v[8]), "+f"(v[9]), "+f"(v[10]), "+f"(v[11]), "+f"(v[12]), "+f"(v[13]), "+f"(v[14]), "+f"(v[15]),
+                 "+f"(v[16]), "+f"(v[17]), "+f"(v[18]), "+f"(v[19]), "+f"(v[20]), "+f"(v[21]), "+f"(v[22]), "+f"(v[23]),
+                 "+f"(v[24]), "+f"(v[25]), "+f"(v[26]), "+f"(v[27]), "+f"(v[28]), "+f"(v[29]), "+f"(v[30]), "+f"(v[31])
+               :
+               : "memory");
+}
+JAXBW_DEVICE void tmem_wait_load(float (&v)[16]) {
+  asm volatile("tcgen05.wait::ld.sync.aligned;"
+               : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3]), "+f"(v[4]), "+f"(v[5]), "+f"(v[6]), "+f"(v[7]),
+                 "+f"(v[8]), "+f"(v[9]), "+f"(v[10]), "+f"(v[11]), "+f"(v[12]), "+f"(v[13]), "+f"(v[14]), "+f"(v[15])
+               :
+               : "memory");
+}
+JAXBW_DEVICE void tmem_wait_load(float (&v)[8]) {
+  asm volatile("tcgen05.wait::ld.sync.aligned;"
+               : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3]), "+f"(v[4]), "+f"(v[5]), "+f"(v[6]), "+f"(v[7])
                :
                : "memory");
 }

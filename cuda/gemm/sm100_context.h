@@ -1,0 +1,119 @@
+// What every role of the sm_100 kernel knows: the launch, the cluster, where everything lies in shared memory, and the
+// stream of work items.
+#pragma once
+
+#include "gemm/cluster_protocol.h"
+#include "gemm/pipeline.h"
+#include "gemm/storage.h"
+#include "gemm/tile_scheduler.h"
+#include "params.h"
+#include "ptx/clc.h"
+#include "ptx/cluster.h"
+#include "ptx/tcgen05.h"
+
+namespace jaxbw::sm100 {
+
+constexpr uint32_t kMaxAccumulators = 2;
+constexpr uint32_t kAccumulatorColumns = ptx::kTmemColumns / kMaxAccumulators;
+constexpr uint32_t kResponses = 2;
+
+struct Control {
+  uint64_t stage_full[kMaxStages], stage_empty[kMaxStages];
+  uint64_t accumulator_full[kMaxAccumulators], accumulator_empty[kMaxAccumulators];
+  uint64_t response_full[kResponses], response_empty[kResponses];
+  alignas(ptx::kClcResponseBytes) uint8_t response[kResponses][ptx::kClcResponseBytes];
+  uint32_t tmem;
+};
+static_assert(sizeof(Control) <= kControlBytes);
+
+struct Context {
+  const GemmParams& params;
+  ClusterShape cluster;
+  uint32_t rank;
+  StorageLayout layout;
+  uint32_t shared;  // address of the dynamic shared memory
+
+  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
+  JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
+  JAXBW_DEVICE uint32_t staging(uint32_t epilogue_warp) const {
+    return shared + layout.store_offset(params.stages) + epilogue_warp * (layout.store_bytes / kSm100Epilogue.warps);
+  }
+  JAXBW_DEVICE uint32_t control(uint32_t member_offset) const {
+    return shared + layout.control_offset(params.stages) + member_offset;
+  }
+  JAXBW_DEVICE RingBarriers stages() const {
+    return {control(offsetof(Control, stage_full)), control(offsetof(Control, stage_empty))};
+  }
+  JAXBW_DEVICE RingBarriers accumulators() const {
+    return {control(offsetof(Control, accumulator_full)), control(offsetof(Control, accumulator_empty))};
+  }
+  JAXBW_DEVICE RingBarriers responses() const {
+    return {control(offsetof(Control, response_full)), control(offsetof(Control, response_empty))};
+  }
+  JAXBW_DEVICE uint32_t response(uint32_t slot) const {
+    return control(offsetof(Control, response)) + slot * ptx::kClcResponseBytes;
+  }
+
+  JAXBW_DEVICE bool leads_group() const { return cluster.pair_leader(rank) == rank; }
+
+  // Rows of a CTA's tile, and of one of its MMAs: a tile is one or two of them.
+  JAXBW_DEVICE uint32_t cta_rows() const { return params.block_m / cluster.cta_group; }
+  JAXBW_DEVICE uint32_t mma_rows() const { return sm100_mma_rows(cta_rows()); }
+  JAXBW_DEVICE uint32_t mma_tiles() const { return sm100_mma_tiles(cta_rows()); }
+
+  // This CTA's parts of a stage.
+  JAXBW_DEVICE OperandTile a_tile() const {
+    return operand_tile(params.a_major, params.input, cta_rows(), params.k_spans, params.operand_swizzle != 0);
+  }
+  JAXBW_DEVICE OperandTile b_tile() const {
+    return operand_tile(params.b_major, params.input, params.block_n / cluster.cta_group, params.k_spans,
+                        params.operand_swizzle != 0);
+  }
+
+  // Steps of the main loop over all of K; each fills one stage, and is this many elements deep.
+  JAXBW_DEVICE uint32_t block_k() const { return params.k_spans * span_elements(params.input); }
+  JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + block_k() - 1) / block_k(); }
+
+  // First row and column of this CTA's part of a tile of D, and the batch index.
+  JAXBW_DEVICE Tile origin(const Tile& tile) const {
+    return {(tile.m * cluster.m + cluster.row(rank)) * cta_rows(),
+            (tile.n * cluster.n + cluster.column(rank)) * params.tile_columns, tile.batch};
+  }
+};
+
+// The work items of a cluster as one thread of one role reads them: first the one the cluster was launched for, then
+// those that the scheduler has got from the hardware, or that stand at a fixed distance.
+class WorkItems {
+ public:
+  static constexpr uint32_t kNone = ptx::kClcRefused;
+
+  JAXBW_DEVICE explicit WorkItems(const Context& context)
+      : context_(context),
+        item_(blockIdx.x / context.cluster.size()),
+        rank0_response_empty_(ptx::map_to_rank(context.responses().first_empty, 0)),
+        at_(RingPosition::consumer(kResponses)) {}
+
+  JAXBW_DEVICE uint32_t first() const { return item_; }
+
+  JAXBW_DEVICE uint32_t next() {
+    if (context_.params.scheduler == Scheduler::kStatic) {
+      item_ += gridDim.x / context_.cluster.size();
+      return item_ < context_.params.work_items ? item_ : kNone;
+    }
+    // The hardware signals a response at cluster scope (the example of PTX 9.7.13.17 waits likewise).
+    ptx::mbarrier_wait_cluster(context_.responses().full(at_.slot()), at_.parity());
+    const uint32_t first_cta = ptx::clc_read_response(context_.response(at_.slot()));
+    ptx::clc_release_slot();
+    ptx::mbarrier_arrive_cluster(rank0_response_empty_ + at_.slot() * RingBarriers::kBarrierBytes);
+    at_.advance();
+    return first_cta == ptx::kClcRefused ? kNone : first_cta / context_.cluster.size();
+  }
+
+ private:
+  const Context& context_;
+  uint32_t item_;
+  uint32_t rank0_response_empty_;
+  RingPosition at_;
+};
+
+}  // namespace jaxbw::sm100

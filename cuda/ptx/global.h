@@ -1,0 +1,35 @@
+// Global memory: four floats at a time, and the counter by which warps of different CTAs hand over what they stored.
+#pragma once
+
+#include "ptx/thread.h"
+
+namespace jaxbw::ptx {
+
+JAXBW_DEVICE void store_global(float* address, float x, float y, float z, float w) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+
+JAXBW_DEVICE void load_global(float (&v)[4], const float* address) {
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "l"(address)
+               : "memory");
+}
+
+// Sixteen bytes; the address is a multiple of 16.
+JAXBW_DEVICE void load_global(uint32_t (&v)[4], const void* address) {
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "l"(address)
+               : "memory");
+}
+
+// Adds to a counter and returns what it held. Everything that this thread stored or saw before is visible to whoever
+// sees the sum (PTX 8.8: release and acquire patterns at gpu scope).
+JAXBW_DEVICE uint32_t add_acq_rel(uint32_t* counter, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(value) : "memory");
+  return before;
+}
+
+}  // namespace jaxbw::ptx

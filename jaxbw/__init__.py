@@ -12,7 +12,8 @@ except ImportError as error:
         f"jaxbw's compiled part does not load ({error}); `pip install .` in its sources builds it"
     ) from error
 
-from jaxbw.api import dot_general, explain, matmul
+from jaxbw.api import dot_general, explain, gated_matmul, matmul
+from jaxbw.batch_invariance import batch_invariant
 from jaxbw.primitives.gemm import register as _register
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import target
@@ -21,8 +22,10 @@ from jaxbw.selection.implementations import implementation
 __all__ = [
     "GemmConfig",
     "__version__",
+    "batch_invariant",
     "dot_general",
     "explain",
+    "gated_matmul",
     "implementation",
     "matmul",
     "target",

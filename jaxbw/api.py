@@ -1,23 +1,18 @@
-"""What users call: arguments, defaults and errors. The operations themselves are below."""
+"""What users call. Operations and checks are below."""
 
-import operator
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxbw import compat, fused
-from jaxbw.matmul_plan import plan_matmul
+from jaxbw import arguments, compat, fused
+from jaxbw.epilogue import IDENTITY, Epilogue
+from jaxbw.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw.primitives import dot_general as plain
 from jaxbw.primitives import serve
-from jaxbw.primitives.fused_dot_general import ACTIVATIONS
-from jaxbw.problem import DimensionNumbers, GemmProblem, describe, reduce_dot_general
-from jaxbw.selection import config as configs
-from jaxbw.selection import devices, implementations
+from jaxbw.problem import DimensionNumbers, GemmProblem, Operands, reduce_dot_general
 from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.implementations import FAMILIES, Implementation
+from jaxbw.selection.implementations import Implementation
 from jaxbw.selection.select import Choice
 
 
@@ -26,7 +21,12 @@ def matmul(
     rhs: Any,
     *,
     bias: Any = None,
+    bias_axis: int = -1,
     activation: str | None = None,
+    residual: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
@@ -35,19 +35,28 @@ def matmul(
 ) -> jax.Array:
     """Matrix product with `jnp.matmul`'s semantics, on a hand-written kernel where one fits.
 
-    With `bias` or `activation` it computes `activation(lhs @ rhs + bias)`, in one kernel where one
-    fits, and in float32 (for 64-bit results in float64) up to the cast to the result's dtype. That
-    form has a gradient but no forward-mode derivative.
+    With any of the arguments of an epilogue it computes
 
-    Kernels take bfloat16 and float16 operands whose rows are multiples of 16 bytes. They multiply
-    exactly and sum in float32, which is as exact as any `jax.lax.Precision` asks for. The rest is
-    XLA's: see `explain`.
+        activation(alpha * (lhs @ rhs) + beta * c + bias) + residual
+
+    in one kernel where one fits, and in float32 (for 64-bit results in float64) up to the cast to
+    the result's dtype. That form has a gradient, but no forward-mode derivative.
+
+    Kernels take bfloat16 and float16 operands, which they multiply exactly and sum in float32: as
+    exact as any `jax.lax.Precision` asks for. On sm100 they also take float32 operands, as TF32,
+    where `precision` leaves XLA as free. The rest is XLA's: see `explain`.
 
     Args:
       lhs: `[..., m, k]` or `[k]`, of any dtype that `jnp.matmul` takes.
       rhs: `[..., k, n]` or `[k]`. Batch dimensions broadcast.
-      bias: `[n]`, a real floating dtype; default none. Needs an rhs with a dimension n.
-      activation: None, "relu", "gelu" (tanh approximation, `jax.nn.gelu`'s default) or "silu".
+      bias: `[n]`, or `[m]` with `bias_axis=-2`, a real floating dtype; default none.
+      bias_axis: the dimension of the result along which the bias lies, -1 or -2.
+      activation: None, "relu", "silu", "gelu" (tanh approximation, `jax.nn.gelu`'s default) or
+        "gelu_exact" (with erf).
+      residual: shaped as the result, a real floating dtype; default none.
+      c: likewise. A kernel writes the result in its place where it has the result's dtype and is
+        not used again.
+      alpha, beta: Python numbers.
       precision: as of `jnp.matmul`; default None.
       preferred_element_type: dtype of the result; default as of `jnp.matmul`.
       out_sharding: as of `jnp.matmul`; default None.
@@ -61,8 +70,8 @@ def matmul(
       `[..., m, n]`, without m or n where an operand has one dimension.
 
     Raises:
-      TypeError: operands that are no arrays; a bias or activation on a dtype that is not real
-        floating.
+      TypeError: operands that are no arrays; an epilogue on a dtype that is not real floating; an
+        alpha or beta that is an array.
       ValueError: shapes that do not fit; an unknown name; a configuration that no kernel takes.
       NotImplementedError: a strict implementation that cannot run the product: at trace time where
         the product is the reason, when it is lowered where the platform is.
@@ -71,29 +80,77 @@ def matmul(
     (2, 4)
     >>> jaxbw.matmul(jnp.ones((2, 3)), -jnp.ones((3, 4)), bias=jnp.ones(4), activation="relu").sum()
     Array(0., dtype=float32)
+    >>> jaxbw.matmul(jnp.ones((2, 3)), jnp.ones((3, 2)), c=jnp.ones((2, 2)), alpha=2, beta=-1)[0]
+    Array([5., 5.], dtype=float32)
     """
-    lhs, rhs = compat.ensure_arraylike("jaxbw.matmul", lhs, rhs)
-    plan = plan_matmul("jaxbw.matmul", lhs, rhs)
-    weak_type = False
-    if preferred_element_type is None:
-        preferred_element_type = jnp.result_type(lhs, rhs)
-        weak_type = jax.typeof(lhs).weak_type and jax.typeof(rhs).weak_type
-    lhs, rhs = plan.operands(lhs, rhs)
-    product = _product(
-        "jaxbw.matmul",
-        lhs,
-        rhs,
-        plan.dimension_numbers,
-        bias=bias,
-        activation=activation,
+    call = "jaxbw.matmul"
+    lhs, rhs = compat.ensure_arraylike(call, lhs, rhs)
+    operands = Operands(lhs, rhs, None, *_arrays(call, c, bias, residual))
+    epilogue = arguments.epilogue(
+        call, operands, alpha=alpha, beta=beta, bias_axis=bias_axis, activation=activation
+    )
+    return _matmul(
+        call,
+        operands,
+        epilogue,
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
         implementation=implementation,
         config=config,
     )
-    result: jax.Array = compat.convert_element_type(plan.result(product), product.dtype, weak_type)
-    return result
+
+
+def gated_matmul(
+    lhs: Any,
+    rhs_gate: Any,
+    rhs_up: Any,
+    *,
+    activation: str | None = "silu",
+    recompute: bool = False,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+) -> jax.Array:
+    """`activation(lhs @ rhs_gate) * (lhs @ rhs_up)`, in one kernel where one fits.
+
+    The first half of a gated feed-forward layer: SwiGLU with "silu", GEGLU with "gelu". Both right
+    operands are read where they are. Sums, activation and product are float32 (for 64-bit results
+    float64) up to the cast to the result's dtype. There is a gradient, but no forward mode.
+
+    Args:
+      lhs: `[..., m, k]` or `[k]`.
+      rhs_gate, rhs_up: `[..., k, n]`, of one shape and one dtype.
+      activation: as of `matmul`; default "silu".
+      recompute: False: the forward pass keeps both products, in the result's dtype, for the
+        backward pass. True: it keeps nothing, and the backward pass computes them again.
+      precision, preferred_element_type, out_sharding, implementation, config: as of `matmul`.
+
+    Returns:
+      `[..., m, n]`, as of `matmul`.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as `matmul`.
+
+    >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
+    >>> jaxbw.gated_matmul(x, w, -w, activation="relu")[0]
+    Array([-9., -9., -9., -9.], dtype=float32)
+    """
+    call = "jaxbw.gated_matmul"
+    operands = Operands(*compat.ensure_arraylike(call, lhs, rhs_gate, rhs_up))
+    return _matmul(
+        call,
+        operands,
+        arguments.epilogue(call, operands, activation=activation),
+        recompute=recompute,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+        config=config,
+    )
 
 
 def dot_general(
@@ -131,27 +188,33 @@ def dot_general(
     >>> jaxbw.dot_general(x, w, (((1, 2), (0, 1)), ((), ()))).shape
     (8, 4)
     """
-    product: jax.Array = _product(
-        "jaxbw.dot_general",
-        lhs,
-        rhs,
-        _canonical_dims(dimension_numbers),
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
+    call = "jaxbw.dot_general"
+    params = arguments.product_params(
+        call,
+        arguments.dimension_numbers(dimension_numbers),
+        precision,
+        preferred_element_type,
+        out_sharding,
+        implementation,
+        config,
     )
+    product: jax.Array = _product(call, Operands(lhs, rhs), IDENTITY, params)
     return product
 
 
 def explain(
     lhs: Any,
     rhs: Any,
+    rhs_up: Any = None,
     *,
     dimension_numbers: Any = None,
     bias: Any = None,
+    bias_axis: int = -1,
     activation: str | None = None,
+    residual: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
     precision: Any = None,
     preferred_element_type: Any = None,
     implementation: Implementation = None,
@@ -165,9 +228,11 @@ def explain(
     wherever no `target` of that family is named.
 
     Args:
-      lhs, rhs, bias: arrays or `jax.ShapeDtypeStruct`s.
+      lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct`s.
+      rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
       dimension_numbers: of a `dot_general`; default None, a `matmul`.
-      activation, precision, preferred_element_type, implementation, config: as of `matmul`.
+      bias_axis, activation, alpha, beta, precision, preferred_element_type, implementation, config:
+        as of `matmul`.
 
     Returns:
       A frozen dataclass with `implementation`, `kernel`, `config`, `waves`, `reason`, `refused`,
@@ -183,163 +248,128 @@ def explain(
     ('jaxbw_sm90_bf16_nn_128x256x64', (2, 1), 4)
     """
     call = "jaxbw.explain"
-    lhs, rhs = _typed(lhs), _typed(rhs)
+    operands = Operands(*(_typed(x) for x in (lhs, rhs, rhs_up, c, bias, residual)))
+    epilogue = arguments.epilogue(
+        call, operands, alpha=alpha, beta=beta, bias_axis=bias_axis, activation=activation
+    )
     if dimension_numbers is None:
-        plan = plan_matmul(call, lhs, rhs)
+        plan = plan_matmul(call, operands.lhs, operands.rhs)
         dims = plan.dimension_numbers
         if preferred_element_type is None:
-            preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
-        lhs, rhs = (compat.abstract_type(x) for x in jax.eval_shape(plan.operands, lhs, rhs))
+            preferred_element_type = jnp.result_type(operands.lhs.dtype, operands.rhs.dtype)
+        arguments.check_gated(call, operands)
+        operands = Operands(
+            *(
+                _typed(x)
+                for x in jax.eval_shape(lambda *x: _planned(call, plan, Operands(*x)), *operands)
+            )
+        )
     else:
-        dims = _canonical_dims(dimension_numbers)
-    params = _canonical_params(
+        dims = arguments.dimension_numbers(dimension_numbers)
+    params = arguments.product_params(
         call, dims, precision, preferred_element_type, None, implementation, config
     )
-    bias = None if bias is None else _typed(bias)
-    problem = _problem(call, lhs, rhs, bias, activation, params)
+    problem = _problem(call, operands, epilogue, params)
     names, target = params["implementation"], params["target"]
     if names is None and target is None and jax.default_backend() != "gpu":
         device = None
     else:
         device = serve.device_for(names, target)
-    return serve.choose(problem, names, config, device, call)
+    return serve.choose(problem, names, params["config"], device, call)
+
+
+def _matmul(
+    call: str,
+    operands: Operands,
+    epilogue: Epilogue,
+    *,
+    recompute: bool = False,
+    precision: Any,
+    preferred_element_type: Any,
+    out_sharding: Any,
+    implementation: Implementation,
+    config: GemmConfig | None,
+) -> jax.Array:
+    """`jnp.matmul` with an epilogue, of arrays."""
+    lhs, rhs = operands.lhs, operands.rhs
+    plan = plan_matmul(call, lhs, rhs)
+    arguments.check_gated(call, operands)
+    weak_type = False
+    if preferred_element_type is None:
+        preferred_element_type = jnp.result_type(lhs, rhs)
+        weak_type = jax.typeof(lhs).weak_type and jax.typeof(rhs).weak_type
+    params = arguments.product_params(
+        call,
+        plan.dimension_numbers,
+        precision,
+        preferred_element_type,
+        out_sharding,
+        implementation,
+        config,
+    )
+    planned = _planned(call, plan, operands)
+    product = plan.result(_product(call, planned, epilogue, params, recompute=recompute))
+    result: jax.Array = compat.convert_element_type(product, product.dtype, weak_type)
+    return result
+
+
+def _planned(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
+    """The operands of the plan's dot_general."""
+    lhs, rhs, rhs_up, c, bias, residual = operands
+    lhs, rhs = plan.operands(lhs, rhs)
+    if rhs_up is not None:
+        _, rhs_up = plan.operands(operands.lhs, rhs_up)
+    c, residual = (
+        None if x is None else plan.like_product(call, name, x)
+        for name, x in (("c", c), ("residual", residual))
+    )
+    return Operands(lhs, rhs, rhs_up, c, bias, residual)
 
 
 def _product(
     call: str,
-    lhs: Any,
-    rhs: Any,
-    dims: DimensionNumbers,
+    operands: Operands,
+    epilogue: Epilogue,
+    params: dict[str, Any],
     *,
-    bias: Any = None,
-    activation: str | None = None,
-    precision: Any,
-    preferred_element_type: Any,
-    out_sharding: Any,
-    implementation: Implementation,
-    config: GemmConfig | None,
+    recompute: bool = False,
 ) -> Any:
     """A dot_general with an epilogue: checked, and bound to the primitive that it needs."""
-    params = _canonical_params(
-        call, dims, precision, preferred_element_type, out_sharding, implementation, config
-    )
     # Here, so that the operands of a fused product vary over the same mesh axes as its cotangents.
-    if bias is None:
-        lhs, rhs = compat.insert_reshard(lhs, rhs)
-    else:
-        (bias,) = compat.ensure_arraylike(call, bias)
-        lhs, rhs, bias = compat.insert_reshard(lhs, rhs, bias)
-    is_fused = bias is not None or activation is not None
-    if is_fused or params["implementation"] is not None:
-        problem = _problem(call, jax.typeof(lhs), jax.typeof(rhs), bias, activation, params)
-        serve.check(problem, params["implementation"], config, params["target"], call)
-    if is_fused:
-        return fused.matmul(lhs, rhs, bias, activation, params)
-    return plain.dot_general(lhs, rhs, **params)
+    operands = Operands.of(epilogue, compat.insert_reshard(*operands.given()))
+    if not epilogue.is_identity or params["implementation"] is not None:
+        types = Operands(*(None if x is None else jax.typeof(x) for x in operands))
+        problem = _problem(call, types, epilogue, params)
+        serve.check(problem, params["implementation"], params["config"], params["target"], call)
+    return fused.product(operands, epilogue, params, recompute=recompute)
 
 
 def _problem(
-    call: str, lhs: Any, rhs: Any, bias: Any, activation: str | None, params: dict[str, Any]
+    call: str, operands: Operands, epilogue: Epilogue, params: dict[str, Any]
 ) -> GemmProblem:
     """What the selection is asked, from the operands' types; the epilogue is checked."""
-    dims = params["dimension_numbers"]
-    output, _ = compat.dot_general_type(lhs, rhs, plain.lax_params(params))
-    _check_epilogue(call, rhs, dims, output, bias, activation)
+    dims: DimensionNumbers = params["dimension_numbers"]
+    output, _ = compat.dot_general_type(operands.lhs, operands.rhs, plain.lax_params(params))
+    arguments.check_epilogue(call, operands, epilogue, dims, output)
     return reduce_dot_general(
-        lhs,
-        rhs,
+        operands.lhs,
+        operands.rhs,
         dims,
         output.dtype,
         precision=params["precision"],
-        bias=None if bias is None else np.dtype(bias.dtype),
-        activation=activation,
+        epilogue=epilogue,
     ).problem
 
 
-def _canonical_params(
-    call: str,
-    dims: DimensionNumbers,
-    precision: Any,
-    preferred_element_type: Any,
-    out_sharding: Any,
-    implementation: Implementation,
-    config: GemmConfig | None,
-) -> dict[str, Any]:
-    """The parameters of `primitives.dot_general.dot_general`, with what the contexts say."""
-    if preferred_element_type is not None:
-        preferred_element_type = compat.canonicalize_dtype(preferred_element_type, call)
-    names = implementations.resolve(implementation, call)
-    _check_config(call, names, config)
-    return {
-        "dimension_numbers": dims,
-        "precision": compat.canonicalize_precision(precision),
-        "preferred_element_type": preferred_element_type,
-        "out_sharding": compat.canonicalize_sharding(out_sharding, call),
-        "implementation": names,
-        "config": config,
-        "target": devices.current_target(),
-    }
-
-
-def _canonical_dims(dimension_numbers: Any) -> DimensionNumbers:
-    def integers(dims: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(operator.index(dim) for dim in dims)
-
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
-    return (
-        (integers(lhs_contract), integers(rhs_contract)),
-        (integers(lhs_batch), integers(rhs_batch)),
-    )
-
-
-def _check_config(call: str, names: tuple[str, ...] | None, config: GemmConfig | None) -> None:
-    """A configuration that no kernel could ever run is an error even where XLA would serve."""
-    if config is None:
-        return
-    if not isinstance(config, GemmConfig):
-        raise TypeError(f"{call}: config is {config!r}; it is a jaxbw.GemmConfig or None")
-    families = implementations.families(names or FAMILIES)
-    reasons = {family: configs.refusal(config, family) for family in families}
-    if reasons and all(reasons.values()):
-        listed = "; ".join(f"{family}: {reason}" for family, reason in reasons.items())
-        raise ValueError(
-            f"{call}: config {config}: {listed}. Leave config=None to have one chosen."
-        )
-
-
-def _check_epilogue(
-    call: str, rhs: Any, dims: DimensionNumbers, output: Any, bias: Any, activation: str | None
-) -> None:
-    if activation not in ACTIVATIONS:
-        names = ", ".join(repr(name) for name in ACTIVATIONS)
-        raise ValueError(f"{call}: activation is {activation!r}; it is one of {names}")
-    if bias is None and activation is None:
-        return
-    if not jnp.issubdtype(output.dtype, jnp.floating):
-        raise TypeError(
-            f"{call}: bias and activation need a real floating result, and this one is "
-            f"{output.dtype}; apply them to the product, or set preferred_element_type"
-        )
-    if bias is None:
-        return
-    (_, rhs_contract), (_, rhs_batch) = dims
-    if len(rhs_contract) + len(rhs_batch) == rhs.ndim:
-        raise ValueError(
-            f"{call}: rhs {describe(rhs.dtype, rhs.shape)} has no dimension n for the bias; "
-            "add it to the product"
-        )
-    if bias.shape != output.shape[-1:]:
-        raise ValueError(
-            f"{call}: bias {describe(bias.dtype, bias.shape)} is not "
-            f"[{output.shape[-1]}], the last dimension of the result; "
-            "add a bias of another shape to the product"
-        )
-    if not jnp.issubdtype(bias.dtype, jnp.floating):
-        raise TypeError(f"{call}: bias is {bias.dtype}; cast it to a real floating dtype")
+def _arrays(call: str, *given: Any) -> list[Any]:
+    """Arrays of an epilogue; None stays None."""
+    return [None if x is None else compat.ensure_arraylike(call, x)[0] for x in given]
 
 
 def _typed(x: Any) -> Any:
-    """The type of an array, or of what describes one."""
+    """The type of an array, or of what describes one; None stays None."""
+    if x is None:
+        return None
     if not isinstance(x, jax.ShapeDtypeStruct):
         (x,) = compat.ensure_arraylike("jaxbw.explain", x)
     return compat.abstract_type(x)

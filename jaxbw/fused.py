@@ -1,71 +1,164 @@
-"""activation(lhs @ rhs + bias) with its derivative, by jax.custom_vjp.
+"""A product with an epilogue, and its derivative, by jax.custom_vjp.
 
-Not differentiated, it is one kernel. For its gradient:
+Forward it is one kernel, differentiated or not: where the gradient needs z = alpha * lhs @ rhs +
+beta * c + bias (and u, of a gated product), the same kernel writes it beside d, in d's dtype.
 
-- without activation, the forward pass is that kernel;
-- "relu": the kernel, too; the sign of its output says where the gradient passes;
-- "gelu", "silu": the kernel computes z = lhs @ rhs + bias in the result's dtype, which is saved,
-  and XLA applies the activation to z. So the result may differ from the undifferentiated one by
-  the rounding of z.
+- Without activation nothing is saved.
+- "relu" without residual: the sign of d says where the gradient passes.
+- Else z, or nothing with `recompute`: the backward pass then runs the forward kernel again.
 
-The backward products are those of dot_general_p, on kernels of the other layouts. Like every
-jax.custom_vjp it has no forward-mode derivative.
+Backward, XLA computes the cotangents of z, u and bias (in float32, summed in a fixed order) from
+that of d in one fusion, and the kernels multiply them: alpha is their epilogue's, and the two
+products of a gated one's lhs are added up in place, as beta * c. Every product of the backward pass
+is this operation or dot_general_p, hence differentiable again. Like every jax.custom_vjp it has no
+forward-mode derivative.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
+from jax import lax
 
+from jaxbw.epilogue import ACTIVATIONS, Epilogue, wide_dtype
 from jaxbw.primitives.dot_general import dot_general
-from jaxbw.primitives.fused_dot_general import ACTIVATIONS, fused_dot_general, wide_dtype
+from jaxbw.primitives.fused_dot_general import bias_dimension, fused_dot_general
+from jaxbw.primitives.transposition import backward_params, transposition
+from jaxbw.problem import Operands
 
 
-def matmul(lhs: Any, rhs: Any, bias: Any, activation: str | None, params: Mapping[str, Any]) -> Any:
-    """The fused operation.
+@dataclass(frozen=True)
+class _Call:
+    """What of an operation is known when it is traced.
 
-    Args:
-      lhs, rhs: the operands of a dot_general.
-      bias: [n] for the last dimension of its result; None for none.
-      activation: a name in `ACTIVATIONS`.
-      params: the other parameters of `primitives.dot_general.dot_general`.
+    Attributes:
+      params: the parameters of `primitives.dot_general.dot_general`, as items.
+      recompute: the backward pass computes z again.
     """
-    return _fused((activation, tuple(params.items())), lhs, rhs, bias)
+
+    epilogue: Epilogue
+    params: tuple[tuple[str, Any], ...]
+    recompute: bool = False
+
+    @property
+    def needs_z(self) -> bool:
+        """Whether the backward pass looks at z, or at what says as much of it."""
+        return self.epilogue.gated or self.epilogue.activation is not None
+
+    @property
+    def d_will_do(self) -> bool:
+        """Whether d says all that z would: relu has at its output the slope that it has at z."""
+        e = self.epilogue
+        return e.activation == "relu" and e.residual is None and not e.gated
+
+    def saving(self) -> "_Call":
+        """The call that also gives what the backward pass looks at."""
+        if not self.needs_z or self.d_will_do:
+            return self
+        return replace(self, epilogue=self.epilogue.saving())
+
+    def seen(self, results: Sequence[Any]) -> Sequence[Any]:
+        """What the backward pass looks at, of the results of `saving`."""
+        if not self.needs_z:
+            return ()
+        return results[:1] if self.d_will_do else results[1:]
+
+
+def product(
+    operands: Operands, epilogue: Epilogue, params: Mapping[str, Any], *, recompute: bool = False
+) -> Any:
+    """d, of operands as `primitives.fused_dot_general` has them."""
+    if epilogue.is_identity:
+        return dot_general(operands.lhs, operands.rhs, **params)
+    return _fused(_Call(epilogue, tuple(params.items()), recompute), operands)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fused(static: Any, lhs: Any, rhs: Any, bias: Any) -> Any:
-    activation, params = static
-    return fused_dot_general(lhs, rhs, bias, activation=activation, **dict(params))
+def _fused(call: _Call, operands: Operands) -> tuple[Any, ...]:
+    return fused_dot_general(operands, call.epilogue, **dict(call.params))
 
 
-def _forward(static: Any, lhs: Any, rhs: Any, bias: Any) -> Any:
-    activation, params = static
-    if activation in (None, "relu"):
-        out = _fused(static, lhs, rhs, bias)
-        return out, (lhs, rhs, bias, out if activation == "relu" else None)
-    z = _fused((None, params), lhs, rhs, bias)
-    out = ACTIVATIONS[activation](z.astype(wide_dtype(z.dtype))).astype(z.dtype)
-    return out, (lhs, rhs, bias, z)
+def _forward(call: _Call, operands: Operands) -> Any:
+    factors = Operands(operands.lhs, operands.rhs, operands.rhs_up)
+    if call.recompute and call.needs_z:
+        return _fused(call, operands), (operands, ())
+    results = _fused(call.saving(), operands)
+    return results[: call.epilogue.results], (factors, call.seen(results))
 
 
-def _backward(static: Any, residuals: Any, cotangent: Any) -> Any:
-    activation, params = static
-    lhs, rhs, bias, saved = residuals
-    wide = cotangent.astype(wide_dtype(cotangent.dtype))
-    if activation is not None:  # relu has at its output the slope that it has at z
-        _, pull_back = jax.vjp(ACTIVATIONS[activation], saved.astype(wide.dtype))
-        (wide,) = pull_back(wide)
+def _backward(call: _Call, kept: Any, cotangents: Sequence[Any]) -> tuple[Operands]:
+    operands, seen = kept
+    e, params = call.epilogue, dict(call.params)
+    if call.recompute and call.needs_z:
+        # Behind a barrier, or XLA would find that it has computed this before, and keep it.
+        again = Operands(*lax.optimization_barrier(tuple(operands)))
+        once = replace(call, recompute=False)
+        seen = once.seen(_fused(once.saving(), again))
 
-    bias_cotangent = None
-    if bias is not None:
-        bias_cotangent = wide.sum(axis=tuple(range(wide.ndim - 1))).astype(bias.dtype)
-    keywords: dict[str, Any] = dict(params)
-    narrow = wide.astype(cotangent.dtype)
-    (lhs_cotangent,) = jax.linear_transpose(lambda x: dot_general(x, rhs, **keywords), lhs)(narrow)
-    (rhs_cotangent,) = jax.linear_transpose(lambda y: dot_general(lhs, y, **keywords), rhs)(narrow)
-    return lhs_cotangent, rhs_cotangent, bias_cotangent
+    d_bar, *saved_bar = cotangents
+    dtype, wide = d_bar.dtype, wide_dtype(d_bar.dtype)
+    z_bar, *u_bar = _pull_back(call, [x.astype(wide) for x in seen], d_bar.astype(wide))
+    if saved_bar:
+        z_bar, *u_bar = (
+            x + y.astype(wide) for x, y in zip((z_bar, *u_bar), saved_bar, strict=True)
+        )
+    bias_bar = None
+    if e.bias is not None:
+        ranks = (operands.lhs.ndim, operands.rhs.ndim)
+        along = bias_dimension(e.bias_axis, *ranks, params["dimension_numbers"])
+        others = tuple(i for i in range(z_bar.ndim) if i != along)
+        bias_bar = z_bar.sum(axis=others).astype(e.bias)
+
+    bars = [x.astype(dtype) for x in (z_bar, *u_bar)]
+    rights = [operands.rhs, operands.rhs_up][: len(bars)]
+    lhs_bar = _operand_bar(call, bars, rights, jax.typeof(operands.lhs), of_rhs=False)
+    rights_bar = [
+        _operand_bar(call, [bar], [operands.lhs], jax.typeof(right), of_rhs=True)
+        for bar, right in zip(bars, rights, strict=True)
+    ]
+    return (
+        Operands(lhs_bar, *rights_bar)._replace(
+            c=None if e.c is None else (e.beta * z_bar).astype(e.c),
+            bias=bias_bar,
+            residual=None if e.residual is None else d_bar.astype(e.residual),
+        ),
+    )
 
 
 _fused.defvjp(_forward, _backward)
+
+
+def _pull_back(call: _Call, seen: Sequence[Any], d_bar: Any) -> tuple[Any, ...]:
+    """The cotangents of z, and of u in a gated product, of that of d."""
+    if not call.needs_z:
+        return (d_bar,)
+    activation = ACTIVATIONS[call.epilogue.activation]
+
+    def outer(z: Any, *u: Any) -> Any:
+        return activation(z) * u[0] if u else activation(z)
+
+    _, pull_back = jax.vjp(outer, *seen)
+    bars: tuple[Any, ...] = pull_back(d_bar)
+    return bars
+
+
+def _operand_bar(
+    call: _Call, bars: Sequence[Any], others: Sequence[Any], x: Any, *, of_rhs: bool
+) -> Any:
+    """The cotangent of an operand of type x: the sum of alpha * bar times the other operand."""
+    params = dict(call.params)
+    ranks = (others[0].ndim, x.ndim) if of_rhs else (x.ndim, others[0].ndim)
+    plan = transposition(ranks, params["dimension_numbers"], of_rhs=of_rhs)
+    keywords = {
+        **backward_params(params),
+        "dimension_numbers": plan.dimension_numbers,
+        "out_sharding": plan.sharding(x),
+    }
+    total = None
+    for bar, other in zip(bars, others, strict=True):
+        epilogue = Epilogue(call.epilogue.alpha, c=None if total is None else total.dtype)
+        operands = Operands(*plan.operands(bar, other), c=total)
+        total = product(operands, epilogue, keywords)
+    return plan.result(total, x)

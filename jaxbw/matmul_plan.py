@@ -23,6 +23,7 @@ class MatmulPlan:
     dimension_numbers: DimensionNumbers
     permutation: tuple[int, ...]
     expand: tuple[int, ...]
+    shape: tuple[int, ...]  # of the result
 
     def operands(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
         """The operands of the dot_general."""
@@ -33,6 +34,22 @@ class MatmulPlan:
         if list(self.permutation) != sorted(self.permutation):
             product = lax.transpose(product, self.permutation)
         return lax.expand_dims(product, self.expand) if self.expand else product
+
+    def like_product(self, call: str, name: str, x: Any) -> Any:
+        """The inverse of `result`: an array shaped as the matmul's, as the dot_general's.
+
+        Raises:
+          ValueError: it is not.
+        """
+        if x.shape != self.shape:
+            raise ValueError(
+                f"{call}: {name} {describe(x.dtype, x.shape)} is not shaped as the result, "
+                f"[{','.join(map(str, self.shape))}]; broadcast it"
+            )
+        x = _squeeze(x, self.expand)
+        if list(self.permutation) != sorted(self.permutation):
+            x = lax.transpose(x, np.argsort(self.permutation).tolist())
+        return x
 
 
 def _squeeze(x: Any, dims: tuple[int, ...]) -> Any:
@@ -69,9 +86,13 @@ def plan_matmul(call: str, lhs: Any, rhs: Any) -> MatmulPlan:
     shared: list[int] = []
     of_lhs: list[int] = []
     of_rhs: list[int] = []
+    shape: list[int] = []
     for i, (left, right) in enumerate(zip(lhs_batch, rhs_batch, strict=True)):
         lhs_axis = len(shared) + len(of_lhs)
         rhs_axis = len(shared) + len(of_rhs)
+        wider = left if right is None or right == (1, None) else right
+        assert wider is not None
+        shape.append(wider[0])
         if left is None:
             of_rhs.append(i)
         elif right is None:
@@ -97,8 +118,10 @@ def plan_matmul(call: str, lhs: Any, rhs: Any) -> MatmulPlan:
             )
     if lhs_is_matrix:
         of_lhs.append(rank)
+        shape.append(lhs.shape[-2])
     if rhs_is_matrix:
         of_rhs.append(rank + lhs_is_matrix)
+        shape.append(rhs.shape[-1])
 
     lhs_k = lhs.ndim - len(lhs_squeeze) - 1
     rhs_k = rhs.ndim - len(rhs_squeeze) - 1 - rhs_is_matrix
@@ -109,6 +132,7 @@ def plan_matmul(call: str, lhs: Any, rhs: Any) -> MatmulPlan:
         (((lhs_k,), (rhs_k,)), (tuple(contracted[0]), tuple(contracted[1]))),
         tuple(order),
         tuple(both_squeeze),
+        tuple(shape),
     )
 
 

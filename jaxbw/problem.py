@@ -1,20 +1,21 @@
 """GemmProblem: a dot_general reduced to one batched matrix product, and how it gets there.
 
-D[batch, m, n] = epilogue(sum over k of A[batch, m, k] * B[batch, k, n]). The reduction knows
-nothing of kernels or devices. It costs no copy where each operand's dimensions already lie as
-[batch, outer, contraction] or [batch, contraction, outer], in blocks of any number of dimensions;
-anything else is transposed first, as XLA would do it.
+D[batch, m, n] = epilogue(sum over k of A[batch, m, k] * B[batch, k, n]); a gated product has
+a second B like the first. The reduction knows nothing of kernels or devices. It costs no copy where
+each operand's dimensions already lie as [batch, outer, contraction] or [batch, contraction, outer],
+in blocks of any number of dimensions; anything else is transposed first, as XLA would do it.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
 
 from jaxbw._native import Major
+from jaxbw.epilogue import IDENTITY, Epilogue
 
 DimensionNumbers = tuple[
     tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]
@@ -40,8 +41,7 @@ class GemmProblem:
     lhs_dtype: np.dtype[Any]
     rhs_dtype: np.dtype[Any]
     output: np.dtype[Any]
-    bias: np.dtype[Any] | None = None
-    activation: str | None = None
+    epilogue: Epilogue = IDENTITY
     precision: Any = None
 
     @property
@@ -77,11 +77,31 @@ class GemmProblem:
         )
         text = f"{lhs}{'' if self.lhs_major == Major.K else '^T'} @ "
         text += f"{rhs}{'' if self.rhs_major == Major.MN else '^T'}"
-        if self.bias is not None:
-            text += f" + bias {self.bias.name}"
-        if self.activation is not None:
-            text += f", {self.activation}"
-        return f"{text} -> {describe(self.output, self.output_shape)}"
+        result = describe(self.output, self.output_shape)
+        return f"{self.epilogue.describe(text)} -> {result}"
+
+
+class Operands(NamedTuple):
+    """The arrays that a product and its epilogue read; None for what its epilogue does not have."""
+
+    lhs: Any
+    rhs: Any
+    rhs_up: Any = None
+    c: Any = None
+    bias: Any = None
+    residual: Any = None
+
+    def given(self) -> list[Any]:
+        """Those that are there, in order."""
+        return [x for x in self if x is not None]
+
+    @classmethod
+    def of(cls, epilogue: Epilogue, given: Sequence[Any]) -> "Operands":
+        """The inverse of `given`."""
+        arrays = (epilogue.c, epilogue.bias, epilogue.residual)
+        there = (True, True, epilogue.gated, *(dtype is not None for dtype in arrays))
+        rest = iter(given)
+        return cls(*(next(rest) if is_there else None for is_there in there))
 
 
 @dataclass(frozen=True)
@@ -122,8 +142,7 @@ def reduce_dot_general(
     output: np.dtype[Any],
     *,
     precision: Any = None,
-    bias: np.dtype[Any] | None = None,
-    activation: str | None = None,
+    epilogue: Epilogue = IDENTITY,
 ) -> Reduction:
     """Reduces a dot_general.
 
@@ -131,7 +150,7 @@ def reduce_dot_general(
       lhs, rhs: anything with integer `shape` and `dtype`, valid for `lax.dot_general`.
       dimension_numbers: as of `lax.dot_general`, canonical.
       output: dtype of the result.
-      precision, bias, activation: as in `GemmProblem`.
+      precision, epilogue: as in `GemmProblem`.
     """
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     lhs_free = _others(len(lhs.shape), lhs_contract, lhs_batch)
@@ -168,8 +187,7 @@ def reduce_dot_general(
         lhs_dtype=np.dtype(lhs.dtype),
         rhs_dtype=np.dtype(rhs.dtype),
         output=np.dtype(output),
-        bias=bias,
-        activation=activation,
+        epilogue=epilogue,
         precision=precision,
     )
     return Reduction(problem, lhs_view, rhs_view, batch + m_dims + n_dims)

@@ -1,8 +1,8 @@
-"""fused_dot_general_p: activation(dot_general(lhs, rhs) + bias) in one kernel, where one fits.
+"""fused_dot_general_p: a dot_general with an epilogue, in one kernel where one fits.
 
 Like dot_general_p it stands for the operation until it is lowered; then it is one launch, or
-XLA's operations by the same formula: float32 up to the cast. It is not differentiable: fused.py
-says how the operation is.
+XLA's operations by the same formula (epilogue.py). It is not differentiable: fused.py says how the
+operation is.
 """
 
 from collections.abc import Callable
@@ -11,49 +11,48 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jaxbw import compat
+from jaxbw.epilogue import Epilogue, evaluate, wide_dtype
 from jaxbw.primitives import serve
 from jaxbw.primitives.dot_general import batched_dimension_numbers, lax_params
 from jaxbw.primitives.dot_general import dot_general as product
 from jaxbw.primitives.gemm import gemm
-from jaxbw.problem import DimensionNumbers, Reduction, reduce_dot_general
+from jaxbw.primitives.transposition import kept
+from jaxbw.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
 from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.select import Choice
 
 fused_dot_general_p = Primitive("jaxbw_fused_dot_general")
+fused_dot_general_p.multiple_results = True
 
-# By name, as the kernels' epilogue has them. "gelu" is jax.nn.gelu's default, with tanh.
-ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
-    None: lambda x: x,
-    "relu": jax.nn.relu,
-    "gelu": jax.nn.gelu,
-    "silu": jax.nn.silu,
-}
+Results = tuple[Any, ...]  # d, then what the epilogue saves
+Multiply = Callable[[Any, Any, dict[str, Any]], Any]
 
 
 def fused_dot_general(
-    lhs: Any,
-    rhs: Any,
-    bias: Any,
+    operands: Operands,
+    epilogue: Epilogue,
     dimension_numbers: DimensionNumbers,
     *,
-    activation: str | None,
     precision: Any,
     preferred_element_type: Any,
     out_sharding: Any,
     implementation: tuple[str, ...] | None,
     config: GemmConfig | None,
     target: str | None,
-) -> Any:
-    """Binds the primitive. `bias` is [n], n being the last dimension of the result, or None."""
-    operands = (lhs, rhs) if bias is None else (lhs, rhs, bias)
-    return fused_dot_general_p.bind(
-        *compat.insert_reshard(*operands),
+) -> Results:
+    """Binds the primitive.
+
+    c and residual are shaped as the dot_general. The bias lies along n, the last dimension of rhs
+    that is in the result, or along m, the last such dimension of lhs.
+    """
+    results = fused_dot_general_p.bind(
+        *compat.insert_reshard(*operands.given()),
+        epilogue=epilogue,
         dimension_numbers=dimension_numbers,
-        activation=activation,
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
@@ -61,87 +60,165 @@ def fused_dot_general(
         config=config,
         target=target,
     )
+    return tuple(results)
 
 
-def wide_dtype(dtype: Any) -> Any:
-    """The dtype of everything before the final cast: float32, or float64 where the result is."""
-    return jnp.promote_types(dtype, jnp.float32)
+def bias_dimension(axis: str, lhs_rank: int, rhs_rank: int, dims: DimensionNumbers) -> int:
+    """The dimension of the dot_general along which a bias lies."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
+    rows = len(lhs_batch) + len(kept(lhs_rank, lhs_contract, lhs_batch))
+    return (rows if axis == "m" else rows + len(kept(rhs_rank, rhs_contract, rhs_batch))) - 1
 
 
-def _formula(lhs: Any, rhs: Any, bias: Any, multiply: Callable[..., Any], **params: Any) -> Any:
+def _formula(
+    operands: Operands,
+    multiply: Multiply,
+    *,
+    epilogue: Epilogue,
+    dimension_numbers: DimensionNumbers,
+    **params: Any,
+) -> Results:
     """The operation in XLA's terms, over a product that gives the wide dtype."""
-    activation = params.pop("activation")
+    lhs, rhs, rhs_up, c, bias, residual = operands
+    params["dimension_numbers"] = dimension_numbers
     output, _ = compat.dot_general_type(jax.typeof(lhs), jax.typeof(rhs), lax_params(params))
     params["preferred_element_type"] = wide_dtype(output.dtype)
-    z = multiply(lhs, rhs, params)
-    if bias is not None:
-        z = z + bias.astype(z.dtype)
-    return ACTIVATIONS[activation](z).astype(output.dtype)
+    return evaluate(
+        epilogue,
+        output.dtype,
+        bias_dimension(epilogue.bias_axis, lhs.ndim, rhs.ndim, dimension_numbers),
+        multiply(lhs, rhs, params),
+        None if rhs_up is None else multiply(lhs, rhs_up, params),
+        c,
+        bias,
+        residual,
+    )
 
 
-def _abstract_eval(lhs: Any, rhs: Any, *_: Any, **params: Any) -> Any:
-    return compat.dot_general_type(lhs, rhs, lax_params(params))
+def _abstract_eval(lhs: Any, rhs: Any, *_: Any, epilogue: Epilogue, **params: Any) -> Any:
+    result, effects = compat.dot_general_type(lhs, rhs, lax_params(params))
+    return [result] * epilogue.results, effects
 
 
-def _batch(axis_data: Any, operands: Any, batched: Any, **params: Any) -> Any:
-    lhs, rhs, *rest = operands
-    bias = rest[0] if rest else None
+# Batching
+
+
+def _batch(axis_data: Any, given: Any, batched: Any, **params: Any) -> Any:
+    epilogue: Epilogue = params["epilogue"]
     if all(axis is None for axis in batched):
-        return fused_dot_general(lhs, rhs, bias, **params), None
-    bias_batched = bool(rest) and batched[2] is not None
-    # The bias runs along one dimension of one rhs. Where vmap adds to either, the product and the
-    # epilogue part.
-    if bias_batched or (batched[0] is None and bias is not None):
-
-        def apart(lhs: Any, rhs: Any, *rest: Any) -> Any:
-            def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-                return product(lhs, rhs, **params)
-
-            return _formula(lhs, rhs, rest[0] if rest else None, multiply, **params)
-
-        return jax.vmap(apart, in_axes=tuple(batched))(*operands), 0
+        results = fused_dot_general(Operands.of(epilogue, given), **params)
+        return results, [None] * len(results)
+    operands, axes = Operands.of(epilogue, given), Operands.of(epilogue, batched)
+    if epilogue.gated and axes.rhs != axes.rhs_up:  # one kernel reads both right operands alike
+        axis = axes.rhs if axes.rhs is not None else axes.rhs_up
+        rhs, rhs_up = (
+            _at(operands[i], axes[i], axis, axis_data.size)
+            for i in (Operands._fields.index("rhs"), Operands._fields.index("rhs_up"))
+        )
+        operands, axes = (
+            operands._replace(rhs=rhs, rhs_up=rhs_up),
+            axes._replace(rhs=axis, rhs_up=axis),
+        )
+    if not _stays_one(operands, axes, **params):
+        return _apart(operands, axes, **params)
 
     dims, result = batched_dimension_numbers(
-        (lhs.ndim, rhs.ndim), tuple(batched[:2]), params.pop("dimension_numbers")
+        (operands.lhs.ndim, operands.rhs.ndim),
+        (axes.lhs, axes.rhs),
+        params.pop("dimension_numbers"),
     )
     params["out_sharding"] = compat.vmapped_sharding(axis_data, params["out_sharding"], result)
-    return fused_dot_general(lhs, rhs, bias, dims, **params), result
+    operands = operands._replace(
+        c=_at(operands.c, axes.c, result, axis_data.size),
+        residual=_at(operands.residual, axes.residual, result, axis_data.size),
+    )
+    results = fused_dot_general(operands, dimension_numbers=dims, **params)
+    return results, [result] * len(results)
+
+
+def _at(x: Any, axis: int | None, wanted: int, size: int) -> Any:
+    """An operand with the new dimension where it is wanted."""
+    if x is None or axis == wanted:
+        return x
+    return jnp.moveaxis(
+        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else x, axis or 0, wanted
+    )
+
+
+def _stays_one(
+    operands: Operands,
+    axes: Operands,
+    *,
+    epilogue: Epilogue,
+    dimension_numbers: DimensionNumbers,
+    **_: Any,
+) -> bool:
+    """Whether the vmapped operation is one again.
+
+    It is not where the product has no new dimension, or the bias has: it runs along the last
+    dimension of one operand. Nor is it where the new dimension has become that last one.
+    """
+    if axes.bias is not None or (axes.lhs is None and axes.rhs is None):
+        return False
+    if epilogue.bias is None or (axes.lhs is not None and axes.rhs is not None):
+        return True
+    along_m = epilogue.bias_axis == "m"
+    x, axis = (operands.lhs, axes.lhs) if along_m else (operands.rhs, axes.rhs)
+    if axis is None:
+        return True
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+    contract, batch = (lhs_contract, lhs_batch) if along_m else (rhs_contract, rhs_batch)
+    return bool(axis <= kept(x.ndim - 1, contract, batch)[-1])
+
+
+def _apart(operands: Operands, axes: Operands, **params: Any) -> Any:
+    """The product, and the epilogue by XLA."""
+
+    def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
+        return product(lhs, rhs, **params)
+
+    def apart(operands: Operands) -> Results:
+        return _formula(operands, multiply, **params)
+
+    results = jax.vmap(apart, in_axes=(axes,))(operands)
+    return results, [0] * len(results)
 
 
 batching.fancy_primitive_batchers[fused_dot_general_p] = _batch
 
 
+# Lowering
+
+
 def _on_xla(params: dict[str, Any]) -> Callable[..., Any]:
-    formula = {**lax_params(params), "activation": params["activation"]}
+    epilogue = params["epilogue"]
 
     def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
         return compat.lax_dot_general(lhs, rhs, params)
 
-    return lambda lhs, rhs, bias=None: _formula(lhs, rhs, bias, multiply, **formula)
+    def formula(*given: Any) -> Results:
+        operands = Operands.of(epilogue, given)
+        return _formula(operands, multiply, epilogue=epilogue, **lax_params(params))
+
+    return formula
 
 
 def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any:
+    epilogue: Epilogue = params["epilogue"]
+
     def reduction() -> Reduction:
-        lhs, rhs, *bias = ctx.avals_in
-        (output,) = ctx.avals_out
+        lhs, rhs, *_ = ctx.avals_in
         return reduce_dot_general(
             lhs,
             rhs,
             params["dimension_numbers"],
-            output.dtype,
+            ctx.avals_out[0].dtype,
             precision=params["precision"],
-            bias=bias[0].dtype if bias else None,
-            activation=params["activation"],
+            epilogue=epilogue,
         )
 
-    def on_kernel(reduced: Reduction, choice: Any) -> Any:
-        def fused(lhs: Any, rhs: Any, bias: Any = None) -> Any:
-            n = reduced.problem.n
-            if bias is not None and bias.shape[0] != n:  # several dimensions of rhs make up n
-                bias = lax.reshape(jnp.broadcast_to(bias, (n // bias.shape[0], *bias.shape)), (n,))
-            return gemm(reduced, choice, lhs, rhs, bias)
-
-        return fused
+    def on_kernel(reduced: Reduction, choice: Choice) -> Any:
+        return lambda *given: gemm(reduced, choice, Operands.of(epilogue, given))
 
     return serve.lower(
         ctx,

@@ -19,7 +19,7 @@ from jaxbw._native import (
     ffi_targets,
     set_kernel_directory,
 )
-from jaxbw.problem import Reduction
+from jaxbw.problem import Operands, Reduction
 from jaxbw.selection import manifest
 from jaxbw.selection.select import Choice
 
@@ -43,23 +43,28 @@ def register() -> None:
             jax.ffi.register_ffi_target(name, stages, platform=platform)
 
 
-def gemm(reduction: Reduction, choice: Choice, lhs: Any, rhs: Any, bias: Any = None) -> Any:
+def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any, ...]:
     """The kernel that was chosen, on the operands of the reduced product.
 
     `bias` is [n], n being the reduced problem's. The result has the shape of the unreduced one.
     """
     problem, config = reduction.problem, choice.config
     assert config is not None
-    operands = [reduction.lhs(lhs), reduction.rhs(rhs)]
+    lhs, rhs, _, _, bias, _ = operands
+    given = [reduction.lhs(lhs), reduction.rhs(rhs)]
     if bias is not None:
-        operands.append(bias)
+        n = reduction.problem.n
+        bias = jax.lax.reshape(
+            jax.numpy.broadcast_to(bias, (n // bias.shape[0], *bias.shape)), (n,)
+        )
+        given.append(bias)
     result = gemm_p.bind(
-        *operands,
+        *given,
         output_dtype=problem.output,
         kernel=choice.kernel,
         lhs_major=problem.lhs_major.value,
         rhs_major=problem.rhs_major.value,
-        activation=ACTIVATIONS[problem.activation].value,
+        activation=ACTIVATIONS[problem.epilogue.activation].value,
         block_m=config.block_m,
         block_n=config.block_n,
         cluster_m=config.cluster[0],
@@ -68,7 +73,7 @@ def gemm(reduction: Reduction, choice: Choice, lhs: Any, rhs: Any, bias: Any = N
         stages=config.stages,
         swizzle=config.swizzle,
     )
-    return jax.lax.reshape(result, reduction.output_shape)
+    return (jax.lax.reshape(result, reduction.output_shape),)
 
 
 def _abstract_eval(

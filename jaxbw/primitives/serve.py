@@ -87,6 +87,7 @@ def lower(
     """Lowers a product: to the kernel that is chosen, or to XLA's operations.
 
     Args:
+      on_kernel, on_xla: give a sequence of results.
       platform: "cuda", "cpu", or None for any other.
     """
     names = None
@@ -115,8 +116,8 @@ def lower(
     if choice.implementation == "xla":
         if implementation is None and target is None:
             _warn_once(device)
-        return mlir.lower_fun(on_xla, multiple_results=False)(ctx, *operands)
-    return mlir.lower_fun(on_kernel(reduced, choice), multiple_results=False)(ctx, *operands)
+        return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
+    return mlir.lower_fun(on_kernel(reduced, choice), multiple_results=True)(ctx, *operands)
 
 
 def _elsewhere(names: Sequence[str]) -> str:
@@ -142,7 +143,7 @@ def _lower_to_xla(
         raise NotImplementedError(
             f"jaxbw(implementation={names!r}): {product}: {reason}.\n{WAY_OUT}"
         )
-    return mlir.lower_fun(on_xla, multiple_results=False)(ctx, *operands)
+    return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
 
 
 def _warn_once(device: devices.Device | None) -> None:

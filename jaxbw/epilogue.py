@@ -1,0 +1,131 @@
+"""Epilogue: what happens to a product on its way out; the one description that all layers use.
+
+    z = alpha * (lhs @ rhs) + beta * c + bias
+    d = cast(activation(z) + residual)                        saved: cast(z)
+
+A gated product has a second right operand:
+
+    z = alpha * (lhs @ rhs) + bias,  u = alpha * (lhs @ rhs_up)
+    d = cast(activation(z) * u + residual)                    saved: cast(z), cast(u)
+
+Everything up to the casts is float32 (float64 where the result is). The kernels' side of it is
+`Epilogue` in cuda/params.h; `evaluate` is XLA's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+# "gelu" is jax.nn.gelu's default, the tanh approximation.
+ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
+    None: lambda z: z,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "gelu_exact": partial(jax.nn.gelu, approximate=False),
+}
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The formula above, with the dtype of each array in it; None where there is none.
+
+    Attributes:
+      alpha, beta: factors, known when the program is compiled.
+      c, residual: dtypes of arrays shaped as the result.
+      bias: dtype of a vector along `bias_axis`, "m" or "n".
+      activation: a name in `ACTIVATIONS`.
+      gated: there is a second right operand.
+      save: z, and u of a gated product, are results, too, in the dtype of d.
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    c: np.dtype[Any] | None = None
+    bias: np.dtype[Any] | None = None
+    bias_axis: str = "n"
+    activation: str | None = None
+    residual: np.dtype[Any] | None = None
+    gated: bool = False
+    save: bool = False
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the result is the product itself."""
+        return self == IDENTITY
+
+    @property
+    def results(self) -> int:
+        """How many arrays come out."""
+        return 1 + self.save * (1 + self.gated)
+
+    def saving(self) -> "Epilogue":
+        """The same, with z (and u) as results."""
+        return replace(self, save=True)
+
+    def describe(self, product: str) -> str:
+        """The formula in words, around a product's."""
+        z = product if self.alpha == 1 else f"{self.alpha:g} * {product}"
+        if self.c is not None:
+            z += f" + c {self.c}" if self.beta == 1 else f" + {self.beta:g} * c {self.c}"
+        if self.bias is not None:
+            z += f" + bias {self.bias}{' along m' if self.bias_axis == 'm' else ''}"
+        d = z if self.activation is None else f"{self.activation}({z})"
+        if self.gated:
+            d += " * up"
+        if self.residual is not None:
+            d += f" + residual {self.residual}"
+        return d
+
+
+IDENTITY = Epilogue()
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """The dtype of everything before the final cast: float32, or float64 where the result is."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def evaluate(
+    epilogue: Epilogue,
+    dtype: Any,
+    bias_dimension: int,
+    product: Any,
+    up: Any = None,
+    c: Any = None,
+    bias: Any = None,
+    residual: Any = None,
+) -> tuple[Any, ...]:
+    """d, and what is saved, by XLA's operations.
+
+    Args:
+      epilogue: which of the arrays there are, and how they come together.
+      dtype: of the results.
+      bias_dimension: the dimension of the product along which the bias lies.
+      product, up: lhs @ rhs and lhs @ rhs_up, in `wide_dtype(dtype)`.
+      c, residual: shaped as the product.
+      bias: a vector.
+    """
+    z = _scaled(epilogue.alpha, product)
+    if c is not None:
+        z = z + _scaled(epilogue.beta, c.astype(z.dtype))
+    if bias is not None:
+        others = tuple(i for i in range(z.ndim) if i != bias_dimension)
+        z = z + lax.expand_dims(bias.astype(z.dtype), others)
+    d, saved = ACTIVATIONS[epilogue.activation](z), (z,)
+    if epilogue.gated:
+        u = _scaled(epilogue.alpha, up)
+        d, saved = d * u, (z, u)
+    if residual is not None:
+        d = d + residual.astype(z.dtype)
+    return tuple(x.astype(dtype) for x in ((d, *saved) if epilogue.save else (d,)))
+
+
+def _scaled(factor: float, x: Any) -> Any:
+    return x if factor == 1 else factor * x

@@ -26,27 +26,26 @@ JAXBW_DEVICE float gelu_exact(float x) {
   return 0.5f * x * (1.0f + erff(x * kRsqrt2));
 }
 
-template <uint32_t kCount>
+// Applies a function to the first kActive of the values.
+template <uint32_t kActive, uint32_t kCount, typename Function>
+JAXBW_DEVICE void apply(float (&values)[kCount], const Function& function) {
+#pragma unroll
+  for (uint32_t i = 0; i < kActive; ++i) values[i] = function(values[i]);
+}
+
+template <uint32_t kActive, uint32_t kCount>
 JAXBW_DEVICE void activate(float (&values)[kCount], Activation activation) {
   switch (activation) {
     case Activation::kNone:
       break;
     case Activation::kRelu:
-#pragma unroll
-      for (float& value : values) value = relu(value);
-      break;
+      return apply<kActive>(values, relu);
     case Activation::kGelu:
-#pragma unroll
-      for (float& value : values) value = gelu(value);
-      break;
+      return apply<kActive>(values, gelu);
     case Activation::kSilu:
-#pragma unroll
-      for (float& value : values) value = silu(value);
-      break;
+      return apply<kActive>(values, silu);
     case Activation::kGeluExact:
-#pragma unroll
-      for (float& value : values) value = gelu_exact(value);
-      break;
+      return apply<kActive>(values, gelu_exact);
   }
 }
 

@@ -152,7 +152,7 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
         store_chunk<kOutput>(up, p, {p.saved[1], p.saved_output[1]}, box, slice.rows, stores);
       }
     });
-    activate(z, e.activation);
+    activate<kColumns>(z, e.activation);
     if (gated) {
 #pragma unroll
       for (uint32_t i = 0; i < kColumns; ++i) z[i] *= up[i];

@@ -1,8 +1,10 @@
 #include "host/direct_launcher.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "host/device.h"
+#include "host/gemm_launch.h"
 
 namespace jaxbw {
 namespace {
@@ -10,8 +12,7 @@ namespace {
 constexpr uint64_t kGuardUnit = 16;  // keeps the payload as aligned as TMA needs, and no better
 constexpr uint8_t kNan = 0xff;       // a byte that makes NaN of f16, bf16 and f32 alike
 constexpr uint8_t kResultGuard = 0xa5;
-
-uint64_t element_count(uint64_t batch, uint64_t rows, uint64_t columns) { return batch * rows * columns; }
+constexpr uint8_t kGarbage = 0x5a;  // in the workspace: finite numbers, and counters that have counted something
 
 // Device memory with a guard region on either side; a buffer of no bytes is a null pointer.
 class GuardedBuffer {
@@ -37,7 +38,7 @@ class GuardedBuffer {
 
   Status fill(uint8_t value) { return driver_.cuMemsetD8(payload(), value, bytes_); }
 
-  Status download(std::vector<uint8_t>& destination) const {
+  Status download(Bytes& destination) const {
     destination.resize(bytes_);
     return driver_.cuMemcpyDtoH(destination.data(), payload(), bytes_);
   }
@@ -52,7 +53,7 @@ class GuardedBuffer {
   uint64_t total_bytes() const { return bytes_ + 2 * guard_bytes_; }
 
   Status check_guard(CUdeviceptr address, const char* side) const {
-    std::vector<uint8_t> guard(guard_bytes_);
+    Bytes guard(guard_bytes_);
     if (Status status = driver_.cuMemcpyDtoH(guard.data(), address, guard_bytes_); !status.ok()) return status;
     const auto damage = std::find_if(guard.begin(), guard.end(), [&](uint8_t byte) { return byte != pattern_; });
     if (damage == guard.end()) return Status();
@@ -68,60 +69,106 @@ class GuardedBuffer {
   CUdeviceptr base_ = 0;
 };
 
+// One array of the call on the device.
+struct DeviceArray {
+  CallArray call;
+  const void* source;  // on the host, of an operand
+  std::unique_ptr<GuardedBuffer> buffer;
+
+  bool workspace() const { return !call.type; }
+
+  // What a launch finds in it: an operand is not written, so it was uploaded once.
+  Status prepare() {
+    if (!call.result) return Status();
+    if (source != nullptr) return buffer->upload(source);
+    return buffer->fill(workspace() ? kGarbage : kNan);
+  }
+};
+
+Status allocate(DeviceArray& array) {
+  if (Status status = array.buffer->allocate(); !status.ok()) return status;
+  *array.call.address = array.buffer->payload();
+  return array.call.result ? Status() : array.buffer->upload(array.source);
+}
+
+// The first launch's results are kept, those of later ones compared with them.
+Status collect(const DeviceArray& array, bool first, Bytes& kept, int launch, int repeats) {
+  Bytes latest;
+  if (Status status = array.buffer->download(first ? kept : latest); !status.ok() || first) return status;
+  if (latest == kept) return Status();
+  const auto difference = std::mismatch(kept.begin(), kept.end(), latest.begin()).first - kept.begin();
+  return Status(StatusCode::kCorrupt,
+                concat("launch ", launch + 1, " of ", repeats, " differs from the first at element ",
+                       difference / size_bytes(*array.call.type), " of the ", array.call.name));
+}
+
 }  // namespace
 
-Result<std::vector<uint8_t>> launch_direct(const GemmProblem& problem, const GemmConfig& config,
-                                           const HostOperands& operands, const DirectLaunch& options) {
+Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::vector<Array> operands, DataType output,
+                                         const DirectLaunch& options) {
   if (options.repeats < 1) return invalid("repeats is ", options.repeats, "; it is 1 or more");
   if (options.guard_bytes % kGuardUnit != 0) {
     return invalid("guard_bytes is ", options.guard_bytes, "; it is a multiple of ", kGuardUnit);
   }
-  // Before the sizes of the host's arrays are taken from it.
-  if (Status status = check_problem(problem); !status.ok()) return with_context(describe(problem), status);
-  const Result<const Driver*> driver = jaxbw::driver();
-  if (!driver.ok()) return driver.status();
-  const ScopedContext context(options.device);
-  if (!context.status().ok()) return context.status();
-
-  const uint64_t input_bytes = size_bytes(problem.input);
-  const uint64_t lhs_bytes = element_count(problem.a_batched ? problem.batch : 1, problem.m, problem.k) * input_bytes;
-  const uint64_t rhs_bytes = element_count(problem.b_batched ? problem.batch : 1, problem.k, problem.n) * input_bytes;
-  const uint64_t bias_bytes = problem.bias ? problem.n * size_bytes(*problem.bias) : 0;
-  const uint64_t result_bytes = element_count(problem.batch, problem.m, problem.n) * size_bytes(problem.output);
-  GuardedBuffer lhs(**driver, "lhs", lhs_bytes, options.guard_bytes, kNan);
-  GuardedBuffer rhs(**driver, "rhs", rhs_bytes, options.guard_bytes, kNan);
-  GuardedBuffer bias(**driver, "bias", bias_bytes, options.guard_bytes, kNan);
-  GuardedBuffer result(**driver, "result", result_bytes, options.guard_bytes, kResultGuard);
-  GuardedBuffer* const buffers[] = {&lhs, &rhs, &bias, &result};
-  for (GuardedBuffer* buffer : buffers) {
-    if (Status status = buffer->allocate(); !status.ok()) return status;
+  Result<GemmProblem> problem = read_operands(attributes, operands);
+  if (!problem.ok()) return problem.status();
+  GemmCall call{.problem = std::move(problem).take(), .config = config_of(attributes), .buffers = {}};
+  call.problem.output = output;
+  const std::string context = concat(describe(call.problem), ", ", describe(call.config));
+  if (options.alias_c && call.problem.c != output) return invalid("c has not the dtype of the result it is to lie in");
+  const Result<uint64_t> workspace = workspace_bytes(call.problem, call.config);
+  if (!workspace.ok()) return with_context(context, workspace.status());
+  std::vector<CallArray> arrays = arrays_of(call.problem, *workspace, call.buffers);
+  if (Status status = match("operands", operands, std::span(arrays).first(operands.size())); !status.ok()) {
+    return with_context(context, status);
   }
-  if (Status status = lhs.upload(operands.lhs); !status.ok()) return status;
-  if (Status status = rhs.upload(operands.rhs); !status.ok()) return status;
-  if (Status status = bias.upload(operands.bias); !status.ok()) return status;
 
-  const GemmBuffers addresses{lhs.payload(), rhs.payload(), bias.payload(), result.payload()};
-  std::vector<uint8_t> first, latest;
+  const Result<const Driver*> found = driver();
+  if (!found.ok()) return found.status();
+  const ScopedContext device(options.device);
+  if (!device.status().ok()) return device.status();
+  std::vector<DeviceArray> on_device;
+  const void* c = nullptr;
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const CallArray& array = arrays[i];
+    const void* source = array.result ? nullptr : reinterpret_cast<const void*>(operands[i].address);
+    if (options.alias_c && array.address == &call.buffers.c) {
+      c = source;
+      continue;
+    }
+    if (array.address == &call.buffers.d) source = c;
+    on_device.push_back({array, source,
+                         std::make_unique<GuardedBuffer>(**found, array.name, array.bytes(), options.guard_bytes,
+                                                         array.result ? kResultGuard : kNan)});
+  }
+  for (DeviceArray& array : on_device) {
+    if (Status status = allocate(array); !status.ok()) return status;
+  }
+  if (options.alias_c) call.buffers.c = call.buffers.d;
+
+  std::vector<Bytes> results(std::count_if(on_device.begin(), on_device.end(), [](const DeviceArray& array) {
+    return array.call.result && !array.workspace();
+  }));
   for (int launch = 0; launch < options.repeats; ++launch) {
-    if (Status status = result.fill(kNan); !status.ok()) return status;
-    // The null stream: of the current context, and ordered with the copies around it.
-    Status status = launch_gemm(problem, config, addresses, options.device, nullptr);
-    if (!status.ok()) return status;
-    status = (*driver)->cuCtxSynchronize();
-    if (!status.ok()) return with_context(concat(describe(problem), ", ", describe(config)), status);
-    for (const GuardedBuffer* buffer : buffers) {
-      if (status = buffer->check_guards(); !status.ok()) return with_context(describe(config), status);
+    for (DeviceArray& array : on_device) {
+      if (Status status = array.prepare(); !status.ok()) return status;
     }
-    std::vector<uint8_t>& output = launch == 0 ? first : latest;
-    if (status = result.download(output); !status.ok()) return status;
-    if (launch > 0 && latest != first) {
-      const auto difference = std::mismatch(first.begin(), first.end(), latest.begin()).first - first.begin();
-      return Status(StatusCode::kCorrupt, concat(describe(config), ": launch ", launch + 1, " of ", options.repeats,
-                                                 " differs from the first at element ",
-                                                 difference / size_bytes(problem.output), " of the result"));
+    // The null stream: of the current context, and ordered with the copies around it.
+    Status status = launch_gemm(call.problem, call.config, call.buffers, options.device, nullptr);
+    if (!status.ok()) return status;
+    status = (*found)->cuCtxSynchronize();
+    if (!status.ok()) return with_context(context, status);
+    for (const DeviceArray& array : on_device) {
+      if (status = array.buffer->check_guards(); !status.ok()) return with_context(context, status);
+    }
+    auto result = results.begin();
+    for (const DeviceArray& array : on_device) {
+      if (!array.call.result || array.workspace()) continue;
+      status = collect(array, launch == 0, *result++, launch, options.repeats);
+      if (!status.ok()) return with_context(context, status);
     }
   }
-  return first;
+  return results;
 }
 
 }  // namespace jaxbw

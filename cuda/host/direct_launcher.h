@@ -1,22 +1,16 @@
-// Launches a GEMM on host arrays, without XLA: for tests and for compute-sanitizer.
+// Calls a GEMM on host arrays, without XLA: for tests and for compute-sanitizer.
 //
-// It allocates each buffer with guard regions on both sides, poisons the result, launches, waits, and looks at the
-// guards: a kernel that writes outside its result, or leaves a part of it unwritten, is found out.
+// It allocates each buffer with guard regions on both sides, poisons the results and the workspace, launches, waits,
+// and looks at the guards: a kernel that writes outside its results, leaves a part of them unwritten, or reads what the
+// workspace happened to hold is found out.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "host/gemm.h"
+#include "host/gemm_call.h"
 
 namespace jaxbw {
-
-// Dense arrays in the shapes and element types that the problem says; bias null for none.
-struct HostOperands {
-  const void* lhs;
-  const void* rhs;
-  const void* bias;
-};
 
 struct DirectLaunch {
   int device = 0;
@@ -24,12 +18,16 @@ struct DirectLaunch {
   // an element outside an operand shows in the result. 0 leaves finding such reads to compute-sanitizer, which does
   // not see them inside an allocation.
   uint64_t guard_bytes = 4096;
-  // Launches of the same product, each on a poisoned result; all must agree bit for bit.
+  // Launches of the same product, each on poisoned results; all must agree bit for bit.
   int repeats = 1;
+  bool alias_c = false;  // C lies in the memory of D
 };
 
-// The bytes of the result [batch, m, n].
-Result<std::vector<uint8_t>> launch_direct(const GemmProblem& problem, const GemmConfig& config,
-                                           const HostOperands& operands, const DirectLaunch& options);
+using Bytes = std::vector<uint8_t>;
+
+// `operands` as of the custom call, their addresses in host memory; the results are of type `output`. Returns the bytes
+// of each result but the workspace.
+Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::vector<Array> operands, DataType output,
+                                         const DirectLaunch& options);
 
 }  // namespace jaxbw

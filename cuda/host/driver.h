@@ -60,7 +60,8 @@ struct DriverCall<CUresult(Args...)> {
   X(cuMemFree)                    \
   X(cuMemcpyHtoD)                 \
   X(cuMemcpyDtoH)                 \
-  X(cuMemsetD8)
+  X(cuMemsetD8)                   \
+  X(cuMemsetD32Async)
 
 // cuda.h renames some of these by macro (cuMemAlloc is cuMemAlloc_v2): declaration and use are renamed
 // alike, while #name stays the documented name, which is what cuGetProcAddress expects.

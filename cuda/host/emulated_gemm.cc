@@ -14,7 +14,10 @@
 #include "emulator/machine.h"
 #include "emulator/ptx.h"
 #include "emulator/tensor_map.h"
+#include "gemm/repack.h"
+#include "host/gemm_call.h"
 #include "host/gemm_launch.h"
+#include "host/kernel_launch.h"
 #include "host/kernel_library.h"
 
 namespace jaxbw {
@@ -77,23 +80,43 @@ emulator::TensorMapType encoded_type(DataType type) {
   return emulator::TensorMapType::kU8;  // not reached: check_launch refuses other values
 }
 
+emulator::Swizzle encoded_swizzle(uint32_t bytes) {
+  switch (bytes) {
+    case 128:
+      return emulator::Swizzle::k128B;
+    case 64:
+      return emulator::Swizzle::k64B;
+    case 32:
+      return emulator::Swizzle::k32B;
+  }
+  return emulator::Swizzle::kNone;
+}
+
 Status encode_emulated_map(const TensorView& view, TensorMap& map) {
-  const auto bytes = emulator::encode_tensor_map(
-      {.type = encoded_type(view.type),
-       .rank = 3,
-       .address = view.address,
-       .extents = {view.contiguous, view.outer, view.batch, 1, 1},
-       .strides = {view.row_stride(), view.row_stride() * view.outer},
-       .box = {view.box_contiguous, view.box_outer, 1, 1, 1},
-       .swizzle = view.swizzle_bytes() == 64 ? emulator::Swizzle::k64B : emulator::Swizzle::k128B,
-       .l2_promotion = emulator::L2Promotion::k256B});
+  const auto bytes = emulator::encode_tensor_map({.type = encoded_type(view.type),
+                                                  .rank = 3,
+                                                  .address = view.address,
+                                                  .extents = {view.contiguous, view.outer, view.batch, 1, 1},
+                                                  .strides = {view.row_stride, view.row_stride * view.outer},
+                                                  .box = {view.box_contiguous, view.box_outer, 1, 1, 1},
+                                                  .swizzle = encoded_swizzle(view.swizzle_bytes),
+                                                  .l2_promotion = emulator::L2Promotion::k256B});
   static_assert(sizeof(map) == sizeof(bytes));
   std::memcpy(&map, bytes.data(), sizeof(map));
   return Status();
 }
 
-emulator::Buffer memory_of(const TensorView& view) {
-  return {view.address, {reinterpret_cast<uint8_t*>(view.address), view.bytes()}, view.written};
+// All arrays of the call, but for those that lie in another one (C in the result).
+std::vector<emulator::Buffer> memory_of(const GemmProblem& problem, uint64_t workspace_bytes, GemmBuffers buffers) {
+  std::vector<CallArray> arrays = arrays_of(problem, workspace_bytes, buffers);
+  std::stable_partition(arrays.begin(), arrays.end(), [](const CallArray& array) { return array.result; });
+  std::vector<emulator::Buffer> memory;
+  for (const CallArray& array : arrays) {
+    const auto same = [&](const emulator::Buffer& other) { return other.address == *array.address; };
+    if (std::any_of(memory.begin(), memory.end(), same)) continue;
+    memory.push_back({*array.address, {reinterpret_cast<uint8_t*>(*array.address), array.bytes()}, array.result});
+  }
+  return memory;
 }
 
 Result<Checks> requested_checks() {
@@ -134,34 +157,21 @@ Status run_machine(const emulator::Program& program, const emulator::LaunchOptio
   });
 }
 
-Status emulate(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers) {
-  const Result<Checks> checks = requested_checks();
-  if (!checks.ok()) return checks.status();
-  Result<GemmLaunch> made = make_launch(problem, config, buffers);
-  if (!made.ok()) return made.status();
-  GemmLaunch gemm = std::move(made).take();
-  if (Status status = encode_maps(gemm, encode_emulated_map); !status.ok()) return status;
-  const Result<const EmulatedKernel*> kernel = load(config.kernel);
+// One kernel of a call. `machines`: threads that share its clusters.
+Status run_kernel(std::string_view name, const LaunchShape& shape, Checks checks, uint32_t machines,
+                  const std::vector<emulator::Buffer>& memory, const void* params, size_t params_bytes) {
+  const Result<const EmulatedKernel*> kernel = load(name);
   if (!kernel.ok()) return kernel.status();
+  const bool checked = checks != Checks::kOff;
+  const emulator::LaunchOptions options{.grid = {shape.blocks},
+                                        .block = {shape.threads},
+                                        .cluster = {shape.cluster_size},
+                                        .dynamic_shared = shape.shared_memory,
+                                        .checks = checks,
+                                        .sm_count = shape.cluster_size * (checked ? kCheckedClusters : 1)};
+  const auto* bytes = static_cast<const uint8_t*>(params);
+  const std::vector<uint8_t> parameters(bytes, bytes + params_bytes);
 
-  const bool checked = *checks != Checks::kOff;
-  const uint32_t clusters = gemm.clusters(kOneWave), cluster_size = config.cluster_size();
-  const emulator::LaunchOptions options{.grid = {clusters * cluster_size},
-                                        .block = {gemm.family->threads},
-                                        .cluster = {cluster_size},
-                                        .dynamic_shared = shared_memory_bytes(*gemm.family, config),
-                                        .checks = *checks,
-                                        .sm_count = cluster_size * (checked ? kCheckedClusters : 1)};
-  std::vector<emulator::Buffer> memory{memory_of(gemm.a), memory_of(gemm.b), memory_of(gemm.d)};
-  if (problem.bias) {
-    memory.push_back({buffers.bias,
-                      {reinterpret_cast<uint8_t*>(buffers.bias), problem.n * size_bytes(*problem.bias)},
-                      /*writable=*/false});
-  }
-  const auto* params = reinterpret_cast<const uint8_t*>(&gemm.params);
-  const std::vector<uint8_t> parameters(params, params + sizeof(gemm.params));
-
-  const uint32_t machines = checked ? 1 : std::clamp(std::thread::hardware_concurrency(), 1u, clusters);
   std::vector<Status> outcomes(machines);
   const auto run_share = [&](uint32_t share) {
     emulator::LaunchOptions own = options;
@@ -176,6 +186,32 @@ Status emulate(const GemmProblem& problem, const GemmConfig& config, const GemmB
   }
   const auto failed = std::find_if(outcomes.begin(), outcomes.end(), [](const Status& s) { return !s.ok(); });
   return failed == outcomes.end() ? Status() : *failed;
+}
+
+Status emulate(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers) {
+  const Result<Checks> checks = requested_checks();
+  if (!checks.ok()) return checks.status();
+  Result<GemmLaunch> made = make_launch(problem, config, buffers);
+  if (!made.ok()) return made.status();
+  GemmLaunch gemm = std::move(made).take();
+  if (Status status = encode_maps(gemm, encode_emulated_map); !status.ok()) return status;
+  const std::vector<emulator::Buffer> memory = memory_of(problem, *workspace_bytes(problem, config), buffers);
+
+  const uint32_t threads = *checks == Checks::kOff ? std::max(std::thread::hardware_concurrency(), 1u) : 1;
+  for (const RepackLaunch& repack : gemm.repacks) {
+    const LaunchShape shape{.blocks = std::min(repack.blocks, kOneWave), .threads = kRepackThreads};
+    Status status = run_kernel(gemm.repack_kernel, shape, *checks, std::min(threads, shape.blocks), memory,
+                               &repack.params, sizeof(repack.params));
+    if (!status.ok()) return status;
+  }
+  if (gemm.counter_count != 0) {
+    std::memset(reinterpret_cast<void*>(gemm.counters), 0, gemm.counter_count * sizeof(uint32_t));
+  }
+  const uint32_t clusters = gemm.clusters(kOneWave);
+  // Clusters that count each other's parts of a tile run on one machine: the emulator's atomics are atomic within one.
+  const uint32_t machines = gemm.counter_count != 0 ? 1 : std::min(threads, clusters);
+  return run_kernel(config.kernel, gemm_shape(*gemm.family, config, clusters, false), *checks, machines, memory,
+                    &gemm.params, sizeof(gemm.params));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// One GEMM launch, as the host sees it: the problem, the chosen configuration, the buffers.
-// gemm_rules.cc says what may be launched, kernel_library.cc loads it, gemm.cc launches it.
+// One product with its epilogue, as the host sees it: the problem, the chosen configuration, the buffers.
+// gemm_call.cc reads them from a call, gemm_rules.cc says what may be launched, gemm_launch.cc works out the launch,
+// kernel_library.cc loads its kernels, gemm.cc launches them.
 #pragma once
 
 #include <cuda.h>
@@ -15,41 +16,84 @@
 
 namespace jaxbw {
 
-// D[batch, m, n] = activation(A @ B + bias). A is [batch|1, m, k] (K-major) or [batch|1, k, m] (MN-major),
-// B is [batch|1, n, k] (K-major) or [batch|1, k, n] (MN-major); all are dense.
+// What is computed is said at Epilogue in params.h. A is [batch|1, m, k] (K-major) or [batch|1, k, m] (MN-major), B and
+// for a gated product B_up are [batch|1, n, k] (K-major) or [batch|1, k, n] (MN-major); C, the residual and all results
+// are [batch, m, n]. Everything is dense.
 struct GemmProblem {
   uint64_t batch = 0, m = 0, n = 0, k = 0;
   bool a_batched = true, b_batched = true;  // false: one matrix for every batch index
   Major a_major = Major::kK, b_major = Major::kMN;
   DataType input = DataType::kBF16, output = DataType::kBF16;
-  std::optional<DataType> bias = std::nullopt;
+  float alpha = 1, beta = 0;
+  std::optional<DataType> c = std::nullopt, bias = std::nullopt, residual = std::nullopt;
+  bool bias_along_m = false;
   Activation activation = Activation::kNone;
+  bool gated = false, save = false;
 };
 
-// What Python's selection chose. The kernel is named as in the manifest.
+// What Python's selection chose, each field an attribute of the custom call, with the value it has if nothing is
+// chosen.
+//
+//   block_m, block_n       rows and columns of accumulators of a CTA or pair
+//   k_spans                swizzle spans along K in a stage
+//   cluster_m, cluster_n   CTAs
+//   cta_group              CTAs that share an MMA
+//   stages                 depth of the shared-memory ring
+//   swizzle, raster        cluster tiles of a band, and the dimension that is cut into bands (a Raster)
+//   split_k                parts along K of every cluster tile, or where split_tail is 1 of the last tiles % wave
+//   swap_ab                1: the kernel computes the transposed product
+//   accumulators           TMEM ring
+//   store_buffers          staging buffers of an epilogue warp
+//   tma_store              0: results leave by ordinary stores
+//   operand_swizzle        0: operands lie in core matrices
+//   scheduler              a LaunchScheduler
+#define JAXBW_CONFIG_FIELDS(X) \
+  X(block_m, 0)                \
+  X(block_n, 0)                \
+  X(k_spans, 1)                \
+  X(cluster_m, 1)              \
+  X(cluster_n, 1)              \
+  X(cta_group, 1)              \
+  X(stages, 0)                 \
+  X(swizzle, 1)                \
+  X(raster, 0)                 \
+  X(split_k, 1)                \
+  X(split_tail, 0)             \
+  X(wave, 0)                   \
+  X(swap_ab, 0)                \
+  X(accumulators, 2)           \
+  X(store_buffers, 2)          \
+  X(tma_store, 1)              \
+  X(operand_swizzle, 1)        \
+  X(scheduler, 0)
+
 struct GemmConfig {
-  std::string_view kernel;
-  uint32_t block_m = 0, block_n = 0;
-  uint32_t cluster_m = 1, cluster_n = 1;
-  uint32_t cta_group = 1;
-  uint32_t stages = 0;
-  uint32_t swizzle = 1;
+  std::string_view kernel;  // named as in the manifest
+#define JAXBW_FIELD(name, initial) uint32_t name = initial;
+  JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
+#undef JAXBW_FIELD
 
   uint32_t cluster_size() const { return cluster_m * cluster_n; }
+  uint32_t cta_rows() const { return block_m / cta_group; }
 };
 
+// Who hands out the work items: the two of params.h, and kNone, where every cluster has one.
+enum class LaunchScheduler : uint32_t { kStatic = 0, kClc = 1, kNone = 2 };
+
+// Device addresses, 0 for none. The caller's workspace has workspace_layout().bytes.
 struct GemmBuffers {
-  CUdeviceptr a, b;
-  CUdeviceptr bias;  // 0: none
-  CUdeviceptr d;
+  CUdeviceptr a = 0, b = 0, b_up = 0;
+  CUdeviceptr c = 0, bias = 0, residual = 0;
+  CUdeviceptr d = 0, saved[2] = {};
+  CUdeviceptr workspace = 0;
 };
 
 // What the kernels of one architecture have in common.
 struct KernelFamily {
   std::string_view name;
   EpilogueShape epilogue;
-  uint32_t threads;  // a block's, as in the kernels' __launch_bounds__
-  bool one_wave;     // grid: at most one wave of clusters, which walk the tiles (else a cluster for each tile)
+  uint32_t threads;           // of a gemm kernel's block, as in its __launch_bounds__
+  uint32_t max_cluster_size;  // CTAs
   int compute_major;
   int compute_minor;  // -1: any, a family target
   std::string_view gpus;
@@ -57,34 +101,61 @@ struct KernelFamily {
   bool runs_on(int major, int minor) const {
     return major == compute_major && (compute_minor < 0 || minor == compute_minor);
   }
+  bool is_sm90() const { return compute_major == 9; }
 };
 
 // By family name ("sm90") and by kernel name ("jaxbw_sm90_..."); null where there is none.
 const KernelFamily* find_family(std::string_view name);
 const KernelFamily* family_of_kernel(std::string_view kernel);
 
+// The product on CUDA cores: reads its operands where they are, whatever their alignment.
+bool is_naive(std::string_view kernel);
+constexpr uint32_t kNaiveThreads = 256;  // as in gemm/naive.cuh
+
 // Dynamic shared memory of a launch, in bytes.
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& config);
 
-// How the rows of a tile are loaded: the CTAs of a cluster that share an operand's tile load an equal part of
-// it each, and multicast it to the others.
-constexpr uint32_t peers_a(const GemmConfig& config) { return config.cluster_n; }
-constexpr uint32_t peers_b(const GemmConfig& config) { return config.cluster_m / config.cta_group; }
+// --- the shape of a tile
 
-// Re-checks what would be unsafe to launch. Python's selection has the whole set of rules; a request that fails
-// here is a mistake there.
+constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+inline uint32_t block_k(const GemmProblem& p, const GemmConfig& c) { return c.k_spans * span_elements(p.input); }
+
+// Columns of D in a tile.
+inline uint32_t tile_columns(const GemmProblem& p, const GemmConfig& c) { return p.gated ? c.block_n / 2 : c.block_n; }
+
+// Rows of A and columns of one right operand that a CTA brings in one load. A gated tile has half of its columns from
+// each of the two: a CTA alone loads both, of a pair each CTA one.
+inline uint32_t a_extent(const GemmConfig& c) { return c.cta_rows(); }
+inline uint32_t b_extent(const GemmProblem& p, const GemmConfig& c) {
+  return p.gated ? c.block_n / 2 : c.block_n / c.cta_group;
+}
+
+// The CTAs of a cluster that share an operand's tile load an equal part of it each, and multicast it to the others.
+inline uint32_t a_peers(const GemmConfig& c) { return c.cluster_n; }
+inline uint32_t b_peers(const GemmConfig& c) { return c.cluster_m / c.cta_group; }
+
+// One TMA store of an epilogue warp.
+StoreBox store_box(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
+
+// --- rules: what would be unsafe or wrong is refused. Python's selection has the whole set of rules; a request that
+// fails here is a mistake there.
+
 Status check_problem(const GemmProblem& problem);
 Status check_config(const GemmConfig& config);
-Status check_launch(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers);
+Status check_launch(const GemmProblem& problem, const GemmConfig& config);
 
 // "bf16[1,512,256] @ bf16[1,256,128] -> f32[1,512,128]", operands in the shapes they are stored in.
 std::string describe(const GemmProblem& problem);
+// The kernel, and the fields that do not have their default value.
 std::string describe(const GemmConfig& config);
 
-// Loads the kernel and asks what a launch has to know of the device, so that launch_gemm only launches.
+// --- launching
+
+// Loads the kernels and asks what a launch has to know of the device, so that launch_gemm only launches.
 Status prepare_gemm(const GemmConfig& config, int device);
 
-// Enqueues the product. Nothing is allocated, nothing waits.
+// Enqueues the product: what is to be cleared or repacked, then the gemm kernel. Nothing is allocated, nothing waits.
 Status launch_gemm(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers, int device,
                    CUstream stream);
 

@@ -1,35 +1,67 @@
 // What a GEMM launch is, whoever carries it out: the CUDA driver (gemm.cc) or the emulator (emulated_gemm.cc).
 #pragma once
 
+#include <array>
+#include <vector>
+
 #include "host/gemm.h"
 #include "host/tensor_map.h"
 
 namespace jaxbw {
+
+// What the kernel computes: the problem itself, or with swap_ab D^T = B^T A^T. No data moves for that, operands and
+// strides change places.
+GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config);
+GemmBuffers as_launched(const GemmBuffers& buffers, const GemmConfig& config);
+
+// Offsets of the sections of the workspace. Repacked operands are those of the kernel.
+struct WorkspaceLayout {
+  uint64_t a = 0, b = 0, b_up = 0, partials = 0, counters = 0;
+  uint64_t counter_count = 0;
+  uint64_t bytes = 0;
+};
+
+// Fails where the call cannot be launched. The same for every device: the workspace is sized when a call is traced.
+Result<uint64_t> workspace_bytes(const GemmProblem& problem, const GemmConfig& config);
+
+// A copy that comes before the gemm kernel.
+struct RepackLaunch {
+  RepackParams params;
+  uint32_t blocks;
+};
 
 // All but who encodes the tensor maps, and how many clusters run at a time. Threads and shared memory of a block are
 // those of the family and the configuration.
 struct GemmLaunch {
   const KernelFamily* family;
   GemmConfig config;
-  GemmParams params;   // its tensor maps are still to be encoded
-  TensorView a, b, d;  // of what
-  uint64_t work_items;
+  GemmParams params;                               // its tensor maps are still to be encoded
+  std::array<std::optional<TensorView>, 6> views;  // in the order of the tensor maps in GemmParams
+  std::vector<RepackLaunch> repacks;               // in this order
+  std::string repack_kernel;
+  CUdeviceptr counters;  // to be set to zero before
+  uint64_t counter_count;
 
   // The clusters to launch on a machine that holds `resident` of them at a time.
   uint32_t clusters(uint32_t resident) const;
 };
 
-// Fails on what check_launch refuses, and on more work than a grid holds.
+// Fails on what check_launch refuses, on misaligned buffers, and on more work than a grid holds.
 Result<GemmLaunch> make_launch(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers);
+
+// The kernel that copies operands for a kernel of this name.
+std::string repack_kernel(const KernelFamily& family, std::string_view kernel);
 
 // Fills in the tensor maps by `encode(view, map)`, which returns a Status.
 template <typename Encode>
 Status encode_maps(GemmLaunch& launch, Encode encode) {
-  const std::pair<const TensorView*, TensorMap*> maps[] = {
-      {&launch.a, &launch.params.a}, {&launch.b, &launch.params.b}, {&launch.d, &launch.params.d}};
-  for (const auto& [view, map] : maps) {
-    if (Status status = encode(*view, *map); !status.ok())
-      return with_context(concat("tensor map of ", view->name), status);
+  GemmParams& p = launch.params;
+  TensorMap* const maps[] = {&p.a, &p.b, &p.b_up, &p.d, &p.saved[0], &p.saved[1]};
+  for (size_t i = 0; i < launch.views.size(); ++i) {
+    if (!launch.views[i]) continue;
+    if (Status status = encode(*launch.views[i], *maps[i]); !status.ok()) {
+      return with_context(concat("tensor map of ", launch.views[i]->name), status);
+    }
   }
   return Status();
 }

@@ -1,8 +1,5 @@
 // What may be launched, and how a launch is described in a message. See gemm.h.
-#include <limits>
-
-#include "host/gemm.h"
-#include "host/tensor_map.h"
+#include "host/gemm_launch.h"
 
 namespace jaxbw {
 namespace {
@@ -11,98 +8,190 @@ constexpr KernelFamily kFamilies[] = {
     {.name = "sm90",
      .epilogue = kSm90Epilogue,
      .threads = 384,
-     .one_wave = true,
+     .max_cluster_size = 8,
      .compute_major = 9,
      .compute_minor = 0,
      .gpus = "compute capability 9.0 (H100, H200, GH200)"},
     {.name = "sm100",
      .epilogue = kSm100Epilogue,
      .threads = 256,
-     .one_wave = false,
+     .max_cluster_size = 16,
      .compute_major = 10,
      .compute_minor = -1,
      .gpus = "compute capability 10.x (B200, GB200, B300)"},
 };
 
-constexpr uint32_t kMaxClusterSize = 8;      // portable: every GPU with clusters takes it
-constexpr uint32_t kMinStages = 2;           // a ring of one stage would let no load run ahead
 constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5.5.3), and so is gridDim.x
 constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
-constexpr uint64_t kAlignment = 16;          // bytes, of addresses and strides: CUtensorMap
+constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
 constexpr uint32_t kSwizzleRows = kSwizzleAtom / kSwizzleSpan;
-constexpr uint32_t kMaxUmmaN = 256;  // width of an MMA: PTX 9.7.16.2.1
-constexpr uint32_t kUmmaRows = 128;  // rows of an MMA that one CTA holds: one TMEM lane each
-
-bool is_sm90(const KernelFamily& family) { return family.name == "sm90"; }
+constexpr uint32_t kMaxMmaN = 256;  // columns of an MMA: PTX 9.7.16.2.1
+constexpr uint32_t kMaxSplit = 16;
 
 const char* name(DataType type) { return type == DataType::kF16 ? "f16" : type == DataType::kBF16 ? "bf16" : "f32"; }
 
 char layout_letter(bool row_major) { return row_major ? 'n' : 't'; }
 
+const char* kind(DataType input) { return input == DataType::kF32 ? "tf32" : "16bit"; }
+
 // An sm_90 instance has dtype, layout and tile in its code: another problem on it would read and write other memory
 // than the tensor maps and the shared memory provide.
 std::string required_kernel(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config) {
-  if (!is_sm90(family)) return concat("jaxbw_sm100_16bit_", config.cta_group, "cta");
+  if (is_naive(config.kernel)) return concat("jaxbw_", family.name, "_naive_", kind(problem.input));
+  if (!family.is_sm90()) return concat("jaxbw_sm100_", kind(problem.input), "_", config.cta_group, "cta");
   return concat("jaxbw_sm90_", name(problem.input), "_", layout_letter(problem.a_major == Major::kK),
-                layout_letter(problem.b_major == Major::kMN), "_", config.block_m, "x", config.block_n, "x", kBlockK);
+                layout_letter(problem.b_major == Major::kMN), "_", config.block_m, "x", config.block_n, "x",
+                block_k(problem, config));
 }
 
-Status check_tile(const KernelFamily& family, const GemmConfig& c) {
-  if (is_sm90(family)) {
-    if (c.cta_group != 1) return invalid("cta_group is ", c.cta_group, "; sm_90 has no CTA pairs");
-    if (c.block_m != family.epilogue.warps * family.epilogue.rows_per_warp) {
-      return invalid("block_m is ", c.block_m, "; the sm_90 kernels compute ",
-                     family.epilogue.warps * family.epilogue.rows_per_warp, " rows");
-    }
-    if (c.block_n == 0 || c.block_n > kMaxUmmaN) return invalid("block_n is ", c.block_n, ", not in 1..", kMaxUmmaN);
-    return Status();
-  }
+// --- rules of a configuration alone
+
+Status check_sm90_tile(const KernelFamily& family, const GemmConfig& c) {
+  const uint32_t rows = family.epilogue.warps * family.epilogue.rows_per_warp;
+  if (c.cta_group != 1) return invalid("cta_group is ", c.cta_group, "; sm_90 has no CTA pairs");
+  if (c.block_m != rows) return invalid("block_m is ", c.block_m, "; the sm_90 kernels compute ", rows, " rows");
+  if (c.block_n == 0 || c.block_n > kMaxMmaN) return invalid("block_n is ", c.block_n, ", not in 1..", kMaxMmaN);
+  if (c.k_spans != 1) return invalid("k_spans is ", c.k_spans, "; the sm_90 kernels take 1");
+  if (c.operand_swizzle != 1) return invalid("operand_swizzle is 0; the sm_90 kernels need it");
+  return Status();
+}
+
+// The shapes of tcgen05.mma (PTX 9.7.16.2.1), and of its accumulators as the epilogue cuts them (sm100_slice).
+Status check_sm100_tile(const GemmConfig& c) {
   if (c.cta_group != 1 && c.cta_group != 2) return invalid("cta_group is ", c.cta_group, "; it is 1 or 2");
-  if (c.block_m != kUmmaRows * c.cta_group) {
-    return invalid("block_m is ", c.block_m, "; cta_group ", c.cta_group, " computes ", kUmmaRows * c.cta_group,
-                   " rows");
+  const uint32_t rows = c.cta_rows();
+  if (c.block_m % c.cta_group != 0 || (rows != 64 && rows != 128 && rows != 256)) {
+    return invalid("block_m is ", c.block_m, "; each CTA of cta_group ", c.cta_group, " has 64, 128 or 256 rows");
   }
-  // What the epilogue stores at a time; a legal width of an MMA in either group.
-  const uint32_t step = family.epilogue.max_columns;
-  if (c.block_n == 0 || c.block_n % step != 0 || c.block_n > kMaxUmmaN) {
-    return invalid("block_n is ", c.block_n, "; the sm_100 kernels take multiples of ", step, " up to ", kMaxUmmaN);
+  const uint32_t step = rows != 64 ? 16 : c.cta_group == 1 ? 8 : 32;
+  if (c.block_n == 0 || c.block_n % step != 0 || c.block_n > kMaxMmaN) {
+    return invalid("block_n is ", c.block_n, "; with ", rows, " rows in each CTA of cta_group ", c.cta_group,
+                   " it is a multiple of ", step, " up to ", kMaxMmaN);
+  }
+  if (c.operand_swizzle == 0 && c.cluster_size() != 1) {
+    return invalid("operand_swizzle is 0 in a cluster of ", c.cluster_m, "x", c.cluster_n, " CTAs; it takes 1x1");
   }
   return Status();
 }
 
-// The rows of an operand's tile are divided among the CTAs that share it: see tensor_map.cc for the boxes.
-Status check_boxes(const char* operand, Major major, uint32_t rows, uint32_t peers) {
-  const uint32_t span = kSwizzleSpan / 2;  // elements of 16 bits
-  if (major == Major::kMN && rows % span != 0) {
-    return invalid(operand, " is MN-major and its tile is ", rows, " wide; it is loaded in columns of ", span);
+struct Range {
+  const char* name;
+  uint32_t value, first, last;
+};
+
+Status check_ranges(const GemmConfig& c) {
+  const Range ranges[] = {
+      {"k_spans", c.k_spans, 1, kMaxKSpans},
+      {"swizzle", c.swizzle, 1, kMaxExtent},
+      {"raster", c.raster, 0, 1},
+      {"split_k", c.split_k, 1, kMaxSplit},
+      {"split_tail", c.split_tail, 0, 1},
+      {"wave", c.wave, c.split_tail, c.split_tail != 0 ? uint32_t{kMaxExtent} : 0},
+      {"swap_ab", c.swap_ab, 0, 1},
+      {"accumulators", c.accumulators, 1, 2},
+      {"store_buffers", c.store_buffers, 1, kMaxStoreBuffers},
+      {"tma_store", c.tma_store, 0, 1},
+      {"operand_swizzle", c.operand_swizzle, 0, 1},
+      {"scheduler", c.scheduler, 0, static_cast<uint32_t>(LaunchScheduler::kNone)},
+  };
+  for (const auto& [name, value, first, last] : ranges) {
+    if (value < first || value > last) return invalid(name, " is ", value, "; it is ", first, " to ", last);
   }
-  const uint32_t divided = major == Major::kK ? rows : kBlockK;
-  if (divided % (peers * kSwizzleRows) != 0) {
-    return invalid(operand, " is shared by ", peers, " CTAs, which cannot load equal parts of ", divided,
+  return Status();
+}
+
+Status check_naive(const GemmConfig& c) {
+  if (c.block_m == 0 || c.block_n == 0 || c.block_m > kMaxExtent || c.block_n > kMaxExtent) {
+    return invalid("a tile of ", c.block_m, "x", c.block_n);
+  }
+  if (c.cluster_size() != 1 || c.cta_group != 1 || c.split_k != 1 ||
+      static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc) {
+    return invalid("the naive kernel has no clusters, no pairs, no split tiles and no CLC");
+  }
+  return Status();
+}
+
+// --- rules of a configuration for a problem
+
+// An operand's tile is cut into boxes, see tensor_map.cc, and each box's rows are divided among the CTAs that share it.
+Status check_boxes(const Operand& operand, const GemmConfig& c, uint32_t extent, uint32_t peers) {
+  const Operand read = operand.as_read();
+  const uint32_t span = span_elements(read.type);
+  if (read.major == Major::kMN && extent % span != 0) {
+    return invalid(operand.name, " is MN-major and its tile is ", extent, " wide; it is loaded in columns of ", span);
+  }
+  if (read.major == Major::kMN && c.operand_swizzle == 0) {
+    return invalid(operand.name, " is MN-major; without operand_swizzle operands are K-major");
+  }
+  const uint32_t rows = operand_tile(read.major, read.type, extent, c.k_spans, c.operand_swizzle != 0).rows;
+  if (rows % (peers * kSwizzleRows) != 0) {
+    return invalid(operand.name, " is shared by ", peers, " CTAs, which cannot load equal parts of ", rows,
                    " rows in groups of ", kSwizzleRows);
   }
   return Status();
 }
 
-std::string shape(const TensorView& view) {
-  return concat(name(view.type), "[", view.batch, ",", view.outer, ",", view.contiguous, "]");
-}
-
-Status check_view(const TensorView& view) {
-  if (view.contiguous > kMaxExtent || view.outer > kMaxExtent || view.batch > kMaxExtent) {
-    return invalid(view.name, " ", shape(view), " has a dimension of 2^31 or more; TMA coordinates are int32");
+Status check_gated(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  if (c.swap_ab != 0) return invalid("swap_ab does not go with a gated product");
+  if (c.block_n % 32 != 0) return invalid("block_n is ", c.block_n, "; of a gated product it is a multiple of 32");
+  if (c.cta_group == 2 && c.cta_rows() == 64) {
+    return invalid(
+        "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated product");
   }
-  if ((view.written || !view.has_one_row()) && view.row_bytes() % kAlignment != 0) {
-    return invalid(view.name, " ", shape(view), " has rows of ", view.row_bytes(), " bytes; TMA needs a multiple of ",
-                   kAlignment);
-  }
-  if (view.row_bytes() * view.outer >= kMaxStride) {  // below 2^33 * 2^31
-    return invalid(view.name, " ", shape(view), " has matrices of 2^40 bytes or more, beyond the strides of TMA");
-  }
-  if (view.address == 0 || view.address % kAlignment != 0) {
-    return invalid(view.name, " is at address ", view.address, "; TMA needs a multiple of ", kAlignment, " bytes");
+  if (family.is_sm90() && tile_columns(p, c) % store_box(family, p, c).columns != 0) {
+    return invalid("block_n is ", c.block_n, "; its half is stored in boxes of ", store_box(family, p, c).columns,
+                   " columns");
   }
   return Status();
+}
+
+Status check_split(const GemmProblem& p, const GemmConfig& c) {
+  const uint64_t blocks = ceil_div(p.k, block_k(p, c));
+  if (c.split_k <= blocks) return Status();
+  return invalid("split_k is ", c.split_k, "; K has ", blocks, " blocks of ", block_k(p, c), " elements");
+}
+
+std::string shape(DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
+  return concat(name(type), "[", batch, ",", rows, ",", columns, "]");
+}
+
+std::string shape(const Operand& o) { return shape(o.type, o.batch, o.rows(), o.columns()); }
+
+// What tensor maps, and the 32-bit sizes of the kernels, can hold.
+Status check_extents(const char* array, DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
+  const std::string text = concat(array, " ", shape(type, batch, rows, columns));
+  if (columns > kMaxExtent || rows > kMaxExtent || batch > kMaxExtent) {
+    return invalid(text, " has a dimension of 2^31 or more; TMA coordinates are int32");
+  }
+  const uint64_t matrix = ceil_div(columns * size_bytes(type), kTmaAlignment) * kTmaAlignment * rows;  // below 2^65
+  if (columns > kMaxStride / rows || matrix >= kMaxStride) {
+    return invalid(text, " has matrices of 2^40 bytes or more, beyond the strides of TMA");
+  }
+  if (matrix > kMaxArray / batch) return invalid(text, " is larger than any address space");
+  return Status();
+}
+
+Status check_operand(const Operand& operand, const GemmConfig& c, uint32_t extent, uint32_t peers) {
+  const Operand read = operand.as_read();
+  if (Status status = check_extents(read.name, read.type, read.batch, read.rows(), read.columns()); !status.ok()) {
+    return status;
+  }
+  return is_naive(c.kernel) ? Status() : check_boxes(operand, c, extent, peers);
+}
+
+Status check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  if (const std::string required = required_kernel(family, p, c); c.kernel != required) {
+    return invalid("this launch needs kernel ", required);
+  }
+  if (is_naive(c.kernel) && (p.gated || p.save)) {
+    return invalid("the naive kernel has no gated products, and saves nothing");
+  }
+  Status status = check_extents("result", p.output, p.batch, p.m, p.n);
+  if (status.ok() && p.gated) status = check_gated(family, p, c);
+  if (status.ok()) status = check_operand(operand_a(p), c, a_extent(c), a_peers(c));
+  if (status.ok()) status = check_operand(operand_b(p), c, b_extent(p, c), b_peers(c));
+  if (status.ok()) status = check_split(p, c);
+  return status;
 }
 
 }  // namespace
@@ -121,69 +210,84 @@ const KernelFamily* family_of_kernel(std::string_view kernel) {
   return nullptr;
 }
 
-uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& config) {
-  return storage_layout(config.block_m, config.block_n, config.cta_group, family.epilogue).total_bytes(config.stages);
+bool is_naive(std::string_view kernel) { return kernel.find("_naive_") != std::string_view::npos; }
+
+std::string repack_kernel(const KernelFamily& family, std::string_view kernel) {
+  return concat("jaxbw_", family.name, "_repack_", kernel.find("_tf32_") != kernel.npos ? "32bit" : "16bit");
+}
+
+uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
+  if (is_naive(c.kernel)) return 0;
+  return storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family.epilogue).total_bytes(c.stages);
+}
+
+StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  if (family.is_sm90()) return sm90_store_box(p.output);
+  return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated);
 }
 
 Status check_problem(const GemmProblem& p) {
   if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0) return invalid("a dimension is 0; there is nothing to launch");
-  if (p.input != DataType::kF16 && p.input != DataType::kBF16) return invalid("the operands are not f16 or bf16");
-  if (p.output > DataType::kF32 || (p.bias && *p.bias > DataType::kF32)) return invalid("unknown dtype");
-  if (p.activation > Activation::kSilu) return invalid("unknown activation ", static_cast<uint32_t>(p.activation));
+  if (p.input > DataType::kF32 || p.output > DataType::kF32) return invalid("unknown dtype");
+  if (p.activation > Activation::kGeluExact) {
+    return invalid("unknown activation ", static_cast<uint32_t>(p.activation));
+  }
   if (p.a_major > Major::kMN || p.b_major > Major::kMN) return invalid("unknown operand major");
+  if (p.gated && p.c) return invalid("a gated product has no c");
   return Status();
 }
 
 Status check_config(const GemmConfig& c) {
   const KernelFamily* family = family_of_kernel(c.kernel);
   if (family == nullptr) return invalid("no kernel family is known for kernel '", c.kernel, "'");
-  if (Status status = check_tile(*family, c); !status.ok()) return status;
-  if (c.cluster_m == 0 || c.cluster_n == 0 || c.cluster_m > kMaxClusterSize || c.cluster_n > kMaxClusterSize ||
-      c.cluster_size() > kMaxClusterSize) {
-    return invalid("a cluster of ", c.cluster_m, "x", c.cluster_n, " CTAs; it has 1 to ", kMaxClusterSize);
+  if (Status status = check_ranges(c); !status.ok()) return status;
+  if (is_naive(c.kernel)) return check_naive(c);
+  Status status = family->is_sm90() ? check_sm90_tile(*family, c) : check_sm100_tile(c);
+  if (!status.ok()) return status;
+  const uint32_t largest = family->max_cluster_size;
+  if (c.cluster_m == 0 || c.cluster_n == 0 || c.cluster_m > largest || c.cluster_n > largest ||
+      c.cluster_size() > largest) {
+    return invalid("a cluster of ", c.cluster_m, "x", c.cluster_n, " CTAs; it has 1 to ", largest);
   }
   if (c.cluster_m % c.cta_group != 0) {
     return invalid("cluster_m ", c.cluster_m, " is not a multiple of cta_group ", c.cta_group);
   }
-  const uint32_t max_stages = storage_layout(c.block_m, c.block_n, c.cta_group, family->epilogue).max_stages();
-  if (c.stages < kMinStages || c.stages > max_stages) {
-    return invalid(c.stages, " stages; a ", c.block_m, "x", c.block_n, " tile takes ", kMinStages, " to ", max_stages);
+  const uint32_t most = storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family->epilogue).max_stages();
+  if (c.stages == 0 || c.stages > most) {
+    return invalid(c.stages, " stages; a ", c.block_m, "x", c.block_n, " tile with k_spans ", c.k_spans, " takes 1 to ",
+                   most);
   }
-  if (c.swizzle == 0) return invalid("swizzle is 0; it is 1 or more");
+  if (family->is_sm90() && static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc) {
+    return invalid("scheduler is ", c.scheduler, ", cluster launch control, which sm_90 does not have");
+  }
   return Status();
 }
 
-Status check_launch(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers) {
+Status check_launch(const GemmProblem& problem, const GemmConfig& c) {
   if (Status status = check_problem(problem); !status.ok()) return status;
-  if (Status status = check_config(config); !status.ok()) return status;
-  const KernelFamily& family = *family_of_kernel(config.kernel);
-  if (const std::string required = required_kernel(family, problem, config); config.kernel != required) {
-    return invalid("this launch needs kernel ", required);
-  }
-  const uint32_t rows = config.block_m / config.cta_group, columns = config.block_n / config.cta_group;
-  if (Status status = check_boxes("lhs", problem.a_major, rows, peers_a(config)); !status.ok()) return status;
-  if (Status status = check_boxes("rhs", problem.b_major, columns, peers_b(config)); !status.ok()) return status;
-  for (const TensorView& view :
-       {view_a(problem, config, buffers.a), view_b(problem, config, buffers.b), view_d(problem, family, buffers.d)}) {
-    if (Status status = check_view(view); !status.ok()) return status;
-  }
-  if (problem.bias && (buffers.bias == 0 || buffers.bias % size_bytes(*problem.bias) != 0)) {
-    return invalid("bias is at address ", buffers.bias, ", which is not aligned to its elements");
-  }
-  return Status();
+  if (Status status = check_config(c); !status.ok()) return status;
+  const Status status = check_launched(*family_of_kernel(c.kernel), as_launched(problem, c), c);
+  if (status.ok() || c.swap_ab == 0) return status;
+  return with_context("with lhs and rhs swapped", status);
 }
 
-std::string describe(const GemmProblem& problem) {
-  const GemmConfig no_tiles;
-  const std::string lhs = shape(view_a(problem, no_tiles, 0)), rhs = shape(view_b(problem, no_tiles, 0));
-  return concat(lhs, problem.a_major == Major::kMN ? "^T" : "", " @ ", rhs, problem.b_major == Major::kK ? "^T" : "",
-                problem.bias ? " + bias" : "", " -> ", name(problem.output), "[", problem.batch, ",", problem.m, ",",
-                problem.n, "]");
+std::string describe(const GemmProblem& p) {
+  std::string text = concat(shape(operand_a(p)), p.a_major == Major::kMN ? "^T" : "", " @ ", shape(operand_b(p)),
+                            p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
+  const std::pair<bool, const char*> terms[] = {
+      {p.c.has_value(), " + c"}, {p.bias.has_value(), " + bias"}, {p.residual.has_value(), " + residual"}};
+  for (const auto& [present, term] : terms) text += present ? term : "";
+  return concat(text, " -> ", shape(p.output, p.batch, p.m, p.n), p.save ? ", saved" : "");
 }
 
 std::string describe(const GemmConfig& c) {
-  return concat("kernel ", c.kernel, ", block ", c.block_m, "x", c.block_n, ", cluster ", c.cluster_m, "x", c.cluster_n,
-                ", cta_group ", c.cta_group, ", stages ", c.stages, ", swizzle ", c.swizzle);
+  const GemmConfig unchanged;
+  std::string text = concat("kernel ", c.kernel);
+#define JAXBW_FIELD(name, ...) \
+  if (c.name != unchanged.name) text += concat(", ", #name, " ", c.name);
+  JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
+#undef JAXBW_FIELD
+  return text;
 }
 
 }  // namespace jaxbw

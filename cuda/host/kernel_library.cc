@@ -4,8 +4,9 @@
 #include <mutex>
 #include <tuple>
 
-#include "host/cluster_launch.h"
 #include "host/device.h"
+#include "host/gemm_launch.h"
+#include "host/kernel_launch.h"
 
 namespace jaxbw {
 namespace {
@@ -65,30 +66,55 @@ Result<CUkernel> load(const Driver& driver, Cache& cache, const KernelFamily& fa
 
 // A library is loaded lazily into each context. Asking for the function does it now, which keeps it out of a launch
 // that is being captured into a CUDA graph.
-Result<PreparedKernel> prepare_on_device(const Driver& driver, const KernelFamily& family, const GemmConfig& config,
-                                         CUkernel kernel, int ordinal) {
+Result<CUfunction> load_into_context(const Driver& driver, const KernelFamily& family, CUkernel kernel) {
+  CUfunction function = nullptr;
+  const Status status = driver.cuKernelGetFunction(&function, kernel);
+  if (!status.ok()) return explain_load_error(family, status);
+  return function;
+}
+
+// How many clusters run at a time, after the kernel was given all that a launch may ask for.
+Result<uint32_t> resident_clusters(const Driver& driver, const KernelFamily& family, const GemmConfig& config,
+                                   CUkernel kernel, CUdevice device) {
+  // Always to the most, so that one configuration does not undo another's limit.
+  const std::pair<CUfunction_attribute, int> limits[] = {
+      {CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kMaxSharedMemory},
+      {CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1}};
+  for (const auto& [attribute, value] : limits) {
+    Status status = driver.cuKernelSetAttribute(attribute, value, kernel, device);
+    if (!status.ok()) return explain_load_error(family, status);
+  }
+  const Result<CUfunction> function = load_into_context(driver, family, kernel);
+  if (!function.ok()) return function.status();
+  const KernelLaunch launch(gemm_shape(family, config, 1, /*overlaps=*/false), nullptr);
+  int clusters = 0;
+  if (Status status = driver.cuOccupancyMaxActiveClusters(&clusters, *function, launch.get()); !status.ok()) {
+    return status;
+  }
+  if (clusters >= 1) return static_cast<uint32_t>(clusters);
+  return Status(StatusCode::kDriver,
+                concat("cuOccupancyMaxActiveClusters: no cluster of ", config.cluster_size(), " blocks with ",
+                       shared_memory_bytes(family, config), " bytes of shared memory fits the device"));
+}
+
+Result<PreparedKernel> prepare(const Driver& driver, Cache& cache, const KernelFamily& family, const GemmConfig& config,
+                               int ordinal) {
+  const Result<CUkernel> kernel = load(driver, cache, family, config.kernel);
+  if (!kernel.ok()) return kernel.status();
   const ScopedContext context(ordinal);
   if (!context.status().ok()) return context.status();
   CUdevice device = 0;
   if (Status status = driver.cuDeviceGet(&device, ordinal); !status.ok()) return status;
-  // Always to the most that any launch may ask for, so that one configuration does not undo another's limit.
-  Status status =
-      driver.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kMaxSharedMemory, kernel, device);
-  if (!status.ok()) return explain_load_error(family, status);
-  CUfunction function = nullptr;
-  status = driver.cuKernelGetFunction(&function, kernel);
-  if (!status.ok()) return explain_load_error(family, status);
+  const Result<uint32_t> clusters = resident_clusters(driver, family, config, *kernel, device);
+  if (!clusters.ok()) return clusters.status();
+  PreparedKernel prepared{*kernel, *clusters, nullptr};
+  if (is_naive(config.kernel)) return prepared;
 
-  const ClusterLaunch launch(family, config, 1, nullptr);
-  int clusters = 0;
-  status = driver.cuOccupancyMaxActiveClusters(&clusters, function, launch.get());
-  if (!status.ok()) return status;
-  if (clusters < 1) {
-    return Status(StatusCode::kDriver,
-                  concat("cuOccupancyMaxActiveClusters: no cluster of ", config.cluster_size(), " blocks with ",
-                         shared_memory_bytes(family, config), " bytes of shared memory fits the device"));
-  }
-  return PreparedKernel{kernel, static_cast<uint32_t>(clusters)};
+  const Result<CUkernel> repack = load(driver, cache, family, repack_kernel(family, config.kernel));
+  if (!repack.ok()) return repack.status();
+  if (Status status = load_into_context(driver, family, *repack).status(); !status.ok()) return status;
+  prepared.repack = *repack;
+  return prepared;
 }
 
 Status check_device(const KernelFamily& family, int ordinal) {
@@ -121,9 +147,7 @@ Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConf
   const Result<const Driver*> driver = jaxbw::driver();
   if (!driver.ok()) return driver.status();
   if (Status status = check_device(family, device); !status.ok()) return status;
-  const Result<CUkernel> kernel = load(**driver, cache, family, config.kernel);
-  if (!kernel.ok()) return kernel.status();
-  const Result<PreparedKernel> prepared = prepare_on_device(**driver, family, config, *kernel, device);
+  const Result<PreparedKernel> prepared = prepare(**driver, cache, family, config, device);
   if (prepared.ok()) cache.prepared.emplace(PreparedKey(key), *prepared);
   return prepared;
 }

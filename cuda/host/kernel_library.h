@@ -12,14 +12,15 @@ namespace jaxbw {
 void set_kernel_directory(std::string path);
 std::string kernel_directory();
 
-// A kernel made ready on a device for one cluster shape and amount of shared memory.
+// A gemm kernel made ready on a device for one cluster shape and amount of shared memory.
 struct PreparedKernel {
   CUkernel handle;
   uint32_t resident_clusters;  // how many clusters the whole device runs at a time
+  CUkernel repack;             // copies operands for it; null for a kernel that needs none
 };
 
-// Loads the library once per process, then once per device raises the kernel's shared-memory limit and asks for its
-// occupancy. Later calls read the cache. Thread-safe; a failure is not kept, so that the next call tries again.
+// Loads the libraries once per process, then once per device raises the kernel's limits and asks for its occupancy.
+// Later calls read the cache. Thread-safe; a failure is not kept, so that the next call tries again.
 Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConfig& config, int device);
 
 }  // namespace jaxbw

@@ -15,7 +15,7 @@
 #include "host/device.h"
 #include "host/direct_launcher.h"
 #include "host/ffi_handler.h"
-#include "host/gemm.h"
+#include "host/gemm_launch.h"
 #include "host/kernel_library.h"
 
 namespace nb = nanobind;
@@ -42,9 +42,12 @@ const KernelFamily& family_named(const std::string& name) {
   return *family;
 }
 
-StorageLayout layout(const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cta_group) {
-  if (block_m == 0 || block_n == 0 || cta_group == 0) throw nb::value_error("a tile has no dimension of 0");
-  return storage_layout(block_m, block_n, cta_group, family_named(family).epilogue);
+StorageLayout layout(const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cta_group,
+                     uint32_t k_spans) {
+  if (block_m == 0 || block_n == 0 || cta_group == 0 || k_spans == 0) {
+    throw nb::value_error("a tile has no dimension of 0");
+  }
+  return storage_layout(block_m, block_n, cta_group, k_spans, family_named(family).epilogue);
 }
 
 using FfiTargets = std::map<std::string, std::map<std::string, nb::capsule>>;
@@ -60,63 +63,69 @@ FfiTargets ffi_targets() {
 
 FfiTargets emulator_ffi_targets() { return {{kGemmTarget, {{"execute", capsule(gemm_emulate)}}}}; }
 
-// Extents of an operand stored as [batch, outer, contiguous] bit patterns.
-struct Operand {
-  uint64_t batch, extent, k;
-};
-
-Operand operand_of(const char* name, const HostArray& array, Major major) {
-  if (array.ndim() != 3 || array.itemsize() != 2) {
-    throw nb::value_error(concat(name, " has rank 3 and elements of 2 bytes (a view as uint16)").c_str());
-  }
-  const bool k_major = major == Major::kK;
-  return {array.shape(0), array.shape(k_major ? 1 : 2), array.shape(k_major ? 2 : 1)};
+// The attributes of a call from a dict that has exactly these. The kernel's name lives in the dict.
+GemmAttributes attributes_of(const nb::dict& given) {
+  const auto get = [&](const char* name) {
+    if (!given.contains(name)) throw nb::value_error(concat("attribute ", name, " is missing").c_str());
+    return given[name];
+  };
+  size_t count = 3;
+  GemmAttributes attributes{.kernel = nb::cast<const char*>(get("kernel")),
+                            .alpha = nb::cast<float>(get("alpha")),
+                            .beta = nb::cast<float>(get("beta"))};
+#define JAXBW_FIELD(name, ...)                     \
+  attributes.name = nb::cast<int32_t>(get(#name)); \
+  ++count;
+  JAXBW_PROBLEM_ATTRIBUTES(JAXBW_FIELD)
+  JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
+#undef JAXBW_FIELD
+  if (given.size() != count) throw nb::value_error(concat(given.size(), " attributes; there are ", count).c_str());
+  return attributes;
 }
 
-nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> launch_gemm_direct(
-    const HostArray& lhs, const HostArray& rhs, const std::optional<HostArray>& bias, const std::string& kernel,
-    DataType lhs_dtype, DataType output, std::optional<DataType> bias_dtype, Major lhs_major, Major rhs_major,
-    Activation activation, uint32_t block_m, uint32_t block_n, uint32_t cluster_m, uint32_t cluster_n,
-    uint32_t cta_group, uint32_t stages, uint32_t swizzle, int device, uint64_t guard_bytes, int repeats) {
-  const Operand a = operand_of("lhs", lhs, lhs_major), b = operand_of("rhs", rhs, rhs_major);
-  const uint64_t batch = std::max(a.batch, b.batch);
-  if (a.k != b.k || (a.batch != batch && a.batch != 1) || (b.batch != batch && b.batch != 1)) {
-    throw nb::value_error("lhs and rhs do not belong to one product");
+uint64_t workspace_bytes_of(const std::vector<uint64_t>& lhs, const std::vector<uint64_t>& rhs, DataType input,
+                            const nb::dict& attributes) {
+  const GemmAttributes given = attributes_of(attributes);
+  const Result<GemmProblem> problem = read_product(given, {.type = input, .dims = lhs}, {.type = input, .dims = rhs});
+  raise_unless_ok(problem.status());
+  const Result<uint64_t> bytes = workspace_bytes(*problem, config_of(given));
+  raise_unless_ok(with_context(concat(describe(*problem), ", ", describe(config_of(given))), bytes.status()));
+  return *bytes;
+}
+
+using ByteArray = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
+ByteArray byte_array(Bytes data) {
+  auto* bytes = new Bytes(std::move(data));
+  nb::capsule owner(bytes, [](void* data) noexcept { delete static_cast<Bytes*>(data); });
+  return ByteArray(bytes->data(), {bytes->size()}, owner);
+}
+
+std::vector<ByteArray> launch_gemm_direct(const std::vector<HostArray>& operands, const std::vector<DataType>& dtypes,
+                                          DataType output, const nb::dict& attributes, bool alias_c, int device,
+                                          uint64_t guard_bytes, int repeats) {
+  if (operands.size() != dtypes.size()) throw nb::value_error("every operand has one of dtypes");
+  std::vector<Array> arrays;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const HostArray& operand = operands[i];
+    if (operand.itemsize() != size_bytes(dtypes[i])) {
+      throw nb::value_error(
+          concat("operand ", i, " has elements of ", operand.itemsize(), " bytes, which its dtype has not").c_str());
+    }
+    std::vector<uint64_t> dims;
+    for (size_t axis = 0; axis < operand.ndim(); ++axis) dims.push_back(operand.shape(axis));
+    arrays.push_back({dtypes[i], std::move(dims), reinterpret_cast<CUdeviceptr>(operand.data())});
   }
-  if (bias.has_value() != bias_dtype.has_value()) throw nb::value_error("bias and bias_dtype go together");
-  if (bias && (bias->ndim() != 1 || bias->shape(0) != b.extent || bias->itemsize() != size_bytes(*bias_dtype))) {
-    throw nb::value_error("bias is a vector of n elements of bias_dtype");
-  }
-  const GemmProblem problem{.batch = batch,
-                            .m = a.extent,
-                            .n = b.extent,
-                            .k = a.k,
-                            .a_batched = a.batch == batch,
-                            .b_batched = b.batch == batch,
-                            .a_major = lhs_major,
-                            .b_major = rhs_major,
-                            .input = lhs_dtype,
-                            .output = output,
-                            .bias = bias_dtype,
-                            .activation = activation};
-  const GemmConfig config{.kernel = kernel,
-                          .block_m = block_m,
-                          .block_n = block_n,
-                          .cluster_m = cluster_m,
-                          .cluster_n = cluster_n,
-                          .cta_group = cta_group,
-                          .stages = stages,
-                          .swizzle = swizzle};
-  const HostOperands operands{lhs.data(), rhs.data(), bias ? bias->data() : nullptr};
-  const DirectLaunch options{.device = device, .guard_bytes = guard_bytes, .repeats = repeats};
-  auto result = [&] {
+  const GemmAttributes given = attributes_of(attributes);
+  const DirectLaunch options{.device = device, .guard_bytes = guard_bytes, .repeats = repeats, .alias_c = alias_c};
+  auto launched = [&] {
     const nb::gil_scoped_release release;
-    return launch_direct(problem, config, operands, options);
+    return launch_direct(given, std::move(arrays), output, options);
   }();
-  raise_unless_ok(result.status());
-  auto* bytes = new std::vector<uint8_t>(std::move(result).take());
-  nb::capsule owner(bytes, [](void* data) noexcept { delete static_cast<std::vector<uint8_t>*>(data); });
-  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(bytes->data(), {bytes->size()}, owner);
+  raise_unless_ok(launched.status());
+  std::vector<ByteArray> results;
+  for (Bytes& result : std::move(launched).take()) results.push_back(byte_array(std::move(result)));
+  return results;
 }
 
 std::string repr(const DeviceInfo& d) {
@@ -137,7 +146,8 @@ NB_MODULE(_native, m) {
       .value("NONE", Activation::kNone)
       .value("RELU", Activation::kRelu)
       .value("GELU", Activation::kGelu)
-      .value("SILU", Activation::kSilu);
+      .value("SILU", Activation::kSilu)
+      .value("GELU_EXACT", Activation::kGeluExact);
   nb::exception<DriverError>(m, "DriverError", PyExc_RuntimeError);
 
   nb::class_<DeviceInfo>(m, "DeviceInfo")
@@ -166,22 +176,21 @@ NB_MODULE(_native, m) {
   m.def("set_kernel_directory", &set_kernel_directory, nb::arg("path"));
   m.def(
       "max_stages",
-      [](const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cta_group) {
-        return layout(family, block_m, block_n, cta_group).max_stages();
+      [](const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cta_group, uint32_t k_spans) {
+        return layout(family, block_m, block_n, cta_group, k_spans).max_stages();
       },
-      nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cta_group"));
+      nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cta_group"), nb::arg("k_spans") = 1);
   m.def(
       "shared_memory_bytes",
-      [](const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cta_group, uint32_t stages) {
-        return layout(family, block_m, block_n, cta_group).total_bytes(stages);
-      },
-      nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cta_group"), nb::arg("stages"));
-  m.def("launch_gemm", &launch_gemm_direct, nb::arg("lhs"), nb::arg("rhs"), nb::arg("bias").none() = nb::none(),
-        nb::kw_only(), nb::arg("kernel"), nb::arg("lhs_dtype"), nb::arg("output"),
-        nb::arg("bias_dtype").none() = nb::none(), nb::arg("lhs_major"), nb::arg("rhs_major"),
-        nb::arg("activation") = Activation::kNone, nb::arg("block_m"), nb::arg("block_n"), nb::arg("cluster_m") = 1,
-        nb::arg("cluster_n") = 1, nb::arg("cta_group") = 1, nb::arg("stages"), nb::arg("swizzle") = 1,
-        nb::arg("device") = 0, nb::arg("guard_bytes") = DirectLaunch().guard_bytes, nb::arg("repeats") = 1);
+      [](const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cta_group, uint32_t stages,
+         uint32_t k_spans) { return layout(family, block_m, block_n, cta_group, k_spans).total_bytes(stages); },
+      nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cta_group"), nb::arg("stages"),
+      nb::arg("k_spans") = 1);
+  m.def("workspace_bytes", &workspace_bytes_of, nb::arg("lhs"), nb::arg("rhs"), nb::arg("input"),
+        nb::arg("attributes"));
+  m.def("launch_gemm", &launch_gemm_direct, nb::arg("operands"), nb::arg("dtypes"), nb::arg("output"),
+        nb::arg("attributes"), nb::kw_only(), nb::arg("alias_c") = false, nb::arg("device") = 0,
+        nb::arg("guard_bytes") = DirectLaunch().guard_bytes, nb::arg("repeats") = 1);
 
   emulator::bind_emulator(m);
 }

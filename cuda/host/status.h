@@ -65,6 +65,7 @@ Status invalid(const Parts&... parts) {
 
 // The same error with a line in front that says what was being done.
 inline Status with_context(const std::string& context, const Status& status) {
+  if (status.ok()) return status;
   return Status(status.code(), concat(context, ": ", status.message()), status.cuda_error());
 }
 

@@ -1,0 +1,77 @@
+// What a call is made of, whoever makes it: XLA's runtime (ffi_handler.cc) or Python (module.cc). Attributes and arrays
+// come in, problem, configuration and addresses come out.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "host/gemm.h"
+
+namespace jaxbw {
+
+// The int32 attributes that describe the product; the names are also Python's.
+#define JAXBW_PROBLEM_ATTRIBUTES(X) \
+  X(has_c)                          \
+  X(has_bias)                       \
+  X(bias_along_m)                   \
+  X(has_residual)                   \
+  X(gated)                          \
+  X(save)                           \
+  X(activation)                     \
+  X(lhs_major)                      \
+  X(rhs_major)
+
+// All attributes: these, and the fields of GemmConfig.
+struct GemmAttributes {
+  std::string_view kernel;
+  float alpha, beta;
+#define JAXBW_FIELD(name, ...) int32_t name;
+  JAXBW_PROBLEM_ATTRIBUTES(JAXBW_FIELD)
+  JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
+#undef JAXBW_FIELD
+};
+
+// An array that is given; no type where it is none that a GEMM has.
+struct Array {
+  std::optional<DataType> type;
+  std::vector<uint64_t> dims;
+  CUdeviceptr address = 0;
+};
+
+// An array that a call must have, and where its address goes.
+struct CallArray {
+  const char* name;
+  std::optional<DataType> type;  // none: bytes
+  std::vector<uint64_t> dims;
+  bool result;
+  CUdeviceptr* address;
+
+  uint64_t bytes() const;
+};
+
+// All arrays of a call in their order: operands, then results, the workspace last. For a problem that is known but for
+// rules on the launch, and `workspace_bytes` of scratch memory.
+std::vector<CallArray> arrays_of(const GemmProblem& problem, uint64_t workspace_bytes, GemmBuffers& buffers);
+
+// Fails unless given arrays are those that a call must have; takes their addresses. `kind`: "operands" or "results".
+Status match(const char* kind, std::span<const Array> given, std::span<const CallArray> wanted);
+
+struct GemmCall {
+  GemmProblem problem;
+  GemmConfig config;
+  GemmBuffers buffers;
+};
+
+GemmConfig config_of(const GemmAttributes& attributes);
+
+// The problem, as far as two operands tell it: without the types of result, C, bias and residual.
+Result<GemmProblem> read_product(const GemmAttributes& attributes, const Array& lhs, const Array& rhs);
+
+// The problem without the type of the result, from all operands.
+Result<GemmProblem> read_operands(const GemmAttributes& attributes, std::span<const Array> operands);
+
+// Fails unless operands and results are those of one launchable call.
+Result<GemmCall> read_call(const GemmAttributes& attributes, std::span<const Array> operands,
+                           std::span<const Array> results);
+
+}  // namespace jaxbw

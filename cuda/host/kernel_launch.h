@@ -1,0 +1,54 @@
+// A launch, as the driver API takes it: for launching, and for asking how many clusters fit.
+#pragma once
+
+#include <cuda.h>
+
+#include "host/gemm.h"
+
+namespace jaxbw {
+
+struct LaunchShape {
+  uint32_t blocks, threads;
+  uint32_t cluster_size = 1;  // blocks; they divide the grid
+  uint32_t shared_memory = 0;
+  // Starts while the kernel before it in the stream still runs: it waits by griddepcontrol before it touches memory.
+  bool overlaps = false;
+};
+
+inline LaunchShape gemm_shape(const KernelFamily& family, const GemmConfig& config, uint32_t clusters, bool overlaps) {
+  return {.blocks = clusters * config.cluster_size(),
+          .threads = is_naive(config.kernel) ? kNaiveThreads : family.threads,
+          .cluster_size = config.cluster_size(),
+          .shared_memory = shared_memory_bytes(family, config),
+          .overlaps = overlaps};
+}
+
+// Points into itself, so it stays where it was made.
+class KernelLaunch {
+ public:
+  KernelLaunch(const LaunchShape& shape, CUstream stream) {
+    attributes_[0].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes_[0].value.clusterDim.x = shape.cluster_size;
+    attributes_[0].value.clusterDim.y = attributes_[0].value.clusterDim.z = 1;
+    attributes_[1].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes_[1].value.programmaticStreamSerializationAllowed = 1;
+    config_.gridDimX = shape.blocks;
+    config_.gridDimY = config_.gridDimZ = 1;
+    config_.blockDimX = shape.threads;
+    config_.blockDimY = config_.blockDimZ = 1;
+    config_.sharedMemBytes = shape.shared_memory;
+    config_.hStream = stream;
+    config_.attrs = attributes_;
+    config_.numAttrs = shape.overlaps ? 2 : 1;
+  }
+  KernelLaunch(const KernelLaunch&) = delete;
+  KernelLaunch& operator=(const KernelLaunch&) = delete;
+
+  const CUlaunchConfig* get() const { return &config_; }
+
+ private:
+  CUlaunchAttribute attributes_[2] = {};
+  CUlaunchConfig config_ = {};
+};
+
+}  // namespace jaxbw

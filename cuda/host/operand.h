@@ -1,0 +1,46 @@
+// The operands of a product: how they lie in memory, and how the kernels read them.
+//
+// TMA wants rows that start at multiples of 16 bytes, and TF32 wants its operands K-major (in the 128-byte swizzle;
+// other swizzles are not used here). What is neither is copied into the workspace first, by a repack kernel.
+#pragma once
+
+#include "host/gemm.h"
+
+namespace jaxbw {
+
+constexpr uint64_t kTmaAlignment = 16;  // bytes, of addresses and strides: CUtensorMap
+
+// A dense array [batch, rows, columns] of matrices that are `extent` (M or N) by `k`.
+struct Operand {
+  const char* name;  // for messages
+  DataType type;
+  Major major;
+  uint64_t extent, k, batch;
+
+  uint64_t columns() const { return major == Major::kK ? k : extent; }
+  uint64_t rows() const { return major == Major::kK ? extent : k; }
+  uint64_t row_bytes() const { return columns() * size_bytes(type); }
+
+  bool transposed() const { return type == DataType::kF32 && major == Major::kMN; }
+  // Where there is one row, its distance to the next is never used.
+  bool repacked() const { return transposed() || (row_bytes() % kTmaAlignment != 0 && (rows() > 1 || batch > 1)); }
+
+  // What the kernel reads: this array, or the copy of it.
+  Operand as_read() const {
+    Operand read = *this;
+    if (transposed()) read.major = Major::kK;
+    return read;
+  }
+  // From one row to the next of what the kernel reads, in bytes.
+  uint64_t pitch() const { return ceil_div(as_read().row_bytes(), kTmaAlignment) * kTmaAlignment; }
+  uint64_t repacked_bytes() const { return repacked() ? batch * as_read().rows() * pitch() : 0; }
+};
+
+inline Operand operand_a(const GemmProblem& p) {
+  return {"lhs", p.input, p.a_major, p.m, p.k, p.a_batched ? p.batch : 1};
+}
+inline Operand operand_b(const GemmProblem& p) {
+  return {"rhs", p.input, p.b_major, p.n, p.k, p.b_batched ? p.batch : 1};
+}
+
+}  // namespace jaxbw

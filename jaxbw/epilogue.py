@@ -58,7 +58,10 @@ class Epilogue:
     @property
     def is_identity(self) -> bool:
         """Whether the result is the product itself."""
-        return self == IDENTITY
+        # Field by field: to NumPy, None is a dtype, and equal to float64.
+        arrays = (self.c, self.bias, self.residual)
+        plain = self.alpha == 1 and self.activation is None and all(x is None for x in arrays)
+        return plain and not self.gated and not self.save
 
     @property
     def results(self) -> int:
@@ -118,13 +121,13 @@ def evaluate(
     if bias is not None:
         others = tuple(i for i in range(z.ndim) if i != bias_dimension)
         z = z + lax.expand_dims(bias.astype(z.dtype), others)
-    d, saved = ACTIVATIONS[epilogue.activation](z), (z,)
+    d, saved = ACTIVATIONS[epilogue.activation](z), [z]
     if epilogue.gated:
-        u = _scaled(epilogue.alpha, up)
-        d, saved = d * u, (z, u)
+        saved.append(_scaled(epilogue.alpha, up))
+        d = d * saved[1]
     if residual is not None:
         d = d + residual.astype(z.dtype)
-    return tuple(x.astype(dtype) for x in ((d, *saved) if epilogue.save else (d,)))
+    return tuple(x.astype(dtype) for x in ([d, *saved] if epilogue.save else [d]))
 
 
 def _scaled(factor: float, x: Any) -> Any:

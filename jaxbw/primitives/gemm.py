@@ -1,38 +1,45 @@
-"""gemm_p: one kernel launch, operands exactly as the custom call takes them (see _native.pyi).
+"""gemm_p: one call of the runtime, operands exactly as the custom call takes them (_native.pyi).
 
 It is bound only inside the lowering rules of the primitives above it, hence needs no
-differentiation, batching or sharding rules of its own. On CUDA the custom call launches the kernel,
-on the CPU it runs the kernel's PTX in the emulator.
+differentiation, batching or sharding rules of its own. On CUDA the custom call launches the
+kernels, on the CPU it runs their PTX in the emulator.
 """
 
 from typing import Any, Never
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxbw._native import (
     Activation,
-    Major,
+    DataType,
     emulator_ffi_targets,
     ffi_targets,
     set_kernel_directory,
+    workspace_bytes,
 )
-from jaxbw.problem import Operands, Reduction
+from jaxbw.problem import GemmProblem, Operands, Reduction
 from jaxbw.selection import manifest
 from jaxbw.selection.select import Choice
 
-TARGET = "jaxbw_gemm_v1"
+TARGET = "jaxbw_gemm_v2"
 
 ACTIVATIONS = {
     None: Activation.NONE,
     "relu": Activation.RELU,
-    "gelu": Activation.GELU,
     "silu": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_exact": Activation.GELU_EXACT,
 }
+DATA_TYPES = {"float16": DataType.F16, "bfloat16": DataType.BF16, "float32": DataType.F32}
+RASTERS = ("m", "n")
+SCHEDULERS = ("static", "clc", "none")
 
 gemm_p = Primitive("jaxbw_gemm")
+gemm_p.multiple_results = True
 
 
 def register() -> None:
@@ -44,59 +51,116 @@ def register() -> None:
 
 
 def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any, ...]:
-    """The kernel that was chosen, on the operands of the reduced product.
-
-    `bias` is [n], n being the reduced problem's. The result has the shape of the unreduced one.
-    """
-    problem, config = reduction.problem, choice.config
-    assert config is not None
-    lhs, rhs, _, _, bias, _ = operands
-    given = [reduction.lhs(lhs), reduction.rhs(rhs)]
-    if bias is not None:
-        n = reduction.problem.n
-        bias = jax.lax.reshape(
-            jax.numpy.broadcast_to(bias, (n // bias.shape[0], *bias.shape)), (n,)
-        )
-        given.append(bias)
-    result = gemm_p.bind(
-        *given,
-        output_dtype=problem.output,
-        kernel=choice.kernel,
-        lhs_major=problem.lhs_major.value,
-        rhs_major=problem.rhs_major.value,
-        activation=ACTIVATIONS[problem.epilogue.activation].value,
-        block_m=config.block_m,
-        block_n=config.block_n,
-        cluster_m=config.cluster[0],
-        cluster_n=config.cluster[1],
-        cta_group=config.cta_group,
-        stages=config.stages,
-        swizzle=config.swizzle,
+    """The kernel that was chosen, on the operands of a dot_general; the results have its shape."""
+    problem = reduction.problem
+    lhs, rhs, rhs_up, c, bias, residual = operands
+    reduced = Operands(
+        reduction.lhs(lhs),
+        reduction.rhs(rhs),
+        None if rhs_up is None else reduction.rhs(rhs_up),
+        None if c is None else jax.lax.reshape(c, problem.output_shape),
+        None if bias is None else _repeated(bias, problem),
+        None if residual is None else jax.lax.reshape(residual, problem.output_shape),
     )
-    return (jax.lax.reshape(result, reduction.output_shape),)
+    attributes = call_attributes(problem, choice)
+    results = gemm_p.bind(
+        *reduced.given(),
+        shape=problem.output_shape,
+        dtype=problem.output,
+        workspace=workspace_bytes(
+            problem.lhs_shape, problem.rhs_shape, DATA_TYPES[problem.lhs_dtype.name], attributes
+        ),
+        in_place=problem.epilogue.c == problem.output,
+        **attributes,
+    )
+    wanted = results[: problem.epilogue.results]
+    return tuple(jax.lax.reshape(x, reduction.output_shape) for x in wanted)
+
+
+def call_attributes(problem: GemmProblem, choice: Choice) -> dict[str, str | int | float]:
+    """The attributes of the custom call, as `_native.pyi` names them."""
+    epilogue, config = problem.epilogue, choice.config
+    assert config is not None
+    assert choice.kernel is not None
+    block_m, block_n = config.tile
+    return {
+        "kernel": choice.kernel,
+        "alpha": epilogue.alpha,
+        "beta": epilogue.beta,
+        "has_c": int(epilogue.c is not None),
+        "has_bias": int(epilogue.bias is not None),
+        "bias_along_m": int(epilogue.bias_axis == "m"),
+        "has_residual": int(epilogue.residual is not None),
+        "gated": int(epilogue.gated),
+        "save": int(epilogue.save),
+        "activation": ACTIVATIONS[epilogue.activation].value,
+        "lhs_major": problem.lhs_major.value,
+        "rhs_major": problem.rhs_major.value,
+        "block_m": block_m,
+        "block_n": block_n,
+        "k_spans": config.k_spans(problem.lhs_dtype.itemsize),
+        "cluster_m": config.cluster[0],
+        "cluster_n": config.cluster[1],
+        "cta_group": config.cta_group,
+        "stages": config.stages or 0,
+        "swizzle": config.swizzle,
+        "raster": RASTERS.index(config.raster),
+        "split_k": config.split_k,
+        "split_tail": int(config.split_tail),
+        "wave": (choice.wave or 0) if config.split_tail else 0,
+        "swap_ab": int(config.swap_ab),
+        "accumulators": config.accumulators or 0,
+        "store_buffers": config.store_buffers,
+        "tma_store": int(config.tma_store),
+        "operand_swizzle": int(config.operand_swizzle),
+        "scheduler": SCHEDULERS.index(config.scheduler or "static"),
+    }
+
+
+def _repeated(bias: Any, problem: GemmProblem) -> Any:
+    """A bias for all of m or n, where several dimensions of an operand make it up."""
+    extent = problem.m if problem.epilogue.bias_axis == "m" else problem.n
+    (length,) = bias.shape
+    if length == extent:
+        return bias
+    return jax.lax.reshape(jnp.broadcast_to(bias, (extent // length, length)), (extent,))
 
 
 def _abstract_eval(
-    lhs: Any, rhs: Any, *_: Any, output_dtype: Any, lhs_major: int, rhs_major: int, **__: Any
+    lhs: Any, *_: Any, shape: Any, dtype: Any, workspace: int, gated: int, save: int, **__: Any
 ) -> Any:
-    m = lhs.shape[1 if lhs_major == Major.K.value else 2]
-    n = rhs.shape[1 if rhs_major == Major.K.value else 2]
-    batch = max(lhs.shape[0], rhs.shape[0])
     # An update keeps what else the type says, as over which mesh axes of a shard_map it varies.
-    return lhs.update(shape=(batch, m, n), dtype=output_dtype, weak_type=False)
+    results = [lhs.update(shape=shape, dtype=dtype, weak_type=False)] * (1 + save * (1 + gated))
+    if workspace:
+        results.append(lhs.update(shape=(workspace,), dtype=np.dtype(np.uint8), weak_type=False))
+    return results
 
 
 def _lower(
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
-    output_dtype: Any,
+    shape: Any,
+    dtype: Any,
+    workspace: int,
+    in_place: bool,
     kernel: str,
-    **attributes: int,
+    alpha: float,
+    beta: float,
+    **integers: int,
 ) -> Any:
-    del output_dtype  # implied by the result
-    # Custom calls' integers are int64 unless they are NumPy's; the handler takes int32 only.
-    int32 = {name: np.int32(value) for name, value in attributes.items()}
-    return jax.ffi.ffi_lowering(TARGET)(ctx, *operands, kernel=kernel, **int32)
+    del shape, dtype, workspace  # implied by the results
+    call = jax.ffi.ffi_lowering(
+        TARGET, operand_output_aliases={2 + integers["gated"]: 0} if in_place else None
+    )
+    # Custom calls' numbers are 64 bits wide unless they are NumPy's; the handler takes 32 only.
+    return call(
+        ctx,
+        *operands,
+        kernel=kernel,
+        alpha=np.float32(alpha),
+        beta=np.float32(beta),
+        **{name: np.int32(value) for name, value in integers.items()},
+    )
 
 
 def _refuse(*_: Any, kernel: str, **__: Any) -> Never:

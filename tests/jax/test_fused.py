@@ -1,124 +1,187 @@
-"""matmul with bias and activation, against its formula in float64."""
+"""matmul with an epilogue: values and derivatives against the formula in float64, on XLA."""
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import jaxbw
 
-Operand = Callable[..., Any]
-ACTIVATIONS = [None, "relu", "gelu", "silu"]
-CASES = [
-    (activation, bias)
-    for activation in ACTIVATIONS
-    for bias in (True, False)
-    if bias or activation is not None
-]
+from .epilogues import CASES, K, M, N, Operand, arrays, formula, in_float64, numbers
+
+ACTIVATIONS = [None, "relu", "silu", "gelu", "gelu_exact"]
 
 
-def formula(lhs: Any, rhs: Any, bias: Any, activation: str | None) -> Any:
-    """What the operation means, in the operands' own dtype."""
-    z = jnp.matmul(lhs, rhs)
-    z = z if bias is None else z + bias
-    functions = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
-    return z if activation is None else functions[activation](z)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_exact(case: str, operand: Operand) -> None:
+    """In float64 there is nothing but the formula: value, gradient, gradient of the gradient."""
+    given = arrays(CASES[case], operand)
+    weights = operand((M, N), "float32", 9)
+    direction = arrays(CASES[case], functools.partial(_shifted, operand))
 
+    def derivatives(function: Any, given: Any, weights: Any, direction: Any) -> Any:
+        def loss(given: Any) -> Any:
+            out = function(**given, **numbers(CASES[case]))
+            assert out.dtype == weights.dtype
+            return (out * weights).sum(), out
 
-@pytest.mark.parametrize(("activation", "with_bias"), CASES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_value_and_gradient(
-    activation: str | None, with_bias: bool, dtype: str, operand: Operand
-) -> None:
-    lhs, rhs = operand((6, 16), dtype), operand((16, 8), dtype, 1)
-    bias = operand((8,), jnp.float32, 2) if with_bias else None
-    weights = operand((6, 8), jnp.float32, 3)
+        def slope(given: Any) -> Any:
+            gradient, out = jax.grad(loss, has_aux=True)(given)
+            products = jax.tree.map(lambda x, y: (x * y).sum(), gradient, direction)
+            return sum(jax.tree.leaves(products)), (gradient, out)
 
-    def loss(lhs: Any, rhs: Any, bias: Any) -> Any:
-        out = jaxbw.matmul(lhs, rhs, bias=bias, activation=activation)
-        assert out.dtype == dtype
-        return (out.astype(jnp.float32) * weights).sum()
+        return jax.jit(jax.grad(slope, has_aux=True))(given)
 
-    def reference(lhs: Any, rhs: Any, bias: Any) -> Any:
-        return (formula(lhs, rhs, bias, activation) * weights).sum()
-
-    wide: tuple[Any, Any, Any] = jax.tree.map(lambda x: x.astype(jnp.float32), (lhs, rhs, bias))
-    plain = jaxbw.matmul(lhs, rhs, bias=bias, activation=activation).astype(jnp.float32)
-    tolerance = {"bfloat16": 2.0**-6, "float16": 2.0**-8, "float32": 1e-5}[dtype]
-    np.testing.assert_allclose(
-        plain, formula(*wide, activation=activation), rtol=tolerance / 2, atol=tolerance / 2
+    got, wanted = (
+        in_float64(functools.partial(derivatives, function), given, weights, direction)
+        for function in (jaxbw.matmul, formula)
     )
-    got = jax.jit(jax.grad(loss, (0, 1, 2)))(lhs, rhs, bias)
-    wanted = jax.grad(reference, (0, 1, 2))(*wide)
-    for x, y, primal in zip(
-        jax.tree.leaves(got),
-        jax.tree.leaves(wanted),
-        jax.tree.leaves((lhs, rhs, bias)),
-        strict=True,
-    ):
-        assert x.dtype == primal.dtype
-        scale = np.abs(y).max()
-        np.testing.assert_allclose(
-            x.astype(jnp.float32), y, rtol=4 * tolerance, atol=4 * tolerance * scale
-        )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9), got, wanted)
+
+
+def _shifted(operand: Operand, shape: Any, dtype: Any, number: int) -> Any:
+    return operand(shape, dtype, number + 20)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_value_and_gradient(case: str, dtype: str, operand: Operand) -> None:
+    given = arrays(CASES[case], operand, dtype)
+    weights = operand((M, N), "float32", 9)
+
+    def loss(function: Any, given: Any, weights: Any) -> Any:
+        out = function(**given, **numbers(CASES[case]))
+        return (out.astype(weights.dtype) * weights).sum(), out
+
+    gradient = functools.partial(jax.grad, has_aux=True, argnums=1)
+    got, out = jax.jit(gradient(loss), static_argnums=0)(jaxbw.matmul, given, weights)
+    wanted, reference = in_float64(functools.partial(gradient(loss), formula), given, weights)
+    unit = float(jnp.finfo(dtype).eps) / 2
+    # The cast, and the float32 sums of K terms: an activation has a slope of at most 1.13.
+    scale = 1.13 * np.abs(reference).max()
+    sums = 2 * (K + 4) * 2.0**-24 * in_float64(_magnitude, given)
+    assert out.dtype == dtype
+    error = np.abs(np.asarray(out).astype(np.float64) - reference)
+    assert (error <= unit * np.abs(reference) + sums + 2.0**-20 * scale).all()
+    plain = jaxbw.matmul(**given, **numbers(CASES[case]))
+    np.testing.assert_array_equal(out, plain)  # differentiated, it computes the same
+    for name, x in got.items():
+        assert x.dtype == given[name].dtype
+        # z is rounded where it is saved, its cotangent where it is multiplied: of each of K terms.
+        error = np.abs(np.asarray(x).astype(np.float64) - wanted[name]).max()
+        assert error <= 16 * unit * max(1, np.abs(wanted[name]).max()), name
+
+
+def _magnitude(given: Any) -> Any:
+    total = 2 * jnp.abs(given["lhs"]) @ jnp.abs(given["rhs"])
+    return total.max() + sum(2 * jnp.abs(given[x]).max() for x in given if x not in ("lhs", "rhs"))
 
 
 def test_everything_up_to_the_cast_is_float32() -> None:
-    """2^8 + 1 is no bfloat16: a product rounded before the bias would lose the 1."""
-    ones = jnp.ones((1, 256), jnp.bfloat16)
-    result = jaxbw.matmul(ones, ones.T, bias=jnp.array([-255.0], jnp.float32))
-    assert result[0, 0] == 1
+    """2^8 + 1 is no bfloat16: a sum rounded before its last term would lose the 1."""
     lhs = jnp.array([[256.0, 1.0]], jnp.bfloat16)
-    result = jaxbw.matmul(lhs, jnp.ones((2, 1), jnp.bfloat16), bias=jnp.array([-256.0]))
-    assert result[0, 0] == 1
+    ones = jnp.ones((2, 1), jnp.bfloat16)
+    for keywords in (
+        {"bias": jnp.array([-256.0])},
+        {"c": jnp.array([[-256.0]], jnp.bfloat16)},
+        {"c": jnp.array([[128.0]], jnp.bfloat16), "beta": -2},
+        {"residual": jnp.array([[-256.0]])},
+    ):
+        result = jaxbw.matmul(lhs, ones, **keywords)
+        assert result.dtype == jnp.bfloat16
+        assert result[0, 0] == 1
+    assert jaxbw.matmul(lhs, ones, alpha=1 / 257)[0, 0] == 1
 
 
+def test_residual_is_added_behind_the_activation() -> None:
+    one = jnp.ones((1, 1))
+    assert jaxbw.matmul(one, -one, residual=one, activation="relu")[0, 0] == 1
+    assert jaxbw.matmul(one, -one, c=one / 2, activation="relu")[0, 0] == 0
+
+
+@pytest.mark.parametrize("bias_axis", [-1, -2])
 @pytest.mark.parametrize(
-    "axes", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0), (0, 0, None), (1, 1, 0)]
+    "axes",
+    [
+        {"lhs": 0},
+        {"rhs": 0},
+        {"bias": 0},
+        {"c": 1},
+        {"residual": 2},
+        {"lhs": 1, "rhs": 1},
+        {"lhs": 2, "rhs": 2, "c": 0},
+        {"lhs": 1, "residual": 0},
+        {"rhs": 2, "c": 2},
+        {"lhs": 0, "rhs": 0, "c": 0, "bias": 1, "residual": 0},
+    ],
+    ids=str,
 )
-def test_vmap(axes: Any, operand: Operand) -> None:
-    shapes = [list(shape) for shape in ((4, 8), (8, 6), (6,))]
-    for shape, axis in zip(shapes, axes, strict=True):
-        if axis is not None:
-            shape.insert(axis, 3)
-    operands = [operand(tuple(shape), jnp.float32, i) for i, shape in enumerate(shapes)]
+def test_vmap(axes: Any, bias_axis: int, operand: Operand) -> None:
+    case = {"bias": True, "c": True, "residual": True, "bias_axis": bias_axis, "activation": "gelu"}
+    given = arrays(case, operand)
+    for name, axis in axes.items():
+        given[name] = jnp.stack([given[name] * factor for factor in (1, -2, 3)], axis)
+    weights = operand((M, N), "float32", 9)
 
-    def fused(lhs: Any, rhs: Any, bias: Any) -> Any:
-        return jaxbw.matmul(lhs, rhs, bias=bias, activation="gelu")
+    def vmapped(function: Any, given: Any, weights: Any) -> Any:
+        def loss(given: Any) -> Any:
+            return (function(**given, **numbers(case)) * weights).sum()
 
-    def plain(lhs: Any, rhs: Any, bias: Any) -> Any:
-        return formula(lhs, rhs, bias, "gelu")
+        in_axes = ({name: axes.get(name) for name in given},)
+        return jax.vmap(jax.value_and_grad(loss), in_axes)(given)
 
-    np.testing.assert_allclose(
-        jax.vmap(fused, axes)(*operands), jax.vmap(plain, axes)(*operands), rtol=1e-5, atol=1e-5
+    got, wanted = (
+        in_float64(functools.partial(vmapped, function), given, weights)
+        for function in (jaxbw.matmul, formula)
     )
-    gradients = [
-        jax.vmap(jax.grad(lambda *args, f=f: f(*args).sum(), (0, 1, 2)), axes)(*operands)
-        for f in (fused, plain)
-    ]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *gradients)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9), got, wanted)
 
 
-@pytest.mark.parametrize(
-    ("lhs_shape", "rhs_shape"),
-    [((8,), (8, 6)), ((2, 3, 4, 8), (8, 6)), ((2, 4, 8), (2, 8, 6)), ((4, 8), (2, 8, 6))],
-)
+SHAPES = [
+    ((8,), (8, 6)),
+    ((4, 8), (8,)),
+    ((2, 3, 4, 8), (8, 6)),
+    ((2, 4, 8), (2, 8, 6)),
+    ((4, 8), (2, 8, 6)),
+    ((3, 1, 4, 8), (1, 2, 8, 6)),
+    ((1, 4, 8), (1, 8, 6)),
+]
+
+
+@pytest.mark.parametrize(("lhs_shape", "rhs_shape"), SHAPES)
 def test_shapes(lhs_shape: Any, rhs_shape: Any, operand: Operand) -> None:
-    lhs, rhs = operand(lhs_shape, jnp.float32), operand(rhs_shape, jnp.float32, 1)
-    bias = operand((6,), jnp.float32, 2)
-    result = jaxbw.matmul(lhs, rhs, bias=bias, activation="silu")
-    np.testing.assert_allclose(result, formula(lhs, rhs, bias, "silu"), rtol=1e-5, atol=1e-6)
+    """c and residual are shaped as jnp.matmul's result, whatever the dot_general's is."""
+    given = {"lhs": operand(lhs_shape, "float32"), "rhs": operand(rhs_shape, "float32", 1)}
+    shape = jnp.matmul(*given.values()).shape
+    given |= {"c": operand(shape, "float32", 2), "residual": operand(shape, "float32", 3)}
+    biases = [{}]
+    if len(rhs_shape) > 1:
+        biases.append({"bias": operand(rhs_shape[-1:], "float32", 4)})
+    if len(lhs_shape) > 1:
+        bias = operand(lhs_shape[-2:-1], "float32", 5)
+        # Where the result has no n, the formula's rows are its last dimension.
+        biases.append({"bias": bias, "bias_axis": -2})
+    for extra in biases:
+        keywords = {**extra, "activation": "silu", "alpha": 0.5}
+        result = jaxbw.matmul(**given, **keywords)
+        if len(rhs_shape) == 1:
+            keywords["bias_axis"] = -1
+        wanted = formula(**given, **keywords)
+        assert result.shape == shape
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 8, 6), (4, 0, 6), (4, 8, 0)])
 def test_zero_sizes(m: int, k: int, n: int) -> None:
-    lhs, rhs, bias = jnp.ones((m, k)), jnp.ones((k, n)), jnp.ones(n)
-    result = jaxbw.matmul(lhs, rhs, bias=bias, activation="relu")
-    np.testing.assert_array_equal(result, jax.nn.relu(lhs @ rhs + bias))
-    jax.grad(lambda x: jaxbw.matmul(x, rhs, bias=bias, activation="gelu").sum())(lhs)
+    given = {"lhs": jnp.ones((m, k)), "rhs": jnp.ones((k, n)), "c": jnp.ones((m, n))}
+    keywords: Any = {"bias": jnp.ones(n), "activation": "relu"}
+    result = jaxbw.matmul(**given, **keywords)
+    np.testing.assert_array_equal(result, formula(**given, **keywords))
+    jax.grad(lambda x: jaxbw.matmul(**(given | {"lhs": x}), **keywords).sum())(given["lhs"])
 
 
 def test_nan_passes_through(operand: Operand) -> None:
@@ -132,3 +195,35 @@ def test_forward_mode_is_refused_by_jax(operand: Operand) -> None:
     x = operand((4, 4), jnp.float32)
     with pytest.raises(TypeError, match="custom_vjp"):
         jax.jvp(lambda x: jaxbw.matmul(x, x, activation="relu"), (x,), (x,))
+
+
+def test_the_backward_pass_keeps_what_it_looks_at(operand: Operand) -> None:
+    """Never c, bias or residual, so that c can be overwritten; z or d only where it is needed."""
+    given = arrays(CASES["all, relu"], operand)
+
+    def kept(case: str) -> int:
+        def fused(given: Any) -> Any:
+            return jaxbw.matmul(**given, **numbers(CASES[case]))
+
+        _, pull_back = jax.vjp(fused, arrays(CASES[case], operand))
+        return [x.shape for x in jax.tree.leaves(pull_back)].count((M, N))
+
+    assert given["c"].shape == (M, N)
+    assert kept("alpha and beta") == kept("residual") == kept("bias") == 0
+    assert kept("relu") == kept("relu, residual") == kept("all, relu") == kept("silu, bias") == 1
+
+
+def test_shard_map_checks_what_varies(operand: Operand) -> None:
+    """Gradients of operands that are the same everywhere are summed over the mesh."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    given = arrays(CASES["all, relu"], operand)
+    rows, same = PartitionSpec("x"), PartitionSpec()
+    specs = {"lhs": rows, "rhs": same, "c": rows, "bias": same, "residual": rows}
+
+    def fused(given: Any) -> Any:
+        return jaxbw.matmul(**given, **numbers(CASES["all, relu"]))
+
+    local = jax.shard_map(fused, mesh=mesh, in_specs=(specs,), out_specs=rows)
+    got = jax.jit(jax.grad(lambda given: local(given).sum()))(given)
+    wanted = jax.grad(lambda given: fused(given).sum())(given)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), got, wanted)

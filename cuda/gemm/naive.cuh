@@ -30,7 +30,7 @@ JAXBW_DEVICE void naive_epilogue(const GemmParams& p, float sum, uint32_t row, u
   float z[1] = {e.alpha * sum};
   if (e.c.data != nullptr) z[0] += e.beta * load_element(e.c, index);
   if (e.bias.data != nullptr) z[0] += load_bias(p, row, column);
-  activate(z, e.activation);
+  activate<1>(z, e.activation);
   if (e.residual.data != nullptr) z[0] += load_element(e.residual, index);
   with_type(p.output.type, [&]<DataType kOutput>() { store_element<kOutput>(p.output.data, index, z[0]); });
 }

@@ -1,18 +1,28 @@
 """Launches our GEMM kernels in the emulator: what cuda/host does on a GPU, restated in numpy."""
 
-import struct
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from jaxbw import emulator
+from jaxbw.selection.config import GemmConfig
 
+from .gemm_params import Epilogue, EpilogueOperand, EpilogueResult, GemmParams, words
+
+Array = npt.NDArray[Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = {np.dtype(np.float16): 0, BF16: 1, np.dtype(np.float32): 2}  # DataType of cuda/params.h
-SPAN = 128  # bytes of a swizzle span
-GUARD = 256  # elements in front of the result and behind it
+ACTIVATIONS = ("none", "relu", "gelu", "silu", "gelu_exact")  # as Activation counts them
+SPAN, CORE_ROW, ATOM = 128, 16, 1024  # bytes: a swizzle span, a core matrix' row, 8 rows of a span
+CONTROL = 1024  # bytes of barriers and the like
+MMA_ROWS = 128  # of a CTA, at most
+MAX_STAGES, MAX_SHARED = 12, 232448
+GUARD = 256  # elements in front of a result and behind it
+POISON = 0xA5
 
 
 @dataclass(frozen=True)
@@ -22,17 +32,16 @@ class Family:
     threads: int
     epilogue_warps: int
     rows_per_warp: int
-    max_columns: int
-    persistent: bool
+    scheduler: str  # by default
 
 
-SM90 = Family(threads=384, epilogue_warps=8, rows_per_warp=16, max_columns=64, persistent=True)
-SM100 = Family(threads=256, epilogue_warps=4, rows_per_warp=32, max_columns=32, persistent=False)
+SM90 = Family(threads=384, epilogue_warps=8, rows_per_warp=16, scheduler="static")
+SM100 = Family(threads=256, epilogue_warps=4, rows_per_warp=32, scheduler="clc")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A launch configuration; the majors are 0 (K) or 1 (MN)."""
+    """A launch configuration; the majors are 0 (K) or 1 (MN), of the product before a swap."""
 
     family: Family
     block_m: int
@@ -45,96 +54,392 @@ class Config:
     rhs_major: int = 1
     output: np.dtype[Any] = BF16
     activation: int = 0
+    raster: str = "m"
+    k_spans: int = 1
+    accumulators: int = 2
+    store_buffers: int = 2
+    store: str = "tma"  # or "rows", "columns"; "tma" where rows have 16-byte multiples, else "rows"
+    operand_swizzle: bool = True
+    scheduler: str | None = None  # "clc", "static", "none"; None: the family's
+    split_k: int = 1
+    split_tail: bool = False
+    swap_ab: bool = False
+
+    @property
+    def clusters(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster[0] * self.cluster[1]
 
 
-def _ceil_div(a: int, b: int) -> int:
+@dataclass(frozen=True)
+class Product:
+    """What is multiplied: lhs [batch|1, m, k], rhs [batch|1, k, n], and what the epilogue takes.
+
+    c and residual are [batch, m, n], bias is [n], or [m] with `bias_along_m`. With `rhs_up` the
+    product is gated. `in_place`: c lies where the result will.
+    """
+
+    lhs: Array
+    rhs: Array
+    dtype: np.dtype[Any]
+    rhs_up: Array | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    c: Array | None = None
+    in_place: bool = False
+    bias: Array | None = None
+    bias_along_m: bool = False
+    residual: Array | None = None
+    save: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Batch, m, n, k."""
+        batch = max(self.lhs.shape[0], self.rhs.shape[0])
+        return batch, self.lhs.shape[1], self.rhs.shape[2], self.lhs.shape[2]
+
+
+@dataclass
+class Outcome:
+    """Results [batch, m, n], the report of the launch, and the arrays that the kernel could see."""
+
+    d: Array
+    saved: list[Array]
+    report: emulator.Report
+    params: GemmParams
+
+
+def from_gemm_config(
+    config: GemmConfig, lhs_major: int, rhs_major: int, output: np.dtype[Any], itemsize: int = 2
+) -> Config:
+    """The launch that an sm100 GemmConfig stands for."""
+    launch = Config(
+        family=SM100,
+        block_m=config.tile[0],
+        block_n=config.tile[1],
+        cta_group=config.cta_group,
+        cluster=config.cluster,
+        stages=config.stages or 0,
+        swizzle=config.swizzle,
+        lhs_major=lhs_major,
+        rhs_major=rhs_major,
+        output=output,
+        raster=config.raster,
+        k_spans=config.k_spans(itemsize),
+        accumulators=config.accumulators or 2,
+        store_buffers=config.store_buffers,
+        store="tma" if config.tma_store else "rows",
+        operand_swizzle=config.operand_swizzle,
+        scheduler=config.scheduler,
+        split_k=config.split_k,
+        split_tail=config.split_tail,
+        swap_ab=config.swap_ab,
+    )
+    return launch if launch.stages else replace(launch, stages=max_stages(launch))
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
     return -(-a // b)
 
 
-def _tensor_map(
-    array: np.ndarray[Any, Any], contiguous: int, outer: int, box: tuple[int, int]
-) -> emulator.TensorMap:
-    pitch = max(16, _ceil_div(contiguous * array.itemsize, 16) * 16)
+def storage(config: Config, itemsize: int = 2) -> tuple[int, int, int]:
+    """Bytes of a CTA's part of a stage, A's and B's; and of the staging."""
+    c, span = config, SPAN * config.k_spans
+    b = ceil_div(c.block_n // c.cta_group * span, ATOM) * ATOM
+    staging = c.family.epilogue_warps * c.family.rows_per_warp * SPAN * 2
+    return c.block_m // c.cta_group * span, b, staging
+
+
+def max_stages(config: Config) -> int:
+    """The deepest ring that fits."""
+    a, b, staging = storage(config)
+    return min(MAX_STAGES, (MAX_SHARED - staging - CONTROL) // (a + b))
+
+
+def mma_tiles(config: Config) -> int:
+    """MMA tiles on top of each other in a CTA's tile."""
+    if config.family is SM90:
+        return 1
+    return max(1, config.block_m // config.cta_group // MMA_ROWS)
+
+
+def store_box(config: Config, gated: bool) -> tuple[int, int]:
+    """Columns and rows of one TMA store."""
+    if config.family is SM90:
+        return min(64, SPAN // config.output.itemsize), config.family.rows_per_warp
+    rows = min(MMA_ROWS, config.block_m // config.cta_group)
+    columns = config.block_n // 2 if rows == 64 and config.cta_group == 2 else config.block_n
+    columns //= 2 if gated else 1
+    chunk = next(width for width in (32, 16, 8) if columns % width == 0)
+    return chunk, 16 if rows == 64 and config.cta_group == 1 else 32
+
+
+def _map(array: Array, columns: int, box: tuple[int, int], swizzle: int) -> emulator.TensorMap:
+    """Of [batch, rows, pitch], whose first `columns` of a row are the matrix."""
+    batch, rows, pitch = array.shape
+    size = array.itemsize
     return emulator.TensorMap.encode(
         array,
         box=(*box, 1),
-        extents=(contiguous, outer, array.shape[0]),
-        strides=(pitch, pitch * outer),
-        swizzle=box[0] * array.itemsize,
+        extents=(columns, rows, batch),
+        strides=(max(16, pitch * size), max(16, pitch * size) * rows),
+        swizzle=swizzle,
     )
 
 
-def _stored(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    array = emulator.empty(values.shape, dtype)
-    array[...] = values
+def _stored(values: Array, dtype: np.dtype[Any]) -> Array:
+    """[batch, rows, pitch]: rows of 16-byte multiples, as the repack kernels leave them.
+
+    Nothing may be read behind the end of a row: NaN stands there.
+    """
+    batch, rows, columns = values.shape
+    pitch = ceil_div(columns * dtype.itemsize, 16) * 16 // dtype.itemsize
+    array = emulator.empty((batch, rows, pitch), dtype)
+    array[...] = np.nan
+    array[:, :, :columns] = values
     return array
+
+
+class _Operand:
+    """A or B as the kernel sees it: values [batch|1, mn, k]."""
+
+    def __init__(self, values: Array, major: int, dtype: np.dtype[Any], naive: bool) -> None:
+        self.major = major
+        self.extents = values.shape[2], values.shape[1]
+        matrices = values.transpose(0, 2, 1) if major else values
+        if naive:  # is given what the caller has, dense
+            self.array = emulator.empty(matrices.shape, dtype)
+            self.array[...] = matrices
+        else:
+            self.array = _stored(matrices, dtype)
+
+    def map(self, config: Config, extent: int, peers: int) -> emulator.TensorMap:
+        """The boxes of a CTA that loads a share of `extent` indices of M or N."""
+        row = SPAN if config.operand_swizzle else CORE_ROW
+        columns = row // self.array.itemsize
+        rows = config.k_spans * columns if self.major else extent
+        contiguous = self.extents[self.major]
+        swizzle = SPAN if config.operand_swizzle else 0
+        return _map(self.array, contiguous, (columns, rows // peers), swizzle)
+
+
+@dataclass
+class _Results:
+    """Arrays in guard regions: the results of one launch."""
+
+    shape: tuple[int, int, int]
+    dtype: np.dtype[Any]
+    guarded: list[Array] = field(default_factory=list)
+
+    def new(self) -> Array:
+        size = int(np.prod(self.shape))
+        guarded = emulator.empty(size + 2 * GUARD, self.dtype)
+        guarded.view(np.uint8)[...] = POISON
+        self.guarded.append(guarded)
+        return guarded[GUARD:-GUARD].reshape(self.shape)
+
+    def check(self) -> None:
+        for guarded in self.guarded:
+            edges = np.concatenate([guarded[:GUARD], guarded[-GUARD:]])
+            intact = (edges.view(np.uint8) == POISON).all()
+            assert intact, "the kernel wrote outside the result"
+
+
+def work(config: Config, m: int, n: int, batch: int, columns: int, sm_count: int) -> dict[str, int]:
+    """The members of GemmParams that say what the work items are."""
+    c = config
+    across = ceil_div(m, c.cluster[0] * c.block_m // c.cta_group)
+    along = ceil_div(n, c.cluster[1] * columns)
+    tiles = across * along * batch
+    whole = tiles
+    if c.split_k > 1:
+        whole = tiles - tiles % (sm_count // c.clusters) if c.split_tail else 0
+    return dict(
+        cluster_tiles_m=across,
+        cluster_tiles_n=along,
+        whole_tiles=whole,
+        split_k=c.split_k,
+        work_items=whole + (tiles - whole) * c.split_k,
+        swizzle=min(c.swizzle, across if c.raster == "m" else along),
+    )
+
+
+def launch(
+    module: emulator.Module,
+    config: Config,
+    product: Product,
+    sm_count: int = 8,
+    **options: Any,
+) -> Outcome:
+    """Runs a kernel. Nothing around its results may change.
+
+    Raises:
+      AssertionError: it does.
+      emulator.EmulatorError: the kernel did something from which there is no going on.
+    """
+    c, p, family = config, product, config.family
+    entry = module.entries()[0]
+    naive = "naive" in entry
+    batch, m, n, k = p.shape
+    gated = p.rhs_up is not None
+    a, b = _operands(c, p, naive)
+    b_up = (
+        _Operand(p.rhs_up.transpose(0, 2, 1), b.major, p.dtype, naive)
+        if p.rhs_up is not None
+        else b
+    )
+    results = _Results((batch, m, n), c.output)
+    d = results.new()
+    saved = [results.new() for _ in range(p.save + (p.save and gated))]
+    if c.swap_ab:
+        m, n = n, m
+
+    cluster_m, cluster_n = c.cluster
+    rows, b_columns = c.block_m // c.cta_group, c.block_n // c.cta_group
+    tile_columns = c.block_n // 2 if gated else c.block_n
+    items = work(c, m, n, batch, tile_columns, sm_count)
+    split_tiles = (items["work_items"] - items["whole_tiles"]) // c.split_k
+    slices = (
+        (split_tiles if c.split_k > 1 else 0) * c.clusters * mma_tiles(c) * family.epilogue_warps
+    )
+    partials = emulator.empty(slices * c.split_k * family.rows_per_warp * c.block_n, np.float32)
+    counters = emulator.empty(slices, np.uint32)
+    partials[...], counters[...] = np.nan, 0
+
+    path = "columns" if c.swap_ab else c.store
+    if path == "tma" and n * c.output.itemsize % 16:
+        path = "rows"
+    params = GemmParams(
+        store_path=("tma", "rows", "columns").index(path),
+        a_data=a.array.ctypes.data,
+        b_data=b.array.ctypes.data,
+        row_stride=1 if c.swap_ab else n,
+        column_stride=m if c.swap_ab else 1,
+        batch_stride=m * n,
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        a_batched=a.array.shape[0] > 1,
+        b_batched=b.array.shape[0] > 1,
+        block_m=c.block_m,
+        block_n=c.block_n,
+        tile_columns=tile_columns,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+        stages=c.stages,
+        k_spans=c.k_spans,
+        operand_swizzle=c.operand_swizzle,
+        accumulators=c.accumulators,
+        store_buffers=c.store_buffers,
+        scheduler=(c.scheduler or family.scheduler) == "clc",
+        raster=c.raster == "n",
+        partials=partials.ctypes.data if slices else 0,
+        counters=counters.ctypes.data if slices else 0,
+        input=TYPES[p.dtype],
+        a_major=a.major,
+        b_major=b.major,
+        **items,
+    )
+    buffers = [a.array, b.array, b_up.array, *results.guarded, partials, counters]
+    buffers += _epilogue(params, c, p, d, saved)
+    if not naive:
+        b_extent = b_columns // 2 if gated and c.cta_group == 1 else b_columns
+        b_peers = cluster_m // c.cta_group
+        params.a = words(a.map(c, rows, cluster_n).encoded)
+        params.b = words(b.map(c, b_extent, b_peers).encoded)
+        params.b_up = words(b_up.map(c, b_extent, b_peers).encoded)
+        if path == "tma":
+            box = store_box(c, gated)
+            span = box[0] * c.output.itemsize
+            maps = [words(_map(x, n, box, span if span > 16 else 0).encoded) for x in (d, *saved)]
+            params.d, params.saved = maps[0], (type(maps[0]) * 2)(*maps[1:])
+
+    resident = sm_count // c.clusters
+    persistent = (c.scheduler or family.scheduler) == "static"
+    clusters = min(items["work_items"], resident) if persistent else items["work_items"]
+    a_bytes, b_bytes, staging = storage(c)
+    report = module.launch(
+        entry,
+        grid=clusters * c.clusters,
+        block=family.threads,
+        cluster=c.clusters,
+        dynamic_smem=0 if naive else c.stages * (a_bytes + b_bytes) + staging + CONTROL,
+        args=[params.encode()],
+        buffers=_distinct(buffers),
+        sm_count=sm_count,
+        **options,
+    )
+    results.check()
+    return Outcome(d, saved, report, params)
+
+
+def _operands(config: Config, product: Product, naive: bool) -> tuple[_Operand, _Operand]:
+    """A and B: of the product, or where operands are swapped of its transpose."""
+    p = product
+    lhs = _Operand(p.lhs, config.lhs_major, p.dtype, naive)
+    rhs = _Operand(p.rhs.transpose(0, 2, 1), config.rhs_major, p.dtype, naive)
+    return (rhs, lhs) if config.swap_ab else (lhs, rhs)
+
+
+def _epilogue(
+    params: GemmParams, config: Config, product: Product, d: Array, saved: list[Array]
+) -> list[Array]:
+    """Sets the members that say what the epilogue does; returns the arrays that it reads."""
+    p, read = product, []
+
+    def operand(values: Array | None) -> EpilogueOperand:
+        if values is None:
+            return EpilogueOperand(0, 2)
+        array = emulator.empty(values.shape, values.dtype)
+        array[...] = values
+        read.append(array)
+        return EpilogueOperand(array.ctypes.data, TYPES[array.dtype])
+
+    c = operand(None if p.in_place else p.c)
+    if p.in_place:
+        d[...] = p.c
+        c = EpilogueOperand(d.ctypes.data, TYPES[d.dtype])
+    params.epilogue = Epilogue(
+        alpha=p.alpha,
+        beta=p.beta,
+        c=c,
+        bias=operand(p.bias),
+        residual=operand(p.residual),
+        bias_along_m=p.bias_along_m != config.swap_ab,
+        activation=config.activation,
+        gated=p.rhs_up is not None,
+    )
+    params.output = EpilogueResult(d.ctypes.data, TYPES[d.dtype])
+    for i, array in enumerate(saved):
+        params.saved_output[i] = EpilogueResult(array.ctypes.data, TYPES[array.dtype])
+    return read
+
+
+def _distinct(arrays: list[Array]) -> Iterator[Array]:
+    """Each array once, and none that is empty."""
+    seen = set()
+    for array in arrays:
+        if array.size and array.ctypes.data not in seen:
+            seen.add(array.ctypes.data)
+            yield array
 
 
 def run(
     module: emulator.Module,
     config: Config,
-    lhs: np.ndarray[Any, Any],
-    rhs: np.ndarray[Any, Any],
+    lhs: Array,
+    rhs: Array,
     dtype: np.dtype[Any],
-    bias: np.ndarray[Any, Any] | None = None,
-    sm_count: int = 8,
+    bias: Array | None = None,
     **options: Any,
-) -> tuple[np.ndarray[Any, Any], emulator.Report]:
-    """Multiplies `[batch|1, m, k]` by `[batch|1, k, n]`; nothing around the result may change."""
-    (lhs_batch, m, k), (rhs_batch, _, n) = lhs.shape, rhs.shape
-    batch = max(lhs_batch, rhs_batch)
-    c, family = config, config.family
-    cluster_m, cluster_n = c.cluster
-    rows, peers_b = c.block_m // c.cta_group, cluster_m // c.cta_group
-    a = _stored(lhs.transpose(0, 2, 1) if c.lhs_major else lhs, dtype)
-    b = _stored(rhs if c.rhs_major else rhs.transpose(0, 2, 1), dtype)
-    guarded = emulator.empty(batch * m * n + 2 * GUARD, c.output)
-    guarded.view(np.uint8)[...] = 0xA5
-    d = guarded[GUARD:-GUARD].reshape(batch, m, n)
-    columns = min(SPAN // c.output.itemsize, family.max_columns)
-    maps = [
-        _tensor_map(a, m, k, (64, 64 // cluster_n))
-        if c.lhs_major
-        else _tensor_map(a, k, m, (64, rows // cluster_n)),
-        _tensor_map(b, n, k, (64, 64 // peers_b))
-        if c.rhs_major
-        else _tensor_map(b, k, n, (64, c.block_n // c.cta_group // peers_b)),
-        _tensor_map(d, n, m, (columns, family.rows_per_warp)),
-    ]
-    tiles_m = _ceil_div(m, cluster_m * rows)
-    tiles_n = _ceil_div(n, cluster_n * c.block_n)
-    bias_address, bias_type = (0, 2) if bias is None else (bias.ctypes.data, TYPES[bias.dtype])
-    parameters = b"".join(map_.encoded for map_ in maps)
-    parameters += struct.pack("<QIIIxxxx", bias_address, bias_type, c.activation, TYPES[c.output])
-    parameters += struct.pack("<6I", m, n, k, batch, lhs_batch > 1, rhs_batch > 1)
-    parameters += struct.pack(
-        "<6I", c.block_m, c.block_n, cluster_m, cluster_n, c.stages, c.swizzle
-    )
-    parameters += struct.pack("<5I", tiles_m, tiles_n, TYPES[dtype], c.lhs_major, c.rhs_major)
-    parameters += bytes(-len(parameters) % 64)
-    stage = (rows + c.block_n // c.cta_group) * SPAN
-    staging = family.epilogue_warps * family.rows_per_warp * SPAN * 2
-    clusters = tiles_m * tiles_n * batch
-    size = cluster_m * cluster_n
-    if family.persistent:
-        clusters = min(clusters, sm_count // size)
-    entry = module.entries()[0]
-    report = module.launch(
-        entry,
-        grid=clusters * size,
-        block=family.threads,
-        cluster=size,
-        dynamic_smem=c.stages * stage + staging + 1024,
-        args=[parameters],
-        buffers=[a, b, guarded] if bias is None else [a, b, guarded, bias],
-        sm_count=sm_count,
-        **options,
-    )
-    edges = np.concatenate([guarded[:GUARD], guarded[-GUARD:]])
-    assert (edges.view(np.uint8) == 0xA5).all(), "the kernel wrote outside the result"
-    return d, report
+) -> tuple[Array, emulator.Report]:
+    """Multiplies `[batch|1, m, k]` by `[batch|1, k, n]`: `launch` for a plain product."""
+    outcome = launch(module, config, Product(lhs, rhs, dtype, bias=bias), **options)
+    return outcome.d, outcome.report
 
 
-def integers(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, Any]:
+def integers(rng: np.random.Generator, *shape: int) -> Array:
     """Small integers: products and sums of them are exact in float32 in any order."""
     return rng.integers(-3, 4, shape).astype(np.float32)

@@ -2,16 +2,17 @@
 
     python -m tests.emulator.sweep --jobs 2 --out benchmarks/results/DATE_sweep.json
 
-An instance meets every number of waves; the other axes (cluster, layout, dtypes, edges, stages,
-...) are drawn at random for each, always the same. `--full` draws for every cluster, too. All runs
-of one schedule come before the next, and what is done is noted beside `--out`: a sweep that was
-stopped goes on where it was, as long as kernels and emulator are the same.
+An sm90 instance meets every number of waves; the other axes (cluster, dtypes, edges, stages, ...)
+are drawn at random for each, always the same. An sm100 instance, which serves every tile and
+layout, meets launches that are drawn from all that is legal (gemm_draw.py). `--full` draws eight
+times as many. All runs of one schedule come before the next, and what is done is noted beside
+`--out`: a sweep that was stopped goes on where it was, as long as kernels and emulator are the
+same.
 """
 
 import argparse
 import functools
 import hashlib
-import itertools
 import json
 import multiprocessing
 import random
@@ -22,27 +23,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import jaxbw
 from jaxbw import _native, emulator
+from jaxbw.selection import manifest
 from jaxbw.selection.kernel_table import Kernel
 
-from ..gpu import direct
-from ..gpu.direct import Case
-from . import gemm_launch
-from .gemm_launch import SM90, SM100, Config
+from . import gemm_cases, gemm_draw
+from .gemm_cases import Case
 
-KERNELS = Path(jaxbw.__file__).parent / "kernels"
-WAVES = (0.5, 1.0, 1.25, 2.5)  # work items, in rounds of the clusters that the GPU holds at a time
-RESIDENT = 2  # clusters, at least
-MIN_SMS = 4
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2))
-ACTIVATIONS = ("none", "relu", "gelu", "silu")  # as Activation of cuda/params.h counts them
+KERNELS = manifest.directory()
+DRAWS = 64  # launches of an sm100 instance
+WAVES = (0.5, 1.0, 1.25, 2.5)  # of an sm90 instance: work items, in rounds of the clusters
 
 AXES: tuple[str, ...] = (
-    *("layout", "dtype", "output", "bias", "activation", "block_n", "cluster", "cta_group"),
-    *("stages", "swizzle", "batch", "shared", "integers"),
+    *("layout", "dtype", "output", "activation", "c", "bias", "residual", "gated", "save", "batch"),
+    *("shared", "block_m", "block_n", "cluster", "cta_group", "stages", "swizzle", "raster"),
+    *("k_spans", "accumulators", "store_buffers", "store", "operand_swizzle", "scheduler"),
+    *("split_k", "split_tail", "swap_ab", "integers"),
 )
 
 Schedule = tuple[str, int]
@@ -54,71 +50,28 @@ SCHEDULES: tuple[Schedule, ...] = (
 )
 
 
-def sm_count(case: Case) -> int:
-    """SMs of the emulated GPU of a case."""
-    return max(MIN_SMS, RESIDENT * case.cluster[0] * case.cluster[1])
+def kernels() -> tuple[Kernel, ...]:
+    """The installed instances that multiply on tensor cores."""
+    return tuple(kernel for kernel in manifest.kernels() if kernel.role == "gemm")
 
 
 def cases(kernel: Kernel, full: bool = False) -> Iterator[Case]:
-    """The launches of an instance: every number of waves, for one cluster or for all."""
-    clusters = [c for c in CLUSTERS if c[0] % kernel.cta_group == 0]
-    # An instance of sm_100 serves what 16 of sm_90 do.
-    repeats = range(4 if kernel.family == "sm100" else 1)
-    for waves, index in itertools.product(WAVES, repeats):
-        draw = random.Random(f"{kernel.name} {waves} {index}")
-        for cluster in clusters if full or kernel.family == "sm100" else [draw.choice(clusters)]:
-            yield _case(kernel, waves, cluster, draw)
-
-
-def _case(kernel: Kernel, waves: float, cluster: tuple[int, int], draw: random.Random) -> Case:
-    layout = kernel.layout if kernel.layout != "any" else draw.choice(("nn", "nt", "tn", "tt"))
-    dtype = kernel.input if kernel.input != "16bit" else draw.choice(("bf16", "f16"))
-    block_n = kernel.block_n or draw.choice(_widths(kernel.cta_group, layout))
-    size = cluster[0] * cluster[1]
-    resident = max(MIN_SMS, RESIDENT * size) // size
-    items = max(1, round(waves * resident))
-    tiles_m = draw.choice([d for d in range(1, items + 1) if items % d == 0])
-    batch = draw.choice([d for d in (1, 2, 3) if items // tiles_m % d == 0])
-    tiles_n = items // tiles_m // batch
-    deepest = _native.max_stages(kernel.family, kernel.block_m, block_n, kernel.cta_group)
-    blocks = 128 * block_n * size
-    return Case(
-        # TMA wants rows of 16 bytes; where the rows of A run along K, M may be anything.
-        m=tiles_m * cluster[0] * 128 - draw.choice((0, 8, 72, 3 if layout[0] == "n" else 120)),
-        n=tiles_n * cluster[1] * block_n - draw.choice((0, 8, 24)),
-        k=draw.choice((24, 64, 136, 200, 328) if blocks <= 128 * 256 * 2 else (24, 64, 136)),
-        batch=batch,
-        shared=draw.choice(((), ("lhs",), ("rhs",))) if batch > 1 else (),
-        layout=layout,
-        dtype=dtype,
-        output=draw.choice(("f32", "bf16", "f16")),
-        bias=draw.choice((None, "f32", dtype)),
-        activation=draw.choice(ACTIVATIONS),
-        block_n=block_n,
-        cluster=cluster,
-        cta_group=kernel.cta_group,
-        stages=draw.choice(sorted({2, min(3, deepest), deepest})),
-        swizzle=draw.choice((1, 2, 3)),
-        integers=draw.random() < 0.5,
-        family=kernel.family,
-    )
-
-
-def _widths(cta_group: int, layout: str) -> tuple[int, ...]:
-    if layout[1] == "t":
-        return (32, 64, 96, 160, 224, 256)
-    return (64, 128, 192, 256) if cta_group == 1 else (128, 256)
+    """The launches of an instance, always the same."""
+    times = 8 if full else 1
+    if kernel.family == "sm90":
+        for waves in WAVES:
+            for index in range(times):
+                draw = random.Random(f"{kernel.name} {waves} {index}")
+                yield gemm_draw.draw_sm90_case(draw, kernel, waves)
+        return
+    for index in range(DRAWS * times):
+        yield gemm_draw.draw_case(random.Random(f"{kernel.name} {index}"), kernel.name)
 
 
 @functools.cache
 def _module(name: str) -> emulator.Module:
     path = KERNELS / f"{name}.ptx"
     return emulator.Module(path.read_text(), path.name)
-
-
-@functools.cache
-def _operands(case: Case) -> direct.Operands:
-    return direct.operands(case)
 
 
 def check(case: Case, schedule: Schedule) -> int:
@@ -128,35 +81,7 @@ def check(case: Case, schedule: Schedule) -> int:
       AssertionError: the result is wrong, or the emulator finds something.
       emulator.EmulatorError: the kernel did something from which there is no going on.
     """
-    given = _operands(case)
-    output = np.dtype(direct.DTYPES[case.output][0])
-    config = Config(
-        family=SM90 if case.family == "sm90" else SM100,
-        block_m=128 * case.cta_group,
-        block_n=case.block_n,
-        cta_group=case.cta_group,
-        cluster=case.cluster,
-        stages=case.stages or 2,
-        swizzle=case.swizzle,
-        lhs_major=int(case.layout[0] == "t"),
-        rhs_major=int(case.layout[1] == "n"),
-        output=output,
-        activation=ACTIVATIONS.index(case.activation),
-    )
-    result, report = gemm_launch.run(
-        _module(direct.kernel_for(case)),
-        config,
-        given.lhs,
-        given.rhs,
-        np.dtype(direct.DTYPES[case.dtype][0]),
-        bias=given.bias,
-        sm_count=sm_count(case),
-        schedule=schedule[0],
-        seed=schedule[1],
-    )
-    assert report.findings == [], f"{case} under {schedule}: {report.findings}"
-    direct.verify(case, given, result)
-    return int(report.steps)
+    return int(gemm_cases.check(_module(case.kernel), case, *schedule).report.steps)
 
 
 Job = tuple[Case, Schedule]
@@ -164,7 +89,7 @@ Job = tuple[Case, Schedule]
 
 def _key(job: Job) -> str:
     case, (kind, seed) = job
-    return f"{direct.kernel_for(case)} {case} {kind} {seed}"
+    return f"{case.kernel} {case} {kind} {seed}"
 
 
 def _attempt(job: Job) -> dict[str, Any]:
@@ -192,7 +117,7 @@ def _summary(jobs: list[Job], done: dict[str, dict[str, Any]]) -> dict[str, Any]
     return {
         "runs": len(ran),
         "planned": len(jobs),
-        "instances": len({direct.kernel_for(case) for case, _ in ran}),
+        "instances": len({case.kernel for case, _ in ran}),
         "cases": len({case for case, _ in ran}),
         "schedules": Counter(f"{kind} {seed}" for _, (kind, seed) in ran),
         "steps": sum(outcome["steps"] for outcome in outcomes),
@@ -211,7 +136,7 @@ def main() -> None:
     parser.add_argument("--kernels", default="", help="only instances with this in their name")
     parser.add_argument("--out", type=Path, default=Path("sweep.json"))
     args = parser.parse_args()
-    chosen = [kernel for kernel in direct.kernels() if args.kernels in kernel.name]
+    chosen = [kernel for kernel in kernels() if args.kernels in kernel.name]
     grid = [case for kernel in chosen for case in cases(kernel, args.full)]
     jobs = [(case, schedule) for schedule in SCHEDULES for case in grid]
     note = args.out.with_suffix(f".{_fingerprint()}.jsonl")

@@ -1,4 +1,4 @@
-"""A sample of the sweep (sweep.py): every instance, at every number of waves."""
+"""A sample of the sweep (sweep.py): every instance."""
 
 import itertools
 
@@ -6,37 +6,33 @@ import pytest
 
 from jaxbw.selection.kernel_table import Kernel
 
-from ..gpu import direct
 from . import sweep
+from .gemm_launch import ACTIVATIONS
 
-SCHEDULES_OF_A_CASE = 2
+SAMPLE = {"sm90": 2, "sm100": 12}  # launches of an instance
 
 
-@pytest.mark.parametrize("kernel", direct.kernels(), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", sweep.kernels(), ids=lambda kernel: kernel.name)
 def test_instance(kernel: Kernel) -> None:
     # Instances and cases take turns with the schedules, so that all of them are used.
-    number = [other.name for other in direct.kernels()].index(kernel.name)
+    number = sweep.kernels().index(kernel)
     turns = itertools.islice(itertools.cycle(sweep.SCHEDULES), 3 * number, None)
-    for case in itertools.islice(
-        sweep.cases(kernel), 0, None, 3 if kernel.family == "sm100" else 1
-    ):
-        for schedule in itertools.islice(turns, SCHEDULES_OF_A_CASE):
-            sweep.check(case, schedule)
+    drawn = list(sweep.cases(kernel))
+    for case in drawn[:: len(drawn) // SAMPLE[kernel.family]]:
+        sweep.check(case, next(turns))
 
 
 def test_the_grid_has_every_alternative() -> None:
-    drawn = [case for kernel in direct.kernels() for case in sweep.cases(kernel)]
-    for family in ("sm90", "sm100"):
+    drawn = [case for kernel in sweep.kernels() for case in sweep.cases(kernel)]
+    for family, axes in {
+        "sm90": dict(cluster=10, layout=4, dtype=2, output=3, bias=4, c=4, residual=4, batch=3),
+        "sm100": dict(cluster=15, layout=4, dtype=3, output=3, bias=4, c=4, residual=4, batch=3)
+        | dict(block_m=5, scheduler=3, k_spans=4, accumulators=2, gated=2, operand_swizzle=2),
+    }.items():
         mine = [case for case in drawn if case.family == family]
-        for axis, count in [
-            ("cluster", 6),
-            ("layout", 4),
-            ("dtype", 2),
-            ("output", 3),
-            ("bias", 4),
-        ]:
+        flags = dict.fromkeys(("swap_ab", "save", "store", "raster", "integers"), 2)
+        for axis, count in (axes | flags).items():
             values = {getattr(case, axis) for case in mine}
             assert len(values) == count, f"{family}: {axis} is only {values}"
-        assert {case.activation for case in mine} == set(sweep.ACTIVATIONS)
-        assert {case.batch for case in mine} >= {1, 2}
-        assert {case.integers for case in mine} == {True, False}
+        assert {case.activation for case in mine} == set(ACTIVATIONS)
+        assert {case.split_k > 1 for case in mine} == {True, False}

@@ -1,0 +1,248 @@
+"""Launches of our kernels as test cases: their operands, and what must come out of them."""
+
+import math
+import zlib
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jaxbw import emulator
+
+from . import gemm_launch
+from .gemm_launch import ACTIVATIONS, SM90, SM100, Config, Product
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),  # operands: multiplied as TF32
+}
+ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24}  # unit roundoff
+SMALLEST = {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150}  # half of the least subnormal
+# A tensor core truncates where float32 addition rounds, and adds in an order of its own: twice the
+# textbook bound K * 2^-24 * (|A| @ |B|).
+ACCUMULATION = 2 * 2.0**-24
+ACTIVATION = 2.0**-20  # of functions that are built on ex2.approx and rcp.approx
+SLOPE = 1.2  # of an activation, at most
+TF32_BITS = 13  # of a float32's mantissa, that TF32 does not have
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product and its launch configuration: see Config and Product in gemm_launch.py."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    shared: tuple[str, ...] = ()  # operands with one matrix for all batch indices
+    layout: str = "nn"
+    dtype: str = "bf16"
+    output: str = "f32"
+    activation: str = "none"
+    alpha: float = 1.0
+    c: str | None = None
+    in_place: bool = False
+    bias: str | None = None
+    bias_along_m: bool = False
+    residual: str | None = None
+    gated: bool = False
+    save: bool = False
+    integers: bool = True  # then float32 holds every partial sum, and the result is exact
+    family: str = "sm100"
+    block_m: int = 128
+    block_n: int = 128
+    cta_group: int = 1
+    cluster: tuple[int, int] = (1, 1)
+    stages: int | None = None  # as many as fit
+    swizzle: int = 1
+    raster: str = "m"
+    k_spans: int = 1
+    accumulators: int = 2
+    store_buffers: int = 2
+    store: str = "tma"
+    operand_swizzle: bool = True
+    scheduler: str | None = None
+    split_k: int = 1
+    split_tail: bool = False
+    swap_ab: bool = False
+
+    def __str__(self) -> str:
+        """A test id: the shape, then what is not the default."""
+        parts = [f"{self.m}x{self.n}x{self.k}"]
+        for spec in fields(self)[3:]:
+            value = getattr(self, spec.name)
+            if value != spec.default:
+                parts.append(f"{spec.name}={value}".replace(" ", ""))
+        return "-".join(parts)
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that serves it."""
+        if self.family == "sm90":
+            tile = f"{self.block_m}x{self.block_n}x64"
+            layout = transposed(self.layout) if self.swap_ab else self.layout
+            return f"jaxbw_sm90_{self.dtype}_{layout}_{tile}"
+        return f"jaxbw_sm100_{'tf32' if self.dtype == 'f32' else '16bit'}_{self.cta_group}cta"
+
+    @property
+    def sm_count(self) -> int:
+        """SMs of the emulated GPU: for two clusters, or for four small ones."""
+        return 2 * max(2, self.cluster[0] * self.cluster[1])
+
+    def config(self) -> Config:
+        """The launch configuration."""
+        names = {spec.name for spec in fields(Config)}
+        given = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name in names}
+        config = Config(
+            **given
+            | dict(
+                family=SM90 if self.family == "sm90" else SM100,
+                lhs_major=int(self.layout[0] == "t"),
+                rhs_major=int(self.layout[1] == "n"),
+                output=DTYPES[self.output],
+                activation=ACTIVATIONS.index(self.activation),
+                stages=self.stages or 1,
+            )
+        )
+        return config if self.stages else replace(config, stages=gemm_launch.max_stages(config))
+
+    def product(self) -> Product:
+        """Random operands, the same on every run."""
+        rng = np.random.default_rng(zlib.crc32(str(self).encode()))
+        # Gated products multiply two sums, which must still be exact.
+        largest = max(1, min(4, math.isqrt(2**20 // self.k))) if not self.gated else 1
+
+        def draw(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+            if self.integers:
+                return rng.integers(-largest, largest + 1, shape).astype(DTYPES[dtype])
+            return rng.standard_normal(shape).astype(DTYPES[dtype])
+
+        def operand(name: str, rows: int, columns: int) -> npt.NDArray[Any]:
+            batch = 1 if name in self.shared else self.batch
+            values = draw((batch, rows, columns), self.dtype)
+            if self.dtype == "f32":  # exactly what the tensor core multiplies
+                mask = np.uint32(0xFFFFFFFF << TF32_BITS & 0xFFFFFFFF)
+                values = (values.view(np.uint32) & mask).view(np.float32)
+            return values.astype(np.float64)
+
+        def optional(dtype: str | None, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
+            return None if dtype is None else draw(shape, dtype)
+
+        full = (self.batch, self.m, self.n)
+        return Product(
+            operand("lhs", self.m, self.k),
+            operand("rhs", self.k, self.n),
+            DTYPES[self.dtype],
+            rhs_up=operand("rhs", self.k, self.n) if self.gated else None,
+            alpha=self.alpha,
+            beta=0.0 if self.c is None else 0.5,
+            c=optional(self.c, full),
+            in_place=self.in_place,
+            bias=optional(self.bias, (self.m if self.bias_along_m else self.n,)),
+            bias_along_m=self.bias_along_m,
+            residual=optional(self.residual, full),
+            save=self.save,
+        )
+
+
+def transposed(layout: str) -> str:
+    """The layout of the product of the transposes: those of rhs and lhs, in that order."""
+    return "".join("t" if letter == "n" else "n" for letter in reversed(layout))
+
+
+# --- what must come out
+
+
+def expected(case: Case, product: Product) -> list[tuple[Values, Values]]:
+    """D and what is saved, in float64 before the cast, each with the error that it may have."""
+    p = product
+
+    def sums(rhs: npt.NDArray[Any]) -> tuple[Values, Values]:
+        allowed = ACCUMULATION * (case.k + 2) * (np.abs(p.lhs) @ np.abs(rhs))
+        return p.alpha * (p.lhs @ rhs), abs(p.alpha) * allowed
+
+    z, error = sums(p.rhs)
+    if p.c is not None:
+        z = z + p.beta * p.c.astype(np.float64)
+    if p.bias is not None:
+        bias = p.bias.astype(np.float64)
+        z = z + (bias[:, None] if p.bias_along_m else bias)
+    error = error + ACCUMULATION * np.abs(z)
+    d = activate(case.activation, z)
+    d_error = SLOPE * error + (ACTIVATION * np.abs(z) if smooth(case.activation) else 0.0)
+    saved = [(z, error)]
+    if p.rhs_up is not None:
+        up, up_error = sums(p.rhs_up)
+        saved.append((up, up_error))
+        d, d_error = d * up, d_error * (np.abs(up) + up_error) + np.abs(d) * up_error
+        d_error = d_error + ACCUMULATION * np.abs(d)
+    if p.residual is not None:
+        d = d + p.residual.astype(np.float64)
+        d_error = d_error + ACCUMULATION * (np.abs(d) + 1)
+    return [(d, d_error), *(saved if p.save else [])]
+
+
+def smooth(activation: str) -> bool:
+    """Whether an activation makes of integers something that is rounded."""
+    return activation not in ("none", "relu")
+
+
+def activate(name: str, x: Values) -> Values:
+    """The activation, in float64."""
+    match name:
+        case "none":
+            return x
+        case "relu":
+            return np.maximum(x, 0.0)
+        case "gelu":
+            return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+        case "gelu_exact":
+            erf: Values = np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2.0))
+            return 0.5 * x * (1.0 + erf)
+        case "silu":
+            return 0.5 * x * (1.0 + np.tanh(0.5 * x))
+    raise ValueError(f"unknown activation {name!r}")
+
+
+def verify(case: Case, product: Product, outcome: gemm_launch.Outcome) -> None:
+    """Compares a launch with the oracle, and asks for no findings.
+
+    Raises:
+      AssertionError: an element is wrong, or was not written; or the emulator has found something.
+    """
+    assert outcome.report.findings == [], f"{case}: {outcome.report.findings}"
+    results = [("d", outcome.d), *zip(("saved", "saved_up"), outcome.saved, strict=False)]
+    exact = case.integers and not smooth(case.activation)
+    for (name, result), (reference, error) in zip(results, expected(case, product), strict=True):
+        with np.errstate(over="ignore"):  # f16 overflows to infinity, in the kernel as here
+            rounded = reference.astype(result.dtype)
+        if exact or (case.integers and name != "d"):
+            wrong = result != rounded
+        else:
+            unit, least = ROUNDING[case.output], SMALLEST[case.output]
+            allowed = error + unit * (np.abs(reference) + error) + least
+            with np.errstate(over="ignore", invalid="ignore"):
+                wrong = ~(np.abs(result.astype(np.float64) - reference) <= allowed)
+            wrong &= ~(np.isinf(rounded) & (result == rounded))
+        if wrong.any():
+            places = np.argwhere(wrong)
+            first = tuple(places[0])
+            raise AssertionError(
+                f"{case}: {len(places)} of {result.size} elements of {name} are wrong, within "
+                f"[batch, m, n] {places.min(axis=0).tolist()}..{places.max(axis=0).tolist()}; the "
+                f"first is {result[first]} where {rounded[first]} belongs"
+            )
+
+
+def check(module: emulator.Module, case: Case, schedule: str = "eager", seed: int = 0) -> Any:
+    """Runs a case and compares it with the oracle; returns the outcome."""
+    product = case.product()
+    outcome = gemm_launch.launch(
+        module, case.config(), product, sm_count=case.sm_count, schedule=schedule, seed=seed
+    )
+    verify(case, product, outcome)
+    return outcome

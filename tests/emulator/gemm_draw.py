@@ -1,0 +1,188 @@
+"""Draws launches of our kernels from all that are legal."""
+
+import random
+from dataclasses import replace
+
+from jaxbw.selection.kernel_table import Kernel
+
+from . import gemm_launch
+from .gemm_cases import DTYPES, Case, transposed
+from .gemm_launch import ACTIVATIONS, SM90, SM100, Config, ceil_div
+
+OPTIONAL = (None, None, "f32", "f16", "bf16")
+WORK = 1 << 24  # multiply-adds of a drawn case, about: a fraction of a second
+CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if m * n <= 16)
+SPAN_ELEMENTS = {2: 64, 4: 32}  # of a swizzle span, by their size
+
+
+def widths(block_m: int, cta_group: int, rhs_mn_major: bool, gated: bool) -> list[int]:
+    """The legal block_n of a tile of the sm100 kernel."""
+    step = 16
+    if block_m == 64:
+        step = 8
+    elif (block_m, cta_group) == (128, 2):
+        step = 32
+    if gated:
+        step = max(step, 32)
+    loaded = (
+        cta_group if not gated or cta_group == 2 else 2
+    )  # a load brings block_n / loaded columns
+    return [n for n in range(step, 257, step) if not rhs_mn_major or n // loaded % 64 == 0]
+
+
+def shares(config: Config, gated: bool, itemsize: int) -> bool:
+    """Whether the CTAs of a cluster can load equal parts of the tiles, in whole swizzle atoms."""
+    c, span = config, SPAN_ELEMENTS[itemsize]
+    b_extent = c.block_n // c.cta_group // (2 if gated and c.cta_group == 1 else 1)
+    for major, extent, peers in (
+        (c.lhs_major, c.block_m // c.cta_group, c.cluster[1]),
+        (c.rhs_major, b_extent, c.cluster[0] // c.cta_group),
+    ):
+        rows = c.k_spans * span if major else extent
+        if rows % (8 * peers) or rows // peers > 256:
+            return False
+    return True
+
+
+def draw_case(rng: random.Random, kernel: str = "") -> Case:
+    """A launch of an sm100 kernel, any that is legal; `rng` may be hypothesis'.
+
+    Args:
+      rng: draws.
+      kernel: the name of the kernel; of any, where none is given.
+    """
+    group = rng.choice((1, 2) if not kernel else (int(kernel[-4]),))
+    block_m = rng.choice((64, 128, 256) if group == 1 else (128, 256, 512))
+    dtypes = ("f32",) if "tf32" in kernel else ("bf16", "f16")
+    dtype = rng.choice(dtypes if kernel else ("bf16", "f16", "bf16", "f16", "f32"))
+    swizzled = dtype == "f32" or group == 2 or rng.random() < 0.8
+    gated = (block_m, group) != (128, 2) and rng.random() < 0.25
+    k_major = dtype == "f32" or not swizzled
+    swap_ab = not gated and rng.random() < 0.2
+    # Of the operands as the kernel sees them.
+    majors = (0, 0) if k_major else (rng.randrange(2), rng.randrange(2))
+    layout = "nt"[majors[0]] + "tn"[majors[1]]
+    block_n = rng.choice(widths(block_m, group, majors[1] == 1, gated))
+    k_spans = rng.choice((1, 1, 1, 2, 3, 4))
+    clusters = [c for c in CLUSTERS if c[0] % group == 0] if swizzled else [(1, 1)]
+    shape = Config(SM100, block_m, block_n, group, lhs_major=majors[0], rhs_major=majors[1])
+    fitting = [
+        cluster
+        for cluster in clusters
+        if shares(
+            replace(shape, cluster=cluster, k_spans=k_spans),
+            gated,
+            DTYPES[dtype].itemsize,
+        )
+    ]
+    cluster = rng.choice(fitting)
+    deepest = gemm_launch.max_stages(replace(shape, k_spans=k_spans))
+    if not deepest:
+        k_spans, deepest = 1, gemm_launch.max_stages(shape)
+
+    tile_m = cluster[0] * block_m // group
+    tile_n = cluster[1] * (block_n // 2 if gated else block_n)
+    block_k = k_spans * SPAN_ELEMENTS[DTYPES[dtype].itemsize]
+    k = rng.choice((1, 8, block_k, 2 * block_k, 3 * block_k + 1, 5 * block_k - 7))
+    k = max(1, min(k, WORK // (tile_m * tile_n)))
+    tiles = max(1, min(6, WORK // (tile_m * tile_n * k)))
+    tiles_m = rng.randint(1, tiles)
+    tiles_n = rng.randint(1, tiles // tiles_m)
+    batch = rng.randint(1, max(1, min(3, tiles // tiles_m // tiles_n)))
+    m = max(1, tiles_m * tile_m - rng.choice((0, 0, 1, 8, 60)))
+    n = max(1, tiles_n * tile_n - rng.choice((0, 0, 4, 8, 13)))
+    split_k = rng.choice((1, 1, 2, 3, 16)) if k > block_k else 1
+    full = mma_tiles(block_m, group) == 2
+    output = rng.choice(tuple(DTYPES))
+    c = None if gated else rng.choice(OPTIONAL)
+    return Case(
+        m=n if swap_ab else m,
+        n=m if swap_ab else n,
+        k=k,
+        batch=batch,
+        shared=rng.choice(((), ("lhs",), ("rhs",))) if batch > 1 else (),
+        layout=transposed(layout) if swap_ab else layout,
+        dtype=dtype,
+        output=output,
+        activation=rng.choice(("none", "none", *ACTIVATIONS)),
+        alpha=rng.choice((1.0, 1.0, 0.5, -2.0)),
+        c=c,
+        in_place=c == output and rng.random() < 0.5,
+        bias=rng.choice(OPTIONAL),
+        bias_along_m=rng.random() < 0.3,
+        residual=rng.choice(OPTIONAL),
+        gated=gated,
+        save=rng.random() < 0.2,
+        integers=rng.random() < 0.5,
+        block_m=block_m,
+        block_n=block_n,
+        cta_group=group,
+        cluster=cluster,
+        stages=rng.choice((1, min(2, deepest), None)),
+        swizzle=rng.choice((1, 2, 4, 16)),
+        raster=rng.choice("mn"),
+        k_spans=k_spans,
+        accumulators=2 if full else rng.choice((1, 2)),
+        store_buffers=rng.choice((1, 2)),
+        store=rng.choice(("tma", "tma", "rows")),
+        operand_swizzle=swizzled,
+        scheduler=rng.choice(("clc", "static", "none")),
+        split_k=min(split_k, ceil_div(k, block_k)),
+        split_tail=rng.random() < 0.5,
+        swap_ab=swap_ab,
+    )
+
+
+def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float) -> Case:
+    """A launch of an sm90 kernel on a GPU that holds two clusters, or four small ones."""
+    block_m, block_n = kernel.block_m or 0, kernel.block_n or 0
+    cluster = rng.choice([(m, n) for m, n in CLUSTERS if m * n <= 8])
+    size = cluster[0] * cluster[1]
+    items = max(1, round(waves * (max(4, 2 * size) // size)))
+    tiles_m = rng.choice([d for d in range(1, items + 1) if items % d == 0])
+    batch = rng.choice([d for d in (1, 2, 3) if items // tiles_m % d == 0])
+    tiles_n = items // tiles_m // batch
+    m = tiles_m * cluster[0] * block_m - rng.choice((0, 8, 72, 3))
+    n = tiles_n * cluster[1] * block_n - rng.choice((0, 8, 24, 5))
+    k = rng.choice((24, 64, 136, 200, 328) if size * block_n <= 512 else (24, 64, 136))
+    swap_ab = rng.random() < 0.2
+    output = rng.choice(tuple(DTYPES))
+    c = rng.choice(OPTIONAL)
+    config = Config(SM90, block_m, block_n)
+    deepest = gemm_launch.max_stages(config)
+    return Case(
+        m=n if swap_ab else m,
+        n=m if swap_ab else n,
+        k=k,
+        batch=batch,
+        shared=rng.choice(((), ("lhs",), ("rhs",))) if batch > 1 else (),
+        layout=transposed(kernel.layout) if swap_ab else kernel.layout,
+        dtype=kernel.input,
+        output=output,
+        activation=rng.choice(ACTIVATIONS),
+        alpha=rng.choice((1.0, 0.5)),
+        c=c,
+        in_place=c == output and rng.random() < 0.5,
+        bias=rng.choice(OPTIONAL),
+        bias_along_m=rng.random() < 0.3,
+        residual=rng.choice(OPTIONAL),
+        save=rng.random() < 0.2,
+        integers=rng.random() < 0.5,
+        family="sm90",
+        block_m=block_m,
+        block_n=block_n,
+        cluster=cluster,
+        stages=rng.choice((1, 2, min(3, deepest), deepest)),
+        swizzle=rng.choice((1, 2, 3)),
+        raster=rng.choice("mn"),
+        store_buffers=rng.choice((1, 2)),
+        store=rng.choice(("tma", "tma", "rows")),
+        split_k=min(rng.choice((1, 1, 2, 3)), ceil_div(k, 64)),
+        split_tail=rng.random() < 0.5,
+        swap_ab=swap_ab,
+    )
+
+
+def mma_tiles(block_m: int, cta_group: int) -> int:
+    """MMA tiles of a CTA's tile: two fill Tensor Memory."""
+    return max(1, block_m // cta_group // gemm_launch.MMA_ROWS)

@@ -1,120 +1,350 @@
 """GemmConfig: how a kernel is launched, and the one statement of which configurations can be.
 
-The runtime re-checks only what would be unsafe (cuda/host/gemm_rules.cc).
+The runtime mirrors these rules (cuda/host/gemm_rules.cc) for what would be unsafe. Numbers of
+shared memory come from there, `_native.max_stages`, so that they are stated once.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 from jaxbw import _native
 from jaxbw._native import Major
 
-MAX_CLUSTER = 8  # CTAs; the portable limit, which every GPU with clusters takes
-_MIN_STAGES = 2  # a ring of one stage would let no load run ahead
-_BLOCK_K = 64  # one 128-byte swizzle span of 16-bit elements
+SPAN_BYTES = 128  # hardware: one span of the 128-byte swizzle
+MAX_CLUSTER = {"sm90": 8, "sm100": 16}  # CTAs; above 8 with the non-portable attribute
+MAX_SPLIT = 16
+MAX_SWIZZLE = 16
+SCHEDULERS = {"sm90": ("static", "none"), "sm100": ("clc", "static", "none")}  # the default first
+# block_m of sm100 by cta_group. The largest is two MMA tiles that share B and fill Tensor Memory.
+BLOCK_M = {1: (64, 128, 256), 2: (128, 256, 512)}
 _SWIZZLE_ROWS = 8  # rows that the 128-byte swizzle permutes together
+_MAX_SPANS = 4
+_MAY_BE_NONE = ("block_m", "block_n", "block_k", "stages", "accumulators", "scheduler")
+# What is printed of a configuration only where it is not the default.
+_RARE = (
+    *("split_tail", "accumulators", "store_buffers", "tma_store", "operand_swizzle"),
+    *("scheduler", "batch_invariant"),
+)
 
 
 @dataclass(frozen=True)
 class GemmConfig:
     """A launch configuration of a kernel, to override the choice that jaxbw would make.
 
+    `GemmConfig()` leaves everything to jaxbw, `GemmConfig(batch_invariant=True)` all but that; else
+    block_m and block_n are given, and None elsewhere means the default.
+
     Args:
-      block_m, block_n: rows and columns of the tile of the result that one MMA computes. On sm90
-        (128, 64..256 in steps of 64); on sm100 (128 * cta_group, 32..256 in steps of 32).
-      block_k: elements of the contraction per pipeline stage: 64.
-      cluster: CTAs (along M, along N) that share their loads by multicast, at most 8 in all.
+      block_m, block_n: rows and columns of accumulators that one MMA group computes. sm90: (128,
+        64..256 in steps of 64). sm100: block_m 64, 128 or 256 with cta_group 1, 128, 256 or 512
+        with cta_group 2; block_n 16..256 in steps of 16 (64 rows of one CTA: of 8, from 8; 128 rows
+        of a pair: of 32). The largest block_m is two MMA tiles that fill Tensor Memory.
+      block_k: elements of the contraction per pipeline stage: 1 to 4 spans of 128 bytes; default
+        one. sm90: one.
+      cluster: CTAs (along M, along N) that share their loads by multicast, at most 16 in all on
+        sm100, 8 on sm90.
       cta_group: CTAs that share one MMA tile: 1, or on sm100 also 2.
-      stages: depth of the shared-memory ring; None for as many as fit.
-      swizzle: rasterisation: cluster tiles along M that are walked together.
-      split_k, swap_ab: 1 and False, the only values so far.
+      stages: depth of the shared-memory ring; default as many as fit.
+      swizzle: rasterisation: cluster tiles in a band that is walked together, 1 to 16.
+      raster: the dimension that is cut into bands, "m" or "n".
+      split_k: parts along K that are computed apart and summed in a fixed order, 1 to 16.
+      split_tail: split only the tiles of the last, incomplete wave.
+      swap_ab: compute the transposed product, for a small m. Not for gated products.
+      accumulators: accumulators in Tensor Memory, 1 or 2; default 2. sm90 has one, in registers.
+      store_buffers: staging buffers of an epilogue warp, 1 or 2.
+      tma_store: store results by TMA where their rows allow it.
+      operand_swizzle: operands lie in the 128-byte swizzle. False (sm100): in core matrices; for
+        K-major operands and clusters of one CTA.
+      scheduler: "clc" (sm100's default), "static" (sm90's; a persistent grid of one wave), or
+        "none" (a cluster for each work item).
+      batch_invariant: a row of the result has the same bits whatever m and the batch are: no
+        split, no swap, and a choice that does not depend on them.
 
     >>> GemmConfig(block_m=128, block_n=256, cluster=(2, 1)).stages is None
     True
     """
 
-    block_m: int
-    block_n: int
-    block_k: int = _BLOCK_K
+    block_m: int | None = None
+    block_n: int | None = None
+    block_k: int | None = None
     cluster: tuple[int, int] = (1, 1)
     cta_group: int = 1
     stages: int | None = None
     swizzle: int = 1
+    raster: str = "m"
     split_k: int = 1
+    split_tail: bool = False
     swap_ab: bool = False
+    accumulators: int | None = None
+    store_buffers: int = 2
+    tma_store: bool = True
+    operand_swizzle: bool = True
+    scheduler: str | None = None
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        numbers = (self.block_m, self.block_n, self.block_k, self.cta_group, self.swizzle)
-        if not (
-            all(isinstance(number, int) for number in numbers)
-            and isinstance(self.cluster, tuple)
-            and len(self.cluster) == 2
-            and all(isinstance(number, int) for number in self.cluster)
-            and isinstance(self.stages, int | None)
-        ):
-            raise TypeError(f"{self!r}: cluster is a pair of integers, everything else an integer")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name in _MAY_BE_NONE:
+                continue
+            if (wanted := _type_fault(field.name, value)) is not None:
+                raise TypeError(f"GemmConfig: {field.name} is {value!r}; it is {wanted}")
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether it leaves the tile to jaxbw."""
+        return self.block_m is None and self.block_n is None
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """(block_m, block_n) of a configuration that has them."""
+        assert self.block_m is not None
+        assert self.block_n is not None
+        return self.block_m, self.block_n
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of A, and of accumulators, in one CTA."""
+        return self.tile[0] // self.cta_group
+
+    def k_spans(self, itemsize: int = 2) -> int:
+        """Swizzle spans along K in a stage, for operands of so many bytes."""
+        return 1 if self.block_k is None else self.block_k * itemsize // SPAN_BYTES
+
+    def tile_columns(self, gated: bool = False) -> int:
+        """Columns of the result in a tile: of a gated product, half of the accumulators."""
+        return self.tile[1] // 2 if gated else self.tile[1]
 
     def __str__(self) -> str:
-        return (
-            f"block {self.block_m}x{self.block_n}x{self.block_k}, "
+        if self.is_chosen:
+            return "batch-invariant, chosen" if self.batch_invariant else "chosen"
+        block_k = "span" if self.block_k is None else self.block_k
+        text = (
+            f"block {self.block_m}x{self.block_n}x{block_k}, "
             f"cluster {self.cluster[0]}x{self.cluster[1]}, cta_group {self.cta_group}, "
-            f"stages {'as fit' if self.stages is None else self.stages}, swizzle {self.swizzle}, "
-            f"split_k {self.split_k}, swap_ab {self.swap_ab}"
+            f"stages {'as fit' if self.stages is None else self.stages}, "
+            f"swizzle {self.swizzle} along {self.raster}, split_k {self.split_k}, "
+            f"swap_ab {self.swap_ab}"
         )
+        return text + "".join(
+            f", {name} {getattr(self, name)}"
+            for name in _RARE
+            if getattr(self, name) != _FIELDS[name].default
+        )
+
+
+_FIELDS = {field.name: field for field in fields(GemmConfig)}
 
 
 def refusal(config: GemmConfig, family: str) -> str | None:
     """Why no kernel of a family can be launched so, whatever the problem; None where one can."""
-    return _tile_refusal(config, family) or _launch_refusal(config, family)
+    if config.is_chosen:
+        changed = [
+            name
+            for name, field in _FIELDS.items()
+            if getattr(config, name) != field.default and name != "batch_invariant"
+        ]
+        return f"{', '.join(changed)} without a tile: give block_m and block_n" if changed else None
+    if config.block_m is None or config.block_n is None:
+        missing = "block_m" if config.block_m is None else "block_n"
+        return f"{missing} is None: give both of block_m and block_n, or neither"
+    faults = (_sm100_faults if family == "sm100" else _sm90_faults)(config)
+    return next(faults, None) or next(_common_faults(config, family), None)
 
 
-def layout_refusal(config: GemmConfig, lhs_major: Major, rhs_major: Major) -> str | None:
-    """Why operands of these layouts cannot be loaded in a valid configuration's tiles."""
+def layout_refusal(
+    config: GemmConfig,
+    lhs_major: Major,
+    rhs_major: Major,
+    *,
+    family: str,
+    itemsize: int = 2,
+    gated: bool = False,
+    k: int | None = None,
+) -> str | None:
+    """Why a product cannot be computed in a configuration that `refusal` lets pass.
+
+    Args:
+      config: its tile is given.
+      lhs_major, rhs_major: layouts of the operands, as the problem has them. (Those of 4 bytes are
+        K-major by the time the kernel sees them: see `eligibility.effective_major`.)
+      family: of the kernel.
+      itemsize: bytes of an operand's element.
+      gated: whether the product is gated.
+      k: extent of the contraction, if it is known.
+    """
+    span = SPAN_BYTES // itemsize
+    if config.block_k is not None and (
+        config.block_k % span or not 1 <= config.block_k // span <= _MAX_SPANS
+    ):
+        return (
+            f"block_k is {config.block_k}; operands of {itemsize} bytes take multiples of {span} "
+            f"up to {_MAX_SPANS * span}, or None for {span}"
+        )
+    block_k = config.block_k or span
+    if k is not None and config.split_k > (parts := -(-k // block_k)):
+        return (
+            f"split_k is {config.split_k}; a contraction of {k} in stages of {block_k} has no more "
+            f"than {parts} part{'s' if parts > 1 else ''}"
+        )
+    if itemsize > 2 and (reason := _stages_refusal(config, family, itemsize)) is not None:
+        return reason
+    if gated and (reason := _gated_refusal(config, family)) is not None:
+        return reason
+    majors = (rhs_major, lhs_major) if config.swap_ab else (lhs_major, rhs_major)
+    if not config.operand_swizzle and majors != (Major.K, Major.K):
+        return (
+            "operand_swizzle is False and an operand is MN-major; only K-major operands lie "
+            "without a swizzle: leave it True, or contract the last dimension of both operands"
+        )
+    (block_m, block_n), group = config.tile, config.cta_group
     cluster_m, cluster_n = config.cluster
-    group = config.cta_group
-    return _box_refusal("lhs", lhs_major, config.block_m // group, cluster_n) or _box_refusal(
-        "rhs", rhs_major, config.block_n // group, cluster_m // group
+    k_rows = config.k_spans(itemsize) * span
+    # Of a gated product the two right operands are loaded apart: by a CTA both, by a pair one each.
+    columns = block_n // 2 if gated else block_n // group
+    return _box_refusal(
+        "rhs" if config.swap_ab else "lhs", majors[0], block_m // group, cluster_n, k_rows, span
+    ) or _box_refusal(
+        "lhs" if config.swap_ab else "rhs", majors[1], columns, cluster_m // group, k_rows, span
     )
 
 
-def _tile_refusal(c: GemmConfig, family: str) -> str | None:
-    if c.block_k != _BLOCK_K:
-        return f"block_k is {c.block_k}; kernels have {_BLOCK_K}"
-    if c.split_k != 1 or c.swap_ab:
-        return "split_k is 1 and swap_ab False, the only values so far"
-    groups = (1, 2) if family == "sm100" else (1,)
-    if c.cta_group not in groups:
-        return f"cta_group is {c.cta_group}; {family} takes {' or '.join(map(str, groups))}"
-    if c.block_m != 128 * c.cta_group:
-        return f"block_m is {c.block_m}; cta_group {c.cta_group} computes {128 * c.cta_group} rows"
-    step = 32 if family == "sm100" else 64
-    if c.block_n % step or not step <= c.block_n <= 256:
-        return f"block_n is {c.block_n}; {family} takes multiples of {step} up to 256"
-    return None
+def max_stages(config: GemmConfig, family: str, itemsize: int = 2) -> int:
+    """The deepest ring of a configuration; 0 where not even one stage fits shared memory."""
+    return _native.max_stages(family, *config.tile, config.cta_group, config.k_spans(itemsize))
 
 
-def _launch_refusal(c: GemmConfig, family: str) -> str | None:
+def _type_fault(name: str, value: object) -> str | None:
+    """What a field takes, where the value is something else."""
+    default = _FIELDS[name].default
+    if name == "cluster":
+        pair = isinstance(value, tuple) and len(value) == 2 and all(map(_is_integer, value))
+        return None if pair else "a pair of integers"
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "True or False"
+    if name == "raster":
+        return None if value in ("m", "n") else '"m" or "n"'
+    if name == "scheduler":
+        known = SCHEDULERS["sm100"]
+        return None if value in known else f"{', '.join(map(repr, known))} or None"
+    return None if _is_integer(value) else "an integer"
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _sm90_faults(c: GemmConfig) -> Iterator[str]:
+    block_m, block_n = c.tile
+    if c.cta_group != 1:
+        yield f"cta_group is {c.cta_group}; sm90 takes 1"
+    if block_m != 128:
+        yield f"block_m is {block_m}; sm90 computes 128 rows"
+    if block_n % 64 or not 64 <= block_n <= 256:
+        yield f"block_n is {block_n}; sm90 takes multiples of 64 up to 256"
+    if c.block_k not in (None, SPAN_BYTES // 2):
+        yield f"block_k is {c.block_k}; sm90 kernels have {SPAN_BYTES // 2}"
+    if c.accumulators not in (None, 1):
+        yield f"accumulators is {c.accumulators}; sm90 has 1, in registers"
+    if not c.operand_swizzle:
+        yield "operand_swizzle is False; sm90 operands are always swizzled"
+
+
+def _sm100_faults(c: GemmConfig) -> Iterator[str]:
+    block_m, block_n = c.tile
+    if c.cta_group not in BLOCK_M:
+        yield f"cta_group is {c.cta_group}; sm100 takes 1 or 2"
+        return
+    heights = BLOCK_M[c.cta_group]
+    if block_m not in heights:
+        listed = ", ".join(map(str, heights[:-1])) + f" or {heights[-1]}"
+        yield f"block_m is {block_m}; cta_group {c.cta_group} computes {listed} rows"
+    step, least = column_step(block_m, c.cta_group)
+    if block_n % step or not least <= block_n <= 256:
+        yield (
+            f"block_n is {block_n}; {block_m} rows with cta_group {c.cta_group} take multiples of "
+            f"{step} from {least} to 256"
+        )
+    if c.accumulators not in (None, 1, 2):
+        yield f"accumulators is {c.accumulators}; it is 1 or 2"
+    if c.accumulators == 1 and block_m == heights[-1]:
+        yield f"accumulators is 1; a tile of {block_m} rows fills both: leave it None"
+    if not c.operand_swizzle and c.cluster != (1, 1):
+        yield f"cluster is {c.cluster}; without operand_swizzle it is (1, 1)"
+    if c.block_k is not None and (c.block_k % 32 or not 32 <= c.block_k <= 64 * _MAX_SPANS):
+        yield (
+            f"block_k is {c.block_k}; it is 1 to {_MAX_SPANS} spans: multiples of 64 elements of "
+            "16 bits or of 32 of f32"
+        )
+
+
+def column_step(block_m: int, cta_group: int) -> tuple[int, int]:
+    """The step and the least of block_n on sm100 (PTX 9.7.16.2.1, and the epilogue's slices)."""
+    if (block_m, cta_group) == (64, 1):
+        return 8, 8
+    # Each CTA's epilogue warps hold half of the columns each: PTX 9.7.16.10.5, M = 128 of a pair.
+    return (32, 32) if (block_m, cta_group) == (128, 2) else (16, 16)
+
+
+def _common_faults(c: GemmConfig, family: str) -> Iterator[str]:
     cluster_m, cluster_n = c.cluster
-    if cluster_m < 1 or cluster_n < 1 or cluster_m * cluster_n > MAX_CLUSTER:
-        return f"cluster is {c.cluster}; it has 1 to {MAX_CLUSTER} CTAs"
-    if cluster_m % c.cta_group:
-        return f"cluster {c.cluster}: its first number is not a multiple of cta_group {c.cta_group}"
-    if c.stages is not None:
-        deepest = _native.max_stages(family, c.block_m, c.block_n, c.cta_group)
-        if not _MIN_STAGES <= c.stages <= deepest:
-            return f"stages is {c.stages}; this tile takes {_MIN_STAGES} to {deepest}"
-    if c.swizzle < 1:
-        return f"swizzle is {c.swizzle}; it is 1 or more"
+    most = MAX_CLUSTER[family]
+    if cluster_m < 1 or cluster_n < 1 or cluster_m * cluster_n > most:
+        yield f"cluster is {c.cluster}; on {family} it has 1 to {most} CTAs"
+    elif cluster_m % c.cta_group:
+        yield f"cluster {c.cluster}: its first number is not a multiple of cta_group {c.cta_group}"
+    if (reason := _stages_refusal(c, family, 2)) is not None:
+        yield reason
+    if not 1 <= c.swizzle <= MAX_SWIZZLE:
+        yield f"swizzle is {c.swizzle}; it is 1 to {MAX_SWIZZLE}"
+    if not 1 <= c.split_k <= MAX_SPLIT:
+        yield f"split_k is {c.split_k}; it is 1 to {MAX_SPLIT}"
+    if c.split_tail and c.split_k == 1:
+        yield "split_tail is True and split_k 1: say into how many parts, 2 or more"
+    if c.store_buffers not in (1, 2):
+        yield f"store_buffers is {c.store_buffers}; it is 1 or 2"
+    if c.scheduler is not None and c.scheduler not in SCHEDULERS[family]:
+        listed = " or ".join(map(repr, SCHEDULERS[family]))
+        yield f"scheduler is {c.scheduler!r}; {family} takes {listed}"
+    if c.batch_invariant and c.split_tail:
+        yield "split_tail and batch_invariant are True: which tiles are split would follow m"
+
+
+def _stages_refusal(c: GemmConfig, family: str, itemsize: int) -> str | None:
+    spans = c.k_spans(itemsize)
+    if not 1 <= spans <= _MAX_SPANS:
+        return None  # block_k is for operands of another size
+    deepest = max_stages(c, family, itemsize)
+    if not deepest:
+        return f"block_k is {c.block_k}; one such stage does not fit shared memory: take a smaller"
+    if c.stages is not None and not 1 <= c.stages <= deepest:
+        return f"stages is {c.stages}; this tile takes 1 to {deepest}, or None for as many as fit"
     return None
 
 
-def _box_refusal(operand: str, major: Major, extent: int, peers: int) -> str | None:
+def _gated_refusal(c: GemmConfig, family: str) -> str | None:
+    block_m, block_n = c.tile
+    if c.swap_ab:
+        return "swap_ab is True and the product is gated; that is not for gated products"
+    if (block_m, c.cta_group) == (128, 2):
+        return "a gated product in 128 rows of a pair; take block_m 256, or cta_group 1"
+    if block_n % 32:
+        return f"block_n is {block_n}; a gated product takes multiples of 32, half of it the gate"
+    if family == "sm90" and block_n % 128:  # stores of 64 columns of 16 bits
+        return f"block_n is {block_n}; a gated product on sm90 takes 128 or 256"
+    return None
+
+
+def _box_refusal(
+    operand: str, major: Major, extent: int, peers: int, k_rows: int, span: int
+) -> str | None:
     """The CTAs that share an operand's tile load equal parts of it, in whole swizzle atoms."""
-    if major == Major.MN and extent % _BLOCK_K:
+    if major == Major.MN and extent % span:
         return (
             f"{operand} is MN-major and a CTA's part of the tile is {extent} wide; it is loaded "
-            f"in columns of {_BLOCK_K}"
+            f"in columns of {span}"
         )
-    rows = extent if major == Major.K else _BLOCK_K
+    rows = extent if major == Major.K else k_rows
     if rows % (peers * _SWIZZLE_ROWS):
         return (
             f"{operand} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows "

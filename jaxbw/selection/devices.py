@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from jaxbw import _native
+from jaxbw.selection.machine import Machine, machine_for, machines
 
 _FAMILIES = {9: "sm90", 10: "sm100"}  # by the major number of the compute capability
 
@@ -30,6 +31,12 @@ class Device:
             return _FAMILIES[self.compute_capability[0]]
         return None
 
+    @property
+    def machine(self) -> Machine:
+        """What the cost model knows of it; it has a family."""
+        assert self.family is not None
+        return machine_for(self.name, self.family, self.sm_count)
+
     def __str__(self) -> str:
         major, minor = self.compute_capability
         return f"{self.name}, compute capability {major}.{minor}"
@@ -39,11 +46,11 @@ class Device:
 TARGETS = {
     device.name: device
     for device in (
-        Device("B200", (10, 0), 148, 180 * 2**30),
-        Device("GB200", (10, 0), 152, 186 * 2**30),
-        Device("B300", (10, 3), 148, 270 * 2**30),
-        Device("H200", (9, 0), 132, 141 * 2**30),
-        Device("H100", (9, 0), 132, 80 * 2**30),
+        Device("B200", (10, 0), machines()["B200"].sm_count, 180 * 2**30),
+        Device("GB200", (10, 0), machines()["GB200"].sm_count, 186 * 2**30),
+        Device("B300", (10, 3), machines()["B300"].sm_count, 270 * 2**30),
+        Device("H200", (9, 0), machines()["H200"].sm_count, 141 * 2**30),
+        Device("H100", (9, 0), machines()["H100"].sm_count, 80 * 2**30),
     )
 }
 

@@ -1,58 +1,106 @@
 """Which problems the kernels take, whatever their configuration. The rest is XLA's."""
 
-import math
+from typing import Any
 
 import numpy as np
 from jax import lax
 
+from jaxbw._native import Major
 from jaxbw.problem import GemmProblem, describe
 
 _BF16 = np.dtype("bfloat16")  # registered by ml_dtypes, which jax imports
 _F16, _F32 = np.dtype("float16"), np.dtype("float32")
 
-INPUTS = {_BF16: "bf16", _F16: "f16"}
+# The `input` of the kernels that take a dtype, by family: see kernel_table.py.
+INPUTS = {
+    "sm90": {_BF16: "bf16", _F16: "f16"},
+    "sm100": {_BF16: "16bit", _F16: "16bit", _F32: "tf32"},
+}
 OUTPUTS = (_BF16, _F16, _F32)
 
-_ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
+ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
 _MAX_EXTENT = 2**31  # TMA coordinates are int32
 _MAX_STRIDE = 2**40  # bytes: CUtensorMap
 
-# Algorithms that kernels implement: exact products, float32 sums. The inputs must already be of the
-# dtype that the algorithm would convert them to.
+# Algorithms that kernels implement: exact products of the inputs (or of their TF32 roundings),
+# float32 sums. The inputs must already be of the dtype that the algorithm would convert them to.
 _ALGORITHMS = {
-    lax.DotAlgorithmPreset.DEFAULT: (_BF16, _F16),
+    lax.DotAlgorithmPreset.DEFAULT: (_BF16, _F16, _F32),
     lax.DotAlgorithmPreset.BF16_BF16_F32: (_BF16,),
     lax.DotAlgorithmPreset.F16_F16_F32: (_F16,),
+    lax.DotAlgorithmPreset.TF32_TF32_F32: (_F32,),
 }
 
 
-def refusal(problem: GemmProblem) -> str | None:
-    """Why no kernel takes a problem, in words, with the way out; None where one may."""
-    return _type_refusal(problem) or _extent_refusal(problem)
+def refusal(problem: GemmProblem, family: str) -> str | None:
+    """Why no kernel of a family takes a problem, with the way out; None where one may."""
+    return _type_refusal(problem, family) or _extent_refusal(problem)
 
 
-def _type_refusal(p: GemmProblem) -> str | None:
+def needs_repack(dtype: np.dtype[Any], shape: tuple[int, int, int], major: Major) -> bool:
+    """Whether an operand is copied before the product, in the same call, so that TMA can load it.
+
+    That is so where its rows do not start at multiples of 16 bytes (one row does, so far as is
+    known here), and for f32 that is MN-major: tcgen05 takes TF32 K-major only, so it is transposed.
+    """
+    batch, outer, contiguous = shape
+    return (batch * outer > 1 and contiguous * dtype.itemsize % ALIGNMENT != 0) or (
+        effective_major(dtype, major) != major
+    )
+
+
+def effective_major(dtype: np.dtype[Any], major: Major) -> Major:
+    """The layout of an operand when the product's kernel sees it."""
+    return Major.K if dtype == _F32 else major
+
+
+def _type_refusal(p: GemmProblem, family: str) -> str | None:
     if p.lhs_dtype != p.rhs_dtype:
         return (
             f"the operands have different dtypes, {p.lhs_dtype} and {p.rhs_dtype}; "
             "cast them to one of bfloat16, float16"
         )
-    if p.lhs_dtype not in INPUTS:
-        return f"the operands are {p.lhs_dtype}; kernels take bfloat16 and float16"
-    if p.output not in OUTPUTS:
-        return f"the result is {p.output}; kernels give bfloat16, float16 and float32"
-    if p.bias is not None and p.bias not in OUTPUTS:
-        return f"the bias is {p.bias}; kernels take bfloat16, float16 and float32"
-    # Products of 16-bit floats are exact in float32, and so are summed: every lax.Precision holds.
+    if p.lhs_dtype not in INPUTS[family]:
+        *some, last = (dtype.name for dtype in INPUTS[family])
+        return f"the operands are {p.lhs_dtype}; {family} kernels take {', '.join(some)} and {last}"
+    arrays = {
+        "result": p.output,
+        "c": p.epilogue.c,
+        "bias": p.epilogue.bias,
+        "residual": p.epilogue.residual,
+    }
+    for name, dtype in arrays.items():
+        if dtype is not None and dtype not in OUTPUTS:
+            return f"the {name} is {dtype}; kernels have bfloat16, float16 and float32"
+    if p.epilogue.gated and p.epilogue.c is not None:
+        return "the product is gated and has a c; add c as the residual"
+    return _precision_refusal(p)
+
+
+def _precision_refusal(p: GemmProblem) -> str | None:
     if isinstance(p.precision, lax.DotAlgorithm) or (
         isinstance(p.precision, lax.DotAlgorithmPreset)
         and p.lhs_dtype not in _ALGORITHMS.get(p.precision, ())
     ):
         return (
-            f"precision is {p.precision}; kernels multiply {p.lhs_dtype} exactly and sum in "
-            "float32, so precision=None asks for no less"
+            f"precision is {p.precision}; kernels multiply {p.lhs_dtype} "
+            f"{'as TF32' if p.lhs_dtype == _F32 else 'exactly'} and sum in float32: "
+            "precision=None asks for that"
+        )
+    # Products of 16-bit floats are exact in float32, and so are summed: every lax.Precision holds.
+    if p.lhs_dtype == _F32 and not _asks_for_default(p.precision):
+        return (
+            f"precision is {p.precision} and the operands are float32; kernels multiply them as "
+            "TF32, which is precision=None or DEFAULT"
         )
     return None
+
+
+def _asks_for_default(precision: Any) -> bool:
+    if isinstance(precision, lax.DotAlgorithmPreset):
+        return True
+    pair = precision if isinstance(precision, tuple) else (precision,)
+    return all(each in (None, lax.Precision.DEFAULT) for each in pair)
 
 
 def _extent_refusal(p: GemmProblem) -> str | None:
@@ -63,29 +111,15 @@ def _extent_refusal(p: GemmProblem) -> str | None:
     return (
         _address_refusal("lhs", p.lhs_dtype, p.lhs_shape)
         or _address_refusal("rhs", p.rhs_dtype, p.rhs_shape)
-        or _address_refusal("the result", p.output, p.output_shape, written=True)
+        or _address_refusal("the result", p.output, p.output_shape)
     )
 
 
-def _address_refusal(
-    name: str, dtype: np.dtype, shape: tuple[int, int, int], *, written: bool = False
-) -> str | None:
-    """TMA reads and writes rank-3 arrays whose rows start at multiples of 16 bytes.
-
-    A single row may end anywhere where it is read; written, its last 16 bytes are written whole.
-    """
-    batch, outer, contiguous = shape
-    row = contiguous * dtype.itemsize
+def _address_refusal(name: str, dtype: np.dtype[Any], shape: tuple[int, int, int]) -> str | None:
+    _, outer, contiguous = shape
     what = f"{name} {describe(dtype, shape)}"
     if max(shape) >= _MAX_EXTENT:
         return f"{what} has a dimension of 2^31 or more; TMA coordinates are int32"
-    if row % _ALIGNMENT and (written or batch * outer > 1):
-        step = _ALIGNMENT // dtype.itemsize
-        padded = math.ceil(contiguous / step) * step
-        return (
-            f"{what} has rows of {row} bytes; TMA needs a multiple of {_ALIGNMENT}: "
-            f"pad its last dimension to {padded}"
-        )
-    if row * outer >= _MAX_STRIDE:
+    if contiguous * dtype.itemsize * outer >= _MAX_STRIDE:
         return f"{what} has matrices of 2^40 bytes or more, the largest stride of TMA"
     return None

@@ -1,16 +1,17 @@
 """The choice of implementation, kernel and configuration: a pure function of problem and device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jaxbw import _native
 from jaxbw.problem import GemmProblem
 from jaxbw.selection import config as configs
-from jaxbw.selection import cost_model, eligibility
+from jaxbw.selection import eligibility
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import Device, for_family
 from jaxbw.selection.implementations import EMULATED
 from jaxbw.selection.kernel_table import Kernel
+from jaxbw.selection.search import Cost, Instances, Ranked, price, search
+from jaxbw.selection.workload import Workload, workload
 
 # Families that implementation=None may take: sm90 has run on a GPU; of sm100, which has not, the
 # emulator's sweep over all instances is green (benchmarks/results/2026-11-21_sweep.json).
@@ -36,9 +37,13 @@ class Choice:
       implementation: "sm100", "sm90", "xla", "emulator" or "emulator-sm90".
       kernel: name of the kernel; None for XLA.
       config: its launch configuration, every field filled in; None for XLA.
-      waves: how often the product fills the device with tiles; None for XLA.
+      cost: its modelled time, term by term; None for XLA.
+      wave: clusters that the device is taken to run at a time, where `split_tail` splits the last
+        tiles % wave; else 0. None for XLA.
+      candidates: the best configurations by the model, this one first; () for XLA, or where the
+        configuration was given.
       reason: why this one.
-      refused: what was not taken, with reasons.
+      refused: implementations that were not taken, with reasons.
       problem: the product, reduced to one batched GEMM, in words.
       device: the GPU that the choice is for, or that is emulated; None where there is none.
     """
@@ -46,11 +51,18 @@ class Choice:
     implementation: str
     kernel: str | None
     config: GemmConfig | None
-    waves: int | None
+    cost: Cost | None
+    wave: int | None
+    candidates: tuple[Ranked, ...]
     reason: str
     refused: tuple[Refusal, ...]
     problem: str
     device: str | None
+
+    @property
+    def waves(self) -> int | None:
+        """How often the product fills the device with work items; None for XLA."""
+        return None if self.cost is None else self.cost.waves
 
     def __str__(self) -> str:
         lines = [
@@ -62,7 +74,7 @@ class Choice:
             lines += [
                 f"  kernel          {self.kernel}",
                 f"  config          {self.config}",
-                f"  waves           {self.waves}",
+                f"  modelled        {self.cost}",
             ]
         lines.append(f"  reason          {self.reason}")
         lines += [f"  refused         {refusal}" for refusal in self.refused]
@@ -96,7 +108,16 @@ def select(
             reason = _reason_for_xla(device, implementations is None, bool(refused))
             device_name = device.name if device is not None else None
             return Choice(
-                "xla", None, None, None, reason, tuple(refused), str(problem), device_name
+                implementation="xla",
+                kernel=None,
+                config=None,
+                cost=None,
+                wave=None,
+                candidates=(),
+                reason=reason,
+                refused=tuple(refused),
+                problem=str(problem),
+                device=device_name,
             )
         family = EMULATED.get(name, name)
         on = for_family(device, family) if name in EMULATED else device
@@ -107,11 +128,18 @@ def select(
             refused.append(Refusal(name, reason_against))
             continue
         assert on is not None
-        chosen = _best(problem, on, family, config, kernels, refused)
-        if chosen is not None and name in EMULATED:
-            return replace(chosen, implementation=name, device=f"{on.name}, emulated on the CPU")
-        if chosen is not None:
-            return chosen
+        if config is None or config.is_chosen:
+            batch_invariant = config is not None and config.batch_invariant
+            chosen = _chosen(problem, on, family, kernels, batch_invariant)
+        else:
+            chosen = _given(problem, on, family, config, kernels)
+        if isinstance(chosen, Refusal):
+            refused.append(chosen)
+        elif name in EMULATED:
+            on_cpu = f"{on.name}, emulated on the CPU"
+            return replace(chosen, implementation=name, device=on_cpu, refused=tuple(refused))
+        else:
+            return replace(chosen, refused=tuple(refused))
     return tuple(refused)
 
 
@@ -157,7 +185,7 @@ def problem_refusals(
 def _family_refusal(
     problem: GemmProblem, device: Device | None, family: str, kernels: Sequence[Kernel]
 ) -> str | None:
-    if (reason := eligibility.refusal(problem)) is not None:
+    if (reason := eligibility.refusal(problem, family)) is not None:
         return reason
     if not any(kernel.family == family for kernel in kernels):
         return f"this installation has no {family} kernels: it was built without them"
@@ -169,97 +197,102 @@ def _family_refusal(
     return f"{device.name}: {device.problem}" if device.problem is not None else None
 
 
-def _best(
+def _chosen(
     problem: GemmProblem,
     device: Device,
     family: str,
-    config: GemmConfig | None,
     kernels: Sequence[Kernel],
-    refused: list[Refusal],
-) -> Choice | None:
-    """The cheapest candidate of a family; ties go to the larger tile, then the smaller cluster."""
-    ranked = []
-    for kernel in kernels:
-        if kernel.family != family or not _matches(kernel, problem):
-            continue
-        given = config is not None
-        for candidate in (config,) if config is not None else _candidates(problem, device, kernel):
-            label = f"{kernel.name} {candidate.block_m}x{candidate.block_n} {candidate.cluster}"
-            reason = _candidate_refusal(candidate, kernel, problem)
-            if reason is not None:
-                refused.append(Refusal(label, reason))
-                continue
-            filled = _filled(candidate, problem, device, family, choose_swizzle=not given)
-            cost = cost_model.cost(problem, device, family, filled)
-            area = filled.block_m * filled.block_n
-            ranked.append((cost.cycles, -area, filled.cluster, kernel.name, filled, cost.waves))
-    if not ranked:
-        return None
-    _, _, _, name, chosen, waves = min(ranked, key=lambda entry: entry[:4])
-    others = [
-        Refusal(
-            f"{other} {candidate.block_m}x{candidate.block_n} {candidate.cluster}",
-            f"{cycles:.0f} predicted cycles",
-        )
-        for cycles, _, _, other, candidate, _ in sorted(ranked, key=lambda entry: entry[:4])[1:]
-    ]
-    reason = (
-        "the given configuration"
-        if config is not None
-        else f"the fewest predicted cycles of {len(ranked)} candidates"
-    )
-    return Choice(
+    batch_invariant: bool,
+) -> Choice | Refusal:
+    """The candidate of a family that the model finds the fastest."""
+    sides: list[tuple[Workload, Instances]] = []
+    for swapped in (False, True):
+        work = workload(problem, swapped=swapped)
+        sides.append((work, frozenset(_instances(problem, family, work, kernels))))
+    straight, swapped_side = sides
+    exchangeable = not batch_invariant and not problem.epilogue.gated
+    count, ranked = search(
         family,
-        name,
-        chosen,
-        waves,
-        reason,
-        (*refused, *others),
-        str(problem),
-        device.name,
+        device.machine,
+        straight,
+        swapped_side if exchangeable else None,
+        batch_invariant=batch_invariant,
+    )
+    if not ranked:
+        return Refusal(family, "this installation has no kernel for the product's dtype and layout")
+    best = ranked[0]
+    work, _ = sides[best.config.swap_ab]
+    kernel = _instances(problem, family, work, kernels)[_instance_key(family, best.config)]
+    reason = f"the least modelled time of {count} candidates"
+    if batch_invariant:
+        reason += ", for every m and batch"
+    return _choice(problem, device, family, kernel, best, reason, ranked)
+
+
+def _given(
+    problem: GemmProblem,
+    device: Device,
+    family: str,
+    config: GemmConfig,
+    kernels: Sequence[Kernel],
+) -> Choice | Refusal:
+    """The configuration that the user gives, if it can be launched."""
+    label = f"{family} with the given configuration"
+    reason = configs.refusal(config, family) or configs.layout_refusal(
+        config,
+        eligibility.effective_major(problem.lhs_dtype, problem.lhs_major),
+        eligibility.effective_major(problem.rhs_dtype, problem.rhs_major),
+        family=family,
+        itemsize=problem.lhs_dtype.itemsize,
+        gated=problem.epilogue.gated,
+        k=problem.k,
+    )
+    if reason is not None:
+        return Refusal(label, reason)
+    work = workload(problem, swapped=config.swap_ab)
+    kernel = _instances(problem, family, work, kernels).get(_instance_key(family, config))
+    if kernel is None:
+        return Refusal(label, "this installation has no kernel for this tile, dtype and layout")
+    priced = price(family, device.machine, work, config)
+    return _choice(problem, device, family, kernel, priced, "the given configuration", ())
+
+
+def _choice(
+    problem: GemmProblem,
+    device: Device,
+    family: str,
+    kernel: Kernel,
+    best: Ranked,
+    reason: str,
+    ranked: tuple[Ranked, ...],
+) -> Choice:
+    return Choice(
+        implementation=family,
+        kernel=kernel.name,
+        config=best.config,
+        cost=best.cost,
+        wave=best.wave,
+        candidates=ranked,
+        reason=reason,
+        refused=(),
+        problem=str(problem),
+        device=device.name,
     )
 
 
-def _matches(kernel: Kernel, problem: GemmProblem) -> bool:
-    return kernel.input in ("16bit", eligibility.INPUTS[problem.lhs_dtype]) and kernel.layout in (
-        "any",
-        problem.layout,
-    )
+def _instances(
+    problem: GemmProblem, family: str, work: Workload, kernels: Sequence[Kernel]
+) -> dict[int, Kernel]:
+    """The installed kernels that compute a workload, by what they are compiled for."""
+    return {
+        kernel.cta_group if family == "sm100" else kernel.block_n or 0: kernel
+        for kernel in kernels
+        if kernel.family == family
+        and kernel.role == "gemm"
+        and kernel.input == eligibility.INPUTS[family][problem.lhs_dtype]
+        and kernel.layout in ("any", work.layout)
+    }
 
 
-def _candidate_refusal(candidate: GemmConfig, kernel: Kernel, problem: GemmProblem) -> str | None:
-    if kernel.cta_group != candidate.cta_group or kernel.block_n not in (None, candidate.block_n):
-        return "the kernel has another tile than the given configuration"
-    return configs.refusal(candidate, kernel.family) or configs.layout_refusal(
-        candidate, problem.lhs_major, problem.rhs_major
-    )
-
-
-def _candidates(problem: GemmProblem, device: Device, kernel: Kernel) -> Iterator[GemmConfig]:
-    """Every tile of a kernel, alone and where it pays in a cluster of two.
-
-    Two CTAs above each other share the tile of B. That needs two tiles along M, and saves nothing
-    when every tile runs at once: the loads of a single wave are not what it waits for.
-    """
-    widths = range(32, 257, 32) if kernel.block_n is None else (kernel.block_n,)
-    for width in widths:
-        alone = GemmConfig(
-            kernel.block_m, width, cluster=(kernel.cta_group, 1), cta_group=kernel.cta_group
-        )
-        yield alone
-        if kernel.cta_group == 1:
-            tiles_m, _ = cost_model.grid(problem, alone)
-            waves = cost_model.cost(problem, device, kernel.family, alone).waves
-            if tiles_m >= 2 and waves > 1:
-                yield replace(alone, cluster=(2, 1))
-
-
-def _filled(
-    config: GemmConfig, problem: GemmProblem, device: Device, family: str, *, choose_swizzle: bool
-) -> GemmConfig:
-    if config.stages is None:
-        deepest = _native.max_stages(family, config.block_m, config.block_n, config.cta_group)
-        config = replace(config, stages=deepest)
-    if choose_swizzle:
-        config = replace(config, swizzle=cost_model.rasterisation(problem, device, config))
-    return config
+def _instance_key(family: str, config: GemmConfig) -> int:
+    return config.cta_group if family == "sm100" else config.tile[1]

@@ -1,0 +1,8 @@
+"""`python -m jaxbw`: the command line."""
+
+import sys
+
+from jaxbw.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

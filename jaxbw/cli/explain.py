@@ -1,0 +1,153 @@
+"""`python -m jaxbw explain M N K`: which kernel serves a product, in which configuration, and why.
+
+It runs on any machine: the choice is a pure function of problem and device.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxbw
+from jaxbw.selection.devices import TARGETS, running_device
+from jaxbw.selection.implementations import NAMES
+from jaxbw.selection.search import Ranked
+from jaxbw.selection.select import Choice
+
+SUMMARY = "say which kernel serves a product, in which configuration, and why"
+DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
+LAYOUTS = ("nn", "nt", "tn", "tt")
+UNDECIDED = 0.1  # docs/selection.md: a modelled difference below this says nothing
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    for name, what in (
+        ("M", "rows of the result"),
+        ("N", "columns of the result"),
+        ("K", "extent of the contraction"),
+    ):
+        parser.add_argument(name, type=_extent, help=what)
+    parser.add_argument(
+        "--device", type=_device, help=f"{', '.join(TARGETS)}; default this machine's GPU"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the operands")
+    parser.add_argument("--out", choices=DTYPES, help="dtype of the result; default --dtype")
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default="nn",
+        help="of lhs [m, k] and rhs [k, n] in memory: n as written, t transposed",
+    )
+    parser.add_argument("--batch", type=_extent, default=1, help="products in one call")
+    parser.add_argument("--gated", action="store_true", help="with a second right operand")
+    parser.add_argument("--activation", help="relu, silu, gelu or gelu_exact")
+    parser.add_argument("--implementation", choices=NAMES, help="default: jaxbw chooses")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="the same configuration for every M"
+    )
+    parser.add_argument("--top", type=_extent, default=8, help="candidates to show")
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+
+
+def run(args: argparse.Namespace) -> str:
+    """The command's output."""
+    choice = _explain(args)
+    if args.json:
+        return json.dumps(dataclasses.asdict(choice), indent=2)
+    parts = [str(choice)]
+    if choice.candidates:
+        shown = choice.candidates[: args.top]
+        parts += ["", _table(shown), "", _caveat(choice.candidates)]
+    return "\n".join(parts)
+
+
+def _explain(args: argparse.Namespace) -> Choice:
+    device = args.device
+    if device is None and running_device() is None:
+        raise ValueError(
+            f"there is no CUDA GPU on this machine; name one with --device {next(iter(TARGETS))}"
+        )
+    dtype, batched = DTYPES[args.dtype], (args.batch,) * (args.batch > 1)
+    lhs_k, rhs_k = int(args.layout[0] == "n"), int(args.layout[1] == "t")
+    lhs = (args.M, args.K) if lhs_k else (args.K, args.M)
+    rhs = (args.N, args.K) if rhs_k else (args.K, args.N)
+    offset = len(batched)
+    dims = (((lhs_k + offset,), (rhs_k + offset,)), (tuple(range(offset)),) * 2)
+    right = jax.ShapeDtypeStruct(batched + rhs, dtype)
+    options: dict[str, Any] = {
+        "dimension_numbers": dims,
+        "activation": args.activation,
+        "preferred_element_type": DTYPES[args.out or args.dtype],
+        "implementation": args.implementation,
+        "config": jaxbw.GemmConfig(batch_invariant=True) if args.batch_invariant else None,
+    }
+    if args.gated:
+        options["rhs_up"] = right
+    left = jax.ShapeDtypeStruct(batched + lhs, dtype)
+    with jaxbw.target(device) if device else contextlib.nullcontext():
+        return jaxbw.explain(left, right, **options)
+
+
+_COLUMNS = (
+    *("tile", "cluster", "group", "stages", "split", "swap", "bands", "waves", "filled %"),
+    *("mma", "loads", "main loop", "epilogue", "fixed", "split us", "repack", "total us"),
+)
+
+
+def _cells(ranked: Ranked) -> tuple[str, ...]:
+    c, cost = ranked.config, ranked.cost
+    times = [cost.mma, cost.loads, cost.main_loop, cost.epilogue, cost.fixed]
+    times += [cost.split, cost.repack, cost.total]
+    return (
+        f"{c.block_m}x{c.block_n}x{c.block_k}",
+        f"{c.cluster[0]}x{c.cluster[1]}",
+        str(c.cta_group),
+        str(c.stages),
+        f"{c.split_k}{' tail' if c.split_tail else ''}",
+        "yes" if c.swap_ab else "no",
+        f"{c.swizzle} along {c.raster}",
+        str(cost.waves),
+        f"{100 * cost.efficiency:.1f}",
+        *(f"{time:.2f}" for time in times),
+    )
+
+
+def _table(shown: Sequence[Ranked]) -> str:
+    rows = [_COLUMNS, *map(_cells, shown)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+
+
+def _caveat(candidates: Sequence[Ranked]) -> str:
+    best = candidates[0].cost.total
+    close = sum(each.cost.total < best * (1 + UNDECIDED) for each in candidates[1:])
+    return (
+        "Times are modelled, in microseconds, not measured. Below 10 % a difference says nothing: "
+        f"{close} of the next {len(candidates) - 1} candidates are that close."
+    )
+
+
+def _extent(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; type a whole number from 1 on")
+    return value
+
+
+def _device(text: str) -> str:
+    for name in TARGETS:
+        if name.lower() == text.lower():
+            return name
+    raise argparse.ArgumentTypeError(f"{text!r} is not known; type one of {', '.join(TARGETS)}")

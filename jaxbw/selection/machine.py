@@ -1,0 +1,119 @@
+"""Machine: the constants that the cost model calculates with, read from machines.toml.
+
+The table gives each its source and its confidence; `constants` shows them.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One GPU model. Rates are per SM, but for those of L2 and memory, which all SMs share.
+
+    machines.toml says where each number comes from, and what it is.
+    """
+
+    name: str
+    family: str
+    sm_count: int
+    usable_sms: tuple[int, ...]  # by clusters of 1, 2, 4, 8, 16 CTAs
+    clock_ghz: float
+    mma_cycles_per_column: float
+    smem_bytes_per_cycle: float
+    ingest_bytes_per_cycle: float
+    stage_cycles: float
+    l2_bytes: float
+    l2_bytes_per_ns: float
+    load_latency_ns: float
+    dram_bytes_per_ns: float
+    dram_bytes_per_ns_sm: float
+    contention: float
+    launch_ns: float
+    setup_ns: float
+    cluster_setup_ns: float
+    first_load_ns: float
+    relaunch_ns: float
+    epilogue_elements_per_cycle: float
+    epilogue_ns: float
+    drain_elements_per_cycle: float
+    activation_cycles: float
+    epilogue_bytes_per_cycle: float
+    columns_slowdown: float
+    rows_slowdown: float
+    split_ns: float
+    memset_ns: float
+    plain_block_n: int
+    margin: float
+
+    def resident_clusters(self, cluster_size: int) -> int:
+        """Clusters that run at a time, one CTA to an SM; at least 1.
+
+        A size between two powers of two is placed like the larger one.
+        """
+        step = min((cluster_size - 1).bit_length(), len(self.usable_sms) - 1)
+        return max(1, self.usable_sms[step] // cluster_size)
+
+
+class Constant(NamedTuple):
+    """A number of a machine: H measured, M derived, L assumed."""
+
+    name: str
+    value: Any
+    confidence: str
+    source: str
+
+
+@cache
+def machines() -> dict[str, Machine]:
+    """Every machine of the table, by name."""
+    return {name: _machine(name) for name in _table()}
+
+
+def machine_for(device_name: str, family: str, sm_count: int) -> Machine:
+    """The machine of a device: by a name that is part of the device's, else its family's first.
+
+    With another number of SMs than the table has, those that clusters can use are scaled.
+    """
+    names = [name for name, machine in machines().items() if machine.family == family]
+    found = [name for name in names if name in device_name]
+    return _with_sms(machines()[max(found, key=len) if found else names[0]], sm_count)
+
+
+def constants(name: str) -> Iterator[Constant]:
+    """The constants of a machine, each with confidence and source."""
+    for key, entry in _entries(name).items():
+        if isinstance(entry, dict):
+            yield Constant(key, entry["value"], entry["confidence"], entry["source"])
+
+
+@cache
+def _with_sms(machine: Machine, sm_count: int) -> Machine:
+    if sm_count == machine.sm_count:
+        return machine
+    usable = tuple(count * sm_count // machine.sm_count for count in machine.usable_sms)
+    values = {field.name: getattr(machine, field.name) for field in fields(Machine)}
+    return Machine(**(values | {"sm_count": sm_count, "usable_sms": usable}))
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((resources.files("jaxbw.selection") / "machines.toml").read_text())
+
+
+def _entries(name: str) -> dict[str, Any]:
+    entries = _table()[name]
+    return {**_entries(entries["like"]), **entries} if "like" in entries else entries
+
+
+def _machine(name: str) -> Machine:
+    values = {
+        key: entry["value"] if isinstance(entry, dict) else entry
+        for key, entry in _entries(name).items()
+        if key != "like"
+    }
+    return Machine(name=name, **(values | {"usable_sms": tuple(values["usable_sms"])}))

@@ -1,0 +1,195 @@
+"""The search: the candidates for a problem on a machine, ranked by their modelled time."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from jaxbw.selection import config as configs
+from jaxbw.selection.candidates import Candidates, candidates
+from jaxbw.selection.config import SCHEDULERS, GemmConfig
+from jaxbw.selection.cost_model import Costs, Floats, evaluate, is_excluded
+from jaxbw.selection.machine import Machine
+from jaxbw.selection.workload import Workload, canonical
+
+_KEPT = 12  # ranked candidates that a choice shows
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The modelled time of a product in microseconds, term by term; see `cost_model.Costs`.
+
+    Attributes:
+      waves: how often the product fills the device with work items.
+      efficiency: the share of the SMs' time in all waves in which they have a tile.
+      mma, loads: what the tensor cores and the loads would take alone.
+      main_loop: what they take together, as they overlap.
+      epilogue: what no main loop hides.
+      fixed: launch, set-up, first loads.
+      split: bringing the parts of split tiles together.
+      repack: copying operands that TMA cannot address.
+      total: main_loop, epilogue, fixed, split and repack.
+    """
+
+    waves: int
+    efficiency: float
+    mma: float
+    loads: float
+    main_loop: float
+    epilogue: float
+    fixed: float
+    split: float
+    repack: float
+    total: float
+
+    def __str__(self) -> str:
+        parts = [f"{self.total:.2f} us in {self.waves} wave{'s' if self.waves > 1 else ''}"]
+        parts[0] += f", {100 * self.efficiency:.1f} % filled"
+        parts += [
+            f"{name.replace('_', ' ')} {value:.2f}"
+            for name in ("main_loop", "epilogue", "fixed", "split", "repack")
+            if (value := getattr(self, name))
+        ]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A configuration with every field filled in, and its cost.
+
+    `wave` is how many of its clusters run at a time where the tail of such a wave is split, else 0.
+    """
+
+    config: GemmConfig
+    cost: Cost
+    wave: int
+
+
+# What a kernel is compiled for: its cta_group on sm100, its block_n on sm90.
+Instances = frozenset[int]
+
+
+@lru_cache(maxsize=4096)
+def search(
+    family: str,
+    machine: Machine,
+    straight: tuple[Workload, Instances],
+    swapped: tuple[Workload, Instances] | None,
+    *,
+    batch_invariant: bool,
+) -> tuple[int, tuple[Ranked, ...]]:
+    """How many candidates there are, and the best of them.
+
+    Args:
+      family: "sm90" or "sm100".
+      machine: where the product runs.
+      straight, swapped: the workload without and with swap-AB, and the kernels there are for it.
+      batch_invariant: choose independently of m and of the batch, without split or swap.
+    """
+    found: list[tuple[float, int, int, Workload, Candidates, Costs]] = []
+    count = 0
+    for order, side in enumerate((straight, swapped)):
+        if side is None:
+            continue
+        work = canonical(side[0]) if batch_invariant else side[0]
+        table = _available(family, work, side[1], whole=batch_invariant)
+        costs = evaluate(work, machine, table)
+        # To a tenth of a nanosecond, so that equals stay equal wherever it is computed.
+        totals = np.round(costs.total * _handicap(work, machine, table), 1)
+        totals[is_excluded(work, machine, table, costs)] = np.inf
+        count += int(np.isfinite(totals).sum())
+        for row in np.argsort(totals, kind="stable")[:_KEPT]:
+            if np.isfinite(totals[row]):
+                found.append((float(totals[row]), order, int(row), work, table, costs))
+    best = sorted(found, key=lambda entry: entry[:2])[:_KEPT]
+    return count, tuple(
+        _ranked(family, table, costs, row, work, batch_invariant)
+        for _, _, row, work, table, costs in best
+    )
+
+
+def price(family: str, machine: Machine, work: Workload, config: GemmConfig) -> Ranked:
+    """A given configuration, its open fields filled in with their defaults.
+
+    Args:
+      family, machine: as in `search`.
+      work: swapped where the configuration says so.
+      config: valid, and with a tile.
+    """
+    table = Candidates.of([config], family, work.itemsize)
+    raster = np.array([config.raster == "n"], np.int64), np.array([config.swizzle])
+    costs = evaluate(work, machine, table, raster)
+    spans = config.k_spans(work.itemsize)
+    filled = replace(
+        config,
+        block_k=spans * configs.SPAN_BYTES // work.itemsize,
+        stages=config.stages or configs.max_stages(config, family, work.itemsize),
+        accumulators=config.accumulators or (1 if family == "sm90" else 2),
+        scheduler=config.scheduler or SCHEDULERS[family][0],
+    )
+    return _priced(filled, costs, 0)
+
+
+def _available(family: str, work: Workload, instances: Instances, *, whole: bool) -> Candidates:
+    """The candidates that installed kernels compute."""
+    lhs, rhs = (work.b_major, work.a_major) if work.swapped else (work.a_major, work.b_major)
+    table = candidates(
+        family,
+        lhs,
+        rhs,
+        work.itemsize,
+        gated=work.gated,
+        swap_ab=work.swapped,
+        whole=whole,
+    )
+    compiled_for = table.cta_group if family == "sm100" else table.block_n
+    return table.take(np.isin(compiled_for, sorted(instances)))
+
+
+def _handicap(work: Workload, machine: Machine, table: Candidates) -> Floats:
+    """What is split, exchanged, or in a tile that has not been timed, must win by a margin."""
+    plain = (table.split_k == 1) & (not work.swapped)
+    if machine.plain_block_n:
+        plain &= table.block_n == machine.plain_block_n
+    return np.where(plain, 1.0, 1.0 + machine.margin)
+
+
+def _ranked(
+    family: str,
+    table: Candidates,
+    costs: Costs,
+    row: int,
+    work: Workload,
+    batch_invariant: bool,
+) -> Ranked:
+    config = table.config(row, work.itemsize, swap_ab=work.swapped)
+    fills_tmem = family == "sm100" and config.tile[0] == configs.BLOCK_M[config.cta_group][-1]
+    # A second accumulator is for the next item; without one its half of Tensor Memory stays free.
+    two = family == "sm100" and (costs.waves[row] > 1 or fills_tmem or batch_invariant)
+    config = replace(
+        config,
+        raster="n" if costs.band_along_n[row] else "m",
+        swizzle=int(costs.swizzle[row]),
+        accumulators=2 if two else 1,
+        scheduler=SCHEDULERS[family][0],
+        batch_invariant=batch_invariant,
+    )
+    return _priced(config, costs, row)
+
+
+def _priced(config: GemmConfig, costs: Costs, row: int) -> Ranked:
+    wave = int(costs.resident[row]) if config.split_tail else 0
+    return Ranked(config, _cost(costs, row), wave)
+
+
+def _cost(costs: Costs, row: int) -> Cost:
+    term = {name: value / 1000 for name, value in costs.row(row).items()}
+    return Cost(
+        waves=int(costs.waves[row]),
+        efficiency=float(costs.efficiency[row]),
+        loads=max(term[name] for name in ("fill", "latency", "l2", "dram")),
+        **{
+            name: term[name]
+            for name in ("mma", "main_loop", "epilogue", "fixed", "split", "repack", "total")
+        },
+    )

@@ -1,0 +1,103 @@
+"""Workload: a problem as the kernel sees it, straight or with its operands exchanged (swap-AB)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxbw._native import Major
+from jaxbw.problem import GemmProblem
+from jaxbw.selection.eligibility import ALIGNMENT, effective_major, needs_repack
+
+# What a batch-invariant choice is made for, whatever m is: between decoding and prefilling.
+CANONICAL_M = 1024
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the cost of a product depends on, beside machine and configuration.
+
+    Attributes:
+      batch, m, n, k: extents; m and n exchanged where `swapped`.
+      a_major, b_major: layouts, after any repacking.
+      a_batched, b_batched: whether each batch index has a matrix of its own.
+      itemsize, output_size: bytes of an element.
+      extra_bytes: per element of the result, that the epilogue reads and writes beside it.
+      activated, gated, swapped: whether it is.
+      tma_rows: whether TMA can store the result's rows.
+      repack_bytes, repacks: what is read and written ahead of the product, by how many kernels.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    a_major: Major
+    b_major: Major
+    a_batched: bool
+    b_batched: bool
+    itemsize: int
+    output_size: int
+    extra_bytes: int
+    activated: bool
+    gated: bool
+    swapped: bool
+    tma_rows: bool
+    repack_bytes: int
+    repacks: int
+
+    @property
+    def layout(self) -> str:
+        """Layouts as in kernels.toml: "n" is row-major, "t" its transpose."""
+        first = "n" if self.a_major == Major.K else "t"
+        return first + ("n" if self.b_major == Major.MN else "t")
+
+
+def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
+    """The workload of a problem."""
+    p, epilogue = problem, problem.epilogue
+    arrays = [dtype.itemsize for dtype in (epilogue.c, epilogue.residual) if dtype is not None]
+    arrays += [p.output.itemsize] * (epilogue.results - 1)
+    repacked = list(_repacked(p))
+    lhs = effective_major(p.lhs_dtype, p.lhs_major), p.lhs_batched
+    rhs = effective_major(p.rhs_dtype, p.rhs_major), p.rhs_batched
+    (a_major, a_batched), (b_major, b_batched) = (rhs, lhs) if swapped else (lhs, rhs)
+    return Workload(
+        batch=p.batch,
+        m=p.n if swapped else p.m,
+        n=p.m if swapped else p.n,
+        k=p.k,
+        a_major=a_major,
+        b_major=b_major,
+        a_batched=a_batched,
+        b_batched=b_batched,
+        itemsize=p.lhs_dtype.itemsize,
+        output_size=p.output.itemsize,
+        extra_bytes=sum(arrays),
+        activated=epilogue.activation is not None,
+        gated=epilogue.gated,
+        swapped=swapped,
+        tma_rows=p.n * p.output.itemsize % ALIGNMENT == 0,
+        repack_bytes=sum(repacked),
+        repacks=len(repacked),
+    )
+
+
+def canonical(work: Workload) -> Workload:
+    """The one workload that stands for all that differ in m and batch; for straight ones only."""
+    values = work.__dict__ | {"m": CANONICAL_M, "batch": 1, "a_batched": True, "b_batched": True}
+    return Workload(**(values | {"repack_bytes": 0, "repacks": 0}))
+
+
+def _repacked(p: GemmProblem) -> Iterator[int]:
+    """For each array that is repacked, the bytes that are read and written."""
+    operands: list[tuple[np.dtype[Any], tuple[int, int, int], Major]] = [
+        (p.lhs_dtype, p.lhs_shape, p.lhs_major),
+        (p.rhs_dtype, p.rhs_shape, p.rhs_major),
+    ]
+    operands += operands[1:] * p.epilogue.gated
+    for dtype, shape, major in operands:
+        if needs_repack(dtype, shape, major):
+            batch, outer, contiguous = shape
+            yield 2 * batch * outer * contiguous * dtype.itemsize

@@ -1,0 +1,182 @@
+"""Which configurations there are: every rule has a value that breaks it and a way out."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+
+import jaxbw
+from jaxbw import _native
+from jaxbw.selection import config as configs
+from jaxbw.selection.config import GemmConfig
+
+K, MN = _native.Major.K, _native.Major.MN
+SINGLE = GemmConfig(128, 128)
+PAIR = GemmConfig(256, 128, cta_group=2, cluster=(2, 1))
+BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "reason"),
+    [
+        ("sm90", {"block_m": 64}, "block_m is 64; sm90 computes 128"),
+        ("sm90", {"block_n": 96}, "multiples of 64"),
+        ("sm90", {"block_n": 320}, "up to 256"),
+        ("sm90", {"block_k": 128}, "block_k is 128; sm90 kernels have 64"),
+        ("sm90", {"cta_group": 2}, "sm90 takes 1"),
+        ("sm90", {"cluster": (4, 4)}, "1 to 8 CTAs"),
+        ("sm90", {"cluster": (0, 1)}, "1 to 8 CTAs"),
+        ("sm90", {"stages": 0}, "takes 1 to"),
+        ("sm90", {"stages": 99}, "None for as many as fit"),
+        ("sm90", {"swizzle": 0}, "1 to 16"),
+        ("sm90", {"swizzle": 17}, "1 to 16"),
+        ("sm90", {"split_k": 17}, "split_k is 17; it is 1 to 16"),
+        ("sm90", {"split_tail": True}, "2 or more"),
+        ("sm90", {"scheduler": "clc"}, "'static' or 'none'"),
+        ("sm90", {"accumulators": 2}, "in registers"),
+        ("sm90", {"operand_swizzle": False}, "always swizzled"),
+        ("sm90", {"store_buffers": 3}, "1 or 2"),
+        ("sm90", {"block_n": None}, "give both of block_m and block_n"),
+        ("sm100", {"cluster": (1, 1)}, "not a multiple of cta_group 2"),
+        ("sm100", {"cluster": (6, 3)}, "1 to 16 CTAs"),
+        ("sm100", {"block_m": 64}, "128, 256 or 512 rows"),
+        ("sm100", {"block_n": 40}, "multiples of 16"),
+        ("sm100", {"block_n": 272}, "to 256"),
+        ("sm100", {"block_m": 128, "block_n": 48}, "multiples of 32"),
+        ("sm100", {"cta_group": 4}, "1 or 2"),
+        ("sm100", {"block_k": 48}, "multiples of 64"),
+        ("sm100", {"block_k": 320}, "1 to 4 spans"),
+        ("sm100", {"accumulators": 3}, "1 or 2"),
+        ("sm100", {"block_m": 512, "accumulators": 1}, "fills both"),
+        ("sm100", {"operand_swizzle": False}, "it is (1, 1)"),
+        ("sm100", {"split_k": 2, "split_tail": True, "batch_invariant": True}, "follow m"),
+        ("sm100 single", {"block_m": 512}, "64, 128 or 256 rows"),
+        ("sm100 single", {"block_n": 8}, "from 16"),
+        ("sm100 single", {"block_m": 64, "block_n": 4}, "multiples of 8 from 8"),
+    ],
+)
+def test_refused(base: str, change: Any, reason: str) -> None:
+    family = base.split()[0]
+    assert configs.refusal(BASE[base], family) is None
+    found = configs.refusal(dataclasses.replace(BASE[base], **change), family)
+    assert reason in (found or "")
+
+
+def test_a_chosen_configuration_changes_nothing_else() -> None:
+    assert configs.refusal(GemmConfig(), "sm100") is None
+    assert configs.refusal(GemmConfig(batch_invariant=True), "sm90") is None
+    assert "give block_m and block_n" in (configs.refusal(GemmConfig(stages=3), "sm100") or "")
+
+
+# The legal shapes of tcgen05.mma and of its accumulators, as kernel-facts and the contract say.
+TILES = {
+    ("sm90", 1, 128): range(64, 257, 64),
+    ("sm100", 1, 64): range(8, 257, 8),
+    ("sm100", 1, 128): range(16, 257, 16),
+    ("sm100", 1, 256): range(16, 257, 16),
+    ("sm100", 2, 128): range(32, 257, 32),
+    ("sm100", 2, 256): range(16, 257, 16),
+    ("sm100", 2, 512): range(16, 257, 16),
+}
+
+
+@pytest.mark.parametrize(("family", "group", "block_m"), TILES)
+def test_every_legal_tile(family: str, group: int, block_m: int) -> None:
+    legal = {
+        block_n
+        for block_n in range(1, 300)
+        if configs.refusal(
+            GemmConfig(block_m, block_n, cta_group=group, cluster=(group, 1)), family
+        )
+        is None
+    }
+    assert legal == set(TILES[family, group, block_m])
+
+
+@pytest.mark.parametrize(
+    ("config", "majors", "keywords", "reason"),
+    [
+        (GemmConfig(256, 224, cta_group=2, cluster=(2, 1)), (K, K), {}, None),
+        (GemmConfig(256, 224, cta_group=2, cluster=(2, 1)), (K, MN), {}, "112 wide"),
+        (GemmConfig(256, 112, cta_group=2, cluster=(2, 1)), (K, K), {}, None),
+        (GemmConfig(128, 96), (K, MN), {}, "rhs is MN-major"),
+        (GemmConfig(128, 96), (MN, K), {}, None),
+        (GemmConfig(128, 96, swap_ab=True), (MN, K), {}, "lhs is MN-major"),
+        (GemmConfig(128, 96, swap_ab=True), (K, MN), {}, None),
+        (GemmConfig(128, 128, cta_group=2, cluster=(2, 1)), (MN, K), {}, None),
+        (GemmConfig(128, 96, cluster=(8, 1)), (K, K), {}, "equal parts of 96 rows"),
+        (GemmConfig(128, 128, cluster=(8, 1)), (K, MN), {}, None),
+        (GemmConfig(128, 128, cluster=(16, 1)), (K, MN), {}, "equal parts of 64 rows"),
+        (GemmConfig(128, 128, block_k=128, cluster=(16, 1)), (K, MN), {}, None),
+        (GemmConfig(128, 128, split_k=4), (K, K), {"k": 200}, None),
+        (GemmConfig(128, 128, split_k=4), (K, K), {"k": 192}, "no more than 3 parts"),
+        (GemmConfig(128, 128, split_k=2, block_k=256), (K, K), {"k": 256}, "than 1 part"),
+        (GemmConfig(128, 128, operand_swizzle=False), (K, K), {}, None),
+        (GemmConfig(128, 128, operand_swizzle=False), (K, MN), {}, "without a swizzle"),
+        (GemmConfig(128, 128, block_k=32), (K, K), {}, "multiples of 64"),
+        (GemmConfig(128, 128, block_k=32), (K, K), {"itemsize": 4}, None),
+        (GemmConfig(128, 128, block_k=256), (K, K), {"itemsize": 4}, "up to 128"),
+        (GemmConfig(128, 128, block_k=128, stages=3), (K, K), {"itemsize": 4}, "takes 1 to"),
+        (GemmConfig(128, 128), (K, MN), {"gated": True}, None),
+        (GemmConfig(128, 64), (K, MN), {"gated": True}, "32 wide"),
+        (GemmConfig(128, 64), (K, K), {"gated": True}, None),
+        (GemmConfig(128, 48), (K, K), {"gated": True}, "multiples of 32"),
+        (GemmConfig(128, 128, swap_ab=True), (K, K), {"gated": True}, "not for gated"),
+        (
+            GemmConfig(128, 128, cta_group=2, cluster=(2, 1)),
+            (K, K),
+            {"gated": True},
+            "take block_m 256",
+        ),
+        (GemmConfig(128, 192), (K, K), {"gated": True, "family": "sm90"}, "128 or 256"),
+        (GemmConfig(128, 128), (K, MN), {"gated": True, "family": "sm90"}, None),
+    ],
+)
+def test_what_tiles_take_which_products(
+    config: GemmConfig, majors: Any, keywords: Any, reason: str | None
+) -> None:
+    keywords = {"family": "sm100"} | keywords
+    assert configs.refusal(config, keywords["family"]) is None
+    found = configs.layout_refusal(config, *majors, **keywords)
+    assert found is None if reason is None else reason in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("cluster", [2, 1], "a pair of integers"),
+        ("block_m", 128.0, "an integer"),
+        ("split_k", True, "an integer"),
+        ("split_k", None, "an integer"),
+        ("swap_ab", 1, "True or False"),
+        ("raster", "k", '"m" or "n"'),
+        ("scheduler", "dynamic", "'clc', 'static', 'none' or None"),
+    ],
+)
+def test_other_types(field: str, value: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=f"{field} is .*; it is {message}"):
+        GemmConfig(**({"block_m": 128, "block_n": 128} | {field: value}))
+
+
+def test_a_configuration_prints_what_is_unusual() -> None:
+    assert str(PAIR).endswith("swizzle 1 along m, split_k 1, swap_ab False")
+    text = str(dataclasses.replace(PAIR, scheduler="none", tma_store=False))
+    assert text.endswith(", tma_store False, scheduler none")
+    assert str(GemmConfig(batch_invariant=True)) == "batch-invariant, chosen"
+
+
+def test_depths_are_those_of_the_runtime() -> None:
+    for (family, group, block_m), widths in TILES.items():
+        for block_n, spans in itertools.product(widths[::5], (1, 2)):
+            config = GemmConfig(block_m, block_n, block_k=64 * spans, cta_group=group)
+            expected = _native.max_stages(family, block_m, block_n, group, spans)
+            assert configs.max_stages(config, family) == expected
+            # 227 KB, less staging and barriers, hold so many of a CTA's parts of both tiles.
+            stage = (block_m + block_n) // group * 128 * spans
+            staging = 32 * 1024
+            assert min(12, (232448 - staging - 1024) // stage) - expected in (0, 1)
+
+
+def test_it_is_public() -> None:
+    assert jaxbw.GemmConfig is GemmConfig

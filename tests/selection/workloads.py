@@ -1,0 +1,69 @@
+"""Workloads for tests of the model alone: no JAX, no installed kernels."""
+
+from typing import Any
+
+from jaxbw._native import Major
+from jaxbw.selection.machine import Machine, machines
+from jaxbw.selection.search import Instances, Ranked, search
+from jaxbw.selection.workload import Workload
+
+ALL: dict[str, Instances] = {
+    "sm90": frozenset((64, 128, 192, 256)),
+    "sm100": frozenset((1, 2)),
+}
+
+
+def workload(
+    m: int, n: int, k: int, layout: str = "nt", *, swapped: bool = False, **changes: Any
+) -> Workload:
+    """bf16 [m, k] @ [k, n] in layouts as kernels.toml writes them."""
+    lhs = Major.K if layout[0] == "n" else Major.MN
+    rhs = Major.MN if layout[1] == "n" else Major.K
+    values: dict[str, Any] = {
+        "batch": 1,
+        "m": n if swapped else m,
+        "n": m if swapped else n,
+        "k": k,
+        "a_major": rhs if swapped else lhs,
+        "b_major": lhs if swapped else rhs,
+        "a_batched": True,
+        "b_batched": True,
+        "itemsize": 2,
+        "output_size": 2,
+        "extra_bytes": 0,
+        "activated": False,
+        "gated": False,
+        "swapped": swapped,
+        "tma_rows": n % 8 == 0,
+        "repack_bytes": 0,
+        "repacks": 0,
+    }
+    return Workload(**(values | changes))
+
+
+def ranking(
+    machine: str | Machine,
+    m: int,
+    n: int,
+    k: int,
+    layout: str = "nt",
+    *,
+    batch_invariant: bool = False,
+    **changes: Any,
+) -> tuple[Ranked, ...]:
+    """The best candidates, with every kernel there could be."""
+    if isinstance(machine, str):
+        machine = machines()[machine]
+    instances = ALL[machine.family]
+    straight = workload(m, n, k, layout, **changes)
+    exchanged = None
+    if not (batch_invariant or straight.gated):
+        exchanged = (workload(m, n, k, layout, swapped=True, **changes), instances)
+    _, ranked = search(
+        machine.family,
+        machine,
+        (straight, instances),
+        exchanged,
+        batch_invariant=batch_invariant,
+    )
+    return ranked

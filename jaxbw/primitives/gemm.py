@@ -107,7 +107,7 @@ def call_attributes(problem: GemmProblem, choice: Choice) -> dict[str, str | int
         "raster": RASTERS.index(config.raster),
         "split_k": config.split_k,
         "split_tail": int(config.split_tail),
-        "wave": (choice.wave or 0) if config.split_tail else 0,
+        "wave": choice.wave or 0,
         "swap_ab": int(config.swap_ab),
         "accumulators": config.accumulators or 0,
         "store_buffers": config.store_buffers,

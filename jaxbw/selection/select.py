@@ -40,6 +40,8 @@ class Choice:
       cost: its modelled time, term by term; None for XLA.
       wave: clusters that the device is taken to run at a time, where `split_tail` splits the last
         tiles % wave; else 0. None for XLA.
+      repacked: "lhs" and "rhs" as far as they are copied first, within the call, since TMA cannot
+        load them as they lie.
       candidates: the best configurations by the model, this one first; () for XLA, or where the
         configuration was given.
       reason: why this one.
@@ -53,6 +55,7 @@ class Choice:
     config: GemmConfig | None
     cost: Cost | None
     wave: int | None
+    repacked: tuple[str, ...]
     candidates: tuple[Ranked, ...]
     reason: str
     refused: tuple[Refusal, ...]
@@ -76,6 +79,8 @@ class Choice:
                 f"  config          {self.config}",
                 f"  modelled        {self.cost}",
             ]
+        if self.repacked:
+            lines.append(f"  repacked        {', '.join(self.repacked)}")
         lines.append(f"  reason          {self.reason}")
         lines += [f"  refused         {refusal}" for refusal in self.refused]
         return "\n".join(lines)
@@ -113,6 +118,7 @@ def select(
                 config=None,
                 cost=None,
                 wave=None,
+                repacked=(),
                 candidates=(),
                 reason=reason,
                 refused=tuple(refused),
@@ -266,12 +272,17 @@ def _choice(
     reason: str,
     ranked: tuple[Ranked, ...],
 ) -> Choice:
+    views = (
+        ("lhs", problem.lhs_dtype, problem.lhs_shape, problem.lhs_major),
+        ("rhs", problem.rhs_dtype, problem.rhs_shape, problem.rhs_major),
+    )
     return Choice(
         implementation=family,
         kernel=kernel.name,
         config=best.config,
         cost=best.cost,
         wave=best.wave,
+        repacked=tuple(name for name, *view in views if eligibility.needs_repack(*view)),
         candidates=ranked,
         reason=reason,
         refused=(),

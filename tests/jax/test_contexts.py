@@ -20,6 +20,7 @@ X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
     [
         lambda: (jaxbw.target("H200"), jaxbw.target("B200")),
         lambda: (jaxbw.implementation("xla"), jaxbw.implementation(("sm90", "xla"))),
+        lambda: (jaxbw.batch_invariant(), jaxbw.implementation("xla")),
     ],
 )
 def test_a_change_retraces(contexts: Any) -> None:
@@ -81,11 +82,11 @@ def test_explain_takes_types_and_arrays_and_prints() -> None:
         assert jaxbw.explain(*types, bias=bias, activation="gelu") == choice
     text = str(choice)
     for part in (
-        "bf16[1,256,512] @ bf16[1,512,128] + bias float32, gelu -> bf16[1,256,128]",
+        "gelu(bf16[1,256,512] @ bf16[1,512,128] + bias float32) -> bf16[1,256,128]",
         "H200",
         "jaxbw_sm90_bf16_nn_128x",
         "cluster 1x1, cta_group 1, stages ",
-        "predicted cycles",
+        "modelled",
     ):
         assert part in text
     with pytest.raises(AttributeError):
@@ -103,8 +104,36 @@ def test_explain_says_why_xla_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     if jax.default_backend() == "cpu":
         assert "no CUDA GPU" in jaxbw.explain(X, W).reason
     with jaxbw.target("H200"):
-        odd = jaxbw.explain(X, jnp.ones((512, 100), jnp.bfloat16))
-        assert "pad its last dimension to 104" in str(odd)
+        integers = jaxbw.explain(X.astype(int), W.astype(int))
+        assert "the operands are int32; sm90 kernels take bfloat16 and float16" in str(integers)
+
+
+def test_explain_says_what_the_epilogue_is_and_what_is_repacked() -> None:
+    odd, full = jnp.ones((512, 100), jnp.bfloat16), jnp.ones((256, 100), jnp.float32)
+    with jaxbw.target("B200"):
+        choice = jaxbw.explain(
+            X, odd, c=full, alpha=0.5, beta=2, bias=full[:, 0], bias_axis=-2, residual=full
+        )
+        gated = jaxbw.explain(X, W, W, activation="silu")
+        assert "repacked" not in str(jaxbw.explain(X, W))
+    assert choice.problem == (
+        "0.5 * bf16[1,256,512] @ bf16[1,512,100] + 2 * c float32 + bias float32 along m"
+        " + residual float32 -> bf16[1,256,100]"
+    )
+    assert "repacked        rhs" in str(choice)
+    assert gated.problem.startswith("silu(bf16[1,256,512] @ bf16[1,512,128]) * up -> ")
+
+
+def test_batch_invariance_does_not_look_at_m() -> None:
+    def config(m: int) -> jaxbw.GemmConfig | None:
+        x = jax.ShapeDtypeStruct((m, 4096), jnp.bfloat16)
+        return jaxbw.explain(x, jax.ShapeDtypeStruct((4096, 512), jnp.bfloat16)).config
+
+    for target in ("H200", "B200"):
+        with jaxbw.target(target):
+            assert config(8) != config(4096)
+            with jaxbw.batch_invariant():
+                assert config(1) == config(8) == config(4096)
 
 
 def test_explain_of_a_dot_general() -> None:

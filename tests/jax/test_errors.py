@@ -10,6 +10,7 @@ import pytest
 
 import jaxbw
 from jaxbw import _native
+from jaxbw.primitives.gemm import TARGET
 
 BF16 = jnp.bfloat16
 X, W = jnp.ones((16, 64), BF16), jnp.ones((64, 32), BF16)
@@ -35,7 +36,28 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(bias=jnp.ones((16, 32))), ValueError, r"bias f32\[16,32\] is not \[32\]"),
     (call(bias=jnp.ones(32, int)), TypeError, "bias is int32; cast it"),
     (call(X, W[:, 0], bias=jnp.ones(16)), ValueError, "no dimension n for the bias"),
+    (call(bias=jnp.ones(32), bias_axis=-2), ValueError, r"\[32\] is not \[16\], the rows of the"),
+    (call(bias=jnp.ones(32), bias_axis=0), ValueError, "bias_axis is 0; it is -1, .* or -2"),
+    (call(X[0], W, bias=jnp.ones(1), bias_axis=-2), ValueError, "no dimension m for the bias"),
+    (call(residual=jnp.ones(32)), ValueError, r"residual f32\[32\] is not shaped as .* \[16,32\]"),
+    (call(c=jnp.ones((16, 32), int)), TypeError, "c is int32; cast it"),
+    (call(c=[1.0]), TypeError, "requires ndarray or scalar arguments"),
+    (call(beta=2), ValueError, "beta is 2 and there is no c"),
+    (call(alpha="2"), TypeError, "alpha is '2'; it is a real Python number"),
+    (call(alpha=jnp.ones(())), TypeError, "alpha is .* a JAX array; .* multiply the array outside"),
+    (
+        lambda: jax.jit(lambda beta: jaxbw.matmul(X, W, c=X @ W, beta=beta))(2.0),
+        TypeError,
+        "beta is .* a JAX array; .* multiply the array outside",
+    ),
     (call(X.astype(int), W.astype(int), activation="relu"), TypeError, "real floating result"),
+    (
+        lambda: jaxbw.gated_matmul(X, W, W[:, :8]),
+        ValueError,
+        r"bf16\[64,32\] and bf16\[64,8\]; they have one shape and one dtype",
+    ),
+    (lambda: jaxbw.gated_matmul(X, W, W.astype(float)), ValueError, "one shape and one dtype"),
+    (lambda: jaxbw.explain(X, W, W[:, :8]), ValueError, "one shape and one dtype"),
     (call(config="big"), TypeError, "it is a jaxbw.GemmConfig or None"),
     (call(config=jaxbw.GemmConfig(100, 64)), ValueError, "sm100: block_m is 100.*sm90: block_m"),
     (
@@ -49,15 +71,27 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "rhs is MN-major and a CTA's part of the tile is 96 wide",
     ),
     (
-        call(X, jnp.ones((64, 100), BF16), implementation="sm90"),
+        lambda: jaxbw.gated_matmul(
+            X, W, W, config=jaxbw.GemmConfig(128, 64, swap_ab=True), implementation="sm100"
+        ),
         NotImplementedError,
-        r"rhs bf16\[1,64,100\] has rows of 200 bytes; TMA needs a multiple of 16: pad its last "
-        r"dimension to 104.\nLeave implementation=None to run on XLA",
+        "that is not for gated products",
     ),
     (
-        call(X.astype(jnp.float32), W.astype(jnp.float32), implementation="sm100"),
+        call(X.astype(jnp.float32), W.astype(jnp.float32), implementation="sm90"),
         NotImplementedError,
-        "the operands are float32; kernels take bfloat16 and float16",
+        r"the operands are float32; sm90 kernels take bfloat16 and float16.\n"
+        "Leave implementation=None to run on XLA",
+    ),
+    (
+        call(X.astype(float), W.astype(float), implementation="sm100", precision="highest"),
+        NotImplementedError,
+        "kernels multiply them as TF32, which is precision=None or DEFAULT",
+    ),
+    (
+        call(X.astype(float), W.astype(float), implementation="emulator", precision="highest"),
+        NotImplementedError,
+        "kernels multiply them as TF32, which is precision=None or DEFAULT",
     ),
     (
         call(X, W.astype(jnp.float16), implementation="sm100"),
@@ -105,7 +139,7 @@ def test_the_platform_is_the_lowerings_question(family: str, keywords: Any) -> N
         ):
             jaxbw.matmul(X, W, implementation=family, **keywords)
     if not _native.devices():
-        assert "jaxbw_gemm_v1" in strict.trace(X, W).lower(lowering_platforms=("cuda",)).as_text()
+        assert TARGET in strict.trace(X, W).lower(lowering_platforms=("cuda",)).as_text()
     with jax.default_device(jax.devices("cpu")[0]):
         either = jaxbw.matmul(X, W, implementation=(family, "xla"), **keywords)
     assert either.shape == (16, 32)
@@ -128,5 +162,5 @@ def test_backward_products_of_a_strict_kernel_may_be_xlas() -> None:
     with jaxbw.target("H200"):
         lowered = jax.jit(jax.value_and_grad(loss)).trace(X, W).lower(lowering_platforms=("cuda",))
     text = lowered.as_text()
-    assert text.count("@jaxbw_gemm_v1(") == 1
+    assert text.count(f"@{TARGET}(") == 1
     assert text.count("stablehlo.dot_general") == 1

@@ -14,6 +14,8 @@ import jaxbw
 from jaxbw import _native
 from jaxbw.selection import select
 
+from .epilogues import CASES, arrays, numbers
+
 Operand = Callable[..., Any]
 Lower = Callable[..., str]
 Calls = Callable[[str], list[str]]
@@ -27,6 +29,11 @@ def attributes(line: str) -> dict[str, str]:
     return dict(entry.split(" = ", 1) for entry in block.split(", "))
 
 
+def operands_of(line: str) -> list[str]:
+    """The operands of a custom call."""
+    return re.findall(r"%[\w#]+", line.split("(")[1].split(")")[0])
+
+
 def strict(family: str) -> Callable[..., Any]:
     return functools.partial(jaxbw.matmul, implementation=family)
 
@@ -37,22 +44,39 @@ def test_attributes(family: str, operand: Operand, cuda_hlo: Lower, custom_calls
     (call,) = custom_calls(text)
     chosen = jaxbw.explain(lhs, rhs, implementation=family)
     assert chosen.config is not None
+    config = chosen.config
+    integers = {
+        "lhs_major": _native.Major.K.value,
+        "rhs_major": _native.Major.MN.value,
+        **dict.fromkeys(("has_c", "has_bias", "has_residual", "bias_along_m"), 0),
+        **dict.fromkeys(("gated", "save", "activation", "split_tail", "wave"), 0),
+        "block_m": config.block_m,
+        "block_n": config.block_n,
+        "k_spans": (config.block_k or 0) // 64,
+        "cluster_m": config.cluster[0],
+        "cluster_n": config.cluster[1],
+        "cta_group": config.cta_group,
+        "stages": config.stages,
+        "swizzle": config.swizzle,
+        "raster": {"m": 0, "n": 1}[config.raster],
+        "split_k": config.split_k,
+        "swap_ab": int(config.swap_ab),
+        "accumulators": config.accumulators,
+        "store_buffers": config.store_buffers,
+        "tma_store": 1,
+        "operand_swizzle": 1,
+        "scheduler": {"static": 0, "clc": 1, "none": 2}[config.scheduler or ""],
+    }
     assert attributes(call) == {
         "kernel": f'"{chosen.kernel}"',
-        "lhs_major": f"{_native.Major.K.value} : i32",
-        "rhs_major": f"{_native.Major.MN.value} : i32",
-        "activation": "0 : i32",
-        "block_m": f"{chosen.config.block_m} : i32",
-        "block_n": f"{chosen.config.block_n} : i32",
-        "cluster_m": f"{chosen.config.cluster[0]} : i32",
-        "cluster_n": f"{chosen.config.cluster[1]} : i32",
-        "cta_group": f"{chosen.config.cta_group} : i32",
-        "stages": f"{chosen.config.stages} : i32",
-        "swizzle": f"{chosen.config.swizzle} : i32",
+        "alpha": "1.000000e+00 : f32",
+        "beta": "1.000000e+00 : f32",
+        **{name: f"{value} : i32" for name, value in integers.items()},
     }
     assert not COPIES.search(text)
     # Row-major, as the tensor maps take the buffers to be.
     assert call.count("dense<[2, 1, 0]>") == 3
+    assert "ui8" not in call  # there is nothing to repack, nor to split
 
 
 DIMS = {
@@ -91,43 +115,138 @@ def test_forward_and_backward_copy_nothing(
     assert not COPIES.search(text)
 
 
-@pytest.mark.parametrize(
-    ("activation", "with_bias"),
-    [(None, True), ("relu", True), ("gelu", True), ("silu", True), ("relu", False)],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_fused_is_one_call(
-    activation: str | None,
-    with_bias: bool,
+    case: str, family: str, operand: Operand, cuda_hlo: Lower, custom_calls: Calls
+) -> None:
+    keywords = CASES[case]
+    given = arrays(keywords, operand, "bfloat16", (256, 512, 128))
+
+    def fused(given: Any) -> Any:
+        return jaxbw.matmul(**given, **numbers(keywords), implementation=family)
+
+    text = cuda_hlo(fused, given)
+    (call,) = custom_calls(text)
+    found = attributes(call)
+    activations = {None: 0, "relu": 1, "gelu": 2, "silu": 3, "gelu_exact": 4}
+    for name, value in {
+        "has_c": "c" in given,
+        "has_bias": "bias" in given,
+        "has_residual": "residual" in given,
+        "bias_along_m": keywords.get("bias_axis") == -2,
+        "activation": activations[keywords.get("activation")],
+        "save": 0,
+    }.items():
+        assert found[name] == f"{int(value)} : i32", name
+    for name in ("alpha", "beta"):
+        assert float(found[name].split(" ")[0]) == keywords.get(name, 1)
+    assert len(operands_of(call)) == len(given)
+    assert not re.search(r"stablehlo\.(add|multiply|maximum|tanh|logistic|convert)\b", text)
+
+    def step(given: Any, cotangent: Any) -> Any:
+        out, pull_back = jax.vjp(fused, given)
+        return out, pull_back(cotangent)
+
+    text = cuda_hlo(step, given, jnp.ones((256, 128), jnp.bfloat16))
+    forward, *backward = custom_calls(text)
+    assert len(backward) == 2
+    assert not COPIES.search(text)
+    # What the gradient needs of the inside of the epilogue comes out of the same kernel.
+    inside = keywords.get("activation") not in (None, "relu") or "residual" in given
+    inside = inside and "activation" in keywords
+    assert attributes(forward)["save"] == f"{int(inside)} : i32"
+    for call in backward:
+        assert float(attributes(call)["alpha"].split(" ")[0]) == keywords.get("alpha", 1)
+
+
+@pytest.mark.parametrize(
+    ("c", "output", "in_place"),
+    [
+        ("bfloat16", None, True),
+        ("float32", "float32", True),
+        ("float32", "bfloat16", False),
+        ("float16", None, False),
+    ],
+)
+def test_c_is_overwritten_where_it_can_be(
+    c: str,
+    output: str | None,
+    in_place: bool,
     family: str,
     operand: Operand,
     cuda_hlo: Lower,
     custom_calls: Calls,
 ) -> None:
-    lhs, rhs, bias = operand((256, 512)), operand((512, 128), number=1), operand((128,))
+    call = functools.partial(strict(family), preferred_element_type=output)
+    given = operand((256, 512)), operand((512, 128), number=1), operand((256, 128), c)
+    (line,) = custom_calls(cuda_hlo(lambda lhs, rhs, c: call(lhs, rhs, c=c), *given))
+    assert ("operand_index = 2" in line) == in_place
 
-    def fused(lhs: Any, rhs: Any, bias: Any) -> Any:
-        return jaxbw.matmul(
-            lhs,
-            rhs,
-            bias=bias if with_bias else None,
-            activation=activation,
-            implementation=family,
-        )
 
-    text = cuda_hlo(fused, lhs, rhs, bias)
+def test_a_gated_product_is_one_call_and_five_with_its_gradient(
+    family: str, operand: Operand, cuda_hlo: Lower, custom_calls: Calls
+) -> None:
+    given = operand((256, 512)), operand((512, 128), number=1), operand((512, 128), number=2)
+    fused = functools.partial(jaxbw.gated_matmul, implementation=family)
+    text = cuda_hlo(fused, *given)
     (call,) = custom_calls(text)
-    number = {None: 0, "relu": 1, "gelu": 2, "silu": 3}[activation]
-    assert attributes(call)["activation"] == f"{number} : i32"
-    assert len(re.findall(r"%\w+", call.split("(")[1].split(")")[0])) == 2 + with_bias
-    assert not re.search(r"stablehlo\.(add|maximum|tanh|logistic|convert)\b", text)
-
-    def step(lhs: Any, rhs: Any, bias: Any, cotangent: Any) -> Any:
-        out, pull_back = jax.vjp(fused, lhs, rhs, bias)
-        return out, pull_back(cotangent)
-
-    text = cuda_hlo(step, lhs, rhs, bias, jnp.ones((256, 128), jnp.bfloat16))
-    assert len(custom_calls(text)) == 3
+    assert len(operands_of(call)) == 3
+    assert [attributes(call)[x] for x in ("gated", "save", "activation")] == [
+        "1 : i32",
+        "0 : i32",
+        "3 : i32",
+    ]
     assert not COPIES.search(text)
+
+    def step(*given: Any) -> Any:
+        out, pull_back = jax.vjp(fused, *given)
+        return out, pull_back(out)
+
+    text = cuda_hlo(step, *given)
+    forward, *backward = custom_calls(text)
+    assert attributes(forward)["save"] == "1 : i32"
+    assert len(backward) == 4
+    assert not COPIES.search(text)
+    # The second product of x's gradient is added to the first, in its place.
+    (added,) = (call for call in backward if attributes(call)["has_c"] == "1 : i32")
+    assert "operand_index = 2" in added
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs"),
+    [
+        ((8, 100), (100, 8)),
+        ((8, 64), (64, 100)),
+        ((3, 5), (5, 7)),
+        ((1, 1), (1, 1)),
+        ((1, 64), (64, 1)),
+        ((64, 1), (1, 64)),
+        ((3, 5, 7), (3, 7, 9)),
+    ],
+)
+def test_no_size_is_too_odd(
+    lhs: Any, rhs: Any, family: str, operand: Operand, cuda_hlo: Lower, custom_calls: Calls
+) -> None:
+    """What TMA cannot address is repacked within the call, into a workspace; XLA pads nothing."""
+    text = cuda_hlo(jaxbw.matmul, operand(lhs), operand(rhs, number=1))
+    (call,) = custom_calls(text)
+    assert f'"jaxbw_{family}' in call
+    assert not COPIES.search(text)
+
+
+def test_float32_is_sm100s_as_tf32(operand: Operand, cuda_hlo: Lower, custom_calls: Calls) -> None:
+    """As XLA's own default on such a GPU; whoever asks for more gets XLA's product."""
+    lhs, rhs = operand((256, 512), "float32"), operand((512, 128), "float32", 1)
+    with jaxbw.target("B200"):
+        (call,) = custom_calls(cuda_hlo(jaxbw.matmul, lhs, rhs))
+        assert "tf32" in call
+        for precision in ("highest", jax.lax.Precision.HIGH):
+            exact = functools.partial(jaxbw.matmul, precision=precision)
+            assert not custom_calls(cuda_hlo(exact, lhs, rhs))
+        with jax.default_matmul_precision("highest"):
+            assert not custom_calls(cuda_hlo(jaxbw.matmul, lhs, rhs))
+    with jaxbw.target("H200"):
+        assert not custom_calls(cuda_hlo(jaxbw.matmul, lhs, rhs))
 
 
 def test_vmapped_products_stay_one_call(
@@ -158,7 +277,6 @@ def test_choosing_takes_verified_kernels_only(
 @pytest.mark.parametrize(
     ("lhs", "rhs"),
     [
-        (jnp.ones((8, 100), jnp.bfloat16), jnp.ones((100, 8), jnp.bfloat16)),
         (jnp.ones((8, 16), jnp.float32), jnp.ones((16, 8), jnp.float32)),
         (jnp.ones((8, 16), jnp.int8), jnp.ones((16, 8), jnp.int8)),
         (jnp.ones((8, 16), jnp.bfloat16), jnp.ones((16, 8), jnp.float16)),

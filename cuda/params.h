@@ -67,7 +67,8 @@ struct Epilogue {
   EpilogueOperand residual;  // shaped as D
   uint32_t bias_along_m;     // 1: one bias for each row
   Activation activation;
-  uint32_t gated;  // 1: b_up is the second right operand
+  uint32_t gated;     // 1: b_up is the second right operand
+  uint32_t identity;  // 1: the formula is d = cast(accumulator), and no tile is split
 };
 
 // D[batch, m, n] = epilogue(sum_k A[batch, m, k] * B[batch, k, n])

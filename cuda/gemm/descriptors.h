@@ -61,6 +61,28 @@ constexpr uint64_t umma_descriptor(uint32_t address, const OperandTile& tile) {
   return descriptor_geometry(address, tile) | field(1, 46, 3) | field(tile.row_bytes == kSwizzleSpan ? 2 : 0, 61, 3);
 }
 
+// The descriptors of one operand of tcgen05.mma in every stage of the ring. What differs from one to the next lies in
+// the lower word, which never carries: shared memory ends below 2^18 bytes, the start address has 14 bits of 16 bytes.
+class UmmaOperand {
+ public:
+  constexpr UmmaOperand(uint32_t first_stage, uint32_t stage_bytes, const OperandTile& tile, uint32_t mma_rows)
+      : first_(static_cast<uint32_t>(umma_descriptor(first_stage, tile))),
+        high_(static_cast<uint32_t>(umma_descriptor(first_stage, tile) >> 32)),
+        stage_step_(stage_bytes >> 4),
+        mma_tile_step_(static_cast<uint32_t>(descriptor_mma_tile_step(tile, mma_rows))),
+        span_step_(static_cast<uint32_t>(descriptor_steps(tile).span)),
+        step_(static_cast<uint32_t>(descriptor_steps(tile).mma)) {}
+
+  constexpr uint32_t low(uint32_t stage) const { return first_ + stage * stage_step_; }
+  constexpr uint64_t at(uint32_t low, uint32_t mma_tile, uint32_t span, uint32_t step) const {
+    return uint64_t{high_} << 32 | (low + mma_tile * mma_tile_step_ + span * span_step_ + step * step_);
+  }
+
+ private:
+  uint32_t first_, high_;
+  uint32_t stage_step_, mma_tile_step_, span_step_, step_;
+};
+
 // PTX 9.7.16.4.2, table for kind::f16 and kind::tf32, float32 accumulators.
 constexpr uint32_t umma_instruction(DataType input, Major a_major, Major b_major, uint32_t m, uint32_t n) {
   return static_cast<uint32_t>(field(1, 4, 2)                                  // D: float32

@@ -19,56 +19,58 @@ class OperandLoader {
   // Loads from `map` the M or N indices first .. first + extent - 1 of the tile (all of it, but for a gated product).
   JAXBW_DEVICE OperandLoader(const TensorMap& map, OperandTile tile, DataType input, uint32_t first, uint32_t extent,
                              LoadShare share)
-      : map_(map),
-        k_major_(tile.major == Major::kK),
-        step_(tile.row_bytes / size_bytes(input)),
-        block_bytes_(tile.block_bytes()),
-        multicast_(share.peers > 1),
-        mask_(static_cast<uint16_t>(share.mask)) {
-    blocks_ = k_major_ ? tile.blocks : extent / step_;
-    row_ = share.peer * ((k_major_ ? extent : tile.rows) / share.peers);
-    offset_ = k_major_ ? (first + row_) * tile.row_bytes : first / step_ * block_bytes_ + row_ * tile.row_bytes;
+      : map_(map), block_bytes_(tile.block_bytes()), mask_(static_cast<uint16_t>(share.mask)) {
+    const bool k_major = tile.major == Major::kK;
+    const uint32_t block_elements = tile.row_bytes / size_bytes(input);
+    const uint32_t row = share.peer * ((k_major ? extent : tile.rows) / share.peers);  // first of this CTA's share
+    blocks_ = k_major ? tile.blocks : extent / block_elements;
+    offset_ = k_major ? (first + row) * tile.row_bytes : first / block_elements * block_bytes_ + row * tile.row_bytes;
+    block_step_ = block_elements;
+    k_major_ = k_major;
+    row_ = row;
+    const uint32_t block_k = k_major ? tile.blocks * block_elements : tile.rows;
+    x_step_ = k_major ? block_k : 0;
+    y_step_ = k_major ? 0 : block_k;
   }
 
-  // Tile at (mn, k) of batch index `batch` -> `destination`, counted on `barrier`.
-  JAXBW_DEVICE void load(uint32_t destination, uint32_t mn, uint32_t k, uint32_t batch, uint32_t barrier) const {
-    ptx::BoxOrigin box = k_major_ ? ptx::BoxOrigin{k, mn + row_, batch} : ptx::BoxOrigin{mn, k + row_, batch};
-    destination += offset_;
+  // The next tile to load is the one at (mn, k) of batch index `batch`.
+  JAXBW_DEVICE void start_at(uint32_t mn, uint32_t k, uint32_t batch) {
+    box_ = k_major_ ? ptx::BoxOrigin{k, mn + row_, batch} : ptx::BoxOrigin{mn, k + row_, batch};
+  }
+
+  // Loads the tile to `destination`, counted on `barrier`. One thread of the CTA does.
+  JAXBW_DEVICE void load(uint32_t destination, uint32_t barrier) const {
+    load_box(destination + offset_, box_, barrier);
 #pragma unroll 1
-    for (uint32_t block = 0; block < blocks_; ++block) {
-      load_box(destination, box, barrier);
-      box.x += step_;
-      destination += block_bytes_;
+    for (uint32_t block = 1; block < blocks_; ++block) {
+      load_box(destination + offset_ + block * block_bytes_, {box_.x + block * block_step_, box_.y, box_.z}, barrier);
     }
   }
 
+  // On to the next tile along K.
+  JAXBW_DEVICE void advance() {
+    box_.x += x_step_;
+    box_.y += y_step_;
+  }
+
  private:
+  // A multicast to this CTA alone is what a plain load is: one form serves every cluster.
   JAXBW_DEVICE void load_box(uint32_t destination, ptx::BoxOrigin box, uint32_t barrier) const {
     if constexpr (kCtaGroup == 1) {
-      if (multicast_) {
-        ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
-      } else {
-        ptx::tma_load(destination, map_, box, barrier);
-      }
+      ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
     } else {
-      const uint32_t leader_barrier = barrier & ptx::kPairLeaderMask;
-      if (multicast_) {
-        ptx::tma_load_pair_multicast(destination, map_, box, leader_barrier, mask_);
-      } else {
-        ptx::tma_load_pair(destination, map_, box, leader_barrier);
-      }
+      ptx::tma_load_pair_multicast(destination, map_, box, barrier & ptx::kPairLeaderMask, mask_);
     }
   }
 
   const TensorMap& map_;
-  bool k_major_;
-  uint32_t step_;         // elements along the contiguous dimension from block to block
-  uint32_t block_bytes_;  // from block to block in shared memory
-  bool multicast_;
+  uint32_t blocks_, block_bytes_, block_step_;  // a tile's blocks: number, bytes of shared memory, elements
+  uint32_t offset_;                             // of this CTA's share in the tile
+  uint32_t row_;                                // likewise
+  uint32_t x_step_, y_step_;
   uint16_t mask_;
-  uint32_t blocks_;
-  uint32_t row_;     // of a block: first of this CTA's share
-  uint32_t offset_;  // of the share's first block
+  bool k_major_;
+  ptx::BoxOrigin box_{};
 };
 
 }  // namespace jaxbw

@@ -35,6 +35,9 @@ using Kind = ptx::UmmaKind;
 enum Warp : uint32_t { kLoadWarp = 0, kMultiplyWarp = 1, kScheduleWarp = 2, kTmemWarp = 3, kFirstEpilogueWarp = 4 };
 static_assert(kFirstEpilogueWarp % 4 == 0, "epilogue warp w reaches the TMEM lanes 32 (w % 4) ...");
 
+// Roles are run by whole warps, which elect a lane where one thread acts: the compiler then keeps the roles' state in
+// uniform registers.
+
 // Schedule role: one warp of rank 0. Keeps asking, up to kResponses items ahead of the slowest reader, until the
 // hardware has no cluster left to cancel.
 JAXBW_DEVICE void schedule(const Context& context) {
@@ -48,16 +51,16 @@ JAXBW_DEVICE void schedule(const Context& context) {
       ptx::mbarrier_arrive_expect_tx_cluster(ptx::map_to_rank(responses.full(at.slot()), lane), ptx::kClcResponseBytes);
     }
     __syncwarp();
-    if (lane == 0) {
+    if (ptx::elect_one()) {
       ptx::clc_acquire_slot();
       ptx::clc_try_cancel(context.response(at.slot()), responses.full(at.slot()));
-      item = items.next();
     }
-    item = __shfl_sync(ptx::kFullWarp, item, 0);
+    __syncwarp();
+    item = items.next();
   }
 }
 
-// Load role: one thread of every CTA.
+// Load role: one warp of every CTA.
 //
 // A gated product's tile of B is block_n / 2 columns of the gate and as many of up, side by side. A CTA alone loads
 // both; of a pair, the even CTA loads its half, the gate, and the odd one up.
@@ -71,45 +74,54 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const uint32_t b_columns = p.block_n / kCtaGroup;
   const uint32_t b_offset = odd && !gated ? b_columns : 0;  // this CTA's columns of the pair's tile
   const uint32_t b_extent = both ? b_columns / 2 : b_columns;
-  const LoadShare a_share{cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)};
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
-  const OperandLoader<kCtaGroup> a(p.a, a_tile, p.input, 0, context.cta_rows(), a_share);
-  const OperandLoader<kCtaGroup> b(gated && odd ? p.b_up : p.b, b_tile, p.input, 0, b_extent, b_share);
-  const OperandLoader<kCtaGroup> b_up(p.b_up, b_tile, p.input, b_extent, b_extent, b_share);
+  OperandLoader<kCtaGroup> a(p.a, a_tile, p.input, 0, context.cta_rows(),
+                             {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)});
+  OperandLoader<kCtaGroup> b(gated && odd ? p.b_up : p.b, b_tile, p.input, 0, b_extent, b_share);
+  OperandLoader<kCtaGroup> b_up(p.b_up, b_tile, p.input, b_extent, b_extent, b_share);
 
   const uint32_t group_bytes = kCtaGroup * (a_tile.bytes() + b_tile.bytes());
   const uint32_t block_k = context.block_k(), k_blocks = context.k_blocks();
+  const uint32_t first_a = context.a(0), first_b = context.b(0), stage_bytes = context.layout.stage_bytes();
+  const bool leads_group = context.leads_group();
   const RingBarriers stages = context.stages();
   RingPosition at = RingPosition::producer(p.stages);
   WorkItems items(context);
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
     const WorkItem item = work_item(p, number);
     const Tile origin = context.origin(item.tile);
-    const uint32_t a_batch = origin.batch * p.a_batched, b_batch = origin.batch * p.b_batched;
-    const uint32_t k_end = item.end_block(k_blocks) * block_k;
-    for (uint32_t k = item.first_block(k_blocks) * block_k; k < k_end; k += block_k, at.advance()) {
-      const uint32_t full = stages.full(at.slot());
+    const uint32_t first_block = item.first_block(k_blocks);
+    a.start_at(origin.m, first_block * block_k, origin.batch * p.a_batched);
+    b.start_at(origin.n + b_offset, first_block * block_k, origin.batch * p.b_batched);
+    b_up.start_at(origin.n, first_block * block_k, origin.batch * p.b_batched);
+    for (uint32_t left = item.end_block(k_blocks) - first_block; left > 0; --left, at.advance()) {
       stages.wait_empty(at);
-      if (context.leads_group()) ptx::mbarrier_arrive_expect_tx(full, group_bytes);
-      a.load(context.a(at.slot()), origin.m, k, a_batch, full);
-      b.load(context.b(at.slot()), origin.n + b_offset, k, b_batch, full);
-      if (both) b_up.load(context.b(at.slot()), origin.n, k, b_batch, full);
+      if (ptx::elect_one()) {
+        const uint32_t full = stages.full(at.slot()), offset = at.slot() * stage_bytes;
+        if (leads_group) ptx::mbarrier_arrive_expect_tx(full, group_bytes);
+        a.load(first_a + offset, full);
+        b.load(first_b + offset, full);
+        if (both) b_up.load(first_b + offset, full);
+      }
+      __syncwarp();
+      a.advance();
+      b.advance();
+      b_up.advance();
     }
   }
 }
 
-// Multiply role: one thread of the leader CTA of each group.
+// Multiply role: one warp of the leader CTA of each group.
 template <uint32_t kCtaGroup, Kind kKind, uint32_t kMmaTiles>
 JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   const GemmParams& p = context.params;
-  const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
-  const DescriptorSteps a_steps = descriptor_steps(a_tile), b_steps = descriptor_steps(b_tile);
-  const uint64_t a_mma_tile_step = descriptor_mma_tile_step(a_tile, context.mma_rows());
-  const uint32_t instruction =
-      umma_instruction(p.input, p.a_major, p.b_major, context.mma_rows() * kCtaGroup, p.block_n);
+  const uint32_t mma_rows = context.mma_rows(), stage_bytes = context.layout.stage_bytes();
+  const UmmaOperand a(context.a(0), stage_bytes, context.a_tile(), mma_rows);
+  const UmmaOperand b(context.b(0), stage_bytes, context.b_tile(), mma_rows);
+  const uint32_t instruction = umma_instruction(p.input, p.a_major, p.b_major, mma_rows * kCtaGroup, p.block_n);
   const auto sources = static_cast<uint16_t>(context.cluster.source_mask(context.rank));
   const auto group = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
-  const uint32_t k_blocks = context.k_blocks();
+  const uint32_t k_blocks = context.k_blocks(), k_spans = p.k_spans;
   const RingBarriers stages = context.stages(), accumulators = context.accumulators();
   RingPosition stage = RingPosition::consumer(p.stages);
   RingPosition accumulator[kMmaTiles];  // of each MMA tile of the current item
@@ -117,35 +129,35 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   WorkItems items(context);
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
     const WorkItem item = work_item(p, number);
-    const uint32_t blocks = item.end_block(k_blocks) - item.first_block(k_blocks);
-    for (uint32_t block = 0; block < blocks; ++block, stage.advance()) {
-      if (block == 0) accumulators.wait_empty(accumulator[0]);
+    bool accumulate = false;
+    accumulators.wait_empty(accumulator[0]);
+    for (uint32_t left = item.end_block(k_blocks) - item.first_block(k_blocks); left > 0; --left, stage.advance()) {
       stages.wait_full(stage);
-      ptx::tcgen05_fence_after_sync();
-      const uint64_t a = umma_descriptor(context.a(stage.slot()), a_tile);
-      const uint64_t b = umma_descriptor(context.b(stage.slot()), b_tile);
 #pragma unroll
       for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
-        const uint32_t d = tmem + accumulator[mma].slot() * kAccumulatorColumns;
-        if (mma > 0 && block == 0) {
-          accumulators.wait_empty(accumulator[mma]);
-          ptx::tcgen05_fence_after_sync();
-        }
-        for (uint32_t span = 0; span < p.k_spans; ++span) {
-          const uint64_t a_span = a + mma * a_mma_tile_step + span * a_steps.span;
-          const uint64_t b_span = b + span * b_steps.span;
+        if (mma > 0 && !accumulate) accumulators.wait_empty(accumulator[mma]);
+        ptx::tcgen05_fence_after_sync();
+        if (ptx::elect_one()) {
+          const uint32_t d = tmem + accumulator[mma].slot() * kAccumulatorColumns;
+          const uint32_t a_low = a.low(stage.slot()), b_low = b.low(stage.slot());
+          uint32_t span = 0;
+          do {
 #pragma unroll
-          for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
-            ptx::umma<kCtaGroup, kKind>(d, a_span + step * a_steps.mma, b_span + step * b_steps.mma, instruction,
-                                        (block | span | step) != 0);
-          }
+            for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
+              ptx::umma<kCtaGroup, kKind>(d, a.at(a_low, mma, span, step), b.at(b_low, 0, span, step), instruction,
+                                          accumulate || span > 0 || step > 0);
+            }
+          } while (++span < k_spans);
+          if (mma + 1 == kMmaTiles) ptx::umma_commit<kCtaGroup>(stages.empty(stage.slot()), sources);
         }
+        __syncwarp();
       }
-      ptx::umma_commit<kCtaGroup>(stages.empty(stage.slot()), sources);
+      accumulate = true;
     }
 #pragma unroll
     for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
-      ptx::umma_commit<kCtaGroup>(accumulators.full(accumulator[mma].slot()), group);
+      if (ptx::elect_one()) ptx::umma_commit<kCtaGroup>(accumulators.full(accumulator[mma].slot()), group);
+      __syncwarp();
       accumulator[mma].advance(kMmaTiles);
     }
   }
@@ -189,9 +201,9 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   ptx::wait_for_upstream();  // everything above may overlap the kernel before this one
 
   if (warp == kLoadWarp) {
-    if (ptx::elect_one()) load_tiles<kCtaGroup>(context);
+    load_tiles<kCtaGroup>(context);
   } else if (warp == kMultiplyWarp) {
-    if (context.leads_group() && ptx::elect_one()) {
+    if (context.leads_group()) {
       if (context.mma_tiles() == 1) {
         multiply_tiles<kCtaGroup, kKind, 1>(context, tmem);
       } else {

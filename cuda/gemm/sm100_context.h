@@ -81,7 +81,7 @@ struct Context {
   }
 };
 
-// The work items of a cluster as one thread of one role reads them: first the one the cluster was launched for, then
+// The work items of a cluster as one warp of one role reads them: first the one the cluster was launched for, then
 // those that the scheduler has got from the hardware, or that stand at a fixed distance.
 class WorkItems {
  public:
@@ -95,6 +95,7 @@ class WorkItems {
 
   JAXBW_DEVICE uint32_t first() const { return item_; }
 
+  // By the whole warp.
   JAXBW_DEVICE uint32_t next() {
     if (context_.params.scheduler == Scheduler::kStatic) {
       item_ += gridDim.x / context_.cluster.size();
@@ -104,9 +105,12 @@ class WorkItems {
     ptx::mbarrier_wait_cluster(context_.responses().full(at_.slot()), at_.parity());
     const uint32_t first_cta = ptx::clc_read_response(context_.response(at_.slot()));
     ptx::clc_release_slot();
-    ptx::mbarrier_arrive_cluster(rank0_response_empty_ + at_.slot() * RingBarriers::kBarrierBytes);
+    __syncwarp();
+    if (ptx::elect_one()) {
+      ptx::mbarrier_arrive_cluster(rank0_response_empty_ + at_.slot() * RingBarriers::kBarrierBytes);
+    }
     at_.advance();
-    return first_cta == ptx::kClcRefused ? kNone : first_cta / context_.cluster.size();
+    return ptx::uniform(first_cta == ptx::kClcRefused ? kNone : first_cta / context_.cluster.size());
   }
 
  private:

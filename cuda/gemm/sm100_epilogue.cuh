@@ -61,22 +61,28 @@ JAXBW_DEVICE void add_bias(float (&values)[kColumns], const GemmParams& p, Chunk
   }
 }
 
-// Registers -> staging: a lane's row of the box.
-template <DataType kType, uint32_t kColumns>
-JAXBW_DEVICE void stage_row(const float (&values)[kColumns], uint32_t buffer) {
-  constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
-  constexpr uint32_t kChunkElements = 16 / size_bytes(kType);
+// Values as they are stored, in 32-bit words of one or two elements each.
+template <DataType kType, uint32_t kCount, uint32_t kWords>
+JAXBW_DEVICE void cast(const float (&values)[kCount], uint32_t (&words)[kWords], uint32_t first_word = 0) {
+  constexpr uint32_t kPerWord = 4 / size_bytes(kType);
+#pragma unroll
+  for (uint32_t i = 0; i < kCount / kPerWord; ++i) {
+    if constexpr (kType == DataType::kF32) {
+      words[first_word + i] = __float_as_uint(values[i]);
+    } else {
+      words[first_word + i] = ptx::pack<kType>(values[2 * i], values[2 * i + 1]);
+    }
+  }
+}
+
+// Registers -> staging: a lane's row of a box, kRowBytes from `first_word`.
+template <uint32_t kRowBytes, uint32_t kWords>
+JAXBW_DEVICE void stage_row(const uint32_t (&words)[kWords], uint32_t buffer, uint32_t first_word = 0) {
 #pragma unroll
   for (uint32_t chunk = 0; chunk < kRowBytes / 16; ++chunk) {
-    const float* v = values + chunk * kChunkElements;
-    const uint32_t address = buffer + staged_offset<kRowBytes>(ptx::lane_index(), chunk);
-    if constexpr (kType == DataType::kF32) {
-      ptx::store_shared(address, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
-                        __float_as_uint(v[3]));
-    } else {
-      ptx::store_shared(address, ptx::pack<kType>(v[0], v[1]), ptx::pack<kType>(v[2], v[3]),
-                        ptx::pack<kType>(v[4], v[5]), ptx::pack<kType>(v[6], v[7]));
-    }
+    const uint32_t w = first_word + chunk * 4;
+    ptx::store_shared(buffer + staged_offset<kRowBytes>(ptx::lane_index(), chunk), words[w], words[w + 1], words[w + 2],
+                      words[w + 3]);
   }
 }
 
@@ -95,23 +101,34 @@ JAXBW_DEVICE void store_chunk(const float (&values)[kColumns], const GemmParams&
     }
     return;
   }
+  constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
+  uint32_t words[kRowBytes / 4];
+  cast<kType>(values, words);
   const uint32_t buffer = stores.acquire();
-  if (lane < rows) stage_row<kType>(values, buffer);
+  if (lane < rows) stage_row<kRowBytes>(words, buffer);
   stores.store<kType, kColumns>(target, box);
 }
 
-// What an epilogue warp does with one MMA tile of a work item: `source` is its slice of the accumulator, `tile` where
-// the MMA tile's part of this CTA starts in D. `release` lets go of the accumulator, once it is in registers.
+// What an epilogue warp does with one MMA tile of a work item. `source`: its slice of the accumulator. `box`: where the
+// slice starts in D. `release` lets go of the accumulator; it is called as soon as that is in registers.
+
+// The whole formula, kColumns at a time.
 template <uint32_t kColumns, typename Release>
-JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, const Tile& tile,
-                              const SplitSum& split, StoreRing& stores, const Release& release) {
-  const bool gated = p.epilogue.gated != 0;
+JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
+                               const SplitSum& split, StoreRing& stores, const Release& release) {
+  const Epilogue& e = p.epilogue;
+  const bool gated = e.gated != 0;
+  const bool holds_row = ptx::lane_index() < slice.rows;
   const uint32_t columns = gated ? slice.columns / 2 : slice.columns;
+  const auto read = [&](float (&values)[kColumns], uint32_t column) {
+    ptx::tmem_load(values, source + column);
+    ptx::tmem_wait_load(values);
+    if (!holds_row) apply<kColumns>(values, [](float) { return 0.0f; });  // nobody has written what this lane holds
+  };
   if (split.split()) {
     for (uint32_t column = 0; column < slice.columns; column += kColumns) {
       float values[kColumns];
-      ptx::tmem_load(values, source + column);
-      ptx::tmem_wait_load(values);
+      read(values, column);
       split.leave(values, column);
     }
     if (!split.last()) {
@@ -119,12 +136,8 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
       return;
     }
   }
-  for (uint32_t column = 0; column < columns; column += kColumns) {
+  for (uint32_t column = 0; column < columns; column += kColumns, box.column += kColumns) {
     float z[kColumns], up[kColumns];
-    const auto read = [&](float (&values)[kColumns], uint32_t from) {
-      ptx::tmem_load(values, source + from);
-      ptx::tmem_wait_load(values);
-    };
     read(z, column);
     if (gated) read(up, column + columns);
     if (column + kColumns == columns) release();
@@ -133,24 +146,18 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
       if (gated) split.gather(up, column + columns);
     }
 
-    const StoreOrigin box{tile.m + slice.first_row, tile.n + slice.first_column + column, tile.batch};
-    const ChunkOrigin at{box.row + ptx::lane_index(), box.column, box.batch};
-    const Epilogue& e = p.epilogue;
-#pragma unroll
-    for (uint32_t i = 0; i < kColumns; ++i) z[i] *= e.alpha;
+    const ChunkOrigin at{holds_row ? box.row + ptx::lane_index() : p.m, box.column, box.batch};
+    const auto scale = [&](float value) { return value * e.alpha; };
+    apply<kColumns>(z, scale);
+    if (gated) apply<kColumns>(up, scale);
     if (e.c.data != nullptr) add_operand(z, p, e.c, e.beta, at);
     if (e.bias.data != nullptr) add_bias(z, p, at);
-    if (gated) {
-#pragma unroll
-      for (uint32_t i = 0; i < kColumns; ++i) up[i] *= e.alpha;
-    }
-    with_type(p.output.type, [&]<DataType kOutput>() {
-      if (p.saved_output[0].data != nullptr) {
-        store_chunk<kOutput>(z, p, {p.saved[0], p.saved_output[0]}, box, slice.rows, stores);
-      }
-      if (p.saved_output[1].data != nullptr) {
-        store_chunk<kOutput>(up, p, {p.saved[1], p.saved_output[1]}, box, slice.rows, stores);
-      }
+
+    with_type(p.output.type, [&]<DataType kType>() {
+      if (p.saved_output[0].data != nullptr)
+        store_chunk<kType>(z, p, {p.saved[0], p.saved_output[0]}, box, slice.rows, stores);
+      if (p.saved_output[1].data != nullptr)
+        store_chunk<kType>(up, p, {p.saved[1], p.saved_output[1]}, box, slice.rows, stores);
     });
     activate<kColumns>(z, e.activation);
     if (gated) {
@@ -159,14 +166,81 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
     }
     if (e.residual.data != nullptr) add_operand(z, p, e.residual, 1.0f, at);
     with_type(p.output.type,
-              [&]<DataType kOutput>() { store_chunk<kOutput>(z, p, {p.d, p.output}, box, slice.rows, stores); });
+              [&]<DataType kType>() { store_chunk<kType>(z, p, {p.d, p.output}, box, slice.rows, stores); });
   }
+}
+
+// Where the formula is a cast: a swizzle span at a time.
+template <DataType kType, typename Release>
+JAXBW_DEVICE void cast_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
+                             StoreRing& stores, const Release& release) {
+  constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType);
+  for (uint32_t column = 0; column < slice.columns; column += kColumns, box.column += kColumns) {
+    float values[kColumns];
+    ptx::tmem_load(values, source + column);
+    ptx::tmem_wait_load(values);
+    if (column + kColumns == slice.columns) release();
+    store_chunk<kType>(values, p, {p.d, p.output}, box, slice.rows, stores);
+  }
+}
+
+// ... to 16 bits, by TMA, and all of Tensor Memory is in use: the slice is drained before it is stored, so that the
+// next product can start. What the staging buffers hold goes there at once, the rest waits in registers.
+template <DataType kType, typename Release>
+JAXBW_DEVICE void drain_slice(const GemmParams& p, uint32_t source, StoreOrigin box, StoreRing& stores,
+                              const Release& release) {
+  constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType), kWords = kSwizzleSpan / 4;
+  constexpr uint32_t kBoxes = kAccumulatorColumns / kColumns;
+  const auto drain = [&](uint32_t i, auto& words, uint32_t first_word) {
+    float values[kColumns];
+    ptx::tmem_load(values, source + i * kColumns);
+    ptx::tmem_wait_load(values);
+    cast<kType>(values, words, first_word);
+  };
+  const auto store = [&](uint32_t i, const auto& words, uint32_t first_word) {
+    stage_row<kSwizzleSpan>(words, stores.acquire(), first_word);
+    stores.store_by_tma(p.d, {box.row, box.column + i * kColumns, box.batch});
+  };
+#pragma unroll
+  for (uint32_t i = 0; i < kMaxStoreBuffers; ++i) {
+    uint32_t words[kWords];
+    drain(i, words, 0);
+    store(i, words, 0);
+  }
+  uint32_t words[(kBoxes - kMaxStoreBuffers) * kWords];
+#pragma unroll
+  for (uint32_t i = kMaxStoreBuffers; i < kBoxes; ++i) drain(i, words, (i - kMaxStoreBuffers) * kWords);
+  release();
+#pragma unroll
+  for (uint32_t i = kMaxStoreBuffers; i < kBoxes; ++i) store(i, words, (i - kMaxStoreBuffers) * kWords);
+}
+
+// Chooses among these.
+template <typename Release>
+JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, uint32_t chunk,
+                              StoreOrigin box, bool drain, const SplitSum& split, StoreRing& stores,
+                              const Release& release) {
+  if (p.epilogue.identity && p.store_path != StorePath::kColumns) {
+    drain = drain && slice.columns == kAccumulatorColumns && p.store_path == StorePath::kTma;
+    if (p.output.type == DataType::kF32) {
+      if (slice.columns % 32 == 0) return cast_slice<DataType::kF32>(p, source, slice, box, stores, release);
+    } else if (slice.columns % 64 == 0) {
+      if (p.output.type == DataType::kBF16) {
+        if (drain) return drain_slice<DataType::kBF16>(p, source, box, stores, release);
+        return cast_slice<DataType::kBF16>(p, source, slice, box, stores, release);
+      }
+      if (drain) return drain_slice<DataType::kF16>(p, source, box, stores, release);
+      return cast_slice<DataType::kF16>(p, source, slice, box, stores, release);
+    }
+  }
+  if (chunk == 32) return finish_slice<32>(p, source, slice, box, split, stores, release);
+  if (chunk == 16) return finish_slice<16>(p, source, slice, box, split, stores, release);
+  finish_slice<8>(p, source, slice, box, split, stores, release);
 }
 
 // Epilogue role: `warp` 0 to 3 of every CTA.
 JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t warp) {
   const GemmParams& p = context.params;
-  const uint32_t lane = ptx::lane_index();
   const uint32_t mma_rows = context.mma_rows(), mma_tiles = context.mma_tiles();
   const AccumulatorSlice slice = sm100_slice(warp, mma_rows, p.block_n, context.cluster.cta_group);
   const uint32_t chunk = sm100_chunk(p.epilogue.gated ? slice.columns / 2 : slice.columns);
@@ -175,10 +249,11 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
   RingPosition accumulator = RingPosition::consumer(p.accumulators);
   StoreRing stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp * kSwizzleSpan, slice.rows);
   WorkItems items(context);
-  for (uint32_t number = items.first(); number != WorkItems::kNone;) {
+  for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
     const WorkItem item = work_item(p, number);
-    Tile tile = context.origin(item.tile);
-    for (uint32_t mma = 0; mma < mma_tiles; ++mma, tile.m += mma_rows, accumulator.advance()) {
+    const Tile tile = context.origin(item.tile);
+    StoreOrigin box{tile.m + slice.first_row, tile.n + slice.first_column, tile.batch};
+    for (uint32_t mma = 0; mma < mma_tiles; ++mma, box.row += mma_rows, accumulator.advance()) {
       const uint32_t slot = accumulator.slot();
       const uint32_t source = tmem + (warp * ptx::kWarpSize << 16) + slot * kAccumulatorColumns;
       const uint32_t cta = item.split_tile * context.cluster.size() + context.rank;
@@ -187,20 +262,12 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
       const auto release = [&] {
         ptx::tcgen05_fence_before_sync();
         __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive_cluster(leader_empty + slot * RingBarriers::kBarrierBytes);
+        if (ptx::elect_one()) ptx::mbarrier_arrive_cluster(leader_empty + slot * RingBarriers::kBarrierBytes);
       };
       accumulators.wait_full(accumulator);
       ptx::tcgen05_fence_after_sync();
-      if (chunk == 32) {
-        store_slice<32>(p, source, slice, tile, split, stores, release);
-      } else if (chunk == 16) {
-        store_slice<16>(p, source, slice, tile, split, stores, release);
-      } else {
-        store_slice<8>(p, source, slice, tile, split, stores, release);
-      }
+      store_slice(p, source, slice, chunk, box, mma_tiles > 1, split, stores, release);
     }
-    if (lane == 0) number = items.next();
-    number = __shfl_sync(ptx::kFullWarp, number, 0);
   }
   stores.drain();
 }

@@ -87,7 +87,7 @@ constexpr OperandTile stage_tile(Major major, uint32_t extent) {
   return operand_tile(major, DataType::kF16, extent, 1, true);
 }
 
-// Load role: one thread. A gated product's tile of B is half gate, half up, side by side.
+// Load role: one warp. A gated product's tile of B is half gate, half up, side by side.
 template <Config kConfig>
 JAXBW_DEVICE void load_tiles(const Context<kConfig>& context) {
   const GemmParams& p = context.params;
@@ -97,24 +97,33 @@ JAXBW_DEVICE void load_tiles(const Context<kConfig>& context) {
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
   const OperandTile b_tile = stage_tile(kConfig.b_major, kConfig.block_n);
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
-  const OperandLoader<1> a(p.a, stage_tile(kConfig.a_major, kBlockM), DataType::kF16, 0, kBlockM,
-                           {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)});
-  const OperandLoader<1> b(p.b, b_tile, DataType::kF16, 0, b_extent, b_share);
-  const OperandLoader<1> b_up(p.b_up, b_tile, DataType::kF16, b_extent, b_extent, b_share);
+  OperandLoader<1> a(p.a, stage_tile(kConfig.a_major, kBlockM), kConfig.input, 0, kBlockM,
+                     {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)});
+  OperandLoader<1> b(p.b, b_tile, kConfig.input, 0, b_extent, b_share);
+  OperandLoader<1> b_up(p.b_up, b_tile, kConfig.input, b_extent, b_extent, b_share);
+  const uint32_t k_blocks = context.k_blocks();
   const RingBarriers ring = context.ring();
   RingPosition at = RingPosition::producer(p.stages);
   for (uint32_t number = context.first_item(); number < p.work_items; number += context.item_step()) {
     const WorkItem item = work_item(p, number);
     const Tile origin = context.origin(item.tile);
-    const uint32_t a_batch = origin.batch * p.a_batched, b_batch = origin.batch * p.b_batched;
-    const uint32_t k_end = item.end_block(context.k_blocks()) * kBlockK;
-    for (uint32_t k = item.first_block(context.k_blocks()) * kBlockK; k < k_end; k += kBlockK, at.advance()) {
+    const uint32_t first_block = item.first_block(k_blocks);
+    a.start_at(origin.m, first_block * kBlockK, origin.batch * p.a_batched);
+    b.start_at(origin.n, first_block * kBlockK, origin.batch * p.b_batched);
+    b_up.start_at(origin.n, first_block * kBlockK, origin.batch * p.b_batched);
+    for (uint32_t left = item.end_block(k_blocks) - first_block; left > 0; --left, at.advance()) {
       const uint32_t full = ring.full(at.slot());
       ring.wait_empty(at);
-      ptx::mbarrier_arrive_expect_tx(full, context.layout().stage_bytes());
-      a.load(context.a(at.slot()), origin.m, k, a_batch, full);
-      b.load(context.b(at.slot()), origin.n, k, b_batch, full);
-      if (gated) b_up.load(context.b(at.slot()), origin.n, k, b_batch, full);
+      if (ptx::elect_one()) {
+        ptx::mbarrier_arrive_expect_tx(full, context.layout().stage_bytes());
+        a.load(context.a(at.slot()), full);
+        b.load(context.b(at.slot()), full);
+        if (gated) b_up.load(context.b(at.slot()), full);
+      }
+      __syncwarp();
+      a.advance();
+      b.advance();
+      b_up.advance();
     }
   }
 }
@@ -222,8 +231,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   constexpr uint32_t kWarpgroupWarps = kWarpgroup / ptx::kWarpSize;
   if (warp < kWarpgroupWarps) {
     ptx::decrease_registers<kLoadRegisters>();
-    if (warp == 0 && ptx::elect_one()) load_tiles(context);
-    __syncwarp();
+    if (warp == 0) load_tiles(context);
   } else {
     ptx::increase_registers<kConsumerRegisters>();
     multiply_tiles(context, warp - kWarpgroupWarps);

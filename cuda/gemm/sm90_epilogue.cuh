@@ -116,6 +116,7 @@ JAXBW_DEVICE void finish_tile(float (&accumulators)[kCount], const GemmParams& p
       for_each_inside(z, p, box,
                       [&](float& value, uint32_t row, uint32_t column) { value += load_bias(p, row, column); });
     }
+
     with_type(p.output.type, [&]<DataType kType>() {
       if (p.saved_output[0].data != nullptr) store_chunk<kType>(z, p, {p.saved[0], p.saved_output[0]}, box, stores);
       if (p.saved_output[1].data != nullptr) store_chunk<kType>(up, p, {p.saved[1], p.saved_output[1]}, box, stores);

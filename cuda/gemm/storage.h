@@ -61,9 +61,13 @@ constexpr StoreBox sm90_store_box(DataType output) {
   return {kSm90Epilogue.rows_per_warp, output == DataType::kF32 ? kSwizzleSpan / 4 : kSwizzleSpan / 2};
 }
 
-// A CTA's tile of `rows` x `columns` of accumulators.
-constexpr StoreBox sm100_store_box(uint32_t rows, uint32_t columns, uint32_t cta_group, bool gated) {
+// A CTA's tile of `rows` x `columns` of accumulators. Where the epilogue only casts, a box is a whole swizzle span
+// wide.
+constexpr StoreBox sm100_store_box(uint32_t rows, uint32_t columns, uint32_t cta_group, bool gated, bool identity,
+                                   DataType output) {
   const AccumulatorSlice slice = sm100_slice(0, rows, columns, cta_group);
+  const uint32_t span = kSwizzleSpan / size_bytes(output);
+  if (identity && slice.columns % span == 0) return {slice.rows, span};
   return {slice.rows, sm100_chunk(gated ? slice.columns / 2 : slice.columns)};
 }
 

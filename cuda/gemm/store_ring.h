@@ -29,19 +29,16 @@ struct StoreOrigin {
   uint32_t row, column, batch;
 };
 
+// Bulk groups belong to a thread: it is always the elected one, which is the same each time.
 class StoreRing {
  public:
   // `buffers`: shared address of this warp's staging buffers, of `buffer_bytes` each. `box_rows`: rows of a box.
   JAXBW_DEVICE StoreRing(const GemmParams& params, uint32_t buffers, uint32_t buffer_bytes, uint32_t box_rows)
-      : params_(params),
-        buffers_(buffers),
-        buffer_bytes_(buffer_bytes),
-        box_rows_(box_rows),
-        leader_(ptx::lane_index() == 0) {}
+      : params_(params), buffers_(buffers), buffer_bytes_(buffer_bytes), box_rows_(box_rows) {}
 
   // A buffer that no TMA store reads any more.
   JAXBW_DEVICE uint32_t acquire() {
-    if (leader_) {
+    if (ptx::elect_one()) {
       if (params_.store_buffers == 1) {
         ptx::bulk_wait_group_read<0>();
       } else {
@@ -57,28 +54,35 @@ class StoreRing {
   template <DataType kType, uint32_t kColumns>
   JAXBW_DEVICE void store(StoreTarget target, StoreOrigin origin) {
     if (params_.store_path == StorePath::kTma) {
-      ptx::fence_proxy_async();
-      __syncwarp();
-      if (leader_) {
-        if (origin.column < params_.n && origin.row < params_.m) {
-          ptx::tma_store(target.map, {origin.column, origin.row, origin.batch}, buffer());
-        }
-        ptx::bulk_commit_group();
-      }
+      store_by_tma(target.map, origin);
     } else {
       __syncwarp();
       copy_rows<kType, kColumns>(target.result.data, origin);
+      advance();
     }
-    slot_ = slot_ + 1 >= params_.store_buffers ? 0 : slot_ + 1;
+  }
+
+  // The same, where the store path is known to be kTma.
+  JAXBW_DEVICE void store_by_tma(const TensorMap& map, StoreOrigin origin) {
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (ptx::elect_one()) {
+      if (origin.column < params_.n && origin.row < params_.m) {
+        ptx::tma_store(map, {origin.column, origin.row, origin.batch}, buffer());
+      }
+      ptx::bulk_commit_group();
+    }
+    advance();
   }
 
   // Shared memory must outlive the stores that read it.
   JAXBW_DEVICE void drain() const {
-    if (leader_) ptx::bulk_wait_group_read<0>();
+    if (ptx::elect_one()) ptx::bulk_wait_group_read<0>();
   }
 
  private:
   JAXBW_DEVICE uint32_t buffer() const { return buffers_ + slot_ * buffer_bytes_; }
+  JAXBW_DEVICE void advance() { slot_ = slot_ + 1 >= params_.store_buffers ? 0 : slot_ + 1; }
 
   // Coalesced: a row of the box at a time, four bytes to a lane where rows start at multiples of four, else one
   // element.
@@ -118,7 +122,6 @@ class StoreRing {
   const GemmParams& params_;
   uint32_t buffers_, buffer_bytes_, box_rows_;
   uint32_t slot_ = 0;
-  bool leader_;
 };
 
 }  // namespace jaxbw

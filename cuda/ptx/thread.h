@@ -10,12 +10,16 @@ namespace jaxbw::ptx {
 constexpr uint32_t kWarpSize = 32;
 constexpr uint32_t kFullWarp = 0xffffffff;
 
-// The warp's index within the block, in a form that the compiler knows to be the same in every lane.
-JAXBW_DEVICE uint32_t warp_index() { return __shfl_sync(kFullWarp, threadIdx.x / kWarpSize, 0); }
+// A value that is the same in every lane, in a form in which the compiler knows it.
+JAXBW_DEVICE uint32_t uniform(uint32_t value) { return __shfl_sync(kFullWarp, value, 0); }
+
+// The warp's index within the block.
+JAXBW_DEVICE uint32_t warp_index() { return uniform(threadIdx.x / kWarpSize); }
 
 JAXBW_DEVICE uint32_t lane_index() { return threadIdx.x % kWarpSize; }
 
-// True in one lane of a converged warp (PTX 9.7.13.14, elect.sync).
+// True in one lane of a converged warp, the same one each time (PTX 9.7.13.14, elect.sync). Unlike a comparison of lane
+// numbers it tells the compiler that the code under it runs in one lane.
 JAXBW_DEVICE bool elect_one() {
   uint32_t elected;
   asm volatile(

@@ -142,19 +142,23 @@ def evaluate(
     )
     mma = spans * _mma_cycles(machine, cut.rows, table) * cycle
     b_columns = table.block_n / table.cta_group
-    span_bytes = (cut.rows + b_columns) * SPAN_BYTES
-    fill = spans * span_bytes / machine.ingest_bytes_per_cycle * cycle
+    # Rows and columns beyond the matrix are filled with zeros, slowly, and not read.
+    a_used = work.m / (cut.tiles_m * cut.cluster_rows)
+    b_used = work.n / (cut.tiles_n * cut.cluster_columns)
+    empty = (1 - a_used) * cut.rows + (1 - b_used) * b_columns
+    filled = cut.rows + b_columns + (machine.empty_row_slowdown - 1) * empty
+    fill = spans * filled * SPAN_BYTES / machine.ingest_bytes_per_cycle * cycle
     issue = spans * machine.stage_cycles / table.k_spans * cycle
     latency = spans * machine.load_latency_ns / (table.stages * table.k_spans)
 
-    # All SMs together. Rows and columns beyond the matrix are filled, but not read.
-    a_loaded = work.m / (cut.tiles_m * cut.cluster_rows) * cut.rows / table.cluster_n
-    b_used = work.n / (cut.tiles_n * cut.cluster_columns)
+    # All SMs together.
+    a_loaded = a_used * cut.rows / table.cluster_n
     b_loaded = b_used * b_columns * table.cta_group / table.cluster_m
     loaded = (a_loaded + b_loaded) * SPAN_BYTES  # by a CTA, for each span
     all_spans = cut.tiles * ctas * work.k * work.itemsize / SPAN_BYTES
     l2 = all_spans * loaded / machine.l2_bytes_per_ns
-    active = np.minimum(cut.items, cut.resident) * ctas
+    waves = cut.whole_waves + cut.part_waves
+    active = cut.items / waves * ctas  # on average: the last wave may have few
     in_flight = active * table.stages * table.k_spans * loaded
     bandwidth = _norm(
         -2,
@@ -190,7 +194,7 @@ def evaluate(
         tiles=cut.tiles,
         items=cut.items,
         resident=cut.resident,
-        waves=cut.whole_waves + cut.part_waves,
+        waves=waves,
         efficiency=useful / (area * work_waves * machine.sm_count),
         mma=mma,
         fill=fill,

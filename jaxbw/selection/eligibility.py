@@ -37,21 +37,28 @@ def refusal(problem: GemmProblem, family: str) -> str | None:
     return _type_refusal(problem, family) or _extent_refusal(problem)
 
 
-def needs_repack(dtype: np.dtype[Any], shape: tuple[int, int, int], major: Major) -> bool:
-    """Whether an operand is copied before the product, in the same call, so that TMA can load it.
+def repacked(problem: GemmProblem) -> tuple[str, ...]:
+    """Which of "lhs" and "rhs" are copied before the product, in the same call, for TMA to load.
 
-    That is so where its rows do not start at multiples of 16 bytes (one row does, so far as is
-    known here), and for f32 that is MN-major: tcgen05 takes TF32 K-major only, so it is transposed.
+    Those are operands whose rows do not start at multiples of 16 bytes (a single row does, so far
+    as is known here), and f32 that is MN-major: tcgen05 takes TF32 K-major only, so it is
+    transposed.
     """
-    batch, outer, contiguous = shape
-    return (batch * outer > 1 and contiguous * dtype.itemsize % ALIGNMENT != 0) or (
-        effective_major(dtype, major) != major
-    )
+    p = problem
+    lhs = _needs_repack(p.lhs_dtype, p.lhs_shape, p.lhs_major)
+    rhs = _needs_repack(p.rhs_dtype, p.rhs_shape, p.rhs_major)
+    return ("lhs",) * lhs + ("rhs",) * rhs
 
 
 def effective_major(dtype: np.dtype[Any], major: Major) -> Major:
     """The layout of an operand when the product's kernel sees it."""
     return Major.K if dtype == _F32 else major
+
+
+def _needs_repack(dtype: np.dtype[Any], shape: tuple[int, int, int], major: Major) -> bool:
+    batch, outer, contiguous = shape
+    aligned = contiguous * dtype.itemsize % ALIGNMENT == 0 or batch * outer == 1
+    return not aligned or effective_major(dtype, major) != major
 
 
 def _type_refusal(p: GemmProblem, family: str) -> str | None:

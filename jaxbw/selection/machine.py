@@ -26,6 +26,7 @@ class Machine:
     mma_cycles_per_column: float
     smem_bytes_per_cycle: float
     ingest_bytes_per_cycle: float
+    empty_row_slowdown: float
     stage_cycles: float
     l2_bytes: float
     l2_bytes_per_ns: float

@@ -13,6 +13,7 @@ from jaxbw.selection.machine import Machine
 from jaxbw.selection.workload import Workload, canonical
 
 _KEPT = 12  # ranked candidates that a choice shows
+_SMALL_M = 32  # published: below it, swap-AB is Modular's rule (kernel-facts, section 2)
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,10 @@ def _available(family: str, work: Workload, instances: Instances, *, whole: bool
 
 
 def _handicap(work: Workload, machine: Machine, table: Candidates) -> Floats:
-    """What is split, exchanged, or in a tile that has not been timed, must win by a margin."""
-    plain = (table.split_k == 1) & (not work.swapped)
-    if machine.plain_block_n:
+    """What is split, unusual for its m, or in a tile that has not been timed, wins by a margin."""
+    m = work.n if work.swapped else work.m
+    plain = (table.split_k == 1) & (work.swapped == (m < _SMALL_M))
+    if machine.plain_block_n and not work.swapped:
         plain &= table.block_n == machine.plain_block_n
     return np.where(plain, 1.0, 1.0 + machine.margin)
 

@@ -40,8 +40,7 @@ class Choice:
       cost: its modelled time, term by term; None for XLA.
       wave: clusters that the device is taken to run at a time, where `split_tail` splits the last
         tiles % wave; else 0. None for XLA.
-      repacked: "lhs" and "rhs" as far as they are copied first, within the call, since TMA cannot
-        load them as they lie.
+      repacked: which of "lhs" and "rhs" are copied first, within the call.
       candidates: the best configurations by the model, this one first; () for XLA, or where the
         configuration was given.
       reason: why this one.
@@ -272,17 +271,13 @@ def _choice(
     reason: str,
     ranked: tuple[Ranked, ...],
 ) -> Choice:
-    views = (
-        ("lhs", problem.lhs_dtype, problem.lhs_shape, problem.lhs_major),
-        ("rhs", problem.rhs_dtype, problem.rhs_shape, problem.rhs_major),
-    )
     return Choice(
         implementation=family,
         kernel=kernel.name,
         config=best.config,
         cost=best.cost,
         wave=best.wave,
-        repacked=tuple(name for name, *view in views if eligibility.needs_repack(*view)),
+        repacked=eligibility.repacked(problem),
         candidates=ranked,
         reason=reason,
         refused=(),

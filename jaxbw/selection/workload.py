@@ -1,14 +1,12 @@
 """Workload: a problem as the kernel sees it, straight or with its operands exchanged (swap-AB)."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from jaxbw._native import Major
 from jaxbw.problem import GemmProblem
-from jaxbw.selection.eligibility import ALIGNMENT, effective_major, needs_repack
+from jaxbw.selection.eligibility import ALIGNMENT, effective_major, repacked
 
 # What a batch-invariant choice is made for, whatever m is: between decoding and prefilling.
 CANONICAL_M = 1024
@@ -59,7 +57,7 @@ def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
     p, epilogue = problem, problem.epilogue
     arrays = [dtype.itemsize for dtype in (epilogue.c, epilogue.residual) if dtype is not None]
     arrays += [p.output.itemsize] * (epilogue.results - 1)
-    repacked = list(_repacked(p))
+    copies = list(_repacked_bytes(p))
     lhs = effective_major(p.lhs_dtype, p.lhs_major), p.lhs_batched
     rhs = effective_major(p.rhs_dtype, p.rhs_major), p.rhs_batched
     (a_major, a_batched), (b_major, b_batched) = (rhs, lhs) if swapped else (lhs, rhs)
@@ -79,8 +77,8 @@ def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
         gated=epilogue.gated,
         swapped=swapped,
         tma_rows=p.n * p.output.itemsize % ALIGNMENT == 0,
-        repack_bytes=sum(repacked),
-        repacks=len(repacked),
+        repack_bytes=sum(copies),
+        repacks=len(copies),
     )
 
 
@@ -90,14 +88,9 @@ def canonical(work: Workload) -> Workload:
     return Workload(**(values | {"repack_bytes": 0, "repacks": 0}))
 
 
-def _repacked(p: GemmProblem) -> Iterator[int]:
+def _repacked_bytes(p: GemmProblem) -> Iterator[int]:
     """For each array that is repacked, the bytes that are read and written."""
-    operands: list[tuple[np.dtype[Any], tuple[int, int, int], Major]] = [
-        (p.lhs_dtype, p.lhs_shape, p.lhs_major),
-        (p.rhs_dtype, p.rhs_shape, p.rhs_major),
-    ]
-    operands += operands[1:] * p.epilogue.gated
-    for dtype, shape, major in operands:
-        if needs_repack(dtype, shape, major):
-            batch, outer, contiguous = shape
-            yield 2 * batch * outer * contiguous * dtype.itemsize
+    elements = {"lhs": math.prod(p.lhs_shape), "rhs": math.prod(p.rhs_shape)}
+    for name in repacked(p):
+        for _ in range(2 if name == "rhs" and p.epilogue.gated else 1):
+            yield 2 * elements[name] * p.lhs_dtype.itemsize

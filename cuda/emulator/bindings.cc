@@ -150,6 +150,7 @@ void bind_emulator(nb::module_& parent) {
       .def_ro("instructions", &Report::instructions)
       .def_ro("bytes", &Report::bytes)
       .def_ro("operations", &Report::operations)
+      .def_prop_ro("output", [](const Report& report) { return nb::bytes(report.output.data(), report.output.size()); })
       .def_ro("steps", &Report::steps)
       .def_ro("clusters_started", &Report::clusters_started)
       .def_ro("clusters_cancelled", &Report::clusters_cancelled);

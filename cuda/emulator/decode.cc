@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "address.h"
+#include "bits.h"
 #include "decoder.h"
 
 namespace jaxbw::emulator {
@@ -25,8 +26,6 @@ uint32_t row_bytes(Type type) {
   return bytes == 0 ? 0 : std::max(4u, bytes);
 }
 
-uint64_t align_up(uint64_t value, uint64_t align) { return (value + align - 1) / align * align; }
-
 // Is `word` one of the space-separated words of `list`? A word there that ends in * stands for all with that beginning.
 bool lists(std::string_view list, std::string_view word) {
   for (size_t at = 0; at < list.size();) {
@@ -41,8 +40,6 @@ bool lists(std::string_view list, std::string_view word) {
   }
   return false;
 }
-
-std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
 
 void check_operands(const Decoder& decoder) {
   const std::string_view pattern = decoder.opcode.operands;
@@ -64,6 +61,27 @@ void check_operands(const Decoder& decoder) {
     decoder.fail("takes " + std::to_string(required) + (accepted > required ? " to " + std::to_string(accepted) : "") +
                  " operands, not " + std::to_string(decoder.operands()));
 }
+
+// The special registers of PTX 10 that Machine::special_value has a value for.
+bool is_special_register(std::string_view name) {
+  static constexpr std::string_view kVectors[] = {"%tid",       "%ntid",       "%ctaid",         "%nctaid",
+                                                  "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"};
+  static constexpr std::string_view kScalars =
+      "%laneid %warpid %nwarpid %cluster_ctarank %cluster_nctarank %is_explicit_cluster %dynamic_smem_size "
+      "%total_smem_size "
+      "%aggr_smem_size %nsmid %smid %gridid %lanemask_eq %lanemask_lt %lanemask_le %lanemask_gt %lanemask_ge %envreg*";
+  if (lists(kScalars, name)) return true;
+  const bool component = name.ends_with(".x") || name.ends_with(".y") || name.ends_with(".z");
+  return component &&
+         std::find(std::begin(kVectors), std::end(kVectors), name.substr(0, name.size() - 2)) != std::end(kVectors);
+}
+
+// Function-scope .param variables of a call are per-thread memory, like .local.
+bool is_per_thread(const Variable& variable) {
+  return variable.space == Space::kLocal || variable.space == Space::kParam;
+}
+
+}  // namespace
 
 void decode_statement(RowAllocator& rows, const Statement& statement, Instruction& out) {
   const std::string_view name = statement.opcode;
@@ -91,27 +109,6 @@ void decode_statement(RowAllocator& rows, const Statement& statement, Instructio
   if (!out.execute) decoder.fail("this combination of modifiers is not supported");
 }
 
-// The special registers of PTX 10 that Machine::special_value has a value for.
-bool is_special_register(std::string_view name) {
-  static constexpr std::string_view kVectors[] = {"%tid",       "%ntid",       "%ctaid",         "%nctaid",
-                                                  "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"};
-  static constexpr std::string_view kScalars =
-      "%laneid %warpid %nwarpid %cluster_ctarank %cluster_nctarank %is_explicit_cluster %dynamic_smem_size "
-      "%total_smem_size "
-      "%aggr_smem_size %nsmid %smid %gridid %lanemask_eq %lanemask_lt %lanemask_le %lanemask_gt %lanemask_ge %envreg*";
-  if (lists(kScalars, name)) return true;
-  const bool component = name.ends_with(".x") || name.ends_with(".y") || name.ends_with(".z");
-  return component &&
-         std::find(std::begin(kVectors), std::end(kVectors), name.substr(0, name.size() - 2)) != std::end(kVectors);
-}
-
-// Function-scope .param variables of a call are per-thread memory, like .local.
-bool is_per_thread(const Variable& variable) {
-  return variable.space == Space::kLocal || variable.space == Space::kParam;
-}
-
-}  // namespace
-
 const Opcode* find_opcode(std::string_view opcode) {
   const Opcode* best = nullptr;
   for (const Opcode& row : kOpcodes) {
@@ -128,7 +125,7 @@ std::vector<Opcode> opcode_table() { return {std::begin(kOpcodes), std::end(kOpc
 
 RowAllocator::RowAllocator(const Module& module, const ModuleData& data, const Function& function, Program& program)
     : module(module), data(data), function(function), program(program), registers_(function.registers.size()) {
-  uint64_t shared = data.shared_bytes, local = 0;
+  uint64_t shared = program.shared_bytes, local = program.local_bytes;
   for (const Variable& variable : function.variables) {
     if (variable.space == Space::kShared || is_per_thread(variable)) {
       uint64_t& end = variable.space == Space::kShared ? shared : local;
@@ -139,7 +136,7 @@ RowAllocator::RowAllocator(const Module& module, const ModuleData& data, const F
                          "variable " + quoted(variable.name) + ": .global and .const belong to the module");
     }
   }
-  uint64_t parameters = 0;
+  uint64_t parameters = program.parameter_bytes;
   for (const Variable& parameter : function.parameters) {
     parameters = align_up(parameters, parameter.align);
     program.parameter_offsets.push_back(uint32_t(parameters));
@@ -157,6 +154,14 @@ Reg RowAllocator::allocate(uint32_t bytes) {
   program.file_bytes = reg.at + std::max(64u, bytes * kLanes);
   program.rows.push_back(reg);
   return reg;
+}
+
+Place RowAllocator::formal(const Formal& formal) {
+  if (formal.is_register)
+    return {.row = of_register(formal.index), .bytes = size_bytes(function.registers[formal.index].type)};
+  return {.in_memory = true,
+          .offset = uint32_t(variable_offsets[formal.index]),
+          .bytes = uint32_t(function.variables[formal.index].bytes)};
 }
 
 Reg RowAllocator::of_register(uint32_t index) {
@@ -259,9 +264,32 @@ Reg Decoder::read(const Operand& operand, Type type, bool wider) {
       return rows.constant(operand.local ? rows.variable_offsets[operand.index] : rows.data.addresses[operand.index],
                            bytes);
     }
+    case Operand::Kind::kFunction:
+      fail("takes the address of " + quoted(operand.name) + ": calls through a pointer are not supported");
     default:
       fail("has an operand of the wrong kind");
   }
+}
+
+Place Decoder::passed(const Operand& operand, uint32_t bytes, bool written) {
+  if (operand.kind == Operand::Kind::kVariable) {
+    if (!operand.local || (operand.index & kParameterBit) ||
+        rows.function.variables[operand.index].space != Space::kParam)
+      fail("passes " + quoted(operand.name) + ", which is no .param variable of this function");
+    const Place place = rows.formal({.index = operand.index});
+    if (place.bytes != bytes)
+      fail("passes " + quoted(operand.name) + " of " + std::to_string(place.bytes) + " bytes where " +
+           std::to_string(bytes) + " are meant");
+    return place;
+  }
+  static constexpr std::pair<uint32_t, Type> kTypes[] = {
+      {1, Type::k_b8}, {2, Type::k_b16}, {4, Type::k_b32}, {8, Type::k_b64}, {16, Type::k_b128}};
+  for (const auto& [size, type] : kTypes)
+    if (size == bytes) {
+      out.list.push_back(written ? this->written(operand, type, true) : read(operand, type, true));
+      return {.row = out.list.back(), .bytes = bytes};
+    }
+  fail("passes " + std::to_string(bytes) + " bytes in a register");
 }
 
 void Decoder::append_source(Reg reg) {
@@ -306,49 +334,6 @@ void Decoder::simple(Handler handler, Type destination_type, Type source_type) {
   for (size_t i = 1; i < operands(); ++i) source(i, source_type);
   out.execute = handler;
   out.flags |= kPure;
-}
-
-// --- programs
-
-ModuleData lay_out(const Module& module) {
-  ModuleData data;
-  uint64_t shared = 0;
-  for (const Variable& variable : module.variables) {
-    if (variable.space == Space::kShared) {
-      if (variable.is_extern) {
-        data.addresses.push_back(0);
-        continue;
-      }
-      shared = align_up(shared, variable.align);
-      data.addresses.push_back(shared);
-      shared += variable.bytes;
-      if (shared > (1u << 20)) throw Error("shared variable " + quoted(variable.name) + " is too large");
-      continue;
-    }
-    const uint64_t begin = align_up(data.bytes.size(), variable.align);
-    if (begin + variable.bytes > (uint64_t{1} << 30))
-      throw Error("variable " + quoted(variable.name) + " is too large");
-    data.addresses.push_back(kModuleDataAddress + begin);
-    data.bytes.resize(begin + variable.bytes);
-    std::copy(variable.initial.begin(), variable.initial.end(), data.bytes.begin() + begin);
-  }
-  data.shared_bytes = uint32_t(shared);
-  return data;
-}
-
-Program decode(const Module& module, const ModuleData& data, const Function& function) {
-  Program program;
-  program.module = &module;
-  program.function = &function;
-  program.branch_targets = function.branch_targets;
-  RowAllocator rows(module, data, function, program);
-  program.code.resize(function.statements.size() + 1);
-  for (size_t i = 0; i < function.statements.size(); ++i)
-    decode_statement(rows, function.statements[i], program.code[i]);
-  // Running off the end is a return (PTX 9.7.12.6).
-  static const Statement kEnd{.opcode = "ret", .operands = {}};
-  decode_statement(rows, kEnd, program.code.back());
-  return program;
 }
 
 }  // namespace jaxbw::emulator

@@ -21,10 +21,12 @@ struct Opcode {
   std::string_view section;  // of the PTX ISA
 };
 
-// Allots rows; shared by all statements of a function.
+// Allots rows; shared by all statements of a function. Its making allots the function's memory.
 class RowAllocator {
  public:
   RowAllocator(const Module& module, const ModuleData& data, const Function& function, Program& program);
+
+  Place formal(const Formal& formal);
 
   Reg of_register(uint32_t index);
   Reg constant(uint64_t bits, uint32_t bytes);
@@ -37,6 +39,10 @@ class RowAllocator {
   const Function& function;
   Program& program;
   std::vector<uint64_t> variable_offsets;  // of the function's own variables, in their space
+  // Set before its statements are decoded: where they and its branch targets begin in the program, its frame (device
+  // functions only), and the frames of the functions that it calls.
+  uint32_t code_begin = 0, targets_begin = 0, frame = 0;
+  const std::map<std::string_view, uint32_t>* callees = nullptr;
 
  private:
   Reg allocate(uint32_t bytes);
@@ -69,6 +75,8 @@ struct Decoder {
   void source_bits(uint64_t bits, uint32_t bytes) { append_source(rows.constant(bits, bytes)); }
   Reg read(const Operand& operand, Type type, bool wider = false);
   Reg written(const Operand& operand, Type type, bool wider = false);
+  // An argument or result of a call, of as many bytes as the formal parameter.
+  Place passed(const Operand& operand, uint32_t bytes, bool written);
   void append_source(Reg reg);
 
   // [base + offset]: the base goes to s[], the offset to `immediate`. Returns the state space of a variable base,
@@ -81,6 +89,16 @@ struct Decoder {
   void simple(Handler handler, Type type) { simple(handler, type, type); }
   void simple(Handler handler, Type destination_type, Type source_type);
 };
+
+void decode_statement(RowAllocator& rows, const Statement& statement, Instruction& out);
+
+// Functions without a body that the machine provides (host_functions.cc).
+struct HostFunction {
+  std::string_view name;
+  std::vector<uint32_t> inputs, outputs;  // bytes
+  Handler execute;
+};
+const HostFunction* find_host_function(std::string_view name);
 
 // The row of the table that `opcode` (as written) belongs to: the longest mnemonic that it starts with.
 const Opcode* find_opcode(std::string_view opcode);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace jaxbw::emulator {
 
@@ -19,5 +20,7 @@ class LocatedError : public Error {
   LocatedError(const std::string& file, uint32_t line, const std::string& message)
       : Error(file + ":" + std::to_string(line) + ": " + message) {}
 };
+
+inline std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
 
 }  // namespace jaxbw::emulator

@@ -69,10 +69,36 @@ struct Constant {
   std::string special;  // "%tid.x"
 };
 
+// Where a lane keeps a value: in a row, or in its own memory.
+struct Place {
+  bool in_memory = false;
+  Reg row;
+  uint32_t offset = 0;
+  uint32_t bytes = 0;
+};
+
+// A device function as its callers see it. Each function has its rows and memory once: without recursion a lane is in
+// a function at most once at a time, and two lanes that came from different calls do not share any of it.
+struct Frame {
+  uint32_t begin = 0;  // its first instruction
+  Reg return_to;       // where each lane goes on when it returns
+  std::vector<Place> inputs, outputs;
+};
+
+// A call: where the arguments come from, and where the results go.
+struct Call {
+  uint32_t frame = 0;
+  std::vector<Place> inputs, outputs;
+};
+
+// An entry and the functions that it calls, callees first.
 struct Program {
   const Module* module = nullptr;
-  const Function* function = nullptr;
+  const Function* function = nullptr;  // the entry
+  uint32_t begin = 0;                  // its first instruction
   std::vector<Instruction> code;
+  std::vector<Frame> frames;
+  std::vector<Call> calls;
   std::vector<Constant> constants;
   std::vector<Reg> rows;
   std::vector<std::vector<uint32_t>> branch_targets;

@@ -137,7 +137,7 @@ void Machine::start_warp(Cta& cta, uint32_t index) {
   warp->index = index;
   const uint32_t threads = uint32_t(options_.block.count()) - index * kLanes;
   warp->live = threads >= kLanes ? kAllLanes : (1u << threads) - 1;
-  warp->groups.push_back({.mask = warp->live});
+  warp->groups.push_back({.mask = warp->live, .pc = program_.begin});
   warp->storage.reset(new uint8_t[program_.file_bytes + kRowHeader]);
   warp->file = warp->storage.get() + (kRowHeader - reinterpret_cast<uintptr_t>(warp->storage.get()) % kRowHeader);
   std::memset(warp->file, 0xff, program_.file_bytes);  // an unlikely value

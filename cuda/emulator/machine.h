@@ -259,6 +259,8 @@ struct Step {
   uint32_t line = 0;
 
   void park(Wait wait, const void* key);
+  // These lanes go on at `target`, the others of the group at `rest`.
+  void branch(uint32_t lanes, uint32_t target, uint32_t rest);
 };
 
 class Machine {
@@ -406,6 +408,14 @@ inline void Step::park(Wait wait, const void* key) {
   group.key = key;
   group.parked = machine.ticks();
   outcome = Outcome::kPark;
+}
+
+inline void Step::branch(uint32_t lanes, uint32_t target, uint32_t rest) {
+  next = target;
+  if (lanes == group.mask) return;
+  outcome = Outcome::kDiverge;
+  taken = lanes;
+  other = rest;
 }
 
 // --- rows

@@ -110,6 +110,8 @@ Space access_space(const Decoder& d) {
       {"global", Space::kGlobal},          {"shared", Space::kShared},     {"shared::cta", Space::kShared},
       {"shared::cluster", Space::kShared}, {"local", Space::kLocal},       {"param", Space::kParam},
       {"param::entry", Space::kParam},     {"param::func", Space::kLocal}, {"const", Space::kConst}};
+  // In a device function .param means ::func (PTX 9.7.9.8).
+  if (d.has("param") && !d.rows.function.is_entry) return Space::kLocal;
   for (const auto& [name, space] : kSpaces)
     if (d.has(name)) return space;
   return Space::kGeneric;

@@ -9,6 +9,7 @@
 #include <charconv>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "error.h"
 #include "lexer.h"
@@ -42,6 +43,7 @@ struct Scope {
   std::unordered_map<std::string, uint32_t> variables;
   std::unordered_map<std::string, uint32_t> labels;
   std::unordered_map<std::string, uint32_t> branch_targets;
+  std::unordered_set<std::string> prototypes;
 };
 
 class Parser {
@@ -197,9 +199,9 @@ class Parser {
     function_.is_entry = take().text == ".entry";
     scopes_.assign(1, Scope{});
     scope_ = 0;
-    if (!function_.is_entry && peek().is('(')) parameters();  // return values
+    if (!function_.is_entry && peek().is('(')) formals(function_.outputs);
     function_.name = word();
-    if (peek().is('(')) parameters();
+    if (peek().is('(')) function_.is_entry ? parameters() : formals(function_.inputs);
     for (;;) {
       if (accept(';')) {
         function_.is_declaration = true;
@@ -219,13 +221,34 @@ class Parser {
     expect('(');
     if (accept(')')) return;
     do {
-      const bool is_register = peek().is(".reg");
-      if (!is_register && !peek().is(".param")) fail("expected .param before '" + std::string(peek().text) + "'");
-      take();
-      Variable variable = declared_type(Space::kParam, false);
-      declared_name(variable);
+      Variable variable = parameter();
       scopes_[0].variables[variable.name] = uint32_t(function_.parameters.size()) | kParameterBit;
       function_.parameters.push_back(std::move(variable));
+    } while (accept(','));
+    expect(')');
+  }
+
+  Variable parameter() {
+    if (!accept(".param")) fail("expected .param before '" + std::string(peek().text) + "'");
+    Variable variable = declared_type(Space::kParam, false);
+    declared_name(variable);
+    return variable;
+  }
+
+  // Of a device function: registers, or variables that its body addresses like its own .param variables.
+  void formals(std::vector<Formal>& out) {
+    expect('(');
+    if (accept(')')) return;
+    do {
+      if (accept(".reg")) {
+        const Type type = register_type();
+        const std::string name = word();
+        out.push_back({.is_register = true, .index = scopes_[0].registers[name] = new_register(name, type)});
+        continue;
+      }
+      Variable variable = parameter();
+      out.push_back({.index = scopes_[0].variables[variable.name] = uint32_t(function_.variables.size())});
+      function_.variables.push_back(std::move(variable));
     } while (accept(','));
     expect(')');
   }
@@ -324,27 +347,35 @@ class Parser {
       function_.branch_targets.emplace_back();
       return;
     }
-    if (peek().is(".callprototype") || peek().is(".calltargets")) return skip_past(';');
+    if (peek().is(".callprototype") || peek().is(".calltargets")) {
+      scopes_[scope_].prototypes.insert(name);
+      return skip_past(';');
+    }
     if (!scopes_[scope_].labels.emplace(name, uint32_t(function_.statements.size())).second)
       fail("label '" + name + "' is defined twice in one scope");
   }
 
   void registers() {
     take();
-    const auto type = type_from_name(peek().text.substr(std::min<size_t>(1, peek().text.size())));
-    if (!type || peek().kind != Kind::kDirective) fail("unknown register type '" + std::string(peek().text) + "'");
-    take();
+    const Type type = register_type();
     do {
       const std::string name = word();
       Scope& scope = scopes_[scope_];
       if (accept('<')) {
-        scope.ranges[name] = {*type, integer()};
+        scope.ranges[name] = {type, integer()};
         expect('>');
       } else {
-        scope.registers[name] = new_register(name, *type);
+        scope.registers[name] = new_register(name, type);
       }
     } while (accept(','));
     expect(';');
+  }
+
+  Type register_type() {
+    const auto type = type_from_name(peek().text.substr(std::min<size_t>(1, peek().text.size())));
+    if (!type || peek().kind != Kind::kDirective) fail("unknown register type '" + std::string(peek().text) + "'");
+    take();
+    return *type;
   }
 
   uint32_t new_register(const std::string& name, Type type) {
@@ -485,6 +516,10 @@ class Parser {
       if (const auto it = scopes_[s].branch_targets.find(operand.name); it != scopes_[s].branch_targets.end()) {
         operand.kind = Operand::Kind::kTargets;
         operand.index = it->second;
+        return;
+      }
+      if (scopes_[s].prototypes.contains(operand.name)) {
+        operand.kind = Operand::Kind::kPrototype;
         return;
       }
     }

@@ -40,6 +40,7 @@ struct Operand {
     kLabel,       // statement `index`
     kTargets,     // a .branchtargets list: index into Function::branch_targets
     kFunction,    // name of a function
+    kPrototype,   // of a call through a pointer
     kAddress,     // [parts[0] + bits, parts[1], ...]; parts[0] may be an immediate
     kVector,      // {parts}
     kPair,        // a|b
@@ -65,12 +66,19 @@ struct Statement {
   uint32_t line = 0;
 };
 
+// A parameter or return value of a device function, of which its body knows it as a variable or register.
+struct Formal {
+  bool is_register = false;
+  uint32_t index = 0;  // into Function::registers or Function::variables
+};
+
 struct Function {
   std::string name;
   uint32_t line = 0;
   bool is_entry = false;
   bool is_declaration = false;
-  std::vector<Variable> parameters;
+  std::vector<Variable> parameters;     // of an entry
+  std::vector<Formal> inputs, outputs;  // of a device function
   std::vector<Variable> variables;
   std::vector<Register> registers;
   std::vector<Statement> statements;

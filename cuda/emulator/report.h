@@ -46,6 +46,7 @@ struct Report {
   std::map<uint32_t, uint64_t> instructions;   // warp instructions, by index of the warp in its CTA
   std::map<std::string, uint64_t> bytes;       // moved, by engine
   std::map<std::string, uint64_t> operations;  // asynchronous, by engine
+  std::string output;                          // what printf wrote
   uint64_t steps = 0;
   uint64_t clusters_started = 0, clusters_cancelled = 0;
 };

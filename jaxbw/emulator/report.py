@@ -76,6 +76,7 @@ class Report:
         from global memory, by TMA or by ordinary loads; "tma load" what thereof reaches shared
         memory, in every CTA of a multicast; "mma operands" what tcgen05.mma reads there.
       steps: executed instructions of warps.
+      output: what the kernel's printf wrote, in the order of the emulated steps.
       clusters_started, clusters_cancelled: how the clusters of the grid began: as a launch, or by
         being handed to a running cluster that asked (cluster launch control).
       events: what took how long, if the launch was traced.
@@ -87,6 +88,7 @@ class Report:
     bytes: dict[str, int]
     operations: dict[str, int]
     steps: int
+    output: str
     clusters_started: int
     clusters_cancelled: int
     events: list[Any] = field(repr=False)
@@ -153,6 +155,7 @@ def make_report(core: Any) -> Report:
         bytes=core.bytes,
         operations=core.operations,
         steps=core.steps,
+        output=core.output.decode(errors="replace"),
         clusters_started=core.clusters_started,
         clusters_cancelled=core.clusters_cancelled,
         events=core.events,

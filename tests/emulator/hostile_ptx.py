@@ -26,6 +26,15 @@ HEADER = """
 .version 9.0
 .target sm_100f
 .address_size 64
+.extern .func (.param .b32 printed) vprintf(.param .b64 format, .param .b64 arguments);
+.global .b8 format[8] = {37, 100, 32, 37, 115, 32, 37, 110};
+.func (.reg .b32 result) twice(.reg .b32 x)
+{
+  .reg .pred %p<8>;
+  setp.lt.s32 %p0, x, 0;
+  @%p0 ret;
+  add.s32 result, x, x;
+}
 .visible .entry kernel(.param .u64 out, .param .align 64 .b8 map[128])
 {
   .reg .pred %p<8>;
@@ -78,11 +87,15 @@ PARTS = (
     "atom.shared.add.u32 %r10, [memory + 256], 1;",
     "{ .reg .b32 x; LOOP: add.s32 x, x, 1; setp.lt.s32 %p4, x, 9; @%p4 bra LOOP; }",
     "TARGETS: .branchtargets ON, ON; brx.idx %r3, TARGETS; ON:",
+    "@%p1 call (%r9), twice, (%r1);",
+    "call.uni (%r9), twice, (-1);",
+    "{ .param .b64 p; .param .b32 q; mov.b64 %rd4, format; st.param.b64 [p], %rd4;"
+    " call (q), vprintf, (p, p); }",
 )
 REGISTERS = {
     "b16": "%h", "b32": "%r", "b64": "%rd", "f32": "%f", "f64": "%fd", "pred": "%p", "b128": "%q"
 }  # fmt: skip
-NAMES = ("_", "memory", "LOOP", "TARGETS", "%tid.x", "kernel", "%clock", "%r1|%p1")
+NAMES = ("_", "memory", "LOOP", "TARGETS", "%tid.x", "kernel", "twice", "%clock", "%r1|%p1")
 
 
 def _register(rng: random.Random, kind: str) -> str:
@@ -107,9 +120,7 @@ def _operand(rng: random.Random, letter: str, kind: str) -> str:
     if choice < 0.45 and letter != "d":
         return rng.choice(EXTREMES)
     if choice < 0.5:
-        return rng.choice(
-            ["_", "memory", "LOOP", "TARGETS", "%tid.x", "kernel", "%clock", "%r1|%p1"]
-        )
+        return rng.choice(NAMES)
     return _register(rng, kind)
 
 

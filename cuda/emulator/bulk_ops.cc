@@ -20,6 +20,11 @@ namespace {
 constexpr uint32_t kPieceBytes = 16;
 constexpr size_t kPiecesAhead = 64;  // 1 KB
 
+// Nearly all pieces are whole, and a copy of constant size is two instructions.
+void copy_piece(uint8_t* to, const uint8_t* from, uint32_t bytes) {
+  bytes == kPieceBytes ? std::memcpy(to, from, kPieceBytes) : std::memcpy(to, from, bytes);
+}
+
 // A box or a run of bytes, cut into pieces. `shared` addresses are CTA-relative: base + offset, no rank.
 struct Transfer {
   std::vector<TmaPiece> pieces;
@@ -118,14 +123,16 @@ class Load final : public Operation {
   uint32_t copy(Machine& machine, const TmaPiece& piece, Cta& cta) {
     const uint32_t offset = piece.shared - kSharedBase;
     uint8_t* to = cta.shared.data() + offset;
-    machine.touch_shared(*this, agent_, cta, offset, piece.bytes, true);
+    if (machine.strict()) touch(machine, piece, cta);
     if (piece.count < piece.bytes) std::memset(to, 0, piece.bytes);  // what lies outside the tensor
     if (machine.checking()) std::memset(cta.undefined.data() + offset, 0, piece.bytes);
-    if (piece.count) {
-      std::memcpy(to, machine.locate_global(piece.global, piece.count, false).bytes, piece.count);
-      if (destination_ == 0) machine.touch_global(*this, agent_, piece.global, piece.count, false, false);
-    }
+    if (piece.count) copy_piece(to, machine.global_bytes(piece.global, piece.count, false), piece.count);
     return piece.bytes;
+  }
+
+  void touch(Machine& machine, const TmaPiece& piece, Cta& cta) {
+    machine.touch_shared(*this, agent_, cta, piece.shared - kSharedBase, piece.bytes, true);
+    if (piece.count && destination_ == 0) machine.touch_global(*this, agent_, piece.global, piece.count, false, false);
   }
 
   Transfer transfer_;
@@ -179,7 +186,7 @@ class Store final : public Operation {
     const TmaPiece& piece = transfer_.pieces[index];
     const uint32_t offset = piece.shared - kSharedBase;
     if (piece.count) machine.touch_shared(*this, agent_, *issuer, offset, piece.count, false);
-    std::memcpy(&data_[index * kPieceBytes], issuer->shared.data() + offset, piece.count);
+    copy_piece(&data_[index * kPieceBytes], issuer->shared.data() + offset, piece.count);
     const uint8_t* flags = issuer->undefined.data() + offset;
     if (machine.checking() && std::any_of(flags, flags + piece.count, [](uint8_t flag) { return flag != 0; }))
       machine.finding("poison", *this,
@@ -189,11 +196,11 @@ class Store final : public Operation {
   void write(Machine& machine, size_t index) {
     const TmaPiece& piece = transfer_.pieces[index];
     if (piece.count == 0) return;
-    uint8_t* to = machine.locate_global(piece.global, piece.count, true).bytes;
+    uint8_t* to = machine.global_bytes(piece.global, piece.count, true);
     machine.touch_global(*this, agent_, piece.global, piece.count, true, reduction_ >= 0);
     const uint8_t* from = &data_[index * kPieceBytes];
     if (reduction_ < 0)
-      std::memcpy(to, from, piece.count);
+      copy_piece(to, from, piece.count);
     else
       tma_reduce(Reduction(reduction_), transfer_.type, {from, piece.count}, {to, piece.count});
   }

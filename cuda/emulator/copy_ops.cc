@@ -31,7 +31,7 @@ class SmallCopy final : public Operation {
       std::memset(part.to.bytes, 0, part.bytes);
       std::memset(part.to.undefined, 0, part.bytes);
       if (part.source_bytes)
-        std::memcpy(part.to.bytes, machine.locate_global(part.from, part.source_bytes, false).bytes, part.source_bytes);
+        std::memcpy(part.to.bytes, machine.global_bytes(part.from, part.source_bytes, false), part.source_bytes);
     }
     --issuer->operations;
     warp_.copies_complete = number_;

@@ -57,6 +57,7 @@ Machine::Machine(const Program& program, const LaunchOptions& options, std::vect
       parameters_(std::move(parameters)),
       random_(options.seed) {
   check_options(program, options);
+  if (buffers_.empty()) buffers_.emplace_back();
   if (parameters_.size() != program.parameter_bytes)
     throw Error("launch: " + std::to_string(parameters_.size()) + " bytes of parameters, but the kernel takes " +
                 std::to_string(program.parameter_bytes));
@@ -308,7 +309,7 @@ void Machine::advance(MBarrier& barrier, const MBarrier::Change& change) {
 
 // --- addresses
 
-Location Machine::locate_global(uint64_t address, uint64_t bytes, bool write) {
+uint8_t* Machine::find_global(uint64_t address, uint64_t bytes, bool write) {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const size_t index = (last_buffer_ + i) % buffers_.size();
     const Buffer& buffer = buffers_[index];
@@ -318,7 +319,7 @@ Location Machine::locate_global(uint64_t address, uint64_t bytes, bool write) {
                   " run past the end of a buffer of " + std::to_string(buffer.bytes.size()) + " bytes");
     if (write && !buffer.writable) throw Error("write to a read-only buffer at " + hex(address));
     last_buffer_ = index;
-    return {.bytes = buffer.bytes.data() + (address - buffer.address), .global = address};
+    return buffer.bytes.data() + (address - buffer.address);
   }
   throw Error("out-of-bounds access: " + hex(address) + " is in no buffer");
 }
@@ -373,7 +374,7 @@ Location Machine::locate(const Step& step, Space space, uint64_t address, uint32
       return {.bytes = step.warp.local.data() + size_t{lane} * program_.local_bytes + offset};
     }
     default:
-      return locate_global(address, bytes, write);
+      return {.bytes = global_bytes(address, bytes, write), .global = address};
   }
 }
 

@@ -299,7 +299,12 @@ class Machine {
   // Addresses. Throws on out-of-bounds or misaligned accesses; the message has no place yet.
   Location locate(const Step& step, Space space, uint64_t address, uint32_t bytes, uint32_t lane, bool write);
   Location locate_shared(Cta& from, uint64_t address, uint32_t bytes, uint32_t align);
-  Location locate_global(uint64_t address, uint64_t bytes, bool write);
+  uint8_t* global_bytes(uint64_t address, uint64_t bytes, bool write) {
+    const Buffer& last = buffers_[last_buffer_];  // most accesses go where the one before went
+    const uint64_t offset = address - last.address, size = last.bytes.size();
+    if (offset < size && size - offset >= bytes && (last.writable || !write)) return last.bytes.data() + offset;
+    return find_global(address, bytes, write);
+  }
   std::span<const uint8_t> parameters() const { return parameters_; }
   MBarrier& mbarrier(const Location& location);
   MBarrier& mbarrier_of(Cta& cta, uint32_t offset, const Operation& operation);  // for an asynchronous operation
@@ -332,6 +337,7 @@ class Machine {
   bool gives_up_early();  // whether a try_wait returns false before its time
 
  private:
+  uint8_t* find_global(uint64_t address, uint64_t bytes, bool write);
   void fill();  // starts clusters while SMs are free
   void start_cluster(Dim id);
   void start_warp(Cta& cta, uint32_t index);

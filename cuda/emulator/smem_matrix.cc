@@ -1,8 +1,16 @@
 #include "smem_matrix.h"
 
+#include <string>
+
 #include "bits.h"
+#include "error.h"
 
 namespace jaxbw::emulator {
+
+void SharedView::fail_outside(uint32_t address) const {
+  throw Error("a matrix operand reaches shared address " + std::to_string(address) + ", outside [" +
+              std::to_string(base) + ", " + std::to_string(base + bytes) + ")");
+}
 
 SharedMatrix decode_shared_matrix(uint64_t descriptor, Swizzle swizzle) {
   return {.start = static_cast<uint32_t>(bit_field(descriptor, 0, 14)) << 4,
@@ -36,9 +44,11 @@ void read_operand(const SharedView& shared, const SharedMatrix& matrix, OperandM
   const bool k_major = major == OperandMajor::kK;
   const uint32_t outer_stride = k_major ? row_stride : k_stride, inner_stride = k_major ? k_stride : row_stride;
   for_each_chunk(matrix, major, format, mn, [&](uint32_t address, uint32_t outer, uint32_t inner) {
-    float chunk[16];
-    decode_chunk(format, shared.at(address, kChunkBytes), chunk);
     float* first = values + outer * outer_stride + inner * count * inner_stride;
+    const uint8_t* bytes = shared.at(address, kChunkBytes);
+    if (inner_stride == 1) return decode_chunk(format, bytes, first);
+    float chunk[16];
+    decode_chunk(format, bytes, chunk);
     for (uint32_t i = 0; i < count; ++i) first[i * inner_stride] = chunk[i];
   });
 }

@@ -24,9 +24,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
-#include "error.h"
 #include "number_formats.h"
 #include "swizzle.h"
 
@@ -44,12 +42,10 @@ struct SharedView {
   uint32_t base, bytes;
 
   const uint8_t* at(uint32_t address, uint32_t count) const {
-    if (address < base || address - base > bytes || bytes - (address - base) < count) {
-      throw Error("a matrix operand reaches shared address " + std::to_string(address) + ", outside [" +
-                  std::to_string(base) + ", " + std::to_string(base + bytes) + ")");
-    }
+    if (address < base || address - base > bytes || bytes - (address - base) < count) fail_outside(address);
     return data + (address - base);
   }
+  [[noreturn]] void fail_outside(uint32_t address) const;
 };
 
 // The decoded fields of a shared-memory matrix descriptor; offsets and address in bytes.

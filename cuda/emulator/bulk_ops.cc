@@ -25,6 +25,10 @@ void copy_piece(uint8_t* to, const uint8_t* from, uint32_t bytes) {
   bytes == kPieceBytes ? std::memcpy(to, from, kPieceBytes) : std::memcpy(to, from, bytes);
 }
 
+void fill_piece(uint8_t* to, uint8_t value, uint32_t bytes) {
+  bytes == kPieceBytes ? std::memset(to, value, kPieceBytes) : std::memset(to, value, bytes);
+}
+
 // A box or a run of bytes, cut into pieces. `shared` addresses are CTA-relative: base + offset, no rank.
 struct Transfer {
   std::vector<TmaPiece> pieces;
@@ -84,8 +88,8 @@ class Load final : public Operation {
       for (const TmaPiece& piece : transfer_.pieces) {
         const uint32_t offset = piece.shared - kSharedBase;
         if (poison) {
-          std::memset(to.cta->shared.data() + offset, 0xff, piece.bytes);
-          std::memset(to.cta->undefined.data() + offset, 1, piece.bytes);
+          fill_piece(to.cta->shared.data() + offset, 0xff, piece.bytes);
+          fill_piece(to.cta->undefined.data() + offset, 1, piece.bytes);
         }
       }
     }
@@ -125,7 +129,7 @@ class Load final : public Operation {
     uint8_t* to = cta.shared.data() + offset;
     if (machine.strict()) touch(machine, piece, cta);
     if (piece.count < piece.bytes) std::memset(to, 0, piece.bytes);  // what lies outside the tensor
-    if (machine.checking()) std::memset(cta.undefined.data() + offset, 0, piece.bytes);
+    if (machine.checking()) fill_piece(cta.undefined.data() + offset, 0, piece.bytes);
     if (piece.count) copy_piece(to, machine.global_bytes(piece.global, piece.count, false), piece.count);
     return piece.bytes;
   }

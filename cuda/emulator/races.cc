@@ -1,6 +1,7 @@
 #include "races.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace jaxbw::emulator {
 namespace {
@@ -227,29 +228,46 @@ void RaceDetector::check(Cell& cell, uint64_t key, const Access& access, bool wr
     for (const Access& read : more_reads_[key]) conflict(read, false);
     more_reads_.erase(key);
   }
-  cell = {.write = access, .read = {}, .more_reads = false};
+  cell.write = access;
+  cell.read = {};
+  cell.more_reads = false;
+}
+
+// Cells first to end - 1. Neighbours mostly were accessed together: what was done to one is then done to the next.
+std::string RaceDetector::check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key,
+                                const Access& access, bool write, bool tensor) {
+  std::string race;
+  CellWords before{}, after{};
+  bool repeats = false;
+  for (uint32_t i = first; i < end; ++i) {
+    Cell& cell = cells[i];
+    const auto words = std::bit_cast<CellWords>(cell);
+    if (repeats && words == before) {
+      cell = std::bit_cast<Cell>(after);
+      continue;
+    }
+    repeats = !cell.more_reads;
+    check(cell, key | i, access, write, tensor, race);
+    repeats = repeats && !cell.more_reads;
+    before = words;
+    after = std::bit_cast<CellWords>(cell);
+  }
+  return race;
 }
 
 std::string RaceDetector::shared(AgentId agent, Proxy proxy, uint32_t cta, uint32_t offset, uint32_t bytes, bool write,
                                  uint32_t line) {
   if (bytes < kCellBytes) return {};
   const Access access{clocks_[agent].seen[agent], line, agent, proxy};
-  std::string race;
-  for (uint32_t i = offset / kCellBytes; i < (offset + bytes) / kCellBytes; ++i) {
-    check(shared_[cta][i], uint64_t{cta} << 32 | i, access, write, false, race);
-  }
-  return race;
+  return check(shared_[cta], offset / kCellBytes, (offset + bytes) / kCellBytes, uint64_t{cta} << 32, access, write,
+               false);
 }
 
 std::string RaceDetector::tensor(AgentId agent, uint32_t cta, uint32_t half_quarter, uint32_t column, uint32_t columns,
                                  bool write, uint32_t line) {
   const Access access{clocks_[agent].seen[agent], line, agent, Proxy::kAsync};
-  std::string race;
-  for (uint32_t c = column; c < column + columns; ++c) {
-    const uint32_t i = half_quarter * kColumns + c;
-    check(tensor_[cta][i], uint64_t{1} << 63 | uint64_t{cta} << 32 | i, access, write, true, race);
-  }
-  return race;
+  const uint32_t first = half_quarter * kColumns + column;
+  return check(tensor_[cta], first, first + columns, uint64_t{1} << 63 | uint64_t{cta} << 32, access, write, true);
 }
 
 void RaceDetector::forget_tensor(uint32_t cta, uint32_t column, uint32_t columns) {

@@ -23,9 +23,11 @@
 // than 4 bytes, strong (volatile, atomic, relaxed) accesses, which are no data races.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -118,14 +120,20 @@ class RaceDetector {
     uint32_t line = 0;
     AgentId agent = kNoAgent;
     Proxy proxy = Proxy::kGeneric;
+    uint8_t padding = 0;
   };
+  // Copied and compared as words: in strict runs nothing is done more often.
   struct Cell {
     Access write, read;
-    bool more_reads = false;  // in more_reads_
+    uint64_t more_reads = false;  // in more_reads_
   };
+  using CellWords = std::array<uint64_t, sizeof(Cell) / sizeof(uint64_t)>;
+  static_assert(std::has_unique_object_representations_v<Cell>);
 
   bool ordered(const Access& before, bool before_writes, AgentId agent, Proxy proxy, bool write, bool tensor) const;
   Clocks enqueue(AgentId engine, const Clocks& known);
+  std::string check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key, const Access& access,
+                    bool write, bool tensor);
   void check(Cell& cell, uint64_t key, const Access& access, bool write, bool tensor, std::string& race);
   std::string describe(const Access& before, bool before_writes, const Access& now, bool now_writes) const;
 

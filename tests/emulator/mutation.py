@@ -41,23 +41,11 @@ REDUNDANT = {
     ("sm100", "setup", "bar.warp.sync", 1, "deleted"): _ALIGNED,
     ("sm100", "exit", "bar.warp.sync", 1, "deleted"): _ALIGNED,
     ("sm90", "setup", "bar.warp.sync", 1, "deleted"): _ALIGNED,
-    ("sm100", "setup", "tcgen05.fence::before_thread_sync", 1, "deleted"): (
-        "bar.sync behind it: tcgen05.alloc is synchronous, and nothing asynchronous was issued yet"
-    ),
-    ("sm100", "setup", "tcgen05.fence::after_thread_sync", 1, "deleted"): (
-        "tcgen05.fence::after_thread_sync behind the first mbarrier wait of each role"
-    ),
-    ("sm100", "multiply", "tcgen05.fence::after_thread_sync", 1, "deleted"): (
-        "tcgen05.fence::after_thread_sync behind the wait for the stage, ahead of the first MMA"
-    ),
     ("sm100", "schedule", "bar.warp.sync", 1, "deleted"): (
         "the barrier's own arrival, which the phase waits for: bytes may come before expect_tx"
     ),
     ("sm100", "epilogue", "bar.warp.sync", 1, "deleted"): (
         "tcgen05.wait::ld.sync.aligned ahead of it, which all lanes execute together"
-    ),
-    ("sm100", "exit", "tcgen05.fence::before_thread_sync", 1, "deleted"): (
-        "tcgen05.fence::before_thread_sync of each epilogue warp behind its last tcgen05.ld"
     ),
 } | {
     ("sm90", "epilogue", "bar.warp.sync", occurrence, "deleted"): (

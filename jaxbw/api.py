@@ -11,6 +11,7 @@ from jaxbw.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw.primitives import dot_general as plain
 from jaxbw.primitives import serve
 from jaxbw.problem import DimensionNumbers, GemmProblem, Operands, reduce_dot_general
+from jaxbw.selection import devices
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.implementations import Implementation
 from jaxbw.selection.select import Choice
@@ -219,13 +220,14 @@ def explain(
     preferred_element_type: Any = None,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
+    device: str | None = None,
 ) -> Choice:
     """Which kernel serves a product, in which configuration, and why. Nothing is computed.
 
-    It answers for the device of the innermost `target` block; else for this machine's GPU where
-    JAX's default backend is one; else there is none, and XLA serves. For a strict implementation
-    without a GPU it answers for B200 (sm100) or H200 (sm90), and so it does for the emulator
-    wherever no `target` of that family is named.
+    It answers for `device`; else for that of the innermost `target` block; else for this machine's
+    GPU where JAX's default backend is one; else there is none, and XLA serves. For a strict
+    implementation without a GPU it answers for B200 (sm100) or H200 (sm90), and so it does for the
+    emulator wherever no device of that family is named.
 
     Args:
       lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct`s.
@@ -233,17 +235,18 @@ def explain(
       dimension_numbers: of a `dot_general`; default None, a `matmul`.
       bias_axis, activation, alpha, beta, precision, preferred_element_type, implementation, config:
         as of `matmul`.
+      device: a name that `target` takes; default None.
 
     Returns:
-      A frozen dataclass with `implementation`, `kernel`, `config`, `waves`, `reason`, `refused`,
-      `problem` and `device`; `print` shows it as text.
+      A frozen dataclass with `implementation`, `kernel`, `config`, `cost` (modelled, see
+      docs/selection.md), `waves`, `candidates`, `reason`, `refused`, `problem` and `device`;
+      `print` shows it as text.
 
     Raises:
       TypeError, ValueError, NotImplementedError: as the call that is asked about.
 
     >>> x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
-    >>> with jaxbw.target("H200"):
-    ...     choice = jaxbw.explain(x, x)
+    >>> choice = jaxbw.explain(x, x, device="H200")
     >>> choice.kernel, choice.config.cluster, choice.waves
     ('jaxbw_sm90_bf16_nn_128x256x64', (2, 1), 4)
     """
@@ -270,12 +273,13 @@ def explain(
         call, dims, precision, preferred_element_type, None, implementation, config
     )
     problem = _problem(call, operands, epilogue, params)
-    names, target = params["implementation"], params["target"]
+    names = params["implementation"]
+    target = params["target"] if device is None else devices.known(device, f"{call}(device=")
     if names is None and target is None and jax.default_backend() != "gpu":
-        device = None
+        on = None
     else:
-        device = serve.device_for(names, target)
-    return serve.choose(problem, names, params["config"], device, call)
+        on = serve.device_for(names, target)
+    return serve.choose(problem, names, params["config"], on, call)
 
 
 def _matmul(

@@ -4,7 +4,6 @@ It runs on any machine: the choice is a pure function of problem and device.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -90,8 +89,7 @@ def _explain(args: argparse.Namespace) -> Choice:
     if args.gated:
         options["rhs_up"] = right
     left = jax.ShapeDtypeStruct(batched + lhs, dtype)
-    with jaxbw.target(device) if device else contextlib.nullcontext():
-        return jaxbw.explain(left, right, **options)
+    return jaxbw.explain(left, right, device=device, **options)
 
 
 _COLUMNS = (

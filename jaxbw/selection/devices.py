@@ -77,10 +77,15 @@ def target(name: str) -> contextlib.AbstractContextManager[None]:
     ...     jaxbw.explain(x, x).implementation
     'sm90'
     """
-    if name not in TARGETS:
-        raise ValueError(f"jaxbw.target({name!r}): the targets are {', '.join(TARGETS)}")
-    context: contextlib.AbstractContextManager[None] = _target(name)
+    context: contextlib.AbstractContextManager[None] = _target(known(name, "jaxbw.target("))
     return context
+
+
+def known(name: str, call: str) -> str:
+    """The name of a target, checked; `call` is what stands before it, for the message."""
+    if name not in TARGETS:
+        raise ValueError(f"{call}{name!r}): the targets are {', '.join(TARGETS)}")
+    return name
 
 
 def current_target() -> str | None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxbw
 from jaxbw import _native
 from jaxbw.epilogue import IDENTITY, Epilogue
 from jaxbw.primitives.gemm import DATA_TYPES, call_attributes
@@ -246,6 +247,15 @@ def test_a_sequence_is_tried_in_order() -> None:
     assert isinstance(choice, Choice)
     assert choice.implementation == "xla"
     assert "sm90 kernels take bfloat16 and float16" in choice.refused[0].reason
+
+
+def test_explain_takes_a_device() -> None:
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    with jaxbw.target("H200"):
+        assert jaxbw.explain(x, x, device="B200").implementation == "sm100"
+        assert jaxbw.explain(x, x).implementation == "sm90"
+    with pytest.raises(ValueError, match=r"explain\(device='B100'\): the targets are B200"):
+        jaxbw.explain(x, x, device="B100")
 
 
 def test_targets() -> None:

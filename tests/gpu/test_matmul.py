@@ -5,6 +5,7 @@ so that XLA cannot pass the test in the kernels' place.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -102,17 +103,20 @@ def check(
     assert_close(result, reference, magnitude, k)
 
 
-@pytest.mark.parametrize("kernel", manifest.kernels(), ids=lambda kernel: kernel.name)
+GEMMS = [kernel for kernel in manifest.kernels() if kernel.role == "gemm"]
+
+
+@pytest.mark.parametrize("kernel", GEMMS, ids=lambda kernel: kernel.name)
 def test_every_kernel_of_the_table(kernel: Any, family: str) -> None:
     """Each instance by configuration, at a shape with a tail in every dimension."""
     if kernel.family != family:
         pytest.skip(f"a kernel of {kernel.family}")
     layouts = LAYOUTS if kernel.layout == "any" else [kernel.layout]
-    dtypes = DTYPES if kernel.input == "16bit" else [SHORT[kernel.input]]
+    dtypes = {"16bit": DTYPES, "tf32": ["float32"]}.get(kernel.input) or [SHORT[kernel.input]]
     for layout in layouts:
         for dtype in dtypes:
             config = jaxbw.GemmConfig(
-                kernel.block_m,
+                128 * kernel.cta_group,
                 kernel.block_n or 128,
                 cluster=(kernel.cta_group, 1),
                 cta_group=kernel.cta_group,
@@ -153,18 +157,40 @@ def test_odd_sizes(m: int, n: int, k: int, layout: str, family: str) -> None:
     check(*laid_out(m, n, k, layout, "bfloat16"), family)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(8, 1, 64), (8, 8, 1), (64, 1, 8), (8, 128, 3)])
-def test_sizes_of_one_are_normalised_or_refused(m: int, n: int, k: int, family: str) -> None:
-    """A column is a row to TMA; what it cannot address is XLA's, and the values are right."""
-    lhs, rhs = normal((m, k), "bfloat16"), normal((k, n), "bfloat16", 1)
-    choice = jaxbw.explain(lhs, rhs, preferred_element_type=jnp.float32)
-    result = jax.jit(functools.partial(jaxbw.matmul, preferred_element_type=jnp.float32))(lhs, rhs)
-    if choice.implementation == family:
-        serve(functools.partial(jaxbw.matmul, preferred_element_type=jnp.float32), lhs, rhs)
-    else:
-        assert any("multiple of 16" in refusal.reason for refusal in choice.refused)
-    left, right = wide(lhs), wide(rhs)
-    assert_close(result, left @ right, np.abs(left) @ np.abs(right), k)
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        (8, 1, 64),
+        (8, 8, 1),
+        (64, 1, 8),
+        (8, 128, 3),
+        (1, 1, 1),
+        (1, 1000, 4096),
+        (129, 131, 133),
+        (1000, 1001, 999),
+        (5, 50257, 768),
+    ],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_size_is_too_odd(m: int, n: int, k: int, layout: str, family: str) -> None:
+    """Rows that TMA cannot address are repacked within the call; so they are in the gradients."""
+    lhs, rhs, dims = laid_out(m, n, k, layout, "bfloat16")
+    check(lhs, rhs, dims, family)
+    assert jaxbw.explain(lhs, rhs, dimension_numbers=dims).implementation == family
+    product = functools.partial(jaxbw.dot_general, dimension_numbers=dims, implementation=family)
+    cotangent = normal((m, n), "bfloat16", 2)
+    of_lhs, of_rhs = serve(
+        lambda x, y, g: jax.vjp(product, x, y)[1](g), lhs, rhs, cotangent, calls=2
+    )
+    g, left, right = wide(cotangent), wide(lhs), wide(rhs)
+    left = left if layout[0] == "n" else left.T
+    right = right if layout[1] == "n" else right.T
+    for got, (a, b), letter in (
+        (of_lhs, (g, right.T), layout[0]),
+        (of_rhs, (left.T, g), layout[1]),
+    ):
+        got = got if letter == "n" else got.T
+        assert_close(got, a @ b, np.abs(a) @ np.abs(b), a.shape[1])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -188,41 +214,106 @@ def test_partial_waves(waves: float, family: str) -> None:
     check(*laid_out(rows, 8 * 128, 192, "nn", "bfloat16"), family)
 
 
+ACTIVATIONS = ["relu", "silu", "gelu", "gelu_exact"]
+
+
 def activated(name: str | None, z: Values) -> Any:
     if name == "relu":
         return np.maximum(z, 0)
     if name == "gelu":
         return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+    if name == "gelu_exact":
+        return 0.5 * z * (1 + np.vectorize(math.erf)(z / np.sqrt(2)))
     if name == "silu":
         return z / (1 + np.exp(-z))
     return z
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
-@pytest.mark.parametrize("bias_dtype", [None, "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("bias_axis", [None, -1, -2])
 @pytest.mark.parametrize("output", ["bfloat16", "float32"])
-def test_fused(activation: str | None, bias_dtype: str | None, output: str, family: str) -> None:
-    m, n, k = 200, 264, 136
+@pytest.mark.parametrize("n", [264, 251])
+def test_fused(
+    n: int, activation: str | None, bias_axis: int | None, output: str, family: str
+) -> None:
+    m, k = 200, 136
     lhs, rhs = normal((m, k), "bfloat16"), normal((k, n), "bfloat16", 1)
-    bias = None if bias_dtype is None else normal((n,), bias_dtype, 2)
+    given: dict[str, Any] = {
+        "c": normal((m, n), output, 3),
+        "residual": normal((m, n), "bfloat16", 4),
+    }
+    if bias_axis is not None:
+        given["bias"] = normal((m if bias_axis == -2 else n,), "float32", 2)
 
-    def fused(lhs: Any, rhs: Any, bias: Any) -> Any:
+    def fused(lhs: Any, rhs: Any, given: Any) -> Any:
         return jaxbw.matmul(
             lhs,
             rhs,
-            bias=bias,
+            **given,
+            alpha=0.5,
+            beta=-2,
+            bias_axis=bias_axis or -1,
             activation=activation,
             preferred_element_type=output,
             implementation=family,
         )
 
-    result = serve(fused, lhs, rhs, bias)
+    result = serve(fused, lhs, rhs, given)
     left, right = wide(lhs), wide(rhs)
-    shift = np.zeros(n) if bias is None else wide(bias)
+    shift = -2 * wide(given["c"])
+    if bias_axis is not None:
+        shift = shift + (wide(given["bias"])[:, None] if bias_axis == -2 else wide(given["bias"]))
+    residual = wide(given["residual"])
     # An activation has a slope of at most 1.13, and its value is within 2^-20 of z, relatively.
-    magnitude = 1.13 * (np.abs(left) @ np.abs(right) + np.abs(shift))
-    reference = activated(activation, left @ right + shift)
+    magnitude = 1.13 * (np.abs(left) @ np.abs(right) + np.abs(shift)) + np.abs(residual)
+    reference = activated(activation, 0.5 * left @ right + shift) + residual
     assert_close(result, reference, magnitude, k + 16)
+
+
+def test_c_may_be_used_again(family: str) -> None:
+    """The kernel writes over c; where the program still needs it, XLA copies it first."""
+    x, w, c = (normal((256, 256), "bfloat16", i) for i in range(3))
+    add = functools.partial(jaxbw.matmul, implementation=family)
+    total, same = serve(lambda x, w, c: (add(x, w, c=c), c * 2), x, w, c)
+    reference, magnitude = wide(x) @ wide(w) + wide(c), np.abs(wide(x)) @ np.abs(wide(w))
+    assert_close(total, reference, magnitude + np.abs(wide(c)), 258)
+    np.testing.assert_array_equal(wide(same), 2 * wide(c))
+    donated = jax.jit(lambda c: add(x, w, c=c), donate_argnums=0)(c + 0)
+    np.testing.assert_array_equal(wide(donated), wide(total))
+    # Twice into one array: the second call starts from what the first has written.
+    twice = serve(lambda x, w, c: add(x, w, c=add(x, w, c=c)), x, w, c, calls=2)
+    bound = 2.0**-7 * np.abs(reference + wide(x) @ wide(w)).max()
+    assert np.abs(wide(twice) - (reference + wide(x) @ wide(w))).max() <= bound
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("shape", [(264, 136, 200), (8, 512, 1408), (33, 77, 131)], ids=str)
+def test_gated(shape: tuple[int, int, int], activation: str, family: str) -> None:
+    m, k, n = shape
+    given = normal((m, k), "bfloat16"), *(normal((k, n), "bfloat16", i) / 8 for i in (1, 2))
+    fused = functools.partial(jaxbw.gated_matmul, activation=activation, implementation=family)
+    result = serve(fused, *given)
+    x, w_gate, w_up = map(wide, given)
+    z, u = x @ w_gate, x @ w_up
+    # The factors' errors, each times the other factor, which is at most its own magnitude.
+    magnitude = 4 * 1.13 * (np.abs(x) @ np.abs(w_gate)) * (np.abs(x) @ np.abs(w_up))
+    assert_close(result, activated(activation, z) * u, magnitude, k + 16)
+
+    def pull_back(*given: Any, **keywords: Any) -> Any:
+        *primals, cotangent = given
+        out, back = jax.vjp(functools.partial(fused, **keywords), *primals)
+        return out, *back(cotangent)
+
+    cotangent = normal((m, n), "bfloat16", 3)
+    got = serve(pull_back, *given, cotangent, calls=5)
+    again = serve(functools.partial(pull_back, recompute=True), *given, cotangent, calls=6)
+    with jax.default_matmul_precision("highest"):
+        wanted = pull_back(
+            *(x.astype(jnp.float32) for x in (*given, cotangent)), implementation="xla"
+        )
+    for x, y, z in zip(got, wanted, again, strict=True):
+        assert np.abs(wide(x) - wide(y)).max() <= 2.0**-6 * np.abs(wide(y)).max()
+        np.testing.assert_array_equal(wide(x), wide(z))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -248,31 +339,77 @@ def test_gradients_run_on_kernels(layout: str, family: str) -> None:
         assert_close(result, a @ b, np.abs(a) @ np.abs(b), a.shape[1])
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
-def test_fused_gradients_run_on_kernels(activation: str | None, family: str) -> None:
-    lhs, rhs = normal((264, 136), "bfloat16"), normal((136, 200), "bfloat16", 1)
-    bias, cotangent = normal((200,), "float32", 2), normal((264, 200), "bfloat16", 3)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("bias_axis", [-1, -2])
+def test_fused_gradients_run_on_kernels(
+    activation: str | None, bias_axis: int, family: str
+) -> None:
+    given = {
+        "lhs": normal((264, 136), "bfloat16"),
+        "rhs": normal((136, 200), "bfloat16", 1),
+        "c": normal((264, 200), "bfloat16", 4),
+        "bias": normal((200 if bias_axis == -1 else 264,), "float32", 2),
+        "residual": normal((264, 200), "bfloat16", 5),
+    }
+    cotangent = normal((264, 200), "bfloat16", 3)
 
-    def fused(lhs: Any, rhs: Any, bias: Any, implementation: str = family) -> Any:
-        return jaxbw.matmul(
-            lhs, rhs, bias=bias, activation=activation, implementation=implementation
-        )
+    def pull_back(given: Any, cotangent: Any, implementation: str = family) -> Any:
+        def fused(given: Any) -> Any:
+            return jaxbw.matmul(
+                **given,
+                alpha=0.5,
+                beta=2,
+                bias_axis=bias_axis,
+                activation=activation,
+                implementation=implementation,
+            )
 
-    def pull_back(lhs: Any, rhs: Any, bias: Any, cotangent: Any) -> Any:
-        out, back = jax.vjp(fused, lhs, rhs, bias)
-        return out, *back(cotangent)
+        out, back = jax.vjp(fused, given)
+        return {"out": out} | back(cotangent)[0]
 
-    got = serve(pull_back, lhs, rhs, bias, cotangent, calls=3)
-    _, back = jax.vjp(
-        functools.partial(fused, implementation="xla"),
-        *(x.astype(jnp.float32) for x in (lhs, rhs)),
-        bias,
-    )
+    got = serve(pull_back, given, cotangent, calls=3)
+    in_float32 = jax.tree.map(lambda x: x.astype(jnp.float32), given)
     with jax.default_matmul_precision("highest"):
-        wanted = back(cotangent.astype(jnp.float32))
-    for x, y in zip(got[1:], wanted, strict=True):
+        wanted = pull_back(in_float32, cotangent.astype(jnp.float32), implementation="xla")
+    for name, x in got.items():
         # z is rounded to bfloat16, and so is its cotangent: two roundings of each of K terms.
-        assert np.abs(wide(x) - wide(y)).max() <= 2.0**-6 * np.abs(wide(y)).max()
+        error = np.abs(wide(x) - wide(wanted[name])).max()
+        assert error <= 2.0**-6 * np.abs(wide(wanted[name])).max(), name
+    repeat = jax.jit(pull_back)
+    for _ in range(5):  # sums over rows, too, come in one order
+        jax.tree.map(np.testing.assert_array_equal, *map(_bits, (got, repeat(given, cotangent))))
+
+
+def _bits(tree: Any) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x).view(f"u{x.dtype.itemsize}"), tree)
+
+
+def test_batch_invariance(family: str) -> None:
+    """A row has the same bits whatever rows stand beside it."""
+    rows, w = normal((1000, 4096), "bfloat16"), normal((4096, 520), "bfloat16", 1)
+    with jaxbw.batch_invariant(), jaxbw.implementation(family):
+        whole = np.asarray(jax.jit(jaxbw.matmul)(rows, w)).view(np.uint16)
+        for m in (1, 2, 7, 8, 33, 128, 257):
+            part = np.asarray(jax.jit(jaxbw.matmul)(rows[:m], w)).view(np.uint16)
+            np.testing.assert_array_equal(part, whole[:m])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        jaxbw.GemmConfig(128, 128, split_k=4),
+        jaxbw.GemmConfig(128, 128, split_k=3, split_tail=True, cluster=(2, 1)),
+        jaxbw.GemmConfig(128, 64, swap_ab=True),
+        jaxbw.GemmConfig(128, 128, tma_store=False, store_buffers=1),
+        jaxbw.GemmConfig(128, 256, raster="n", swizzle=4, scheduler="none"),
+    ],
+    ids=str,
+)
+def test_configurations(config: Any, family: str) -> None:
+    for n in (264, 131):
+        for output in ("bfloat16", "float32"):
+            check(*laid_out(200, n, 1000, "nt", "bfloat16"), family, output, config=config)
+            check(*laid_out(200, n, 1000, "nn", "bfloat16", (3,)), family, output, config=config)
 
 
 def test_jvp(family: str) -> None:
@@ -302,10 +439,14 @@ def test_a_chain_replays_as_a_command_buffer(family: str) -> None:
     """Enough operations that XLA captures them as a CUDA graph, which later runs replay."""
     x = normal((256, 256), "bfloat16")
     weights = [normal((256, 256), "bfloat16", i + 1) / 16 for i in range(8)]
+    split = jaxbw.GemmConfig(128, 128, split_k=2)  # its counters are cleared in the graph
 
     def chain(x: Any, weights: Any) -> Any:
-        for weight in weights:
-            x = jaxbw.matmul(x, weight, activation="relu", implementation=family) + x
+        for i, weight in enumerate(weights):
+            config = split if i % 2 else None
+            x = jaxbw.matmul(
+                x, weight, activation="relu", residual=x, implementation=family, config=config
+            )
         return x
 
     compiled = jax.jit(chain).lower(x, weights).compile()

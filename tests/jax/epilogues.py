@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 M, K, N = 6, 16, 8
+UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 ARRAYS = ("c", "bias", "residual")
 
 # What stands in a call beside lhs and rhs; True for an array, which `arrays` makes.

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 import jaxbw
 
-from .epilogues import CASES, K, M, N, Operand, arrays, formula, in_float64, numbers
+from .epilogues import CASES, UNIT_ROUNDOFF, K, M, N, Operand, arrays, formula, in_float64, numbers
 
 ACTIVATIONS = [None, "relu", "silu", "gelu", "gelu_exact"]
 
@@ -60,7 +60,7 @@ def test_value_and_gradient(case: str, dtype: str, operand: Operand) -> None:
     gradient = functools.partial(jax.grad, has_aux=True, argnums=1)
     got, out = jax.jit(gradient(loss), static_argnums=0)(jaxbw.matmul, given, weights)
     wanted, reference = in_float64(functools.partial(gradient(loss), formula), given, weights)
-    unit = float(jnp.finfo(dtype).eps) / 2
+    unit = UNIT_ROUNDOFF[dtype]
     # The cast, and the float32 sums of K terms: an activation has a slope of at most 1.13.
     scale = 1.13 * np.abs(reference).max()
     sums = 2 * (K + 4) * 2.0**-24 * in_float64(_magnitude, given)
@@ -155,10 +155,10 @@ SHAPES = [
 @pytest.mark.parametrize(("lhs_shape", "rhs_shape"), SHAPES)
 def test_shapes(lhs_shape: Any, rhs_shape: Any, operand: Operand) -> None:
     """c and residual are shaped as jnp.matmul's result, whatever the dot_general's is."""
-    given = {"lhs": operand(lhs_shape, "float32"), "rhs": operand(rhs_shape, "float32", 1)}
+    given: Any = {"lhs": operand(lhs_shape, "float32"), "rhs": operand(rhs_shape, "float32", 1)}
     shape = jnp.matmul(*given.values()).shape
     given |= {"c": operand(shape, "float32", 2), "residual": operand(shape, "float32", 3)}
-    biases = [{}]
+    biases: list[Any] = [{}]
     if len(rhs_shape) > 1:
         biases.append({"bias": operand(rhs_shape[-1:], "float32", 4)})
     if len(lhs_shape) > 1:
@@ -177,7 +177,7 @@ def test_shapes(lhs_shape: Any, rhs_shape: Any, operand: Operand) -> None:
 
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 8, 6), (4, 0, 6), (4, 8, 0)])
 def test_zero_sizes(m: int, k: int, n: int) -> None:
-    given = {"lhs": jnp.ones((m, k)), "rhs": jnp.ones((k, n)), "c": jnp.ones((m, n))}
+    given: Any = {"lhs": jnp.ones((m, k)), "rhs": jnp.ones((k, n)), "c": jnp.ones((m, n))}
     keywords: Any = {"bias": jnp.ones(n), "activation": "relu"}
     result = jaxbw.matmul(**given, **keywords)
     np.testing.assert_array_equal(result, formula(**given, **keywords))

@@ -10,7 +10,7 @@ import pytest
 
 import jaxbw
 
-from .epilogues import K, M, N, Operand, activate, in_float64
+from .epilogues import UNIT_ROUNDOFF, K, M, N, Operand, activate, in_float64
 
 ACTIVATIONS = [None, "relu", "silu", "gelu", "gelu_exact"]
 
@@ -62,7 +62,7 @@ def test_value_and_gradient(activation: str, dtype: str, operand: Operand) -> No
     gradient = functools.partial(jax.grad, has_aux=True, argnums=1)
     got, out = jax.jit(gradient(loss), static_argnums=0)(jaxbw.gated_matmul, given, weights)
     wanted, reference = in_float64(functools.partial(gradient(loss), formula), given, weights)
-    unit = float(jnp.finfo(dtype).eps) / 2
+    unit = UNIT_ROUNDOFF[dtype]
     x, w_gate, w_up = (np.abs(np.asarray(x).astype(np.float64)) for x in given)
     # The cast, and the float32 sums of K terms in each factor of the product.
     sums = 4 * 1.13 * (K + 4) * 2.0**-24 * (x @ w_gate) * (x @ w_up)

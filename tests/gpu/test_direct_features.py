@@ -1,0 +1,186 @@
+"""What a launch can be beside a plain product: epilogues, split and swapped products, odd sizes.
+
+On host arrays without JAX, against NumPy in float64. The guards around every buffer are checked,
+and the workspace holds garbage before each launch.
+"""
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from .direct import Case
+from .test_direct import LAYOUTS, check
+
+pytestmark = pytest.mark.gpu
+
+FLOATS = ("f32", "bf16", "f16")
+ACTIVATIONS = ("none", "relu", "silu", "gelu", "gelu_exact")
+ODD = [(1, 1, 1), (3, 5, 7), (17, 33, 65), (127, 129, 63), (130, 1, 77), (1, 131, 200)]
+ODD += [(257, 255, 131), (264, 100, 1)]
+
+
+@pytest.mark.parametrize("output", FLOATS)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str, dtype: str, output: str) -> None:
+    for bias, integers in product((None, *FLOATS), (True, False)):
+        plain = Case(136, 144, 72, dtype=dtype, output=output, activation=activation)
+        check(replace(plain, bias=bias, integers=integers))
+
+
+@pytest.mark.parametrize("output", FLOATS)
+@pytest.mark.parametrize("operand", FLOATS)
+@pytest.mark.parametrize("n", [136, 131])
+def test_operands_of_the_epilogue(n: int, operand: str, output: str) -> None:
+    """Each array alone, and all of them together; rows that TMA stores, and rows that it cannot."""
+    plain = Case(200, n, 72, output=output, batch=2)
+    check(replace(plain, c=operand, alpha=-0.5))
+    check(replace(plain, c=output, in_place=True))
+    check(replace(plain, residual=operand, activation="relu"))
+    check(replace(plain, bias=operand, bias_along_m=True))
+    for along_m, integers in product((False, True), (True, False)):
+        everything = replace(
+            plain,
+            alpha=2.0,
+            c=output,
+            in_place=True,
+            bias=operand,
+            bias_along_m=along_m,
+            activation="gelu_exact",
+            residual=operand,
+            integers=integers,
+        )
+        check(everything)
+        check(replace(everything, c=operand, in_place=False, activation="silu", save=True))
+
+
+@pytest.mark.parametrize("output", FLOATS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_saved_results(activation: str, output: str) -> None:
+    for n, block_n in product((264, 100), (64, 128, 256)):
+        case = Case(264, n, 136, block_n=block_n, output=output, activation=activation, save=True)
+        check(replace(case, bias="f32", cluster=(2, 1)))
+        check(replace(case, residual="bf16", integers=False))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("output", FLOATS)
+@pytest.mark.parametrize("block_n", [128, 256])
+def test_gated_products(block_n: int, output: str, layout: str) -> None:
+    for activation, n in product(ACTIVATIONS, (136, 131)):
+        case = Case(200, n, 136, block_n=block_n, output=output, layout=layout, gated=True)
+        case = replace(case, activation=activation)
+        check(case)
+        check(replace(case, save=True, integers=False, cluster=(2, 1)))
+    check(replace(case, bias="f32", residual="bf16", alpha=0.5, batch=2))
+    check(replace(case, bias="bf16", bias_along_m=True, split_k=2, save=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("split_k", [2, 3, 5, 16])
+def test_split_k(split_k: int, layout: str) -> None:
+    """The parts of a tile meet in the workspace, and every launch finds other garbage there."""
+    for m, n, k in ((128, 128, 1024), (264, 328, 1032), (100, 77, 1100)):
+        case = Case(m, n, k, split_k=split_k, layout=layout)
+        check(case, repeats=3)
+        check(replace(case, cluster=(2, 1), block_n=256, integers=False), repeats=3)
+        check(replace(case, batch=3, output="bf16", cluster=(1, 2), swizzle=4))
+    epilogue = replace(case, c="f32", in_place=True, bias="bf16", residual="f16")
+    check(replace(epilogue, activation="gelu", integers=False, save=True), repeats=3)
+
+
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (2, 2)], ids=str)
+def test_only_the_tail_is_split(cluster: tuple[int, int]) -> None:
+    for n in (128, 1000, 2304):
+        case = Case(2200, n, 520, cluster=cluster, split_k=4, split_tail=True, swizzle=8)
+        check(case, repeats=3)
+        check(replace(case, output="bf16", integers=False, batch=2))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("m", [1, 3, 8, 16, 33, 200])
+def test_swap_ab(m: int, layout: str) -> None:
+    for n, block_n in product((264, 1001), (64, 128)):
+        case = Case(m, n, 200, layout=layout, block_n=block_n, swap_ab=True)
+        check(case)
+        check(replace(case, bias="f32", output="bf16", residual="f32", activation="silu"))
+        check(replace(case, bias="f32", bias_along_m=True, c="f32", in_place=True, save=True))
+        check(replace(case, split_k=3, batch=2, cluster=(2, 1), integers=False), repeats=3)
+
+
+@pytest.mark.parametrize("size", ODD, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_any_length(layout: str, size: tuple[int, int, int]) -> None:
+    """Operands that TMA cannot address are repacked, results are stored without it."""
+    for dtype, output in product(("bf16", "f16"), FLOATS):
+        check(Case(*size, layout=layout, dtype=dtype, output=output))
+    check(Case(*size, layout=layout, batch=3, cluster=(2, 1)))
+    check(Case(*size, layout=layout, batch=3, shared=("lhs",), integers=False))
+    check(Case(*size, layout=layout, batch=3, shared=("rhs",), block_n=64), repeats=3)
+
+
+@pytest.mark.parametrize("output", FLOATS)
+def test_stores_without_tma(output: str) -> None:
+    for n, buffers in product((8, 60, 120, 129, 264), (1, 2)):
+        case = Case(300, n, 72, output=output, tma_store=False, store_buffers=buffers)
+        check(case)
+        check(replace(case, tma_store=True))
+        check(replace(case, block_n=256, residual="f32", save=True))
+
+
+@pytest.mark.parametrize("scheduler", ["static", "none"])
+@pytest.mark.parametrize("raster", ["m", "n"])
+def test_schedules(raster: str, scheduler: str) -> None:
+    for cluster, swizzle in product(((1, 1), (2, 1), (1, 2)), (1, 3, 16)):
+        case = Case(3000, 2600, 72, cluster=cluster, swizzle=swizzle, raster=raster, block_n=64)
+        check(replace(case, scheduler=scheduler))
+        check(replace(case, scheduler=scheduler, split_k=2, k=200, m=600, n=520, batch=3))
+
+
+def draw(seed: int) -> Case:
+    """A launch out of all of the above together."""
+    rng = random.Random(seed)
+    gated = rng.random() < 0.25
+    swap_ab = not gated and rng.random() < 0.2
+    k = rng.choice((1, 8, 63, 64, 129, 200, 1000))
+    output = rng.choice(FLOATS)
+    c = None if gated else rng.choice((None, *FLOATS))
+    batch = rng.choice((1, 1, 2, 3))
+    return Case(
+        rng.choice((1, 7, 128, 130, 264, 511)),
+        rng.choice((1, 8, 77, 128, 264, 509)),
+        k,
+        batch=batch,
+        shared=rng.choice(((), ("lhs",), ("rhs",))) if batch > 1 else (),
+        layout=rng.choice(LAYOUTS),
+        dtype=rng.choice(("bf16", "f16")),
+        output=output,
+        alpha=rng.choice((1.0, 0.5, -2.0)),
+        c=c,
+        in_place=c == output and rng.random() < 0.5,
+        bias=rng.choice((None, *FLOATS)),
+        bias_along_m=rng.random() < 0.3,
+        activation=rng.choice(ACTIVATIONS),
+        residual=rng.choice((None, *FLOATS)),
+        gated=gated,
+        save=rng.random() < 0.3,
+        block_n=rng.choice((128, 256) if gated else (64, 128, 192, 256)),
+        cluster=rng.choice(((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))),
+        stages=rng.choice((1, 2, None)),
+        swizzle=rng.choice((1, 2, 16)),
+        raster=rng.choice("mn"),
+        split_k=rng.choice((1, 1, 2, 4)) if k > 4 * 64 else 1,
+        swap_ab=swap_ab,
+        store_buffers=rng.choice((1, 2)),
+        tma_store=rng.random() < 0.7,
+        scheduler=rng.choice(("static", "none")),
+        integers=rng.random() < 0.5,
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_launches(seed: int) -> None:
+    for number in range(40):
+        check(draw(1000 * seed + number), repeats=2)

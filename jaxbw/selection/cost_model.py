@@ -159,14 +159,9 @@ def evaluate(
     l2 = all_spans * loaded / machine.l2_bytes_per_ns
     waves = cut.whole_waves + cut.part_waves
     active = cut.items / waves * ctas  # on average: the last wave may have few
-    in_flight = active * table.stages * table.k_spans * loaded
-    bandwidth = _norm(
-        -2,
-        in_flight / machine.load_latency_ns,
-        np.minimum(active * machine.dram_bytes_per_ns_sm, machine.dram_bytes_per_ns),
-    )
+    rate = dram_rate(machine, active, table.stages * table.k_spans * loaded)
     traffic, band_along_n, swizzle = _traffic(work, cut, table, rasterisation)
-    dram = _dram_bytes(work, machine, traffic) / bandwidth
+    dram = _dram_bytes(work, machine, traffic) / rate
     main_loop = _norm(machine.contention, mma, fill, issue, latency, l2, dram)
 
     work_waves = cut.whole_waves + cut.part_waves / table.split_k
@@ -211,6 +206,15 @@ def evaluate(
         band_along_n=band_along_n,
         swizzle=swizzle,
     )
+
+
+def dram_rate(machine: Machine, sms: Floats, in_flight: Floats) -> Floats:
+    """Bytes per nanosecond that so many SMs draw from memory, each with so many bytes in flight.
+
+    Little's law, combined with what the memory gives, and what one SM can ask for.
+    """
+    most = np.minimum(sms * machine.dram_bytes_per_ns_sm, machine.dram_bytes_per_ns)
+    return _norm(-2, sms * in_flight / machine.load_latency_ns, most)
 
 
 def is_excluded(

@@ -253,6 +253,14 @@ def test_tensor_core_time(config: GemmConfig, cycles: float) -> None:
     assert term("mma", config, work) == pytest.approx(16 * 4 * cycles / B200.clock_ghz)
 
 
+def test_memory_rates_are_the_published_ones() -> None:
+    """SemiAnalysis' curve of the B200: kilobytes in flight per SM, terabytes per second."""
+    curve = {4: 1.15, 8: 2.0, 16: 3.6, 32: 5.8, 64: 7.1, 128: 7.2}
+    sms = np.full(len(curve), 148.0)
+    rates = cost_model.dram_rate(B200, sms, np.array(list(curve), np.float64) * 1024)
+    assert rates / 1000 == pytest.approx(list(curve.values()), rel=0.1)
+
+
 def test_what_the_epilogue_carries() -> None:
     work = workload(2048, 2048, 2048)
     plain = term("epilogue", PAIR, work)

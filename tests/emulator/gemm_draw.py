@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from jaxbw.selection.kernel_table import Kernel
 
@@ -10,6 +11,7 @@ from .gemm_cases import DTYPES, Case, transposed
 from .gemm_launch import ACTIVATIONS, SM90, SM100, Config, ceil_div
 
 OPTIONAL = (None, None, "f32", "f16", "bf16")
+PLAIN = 0.3  # of the launches have an epilogue that only casts: kernels have a short cut for it
 WORK = 1 << 24  # multiply-adds of a drawn case, about: a fraction of a second
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if m * n <= 16)
 SPAN_ELEMENTS = {2: 64, 4: 32}  # of a swizzle span, by their size
@@ -94,7 +96,6 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     split_k = rng.choice((1, 1, 2, 3, 16)) if k > block_k else 1
     full = mma_tiles(block_m, group) == 2
     output = rng.choice(tuple(DTYPES))
-    c = None if gated else rng.choice(OPTIONAL)
     return Case(
         m=n if swap_ab else m,
         n=m if swap_ab else n,
@@ -104,15 +105,8 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         layout=transposed(layout) if swap_ab else layout,
         dtype=dtype,
         output=output,
-        activation=rng.choice(("none", "none", *ACTIVATIONS)),
-        alpha=rng.choice((1.0, 1.0, 0.5, -2.0)),
-        c=c,
-        in_place=c == output and rng.random() < 0.5,
-        bias=rng.choice(OPTIONAL),
-        bias_along_m=rng.random() < 0.3,
-        residual=rng.choice(OPTIONAL),
         gated=gated,
-        save=rng.random() < 0.2,
+        **_epilogue(rng, output, gated),
         integers=rng.random() < 0.5,
         block_m=block_m,
         block_n=block_n,
@@ -133,6 +127,23 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     )
 
 
+def _epilogue(rng: random.Random, output: str, gated: bool) -> dict[str, Any]:
+    """Fields of a case."""
+    if rng.random() < PLAIN:
+        return {}
+    c = None if gated else rng.choice(OPTIONAL)
+    return dict(
+        activation=rng.choice(("none", "none", *ACTIVATIONS)),
+        alpha=rng.choice((1.0, 1.0, 0.5, -2.0)),
+        c=c,
+        in_place=c == output and rng.random() < 0.5,
+        bias=rng.choice(OPTIONAL),
+        bias_along_m=rng.random() < 0.3,
+        residual=rng.choice(OPTIONAL),
+        save=rng.random() < 0.2,
+    )
+
+
 def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float) -> Case:
     """A launch of an sm90 kernel on a GPU that holds two clusters, or four small ones."""
     block_m, block_n = kernel.block_m or 0, kernel.block_n or 0
@@ -147,9 +158,7 @@ def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float) -> Case:
     k = rng.choice((24, 64, 136, 200, 328) if size * block_n <= 512 else (24, 64, 136))
     swap_ab = rng.random() < 0.2
     output = rng.choice(tuple(DTYPES))
-    c = rng.choice(OPTIONAL)
-    config = Config(SM90, block_m, block_n)
-    deepest = gemm_launch.max_stages(config)
+    deepest = gemm_launch.max_stages(Config(SM90, block_m, block_n))
     return Case(
         m=n if swap_ab else m,
         n=m if swap_ab else n,
@@ -159,14 +168,7 @@ def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float) -> Case:
         layout=transposed(kernel.layout) if swap_ab else kernel.layout,
         dtype=kernel.input,
         output=output,
-        activation=rng.choice(ACTIVATIONS),
-        alpha=rng.choice((1.0, 0.5)),
-        c=c,
-        in_place=c == output and rng.random() < 0.5,
-        bias=rng.choice(OPTIONAL),
-        bias_along_m=rng.random() < 0.3,
-        residual=rng.choice(OPTIONAL),
-        save=rng.random() < 0.2,
+        **_epilogue(rng, output, False),
         integers=rng.random() < 0.5,
         family="sm90",
         block_m=block_m,

@@ -1,6 +1,6 @@
 """Launches our GEMM kernels in the emulator: what cuda/host does on a GPU, restated in numpy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,15 +164,26 @@ def mma_tiles(config: Config) -> int:
     return max(1, config.block_m // config.cta_group // MMA_ROWS)
 
 
-def store_box(config: Config, gated: bool) -> tuple[int, int]:
+def is_identity(config: Config, product: Product) -> bool:
+    """Whether the epilogue only casts."""
+    p = product
+    operands = (p.c, p.bias, p.residual, p.rhs_up)
+    formula = p.alpha == 1 and not config.activation and all(x is None for x in operands)
+    return formula and not p.save and config.split_k == 1
+
+
+def store_box(config: Config, product: Product) -> tuple[int, int]:
     """Columns and rows of one TMA store."""
+    span = SPAN // config.output.itemsize
     if config.family is SM90:
-        return min(64, SPAN // config.output.itemsize), config.family.rows_per_warp
+        return min(64, span), config.family.rows_per_warp
     rows = min(MMA_ROWS, config.block_m // config.cta_group)
     columns = config.block_n // 2 if rows == 64 and config.cta_group == 2 else config.block_n
-    columns //= 2 if gated else 1
-    chunk = next(width for width in (32, 16, 8) if columns % width == 0)
-    return chunk, 16 if rows == 64 and config.cta_group == 1 else 32
+    chunk = 16 if rows == 64 and config.cta_group == 1 else 32
+    if is_identity(config, product) and columns % span == 0:
+        return span, chunk
+    columns //= 1 if product.rhs_up is None else 2
+    return next(width for width in (32, 16, 8) if columns % width == 0), chunk
 
 
 def _map(array: Array, columns: int, box: tuple[int, int], swizzle: int) -> emulator.TensorMap:
@@ -270,9 +281,10 @@ def launch(
     config: Config,
     product: Product,
     sm_count: int = 8,
+    more_buffers: Iterable[Array] = (),
     **options: Any,
 ) -> Outcome:
-    """Runs a kernel. Nothing around its results may change.
+    """Runs a kernel, which may also access `more_buffers`. Nothing around its results may change.
 
     Raises:
       AssertionError: it does.
@@ -351,7 +363,7 @@ def launch(
         params.b = words(b.map(c, b_extent, b_peers).encoded)
         params.b_up = words(b_up.map(c, b_extent, b_peers).encoded)
         if path == "tma":
-            box = store_box(c, gated)
+            box = store_box(c, p)
             span = box[0] * c.output.itemsize
             maps = [words(_map(x, n, box, span if span > 16 else 0).encoded) for x in (d, *saved)]
             params.d, params.saved = maps[0], (type(maps[0]) * 2)(*maps[1:])
@@ -367,7 +379,7 @@ def launch(
         cluster=c.clusters,
         dynamic_smem=0 if naive else c.stages * (a_bytes + b_bytes) + staging + CONTROL,
         args=[params.encode()],
-        buffers=_distinct(buffers),
+        buffers=_distinct([*buffers, *more_buffers]),
         sm_count=sm_count,
         **options,
     )
@@ -410,6 +422,7 @@ def _epilogue(
         bias_along_m=p.bias_along_m != config.swap_ab,
         activation=config.activation,
         gated=p.rhs_up is not None,
+        identity=is_identity(config, p),
     )
     params.output = EpilogueResult(d.ctypes.data, TYPES[d.dtype])
     for i, array in enumerate(saved):

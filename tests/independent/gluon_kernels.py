@@ -297,6 +297,7 @@ def compiled(
     made = triton.compile(source, target=BLACKWELL, options=options)
     return Kernel(
         ptx=made.asm["ptx"],
+        cubin=made.asm["cubin"],
         grid=(-(-problem.m // block_m) * ctas, -(-problem.n // block_n)),
         cluster=(ctas, 1),
         dynamic_smem=made.metadata.shared,

@@ -20,6 +20,7 @@ class Kernel:
     """A compiled GEMM kernel for one problem, and how to launch it."""
 
     ptx: str
+    cubin: bytes  # by the ptxas that comes with the compiler; for the static report
     grid: tuple[int, int]  # in CTAs
     cluster: tuple[int, int]
     dynamic_smem: int

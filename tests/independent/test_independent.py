@@ -121,6 +121,19 @@ def test_gluon_cluster_launch_control(
             (256, 128),
             dict(cluster=(4, 2), pair=True),
         ),
+        # Persistent: each CTA has two tiles.
+        (Problem(256, 512, 192), (128, 128), dict(columns=2)),
+        (Problem(256, 512, 192, F16), (128, 128), dict(columns=2, tma_store=True)),
+        (
+            Problem(512, 1024, 192),
+            (256, 256),
+            dict(cluster=(2, 1), pair=True, stages=4, columns=2, tma_store=True),
+        ),
+        (
+            Problem(512, 512, 192, rhs_transposed=True),
+            (256, 128),
+            dict(cluster=(4, 2), pair=True, columns=2, tma_store=True),
+        ),
     ],
 )
 def test_cute_dsl(problem: Problem, tile: tuple[int, int], options: dict[str, Any]) -> None:

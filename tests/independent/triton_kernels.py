@@ -97,6 +97,7 @@ def pointers(problem: Problem, block: tuple[int, int, int], stages: int = 3) -> 
     compiled = _compile(matmul_pointers, [f"*{_type(problem)}"] * 3, _blocks(block), stages)
     return Kernel(
         ptx=compiled.asm["ptx"],
+        cubin=compiled.asm["cubin"],
         grid=(-(-problem.m // block[0]), -(-problem.n // block[1])),
         cluster=(1, 1),
         dynamic_smem=compiled.metadata.shared,
@@ -128,6 +129,7 @@ def descriptors(
     sizes = [problem.m, problem.n, problem.k, 0, 0]
     return Kernel(
         ptx=compiled.asm["ptx"],
+        cubin=compiled.asm["cubin"],
         grid=(programs, 1),
         cluster=(1, 1),
         dynamic_smem=compiled.metadata.shared,

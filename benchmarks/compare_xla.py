@@ -4,12 +4,14 @@
 
 Baselines: `jax.jit(jnp.dot)` as shipped, and the same with XLA's Triton GEMM off, since neither is
 best everywhere. Inputs are iid normal and rotate through sets of at least twice the L2. Each arm's
-result is checked in the same run. With --sweep every launch configuration of our kernels is an arm.
+result is checked in the same run. With --sweep every launch configuration of our kernels is an arm,
+with --candidates N the N that the cost model finds best; model_error.py compares it with the times.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import functools
 import json
@@ -101,7 +103,7 @@ def environment() -> dict[str, Any]:
 
 
 def compare(
-    m: int, n: int, k: int, layout: str, dtype: Any, *, sweep: bool, rounds: int
+    m: int, n: int, k: int, layout: str, dtype: Any, *, sweep: bool, candidates: int, rounds: int
 ) -> Iterator[dict[str, Any]]:
     """Measure one shape; yields a row for each arm, XLA as shipped first."""
     sets = input_sets(m, n, k, layout, dtype)
@@ -113,6 +115,8 @@ def compare(
     }
     chosen = {}
     configs = {"jaxbw": None, **({str(c): c for c in sweep_configs(m, n)} if sweep else {})}
+    best = jaxbw.explain(*sets[0], dimension_numbers=dims, implementation="sm90").candidates
+    configs |= {str(ranked.config): ranked.config for ranked in best[1 : 1 + candidates]}
     for name, config in configs.items():
         ours = functools.partial(
             jaxbw.dot_general, dimension_numbers=dims, implementation="sm90", config=config
@@ -125,7 +129,14 @@ def compare(
         choice = jaxbw.explain(
             *sets[0], dimension_numbers=dims, implementation="sm90", config=config
         )
-        chosen[name] = {"kernel": choice.kernel, "config": str(choice.config)}
+        assert choice.config is not None
+        assert choice.cost is not None
+        chosen[name] = {
+            "kernel": choice.kernel,
+            "config": str(choice.config),
+            "fields": dataclasses.asdict(choice.config),
+            "modelled_us": choice.cost.total,
+        }
 
     def rotate(product: Any) -> device_time.Call:
         return lambda i: product(*sets[i % len(sets)])
@@ -164,6 +175,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--sweep", action="store_true", help="every launch configuration as an arm")
+    parser.add_argument("--candidates", type=int, default=0, help="how many more of the model's")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
     rows = []
@@ -171,7 +183,14 @@ def main() -> None:
         for layout in arguments.layouts:
             dtype = jnp.dtype(arguments.dtype)
             for row in compare(
-                m, n, k, layout, dtype, sweep=arguments.sweep, rounds=arguments.rounds
+                m,
+                n,
+                k,
+                layout,
+                dtype,
+                sweep=arguments.sweep,
+                candidates=arguments.candidates,
+                rounds=arguments.rounds,
             ):
                 rows.append(row)
                 print(line(row), flush=True)

@@ -225,12 +225,13 @@ def _chosen(
     )
     if not ranked:
         return Refusal(family, "this installation has no kernel for the product's dtype and layout")
+    reason = f"the least modelled time of {count} candidates"
+    if batch_invariant:  # they are ranked for the canonical problem; what is told is this one's
+        ranked = tuple(price(family, device.machine, straight[0], r.config) for r in ranked)
+        reason += ", for every m and batch"
     best = ranked[0]
     work, _ = sides[best.config.swap_ab]
     kernel = _instances(problem, family, work, kernels)[_instance_key(family, best.config)]
-    reason = f"the least modelled time of {count} candidates"
-    if batch_invariant:
-        reason += ", for every m and batch"
     return _choice(problem, device, family, kernel, best, reason, ranked)
 
 

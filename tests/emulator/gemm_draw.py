@@ -13,6 +13,7 @@ from .gemm_launch import ACTIVATIONS, SM90, SM100, Config, ceil_div
 OPTIONAL = (None, None, "f32", "f16", "bf16")
 PLAIN = 0.3  # of the launches have an epilogue that only casts: kernels have a short cut for it
 WORK = 1 << 24  # multiply-adds of a drawn case, about: a fraction of a second
+AREA = 1 << 17  # elements of a cluster tile, likewise
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if m * n <= 16)
 SPAN_ELEMENTS = {2: 64, 4: 32}  # of a swizzle span, by their size
 
@@ -77,7 +78,10 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
             DTYPES[dtype].itemsize,
         )
     ]
-    cluster = rng.choice(fitting)
+    # Most of the time a cluster whose tile the emulator computes quickly.
+    area = block_m // group * block_n
+    quick = [c for c in fitting if c[0] * c[1] * area <= AREA]
+    cluster = rng.choice(quick if quick and rng.random() < 0.9 else fitting)
     deepest = gemm_launch.max_stages(replace(shape, k_spans=k_spans))
     if not deepest:
         k_spans, deepest = 1, gemm_launch.max_stages(shape)
@@ -87,7 +91,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     block_k = k_spans * SPAN_ELEMENTS[DTYPES[dtype].itemsize]
     k = rng.choice((1, 8, block_k, 2 * block_k, 3 * block_k + 1, 5 * block_k - 7))
     k = max(1, min(k, WORK // (tile_m * tile_n)))
-    tiles = max(1, min(6, WORK // (tile_m * tile_n * k)))
+    tiles = max(1, min(6, WORK // (tile_m * tile_n * k), 4 * AREA // (tile_m * tile_n)))
     tiles_m = rng.randint(1, tiles)
     tiles_n = rng.randint(1, tiles // tiles_m)
     batch = rng.randint(1, max(1, min(3, tiles // tiles_m // tiles_n)))

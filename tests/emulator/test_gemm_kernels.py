@@ -1,169 +1,173 @@
 """The kernels that ship, run as PTX: bit-exact on integers in every schedule, without a finding."""
 
+import functools
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 import jaxbw
 from jaxbw import emulator
 
-from . import gemm_launch
-from .gemm_launch import BF16, SM90, SM100, Config
+from . import gemm_cases, gemm_draw, gemm_launch
+from .gemm_cases import Case
 
-F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 KERNELS = Path(jaxbw.__file__).parent / "kernels"
-ONE: dict[str, Any] = dict(family=SM100, block_m=128)
-PAIR: dict[str, Any] = dict(family=SM100, block_m=256, cta_group=2)
-
-
-@pytest.fixture(scope="module")
-def load() -> Any:
-    modules: dict[str, emulator.Module] = {}
-
-    def load_kernel(name: str) -> emulator.Module:
-        path = KERNELS / f"{name}.ptx"
-        if not path.exists():
-            pytest.skip(f"{path.name} has not been built")
-        if name not in modules:
-            modules[name] = emulator.Module(path.read_text(), path.name)
-        return modules[name]
-
-    return load_kernel
-
-
-def check(
-    module: emulator.Module, config: Config, shape: tuple[int, ...], dtype: Any, **options: Any
-) -> Any:
-    m, n, k, *rest = shape
-    batch = rest[0] if rest else 1
-    rng = np.random.default_rng(m * 7 + n * 5 + k)
-    lhs, rhs = gemm_launch.integers(rng, batch, m, k), gemm_launch.integers(rng, batch, k, n)
-    result, report = gemm_launch.run(module, config, lhs, rhs, dtype, **options)
-    assert report.findings == []
-    np.testing.assert_array_equal(
-        result.astype(np.float32), (lhs @ rhs).astype(config.output).astype(np.float32)
-    )
-    return report
-
-
-CASES = [
-    # one CTA for each MMA
-    pytest.param(Config(**ONE, block_n=128), (128, 128, 64), BF16, id="one tile"),
-    pytest.param(Config(**ONE, block_n=256, lhs_major=1), (256, 512, 200), F16, id="tn"),
-    pytest.param(Config(**ONE, block_n=64, rhs_major=0, output=F32), (200, 132, 72), BF16, id="nt"),
-    pytest.param(
-        Config(**ONE, block_n=96, lhs_major=1, rhs_major=0, output=F16),
-        (136, 200, 136),
-        F16,
-        id="tt",
-    ),
-    pytest.param(Config(**ONE, block_n=128, cluster=(2, 2)), (500, 520, 192), BF16, id="2x2"),
-    pytest.param(
-        Config(**ONE, block_n=64, cluster=(4, 1), swizzle=2), (1024, 128, 64), BF16, id="4x1"
-    ),
-    pytest.param(Config(**ONE, block_n=64, cluster=(1, 4)), (128, 512, 128, 2), BF16, id="1x4"),
-    # pairs
-    pytest.param(Config(**PAIR, block_n=256, cluster=(2, 1)), (256, 256, 128), BF16, id="pair"),
-    pytest.param(
-        Config(**PAIR, block_n=128, cluster=(2, 1), lhs_major=1, output=F32),
-        (520, 264, 72),
-        F16,
-        id="pair tn",
-    ),
-    pytest.param(
-        Config(**PAIR, block_n=128, cluster=(4, 1)), (1024, 256, 192), BF16, id="pair 4x1"
-    ),
-    pytest.param(
-        Config(**PAIR, block_n=64, cluster=(2, 2), rhs_major=0),
-        (512, 256, 320, 2),
-        BF16,
-        id="pair 2x2 nt",
-    ),
-    pytest.param(Config(**PAIR, block_n=128, cluster=(4, 2)), (600, 520, 64), BF16, id="pair 4x2"),
-]
 SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("random", 2), ("pct", 3)]
 
 
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize(("config", "shape", "dtype"), CASES)
-def test_sm100(load: Any, config: Config, shape: Any, dtype: Any, schedule: str, seed: int) -> None:
-    kernel = load(f"jaxbw_sm100_16bit_{config.cta_group}cta")
-    clusters = config.cluster[0] * config.cluster[1]
-    check(kernel, config, shape, dtype, schedule=schedule, seed=seed, sm_count=2 * clusters)
+@functools.cache
+def load(name: str) -> emulator.Module:
+    path = KERNELS / f"{name}.ptx"
+    if not path.exists():
+        pytest.skip(f"{path.name} has not been built")
+    return emulator.Module(path.read_text(), path.name)
 
 
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize(
-    ("config", "shape"),
-    [
-        (Config(SM90, 128, 128), (256, 392, 136)),
-        (Config(SM90, 128, 128, cluster=(2, 1), output=F32), (520, 264, 320)),
-        (Config(SM90, 128, 128, cluster=(1, 2), stages=4), (200, 520, 64, 2)),
-    ],
-)
-def test_sm90(load: Any, config: Config, shape: Any, schedule: str, seed: int) -> None:
-    check(
-        load("jaxbw_sm90_bf16_nn_128x128x64"),
-        config,
-        shape,
-        BF16,
-        schedule=schedule,
-        seed=seed,
-        sm_count=2,
-    )
+def check(case: Case, schedule: str = "eager", seed: int = 0) -> gemm_launch.Outcome:
+    outcome: gemm_launch.Outcome = gemm_cases.check(load(case.kernel), case, schedule, seed)
+    return outcome
 
 
-def test_tiles_are_taken_over_from_clusters_that_have_not_started(load: Any) -> None:
-    config = Config(**ONE, block_n=64)
-    report = check(load("jaxbw_sm100_16bit_1cta"), config, (512, 256, 64), BF16, sm_count=2)
-    assert (report.clusters_started, report.clusters_cancelled) == (2, 14)
+ONE: dict[str, Any] = dict(output="bf16", stages=3)
+PAIR: dict[str, Any] = dict(ONE, block_m=256, cta_group=2, cluster=(2, 1))
+SMALL: dict[str, Any] = dict(ONE, block_m=64, block_n=64)
+ALL = dict(c="f32", bias="bf16", residual="f16", save=True, alpha=0.5, activation="relu")
+
+# What one launch can be, a launch for each. The names are test ids.
+SM100 = {
+    # one CTA for each MMA, then pairs
+    "one tile": Case(128, 128, 64, **ONE),
+    "tn": Case(256, 512, 200, **ONE, block_n=256, layout="tn"),
+    "nt": Case(200, 132, 72, block_n=64, layout="nt", stages=3),
+    "tt": Case(136, 200, 136, block_n=96, layout="tt", dtype="f16", output="f16", stages=3),
+    "2x2": Case(500, 520, 192, **ONE, cluster=(2, 2)),
+    "4x1": Case(1024, 128, 64, **ONE, block_n=64, cluster=(4, 1), swizzle=2),
+    "1x4": Case(128, 512, 128, batch=2, **ONE, block_n=64, cluster=(1, 4)),
+    "pair": Case(256, 256, 128, **PAIR, block_n=256),
+    "pair tn": Case(520, 264, 72, **PAIR | dict(output="f32"), layout="tn", dtype="f16"),
+    "pair 4x1": Case(1024, 256, 192, **PAIR | dict(cluster=(4, 1))),
+    "pair 2x2 nt": Case(
+        512, 256, 320, batch=2, **PAIR | dict(cluster=(2, 2)), block_n=64, layout="nt"
+    ),
+    "pair 4x2": Case(600, 520, 64, **PAIR | dict(cluster=(4, 2))),
+    "16 CTAs": Case(1000, 248, 136, **ONE, block_n=32, layout="nt", cluster=(8, 2)),
+    "16 CTAs of pairs": Case(1000, 500, 72, **PAIR | dict(cluster=(4, 4)), layout="nt"),
+    # tiles
+    "64 rows": Case(200, 200, 136, **SMALL, cluster=(2, 2)),
+    "64 rows, 8 columns": Case(72, 40, 72, **SMALL | dict(block_n=8), layout="nt"),
+    "128 rows of a pair": Case(200, 360, 136, **PAIR | dict(block_m=128), block_n=96, layout="nt"),
+    "16 columns of a pair": Case(300, 40, 72, **PAIR, block_n=16, layout="nt"),
+    "full TMEM": Case(500, 520, 136, **ONE, block_m=256, block_n=256),
+    "full TMEM of pairs": Case(1000, 250, 72, **PAIR | dict(block_m=512), block_n=192, layout="nt"),
+    "four spans": Case(128, 96, 600, **SMALL | dict(block_n=32, k_spans=4), layout="nt"),
+    "a ring of one stage": Case(200, 200, 200, **ONE | dict(stages=1)),
+    "one accumulator": Case(300, 300, 72, **ONE, accumulators=1),
+    "one staging buffer": Case(300, 300, 72, **ONE, store_buffers=1),
+    "no swizzle": Case(200, 200, 136, **ONE, layout="nt", operand_swizzle=False),
+    "tf32": Case(200, 136, 100, layout="nt", dtype="f32", stages=3, integers=False),
+    "tf32 pair": Case(
+        300, 264, 68, layout="nt", dtype="f32", block_m=256, cta_group=2, cluster=(2, 1)
+    ),
+    # who computes what
+    "static": Case(400, 400, 72, **ONE, scheduler="static"),
+    "static pairs": Case(600, 600, 72, **PAIR, scheduler="static", raster="n", swizzle=2),
+    "not persistent": Case(300, 300, 72, **ONE, scheduler="none"),
+    "along n": Case(500, 500, 24, **SMALL, raster="n", swizzle=3),
+    "split": Case(200, 200, 500, **ONE, split_k=4),
+    "split of pairs": Case(500, 200, 400, **PAIR, split_k=3, scheduler="static"),
+    "split tail": Case(600, 300, 264, **ONE, split_k=2, split_tail=True),
+    "split of full TMEM": Case(300, 200, 264, **ONE, block_m=256, split_k=2),
+    # operands of the epilogue, and ways out
+    "epilogue": Case(200, 136, 72, **ONE, **ALL),
+    "epilogue in place": Case(200, 136, 72, **SMALL, c="bf16", in_place=True, bias="f32"),
+    "bias along m": Case(200, 136, 72, **ONE, bias="f32", bias_along_m=True),
+    "odd rows": Case(200, 133, 72, **ONE | ALL),
+    "rows without TMA": Case(200, 136, 72, **ONE, store="rows"),
+    "swapped": Case(5, 200, 136, **SMALL | dict(block_n=8) | ALL, layout="nt", swap_ab=True),
+    "swapped, tt": Case(33, 200, 136, **SMALL, layout="tt", swap_ab=True, bias="f32"),
+    "swapped and split": Case(
+        16, 300, 500, **SMALL | dict(block_n=16), layout="nt", split_k=4, swap_ab=True
+    ),
+    "gated": Case(200, 120, 136, **ONE, gated=True, activation="relu", save=True),
+    "gated pair": Case(500, 200, 136, **PAIR, gated=True, bias="f32", residual="bf16"),
+    "gated and split": Case(200, 120, 400, **ONE, gated=True, split_k=3),
+    "gated of 4x2": Case(500, 120, 72, **ONE | dict(cluster=(4, 2)), gated=True, layout="nt"),
+}
 
 
-def test_a_refused_request_leaves_its_cluster_to_start(load: Any) -> None:
-    config = Config(**ONE, block_n=64)
+@pytest.mark.parametrize("name", SM100)
+def test_sm100(name: str) -> None:
+    for schedule, seed in SCHEDULES:
+        check(SM100[name], schedule, seed)
+
+
+SM90 = {
+    "plain": Case(256, 392, 136, output="bf16"),
+    "2x1": Case(520, 264, 320, cluster=(2, 1)),
+    "1x2": Case(200, 520, 64, batch=2, output="bf16", cluster=(1, 2), stages=4),
+    "epilogue": Case(200, 136, 72, output="bf16", **ALL),
+    "odd rows": Case(200, 133, 72, output="bf16"),
+    "split": Case(300, 200, 500, output="bf16", split_k=3),
+    "swapped": Case(100, 200, 136, output="bf16", layout="nn", swap_ab=True),
+}
+
+
+@pytest.mark.parametrize("name", SM90)
+def test_sm90(name: str) -> None:
+    for schedule, seed in SCHEDULES:
+        check(replace(SM90[name], family="sm90"), schedule, seed)
+
+
+@hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(SCHEDULES))
+@hypothesis.settings(max_examples=60)
+def test_whatever_is_legal(draw: random.Random, schedule: tuple[str, int]) -> None:
+    check(gemm_draw.draw_case(draw), *schedule)
+
+
+# --- scheduling
+
+
+def test_tiles_are_taken_over_from_clusters_that_have_not_started() -> None:
+    case = Case(512, 256, 64, **ONE, block_n=64)
+    report = check(case).report
+    assert (report.clusters_started, report.clusters_cancelled) == (4, 12)
+
+
+def test_a_refused_request_leaves_its_cluster_to_start() -> None:
+    case = Case(512, 256, 64, **ONE, block_n=64)
     started = set()
-    kernel = load("jaxbw_sm100_16bit_1cta")
     for seed in range(12):
-        report = check(
-            kernel,
-            config,
-            (512, 256, 64),
-            BF16,
-            sm_count=2,
-            schedule="random",
-            seed=seed,
-        )
+        report = check(case, "random", seed).report
         assert report.clusters_started + report.clusters_cancelled == 16
         started.add(report.clusters_started)
-    assert max(started) > 2, "no schedule refused a request"
+    assert max(started) > 4, "no schedule refused a request"
 
 
+def test_the_parts_of_a_tile_are_added_in_one_order() -> None:
+    # Real numbers, whose sum depends on the order: bits must not depend on who comes last.
+    case = Case(200, 200, 1000, integers=False, layout="nt", split_k=5)
+    bits = {check(case, "random", seed).d.tobytes() for seed in range(8)}
+    assert len(bits) == 1
+
+
+# --- the epilogue
+
+
+@pytest.mark.parametrize("activation", gemm_launch.ACTIVATIONS)
 @pytest.mark.parametrize("cta_group", [1, 2])
-def test_bias_and_activation(load: Any, cta_group: int) -> None:
-    rng = np.random.default_rng(0)
-    shapes = (1, 130, 64), (1, 64, 72)
-    lhs, rhs = (rng.standard_normal(s).astype(BF16).astype(np.float32) for s in shapes)
-    bias = rng.standard_normal(72).astype(np.float32)
-    sums = lhs[0].astype(np.float64) @ rhs[0] + bias
-    expected = [
-        sums,
-        np.maximum(sums, 0),
-        0.5 * sums * (1 + np.tanh(np.sqrt(2 / np.pi) * (sums + 0.044715 * sums**3))),
-        sums / (1 + np.exp(-sums)),
-    ]
-    for activation, want in enumerate(expected):
-        config = Config(
-            SM100,
-            128 * cta_group,
-            64 * cta_group,
-            cta_group,
-            (cta_group, 1),
-            output=F32,
-            activation=activation,
-        )
-        kernel = load(f"jaxbw_sm100_16bit_{cta_group}cta")
-        result, report = gemm_launch.run(kernel, config, lhs, rhs, BF16, bias=bias)
-        assert report.findings == []
-        np.testing.assert_allclose(result[0], want, rtol=1e-5, atol=1e-5)
+def test_activation(activation: str, cta_group: int) -> None:
+    group: dict[str, Any] = dict(block_m=128 * cta_group, block_n=64 * cta_group)
+    group |= dict(cta_group=cta_group, cluster=(cta_group, 1))
+    case = Case(130, 72, 64, **group, bias="f32", activation=activation, integers=False)
+    d = check(case).d
+    # As exact as float32 is: the bound of the sweep allows for a long sum.
+    product = case.product()
+    assert product.bias is not None
+    z = (product.lhs @ product.rhs + product.bias).astype(np.float64)
+    np.testing.assert_allclose(d, gemm_cases.activate(activation, z), rtol=1e-5, atol=1e-5)

@@ -175,7 +175,7 @@ class Protocol:
 
     def commits(self, cta: int) -> dict[int, set[int]]:
         """Masks of the commits, by how many arrivals their barriers want in that CTA."""
-        wanted = dict(self.of("init", cta))
+        wanted = {barrier: count for barrier, count in self.of("init", cta)}
         masks: dict[int, set[int]] = {}
         for barrier, mask in self.of("commit", cta):
             masks.setdefault(wanted[barrier], set()).add(mask)

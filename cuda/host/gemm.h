@@ -135,6 +135,9 @@ inline uint32_t b_extent(const GemmProblem& p, const GemmConfig& c) {
 inline uint32_t a_peers(const GemmConfig& c) { return c.cluster_n; }
 inline uint32_t b_peers(const GemmConfig& c) { return c.cluster_m / c.cta_group; }
 
+// Whether D is the accumulators and nothing else, whose tiles kernels have a short cut for: Epilogue::identity.
+bool is_identity(const GemmProblem& problem, const GemmConfig& config);
+
 // One TMA store of an epilogue warp.
 StoreBox store_box(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
 

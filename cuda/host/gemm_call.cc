@@ -22,7 +22,7 @@ size_t operand_count(const GemmAttributes& a) {
 Status check_flags(const GemmAttributes& a) {
   const std::pair<const char*, int32_t> flags[] = {
       {"has_c", a.has_c}, {"has_bias", a.has_bias}, {"bias_along_m", a.bias_along_m}, {"has_residual", a.has_residual},
-      {"gated", a.gated}, {"save", a.save}};
+      {"gated", a.gated}, {"save", a.save},         {"lhs_major", a.lhs_major},       {"rhs_major", a.rhs_major}};
   for (const auto& [name, value] : flags) {
     if (value != 0 && value != 1) return invalid("attribute ", name, " is ", value, "; it is 0 or 1");
   }
@@ -117,6 +117,7 @@ Result<GemmProblem> read_product(const GemmAttributes& attributes, const Array& 
 }
 
 Result<GemmProblem> read_operands(const GemmAttributes& attributes, std::span<const Array> operands) {
+  if (Status status = check_flags(attributes); !status.ok()) return status;
   if (operands.size() != operand_count(attributes)) {
     return invalid(operands.size(), " operands; the attributes say that there are ", operand_count(attributes));
   }

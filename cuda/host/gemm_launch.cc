@@ -82,7 +82,8 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .residual = epilogue_operand(p.residual, buffers.residual),
                      .bias_along_m = p.bias_along_m,
                      .activation = p.activation,
-                     .gated = p.gated};
+                     .gated = p.gated,
+                     .identity = is_identity(p, c)};
   params.output = epilogue_result(p.output, buffers.d);
   for (int i = 0; i < 2; ++i) params.saved_output[i] = epilogue_result(p.output, buffers.saved[i]);
   params.store_path = store_path(p, c, buffers);

@@ -221,9 +221,14 @@ uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
   return storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family.epilogue).total_bytes(c.stages);
 }
 
+bool is_identity(const GemmProblem& p, const GemmConfig& c) {
+  return p.alpha == 1 && !p.c && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated && !p.save &&
+         c.split_k == 1;
+}
+
 StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   if (family.is_sm90()) return sm90_store_box(p.output);
-  return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated);
+  return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated, is_identity(p, c), p.output);
 }
 
 Status check_problem(const GemmProblem& p) {
@@ -232,7 +237,6 @@ Status check_problem(const GemmProblem& p) {
   if (p.activation > Activation::kGeluExact) {
     return invalid("unknown activation ", static_cast<uint32_t>(p.activation));
   }
-  if (p.a_major > Major::kMN || p.b_major > Major::kMN) return invalid("unknown operand major");
   if (p.gated && p.c) return invalid("a gated product has no c");
   return Status();
 }

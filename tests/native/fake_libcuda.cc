@@ -9,6 +9,7 @@
 #include <cuda.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -37,6 +38,7 @@ constexpr int kDeviceCount = 3;
 struct Kernel {
   std::string name;
   int max_shared_memory[kDeviceCount];
+  bool large_clusters[kDeviceCount];
 };
 
 std::mutex mutex;
@@ -215,6 +217,12 @@ CUresult memset_bytes(CUdeviceptr target, unsigned char value, size_t bytes) {
   return record("cuMemsetD8", "value", value, "bytes", bytes);
 }
 
+CUresult memset_words(CUdeviceptr target, unsigned value, size_t count, CUstream stream) {
+  if (!has_context()) return CUDA_ERROR_INVALID_CONTEXT;
+  std::fill_n(reinterpret_cast<unsigned*>(target), count, value);
+  return record("cuMemsetD32Async", "value", value, "count", count, "stream", reinterpret_cast<uintptr_t>(stream));
+}
+
 // --- Libraries and kernels
 
 CUresult library_load(CUlibrary* library, const char* path, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
@@ -227,7 +235,7 @@ CUresult library_load(CUlibrary* library, const char* path, CUjit_option*, void*
 }
 
 CUresult library_get_kernel(CUkernel* kernel, CUlibrary, const char* name) {
-  *kernel = reinterpret_cast<CUkernel>(new Kernel{name, {}});
+  *kernel = reinterpret_cast<CUkernel>(new Kernel{name, {}, {}});
   return record("cuLibraryGetKernel", "name", std::string(name));
 }
 
@@ -237,9 +245,14 @@ CUresult kernel_get_function(CUfunction* function, CUkernel kernel) {
 }
 
 CUresult kernel_set_attribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
-  if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_ERROR_INVALID_VALUE;
-  reinterpret_cast<Kernel*>(kernel)->max_shared_memory[device] = value;
-  return record("cuKernelSetAttribute", "value", value, "device", device);
+  if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+    reinterpret_cast<Kernel*>(kernel)->max_shared_memory[device] = value;
+  } else if (attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) {
+    reinterpret_cast<Kernel*>(kernel)->large_clusters[device] = value != 0;
+  } else {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return record("cuKernelSetAttribute", "attribute", static_cast<int>(attribute), "value", value, "device", device);
 }
 
 unsigned cluster_size(const CUlaunchConfig& launch) {
@@ -250,9 +263,21 @@ unsigned cluster_size(const CUlaunchConfig& launch) {
   return 0;
 }
 
-CUresult occupancy_max_active_clusters(int* clusters, CUfunction, const CUlaunchConfig* launch) {
+bool overlaps(const CUlaunchConfig& launch) {
+  for (unsigned i = 0; i < launch.numAttrs; ++i) {
+    if (launch.attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) {
+      return launch.attrs[i].value.programmaticStreamSerializationAllowed != 0;
+    }
+  }
+  return false;
+}
+
+CUresult occupancy_max_active_clusters(int* clusters, CUfunction function, const CUlaunchConfig* launch) {
   if (!has_context()) return CUDA_ERROR_INVALID_CONTEXT;
   const int device = static_cast<int>(reinterpret_cast<uintptr_t>(contexts.back())) - 1;
+  if (cluster_size(*launch) > 8 && !reinterpret_cast<const Kernel*>(function)->large_clusters[device]) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   *clusters = kDevices[device].sm_count / static_cast<int>(cluster_size(*launch));
   return record("cuOccupancyMaxActiveClusters", "cluster", cluster_size(*launch), "shared_memory",
                 launch->sharedMemBytes);
@@ -279,7 +304,10 @@ CUresult tensor_map_encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
       std::vector<uint32_t>(element_strides, element_strides + rank), "interleave", static_cast<int>(interleave),
       "swizzle", static_cast<int>(swizzle), "promotion", static_cast<int>(promotion), "fill", static_cast<int>(fill));
   const bool is_f32 = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  const unsigned element = is_f32 ? 4 : 2, span = swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
+  const unsigned element = is_f32 ? 4 : 2, span = swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
+                                                  : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
+                                                  : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32
+                                                                                         : 4096;
   bool legal = rank == 3 && reinterpret_cast<uintptr_t>(address) % 16 == 0 &&
                (is_f32 || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) &&
                box[0] * element <= span && box[0] * element % 16 == 0;
@@ -362,62 +390,157 @@ float activate(jaxbw::Activation activation, float x) {
       return 0.5f * x * (1 + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
     case jaxbw::Activation::kSilu:
       return x / (1 + std::exp(-x));
+    case jaxbw::Activation::kGeluExact:
+      return 0.5f * x * (1 + std::erf(x / std::sqrt(2.0f)));
   }
   return NAN;
 }
 
-void compute(const GemmParams& p) {
-  EncodedMap a, b, d;
-  std::memcpy(&a, &p.a, sizeof(a));
-  std::memcpy(&b, &p.b, sizeof(b));
-  std::memcpy(&d, &p.d, sizeof(d));
+// One operand of a product as the kernel named so reads it: through its tensor map, or where it lies.
+struct Operand {
+  EncodedMap map;
+  Major major;
+  DataType type;
+  uint64_t batched;
+
+  Operand(const jaxbw::TensorMap& encoded, Major major, DataType type, uint64_t batched)
+      : major(major), type(type), batched(batched) {
+    std::memcpy(&map, &encoded, sizeof(map));
+  }
+  Operand(const void* data, Major major, DataType type, uint64_t batched, uint64_t extent, uint64_t k)
+      : major(major), type(type), batched(batched) {
+    const uint64_t row = (major == Major::kK ? k : extent) * size_bytes(type);
+    map = {reinterpret_cast<CUdeviceptr>(data), {}, {row, row * (major == Major::kK ? extent : k)}, 0};
+  }
+  float at(uint64_t mn, uint64_t k, uint64_t batch) const {
+    const bool k_major = major == Major::kK;
+    return load(type, element(map, type, k_major ? k : mn, k_major ? mn : k, batched * batch));
+  }
+};
+
+float load_operand(const jaxbw::EpilogueOperand& operand, uint64_t index) {
+  return load(operand.type, static_cast<const char*>(operand.data) + index * size_bytes(operand.type));
+}
+
+uint64_t element_index(const GemmParams& p, uint64_t i, uint64_t j, uint64_t batch) {
+  return batch * p.batch_stride + i * p.row_stride + j * p.column_stride;
+}
+
+// By TMA, or straight into the array.
+char* result_element(const GemmParams& p, const jaxbw::TensorMap& encoded, const jaxbw::EpilogueResult& result,
+                     uint64_t i, uint64_t j, uint64_t batch) {
+  if (p.store_path != jaxbw::StorePath::kTma) {
+    return static_cast<char*>(result.data) + element_index(p, i, j, batch) * size_bytes(result.type);
+  }
+  EncodedMap map;
+  std::memcpy(&map, &encoded, sizeof(map));
+  return element(map, result.type, j, i, batch);
+}
+
+void compute(const GemmParams& p, bool naive) {
+  const Operand a = naive ? Operand(p.a_data, p.a_major, p.input, p.a_batched, p.m, p.k)
+                          : Operand(p.a, p.a_major, p.input, p.a_batched);
+  const Operand b = naive ? Operand(p.b_data, p.b_major, p.input, p.b_batched, p.n, p.k)
+                          : Operand(p.b, p.b_major, p.input, p.b_batched);
+  const Operand b_up(p.b_up, p.b_major, p.input, p.b_batched);
   const jaxbw::Epilogue& e = p.epilogue;
-  const bool a_k = p.a_major == Major::kK, b_k = p.b_major == Major::kK;
-  std::vector<float> column(p.k);
+  const auto product = [&](const Operand& right, uint64_t i, uint64_t j, uint64_t batch) {
+    float sum = 0;
+    for (uint64_t k = 0; k < p.k; ++k) sum += a.at(i, k, batch) * right.at(j, k, batch);
+    return e.alpha * sum;
+  };
   for (uint64_t batch = 0; batch < p.batch; ++batch) {
     for (uint64_t j = 0; j < p.n; ++j) {
-      for (uint64_t k = 0; k < p.k; ++k) {
-        column[k] = load(p.input, element(b, p.input, b_k ? k : j, b_k ? j : k, p.b_batched * batch));
-      }
       for (uint64_t i = 0; i < p.m; ++i) {
-        float sum = 0;
-        for (uint64_t k = 0; k < p.k; ++k) {
-          sum += load(p.input, element(a, p.input, a_k ? k : i, a_k ? i : k, p.a_batched * batch)) * column[k];
+        const uint64_t index = element_index(p, i, j, batch);
+        float z = product(b, i, j, batch);
+        if (e.c.data != nullptr) z += e.beta * load_operand(e.c, index);
+        if (e.bias.data != nullptr) z += load_operand(e.bias, e.bias_along_m != 0 ? i : j);
+        float value = activate(e.activation, z);
+        if (p.saved_output[0].data != nullptr) {
+          store(p.output.type, result_element(p, p.saved[0], p.saved_output[0], i, j, batch), z);
         }
-        if (e.bias != nullptr) {
-          sum += load(e.bias_type, static_cast<const char*>(e.bias) + j * size_bytes(e.bias_type));
+        if (e.gated != 0) {
+          const float up = product(b_up, i, j, batch);
+          value *= up;
+          if (p.saved_output[1].data != nullptr) {
+            store(p.output.type, result_element(p, p.saved[1], p.saved_output[1], i, j, batch), up);
+          }
         }
-        store(e.output, element(d, e.output, j, i, batch), activate(e.activation, sum));
+        if (e.residual.data != nullptr) value += load_operand(e.residual, index);
+        store(p.output.type, result_element(p, p.d, p.output, i, j, batch), value);
       }
     }
   }
   const std::string bug = environment("FAKE_CUDA_BUG");
-  char* first = reinterpret_cast<char*>(d.address);
+  char* first = static_cast<char*>(p.output.data);
+  char* last = first + (uint64_t{p.m} * p.n * p.batch - 1) * size_bytes(p.output.type);
   if (bug == "before") first[-1] = 0;
-  if (bug == "after") *(element(d, e.output, p.n - 1, p.m - 1, p.batch - 1) + size_bytes(e.output)) = 0;
-  if (bug == "unwritten") std::memset(element(d, e.output, p.n - 1, p.m - 1, p.batch - 1), 0xff, size_bytes(e.output));
+  if (bug == "after") last[size_bytes(p.output.type)] = 0;
+  if (bug == "unwritten") std::memset(last, 0xff, size_bytes(p.output.type));
   static char launches = 0;
   if (bug == "unstable") first[0] = ++launches;
 }
 
+// The parts of every split tile meet at counters, at least one for each of its CTAs; they must be zero.
+bool counters_are_ready(const GemmParams& p, unsigned cluster) {
+  const uint64_t split_tiles = p.work_items == p.whole_tiles ? 0 : (p.work_items - p.whole_tiles) / p.split_k;
+  if (split_tiles == 0) return p.counters == nullptr;
+  const auto is_zero = [](uint32_t counter) { return counter == 0; };
+  return p.counters != nullptr && std::all_of(p.counters, p.counters + split_tiles * cluster, is_zero);
+}
+
+CUresult launch_repack(const CUlaunchConfig* launch, const Kernel& kernel, const jaxbw::RepackParams& p) {
+  FAKE_RETURN_IF_FAILED("cuLaunchKernelEx", "kernel", kernel.name, "grid", std::vector<unsigned>{launch->gridDimX},
+                        "block", std::vector<unsigned>{launch->blockDimX}, "overlaps", overlaps(*launch), "stream",
+                        reinterpret_cast<uintptr_t>(launch->hStream), "shape",
+                        std::vector<uint32_t>{p.batch, p.rows, p.columns}, "pitch", p.destination_pitch, "transposed",
+                        p.transposed);
+  if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
+  const size_t size = kernel.name.find("32bit") != std::string::npos ? 4 : 2;
+  for (uint64_t batch = 0; batch < p.batch; ++batch) {
+    for (uint64_t i = 0; i < p.rows; ++i) {
+      for (uint64_t j = 0; j < p.columns; ++j) {
+        const uint64_t from =
+            p.transposed != 0 ? (batch * p.columns + j) * p.rows + i : (batch * p.rows + i) * p.columns + j;
+        std::memcpy(static_cast<char*>(p.destination) + ((batch * p.rows + i) * p.destination_pitch + j) * size,
+                    static_cast<const char*>(p.source) + from * size, size);
+      }
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void** arguments, void**) {
   const Kernel& kernel = *reinterpret_cast<const Kernel*>(function);
+  if (kernel.name.find("_repack_") != std::string::npos) {
+    return launch_repack(launch, kernel, *static_cast<const jaxbw::RepackParams*>(arguments[0]));
+  }
   const auto& p = *static_cast<const GemmParams*>(arguments[0]);
   FAKE_RETURN_IF_FAILED(
       "cuLaunchKernelEx", "kernel", kernel.name, "grid",
       std::vector<unsigned>{launch->gridDimX, launch->gridDimY, launch->gridDimZ}, "block",
       std::vector<unsigned>{launch->blockDimX, launch->blockDimY, launch->blockDimZ}, "cluster", cluster_size(*launch),
-      "shared_memory", launch->sharedMemBytes, "stream", reinterpret_cast<uintptr_t>(launch->hStream), "problem",
-      std::vector<uint32_t>{p.batch, p.m, p.n, p.k}, "batched", std::vector<uint32_t>{p.a_batched, p.b_batched},
-      "tiles", std::vector<uint32_t>{p.cluster_tiles_m, p.cluster_tiles_n}, "config",
+      "shared_memory", launch->sharedMemBytes, "overlaps", overlaps(*launch), "stream",
+      reinterpret_cast<uintptr_t>(launch->hStream), "problem", std::vector<uint32_t>{p.batch, p.m, p.n, p.k}, "batched",
+      std::vector<uint32_t>{p.a_batched, p.b_batched}, "tiles",
+      std::vector<uint32_t>{p.cluster_tiles_m, p.cluster_tiles_n}, "config",
       std::vector<uint32_t>{p.block_m, p.block_n, p.cluster_m, p.cluster_n, p.stages, p.swizzle}, "majors",
       std::vector<uint32_t>{static_cast<uint32_t>(p.a_major), static_cast<uint32_t>(p.b_major)}, "has_bias",
-      static_cast<int>(p.epilogue.bias != nullptr));
+      static_cast<int>(p.epilogue.bias.data != nullptr), "tile_columns", p.tile_columns, "k_spans", p.k_spans,
+      "accumulators", p.accumulators, "store_buffers", p.store_buffers, "operand_swizzle", p.operand_swizzle,
+      "store_path", static_cast<int>(p.store_path), "scheduler", static_cast<int>(p.scheduler), "raster",
+      static_cast<int>(p.raster), "work", std::vector<uint32_t>{p.whole_tiles, p.split_k, p.work_items}, "strides",
+      std::vector<uint64_t>{p.row_stride, p.column_stride, p.batch_stride}, "b_is_ready", p.b_is_ready, "identity",
+      p.epilogue.identity, "partials", reinterpret_cast<uintptr_t>(p.partials), "counters",
+      reinterpret_cast<uintptr_t>(p.counters));
   const unsigned cluster = cluster_size(*launch);
   if (cluster == 0 || launch->gridDimX % cluster != 0 || launch->gridDimX > 0x7fffffffu)
     return CUDA_ERROR_INVALID_VALUE;
   if (launch->sharedMemBytes > 232448) return CUDA_ERROR_INVALID_VALUE;
-  if (environment("FAKE_CUDA_COMPUTE") != "0") compute(p);
+  if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
+  if (!counters_are_ready(p, cluster)) return CUDA_ERROR_INVALID_VALUE;
+  compute(p, kernel.name.find("_naive_") != std::string::npos);
   return CUDA_SUCCESS;
 }
 
@@ -456,6 +579,7 @@ extern "C" CUresult cuGetProcAddress_v2(const char* name, void** address, int ve
       {"cuMemcpyHtoD", pointer(memcpy_to_device)},
       {"cuMemcpyDtoH", pointer(memcpy_to_host)},
       {"cuMemsetD8", pointer(memset_bytes)},
+      {"cuMemsetD32Async", pointer(memset_words)},
   };
   const auto entry = functions.find(name);
   const bool missing = record("cuGetProcAddress", "name", std::string(name), "version", version) != CUDA_SUCCESS ||

@@ -62,16 +62,18 @@ struct HarnessBuffer {
   void* data;
 };
 
-// An attribute: a string, or where it is null an int32.
+// An attribute: a string, or where it is null an int32 or float32.
 struct HarnessAttribute {
   const char* name;
   const char* text;
+  int is_float;
   int32_t number;
+  float real;
 };
 
-// The last buffer is the result. No buffers: a stage that takes none.
+// The last `result_count` buffers are results. No buffers: a stage that takes none.
 int harness_call(XLA_FFI_Handler* handler, int stage, int device, void* stream, const HarnessBuffer* buffers,
-                 int buffer_count, HarnessAttribute* attributes, int attribute_count, char* message, size_t size) {
+                 int buffer_count, int result_count, HarnessAttribute* attributes, int attribute_count, char* message, size_t size) {
   std::vector<XLA_FFI_Buffer> storage(buffer_count);
   std::vector<void*> pointers(buffer_count);
   for (int i = 0; i < buffer_count; ++i) {
@@ -84,7 +86,7 @@ int harness_call(XLA_FFI_Handler* handler, int stage, int device, void* stream, 
     pointers[i] = &storage[i];
   }
   std::vector<XLA_FFI_ArgType> arg_types(buffer_count, XLA_FFI_ArgType_BUFFER);
-  XLA_FFI_RetType ret_type = XLA_FFI_RetType_BUFFER;
+  std::vector<XLA_FFI_RetType> ret_types(result_count, XLA_FFI_RetType_BUFFER);
 
   std::sort(attributes, attributes + attribute_count,  // as XLA does
             [](const auto& a, const auto& b) { return std::strcmp(a.name, b.name) < 0; });
@@ -102,7 +104,11 @@ int harness_call(XLA_FFI_Handler* handler, int stage, int device, void* stream, 
       types[i] = XLA_FFI_AttrType_STRING;
       values[i] = &texts[i];
     } else {
-      scalars[i] = {XLA_FFI_DataType_S32, &attribute.number};
+      if (attribute.is_float != 0) {
+        scalars[i] = {XLA_FFI_DataType_F32, &attribute.real};
+      } else {
+        scalars[i] = {XLA_FFI_DataType_S32, &attribute.number};
+      }
       types[i] = XLA_FFI_AttrType_SCALAR;
       values[i] = &scalars[i];
     }
@@ -115,8 +121,9 @@ int harness_call(XLA_FFI_Handler* handler, int stage, int device, void* stream, 
   frame.ctx = reinterpret_cast<XLA_FFI_ExecutionContext*>(&context);
   frame.stage = static_cast<XLA_FFI_ExecutionStage>(stage);
   if (buffer_count > 0) {
-    frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, buffer_count - 1, arg_types.data(), pointers.data()};
-    frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, 1, &ret_type, &pointers.back()};
+    const int operand_count = buffer_count - result_count;
+    frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, operand_count, arg_types.data(), pointers.data()};
+    frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, result_count, ret_types.data(), pointers.data() + operand_count};
   }
   frame.attrs = {XLA_FFI_Attrs_STRUCT_SIZE, nullptr,      attribute_count, types.data(),
                  name_pointers.data(),      values.data()};

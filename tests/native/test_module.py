@@ -19,6 +19,7 @@ def test_stub_names_what_there_is() -> None:
     declared = {node.name for node in STUB.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     declared |= {node.target.id for node in STUB.body if isinstance(node, ast.AnnAssign)
                  and isinstance(node.target, ast.Name)}  # fmt: skip
+    declared = {name for name in declared if not name.startswith("_")}  # for types only
     offered = {name for name in dir(_native) if not name.startswith("_")}
     # Submodules of the emulator have a face of their own.
     submodules = {name for name in offered if inspect.ismodule(getattr(_native, name))}
@@ -57,7 +58,7 @@ def test_custom_calls_register_where_there_is_no_gpu() -> None:
         ("CUDA", _native.ffi_targets),
         ("cpu", _native.emulator_ffi_targets),
     ):
-        assert list(targets()) == ["jaxbw_gemm_v1"]
+        assert list(targets()) == ["jaxbw_gemm_v2"]
         for _ in range(2):  # the same again
             for name, stages in targets().items():
                 jax.ffi.register_ffi_target(name, stages, platform=platform)
@@ -65,14 +66,16 @@ def test_custom_calls_register_where_there_is_no_gpu() -> None:
 
 def test_shared_memory_fits_up_to_the_most_stages_and_no_further() -> None:
     limit = 232448
-    for family, block_m, cta_group in (("sm90", 128, 1), ("sm100", 128, 1), ("sm100", 256, 2)):
-        for block_n in (64, 128, 192, 256):
-            tile = (family, block_m, block_n, cta_group)
-            stages = _native.max_stages(*tile)
-            assert 2 <= stages <= 12
-            assert _native.shared_memory_bytes(*tile, stages) <= limit
-            if stages < 12:
-                assert _native.shared_memory_bytes(*tile, stages + 1) > limit
+    tiles = [("sm90", 128, 1), ("sm100", 64, 1), ("sm100", 128, 1), ("sm100", 256, 2)]
+    for family, block_m, cta_group in [*tiles, ("sm100", 512, 2)]:
+        for block_n in (16, 64, 128, 192):
+            for k_spans in (1, 2):
+                tile = (family, block_m, block_n, cta_group)
+                stages = _native.max_stages(*tile, k_spans)
+                assert 1 <= stages <= 12
+                assert _native.shared_memory_bytes(*tile, stages, k_spans) <= limit
+                if stages < 12:
+                    assert _native.shared_memory_bytes(*tile, stages + 1, k_spans) > limit
 
 
 def test_unknown_tiles_are_refused() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jaxbw import _native
+from jaxbw.selection import kernel_table
 
-from ...gpu import direct
-
+KERNELS = kernel_table.load(Path(__file__).parents[3] / "cuda" / "kernels.toml")
 Call = dict[str, Any]
 
 
@@ -24,6 +24,14 @@ class FakeDriver:
         """The calls of a driver function since the test began, with their arguments."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [call for call in map(json.loads, lines) if call["call"] == name]
+
+    def launches(self) -> list[Call]:
+        """The launches of gemm kernels."""
+        return [call for call in self.calls("cuLaunchKernelEx") if "problem" in call]
+
+    def repacks(self) -> list[Call]:
+        """The launches of repack kernels."""
+        return [call for call in self.calls("cuLaunchKernelEx") if "pitch" in call]
 
     def fail(self, name: str, error: int) -> None:
         """Lets a driver function return an error from now on."""
@@ -45,7 +53,7 @@ class FakeDriver:
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """The fake driver, with an empty file for the cubin of each kernel in the table."""
     assert os.environ["JAXBW_LIBCUDA"].endswith("fake_libcuda.so")
-    for kernel in direct.kernels():
+    for kernel in KERNELS:
         (tmp_path / f"{kernel.name}.cubin").touch()
     _native.set_kernel_directory(str(tmp_path))
     log = tmp_path / "calls.jsonl"

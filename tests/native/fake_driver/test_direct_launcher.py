@@ -9,11 +9,10 @@ import pytest
 
 from jaxbw import _native
 
-from ...gpu import direct
-from ...gpu.direct import Case
 from .conftest import FakeDriver
+from .product import PAIR, SM90, SM100, Product
 
-CASE = Case(136, 264, 72, bias="f32")
+PRODUCT = Product(bias="f32")
 
 # In the order of a first launch: until the last one failed, nothing that comes after it is cached.
 DRIVER_CALLS = [
@@ -32,6 +31,7 @@ DRIVER_CALLS = [
     "cuKernelGetFunction",
     "cuOccupancyMaxActiveClusters",
     "cuTensorMapEncodeTiled",
+    "cuMemsetD32Async",
     "cuLaunchKernelEx",
     "cuCtxSynchronize",
     "cuMemcpyDtoH",
@@ -40,12 +40,12 @@ DRIVER_CALLS = [
 
 @pytest.mark.parametrize("call", DRIVER_CALLS)
 def test_a_failed_driver_call_is_named(fake: FakeDriver, call: str) -> None:
-    given = direct.operands(CASE)
+    product = replace(PRODUCT, config=SM90 | {"split_k": 2})
     fake.fail(call, 719)
     with pytest.raises(
         _native.DriverError, match=rf"{call}: CUDA_ERROR_LAUNCH_FAILED \(a fake error\)"
     ):
-        direct.launch(CASE, given, device=0)
+        product.launch()
     allocated = len(fake.calls("cuMemAlloc")) - (call == "cuMemAlloc")
     assert len(fake.calls("cuMemFree")) == allocated
     entered = len(fake.calls("cuCtxPushCurrent")) - (call == "cuCtxPushCurrent")
@@ -56,17 +56,28 @@ def test_a_failed_launch_says_what_was_launched(fake: FakeDriver) -> None:
     fake.fail("cuLaunchKernelEx", 700)
     text = (
         "jaxbw: bf16[1,136,72] @ bf16[1,72,264] + bias -> f32[1,136,264], "
-        "kernel jaxbw_sm90_bf16_nn_128x128x64, block 128x128, cluster 1x1, cta_group 1, stages 6, "
-        "swizzle 1, device 0: cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS (a fake error)"
+        "kernel jaxbw_sm90_bf16_nn_128x128x64, block_m 128, block_n 128, cluster_n 2, stages 4, "
+        "device 0: cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS (a fake error)"
     )
     with pytest.raises(_native.DriverError, match=re.escape(text)):
-        direct.check(CASE)
+        replace(PRODUCT, config=SM90 | {"cluster_n": 2}).launch()
+
+
+def test_a_description_has_all_terms(fake: FakeDriver) -> None:
+    fake.fail("cuLaunchKernelEx", 700)
+    text = (
+        "bf16[2,72,136]^T @ bf16[2,264,72]^T (gate and up) + bias + residual -> bf16[2,136,264], "
+        "saved, kernel jaxbw_sm90_bf16_tt_128x128x64"
+    )
+    product = Product(layout="tt", batch=2, gated=True, bias="f32", residual="f32", save=True)
+    with pytest.raises(_native.DriverError, match=re.escape(text)):
+        replace(product, output="bf16").launch()
 
 
 def test_an_unknown_error_has_its_number(fake: FakeDriver) -> None:
     fake.fail("cuLaunchKernelEx", 12345)
     with pytest.raises(_native.DriverError, match="cuLaunchKernelEx: CUDA error 12345"):
-        direct.check(CASE)
+        PRODUCT.launch()
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -74,26 +85,26 @@ def test_an_unknown_error_has_its_number(fake: FakeDriver) -> None:
 def test_a_write_outside_the_result_is_found(fake: FakeDriver, side: str, output: str) -> None:
     fake.misbehave(side)
     with pytest.raises(RuntimeError, match=f"the guard {side} the result buffer was overwritten"):
-        direct.check(replace(CASE, output=output))
+        replace(PRODUCT, output=output).launch()
 
 
 def test_an_unwritten_element_is_found(fake: FakeDriver) -> None:
     fake.misbehave("unwritten")
-    with pytest.raises(AssertionError, match=r"1 of 35904 elements are wrong, 1 are NaN"):
-        direct.check(CASE)
+    (result,) = PRODUCT.launch()
+    assert np.isnan(result).sum() == 1
 
 
 def test_a_result_that_changes_is_found(fake: FakeDriver) -> None:
     fake.misbehave("unstable")
-    given = direct.operands(CASE)
-    direct.launch(CASE, given)
-    with pytest.raises(RuntimeError, match="launch 2 of 3 differs from the first at element 0"):
-        direct.launch(CASE, given, repeats=3)
+    PRODUCT.launch()
+    text = "launch 2 of 3 differs from the first at element 0 of the result"
+    with pytest.raises(RuntimeError, match=text):
+        PRODUCT.launch(repeats=3)
 
 
 @pytest.mark.parametrize("guard_bytes", [0, 16, 4096])
 def test_buffers_lie_between_guards(fake: FakeDriver, guard_bytes: int) -> None:
-    direct.check(CASE, guard_bytes=guard_bytes, repeats=2)
+    PRODUCT.check(guard_bytes=guard_bytes, repeats=2)
     payloads = [136 * 72 * 2, 72 * 264 * 2, 264 * 4, 136 * 264 * 4]
     sizes = [call["bytes"] for call in fake.calls("cuMemAlloc")]
     assert sizes == [payload + 2 * guard_bytes for payload in payloads]
@@ -101,107 +112,223 @@ def test_buffers_lie_between_guards(fake: FakeDriver, guard_bytes: int) -> None:
     assert [call["value"] for call in poisoned][-2:] == [0xFF, 0xFF]  # before each launch
 
 
-def arguments(**changes: Any) -> dict[str, Any]:
-    """A launch of 128 x 128 x 64 that is right but for the changes."""
-    matrix = np.zeros((1, 128, 64), np.uint16)
-    settings = {
-        "lhs": matrix,
-        "rhs": matrix,
-        "kernel": "jaxbw_sm90_bf16_nt_128x128x64",
-        "lhs_dtype": _native.DataType.BF16,
-        "output": _native.DataType.F32,
-        "lhs_major": _native.Major.K,
-        "rhs_major": _native.Major.K,
-        "block_m": 128,
-        "block_n": 128,
-        "stages": 4,
-    }
-    return settings | changes
+def test_results_are_poisoned_and_the_workspace_holds_garbage(fake: FakeDriver) -> None:
+    product = replace(PRODUCT, k=70, save=True)
+    product.check(repeats=2, guard_bytes=0)
+    workspace = fake.calls("cuMemAlloc")[-1]["bytes"]
+    filled = [(call["bytes"], call["value"]) for call in fake.calls("cuMemsetD8")]
+    result = 136 * 264 * 4
+    assert filled[-6:] == [(result, 0xFF), (result, 0xFF), (workspace, 0x5A)] * 2
 
 
-SM100 = {
-    "kernel": "jaxbw_sm100_16bit_2cta",
-    "cta_group": 2,
-    "block_m": 256,
-    "cluster_m": 2,
-    "device": 1,
-}
+@pytest.mark.parametrize("output", ["bf16", "f32"])
+def test_c_may_lie_in_the_result(fake: FakeDriver, output: str) -> None:
+    product = replace(PRODUCT, c=output, beta=1.0, output=output)
+    product.check(alias_c=True, repeats=2, guard_bytes=0)
+    assert len(fake.calls("cuMemAlloc")) == 4  # lhs, rhs, bias, result
+    with pytest.raises(ValueError, match="c has not the dtype of the result"):
+        replace(product, c="f16").launch(alias_c=True)
+
+
+# A product of 128 x 128 x 64 on each kernel, right but for changes of product or attributes.
+HOPPER = Product(128, 128, 64, layout="nt")
+BLACKWELL = replace(HOPPER, family="sm100", config=SM100)
+BLACKWELL_PAIR = replace(HOPPER, family="sm100", config=PAIR)
+F32_PRODUCT = replace(HOPPER, dtype="f32")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("product", "changes", "message"),
     [
-        ({"stages": 1}, "1 stages; a 128x128 tile takes 2 to 6"),
-        ({"stages": 7}, "7 stages"),
-        ({"swizzle": 0}, "swizzle is 0"),
-        ({"cluster_m": 0}, "a cluster of 0x1 CTAs"),
-        ({"cluster_m": 16}, "a cluster of 16x1 CTAs; it has 1 to 8"),
-        ({"cluster_m": 4, "cluster_n": 4}, "a cluster of 4x4 CTAs"),
-        ({"cluster_m": 3}, "rhs is shared by 3 CTAs, which cannot load equal parts of 128 rows"),
-        ({"block_m": 64}, "block_m is 64; the sm_90 kernels compute 128 rows"),
-        ({"block_n": 192}, "needs kernel jaxbw_sm90_bf16_nt_128x192x64"),
-        ({"block_n": 2**31}, "block_n is 2147483648"),
-        ({"cta_group": 2, "cluster_m": 2}, "sm_90 has no CTA pairs"),
-        ({"kernel": "gemm"}, "no kernel family is known for kernel 'gemm'"),
-        ({"kernel": "jaxbw_sm90_f16_nt_128x128x64"}, "needs kernel jaxbw_sm90_bf16_nt_128x128x64"),
-        ({"lhs_dtype": _native.DataType.F32}, "the operands are not f16 or bf16"),
-        ({"guard_bytes": 8}, "guard_bytes is 8; it is a multiple of 16"),
-        ({"repeats": 0}, "repeats is 0"),
-        ({"lhs": np.zeros((1, 0, 64), np.uint16)}, "a dimension is 0"),
-        ({"lhs": np.zeros((1, 128, 65), np.uint16)}, "do not belong to one product"),
+        (HOPPER, {"stages": 0}, "0 stages; a 128x128 tile with k_spans 1 takes 1 to 6"),
+        (HOPPER, {"stages": 7}, "7 stages"),
+        (HOPPER, {"swizzle": 0}, "swizzle is 0; it is 1 to"),
+        (HOPPER, {"cluster_m": 0}, "a cluster of 0x1 CTAs"),
+        (HOPPER, {"cluster_m": 16}, "a cluster of 16x1 CTAs; it has 1 to 8"),
+        (HOPPER, {"cluster_m": 4, "cluster_n": 4}, "a cluster of 4x4 CTAs"),
+        (HOPPER, {"cluster_m": 2**16, "cluster_n": 2**16}, "a cluster of 65536x65536 CTAs"),
+        (HOPPER, {"cluster_m": 3}, "rhs is shared by 3 CTAs, which cannot load equal parts of 128"),
+        (HOPPER, {"block_m": 64}, "block_m is 64; the sm_90 kernels compute 128 rows"),
+        (HOPPER, {"block_n": 192}, "needs kernel jaxbw_sm90_bf16_nt_128x192x64"),
+        (HOPPER, {"block_n": -1}, "block_n is 4294967295"),
+        (HOPPER, {"cta_group": 2, "cluster_m": 2}, "sm_90 has no CTA pairs"),
+        (HOPPER, {"k_spans": 2}, "k_spans is 2; the sm_90 kernels take 1"),
+        (HOPPER, {"operand_swizzle": 0}, "operand_swizzle is 0; the sm_90 kernels need it"),
+        (HOPPER, {"scheduler": 1}, "cluster launch control, which sm_90 does not have"),
+        (HOPPER, {"kernel": "gemm"}, "no kernel family is known for kernel 'gemm'"),
+        (HOPPER, {"kernel": "jaxbw_sm90_f16_nt_128x128x64"}, "needs kernel jaxbw_sm90_bf16_nt_12"),
+        (F32_PRODUCT, {"kernel": "jaxbw_sm90_bf16_nt_128x128x64"}, "needs kernel jaxbw_sm90_f32"),
+        (HOPPER, {"raster": 2}, "raster is 2; it is 0 to 1"),
+        (HOPPER, {"split_k": 0}, "split_k is 0; it is 1 to 16"),
+        (HOPPER, {"split_k": 17}, "split_k is 17"),
+        (HOPPER, {"split_k": 2}, "split_k is 2; K has 1 blocks of 64 elements"),
+        (HOPPER, {"split_tail": 1}, "wave is 0; it is 1 to"),
+        (HOPPER, {"wave": 1}, "wave is 1; it is 0 to 0"),
+        (HOPPER, {"accumulators": 3}, "accumulators is 3"),
+        (HOPPER, {"store_buffers": 0}, "store_buffers is 0"),
+        (HOPPER, {"scheduler": 3}, "scheduler is 3; it is 0 to 2"),
+        (HOPPER, {"gated": 2}, "attribute gated is 2; it is 0 or 1"),
+        (HOPPER, {"activation": 5}, "unknown activation 5"),
+        (HOPPER, {"lhs_major": 2}, "attribute lhs_major is 2; it is 0 or 1"),
+        (HOPPER, {"has_c": 1}, "2 operands; the attributes say that there are 3"),
+        (replace(HOPPER, m=0), {}, "a dimension is 0"),
+        (replace(HOPPER, gated=True, c="f32"), {}, "a gated product has no c"),
         (
-            {"lhs": np.zeros((2, 128, 64), np.uint16), "rhs": np.zeros((3, 128, 64), np.uint16)},
-            "one product",
+            replace(HOPPER, gated=True, output="bf16", config=SM90 | {"block_n": 64}),
+            {},
+            "its half is stored in boxes of 64 columns",
         ),
-        ({"lhs": np.zeros((128, 64), np.uint16)}, "lhs has rank 3"),
-        ({"rhs": np.zeros((1, 128, 64), np.uint8)}, "rhs has rank 3 and elements of 2 bytes"),
+        (BLACKWELL, {"cluster_m": 32}, "a cluster of 32x1 CTAs; it has 1 to 16"),
+        (BLACKWELL, {"block_m": 96}, "block_m is 96; each CTA of cta_group 1 has 64, 128 or 256"),
+        (BLACKWELL, {"block_n": 40}, "block_n is 40; .* it is a multiple of 16 up to 256"),
+        (BLACKWELL, {"block_m": 64, "block_n": 12}, "it is a multiple of 8 up to 256"),
+        (BLACKWELL, {"block_n": 272}, "block_n is 272"),
+        (BLACKWELL, {"block_n": 24, "block_m": 64, "cluster_m": 2}, "rhs is shared by 2 CTAs"),
+        (BLACKWELL, {"operand_swizzle": 0, "cluster_n": 2}, "operand_swizzle is 0 in a cluster of"),
         (
-            {"rhs": np.zeros((1, 127, 64), np.uint16)},
-            r"result f32\[1,128,127\] has rows of 508 bytes; TMA",
+            replace(BLACKWELL, layout="tt"),
+            {"operand_swizzle": 0},
+            "lhs is MN-major; without operand_swizzle operands are K-major",
+        ),
+        (BLACKWELL, {"k_spans": 5}, "k_spans is 5"),
+        (BLACKWELL, {"k_spans": 4, "stages": 2}, "2 stages; a 128x128 tile with k_spans 4 takes"),
+        (
+            replace(BLACKWELL, gated=True),
+            {"block_n": 144},
+            "block_n is 144; of a gated product it is a multiple of 32",
+        ),
+        (replace(BLACKWELL, gated=True), {"swap_ab": 1}, "swap_ab does not go with a gated"),
+        (
+            replace(BLACKWELL, gated=True, layout="nn"),
+            {"block_n": 64},
+            "rhs is MN-major and its tile is 32 wide; it is loaded in columns of 64",
         ),
         (
-            {"lhs": np.zeros((1, 128, 60), np.uint16), "rhs": np.zeros((1, 128, 60), np.uint16)},
-            r"lhs bf16\[1,128,60\] has rows of 120 bytes; TMA needs a multiple of 16",
+            replace(BLACKWELL, layout="tn"),
+            {"swap_ab": 1, "block_n": 32},
+            "with lhs and rhs swapped: rhs is MN-major and its tile is 32 wide",
         ),
-        ({"bias": np.zeros(128, np.float32)}, "bias and bias_dtype go together"),
+        (BLACKWELL_PAIR, {"cluster_m": 1}, "cluster_m 1 is not a multiple of cta_group 2"),
+        (BLACKWELL_PAIR, {"block_m": 64}, "block_m is 64; each CTA of cta_group 2 has 64"),
+        (BLACKWELL_PAIR, {"block_m": 128, "block_n": 48}, "it is a multiple of 32 up to 256"),
+        (BLACKWELL_PAIR, {"cta_group": 3}, "cta_group is 3; it is 1 or 2"),
+        (BLACKWELL_PAIR, {"cta_group": 0}, "cta_group is 0; it is 1 or 2"),
         (
-            {"bias": np.zeros(64, np.uint16), "bias_dtype": _native.DataType.BF16},
-            "bias is a vector of n",
-        ),
-        (SM100 | {"cluster_m": 1}, "cluster_m 1 is not a multiple of cta_group 2"),
-        (SM100 | {"block_m": 128}, "block_m is 128; cta_group 2 computes 256 rows"),
-        (
-            SM100 | {"block_n": 48},
-            "block_n is 48; the sm_100 kernels take multiples of 32 up to 256",
-        ),
-        (SM100 | {"cta_group": 3}, "cta_group is 3; it is 1 or 2"),
-        (
-            SM100
-            | {
-                "block_n": 96,
-                "rhs": np.zeros((1, 64, 96), np.uint16),
-                "rhs_major": _native.Major.MN,
-            },
+            replace(BLACKWELL_PAIR, layout="nn"),
+            {"block_n": 96},
             "rhs is MN-major and its tile is 48 wide; it is loaded in columns of 64",
         ),
-        (SM100 | {"kernel": "jaxbw_sm100_16bit_1cta"}, "needs kernel jaxbw_sm100_16bit_2cta"),
+        (
+            replace(BLACKWELL_PAIR, gated=True),
+            {"block_m": 128},
+            "half of the columns in each half of its lanes: not for a gated product",
+        ),
+        (BLACKWELL_PAIR, {"kernel": "jaxbw_sm100_16bit_1cta"}, "needs kernel jaxbw_sm100_16bit_2"),
+        (BLACKWELL, {"kernel": "jaxbw_sm100_tf32_1cta"}, "needs kernel jaxbw_sm100_16bit_1cta"),
+        (
+            BLACKWELL,
+            {"kernel": "jaxbw_sm100_naive_16bit", "scheduler": 0, "cluster_m": 2},
+            "the naive kernel has no clusters",
+        ),
+        (
+            replace(BLACKWELL, save=True),
+            {"kernel": "jaxbw_sm100_naive_16bit", "scheduler": 0},
+            "the naive kernel has no gated products, and saves nothing",
+        ),
+        (
+            replace(BLACKWELL, dtype="f32"),
+            {"kernel": "jaxbw_sm100_naive_16bit", "scheduler": 0},
+            "needs kernel jaxbw_sm100_naive_tf32",
+        ),
     ],
 )
 def test_what_cannot_be_launched_is_refused(
-    fake: FakeDriver, changes: dict[str, Any], message: str
+    fake: FakeDriver, product: Product, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        _native.launch_gemm(**arguments(**changes))
+        launch(product, **changes)
     assert not fake.calls("cuLaunchKernelEx")
+    assert not fake.calls("cuMemcpyHtoD")
+
+
+def launch(product: Product, options: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """Launches a product with changed attributes."""
+    given = [np.ascontiguousarray(v).view(f"u{v.itemsize}") for v in product.operands()]
+    dtypes = {"bf16": _native.DataType.BF16, "f32": _native.DataType.F32}
+    return _native.launch_gemm(
+        given,
+        [dtypes[name] for name in product.dtypes],
+        dtypes[product.output],
+        product.attributes | changes,
+        **{"device": product.device} | (options or {}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guard_bytes": 8}, "guard_bytes is 8; it is a multiple of 16"),
+        ({"repeats": 0}, "repeats is 0"),
+    ],
+)
+def test_wrong_options_are_refused(fake: FakeDriver, options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        launch(HOPPER, options)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((1, 128, 65), (1, 128, 64)), "do not belong to one product"),
+        (((2, 128, 64), (3, 128, 64)), "do not belong to one product"),
+        (((128, 64), (1, 128, 64)), "they have rank 3"),
+        (((1, 128, 64), (1, 128, 64), (1, 127, 128)), r"c is \[1,127,128\]; here it is"),
+        (((1, 128, 64), (1, 128, 64), (1, 128, 128), (127,)), r"bias is \[127\]; here it is \[128"),
+        (((1, 128, 64),), "1 operands; the attributes say that there are 2"),
+    ],
+)
+def test_operands_that_are_no_product_are_refused(
+    fake: FakeDriver, shapes: tuple[tuple[int, ...], ...], message: str
+) -> None:
+    attributes = HOPPER.attributes | {
+        "has_c": int(len(shapes) > 2),
+        "has_bias": int(len(shapes) > 3),
+    }
+    operands = [np.zeros(shape, np.uint16) for shape in shapes]
+    dtypes = [_native.DataType.BF16] * len(shapes)
+    with pytest.raises(ValueError, match=message):
+        _native.launch_gemm(operands, dtypes, _native.DataType.F32, attributes)
 
 
 def test_a_wrong_dtype_is_refused_before_the_array_is_read(fake: FakeDriver) -> None:
     # Four bytes an element were once copied from arrays that have two.
-    with pytest.raises(ValueError, match="the operands are not f16 or bf16"):
-        _native.launch_gemm(**arguments(lhs_dtype=_native.DataType.F32))
+    operands = [np.zeros((1, 128, 64), np.uint16)] * 2
+    with pytest.raises(ValueError, match="operand 0 has elements of 2 bytes"):
+        _native.launch_gemm(
+            operands, [_native.DataType.F32] * 2, _native.DataType.F32, HOPPER.attributes
+        )
+    with pytest.raises(ValueError, match="every operand has one of dtypes"):
+        _native.launch_gemm(
+            operands, [_native.DataType.BF16], _native.DataType.F32, HOPPER.attributes
+        )
     assert not fake.calls("cuMemcpyHtoD")
 
 
-def test_the_unchanged_arguments_are_launched(fake: FakeDriver) -> None:
-    assert not _native.launch_gemm(**arguments()).any()
-    assert not _native.launch_gemm(**arguments(**SM100)).any()
+def test_attributes_must_be_exactly_these(fake: FakeDriver) -> None:
+    for attributes, message in (
+        ({k: v for k, v in HOPPER.attributes.items() if k != "wave"}, "attribute wave is missing"),
+        (HOPPER.attributes | {"split": 1}, "31 attributes; there are 30"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _native.workspace_bytes((1, 8, 64), (1, 8, 64), _native.DataType.BF16, attributes)
+
+
+def test_a_workspace_is_refused_for_what_cannot_be_launched(fake: FakeDriver) -> None:
+    shapes = (1, 128, 64), (1, 128, 64)
+    with pytest.raises(ValueError, match=r"bf16.*block_m 128.*split_k 2: split_k is 2; K has 1"):
+        _native.workspace_bytes(*shapes, _native.DataType.BF16, HOPPER.attributes | {"split_k": 2})
+
+
+def test_the_unchanged_products_are_launched(fake: FakeDriver) -> None:
+    for product in (HOPPER, BLACKWELL, BLACKWELL_PAIR):
+        product.check()

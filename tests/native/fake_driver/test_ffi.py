@@ -12,58 +12,80 @@ from jaxbw import _native
 
 from . import xla
 from .conftest import FakeDriver
+from .product import PAIR, SM90, SM100, Product
 
 BF16 = ml_dtypes.bfloat16
 COMMAND_BUFFER_COMPATIBLE = 1
-
-ATTRIBUTES: dict[str, str | int] = {
-    "kernel": "jaxbw_sm90_bf16_nn_128x128x64",
-    "lhs_major": _native.Major.K.value,
-    "rhs_major": _native.Major.MN.value,
-    "activation": _native.Activation.NONE.value,
-    "block_m": 128,
-    "block_n": 128,
-    "cluster_m": 2,
-    "cluster_n": 1,
-    "cta_group": 1,
-    "stages": 4,
-    "swizzle": 1,
-}
+PRODUCT = Product(config=SM90 | {"cluster_m": 2})
+ATTRIBUTES = PRODUCT.attributes
 
 
 def random(shape: tuple[int, ...], dtype: Any = BF16) -> npt.NDArray[Any]:
     return np.random.default_rng(0).integers(-4, 5, shape).astype(dtype)
 
 
-def buffers() -> list[npt.NDArray[Any]]:
-    """lhs, rhs and result of one product."""
-    return [random((1, 136, 72)), random((1, 72, 264)), np.full((1, 136, 264), np.nan, np.float32)]
+def buffers() -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
+    """Operands and result of one product."""
+    return PRODUCT.operands(), [np.full((1, 136, 264), np.nan, np.float32)]
 
 
-def product(lhs: npt.NDArray[Any], rhs: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return lhs.astype(np.float32) @ rhs.astype(np.float32)
+def execute(product: Product, **options: int) -> None:
+    """Calls the handler, with the workspace that it wants, and compares the results."""
+    operands = product.operands()
+    expected = product.expected(operands)
+    results = [np.full(values.shape, np.nan, values.dtype) for values in expected]
+    dtype = {"bf16": _native.DataType.BF16, "f32": _native.DataType.F32}[product.dtype]
+    lhs, rhs = operands[:2]
+    size = _native.workspace_bytes(lhs.shape, rhs.shape, dtype, product.attributes)
+    scratch = [np.full(size, 0x5A, np.uint8)] if size else []
+    xla.call("execute", product.attributes, operands, results + scratch, **options)
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, right)
 
 
 def test_the_stages_share_the_work(fake: FakeDriver) -> None:
-    given = buffers()
+    operands, results = buffers()
     xla.call("instantiate", ATTRIBUTES)
     assert (
         not fake.log.exists()
     )  # compiling a program asks nothing of a driver that may not be there
 
     xla.call("initialize", ATTRIBUTES)
-    assert len(fake.calls("cuLibraryLoadFromFile")) == 1
-    assert len(fake.calls("cuKernelGetFunction")) == 1
+    assert (
+        len(fake.calls("cuLibraryLoadFromFile")) == 2
+    )  # the gemm kernel, and the one that repacks
+    assert len(fake.calls("cuKernelGetFunction")) == 2
     assert len(fake.calls("cuOccupancyMaxActiveClusters")) == 1
     xla.call("initialize", ATTRIBUTES)
-    assert len(fake.calls("cuLibraryLoadFromFile")) == 1
+    assert len(fake.calls("cuLibraryLoadFromFile")) == 2
 
     fake.log.unlink()
-    xla.call("execute", ATTRIBUTES, given, stream=0x1230)
+    xla.call("execute", ATTRIBUTES, operands, results, stream=0x1230)
     asked = {line.split('"')[3] for line in fake.log.read_text().splitlines()}
     assert asked == {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"}
     assert fake.calls("cuLaunchKernelEx")[0]["stream"] == 0x1230
-    np.testing.assert_array_equal(given[2], product(given[0], given[1]))
+    np.testing.assert_array_equal(results[0], PRODUCT.expected(operands)[0])
+
+
+def test_a_whole_chain_is_enqueued_on_the_stream(fake: FakeDriver) -> None:
+    product = Product(37, 21, 75, config=SM90 | {"split_k": 2})
+    execute(product, stream=0x1230)
+    launches = fake.calls("cuLaunchKernelEx")
+    assert [call["kernel"] for call in launches] == [
+        "jaxbw_sm90_repack_16bit",
+        "jaxbw_sm90_repack_16bit",
+        "jaxbw_sm90_bf16_nn_128x128x64",
+    ]
+    assert {call["stream"] for call in [*launches, *fake.calls("cuMemsetD32Async")]} == {0x1230}
+    # The counters are cleared in the device's context, whatever is current.
+    names = [line.split('"')[3] for line in fake.log.read_text().splitlines()]
+    cleared = names.index("cuMemsetD32Async")
+    assert names[cleared - 1 : cleared + 3] == [
+        "cuCtxPushCurrent",
+        "cuMemsetD32Async",
+        "cuCtxPopCurrent",
+        "cuLaunchKernelEx",
+    ]
 
 
 def test_only_executing_is_captured_into_a_cuda_graph() -> None:
@@ -72,40 +94,43 @@ def test_only_executing_is_captured_into_a_cuda_graph() -> None:
     assert xla.traits("instantiate") == 0
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16], ids=lambda dtype: dtype.__name__)
-def test_bias_is_an_optional_third_operand(fake: FakeDriver, dtype: Any) -> None:
-    lhs, rhs, result = buffers()
-    bias = random((264,), dtype)
-    attributes = ATTRIBUTES | {"activation": _native.Activation.RELU.value}
-    xla.call("execute", attributes, [lhs, rhs, bias, result])
-    expected = np.maximum(product(lhs, rhs) + bias.astype(np.float32), 0)
-    np.testing.assert_array_equal(result, expected)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_bias_is_an_operand(fake: FakeDriver, dtype: str) -> None:
+    execute(Product(bias=dtype, activation="relu"))
 
 
-def test_transposed_operands_and_batches(fake: FakeDriver) -> None:
-    lhs, rhs = random((3, 72, 136)), random((1, 264, 72))
-    result = np.full((3, 136, 264), np.nan, BF16)
-    attributes = ATTRIBUTES | {
-        "kernel": "jaxbw_sm90_bf16_tt_128x128x64",
-        "lhs_major": _native.Major.MN.value,
-        "rhs_major": _native.Major.K.value,
-    }
-    xla.call("execute", attributes, [lhs, rhs, result])
-    expected = product(lhs.swapaxes(1, 2), rhs.swapaxes(1, 2)).astype(BF16)
-    np.testing.assert_array_equal(result, expected)
-    assert fake.calls("cuLaunchKernelEx")[0]["batched"] == [1, 0]
+@pytest.mark.parametrize(
+    "product",
+    [
+        Product(layout="tt", batch=3, shared=("rhs",), output="bf16"),
+        Product(c="bf16", beta=0.5, bias="f16", residual="f32", alpha=2.0, save=True),
+        Product(gated=True, save=True, bias="f32", residual="bf16", output="bf16"),
+        Product(30, 42, 71, layout="tn", dtype="f32", family="sm100", config=SM100),
+        Product(30, 42, 200, gated=True, family="sm100", config=PAIR | {"split_k": 2}),
+        Product(24, 264, 72, bias="f32", family="sm100", config=SM100 | {"swap_ab": 1}),
+    ],
+    ids=["batch", "terms", "gated", "tf32", "split", "swapped"],
+)
+def test_everything_that_a_call_can_be(fake: FakeDriver, product: Product) -> None:
+    execute(product, device=product.device)
+
+
+def test_c_may_be_the_result(fake: FakeDriver) -> None:
+    product = Product(c="f32", beta=1.0)
+    operands = product.operands()
+    (expected,) = product.expected(operands)
+    xla.call("execute", product.attributes, operands, [operands[2]])
+    np.testing.assert_array_equal(operands[2], expected)
 
 
 def test_another_device(fake: FakeDriver) -> None:
-    given = buffers()
-    attributes = ATTRIBUTES | {"kernel": "jaxbw_sm100_16bit_1cta"}
-    xla.call("initialize", attributes, device=1)
-    xla.call("execute", attributes, given, device=1)
-    np.testing.assert_array_equal(given[2], product(given[0], given[1]))
+    product = Product(family="sm100", config=SM100)
+    xla.call("initialize", product.attributes, device=1)
+    execute(product, device=1)
     with pytest.raises(
         xla.FfiError, match=r"device 0 \(Fake H200\) has compute capability 9\.0"
     ) as info:
-        xla.call("initialize", attributes, device=0)
+        xla.call("initialize", product.attributes, device=0)
     assert info.value.code == xla.INTERNAL
 
 
@@ -113,11 +138,11 @@ def test_a_failed_launch_names_shape_kernel_and_error(fake: FakeDriver) -> None:
     fake.fail("cuLaunchKernelEx", 719)
     text = (
         "jaxbw: bf16[1,136,72] @ bf16[1,72,264] -> f32[1,136,264], "
-        "kernel jaxbw_sm90_bf16_nn_128x128x64, block 128x128, cluster 2x1, cta_group 1, stages 4, "
-        "swizzle 1, device 0: cuLaunchKernelEx: CUDA_ERROR_LAUNCH_FAILED (a fake error)"
+        "kernel jaxbw_sm90_bf16_nn_128x128x64, block_m 128, block_n 128, cluster_m 2, stages 4, "
+        "device 0: cuLaunchKernelEx: CUDA_ERROR_LAUNCH_FAILED (a fake error)"
     )
     with pytest.raises(xla.FfiError, match=re.escape(text)) as info:
-        xla.call("execute", ATTRIBUTES, buffers())
+        xla.call("execute", ATTRIBUTES, *buffers())
     assert info.value.code == xla.INTERNAL
 
 
@@ -125,13 +150,14 @@ def test_a_failed_launch_names_shape_kernel_and_error(fake: FakeDriver) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stages": 99}, "99 stages; a 128x128 tile takes 2 to 6"),
+        ({"stages": 99}, "99 stages; a 128x128 tile with k_spans 1 takes 1 to 6"),
         ({"cluster_m": -1}, "a cluster of 4294967295x1 CTAs"),
+        ({"split_k": 99}, "split_k is 99; it is 1 to 16"),
         ({"kernel": "other"}, "no kernel family is known for kernel 'other'"),
     ],
 )
 def test_a_bad_configuration_is_refused_when_the_program_is_compiled(
-    fake: FakeDriver, stage: str, changes: dict[str, str | int], message: str
+    fake: FakeDriver, stage: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(xla.FfiError, match=message) as info:
         xla.call(stage, ATTRIBUTES | changes)
@@ -141,52 +167,87 @@ def test_a_bad_configuration_is_refused_when_the_program_is_compiled(
 
 def test_attributes_must_be_exactly_these(fake: FakeDriver) -> None:
     fewer = {name: value for name, value in ATTRIBUTES.items() if name != "stages"}
-    for attributes in (fewer, ATTRIBUTES | {"split_k": 1}):
-        with pytest.raises(xla.FfiError, match="Wrong number of attributes: expected 11"):
+    for attributes in (fewer, ATTRIBUTES | {"split": 1}):
+        with pytest.raises(xla.FfiError, match="Wrong number of attributes: expected 30"):
             xla.call("instantiate", attributes)
 
 
 @pytest.mark.parametrize(
     ("index", "replacement", "message"),
     [
-        (0, random((136, 72)), "lhs, rhs and result have rank 3"),
+        (0, random((136, 72)), "they have rank 3"),
         (0, random((1, 136, 80)), "the sizes do not belong to one product"),
-        (0, random((2, 136, 72)), "the sizes do not belong to one product"),
-        (0, random((1, 136, 72), np.float16), "lhs and rhs have one dtype"),
-        (1, random((1, 72, 256)), "the sizes do not belong to one product"),
+        (0, random((2, 136, 72)), r"result is \[1,136,264\]; here it is \[2,136,264\]"),
+        (0, random((1, 136, 72), np.float16), "they have one dtype"),
+        (1, random((1, 72, 256)), r"result is \[1,136,264\]; here it is \[1,136,256\]"),
         (2, random((1, 136, 264), np.float64), "the result is f16, bf16 or f32"),
-        (2, random((0, 136, 264), np.float32), "a dimension is 0"),
+        (2, random((0, 136, 264), np.float32), r"result is \[0,136,264\]; here"),
     ],
 )
 def test_operands_that_are_no_product_are_refused(
     fake: FakeDriver, index: int, replacement: npt.NDArray[Any], message: str
 ) -> None:
-    given = buffers()
+    operands, results = buffers()
+    given = [*operands, *results]
     given[index] = replacement
     with pytest.raises(xla.FfiError, match=message) as info:
-        xla.call("execute", ATTRIBUTES, given)
+        xla.call("execute", ATTRIBUTES, given[:2], given[2:])
     assert info.value.code == xla.INVALID_ARGUMENT
     assert not fake.calls("cuLaunchKernelEx")
 
 
-def test_a_wrong_bias_is_refused(fake: FakeDriver) -> None:
-    lhs, rhs, result = buffers()
-    for bias in (random((256,)), random((1, 264)), random((264,), np.float64)):
-        with pytest.raises(
-            xla.FfiError, match="bias is a vector as long as the result's last dimension"
-        ):
-            xla.call("execute", ATTRIBUTES, [lhs, rhs, bias, result])
-    with pytest.raises(xla.FfiError, match="more than three operands"):
-        xla.call("execute", ATTRIBUTES, [lhs, rhs, random((264,)), random((264,)), result])
+def test_a_dimension_of_zero_is_refused(fake: FakeDriver) -> None:
+    product = Product(m=0)
+    with pytest.raises(xla.FfiError, match="a dimension is 0"):
+        xla.call(
+            "execute", product.attributes, product.operands(), [np.zeros((1, 0, 264), np.float32)]
+        )
+
+
+# What is called beside operands and result of one product: attributes, operands, results.
+WRONG_CALLS: list[tuple[dict[str, int], list[Any], list[Any], str]] = [
+    ({}, [random((264,))], [], "3 operands; the attributes say that there are 2"),
+    ({"has_bias": 1}, [], [], "2 operands; the attributes say that there are 3"),
+    ({"has_bias": 1}, [random((256,))], [], r"bias is \[256\]; here it is \[264\]"),
+    ({"has_bias": 1}, [random((264,), np.float64)], [], "bias is not f16, bf16 or f32"),
+    ({}, [], [random((1, 136, 264))], "2 results; this call has 1: result"),
+    ({"save": 1}, [], [], "1 results; this call has 2: result, saved"),
+    ({"save": 1}, [], [random((1, 136, 264))], "saved has another dtype"),
+    ({"split_k": 2}, [], [], "1 results; this call has 2: result, workspace"),
+    ({"split_k": 2}, [], [np.zeros(256, np.uint8)], r"workspace is \[256\]; here it is \[\d+\]"),
+]
+
+
+@pytest.mark.parametrize(("attributes", "operands", "results", "message"), WRONG_CALLS)
+def test_the_attributes_say_which_arrays_there_are(
+    fake: FakeDriver,
+    attributes: dict[str, int],
+    operands: list[Any],
+    results: list[Any],
+    message: str,
+) -> None:
+    given, written = buffers()
+    with pytest.raises(xla.FfiError, match=message) as info:
+        xla.call("execute", ATTRIBUTES | attributes, given + operands, written + results)
+    assert info.value.code == xla.INVALID_ARGUMENT
+    assert not fake.calls("cuLaunchKernelEx")
 
 
 def test_a_misaligned_buffer_is_refused(fake: FakeDriver) -> None:
-    given = buffers()
-    given[1] = np.zeros(72 * 264 + 1, BF16)[1:].reshape(1, 72, 264)
+    operands, results = buffers()
+    operands[1] = np.zeros(72 * 264 + 1, BF16)[1:].reshape(1, 72, 264)
     with pytest.raises(
-        xla.FfiError, match=r"rhs is at address \d+; TMA needs a multiple of 16 bytes"
+        xla.FfiError, match=r"rhs is at address \d+; it needs a multiple of 16 bytes"
     ):
-        xla.call("execute", ATTRIBUTES, given)
+        xla.call("execute", ATTRIBUTES, operands, results)
+
+
+def test_a_misaligned_result_is_stored_without_tma(fake: FakeDriver) -> None:
+    operands, _ = buffers()
+    result = np.zeros(136 * 264 + 1, np.float32)[1:].reshape(1, 136, 264)
+    xla.call("execute", ATTRIBUTES, operands, [result])
+    np.testing.assert_array_equal(result, PRODUCT.expected(operands)[0])
+    assert fake.launches()[0]["store_path"] == 1
 
 
 # No memory is touched: the shapes alone are large.
@@ -200,7 +261,7 @@ def test_a_misaligned_buffer_is_refused(fake: FakeDriver) -> None:
 )
 def test_sizes_beyond_32_bits(fake: FakeDriver, m: int, n: int, k: int, tiles: list[int]) -> None:
     fake.launch_only()
-    xla.call("execute", ATTRIBUTES, large(m, n, k))
+    xla.call("execute", ATTRIBUTES, *large(m, n, k))
     launch = fake.calls("cuLaunchKernelEx")[0]
     assert launch["tiles"] == tiles
     assert launch["grid"] == [min(tiles[0] * tiles[1], 66) * 2, 1, 1]
@@ -220,21 +281,23 @@ def test_sizes_beyond_tma_are_refused(
 ) -> None:
     fake.launch_only()
     with pytest.raises(xla.FfiError, match=message):
-        xla.call("execute", ATTRIBUTES, large(m, n, k))
+        xla.call("execute", ATTRIBUTES, *large(m, n, k))
 
 
 def test_more_work_than_a_grid_holds_is_refused(fake: FakeDriver) -> None:
     fake.launch_only()
-    lhs, rhs, result = large(2**15, 2**15, 64, batch=2**16)
+    given = large(2**15, 2**15, 64, batch=2**16)
     with pytest.raises(xla.FfiError, match="128x256 cluster tiles for each of 65536 batch indices"):
-        xla.call("execute", ATTRIBUTES, [lhs, rhs, result])
+        xla.call("execute", ATTRIBUTES, *given)
 
 
-def large(m: int, n: int, k: int, batch: int = 1) -> list[npt.NDArray[Any]]:
-    """Operands of a size that exists in no memory: one element, repeated."""
+def large(
+    m: int, n: int, k: int, batch: int = 1
+) -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
+    """Operands and result of a size that exists in no memory: one element, repeated."""
     cell = np.zeros(8, np.float32)
 
     def matrix(rows: int, columns: int, dtype: Any) -> npt.NDArray[Any]:
         return np.broadcast_to(cell.view(dtype)[0], (batch, rows, columns))
 
-    return [matrix(m, k, BF16), matrix(k, n, BF16), matrix(m, n, np.float32)]
+    return [matrix(m, k, BF16), matrix(k, n, BF16)], [matrix(m, n, np.float32)]

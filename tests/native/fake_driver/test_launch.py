@@ -7,28 +7,31 @@ import pytest
 
 from jaxbw import _native
 
-from ...gpu import direct
-from ...gpu.direct import Case
-from .conftest import Call, FakeDriver
+from .conftest import KERNELS, Call, FakeDriver
+from .product import PAIR, SM90, SM100, Product
 
 F16, BF16, F32 = 6, 9, 7  # CUtensorMapDataType
-SWIZZLE_64B, SWIZZLE_128B, L2_256B = 2, 3, 3
+L2_256B = 3
+# CUtensorMapSwizzle of a box, by the bytes of its rows.
+SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
+TMA, ROWS, COLUMNS = 0, 1, 2  # StorePath
+STATIC, CLC, NONE = 0, 1, 2  # the scheduler attribute
 
 
-def launched(fake: FakeDriver, case: Case) -> tuple[Call, Call, Call, Call]:
-    """The tensor maps of A, B and D, and the launch."""
-    direct.check(case)
-    a, b, d = fake.calls("cuTensorMapEncodeTiled")
-    (launch,) = fake.calls("cuLaunchKernelEx")
-    for tensor_map in (a, b, d):
+def launched(fake: FakeDriver, product: Product) -> tuple[list[Call], Call]:
+    """The tensor maps (A, B, then B_up, D, saved as far as there are), and the launch."""
+    product.check()
+    maps = fake.calls("cuTensorMapEncodeTiled")
+    (launch,) = fake.launches()
+    for tensor_map in maps:
         assert tensor_map["rank"] == 3
         assert tensor_map["element_strides"] == [1, 1, 1]
         assert tensor_map["interleave"] == 0
-        box_bytes = tensor_map["box"][0] * (4 if tensor_map["type"] == F32 else 2)
-        assert tensor_map["swizzle"] == {64: SWIZZLE_64B, 128: SWIZZLE_128B}[box_bytes]
         assert tensor_map["promotion"] == L2_256B
         assert tensor_map["fill"] == 0  # zeros
-    return a, b, d, launch
+        box_bytes = tensor_map["box"][0] * (4 if tensor_map["type"] == F32 else 2)
+        assert tensor_map["swizzle"] == SWIZZLES[box_bytes]
+    return maps, launch
 
 
 def map_of(call: Call) -> tuple[Any, ...]:
@@ -52,12 +55,13 @@ B_MN_MAJOR = (BF16, [264, 72, 1], [528, 528 * 72])
     ],
 )
 def test_layouts(fake: FakeDriver, layout: str, a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
-    map_a, map_b, map_d, launch = launched(fake, Case(136, 264, 72, layout=layout))
+    (map_a, map_b, map_d), launch = launched(fake, Product(layout=layout))
     assert map_of(map_a) == a
     assert map_of(map_b) == b
     assert map_of(map_d) == (F32, [264, 136, 1], [264 * 4, 264 * 4 * 136], [32, 16, 1])
     assert launch["kernel"] == f"jaxbw_sm90_bf16_{layout}_128x128x64"
     assert launch["majors"] == [int(layout[0] == "t"), int(layout[1] == "n")]
+    assert launch["strides"] == [264, 1, 264 * 136]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,8 @@ def test_layouts(fake: FakeDriver, layout: str, a: tuple[Any, ...], b: tuple[Any
 def test_cluster_shares_divide_the_boxes(
     fake: FakeDriver, layout: str, cluster: tuple[int, int], a_rows: int, b_rows: int
 ) -> None:
-    a, b, _, launch = launched(fake, Case(136, 264, 72, layout=layout, cluster=cluster))
+    config = SM90 | {"cluster_m": cluster[0], "cluster_n": cluster[1]}
+    (a, b, _), launch = launched(fake, Product(layout=layout, config=config))
     assert a["box"] == [64, a_rows, 1]
     assert b["box"] == [64, b_rows, 1]
     assert launch["cluster"] == math.prod(cluster)
@@ -82,64 +87,107 @@ def test_cluster_shares_divide_the_boxes(
     assert launch["config"][2:4] == list(cluster)
 
 
-@pytest.mark.parametrize(
-    ("cta_group", "cluster", "block_n", "a_rows", "b_rows", "tiles"),
-    [
-        (1, (1, 1), 256, 128, 256, [3, 2]),
-        (1, (2, 1), 128, 128, 64, [2, 3]),
-        (2, (2, 1), 256, 128, 128, [2, 2]),  # a pair: 128 rows of A and half of B each
-        (2, (4, 1), 256, 128, 64, [1, 2]),  # two pairs share B
-        (2, (2, 2), 64, 64, 32, [2, 3]),
-    ],
-)
-def test_cta_groups(
+# (attributes, box of A, of B, of D, cluster tiles) of bf16 264 x 264 x 72, rhs K-major.
+SM100_TILES = [
+    ({"block_n": 256}, [64, 128, 1], [64, 256, 1], [64, 32, 1], [3, 2]),
+    ({"cluster_m": 2}, [64, 128, 1], [64, 64, 1], [64, 32, 1], [2, 3]),
+    ({"block_m": 64}, [64, 64, 1], [64, 128, 1], [64, 16, 1], [5, 3]),
+    ({"block_m": 64, "block_n": 8}, [64, 64, 1], [64, 8, 1], [8, 16, 1], [5, 33]),
+    ({"block_n": 48}, [64, 128, 1], [64, 48, 1], [16, 32, 1], [3, 6]),
+    ({"block_m": 256, "stages": 2}, [64, 256, 1], [64, 128, 1], [64, 32, 1], [2, 3]),
+    ({"k_spans": 2, "stages": 3}, [64, 128, 1], [64, 128, 1], [64, 32, 1], [3, 3]),
+    ({"operand_swizzle": 0}, [8, 128, 1], [8, 128, 1], [64, 32, 1], [3, 3]),
+    (PAIR, [64, 128, 1], [64, 64, 1], [64, 32, 1], [2, 3]),
+    (PAIR | {"block_m": 128, "block_n": 96}, [64, 64, 1], [64, 48, 1], [16, 32, 1], [3, 3]),
+    (PAIR | {"block_m": 512}, [64, 256, 1], [64, 64, 1], [64, 32, 1], [1, 3]),
+    (PAIR | {"cluster_m": 4}, [64, 128, 1], [64, 32, 1], [64, 32, 1], [1, 3]),
+    (PAIR | {"cluster_n": 2}, [64, 64, 1], [64, 64, 1], [64, 32, 1], [2, 2]),
+    (PAIR | {"cluster_m": 4, "cluster_n": 4}, [64, 32, 1], [64, 32, 1], [64, 32, 1], [1, 1]),
+]
+
+
+@pytest.mark.parametrize(("config", "a_box", "b_box", "d_box", "tiles"), SM100_TILES)
+def test_sm100_tiles(
     fake: FakeDriver,
-    cta_group: int,
-    cluster: tuple[int, int],
-    block_n: int,
-    a_rows: int,
-    b_rows: int,
+    config: dict[str, int],
+    a_box: list[int],
+    b_box: list[int],
+    d_box: list[int],
     tiles: list[int],
 ) -> None:
-    case = Case(
-        *(264, 264, 72),
-        layout="nt",
-        output="bf16",
-        cta_group=cta_group,
-        cluster=cluster,
-        block_n=block_n,
-        family="sm100",
+    product = Product(
+        264, 264, 72, layout="nt", output="bf16", family="sm100", config=SM100 | config
     )
-    a, b, d, launch = launched(fake, case)
-    assert a["box"] == [64, a_rows, 1]
-    assert b["box"] == [64, b_rows, 1]
-    # A store is one tcgen05.ld wide: 32 columns, whatever their type.
-    assert d["box"] == [32, 32, 1]
-    assert (a["swizzle"], b["swizzle"], d["swizzle"]) == (SWIZZLE_128B, SWIZZLE_128B, SWIZZLE_64B)
-    assert launch["kernel"] == f"jaxbw_sm100_16bit_{cta_group}cta"
-    assert launch["block"] == [256, 1, 1]
+    (a, b, d), launch = launched(fake, product)
+    assert (a["box"], b["box"], d["box"]) == (a_box, b_box, d_box)
     assert launch["tiles"] == tiles
+    assert launch["block"] == [256, 1, 1]
     # A cluster for each tile: the hardware hands out the work (CLC).
-    assert launch["grid"] == [math.prod(tiles) * math.prod(cluster), 1, 1]
+    cluster = launch["cluster"]
+    assert launch["grid"] == [math.prod(tiles) * cluster, 1, 1]
+    assert launch["scheduler"] == CLC
+    assert launch["identity"] == 1
 
 
-def test_sm90_grid_is_one_wave(fake: FakeDriver) -> None:
-    few = launched(fake, Case(264, 264, 72))[-1]
+@pytest.mark.parametrize(("block_m", "accumulators"), [(256, 1), (512, 2)])
+def test_a_tile_of_two_mmas_takes_both_accumulators(
+    fake: FakeDriver, block_m: int, accumulators: int
+) -> None:
+    config = PAIR | {"block_m": block_m, "accumulators": 1}
+    launch = launched(fake, Product(layout="nt", family="sm100", config=config))[-1]
+    assert launch["accumulators"] == accumulators
+
+
+def test_an_mn_major_box_has_all_of_a_stage(fake: FakeDriver) -> None:
+    config = PAIR | {"k_spans": 3, "stages": 2, "cluster_m": 4}
+    (a, b, _), launch = launched(fake, Product(layout="tn", family="sm100", config=config))
+    assert a["box"] == [64, 192, 1]
+    assert b["box"] == [64, 96, 1]  # shared by two pairs
+    assert launch["k_spans"] == 3
+
+
+def test_a_span_of_tf32_has_32_elements(fake: FakeDriver) -> None:
+    config = SM100 | {"k_spans": 2, "stages": 3}
+    product = Product(layout="nt", dtype="f32", family="sm100", config=config)
+    (a, b, d), launch = launched(fake, product)
+    assert map_of(a) == (F32, [72, 136, 1], [288, 288 * 136], [32, 128, 1])
+    assert map_of(b) == (F32, [72, 264, 1], [288, 288 * 264], [32, 128, 1])
+    assert d["box"] == [32, 32, 1]
+    assert launch["kernel"] == "jaxbw_sm100_tf32_1cta"
+
+
+def test_the_static_grid_is_one_wave(fake: FakeDriver) -> None:
+    few = launched(fake, Product(264, 264, 72))[-1]
     assert few["tiles"] == [3, 3]
     assert few["grid"] == [9, 1, 1]
     assert few["block"] == [384, 1, 1]
-    assert few["shared_memory"] == _native.shared_memory_bytes(
-        "sm90", 128, 128, 1, few["config"][4]
-    )
+    assert few["shared_memory"] == _native.shared_memory_bytes("sm90", 128, 128, 1, 4)
     fake.log.unlink()
-    many = launched(fake, Case(2560, 1280, 8, cluster=(2, 1), block_n=64, batch=2))[-1]
-    assert many["tiles"] == [10, 20]
-    assert many["grid"] == [66 * 2, 1, 1]  # 400 clusters of work, 66 resident
+    config = SM90 | {"block_n": 64, "cluster_m": 2}
+    fake.launch_only()
+    many = Product(2560, 1280, 8, batch=2, config=config)
+    many.launch()
+    (launch,) = fake.launches()
+    assert launch["tiles"] == [10, 20]
+    assert launch["grid"] == [66 * 2, 1, 1]  # 400 clusters of work, 66 resident
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "grid", "seen"), [(STATIC, 148, STATIC), (CLC, 320, CLC), (NONE, 320, STATIC)]
+)
+def test_schedulers(fake: FakeDriver, scheduler: int, grid: int, seen: int) -> None:
+    fake.launch_only()
+    config = SM100 | {"scheduler": scheduler, "raster": 1, "swizzle": 3}
+    Product(2048, 2560, 8, family="sm100", config=config).launch()
+    (launch,) = fake.launches()
+    assert launch["tiles"] == [16, 20]
+    assert launch["grid"] == [grid, 1, 1]
+    assert (launch["scheduler"], launch["raster"], launch["config"][-1]) == (seen, 1, 3)
 
 
 def test_batches_and_shared_operands(fake: FakeDriver) -> None:
-    case = Case(136, 264, 72, batch=3, shared=("rhs",), output="bf16")
-    a, b, d, launch = launched(fake, case)
+    product = Product(batch=3, shared=("rhs",), output="bf16")
+    (a, b, d), launch = launched(fake, product)
     assert map_of(a) == (BF16, [72, 136, 3], [144, 144 * 136], [64, 128, 1])
     assert map_of(b) == (*B_MN_MAJOR, [64, 64, 1])
     assert map_of(d) == (BF16, [264, 136, 3], [528, 528 * 136], [64, 16, 1])
@@ -148,48 +196,289 @@ def test_batches_and_shared_operands(fake: FakeDriver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "a", "b", "d"),
+    ("product", "a", "b", "d"),
     [
         # One row that is read, of no multiple of 16 bytes: its stride is not used, and rounded up.
-        (Case(1, 4, 1), ([1, 1, 1], 16), ([4, 1, 1], 16), ([4, 1, 1], 16)),
-        (Case(1, 4, 64, layout="nt"), ([64, 1, 1], 128), ([64, 4, 1], 128), ([4, 1, 1], 16)),
-        (Case(3, 8, 1, layout="tn"), ([3, 1, 1], 16), ([8, 1, 1], 16), ([8, 3, 1], 32)),
+        (Product(1, 4, 1), ([1, 1, 1], 16), ([4, 1, 1], 16), ([4, 1, 1], 16)),
+        (Product(3, 8, 1, layout="tn"), ([3, 1, 1], 16), ([8, 1, 1], 16), ([8, 3, 1], 32)),
     ],
-    ids=str,
+    ids=["1x4x1", "3x8x1"],
 )
-def test_dimensions_of_one(fake: FakeDriver, case: Case, a: Any, b: Any, d: Any) -> None:
-    for tensor_map, (dims, stride) in zip(launched(fake, case), (a, b, d), strict=False):
+def test_dimensions_of_one(fake: FakeDriver, product: Product, a: Any, b: Any, d: Any) -> None:
+    maps, _ = launched(fake, product)
+    for tensor_map, (dims, stride) in zip(maps, (a, b, d), strict=True):
         assert tensor_map["dims"] == dims
         assert tensor_map["strides"] == [stride, stride * dims[1]]
+    assert not fake.repacks()
 
 
-def test_every_kernel_of_the_table_is_launched_under_its_name(fake: FakeDriver) -> None:
-    for kernel in direct.kernels():
-        case = Case(
-            *(136, 136, 72),
+def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDriver) -> None:
+    fake.launch_only()
+    for kernel in KERNELS:
+        if kernel.role != "gemm":
+            continue
+        config = dict(SM90 if kernel.family == "sm90" else PAIR if kernel.cta_group == 2 else SM100)
+        product = Product(
             layout="nn" if kernel.layout == "any" else kernel.layout,
-            dtype="bf16" if kernel.input == "16bit" else kernel.input,
-            block_n=kernel.block_n or 128,
-            cluster=(kernel.cta_group, 1),
-            cta_group=kernel.cta_group,
+            dtype={"16bit": "bf16", "tf32": "f32"}.get(kernel.input, kernel.input),
             family=kernel.family,
+            config=config | {"block_n": kernel.block_n or 128},
         )
-        direct.check(case)
-        launch = fake.calls("cuLaunchKernelEx")[-1]
+        product.launch()
+        launch = fake.launches()[-1]
         assert launch["kernel"] == kernel.name
         assert launch["block"] == [kernel.threads, 1, 1]
         assert launch["stream"] == 0
 
 
-def test_swizzle_is_bounded_by_the_tiles(fake: FakeDriver) -> None:
-    launch = launched(fake, Case(264, 264, 72, swizzle=2**31 - 1))[-1]
-    assert launch["config"][-1] == 3
+@pytest.mark.parametrize("raster", [0, 1])
+def test_swizzle_is_bounded_by_the_tiles(fake: FakeDriver, raster: int) -> None:
+    config = SM90 | {"swizzle": 2**31 - 1, "raster": raster}
+    launch = launched(fake, Product(264, 392, 72, config=config))[-1]
+    assert launch["tiles"] == [3, 4]
+    assert launch["config"][-1] == (4 if raster else 3)
+
+
+def test_a_cluster_of_16_is_allowed_for(fake: FakeDriver) -> None:
+    config = PAIR | {"cluster_m": 4, "cluster_n": 4, "stages": 3}
+    launch = launched(fake, Product(layout="nt", family="sm100", config=config))[-1]
+    assert launch["cluster"] == 16
+
+
+# --- the epilogue
 
 
 @pytest.mark.parametrize("bias", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
-def test_epilogue(fake: FakeDriver, bias: str, activation: str) -> None:
+def test_bias_and_activation(fake: FakeDriver, bias: str, activation: str) -> None:
     for output in ("bf16", "f16", "f32"):
-        case = Case(40, 40, 72, bias=bias, activation=activation, output=output, integers=False)
-        direct.check(case)
-        assert fake.calls("cuLaunchKernelEx")[-1]["has_bias"] == 1
+        Product(40, 40, 72, bias=bias, activation=activation, output=output).check()
+        launch = fake.launches()[-1]
+        assert launch["has_bias"] == 1
+        assert launch["identity"] == 0
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"alpha": 0.5},
+        {"c": "bf16", "beta": 2.0},
+        {"residual": "f16", "activation": "relu"},
+        {"bias": "f32", "bias_along_m": True},
+        {"c": "f32", "beta": -1.0, "bias": "bf16", "residual": "f32", "alpha": 0.5},
+        {"save": True, "activation": "relu", "bias": "f32"},
+        {"gated": True, "activation": "relu"},
+        {"gated": True, "bias": "f32", "residual": "bf16", "save": True, "alpha": 2.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["sm90", "sm100"])
+def test_epilogues(fake: FakeDriver, terms: dict[str, Any], family: str) -> None:
+    config = SM90 if family == "sm90" else PAIR
+    Product(output="bf16", batch=2, family=family, config=config, **terms).check()
+    assert fake.launches()[-1]["identity"] == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "b_box", "d_box"),
+    [
+        ("sm90", SM90, [64, 64, 1], [64, 16, 1]),
+        ("sm100", SM100, [64, 64, 1], [32, 32, 1]),
+        ("sm100", SM100 | {"block_n": 96, "cluster_m": 2}, [64, 24, 1], [16, 32, 1]),
+        ("sm100", PAIR, [64, 64, 1], [32, 32, 1]),
+    ],
+)
+def test_a_gated_tile_is_half_gate_half_up(
+    fake: FakeDriver, family: str, config: dict[str, int], b_box: list[int], d_box: list[int]
+) -> None:
+    product = Product(
+        layout="nt", gated=True, save=True, output="bf16", family=family, config=config
+    )
+    maps, launch = launched(fake, product)
+    _, b, b_up, d, saved, saved_up = maps
+    assert b["box"] == b_up["box"] == b_box
+    assert map_of(d) == map_of(saved) == map_of(saved_up)
+    assert d["box"] == d_box
+    assert launch["tile_columns"] == config["block_n"] // 2
+    columns = launch["tile_columns"] * config.get("cluster_n", 1)
+    assert launch["tiles"][1] == math.ceil(264 / columns)
+
+
+# --- how results leave
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({}, TMA),
+        ({"n": 263}, ROWS),  # 1052 bytes
+        ({"n": 260}, TMA),
+        ({"n": 260, "output": "bf16"}, ROWS),  # 520 bytes
+        ({"m": 1, "n": 3}, ROWS),  # 16 bytes would be stored behind the last element
+        ({"config": SM90 | {"tma_store": 0}}, ROWS),
+        ({"config": SM90 | {"swap_ab": 1}, "layout": "tt"}, COLUMNS),
+    ],
+    ids=str,
+)
+def test_store_paths(fake: FakeDriver, changes: dict[str, Any], path: int) -> None:
+    product = Product(**changes, bias="f32", save=True)
+    if path == COLUMNS:
+        product = Product(**changes | {"family": "sm100", "config": SM100 | {"swap_ab": 1}})
+    maps, launch = launched(fake, product)
+    assert launch["store_path"] == path
+    results = len(maps) - 2
+    assert results == (2 if path == TMA else 0)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_swap_ab_computes_the_transposed_product(fake: FakeDriver, layout: str) -> None:
+    product = Product(
+        *(24, 264, 72),
+        batch=2,
+        shared=("rhs",),
+        layout=layout,
+        bias="f32",
+        c="bf16",
+        beta=1.0,
+        residual="f32",
+        save=True,
+        family="sm100",
+        config=SM100 | {"swap_ab": 1, "block_n": 64},
+    )
+    maps, launch = launched(fake, product)
+    assert launch["problem"] == [2, 264, 24, 72]
+    assert launch["batched"] == [0, 1]
+    assert launch["tiles"] == [3, 1]
+    assert launch["strides"] == [1, 264, 24 * 264]
+    # The kernel's A is rhs: its dims are those of rhs as it lies in memory.
+    assert maps[0]["dims"] == ([264, 72, 1] if layout[1] == "n" else [72, 264, 1])
+    assert launch["majors"] == [int(layout[1] == "n"), int(layout[0] == "t")]
+
+
+# --- what comes before
+
+
+def section(size: int) -> int:
+    return math.ceil(size / 256) * 256
+
+
+def workspace(product: Product) -> int:
+    lhs, rhs = product.operands()[:2]
+    dtype = {"bf16": _native.DataType.BF16, "f32": _native.DataType.F32}[product.dtype]
+    return _native.workspace_bytes(lhs.shape, rhs.shape, dtype, product.attributes)
+
+
+def test_nothing_comes_before_an_aligned_product(fake: FakeDriver) -> None:
+    launch = launched(fake, Product())[-1]
+    assert workspace(Product()) == 0
+    assert not fake.repacks()
+    assert not fake.calls("cuMemsetD32Async")
+    assert (launch["overlaps"], launch["b_is_ready"]) == (0, 0)
+
+
+@pytest.mark.parametrize("family", ["sm90", "sm100"])
+def test_unaligned_rows_are_repacked(fake: FakeDriver, family: str) -> None:
+    product = Product(
+        *(37, 21, 75), batch=3, shared=("rhs",), family=family,
+        config=SM90 if family == "sm90" else SM100,
+    )  # fmt: skip
+    (a, b), launch = launched(fake, product)
+    first, second = fake.repacks()
+    assert first["kernel"] == second["kernel"] == f"jaxbw_{family}_repack_16bit"
+    assert (first["shape"], first["pitch"], first["transposed"]) == ([3, 37, 75], 80, 0)
+    assert (second["shape"], second["pitch"], second["transposed"]) == ([1, 75, 21], 24, 0)
+    assert (first["overlaps"], second["overlaps"], launch["overlaps"]) == (0, 1, 1)
+    assert launch["b_is_ready"] == 0
+    assert map_of(a)[1:3] == ([75, 37, 3], [160, 160 * 37])
+    assert map_of(b)[1:3] == ([21, 75, 1], [48, 48 * 75])
+    assert workspace(product) == section(3 * 37 * 160) + section(75 * 48)
+
+
+def test_only_what_needs_it_is_repacked(fake: FakeDriver) -> None:
+    product = Product(37, 24, 75)
+    launch = launched(fake, product)[-1]
+    (repack,) = fake.repacks()
+    assert repack["shape"] == [1, 37, 75]
+    assert launch["b_is_ready"] == 1
+    assert workspace(product) == section(37 * 160)
+
+
+def test_both_right_operands_of_a_gated_product_are_repacked(fake: FakeDriver) -> None:
+    product = Product(32, 21, 72, gated=True, output="bf16")
+    _, launch = launched(fake, product)
+    assert [call["shape"] for call in fake.repacks()] == [[1, 72, 21], [1, 72, 21]]
+    assert launch["b_is_ready"] == 0
+    assert workspace(product) == 2 * section(72 * 48)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_tf32_operands_become_k_major(fake: FakeDriver, layout: str) -> None:
+    product = Product(36, 20, 72, layout=layout, dtype="f32", family="sm100", config=SM100)
+    (a, b, _), launch = launched(fake, product)
+    assert launch["majors"] == [0, 0]
+    assert (a["dims"], b["dims"]) == ([72, 36, 1], [72, 20, 1])
+    shapes = [(call["shape"], call["transposed"]) for call in fake.repacks()]
+    expected = [([1, 36, 72], 1)] * (layout[0] == "t") + [([1, 20, 72], 1)] * (layout[1] == "n")
+    assert shapes == expected
+    assert all(call["kernel"] == "jaxbw_sm100_repack_32bit" for call in fake.repacks())
+    assert launch["b_is_ready"] == int(layout == "tt")
+
+
+# (attributes, whole tiles, work items) of 4 x 5 cluster tiles.
+SPLITS = [
+    ({"split_k": 3}, 0, 60),
+    ({"split_k": 3, "split_tail": 1, "wave": 8}, 16, 16 + 4 * 3),
+    ({"split_k": 2, "split_tail": 1, "wave": 10}, 20, 20),
+    ({"split_k": 2, "split_tail": 1, "wave": 132}, 0, 40),
+]
+
+
+@pytest.mark.parametrize(("split", "whole", "items"), SPLITS)
+@pytest.mark.parametrize("family", ["sm90", "sm100"])
+def test_split_tiles(
+    fake: FakeDriver, split: dict[str, int], whole: int, items: int, family: str
+) -> None:
+    config = SM90 if family == "sm90" else SM100
+    product = Product(512, 640, 200, layout="nt", family=family, config=dict(config) | split)
+    fake.launch_only()
+    product.launch()
+    (launch,) = fake.launches()
+    assert launch["work"] == [whole, split["split_k"], items]
+    assert launch["grid"] == [min(items, 132), 1, 1]
+    assert launch["identity"] == 0
+    # A counter for each epilogue warp of each split tile, and its sums of every part.
+    slices = (20 - whole) * (8 if family == "sm90" else 4)
+    rows = 16 if family == "sm90" else 32
+    partials = section(slices * split["split_k"] * rows * 128 * 4)
+    assert workspace(product) == partials + section(slices * 4)
+    cleared = fake.calls("cuMemsetD32Async")
+    assert [(call["value"], call["count"]) for call in cleared] == [(0, slices)] * (slices > 0)
+    assert launch["counters"] - launch["partials"] == partials
+
+
+def test_the_counters_of_split_tiles_are_zero(fake: FakeDriver) -> None:
+    for family, config in (("sm90", SM90), ("sm100", PAIR), ("sm100", PAIR | {"block_m": 512})):
+        split = config | {"split_k": 2}
+        Product(layout="nt", family=family, config=split).check(repeats=2)
+    fake.fail("cuMemsetD32Async", 719)
+    with pytest.raises(_native.DriverError, match="cuMemsetD32Async: CUDA_ERROR_LAUNCH_FAILED"):
+        Product(config=SM90 | {"split_k": 2}).check()
+
+
+def test_the_naive_kernel_reads_operands_where_they_are(fake: FakeDriver) -> None:
+    product = Product(37, 21, 75, batch=2, shared=("lhs",), layout="tn", family="sm100",
+                      output="bf16", bias="f32", config={"block_m": 8, "block_n": 32})  # fmt: skip
+    given = product.operands()
+    attributes = product.attributes | {"kernel": "jaxbw_sm100_naive_16bit"}
+    (data,) = _native.launch_gemm(
+        [values.view(f"u{values.itemsize}") for values in given],
+        [_native.DataType.BF16, _native.DataType.BF16, _native.DataType.F32],
+        _native.DataType.BF16, attributes, device=1,
+    )  # fmt: skip
+    (expected,) = product.expected(given)
+    assert (data.view(expected.dtype).reshape(expected.shape) == expected).all()
+    (launch,) = fake.launches()
+    assert (launch["grid"], launch["block"]) == ([2 * 5 * 1, 1, 1], [256, 1, 1])
+    assert launch["shared_memory"] == 0
+    assert not fake.repacks()
+    assert not fake.calls("cuTensorMapEncodeTiled")

@@ -6,22 +6,21 @@ import pytest
 
 from jaxbw import _native
 
-from ...gpu import direct
-from ...gpu.direct import Case
 from .conftest import FakeDriver
+from .product import SM90, Product
 
 # Each test takes kernels that no other one loads.
 
 
 def test_eight_threads_load_a_kernel_once(fake: FakeDriver) -> None:
-    case = Case(136, 136, 72)
+    product = Product(136, 136, 72)
     start = threading.Barrier(8)
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
             start.wait()
-            direct.check(case)
+            product.check()
         except BaseException as error:
             failures.append(error)
 
@@ -33,37 +32,40 @@ def test_eight_threads_load_a_kernel_once(fake: FakeDriver) -> None:
     assert not failures
     assert {call["version"] for call in fake.calls("cuGetProcAddress")} == {12000}
     assert len(fake.calls("cuInit")) == 1
-    assert len(fake.calls("cuLibraryLoadFromFile")) == 1
+    loaded = [call["path"].rsplit("/")[-1] for call in fake.calls("cuLibraryLoadFromFile")]
+    assert loaded == ["jaxbw_sm90_bf16_nn_128x128x64.cubin", "jaxbw_sm90_repack_16bit.cubin"]
     assert len(fake.calls("cuDevicePrimaryCtxRetain")) == 1
     assert len(fake.calls("cuOccupancyMaxActiveClusters")) == 1
     assert len(fake.calls("cuLaunchKernelEx")) == 8
 
 
 def test_occupancy_is_asked_once_for_each_cluster_and_shared_memory(fake: FakeDriver) -> None:
-    shallow = Case(136, 192, 72, block_n=192, stages=2)
-    wide = Case(136, 192, 72, block_n=192, stages=2, cluster=(2, 1))
-    for case in (shallow, wide, Case(136, 192, 72, block_n=192), shallow, wide):
-        direct.check(case)
-    assert len(fake.calls("cuLibraryLoadFromFile")) == 1
-    asked = [(c["cluster"], c["shared_memory"]) for c in fake.calls("cuOccupancyMaxActiveClusters")]
+    shallow = {"block_n": 192, "stages": 2}
+    wide = shallow | {"cluster_m": 2}
     deepest = _native.max_stages("sm90", 128, 192, 1)
+    for config in (shallow, wide, shallow | {"stages": deepest}, shallow, wide):
+        Product(136, 192, 72, config=SM90 | config).check()
+    names = [call["name"] for call in fake.calls("cuLibraryGetKernel")]
+    assert names.count("jaxbw_sm90_bf16_nn_128x192x64") == 1
+    asked = [(c["cluster"], c["shared_memory"]) for c in fake.calls("cuOccupancyMaxActiveClusters")]
     two, most = (
         _native.shared_memory_bytes("sm90", 128, 192, 1, stages) for stages in (2, deepest)
     )
     assert asked == [(1, two), (2, two), (1, most)]
     # Always to the limit: a later launch with fewer stages does not lower it for an earlier one.
-    assert {call["value"] for call in fake.calls("cuKernelSetAttribute")} == {232448}
+    limits = {(call["attribute"], call["value"]) for call in fake.calls("cuKernelSetAttribute")}
+    assert limits == {(8, 232448), (14, 1)}  # shared memory, clusters of more than 8
 
 
 def test_a_failure_is_not_kept(fake: FakeDriver) -> None:
-    case = Case(136, 264, 72, block_n=256)
+    product = Product(config=SM90 | {"block_n": 256})
     fake.fail("cuLibraryLoadFromFile", 2)
     with pytest.raises(
         _native.DriverError, match="cuLibraryLoadFromFile: CUDA_ERROR_OUT_OF_MEMORY"
     ):
-        direct.check(case)
+        product.check()
     fake.recover()
-    direct.check(case)
+    product.check()
 
 
 @pytest.mark.parametrize(
@@ -76,23 +78,21 @@ def test_a_refused_cubin_names_the_driver_and_the_gpu_it_needs(fake: FakeDriver,
     with pytest.raises(
         _native.DriverError, match=f"{call}: CUDA_ERROR_NO_BINARY_FOR_GPU.*{needed}"
     ):
-        direct.check(Case(136, 136, 72, dtype="f16"))
+        Product(136, 136, 72, dtype="f16").check()
 
 
 def test_a_missing_cubin_is_named(fake: FakeDriver) -> None:
     _native.set_kernel_directory("/nowhere")
     missing = r"/nowhere/jaxbw_sm90_bf16_tt_128x64x64\.cubin: .*CUDA_ERROR_FILE_NOT_FOUND"
     with pytest.raises(_native.DriverError, match=missing):
-        direct.check(Case(136, 136, 72, block_n=64, layout="tt"))
+        Product(136, 136, 72, layout="tt", config=SM90 | {"block_n": 64}).check()
 
 
 def test_a_device_of_another_architecture_is_refused_before_loading(fake: FakeDriver) -> None:
-    case = Case(136, 136, 72, layout="tn")
-    given = direct.operands(case)
     with pytest.raises(
         _native.DriverError, match=r"device 2 \(Fake A100\) has compute capability 8\.0"
     ):
-        direct.launch(case, given, device=2)
+        Product(136, 136, 72, layout="tn").launch(device=2)
     assert not fake.calls("cuLibraryLoadFromFile")
 
 

@@ -14,6 +14,7 @@ from jaxbw import _native
 STAGES = {"instantiate": 0, "initialize": 2, "execute": 3}  # XLA_FFI_ExecutionStage
 INVALID_ARGUMENT, INTERNAL = 3, 13  # XLA_FFI_Error_Code
 DTYPES = {  # XLA_FFI_DataType
+    np.dtype(np.uint8): 6,
     np.dtype(np.float16): 10,
     np.dtype(np.float32): 11,
     np.dtype(np.float64): 12,
@@ -31,7 +32,13 @@ class Buffer(ctypes.Structure):
 
 
 class Attribute(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("text", ctypes.c_char_p), ("number", ctypes.c_int32))
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("text", ctypes.c_char_p),
+        ("is_float", ctypes.c_int),
+        ("number", ctypes.c_int32),
+        ("real", ctypes.c_float),
+    )
 
 
 class FfiError(Exception):
@@ -45,7 +52,7 @@ def _harness() -> ctypes.CDLL:
 
 
 def _handler(stage: str) -> ctypes.c_void_p:
-    capsule = _native.ffi_targets()["jaxbw_gemm_v1"][stage]
+    capsule = _native.ffi_targets()["jaxbw_gemm_v2"][stage]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype = ctypes.c_void_p
     pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
@@ -57,25 +64,30 @@ def _buffer(array: npt.NDArray[Any]) -> Buffer:
     return Buffer(DTYPES[array.dtype], array.ndim, dims, array.ctypes.data)
 
 
+def _attribute(name: str, value: str | int | float) -> Attribute:
+    if isinstance(value, str):
+        return Attribute(name.encode(), value.encode(), 0, 0, 0.0)
+    if isinstance(value, float):
+        return Attribute(name.encode(), None, 1, 0, value)
+    return Attribute(name.encode(), None, 0, value, 0.0)
+
+
 def call(
     stage: str,
-    attributes: Mapping[str, str | int],
-    buffers: Sequence[npt.NDArray[Any]] = (),
+    attributes: Mapping[str, str | int | float],
+    operands: Sequence[npt.NDArray[Any]] = (),
+    results: Sequence[npt.NDArray[Any]] = (),
     *,
     device: int = 0,
     stream: int = 0,
 ) -> None:
-    """Runs one stage of the handler; the last buffer is the result.
+    """Runs one stage of the handler. An integer is an int32 attribute, a float a float32 one.
 
     Raises:
       FfiError: the handler returned an error.
     """
-    listed = [
-        Attribute(name.encode(), value.encode(), 0)
-        if isinstance(value, str)
-        else Attribute(name.encode(), None, value)
-        for name, value in attributes.items()
-    ]
+    listed = [_attribute(name, value) for name, value in attributes.items()]
+    buffers = [*operands, *results]
     message = ctypes.create_string_buffer(4096)
     code = _harness().harness_call(
         _handler(stage),
@@ -84,6 +96,7 @@ def call(
         ctypes.c_void_p(stream),
         (Buffer * len(buffers))(*map(_buffer, buffers)),
         len(buffers),
+        len(results),
         (Attribute * len(listed))(*listed),
         len(listed),
         message,

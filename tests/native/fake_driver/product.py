@@ -1,0 +1,207 @@
+"""A product with its epilogue: how it is called, and what must come out.
+
+The operands are small integers and the oracle is NumPy in float32, so that results are exact but
+for the smooth activations.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jaxbw import _native
+
+Values = npt.NDArray[Any]
+DTYPES: dict[str, tuple[Any, _native.DataType]] = {
+    "bf16": (ml_dtypes.bfloat16, _native.DataType.BF16),
+    "f16": (np.float16, _native.DataType.F16),
+    "f32": (np.float32, _native.DataType.F32),
+}
+
+
+def _gelu(x: Values) -> Values:
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+
+
+ACTIVATIONS: dict[str, Callable[[Values], Values]] = {
+    "none": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": _gelu,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+# A launch of 128 x 128 tiles by a kernel of each family.
+SM90 = {"block_m": 128, "block_n": 128, "stages": 4}
+SM100 = {"block_m": 128, "block_n": 128, "stages": 4, "scheduler": 1}
+PAIR = {"block_m": 256, "block_n": 128, "stages": 4, "scheduler": 1, "cta_group": 2, "cluster_m": 2}
+
+
+@dataclass(frozen=True)
+class Product:
+    """One call. `layout`: "n" is row-major, "t" its transpose; `config`: launch attributes."""
+
+    m: int = 136
+    n: int = 264
+    k: int = 72
+    batch: int = 1
+    shared: tuple[str, ...] = ()  # operands with one matrix for all batch indices
+    layout: str = "nn"
+    dtype: str = "bf16"
+    output: str = "f32"
+    alpha: float = 1.0
+    beta: float = 0.0
+    c: str | None = None
+    bias: str | None = None
+    bias_along_m: bool = False
+    residual: str | None = None
+    activation: str = "none"
+    gated: bool = False
+    save: bool = False
+    family: str = "sm90"
+    config: Mapping[str, int] = field(default_factory=lambda: SM90)
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that serves it."""
+        if self.family == "sm100":
+            kind = "tf32" if self.dtype == "f32" else "16bit"
+            return f"jaxbw_sm100_{kind}_{self.config.get('cta_group', 1)}cta"
+        tile = f"{self.config['block_m']}x{self.config['block_n']}x64"
+        return f"jaxbw_sm90_{self.dtype}_{self.layout}_{tile}"
+
+    @property
+    def device(self) -> int:
+        """The fake device that runs it."""
+        return 0 if self.family == "sm90" else 1
+
+    @property
+    def attributes(self) -> dict[str, str | int | float]:
+        """All attributes of the custom call."""
+        return {
+            "kernel": self.kernel,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "has_c": int(self.c is not None),
+            "has_bias": int(self.bias is not None),
+            "bias_along_m": int(self.bias_along_m),
+            "has_residual": int(self.residual is not None),
+            "gated": int(self.gated),
+            "save": int(self.save),
+            "activation": _native.Activation[self.activation.upper()].value,
+            "lhs_major": int(self.layout[0] == "t"),
+            "rhs_major": int(self.layout[1] == "n"),
+            "block_m": 0,
+            "block_n": 0,
+            "k_spans": 1,
+            "cluster_m": 1,
+            "cluster_n": 1,
+            "cta_group": 1,
+            "stages": 0,
+            "swizzle": 1,
+            "raster": 0,
+            "split_k": 1,
+            "split_tail": 0,
+            "wave": 0,
+            "swap_ab": 0,
+            "accumulators": 2,
+            "store_buffers": 2,
+            "tma_store": 1,
+            "operand_swizzle": 1,
+            "scheduler": 0,
+            **self.config,
+        }
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Of the operands, in their order."""
+        named = (self.c, self.bias, self.residual)
+        return [self.dtype] * (3 if self.gated else 2) + [name for name in named if name]
+
+    def operands(self) -> list[Values]:
+        """lhs, rhs, and as far as there are rhs_up, c, bias, residual; as they lie in memory."""
+        random = np.random.default_rng(zlib.crc32(repr(self).encode()))
+
+        def draw(dtype: str, *shape: int) -> Values:
+            values: Values = random.integers(-2, 3, shape).astype(DTYPES[dtype][0])
+            return values
+
+        def matrix(name: str, letter: str, rows: int, columns: int) -> Values:
+            batch = 1 if name in self.shared else self.batch
+            return draw(self.dtype, batch, *((rows, columns) if letter == "n" else (columns, rows)))
+
+        drawn = [matrix("lhs", self.layout[0], self.m, self.k)]
+        drawn += [
+            matrix("rhs", self.layout[1], self.k, self.n) for _ in range(2 if self.gated else 1)
+        ]
+        shape = (self.batch, self.m, self.n)
+        if self.c:
+            drawn.append(draw(self.c, *shape))
+        if self.bias:
+            drawn.append(draw(self.bias, self.m if self.bias_along_m else self.n))
+        if self.residual:
+            drawn.append(draw(self.residual, *shape))
+        return drawn
+
+    def expected(self, operands: list[Values]) -> list[Values]:
+        """d and the saved results."""
+        given = [values.astype(np.float32) for values in operands]
+
+        def take(present: object) -> Values | None:
+            return given.pop(0) if present else None
+
+        lhs, rhs, up = given.pop(0), given.pop(0), take(self.gated)
+        c, bias, residual = take(self.c), take(self.bias), take(self.residual)
+        lhs = lhs if self.layout[0] == "n" else lhs.swapaxes(1, 2)
+
+        def times(right: Values) -> Values:
+            right = right if self.layout[1] == "n" else right.swapaxes(1, 2)
+            return np.asarray(np.float32(self.alpha) * (lhs @ right))
+
+        z = times(rhs)
+        if c is not None:
+            z = z + np.float32(self.beta) * c
+        if bias is not None:
+            z = z + (bias[:, None] if self.bias_along_m else bias)
+        results = [ACTIVATIONS[self.activation](z)]
+        if self.save:
+            results.append(z)
+        if up is not None:
+            u = times(up)
+            results[0] = results[0] * u
+            if self.save:
+                results.append(u)
+        if residual is not None:
+            results[0] = results[0] + residual
+        return [values.astype(DTYPES[self.output][0]) for values in results]
+
+    def launch(self, operands: list[Values] | None = None, **options: Any) -> list[Values]:
+        """The results of the direct launcher."""
+        given = self.operands() if operands is None else operands
+        data = _native.launch_gemm(
+            [np.ascontiguousarray(values).view(f"u{values.itemsize}") for values in given],
+            [DTYPES[name][1] for name in self.dtypes],
+            DTYPES[self.output][1],
+            self.attributes,
+            **{"device": self.device} | options,
+        )
+        shape = (self.batch, self.m, self.n)
+        return [values.view(DTYPES[self.output][0]).reshape(shape) for values in data]
+
+    def check(self, **options: Any) -> None:
+        """Launches it and compares all results.
+
+        Raises:
+          AssertionError: an element is wrong.
+        """
+        given = self.operands()
+        results = self.launch(given, **options)
+        expected = self.expected(given)
+        assert len(results) == len(expected)
+        tolerance = 0.0 if self.activation in ("none", "relu") else 0.02
+        for result, right in zip(results, expected, strict=True):
+            np.testing.assert_allclose(
+                result.astype(np.float32), right.astype(np.float32), rtol=tolerance, atol=tolerance
+            )

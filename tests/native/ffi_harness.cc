@@ -73,7 +73,8 @@ struct HarnessAttribute {
 
 // The last `result_count` buffers are results. No buffers: a stage that takes none.
 int harness_call(XLA_FFI_Handler* handler, int stage, int device, void* stream, const HarnessBuffer* buffers,
-                 int buffer_count, int result_count, HarnessAttribute* attributes, int attribute_count, char* message, size_t size) {
+                 int buffer_count, int result_count, HarnessAttribute* attributes, int attribute_count, char* message,
+                 size_t size) {
   std::vector<XLA_FFI_Buffer> storage(buffer_count);
   std::vector<void*> pointers(buffer_count);
   for (int i = 0; i < buffer_count; ++i) {

@@ -110,20 +110,7 @@ def select(
     for name in implementations if implementations is not None else _free_choice(device):
         if name == "xla":
             reason = _reason_for_xla(device, implementations is None, bool(refused))
-            device_name = device.name if device is not None else None
-            return Choice(
-                implementation="xla",
-                kernel=None,
-                config=None,
-                cost=None,
-                wave=None,
-                repacked=(),
-                candidates=(),
-                reason=reason,
-                refused=tuple(refused),
-                problem=str(problem),
-                device=device_name,
-            )
+            return _on_xla(problem, device, reason, refused)
         family = EMULATED.get(name, name)
         on = for_family(device, family) if name in EMULATED else device
         reason_against = _family_refusal(problem, on, family, kernels)
@@ -151,6 +138,24 @@ def select(
 def _free_choice(device: Device | None) -> tuple[str, ...]:
     family = device.family if device is not None else None
     return (family, "xla") if family is not None else ("xla",)
+
+
+def _on_xla(
+    problem: GemmProblem, device: Device | None, reason: str, refused: Sequence[Refusal]
+) -> Choice:
+    return Choice(
+        implementation="xla",
+        kernel=None,
+        config=None,
+        cost=None,
+        wave=None,
+        repacked=(),
+        candidates=(),
+        reason=reason,
+        refused=tuple(refused),
+        problem=str(problem),
+        device=device.name if device is not None else None,
+    )
 
 
 def _reason_for_xla(device: Device | None, is_free: bool, any_refused: bool) -> str:

@@ -17,10 +17,12 @@ from jaxbw.epilogue import IDENTITY, Epilogue
 from jaxbw.primitives.gemm import DATA_TYPES, call_attributes
 from jaxbw.problem import reduce_dot_general
 from jaxbw.selection import manifest
+from jaxbw.selection.candidates import candidates
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import DEFAULT_TARGETS, TARGETS, Device
 from jaxbw.selection.search import search
 from jaxbw.selection.select import Choice, select
+from jaxbw.selection.workload import workload
 
 LAYOUTS = {"nn": (1, 0), "nt": (1, 1), "tn": (0, 0), "tt": (0, 1)}
 
@@ -133,6 +135,40 @@ def test_a_choice_exists_is_launchable_and_repeats(
     assert isinstance(given, Choice)
     assert (given.kernel, given.config, given.wave) == (outcome.kernel, config, outcome.wave)
     assert given.cost == outcome.cost
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("epilogue", ["none", "gated"])
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("device", ["B200", "H200"])
+def test_every_candidate_is_launchable(device: str, layout: str, epilogue: str, dtype: str) -> None:
+    """Not only those that win: by the rules of config.py, and by the runtime's."""
+    family = TARGETS[device].family or ""
+    p = problem(2000, 3000, 4096, layout, dtype, epilogue=EPILOGUES[epilogue])
+    if (family, dtype) == ("sm90", "float32"):
+        return
+    seen = 0
+    for swapped in (False, True):
+        work = workload(p, swapped=swapped)
+        lhs, rhs = (work.b_major, work.a_major) if swapped else (work.a_major, work.b_major)
+        table = candidates(
+            family,
+            lhs,
+            rhs,
+            work.itemsize,
+            gated=work.gated,
+            swap_ab=swapped,
+            whole=False,
+        )
+        for row in range(0, len(table), 5):
+            config = table.config(row, work.itemsize, swap_ab=swapped)
+            given = select(p, TARGETS[device], (family,), config, manifest.kernels())
+            assert isinstance(given, Choice), (config, given)
+            _native.workspace_bytes(
+                p.lhs_shape, p.rhs_shape, DATA_TYPES[dtype], call_attributes(p, given)
+            )
+            seen += 1
+    assert seen > 10
 
 
 @hypothesis.settings(max_examples=60, deadline=None)

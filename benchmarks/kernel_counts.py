@@ -42,9 +42,9 @@ ROLES = {
         "epilogue": ("STSM.*", "UTMASTG.*"),
     },
 }
-# Elements of D that a lane writes in a round of the epilogue's loop. sm100: a row of 32 columns;
+# Elements of D that a lane writes in a round of the epilogue's loop. sm100: a row of 64 columns;
 # sm90: its part of 16 rows of a swizzle span of 16-bit elements.
-CHUNK = {"sm100": 32, "sm90": 32}
+CHUNK = {"sm100": 64, "sm90": 32}
 TITLES = {"triton": "Triton", "gluon": "Gluon", "cute": "CuTe DSL"}
 
 

@@ -201,7 +201,8 @@ class Code:
         """The shortest and the longest way once round a loop on which so many of each are issued.
 
         `issued`: patterns of opcodes, and how many instructions match each. Instructions that a
-        predicate switches off are issued too.
+        predicate switches off are issued too. With 0, blocks that have a match are not on the way,
+        nor are inner loops around them that have nothing to count.
 
         Raises:
           ValueError: there is no such way, or no longest one: how often an inner loop is passed is
@@ -215,7 +216,12 @@ class Code:
 
         never = [pattern for pattern, wanted in issued.items() if not wanted]
         some = {pattern: wanted for pattern, wanted in issued.items() if wanted}
-        blocks = {b for b in loop.blocks if not any(count(b, pattern) for pattern in never)}
+        ruled_out = {b for b in loop.blocks if any(count(b, pattern) for pattern in never)}
+        for inner in self.loops:
+            counted = any(count(b, pattern) for b in inner.blocks for pattern in some)
+            if inner.blocks < loop.blocks and inner.blocks & ruled_out and not counted:
+                ruled_out |= inner.blocks
+        blocks = loop.blocks - ruled_out
         gains = {b: tuple(count(b, pattern) for pattern in some) for b in blocks}
         wanted = tuple(some.values())
         if loop.header not in blocks:

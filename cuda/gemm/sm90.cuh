@@ -40,8 +40,8 @@ constexpr uint32_t kConsumerWarps = kSm90Epilogue.warps;
 constexpr uint32_t kBlockK = span_elements(DataType::kF16);  // a stage is one swizzle span deep
 
 // The register file holds 65536 registers: 512 for one thread of each warpgroup together. Multiplying needs the most.
-constexpr uint32_t kLoadRegisters = 40;
-constexpr uint32_t kConsumerRegisters = 232;
+constexpr uint32_t kLoadRegisters = 32;
+constexpr uint32_t kConsumerRegisters = 240;
 static_assert(kLoadRegisters + kConsumers * kConsumerRegisters <= 512);
 
 struct Control {

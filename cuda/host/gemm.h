@@ -94,6 +94,7 @@ struct KernelFamily {
   EpilogueShape epilogue;
   uint32_t threads;           // of a gemm kernel's block, as in its __launch_bounds__
   uint32_t max_cluster_size;  // CTAs
+  uint32_t min_stages;        // sm_90 holds on to one stage while it waits for the next
   int compute_major;
   int compute_minor;  // -1: any, a family target
   std::string_view gpus;

@@ -9,6 +9,7 @@ constexpr KernelFamily kFamilies[] = {
      .epilogue = kSm90Epilogue,
      .threads = 384,
      .max_cluster_size = 8,
+     .min_stages = 2,
      .compute_major = 9,
      .compute_minor = 0,
      .gpus = "compute capability 9.0 (H100, H200, GH200)"},
@@ -16,6 +17,7 @@ constexpr KernelFamily kFamilies[] = {
      .epilogue = kSm100Epilogue,
      .threads = 256,
      .max_cluster_size = 16,
+     .min_stages = 1,
      .compute_major = 10,
      .compute_minor = -1,
      .gpus = "compute capability 10.x (B200, GB200, B300)"},
@@ -257,9 +259,9 @@ Status check_config(const GemmConfig& c) {
     return invalid("cluster_m ", c.cluster_m, " is not a multiple of cta_group ", c.cta_group);
   }
   const uint32_t most = storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family->epilogue).max_stages();
-  if (c.stages == 0 || c.stages > most) {
-    return invalid(c.stages, " stages; a ", c.block_m, "x", c.block_n, " tile with k_spans ", c.k_spans, " takes 1 to ",
-                   most);
+  if (c.stages < family->min_stages || c.stages > most) {
+    return invalid(c.stages, " stages; a ", c.block_m, "x", c.block_n, " tile with k_spans ", c.k_spans, " takes ",
+                   family->min_stages, " to ", most);
   }
   if (family->is_sm90() && static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc) {
     return invalid("scheduler is ", c.scheduler, ", cluster launch control, which sm_90 does not have");

@@ -18,6 +18,14 @@ JAXBW_DEVICE uint32_t warp_index() { return uniform(threadIdx.x / kWarpSize); }
 
 JAXBW_DEVICE uint32_t lane_index() { return threadIdx.x % kWarpSize; }
 
+// The same, read anew: the compiler then computes what follows from it here, and does not keep that in registers across
+// a main loop that needs them all.
+JAXBW_DEVICE uint32_t lane_index_here() {
+  uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 // True in one lane of a converged warp, the same one each time (PTX 9.7.13.14, elect.sync). Unlike a comparison of lane
 // numbers it tells the compiler that the code under it runs in one lane.
 JAXBW_DEVICE bool elect_one() {

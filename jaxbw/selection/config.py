@@ -19,6 +19,7 @@ SCHEDULERS = {"sm90": ("static", "none"), "sm100": ("clc", "static", "none")}  #
 BLOCK_M = {1: (64, 128, 256), 2: (128, 256, 512)}
 _SWIZZLE_ROWS = 8  # rows that the 128-byte swizzle permutes together
 _MAX_SPANS = 4
+_MIN_STAGES = {"sm90": 2, "sm100": 1}  # sm90 holds on to one stage while it waits for the next
 _MAY_BE_NONE = ("block_m", "block_n", "block_k", "stages", "accumulators", "scheduler")
 # What is printed of a configuration only where it is not the default.
 _RARE = (
@@ -317,8 +318,12 @@ def _stages_refusal(c: GemmConfig, family: str, itemsize: int) -> str | None:
     deepest = max_stages(c, family, itemsize)
     if not deepest:
         return f"block_k is {c.block_k}; one such stage does not fit shared memory: take a smaller"
-    if c.stages is not None and not 1 <= c.stages <= deepest:
-        return f"stages is {c.stages}; this tile takes 1 to {deepest}, or None for as many as fit"
+    least = _MIN_STAGES[family]
+    if c.stages is not None and not least <= c.stages <= deepest:
+        return (
+            f"stages is {c.stages}; this tile takes {least} to {deepest}, "
+            f"or None for as many as fit"
+        )
     return None
 
 

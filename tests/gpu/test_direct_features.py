@@ -168,7 +168,7 @@ def draw(seed: int) -> Case:
         save=rng.random() < 0.3,
         block_n=rng.choice((128, 256) if gated else (64, 128, 192, 256)),
         cluster=rng.choice(((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))),
-        stages=rng.choice((1, 2, None)),
+        stages=rng.choice((2, 3, None)),
         swizzle=rng.choice((1, 2, 16)),
         raster=rng.choice("mn"),
         split_k=rng.choice((1, 1, 2, 4)) if k > 4 * 64 else 1,

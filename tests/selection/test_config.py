@@ -27,7 +27,7 @@ BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
         ("sm90", {"cta_group": 2}, "sm90 takes 1"),
         ("sm90", {"cluster": (4, 4)}, "1 to 8 CTAs"),
         ("sm90", {"cluster": (0, 1)}, "1 to 8 CTAs"),
-        ("sm90", {"stages": 0}, "takes 1 to"),
+        ("sm90", {"stages": 1}, "takes 2 to"),
         ("sm90", {"stages": 99}, "None for as many as fit"),
         ("sm90", {"swizzle": 0}, "1 to 16"),
         ("sm90", {"swizzle": 17}, "1 to 16"),

@@ -140,7 +140,7 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
 @pytest.mark.parametrize(
     ("product", "changes", "message"),
     [
-        (HOPPER, {"stages": 0}, "0 stages; a 128x128 tile with k_spans 1 takes 1 to 6"),
+        (HOPPER, {"stages": 0}, "0 stages; a 128x128 tile with k_spans 1 takes 2 to 6"),
         (HOPPER, {"stages": 7}, "7 stages"),
         (HOPPER, {"swizzle": 0}, "swizzle is 0; it is 1 to"),
         (HOPPER, {"cluster_m": 0}, "a cluster of 0x1 CTAs"),

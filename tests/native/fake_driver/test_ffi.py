@@ -150,7 +150,7 @@ def test_a_failed_launch_names_shape_kernel_and_error(fake: FakeDriver) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stages": 99}, "99 stages; a 128x128 tile with k_spans 1 takes 1 to 6"),
+        ({"stages": 99}, "99 stages; a 128x128 tile with k_spans 1 takes 2 to 6"),
         ({"cluster_m": -1}, "a cluster of 4294967295x1 CTAs"),
         ({"split_k": 99}, "split_k is 99; it is 1 to 16"),
         ({"kernel": "other"}, "no kernel family is known for kernel 'other'"),

@@ -166,12 +166,13 @@ def expected(case: Case, product: Product) -> list[tuple[Values, Values]]:
         return p.alpha * (p.lhs @ rhs), abs(p.alpha) * allowed
 
     z, error = sums(p.rhs)
-    if p.c is not None:
-        z = z + p.beta * p.c.astype(np.float64)
+    terms = [] if p.c is None else [p.beta * p.c.astype(np.float64)]
     if p.bias is not None:
         bias = p.bias.astype(np.float64)
-        z = z + (bias[:, None] if p.bias_along_m else bias)
-    error = error + ACCUMULATION * np.abs(z)
+        terms.append(bias[:, None] if p.bias_along_m else bias)
+    for term in terms:
+        error = error + ACCUMULATION * (np.abs(z) + np.abs(term))
+        z = z + term
     d = activate(case.activation, z)
     d_error = SLOPE * error + (ACTIVATION * np.abs(z) if smooth(case.activation) else 0.0)
     saved = [(z, error)]
@@ -181,8 +182,9 @@ def expected(case: Case, product: Product) -> list[tuple[Values, Values]]:
         d, d_error = d * up, d_error * (np.abs(up) + up_error) + np.abs(d) * up_error
         d_error = d_error + ACCUMULATION * np.abs(d)
     if p.residual is not None:
-        d = d + p.residual.astype(np.float64)
-        d_error = d_error + ACCUMULATION * (np.abs(d) + 1)
+        residual = p.residual.astype(np.float64)
+        d_error = d_error + ACCUMULATION * (np.abs(d) + np.abs(residual))
+        d = d + residual
     return [(d, d_error), *(saved if p.save else [])]
 
 

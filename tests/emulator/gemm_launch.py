@@ -241,9 +241,14 @@ class _Results:
 
     shape: tuple[int, int, int]
     dtype: np.dtype[Any]
+    pitch: int | None
     guarded: list[Array] = field(default_factory=list)
 
     def new(self) -> Array:
+        """[batch, m, n], or where rows lie apart [batch, m, pitch], unguarded and untouched."""
+        if self.pitch is not None:
+            self.guarded.append(emulator.empty((*self.shape[:2], self.pitch), self.dtype))
+            return self.guarded[-1]
         size = int(np.prod(self.shape))
         guarded = emulator.empty(size + 2 * GUARD, self.dtype)
         guarded.view(np.uint8)[...] = POISON
@@ -251,7 +256,7 @@ class _Results:
         return guarded[GUARD:-GUARD].reshape(self.shape)
 
     def check(self) -> None:
-        for guarded in self.guarded:
+        for guarded in self.guarded if self.pitch is None else []:
             edges = np.concatenate([guarded[:GUARD], guarded[-GUARD:]])
             intact = (edges.view(np.uint8) == POISON).all()
             assert intact, "the kernel wrote outside the result"
@@ -282,9 +287,12 @@ def launch(
     product: Product,
     sm_count: int = 8,
     more_buffers: Iterable[Array] = (),
+    pitch: int | None = None,
     **options: Any,
 ) -> Outcome:
     """Runs a kernel, which may also access `more_buffers`. Nothing around its results may change.
+
+    With `pitch` the rows of the results lie so many elements apart.
 
     Raises:
       AssertionError: it does.
@@ -301,9 +309,10 @@ def launch(
         if p.rhs_up is not None
         else b
     )
-    results = _Results((batch, m, n), c.output)
+    results = _Results((batch, m, n), c.output, pitch)
     d = results.new()
     saved = [results.new() for _ in range(p.save + (p.save and gated))]
+    row = pitch or n
     if c.swap_ab:
         m, n = n, m
 
@@ -320,15 +329,15 @@ def launch(
     partials[...], counters[...] = np.nan, 0
 
     path = "columns" if c.swap_ab else c.store
-    if path == "tma" and n * c.output.itemsize % 16:
+    if path == "tma" and row * c.output.itemsize % 16:
         path = "rows"
     params = GemmParams(
         store_path=("tma", "rows", "columns").index(path),
         a_data=a.array.ctypes.data,
         b_data=b.array.ctypes.data,
-        row_stride=1 if c.swap_ab else n,
-        column_stride=m if c.swap_ab else 1,
-        batch_stride=m * n,
+        row_stride=1 if c.swap_ab else row,
+        column_stride=row if c.swap_ab else 1,
+        batch_stride=p.shape[1] * row,
         m=m,
         n=n,
         k=k,
@@ -384,7 +393,7 @@ def launch(
         **options,
     )
     results.check()
-    return Outcome(d, saved, report, params)
+    return Outcome(d[..., : p.shape[2]], [x[..., : p.shape[2]] for x in saved], report, params)
 
 
 def _operands(config: Config, product: Product, naive: bool) -> tuple[_Operand, _Operand]:

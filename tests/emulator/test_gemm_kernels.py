@@ -37,7 +37,9 @@ def check(case: Case, schedule: str = "eager", seed: int = 0) -> gemm_launch.Out
 ONE: dict[str, Any] = dict(output="bf16", stages=3)
 PAIR: dict[str, Any] = dict(ONE, block_m=256, cta_group=2, cluster=(2, 1))
 SMALL: dict[str, Any] = dict(ONE, block_m=64, block_n=64)
-ALL = dict(c="f32", bias="bf16", residual="f16", save=True, alpha=0.5, activation="relu")
+ALL: dict[str, Any] = dict(
+    c="f32", bias="bf16", residual="f16", save=True, alpha=0.5, activation="relu"
+)
 
 # What one launch can be, a launch for each. The names are test ids.
 SM100 = {

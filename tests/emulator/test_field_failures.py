@@ -1,0 +1,194 @@
+"""What has gone wrong in other people's GEMM kernels, and does not in ours: a test for each.
+
+The list is from issue trackers. Heuristics that regress after a tuning change, the last of it, are
+pinned by tests/selection.
+"""
+
+import functools
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxbw
+from jaxbw import emulator
+from jaxbw.selection import manifest
+
+from . import gemm_cases, gemm_launch, mutation, probe
+from .gemm_cases import Case
+from .mutants import mutants
+
+KERNELS = Path(jaxbw.__file__).parent / "kernels"
+SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("random", 2), ("pct", 3)]
+SM100 = ("jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta")
+PAIR: dict[str, Any] = dict(block_m=256, cta_group=2, cluster=(2, 1))
+SM90: dict[str, Any] = dict(family="sm90")
+
+
+@functools.cache
+def text(name: str) -> str:
+    path = KERNELS / f"{name}.ptx"
+    if not path.exists():
+        pytest.skip(f"{path.name} has not been built")
+    return path.read_text()
+
+
+@functools.cache
+def load(name: str) -> emulator.Module:
+    return emulator.Module(text(name), name)
+
+
+def check(case: Case, *schedules: tuple[str, int]) -> None:
+    for schedule, seed in schedules or SCHEDULES[:1]:
+        gemm_cases.check(load(case.kernel), case, schedule, seed)
+
+
+@pytest.mark.parametrize("store_buffers", [1, 2])
+@pytest.mark.parametrize("group", [dict(block_m=128), PAIR, SM90], ids=["1cta", "2cta", "sm90"])
+def test_a_rare_corrupted_patch_of_128x32(group: dict[str, Any], store_buffers: int) -> None:
+    # A staging buffer that is written while TMA still stores it: many boxes, several tiles.
+    width = 128 if group is SM90 else 256
+    case = Case(512, 512, 64, output="bf16", block_n=width, store_buffers=store_buffers, **group)
+    check(case, *SCHEDULES)
+
+
+@pytest.mark.parametrize("name", SM100)
+def test_a_race_for_the_address_of_tensor_memory(name: str) -> None:
+    # Whoever reads it before the allocating warp has left it there: the barrier between them is
+    # what keeps them apart, and without it the emulator says so.
+    barriers = [
+        mutant
+        for mutant in mutants(text(name))
+        if mutant.role == "setup" and mutant.opcode == "bar.sync" and mutant.change == "deleted"
+    ]
+    assert len(barriers) == 1
+    outcome = mutation.examine(name, barriers[0], mutation.SCHEDULES[:9])
+    assert outcome.found, outcome
+    group = PAIR if name.endswith("2cta") else {}
+    check(Case(256, 256, 64, output="bf16", **group), *SCHEDULES)
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (2, 2), (4, 4), (8, 2)])
+@pytest.mark.parametrize("group", [1, 2])
+def test_expected_bytes_scaled_by_the_cluster(cluster: tuple[int, int], group: int) -> None:
+    # Too many bytes are a deadlock. A stage has those of the CTAs that share an MMA, no others.
+    shape: dict[str, Any] = dict(block_m=128 * group, block_n=128, cta_group=group)
+    case = Case(128, 128, 128, layout="nt", cluster=cluster, **shape)
+    expects = probe.Probe(text(case.kernel), dict(expect=probe.EXPECT), ctas=16)
+    product = case.product()
+    outcome = gemm_launch.launch(
+        expects.module, case.config(), product, sm_count=16, more_buffers=expects.buffers
+    )
+    gemm_cases.verify(case, product, outcome)
+    bytes_ = {seen.values[1] for seen in expects.seen("expect")}
+    assert bytes_ == {(128 * group + 128) * gemm_launch.SPAN}
+
+
+@pytest.mark.parametrize("n", [8, 24, 40, 72, 136, 264])
+@pytest.mark.parametrize("output", ["bf16", "f32"])
+def test_n_is_8_mod_16(n: int, output: str) -> None:
+    for layout in ("nn", "nt"):
+        check(Case(128, n, 64, layout=layout, output=output))
+        check(Case(256, n, 64, layout=layout, output=output, **PAIR))
+        check(Case(128, n, 64, layout="nn", output=output, **SM90))
+    check(Case(64, n, 64, layout="nt", output=output, block_m=64, block_n=8))
+    check(Case(64, n, 64, layout="nt", output=output, block_m=64, block_n=24, store="rows"))
+
+
+@pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 15, 16, 17, 31, 33])
+def test_m_around_8(m: int) -> None:
+    check(Case(m, 200, 136, output="bf16"))
+    check(Case(m, 200, 136, output="bf16", **PAIR))
+    check(Case(m, 136, 136, output="bf16", **SM90))
+    for block_n in (8, 16, 32):
+        case = Case(m, 200, 136, layout="nt", output="bf16", block_m=64, block_n=block_n)
+        check(replace(case, swap_ab=True))
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 1, 64), (1, 3, 1), (3, 1, 7), (2, 2, 2), (5, 9, 3)]
+)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_small_shapes(shape: tuple[int, int, int], layout: str) -> None:
+    everything: dict[str, Any] = dict(c="f32", bias="bf16", residual="f16", save=True)
+    for output in ("bf16", "f32"):
+        check(Case(*shape, layout=layout, output=output, **everything))
+        check(Case(*shape, layout=layout, output=output, **PAIR))
+        check(Case(*shape, layout=layout, output=output, block_m=64, block_n=64, swap_ab=True))
+    if layout == "nn":
+        check(Case(*shape, layout=layout, **SM90, **everything))
+
+
+@pytest.mark.parametrize("block_n", [64, 96, 128, 192, 256])
+def test_n_is_768(block_n: int) -> None:
+    check(Case(256, 768, 64, layout="nt", output="bf16", block_n=block_n))
+    check(Case(256, 768, 64, layout="nt", output="bf16", block_n=block_n, **PAIR))
+
+
+def sm90_kernels() -> list[str]:
+    return [kernel.name for kernel in manifest.kernels() if kernel.name.startswith("jaxbw_sm90_b")]
+
+
+def test_registers_of_wgmma_that_are_used_again_too_early() -> None:
+    # A from registers must stay there until the group has ended: ours comes from shared memory.
+    for name in sm90_kernels():
+        operands = re.findall(r"wgmma\.mma_async\S* {[^}]*}, ([%{])(\w+)", text(name))
+        assert all(kind == "%" and register.startswith("rd") for kind, register in operands), name
+    check(Case(200, 200, 200, output="bf16", **SM90), *SCHEDULES)
+
+
+def test_named_barriers_of_two_consumers() -> None:
+    # Two warpgroups that end on the same barrier let each other go too early: ours share none.
+    for name in sm90_kernels():
+        assert set(re.findall(r"\bbar(?:rier)?\.sync\S*\s+(\w+)", text(name))) <= {"0"}, name
+    check(Case(520, 264, 64, output="bf16", **SM90 | dict(cluster=(2, 1))), *SCHEDULES)
+
+
+@pytest.mark.parametrize("output", ["bf16", "f32"])
+@pytest.mark.parametrize(
+    "path", [dict(), dict(store="rows"), dict(swap_ab=True, block_m=64, block_n=64)]
+)
+def test_results_beyond_2_gib(path: dict[str, Any], output: str) -> None:
+    # Rows that lie so far apart that the third one starts behind 2^31 elements; the pages between
+    # them are never touched.
+    case = Case(3, 40, 64, layout="nt", output=output, batch=1, **path)
+    pitch = (1 << 30) + 64
+    product = case.product()
+    outcome = gemm_launch.launch(load(case.kernel), case.config(), product, pitch=pitch)
+    gemm_cases.verify(case, product, outcome)
+    assert outcome.d.strides[1] * 2 > 1 << 32
+
+
+@pytest.mark.parametrize("name", [*SM100, "jaxbw_sm90_bf16_nn_128x128x64"])
+def test_a_wait_for_the_preceding_kernel_that_comes_too_late(name: str) -> None:
+    # Every thread waits for it, before any of them touches global memory or waits for another.
+    source = text(name)
+    wait = source.index("griddepcontrol.wait")
+    assert source.count("griddepcontrol.wait") == 1
+    touches = re.compile(r"cp\.async\.bulk\.tensor|ld\.global|st\.global|atom|mbarrier\.try_wait")
+    assert touches.search(source, 0, wait) is None
+    group = PAIR if name.endswith("2cta") else {}
+    case = Case(128, 128, 64, output="bf16", family=name.split("_")[1], **group)
+    waits = probe.Probe(source, dict(wait=probe.UPSTREAM), ctas=2)
+    product = case.product()
+    outcome = gemm_launch.launch(
+        waits.module, case.config(), product, sm_count=2, more_buffers=waits.buffers
+    )
+    gemm_cases.verify(case, product, outcome)
+    threads = case.config().family.threads
+    for cta in range(case.cluster[0]):
+        assert sum(seen.cta == cta for seen in waits.seen("wait")) == threads
+
+
+def test_a_result_is_the_same_on_every_run() -> None:
+    # Determinism is what users ask for first: real numbers, other orders, the same bits.
+    case = Case(300, 264, 500, layout="nt", integers=False, bias="f32", activation="gelu")
+    bits = {
+        gemm_cases.check(load(case.kernel), case, schedule, seed).d.tobytes()
+        for schedule, seed in SCHEDULES
+    }
+    assert len(bits) == 1
+    assert not np.isnan(np.frombuffer(bits.pop(), np.float32)).any()

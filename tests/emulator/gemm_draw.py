@@ -178,7 +178,7 @@ def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float) -> Case:
         block_m=block_m,
         block_n=block_n,
         cluster=cluster,
-        stages=rng.choice((1, 2, min(3, deepest), deepest)),
+        stages=rng.choice((2, min(3, deepest), deepest)),
         swizzle=rng.choice((1, 2, 3)),
         raster=rng.choice("mn"),
         store_buffers=rng.choice((1, 2)),

@@ -113,13 +113,15 @@ def test_m_around_8(m: int) -> None:
 )
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_small_shapes(shape: tuple[int, int, int], layout: str) -> None:
+    m, n, k = shape
     everything: dict[str, Any] = dict(c="f32", bias="bf16", residual="f16", save=True)
     for output in ("bf16", "f32"):
-        check(Case(*shape, layout=layout, output=output, **everything))
-        check(Case(*shape, layout=layout, output=output, **PAIR))
-        check(Case(*shape, layout=layout, output=output, block_m=64, block_n=64, swap_ab=True))
+        case = Case(m, n, k, layout=layout, output=output)
+        check(replace(case, **everything))
+        check(replace(case, **PAIR))
+        check(replace(case, block_m=64, block_n=64, swap_ab=True))
     if layout == "nn":
-        check(Case(*shape, layout=layout, **SM90, **everything))
+        check(Case(m, n, k, **SM90, **everything))
 
 
 @pytest.mark.parametrize("block_n", [64, 96, 128, 192, 256])

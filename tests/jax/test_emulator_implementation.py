@@ -129,12 +129,17 @@ def test_configurations(
     config: GemmConfig, shape: tuple[int, int, int], operand: Operand, assert_product_close: Close
 ) -> None:
     m, n, k = shape
-    lhs, rhs = operand((m, k)), operand((n, k), number=1).T
-    x, y = wide(lhs), wide(rhs)
+    lhs, rhs = operand((m, k)), operand((n, k), number=1)
+    x, y = wide(lhs), wide(rhs).T
     on_both = config.block_m == 128 and config.cta_group == 1
     for name in EMULATED if on_both else ("emulator",):
-        out = jaxbw.matmul(
-            lhs, rhs, implementation=name, config=config, preferred_element_type=jnp.float32
+        out = jaxbw.dot_general(
+            lhs,
+            rhs,
+            LAYOUTS["nt"][2],
+            preferred_element_type=jnp.float32,
+            implementation=name,
+            config=config,
         )
         assert out.dtype == jnp.float32
         assert_product_close(out, x @ y, abs(x) @ abs(y), k)
@@ -465,7 +470,7 @@ def test_a_finding_is_an_error(
 ) -> None:
     monkeypatch.setenv(CHECKS, "strict")
     message = (
-        r"f16\[1,256,256\]\^T @ .*kernel jaxbw_sm90_f16_tn_128x192x64, block 128x192, .*emulated: "
+        r"f16\[1,256,256\]\^T @ .*kernel jaxbw_sm90_f16_tn_128x192x64, .*block_n 192, .*emulated: "
         r"jaxbw_sm90_f16_tn_128x192x64.ptx: the emulator has found\n  race: line \d+, CTA "
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):

@@ -220,12 +220,11 @@ def _chosen(
         work = workload(problem, swapped=swapped)
         sides.append((work, frozenset(_instances(problem, family, work, kernels))))
     straight, swapped_side = sides
-    exchangeable = not batch_invariant and not problem.epilogue.gated
     count, ranked = search(
         family,
         device.machine,
         straight,
-        swapped_side if exchangeable else None,
+        None if batch_invariant else swapped_side,
         batch_invariant=batch_invariant,
     )
     if not ranked:

@@ -278,6 +278,28 @@ def test_repacking_costs_a_launch_and_its_bytes() -> None:
     assert term("repack", PAIR, work) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("shape", "config", "excluded"),
+    [
+        ((64, 64, 256), dataclasses.replace(PAIR, split_k=4), False),
+        ((64, 64, 256), dataclasses.replace(PAIR, split_k=5), True),  # four stages of K
+        ((64, 64, 64), GemmConfig(128, 64, cluster=(2, 1)), True),  # the second CTA has no tile
+        ((64, 65, 64), GemmConfig(128, 64, cluster=(1, 2)), False),
+        ((2**20, 2**20, 64), GemmConfig(64, 8), True),  # 2^31 CTAs
+        ((2**20, 2**20, 64), GemmConfig(64, 16), False),
+        ((8192, 8192, 8192), dataclasses.replace(PAIR, split_k=2), True),  # 512 MB of sums
+        ((8192, 8192, 8192), dataclasses.replace(PAIR, split_k=2, split_tail=True), False),
+        ((1024, 1024, 8192), dataclasses.replace(PAIR, split_k=2, split_tail=True), True),
+    ],
+)
+def test_what_is_not_compared(
+    shape: tuple[int, int, int], config: GemmConfig, excluded: bool
+) -> None:
+    work, table = workload(*shape), Candidates.of([config], "sm100", 2)
+    costs = evaluate(work, B200, table)
+    assert cost_model.is_excluded(work, B200, table, costs).tolist() == [excluded]
+
+
 # --- machines
 
 

@@ -234,6 +234,21 @@ def test_unaligned_operands_are_repacked_and_it_costs() -> None:
     assert aligned.cost is not None
     assert odd.cost is not None
     assert aligned.cost.repack == 0 < odd.cost.repack
+    assert (aligned.repacked, odd.repacked) == ((), ("rhs",))
+    assert choose(problem(1024, 1024, 1023), "B200", "sm100").repacked == ("lhs",)
+    # One row, whatever its length, starts where the array does.
+    assert choose(problem(1, 1024, 1023), "B200", "sm100").repacked == ()
+
+
+def test_float32_is_k_major_by_the_time_the_kernel_sees_it() -> None:
+    p = problem(1024, 1024, 1024, "tn", "float32")
+    choice = choose(p, "B200", "sm100")
+    assert choice.repacked == ("lhs", "rhs")
+    assert choice.cost is not None
+    assert choice.cost.repack > 0
+    assert choose(problem(1024, 1024, 1024, "nt", "float32"), "B200", "sm100").repacked == ()
+    config = GemmConfig(256, 112, cta_group=2, cluster=(2, 1))  # too narrow for MN-major operands
+    assert isinstance(select(p, TARGETS["B200"], ("sm100",), config, manifest.kernels()), Choice)
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,15 @@ def verify(case: Case, product: Product, outcome: gemm_launch.Outcome) -> None:
       AssertionError: an element is wrong, or was not written; or the emulator has found something.
     """
     assert outcome.report.findings == [], f"{case}: {outcome.report.findings}"
+    verify_results(case, product, outcome)
+
+
+def verify_results(case: Case, product: Product, outcome: gemm_launch.Outcome) -> None:
+    """Compares a launch with the oracle.
+
+    Raises:
+      AssertionError: an element is wrong, or was not written.
+    """
     results = [("d", outcome.d), *zip(("saved", "saved_up"), outcome.saved, strict=False)]
     exact = case.integers and not smooth(case.activation)
     for (name, result), (reference, error) in zip(results, expected(case, product), strict=True):

@@ -20,8 +20,6 @@ _GROUPS = re.compile(r"((?:cp\.async\.bulk|wgmma)\.wait_group\S*)\s+(\d+);")
 _MULTICAST = re.compile(r"^(\S*\.multicast::cluster\S* .*), (%rs\d+);")
 _FLIP = re.compile(r"xor\.b32\s+(%\w+), \1, %\w+;")
 
-MASK_BITS = 8  # ranks of the largest portable cluster
-
 # What tells the warp roles apart, by their nearest instruction of these kinds.
 _ROLES = {
     "setup": re.compile(r"mbarrier\.init|tcgen05\.alloc"),
@@ -30,6 +28,7 @@ _ROLES = {
     "schedule": re.compile(r"clusterlaunchcontrol\.try_cancel"),
     "epilogue": re.compile(r"tcgen05\.ld|cp\.async\.bulk\.tensor\.3d\.global"),
 }
+MASK_BITS = 16  # ranks of the largest cluster
 _CLUSTER_BARRIER = re.compile(r"barrier\.cluster\.arrive")
 
 
@@ -52,11 +51,6 @@ class Mutant:
         text[self.line : self.line + self.lines] = [self.replacement] + [""] * (self.lines - 1)
         return "\n".join(text)
 
-    def probe(self) -> "Mutant":
-        """A kernel that stops where this change would make a difference: shows what gets there."""
-        stop = f"{{ .reg .pred q; {self.condition} @q trap; {self.instruction} }}"
-        return replace(self, replacement=stop if self.condition else "trap;", lines=1)
-
     @property
     def opcode(self) -> str:
         """The instruction without its operands."""
@@ -71,6 +65,27 @@ def mutants(ptx: str) -> Iterator[Mutant]:
         if mutant.line not in lines:
             lines.append(mutant.line)
         yield replace(mutant, occurrence=len(lines))
+
+
+def marked(ptx: str, flags: int) -> tuple[str, dict[tuple[int, str], int]]:
+    """A kernel that notes which mutants' changes would make a difference in a launch.
+
+    Args:
+      ptx: the text.
+      flags: address of 32-bit words, which it sets.
+    Returns:
+      The text, and the number of the word for each line and condition of a mutant.
+    """
+    lines = ptx.split("\n")
+    places = dict.fromkeys((mutant.line, mutant.condition) for mutant in _mutants(ptx))
+    numbers = {place: number for number, place in enumerate(places)}
+    for (line, condition), number in numbers.items():
+        guard = "@q " if condition else ""
+        lines[line] = (
+            f"{{ .reg .pred q; .reg .b64 flag; {condition} mov.u64 flag, {flags + 4 * number}; "
+            f"{guard}red.global.or.b32 [flag], 1; }} {lines[line]}"
+        )
+    return "\n".join(lines), numbers
 
 
 def _mutants(ptx: str) -> Iterator[Mutant]:

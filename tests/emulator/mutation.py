@@ -15,8 +15,8 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ import numpy as np
 import jaxbw
 from jaxbw import emulator
 
-from . import gemm_launch
-from .gemm_launch import BF16, SM90, SM100, Config
-from .mutants import Mutant, mutants
+from . import gemm_cases, gemm_launch
+from .gemm_cases import Case
+from .gemm_launch import Product
+from .mutants import Mutant, marked, mutants
 
-F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 KERNELS = Path(jaxbw.__file__).parent / "kernels"
 SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_128x64x64" for layout in ("nn", "nt", "tn", "tt"))
 NAMES = ("jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta", *SM90_NAMES)
@@ -59,73 +59,85 @@ _SEEDS = [schedule for seed in range(1, 13) for schedule in (("random", seed), (
 SCHEDULES: tuple[Schedule, ...] = (("latest", 0), *_SEEDS, ("eager", 0))
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A small product that makes every ring of the kernel wrap around."""
-
-    config: Config
-    shape: tuple[int, int, int]
-    bias: bool = False
-
-
-def launches(name: str) -> tuple[Launch, ...]:
-    """Launches that together reach all synchronisation of a kernel."""
+def launches(name: str) -> tuple[Case, ...]:
+    """Small products that together reach all synchronisation of a kernel, and wrap its rings."""
     if "sm90" in name:
-        layout = name.split("_")[3]
-        majors = dict(lhs_major=int(layout[0] == "t"), rhs_major=int(layout[1] == "n"))
-
-        def sm90(
-            cluster: tuple[int, int], output: Any, shape: tuple[int, int, int], stages: int = 2
-        ) -> Launch:
-            config = Config(SM90, 128, 64, 1, cluster, stages, 1, output=output, **majors)
-            return Launch(config, shape)
-
+        base = Case(200, 120, 320, family="sm90", layout=name.split("_")[3], block_n=64, stages=2)
         return (
-            sm90((1, 1), BF16, (200, 120, 320)),
-            sm90((2, 1), F16, (400, 120, 328), stages=5),
-            sm90((2, 2), F32, (400, 248, 200)),
-            sm90((2, 2), F16, (400, 248, 200)),
-            sm90((4, 2), BF16, (1000, 120, 136)),
+            replace(base, output="bf16"),
+            replace(base, m=400, k=328, output="f16", cluster=(2, 1), stages=5),
+            replace(base, m=400, n=248, k=200, cluster=(2, 2)),
+            replace(base, m=400, n=248, k=200, output="f16", cluster=(2, 2), save=True),
+            replace(base, m=1000, k=136, output="bf16", cluster=(4, 2)),
+            replace(base, n=117, k=136, output="bf16", split_k=2, activation="relu"),
+            replace(base, n=117, k=136, bias="f32", store_buffers=1),
         )
     group = 2 if "2cta" in name else 1
 
-    def sm100(
+    def tiles(
         cluster: tuple[int, int],
         block_n: int,
-        majors: tuple[int, int],
-        tiles: tuple[int, int, int],
-        output: Any = BF16,
-        stages: int = 2,
-    ) -> Launch:
-        block_m = 128 * group
-        config = Config(SM100, block_m, block_n, group, cluster, stages, 1, *majors, output=output)
-        m, n, k = tiles
-        return Launch(config, (cluster[0] * 128 * m - 8, cluster[1] * block_n * n - 8, 64 * k - 24))
+        layout: str,
+        counts: tuple[int, int, int],
+        **more: Any,
+    ) -> Case:
+        """So many cluster tiles along M and N, and steps along K, but for an edge."""
+        m, n, k = counts
+        case = Case(
+            cluster[0] * 128 * m - 8,
+            cluster[1] * block_n * n - 8,
+            64 * k - 24,
+            layout=layout,
+            block_m=128 * group,
+            block_n=block_n,
+            cta_group=group,
+            cluster=cluster,
+            stages=2,
+            output="bf16",
+        )
+        return replace(case, **more)
 
+    # A launch with everything that the epilogue may read, in each width that it handles at a time.
+    full: dict[str, Any] = dict(bias="f32", residual="bf16", c="f16", save=True, activation="relu")
+    widths = [
+        tiles((group, 1), block_n, "nt", (2, 2, 2), **full, **store)
+        for block_n in (32, 16 * group, *([8] if group == 1 else []))
+        for store in (dict(), dict(n=37, output="f32"), dict(swap_ab=True, output="f16"))
+    ]
+    if group == 1:
+        widths = [replace(case, block_m=64) if case.block_n % 16 else case for case in widths]
+    both = (
+        *widths,
+        tiles((group, 1), 64, "nt", (2, 2, 5), split_k=2, bias="f32"),
+        tiles((group, 1), 64, "nt", (2, 2, 5), split_k=2, scheduler="static"),
+        tiles((group, 1), 128, "nn", (2, 2, 3), gated=True, save=True),
+        tiles((group, 1), 192, "nt", (3, 2, 2), block_m=256 * group, output="f16"),
+        tiles((group, 1), 128, "nn", (2, 2, 3), output="f32", store="rows", store_buffers=1),
+        tiles((group, 1), 128, "nn", (2, 2, 3), accumulators=1, k_spans=2),
+        tiles((4, 4), 32 * group, "nt", (1, 2, 2)),
+    )
     if group == 1:
         return (
-            sm100((1, 1), 64, (0, 0), (2, 3, 5)),
-            sm100((2, 1), 64, (0, 0), (1, 3, 5), stages=5),
-            sm100((2, 2), 64, (0, 0), (2, 2, 3)),
-            sm100((2, 2), 128, (1, 1), (2, 2, 3), F32),
-            sm100((1, 1), 192, (1, 1), (2, 2, 3)),
-            sm100((1, 1), 256, (1, 1), (2, 2, 3), F16),
-            sm100((1, 2), 192, (1, 1), (2, 1, 3)),
-            sm100((2, 1), 192, (1, 1), (2, 1, 3)),
-            sm100((4, 2), 64, (0, 0), (1, 2, 3)),
-            sm100((4, 2), 192, (1, 1), (1, 2, 2)),
-            sm100((4, 2), 256, (1, 1), (1, 2, 2)),
+            tiles((1, 1), 64, "nt", (2, 3, 5)),
+            tiles((2, 1), 64, "nt", (1, 3, 5), stages=5),
+            tiles((2, 2), 64, "nt", (2, 2, 3)),
+            tiles((2, 2), 128, "tn", (2, 2, 3), output="f32"),
+            tiles((1, 1), 192, "tn", (2, 2, 3)),
+            tiles((1, 2), 192, "tn", (2, 1, 3)),
+            tiles((4, 2), 64, "nt", (1, 2, 3)),
+            tiles((4, 2), 256, "tn", (1, 2, 2)),
+            *both,
         )
     return (
-        sm100((2, 1), 64, (0, 0), (2, 3, 5)),
-        sm100((4, 1), 64, (0, 0), (1, 3, 5), stages=5),
-        sm100((2, 1), 128, (1, 1), (2, 2, 3), F32),
-        sm100((2, 1), 256, (1, 1), (1, 3, 3), F16),
-        sm100((2, 2), 64, (0, 0), (2, 2, 3)),
-        sm100((4, 1), 128, (1, 1), (1, 3, 3)),
-        sm100((4, 2), 64, (0, 0), (1, 2, 3)),
-        sm100((4, 2), 128, (1, 1), (1, 2, 3)),
-        sm100((4, 2), 256, (1, 1), (1, 2, 2)),
+        tiles((2, 1), 64, "nt", (2, 3, 5)),
+        tiles((4, 1), 64, "nt", (1, 3, 5), stages=5),
+        tiles((2, 1), 128, "tn", (2, 2, 3), output="f32"),
+        tiles((2, 1), 256, "tn", (1, 3, 3), output="f16"),
+        tiles((2, 2), 64, "nt", (2, 2, 3)),
+        tiles((4, 1), 128, "tn", (1, 3, 3)),
+        tiles((4, 2), 64, "nt", (1, 2, 3)),
+        tiles((4, 2), 256, "tn", (1, 2, 2)),
+        *both,
     )
 
 
@@ -154,28 +166,21 @@ class Outcome:
 
 
 @functools.cache
-def _operands(shape: tuple[int, int, int]) -> tuple[np.ndarray[Any, Any], ...]:
-    m, n, k = shape
-    rng = np.random.default_rng(m * 7 + n * 5 + k)
-    lhs, rhs = gemm_launch.integers(rng, 1, m, k), gemm_launch.integers(rng, 1, k, n)
-    return lhs, rhs, lhs @ rhs
+def _product(case: Case) -> Product:
+    return case.product()
 
 
 def observe(
-    module: emulator.Module, launch: Launch, schedule: Schedule, step_limit: int = 1 << 36
+    module: emulator.Module, case: Case, schedule: Schedule, step_limit: int = 1 << 36
 ) -> tuple[list[str], str, int]:
     """What one run of a kernel shows: the checks that fail, a message, and the steps it took."""
-    lhs, rhs, product = _operands(launch.shape)
-    config = launch.config
-    clusters = config.cluster[0] * config.cluster[1]
+    product = _product(case)
     try:
-        result, report = gemm_launch.run(
+        outcome = gemm_launch.launch(
             module,
-            config,
-            lhs,
-            rhs,
-            BF16,
-            sm_count=clusters,
+            case.config(),
+            product,
+            sm_count=case.config().clusters,
             schedule=schedule[0],
             seed=schedule[1],
             step_limit=step_limit,
@@ -192,14 +197,15 @@ def observe(
         return [kind], message.split("\n")[0], 0
     except AssertionError as error:
         return ["wrong result"], str(error), 0
-    found = sorted({finding.kind for finding in report.findings})
-    messages = [f"line {f.line}: {f.message}" for f in report.findings[:1]]
-    expected = product.astype(config.output).astype(np.float32)
-    wrong = int((result.astype(np.float32) != expected).sum())
-    if wrong:
+    findings = outcome.report.findings
+    found = sorted({finding.kind for finding in findings})
+    messages = [f"line {f.line}: {f.message}" for f in findings[:1]]
+    try:
+        gemm_cases.verify_results(case, product, outcome)
+    except AssertionError as error:
         found.insert(0, "wrong result")
-        messages.append(f"{wrong} of {expected.size} elements are wrong")
-    return found, "; ".join(messages), report.steps
+        messages.append(str(error))
+    return found, "; ".join(messages), outcome.report.steps
 
 
 @functools.cache
@@ -218,23 +224,36 @@ def baseline(name: str, index: int) -> int:
 
 
 @functools.cache
-def _reached(name: str, line: int, probe: str) -> tuple[int, ...]:
-    """Numbers of the launches in which the kernel comes to a changed instruction."""
-    module = emulator.Module(Mutant(line, "", "", "", probe).apply(_text(name)), name)
-    return tuple(
-        i
-        for i, launch in enumerate(launches(name))
-        if "executed a trap" in observe(module, launch, ("eager", 0))[1]
+def _reached(name: str, index: int) -> frozenset[tuple[int, str]]:
+    """Lines, and conditions there, to which the kernel comes in a launch."""
+    case, flags = launches(name)[index], emulator.empty(1 << 16, np.uint32)
+    flags[...] = 0
+    text, numbers = marked(_text(name), flags.ctypes.data)
+    gemm_launch.launch(
+        emulator.Module(text, name),
+        case.config(),
+        _product(case),
+        sm_count=case.config().clusters,
+        checks="off",
+        more_buffers=[flags],
     )
+    return frozenset(place for place, number in numbers.items() if flags[number])
 
 
-def examine(name: str, mutant: Mutant, schedules: tuple[Schedule, ...] = SCHEDULES) -> Outcome:
-    """Runs a mutant until it is found."""
+def examine(
+    name: str,
+    mutant: Mutant,
+    schedules: tuple[Schedule, ...] = SCHEDULES,
+    among: Sequence[int] | None = None,
+) -> Outcome:
+    """Runs a mutant until it is found, in all launches or `among` those of these numbers."""
     out = Outcome(name, mutant.line + 1, mutant.role, mutant.instruction, mutant.change)
     family = name.split("_")[1]
     site = (family, mutant.role, mutant.opcode, mutant.occurrence, mutant.change)
     out.redundant = REDUNDANT.get(site, "")
-    reaching = _reached(name, mutant.line, mutant.probe().replacement)
+    place = (mutant.line, mutant.condition)
+    numbers = range(len(launches(name))) if among is None else among
+    reaching = [i for i in numbers if place in _reached(name, i)]
     out.reached = bool(reaching)
     module = emulator.Module(mutant.apply(_text(name)), name)
     first = [(schedules[0], index) for index in reaching]

@@ -39,10 +39,12 @@ constexpr uint32_t kBlockM = kConsumers * kConsumerRows;
 constexpr uint32_t kConsumerWarps = kSm90Epilogue.warps;
 constexpr uint32_t kBlockK = span_elements(DataType::kF16);  // a stage is one swizzle span deep
 
-// The register file holds 65536 registers: 512 for one thread of each warpgroup together. Multiplying needs the most.
-constexpr uint32_t kLoadRegisters = 32;
-constexpr uint32_t kConsumerRegisters = 240;
-static_assert(kLoadRegisters + kConsumers * kConsumerRegisters <= 512);
+// A CTA is launched with the registers that ptxas gives all its threads alike: 168 at most, as 384 threads share 65536.
+// What the load warps return of them, the multiplying ones may take; asking for more would wait for ever.
+constexpr uint32_t kLaunchRegisters = 168;
+constexpr uint32_t kLoadRegisters = 40;
+constexpr uint32_t kConsumerRegisters = 232;
+static_assert(kLoadRegisters + kConsumers * kConsumerRegisters <= (1 + kConsumers) * kLaunchRegisters);
 
 struct Control {
   uint64_t full[kMaxStages];

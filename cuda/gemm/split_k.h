@@ -22,7 +22,7 @@ class SplitSum {
         parts_(item.parts),
         counter_(params.counters + slice),
         part_floats_(slice_floats),
-        sums_(params.partials + slice * item.parts * slice_floats + ptx::lane_index() * kGroup) {}
+        sums_(params.partials + slice * item.parts * slice_floats + ptx::lane_index_here() * kGroup) {}
 
   JAXBW_DEVICE bool split() const { return parts_ > 1; }
 
@@ -40,7 +40,7 @@ class SplitSum {
   JAXBW_DEVICE bool last() const {
     __syncwarp();
     uint32_t before = 0;
-    if (ptx::lane_index() == 0) before = ptx::add_acq_rel(counter_, 1);
+    if (ptx::lane_index_here() == 0) before = ptx::add_acq_rel(counter_, 1);
     const bool is_last = __shfl_sync(ptx::kFullWarp, before, 0) == parts_ - 1;
     __syncwarp();  // what lane 0 has acquired, all lanes may read
     return is_last;

@@ -109,7 +109,7 @@ class StoreRing {
     for (uint32_t row = 0; row < rows; ++row) {
 #pragma unroll
       for (uint32_t first = 0; first < kUnits; first += ptx::kWarpSize) {
-        const uint32_t unit = first + ptx::lane_index();
+        const uint32_t unit = first + ptx::lane_index_here();
         const uint32_t byte = unit * sizeof(Unit);
         if (unit < units) {
           const Unit value = ptx::load_shared<Unit>(buffer() + staged_offset<kRowBytes>(row, byte / 16) + byte % 16);

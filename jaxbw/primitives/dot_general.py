@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
 from jaxbw import compat
 from jaxbw.primitives import serve
@@ -160,7 +160,4 @@ def _lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) ->
 
 
 dot_general_p.def_effectful_abstract_eval(_abstract_eval)
-compat.apply_eagerly(dot_general_p)
-mlir.register_lowering(dot_general_p, partial(_lower, None))
-for _platform in ("cuda", "cpu"):
-    mlir.register_lowering(dot_general_p, partial(_lower, _platform), platform=_platform)
+serve.register(dot_general_p, _lower)

@@ -6,13 +6,12 @@ operation is.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import batching
 
 from jaxbw import compat
 from jaxbw.epilogue import Epilogue, evaluate, wide_dtype
@@ -234,7 +233,4 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
 
 
 fused_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
-compat.apply_eagerly(fused_dot_general_p)
-mlir.register_lowering(fused_dot_general_p, partial(_lower, None))
-for _platform in ("cuda", "cpu"):
-    mlir.register_lowering(fused_dot_general_p, partial(_lower, _platform), platform=_platform)
+serve.register(fused_dot_general_p, _lower)

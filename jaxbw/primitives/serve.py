@@ -7,8 +7,10 @@ Shared by the primitives that stand for a product until then.
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxbw import compat
@@ -70,6 +72,14 @@ def check(
     refused = problem_refusals(problem, implementation, config, wanted, manifest.kernels())
     if refused:
         raise NotImplementedError(_message(call, implementation, problem, refused))
+
+
+def register(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Makes a primitive run, eagerly and compiled, by a rule that is told the platform first."""
+    compat.apply_eagerly(primitive)
+    mlir.register_lowering(primitive, partial(rule, None))
+    for platform in _SERVED:
+        mlir.register_lowering(primitive, partial(rule, platform), platform=platform)
 
 
 def lower(

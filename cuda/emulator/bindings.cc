@@ -39,7 +39,7 @@ class LoadedModule {
     auto& program = programs_[entry];
     if (program) return *program;
     for (const Function& function : module_.functions)
-      if (function.is_entry && function.name == entry)
+      if (function.is_entry && !function.is_declaration && function.name == entry)
         program = std::make_unique<Program>(decode(module_, data_, function));
     if (!program) throw Error("the module has no entry '" + entry + "'");
     return *program;

@@ -21,6 +21,7 @@ void copy(Step& s, const Place& from, const Place& to, uint32_t lanes) {
     return place.in_memory ? s.warp.local.data() + size_t{lane} * s.machine.program().local_bytes + place.offset
                            : s.file + place.row.at + lane * place.row.bytes;
   };
+  if (from.bytes == 0) return;
   for_lanes(lanes, [&](uint32_t i) {
     if (!to.in_memory) std::memset(at(to, i), 0, to.row.bytes);
     std::memcpy(at(to, i), at(from, i), from.bytes);

@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kMaxText = 1 << 16;    // bytes of one string
 constexpr size_t kMaxOutput = 1 << 20;  // of a launch: what CUDA's buffer holds if nobody sets cudaLimitPrintfFifoSize
 constexpr uint32_t kMaxArguments = 32;
+constexpr size_t kMaxDigits = 4;  // of a width or precision
 
 // What one lane passed, and the memory that it can address.
 class Caller {
@@ -56,10 +57,12 @@ class Caller {
 
 template <class T>
 std::string print(const std::string& conversion, T value) {
-  char text[1024];
-  const int size = std::snprintf(text, sizeof text, conversion.c_str(), value);
-  if (size < 0 || size >= int(sizeof text)) throw Error("printf: '" + conversion + "' gives too long a text");
-  return std::string(text, size);
+  const int size = std::snprintf(nullptr, 0, conversion.c_str(), value);
+  if (size < 0) throw Error("printf: " + quoted(conversion) + " is not supported");
+  std::string text(size_t(size) + 1, '\0');
+  std::snprintf(text.data(), text.size(), conversion.c_str(), value);
+  text.pop_back();
+  return text;
 }
 
 // One call of printf: reads the format conversion by conversion, and hands each to the host's.
@@ -93,15 +96,20 @@ class Formatter {
     address_ += bytes;
     return value;
   }
-  std::string number() { return peek() == '*' ? (++at_, std::to_string(int32_t(argument(4)))) : take("0123456789"); }
+  std::string number() {
+    const std::string digits = peek() == '*' ? (++at_, std::to_string(int32_t(argument(4)))) : take("0123456789");
+    if (digits.size() > kMaxDigits) throw Error("printf: a width or precision of " + digits);
+    return digits;
+  }
 
   // %[flags][width][.precision][size]type
   std::string conversion() {
     std::string spec = "%" + take("#+- 0");
     spec += number();
     if (peek() == '.') {
-      spec += format_[at_++];
-      spec += number();
+      ++at_;
+      const std::string precision = number();
+      if (!precision.starts_with('-')) spec += "." + precision;  // a negative one counts as none
     }
     const std::string size = take("hljzt");
     const char type = peek();
@@ -138,7 +146,7 @@ class Formatter {
         return print(spec + "s", text.c_str());
       }
     }
-    throw Error("printf: '" + spec + size + (type ? std::string(1, type) : "") + "' is not supported");
+    throw Error("printf: " + quoted(spec + size + (type ? std::string(1, type) : "")) + " is not supported");
   }
 
   const Caller& caller_;

@@ -208,12 +208,12 @@ class Parser {
         break;
       }
       if (peek().is('{')) {
+        if (is_extern) fail("an .extern function has a body");
         body();
         break;
       }
       function_directive();
     }
-    function_.is_declaration |= is_extern;
     module_.functions.push_back(std::move(function_));
   }
 

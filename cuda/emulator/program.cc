@@ -139,6 +139,8 @@ ModuleData lay_out(const Module& module) {
 }
 
 Program decode(const Module& module, const ModuleData& data, const Function& function) {
+  if (function.is_declaration)
+    throw LocatedError(module.file, function.line, "the kernel " + quoted(function.name) + " is not defined");
   Program program;
   program.module = &module;
   program.function = &function;

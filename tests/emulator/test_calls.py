@@ -209,6 +209,8 @@ def test_poison_goes_through_a_call() -> None:
             "goes through a pointer: only direct calls are supported",
         ),
         (SQUARE, "mov.b64 %rd2, square;", "takes the address of 'square'"),
+        (".extern .func away() { ret; }", "call away;", "an .extern function has a body"),
+        (".func empty(.param .b8 x[0]);", "call empty;", "'empty', which the module does not def"),
         (
             ".extern .func vprintf(.param .b64 format);",
             "{ .param .b64 p;  call vprintf, (p); }",
@@ -226,6 +228,20 @@ def test_poison_goes_through_a_call() -> None:
 def test_what_is_refused(functions: str, body: str, message: str) -> None:
     with pytest.raises(emulator.EmulatorError, match=message):
         launch(text(functions, body))
+
+
+def test_a_kernel_that_is_only_declared() -> None:
+    module = emulator.Module(HEADER + ".extern .entry vprintf(.param .u64 out);")
+    assert module.entries() == []
+    with pytest.raises(emulator.EmulatorError, match="the module has no entry 'vprintf'"):
+        module.launch("vprintf", grid=1, block=1, args=[0])
+
+
+def test_nothing_is_passed_in_no_bytes() -> None:
+    empty = ".func empty(.param .b8 x[0]) { ret; }"
+    body = "{ .param .b8 y[0];  call empty, (y); }  mov.b32 %r1, 5;"
+    out, _ = launch(text(empty, body))
+    assert (out == 5).all()
 
 
 def test_a_function_that_is_not_called_is_not_looked_at() -> None:
@@ -275,9 +291,9 @@ def test_printf_of_nvcc(tmp_path: Path) -> None:
         extern "C" __global__ void kernel(int* out) {
           const int i = threadIdx.x;
           if (i >= 3) return;
-          out[i] = printf("%d|%5u|%-4d|%+.2f|%s|%c|%lld|%zu|%#x|%%|%*d|%.3s|%e\n",
+          out[i] = printf("%d|%5u|%-4d|%+.2f|%s|%c|%lld|%zu|%#x|%%|%*d|%.3s|%.*f|%e\n",
                           -i, 7u, i, 0.5f * i, i == 1 ? "one" : "other", 'a' + i, -(1ll << 40),
-                          sizeof(int), 255, 6, i, "abcdef", 1.5e10);
+                          sizeof(int), 255, 6, i, "abcdef", -1, 0.25, 1.5e10);
           printf("plain\n");
         }
         """,
@@ -285,13 +301,13 @@ def test_printf_of_nvcc(tmp_path: Path) -> None:
     out = emulator.empty(3, np.int32)
     report = module.launch("kernel", grid=1, block=32, args=[out])
     assert not report.findings
-    assert out.tolist() == [13] * 3
-    formats = "%d|%5u|%-4d|%+.2f|%s|%c|%d|%d|%#x|%%|%*d|%.3s|%e\n"
+    assert out.tolist() == [15] * 3
+    formats = "%d|%5u|%-4d|%+.2f|%s|%c|%d|%d|%#x|%%|%*d|%.3s|%f|%e\n"
     values = [
         (-i, 7, i, 0.5 * i, "one" if i == 1 else "other", chr(97 + i), -(1 << 40), 4, 255, 6, i)
         for i in range(3)
     ]
-    lines = [formats % (*line, "abcdef", 1.5e10) for line in values]
+    lines = [formats % (*line, "abcdef", 0.25, 1.5e10) for line in values]
     assert report.output == "".join(lines) + "plain\n" * 3
 
 
@@ -337,7 +353,7 @@ def printing(format_: str, value: str = "5", body: str = "") -> str:
     [
         ("%n", "printf: '%n' is not supported"),
         ("%", "printf: '%' is not supported"),
-        ("%5000d", "gives too long a text"),
+        ("%50000d", "a width or precision of 50000"),
         ("%s", "0x5 is in no buffer"),
         ("%lld" * 12, "out-of-bounds access: local address"),
         ("%c" * 40, "out-of-bounds|more than 32 arguments"),

@@ -1,7 +1,6 @@
 """Device functions, and what the machine provides of CUDA's run-time: printf and assert."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import pytest
 import toolchain
 
 from jaxbw import emulator
+
+from .calibration import suite
 
 HEADER = """
 .version 9.0
@@ -58,14 +59,10 @@ def launch(
 
 
 def compiled(tmp_path: Path, source: str) -> emulator.Module:
-    (tmp_path / "kernel.cu").write_text(source)
-    subprocess.run(
-        [toolchain.find().nvcc, "-arch=sm_100a", "-ptx", "kernel.cu", "-o", "kernel.ptx"],
-        cwd=tmp_path,
-        check=True,
-        timeout=100,
-    )
-    return emulator.Module((tmp_path / "kernel.ptx").read_text(), "kernel.ptx")
+    path = tmp_path / "kernel.cu"
+    path.write_text(source)
+    nvcc = toolchain.find().nvcc
+    return emulator.Module(suite.compiled(path, nvcc, "sm_100a"), "kernel.ptx")
 
 
 # --- functions of the module
@@ -323,7 +320,7 @@ def test_assert_of_nvcc(tmp_path: Path) -> None:
     data[...] = 1
     module.launch("kernel", grid=1, block=32, args=[data])
     data[9] = 2
-    message = r"kernel.ptx:\d+: assertion failed: out\[threadIdx.x\] < 2 \(kernel.cu:3, "
+    message = r"kernel.ptx:\d+: assertion failed: out\[threadIdx.x\] < 2 \(\S*kernel.cu:3, "
     with pytest.raises(emulator.EmulatorError, match=message):
         module.launch("kernel", grid=1, block=32, args=[data])
 

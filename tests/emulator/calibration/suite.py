@@ -1,6 +1,7 @@
 """All cases, the modules that they launch, and how recorded results are kept and compared."""
 
 import hashlib
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -32,12 +33,22 @@ def ptx(module: str, nvcc: str | Path) -> str:
     """The PTX text of a module: of a .cu by the compiler, or made here."""
     if module in GENERATED:
         return GENERATED[module]()
-    source = HERE / "kernels" / f"{module}.cu"
+    return compiled(HERE / "kernels" / f"{module}.cu", nvcc)
+
+
+def compiled(source: Path, nvcc: str | Path, arch: str = "sm_90a") -> str:
+    """The PTX text that the compiler makes of a .cu."""
+    # The compiler does not run with the libraries that `make sanitize` loads into Python.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / f"{module}.ptx"
-        options = ["-std=c++20", "-arch=sm_90a", f"-I{CUDA}", "-ptx", "-o", str(target)]
+        target = Path(folder) / "module.ptx"
+        options = ["-std=c++20", f"-arch={arch}", f"-I{CUDA}", "-ptx", "-o", str(target)]
         done = subprocess.run(
-            [str(nvcc), *options, str(source)], capture_output=True, text=True, timeout=100
+            [str(nvcc), *options, str(source)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env=environment,
         )
         if done.returncode != 0:
             raise RuntimeError(f"{source.name} does not compile:\n{done.stderr}")

@@ -1,0 +1,89 @@
+"""The custom call on platform cpu: the whole chain of kernels in the emulator, strictly checked."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxbw import _native
+
+from .fake_driver.product import DTYPES, PAIR, SM90, SM100, Product, Values
+
+CALLS = {
+    "unaligned": Product(37, 21, 75),
+    "unaligned pair": Product(37, 21, 75, layout="tt", output="f16", family="sm100", config=PAIR),
+    "unaligned gated": Product(
+        40, 21, 75, gated=True, save=True, output="bf16", family="sm100", config=SM100
+    ),
+    "tf32": Product(37, 21, 75, dtype="f32", family="sm100", config=SM100),
+    "tf32 MN-major": Product(136, 72, 100, layout="tt", dtype="f32", family="sm100", config=PAIR),
+    "split": Product(200, 136, 300, config=SM90 | {"split_k": 3}),
+    "split pair": Product(200, 300, 300, family="sm100", config=PAIR | {"split_k": 3}),
+    "split and unaligned": Product(70, 51, 139, family="sm100", config=SM100 | {"split_k": 2}),
+    "split tail": Product(
+        *(600, 500, 200),
+        layout="nt",
+        family="sm100",
+        config=PAIR
+        | {"block_m": 512, "block_n": 64, "split_k": 2, "split_tail": 1, "wave": 3},
+    ),
+    "swapped": Product(
+        *(24, 264, 72),
+        bias="f32",
+        c="f32",
+        beta=1.0,
+        residual="bf16",
+        save=True,
+        family="sm100",
+        config=SM100 | {"swap_ab": 1, "block_n": 32},
+    ),
+    "swapped and unaligned": Product(
+        *(21, 135, 73), output="bf16", family="sm100", config=SM100 | {"swap_ab": 1, "block_n": 64}
+    ),
+    "naive": Product(
+        *(37, 21, 75),
+        layout="tn",
+        output="bf16",
+        bias="f32",
+        family="sm100",
+        config={"block_m": 8, "block_n": 32},
+    ),
+}  # fmt: skip
+
+
+def call(product: Product, operands: list[Values], **attributes: str) -> list[Values]:
+    """The results of the custom call without the workspace."""
+    given = product.attributes | attributes
+    results: list[Any] = [
+        jax.ShapeDtypeStruct(values.shape, values.dtype) for values in product.expected(operands)
+    ]
+    count = len(results)
+    lhs, rhs = operands[:2]
+    size = _native.workspace_bytes(lhs.shape, rhs.shape, DTYPES[product.dtype][1], given)
+    if size:
+        results.append(jax.ShapeDtypeStruct((size,), np.uint8))
+    wrap = {str: str, int: np.int32, float: np.float32}
+    typed = {name: wrap[type(value)](value) for name, value in given.items()}
+    found = jax.ffi.ffi_call("jaxbw_gemm_v2", results)(*operands, **typed)
+    return [np.asarray(values) for values in found[:count]]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_emulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXBW_EMULATOR_CHECKS", "strict")
+    product = CALLS[name]
+    operands = product.operands()
+    kernel = {"kernel": "jaxbw_sm100_naive_16bit"} if name == "naive" else {}
+    found = call(product, operands, **kernel)
+    for values, expected in zip(found, product.expected(operands), strict=True):
+        np.testing.assert_array_equal(values, expected)
+
+
+def test_a_split_call_is_the_same_on_several_cores() -> None:
+    product = CALLS["split tail"]
+    operands = product.operands()
+    (expected,) = product.expected(operands)
+    for _ in range(2):
+        (found,) = call(product, operands)
+        np.testing.assert_array_equal(found, expected)

@@ -19,7 +19,10 @@ class OperandLoader {
   // Loads from `map` the M or N indices first .. first + extent - 1 of the tile (all of it, but for a gated product).
   JAXBW_DEVICE OperandLoader(const TensorMap& map, OperandTile tile, DataType input, uint32_t first, uint32_t extent,
                              LoadShare share)
-      : map_(map), block_bytes_(tile.block_bytes()), mask_(static_cast<uint16_t>(share.mask)) {
+      : map_(map),
+        block_bytes_(tile.block_bytes()),
+        mask_(static_cast<uint16_t>(share.mask)),
+        multicast_(share.peers > 1) {
     const bool k_major = tile.major == Major::kK;
     const uint32_t block_elements = tile.row_bytes / size_bytes(input);
     const uint32_t row = share.peer * ((k_major ? extent : tile.rows) / share.peers);  // first of this CTA's share
@@ -47,6 +50,15 @@ class OperandLoader {
     }
   }
 
+  // Brings the next `tiles` tiles along K into the L2 cache.
+  JAXBW_DEVICE void prefetch(uint32_t tiles) const {
+    for (uint32_t tile = 0; tile < tiles; ++tile) {
+      for (uint32_t block = 0; block < blocks_; ++block) {
+        ptx::tma_prefetch(map_, {box_.x + tile * x_step_ + block * block_step_, box_.y + tile * y_step_, box_.z});
+      }
+    }
+  }
+
   // On to the next tile along K.
   JAXBW_DEVICE void advance() {
     box_.x += x_step_;
@@ -54,12 +66,21 @@ class OperandLoader {
   }
 
  private:
-  // A multicast to this CTA alone is what a plain load is: one form serves every cluster.
+  // A multicast to this CTA alone would do what a plain load does, but slower: 7.9 us for 7.0 at 1024^3 on an H200.
   JAXBW_DEVICE void load_box(uint32_t destination, ptx::BoxOrigin box, uint32_t barrier) const {
     if constexpr (kCtaGroup == 1) {
-      ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
+      if (multicast_) {
+        ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
+      } else {
+        ptx::tma_load(destination, map_, box, barrier);
+      }
     } else {
-      ptx::tma_load_pair_multicast(destination, map_, box, barrier & ptx::kPairLeaderMask, mask_);
+      const uint32_t leader_barrier = barrier & ptx::kPairLeaderMask;
+      if (multicast_) {
+        ptx::tma_load_pair_multicast(destination, map_, box, leader_barrier, mask_);
+      } else {
+        ptx::tma_load_pair(destination, map_, box, leader_barrier);
+      }
     }
   }
 
@@ -69,7 +90,7 @@ class OperandLoader {
   uint32_t row_;                                // likewise
   uint32_t x_step_, y_step_;
   uint16_t mask_;
-  bool k_major_;
+  bool multicast_, k_major_;
   ptx::BoxOrigin box_{};
 };
 

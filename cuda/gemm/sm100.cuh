@@ -87,6 +87,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const RingBarriers stages = context.stages();
   RingPosition at = RingPosition::producer(p.stages);
   WorkItems items(context);
+  bool first = true;
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
     const WorkItem item = work_item(p, number);
     const Tile origin = context.origin(item.tile);
@@ -94,6 +95,12 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     a.start_at(origin.m, first_block * block_k, origin.batch * p.a_batched);
     b.start_at(origin.n + b_offset, first_block * block_k, origin.batch * p.b_batched);
     b_up.start_at(origin.n, first_block * block_k, origin.batch * p.b_batched);
+    if (first) {
+      if (p.b_is_ready && ptx::elect_one()) b.prefetch(min(p.stages, k_blocks));
+      __syncwarp();
+      ptx::wait_for_upstream();
+      first = false;
+    }
     for (uint32_t left = item.end_block(k_blocks) - first_block; left > 0; --left, at.advance()) {
       stages.wait_empty(at);
       if (ptx::elect_one()) {
@@ -198,7 +205,8 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   }
   __syncthreads();
   const uint32_t tmem = ptx::load_shared(tmem_slot);
-  ptx::wait_for_upstream();  // everything above may overlap the kernel before this one
+  // Everything above may overlap the kernel before this one. The load role waits by itself: it has a use for the time.
+  if (warp != kLoadWarp) ptx::wait_for_upstream();
 
   if (warp == kLoadWarp) {
     load_tiles<kCtaGroup>(context);

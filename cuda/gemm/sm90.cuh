@@ -106,6 +106,7 @@ JAXBW_DEVICE void load_tiles(const Context<kConfig>& context) {
   const uint32_t k_blocks = context.k_blocks();
   const RingBarriers ring = context.ring();
   RingPosition at = RingPosition::producer(p.stages);
+  bool first = true;
   for (uint32_t number = context.first_item(); number < p.work_items; number += context.item_step()) {
     const WorkItem item = work_item(p, number);
     const Tile origin = context.origin(item.tile);
@@ -113,6 +114,12 @@ JAXBW_DEVICE void load_tiles(const Context<kConfig>& context) {
     a.start_at(origin.m, first_block * kBlockK, origin.batch * p.a_batched);
     b.start_at(origin.n, first_block * kBlockK, origin.batch * p.b_batched);
     b_up.start_at(origin.n, first_block * kBlockK, origin.batch * p.b_batched);
+    if (first) {
+      if (p.b_is_ready && ptx::elect_one()) b.prefetch(min(p.stages, k_blocks));
+      __syncwarp();
+      ptx::wait_for_upstream();
+      first = false;
+    }
     for (uint32_t left = item.end_block(k_blocks) - first_block; left > 0; --left, at.advance()) {
       const uint32_t full = ring.full(at.slot());
       ring.wait_empty(at);
@@ -228,14 +235,14 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
     ptx::fence_mbarrier_init();
   }
   ptx::cluster_sync();
-  ptx::wait_for_upstream();  // everything above may overlap the kernel before this one
 
   constexpr uint32_t kWarpgroupWarps = kWarpgroup / ptx::kWarpSize;
   if (warp < kWarpgroupWarps) {
     ptx::decrease_registers<kLoadRegisters>();
-    if (warp == 0) load_tiles(context);
+    if (warp == 0) load_tiles(context);  // which waits for the kernel before this one when it must
   } else {
     ptx::increase_registers<kConsumerRegisters>();
+    ptx::wait_for_upstream();
     multiply_tiles(context, warp - kWarpgroupWarps);
   }
   ptx::cluster_sync();  // no CTA leaves while a peer may still arrive on its barriers

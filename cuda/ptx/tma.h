@@ -18,6 +18,22 @@ JAXBW_DEVICE void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map_address(map)) : "memory");
 }
 
+// Brings a box into the L2 cache.
+JAXBW_DEVICE void tma_prefetch(const TensorMap& map, BoxOrigin box) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map_address(map)),
+               "r"(box.x), "r"(box.y), "r"(box.z)
+               : "memory");
+}
+
+// Loads a box into this CTA; its bytes count on `barrier`.
+JAXBW_DEVICE void tma_load(uint32_t destination, const TensorMap& map, BoxOrigin box, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(destination),
+      "l"(map_address(map)), "r"(box.x), "r"(box.y), "r"(box.z), "r"(barrier)
+      : "memory");
+}
+
 // Loads a box into every CTA of the mask, at the same offset of each; its bytes count on the barrier at
 // the same offset as `barrier` in each.
 JAXBW_DEVICE void tma_load_multicast(uint32_t destination, const TensorMap& map, BoxOrigin box, uint32_t barrier,
@@ -32,8 +48,15 @@ JAXBW_DEVICE void tma_load_multicast(uint32_t destination, const TensorMap& map,
 // Clears the bit of a shared::cluster address that tells the odd CTA of a pair from the even one.
 constexpr uint32_t kPairLeaderMask = 0xfeffffff;
 
-// The form for CTA pairs (sm_100): `barrier` may belong to either CTA of the pair, and the bytes that come to a CTA
-// count on the barrier of the same CTA of *its* pair.
+// The forms for CTA pairs (sm_100): `barrier` may belong to either CTA of the pair, and the bytes that a
+// multicast brings to a CTA count on the barrier of the same CTA of *its* pair.
+JAXBW_DEVICE void tma_load_pair(uint32_t destination, const TensorMap& map, BoxOrigin box, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.cta_group::2 "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(destination),
+      "l"(map_address(map)), "r"(box.x), "r"(box.y), "r"(box.z), "r"(barrier)
+      : "memory");
+}
 JAXBW_DEVICE void tma_load_pair_multicast(uint32_t destination, const TensorMap& map, BoxOrigin box, uint32_t barrier,
                                           uint16_t mask) {
   asm volatile(

@@ -30,7 +30,7 @@ TABLE = Path(__file__).with_name("static_report.toml")
 WAIT = r"SYNCS.*TRYWAIT"
 MMAS = 4  # along K in a block of 64 elements of 16 bits: in one swizzle span of any type
 # By family and role, the instructions that its loop has; the first is counted per block or element.
-ROLES = {
+ROLES: dict[str, dict[str, tuple[str, ...]]] = {
     "sm100": {
         "load": ("UTMALDG.*", WAIT),
         "multiply": (r"UTC\wMMA.*", WAIT),
@@ -39,12 +39,14 @@ ROLES = {
     "sm90": {
         "load": ("UTMALDG.*", WAIT),
         "multiply": ("HGMMA.*", WAIT),
-        "epilogue": ("STSM.*", "UTMASTG.*"),
+        # The warps that multiply also store: the loop over tiles, with one block of K.
+        "epilogue": ("STSM.*", "UTMASTG.*", "HGMMA.*"),
     },
 }
-# Elements of D that a lane writes in a round of the epilogue's loop. sm100: a row of 64 columns;
-# sm90: its part of 16 rows of a swizzle span of 16-bit elements.
-CHUNK = {"sm100": 64, "sm90": 32}
+# Columns of a swizzle span of D, the unit of static_report.toml, and of a lane's elements in one:
+# a row of 64 (sm100), its part of 16 rows (sm90).
+SPAN = 64
+SPAN_ELEMENTS = {"sm100": 64, "sm90": 32}
 TITLES = {"triton": "Triton", "gluon": "Gluon", "cute": "CuTe DSL"}
 
 
@@ -86,15 +88,20 @@ class Row:
     @property
     def issued(self) -> dict[str, Mapping[str, int]]:
         """By role, what ours issues in a round of its loop; a block of K is one swizzle span."""
-        mma_tiles = max(1, self.tile[0] // self.cta_group // 128) if self.family == "sm100" else 1
-        return {
-            "load": {"UTMALDG.*": self.boxes, "SYNCS.ARRIVE.*": 1, WAIT: 1},
-            "multiply": {self.loops["multiply"][0]: MMAS * mma_tiles, WAIT: 1},
-            "epilogue": self.epilogue,
+        issued: dict[str, Mapping[str, int]] = {
+            "load": {"UTMALDG.*": self.boxes, "SYNCS.ARRIVE.*": 1, WAIT: 1}
         }
+        if self.family == "sm100":
+            mma_tiles = max(1, self.tile[0] // self.cta_group // 128)
+            multiply = {self.loops["multiply"][0]: MMAS * mma_tiles}
+            return issued | {"multiply": multiply | {WAIT: 1}, "epilogue": self.epilogue}
+        spans = self.tile[1] // SPAN
+        multiply = {"HGMMA.*": MMAS}
+        epilogue = {pattern: spans * count for pattern, count in self.epilogue.items()}
+        return issued | {"multiply": multiply | {WAIT: 1}, "epilogue": epilogue | multiply}
 
     @property
-    def loops(self) -> Mapping[str, tuple[str, str]]:
+    def loops(self) -> Mapping[str, tuple[str, ...]]:
         """By role, what its loop has."""
         return ROLES[self.family]
 
@@ -122,10 +129,11 @@ class Kernel:
 def load_table(path: Path = TABLE) -> tuple[list[Row], dict[str, Mapping[str, int]]]:
     """The rows of static_report.toml, and the way through the epilogue of each family."""
     table = tomllib.loads(path.read_text())
+    common = {"epilogue": table["epilogue"]["sm100"], "why": table["why"]}
     rows = []
     for row in table["row"]:
         keys = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
-        rows.append(Row(**{"epilogue": table["epilogue"]["sm100"]} | keys))
+        rows.append(Row(**common | keys))
     return rows, table["epilogue"]
 
 
@@ -188,12 +196,14 @@ def ring(kernel: str, block_m: int, block_n: int) -> tuple[int, int]:
 
 def ours(row: Row, cubin: Path, code: sass.Code) -> Kernel:
     """Our kernel on the way that a row's configuration takes."""
-    counts = {
-        role: _count(
-            code.round(row.loops[role], issued), CHUNK[row.family] if role == "epilogue" else 1
-        )
-        for role, issued in row.issued.items()
-    }
+    rounds = {role: code.round(row.loops[role], issued) for role, issued in row.issued.items()}
+    counts = {role: _count(rounds[role], 1) for role in ("load", "multiply")}
+    elements = SPAN_ELEMENTS[row.family]
+    if row.family == "sm100":
+        counts["epilogue"] = _count(rounds["epilogue"], elements)
+    else:
+        tile = elements * row.tile[1] // SPAN
+        counts["epilogue"] = _count(rounds["epilogue"], tile, without=rounds["multiply"])
     return Kernel("jaxbw", *resources(cubin), ring(row.kernel, *row.tile)[1], counts)
 
 
@@ -224,13 +234,18 @@ def theirs(who: str, row: Row) -> Kernel:
     return Kernel(TITLES[who], *used, built.dynamic_smem, counts)
 
 
-def _count(paths: tuple[sass.Path, sass.Path], covers: float) -> Count:
-    least, most = paths
-    opcodes = Counter(i.opcode.split(".")[0] for i in least.instructions)
+def _count(
+    paths: tuple[sass.Path, sass.Path], covers: float, without: tuple[sass.Path, ...] = ()
+) -> Count:
+    """`without`: the rounds of an inner loop, of which one is in the path and is not to count."""
+    least, most = (Counter(i.opcode.split(".")[0] for i in path.instructions) for path in paths)
+    if without:
+        inner = [Counter(i.opcode.split(".")[0] for i in path.instructions) for path in without]
+        least, most = least - inner[0], most - inner[1]
     return Count(
-        round(len(least) / covers, 3),
-        round(len(most) / covers, 3),
-        {opcode: round(n / covers, 3) for opcode, n in opcodes.most_common()},
+        round(least.total() / covers, 3),
+        round(most.total() / covers, 3),
+        {opcode: round(n / covers, 3) for opcode, n in least.most_common()},
     )
 
 

@@ -254,9 +254,10 @@ class Code:
         try:
             order = list(TopologicalSorter({s: before[s] for s in useful}).static_order())
         except CycleError as error:
-            inner = sorted({self.blocks[b].instructions[0].address for b, _ in error.args[1]})
-            where = ", ".join(f"{address:#x}" for address in inner)
-            raise ValueError(f"an inner loop ({where}) issues nothing of {dict(issued)}") from None
+            where = hex(min(self.blocks[b].instructions[0].address for b, _ in error.args[1]))
+            raise ValueError(
+                f"an inner loop (at {where}) issues nothing of {dict(issued)}"
+            ) from None
         ways = []
         for better in (min, max):
             length, came_from = {start: sizes[loop.header]}, dict[_State, _State]()

@@ -1,6 +1,7 @@
 """What the machine code says of our kernels, beside those of other compilers.
 
-  python benchmarks/static_report.py --out docs/static-report.md --json benchmarks/results/...
+  python benchmarks/static_report.py --out docs/static-report.md \\
+      --json benchmarks/results/static-report.json
 
 Needs no GPU: registers, spills and shared memory of every GEMM instance, and the instructions that
 a warp issues for a block of K (the warp that loads and the one that multiplies) and for an element
@@ -65,6 +66,14 @@ def report(with_others: bool = True) -> dict[str, Any]:
     return {"versions": versions, "instances": instances, "comparisons": comparisons}
 
 
+def keep_others(table: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """`table` with the counts that an earlier one has of other compilers' kernels."""
+    known = {comparison["name"]: comparison for comparison in before["comparisons"]}
+    for comparison in table["comparisons"]:
+        comparison["kernels"] += known[comparison["name"]]["kernels"][1:]
+    return table | {"versions": before["versions"]}
+
+
 def excess(comparison: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     """By role in which ours issues more than another: by how many, and than whose, the least."""
     mine, *others = comparison["kernels"]
@@ -124,7 +133,8 @@ def markdown(table: Mapping[str, Any]) -> str:
             for i in table["instances"]
         ),
     )
-    compared, reasons = [], []
+    compared, more_of = [], []
+    reasons: dict[str, list[str]] = {}  # and the rows that each is for
     for comparison in table["comparisons"]:
         mine, *others = comparison["kernels"]
         for kernel in comparison["kernels"]:
@@ -134,8 +144,9 @@ def markdown(table: Mapping[str, Any]) -> str:
         for role, (more, who) in excess(comparison).items():
             other = next(kernel for kernel in others if kernel["who"] == who)
             extra = _difference(mine["counts"][role], other["counts"][role])
-            why = comparison["why"].get(role, "not explained")
-            reasons.append([comparison["name"], role, f"{more:.3g} more than {who}", extra, why])
+            more_of.append([comparison["name"], role, f"{more:.3g} more than {who}", extra])
+            why = f"**{role}**: {comparison['why'].get(role, 'not explained.')}"
+            reasons.setdefault(why, []).append(comparison["name"])
     return "\n\n".join(
         [
             tomllib.loads(TABLE.read_text())["intro"].format(versions=versions).rstrip(),
@@ -147,7 +158,11 @@ def markdown(table: Mapping[str, Any]) -> str:
                 compared,
             ),
             "## Where ours issues more, and what that buys",
-            _table("row | role | how many | of which instructions | what they buy", reasons),
+            _table("row | role | how many | of which instructions", more_of),
+            *(
+                reason if len(reasons) <= 3 else f"{reason} ({'; '.join(names)})"
+                for reason, names in reasons.items()
+            ),
             "",
         ]
     )
@@ -158,8 +173,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the page, Markdown")
     parser.add_argument("--json", type=Path, required=True, help="the same as data")
+    parser.add_argument(
+        "--keep-others", action="store_true", help="take the others' counts from the JSON file"
+    )
     arguments = parser.parse_args()
-    table = report()
+    if arguments.keep_others:
+        table = keep_others(report(with_others=False), json.loads(arguments.json.read_text()))
+    else:
+        table = report()
     arguments.json.write_text(json.dumps(table, indent=1) + "\n")
     arguments.out.write_text(markdown(table))
     for comparison in unexplained(table):

@@ -1,11 +1,24 @@
-"""The static report: how the instructions of a loop are counted."""
+"""The static report: how instructions are counted, and that the committed page is of these kernels.
 
+After a change of the kernels, `static_report.py --keep-others` writes it anew.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import kernel_counts
 import pytest
 import sass
 import static_report
 
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "static-report.md"
+DATA: dict[str, Any] = json.loads(
+    (ROOT / "benchmarks" / "results" / "static-report.json").read_text()
+)
+ROWS, EPILOGUE = kernel_counts.load_table()
 WAIT = "SYNCS.PHASECHK.TRANS64.TRYWAIT"
 
 
@@ -148,8 +161,52 @@ def test_an_inner_loop_that_is_not_counted_is_an_error() -> None:
         *("@P2 BRA `(.L_0)", "EXIT"),
     )
     outer = code.loop_with("UTMALDG.*")
-    with pytest.raises(ValueError, match=r"an inner loop \(0x20\) issues nothing"):
+    with pytest.raises(ValueError, match=r"an inner loop \(at 0x20\) issues nothing"):
         code.rounds(outer, {"UTMALDG.*": 1})
+
+
+def plain(kernel: kernel_counts.Kernel) -> Any:
+    return json.loads(json.dumps(asdict(kernel)))
+
+
+def test_the_committed_page_is_the_committed_data() -> None:
+    assert PAGE.read_text() == static_report.markdown(DATA)
+
+
+def test_the_committed_table_has_the_built_instances() -> None:
+    entries = {entry["name"]: entry for entry in static_report.gemm_entries()}
+    assert [i["name"] for i in DATA["instances"]] == list(entries)
+    for i in DATA["instances"]:
+        row = kernel_counts.instance(entries[i["name"]], EPILOGUE)
+        stages, shared = kernel_counts.ring(row.kernel, *row.tile)
+        assert (i["registers"], i["spills"]) == (entries[i["name"]]["registers"], 0)
+        assert (i["stages"], i["shared"]) == (stages, shared)
+
+
+# Every instance of sm100, and of sm90 the widest tile.
+COUNTED = [i for i in DATA["instances"] if "sm100" in i["name"] or "bf16_nn_128x256" in i["name"]]
+
+
+@pytest.mark.parametrize("name", [i["name"] for i in COUNTED])
+def test_the_committed_counts_are_those_of_the_built_kernel(name: str, kernel_dir: Path) -> None:
+    cubin = kernel_dir / f"{name}.cubin"
+    code = kernel_counts.disassemble(cubin)
+    [entry] = [entry for entry in static_report.gemm_entries() if entry["name"] == name]
+    [committed] = [i for i in DATA["instances"] if i["name"] == name]
+    built = plain(kernel_counts.ours(kernel_counts.instance(entry, EPILOGUE), cubin, code))
+    assert built == {key: committed[key] for key in built}
+    for row, comparison in zip(ROWS, DATA["comparisons"], strict=True):
+        assert (comparison["name"], comparison["why"]) == (row.name, row.why)
+        if row.kernel == name:
+            assert comparison["kernels"][0] == plain(kernel_counts.ours(row, cubin, code))
+
+
+def test_each_count_above_the_least_is_explained() -> None:
+    assert static_report.unexplained(DATA) == []
+
+
+def test_each_row_is_compared_with_another_compiler() -> None:
+    assert all(len(comparison["kernels"]) > 1 for comparison in DATA["comparisons"])
 
 
 def test_a_count_above_the_least_is_noticed() -> None:

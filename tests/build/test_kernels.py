@@ -47,7 +47,7 @@ def test_ptxas_reported_no_spill(manifest: dict[str, Any]) -> None:
 def test_hopper_moves_no_more_registers_than_it_was_launched_with(
     name: str, kernel_dir: Path, resource_usage: Callable[[Path], dict[str, int]]
 ) -> None:
-    """A budget of 32 + 2 * 240 registers fits the register file, but not what 384 threads start with.
+    """32 + 2 * 240 registers fit the register file, but not what 384 threads start with.
 
     Every launch hung on the H200: the multiplying warps waited for registers that nobody returned.
     The emulator has no register file, and did not see it.

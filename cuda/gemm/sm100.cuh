@@ -194,7 +194,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   if (warp == kLoadWarp && ptx::elect_one()) {
     ptx::prefetch_tensor_map(params.a);
     ptx::prefetch_tensor_map(params.b);
-    ptx::prefetch_tensor_map(params.d);
+    if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
     init_barriers<kCtaGroup>(context);
   }
   __syncwarp();

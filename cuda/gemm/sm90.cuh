@@ -230,7 +230,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(params.a);
     ptx::prefetch_tensor_map(params.b);
-    ptx::prefetch_tensor_map(params.d);
+    if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
     context.ring().init(params.stages, kStageFullArrivals, stage_empty_arrivals(context.cluster, kConsumerWarps));
     ptx::fence_mbarrier_init();
   }

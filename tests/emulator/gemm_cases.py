@@ -69,6 +69,7 @@ class Case:
     split_k: int = 1
     split_tail: bool = False
     swap_ab: bool = False
+    b_is_ready: bool = False
 
     def __str__(self) -> str:
         """A test id: the shape, then what is not the default."""

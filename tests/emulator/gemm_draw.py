@@ -128,6 +128,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         split_k=min(split_k, ceil_div(k, block_k)),
         split_tail=rng.random() < 0.5,
         swap_ab=swap_ab,
+        b_is_ready=rng.random() < 0.5,
     )
 
 
@@ -186,6 +187,7 @@ def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float) -> Case:
         split_k=min(rng.choice((1, 1, 2, 3)), ceil_div(k, 64)),
         split_tail=rng.random() < 0.5,
         swap_ab=swap_ab,
+        b_is_ready=rng.random() < 0.5,
     )
 
 

@@ -64,6 +64,7 @@ class Config:
     split_k: int = 1
     split_tail: bool = False
     swap_ab: bool = False
+    b_is_ready: bool = False
 
     @property
     def clusters(self) -> int:
@@ -361,6 +362,7 @@ def launch(
         input=TYPES[p.dtype],
         a_major=a.major,
         b_major=b.major,
+        b_is_ready=c.b_is_ready,
         **items,
     )
     buffers = [a.array, b.array, b_up.array, *results.guarded, partials, counters]

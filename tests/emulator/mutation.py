@@ -35,23 +35,16 @@ SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_128x64x64" for layout in ("nn", "n
 NAMES = ("jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta", *SM90_NAMES)
 
 # Mutants that no schedule can tell from the kernel, and what gives the order instead. By family,
-# role, opcode, its occurrence in the role, and change.
+# role, opcode, its occurrence in the role (0: any), and change.
 _ALIGNED = "barrier.cluster.arrive.aligned behind it, which all lanes of a warp execute together"
+_ELECT = "elect.sync or an .aligned instruction beside it, for which all lanes of a warp wait"
 REDUNDANT = {
-    ("sm100", "setup", "bar.warp.sync", 1, "deleted"): _ALIGNED,
-    ("sm100", "exit", "bar.warp.sync", 1, "deleted"): _ALIGNED,
-    ("sm90", "setup", "bar.warp.sync", 1, "deleted"): _ALIGNED,
-    ("sm100", "schedule", "bar.warp.sync", 1, "deleted"): (
-        "the barrier's own arrival, which the phase waits for: bytes may come before expect_tx"
-    ),
-    ("sm100", "epilogue", "bar.warp.sync", 1, "deleted"): (
-        "tcgen05.wait::ld.sync.aligned ahead of it, which all lanes execute together"
-    ),
-} | {
-    ("sm90", "epilogue", "bar.warp.sync", occurrence, "deleted"): (
-        "stmatrix.sync.aligned beside it, which all lanes execute together"
-    )
-    for occurrence in (5, 6, 7, 8)
+    (family, role, "bar.warp.sync", 0, "deleted"): _ALIGNED if role in ("setup", "exit") else _ELECT
+    for family, roles in {
+        "sm90": ("setup", "epilogue"),
+        "sm100": ("setup", "load", "multiply", "schedule", "epilogue", "exit"),
+    }.items()
+    for role in roles
 }
 
 # Changes of a barrier's initialisation, all found: counted apart, lest they flatter the others.
@@ -101,14 +94,18 @@ def launches(name: str) -> tuple[Case, ...]:
         return replace(case, **more)
 
     # A launch with everything that the epilogue may read, in each width that it handles at a time.
+    stores: tuple[dict[str, Any], ...] = (
+        *(dict(output=output) for output in ("bf16", "f16", "f32")),
+        dict(n=37),
+        dict(swap_ab=True),
+    )
     full: dict[str, Any] = dict(bias="f32", residual="bf16", c="f16", save=True, activation="relu")
     widths = [
         tiles((group, 1), block_n, "nt", (2, 2, 2), **full, **store)
-        for block_n in (32, 16 * group, *([8] if group == 1 else []))
-        for store in (dict(), dict(n=37, output="f32"), dict(swap_ab=True, output="f16"))
+        for block_n in ((32, 16, 8) if group == 1 else (32, 16))
+        for store in stores
     ]
-    if group == 1:
-        widths = [replace(case, block_m=64) if case.block_n % 16 else case for case in widths]
+    widths = [replace(case, block_m=64) if case.block_n == 8 else case for case in widths]
     both = (
         *widths,
         tiles((group, 1), 64, "nt", (2, 2, 5), split_k=2, bias="f32"),
@@ -253,7 +250,7 @@ def examine(
     out = Outcome(name, mutant.line + 1, mutant.role, mutant.instruction, mutant.change)
     family = name.split("_")[1]
     site = (family, mutant.role, mutant.opcode, mutant.occurrence, mutant.change)
-    out.redundant = REDUNDANT.get(site, "")
+    out.redundant = REDUNDANT.get(site) or REDUNDANT.get((*site[:3], 0, mutant.change), "")
     place = (mutant.line, mutant.condition)
     numbers = range(len(launches(name))) if among is None else among
     reaching = [i for i in numbers if place in _reached(name, i)]

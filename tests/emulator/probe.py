@@ -22,6 +22,7 @@ MULTICAST = rf"cp\.async\.bulk\.tensor\.3d\.shared\S*multicast\S* \[{REG}\], \[{
 LOAD = rf"cp\.async\.bulk\.tensor\.3d\.shared\S* \[{REG}\], \[{REG}, {{{REG}, {REG}, {REG}}}\].*;"
 COMMIT = rf"tcgen05\.commit\S*multicast\S* \[{REG}\], {REG};"
 MMA = rf"tcgen05\.mma\S* \[{REG}\], {REG}, {REG}, {REG}, .*;"
+READ = r"ld\.global\S*\s.*;"
 UPSTREAM = r"griddepcontrol\.wait;"
 
 _WORDS = 8  # of an entry: line, warp, up to six values
@@ -30,8 +31,9 @@ _MOVES = {"%rs": "cvt.u32.u16", "%rd": "cvt.u32.u64"}  # to 32 bits, by kind of 
 
 @dataclass(frozen=True)
 class Seen:
-    """One instruction that a CTA has executed."""
+    """One instruction that a thread has executed, and the name under which it is noted."""
 
+    name: str
     cta: int  # in the grid
     warp: int
     values: tuple[int, ...]
@@ -66,15 +68,19 @@ class Probe:
         """What the kernel writes to."""
         return [self._log]
 
-    def seen(self, name: str) -> Iterator[Seen]:
-        """What was noted under a name, in the order of each CTA."""
+    def clear(self) -> None:
+        """Forgets what was noted."""
+        self._log[...] = 0
+
+    def seen(self, name: str = "") -> Iterator[Seen]:
+        """What was noted, under a name or all, in the order of each CTA."""
         for cta, log in enumerate(self._log):
             count = int(log[0, 0])
             assert count < len(log), "the log is full"
             for line, warp, *values in log[1 : count + 1].tolist():
                 site, operands = self._sites[line]
-                if site == name:
-                    yield Seen(cta, warp, tuple(values[:operands]))
+                if name in ("", site):
+                    yield Seen(site, cta, warp, tuple(values[:operands]))
 
     def _note(self, line: int, operands: tuple[Any, ...]) -> str:
         """Appends an entry to the log of the CTA."""

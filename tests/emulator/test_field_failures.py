@@ -6,6 +6,7 @@ pinned by tests/selection.
 
 import functools
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,23 +167,32 @@ def test_results_beyond_2_gib(path: dict[str, Any], output: str) -> None:
 
 @pytest.mark.parametrize("name", [*SM100, "jaxbw_sm90_bf16_nn_128x128x64"])
 def test_a_wait_for_the_preceding_kernel_that_comes_too_late(name: str) -> None:
-    # Every thread waits for it, before any of them touches global memory or waits for another.
-    source = text(name)
-    wait = source.index("griddepcontrol.wait")
-    assert source.count("griddepcontrol.wait") == 1
-    touches = re.compile(r"cp\.async\.bulk\.tensor|ld\.global|st\.global|atom|mbarrier\.try_wait")
-    assert touches.search(source, 0, wait) is None
+    # Every thread waits for it, once, and no warp has touched global memory by then.
     group = PAIR if name.endswith("2cta") else {}
-    case = Case(128, 128, 64, output="bf16", family=name.split("_")[1], **group)
-    waits = probe.Probe(source, dict(wait=probe.UPSTREAM), ctas=2)
+    case = Case(128, 128, 64, output="bf16", bias="f32", family=name.split("_")[1], **group)
+    sites = dict(wait=probe.UPSTREAM, load=probe.LOAD, read=probe.READ)
+    waits = probe.Probe(text(name), sites, ctas=2)
     product = case.product()
-    outcome = gemm_launch.launch(
-        waits.module, case.config(), product, sm_count=2, more_buffers=waits.buffers
-    )
-    gemm_cases.verify(case, product, outcome)
-    threads = case.config().family.threads
-    for cta in range(case.cluster[0]):
-        assert sum(seen.cta == cta for seen in waits.seen("wait")) == threads
+    for ready in (False, True):
+        outcome = gemm_launch.launch(
+            waits.module,
+            replace(case.config(), b_is_ready=ready),
+            product,
+            sm_count=2,
+            more_buffers=waits.buffers,
+        )
+        gemm_cases.verify(case, product, outcome)
+        threads: Counter[tuple[int, int]] = Counter()
+        for seen in waits.seen():
+            warp = seen.cta, seen.warp
+            if seen.name == "wait":
+                threads[warp] += 1
+            else:
+                assert threads[warp] == 32, f"{seen} before the wait"
+        warps = case.config().family.threads // 32
+        expected = ((cta, warp) for cta in range(case.cluster[0]) for warp in range(warps))
+        assert threads == dict.fromkeys(expected, 32)
+        waits.clear()
 
 
 def test_a_result_is_the_same_on_every_run() -> None:

@@ -88,12 +88,13 @@ class Probe:
         stores = ""
         for index, word in enumerate(words):
             move = _MOVES.get(word[:3], "mov.u32")
-            stores += f"{move} value, {word}; st.global.u32 [at + {4 * index}], value; "
+            stores += f"{move} value, {word}; @room st.global.u32 [at + {4 * index}], value; "
         row, log = 4 * _WORDS, self._log
         return (
-            "{ .reg .b32 cta, entry, warp, value; .reg .b64 log, at; "
+            "{ .reg .pred room; .reg .b32 cta, entry, warp, value; .reg .b64 log, at; "
             f"mov.u32 cta, %ctaid.x; mov.u64 log, {log.ctypes.data}; "
             f"mad.wide.u32 log, cta, {log.strides[0]}, log; atom.global.add.u32 entry, [log], 1; "
+            f"setp.lt.u32 room, entry, {log.shape[1] - 1}; "
             f"mad.wide.u32 at, entry, {row}, log; add.u64 at, at, {row}; "
             f"mov.u32 warp, %tid.x; shr.u32 warp, warp, 5; {stores}}}"
         )

@@ -167,11 +167,11 @@ def test_results_beyond_2_gib(path: dict[str, Any], output: str) -> None:
 
 @pytest.mark.parametrize("name", [*SM100, "jaxbw_sm90_bf16_nn_128x128x64"])
 def test_a_wait_for_the_preceding_kernel_that_comes_too_late(name: str) -> None:
-    # Every thread waits for it, once, and no warp has touched global memory by then.
+    # Whole warps wait for it, once, and none that has not waited touches global memory.
     group = PAIR if name.endswith("2cta") else {}
     case = Case(128, 128, 64, output="bf16", bias="f32", family=name.split("_")[1], **group)
     sites = dict(wait=probe.UPSTREAM, load=probe.LOAD, read=probe.READ)
-    waits = probe.Probe(text(name), sites, ctas=2)
+    waits = probe.Probe(text(name), sites, ctas=2, capacity=1 << 16)
     product = case.product()
     for ready in (False, True):
         outcome = gemm_launch.launch(
@@ -189,9 +189,7 @@ def test_a_wait_for_the_preceding_kernel_that_comes_too_late(name: str) -> None:
                 threads[warp] += 1
             else:
                 assert threads[warp] == 32, f"{seen} before the wait"
-        warps = case.config().family.threads // 32
-        expected = ((cta, warp) for cta in range(case.cluster[0]) for warp in range(warps))
-        assert threads == dict.fromkeys(expected, 32)
+        assert set(threads.values()) == {32}
         waits.clear()
 
 

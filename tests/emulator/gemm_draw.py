@@ -162,6 +162,7 @@ def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float) -> Case:
     n = tiles_n * cluster[1] * block_n - rng.choice((0, 8, 24, 5))
     k = rng.choice((24, 64, 136, 200, 328) if size * block_n <= 512 else (24, 64, 136))
     swap_ab = rng.random() < 0.2
+    gated = not swap_ab and block_n in (128, 256) and rng.random() < 0.3
     output = rng.choice(tuple(DTYPES))
     deepest = gemm_launch.max_stages(Config(SM90, block_m, block_n))
     return Case(
@@ -173,7 +174,8 @@ def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float) -> Case:
         layout=transposed(kernel.layout) if swap_ab else kernel.layout,
         dtype=kernel.input,
         output=output,
-        **_epilogue(rng, output, False),
+        gated=gated,
+        **_epilogue(rng, output, gated),
         integers=rng.random() < 0.5,
         family="sm90",
         block_m=block_m,

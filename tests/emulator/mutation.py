@@ -45,6 +45,11 @@ REDUNDANT = {
         "sm100": ("setup", "load", "multiply", "schedule", "epilogue", "exit"),
     }.items()
     for role in roles
+} | {
+    ("sm100", "multiply", "xor.b32", occurrence, "parity flips every time"): (
+        "two MMA tiles of a tile take both accumulators: their places go round every time"
+    )
+    for occurrence in (6, 7)
 }
 
 # Changes of a barrier's initialisation, all found: counted apart, lest they flatter the others.

@@ -41,7 +41,7 @@ _ELECT = "elect.sync or an .aligned instruction beside it, for which all lanes o
 REDUNDANT = {
     (family, role, "bar.warp.sync", 0, "deleted"): _ALIGNED if role in ("setup", "exit") else _ELECT
     for family, roles in {
-        "sm90": ("setup", "epilogue"),
+        "sm90": ("load", "multiply", "epilogue"),
         "sm100": ("setup", "load", "multiply", "schedule", "epilogue", "exit"),
     }.items()
     for role in roles

@@ -74,22 +74,38 @@ class Row:
         return 2 if self.kernel.endswith("2cta") else 1
 
     @property
-    def boxes(self) -> int:
-        """TMA boxes of a CTA for one block of K.
+    def boxes_of(self) -> tuple[int, int]:
+        """TMA boxes of a CTA for one block of K, of lhs and rhs.
 
         One of a K-major operand, else one for each 64 rows or columns of the CTA's part.
         """
-        extents = [extent // self.cta_group for extent in self.tile]
-        k_major = (self.layout[0] == "n", self.layout[1] == "t")
-        return sum(
-            1 if major else extent // 64 for extent, major in zip(extents, k_major, strict=True)
+        rows, columns = (extent // self.cta_group for extent in self.tile)
+        return (
+            1 if self.layout[0] == "n" else rows // 64,
+            1 if self.layout[1] == "t" else columns // 64,
         )
+
+    @property
+    def boxes(self) -> int:
+        """Of both operands."""
+        return sum(self.boxes_of)
+
+    @property
+    def multicast_boxes(self) -> int:
+        """Those of an operand that several CTAs of the cluster need: a row or a column of them."""
+        shared = self.cluster[1] > 1, self.cluster[0] > self.cta_group
+        return sum(boxes for boxes, needed in zip(self.boxes_of, shared, strict=True) if needed)
 
     @property
     def issued(self) -> dict[str, Mapping[str, int]]:
         """By role, what ours issues in a round of its loop; a block of K is one swizzle span."""
         issued: dict[str, Mapping[str, int]] = {
-            "load": {"UTMALDG.*": self.boxes, "SYNCS.ARRIVE.*": 1, WAIT: 1}
+            "load": {
+                "UTMALDG.*": self.boxes,
+                "UTMALDG.*MULTICAST.*": self.multicast_boxes,
+                "SYNCS.ARRIVE.*": 1,
+                WAIT: 1,
+            }
         }
         if self.family == "sm100":
             mma_tiles = max(1, self.tile[0] // self.cta_group // 128)

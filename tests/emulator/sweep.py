@@ -131,7 +131,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--full", action="store_true", help="all clusters for all instances")
+    parser.add_argument("--full", action="store_true", help="eight times as many launches")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after them")
     parser.add_argument("--kernels", default="", help="only instances with this in their name")
     parser.add_argument("--out", type=Path, default=Path("sweep.json"))

@@ -2,10 +2,9 @@
 
     python examples/digits.py
 
-It computes in bf16. Hidden sizes and batch are multiples of 8, so that rows are multiples of 16
-bytes: on a GPU that jaxbw has kernels for, these products run on them. The ten classes are not
-padded: products with the logits go to XLA, as everything does on a CPU. Who served which product,
-and why, is printed at the end.
+It computes in bf16. On a GPU that jaxbw has kernels for, all products run on them: also those with
+the logits of the ten classes, whose rows TMA cannot address. On a CPU everything goes to XLA. Who
+served which product, and why, is printed at the end.
 """
 
 import argparse

@@ -78,8 +78,8 @@ struct Epilogue {
 // The CTA of rank r within its cluster stands at (r % cluster_m, r / cluster_m).
 //
 // A work item is a cluster tile with all of K, or a part of one: tiles from whole_tiles on are split into split_k
-// parts along K. The parts of a tile leave float32 sums in `partials`; the one that comes last adds them up in the order
-// of the parts, whoever it is, so that the result does not depend on the timing.
+// parts along K. The parts of a tile leave float32 sums in `partials`; the one that comes last adds them up in the
+// order of the parts, whoever it is, so that the result does not depend on the timing.
 struct GemmParams {
   TensorMap a, b, b_up, d, saved[2];  // rank 3: (contiguous dimension, outer dimension, batch)
   Epilogue epilogue;
@@ -122,8 +122,9 @@ struct GemmParams {
 static_assert(sizeof(TensorMap) == 128 && alignof(GemmParams) == 64);
 static_assert(offsetof(GemmParams, epilogue) == 6 * sizeof(TensorMap));
 
-// destination[batch, i, j] = source[batch, i, j], or with `transposed` source[batch, j, i], as the GEMM kernels want their
-// operands: rows of destination_pitch elements, a multiple of 16 bytes. What lies behind a row's end is not written.
+// destination[batch, i, j] = source[batch, i, j], or with `transposed` source[batch, j, i], as the GEMM kernels want
+// their operands: rows of destination_pitch elements, a multiple of 16 bytes. What lies behind a row's end is not
+// written.
 struct RepackParams {
   const void* source;
   void* destination;

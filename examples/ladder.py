@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+CHECKOUT = Path(__file__).parents[1]
+sys.path += [str(CHECKOUT), str(CHECKOUT / "benchmarks")]  # behind the installed jaxbw
 
 from jaxbw import _native, emulator
 from jaxbw.ladder import PUBLISHED, RUNGS, Rung

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-CHECKOUT = Path(__file__).parents[1]
-sys.path += [str(CHECKOUT), str(CHECKOUT / "benchmarks")]  # behind the installed jaxbw
+# Behind the installed jaxbw: the checkout's has no compiled part.
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from jaxbw import _native, emulator
 from jaxbw.ladder import PUBLISHED, RUNGS, Rung

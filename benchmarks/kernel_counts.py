@@ -177,7 +177,8 @@ def tool(name: str) -> str:
     return found
 
 
-def _output(name: str, *arguments: str | Path) -> str:
+def output(name: str, *arguments: str | Path) -> str:
+    """What such a program prints."""
     # cuobjdump looks for nvdisasm on PATH.
     path = f"{Path(tool('nvdisasm')).parent}:{os.environ['PATH']}"
     done = subprocess.run(
@@ -190,16 +191,21 @@ def _output(name: str, *arguments: str | Path) -> str:
     return done.stdout
 
 
+def usage(cubin: Path) -> dict[str, int]:
+    """What a cubin says of registers (REG), stack (STACK) and local memory (LOCAL)."""
+    found = re.findall(r"\b([A-Z]+):(\d+)", output("cuobjdump", "-res-usage", cubin))
+    return {key: int(value) for key, value in found}
+
+
 def resources(cubin: Path) -> tuple[int, int]:
     """Registers of a thread, and its bytes of stack and local memory, where spills are."""
-    found = re.findall(r"\b([A-Z]+):(\d+)", _output("cuobjdump", "-res-usage", cubin))
-    used = {key: int(value) for key, value in found}
+    used = usage(cubin)
     return used["REG"], used["STACK"] + used["LOCAL"]
 
 
 def disassemble(cubin: Path) -> sass.Code:
     """The control flow of a cubin's kernel."""
-    return sass.Code(_output("nvdisasm", "-c", cubin))
+    return sass.Code(output("nvdisasm", "-c", cubin))
 
 
 def ring(kernel: str, block_m: int, block_n: int) -> tuple[int, int]:

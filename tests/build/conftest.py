@@ -1,17 +1,14 @@
 """The built kernels: their manifest, their files, and their machine code."""
 
 import functools
-import importlib.util
 import json
-import os
 import re
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kernel_counts
 import pytest
 
 from jaxbw import _native
@@ -25,22 +22,9 @@ _INSTRUCTION = re.compile(
 )
 
 
-def _tool(name: str) -> str:
-    """A program of NVIDIA's wheels, else the one on PATH."""
-    spec = importlib.util.find_spec("nvidia")
-    for root in (spec.submodule_search_locations if spec else None) or ():
-        path = Path(root) / "cu13" / "bin" / name
-        if path.exists():
-            return str(path)
-    found = shutil.which(name)
-    assert found, f"{name} is missing; `pip install 'jaxbw[test]'` brings it"
-    return found
-
-
 @functools.cache
 def _opcodes(cubin: Path) -> Counter[str]:
-    done = subprocess.run([_tool("nvdisasm"), cubin], capture_output=True, text=True, check=True)
-    return Counter(_INSTRUCTION.findall(done.stdout))
+    return Counter(_INSTRUCTION.findall(kernel_counts.output("nvdisasm", cubin)))
 
 
 @pytest.fixture(scope="session")
@@ -53,17 +37,7 @@ def opcodes() -> Callable[[Path], Counter[str]]:
 def resource_usage() -> Callable[[Path], dict[str, int]]:
     """What the cubin itself says of registers (REG), stack (STACK) and local memory (LOCAL)."""
 
-    def read(cubin: Path) -> dict[str, int]:
-        done = subprocess.run(
-            [_tool("cuobjdump"), "-res-usage", cubin],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PATH": f"{Path(_tool('nvdisasm')).parent}:{os.environ['PATH']}"},
-        )
-        return {key: int(value) for key, value in re.findall(r"\b([A-Z]+):(\d+)", done.stdout)}
-
-    return read
+    return kernel_counts.usage
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ same.
 """
 
 import argparse
-import functools
 import hashlib
 import json
 import multiprocessing
@@ -27,7 +26,7 @@ from jaxbw import _native, emulator
 from jaxbw.selection import manifest
 from jaxbw.selection.kernel_table import Kernel
 
-from . import gemm_cases, gemm_draw
+from . import gemm_cases, gemm_draw, installed
 from .gemm_cases import Case
 
 KERNELS = manifest.directory()
@@ -68,12 +67,6 @@ def cases(kernel: Kernel, full: bool = False) -> Iterator[Case]:
         yield gemm_draw.draw_case(random.Random(f"{kernel.name} {index}"), kernel.name)
 
 
-@functools.cache
-def _module(name: str) -> emulator.Module:
-    path = KERNELS / f"{name}.ptx"
-    return emulator.Module(path.read_text(), path.name)
-
-
 def check(case: Case, schedule: Schedule) -> int:
     """Runs a case and compares it with the oracle; returns the steps it took.
 
@@ -81,7 +74,7 @@ def check(case: Case, schedule: Schedule) -> int:
       AssertionError: the result is wrong, or the emulator finds something.
       emulator.EmulatorError: the kernel did something from which there is no going on.
     """
-    return int(gemm_cases.check(_module(case.kernel), case, *schedule).report.steps)
+    return int(gemm_cases.check(installed.load(case.kernel), case, *schedule).report.steps)
 
 
 Job = tuple[Case, Schedule]

@@ -4,42 +4,25 @@ The list is from issue trackers. Heuristics that regress after a tuning change, 
 pinned by tests/selection.
 """
 
-import functools
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import jaxbw
-from jaxbw import emulator
 from jaxbw.selection import manifest
 
 from . import gemm_cases, gemm_launch, mutation, probe
 from .gemm_cases import Case
+from .installed import load, text
 from .mutants import mutants
 
-KERNELS = Path(jaxbw.__file__).parent / "kernels"
 SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("random", 2), ("pct", 3)]
 SM100 = ("jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta")
 PAIR: dict[str, Any] = dict(block_m=256, cta_group=2, cluster=(2, 1))
 SM90: dict[str, Any] = dict(family="sm90")
-
-
-@functools.cache
-def text(name: str) -> str:
-    path = KERNELS / f"{name}.ptx"
-    if not path.exists():
-        pytest.skip(f"{path.name} has not been built")
-    return path.read_text()
-
-
-@functools.cache
-def load(name: str) -> emulator.Module:
-    return emulator.Module(text(name), name)
 
 
 def check(case: Case, *schedules: tuple[str, int]) -> None:

@@ -1,9 +1,7 @@
 """The kernels that ship, run as PTX: bit-exact on integers in every schedule, without a finding."""
 
-import functools
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -11,22 +9,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-import jaxbw
-from jaxbw import emulator
-
 from . import gemm_cases, gemm_draw, gemm_launch
 from .gemm_cases import Case
+from .installed import load
 
-KERNELS = Path(jaxbw.__file__).parent / "kernels"
 SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("random", 2), ("pct", 3)]
-
-
-@functools.cache
-def load(name: str) -> emulator.Module:
-    path = KERNELS / f"{name}.ptx"
-    if not path.exists():
-        pytest.skip(f"{path.name} has not been built")
-    return emulator.Module(path.read_text(), path.name)
 
 
 def check(case: Case, schedule: str = "eager", seed: int = 0) -> gemm_launch.Outcome:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,25 +9,17 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw import emulator
 from jaxbw.ladder import RUNGS, Rung
 from jaxbw.selection.config import refusal
 
 from . import gemm_cases, gemm_launch
 from .gemm_cases import Case
 from .gemm_launch import SM100, Config
+from .installed import load
 
-KERNELS = Path(jaxbw.__file__).parent / "kernels"
 NAIVE = "jaxbw_sm100_naive_16bit"
 SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("pct", 2)]
 TENSOR_CORES = RUNGS[1:]
-
-
-def load(name: str) -> emulator.Module:
-    path = KERNELS / f"{name}.ptx"
-    if not path.exists():
-        pytest.skip(f"{path.name} has not been built")
-    return emulator.Module(path.read_text(), path.name)
 
 
 @pytest.mark.parametrize("rung", TENSOR_CORES, ids=lambda rung: rung.name)

@@ -8,27 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-import jaxbw
 from jaxbw import emulator
 from jaxbw.emulator import report, timeline
 
 from . import gemm_launch
 from .gemm_launch import BF16, SM100, Config
+from .installed import load
 from .ptx import module
 
-KERNELS = Path(jaxbw.__file__).parent / "kernels"
 SIZE = 256
 TILE = 128
 
 
 @pytest.fixture(scope="module")
 def traced() -> emulator.Report:
-    path = KERNELS / "jaxbw_sm100_16bit_1cta.ptx"
-    if not path.exists():
-        pytest.skip(f"{path.name} has not been built")
     rng = np.random.default_rng(0)
     lhs, rhs = (gemm_launch.integers(rng, 1, SIZE, SIZE) for _ in range(2))
-    kernel = emulator.Module(path.read_text(), path.name)
+    kernel = load("jaxbw_sm100_16bit_1cta")
     config = Config(SM100, block_m=TILE, block_n=TILE)
     options: dict[str, Any] = dict(schedule="random", seed=7, sm_count=2, trace=True)
     return gemm_launch.run(kernel, config, lhs, rhs, BF16, **options)[1]

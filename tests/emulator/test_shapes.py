@@ -4,22 +4,19 @@ The lists are those of DeepGEMM's, QuACK's and Modular's tests. What is chosen f
 runs on an eighth of N and K.
 """
 
-import functools
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jaxbw
-from jaxbw import emulator
 
 from . import gemm_cases, gemm_launch
 from .gemm_cases import DTYPES, Case
+from .installed import load
 
-KERNELS = Path(jaxbw.__file__).parent / "kernels"
 SCALE = 8
 M = (1, 16, 32, 64, 96, 128, 4096)
 N_K = (
@@ -29,14 +26,6 @@ N_K = (
 ODD = [(m, n, k) for m in (150, 225, 300, 450) for n, k in ((2304, 16384), (13312, 16384))]
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("pct", 2)]
-
-
-@functools.cache
-def load(name: str) -> emulator.Module:
-    path = KERNELS / f"{name}.ptx"
-    if not path.exists():
-        pytest.skip(f"{path.name} has not been built")
-    return emulator.Module(path.read_text(), path.name)
 
 
 def chosen(m: int, n: int, k: int, layout: str, output: str, batch: int = 1) -> Case:
@@ -68,26 +57,20 @@ def chosen(m: int, n: int, k: int, layout: str, output: str, batch: int = 1) -> 
         batch=batch,
         layout=layout,
         output=output,
-        block_m=config.block_m,
-        block_n=config.block_n,
-        cta_group=config.cta_group,
-        cluster=config.cluster,
-        stages=config.stages,
-        swizzle=config.swizzle,
-        raster=config.raster,
-        k_spans=config.k_spans,
-        accumulators=config.accumulators,
-        store_buffers=config.store_buffers,
-        scheduler=config.scheduler,
-        split_k=config.split_k,
-        split_tail=config.split_tail,
-        swap_ab=config.swap_ab,
+        **{name: getattr(config, name) for name in LAUNCH},
     )
     return replace(case, split_k=min(case.split_k, -(-small_k // (64 * case.k_spans))))
 
 
 def check(case: Case, schedule: tuple[str, int]) -> None:
     gemm_cases.check(load(case.kernel), case, *schedule)
+
+
+# What a case takes over from the configuration that was chosen.
+LAUNCH = (
+    *("block_m", "block_n", "cta_group", "cluster", "stages", "swizzle", "raster", "k_spans"),
+    *("accumulators", "store_buffers", "scheduler", "split_k", "split_tail", "swap_ab"),
+)
 
 
 @pytest.mark.parametrize("m", M)

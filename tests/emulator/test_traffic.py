@@ -3,23 +3,20 @@
 Bytes come from the emulator's report, masks and arrival counts from probes in the kernel's PTX.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import jaxbw
 from jaxbw import emulator
 from jaxbw.ladder import RUNGS
 
 from . import gemm_cases, gemm_launch, probe
 from .gemm_cases import Case
+from .installed import load, text
 
-KERNELS = Path(jaxbw.__file__).parent / "kernels"
 EPILOGUE_WARPS = 4
 K = 128
 
@@ -35,19 +32,6 @@ SHAPES = [
     ((4, 2), 2, 512, 128),
     ((3, 1), 1, 128, 96),
 ]
-
-
-@functools.cache
-def text(name: str) -> str:
-    path = KERNELS / f"{name}.ptx"
-    if not path.exists():
-        pytest.skip(f"{path.name} has not been built")
-    return path.read_text()
-
-
-@functools.cache
-def module(name: str) -> emulator.Module:
-    return emulator.Module(text(name), name)
 
 
 def one_tile_each(
@@ -88,7 +72,7 @@ def name_of(shape: Any) -> str:
 def test_bytes(shape: Any) -> None:
     (cluster_m, cluster_n), group, block_m, block_n = shape
     case = one_tile_each(*shape)
-    report = run(case, module(case.kernel))
+    report = run(case, load(case.kernel))
     row = 2 * K  # bytes of a row of A, or column of B
     ctas = 2 * cluster_m * cluster_n
     # A cluster reads what its tile needs once, whoever of its CTAs does.
@@ -110,7 +94,7 @@ def test_multicast_reads_a_quarter_and_a_pair_halves_what_b_takes_in_shared_memo
     def loads(cluster: tuple[int, int], group: int, block_m: int) -> emulator.Report:
         case = Case(1024, 1024, K, layout="nt", output="bf16", block_m=block_m, block_n=256)
         case = replace(case, cluster=cluster, cta_group=group)
-        return run(case, module(case.kernel))
+        return run(case, load(case.kernel))
 
     alone, multicast = loads((1, 1), 1, 128), loads((4, 4), 1, 128)
     pair, pairs = loads((2, 1), 2, 256), loads((4, 4), 2, 256)
@@ -126,7 +110,7 @@ def test_a_gated_product_reads_the_left_operand_once() -> None:
     for group, cluster in ((1, (2, 2)), (2, (2, 2))):
         case = Case(256, 256, K, layout="nt", gated=True, cluster=cluster, cta_group=group)
         case = replace(case, block_m=128 * group, block_n=256)
-        report = run(case, module(case.kernel))
+        report = run(case, load(case.kernel))
         assert report.bytes["global load"] == 2 * K * (case.m + 2 * case.n)
 
 
@@ -135,7 +119,7 @@ def test_the_ladder_reads_what_its_formula_says(rung: Any) -> None:
     config = gemm_launch.from_gemm_config(rung.config, 0, 0, gemm_launch.BF16)
     case = Case(1024, 1024, K, layout="nt", output="bf16")
     product = case.product()
-    kernel = module(f"jaxbw_sm100_16bit_{config.cta_group}cta")
+    kernel = load(f"jaxbw_sm100_16bit_{config.cta_group}cta")
     outcome = gemm_launch.launch(kernel, config, product, sm_count=16)
     gemm_cases.verify(case, product, outcome)
     assert outcome.report.bytes["global load"] == rung.bytes_loaded(case.m, case.n, case.k)

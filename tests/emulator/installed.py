@@ -1,0 +1,23 @@
+"""The kernels of the installed package, as tests load them: their PTX, parsed once."""
+
+import functools
+
+import pytest
+
+from jaxbw import emulator
+from jaxbw.selection import manifest
+
+
+@functools.cache
+def text(name: str) -> str:
+    """The PTX of a kernel; a build without kernels skips the test that asks."""
+    path = manifest.directory() / f"{name}.ptx"
+    if not path.exists():
+        pytest.skip(f"{path.name} has not been built")
+    return path.read_text()
+
+
+@functools.cache
+def load(name: str) -> emulator.Module:
+    """A kernel, ready to launch."""
+    return emulator.Module(text(name), f"{name}.ptx")

@@ -30,8 +30,8 @@ from tests.emulator.gemm_launch import BF16, SM100, Config
 
 KERNELS = Path(jaxbw.__file__).parent / "kernels"
 CONFIGS = {
-    "jaxbw_sm100_16bit_1cta": Config(SM100, 128, 256, 1, (1, 1), stages=4, swizzle=8),
-    "jaxbw_sm100_16bit_2cta": Config(SM100, 256, 256, 2, (2, 1), stages=4, swizzle=8),
+    "jaxbw_sm100_16bit_1cta": Config(SM100, 128, 256, stages=4, swizzle=8),
+    "jaxbw_sm100_16bit_2cta": Config(SM100, 256, 256, 2, cluster=(2, 1), stages=4, swizzle=8),
 }
 
 

@@ -111,9 +111,14 @@ class Row:
             mma_tiles = max(1, self.tile[0] // self.cta_group // 128)
             multiply = {self.loops["multiply"][0]: MMAS * mma_tiles}
             return issued | {"multiply": multiply | {WAIT: 1}, "epilogue": self.epilogue}
-        spans = self.tile[1] // SPAN
-        multiply = {"HGMMA.*": MMAS}
-        epilogue = {pattern: spans * count for pattern, count in self.epilogue.items()}
+        wgmmas = self.tile[0] // 128  # one below the other, of each of two warpgroups
+        spans = wgmmas * self.tile[1] / SPAN
+        multiply = {"HGMMA.*": MMAS * wgmmas}
+        # A box narrower than a span is stored by one instruction, too.
+        epilogue = {
+            pattern: max(1, int(spans * count)) if count else 0
+            for pattern, count in self.epilogue.items()
+        }
         return issued | {"multiply": multiply | {WAIT: 1}, "epilogue": epilogue | multiply}
 
     @property
@@ -159,7 +164,7 @@ def instance(entry: Mapping[str, Any], epilogue: Mapping[str, Mapping[str, int]]
     if family == "sm100":
         tile, layout = (256 * entry["cta_group"], 256), "nt"
     else:
-        tile, layout = (entry["block_m"], entry["block_n"]), entry["layout"]
+        tile, layout = (2 * entry["block_m"], entry["block_n"]), entry["layout"]  # cooperative
     cluster = (entry["cta_group"], 1)
     return Row(entry["name"], entry["name"], tile, cluster, layout, epilogue[family])
 
@@ -224,7 +229,7 @@ def ours(row: Row, cubin: Path, code: sass.Code) -> Kernel:
     if row.family == "sm100":
         counts["epilogue"] = _count(rounds["epilogue"], elements)
     else:
-        tile = elements * row.tile[1] // SPAN
+        tile = elements * row.tile[0] // 128 * row.tile[1] // SPAN
         counts["epilogue"] = _count(rounds["epilogue"], tile, without=rounds["multiply"])
     return Kernel("jaxbw", *resources(cubin), ring(row.kernel, *row.tile)[1], counts)
 

@@ -1,88 +1,132 @@
 """The cost model against measured times, and its constants fitted to them.
 
-    python benchmarks/model_error.py results.json
-    python benchmarks/model_error.py results.json --fit l2_bytes_per_ns dram_bytes_per_ns_sm
+    python benchmarks/model_error.py calibration.jsonl
+    python benchmarks/model_error.py calibration.jsonl --fit l2_bytes_per_ns stage_cycles
 
-Reads rows of compare_xla.py that have a configuration of ours. Fitting changes the named constants
-of the machine, within a factor of two, for the least mean square of the logarithms' differences; it
-prints what to write into jaxbw/selection/machines.toml and changes nothing.
+Reads what measure_configs.py wrote. Fitting changes the named constants of the machine, within a
+factor of four, for the least squares of the logarithms' differences, in which slow configurations
+weigh less: they need only be known to be slow. It prints what to write into
+jaxbw/selection/machines.toml and changes nothing. What a choice by the model would lose is told,
+too: the time of the configuration that it rates best, among those that were measured, over the
+least time.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import pathlib
-import random
-from typing import Any
+from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
+import measure_configs
+import numpy as np
+import scipy.optimize
+from measure_configs import Measured
+from numpy.typing import NDArray
+from products import Product
 
-from jaxbw import GemmConfig
-from jaxbw.problem import reduce_dot_general
+from jaxbw.selection.candidates import Candidates
+from jaxbw.selection.cost_model import evaluate
 from jaxbw.selection.machine import Machine, machines
-from jaxbw.selection.search import price
 from jaxbw.selection.workload import Workload, workload
 
-CONTRACTING = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,)), "tt": ((0,), (1,))}
-STEPS = 2000  # of the fit, each a random change of some constants
+Floats = NDArray[np.float64]
+BOUND = 4.0  # factor by which a constant may change
+TOLERANCE = 0.1  # errors beyond it count less than their squares
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """One configuration of one product, and what it took."""
+class Group:
+    """Configurations of one product, all with its operands exchanged or none."""
 
-    label: str
     work: Workload
-    config: GemmConfig
-    microseconds: float
+    table: Candidates
+    rasterisation: tuple[NDArray[np.int64], NDArray[np.int64]]
+    rows: NDArray[np.int64]  # in the product's list
 
 
-def read(path: pathlib.Path) -> list[Measured]:
-    """The rows of a results file that say how our kernel was launched."""
-    rows = [row for row in json.loads(path.read_text())["rows"] if "fields" in row]
-    return [_measured(row) for row in rows]
+@dataclasses.dataclass(frozen=True)
+class Measurements:
+    """A product with its configurations, ready to be priced together."""
+
+    product: Product
+    measured: Sequence[Measured]
+    groups: tuple[Group, ...]
+    microseconds: Floats
+    slower: Floats  # than the fastest, by which factor
+
+    @classmethod
+    def of(cls, product: Product, measured: Sequence[Measured], machine: Machine) -> Measurements:
+        """Groups what was measured, and adds the memset, which CUPTI leaves out."""
+        groups = []
+        for swapped in (False, True):
+            rows = [i for i, each in enumerate(measured) if each.config.swap_ab == swapped]
+            if not rows:
+                continue
+            configs = [measured[i].config for i in rows]
+            work = workload(product.problem, swapped=swapped)
+            raster = np.array([config.raster == "n" for config in configs], np.int64)
+            swizzle = np.array([config.swizzle for config in configs], np.int64)
+            table = Candidates.of(configs, machine.family, work.itemsize)
+            groups.append(Group(work, table, (raster, swizzle), np.array(rows)))
+        memset = machine.memset_ns / 1000
+        times = np.array(
+            [each.microseconds + memset * (each.config.split_k > 1) for each in measured]
+        )
+        return cls(product, measured, tuple(groups), times, times / times.min())
+
+    def modelled(self, machine: Machine) -> Floats:
+        """Microseconds."""
+        totals = np.empty(len(self.measured))
+        for group in self.groups:
+            costs = evaluate(group.work, machine, group.table, group.rasterisation)
+            totals[group.rows] = costs.total / 1000
+        return totals
+
+    def regret(self, machine: Machine) -> float:
+        """The time of what the model rates best over the least."""
+        return float(self.slower[self.modelled(machine).argmin()])
 
 
-def _measured(row: dict[str, Any]) -> Measured:
-    config = GemmConfig(**(row["fields"] | {"cluster": tuple(row["fields"]["cluster"])}))
-    m, n, k, layout = row["m"], row["n"], row["k"], row["layout"]
-    dtype = jnp.dtype(row["dtype"])
-    lhs = jax.ShapeDtypeStruct((m, k) if layout[0] == "n" else (k, m), dtype)
-    rhs = jax.ShapeDtypeStruct((k, n) if layout[1] == "n" else (n, k), dtype)
-    problem = reduce_dot_general(lhs, rhs, (CONTRACTING[layout], ((), ())), dtype).problem
-    work = workload(problem, swapped=config.swap_ab)
-    return Measured(f"{m}x{n}x{k} {layout} {config}", work, config, row["median_us"])
+def read(path: pathlib.Path, machine: Machine) -> list[Measurements]:
+    """The products of a results file."""
+    return [
+        Measurements.of(product, measured, machine)
+        for product, measured in measure_configs.read(path).items()
+    ]
 
 
-def modelled(machine: Machine, measured: Measured) -> float:
-    """The model's time, in microseconds."""
-    return price(machine.family, machine, measured.work, measured.config).cost.total
+def errors(machine: Machine, products: Sequence[Measurements]) -> Floats:
+    """The logarithms of modelled over measured times, weighted."""
+    return np.concatenate(
+        [np.log(each.modelled(machine) / each.microseconds) / each.slower for each in products]
+    )
 
 
-def error(machine: Machine, rows: list[Measured]) -> float:
-    """The root mean square of the logarithms of modelled over measured times."""
-    ratios = (math.log(modelled(machine, row) / row.microseconds) for row in rows)
-    return math.sqrt(sum(ratio**2 for ratio in ratios) / len(rows))
+def fit(machine: Machine, products: Sequence[Measurements], names: Sequence[str]) -> Machine:
+    """The machine with the named constants changed for the least error."""
+
+    def changed(logarithms: Floats) -> Machine:
+        factors = dict(zip(names, np.exp(logarithms), strict=True))
+        values = {name: getattr(machine, name) * float(f) for name, f in factors.items()}
+        return dataclasses.replace(machine, **values)
+
+    found = scipy.optimize.least_squares(
+        lambda logarithms: errors(changed(logarithms), products),
+        np.zeros(len(names)),
+        bounds=(-math.log(BOUND), math.log(BOUND)),
+        loss="soft_l1",
+        f_scale=TOLERANCE,
+        diff_step=1e-3,
+        max_nfev=60,
+    )
+    return changed(found.x)
 
 
-def fit(machine: Machine, rows: list[Measured], names: list[str]) -> Machine:
-    """The machine with the named constants changed for the least error: a random search."""
-    draw = random.Random(0)
-    best, least = machine, error(machine, rows)
-    for _ in range(STEPS):
-        changes = {}
-        for name in names:
-            start, value = getattr(machine, name), getattr(best, name)
-            value *= math.exp(draw.gauss(0, 0.1)) if draw.random() < 0.5 else 1
-            changes[name] = min(max(value, start / 2), start * 2)
-        candidate = dataclasses.replace(best, **changes)
-        if (found := error(candidate, rows)) < least:
-            best, least = candidate, found
-    return best
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def main() -> None:
@@ -94,15 +138,24 @@ def main() -> None:
     parser.add_argument("--machine", choices=machines(), default="H200")
     parser.add_argument("--fit", nargs="+", metavar="CONSTANT", default=[])
     arguments = parser.parse_args()
-    machine, rows = machines()[arguments.machine], read(arguments.results)
-    if not rows:
-        parser.error(f"{arguments.results} has no rows with fields; run compare_xla.py again")
-    fitted = fit(machine, rows, arguments.fit) if arguments.fit else machine
-    for row in rows:
-        time = modelled(fitted, row)
-        ratio = time / row.microseconds
-        print(f"{row.microseconds:9.2f} us measured {time:9.2f} modelled {ratio:5.2f}  {row.label}")
-    print(f"root mean square of the logarithms' differences: {error(fitted, rows):.3f}")
+    machine = machines()[arguments.machine]
+    products = read(arguments.results, machine)
+    if not products:
+        parser.error(f"{arguments.results} has no products; measure_configs.py writes them")
+    fitted = fit(machine, products, arguments.fit) if arguments.fit else machine
+    for each in sorted(products, key=lambda each: each.regret(fitted)):
+        ratio = each.modelled(fitted) / each.microseconds
+        best = each.microseconds.argmin()
+        print(
+            f"{each.product!s:24} {each.microseconds[best]:9.2f} us, modelled {ratio[best]:5.2f} "
+            f"of it, {np.exp(np.std(np.log(ratio))):5.2f} spread; "
+            f"the model's choice {each.regret(fitted):5.3f}"
+        )
+    rms = math.sqrt(float(np.mean(errors(fitted, products) ** 2)))
+    regrets = [each.regret(fitted) for each in products]
+    print(f"root mean square of the logarithms' differences: {rms:.3f}")
+    lost = f"{geometric_mean(regrets):.3f} of the best, at most {max(regrets):.3f}"
+    print(f"the model's choices: {lost}")
     for name in arguments.fit:
         print(f"{name} = {getattr(fitted, name):.4g}  (was {getattr(machine, name):.4g})")
 

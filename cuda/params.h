@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "gemm/cluster_protocol.h"
+#include "gemm/tile_order.h"
+
 namespace jaxbw {
 
 // Element types. The values are those of the operand-format field of the sm_100 instruction descriptor: of kind::f16
@@ -24,15 +27,12 @@ enum class Activation : uint32_t { kNone = 0, kRelu = 1, kGelu = 2, kSilu = 3, k
 
 // How results leave the kernel. kTma: staged in shared memory, one TMA store per box; D is row-major, its rows are
 // multiples of 16 bytes. kRows: staged, then copied by coalesced stores; D is row-major with any row length.
-// kColumns: straight from registers; D is column-major as the kernel sees it (swap-AB).
+// kColumns: by ordinary stores; D is column-major as the kernel sees it (swap-AB).
 enum class StorePath : uint32_t { kTma = 0, kRows = 1, kColumns = 2 };
 
 // kStatic: cluster c of C computes the work items c, c + C, ... kClc: clusters ask the hardware for the next item
 // (cluster launch control, sm_100).
 enum class Scheduler : uint32_t { kStatic = 0, kClc = 1 };
-
-// Rasterisation: the dimension along which bands of `swizzle` cluster tiles are walked together.
-enum class Raster : uint32_t { kAlongM = 0, kAlongN = 1 };
 
 // A CUtensorMap: 128 opaque bytes, encoded by the driver and read by the TMA unit.
 struct alignas(64) TensorMap {
@@ -68,14 +68,17 @@ struct Epilogue {
   uint32_t bias_along_m;     // 1: one bias for each row
   Activation activation;
   uint32_t gated;     // 1: b_up is the second right operand
-  uint32_t identity;  // 1: the formula is d = cast(accumulator), and no tile is split
+  uint32_t identity;  // 1: the formula is d = cast(accumulator); sm_100: and no tile is split
 };
 
 // D[batch, m, n] = epilogue(sum_k A[batch, m, k] * B[batch, k, n])
 //
 // Work is handed out in cluster tiles: the block of D that one cluster of CTAs computes at a time,
-// cluster_m x cluster_n CTA tiles (cta_group::2: two CTAs along M share one tile of block_m rows).
-// The CTA of rank r within its cluster stands at (r % cluster_m, r / cluster_m).
+// cluster.m x cluster.n CTA tiles (cta_group::2: two CTAs along M share one tile of block_m rows).
+//
+// With cluster.k > 1 a cluster is so many of these, one behind the other, that compute parts of K of the same tiles.
+// Each CTA adds up the sums of a share of its tile (gemm/cluster_sum.h). Such a launch has a cluster for each work
+// item.
 //
 // A work item is a cluster tile with all of K, or a part of one: tiles from whole_tiles on are split into split_k
 // parts along K. The parts of a tile leave float32 sums in `partials`; the one that comes last adds them up in the
@@ -95,24 +98,24 @@ struct GemmParams {
   uint32_t m, n, k, batch;        // n: columns of D, also of a gated product
   uint32_t a_batched, b_batched;  // 1, or 0 where one matrix serves every batch index
 
-  uint32_t block_m, block_n;      // the tile of a CTA or pair: rows and columns of accumulators
-  uint32_t tile_columns;          // columns of D in it: block_n, or half of it where gated
-  uint32_t cluster_m, cluster_n;  // CTAs
-  uint32_t stages;                // depth of the shared-memory ring
-  uint32_t k_spans;               // swizzle spans along K in a stage
-  uint32_t operand_swizzle;       // 1: the 128-byte swizzle; 0: none, core matrices (for the ladder; K-major only)
-  uint32_t accumulators;          // TMEM ring: 1 or 2 (sm_100)
-  uint32_t store_buffers;         // staging buffers of an epilogue warp: 1 or 2
+  uint32_t block_m, block_n;  // the tile of a CTA or pair: rows and columns of accumulators
+  uint32_t pingpong;          // sm_90. 1: the warpgroups take turns at tiles, 0: they share each
+  uint32_t tile_columns;      // columns of D in it: block_n, or half of it where gated
+  ClusterShape cluster;
+  uint32_t stages;           // depth of the shared-memory ring
+  uint32_t k_spans;          // swizzle spans along K in a stage
+  uint32_t operand_swizzle;  // 1: the 128-byte swizzle; 0: none, core matrices (for the ladder; K-major only)
+  uint32_t accumulators;     // TMEM ring: 1 or 2 (sm_100)
+  uint32_t store_buffers;    // staging buffers of an epilogue warp: 1 or 2
 
   Scheduler scheduler;
-  Raster raster;
-  uint32_t swizzle;                           // cluster tiles of a band
-  uint32_t cluster_tiles_m, cluster_tiles_n;  // the grid of cluster tiles of one batch index
-  uint32_t whole_tiles;                       // of all batch indices together: these are not split
-  uint32_t split_k;                           // parts of each tile after those
-  uint32_t work_items;                        // whole tiles and parts
-  float* partials;                            // see partial_floats() in gemm/storage.h
-  uint32_t* counters;                         // zero before the launch; see slice_count()
+  TileOrder order;
+  uint32_t whole_tiles;  // of all batch indices together: these are not split
+  Divisor split_k;       // parts of each tile after those, each of which
+  Divisor parts;         // the CTAs of a cluster divide: split_k * cluster.k
+  uint32_t work_items;   // whole tiles and parts
+  float* partials;       // see partial_floats() in gemm/storage.h
+  uint32_t* counters;    // zero before the launch; see slice_count()
 
   DataType input;          // read at run time by sm_100 kernels only; sm_90 has it in the instruction
   Major a_major, b_major;  // likewise
@@ -123,14 +126,21 @@ static_assert(sizeof(TensorMap) == 128 && alignof(GemmParams) == 64);
 static_assert(offsetof(GemmParams, epilogue) == 6 * sizeof(TensorMap));
 
 // destination[batch, i, j] = source[batch, i, j], or with `transposed` source[batch, j, i], as the GEMM kernels want
-// their operands: rows of destination_pitch elements, a multiple of 16 bytes. What lies behind a row's end is not
-// written.
-struct RepackParams {
+// their operands: rows of destination_pitch elements, a multiple of 16 bytes. What lies behind a row's end is
+// undefined.
+struct RepackCopy {
   const void* source;
   void* destination;
   uint32_t rows, columns, batch;  // of the destination
   uint32_t destination_pitch;     // elements; the source is dense
   uint32_t transposed;
+  uint32_t pieces;  // repack_pieces() of gemm/repack.h: 0 where there is no such copy
+};
+
+// The operands of a product that one launch copies: A, B and B_up at most.
+constexpr uint32_t kMaxRepacks = 3;
+struct RepackParams {
+  RepackCopy copies[kMaxRepacks];
 };
 
 }  // namespace jaxbw

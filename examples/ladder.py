@@ -21,9 +21,11 @@ import numpy.typing as npt
 
 # Behind the installed jaxbw: the checkout's has no compiled part.
 sys.path.append(str(Path(__file__).parents[1]))
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from jaxbw import _native, emulator
+from jaxbw.bench.measure import bursts
+from jaxbw.bench.statistics import median
+from jaxbw.bench.timer import Cupti, Product, Rotation
 from jaxbw.ladder import PUBLISHED, RUNGS, Rung
 from jaxbw.selection import manifest
 from tests.emulator import gemm_launch
@@ -129,8 +131,6 @@ def attributes(rung: Rung) -> dict[str, Any]:
 
 def measure(lhs: Array, rhs: Array) -> dict[str, float]:
     """TFLOP/s of every step on the GPU of this machine; checks each result."""
-    import device_time
-
     (m, k), n = lhs.shape, len(rhs)
     a, b = (jnp.asarray(x[None], jnp.bfloat16) for x in (lhs, rhs))
     shape = jax.ShapeDtypeStruct((1, m, n), jnp.bfloat16)
@@ -139,9 +139,9 @@ def measure(lhs: Array, rhs: Array) -> dict[str, float]:
         call = jax.ffi.ffi_call("jaxbw_gemm_v2", [shape])
         step = jax.jit(lambda a, b, call=call, rung=rung: call(a, b, **attributes(rung))[0])
         check(rung, np.asarray(step(a, b))[0], lhs, rhs)
-        arms[rung.name] = lambda _, step=step: step(a, b)
-    timings = device_time.measure(arms)
-    return {name: 2e-6 * m * n * k / timing.median for name, timing in timings.items()}
+        arms[rung.name] = Rotation(Product(step), [(a, b)])
+    timings = bursts(Cupti(), arms, rounds=6, seed=0)
+    return {name: 2e-6 * m * n * k / median(each.rounds) for name, each in timings.items()}
 
 
 def table(rows: list[list[str]]) -> str:

@@ -102,12 +102,20 @@ def ffi_targets() -> dict[str, dict[str, object]]:
     - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
       of the product has_c, has_bias, bias_along_m, has_residual, gated, save (0 or 1), activation,
       lhs_major, rhs_major (values of the enums here);
-      of the configuration block_m, block_n, k_spans, cluster_m, cluster_n, cta_group, stages,
-      swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave, swap_ab,
-      accumulators, store_buffers, tma_store, operand_swizzle, scheduler (0 static, 1 CLC, 2 none).
+      of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
+      cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
+      swap_ab, accumulators, store_buffers, tma_store, operand_swizzle, scheduler (0 static, 1 CLC,
+      2 none).
 
     The last tiles % wave cluster tiles are split where split_tail is 1: wave is how many clusters
     the device is taken to run at a time. It is 0 where split_tail is 0.
+    """
+
+def ffi_types() -> dict[str, Any]:
+    """The types of state that the custom calls for platform "CUDA" leave with XLA.
+
+    As `jax.ffi.register_ffi_type` takes them, which comes before the calls. "jaxbw_call_site" is
+    what "jaxbw_gemm_v2" keeps between executions: all that does not depend on addresses.
     """
 
 def emulator_ffi_targets() -> dict[str, dict[str, object]]:
@@ -131,6 +139,12 @@ def max_stages(family: str, block_m: int, block_n: int, cta_group: int, k_spans:
 
     Raises:
       ValueError: unknown family, or a dimension of 0.
+    """
+
+def min_stages(family: str, block_m: int, block_n: int, cluster_k: int = 1) -> int:
+    """The shallowest shared-memory ring of a tile that `cluster_k` CTAs compute parts of K of.
+
+    Arguments and errors as in `max_stages`.
     """
 
 def shared_memory_bytes(
@@ -163,6 +177,8 @@ def launch_gemm(
     device: int = 0,
     guard_bytes: int = 4096,
     repeats: int = 1,
+    poison: bool = True,
+    stream: int = 0,
 ) -> list[NDArray[np.uint8]]:
     """Calls "jaxbw_gemm_v2" on host arrays without JAX, for tests and sanitizers; waits for it.
 
@@ -178,6 +194,9 @@ def launch_gemm(
       guard_bytes: size of each guard, a multiple of 16; 0 for compute-sanitizer, which cannot
         look inside an allocation.
       repeats: launches, which must agree bit for bit.
+      poison: False, without guards: results and workspace are as the allocation left them, for
+        compute-sanitizer's initcheck.
+      stream: a CUstream of the device's primary context; 0: the null stream.
 
     Returns:
       The bytes of d and of the saved results, each [B, m, n] of `output`.
@@ -187,4 +206,31 @@ def launch_gemm(
         launchable.
       DriverError: no driver, no fitting device, or a driver call failed.
       RuntimeError: a guard was overwritten, or a repeated launch gave another result.
+    """
+
+_DeviceArray: TypeAlias = tuple[int, Sequence[int], DataType | None]
+
+def enqueue_gemm(
+    operands: Sequence[_DeviceArray],
+    results: Sequence[_DeviceArray],
+    attributes: Mapping[str, _Attribute],
+    *,
+    device: int = 0,
+    wait: bool = False,
+) -> None:
+    """Enqueues "jaxbw_gemm_v2" on arrays in device memory, without JAX, for measuring.
+
+    It goes to the null stream, which is not ordered with those of XLA: wait for what made the
+    operands, and before what reads the results.
+
+    Args:
+      operands, results: those of the custom call (see `ffi_targets`), each as its address, shape
+        and dtype; the workspace as uint8, with None for the dtype.
+      attributes: all attributes of the call.
+      device: whose memory it is.
+      wait: until the device has done all that was enqueued.
+
+    Raises:
+      ValueError: the arrays do not belong to one product, or the configuration is not launchable.
+      DriverError: no driver, or a driver call failed.
     """

@@ -1,11 +1,17 @@
-"""What users call. Operations and checks are below."""
+"""What users call. Operations and checks are below.
 
+What is done to arrays is compiled, as in `jax.numpy`: a call on its own runs one program, and where
+a call is traced, its operations are inlined.
+"""
+
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxbw import arguments, compat, fused
+from jaxbw.arguments import EpilogueArguments, ProductArguments
 from jaxbw.epilogue import IDENTITY, Epilogue
 from jaxbw.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw.primitives import dot_general as plain
@@ -87,19 +93,12 @@ def matmul(
     call = "jaxbw.matmul"
     lhs, rhs = compat.ensure_arraylike(call, lhs, rhs)
     operands = Operands(lhs, rhs, None, *_arrays(call, c, bias, residual))
-    epilogue = arguments.epilogue(
-        call, operands, alpha=alpha, beta=beta, bias_axis=bias_axis, activation=activation
+    terms = arguments.terms(call, alpha, beta, bias_axis, activation)
+    given = arguments.product(
+        call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
-    return _matmul(
-        call,
-        operands,
-        epilogue,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
-    )
+    result: jax.Array = _matmul(given, terms, False, operands)
+    return result
 
 
 def gated_matmul(
@@ -141,17 +140,12 @@ def gated_matmul(
     """
     call = "jaxbw.gated_matmul"
     operands = Operands(*compat.ensure_arraylike(call, lhs, rhs_gate, rhs_up))
-    return _matmul(
-        call,
-        operands,
-        arguments.epilogue(call, operands, activation=activation),
-        recompute=recompute,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
+    given = arguments.product(
+        call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
+    terms = EpilogueArguments(activation=activation)
+    result: jax.Array = _matmul(given, terms, recompute, operands)
+    return result
 
 
 def dot_general(
@@ -189,17 +183,17 @@ def dot_general(
     >>> jaxbw.dot_general(x, w, (((1, 2), (0, 1)), ((), ()))).shape
     (8, 4)
     """
-    call = "jaxbw.dot_general"
-    params = arguments.product_params(
-        call,
-        arguments.dimension_numbers(dimension_numbers),
+    dims = arguments.dimension_numbers(dimension_numbers)
+    given = arguments.product(
+        "jaxbw.dot_general",
+        dims,
         precision,
         preferred_element_type,
         out_sharding,
         implementation,
         config,
     )
-    product: jax.Array = _product(call, Operands(lhs, rhs), IDENTITY, params)
+    product: jax.Array = _dot_general(given, lhs, rhs)
     return product
 
 
@@ -248,13 +242,12 @@ def explain(
     >>> x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     >>> choice = jaxbw.explain(x, x, device="H200")
     >>> choice.kernel, choice.config.cluster, choice.waves
-    ('jaxbw_sm90_bf16_nn_128x256x64', (2, 1), 4)
+    ('jaxbw_sm90_bf16_nn_128x128', (1, 2), 4)
     """
     call = "jaxbw.explain"
     operands = Operands(*(_typed(x) for x in (lhs, rhs, rhs_up, c, bias, residual)))
-    epilogue = arguments.epilogue(
-        call, operands, alpha=alpha, beta=beta, bias_axis=bias_axis, activation=activation
-    )
+    terms = arguments.terms(call, alpha, beta, bias_axis, activation)
+    epilogue = arguments.epilogue(call, operands, terms)
     if dimension_numbers is None:
         plan = plan_matmul(call, operands.lhs, operands.rhs)
         dims = plan.dimension_numbers
@@ -270,7 +263,9 @@ def explain(
     else:
         dims = arguments.dimension_numbers(dimension_numbers)
     params = arguments.product_params(
-        call, dims, precision, preferred_element_type, None, implementation, config
+        arguments.product(
+            call, dims, precision, preferred_element_type, None, implementation, config
+        )
     )
     problem = _problem(call, operands, epilogue, params)
     names = params["implementation"]
@@ -282,38 +277,32 @@ def explain(
     return serve.choose(problem, names, params["config"], on, call)
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _matmul(
-    call: str,
-    operands: Operands,
-    epilogue: Epilogue,
-    *,
-    recompute: bool = False,
-    precision: Any,
-    preferred_element_type: Any,
-    out_sharding: Any,
-    implementation: Implementation,
-    config: GemmConfig | None,
+    given: ProductArguments, terms: EpilogueArguments, recompute: bool, operands: Operands
 ) -> jax.Array:
     """`jnp.matmul` with an epilogue, of arrays."""
-    lhs, rhs = operands.lhs, operands.rhs
+    call, lhs, rhs = given.call, operands.lhs, operands.rhs
+    epilogue = arguments.epilogue(call, operands, terms)
     plan = plan_matmul(call, lhs, rhs)
     arguments.check_gated(call, operands)
+    given = given._replace(dimension_numbers=plan.dimension_numbers)
     weak_type = False
-    if preferred_element_type is None:
-        preferred_element_type = jnp.result_type(lhs, rhs)
+    if given.preferred_element_type is None:
+        given = given._replace(preferred_element_type=jnp.result_type(lhs, rhs))
         weak_type = jax.typeof(lhs).weak_type and jax.typeof(rhs).weak_type
-    params = arguments.product_params(
-        call,
-        plan.dimension_numbers,
-        precision,
-        preferred_element_type,
-        out_sharding,
-        implementation,
-        config,
-    )
+    params = arguments.product_params(given)
     planned = _planned(call, plan, operands)
     product = plan.result(_product(call, planned, epilogue, params, recompute=recompute))
     result: jax.Array = compat.convert_element_type(product, product.dtype, weak_type)
+    return result
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _dot_general(given: ProductArguments, lhs: Any, rhs: Any) -> jax.Array:
+    """`lax.dot_general`, of arrays."""
+    params = arguments.product_params(given)
+    result: jax.Array = _product(given.call, Operands(lhs, rhs), IDENTITY, params)
     return result
 
 

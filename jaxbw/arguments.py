@@ -3,7 +3,7 @@
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,27 +20,75 @@ from jaxbw.selection.implementations import FAMILIES, Implementation
 _BIAS_AXES = {-1: "n", -2: "m"}
 
 
-def product_params(
+# The arguments beside arrays, as they were given but hashable: `jit` keys its programs with them.
+# A named tuple is hashed and compared without running any Python, which would cost each eager call.
+
+
+class ProductArguments(NamedTuple):
+    """Those of a product. `dimension_numbers` is None where the operands' shapes say them."""
+
+    call: str
+    dimension_numbers: DimensionNumbers | None
+    precision: Any
+    preferred_element_type: Any
+    out_sharding: Any
+    implementation: Implementation
+    config: GemmConfig | None
+
+
+class EpilogueArguments(NamedTuple):
+    """Those of an epilogue."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    bias_axis: int = -1
+    activation: str | None = None
+
+
+def product(
     call: str,
-    dims: DimensionNumbers,
+    dims: DimensionNumbers | None,
     precision: Any,
     preferred_element_type: Any,
     out_sharding: Any,
     implementation: Implementation,
     config: GemmConfig | None,
-) -> dict[str, Any]:
+) -> ProductArguments:
+    """The arguments of a product; of them only `config` is looked at, whether it is one."""
+    if config is not None and not isinstance(config, GemmConfig):
+        raise TypeError(f"{call}: config is {config!r}; it is a jaxbw.GemmConfig or None")
+    return ProductArguments(
+        call,
+        dims,
+        _hashable(precision),
+        preferred_element_type,
+        out_sharding,
+        _hashable(implementation),
+        config,
+    )
+
+
+def terms(
+    call: str, alpha: Any, beta: Any, bias_axis: int, activation: str | None
+) -> EpilogueArguments:
+    """The arguments of an epilogue; of them only the factors are looked at."""
+    return EpilogueArguments(
+        _number(call, "alpha", alpha), _number(call, "beta", beta), bias_axis, activation
+    )
+
+
+def product_params(given: ProductArguments) -> dict[str, Any]:
     """The parameters of `primitives.dot_general.dot_general`, with what the contexts say."""
-    if preferred_element_type is not None:
-        preferred_element_type = compat.canonicalize_dtype(preferred_element_type, call)
-    names = implementations.resolve(implementation, call)
-    _check_config(call, names, config)
+    call, dtype = given.call, given.preferred_element_type
+    names = implementations.resolve(given.implementation, call)
+    _check_config(call, names, given.config)
     return {
-        "dimension_numbers": dims,
-        "precision": compat.canonicalize_precision(precision),
-        "preferred_element_type": preferred_element_type,
-        "out_sharding": compat.canonicalize_sharding(out_sharding, call),
+        "dimension_numbers": given.dimension_numbers,
+        "precision": compat.canonicalize_precision(given.precision),
+        "preferred_element_type": None if dtype is None else compat.canonicalize_dtype(dtype, call),
+        "out_sharding": compat.canonicalize_sharding(given.out_sharding, call),
         "implementation": names,
-        "config": batch_invariance.resolve(config),
+        "config": batch_invariance.resolve(given.config),
         "target": devices.current_target(),
     }
 
@@ -58,16 +106,9 @@ def dimension_numbers(given: Any) -> DimensionNumbers:
     )
 
 
-def epilogue(
-    call: str,
-    operands: Operands,
-    *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    bias_axis: int = -1,
-    activation: str | None = None,
-) -> Epilogue:
+def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogue:
     """The epilogue of a call, by its arguments alone; `check_epilogue` knows the product."""
+    alpha, beta, bias_axis, activation = given
     if activation not in ACTIVATIONS:
         names = ", ".join(repr(name) for name in ACTIVATIONS)
         raise ValueError(f"{call}: activation is {activation!r}; it is one of {names}")
@@ -76,7 +117,6 @@ def epilogue(
             f"{call}: bias_axis is {bias_axis!r}; it is -1, along the columns of the result, or "
             "-2, along its rows"
         )
-    alpha, beta = _number(call, "alpha", alpha), _number(call, "beta", beta)
     if operands.c is None and beta != 1:
         raise ValueError(f"{call}: beta is {beta:g} and there is no c, which it scales")
 
@@ -143,7 +183,13 @@ def _check_bias(call: str, operands: Operands, axis: str, dims: DimensionNumbers
         )
 
 
+def _hashable(given: Any) -> Any:
+    return tuple(given) if isinstance(given, list) else given
+
+
 def _number(call: str, name: str, value: Any) -> float:
+    if type(value) is float:  # before what takes longer
+        return value
     if isinstance(value, jax.Array):
         raise TypeError(
             f"{call}: {name} is {value}, a JAX array; it is a Python number, known when the "
@@ -158,8 +204,6 @@ def _check_config(call: str, names: tuple[str, ...] | None, config: GemmConfig |
     """A configuration that no kernel could ever run is an error even where XLA would serve."""
     if config is None:
         return
-    if not isinstance(config, GemmConfig):
-        raise TypeError(f"{call}: config is {config!r}; it is a jaxbw.GemmConfig or None")
     families = implementations.families(names or FAMILIES)
     reasons = {family: configs.refusal(config, family) for family in families}
     if reasons and all(reasons.values()):

@@ -23,6 +23,8 @@ from jax.interpreters import xla
 
 def ensure_arraylike(name: str, *operands: Any) -> tuple[Any, ...]:
     """Operands as `jax.numpy` functions take them: lists are refused, NumPy is converted."""
+    if all(isinstance(x, jax.Array) for x in operands):  # quickly, for eager calls
+        return operands
     converted = _numpy_util.ensure_arraylike(name, *operands)
     return tuple(converted) if len(operands) > 1 else (converted,)
 
@@ -113,3 +115,25 @@ def is_one_device(ctx: Any) -> bool:
     if mesh is not None:
         return mesh.size == 1 or set(axis_context.manual_axes) == set(mesh.axis_names)
     return getattr(axis_context, "num_devices", 1) == 1
+
+
+def cupti_start() -> None:
+    """Begins to record every CUDA kernel of this process, through Mosaic GPU's profiler binding.
+
+    Raises:
+      RuntimeError: this jaxlib has no such binding: it is not one for CUDA.
+    """
+    _cupti()._cupti_init()
+
+
+def cupti_stop() -> list[tuple[str, float]]:
+    """Ends it; name and milliseconds of each kernel, in the order of their starts."""
+    return list(_cupti()._cupti_get_timings(False))
+
+
+def _cupti() -> Any:
+    try:
+        from jax._src.lib import mosaic_gpu
+    except ImportError as error:
+        raise RuntimeError('no CUPTI in this jaxlib; pip install "jax[cuda13]"') from error
+    return mosaic_gpu._mosaic_gpu_ext  # type: ignore[attr-defined]

@@ -1,4 +1,7 @@
 // The barriers of a CTA and of a cluster, and fences (PTX 9.7.13.1, 9.7.13.4-5).
+#include <algorithm>
+#include <ranges>
+
 #include "decoder.h"
 #include "lanes.h"
 
@@ -9,6 +12,24 @@ namespace {
 
 enum class BarrierOp : uint32_t { kSync, kArrive, kReduceCount, kReduceAnd, kReduceOr };
 
+// Who waits here knows of every phase that somebody who has arrived has seen complete. (Warps that take turns at the
+// stages of a ring rely on that: a parity alone would not tell them how many rounds the others have gone through.)
+void tell_phases(Cta& cta, NamedBarrier& barrier) {
+  for (auto& [offset, mbarrier] : cta.mbarriers) {
+    uint64_t latest = 0;
+    for (const void* warp : barrier.arrivals) {
+      const auto seen = mbarrier.seen.find(warp);
+      if (seen != mbarrier.seen.end()) latest = std::max(latest, *std::ranges::max_element(seen->second));
+    }
+    if (latest == 0) continue;
+    for (const void* warp : barrier.waiters) {
+      for (uint64_t& seen : mbarrier.seen[warp]) seen = std::max(seen, latest);
+    }
+  }
+  barrier.arrivals.clear();
+  barrier.waiters.clear();
+}
+
 void barrier(Step& s, const Instruction& in) {
   const uint32_t lane = uint32_t(__builtin_ctz(s.active));
   const uint32_t id = row32(s, in.s[0])[lane];
@@ -18,7 +39,7 @@ void barrier(Step& s, const Instruction& in) {
   RaceDetector* races = s.cta.cluster->races.get();
   const auto pass = [&](bool waits) {
     s.group.arrived = false;
-    if (races && waits) races->acquire(s.warp.agent, barrier.clocks, false);
+    if (races && waits) races->acquire(actor_of(s), barrier.clocks, false);
     if (op == BarrierOp::kReduceCount) {
       for_lanes(s.active, [&](uint32_t i) { set_lane(s, in.d[0], i, barrier.result); });
     } else if (op == BarrierOp::kReduceAnd || op == BarrierOp::kReduceOr) {
@@ -56,8 +77,11 @@ void barrier(Step& s, const Instruction& in) {
     throw Error("barrier " + std::to_string(id) + ": " + std::to_string(barrier.arrived) + " threads arrive where " +
                 std::to_string(expected) + " are expected");
   s.group.token = barrier.generation;
-  if (races) races->release(s.warp.agent, barrier.clocks, false);
+  release(s, barrier.clocks, false);
+  barrier.arrivals.push_back(&s.warp);
+  if (op != BarrierOp::kArrive) barrier.waiters.push_back(&s.warp);
   if (barrier.arrived == barrier.expected) {
+    if (s.machine.checking()) tell_phases(s.cta, barrier);
     s.machine.complete(barrier);
     pass(op != BarrierOp::kArrive);
   } else if (op == BarrierOp::kArrive) {
@@ -102,7 +126,7 @@ void decode_cta_barrier(Decoder& d, bool implicitly_aligned) {
 
 void cluster_arrive(Step& s, const Instruction& in) {
   Cluster& cluster = *s.cta.cluster;
-  if (cluster.races) cluster.races->release(s.warp.agent, cluster.barrier_clocks, in.detail);
+  release(s, cluster.barrier_clocks, in.detail);
   for_lanes(s.active, [&](uint32_t i) {
     if (s.warp.cluster_phase[i] == cluster.barrier_phase + 1)
       throw Error("a thread arrives twice at the cluster barrier without a wait");
@@ -122,7 +146,7 @@ void cluster_wait(Step& s, const Instruction&) {
   if (!complete)
     s.park(Wait::kClusterBarrier, &cluster);
   else if (cluster.races)
-    cluster.races->acquire(s.warp.agent, cluster.barrier_clocks, false);
+    cluster.races->acquire(actor_of(s), cluster.barrier_clocks, false);
 }
 
 // Fences. The machine itself has sequentially consistent memory: only the race detector cares.
@@ -139,15 +163,16 @@ enum Fence : uint64_t {
 void fence(Step& s, const Instruction& in) {
   RaceDetector* races = s.cta.cluster->races.get();
   if (!races) return;
-  if (in.detail & kAcquire) races->fence_acquire(s.warp.agent);
+  const Actor who = actor_of(s);
+  if (in.detail & kAcquire) races->fence_acquire(who);
   if (in.detail & kProxy) {
-    races->fence_proxy(s.warp.agent);
+    races->fence_proxy(who);
     s.machine.global_races()->fence_proxy(s.cta.cluster->number);
   }
-  if (in.detail & kGpu) s.machine.global_races()->fence(s.cta.cluster->number, races->known(s.warp.agent));
-  if (in.detail & kRelease) races->fence_release(s.warp.agent);
-  if (in.detail & kTmemBefore) races->fence_tmem_before(s.warp.agent);
-  if (in.detail & kTmemAfter) races->fence_tmem_after(s.warp.agent);
+  if (in.detail & kGpu) s.machine.global_races()->fence(s.cta.cluster->number, races->knowledge(who));
+  if (in.detail & kRelease) races->fence_release(who);
+  if (in.detail & kTmemBefore) races->fence_tmem_before(who);
+  if (in.detail & kTmemAfter) races->fence_tmem_after(who);
   if (in.detail & (kBarrierInit | kProxy))
     for (auto& [offset, barrier] : s.cta.mbarriers)
       if (barrier.initialiser == s.warp.agent) barrier.initialiser = kNoAgent;

@@ -81,7 +81,7 @@ class Load final : public Operation {
   Load(Step& s, Transfer transfer, std::vector<Destination> destinations)
       : Operation(s.line, s.cta), transfer_(std::move(transfer)), destinations_(std::move(destinations)) {
     const bool poison = s.machine.checking();
-    if (RaceDetector* races = s.cta.cluster->races.get()) agent_ = races->begin_operation(s.warp.agent);
+    if (RaceDetector* races = s.cta.cluster->races.get()) agent_ = races->begin_operation(actor_of(s));
     for (const Destination& to : destinations_) {
       ++to.cta->operations;
       ++to.barrier_cta->operations;
@@ -159,7 +159,7 @@ class Store final : public Operation {
     ++issuer->operations;
     data_.resize(transfer_.pieces.size() * kPieceBytes);
     if (RaceDetector* races = s.cta.cluster->races.get()) {
-      agent_ = races->begin_operation(s.warp.agent);
+      agent_ = races->begin_operation(actor_of(s));
       group_->agents.push_back({agent_, races->time(agent_)});
     }
     s.machine.report().bytes["tma store"] += transfer_.bytes;
@@ -233,7 +233,7 @@ class SharedCopy final : public Operation {
     ++issuer->operations;
     ++to_.operations;
     if (s.machine.checking()) std::memset(to_.undefined.data() + to_offset, 1, bytes);
-    if (RaceDetector* races = s.cta.cluster->races.get()) agent_ = races->begin_operation(s.warp.agent);
+    if (RaceDetector* races = s.cta.cluster->races.get()) agent_ = races->begin_operation(actor_of(s));
     s.machine.report().bytes["shared copy"] += bytes;
   }
 
@@ -292,12 +292,13 @@ void wait_group(Step& s, const Instruction& in) {
   RaceDetector* races = s.cta.cluster->races.get();
   for_lanes(s.active, [&](uint32_t i) {
     auto& [forgotten, open, groups] = groups_of(s, i);
+    const Actor who{s.warp.agent, i == 0 && s.warp.live != 1 ? Lanes::kFirst : Lanes::kAll};
     for (size_t g = 0; g + in.immediate < groups.size(); ++g) {
       done &= (in.detail ? groups[g]->reading : groups[g]->writing) == 0;
       for (const auto& [agent, reads] : groups[g]->agents)
-        if (done) races->observe(s.warp.agent, agent, in.detail ? reads : races->time(agent));
+        if (done) races->observe(who, agent, in.detail ? reads : races->time(agent));
     }
-    if (races && !in.detail) races->observe(s.warp.agent, forgotten);
+    if (races && !in.detail) races->observe(who, forgotten);
     for (; groups.size() > in.immediate && groups.front()->writing == 0; groups.pop_front())
       for (const auto& [agent, reads] : groups.front()->agents) {
         if (in.detail) forgotten.set(agent, races->time(agent));

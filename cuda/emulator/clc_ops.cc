@@ -17,7 +17,7 @@ class Cancel final : public Operation {
  public:
   Cancel(Step& s, std::vector<Cta*> ctas, uint32_t response, uint32_t barrier)
       : Operation(s.line, s.cta), ctas_(std::move(ctas)), response_(response), barrier_(barrier) {
-    if (RaceDetector* races = s.cta.cluster->races.get()) agent_ = races->begin_operation(s.warp.agent);
+    if (RaceDetector* races = s.cta.cluster->races.get()) agent_ = races->begin_operation(actor_of(s));
     for (Cta* cta : ctas_) {
       if (cta->exited) throw Error("clusterlaunchcontrol.try_cancel in a cluster of which a CTA has exited");
       ++cta->operations;

@@ -11,6 +11,14 @@ bool same_agent(const GlobalRaces::Access& a, const GlobalRaces::Access& b) {
   return a.cluster == b.cluster && a.agent == b.agent;
 }
 
+RaceDetector::Access in_cluster(const GlobalRaces::Access& access) {
+  return {.time = access.time,
+          .line = access.line,
+          .agent = access.agent,
+          .proxy = access.async ? Proxy::kAsync : Proxy::kGeneric,
+          .lane = access.lane};
+}
+
 }  // namespace
 
 GlobalRaces::Chunk& GlobalRaces::chunk(uint64_t index) {
@@ -39,16 +47,20 @@ std::optional<GlobalRaces::Access> GlobalRaces::touch(const RaceDetector& races,
 
 bool GlobalRaces::ordered(const RaceDetector& races, const Access& before, const Access& now) const {
   if (before.cluster == now.cluster &&
-      races.ordered_after(before.agent, before.time, before.async ? Proxy::kAsync : Proxy::kGeneric, before.writes,
-                          now.agent, now.async ? Proxy::kAsync : Proxy::kGeneric, now.writes))
+      races.ordered_after(in_cluster(before), before.writes, in_cluster(now), now.writes))
     return true;
   if (clusters_.empty()) return false;
   const auto cluster = clusters_.find(now.cluster);
   if (cluster == clusters_.end()) return false;
-  const auto known = cluster->second.acquired.find(before.cluster);
-  if (known == cluster->second.acquired.end()) return false;
-  const bool crosses = !before.async && now.async;
-  return before.time <= (crosses ? known->second.fenced : known->second.seen)[before.agent];
+  const auto known_in = [&](const Knowledge& knowledge) {
+    const auto known = knowledge.find(before.cluster);
+    const bool crosses = !before.async && now.async;
+    return known != knowledge.end() &&
+           races.knows(crosses ? known->second.fenced : known->second.seen, in_cluster(before));
+  };
+  const auto first = cluster->second.first_lanes.find(now.warp);
+  return known_in(cluster->second.acquired) ||
+         ((now.async || now.lane == 0) && first != cluster->second.first_lanes.end() && known_in(first->second));
 }
 
 void GlobalRaces::check(const RaceDetector& races, uint64_t index, const Access& now, std::optional<Access>& race) {
@@ -82,6 +94,7 @@ void GlobalRaces::remember(const RaceDetector& races, uint64_t index, Chunk& at,
   } else if (same_agent(place, now) && place.time == now.time && place.strong == now.strong) {
     place.mask |= now.mask;
     place.line = now.line;
+    if (place.lane != now.lane) place.lane = kAnyLane;
   } else {
     std::vector<Access>& more = more_[index];
     if (more.size() == kMoreAccesses) more.erase(more.begin());
@@ -106,26 +119,43 @@ void GlobalRaces::fence(uint32_t cluster, const Clocks& known) {
   join(state.acquired, state.unacquired);
 }
 
-void GlobalRaces::strong_write(uint32_t cluster, const Clocks& known, uint64_t address, bool release) {
+void GlobalRaces::strong_write(uint32_t cluster, Actor who, const Clocks& known, uint64_t address, bool release) {
   ClusterState& state = clusters_[cluster];
   Knowledge& location = published_[address];
   join(location, state.acquired);
+  const auto first = state.first_lanes.find(who.warp);
+  if (first != state.first_lanes.end()) join(location, first->second);
   Known& own = location[cluster];
   own.seen.join(release ? known.seen : VectorClock::least(known.seen, state.fenced.seen));
   own.fenced.join(release ? known.fenced : VectorClock::least(known.fenced, state.fenced.fenced));
 }
 
-void GlobalRaces::strong_read(uint32_t cluster, uint64_t address, bool acquire) {
+void GlobalRaces::strong_read(uint32_t cluster, Actor who, uint64_t address, bool acquire) {
   const auto location = published_.find(address);
   if (location == published_.end()) return;
   ClusterState& state = clusters_[cluster];
-  join(acquire ? state.acquired : state.unacquired, location->second);
+  join(!acquire                     ? state.unacquired
+       : who.lanes == Lanes::kFirst ? state.first_lanes[who.warp]
+                                    : state.acquired,
+       location->second);
+}
+
+void GlobalRaces::sync_lanes(uint32_t cluster, AgentId warp) {
+  if (clusters_.empty()) return;
+  const auto state = clusters_.find(cluster);
+  if (state == clusters_.end()) return;
+  const auto first = state->second.first_lanes.find(warp);
+  if (first == state->second.first_lanes.end()) return;
+  join(state->second.acquired, first->second);
+  state->second.first_lanes.erase(first);
 }
 
 void GlobalRaces::fence_proxy(uint32_t cluster) {
   const auto state = clusters_.find(cluster);
   if (state == clusters_.end()) return;
   for (auto& [other, known] : state->second.acquired) known.fenced = known.seen;
+  for (auto& [warp, knowledge] : state->second.first_lanes)
+    for (auto& [other, known] : knowledge) known.fenced = known.seen;
 }
 
 }  // namespace jaxbw::emulator

@@ -8,10 +8,12 @@
 //
 // Memory is kept in chunks of 16 bytes, made when touched; masks tell their bytes apart. Where an order cannot be told
 // for sure it is assumed, so that a finding is a race:
-//   - what one thread of a cluster acquires from others at gpu scope, all of it know; a fence of any stands for all;
+//   - what one thread of a cluster acquires from others at gpu scope, all of it know, but if the thread is the first
+//     lane of a warp: then the others do when it has synchronised with any; a fence of any stands for all;
 //   - fence.proxy.async of any state space counts for global memory;
 //   - of many reads of a chunk that nothing orders, only some are remembered.
-// Not seen: races between lanes of one warp, single strong accesses (volatile, relaxed, atomic), cp.async without bulk,
+//   - accesses of several lanes of a warp to a chunk, where they cannot be told apart, are ordered among themselves.
+// Not seen: single strong accesses (volatile, relaxed, atomic), cp.async without bulk,
 // reads of tensor maps, accesses of clusters that another machine runs (LaunchOptions::cluster_step).
 #pragma once
 
@@ -38,6 +40,7 @@ class GlobalRaces {
     AgentId agent = kNoAgent;
     uint16_t warp = 0;  // of the cluster: which did it, or issued it
     uint16_t mask = 0;  // bytes of the chunk; 0: none
+    uint8_t lane = kAnyLane;
   };
 
   // Returns the access that this one races with, if there is one. `access.mask` and `access.time` are set here.
@@ -45,8 +48,9 @@ class GlobalRaces {
 
   // --- synchronisation at gpu scope
   void fence(uint32_t cluster, const Clocks& known);
-  void strong_write(uint32_t cluster, const Clocks& known, uint64_t address, bool release);
-  void strong_read(uint32_t cluster, uint64_t address, bool acquire);
+  void strong_write(uint32_t cluster, Actor who, const Clocks& known, uint64_t address, bool release);
+  void strong_read(uint32_t cluster, Actor who, uint64_t address, bool acquire);
+  void sync_lanes(uint32_t cluster, AgentId warp);  // what its first lane has acquired the others know
   // fence.proxy.async: the asynchronous operations of the cluster may rely on what it has acquired.
   void fence_proxy(uint32_t cluster);
 
@@ -58,7 +62,8 @@ class GlobalRaces {
   using Knowledge = std::unordered_map<uint32_t, Known>;
   struct ClusterState {
     Knowledge acquired, unacquired;
-    Known fenced;  // of its own agents: what a fence at gpu scope stands behind
+    std::unordered_map<AgentId, Knowledge> first_lanes;  // acquired by the first lanes of warps
+    Known fenced;                                        // of its own agents: what a fence at gpu scope stands behind
   };
   struct Chunk {
     Access write, read, foreign_read;  // foreign_read: of another cluster than `read`

@@ -426,9 +426,9 @@ void Machine::add_finding(const char* kind, const std::string& message, const st
   trace_finding(kind, line);
 }
 
-void Machine::touch_shared(const Step& step, const Location& at, uint32_t bytes, bool write) {
+void Machine::touch_shared(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write) {
   if (!at.cta || !at.cta->cluster->races) return;
-  const std::string race = at.cta->cluster->races->shared(step.warp.agent, Proxy::kGeneric, at.cta->rank,
+  const std::string race = at.cta->cluster->races->shared(step.warp.agent, lane, Proxy::kGeneric, at.cta->rank,
                                                           uint32_t(at.offset), bytes, write, step.line);
   if (!race.empty()) finding("race", step, race);
 }
@@ -437,15 +437,16 @@ void Machine::touch_shared(const Operation& operation, AgentId agent, Cta& cta, 
                            bool write) {
   if (!cta.cluster->races) return;
   const std::string race =
-      cta.cluster->races->shared(agent, Proxy::kAsync, cta.rank, offset, bytes, write, operation.line);
+      cta.cluster->races->shared(agent, kAnyLane, Proxy::kAsync, cta.rank, offset, bytes, write, operation.line);
   if (!race.empty()) finding("race", operation, race);
 }
 
-void Machine::touch_global(const Step& step, const Location& at, uint32_t bytes, bool write) {
+void Machine::touch_global(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write) {
   if (!global_races_ || !at.global) return;
   const AgentId agent = step.warp.agent;
-  const std::string race = global_race(
-      *step.cta.cluster, {.line = step.line, .writes = write, .agent = agent, .warp = agent}, at.global, bytes);
+  const std::string race =
+      global_race(*step.cta.cluster, {.line = step.line, .writes = write, .agent = agent, .warp = agent, .lane = lane},
+                  at.global, bytes);
   if (!race.empty()) finding("race", step, race);
 }
 
@@ -462,6 +463,13 @@ void Machine::touch_global(const Operation& operation, AgentId agent, uint64_t a
     finding("race", operation, race + "; warp " + std::to_string(operation.warp) + " has issued the former");
 }
 
+void release(const Step& step, SyncClocks& sync, bool relaxed) {
+  const Cluster& cluster = *step.cta.cluster;
+  if (!cluster.races) return;
+  cluster.races->release(actor_of(step), sync, relaxed);
+  step.machine.global_races()->sync_lanes(cluster.number, step.warp.agent);
+}
+
 std::string Machine::global_race(const Cluster& cluster, GlobalRaces::Access access, uint64_t address, uint32_t bytes) {
   access.cluster = cluster.number;
   const auto before = global_races_->touch(*cluster.races, access, address, bytes);
@@ -470,10 +478,12 @@ std::string Machine::global_race(const Cluster& cluster, GlobalRaces::Access acc
   const auto warps = uint32_t((options_.block.count() + kLanes - 1) / kLanes), rank = before->warp / warps;
   const Dim cta = {id.x * shape.x + rank % shape.x, id.y * shape.y + rank / shape.x % shape.y,
                    id.z * shape.z + rank / shape.x / shape.y};
+  const bool one_warp = before->cluster == access.cluster && before->agent == access.agent;
+  const std::string lane = one_warp ? " lane " + std::to_string(before->lane) : "";
   return std::string(access.writes ? "a write" : "a read") + " of global memory at " + hex(address) +
          (access.async ? " by an asynchronous operation" : "") + " is not ordered after the " +
          (before->writes ? "write" : "read") + " by " + (before->async ? "an asynchronous operation of " : "") +
-         "CTA " + text_of(cta) + " warp " + std::to_string(before->warp % warps) + " at line " +
+         "CTA " + text_of(cta) + " warp " + std::to_string(before->warp % warps) + lane + " at line " +
          std::to_string(before->line);
 }
 

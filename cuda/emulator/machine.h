@@ -182,6 +182,7 @@ struct NamedBarrier {
   uint32_t reduction = 0, reduction_threads = 0;  // of bar.red: so far, and of the generation before
   uint32_t result = 0, result_threads = 0;
   SyncClocks clocks;
+  std::vector<const void*> arrivals, waiters;  // warps of this generation; the second are among the first
 };
 
 // Tensor Memory of a CTA.
@@ -316,9 +317,9 @@ class Machine {
   void finding(const char* kind, const Cta& cta, uint32_t line, const std::string& message);
 
   // Accesses, for the race detector of the cluster.
-  void touch_shared(const Step& step, const Location& at, uint32_t bytes, bool write);
+  void touch_shared(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write);
   void touch_shared(const Operation& operation, AgentId agent, Cta& cta, uint32_t offset, uint32_t bytes, bool write);
-  void touch_global(const Step& step, const Location& at, uint32_t bytes, bool write);
+  void touch_global(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write);
   // `strong`: a reduction, whose parts are relaxed at gpu scope (PTX 9.7.9.25.4.2).
   void touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes, bool write,
                     bool strong);
@@ -408,6 +409,13 @@ class Machine {
   uint64_t since_engine_ = 0;  // instructions since an asynchronous operation last went on
   int64_t lowest_priority_ = 0;
 };
+
+// Who acts in this step, to the race detectors.
+inline Actor actor_of(const Step& step) {
+  return {step.warp.agent, step.active == 1 && step.warp.live != 1 ? Lanes::kFirst : Lanes::kAll};
+}
+// What the lanes that act hand on by an arrival.
+void release(const Step& step, SyncClocks& sync, bool relaxed);
 
 inline void Step::park(Wait wait, const void* key) {
   group.wait = wait;

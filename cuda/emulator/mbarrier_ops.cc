@@ -72,7 +72,7 @@ void arrive(Step& s, const Instruction& in) {
     if (in.detail & kExpect) s.machine.advance(barrier, barrier.expect(value));
     if (in.detail & kComplete) s.machine.advance(barrier, barrier.complete(value));
     if (in.detail & kNoArrive) return;
-    if (s.cta.cluster->races) s.cta.cluster->races->release(s.warp.agent, barrier.clocks, in.detail & kRelaxed);
+    release(s, barrier.clocks, in.detail & kRelaxed);
     const uint32_t arrivals = in.detail & kExpect ? 1 : value;
     if (in.detail & kDrop) barrier.count -= arrivals;
     s.machine.advance(barrier, barrier.arrive(arrivals));
@@ -112,7 +112,7 @@ void wait(Step& s, const Instruction& in) {
   if (done || !parks || s.group.arrived || s.machine.gives_up_early()) {
     if (done) {
       s.group.timed_out = false;
-      if (s.cta.cluster->races) s.cta.cluster->races->acquire(s.warp.agent, barrier.clocks, in.detail & kRelaxed);
+      if (s.cta.cluster->races) s.cta.cluster->races->acquire(actor_of(s), barrier.clocks, in.detail & kRelaxed);
       for_lanes(s.active, [&](uint32_t i) { all_seen[i] = by_parity ? barrier.phase : awaited + 1; });
     }
     s.group.arrived = false;

@@ -33,24 +33,25 @@ bool any_undefined(const Location& at, uint32_t bytes) {
 void strong_read(Step& s, const Instruction& in, const Location& at) {
   GlobalRaces* races = s.machine.global_races();
   if (races && at.global && (in.detail & kGpuBit))
-    races->strong_read(s.cta.cluster->number, at.global, in.detail & kAcquireBit);
+    races->strong_read(s.cta.cluster->number, actor_of(s), at.global, in.detail & kAcquireBit);
 }
 void strong_write(Step& s, const Instruction& in, const Location& at) {
   GlobalRaces* races = s.machine.global_races();
   if (!races || !at.global || !(in.detail & kGpuBit)) return;
   RaceDetector& own = *s.cta.cluster->races;
-  races->strong_write(s.cta.cluster->number, own.known(s.warp.agent), at.global, in.detail & kReleaseBit);
+  const Actor who = actor_of(s);
+  races->strong_write(s.cta.cluster->number, who, own.knowledge(who), at.global, in.detail & kReleaseBit);
   if (in.detail & kReleaseBit) own.tick(s.warp.agent);
 }
 
 // For the race detectors.
-void touch(Step& s, const Instruction& in, const Location& at, uint32_t bytes, bool write) {
+void touch(Step& s, const Instruction& in, uint32_t lane, const Location& at, uint32_t bytes, bool write) {
   if (!(in.detail & kWeakBit))
     write ? strong_write(s, in, at) : strong_read(s, in, at);
   else if (at.cta)
-    s.machine.touch_shared(s, at, bytes, write);
+    s.machine.touch_shared(s, uint8_t(lane), at, bytes, write);
   else
-    s.machine.touch_global(s, at, bytes, write);
+    s.machine.touch_global(s, uint8_t(lane), at, bytes, write);
 }
 
 void load(Step& s, const Instruction& in) {
@@ -62,7 +63,7 @@ void load(Step& s, const Instruction& in) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, false);
     if (at.global) global += bytes * parts;
-    if (s.machine.strict()) touch(s, in, at, bytes * parts, false);
+    if (s.machine.strict()) touch(s, in, i, at, bytes * parts, false);
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
       if (bytes == 16) {
@@ -86,7 +87,7 @@ void store(Step& s, const Instruction& in) {
   for_lanes(s.active, [&](uint32_t i) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, true);
-    if (s.machine.strict()) touch(s, in, at, bytes * parts, true);
+    if (s.machine.strict()) touch(s, in, i, at, bytes * parts, true);
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
       if (bytes == 16) {
@@ -318,7 +319,7 @@ void load_matrix(Step& s, const Instruction& in) {
   uint32_t registers[4 * kLanes];
   bool poison = false;
   matrix_rows(s, in, count, [&](uint32_t row, const Location& at) {
-    s.machine.touch_shared(s, at, kMatrixRowBytes, false);
+    s.machine.touch_shared(s, kSeveralLanes, at, kMatrixRowBytes, false);
     std::memcpy(rows + row * kMatrixRowBytes, at.bytes, kMatrixRowBytes);
     poison |= any_undefined(at, kMatrixRowBytes);
   });
@@ -341,7 +342,7 @@ void store_matrix(Step& s, const Instruction& in) {
   }
   store_matrices(in.detail & 1, {registers, count * kLanes}, {rows, count * kMatrixRows * kMatrixRowBytes});
   matrix_rows(s, in, count, [&](uint32_t row, const Location& at) {
-    s.machine.touch_shared(s, at, kMatrixRowBytes, true);
+    s.machine.touch_shared(s, kSeveralLanes, at, kMatrixRowBytes, true);
     std::memcpy(at.bytes, rows + row * kMatrixRowBytes, kMatrixRowBytes);
     std::memset(at.undefined, poison, kMatrixRowBytes);
   });

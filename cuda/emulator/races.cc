@@ -13,36 +13,21 @@ constexpr uint32_t kColumns = 512;
 // its slot.
 constexpr uint32_t kFreeSlots = 64;
 
+bool same_instruction(const RaceDetector::Access& a, const RaceDetector::Access& b) {
+  return a.agent == b.agent && a.time == b.time && a.line == b.line;
+}
+
 }  // namespace
-
-void VectorClock::join(const VectorClock& other, AgentId first) {
-  if (times_.size() < other.times_.size()) times_.resize(other.times_.size());
-  for (size_t i = first; i < other.times_.size(); ++i) times_[i] = std::max(times_[i], other.times_[i]);
-}
-
-VectorClock VectorClock::least(const VectorClock& a, const VectorClock& b) {
-  VectorClock out(std::min(a.times_.size(), b.times_.size()));
-  for (size_t i = 0; i < out.times_.size(); ++i) out.times_[i] = std::min(a.times_[i], b.times_[i]);
-  return out;
-}
-
-void SyncClocks::finish_phase() {
-  complete.seen.join(arriving.seen);
-  complete.fenced.join(arriving.fenced);
-  complete.tmem.join(arriving.tmem);
-}
 
 RaceDetector::RaceDetector(uint32_t warps, uint32_t engines, const std::vector<uint32_t>& shared_bytes)
     : warps_(warps),
       engines_(engines),
-      clocks_(warps + engines),
+      clocks_(2 * warps + engines),
       issued_(engines),
-      released_(warps),
-      unacquired_(warps),
-      published_(warps),
-      received_(warps),
-      behind_fence_(warps) {
-  for (AgentId agent = 0; agent < clocks_.size(); ++agent) clocks_[agent].seen.set(agent, 1);
+      threads_(2 * warps),
+      times_(warps, 1),
+      apart_(warps) {
+  for (uint32_t engine = 0; engine < engines; ++engine) clocks_[engine_agent(engine)].seen.set(engine_agent(engine), 1);
   for (const uint32_t bytes : shared_bytes) {
     shared_.emplace_back((bytes + kCellBytes - 1) / kCellBytes);
     tensor_.emplace_back(kHalfQuarters * kColumns);
@@ -51,57 +36,142 @@ RaceDetector::RaceDetector(uint32_t warps, uint32_t engines, const std::vector<u
 
 // --- threads
 
-void RaceDetector::release(AgentId warp, SyncClocks& sync, bool relaxed) {
-  Clocks& own = clocks_[warp];
-  const AgentId first = relaxed ? AgentId(warps_) : AgentId(0);
-  sync.arriving.seen.join(own.seen, first);
-  sync.arriving.fenced.join(own.fenced, first);
-  sync.arriving.seen.join(released_[warp].seen);
-  sync.arriving.fenced.join(released_[warp].fenced);
-  sync.arriving.tmem.join(published_[warp]);
-  own.seen.set(warp, own.seen[warp] + 1);
+void RaceDetector::part(AgentId warp) {
+  if (apart_[warp]) return;
+  apart_[warp] = true;
+  clocks_[first_lane(warp)] = clocks_[warp];
+  threads_[first_lane(warp)] = threads_[warp];
 }
 
-void RaceDetector::acquire(AgentId warp, const SyncClocks& sync, bool relaxed) {
+template <class F>
+void RaceDetector::learn(Actor who, F f) {
+  if (who.lanes != Lanes::kAll) part(who.warp);
+  if (who.lanes != Lanes::kFirst) f(who.warp);
+  if (who.lanes != Lanes::kEach && apart_[who.warp]) f(first_lane(who.warp));
+}
+
+template <class F>
+void RaceDetector::recall(Actor who, F f) const {
+  const bool first = who.lanes == Lanes::kFirst;
+  f(state_of(who.warp, first));
+  if (!first && apart_[who.warp]) f(first_lane(who.warp));
+}
+
+void RaceDetector::tick(AgentId agent) {
+  if (agent < warps_)
+    ++times_[agent];
+  else
+    clocks_[agent].seen.set(agent, time(agent) + 1);
+}
+
+Clocks RaceDetector::knowledge(Actor who) const {
+  Clocks known;
+  recall(who, [&](AgentId state) {
+    known.join(clocks_[state]);
+    known.seen.raise(entry_of(who, state), times_[who.warp]);
+    known.fenced.raise(entry_of(who, state), threads_[state].fenced);
+  });
+  return known;
+}
+
+void RaceDetector::release(Actor who, SyncClocks& sync, bool relaxed) {
+  const AgentId first = relaxed ? engine_agent(0) : AgentId(0);
+  recall(who, [&](AgentId state) {
+    const AgentId entry = entry_of(who, state);
+    const Thread& thread = threads_[state];
+    sync.arriving.seen.join(clocks_[state].seen, first);
+    sync.arriving.fenced.join(clocks_[state].fenced, first);
+    sync.arriving.seen.join(thread.released.seen);
+    sync.arriving.fenced.join(thread.released.fenced);
+    sync.arriving.tmem.join(thread.published);
+    sync.arriving.seen.raise(entry, relaxed ? thread.released_own : times_[who.warp]);
+    sync.arriving.fenced.raise(entry, relaxed ? thread.released_fenced : thread.fenced);
+  });
+  tick(who.warp);
+}
+
+void RaceDetector::acquire(Actor who, const SyncClocks& sync, bool relaxed) {
+  const AgentId first = relaxed ? engine_agent(0) : AgentId(0);
+  learn(who, [&](AgentId state) {
+    Clocks& own = clocks_[state];
+    Thread& thread = threads_[state];
+    own.seen.join(sync.complete.seen, first);
+    own.fenced.join(sync.complete.fenced, first);
+    thread.received.tmem.join(sync.complete.tmem);
+    if (!relaxed) {
+      own.read.join(sync.complete.seen);
+      thread.received.tmem_read.join(sync.complete.tmem);
+    }
+    thread.unacquired.seen.join(sync.complete.seen);
+    thread.unacquired.fenced.join(sync.complete.fenced);
+  });
+}
+
+void RaceDetector::fence_release(Actor who) {
+  learn(who, [&](AgentId state) {
+    Thread& thread = threads_[state];
+    thread.released.seen = clocks_[state].seen;
+    thread.released.fenced = clocks_[state].fenced;
+    thread.released_own = times_[who.warp];
+    thread.released_fenced = thread.fenced;
+  });
+  tick(who.warp);
+}
+
+void RaceDetector::fence_acquire(Actor who) {
+  learn(who, [&](AgentId state) {
+    clocks_[state].seen.join(threads_[state].unacquired.seen);
+    clocks_[state].fenced.join(threads_[state].unacquired.fenced);
+    clocks_[state].read.join(threads_[state].unacquired.seen);
+  });
+}
+
+void RaceDetector::fence_proxy(Actor who) {
+  learn(who, [&](AgentId state) {
+    clocks_[state].fenced = clocks_[state].seen;
+    threads_[state].fenced = times_[who.warp];
+  });
+  tick(who.warp);
+}
+
+void RaceDetector::fence_tmem_before(Actor who) {
+  learn(who, [&](AgentId state) { threads_[state].published.join(clocks_[state].tmem); });
+}
+
+void RaceDetector::fence_tmem_after(Actor who) {
+  learn(who, [&](AgentId state) {
+    Clocks& own = clocks_[state];
+    Thread& thread = threads_[state];
+    own.tmem.join(thread.received.tmem);
+    own.tmem_read.join(thread.received.tmem_read);
+    thread.behind_fence.seen = own.seen;
+    thread.behind_fence.fenced = own.fenced;
+    thread.behind_fence.read = own.read;
+  });
+}
+
+void RaceDetector::sync_lanes(AgentId warp) {
   Clocks& own = clocks_[warp];
-  const AgentId first = relaxed ? AgentId(warps_) : AgentId(0);
-  own.seen.join(sync.complete.seen, first);
-  own.fenced.join(sync.complete.fenced, first);
-  received_[warp].tmem.join(sync.complete.tmem);
-  if (!relaxed) {
-    own.read.join(sync.complete.seen);
-    received_[warp].tmem_read.join(sync.complete.tmem);
+  Thread& thread = threads_[warp];
+  if (apart_[warp]) {
+    const Thread& first = threads_[first_lane(warp)];
+    own.join(clocks_[first_lane(warp)]);
+    own.fenced.raise(first_lane(warp), first.fenced);
+    thread.released.join(first.released);
+    thread.unacquired.join(first.unacquired);
+    thread.published.join(first.published);
+    thread.received.join(first.received);
+    thread.behind_fence.join(first.behind_fence);
+    apart_[warp] = false;
   }
-  unacquired_[warp].seen.join(sync.complete.seen);
-  unacquired_[warp].fenced.join(sync.complete.fenced);
-}
-
-void RaceDetector::fence_release(AgentId warp) {
-  released_[warp].seen = clocks_[warp].seen;
-  released_[warp].fenced = clocks_[warp].fenced;
-  clocks_[warp].seen.set(warp, clocks_[warp].seen[warp] + 1);
-}
-
-void RaceDetector::fence_acquire(AgentId warp) {
-  clocks_[warp].seen.join(unacquired_[warp].seen);
-  clocks_[warp].fenced.join(unacquired_[warp].fenced);
-  clocks_[warp].read.join(unacquired_[warp].seen);
-}
-
-void RaceDetector::fence_tmem_before(AgentId warp) { published_[warp].join(clocks_[warp].tmem); }
-
-void RaceDetector::fence_tmem_after(AgentId warp) {
-  Clocks& own = clocks_[warp];
-  own.tmem.join(received_[warp].tmem);
-  own.tmem_read.join(received_[warp].tmem_read);
-  behind_fence_[warp].seen = own.seen;
-  behind_fence_[warp].fenced = own.fenced;
-  behind_fence_[warp].read = own.read;
+  own.seen.raise(warp, times_[warp]);
+  own.fenced.raise(warp, thread.fenced);
+  tick(warp);
 }
 
 // --- asynchronous operations
 
-AgentId RaceDetector::begin_operation(AgentId issuer) {
+AgentId RaceDetector::begin_operation(Actor issuer) {
   AgentId agent;
   if (free_.size() > kFreeSlots) {
     agent = free_.front();
@@ -110,115 +180,136 @@ AgentId RaceDetector::begin_operation(AgentId issuer) {
     agent = AgentId(clocks_.size());
     clocks_.emplace_back();
   }
-  const uint32_t time = clocks_[agent].seen[agent] + 1;
-  clocks_[agent] = clocks_[issuer];
-  clocks_[agent].seen.set(agent, time);
-  clocks_[issuer].seen.set(issuer, clocks_[issuer].seen[issuer] + 1);  // what other lanes still do comes after it
+  const uint32_t now = time(agent) + 1;
+  clocks_[agent] = knowledge(issuer);
+  clocks_[agent].seen.set(agent, now);
+  tick(issuer.warp);  // what other lanes still do comes after it
   return agent;
 }
 
-Clocks RaceDetector::issue_to_engine(AgentId engine, AgentId issuer) { return enqueue(engine, clocks_[issuer]); }
+Clocks RaceDetector::issue_to_engine(AgentId engine, Actor issuer) { return enqueue(engine, knowledge(issuer)); }
 
-Clocks RaceDetector::issue_to_tensor_core(AgentId engine, AgentId issuer) {
-  const Clocks& own = clocks_[issuer];
-  Clocks known = behind_fence_[issuer];
-  known.seen.set(issuer, own.seen[issuer]);
-  known.fenced.set(issuer, own.fenced[issuer]);
+Clocks RaceDetector::issue_to_tensor_core(AgentId engine, Actor issuer) {
+  const Clocks own = knowledge(issuer);
+  Clocks known;
+  recall(issuer, [&](AgentId state) { known.join(threads_[state].behind_fence); });
+  for (const AgentId agent : {issuer.warp, first_lane(issuer.warp)}) {
+    known.seen.raise(agent, own.seen[agent]);
+    known.fenced.raise(agent, own.fenced[agent]);
+  }
   known.tmem = own.tmem;
   known.tmem_read = own.tmem_read;
   return enqueue(engine, known);
 }
 
 Clocks RaceDetector::enqueue(AgentId engine, const Clocks& known) {
-  Clocks& queue = issued_[engine - warps_];
-  queue.seen.join(known.seen);
-  queue.fenced.join(known.fenced);
-  queue.tmem.join(known.tmem);
-  queue.read.join(known.read);
-  queue.tmem_read.join(known.tmem_read);
+  Clocks& queue = issued_[engine - engine_agent(0)];
+  queue.join(known);
   return queue;
 }
 
 void RaceDetector::begin_engine_step(AgentId engine, const Clocks& known) {
-  const uint32_t time = clocks_[engine].seen[engine] + 1;
+  const uint32_t now = time(engine) + 1;
   clocks_[engine] = known;
-  clocks_[engine].seen.set(engine, time);
+  clocks_[engine].seen.set(engine, now);
 }
 
-void RaceDetector::observe(AgentId warp, AgentId operation) { observe(warp, operation, time(operation)); }
+void RaceDetector::observe(Actor who, AgentId operation) { observe(who, operation, time(operation)); }
 
-void RaceDetector::observe(AgentId warp, AgentId operation, uint32_t time) {
-  Clocks& own = clocks_[warp];
-  for (VectorClock* clock : {&own.seen, &own.fenced, &own.tmem, &own.read, &own.tmem_read})
-    clock->set(operation, std::max(time, (*clock)[operation]));
+void RaceDetector::observe(Actor who, AgentId operation, uint32_t time) {
+  learn(who, [&](AgentId state) {
+    Clocks& own = clocks_[state];
+    for (VectorClock* clock : {&own.seen, &own.fenced, &own.tmem, &own.read, &own.tmem_read})
+      clock->raise(operation, time);
+  });
 }
 
-void RaceDetector::observe(AgentId warp, const VectorClock& operations) {
-  Clocks& own = clocks_[warp];
-  for (VectorClock* clock : {&own.seen, &own.fenced, &own.tmem, &own.read, &own.tmem_read}) clock->join(operations);
+void RaceDetector::observe(Actor who, const VectorClock& operations) {
+  learn(who, [&](AgentId state) {
+    Clocks& own = clocks_[state];
+    for (VectorClock* clock : {&own.seen, &own.fenced, &own.tmem, &own.read, &own.tmem_read}) clock->join(operations);
+  });
 }
 
 // What asynchronous operations knew of each other goes on with them; what threads wrote does not.
 void RaceDetector::end_operation(AgentId operation, SyncClocks& sync) {
-  const auto first = AgentId(warps_);
-  sync.arriving.seen.join(clocks_[operation].seen, first);
-  sync.arriving.fenced.join(clocks_[operation].seen, first);
+  sync.arriving.seen.join(clocks_[operation].seen, engine_agent(0));
+  sync.arriving.fenced.join(clocks_[operation].seen, engine_agent(0));
 }
 
 void RaceDetector::arrive_engine(AgentId engine, SyncClocks& sync) {
   end_operation(engine, sync);
   // commit implies fence::before_thread_sync (PTX 9.7.16.12.1).
   sync.arriving.tmem.join(clocks_[engine].tmem);
-  sync.arriving.tmem.set(engine, std::max(sync.arriving.tmem[engine], clocks_[engine].seen[engine]));
+  sync.arriving.tmem.raise(engine, time(engine));
 }
 
 // --- accesses
 
-bool RaceDetector::ordered(const Access& before, bool before_writes, AgentId agent, Proxy proxy, bool write,
-                           bool tensor) const {
-  if (before.agent == kNoAgent || before.agent == agent) return true;
-  const Clocks& own = clocks_[agent];
-  const bool crosses = before.proxy == Proxy::kGeneric && proxy == Proxy::kAsync;
+bool RaceDetector::ordered(const Access& before, bool before_writes, const Access& now, bool write, bool tensor) const {
+  if (before.agent == kNoAgent) return true;
+  if (before.agent == now.agent) {
+    const bool one_thread = before.lane == now.lane && now.lane != kSeveralLanes;
+    const bool untold = before.lane == kAnyLane || now.lane == kAnyLane;
+    if (now.agent >= warps_ || one_thread || untold || same_instruction(before, now)) return true;
+  }
+  const bool crosses = before.proxy == Proxy::kGeneric && now.proxy == Proxy::kAsync;
   const bool reads_result = before_writes && !write && before.proxy == Proxy::kAsync;
-  const VectorClock& clock = tensor         ? (reads_result ? own.tmem_read : own.tmem)
-                             : crosses      ? own.fenced
-                             : reads_result ? own.read
-                                            : own.seen;
-  return before.time <= clock[before.agent];
+  const auto known_to = [&](AgentId state) {
+    const Clocks& own = clocks_[state];
+    return knows(tensor         ? (reads_result ? own.tmem_read : own.tmem)
+                 : crosses      ? own.fenced
+                 : reads_result ? own.read
+                                : own.seen,
+                 before);
+  };
+  if (now.agent >= warps_) return known_to(now.agent);
+  return known_to(state_of(now.agent, now.lane == 0)) || (now.lane == kAnyLane && known_to(state_of(now.agent, true)));
 }
 
 std::string RaceDetector::describe(const Access& before, bool before_writes, const Access& now, bool now_writes) const {
+  const bool one_warp = before.agent == now.agent;
   const auto who = [&](const Access& access) {
-    return access.agent < warps_              ? std::string("warp ") + std::to_string(access.agent) + " of the cluster"
-           : access.agent < warps_ + engines_ ? std::string("a tensor core")
-                                              : std::string("an asynchronous operation");
+    const std::string warp = "warp " + std::to_string(access.agent) + " of the cluster";
+    if (one_warp)
+      return (access.lane < 32 ? "lane " + std::to_string(access.lane) : std::string("lanes")) + " of " + warp;
+    return access.agent < warps_                   ? warp
+           : access.agent < engine_agent(engines_) ? std::string("a tensor core")
+                                                   : std::string("an asynchronous operation");
   };
-  const bool known = before.time <= clocks_[now.agent].seen[before.agent];
+  const AgentId state = now.agent < warps_ ? state_of(now.agent, now.lane == 0) : now.agent;
   return std::string(now_writes ? "a write" : "a read") + " by " + who(now) + " is not ordered after the " +
          (before_writes ? "write" : "read") + " by " + who(before) + " at line " + std::to_string(before.line) +
-         (!known ? ""
+         (!knows(clocks_[state].seen, before) ? ""
           : before.proxy == now.proxy
               ? " (a relaxed wait synchronises them, or one without tcgen05.fence::after_thread_sync behind it)"
               : " (the accesses are synchronised, but a fence between their proxies is missing)");
 }
 
-void RaceDetector::check(Cell& cell, uint64_t key, const Access& access, bool write, bool tensor, std::string& race) {
+void RaceDetector::check(Cell& cell, uint64_t key, Access access, bool write, bool tensor, std::string& race) {
   const auto conflict = [&](const Access& before, bool before_writes) {
-    if (race.empty() && !ordered(before, before_writes, access.agent, access.proxy, write, tensor))
+    if (race.empty() && !ordered(before, before_writes, access, write, tensor))
       race = describe(before, before_writes, access, write);
+  };
+  // What several lanes do in one instruction is one access of them all.
+  const auto replace = [&](Access& before) {
+    const bool joins = same_instruction(before, access) && before.lane != access.lane;
+    before = access;
+    if (joins) before.lane = kSeveralLanes;
   };
   conflict(cell.write, true);
   if (!write) {
-    if (cell.read.agent == access.agent || ordered(cell.read, false, access.agent, access.proxy, false, tensor)) {
-      cell.read = access;
+    if (ordered(cell.read, false, access, false, tensor)) {
+      replace(cell.read);
     } else {
       std::vector<Access>& reads = more_reads_[key];
-      const auto same =
-          std::find_if(reads.begin(), reads.end(), [&](const Access& read) { return read.agent == access.agent; });
+      const auto same = std::find_if(reads.begin(), reads.end(), [&](const Access& read) {
+        return same_instruction(read, access) || (read.agent == access.agent && read.lane == access.lane);
+      });
       if (same == reads.end())
         reads.push_back(access);
       else
-        *same = access;
+        replace(*same);
       cell.more_reads = true;
     }
     return;
@@ -228,7 +319,7 @@ void RaceDetector::check(Cell& cell, uint64_t key, const Access& access, bool wr
     for (const Access& read : more_reads_[key]) conflict(read, false);
     more_reads_.erase(key);
   }
-  cell.write = access;
+  replace(cell.write);
   cell.read = {};
   cell.more_reads = false;
 }
@@ -255,17 +346,17 @@ std::string RaceDetector::check(std::vector<Cell>& cells, uint32_t first, uint32
   return race;
 }
 
-std::string RaceDetector::shared(AgentId agent, Proxy proxy, uint32_t cta, uint32_t offset, uint32_t bytes, bool write,
-                                 uint32_t line) {
-  if (bytes < kCellBytes) return {};
-  const Access access{clocks_[agent].seen[agent], line, agent, proxy};
-  return check(shared_[cta], offset / kCellBytes, (offset + bytes) / kCellBytes, uint64_t{cta} << 32, access, write,
-               false);
+std::string RaceDetector::shared(AgentId agent, uint8_t lane, Proxy proxy, uint32_t cta, uint32_t offset,
+                                 uint32_t bytes, bool write, uint32_t line) {
+  if (write && bytes < kCellBytes) return {};  // others may write the rest of the cell
+  const Access access{time(agent), line, agent, proxy, lane};
+  return check(shared_[cta], offset / kCellBytes, (offset + bytes + kCellBytes - 1) / kCellBytes, uint64_t{cta} << 32,
+               access, write, false);
 }
 
 std::string RaceDetector::tensor(AgentId agent, uint32_t cta, uint32_t half_quarter, uint32_t column, uint32_t columns,
                                  bool write, uint32_t line) {
-  const Access access{clocks_[agent].seen[agent], line, agent, Proxy::kAsync};
+  const Access access{time(agent), line, agent, Proxy::kAsync};
   const uint32_t first = half_quarter * kColumns + column;
   return check(tensor_[cta], first, first + columns, uint64_t{1} << 63 | uint64_t{cta} << 32, access, write, true);
 }

@@ -17,10 +17,16 @@
 // it there are `read` and `tmem_read`, which only an acquire advances. tcgen05 operations know of synchronisation only
 // what stands before a tcgen05.fence::after_thread_sync.
 //
+// Lanes of a warp share its agent and its time, and are ordered among themselves by bar.warp.sync, barriers and
+// mbarriers. (elect.sync, shfl.sync and the like, and .aligned instructions, make lanes wait for each other, but of
+// them only bar.warp.sync orders memory, PTX 9.7.13.2.) Lane 0, which acts for its warp where elect.sync stands, is
+// told apart from the others: it has clocks of its own from when it alone has learnt something until the next
+// bar.warp.sync, and a second entry in all clocks, for what it alone has handed on. What some other lanes do counts as
+// done by all.
+//
 // Global memory is global_races.h's, which asks this detector about the order within a cluster.
 //
-// Not seen: races between lanes of one warp (but those with an operation that one of them issued), accesses of less
-// than 4 bytes, strong (volatile, atomic, relaxed) accesses, which are no data races.
+// Not seen: writes of less than 4 bytes; strong (volatile, atomic, relaxed) accesses, which are no data races.
 #pragma once
 
 #include <array>
@@ -31,97 +37,88 @@
 #include <unordered_map>
 #include <vector>
 
+#include "clocks.h"
+
 namespace jaxbw::emulator {
-
-using AgentId = uint16_t;
-constexpr AgentId kNoAgent = 0xffff;
-
-class VectorClock {
- public:
-  explicit VectorClock(size_t agents = 0) : times_(agents) {}
-  uint32_t operator[](AgentId agent) const { return agent < times_.size() ? times_[agent] : 0; }
-  void set(AgentId agent, uint32_t time) {
-    if (agent >= times_.size()) times_.resize(agent + 1);
-    times_[agent] = time;
-  }
-  // Joins the entries of agents >= first.
-  void join(const VectorClock& other, AgentId first = 0);
-  static VectorClock least(const VectorClock& a, const VectorClock& b);  // entry by entry
-
- private:
-  std::vector<uint32_t> times_;
-};
-
-struct Clocks {
-  VectorClock seen, fenced, tmem;
-  VectorClock read, tmem_read;
-};
-
-// What a barrier carries from those who arrive to those who wait: so far in this phase, and of the phases that are
-// over.
-struct SyncClocks {
-  Clocks arriving, complete;
-  void finish_phase();
-};
 
 enum class Proxy : uint8_t { kGeneric, kAsync };
 
+// Who of a warp does something.
+enum class Lanes : uint8_t {
+  kAll,    // all lanes as one
+  kEach,   // each lane for itself: the others know after a bar.warp.sync
+  kFirst,  // lane 0 alone
+};
+struct Actor {
+  AgentId warp;
+  Lanes lanes;
+};
+
+// Access::lane, where it is no lane: several, each of which it is an access of; or one cannot tell.
+constexpr uint8_t kSeveralLanes = 0xfe, kAnyLane = 0xff;
+
 class RaceDetector {
  public:
-  // `warps` agents are warps, then come `engines`, then operations in flight.
+  // `warps` agents are warps, as many their first lanes, then come `engines`, then operations in flight.
   RaceDetector(uint32_t warps, uint32_t engines, const std::vector<uint32_t>& shared_bytes);
 
   AgentId warp_agent(uint32_t index) const { return AgentId(index); }
-  AgentId engine_agent(uint32_t index) const { return AgentId(warps_ + index); }
+  AgentId engine_agent(uint32_t index) const { return AgentId(2 * warps_ + index); }
 
   // --- threads
-  void release(AgentId warp, SyncClocks& sync, bool relaxed);
-  void acquire(AgentId warp, const SyncClocks& sync, bool relaxed);
+  void release(Actor who, SyncClocks& sync, bool relaxed);
+  void acquire(Actor who, const SyncClocks& sync, bool relaxed);
   // A fence turns the relaxed arrivals behind it into releases of what is before it, and the relaxed waits before it
   // into acquires for what is behind it.
-  void fence_release(AgentId warp);
-  void fence_acquire(AgentId warp);
-  void fence_proxy(AgentId warp) { clocks_[warp].fenced = clocks_[warp].seen; }
-  void fence_tmem_before(AgentId warp);
-  void fence_tmem_after(AgentId warp);
+  void fence_release(Actor who);
+  void fence_acquire(Actor who);
+  void fence_proxy(Actor who);
+  void fence_tmem_before(Actor who);
+  void fence_tmem_after(Actor who);
+  void sync_lanes(AgentId warp);  // bar.warp.sync
 
   // --- asynchronous operations. An operation knows what its issuer knew when it issued it.
-  AgentId begin_operation(AgentId issuer);
+  AgentId begin_operation(Actor issuer);
   // For an operation of an in-order engine: what the engine will know when it comes to it.
-  Clocks issue_to_engine(AgentId engine, AgentId issuer);
-  Clocks issue_to_tensor_core(AgentId engine, AgentId issuer);
+  Clocks issue_to_engine(AgentId engine, Actor issuer);
+  Clocks issue_to_tensor_core(AgentId engine, Actor issuer);
   void begin_engine_step(AgentId engine, const Clocks& known);
-  void end_operation(AgentId operation, SyncClocks& sync);       // whoever waits there knows that it is complete
-  void observe(AgentId warp, AgentId operation);                 // the warp does, by a wait_group or wait::ld
-  void observe(AgentId warp, AgentId operation, uint32_t time);  // that it has come so far
-  void observe(AgentId warp, const VectorClock& operations);
+  void end_operation(AgentId operation, SyncClocks& sync);    // whoever waits there knows that it is complete
+  void observe(Actor who, AgentId operation);                 // they know it, by a wait_group or wait::ld
+  void observe(Actor who, AgentId operation, uint32_t time);  // that it has come so far
+  void observe(Actor who, const VectorClock& operations);
   void retire(AgentId operation) { free_.push_back(operation); }
   void arrive_engine(AgentId engine, SyncClocks& sync);  // commit
 
-  // --- for global memory
-  const Clocks& known(AgentId agent) const { return clocks_[agent]; }
-  uint32_t time(AgentId agent) const { return clocks_[agent].seen[agent]; }
-  void tick(AgentId agent) { clocks_[agent].seen.set(agent, time(agent) + 1); }  // what was is apart from what comes
-  bool ordered_after(AgentId before, uint32_t time, Proxy before_proxy, bool before_writes, AgentId agent, Proxy proxy,
-                     bool write) const {
-    return ordered({.time = time, .agent = before, .proxy = before_proxy}, before_writes, agent, proxy, write, false);
-  }
-
-  // --- accesses. Returns a description of the race, if there is one; `line` is remembered for the next.
-  std::string shared(AgentId agent, Proxy proxy, uint32_t cta, uint32_t offset, uint32_t bytes, bool write,
-                     uint32_t line);
-  std::string tensor(AgentId agent, uint32_t cta, uint32_t half_quarter, uint32_t column, uint32_t columns, bool write,
-                     uint32_t line);
-  void forget_tensor(uint32_t cta, uint32_t column, uint32_t columns);  // allocated anew
-
- private:
   struct Access {
     uint32_t time = 0;
     uint32_t line = 0;
     AgentId agent = kNoAgent;
     Proxy proxy = Proxy::kGeneric;
-    uint8_t padding = 0;
+    uint8_t lane = kAnyLane;
   };
+
+  // --- for global memory
+  Clocks knowledge(Actor who) const;
+  uint32_t time(AgentId agent) const { return agent < warps_ ? times_[agent] : clocks_[agent].seen[agent]; }
+  void tick(AgentId agent);  // what was is apart from what comes
+  bool knows(const VectorClock& clock, const Access& access) const {
+    return access.time <= clock[access.agent] ||
+           (access.agent < warps_ && (access.lane == 0 || access.lane == kAnyLane) &&
+            access.time <= clock[first_lane(access.agent)]);
+  }
+  bool ordered_after(const Access& before, bool before_writes, const Access& now, bool write) const {
+    return ordered(before, before_writes, now, write, false);
+  }
+
+  // --- accesses. Returns a description of the race, if there is one; `line` is remembered for the next.
+  std::string shared(AgentId agent, uint8_t lane, Proxy proxy, uint32_t cta, uint32_t offset, uint32_t bytes,
+                     bool write, uint32_t line);
+  std::string tensor(AgentId agent, uint32_t cta, uint32_t half_quarter, uint32_t column, uint32_t columns, bool write,
+                     uint32_t line);
+  void forget_tensor(uint32_t cta, uint32_t column, uint32_t columns);  // allocated anew
+
+ private:
   // Copied and compared as words: in strict runs nothing is done more often.
   struct Cell {
     Access write, read;
@@ -130,21 +127,42 @@ class RaceDetector {
   using CellWords = std::array<uint64_t, sizeof(Cell) / sizeof(uint64_t)>;
   static_assert(std::has_unique_object_representations_v<Cell>);
 
-  bool ordered(const Access& before, bool before_writes, AgentId agent, Proxy proxy, bool write, bool tensor) const;
+  // What lanes of a warp know beside their clocks.
+  struct Thread {
+    Clocks released;               // at their last releasing fence
+    Clocks unacquired;             // from relaxed waits, until an acquiring fence
+    VectorClock published;         // tmem at the last fence::before_thread_sync
+    Clocks received;               // tmem and tmem_read not yet behind a fence::after_thread_sync
+    Clocks behind_fence;           // what they knew at their last fence::after_thread_sync
+    uint32_t fenced = 0;           // of their own accesses: until when they are behind a proxy fence,
+    uint32_t released_own = 0;     // behind a releasing fence,
+    uint32_t released_fenced = 0;  // behind both
+  };
+
+  // The first lane of a warp, as an agent.
+  AgentId first_lane(AgentId warp) const { return AgentId(warps_ + warp); }
+  AgentId state_of(AgentId warp, bool first) const { return first && apart_[warp] ? first_lane(warp) : warp; }
+  void part(AgentId warp);  // from now on its first lane has clocks of its own
+  template <class F>
+  void learn(Actor who, F f);  // f(agent) for those whose clocks change
+  template <class F>
+  void recall(Actor who, F f) const;  // f(agent) for those whose clocks count
+  // Where clocks that others get say what is known of the accesses of those who have the clocks of `state`.
+  AgentId entry_of(Actor who, AgentId state) const { return who.lanes == Lanes::kFirst ? first_lane(who.warp) : state; }
+
+  bool ordered(const Access& before, bool before_writes, const Access& now, bool write, bool tensor) const;
   Clocks enqueue(AgentId engine, const Clocks& known);
   std::string check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key, const Access& access,
                     bool write, bool tensor);
-  void check(Cell& cell, uint64_t key, const Access& access, bool write, bool tensor, std::string& race);
+  void check(Cell& cell, uint64_t key, Access access, bool write, bool tensor, std::string& race);
   std::string describe(const Access& before, bool before_writes, const Access& now, bool now_writes) const;
 
   const uint32_t warps_, engines_;
-  std::vector<Clocks> clocks_;          // by agent
-  std::vector<Clocks> issued_;          // by engine: what it will know when its queue is empty
-  std::vector<Clocks> released_;        // by warp: at its last releasing fence
-  std::vector<Clocks> unacquired_;      // by warp: from relaxed waits, until an acquiring fence
-  std::vector<VectorClock> published_;  // warps: tmem at the last fence::before_thread_sync
-  std::vector<Clocks> received_;        // warps: tmem and tmem_read not yet behind a fence::after_thread_sync
-  std::vector<Clocks> behind_fence_;    // warps: what they knew at their last fence::after_thread_sync
+  std::vector<Clocks> clocks_;   // by agent
+  std::vector<Clocks> issued_;   // by engine: what it will know when its queue is empty
+  std::vector<Thread> threads_;  // by agent, of warps and first lanes
+  std::vector<uint32_t> times_;  // by warp: now
+  std::vector<bool> apart_;      // by warp: its first lane knows something that the others do not, or the reverse
   std::deque<AgentId> free_;
   std::vector<std::vector<Cell>> shared_, tensor_;  // by CTA
   std::unordered_map<uint64_t, std::vector<Access>> more_reads_;

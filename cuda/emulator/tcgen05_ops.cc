@@ -133,7 +133,7 @@ void allocate(Step& s, const Instruction& in) {
   const Location to = s.machine.locate_shared(s.cta, lane_address(s, in.s[0], in.immediate, lane), 4, 4);
   std::copy_n(reinterpret_cast<const uint8_t*>(&*address), 4, to.bytes);
   std::fill_n(to.undefined, 4, 0);
-  s.machine.touch_shared(s, to, 4, true);
+  s.machine.touch_shared(s, kAnyLane, to, 4, true);
 }
 
 void deallocate(Step& s, const Instruction& in) {
@@ -180,7 +180,7 @@ class RegisterMove : public Operation {
         regions_(tmem_access_regions(access_, address_, s.warp.index)) {
     ++outstanding_;
     if (RaceDetector* races = s.cta.cluster->races.get())
-      s.warp.tmem_agents[stores].push_back(agent_ = races->begin_operation(s.warp.agent));
+      s.warp.tmem_agents[stores].push_back(agent_ = races->begin_operation(actor_of(s)));
     CtaTmem& tmem = tmem_of(s.cta);
     for (const TmemRegion& region : regions_) {
       check_allocated(tmem, region, in.statement->opcode.c_str());
@@ -289,7 +289,7 @@ void wait_registers(Step& s, const Instruction& in) {
   std::vector<AgentId>& agents = s.warp.tmem_agents[in.target];
   for (const AgentId agent : agents) {
     if (!races) break;
-    races->observe(s.warp.agent, agent);
+    races->observe({s.warp.agent, Lanes::kEach}, agent);
     races->retire(agent);
   }
   agents.clear();
@@ -302,7 +302,7 @@ class TensorCoreOperation : public Operation {
  public:
   explicit TensorCoreOperation(Step& s) : Operation(s.line, s.cta) {
     if (RaceDetector* races = s.cta.cluster->races.get())
-      known_ = races->issue_to_tensor_core(s.cta.tensor_core_agent, s.warp.agent);
+      known_ = races->issue_to_tensor_core(s.cta.tensor_core_agent, actor_of(s));
   }
 
  protected:

@@ -142,7 +142,13 @@ uint32_t reduce_max(uint32_t a, uint32_t b) {
   return uint32_t(std::max(T(a), T(b)));
 }
 
-void warp_barrier(Step& s, const Instruction& in) { gathered(s, member_mask(s, in.s[0])); }
+// Of those that make lanes wait, the only one that also orders their memory accesses.
+void warp_barrier(Step& s, const Instruction& in) {
+  const uint32_t members = member_mask(s, in.s[0]);
+  if (!gathered(s, members) || !s.cta.cluster->races || !(members & (members - 1))) return;
+  s.cta.cluster->races->sync_lanes(s.warp.agent);
+  s.machine.global_races()->sync_lanes(s.cta.cluster->number, s.warp.agent);
+}
 
 }  // namespace
 

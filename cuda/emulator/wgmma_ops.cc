@@ -161,7 +161,7 @@ void issue(Step& s, const Instruction& in) {
     throw Error("the warps of a warpgroup issue different wgmma instructions");
   }
   if (RaceDetector* races = s.cta.cluster->races.get())
-    operation->known = races->issue_to_engine(group.agent, s.warp.agent);
+    operation->known = races->issue_to_engine(group.agent, actor_of(s));
   operation->warps[warp] = &s.warp;
   ++operation->joined;
   ++s.warp.in_flight;
@@ -182,7 +182,7 @@ void wait(Step& s, const Instruction& in) {
   auto& commits = group.groups[s.warp.index % kWarpgroupWarps];
   while (!commits.empty() && commits.front() <= group.first) commits.pop_front();
   if (commits.size() > in.immediate) return s.park(Wait::kWgmma, &group);
-  if (s.cta.cluster->races) s.cta.cluster->races->observe(s.warp.agent, group.agent);
+  if (s.cta.cluster->races) s.cta.cluster->races->observe(actor_of(s), group.agent);
   if (in.immediate == 0) group.fenced[s.warp.index % kWarpgroupWarps] = false;  // its registers are free to use
 }
 

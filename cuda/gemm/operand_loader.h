@@ -10,7 +10,8 @@ namespace jaxbw {
 // Which CTAs load one tile together. Each of `peers` CTAs, of which this one is number `peer`, loads an equal share of
 // every block's rows and multicasts it to the ranks of `mask`.
 struct LoadShare {
-  uint32_t peers, peer, mask;
+  Divisor peers;
+  uint32_t peer, mask;
 };
 
 template <uint32_t kCtaGroup>
@@ -22,7 +23,7 @@ class OperandLoader {
       : map_(map),
         block_bytes_(tile.block_bytes()),
         mask_(static_cast<uint16_t>(share.mask)),
-        multicast_(share.peers > 1) {
+        multicast_(share.peers.value > 1) {
     const bool k_major = tile.major == Major::kK;
     const uint32_t block_elements = tile.row_bytes / size_bytes(input);
     const uint32_t row = share.peer * ((k_major ? extent : tile.rows) / share.peers);  // first of this CTA's share
@@ -41,12 +42,25 @@ class OperandLoader {
     box_ = k_major_ ? ptx::BoxOrigin{k, mn + row_, batch} : ptx::BoxOrigin{mn, k + row_, batch};
   }
 
-  // Loads the tile to `destination`, counted on `barrier`. One thread of the CTA does.
+  // Whether several CTAs share the tile.
+  JAXBW_DEVICE bool multicast() const { return multicast_; }
+
+  // Loads the tile to `destination`, counted on `barrier`. One thread of the CTA does. Where time is short the caller
+  // asks multicast() outside of its loop.
   JAXBW_DEVICE void load(uint32_t destination, uint32_t barrier) const {
-    load_box(destination + offset_, box_, barrier);
+    if (multicast_) {
+      load<true>(destination, barrier);
+    } else {
+      load<false>(destination, barrier);
+    }
+  }
+  template <bool kMulticast>
+  JAXBW_DEVICE void load(uint32_t destination, uint32_t barrier) const {
+    load_box<kMulticast>(destination + offset_, box_, barrier);
 #pragma unroll 1
     for (uint32_t block = 1; block < blocks_; ++block) {
-      load_box(destination + offset_ + block * block_bytes_, {box_.x + block * block_step_, box_.y, box_.z}, barrier);
+      load_box<kMulticast>(destination + offset_ + block * block_bytes_, {box_.x + block * block_step_, box_.y, box_.z},
+                           barrier);
     }
   }
 
@@ -67,20 +81,17 @@ class OperandLoader {
 
  private:
   // A multicast to this CTA alone would do what a plain load does, but slower: 7.9 us for 7.0 at 1024^3 on an H200.
+  template <bool kMulticast>
   JAXBW_DEVICE void load_box(uint32_t destination, ptx::BoxOrigin box, uint32_t barrier) const {
-    if constexpr (kCtaGroup == 1) {
-      if (multicast_) {
-        ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
-      } else {
-        ptx::tma_load(destination, map_, box, barrier);
-      }
+    if constexpr (kCtaGroup == 2) barrier &= ptx::kPairLeaderMask;
+    if constexpr (kCtaGroup == 1 && kMulticast) {
+      ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
+    } else if constexpr (kCtaGroup == 1) {
+      ptx::tma_load(destination, map_, box, barrier);
+    } else if constexpr (kMulticast) {
+      ptx::tma_load_pair_multicast(destination, map_, box, barrier, mask_);
     } else {
-      const uint32_t leader_barrier = barrier & ptx::kPairLeaderMask;
-      if (multicast_) {
-        ptx::tma_load_pair_multicast(destination, map_, box, leader_barrier, mask_);
-      } else {
-        ptx::tma_load_pair(destination, map_, box, leader_barrier);
-      }
+      ptx::tma_load_pair(destination, map_, box, barrier);
     }
   }
 

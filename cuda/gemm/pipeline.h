@@ -25,6 +25,13 @@ class RingPosition {
     }
   }
 
+  // By any number of slots.
+  JAXBW_DEVICE void skip(uint32_t steps) {
+    const uint32_t rounds = (slot_ + steps) / slots_;
+    slot_ += steps - rounds * slots_;
+    parity_ ^= rounds & 1;
+  }
+
  private:
   JAXBW_DEVICE RingPosition(uint32_t slots, uint32_t slot, uint32_t parity)
       : slots_(slots), slot_(slot), parity_(parity) {}
@@ -48,6 +55,7 @@ struct RingBarriers {
 
   // By one thread, before anybody uses the ring; ptx::fence_mbarrier_init and a cluster barrier follow.
   JAXBW_DEVICE void init(uint32_t slots, uint32_t full_arrivals, uint32_t empty_arrivals) const {
+#pragma unroll 1
     for (uint32_t slot = 0; slot < slots; ++slot) {
       ptx::mbarrier_init(full(slot), full_arrivals);
       ptx::mbarrier_init(empty(slot), empty_arrivals);

@@ -1,4 +1,4 @@
-// Copies an operand that TMA cannot address into one that it can: RepackParams in params.h says what, repack.h how the
+// Copies operands that TMA cannot address into ones that it can: RepackCopy in params.h says what, repack.h how the
 // work is divided. Bound by memory: every byte is read once from DRAM and written once.
 #pragma once
 
@@ -21,9 +21,10 @@ JAXBW_DEVICE uint4 extract_vector(uint4 low, uint4 high, uint32_t shift) {
           __funnelshift_r(by_one[2], by_one[3], bits), __funnelshift_r(by_one[3], by_one[4], bits)};
 }
 
-// One row as a thread copies it: vectors v of the destination, which starts at a multiple of 16 bytes. The source row
-// may start at any element; it is read in aligned vectors too, of which two neighbours make one of the destination.
-// (Threads next to each other load the same vectors: from L1.)
+// One row as a group of threads copies it, in vectors of the destination, which starts at a multiple of 16 bytes. The
+// source row may start at any element; it is read in aligned vectors too, of which two neighbours make one of the
+// destination. (Threads next to each other load the same vectors: from L1.) The last vector may take along what follows
+// in the source.
 template <typename Element>
 class RowCopy {
  public:
@@ -35,41 +36,35 @@ class RowCopy {
     aligned_ = reinterpret_cast<const uint4*>(address - shift_);
     const uint64_t readable = (reinterpret_cast<uint64_t>(source_end) - (address - shift_)) / kRepackVector;
     const uint64_t fast = shift_ == 0 || readable == 0 ? readable : readable - 1;
-    const uint32_t whole = columns / kElements;
-    fast_ = fast < whole ? static_cast<uint32_t>(fast) : whole;
+    fast_ = static_cast<uint32_t>(min(fast, uint64_t{columns}));
   }
 
-  // Vectors first, first + step, ... before `end`.
+  // Vectors first, first + step, ... before `end`, kRepackInFlight of them at most.
   JAXBW_DEVICE void copy(uint32_t first, uint32_t end, uint32_t step) const {
     const uint32_t fast_end = min(end, fast_);
-    uint32_t v = first;
-    for (; v + (kInFlight - 1) * step < fast_end; v += kInFlight * step) {
-      uint4 low[kInFlight], high[kInFlight];
+    uint4 low[kRepackInFlight], high[kRepackInFlight];
 #pragma unroll
-      for (uint32_t i = 0; i < kInFlight; ++i) load(low[i], high[i], v + i * step);
+    for (uint32_t i = 0; i < kRepackInFlight; ++i) {
+      const uint32_t v = first + i * step;
+      if (v < fast_end) {
+        low[i] = __ldcs(aligned_ + v);
+        high[i] = __ldcs(aligned_ + v + (shift_ != 0));
+      }
+    }
 #pragma unroll
-      for (uint32_t i = 0; i < kInFlight; ++i) store(low[i], high[i], v + i * step);
+    for (uint32_t i = 0; i < kRepackInFlight; ++i) {
+      const uint32_t v = first + i * step;
+      if (v < fast_end) {
+        reinterpret_cast<uint4*>(destination_)[v] = extract_vector(low[i], high[i], shift_);
+      } else if (v < end) {
+        copy_elements(v);
+      }
     }
-    for (; v < fast_end; v += step) {
-      uint4 low, high;
-      load(low, high, v);
-      store(low, high, v);
-    }
-    for (; v < end; v += step) copy_elements(v);
   }
 
  private:
-  static constexpr uint32_t kElements = kRepackVector / sizeof(Element);  // of a vector
-  static constexpr uint32_t kInFlight = 4;                                // loads before the first store
-
-  JAXBW_DEVICE void load(uint4& low, uint4& high, uint32_t v) const {
-    low = aligned_[v];
-    high = shift_ == 0 ? low : aligned_[v + 1];
-  }
-  JAXBW_DEVICE void store(uint4 low, uint4 high, uint32_t v) const {
-    reinterpret_cast<uint4*>(destination_)[v] = extract_vector(low, high, shift_);
-  }
   JAXBW_DEVICE void copy_elements(uint32_t v) const {
+    constexpr uint32_t kElements = kRepackVector / sizeof(Element);
     for (uint32_t i = v * kElements; i < columns_ && i < (v + 1) * kElements; ++i) destination_[i] = source_[i];
   }
 
@@ -78,64 +73,63 @@ class RowCopy {
   uint32_t columns_;
   uint32_t shift_;
   const uint4* aligned_;
-  uint32_t fast_;  // vectors that are whole and whose loads stay inside the source
+  uint32_t fast_;  // vectors whose loads stay inside the source
 };
 
 template <typename Element>
-JAXBW_DEVICE void copy_with_pitch(const RepackParams& p) {
+JAXBW_DEVICE void copy_piece(const RepackCopy& p, uint32_t piece) {
   const auto* source = static_cast<const Element*>(p.source);
   auto* destination = static_cast<Element*>(p.destination);
   const RepackRows cut = repack_rows(p.columns, sizeof(Element));
-  const uint64_t rows = uint64_t{p.batch} * p.rows, pieces = repack_pieces(p, sizeof(Element));
-  const uint32_t lane = threadIdx.x % cut.lanes;
-  for (uint64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
-    const uint64_t row = piece / cut.chunks * cut.rows + threadIdx.x / cut.lanes;
-    if (row >= rows) continue;
-    const uint32_t first = static_cast<uint32_t>(piece % cut.chunks) * kRepackChunk;
-    const RowCopy<Element> copy(source + row * p.columns, destination + row * p.destination_pitch, p.columns,
-                                source + rows * p.columns);
-    copy.copy(first + lane, min(first + kRepackChunk, cut.vectors), cut.lanes);
-  }
+  const uint64_t rows = uint64_t{p.batch} * p.rows;
+  const uint64_t row = uint64_t{piece / cut.chunks} * cut.rows + threadIdx.x / cut.lanes;
+  if (row >= rows) return;
+  const RowCopy<Element> copy(source + row * p.columns, destination + row * p.destination_pitch, p.columns,
+                              source + rows * p.columns);
+  const uint32_t first = piece % cut.chunks * cut.chunk;
+  copy.copy(first + threadIdx.x % cut.lanes, min(first + cut.chunk, cut.vectors), cut.lanes);
 }
 
 // Tile by tile through shared memory, so that both reads and writes are along rows.
 template <typename Element>
-JAXBW_DEVICE void transpose_with_pitch(const RepackParams& p) {
+JAXBW_DEVICE void transpose_piece(const RepackCopy& p, uint32_t piece) {
   constexpr uint32_t kTile = kRepackTransposeTile;
   constexpr uint32_t kPitch = kTile + 4 / sizeof(Element);  // an odd number of words: a column touches every bank
   constexpr uint32_t kStep = kRepackThreads / kTile;
   __shared__ Element tile[kTile * kPitch];
   const uint32_t x = threadIdx.x % kTile, y = threadIdx.x / kTile;
-  const uint64_t tiles_i = (uint64_t{p.rows} + kTile - 1) / kTile;
-  const uint64_t tiles_j = (uint64_t{p.columns} + kTile - 1) / kTile;
-  for (uint64_t piece = blockIdx.x; piece < tiles_i * tiles_j * p.batch; piece += gridDim.x) {
-    const uint64_t i = piece % tiles_i * kTile, j = piece / tiles_i % tiles_j * kTile,
-                   batch = piece / tiles_i / tiles_j;
-    const auto* source = static_cast<const Element*>(p.source) + batch * p.rows * p.columns;
-    auto* destination = static_cast<Element*>(p.destination) + batch * p.rows * p.destination_pitch;
+  const uint32_t tiles_i = (p.rows + kTile - 1) / kTile, tiles_j = (p.columns + kTile - 1) / kTile;
+  const uint32_t i = piece % tiles_i * kTile, j = piece / tiles_i % tiles_j * kTile;
+  const uint64_t first_row = uint64_t{piece / tiles_i / tiles_j} * p.rows;  // of the batch index
+  const auto* source = static_cast<const Element*>(p.source) + first_row * p.columns;
+  auto* destination = static_cast<Element*>(p.destination) + first_row * p.destination_pitch;
 #pragma unroll
-    for (uint32_t k = y; k < kTile; k += kStep) {
-      if (i + x < p.rows && j + k < p.columns) tile[k * kPitch + x] = source[(j + k) * p.rows + i + x];
-    }
-    __syncthreads();
-#pragma unroll
-    for (uint32_t k = y; k < kTile; k += kStep) {
-      if (i + k < p.rows && j + x < p.columns) {
-        destination[(i + k) * p.destination_pitch + j + x] = tile[x * kPitch + k];
-      }
-    }
-    __syncthreads();
+  for (uint32_t k = y; k < kTile; k += kStep) {
+    if (i + x < p.rows && j + k < p.columns) tile[k * kPitch + x] = source[uint64_t{j + k} * p.rows + i + x];
   }
+  __syncthreads();
+#pragma unroll
+  for (uint32_t k = y; k < kTile; k += kStep) {
+    if (i + k < p.rows && j + x < p.columns) {
+      destination[uint64_t{i + k} * p.destination_pitch + j + x] = tile[x * kPitch + k];
+    }
+  }
+  __syncthreads();
 }
 
 template <typename Element>
 JAXBW_DEVICE void repack(const RepackParams& p) {
   ptx::wait_for_upstream();
   ptx::launch_dependents();  // they wait for what is written here
-  if (p.transposed != 0) {
-    transpose_with_pitch<Element>(p);
-  } else {
-    copy_with_pitch<Element>(p);
+  uint32_t piece = blockIdx.x;
+#pragma unroll 1
+  for (const RepackCopy& copy : p.copies) {
+    if (copy.transposed != 0) {
+      for (; piece < copy.pieces; piece += gridDim.x) transpose_piece<Element>(copy, piece);
+    } else {
+      for (; piece < copy.pieces; piece += gridDim.x) copy_piece<Element>(copy, piece);
+    }
+    piece -= copy.pieces;
   }
 }
 

@@ -50,12 +50,10 @@ JAXBW_DEVICE void schedule(const Context& context) {
     if (lane < context.cluster.size()) {
       ptx::mbarrier_arrive_expect_tx_cluster(ptx::map_to_rank(responses.full(at.slot()), lane), ptx::kClcResponseBytes);
     }
-    __syncwarp();
     if (ptx::elect_one()) {
       ptx::clc_acquire_slot();
       ptx::clc_try_cancel(context.response(at.slot()), responses.full(at.slot()));
     }
-    __syncwarp();
     item = items.next();
   }
 }
@@ -91,17 +89,17 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
     const WorkItem item = work_item(p, number);
     const Tile origin = context.origin(item.tile);
-    const uint32_t first_block = item.first_block(k_blocks);
+    const KPart part = k_part(p, number);
+    const uint32_t first_block = part.first_block(k_blocks);
     a.start_at(origin.m, first_block * block_k, origin.batch * p.a_batched);
     b.start_at(origin.n + b_offset, first_block * block_k, origin.batch * p.b_batched);
     b_up.start_at(origin.n, first_block * block_k, origin.batch * p.b_batched);
     if (first) {
       if (p.b_is_ready && ptx::elect_one()) b.prefetch(min(p.stages, k_blocks));
-      __syncwarp();
       ptx::wait_for_upstream();
       first = false;
     }
-    for (uint32_t left = item.end_block(k_blocks) - first_block; left > 0; --left, at.advance()) {
+    for (uint32_t left = part.block_count(k_blocks); left > 0; --left, at.advance()) {
       stages.wait_empty(at);
       if (ptx::elect_one()) {
         const uint32_t full = stages.full(at.slot()), offset = at.slot() * stage_bytes;
@@ -110,7 +108,6 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
         b.load(first_b + offset, full);
         if (both) b_up.load(first_b + offset, full);
       }
-      __syncwarp();
       a.advance();
       b.advance();
       b_up.advance();
@@ -135,10 +132,9 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   for (uint32_t mma = 0; mma < kMmaTiles; ++mma) accumulator[mma] = RingPosition::producer(p.accumulators, mma);
   WorkItems items(context);
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
-    const WorkItem item = work_item(p, number);
     bool accumulate = false;
     accumulators.wait_empty(accumulator[0]);
-    for (uint32_t left = item.end_block(k_blocks) - item.first_block(k_blocks); left > 0; --left, stage.advance()) {
+    for (uint32_t left = k_part(p, number).block_count(k_blocks); left > 0; --left, stage.advance()) {
       stages.wait_full(stage);
 #pragma unroll
       for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
@@ -157,14 +153,12 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
           } while (++span < k_spans);
           if (mma + 1 == kMmaTiles) ptx::umma_commit<kCtaGroup>(stages.empty(stage.slot()), sources);
         }
-        __syncwarp();
       }
       accumulate = true;
     }
 #pragma unroll
     for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
       if (ptx::elect_one()) ptx::umma_commit<kCtaGroup>(accumulators.full(accumulator[mma].slot()), group);
-      __syncwarp();
       accumulator[mma].advance(kMmaTiles);
     }
   }
@@ -183,9 +177,9 @@ JAXBW_DEVICE void init_barriers(const Context& context) {
 template <uint32_t kCtaGroup, Kind kKind>
 JAXBW_DEVICE void gemm(const GemmParams& params) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
-  const Context context{params,
-                        {params.cluster_m, params.cluster_n, kCtaGroup},
-                        ptx::cluster_rank(),
+  ClusterShape cluster = params.cluster;
+  cluster.cta_group = kCtaGroup;  // known at compile time
+  const Context context{params, cluster, ptx::cluster_rank(),
                         storage_layout(params.block_m, params.block_n, kCtaGroup, params.k_spans, kSm100Epilogue),
                         ptx::shared_address(shared_memory)};
   const uint32_t warp = ptx::warp_index();
@@ -221,7 +215,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   } else if (warp == kScheduleWarp) {
     if (context.rank == 0 && params.scheduler == Scheduler::kClc) schedule(context);
   } else if (warp >= kFirstEpilogueWarp) {
-    store_tiles(context, tmem, warp - kFirstEpilogueWarp);
+    store_tiles<kCtaGroup>(context, tmem, warp - kFirstEpilogueWarp);
   }
   __syncwarp();
 

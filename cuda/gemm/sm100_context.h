@@ -76,8 +76,8 @@ struct Context {
 
   // First row and column of this CTA's part of a tile of D, and the batch index.
   JAXBW_DEVICE Tile origin(const Tile& tile) const {
-    return {(tile.m * cluster.m + cluster.row(rank)) * cta_rows(),
-            (tile.n * cluster.n + cluster.column(rank)) * params.tile_columns, tile.batch};
+    return {(tile.m * cluster.m.value + cluster.row(rank)) * cta_rows(),
+            (tile.n * cluster.n.value + cluster.column(rank)) * params.tile_columns, tile.batch};
   }
 };
 
@@ -89,7 +89,7 @@ class WorkItems {
 
   JAXBW_DEVICE explicit WorkItems(const Context& context)
       : context_(context),
-        item_(blockIdx.x / context.cluster.size()),
+        item_(ptx::cluster_index()),
         rank0_response_empty_(ptx::map_to_rank(context.responses().first_empty, 0)),
         at_(RingPosition::consumer(kResponses)) {}
 
@@ -98,19 +98,19 @@ class WorkItems {
   // By the whole warp.
   JAXBW_DEVICE uint32_t next() {
     if (context_.params.scheduler == Scheduler::kStatic) {
-      item_ += gridDim.x / context_.cluster.size();
+      item_ += ptx::cluster_count();
       return item_ < context_.params.work_items ? item_ : kNone;
     }
     // The hardware signals a response at cluster scope (the example of PTX 9.7.13.17 waits likewise).
     ptx::mbarrier_wait_cluster(context_.responses().full(at_.slot()), at_.parity());
     const uint32_t first_cta = ptx::clc_read_response(context_.response(at_.slot()));
-    ptx::clc_release_slot();
     __syncwarp();
     if (ptx::elect_one()) {
+      ptx::clc_release_slot();  // of all lanes' reads: behind the barrier, since the arrival is relaxed
       ptx::mbarrier_arrive_cluster(rank0_response_empty_ + at_.slot() * RingBarriers::kBarrierBytes);
     }
     at_.advance();
-    return ptx::uniform(first_cta == ptx::kClcRefused ? kNone : first_cta / context_.cluster.size());
+    return ptx::uniform(first_cta == ptx::kClcRefused ? kNone : first_cta / context_.cluster.tiles);
   }
 
  private:

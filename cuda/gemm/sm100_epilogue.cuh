@@ -109,15 +109,32 @@ JAXBW_DEVICE void store_chunk(const float (&values)[kColumns], const GemmParams&
   stores.store<kType, kColumns>(target, box);
 }
 
+// How a warp lets go of an accumulator, as soon as it is in registers.
+struct AccumulatorRelease {
+  uint32_t empty_barrier;  // of the leader
+
+  // In these two steps, with a synchronisation of the warp between them.
+  JAXBW_DEVICE void fence() const { ptx::tcgen05_fence_before_sync(); }
+  JAXBW_DEVICE void arrive() const {
+    if (ptx::elect_one()) ptx::mbarrier_arrive_cluster(empty_barrier);
+  }
+
+  JAXBW_DEVICE void operator()() const {
+    fence();
+    __syncwarp();
+    arrive();
+  }
+};
+
 // What an epilogue warp does with one MMA tile of a work item. `source`: its slice of the accumulator. `box`: where the
-// slice starts in D. `release` lets go of the accumulator; it is called as soon as that is in registers.
+// slice starts in D.
 
 // The whole formula, kColumns at a time.
-template <uint32_t kColumns, typename Release>
+template <uint32_t kColumns>
 JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
-                               const SplitSum& split, StoreRing& stores, const Release& release) {
+                               const SplitSum& split, StoreRing& stores, AccumulatorRelease release) {
   const Epilogue& e = p.epilogue;
-  const bool gated = e.gated != 0;
+  const bool gated = kColumns % 16 == 0 && e.gated != 0;  // of each half it has a multiple of 16 columns
   const bool holds_row = ptx::lane_index() < slice.rows;
   const uint32_t columns = gated ? slice.columns / 2 : slice.columns;
   const auto read = [&](float (&values)[kColumns], uint32_t column) {
@@ -131,10 +148,8 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
       read(values, column);
       split.leave(values, column);
     }
-    if (!split.last()) {
-      release();
-      return;
-    }
+    release.fence();  // last() synchronises the warp
+    if (!split.last()) return release.arrive();
   }
   for (uint32_t column = 0; column < columns; column += kColumns, box.column += kColumns) {
     float z[kColumns], up[kColumns];
@@ -156,7 +171,7 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
     with_type(p.output.type, [&]<DataType kType>() {
       if (p.saved_output[0].data != nullptr)
         store_chunk<kType>(z, p, {p.saved[0], p.saved_output[0]}, box, slice.rows, stores);
-      if (p.saved_output[1].data != nullptr)
+      if (gated && p.saved_output[1].data != nullptr)
         store_chunk<kType>(up, p, {p.saved[1], p.saved_output[1]}, box, slice.rows, stores);
     });
     activate<kColumns>(z, e.activation);
@@ -171,9 +186,9 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
 }
 
 // Where the formula is a cast: a swizzle span at a time.
-template <DataType kType, typename Release>
+template <DataType kType>
 JAXBW_DEVICE void cast_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
-                             StoreRing& stores, const Release& release) {
+                             StoreRing& stores, AccumulatorRelease release) {
   constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType);
   for (uint32_t column = 0; column < slice.columns; column += kColumns, box.column += kColumns) {
     float values[kColumns];
@@ -186,9 +201,9 @@ JAXBW_DEVICE void cast_slice(const GemmParams& p, uint32_t source, const Accumul
 
 // ... to 16 bits, by TMA, and all of Tensor Memory is in use: the slice is drained before it is stored, so that the
 // next product can start. What the staging buffers hold goes there at once, the rest waits in registers.
-template <DataType kType, typename Release>
+template <DataType kType>
 JAXBW_DEVICE void drain_slice(const GemmParams& p, uint32_t source, StoreOrigin box, StoreRing& stores,
-                              const Release& release) {
+                              AccumulatorRelease release) {
   constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType), kWords = kSwizzleSpan / 4;
   constexpr uint32_t kBoxes = kAccumulatorColumns / kColumns;
   const auto drain = [&](uint32_t i, auto& words, uint32_t first_word) {
@@ -215,11 +230,11 @@ JAXBW_DEVICE void drain_slice(const GemmParams& p, uint32_t source, StoreOrigin 
   for (uint32_t i = kMaxStoreBuffers; i < kBoxes; ++i) store(i, words, (i - kMaxStoreBuffers) * kWords);
 }
 
-// Chooses among these.
-template <typename Release>
+// Chooses among these. The slice of a CTA of a pair is a multiple of 16 columns wide.
+template <uint32_t kCtaGroup>
 JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, uint32_t chunk,
                               StoreOrigin box, bool drain, const SplitSum& split, StoreRing& stores,
-                              const Release& release) {
+                              AccumulatorRelease release) {
   if (p.epilogue.identity && p.store_path != StorePath::kColumns) {
     drain = drain && slice.columns == kAccumulatorColumns && p.store_path == StorePath::kTma;
     if (p.output.type == DataType::kF32) {
@@ -234,15 +249,16 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
     }
   }
   if (chunk == 32) return finish_slice<32>(p, source, slice, box, split, stores, release);
-  if (chunk == 16) return finish_slice<16>(p, source, slice, box, split, stores, release);
+  if (kCtaGroup == 2 || chunk == 16) return finish_slice<16>(p, source, slice, box, split, stores, release);
   finish_slice<8>(p, source, slice, box, split, stores, release);
 }
 
 // Epilogue role: `warp` 0 to 3 of every CTA.
+template <uint32_t kCtaGroup>
 JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t warp) {
   const GemmParams& p = context.params;
   const uint32_t mma_rows = context.mma_rows(), mma_tiles = context.mma_tiles();
-  const AccumulatorSlice slice = sm100_slice(warp, mma_rows, p.block_n, context.cluster.cta_group);
+  const AccumulatorSlice slice = sm100_slice(warp, mma_rows, p.block_n, kCtaGroup);
   const uint32_t chunk = sm100_chunk(p.epilogue.gated ? slice.columns / 2 : slice.columns);
   const RingBarriers accumulators = context.accumulators();
   const uint32_t leader_empty = ptx::map_to_rank(accumulators.first_empty, context.cluster.pair_leader(context.rank));
@@ -259,14 +275,10 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
       const uint32_t cta = item.split_tile * context.cluster.size() + context.rank;
       const SplitSum split(p, item, (cta * mma_tiles + mma) * kSm100Epilogue.warps + warp,
                            partial_floats(p.block_n, kSm100Epilogue));
-      const auto release = [&] {
-        ptx::tcgen05_fence_before_sync();
-        __syncwarp();
-        if (ptx::elect_one()) ptx::mbarrier_arrive_cluster(leader_empty + slot * RingBarriers::kBarrierBytes);
-      };
+      const AccumulatorRelease release{leader_empty + slot * RingBarriers::kBarrierBytes};
       accumulators.wait_full(accumulator);
       ptx::tcgen05_fence_after_sync();
-      store_slice(p, source, slice, chunk, box, mma_tiles > 1, split, stores, release);
+      store_slice<kCtaGroup>(p, source, slice, chunk, box, mma_tiles > 1, split, stores, release);
     }
   }
   stores.drain();

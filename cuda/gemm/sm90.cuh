@@ -1,12 +1,19 @@
 // The GEMM kernel of Hopper: persistent, warp-specialised, wgmma on operands that TMA brings.
 //
 //   warpgroup 0       load: global -> ring of shared-memory stages (TMA, multicast in the cluster)
-//   warpgroups 1, 2   multiply: stages -> register accumulators (wgmma), 64 rows of the tile each;
+//   warpgroups 1, 2   multiply, team 0 and 1: stages -> register accumulators (wgmma);
 //                     then epilogue: registers -> staging -> global (stmatrix, TMA store)
+//
+// How the teams divide the work is chosen at launch:
+//
+//   cooperative   each has half of the rows of every tile         team 0  [ main loop 0 ][epilogue][ main loop 1 ]
+//                                                                      1  [ main loop 0 ][epilogue][ main loop 1 ]
+//   pingpong      they take turns at tiles: the epilogue of       team 0  [main 0][epilogue][main 2][epilogue]
+//                 one runs beside the main loop of the other           1          [main 1][epilogue][main 3]
 //
 // Barriers (one full and one empty for each stage, in every CTA):
 //   full    1 arrival, by this CTA's load thread, and the bytes of a whole stage, from all CTAs that multicast to it
-//   empty   one arrival of each multiplying warp of every CTA that receives what this CTA loads
+//   empty   one arrival of each warp that reads the stage, in every CTA that receives what this CTA loads
 //
 // Work is dealt out statically: cluster c of C computes items c, c + C, c + 2C, ...
 #pragma once
@@ -29,59 +36,72 @@ namespace jaxbw::sm90 {
 struct Config {
   DataType input;
   Major a_major, b_major;
-  uint32_t block_n;
+  uint32_t team_rows, block_n;
+
+  constexpr uint32_t wgmmas() const { return team_rows / kWgmmaRows; }  // of a team, one below the other
+  constexpr uint32_t accumulators() const { return wgmmas() * block_n / 2; }
 };
 
-constexpr uint32_t kWarpgroup = 128;
-constexpr uint32_t kConsumers = 2;
-constexpr uint32_t kConsumerRows = 64;  // of one wgmma
-constexpr uint32_t kBlockM = kConsumers * kConsumerRows;
-constexpr uint32_t kConsumerWarps = kSm90Epilogue.warps;
-constexpr uint32_t kBlockK = span_elements(DataType::kF16);  // a stage is one swizzle span deep
+constexpr uint32_t kTeams = kSm90Teams;
+constexpr uint32_t kTeamWarps = kSm90Epilogue.warps / kTeams;
+constexpr uint32_t kLoadWarp = 0, kInitWarp = 1;
+constexpr uint32_t kThreads = (1 + kTeams) * kTeamWarps * ptx::kWarpSize;
+constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2;  // named barriers; 0 is __syncthreads'
+constexpr uint32_t kBlockK = span_elements(DataType::kF16);   // a stage is one swizzle span deep
 
 // A CTA is launched with the registers that ptxas gives all its threads alike: 168 at most, as 384 threads share 65536.
 // What the load warps return of them, the multiplying ones may take; asking for more would wait for ever.
 constexpr uint32_t kLaunchRegisters = 168;
 constexpr uint32_t kLoadRegisters = 40;
-constexpr uint32_t kConsumerRegisters = 232;
-static_assert(kLoadRegisters + kConsumers * kConsumerRegisters <= (1 + kConsumers) * kLaunchRegisters);
+constexpr uint32_t kTeamRegisters = 232;
+static_assert(kLoadRegisters + kTeams * kTeamRegisters <= (1 + kTeams) * kLaunchRegisters);
 
 struct Control {
   uint64_t full[kMaxStages];
   uint64_t empty[kMaxStages];
+  uint64_t sums[kSm90Epilogue.warps];
 };
 static_assert(sizeof(Control) <= kControlBytes);
 
 // What every role knows.
-template <Config kConfig>
 struct Context {
   const GemmParams& params;
   ClusterShape cluster;
   uint32_t rank;
+  StorageLayout layout;
   uint32_t shared;  // address of the dynamic shared memory
 
-  static constexpr StorageLayout layout() { return storage_layout(kBlockM, kConfig.block_n, 1, 1, kSm90Epilogue); }
-
-  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout().stage_bytes(); }
-  JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout().a_stage_bytes; }
+  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
+  JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
   JAXBW_DEVICE uint32_t staging(uint32_t warp) const {
-    return shared + layout().store_offset(params.stages) + warp * (layout().store_bytes / kConsumerWarps);
+    return shared + layout.store_offset(params.stages) + warp * (layout.store_bytes / kSm90Epilogue.warps);
   }
+  JAXBW_DEVICE uint32_t control() const { return shared + layout.control_offset(params.stages); }
   JAXBW_DEVICE RingBarriers ring() const {
-    const uint32_t control = shared + layout().control_offset(params.stages);
-    return {control + uint32_t{offsetof(Control, full)}, control + uint32_t{offsetof(Control, empty)}};
+    return {control() + uint32_t{offsetof(Control, full)}, control() + uint32_t{offsetof(Control, empty)}};
   }
+  JAXBW_DEVICE uint32_t sum_barriers() const { return control() + uint32_t{offsetof(Control, sums)}; }
   JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + kBlockK - 1) / kBlockK; }
+  JAXBW_DEVICE KPart k_part(uint32_t item) const { return jaxbw::k_part(params, item, cluster.part(rank)); }
 
   // First row and column of this CTA's tile of D, and the batch index.
   JAXBW_DEVICE Tile origin(const Tile& tile) const {
-    return {(tile.m * cluster.m + cluster.row(rank)) * kBlockM,
-            (tile.n * cluster.n + cluster.column(rank)) * params.tile_columns, tile.batch};
+    return {(tile.m * cluster.m.value + cluster.row(rank)) * params.block_m,
+            (tile.n * cluster.n.value + cluster.column(rank)) * params.tile_columns, tile.batch};
   }
 
-  // The work items of this cluster: first, and how far apart they are.
-  JAXBW_DEVICE uint32_t first_item() const { return blockIdx.x / cluster.size(); }
-  JAXBW_DEVICE uint32_t item_step() const { return gridDim.x / cluster.size(); }
+  // Whether peers arrive on this CTA's barriers of the ring. (Sums are sent behind a cluster barrier, and waited for.)
+  JAXBW_DEVICE bool has_peers() const { return cluster.tiles.value > 1; }
+
+  // Until all barriers are initialised. Every role has done by then what it could without them: from here to the first
+  // load nobody multiplies. (Warps come here from different places, so the barrier has a number and a count.)
+  JAXBW_DEVICE void await_barriers() const {
+    if (has_peers()) {
+      ptx::cluster_sync();
+    } else {
+      ptx::named_barrier_sync(kStartBarrier, kThreads);
+    }
+  }
 };
 
 // How an operand's part of a stage lies in shared memory.
@@ -89,50 +109,88 @@ constexpr OperandTile stage_tile(Major major, uint32_t extent) {
   return operand_tile(major, DataType::kF16, extent, 1, true);
 }
 
+// What the load role brings.
+struct Loaders {
+  OperandLoader<1> a, b, b_up;
+  bool gated;
+
+  JAXBW_DEVICE void start_at(Tile origin, uint32_t k, const GemmParams& p) {
+    a.start_at(origin.m, k, origin.batch * p.a_batched);
+    b.start_at(origin.n, k, origin.batch * p.b_batched);
+    b_up.start_at(origin.n, k, origin.batch * p.b_batched);
+  }
+};
+
+// The load role's main loop: fills `blocks` stages. One of narrow tiles is used up in 256 cycles, and this is where it
+// would be late: hence a loop of its own for each way to share the operands.
+template <bool kMulticastA, bool kMulticastB>
+JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPosition& at, uint32_t blocks) {
+  const RingBarriers ring = context.ring();
+  const uint32_t stage_bytes = context.layout.stage_bytes(), a_bytes = context.layout.a_stage_bytes;
+  for (; blocks > 0; --blocks, at.advance()) {
+    ring.wait_empty(at);
+    if (ptx::elect_one()) {
+      const uint32_t full = ring.full(at.slot()), a = context.shared + at.slot() * stage_bytes, b = a + a_bytes;
+      ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
+      load.a.load<kMulticastA>(a, full);
+      load.b.load<kMulticastB>(b, full);
+      if (load.gated) load.b_up.load<kMulticastB>(b, full);
+    }
+    __syncwarp();
+    load.a.advance();
+    load.b.advance();
+    load.b_up.advance();
+  }
+}
+
 // Load role: one warp. A gated product's tile of B is half gate, half up, side by side.
 template <Config kConfig>
-JAXBW_DEVICE void load_tiles(const Context<kConfig>& context) {
+JAXBW_DEVICE void load_tiles(const Context& context) {
   const GemmParams& p = context.params;
   const ClusterShape cluster = context.cluster;
   const uint32_t rank = context.rank;
+  if (ptx::elect_one()) {
+    ptx::prefetch_tensor_map(p.a);
+    ptx::prefetch_tensor_map(p.b);
+    if (p.store_path == StorePath::kTma) ptx::prefetch_tensor_map(p.d);
+  }
   const bool gated = p.epilogue.gated != 0;
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
   const OperandTile b_tile = stage_tile(kConfig.b_major, kConfig.block_n);
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
-  OperandLoader<1> a(p.a, stage_tile(kConfig.a_major, kBlockM), kConfig.input, 0, kBlockM,
-                     {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)});
-  OperandLoader<1> b(p.b, b_tile, kConfig.input, 0, b_extent, b_share);
-  OperandLoader<1> b_up(p.b_up, b_tile, kConfig.input, b_extent, b_extent, b_share);
+  Loaders load{{p.a,
+                stage_tile(kConfig.a_major, p.block_m),
+                kConfig.input,
+                0,
+                p.block_m,
+                {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
+               {p.b, b_tile, kConfig.input, 0, b_extent, b_share},
+               {p.b_up, b_tile, kConfig.input, b_extent, b_extent, b_share},
+               gated};
+  const bool multicast_a = load.a.multicast(), multicast_b = load.b.multicast();
   const uint32_t k_blocks = context.k_blocks();
-  const RingBarriers ring = context.ring();
   RingPosition at = RingPosition::producer(p.stages);
   bool first = true;
-  for (uint32_t number = context.first_item(); number < p.work_items; number += context.item_step()) {
+  for (uint32_t number = ptx::cluster_index(); number < p.work_items; number += ptx::cluster_count()) {
     const WorkItem item = work_item(p, number);
-    const Tile origin = context.origin(item.tile);
-    const uint32_t first_block = item.first_block(k_blocks);
-    a.start_at(origin.m, first_block * kBlockK, origin.batch * p.a_batched);
-    b.start_at(origin.n, first_block * kBlockK, origin.batch * p.b_batched);
-    b_up.start_at(origin.n, first_block * kBlockK, origin.batch * p.b_batched);
+    const KPart part = context.k_part(number);
+    load.start_at(context.origin(item.tile), part.first_block(k_blocks) * kBlockK, p);
     if (first) {
-      if (p.b_is_ready && ptx::elect_one()) b.prefetch(min(p.stages, k_blocks));
+      context.await_barriers();
+      if (p.b_is_ready && ptx::elect_one()) load.b.prefetch(min(p.stages, k_blocks));
       __syncwarp();
       ptx::wait_for_upstream();
       first = false;
     }
-    for (uint32_t left = item.end_block(k_blocks) - first_block; left > 0; --left, at.advance()) {
-      const uint32_t full = ring.full(at.slot());
-      ring.wait_empty(at);
-      if (ptx::elect_one()) {
-        ptx::mbarrier_arrive_expect_tx(full, context.layout().stage_bytes());
-        a.load(context.a(at.slot()), full);
-        b.load(context.b(at.slot()), full);
-        if (gated) b_up.load(context.b(at.slot()), full);
-      }
-      __syncwarp();
-      a.advance();
-      b.advance();
-      b_up.advance();
+    const uint32_t blocks = part.block_count(k_blocks);
+    if (multicast_a && multicast_b) {
+      fill_stages<true, true>(context, load, at, blocks);
+    } else if (multicast_a) {
+      fill_stages<true, false>(context, load, at, blocks);
+    } else if (multicast_b) {
+      fill_stages<false, true>(context, load, at, blocks);
+    } else {
+      fill_stages<false, false>(context, load, at, blocks);
     }
   }
 }
@@ -147,6 +205,9 @@ class StageReader {
     tells_ = cluster.source_mask(rank) >> lane & 1;
     if (tells_) peer_first_empty_ = ptx::map_to_rank(ring.first_empty, lane);
   }
+
+  // Leaves the next stages to the other team.
+  JAXBW_DEVICE void skip(uint32_t stages) { at_.skip(stages); }
 
   // The slot of the next stage, once it is full.
   JAXBW_DEVICE uint32_t acquire() {
@@ -167,25 +228,51 @@ class StageReader {
   uint32_t peer_first_empty_ = 0;
 };
 
-// Multiply role's main loop: accumulators = A[64 rows] * B over `blocks` stages. One group of wgmmas stays in flight
-// while the next stage is awaited, so the tensor core does not run dry.
-template <Config kConfig>
-JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.block_n / 2], const Context<kConfig>& context, uint32_t blocks,
-                           uint32_t consumer, StageReader& reader) {
+// Pingpong: a team reads stages only when the other has seen all of its own full. Barriers of the ring tell one round
+// from the next by a parity: who waited for a round further ahead would take an old one for it.
+class Turn {
+ public:
+  JAXBW_DEVICE Turn(bool pingpong, uint32_t team) : pingpong_(pingpong), team_(team) {}
+
+  JAXBW_DEVICE void await() const {
+    if (pingpong_) ptx::named_barrier_sync(kFirstTurnBarrier + team_, kTeamThreads);
+  }
+  JAXBW_DEVICE void pass() const {
+    if (pingpong_) ptx::named_barrier_arrive(kFirstTurnBarrier + (team_ ^ 1), kTeamThreads);
+  }
+
+ private:
+  static constexpr uint32_t kTeamThreads = kTeams * kTeamWarps * ptx::kWarpSize;
+
+  bool pingpong_;
+  uint32_t team_;
+};
+
+// Multiply role's main loop: accumulators = A * B over `blocks` stages, of whose rows this team's start at `first_row`.
+// One group of wgmmas stays in flight while the next stage is awaited, so the tensor core does not run dry. Calls
+// `issued` once nothing more is awaited.
+template <Config kConfig, typename Issued>
+JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t blocks,
+                           uint32_t first_row, StageReader& reader, const Issued& issued) {
   using Wgmma = ptx::Wgmma<kConfig.input, kConfig.block_n>;
-  constexpr OperandTile kA = stage_tile(kConfig.a_major, kBlockM), kB = stage_tile(kConfig.b_major, kConfig.block_n);
+  constexpr OperandTile kA = stage_tile(kConfig.a_major, kConfig.team_rows);
+  constexpr OperandTile kB = stage_tile(kConfig.b_major, kConfig.block_n);
   constexpr DescriptorSteps kASteps = descriptor_steps(kA), kBSteps = descriptor_steps(kB);
-  const uint64_t consumer_step = consumer * descriptor_mma_tile_step(kA, kConsumerRows);
+  const uint64_t to_first_row = descriptor_mma_tile_step(kA, first_row);
   uint32_t previous = 0;
   for (uint32_t block = 0; block < blocks; ++block) {
     const uint32_t slot = reader.acquire();
-    const uint64_t a = wgmma_descriptor(context.a(slot), kA) + consumer_step;
+    const uint64_t a = wgmma_descriptor(context.a(slot), kA) + to_first_row;
     const uint64_t b = wgmma_descriptor(context.b(slot), kB);
     ptx::wgmma_fence();
 #pragma unroll
     for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
-      Wgmma::template issue<kConfig.a_major, kConfig.b_major>(accumulators, a + step * kASteps.mma,
-                                                              b + step * kBSteps.mma, block > 0 || step > 0);
+      for_each_step<Wgmma::kRegisters, kConfig.accumulators()>([&]<uint32_t kFirst>() {
+        constexpr uint64_t kBelow = descriptor_mma_tile_step(kA, kFirst / Wgmma::kRegisters * kWgmmaRows);
+        Wgmma::template issue<kConfig.a_major, kConfig.b_major>(
+            reinterpret_cast<float (&)[Wgmma::kRegisters]>(accumulators[kFirst]), a + kBelow + step * kASteps.mma,
+            b + step * kBSteps.mma, block > 0 || step > 0);
+      });
     }
     ptx::wgmma_commit_group();
     if (block > 0) {
@@ -194,58 +281,90 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.block_n / 2], const Con
     }
     previous = slot;
   }
+  issued();
   ptx::wgmma_wait_group<0>();
   reader.release(previous);
 }
 
-// Multiply role: two warpgroups, `consumer` 0 and 1.
+// Multiply role: two teams of warps 0-3 and 4-7.
 template <Config kConfig>
-JAXBW_DEVICE void multiply_tiles(const Context<kConfig>& context, uint32_t warp) {
+JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   const GemmParams& p = context.params;
-  const uint32_t consumer = warp / (kConsumerWarps / kConsumers);
+  const bool pingpong = p.pingpong != 0;
+  const uint32_t team = warp / kTeamWarps, warp_in_team = warp % kTeamWarps;
+  const uint32_t team_in_tile = pingpong ? 0 : team;
+  const uint32_t k_blocks = context.k_blocks(), step = ptx::cluster_count();
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
-  for (uint32_t number = context.first_item(); number < p.work_items; number += context.item_step()) {
+  const Turn turn(pingpong, team);
+  context.await_barriers();
+  ptx::wait_for_upstream();
+  for (uint32_t number = ptx::cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
+    if (pingpong && count % kTeams != team) {
+      reader.skip(context.k_part(number).block_count(k_blocks));
+      if (context.cluster.k.value > 1) ptx::cluster_sync();  // with those who have the tile
+      continue;
+    }
     const WorkItem item = work_item(p, number);
-    float accumulators[kConfig.block_n / 2];
-    multiply(accumulators, context, item.end_block(context.k_blocks()) - item.first_block(context.k_blocks()), consumer,
-             reader);
+    float accumulators[kConfig.accumulators()];
+    if (count > 0) turn.await();
+    multiply<kConfig>(accumulators, context, context.k_part(number).block_count(k_blocks),
+                      team_in_tile * kConfig.team_rows, reader, [&] {
+                        if (number + step < p.work_items) turn.pass();
+                      });
 
-    const uint32_t cta = item.split_tile * context.cluster.size() + context.rank;
-    const SplitSum split(p, item, cta * kConsumerWarps + warp, partial_floats(kConfig.block_n, kSm90Epilogue));
     const Tile origin = context.origin(item.tile);
-    finish_tile(accumulators, p, split, {origin.m + warp * kSm90Epilogue.rows_per_warp, origin.n, origin.batch},
-                stores);
+    const StoreOrigin tile{origin.m, origin.n, origin.batch};
+    const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.shared,
+                                     context.sum_barriers());
+    const uint32_t cta = item.split_tile * context.cluster.tiles.value + context.cluster.tile(context.rank);
+    const uint32_t slice = team_in_tile * kTeamWarps + warp_in_team;
+    const SplitSum split = cluster.shared()
+                               ? SplitSum(p, item, cta * cluster.count(), cluster.slice_floats())
+                               : SplitSum(p, item, cta * kSm90Epilogue.warps + slice,
+                                          partial_floats(kConfig.wgmmas() * kConfig.block_n, kSm90Epilogue));
+    if (cluster.shared()) ptx::cluster_sync();  // with the load warps: all rings are free
+    const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
+    finish_tile<kConfig.block_n>(accumulators, p, cluster, split, tile, row, warp, stores);
   }
   stores.drain();
+}
+
+JAXBW_DEVICE void init_barriers(const Context& context) {
+  const GemmParams& p = context.params;
+  const uint32_t readers = p.pingpong != 0 ? kTeamWarps : kTeams * kTeamWarps;
+  context.ring().init(p.stages, kStageFullArrivals, stage_empty_arrivals(context.cluster, readers));
+  if (context.cluster.k.value > 1) {
+    for (uint32_t warp = 0; warp < kSm90Epilogue.warps; ++warp) {
+      ptx::mbarrier_init(context.sum_barriers() + warp * RingBarriers::kBarrierBytes, 1);
+    }
+  }
+  ptx::fence_mbarrier_init();
 }
 
 template <Config kConfig>
 JAXBW_DEVICE void gemm(const GemmParams& params) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
-  const Context<kConfig> context{
-      params, {params.cluster_m, params.cluster_n, 1}, ptx::cluster_rank(), ptx::shared_address(shared_memory)};
+  const Context context{params, params.cluster, ptx::cluster_rank(),
+                        storage_layout(params.block_m, kConfig.block_n, 1, 1, kSm90Epilogue),
+                        ptx::shared_address(shared_memory)};
   const uint32_t warp = ptx::warp_index();
-
-  if (threadIdx.x == 0) {
-    ptx::prefetch_tensor_map(params.a);
-    ptx::prefetch_tensor_map(params.b);
-    if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
-    context.ring().init(params.stages, kStageFullArrivals, stage_empty_arrivals(context.cluster, kConsumerWarps));
-    ptx::fence_mbarrier_init();
-  }
-  ptx::cluster_sync();
-
-  constexpr uint32_t kWarpgroupWarps = kWarpgroup / ptx::kWarpSize;
-  if (warp < kWarpgroupWarps) {
+  if (warp < kTeamWarps) {
     ptx::decrease_registers<kLoadRegisters>();
-    if (warp == 0) load_tiles(context);  // which waits for the kernel before this one when it must
+    if (warp == kLoadWarp) {
+      load_tiles<kConfig>(context);  // which waits for the kernel before this one when it must
+    } else {
+      if (warp == kInitWarp && ptx::elect_one()) init_barriers(context);
+      __syncwarp();
+      context.await_barriers();
+    }
+    if (params.cluster.k.value > 1) ptx::cluster_sync();
   } else {
-    ptx::increase_registers<kConsumerRegisters>();
-    ptx::wait_for_upstream();
-    multiply_tiles(context, warp - kWarpgroupWarps);
+    ptx::increase_registers<kTeamRegisters>();
+    multiply_tiles<kConfig>(context, warp - kTeamWarps);
   }
-  ptx::cluster_sync();  // no CTA leaves while a peer may still arrive on its barriers
+  // No CTA leaves while a peer may still arrive on its barriers, or receive what it has sent.
+  if (context.cluster.size() > 1) ptx::cluster_sync();
 }
 
 }  // namespace jaxbw::sm90

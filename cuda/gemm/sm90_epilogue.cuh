@@ -1,49 +1,23 @@
-// The epilogue of the Hopper kernel: a warp's 16 rows of accumulators, in the registers where wgmma leaves them, become
-// results, 64 columns at a time. The layout of accumulators is drawn in ptx/wgmma.h.
+// The epilogue of the Hopper kernel: a warp's accumulators, in the registers where wgmma leaves them, become results. A
+// warp has 16 rows of each m64 of its warpgroup's tile, one after the other in its registers. The layout of
+// accumulators is drawn in ptx/wgmma.h.
 #pragma once
 
-#include "gemm/epilogue.h"
+#include "gemm/cluster_sum.h"
+#include "gemm/sm90_formula.cuh"
 #include "gemm/split_k.h"
 #include "gemm/store_ring.h"
 
 namespace jaxbw::sm90 {
 
 constexpr uint32_t kFragmentColumns = 8;  // that four accumulators of each lane cover, two in each of two rows
-constexpr uint32_t kChunkColumns = kSm90Epilogue.max_columns;
-constexpr uint32_t kChunk = kChunkColumns / kFragmentColumns * 4;  // registers
+constexpr uint32_t registers_of(uint32_t columns) { return columns / kFragmentColumns * 4; }
+constexpr uint32_t columns_of(uint32_t registers) { return registers / 4 * kFragmentColumns; }
+constexpr uint32_t kChunk = registers_of(kSm90Chunk);
 
-// Registers first ... first + kChunk - 1. Registers have no run-time index, hence a copy for each possible `first`; the
-// epilogue's code then stands once, not once for each chunk.
-template <uint32_t kCount>
-JAXBW_DEVICE void copy_chunk(float (&chunk)[kChunk], const float (&accumulators)[kCount], uint32_t first) {
-#pragma unroll
-  for (uint32_t i = 0; i < kChunk; ++i) chunk[i] = accumulators[i];
-#pragma unroll
-  for (uint32_t from = kChunk; from < kCount; from += kChunk) {
-    if (first == from) {
-#pragma unroll
-      for (uint32_t i = 0; i < kChunk; ++i) chunk[i] = accumulators[from + i];
-    }
-  }
-}
-
-// Calls function(value, row, column) for a chunk's values, those outside the matrix left out.
-template <typename Function>
-JAXBW_DEVICE void for_each_inside(float (&values)[kChunk], const GemmParams& p, StoreOrigin box,
-                                  const Function& function) {
-  const uint32_t lane = ptx::lane_index_here();
-#pragma unroll
-  for (uint32_t i = 0; i < kChunk; ++i) {
-    const uint32_t row = box.row + lane / 4 + i % 4 / 2 * 8;
-    const uint32_t column = box.column + i / 4 * kFragmentColumns + lane % 4 * 2 + i % 2;
-    if (row < p.m && column < p.n) function(values[i], row, column);
-  }
-}
-
-// Accumulators kFirst ... of one box of D -> staging, cast.
-template <DataType kType, uint32_t kFirst, uint32_t kCount>
+// Accumulators kFirst ... of one box of D, kColumns wide -> staging, cast.
+template <DataType kType, uint32_t kColumns, uint32_t kFirst, uint32_t kCount>
 JAXBW_DEVICE void stage_box(const float (&accumulators)[kCount], uint32_t buffer) {
-  constexpr uint32_t kColumns = sm90_store_box(kType).columns;
   constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
   const uint32_t lane = ptx::lane_index_here();
 #pragma unroll
@@ -68,107 +42,140 @@ JAXBW_DEVICE void stage_box(const float (&accumulators)[kCount], uint32_t buffer
   }
 }
 
-// Calls function.operator()<kFirst>() for the first register of every box.
-template <DataType kType, uint32_t kCount, uint32_t kFirst = 0, typename Function>
-JAXBW_DEVICE void for_each_box(const Function& function) {
+// Calls function.operator()<kFirst>() for the first register of every kStep of kCount.
+template <uint32_t kStep, uint32_t kCount, uint32_t kFirst = 0, typename Function>
+JAXBW_DEVICE void for_each_step(const Function& function) {
   if constexpr (kFirst < kCount) {
     function.template operator()<kFirst>();
-    for_each_box<kType, kCount, kFirst + sm90_store_box(kType).columns / kFragmentColumns * 4>(function);
+    for_each_step<kStep, kCount, kFirst + kStep>(function);
   }
 }
 
-// A chunk -> one of the results, staged or straight.
-template <DataType kType>
-JAXBW_DEVICE void store_chunk(float (&values)[kChunk], const GemmParams& p, StoreTarget target, StoreOrigin box,
-                              StoreRing& stores) {
-  if (p.store_path == StorePath::kColumns) {
-    for_each_inside(values, p, box, [&](float value, uint32_t row, uint32_t column) {
-      store_element<kType>(target.result.data, element_index(p, row, column, box.batch), value);
-    });
-    return;
-  }
-  constexpr uint32_t kColumns = sm90_store_box(kType).columns;
-  for_each_box<kType, kChunk>([&]<uint32_t kFirst>() {
-    stage_box<kType, kFirst>(values, stores.acquire());
-    stores.store<kType, kColumns>(target, box);
-    box.column += kColumns;
-  });
-}
+// What a multiplying warp does with its accumulators of a work item; `tile`: where the CTA's tile starts in D, `row`:
+// the first row in it of this warp's.
 
-// What a multiplying warp does with its accumulators of a work item; `box`: where its 16 rows of the tile start in D.
-
-// The whole formula of Epilogue, a chunk at a time. Of a gated product the first half of the registers is gate, the
-// second up.
-template <uint32_t kCount>
-JAXBW_DEVICE void apply_epilogue(float (&accumulators)[kCount], const GemmParams& p, const SplitSum& split,
-                                 StoreOrigin box, StoreRing& stores) {
-  const Epilogue& e = p.epilogue;
-  const bool gated = e.gated != 0;
-  if (split.split()) {
+// The whole formula of Epilogue, a chunk of columns at a time: it stands in the code once, and registers have no
+// run-time index, so the sums reach it by way of shared memory. Of a gated product the first half of an m64's registers
+// is gate, the second up.
+//
+// The warp finishes its own rows; where CTAs of the cluster share the tile, the slices that it owns.
+template <uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const GemmParams& p,
+                                 const ClusterSum<kChunk>& cluster, const SplitSum& split, StoreOrigin tile,
+                                 uint32_t row, uint32_t warp, StoreRing& stores) {
+  constexpr uint32_t kTile = registers_of(kBlockN), kTiles = kCount / kTile;
+  const bool shared = cluster.shared();
+  if (shared) {
+    cluster.template send<kTile>(accumulators, row);
+    cluster.wait();
+  } else if (split.split()) {
     split.leave(accumulators, 0);
     if (!split.last()) return;
   }
-  const uint32_t results = gated ? kCount / 2 : kCount;
+  const uint32_t halves = p.epilogue.gated != 0 ? 2 : 1, results = kTile / halves;
+  const SumBlocks blocks{stores.acquire_all()};
+  const auto chunk = [&](uint32_t i, uint32_t first, StoreOrigin box) {
+    const SplitSum slice = shared ? split.behind(cluster.number(i)) : split;
+    if (shared && split.split()) {
 #pragma unroll 1
-  for (uint32_t first = 0; first < results; first += kChunk, box.column += kChunkColumns) {
-    float z[kChunk], up[kChunk];
-    const auto read = [&](float (&values)[kChunk], uint32_t from) {
-      if (split.split()) {
-        split.gather(values, from);
-      } else {
-        copy_chunk(values, accumulators, from);
+      for (uint32_t half = 0; half < halves; ++half) {
+        float sums[kChunk];
+        cluster.gather(sums, i, half);
+        slice.leave(sums, half * kChunk);
       }
-    };
-    const auto add = [&](EpilogueOperand operand, float scale) {
-      for_each_inside(z, p, box, [&](float& value, uint32_t row, uint32_t column) {
-        value += scale * load_element(operand, element_index(p, row, column, box.batch));
-      });
-    };
-    read(z, first);
-    apply<kChunk>(z, [&](float value) { return value * e.alpha; });
-    if (gated) {
-      read(up, first + results);
-      apply<kChunk>(up, [&](float value) { return value * e.alpha; });
+      if (!slice.last()) return;
     }
-    if (e.c.data != nullptr) add(e.c, e.beta);
-    if (e.bias.data != nullptr) {
-      for_each_inside(z, p, box,
-                      [&](float& value, uint32_t row, uint32_t column) { value += load_bias(p, row, column); });
+#pragma unroll 1
+    for (uint32_t half = 0; half < halves; ++half) {
+      const uint32_t from = first + half * results, block = blocks.at(half);
+      if (shared || split.split()) {
+        float sums[kChunk];
+        if (split.split()) {
+          slice.gather(sums, shared ? half * kChunk : from);
+        } else {
+          cluster.gather(sums, i, half);
+        }
+        stage_box<DataType::kF32, kSm90Chunk, 0>(sums, block);
+      } else {
+        for_each_step<kChunk, kCount>([&]<uint32_t kFirst>() {
+          if (from == kFirst) stage_box<DataType::kF32, kSm90Chunk, kFirst>(accumulators, block);
+        });
+      }
     }
-
-    with_type(p.output.type, [&]<DataType kType>() {
-      if (p.saved_output[0].data != nullptr) store_chunk<kType>(z, p, {p.saved[0], p.saved_output[0]}, box, stores);
-      if (p.saved_output[1].data != nullptr) store_chunk<kType>(up, p, {p.saved[1], p.saved_output[1]}, box, stores);
-    });
-    activate<kChunk>(z, e.activation);
-    if (gated) {
-#pragma unroll
-      for (uint32_t i = 0; i < kChunk; ++i) z[i] *= up[i];
+    __syncwarp();
+    if (rows_hold_vectors(p)) {
+      finish_block<kVector>(p, blocks, box);
+    } else {
+      finish_block<1>(p, blocks, box);
     }
-    if (e.residual.data != nullptr) add(e.residual, 1.0f);
-    with_type(p.output.type, [&]<DataType kType>() { store_chunk<kType>(z, p, {p.d, p.output}, box, stores); });
+    __syncwarp();
+  };
+  // Slices are numbered down the rows first; those below each other are so far apart.
+  const uint32_t row_step = shared ? kSm90Epilogue.rows_per_warp : kWgmmaRows;
+  const uint32_t first_row = tile.row + (shared ? 0 : row);
+  const uint32_t end = shared ? cluster.owned() : kTiles * (results / kChunk);
+  const uint32_t step = shared ? cluster.warps() : 1;
+#pragma unroll 1
+  for (uint32_t i = shared ? warp : 0; i < end; i += step) {
+    const uint32_t number = shared ? cluster.number(i) : i;
+    const uint32_t below = shared ? cluster.below(number) : number % kTiles;
+    const uint32_t beside = shared ? cluster.beside(number) : number / kTiles;
+    chunk(i, below * kTile + beside * kChunk,
+          {first_row + below * row_step, tile.column + beside * kSm90Chunk, tile.batch});
   }
 }
 
-// Where the formula is a cast, and D is stored by TMA: straight from the accumulators.
-template <DataType kType, uint32_t kCount>
-JAXBW_DEVICE void cast_tile(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin box,
+// Where the box whose registers start at kFirst lies in D.
+template <uint32_t kBlockN, uint32_t kFirst>
+JAXBW_DEVICE StoreOrigin box_origin(StoreOrigin tile, uint32_t row) {
+  constexpr uint32_t kTile = registers_of(kBlockN);
+  return {tile.row + row + kFirst / kTile * kWgmmaRows, tile.column + columns_of(kFirst % kTile), tile.batch};
+}
+
+// Where the formula is a cast: straight from the accumulators, a box at a time.
+template <DataType kType, uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void cast_tile(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                             StoreRing& stores) {
-  for_each_box<kType, kCount>([&]<uint32_t kFirst>() {
-    stage_box<kType, kFirst>(accumulators, stores.acquire());
-    stores.store_by_tma(p.d, box);
-    box.column += sm90_store_box(kType).columns;
+  constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns;
+  for_each_step<registers_of(kColumns), kCount>([&]<uint32_t kFirst>() {
+    stage_box<kType, kColumns, kFirst>(accumulators, stores.acquire());
+    stores.store_by_tma(p.d, box_origin<kBlockN, kFirst>(tile, row));
   });
 }
 
-template <uint32_t kCount>
-JAXBW_DEVICE void finish_tile(float (&accumulators)[kCount], const GemmParams& p, const SplitSum& split,
-                              StoreOrigin box, StoreRing& stores) {
-  if (p.epilogue.identity && p.store_path == StorePath::kTma) {
-    with_type(p.output.type, [&]<DataType kType>() { cast_tile<kType>(accumulators, p, box, stores); });
-  } else {
-    apply_epilogue(accumulators, p, split, box, stores);
+// The same, by rows that TMA cannot store. The copy stands in the code once.
+template <DataType kType, uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
+                            StoreRing& stores) {
+  constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns, kStep = registers_of(kColumns);
+#pragma unroll 1
+  for (uint32_t first = 0; first < kCount; first += kStep) {
+    const uint32_t buffer = stores.acquire_for_rows();
+    StoreOrigin box;
+    for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
+      if (first != kFirst) return;
+      stage_box<kType, kColumns, kFirst>(accumulators, buffer);
+      box = box_origin<kBlockN, kFirst>(tile, row);
+    });
+    stores.store_rows<kType, kColumns>(p.output.data, box);
   }
+}
+
+template <uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void finish_tile(float (&accumulators)[kCount], const GemmParams& p, const ClusterSum<kChunk>& cluster,
+                              const SplitSum& split, StoreOrigin tile, uint32_t row, uint32_t warp, StoreRing& stores) {
+  const bool whole = !cluster.shared() && !split.split();
+  if (!p.epilogue.identity || !whole || p.store_path == StorePath::kColumns) {
+    apply_epilogue<kBlockN>(accumulators, p, cluster, split, tile, row, warp, stores);
+    return;
+  }
+  with_type(p.output.type, [&]<DataType kType>() {
+    if (p.store_path == StorePath::kTma) {
+      cast_tile<kType, kBlockN>(accumulators, p, tile, row, stores);
+    } else {
+      cast_rows<kType, kBlockN>(accumulators, p, tile, row, stores);
+    }
+  });
 }
 
 }  // namespace jaxbw::sm90

@@ -24,6 +24,14 @@ class SplitSum {
         part_floats_(slice_floats),
         sums_(params.partials + slice * item.parts * slice_floats + ptx::lane_index_here() * kGroup) {}
 
+  // The slice so many behind this one.
+  JAXBW_DEVICE SplitSum behind(uint32_t slices) const {
+    SplitSum other = *this;
+    other.counter_ += slices;
+    other.sums_ += slices * parts_ * part_floats_;
+    return other;
+  }
+
   JAXBW_DEVICE bool split() const { return parts_ > 1; }
 
   // Leaves values first .. first + kCount - 1 of every lane.
@@ -51,6 +59,7 @@ class SplitSum {
   JAXBW_DEVICE void gather(float (&values)[kCount], uint32_t first) const {
 #pragma unroll
     for (float& value : values) value = 0.0f;
+#pragma unroll 2
     for (uint32_t part = 0; part < parts_; ++part) {
 #pragma unroll
       for (uint32_t i = 0; i < kCount; i += kGroup) {

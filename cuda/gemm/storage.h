@@ -11,6 +11,7 @@ namespace jaxbw {
 constexpr uint32_t kSwizzleSpan = 128;   // bytes of the contiguous dimension that the 128-byte swizzle covers
 constexpr uint32_t kSwizzleAtom = 1024;  // 8 rows of a span: the alignment of every swizzled tile
 constexpr uint32_t kCoreMatrixRow = 16;  // bytes: without a swizzle, operands lie in core matrices of 8 such rows
+constexpr uint32_t kCacheLine = 128;     // bytes of L1 and L2 that a request for memory touches
 constexpr uint32_t kMaxStages = 12;
 constexpr uint32_t kMaxKSpans = 4;             // in a stage
 constexpr uint32_t kMaxStoreBuffers = 2;       // TMA stores in flight per epilogue warp
@@ -24,7 +25,7 @@ constexpr uint32_t span_elements(DataType input) { return kSwizzleSpan / size_by
 struct EpilogueShape {
   uint32_t warps, rows_per_warp, max_columns;
 };
-constexpr EpilogueShape kSm90Epilogue{8, 16, 64};   // two consumer warpgroups of m64; a swizzle span
+constexpr EpilogueShape kSm90Epilogue{8, 16, 64};   // two teams; a warp's rows of an m64; a swizzle span
 constexpr EpilogueShape kSm100Epilogue{4, 32, 32};  // one warp for each 32 lanes of TMEM; one tcgen05.ld
 
 // sm_100: how a CTA's accumulator of `rows` x `columns` lies in the lanes of Tensor Memory (PTX 9.7.16.10.5), and so in
@@ -57,8 +58,12 @@ struct StoreBox {
   constexpr uint32_t row_bytes(DataType output) const { return columns * size_bytes(output); }
 };
 
-constexpr StoreBox sm90_store_box(DataType output) {
-  return {kSm90Epilogue.rows_per_warp, output == DataType::kF32 ? kSwizzleSpan / 4 : kSwizzleSpan / 2};
+// Columns of sums that an epilogue warp of sm_90 handles at a time, where it does more than cast: a span of floats.
+constexpr uint32_t kSm90Chunk = kSwizzleSpan / sizeof(float);
+
+// A swizzle span wide, where that divides the tile.
+constexpr StoreBox sm90_store_box(uint32_t block_n, DataType output) {
+  return {kSm90Epilogue.rows_per_warp, output == DataType::kF32 || block_n % 64 != 0 ? 32u : 64u};
 }
 
 // A CTA's tile of `rows` x `columns` of accumulators. Where the epilogue only casts, a box is a whole swizzle span
@@ -75,6 +80,12 @@ constexpr StoreBox sm100_store_box(uint32_t rows, uint32_t columns, uint32_t cta
 constexpr uint32_t kTmemLanes = 128;
 constexpr uint32_t sm100_mma_rows(uint32_t cta_rows) { return cta_rows < kTmemLanes ? cta_rows : kTmemLanes; }
 constexpr uint32_t sm100_mma_tiles(uint32_t cta_rows) { return cta_rows > kTmemLanes ? cta_rows / kTmemLanes : 1; }
+
+// sm_90: two teams, warpgroups that multiply, share a tile (cooperative) or take turns at tiles (pingpong). What a team
+// has of a tile is one m64 of wgmma, or several, one below the other.
+constexpr uint32_t kWgmmaRows = 64;
+constexpr uint32_t kSm90Teams = 2;
+constexpr uint32_t sm90_team_rows(uint32_t block_m, bool pingpong) { return pingpong ? block_m : block_m / kSm90Teams; }
 
 // How one operand's part of a stage lies in shared memory: blocks, whose rows are one span (or without a swizzle one
 // core matrix row) of the contiguous dimension.
@@ -131,12 +142,21 @@ static_assert(storage_layout(128, 256, 1, 1, kSm90Epilogue).max_stages() == 4);
 static_assert(storage_layout(256, 256, 2, 1, kSm100Epilogue).max_stages() == 6);
 static_assert(storage_layout(512, 256, 2, 1, kSm100Epilogue).max_stages() == 4);
 
-// Split tiles. Every epilogue warp reduces its slices, one of each MMA tile of its CTA, on its own: each has a counter,
-// and `partial_floats` floats for the sums of one part.
-constexpr uint64_t slice_count(uint64_t split_tiles, uint32_t cluster_size, uint32_t mma_tiles,
-                               EpilogueShape epilogue) {
-  return split_tiles * cluster_size * mma_tiles * epilogue.warps;
+// sm_90, CTAs of a cluster that compute parts of K: a tile's sums are handed over in slices, the rows of a warp and a
+// chunk of columns each. A CTA owns 1 / cluster_k of them, and receives these of every part, where the ring was; behind
+// lies what it sends. So the least number of stages follows from the tile alone.
+constexpr uint32_t cluster_slices(uint32_t block_m, uint32_t tile_columns) {
+  return block_m / kSm90Epilogue.rows_per_warp * (tile_columns / kSm90Chunk);
 }
+constexpr uint32_t cluster_sum_stages(uint32_t block_m, uint32_t block_n) {
+  const uint32_t sums = 2 * block_m * block_n * uint32_t{sizeof(float)};
+  const uint32_t stage = storage_layout(block_m, block_n, 1, 1, kSm90Epilogue).stage_bytes();
+  return (sums + stage - 1) / stage;
+}
+
+// Split tiles. Every epilogue warp reduces its slices on its own: each has a counter, and floats for the sums of one
+// part. A slice is what the warp has of an MMA tile; where CTAs of a cluster share a tile, what was said of it above.
+constexpr uint64_t slice_count(uint32_t mma_tiles, EpilogueShape epilogue) { return mma_tiles * epilogue.warps; }
 constexpr uint64_t partial_floats(uint32_t block_n, EpilogueShape epilogue) {
   return uint64_t{epilogue.rows_per_warp} * block_n;
 }

@@ -2,8 +2,9 @@
 // ones drain, by TMA or, where TMA cannot, by coalesced stores.
 #pragma once
 
-#include "gemm/storage.h"
+#include "gemm/epilogue.h"
 #include "ptx/fragments.h"
+#include "ptx/global.h"
 #include "ptx/tma.h"
 
 namespace jaxbw {
@@ -49,6 +50,12 @@ class StoreRing {
     return buffer();
   }
 
+  // The same, where no store goes by TMA.
+  JAXBW_DEVICE uint32_t acquire_for_rows() const {
+    __syncwarp();
+    return buffer();
+  }
+
   // Stores the buffer last acquired, which all lanes have written: a box of kColumns columns. What of it lies outside
   // the matrix is not stored.
   template <DataType kType, uint32_t kColumns>
@@ -56,9 +63,7 @@ class StoreRing {
     if (params_.store_path == StorePath::kTma) {
       store_by_tma(target.map, origin);
     } else {
-      __syncwarp();
-      copy_rows<kType, kColumns>(target.result.data, origin);
-      advance();
+      store_rows<kType, kColumns>(target.result.data, origin);
     }
   }
 
@@ -75,6 +80,21 @@ class StoreRing {
     advance();
   }
 
+  // The same, where it is known to be kRows.
+  template <DataType kType, uint32_t kColumns>
+  JAXBW_DEVICE void store_rows(void* destination, StoreOrigin origin) {
+    __syncwarp();
+    copy_rows<kType, kColumns>(destination, origin);
+    advance();
+  }
+
+  // All buffers, which no TMA store reads any more: the address of the first.
+  JAXBW_DEVICE uint32_t acquire_all() const {
+    drain();
+    __syncwarp();
+    return buffers_;
+  }
+
   // Shared memory must outlive the stores that read it.
   JAXBW_DEVICE void drain() const {
     if (ptx::elect_one()) ptx::bulk_wait_group_read<0>();
@@ -84,38 +104,84 @@ class StoreRing {
   JAXBW_DEVICE uint32_t buffer() const { return buffers_ + slot_ * buffer_bytes_; }
   JAXBW_DEVICE void advance() { slot_ = slot_ + 1 >= params_.store_buffers ? 0 : slot_ + 1; }
 
-  // Coalesced: a row of the box at a time, four bytes to a lane where rows start at multiples of four, else one
-  // element.
+  // Coalesced: neighbouring lanes store neighbouring parts of a row of the box, or of several narrow ones.
   template <DataType kType, uint32_t kColumns>
   JAXBW_DEVICE void copy_rows(void* destination, StoreOrigin origin) const {
-    constexpr uint32_t kSize = size_bytes(kType);
-    const auto base = reinterpret_cast<uint64_t>(destination) +
-                      (origin.batch * params_.batch_stride + origin.row * params_.row_stride + origin.column) * kSize;
-    const uint32_t rows = origin.row < params_.m ? min(box_rows_, params_.m - origin.row) : 0;
+    constexpr uint32_t kSize = size_bytes(kType), kRowBytes = kColumns * kSize;
     const uint32_t columns = origin.column < params_.n ? min(kColumns, params_.n - origin.column) : 0;
+    const uint32_t rows = columns > 0 && origin.row < params_.m ? min(box_rows_, params_.m - origin.row) : 0;
     const uint64_t pitch = params_.row_stride * kSize;
-    if constexpr (kSize == 4) {
-      copy_rows_by<uint32_t, kColumns * kSize>(base, pitch, rows, columns);
-    } else if ((base | pitch) % 4 == 0 && columns % 2 == 0) {
-      copy_rows_by<uint32_t, kColumns * kSize>(base, pitch, rows, columns / 2);
+    const uint64_t first = reinterpret_cast<uint64_t>(destination) +
+                           element_index(params_, origin.row, origin.column, origin.batch) * kSize;
+    if ((first | pitch) % 16 == 0) {
+      copy_vectors<kRowBytes>(first, pitch, rows, columns * kSize / 16);
     } else {
-      copy_rows_by<uint16_t, kColumns * kSize>(base, pitch, rows, columns);
+      copy_words<kSize, kRowBytes>(first, pitch, rows, columns);
     }
   }
 
-  template <typename Unit, uint32_t kRowBytes>
-  JAXBW_DEVICE void copy_rows_by(uint64_t base, uint64_t pitch, uint32_t rows, uint32_t units) const {
-    constexpr uint32_t kUnits = kRowBytes / sizeof(Unit);
-    for (uint32_t row = 0; row < rows; ++row) {
+  // Sixteen bytes to a lane.
+  template <uint32_t kRowBytes>
+  JAXBW_DEVICE void copy_vectors(uint64_t first_row, uint64_t pitch, uint32_t rows, uint32_t vectors) const {
+    constexpr uint32_t kVectors = kRowBytes / 16, kRows = ptx::kWarpSize / kVectors;  // of one step
+    constexpr uint32_t kSteps = 4;  // whose loads are under way at a time
+    const uint32_t lane = ptx::lane_index_here(), vector = lane % kVectors;
+    uint64_t address = first_row + lane / kVectors * pitch + vector * 16;
+    for (uint32_t row = lane / kVectors, first = 0; first < rows; first += kSteps * kRows) {
+      float staged[kSteps][4];
 #pragma unroll
-      for (uint32_t first = 0; first < kUnits; first += ptx::kWarpSize) {
-        const uint32_t unit = first + ptx::lane_index_here();
-        const uint32_t byte = unit * sizeof(Unit);
-        if (unit < units) {
-          const Unit value = ptx::load_shared<Unit>(buffer() + staged_offset<kRowBytes>(row, byte / 16) + byte % 16);
-          *reinterpret_cast<Unit*>(base + row * pitch + byte) = value;
+      for (uint32_t i = 0; i < kSteps; ++i) {
+        ptx::load_shared(staged[i], buffer() + staged_offset<kRowBytes>(row + i * kRows, vector));
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kSteps; ++i, row += kRows, address += kRows * pitch) {
+        if (row < rows && vector < vectors) {
+          ptx::store_global(reinterpret_cast<float*>(address), staged[i][0], staged[i][1], staged[i][2], staged[i][3]);
         }
       }
+    }
+  }
+
+  // Four bytes to a lane. Where a row of 16-bit elements starts in the middle of a word, a word is halves of two that
+  // were staged, and the first lane stores the two ends of the row.
+  template <uint32_t kSize, uint32_t kRowBytes>
+  JAXBW_DEVICE void copy_words(uint64_t first_row, uint64_t pitch, uint32_t rows, uint32_t columns) const {
+    constexpr uint32_t kWords = kRowBytes / 4, kRows = ptx::kWarpSize / kWords;  // of one step
+    constexpr uint32_t kSteps = 8;
+    const uint32_t lane = ptx::lane_index_here(), word = lane % kWords;
+    const uint32_t word_before = lane - word + (word + kWords - 1) % kWords;  // the lane that has it
+    uint64_t address = first_row + lane / kWords * pitch;
+    for (uint32_t row = lane / kWords, first = 0; first < rows; first += kSteps * kRows) {
+      uint32_t staged[kSteps];
+#pragma unroll
+      for (uint32_t i = 0; i < kSteps; ++i) {
+        const uint32_t offset = staged_offset<kRowBytes>(row + i * kRows, word / 4) + word % 4 * 4;
+        staged[i] = ptx::load_shared(buffer() + offset);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kSteps; ++i, row += kRows, address += kRows * pitch) {
+        if constexpr (kSize == 4) {
+          if (row < rows && word < columns) *reinterpret_cast<uint32_t*>(address + word * 4) = staged[i];
+        } else {
+          const uint32_t before = __shfl_sync(ptx::kFullWarp, staged[i], word_before);
+          if (row < rows) store_word(address, staged[i], before, word, kRowBytes / kSize, columns);
+        }
+      }
+    }
+  }
+
+  // Elements 2 word and 2 word + 1 of a row of `columns`, or where it starts in the middle of a word, 2 word - 1 and
+  // 2 word; that before the first is the last of the box.
+  static JAXBW_DEVICE void store_word(uint64_t row, uint32_t staged, uint32_t before, uint32_t word, uint32_t width,
+                                      uint32_t columns) {
+    const uint32_t shift = row / 2 % 2, low = 2 * word - shift;
+    const uint32_t value = __funnelshift_l(before, staged, shift * 16);
+    auto* const elements = reinterpret_cast<uint16_t*>(row);
+    if (low < columns - 1) {
+      *reinterpret_cast<uint32_t*>(elements + low) = value;
+    } else {
+      if (low % width == columns - 1) elements[columns - 1] = static_cast<uint16_t>(value);
+      if (low + 1 == 0) elements[0] = static_cast<uint16_t>(value >> 16);
     }
   }
 

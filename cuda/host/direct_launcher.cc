@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "host/device.h"
-#include "host/gemm_launch.h"
+#include "host/kernel_library.h"
 
 namespace jaxbw {
 namespace {
@@ -27,11 +27,11 @@ class GuardedBuffer {
 
   CUdeviceptr payload() const { return base_ == 0 ? 0 : base_ + guard_bytes_; }
 
-  // Fills guards and payload with the pattern.
+  // Fills guards and payload with the pattern, if there are guards.
   Status allocate() {
     if (bytes_ == 0) return Status();
     if (Status status = driver_.cuMemAlloc(&base_, total_bytes()); !status.ok()) return status;
-    return driver_.cuMemsetD8(base_, pattern_, total_bytes());
+    return guard_bytes_ == 0 ? Status() : driver_.cuMemsetD8(base_, pattern_, total_bytes());
   }
 
   Status upload(const void* source) { return bytes_ == 0 ? Status() : driver_.cuMemcpyHtoD(payload(), source, bytes_); }
@@ -78,16 +78,16 @@ struct DeviceArray {
   bool workspace() const { return !call.type; }
 
   // What a launch finds in it: an operand is not written, so it was uploaded once.
-  Status prepare() {
+  Status prepare(bool poison) {
     if (!call.result) return Status();
     if (source != nullptr) return buffer->upload(source);
+    if (!poison) return Status();
     return buffer->fill(workspace() ? kGarbage : kNan);
   }
 };
 
 Status allocate(DeviceArray& array) {
   if (Status status = array.buffer->allocate(); !status.ok()) return status;
-  *array.call.address = array.buffer->payload();
   return array.call.result ? Status() : array.buffer->upload(array.source);
 }
 
@@ -110,16 +110,19 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
   if (options.guard_bytes % kGuardUnit != 0) {
     return invalid("guard_bytes is ", options.guard_bytes, "; it is a multiple of ", kGuardUnit);
   }
-  Result<GemmProblem> problem = read_operands(attributes, operands);
-  if (!problem.ok()) return problem.status();
-  GemmCall call{.problem = std::move(problem).take(), .config = config_of(attributes), .buffers = {}};
-  call.problem.output = output;
-  const std::string context = concat(describe(call.problem), ", ", describe(call.config));
-  if (options.alias_c && call.problem.c != output) return invalid("c has not the dtype of the result it is to lie in");
-  const Result<uint64_t> workspace = workspace_bytes(call.problem, call.config);
-  if (!workspace.ok()) return with_context(context, workspace.status());
-  std::vector<CallArray> arrays = arrays_of(call.problem, *workspace, call.buffers);
-  if (Status status = match("operands", operands, std::span(arrays).first(operands.size())); !status.ok()) {
+  if (!options.poison && options.guard_bytes != 0) return invalid("without poison there are no guards");
+  Result<GemmProblem> read = read_operands(attributes, operands);
+  if (!read.ok()) return read.status();
+  GemmProblem problem = std::move(read).take();
+  problem.output = output;
+  const GemmConfig config = config_of(attributes);
+  const std::string context = concat(describe(problem), ", ", describe(config));
+  if (options.alias_c && problem.c != output) return invalid("c has not the dtype of the result it is to lie in");
+  const Result<GemmPlan> plan = plan_gemm(problem, config);
+  if (!plan.ok()) return with_context(context, plan.status());
+  const std::vector<CallArray> arrays = arrays_of(problem, plan->workspace.bytes);
+  GemmBuffers buffers;
+  if (Status status = match("operands", operands, std::span(arrays).first(operands.size()), buffers); !status.ok()) {
     return with_context(context, status);
   }
 
@@ -132,29 +135,34 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
   for (size_t i = 0; i < arrays.size(); ++i) {
     const CallArray& array = arrays[i];
     const void* source = array.result ? nullptr : reinterpret_cast<const void*>(operands[i].address);
-    if (options.alias_c && array.address == &call.buffers.c) {
+    if (options.alias_c && array.address == &GemmBuffers::c) {
       c = source;
       continue;
     }
-    if (array.address == &call.buffers.d) source = c;
+    if (array.address == &GemmBuffers::d) source = c;
     on_device.push_back({array, source,
                          std::make_unique<GuardedBuffer>(**found, array.name, array.bytes(), options.guard_bytes,
                                                          array.result ? kResultGuard : kNan)});
   }
   for (DeviceArray& array : on_device) {
     if (Status status = allocate(array); !status.ok()) return status;
+    buffers.*array.call.address = array.buffer->payload();
   }
-  if (options.alias_c) call.buffers.c = call.buffers.d;
+  if (options.alias_c) buffers.c = buffers.d;
+  const Result<PreparedKernel> kernel = prepare_gemm(config, options.device);
+  if (!kernel.ok()) return kernel.status();
 
   std::vector<Bytes> results(std::count_if(on_device.begin(), on_device.end(), [](const DeviceArray& array) {
     return array.call.result && !array.workspace();
   }));
   for (int launch = 0; launch < options.repeats; ++launch) {
     for (DeviceArray& array : on_device) {
-      if (Status status = array.prepare(); !status.ok()) return status;
+      if (Status status = array.prepare(options.poison); !status.ok()) return status;
     }
-    // The null stream: of the current context, and ordered with the copies around it.
-    Status status = launch_gemm(call.problem, call.config, call.buffers, options.device, nullptr);
+    // The null stream is ordered with the copies around the launch, another one need not be.
+    Status status = options.stream == nullptr ? Status() : (*found)->cuCtxSynchronize();
+    if (!status.ok()) return status;
+    status = launch_gemm(*plan, *kernel, buffers, options.device, options.stream);
     if (!status.ok()) return status;
     status = (*found)->cuCtxSynchronize();
     if (!status.ok()) return with_context(context, status);
@@ -169,6 +177,20 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
     }
   }
   return results;
+}
+
+Status enqueue_direct(const GemmAttributes& attributes, std::span<const Array> operands, std::span<const Array> results,
+                      int device, bool wait) {
+  const Result<GemmCall> call = read_call(attributes, operands, results);
+  if (!call.ok()) return call.status();
+  const Result<const Driver*> found = driver();
+  if (!found.ok()) return found.status();
+  const ScopedContext context(device);  // whose null stream it is
+  if (!context.status().ok()) return context.status();
+  const Result<PreparedKernel> kernel = prepare_gemm(call->plan.config, device);
+  if (!kernel.ok()) return kernel.status();
+  const Status status = launch_gemm(call->plan, *kernel, call->buffers, device, nullptr);
+  return status.ok() && wait ? (*found)->cuCtxSynchronize() : status;
 }
 
 }  // namespace jaxbw

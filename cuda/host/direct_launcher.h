@@ -1,8 +1,8 @@
-// Calls a GEMM on host arrays, without XLA: for tests and for compute-sanitizer.
+// Calls a GEMM without XLA: on host arrays for tests and for compute-sanitizer, on device memory for measuring.
 //
-// It allocates each buffer with guard regions on both sides, poisons the results and the workspace, launches, waits,
-// and looks at the guards: a kernel that writes outside its results, leaves a part of them unwritten, or reads what the
-// workspace happened to hold is found out.
+// On host arrays it allocates each buffer with guard regions on both sides, poisons the results and the workspace,
+// launches, waits, and looks at the guards: a kernel that writes outside its results, leaves a part of them unwritten,
+// or reads what the workspace happened to hold is found out.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,10 @@ struct DirectLaunch {
   uint64_t guard_bytes = 4096;
   // Launches of the same product, each on poisoned results; all must agree bit for bit.
   int repeats = 1;
+  // false: results and workspace are left as they were allocated, so that initcheck of compute-sanitizer sees what is
+  // read before it is written. Takes no guards.
+  bool poison = true;
+  CUstream stream = nullptr;
   bool alias_c = false;  // C lies in the memory of D
 };
 
@@ -29,5 +33,10 @@ using Bytes = std::vector<uint8_t>;
 // of each result but the workspace.
 Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::vector<Array> operands, DataType output,
                                          const DirectLaunch& options);
+
+// Enqueues a call whose operands and results, the workspace among them, are in device memory already: on the null
+// stream, which nothing of XLA's is ordered with. `wait`: until the device has done all that was enqueued.
+Status enqueue_direct(const GemmAttributes& attributes, std::span<const Array> operands, std::span<const Array> results,
+                      int device, bool wait);
 
 }  // namespace jaxbw

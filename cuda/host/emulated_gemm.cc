@@ -107,14 +107,15 @@ Status encode_emulated_map(const TensorView& view, TensorMap& map) {
 }
 
 // All arrays of the call, but for those that lie in another one (C in the result).
-std::vector<emulator::Buffer> memory_of(const GemmProblem& problem, uint64_t workspace_bytes, GemmBuffers buffers) {
-  std::vector<CallArray> arrays = arrays_of(problem, workspace_bytes, buffers);
+std::vector<emulator::Buffer> memory_of(const GemmPlan& plan, const GemmBuffers& buffers) {
+  std::vector<CallArray> arrays = arrays_of(plan.problem, plan.workspace.bytes);
   std::stable_partition(arrays.begin(), arrays.end(), [](const CallArray& array) { return array.result; });
   std::vector<emulator::Buffer> memory;
   for (const CallArray& array : arrays) {
-    const auto same = [&](const emulator::Buffer& other) { return other.address == *array.address; };
+    const CUdeviceptr address = buffers.*array.address;
+    const auto same = [&](const emulator::Buffer& other) { return other.address == address; };
     if (std::any_of(memory.begin(), memory.end(), same)) continue;
-    memory.push_back({*array.address, {reinterpret_cast<uint8_t*>(*array.address), array.bytes()}, array.result});
+    memory.push_back({address, {reinterpret_cast<uint8_t*>(address), array.bytes()}, array.result});
   }
   return memory;
 }
@@ -188,20 +189,20 @@ Status run_kernel(std::string_view name, const LaunchShape& shape, Checks checks
   return failed == outcomes.end() ? Status() : *failed;
 }
 
-Status emulate(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers) {
+Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
   const Result<Checks> checks = requested_checks();
   if (!checks.ok()) return checks.status();
-  Result<GemmLaunch> made = make_launch(problem, config, buffers);
+  Result<GemmLaunch> made = make_launch(plan, buffers);
   if (!made.ok()) return made.status();
   GemmLaunch gemm = std::move(made).take();
   if (Status status = encode_maps(gemm, encode_emulated_map); !status.ok()) return status;
-  const std::vector<emulator::Buffer> memory = memory_of(problem, *workspace_bytes(problem, config), buffers);
+  const std::vector<emulator::Buffer> memory = memory_of(plan, buffers);
 
   const uint32_t threads = *checks == Checks::kOff ? std::max(std::thread::hardware_concurrency(), 1u) : 1;
-  for (const RepackLaunch& repack : gemm.repacks) {
-    const LaunchShape shape{.blocks = std::min(repack.blocks, kOneWave), .threads = kRepackThreads};
-    Status status = run_kernel(gemm.repack_kernel, shape, *checks, std::min(threads, shape.blocks), memory,
-                               &repack.params, sizeof(repack.params));
+  if (gemm.repack_blocks != 0) {
+    const LaunchShape shape{.blocks = std::min(gemm.repack_blocks, kOneWave), .threads = kRepackThreads};
+    Status status = run_kernel(repack_kernel(*gemm.family, gemm.config.kernel), shape, *checks,
+                               std::min(threads, shape.blocks), memory, &gemm.repack, sizeof(gemm.repack));
     if (!status.ok()) return status;
   }
   if (gemm.counter_count != 0) {
@@ -210,16 +211,16 @@ Status emulate(const GemmProblem& problem, const GemmConfig& config, const GemmB
   const uint32_t clusters = gemm.clusters(kOneWave);
   // Clusters that count each other's parts of a tile run on one machine: the emulator's atomics are atomic within one.
   const uint32_t machines = gemm.counter_count != 0 ? 1 : std::min(threads, clusters);
-  return run_kernel(config.kernel, gemm_shape(*gemm.family, config, clusters, false), *checks, machines, memory,
-                    &gemm.params, sizeof(gemm.params));
+  return run_kernel(gemm.config.kernel, gemm_shape(*gemm.family, gemm.config, clusters, false), *checks, machines,
+                    memory, &gemm.params, sizeof(gemm.params));
 }
 
 }  // namespace
 
-Status emulate_gemm(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers) {
-  const Status status = guarded([&] { return emulate(problem, config, buffers); });
+Status emulate_gemm(const GemmPlan& plan, const GemmBuffers& buffers) {
+  const Status status = guarded([&] { return emulate(plan, buffers); });
   if (status.ok()) return status;
-  return with_context(concat("jaxbw: ", describe(problem), ", ", describe(config), ", emulated"), status);
+  return with_context(concat("jaxbw: ", describe(plan.problem), ", ", describe(plan.config), ", emulated"), status);
 }
 
 }  // namespace jaxbw

@@ -1,7 +1,7 @@
 // A GEMM launch carried out by the emulator on host memory: the PTX of the kernel that a GPU would run.
 #pragma once
 
-#include "host/gemm.h"
+#include "host/gemm_launch.h"
 
 namespace jaxbw {
 
@@ -11,6 +11,6 @@ inline constexpr const char* kEmulatorChecksVariable = "JAXBW_EMULATOR_CHECKS";
 // Computes the product before it returns. The addresses in `buffers` are host pointers. Unchecked, the clusters are
 // divided among the machine's cores: which core computes a tile does not change it. Checked, one machine runs the
 // whole grid, and what it finds is the error. Thread-safe; a kernel is parsed at its first use in the process.
-Status emulate_gemm(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers);
+Status emulate_gemm(const GemmPlan& plan, const GemmBuffers& buffers);
 
 }  // namespace jaxbw

@@ -2,8 +2,11 @@
 
 #include <cuda.h>
 
+#include <array>
+#include <memory>
+
+#include "host/call_site.h"
 #include "host/emulated_gemm.h"
-#include "host/gemm_call.h"
 #include "xla/ffi/api/ffi.h"
 
 #define JAXBW_MEMBER(name, ...) , xla::ffi::StructMember<int32_t>(#name)
@@ -40,38 +43,59 @@ std::optional<DataType> data_type(ffi::DataType type) {
 Array array_of(const ffi::AnyBuffer& buffer) {
   const auto dims = buffer.dimensions();
   return {data_type(buffer.element_type()),
-          {dims.begin(), dims.end()},
+          {dims.begin(), dims.size()},
           reinterpret_cast<CUdeviceptr>(buffer.untyped_data())};
 }
 
-Result<GemmCall> call_of(const GemmAttributes& attributes, const ffi::RemainingArgs& args,
-                         const ffi::RemainingRets& rets) {
-  std::vector<Array> operands, results;
-  for (size_t i = 0; i < args.size(); ++i) operands.push_back(array_of(*args.get<ffi::AnyBuffer>(i)));
-  for (size_t i = 0; i < rets.size(); ++i) results.push_back(array_of(**rets.get<ffi::AnyBuffer>(i)));
-  const Result<GemmCall> call = read_call(attributes, operands, results);
-  return call.ok() ? call : with_context(kGemmTarget, call.status());
-}
+// The arrays of a call, on the stack: an execution allocates nothing.
+class GivenArrays {
+ public:
+  GivenArrays(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets)
+      : operand_count_(std::min(args.size(), kMost)), result_count_(std::min(rets.size(), kMost)) {
+    for (size_t i = 0; i < operand_count_; ++i) operands_[i] = array_of(*args.get<ffi::AnyBuffer>(i));
+    for (size_t i = 0; i < result_count_; ++i) results_[i] = array_of(**rets.get<ffi::AnyBuffer>(i));
+  }
+
+  std::span<const Array> operands() const { return {operands_.data(), operand_count_}; }
+  std::span<const Array> results() const { return {results_.data(), result_count_}; }
+
+ private:
+  static constexpr size_t kMost = 8;  // more than any call has, so that one too many is seen
+  std::array<Array, kMost> operands_, results_;
+  size_t operand_count_, result_count_;
+};
+
+struct CallState {
+  explicit CallState(const GemmAttributes& attributes) : site(attributes) {}
+
+  static ffi::TypeId id;  // as the FFI wants it
+  CallSite site;
+};
+
+ffi::TypeId CallState::id = XLA_FFI_UNKNOWN_TYPE_ID;
 
 // noexcept: nothing may be thrown into XLA, which is compiled without exceptions.
 
-ffi::Error instantiate(GemmAttributes attributes) noexcept { return to_error(check_config(config_of(attributes))); }
-
-ffi::Error initialize(int32_t device, GemmAttributes attributes) noexcept {
-  return to_error(prepare_gemm(config_of(attributes), device));
+ffi::ErrorOr<std::unique_ptr<CallState>> instantiate(GemmAttributes attributes) noexcept {
+  if (Status status = check_config(config_of(attributes)); !status.ok()) return ffi::Unexpected(to_error(status));
+  return std::make_unique<CallState>(attributes);
 }
 
-ffi::Error execute(CUstream stream, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                   GemmAttributes attributes) noexcept {
-  const Result<GemmCall> call = call_of(attributes, args, rets);
-  if (!call.ok()) return to_error(call.status());
-  return to_error(launch_gemm(call->problem, call->config, call->buffers, device, stream));
+ffi::Error initialize(int32_t device, CallState* state, ffi::Dictionary) noexcept {
+  return to_error(state->site.prepare(device));
+}
+
+ffi::Error execute(CUstream stream, int32_t device, CallState* state, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   ffi::Dictionary) noexcept {
+  const GivenArrays given(args, rets);
+  return to_error(state->site.launch(given.operands(), given.results(), device, stream));
 }
 
 ffi::Error emulate(ffi::RemainingArgs args, ffi::RemainingRets rets, GemmAttributes attributes) noexcept {
-  const Result<GemmCall> call = call_of(attributes, args, rets);
-  if (!call.ok()) return to_error(call.status());
-  return to_error(emulate_gemm(call->problem, call->config, call->buffers));
+  const GivenArrays given(args, rets);
+  const Result<GemmCall> call = read_call(attributes, given.operands(), given.results());
+  if (!call.ok()) return to_error(with_context(kGemmTarget, call.status()));
+  return to_error(emulate_gemm(call->plan, call->buffers));
 }
 
 }  // namespace
@@ -83,7 +107,7 @@ XLA_FFI_Error* gemm_instantiate(XLA_FFI_CallFrame* frame) {
 
 XLA_FFI_Error* gemm_initialize(XLA_FFI_CallFrame* frame) {
   static const auto handler =
-      ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().Attrs<GemmAttributes>().To(initialize);
+      ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::State<CallState>>().Attrs().To(initialize);
   return handler->Call(frame);
 }
 
@@ -91,11 +115,19 @@ XLA_FFI_Error* gemm_execute(XLA_FFI_CallFrame* frame) {
   static const auto handler = ffi::Ffi::BindExecute()
                                   .Ctx<ffi::PlatformStream<CUstream>>()
                                   .Ctx<ffi::DeviceOrdinal>()
+                                  .Ctx<ffi::State<CallState>>()
                                   .RemainingArgs()
                                   .RemainingRets()
-                                  .Attrs<GemmAttributes>()
+                                  .Attrs()  // read by instantiate
                                   .To(execute, {ffi::Traits::kCmdBufferCompatible});
   return handler->Call(frame);
+}
+
+XLA_FFI_TypeId* call_site_id() { return &CallState::id; }
+
+const XLA_FFI_TypeInfo* call_site_info() {
+  static const XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<CallState>();
+  return &info;
 }
 
 XLA_FFI_Error* gemm_emulate(XLA_FFI_CallFrame* frame) {

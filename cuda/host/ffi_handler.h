@@ -6,16 +6,19 @@
 
 namespace jaxbw {
 
-inline constexpr const char* kGemmTarget = "jaxbw_gemm_v2";
-
-// Instantiate runs when a program is compiled, perhaps where there is no GPU: it only checks the attributes.
-// Initialize runs once per device before the first execution: it loads the kernels.
+// On platform CUDA.
+// Instantiate runs when a program is compiled, perhaps where there is no GPU: it checks the attributes, and leaves with
+// XLA the state of the other stages, a CallSite.
+// Initialize runs before every execution, on each device: at first it loads the kernels.
 // Execute launches them, and may be captured into a CUDA graph.
-// No stage keeps a state of its own: a kernel made ready is a function of the attributes and the device, and kept for
-// the process in kernel_library.cc.
 XLA_FFI_Error* gemm_instantiate(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* gemm_initialize(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* gemm_execute(XLA_FFI_CallFrame* frame);
+
+// The type of the state, which has to be registered with XLA, too. XLA writes the id.
+inline constexpr const char* kCallSiteType = "jaxbw_call_site";
+XLA_FFI_TypeId* call_site_id();
+const XLA_FFI_TypeInfo* call_site_info();
 
 // The one stage on platform cpu: runs the kernel's PTX in the emulator.
 XLA_FFI_Error* gemm_emulate(XLA_FFI_CallFrame* frame);

@@ -25,48 +25,46 @@ Status clear_counters(const Driver& driver, const GemmLaunch& gemm, int device, 
   return driver.cuMemsetD32Async(gemm.counters, 0, gemm.counter_count, stream);
 }
 
-Status launch(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers, int device,
+Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuffers& buffers, int device,
               CUstream stream) {
   const Result<const Driver*> found = driver();
   if (!found.ok()) return found.status();
   const Driver& driver = **found;
-  Result<GemmLaunch> made = make_launch(problem, config, buffers);
+  Result<GemmLaunch> made = make_launch(plan, buffers);
   if (!made.ok()) return made.status();
   GemmLaunch gemm = std::move(made).take();
-  const Result<PreparedKernel> kernel = prepare_kernel(*gemm.family, config, device);
-  if (!kernel.ok()) return kernel.status();
   const auto encode = [&](const TensorView& view, TensorMap& map) { return encode_tensor_map(driver, view, map); };
   if (Status status = encode_maps(gemm, encode); !status.ok()) return status;
 
   if (gemm.counter_count != 0) {
     if (Status status = clear_counters(driver, gemm, device, stream); !status.ok()) return status;
   }
-  // Only the first kernel waits for all that was enqueued before it; each of the others starts while the one before it
-  // runs, and waits for it.
-  bool overlaps = false;
-  for (RepackLaunch& repack : gemm.repacks) {
-    const LaunchShape shape{.blocks = repack.blocks, .threads = kRepackThreads, .overlaps = overlaps};
-    if (Status status = enqueue(driver, kernel->repack, shape, stream, repack.params); !status.ok()) return status;
-    overlaps = true;
+  // The first kernel waits for all that was enqueued before it; a product behind a repack starts while that runs.
+  const bool repacks = gemm.repack_blocks != 0;
+  if (repacks) {
+    const LaunchShape shape{.blocks = gemm.repack_blocks, .threads = kRepackThreads};
+    if (Status status = enqueue(driver, kernel.repack, shape, stream, gemm.repack); !status.ok()) return status;
   }
-  const uint32_t clusters = gemm.clusters(kernel->resident_clusters);
-  return enqueue(driver, kernel->handle, gemm_shape(*gemm.family, config, clusters, overlaps), stream, gemm.params);
+  const uint32_t clusters = gemm.clusters(kernel.resident_clusters);
+  return enqueue(driver, kernel.handle, gemm_shape(*gemm.family, gemm.config, clusters, repacks), stream, gemm.params);
 }
 
 }  // namespace
 
-Status prepare_gemm(const GemmConfig& config, int device) {
-  Status status = check_config(config);
-  if (status.ok()) status = prepare_kernel(*family_of_kernel(config.kernel), config, device).status();
-  if (status.ok()) return status;
-  return with_context(concat("jaxbw: ", describe(config), ", device ", device), status);
+Result<PreparedKernel> prepare_gemm(const GemmConfig& config, int device) {
+  const Status valid = check_config(config);
+  const Result<PreparedKernel> kernel =
+      valid.ok() ? prepare_kernel(*family_of_kernel(config.kernel), config, device) : valid;
+  if (kernel.ok()) return kernel;
+  return with_context(concat("jaxbw: ", describe(config), ", device ", device), kernel.status());
 }
 
-Status launch_gemm(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers, int device,
+Status launch_gemm(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuffers& buffers, int device,
                    CUstream stream) {
-  const Status status = launch(problem, config, buffers, device, stream);
+  const Status status = launch(plan, kernel, buffers, device, stream);
   if (status.ok()) return status;
-  return with_context(concat("jaxbw: ", describe(problem), ", ", describe(config), ", device ", device), status);
+  return with_context(concat("jaxbw: ", describe(plan.problem), ", ", describe(plan.config), ", device ", device),
+                      status);
 }
 
 }  // namespace jaxbw

@@ -1,6 +1,6 @@
 // One product with its epilogue, as the host sees it: the problem, the chosen configuration, the buffers.
 // gemm_call.cc reads them from a call, gemm_rules.cc says what may be launched, gemm_launch.cc works out the launch,
-// kernel_library.cc loads its kernels, gemm.cc launches them.
+// kernel_library.cc loads its kernels, gemm.cc launches them. call_site.cc keeps what is the same from call to call.
 #pragma once
 
 #include <cuda.h>
@@ -35,8 +35,10 @@ struct GemmProblem {
 // chosen.
 //
 //   block_m, block_n       rows and columns of accumulators of a CTA or pair
+//   pingpong               sm_90: 1: warpgroups take turns at tiles, 0: they share each
 //   k_spans                swizzle spans along K in a stage
-//   cluster_m, cluster_n   CTAs
+//   cluster_m, cluster_n   CTAs, along M and N
+//   cluster_k              CTAs that compute parts of K of one tile, and add them up through distributed shared memory
 //   cta_group              CTAs that share an MMA
 //   stages                 depth of the shared-memory ring
 //   swizzle, raster        cluster tiles of a band, and the dimension that is cut into bands (a Raster)
@@ -50,9 +52,11 @@ struct GemmProblem {
 #define JAXBW_CONFIG_FIELDS(X) \
   X(block_m, 0)                \
   X(block_n, 0)                \
+  X(pingpong, 0)               \
   X(k_spans, 1)                \
   X(cluster_m, 1)              \
   X(cluster_n, 1)              \
+  X(cluster_k, 1)              \
   X(cta_group, 1)              \
   X(stages, 0)                 \
   X(swizzle, 1)                \
@@ -73,18 +77,20 @@ struct GemmConfig {
   JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
 
-  uint32_t cluster_size() const { return cluster_m * cluster_n; }
+  uint32_t cluster_tiles() const { return cluster_m * cluster_n; }  // CTA tiles (of a pair, halves of one)
+  uint32_t cluster_size() const { return cluster_tiles() * cluster_k; }
   uint32_t cta_rows() const { return block_m / cta_group; }
+  uint32_t team_rows() const { return sm90_team_rows(block_m, pingpong != 0); }
 };
 
 // Who hands out the work items: the two of params.h, and kNone, where every cluster has one.
 enum class LaunchScheduler : uint32_t { kStatic = 0, kClc = 1, kNone = 2 };
 
-// Device addresses, 0 for none. The caller's workspace has workspace_layout().bytes.
+// Device addresses, 0 for none. The caller's workspace has GemmPlan::workspace.bytes.
 struct GemmBuffers {
   CUdeviceptr a = 0, b = 0, b_up = 0;
   CUdeviceptr c = 0, bias = 0, residual = 0;
-  CUdeviceptr d = 0, saved[2] = {};
+  CUdeviceptr d = 0, saved = 0, saved_up = 0;
   CUdeviceptr workspace = 0;
 };
 
@@ -94,7 +100,8 @@ struct KernelFamily {
   EpilogueShape epilogue;
   uint32_t threads;           // of a gemm kernel's block, as in its __launch_bounds__
   uint32_t max_cluster_size;  // CTAs
-  uint32_t min_stages;        // sm_90 holds on to one stage while it waits for the next
+  uint32_t max_cluster_k;
+  uint32_t min_stages;  // sm_90 holds on to one stage while it waits for the next
   int compute_major;
   int compute_minor;  // -1: any, a family target
   std::string_view gpus;
@@ -112,6 +119,9 @@ const KernelFamily* family_of_kernel(std::string_view kernel);
 // The product on CUDA cores: reads its operands where they are, whatever their alignment.
 bool is_naive(std::string_view kernel);
 constexpr uint32_t kNaiveThreads = 256;  // as in gemm/naive.cuh
+
+// The shallowest ring.
+uint32_t min_stages(const KernelFamily& family, const GemmConfig& config);
 
 // Dynamic shared memory of a launch, in bytes.
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& config);
@@ -136,8 +146,8 @@ inline uint32_t b_extent(const GemmProblem& p, const GemmConfig& c) {
 inline uint32_t a_peers(const GemmConfig& c) { return c.cluster_n; }
 inline uint32_t b_peers(const GemmConfig& c) { return c.cluster_m / c.cta_group; }
 
-// Whether D is the accumulators and nothing else, whose tiles kernels have a short cut for: Epilogue::identity.
-bool is_identity(const GemmProblem& problem, const GemmConfig& config);
+// Whether kernels may take their short cut for tiles that are stored as they are: Epilogue::identity.
+bool is_identity(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
 
 // One TMA store of an epilogue warp.
 StoreBox store_box(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
@@ -156,11 +166,14 @@ std::string describe(const GemmConfig& config);
 
 // --- launching
 
+struct GemmPlan;        // gemm_launch.h
+struct PreparedKernel;  // kernel_library.h
+
 // Loads the kernels and asks what a launch has to know of the device, so that launch_gemm only launches.
-Status prepare_gemm(const GemmConfig& config, int device);
+Result<PreparedKernel> prepare_gemm(const GemmConfig& config, int device);
 
 // Enqueues the product: what is to be cleared or repacked, then the gemm kernel. Nothing is allocated, nothing waits.
-Status launch_gemm(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers, int device,
+Status launch_gemm(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuffers& buffers, int device,
                    CUstream stream);
 
 }  // namespace jaxbw

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <tuple>
 
-#include "host/gemm_launch.h"
-
 namespace jaxbw {
 namespace {
 
-std::string shape(const std::vector<uint64_t>& dims) {
+std::string shape(std::span<const int64_t> dims) {
   std::string text = "[";
-  for (const uint64_t extent : dims) text += (text.size() > 1 ? "," : "") + std::to_string(extent);
+  for (const int64_t extent : dims) text += (text.size() > 1 ? "," : "") + std::to_string(extent);
   return text + "]";
 }
 
@@ -33,48 +31,50 @@ Status check_flags(const GemmAttributes& a) {
 
 uint64_t CallArray::bytes() const {
   uint64_t bytes = type ? size_bytes(*type) : 1;
-  for (const uint64_t extent : dims) bytes *= extent;
+  for (const int64_t extent : dims) bytes *= static_cast<uint64_t>(extent);
   return bytes;
 }
 
-std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes, GemmBuffers& buffers) {
+std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes) {
+  using Buffers = GemmBuffers;
+  using Dims = std::vector<uint64_t>;
   std::vector<CallArray> arrays;
-  const auto add = [&](bool present, const char* name, std::optional<DataType> type, std::vector<uint64_t> dims,
-                       bool result, CUdeviceptr& address) {
-    if (present) arrays.push_back({name, type, std::move(dims), result, &address});
+  const auto add = [&](bool present, const char* name, std::optional<DataType> type, const Dims& dims, bool result,
+                       CUdeviceptr Buffers::* address) {
+    if (present) arrays.push_back({name, type, {dims.begin(), dims.end()}, result, address});
   };
   const auto stored = [&](bool batched, Major major, uint64_t extent) {
     const uint64_t batch = batched ? p.batch : 1;
-    return major == Major::kK ? std::vector{batch, extent, p.k} : std::vector{batch, p.k, extent};
+    return major == Major::kK ? Dims{batch, extent, p.k} : Dims{batch, p.k, extent};
   };
-  const std::vector<uint64_t> rhs = stored(p.b_batched, p.b_major, p.n), result{p.batch, p.m, p.n};
-  add(true, "lhs", p.input, stored(p.a_batched, p.a_major, p.m), false, buffers.a);
-  add(true, "rhs", p.input, rhs, false, buffers.b);
-  add(p.gated, "rhs_up", p.input, rhs, false, buffers.b_up);
-  add(p.c.has_value(), "c", p.c, result, false, buffers.c);
-  add(p.bias.has_value(), "bias", p.bias, {p.bias_along_m ? p.m : p.n}, false, buffers.bias);
-  add(p.residual.has_value(), "residual", p.residual, result, false, buffers.residual);
-  add(true, "result", p.output, result, true, buffers.d);
-  add(p.save, "saved", p.output, result, true, buffers.saved[0]);
-  add(p.save && p.gated, "saved_up", p.output, result, true, buffers.saved[1]);
-  add(workspace_bytes != 0, "workspace", std::nullopt, {workspace_bytes}, true, buffers.workspace);
+  const Dims rhs = stored(p.b_batched, p.b_major, p.n), result{p.batch, p.m, p.n};
+  add(true, "lhs", p.input, stored(p.a_batched, p.a_major, p.m), false, &Buffers::a);
+  add(true, "rhs", p.input, rhs, false, &Buffers::b);
+  add(p.gated, "rhs_up", p.input, rhs, false, &Buffers::b_up);
+  add(p.c.has_value(), "c", p.c, result, false, &Buffers::c);
+  add(p.bias.has_value(), "bias", p.bias, {p.bias_along_m ? p.m : p.n}, false, &Buffers::bias);
+  add(p.residual.has_value(), "residual", p.residual, result, false, &Buffers::residual);
+  add(true, "result", p.output, result, true, &Buffers::d);
+  add(p.save, "saved", p.output, result, true, &Buffers::saved);
+  add(p.save && p.gated, "saved_up", p.output, result, true, &Buffers::saved_up);
+  add(workspace_bytes != 0, "workspace", std::nullopt, {workspace_bytes}, true, &Buffers::workspace);
   return arrays;
 }
 
-Status match(const char* kind, std::span<const Array> given, std::span<const CallArray> wanted) {
+Status match(const char* kind, std::span<const Array> given, std::span<const CallArray> wanted, GemmBuffers& buffers) {
   if (given.size() != wanted.size()) {
     std::string names;
     for (const CallArray& array : wanted) names += std::string(names.empty() ? "" : ", ") + array.name;
     return invalid(given.size(), " ", kind, "; this call has ", wanted.size(), ": ", names);
   }
   for (size_t i = 0; i < given.size(); ++i) {
-    if (given[i].dims != wanted[i].dims) {
+    if (!std::ranges::equal(given[i].dims, wanted[i].dims)) {
       return invalid(wanted[i].name, " is ", shape(given[i].dims), "; here it is ", shape(wanted[i].dims));
     }
     if (given[i].type != wanted[i].type) {
       return invalid(wanted[i].name, " has another dtype than it must have beside the other arrays");
     }
-    *wanted[i].address = given[i].address;
+    buffers.*wanted[i].address = given[i].address;
   }
   return Status();
 }
@@ -91,13 +91,14 @@ GemmConfig config_of(const GemmAttributes& attributes) {
 Result<GemmProblem> read_product(const GemmAttributes& attributes, const Array& lhs, const Array& rhs) {
   if (Status status = check_flags(attributes); !status.ok()) return status;
   const std::string shapes = concat("lhs ", shape(lhs.dims), ", rhs ", shape(rhs.dims), ": ");
+  const auto extent = [](const Array& array, int axis) { return static_cast<uint64_t>(array.dims[axis]); };
   if (lhs.dims.size() != 3 || rhs.dims.size() != 3) return invalid(shapes, "they have rank 3");
   if (!lhs.type || lhs.type != rhs.type) return invalid(shapes, "they have one dtype, f16, bf16 or f32");
   const bool a_k_major = attributes.lhs_major == 0, b_k_major = attributes.rhs_major == 0;
-  GemmProblem problem{.batch = std::max(lhs.dims[0], rhs.dims[0]),
-                      .m = lhs.dims[a_k_major ? 1 : 2],
-                      .n = rhs.dims[b_k_major ? 1 : 2],
-                      .k = lhs.dims[a_k_major ? 2 : 1],
+  GemmProblem problem{.batch = std::max(extent(lhs, 0), extent(rhs, 0)),
+                      .m = extent(lhs, a_k_major ? 1 : 2),
+                      .n = extent(rhs, b_k_major ? 1 : 2),
+                      .k = extent(lhs, a_k_major ? 2 : 1),
                       .a_major = static_cast<Major>(attributes.lhs_major),
                       .b_major = static_cast<Major>(attributes.rhs_major),
                       .input = *lhs.type,
@@ -107,10 +108,10 @@ Result<GemmProblem> read_product(const GemmAttributes& attributes, const Array& 
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,
                       .save = attributes.save != 0};
-  problem.a_batched = lhs.dims[0] == problem.batch;
-  problem.b_batched = rhs.dims[0] == problem.batch;
-  if (rhs.dims[b_k_major ? 2 : 1] != problem.k || (!problem.a_batched && lhs.dims[0] != 1) ||
-      (!problem.b_batched && rhs.dims[0] != 1)) {
+  problem.a_batched = extent(lhs, 0) == problem.batch;
+  problem.b_batched = extent(rhs, 0) == problem.batch;
+  if (extent(rhs, b_k_major ? 2 : 1) != problem.k || (!problem.a_batched && extent(lhs, 0) != 1) ||
+      (!problem.b_batched && extent(rhs, 0) != 1)) {
     return invalid(shapes, "the sizes do not belong to one product");
   }
   return problem;
@@ -141,15 +142,16 @@ Result<GemmCall> read_call(const GemmAttributes& attributes, std::span<const Arr
                            std::span<const Array> results) {
   Result<GemmProblem> problem = read_operands(attributes, operands);
   if (!problem.ok()) return problem.status();
-  GemmCall call{.problem = std::move(problem).take(), .config = config_of(attributes), .buffers = {}};
+  GemmProblem whole = std::move(problem).take();
   if (results.empty() || !results[0].type) return invalid("the result is f16, bf16 or f32");
-  call.problem.output = *results[0].type;
-  const Result<uint64_t> workspace = workspace_bytes(call.problem, call.config);
-  if (!workspace.ok()) return workspace.status();
-  const std::vector<CallArray> wanted = arrays_of(call.problem, *workspace, call.buffers);
-  Status status = match("operands", operands, std::span(wanted).first(operands.size()));
-  if (status.ok()) status = match("results", results, std::span(wanted).subspan(operands.size()));
-  if (!status.ok()) return with_context(describe(call.problem), status);
+  whole.output = *results[0].type;
+  const Result<GemmPlan> plan = plan_gemm(whole, config_of(attributes));
+  if (!plan.ok()) return plan.status();
+  GemmCall call{*plan, arrays_of(whole, plan->workspace.bytes), {}};
+  const std::span<const CallArray> wanted(call.arrays);
+  Status status = match("operands", operands, wanted.first(operands.size()), call.buffers);
+  if (status.ok()) status = match("results", results, wanted.subspan(operands.size()), call.buffers);
+  if (!status.ok()) return with_context(describe(whole), status);
   return call;
 }
 

@@ -1,13 +1,15 @@
 // What a call is made of, whoever makes it: XLA's runtime (ffi_handler.cc) or Python (module.cc). Attributes and arrays
-// come in, problem, configuration and addresses come out.
+// come in, a plan of the launch and addresses come out.
 #pragma once
 
 #include <span>
 #include <vector>
 
-#include "host/gemm.h"
+#include "host/gemm_launch.h"
 
 namespace jaxbw {
+
+inline constexpr const char* kGemmTarget = "jaxbw_gemm_v2";
 
 // The int32 attributes that describe the product; the names are also Python's.
 #define JAXBW_PROBLEM_ATTRIBUTES(X) \
@@ -34,7 +36,7 @@ struct GemmAttributes {
 // An array that is given; no type where it is none that a GEMM has.
 struct Array {
   std::optional<DataType> type;
-  std::vector<uint64_t> dims;
+  std::span<const int64_t> dims;
   CUdeviceptr address = 0;
 };
 
@@ -42,23 +44,23 @@ struct Array {
 struct CallArray {
   const char* name;
   std::optional<DataType> type;  // none: bytes
-  std::vector<uint64_t> dims;
+  std::vector<int64_t> dims;
   bool result;
-  CUdeviceptr* address;
+  CUdeviceptr GemmBuffers::* address;
 
   uint64_t bytes() const;
 };
 
 // All arrays of a call in their order: operands, then results, the workspace last. For a problem that is known but for
 // rules on the launch, and `workspace_bytes` of scratch memory.
-std::vector<CallArray> arrays_of(const GemmProblem& problem, uint64_t workspace_bytes, GemmBuffers& buffers);
+std::vector<CallArray> arrays_of(const GemmProblem& problem, uint64_t workspace_bytes);
 
 // Fails unless given arrays are those that a call must have; takes their addresses. `kind`: "operands" or "results".
-Status match(const char* kind, std::span<const Array> given, std::span<const CallArray> wanted);
+Status match(const char* kind, std::span<const Array> given, std::span<const CallArray> wanted, GemmBuffers& buffers);
 
 struct GemmCall {
-  GemmProblem problem;
-  GemmConfig config;
+  GemmPlan plan;
+  std::vector<CallArray> arrays;
   GemmBuffers buffers;
 };
 

@@ -13,12 +13,17 @@ constexpr uint64_t kSectionAlignment = 256;
 // Enough blocks to fill any GPU several times over; each goes on to further pieces of its matrix.
 constexpr uint64_t kMaxRepackBlocks = 1 << 14;
 
-// How the cluster tiles of D become work items.
-struct Work {
-  uint64_t tiles_m, tiles_n;  // of one batch index
-  uint64_t tiles, whole_tiles, items;
-  uint64_t slices;  // of the split tiles: each has a counter, and sums of every part
-};
+// Slices of a CTA's tile, and values in one.
+std::pair<uint64_t, uint64_t> slices_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  if (c.cluster_k > 1) {
+    const uint32_t slices = cluster_slices(c.block_m, tile_columns(p, c));
+    return {slices, uint64_t{c.block_m} * c.block_n / slices};
+  }
+  if (!family.is_sm90()) {
+    return {slice_count(sm100_mma_tiles(c.cta_rows()), family.epilogue), partial_floats(c.block_n, family.epilogue)};
+  }
+  return {slice_count(1, family.epilogue), partial_floats(c.block_n * (c.team_rows() / kWgmmaRows), family.epilogue)};
+}
 
 Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Work work;
@@ -27,8 +32,9 @@ Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig&
   work.tiles = work.tiles_m * work.tiles_n * p.batch;
   work.whole_tiles = c.split_k == 1 ? work.tiles : c.split_tail != 0 ? work.tiles / c.wave * c.wave : 0;
   work.items = work.whole_tiles + (work.tiles - work.whole_tiles) * c.split_k;
-  const uint32_t mma_tiles = family.is_sm90() ? 1 : sm100_mma_tiles(c.cta_rows());
-  work.slices = slice_count(work.tiles - work.whole_tiles, c.cluster_size(), mma_tiles, family.epilogue);
+  const auto [slices, floats] = slices_of(family, p, c);
+  work.slices = (work.tiles - work.whole_tiles) * c.cluster_tiles() * slices;
+  work.slice_floats = floats;
   return work;
 }
 
@@ -41,7 +47,7 @@ Status check_work(const Work& work, const GemmProblem& p, const GemmConfig& c) {
   return Status();
 }
 
-WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, const Work& work) {
+WorkspaceLayout layout_of(const GemmProblem& p, const GemmConfig& c, const Work& work) {
   WorkspaceLayout layout;
   const auto section = [&](uint64_t bytes) {
     return std::exchange(layout.bytes, layout.bytes + ceil_div(bytes, kSectionAlignment) * kSectionAlignment);
@@ -51,7 +57,7 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
     layout.b = section(operand_b(p).repacked_bytes());
     layout.b_up = section(p.gated ? operand_b(p).repacked_bytes() : 0);
   }
-  layout.partials = section(work.slices * c.split_k * partial_floats(c.block_n, family.epilogue) * sizeof(float));
+  layout.partials = section(work.slices * c.split_k * work.slice_floats * sizeof(float));
   layout.counters = section(work.slices * sizeof(uint32_t));
   layout.counter_count = work.slices;
   return layout;
@@ -63,12 +69,14 @@ EpilogueOperand epilogue_operand(const std::optional<DataType>& type, CUdevicept
 
 EpilogueResult epilogue_result(DataType type, CUdeviceptr address) { return {reinterpret_cast<void*>(address), type}; }
 
-StorePath store_path(const GemmProblem& p, const GemmConfig& c, const GemmBuffers& buffers) {
+StorePath store_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
+                     const GemmBuffers& buffers) {
   if (c.swap_ab != 0) return StorePath::kColumns;
+  // The Hopper kernel hands TMA what it only casts: no tensor maps are encoded for the rest.
+  if (family.is_sm90() && !is_identity(family, p, c)) return StorePath::kRows;
   // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
   // what followed it): so the rule holds for a single row too.
-  const bool aligned =
-      (p.n * size_bytes(p.output) | buffers.d | buffers.saved[0] | buffers.saved[1]) % kTmaAlignment == 0;
+  const bool aligned = (p.n * size_bytes(p.output) | buffers.d | buffers.saved | buffers.saved_up) % kTmaAlignment == 0;
   return aligned && c.tma_store != 0 && !is_naive(c.kernel) ? StorePath::kTma : StorePath::kRows;
 }
 
@@ -83,10 +91,11 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .bias_along_m = p.bias_along_m,
                      .activation = p.activation,
                      .gated = p.gated,
-                     .identity = is_identity(p, c)};
+                     .identity = is_identity(family, p, c)};
   params.output = epilogue_result(p.output, buffers.d);
-  for (int i = 0; i < 2; ++i) params.saved_output[i] = epilogue_result(p.output, buffers.saved[i]);
-  params.store_path = store_path(p, c, buffers);
+  params.saved_output[0] = epilogue_result(p.output, buffers.saved);
+  params.saved_output[1] = epilogue_result(p.output, buffers.saved_up);
+  params.store_path = store_path(family, p, c, buffers);
   const bool columns = params.store_path == StorePath::kColumns;
   params.row_stride = columns ? 1 : p.n;
   params.column_stride = columns ? p.m : 1;
@@ -99,9 +108,9 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.b_batched = p.b_batched;
   params.block_m = c.block_m;
   params.block_n = c.block_n;
+  params.pingpong = c.pingpong;
   params.tile_columns = tile_columns(p, c);
-  params.cluster_m = c.cluster_m;
-  params.cluster_n = c.cluster_n;
+  params.cluster = cluster_shape(c.cluster_m, c.cluster_n, c.cta_group, c.cluster_k);
   params.stages = c.stages;
   params.k_spans = c.k_spans;
   params.operand_swizzle = c.operand_swizzle;
@@ -110,14 +119,11 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.store_buffers = c.store_buffers;
   params.scheduler =
       static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc ? Scheduler::kClc : Scheduler::kStatic;
-  params.raster = static_cast<Raster>(c.raster);
-  params.cluster_tiles_m = static_cast<uint32_t>(work.tiles_m);
-  params.cluster_tiles_n = static_cast<uint32_t>(work.tiles_n);
-  // A band wider than the grid of tiles is all of it; the bound keeps the kernel's products within 32 bits.
-  params.swizzle =
-      std::min(c.swizzle, params.raster == Raster::kAlongM ? params.cluster_tiles_m : params.cluster_tiles_n);
+  params.order = tile_order(static_cast<uint32_t>(work.tiles_m), static_cast<uint32_t>(work.tiles_n), c.swizzle,
+                            static_cast<Raster>(c.raster));
   params.whole_tiles = static_cast<uint32_t>(work.whole_tiles);
-  params.split_k = c.split_k;
+  params.split_k = divisor(c.split_k);
+  params.parts = divisor(c.split_k * c.cluster_k);
   params.work_items = static_cast<uint32_t>(work.items);
   params.input = p.input;
   params.a_major = operand_a(p).as_read().major;
@@ -142,8 +148,8 @@ Status check_addresses(const GemmProblem& p, const GemmConfig& c, const GemmBuff
       {p.bias.has_value(), "bias", buffers.bias, size_bytes(p.bias.value_or(DataType::kF16))},
       {p.residual.has_value(), "residual", buffers.residual, size_bytes(p.residual.value_or(DataType::kF16))},
       {true, "result", buffers.d, output},
-      {p.save, "saved", buffers.saved[0], output},
-      {p.save && p.gated, "saved_up", buffers.saved[1], output},
+      {p.save, "saved", buffers.saved, output},
+      {p.save && p.gated, "saved_up", buffers.saved_up, output},
   };
   for (const auto& [present, name, address, alignment] : arrays) {
     if (present && (address == 0 || address % alignment != 0)) {
@@ -153,16 +159,16 @@ Status check_addresses(const GemmProblem& p, const GemmConfig& c, const GemmBuff
   return Status();
 }
 
-RepackLaunch repack(const Operand& operand, CUdeviceptr source, CUdeviceptr destination) {
+RepackCopy repack(const Operand& operand, CUdeviceptr source, CUdeviceptr destination) {
   const Operand read = operand.as_read();
-  const RepackParams params{.source = reinterpret_cast<const void*>(source),
-                            .destination = reinterpret_cast<void*>(destination),
-                            .rows = static_cast<uint32_t>(read.rows()),
-                            .columns = static_cast<uint32_t>(read.columns()),
-                            .batch = static_cast<uint32_t>(read.batch),
-                            .destination_pitch = static_cast<uint32_t>(operand.pitch() / size_bytes(read.type)),
-                            .transposed = operand.transposed()};
-  return {params, static_cast<uint32_t>(std::min(repack_pieces(params, size_bytes(read.type)), kMaxRepackBlocks))};
+  return {.source = reinterpret_cast<const void*>(source),
+          .destination = reinterpret_cast<void*>(destination),
+          .rows = static_cast<uint32_t>(read.rows()),
+          .columns = static_cast<uint32_t>(read.columns()),
+          .batch = static_cast<uint32_t>(read.batch),
+          .destination_pitch = static_cast<uint32_t>(operand.pitch() / size_bytes(read.type)),
+          .transposed = operand.transposed(),
+          .pieces = 0};
 }
 
 }  // namespace
@@ -183,59 +189,62 @@ GemmBuffers as_launched(const GemmBuffers& buffers, const GemmConfig& config) {
   return launched;
 }
 
-Result<uint64_t> workspace_bytes(const GemmProblem& problem, const GemmConfig& config) {
+Result<GemmPlan> plan_gemm(const GemmProblem& problem, const GemmConfig& config) {
   if (Status status = check_launch(problem, config); !status.ok()) return status;
   const KernelFamily& family = *family_of_kernel(config.kernel);
   const GemmProblem launched = as_launched(problem, config);
   const Work work = work_of(family, launched, config);
   if (Status status = check_work(work, launched, config); !status.ok()) return status;
-  return layout_of(family, launched, config, work).bytes;
+  return GemmPlan{&family, problem, config, launched, work, layout_of(launched, config, work)};
 }
 
 uint32_t GemmLaunch::clusters(uint32_t resident) const {
-  const bool one_wave = static_cast<LaunchScheduler>(config.scheduler) == LaunchScheduler::kStatic;
+  const bool one_wave =
+      static_cast<LaunchScheduler>(config.scheduler) == LaunchScheduler::kStatic && config.cluster_k == 1;
   return one_wave ? std::min(params.work_items, resident) : params.work_items;
 }
 
-Result<GemmLaunch> make_launch(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers) {
-  if (Status status = check_launch(problem, config); !status.ok()) return status;
-  const KernelFamily& family = *family_of_kernel(config.kernel);
+Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers) {
+  const auto& [family, problem, config, p, work, layout] = plan;
   if (Status status = check_addresses(problem, config, buffers); !status.ok()) return status;
-  const GemmProblem p = as_launched(problem, config);
   GemmBuffers at = as_launched(buffers, config);
-  const Work work = work_of(family, p, config);
-  if (Status status = check_work(work, p, config); !status.ok()) return status;
-  const WorkspaceLayout layout = layout_of(family, p, config, work);
   if (layout.bytes != 0 && (at.workspace == 0 || at.workspace % kTmaAlignment != 0)) {
     return invalid("workspace is at address ", at.workspace, "; it needs a multiple of ", kTmaAlignment, " bytes");
   }
 
-  GemmLaunch launch{.family = &family,
+  GemmLaunch launch{.family = family,
                     .config = config,
                     .params = {},
                     .views = {},
-                    .repacks = {},
-                    .repack_kernel = repack_kernel(family, config.kernel),
+                    .repack = {},
+                    .repack_blocks = 0,
                     .counters = at.workspace + layout.counters,
                     .counter_count = layout.counter_count};
   const bool tma = !is_naive(config.kernel);
+  uint32_t repacks = 0;
+  uint64_t pieces = 0;
   const auto repack_if_needed = [&](const Operand& operand, CUdeviceptr& address, uint64_t section) {
     if (!tma || !operand.repacked()) return false;
-    launch.repacks.push_back(repack(operand, address, at.workspace + section));
+    RepackCopy& copy = launch.repack.copies[repacks++] = repack(operand, address, at.workspace + section);
+    const uint64_t of_copy = repack_pieces(copy, size_bytes(p.input));
+    copy.pieces = static_cast<uint32_t>(of_copy);
+    pieces += of_copy;
     address = at.workspace + section;
     return true;
   };
   repack_if_needed(operand_a(p), at.a, layout.a);
   bool b_repacked = repack_if_needed(operand_b(p), at.b, layout.b);
   if (p.gated) b_repacked |= repack_if_needed(operand_b(p), at.b_up, layout.b_up);
+  if (pieces > UINT32_MAX) return invalid("operands of ", pieces, " pieces to repack are more than 32 bits count");
+  launch.repack_blocks = static_cast<uint32_t>(std::min(pieces, kMaxRepackBlocks));
 
-  GemmParams& params = launch.params = make_params(family, p, config, at, work);
+  GemmParams& params = launch.params = make_params(*family, p, config, at, work);
   params.a_data = reinterpret_cast<const void*>(at.a);
   params.b_data = reinterpret_cast<const void*>(at.b);
   params.partials = work.slices != 0 ? reinterpret_cast<float*>(at.workspace + layout.partials) : nullptr;
   params.counters = work.slices != 0 ? reinterpret_cast<uint32_t*>(launch.counters) : nullptr;
-  // The first repack waits for everything before it, as every kernel does that is launched without an overlap.
-  params.b_is_ready = !launch.repacks.empty() && !b_repacked;
+  // The repack waits for everything before it, as every kernel does that is launched without an overlap.
+  params.b_is_ready = repacks != 0 && !b_repacked;
 
   if (tma) {
     launch.views[0] = view_a(p, config, at.a);
@@ -243,10 +252,10 @@ Result<GemmLaunch> make_launch(const GemmProblem& problem, const GemmConfig& con
     if (p.gated) launch.views[2] = view_b(p, config, "rhs_up", at.b_up);
   }
   if (params.store_path == StorePath::kTma) {
-    const StoreBox box = store_box(family, p, config);
+    const StoreBox box = store_box(*family, p, config);
     launch.views[3] = view_result(p, box, "result", at.d);
-    if (p.save) launch.views[4] = view_result(p, box, "saved", at.saved[0]);
-    if (p.save && p.gated) launch.views[5] = view_result(p, box, "saved_up", at.saved[1]);
+    if (p.save) launch.views[4] = view_result(p, box, "saved", at.saved);
+    if (p.save && p.gated) launch.views[5] = view_result(p, box, "saved_up", at.saved_up);
   }
   return launch;
 }

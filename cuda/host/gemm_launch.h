@@ -1,8 +1,8 @@
 // What a GEMM launch is, whoever carries it out: the CUDA driver (gemm.cc) or the emulator (emulated_gemm.cc).
+// Two steps: a plan holds whatever is the same for all buffers, a launch is the plan with their addresses.
 #pragma once
 
 #include <array>
-#include <vector>
 
 #include "host/gemm.h"
 #include "host/tensor_map.h"
@@ -21,14 +21,26 @@ struct WorkspaceLayout {
   uint64_t bytes = 0;
 };
 
-// Fails where the call cannot be launched. The same for every device: the workspace is sized when a call is traced.
-Result<uint64_t> workspace_bytes(const GemmProblem& problem, const GemmConfig& config);
-
-// A copy that comes before the gemm kernel.
-struct RepackLaunch {
-  RepackParams params;
-  uint32_t blocks;
+// How the cluster tiles of D become work items.
+struct Work {
+  uint64_t tiles_m, tiles_n;  // of one batch index
+  uint64_t tiles, whole_tiles, items;
+  uint64_t slices;        // of the split tiles: each has a counter, and sums of every part
+  uint64_t slice_floats;  // of one part
 };
+
+// The same for every device: the workspace is sized when a call is traced.
+struct GemmPlan {
+  const KernelFamily* family;
+  GemmProblem problem;  // as it was given
+  GemmConfig config;
+  GemmProblem launched;  // as the kernel computes it
+  Work work;
+  WorkspaceLayout workspace;
+};
+
+// Fails on what check_launch refuses, and on more work than a grid holds. The kernel's name stays the caller's.
+Result<GemmPlan> plan_gemm(const GemmProblem& problem, const GemmConfig& config);
 
 // All but who encodes the tensor maps, and how many clusters run at a time. Threads and shared memory of a block are
 // those of the family and the configuration.
@@ -37,8 +49,8 @@ struct GemmLaunch {
   GemmConfig config;
   GemmParams params;                               // its tensor maps are still to be encoded
   std::array<std::optional<TensorView>, 6> views;  // in the order of the tensor maps in GemmParams
-  std::vector<RepackLaunch> repacks;               // in this order
-  std::string repack_kernel;
+  RepackParams repack;                             // what is copied before, where repack_blocks is not 0
+  uint32_t repack_blocks;
   CUdeviceptr counters;  // to be set to zero before
   uint64_t counter_count;
 
@@ -46,8 +58,8 @@ struct GemmLaunch {
   uint32_t clusters(uint32_t resident) const;
 };
 
-// Fails on what check_launch refuses, on misaligned buffers, and on more work than a grid holds.
-Result<GemmLaunch> make_launch(const GemmProblem& problem, const GemmConfig& config, const GemmBuffers& buffers);
+// Fails on misaligned buffers, and on more to repack than 32 bits count.
+Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers);
 
 // The kernel that copies operands for a kernel of this name.
 std::string repack_kernel(const KernelFamily& family, std::string_view kernel);

@@ -1,4 +1,7 @@
 // What may be launched, and how a launch is described in a message. See gemm.h.
+#include <algorithm>
+#include <bit>
+
 #include "host/gemm_launch.h"
 
 namespace jaxbw {
@@ -9,6 +12,7 @@ constexpr KernelFamily kFamilies[] = {
      .epilogue = kSm90Epilogue,
      .threads = 384,
      .max_cluster_size = 8,
+     .max_cluster_k = 8,
      .min_stages = 2,
      .compute_major = 9,
      .compute_minor = 0,
@@ -17,6 +21,7 @@ constexpr KernelFamily kFamilies[] = {
      .epilogue = kSm100Epilogue,
      .threads = 256,
      .max_cluster_size = 16,
+     .max_cluster_k = 1,
      .min_stages = 1,
      .compute_major = 10,
      .compute_minor = -1,
@@ -27,7 +32,8 @@ constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5
 constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
 constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
 constexpr uint32_t kSwizzleRows = kSwizzleAtom / kSwizzleSpan;
-constexpr uint32_t kMaxMmaN = 256;  // columns of an MMA: PTX 9.7.16.2.1
+constexpr uint32_t kMaxMmaN = 256;      // columns of an MMA: PTX 9.7.16.2.1
+constexpr uint32_t kMaxTeamRows = 128;  // of accumulators that registers hold
 constexpr uint32_t kMaxSplit = 16;
 
 const char* name(DataType type) { return type == DataType::kF16 ? "f16" : type == DataType::kBF16 ? "bf16" : "f32"; }
@@ -42,24 +48,46 @@ std::string required_kernel(const KernelFamily& family, const GemmProblem& probl
   if (is_naive(config.kernel)) return concat("jaxbw_", family.name, "_naive_", kind(problem.input));
   if (!family.is_sm90()) return concat("jaxbw_sm100_", kind(problem.input), "_", config.cta_group, "cta");
   return concat("jaxbw_sm90_", name(problem.input), "_", layout_letter(problem.a_major == Major::kK),
-                layout_letter(problem.b_major == Major::kMN), "_", config.block_m, "x", config.block_n, "x",
-                block_k(problem, config));
+                layout_letter(problem.b_major == Major::kMN), "_", config.team_rows(), "x", config.block_n);
 }
 
 // --- rules of a configuration alone
 
-Status check_sm90_tile(const KernelFamily& family, const GemmConfig& c) {
-  const uint32_t rows = family.epilogue.warps * family.epilogue.rows_per_warp;
+Status check_sm90_tile(const GemmConfig& c) {
   if (c.cta_group != 1) return invalid("cta_group is ", c.cta_group, "; sm_90 has no CTA pairs");
-  if (c.block_m != rows) return invalid("block_m is ", c.block_m, "; the sm_90 kernels compute ", rows, " rows");
-  if (c.block_n == 0 || c.block_n > kMaxMmaN) return invalid("block_n is ", c.block_n, ", not in 1..", kMaxMmaN);
+  if (c.block_m == 0 || c.team_rows() % kWgmmaRows != 0 || c.team_rows() > kMaxTeamRows) {
+    return invalid("block_m is ", c.block_m, "; with pingpong ", c.pingpong, " it is a multiple of ",
+                   c.pingpong != 0 ? kWgmmaRows : kWgmmaRows * kSm90Teams);
+  }
+  if (c.block_n == 0 || c.block_n % kSm90Chunk != 0 || c.block_n > kMaxMmaN) {
+    return invalid("block_n is ", c.block_n, "; it is a multiple of ", kSm90Chunk, " up to ", kMaxMmaN);
+  }
   if (c.k_spans != 1) return invalid("k_spans is ", c.k_spans, "; the sm_90 kernels take 1");
   if (c.operand_swizzle != 1) return invalid("operand_swizzle is 0; the sm_90 kernels need it");
   return Status();
 }
 
+// A power of two, so that the CTAs of a tile own equal shares of its slices.
+Status check_cluster_k(const KernelFamily& family, const GemmConfig& c) {
+  if (c.cluster_k == 1) return Status();
+  if (!std::has_single_bit(c.cluster_k) || c.cluster_k > family.max_cluster_k) {
+    return invalid("cluster_k is ", c.cluster_k, "; on ", family.name, " it is a power of two up to ",
+                   family.max_cluster_k);
+  }
+  if (c.cluster_size() > family.max_cluster_size) {
+    return invalid("a cluster of ", c.cluster_m, "x", c.cluster_n, " CTAs, ", c.cluster_k, " parts of K each; it has ",
+                   "1 to ", family.max_cluster_size, " CTAs");
+  }
+  if (const uint32_t rows = c.cluster_k * family.epilogue.rows_per_warp; c.block_m % rows != 0) {
+    return invalid("cluster_k is ", c.cluster_k, "; the CTAs share whole slices of ", family.epilogue.rows_per_warp,
+                   " rows, and block_m is ", c.block_m);
+  }
+  return Status();
+}
+
 // The shapes of tcgen05.mma (PTX 9.7.16.2.1), and of its accumulators as the epilogue cuts them (sm100_slice).
 Status check_sm100_tile(const GemmConfig& c) {
+  if (c.pingpong != 0) return invalid("pingpong is 1; it is for sm_90");
   if (c.cta_group != 1 && c.cta_group != 2) return invalid("cta_group is ", c.cta_group, "; it is 1 or 2");
   const uint32_t rows = c.cta_rows();
   if (c.block_m % c.cta_group != 0 || (rows != 64 && rows != 128 && rows != 256)) {
@@ -84,6 +112,7 @@ struct Range {
 Status check_ranges(const GemmConfig& c) {
   const Range ranges[] = {
       {"k_spans", c.k_spans, 1, kMaxKSpans},
+      {"pingpong", c.pingpong, 0, 1},
       {"swizzle", c.swizzle, 1, kMaxExtent},
       {"raster", c.raster, 0, 1},
       {"split_k", c.split_k, 1, kMaxSplit},
@@ -140,17 +169,17 @@ Status check_gated(const KernelFamily& family, const GemmProblem& p, const GemmC
     return invalid(
         "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated product");
   }
-  if (family.is_sm90() && tile_columns(p, c) % store_box(family, p, c).columns != 0) {
-    return invalid("block_n is ", c.block_n, "; its half is stored in boxes of ", store_box(family, p, c).columns,
-                   " columns");
+  if (family.is_sm90() && tile_columns(p, c) % kSm90Chunk != 0) {
+    return invalid("block_n is ", c.block_n, "; its half is finished ", kSm90Chunk, " columns at a time");
   }
   return Status();
 }
 
 Status check_split(const GemmProblem& p, const GemmConfig& c) {
   const uint64_t blocks = ceil_div(p.k, block_k(p, c));
-  if (c.split_k <= blocks) return Status();
-  return invalid("split_k is ", c.split_k, "; K has ", blocks, " blocks of ", block_k(p, c), " elements");
+  if (c.split_k * c.cluster_k <= blocks) return Status();
+  const std::string cluster = c.cluster_k > 1 ? concat(" and cluster_k ", c.cluster_k) : "";
+  return invalid("split_k is ", c.split_k, cluster, "; K has ", blocks, " blocks of ", block_k(p, c), " elements");
 }
 
 std::string shape(DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
@@ -223,14 +252,19 @@ uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
   return storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family.epilogue).total_bytes(c.stages);
 }
 
-bool is_identity(const GemmProblem& p, const GemmConfig& c) {
+uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
+  return c.cluster_k == 1 ? family.min_stages : std::max(family.min_stages, cluster_sum_stages(c.block_m, c.block_n));
+}
+
+bool is_identity(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   return p.alpha == 1 && !p.c && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated && !p.save &&
-         c.split_k == 1;
+         (family.is_sm90() || c.split_k == 1);
 }
 
 StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  if (family.is_sm90()) return sm90_store_box(p.output);
-  return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated, is_identity(p, c), p.output);
+  if (family.is_sm90()) return sm90_store_box(c.block_n, p.output);
+  return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated, is_identity(family, p, c),
+                         p.output);
 }
 
 Status check_problem(const GemmProblem& p) {
@@ -248,20 +282,27 @@ Status check_config(const GemmConfig& c) {
   if (family == nullptr) return invalid("no kernel family is known for kernel '", c.kernel, "'");
   if (Status status = check_ranges(c); !status.ok()) return status;
   if (is_naive(c.kernel)) return check_naive(c);
-  Status status = family->is_sm90() ? check_sm90_tile(*family, c) : check_sm100_tile(c);
+  Status status = family->is_sm90() ? check_sm90_tile(c) : check_sm100_tile(c);
   if (!status.ok()) return status;
   const uint32_t largest = family->max_cluster_size;
   if (c.cluster_m == 0 || c.cluster_n == 0 || c.cluster_m > largest || c.cluster_n > largest ||
-      c.cluster_size() > largest) {
+      c.cluster_tiles() > largest) {
     return invalid("a cluster of ", c.cluster_m, "x", c.cluster_n, " CTAs; it has 1 to ", largest);
   }
+  if (Status status = check_cluster_k(*family, c); !status.ok()) return status;
   if (c.cluster_m % c.cta_group != 0) {
     return invalid("cluster_m ", c.cluster_m, " is not a multiple of cta_group ", c.cta_group);
   }
   const uint32_t most = storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family->epilogue).max_stages();
-  if (c.stages < family->min_stages || c.stages > most) {
-    return invalid(c.stages, " stages; a ", c.block_m, "x", c.block_n, " tile with k_spans ", c.k_spans, " takes ",
-                   family->min_stages, " to ", most);
+  const uint32_t least = min_stages(*family, c);
+  if (least > most) {
+    return invalid("cluster_k is ", c.cluster_k, "; shared memory does not hold the sums of a ", c.block_m, "x",
+                   c.block_n, " tile twice, as they are sent and received");
+  }
+  if (c.stages < least || c.stages > most) {
+    const std::string cluster = c.cluster_k > 1 ? concat(" and cluster_k ", c.cluster_k) : "";
+    return invalid(c.stages, " stages; a ", c.block_m, "x", c.block_n, " tile with k_spans ", c.k_spans, cluster,
+                   " takes ", least, " to ", most);
   }
   if (family->is_sm90() && static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc) {
     return invalid("scheduler is ", c.scheduler, ", cluster launch control, which sm_90 does not have");

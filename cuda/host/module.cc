@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -61,6 +62,11 @@ FfiTargets ffi_targets() {
             {"execute", capsule(gemm_execute)}}}};
 }
 
+// By name, what XLA has to know of a type of state.
+FfiTargets ffi_types() {
+  return {{kCallSiteType, {{"type_id", nb::capsule(call_site_id())}, {"type_info", nb::capsule(call_site_info())}}}};
+}
+
 FfiTargets emulator_ffi_targets() { return {{kGemmTarget, {{"execute", capsule(gemm_emulate)}}}}; }
 
 // The attributes of a call from a dict that has exactly these. The kernel's name lives in the dict.
@@ -83,14 +89,14 @@ GemmAttributes attributes_of(const nb::dict& given) {
   return attributes;
 }
 
-uint64_t workspace_bytes_of(const std::vector<uint64_t>& lhs, const std::vector<uint64_t>& rhs, DataType input,
+uint64_t workspace_bytes_of(const std::vector<int64_t>& lhs, const std::vector<int64_t>& rhs, DataType input,
                             const nb::dict& attributes) {
   const GemmAttributes given = attributes_of(attributes);
   const Result<GemmProblem> problem = read_product(given, {.type = input, .dims = lhs}, {.type = input, .dims = rhs});
   raise_unless_ok(problem.status());
-  const Result<uint64_t> bytes = workspace_bytes(*problem, config_of(given));
-  raise_unless_ok(with_context(concat(describe(*problem), ", ", describe(config_of(given))), bytes.status()));
-  return *bytes;
+  const Result<GemmPlan> plan = plan_gemm(*problem, config_of(given));
+  raise_unless_ok(with_context(concat(describe(*problem), ", ", describe(config_of(given))), plan.status()));
+  return plan->workspace.bytes;
 }
 
 using ByteArray = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
@@ -103,7 +109,7 @@ ByteArray byte_array(Bytes data) {
 
 std::vector<ByteArray> launch_gemm_direct(const std::vector<HostArray>& operands, const std::vector<DataType>& dtypes,
                                           DataType output, const nb::dict& attributes, bool alias_c, int device,
-                                          uint64_t guard_bytes, int repeats) {
+                                          uint64_t guard_bytes, int repeats, bool poison, uintptr_t stream) {
   if (operands.size() != dtypes.size()) throw nb::value_error("every operand has one of dtypes");
   std::vector<Array> arrays;
   for (size_t i = 0; i < operands.size(); ++i) {
@@ -112,12 +118,15 @@ std::vector<ByteArray> launch_gemm_direct(const std::vector<HostArray>& operands
       throw nb::value_error(
           concat("operand ", i, " has elements of ", operand.itemsize(), " bytes, which its dtype has not").c_str());
     }
-    std::vector<uint64_t> dims;
-    for (size_t axis = 0; axis < operand.ndim(); ++axis) dims.push_back(operand.shape(axis));
-    arrays.push_back({dtypes[i], std::move(dims), reinterpret_cast<CUdeviceptr>(operand.data())});
+    arrays.push_back({dtypes[i], {operand.shape_ptr(), operand.ndim()}, reinterpret_cast<CUdeviceptr>(operand.data())});
   }
   const GemmAttributes given = attributes_of(attributes);
-  const DirectLaunch options{.device = device, .guard_bytes = guard_bytes, .repeats = repeats, .alias_c = alias_c};
+  const DirectLaunch options{.device = device,
+                             .guard_bytes = guard_bytes,
+                             .repeats = repeats,
+                             .poison = poison,
+                             .stream = reinterpret_cast<CUstream>(stream),
+                             .alias_c = alias_c};
   auto launched = [&] {
     const nb::gil_scoped_release release;
     return launch_direct(given, std::move(arrays), output, options);
@@ -126,6 +135,25 @@ std::vector<ByteArray> launch_gemm_direct(const std::vector<HostArray>& operands
   std::vector<ByteArray> results;
   for (Bytes& result : std::move(launched).take()) results.push_back(byte_array(std::move(result)));
   return results;
+}
+
+// Address, shape and dtype; no dtype for the workspace.
+using DeviceArray = std::tuple<uint64_t, std::vector<int64_t>, std::optional<DataType>>;
+
+std::vector<Array> device_arrays(const std::vector<DeviceArray>& given) {
+  std::vector<Array> arrays;
+  for (const auto& [address, dims, type] : given) arrays.push_back({type, dims, address});
+  return arrays;
+}
+
+void enqueue_gemm(const std::vector<DeviceArray>& operands, const std::vector<DeviceArray>& results,
+                  const nb::dict& attributes, int device, bool wait) {
+  const GemmAttributes given = attributes_of(attributes);
+  const Status status = [&] {
+    const nb::gil_scoped_release release;
+    return enqueue_direct(given, device_arrays(operands), device_arrays(results), device, wait);
+  }();
+  raise_unless_ok(status);
 }
 
 std::string repr(const DeviceInfo& d) {
@@ -172,6 +200,7 @@ NB_MODULE(_native, m) {
   });
 
   m.def("ffi_targets", &ffi_targets);
+  m.def("ffi_types", &ffi_types);
   m.def("emulator_ffi_targets", &emulator_ffi_targets);
   m.def("set_kernel_directory", &set_kernel_directory, nb::arg("path"));
   m.def(
@@ -180,6 +209,13 @@ NB_MODULE(_native, m) {
         return layout(family, block_m, block_n, cta_group, k_spans).max_stages();
       },
       nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cta_group"), nb::arg("k_spans") = 1);
+  m.def(
+      "min_stages",
+      [](const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cluster_k) {
+        (void)layout(family, block_m, block_n, 1, 1);  // fails on what has none
+        return min_stages(*find_family(family), {.block_m = block_m, .block_n = block_n, .cluster_k = cluster_k});
+      },
+      nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cluster_k") = 1);
   m.def(
       "shared_memory_bytes",
       [](const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cta_group, uint32_t stages,
@@ -190,7 +226,10 @@ NB_MODULE(_native, m) {
         nb::arg("attributes"));
   m.def("launch_gemm", &launch_gemm_direct, nb::arg("operands"), nb::arg("dtypes"), nb::arg("output"),
         nb::arg("attributes"), nb::kw_only(), nb::arg("alias_c") = false, nb::arg("device") = 0,
-        nb::arg("guard_bytes") = DirectLaunch().guard_bytes, nb::arg("repeats") = 1);
+        nb::arg("guard_bytes") = DirectLaunch().guard_bytes, nb::arg("repeats") = 1, nb::arg("poison") = true,
+        nb::arg("stream") = 0);
+  m.def("enqueue_gemm", &enqueue_gemm, nb::arg("operands"), nb::arg("results"), nb::arg("attributes"), nb::kw_only(),
+        nb::arg("device") = 0, nb::arg("wait") = false);
 
   emulator::bind_emulator(m);
 }

@@ -4,6 +4,9 @@
 // other swizzles are not used here). What is neither is copied into the workspace first, by a repack kernel.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+
 #include "host/gemm.h"
 
 namespace jaxbw {
@@ -31,8 +34,14 @@ struct Operand {
     if (transposed()) read.major = Major::kK;
     return read;
   }
-  // From one row to the next of what the kernel reads, in bytes.
-  uint64_t pitch() const { return ceil_div(as_read().row_bytes(), kTmaAlignment) * kTmaAlignment; }
+  // From one row to the next of what the kernel reads, in bytes. The rows of a copy straddle no more cache lines than
+  // they must: for those that do, a product takes 10 % longer for each operand (4104^3 on an H200).
+  uint64_t pitch() const {
+    const uint64_t bytes = as_read().row_bytes();
+    const uint64_t unit =
+        repacked() ? std::clamp<uint64_t>(std::bit_ceil(bytes), kTmaAlignment, kCacheLine) : kTmaAlignment;
+    return ceil_div(bytes, unit) * unit;
+  }
   uint64_t repacked_bytes() const { return repacked() ? batch * as_read().rows() * pitch() : 0; }
 };
 

@@ -11,6 +11,18 @@ JAXBW_DEVICE uint32_t cluster_rank() {
   return rank;
 }
 
+// The number of this cluster in the grid, and how many there are; both are one-dimensional.
+JAXBW_DEVICE uint32_t cluster_index() {
+  uint32_t index;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
+JAXBW_DEVICE uint32_t cluster_count() {
+  uint32_t count;
+  asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(count));
+  return count;
+}
+
 // All threads of all CTAs of the cluster (PTX 9.7.13.3). It orders execution only: what fence_mbarrier_init released
 // before it is visible after it, ordinary stores are not. Releasing those too would cost a GPU-wide memory barrier.
 JAXBW_DEVICE void cluster_sync() {
@@ -18,6 +30,15 @@ JAXBW_DEVICE void cluster_sync() {
       "barrier.cluster.arrive.relaxed.aligned;\n\t"
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
+}
+
+// Copies a multiple of 16 bytes from this CTA's shared memory into that of any CTA of the cluster, where they count on
+// a barrier (PTX 9.7.9.25.4.1).
+JAXBW_DEVICE void copy_to_cluster(uint32_t destination, uint32_t source, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+      "r"(source), "r"(bytes), "r"(barrier)
+      : "memory");
 }
 
 // The shared::cluster address of `address` in the CTA of the given rank (PTX 9.7.9.23, mapa).

@@ -18,8 +18,19 @@ JAXBW_DEVICE T load_shared(uint32_t address) {
   return value;
 }
 
+JAXBW_DEVICE void load_shared(float (&v)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "r"(address)
+               : "memory");
+}
+
 JAXBW_DEVICE void store_shared(uint32_t address, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+JAXBW_DEVICE void store_shared(uint32_t address, float x, float y, float z, float w) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 
 JAXBW_DEVICE void store_shared(uint32_t address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {

@@ -24,6 +24,10 @@ JAXBW_DEVICE void load_global(uint32_t (&v)[4], const void* address) {
                : "memory");
 }
 
+JAXBW_DEVICE void store_global(void* address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
 // Adds to a counter and returns what it held. Everything that this thread stored or saw before is visible to whoever
 // sees the sum (PTX 8.8: release and acquire patterns at gpu scope).
 JAXBW_DEVICE uint32_t add_acq_rel(uint32_t* counter, uint32_t value) {

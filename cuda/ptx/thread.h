@@ -45,6 +45,14 @@ JAXBW_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// One of the 16 barriers of a CTA (PTX 9.7.13.1): `threads` in all arrive, of which those that sync wait.
+JAXBW_DEVICE void named_barrier_sync(uint32_t barrier, uint32_t threads) {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+JAXBW_DEVICE void named_barrier_arrive(uint32_t barrier, uint32_t threads) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // setmaxnreg (PTX 9.7.19.5): every warp of a warpgroup executes it; multiples of 8 in 24..256.
 template <uint32_t kRegisters>
 JAXBW_DEVICE void decrease_registers() {

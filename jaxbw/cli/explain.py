@@ -94,14 +94,14 @@ def _explain(args: argparse.Namespace) -> Choice:
 
 _COLUMNS = (
     *("tile", "cluster", "group", "stages", "split", "swap", "bands", "waves", "filled %"),
-    *("mma", "loads", "main loop", "epilogue", "fixed", "split us", "repack", "total us"),
+    *("mma", "loads", "main loop", "epilogue", "fixed", "split us", "repack", "tuned", "total us"),
 )
 
 
 def _cells(ranked: Ranked) -> tuple[str, ...]:
     c, cost = ranked.config, ranked.cost
     times = [cost.mma, cost.loads, cost.main_loop, cost.epilogue, cost.fixed]
-    times += [cost.split, cost.repack, cost.total]
+    times += [cost.split, cost.repack, cost.tuned, cost.total]
     return (
         f"{c.block_m}x{c.block_n}x{c.block_k}",
         f"{c.cluster[0]}x{c.cluster[1]}",

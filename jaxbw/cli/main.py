@@ -4,9 +4,13 @@ import argparse
 from collections.abc import Sequence
 from typing import Never
 
-from jaxbw.cli import explain
+from jaxbw.cli import bench, explain
 
-EXAMPLE = "python -m jaxbw explain 4096 4096 4096 --device B200"
+COMMANDS = {"bench": bench, "explain": explain}
+EXAMPLES = {
+    "bench": "python -m jaxbw bench --group cube --out results.json",
+    "explain": "python -m jaxbw explain 4096 4096 4096 --device B200",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -14,21 +18,28 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Never:
         """Prints what is wrong and what to type instead; exits with status 2."""
-        way_out = f"For example: {EXAMPLE}\nAll options: {self.prog} -h"
+        command = self.prog.split()[-1]
+        example = EXAMPLES.get(command, EXAMPLES["explain"])
+        way_out = f"For example: {example}\nAll options: {self.prog} -h"
         self.exit(2, f"{self.prog}: {message}\n{way_out}\n")
+
+
+def parser() -> Parser:
+    """The parser of all commands; `error` in what it returns is that of the command."""
+    found = Parser(prog="python -m jaxbw", description="Matrix products for JAX.")
+    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        each = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY + ".")
+        command.add_arguments(each)
+        each.set_defaults(run=command.run, error=each.error)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
-    parser = Parser(prog="python -m jaxbw", description="Matrix products for JAX.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = commands.add_parser(
-        "explain", help=explain.SUMMARY, description=explain.SUMMARY + "."
-    )
-    explain.add_arguments(command)
-    args = parser.parse_args(arguments)
+    args = parser().parse_args(arguments)
     try:
-        print(explain.run(args))
+        print(args.run(args))
     except (ValueError, TypeError, NotImplementedError) as error:
-        command.error(str(error))
+        args.error(str(error))
     return 0

@@ -18,6 +18,7 @@ from jaxbw._native import (
     DataType,
     emulator_ffi_targets,
     ffi_targets,
+    ffi_types,
     set_kernel_directory,
     workspace_bytes,
 )
@@ -45,6 +46,8 @@ gemm_p.multiple_results = True
 def register() -> None:
     """Makes the custom calls known to XLA, and the kernels to the runtime."""
     set_kernel_directory(str(manifest.directory()))
+    for name, type_ in ffi_types().items():
+        jax.ffi.register_ffi_type(name, type_, platform="CUDA")
     for platform, targets in (("CUDA", ffi_targets()), ("cpu", emulator_ffi_targets())):
         for name, stages in targets.items():
             jax.ffi.register_ffi_target(name, stages, platform=platform)
@@ -98,9 +101,11 @@ def call_attributes(problem: GemmProblem, choice: Choice) -> dict[str, str | int
         "rhs_major": problem.rhs_major.value,
         "block_m": block_m,
         "block_n": block_n,
+        "pingpong": int(config.pingpong),
         "k_spans": config.k_spans(problem.lhs_dtype.itemsize),
         "cluster_m": config.cluster[0],
         "cluster_n": config.cluster[1],
+        "cluster_k": config.cluster_k,
         "cta_group": config.cta_group,
         "stages": config.stages or 0,
         "swizzle": config.swizzle,

@@ -30,12 +30,20 @@ _SM100_TILES = {
     (256, 1): (128, 192, 256),
     (128, 2): (64, 128, 192, 256),
 }
-_SM90_TILES = {(128, 1): (256, 192, 128, 64)}
-# By family and cta_group. Hopper's larger ones have not been timed.
+# (block_m, pingpong) -> block_n.
+_SM90_TILES = {
+    (128, False): (256, 192, 128, 64, 32),
+    (256, False): (128,),
+    (128, True): (128,),
+}
+# By family and cta_group: CTAs along m, n and k.
 _CLUSTERS = {
-    ("sm90", 1): ((1, 1), (2, 1), (1, 2)),
-    ("sm100", 1): ((1, 1), (2, 1), (1, 2), (2, 2)),
-    ("sm100", 2): ((2, 1), (2, 2), (4, 1), (4, 2)),
+    ("sm90", 1): (
+        *((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 1, 1), (1, 4, 1)),
+        *((1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (1, 2, 2), (2, 1, 4), (1, 2, 4)),
+    ),
+    ("sm100", 1): ((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1)),
+    ("sm100", 2): ((2, 1, 1), (2, 2, 1), (4, 1, 1), (4, 2, 1)),
 }
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 _TAIL_SPLITS = (2, 3, 4)  # one wave of sums at most: L2 keeps it
@@ -50,14 +58,21 @@ class Candidates:
     block_m: Integers
     block_n: Integers
     cta_group: Integers
+    pingpong: Integers
     cluster_m: Integers
     cluster_n: Integers
+    cluster_k: Integers
     k_spans: Integers
     stages: Integers
     split_k: Integers
     split_tail: Integers
     accumulators: Integers
     relaunched: Integers  # 1: a cluster for each work item
+
+    @property
+    def ctas(self) -> Integers:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n * self.cluster_k
 
     def __len__(self) -> int:
         return len(self.block_m)
@@ -81,7 +96,9 @@ class Candidates:
             block_n=values["block_n"],
             block_k=values["k_spans"] * SPAN_BYTES // itemsize,
             cluster=(values["cluster_m"], values["cluster_n"]),
+            cluster_k=values["cluster_k"],
             cta_group=values["cta_group"],
+            pingpong=bool(values["pingpong"]),
             stages=values["stages"],
             split_k=values["split_k"],
             split_tail=bool(values["split_tail"]),
@@ -130,32 +147,46 @@ def candidates(
     splits = [(split, 0) for split in _SPLITS] + [(split, 1) for split in _TAIL_SPLITS]
     rows = bases.take(np.tile(np.arange(len(bases)), len(splits)))
     split_k, split_tail = (np.repeat(column, len(bases)) for column in np.array(splits).T)
-    return replace(rows, split_k=split_k, split_tail=split_tail)
+    rows = replace(rows, split_k=split_k, split_tail=split_tail)
+    return rows.take((rows.cluster_k == 1) | (rows.split_k == 1))
 
 
 def _bases(family: str, itemsize: int, swap_ab: bool) -> Iterator[GemmConfig]:
     """Every tile in every cluster, unsplit."""
-    for (block_m, group), widths in (_SM100_TILES if family == "sm100" else _SM90_TILES).items():
-        for width in sorted(widths, reverse=True):
-            bytes_per_span = (block_m + width) // group * SPAN_BYTES
-            for cluster in _CLUSTERS[family, group]:
-                for spans, limit in _SPANS.items():
-                    if bytes_per_span <= limit and (spans == 1 or family == "sm100"):
-                        yield GemmConfig(
-                            block_m,
-                            width,
-                            block_k=spans * SPAN_BYTES // itemsize,
-                            cluster=cluster,
-                            cta_group=group,
-                            swap_ab=swap_ab,
-                        )
+    for tile, cta_group, pingpong in _tiles(family):
+        bytes_per_span = sum(tile) // cta_group * SPAN_BYTES
+        for cluster in _CLUSTERS[family, cta_group]:
+            for spans, limit in _SPANS.items():
+                if bytes_per_span <= limit and (spans == 1 or family == "sm100"):
+                    yield GemmConfig(
+                        *tile,
+                        block_k=spans * SPAN_BYTES // itemsize,
+                        cluster=cluster[:2],
+                        cluster_k=cluster[2],
+                        cta_group=cta_group,
+                        pingpong=pingpong,
+                        swap_ab=swap_ab,
+                    )
+
+
+def _tiles(family: str) -> Iterator[tuple[tuple[int, int], int, bool]]:
+    """Tiles with their cta_group and schedule, wide ones first."""
+    if family == "sm90":
+        for (block_m, pingpong), widths in _SM90_TILES.items():
+            yield from (((block_m, width), 1, pingpong) for width in widths)
+        return
+    for (block_m, cta_group), steps in _SM100_TILES.items():
+        for width in sorted(steps, reverse=True):
+            yield (block_m, width), cta_group, False
 
 
 def _row(c: GemmConfig, family: str, itemsize: int) -> tuple[int, ...]:
     return (
         *c.tile,
         c.cta_group,
+        c.pingpong,
         *c.cluster,
+        c.cluster_k,
         c.k_spans(itemsize),
         c.stages or configs.max_stages(c, family, itemsize),
         c.split_k,

@@ -1,9 +1,10 @@
 """GemmConfig: how a kernel is launched, and the one statement of which configurations can be.
 
 The runtime mirrors these rules (cuda/host/gemm_rules.cc) for what would be unsafe. Numbers of
-shared memory come from there, `_native.max_stages`, so that they are stated once.
+shared memory come from there, `_native.max_stages` and `min_stages`, so they are stated once.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -12,18 +13,23 @@ from jaxbw._native import Major
 
 SPAN_BYTES = 128  # hardware: one span of the 128-byte swizzle
 MAX_CLUSTER = {"sm90": 8, "sm100": 16}  # CTAs; above 8 with the non-portable attribute
+CLUSTER_K = {"sm90": (1, 2, 4, 8), "sm100": (1,)}
 MAX_SPLIT = 16
 MAX_SWIZZLE = 16
 SCHEDULERS = {"sm90": ("static", "none"), "sm100": ("clc", "static", "none")}  # the default first
 # block_m of sm100 by cta_group. The largest is two MMA tiles that share B and fill Tensor Memory.
 BLOCK_M = {1: (64, 128, 256), 2: (128, 256, 512)}
+# sm90: rows of a multiplying warpgroup, and the widths that kernels are compiled for.
+SM90_TEAM_ROWS = (64, 128)
+SM90_WIDTHS = {64: (32, 64, 128, 192, 256), 128: (128,)}
+_SLICE_ROWS = 16  # of accumulators, that a warp of sm90 has together
 _SWIZZLE_ROWS = 8  # rows that the 128-byte swizzle permutes together
 _MAX_SPANS = 4
-_MIN_STAGES = {"sm90": 2, "sm100": 1}  # sm90 holds on to one stage while it waits for the next
 _MAY_BE_NONE = ("block_m", "block_n", "block_k", "stages", "accumulators", "scheduler")
 # What is printed of a configuration only where it is not the default.
 _RARE = (
-    *("split_tail", "accumulators", "store_buffers", "tma_store", "operand_swizzle"),
+    *("cluster_k", "pingpong", "split_tail", "accumulators", "store_buffers", "tma_store"),
+    "operand_swizzle",
     *("scheduler", "batch_invariant"),
 )
 
@@ -36,15 +42,23 @@ class GemmConfig:
     block_m and block_n are given, and None elsewhere means the default.
 
     Args:
-      block_m, block_n: rows and columns of accumulators that one MMA group computes. sm90: (128,
-        64..256 in steps of 64). sm100: block_m 64, 128 or 256 with cta_group 1, 128, 256 or 512
+      block_m, block_n: rows and columns of accumulators that one MMA group computes. sm90: block_m
+        128 or 256, with pingpong 64 or 128; block_n 32 (for a K-major rhs), 64, 128, 192 or 256,
+        with the larger block_m 128. sm100: block_m 64, 128 or 256 with cta_group 1, 128, 256 or 512
         with cta_group 2; block_n 16..256 in steps of 16 (64 rows of one CTA: of 8, from 8; 128 rows
         of a pair: of 32). The largest block_m is two MMA tiles that fill Tensor Memory.
       block_k: elements of the contraction per pipeline stage: 1 to 4 spans of 128 bytes; default
         one. sm90: one.
       cluster: CTAs (along M, along N) that share their loads by multicast, at most 16 in all on
         sm100, 8 on sm90.
+      cluster_k: CTAs that compute parts along K of the same tile, 1, 2, 4 or 8 on sm90: they belong
+        to one cluster, which has so many times cluster's CTAs, and add up what they have through
+        distributed shared memory, in a fixed order. A tile has up to 128x128 accumulators, then,
+        and with pingpong one warpgroup multiplies. With split_k as well, K is cut into
+        split_k * cluster_k parts.
       cta_group: CTAs that share one MMA tile: 1, or on sm100 also 2.
+      pingpong: sm90: the two multiplying warpgroups take turns at tiles of block_m rows, so that
+        one's epilogue runs beside the other's main loop; False: they share each tile.
       stages: depth of the shared-memory ring; default as many as fit.
       swizzle: rasterisation: cluster tiles in a band that is walked together, 1 to 16.
       raster: the dimension that is cut into bands, "m" or "n".
@@ -69,7 +83,9 @@ class GemmConfig:
     block_n: int | None = None
     block_k: int | None = None
     cluster: tuple[int, int] = (1, 1)
+    cluster_k: int = 1
     cta_group: int = 1
+    pingpong: bool = False
     stages: int | None = None
     swizzle: int = 1
     raster: str = "m"
@@ -111,6 +127,11 @@ class GemmConfig:
     def k_spans(self, itemsize: int = 2) -> int:
         """Swizzle spans along K in a stage, for operands of so many bytes."""
         return 1 if self.block_k is None else self.block_k * itemsize // SPAN_BYTES
+
+    @property
+    def team_rows(self) -> int:
+        """Rows of one multiplying warpgroup of sm90."""
+        return self.tile[0] if self.pingpong else self.tile[0] // 2
 
     def tile_columns(self, gated: bool = False) -> int:
         """Columns of the result in a tile: of a gated product, half of the accumulators."""
@@ -183,9 +204,12 @@ def layout_refusal(
             f"up to {_MAX_SPANS * span}, or None for {span}"
         )
     block_k = config.block_k or span
-    if k is not None and config.split_k > (parts := -(-k // block_k)):
+    if k is not None and config.split_k * config.cluster_k > (parts := -(-k // block_k)):
+        splits = f"split_k is {config.split_k}"
+        if config.cluster_k > 1:
+            splits += f" and cluster_k {config.cluster_k}"
         return (
-            f"split_k is {config.split_k}; a contraction of {k} in stages of {block_k} has no more "
+            f"{splits}; a contraction of {k} in stages of {block_k} has no more "
             f"than {parts} part{'s' if parts > 1 else ''}"
         )
     if itemsize > 2 and (reason := _stages_refusal(config, family, itemsize)) is not None:
@@ -239,10 +263,11 @@ def _sm90_faults(c: GemmConfig) -> Iterator[str]:
     block_m, block_n = c.tile
     if c.cta_group != 1:
         yield f"cta_group is {c.cta_group}; sm90 takes 1"
-    if block_m != 128:
-        yield f"block_m is {block_m}; sm90 computes 128 rows"
-    if block_n % 64 or not 64 <= block_n <= 256:
-        yield f"block_n is {block_n}; sm90 takes multiples of 64 up to 256"
+    rows = SM90_TEAM_ROWS if c.pingpong else tuple(2 * rows for rows in SM90_TEAM_ROWS)
+    if block_m not in rows:
+        yield f"block_m is {block_m}; sm90 takes {rows[0]} or {rows[1]} with pingpong {c.pingpong}"
+    elif block_n not in (widths := SM90_WIDTHS[c.team_rows]):
+        yield f"block_n is {block_n}; sm90 takes {', '.join(map(str, widths))} here"
     if c.block_k not in (None, SPAN_BYTES // 2):
         yield f"block_k is {c.block_k}; sm90 kernels have {SPAN_BYTES // 2}"
     if c.accumulators not in (None, 1):
@@ -266,6 +291,8 @@ def _sm100_faults(c: GemmConfig) -> Iterator[str]:
             f"block_n is {block_n}; {block_m} rows with cta_group {c.cta_group} take multiples of "
             f"{step} from {least} to 256"
         )
+    if c.pingpong:
+        yield "pingpong is True; it is for sm90"
     if c.accumulators not in (None, 1, 2):
         yield f"accumulators is {c.accumulators}; it is 1 or 2"
     if c.accumulators == 1 and block_m == heights[-1]:
@@ -294,6 +321,7 @@ def _common_faults(c: GemmConfig, family: str) -> Iterator[str]:
         yield f"cluster is {c.cluster}; on {family} it has 1 to {most} CTAs"
     elif cluster_m % c.cta_group:
         yield f"cluster {c.cluster}: its first number is not a multiple of cta_group {c.cta_group}"
+    yield from _cluster_k_faults(c, family)
     if (reason := _stages_refusal(c, family, 2)) is not None:
         yield reason
     if not 1 <= c.swizzle <= MAX_SWIZZLE:
@@ -311,6 +339,27 @@ def _common_faults(c: GemmConfig, family: str) -> Iterator[str]:
         yield "split_tail and batch_invariant are True: which tiles are split would follow m"
 
 
+def _cluster_k_faults(c: GemmConfig, family: str) -> Iterator[str]:
+    if c.cluster_k not in CLUSTER_K[family]:
+        listed = ", ".join(map(str, CLUSTER_K[family]))
+        yield f"cluster_k is {c.cluster_k}; {family} takes {listed}"
+    elif (ctas := math.prod(c.cluster) * c.cluster_k) > (most := MAX_CLUSTER[family]):
+        yield f"cluster {c.cluster} with cluster_k {c.cluster_k} has {ctas} CTAs; up to {most}"
+    elif c.cluster_k > 1 and c.tile[0] % (c.cluster_k * _SLICE_ROWS):
+        yield (
+            f"cluster_k is {c.cluster_k}; the CTAs share whole slices of {_SLICE_ROWS} rows, and "
+            f"block_m is {c.tile[0]}"
+        )
+    elif c.cluster_k > 1 and _native.min_stages(family, *c.tile, c.cluster_k) > max_stages(
+        c, family
+    ):
+        block_m, block_n = c.tile
+        yield (
+            f"cluster_k is {c.cluster_k}; shared memory does not hold the sums of a "
+            f"{block_m}x{block_n} tile twice: take a smaller tile"
+        )
+
+
 def _stages_refusal(c: GemmConfig, family: str, itemsize: int) -> str | None:
     spans = c.k_spans(itemsize)
     if not 1 <= spans <= _MAX_SPANS:
@@ -318,7 +367,7 @@ def _stages_refusal(c: GemmConfig, family: str, itemsize: int) -> str | None:
     deepest = max_stages(c, family, itemsize)
     if not deepest:
         return f"block_k is {c.block_k}; one such stage does not fit shared memory: take a smaller"
-    least = _MIN_STAGES[family]
+    least = _native.min_stages(family, *c.tile, c.cluster_k)
     if c.stages is not None and not least <= c.stages <= deepest:
         return (
             f"stages is {c.stages}; this tile takes {least} to {deepest}, "
@@ -335,7 +384,7 @@ def _gated_refusal(c: GemmConfig, family: str) -> str | None:
         return "a gated product in 128 rows of a pair; take block_m 256, or cta_group 1"
     if block_n % 32:
         return f"block_n is {block_n}; a gated product takes multiples of 32, half of it the gate"
-    if family == "sm90" and block_n % 128:  # stores of 64 columns of 16 bits
+    if family == "sm90" and block_n % 128:  # TMA brings an MN-major half in columns of 64
         return f"block_n is {block_n}; a gated product on sm90 takes 128 or 256"
     return None
 

@@ -41,6 +41,7 @@ class Costs:
       fixed: launch, set-up, the first loads.
       split: bringing the parts of split tiles together.
       repack: operands that are copied ahead.
+      tuned: 0, until a tuned table corrects the total.
       total: the sum.
       band_along_n, swizzle: the rasterisation.
     """
@@ -61,6 +62,7 @@ class Costs:
     fixed: Floats
     split: Floats
     repack: Floats
+    tuned: Floats
     total: Floats
     band_along_n: Integers
     swizzle: Integers
@@ -96,7 +98,7 @@ def grid(work: Workload, machine: Machine, table: Candidates) -> Grid:
     tiles = tiles_m * tiles_n * work.batch
     sizes = range(MAX_CLUSTER["sm100"] + 1)
     by_size = np.array([machine.resident_clusters(max(1, size)) for size in sizes])
-    resident = by_size[table.cluster_m * table.cluster_n]
+    resident = by_size[table.ctas]
     split = np.where(table.split_k > 1, tiles, 0)
     split = np.where(table.split_tail == 1, tiles % resident, split)
     parts = split * table.split_k
@@ -132,13 +134,14 @@ def evaluate(
     """
     cut = grid(work, machine, table)
     cycle = 1 / machine.clock_ghz  # ns
-    ctas = table.cluster_m * table.cluster_n
+    ctas = table.ctas
 
     # The main loop of one SM: spans of K that it goes through, and what each of them takes.
     block = table.k_spans * (SPAN_BYTES // work.itemsize)
     blocks = _ceil(work.k, block)
     spans = table.k_spans * (
-        cut.whole_waves * blocks + cut.part_waves * _ceil(blocks, table.split_k)
+        cut.whole_waves * _ceil(blocks, table.cluster_k)
+        + cut.part_waves * _ceil(blocks, table.split_k * table.cluster_k)
     )
     mma = spans * _mma_cycles(machine, cut.rows, table) * cycle
     b_columns = table.block_n / table.cta_group
@@ -151,21 +154,23 @@ def evaluate(
     issue = spans * machine.stage_cycles / table.k_spans * cycle
     latency = spans * machine.load_latency_ns / (table.stages * table.k_spans)
 
-    # All SMs together.
+    # All SMs together. What straddles lines takes L2 longer.
     a_loaded = a_used * cut.rows / table.cluster_n
     b_loaded = b_used * b_columns * table.cta_group / table.cluster_m
     loaded = (a_loaded + b_loaded) * SPAN_BYTES  # by a CTA, for each span
-    all_spans = cut.tiles * ctas * work.k * work.itemsize / SPAN_BYTES
-    l2 = all_spans * loaded / machine.l2_bytes_per_ns
+    a_asked = a_loaded * (machine.straddle_slowdown if work.a_straddles else 1.0)
+    b_asked = b_loaded * (machine.straddle_slowdown if work.b_straddles else 1.0)
+    all_rows = cut.tiles * table.cluster_m * table.cluster_n * work.k * work.itemsize
+    l2 = all_rows * (a_asked + b_asked) / machine.l2_bytes_per_ns
     waves = cut.whole_waves + cut.part_waves
-    active = cut.items / waves * ctas  # on average: the last wave may have few
+    active = np.asarray(cut.items / waves * ctas, np.float64)  # on average: the last may have few
     rate = dram_rate(machine, active, table.stages * table.k_spans * loaded)
     traffic, band_along_n, swizzle = _traffic(work, cut, table, rasterisation)
     dram = _dram_bytes(work, machine, traffic) / rate
     main_loop = _norm(machine.contention, mma, fill, issue, latency, l2, dram)
 
     work_waves = cut.whole_waves + cut.part_waves / table.split_k
-    tile_time = main_loop / work_waves  # of a whole tile
+    tile_time = main_loop / work_waves  # of a whole tile, or where a cluster shares its K of a part
     epilogue = _epilogue(work, machine, table, cut, tile_time)
 
     part_bytes = cut.rows * table.block_n * 4.0  # float32 sums of one CTA
@@ -177,8 +182,11 @@ def evaluate(
         + machine.memset_ns,
         0.0,
     )
+    split += _cluster_sum(machine, table, cut)
     start = machine.launch_ns + machine.setup_ns + machine.first_load_ns
-    relaunches = table.relaunched * (cut.whole_waves - 1).clip(0)
+    # A cluster that shares K has one item, whatever the scheduler.
+    relaunched = (table.relaunched == 1) | (table.cluster_k > 1)
+    relaunches = relaunched * (cut.whole_waves - 1).clip(0)
     fixed = (
         start + np.where(ctas > 1, machine.cluster_setup_ns, 0.0) + relaunches * machine.relaunch_ns
     )
@@ -202,6 +210,7 @@ def evaluate(
         fixed=fixed,
         split=split,
         repack=np.full(len(table), repack),
+        tuned=np.zeros(len(table)),
         total=main_loop + epilogue + fixed + split + repack,
         band_along_n=band_along_n,
         swizzle=swizzle,
@@ -231,13 +240,13 @@ def is_excluded(
         table.cluster_n > _ceil(work.n, columns)
     )
     same = (costs.tiles < costs.resident) | (costs.items == costs.tiles)
-    ctas = table.cluster_m * table.cluster_n
+    ctas = table.ctas
     all_parts = (table.split_k > 1) & (table.split_tail == 0)
     cta_sums = (table.block_m // table.cta_group) * table.block_n * 4.0
     sums = np.where(all_parts, costs.items * ctas * cta_sums, 0.0)
     return np.asarray(
         empty
-        | (table.split_k > blocks)
+        | (table.split_k * table.cluster_k > blocks)
         | ((table.split_tail == 1) & same)
         | (costs.items * ctas > _MAX_GRID)
         | (sums > machine.l2_bytes / 2)
@@ -312,7 +321,9 @@ def _epilogue(
     """What epilogues take that no main loop hides: the last one, and where there is no second
     accumulator every one."""
     cycle = 1 / machine.clock_ghz
-    elements = cut.rows * table.block_n
+    # Columns are stored one by one, those of the matrix; rows and boxes whole.
+    columns = np.minimum(table.block_n, work.n) if work.swapped else table.block_n
+    elements = cut.rows * columns / table.cluster_k
     slow = machine.columns_slowdown if work.swapped else 1.0
     slow = slow if work.swapped or work.tma_rows else machine.rows_slowdown
     cycles = slow / machine.epilogue_elements_per_cycle
@@ -321,7 +332,10 @@ def _epilogue(
     one = elements * cycles * cycle + machine.epilogue_ns
     others = cut.whole_waves + cut.part_rounds - 1
     if machine.family == "sm90":
-        return np.asarray(one * (others + 1))
+        # Half of the warps finish a tile of pingpong, beside the main loop of the other half.
+        alone = 2 * one - machine.epilogue_ns
+        hidden = alone + others * np.maximum(alone - tile_time, 0)
+        return np.asarray(np.where(table.pingpong == 1, hidden, one * (others + 1)))
     # Two MMA tiles leave Tensor Memory through registers before the next item may begin.
     drain = np.where(
         cut.rows == _FULL_TMEM_ROWS, elements / machine.drain_elements_per_cycle * cycle, 0.0
@@ -329,6 +343,13 @@ def _epilogue(
     hidden = others * (drain + np.maximum(one - drain - tile_time, 0))
     exposed = (table.accumulators == 1) | (table.relaunched == 1)
     return np.asarray(one + np.where(exposed, others * one, hidden))
+
+
+def _cluster_sum(machine: Machine, table: Candidates, cut: Grid) -> Floats:
+    """Adding up the parts along K that the CTAs of a cluster have of a tile."""
+    sums = cut.rows * table.block_n * 4.0 / machine.cluster_sum_bytes_per_cycle
+    one = sums / machine.clock_ghz + machine.cluster_sum_ns
+    return np.asarray(np.where(table.cluster_k > 1, one * cut.whole_waves, 0.0))
 
 
 def _norm(exponent: float, *terms: Floats) -> Floats:

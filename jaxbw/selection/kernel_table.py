@@ -40,7 +40,7 @@ class Kernel:
         CUDA cores.
       input: dtype of the operands, or a class of them.
       layout: which of m, k and k, n are contiguous.
-      block_m, block_n, block_k: the tile.
+      block_m, block_n, block_k: the tile of a multiplying warpgroup.
       cta_group: CTAs that share one MMA.
       why: what the instance is for.
     """
@@ -76,8 +76,7 @@ class Kernel:
             return f"jaxbw_{self.family}_{self.role}_{self.input}"
         if self.family == "sm100":
             return f"jaxbw_sm100_{self.input}_{self.cta_group}cta"
-        tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
-        return f"jaxbw_sm90_{self.input}_{self.layout}_{tile}"
+        return f"jaxbw_sm90_{self.input}_{self.layout}_{self.block_m}x{self.block_n}"
 
     def to_json(self) -> dict[str, Any]:
         """The fields and the name, as the manifest holds them."""
@@ -163,10 +162,12 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
         yield 'layout is not "nn", "nt", "tn" or "tt": wgmma has it in the instruction'
     if kernel.cta_group != 1:
         yield "cta_group is not 1: wgmma has no pairs"
-    if kernel.block_m != 128:
-        yield "block_m is not 128, two consumer warpgroups of m64"
-    if kernel.block_n is None or kernel.block_n % 64 or not 64 <= kernel.block_n <= 256:
-        yield "block_n is not a multiple of 64 in 64..256"
+    if kernel.block_m not in (64, 128):
+        yield "block_m is not 64 or 128, one or two m64 of a warpgroup"
+    # An MN-major rhs is loaded in columns of a span.
+    step = _SPAN if kernel.layout[-1] == "n" else 32
+    if kernel.block_n is None or kernel.block_n % step or not step <= kernel.block_n <= 256:
+        yield f"block_n is not a multiple of {step} up to 256"
     if kernel.block_k != _SPAN:
         yield f"block_k is not {_SPAN}"
 

@@ -46,9 +46,11 @@ class Machine:
     epilogue_bytes_per_cycle: float
     columns_slowdown: float
     rows_slowdown: float
+    straddle_slowdown: float
+    cluster_sum_ns: float
+    cluster_sum_bytes_per_cycle: float
     split_ns: float
     memset_ns: float
-    plain_block_n: int
     margin: float
 
     def resident_clusters(self, cluster_size: int) -> int:

@@ -6,13 +6,14 @@ from functools import lru_cache
 import numpy as np
 
 from jaxbw.selection import config as configs
-from jaxbw.selection.candidates import Candidates, candidates
+from jaxbw.selection.candidates import Candidates, Integers, candidates
 from jaxbw.selection.config import SCHEDULERS, GemmConfig
 from jaxbw.selection.cost_model import Costs, Floats, evaluate, is_excluded
 from jaxbw.selection.machine import Machine
+from jaxbw.selection.tuned import Table
 from jaxbw.selection.workload import Workload, canonical
 
-_KEPT = 12  # ranked candidates that a choice shows
+KEPT = 12  # ranked candidates that a choice shows
 _SMALL_M = 32  # published: below it, swap-AB is Modular's rule (kernel-facts, section 2)
 
 
@@ -29,7 +30,8 @@ class Cost:
       fixed: launch, set-up, first loads.
       split: bringing the parts of split tiles together.
       repack: copying operands that TMA cannot address.
-      total: main_loop, epilogue, fixed, split and repack.
+      tuned: what measurements of such sizes say that the model has too little (see `tuned`).
+      total: main_loop, epilogue, fixed, split, repack and tuned.
     """
 
     waves: int
@@ -41,6 +43,7 @@ class Cost:
     fixed: float
     split: float
     repack: float
+    tuned: float
     total: float
 
     def __str__(self) -> str:
@@ -48,7 +51,7 @@ class Cost:
         parts[0] += f", {100 * self.efficiency:.1f} % filled"
         parts += [
             f"{name.replace('_', ' ')} {value:.2f}"
-            for name in ("main_loop", "epilogue", "fixed", "split", "repack")
+            for name in ("main_loop", "epilogue", "fixed", "split", "repack", "tuned")
             if (value := getattr(self, name))
         ]
         return ", ".join(parts)
@@ -67,7 +70,7 @@ class Ranked:
 
 
 # What a kernel is compiled for: its cta_group on sm100, its block_n on sm90.
-Instances = frozenset[int]
+Instances = frozenset[tuple[int | None, ...]]
 
 
 @lru_cache(maxsize=4096)
@@ -78,6 +81,8 @@ def search(
     swapped: tuple[Workload, Instances] | None,
     *,
     batch_invariant: bool,
+    tuned: Table | None = None,
+    kept: int = KEPT,
 ) -> tuple[int, tuple[Ranked, ...]]:
     """How many candidates there are, and the best of them.
 
@@ -86,6 +91,8 @@ def search(
       machine: where the product runs.
       straight, swapped: the workload without and with swap-AB, and the kernels there are for it.
       batch_invariant: choose independently of m and of the batch, without split or swap.
+      tuned: corrects the model.
+      kept: how many at most.
     """
     found: list[tuple[float, int, int, Workload, Candidates, Costs]] = []
     count = 0
@@ -94,32 +101,39 @@ def search(
             continue
         work = canonical(side[0]) if batch_invariant else side[0]
         table = _available(family, work, side[1], whole=batch_invariant)
-        costs = evaluate(work, machine, table)
+        costs = _evaluate(work, machine, table, tuned)
         # To a tenth of a nanosecond, so that equals stay equal wherever it is computed.
         totals = np.round(costs.total * _handicap(work, machine, table), 1)
         totals[is_excluded(work, machine, table, costs)] = np.inf
         count += int(np.isfinite(totals).sum())
-        for row in np.argsort(totals, kind="stable")[:_KEPT]:
+        for row in np.argsort(totals, kind="stable")[:kept]:
             if np.isfinite(totals[row]):
                 found.append((float(totals[row]), order, int(row), work, table, costs))
-    best = sorted(found, key=lambda entry: entry[:2])[:_KEPT]
+    best = sorted(found, key=lambda entry: entry[:2])[:kept]
     return count, tuple(
         _ranked(family, table, costs, row, work, batch_invariant)
         for _, _, row, work, table, costs in best
     )
 
 
-def price(family: str, machine: Machine, work: Workload, config: GemmConfig) -> Ranked:
+def price(
+    family: str,
+    machine: Machine,
+    work: Workload,
+    config: GemmConfig,
+    tuned: Table | None = None,
+) -> Ranked:
     """A given configuration, its open fields filled in with their defaults.
 
     Args:
       family, machine: as in `search`.
       work: swapped where the configuration says so.
       config: valid, and with a tile.
+      tuned: corrects the model.
     """
     table = Candidates.of([config], family, work.itemsize)
     raster = np.array([config.raster == "n"], np.int64), np.array([config.swizzle])
-    costs = evaluate(work, machine, table, raster)
+    costs = _evaluate(work, machine, table, tuned, raster)
     spans = config.k_spans(work.itemsize)
     filled = replace(
         config,
@@ -129,6 +143,21 @@ def price(family: str, machine: Machine, work: Workload, config: GemmConfig) -> 
         scheduler=config.scheduler or SCHEDULERS[family][0],
     )
     return _priced(filled, costs, 0)
+
+
+def _evaluate(
+    work: Workload,
+    machine: Machine,
+    table: Candidates,
+    tuned: Table | None,
+    rasterisation: tuple[Integers, Integers] | None = None,
+) -> Costs:
+    """The modelled costs, corrected."""
+    costs = evaluate(work, machine, table, rasterisation)
+    if tuned is None:
+        return costs
+    total = costs.total * tuned.factors(work, table)
+    return replace(costs, tuned=total - costs.total, total=total)
 
 
 def _available(family: str, work: Workload, instances: Instances, *, whole: bool) -> Candidates:
@@ -143,16 +172,18 @@ def _available(family: str, work: Workload, instances: Instances, *, whole: bool
         swap_ab=work.swapped,
         whole=whole,
     )
-    compiled_for = table.cta_group if family == "sm100" else table.block_n
-    return table.take(np.isin(compiled_for, sorted(instances)))
+    if family == "sm100":
+        keys = [table.cta_group]
+    else:
+        keys = [np.where(table.pingpong, table.block_m, table.block_m // 2), table.block_n]
+    compiled = [key in instances for key in zip(*(key.tolist() for key in keys), strict=True)]
+    return table.take(np.array(compiled, bool))
 
 
 def _handicap(work: Workload, machine: Machine, table: Candidates) -> Floats:
-    """What is split, unusual for its m, or in a tile that has not been timed, wins by a margin."""
+    """What is split, or exchanged without need, wins by a margin."""
     m = work.n if work.swapped else work.m
-    plain = (table.split_k == 1) & (work.swapped == (m < _SMALL_M))
-    if machine.plain_block_n and not work.swapped:
-        plain &= table.block_n == machine.plain_block_n
+    plain = (table.split_k * table.cluster_k == 1) & (work.swapped == (m < _SMALL_M))
     return np.where(plain, 1.0, 1.0 + machine.margin)
 
 
@@ -192,6 +223,15 @@ def _cost(costs: Costs, row: int) -> Cost:
         loads=max(term[name] for name in ("fill", "latency", "l2", "dram")),
         **{
             name: term[name]
-            for name in ("mma", "main_loop", "epilogue", "fixed", "split", "repack", "total")
+            for name in (
+                "mma",
+                "main_loop",
+                "epilogue",
+                "fixed",
+                "split",
+                "repack",
+                "tuned",
+                "total",
+            )
         },
     )

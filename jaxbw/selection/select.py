@@ -10,11 +10,12 @@ from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import Device, for_family
 from jaxbw.selection.implementations import EMULATED
 from jaxbw.selection.kernel_table import Kernel
-from jaxbw.selection.search import Cost, Instances, Ranked, price, search
+from jaxbw.selection.search import KEPT, Cost, Instances, Ranked, price, search
+from jaxbw.selection.tuned import Table, table_for
 from jaxbw.selection.workload import Workload, workload
 
 # Families that implementation=None may take: sm90 has run on a GPU; of sm100, which has not, the
-# emulator's sweep over all instances is green (benchmarks/results/2026-11-21_sweep.json).
+# emulator's sweep over all instances is green (benchmarks/results/2026-11-22_sweep.json).
 VERIFIED_FAMILIES = frozenset({"sm90", "sm100"})
 
 
@@ -207,6 +208,41 @@ def _family_refusal(
     return f"{device.name}: {device.problem}" if device.problem is not None else None
 
 
+def ranking(
+    problem: GemmProblem,
+    device: Device,
+    family: str,
+    kernels: Sequence[Kernel],
+    *,
+    tuned: Table | None,
+    batch_invariant: bool = False,
+    kept: int = KEPT,
+) -> tuple[int, tuple[Ranked, ...]]:
+    """How many candidates of a family there are for a problem, and the best of them.
+
+    Args:
+      problem, device, kernels: as in `select`; the device has the family.
+      family: "sm90" or "sm100".
+      tuned: corrects the model.
+      batch_invariant: choose independently of m and of the batch.
+      kept: how many at most.
+    """
+    sides: list[tuple[Workload, Instances]] = []
+    for swapped in (False, True):
+        work = workload(problem, swapped=swapped)
+        sides.append((work, frozenset(_instances(problem, family, work, kernels))))
+    straight, swapped_side = sides
+    return search(
+        family,
+        device.machine,
+        straight,
+        None if batch_invariant else swapped_side,
+        batch_invariant=batch_invariant,
+        tuned=tuned,
+        kept=kept,
+    )
+
+
 def _chosen(
     problem: GemmProblem,
     device: Device,
@@ -215,28 +251,29 @@ def _chosen(
     batch_invariant: bool,
 ) -> Choice | Refusal:
     """The candidate of a family that the model finds the fastest."""
-    sides: list[tuple[Workload, Instances]] = []
-    for swapped in (False, True):
-        work = workload(problem, swapped=swapped)
-        sides.append((work, frozenset(_instances(problem, family, work, kernels))))
-    straight, swapped_side = sides
-    count, ranked = search(
-        family,
-        device.machine,
-        straight,
-        None if batch_invariant else swapped_side,
-        batch_invariant=batch_invariant,
+    tuned = table_for(device.machine.name)
+    count, ranked = ranking(
+        problem, device, family, kernels, tuned=tuned, batch_invariant=batch_invariant
     )
     if not ranked:
         return Refusal(family, "this installation has no kernel for the product's dtype and layout")
     reason = f"the least modelled time of {count} candidates"
+    if tuned is not None:
+        where = tuned.find(workload(problem, swapped=False))
+        reason += f", corrected by what was measured at {where}"
     if batch_invariant:  # they are ranked for the canonical problem; what is told is this one's
-        ranked = tuple(price(family, device.machine, straight[0], r.config) for r in ranked)
+        straight = workload(problem, swapped=False)
+        ranked = tuple(_price(device, family, straight, r.config) for r in ranked)
         reason += ", for every m and batch"
     best = ranked[0]
-    work, _ = sides[best.config.swap_ab]
+    work = workload(problem, swapped=best.config.swap_ab)
     kernel = _instances(problem, family, work, kernels)[_instance_key(family, best.config)]
     return _choice(problem, device, family, kernel, best, reason, ranked)
+
+
+def _price(device: Device, family: str, work: Workload, config: GemmConfig) -> Ranked:
+    machine = device.machine
+    return price(family, machine, work, config, table_for(machine.name))
 
 
 def _given(
@@ -263,7 +300,7 @@ def _given(
     kernel = _instances(problem, family, work, kernels).get(_instance_key(family, config))
     if kernel is None:
         return Refusal(label, "this installation has no kernel for this tile, dtype and layout")
-    priced = price(family, device.machine, work, config)
+    priced = _price(device, family, work, config)
     return _choice(problem, device, family, kernel, priced, "the given configuration", ())
 
 
@@ -293,10 +330,10 @@ def _choice(
 
 def _instances(
     problem: GemmProblem, family: str, work: Workload, kernels: Sequence[Kernel]
-) -> dict[int, Kernel]:
+) -> dict[tuple[int | None, ...], Kernel]:
     """The installed kernels that compute a workload, by what they are compiled for."""
     return {
-        kernel.cta_group if family == "sm100" else kernel.block_n or 0: kernel
+        (kernel.cta_group,) if family == "sm100" else (kernel.block_m, kernel.block_n): kernel
         for kernel in kernels
         if kernel.family == family
         and kernel.role == "gemm"
@@ -305,5 +342,5 @@ def _instances(
     }
 
 
-def _instance_key(family: str, config: GemmConfig) -> int:
-    return config.cta_group if family == "sm100" else config.tile[1]
+def _instance_key(family: str, config: GemmConfig) -> tuple[int, ...]:
+    return (config.cta_group,) if family == "sm100" else (config.team_rows, config.tile[1])

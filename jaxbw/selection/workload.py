@@ -10,6 +10,7 @@ from jaxbw.selection.eligibility import ALIGNMENT, effective_major, repacked
 
 # What a batch-invariant choice is made for, whatever m is: between decoding and prefilling.
 CANONICAL_M = 1024
+LINE = 128  # hardware: bytes of a line of L2; copies have a pitch of whole lines
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,10 @@ class Workload:
       extra_bytes: per element of the result, that the epilogue reads and writes beside it.
       activated, gated, swapped: whether it is.
       tma_rows: whether TMA can store the result's rows.
-      repack_bytes, repacks: what is read and written ahead of the product, by how many kernels.
+      a_straddles, b_straddles: whether an operand's rows, as they are loaded, do not begin at lines
+        of 128 bytes.
+      repack_bytes, repacks: what is read and written ahead of the product, and by how many kernels:
+        one copies all operands that have to be.
     """
 
     batch: int
@@ -42,6 +46,8 @@ class Workload:
     gated: bool
     swapped: bool
     tma_rows: bool
+    a_straddles: bool
+    b_straddles: bool
     repack_bytes: int
     repacks: int
 
@@ -61,6 +67,8 @@ def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
     lhs = effective_major(p.lhs_dtype, p.lhs_major), p.lhs_batched
     rhs = effective_major(p.rhs_dtype, p.rhs_major), p.rhs_batched
     (a_major, a_batched), (b_major, b_batched) = (rhs, lhs) if swapped else (lhs, rhs)
+    straddles = [name not in repacked(p) and _straddles(p, name) for name in ("lhs", "rhs")]
+    a_straddles, b_straddles = reversed(straddles) if swapped else straddles
     return Workload(
         batch=p.batch,
         m=p.n if swapped else p.m,
@@ -77,15 +85,22 @@ def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
         gated=epilogue.gated,
         swapped=swapped,
         tma_rows=p.n * p.output.itemsize % ALIGNMENT == 0,
+        a_straddles=a_straddles,
+        b_straddles=b_straddles,
         repack_bytes=sum(copies),
-        repacks=len(copies),
+        repacks=int(bool(copies)),
     )
 
 
 def canonical(work: Workload) -> Workload:
     """The one workload that stands for all that differ in m and batch; for straight ones only."""
     values = work.__dict__ | {"m": CANONICAL_M, "batch": 1, "a_batched": True, "b_batched": True}
-    return Workload(**(values | {"repack_bytes": 0, "repacks": 0}))
+    return Workload(**(values | {"a_straddles": False, "repack_bytes": 0, "repacks": 0}))
+
+
+def _straddles(p: GemmProblem, name: str) -> bool:
+    _, outer, contiguous = p.lhs_shape if name == "lhs" else p.rhs_shape
+    return outer > 1 and contiguous * p.lhs_dtype.itemsize % LINE != 0
 
 
 def _repacked_bytes(p: GemmProblem) -> Iterator[int]:

@@ -9,13 +9,13 @@ from jaxbw.selection.kernel_table import Kernel
 
 
 def sm90(layout: str) -> Kernel:
-    return Kernel("sm_90a", "gemm", "f16", layout, 128, 192, 64, 1, "a test")
+    return Kernel("sm_90a", "gemm", "f16", layout, 64, 192, 64, 1, "a test")
 
 
 def test_the_source_of_a_hopper_instance() -> None:
     text = source(sm90("nn"))
     assert '#include "gemm/sm90.cuh"' in text
-    assert "__launch_bounds__(384, 1)\n    jaxbw_sm90_f16_nn_128x192x64(" in text
+    assert "__launch_bounds__(384, 1)\n    jaxbw_sm90_f16_nn_64x192(" in text
     assert ".input = jaxbw::DataType::kF16" in text
     assert ".block_n = 192}" in text
 

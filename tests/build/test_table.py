@@ -12,7 +12,7 @@ arch = "sm_90a"
 role = "gemm"
 input = ["bf16", "f16"]
 layout = ["nn", "tt"]
-tile = [[128, 256, 64], [128, 64, 64]]
+tile = [[64, 256, 64], [64, 64, 64]]
 cta_group = 1
 why = "a test"
 """
@@ -26,14 +26,14 @@ def load(tmp_path: Path, text: str) -> tuple[kernel_table.Kernel, ...]:
 
 def test_a_row_stands_for_the_product_of_its_alternatives(tmp_path: Path) -> None:
     assert [kernel.name for kernel in load(tmp_path, ROW)] == [
-        "jaxbw_sm90_bf16_nn_128x256x64",
-        "jaxbw_sm90_bf16_nn_128x64x64",
-        "jaxbw_sm90_bf16_tt_128x256x64",
-        "jaxbw_sm90_bf16_tt_128x64x64",
-        "jaxbw_sm90_f16_nn_128x256x64",
-        "jaxbw_sm90_f16_nn_128x64x64",
-        "jaxbw_sm90_f16_tt_128x256x64",
-        "jaxbw_sm90_f16_tt_128x64x64",
+        "jaxbw_sm90_bf16_nn_64x256",
+        "jaxbw_sm90_bf16_nn_64x64",
+        "jaxbw_sm90_bf16_tt_64x256",
+        "jaxbw_sm90_bf16_tt_64x64",
+        "jaxbw_sm90_f16_nn_64x256",
+        "jaxbw_sm90_f16_nn_64x64",
+        "jaxbw_sm90_f16_tt_64x256",
+        "jaxbw_sm90_f16_tt_64x64",
     ]
 
 
@@ -42,11 +42,11 @@ def test_the_table_has_every_instance_once(root: Path) -> None:
     assert len(names) == len(set(names))
     for kind in ("16bit", "tf32"):
         assert {f"jaxbw_sm100_{kind}_1cta", f"jaxbw_sm100_{kind}_2cta"} <= set(names)
-    for family in ("sm90", "sm100"):
-        assert {f"jaxbw_{family}_repack_{size}" for size in ("16bit", "32bit")} <= set(names)
+    for repack in ("sm90_repack_16bit", "sm100_repack_16bit", "sm100_repack_32bit"):
+        assert f"jaxbw_{repack}" in names
     for dtype in ("bf16", "f16"):
         for layout in ("nn", "nt", "tn", "tt"):
-            assert f"jaxbw_sm90_{dtype}_{layout}_128x256x64" in names
+            assert f"jaxbw_sm90_{dtype}_{layout}_64x256" in names
 
 
 def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:
@@ -63,12 +63,12 @@ def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:
         (('role = "gemm"\n', ""), r"missing keys \['role'\]"),
         (('"gemm"', '"other"'), "role is not one of gemm, repack, naive"),
         (('"sm_90a"', '"sm_80"'), "sm_80"),
-        (('"f16"]', '"bf16"]'), "jaxbw_sm90_bf16_nn_128x256x64"),
+        (('"f16"]', '"bf16"]'), "jaxbw_sm90_bf16_nn_64x256"),
         (('"tt"]', '"any"]'), "layout"),
-        (("[128, 64, 64]", "[128, 96, 64]"), "block_n"),
-        (("[128, 64, 64]", "[256, 64, 64]"), "block_m"),
+        (("[64, 64, 64]", "[64, 96, 64]"), "block_n"),
+        (("[64, 64, 64]", "[256, 64, 64]"), "block_m"),
         (("cta_group = 1", "cta_group = 2"), "cta_group"),
-        (("[[128, 256, 64], [128, 64, 64]]", '"any"'), "block_m"),
+        (("[[64, 256, 64], [64, 64, 64]]", '"any"'), "block_m"),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )
@@ -98,6 +98,6 @@ def test_a_blackwell_tile_is_chosen_at_launch(tmp_path: Path) -> None:
         load(tmp_path, row)
     [kernel] = load(
         tmp_path,
-        row.replace('["nn", "tt"]', '"any"').replace("[[128, 256, 64], [128, 64, 64]]", '"any"'),
+        row.replace('["nn", "tt"]', '"any"').replace("[[64, 256, 64], [64, 64, 64]]", '"any"'),
     )
     assert kernel.name == "jaxbw_sm100_tf32_1cta"

@@ -3,7 +3,8 @@
     ```python    run on the CPU, all blocks of a page in one namespace.
     ```text      right after a python block: what that block prints, "..." standing for anything;
                  elsewhere a diagram
-    ```sh        every line is a make target, or pytest or python with files that exist
+    ```sh        every line is a make target, or pytest or python with files that exist;
+                 the arguments of `python -m jaxbw` are parsed
 
 The comment `<!-- lower for NAME -->` before a python block marks code for a GPU: the block is
 traced as one function and lowered for that device, and must contain a custom call of jaxbw.
@@ -23,6 +24,7 @@ import jax
 import pytest
 
 import jaxbw
+from jaxbw.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -115,6 +117,8 @@ def test_shell_blocks_name_what_exists() -> None:
                     assert {a for a in arguments if "=" not in a} <= targets, block.place
                 else:
                     assert command in ("pytest", "python"), f"{block.place}: {line}"
+                    if arguments[:2] == ["-m", "jaxbw"]:
+                        cli.parser().parse_args(arguments[2:])
                     files = [a for a in arguments if a.endswith(".py")]
                     assert all((ROOT / file).exists() for file in files), f"{block.place}: {line}"
 

@@ -1,7 +1,11 @@
-"""Launches of our kernels as test cases: their operands, and what must come out of them."""
+"""Launches of our kernels as test cases: their operands, and what must come out of them.
+
+Serves the emulator and, through tests/gpu/direct.py, the GPU: the same cases, the same oracle.
+"""
 
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import emulator
+from jaxbw.selection.config import SPAN_BYTES, GemmConfig
 
 from . import gemm_launch
 from .gemm_launch import ACTIVATIONS, SM90, SM100, Config, Product
@@ -26,6 +31,7 @@ SMALLEST = {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150}  # half of the
 ACCUMULATION = 2 * 2.0**-24
 ACTIVATION = 2.0**-20  # of functions that are built on ex2.approx and rcp.approx
 SLOPE = 1.2  # of an activation, at most
+BETA = 0.5  # exact, so that integers stay exact; so are the alphas of cases
 TF32_BITS = 13  # of a float32's mantissa, that TF32 does not have
 Values = npt.NDArray[np.float64]
 
@@ -56,7 +62,9 @@ class Case:
     block_m: int = 128
     block_n: int = 128
     cta_group: int = 1
+    pingpong: bool = False
     cluster: tuple[int, int] = (1, 1)
+    cluster_k: int = 1
     stages: int | None = None  # as many as fit
     swizzle: int = 1
     raster: str = "m"
@@ -84,15 +92,22 @@ class Case:
     def kernel(self) -> str:
         """The name of the kernel that serves it."""
         if self.family == "sm90":
-            tile = f"{self.block_m}x{self.block_n}x64"
+            tile = f"{self.block_m if self.pingpong else self.block_m // 2}x{self.block_n}"
             layout = transposed(self.layout) if self.swap_ab else self.layout
             return f"jaxbw_sm90_{self.dtype}_{layout}_{tile}"
         return f"jaxbw_sm100_{'tf32' if self.dtype == 'f32' else '16bit'}_{self.cta_group}cta"
 
     @property
+    def repacked(self) -> tuple[str, ...]:
+        """Operands of 16 bits whose rows TMA cannot address: they are copied first."""
+        lhs = self.k if self.layout[0] == "n" else self.m
+        rhs = self.n if self.layout[1] == "n" else self.k
+        return ("lhs",) * (lhs % 8 != 0) + ("rhs",) * (rhs % 8 != 0)
+
+    @property
     def sm_count(self) -> int:
         """SMs of the emulated GPU: for two clusters, or for four small ones."""
-        return 2 * max(2, self.cluster[0] * self.cluster[1])
+        return 2 * max(2, self.cluster[0] * self.cluster[1] * self.cluster_k)
 
     def config(self) -> Config:
         """The launch configuration."""
@@ -111,11 +126,24 @@ class Case:
         )
         return config if self.stages else replace(config, stages=gemm_launch.max_stages(config))
 
+    def gemm_config(self) -> GemmConfig:
+        """The launch configuration as a user gives it: what the rules are about."""
+        names = {spec.name for spec in fields(GemmConfig)} & {spec.name for spec in fields(self)}
+        return replace(
+            GemmConfig(**{name: getattr(self, name) for name in names}),
+            block_k=self.k_spans * SPAN_BYTES // DTYPES[self.dtype].itemsize,
+            accumulators=None if self.family == "sm90" else self.accumulators,
+            tma_store=self.store == "tma",
+        )
+
     def product(self) -> Product:
-        """Random operands, the same on every run."""
+        """Random operands, the same on every run.
+
+        Integers are so small that float32 holds every sum of K products exactly, in halves, and of
+        a gated product the product of two sums.
+        """
         rng = np.random.default_rng(zlib.crc32(str(self).encode()))
-        # Gated products multiply two sums, which must still be exact.
-        largest = max(1, min(4, math.isqrt(2**20 // self.k))) if not self.gated else 1
+        largest = max(1, min(8, math.isqrt(2**21 // self.k))) if not self.gated else 1
 
         def draw(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
             if self.integers:
@@ -140,7 +168,7 @@ class Case:
             DTYPES[self.dtype],
             rhs_up=operand("rhs", self.k, self.n) if self.gated else None,
             alpha=self.alpha,
-            beta=0.0 if self.c is None else 0.5,
+            beta=0.0 if self.c is None else BETA,
             c=optional(self.c, full),
             in_place=self.in_place,
             bias=optional(self.bias, (self.m if self.bias_along_m else self.n,)),
@@ -148,6 +176,10 @@ class Case:
             residual=optional(self.residual, full),
             save=self.save,
         )
+
+
+# What sweeps and fuzzers count their cases by: everything but the shape.
+AXES = tuple(spec.name for spec in fields(Case) if spec.name not in ("m", "n", "k"))
 
 
 def transposed(layout: str) -> str:
@@ -218,36 +250,50 @@ def verify(case: Case, product: Product, outcome: gemm_launch.Outcome) -> None:
       AssertionError: an element is wrong, or was not written; or the emulator has found something.
     """
     assert outcome.report.findings == [], f"{case}: {outcome.report.findings}"
-    verify_results(case, product, outcome)
+    verify_results(case, product, [outcome.d, *outcome.saved])
 
 
-def verify_results(case: Case, product: Product, outcome: gemm_launch.Outcome) -> None:
-    """Compares a launch with the oracle.
+def verify_results(case: Case, product: Product, results: Sequence[npt.NDArray[Any]]) -> None:
+    """Compares what a launch has written, each [batch, m, n], with the oracle.
 
     Raises:
       AssertionError: an element is wrong, or was not written.
     """
-    results = [("d", outcome.d), *zip(("saved", "saved_up"), outcome.saved, strict=False)]
     exact = case.integers and not smooth(case.activation)
-    for (name, result), (reference, error) in zip(results, expected(case, product), strict=True):
+    wanted = expected(case, product)
+    names = ("d", "saved", "saved_up")[: len(wanted)]
+    for name, result, (reference, error) in zip(names, results, wanted, strict=True):
         with np.errstate(over="ignore"):  # f16 overflows to infinity, in the kernel as here
             rounded = reference.astype(result.dtype)
         if exact or (case.integers and name != "d"):
             wrong = result != rounded
         else:
+            # Casting rounds what was computed, which may be off by `error` already.
             unit, least = ROUNDING[case.output], SMALLEST[case.output]
             allowed = error + unit * (np.abs(reference) + error) + least
             with np.errstate(over="ignore", invalid="ignore"):
                 wrong = ~(np.abs(result.astype(np.float64) - reference) <= allowed)
             wrong &= ~(np.isinf(rounded) & (result == rounded))
         if wrong.any():
-            places = np.argwhere(wrong)
-            first = tuple(places[0])
-            raise AssertionError(
-                f"{case}: {len(places)} of {result.size} elements of {name} are wrong, within "
-                f"[batch, m, n] {places.min(axis=0).tolist()}..{places.max(axis=0).tolist()}; the "
-                f"first is {result[first]} where {rounded[first]} belongs"
-            )
+            raise AssertionError(_report(case, name, result, rounded, wrong))
+
+
+def _report(
+    case: Case,
+    name: str,
+    result: npt.NDArray[Any],
+    rounded: npt.NDArray[Any],
+    wrong: npt.NDArray[np.bool_],
+) -> str:
+    places = np.argwhere(wrong)
+    first = tuple(places[0])
+    unwritten = np.isnan(result.astype(np.float32)).sum()
+    return (
+        f"{case}: {len(places)} of {result.size} elements of {name} are wrong, {unwritten} are "
+        f"NaN, within [batch, m, n] {places.min(axis=0).tolist()}.."
+        f"{places.max(axis=0).tolist()}; the first is {result[first]} at {places[0].tolist()} "
+        f"where {rounded[first]} belongs"
+    )
 
 
 def check(module: emulator.Module, case: Case, schedule: str = "eager", seed: int = 0) -> Any:

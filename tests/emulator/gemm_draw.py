@@ -1,21 +1,40 @@
 """Draws launches of our kernels from all that are legal."""
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxbw._native import Major
+from jaxbw.selection import config as configs
 from jaxbw.selection.kernel_table import Kernel
 
 from . import gemm_launch
 from .gemm_cases import DTYPES, Case, transposed
-from .gemm_launch import ACTIVATIONS, SM90, SM100, Config, ceil_div
+from .gemm_launch import ACTIVATIONS, SM100, Config, ceil_div
 
 OPTIONAL = (None, None, "f32", "f16", "bf16")
 PLAIN = 0.3  # of the launches have an epilogue that only casts: kernels have a short cut for it
 WORK = 1 << 24  # multiply-adds of a drawn case, about: a fraction of a second
 AREA = 1 << 17  # elements of a cluster tile, likewise
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if m * n <= 16)
+PROPOSALS = 1000  # of launches, some tens of which are legal
 SPAN_ELEMENTS = {2: 64, 4: 32}  # of a swizzle span, by their size
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a drawn launch of an sm90 kernel runs on, and what it may cost.
+
+    `area` bounds the elements of a result, `work` the multiply-adds; `ks` are the contractions.
+    """
+
+    sm_count: int | None  # None: two clusters, or four small ones
+    ks: tuple[int, ...]
+    area: int
+    work: int
+
+
+EMULATED = Gpu(None, ks=(24, 64, 136, 200, 328), area=1 << 24, work=4 * WORK)
 
 
 def widths(block_m: int, cta_group: int, rhs_mn_major: bool, gated: bool) -> list[int]:
@@ -149,22 +168,56 @@ def _epilogue(rng: random.Random, output: str, gated: bool) -> dict[str, Any]:
     )
 
 
-def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float) -> Case:
-    """A launch of an sm90 kernel on a GPU that holds two clusters, or four small ones."""
-    block_m, block_n = kernel.block_m or 0, kernel.block_n or 0
-    cluster = rng.choice([(m, n) for m, n in CLUSTERS if m * n <= 8])
-    size = cluster[0] * cluster[1]
-    items = max(1, round(waves * (max(4, 2 * size) // size)))
+def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: Gpu = EMULATED) -> Case:
+    """A launch of an sm90 kernel, any that the rules let pass.
+
+    Args:
+      rng: draws.
+      kernel: the instance.
+      waves: work items, in rounds of the clusters that the GPU holds.
+      gpu: what it holds, and how much may be computed on it.
+    """
+    for _ in range(PROPOSALS):
+        case = _proposed_sm90_case(rng, kernel, waves, gpu)
+        if sm90_refusal(case) is None:
+            return case
+    raise ValueError(f"no legal launch of {kernel.name} was found: {sm90_refusal(case)}")
+
+
+def sm90_refusal(case: Case) -> str | None:
+    """Why a case cannot be launched, by the rules of jaxbw; None where it can."""
+    config = case.gemm_config()
+    return configs.refusal(config, "sm90") or configs.layout_refusal(
+        config,
+        Major.K if case.layout[0] == "n" else Major.MN,
+        Major.MN if case.layout[1] == "n" else Major.K,
+        family="sm90",
+        gated=case.gated,
+        k=case.k,
+    )
+
+
+def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: Gpu) -> Case:
+    """What `sm90_refusal` has still to be asked about."""
+    pingpong = rng.random() < 0.5
+    block_m = (kernel.block_m or 0) * (1 if pingpong else 2)
+    block_n = kernel.block_n or 0
+    most = configs.MAX_CLUSTER["sm90"]
+    cluster_k = rng.choice((*(1,) * 4, *range(2, most + 1)))
+    cluster = rng.choice([(m, n) for m, n in CLUSTERS if m * n * cluster_k <= most])
+    size = cluster[0] * cluster[1] * cluster_k
+    swap_ab = rng.random() < 0.2
+    gated = not swap_ab and rng.random() < 0.3
+    tile_m, tile_n = cluster[0] * block_m, cluster[1] * (block_n // 2 if gated else block_n)
+    resident = (gpu.sm_count or max(4, 2 * size)) // size
+    items = min(max(1, round(waves * resident)), max(1, gpu.area // (tile_m * tile_n)))
     tiles_m = rng.choice([d for d in range(1, items + 1) if items % d == 0])
     batch = rng.choice([d for d in (1, 2, 3) if items // tiles_m % d == 0])
-    tiles_n = items // tiles_m // batch
-    m = tiles_m * cluster[0] * block_m - rng.choice((0, 8, 72, 3))
-    n = tiles_n * cluster[1] * block_n - rng.choice((0, 8, 24, 5))
-    k = rng.choice((24, 64, 136, 200, 328) if size * block_n <= 512 else (24, 64, 136))
-    swap_ab = rng.random() < 0.2
-    gated = not swap_ab and block_n in (128, 256) and rng.random() < 0.3
+    m = _extent(rng, tiles_m, tile_m)
+    n = _extent(rng, items // tiles_m // batch, tile_n)
+    k = max(1, min(rng.choice(gpu.ks), gpu.work // (batch * m * n)))
     output = rng.choice(tuple(DTYPES))
-    deepest = gemm_launch.max_stages(Config(SM90, block_m, block_n))
+    split_k = rng.choice((1, 1, 2, 3, configs.MAX_SPLIT))
     return Case(
         m=n if swap_ab else m,
         n=m if swap_ab else n,
@@ -180,17 +233,29 @@ def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float) -> Case:
         family="sm90",
         block_m=block_m,
         block_n=block_n,
+        pingpong=pingpong,
         cluster=cluster,
-        stages=rng.choice((2, min(3, deepest), deepest)),
-        swizzle=rng.choice((1, 2, 3)),
+        cluster_k=cluster_k,
+        stages=rng.choice((None, None, *range(2, gemm_launch.MAX_STAGES + 1))),
+        swizzle=rng.choice((1, 2, 3, configs.MAX_SWIZZLE)),
         raster=rng.choice("mn"),
         store_buffers=rng.choice((1, 2)),
         store=rng.choice(("tma", "tma", "rows")),
-        split_k=min(rng.choice((1, 1, 2, 3)), ceil_div(k, 64)),
-        split_tail=rng.random() < 0.5,
+        scheduler=rng.choice(configs.SCHEDULERS["sm90"]),
+        split_k=split_k,
+        split_tail=split_k > 1 and rng.random() < 0.5,
         swap_ab=swap_ab,
         b_is_ready=rng.random() < 0.5,
     )
+
+
+def _extent(rng: random.Random, tiles: int, tile: int) -> int:
+    """An extent of so many tiles, the last of which may be anything but empty."""
+    most = tile * tiles
+    least = most - tile + 1
+    drawn = rng.randint(least, most)
+    aligned = min(-(-drawn // 8) * 8, most)  # as TMA wants rows of 16 bits
+    return rng.choice((most, least, drawn, aligned, aligned))
 
 
 def mma_tiles(block_m: int, cta_group: int) -> int:

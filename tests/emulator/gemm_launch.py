@@ -11,7 +11,16 @@ import numpy.typing as npt
 from jaxbw import emulator
 from jaxbw.selection.config import GemmConfig
 
-from .gemm_params import Epilogue, EpilogueOperand, EpilogueResult, GemmParams, words
+from .gemm_params import (
+    ClusterShape,
+    Divisor,
+    Epilogue,
+    EpilogueOperand,
+    EpilogueResult,
+    GemmParams,
+    TileOrder,
+    words,
+)
 
 Array = npt.NDArray[Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -20,6 +29,7 @@ ACTIVATIONS = ("none", "relu", "gelu", "silu", "gelu_exact")  # as Activation co
 SPAN, CORE_ROW, ATOM = 128, 16, 1024  # bytes: a swizzle span, a core matrix' row, 8 rows of a span
 CONTROL = 1024  # bytes of barriers and the like
 MMA_ROWS = 128  # of a CTA, at most
+WGMMA_ROWS = 64  # of a warpgroup
 MAX_STAGES, MAX_SHARED = 12, 232448
 GUARD = 256  # elements in front of a result and behind it
 POISON = 0xA5
@@ -47,7 +57,9 @@ class Config:
     block_m: int
     block_n: int
     cta_group: int = 1
+    pingpong: bool = False
     cluster: tuple[int, int] = (1, 1)
+    cluster_k: int = 1
     stages: int = 3
     swizzle: int = 1
     lhs_major: int = 0
@@ -69,7 +81,7 @@ class Config:
     @property
     def clusters(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster[0] * self.cluster[1]
+        return self.cluster[0] * self.cluster[1] * self.cluster_k
 
 
 @dataclass(frozen=True)
@@ -161,7 +173,7 @@ def max_stages(config: Config) -> int:
 def mma_tiles(config: Config) -> int:
     """MMA tiles on top of each other in a CTA's tile."""
     if config.family is SM90:
-        return 1
+        return (config.block_m if config.pingpong else config.block_m // 2) // WGMMA_ROWS
     return max(1, config.block_m // config.cta_group // MMA_ROWS)
 
 
@@ -170,14 +182,14 @@ def is_identity(config: Config, product: Product) -> bool:
     p = product
     operands = (p.c, p.bias, p.residual, p.rhs_up)
     formula = p.alpha == 1 and not config.activation and all(x is None for x in operands)
-    return formula and not p.save and config.split_k == 1
+    return formula and not p.save and (config.family is SM90 or config.split_k == 1)
 
 
 def store_box(config: Config, product: Product) -> tuple[int, int]:
     """Columns and rows of one TMA store."""
     span = SPAN // config.output.itemsize
     if config.family is SM90:
-        return min(64, span), config.family.rows_per_warp
+        return min(64 if config.block_n % 64 == 0 else 32, span), config.family.rows_per_warp
     rows = min(MMA_ROWS, config.block_m // config.cta_group)
     columns = config.block_n // 2 if rows == 64 and config.cta_group == 2 else config.block_n
     chunk = 16 if rows == 64 and config.cta_group == 1 else 32
@@ -263,7 +275,7 @@ class _Results:
             assert intact, "the kernel wrote outside the result"
 
 
-def work(config: Config, m: int, n: int, batch: int, columns: int, sm_count: int) -> dict[str, int]:
+def work(config: Config, m: int, n: int, batch: int, columns: int, sm_count: int) -> dict[str, Any]:
     """The members of GemmParams that say what the work items are."""
     c = config
     across = ceil_div(m, c.cluster[0] * c.block_m // c.cta_group)
@@ -273,13 +285,22 @@ def work(config: Config, m: int, n: int, batch: int, columns: int, sm_count: int
     if c.split_k > 1:
         whole = tiles - tiles % (sm_count // c.clusters) if c.split_tail else 0
     return dict(
-        cluster_tiles_m=across,
-        cluster_tiles_n=along,
+        order=TileOrder.of(across, along, c.swizzle, c.raster),
         whole_tiles=whole,
-        split_k=c.split_k,
+        split_k=Divisor.of(c.split_k),
+        parts=Divisor.of(c.split_k * c.cluster_k),
         work_items=whole + (tiles - whole) * c.split_k,
-        swizzle=min(c.swizzle, across if c.raster == "m" else along),
     )
+
+
+def slices_of(config: Config, tile_columns: int) -> tuple[int, int]:
+    """Slices of a CTA's tile that are reduced apart where tiles are split, and values in each."""
+    c = config
+    if c.cluster_k > 1:
+        slices = c.block_m // c.family.rows_per_warp * (tile_columns // 32)
+        return slices, c.block_m * c.block_n // slices
+    slices = c.family.epilogue_warps * mma_tiles(c)
+    return slices, c.family.rows_per_warp * c.block_n
 
 
 def launch(
@@ -322,10 +343,9 @@ def launch(
     tile_columns = c.block_n // 2 if gated else c.block_n
     items = work(c, m, n, batch, tile_columns, sm_count)
     split_tiles = (items["work_items"] - items["whole_tiles"]) // c.split_k
-    slices = (
-        (split_tiles if c.split_k > 1 else 0) * c.clusters * mma_tiles(c) * family.epilogue_warps
-    )
-    partials = emulator.empty(slices * c.split_k * family.rows_per_warp * c.block_n, np.float32)
+    per_tile, slice_floats = slices_of(c, tile_columns)
+    slices = (split_tiles if c.split_k > 1 else 0) * cluster_m * cluster_n * per_tile
+    partials = emulator.empty(slices * c.split_k * slice_floats, np.float32)
     counters = emulator.empty(slices, np.uint32)
     partials[...], counters[...] = np.nan, 0
 
@@ -347,16 +367,15 @@ def launch(
         b_batched=b.array.shape[0] > 1,
         block_m=c.block_m,
         block_n=c.block_n,
+        pingpong=c.pingpong,
         tile_columns=tile_columns,
-        cluster_m=cluster_m,
-        cluster_n=cluster_n,
+        cluster=ClusterShape.of(cluster_m, cluster_n, c.cta_group, c.cluster_k),
         stages=c.stages,
         k_spans=c.k_spans,
         operand_swizzle=c.operand_swizzle,
         accumulators=c.accumulators,
         store_buffers=c.store_buffers,
         scheduler=(c.scheduler or family.scheduler) == "clc",
-        raster=c.raster == "n",
         partials=partials.ctypes.data if slices else 0,
         counters=counters.ctypes.data if slices else 0,
         input=TYPES[p.dtype],
@@ -380,7 +399,7 @@ def launch(
             params.d, params.saved = maps[0], (type(maps[0]) * 2)(*maps[1:])
 
     resident = sm_count // c.clusters
-    persistent = (c.scheduler or family.scheduler) == "static"
+    persistent = (c.scheduler or family.scheduler) == "static" and c.cluster_k == 1
     clusters = min(items["work_items"], resident) if persistent else items["work_items"]
     a_bytes, b_bytes, staging = storage(c)
     report = module.launch(

@@ -26,6 +26,60 @@ class Epilogue(ctypes.Structure):
     )
 
 
+class Divisor(ctypes.Structure):
+    """As in cuda/gemm/division.h."""
+
+    _fields_ = (("value", c_uint32), ("multiplier", c_uint32), ("shift", c_uint32))
+
+    @classmethod
+    def of(cls, value: int) -> "Divisor":
+        """The divisor of a value."""
+        shift = (value - 1).bit_length()
+        return cls(value, -(-(1 << (31 + shift)) // value), shift)
+
+
+class ClusterShape(ctypes.Structure):
+    """As in cuda/gemm/cluster_protocol.h."""
+
+    _fields_ = (
+        *((name, Divisor) for name in ("m", "n")),
+        ("cta_group", c_uint32),
+        *((name, Divisor) for name in ("k", "tiles", "b_sharers")),
+        *((name, c_uint32) for name in ("row_mask", "column_mask")),
+    )
+
+    @classmethod
+    def of(cls, m: int, n: int, cta_group: int, k: int) -> "ClusterShape":
+        """A cluster of m x n x k CTAs."""
+        return cls(
+            Divisor.of(m),
+            Divisor.of(n),
+            cta_group,
+            Divisor.of(k),
+            Divisor.of(m * n),
+            Divisor.of(m // cta_group),
+            sum(1 << j * m for j in range(n)),
+            sum(1 << i for i in range(0, m, cta_group)),
+        )
+
+
+class TileOrder(ctypes.Structure):
+    """As in cuda/gemm/tile_order.h."""
+
+    _fields_ = (
+        *((name, c_uint32) for name in ("raster", "across", "along")),
+        *((name, Divisor) for name in ("batch", "band", "width", "last_width")),
+    )
+
+    @classmethod
+    def of(cls, tiles_m: int, tiles_n: int, swizzle: int, raster: str) -> "TileOrder":
+        """Bands of `swizzle` cluster tiles, cut along "m" or "n"."""
+        across, along = (tiles_m, tiles_n) if raster == "m" else (tiles_n, tiles_m)
+        width = min(swizzle, across)
+        sizes = (across * along, width * along, width, across % width or width)
+        return cls(raster == "n", across, along, *map(Divisor.of, sizes))
+
+
 class GemmParams(ctypes.Structure):
     """As in cuda/params.h, but for the alignment of its end, which `encode` adds."""
 
@@ -39,12 +93,19 @@ class GemmParams(ctypes.Structure):
         *((name, c_uint64) for name in ("a_data", "b_data")),
         *((name, c_uint64) for name in ("row_stride", "column_stride", "batch_stride")),
         *((name, c_uint32) for name in ("m", "n", "k", "batch", "a_batched", "b_batched")),
-        *((name, c_uint32) for name in ("block_m", "block_n", "tile_columns")),
-        *((name, c_uint32) for name in ("cluster_m", "cluster_n", "stages", "k_spans")),
-        *((name, c_uint32) for name in ("operand_swizzle", "accumulators", "store_buffers")),
-        *((name, c_uint32) for name in ("scheduler", "raster", "swizzle")),
-        *((name, c_uint32) for name in ("cluster_tiles_m", "cluster_tiles_n")),
-        *((name, c_uint32) for name in ("whole_tiles", "split_k", "work_items")),
+        *((name, c_uint32) for name in ("block_m", "block_n", "pingpong", "tile_columns")),
+        ("cluster", ClusterShape),
+        ("stages", c_uint32),
+        *(
+            (name, c_uint32)
+            for name in ("k_spans", "operand_swizzle", "accumulators", "store_buffers")
+        ),
+        ("scheduler", c_uint32),
+        ("order", TileOrder),
+        ("whole_tiles", c_uint32),
+        ("split_k", Divisor),
+        ("parts", Divisor),
+        ("work_items", c_uint32),
         *((name, c_uint64) for name in ("partials", "counters")),
         *((name, c_uint32) for name in ("input", "a_major", "b_major", "b_is_ready")),
     )

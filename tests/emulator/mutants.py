@@ -52,6 +52,11 @@ class Mutant:
         return "\n".join(text)
 
     @property
+    def place(self) -> tuple[int, str]:
+        """Where it makes a difference: its line, and the condition there."""
+        return self.line, self.condition
+
+    @property
     def opcode(self) -> str:
         """The instruction without its operands."""
         return self.instruction.split()[0].rstrip(";")
@@ -77,7 +82,7 @@ def marked(ptx: str, flags: int) -> tuple[str, dict[tuple[int, str], int]]:
       The text, and the number of the word for each line and condition of a mutant.
     """
     lines = ptx.split("\n")
-    places = dict.fromkeys((mutant.line, mutant.condition) for mutant in _mutants(ptx))
+    places = dict.fromkeys(mutant.place for mutant in _mutants(ptx))
     numbers = {place: number for number, place in enumerate(places)}
     for (line, condition), number in numbers.items():
         guard = "@q " if condition else ""

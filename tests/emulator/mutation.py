@@ -3,20 +3,23 @@
     python -m tests.emulator.mutation --jobs 2 --out benchmarks/results/DATE_mutation.json
 
 Every mutant runs under the first schedule in every launch that reaches the changed instruction,
-then under one schedule after another in these launches in turn, until something is found.
+then under one schedule after another in these launches in turn, until something is found. A run
+that was interrupted goes on where it was: outcomes are kept beside --out, in a file of lines.
 """
 
 import argparse
 import functools
+import hashlib
 import itertools
 import json
 import multiprocessing
+import os
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +32,47 @@ from . import gemm_cases, gemm_launch
 from .gemm_cases import Case
 from .gemm_launch import Product
 from .mutants import Mutant, marked, mutants
+from .mutation_launches import launches
 
 KERNELS = Path(jaxbw.__file__).parent / "kernels"
-SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_128x64x64" for layout in ("nn", "nt", "tn", "tt"))
+TILES = {"nn": "64x64", "nt": "64x128", "tn": "128x128", "tt": "64x32"}
+SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.items())
 NAMES = ("jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta", *SM90_NAMES)
 
 # Mutants that no schedule can tell from the kernel, and what gives the order instead. By family,
 # role, opcode, its occurrence in the role (0: any), and change.
 _ALIGNED = "barrier.cluster.arrive.aligned behind it, which all lanes of a warp execute together"
-_ELECT = "elect.sync or an .aligned instruction beside it, for which all lanes of a warp wait"
+_ELECT = "elect.sync behind it, for which all lanes wait; it orders no accesses to memory"
+_NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
 REDUNDANT = {
-    (family, role, "bar.warp.sync", 0, "deleted"): _ALIGNED if role in ("setup", "exit") else _ELECT
-    for family, roles in {
-        "sm90": ("load", "multiply", "epilogue"),
-        "sm100": ("setup", "load", "multiply", "schedule", "epilogue", "exit"),
-    }.items()
-    for role in roles
+    ("sm100", "setup", "bar.warp.sync", 0, "deleted"): _ALIGNED,
+    ("sm100", "exit", "bar.warp.sync", 0, "deleted"): _ALIGNED,
+    ("sm90", "load", "bar.warp.sync", 0, "deleted"): _ELECT,
+    ("sm90", "setup", "bar.warp.sync", 0, "deleted"): _ALIGNED,
+    ("sm90", "multiply", "bar.warp.sync", 2, "deleted"): (
+        "mbarrier.try_wait behind it, by which every lane waits for the sums that it reads"
+    ),
+    ("sm90", "multiply", "bar.warp.sync", 6, "deleted"): (
+        "bar.warp.sync behind the wait for all staging buffers, before parts of a sum are read"
+    ),
+    ("sm90", "epilogue", "bar.warp.sync", 1, "deleted"): (
+        "that of the next tile's wait for all staging buffers: 32 columns are one chunk"
+    ),
 } | {
     ("sm100", "multiply", "xor.b32", occurrence, "parity flips every time"): (
         "two MMA tiles of a tile take both accumulators: their places go round every time"
     )
     for occurrence in (6, 7)
+}
+# Warps of sm90 without a part in the main loop: those that do not load, and a team without a tile.
+REDUNDANT |= {
+    ("sm90", role, "barrier.cluster.arrive.relaxed.aligned", place, "deleted, with its wait"): _NEXT
+    for role, place in (("exit", 1), ("exit", 2), ("setup", 2))
+} | {
+    ("sm90", "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
+        "none: a tile of 128 rows that a cluster shares is the first team's: it has its barriers"
+    )
+    for occurrence in (7, 8, 9, 10)
 }
 
 # Changes of a barrier's initialisation, all found: counted apart, lest they flatter the others.
@@ -58,92 +81,6 @@ ARRIVALS = ("one arrival more", "one arrival less")
 Schedule = tuple[str, int]
 _SEEDS = [schedule for seed in range(1, 13) for schedule in (("random", seed), ("pct", seed))]
 SCHEDULES: tuple[Schedule, ...] = (("latest", 0), *_SEEDS, ("eager", 0))
-
-
-def launches(name: str) -> tuple[Case, ...]:
-    """Small products that together reach all synchronisation of a kernel, and wrap its rings."""
-    if "sm90" in name:
-        base = Case(200, 120, 320, family="sm90", layout=name.split("_")[3], block_n=64, stages=2)
-        return (
-            replace(base, output="bf16"),
-            replace(base, m=400, k=328, output="f16", cluster=(2, 1), stages=5),
-            replace(base, m=400, n=248, k=200, cluster=(2, 2)),
-            replace(base, m=400, n=248, k=200, output="f16", cluster=(2, 2), save=True),
-            replace(base, m=1000, k=136, output="bf16", cluster=(4, 2)),
-            replace(base, n=117, k=136, output="bf16", split_k=2, activation="relu"),
-            replace(base, n=117, k=136, bias="f32", store_buffers=1),
-        )
-    group = 2 if "2cta" in name else 1
-
-    def tiles(
-        cluster: tuple[int, int],
-        block_n: int,
-        layout: str,
-        counts: tuple[int, int, int],
-        **more: Any,
-    ) -> Case:
-        """So many cluster tiles along M and N, and steps along K, but for an edge."""
-        m, n, k = counts
-        case = Case(
-            cluster[0] * 128 * m - 8,
-            cluster[1] * block_n * n - 8,
-            64 * k - 24,
-            layout=layout,
-            block_m=128 * group,
-            block_n=block_n,
-            cta_group=group,
-            cluster=cluster,
-            stages=2,
-            output="bf16",
-        )
-        return replace(case, **more)
-
-    # A launch with everything that the epilogue may read, in each width that it handles at a time.
-    stores: tuple[dict[str, Any], ...] = (
-        *(dict(output=output) for output in ("bf16", "f16", "f32")),
-        dict(n=37),
-        dict(swap_ab=True),
-    )
-    full: dict[str, Any] = dict(bias="f32", residual="bf16", c="f16", save=True, activation="relu")
-    widths = [
-        tiles((group, 1), block_n, "nt", (2, 2, 2), **full, **store)
-        for block_n in ((32, 16, 8) if group == 1 else (32, 16))
-        for store in stores
-    ]
-    widths = [replace(case, block_m=64) if case.block_n == 8 else case for case in widths]
-    both = (
-        *widths,
-        tiles((group, 1), 64, "nt", (2, 2, 5), split_k=2, bias="f32"),
-        tiles((group, 1), 64, "nt", (2, 2, 5), split_k=2, scheduler="static"),
-        tiles((group, 1), 128, "nn", (2, 2, 3), gated=True, save=True),
-        tiles((group, 1), 192, "nt", (3, 2, 2), block_m=256 * group, output="f16"),
-        tiles((group, 1), 128, "nn", (2, 2, 3), output="f32", store="rows", store_buffers=1),
-        tiles((group, 1), 128, "nn", (2, 2, 3), accumulators=1, k_spans=2),
-        tiles((4, 4), 32 * group, "nt", (1, 2, 2)),
-    )
-    if group == 1:
-        return (
-            tiles((1, 1), 64, "nt", (2, 3, 5)),
-            tiles((2, 1), 64, "nt", (1, 3, 5), stages=5),
-            tiles((2, 2), 64, "nt", (2, 2, 3)),
-            tiles((2, 2), 128, "tn", (2, 2, 3), output="f32"),
-            tiles((1, 1), 192, "tn", (2, 2, 3)),
-            tiles((1, 2), 192, "tn", (2, 1, 3)),
-            tiles((4, 2), 64, "nt", (1, 2, 3)),
-            tiles((4, 2), 256, "tn", (1, 2, 2)),
-            *both,
-        )
-    return (
-        tiles((2, 1), 64, "nt", (2, 3, 5)),
-        tiles((4, 1), 64, "nt", (1, 3, 5), stages=5),
-        tiles((2, 1), 128, "tn", (2, 2, 3), output="f32"),
-        tiles((2, 1), 256, "tn", (1, 3, 3), output="f16"),
-        tiles((2, 2), 64, "nt", (2, 2, 3)),
-        tiles((4, 1), 128, "tn", (1, 3, 3)),
-        tiles((4, 2), 64, "nt", (1, 2, 3)),
-        tiles((4, 2), 256, "tn", (1, 2, 2)),
-        *both,
-    )
 
 
 @dataclass
@@ -166,13 +103,18 @@ class Outcome:
     def verdict(self) -> str:
         """In a word or two."""
         if not self.reached:
-            return "not reached"
+            return "no such bit" if self.change.startswith("mask") else "not reached"
         return self.found[0] if self.found else "redundant" if self.redundant else "survived"
 
 
 @functools.cache
 def _product(case: Case) -> Product:
     return case.product()
+
+
+def _sm_count(case: Case) -> int:
+    """For one cluster, so that it has many tiles; parts of a tile are added by several."""
+    return case.config().clusters * (1 if case.split_k == 1 else 2)
 
 
 def observe(
@@ -185,7 +127,7 @@ def observe(
             module,
             case.config(),
             product,
-            sm_count=case.config().clusters,
+            sm_count=_sm_count(case),
             schedule=schedule[0],
             seed=schedule[1],
             step_limit=step_limit,
@@ -206,7 +148,7 @@ def observe(
     found = sorted({finding.kind for finding in findings})
     messages = [f"line {f.line}: {f.message}" for f in findings[:1]]
     try:
-        gemm_cases.verify_results(case, product, outcome)
+        gemm_cases.verify_results(case, product, [outcome.d, *outcome.saved])
     except AssertionError as error:
         found.insert(0, "wrong result")
         messages.append(str(error))
@@ -229,16 +171,23 @@ def baseline(name: str, index: int) -> int:
 
 
 @functools.cache
-def _reached(name: str, index: int) -> frozenset[tuple[int, str]]:
-    """Lines, and conditions there, to which the kernel comes in a launch."""
-    case, flags = launches(name)[index], emulator.empty(1 << 16, np.uint32)
-    flags[...] = 0
+def _marked(name: str) -> tuple[emulator.Module, dict[tuple[int, str], int], Any]:
+    flags = emulator.empty(1 << 16, np.uint32)
     text, numbers = marked(_text(name), flags.ctypes.data)
+    return emulator.Module(text, name), numbers, flags
+
+
+@functools.cache
+def reached(name: str, index: int) -> frozenset[tuple[int, str]]:
+    """Lines, and conditions there, to which the kernel comes in a launch."""
+    module, numbers, flags = _marked(name)
+    case = launches(name)[index]
+    flags[...] = 0
     gemm_launch.launch(
-        emulator.Module(text, name),
+        module,
         case.config(),
         _product(case),
-        sm_count=case.config().clusters,
+        sm_count=_sm_count(case),
         checks="off",
         more_buffers=[flags],
     )
@@ -248,17 +197,14 @@ def _reached(name: str, index: int) -> frozenset[tuple[int, str]]:
 def examine(
     name: str,
     mutant: Mutant,
+    reaching: Sequence[int],
     schedules: tuple[Schedule, ...] = SCHEDULES,
-    among: Sequence[int] | None = None,
 ) -> Outcome:
-    """Runs a mutant until it is found, in all launches or `among` those of these numbers."""
+    """Runs a mutant until it is found, in the launches that reach it, given by their numbers."""
     out = Outcome(name, mutant.line + 1, mutant.role, mutant.instruction, mutant.change)
     family = name.split("_")[1]
     site = (family, mutant.role, mutant.opcode, mutant.occurrence, mutant.change)
     out.redundant = REDUNDANT.get(site) or REDUNDANT.get((*site[:3], 0, mutant.change), "")
-    place = (mutant.line, mutant.condition)
-    numbers = range(len(launches(name))) if among is None else among
-    reaching = [i for i in numbers if place in _reached(name, i)]
     out.reached = bool(reaching)
     module = emulator.Module(mutant.apply(_text(name)), name)
     first = [(schedules[0], index) for index in reaching]
@@ -273,8 +219,24 @@ def examine(
     return out
 
 
-def _work(job: tuple[str, Mutant]) -> Outcome:
+def _work(job: tuple[str, Mutant, list[int]]) -> Outcome:
     return examine(*job)
+
+
+@functools.cache
+def _digest(name: str) -> str:
+    return hashlib.sha256(_text(name).encode()).hexdigest()[:16]
+
+
+def _journal(path: Path) -> dict[tuple[str, int, str, str], Outcome]:
+    """Outcomes of an interrupted run, as far as the kernels are still the same."""
+    done = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        digest = row.pop("ptx")
+        outcome = Outcome(**row)
+        done[outcome.kernel, outcome.line, outcome.change, digest] = outcome
+    return done
 
 
 def all_mutants(names: tuple[str, ...]) -> Iterator[tuple[str, Mutant]]:
@@ -296,8 +258,8 @@ def summary(outcomes: list[Outcome]) -> str:
         "",
         "Written by `python -m tests.emulator.mutation`. A mutant is one of our kernels with one",
         "synchronising instruction deleted or weakened; it counts under the first check that finds",
-        "it. Not reached: a mask bit that no cluster shape sets, or code that no configuration",
-        "comes to. Redundant: another instruction gives the same order.",
+        "it. No such bit: of a mask, and no cluster shape sets it. Not reached: code that none of",
+        "the launches comes to. Redundant: another instruction gives the same order.",
         "",
         f"{len(reached)} mutants are reached; {len(reached) - missed} are found, {missed} are not "
         f"({100 * missed / max(1, len(reached)):.1f} %). Without the mutants of arrival counts,",
@@ -315,7 +277,7 @@ def summary(outcomes: list[Outcome]) -> str:
         lines.append("")
 
     table("kernel", lambda outcome: f"`{outcome.kernel}`")
-    table("change", lambda outcome: re.sub(r"bit \d", "one bit", outcome.change))
+    table("change", lambda outcome: re.sub(r"bit \d+", "one bit", outcome.change))
     lines += ["## Not found", "", "| kernel | role | instruction | change | order given by |"]
     lines.append("|---" * 5 + "|")
     for o in reached:
@@ -339,22 +301,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the table, as JSON; and as Markdown beside it")
     args = parser.parse_args()
     jobs = [job for job in all_mutants(tuple(args.kernels)) if args.match in job[1].instruction]
-    outcomes, start = [], time.monotonic()
-    with multiprocessing.Pool(args.jobs) as pool:
-        for outcome in pool.imap(_work, jobs, chunksize=8):
-            outcomes.append(outcome)
+    start = time.monotonic()
+    keys = [(name, mutant.line + 1, mutant.change, _digest(name)) for name, mutant in jobs]
+    journal = args.out.with_suffix(".jsonl") if args.out else Path(os.devnull)
+    done = _journal(journal) if args.out else {}
+    todo = [job for job, key in zip(jobs, keys, strict=True) if key not in done]
+    print(f"{len(jobs)} mutants, {len(jobs) - len(todo)} of them done before", flush=True)
+    pairs = [(name, i) for name in args.kernels for i in range(len(launches(name)))]
+    with multiprocessing.Pool(args.jobs) as pool, journal.open("a") as lines:
+        places = dict(zip(pairs, pool.starmap(reached, pairs), strict=True))
+        work = [
+            (name, mutant, [i for n, i in pairs if n == name and mutant.place in places[n, i]])
+            for name, mutant in todo
+        ]
+        for count, outcome in enumerate(pool.imap_unordered(_work, work), 1):
+            digest = _digest(outcome.kernel)
+            done[outcome.kernel, outcome.line, outcome.change, digest] = outcome
+            print(json.dumps(asdict(outcome) | {"ptx": digest}), file=lines, flush=True)
             if outcome.verdict == "survived":
                 print(
                     f"survives: {outcome.kernel}:{outcome.line} {outcome.role}: "
                     f"{outcome.instruction} {outcome.change} ({outcome.runs} runs)",
                     flush=True,
                 )
-            if len(outcomes) % 50 == 0:
-                print(
-                    f"{len(outcomes)} of {len(jobs)}, {time.monotonic() - start:.0f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            if count % 50 == 0:
+                seconds = time.monotonic() - start
+                print(f"{count} of {len(todo)}, {seconds:.0f} s", file=sys.stderr, flush=True)
+    outcomes = [done[key] for key in keys]
     print(Counter(outcome.verdict for outcome in outcomes))
     if args.out:
         rows = (json.dumps(asdict(outcome)) for outcome in outcomes)

@@ -11,7 +11,6 @@ same.
 """
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import random
@@ -22,23 +21,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxbw import _native, emulator
+from jaxbw import emulator
 from jaxbw.selection import manifest
 from jaxbw.selection.kernel_table import Kernel
 
 from . import gemm_cases, gemm_draw, installed
 from .gemm_cases import Case
 
-KERNELS = manifest.directory()
 DRAWS = 64  # launches of an sm100 instance
 WAVES = (0.5, 1.0, 1.25, 2.5)  # of an sm90 instance: work items, in rounds of the clusters
-
-AXES: tuple[str, ...] = (
-    *("layout", "dtype", "output", "activation", "c", "bias", "residual", "gated", "save", "batch"),
-    *("shared", "block_m", "block_n", "cluster", "cta_group", "stages", "swizzle", "raster"),
-    *("k_spans", "accumulators", "store_buffers", "store", "operand_swizzle", "scheduler"),
-    *("split_k", "split_tail", "swap_ab", "integers"),
-)
 
 Schedule = tuple[str, int]
 SCHEDULES: tuple[Schedule, ...] = (
@@ -95,18 +86,11 @@ def _attempt(job: Job) -> dict[str, Any]:
     return outcome | {"seconds": round(time.monotonic() - start, 3)}
 
 
-def _fingerprint() -> str:
-    digest = hashlib.sha256(Path(_native.__file__).read_bytes())
-    for path in sorted(KERNELS.glob("*.ptx")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def _summary(jobs: list[Job], done: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Counts of what ran, by axis."""
     ran = [job for job in jobs if _key(job) in done]
     outcomes = [done[_key(job)] for job in ran]
-    axes = {axis: Counter(str(getattr(case, axis)) for case, _ in ran) for axis in AXES}
+    axes = {axis: Counter(str(getattr(case, axis)) for case, _ in ran) for axis in gemm_cases.AXES}
     return {
         "runs": len(ran),
         "planned": len(jobs),
@@ -132,7 +116,7 @@ def main() -> None:
     chosen = [kernel for kernel in kernels() if args.kernels in kernel.name]
     grid = [case for kernel in chosen for case in cases(kernel, args.full)]
     jobs = [(case, schedule) for schedule in SCHEDULES for case in grid]
-    note = args.out.with_suffix(f".{_fingerprint()}.jsonl")
+    note = args.out.with_suffix(f".{installed.fingerprint()}.jsonl")
     lines = note.read_text().splitlines() if note.exists() else []
     done = {outcome["run"]: outcome for outcome in map(json.loads, lines)}
     left = [job for job in jobs if _key(job) not in done]

@@ -97,6 +97,15 @@ def test_sm100(name: str) -> None:
 
 
 SM90 = {
+    # rows that start at any element, at words, and at vectors of 16 bytes
+    **{
+        f"rows of {n}, {store}": Case(
+            70, n, 72, block_n=64, output="bf16", family="sm90", store=store, batch=2
+        )
+        for n, store in ((131, "tma"), (130, "tma"), (136, "rows"), (72, "rows"))
+    },
+    "rows of 33 floats": Case(70, 33, 72, block_n=64, family="sm90", layout="nt"),
+    "vectors of floats": Case(70, 68, 72, block_n=64, family="sm90", store="rows"),
     "plain": Case(256, 392, 136, output="bf16"),
     "2x1": Case(520, 264, 320, cluster=(2, 1)),
     "1x2": Case(200, 520, 64, batch=2, output="bf16", cluster=(1, 2), stages=4),
@@ -104,6 +113,50 @@ SM90 = {
     "odd rows": Case(200, 133, 72, output="bf16"),
     "split": Case(300, 200, 500, output="bf16", split_k=3),
     "swapped": Case(100, 200, 136, output="bf16", layout="nn", swap_ab=True),
+    # K has more blocks than the ring has stages: a team that did not await its turn would take the
+    # round before for its own, since parities of the ring tell only two rounds apart.
+    "pingpong": Case(320, 512, 200, block_m=64, block_n=256, pingpong=True, stages=2),
+    "pingpong 2x1": Case(700, 264, 136, **ONE, block_m=64, pingpong=True, cluster=(2, 1)),
+    "pingpong split": Case(200, 264, 500, **ONE, block_m=64, pingpong=True, split_k=3),
+    "pingpong epilogue": Case(
+        200, 136, 72, batch=3, output="bf16", block_m=64, block_n=64, pingpong=True, **ALL
+    ),
+    "two m64": Case(300, 264, 200, **ONE, block_m=256, split_k=2),
+    "two m64 pingpong": Case(300, 264, 200, **ONE, block_m=128, pingpong=True, cluster=(1, 2)),
+    "two m64 epilogue": Case(300, 264, 72, output="bf16", block_m=256, **ALL),
+    "32 columns": Case(264, 100, 136, output="bf16", layout="nt", block_n=32),
+    "32 columns swapped": Case(
+        16, 264, 136, output="bf16", layout="nn", block_n=32, swap_ab=True, **ALL
+    ),
+    # parts of K in the CTAs of a cluster
+    "2 parts": Case(200, 200, 200, output="bf16", cluster_k=2),
+    "4 parts": Case(128, 133, 300, cluster_k=4, bias="f32", activation="relu", stages=4),
+    "8 parts": Case(72, 264, 520, batch=2, output="f16", cluster_k=8, **ALL),
+    "2 parts of 2x1": Case(300, 140, 200, cluster=(2, 1), cluster_k=2, swizzle=2),
+    "2 parts of 2x2": Case(260, 260, 136, output="bf16", cluster=(2, 2), cluster_k=2),
+    "4 parts, narrow": Case(100, 300, 264, block_n=64, output="bf16", cluster_k=4),
+    "4 parts, gated": Case(200, 100, 300, output="bf16", cluster_k=4, gated=True, save=True),
+    "4 parts, swapped": Case(
+        16, 200, 300, output="bf16", block_n=32, layout="nn", cluster_k=4, swap_ab=True
+    ),
+    "4 parts, pingpong": Case(
+        16,
+        200,
+        300,
+        block_m=64,
+        block_n=32,
+        layout="nn",
+        cluster_k=4,
+        swap_ab=True,
+        pingpong=True,
+        **ALL,
+    ),
+    "2 parts, pingpong": Case(
+        200, 200, 300, output="bf16", block_m=64, cluster_k=2, pingpong=True, split_k=2
+    ),
+    "4 parts, split": Case(200, 200, 900, cluster_k=4, split_k=3),
+    "2 parts, split and gated": Case(136, 72, 500, cluster_k=2, split_k=3, gated=True, save=True),
+    "2 parts, split tail": Case(136, 392, 300, cluster_k=2, split_k=2, split_tail=True),
 }
 
 

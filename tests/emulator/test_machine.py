@@ -391,6 +391,48 @@ def test_distributed_shared_memory() -> None:
     assert out[:64].tolist() == [100 + t for t in range(32)] + list(range(32))
 
 
+ASYNC_STORE = """
+  setp.eq.u32 %p0, %tid, 0;
+  @%p0 mbarrier.init.shared::cta.b64 [memory + 1024], 1;
+  @%p0 fence.mbarrier_init.release.cluster;
+  barrier.cluster.arrive.relaxed.aligned;
+  barrier.cluster.wait.acquire.aligned;
+  @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [memory + 1024], 512;
+  bar.warp.sync -1;
+  mov.u32 %r5, %cluster_ctarank;
+  xor.b32 %r6, %r5, 1;
+  mapa.shared::cluster.u32 %r3, %shared, %r6;
+  mad.lo.u32 %r4, %tid, 16, %r3;
+  mad.lo.u32 %r1, %r5, 100, %tid;
+  st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32
+    [%r4], {%r1, %r5, %r5, %r1}, [%r3 + 1024];
+WAIT:
+  mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [memory + 1024], 0;
+  @!%p1 bra WAIT;
+  mad.lo.u32 %r4, %tid, 16, %shared;
+  ld.shared.v4.b32 {%r0, %r1, %r2, %r3}, [%r4];
+  mad.lo.u32 %tid, %r5, 32, %tid;
+"""
+
+
+@pytest.mark.parametrize(("schedule", "seed"), [("eager", 0), ("latest", 0), ("random", 3)])
+def test_async_stores_reach_a_peer(schedule: str, seed: int) -> None:
+    out = run(ASYNC_STORE + STORE_R0, grid=2, cluster=2, schedule=schedule, seed=seed)
+    assert out[:64].tolist() == [100 + t for t in range(32)] + list(range(32))
+
+
+@pytest.mark.parametrize(
+    ("of", "to", "message"),
+    [
+        ("[%r4], {", "[%r4 + 8], {", "no multiple of 16"),
+        ("[%r3 + 1024];\nWAIT", "[%shared + 1024];\nWAIT", "the mbarrier must lie in the CTA that"),
+    ],
+)
+def test_async_stores_that_go_astray(of: str, to: str, message: str) -> None:
+    with pytest.raises(emulator.EmulatorError, match=message):
+        run(ASYNC_STORE.replace(of, to) + STORE_R0, grid=2, cluster=2)
+
+
 def test_atomics_of_all_threads() -> None:
     out = run(
         "atom.global.add.u32 %r1, [%out], 1; atom.global.max.u32 %r2, [%out + 4], %tid;"

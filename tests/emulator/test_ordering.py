@@ -41,6 +41,20 @@ END:
   bar.warp.sync -1;
   tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;
 """
+SENT = """
+  setp.ne.u32 %p0, %tid, 0;
+  @%p0 bra END;
+  mbarrier.init.shared::cta.b64 [memory + 1024], 1;
+  fence.mbarrier_init.release.cluster;
+  mbarrier.arrive.expect_tx.shared::cta.b64 _, [memory + 1024], 4;
+  st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [memory], 7, [memory + 1024];
+  {}
+WAIT:
+  mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [memory + 1024], 0;
+  @!%p1 bra WAIT;
+  {}
+END:
+"""
 STORED = """
   shl.b32 %r0, %tid, 2;
   add.u32 %r0, %r0, %shared;
@@ -117,6 +131,13 @@ CASES = [
         "wgmma",
         128,
         id="wgmma needs a fence",
+    ),
+    pytest.param(
+        SENT.format("ld.shared.b32 %r0, [memory];", ""),
+        SENT.format("", "ld.shared.b32 %r0, [memory];"),
+        "race",
+        32,
+        id="a read waits for an async store",
     ),
 ]
 

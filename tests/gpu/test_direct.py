@@ -46,6 +46,7 @@ def instances() -> list[Case]:
                 *(264, 328, 200),
                 layout=layout,
                 dtype=dtype,
+                block_m=128 * kernel.cta_group,
                 block_n=width,
                 cluster=cluster,
                 cta_group=kernel.cta_group,
@@ -128,7 +129,7 @@ def test_offsets_beyond_32_bits() -> None:
     # 2^31 elements end within row 65536: the rows around it, the first and the last are compared.
     case = Case(m=65800, n=32768, k=8, output="bf16", block_n=256, cluster=(2, 1), swizzle=8)
     skip_without_device(case)
-    given = direct.operands(case)
+    given = case.product()
     (result,) = direct.launch(case, given)
     assert not (result.view(np.uint16) == 0xFFFF).any(), "elements were not written"
     for rows in (slice(0, 130), slice(65500, 65800)):
@@ -152,7 +153,7 @@ def test_launches_repeat_bit_for_bit(cluster: tuple[int, int]) -> None:
 def test_nan_and_infinity_stay_in_their_row_and_column(special: float) -> None:
     case = Case(m=264, n=264, k=200, output="bf16")
     skip_without_device(case)
-    given = direct.operands(case)
+    given = case.product()
     given.lhs[0, 130, 199] = special
     given.rhs[0, 0, 263] = special
     result = direct.launch(case, given)[0].astype(np.float64)

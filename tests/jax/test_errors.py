@@ -63,7 +63,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         call(config=jaxbw.GemmConfig(128, 96), implementation="sm90"),
         ValueError,
-        "takes multiples of 64",
+        "takes 32, 64, 128, 192, 256",
     ),
     (
         call(config=jaxbw.GemmConfig(128, 96), implementation="sm100"),

@@ -54,14 +54,22 @@ void append(std::ostringstream& line, const char* key, const std::string& value)
   line << ", \"" << key << "\": \"" << value << '"';
 }
 template <typename Number>
-void append(std::ostringstream& line, const char* key, Number value) {
-  line << ", \"" << key << "\": " << +value;
+void print(std::ostringstream& line, Number value) {
+  line << +value;
 }
-template <typename Number>
-void append(std::ostringstream& line, const char* key, const std::vector<Number>& values) {
-  line << ", \"" << key << "\": [";
-  for (size_t i = 0; i < values.size(); ++i) line << (i > 0 ? ", " : "") << +values[i];
+template <typename Value>
+void print(std::ostringstream& line, const std::vector<Value>& values) {
+  line << '[';
+  for (size_t i = 0; i < values.size(); ++i) {
+    line << (i > 0 ? ", " : "");
+    print(line, values[i]);
+  }
   line << ']';
+}
+template <typename Value>
+void append(std::ostringstream& line, const char* key, const Value& value) {
+  line << ", \"" << key << "\": ";
+  print(line, value);
 }
 void append_all(std::ostringstream&) {}
 template <typename Value, typename... Rest>
@@ -484,20 +492,13 @@ void compute(const GemmParams& p, bool naive) {
 
 // The parts of every split tile meet at counters, at least one for each of its CTAs; they must be zero.
 bool counters_are_ready(const GemmParams& p, unsigned cluster) {
-  const uint64_t split_tiles = p.work_items == p.whole_tiles ? 0 : (p.work_items - p.whole_tiles) / p.split_k;
+  const uint64_t split_tiles = p.work_items == p.whole_tiles ? 0 : (p.work_items - p.whole_tiles) / p.split_k.value;
   if (split_tiles == 0) return p.counters == nullptr;
   const auto is_zero = [](uint32_t counter) { return counter == 0; };
   return p.counters != nullptr && std::all_of(p.counters, p.counters + split_tiles * cluster, is_zero);
 }
 
-CUresult launch_repack(const CUlaunchConfig* launch, const Kernel& kernel, const jaxbw::RepackParams& p) {
-  FAKE_RETURN_IF_FAILED("cuLaunchKernelEx", "kernel", kernel.name, "grid", std::vector<unsigned>{launch->gridDimX},
-                        "block", std::vector<unsigned>{launch->blockDimX}, "overlaps", overlaps(*launch), "stream",
-                        reinterpret_cast<uintptr_t>(launch->hStream), "shape",
-                        std::vector<uint32_t>{p.batch, p.rows, p.columns}, "pitch", p.destination_pitch, "transposed",
-                        p.transposed);
-  if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
-  const size_t size = kernel.name.find("32bit") != std::string::npos ? 4 : 2;
+void copy_operand(const jaxbw::RepackCopy& p, size_t size) {
   for (uint64_t batch = 0; batch < p.batch; ++batch) {
     for (uint64_t i = 0; i < p.rows; ++i) {
       for (uint64_t j = 0; j < p.columns; ++j) {
@@ -508,6 +509,26 @@ CUresult launch_repack(const CUlaunchConfig* launch, const Kernel& kernel, const
       }
     }
   }
+}
+
+CUresult launch_repack(const CUlaunchConfig* launch, const Kernel& kernel, const jaxbw::RepackParams& p) {
+  std::vector<std::vector<uint32_t>> shapes;
+  std::vector<uint32_t> pitches, transposed;
+  for (const jaxbw::RepackCopy& copy : p.copies) {
+    if (copy.pieces == 0) continue;
+    shapes.push_back({copy.batch, copy.rows, copy.columns});
+    pitches.push_back(copy.destination_pitch);
+    transposed.push_back(copy.transposed);
+  }
+  FAKE_RETURN_IF_FAILED("cuLaunchKernelEx", "kernel", kernel.name, "grid", std::vector<unsigned>{launch->gridDimX},
+                        "block", std::vector<unsigned>{launch->blockDimX}, "overlaps", overlaps(*launch), "stream",
+                        reinterpret_cast<uintptr_t>(launch->hStream), "shapes", shapes, "pitches", pitches,
+                        "transposed", transposed);
+  if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
+  const size_t size = kernel.name.find("32bit") != std::string::npos ? 4 : 2;
+  for (const jaxbw::RepackCopy& copy : p.copies) {
+    if (copy.pieces != 0) copy_operand(copy, size);
+  }
   return CUDA_SUCCESS;
 }
 
@@ -517,6 +538,7 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
     return launch_repack(launch, kernel, *static_cast<const jaxbw::RepackParams*>(arguments[0]));
   }
   const auto& p = *static_cast<const GemmParams*>(arguments[0]);
+  const bool along_m = p.order.raster == jaxbw::Raster::kAlongM;
   FAKE_RETURN_IF_FAILED(
       "cuLaunchKernelEx", "kernel", kernel.name, "grid",
       std::vector<unsigned>{launch->gridDimX, launch->gridDimY, launch->gridDimZ}, "block",
@@ -524,15 +546,16 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
       "shared_memory", launch->sharedMemBytes, "overlaps", overlaps(*launch), "stream",
       reinterpret_cast<uintptr_t>(launch->hStream), "problem", std::vector<uint32_t>{p.batch, p.m, p.n, p.k}, "batched",
       std::vector<uint32_t>{p.a_batched, p.b_batched}, "tiles",
-      std::vector<uint32_t>{p.cluster_tiles_m, p.cluster_tiles_n}, "config",
-      std::vector<uint32_t>{p.block_m, p.block_n, p.cluster_m, p.cluster_n, p.stages, p.swizzle}, "majors",
-      std::vector<uint32_t>{static_cast<uint32_t>(p.a_major), static_cast<uint32_t>(p.b_major)}, "has_bias",
+      std::vector<uint32_t>{along_m ? p.order.across : p.order.along, along_m ? p.order.along : p.order.across},
+      "config",
+      std::vector<uint32_t>{p.block_m, p.block_n, p.cluster.m.value, p.cluster.n.value, p.stages, p.order.width.value},
+      "majors", std::vector<uint32_t>{static_cast<uint32_t>(p.a_major), static_cast<uint32_t>(p.b_major)}, "has_bias",
       static_cast<int>(p.epilogue.bias.data != nullptr), "tile_columns", p.tile_columns, "k_spans", p.k_spans,
       "accumulators", p.accumulators, "store_buffers", p.store_buffers, "operand_swizzle", p.operand_swizzle,
       "store_path", static_cast<int>(p.store_path), "scheduler", static_cast<int>(p.scheduler), "raster",
-      static_cast<int>(p.raster), "work", std::vector<uint32_t>{p.whole_tiles, p.split_k, p.work_items}, "strides",
-      std::vector<uint64_t>{p.row_stride, p.column_stride, p.batch_stride}, "b_is_ready", p.b_is_ready, "identity",
-      p.epilogue.identity, "partials", reinterpret_cast<uintptr_t>(p.partials), "counters",
+      static_cast<int>(p.order.raster), "work", std::vector<uint32_t>{p.whole_tiles, p.split_k.value, p.work_items},
+      "strides", std::vector<uint64_t>{p.row_stride, p.column_stride, p.batch_stride}, "b_is_ready", p.b_is_ready,
+      "identity", p.epilogue.identity, "partials", reinterpret_cast<uintptr_t>(p.partials), "counters",
       reinterpret_cast<uintptr_t>(p.counters));
   const unsigned cluster = cluster_size(*launch);
   if (cluster == 0 || launch->gridDimX % cluster != 0 || launch->gridDimX > 0x7fffffffu)

@@ -20,7 +20,18 @@ XLA_FFI_Error* error_create(XLA_FFI_Error_Create_Args* args) { return new XLA_FF
 struct Context {
   int device;
   void* stream;
+  void** state;  // where the program keeps what instantiate left
 };
+
+XLA_FFI_Error* state_set(XLA_FFI_State_Set_Args* args) {
+  *reinterpret_cast<const Context*>(args->ctx)->state = args->state;
+  return nullptr;
+}
+
+XLA_FFI_Error* state_get(XLA_FFI_State_Get_Args* args) {
+  args->state = *reinterpret_cast<const Context*>(args->ctx)->state;
+  return nullptr;
+}
 
 XLA_FFI_Error* stream_get(XLA_FFI_Stream_Get_Args* args) {
   args->stream = reinterpret_cast<const Context*>(args->ctx)->stream;
@@ -39,6 +50,8 @@ const XLA_FFI_Api kApi = [] {
   api.XLA_FFI_Error_Create = error_create;
   api.XLA_FFI_Stream_Get = stream_get;
   api.XLA_FFI_DeviceOrdinal_Get = device_ordinal_get;
+  api.XLA_FFI_State_Set = state_set;
+  api.XLA_FFI_State_Get = state_get;
   return api;
 }();
 
@@ -71,10 +84,10 @@ struct HarnessAttribute {
   float real;
 };
 
-// The last `result_count` buffers are results. No buffers: a stage that takes none.
-int harness_call(XLA_FFI_Handler* handler, int stage, int device, void* stream, const HarnessBuffer* buffers,
-                 int buffer_count, int result_count, HarnessAttribute* attributes, int attribute_count, char* message,
-                 size_t size) {
+// The last `result_count` buffers are results. No buffers: a stage that takes none. `state`: of the program.
+int harness_call(XLA_FFI_Handler* handler, int stage, int device, void* stream, void** state,
+                 const HarnessBuffer* buffers, int buffer_count, int result_count, HarnessAttribute* attributes,
+                 int attribute_count, char* message, size_t size) {
   std::vector<XLA_FFI_Buffer> storage(buffer_count);
   std::vector<void*> pointers(buffer_count);
   for (int i = 0; i < buffer_count; ++i) {
@@ -115,7 +128,7 @@ int harness_call(XLA_FFI_Handler* handler, int stage, int device, void* stream, 
     }
   }
 
-  Context context{device, stream};
+  Context context{device, stream, state};
   XLA_FFI_CallFrame frame = {};
   frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
   frame.api = &kApi;
@@ -130,6 +143,12 @@ int harness_call(XLA_FFI_Handler* handler, int stage, int device, void* stream, 
                  name_pointers.data(),      values.data()};
   return finish(handler(&frame), message, size);
 }
+
+// Registers a type of state, as XLA does: it gives it a number.
+void harness_register_type(XLA_FFI_TypeId* id) { id->type_id = 1; }
+
+// What XLA does with a program's state in the end.
+void harness_destroy_state(const XLA_FFI_TypeInfo* type, void* state) { type->deleter(state); }
 
 // The traits that the handler declares; negative on failure.
 int harness_traits(XLA_FFI_Handler* handler) {

@@ -16,12 +16,13 @@ from jaxbw import _native
 x = np.zeros((1, 128, 64), np.uint16)
 print(_native.driver_version(), _native.devices())
 print(_native.driver_problem())
-ones = dict.fromkeys(("k_spans", "cluster_m", "cluster_n", "cta_group", "swizzle", "split_k",
-                      "accumulators", "store_buffers", "tma_store", "operand_swizzle"), 1)
+ones = dict.fromkeys(("k_spans", "cluster_m", "cluster_n", "cluster_k", "cta_group", "swizzle",
+                      "split_k", "accumulators", "store_buffers", "tma_store",
+                      "operand_swizzle"), 1)
 zeros = dict.fromkeys(("has_c", "has_bias", "bias_along_m", "has_residual", "gated", "save",
-                       "activation", "lhs_major", "rhs_major", "raster", "split_tail", "wave",
-                       "swap_ab", "scheduler"), 0)
-attributes = ones | zeros | {"kernel": "jaxbw_sm90_bf16_nt_128x128x64", "alpha": 1.0, "beta": 0.0,
+                       "activation", "lhs_major", "rhs_major", "pingpong", "raster",
+                       "split_tail", "wave", "swap_ab", "scheduler"), 0)
+attributes = ones | zeros | {"kernel": "jaxbw_sm90_bf16_nt_64x128", "alpha": 1.0, "beta": 0.0,
                              "block_m": 128, "block_n": 128, "stages": 4}
 try:
     _native.launch_gemm([x, x], [_native.DataType.BF16] * 2, _native.DataType.F32, attributes)

@@ -20,13 +20,22 @@ BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
 @pytest.mark.parametrize(
     ("base", "change", "reason"),
     [
-        ("sm90", {"block_m": 64}, "block_m is 64; sm90 computes 128"),
-        ("sm90", {"block_n": 96}, "multiples of 64"),
-        ("sm90", {"block_n": 320}, "up to 256"),
+        ("sm90", {"block_m": 64}, "block_m is 64; sm90 takes 128 or 256"),
+        ("sm90", {"block_n": 96}, "sm90 takes 32, 64, 128, 192, 256"),
+        ("sm90", {"block_m": 256, "block_n": 256}, "sm90 takes 128 here"),
         ("sm90", {"block_k": 128}, "block_k is 128; sm90 kernels have 64"),
         ("sm90", {"cta_group": 2}, "sm90 takes 1"),
         ("sm90", {"cluster": (4, 4)}, "1 to 8 CTAs"),
         ("sm90", {"cluster": (0, 1)}, "1 to 8 CTAs"),
+        ("sm90", {"cluster_k": 3}, "cluster_k is 3; sm90 takes 1, 2, 4, 8"),
+        ("sm90", {"cluster_k": 4, "cluster": (2, 2)}, "has 16 CTAs; up to 8"),
+        ("sm90", {"cluster_k": 8, "block_m": 64, "pingpong": True}, "whole slices of 16 rows"),
+        ("sm90", {"cluster_k": 2, "stages": 3}, "stages is 3; this tile takes 4"),
+        (
+            "sm90",
+            {"cluster_k": 2, "block_n": 192},
+            "does not hold the sums of a 128x192 tile twice",
+        ),
         ("sm90", {"stages": 1}, "takes 2 to"),
         ("sm90", {"stages": 99}, "None for as many as fit"),
         ("sm90", {"swizzle": 0}, "1 to 16"),
@@ -40,6 +49,7 @@ BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
         ("sm90", {"block_n": None}, "give both of block_m and block_n"),
         ("sm100", {"cluster": (1, 1)}, "not a multiple of cta_group 2"),
         ("sm100", {"cluster": (6, 3)}, "1 to 16 CTAs"),
+        ("sm100", {"cluster_k": 2}, "sm100 takes 1"),
         ("sm100", {"block_m": 64}, "128, 256 or 512 rows"),
         ("sm100", {"block_n": 40}, "multiples of 16"),
         ("sm100", {"block_n": 272}, "to 256"),
@@ -71,7 +81,8 @@ def test_a_chosen_configuration_changes_nothing_else() -> None:
 
 # The legal shapes of tcgen05.mma and of its accumulators, as kernel-facts and the contract say.
 TILES = {
-    ("sm90", 1, 128): range(64, 257, 64),
+    ("sm90", 1, 128): (32, 64, 128, 192, 256),
+    ("sm90", 1, 256): (128,),
     ("sm100", 1, 64): range(8, 257, 8),
     ("sm100", 1, 128): range(16, 257, 16),
     ("sm100", 1, 256): range(16, 257, 16),

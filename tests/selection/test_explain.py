@@ -49,7 +49,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["config"]["swap_ab"] is True
     assert answer["candidates"][0]["config"] == answer["config"]
     cost = answer["cost"]
-    parts = ("main_loop", "epilogue", "fixed", "split", "repack")
+    parts = ("main_loop", "epilogue", "fixed", "split", "repack", "tuned")
     assert cost["total"] == pytest.approx(sum(cost[part] for part in parts))
 
 

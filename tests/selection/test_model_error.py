@@ -1,51 +1,82 @@
-"""benchmarks/model_error.py: a results file against the model, and constants fitted to it."""
+"""benchmarks/model_error.py: measured times against the model, and constants fitted to them."""
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import model_error
+import pytest
+from measure_configs import Measured
+from products import Product
+
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.machine import machines
 from jaxbw.selection.search import price
-
-from .workloads import workload
+from jaxbw.selection.workload import workload
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "model_error.py"
+H200 = machines()["H200"]
+CONFIGS = [
+    GemmConfig(128, 256, cluster=(2, 1)),
+    GemmConfig(128, 128),
+    GemmConfig(128, 128, split_k=4),
+    GemmConfig(128, 64, swap_ab=True, swizzle=4, raster="n"),
+]
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False
+        [sys.executable, str(SCRIPT), *arguments],
+        # As for a user, who starts it without PYTHONSAFEPATH: it imports the scripts beside it.
+        env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
+def made_up(path: Path, clock_ghz: float) -> None:
+    """Times of the model itself, on a machine with another clock."""
+    machine = dataclasses.replace(H200, clock_ghz=clock_ghz)
+    lines = []
+    for m, n, k in ((4096, 4096, 4096), (2048, 2048, 2048), (16, 4096, 4096)):
+        product = Product(m, n, k)
+        measured = []
+        for config in CONFIGS:
+            work = workload(product.problem, swapped=config.swap_ab)
+            total = price("sm90", machine, work, config).cost.total
+            memset = machine.memset_ns / 1000 if config.split_k > 1 else 0.0
+            measured.append(Measured(config, total - memset, total))
+        entries = [each.to_json() for each in measured]
+        lines.append(json.dumps({**dataclasses.asdict(product), "measured": entries}))
+    path.write_text("\n".join(lines) + "\n")
+
+
 def test_it_finds_the_machine_that_made_the_times(tmp_path: Path) -> None:
-    """Times of the model itself, on a machine with another clock, give that clock back."""
-    machine = dataclasses.replace(machines()["H200"], clock_ghz=1.4)
-    config = GemmConfig(128, 256, cluster=(2, 1))
-    rows = [
-        {
-            **dict(zip("mnk", shape, strict=True)),
-            **{"layout": "nn", "dtype": "bfloat16", "fields": dataclasses.asdict(config)},
-            "median_us": price("sm90", machine, workload(*shape, "nn"), config).cost.total,
-        }
-        for shape in ((4096, 4096, 4096), (2048, 2048, 2048))
-    ]
-    results = tmp_path / "results.json"
-    results.write_text(json.dumps({"rows": rows}))
-    told = run(str(results)).stdout.splitlines()
-    assert len(told) == 3
-    assert float(told[-1].split()[-1]) > 0.1
-    *_, least, clock = run(str(results), "--fit", "clock_ghz").stdout.splitlines()
+    results = tmp_path / "results.jsonl"
+    made_up(results, clock_ghz=1.4)
+    assert float(run(str(results)).stdout.splitlines()[-2].split()[-1]) > 0.05
+    *_, least, choices, clock = run(str(results), "--fit", "clock_ghz").stdout.splitlines()
     assert float(least.split()[-1]) < 0.005
-    assert abs(float(clock.split()[2]) - 1.4) < 0.01
+    assert choices == "the model's choices: 1.000 of the best, at most 1.000"
+    assert float(clock.split()[2]) == pytest.approx(1.4, abs=0.01)
 
 
-def test_a_file_without_configurations_is_refused(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    results.write_text('{"rows": [{"arm": "xla"}]}')
+def test_what_a_choice_loses(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    made_up(results, clock_ghz=H200.clock_ghz)
+    (first, *_) = model_error.read(results, H200)
+    assert first.regret(H200) == 1.0
+    slow = dataclasses.replace(first, slower=first.slower * 1.25)
+    assert slow.regret(H200) == 1.25
+
+
+def test_a_file_without_products_is_refused(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    results.write_text("")
     done = run(str(results))
     assert done.returncode == 2
-    assert "run compare_xla.py again" in done.stderr
+    assert "measure_configs.py writes them" in done.stderr

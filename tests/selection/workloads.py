@@ -8,8 +8,8 @@ from jaxbw.selection.search import Instances, Ranked, search
 from jaxbw.selection.workload import Workload
 
 ALL: dict[str, Instances] = {
-    "sm90": frozenset((64, 128, 192, 256)),
-    "sm100": frozenset((1, 2)),
+    "sm90": frozenset({(64, 64), (64, 128), (64, 192), (64, 256), (128, 128)}),
+    "sm100": frozenset({(1,), (2,)}),
 }
 
 
@@ -35,6 +35,8 @@ def workload(
         "gated": False,
         "swapped": swapped,
         "tma_rows": n % 8 == 0,
+        "a_straddles": False,
+        "b_straddles": False,
         "repack_bytes": 0,
         "repacks": 0,
     }

@@ -1,17 +1,8 @@
-// A planted bug: the last thread reads and writes one element past its array. compute-sanitizer's memcheck must say so.
-#include <cstdio>
+// A planted bug: one element behind the result is written. compute-sanitizer's memcheck must say so.
+#include "params.h"
 
-__global__ void increment(int* values, int count) {
-  const int i = threadIdx.x;
-  if (i <= count) values[i] += 1;  // the bug: i < count
-}
-
-int main() {
-  constexpr int kCount = 128;
-  int* values = nullptr;
-  cudaMalloc(&values, kCount * sizeof(int));
-  cudaMemset(values, 0, kCount * sizeof(int));
-  increment<<<1, 2 * kCount>>>(values, kCount);
-  std::printf("%s\n", cudaGetErrorName(cudaDeviceSynchronize()));
-  cudaFree(values);
+extern "C" __global__ void KERNEL(const __grid_constant__ jaxbw::GemmParams p) {
+  const uint64_t size = uint64_t{p.m} * p.n;
+  const uint64_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  if (index <= size) static_cast<float*>(p.output.data)[size - index] = 1;  // the bug: index < size
 }

@@ -31,7 +31,7 @@ class FakeDriver:
 
     def repacks(self) -> list[Call]:
         """The launches of repack kernels."""
-        return [call for call in self.calls("cuLaunchKernelEx") if "pitch" in call]
+        return [call for call in self.calls("cuLaunchKernelEx") if "pitches" in call]
 
     def fail(self, name: str, error: int) -> None:
         """Lets a driver function return an error from now on."""

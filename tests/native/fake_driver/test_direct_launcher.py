@@ -10,7 +10,7 @@ import pytest
 from jaxbw import _native
 
 from .conftest import FakeDriver
-from .product import PAIR, SM90, SM100, Product
+from .product import DTYPES, PAIR, SM90, SM100, Product
 
 PRODUCT = Product(bias="f32")
 
@@ -56,7 +56,7 @@ def test_a_failed_launch_says_what_was_launched(fake: FakeDriver) -> None:
     fake.fail("cuLaunchKernelEx", 700)
     text = (
         "jaxbw: bf16[1,136,72] @ bf16[1,72,264] + bias -> f32[1,136,264], "
-        "kernel jaxbw_sm90_bf16_nn_128x128x64, block_m 128, block_n 128, cluster_n 2, stages 4, "
+        "kernel jaxbw_sm90_bf16_nn_64x128, block_m 128, block_n 128, cluster_n 2, stages 4, "
         "device 0: cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS (a fake error)"
     )
     with pytest.raises(_native.DriverError, match=re.escape(text)):
@@ -67,7 +67,7 @@ def test_a_description_has_all_terms(fake: FakeDriver) -> None:
     fake.fail("cuLaunchKernelEx", 700)
     text = (
         "bf16[2,72,136]^T @ bf16[2,264,72]^T (gate and up) + bias + residual -> bf16[2,136,264], "
-        "saved, kernel jaxbw_sm90_bf16_tt_128x128x64"
+        "saved, kernel jaxbw_sm90_bf16_tt_64x128"
     )
     product = Product(layout="tt", batch=2, gated=True, bias="f32", residual="f32", save=True)
     with pytest.raises(_native.DriverError, match=re.escape(text)):
@@ -121,6 +121,23 @@ def test_results_are_poisoned_and_the_workspace_holds_garbage(fake: FakeDriver) 
     assert filled[-6:] == [(result, 0xFF), (result, 0xFF), (workspace, 0x5A)] * 2
 
 
+def test_nothing_is_written_for_initcheck(fake: FakeDriver) -> None:
+    """What it is to find is memory that only the kernel, or nobody, has written."""
+    replace(PRODUCT, k=70, save=True).check(guard_bytes=0, poison=False)
+    assert fake.calls("cuMemsetD8") == []
+    uploads = [call["bytes"] for call in fake.calls("cuMemcpyHtoD")]
+    assert uploads == [136 * 70 * 2, 70 * 264 * 2, 264 * 4]
+
+
+def test_a_launch_may_have_a_stream(fake: FakeDriver) -> None:
+    product = replace(PRODUCT, k=70, config=SM90 | {"split_k": 2})
+    product.check(stream=0x5678)
+    calls = fake.calls("cuLaunchKernelEx") + fake.calls("cuMemsetD32Async")
+    assert [call["stream"] for call in calls] == [0x5678] * len(calls)
+    product.check()
+    assert fake.launches()[-1]["stream"] == 0
+
+
 @pytest.mark.parametrize("output", ["bf16", "f32"])
 def test_c_may_lie_in_the_result(fake: FakeDriver, output: str) -> None:
     product = replace(PRODUCT, c=output, beta=1.0, output=output)
@@ -147,17 +164,22 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         (HOPPER, {"cluster_m": 16}, "a cluster of 16x1 CTAs; it has 1 to 8"),
         (HOPPER, {"cluster_m": 4, "cluster_n": 4}, "a cluster of 4x4 CTAs"),
         (HOPPER, {"cluster_m": 2**16, "cluster_n": 2**16}, "a cluster of 65536x65536 CTAs"),
+        (HOPPER, {"cluster_k": 3}, "cluster_k is 3; on sm90 it is a power of two up to 8"),
+        (HOPPER, {"cluster_k": 0}, "cluster_k is 0; on sm90 it is a power of two up to 8"),
+        (HOPPER, {"cluster_k": 8, "cluster_m": 2}, "2x1 CTAs, 8 parts of K each; it has 1 to 8"),
+        (HOPPER, {"cluster_k": 2}, "split_k is 1 and cluster_k 2; K has 1 blocks"),
+        (BLACKWELL, {"cluster_k": 2}, "cluster_k is 2; on sm100 it is a power of two up to 1"),
         (HOPPER, {"cluster_m": 3}, "rhs is shared by 3 CTAs, which cannot load equal parts of 128"),
-        (HOPPER, {"block_m": 64}, "block_m is 64; the sm_90 kernels compute 128 rows"),
-        (HOPPER, {"block_n": 192}, "needs kernel jaxbw_sm90_bf16_nt_128x192x64"),
+        (HOPPER, {"block_m": 64}, "block_m is 64; with pingpong 0 it is a multiple of 128"),
+        (HOPPER, {"block_n": 192}, "needs kernel jaxbw_sm90_bf16_nt_64x192"),
         (HOPPER, {"block_n": -1}, "block_n is 4294967295"),
         (HOPPER, {"cta_group": 2, "cluster_m": 2}, "sm_90 has no CTA pairs"),
         (HOPPER, {"k_spans": 2}, "k_spans is 2; the sm_90 kernels take 1"),
         (HOPPER, {"operand_swizzle": 0}, "operand_swizzle is 0; the sm_90 kernels need it"),
         (HOPPER, {"scheduler": 1}, "cluster launch control, which sm_90 does not have"),
         (HOPPER, {"kernel": "gemm"}, "no kernel family is known for kernel 'gemm'"),
-        (HOPPER, {"kernel": "jaxbw_sm90_f16_nt_128x128x64"}, "needs kernel jaxbw_sm90_bf16_nt_12"),
-        (F32_PRODUCT, {"kernel": "jaxbw_sm90_bf16_nt_128x128x64"}, "needs kernel jaxbw_sm90_f32"),
+        (HOPPER, {"kernel": "jaxbw_sm90_f16_nt_64x128"}, "needs kernel jaxbw_sm90_bf16_nt_64x128"),
+        (F32_PRODUCT, {"kernel": "jaxbw_sm90_bf16_nt_64x128"}, "needs kernel jaxbw_sm90_f32"),
         (HOPPER, {"raster": 2}, "raster is 2; it is 0 to 1"),
         (HOPPER, {"split_k": 0}, "split_k is 0; it is 1 to 16"),
         (HOPPER, {"split_k": 17}, "split_k is 17"),
@@ -174,9 +196,9 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         (replace(HOPPER, m=0), {}, "a dimension is 0"),
         (replace(HOPPER, gated=True, c="f32"), {}, "a gated product has no c"),
         (
-            replace(HOPPER, gated=True, output="bf16", config=SM90 | {"block_n": 64}),
+            replace(HOPPER, gated=True, output="bf16", config=SM90 | {"block_n": 32}),
             {},
-            "its half is stored in boxes of 64 columns",
+            "its half is finished 32 columns at a time",
         ),
         (BLACKWELL, {"cluster_m": 32}, "a cluster of 32x1 CTAs; it has 1 to 16"),
         (BLACKWELL, {"block_m": 96}, "block_m is 96; each CTA of cta_group 1 has 64, 128 or 256"),
@@ -269,6 +291,7 @@ def launch(product: Product, options: dict[str, Any] | None = None, **changes: A
     [
         ({"guard_bytes": 8}, "guard_bytes is 8; it is a multiple of 16"),
         ({"repeats": 0}, "repeats is 0"),
+        ({"poison": False, "guard_bytes": 16}, "without poison there are no guards"),
     ],
 )
 def test_wrong_options_are_refused(fake: FakeDriver, options: dict[str, int], message: str) -> None:
@@ -317,7 +340,7 @@ def test_a_wrong_dtype_is_refused_before_the_array_is_read(fake: FakeDriver) -> 
 def test_attributes_must_be_exactly_these(fake: FakeDriver) -> None:
     for attributes, message in (
         ({k: v for k, v in HOPPER.attributes.items() if k != "wave"}, "attribute wave is missing"),
-        (HOPPER.attributes | {"split": 1}, "31 attributes; there are 30"),
+        (HOPPER.attributes | {"split": 1}, "33 attributes; there are 32"),
     ):
         with pytest.raises(ValueError, match=message):
             _native.workspace_bytes((1, 8, 64), (1, 8, 64), _native.DataType.BF16, attributes)
@@ -332,3 +355,30 @@ def test_a_workspace_is_refused_for_what_cannot_be_launched(fake: FakeDriver) ->
 def test_the_unchanged_products_are_launched(fake: FakeDriver) -> None:
     for product in (HOPPER, BLACKWELL, BLACKWELL_PAIR):
         product.check()
+
+
+def test_arrays_in_device_memory_are_used_where_they_are(fake: FakeDriver) -> None:
+    """The fake driver's device memory is the host's."""
+    product = replace(PRODUCT, config=SM90 | {"split_k": 2})
+    given = product.operands()
+    size = _native.workspace_bytes(
+        given[0].shape, given[1].shape, _native.DataType.BF16, product.attributes
+    )
+    result = np.zeros((1, product.m, product.n), np.float32)
+    workspace = np.zeros(size + 16, np.uint8)  # the launcher wants multiples of 16
+    operands = [
+        (x.ctypes.data, x.shape, DTYPES[name][1])
+        for x, name in zip(given, product.dtypes, strict=True)
+    ]
+    results: list[Any] = [
+        (result.ctypes.data, result.shape, _native.DataType.F32),
+        (workspace.ctypes.data + -workspace.ctypes.data % 16, (size,), None),
+    ]
+    _native.enqueue_gemm(operands, results, product.attributes)
+    assert not fake.calls("cuCtxSynchronize")
+    np.testing.assert_array_equal(result, product.expected(given)[0])
+    assert not fake.calls("cuMemAlloc")
+    _native.enqueue_gemm(operands, results, product.attributes, wait=True)
+    assert len(fake.calls("cuCtxSynchronize")) == 1
+    with pytest.raises(ValueError, match="1 results; this call has 2: result, workspace"):
+        _native.enqueue_gemm(operands, results[:1], product.attributes)

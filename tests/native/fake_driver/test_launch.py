@@ -59,7 +59,7 @@ def test_layouts(fake: FakeDriver, layout: str, a: tuple[Any, ...], b: tuple[Any
     assert map_of(map_a) == a
     assert map_of(map_b) == b
     assert map_of(map_d) == (F32, [264, 136, 1], [264 * 4, 264 * 4 * 136], [32, 16, 1])
-    assert launch["kernel"] == f"jaxbw_sm90_bf16_{layout}_128x128x64"
+    assert launch["kernel"] == f"jaxbw_sm90_bf16_{layout}_64x128"
     assert launch["majors"] == [int(layout[0] == "t"), int(layout[1] == "n")]
     assert launch["strides"] == [264, 1, 264 * 136]
 
@@ -218,11 +218,14 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
         if kernel.role != "gemm":
             continue
         config = dict(SM90 if kernel.family == "sm90" else PAIR if kernel.cta_group == 2 else SM100)
+        tile = {"block_n": kernel.block_n or 128}
+        if kernel.block_m is not None:  # of one of the two warpgroups
+            tile |= {"block_m": 2 * kernel.block_m, "stages": 3}
         product = Product(
             layout="nn" if kernel.layout == "any" else kernel.layout,
             dtype={"16bit": "bf16", "tf32": "f32"}.get(kernel.input, kernel.input),
             family=kernel.family,
-            config=config | {"block_n": kernel.block_n or 128},
+            config=config | tile,
         )
         product.launch()
         launch = fake.launches()[-1]
@@ -282,23 +285,25 @@ def test_epilogues(fake: FakeDriver, terms: dict[str, Any], family: str) -> None
 @pytest.mark.parametrize(
     ("family", "config", "b_box", "d_box"),
     [
-        ("sm90", SM90, [64, 64, 1], [64, 16, 1]),
+        ("sm90", SM90, [64, 64, 1], None),  # whose results leave without TMA
         ("sm100", SM100, [64, 64, 1], [32, 32, 1]),
         ("sm100", SM100 | {"block_n": 96, "cluster_m": 2}, [64, 24, 1], [16, 32, 1]),
         ("sm100", PAIR, [64, 64, 1], [32, 32, 1]),
     ],
 )
 def test_a_gated_tile_is_half_gate_half_up(
-    fake: FakeDriver, family: str, config: dict[str, int], b_box: list[int], d_box: list[int]
+    fake: FakeDriver, family: str, config: dict[str, int], b_box: list[int], d_box: list[int] | None
 ) -> None:
     product = Product(
         layout="nt", gated=True, save=True, output="bf16", family=family, config=config
     )
     maps, launch = launched(fake, product)
-    _, b, b_up, d, saved, saved_up = maps
+    _, b, b_up, *results = maps
     assert b["box"] == b_up["box"] == b_box
-    assert map_of(d) == map_of(saved) == map_of(saved_up)
-    assert d["box"] == d_box
+    assert (
+        [map_of(result) for result in results] == [map_of(results[0])] * 3 if d_box else not results
+    )
+    assert all(result["box"] == d_box for result in results)
     assert launch["tile_columns"] == config["block_n"] // 2
     columns = launch["tile_columns"] * config.get("cluster_n", 1)
     assert launch["tiles"][1] == math.ceil(264 / columns)
@@ -321,13 +326,23 @@ def test_a_gated_tile_is_half_gate_half_up(
     ids=str,
 )
 def test_store_paths(fake: FakeDriver, changes: dict[str, Any], path: int) -> None:
-    product = Product(**changes, bias="f32", save=True)
+    product = Product(**changes)
     if path == COLUMNS:
         product = Product(**changes | {"family": "sm100", "config": SM100 | {"swap_ab": 1}})
     maps, launch = launched(fake, product)
     assert launch["store_path"] == path
     results = len(maps) - 2
-    assert results == (2 if path == TMA else 0)
+    assert results == (1 if path == TMA else 0)
+
+
+@pytest.mark.parametrize(("family", "path", "results"), [("sm90", ROWS, 0), ("sm100", TMA, 2)])
+def test_what_sm90_does_not_only_cast_leaves_without_tma(
+    fake: FakeDriver, family: str, path: int, results: int
+) -> None:
+    config = SM90 if family == "sm90" else SM100
+    product = Product(bias="f32", save=True, family=family, config=config)
+    maps, launch = launched(fake, product)
+    assert (launch["store_path"], len(maps) - 2) == (path, results)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -383,32 +398,43 @@ def test_unaligned_rows_are_repacked(fake: FakeDriver, family: str) -> None:
         config=SM90 if family == "sm90" else SM100,
     )  # fmt: skip
     (a, b), launch = launched(fake, product)
-    first, second = fake.repacks()
-    assert first["kernel"] == second["kernel"] == f"jaxbw_{family}_repack_16bit"
-    assert (first["shape"], first["pitch"], first["transposed"]) == ([3, 37, 75], 80, 0)
-    assert (second["shape"], second["pitch"], second["transposed"]) == ([1, 75, 21], 24, 0)
-    assert (first["overlaps"], second["overlaps"], launch["overlaps"]) == (0, 1, 1)
+    (repack,) = fake.repacks()  # of both
+    assert repack["kernel"] == f"jaxbw_{family}_repack_16bit"
+    assert repack["shapes"] == [[3, 37, 75], [1, 75, 21]]
+    assert (repack["pitches"], repack["transposed"]) == ([128, 32], [0, 0])
+    assert (repack["overlaps"], launch["overlaps"]) == (0, 1)
     assert launch["b_is_ready"] == 0
-    assert map_of(a)[1:3] == ([75, 37, 3], [160, 160 * 37])
-    assert map_of(b)[1:3] == ([21, 75, 1], [48, 48 * 75])
-    assert workspace(product) == section(3 * 37 * 160) + section(75 * 48)
+    assert map_of(a)[1:3] == ([75, 37, 3], [256, 256 * 37])
+    assert map_of(b)[1:3] == ([21, 75, 1], [64, 64 * 75])
+    assert workspace(product) == section(3 * 37 * 256) + section(75 * 64)
+
+
+@pytest.mark.parametrize(
+    ("k", "pitch"),  # elements: at least 16 bytes, a power of two up to a line, then whole lines
+    [(2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 192), (4100, 4160), (4097, 4160)],
+)
+def test_rows_of_a_copy_straddle_no_line_without_need(fake: FakeDriver, k: int, pitch: int) -> None:
+    launched(fake, Product(5, 16, k))
+    (repack,) = fake.repacks()
+    assert repack["pitches"] == [pitch]
 
 
 def test_only_what_needs_it_is_repacked(fake: FakeDriver) -> None:
     product = Product(37, 24, 75)
     launch = launched(fake, product)[-1]
     (repack,) = fake.repacks()
-    assert repack["shape"] == [1, 37, 75]
+    assert repack["shapes"] == [[1, 37, 75]]
     assert launch["b_is_ready"] == 1
-    assert workspace(product) == section(37 * 160)
+    assert workspace(product) == section(37 * 256)
 
 
 def test_both_right_operands_of_a_gated_product_are_repacked(fake: FakeDriver) -> None:
     product = Product(32, 21, 72, gated=True, output="bf16")
     _, launch = launched(fake, product)
-    assert [call["shape"] for call in fake.repacks()] == [[1, 72, 21], [1, 72, 21]]
+    (repack,) = fake.repacks()
+    assert repack["shapes"] == [[1, 72, 21], [1, 72, 21]]
     assert launch["b_is_ready"] == 0
-    assert workspace(product) == 2 * section(72 * 48)
+    assert workspace(product) == 2 * section(72 * 64)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -417,9 +443,9 @@ def test_tf32_operands_become_k_major(fake: FakeDriver, layout: str) -> None:
     (a, b, _), launch = launched(fake, product)
     assert launch["majors"] == [0, 0]
     assert (a["dims"], b["dims"]) == ([72, 36, 1], [72, 20, 1])
-    shapes = [(call["shape"], call["transposed"]) for call in fake.repacks()]
-    expected = [([1, 36, 72], 1)] * (layout[0] == "t") + [([1, 20, 72], 1)] * (layout[1] == "n")
-    assert shapes == expected
+    expected = [[1, 36, 72]] * (layout[0] == "t") + [[1, 20, 72]] * (layout[1] == "n")
+    assert [call["shapes"] for call in fake.repacks()] == [expected] * bool(expected)
+    assert all(call["transposed"] == [1] * len(expected) for call in fake.repacks())
     assert all(call["kernel"] == "jaxbw_sm100_repack_32bit" for call in fake.repacks())
     assert launch["b_is_ready"] == int(layout == "tt")
 
@@ -445,7 +471,9 @@ def test_split_tiles(
     (launch,) = fake.launches()
     assert launch["work"] == [whole, split["split_k"], items]
     assert launch["grid"] == [min(items, 132), 1, 1]
-    assert launch["identity"] == 0
+    assert launch["identity"] == int(
+        family == "sm90"
+    )  # which asks of each tile whether it is split
     # A counter for each epilogue warp of each split tile, and its sums of every part.
     slices = (20 - whole) * (8 if family == "sm90" else 4)
     rows = 16 if family == "sm90" else 32
@@ -454,6 +482,26 @@ def test_split_tiles(
     cleared = fake.calls("cuMemsetD32Async")
     assert [(call["value"], call["count"]) for call in cleared] == [(0, slices)] * (slices > 0)
     assert launch["counters"] - launch["partials"] == partials
+
+
+@pytest.mark.parametrize(("gated", "columns", "slices"), [(False, 256, 32), (True, 128, 16)])
+def test_parts_of_k_in_a_cluster(fake: FakeDriver, gated: bool, columns: int, slices: int) -> None:
+    # Every cluster has one work item: 2 x 2 cluster tiles, or 2 x 4, whole or in three parts.
+    config = SM90 | {"cluster_n": 2, "cluster_k": 4, "stages": 4}
+    for split_k in (1, 3):
+        product = Product(256, 512, 64 * 12, gated=gated, config=config | {"split_k": split_k})
+        fake.launch_only()
+        product.launch()
+        launch = fake.launches()[-1]
+        tiles = 2 * 512 // columns
+        assert (launch["cluster"], launch["grid"][0]) == (8, 8 * tiles * split_k)
+        assert launch["identity"] == int(not gated)
+        # Where parts are left in memory as well, a counter for 16 rows and 32 columns of D.
+        count = tiles * 2 * slices if split_k > 1 else 0
+        assert workspace(product) == section(count * 128 * 128 // slices * 3 * 4) + section(
+            count * 4
+        )
+    assert [call["count"] for call in fake.calls("cuMemsetD32Async")] == [count]
 
 
 def test_the_counters_of_split_tiles_are_zero(fake: FakeDriver) -> None:

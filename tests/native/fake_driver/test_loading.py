@@ -33,7 +33,7 @@ def test_eight_threads_load_a_kernel_once(fake: FakeDriver) -> None:
     assert {call["version"] for call in fake.calls("cuGetProcAddress")} == {12000}
     assert len(fake.calls("cuInit")) == 1
     loaded = [call["path"].rsplit("/")[-1] for call in fake.calls("cuLibraryLoadFromFile")]
-    assert loaded == ["jaxbw_sm90_bf16_nn_128x128x64.cubin", "jaxbw_sm90_repack_16bit.cubin"]
+    assert loaded == ["jaxbw_sm90_bf16_nn_64x128.cubin", "jaxbw_sm90_repack_16bit.cubin"]
     assert len(fake.calls("cuDevicePrimaryCtxRetain")) == 1
     assert len(fake.calls("cuOccupancyMaxActiveClusters")) == 1
     assert len(fake.calls("cuLaunchKernelEx")) == 8
@@ -46,7 +46,7 @@ def test_occupancy_is_asked_once_for_each_cluster_and_shared_memory(fake: FakeDr
     for config in (shallow, wide, shallow | {"stages": deepest}, shallow, wide):
         Product(136, 192, 72, config=SM90 | config).check()
     names = [call["name"] for call in fake.calls("cuLibraryGetKernel")]
-    assert names.count("jaxbw_sm90_bf16_nn_128x192x64") == 1
+    assert names.count("jaxbw_sm90_bf16_nn_64x192") == 1
     asked = [(c["cluster"], c["shared_memory"]) for c in fake.calls("cuOccupancyMaxActiveClusters")]
     two, most = (
         _native.shared_memory_bytes("sm90", 128, 192, 1, stages) for stages in (2, deepest)
@@ -83,7 +83,7 @@ def test_a_refused_cubin_names_the_driver_and_the_gpu_it_needs(fake: FakeDriver,
 
 def test_a_missing_cubin_is_named(fake: FakeDriver) -> None:
     _native.set_kernel_directory("/nowhere")
-    missing = r"/nowhere/jaxbw_sm90_bf16_tt_128x64x64\.cubin: .*CUDA_ERROR_FILE_NOT_FOUND"
+    missing = r"/nowhere/jaxbw_sm90_bf16_tt_64x64\.cubin: .*CUDA_ERROR_FILE_NOT_FOUND"
     with pytest.raises(_native.DriverError, match=missing):
         Product(136, 136, 72, layout="tt", config=SM90 | {"block_n": 64}).check()
 

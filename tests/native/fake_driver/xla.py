@@ -1,6 +1,7 @@
 """Calls the FFI handlers as XLA's GPU runtime does, through ffi_harness.cc."""
 
 import ctypes
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,16 +48,26 @@ class FfiError(Exception):
         self.code = code
 
 
+@functools.cache
 def _harness() -> ctypes.CDLL:
-    return ctypes.CDLL(os.environ["JAXBW_FFI_HARNESS"])
+    library = ctypes.CDLL(os.environ["JAXBW_FFI_HARNESS"])
+    library.harness_register_type(_type("type_id"))
+    return library
 
 
-def _handler(stage: str) -> ctypes.c_void_p:
-    capsule = _native.ffi_targets()["jaxbw_gemm_v2"][stage]
+def _pointer(capsule: object) -> ctypes.c_void_p:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype = ctypes.c_void_p
     pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
     return ctypes.c_void_p(pointer(capsule, None))
+
+
+def _handler(stage: str) -> ctypes.c_void_p:
+    return _pointer(_native.ffi_targets()["jaxbw_gemm_v2"][stage])
+
+
+def _type(part: str) -> ctypes.c_void_p:
+    return _pointer(_native.ffi_types()["jaxbw_call_site"][part])
 
 
 def _buffer(array: npt.NDArray[Any]) -> Buffer:
@@ -72,6 +83,56 @@ def _attribute(name: str, value: str | int | float) -> Attribute:
     return Attribute(name.encode(), None, 0, value, 0.0)
 
 
+class Program:
+    """A compiled program of one custom call, which it keeps a state for.
+
+    Args:
+      attributes: an integer is an int32 attribute, a float a float32 one.
+
+    Raises:
+      FfiError: a handler returned an error; here, and in `run`.
+    """
+
+    def __init__(self, attributes: Mapping[str, str | int | float]) -> None:
+        self._attributes = dict(attributes)
+        self._state = ctypes.c_void_p()
+        self.run("instantiate")
+
+    def __del__(self) -> None:
+        if self._state:
+            _harness().harness_destroy_state(_type("type_info"), self._state)
+
+    def run(
+        self,
+        stage: str,
+        operands: Sequence[npt.NDArray[Any]] = (),
+        results: Sequence[npt.NDArray[Any]] = (),
+        *,
+        device: int = 0,
+        stream: int = 0,
+    ) -> None:
+        """Runs one stage of the handler."""
+        listed = [_attribute(name, value) for name, value in self._attributes.items()]
+        buffers = [*operands, *results]
+        message = ctypes.create_string_buffer(4096)
+        code = _harness().harness_call(
+            _handler(stage),
+            STAGES[stage],
+            device,
+            ctypes.c_void_p(stream),
+            ctypes.byref(self._state),
+            (Buffer * len(buffers))(*map(_buffer, buffers)),
+            len(buffers),
+            len(results),
+            (Attribute * len(listed))(*listed),
+            len(listed),
+            message,
+            ctypes.c_size_t(len(message)),
+        )
+        if code != 0:
+            raise FfiError(code, message.value.decode())
+
+
 def call(
     stage: str,
     attributes: Mapping[str, str | int | float],
@@ -81,29 +142,10 @@ def call(
     device: int = 0,
     stream: int = 0,
 ) -> None:
-    """Runs one stage of the handler. An integer is an int32 attribute, a float a float32 one.
-
-    Raises:
-      FfiError: the handler returned an error.
-    """
-    listed = [_attribute(name, value) for name, value in attributes.items()]
-    buffers = [*operands, *results]
-    message = ctypes.create_string_buffer(4096)
-    code = _harness().harness_call(
-        _handler(stage),
-        STAGES[stage],
-        device,
-        ctypes.c_void_p(stream),
-        (Buffer * len(buffers))(*map(_buffer, buffers)),
-        len(buffers),
-        len(results),
-        (Attribute * len(listed))(*listed),
-        len(listed),
-        message,
-        ctypes.c_size_t(len(message)),
-    )
-    if code != 0:
-        raise FfiError(code, message.value.decode())
+    """Runs one stage of a new program."""
+    program = Program(attributes)
+    if stage != "instantiate":
+        program.run(stage, operands, results, device=device, stream=stream)
 
 
 def traits(stage: str) -> int:

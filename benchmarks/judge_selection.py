@@ -1,0 +1,127 @@
+"""What the selection's choices lose against the best measured configuration, on random products.
+
+    python benchmarks/judge_selection.py --draw 40 --seed 2026 --out results.json
+
+Measures each product as measure_configs.py does, the choices without and with the tuned table among
+the configurations, and writes the ratio of each choice's time to the least one. The products are
+drawn by a seed; the table was made from others (tune_selection.py says from which).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import launching
+import measure_configs
+import products
+from measure_configs import Effort, Measured
+from model_error import geometric_mean
+from products import Product
+
+from jaxbw.selection import devices, manifest
+from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.devices import Device
+from jaxbw.selection.select import ranking
+from jaxbw.selection.tuned import Table, table_for
+
+BEYOND = 1.15  # no choice may lose more
+NAMES = ("model", "tuned")
+
+
+def choice(product: Product, device: Device, table: Table | None) -> GemmConfig:
+    """What would be launched."""
+    _, ranked = ranking(
+        product.problem, device, device.family or "", manifest.kernels(), tuned=table, kept=1
+    )
+    return ranked[0].config
+
+
+def judged(product: Product, measured: Sequence[Measured], device: Device) -> dict[str, Any]:
+    """A product's row: the best configuration, and the choices with what they lose.
+
+    Times are those of the kernels and of the memset of a split product's counters.
+    """
+    memset = device.machine.memset_ns / 1000
+    times = {
+        each.config: each.microseconds + memset * (each.config.split_k > 1) for each in measured
+    }
+    best = min(times, key=times.__getitem__)
+    row: dict[str, Any] = {
+        **{"product": str(product), "configurations": len(times)},
+        **{"best": str(best), "best_us": round(times[best], 3)},
+    }
+    for name, table in zip(NAMES, (None, table_for(device.machine.name)), strict=True):
+        config = choice(product, device, table)
+        row[name] = {
+            "config": str(config),
+            "us": round(times[config], 3),
+            "ratio": round(times[config] / times[best], 4),
+        }
+    return row
+
+
+def summary(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
+    """What the choices of one kind lose."""
+    ratios = [row[name]["ratio"] for row in rows]
+    return {
+        "geometric_mean": round(geometric_mean(ratios), 4),
+        "most": max(ratios),
+        f"beyond_{BEYOND}": sum(ratio > BEYOND for ratio in ratios),
+    }
+
+
+def environment(device: Device) -> dict[str, Any]:
+    """What a reader needs to repeat the run."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+    table = table_for(device.machine.name)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit.stdout.strip(),
+        "gpu": device.name,
+        "table": None if table is None else table.made,
+        "time": "device time (CUPTI) of all kernels of a call, and the memset of a split product",
+        "inputs": f"iid normal, rotating over {launching.ROTATED / 1e6:.0f} MB",
+    }
+
+
+def main() -> None:
+    """Parses arguments, measures, prints a line for each product, writes the results file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--draw", type=int, default=40, help="how many random products")
+    parser.add_argument("--seed", type=int, default=2026, help="of the random products")
+    parser.add_argument("--count", type=int, default=Effort.count, help="configurations of each")
+    parser.add_argument("--budget", type=float, default=500, help="seconds, after which it stops")
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    arguments = parser.parse_args()
+    device = devices.running_device()
+    if device is None or device.family is None:
+        parser.error("there is no GPU that kernels run on")
+    wanted = products.draw(arguments.draw, arguments.seed)
+    times = arguments.out.with_suffix(".jsonl")
+    effort = Effort(count=arguments.count)
+    bench = launching.Gpu()
+    for _ in measure_configs.run(bench, wanted, device, effort, times, arguments.budget):
+        pass
+    rows = [judged(each, found, device) for each, found in measure_configs.read(times).items()]
+    for row in rows:
+        ratios = " ".join(f"{name} {row[name]['ratio']:5.3f}" for name in NAMES)
+        print(f"{row['product']:24} {row['best_us']:9.2f} us  {ratios}  {row['best']}")
+    summaries = {name: summary(rows, name) for name in NAMES}
+    for name, each in summaries.items():
+        print(f"{name}: {each}")
+    results = {"environment": environment(device), **summaries, "rows": rows}
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Plain products by sizes and layouts, and random ones to calibrate and judge the selection by."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxbw.problem import GemmProblem, reduce_dot_general
+
+CONTRACTING = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,)), "tt": ((0,), (1,))}
+MOST_FLOPS = 1.2e12  # of a drawn product, some 1.5 ms on an H200
+MOST_ELEMENTS = 2.5e8  # of one of its arrays
+LAYOUTS = ("nn", "nn", "nt", "nt", "tn", "tn", "tt")  # the last one is rare
+MULTIPLES = (256, 128, 64, 64, 64, 8, 8, 1)  # of its sizes: most are round, as in practice
+
+
+@dataclass(frozen=True, order=True)
+class Product:
+    """[m, k] @ [k, n]; layout "n" is row-major, "t" its transpose, first lhs, then rhs."""
+
+    m: int
+    n: int
+    k: int
+    layout: str = "nn"
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} {self.layout}"
+
+    @property
+    def problem(self) -> GemmProblem:
+        """As the selection sees it; the result has the operands' dtype."""
+        dtype = jnp.dtype(self.dtype)
+        lhs = (self.m, self.k) if self.layout[0] == "n" else (self.k, self.m)
+        rhs = (self.k, self.n) if self.layout[1] == "n" else (self.n, self.k)
+        return reduce_dot_general(
+            jax.ShapeDtypeStruct(lhs, dtype),
+            jax.ShapeDtypeStruct(rhs, dtype),
+            (CONTRACTING[self.layout], ((), ())),
+            dtype,
+        ).problem
+
+
+def parse(text: str) -> Product:
+    """'m,n,k,layout' to a product."""
+    m, n, k, layout = text.split(",")
+    return Product(int(m), int(n), int(k), layout)
+
+
+def draw(count: int, seed: int) -> list[Product]:
+    """Random products: log-uniform sizes from decoding to large ones, unaligned ones among them."""
+    source = random.Random(seed)
+    drawn: list[Product] = []
+    while len(drawn) < count:
+        multiple = source.choice(MULTIPLES)
+
+        def extent(least: int, most: int, step: int = multiple) -> int:
+            size: float = least * (most / least) ** source.random()
+            return max(step, round(size / step) * step)
+
+        few_rows = source.random() < 0.3
+        m = extent(1, 128, 1) if few_rows else extent(128, 16384)
+        product = Product(m, extent(128, 32768), extent(128, 32768), source.choice(LAYOUTS))
+        flops = 2 * product.m * product.n * product.k
+        largest = max(m * product.k, product.k * product.n, m * product.n)
+        if flops <= MOST_FLOPS and largest <= MOST_ELEMENTS:
+            drawn.append(product)
+    return drawn

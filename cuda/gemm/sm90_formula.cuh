@@ -1,0 +1,144 @@
+// The formula of Epilogue (params.h) on blocks of sums that a warp of the Hopper kernel has left in shared memory. From
+// there each lane takes elements that are neighbours in D: so whatever is shaped as D is read and written in whole
+// sectors, and 16 bytes at a time where its rows allow it.
+#pragma once
+
+#include "gemm/epilogue.h"
+#include "gemm/store_ring.h"
+#include "ptx/global.h"
+
+namespace jaxbw::sm90 {
+
+constexpr uint32_t kBlockRows = kSm90Epilogue.rows_per_warp;
+constexpr uint32_t kBlockColumns = kSm90Chunk;
+constexpr uint32_t kVector = 8;  // elements that a lane handles at a time: 16 bytes, or 32
+
+// Two blocks of floats, swizzled as staging buffers are; `up` for gated products.
+struct SumBlocks {
+  uint32_t first;  // shared address of the first
+
+  JAXBW_DEVICE uint32_t at(uint32_t half) const { return first + half * (kBlockRows * kSwizzleSpan); }
+  JAXBW_DEVICE uint32_t z() const { return at(0); }
+  JAXBW_DEVICE uint32_t up() const { return at(1); }
+};
+
+// Whether the rows of every array that is shaped as D, and the bias, are vectors at multiples of 16 bytes.
+JAXBW_DEVICE bool rows_hold_vectors(const GemmParams& p) {
+  const Epilogue& e = p.epilogue;
+  const void* const arrays[] = {p.output.data, p.saved_output[0].data, p.saved_output[1].data,
+                                e.c.data,      e.residual.data,        e.bias.data};
+  uint64_t bits = 0;
+  for (const void* data : arrays) bits |= reinterpret_cast<uint64_t>(data);
+  return p.store_path != StorePath::kColumns && p.n % kVector == 0 && bits % 16 == 0;
+}
+
+// kWidth sums of a row.
+template <uint32_t kWidth>
+JAXBW_DEVICE void load_sums(float (&values)[kWidth], uint32_t block, uint32_t row, uint32_t column) {
+  constexpr uint32_t kRowBytes = kBlockColumns * sizeof(float), kChunk = 16 / sizeof(float);
+  if constexpr (kWidth == 1) {
+    const uint32_t address = block + staged_offset<kRowBytes>(row, column / kChunk) + column % kChunk * sizeof(float);
+    values[0] = __uint_as_float(ptx::load_shared(address));
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kWidth; i += kChunk) {
+      ptx::load_shared(reinterpret_cast<float (&)[kChunk]>(values[i]),
+                       block + staged_offset<kRowBytes>(row, (column + i) / kChunk));
+    }
+  }
+}
+
+// kWidth elements from `index` of an array, widened.
+template <uint32_t kWidth>
+JAXBW_DEVICE void load_elements(float (&values)[kWidth], EpilogueOperand operand, uint64_t index) {
+  if constexpr (kWidth == 1) {
+    values[0] = load_element(operand, index);
+  } else {
+    with_type(operand.type, [&]<DataType kType>() {
+      constexpr uint32_t kPerWord = 4 / size_bytes(kType);
+      const auto* data = static_cast<const uint32_t*>(operand.data) + index / kPerWord;
+#pragma unroll
+      for (uint32_t i = 0; i < kWidth; i += 4 * kPerWord) {
+        uint32_t words[4];
+        ptx::load_global(words, data + i / kPerWord);
+#pragma unroll
+        for (uint32_t j = 0; j < 4 * kPerWord; ++j) {
+          if constexpr (kType == DataType::kF32) {
+            values[i + j] = __uint_as_float(words[j]);
+          } else {
+            values[i + j] = ptx::widen<kType>(static_cast<uint16_t>(words[j / 2] >> j % 2 * 16));
+          }
+        }
+      }
+    });
+  }
+}
+
+template <uint32_t kWidth>
+JAXBW_DEVICE void store_elements(const float (&values)[kWidth], EpilogueResult result, uint64_t index) {
+  with_type(result.type, [&]<DataType kType>() {
+    if constexpr (kWidth == 1) {
+      store_element<kType>(result.data, index, values[0]);
+    } else if constexpr (kType == DataType::kF32) {
+      auto* data = static_cast<float*>(result.data) + index;
+      ptx::store_global(data, values[0], values[1], values[2], values[3]);
+      ptx::store_global(data + 4, values[4], values[5], values[6], values[7]);
+    } else {
+      ptx::store_global(static_cast<uint16_t*>(result.data) + index, ptx::pack<kType>(values[0], values[1]),
+                        ptx::pack<kType>(values[2], values[3]), ptx::pack<kType>(values[4], values[5]),
+                        ptx::pack<kType>(values[6], values[7]));
+    }
+  });
+}
+
+// Sums -> results, kWidth at a time: with kVector if rows_hold_vectors. `box`: where the block starts in D.
+template <uint32_t kWidth>
+JAXBW_DEVICE void finish_block(const GemmParams& p, SumBlocks blocks, StoreOrigin box) {
+  constexpr uint32_t kAcross = kBlockColumns / kWidth;
+  const Epilogue& e = p.epilogue;
+  const bool down = kWidth == 1 && p.store_path == StorePath::kColumns;  // D's neighbours are below each other
+#pragma unroll 1
+  for (uint32_t unit = ptx::lane_index_here(); unit < kBlockRows * kAcross; unit += ptx::kWarpSize) {
+    const uint32_t i = down ? unit % kBlockRows : unit / kAcross;
+    const uint32_t j = down ? unit / kBlockRows : unit % kAcross * kWidth;
+    const uint32_t row = box.row + i, column = box.column + j;
+    if (row >= p.m || column >= p.n) continue;
+    const uint64_t index = element_index(p, row, column, box.batch);
+    const auto add = [](float (&values)[kWidth], const float (&terms)[kWidth], float scale) {
+#pragma unroll
+      for (uint32_t k = 0; k < kWidth; ++k) values[k] += scale * terms[k];
+    };
+    // Under way while the rest is worked out.
+    float c[kWidth] = {}, bias[kWidth] = {}, residual[kWidth] = {};
+    const bool bias_of_columns = e.bias.data != nullptr && e.bias_along_m == 0;
+    if (e.c.data != nullptr) load_elements(c, e.c, index);
+    if (bias_of_columns) load_elements(bias, e.bias, column);
+    if (e.residual.data != nullptr) load_elements(residual, e.residual, index);
+
+    float z[kWidth], up[kWidth] = {};
+    load_sums(z, blocks.z(), i, j);
+    apply<kWidth>(z, [&](float value) { return value * e.alpha; });
+    if (e.gated) {
+      load_sums(up, blocks.up(), i, j);
+      apply<kWidth>(up, [&](float value) { return value * e.alpha; });
+    }
+    if (e.c.data != nullptr) add(z, c, e.beta);
+    if (bias_of_columns) {
+      add(z, bias, 1.0f);
+    } else if (e.bias.data != nullptr) {
+      const float of_row = load_element(e.bias, row);
+      apply<kWidth>(z, [&](float value) { return value + of_row; });
+    }
+    if (p.saved_output[0].data != nullptr) store_elements(z, p.saved_output[0], index);
+    if (p.saved_output[1].data != nullptr) store_elements(up, p.saved_output[1], index);
+    activate<kWidth>(z, e.activation);
+    if (e.gated) {
+#pragma unroll
+      for (uint32_t k = 0; k < kWidth; ++k) z[k] *= up[k];
+    }
+    if (e.residual.data != nullptr) add(z, residual, 1.0f);
+    store_elements(z, p.output, index);
+  }
+}
+
+}  // namespace jaxbw::sm90

@@ -1,0 +1,36 @@
+"""A progress bar: rich's where it is installed and output is a terminal, else plain lines."""
+
+import contextlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+
+Advance = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def bar(total: int) -> Iterator[Advance]:
+    """Yields a function that prints a line and moves the bar by one."""
+    if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
+        yield _plain(total)
+        return
+    from rich.progress import Progress
+
+    with Progress() as progress:
+        task = progress.add_task("measuring", total=total)
+
+        def advance(text: str) -> None:
+            progress.console.print(text, highlight=False, markup=False)
+            progress.advance(task)
+
+        yield advance
+
+
+def _plain(total: int) -> Advance:
+    done = itertools.count(1)
+
+    def advance(text: str) -> None:
+        print(f"[{next(done)}/{total}] {text}", flush=True)
+
+    return advance

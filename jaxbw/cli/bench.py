@@ -1,0 +1,134 @@
+"""`python -m jaxbw bench`: times jaxbw beside everything that a JAX user could pick instead.
+
+It needs a GPU, but for what reads results that are there: --merge and --report.
+"""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from jaxbw.bench import arms, case, progress, report, results, session
+from jaxbw.bench.timer import Cupti
+
+SUMMARY = "time jaxbw beside everything that a JAX user could pick instead"
+FEWEST_ROUNDS = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    which = parser.add_argument_group("what is measured; default the whole suite, layout nn")
+    which.add_argument("--group", nargs="+", choices=case.groups(), default=[])
+    which.add_argument("--shapes", nargs="+", type=_shape, default=[], metavar="MxNxK")
+    which.add_argument(
+        "--layouts",
+        nargs="+",
+        choices=case.LAYOUTS,
+        default=["nn"],
+        help="of lhs and rhs, n as written, t transposed; dlhs and drhs: gradients, as jax.grad",
+    )
+    which.add_argument("--dtype", nargs="+", choices=case.DTYPES, default=["bf16"])
+    which.add_argument("--epilogue", nargs="+", choices=case.EPILOGUES, default=["none"])
+    names = [arm.name for arm in arms.ARMS]
+    which.add_argument("--arms", nargs="+", choices=names, default=names)
+    how = parser.add_argument_group("how")
+    how.add_argument("--sustained", action="store_true", help="at the power limit, not in bursts")
+    how.add_argument("--rounds", type=_rounds, default=FEWEST_ROUNDS, help="of each arm, 6 or more")
+    how.add_argument("--seed", type=int, default=0, help="of operands and order")
+    how.add_argument(
+        "--budget", type=float, default=float("inf"), metavar="SECONDS", help="stop in time"
+    )
+    files = parser.add_argument_group("files")
+    files.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="results; rows that are there, with these arms, are not repeated",
+    )
+    files.add_argument(
+        "--tuned", type=Path, metavar="FILE", help="take the peers' configurations from there"
+    )
+    files.add_argument(
+        "--merge", nargs="+", type=Path, metavar="FILE", help="measure nothing: join files into out"
+    )
+    files.add_argument("--report", action="store_true", help="measure nothing: show what is there")
+    files.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the results, as PNG")
+    files.add_argument("--note", default="", help="stored with the results")
+
+
+def run(args: argparse.Namespace) -> str:
+    """The command's output."""
+    found = _results(args)
+    left = 0
+    if args.merge:
+        found.save(args.out)
+    elif not args.report:
+        left = _measure(args, found)
+    if args.plots:
+        from jaxbw.bench import plots
+
+        plots.draw(found, args.plots)
+    parts = [report.table(found), "", report.summary(found)]
+    if left:
+        parts += ["", f"The time is up: {left} cases are left. The same command goes on with them."]
+    return "\n".join(parts)
+
+
+def _results(args: argparse.Namespace) -> results.Results:
+    if args.merge:
+        return results.merge([_load(path) for path in args.merge])
+    if args.report and not args.out.exists():
+        raise ValueError(f"{args.out} is not there; measure first, without --report")
+    found = _load(args.out) if args.out.exists() else results.Results()
+    if args.tuned:
+        found.tuned = results.merge([_load(args.tuned), found]).tuned
+    return found
+
+
+def _load(path: Path) -> results.Results:
+    if not path.exists():
+        raise ValueError(f"{path} is not there; name a file that --out wrote")
+    return results.Results.load(path)
+
+
+def _measure(args: argparse.Namespace, found: results.Results) -> int:
+    timer = Cupti()
+    plan = session.Plan(
+        cases=case.select(
+            groups=args.group,
+            shapes=args.shapes,
+            layouts=args.layouts,
+            dtypes=args.dtype,
+            epilogues=args.epilogue,
+        ),
+        mode="sustained" if args.sustained else "burst",
+        arms=[arm for arm in arms.ARMS if arm.name in args.arms],
+        rounds=args.rounds,
+        seed=args.seed,
+        budget_s=args.budget,
+        out=args.out,
+        note=args.note,
+    )
+    absences: Counter[str] = Counter()
+    with progress.bar(len(plan.missing(found))) as advance:
+
+        def tell(row: results.Row) -> None:
+            advance(report.line(row))
+            absences.update(report.absences(row))
+
+        left = session.Session(plan, found, timer).run(tell, advance)
+    for absence, count in absences.items():
+        print(f"{absence} ({count} of the rows)")
+    return left
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    try:
+        return case.parse_shape(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < FEWEST_ROUNDS:
+        raise argparse.ArgumentTypeError(f"{text!r}: type {FEWEST_ROUNDS} or more")
+    return int(text)

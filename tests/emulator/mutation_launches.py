@@ -1,0 +1,136 @@
+"""The launches of mutation testing: small products that reach all synchronisation of a kernel."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from .gemm_cases import Case, transposed
+
+OUTPUTS = ("bf16", "f16", "f32")
+# How an epilogue warp stores: by TMA from two buffers or one, or in rows, of 4 bytes or of single
+# elements at a time.
+WAYS: tuple[dict[str, Any], ...] = ({}, {"store_buffers": 1}, {"store": "rows"}, {"n": 37})
+# Everything that the epilogue may read.
+FULL: dict[str, Any] = {
+    "bias": "f32",
+    "residual": "bf16",
+    "c": "f16",
+    "save": True,
+    "activation": "relu",
+}
+
+
+def launches(name: str) -> tuple[Case, ...]:
+    """The launches of a kernel. Together they also wrap all its rings."""
+    return tuple(_sm90(name) if "sm90" in name else _sm100(2 if "2cta" in name else 1))
+
+
+def _sm90(name: str) -> Iterator[Case]:
+    layout, tile = name.split("_")[3:]
+    rows, columns = map(int, tile.split("x"))  # of a warpgroup
+    base = Case(
+        3 * rows + 8,
+        120,
+        320,
+        family="sm90",
+        layout=layout,
+        block_n=columns,
+        stages=2,
+        output="bf16",
+    )
+    base = replace(base, block_m=2 * rows)
+    for way in (base, replace(base, pingpong=True, block_m=rows)):
+        yield way
+        yield replace(way, m=2 * base.m, k=328, output="f16", cluster=(2, 1), stages=4)
+        yield replace(way, m=2 * base.m, n=248, k=200, output="f32", cluster=(2, 2))
+        yield replace(way, m=5 * base.m, k=136, cluster=(4, 2))
+        yield replace(way, n=117, k=136, split_k=2, activation="relu")
+        yield replace(way, k=72, save=True, b_is_ready=True)
+        # Epilogues: each type, each way to store it, with the whole formula and as a cast; so many
+        # tiles that a staging buffer is used again while its last store is under way.
+        many = replace(way, n=5 * columns - 8, k=40)
+        yield replace(many, m=rows - 8, k=136, split_k=2, split_tail=True)
+        yield replace(many, store="rows", store_buffers=1)
+        yield replace(many, output="f16", store="rows", store_buffers=1)
+        yield replace(many, output="f32", store="rows", store_buffers=1)
+        for output in OUTPUTS:
+            for store in WAYS:
+                yield replace(many, output=output, save=True, **store)
+                yield replace(many, output=output, **store)
+                if columns % 128 == 0:
+                    yield replace(many, output=output, gated=True, save=True, **store)
+    # The sums of a shared tile travel from one half of the ring to the other: 256 rows do not fit.
+    small = replace(base, pingpong=True, block_m=rows) if rows == 128 else base
+    parts = replace(small, k=520, cluster_k=2, stages=None)
+    yield parts
+    yield replace(parts, cluster=(2, 1), cluster_k=4, output="f32", split_k=2)
+    yield replace(parts, save=True, b_is_ready=True, n=37)
+    yield replace(base, **FULL)
+    yield replace(base, **FULL, swap_ab=True, layout=transposed(layout))
+
+
+def _sm100(group: int) -> Iterator[Case]:
+    def tiles(
+        cluster: tuple[int, int],
+        block_n: int,
+        layout: str,
+        counts: tuple[int, int, int],
+        **more: Any,
+    ) -> Case:
+        """So many cluster tiles along M and N, and steps along K, but for an edge."""
+        m, n, k = counts
+        block_m = more.get("block_m", 128 * group)
+        case = Case(
+            cluster[0] * block_m // group * m - 8,
+            cluster[1] * (block_n // 2 if more.get("gated") else block_n) * n - 8,
+            64 * k - 24,
+            layout=layout,
+            block_m=128 * group,
+            block_n=block_n,
+            cta_group=group,
+            cluster=cluster,
+            stages=2,
+            output="bf16",
+        )
+        return replace(case, **more)
+
+    def alone(block_n: int, counts: tuple[int, int, int], **more: Any) -> Case:
+        return tiles((group, 1), block_n, "nt", counts, **more)
+
+    # Main loops: clusters, layouts, stages.
+    yield alone(64, (2, 3, 5))
+    yield tiles((2 * group, 1), 64, "nt", (1, 3, 5), stages=5)
+    yield tiles((2, 2), 64, "nt", (2, 2, 3))
+    yield tiles((2, 2) if group == 1 else (2, 1), 128, "tn", (2, 2, 3), output="f32")
+    yield tiles((group, 1), 128 + 64 * group, "tn", (2, 2, 3))
+    yield tiles((group, 2), 128 + 64 * group, "tn", (2, 1, 3))
+    yield tiles((4, 2), 64, "nt", (1, 2, 3))
+    yield tiles((4, 2), 256, "tn", (1, 2, 2))
+    yield tiles((4, 4), 32 * group, "nt", (1, 2, 2))
+    yield alone(64, (2, 2, 5), split_k=2, scheduler="static")
+    yield tiles((group, 1), 128, "nn", (2, 2, 3), accumulators=1, k_spans=2)
+    yield tiles((group, 1), 128, "nn", (2, 2, 3), gated=True, save=True)
+    for cluster in ((4, 4), (2, 2)):  # of a gated product both operands are multicast
+        yield tiles(cluster, 64, "nt", (1, 1, 2), gated=True)
+        yield tiles(cluster, 128, "nn", (1, 1, 2), gated=True)
+
+    # Epilogues: each width that is handled at a time, each type, each way to store it.
+    for width in (32, 16, 8) if group == 1 else (32, 16):
+        rows = {"block_m": 64} if width == 8 else {}
+        yield alone(width, (2, 2, 2), **rows, **FULL)
+        yield alone(width, (2, 2, 2), **rows, **FULL, swap_ab=True)
+        yield alone(5 * width, (2, 1, 5), **rows, split_k=2, bias="f32")
+        for output in OUTPUTS:
+            for way in WAYS:
+                yield alone(width, (2, 2, 2), **rows, output=output, save=True, **way)
+                if width > 8:
+                    yield alone(2 * width, (2, 2, 2), output=output, gated=True, save=True, **way)
+        if width > 8:
+            yield alone(2 * width, (2, 2, 5), gated=True, split_k=2)
+    # Those that only cast, and two MMA tiles on top of each other.
+    for output in OUTPUTS:
+        for way in WAYS:
+            yield alone(64, (2, 2, 2), output=output, **way)
+        for buffers in (1, 2):
+            yield alone(256, (2, 1, 1), output=output, block_m=256 * group, store_buffers=buffers)
+    yield alone(192, (3, 2, 2), output="f16", block_m=256 * group)

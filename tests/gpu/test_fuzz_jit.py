@@ -1,0 +1,37 @@
+"""The fuzzer of products through jax.jit: here on the emulator, and a sample of it on the GPU."""
+
+from dataclasses import replace
+
+import pytest
+
+from . import fuzz_direct, fuzz_jit
+
+TINY = replace(fuzz_direct.H200, area=1 << 14, work=1 << 20)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_say_what_their_cases_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_jit, "IMPLEMENTATION", "emulator-sm90")
+    monkeypatch.setattr(fuzz_jit, "SMALL", TINY)
+    cases = fuzz_jit.draw(seed, 0)
+    quick = [case for case in cases if case.batch * case.m * case.n < 4 * TINY.area]
+    assert len(quick) >= len(cases) // 2
+    fuzz_jit.check(quick)
+
+
+def test_all_kinds_of_calls_are_drawn() -> None:
+    cases = [case for number in range(5) for case in fuzz_jit.draw(1, number)]
+    configs = [fuzz_jit.given_config(case, index) for index, case in enumerate(cases)]
+    assert 0.2 < sum(config is not None for config in configs) / len(cases) < 0.5
+    for kind in (
+        [case for case in cases if case.gated],
+        [case for case in cases if fuzz_jit.is_plain(case) and case.layout == "tt"],
+        [case for case in cases if case.shared],
+        [case for case in cases if case.bias and case.residual and case.c],
+    ):
+        assert kind
+
+
+@pytest.mark.gpu
+def test_a_sample() -> None:
+    assert fuzz_jit.attempt(0, 0).fault == ""

@@ -1,0 +1,130 @@
+"""A program that runs its custom call again: what is worked out once, and what must not be."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from . import xla
+from .conftest import FakeDriver
+from .product import SM90, Product, Values
+
+PRODUCTS = {
+    "plain": Product(config=SM90 | {"cluster_m": 2}),
+    "repacked and split": Product(37, 21, 75, config=SM90 | {"split_k": 2}),
+    "epilogue": Product(c="bf16", beta=0.5, bias="f16", residual="f32", alpha=2.0, save=True),
+    "gated": Product(gated=True, save=True, output="bf16"),
+}
+PLAIN = PRODUCTS["plain"]
+
+
+def operands_of(product: Product, factor: int) -> list[Values]:
+    """Operands of their own for each factor, each time elsewhere in memory."""
+    given = product.operands()
+    return [(factor * values.astype(np.float32)).astype(values.dtype) for values in given]
+
+
+def execute(program: xla.Program, product: Product, factor: int = 1, **options: int) -> None:
+    """Runs the program on new buffers, and compares the results."""
+    operands, results = operands_of(product, factor), product.results()
+    program.run("execute", operands, results, **options)
+    for result, expected in zip(results, product.expected(operands), strict=False):
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_program_follows_its_buffers(fake: FakeDriver, name: str) -> None:
+    product = PRODUCTS[name]
+    program = xla.Program(product.attributes)
+    for factor in (1, 2, -1):
+        execute(program, product, factor)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_second_execution_asks_for_nothing_but_its_launch(fake: FakeDriver, name: str) -> None:
+    product = PRODUCTS[name]
+    program = xla.Program(product.attributes)
+    program.run("initialize")
+    execute(program, product)
+    fake.log.unlink()
+    fake.fail("cuLibraryLoadFromFile", 500)
+    program.run("initialize")
+    assert not fake.log.exists()
+    execute(program, product)
+    asked = {line.split('"')[3] for line in fake.log.read_text().splitlines()}
+    clearing = {"cuCtxPushCurrent", "cuMemsetD32Async", "cuCtxPopCurrent"}
+    assert asked - clearing == {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"}
+
+
+def test_other_streams_are_launched_on(fake: FakeDriver) -> None:
+    program = xla.Program(PLAIN.attributes)
+    for stream in (0x10, 0x20, 0x10):
+        execute(program, PLAIN, stream=stream)
+    assert [call["stream"] for call in fake.launches()] == [0x10, 0x20, 0x10]
+
+
+def test_a_misaligned_result_is_stored_without_tma_that_once(fake: FakeDriver) -> None:
+    program = xla.Program(PLAIN.attributes)
+    operands = PLAIN.operands()
+    (expected,) = PLAIN.expected(operands)
+    store = np.zeros(expected.size + 4, np.float32)
+    start = -store.ctypes.data // 4 % 4
+    for offset in (0, 1, 0):
+        result = store[start + offset :][: expected.size].reshape(expected.shape)
+        program.run("execute", operands, [result])
+        np.testing.assert_array_equal(result, expected)
+    assert [call["store_path"] for call in fake.launches()] == [0, 1, 0]
+
+
+def test_a_plan_is_for_its_shapes(fake: FakeDriver) -> None:
+    # XLA gives a call its shapes for good; a plan that served others would read past them.
+    small = Product(40, 264, 72, config=PLAIN.config)
+    assert small.attributes == PLAIN.attributes
+    program = xla.Program(PLAIN.attributes)
+    for product in (PLAIN, small, PLAIN):
+        execute(program, product)
+    with pytest.raises(xla.FfiError, match=r"result is \[1,136,264\]; here it is \[1,40,264\]"):
+        program.run("execute", small.operands(), PLAIN.results())
+    execute(program, small)
+
+
+def test_a_plan_is_for_its_device(fake: FakeDriver) -> None:
+    program = xla.Program(PLAIN.attributes)
+    execute(program, PLAIN)
+    for stage in ("initialize", "execute"):
+        with pytest.raises(xla.FfiError, match=r"device 1 .* has compute capability 10\.0"):
+            program.run(stage, PLAIN.operands(), PLAIN.results(), device=1)
+    execute(program, PLAIN)
+
+
+def test_a_failure_is_not_kept(fake: FakeDriver) -> None:
+    product = Product(48, 264, 72, layout="tt")  # whose kernel no other test loads
+    program = xla.Program(product.attributes)
+    fake.fail("cuLibraryLoadFromFile", 500)
+    for stage in ("initialize", "execute"):
+        with pytest.raises(xla.FfiError, match="cuLibraryLoadFromFile: CUDA_ERROR_NOT_FOUND"):
+            program.run(stage, product.operands(), product.results())
+    fake.recover()
+    execute(program, product)
+    fake.fail("cuLaunchKernelEx", 719)
+    with pytest.raises(xla.FfiError, match="CUDA_ERROR_LAUNCH_FAILED"):
+        program.run("execute", product.operands(), product.results())
+    fake.recover()
+    execute(program, product)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_eight_threads_use_a_program_first(fake: FakeDriver, name: str) -> None:
+    product = PRODUCTS[name]
+    program = xla.Program(product.attributes)
+    start = threading.Barrier(8)
+
+    def work(number: int) -> None:
+        start.wait()
+        for _ in range(3):
+            program.run("initialize")
+            execute(program, product, number + 1, stream=0x10 * (number % 4))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(list(threads.map(work, range(8)))) == 8

@@ -1,0 +1,64 @@
+"""The fuzzer of the GPU's launches, on a driver that computes with plain loops."""
+
+from pathlib import Path
+
+import pytest
+
+from ...gpu import campaign, fuzz_direct, fuzzing
+from .conftest import FakeDriver
+
+SEED = 1
+QUICK = 1 << 20  # multiply-adds
+
+
+def quick(count: int) -> list[int]:
+    """Numbers of small cases."""
+    numbers = []
+    for number in range(1000):
+        case = fuzz_direct.draw(SEED, number)
+        if case.m * case.n * case.k * case.batch < QUICK:
+            numbers.append(number)
+    return numbers[:count]
+
+
+def test_drawn_cases_are_launched_as_they_are_drawn(fake: FakeDriver) -> None:
+    for number in quick(60):
+        assert fuzz_direct.attempt(SEED, number).fault == ""
+        case = fuzz_direct.draw(SEED, number)
+        assert {launch["kernel"] for launch in fake.launches()[-2:]} == {case.kernel}
+
+
+@pytest.mark.parametrize(
+    ("bug", "fault"),
+    [
+        ("before", "the guard before the result buffer was overwritten"),
+        ("after", "the guard after the result buffer was overwritten"),
+        ("unwritten", "elements of d are wrong"),
+        ("unstable", "differs from the first"),
+    ],
+)
+def test_what_a_kernel_does_wrong_is_a_fault(fake: FakeDriver, bug: str, fault: str) -> None:
+    fake.misbehave(bug)
+    for number in quick(5):
+        assert fault in fuzz_direct.attempt(SEED, number).fault
+
+
+def test_a_failing_driver_costs_the_process(fake: FakeDriver) -> None:
+    (number,) = quick(1)
+    fake.fail("cuCtxSynchronize", 700)
+    outcome = fuzz_direct.attempt(SEED, number)
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in outcome.fault
+    assert outcome.lost
+
+
+def test_the_report_counts_features_and_says_how_to_repeat_a_fault(tmp_path: Path) -> None:
+    notes = campaign.Notes(tmp_path / "notes.jsonl")
+    notes.add(campaign.Outcome(3))
+    notes.add(campaign.Outcome(7, "wrong"))
+    report = fuzzing.summary(fuzz_direct.FUZZER, SEED, 10, campaign.Notes(tmp_path / "notes.jsonl"))
+    assert (report["cases"], report["planned"], report["launches"]) == (2, 10, 4)
+    (fault,) = report["faults"]
+    assert fault["reproduce"] == "python -m tests.gpu.fuzz_direct --seed 1 --only 7"
+    assert fault["cases"] == [str(fuzz_direct.draw(SEED, 7))]
+    for axis, counts in report["cases_by"].items():
+        assert sum(counts.values()) == 2, axis

@@ -1,0 +1,45 @@
+"""A machine for the tools that measure: its times are made up, its results right or not."""
+
+from collections.abc import Callable, Sequence
+
+from launching import Launch
+
+from jaxbw.problem import GemmProblem
+from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.select import Choice
+
+
+class MadeUpLaunch:
+    """Remembers what it launches."""
+
+    def __init__(self, config: GemmConfig) -> None:
+        self.config = config
+
+    def __call__(self, operands: int, result: int, wait: bool) -> None:
+        raise AssertionError("nothing is launched here")
+
+
+def config_of(launch: Launch) -> GemmConfig:
+    assert isinstance(launch, MadeUpLaunch)
+    return launch.config
+
+
+class MadeUpGpu:
+    """Takes as long for a configuration as a function says."""
+
+    def __init__(self, microseconds: Callable[[GemmConfig], float]) -> None:
+        self.microseconds = microseconds
+        self.wrong: GemmConfig | None = None
+        self.bursts: list[list[GemmConfig]] = []
+
+    def launch(self, problem: GemmProblem, choice: Choice) -> Launch:
+        assert choice.config is not None
+        return MadeUpLaunch(choice.config)
+
+    def time(self, bursts: Sequence[Sequence[Launch]], repeats: int) -> list[list[float]]:
+        self.bursts += [[config_of(launch) for launch in burst] for burst in bursts]
+        visits = [config_of(launch) for burst in bursts for launch in burst]
+        return [[self.microseconds(config)] * repeats for config in visits]
+
+    def deviations(self, problem: GemmProblem, launches: Sequence[Launch]) -> list[float]:
+        return [float("inf") if config_of(launch) == self.wrong else 0.001 for launch in launches]

@@ -277,7 +277,7 @@ def explain(
     return serve.choose(problem, names, params["config"], on, call)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+@partial(jax.jit, static_argnums=(0, 1, 2), inline=compat.INLINED)
 def _matmul(
     given: ProductArguments, terms: EpilogueArguments, recompute: bool, operands: Operands
 ) -> jax.Array:
@@ -298,7 +298,7 @@ def _matmul(
     return result
 
 
-@partial(jax.jit, static_argnums=0, inline=True)
+@partial(jax.jit, static_argnums=0, inline=compat.INLINED)
 def _dot_general(given: ProductArguments, lhs: Any, rhs: Any) -> jax.Array:
     """`lax.dot_general`, of arrays."""
     params = arguments.product_params(given)

@@ -21,6 +21,11 @@ from jax.extend.core import primitives as _primitives
 from jax.interpreters import xla
 
 
+# jit's argument that inlines a nested call while it is traced. From jax 0.12 on, True inlines only in lowering, and
+# what looks at a traced program (checkpoint policies, a printed jaxpr) would meet a call.
+INLINED: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
+
+
 def ensure_arraylike(name: str, *operands: Any) -> tuple[Any, ...]:
     """Operands as `jax.numpy` functions take them: lists are refused, NumPy is converted."""
     if all(isinstance(x, jax.Array) for x in operands):  # quickly, for eager calls

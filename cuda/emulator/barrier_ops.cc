@@ -78,8 +78,10 @@ void barrier(Step& s, const Instruction& in) {
                 std::to_string(expected) + " are expected");
   s.group.token = barrier.generation;
   release(s, barrier.clocks, false);
-  barrier.arrivals.push_back(&s.warp);
-  if (op != BarrierOp::kArrive) barrier.waiters.push_back(&s.warp);
+  if (s.machine.checking()) {
+    barrier.arrivals.push_back(&s.warp);
+    if (op != BarrierOp::kArrive) barrier.waiters.push_back(&s.warp);
+  }
   if (barrier.arrived == barrier.expected) {
     if (s.machine.checking()) tell_phases(s.cta, barrier);
     s.machine.complete(barrier);

@@ -20,13 +20,12 @@ constexpr uint32_t kMaxSharedMemory = 232448;  // per block on sm_90 and sm_100,
 // Elements of K in one swizzle span.
 constexpr uint32_t span_elements(DataType input) { return kSwizzleSpan / size_bytes(input); }
 
-// Epilogue warps of a CTA, the rows of the accumulator that each of them owns, and the columns that it stores at a
-// time.
+// Epilogue warps of a CTA, and the rows of the accumulator that each of them owns.
 struct EpilogueShape {
-  uint32_t warps, rows_per_warp, max_columns;
+  uint32_t warps, rows_per_warp;
 };
-constexpr EpilogueShape kSm90Epilogue{8, 16, 64};   // two teams; a warp's rows of an m64; a swizzle span
-constexpr EpilogueShape kSm100Epilogue{4, 32, 32};  // one warp for each 32 lanes of TMEM; one tcgen05.ld
+constexpr EpilogueShape kSm90Epilogue{8, 16};   // two teams; a warp's rows of an m64
+constexpr EpilogueShape kSm100Epilogue{4, 32};  // one warp for each 32 lanes of TMEM
 
 // sm_100: how a CTA's accumulator of `rows` x `columns` lies in the lanes of Tensor Memory (PTX 9.7.16.10.5), and so in
 // the hands of the four epilogue warps, 32 lanes each:

@@ -74,6 +74,11 @@ class Candidates:
         """CTAs of a cluster."""
         return self.cluster_m * self.cluster_n * self.cluster_k
 
+    @property
+    def team_rows(self) -> Integers:
+        """`GemmConfig.team_rows`."""
+        return np.where(self.pingpong, self.block_m, self.block_m // 2)
+
     def __len__(self) -> int:
         return len(self.block_m)
 

@@ -175,7 +175,7 @@ def _available(family: str, work: Workload, instances: Instances, *, whole: bool
     if family == "sm100":
         keys = [table.cta_group]
     else:
-        keys = [np.where(table.pingpong, table.block_m, table.block_m // 2), table.block_n]
+        keys = [table.team_rows, table.block_n]
     compiled = [key in instances for key in zip(*(key.tolist() for key in keys), strict=True)]
     return table.take(np.array(compiled, bool))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxbw.selection import kernel_table
+from jaxbw.selection import config, kernel_table
 
 ROW = """
 [[kernel]]
@@ -47,6 +47,14 @@ def test_the_table_has_every_instance_once(root: Path) -> None:
     for dtype in ("bf16", "f16"):
         for layout in ("nn", "nt", "tn", "tt"):
             assert f"jaxbw_sm90_{dtype}_{layout}_64x256" in names
+
+
+def test_configurations_name_the_tiles_that_are_compiled(root: Path) -> None:
+    compiled: dict[int, set[int]] = {rows: set() for rows in config.SM90_TEAM_ROWS}
+    for kernel in kernel_table.load(root / "cuda" / "kernels.toml"):
+        if kernel.family == "sm90" and kernel.role == "gemm":
+            compiled[kernel.block_m or 0].add(kernel.block_n or 0)
+    assert compiled == {rows: set(widths) for rows, widths in config.SM90_WIDTHS.items()}
 
 
 def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:

@@ -351,8 +351,7 @@ def test_there_are_candidates_for_every_layout(family: str, layout: str, gated: 
     if family == "sm100":
         instances: set[tuple[int, ...]] = {(group,) for group in table.cta_group.tolist()}
     else:
-        rows = np.where(table.pingpong, table.block_m, table.block_m // 2)
-        instances = set(zip(rows.tolist(), table.block_n.tolist(), strict=True))
+        instances = set(zip(table.team_rows.tolist(), table.block_n.tolist(), strict=True))
     narrow = {(64, 32)} if layout[1] == "t" and not gated else set()
     odd_halves = {(64, 64), (64, 192)} if gated else set()
     assert instances == (ALL[family] | (narrow if family == "sm90" else set())) - odd_halves

@@ -20,9 +20,8 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import xla
 
-
-# jit's argument that inlines a nested call while it is traced. From jax 0.12 on, True inlines only in lowering, and
-# what looks at a traced program (checkpoint policies, a printed jaxpr) would meet a call.
+# jit's argument that inlines a nested call while it is traced. From jax 0.12 on, True inlines it in
+# lowering only, and what looks at a traced program would meet a call.
 INLINED: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
 
 

@@ -182,7 +182,8 @@ struct NamedBarrier {
   uint32_t reduction = 0, reduction_threads = 0;  // of bar.red: so far, and of the generation before
   uint32_t result = 0, result_threads = 0;
   SyncClocks clocks;
-  std::vector<const void*> arrivals, waiters;  // warps of this generation, where phases are checked; the second are among the first
+  std::vector<const void*> arrivals,
+      waiters;  // warps of this generation, where phases are checked; the second are among the first
 };
 
 // Tensor Memory of a CTA.

@@ -9,8 +9,14 @@ from pathlib import Path
 
 from jaxbw.bench import arms, case, progress, report, results, session
 from jaxbw.bench.timer import Cupti
+from jaxbw.cli.outcome import Outcome
 
 SUMMARY = "time jaxbw beside everything that a JAX user could pick instead"
+EXAMPLES = (
+    "python -m jaxbw bench --group cube --out results.json",
+    "python -m jaxbw bench --shapes 4096x4096x4096 --layouts nn nt --out results.json",
+    "python -m jaxbw bench --out results.json --report --plots pictures",
+)
 FEWEST_ROUNDS = 6
 
 
@@ -55,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--note", default="", help="stored with the results")
 
 
-def run(args: argparse.Namespace) -> str:
+def run(args: argparse.Namespace) -> Outcome:
     """The command's output."""
     found = _results(args)
     left = 0
@@ -70,7 +76,7 @@ def run(args: argparse.Namespace) -> str:
     parts = [report.table(found), "", report.summary(found)]
     if left:
         parts += ["", f"The time is up: {left} cases are left. The same command goes on with them."]
-    return "\n".join(parts)
+    return Outcome("\n".join(parts))
 
 
 def _results(args: argparse.Namespace) -> results.Results:

@@ -13,12 +13,17 @@ import jax
 import jax.numpy as jnp
 
 import jaxbw
+from jaxbw.cli.outcome import Outcome
 from jaxbw.selection.devices import TARGETS, running_device
 from jaxbw.selection.implementations import NAMES
 from jaxbw.selection.search import Ranked
 from jaxbw.selection.select import Choice
 
 SUMMARY = "say which kernel serves a product, in which configuration, and why"
+EXAMPLES = (
+    "python -m jaxbw explain 4096 4096 4096 --device B200",
+    "python -m jaxbw explain 16 4096 4096 --device H200 --json",
+)
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 UNDECIDED = 0.1  # docs/selection.md: a modelled difference below this says nothing
@@ -54,16 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="everything, for programs")
 
 
-def run(args: argparse.Namespace) -> str:
+def run(args: argparse.Namespace) -> Outcome:
     """The command's output."""
     choice = _explain(args)
     if args.json:
-        return json.dumps(dataclasses.asdict(choice), indent=2)
+        return Outcome(json.dumps(dataclasses.asdict(choice), indent=2))
     parts = [str(choice)]
     if choice.candidates:
         shown = choice.candidates[: args.top]
         parts += ["", _table(shown), "", _caveat(choice.candidates)]
-    return "\n".join(parts)
+    return Outcome("\n".join(parts))
 
 
 def _explain(args: argparse.Namespace) -> Choice:

@@ -2,25 +2,25 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import Never
+from typing import Any, Never
 
-from jaxbw.cli import bench, explain
+from jaxbw.cli import bench, doctor, explain
 
-COMMANDS = {"bench": bench, "explain": explain}
-EXAMPLES = {
-    "bench": "python -m jaxbw bench --group cube --out results.json",
-    "explain": "python -m jaxbw explain 4096 4096 4096 --device B200",
-}
+COMMANDS = {"bench": bench, "doctor": doctor, "explain": explain}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors end with a line that works."""
+    """A parser whose help has examples, and whose errors end with a line that works."""
+
+    def __init__(self, *, examples: Sequence[str] = explain.EXAMPLES, **options: Any) -> None:
+        options["epilog"] = "\n".join(["examples:", *(f"  {example}" for example in examples)])
+        options["formatter_class"] = argparse.RawDescriptionHelpFormatter
+        super().__init__(**options)
+        self._example = examples[0]
 
     def error(self, message: str) -> Never:
         """Prints what is wrong and what to type instead; exits with status 2."""
-        command = self.prog.split()[-1]
-        example = EXAMPLES.get(command, EXAMPLES["explain"])
-        way_out = f"For example: {example}\nAll options: {self.prog} -h"
+        way_out = f"For example: {self._example}\nAll options: {self.prog} -h"
         self.exit(2, f"{self.prog}: {message}\n{way_out}\n")
 
 
@@ -29,7 +29,12 @@ def parser() -> Parser:
     found = Parser(prog="python -m jaxbw", description="Matrix products for JAX.")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        each = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY + ".")
+        each = commands.add_parser(
+            name,
+            help=command.SUMMARY,
+            description=command.SUMMARY + ".",
+            examples=command.EXAMPLES,
+        )
         command.add_arguments(each)
         each.set_defaults(run=command.run, error=each.error)
     return found
@@ -39,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
     args = parser().parse_args(arguments)
     try:
-        print(args.run(args))
+        outcome = args.run(args)
     except (ValueError, TypeError, NotImplementedError) as error:
         args.error(str(error))
-    return 0
+    print(outcome.text)
+    return int(outcome.status)

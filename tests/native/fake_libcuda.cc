@@ -3,6 +3,7 @@
 //
 // FAKE_CUDA_LOG   file to which every call appends a line of JSON
 // FAKE_CUDA_FAIL  "cuMemAlloc=2": the named function returns this CUresult
+// FAKE_CUDA_VERSION  the CUDA version that the driver supports, default 13000
 // FAKE_CUDA_BUG   what a launch does wrong: "before" or "after" (writes next to D), "unwritten", "unstable"
 //
 // Devices: 0 is of compute capability 9.0, 1 of 10.0, 2 of 8.0.
@@ -107,7 +108,8 @@ bool has_context() { return !contexts.empty(); }
 CUresult init(unsigned) { return record("cuInit"); }
 
 CUresult driver_get_version(int* version) {
-  *version = 13000;
+  const std::string given = environment("FAKE_CUDA_VERSION");
+  *version = given.empty() ? 13000 : std::atoi(given.c_str());
   return record("cuDriverGetVersion");
 }
 

@@ -12,6 +12,7 @@ except ImportError as error:
         f"jaxbw's compiled part does not load ({error}); `pip install .` in its sources builds it"
     ) from error
 
+from jaxbw import checkpoint_policies
 from jaxbw.api import dot_general, explain, gated_matmul, matmul
 from jaxbw.batch_invariance import batch_invariant
 from jaxbw.primitives.gemm import register as _register
@@ -23,6 +24,7 @@ __all__ = [
     "GemmConfig",
     "__version__",
     "batch_invariant",
+    "checkpoint_policies",
     "dot_general",
     "explain",
     "gated_matmul",

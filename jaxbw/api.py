@@ -125,7 +125,8 @@ def gated_matmul(
       rhs_gate, rhs_up: `[..., k, n]`, of one shape and one dtype.
       activation: as of `matmul`; default "silu".
       recompute: False: the forward pass keeps both products, in the result's dtype, for the
-        backward pass. True: it keeps nothing, and the backward pass computes them again.
+        backward pass. True: it keeps the operands only, and the backward pass computes them again:
+        `jax.checkpoint` around this call. Inside of a `jax.checkpoint`, the outer policy decides.
       precision, preferred_element_type, out_sharding, implementation, config: as of `matmul`.
 
     Returns:

@@ -4,7 +4,7 @@ Each has a test in tests/jax/test_compat.py. Works on jax 0.10 to 0.12. Nothing 
 anything about matrix products.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from jax._src.numpy import util as _numpy_util
 from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_sharding
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as _primitives
+from jax.interpreters import partial_eval as _partial_eval
 from jax.interpreters import xla
 
 # jit's argument that inlines a nested call while it is traced. From jax 0.12 on, True inlines it in
@@ -107,6 +108,28 @@ def lax_dot_general(lhs: Any, rhs: Any, params: Mapping[str, Any]) -> Any:
 def apply_eagerly(primitive: Primitive) -> None:
     """Lets a primitive run outside of `jit`: as a compiled program of that one operation."""
     primitive.def_impl(partial(xla.apply_primitive, primitive))
+
+
+def custom_vjp_equations(primitive: Primitive, params: Mapping[str, Any]) -> Sequence[Any]:
+    """What an operation computes that is the call of a `jax.custom_vjp`; () for any other."""
+    if primitive is not _primitives.custom_vjp_call_p:
+        return ()
+    return cast("Sequence[Any]", params["call_jaxpr"].eqns)
+
+
+def register_dead_code_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Lets `rule` remove results that nothing uses from an equation of a primitive.
+
+    Args:
+      rule: from which results are used, and the equation, to which operands are, and the equation
+        that is left; None for none.
+    """
+
+    def versioned(used: list[bool], *rest: Any) -> Any:
+        *_, equation = rest  # from jax 0.12 on behind which operands are live, which is for Refs
+        return rule(used, equation)
+
+    _partial_eval.dce_rules[primitive] = versioned
 
 
 def is_one_device(ctx: Any) -> bool:

@@ -5,7 +5,9 @@ beta * c + bias (and u, of a gated product), the same kernel writes it beside d,
 
 - Without activation nothing is saved.
 - "relu" without residual: the sign of d says where the gradient passes.
-- Else z, or nothing with `recompute`: the backward pass then runs the forward kernel again.
+- Else z.
+
+What is saved has a name for `jax.checkpoint`'s policies: `checkpoint_policies.PREACTIVATION`.
 
 Backward, XLA computes the cotangents of z, u and bias (in float32, summed in a fixed order) from
 that of d in one fusion, and the kernels multiply them: alpha is their epilogue's, and the two
@@ -20,8 +22,9 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
+from jaxbw.checkpoint_policies import PREACTIVATION
 from jaxbw.epilogue import ACTIVATIONS, Epilogue, wide_dtype
 from jaxbw.primitives.dot_general import dot_general
 from jaxbw.primitives.fused_dot_general import bias_dimension, fused_dot_general
@@ -35,12 +38,10 @@ class _Call:
 
     Attributes:
       params: the parameters of `primitives.dot_general.dot_general`, as items.
-      recompute: the backward pass computes z again.
     """
 
     epilogue: Epilogue
     params: tuple[tuple[str, Any], ...]
-    recompute: bool = False
 
     @property
     def needs_z(self) -> bool:
@@ -69,10 +70,14 @@ class _Call:
 def product(
     operands: Operands, epilogue: Epilogue, params: Mapping[str, Any], *, recompute: bool = False
 ) -> Any:
-    """d, of operands as `primitives.fused_dot_general` has them."""
+    """d, of operands as `primitives.fused_dot_general` has them.
+
+    With `recompute` nothing but the operands is kept for the backward pass.
+    """
     if epilogue.is_identity:
         return dot_general(operands.lhs, operands.rhs, **params)
-    return _fused(_Call(epilogue, tuple(params.items()), recompute), operands)[0]
+    fused = partial(_fused, _Call(epilogue, tuple(params.items())))
+    return (jax.checkpoint(fused) if recompute else fused)(operands)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -82,21 +87,16 @@ def _fused(call: _Call, operands: Operands) -> tuple[Any, ...]:
 
 def _forward(call: _Call, operands: Operands) -> Any:
     factors = Operands(operands.lhs, operands.rhs, operands.rhs_up)
-    if call.recompute and call.needs_z:
-        return _fused(call, operands), (operands, ())
     results = _fused(call.saving(), operands)
-    return results[: call.epilogue.results], (factors, call.seen(results))
+    seen = [checkpoint_name(x, PREACTIVATION) for x in call.seen(results)]
+    if call.needs_z and call.d_will_do:
+        results = (*seen, *results[1:])  # one array, under the name wherever it is used
+    return results[: call.epilogue.results], (factors, seen)
 
 
 def _backward(call: _Call, kept: Any, cotangents: Sequence[Any]) -> tuple[Operands]:
     operands, seen = kept
     e, params = call.epilogue, dict(call.params)
-    if call.recompute and call.needs_z:
-        # Behind a barrier, or XLA would find that it has computed this before, and keep it.
-        again = Operands(*lax.optimization_barrier(tuple(operands)))
-        once = replace(call, recompute=False)
-        seen = once.seen(_fused(once.saving(), again))
-
     d_bar, *saved_bar = cotangents
     dtype, wide = d_bar.dtype, wide_dtype(d_bar.dtype)
     z_bar, *u_bar = _pull_back(call, [x.astype(wide) for x in seen], d_bar.astype(wide))

@@ -6,6 +6,7 @@ operation is.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -97,6 +98,33 @@ def _formula(
 def _abstract_eval(lhs: Any, rhs: Any, *_: Any, epilogue: Epilogue, **params: Any) -> Any:
     result, effects = compat.dot_general_type(lhs, rhs, lax_params(params))
     return [result] * epilogue.results, effects
+
+
+# What is not used is not computed: jax.checkpoint drops what its policy does not keep.
+
+
+def _without_unused(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
+    epilogue: Epilogue = equation.params["epilogue"]
+    if not any(used):
+        return [False] * len(equation.invars), None
+    uses_d, *uses_saved = used
+    operands = Operands.of(epilogue, equation.invars)
+    if epilogue.save and not any(uses_saved):
+        epilogue = replace(epilogue, save=False)
+    elif not uses_d and not epilogue.gated:  # z alone
+        operands = operands._replace(residual=None)
+        epilogue = replace(epilogue, activation=None, residual=None, save=False)
+    else:
+        return [True] * len(equation.invars), equation
+    kept_invars = operands.given()
+    return [x in kept_invars for x in equation.invars], equation.replace(
+        params={**equation.params, "epilogue": epilogue},
+        invars=kept_invars,
+        outvars=[x for x, is_used in zip(equation.outvars, used, strict=True) if is_used],
+    )
+
+
+compat.register_dead_code_rule(fused_dot_general_p, _without_unused)
 
 
 # Batching

@@ -135,6 +135,47 @@ def test_apply_eagerly() -> None:
     np.testing.assert_array_equal(double.bind(MATRIX), 2 * MATRIX)
 
 
+def test_custom_vjp_equations() -> None:
+    """As a policy of jax.checkpoint sees a function whose gradient calls the function again."""
+
+    @jax.custom_vjp
+    def sine(x: Any) -> Any:
+        return jnp.sin(x)
+
+    sine.defvjp(lambda x: (sine(x), x), lambda x, bar: (bar * jnp.cos(x),))
+    seen = []
+
+    def policy(primitive: Primitive, *_: Any, **params: Any) -> bool:
+        found = compat.custom_vjp_equations(primitive, params)
+        seen.append([equation.primitive.name for equation in found])
+        return False
+
+    outer = jax.checkpoint(lambda x: 2 * sine(x), policy=policy)
+    jax.grad(lambda x: outer(x).sum())(MATRIX)
+    assert ["sin"] in seen
+    assert [] in seen  # of the multiplication
+
+
+def test_register_dead_code_rule() -> None:
+    same = Primitive("same")
+    same.multiple_results = True
+    same.def_abstract_eval(lambda *x: list(x))
+    mlir.register_lowering(same, lambda ctx, *x: list(x))
+
+    def without_unused(used: list[bool], equation: Any) -> Any:
+        def those(x: Any) -> Any:
+            return [each for each, is_used in zip(x, used, strict=True) if is_used]
+
+        left = equation.replace(invars=those(equation.invars), outvars=those(equation.outvars))
+        return used, left
+
+    compat.register_dead_code_rule(same, without_unused)
+    for number, text in enumerate(("sine", "cosine")):
+        one = jax.jit(lambda x, i=number: same.bind(jnp.sin(x), jnp.cos(x))[i])
+        found = one.lower(MATRIX).as_text()
+        assert [name for name in ("sine", "cosine") if f"stablehlo.{name}" in found] == [text]
+
+
 def test_is_one_device() -> None:
     seen = []
     probe = Primitive("probe")

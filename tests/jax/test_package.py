@@ -20,6 +20,7 @@ LAYERS = [
     "jaxbw.api",
     "jaxbw.arguments",
     "jaxbw.fused",
+    "jaxbw.checkpoint_policies",
     "jaxbw.matmul_plan",
     "jaxbw.primitives.fused_dot_general",
     "jaxbw.primitives.dot_general",
@@ -55,6 +56,7 @@ def test_public_names() -> None:
         "GemmConfig",
         "__version__",
         "batch_invariant",
+        "checkpoint_policies",
         "dot_general",
         "explain",
         "gated_matmul",
@@ -114,6 +116,7 @@ def test_private_jax_is_in_compat_only() -> None:
     [
         "jaxbw.api",
         "jaxbw.batch_invariance",
+        "jaxbw.checkpoint_policies",
         "jaxbw.selection.config",
         "jaxbw.selection.devices",
         "jaxbw.selection.implementations",

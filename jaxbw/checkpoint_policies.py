@@ -1,0 +1,116 @@
+"""Policies for `jax.checkpoint` that know the products of jaxbw.
+
+`jax.checkpoint_policies` has policies that keep the results of matrix products and compute the rest
+again; they know JAX's own products only. These are their namesakes, for JAX's products and for
+those of `jaxbw`: of a product with an epilogue they keep the result, and beside it what its
+gradient looks at. Like all policies they can be combined:
+
+>>> policies = jax.checkpoint_policies
+>>> both = policies.save_from_both_policies(
+...     jaxbw.checkpoint_policies.dots_with_no_batch_dims_saveable,
+...     policies.save_only_these_names("context"),
+... )
+>>> layer = jax.checkpoint(lambda x, w: jaxbw.matmul(x, w, activation="gelu"), policy=both)
+>>> jax.grad(lambda x, w: layer(x, w).sum())(jnp.zeros((2, 3)), jnp.zeros((3, 4))).shape
+(2, 3)
+
+What the gradient of an epilogue looks at has the name `PREACTIVATION`, for the policies that go by
+names. docs/transformations.md has a table of what each policy keeps.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import Offloadable, Recompute
+from jax.extend.core import Primitive
+
+from jaxbw import compat
+from jaxbw.primitives.dot_general import dot_general_p
+from jaxbw.primitives.fused_dot_general import fused_dot_general_p
+
+__all__ = [
+    "PREACTIVATION",
+    "checkpoint_dots",
+    "checkpoint_dots_with_no_batch_dims",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "offload_dot_with_no_batch_dims",
+]
+
+PREACTIVATION = "jaxbw_preactivation"
+"""The name of what the gradient of an epilogue looks at, beside the operands.
+
+It is what the activation is applied to, or of "relu" without residual the result, which says as
+much; of a gated product both factors. Without an activation there is nothing of that name.
+"""
+
+
+def dots_saveable(primitive: Any, *types: Any, **params: Any) -> bool:
+    """Keeps the results of all matrix products.
+
+    >>> policy = jaxbw.checkpoint_policies.dots_saveable
+    >>> layer = jax.checkpoint(jaxbw.matmul, policy=policy)
+    """
+    if _product(primitive, params) is not None:
+        return True
+    return bool(jax.checkpoint_policies.dots_saveable(primitive, *types, **params))
+
+
+def dots_with_no_batch_dims_saveable(primitive: Any, *types: Any, **params: Any) -> bool:
+    """Keeps the results of matrix products without batch dimensions.
+
+    Those with batch dimensions, which are computed again, are mostly attention's: large, and quick
+    to compute.
+
+    >>> policy = jaxbw.checkpoint_policies.dots_with_no_batch_dims_saveable
+    >>> layer = jax.checkpoint(jaxbw.matmul, policy=policy)
+    """
+    if (product := _product(primitive, params)) is not None:
+        return not _has_batch(product)
+    theirs = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return bool(theirs(primitive, *types, **params))
+
+
+checkpoint_dots = dots_saveable
+checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
+
+
+def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callable[..., Any]:
+    """A policy as `dots_with_no_batch_dims_saveable` that moves what it keeps to other memory.
+
+    Args:
+      offload_src: the kind of memory that results lie in, "device".
+      offload_dst: the kind that they are moved to until the backward pass, "pinned_host".
+
+    >>> policy = jaxbw.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    >>> layer = jax.checkpoint(jaxbw.matmul, policy=policy)
+    """
+    theirs = jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst)
+
+    def policy(primitive: Any, *types: Any, **params: Any) -> Any:
+        if (product := _product(primitive, params)) is None:
+            return theirs(primitive, *types, **params)
+        if _has_batch(product):
+            return Recompute
+        return Offloadable(src=offload_src, dst=offload_dst)
+
+    return policy
+
+
+def _product(primitive: Primitive, params: dict[str, Any]) -> dict[str, Any] | None:
+    """The parameters of the product of jaxbw that an operation is; None where it is none."""
+    if primitive in (dot_general_p, fused_dot_general_p):
+        return params
+    # A product with an epilogue that is differentiated is the call of a function that has a
+    # gradient of its own.
+    for equation in compat.custom_vjp_equations(primitive, params):
+        if equation.primitive in (dot_general_p, fused_dot_general_p):
+            found: dict[str, Any] = equation.params
+            return found
+    return None
+
+
+def _has_batch(product: dict[str, Any]) -> bool:
+    _, (lhs_batch, _) = product["dimension_numbers"]
+    return len(lhs_batch) > 0

@@ -252,7 +252,7 @@ def test_jaxs_own_products_and_policies_are_as_ever() -> None:
         mine = getattr(ours, name)
         if name == "PREACTIVATION":
             continue
-        mine, other = mine, getattr(THEIRS, name)
+        other = getattr(THEIRS, name)
         if name.startswith("offload"):
             mine, other = (policy("device", "pinned_host") for policy in (mine, other))
         assert decisions(mine) == decisions(other)
@@ -276,8 +276,8 @@ def test_under_scan(operand: Callable[..., Any], capsys: pytest.CaptureFixture[s
 
     assert len(saved(THEIRS.nothing_saveable)) == 1  # the operand of each layer
     assert len(saved(PREACTIVATION)) == 2
-    gradients = [
+    got, wanted = (
         jax.grad(lambda w, f=f: f(x, w).sum())(w)
-        for f in (network(THEIRS.nothing_saveable), network(PREACTIVATION))
-    ]
-    np.testing.assert_allclose(*gradients, rtol=1e-5, atol=1e-5)
+        for f in (network(PREACTIVATION), network(THEIRS.nothing_saveable))
+    )
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 
 from jaxbw import arguments, compat, fused
 from jaxbw.arguments import EpilogueArguments, ProductArguments
-from jaxbw.epilogue import IDENTITY, Epilogue
+from jaxbw.epilogue import Epilogue
 from jaxbw.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw.primitives import dot_general as plain
 from jaxbw.primitives import serve
-from jaxbw.problem import DimensionNumbers, GemmProblem, Operands, reduce_dot_general
+from jaxbw.problem import DimensionNumbers, GemmProblem, Operands, describe, reduce_dot_general
 from jaxbw.selection import devices
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.implementations import Implementation
@@ -157,13 +157,21 @@ def dot_general(
     preferred_element_type: Any = None,
     *,
     out_sharding: Any = None,
+    bias: Any = None,
+    bias_axis: int = -1,
+    activation: str | None = None,
+    residual: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
 ) -> jax.Array:
     """`jax.lax.dot_general`, on a hand-written kernel where one fits.
 
     A drop-in for Flax's `dot_general=` and for `jnp.einsum(_dot_general=)`. Operands whose
-    contracting dimensions lie together, before or after the other ones, are read in place.
+    contracting dimensions lie together, before or after the other ones, are read in place. The
+    epilogue is that of `matmul`.
 
     Args:
       lhs, rhs: arrays of any rank and of any dtype that `lax.dot_general` takes.
@@ -171,7 +179,10 @@ def dot_general(
       precision: as of `lax.dot_general`; default None.
       preferred_element_type: dtype of the result; default as of `lax.dot_general`.
       out_sharding: as of `lax.dot_general`; default None.
-      implementation, config: as of `matmul`.
+      bias: shaped as the last of rhs's dimensions that are in the result, one of them or more, or
+        as those of lhs with `bias_axis=-2`; a real floating dtype; default none.
+      residual, c: shaped as the result, a real floating dtype; default none.
+      bias_axis, activation, alpha, beta, implementation, config: as of `matmul`.
 
     Returns:
       Batch dimensions, then the other ones of lhs, then those of rhs.
@@ -183,18 +194,18 @@ def dot_general(
     >>> x, w = jnp.ones((8, 2, 3)), jnp.ones((2, 3, 4))
     >>> jaxbw.dot_general(x, w, (((1, 2), (0, 1)), ((), ()))).shape
     (8, 4)
+    >>> heads = jaxbw.dot_general(x, w, (((1,), (0,)), ((), ())), bias=jnp.ones((3, 4)))
+    >>> heads.shape
+    (8, 3, 3, 4)
     """
+    call = "jaxbw.dot_general"
+    operands = Operands(lhs, rhs, None, *_arrays(call, c, bias, residual))
+    terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     dims = arguments.dimension_numbers(dimension_numbers)
     given = arguments.product(
-        "jaxbw.dot_general",
-        dims,
-        precision,
-        preferred_element_type,
-        out_sharding,
-        implementation,
-        config,
+        call, dims, precision, preferred_element_type, out_sharding, implementation, config
     )
-    product: jax.Array = _dot_general(given, lhs, rhs)
+    product: jax.Array = _dot_general(given, terms, operands)
     return product
 
 
@@ -299,17 +310,25 @@ def _matmul(
     return result
 
 
-@partial(jax.jit, static_argnums=0, inline=compat.INLINED)
-def _dot_general(given: ProductArguments, lhs: Any, rhs: Any) -> jax.Array:
-    """`lax.dot_general`, of arrays."""
+@partial(jax.jit, static_argnums=(0, 1), inline=compat.INLINED)
+def _dot_general(
+    given: ProductArguments, terms: EpilogueArguments, operands: Operands
+) -> jax.Array:
+    """`lax.dot_general` with an epilogue, of arrays."""
+    epilogue = arguments.epilogue(given.call, operands, terms)
     params = arguments.product_params(given)
-    result: jax.Array = _product(given.call, Operands(lhs, rhs), IDENTITY, params)
+    result: jax.Array = _product(given.call, operands, epilogue, params)
     return result
 
 
 def _planned(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
     """The operands of the plan's dot_general."""
     lhs, rhs, rhs_up, c, bias, residual = operands
+    if bias is not None and bias.ndim != 1:
+        raise ValueError(
+            f"{call}: bias {describe(bias.dtype, bias.shape)} is no vector; add it to the product, "
+            "or pass it as c"
+        )
     lhs, rhs = plan.operands(lhs, rhs)
     if rhs_up is not None:
         _, rhs_up = plan.operands(operands.lhs, rhs_up)

@@ -129,6 +129,7 @@ def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogu
         c=dtype(operands.c),
         bias=dtype(operands.bias),
         bias_axis="n" if operands.bias is None else _BIAS_AXES[bias_axis],
+        bias_rank=1 if operands.bias is None else operands.bias.ndim,
         activation=activation,
         residual=dtype(operands.residual),
         gated=operands.rhs_up is not None,
@@ -160,6 +161,11 @@ def check_epilogue(
         x = getattr(operands, name)
         if x is not None and not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
+        if x is not None and name != "bias" and x.shape != output.shape:
+            raise ValueError(
+                f"{call}: {name} {describe(x.dtype, x.shape)} is not shaped as the result, "
+                f"{describe(output.dtype, output.shape)}; broadcast it"
+            )
     if operands.bias is not None:
         _check_bias(call, operands, epilogue.bias_axis, dims)
 
@@ -168,16 +174,18 @@ def _check_bias(call: str, operands: Operands, axis: str, dims: DimensionNumbers
     side = int(axis == "n")
     name, x = (("lhs", operands.lhs), ("rhs", operands.rhs))[side]
     taken = (*dims[0][side], *dims[1][side])
-    kept = [size for i, size in enumerate(x.shape) if i not in taken]
+    kept = tuple(size for i, size in enumerate(x.shape) if i not in taken)
     bias = operands.bias
     if not kept:
         raise ValueError(
             f"{call}: {name} {describe(x.dtype, x.shape)} has no dimension {axis} for the bias; "
             "add it to the product"
         )
-    if bias.shape != (kept[-1],):
+    if not bias.shape or bias.shape != kept[-bias.ndim :]:
+        ends = [kept[i:] for i in reversed(range(len(kept)))]
+        shapes = " or ".join(f"[{','.join(map(str, end))}]" for end in ends)
         raise ValueError(
-            f"{call}: bias {describe(bias.dtype, bias.shape)} is not [{kept[-1]}], the "
+            f"{call}: bias {describe(bias.dtype, bias.shape)} is not {shapes}, the "
             f"{'columns' if side else 'rows'} of the result; add a bias of another shape to the "
             "product, or pass it as c"
         )

@@ -39,7 +39,8 @@ class Epilogue:
     Attributes:
       alpha, beta: factors, known when the program is compiled.
       c, residual: dtypes of arrays shaped as the result.
-      bias: dtype of a vector along `bias_axis`, "m" or "n".
+      bias: dtype of an array along `bias_axis`, "m" or "n".
+      bias_rank: its dimensions: the last ones of those that make up m or n.
       activation: a name in `ACTIVATIONS`.
       gated: there is a second right operand.
       save: z, and u of a gated product, are results, too, in the dtype of d.
@@ -50,6 +51,7 @@ class Epilogue:
     c: np.dtype[Any] | None = None
     bias: np.dtype[Any] | None = None
     bias_axis: str = "n"
+    bias_rank: int = 1
     activation: str | None = None
     residual: np.dtype[Any] | None = None
     gated: bool = False
@@ -98,7 +100,7 @@ def wide_dtype(dtype: Any) -> Any:
 def evaluate(
     epilogue: Epilogue,
     dtype: Any,
-    bias_dimension: int,
+    bias_dimensions: tuple[int, ...],
     product: Any,
     up: Any = None,
     c: Any = None,
@@ -110,16 +112,16 @@ def evaluate(
     Args:
       epilogue: which of the arrays there are, and how they come together.
       dtype: of the results.
-      bias_dimension: the dimension of the product along which the bias lies.
+      bias_dimensions: those of the product along which the bias lies, in order.
       product, up: lhs @ rhs and lhs @ rhs_up, in `wide_dtype(dtype)`.
       c, residual: shaped as the product.
-      bias: a vector.
+      bias: of the sizes of these dimensions.
     """
     z = _scaled(epilogue.alpha, product)
     if c is not None:
         z = z + _scaled(epilogue.beta, c.astype(z.dtype))
     if bias is not None:
-        others = tuple(i for i in range(z.ndim) if i != bias_dimension)
+        others = tuple(i for i in range(z.ndim) if i not in bias_dimensions)
         z = z + lax.expand_dims(bias.astype(z.dtype), others)
     d, saved = ACTIVATIONS[epilogue.activation](z), [z]
     if epilogue.gated:

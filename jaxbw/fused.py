@@ -27,7 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxbw.checkpoint_policies import PREACTIVATION
 from jaxbw.epilogue import ACTIVATIONS, Epilogue, wide_dtype
 from jaxbw.primitives.dot_general import dot_general
-from jaxbw.primitives.fused_dot_general import bias_dimension, fused_dot_general
+from jaxbw.primitives.fused_dot_general import bias_dimensions, fused_dot_general
 from jaxbw.primitives.transposition import backward_params, transposition
 from jaxbw.problem import Operands
 
@@ -107,8 +107,8 @@ def _backward(call: _Call, kept: Any, cotangents: Sequence[Any]) -> tuple[Operan
     bias_bar = None
     if e.bias is not None:
         ranks = (operands.lhs.ndim, operands.rhs.ndim)
-        along = bias_dimension(e.bias_axis, *ranks, params["dimension_numbers"])
-        others = tuple(i for i in range(z_bar.ndim) if i != along)
+        along = bias_dimensions(e, *ranks, params["dimension_numbers"])
+        others = tuple(i for i in range(z_bar.ndim) if i not in along)
         bias_bar = z_bar.sum(axis=others).astype(e.bias)
 
     bars = [x.astype(dtype) for x in (z_bar, *u_bar)]

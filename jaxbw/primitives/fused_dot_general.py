@@ -46,8 +46,8 @@ def fused_dot_general(
 ) -> Results:
     """Binds the primitive.
 
-    c and residual are shaped as the dot_general. The bias lies along n, the last dimension of rhs
-    that is in the result, or along m, the last such dimension of lhs.
+    c and residual are shaped as the dot_general. The bias lies along n, the last dimensions of rhs
+    that are in the result, or along m, the last such dimensions of lhs.
     """
     results = fused_dot_general_p.bind(
         *compat.insert_reshard(*operands.given()),
@@ -63,11 +63,15 @@ def fused_dot_general(
     return tuple(results)
 
 
-def bias_dimension(axis: str, lhs_rank: int, rhs_rank: int, dims: DimensionNumbers) -> int:
-    """The dimension of the dot_general along which a bias lies."""
+def bias_dimensions(
+    epilogue: Epilogue, lhs_rank: int, rhs_rank: int, dims: DimensionNumbers
+) -> tuple[int, ...]:
+    """The dimensions of the dot_general along which the bias of an epilogue lies."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
     rows = len(lhs_batch) + len(kept(lhs_rank, lhs_contract, lhs_batch))
-    return (rows if axis == "m" else rows + len(kept(rhs_rank, rhs_contract, rhs_batch))) - 1
+    columns = len(kept(rhs_rank, rhs_contract, rhs_batch))
+    end = rows if epilogue.bias_axis == "m" else rows + columns
+    return tuple(range(end - epilogue.bias_rank, end))
 
 
 def _formula(
@@ -86,7 +90,7 @@ def _formula(
     return evaluate(
         epilogue,
         output.dtype,
-        bias_dimension(epilogue.bias_axis, lhs.ndim, rhs.ndim, dimension_numbers),
+        bias_dimensions(epilogue, lhs.ndim, rhs.ndim, dimension_numbers),
         multiply(lhs, rhs, params),
         None if rhs_up is None else multiply(lhs, rhs_up, params),
         c,
@@ -183,7 +187,7 @@ def _stays_one(
     """Whether the vmapped operation is one again.
 
     It is not where the product has no new dimension, or the bias has: it runs along the last
-    dimension of one operand. Nor is it where the new dimension has become that last one.
+    dimensions of one operand. Nor is it where the new dimension has come among those.
     """
     if axes.bias is not None or (axes.lhs is None and axes.rhs is None):
         return False
@@ -195,7 +199,7 @@ def _stays_one(
         return True
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     contract, batch = (lhs_contract, lhs_batch) if along_m else (rhs_contract, rhs_batch)
-    return bool(axis <= kept(x.ndim - 1, contract, batch)[-1])
+    return bool(axis <= kept(x.ndim - 1, contract, batch)[-epilogue.bias_rank])
 
 
 def _apart(operands: Operands, axes: Operands, **params: Any) -> Any:

@@ -123,12 +123,11 @@ def call_attributes(problem: GemmProblem, choice: Choice) -> dict[str, str | int
 
 
 def _repeated(bias: Any, problem: GemmProblem) -> Any:
-    """A bias for all of m or n, where several dimensions of an operand make it up."""
+    """A bias as a vector for all of m or n, which several dimensions of an operand may make up."""
     extent = problem.m if problem.epilogue.bias_axis == "m" else problem.n
-    (length,) = bias.shape
-    if length == extent:
-        return bias
-    return jax.lax.reshape(jnp.broadcast_to(bias, (extent // length, length)), (extent,))
+    if bias.size != extent:
+        bias = jnp.broadcast_to(bias, (extent // bias.size, *bias.shape))
+    return jax.lax.reshape(bias, (extent,))
 
 
 def _abstract_eval(

@@ -33,7 +33,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(implementation=()), ValueError, "implementation is empty"),
     (call(activation="tanh"), ValueError, "activation is 'tanh'; it is one of None, 'relu'"),
     (call(bias=jnp.ones(31)), ValueError, r"bias f32\[31\] is not \[32\]"),
-    (call(bias=jnp.ones((16, 32))), ValueError, r"bias f32\[16,32\] is not \[32\]"),
+    (call(bias=jnp.ones((16, 32))), ValueError, r"bias f32\[16,32\] is no vector; add"),
     (call(bias=jnp.ones(32, int)), TypeError, "bias is int32; cast it"),
     (call(X, W[:, 0], bias=jnp.ones(16)), ValueError, "no dimension n for the bias"),
     (call(bias=jnp.ones(32), bias_axis=-2), ValueError, r"\[32\] is not \[16\], the rows of the"),

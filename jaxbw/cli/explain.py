@@ -4,18 +4,24 @@ It runs on any machine: the choice is a pure function of problem and device.
 """
 
 import argparse
+import ast
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jaxbw
+from jaxbw.cli import wave_map
 from jaxbw.cli.outcome import Outcome
-from jaxbw.selection.devices import TARGETS, running_device
-from jaxbw.selection.implementations import NAMES
+from jaxbw.cli.wave_map import WaveMap
+from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.devices import TARGETS, for_family, running_device
+from jaxbw.selection.implementations import EMULATED, NAMES
+from jaxbw.selection.machine import Machine
 from jaxbw.selection.search import Ranked
 from jaxbw.selection.select import Choice
 
@@ -23,6 +29,9 @@ SUMMARY = "say which kernel serves a product, in which configuration, and why"
 EXAMPLES = (
     "python -m jaxbw explain 4096 4096 4096 --device B200",
     "python -m jaxbw explain 16 4096 4096 --device H200 --json",
+    "python -m jaxbw explain 4096 4096 4096 --device B200 --png waves.png",
+    "python -m jaxbw explain 4096 4096 4096 --device B200 --config block_m=256 block_n=256 "
+    "cta_group=2 cluster=2,1 swizzle=4 --png waves.png",
 )
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -55,16 +64,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-invariant", action="store_true", help="the same configuration for every M"
     )
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        type=_field,
+        metavar="FIELD=VALUE",
+        help="fields of a jaxbw.GemmConfig to look at instead of the chosen one",
+    )
     parser.add_argument("--top", type=_extent, default=8, help="candidates to show")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
+    parser.add_argument(
+        "--png",
+        type=Path,
+        metavar="FILE",
+        help="draw which cluster computes what, in which wave",
+    )
 
 
 def run(args: argparse.Namespace) -> Outcome:
     """The command's output."""
     choice = _explain(args)
+    if args.png is not None:
+        found = WaveMap.of(choice, _machine(args, choice), args.batch, args.M, args.N, args.gated)
+        wave_map.draw(found, f"{choice.problem}\n{choice.kernel}: {choice.config}", args.png)
     if args.json:
         return Outcome(json.dumps(dataclasses.asdict(choice), indent=2))
     parts = [str(choice)]
+    if args.png is not None:
+        parts += ["", f"{found.caption()}\ndrawn: {args.png}"]
     if choice.candidates:
         shown = choice.candidates[: args.top]
         parts += ["", _table(shown), "", _caveat(choice.candidates)]
@@ -89,12 +116,29 @@ def _explain(args: argparse.Namespace) -> Choice:
         "activation": args.activation,
         "preferred_element_type": DTYPES[args.out or args.dtype],
         "implementation": args.implementation,
-        "config": jaxbw.GemmConfig(batch_invariant=True) if args.batch_invariant else None,
+        "config": _config(args),
     }
     if args.gated:
         options["rhs_up"] = right
     left = jax.ShapeDtypeStruct(batched + lhs, dtype)
     return jaxbw.explain(left, right, device=device, **options)
+
+
+def _config(args: argparse.Namespace) -> GemmConfig | None:
+    """The configuration that is asked about; None to have one chosen."""
+    fields = dict(args.config or ())
+    if args.batch_invariant:
+        fields["batch_invariant"] = True
+    return GemmConfig(**fields) if fields else None
+
+
+def _machine(args: argparse.Namespace, choice: Choice) -> Machine:
+    """What a choice is for."""
+    device = TARGETS[args.device] if args.device is not None else running_device()
+    if choice.implementation in EMULATED:
+        device = for_family(device, EMULATED[choice.implementation])
+    assert device is not None
+    return device.machine
 
 
 _COLUMNS = (
@@ -147,6 +191,17 @@ def _extent(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; type a whole number from 1 on")
     return value
+
+
+def _field(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    known = [field.name for field in dataclasses.fields(GemmConfig)]
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"{name!r} is no field; type one of {', '.join(known)}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value  # a word
 
 
 def _device(text: str) -> str:

@@ -40,6 +40,7 @@ LAYERS = [
     "jaxbw.selection.machine",
     "jaxbw.batch_invariance",
     "jaxbw.ladder",
+    "jaxbw.selection.tile_order",
     "jaxbw.selection.config",
     "jaxbw.selection.manifest",
     "jaxbw.selection.kernel_table",

@@ -7,6 +7,8 @@ import pytest
 
 # Else JAX takes three quarters of a GPU's memory at once, and the direct launcher gets too little.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# So that meshes can be made of this machine's CPU.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 with contextlib.suppress(ImportError):  # the tests on a GPU do without it
     import hypothesis
@@ -16,9 +18,16 @@ with contextlib.suppress(ImportError):  # the tests on a GPU do without it
     hypothesis.settings.load_profile("jaxbw")
 
 
+_GPUS = {"gpu": 1, "gpus": 2}  # by marker, how many a test needs
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu"):
+    needed = max((_GPUS.get(marker.name, 0) for marker in item.iter_markers()), default=0)
+    if needed:
         from jaxbw import _native
 
-        if not _native.devices():
-            pytest.fail("this test is marked gpu, and the CUDA driver shows no GPU", pytrace=False)
+        found = len(_native.devices())
+        if found < needed:
+            pytest.fail(
+                f"this test needs {needed} GPUs, and the CUDA driver shows {found}", pytrace=False
+            )

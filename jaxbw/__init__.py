@@ -19,6 +19,7 @@ from jaxbw.primitives.gemm import register as _register
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import target
 from jaxbw.selection.implementations import implementation
+from jaxbw.selection.tuned.use import use_tuned
 
 __all__ = [
     "GemmConfig",
@@ -31,6 +32,7 @@ __all__ = [
     "implementation",
     "matmul",
     "target",
+    "use_tuned",
 ]
 
 __version__ = _metadata.version("jaxbw")

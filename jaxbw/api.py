@@ -286,7 +286,7 @@ def explain(
         on = None
     else:
         on = serve.device_for(names, target)
-    return serve.choose(problem, names, params["config"], on, call)
+    return serve.choose(problem, names, params["config"], on, params["tuned"], call)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=compat.INLINED)

@@ -16,6 +16,7 @@ from jaxbw.selection import config as configs
 from jaxbw.selection import devices, implementations
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.implementations import FAMILIES, Implementation
+from jaxbw.selection.tuned.use import current as current_tuned
 
 _BIAS_AXES = {-1: "n", -2: "m"}
 
@@ -90,6 +91,7 @@ def product_params(given: ProductArguments) -> dict[str, Any]:
         "implementation": names,
         "config": batch_invariance.resolve(given.config),
         "target": devices.current_target(),
+        "tuned": current_tuned(),
     }
 
 

@@ -19,6 +19,7 @@ from jaxbw.primitives.transposition import backward_params, kept, transposition
 from jaxbw.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.select import Choice
+from jaxbw.selection.tuned.products import TunedProducts
 
 dot_general_p = Primitive("jaxbw_dot_general")
 
@@ -36,6 +37,7 @@ def dot_general(
     implementation: tuple[str, ...] | None = None,
     config: GemmConfig | None = None,
     target: str | None = None,
+    tuned: TunedProducts | None = None,
 ) -> Any:
     """Binds the primitive. Every argument is canonical already."""
     lhs, rhs = compat.insert_reshard(lhs, rhs)
@@ -49,6 +51,7 @@ def dot_general(
         implementation=implementation,
         config=config,
         target=target,
+        tuned=tuned,
     )
 
 
@@ -156,6 +159,7 @@ def _lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) ->
         implementation=params["implementation"],
         config=params["config"],
         target=params["target"],
+        tuned=params["tuned"],
     )
 
 

@@ -24,6 +24,7 @@ from jaxbw.primitives.transposition import kept
 from jaxbw.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.select import Choice
+from jaxbw.selection.tuned.products import TunedProducts
 
 fused_dot_general_p = Primitive("jaxbw_fused_dot_general")
 fused_dot_general_p.multiple_results = True
@@ -43,6 +44,7 @@ def fused_dot_general(
     implementation: tuple[str, ...] | None,
     config: GemmConfig | None,
     target: str | None,
+    tuned: TunedProducts | None,
 ) -> Results:
     """Binds the primitive.
 
@@ -59,6 +61,7 @@ def fused_dot_general(
         implementation=implementation,
         config=config,
         target=target,
+        tuned=tuned,
     )
     return tuple(results)
 
@@ -261,6 +264,7 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
         implementation=params["implementation"],
         config=params["config"],
         target=params["target"],
+        tuned=params["tuned"],
     )
 
 

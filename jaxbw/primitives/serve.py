@@ -19,6 +19,7 @@ from jaxbw.selection import devices, manifest
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.implementations import EMULATED, FAMILIES
 from jaxbw.selection.select import Choice, Refusal, problem_refusals, select
+from jaxbw.selection.tuned.products import TunedProducts
 
 WAY_OUT = "Leave implementation=None to run on XLA."
 _SERVED = {"cuda": FAMILIES, "cpu": tuple(EMULATED)}  # beside "xla", by platform
@@ -30,6 +31,7 @@ def choose(
     implementation: tuple[str, ...] | None,
     config: GemmConfig | None,
     device: devices.Device | None,
+    tuned: TunedProducts | None,
     call: str,
 ) -> Choice:
     """The selection's choice, out of the installed kernels.
@@ -37,7 +39,7 @@ def choose(
     Raises:
       NotImplementedError: every one of `implementation` refuses.
     """
-    choice = select(problem, device, implementation, config, manifest.kernels())
+    choice = select(problem, device, implementation, config, manifest.kernels(), tuned)
     if not isinstance(choice, Choice):
         raise NotImplementedError(_message(call, implementation, problem, choice))
     return choice
@@ -93,6 +95,7 @@ def lower(
     implementation: tuple[str, ...] | None,
     config: GemmConfig | None,
     target: str | None,
+    tuned: TunedProducts | None,
 ) -> Any:
     """Lowers a product: to the kernel that is chosen, or to XLA's operations.
 
@@ -122,7 +125,7 @@ def lower(
 
     reduced = reduction()
     device = device_for(names, target)
-    choice = choose(reduced.problem, names, config, device, "jaxbw")
+    choice = choose(reduced.problem, names, config, device, tuned, "jaxbw")
     if choice.implementation == "xla":
         if implementation is None and target is None:
             _warn_once(device)

@@ -104,4 +104,5 @@ def backward_params(params: Mapping[str, Any]) -> dict[str, Any]:
         "implementation": implementation,
         "config": GemmConfig(batch_invariant=True) if invariant else None,
         "target": params["target"],
+        "tuned": params["tuned"],
     }

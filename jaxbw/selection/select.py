@@ -12,6 +12,7 @@ from jaxbw.selection.implementations import EMULATED
 from jaxbw.selection.kernel_table import Kernel
 from jaxbw.selection.search import KEPT, Cost, Instances, Ranked, price, search
 from jaxbw.selection.tuned import Table, table_for
+from jaxbw.selection.tuned.products import TunedProducts
 from jaxbw.selection.workload import Workload, workload
 
 # Families that implementation=None may take: sm90 has run on a GPU; of sm100, which has not, the
@@ -92,6 +93,7 @@ def select(
     implementations: Sequence[str] | None,
     config: GemmConfig | None,
     kernels: Sequence[Kernel],
+    tuned: TunedProducts | None = None,
 ) -> Choice | tuple[Refusal, ...]:
     """Chooses what serves a problem.
 
@@ -103,6 +105,7 @@ def select(
         verified, else XLA.
       config: the configuration to use; None to choose one.
       kernels: what is installed.
+      tuned: the user's table of measured products, if one is in use.
 
     Returns:
       The choice; or, where all of `implementations` refuse, why each does.
@@ -123,7 +126,11 @@ def select(
         assert on is not None
         if config is None or config.is_chosen:
             batch_invariant = config is not None and config.batch_invariant
-            chosen = _chosen(problem, on, family, kernels, batch_invariant)
+            chosen: Choice | Refusal | None = None
+            if tuned is not None and not batch_invariant:
+                chosen = _measured(problem, on, family, kernels, tuned)
+            if chosen is None:
+                chosen = _chosen(problem, on, family, kernels, batch_invariant)
         else:
             chosen = _given(problem, on, family, config, kernels)
         if isinstance(chosen, Refusal):
@@ -269,6 +276,27 @@ def _chosen(
     work = workload(problem, swapped=best.config.swap_ab)
     kernel = _instances(problem, family, work, kernels)[_instance_key(family, best.config)]
     return _choice(problem, device, family, kernel, best, reason, ranked)
+
+
+def _measured(
+    problem: GemmProblem,
+    device: Device,
+    family: str,
+    kernels: Sequence[Kernel],
+    tuned: TunedProducts,
+) -> Choice | None:
+    """What the user's table has for a product; None where that is nothing that can be launched."""
+    entry = tuned.find(problem, device)
+    if entry is None:
+        return None
+    chosen = _given(problem, device, family, entry.config, kernels)
+    if isinstance(chosen, Refusal):
+        return None
+    reason = (
+        f"measured the fastest of {entry.configurations} configurations, {entry.us:.2f} us, "
+        f"by {tuned.source}"
+    )
+    return replace(chosen, reason=reason)
 
 
 def _price(device: Device, family: str, work: Workload, config: GemmConfig) -> Ranked:

@@ -30,6 +30,8 @@ LAYERS = [
     "jaxbw.primitives",
     "jaxbw.selection.select",
     "jaxbw.selection.search",
+    "jaxbw.selection.tuned.use",
+    "jaxbw.selection.tuned.products",
     "jaxbw.selection.tuned",
     "jaxbw.selection.cost_model",
     "jaxbw.selection.candidates",
@@ -64,6 +66,7 @@ def test_public_names() -> None:
         "implementation",
         "matmul",
         "target",
+        "use_tuned",
     ]
     for name in jaxbw.__all__:
         assert getattr(jaxbw, name) is not None
@@ -121,6 +124,7 @@ def test_private_jax_is_in_compat_only() -> None:
         "jaxbw.selection.config",
         "jaxbw.selection.devices",
         "jaxbw.selection.implementations",
+        "jaxbw.selection.tuned.use",
     ],
 )
 def test_examples_in_docstrings(name: str) -> None:

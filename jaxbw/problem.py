@@ -8,7 +8,7 @@ in blocks of any number of dimensions; anything else is transposed first, as XLA
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ class GemmProblem:
     """One matrix product: all that the choice of a kernel may depend on, beside the device.
 
     An operand that is not batched serves every batch index. `precision` is canonical
-    (see `compat.canonicalize_precision`).
+    (see `compat.canonicalize_precision`). Extents are symbolic where `jax.export`'s shapes are.
     """
 
     batch: int
@@ -50,6 +50,19 @@ class GemmProblem:
         lhs = "n" if self.lhs_major == Major.K else "t"
         rhs = "n" if self.rhs_major == Major.MN else "t"
         return lhs + rhs
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether all extents are known."""
+        return all(isinstance(extent, int) for extent in (self.batch, self.m, self.n, self.k))
+
+    def sized(self, m: int) -> "GemmProblem":
+        """The same with this for a symbolic m, and 1 for a symbolic batch."""
+        return replace(
+            self,
+            m=self.m if isinstance(self.m, int) else m,
+            batch=self.batch if isinstance(self.batch, int) else 1,
+        )
 
     @property
     def lhs_shape(self) -> tuple[int, int, int]:
@@ -167,7 +180,9 @@ def reduce_dot_general(
             rhs.shape, rhs_batch, rhs_free, [rhs_contract[i] for i in order]
         )
         copied = sum(
-            math.prod(view.shape) for view in (lhs_view, rhs_view) if view.permutation is not None
+            math.prod(size for size in view.shape if isinstance(size, int))  # as far as is known
+            for view in (lhs_view, rhs_view)
+            if view.permutation is not None
         )
         views.append((copied, lhs_view, rhs_view, lhs_k_major, rhs_k_major))
     _, lhs_view, rhs_view, lhs_k_major, rhs_k_major = min(views, key=lambda view: view[0])

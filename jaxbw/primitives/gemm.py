@@ -10,6 +10,7 @@ from typing import Any, Never
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import DisabledSafetyCheck
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -24,9 +25,25 @@ from jaxbw._native import (
 )
 from jaxbw.problem import GemmProblem, Operands, Reduction
 from jaxbw.selection import manifest
+from jaxbw.selection.eligibility import CANONICAL_M
 from jaxbw.selection.select import Choice
 
+# The number counts changes of attributes, operands or results: a program that was compiled or
+# exported for another number is not run in their stead.
 TARGET = "jaxbw_gemm_v2"
+
+EXPORT_DISABLED_CHECKS = (DisabledSafetyCheck.custom_call(TARGET),)
+"""For `jax.export.export(..., disabled_checks=)`, which else refuses custom calls not of JAX's own.
+
+>>> from jax import export
+>>> x = jnp.ones((4, 8), jnp.bfloat16)
+>>> with jaxbw.target("H200"):
+...     exported = export.export(
+...         jax.jit(lambda x: jaxbw.matmul(x, x.T)),
+...         platforms=["cuda"],
+...         disabled_checks=jaxbw.export_disabled_checks,
+...     )(x)
+"""
 
 ACTIVATIONS = {
     None: Activation.NONE,
@@ -66,12 +83,13 @@ def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any,
         None if residual is None else jax.lax.reshape(residual, problem.output_shape),
     )
     attributes = call_attributes(problem, choice)
+    sized = problem.sized(CANONICAL_M)  # the workspace does not depend on an m that is symbolic
     results = gemm_p.bind(
         *reduced.given(),
         shape=problem.output_shape,
         dtype=problem.output,
         workspace=workspace_bytes(
-            problem.lhs_shape, problem.rhs_shape, DATA_TYPES[problem.lhs_dtype.name], attributes
+            sized.lhs_shape, sized.rhs_shape, DATA_TYPES[problem.lhs_dtype.name], attributes
         ),
         in_place=problem.epilogue.c == problem.output,
         **attributes,

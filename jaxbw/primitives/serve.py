@@ -113,9 +113,6 @@ def lower(
     if names == () or (names is None and platform != "cuda"):
         reason = _elsewhere(implementation or ())
         return _lower_to_xla(ctx, operands, on_xla, implementation, reason)
-    if not all(isinstance(d, int) for aval in ctx.avals_in for d in aval.shape):
-        reason = "a dimension is symbolic; kernels are chosen for known sizes"
-        return _lower_to_xla(ctx, operands, on_xla, implementation, reason)
     if not compat.is_one_device(ctx):
         reason = (
             "the program is partitioned over several devices, and a kernel would gather its "

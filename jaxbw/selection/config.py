@@ -113,6 +113,11 @@ class GemmConfig:
         return self.block_m is None and self.block_n is None
 
     @property
+    def is_for_every_m(self) -> bool:
+        """Whether the launch is the same whatever m and the batch are, and needs no workspace."""
+        return self.batch_invariant if self.is_chosen else self.split_k == 1
+
+    @property
     def tile(self) -> tuple[int, int]:
         """(block_m, block_n) of a configuration that has them."""
         assert self.block_m is not None

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from jax import lax
+from jax.errors import InconclusiveDimensionOperation
 
 from jaxbw._native import Major
 from jaxbw.problem import GemmProblem, describe
@@ -17,6 +18,9 @@ INPUTS = {
     "sm100": {_BF16: "16bit", _F16: "16bit", _F32: "tf32"},
 }
 OUTPUTS = (_BF16, _F16, _F32)
+
+# What a batch-invariant choice is made for, whatever m is: between decoding and prefilling.
+CANONICAL_M = 1024
 
 ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
 _MAX_EXTENT = 2**31  # TMA coordinates are int32
@@ -32,9 +36,16 @@ _ALGORITHMS = {
 }
 
 
-def refusal(problem: GemmProblem, family: str) -> str | None:
-    """Why no kernel of a family takes a problem, with the way out; None where one may."""
-    return _type_refusal(problem, family) or _extent_refusal(problem)
+def refusal(problem: GemmProblem, family: str, *, for_every_m: bool = False) -> str | None:
+    """Why no kernel of a family takes a problem, with the way out; None where one may.
+
+    Args:
+      for_every_m: the launch does not depend on m and the batch, so that these may be symbolic.
+    """
+    reason = _type_refusal(problem, family)
+    if reason is None and not problem.is_sized:
+        reason = _symbolic_refusal(problem, for_every_m)
+    return reason or _extent_refusal(problem.sized(CANONICAL_M))
 
 
 def repacked(problem: GemmProblem) -> tuple[str, ...]:
@@ -110,9 +121,34 @@ def _asks_for_default(precision: Any) -> bool:
     return all(each in (None, lax.Precision.DEFAULT) for each in pair)
 
 
+def _symbolic_refusal(p: GemmProblem, for_every_m: bool) -> str | None:
+    if not (isinstance(p.n, int) and isinstance(p.k, int)):
+        return "n or k is symbolic; kernels are chosen for known sizes, or for every m and batch"
+    if not for_every_m:
+        return (
+            "a dimension is symbolic; a kernel is chosen for every m and batch under "
+            "jaxbw.batch_invariant()"
+        )
+    shapes = {"lhs": p.lhs_shape, "rhs": p.rhs_shape}
+    for name in repacked(p):
+        if not all(isinstance(extent, int) for extent in shapes[name]):
+            return (
+                f"a dimension of {name} is symbolic, and a copy of it would be needed, of unknown "
+                "size; its contiguous dimension is to be a multiple of 16 bytes"
+            )
+    if not (_is_positive(p.m) and _is_positive(p.batch)):
+        return "a symbolic dimension may be 0; constrain it to be 1 or more"
+    return None
+
+
+def _is_positive(extent: Any) -> bool:
+    try:
+        return bool(extent >= 1)
+    except InconclusiveDimensionOperation:
+        return False
+
+
 def _extent_refusal(p: GemmProblem) -> str | None:
-    if not all(isinstance(extent, int) for extent in (p.batch, p.m, p.n, p.k)):
-        return "a dimension is symbolic; kernels are chosen for known sizes"
     if 0 in (p.batch, p.m, p.n, p.k):
         return "a dimension is 0; there is nothing to launch"
     return (

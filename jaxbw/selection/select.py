@@ -117,22 +117,27 @@ def select(
             return _on_xla(problem, device, reason, refused)
         family = EMULATED.get(name, name)
         on = for_family(device, family) if name in EMULATED else device
-        reason_against = _family_refusal(problem, on, family, kernels)
+        for_every_m = config is not None and config.is_for_every_m
+        reason_against = _family_refusal(problem, on, family, kernels, for_every_m=for_every_m)
         if reason_against is None and implementations is None and name not in VERIFIED_FAMILIES:
             reason_against = "kernel not yet verified"
         if reason_against is not None:
             refused.append(Refusal(name, reason_against))
             continue
         assert on is not None
+        sized = problem.sized(eligibility.CANONICAL_M)
         if config is None or config.is_chosen:
             batch_invariant = config is not None and config.batch_invariant
             chosen: Choice | Refusal | None = None
             if tuned is not None and not batch_invariant:
-                chosen = _measured(problem, on, family, kernels, tuned)
+                chosen = _measured(sized, on, family, kernels, tuned)
             if chosen is None:
-                chosen = _chosen(problem, on, family, kernels, batch_invariant)
+                chosen = _chosen(sized, on, family, kernels, batch_invariant)
         else:
-            chosen = _given(problem, on, family, config, kernels)
+            chosen = _given(sized, on, family, config, kernels)
+        if sized != problem and isinstance(chosen, Choice):
+            reason = f"{chosen.reason}; priced for {sized.batch} x {sized.m} rows"
+            chosen = replace(chosen, problem=str(problem), reason=reason)
         if isinstance(chosen, Refusal):
             refused.append(chosen)
         elif name in EMULATED:
@@ -201,9 +206,15 @@ def problem_refusals(
 
 
 def _family_refusal(
-    problem: GemmProblem, device: Device | None, family: str, kernels: Sequence[Kernel]
+    problem: GemmProblem,
+    device: Device | None,
+    family: str,
+    kernels: Sequence[Kernel],
+    *,
+    for_every_m: bool,
 ) -> str | None:
-    if (reason := eligibility.refusal(problem, family)) is not None:
+    reason = eligibility.refusal(problem, family, for_every_m=for_every_m)
+    if reason is not None:
         return reason
     if not any(kernel.family == family for kernel in kernels):
         return f"this installation has no {family} kernels: it was built without them"

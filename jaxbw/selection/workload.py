@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from jaxbw._native import Major
 from jaxbw.problem import GemmProblem
-from jaxbw.selection.eligibility import ALIGNMENT, effective_major, repacked
+from jaxbw.selection.eligibility import ALIGNMENT, CANONICAL_M, effective_major, repacked
 
-# What a batch-invariant choice is made for, whatever m is: between decoding and prefilling.
-CANONICAL_M = 1024
 LINE = 128  # hardware: bytes of a line of L2; copies have a pitch of whole lines
 
 

@@ -62,6 +62,7 @@ def test_public_names() -> None:
         "checkpoint_policies",
         "dot_general",
         "explain",
+        "export_disabled_checks",
         "gated_matmul",
         "implementation",
         "matmul",

@@ -5,9 +5,10 @@
 #   make build   (re)build an editable install, for development
 #   make lint    ruff, mypy, clang-format
 #   make format  let ruff and clang-format rewrite the sources
+#   make docs    the documentation as a site, build/site/index.html; warnings are errors
 #   make cross   compile the extension for aarch64
 #   make sanitize  the emulator's tests under AddressSanitizer and UndefinedBehaviorSanitizer
-#   make check   lint, cross, test: all that CI runs
+#   make check   lint, docs, cross, test: all that CI runs
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,7 +19,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake cuda jaxbw -type f \
   -not -path 'jaxbw/kernels/*' -not -path '*/__pycache__/*' -not -name '*.so')
 CPP_SOURCES := $(shell find cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh' -o -name '*.cu')
 
-.PHONY: demo test build lint format cross sanitize check install clean
+.PHONY: demo test build lint format docs cross sanitize check install clean
 
 demo: install
 	$(BIN)/python examples/digits.py
@@ -27,7 +28,7 @@ demo: install
 test: install
 	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
-check: lint cross test
+check: lint docs cross test
 
 lint: install
 	$(BIN)/ruff check
@@ -39,6 +40,11 @@ format: install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CPP_SOURCES)
+
+# Sphinx reads the pages where they lie, and the docstrings of the installed package.
+docs: install
+	PYTHONSAFEPATH=1 $(BIN)/python -m sphinx -W --keep-going -q -c docs -d build/site-cache . build/site
+	cp build/site/README.html build/site/index.html
 
 # Shows that the extension compiles and links for aarch64 without a warning; not that it runs.
 # Python's headers are this machine's: they are the same on both, as both are 64-bit Linux.

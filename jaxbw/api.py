@@ -236,7 +236,7 @@ def explain(
     emulator wherever no device of that family is named.
 
     Args:
-      lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct`s.
+      lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct` objects.
       rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
       dimension_numbers: of a `dot_general`; default None, a `matmul`.
       bias_axis, activation, alpha, beta, precision, preferred_element_type, implementation, config:

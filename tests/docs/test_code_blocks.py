@@ -3,8 +3,8 @@
     ```python    run on the CPU, all blocks of a page in one namespace.
     ```text      right after a python block: what that block prints, "..." standing for anything;
                  elsewhere a diagram
-    ```sh        every line is a make target, or pytest or python with files that exist;
-                 the arguments of `python -m jaxbw` are parsed
+    ```sh        every line is a make target, an install of extras that there are, or pytest or
+                 python with files that exist; the arguments of `python -m jaxbw` are parsed
 
 The comment `<!-- lower for NAME -->` before a python block marks code for a GPU: the block is
 traced as one function and lowered for that device, and must contain a custom call of jaxbw.
@@ -15,6 +15,7 @@ import doctest
 import io
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +30,12 @@ from jaxbw.cli import main as cli
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OURS = re.compile(r"(?:jaxbw|\.)\[([^\]]*)\]")  # extras
 LOWER = re.compile(r"<!-- lower for (\w+) -->\s*\Z")
 without_a_gpu = pytest.mark.skipif(
     "jax.default_backend() != 'cpu'",
     reason="pages show what a machine without a GPU says: set JAX_PLATFORMS=cpu",
 )
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 @dataclass(frozen=True)
@@ -109,32 +110,23 @@ def test_every_block_is_of_a_kind_that_is_checked() -> None:
 
 def test_shell_blocks_name_what_exists() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"])
     for page in PAGES:
         for block in (b for b in blocks(page) if b.language == "sh"):
             for line in block.code.splitlines():
                 command, *arguments = shlex.split(line, comments=True)
                 if command == "make":
                     assert {a for a in arguments if "=" not in a} <= targets, block.place
+                elif command == "pip":
+                    assert arguments[0] == "install", f"{block.place}: {line}"
+                    assert set(re.findall(r"\w+", "".join(OURS.findall(line)))) <= extras, line
                 else:
                     assert command in ("pytest", "python"), f"{block.place}: {line}"
                     if arguments[:2] == ["-m", "jaxbw"]:
                         cli.parser().parse_args(arguments[2:])
                     files = [a for a in arguments if a.endswith(".py")]
                     assert all((ROOT / file).exists() for file in files), f"{block.place}: {line}"
-
-
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text()):
-        if target.startswith("https://"):
-            continue
-        file, _, anchor = target.partition("#")
-        linked = page if not file else page.parent / file
-        assert linked.exists(), f"{page.name}: {target}"
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
-            anchors = {heading.lower().replace(" ", "-") for heading in headings}
-            assert anchor in anchors, f"{page.name}: {target}"
 
 
 ERRORS = {error.__name__: error for error in (NotImplementedError, TypeError, ValueError)}

@@ -21,7 +21,11 @@ jaxbw_find_package_dir(jaxlib jaxlib_dir)
 include(cmake/cuda_toolchain.cmake)
 
 # Before the compile options below, which are for our own sources.
-nanobind_build_library(nanobind-static)
+if(TARGET Python::SABIModule)
+  nanobind_build_library(nanobind-static-abi3)
+else()
+  nanobind_build_library(nanobind-static)
+endif()
 
 # Off: fields left out of a designated initializer are meant to be zero; g++ 12 sees overlaps in std::string's operator+.
 add_compile_options(-Wall -Wextra -Wno-missing-field-initializers -Wno-restrict $<$<BOOL:${JAXBW_WERROR}>:-Werror>)
@@ -33,7 +37,7 @@ endif()
 add_subdirectory(cuda/emulator)
 
 file(GLOB host_sources CONFIGURE_DEPENDS cuda/host/*.cc)
-nanobind_add_module(_native NB_STATIC NOMINSIZE ${host_sources})
+nanobind_add_module(_native STABLE_ABI NB_STATIC NOMINSIZE ${host_sources})
 target_include_directories(_native PRIVATE cuda)
 target_include_directories(_native SYSTEM PRIVATE "${jaxlib_dir}/include" "${JAXBW_CUDA_INCLUDE_DIR}")
 target_link_libraries(_native PRIVATE jaxbw_emulator ${CMAKE_DL_LIBS})

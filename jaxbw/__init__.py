@@ -15,6 +15,7 @@ except ImportError as error:
 from jaxbw import checkpoint_policies
 from jaxbw.api import dot_general, explain, gated_matmul, matmul
 from jaxbw.batch_invariance import batch_invariant
+from jaxbw.collective import collective_matmul
 from jaxbw.primitives.gemm import EXPORT_DISABLED_CHECKS as export_disabled_checks
 from jaxbw.primitives.gemm import register as _register
 from jaxbw.selection.config import GemmConfig
@@ -27,6 +28,7 @@ __all__ = [
     "__version__",
     "batch_invariant",
     "checkpoint_policies",
+    "collective_matmul",
     "dot_general",
     "explain",
     "export_disabled_checks",

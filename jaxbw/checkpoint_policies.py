@@ -26,6 +26,7 @@ from jax.ad_checkpoint import Offloadable, Recompute
 from jax.extend.core import Primitive
 
 from jaxbw import compat
+from jaxbw.primitives.collective_dot_general import collective_dot_general_p
 from jaxbw.primitives.dot_general import dot_general_p
 from jaxbw.primitives.fused_dot_general import fused_dot_general_p
 
@@ -98,14 +99,17 @@ def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callab
     return policy
 
 
+_PRODUCTS = (dot_general_p, fused_dot_general_p, collective_dot_general_p)
+
+
 def _product(primitive: Primitive, params: dict[str, Any]) -> dict[str, Any] | None:
     """The parameters of the product of jaxbw that an operation is; None where it is none."""
-    if primitive in (dot_general_p, fused_dot_general_p):
+    if primitive in _PRODUCTS:
         return params
     # A product with an epilogue that is differentiated is the call of a function that has a
     # gradient of its own.
     for equation in compat.custom_vjp_equations(primitive, params):
-        if equation.primitive in (dot_general_p, fused_dot_general_p):
+        if equation.primitive in _PRODUCTS:
             found: dict[str, Any] = equation.params
             return found
     return None

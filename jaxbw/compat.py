@@ -14,6 +14,7 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
+from jax._src.lax import parallel as _parallel
 from jax._src.numpy import util as _numpy_util
 from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_sharding
 from jax.extend.core import Primitive
@@ -65,6 +66,14 @@ def insert_reshard(*operands: Any) -> tuple[Any, ...]:
     Under `shard_map(check_vma=True)` it makes them vary over the same mesh axes.
     """
     return tuple(_core.auto_insert_reshard(*operands))
+
+
+def vary(x: Any, axis_name: str | tuple[str, ...]) -> Any:
+    """What `lax` does to the operand of a collective: it varies over these mesh axes from here on.
+
+    Only under `shard_map(check_vma=True)`, and where it does not vary yet.
+    """
+    return _parallel.insert_collective_pvary(axis_name, x)
 
 
 def spec_entries(x: Any) -> tuple[Any, ...]:

@@ -127,6 +127,22 @@ def test_varying_axes_are_those_of_lax() -> None:
         )(MATRIX, MATRIX)
 
 
+def test_vary() -> None:
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    types: list[str] = []
+
+    def local(x: Any, y: Any) -> Any:
+        types.extend(str(jax.typeof(compat.vary(z, "x"))) for z in (x, y))
+        return compat.vary(x, "x")
+
+    for check in (True, False):
+        specs = (PartitionSpec("x"), PartitionSpec())
+        jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=check)(
+            MATRIX, MATRIX
+        )
+    assert types == ["float32[2,2]{V:x}"] * 2 + ["float32[2,2]"] * 2
+
+
 def test_apply_eagerly() -> None:
     double = Primitive("double")
     double.def_abstract_eval(lambda x: x)

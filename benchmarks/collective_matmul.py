@@ -1,0 +1,315 @@
+"""jaxbw.collective_matmul on the GPUs of one host, beside what XLA makes of the same product.
+
+    python benchmarks/collective_matmul.py --devices 2 --out results.json
+    python benchmarks/collective_matmul.py --tiny --out results.json    on the CPU: does it run?
+
+Cases: gathering rows of x before the product, scattering rows of the result behind it, and both of
+their backward passes. Arms:
+
+- jaxbw, and the same ring with XLA's products;
+- XLA's all-gather or reduce-scatter beside its product, in a shard_map;
+- jnp.matmul of sharded arrays, partitioned by XLA: as shipped, and with its own way of overlapping,
+  "windowed einsum", alone and with pipelined collectives and all else that the flags offer.
+
+A time is the host's for a run of calls, divided by their number, on all devices; arms take turns in
+random order, and ratios have 95 % bootstrap intervals of whole rounds. Rows of every result are
+compared with float64. A profile of each arm says which share of the traffic was hidden behind work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import random
+import re
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxbw
+from jaxbw.bench import environment, statistics
+
+AXIS = "model"
+SHAPES = ((8192, 8192, 8192), (16384, 8192, 8192), (8192, 16384, 8192), (4096, 28672, 8192))
+TINY = ((16, 32, 64),)
+ROWS, COLUMNS = P(AXIS, None), P(None, AXIS)
+SHARDINGS = {"gather": (ROWS, COLUMNS, COLUMNS), "scatter": (COLUMNS, ROWS, ROWS)}  # x, w, y
+CHECKED_ROWS = 64
+
+Options = dict[str, str | bool]
+OVERLAP: Options = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_enable_command_buffer": "",
+}
+WINDOWED: Options = OVERLAP | {
+    "xla_gpu_threshold_for_windowed_einsum_mib": "0",
+    "xla_gpu_multi_streamed_windowed_einsum": True,
+}
+PIPELINED: Options = WINDOWED | {
+    "xla_gpu_enable_pipelined_all_gather": True,
+    "xla_gpu_enable_pipelined_reduce_scatter": True,
+    "xla_gpu_enable_pipelined_p2p": True,
+}
+
+Product = Callable[[Any, Any], Any]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is computed: y = x @ w of m x k and k x n, or the gradients of x and w by that of y."""
+
+    form: str  # "gather" or "scatter"
+    backward: bool
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How: a product of whole arrays, as XLA sees them, and the compiler's options."""
+
+    product: Callable[[Mesh, str], Product]
+    options: Options
+
+
+def ring(implementation: str | None) -> Callable[[Mesh, str], Product]:
+    """jaxbw's."""
+
+    def product(mesh: Mesh, form: str) -> Product:
+        keywords: dict[str, Any] = {"gather_lhs" if form == "gather" else form: 0}
+
+        def local(x: Any, w: Any) -> Any:
+            return jaxbw.collective_matmul(x, w, AXIS, implementation=implementation, **keywords)
+
+        *specs, out = SHARDINGS[form]
+        return jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=out)
+
+    return product
+
+
+def collectives(mesh: Mesh, form: str) -> Product:
+    """One collective and one product."""
+
+    def local(x: Any, w: Any) -> Any:
+        if form == "gather":
+            return lax.all_gather(x, AXIS, tiled=True) @ w
+        return lax.psum_scatter(x @ w, AXIS, tiled=True)
+
+    *specs, out = SHARDINGS[form]
+    return jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=out)
+
+
+def partitioned(mesh: Mesh, form: str) -> Product:
+    """What XLA's partitioner does with a product of sharded arrays."""
+    return jnp.matmul
+
+
+ARMS = {
+    "jaxbw": Arm(ring(None), OVERLAP),
+    "jaxbw, products by XLA": Arm(ring("xla"), OVERLAP),
+    "collective and product": Arm(collectives, OVERLAP),
+    "XLA as shipped": Arm(partitioned, {}),
+    "XLA windowed": Arm(partitioned, WINDOWED),
+    "XLA windowed, pipelined": Arm(partitioned, PIPELINED),
+}
+
+
+def operands(case: Case, mesh: Mesh) -> list[jax.Array]:
+    """x, w and, for a backward pass, the cotangent of y; iid normal, drawn where they lie."""
+    shapes = [(case.m, case.k), (case.k, case.n), (case.m, case.n)][: 2 + case.backward]
+    arrays = []
+    for i, (shape, spec) in enumerate(zip(shapes, SHARDINGS[case.form], strict=False)):
+        sharding = NamedSharding(mesh, spec)
+
+        def draw(i: int = i, shape: tuple[int, int] = shape) -> jax.Array:
+            return jax.random.normal(jax.random.key(i), shape, jnp.bfloat16)
+
+        arrays.append(jax.jit(draw, out_shardings=sharding)())
+    return arrays
+
+
+def compile_arm(arm: Arm, case: Case, mesh: Mesh, given: Sequence[jax.Array]) -> Any:
+    """The program of an arm."""
+    product = arm.product(mesh, case.form)
+
+    def backward(x: Any, w: Any, cotangent: Any) -> Any:
+        return jax.vjp(product, x, w)[1](cotangent)
+
+    shardings = [NamedSharding(mesh, spec) for spec in SHARDINGS[case.form]]
+    out = tuple(shardings[:2]) if case.backward else shardings[2]
+    function: Any = backward if case.backward else product
+    lowered = jax.jit(function, out_shardings=out).lower(*given)
+    return lowered.compile(compiler_options=arm.options)
+
+
+def verify(case: Case, given: Sequence[jax.Array], results: Any) -> float:
+    """The largest error of some rows of each result, as a part of what rounding explains.
+
+    That is one rounding of the result to bfloat16 and of each partial sum of a device, and the
+    float32 sums of K terms.
+    """
+    x, w, *cotangent = given
+    pairs = [(cotangent[0], w.T), (x.T, cotangent[0])] if case.backward else [(x, w)]
+    worst = 0.0
+    for (left, right), result in zip(pairs, jax.tree.leaves(results), strict=True):
+        rows = np.random.default_rng(0).choice(len(left), min(CHECKED_ROWS, len(left)), False)
+        a = np.asarray(left[rows]).astype(np.float64)
+        b = np.asarray(right).astype(np.float64)
+        reference, magnitude = a @ b, np.abs(a) @ np.abs(b)
+        roundings = 1 + len(given[0].sharding.device_set)
+        bound = (roundings * 2.0**-8 + 2 * a.shape[1] * 2.0**-24) * magnitude
+        error = np.abs(np.asarray(result[rows]).astype(np.float64) - reference)
+        worst = max(worst, float((error / bound).max()))
+    return worst
+
+
+def seconds(call: Callable[[], Any], calls: int) -> float:
+    """Of one of many calls."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        result = call()
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / calls
+
+
+def hidden(traffic: Sequence[Interval], work: Sequence[Interval]) -> float:
+    """How much of the time of the traffic something else was at work.
+
+    >>> hidden([(0, 4), (6, 8)], [(1, 2), (1, 3), (7, 9)])
+    3.0
+    """
+    total, position = 0.0, float("-inf")
+    for start, end in sorted(work):
+        start = max(start, position)
+        total += sum(max(0.0, min(end, b) - max(start, a)) for a, b in traffic)
+        position = max(position, end)
+    return total
+
+
+def profile(call: Callable[[], Any], folder: pathlib.Path) -> list[dict[str, float]]:
+    """Of each GPU, microseconds of traffic, how many of them were hidden, and of work."""
+    with jax.profiler.trace(str(folder)):
+        jax.block_until_ready(call())
+    (file,) = folder.rglob("*.xplane.pb")
+    devices = []
+    for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+        if not plane.name.startswith("/device:GPU"):
+            continue
+        events = [e for line in plane.lines if line.name.startswith("Stream") for e in line.events]
+        kinds: dict[bool, list[Interval]] = {True: [], False: []}
+        for event in events:
+            is_traffic = re.search("nccl|p2p", event.name, re.IGNORECASE) is not None
+            kinds[is_traffic].append((event.start_ns / 1e3, event.end_ns / 1e3))
+        traffic, work = kinds[True], kinds[False]
+        devices.append(
+            {
+                "traffic_us": sum(end - start for start, end in traffic),
+                "hidden_us": hidden(traffic, work),
+                "work_us": sum(end - start for start, end in work),
+            }
+        )
+    return devices
+
+
+def measure(
+    case: Case, mesh: Mesh, rounds: int, calls: int, traces: pathlib.Path
+) -> dict[str, Any]:
+    """All arms of a case."""
+    given = operands(case, mesh)
+    calls_of, rows = dict[str, Callable[[], Any]](), dict[str, Any]()
+    for name, arm in ARMS.items():
+        program = compile_arm(arm, case, mesh, given)
+        calls_of[name] = partial(program, *given)
+        text = program.as_text() or ""
+        found = re.findall(r"= \S+ ((?:collective|all|reduce)-[a-z]+(?:-[a-z]+)?)\(", text)
+        rows[name] = {
+            "options": arm.options,
+            "collectives": {each: found.count(each) for each in sorted(set(found))},
+            "error": verify(case, given, calls_of[name]()),
+            "rounds_us": [],
+        }
+    order = random.Random(0)
+    for _ in range(rounds):
+        for name in order.sample(list(ARMS), len(ARMS)):
+            rows[name]["rounds_us"].append(seconds(calls_of[name], calls) * 1e6)
+    samples = {name: [[value] for value in row["rounds_us"]] for name, row in rows.items()}
+    for name, row in rows.items():
+        row["median_us"] = statistics.median(samples[name])
+        row["speedup_of_jaxbw"] = asdict(statistics.ratio(samples[name], samples["jaxbw"]))
+        folder = traces / "-".join([*map(str, asdict(case).values()), name.replace(" ", "_")])
+        row["devices"] = profile(calls_of[name], folder)
+    return rows
+
+
+def line(case: Case, rows: dict[str, Any]) -> str:
+    """The times of a case as text."""
+    direction = "backward" if case.backward else "forward"
+    lines = [f"{case.form} {direction} {case.m} x {case.n} x {case.k}"]
+    for name, row in rows.items():
+        traffic = sum(device["traffic_us"] for device in row["devices"])
+        share = sum(device["hidden_us"] for device in row["devices"]) / traffic if traffic else 0
+        ratio = row["speedup_of_jaxbw"]
+        lines.append(
+            f"  {name:26} {row['median_us']:10.1f} us  jaxbw is {ratio['value']:.3f} "
+            f"[{ratio['low']:.3f}, {ratio['high']:.3f}] times as fast  error {row['error']:.2f}  "
+            f"{share:.0%} of {traffic:.0f} us of traffic hidden"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Parse arguments, measure, print the times, write the results file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=20, help="of a program in a round")
+    parser.add_argument("--traces", type=pathlib.Path, help="keep the profiles in this folder")
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    given = parser.parse_args()
+    if given.tiny:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", given.devices)
+        given.rounds, given.calls = 2, 1
+    mesh = Mesh(np.array(jax.devices()[: given.devices]), (AXIS,))
+    if mesh.size != given.devices:
+        parser.error(f"there are {mesh.size} devices")
+
+    described = environment.describe(0, given.rounds, "") | {
+        "command": shlex.join(["python", *sys.argv]),
+        "devices": [str(device) for device in mesh.devices.flat],
+        "inputs": "iid normal bfloat16, the same for all calls of a case",
+        "time": "host time of a run of calls on all devices, arms in random order",
+    }
+    results: dict[str, Any] = {"environment": described, "cases": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        traces = given.traces or pathlib.Path(scratch)
+        for m, n, k in TINY if given.tiny else SHAPES:
+            for form in SHARDINGS:
+                for backward in (False, True):
+                    case = Case(form, backward, m, n, k)
+                    rows = measure(case, mesh, given.rounds, given.calls, traces)
+                    results["cases"].append(asdict(case) | {"arms": rows})
+                    print(line(case, rows), flush=True)
+                    given.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

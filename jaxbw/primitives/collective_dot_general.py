@@ -1,0 +1,152 @@
+"""collective_dot_general_p: a dot_general of which one array is in chunks on a ring of devices.
+
+Gathering one operand and scattering the result are each other's transposes: in the derivative of
+either, some array is in chunks along the same dimension. So the primitive is bilinear and closed
+under transposition, and a backward pass overlaps as the forward pass does. ring.py has the
+algorithm, which this is lowered to.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxbw import compat
+from jaxbw.primitives.dot_general import batched_dimension_numbers
+from jaxbw.primitives.ring import Array, Ring, ring_dot_general
+from jaxbw.primitives.transposition import backward_params, transposition
+from jaxbw.problem import DimensionNumbers
+from jaxbw.selection.config import GemmConfig
+
+collective_dot_general_p = Primitive("jaxbw_collective_dot_general")
+
+
+def collective_dot_general(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: DimensionNumbers,
+    ring: Ring,
+    *,
+    precision: Any,
+    preferred_element_type: Any,
+    implementation: tuple[str, ...] | None,
+    config: GemmConfig | None,
+    target: str | None,
+) -> Any:
+    """Binds the primitive. Every argument is canonical already."""
+    lhs, rhs = compat.insert_reshard(*(compat.vary(x, ring.axis_name) for x in (lhs, rhs)))
+    return collective_dot_general_p.bind(
+        lhs,
+        rhs,
+        dimension_numbers=dimension_numbers,
+        ring=ring,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        implementation=implementation,
+        config=config,
+        target=target,
+    )
+
+
+def _abstract_eval(
+    lhs: Any,
+    rhs: Any,
+    *,
+    dimension_numbers: DimensionNumbers,
+    ring: Ring,
+    precision: Any,
+    preferred_element_type: Any,
+    **_: Any,
+) -> Any:
+    params = {
+        "dimension_numbers": dimension_numbers,
+        "precision": precision,
+        "preferred_element_type": preferred_element_type,
+        "out_sharding": None,
+    }
+    if ring.array == "lhs":
+        lhs = _resized(lhs, ring.dimension, lhs.shape[ring.dimension] * ring.size)
+    elif ring.array == "rhs":
+        rhs = _resized(rhs, ring.dimension, rhs.shape[ring.dimension] * ring.size)
+    result, effects = compat.dot_general_type(lhs, rhs, params)
+    if ring.array == "out":
+        result = _resized(result, ring.dimension, result.shape[ring.dimension] // ring.size)
+    return result, effects
+
+
+def _resized(aval: Any, dimension: int, size: int) -> Any:
+    return aval.update(shape=(*aval.shape[:dimension], size, *aval.shape[dimension + 1 :]))
+
+
+# Differentiation
+
+
+def _transpose_rule(
+    of_rhs: bool,
+    cotangent: Any,
+    lhs: Any,
+    rhs: Any,
+    *,
+    dimension_numbers: DimensionNumbers,
+    ring: Ring,
+    **params: Any,
+) -> Any:
+    x, y = (rhs, lhs) if of_rhs else (lhs, rhs)
+    ranks = (np.ndim(y), x.aval.ndim) if of_rhs else (x.aval.ndim, np.ndim(y))
+    plan = transposition(ranks, dimension_numbers, of_rhs=of_rhs)
+    # What was in chunks still is: the cotangent is what the result was, and the result what x was.
+    roles: tuple[Array, Array] = ("lhs", "rhs") if plan.cotangent_first else ("rhs", "lhs")
+    if ring.array == "out":
+        ring = replace(ring, array=roles[0])
+    elif ring.array == ("rhs" if of_rhs else "lhs"):
+        ring = replace(ring, array="out", dimension=plan.axes.index(ring.dimension))
+    else:
+        ring = replace(ring, array=roles[1])
+    product = collective_dot_general(
+        *plan.operands(cotangent, y), plan.dimension_numbers, ring, **backward_params(params)
+    )
+    return plan.result(product, x.aval)
+
+
+ad.defbilinear(
+    collective_dot_general_p, partial(_transpose_rule, False), partial(_transpose_rule, True)
+)
+
+
+# Batching
+
+
+def _batch(axis_data: Any, operands: Any, batched: Any, **params: Any) -> Any:
+    lhs, rhs = operands
+    if all(axis is None for axis in batched):
+        return collective_dot_general(lhs, rhs, **params), None
+    ring: Ring = params.pop("ring")
+    dims, result = batched_dimension_numbers(
+        (lhs.ndim, rhs.ndim), batched, params.pop("dimension_numbers")
+    )
+    new = {"lhs": batched[0], "rhs": batched[1], "out": result}[ring.array]
+    ring = replace(ring, dimension=ring.dimension + (new is not None and ring.dimension >= new))
+    return collective_dot_general(lhs, rhs, dims, ring, **params), result
+
+
+batching.fancy_primitive_batchers[collective_dot_general_p] = _batch
+
+
+# Lowering
+
+
+def _lower(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
+    def product(lhs: Any, rhs: Any) -> Any:
+        given = params | {"dtype": ctx.avals_out[0].dtype}
+        del given["preferred_element_type"]
+        return ring_dot_general(lhs, rhs, given.pop("dimension_numbers"), **given)
+
+    return mlir.lower_fun(product, multiple_results=False)(ctx, lhs, rhs)
+
+
+collective_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
+compat.apply_eagerly(collective_dot_general_p)
+mlir.register_lowering(collective_dot_general_p, _lower)

@@ -1,0 +1,196 @@
+"""Products of which one array lies in chunks on a ring of devices, a chunk travelling at each step.
+
+The array is an operand, which is gathered as the product goes along, or the result, whose partial
+sums are scattered. Instead of one collective before or after the product there are as many products
+as devices and, between them, one `lax.ppermute` each that no product of the same step waits for:
+XLA's scheduler overlaps them. Wang et al., "Overlap communication with dependent computation via
+decomposition in large deep learning models", ASPLOS 2023; as there, chunks travel both ways round,
+so that half as many steps follow each other and both directions of a link are in use.
+
+Called inside `jax.shard_map`. Nothing here is differentiated: collective_dot_general.py says how.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxbw.epilogue import Epilogue, wide_dtype
+from jaxbw.primitives.dot_general import dot_general
+from jaxbw.primitives.fused_dot_general import fused_dot_general
+from jaxbw.primitives.transposition import kept
+from jaxbw.problem import DimensionNumbers, Operands
+
+Array = Literal["lhs", "rhs", "out"]
+AxisName = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """What of a dot_general is in chunks, one for each device of a mesh axis.
+
+    Attributes:
+      axis_name, size: the mesh axis; more than one are taken as one.
+      array: an operand, each of whose chunks is a device's own, or the result.
+      dimension: of that array; chunks follow each other along it. It is no batch dimension.
+    """
+
+    axis_name: AxisName
+    size: int
+    array: Array
+    dimension: int
+
+    def partner(self, ranks: tuple[int, int], dims: DimensionNumbers) -> tuple[Array, int]:
+        """The other array with this dimension, and where; every device has all of it."""
+        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
+        lhs_kept = kept(ranks[0], lhs_contract, lhs_batch)
+        rhs_kept = kept(ranks[1], rhs_contract, rhs_batch)
+        rows = len(lhs_batch)
+        columns = rows + len(lhs_kept)
+        if self.array == "out":
+            if self.dimension < columns:
+                return "lhs", lhs_kept[self.dimension - rows]
+            return "rhs", rhs_kept[self.dimension - columns]
+        if self.array == "lhs":
+            if self.dimension in lhs_contract:
+                return "rhs", rhs_contract[lhs_contract.index(self.dimension)]
+            return "out", rows + lhs_kept.index(self.dimension)
+        if self.dimension in rhs_contract:
+            return "lhs", lhs_contract[rhs_contract.index(self.dimension)]
+        return "out", columns + rhs_kept.index(self.dimension)
+
+    @property
+    def hops(self) -> tuple[int, int]:
+        """How far chunks travel towards lower and towards higher indices."""
+        return self.size // 2, (self.size - 1) // 2
+
+    def index(self, distance: int) -> Any:
+        """The index of the device so many places on."""
+        here = lax.axis_index(self.axis_name)
+        return lax.rem(here + np.int32(distance % self.size), np.int32(self.size))
+
+    def shift(self, x: Any, places: int) -> Any:
+        """What the device so many places back has."""
+        pairs = [(i, (i + places) % self.size) for i in range(self.size)]
+        return lax.ppermute(x, self.axis_name, pairs)
+
+    def chunk(self, x: Any, dimension: int, distance: int) -> Any:
+        """The chunk of x that belongs to the device so many places on."""
+        size = x.shape[dimension] // self.size
+        return lax.dynamic_slice_in_dim(x, self.index(distance) * size, size, dimension)
+
+    def chunks(self, x: Any) -> Iterator[tuple[int, Any]]:
+        """Every device's x, and how many places on it is; this device's own first."""
+        yield 0, x
+        down = up = x
+        low, high = self.hops
+        for hop in range(1, low + 1):
+            down = self.shift(down, -1)
+            yield hop, down
+            if hop <= high:
+                up = self.shift(up, 1)
+                yield -hop, up
+
+
+def ring_dot_general(
+    lhs: Any, rhs: Any, dims: DimensionNumbers, ring: Ring, dtype: Any, **params: Any
+) -> Any:
+    """The product with what `ring` says gathered or scattered.
+
+    Sums over devices are taken, and partial sums travel, in float32 where `dtype` is narrower.
+
+    Args:
+      lhs, rhs: the operands that a device has.
+      dims: of the product of the whole arrays.
+      ring: what is in chunks.
+      dtype: of the result.
+      **params: the other ones of `primitives.dot_general.dot_general`.
+    """
+    product = _Product(dims, np.dtype(dtype), params)
+    array, dimension = ring.partner((lhs.ndim, rhs.ndim), dims)
+    if ring.array == "out":
+        return _scattered(product, ring, array, dimension, lhs, rhs)
+    if array == "out":
+        return _placed(product, ring, dimension, lhs, rhs)
+    return _summed(product, ring, dimension, lhs, rhs)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A dot_general of chunks, to which sums are added."""
+
+    dims: DimensionNumbers
+    dtype: np.dtype[Any]
+    params: dict[str, Any]
+
+    @property
+    def sum_dtype(self) -> Any:
+        """The dtype of sums that are not complete."""
+        return wide_dtype(self.dtype) if jnp.issubdtype(self.dtype, jnp.inexact) else self.dtype
+
+    def __call__(self, lhs: Any, rhs: Any, *sums: Any, complete: bool = True) -> Any:
+        """The product with up to two sums added, by its kernel where one serves it."""
+        dtype = self.dtype if complete else self.sum_dtype
+        params = self.params | {"preferred_element_type": dtype}
+        if sums and jnp.issubdtype(dtype, jnp.floating):
+            c, residual = (*sums, None)[:2]
+            epilogue = Epilogue(c=c.dtype, residual=None if residual is None else residual.dtype)
+            operands = Operands(lhs, rhs, c=c, residual=residual)
+            return fused_dot_general(operands, epilogue, self.dims, out_sharding=None, **params)[0]
+        return sum(sums, dot_general(lhs, rhs, self.dims, **params))
+
+
+def _with(array: Array, x: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    """The operands with x in the place of one."""
+    return (x, rhs) if array == "lhs" else (lhs, x)
+
+
+def _placed(product: _Product, ring: Ring, dimension: int, lhs: Any, rhs: Any) -> Any:
+    """The gathered dimension is one of the result: a chunk of it makes a chunk of the result."""
+    parts = [
+        (distance, product(*_with(ring.array, chunk, lhs, rhs)))
+        for distance, chunk in ring.chunks(lhs if ring.array == "lhs" else rhs)
+    ]
+    _, own = parts[0]
+    if ring.size == 1:
+        return own
+    size = own.shape[dimension]
+    shape = (*own.shape[:dimension], ring.size * size, *own.shape[dimension + 1 :])
+    result = jnp.zeros(shape, own.dtype)
+    for distance, part in parts:
+        start = ring.index(distance) * size
+        result = lax.dynamic_update_slice_in_dim(result, part, start, dimension)
+    return result
+
+
+def _summed(product: _Product, ring: Ring, dimension: int, lhs: Any, rhs: Any) -> Any:
+    """The gathered dimension is contracted: chunks meet slices, and their products are added up."""
+    moving, whole = (lhs, rhs) if ring.array == "lhs" else (rhs, lhs)
+    sums: tuple[Any, ...] = ()
+    for step, (distance, chunk) in enumerate(ring.chunks(moving)):
+        part = ring.chunk(whole, dimension, distance)
+        operands = (chunk, part) if ring.array == "lhs" else (part, chunk)
+        sums = (product(*operands, *sums, complete=step == ring.size - 1),)
+    return sums[0]
+
+
+def _scattered(
+    product: _Product, ring: Ring, sliced: Array, dimension: int, lhs: Any, rhs: Any
+) -> Any:
+    """Sums for a device start at those that are farthest from it, and come in from both sides."""
+    whole = lhs if sliced == "lhs" else rhs
+
+    def part(distance: int) -> tuple[Any, Any]:
+        return _with(sliced, ring.chunk(whole, dimension, distance), lhs, rhs)
+
+    arrived: list[Any] = []
+    for places, hops in zip((1, -1), ring.hops, strict=True):
+        sums: tuple[Any, ...] = ()
+        for hop in range(hops, 0, -1):
+            travelling = product(*part(places * hop), *sums, complete=False)
+            sums = (ring.shift(travelling, places),)
+        arrived += sums
+    return product(*part(0), *arrived)

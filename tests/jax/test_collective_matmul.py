@@ -1,0 +1,430 @@
+"""jaxbw.collective_matmul over the CPU's devices: values, derivatives, and what is communicated."""
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import jaxbw
+
+AXIS = "model"
+FORMS = [
+    *({"gather_lhs": dimension} for dimension in (0, 1, -1)),
+    *({"gather_rhs": dimension} for dimension in (0, 1)),
+    *({"scatter": dimension} for dimension in (0, 1, -1)),
+]
+
+
+def mesh_of(size: int) -> Mesh:
+    return Mesh(np.array(jax.devices("cpu")[:size]), (AXIS,))
+
+
+def integers(shape: tuple[int, ...], number: int = 0, dtype: Any = jnp.float32) -> jax.Array:
+    """Small ones: all sums are exact."""
+    generator = np.random.default_rng([*shape, number])
+    return jnp.asarray(generator.integers(-3, 4, shape), dtype)
+
+
+def communication(function: Callable[..., Any], *operands: Any) -> Counter[str]:
+    """How many collectives a function's compiled program has, by name."""
+    text = jax.jit(function).lower(*operands).compile().as_text() or ""
+    names = "collective-permute|all-gather|all-reduce|reduce-scatter|all-to-all"
+    return Counter(re.findall(rf"= \S+ ({names})(?:-start)?\(", text))
+
+
+def spec(rank: int, dimension: int) -> P:
+    entries: list[Any] = [None] * rank
+    entries[dimension] = AXIS
+    return P(*entries)
+
+
+def over_mesh(form: dict[str, int], size: int, product: Callable[..., Any]) -> Callable[..., Any]:
+    """A product of [b, m, k] and [k, n], of whole arrays.
+
+    What nothing is said of lies on every device; a gathered result is compared on each of them.
+    """
+    ((argument, dimension),) = form.items()
+    lhs, rhs, out = P(), P(), P(AXIS)
+    if argument == "gather_lhs":
+        lhs = spec(3, dimension)
+    elif argument == "gather_rhs":
+        rhs = spec(2, dimension)
+    else:
+        lhs, rhs, out = spec(3, 2), spec(2, 0), spec(3, dimension)
+
+    def local(x: Any, w: Any) -> Any:
+        y = product(x, w, AXIS, **form)
+        return y if argument == "scatter" else y[None]
+
+    return jax.shard_map(local, mesh=mesh_of(size), in_specs=(lhs, rhs), out_specs=out)
+
+
+def expected(form: dict[str, int], size: int) -> Callable[..., Any]:
+    """The same by one product of whole arrays."""
+
+    def product(x: Any, w: Any) -> Any:
+        y = jnp.matmul(x, w)
+        return y if "scatter" in form else jnp.broadcast_to(y, (size, *y.shape))
+
+    return product
+
+
+def with_gradients(product: Callable[..., Any]) -> Callable[..., Any]:
+    def step(x: Any, w: Any, cotangent: Any) -> Any:
+        y, pull_back = jax.vjp(product, x, w)
+        return y, *pull_back(cotangent)
+
+    return step
+
+
+def assert_equal(got: Any, wanted: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_is_the_product_of_whole_arrays(form: dict[str, int], size: int) -> None:
+    x, w = integers((2 * size, size, 3 * size)), integers((3 * size, size), 1)
+    product = over_mesh(form, size, jaxbw.collective_matmul)
+    reference = with_gradients(expected(form, size))
+    cotangent = integers(jax.eval_shape(expected(form, size), x, w).shape, 2)
+    assert_equal(jax.jit(with_gradients(product))(x, w, cotangent), reference(x, w, cotangent))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_only_permutes_communicate(form: dict[str, int]) -> None:
+    """One less than there are devices; an all-reduce only for what every device had all of."""
+    size = 8
+    x, w = integers((8, 8, 8)), integers((8, 8))
+    product = over_mesh(form, size, jaxbw.collective_matmul)
+    assert communication(product, x, w) == {"collective-permute": size - 1}
+
+    def pull_back(x: Any, w: Any, cotangent: Any) -> Any:
+        return jax.vjp(product, x, w)[1](cotangent)
+
+    found = communication(pull_back, x, w, jax.eval_shape(product, x, w))
+    # One ring gathers the cotangent for both products; or one scatters, and one gathers x or w.
+    permutes = size - 1 if "scatter" in form else 2 * (size - 1)
+    assert found == {"collective-permute": permutes} | (
+        {} if "scatter" in form else {"all-reduce": 1}
+    )
+
+
+def layers(product: Callable[..., Any], size: int) -> Callable[..., Any]:
+    """Two layers as tensor parallelism has them: weights by columns, then by rows."""
+
+    def local(x: Any, up: Any, down: Any) -> Any:
+        hidden = product(x, up, AXIS, gather_lhs=-2)
+        return product(hidden * hidden, down, AXIS, scatter=-2)
+
+    specs = (P(None, AXIS), P(None, AXIS), P(AXIS))
+    return jax.shard_map(local, mesh=mesh_of(size), in_specs=specs, out_specs=specs[0])
+
+
+def collectives(lhs: Any, rhs: Any, axis: str, **form: int) -> Any:
+    """The definition."""
+    ((argument, dimension),) = form.items()
+    if argument == "gather_lhs":
+        return jax.lax.all_gather(lhs, axis, axis=dimension % lhs.ndim, tiled=True) @ rhs
+    dimension %= lhs.ndim
+    return jax.lax.psum_scatter(lhs @ rhs, axis, scatter_dimension=dimension, tiled=True)
+
+
+def test_a_training_step_has_no_other_collective() -> None:
+    size = 8
+    x, up, down = integers((2, 16, 8)), integers((8, 24), 1), integers((24, 8), 2)
+
+    def loss(product: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arrays: (layers(product, size)(*arrays) * x).sum()
+
+    step = jax.jit(jax.value_and_grad(loss(jaxbw.collective_matmul), (0, 1, 2)))
+    reference = jax.value_and_grad(loss(collectives), (0, 1, 2))
+    assert_equal(step(x, up, down), reference(x, up, down))
+    found = communication(jax.grad(loss(jaxbw.collective_matmul), (0, 1, 2)), x, up, down)
+    # Forward the ring of x, whose chunks XLA keeps for the gradient of `up` (the scattered result
+    # is not asked for); backward that of the cotangent, and one that scatters the gradient of x.
+    assert found == {"collective-permute": 3 * (size - 1)}
+
+
+@pytest.mark.parametrize("form", [{"gather_lhs": 1}, {"gather_rhs": 0}, {"scatter": 1}], ids=str)
+def test_derivatives_of_all_modes(form: dict[str, int]) -> None:
+    size = 2
+    x, w = integers((2, 4, 4)), integers((4, 4), 1)
+    tangents = integers(x.shape, 2), integers(w.shape, 3)
+
+    def derivatives(product: Callable[..., Any]) -> Any:
+        def loss(x: Any, w: Any) -> Any:
+            return (product(x, w) ** 2).sum()
+
+        @jax.jit
+        def all_of_them(x: Any, w: Any) -> Any:
+            gradient = jax.grad(loss, (0, 1))
+            return (
+                jax.jvp(product, (x, w), tangents),
+                jax.jvp(gradient, (x, w), tangents),  # forward over reverse
+                jax.grad(lambda x, w: (gradient(x, w)[0] * x).sum(), (0, 1))(x, w),
+                jax.linear_transpose(lambda x: product(x, w), x)(product(x, w)),
+            )
+
+        return all_of_them(x, w)
+
+    got = derivatives(over_mesh(form, size, jaxbw.collective_matmul))
+    assert_equal(got, derivatives(expected(form, size)))
+
+
+@pytest.mark.parametrize("form", [{"gather_lhs": 1}, {"gather_rhs": 1}, {"scatter": 2}], ids=str)
+@pytest.mark.parametrize("axes", [(0, None), (None, 2), (3, 0)])
+def test_vmap(form: dict[str, int], axes: tuple[int | None, int | None]) -> None:
+    """Of what is called in the shard_map; of the outside, jax.shard_map's own rule is."""
+    x, w = integers((2, 4, 4)), integers((4, 4), 1)
+    batch = 3
+    x, w = (
+        y if axis is None else jnp.stack([y + i for i in range(batch)], axis)
+        for y, axis in zip((x, w), axes, strict=True)
+    )
+
+    def mapped(product: Callable[..., Any]) -> Any:
+        return jax.jit(jax.vmap(with_gradients(product), (*axes, None)))
+
+    reference = expected(form, 2)
+    one = (y if axis is None else y.take(0, axis) for y, axis in zip((x, w), axes, strict=True))
+    cotangent = integers(jax.eval_shape(reference, *one).shape, 2)
+    got = mapped(over_mesh(form, 2, jaxbw.collective_matmul))(x, w, cotangent)
+    assert_equal(got, mapped(reference)(x, w, cotangent))
+
+
+def test_a_vmap_inside() -> None:
+    """A batch of weights, sharded like the batch of activations, is one product each."""
+    x, w = integers((3, 4, 8)), integers((3, 8, 4), 1)
+
+    def local(x: Any, w: Any) -> Any:
+        return jax.vmap(lambda x, w: jaxbw.collective_matmul(x, w, AXIS, scatter=0))(x, w)
+
+    specs = (P(None, None, AXIS), P(None, AXIS))
+    product = jax.shard_map(local, mesh=mesh_of(4), in_specs=specs, out_specs=P(None, AXIS))
+    assert_equal(jax.jit(product)(x, w), x @ w)
+    assert communication(product, x, w) == {"collective-permute": 3}
+
+
+@pytest.mark.parametrize(
+    ("policy", "products"),
+    [
+        (jax.checkpoint_policies.nothing_saveable, 7),
+        (jaxbw.checkpoint_policies.dots_saveable, 6),
+        (jax.checkpoint_policies.everything_saveable, 6),
+    ],
+)
+def test_checkpoint_policies_know_it(policy: Any, products: int) -> None:
+    """Two products forward, four backward, and what is computed again."""
+
+    def loss(*arrays: Any) -> Any:
+        return jax.checkpoint(layers(jaxbw.collective_matmul, 2), policy=policy)(*arrays).sum()
+
+    operands = integers((2, 8, 4)), integers((4, 8), 1), integers((8, 4), 2)
+    program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*operands)
+    assert str(program).count("= jaxbw_collective_dot_general[") == products
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_of_devices_are_float32(dtype: str) -> None:
+    """In the dtype itself, 2048 + 1 + 1 + ... is 2048 for float16, and so with 256 for bfloat16."""
+    large = {"bfloat16": 256, "float16": 2048}[dtype]
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh_of(8),
+        in_specs=(P(None, AXIS), P(AXIS)),
+        out_specs=(P(AXIS), P(None, AXIS)),
+    )
+    def products(x: Any, w: Any) -> Any:
+        scattered = jaxbw.collective_matmul(x, w, AXIS, scatter=0)
+        return scattered, jaxbw.collective_matmul(x, jnp.ones((8, 2), dtype), AXIS, gather_lhs=1)
+
+    for place in range(8):
+        x = jnp.broadcast_to(jnp.ones(8).at[place].set(large), (8, 8)).astype(dtype)
+        wanted = jnp.full((8, 16), large + 7, jnp.float32).astype(dtype)
+        assert_equal(products(x, jnp.ones((8, 16), dtype)), (wanted, wanted))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "complex64", "float64", "bool"])
+def test_other_dtypes(dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        x, w = integers((4, 8)).astype(dtype), integers((8, 4), 1).astype(dtype)
+        product = jax.shard_map(
+            lambda x, w: jaxbw.collective_matmul(x, w, AXIS, scatter=1),
+            mesh=mesh_of(4),
+            in_specs=(P(None, AXIS), P(AXIS)),
+            out_specs=P(None, AXIS),
+        )
+        result, wanted = jax.jit(product)(x, w), jnp.matmul(x, w)
+        assert result.dtype == wanted.dtype
+        assert_equal(result, wanted)
+
+
+def test_preferred_element_type() -> None:
+    x, w = integers((4, 8), dtype=jnp.bfloat16), integers((8, 4), 1, jnp.bfloat16)
+
+    def product(x: Any, w: Any) -> Any:
+        keywords: dict[str, Any] = {"scatter": 0, "preferred_element_type": jnp.float32}
+        return jaxbw.collective_matmul(x, w, AXIS, **keywords)
+
+    specs = (P(None, AXIS), P(AXIS))
+    sharded = jax.shard_map(product, mesh=mesh_of(4), in_specs=specs, out_specs=P(AXIS))
+    result, pull_back = jax.vjp(sharded, x, w)
+    assert result.dtype == jnp.float32
+    assert [y.dtype for y in pull_back(result)] == [jnp.bfloat16] * 2
+
+
+def test_outside_of_jit() -> None:
+    x, w = integers((8, 4)), integers((4, 8), 1)
+    specs = (P(AXIS), P(None, AXIS))
+    for check in (True, False):
+        product: Callable[..., Any] = jax.shard_map(
+            lambda x, w: jaxbw.collective_matmul(x, w, AXIS, gather_lhs=0),
+            mesh=mesh_of(4),
+            in_specs=specs,
+            out_specs=specs[1],
+            check_vma=check,
+        )
+        assert_equal(product(x, w), x @ w)
+
+
+def test_an_axis_of_several() -> None:
+    mesh = Mesh(np.array(jax.devices("cpu")[:8]).reshape(2, 2, 2), ("data", "a", "b"))
+    x, w = integers((4, 8, 8)), integers((8, 8), 1)
+
+    def local(x: Any, w: Any) -> Any:
+        return jaxbw.collective_matmul(x, w, ("a", "b"), gather_lhs=1)
+
+    specs = (P("data", ("a", "b")), P(None, ("a", "b")))
+    product = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P("data", None, ("a", "b")))
+    assert_equal(jax.jit(product)(x, w), x @ w)
+    # Weights that every row of "data" has are summed over it, and over nothing else.
+    gradient = jax.grad(lambda x, w: product(x, w).sum(), (0, 1))
+    assert_equal(jax.jit(gradient)(x, w), jax.grad(lambda x, w: (x @ w).sum(), (0, 1))(x, w))
+    assert communication(gradient, x, w) == {"collective-permute": 6, "all-reduce": 1}
+
+
+def test_the_result_varies() -> None:
+    """Where it is checked, nobody may take one device's result for everybody's."""
+    for form in ({"gather_lhs": 0}, {"scatter": 0}):
+        with pytest.raises(ValueError, match="out_specs"):
+            jax.shard_map(
+                lambda x, w, form=form: jaxbw.collective_matmul(x, w, AXIS, **form),
+                mesh=mesh_of(2),
+                in_specs=(P(), P()),
+                out_specs=P(),
+            )(integers((4, 4)), integers((4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("form", "sums"),
+    [({"gather_lhs": 0}, 0), ({"gather_lhs": 1}, 3), ({"scatter": 0}, 3)],
+    ids=str,
+)
+def test_every_product_is_a_kernel(
+    form: dict[str, int], sums: int, family: str, custom_calls: Any
+) -> None:
+    """And adds the sums that have arrived in its epilogue."""
+    mesh = jax.sharding.AbstractMesh((4,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+
+    keywords: dict[str, Any] = {"implementation": family, **form}
+
+    def local(x: Any, w: Any) -> Any:
+        return jaxbw.collective_matmul(x, w, AXIS, **keywords)
+
+    specs = {"gather_lhs": [(P(AXIS), P()), (P(None, AXIS), P())], "scatter": [(P(), P())]}
+    ((argument, dimension),) = form.items()
+    in_specs = specs[argument][dimension]
+    product = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=P(AXIS))
+    x, w = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.NamedSharding(mesh, s))
+        for shape, s in zip(((512, 256), (256, 512)), in_specs, strict=True)
+    )
+    lowered = jax.jit(product).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    found = custom_calls(lowered)
+    assert len(found) == 4
+    assert lowered.count("stablehlo.collective_permute") == 3
+    assert "stablehlo.dot_general" not in lowered
+    assert sum(line.split("->")[0].count("xf32>") for line in found) == sums
+
+
+def test_on_the_emulator() -> None:
+    """Two devices, each of which runs kernels while the other does."""
+    x, w = (integers((64, 128), i, jnp.bfloat16) for i in (0, 1))
+
+    def local(x: Any, w: Any) -> Any:
+        y = jaxbw.collective_matmul(x, w.T, AXIS, gather_lhs=0, implementation="emulator-sm90")
+        return jaxbw.collective_matmul(y, w, AXIS, scatter=0, implementation="emulator-sm90")
+
+    product = jax.shard_map(local, mesh=mesh_of(2), in_specs=(P(AXIS), P(AXIS)), out_specs=P(AXIS))
+    hidden = (np.asarray(x, np.float32) @ np.asarray(w, np.float32).T).astype(jnp.bfloat16)
+    wanted = hidden.astype(np.float64) @ np.asarray(w, np.float64)
+    result = np.asarray(jax.jit(product)(x, w))
+    assert_equal(result, wanted.astype(jnp.bfloat16))
+
+
+X, W = integers((4, 6)), integers((6, 10))
+REFUSED: list[tuple[dict[str, Any], Any, Any, str]] = [
+    ({}, X, W, "0 of gather_lhs, gather_rhs and scatter are given"),
+    ({"gather_lhs": 0, "scatter": 0}, X, W, "2 of gather_lhs, gather_rhs and scatter are given"),
+    ({"scatter": 2}, X, W, r"lhs f32\[4,6\], rhs f32\[6,10\]: scatter is 2; the result has 2 dim"),
+    ({"gather_rhs": -3}, X, W, "gather_rhs is -3; rhs has 2 dimensions"),
+    ({"gather_lhs": 0}, X, W[None], r"rhs is \[k, n\]; use jax.vmap"),
+    ({"gather_lhs": 0}, X, X, "the last dimension of lhs, 6, is not the first of rhs, 4"),
+    (
+        {"gather_lhs": 1},
+        X,
+        W,
+        r"'model' of 2 devices: the last dimension of lhs, 12 when gathered from 6, is not the "
+        r"first of rhs, 6",
+    ),
+    ({"gather_rhs": 0}, X, W, "lhs, 6, is not the first of rhs, 12 when gathered from 6"),
+    (
+        {"scatter": 0},
+        X[:3],
+        W,
+        r"dimension 0 of the result \[3,10\] is scattered, and 2 does not divide it; pad it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "x", "w", "message"), REFUSED)
+def test_errors(form: dict[str, Any], x: Any, w: Any, message: str) -> None:
+    product = jax.shard_map(
+        lambda x, w: jaxbw.collective_matmul(x, w, AXIS, **form),
+        mesh=mesh_of(2),
+        in_specs=(P(), P()),
+        out_specs=P(AXIS),
+    )
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(product, x, w)
+
+
+def test_it_is_for_shard_map() -> None:
+    def product(x: Any) -> Any:
+        return jaxbw.collective_matmul(x, W, AXIS, gather_lhs=0)
+
+    for function in (product, jax.vmap(product, axis_name=AXIS)):
+        with pytest.raises(ValueError, match=r"'model' is not an axis of a .* whose axes are none"):
+            function(X[None])
+
+
+def test_a_strict_kernel_refuses_at_trace_time() -> None:
+    product = jax.shard_map(
+        lambda x, w: jaxbw.collective_matmul(x, w, AXIS, scatter=0, implementation="sm90"),
+        mesh=mesh_of(2),
+        in_specs=(P(None, AXIS), P(AXIS)),
+        out_specs=P(AXIS),
+    )
+    with pytest.raises(NotImplementedError, match=r"f32\[1,2,3\] @ f32\[1,3,10\].* are float32"):
+        jax.eval_shape(product, X, W)

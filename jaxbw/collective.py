@@ -89,7 +89,6 @@ def collective_matmul(
             _CALL, dims, precision, preferred_element_type, None, implementation, config
         )
     )
-    del params["out_sharding"]
     _check_shapes(ring, lhs, rhs)
     _check_kernel(ring, lhs, rhs, params)
     result: jax.Array = collective_dot_general(lhs, rhs, ring=ring, **params)

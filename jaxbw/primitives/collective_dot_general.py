@@ -15,63 +15,30 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxbw import compat
-from jaxbw.primitives.dot_general import batched_dimension_numbers
+from jaxbw.primitives.dot_general import batched_dimension_numbers, lax_params
 from jaxbw.primitives.ring import Array, Ring, ring_dot_general
 from jaxbw.primitives.transposition import backward_params, transposition
 from jaxbw.problem import DimensionNumbers
-from jaxbw.selection.config import GemmConfig
 
 collective_dot_general_p = Primitive("jaxbw_collective_dot_general")
 
 
 def collective_dot_general(
-    lhs: Any,
-    rhs: Any,
-    dimension_numbers: DimensionNumbers,
-    ring: Ring,
-    *,
-    precision: Any,
-    preferred_element_type: Any,
-    implementation: tuple[str, ...] | None,
-    config: GemmConfig | None,
-    target: str | None,
+    lhs: Any, rhs: Any, dimension_numbers: DimensionNumbers, ring: Ring, **params: Any
 ) -> Any:
-    """Binds the primitive. Every argument is canonical already."""
+    """Binds the primitive. The other parameters are those of dot_general_p, canonical and all."""
     lhs, rhs = compat.insert_reshard(*(compat.vary(x, ring.axis_name) for x in (lhs, rhs)))
     return collective_dot_general_p.bind(
-        lhs,
-        rhs,
-        dimension_numbers=dimension_numbers,
-        ring=ring,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        implementation=implementation,
-        config=config,
-        target=target,
+        lhs, rhs, dimension_numbers=dimension_numbers, ring=ring, **params
     )
 
 
-def _abstract_eval(
-    lhs: Any,
-    rhs: Any,
-    *,
-    dimension_numbers: DimensionNumbers,
-    ring: Ring,
-    precision: Any,
-    preferred_element_type: Any,
-    **_: Any,
-) -> Any:
-    params = {
-        "dimension_numbers": dimension_numbers,
-        "precision": precision,
-        "preferred_element_type": preferred_element_type,
-        "out_sharding": None,
-    }
+def _abstract_eval(lhs: Any, rhs: Any, *, ring: Ring, **params: Any) -> Any:
     if ring.array == "lhs":
         lhs = _resized(lhs, ring.dimension, lhs.shape[ring.dimension] * ring.size)
     elif ring.array == "rhs":
         rhs = _resized(rhs, ring.dimension, rhs.shape[ring.dimension] * ring.size)
-    result, effects = compat.dot_general_type(lhs, rhs, params)
+    result, effects = compat.dot_general_type(lhs, rhs, lax_params(params))
     if ring.array == "out":
         result = _resized(result, ring.dimension, result.shape[ring.dimension] // ring.size)
     return result, effects
@@ -106,7 +73,11 @@ def _transpose_rule(
     else:
         ring = replace(ring, array=roles[1])
     product = collective_dot_general(
-        *plan.operands(cotangent, y), plan.dimension_numbers, ring, **backward_params(params)
+        *plan.operands(cotangent, y),
+        plan.dimension_numbers,
+        ring,
+        out_sharding=None,
+        **backward_params(params),
     )
     return plan.result(product, x.aval)
 
@@ -139,10 +110,10 @@ batching.fancy_primitive_batchers[collective_dot_general_p] = _batch
 
 
 def _lower(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
+    dtype = ctx.avals_out[0].dtype
+
     def product(lhs: Any, rhs: Any) -> Any:
-        given = params | {"dtype": ctx.avals_out[0].dtype}
-        del given["preferred_element_type"]
-        return ring_dot_general(lhs, rhs, given.pop("dimension_numbers"), **given)
+        return ring_dot_general(lhs, rhs, **params | {"preferred_element_type": dtype})
 
     return mlir.lower_fun(product, multiple_results=False)(ctx, lhs, rhs)
 

@@ -96,20 +96,26 @@ class Ring:
 
 
 def ring_dot_general(
-    lhs: Any, rhs: Any, dims: DimensionNumbers, ring: Ring, dtype: Any, **params: Any
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: DimensionNumbers,
+    ring: Ring,
+    preferred_element_type: np.dtype[Any],
+    **params: Any,
 ) -> Any:
     """The product with what `ring` says gathered or scattered.
 
-    Sums over devices are taken, and partial sums travel, in float32 where `dtype` is narrower.
+    Sums over devices are taken, and partial sums travel, in float32 where the result is narrower.
 
     Args:
       lhs, rhs: the operands that a device has.
-      dims: of the product of the whole arrays.
+      dimension_numbers: of the product of the whole arrays.
       ring: what is in chunks.
-      dtype: of the result.
+      preferred_element_type: dtype of the result.
       **params: the other ones of `primitives.dot_general.dot_general`.
     """
-    product = _Product(dims, np.dtype(dtype), params)
+    dims = dimension_numbers
+    product = _Product(dims, preferred_element_type, params)
     array, dimension = ring.partner((lhs.ndim, rhs.ndim), dims)
     if ring.array == "out":
         return _scattered(product, ring, array, dimension, lhs, rhs)
@@ -139,7 +145,7 @@ class _Product:
             c, residual = (*sums, None)[:2]
             epilogue = Epilogue(c=c.dtype, residual=None if residual is None else residual.dtype)
             operands = Operands(lhs, rhs, c=c, residual=residual)
-            return fused_dot_general(operands, epilogue, self.dims, out_sharding=None, **params)[0]
+            return fused_dot_general(operands, epilogue, self.dims, **params)[0]
         return sum(sums, dot_general(lhs, rhs, self.dims, **params))
 
 

@@ -18,10 +18,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import launching
 import measure_configs
 import products
-from measure_configs import Effort, Measured
 from model_error import geometric_mean
 from products import Product
 
@@ -30,6 +28,8 @@ from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import Device
 from jaxbw.selection.select import ranking
 from jaxbw.selection.tuned import Table, table_for
+from jaxbw.tuning.launching import ROTATED, Gpu
+from jaxbw.tuning.measure import Effort, Measured
 
 BEYOND = 1.15  # no choice may lose more
 NAMES = ("model", "tuned")
@@ -88,7 +88,7 @@ def environment(device: Device) -> dict[str, Any]:
         "gpu": device.name,
         "table": None if table is None else table.made,
         "time": "device time (CUPTI) of all kernels of a call, and the memset of a split product",
-        "inputs": f"iid normal, rotating over {launching.ROTATED / 1e6:.0f} MB",
+        "inputs": f"iid normal, rotating over {ROTATED / 1e6:.0f} MB",
     }
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     wanted = products.draw(arguments.draw, arguments.seed)
     times = arguments.out.with_suffix(".jsonl")
     effort = Effort(count=arguments.count)
-    bench = launching.Gpu()
+    bench = Gpu()
     for _ in measure_configs.run(bench, wanted, device, effort, times, arguments.budget):
         pass
     rows = [judged(each, found, device) for each, found in measure_configs.read(times).items()]

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 import measure_configs
 import numpy as np
 import scipy.optimize
-from measure_configs import Measured
 from numpy.typing import NDArray
 from products import Product
 
@@ -30,6 +29,7 @@ from jaxbw.selection.candidates import Candidates
 from jaxbw.selection.cost_model import evaluate
 from jaxbw.selection.machine import Machine, machines
 from jaxbw.selection.workload import Workload, workload
+from jaxbw.tuning.measure import Measured
 
 Floats = NDArray[np.float64]
 BOUND = 4.0  # factor by which a constant may change

@@ -31,6 +31,7 @@ autodoc_member_order = "bysource"
 NAVIGATION = {
     "Use": [
         "docs/selection",
+        "docs/tuning",
         "docs/emulator",
         "docs/errors",
         "docs/api",

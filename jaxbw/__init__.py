@@ -22,10 +22,12 @@ from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import target
 from jaxbw.selection.implementations import implementation
 from jaxbw.selection.tuned.use import use_tuned
+from jaxbw.tuning.autotune import autotune
 
 __all__ = [
     "GemmConfig",
     "__version__",
+    "autotune",
     "batch_invariant",
     "checkpoint_policies",
     "collective_matmul",

@@ -1,9 +1,13 @@
-"""A progress bar: rich's where it is installed and output is a terminal, else plain lines."""
+"""A progress bar: rich's where it is installed and output is a terminal, else plain lines.
+
+Either says for how long it will take yet, if the rest goes as what is done.
+"""
 
 import contextlib
 import importlib.util
 import itertools
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 Advance = Callable[[str], None]
@@ -28,9 +32,12 @@ def bar(total: int) -> Iterator[Advance]:
 
 
 def _plain(total: int) -> Advance:
-    done = itertools.count(1)
+    steps, begin = itertools.count(1), time.monotonic()
 
     def advance(text: str) -> None:
-        print(f"[{next(done)}/{total}] {text}", flush=True)
+        done = next(steps)
+        left = (time.monotonic() - begin) / done * (total - done)
+        rest = f"; about {left:.0f} s left" if done < total else ""
+        print(f"[{done}/{total}] {text}{rest}", flush=True)
 
     return advance

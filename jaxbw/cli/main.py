@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Never
 
-from jaxbw.cli import bench, doctor, explain
+from jaxbw.cli import bench, doctor, explain, tune
 
-COMMANDS = {"bench": bench, "doctor": doctor, "explain": explain}
+COMMANDS = {"bench": bench, "doctor": doctor, "explain": explain, "tune": tune}
 
 
 class Parser(argparse.ArgumentParser):

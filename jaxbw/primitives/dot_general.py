@@ -5,6 +5,7 @@ Bilinear, so that JAX derives jvp, vjp, hessian and linear_transpose from two tr
 is that of lax.dot_general. Which implementation serves it is settled when it is lowered.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -136,13 +137,17 @@ batching.fancy_primitive_batchers[dot_general_p] = _batch
 # Lowering
 
 
-def _lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
-    def reduction() -> Reduction:
-        (left, right), (output,) = ctx.avals_in, ctx.avals_out
-        return reduce_dot_general(
-            left, right, params["dimension_numbers"], output.dtype, precision=params["precision"]
-        )
+def reduction(
+    operands: Sequence[Any], results: Sequence[Any], params: Mapping[str, Any]
+) -> Reduction:
+    """The product as one GEMM, of the types of its operands and results."""
+    lhs, rhs = operands
+    return reduce_dot_general(
+        lhs, rhs, params["dimension_numbers"], results[0].dtype, precision=params["precision"]
+    )
 
+
+def _lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
     def on_kernel(reduced: Reduction, choice: Choice) -> Any:
         return lambda lhs, rhs: gemm(reduced, choice, Operands(lhs, rhs))
 
@@ -152,7 +157,7 @@ def _lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) ->
     return serve.lower(
         ctx,
         (lhs, rhs),
-        reduction,
+        partial(reduction, ctx.avals_in, ctx.avals_out, params),
         on_kernel,
         on_xla,
         platform=platform,

@@ -5,8 +5,9 @@ XLA's operations by the same formula (epilogue.py). It is not differentiable: fu
 operation is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -237,19 +238,23 @@ def _on_xla(params: dict[str, Any]) -> Callable[..., Any]:
     return formula
 
 
+def reduction(
+    operands: Sequence[Any], results: Sequence[Any], params: Mapping[str, Any]
+) -> Reduction:
+    """The product as one GEMM with its epilogue, of the types of its operands and results."""
+    lhs, rhs, *_ = operands
+    return reduce_dot_general(
+        lhs,
+        rhs,
+        params["dimension_numbers"],
+        results[0].dtype,
+        precision=params["precision"],
+        epilogue=params["epilogue"],
+    )
+
+
 def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any:
     epilogue: Epilogue = params["epilogue"]
-
-    def reduction() -> Reduction:
-        lhs, rhs, *_ = ctx.avals_in
-        return reduce_dot_general(
-            lhs,
-            rhs,
-            params["dimension_numbers"],
-            ctx.avals_out[0].dtype,
-            precision=params["precision"],
-            epilogue=epilogue,
-        )
 
     def on_kernel(reduced: Reduction, choice: Choice) -> Any:
         return lambda *given: gemm(reduced, choice, Operands.of(epilogue, given))
@@ -257,7 +262,7 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
     return serve.lower(
         ctx,
         operands,
-        reduction,
+        partial(reduction, ctx.avals_in, ctx.avals_out, params),
         on_kernel,
         _on_xla(params),
         platform=platform,

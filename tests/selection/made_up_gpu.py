@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from launching import Launch
-
 from jaxbw.problem import GemmProblem
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.select import Choice
+from jaxbw.tuning.launching import Launch
 
 
 class MadeUpLaunch:

@@ -2,13 +2,13 @@
 
 import pytest
 from judge_selection import choice, judged, summary
-from measure_configs import Effort, Measured, measure
 from products import Product
 
 from jaxbw.selection import tuned
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import TARGETS
 from jaxbw.selection.tuned import Interval, Range, Table
+from jaxbw.tuning.measure import Effort, Measured, measure
 
 from .made_up_gpu import MadeUpGpu
 
@@ -19,7 +19,7 @@ PRODUCT = Product(2048, 2048, 2048)
 def test_choices_are_compared_with_the_best() -> None:
     first = choice(PRODUCT, H200, None)
     gpu = MadeUpGpu(lambda config: 12.0 if config == first else 10.0 + config.swizzle)
-    measured = measure(gpu, PRODUCT, H200, Effort(count=30))
+    measured = measure(gpu, PRODUCT.problem, H200, Effort(count=30))
     row = judged(PRODUCT, measured, H200)
     assert (row["model"]["config"], row["model"]["us"]) == (str(first), 12.0)
     assert row["model"]["ratio"] == pytest.approx(12 / row["best_us"], abs=1e-4)
@@ -32,7 +32,7 @@ def test_the_table_is_judged_beside_the_model(monkeypatch: pytest.MonkeyPatch) -
     slow = Table({}, (Range(everything, everything, everything, 1, {kind: 2.0}),))
     monkeypatch.setattr(tuned, "_load", lambda name: slow)
     gpu = MadeUpGpu(lambda config: 12.0 if config.tile == first.tile else 10.0)
-    rows = [judged(PRODUCT, measure(gpu, PRODUCT, H200, Effort(count=30)), H200)]
+    rows = [judged(PRODUCT, measure(gpu, PRODUCT.problem, H200, Effort(count=30)), H200)]
     assert (rows[0]["model"]["ratio"], rows[0]["tuned"]["ratio"]) == (1.2, 1.0)
     assert summary(rows, "model") == {"geometric_mean": 1.2, "most": 1.2, "beyond_1.15": 1}
 

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-import launching
-import measure_configs
 import products
 import pytest
-from measure_configs import Effort, Measured, measure, read, run
+from measure_configs import from_json, read, run, to_json
 from products import Product
 
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import TARGETS
+from jaxbw.tuning.launching import by_call
+from jaxbw.tuning.measure import BURST_US, Effort, Measured, measure
 
 from .made_up_gpu import MadeUpGpu
 
@@ -25,7 +25,7 @@ def by_width(config: GemmConfig) -> float:
 
 def test_the_fastest_comes_first_and_is_measured_most() -> None:
     gpu = MadeUpGpu(by_width)
-    measured = measure(gpu, SMALL, H200, EFFORT)
+    measured = measure(gpu, SMALL.problem, H200, EFFORT)
     assert len(measured) == EFFORT.count == len({each.config for each in measured})
     assert measured[0].config.tile[1] == 192
     times = [each.microseconds for each in measured]
@@ -39,7 +39,9 @@ def test_the_fastest_comes_first_and_is_measured_most() -> None:
 
 
 def test_every_kind_is_measured() -> None:
-    measured = measure(MadeUpGpu(by_width), Product(2048, 2048, 2048), H200, Effort(count=60))
+    measured = measure(
+        MadeUpGpu(by_width), Product(2048, 2048, 2048).problem, H200, Effort(count=60)
+    )
     assert {each.config.tile[1] for each in measured} >= {64, 128, 192, 256}
     assert {each.config.swap_ab for each in measured} == {False, True}
     assert {each.config.cluster for each in measured} >= {(1, 1), (2, 1), (1, 2)}
@@ -47,16 +49,16 @@ def test_every_kind_is_measured() -> None:
 
 def test_long_launches_are_cut_into_bursts() -> None:
     gpu = MadeUpGpu(by_width)
-    measure(gpu, Product(8192, 8192, 4096), H200, Effort(count=20))
-    assert max(map(len, gpu.bursts)) <= 1 + measure_configs.BURST_US / 600 / EFFORT.repeats
+    measure(gpu, Product(8192, 8192, 4096).problem, H200, Effort(count=20))
+    assert max(map(len, gpu.bursts)) <= 1 + BURST_US / 600 / EFFORT.repeats
     assert sum(map(len, gpu.bursts)) < 20 * EFFORT.rounds + 17 * EFFORT.final_rounds
 
 
 def test_results_that_differ_are_refused() -> None:
     gpu = MadeUpGpu(by_width)
-    gpu.wrong = measure(gpu, SMALL, H200, EFFORT)[7].config
-    with pytest.raises(RuntimeError, match=r"1024x1024x1024 nn: block .* is inf off"):
-        measure(gpu, SMALL, H200, EFFORT)
+    gpu.wrong = measure(gpu, SMALL.problem, H200, EFFORT)[7].config
+    with pytest.raises(RuntimeError, match=r"-> bf16.1,1024,1024.: block .* is inf off"):
+        measure(gpu, SMALL.problem, H200, EFFORT)
 
 
 def test_a_run_resumes_behind_a_torn_line(tmp_path: Path) -> None:
@@ -75,16 +77,16 @@ def test_a_run_resumes_behind_a_torn_line(tmp_path: Path) -> None:
 def test_what_is_written_can_be_read() -> None:
     config = GemmConfig(128, 192, cluster=(2, 1), split_k=3, swap_ab=True, stages=5)
     measured = Measured(config, 12.5, 13.25)
-    assert Measured.from_json(measured.to_json()) == measured
+    assert from_json(to_json(measured)) == measured
 
 
 def test_kernels_of_a_call_are_added_up() -> None:
     events = [("repack", 0.5), ("gemm", 1.0), ("gemm", 2.0), ("repack", 0.25), ("gemm", 1.0)]
-    assert launching.by_call(events, 3) == [1500.0, 2000.0, 1250.0]
+    assert by_call(events, 3) == [1500.0, 2000.0, 1250.0]
     with pytest.raises(RuntimeError, match="5 kernels in 4 launches"):
-        launching.by_call(events, 4)
+        by_call(events, 4)
     with pytest.raises(RuntimeError, match="4 kernels in 2 launches"):
-        launching.by_call(events[:4], 2)
+        by_call(events[:4], 2)
 
 
 def test_draws_repeat_and_differ_by_seed() -> None:

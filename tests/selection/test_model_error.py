@@ -9,13 +9,14 @@ from pathlib import Path
 
 import model_error
 import pytest
-from measure_configs import Measured
+from measure_configs import to_json
 from products import Product
 
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.machine import machines
 from jaxbw.selection.search import price
 from jaxbw.selection.workload import workload
+from jaxbw.tuning.measure import Measured
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "model_error.py"
 H200 = machines()["H200"]
@@ -50,7 +51,7 @@ def made_up(path: Path, clock_ghz: float) -> None:
             total = price("sm90", machine, work, config).cost.total
             memset = machine.memset_ns / 1000 if config.split_k > 1 else 0.0
             measured.append(Measured(config, total - memset, total))
-        entries = [each.to_json() for each in measured]
+        entries = [to_json(each) for each in measured]
         lines.append(json.dumps({**dataclasses.asdict(product), "measured": entries}))
     path.write_text("\n".join(lines) + "\n")
 

@@ -14,7 +14,6 @@ import model_error
 import numpy as np
 import pytest
 import tune_selection
-from measure_configs import Effort, measure
 from products import draw
 
 import jaxbw
@@ -27,6 +26,7 @@ from jaxbw.selection.machine import machines
 from jaxbw.selection.search import price
 from jaxbw.selection.tuned import Interval, Table, table_for
 from jaxbw.selection.workload import workload as as_workload
+from jaxbw.tuning.measure import Effort, measure
 
 from .made_up_gpu import MadeUpGpu
 from .workloads import workload
@@ -144,7 +144,7 @@ def measurements(count: int, hidden: dict[str, float]) -> list[model_error.Measu
             return float(cost.total * factor) - memset
 
         gpu = MadeUpGpu(microseconds)
-        measured = measure(gpu, product, TARGETS["H200"], Effort(count=60))
+        measured = measure(gpu, product.problem, TARGETS["H200"], Effort(count=60))
         found.append(model_error.Measurements.of(product, measured, H200))
     return found
 

@@ -7,15 +7,16 @@ before it. (Events around launches in a row would show the throughput of launche
 for small products the host.) CUPTI leaves out the memset of a split product's counters.
 """
 
-from __future__ import annotations
-
+import itertools
 import math
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxbw import _native, compat
 from jaxbw.primitives.gemm import DATA_TYPES, call_attributes
@@ -29,6 +30,8 @@ _RESULTS = 2**30  # bytes, of each of results and workspaces
 _DRAWN = 2**26  # of the operands, repeated
 _LINE = 256  # XLA's alignment of buffers
 _WINDOW = 2**20  # elements of a result that are compared, at either end
+
+Array = tuple[tuple[int, ...], np.dtype[Any]]  # shape and dtype
 
 
 class Launch(Protocol):
@@ -59,7 +62,7 @@ class Gpu:
     """The first GPU of JAX."""
 
     def __init__(self) -> None:
-        """Allocates; the operands are iid normal bfloat16."""
+        """Allocates; the operands are iid normal bfloat16, whatever dtype they are then read as."""
         draw = jax.random.normal(jax.random.key(0), (_DRAWN,), jnp.bfloat16)
         self._operands = jnp.tile(draw, _OPERANDS // _DRAWN)
         self._results = jnp.zeros(_RESULTS // 2, jnp.bfloat16)
@@ -67,32 +70,33 @@ class Gpu:
         jax.block_until_ready((self._operands, self._results, self._workspace))
 
     def launch(self, problem: GemmProblem, choice: Choice) -> Launch:
-        """The call that launches a choice, for operands of 16 bits.
+        """The call that launches a choice.
 
         Raises:
           ValueError: the product does not fit what is allocated.
         """
         p = problem
         attributes = call_attributes(p, choice)
-        dtype = DATA_TYPES[p.lhs_dtype.name]
-        workspace = _native.workspace_bytes(p.lhs_shape, p.rhs_shape, dtype, attributes)
-        sizes = [2 * math.prod(shape) for shape in (p.lhs_shape, p.rhs_shape, p.output_shape)]
-        lhs, rhs, size = (-(-bytes_ // _LINE) * _LINE for bytes_ in sizes)
-        if lhs + rhs > 2 * _OPERANDS or max(size, workspace) > _RESULTS:
+        lhs_type = DATA_TYPES[p.lhs_dtype.name]
+        workspace = _native.workspace_bytes(p.lhs_shape, p.rhs_shape, lhs_type, attributes)
+        read, written = operands(p), [(p.output_shape, p.output)] * p.epilogue.results
+        starts, size = _laid_out(read)
+        result_starts, result_size = _laid_out(written)
+        if size > 2 * _OPERANDS or max(result_size, workspace) > _RESULTS:
             raise ValueError(f"{p} does not fit the memory that is set aside")
-        sets = max(2, math.ceil(ROTATED / (lhs + rhs + size)))
-        sets = max(1, min(sets, 2 * _OPERANDS // (lhs + rhs)))
-        places = max(1, min(sets, _RESULTS // size))
+        sets = max(2, math.ceil(ROTATED / (size + result_size)))
+        sets = max(1, min(sets, 2 * _OPERANDS // size))
+        places = max(1, min(sets, _RESULTS // result_size))
         scratch = [(self._workspace.unsafe_buffer_pointer(), (workspace,), None)]
         source = self._operands.unsafe_buffer_pointer()
         target = self._results.unsafe_buffer_pointer()
 
         def call(operands: int, result: int, wait: bool) -> None:
-            at = source + operands % sets * (lhs + rhs)
-            to = target + result % places * size
+            at = source + operands % sets * size
+            to = target + result % places * result_size
             _native.enqueue_gemm(
-                [(at, p.lhs_shape, dtype), (at + lhs, p.rhs_shape, dtype)],
-                [(to, p.output_shape, dtype), *scratch[: workspace > 0]],
+                _arrays(at, starts, read),
+                [*_arrays(to, result_starts, written), *scratch[: workspace > 0]],
                 attributes,
                 wait=wait,
             )
@@ -123,25 +127,63 @@ class Gpu:
 
     def deviations(self, problem: GemmProblem, launches: Sequence[Launch]) -> list[float]:
         """As in `Bench`; of the results' first and last elements. Infinity where one has NaN."""
-        count = math.prod(problem.output_shape)
+        count, dtype = math.prod(problem.output_shape), problem.output
         launches[0](0, 0, True)
-        expected = _ends(self._results, count)
+        # Read before it is overwritten: XLA's streams are not ordered with the launches'.
+        expected = jax.block_until_ready(_ends(self._results, count, dtype))
         found = []
         for launch in launches:
             launches[0](1, 0, True)  # another product's result, which must be overwritten
             launch(0, 0, True)
-            difference = float(_difference(_ends(self._results, count), expected))
+            difference = float(_difference(_ends(self._results, count, dtype), expected))
             found.append(difference if math.isfinite(difference) else math.inf)
         return found
 
 
-@jax.jit
-def _ends(results: jax.Array, count: int) -> jax.Array:
-    """The first and the last of so many elements."""
+def operands(problem: GemmProblem) -> list[Array]:
+    """Shape and dtype of each operand of the custom call, in its order."""
+    p, e = problem, problem.epilogue
+    found: list[Array] = [(p.lhs_shape, p.lhs_dtype), (p.rhs_shape, p.rhs_dtype)]
+    if e.gated:
+        found.append((p.rhs_shape, p.rhs_dtype))
+    if e.c is not None:
+        found.append((p.output_shape, e.c))
+    if e.bias is not None:
+        found.append(((p.m if e.bias_axis == "m" else p.n,), e.bias))
+    if e.residual is not None:
+        found.append((p.output_shape, e.residual))
+    return found
+
+
+def _laid_out(arrays: Sequence[Array]) -> tuple[list[int], int]:
+    """Where each array begins when they lie behind each other, and the bytes of all."""
+    sizes = [-(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE for shape, dtype in arrays]
+    *starts, end = itertools.accumulate(sizes, initial=0)
+    return starts, end
+
+
+def _arrays(
+    at: int, starts: Sequence[int], arrays: Sequence[Array]
+) -> list[tuple[int, tuple[int, ...], _native.DataType | None]]:
+    """The arrays as the direct launcher takes them."""
+    return [
+        (at + start, shape, DATA_TYPES[dtype.name])
+        for start, (shape, dtype) in zip(starts, arrays, strict=True)
+    ]
+
+
+@partial(jax.jit, static_argnums=2)
+def _ends(results: jax.Array, count: int, dtype: np.dtype[Any]) -> jax.Array:
+    """The first and the last of so many elements, as float32."""
+    words = dtype.itemsize // results.dtype.itemsize
     inside = jnp.arange(_WINDOW) < count
-    starts = (0, jnp.maximum(count - _WINDOW, 0))
-    windows = [jax.lax.dynamic_slice(results, (start,), (_WINDOW,)) for start in starts]
-    return jnp.stack([jnp.where(inside, window, 0).astype(jnp.float32) for window in windows])
+    windows = []
+    for start in (0, jnp.maximum(count - _WINDOW, 0)):
+        window = jax.lax.dynamic_slice(results, (start * words,), (_WINDOW * words,))
+        bits = window if words == 1 else window.reshape(_WINDOW, words)
+        values = jax.lax.bitcast_convert_type(bits, dtype)
+        windows.append(jnp.where(inside, values, 0).astype(jnp.float32))
+    return jnp.stack(windows)
 
 
 @jax.jit

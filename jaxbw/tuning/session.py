@@ -1,0 +1,119 @@
+"""A sitting of measurements: products that the table does not have yet, each stored when done."""
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from jaxbw.problem import GemmProblem
+from jaxbw.selection import eligibility, manifest
+from jaxbw.selection.devices import Device
+from jaxbw.selection.search import Ranked
+from jaxbw.selection.select import ranking
+from jaxbw.selection.tuned import table_for
+from jaxbw.selection.tuned.products import Entry, TunedProducts, add, new_entry
+from jaxbw.tuning.launching import Bench
+from jaxbw.tuning.measure import Effort, measure
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a product: its entry, or why there is none."""
+
+    problem: GemmProblem
+    entry: Entry | None
+    refusal: str | None = None
+
+    def __str__(self) -> str:
+        if self.entry is None:
+            return f"{self.problem}: left to XLA: {self.refusal}"
+        e = self.entry
+        gain = f"{e.untuned_us / e.us:.3f} times as fast as the choice without it"
+        return f"{e.product}: {e.us:.2f} us, {gain}; {e.configurations} tried: {e.config}"
+
+
+def missing(
+    problems: Sequence[GemmProblem], device: Device, path: str | PathLike[str]
+) -> list[GemmProblem]:
+    """The products that a file has no entry for.
+
+    Raises:
+      ValueError: the file is there and no tuned table.
+    """
+    if not Path(path).exists():
+        return list(problems)
+    table = TunedProducts.load(path)
+    return [problem for problem in problems if table.find(problem, device) is None]
+
+
+def run(
+    problems: Sequence[GemmProblem],
+    device: Device,
+    bench: Bench,
+    path: str | PathLike[str],
+    *,
+    effort: Effort,
+    budget_s: float,
+    report: Callable[[Outcome], None],
+) -> int:
+    """Measures what a file does not have, until the time is over; how many products are left.
+
+    Whoever stops it, by a signal too, loses at most the product that is being measured: the same
+    call goes on behind the last one that was stored. Several processes may share a file; none
+    measures what another has stored.
+
+    Args:
+      problems, device: each of these on that.
+      bench: what measures.
+      path: the table; created if it is not there.
+      effort: how thoroughly.
+      budget_s: seconds after which no product is begun.
+      report: is told each product's outcome.
+
+    Raises:
+      ValueError: the file is there and no tuned table.
+      RuntimeError: results of two configurations differ, or a measurement failed.
+    """
+    begin, left = time.monotonic(), missing(problems, device, path)
+    for done, problem in enumerate(left):
+        if time.monotonic() - begin >= budget_s:
+            return len(left) - done
+        if missing([problem], device, path):
+            report(_measured(problem, device, bench, path, effort))
+    return 0
+
+
+def _measured(
+    problem: GemmProblem, device: Device, bench: Bench, path: str | PathLike[str], effort: Effort
+) -> Outcome:
+    """Measures a product, and stores the best."""
+    family, kernels = device.family or "", manifest.kernels()
+    refusal = eligibility.refusal(problem, family)
+    chosen: Sequence[Ranked] = ()
+    if refusal is None:
+        table = table_for(device.machine.name)
+        _, chosen = ranking(problem, device, family, kernels, tuned=table, kept=1)
+    if not chosen:
+        return Outcome(problem, None, refusal or "no kernel is installed for it")
+    try:
+        measured = measure(bench, problem, device, effort)
+    except ValueError as error:  # it does not fit the memory set aside
+        return Outcome(problem, None, str(error))
+    memset = device.machine.memset_ns / 1000  # of a split product's counters: CUPTI leaves it out
+    times = {
+        each.config: each.microseconds + memset * (each.config.split_k > 1) for each in measured
+    }
+    best = min(times, key=times.__getitem__)
+    entry = new_entry(
+        problem,
+        device,
+        best,
+        us=round(times[best], 3),
+        untuned_us=round(times[chosen[0].config], 3),
+        configurations=len(times),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+    add(path, entry)
+    return Outcome(problem, entry)

@@ -1,0 +1,42 @@
+"""jaxbw.autotune on a GPU: what it stores is used, right, and not slower than what it replaces."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxbw
+from jaxbw.selection.tuned.products import TunedProducts
+
+pytestmark = pytest.mark.gpu
+
+
+def step(x: jax.Array, w: jax.Array) -> jax.Array:
+    """A loss's gradient: products with and without an epilogue, in three layouts."""
+
+    def loss(w: jax.Array) -> jax.Array:
+        return jaxbw.matmul(jaxbw.matmul(x, w, activation="gelu"), w.T).astype(jnp.float32).sum()
+
+    gradient: jax.Array = jax.grad(loss)(w)
+    return gradient
+
+
+def test_what_is_tuned_is_right_and_stays_so(tmp_path: Path) -> None:
+    keys = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(keys[0], (512, 1024), jnp.bfloat16)
+    w = jax.random.normal(keys[1], (1024, 768), jnp.bfloat16) / 32
+    y = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
+    path = tmp_path / "tuned.json"
+    outcomes = jaxbw.autotune(step, x, w, path=path, configurations=40)
+    entries = TunedProducts.load(path).entries
+    assert len(entries) == len(outcomes) >= 4
+    assert all(0 < entry.us <= entry.untuned_us for entry in entries.values())
+    expected = np.asarray(jax.jit(step)(x, w), np.float32)
+    with jaxbw.use_tuned(path):
+        found = np.asarray(jax.jit(step)(x, w), np.float32)
+        assert "measured the fastest" in jaxbw.explain(y, w.T).reason
+    # Sums in another order, rounded to bfloat16: half a unit of either, of the largest element.
+    assert np.abs(found - expected).max() <= 2.0**-7 * np.abs(expected).max()
+    assert jaxbw.autotune(step, x, w, path=path) == []

@@ -1,0 +1,87 @@
+"""What tuning launches, on the fake driver: every kind of product, each array in its place."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxbw
+from jaxbw.selection import manifest
+from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.devices import TARGETS
+from jaxbw.selection.select import Choice, select
+from jaxbw.tuning import find, launching
+from jaxbw.tuning.launching import Gpu, operands
+
+from .conftest import FakeDriver
+
+H200 = TARGETS["H200"]
+X, W = jnp.ones((136, 72), jnp.bfloat16), jnp.ones((72, 264), jnp.bfloat16)
+R = jnp.ones((136, 264), jnp.float32)
+PRODUCTS: dict[str, Any] = {
+    "plain": lambda: jaxbw.matmul(X, W),
+    "f16 to f32": lambda: jaxbw.matmul(
+        X.astype("float16"), W.astype("float16"), preferred_element_type=jnp.float32
+    ),
+    "rows that are repacked": lambda: jaxbw.matmul(X[:, :71], W[:71]),
+    "bias along n": lambda: jaxbw.matmul(X, W, bias=R[0], activation="relu"),
+    "bias along m": lambda: jaxbw.matmul(X, W, bias=R[:, 0], bias_axis=-2),
+    "c and residual": lambda: jaxbw.matmul(X, W, c=R, beta=0.5, residual=R.astype("bfloat16")),
+    "gated": lambda: jaxbw.gated_matmul(X, W, W, activation="relu"),
+    "saving z": lambda: jax.grad(
+        lambda x: jaxbw.matmul(x, W, activation="silu").astype(jnp.float32).sum()
+    )(X),
+    "batched": lambda: jaxbw.dot_general(
+        jnp.stack([X, X]), jnp.stack([W, W]), (((2,), (1,)), ((0,), (0,)))
+    ),
+}
+
+
+@pytest.fixture
+def gpu(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """Its memory is the host's, and little: JAX computes on the CPU."""
+    sizes = {"_OPERANDS": 2**19, "_RESULTS": 2**22, "_DRAWN": 2**16, "_WINDOW": 2**12}
+    for name, size in sizes.items():
+        monkeypatch.setattr(launching, name, size)
+    return Gpu()
+
+
+def choice_of(problem: Any, config: GemmConfig) -> Choice:
+    found = select(problem, H200, ("sm90",), config, manifest.kernels())
+    assert isinstance(found, Choice), found
+    return found
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_configurations_agree_and_a_wrong_result_is_seen(
+    name: str, gpu: Gpu, fake: FakeDriver
+) -> None:
+    configs = [GemmConfig(128, 128), GemmConfig(128, 256, cluster=(2, 1))]
+    if name != "gated":
+        configs += [GemmConfig(128, 64, split_k=2), GemmConfig(128, 128, swap_ab=True)]
+    for found in find.products(PRODUCTS[name]):
+        launches = [gpu.launch(found.problem, choice_of(found.problem, c)) for c in configs]
+        assert max(gpu.deviations(found.problem, launches)) < 0.01
+        broken = [launches[0], lambda operands, result, wait: None]
+        assert gpu.deviations(found.problem, broken)[1] > 0.5
+    assert fake.launches()
+
+
+def test_operands_are_those_of_the_custom_call() -> None:
+    (found,) = find.products(PRODUCTS["c and residual"])
+    bf16, f32 = np.dtype("bfloat16"), np.dtype("float32")
+    assert operands(found.problem) == [
+        ((1, 136, 72), bf16),
+        ((1, 72, 264), bf16),
+        ((1, 136, 264), f32),
+        ((1, 136, 264), bf16),
+    ]
+
+
+def test_a_product_that_does_not_fit_is_refused(gpu: Gpu) -> None:
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+    (found,) = find.products(jaxbw.matmul, x, x)
+    with pytest.raises(ValueError, match="does not fit the memory that is set aside"):
+        gpu.launch(found.problem, choice_of(found.problem, GemmConfig(128, 128)))

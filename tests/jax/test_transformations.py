@@ -1,0 +1,468 @@
+"""Every transformation of JAX over every form of a product: values, and how many kernels run.
+
+References are the formula in float64, transformed the same way, so that nothing but the formula can
+differ. test_matmul.py has derivatives and vmap of the plain product beside jnp's, test_fused.py and
+test_gated.py second derivatives of each epilogue, test_checkpoint.py what jax.checkpoint keeps.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+from jax.test_util import check_grads
+
+import jaxbw
+
+from .epilogues import CASES, arrays, formula, in_float64, numbers
+
+Operand = Callable[..., Any]
+Lower = Callable[..., str]
+Calls = Callable[[str], list[str]]
+
+M, K = 6, 8  # every weight is [K, K], so that products can follow each other
+
+
+def gated_formula(x: Any, w: Any) -> Any:
+    return jax.nn.silu(x @ w) * (x @ jnp.cos(w))
+
+
+# A product of x [M, K] and w [K, K], and its formula.
+FORMS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
+    "plain": (jaxbw.matmul, jnp.matmul),
+    "dot_general": (
+        lambda x, w: jaxbw.dot_general(x, w, (((1,), (1,)), ((), ()))),
+        lambda x, w: x @ w.T,
+    ),
+    "fused": (
+        lambda x, w: jaxbw.matmul(x, w, bias=w[0], activation="gelu", residual=x),
+        lambda x, w: formula(x, w, bias=w[0], activation="gelu", residual=x),
+    ),
+    "linear": (
+        lambda x, w: jaxbw.matmul(x, w, c=x, alpha=0.5, beta=-2),
+        lambda x, w: x @ w / 2 - 2 * x,
+    ),
+    "gated": (lambda x, w: jaxbw.gated_matmul(x, w, jnp.cos(w)), gated_formula),
+}
+BILINEAR = ["plain", "dot_general"]
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> Any:
+    return FORMS[request.param]
+
+
+def assert_same(transformed: Callable[[Any], Any], form: Any, *operands: Any) -> None:
+    """A function of a product and operands, for ours and for the formula, in float64."""
+
+    def both(*operands: Any) -> Any:
+        return [transformed(product)(*operands) for product in form]
+
+    # One program, and that as it comes: most of the time is spent in compiling.
+    fast = {"xla_backend_optimization_level": 0}
+    got, wanted = in_float64(jax.jit(both, compiler_options=fast), *operands)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), got, wanted)
+
+
+def operands(operand: Operand, layers: tuple[int, ...] = ()) -> tuple[Any, Any]:
+    return operand((M, K), "float32"), operand((*layers, K, K), "float32", 1) / 4
+
+
+# Derivatives
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "dims"),
+    [
+        ((4, 8), (8, 6), (((1,), (0,)), ((), ()))),
+        ((8, 4), (6, 8), (((0,), (1,)), ((), ()))),
+        ((2, 4, 8), (2, 8, 6), (((2,), (1,)), ((0,), (0,)))),
+        ((4, 2, 3), (3, 2, 5), (((1, 2), (1, 0)), ((), ()))),
+        ((8,), (8,), (((0,), (0,)), ((), ()))),
+    ],
+)
+def test_numeric_derivatives_of_a_product(lhs: Any, rhs: Any, dims: Any, operand: Operand) -> None:
+    with jax.enable_x64(True):
+        given = operand(lhs, "float64"), operand(rhs, "float64", 1)
+        product = functools.partial(jaxbw.dot_general, dimension_numbers=dims)
+        check_grads(product, given, order=2, modes=["fwd", "rev"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numeric_derivatives_of_an_epilogue(case: str, operand: Operand) -> None:
+    with jax.enable_x64(True):
+        given = arrays(CASES[case], operand, "float64", (3, 4, 5))
+        given = jax.tree.map(lambda x: x.astype("float64"), given)  # the bias, too
+
+        def fused(given: Any) -> Any:
+            return jaxbw.matmul(**given, **numbers(CASES[case]))
+
+        check_grads(fused, (given,), order=2, modes=["rev"])
+
+
+def test_numeric_derivatives_of_a_gated_product(operand: Operand) -> None:
+    with jax.enable_x64(True):
+        given = [operand(shape, "float64", i) for i, shape in enumerate([(3, 4), (4, 5), (4, 5)])]
+        check_grads(jaxbw.gated_matmul, given, order=2, modes=["rev"])
+
+
+@pytest.mark.parametrize("name", BILINEAR)
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x, w: jax.jvp(f, (x, w), (w[:M], x[0] * w)),
+        lambda f, x, w: jax.linearize(f, x, w)[1](w[:M], x[0] * w),
+        lambda f, x, w: jax.linear_transpose(lambda x: f(x, w), x)(x),
+        lambda f, x, w: jax.linear_transpose(lambda w: f(x, w), w)(x),
+        lambda f, x, w: jax.jacfwd(f, (0, 1))(x, w),
+        lambda f, x, w: jax.hessian(lambda x, w: jnp.sin(f(x, w)).sum(), (0, 1))(x, w),
+        lambda f, x, w: jax.jvp(jax.vmap(f, (None, 0)), (x, w[None]), (2 * x, w[None])),
+    ],
+    ids=["jvp", "linearize", "transpose x", "transpose w", "jacfwd", "hessian", "jvp of vmap"],
+)
+def test_forward_mode_and_transposition(name: str, transform: Any, operand: Operand) -> None:
+    assert_same(lambda f: functools.partial(transform, f), FORMS[name], *operands(operand))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x, w: jax.jacrev(f, (0, 1))(x, w),
+        lambda f, x, w: jax.jacrev(jax.jacrev(lambda x: f(x, w).sum()))(x),
+        lambda f, x, w: jax.vmap(jax.grad(lambda x, w: f(x[None], w).sum(), (0, 1)), (0, None))(
+            x, w
+        ),
+        lambda f, x, w: jax.grad(lambda x, w: jax.vmap(f, (None, 0))(x, w).sum(), (0, 1))(
+            x, jnp.stack([w, 2 * w])
+        ),
+        lambda f, x, w: jax.vjp(jax.jit(f), x, w)[1](x),
+    ],
+    ids=["jacrev", "jacrev of jacrev", "vmap of grad", "grad of vmap", "vjp of jit"],
+)
+def test_reverse_mode(transform: Any, form: Any, operand: Operand) -> None:
+    assert_same(lambda f: functools.partial(transform, f), form, *operands(operand))
+
+
+def test_what_a_product_with_an_epilogue_lacks(operand: Operand) -> None:
+    """JAX has no forward mode of a jax.custom_vjp, and does not transpose it."""
+    x, w = operands(operand)
+    for name in ("fused", "linear", "gated"):
+        product, _ = FORMS[name]
+        with pytest.raises(TypeError, match="custom_vjp"):
+            jax.jvp(product, (x, w), (x, w))
+        with pytest.raises(TypeError, match="custom_vjp"):
+            jax.hessian(lambda x, f=product: f(x, w).sum())(x)
+    with pytest.raises(NotImplementedError, match="custom_vjp"):
+        jax.linear_transpose(lambda x: jaxbw.matmul(x, w, alpha=2), x)(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "products"),
+    [
+        ("plain", (0, 1), 3),
+        ("plain", (1,), 2),
+        ("fused", (0, 1), 3),
+        ("fused", (0,), 2),
+        ("gated", (0, 1), 5),
+        ("gated", (0,), 3),
+    ],
+)
+def test_a_gradient_that_nothing_asks_for_is_no_product(
+    name: str,
+    arguments: Any,
+    products: int,
+    family: str,
+    operand: Operand,
+    cuda_hlo: Lower,
+    custom_calls: Calls,
+) -> None:
+    x, w = operand((64, 128)), operand((128, 128), number=1)
+    product, _ = FORMS[name]
+
+    def loss(x: Any, w: Any) -> Any:
+        return jnp.sin(product(x, w).astype(jnp.float32)).sum()
+
+    step = jax.value_and_grad(loss, arguments)
+    assert len(custom_calls(cuda_hlo(step, x, w))) == products
+
+
+def test_the_gradient_of_a_bias_alone_is_a_sum(
+    family: str, operand: Operand, cuda_hlo: Lower, custom_calls: Calls
+) -> None:
+    x, w, bias = operand((64, 128)), operand((128, 64), number=1), operand((64,), number=2)
+
+    def loss(bias: Any) -> Any:
+        return jaxbw.matmul(x, w, bias=bias, activation="silu").astype(jnp.float32).sum()
+
+    assert len(custom_calls(cuda_hlo(jax.value_and_grad(loss), bias))) == 1
+
+
+# Control flow
+
+
+def scanned(product: Any) -> Any:
+    def network(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (jnp.tanh(product(x, w)), x.sum()), x, w)
+
+    return network
+
+
+def mapped(product: Any) -> Any:
+    return lambda x, w: jax.lax.map(lambda w: product(x, w), w)
+
+
+def conditional(product: Any) -> Any:
+    def choose(x: Any, w: Any) -> Any:
+        return jax.lax.cond(w[0, 0, 0] > 0, product, lambda x, w: 2 * product(x, w.T), x, w[1])
+
+    return lambda x, w: (choose(x, w), choose(x, -w))
+
+
+def switched(product: Any) -> Any:
+    branches = [product, lambda x, w: x, lambda x, w: jnp.sin(product(x, w))]
+    return lambda x, w: [jax.lax.switch(i, branches, x, w[0]) for i in jnp.arange(3)]
+
+
+def counted(product: Any) -> Any:
+    """A loop whose length is known, which has a gradient; it is a scan."""
+    return lambda x, w: jax.lax.fori_loop(0, 3, lambda i, x: jnp.tanh(product(x, w[i])), x)
+
+
+def checkpointed_scan(product: Any) -> Any:
+    layer = jax.checkpoint(lambda x, w: (jnp.tanh(product(x, w)), None))
+    return lambda x, w: jax.lax.scan(layer, x, w)[0]
+
+
+def with_a_rule_of_its_own(product: Any) -> Any:
+    """A function with a custom derivative, around a product, in which products are."""
+
+    @jax.custom_vjp
+    def function(x: Any, w: Any) -> Any:
+        return product(x, w)
+
+    def backward(kept: Any, bar: Any) -> Any:
+        _, pull_back = jax.vjp(product, *kept)
+        return tuple(3 * each for each in pull_back(bar))
+
+    function.defvjp(lambda x, w: (product(x, w), (x, w)), backward)
+    return lambda x, w: jnp.sin(function(x, w[0]))
+
+
+FLOWS = [scanned, mapped, conditional, switched, counted, checkpointed_scan, with_a_rule_of_its_own]
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda x: x.__name__)
+def test_control_flow(flow: Any, form: Any, operand: Operand) -> None:
+    """Value and gradient, for each of several x."""
+
+    def gradient(product: Any) -> Any:
+        def loss(x: Any, w: Any) -> Any:
+            out = flow(product)(x, w)
+            return sum((leaf**2).sum() for leaf in jax.tree.leaves(out)), out
+
+        step = jax.value_and_grad(loss, (0, 1), has_aux=True)
+        return lambda x, w: jax.vmap(step, (0, None))(jnp.stack([x, -x]), w)
+
+    assert_same(gradient, form, *operands(operand, (3,)))
+
+
+def test_a_loop_of_unknown_length(form: Any, operand: Operand) -> None:
+    """JAX has no gradient of it; under vmap it runs until the last is done."""
+
+    def looped(product: Any) -> Any:
+        def function(x: Any, w: Any) -> Any:
+            def body(state: Any) -> Any:
+                count, x = state
+                return count + 1, jnp.tanh(product(x, w))
+
+            return jax.lax.while_loop(
+                lambda state: (state[0] < 5) & (jnp.abs(state[1]).max() > 0.5), body, (0, x)
+            )
+
+        return lambda x, w: (
+            function(x, w),
+            jax.vmap(function, (0, None))(jnp.stack([x, x / 9]), w),
+        )
+
+    assert_same(looped, form, *operands(operand))
+
+
+@pytest.mark.parametrize("name", BILINEAR)
+def test_forward_mode_through_control_flow(name: str, operand: Operand) -> None:
+    """A custom_jvp around a product, and the loops, whose tangents JAX takes forward."""
+
+    def tangents(product: Any) -> Any:
+        @jax.custom_jvp
+        def function(x: Any, w: Any) -> Any:
+            return product(x, w)
+
+        @function.defjvp
+        def rule(primals: Any, tangents: Any) -> Any:
+            (x, w), (dx, dw) = primals, tangents
+            return product(x, w), product(dx, w) + 5 * product(x, dw)
+
+        def loop(x: Any, w: Any) -> Any:
+            def body(state: Any) -> Any:
+                return state[0] + 1, jnp.sin(function(state[1], w))
+
+            return jax.lax.while_loop(lambda state: state[0] < 3, body, (0, x))[1]
+
+        def both(x: Any, w: Any) -> Any:
+            gradient = jax.grad(lambda x, w: function(x, w).sum(), (0, 1))(x, w)
+            return jax.jvp(loop, (x, w), (w[:M], w)), gradient
+
+        return both
+
+    assert_same(tangents, FORMS[name], *operands(operand))
+
+
+@pytest.mark.parametrize(
+    ("flow", "calls"),
+    # The kernels of a loop's body are there once, however often it runs; backward is another loop.
+    [(scanned, 3), (checkpointed_scan, 4), (mapped, 3), (conditional, 12)],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_kernels_serve_in_control_flow(
+    flow: Any, calls: int, family: str, operand: Operand, cuda_hlo: Lower, custom_calls: Calls
+) -> None:
+    x, w = operand((64, 64)), operand((3, 64, 64), number=1)
+
+    def loss(x: Any, w: Any) -> Any:
+        out = jax.tree.leaves(flow(FORMS["fused"][0])(x, w))
+        return sum(jnp.sin(leaf.astype(jnp.float32)).sum() for leaf in out)
+
+    text = cuda_hlo(jax.value_and_grad(loss, (0, 1)), x, w)
+    assert len(custom_calls(text)) == calls
+    assert "stablehlo.dot_general" not in text
+
+
+def test_checks_of_values(form: Any, operand: Operand) -> None:
+    """checkify passes these products by, its float checks know JAX's own; debug_nans sees them."""
+    product, _ = form
+    x, w = operands(operand)
+
+    def checked(x: Any, w: Any) -> Any:
+        checkify.check(x[0, 0] != 0, "zero")
+        return product(x, w)
+
+    error, out = checkify.checkify(jax.jit(checked), errors=checkify.all_checks)(x, w)
+    error.throw()
+    np.testing.assert_allclose(out, product(x, w), rtol=1e-6, atol=1e-6)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        jax.block_until_ready(product(x.at[0, 0].set(jnp.nan), w))
+
+
+# vmap: never a loop. Where one operand alone is batched it has more rows or columns; two batched
+# ones are one launch over batches.
+
+X, W = (64, 128), (128, 32)
+SHAPES = re.compile(r"tensor<([\dx]+)x(?:bf16|f32)>")
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused", "gated"])
+@pytest.mark.parametrize(
+    ("axes", "problem"),
+    [
+        ([(0, None)], "1x256x128 1x128x32"),
+        ([(1, None)], "1x256x128 1x128x32"),
+        ([(2, None)], "1x256x128 1x128x32"),
+        ([(None, 0)], "1x64x128 1x128x128"),
+        ([(None, 1)], "1x64x128 1x128x128"),
+        ([(None, 2)], "1x64x128 1x128x128"),
+        ([(0, 0)], "4x64x128 4x128x32"),
+        ([(0, None), (0, None)], "1x1024x128 1x128x32"),
+        ([(0, 0), (0, 0)], "16x64x128 16x128x32"),
+        ([(0, None), (0, 0)], "4x256x128 4x128x32"),
+        ([(0, 0), (0, None)], "4x256x128 4x128x32"),
+        ([(0, None), (None, 0)], "1x256x128 1x128x128"),
+        ([(0, None), (0, None), (0, 0)], "4x1024x128 4x128x32"),
+    ],
+    ids=str,
+)
+def test_vmap_is_one_launch(
+    kind: str,
+    axes: list[Any],
+    problem: str,
+    family: str,
+    cuda_hlo: Lower,
+    custom_calls: Calls,
+) -> None:
+    def product(x: Any, w: Any) -> Any:
+        if kind == "plain":
+            return jaxbw.matmul(x, w, implementation=family)
+        if kind == "gated":
+            return jaxbw.gated_matmul(x, w, w, implementation=family)
+        return jaxbw.matmul(x, w, activation="silu", implementation=family)
+
+    shapes = [X, W]
+    function: Callable[..., Any] = product
+    for pair in axes:
+        function = jax.vmap(function, pair)
+        shapes = [stacked(shape, axis) for shape, axis in zip(shapes, pair, strict=True)]
+    text = cuda_hlo(function, *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes))
+    (call,) = custom_calls(text)
+    lhs, rhs = problem.split()
+    found = SHAPES.findall(call.rsplit(" : ", 1)[1])[:2]
+    assert [found[0], found[1]] == [lhs, rhs] or found == [lhs, transposed(rhs)]
+    assert "stablehlo.while" not in text
+
+
+def stacked(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    """The shape of four arrays of a shape along a new dimension."""
+    return shape if axis is None else (*shape[:axis], 4, *shape[axis:])
+
+
+def transposed(shape: str) -> str:
+    batch, rows, columns = shape.split("x")
+    return f"{batch}x{columns}x{rows}"
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "fused"])
+def test_vmap_of_a_gradient_is_three_launches(
+    kind: str,
+    axes: Any,
+    family: str,
+    cuda_hlo: Lower,
+    custom_calls: Calls,
+) -> None:
+    keywords = {"activation": "silu"} if kind == "fused" else {}
+
+    def loss(x: Any, w: Any) -> Any:
+        return jnp.sin(jaxbw.matmul(x, w, **keywords).astype(jnp.float32)).sum()
+
+    given = [
+        jax.ShapeDtypeStruct(stacked(shape, axis), jnp.bfloat16)
+        for shape, axis in zip((X, W), axes, strict=True)
+    ]
+    for step in (
+        jax.vmap(jax.value_and_grad(loss, (0, 1)), axes),
+        jax.value_and_grad(lambda *given: jax.vmap(loss, axes)(*given).sum(), (0, 1)),
+    ):
+        text = cuda_hlo(step, *given)
+        assert len(custom_calls(text)) == 3
+        assert "stablehlo.while" not in text
+
+
+@pytest.mark.parametrize(
+    "axes", [[(0, None), (0, 0)], [(1, 0), (0, None)], [(0, None), (None, 1)], [(2, 2), (0, 0)]]
+)
+def test_nested_vmap(axes: Any, form: Any, operand: Operand) -> None:
+    x, w = operands(operand)
+    for i, (lhs_axis, rhs_axis) in enumerate(axes):
+        factors = [1.0, -0.5, 2.0][: i + 2]
+        x = x if lhs_axis is None else jnp.stack([x * f for f in factors], lhs_axis)
+        w = w if rhs_axis is None else jnp.stack([w + f for f in factors], rhs_axis)
+
+    def nested(product: Any) -> Any:
+        function = product
+        for lhs_axis, rhs_axis in axes:
+            function = jax.vmap(function, (lhs_axis, rhs_axis))
+        return function
+
+    assert_same(nested, form, x, w)

@@ -399,7 +399,7 @@ def test_vmap_is_one_launch(
             return jaxbw.gated_matmul(x, w, w, implementation=family)
         return jaxbw.matmul(x, w, activation="silu", implementation=family)
 
-    shapes = [X, W]
+    shapes: list[tuple[int, ...]] = [X, W]
     function: Callable[..., Any] = product
     for pair in axes:
         function = jax.vmap(function, pair)

@@ -33,10 +33,12 @@ NAVIGATION = {
         "docs/selection",
         "docs/tuning",
         "docs/emulator",
+        "docs/numerics",
         "docs/errors",
         "docs/api",
     ],
     "Inside": [
+        "docs/blackwell_kernel",
         "docs/performance",
         "docs/static-report",
         "docs/architecture",

@@ -16,9 +16,9 @@ from jaxbw.ladder import RUNGS
 from . import gemm_cases, gemm_launch, probe
 from .gemm_cases import Case
 from .installed import load, text
+from .protocol import K, Protocol, one_tile_each, run
 
 EPILOGUE_WARPS = 4
-K = 128
 
 # Cluster shape, cta_group, block_m, block_n: every cluster of up to 16 CTAs that a tile allows.
 SHAPES = [
@@ -32,32 +32,6 @@ SHAPES = [
     ((4, 2), 2, 512, 128),
     ((3, 1), 1, 128, 96),
 ]
-
-
-def one_tile_each(
-    cluster: tuple[int, int], group: int, block_m: int, block_n: int, **more: Any
-) -> Case:
-    """The product that two clusters compute, side by side along M."""
-    rows, columns = 2 * cluster[0] * block_m // group, cluster[1] * block_n
-    return Case(
-        rows,
-        columns,
-        K,
-        layout="nt",
-        output="bf16",
-        block_m=block_m,
-        block_n=block_n,
-        cta_group=group,
-        cluster=cluster,
-        **more,
-    )
-
-
-def run(case: Case, kernel: emulator.Module, **options: Any) -> emulator.Report:
-    product = case.product()
-    outcome = gemm_launch.launch(kernel, case.config(), product, sm_count=case.sm_count, **options)
-    gemm_cases.verify(case, product, outcome)
-    return outcome.report
 
 
 def name_of(shape: Any) -> str:
@@ -126,44 +100,6 @@ def test_the_ladder_reads_what_its_formula_says(rung: Any) -> None:
 
 
 # --- masks and arrivals
-
-
-class Protocol:
-    """What the CTAs of one cluster say to each other, as they say it."""
-
-    def __init__(self, shape: Any) -> None:
-        self.case = case = one_tile_each(*shape, stages=3)
-        self.size = case.cluster[0] * case.cluster[1]
-        sites = dict(init=probe.INIT, load=probe.MULTICAST, commit=probe.COMMIT)
-        sites["expect"] = probe.EXPECT
-        self.probe = probe.Probe(text(case.kernel), sites, ctas=2 * self.size)
-        run(case, self.probe.module, more_buffers=self.probe.buffers)
-        self.seen: dict[tuple[str, int], list[tuple[int, ...]]] = {}
-        for name in sites:
-            for seen in self.probe.seen(name):
-                self.seen.setdefault((name, seen.cta), []).append(seen.values)
-
-    def of(self, name: str, cta: int) -> list[tuple[int, ...]]:
-        return self.seen.get((name, cta), [])
-
-    def load_masks(self, cta: int) -> tuple[set[int], set[int]]:
-        """Of A and of B; nothing where no other CTA needs what is loaded."""
-        config = self.case.config()
-        a_bytes, b_bytes, staging = gemm_launch.storage(config)
-        barriers = min(where for where, _ in self.of("init", cta))
-        first = barriers - staging - config.stages * (a_bytes + b_bytes)
-        masks: tuple[set[int], set[int]] = set(), set()
-        for where, _, mask in self.of("load", cta):
-            masks[(where - first) % (a_bytes + b_bytes) >= a_bytes].add(mask)
-        return masks
-
-    def commits(self, cta: int) -> dict[int, set[int]]:
-        """Masks of the commits, by how many arrivals their barriers want in that CTA."""
-        wanted = {barrier: count for barrier, count in self.of("init", cta)}
-        masks: dict[int, set[int]] = {}
-        for barrier, mask in self.of("commit", cta):
-            masks.setdefault(wanted[barrier], set()).add(mask)
-        return masks
 
 
 @pytest.mark.parametrize(

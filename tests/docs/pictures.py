@@ -21,7 +21,6 @@ DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 
 COLOURS = ("#3b75af", "#c23b3b", "#3d8f4f", "#d8a23c", "#8a5bb5", "#78b04a", "#7f7f7f", "#4aa3a3")
 EMPTY, LINE = "#eeeeee", "#555555"
-KEPT = {"svg.fonttype": "none", "svg.hashsalt": "jaxbw", "font.size": 9.0}
 
 
 def _axes(figure: Figure, rows: int, columns: int) -> list[Any]:
@@ -179,7 +178,8 @@ def data_of(picture: Path) -> Any:
 
 def main() -> None:
     """Draws them all."""
-    with mpl.rc_context(KEPT):
+    style = mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxbw", "font.size": 9.0})
+    with style:
         for name, draw in DRAW.items():
             data = DATA[name]()
             metadata = {"Description": json.dumps(data), "Date": None}

@@ -1,0 +1,182 @@
+"""Programs that outlive a call: compiled ahead, cached, serialised; donated buffers; versions."""
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import serialize_executable
+
+import jaxbw
+from jaxbw import _native
+from jaxbw.primitives.gemm import TARGET
+
+Operand = Callable[..., Any]
+M, K, N = 24, 64, 40
+EMULATED = ["emulator", "emulator-sm90"]
+
+
+def fused(x: Any, w: Any) -> Any:
+    return jaxbw.matmul(x, w, bias=jnp.full(N, 0.5), activation="gelu")
+
+
+@pytest.mark.parametrize("implementation", [None, *EMULATED])
+def test_compiled_ahead_of_time(implementation: str | None, operand: Operand) -> None:
+    x, w = operand((M, K)), operand((K, N), number=1)
+
+    def product(x: Any, w: Any) -> Any:
+        return jaxbw.matmul(x, w, activation="silu", implementation=implementation)
+
+    compiled = jax.jit(product).lower(x, w).compile()
+    assert (TARGET in compiled.as_text()) == (implementation is not None)
+    np.testing.assert_array_equal(compiled(x, w), jax.jit(product)(x, w))
+    with pytest.raises(TypeError, match=r"bfloat16\[1,64\]"):
+        compiled(x[:1], w)
+
+
+def test_a_compiled_program_is_serialised(operand: Operand) -> None:
+    x, w = operand((M, K)), operand((K, N), number=1)
+    with jaxbw.implementation("emulator"):
+        compiled = jax.jit(fused).lower(x, w).compile()
+    payload = pickle.loads(pickle.dumps(serialize_executable.serialize(compiled)))
+    read = serialize_executable.deserialize_and_load(
+        *payload, execution_devices=jax.devices("cpu")[:1]
+    )
+    np.testing.assert_array_equal(read(x, w), compiled(x, w))
+
+
+# Prints the bits of a product, and how often the persistent cache was asked and answered.
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+import jaxbw
+
+counts = {"/jax/compilation_cache/cache_hits": 0, "/jax/compilation_cache/cache_misses": 0}
+def count(event, **_):
+    if event in counts:
+        counts[event] += 1
+jax.monitoring.register_event_listener(count)
+config = jaxbw.GemmConfig(block_m=128, block_n=int(sys.argv[1]))
+@jax.jit
+def product(x, w):
+    out = jaxbw.matmul(x, w, activation="relu", implementation="emulator", config=config)
+    return out.astype("float32").sum()
+x, w = np.ones((24, 64), jnp.bfloat16), np.ones((64, 40), jnp.bfloat16)
+print(float(product(x, w)), *counts.values())
+"""
+
+
+def test_a_second_process_finds_the_program_in_the_cache(tmp_path: Path) -> None:
+    """The persistent cache is keyed by the whole program, the custom call's attributes included."""
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+    def run(block_n: int) -> list[str]:
+        command = [sys.executable, "-c", PROGRAM, str(block_n)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    total = str(float(64 * 24 * 40))
+    assert run(64) == [total, "0", "1"]
+    assert run(64) == [total, "1", "0"]
+    assert run(128) == [total, "0", "1"]
+
+
+@pytest.mark.parametrize("implementation", EMULATED)
+def test_donated_operands(implementation: str, operand: Operand) -> None:
+    """A result may take a donated operand's memory only when that has been read."""
+    size = 64
+    square = [operand((size, size), number=i) for i in range(4)]
+
+    def step(x: Any, w: Any, c: Any, residual: Any) -> Any:
+        hidden = jaxbw.matmul(
+            x, w, c=c, residual=residual, activation="relu", implementation=implementation
+        )
+        return hidden, jaxbw.matmul(hidden, x, implementation=implementation)
+
+    wanted = jax.jit(step)(*square)
+    for donated in ((0,), (1,), (2,), (3,), (0, 1), (0, 1, 2, 3)):
+        given = [jnp.copy(x) for x in square]
+        if len(donated) > len(wanted):
+            with pytest.warns(UserWarning, match="donated buffers were not usable"):
+                got = jax.jit(step, donate_argnums=donated)(*given)
+        else:
+            got = jax.jit(step, donate_argnums=donated)(*given)
+            assert [i for i, x in enumerate(given) if x.is_deleted()] == list(donated)
+        jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+# What a program that calls a target of this name was compiled with. Another set of attributes,
+# operands or values is another version: raise the number in TARGET and kGemmTarget, and begin anew.
+INTEGERS = """
+    accumulators activation bias_along_m block_m block_n cluster_k cluster_m cluster_n cta_group
+    gated has_bias has_c has_residual k_spans lhs_major operand_swizzle pingpong raster rhs_major
+    save scheduler split_k split_tail stages store_buffers swap_ab swizzle tma_store wave
+"""
+SIGNATURES: dict[str, Any] = {
+    "jaxbw_gemm_v2": {
+        "attributes": {
+            "kernel": "string",
+            **dict.fromkeys(("alpha", "beta"), "f32"),
+            **dict.fromkeys(INTEGERS.split(), "i32"),
+        },
+        "activations": {"NONE": 0, "RELU": 1, "GELU": 2, "SILU": 3, "GELU_EXACT": 4},
+        "majors": {"K": 0, "MN": 1},
+        # of a product that is not gated: lhs, rhs, c, bias, residual; d, z
+        "operands": [(1, M, K), (1, K, N), (1, M, N), (N,), (1, M, N)],
+        "results": [(1, M, N), (1, M, N)],
+    }
+}
+
+
+def test_the_version_of_the_custom_call(
+    operand: Operand, cuda_hlo: Callable[..., str], custom_calls: Callable[[str], list[str]]
+) -> None:
+    x, w, c = operand((M, K)), operand((K, N), number=1), operand((M, N), number=2)
+
+    def product(x: Any, w: Any, c: Any, bias: Any) -> Any:
+        d, pull_back = jax.vjp(
+            lambda x: jaxbw.matmul(x, w, c=c, bias=bias, residual=c, activation="gelu"), x
+        )
+        return d, pull_back(d)
+
+    with jaxbw.target("H200"):
+        call, _ = custom_calls(cuda_hlo(product, x, w, c, w[0]))
+    (block,) = re.findall(r"mhlo\.backend_config = \{([^}]*)\}", call)
+    attributes = dict(entry.split(" = ", 1) for entry in block.split(", "))
+    types = call.rsplit(" : ", 1)[1].split(" -> ")
+    operands, results = (
+        [tuple(map(int, found.split("x"))) for found in re.findall(r"tensor<([\dx]+)xbf16>", side)]
+        for side in types
+    )
+    assert SIGNATURES[TARGET] == {
+        "attributes": {
+            name: "string" if value.startswith('"') else value.rsplit(" : ", 1)[1]
+            for name, value in attributes.items()
+        },
+        "activations": {member.name: member.value for member in _native.Activation},
+        "majors": {member.name: member.value for member in _native.Major},
+        "operands": operands,
+        "results": results,
+    }
+    for targets in (_native.ffi_targets(), _native.emulator_ffi_targets()):
+        assert list(targets) == [TARGET]
+
+
+def test_a_program_for_another_version_is_refused() -> None:
+    other = re.sub(r"\d+$", "1", TARGET)
+    call = jax.ffi.ffi_call(other, jax.ShapeDtypeStruct((1,), jnp.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=other):
+        jax.jit(call)(jnp.ones(1))

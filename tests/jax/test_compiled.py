@@ -54,27 +54,6 @@ def test_a_compiled_program_is_serialised(operand: Operand) -> None:
     np.testing.assert_array_equal(read(x, w), compiled(x, w))
 
 
-# Prints the bits of a product, and how often the persistent cache was asked and answered.
-PROGRAM = """
-import sys
-import jax, jax.numpy as jnp, numpy as np
-import jaxbw
-
-counts = {"/jax/compilation_cache/cache_hits": 0, "/jax/compilation_cache/cache_misses": 0}
-def count(event, **_):
-    if event in counts:
-        counts[event] += 1
-jax.monitoring.register_event_listener(count)
-config = jaxbw.GemmConfig(block_m=128, block_n=int(sys.argv[1]))
-@jax.jit
-def product(x, w):
-    out = jaxbw.matmul(x, w, activation="relu", implementation="emulator", config=config)
-    return out.astype("float32").sum()
-x, w = np.ones((24, 64), jnp.bfloat16), np.ones((64, 40), jnp.bfloat16)
-print(float(product(x, w)), *counts.values())
-"""
-
-
 def test_a_second_process_finds_the_program_in_the_cache(tmp_path: Path) -> None:
     """The persistent cache is keyed by the whole program, the custom call's attributes included."""
     environment = os.environ | {
@@ -85,7 +64,8 @@ def test_a_second_process_finds_the_program_in_the_cache(tmp_path: Path) -> None
     }
 
     def run(block_n: int) -> list[str]:
-        command = [sys.executable, "-c", PROGRAM, str(block_n)]
+        program = Path(__file__).with_name("cached_program.py")
+        command = [sys.executable, str(program), "emulator", str(block_n)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return done.stdout.split()
 

@@ -44,7 +44,7 @@ def table(results: Results) -> str:
     header = ["product", "mode", *(f"{name} us" for name in names)]
     header += ["TFLOP/s", "spread %", "best peer", "of best", f"of {SHIPPED}"]
     body = [_cells(row, names) for row in results.rows]
-    return _columns([header, *body])
+    return columns([header, *body])
 
 
 def summary(results: Results) -> str:
@@ -59,7 +59,7 @@ def summary(results: Results) -> str:
                 lines.append([kind, mode, str(len(members)), *_means(members)])
     lost = [f"  {row.case} {row.mode}: {row.against(row.best_peer)}" for row in behind(results)]
     heading = [f"Rows whose interval lies wholly under {BEHIND}:"] if lost else []
-    return "\n".join([_columns(lines) if len(lines) > 1 else "no row of ours", *heading, *lost])
+    return "\n".join([columns(lines) if len(lines) > 1 else "no row of ours", *heading, *lost])
 
 
 def behind(results: Results) -> list[Row]:
@@ -117,7 +117,8 @@ def _cells(row: Row, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> str:
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as text, the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(

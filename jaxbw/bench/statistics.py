@@ -1,7 +1,8 @@
 """Medians, and what is known of their ratios: pure functions of the times.
 
 The calls of a round share its clock and its luck, so the bootstrap draws whole rounds, and the same
-rounds for both arms of a ratio, as they were measured side by side.
+rounds for both arms of a ratio that were measured side by side: they are paired. What was measured
+in different sessions is not, and its rounds are drawn apart.
 """
 
 from collections.abc import Sequence
@@ -45,18 +46,22 @@ def spread(rounds: Rounds) -> float:
     return float((high - low) / middle)
 
 
-def ratio(numerator: Rounds, denominator: Rounds, seed: int = 0) -> Estimate:
+def ratio(
+    numerator: Rounds, denominator: Rounds, seed: int = 0, *, paired: bool = True
+) -> Estimate:
     """The ratio of two arms' medians: of a peer's over ours, it is our speed-up.
 
     >>> ratio([[2.0, 2.0]] * 6, [[1.0, 1.0]] * 6)
     Estimate(value=2.0, low=2.0, high=2.0)
     """
     return _estimate(
-        median(numerator) / median(denominator), _log_ratios(numerator, denominator, seed)
+        median(numerator) / median(denominator), _log_ratios(numerator, denominator, seed, paired)
     )
 
 
-def geometric_mean(pairs: Sequence[tuple[Rounds, Rounds]], seed: int = 0) -> Estimate:
+def geometric_mean(
+    pairs: Sequence[tuple[Rounds, Rounds]], seed: int = 0, *, paired: bool = True
+) -> Estimate:
     """The geometric mean of the ratios of many products, and its interval.
 
     The interval says how well these products' ratios are known, not how others' may differ.
@@ -67,17 +72,19 @@ def geometric_mean(pairs: Sequence[tuple[Rounds, Rounds]], seed: int = 0) -> Est
     if not pairs:
         raise ValueError("a geometric mean of nothing")
     values = [np.log(median(above) / median(below)) for above, below in pairs]
-    draws = [_log_ratios(above, below, seed + i) for i, (above, below) in enumerate(pairs)]
+    draws = [_log_ratios(above, below, seed + i, paired) for i, (above, below) in enumerate(pairs)]
     return _estimate(float(np.exp(np.mean(values))), np.mean(draws, axis=0))
 
 
-def _log_ratios(numerator: Rounds, denominator: Rounds, seed: int) -> _Draws:
+def _log_ratios(numerator: Rounds, denominator: Rounds, seed: int, paired: bool) -> _Draws:
     """Of each resample, the logarithm of the ratio."""
-    count = len(numerator)
-    if count != len(denominator):
-        raise ValueError(f"{count} rounds of one arm, {len(denominator)} of the other")
-    drawn = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
-    return np.log(_medians(numerator, drawn) / _medians(denominator, drawn))
+    counts, source = (len(numerator), len(denominator)), np.random.default_rng(seed)
+    if paired and counts[0] != counts[1]:
+        raise ValueError(f"{counts[0]} rounds of one arm, {counts[1]} of the other")
+    above = below = source.integers(0, counts[0], (RESAMPLES, counts[0]))
+    if not paired:
+        below = source.integers(0, counts[1], (RESAMPLES, counts[1]))
+    return np.log(_medians(numerator, above) / _medians(denominator, below))
 
 
 def _medians(rounds: Rounds, drawn: npt.NDArray[np.int64]) -> _Draws:

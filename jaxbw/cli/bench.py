@@ -9,6 +9,8 @@ from pathlib import Path
 
 from jaxbw.bench import arms, case, progress, report, results, session
 from jaxbw.bench.timer import Cupti
+from jaxbw.cli import compare
+from jaxbw.cli.compare import load
 from jaxbw.cli.outcome import Outcome
 
 SUMMARY = "time jaxbw beside everything that a JAX user could pick instead"
@@ -16,12 +18,22 @@ EXAMPLES = (
     "python -m jaxbw bench --group cube --out results.json",
     "python -m jaxbw bench --shapes 4096x4096x4096 --layouts nn nt --out results.json",
     "python -m jaxbw bench --out results.json --report --plots pictures",
+    "python -m jaxbw bench compare before.json after.json",
 )
 FEWEST_ROUNDS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """The arguments of the command, and `compare`, a command of its own."""
+    parts = parser.add_subparsers(metavar="compare", title="another command")
+    part = parts.add_parser(
+        "compare",
+        help=compare.SUMMARY,
+        description=compare.SUMMARY + ".",
+        examples=compare.EXAMPLES,
+    )
+    compare.add_arguments(part)
+    part.set_defaults(run=compare.run, error=part.error)
     which = parser.add_argument_group("what is measured; default the whole suite, layout nn")
     which.add_argument("--group", nargs="+", choices=case.groups(), default=[])
     which.add_argument("--shapes", nargs="+", type=_shape, default=[], metavar="MxNxK")
@@ -47,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument(
         "--out",
         type=Path,
-        required=True,
-        help="results; rows that are there, with these arms, are not repeated",
+        metavar="FILE",
+        help="results, always to be named; rows that are there, with these arms, are not repeated",
     )
     files.add_argument(
         "--tuned", type=Path, metavar="FILE", help="take the peers' configurations from there"
@@ -63,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Outcome:
     """The command's output."""
+    if args.out is None:
+        raise ValueError("the following arguments are required: --out")
     found = _results(args)
     left = 0
     if args.merge:
@@ -81,19 +95,13 @@ def run(args: argparse.Namespace) -> Outcome:
 
 def _results(args: argparse.Namespace) -> results.Results:
     if args.merge:
-        return results.merge([_load(path) for path in args.merge])
+        return results.merge([load(path) for path in args.merge])
     if args.report and not args.out.exists():
         raise ValueError(f"{args.out} is not there; measure first, without --report")
-    found = _load(args.out) if args.out.exists() else results.Results()
+    found = load(args.out) if args.out.exists() else results.Results()
     if args.tuned:
-        found.tuned = results.merge([_load(args.tuned), found]).tuned
+        found.tuned = results.merge([load(args.tuned), found]).tuned
     return found
-
-
-def _load(path: Path) -> results.Results:
-    if not path.exists():
-        raise ValueError(f"{path} is not there; name a file that --out wrote")
-    return results.Results.load(path)
 
 
 def _measure(args: argparse.Namespace, found: results.Results) -> int:

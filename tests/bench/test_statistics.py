@@ -27,6 +27,25 @@ def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     assert 170 <= held <= 198
 
 
+def test_so_does_one_of_sessions_that_share_no_luck() -> None:
+    """Drawn apart, and of different numbers of rounds; without a difference few seem to differ."""
+    held = marked = 0
+    for seed in range(100):
+        other = times(2 * seed + 1, 100.0, rounds=10)
+        found = statistics.ratio(times(2 * seed, 110.0), other, paired=False)
+        held += found.low <= 1.1 <= found.high
+        same = statistics.ratio(times(1000 + seed, 100.0), other, paired=False)
+        marked += same.low > 1 or same.high < 1
+    assert 85 <= held <= 99
+    assert marked <= 15
+
+
+def test_luck_that_is_not_shared_widens_the_interval() -> None:
+    lucky = [[100.0 * luck] * 4 for luck in (1.0, 1.1, 1.2, 0.9, 1.3, 0.8)]
+    found = statistics.ratio(lucky, lucky, paired=False)
+    assert found.low < 0.95 < 1.05 < found.high
+
+
 def test_rounds_are_drawn_in_pairs() -> None:
     """Luck that both arms share in a round says nothing about their ratio."""
     lucky = [[100.0 * luck] * 4 for luck in (1.0, 1.1, 1.2, 0.9, 1.3, 0.8)]

@@ -32,6 +32,7 @@ NAVIGATION = {
     "Use": [
         "docs/selection",
         "docs/tuning",
+        "docs/transformations",
         "docs/emulator",
         "docs/numerics",
         "docs/errors",

@@ -1,0 +1,43 @@
+"""The table of docs/transformations.md: each transformation does what stands there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.experimental.checkify
+import jax.numpy as jnp
+import pytest
+
+import jaxbw
+
+PAGE = Path(__file__).parents[2] / "docs" / "transformations.md"
+ROWS = re.compile(r"^\| `([^`]*f[^`]*)` \| (\w+) \| (\w+) \|$", re.MULTILINE)
+ERRORS = {error.__name__: error for error in (NotImplementedError, TypeError)}
+X, W = jnp.ones((3, 4)), jnp.ones((4, 4)) / 8
+FORMS: dict[str, list[Any]] = {
+    "plain": [
+        lambda x: jaxbw.matmul(x, W),
+        lambda x: jaxbw.dot_general(x, W, (((1,), (1,)), ((), ()))),
+    ],
+    "with an epilogue": [
+        lambda x: jaxbw.matmul(x, W, alpha=2),
+        lambda x: jaxbw.gated_matmul(x, W, W),
+    ],
+}
+
+
+def test_the_table_has_rows() -> None:
+    assert len(ROWS.findall(PAGE.read_text())) == 19
+
+
+@pytest.mark.parametrize(("call", "plain", "fused"), ROWS.findall(PAGE.read_text()))
+def test_what_works(call: str, plain: str, fused: str) -> None:
+    for says, forms in zip((plain, fused), FORMS.values(), strict=True):
+        for form in forms:
+            scope = {"jax": jax, "f": form, "x": X}
+            if says == "yes":
+                eval(call, scope)
+            else:
+                with pytest.raises(ERRORS[says]):
+                    eval(call, scope)

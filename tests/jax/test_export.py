@@ -94,6 +94,31 @@ def test_for_cuda_on_a_cpu(name: str, family: str, operand: Operand) -> None:
     jax.tree.map(np.testing.assert_array_equal, both.call(x, w), jax.jit(FUNCTIONS[name])(x, w))
 
 
+def test_the_gradient_comes_along_for_cuda(family: str, operand: Operand) -> None:
+    x, w = operand((24, K)), operand((K, N), number=1)
+    there = exported(fused, x, w, platforms=("cuda",), vjp_order=1)
+    # The forward kernel again, for what the gradient looks at, and a product for each operand.
+    assert there.vjp().mlir_module().count(f"@{TARGET}") == 3
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_over_two_devices(local: bool, operand: Operand) -> None:
+    """Inside a shard_map kernels serve each device's part, in what is exported, too."""
+    mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.PartitionSpec("x")
+    sharding = jax.sharding.NamedSharding(mesh, split)
+    x = jax.ShapeDtypeStruct((64, K), jnp.bfloat16, sharding=sharding)
+    product: Any = jaxbw.matmul
+    if local:
+        in_specs = (split, jax.sharding.PartitionSpec())
+        product = jax.shard_map(jaxbw.matmul, mesh=mesh, in_specs=in_specs, out_specs=split)
+    with jaxbw.target("H200"):
+        there = exported(product, x, operand((K, N)), platforms=("cuda",))
+    assert there.nr_devices == 2
+    if local:
+        assert there.mlir_module().count(f"@{TARGET}") == 1
+
+
 def test_symbolic_sizes_are_xlas(family: str, operand: Operand) -> None:
     """A kernel is chosen for sizes; a program that has none does without."""
     w = operand((K, N), number=1)

@@ -412,6 +412,24 @@ def test_vmap_is_one_launch(
     assert "stablehlo.while" not in text
 
 
+@pytest.mark.parametrize("batched", ["bias", "bias and x"])
+def test_a_batched_bias_is_xlas_and_the_product_one_launch(
+    batched: str, family: str, cuda_hlo: Lower, custom_calls: Calls
+) -> None:
+    def fused(x: Any, w: Any, bias: Any) -> Any:
+        return jaxbw.matmul(x, w, bias=bias, activation="gelu")
+
+    x_axis = 0 if "x" in batched else None
+    shapes = stacked(X, x_axis), W, (4, W[1])
+    text = cuda_hlo(
+        jax.vmap(fused, (x_axis, None, 0)),
+        *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes),
+    )
+    (call,) = custom_calls(text)
+    assert "has_bias = 0" in call
+    assert "stablehlo.while" not in text
+
+
 def stacked(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
     """The shape of four arrays of a shape along a new dimension."""
     return shape if axis is None else (*shape[:axis], 4, *shape[axis:])

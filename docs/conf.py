@@ -30,6 +30,7 @@ autodoc_member_order = "bysource"
 # Pages in their order; a caption over each group.
 NAVIGATION = {
     "Use": [
+        "docs/getting_started",
         "docs/selection",
         "docs/tuning",
         "docs/transformations",

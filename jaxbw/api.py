@@ -15,7 +15,7 @@ from jaxbw.arguments import EpilogueArguments, ProductArguments
 from jaxbw.epilogue import Epilogue
 from jaxbw.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw.primitives import dot_general as plain
-from jaxbw.primitives import serve
+from jaxbw.primitives import originals, serve
 from jaxbw.problem import DimensionNumbers, GemmProblem, Operands, describe, reduce_dot_general
 from jaxbw.selection import devices
 from jaxbw.selection.config import GemmConfig
@@ -97,7 +97,7 @@ def matmul(
     given = arguments.product(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
-    result: jax.Array = _matmul(given, terms, False, operands)
+    result: jax.Array = _matmul(given, terms, False, originals.untransposed(operands))
     return result
 
 
@@ -145,7 +145,7 @@ def gated_matmul(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
     terms = EpilogueArguments(activation=activation)
-    result: jax.Array = _matmul(given, terms, recompute, operands)
+    result: jax.Array = _matmul(given, terms, recompute, originals.untransposed(operands))
     return result
 
 
@@ -170,8 +170,8 @@ def dot_general(
     """`jax.lax.dot_general`, on a hand-written kernel where one fits.
 
     A drop-in for Flax's `dot_general=` and for `jnp.einsum(_dot_general=)`. Operands whose
-    contracting dimensions lie together, before or after the other ones, are read in place. The
-    epilogue is that of `matmul`.
+    contracting dimensions lie together, before or after the other ones, are read in place; so are
+    transpositions of such, under `jit`. The epilogue is that of `matmul`.
 
     Args:
       lhs, rhs: arrays of any rank and of any dtype that `lax.dot_general` takes.
@@ -205,7 +205,7 @@ def dot_general(
     given = arguments.product(
         call, dims, precision, preferred_element_type, out_sharding, implementation, config
     )
-    product: jax.Array = _dot_general(given, terms, operands)
+    product: jax.Array = _dot_general(given, terms, originals.untransposed(operands))
     return product
 
 
@@ -294,6 +294,7 @@ def _matmul(
     given: ProductArguments, terms: EpilogueArguments, recompute: bool, operands: Operands
 ) -> jax.Array:
     """`jnp.matmul` with an epilogue, of arrays."""
+    operands = originals.transposed(operands)
     call, lhs, rhs = given.call, operands.lhs, operands.rhs
     epilogue = arguments.epilogue(call, operands, terms)
     plan = plan_matmul(call, lhs, rhs)
@@ -315,6 +316,7 @@ def _dot_general(
     given: ProductArguments, terms: EpilogueArguments, operands: Operands
 ) -> jax.Array:
     """`lax.dot_general` with an epilogue, of arrays."""
+    operands = originals.transposed(operands)
     epilogue = arguments.epilogue(given.call, operands, terms)
     params = arguments.product_params(given)
     result: jax.Array = _product(given.call, operands, epilogue, params)
@@ -348,6 +350,10 @@ def _product(
     recompute: bool = False,
 ) -> Any:
     """A dot_general with an epilogue: checked, and bound to the primitive that it needs."""
+    operands, dims = originals.read_in_place(
+        operands, params["dimension_numbers"], params["config"]
+    )
+    params = {**params, "dimension_numbers": dims}
     # Here, so that the operands of a fused product vary over the same mesh axes as its cotangents.
     operands = Operands.of(epilogue, compat.insert_reshard(*operands.given()))
     if not epilogue.is_identity or params["implementation"] is not None:

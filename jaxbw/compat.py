@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
 from jax._src.lax import parallel as _parallel
@@ -102,6 +103,60 @@ def vmapped_sharding(axis_data: Any, out_sharding: Any, dimension: int) -> Any:
     if out_sharding is None:
         return None
     return _batching.get_sharding_for_vmap(axis_data, out_sharding, dimension)
+
+
+# Calls whose function is their "jaxpr": from jax 0.12 on also the tangents of inlined functions.
+_CALLS = ("jit", "pjit", "vjp_node[jit]")
+
+
+def before_transposition(x: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """The array that x is a transposition of, as the trace in progress knows, and the permutation.
+
+    What is differentiated or mapped is looked into. x itself and None where no transposition is
+    known: always outside of `jit`.
+    """
+    if not isinstance(x, jax.core.Tracer):
+        return x, None
+    if isinstance(x, _batching.BatchTracer):
+        return _before_batched_transposition(x)
+    if isinstance(x, _ad.JVPTracer | _ad.LinearizeTracer):
+        primal, permutation = before_transposition(x.primal)
+        if permutation is None:
+            return x, None
+        tangent, tangent_permutation = before_transposition(x.tangent)
+        if tangent_permutation != permutation:
+            return _lax.transpose(x, np.argsort(permutation).tolist()), permutation
+        return type(x)(x._trace, primal, tangent), permutation
+    equation: Any = getattr(x, "parent", None)
+    permutation = None if equation is None else _permutation(equation)
+    if permutation is None:
+        return x, None
+    original, before = before_transposition(equation.in_tracers[0])
+    return original, permutation if before is None else tuple(before[i] for i in permutation)
+
+
+def _permutation(equation: Any) -> tuple[int, ...] | None:
+    """What an equation transposes by, if that is all it does; also in a function of its own."""
+    if equation.primitive is _lax.transpose_p:
+        return tuple(equation.params["permutation"])
+    if equation.primitive.name not in _CALLS:
+        return None
+    called = equation.params["jaxpr"]
+    if len(called.eqns) != 1:
+        return None
+    (inner,) = called.eqns
+    is_all = (inner.invars, inner.outvars) == (called.jaxpr.invars, called.jaxpr.outvars)
+    return _permutation(inner) if is_all else None
+
+
+def _before_batched_transposition(x: Any) -> tuple[Any, tuple[int, ...] | None]:
+    value, permutation = before_transposition(x.val)
+    if permutation is None or x.batch_dim is None:
+        return x, None
+    mapped = permutation[x.batch_dim]
+    own = (dim for i, dim in enumerate(permutation) if i != x.batch_dim)
+    original = _batching.BatchTracer(x._trace, value, mapped, x.source_info)
+    return original, tuple(dim - (dim > mapped) for dim in own)
 
 
 def dot_general_type(lhs: Any, rhs: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:

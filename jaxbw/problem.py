@@ -208,6 +208,13 @@ def reduce_dot_general(
     return Reduction(problem, lhs_view, rhs_view, batch + m_dims + n_dims)
 
 
+def is_read_in_place(shape: Sequence[int], contract: Sequence[int], batch: Sequence[int]) -> bool:
+    """Whether an operand needs no copy, so far as its own dimensions decide it."""
+    free = _others(len(shape), contract, batch)
+    view, _ = _view(shape, batch, free, sorted(contract))
+    return view.permutation is None
+
+
 def _others(rank: int, *taken: Sequence[int]) -> list[int]:
     used = {i for dims in taken for i in dims}
     return [i for i in range(rank) if i not in used]
@@ -220,6 +227,8 @@ def _view(
 
     Dimensions of size 1 lie wherever it suits. Of an operand without a contraction the other
     dimension is the contiguous one (MN-major), else TMA would have to read rows of one element.
+    A copy keeps what is innermost: it moves whole rows, and a product that contracts the other
+    dimension, as of a gradient, needs the same copy.
     """
 
     def extent(dims: Sequence[int]) -> int:
@@ -241,5 +250,7 @@ def _view(
     for is_k_major, (permutation, view) in preferred:
         if permutation == in_place:
             return OperandView(squeezed, None, view), is_k_major
-    is_k_major, (permutation, view) = preferred[0]
+    own = [i for i in (*free, *contract) if shape[i] != 1]
+    is_k_major = bool(own) and max(own) in contract
+    permutation, view = k_major if is_k_major else mn_major
     return OperandView(squeezed, permutation, view), is_k_major

@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching
 from jaxbw import compat
 from jaxbw.primitives import serve
 from jaxbw.primitives.gemm import gemm
+from jaxbw.primitives.originals import read_in_place
 from jaxbw.primitives.transposition import backward_params, kept, transposition
 from jaxbw.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
 from jaxbw.selection.config import GemmConfig
@@ -41,7 +42,8 @@ def dot_general(
     tuned: TunedProducts | None = None,
 ) -> Any:
     """Binds the primitive. Every argument is canonical already."""
-    lhs, rhs = compat.insert_reshard(lhs, rhs)
+    operands, dimension_numbers = read_in_place(Operands(lhs, rhs), dimension_numbers, config)
+    lhs, rhs = compat.insert_reshard(operands.lhs, operands.rhs)
     return dot_general_p.bind(
         lhs,
         rhs,

@@ -52,6 +52,71 @@ def test_convert_element_type() -> None:
     assert not jax.typeof(compat.convert_element_type(weak, MATRIX.dtype, False)).weak_type
 
 
+TRACED: dict[str, Any] = {
+    "jit": lambda f: f,
+    "grad": lambda f: jax.grad(lambda x: f(x).sum()),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(lambda x: f(x).sum())),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+    "jvp of grad": lambda f: lambda x: jax.jvp(jax.grad(lambda x: f(x).sum()), (x,), (x,)),
+    "vmap": lambda f: jax.vmap(f, 2, 2),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(lambda x: f(x).sum())),
+    "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f, 2, 2)(x).sum()),
+}
+TRANSPOSED: dict[str, Any] = {
+    "once": (lambda x: x.transpose(1, 2, 0), (1, 2, 0)),
+    "twice": (lambda x: jnp.swapaxes(x.transpose(1, 2, 0), 0, 1), (2, 1, 0)),
+    "called": (lambda x: jax.jit(jnp.transpose)(x), (2, 1, 0)),
+}
+
+
+@pytest.mark.parametrize(
+    ("traced", "case"),
+    [
+        (traced, case)
+        for traced in TRACED
+        for case in TRANSPOSED
+        if case != "called" or not ("jvp" in traced or "vmap" in traced)  # which call another one
+    ],
+)
+def test_before_transposition(traced: str, case: str) -> None:
+    transposed, permutation = TRANSPOSED[case]
+
+    def untransposed(x: Any) -> Any:
+        original, found = compat.before_transposition(transposed(x))
+        assert found == permutation
+        return original**3
+
+    shape = (2, 3, 4, 5) if "vmap" in traced else (2, 3, 4)
+    x = jnp.arange(np.prod(shape), dtype=jnp.float32).reshape(shape)
+    lowered = jax.jit(TRACED[traced](untransposed)).lower(x)
+    assert "stablehlo.transpose" not in lowered.as_text()
+    expected = jax.jit(TRACED[traced](lambda x: x**3))(x)
+    jax.tree.map(np.testing.assert_array_equal, lowered.compile()(x), expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x,
+        lambda x: x.T + 1,
+        lambda x: jax.jit(lambda x: x.T + 1)(x),
+        lambda x: jax.jit(lambda x: x.T + x)(x),
+        lambda x: jax.lax.scan(lambda _, x: (None, x.T), None, x)[1],
+        jax.checkpoint(lambda x: x.T),
+    ],
+)
+def test_what_is_not_known_to_be_transposed(function: Any) -> None:
+    cube = jnp.ones((2, 2, 2))
+    assert compat.before_transposition(cube.T)[1] is None
+
+    def seen(x: Any) -> Any:
+        y = function(x)
+        assert compat.before_transposition(y) == (y, None)
+        return y
+
+    jax.jit(seen).trace(cube)
+
+
 def test_dot_general_type_and_product() -> None:
     wide = jnp.ones((2, 3), jnp.bfloat16)
     aval, effects = compat.dot_general_type(

@@ -1,6 +1,6 @@
 """jaxbw.dot_general against lax.dot_general, over dimension numbers of every kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hypothesis
@@ -19,13 +19,19 @@ Operand = Callable[..., Any]
 
 
 @st.composite
-def products(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
-    """Shapes and dimension numbers of a dot_general; the dimensions of an operand lie anyhow."""
-    sizes = st.integers(0, 4)
-    batch, contract = (draw(st.lists(sizes, max_size=2)) for _ in range(2))
+def products(
+    draw: st.DrawFn, sizes: Sequence[int] = (0, 1, 2, 3, 4), least: int = 0
+) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
+    """Shapes and dimension numbers of a dot_general; the dimensions of an operand lie anyhow.
+
+    There are `least` dimensions or more to contract and to keep, of either operand.
+    """
+    size = st.sampled_from(sizes)
+    batch = draw(st.lists(size, max_size=2))
+    contract = draw(st.lists(size, min_size=least, max_size=2))
     shapes, dims = [], []
     for _ in range(2):
-        free = draw(st.lists(sizes, max_size=2))
+        free = draw(st.lists(size, min_size=least, max_size=2))
         extents = [*batch, *contract, *free]
         order = draw(st.permutations(range(len(extents))))
         shapes.append(tuple(extents[i] for i in order))

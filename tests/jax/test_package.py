@@ -35,6 +35,7 @@ LAYERS = [
     "jaxbw.primitives.dot_general",
     "jaxbw.primitives.serve",
     "jaxbw.primitives.gemm",
+    "jaxbw.primitives.originals",
     "jaxbw.primitives.transposition",
     "jaxbw.primitives",
     "jaxbw.selection.select",

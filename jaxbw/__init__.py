@@ -13,6 +13,7 @@ except ImportError as error:
     ) from error
 
 from jaxbw import checkpoint_policies
+from jaxbw import log as _log
 from jaxbw.api import dot_general, explain, gated_matmul, matmul
 from jaxbw.batch_invariance import batch_invariant
 from jaxbw.collective import collective_matmul
@@ -43,4 +44,5 @@ __all__ = [
 
 __version__ = _metadata.version("jaxbw")
 
+_log.set_up()
 _register()

@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxbw import compat
+from jaxbw import compat, log
 from jaxbw.problem import GemmProblem, Reduction, describe
 from jaxbw.selection import devices, manifest
 from jaxbw.selection.config import GemmConfig
@@ -110,19 +110,21 @@ def lower(
             for name in implementation
             if name == "xla" or name in _SERVED.get(platform or "", ())
         )
-    if names == () or (names is None and platform != "cuda"):
+    none_here = platform != "cuda" if names is None else set(names) <= {"xla"}
+    if none_here and implementation != ("xla",):
         reason = _elsewhere(implementation or ())
-        return _lower_to_xla(ctx, operands, on_xla, implementation, reason)
+        return _lower_to_xla(ctx, operands, reduction, on_xla, implementation, reason)
     if not compat.is_one_device(ctx):
         reason = (
             "the program is partitioned over several devices, and a kernel would gather its "
             "operands; call it inside jax.shard_map over every mesh axis"
         )
-        return _lower_to_xla(ctx, operands, on_xla, implementation, reason)
+        return _lower_to_xla(ctx, operands, reduction, on_xla, implementation, reason)
 
     reduced = reduction()
     device = device_for(names, target)
     choice = choose(reduced.problem, names, config, device, tuned, "jaxbw")
+    log.once(choice.summary)
     if choice.implementation == "xla":
         if implementation is None and target is None:
             _warn_once(device)
@@ -131,9 +133,9 @@ def lower(
 
 
 def _elsewhere(names: Sequence[str]) -> str:
-    """Where the implementations would run that do not run on this platform."""
+    """Where the implementations would run that do not run on this platform; () is free choice."""
     places = []
-    if any(name in FAMILIES for name in names):
+    if not names or any(name in FAMILIES for name in names):
         places.append("the kernels run on CUDA")
     if any(name in EMULATED for name in names):
         places.append("the emulator runs on the CPU")
@@ -143,6 +145,7 @@ def _elsewhere(names: Sequence[str]) -> str:
 def _lower_to_xla(
     ctx: Any,
     operands: Sequence[Any],
+    reduction: Callable[[], Reduction],
     on_xla: Callable[..., Any],
     implementation: tuple[str, ...] | None,
     reason: str,
@@ -153,6 +156,7 @@ def _lower_to_xla(
         raise NotImplementedError(
             f"jaxbw(implementation={names!r}): {product}: {reason}.\n{WAY_OUT}"
         )
+    log.once(lambda: f"{reduction().problem}: xla: {reason}")
     return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
 
 

@@ -68,6 +68,14 @@ class Choice:
         """How often the product fills the device with work items; None for XLA."""
         return None if self.cost is None else self.cost.waves
 
+    def summary(self) -> str:
+        """What serves the product, how and why, in a line."""
+        text = f"{self.problem}: {self.implementation}"
+        if self.kernel is not None:
+            text += f" on {self.device}, {self.kernel}, {self.config}"
+        text += f": {self.reason}"
+        return "; ".join([text, *(f"refused {refusal}" for refusal in self.refused)])
+
     def __str__(self) -> str:
         lines = [
             self.problem,
@@ -131,7 +139,9 @@ def select(
             chosen: Choice | Refusal | None = None
             if tuned is not None and not batch_invariant:
                 chosen = _measured(sized, on, family, kernels, tuned)
-            if chosen is None:
+            if isinstance(chosen, Refusal):
+                refused.append(chosen)
+            if not isinstance(chosen, Choice):
                 chosen = _chosen(sized, on, family, kernels, batch_invariant)
         else:
             chosen = _given(sized, on, family, config, kernels)
@@ -295,14 +305,14 @@ def _measured(
     family: str,
     kernels: Sequence[Kernel],
     tuned: TunedProducts,
-) -> Choice | None:
-    """What the user's table has for a product; None where that is nothing that can be launched."""
+) -> Choice | Refusal | None:
+    """What the user's table has for a product, if it can be launched; None where it has nothing."""
     entry = tuned.find(problem, device)
     if entry is None:
         return None
     chosen = _given(problem, device, family, entry.config, kernels)
     if isinstance(chosen, Refusal):
-        return None
+        return Refusal(f"{family} as {tuned.source} has it", chosen.reason)
     reason = (
         f"measured the fastest of {entry.configurations} configurations, {entry.us:.2f} us, "
         f"by {tuned.source}"

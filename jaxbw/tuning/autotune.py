@@ -1,6 +1,5 @@
 """`jaxbw.autotune`: measures the products of a function, and writes what is fastest."""
 
-import logging
 import math
 from collections.abc import Callable
 from os import PathLike
@@ -9,14 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxbw.log import LOGGER
 from jaxbw.selection import devices
 from jaxbw.selection.devices import Device
 from jaxbw.tuning import find, session
 from jaxbw.tuning.launching import Bench, Gpu
 from jaxbw.tuning.measure import Effort
 from jaxbw.tuning.session import Outcome
-
-_log = logging.getLogger("jaxbw")
 
 
 def autotune(
@@ -68,7 +66,7 @@ def autotune(
     outcomes: list[Outcome] = []
 
     def report(outcome: Outcome) -> None:
-        _log.info("%s", outcome)
+        LOGGER.info("%s", outcome)
         outcomes.append(outcome)
 
     if session.missing(problems, device, path):

@@ -60,6 +60,7 @@ LAYERS = [
     "jaxbw.problem",
     "jaxbw.epilogue",
     "jaxbw.compat",
+    "jaxbw.log",
     "jaxbw._native",
 ]
 

@@ -157,7 +157,10 @@ def test_an_entry_that_cannot_be_launched_is_passed_over(tmp_path: Path) -> None
     plain = jaxbw.explain(X, W, device="H200")
     add(tmp_path / "t.json", entry(config=GemmConfig(128, 96)))
     with jaxbw.use_tuned(tmp_path / "t.json"):
-        assert jaxbw.explain(X, W, device="H200") == plain
+        found = jaxbw.explain(X, W, device="H200")
+    (refusal,) = found.refused
+    assert str(refusal).startswith(f"sm90 as {tmp_path}/t.json has it: ")
+    assert replace(found, refused=()) == plain
 
 
 # --- the environment variable

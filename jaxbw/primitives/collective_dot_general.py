@@ -96,7 +96,7 @@ def _batch(axis_data: Any, operands: Any, batched: Any, **params: Any) -> Any:
         return collective_dot_general(lhs, rhs, **params), None
     ring: Ring = params.pop("ring")
     dims, result = batched_dimension_numbers(
-        (lhs.ndim, rhs.ndim), batched, params.pop("dimension_numbers")
+        (np.ndim(lhs), np.ndim(rhs)), batched, params.pop("dimension_numbers")
     )
     new = {"lhs": batched[0], "rhs": batched[1], "out": result}[ring.array]
     ring = replace(ring, dimension=ring.dimension + (new is not None and ring.dimension >= new))

@@ -127,7 +127,7 @@ def _batch(axis_data: Any, operands: Any, batched: Any, **params: Any) -> Any:
     if all(axis is None for axis in batched):
         return dot_general(lhs, rhs, **params), None
     dims, result = batched_dimension_numbers(
-        (lhs.ndim, rhs.ndim), batched, params.pop("dimension_numbers")
+        (np.ndim(lhs), np.ndim(rhs)), batched, params.pop("dimension_numbers")
     )
     params["out_sharding"] = compat.vmapped_sharding(axis_data, params["out_sharding"], result)
     return dot_general(lhs, rhs, dims, **params), result

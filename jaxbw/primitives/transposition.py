@@ -44,6 +44,8 @@ class Transposition:
         """The cotangent of x, of the product and the type of x."""
         if list(self.axes) != sorted(self.axes):
             product = lax.transpose(product, np.argsort(self.axes).tolist())
+        if np.iscomplexobj(product) and not np.issubdtype(x.dtype, np.complexfloating):
+            product = lax.real(product)  # the other operand was complex
         if product.dtype != x.dtype:
             product = compat.convert_element_type(product, x.dtype, x.weak_type)
         return product

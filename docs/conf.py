@@ -45,7 +45,7 @@ NAVIGATION = {
         "docs/static-report",
         "docs/architecture",
     ],
-    "Development": ["CONTRIBUTING", "CHANGELOG"],
+    "Development": ["CONTRIBUTING", "docs/adding_a_configuration", "CHANGELOG"],
 }
 
 _listed = {page for pages in NAVIGATION.values() for page in pages}

@@ -125,7 +125,9 @@ def test_shell_blocks_name_what_exists() -> None:
                     assert command in ("pytest", "python"), f"{block.place}: {line}"
                     if arguments[:2] == ["-m", "jaxbw"]:
                         cli.parser().parse_args(arguments[2:])
-                    files = [a for a in arguments if a.endswith(".py")]
+                    files = [a for a in arguments if a.endswith(".py") or a.startswith("tests/")]
+                    if command == "python" and arguments[0] == "-m" and arguments[1] != "jaxbw":
+                        files.append(arguments[1].replace(".", "/") + ".py")
                     assert all((ROOT / file).exists() for file in files), f"{block.place}: {line}"
 
 

@@ -36,6 +36,7 @@ NAVIGATION = {
         "docs/transformations",
         "docs/emulator",
         "docs/numerics",
+        "docs/sharding",
         "docs/errors",
         "docs/api",
     ],

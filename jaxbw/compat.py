@@ -4,6 +4,7 @@ Each has a test in tests/jax/test_compat.py. Works on jax 0.10 to 0.12. Nothing 
 anything about matrix products.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -13,9 +14,11 @@ import numpy as np
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src.interpreters import ad as _ad
+from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
 from jax._src.lax import parallel as _parallel
+from jax._src.lib import xla_client as _xla_client  # type: ignore[attr-defined]
 from jax._src.numpy import util as _numpy_util
 from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_sharding
 from jax.extend.core import Primitive
@@ -206,6 +209,100 @@ def is_one_device(ctx: Any) -> bool:
     if mesh is not None:
         return mesh.size == 1 or set(axis_context.manual_axes) == set(mesh.axis_names)
     return getattr(axis_context, "num_devices", 1) == 1
+
+
+def partly_manual_mesh(ctx: Any) -> tuple[tuple[int, bool], ...] | None:
+    """Size of each mesh axis, and whether it is manual, inside a `shard_map` over some axes.
+
+    None elsewhere.
+    """
+    axis_context = ctx.module_context.axis_context
+    manual = getattr(axis_context, "manual_axes", None)
+    if not manual:
+        return None
+    return tuple((size, name in manual) for name, size in axis_context.mesh.shape.items())
+
+
+def auto_mesh(ctx: Any) -> jax.sharding.AbstractMesh:
+    """The mesh there, for sharding constraints: Auto in all axes that are not manual."""
+    axis_context = ctx.module_context.axis_context
+    mesh, types = axis_context.mesh, jax.sharding.AxisType
+    kinds = (types.Manual if x in axis_context.manual_axes else types.Auto for x in mesh.axis_names)
+    return jax.sharding.AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=tuple(kinds))
+
+
+def partition_refusal(ctx: Any) -> str | None:
+    """Why XLA's partitioner could not be asked about an operation; None where it can."""
+    if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
+        return "XLA partitions this program by GSPMD; leave jax_use_shardy_partitioner on"
+    if any(getattr(x.sharding.spec, "unreduced", None) for x in (*ctx.avals_in, *ctx.avals_out)):
+        return "an array is unreduced; kernels sum over the devices at once"
+    return None
+
+
+def register_partitioner(target: str, partition: Callable[..., Any]) -> None:
+    """Has XLA ask `partition` what a device does of a custom call, on the CPU and in plugins.
+
+    Args:
+      partition: of shapes and shardings of the operands, shape and sharding of the results, and the
+        call's text, to StableHLO bytecode, shardings of the operands, sharding of the results.
+    """
+    register = partial(
+        _xla_client.register_custom_call_partitioner,
+        name=target,
+        prop_user_sharding=_not_asked,
+        partition=partition,
+        infer_sharding_from_operands=_not_asked,
+    )
+    register()
+    _xla_bridge.register_plugin_callbacks(register)
+
+
+def _not_asked(*_: Any) -> None:
+    """GSPMD's propagation would ask this; Shardy's has a rule."""
+
+
+def tile_assignment(sharding: Any) -> np.ndarray | None:
+    """The device of each tile of an XLA sharding; None where all devices have the whole array.
+
+    Dimensions behind those of the array are of replicas.
+
+    Raises:
+      ValueError: no such sharding.
+    """
+    if sharding is None or sharding.is_replicated():
+        return None
+    replicas = {_xla_client.OpSharding.Type.REPLICATED}
+    if not sharding.is_tiled() or not replicas.issuperset(sharding.subgroup_types()):
+        raise ValueError(f"jaxbw: a product of an array that is sharded {sharding}")
+    dims: list[int] = sharding.tile_assignment_dimensions()
+    return np.asarray(sharding.tile_assignment_devices()).reshape(dims)
+
+
+def hlo_sharding(axes: Sequence[int], tiling: Sequence[Sequence[int]]) -> Any:
+    """An XLA sharding.
+
+    Args:
+      axes: the sizes of the digits of a device's number.
+      tiling: for each dimension of the array those that divide it.
+    """
+    used = [axis for dim in tiling for axis in dim]
+    others = [axis for axis in range(len(axes)) if axis not in used]
+    if not used:
+        return _xla_client.HloSharding.replicate()
+    tiles = [math.prod(axes[axis] for axis in dim) for dim in (*tiling, others)]
+    replicas = _xla_client.OpSharding.Type.REPLICATED
+    return _xla_client.HloSharding.iota_tile(
+        dims=tiles,
+        reshape_dims=list(axes),
+        transpose_perm=[*used, *others],
+        subgroup_types=[replicas],
+    )
+
+
+def hlo_tuple_sharding(shape: Any, shardings: Sequence[Any]) -> Any:
+    """The XLA sharding of a tuple."""
+    return _xla_client.HloSharding.tuple_sharding(shape, list(shardings))
 
 
 def cupti_start() -> None:

@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jaxbw import compat
-from jaxbw.primitives import serve
+from jaxbw.primitives import partitioning, serve
 from jaxbw.primitives.gemm import gemm
 from jaxbw.primitives.originals import read_in_place
 from jaxbw.primitives.transposition import backward_params, kept, transposition
@@ -162,6 +162,7 @@ def _lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) ->
         partial(reduction, ctx.avals_in, ctx.avals_out, params),
         on_kernel,
         on_xla,
+        partial(partitioning.lower, dot_general_p, params),
         platform=platform,
         implementation=params["implementation"],
         config=params["config"],
@@ -170,5 +171,11 @@ def _lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) ->
     )
 
 
+def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) -> Sequence[Any]:
+    product = dot_general(*shards, **params)
+    return [product if total is None else total(product)]
+
+
 dot_general_p.def_effectful_abstract_eval(_abstract_eval)
 serve.register(dot_general_p, _lower)
+partitioning.register(dot_general_p, _local)

@@ -17,7 +17,7 @@ from jax.interpreters import batching
 
 from jaxbw import compat
 from jaxbw.epilogue import Epilogue, evaluate, wide_dtype
-from jaxbw.primitives import serve
+from jaxbw.primitives import partitioning, serve
 from jaxbw.primitives.dot_general import batched_dimension_numbers, lax_params
 from jaxbw.primitives.dot_general import dot_general as product
 from jaxbw.primitives.gemm import gemm
@@ -265,6 +265,7 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
         partial(reduction, ctx.avals_in, ctx.avals_out, params),
         on_kernel,
         _on_xla(params),
+        partial(partitioning.lower, fused_dot_general_p, params),
         platform=platform,
         implementation=params["implementation"],
         config=params["config"],
@@ -273,5 +274,17 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
     )
 
 
+def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) -> Results:
+    operands = Operands.of(params["epilogue"], shards)
+    if total is None:
+        return fused_dot_general(operands, **params)
+
+    def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
+        return total(product(lhs, rhs, **params))
+
+    return _formula(operands, multiply, **params)
+
+
 fused_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
 serve.register(fused_dot_general_p, _lower)
+partitioning.register(fused_dot_general_p, _local)

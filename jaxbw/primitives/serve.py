@@ -90,6 +90,7 @@ def lower(
     reduction: Callable[[], Reduction],
     on_kernel: Callable[[Reduction, Choice], Callable[..., Any]],
     on_xla: Callable[..., Any],
+    on_devices: Callable[..., Any],
     *,
     platform: str | None,
     implementation: tuple[str, ...] | None,
@@ -101,6 +102,8 @@ def lower(
 
     Args:
       on_kernel, on_xla: give a sequence of results.
+      on_devices: lowers a product that a kernel serves, in a program of several devices: of ctx,
+        operands and platform.
       platform: "cuda", "cpu", or None for any other.
     """
     names = None
@@ -114,12 +117,9 @@ def lower(
     if none_here and implementation != ("xla",):
         reason = _elsewhere(implementation or ())
         return _lower_to_xla(ctx, operands, reduction, on_xla, implementation, reason)
-    if not compat.is_one_device(ctx):
-        reason = (
-            "the program is partitioned over several devices, and a kernel would gather its "
-            "operands; call it inside jax.shard_map over every mesh axis"
-        )
-        return _lower_to_xla(ctx, operands, reduction, on_xla, implementation, reason)
+    is_one_device = compat.is_one_device(ctx)
+    if not is_one_device and (refusal := _partition_refusal(ctx)) is not None:
+        return _lower_to_xla(ctx, operands, reduction, on_xla, implementation, refusal)
 
     reduced = reduction()
     device = device_for(names, target)
@@ -129,7 +129,16 @@ def lower(
         if implementation is None and target is None:
             _warn_once(device)
         return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
+    if not is_one_device:
+        return on_devices(ctx, operands, platform)
     return mlir.lower_fun(on_kernel(reduced, choice), multiple_results=True)(ctx, *operands)
+
+
+def _partition_refusal(ctx: Any) -> str | None:
+    """Why a product cannot be partitioned as `partitioning` does it; None where it can."""
+    if not all(isinstance(extent, int) for x in ctx.avals_in for extent in x.shape):
+        return "a dimension is symbolic, and the program is of several devices"
+    return compat.partition_refusal(ctx)
 
 
 def _elsewhere(names: Sequence[str]) -> str:

@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.lib import xla_client  # type: ignore[attr-defined]
 from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
@@ -287,6 +290,113 @@ def test_is_one_device() -> None:
     )
     partly.trace(sharded).lower(lowering_platforms=("cuda",))
     assert seen == [True, False, True, False]
+
+
+def test_the_mesh_of_a_shard_map_over_some_axes() -> None:
+    seen: list[Any] = []
+    probe = Primitive("probe")
+    probe.def_abstract_eval(lambda x: x)
+
+    def lower(ctx: Any, x: Any) -> Any:
+        found = compat.partly_manual_mesh(ctx)
+        seen.append((found, None if found is None else compat.auto_mesh(ctx).axis_types))
+        return [x]
+
+    mlir.register_lowering(probe, lower)
+    kinds = jax.sharding.AxisType
+    for kind in (kinds.Auto, kinds.Explicit):
+        mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"), axis_types=(kind, kind))
+        rows = jax.sharding.NamedSharding(mesh, PartitionSpec("x"))
+        sharded = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=rows)
+        mapped = jax.shard_map(
+            probe.bind, mesh=mesh, in_specs=rows.spec, out_specs=rows.spec, axis_names={"x"}
+        )
+        for function in (mapped, probe.bind):
+            jax.jit(function).trace(sharded).lower(lowering_platforms=("cuda",))
+    there = (((2, True), (4, False)), (kinds.Manual, kinds.Auto))
+    assert seen == [there, (None, None)] * 2
+
+
+def test_partition_refusal() -> None:
+    seen: list[Any] = []
+    probe = Primitive("probe")
+    probe.def_abstract_eval(lambda x: x)
+
+    def lower(ctx: Any, x: Any) -> Any:
+        seen.append(compat.partition_refusal(ctx))
+        return [x]
+
+    mlir.register_lowering(probe, lower)
+    jax.jit(probe.bind).trace(MATRIX).lower()
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        jax.jit(lambda x: probe.bind(x)).trace(MATRIX).lower()
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+    assert seen[0] is None
+    assert "GSPMD" in seen[1]
+
+
+@pytest.mark.parametrize(
+    ("axes", "tiling", "tiles"),
+    [
+        ((2, 4), ((0,), (1,)), np.arange(8).reshape(2, 4)),
+        ((2, 4), ((1,), ()), np.arange(8).reshape(2, 4).T.reshape(4, 1, 2)),
+        ((2, 4), ((1, 0), ()), np.arange(8).reshape(2, 4).T.reshape(8, 1)),
+        ((2, 4), ((), ()), None),
+    ],
+)
+def test_xla_shardings(axes: Any, tiling: Any, tiles: Any) -> None:
+    sharding = compat.hlo_sharding(axes, tiling)
+    found = compat.tile_assignment(sharding)
+    if tiles is None:
+        assert found is None
+    else:
+        assert found is not None
+        np.testing.assert_array_equal(found.reshape(tiles.shape), tiles)
+    assert compat.tile_assignment(None) is None
+
+
+def test_a_sharding_that_no_product_has() -> None:
+    with pytest.raises(ValueError, match=r"a product of an array that is sharded .*manual"):
+        compat.tile_assignment(xla_client.HloSharding.manual())
+
+
+def test_register_partitioner() -> None:
+    """XLA asks, and does what it is told: here to double the rows that a device has."""
+    asked = []
+
+    def partition(shapes: Any, shardings: Any, shape: Any, sharding: Any, text: bytes) -> Any:
+        asked.append((shapes[0].dimensions(), shape.is_tuple(), text))
+        rows = compat.hlo_sharding((2,), ((0,), ()))
+        local = jax.jit(lambda x: (2 * x, 2 * x))
+        lowered = local.lower(jax.ShapeDtypeStruct((1, 2), jnp.float32))
+        module: Any = lowered.compiler_ir("stablehlo")
+        code = mlir.module_to_bytecode(module)
+        return code, [rows], compat.hlo_tuple_sharding(shape, [rows, rows])
+
+    compat.register_partitioner("jaxbw_test_double", partition)
+    double = Primitive("double")
+    double.multiple_results = True
+    double.def_abstract_eval(lambda x: [x, x])
+    mlir.register_lowering(
+        double,
+        lambda ctx, x: (
+            stablehlo.CustomCallOp(
+                [x.type, x.type],
+                [x],
+                call_target_name=ir.StringAttr.get("jaxbw_test_double"),
+                api_version=mlir.i32_attr(2),
+                backend_config=ir.StringAttr.get("a text"),
+            ).results
+        ),
+    )
+    mesh = jax.make_mesh(
+        (2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:2]
+    )
+    given = jax.device_put(MATRIX, jax.sharding.NamedSharding(mesh, PartitionSpec("x")))
+    np.testing.assert_array_equal(jax.jit(double.bind)(given), [2 * MATRIX, 2 * MATRIX])
+    assert asked == [((2, 2), True, b"a text")]
 
 
 def test_cupti(monkeypatch: pytest.MonkeyPatch) -> None:

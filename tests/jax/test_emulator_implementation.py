@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 import jaxbw
 from jaxbw import GemmConfig, _native
 from jaxbw.primitives.gemm import TARGET
+from jaxbw.primitives.partitioning import TARGET as PARTITIONED
 from jaxbw.selection import manifest
 
 from .epilogues import CASES, arrays, formula, numbers
@@ -423,13 +424,12 @@ def test_other_platforms_are_refused_when_lowered(name: str) -> None:
                 hlo(function, X, W, platform=platform)
 
 
-def test_partitioned_programs_are_refused_and_shard_map_is_the_emulators(name: str) -> None:
+def test_several_devices_have_a_call_to_partition_and_shard_map_has_the_kernel(name: str) -> None:
     mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, PartitionSpec("x"))
     lhs = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=rows)
     strict = functools.partial(jaxbw.matmul, implementation=name)
-    with pytest.raises(NotImplementedError, match="shard_map"):
-        hlo(strict, lhs, W)
+    assert hlo(strict, lhs, W).count(f"@{PARTITIONED}(") == 1
     local = jax.shard_map(
         strict,
         mesh=mesh,

@@ -326,29 +326,21 @@ def test_a_config_is_taken_over(
     ]
 
 
-def test_partitioned_programs_are_xlas_and_shard_map_is_the_kernels(
+def test_inside_a_shard_map_over_every_axis_kernels_see_whole_arrays(
     operand: Operand, custom_calls: Calls
 ) -> None:
-    """XLA would gather the operands of a custom call that it cannot partition."""
+    """Elsewhere in a program of several devices: tests/jax/test_partitioning.py."""
     mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, PartitionSpec("x"))
     lhs = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16, sharding=rows)
     rhs = jax.ShapeDtypeStruct((512, 128), jnp.bfloat16)
-
-    def lower(function: Any) -> str:
-        traced = jax.jit(function).trace(lhs, rhs)
-        return str(traced.lower(lowering_platforms=("cuda",)).as_text())
-
+    local = jax.shard_map(
+        jaxbw.matmul,
+        mesh=mesh,
+        in_specs=(PartitionSpec("x"), PartitionSpec()),
+        out_specs=PartitionSpec("x"),
+    )
     with jaxbw.target("H200"):
-        text = lower(jaxbw.matmul)
-        assert not custom_calls(text)
-        assert "stablehlo.dot_general" in text
-        local = jax.shard_map(
-            jaxbw.matmul,
-            mesh=mesh,
-            in_specs=(PartitionSpec("x"), PartitionSpec()),
-            out_specs=PartitionSpec("x"),
-        )
-        assert len(custom_calls(lower(local))) == 1
-        with pytest.raises(NotImplementedError, match="shard_map"):
-            lower(strict("sm90"))
+        traced = jax.jit(local).trace(lhs, rhs)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert len(custom_calls(text)) == 1

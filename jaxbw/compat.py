@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
-from jax._src.interpreters import ad as _ad
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
 from jax._src.lax import parallel as _parallel

@@ -124,13 +124,13 @@ def lower(
     reduced = reduction()
     device = device_for(names, target)
     choice = choose(reduced.problem, names, config, device, tuned, "jaxbw")
+    if not is_one_device and choice.implementation != "xla":
+        return on_devices(ctx, operands, platform)
     log.once(choice.summary)
     if choice.implementation == "xla":
         if implementation is None and target is None:
             _warn_once(device)
         return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
-    if not is_one_device:
-        return on_devices(ctx, operands, platform)
     return mlir.lower_fun(on_kernel(reduced, choice), multiple_results=True)(ctx, *operands)
 
 

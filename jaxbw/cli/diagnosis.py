@@ -17,6 +17,7 @@ from jaxbw import _native
 from jaxbw.selection import devices, manifest
 from jaxbw.selection.devices import Device
 from jaxbw.selection.kernel_table import Kernel
+from jaxbw.selection.tuned.use import current as current_tuned
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "ml_dtypes", "numpy")
 VARIABLES = (
@@ -25,6 +26,7 @@ VARIABLES = (
 )
 _KERNEL_DRIVER = Path("/proc/driver/nvidia/version")  # there wherever the driver's module is loaded
 _REINSTALL = "pip install --force-reinstall jaxbw, or make build in its sources"
+_TUNE = "name a file that python -m jaxbw tune wrote, or unset JAXBW_TUNED"
 # The first driver branch for CUDA 13: NVIDIA's release notes of CUDA 13.0.
 _DRIVER_BRANCH = {13: 580}
 
@@ -56,6 +58,8 @@ class Facts:
       platforms: what JAX can compute on; or why it cannot, `jax_fault`.
       kernels: how many are installed, by family.
       serving: the family of kernels for the device; None where there are none.
+      tuned: the user's tuned table in use, and how many of its entries are for the device and
+        this version of jaxbw; None without one. `tuned_fault` says what is wrong with it.
       environment: variables that change what jaxbw and JAX do.
     """
 
@@ -70,6 +74,8 @@ class Facts:
     jax_fault: str | None
     kernels: Mapping[str, int]
     serving: str | None
+    tuned: str | None
+    tuned_fault: str | None
     environment: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
@@ -82,6 +88,7 @@ def facts() -> Facts:
     driver = _native.driver_version()
     device = devices.running_device()
     platforms, jax_fault = _platforms()
+    tuned, tuned_fault = _tuned(device)
     counts: dict[str, int] = {}
     for kernel in manifest.kernels():
         counts[kernel.family] = counts.get(kernel.family, 0) + 1
@@ -98,6 +105,8 @@ def facts() -> Facts:
         jax_fault=jax_fault,
         kernels=counts,
         serving=family if family in counts and device and not device.problem else None,
+        tuned=tuned,
+        tuned_fault=tuned_fault,
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
 
@@ -107,6 +116,8 @@ def problems(found: Facts) -> Iterator[Problem]:
     yield from _driver_problems(found)
     yield from _jax_problems(found)
     yield from _kernel_problems(found)
+    if found.tuned_fault is not None:
+        yield Problem(f"every product is refused ({found.tuned_fault})", _TUNE, broken=True)
 
 
 def _driver_problems(found: Facts) -> Iterator[Problem]:
@@ -207,6 +218,20 @@ def _platforms() -> tuple[tuple[str, ...], str | None]:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return (), lines[0]
     return tuple(dict.fromkeys([default, *others])), None
+
+
+def _tuned(device: Device | None) -> tuple[str | None, str | None]:
+    """The user's tuned table, and what is wrong with it."""
+    try:
+        table = current_tuned()
+    except ValueError as error:
+        return None, str(error)
+    if table is None:
+        return None, None
+    text = f"{table.source}: {len(table.entries)} products"
+    if device is not None and device.family is not None:
+        text += f", {table.count(device)} of them for {device.name} and this version of jaxbw"
+    return text, None
 
 
 def _versions() -> Iterator[tuple[str, str]]:

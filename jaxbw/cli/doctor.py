@@ -27,7 +27,9 @@ def run(args: argparse.Namespace) -> Outcome:
     """The command's output; its status is 1 where a test fails, or the installation is damaged."""
     found = diagnosis.facts()
     problems = list(diagnosis.problems(found))
-    verdicts = list(self_test.run(self_test.implementations(found.device, found.platforms)))
+    names = self_test.implementations(found.device, found.platforms)
+    # A table that is none would fail every product, and is told already.
+    verdicts = list(self_test.run(names)) if found.tuned_fault is None else []
     problems += _failures(verdicts)
     text = _json(found, problems, verdicts) if args.json else _text(found, problems, verdicts)
     return Outcome(text, int(any(problem.broken for problem in problems)))
@@ -63,6 +65,8 @@ def _text(found: Facts, problems: Sequence[Problem], verdicts: Sequence[Verdict]
     rows += [("driver", driver if found.driver_problem is None else found.driver_problem)]
     rows += [("GPU", _gpu(gpu)) for gpu in found.gpus] or [("GPU", "none")]
     rows += [("kernels", _kernels(found))]
+    if found.tuned is not None:
+        rows += [("tuned", found.tuned)]
     rows += [("environment", f"{name}={value}") for name, value in found.environment.items()]
     for name in dict.fromkeys(verdict.implementation for verdict in verdicts):
         mine = [verdict for verdict in verdicts if verdict.implementation == name]

@@ -154,6 +154,18 @@ def test_an_installation_without_kernels(copy: Path) -> None:
     assert what == "this installation has no kernels: it was built without them"
 
 
+def test_the_tuned_table_in_use_is_told(tmp_path: Path) -> None:
+    table = tmp_path / "tuned.json"
+    table.write_text('{"format": "jaxbw tuned products", "version": 1, "products": []}')
+    assert f"tuned        {table}: 0 products" in doctor(JAXBW_TUNED=str(table)).stdout
+    table.write_text("{}")
+    done = doctor(JAXBW_TUNED=str(table))
+    assert done.returncode == 1
+    (problem,) = [line for line in done.stdout.splitlines() if line.startswith("Problem: ")]
+    assert f"every product is refused (JAXBW_TUNED: {table} is no tuned table" in problem
+    assert "self-test" not in done.stdout
+
+
 def test_jax_that_does_not_start_is_told() -> None:
     done = doctor(JAX_PLATFORMS="cuda")
     if done.returncode == 0:

@@ -135,9 +135,10 @@ def test_products_of_a_users_function(gpu: MadeUpGpu, capsys: pytest.CaptureFixt
 def test_a_list_needs_no_gpu(tmp_path: Path) -> None:
     (tmp_path / "users_model.py").write_text(MODULE)
     command = [sys.executable, "-m", "jaxbw", "tune", "--from-jaxpr", "users_model:step"]
+    path = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     done = subprocess.run(
         [*command, "--args", "users_model:example", "--list"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"},
+        env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep), "PYTHONSAFEPATH": "1"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -147,7 +148,7 @@ def test_a_list_needs_no_gpu(tmp_path: Path) -> None:
     assert "     1 times gelu(bf16[1,256,128] @ bf16[1,128,512])" in done.stdout
     measuring = subprocess.run(
         [sys.executable, "-P", "-m", "jaxbw", "tune", "64x64x64"],
-        env={"JAX_PLATFORMS": "cpu", "JAXBW_LIBCUDA": "/nowhere", "PATH": ""},
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAXBW_LIBCUDA": "/nowhere"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -159,6 +159,11 @@ class TunedProducts:
         """The entry of a product on a device, of this version of jaxbw; None without one."""
         return self.entries.get((device_key(device), product_key(problem), _jaxbw_version))
 
+    def count(self, device: Device) -> int:
+        """How many entries are for a device, of this version of jaxbw."""
+        mine = (device_key(device), _jaxbw_version)
+        return sum((each.device, each.jaxbw) == mine for each in self.entries.values())
+
 
 def _entries(stored: Any) -> dict[tuple[str, str, str], Entry]:
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:

@@ -152,7 +152,7 @@ def _operand_bar(
     ranks = (others[0].ndim, x.ndim) if of_rhs else (x.ndim, others[0].ndim)
     plan = transposition(ranks, params["dimension_numbers"], of_rhs=of_rhs)
     keywords = {
-        **backward_params(params),
+        **backward_params(params, plan),
         "dimension_numbers": plan.dimension_numbers,
         "out_sharding": plan.sharding(x),
     }

@@ -77,7 +77,7 @@ def _transpose_rule(
         plan.dimension_numbers,
         ring,
         out_sharding=None,
-        **backward_params(params),
+        **backward_params(params, plan),
     )
     return plan.result(product, x.aval)
 

@@ -78,7 +78,7 @@ def _transpose_rule(of_rhs: bool, cotangent: Any, lhs: Any, rhs: Any, **params: 
         *plan.operands(cotangent, y),
         plan.dimension_numbers,
         out_sharding=plan.sharding(x.aval),
-        **backward_params(params),
+        **backward_params(params, plan),
     )
     return plan.result(product, x.aval)
 

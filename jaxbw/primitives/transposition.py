@@ -89,8 +89,10 @@ def kept(rank: int, *taken: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(i for i in range(rank) if not any(i in dims for dims in taken))
 
 
-def backward_params(params: Mapping[str, Any]) -> dict[str, Any]:
+def backward_params(params: Mapping[str, Any], plan: Transposition) -> dict[str, Any]:
     """The parameters of the transposed products, of those of the product.
+
+    Of two precisions the first is that of the cotangent, as lax has it.
 
     Strictness ends here: the products of a cotangent of another dtype (of a float32 result of
     bfloat16 operands) are XLA's. A given configuration is for the product that it was given for;
@@ -100,8 +102,11 @@ def backward_params(params: Mapping[str, Any]) -> dict[str, Any]:
     if implementation is not None and "xla" not in implementation:
         implementation = (*implementation, "xla")
     invariant = config is not None and config.batch_invariant
+    precision = params["precision"]
+    if type(precision) is tuple and not plan.cotangent_first:
+        precision = precision[::-1]
     return {
-        "precision": params["precision"],
+        "precision": precision,
         "preferred_element_type": params["preferred_element_type"],
         "implementation": implementation,
         "config": GemmConfig(batch_invariant=True) if invariant else None,

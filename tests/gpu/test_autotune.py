@@ -36,7 +36,9 @@ def test_what_is_tuned_is_right_and_stays_so(tmp_path: Path) -> None:
     expected = np.asarray(jax.jit(step)(x, w), np.float32)
     with jaxbw.use_tuned(path):
         found = np.asarray(jax.jit(step)(x, w), np.float32)
-        assert "measured the fastest" in jaxbw.explain(y, w.T).reason
+        by_columns = (((1,), (1,)), ((), ()))
+        choice = jaxbw.explain(y, w, dimension_numbers=by_columns)
+        assert "measured the fastest" in choice.reason
     # Sums in another order, rounded to bfloat16: half a unit of either, of the largest element.
     assert np.abs(found - expected).max() <= 2.0**-7 * np.abs(expected).max()
     assert jaxbw.autotune(step, x, w, path=path) == []

@@ -1,0 +1,39 @@
+"""The help of every command, and the examples in it."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from jaxbw.cli import compare
+from jaxbw.cli.main import COMMANDS, main, parser
+
+EXAMPLES = [*(line for each in COMMANDS.values() for line in each.EXAMPLES), *compare.EXAMPLES]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_is_what_can_be_typed(example: str) -> None:
+    python, *arguments = shlex.split(example)
+    assert (python, *arguments[:2]) == ("python", "-m", "jaxbw")
+    parser().parse_args(arguments[2:])
+
+
+@pytest.mark.parametrize("command", [*([name] for name in COMMANDS), ["bench", "compare"]])
+def test_the_help_of_a_command_has_examples(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*command, "-h"])
+    assert end.value.code == 0
+    told = capsys.readouterr().out
+    assert f"examples:\n  python -m jaxbw {' '.join(command)}" in told
+
+
+def test_the_help_lists_the_commands() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "jaxbw", "-h"], capture_output=True, text=True, check=True
+    )
+    for name, command in COMMANDS.items():
+        assert name in done.stdout
+        assert command.SUMMARY[:40] in " ".join(done.stdout.split())

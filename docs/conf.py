@@ -7,6 +7,7 @@ along as downloads.
 
 import re
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -77,6 +78,15 @@ def _complete(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = "---\norphan: true\n---\n" + source[0]
 
 
+def _from_markdown(app: Sphinx, *args: Any) -> None:
+    """Our docstrings' plural of code, and their indented code, as reStructuredText has them."""
+    lines: list[str] = args[-1]
+    text = re.sub(r"(`[^`\n]+`)(?=\w)", r"\1\\ ", "\n".join(lines))
+    text = re.sub(r"^(\S.*\n)\n(?=    \S)", r"\1\n::\n\n", text, flags=re.MULTILINE)
+    lines[:] = text.split("\n")
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _complete)
+    app.connect("autodoc-process-docstring", _from_markdown, priority=400)  # before napoleon

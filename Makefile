@@ -8,10 +8,12 @@
 #   make docs    the documentation as a site, build/site/index.html; warnings are errors
 #   make cross   compile the extension for aarch64
 #   make sanitize  the emulator's tests under AddressSanitizer and UndefinedBehaviorSanitizer
+#   make test PACKAGE=dist/NAME.whl   test a wheel instead of what the sources build; other targets likewise
 #   make check   lint, docs, cross, test: all that CI runs
 
 PYTHON ?= python3
 VENV ?= .venv
+PACKAGE ?= .
 PYTEST_FLAGS ?= -n auto --maxprocesses 8
 BIN := $(VENV)/bin
 
@@ -86,7 +88,7 @@ install: $(VENV)/installed
 
 $(VENV)/installed: $(SOURCES) | $(BIN)/python
 	@echo "Installing jaxbw and its tools into $(VENV): a minute or three the first time."
-	if [ -e $(VENV)/editable ]; then $(MAKE) build; else $(BIN)/pip install --quiet '.[dev]'; fi
+	if [ -e $(VENV)/editable ]; then $(MAKE) build; else $(BIN)/pip install --quiet '$(PACKAGE)[dev]'; fi
 	touch $@
 
 $(BIN)/python:

@@ -32,12 +32,13 @@ autodoc_member_order = "bysource"
 NAVIGATION = {
     "Use": [
         "docs/getting_started",
+        "docs/transformations",
+        "docs/sharding",
+        "docs/collective_matmul",
         "docs/selection",
         "docs/tuning",
-        "docs/transformations",
         "docs/emulator",
         "docs/numerics",
-        "docs/sharding",
         "docs/errors",
         "docs/api",
     ],

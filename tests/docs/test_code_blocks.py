@@ -1,10 +1,11 @@
-"""Every fenced block of README.md and docs/*.md is run, or compared, or checked by name.
+"""Every fenced block of README, CONTRIBUTING and docs/*.md is run, or compared, or checked by name.
 
     ```python    run on the CPU, all blocks of a page in one namespace.
     ```text      right after a python block: what that block prints, "..." standing for anything;
                  elsewhere a diagram
-    ```sh        every line is a make target, an install of extras that there are, or pytest or
-                 python with files that exist; the arguments of `python -m jaxbw` are parsed
+    ```sh        every line is a make target, an install of extras that there are, a script of the
+                 repository, or pytest or python with files that exist; the arguments of
+                 `python -m jaxbw` are parsed
 
 The comment `<!-- lower for NAME -->` before a python block marks code for a GPU: the block is
 traced as one function and lowered for that device, and must contain a custom call of jaxbw.
@@ -28,9 +29,10 @@ import jaxbw
 from jaxbw.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OURS = re.compile(r"(?:jaxbw|\.)\[([^\]]*)\]")  # extras
+SETTING = re.compile(r"^(?:\w+=\S* )*")  # of the environment, for one command
 LOWER = re.compile(r"<!-- lower for (\w+) -->\s*\Z")
 without_a_gpu = pytest.mark.skipif(
     "jax.default_backend() != 'cpu'",
@@ -115,9 +117,11 @@ def test_shell_blocks_name_what_exists() -> None:
     for page in PAGES:
         for block in (b for b in blocks(page) if b.language == "sh"):
             for line in block.code.splitlines():
-                command, *arguments = shlex.split(line, comments=True)
+                command, *arguments = shlex.split(SETTING.sub("", line), comments=True)
                 if command == "make":
                     assert {a for a in arguments if "=" not in a} <= targets, block.place
+                elif "/" in command:
+                    assert (ROOT / command).stat().st_mode & 0o100, f"{block.place}: {line}"
                 elif command == "pip":
                     assert arguments[0] == "install", f"{block.place}: {line}"
                     assert set(re.findall(r"\w+", "".join(OURS.findall(line)))) <= extras, line

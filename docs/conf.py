@@ -36,6 +36,7 @@ NAVIGATION = {
         "docs/sharding",
         "docs/collective_matmul",
         "docs/selection",
+        "docs/flax",
         "docs/tuning",
         "docs/emulator",
         "docs/numerics",

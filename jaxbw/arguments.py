@@ -111,9 +111,7 @@ def dimension_numbers(given: Any) -> DimensionNumbers:
 def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogue:
     """The epilogue of a call, by its arguments alone; `check_epilogue` knows the product."""
     alpha, beta, bias_axis, activation = given
-    if activation not in ACTIVATIONS:
-        names = ", ".join(repr(name) for name in ACTIVATIONS)
-        raise ValueError(f"{call}: activation is {activation!r}; it is one of {names}")
+    check_activation(call, activation)
     if bias_axis not in _BIAS_AXES:
         raise ValueError(
             f"{call}: bias_axis is {bias_axis!r}; it is -1, along the columns of the result, or "
@@ -136,6 +134,13 @@ def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogu
         residual=dtype(operands.residual),
         gated=operands.rhs_up is not None,
     )
+
+
+def check_activation(call: str, activation: str | None) -> None:
+    """Raises where there is no such activation."""
+    if activation not in ACTIVATIONS:
+        names = ", ".join(repr(name) for name in ACTIVATIONS)
+        raise ValueError(f"{call}: activation is {activation!r}; it is one of {names}")
 
 
 def check_gated(call: str, operands: Operands) -> None:

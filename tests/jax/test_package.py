@@ -16,6 +16,10 @@ PACKAGE = Path(jaxbw.__file__).parent
 
 # Top to bottom, docs/architecture.md: a module imports only what stands below it.
 LAYERS = [
+    "jaxbw.flax.linen",
+    "jaxbw.flax.nnx",
+    "jaxbw.flax.pending",
+    "jaxbw.flax",
     "jaxbw",
     "jaxbw.api",
     "jaxbw.collective",
@@ -94,7 +98,7 @@ def modules() -> dict[str, Path]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts[0] in ("kernels", "emulator", "flax", "bench", "cli", "__main__"):
+        if parts[0] in ("kernels", "emulator", "bench", "cli", "__main__"):
             continue
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         found[".".join(("jaxbw", *parts))] = path

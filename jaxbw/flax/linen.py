@@ -1,0 +1,261 @@
+"""Layers of `flax.linen` with bias and activation in the product's kernel.
+
+Each has the name, the attributes, the defaults and the parameters of Flax's own, of which it is a
+subclass, and one attribute more: `activation`, of `jaxbw.matmul`. A layer that is given a
+`dot_general` of its own computes with that, as Flax does.
+
+Bias and activation are float32 up to the cast to the result's dtype; a layer that has one of them
+has a gradient, but no forward-mode derivative: see `jaxbw.matmul`.
+"""
+
+import inspect
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen.dtypes import promote_dtype
+from flax.linen.linear import default_kernel_init
+from flax.linen.module import merge_param
+
+from jaxbw.flax.pending import PendingProduct, einsum, run, run_gated
+
+__all__ = [
+    "MLP",
+    "Dense",
+    "DenseGeneral",
+    "Einsum",
+    "MultiHeadAttention",
+    "MultiHeadDotProductAttention",
+]
+
+# Flax's methods without what linen wraps around each call of one: a layer is called once.
+_dense = inspect.unwrap(nn.Dense.__call__)
+_dense_general = inspect.unwrap(nn.DenseGeneral.__call__)
+_attention = inspect.unwrap(nn.MultiHeadDotProductAttention.__call__)
+
+
+def _name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+class Dense(nn.Dense):
+    """`activation(inputs @ kernel + bias)`, of `[..., in]` to `[..., features]`.
+
+    Attributes:
+      activation: None, "relu", "silu", "gelu" (tanh approximation) or "gelu_exact"; default None.
+      others: as of `flax.linen.Dense`.
+
+    Raises:
+      ValueError: there is no such activation.
+
+    >>> layer = Dense(8, activation="gelu")
+    >>> variables = layer.init(jax.random.key(0), jnp.ones((2, 4)))
+    >>> layer.apply(variables, jnp.ones((2, 4))).shape
+    (2, 8)
+    """
+
+    activation: str | None = None
+    dot_general: Any = PendingProduct
+
+    def __post_init__(self) -> None:
+        if self.dot_general is None:
+            self.dot_general = PendingProduct
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """The layer's outputs."""
+        result: jax.Array = run(_name(self), _dense(self, inputs), self.activation)
+        return result
+
+
+class DenseGeneral(nn.DenseGeneral):
+    """`Dense` along any axes, to features of any number of dimensions.
+
+    With `batch_dims` the bias is added, and the activation applied, behind the product.
+
+    Attributes:
+      activation: as of `Dense`; default None.
+      others: as of `flax.linen.DenseGeneral`.
+
+    Raises:
+      ValueError: there is no such activation.
+
+    >>> layer = DenseGeneral((2, 8), axis=(-2, -1), activation="relu")
+    >>> variables = layer.init(jax.random.key(0), jnp.ones((3, 4, 5)))
+    >>> variables["params"]["kernel"].shape
+    (4, 5, 2, 8)
+    """
+
+    activation: str | None = None
+    dot_general: Any = PendingProduct
+
+    def __post_init__(self) -> None:
+        if self.dot_general is None:
+            self.dot_general = PendingProduct
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """The layer's outputs."""
+        result: jax.Array = run(_name(self), _dense_general(self, inputs), self.activation)
+        return result
+
+
+class Einsum(nn.Einsum):
+    """`activation(einsum(inputs, kernel) + bias)`.
+
+    An equation that is one product runs as such: no label is repeated within an operand, or summed
+    over in one alone. The rest is `jnp.einsum`'s. A bias along a batch dimension is added behind
+    the product.
+
+    Attributes:
+      activation: as of `Dense`; default None.
+      others: as of `flax.linen.Einsum`.
+
+    Raises:
+      ValueError: there is no such activation.
+
+    >>> layer = Einsum((5, 2, 8), "btd,dnh->btnh", activation="silu")
+    >>> variables = layer.init(jax.random.key(0), jnp.ones((3, 4, 5)))
+    >>> layer.apply(variables, jnp.ones((3, 4, 5))).shape
+    (3, 4, 2, 8)
+    """
+
+    activation: str | None = None
+
+    @nn.compact
+    def __call__(self, inputs: Any, einsum_str: str | None = None) -> jax.Array:
+        """The layer's outputs."""
+        equation = merge_param("einsum_str", self.einsum_str, einsum_str).replace(" ", "")
+        if "->" not in equation or equation.count(",") != 1:
+            raise ValueError(
+                f"{_name(self)}: einsum_str is {equation!r}; it has two operands and an explicit "
+                'result, as in "btd,dh->bth"'
+            )
+        kernel = self.param("kernel", self.kernel_init, self.shape, self.param_dtype)
+        bias, broadcast = None, ()
+        if self.use_bias:
+            shape, broadcast = self._get_bias_shape(equation, inputs, kernel)
+            bias = self.param("bias", self.bias_init, shape, self.param_dtype)
+        inputs, kernel, bias = self.promote_dtype(inputs, kernel, bias, dtype=self.dtype)
+        result = einsum(
+            equation,
+            inputs,
+            kernel,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+        )
+        if bias is not None:
+            result = result + jnp.reshape(bias, broadcast)
+        activated: jax.Array = run(_name(self), result, self.activation)
+        return activated
+
+
+class MLP(nn.Module):
+    """The feed-forward block, `down(activation(up(x)))`, or `down(activation(gate(x)) * up(x))`.
+
+    Gated without biases, `activation(gate(x)) * up(x)` is one kernel that reads both weights where
+    they are: SwiGLU with "silu", GEGLU with "gelu". The parameters are those of Flax's `Dense`
+    layers named `gate`, `up` and `down`.
+
+    Attributes:
+      hidden_features: width of `up` and `gate`.
+      out_features: width of `down`; default None, that of the inputs.
+      activation: as of `Dense`; default "gelu".
+      gated: default False.
+      use_bias: of all layers; default True.
+      dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype: as of
+        `flax.linen.Dense`, for all layers.
+
+    Raises:
+      ValueError: there is no such activation.
+
+    >>> block = MLP(16, activation="silu", gated=True, use_bias=False)
+    >>> variables = block.init(jax.random.key(0), jnp.ones((3, 4)))
+    >>> jax.tree.map(jnp.shape, variables["params"])
+    {'down': {'kernel': (16, 4)}, 'gate': {'kernel': (4, 16)}, 'up': {'kernel': (4, 16)}}
+    """
+
+    hidden_features: int
+    out_features: int | None = None
+    activation: str | None = "gelu"
+    gated: bool = False
+    use_bias: bool = True
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Any = default_kernel_init
+    bias_init: Any = nn.initializers.zeros_init()
+    promote_dtype: Any = promote_dtype
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """The block's outputs, `[..., out_features]`."""
+        dense = partial(
+            nn.Dense,
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            precision=self.precision,
+            kernel_init=self.kernel_init,
+            bias_init=self.bias_init,
+            promote_dtype=self.promote_dtype,
+            dot_general=PendingProduct,
+        )
+        up = dense(self.hidden_features, name="up")(inputs)
+        if self.gated:
+            gate = dense(self.hidden_features, name="gate")(inputs)
+            hidden = run_gated(_name(self), gate, up, self.activation)
+        else:
+            hidden = run(_name(self), up, self.activation)
+        out_features = self.out_features or inputs.shape[-1]
+        result: jax.Array = run(_name(self), dense(out_features, name="down")(hidden), None)
+        return result
+
+
+class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
+    """Flax's attention; the biases of its projections are added in their kernels.
+
+    The products with the attention weights stay with `attention_fn`.
+
+    Attributes:
+      all: as of `flax.linen.MultiHeadDotProductAttention`.
+
+    >>> layer = MultiHeadDotProductAttention(num_heads=2)
+    >>> variables = layer.init(jax.random.key(0), jnp.ones((3, 5, 8)))
+    >>> layer.apply(variables, jnp.ones((3, 5, 8))).shape
+    (3, 5, 8)
+    """
+
+    qkv_dot_general: Any = PendingProduct
+    out_dot_general: Any = PendingProduct
+
+    def __post_init__(self) -> None:
+        if self.qkv_dot_general is None:
+            self.qkv_dot_general = PendingProduct
+        if self.out_dot_general is None:
+            self.out_dot_general = PendingProduct
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """As of `flax.linen.MultiHeadDotProductAttention`."""
+        with nn.intercept_methods(_run_projection):
+            return _attention(self, *args, **keywords)
+
+
+class MultiHeadAttention(MultiHeadDotProductAttention):
+    """`MultiHeadDotProductAttention`, as in Flax by another name.
+
+    >>> layer = MultiHeadAttention(num_heads=2, use_bias=False)
+    >>> layer.init(jax.random.key(0), jnp.ones((3, 5, 8)))["params"]["out"]["kernel"].shape
+    (2, 4, 8)
+    """
+
+
+def _run_projection(method: Any, args: Any, keywords: Any, context: Any) -> Any:
+    """Flax's attention takes the results of its projections for arrays: here they become some."""
+    return run(_name(context.module), method(*args, **keywords), None)

@@ -1,0 +1,82 @@
+"""examples/gpt.py as a user runs it, on two devices; and what of its step runs on kernels."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxbw
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "gpt.py"
+
+
+@pytest.fixture(scope="module")
+def gpt() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpt", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_run_as_a_user_would(tmp_path: Path) -> None:
+    """It learns more than how frequent each character is, in a fraction of the default's steps."""
+    sizes = {"steps": 100, "width": 64, "layers": 1, "length": 32, "write": 20}
+    options = [f"--{name}={size}" for name, size in sizes.items()]
+    run = subprocess.run(
+        [sys.executable, SCRIPT, *options],
+        cwd=tmp_path,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    assert "2 x cpu" in run.stdout
+    losses = re.search(r"held-out loss (\S+) before, (\S+) after training", run.stdout)
+    without = re.search(r"without any context (\S+)\n\n(.*)", run.stdout, re.DOTALL)
+    assert losses is not None
+    assert without is not None
+    before, after = map(float, losses.groups())
+    assert before > np.log(50)  # nothing is known of some hundred characters
+    assert after < float(without.group(1)) - 0.3
+    assert without.group(2).startswith("The ")
+    assert len(without.group(2)) == len("The ") + 20 + len("\n")
+    assert (tmp_path / "gpt.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_of_the_held_out_text_is_trained_on(gpt: ModuleType) -> None:
+    text = gpt.Text.of_the_manual()
+    trained, held_out = (
+        {" ".join(paragraph.split()) for paragraph in decoded.split("\n\n")}
+        for decoded in (
+            "".join(text.characters[i] for i in part) for part in (text.train, text.held_out)
+        )
+    )
+    assert not trained & held_out
+    assert len(text.train) > 5 * len(text.held_out) > 100_000
+
+
+def test_a_step_on_a_hopper_gpu(gpt: ModuleType) -> None:
+    """Every product but attention's own is a kernel: seven, and two for the gradient of each."""
+    length, characters = 64, 103
+    model = nnx.eval_shape(lambda: gpt.GPT(characters, length, 128, 4, 1, 0))
+    definition, parameters = nnx.split(model)
+    optimizer = optax.sgd(1e-3)
+    step = gpt.training_step(definition, optimizer)
+    tokens = jax.ShapeDtypeStruct((16, length + 1), np.int32)
+    with jaxbw.target("H200"):
+        state = jax.eval_shape(optimizer.init, parameters)
+        lowered = step.trace(parameters, state, tokens).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("@jaxbw_gemm_v2(") == 7 * 3
+    assert lowered.as_text().count("stablehlo.dot_general") == 2 * 3

@@ -1,0 +1,115 @@
+"""Compares the Blackwell model with the ladders that others have published.
+
+    python benchmarks/compare_model.py --out benchmarks/results/model_ladders.json
+
+It needs no GPU, and it measures nothing: both sides are other people's figures and this model's.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from model_ladders import LADDERS, Rung
+
+from jaxbw.model.clock import throttled
+from jaxbw.model.machine import Replayed, constants, replayed
+from jaxbw.model.modelled import run
+from jaxbw.model.naive import naive_us
+
+CLEAR = 0.10  # published neighbours that differ by more have an order to be kept
+
+
+def modelled(machine: Replayed, rung: Rung) -> dict[str, Any]:
+    """A rung's modelled figure, in the unit of the published one, and how it came about."""
+    if not rung.candidates:
+        clock = throttled(machine, 0.01, "light")
+        us = naive_us(machine, rung.shape, clock.ghz) + rung.host_us
+        return {"value": rung.shape.flops / us / 1e6, "us": us, "clock": str(clock)}
+    runs = [
+        (run(machine, kernel, rung.shape, raster, rung.clock, warm=rung.warm), kernel, raster)
+        for kernel, raster in rung.candidates
+    ]
+    best, kernel, raster = min(runs, key=lambda each: each[0].us)
+    us = best.us + rung.host_us
+    in_tflops = rung.shape.flops / us / 1e6
+    busiest = max(best.outcome.busy.items(), key=lambda each: each[1])
+    return {
+        "value": best.utilisation if rung.unit == "utilisation" else in_tflops,
+        "us": us,
+        "clock": str(best.clock),
+        "waves": best.plan.waves,
+        "busiest": f"{busiest[0]} {busiest[1] / best.outcome.time:.0%}",
+        "tile": f"{kernel.block_m}x{kernel.block_n}, {kernel.stages} stages",
+        "raster": asdict(raster),
+    }
+
+
+def compare(machine: Replayed) -> dict[str, Any]:
+    """Every ladder, rung by rung, and what they come to."""
+    ladders: dict[str, Any] = {}
+    for name, rungs in LADDERS.items():
+        rows = []
+        for rung in rungs:
+            row = {"rung": rung.name, "unit": rung.unit, "fitted": rung.fitted}
+            row |= {"published": rung.published, **modelled(machine, rung)}
+            if rung.published is not None:
+                row["error"] = row["value"] / rung.published - 1
+            rows.append(row)
+        ladders[name] = {"rungs": rows, **summary(rows)}
+    return ladders
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Errors of the rungs that have a published figure, and neighbours whose order is lost."""
+    known = [row for row in rows if "error" in row]
+    if not known:
+        return {}
+    errors = [abs(row["error"]) for row in known]
+    free = [abs(row["error"]) for row in known if not row["fitted"]]
+    lost = [
+        f"{below['rung']} / {above['rung']}"
+        for below, above in pairwise(known)
+        if abs(above["published"] / below["published"] - 1) > CLEAR
+        and (above["published"] > below["published"]) != (above["value"] > below["value"])
+    ]
+    return {
+        "median_error": statistics.median(errors),
+        "median_error_without_fitted": statistics.median(free),
+        "largest_error": max(errors),
+        "beyond_20_percent": sum(error > 0.2 for error in errors),
+        "order_lost": lost,
+    }
+
+
+def main() -> None:
+    """Prints the comparison, and writes it where --out says."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    machine = replayed("B200")
+    ladders = compare(machine)
+    for name, ladder in ladders.items():
+        print(name)
+        for row in ladder["rungs"]:
+            text = f"  {row['rung']:24s} modelled {row['value']:8.4g}"
+            if "error" in row:
+                text += f"  published {row['published']:8.4g}  {row['error']:+7.1%}"
+            print(text + ("  fitted" if row["fitted"] else ""), row.get("busiest", ""))
+        rest = {key: value for key, value in ladder.items() if key != "rungs"}
+        print("  " + json.dumps(rest))
+    if args.out:
+        command = "python benchmarks/compare_model.py --out " + str(args.out)
+        used = {constant.name: constant.value for constant in constants("B200")}
+        record = {"command": command, "constants": used, "ladders": ladders}
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

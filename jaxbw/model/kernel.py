@@ -1,0 +1,100 @@
+"""What the model has to know of a kernel's structure: ours, or one that others have published."""
+
+from dataclasses import dataclass
+
+ROW_BYTES = 128  # a swizzle span: what a box holds of a row
+MMA_BYTES = 32  # of K, in one instruction, whatever the type
+FULL_ROWS = 128  # of an MMA in one CTA; 64 take as long
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel with tensor cores, as a pipeline.
+
+    Attributes:
+      block_m, block_n: what one MMA group computes; group: its CTAs, 1 or 2.
+      cluster: CTAs along M and N that share loads by multicast; with pairs, M counts both.
+      k_bytes: of a row of A, in one stage of the ring; stages: its depth.
+      specialised: loads, products and epilogue are issued by warps of their own. Otherwise by one.
+      ahead: not specialised: stages that are loaded ahead of the product.
+      lag: not specialised: products that may be in flight while the next is issued.
+      persistent: "clc" or "static": a CTA computes several tiles. None: a CTA for each tile.
+      accumulators: in Tensor Memory; with 2 the epilogue runs beside the next tile's products.
+      own_epilogue: the epilogue has warps of its own; otherwise nothing else goes on beside it.
+      chunk: columns of one TMA store, or None: registers straight to global memory.
+      buffers: staging buffers that chunks alternate between.
+      narrow: operands without a swizzle, loaded by boxes 16 bytes wide.
+      loads: "tma" or "copy" (cp.async, by all threads).
+      hidden_relaunch: the next CTA of an SM is there already and waits for Tensor Memory.
+      itemsize, output_size: bytes of an element of operands and result.
+    """
+
+    block_m: int
+    block_n: int
+    stages: int
+    group: int = 1
+    cluster: tuple[int, int] = (1, 1)
+    k_bytes: int = ROW_BYTES
+    specialised: bool = True
+    ahead: int = 0
+    lag: int = 0
+    persistent: str | None = "clc"
+    accumulators: int = 2
+    own_epilogue: bool = True
+    chunk: int | None = 64
+    buffers: int = 2
+    narrow: bool = False
+    loads: str = "tma"
+    hidden_relaunch: bool = False
+    itemsize: int = 2
+    output_size: int = 2
+
+    @property
+    def ctas(self) -> int:
+        """Of a cluster."""
+        return self.cluster[0] * self.cluster[1]
+
+    @property
+    def rows(self) -> int:
+        """Of A, and of accumulators, in one CTA."""
+        return self.block_m // self.group
+
+    @property
+    def columns(self) -> int:
+        """Of B, in one CTA."""
+        return self.block_n // self.group
+
+    @property
+    def cluster_rows(self) -> int:
+        """Of the result, that a cluster computes."""
+        return self.cluster[0] * self.rows
+
+    @property
+    def cluster_columns(self) -> int:
+        """Of the result, that a cluster computes."""
+        return self.cluster[1] * self.block_n
+
+    @property
+    def mma_tiles(self) -> int:
+        """MMA tiles on top of each other in a CTA."""
+        return max(1, self.rows // FULL_ROWS)
+
+    def blocks(self, k: int) -> int:
+        """Stages that a tile takes."""
+        return -(-k * self.itemsize // self.k_bytes)
+
+    @property
+    def loaded(self) -> tuple[int, int]:
+        """Bytes of A and B in one CTA's stage."""
+        return self.rows * self.k_bytes, self.columns * self.k_bytes
+
+    @property
+    def asked(self) -> int:
+        """Bytes that a CTA asks L2 for, for one stage: of what is shared, its part."""
+        a, b = self.loaded
+        return a // self.cluster[1] + b * self.group // self.cluster[0]
+
+    @property
+    def mmas(self) -> int:
+        """Instructions of a group, for one stage."""
+        return self.mma_tiles * (self.k_bytes // MMA_BYTES)

@@ -27,7 +27,7 @@ CLEAR = 0.10  # published neighbours that differ by more have an order to be kep
 
 
 def modelled(machine: Replayed, rung: Rung) -> dict[str, Any]:
-    """A rung's modelled figure, in the unit of the published one, and how it came about."""
+    """A rung's modelled TFLOP/s, and how they came about."""
     if not rung.candidates:
         clock = throttled(machine, 0.01, "light")
         us = naive_us(machine, rung.shape, clock.ghz) + rung.host_us
@@ -38,10 +38,9 @@ def modelled(machine: Replayed, rung: Rung) -> dict[str, Any]:
     ]
     best, kernel, raster = min(runs, key=lambda each: each[0].us)
     us = best.us + rung.host_us
-    in_tflops = rung.shape.flops / us / 1e6
     busiest = max(best.outcome.busy.items(), key=lambda each: each[1])
     return {
-        "value": best.utilisation if rung.unit == "utilisation" else in_tflops,
+        "value": rung.shape.flops / us / 1e6,
         "us": us,
         "clock": str(best.clock),
         "waves": best.plan.waves,
@@ -57,7 +56,7 @@ def compare(machine: Replayed) -> dict[str, Any]:
     for name, rungs in LADDERS.items():
         rows = []
         for rung in rungs:
-            row = {"rung": rung.name, "unit": rung.unit, "fitted": rung.fitted}
+            row = {"rung": rung.name, "fitted": rung.fitted}
             row |= {"published": rung.published, **modelled(machine, rung)}
             if rung.published is not None:
                 row["error"] = row["value"] / rung.published - 1

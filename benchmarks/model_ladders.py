@@ -26,8 +26,7 @@ class Rung:
       candidates: what it may have been, kernel and order of tiles; () for the kernel without tensor
         cores.
       shape, clock: as it was measured; a clock, or the data that the throttle law takes.
-      published: TFLOP/s, or tensor-core utilisation where `unit` is "utilisation"; None where
-        nobody has looked yet.
+      published: TFLOP/s; None where nobody has looked yet.
       warm: whether the same arrays are used by one launch after another.
       fitted: whether a constant was fitted to it.
       host_us: of the host, that its timer has seen.
@@ -38,7 +37,6 @@ class Rung:
     shape: Shape
     clock: Clock | str
     published: float | None
-    unit: str = "TFLOP/s"
     warm: bool = True
     fitted: bool = False
     host_us: float = 0.0
@@ -137,14 +135,16 @@ TILUS = (
     ),
 )
 
-# --- JAX, Pallas guide to Blackwell: tensor-core utilisation, normal data
+# --- JAX, Pallas guide to Blackwell: normal data. What it calls tensor-core utilisation is, in its
+# benchmark (tests/pallas/mgpu_examples_test.py), TFLOP/s of a nominal peak.
 
+_PALLAS_PEAK = 2250.0  # TFLOP/s
 _PALLAS_SHAPE = Shape(4096, 8192, 4096)
 
 
 def _pallas(name: str, percent: float, kernels: Iterator[Kernel], *rasters: Raster) -> Rung:
     pairs = _pairs(kernels, *(rasters or (_N_FIRST,)))
-    return Rung(name, pairs, _PALLAS_SHAPE, "normal", percent / 100, unit="utilisation")
+    return Rung(name, pairs, _PALLAS_SHAPE, "normal", percent / 100 * _PALLAS_PEAK)
 
 
 def _pallas_tiles(base: Kernel, chunk: int | None = None) -> Iterator[Kernel]:

@@ -85,7 +85,7 @@ def _modular(
 
 
 MODULAR = (
-    Rung("K1 naive", (), _CUBE, _LIGHT, 5.6),
+    Rung("K1 naive", (), _CUBE, _LIGHT, 5.6, fitted=True),
     _modular("K2 tensor cores", replace(_SERIAL, narrow=True), 155.0, fitted=True),
     _modular("K3 swizzle", _SERIAL, 288.3, fitted=True),
     _modular("K4 TMA store", _TMA_STORE, 293.6),

@@ -57,7 +57,7 @@ def compare(machine: Replayed) -> dict[str, Any]:
     for name, rungs in LADDERS.items():
         rows = []
         for rung in rungs:
-            row = {"rung": rung.name, "fitted": rung.fitted}
+            row: dict[str, Any] = {"rung": rung.name, "fitted": rung.fitted}
             row |= {"published": rung.published, **modelled(machine, rung)}
             row["error"] = row["value"] / rung.published - 1
             rows.append(row)

@@ -79,6 +79,11 @@ class Kernel:
         """MMA tiles on top of each other in a CTA."""
         return max(1, self.rows // FULL_ROWS)
 
+    @property
+    def slots(self) -> int:
+        """Accumulators of MMA tiles, in Tensor Memory."""
+        return max(self.accumulators, self.mma_tiles)
+
     def blocks(self, k: int) -> int:
         """Stages that a tile takes."""
         return -(-k * self.itemsize // self.k_bytes)

@@ -69,7 +69,7 @@ def run(
     for step in range(_CLOCK_STEPS if law else 1):
         last = step == (_CLOCK_STEPS if law else 1) - 1
         costs = Costs(machine, kernel, shape, plan, loads, found.ghz)
-        outcome = replay(agents(costs), {}, record=record and last)
+        outcome = replay(*agents(costs), record=record and last)
         time = outcome.time + machine["launch_ns"]
         used = _useful(costs) / time
         if not last and isinstance(clock, str):

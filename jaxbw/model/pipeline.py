@@ -24,7 +24,8 @@ PORT, L2, MEMORY, TENSOR, TMEM, SHARED, STORE = (
     "store path",
 )
 ENGINES = (TENSOR, PORT, L2, MEMORY, TMEM, SHARED, STORE)
-_CHUNK_ROWS = 128  # of an epilogue's four warps
+EPILOGUE_WARPS = 4
+_CHUNK_ROWS = 128  # of these together
 _LOADS_OF_A_STAGE = 2  # TMA instructions, at least
 
 
@@ -138,11 +139,10 @@ class Costs:
 
     @cached_property
     def chunks(self) -> list[int]:
-        """Columns of each chunk of an epilogue, of all MMA tiles of a CTA."""
+        """Columns of each chunk of an MMA tile's epilogue."""
         kernel = self.kernel
         step = kernel.chunk or kernel.block_n
-        widths = [min(step, kernel.block_n - at) for at in range(0, kernel.block_n, step)]
-        return widths * kernel.mma_tiles
+        return [min(step, kernel.block_n - at) for at in range(0, kernel.block_n, step)]
 
     def chunk_bytes(self, columns: int, size: int) -> float:
         """Of one chunk, with elements of so many bytes."""
@@ -161,28 +161,33 @@ class Costs:
     def staging(self, columns: int) -> float:
         """Registers to shared memory."""
         size = self.chunk_bytes(columns, self.kernel.output_size)
-        rate = self.machine["stage_bytes_per_cycle"]
-        return self.cycles(size / rate + self.machine["chunk_cycles"])
+        return self.cycles(size / self.machine["stage_bytes_per_cycle"])
+
+    @cached_property
+    def staging_latency(self) -> float:
+        """What staging a chunk takes beside its bytes."""
+        return self.cycles(self.machine["chunk_cycles"])
 
     def direct(self) -> float:
         """Registers to global memory, a CTA's whole tile."""
         elements = self.kernel.rows * self.kernel.block_n
         return self.cycles(elements / self.machine["direct_elements_per_cycle"])
 
-    def stored(self, wave: int, columns: int) -> tuple[tuple[str, float], ...]:
-        """What a chunk's store takes of what all SMs share."""
-        size = self.chunk_bytes(columns, self.kernel.output_size)
+    def stored(self, wave: int, size: float) -> tuple[tuple[str, float], ...]:
+        """What a store of so many bytes takes of what all SMs share."""
         return (
             (L2, self._share(wave, size, "l2_bytes_per_ns")),
             (MEMORY, self._share(wave, size, "dram_bytes_per_ns")),
         )
 
 
-def agents(costs: Costs) -> dict[str, Agent]:
-    """The agents of one CTA, by name."""
+def agents(costs: Costs) -> tuple[dict[str, Agent], dict[str, int]]:
+    """The agents of one CTA, by name, and the arrivals of its barriers, for `replay.replay`."""
     if not costs.kernel.specialised:
-        return {"all warps": _all_in_one(costs)}
-    return {"load": _load(costs), "multiply": _multiply(costs), "epilogue": _epilogue(costs)}
+        return {"all warps": _all_in_one(costs)}, {}
+    found = {"load": _load(costs), "multiply": _multiply(costs)}
+    found |= {f"epilogue {warp}": _epilogue(costs, warp) for warp in range(EPILOGUE_WARPS)}
+    return found, {"accumulator empty": EPILOGUE_WARPS, "begin": EPILOGUE_WARPS}
 
 
 def _begin(costs: Costs, item: int) -> Iterator[Action]:
@@ -211,8 +216,14 @@ def _stage(costs: Costs, item: int, block: int) -> Start:
 
 def _product(costs: Costs, item: int, block: int) -> Iterator[Action]:
     """The products of one stage, and the commit behind them."""
-    yield Start("MMA", costs.mma_issue, ((TENSOR, costs.stage_mma),), 0.0)
-    yield Drain(TENSOR, costs.mma_latency + costs.remote, (("empty", item * costs.blocks + block),))
+    tiles = costs.kernel.mma_tiles
+    for tile in range(tiles):
+        if block == 0:
+            slot = item * tiles + tile - costs.kernel.slots
+            yield Wait(("accumulator empty", slot), costs.wake)
+        yield Start("MMA", costs.mma_issue / tiles, ((TENSOR, costs.stage_mma / tiles),), 0.0)
+    done = costs.mma_latency + costs.remote
+    yield Drain(TENSOR, done, (("empty", item * costs.blocks + block),))
 
 
 def _load(costs: Costs) -> Agent:
@@ -224,53 +235,72 @@ def _load(costs: Costs) -> Agent:
 
 
 def _multiply(costs: Costs) -> Agent:
+    tiles = costs.kernel.mma_tiles
     for item in range(costs.plan.waves):
         yield from _begin(costs, item)
-        yield Wait(("accumulator empty", item - costs.kernel.accumulators), costs.wake)
         for block in range(costs.blocks):
             yield Wait(("full", item * costs.blocks + block), costs.wake)
             yield from _product(costs, item, block)
-        yield Drain(TENSOR, costs.mma_latency, (("accumulator full", item),))
+        for slot in range(item * tiles, item * tiles + tiles):
+            yield Drain(TENSOR, costs.mma_latency, (("accumulator full", slot),))
 
 
-def _epilogue(costs: Costs) -> Agent:
+def _epilogue(costs: Costs, warp: int) -> Agent:
+    """One warp's quarter of the rows."""
+    tiles = costs.kernel.mma_tiles
     for item in range(costs.plan.waves):
-        yield Wait(("accumulator full", item), costs.wake)
-        yield from _results(costs, item)
+        for slot in range(item * tiles, item * tiles + tiles):
+            yield Wait(("accumulator full", slot), costs.wake)
+            yield from _results(costs, item, slot, f"stores of warp {warp}", 1 / EPILOGUE_WARPS)
         yield Arrive(("begin", item + 1), costs.handover)
 
 
-def _results(costs: Costs, item: int) -> Iterator[Action]:
-    """One tile's way from Tensor Memory to global memory."""
+def _results(costs: Costs, item: int, slot: int, stores: str, part: float) -> Iterator[Action]:
+    """One MMA tile's way from Tensor Memory to global memory, or so much of it."""
     kernel = costs.kernel
-    released = Arrive(("accumulator empty", item), costs.remote)
-    if kernel.chunk is None:
-        for columns in costs.chunks:
-            yield Work("TMEM load", costs.drain(columns), TMEM, costs.drain_latency)
-        yield released
-        yield Work("store", costs.direct(), STORE)
-        return
-    early = kernel.mma_tiles > 1  # Tensor Memory is full: it is drained before results are staged
-    for number, columns in enumerate(costs.chunks):
-        if early and number == 0:
-            for each in costs.chunks:
-                yield Work("TMEM load", costs.drain(each), TMEM, costs.drain_latency)
+    released = Arrive(("accumulator empty", slot), costs.remote)
+    last = len(costs.chunks) - 1
+
+    def drain(number: int) -> Iterator[Action]:
+        columns = costs.chunks[number]
+        yield Work("TMEM load", costs.drain(columns) * part, TMEM, costs.drain_latency)
+        if number == last:
             yield released
-        if not early:
-            yield Work("TMEM load", costs.drain(columns), TMEM, costs.drain_latency)
-            if number == len(costs.chunks) - 1:
-                yield released
-        yield Settle("stores", kernel.buffers - 1)
-        yield Work("stage", costs.staging(columns), SHARED)
-        read = costs.cycles(costs.machine["store_read_cycles"])
-        visible = costs.cycles(costs.machine["store_visible_cycles"])
-        issue = costs.cycles(costs.machine["tma_issue_cycles"])
-        size = costs.chunk_bytes(columns, kernel.output_size)
-        path = ((STORE, costs.cycles(size / costs.machine["smem_bytes_per_cycle"])),)
-        shares = costs.stored(item, columns)
-        yield Start("store", issue, path, visible, shares, (), "stores", read)
+
+    if kernel.chunk is None:
+        for number in range(last + 1):
+            yield from drain(number)
+        yield Work("store", costs.direct() * part, STORE)
+        return
+    # Where Tensor Memory is full, only what the staging buffers hold is stored before all is read.
+    early = kernel.buffers if kernel.mma_tiles > 1 else last + 1
+    for number, columns in enumerate(costs.chunks):
+        if number < early:
+            yield from drain(number)
+        elif number == early:
+            for rest in range(number, last + 1):
+                yield from drain(rest)
+        yield Settle(stores, kernel.buffers - 1)
+        yield Work("stage", costs.staging(columns) * part, SHARED, costs.staging_latency)
+        yield _store(costs, item, columns, stores, part)
     if not kernel.own_epilogue or kernel.persistent is None:
-        yield Settle("stores", 0)
+        yield Settle(stores, 0)
+
+
+def _store(costs: Costs, item: int, columns: int, group: str, part: float) -> Start:
+    """The TMA store of one chunk."""
+    machine = costs.machine
+    size = costs.chunk_bytes(columns, costs.kernel.output_size) * part
+    return Start(
+        "store",
+        costs.cycles(machine["tma_issue_cycles"]),
+        ((STORE, costs.cycles(size / machine["smem_bytes_per_cycle"])),),
+        costs.cycles(machine["store_visible_cycles"]),
+        costs.stored(item, size),
+        (),
+        group,
+        costs.cycles(machine["store_read_cycles"]),
+    )
 
 
 def _all_in_one(costs: Costs) -> Agent:
@@ -294,5 +324,5 @@ def _all_in_one(costs: Costs) -> Agent:
             if kernel.ahead and block + kernel.ahead < costs.blocks:
                 yield _stage(costs, item, block + kernel.ahead)
         yield Wait(("empty", first + costs.blocks - 1), costs.wake)
-        yield from _results(costs, item)
+        yield from _results(costs, item, item, "stores", 1.0)
         yield Arrive(("begin", item + 1), costs.handover)

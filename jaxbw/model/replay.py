@@ -106,24 +106,116 @@ class ReplayError(RuntimeError):
     """Agents wait for each other, for ever."""
 
 
-class _Barriers:
-    """Arrivals of every barrier so far, and who waits for it."""
+class _Replay:
+    """Barriers, engines and agents, and how far each is."""
 
-    def __init__(self, arrivals: Mapping[str, int]) -> None:
+    def __init__(self, agents: Mapping[str, Agent], arrivals: Mapping[str, int], record: bool):
+        self.outcome = Outcome()
+        self._agents = agents
         self._arrivals = arrivals
-        self._open: dict[Key, list[float]] = {}  # arrivals to come, and the latest so far
-        self.complete: dict[Key, float] = {}
-        self.waiting: dict[Key, list[tuple[float, str, float]]] = {}
+        self._record = record
+        self._coming: dict[Key, list[float]] = {}  # arrivals to come, and the latest so far
+        self._complete: dict[Key, float] = {}
+        self._waiting: dict[Key, list[tuple[float, str, float]]] = {}
+        self._free: dict[str, float] = defaultdict(float)
+        self._groups: dict[str, list[float]] = defaultdict(list)
+        self._ready = [(0.0, name) for name in agents]
 
-    def arrive(self, key: Key, time: float) -> bool:
-        """Whether this was the last one."""
-        state = self._open.setdefault(key, [self._arrivals.get(key[0], 1), 0.0])
+    def run(self) -> Outcome:
+        heapq.heapify(self._ready)
+        while self._ready:
+            now, name = heapq.heappop(self._ready)
+            self._continue(name, now)
+        if self._waiting:
+            stuck = [
+                f"{who[1]} at {key}" for key, parked in self._waiting.items() for who in parked
+            ]
+            raise ReplayError(f"agents wait for ever: {', '.join(sorted(stuck)[:4])}")
+        return self.outcome
+
+    def _continue(self, name: str, now: float) -> None:
+        """Runs an agent until it waits, or another one's time is less."""
+        ready = self._ready
+        for action in self._agents[name]:
+            if isinstance(action, Wait):
+                if action.key[1] >= 0:
+                    done = self._complete.get(action.key)
+                    if done is None:
+                        parked = self._waiting.setdefault(action.key, [])
+                        parked.append((now, name, action.wake))
+                        return
+                    now = self._passed(name, now, done + action.wake)
+            elif isinstance(action, Start):
+                now += action.issue
+                self._start(action, now)
+            elif isinstance(action, Work):
+                now = self._work(name, action, now)
+            elif isinstance(action, Drain):
+                at = max(now, self._free[action.engine]) + action.latency
+                self._done(action.keys, at)
+            elif isinstance(action, Arrive):
+                self._arrive(action.key, now + action.delay)
+            else:
+                stores = self._groups[action.group]
+                if len(stores) > action.left:
+                    now = self._passed(name, now, stores[-1 - action.left])
+            if ready and ready[0][0] < now:
+                heapq.heappush(ready, (now, name))
+                return
+        self.outcome.time = max(self.outcome.time, now)
+
+    def _serve(self, engine: str, now: float, time: float, name: str) -> float:
+        begin = max(now, self._free[engine])
+        end = self._free[engine] = begin + time
+        self.outcome.busy[engine] += time
+        self.outcome.services[engine] += 1
+        if self._record and time:
+            self.outcome.intervals.append(Interval(engine, name, begin, end))
+        return end
+
+    def _start(self, action: Start, now: float) -> None:
+        begin = now
+        for engine, time in action.shares:
+            begin = max(begin, self._serve(engine, now, time, action.name) - time)
+        end = begin
+        for engine, time in action.services:
+            end = max(end, self._serve(engine, begin, time, action.name))
+        if action.group is not None:
+            stores = self._groups[action.group]
+            stores.append(max(end + action.read, stores[-1] if stores else 0.0))
+        self._done(action.keys, end + action.latency)
+
+    def _work(self, name: str, action: Work, now: float) -> float:
+        end = now + action.time
+        if action.engine is not None:
+            end = self._serve(action.engine, now, action.time, action.name)
+        end += action.latency
+        if self._record and end > now:
+            self.outcome.intervals.append(Interval(name, action.name, now, end))
+        return end
+
+    def _done(self, keys: tuple[Key, ...], at: float) -> None:
+        self.outcome.time = max(self.outcome.time, at)
+        for key in keys:
+            self._arrive(key, at)
+
+    def _arrive(self, key: Key, now: float) -> None:
+        state = self._coming.setdefault(key, [self._arrivals.get(key[0], 1), 0.0])
         state[0] -= 1
-        state[1] = max(state[1], time)
+        state[1] = max(state[1], now)
         if state[0] > 0:
-            return False
-        self.complete[key] = self._open.pop(key)[1]
-        return True
+            return
+        done = self._complete[key] = self._coming.pop(key)[1]
+        for since, waiter, wake in self._waiting.pop(key, ()):
+            heapq.heappush(self._ready, (self._passed(waiter, since, done + wake), waiter))
+
+    def _passed(self, name: str, now: float, at: float) -> float:
+        if at <= now:
+            return now
+        self.outcome.waited[name] += at - now
+        if self._record:
+            self.outcome.intervals.append(Interval(name, "waits", now, at))
+        return at
 
 
 def replay(
@@ -139,94 +231,4 @@ def replay(
     Raises:
       ReplayError: agents are left that wait for barriers which nobody completes.
     """
-    outcome = Outcome()
-    barriers = _Barriers(arrivals)
-    free: dict[str, float] = defaultdict(float)
-    groups: dict[str, list[float]] = defaultdict(list)
-    ready = [(0.0, name) for name in agents]
-    heapq.heapify(ready)
-    note = outcome.intervals.append if record else None
-
-    def serve(engine: str, now: float, time: float, name: str) -> float:
-        begin = max(now, free[engine])
-        end = free[engine] = begin + time
-        outcome.busy[engine] += time
-        outcome.services[engine] += 1
-        if note and time:
-            note(Interval(engine, name, begin, end))
-        return end
-
-    def arrive(key: Key, now: float) -> None:
-        if not barriers.arrive(key, now):
-            return
-        done = barriers.complete[key]
-        for since, waiter, wake in barriers.waiting.pop(key, ()):
-            heapq.heappush(ready, (passed(waiter, since, done + wake), waiter))
-
-    def passed(name: str, now: float, at: float) -> float:
-        if at <= now:
-            return now
-        outcome.waited[name] += at - now
-        if note:
-            note(Interval(name, "waits", now, at))
-        return at
-
-    while ready:
-        now, name = heapq.heappop(ready)
-        agent = agents[name]
-        while True:
-            action = next(agent, None)
-            if action is None:
-                outcome.time = max(outcome.time, now)
-                break
-            kind = type(action)
-            if kind is Wait:
-                key, wake = action  # type: ignore[misc]
-                if key[1] >= 0:
-                    done = barriers.complete.get(key)
-                    if done is None:
-                        barriers.waiting.setdefault(key, []).append((now, name, wake))
-                        break
-                    now = passed(name, now, done + wake)
-            elif kind is Start:
-                _, issue, services, latency, shares, keys, group, read = action  # type: ignore[misc]
-                now += issue
-                end = now
-                for engine, time in shares:
-                    end = max(end, serve(engine, now, time, action.name) - time)  # type: ignore[union-attr]
-                start = end
-                for engine, time in services:
-                    end = max(end, serve(engine, start, time, action.name))  # type: ignore[union-attr]
-                if group is not None:
-                    groups[group].append(end + read)
-                end += latency
-                outcome.time = max(outcome.time, end)
-                for key in keys:
-                    arrive(key, end)
-            elif kind is Work:
-                _, time, engine, latency = action  # type: ignore[misc]
-                begin = now
-                now = (serve(engine, now, time, action.name) if engine else now + time) + latency  # type: ignore[union-attr]
-                if note and now > begin:
-                    note(Interval(name, action.name, begin, now))  # type: ignore[union-attr]
-            elif kind is Drain:
-                engine, latency, keys = action  # type: ignore[misc]
-                at = max(now, free[engine]) + latency
-                outcome.time = max(outcome.time, at)
-                for key in keys:
-                    arrive(key, at)
-            elif kind is Arrive:
-                key, delay = action  # type: ignore[misc]
-                arrive(key, now + delay)
-            else:
-                group, left = action  # type: ignore[misc]
-                stores = groups[group]
-                if len(stores) > left:
-                    now = passed(name, now, max(stores[: len(stores) - left]))
-            if ready and ready[0][0] < now:
-                heapq.heappush(ready, (now, name))
-                break
-    if barriers.waiting:
-        stuck = {f"{who} at {key}" for key, who3 in barriers.waiting.items() for _, who, _ in who3}
-        raise ReplayError(f"agents wait for ever: {', '.join(sorted(stuck)[:4])}")
-    return outcome
+    return _Replay(agents, arrivals, record).run()

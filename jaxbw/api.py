@@ -4,6 +4,7 @@ What is done to arrays is compiled, as in `jax.numpy`: a call on its own runs on
 a call is traced, its operations are inlined.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,16 @@ from jaxbw import arguments, compat, fused
 from jaxbw.arguments import EpilogueArguments, ProductArguments
 from jaxbw.epilogue import Epilogue
 from jaxbw.matmul_plan import MatmulPlan, plan_matmul
+from jaxbw.model.report import estimate_of
 from jaxbw.primitives import dot_general as plain
 from jaxbw.primitives import originals, serve
 from jaxbw.problem import DimensionNumbers, GemmProblem, Operands, describe, reduce_dot_general
 from jaxbw.selection import devices
 from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.devices import Device
 from jaxbw.selection.implementations import Implementation
 from jaxbw.selection.select import Choice
+from jaxbw.selection.workload import workload
 
 
 def matmul(
@@ -245,8 +249,9 @@ def explain(
 
     Returns:
       A frozen dataclass with `implementation`, `kernel`, `config`, `cost` (modelled, see
-      docs/selection.md), `waves`, `candidates`, `reason`, `refused`, `problem` and `device`;
-      `print` shows it as text.
+      docs/selection.md), `waves`, `candidates`, `reason`, `refused`, `problem`, `device` and
+      `estimate` (modelled by another model, docs/blackwell-model.md; for Blackwell only); `print`
+      shows it as text.
 
     Raises:
       TypeError, ValueError, NotImplementedError: as the call that is asked about.
@@ -286,7 +291,16 @@ def explain(
         on = None
     else:
         on = serve.device_for(names, target)
-    return serve.choose(problem, names, params["config"], on, params["tuned"], call)
+    choice = serve.choose(problem, names, params["config"], on, params["tuned"], call)
+    return _estimated(choice, problem, on)
+
+
+def _estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choice:
+    """A choice of a kernel for Blackwell, with what the pipeline model says of it."""
+    if choice.implementation != "sm100" or choice.config is None or on is None:
+        return choice
+    work = workload(problem, swapped=choice.config.swap_ab)
+    return replace(choice, estimate=estimate_of(on.machine, work, choice.config))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=compat.INLINED)

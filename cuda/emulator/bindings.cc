@@ -1,5 +1,6 @@
 #include "bindings.h"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -129,7 +130,9 @@ void bind_emulator(nb::module_& parent) {
       .value("wait", Event::Kind::kWait)
       .value("operation", Event::Kind::kOperation)
       .value("phase", Event::Kind::kPhase)
-      .value("finding", Event::Kind::kFinding);
+      .value("finding", Event::Kind::kFinding)
+      .value("signal", Event::Kind::kSignal)
+      .value("pass", Event::Kind::kPass);
   nb::class_<Event>(m, "Event")
       .def_ro("kind", &Event::kind)
       .def_ro("cta", &Event::cta)
@@ -140,6 +143,10 @@ void bind_emulator(nb::module_& parent) {
       .def_ro("mbarrier", &Event::mbarrier)
       .def_ro("by_engine", &Event::by_engine)
       .def_ro("line", &Event::line)
+      .def_ro("phase", &Event::phase)
+      .def_ro("operation", &Event::operation)
+      .def_ro("bytes", &Event::bytes)
+      .def_ro("shape", &Event::shape)
       .def_ro("name", &Event::name);
 
   nb::class_<Report>(m, "Report")

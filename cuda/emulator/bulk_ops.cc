@@ -93,7 +93,9 @@ class Load final : public Operation {
         }
       }
     }
-    s.machine.report().bytes["tma load"] += uint64_t{transfer_.bytes} * destinations_.size();
+    bytes = transfer_.bytes;
+    shape = {transfer_.bytes, uint32_t(destinations_.size())};
+    s.machine.report().bytes["tma load"] += bytes * destinations_.size();
     uint64_t inside = 0;  // of the tensor: what lies outside is not read
     for (const TmaPiece& piece : transfer_.pieces) inside += piece.count;
     s.machine.report().bytes["global load"] += inside;
@@ -162,7 +164,7 @@ class Store final : public Operation {
       agent_ = races->begin_operation(actor_of(s));
       group_->agents.push_back({agent_, races->time(agent_)});
     }
-    s.machine.report().bytes["tma store"] += transfer_.bytes;
+    s.machine.report().bytes["tma store"] += bytes = transfer_.bytes;
     ++s.machine.report().operations["tma store"];
   }
 
@@ -234,7 +236,7 @@ class SharedCopy final : public Operation {
     ++to_.operations;
     if (s.machine.checking()) std::memset(to_.undefined.data() + to_offset, 1, bytes);
     if (RaceDetector* races = s.cta.cluster->races.get()) agent_ = races->begin_operation(actor_of(s));
-    s.machine.report().bytes["shared copy"] += bytes;
+    s.machine.report().bytes["shared copy"] += this->bytes = bytes;
   }
 
   bool step(Machine& machine) override {
@@ -305,7 +307,8 @@ void wait_group(Step& s, const Instruction& in) {
         races->retire(agent);
       }
   });
-  if (!done) s.park(Wait::kBulkGroup, s.warp.bulk.get());
+  if (!done) return s.park(Wait::kBulkGroup, s.warp.bulk.get());
+  s.machine.trace_pass(s, nullptr, in.immediate);
 }
 
 // --- decoded forms. in.s: 0 destination or map, 1 source or map, then by form.

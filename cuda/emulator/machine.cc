@@ -302,6 +302,7 @@ void Machine::advance(MBarrier& barrier, const MBarrier::Change& change) {
   if (change.misuse)
     throw Error("mbarrier at offset " + hex(barrier.offset) + " of CTA rank " + std::to_string(barrier.rank) + ": " +
                 change.misuse);
+  trace_signal(barrier, int64_t(barrier.phase) - change.completed);
   if (!change.completed) return;
   trace_phase(barrier);
   wake(&barrier);

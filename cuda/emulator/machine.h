@@ -93,6 +93,9 @@ class Operation {
   const Instruction* instruction = nullptr;
   uint32_t warp = 0;
   uint64_t issued = 0, started = 0;  // ticks
+  uint64_t number = 0;               // in order of issue, from 1
+  uint64_t bytes = 0;
+  std::array<uint32_t, 3> shape{};
 };
 
 // Operations that complete in order. Operations of different queues complete in any order.
@@ -327,6 +330,9 @@ class Machine {
   GlobalRaces* global_races() { return global_races_.get(); }  // null: not checked
   void touch_tensor(const Operation& operation, AgentId agent, Cta& cta, const TmemRegion& region, bool write);
 
+  // A wait is over: for the trace. `barrier` null: not for an mbarrier; `left`: operations that may go on.
+  void trace_pass(const Step& step, const MBarrier* barrier, uint64_t left = 0);
+
   // Barriers whose expectation sinks when threads exit.
   void check_cluster_barrier(Cluster& cluster);
   void check_named_barriers(Cta& cta);
@@ -362,6 +368,7 @@ class Machine {
   void trace_wait(const Warp& warp, const Group& group);
   void trace_operation(const Operation& operation);
   void trace_phase(const MBarrier& barrier);
+  void trace_signal(const MBarrier& barrier, int64_t phase);
   void trace_finding(const char* kind, uint32_t line);
   Event event_of(Event::Kind kind, const Cta& cta, uint64_t begin) const;
   void remove_pending(Queue& queue);
@@ -389,7 +396,8 @@ class Machine {
   uint64_t next_cluster_ = 0, cluster_count_ = 0;
   uint32_t resident_limit_ = 1;
   uint64_t steps_ = 0;
-  uint64_t ticks_ = 0;  // instructions, and steps of operations
+  uint64_t ticks_ = 0;   // instructions, and steps of operations
+  uint64_t issued_ = 0;  // operations
   // Who causes what happens now: an instruction of a warp, or an operation.
   struct {
     const Warp* warp = nullptr;

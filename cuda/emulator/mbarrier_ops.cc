@@ -111,6 +111,7 @@ void wait(Step& s, const Instruction& in) {
                       "a waiter is " + std::to_string(barrier.phase - seen) + " phases behind: it has missed a phase");
   if (done || !parks || s.group.arrived || s.machine.gives_up_early()) {
     if (done) {
+      s.machine.trace_pass(s, &barrier);
       s.group.timed_out = false;
       if (s.cta.cluster->races) s.cta.cluster->races->acquire(actor_of(s), barrier.clocks, in.detail & kRelaxed);
       for_lanes(s.active, [&](uint32_t i) { all_seen[i] = by_parity ? barrier.phase : awaited + 1; });

@@ -26,13 +26,18 @@ inline std::string describe(const Finding& f) {
 // Something that took a while, of a launch with tracing. Times are ticks: executed instructions, and steps of
 // asynchronous operations. They give the order, and no duration on any GPU.
 struct Event {
-  enum class Kind : uint8_t { kRun, kWait, kOperation, kPhase, kFinding };
+  // kSignal: an arrival at an mbarrier, or bytes that it expects or gets; kPass: a wait, at the moment that it is over.
+  enum class Kind : uint8_t { kRun, kWait, kOperation, kPhase, kFinding, kSignal, kPass };
   Kind kind = Kind::kRun;
   uint32_t cta = 0;   // in the grid
   uint32_t warp = 0;  // in the CTA: that runs, waits, issued the operation, or completed the phase
   uint64_t begin = 0, end = 0;
   uint64_t started = 0;    // operations: their first step
-  uint32_t mbarrier = 0;   // waits and phases: offset in shared memory
+  uint32_t mbarrier = 0;   // waits, phases, signals and passes: offset in shared memory
+  int64_t phase = 0;       // signals: of the mbarrier, that it counts for; passes: that was waited for, from -1
+  uint64_t operation = 0;  // operations, and their signals: its number, from 1; 0: of a warp
+  uint64_t bytes = 0;      // operations: moved; passes of a bulk group: how many may go on
+  std::array<uint32_t, 3> shape{};  // MMA: M, N, bytes of K; load: bytes of the box, CTAs that get it
   bool by_engine = false;  // phases: completed by an asynchronous operation
   uint32_t line = 0;       // of the PTX
   std::string name;        // opcode, kind of wait, or finding

@@ -93,6 +93,7 @@ void Machine::issue(std::unique_ptr<Operation> operation, Queue* queue) {
   operation->instruction = acting_.instruction;
   operation->warp = acting_.warp->index;
   operation->issued = ticks_;
+  operation->number = ++issued_;
   if (eager() && (!queue || queue->operations.empty())) {
     while (!step(*operation)) {
     }

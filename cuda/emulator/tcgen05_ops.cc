@@ -211,7 +211,7 @@ class TmemLoad final : public RegisterMove {
   TmemLoad(Step& s, const Instruction& in) : RegisterMove(s, in, s.warp.tmem_loads, false) {
     for (const Reg reg : in.list) ++s.warp.state(reg).loads;
     ++s.warp.in_flight;
-    s.machine.report().bytes["tmem load"] += in.list.size() * kLanes * 4;
+    s.machine.report().bytes["tmem load"] += bytes = in.list.size() * kLanes * 4;
   }
 
   bool step(Machine& machine) override {
@@ -253,7 +253,7 @@ class TmemStore final : public RegisterMove {
       std::copy_n(row32(s, in.list[reg]), kLanes, &values_[reg * kLanes]);
       poison_ |= undefined(s, in.list[reg]) != 0;
     }
-    s.machine.report().bytes["tmem store"] += in.list.size() * kLanes * 4;
+    s.machine.report().bytes["tmem store"] += bytes = in.list.size() * kLanes * 4;
   }
 
   bool step(Machine& machine) override {
@@ -285,6 +285,7 @@ void store(Step& s, const Instruction& in) {
 void wait_registers(Step& s, const Instruction& in) {
   uint32_t& outstanding = in.target ? s.warp.tmem_stores : s.warp.tmem_loads;
   if (outstanding) return s.park(Wait::kTmemAccess, &outstanding);
+  s.machine.trace_pass(s, nullptr);
   RaceDetector* races = s.cta.cluster->races.get();
   std::vector<AgentId>& agents = s.warp.tmem_agents[in.target];
   for (const AgentId agent : agents) {
@@ -329,8 +330,9 @@ class Multiply final : public TensorCoreOperation {
       }
     }
     ++s.machine.report().operations["mma"];
-    const UmmaInstruction& shape = op_.instruction;
-    s.machine.report().bytes["mma operands"] += (op_.a_in_tmem ? shape.n : shape.m + shape.n) * kMmaKBytes;
+    const UmmaInstruction& mma = op_.instruction;
+    shape = {mma.m, mma.n, kMmaKBytes};
+    s.machine.report().bytes["mma operands"] += bytes = (op_.a_in_tmem ? mma.n : mma.m + mma.n) * kMmaKBytes;
   }
 
   bool step(Machine& machine) override {

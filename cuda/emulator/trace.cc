@@ -37,6 +37,42 @@ void Machine::trace_operation(const Operation& operation) {
   event.started = operation.started;
   event.line = operation.line;
   event.name = operation.instruction->statement->opcode;
+  event.operation = operation.number;
+  event.bytes = operation.bytes;
+  event.shape = operation.shape;
+  report_.events.push_back(std::move(event));
+}
+
+// Whatever changes an mbarrier, in the CTA that has it.
+void Machine::trace_signal(const MBarrier& barrier, int64_t phase) {
+  if (!options_.trace) return;
+  const Operation* by = acting_.operation;
+  const Cluster& cluster = by ? *by->issuer->cluster : *acting_.warp->cta->cluster;
+  Event event = event_of(Event::Kind::kSignal, *cluster.ctas[barrier.rank], ticks_);
+  const Cta& issuer = by ? *by->issuer : *acting_.warp->cta;
+  event.by_engine = by;
+  event.operation = by ? by->number : 0;
+  event.warp = by ? by->warp : acting_.warp->index;
+  event.mbarrier = barrier.offset;
+  event.phase = phase;
+  event.shape = {issuer.rank};
+  const Instruction& instruction = by ? *by->instruction : *acting_.instruction;
+  event.line = instruction.line;
+  event.name = instruction.statement->opcode;
+  report_.events.push_back(std::move(event));
+}
+
+void Machine::trace_pass(const Step& step, const MBarrier* barrier, uint64_t left) {
+  if (!options_.trace) return;
+  Event event = event_of(Event::Kind::kPass, step.cta, ticks_);
+  event.warp = step.warp.index;
+  event.line = step.line;
+  event.name = acting_.instruction->statement->opcode;
+  event.bytes = left;
+  if (barrier) {
+    event.mbarrier = barrier->offset;
+    event.phase = int64_t(barrier->phase) - 1;
+  }
   report_.events.push_back(std::move(event));
 }
 

@@ -1,11 +1,13 @@
 """The constants of a machine that the replay calculates with, checked as they are read."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxbw.selection import machine as selection_machine
 from jaxbw.selection.machine import Machine
@@ -56,16 +58,33 @@ class Replayed:
 
     name: str
     placed: Machine
-    values: Mapping[str, float]
+    values: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> float:
-        return self.values[name]
+        value: float = self.values[name]
+        return value
+
+    def placed_on(self, machine: Machine) -> "Replayed":
+        """The same constants with another number of SMs."""
+        return Replayed(self.name, machine, {**self.values, "sm_count": float(machine.sm_count)})
 
     def scaled(self, name: str, factor: float) -> "Replayed":
         """The same machine with one constant changed: for sensitivities and what-ifs."""
         if name not in self.values:
             raise KeyError(f"{self.name} has no constant {name!r}")
         return Replayed(self.name, self.placed, {**self.values, name: self.values[name] * factor})
+
+    def varied(self, names: Sequence[str], part: float) -> "Replayed":
+        """Many machines at once, for the closed form, whose rows they are.
+
+        The first is this one; then each of `names` is, in turn, less and more by a part of it.
+        """
+        values = dict(self.values)
+        for row, name in enumerate(names):
+            factors = np.ones(1 + 2 * len(names))
+            factors[1 + 2 * row : 3 + 2 * row] = 1 - part, 1 + part
+            values[name] = self.values[name] * factors
+        return Replayed(self.name, self.placed, values)
 
 
 def constants(name: str) -> Iterator[Constant]:

@@ -192,7 +192,7 @@ def _shares(costs: Costs, bytes_asked: float) -> tuple[tuple[str, float], ...]:
 
 
 def _load(cta: int, step: Step, costs: Costs, first: float) -> Start:
-    # A pair's bytes are counted on its leader's barrier; the box goes to the CTA of the same parity.
+    # A pair's bytes are counted by its leader; the box goes to the CTA of the same parity.
     to = {signal[0] + (cta % 2 if step.pair else 0) for signal in step.signals}
     time = costs.cycles(step.bytes / costs.machine["ingest_bytes_per_cycle"])
     ports = tuple((f"{PORT} {each}", time) for each in sorted(to))

@@ -8,6 +8,7 @@ from jaxbw.selection import config as configs
 from jaxbw.selection import eligibility
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import Device, for_family
+from jaxbw.selection.estimate import Estimate
 from jaxbw.selection.implementations import EMULATED
 from jaxbw.selection.kernel_table import Kernel
 from jaxbw.selection.search import KEPT, Cost, Instances, Ranked, price, search
@@ -49,6 +50,8 @@ class Choice:
       refused: implementations that were not taken, with reasons.
       problem: the product, reduced to one batched GEMM, in words.
       device: the GPU that the choice is for, or that is emulated; None where there is none.
+      estimate: the time on a Blackwell GPU by the pipeline model (docs/blackwell-model.md), which
+        `jaxbw.explain` adds; None elsewhere, and where that does not model the configuration.
     """
 
     implementation: str
@@ -62,6 +65,7 @@ class Choice:
     refused: tuple[Refusal, ...]
     problem: str
     device: str | None
+    estimate: Estimate | None = None
 
     @property
     def waves(self) -> int | None:
@@ -88,6 +92,8 @@ class Choice:
                 f"  config          {self.config}",
                 f"  modelled        {self.cost}",
             ]
+        if self.estimate is not None:
+            lines.append(f"  pipeline model  {self.estimate}")
         if self.repacked:
             lines.append(f"  repacked        {', '.join(self.repacked)}")
         lines.append(f"  reason          {self.reason}")

@@ -1,0 +1,48 @@
+"""Our sm100 kernel as the model sees it: a launch configuration as a pipeline."""
+
+from jaxbw.model.kernel import ROW_BYTES, Kernel
+from jaxbw.model.schedule import Raster
+from jaxbw.selection.config import GemmConfig
+
+_PERSISTENT = {"clc": "clc", "static": "static", "none": None}
+CHUNKS = (64, 32, 16)  # columns that an epilogue warp stores at a time, the first that fits
+
+
+def refusal(config: GemmConfig, *, gated: bool = False) -> str | None:
+    """Why a configuration is not modelled; None where it is."""
+    if config.split_k > 1:
+        return "splits along K are not modelled: their sums go through memory"
+    if config.swap_ab:
+        return "exchanged operands are not modelled: results leave column by column"
+    if gated:
+        return "gated products are not modelled"
+    return None
+
+
+def kernel_of(config: GemmConfig, itemsize: int = 2, output_size: int = 2) -> Kernel:
+    """The pipeline of a configuration of sm100 in which every field is filled in."""
+    block_m, block_n = config.tile
+    assert config.stages is not None
+    columns = block_n // 2 if (block_m, config.cta_group) == (128, 2) else block_n
+    widest = ROW_BYTES // output_size
+    chunk = next((c for c in CHUNKS if c <= widest and columns % c == 0), CHUNKS[-1])
+    return Kernel(
+        block_m,
+        block_n,
+        config.stages,
+        group=config.cta_group,
+        cluster=config.cluster,
+        k_bytes=config.k_spans(itemsize) * ROW_BYTES,
+        persistent=_PERSISTENT[config.scheduler or "clc"],
+        accumulators=config.accumulators or 2,
+        chunk=chunk if config.tma_store else None,
+        buffers=config.store_buffers,
+        narrow=not config.operand_swizzle,
+        itemsize=itemsize,
+        output_size=output_size,
+    )
+
+
+def raster_of(config: GemmConfig) -> Raster:
+    """The order of a configuration's tiles."""
+    return Raster(config.raster, config.swizzle)

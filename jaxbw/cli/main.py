@@ -4,9 +4,15 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Never
 
-from jaxbw.cli import bench, doctor, explain, tune
+from jaxbw.cli import bench, doctor, explain, model, tune
 
-COMMANDS = {"bench": bench, "doctor": doctor, "explain": explain, "tune": tune}
+COMMANDS = {
+    "bench": bench,
+    "doctor": doctor,
+    "explain": explain,
+    "model": model,
+    "tune": tune,
+}
 
 
 class Parser(argparse.ArgumentParser):

@@ -23,9 +23,11 @@ def kernel_of(config: GemmConfig, itemsize: int = 2, output_size: int = 2) -> Ke
     """The pipeline of a configuration of sm100 in which every field is filled in."""
     block_m, block_n = config.tile
     assert config.stages is not None
-    columns = block_n // 2 if (block_m, config.cta_group) == (128, 2) else block_n
+    # With 64 rows in a CTA of a pair, two of its warps have half of the columns each.
+    halves = 2 if (block_m, config.cta_group) == (128, 2) else 1
     widest = ROW_BYTES // output_size
-    chunk = next((c for c in CHUNKS if c <= widest and columns % c == 0), CHUNKS[-1])
+    fitting = (c for c in CHUNKS if c <= widest and block_n // halves % c == 0)
+    chunk = halves * next(fitting, CHUNKS[-1])
     return Kernel(
         block_m,
         block_n,

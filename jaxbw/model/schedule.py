@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from jaxbw.model.kernel import Kernel
 from jaxbw.model.machine import Replayed
+from jaxbw.selection.tile_order import walk
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,20 @@ def schedule(machine: Replayed, kernel: Kernel, shape: Shape) -> Schedule:
 
 def order(plan: Schedule, raster: Raster) -> Iterator[tuple[int, int, int]]:
     """The tiles (batch, m, n), as they are handed out."""
+    for matrix in range(plan.tiles // (plan.tiles_m * plan.tiles_n)):
+        tiles = _snake(plan, raster) if raster.snake else _bands(plan, raster)
+        yield from ((matrix, i, j) for i, j in tiles)
+
+
+def _bands(plan: Schedule, raster: Raster) -> Iterator[tuple[int, int]]:
+    return walk(plan.tiles_m, plan.tiles_n, raster.width, raster.across)
+
+
+def _snake(plan: Schedule, raster: Raster) -> Iterator[tuple[int, int]]:
     across_m = raster.across == "m"
     across, along = (plan.tiles_m, plan.tiles_n) if across_m else (plan.tiles_n, plan.tiles_m)
-    for matrix in range(plan.tiles // (plan.tiles_m * plan.tiles_n)):
-        for number, first in enumerate(range(0, across, raster.width)):
-            band = range(first, min(first + raster.width, across))
-            down = range(along)
-            for j in reversed(down) if raster.snake and number % 2 else down:
-                for i in band:
-                    yield (matrix, i, j) if across_m else (matrix, j, i)
+    for number, first in enumerate(range(0, across, raster.width)):
+        for step in range(along):
+            j = along - 1 - step if number % 2 else step
+            for i in range(first, min(first + raster.width, across)):
+                yield (i, j) if across_m else (j, i)

@@ -1,0 +1,212 @@
+"""`python -m jaxbw model M N K`: what a product would take on a Blackwell GPU. Modelled.
+
+It runs on any machine, and measures nothing: docs/blackwell-model.md says from which constants the
+times come, and how far the model is off where others have measured.
+"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxbw
+from jaxbw._native import Major
+from jaxbw.cli import timeline_picture
+from jaxbw.cli.outcome import Outcome
+from jaxbw.model import report
+from jaxbw.model.clock import DATA, fixed
+from jaxbw.model.machine import Replayed, replayed
+from jaxbw.model.modelled import Replay
+from jaxbw.model.modelled import run as replay
+from jaxbw.model.ours import kernel_of, raster_of, refusal
+from jaxbw.model.schedule import Shape
+from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.devices import TARGETS
+
+SUMMARY = "model what a product would take on a Blackwell GPU"
+EXAMPLES = (
+    "python -m jaxbw model 4096 4096 4096 --device B200",
+    "python -m jaxbw model 4096 4096 4096 --device B200 --trace out.json --png out.png",
+    "python -m jaxbw model 512 8192 5376 --device B200 --layout nt --clock 1.5 --json",
+)
+DEVICES = tuple(name for name, device in TARGETS.items() if device.family == report.FAMILY)
+LAYOUTS = ("nn", "nt", "tn", "tt")
+DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
+CAVEAT = (
+    "Modelled, not measured: no Blackwell GPU has run these kernels. Configurations whose modelled "
+    "times are within 10 % are undecided between."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    for name, what in (
+        ("M", "rows of the result"),
+        ("N", "columns of the result"),
+        ("K", "extent of the contraction"),
+    ):
+        parser.add_argument(name, type=_extent, help=what)
+    parser.add_argument("--device", type=_device, default=DEVICES[0], help=", ".join(DEVICES))
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of operands and result")
+    parser.add_argument("--layout", choices=LAYOUTS, default="nn", help="as of explain")
+    parser.add_argument(
+        "--clock", type=_clock, help="a fixed clock in GHz; default: the throttle law"
+    )
+    parser.add_argument(
+        "--data", choices=DATA, default=DATA[0], help="what the throttle law supposes"
+    )
+    parser.add_argument("--top", type=_extent, default=6, help="configurations to show")
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write the first tiles for ui.perfetto.dev"
+    )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw them, and the roofline")
+
+
+def run(args: argparse.Namespace) -> Outcome:
+    """The command's output.
+
+    Raises:
+      ValueError: the configuration that jaxbw takes is not modelled.
+    """
+    machine = replayed(args.device)
+    shape = Shape(args.M, args.N, args.K)
+    config = _chosen(args)
+    draws = args.trace is not None or args.png is not None
+    clock = fixed(args.clock, args.data) if args.clock else args.data
+    itemsize = jnp.dtype(DTYPES[args.dtype]).itemsize
+    kernel = kernel_of(config, itemsize, itemsize)
+    found = replay(machine, kernel, shape, raster_of(config), clock, record=draws)
+    estimate = report.estimated(machine, kernel, shape, raster_of(config), found.clock)
+    estimate = dataclasses.replace(
+        estimate,
+        us=found.us,
+        low_us=found.us * report.INTERVAL[0],
+        high_us=found.us * report.INTERVAL[1],
+        tflops=found.tflops,
+    )
+    others = _others(args, machine, shape, found.us)
+    if args.trace is not None:
+        args.trace.write_text(json.dumps(timeline_picture.chrome(found)))
+    if args.png is not None:
+        timeline_picture.draw(found, f"{args.M}x{args.N}x{args.K} on {args.device}", args.png)
+    if args.json:
+        answer = {
+            "device": args.device,
+            "config": dataclasses.asdict(config),
+            "estimate": dataclasses.asdict(estimate),
+            "busy": _busy(found),
+            "candidates": others,
+            "caveat": CAVEAT,
+        }
+        return Outcome(json.dumps(answer, indent=2))
+    return Outcome("\n".join(_text(args, config, estimate, found, others)))
+
+
+def _chosen(args: argparse.Namespace) -> GemmConfig:
+    """The configuration that jaxbw would launch."""
+    dtype = DTYPES[args.dtype]
+    lhs_k, rhs_k = int(args.layout[0] == "n"), int(args.layout[1] == "t")
+    lhs = (args.M, args.K) if lhs_k else (args.K, args.M)
+    rhs = (args.N, args.K) if rhs_k else (args.K, args.N)
+    choice = jaxbw.explain(
+        jax.ShapeDtypeStruct(lhs, dtype),
+        jax.ShapeDtypeStruct(rhs, dtype),
+        dimension_numbers=(((lhs_k,), (rhs_k,)), ((), ())),
+        implementation=report.FAMILY,
+        device=args.device,
+    )
+    assert choice.config is not None
+    reason = refusal(choice.config)
+    if reason is None and choice.repacked:
+        reason = "operands are repacked first, which is not modelled"
+    if reason is not None:
+        raise ValueError(f"this product takes {choice.config}: {reason}")
+    return choice.config
+
+
+def _others(
+    args: argparse.Namespace, machine: Replayed, shape: Shape, us: float
+) -> list[dict[str, Any]]:
+    """The model's own preferences, with whether they differ enough to say so."""
+    lhs = Major.K if args.layout[0] == "n" else Major.MN
+    rhs = Major.K if args.layout[1] == "t" else Major.MN
+    ranked = report.search(machine, shape, lhs_major=lhs, rhs_major=rhs, kept=args.top)
+    return [
+        {
+            "tile": f"{config.block_m}x{config.block_n}",
+            "cta_group": config.cta_group,
+            "cluster": f"{config.cluster[0]}x{config.cluster[1]}",
+            "bands": f"{config.swizzle} along {config.raster}",
+            "us": time,
+            "undecided": abs(time / us - 1) < report.UNDECIDED,
+        }
+        for config, time in ranked
+    ]
+
+
+def _busy(found: Replay) -> dict[str, float]:
+    return {name: time / found.outcome.time for name, time in found.outcome.busy.items()}
+
+
+def _text(
+    args: argparse.Namespace,
+    config: GemmConfig,
+    estimate: Any,
+    found: Replay,
+    others: Sequence[dict[str, Any]],
+) -> list[str]:
+    busy = ", ".join(f"{name} {part:.0%}" for name, part in _busy(found).items() if part >= 0.05)
+    lines = [
+        f"{args.M}x{args.N}x{args.K} {args.dtype} on {args.device}",
+        f"  config       {config}",
+        f"  {estimate}",
+        f"  busy         {busy}",
+        "  assumed constants, and the time with 30 % less and more of each:",
+    ]
+    lines += [
+        f"    {s.constant:24s} {s.less:+7.1%} {s.more:+7.1%}   {s.source}"
+        for s in estimate.sensitivity[:6]
+    ]
+    lines.append("  the least modelled times of all unsplit configurations, normal data:")
+    lines += [
+        f"    {o['tile']:>8s} cta_group {o['cta_group']} cluster {o['cluster']} "
+        f"bands {o['bands']:12s} {o['us']:9.1f} us{'  undecided' if o['undecided'] else ''}"
+        for o in others
+    ]
+    return [*lines, CAVEAT]
+
+
+def _extent(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; type a whole number from 1 on")
+    return value
+
+
+def _clock(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.2 <= value <= 3.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no clock; type GHz, from 0.2 to 3")
+    return value
+
+
+def _device(text: str) -> str:
+    for name in DEVICES:
+        if name.lower() == text.lower():
+            return name
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not modelled; type one of {', '.join(DEVICES)}. Hopper's constants are not "
+        "measured yet: explain has the other model"
+    )

@@ -1,0 +1,112 @@
+"""The structure that the model replays is that of the running PTX."""
+
+import pytest
+
+from jaxbw.emulator import Report
+from jaxbw.model import trace
+from jaxbw.model.machine import replayed
+from jaxbw.model.memory import Traffic
+from jaxbw.model.ours import kernel_of
+from jaxbw.model.pipeline import TENSOR, Costs, agents
+from jaxbw.model.replay import replay
+from jaxbw.model.schedule import Shape, schedule
+from jaxbw.selection.config import GemmConfig
+from tests.emulator import gemm_launch
+from tests.emulator.gemm_cases import Case
+from tests.emulator.installed import load
+
+ITEMS, BLOCKS = 3, 10
+GHZ = 1.5
+CONFIGS = [
+    GemmConfig(256, 128, cta_group=2, cluster=(2, 1), stages=3, accumulators=2),
+    GemmConfig(256, 256, cta_group=2, cluster=(2, 1), stages=5, accumulators=2),
+    GemmConfig(256, 256, cta_group=2, cluster=(4, 2), stages=3, accumulators=2),
+    GemmConfig(128, 128, stages=4, accumulators=2),
+    GemmConfig(128, 128, cta_group=2, cluster=(2, 1), stages=4, accumulators=2),
+    GemmConfig(128, 256, cluster=(2, 2), stages=3, accumulators=2),
+    GemmConfig(512, 256, cta_group=2, cluster=(2, 1), stages=4),
+    GemmConfig(256, 224, cta_group=2, cluster=(2, 1), stages=4, accumulators=2),
+]
+
+
+def traced(config: GemmConfig) -> Report:
+    """A cluster that computes ITEMS tiles, BLOCKS stages each, one after the other."""
+    kernel = kernel_of(config)
+    launch = gemm_launch.from_gemm_config(config, 0, 0, gemm_launch.BF16)
+    case = Case(
+        kernel.cluster_rows,
+        kernel.cluster_columns * ITEMS,
+        64 * BLOCKS,
+        layout="nt",
+        output="bf16",
+    )
+    return gemm_launch.launch(
+        load(f"jaxbw_sm100_16bit_{config.cta_group}cta"),
+        launch,
+        case.product(),
+        sm_count=kernel.ctas,
+        schedule="latest",
+        checks="off",
+        trace=True,
+    ).report
+
+
+def modelled(config: GemmConfig) -> Costs:
+    """The same tiles on every cluster of a machine whose L2 has all of the operands."""
+    machine, kernel = replayed("B200"), kernel_of(config)
+    resident = machine.placed.resident_clusters(kernel.ctas)
+    shape = Shape(kernel.cluster_rows * resident, kernel.cluster_columns * ITEMS, 64 * BLOCKS)
+    plan = schedule(machine, kernel, shape)
+    assert plan.waves == ITEMS
+    return Costs(machine, kernel, shape, plan, (Traffic(0.0, 0.0),) * ITEMS, GHZ)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_totals_and_time_are_those_of_the_trace(config: GemmConfig) -> None:
+    report = traced(config)
+    found = trace.read(report.events)
+    costs = modelled(config)
+    kernel = costs.kernel
+    ours = replay(*agents(costs))
+    theirs = replay(*trace.agents(found, costs))
+
+    # Instructions and bytes: the model's, the trace's and the emulator's own counts.
+    groups = kernel.ctas // kernel.group
+    mmas = ITEMS * BLOCKS * kernel.mmas
+    assert found.total("mma")[0] == report.operations["mma"] == groups * mmas
+    assert ours.services[TENSOR] == ITEMS * BLOCKS * kernel.mma_tiles
+    asked = ITEMS * BLOCKS * kernel.ctas * kernel.asked
+    assert found.total("load")[1] == report.bytes["global load"] == asked
+    assert report.bytes["tma load"] == ITEMS * BLOCKS * kernel.ctas * sum(kernel.loaded)
+    results = ITEMS * kernel.cluster_rows * kernel.cluster_columns
+    assert found.total("tmem")[1] == report.bytes["tmem load"] == 4 * results
+    assert found.total("store")[1] == report.bytes["tma store"] == 2 * results
+    chunks = len(costs.chunks) * kernel.mma_tiles
+    assert found.total("store")[0] == ITEMS * kernel.ctas * 4 * chunks
+
+    # One CTA by hand is as fast as all of the cluster by its trace.
+    assert ours.time == pytest.approx(theirs.time, rel=0.04)
+    tensor = max(time for name, time in theirs.busy.items() if name.startswith(TENSOR))
+    assert ours.busy[TENSOR] == pytest.approx(tensor)
+
+
+def test_an_untraced_launch_is_refused() -> None:
+    with pytest.raises(ValueError, match="launch with trace=True"):
+        trace.read([])
+
+
+def test_what_releases_a_wait_is_in_the_trace() -> None:
+    found = trace.read(traced(CONFIGS[0]).events)
+    steps = found.warps[0, 0]
+    waits = [step.signals[0] for step in steps if step.kind == "wait"]
+    stages = [signal for signal in waits if signal[1] == waits[0][1]]
+    # The first wait on a slot is for the phase before the first, the others one by one.
+    assert [phase for _, _, phase in stages] == list(range(-1, len(stages) - 1))
+    committed = {
+        signal
+        for steps in found.warps.values()
+        for s in steps
+        for signal in s.signals
+        if s.kind == "commit"
+    }
+    assert {signal for signal in stages if signal[2] >= 0} <= committed

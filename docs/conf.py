@@ -44,6 +44,7 @@ NAVIGATION = {
         "docs/api",
     ],
     "Inside": [
+        "docs/blackwell-model",
         "docs/blackwell_kernel",
         "docs/performance",
         "docs/static-report",

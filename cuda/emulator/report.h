@@ -37,10 +37,10 @@ struct Event {
   int64_t phase = 0;       // signals: of the mbarrier, that it counts for; passes: that was waited for, from -1
   uint64_t operation = 0;  // operations, and their signals: its number, from 1; 0: of a warp
   uint64_t bytes = 0;      // operations: moved; passes of a bulk group: how many may go on
-  std::array<uint32_t, 3> shape{};  // MMA: M, N, bytes of K; load: bytes of the box, CTAs that get it
-  bool by_engine = false;  // phases: completed by an asynchronous operation
-  uint32_t line = 0;       // of the PTX
-  std::string name;        // opcode, kind of wait, or finding
+  std::array<uint32_t, 3> shape{};  // MMA: M, N, bytes of K; load: bytes of the box, CTAs that get it; signal: rank
+  bool by_engine = false;           // phases: completed by an asynchronous operation
+  uint32_t line = 0;                // of the PTX
+  std::string name;                 // opcode, kind of wait, or finding
 };
 
 struct Report {

@@ -93,6 +93,7 @@ def constants(name: str) -> Iterator[Constant]:
     Raises:
       ValueError: there is no such machine, or its table is faulty; the message names the entry.
 
+    >>> from jaxbw.model.machine import constants
     >>> next(c for c in constants("B200") if c.name == "narrow_row_cycles").fitted
     True
     """

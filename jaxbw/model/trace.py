@@ -54,7 +54,9 @@ class Trace:
 
 
 def read(events: Iterable[Any]) -> Trace:
-    """Reads the events of a report (`jaxbw.emulator.Report.events`).
+    """Reads the events of a report (`jaxbw.emulator.Report.events`), of one cluster's launch.
+
+    Further clusters of the grid must be handed to it by cluster launch control.
 
     Raises:
       ValueError: there are none: the launch was not traced.
@@ -75,7 +77,7 @@ def read(events: Iterable[Any]) -> Trace:
                 signals[event.operation][at] = None
                 arrivals[at] += 1
         elif event.kind == kinds.signal:
-            # Clusters begin at multiples of their size, so a rank is the CTA's index here.
+            # Of the one cluster that runs, a rank is the CTA's index in the grid.
             step = Step("arrive", (at,))
             steps[_issuer(event), event.warp].append((event.end, step))
             arrivals[at] += 1

@@ -156,6 +156,7 @@ def test_private_jax_is_in_compat_only() -> None:
     [
         "jaxbw.api",
         "jaxbw.batch_invariance",
+        "jaxbw.model.machine",
         "jaxbw.checkpoint_policies",
         "jaxbw.selection.config",
         "jaxbw.selection.devices",

@@ -115,3 +115,12 @@ def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["explain", "-h"])
     assert "--png waves.png" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("swizzle", "read"), [(8, (8, 10)), (1, (5, 16)), (4, (8, 16))])
+def test_the_page_says_what_bands_read(swizzle: int, read: tuple[int, int]) -> None:
+    """docs/selection.md, below its picture."""
+    config = {"block_m": 256, "block_n": 256, "cta_group": 2, "cluster": (2, 1)}
+    found = wave_map("B200", 1, 4096, 4096, 4096, **config, swizzle=swizzle)
+    assert found.footprint(0) == read
+    assert len(found.items) - 3 * found.resident == 34

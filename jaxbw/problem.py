@@ -3,11 +3,13 @@
 D[batch, m, n] = epilogue(sum over k of A[batch, m, k] * B[batch, k, n]); a gated product has
 a second B like the first. The reduction knows nothing of kernels or devices. It costs no copy where
 each operand's dimensions already lie as [batch, outer, contraction] or [batch, contraction, outer],
-in blocks of any number of dimensions; anything else is transposed first, as XLA would do it.
+in blocks of any number of dimensions; anything else is transposed first, as XLA would do it. Where
+one operand alone has dimensions in front of these, as a stack of weights that share their input,
+they may be a batch that the other operand serves whole.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,6 +18,8 @@ from jax import lax
 
 from jaxbw._native import Major
 from jaxbw.epilogue import IDENTITY, Epilogue
+
+_LEAST_OF_STACK = 64  # rows, or columns, of each matrix: those of the smallest tile
 
 DimensionNumbers = tuple[
     tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]
@@ -119,14 +123,17 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class OperandView:
-    """How an operand becomes a GEMM operand: reshape, perhaps transpose, reshape."""
+    """How an operand becomes a GEMM operand: reshape, perhaps transpose, reshape.
+
+    Or how the GEMM's result becomes that of the dot_general.
+    """
 
     squeezed: tuple[int, ...]  # its shape without dimensions of size 1
     permutation: tuple[int, ...] | None  # None: no transposition, hence no copy
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
 
     def __call__(self, operand: Any) -> Any:
-        """The operand as [batch, outer, contiguous]."""
+        """An operand as [batch, outer, contiguous]."""
         if self.permutation is not None:
             operand = lax.transpose(lax.reshape(operand, self.squeezed), self.permutation)
         return lax.reshape(operand, self.shape)
@@ -134,12 +141,12 @@ class OperandView:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A problem and the views of its operands."""
+    """A problem and the views of its operands and its result."""
 
     problem: GemmProblem
     lhs: OperandView
     rhs: OperandView
-    output_shape: tuple[int, ...]  # of the dot_general; the product has its elements in order
+    result: OperandView
 
 
 def describe(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
@@ -168,35 +175,45 @@ def reduce_dot_general(
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     lhs_free = _others(len(lhs.shape), lhs_contract, lhs_batch)
     rhs_free = _others(len(rhs.shape), rhs_contract, rhs_batch)
+    batch, m_dims, n_dims = (
+        tuple(x.shape[i] for i in dims)
+        for x, dims in ((lhs, lhs_batch), (lhs, lhs_free), (rhs, rhs_free))
+    )
+    extents = math.prod(batch), math.prod(m_dims), math.prod(n_dims)
+    output_shape = batch + m_dims + n_dims
 
     # The order of the contraction is free, so long as both operands have the same: by either one.
-    views = []
+    layouts = []
     for by in (lhs_contract, rhs_contract):
         order = sorted(range(len(by)), key=by.__getitem__)
-        lhs_view, lhs_k_major = _view(
-            lhs.shape, lhs_batch, lhs_free, [lhs_contract[i] for i in order]
-        )
-        rhs_view, rhs_k_major = _view(
-            rhs.shape, rhs_batch, rhs_free, [rhs_contract[i] for i in order]
-        )
-        copied = sum(
-            math.prod(size for size in view.shape if isinstance(size, int))  # as far as is known
-            for view in (lhs_view, rhs_view)
-            if view.permutation is not None
-        )
-        views.append((copied, lhs_view, rhs_view, lhs_k_major, rhs_k_major))
-    _, lhs_view, rhs_view, lhs_k_major, rhs_k_major = min(views, key=lambda view: view[0])
+        lhs_k, rhs_k = ([dims[i] for i in order] for dims in (lhs_contract, rhs_contract))
+        left = _view(lhs.shape, lhs_batch, lhs_free, lhs_k)
+        right = _view(rhs.shape, rhs_batch, rhs_free, rhs_k)
+        in_order = OperandView(output_shape, None, output_shape)
+        layouts.append(_Layout(left, right, in_order, extents))
+        for side, count in _stacks(m_dims, n_dims, batch, epilogue, lhs.dtype.itemsize):
+            if side == "lhs":
+                stack, rows = m_dims[:count], m_dims[count:]
+                view = _view(lhs.shape, lhs_free[:count], lhs_free[count:], lhs_k)
+                sizes = math.prod(stack), math.prod(rows), math.prod(n_dims)
+                layouts.append(_Layout(view, right, in_order, sizes, rhs_batched=False))
+            else:
+                stack, columns = n_dims[:count], n_dims[count:]
+                view = _view(rhs.shape, rhs_free[:count], rhs_free[count:], rhs_k)
+                sizes = math.prod(stack), math.prod(m_dims), math.prod(columns)
+                back = (*range(count, count + len(m_dims)), *range(count))
+                back = (*back, *range(len(back), len(output_shape)))
+                result = OperandView((*stack, *m_dims, *columns), back, output_shape)
+                layouts.append(_Layout(left, view, result, sizes, lhs_batched=False))
+    itemsizes = lhs.dtype.itemsize, rhs.dtype.itemsize, output.itemsize
+    best = min(layouts, key=lambda layout: layout.copied(epilogue, itemsizes))
 
-    batch = tuple(lhs.shape[i] for i in lhs_batch)
-    m_dims = tuple(lhs.shape[i] for i in lhs_free)
-    n_dims = tuple(rhs.shape[i] for i in rhs_free)
+    (lhs_view, lhs_k_major), (rhs_view, rhs_k_major) = best.lhs, best.rhs
     problem = GemmProblem(
-        batch=math.prod(batch),
-        m=math.prod(m_dims),
-        n=math.prod(n_dims),
+        *best.extents,
         k=math.prod(lhs.shape[i] for i in lhs_contract),
-        lhs_batched=True,
-        rhs_batched=True,
+        lhs_batched=best.lhs_batched,
+        rhs_batched=best.rhs_batched,
         lhs_major=Major.K if lhs_k_major else Major.MN,
         rhs_major=Major.K if rhs_k_major else Major.MN,
         lhs_dtype=np.dtype(lhs.dtype),
@@ -205,7 +222,57 @@ def reduce_dot_general(
         epilogue=epilogue,
         precision=precision,
     )
-    return Reduction(problem, lhs_view, rhs_view, batch + m_dims + n_dims)
+    return Reduction(problem, lhs_view, rhs_view, best.result)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """One way to read the operands of a dot_general: their views, and whether they are K-major.
+
+    `extents` are batch, m and n.
+    """
+
+    lhs: tuple[OperandView, bool]
+    rhs: tuple[OperandView, bool]
+    result: OperandView
+    extents: tuple[int, int, int]
+    lhs_batched: bool = True
+    rhs_batched: bool = True
+
+    def copied(self, epilogue: Epilogue, itemsizes: tuple[int, int, int]) -> int:
+        """The bytes that are transposed, so far as sizes are known."""
+        views = (self.lhs[0], self.rhs[0], self.result)
+        counts = (1, 1 + epilogue.gated, epilogue.results)
+        return sum(
+            count * itemsize * math.prod(size for size in view.shape if isinstance(size, int))
+            for view, count, itemsize in zip(views, counts, itemsizes, strict=True)
+            if view.permutation is not None
+        )
+
+
+def _stacks(
+    m_dims: Sequence[int],
+    n_dims: Sequence[int],
+    batch: Sequence[int],
+    epilogue: Epilogue,
+    itemsize: int,
+) -> Iterator[tuple[str, int]]:
+    """Which operand may be a stack that the other one serves whole, and of how many dimensions.
+
+    Not where both have a batch; where the epilogue's arrays would have to be moved with it; nor
+    where tiles would stay empty, or the rows of a matrix be no multiples of 16 bytes.
+    """
+    if batch or not all(isinstance(size, int) for size in (*m_dims, *n_dims)):
+        return
+    e = epilogue
+    for side, axis, dims in (("lhs", "m", m_dims), ("rhs", "n", n_dims)):
+        if side == "rhs" and not (e.c is None and e.residual is None):
+            continue
+        whole = e.bias_rank if e.bias is not None and e.bias_axis == axis else 1
+        for count in range(1, len(dims) - whole + 1):
+            extent = math.prod(dims[count:])
+            if extent >= _LEAST_OF_STACK and extent * itemsize % 16 == 0:
+                yield side, count
 
 
 def is_read_in_place(shape: Sequence[int], contract: Sequence[int], batch: Sequence[int]) -> bool:

@@ -95,7 +95,7 @@ def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any,
         **attributes,
     )
     wanted = results[: problem.epilogue.results]
-    return tuple(jax.lax.reshape(x, reduction.output_shape) for x in wanted)
+    return tuple(reduction.result(x) for x in wanted)
 
 
 def call_attributes(problem: GemmProblem, choice: Choice) -> dict[str, str | int | float]:

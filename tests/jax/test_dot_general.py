@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import hypothesis.strategies as st
@@ -12,10 +13,14 @@ import pytest
 
 import jaxbw
 from jaxbw._native import Major
+from jaxbw.epilogue import IDENTITY, Epilogue
 from jaxbw.primitives.dot_general import batched_dimension_numbers
-from jaxbw.problem import reduce_dot_general
+from jaxbw.problem import GemmProblem, reduce_dot_general
 
 Operand = Callable[..., Any]
+
+WITH_C = Epilogue(c=np.dtype(np.float32))
+ROWS_BIAS = Epilogue(bias=np.dtype(np.float32), bias_axis="m")
 
 
 @st.composite
@@ -75,13 +80,49 @@ def test_transposes_match_lax(case: Any) -> None:
         np.testing.assert_array_equal(got, wanted)
 
 
-@hypothesis.settings(max_examples=200)
+@pytest.mark.parametrize("least_of_stack", [64, 4])
+@hypothesis.settings(max_examples=100)
 @hypothesis.given(products())
-def test_the_reduction_is_the_product(case: Any) -> None:
+def test_the_reduction_is_the_product(least_of_stack: int, case: Any) -> None:
     """A GEMM in NumPy over the reduced operands: what the kernels compute."""
-    lhs_shape, rhs_shape, dims = case
+    with mock.patch("jaxbw.problem._LEAST_OF_STACK", least_of_stack):
+        assert_reduces(*case)
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "contract", "epilogue", "shapes"),
+    [
+        # Stacks of weights that share their input: where the result is the smaller to move.
+        ((16, 128), (3, 128, 64), (1, 1), IDENTITY, ((1, 16, 128), (3, 128, 64))),
+        ((4, 4, 128), (3, 128, 64), (2, 1), IDENTITY, ((1, 16, 128), (3, 128, 64))),
+        ((16, 128), (2, 3, 128, 64), (1, 2), IDENTITY, ((1, 16, 128), (6, 128, 64))),
+        ((256, 128), (3, 128, 64), (1, 1), IDENTITY, ((1, 256, 128), (1, 128, 192))),
+        # Of inputs that lie transposed: there the result is as it should be.
+        ((3, 128, 64), (128, 16), (1, 0), IDENTITY, ((3, 128, 64), (1, 128, 16))),
+        ((3, 128, 8, 8), (128, 16), (1, 0), IDENTITY, ((3, 128, 64), (1, 128, 16))),
+        ((3, 128, 8, 8), (128, 16), (1, 0), ROWS_BIAS, ((3, 128, 64), (1, 128, 16))),
+        ((3, 128, 64), (128, 16), (1, 0), WITH_C, ((3, 128, 64), (1, 128, 16))),
+        # Not with arrays that would have to be moved, nor for matrices that are small or unaligned.
+        ((16, 128), (3, 128, 64), (1, 1), WITH_C, ((1, 16, 128), (1, 128, 192))),
+        ((16, 128), (3, 128, 32), (1, 1), IDENTITY, ((1, 16, 128), (1, 128, 96))),
+        ((16, 128), (3, 128, 65), (1, 1), IDENTITY, ((1, 16, 128), (1, 128, 195))),
+        # What lies in place anyhow is one product.
+        ((3, 64, 128), (128, 16), (2, 0), IDENTITY, ((1, 192, 128), (1, 128, 16))),
+    ],
+)
+def test_stacks_are_read_in_place(
+    lhs: Any, rhs: Any, contract: tuple[int, int], epilogue: Epilogue, shapes: Any
+) -> None:
+    dims = (((contract[0],), (contract[1],)), ((), ()))
+    problem = assert_reduces(lhs, rhs, dims, epilogue)
+    assert (problem.lhs_shape, problem.rhs_shape) == shapes
+
+
+def assert_reduces(
+    lhs_shape: Any, rhs_shape: Any, dims: Any, epilogue: Epilogue = IDENTITY
+) -> GemmProblem:
     lhs, rhs = integers(lhs_shape, 0), integers(rhs_shape, 1)
-    reduced = reduce_dot_general(lhs, rhs, dims, np.dtype(np.float32))
+    reduced = reduce_dot_general(lhs, rhs, dims, np.dtype(np.float32), epilogue=epilogue)
     problem = reduced.problem
     a, b = np.asarray(reduced.lhs(lhs)), np.asarray(reduced.rhs(rhs))
     assert (a.shape, b.shape) == (problem.lhs_shape, problem.rhs_shape)
@@ -89,9 +130,9 @@ def test_the_reduction_is_the_product(case: Any) -> None:
         a = a.swapaxes(1, 2)
     if problem.rhs_major == Major.K:
         b = b.swapaxes(1, 2)
-    np.testing.assert_array_equal(
-        (a @ b).reshape(reduced.output_shape), jax.lax.dot_general(lhs, rhs, dims)
-    )
+    assert np.broadcast_shapes(a.shape[:1], b.shape[:1]) == (problem.batch,)
+    np.testing.assert_array_equal(reduced.result(a @ b), jax.lax.dot_general(lhs, rhs, dims))
+    return problem
 
 
 @pytest.mark.parametrize(

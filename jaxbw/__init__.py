@@ -17,7 +17,7 @@ from jaxbw import log as _log
 from jaxbw.api import dot_general, explain, gated_matmul, matmul
 from jaxbw.batch_invariance import batch_invariant
 from jaxbw.collective import collective_matmul
-from jaxbw.primitives.gemm import EXPORT_DISABLED_CHECKS as export_disabled_checks
+from jaxbw.exporting import export_disabled_checks
 from jaxbw.primitives.gemm import register as _register
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import target

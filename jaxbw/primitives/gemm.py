@@ -10,7 +10,6 @@ from typing import Any, Never
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.export import DisabledSafetyCheck
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -31,19 +30,6 @@ from jaxbw.selection.select import Choice
 # The number counts changes of attributes, operands or results: a program that was compiled or
 # exported for another number is not run in their stead.
 TARGET = "jaxbw_gemm_v2"
-
-EXPORT_DISABLED_CHECKS = (DisabledSafetyCheck.custom_call(TARGET),)
-"""For `jax.export.export(..., disabled_checks=)`, which else refuses custom calls not of JAX's own.
-
->>> from jax import export
->>> x = jnp.ones((4, 8), jnp.bfloat16)
->>> with jaxbw.target("H200"):
-...     exported = export.export(
-...         jax.jit(lambda x: jaxbw.matmul(x, x.T)),
-...         platforms=["cuda"],
-...         disabled_checks=jaxbw.export_disabled_checks,
-...     )(x)
-"""
 
 ACTIVATIONS = {
     None: Activation.NONE,

@@ -12,6 +12,7 @@ from jax import export
 
 import jaxbw
 from jaxbw.primitives.gemm import TARGET
+from jaxbw.primitives.partitioning import TARGET as PARTITIONED
 
 Operand = Callable[..., Any]
 
@@ -103,7 +104,7 @@ def test_the_gradient_comes_along_for_cuda(family: str, operand: Operand) -> Non
 
 @pytest.mark.parametrize("local", [False, True])
 def test_over_two_devices(local: bool, operand: Operand) -> None:
-    """Inside a shard_map kernels serve each device's part, in what is exported, too."""
+    """Inside a shard_map kernels serve each device's part; else XLA asks what that is."""
     mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.sharding.PartitionSpec("x")
     sharding = jax.sharding.NamedSharding(mesh, split)
@@ -115,8 +116,8 @@ def test_over_two_devices(local: bool, operand: Operand) -> None:
     with jaxbw.target("H200"):
         there = exported(product, x, operand((K, N)), platforms=("cuda",))
     assert there.nr_devices == 2
-    if local:
-        assert there.mlir_module().count(f"@{TARGET}") == 1
+    target = TARGET if local else PARTITIONED
+    assert there.mlir_module().count(f"@{target}") == 1
 
 
 def test_symbolic_sizes_are_xlas(family: str, operand: Operand) -> None:

@@ -21,6 +21,7 @@ LAYERS = [
     "jaxbw.flax.pending",
     "jaxbw.flax",
     "jaxbw",
+    "jaxbw.exporting",
     "jaxbw.api",
     "jaxbw.collective",
     "jaxbw.arguments",

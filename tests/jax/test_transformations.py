@@ -18,6 +18,7 @@ from jax.experimental import checkify
 from jax.test_util import check_grads
 
 import jaxbw
+from jaxbw.primitives.gemm import TARGET
 
 from .epilogues import CASES, arrays, formula, in_float64, numbers
 
@@ -410,6 +411,38 @@ def test_vmap_is_one_launch(
     found = SHAPES.findall(call.rsplit(" : ", 1)[1])[:2]
     assert [found[0], found[1]] == [lhs, rhs] or found == [lhs, transposed(rhs)]
     assert "stablehlo.while" not in text
+
+
+@pytest.mark.parametrize("kind", ["plain", "bias", "bias along m", "gated", "gradient"])
+def test_a_stack_of_weights_is_read_in_place(kind: str, operand: Operand) -> None:
+    """The kernel's batch has the weights, each of which reads the one input: XLA moves nothing."""
+    x, w = (jnp.round(operand(shape)) for shape in ((16, 128), (3, 128, 64)))
+    columns, rows = (jnp.round(operand((size,), number=1)) for size in (64, 16))
+
+    def product(x: Any, w: Any) -> Any:
+        if kind == "gated":
+            return jaxbw.gated_matmul(x, w, 2 * w, activation=None)
+        if kind == "bias":
+            return jaxbw.matmul(x, w, bias=columns, activation="relu")
+        if kind == "bias along m":
+            return jaxbw.matmul(x, w, bias=rows, bias_axis=-2, activation="relu")
+        return jaxbw.matmul(x, w)
+
+    def function(x: Any, w: Any) -> Any:
+        stacked = jax.vmap(product, (None, 0))
+        if kind != "gradient":
+            return stacked(x, w)
+        return jax.grad(lambda w: (stacked(x, w).astype(jnp.float32) * columns).sum())(w)
+
+    with jaxbw.implementation(("emulator", "xla")):
+        compiled = jax.jit(function).lower(x, w).compile()
+    text = compiled.as_text() or ""
+    assert text.count(f'custom_call_target="{TARGET}"') == 1
+    if kind != "gradient":
+        assert "bf16[3,128,64]" in text
+        assert not re.search(r" (transpose|copy)\(", text)
+    with jaxbw.implementation("xla"):  # the sums are of integers, hence the same
+        np.testing.assert_array_equal(compiled(x, w), jax.jit(function)(x, w))
 
 
 @pytest.mark.parametrize("batched", ["bias", "bias and x"])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +22,7 @@ import jaxbw
 from jaxbw import _native
 
 from .epilogues import CASES, arrays, numbers
-from .test_dot_general import products
+from .test_dot_general import integers, products
 from .test_lowering import COPIES, attributes
 
 Operand = Callable[..., Any]
@@ -255,6 +256,52 @@ def test_transformations_agree_with_jnp(transformed: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, result(matmul), result(jnp.matmul))
 
 
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(products(), st.data())
+def test_any_transposition_of_any_product(case: Any, data: st.DataObject) -> None:
+    """With its gradients, of integers."""
+    lhs_shape, rhs_shape, dims = case
+    orders = [data.draw(st.permutations(range(len(shape)))) for shape in (lhs_shape, rhs_shape)]
+    given = [
+        jnp.transpose(integers(shape, number), order)
+        for number, (shape, order) in enumerate(zip((lhs_shape, rhs_shape), orders, strict=True))
+    ]
+
+    def product(dot_general: Any) -> Function:
+        def function(x: Any, y: Any) -> Any:
+            x, y = (lax.transpose(x, np.argsort(o)) for x, o in zip((x, y), orders, strict=True))
+            return dot_general(x, y, dims)
+
+        return function
+
+    out = jax.eval_shape(product(lax.dot_general), *given)
+    g = integers(out.shape, 2)
+    ours = jax.jit(step(product(jaxbw.dot_general)))(*given, g)
+    theirs = jax.jit(step(product(lax.dot_general)))(*given, g)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_programs_agree_with_jnp(axis: AxisType) -> None:
+    """Without a shard_map, too; the result and the gradients are sharded alike."""
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(axis, axis))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(integers((4, 8), 0), NamedSharding(mesh, PartitionSpec("x", "y")))
+        w = jax.device_put(integers((6, 8), 1), NamedSharding(mesh, PartitionSpec(None, "y")))
+        sharding = NamedSharding(mesh, PartitionSpec("x", None))
+        out_sharding = sharding if axis == AxisType.Explicit else None
+
+        def loss(product: Any, x: Any, w: Any) -> Any:
+            return (product(x, w.T, out_sharding=out_sharding) ** 2).sum()
+
+        ours, theirs = (
+            jax.jit(jax.value_and_grad(functools.partial(loss, product), (0, 1)))(x, w)
+            for product in (matmul, jnp.matmul)
+        )
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert jax.tree.map(jax.typeof, ours) == jax.tree.map(jax.typeof, theirs)
+
+
 @pytest.mark.parametrize("implementation", ["emulator", "emulator-sm90"])
 def test_the_kernels_product_is_right(
     implementation: str, operand: Operand, assert_product_close: Callable[..., None]
@@ -296,6 +343,23 @@ def copies(function: Callable[..., Any], *operands: Any) -> int:
         read = [dims[int(i)] for i in layout.split(",")]  # from the innermost dimension on
         found += read != sorted(read, reverse=True)
     return found
+
+
+@pytest.mark.parametrize("spec", EINSUMS)
+def test_einsum_on_the_kernels(spec: str) -> None:
+    """With its gradients, of integers: exact."""
+    sizes = {"b": 2, "t": 5, "d": 16, "h": 3, "k": 8, "q": 4, "m": 6, "n": 7, "a": 2}
+    given, result = spec.split("->")
+    x, w, g = (
+        integers(tuple(sizes[letter] for letter in letters), i).astype(jnp.bfloat16)
+        for i, letters in enumerate((*given.split(","), result))
+    )
+    with jaxbw.implementation("emulator-sm90"):
+        ours = jax.jit(step(lambda x, w: einsum(spec, x, w)))(x, w, g)
+    wide = [a.astype(jnp.float32) for a in (x, w, g)]
+    theirs = step(lambda x, w: jnp.einsum(spec, x, w))(*wide)
+    for got, wanted in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(got.astype(jnp.float32), wanted.astype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize("spec", EINSUMS)

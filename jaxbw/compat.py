@@ -4,8 +4,9 @@ Each has a test in tests/jax/test_compat.py. Works on jax 0.10 to 0.12. Nothing 
 anything about matrix products.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from jax._src.lax import lax as _lax
 from jax._src.lax import parallel as _parallel
 from jax._src.lib import xla_client as _xla_client  # type: ignore[attr-defined]
 from jax._src.numpy import util as _numpy_util
+from jax._src.sharding_impls import _internal_use_concrete_mesh as _use_concrete_mesh
 from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_sharding
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as _primitives
@@ -238,6 +240,17 @@ def partition_refusal(ctx: Any) -> str | None:
     if any(getattr(x.sharding.spec, "unreduced", None) for x in (*ctx.avals_in, *ctx.avals_out)):
         return "an array is unreduced; kernels sum over the devices at once"
     return None
+
+
+@contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """Outside of every mesh: what is lowered in this block is a program of one device."""
+    nothing = np.empty((), object)
+    with (
+        _use_concrete_mesh(jax.sharding.Mesh(nothing, ())),
+        jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())),
+    ):
+        yield
 
 
 def register_partitioner(target: str, partition: Callable[..., Any]) -> None:

@@ -201,7 +201,7 @@ def _partition(
         last = _type(arg_shapes[count])
         shards.append(jax.ShapeDtypeStruct((1,) * last.ndim, last.dtype))
     result = compat.hlo_sharding(axes, chosen.tiling(factors.result))
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    with compat.without_mesh():  # that of the block in which the program is compiled
         lowered = jax.jit(program).trace(*shards).lower(lowering_platforms=(call.platform,))
     return (
         mlir.module_to_bytecode(lowered.compiler_ir("stablehlo")),

@@ -362,6 +362,19 @@ def test_a_sharding_that_no_product_has() -> None:
         compat.tile_assignment(xla_client.HloSharding.manual())
 
 
+def test_without_mesh() -> None:
+    """jax 0.12 takes the number of devices from the mesh in force where nothing else says it."""
+    types = jax.sharding.AxisType
+    for kind in (types.Auto, types.Explicit):
+        mesh = jax.make_mesh((2,), ("x",), axis_types=(kind,), devices=jax.devices("cpu")[:2])
+        with jax.set_mesh(mesh):
+            with compat.without_mesh():
+                inside = jax.jit(jnp.sin).lower(MATRIX).as_text()
+            outside = jax.jit(jnp.cos).lower(MATRIX).as_text()
+        assert "num_partitions = 1" in inside
+        assert "num_partitions = 2" in outside
+
+
 def test_register_partitioner() -> None:
     """XLA asks, and does what it is told: here to double the rows that a device has."""
     asked = []

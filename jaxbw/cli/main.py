@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     try:
         outcome = args.run(args)
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError, OSError) as error:
         args.error(str(error))
     print(outcome.text)
     return int(outcome.status)

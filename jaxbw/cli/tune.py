@@ -6,6 +6,7 @@ What is stored counts where JAXBW_TUNED or `jaxbw.use_tuned` names the file.
 import argparse
 import importlib
 import math
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Outcome:
     """The command's output; its status is 130 where it was interrupted."""
+    folder = args.table.parent
+    if not args.list and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ValueError(
+            f"{folder} is no folder that can be written to; name another file by --table"
+        )
     found = _products(args)
     if args.list:
         return Outcome("\n".join(f"{each.count:6} times {each.problem}" for each in found))

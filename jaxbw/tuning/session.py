@@ -28,7 +28,7 @@ class Outcome:
 
     def __str__(self) -> str:
         if self.entry is None:
-            return f"{self.problem}: left to XLA: {self.refusal}"
+            return f"{self.problem}: not measured: {self.refusal}"
         e = self.entry
         gain = f"{e.untuned_us / e.us:.3f} times as fast as the choice without it"
         return f"{e.product}: {e.us:.2f} us, {gain}; {e.configurations} tried: {e.config}"
@@ -96,7 +96,9 @@ def _measured(
         table = table_for(device.machine.name)
         _, chosen = ranking(problem, device, family, kernels, tuned=table, kept=1)
     if not chosen:
-        return Outcome(problem, None, refusal or "no kernel is installed for it")
+        return Outcome(
+            problem, None, f"XLA serves it: {refusal or 'no kernel is installed for it'}"
+        )
     try:
         measured = measure(bench, problem, device, effort)
     except ValueError as error:  # it does not fit the memory set aside

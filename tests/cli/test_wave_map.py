@@ -95,6 +95,7 @@ def test_whatever_is_chosen_can_be_drawn(arguments: tuple[str, ...], tmp_path: P
     ("arguments", "message"),
     [
         (("--implementation", "xla", "--png", "x.png"), "XLA serves this product: asked for; name"),
+        (("--png", "/nowhere/x.png"), "No such file or directory: '/nowhere/x.png'"),
         (("--config", "tile=128"), "'tile' is no field; type one of block_m, block_n"),
         (("--config", "block_m=100", "block_n=128"), "block_m is 100; cta_group 1 computes 64"),
         (("--config", "block_m=wide"), "block_m is 'wide'; it is"),

@@ -195,6 +195,14 @@ def test_a_file_that_is_no_table_is_left_alone(
     assert (tmp_path / "tuned.json").read_text() == "{}"
 
 
+@pytest.mark.usefixtures("gpu")
+def test_where_nothing_can_be_written_nothing_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(capsys, "64x64x64", "--table", tmp_path / "none" / "tuned.json")
+    assert f"{tmp_path}/none is no folder that can be written to; name another file by" in told
+
+
 def test_what_measures_wrongly_is_refused(
     gpu: MadeUpGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,7 +217,9 @@ def test_what_measures_wrongly_is_refused(
 @pytest.mark.usefixtures("gpu")
 def test_what_no_kernel_takes_is_left_to_xla(capsys: pytest.CaptureFixture[str]) -> None:
     told = run(capsys, "64x64x64", "--dtype", "f32")
-    assert "left to XLA: the operands are float32; sm90 kernels take bfloat16" in told
+    assert (
+        "not measured: XLA serves it: the operands are float32; sm90 kernels take bfloat16" in told
+    )
 
 
 # --- stopping and going on

@@ -3,12 +3,14 @@
 python benchmarks/emulator_timeline.py picture.png [trace.json]
 """
 
+import hashlib
 import sys
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, PngImagePlugin
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1]))  # for tests/; the installed package comes first
 
 import jaxbw
 from jaxbw import emulator
@@ -17,6 +19,7 @@ from tests.emulator.gemm_launch import BF16, SM100, Config
 
 KERNEL = Path(jaxbw.__file__).parent / "kernels" / "jaxbw_sm100_16bit_1cta.ptx"
 SIZE = 256
+EVENTS = "Events"  # what the picture says that it shows
 
 
 def main() -> None:
@@ -36,6 +39,16 @@ def main() -> None:
     )
     trace = sys.argv[2] if len(sys.argv) > 2 else None
     report.timeline(trace, png=sys.argv[1], ctas=[0])
+    sign(sys.argv[1], report)
+
+
+def sign(picture: str, report: emulator.Report) -> None:
+    """Writes into a picture which events it shows, so that a test can tell when it is stale."""
+    events = [(str(e.kind), e.cta, e.warp, e.begin, e.end, e.name) for e in report.events]
+    text = PngImagePlugin.PngInfo()
+    text.add_text(EVENTS, hashlib.sha256(repr(events).encode()).hexdigest())
+    with Image.open(picture) as image:
+        image.save(picture, pnginfo=text, optimize=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,58 @@
+"""examples/plain.py and examples/equinox_mlp.py: they learn, and a step is eight kernels."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxbw
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PIXELS, DIGITS = jnp.ones((128, 64)), jnp.zeros(128, int)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["plain", "equinox_mlp"])
+def test_run_as_a_user_would(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    load(name).main()
+    accuracy = re.fullmatch(r"accuracy (\S+)% on 360 held-out digits\n", capsys.readouterr().out)
+    assert accuracy is not None
+    assert float(accuracy.group(1)) > 95
+
+
+def plain() -> tuple[Callable[..., Any], Any]:
+    module = load("plain")
+    return module.loss, module.initialize(jax.random.key(0))
+
+
+def equinox() -> tuple[Callable[..., Any], Any]:
+    module = load("equinox_mlp")
+    model = module.on_jaxbw(eqx.nn.MLP(64, 10, 256, 2, key=jax.random.key(0)), "relu")
+    arrays, rest = eqx.partition(model, eqx.is_array)
+    return lambda arrays, *batch: module.loss(eqx.combine(arrays, rest), *batch), arrays
+
+
+@pytest.mark.parametrize("example", [plain, equinox])
+def test_a_step_on_a_hopper_gpu(example: Callable[[], Any]) -> None:
+    """Three layers, the gradients of their weights, and those of two layers' inputs."""
+    loss, parameters = example()
+    with jaxbw.target("H200"):
+        gradient = jax.jit(jax.grad(loss)).trace(parameters, PIXELS, DIGITS)
+        text = gradient.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@jaxbw_gemm_v2(") == 3 + 3 + 2
+    assert "stablehlo.dot_general" not in text

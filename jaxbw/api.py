@@ -22,6 +22,7 @@ from jaxbw.problem import DimensionNumbers, GemmProblem, Operands, describe, red
 from jaxbw.selection import devices
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import Device
+from jaxbw.selection.eligibility import CANONICAL_M
 from jaxbw.selection.implementations import Implementation
 from jaxbw.selection.select import Choice
 from jaxbw.selection.workload import workload
@@ -299,7 +300,7 @@ def _estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choic
     """A choice of a kernel for Blackwell, with what the pipeline model says of it."""
     if choice.implementation != "sm100" or choice.config is None or on is None:
         return choice
-    work = workload(problem, swapped=choice.config.swap_ab)
+    work = workload(problem.sized(CANONICAL_M), swapped=choice.config.swap_ab)
     return replace(choice, estimate=estimate_of(on.machine, work, choice.config))
 
 

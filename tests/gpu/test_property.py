@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from . import campaign
 from . import property as transformed
 
 
@@ -12,11 +13,9 @@ def test_slices_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         transformed,
         "attempt",
-        lambda seed, number: transformed.Outcome(number, "x" * (number == 3)),
+        lambda seed, number: campaign.Outcome(number, "x" * (number == 3)),
     )
-    monkeypatch.setattr(
-        transformed.campaign, "run", lambda attempt, numbers, **_: map(attempt, numbers)
-    )
+    monkeypatch.setattr(campaign, "run", lambda attempt, numbers, **_: map(attempt, numbers))
     out = tmp_path / "property.json"
     wanted = ["--cases", "200", "--out", str(out)]
     assert transformed.main(["--slice", "1/2", *wanted]) == 0

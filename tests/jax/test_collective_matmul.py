@@ -317,6 +317,27 @@ def test_an_axis_of_several() -> None:
     assert communication(gradient, x, w) == {"collective-permute": 6, "all-reduce": 1}
 
 
+@pytest.mark.parametrize("implementation", [None, "emulator-sm90"])
+def test_over_some_axes(implementation: str | None) -> None:
+    """XLA divides along the others, and kernels serve what it makes."""
+    mesh = Mesh(np.array(jax.devices("cpu")[:8]).reshape(2, 4), ("data", AXIS))
+    x, w = integers((2, 32, 64), 0, jnp.bfloat16), integers((64, 128), 1, jnp.bfloat16)
+    x = jax.device_put(x, jax.NamedSharding(mesh, P("data", AXIS)))
+
+    def local(x: Any, w: Any) -> Any:
+        keywords: dict[str, Any] = {"gather_lhs": 1, "implementation": implementation}
+        return jaxbw.collective_matmul(x, w, AXIS, preferred_element_type=jnp.float32, **keywords)
+
+    product = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P(None, AXIS), P(None, AXIS)),
+        out_specs=P(None, None, AXIS),
+        axis_names={AXIS},
+    )
+    assert_equal(jax.jit(product)(x, w), jnp.matmul(x, w, preferred_element_type=jnp.float32))
+
+
 def test_the_result_varies() -> None:
     """Where it is checked, nobody may take one device's result for everybody's."""
     for form in ({"gather_lhs": 0}, {"scatter": 0}):

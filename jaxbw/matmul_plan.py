@@ -53,7 +53,15 @@ class MatmulPlan:
 
 
 def _squeeze(x: Any, dims: tuple[int, ...]) -> Any:
-    return lax.squeeze(x, dims) if dims else x
+    """x without these dimensions; a transposition comes last, where a product looks for it."""
+    if not dims:
+        return x
+    original, permutation = compat.before_transposition(x)
+    if permutation is None:
+        return lax.squeeze(x, dims)
+    rest = [dim for i, dim in enumerate(permutation) if i not in dims]
+    squeezed = lax.squeeze(original, [permutation[i] for i in dims])
+    return lax.transpose(squeezed, [sorted(rest).index(dim) for dim in rest])
 
 
 def plan_matmul(call: str, lhs: Any, rhs: Any) -> MatmulPlan:

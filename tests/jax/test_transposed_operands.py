@@ -41,6 +41,8 @@ SPELLINGS: dict[str, tuple[tuple[Any, Any], str, Function]] = {
     "x.T": (((512, 256), (512, 128)), "tn", lambda x, w: matmul(x.T, w)),
     "both": (((512, 256), (128, 512)), "tt", lambda x, w: matmul(x.T, w.T)),
     "mT": (STACKS, "nt", lambda x, w: matmul(x, w.mT)),
+    "mT, broadcast": (((4, 256, 512), (1, 128, 512)), "nt", lambda x, w: matmul(x, w.mT)),
+    "T, broadcast": (((4, 256, 512), (128, 512, 1)), "nt", lambda x, w: matmul(x, w.T.mT.mT)),
     "transpose": (STACKS, "nt", lambda x, w: matmul(x, jnp.transpose(w, (0, 2, 1)))),
     "lax.transpose": (MATRICES, "nt", lambda x, w: matmul(x, lax.transpose(w, (1, 0)))),
     "swapaxes": (MATRICES, "nt", lambda x, w: matmul(x, jnp.swapaxes(w, 0, 1))),

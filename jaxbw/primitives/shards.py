@@ -167,9 +167,10 @@ def plan(factors: Factors, axes: Sequence[int], tilings: Sequence[Tiling]) -> Pl
 
 
 def _agreed(factors: Factors, tilings: Sequence[Tiling]) -> dict[int, int]:
-    """For each axis the factor that both operands have there, or one of them alone and the result.
+    """For each axis the factor that both operands have there; else what one has and the result.
 
-    Both have it of a batch, too.
+    The other operand is gathered then: of parameters that lie in parts, to save memory, that is
+    what is meant.
     """
     lhs, rhs, *_ = tilings
     left, right, result = (
@@ -181,7 +182,7 @@ def _agreed(factors: Factors, tilings: Sequence[Tiling]) -> dict[int, int]:
         )
     )
     contracted = {axis: f for axis, f in left.items() if f == right.get(axis)}
-    kept = {axis: f for axis, f in result.items() if {left.get(axis), right.get(axis)} == {f, None}}
+    kept = {axis: f for axis, f in result.items() if f in (left.get(axis), right.get(axis))}
     return kept | contracted
 
 

@@ -92,6 +92,7 @@ JAXBW_DEVICE void wgmma_batches(const Arguments& a) {
   for (uint32_t loop = 0; loop <= a.loops; ++loop) {
     __syncthreads();
     const uint64_t begin = cycles();
+    ptx::wgmma_fence();
 #pragma unroll 1
     for (uint32_t i = 0; i < a.depth; ++i) {
       ptx::wgmma_fence();

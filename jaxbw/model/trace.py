@@ -6,7 +6,7 @@ emulator says in which order, and who released whom; it says nothing of time.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,29 @@ def agents(trace: Trace, costs: Costs) -> tuple[dict[str, Agent], dict[str, int]
     }
     counts = {_ring(cta, offset): count for (cta, offset), count in trace.arrivals.items()}
     return found, counts
+
+
+def extrapolated(times: Mapping[tuple[int, int], float], items: int, blocks: int) -> float:
+    """The time of more tiles, of more stages each, from replayed traces of few.
+
+    Once full, a pipeline repeats itself: every tile takes as long as the last, and every stage.
+
+    Args:
+      times: by (tiles, stages of a tile): of (i, b), (i - 1, b) and (i, b') for some i, b and b',
+        all with more stages than the ring, and more tiles than accumulators.
+      items, blocks: what is asked for.
+
+    Raises:
+      ValueError: `times` has not these three.
+    """
+    most = max((item for item, _ in times), default=0)
+    lengths = sorted(b for item, b in times if item == most)
+    if len(times) != 3 or len(lengths) != 2 or (most - 1, lengths[1]) not in times:
+        raise ValueError("three traces are wanted: of (i, b), (i - 1, b) and (i, b')")
+    short, long = lengths
+    stage = (times[most, long] - times[most, short]) / (most * (long - short))
+    tile = times[most, long] - times[most - 1, long] + stage * (blocks - long)
+    return times[most, long] + stage * most * (blocks - long) + tile * (items - most)
 
 
 def _ring(cta: int, offset: int) -> str:

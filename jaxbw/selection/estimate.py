@@ -28,7 +28,8 @@ class Estimate:
         would put it.
       tflops: at `us`.
       clock: at which it is modelled, in words; ghz: as a number.
-      bound: what a tile waits for in the steady state, and its part of the tile's time.
+      bound: what tiles wait for in the steady state; or, where that is less than half of the
+        time, that the beginning and the end are.
       waves: tiles of the busiest cluster; filled: the part of all waves that has a tile.
       sensitivity: of the constants that were assumed, the largest first.
     """

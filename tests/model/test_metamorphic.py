@@ -6,6 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from jaxbw.model import modelled
 from jaxbw.model.clock import fixed, throttled
 from jaxbw.model.kernel import Kernel
 from jaxbw.model.machine import Replayed, replayed
@@ -156,3 +157,13 @@ def test_the_clock_falls_with_utilisation() -> None:
 def test_tensor_cores_are_the_bound_of_large_products() -> None:
     found = replayed_at((256, 256), Shape(8192, 8192, 8192))
     assert found.outcome.busy[TENSOR] > 0.95 * found.outcome.time
+
+
+def test_many_waves_take_as_long_as_if_all_were_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> Replay:
+        return run(B200, kernel((128, 128), 1, (1, 1)), Shape(8192, 8192, 1024), clock=fixed(1.5))
+
+    short = found()
+    assert short.plan.waves == 28
+    monkeypatch.setattr(modelled, "_MOST_WAVES", 28)
+    assert short.us == pytest.approx(found().us, rel=1e-3)

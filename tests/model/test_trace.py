@@ -29,14 +29,14 @@ CONFIGS = [
 ]
 
 
-def traced(config: GemmConfig) -> Report:
-    """A cluster that computes ITEMS tiles, BLOCKS stages each, one after the other."""
+def traced(config: GemmConfig, items: int = ITEMS, blocks: int = BLOCKS) -> Report:
+    """A cluster that computes some tiles one after the other."""
     kernel = kernel_of(config)
     launch = gemm_launch.from_gemm_config(config, 0, 0, gemm_launch.BF16)
     case = Case(
         kernel.cluster_rows,
-        kernel.cluster_columns * ITEMS,
-        64 * BLOCKS,
+        kernel.cluster_columns * items,
+        64 * blocks,
         layout="nt",
         output="bf16",
     )
@@ -51,14 +51,14 @@ def traced(config: GemmConfig) -> Report:
     ).report
 
 
-def modelled(config: GemmConfig) -> Costs:
+def modelled(config: GemmConfig, items: int = ITEMS, blocks: int = BLOCKS) -> Costs:
     """The same tiles on every cluster of a machine whose L2 has all of the operands."""
     machine, kernel = replayed("B200"), kernel_of(config)
     resident = machine.placed.resident_clusters(kernel.ctas)
-    shape = Shape(kernel.cluster_rows * resident, kernel.cluster_columns * ITEMS, 64 * BLOCKS)
+    shape = Shape(kernel.cluster_rows * resident, kernel.cluster_columns * items, 64 * blocks)
     plan = schedule(machine, kernel, shape)
-    assert plan.waves == ITEMS
-    return Costs(machine, kernel, shape, plan, (Traffic(0.0, 0.0),) * ITEMS, GHZ)
+    assert plan.waves == items
+    return Costs(machine, kernel, shape, plan, (Traffic(0.0, 0.0),) * items, GHZ)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -110,3 +110,25 @@ def test_what_releases_a_wait_is_in_the_trace() -> None:
         if s.kind == "commit"
     }
     assert {signal for signal in stages if signal[2] >= 0} <= committed
+
+
+# A ring of three stages is bound by its round trip: there single instructions count, which the
+# pipeline issues together.
+@pytest.mark.parametrize(
+    ("config", "error"), [(CONFIGS[0], 0.07), (CONFIGS[1], 0.03), (CONFIGS[3], 0.03)], ids=str
+)
+def test_few_tiles_tell_the_time_of_many(config: GemmConfig, error: float) -> None:
+    times = {
+        (items, blocks): replay(
+            *trace.agents(trace.read(traced(config, items, blocks).events), modelled(config))
+        ).time
+        for items, blocks in ((4, 24), (3, 24), (4, 16))
+    }
+    found = trace.extrapolated(times, 7, 64)
+    assert found == pytest.approx(replay(*agents(modelled(config, 7, 64))).time, rel=error)
+
+
+def test_what_an_extrapolation_needs() -> None:
+    for times in ({}, {(3, 8): 1.0}, {(3, 8): 1.0, (3, 9): 2.0, (2, 8): 0.5}):
+        with pytest.raises(ValueError, match="three traces are wanted"):
+            trace.extrapolated(times, 7, 64)

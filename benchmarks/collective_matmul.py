@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -62,6 +62,9 @@ PIPELINED: Options = WINDOWED | {
     "xla_gpu_enable_pipelined_all_gather": True,
     "xla_gpu_enable_pipelined_reduce_scatter": True,
     "xla_gpu_enable_pipelined_p2p": True,
+    # The first two from jax 0.12 on.
+    "xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_ON",
+    "xla_gpu_pipeline_reduce_scatter": "COLLECTIVE_PIPELINING_MODE_ON",
 }
 
 Product = Callable[[Any, Any], Any]
@@ -143,7 +146,23 @@ def operands(case: Case, mesh: Mesh) -> list[jax.Array]:
     return arrays
 
 
-def compile_arm(arm: Arm, case: Case, mesh: Mesh, given: Sequence[jax.Array]) -> Any:
+@cache
+def is_known(option: str) -> bool:
+    """Whether this jaxlib has a compiler's option."""
+    program = jax.jit(lambda: 0).lower()
+    value = PIPELINED[option]  # which has all of them
+    try:
+        program.compile(compiler_options={option: value})
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        return False
+    return True
+
+
+def compile_arm(
+    arm: Arm, options: Options, case: Case, mesh: Mesh, given: Sequence[jax.Array]
+) -> Any:
     """The program of an arm."""
     product = arm.product(mesh, case.form)
 
@@ -154,7 +173,7 @@ def compile_arm(arm: Arm, case: Case, mesh: Mesh, given: Sequence[jax.Array]) ->
     out = tuple(shardings[:2]) if case.backward else shardings[2]
     function: Any = backward if case.backward else product
     lowered = jax.jit(function, out_shardings=out).lower(*given)
-    return lowered.compile(compiler_options=arm.options)
+    return lowered.compile(compiler_options=options)
 
 
 def verify(case: Case, given: Sequence[jax.Array], results: Any) -> float:
@@ -233,12 +252,13 @@ def measure(
     given = operands(case, mesh)
     calls_of, rows = dict[str, Callable[[], Any]](), dict[str, Any]()
     for name, arm in ARMS.items():
-        program = compile_arm(arm, case, mesh, given)
+        options = {name: value for name, value in arm.options.items() if is_known(name)}
+        program = compile_arm(arm, options, case, mesh, given)
         calls_of[name] = partial(program, *given)
         text = program.as_text() or ""
         found = re.findall(r"= \S+ ((?:collective|all|reduce)-[a-z]+(?:-[a-z]+)?)\(", text)
         rows[name] = {
-            "options": arm.options,
+            "options": options,
             "collectives": {each: found.count(each) for each in sorted(set(found))},
             "error": verify(case, given, calls_of[name]()),
             "rounds_us": [],

@@ -27,6 +27,9 @@ def test_every_arm_of_every_case_is_right(tmp_path: Path) -> None:
         assert all(arm["error"] <= 1 for arm in case["arms"].values())
         assert set(case["arms"]["jaxbw"]["collectives"]) == {"collective-permute"}
         assert "collective-permute" not in case["arms"]["collective and product"]["collectives"]
+        options = {name: set(arm["options"]) for name, arm in case["arms"].items()}
+        assert options["XLA as shipped"] < options["jaxbw"] < options["XLA windowed"]
+        assert options["XLA windowed"] < options["XLA windowed, pipelined"]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_json_has_interval_and_sensitivities(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_small_product_is_bound_by_what_is_fixed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "bound by launch, set-up, " in shown(capsys, "512", "512", "256")
+    assert "bound by launch, set-up, " in shown(capsys, "1024", "1024", "512")
     assert "bound by tensor cores" in shown(capsys, "8192", "8192", "8192")
 
 

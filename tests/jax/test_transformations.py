@@ -409,7 +409,8 @@ def test_vmap_is_one_launch(
     (call,) = custom_calls(text)
     lhs, rhs = problem.split()
     found = SHAPES.findall(call.rsplit(" : ", 1)[1])[:2]
-    assert [found[0], found[1]] == [lhs, rhs] or found == [lhs, transposed(rhs)]
+    for shape, wanted in zip(found, (lhs, rhs), strict=True):
+        assert shape in (wanted, transposed(wanted))  # either major, as it lies or is copied
     assert "stablehlo.while" not in text
 
 

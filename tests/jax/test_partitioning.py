@@ -24,6 +24,9 @@ from jaxbw.primitives.partitioned_call import PartitionedCall
 from jaxbw.primitives.partitioning import TARGET as PARTITIONED
 from jaxbw.selection.tuned.products import TunedProducts
 
+from .epilogues import CASES as EPILOGUES
+from .epilogues import formula, numbers
+
 COLLECTIVE = re.compile(
     r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
@@ -275,6 +278,62 @@ def test_epilogue(x: P, w: P, b: P, r: P, epilogue_in_kernel: bool) -> None:
     wanted = np.maximum(a @ c + d, 0) + e
     np.testing.assert_array_equal(exact(forward(*given)), wanted)
     assert collectives(forward) == ({} if epilogue_in_kernel else {"all-reduce": 1})
+
+
+@pytest.mark.parametrize("divided", ["n", "k"])
+@pytest.mark.parametrize("name", ["all, relu", "bias along m"])
+def test_every_term_of_an_epilogue(name: str, divided: str) -> None:
+    case, mesh = EPILOGUES[name], mesh_of(AxisType.Auto)
+    by_k = divided == "k"
+    along_m = case.get("bias_axis") == -2
+    given = {
+        "lhs": ((16, 32), P("x", "y" if by_k else None)),
+        "rhs": ((32, 64), P("y") if by_k else P(None, "y")),
+        "c": ((16, 64), P("x")),
+        "bias": ((16,) if along_m else (64,), P("x") if along_m else P()),
+        "residual": ((16, 64), P(None, "y")),
+    }
+    whole = {
+        key: integers(shape, number)
+        for number, (key, (shape, _)) in enumerate(given.items())
+        if key in ("lhs", "rhs") or case.get(key)
+    }
+    divided_arrays = {key: put(mesh, x, given[key][1]) for key, x in whole.items()}
+
+    def product(given: Any) -> Any:
+        return jaxbw.matmul(**given, **numbers(case), implementation="emulator")
+
+    program = compiled(mesh, product, divided_arrays)
+    assert kernels(program) == 1
+    wanted = formula(**{key: exact(x) for key, x in whole.items()}, **numbers(case))
+    np.testing.assert_array_equal(exact(program(divided_arrays)), exact(wanted))
+
+
+def test_a_bias_of_several_dimensions() -> None:
+    mesh = mesh_of(AxisType.Auto)
+    x, w, b = integers((4, 8, 32)), integers((32, 4, 16), 1), integers((4, 16), 2)
+    given = put(mesh, x, P("x")), put(mesh, w, P(None, "y")), put(mesh, b, P("y"))
+    product = functools.partial(jaxbw.dot_general, implementation="emulator")
+    program = compiled(mesh, lambda x, w, b: product(x, w, THREE, bias=b), *given)
+    assert kernels(program) == 1
+    assert collectives(program) == {}
+    wanted = np.einsum("abk,kcd->abcd", exact(x), exact(w)) + exact(b)
+    np.testing.assert_array_equal(exact(program(*given)), wanted)
+
+
+def test_rows_and_columns_may_be_divided_unevenly() -> None:
+    mesh = mesh_of(AxisType.Auto)
+    x, w = integers((7, 5)), integers((5, 13), 1)
+
+    def product(x: Any, w: Any) -> Any:
+        x = lax.with_sharding_constraint(x * 1, NamedSharding(mesh, P("y")))
+        w = lax.with_sharding_constraint(w * 1, NamedSharding(mesh, P(None, "x")))
+        return jaxbw.matmul(x, w, implementation="emulator")
+
+    given = put(mesh, x, P()), put(mesh, w, P())
+    program = compiled(mesh, product, *given)
+    assert kernels(program) == 1
+    np.testing.assert_array_equal(exact(program(*given)), exact(x) @ exact(w))
 
 
 @KINDS

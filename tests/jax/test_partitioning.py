@@ -305,7 +305,8 @@ def test_every_term_of_an_epilogue(name: str, divided: str) -> None:
 
     program = compiled(mesh, product, divided_arrays)
     assert kernels(program) == 1
-    wanted = formula(**{key: exact(x) for key, x in whole.items()}, **numbers(case))
+    terms: dict[str, Any] = {key: exact(x) for key, x in whole.items()}
+    wanted = formula(**terms, **numbers(case))
     np.testing.assert_array_equal(exact(program(divided_arrays)), exact(wanted))
 
 

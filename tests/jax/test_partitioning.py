@@ -422,6 +422,58 @@ def test_inside_a_shard_map_over_some_axes(manual: str, lhs: P, rhs: P, kind: Ax
     np.testing.assert_array_equal(exact(ours(*given)), exact(given[0]) @ exact(given[1]))
 
 
+def test_the_gradient_inside_a_shard_map_over_some_axes() -> None:
+    """Of float32 parameters: XLA's CPU compiler aborts on lax's own bfloat16 sum of them there."""
+    mesh = mesh_of(AxisType.Auto, (2, 2, 2))
+    x, w = integers((32, 64)), integers((64, 32), 1)
+    given = put(mesh, x, P(("y", "z"), "x")), put(mesh, w.astype(np.float32), P("x"))
+
+    def step(product: Any, *given: Any) -> Any:
+        def local(x: Any, w: Any) -> Any:
+            return product(x, lax.pcast(w, ("y",), to="varying").astype(jnp.bfloat16), MATMUL)
+
+        mapped = jax.shard_map(
+            local, mesh=mesh, in_specs=(P("y"), P()), out_specs=P("y"), axis_names={"y"}
+        )
+
+        def loss(*given: Any) -> Any:
+            out: Any = mapped(*given)  # type: ignore[no-untyped-call]
+            return out.astype(jnp.float32).sum()
+
+        return jax.grad(loss, (0, 1))(*given)
+
+    ours, theirs = (
+        compiled(mesh, functools.partial(step, product), *given)
+        for product in (EMULATED, lax.dot_general)
+    )
+    assert kernels(ours) == 2
+    assert collectives(ours) == collectives(theirs)
+    ones = np.ones((32, 32))
+    for got, wanted in zip(ours(*given), (ones @ exact(w).T, exact(x).T @ ones), strict=True):
+        np.testing.assert_array_equal(exact(got), wanted)
+
+
+def test_a_shard_map_in_a_shard_map() -> None:
+    mesh = mesh_of(AxisType.Auto, (2, 2, 2))
+    given = put(mesh, integers((32, 64)), P(("x", "z"), "y")), put(mesh, integers((64, 32)), P("y"))
+
+    def inner(x: Any, w: Any) -> Any:
+        return EMULATED(x, w, MATMUL)
+
+    def outer(x: Any, w: Any) -> Any:
+        specs = {"in_specs": (P("z"), P()), "out_specs": P("z"), "axis_names": {"z"}}
+        return jax.shard_map(inner, **specs)(x, w)
+
+    program = compiled(
+        mesh,
+        jax.shard_map(outer, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"), axis_names={"x"}),
+        *given,
+    )
+    assert kernels(program) == 1
+    assert collectives(program) == {"all-reduce": 1}
+    np.testing.assert_array_equal(exact(program(*given)), exact(given[0]) @ exact(given[1]))
+
+
 def test_inside_a_shard_map_over_all_axes() -> None:
     """The sum is the caller's; check_vma holds the gradient's types to it."""
     mesh = mesh_of(AxisType.Auto)
@@ -451,6 +503,16 @@ def test_inside_a_shard_map_over_all_axes() -> None:
 
 
 # What is lowered, and refused
+
+
+def test_in_shardings_of_which_no_type_tells() -> None:
+    mesh = mesh_of(AxisType.Auto)
+    x, w = integers((32, 64)), integers((64, 32), 1)
+    shardings = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P("y"))
+    product = functools.partial(EMULATED, dimension_numbers=MATMUL)
+    program = jax.jit(product, in_shardings=shardings).lower(x, w).compile()
+    assert kernels(program) == 1
+    assert collectives(program) == {"all-reduce": 1}
 
 
 def test_left_alone_a_cpu_has_xlas_own_product() -> None:

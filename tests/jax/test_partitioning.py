@@ -461,8 +461,8 @@ def test_a_shard_map_in_a_shard_map() -> None:
         return EMULATED(x, w, MATMUL)
 
     def outer(x: Any, w: Any) -> Any:
-        specs = {"in_specs": (P("z"), P()), "out_specs": P("z"), "axis_names": {"z"}}
-        return jax.shard_map(inner, **specs)(x, w)
+        mapped = jax.shard_map(inner, in_specs=(P("z"), P()), out_specs=P("z"), axis_names={"z"})
+        return mapped(x, w)
 
     program = compiled(
         mesh,

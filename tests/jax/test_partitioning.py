@@ -437,7 +437,7 @@ def test_the_gradient_inside_a_shard_map_over_some_axes() -> None:
         )
 
         def loss(*given: Any) -> Any:
-            out: Any = mapped(*given)  # type: ignore[no-untyped-call]
+            out: Any = mapped(*given)
             return out.astype(jnp.float32).sum()
 
         return jax.grad(loss, (0, 1))(*given)

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +33,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.fail(
                 f"this test needs {needed} GPUs, and the CUDA driver shows {found}", pytrace=False
             )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How long each folder took, workers added up: what CONTRIBUTING.md's table is read from."""
+    seconds: dict[Path, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[Path(report.nodeid.partition("::")[0]).parent] += report.duration
+    for folder, duration in sorted(seconds.items(), key=lambda item: -item[1]):
+        terminalreporter.write_line(f"{duration:7.1f} s  {folder}")

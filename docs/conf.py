@@ -32,11 +32,11 @@ autodoc_member_order = "bysource"
 NAVIGATION = {
     "Use": [
         "docs/getting_started",
+        "docs/flax",
         "docs/transformations",
         "docs/sharding",
         "docs/collective_matmul",
         "docs/selection",
-        "docs/flax",
         "docs/tuning",
         "docs/emulator",
         "docs/numerics",
@@ -44,8 +44,8 @@ NAVIGATION = {
         "docs/api",
     ],
     "Inside": [
-        "docs/blackwell-model",
         "docs/blackwell_kernel",
+        "docs/blackwell-model",
         "docs/performance",
         "docs/static-report",
         "docs/architecture",

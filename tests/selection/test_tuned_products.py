@@ -1,7 +1,6 @@
 """A user's table of tuned products: what it changes, when it counts, and what is refused."""
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -257,19 +256,42 @@ def test_a_table_is_read_as_it_was_written(path: Path) -> None:
     assert repr(read) == f"TunedProducts(digest={read.digest!r}, source={str(path)!r})"
 
 
-def _add_many(path: Path, first: int) -> None:
-    for i in range(first, first + 20):
-        add(path, entry(m=i))
+_ADD_ONE_BY_ONE = """
+import sys
+from jaxbw.selection.tuned.products import TunedProducts, add
+source, path = sys.argv[1:]
+entries = TunedProducts.load(source).entries.values()
+print("ready", flush=True)
+sys.stdin.readline()
+for entry in entries:
+    add(path, entry)
+"""
 
 
 def test_several_processes_add_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "tuned.json"
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_add_many, args=(path, 1 + 20 * i)) for i in range(2)]
+    path = tmp_path / "shared" / "tuned.json"
+    path.parent.mkdir()
+    sources = [tmp_path / "first.json", tmp_path / "second.json"]
+    for i, source in enumerate(sources):
+        for m in range(1 + 20 * i, 21 + 20 * i):
+            add(source, entry(m=m))
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _ADD_ONE_BY_ONE, str(source), str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for source in sources
+    ]
+    pipes = [(worker.stdin, worker.stdout) for worker in workers]
+    assert [ready.readline() for _, ready in pipes if ready is not None] == ["ready\n"] * 2
+    for start, _ in pipes:
+        assert start is not None
+        start.write("go\n")
+        start.flush()
+    assert [worker.wait() for worker in workers] == [0, 0]
     for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
+        worker.communicate()  # closes its pipes
     assert len(TunedProducts.load(path).entries) == 40
-    assert {each.name for each in tmp_path.iterdir()} == {"tuned.json", "tuned.json.lock"}
+    assert {each.name for each in path.parent.iterdir()} == {"tuned.json", "tuned.json.lock"}

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 import jaxbw
 from jaxbw.cli import wave_map
+from jaxbw.cli.operands import LAYOUTS, add_sizes, extent, operands
 from jaxbw.cli.outcome import Outcome
 from jaxbw.cli.wave_map import WaveMap
 from jaxbw.selection.config import GemmConfig
@@ -34,18 +34,12 @@ EXAMPLES = (
     "cta_group=2 cluster=2,1 swizzle=4 --png waves.png",
 )
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
-LAYOUTS = ("nn", "nt", "tn", "tt")
 UNDECIDED = 0.1  # docs/selection.md: a modelled difference below this says nothing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    for name, what in (
-        ("M", "rows of the result"),
-        ("N", "columns of the result"),
-        ("K", "extent of the contraction"),
-    ):
-        parser.add_argument(name, type=_extent, help=what)
+    add_sizes(parser)
     parser.add_argument(
         "--device", type=_device, help=f"{', '.join(TARGETS)}; default this machine's GPU"
     )
@@ -57,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="nn",
         help="of lhs [m, k] and rhs [k, n] in memory: n as written, t transposed",
     )
-    parser.add_argument("--batch", type=_extent, default=1, help="products in one call")
+    parser.add_argument("--batch", type=extent, default=1, help="products in one call")
     parser.add_argument("--gated", action="store_true", help="with a second right operand")
     parser.add_argument("--activation", help="relu, silu, gelu or gelu_exact")
     parser.add_argument("--implementation", choices=NAMES, help="default: jaxbw chooses")
@@ -71,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=VALUE",
         help="fields of a jaxbw.GemmConfig to look at instead of the chosen one",
     )
-    parser.add_argument("--top", type=_extent, default=8, help="candidates to show")
+    parser.add_argument("--top", type=extent, default=8, help="candidates to show")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     parser.add_argument(
         "--png",
@@ -104,13 +98,8 @@ def _explain(args: argparse.Namespace) -> Choice:
         raise ValueError(
             f"there is no CUDA GPU on this machine; name one with --device {next(iter(TARGETS))}"
         )
-    dtype, batched = DTYPES[args.dtype], (args.batch,) * (args.batch > 1)
-    lhs_k, rhs_k = int(args.layout[0] == "n"), int(args.layout[1] == "t")
-    lhs = (args.M, args.K) if lhs_k else (args.K, args.M)
-    rhs = (args.N, args.K) if rhs_k else (args.K, args.N)
-    offset = len(batched)
-    dims = (((lhs_k + offset,), (rhs_k + offset,)), (tuple(range(offset)),) * 2)
-    right = jax.ShapeDtypeStruct(batched + rhs, dtype)
+    batch = (args.batch,) * (args.batch > 1)
+    left, right, dims = operands((args.M, args.N, args.K), args.layout, DTYPES[args.dtype], batch)
     options: dict[str, Any] = {
         "dimension_numbers": dims,
         "activation": args.activation,
@@ -120,7 +109,6 @@ def _explain(args: argparse.Namespace) -> Choice:
     }
     if args.gated:
         options["rhs_up"] = right
-    left = jax.ShapeDtypeStruct(batched + lhs, dtype)
     return jaxbw.explain(left, right, device=device, **options)
 
 
@@ -181,16 +169,6 @@ def _caveat(candidates: Sequence[Ranked]) -> str:
         "Times are modelled, in microseconds, not measured. Below 10 % a difference says nothing: "
         f"{close} of the next {len(candidates) - 1} candidates are that close."
     )
-
-
-def _extent(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; type a whole number from 1 on")
-    return value
 
 
 def _field(text: str) -> tuple[str, Any]:

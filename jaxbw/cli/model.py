@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 import jaxbw
 from jaxbw._native import Major
 from jaxbw.cli import timeline_picture
+from jaxbw.cli.operands import LAYOUTS, add_sizes, extent, operands
 from jaxbw.cli.outcome import Outcome
 from jaxbw.model import report
 from jaxbw.model.clock import DATA, fixed
@@ -35,7 +35,6 @@ EXAMPLES = (
     "python -m jaxbw model 512 8192 5376 --device B200 --layout nt --clock 1.5 --json",
 )
 DEVICES = tuple(name for name, device in TARGETS.items() if device.family == report.FAMILY)
-LAYOUTS = ("nn", "nt", "tn", "tt")
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
 CAVEAT = (
     "Modelled, not measured: no Blackwell GPU has run these kernels. Configurations whose modelled "
@@ -45,12 +44,7 @@ CAVEAT = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    for name, what in (
-        ("M", "rows of the result"),
-        ("N", "columns of the result"),
-        ("K", "extent of the contraction"),
-    ):
-        parser.add_argument(name, type=_extent, help=what)
+    add_sizes(parser)
     parser.add_argument("--device", type=_device, default=DEVICES[0], help=", ".join(DEVICES))
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of operands and result")
     parser.add_argument("--layout", choices=LAYOUTS, default="nn", help="as of explain")
@@ -60,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", choices=DATA, default=DATA[0], help="what the throttle law supposes"
     )
-    parser.add_argument("--top", type=_extent, default=6, help="configurations to show")
+    parser.add_argument("--top", type=extent, default=6, help="configurations to show")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write the first tiles for ui.perfetto.dev"
@@ -110,14 +104,11 @@ def run(args: argparse.Namespace) -> Outcome:
 
 def _chosen(args: argparse.Namespace) -> GemmConfig:
     """The configuration that jaxbw would launch."""
-    dtype = DTYPES[args.dtype]
-    lhs_k, rhs_k = int(args.layout[0] == "n"), int(args.layout[1] == "t")
-    lhs = (args.M, args.K) if lhs_k else (args.K, args.M)
-    rhs = (args.N, args.K) if rhs_k else (args.K, args.N)
+    lhs, rhs, dims = operands((args.M, args.N, args.K), args.layout, DTYPES[args.dtype])
     choice = jaxbw.explain(
-        jax.ShapeDtypeStruct(lhs, dtype),
-        jax.ShapeDtypeStruct(rhs, dtype),
-        dimension_numbers=(((lhs_k,), (rhs_k,)), ((), ())),
+        lhs,
+        rhs,
+        dimension_numbers=dims,
         implementation=report.FAMILY,
         device=args.device,
     )
@@ -180,16 +171,6 @@ def _text(
         for o in others
     ]
     return [*lines, CAVEAT]
-
-
-def _extent(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; type a whole number from 1 on")
-    return value
 
 
 def _clock(text: str) -> float:

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-
 import jaxbw
 from jaxbw.bench import progress
-from jaxbw.bench.case import CONTRACTING, parse_shape
+from jaxbw.bench.case import parse_shape
 from jaxbw.cli.explain import DTYPES
+from jaxbw.cli.operands import LAYOUTS, operands
 from jaxbw.cli.outcome import Outcome
 from jaxbw.tuning import find, session
 from jaxbw.tuning.autotune import gpu, measurable_device
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--layouts",
         nargs="+",
-        choices=CONTRACTING,
+        choices=LAYOUTS,
         default=["nn"],
         help="of lhs [m, k] and rhs [k, n] in memory: n as written, t transposed",
     )
@@ -139,13 +138,10 @@ def _products(args: argparse.Namespace) -> list[Found]:
 
 
 def _of_shape(args: argparse.Namespace, shape: tuple[int, int, int], layout: str) -> Found:
-    m, n, k = shape
-    dtype = DTYPES[args.dtype]
-    lhs = jax.ShapeDtypeStruct((m, k) if layout[0] == "n" else (k, m), dtype)
-    rhs = jax.ShapeDtypeStruct((k, n) if layout[1] == "n" else (n, k), dtype)
+    lhs, rhs, dims = operands(shape, layout, DTYPES[args.dtype])
     product = partial(
         jaxbw.dot_general,
-        dimension_numbers=(CONTRACTING[layout], ((), ())),
+        dimension_numbers=dims,
         preferred_element_type=DTYPES[args.out or args.dtype],
     )
     (found,) = find.products(product, lhs, rhs)

@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from jaxbw import _native, emulator
 from jaxbw.bench.measure import bursts
+from jaxbw.bench.report import columns
 from jaxbw.bench.statistics import median
 from jaxbw.bench.timer import Cupti, Product, Rotation
 from jaxbw.ladder import PUBLISHED, RUNGS, Rung
@@ -144,18 +145,6 @@ def measure(lhs: Array, rhs: Array) -> dict[str, float]:
     return {name: 2e-6 * m * n * k / median(each.rounds) for name, each in timings.items()}
 
 
-def table(rows: list[list[str]]) -> str:
-    """Columns as wide as they must be; the first one to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-
-
 def megabytes(count: int) -> str:
     """A number of bytes, in megabytes."""
     return f"{count / 1e6:,.2f}"
@@ -231,7 +220,7 @@ def main() -> None:
                 numbers[2:] = "-" * 4
             rows.append([rung.name, published(rung), *numbers])
     print(f"{m}x{n}x{k}, bf16, {'on the GPU' if gpu else 'emulated: counts, not speed'}\n")
-    print(table([heads, *rows]))
+    print(columns([heads, *rows]))
     print(f"\npublished: {RATE}, {PUBLISHED}\n")
     print("\n".join(f"{rung.name}: {rung.adds}." for rung in RUNGS))
     if arguments.png:

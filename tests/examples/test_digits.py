@@ -1,6 +1,5 @@
 """examples/digits.py as a user runs it, and what it says of its products held to what it traces."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -16,17 +15,14 @@ import pytest
 
 import jaxbw
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
+from .loading import EXAMPLES, load
+
+SCRIPT = EXAMPLES / "digits.py"
 
 
 @pytest.fixture(scope="module")
 def digits() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("digits", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("digits")
 
 
 def test_run_as_a_user_would(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """examples/gpt.py as a user runs it, on two devices; and what of its step runs on kernels."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -16,17 +15,14 @@ from flax import nnx
 
 import jaxbw
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "gpt.py"
+from .loading import EXAMPLES, load
+
+SCRIPT = EXAMPLES / "gpt.py"
 
 
 @pytest.fixture(scope="module")
 def gpt() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpt", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("gpt")
 
 
 def test_run_as_a_user_would(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 """examples/plain.py and examples/equinox_mlp.py: they learn, and a step is eight kernels."""
 
-import importlib.util
 import re
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import equinox as eqx
@@ -14,17 +11,9 @@ import pytest
 
 import jaxbw
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from .loading import load
+
 PIXELS, DIGITS = jnp.ones((128, 64)), jnp.zeros(128, int)
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("name", ["plain", "equinox_mlp"])

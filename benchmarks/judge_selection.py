@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import pathlib
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ import products
 from model_error import geometric_mean
 from products import Product
 
-from jaxbw.selection import devices, manifest
+from jaxbw.selection import manifest
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import Device
 from jaxbw.selection.select import ranking
@@ -97,15 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--draw", type=int, default=40, help="how many random products")
-    parser.add_argument("--seed", type=int, default=2026, help="of the random products")
-    parser.add_argument("--count", type=int, default=Effort.count, help="configurations of each")
-    parser.add_argument("--budget", type=float, default=500, help="seconds, after which it stops")
-    parser.add_argument("--out", type=pathlib.Path, required=True)
-    arguments = parser.parse_args()
-    device = devices.running_device()
-    if device is None or device.family is None:
-        parser.error("there is no GPU that kernels run on")
+    arguments, device = measure_configs.parse(parser, draw=40, seed=2026)
     wanted = products.draw(arguments.draw, arguments.seed)
     times = arguments.out.with_suffix(".jsonl")
     effort = Effort(count=arguments.count)

@@ -80,14 +80,12 @@ def run(
         yield product, measured
 
 
-def main() -> None:
-    """Parses arguments, measures, prints a line for each product."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shapes", nargs="*", default=[], metavar="M,N,K,LAYOUT")
-    parser.add_argument("--draw", type=int, default=0, help="how many random products")
-    parser.add_argument("--seed", type=int, default=1, help="of the random products")
+def parse(
+    parser: argparse.ArgumentParser, *, draw: int, seed: int
+) -> tuple[argparse.Namespace, Device]:
+    """What is to be drawn and how it is measured, and the GPU; it exits where there is none."""
+    parser.add_argument("--draw", type=int, default=draw, help="how many random products")
+    parser.add_argument("--seed", type=int, default=seed, help="of the random products")
     parser.add_argument("--count", type=int, default=Effort.count, help="configurations of each")
     parser.add_argument("--budget", type=float, default=500, help="seconds, after which it stops")
     parser.add_argument("--out", type=pathlib.Path, required=True)
@@ -95,6 +93,16 @@ def main() -> None:
     device = devices.running_device()
     if device is None or device.family is None:
         parser.error("there is no GPU that kernels run on")
+    return arguments, device
+
+
+def main() -> None:
+    """Parses arguments, measures, prints a line for each product."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="*", default=[], metavar="M,N,K,LAYOUT")
+    arguments, device = parse(parser, draw=0, seed=1)
     wanted = [products.parse(text) for text in arguments.shapes]
     wanted += products.draw(arguments.draw, arguments.seed)
     effort = Effort(count=arguments.count)

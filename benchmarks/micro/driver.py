@@ -13,6 +13,7 @@ _NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWE
 _ATTRIBUTES = {"sm_count": 16, "clock_khz": 13, "l2_bytes": 38, "memory_khz": 36}
 _BFLOAT16, _SWIZZLE_128B, _L2_256B = 9, 3, 3  # of CUtensorMapDataType, ...Swizzle, ...L2promotion
 _ALIGNMENT = 64  # of a tensor map
+_MOST_SHARED = 227 << 10  # of a CTA, on Hopper
 MAP_BYTES = 128
 
 
@@ -47,6 +48,7 @@ class Driver:
         self._call("cuCtxSetCurrent", context)
         self._call("cuModuleLoadData", ctypes.byref(module), cubin)
         self._device, self._module = device, module
+        self._functions: dict[str, ctypes.c_void_p] = {}
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._cuda, name)(*arguments)
@@ -72,9 +74,13 @@ class Driver:
         """Device memory, zeroed; it stays until the process ends."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
-        self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size))
         allocated: int = address.value
+        self.clear(allocated, size)
         return allocated
+
+    def clear(self, address: int, size: int) -> None:
+        """Zeroes memory: more of it than L2 holds leaves nothing else there."""
+        self._call("cuMemsetD8_v2", _u64(address), ctypes.c_ubyte(0), ctypes.c_size_t(size))
 
     def read(self, address: int, count: int) -> npt.NDArray[np.uint64]:
         """So many 64-bit words, after all that was launched."""
@@ -103,16 +109,8 @@ class Driver:
         self, name: str, arguments: bytes, *, grid: int, block: int, cluster: int, shared: int
     ) -> None:
         """Launches a kernel on the null stream."""
-        function = self._function(name, shared, cluster)
-        attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(cluster, 1, 1))
-        launch = _Launch(
-            (ctypes.c_uint * 3)(grid, 1, 1),
-            (ctypes.c_uint * 3)(block, 1, 1),
-            shared,
-            None,
-            ctypes.pointer(attribute),
-            1,
-        )
+        function = self._function(name)
+        launch = _launch(grid, block, cluster, shared)
         # The argument holds a tensor map: the driver reads it from any address, in whole words.
         argument = ctypes.create_string_buffer(arguments, len(arguments))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
@@ -137,13 +135,37 @@ class Driver:
         milliseconds: float = took.value
         return milliseconds
 
-    def _function(self, name: str, shared: int, cluster: int) -> ctypes.c_void_p:
-        function = ctypes.c_void_p()
-        self._call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
-        self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, shared)
-        if cluster > 8:
+    def active_clusters(self, name: str, *, block: int, cluster: int, shared: int) -> int:
+        """Clusters of a kernel that run at a time."""
+        count = ctypes.c_int()
+        launch = _launch(cluster, block, cluster, shared)
+        function = self._function(name)
+        self._call(
+            "cuOccupancyMaxActiveClusters", ctypes.byref(count), function, ctypes.byref(launch)
+        )
+        return count.value
+
+    def _function(self, name: str) -> ctypes.c_void_p:
+        """A kernel that may be launched so; found once, since a row of launches waits for it."""
+        if name not in self._functions:
+            function = ctypes.c_void_p()
+            self._call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
+            self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, _MOST_SHARED)
             self._call("cuFuncSetAttribute", function, _NON_PORTABLE_CLUSTER, 1)
-        return function
+            self._functions[name] = function
+        return self._functions[name]
+
+
+def _launch(grid: int, block: int, cluster: int, shared: int) -> _Launch:
+    attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(cluster, 1, 1))
+    return _Launch(
+        (ctypes.c_uint * 3)(grid, 1, 1),
+        (ctypes.c_uint * 3)(block, 1, 1),
+        shared,
+        None,
+        ctypes.pointer(attribute),
+        1,
+    )
 
 
 def _u64(value: int) -> ctypes.c_uint64:

@@ -30,6 +30,7 @@ BARRIER_SPACE = 1024  # kBarrierSpace of micro.cu
 ROW = 128  # bytes
 SMALL, LARGE = 8 << 20, 4 << 30  # arrays that L2 holds, and that it cannot
 WHOLE = 200 << 10  # shared memory that two CTAs of an SM have not
+FLUSH = 512 << 20  # zeroed at the array's end: L2 holds nothing of its beginning then
 OUT_WORDS = 1 << 16
 REPEATS = 5
 
@@ -75,12 +76,17 @@ class Bench:
         size: int = SMALL,
         **shape: int,
     ) -> float:
-        """Launches a kernel twice; milliseconds of the second."""
+        """Launches a kernel twice; milliseconds of the second.
+
+        Between the two L2 is emptied where the kernel is to read memory.
+        """
         boxes = depth * rows * ROW * shape.get("cluster", 1)
         shared = BARRIER_SPACE + max(boxes, (64 + 256) * ROW)  # or a wgmma's operands
         default = {"grid": 1, "block": 128, "cluster": 1, "shared": shared}
         launch = (name, self._arguments(loops, rows, depth, size), {**default, **shape})
         self._driver.time([launch])
+        if size == LARGE:
+            self._driver.clear(self._array + LARGE - FLUSH, FLUSH)
         return self._driver.time([launch])
 
     def _words(self, count: int) -> Any:
@@ -97,28 +103,38 @@ class Bench:
         return found
 
     def tma_rate(self) -> dict[str, Any]:
-        """Bytes per nanosecond of all SMs together, by bytes in flight of each."""
+        """Bytes per nanosecond of all SMs together, and of one alone, by its bytes in flight."""
         found: dict[str, Any] = {}
         for where, size in (("l2", SMALL), ("memory", LARGE)):
-            for in_flight in (4096, 8192, 16384, 32768, 65536, 131072, 196608):
-                rows = min(128, in_flight // ROW)
-                depth = in_flight // (rows * ROW)
-                loops = (16 << 20) // (rows * ROW)
-                self._run(
-                    "tma_rate", loops, rows=rows, depth=depth, size=size,
-                    grid=self._sms, shared=max(WHOLE, BARRIER_SPACE + in_flight),
-                )  # fmt: skip
-                moved = loops * rows * ROW * self._sms
-                found[f"{where}_{in_flight}"] = moved / float(self._words(self._sms).max())
+            for sms, name in ((self._sms, where), (1, f"{where}_one_sm")):
+                for in_flight in (4096, 8192, 16384, 32768, 65536, 131072, 196608):
+                    rows = min(128, in_flight // ROW)
+                    depth = in_flight // (rows * ROW)
+                    loops = (16 << 20) // (rows * ROW)
+                    self._run(
+                        "tma_rate", loops, rows=rows, depth=depth, size=size, grid=sms, shared=WHOLE
+                    )
+                    moved = loops * rows * ROW * sms
+                    found[f"{name}_{in_flight}"] = moved / float(self._words(sms).max())
         return found
+
+    def clusters(self) -> dict[str, int]:
+        """How many clusters run at a time, one CTA to an SM, by their CTAs."""
+        return {
+            str(cluster): self._driver.active_clusters(
+                "tma_multicast", block=128, cluster=cluster, shared=WHOLE
+            )
+            for cluster in (1, 2, 4, 8, 16)
+        }
 
     def multicast(self) -> dict[str, Any]:
         """Bytes per nanosecond that reach shared memories, by clusters and where they are from."""
         found: dict[str, Any] = {}
+        at_a_time = self.clusters()
         for where, size in (("l2", SMALL), ("memory", LARGE)):
             for cluster in (1, 2, 4, 8):
                 rows, depth, loops = 128 // cluster, 8, 2000
-                grid = self._sms // cluster * cluster
+                grid = at_a_time[str(cluster)] * cluster
                 self._run(
                     "tma_multicast", loops, rows=rows, depth=depth, size=size,
                     grid=grid, cluster=cluster, shared=WHOLE,
@@ -195,7 +211,7 @@ class Bench:
 
 
 MEASUREMENTS = (
-    *("tma_latency", "tma_rate", "multicast", "mbarrier", "cluster_barrier"),
+    *("clusters", "tma_latency", "tma_rate", "multicast", "mbarrier", "cluster_barrier"),
     *("tma_store", "wgmma", "relaunch", "launch"),
 )
 

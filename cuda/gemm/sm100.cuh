@@ -46,7 +46,9 @@ JAXBW_DEVICE void schedule(const Context& context) {
   RingPosition at = RingPosition::producer(kResponses);
   WorkItems items(context);
   for (uint32_t item = 0; item != WorkItems::kNone; at.advance()) {
+    context.profile.enter(Activity::kAwaitResponse, at.slot());
     responses.wait_empty(at);
+    context.profile.enter(Activity::kNextItem, item);
     if (lane < context.cluster.size()) {
       ptx::mbarrier_arrive_expect_tx_cluster(ptx::map_to_rank(responses.full(at.slot()), lane), ptx::kClcResponseBytes);
     }
@@ -87,6 +89,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   WorkItems items(context);
   bool first = true;
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
+    context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     const Tile origin = context.origin(item.tile);
     const KPart part = k_part(p, number);
@@ -96,11 +99,14 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     b_up.start_at(origin.n, first_block * block_k, origin.batch * p.b_batched);
     if (first) {
       if (p.b_is_ready && ptx::elect_one()) b.prefetch(min(p.stages, k_blocks));
+      context.profile.enter(Activity::kAwaitUpstream);
       ptx::wait_for_upstream();
       first = false;
     }
     for (uint32_t left = part.block_count(k_blocks); left > 0; --left, at.advance()) {
+      context.profile.enter(Activity::kAwaitEmpty, at.slot());
       stages.wait_empty(at);
+      context.profile.enter(Activity::kLoad, at.slot());
       if (ptx::elect_one()) {
         const uint32_t full = stages.full(at.slot()), offset = at.slot() * stage_bytes;
         if (leads_group) ptx::mbarrier_arrive_expect_tx(full, group_bytes);
@@ -132,10 +138,14 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   for (uint32_t mma = 0; mma < kMmaTiles; ++mma) accumulator[mma] = RingPosition::producer(p.accumulators, mma);
   WorkItems items(context);
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
+    context.profile.enter(Activity::kNextItem, number);
     bool accumulate = false;
+    context.profile.enter(Activity::kAwaitAccumulator, accumulator[0].slot());
     accumulators.wait_empty(accumulator[0]);
     for (uint32_t left = k_part(p, number).block_count(k_blocks); left > 0; --left, stage.advance()) {
+      context.profile.enter(Activity::kAwaitFull, stage.slot());
       stages.wait_full(stage);
+      context.profile.enter(Activity::kMultiply, stage.slot());
 #pragma unroll
       for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
         if (mma > 0 && !accumulate) accumulators.wait_empty(accumulator[mma]);
@@ -175,13 +185,16 @@ JAXBW_DEVICE void init_barriers(const Context& context) {
 }
 
 template <uint32_t kCtaGroup, Kind kKind>
-JAXBW_DEVICE void gemm(const GemmParams& params) {
+JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   ClusterShape cluster = params.cluster;
   cluster.cta_group = kCtaGroup;  // known at compile time
-  const Context context{params, cluster, ptx::cluster_rank(),
+  const Context context{params,
+                        cluster,
+                        ptx::cluster_rank(),
                         storage_layout(params.block_m, params.block_n, kCtaGroup, params.k_spans, kSm100Epilogue),
-                        ptx::shared_address(shared_memory)};
+                        ptx::shared_address(shared_memory),
+                        Profile(profile)};
   const uint32_t warp = ptx::warp_index();
   const uint32_t tmem_slot = context.control(offsetof(Control, tmem));
 
@@ -192,6 +205,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
     init_barriers<kCtaGroup>(context);
   }
   __syncwarp();
+  context.profile.enter(Activity::kAwaitBarriers);
   ptx::cluster_sync();  // barriers are ready; and for the pair's allocation both CTAs must be running
   if (warp == kTmemWarp) {
     ptx::tmem_allocate<kCtaGroup, ptx::kTmemColumns>(tmem_slot);  // of both CTAs of a pair together
@@ -200,7 +214,9 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   __syncthreads();
   const uint32_t tmem = ptx::load_shared(tmem_slot);
   // Everything above may overlap the kernel before this one. The load role waits by itself: it has a use for the time.
+  if (warp != kLoadWarp) context.profile.enter(Activity::kAwaitUpstream);
   if (warp != kLoadWarp) ptx::wait_for_upstream();
+  context.profile.pair_clocks();
 
   if (warp == kLoadWarp) {
     load_tiles<kCtaGroup>(context);
@@ -219,9 +235,11 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
   }
   __syncwarp();
 
+  context.profile.enter(Activity::kAwaitExit);
   ptx::cluster_sync();  // no CTA leaves, and no TMEM is freed, while a peer may still need it
   ptx::tcgen05_fence_after_sync();
   if (warp == kTmemWarp) ptx::tmem_free<kCtaGroup, ptx::kTmemColumns>(tmem);
+  context.profile.finish();
 }
 
 }  // namespace jaxbw::sm100

@@ -4,6 +4,7 @@
 
 #include "gemm/cluster_protocol.h"
 #include "gemm/pipeline.h"
+#include "gemm/profile.h"
 #include "gemm/storage.h"
 #include "gemm/tile_scheduler.h"
 #include "params.h"
@@ -32,6 +33,7 @@ struct Context {
   uint32_t rank;
   StorageLayout layout;
   uint32_t shared;  // address of the dynamic shared memory
+  Profile profile;
 
   JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
   JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
@@ -101,6 +103,7 @@ class WorkItems {
       item_ += ptx::cluster_count();
       return item_ < context_.params.work_items ? item_ : kNone;
     }
+    context_.profile.enter(Activity::kAwaitResponse);
     // The hardware signals a response at cluster scope (the example of PTX 9.7.13.17 waits likewise).
     ptx::mbarrier_wait_cluster(context_.responses().full(at_.slot()), at_.parity());
     const uint32_t first_cta = ptx::clc_read_response(context_.response(at_.slot()));

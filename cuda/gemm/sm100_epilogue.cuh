@@ -266,6 +266,7 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
   StoreRing stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp * kSwizzleSpan, slice.rows);
   WorkItems items(context);
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
+    context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     const Tile tile = context.origin(item.tile);
     StoreOrigin box{tile.m + slice.first_row, tile.n + slice.first_column, tile.batch};
@@ -276,11 +277,14 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
       const SplitSum split(p, item, (cta * mma_tiles + mma) * kSm100Epilogue.warps + warp,
                            partial_floats(p.block_n, kSm100Epilogue));
       const AccumulatorRelease release{leader_empty + slot * RingBarriers::kBarrierBytes};
+      context.profile.enter(Activity::kAwaitAccumulator, slot);
       accumulators.wait_full(accumulator);
+      context.profile.enter(Activity::kEpilogue, slot);
       ptx::tcgen05_fence_after_sync();
       store_slice<kCtaGroup>(p, source, slice, chunk, box, mma_tiles > 1, split, stores, release);
     }
   }
+  context.profile.enter(Activity::kAwaitStaging);
   stores.drain();
 }
 

@@ -22,6 +22,7 @@
 #include "gemm/descriptors.h"
 #include "gemm/operand_loader.h"
 #include "gemm/pipeline.h"
+#include "gemm/profile.h"
 #include "gemm/sm90_epilogue.cuh"
 #include "gemm/storage.h"
 #include "gemm/tile_scheduler.h"
@@ -70,6 +71,7 @@ struct Context {
   uint32_t rank;
   StorageLayout layout;
   uint32_t shared;  // address of the dynamic shared memory
+  Profile profile;
 
   JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
   JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
@@ -96,6 +98,7 @@ struct Context {
   // Until all barriers are initialised. Every role has done by then what it could without them: from here to the first
   // load nobody multiplies. (Warps come here from different places, so the barrier has a number and a count.)
   JAXBW_DEVICE void await_barriers() const {
+    profile.enter(Activity::kAwaitBarriers);
     if (has_peers()) {
       ptx::cluster_sync();
     } else {
@@ -128,7 +131,9 @@ JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPositio
   const RingBarriers ring = context.ring();
   const uint32_t stage_bytes = context.layout.stage_bytes(), a_bytes = context.layout.a_stage_bytes;
   for (; blocks > 0; --blocks, at.advance()) {
+    context.profile.enter(Activity::kAwaitEmpty, at.slot());
     ring.wait_empty(at);
+    context.profile.enter(Activity::kLoad, at.slot());
     if (ptx::elect_one()) {
       const uint32_t full = ring.full(at.slot()), a = context.shared + at.slot() * stage_bytes, b = a + a_bytes;
       ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
@@ -172,6 +177,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   RingPosition at = RingPosition::producer(p.stages);
   bool first = true;
   for (uint32_t number = ptx::cluster_index(); number < p.work_items; number += ptx::cluster_count()) {
+    context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     const KPart part = context.k_part(number);
     load.start_at(context.origin(item.tile), part.first_block(k_blocks) * kBlockK, p);
@@ -179,7 +185,9 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
       context.await_barriers();
       if (p.b_is_ready && ptx::elect_one()) load.b.prefetch(min(p.stages, k_blocks));
       __syncwarp();
+      context.profile.enter(Activity::kAwaitUpstream);
       ptx::wait_for_upstream();
+      context.profile.enter(Activity::kNextItem, number);
       first = false;
     }
     const uint32_t blocks = part.block_count(k_blocks);
@@ -261,7 +269,9 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
   const uint64_t to_first_row = descriptor_mma_tile_step(kA, first_row);
   uint32_t previous = 0;
   for (uint32_t block = 0; block < blocks; ++block) {
+    context.profile.enter(Activity::kAwaitFull, block);
     const uint32_t slot = reader.acquire();
+    context.profile.enter(Activity::kMultiply, block);
     const uint64_t a = wgmma_descriptor(context.a(slot), kA) + to_first_row;
     const uint64_t b = wgmma_descriptor(context.b(slot), kB);
     ptx::wgmma_fence();
@@ -276,12 +286,14 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
     }
     ptx::wgmma_commit_group();
     if (block > 0) {
+      context.profile.enter(Activity::kAwaitMultiply, block - 1);
       ptx::wgmma_wait_group<1>();
       reader.release(previous);
     }
     previous = slot;
   }
   issued();
+  context.profile.enter(Activity::kAwaitMultiply, blocks - 1);
   ptx::wgmma_wait_group<0>();
   reader.release(previous);
 }
@@ -298,6 +310,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
   const Turn turn(pingpong, team);
   context.await_barriers();
+  context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
   for (uint32_t number = ptx::cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
     if (pingpong && count % kTeams != team) {
@@ -305,14 +318,17 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
       if (context.cluster.k.value > 1) ptx::cluster_sync();  // with those who have the tile
       continue;
     }
+    context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     float accumulators[kConfig.accumulators()];
+    context.profile.enter(Activity::kAwaitTurn);
     if (count > 0) turn.await();
     multiply<kConfig>(accumulators, context, context.k_part(number).block_count(k_blocks),
                       team_in_tile * kConfig.team_rows, reader, [&] {
                         if (number + step < p.work_items) turn.pass();
                       });
 
+    context.profile.enter(Activity::kEpilogue);
     const Tile origin = context.origin(item.tile);
     const StoreOrigin tile{origin.m, origin.n, origin.batch};
     const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.shared,
@@ -323,10 +339,12 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
                                ? SplitSum(p, item, cta * cluster.count(), cluster.slice_floats())
                                : SplitSum(p, item, cta * kSm90Epilogue.warps + slice,
                                           partial_floats(kConfig.wgmmas() * kConfig.block_n, kSm90Epilogue));
+    if (cluster.shared()) context.profile.enter(Activity::kAwaitCluster);
     if (cluster.shared()) ptx::cluster_sync();  // with the load warps: all rings are free
     const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
-    finish_tile<kConfig.block_n>(accumulators, p, cluster, split, tile, row, warp, stores);
+    finish_tile<kConfig.block_n>(accumulators, p, cluster, split, tile, row, warp, stores, context.profile);
   }
+  context.profile.enter(Activity::kAwaitStaging);
   stores.drain();
 }
 
@@ -343,11 +361,14 @@ JAXBW_DEVICE void init_barriers(const Context& context) {
 }
 
 template <Config kConfig>
-JAXBW_DEVICE void gemm(const GemmParams& params) {
+JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
-  const Context context{params, params.cluster, ptx::cluster_rank(),
+  const Context context{params,
+                        params.cluster,
+                        ptx::cluster_rank(),
                         storage_layout(params.block_m, kConfig.block_n, 1, 1, kSm90Epilogue),
-                        ptx::shared_address(shared_memory)};
+                        ptx::shared_address(shared_memory),
+                        Profile(profile)};
   const uint32_t warp = ptx::warp_index();
   if (warp < kTeamWarps) {
     ptx::decrease_registers<kLoadRegisters>();
@@ -357,6 +378,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
       if (warp == kInitWarp && ptx::elect_one()) init_barriers(context);
       __syncwarp();
       context.await_barriers();
+      context.profile.pair_clocks();
     }
     if (params.cluster.k.value > 1) ptx::cluster_sync();
   } else {
@@ -364,7 +386,9 @@ JAXBW_DEVICE void gemm(const GemmParams& params) {
     multiply_tiles<kConfig>(context, warp - kTeamWarps);
   }
   // No CTA leaves while a peer may still arrive on its barriers, or receive what it has sent.
+  context.profile.enter(Activity::kAwaitExit);
   if (context.cluster.size() > 1) ptx::cluster_sync();
+  context.profile.finish();
 }
 
 }  // namespace jaxbw::sm90

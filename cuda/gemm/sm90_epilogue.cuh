@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gemm/cluster_sum.h"
+#include "gemm/profile.h"
 #include "gemm/sm90_formula.cuh"
 #include "gemm/split_k.h"
 #include "gemm/store_ring.h"
@@ -62,12 +63,14 @@ JAXBW_DEVICE void for_each_step(const Function& function) {
 template <uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const GemmParams& p,
                                  const ClusterSum<kChunk>& cluster, const SplitSum& split, StoreOrigin tile,
-                                 uint32_t row, uint32_t warp, StoreRing& stores) {
+                                 uint32_t row, uint32_t warp, StoreRing& stores, const Profile& profile) {
   constexpr uint32_t kTile = registers_of(kBlockN), kTiles = kCount / kTile;
   const bool shared = cluster.shared();
   if (shared) {
     cluster.template send<kTile>(accumulators, row);
+    profile.enter(Activity::kAwaitSums);
     cluster.wait();
+    profile.enter(Activity::kEpilogue);
   } else if (split.split()) {
     split.leave(accumulators, 0);
     if (!split.last()) return;
@@ -135,10 +138,14 @@ JAXBW_DEVICE StoreOrigin box_origin(StoreOrigin tile, uint32_t row) {
 // Where the formula is a cast: straight from the accumulators, a box at a time.
 template <DataType kType, uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void cast_tile(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
-                            StoreRing& stores) {
+                            StoreRing& stores, const Profile& profile) {
   constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns;
   for_each_step<registers_of(kColumns), kCount>([&]<uint32_t kFirst>() {
-    stage_box<kType, kColumns, kFirst>(accumulators, stores.acquire());
+    profile.enter(Activity::kAwaitStaging);
+    const uint32_t buffer = stores.acquire();
+    profile.enter(Activity::kEpilogue);
+    stage_box<kType, kColumns, kFirst>(accumulators, buffer);
+    profile.enter(Activity::kStore);
     stores.store_by_tma(p.d, box_origin<kBlockN, kFirst>(tile, row));
   });
 }
@@ -163,15 +170,16 @@ JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParam
 
 template <uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void finish_tile(float (&accumulators)[kCount], const GemmParams& p, const ClusterSum<kChunk>& cluster,
-                              const SplitSum& split, StoreOrigin tile, uint32_t row, uint32_t warp, StoreRing& stores) {
+                              const SplitSum& split, StoreOrigin tile, uint32_t row, uint32_t warp, StoreRing& stores,
+                              const Profile& profile) {
   const bool whole = !cluster.shared() && !split.split();
   if (!p.epilogue.identity || !whole || p.store_path == StorePath::kColumns) {
-    apply_epilogue<kBlockN>(accumulators, p, cluster, split, tile, row, warp, stores);
+    apply_epilogue<kBlockN>(accumulators, p, cluster, split, tile, row, warp, stores, profile);
     return;
   }
   with_type(p.output.type, [&]<DataType kType>() {
     if (p.store_path == StorePath::kTma) {
-      cast_tile<kType, kBlockN>(accumulators, p, tile, row, stores);
+      cast_tile<kType, kBlockN>(accumulators, p, tile, row, stores, profile);
     } else {
       cast_rows<kType, kBlockN>(accumulators, p, tile, row, stores);
     }

@@ -30,11 +30,11 @@ _ELEMENTS = {"16bit": "uint16_t", "32bit": "uint32_t"}
 
 _SOURCE = """\
 // Generated from cuda/kernels.toml: {why}.
-#include "gemm/{header}.cuh"
+{define}#include "gemm/{header}.cuh"
 
 extern "C" __global__ void __launch_bounds__({threads}{one_block})
-    {name}(const __grid_constant__ jaxbw::{params} params) {{
-  jaxbw::{function}(params);
+    {name}(const __grid_constant__ jaxbw::{params} params{parameter}) {{
+  jaxbw::{function}(params{argument});
 }}
 """
 
@@ -52,9 +52,12 @@ def load_table_module() -> ModuleType:
     return module
 
 
-def source(kernel: Any) -> str:
-    """The CUDA C++ of one instance."""
+def source(kernel: Any, *, profiled: bool = False) -> str:
+    """The CUDA C++ of one instance; `profiled`: that which stamps what its warps do."""
     return _SOURCE.format(
+        define="#define JAXBW_PROFILE\n" if profiled else "",
+        parameter=", const __grid_constant__ jaxbw::ProfileMemory profile" if profiled else "",
+        argument=", profile" if profiled else "",
         why=kernel.why,
         header=kernel.family if kernel.role == "gemm" else kernel.role,
         threads=kernel.threads,

@@ -1,0 +1,64 @@
+"""Compile kernels that stamp what their warps do when: NAME.cubin and NAME.ptx for each name.
+
+  profiled.py --output DIR jaxbw_sm90_bf16_nn_128x128 ...
+
+They take one argument more than the shipped ones (cuda/gemm/profile.h), and are no part of the
+package: jaxbw/profiling runs this when a product is profiled.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import toolchain
+from assemble import Report
+from generate import ROOT, load_table_module, source
+
+FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr")  # as in cmake/kernels.cmake
+
+
+def compile_kernel(kernel: Any, tools: toolchain.Toolchain, output: Path) -> None:
+    """Writes the PTX of an instance, and the cubin once it is whole.
+
+    Raises:
+      ToolchainError: a compiler refuses it; the message holds what it printed.
+    """
+    text, ptx, cubin = (output / f"{kernel.name}.{kind}" for kind in ("cu", "ptx", "cubin"))
+    text.write_text(source(kernel, profiled=True))
+    virtual = kernel.arch.replace("sm_", "compute_")
+    include = ("-I", ROOT / "cuda", "-o", ptx)
+    toolchain.output(tools.nvcc, "-ptx", f"-arch={virtual}", *FLAGS, *include, text)
+    part = cubin.with_suffix(".part")
+    said = toolchain.output(tools.ptxas, "-v", f"-arch={kernel.arch}", "-O3", ptx, "-o", part)
+    faults = Report.parse(said).faults()
+    if faults:  # a profile of it would show another kernel than the one that ships
+        raise toolchain.ToolchainError("\n  ".join([f"{kernel.name}, profiled:", *faults]))
+    part.replace(cubin)
+
+
+def _main() -> str | None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("names", nargs="+")
+    args = parser.parse_args()
+    table = load_table_module().load(ROOT / "cuda" / "kernels.toml")
+    known = {kernel.name: kernel for kernel in table if kernel.role == "gemm"}
+    unknown = [name for name in args.names if name not in known]
+    if unknown:
+        return f"no kernel of cuda/kernels.toml multiplies by stages: {', '.join(unknown)}"
+    args.output.mkdir(parents=True, exist_ok=True)
+    try:
+        tools = toolchain.find()
+        for name in args.names:
+            compile_kernel(known[name], tools, args.output)
+    except (toolchain.ToolchainError, subprocess.SubprocessError, OSError) as error:
+        return str(error)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

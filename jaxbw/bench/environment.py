@@ -49,6 +49,7 @@ class Monitor:
     def __init__(self) -> None:
         self._samples: list[tuple[float, list[float]]] = []
         self._process: subprocess.Popen[str] | None = None
+        self._reader = threading.Thread(target=self._read, daemon=True)
 
     def __enter__(self) -> Self:
         query = [f"--query-gpu={','.join(_LIVE)}", "--format=csv,noheader,nounits"]
@@ -57,7 +58,7 @@ class Monitor:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         except FileNotFoundError:
             return self
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader.start()
         return self
 
     def __exit__(
@@ -68,7 +69,8 @@ class Monitor:
     ) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            with self._process:  # closes the pipe behind its reader
+                self._reader.join()
 
     def since(self, start: float) -> dict[str, list[float]]:
         """The 10th, 50th and 90th percentile of each reading since `time.monotonic()` was that."""

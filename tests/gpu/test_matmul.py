@@ -118,8 +118,10 @@ def test_every_kernel_of_the_table(kernel: Any, family: str) -> None:
     dtypes = {"16bit": DTYPES, "tf32": ["float32"]}.get(kernel.input) or [SHORT[kernel.input]]
     for layout in layouts:
         for dtype in dtypes:
+            # On Hopper two warpgroups share a tile of twice their rows.
+            block_m = 2 * kernel.block_m if kernel.block_m else 128 * kernel.cta_group
             config = jaxbw.GemmConfig(
-                128 * kernel.cta_group,
+                block_m,
                 kernel.block_n or 128,
                 cluster=(kernel.cta_group, 1),
                 cta_group=kernel.cta_group,

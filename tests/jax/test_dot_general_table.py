@@ -14,7 +14,16 @@ from jax.test_util import check_grads
 
 import jaxbw
 
-from .dot_general_cases import ALGORITHMS, CASES, DIFFERENTIATED, FLOATS, Case, compare, refusal
+from .dot_general_cases import (
+    ALGORITHMS,
+    CASES,
+    DIFFERENTIATED,
+    FLOATS,
+    Case,
+    breaks_xla_on_a_gpu,
+    compare,
+    refusal,
+)
 
 SIDE_BY_SIDE = [jaxbw.dot_general, jax.lax.dot_general]
 PLAIN = [case for case in CASES if case.precision not in ALGORITHMS]
@@ -41,6 +50,18 @@ def test_algorithms_that_the_platform_refuses_are_refused_alike() -> None:
             taken.append(case)
     assert len(taken) >= 10
     compare(taken)
+
+
+def test_what_breaks_xla_on_a_gpu_is_lax_s_own_program(cuda_hlo: Callable[..., str]) -> None:
+    """The tests on a GPU cannot run these: that jaxbw adds nothing to them is seen here."""
+    cases = [case for case in CASES if breaks_xla_on_a_gpu(case)]
+    assert len(cases) == 7
+    for case in cases:
+        ours, theirs = (
+            cuda_hlo(lambda x, y, f=f, case=case: case(f, x, y), *case.operands())
+            for f in SIDE_BY_SIDE
+        )
+        assert ours == theirs
 
 
 @pytest.mark.parametrize("number", range(len(DIFFERENTIATED)))

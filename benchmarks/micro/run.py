@@ -3,8 +3,9 @@
     python benchmarks/micro/run.py --out micro_h200.json
 
 It compiles micro.cu for sm_90a with nvcc (or takes --cubin, made elsewhere by --compile), runs each
-kernel on the first GPU, and writes one JSON file: medians, and what they were computed from. It is
-meant to take well under three minutes. It has not been run on a GPU yet.
+kernel on the first GPU, and writes one JSON file: medians, and what they were computed from. The
+nvcc is that of the Python packages; JAXBW_SYSTEM_NVCC=1 takes the one on PATH. An H200's constants
+are in results/2026-11-22_h200_micro.json.
 """
 
 import argparse

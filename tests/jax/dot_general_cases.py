@@ -203,8 +203,8 @@ def breaks_xla_on_a_gpu(case: Case) -> bool:
 
     XLA compiles it for a GPU to LLVM code that is not valid. That is an error if one is lucky, else
     the process ends with a segmentation fault, whoever asks: lax.dot_general does with jaxlib
-    0.11.2 on an H200, and 0.11.2 and 0.12.0 where they compile for one without having one. JAX's own
-    test of such products is skipped on GPUs (lax_test.py, testDotPreferredElement; see
+    0.11.2 on an H200, and with 0.11.2 and 0.12.0 where they compile for an H200 that is not there.
+    JAX's own test of such products is skipped on GPUs (lax_test.py, testDotPreferredElement; see
     https://github.com/jax-ml/jax/issues/11678). float64 is refused, by an error.
     """
     matrices = len(case.shapes.lhs) == len(case.shapes.rhs) == 2

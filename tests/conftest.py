@@ -12,6 +12,12 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # So that meshes can be made of this machine's CPU.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
+# tests/gpu/run_all.py: worker gw5 of 16 on four GPUs sees the second.
+if "JAXBW_TEST_GPUS" in os.environ and "PYTEST_XDIST_WORKER" in os.environ:
+    _shared = os.environ["JAXBW_TEST_GPUS"].split(",")
+    _number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    os.environ["CUDA_VISIBLE_DEVICES"] = _shared[_number % len(_shared)]
+
 with contextlib.suppress(ImportError):  # the tests on a GPU do without it
     import hypothesis
 

@@ -9,7 +9,7 @@ from jaxbw.bench import arms
 from jaxbw.bench.results import Results
 from jaxbw.cli.main import main
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def test_every_arm_that_is_installed(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_a_workspace_that_starts_as_garbage(garbage: int) -> None:
         np.testing.assert_array_equal(np.asarray(result), wanted)
 
 
+@pytest.mark.alone
 def test_out_of_memory_is_an_error_and_the_next_product_is_right() -> None:
     side = 300_000  # the result has 335 GiB
 
@@ -145,6 +146,7 @@ HUGE = {
 BLOCK = 16_384  # of the result, that XLA computes again at a time
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", HUGE)
 def test_more_than_2_31_elements(name: str) -> None:
     huge = HUGE[name]

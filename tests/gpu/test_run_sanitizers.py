@@ -124,6 +124,7 @@ def test_every_instance_is_launched() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_planted_bug_is_found_and_an_instance_is_clean(tool: str, tmp_path: Path) -> None:
     try:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import pathlib
 import statistics
@@ -92,13 +93,12 @@ def mesh_of(layout: str, devices: int) -> jax.sharding.Mesh:
     return jax.make_mesh(shape, ("data", "model"), kinds, devices=jax.devices()[:devices])
 
 
-def put(mesh: jax.sharding.Mesh, parameters: Parameters) -> Parameters:
-    """The parameters, each where it belongs."""
+def shardings(mesh: jax.sharding.Mesh, parameters: Parameters) -> Parameters:
+    """Where each of the parameters belongs."""
 
-    def place(path: Any, x: Any) -> jax.Array:
+    def place(path: Any, _: Any) -> NamedSharding:
         layer, name = (key.key for key in path[-2:])
-        placed: jax.Array = jax.device_put(x, NamedSharding(mesh, SPECS[layer, name]))
-        return placed
+        return NamedSharding(mesh, SPECS[layer, name])
 
     everywhere: Parameters = jax.tree_util.tree_map_with_path(place, parameters)
     return everywhere
@@ -136,7 +136,8 @@ def exact_gradient(layout: str, devices: int) -> list[Any]:
         out: Any = model.apply(parameters, batch)
         return out.astype(jnp.float32).sum(), out
 
-    gradient, out = jax.jit(jax.grad(loss, has_aux=True))(put(mesh, parameters), rows(mesh, batch))
+    placed = jax.device_put(parameters, shardings(mesh, parameters))
+    gradient, out = jax.jit(jax.grad(loss, has_aux=True))(placed, rows(mesh, batch))
     return [np.asarray(x).astype(np.float64) for x in (out, *jax.tree.leaves(gradient))]
 
 
@@ -161,7 +162,13 @@ def train(args: argparse.Namespace, layout: str, devices: int) -> dict[str, Any]
     keys = jax.random.split(jax.random.key(0), 3)
     shape = (args.batch, args.width)
     inputs, targets = (rows(mesh, jax.random.normal(key, shape, jnp.bfloat16)) for key in keys[:2])
-    parameters = put(mesh, dict(model.init(keys[2], jnp.ones(shape, jnp.bfloat16))))
+    # Compiled, so that nothing is multiplied for it, and each device draws what it keeps.
+    example = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    where = shardings(mesh, jax.eval_shape(model.init, keys[2], example))
+    initialise = jax.jit(
+        lambda key: model.init(key, jnp.ones(shape, jnp.bfloat16)), out_shardings=where
+    )
+    parameters: Parameters = initialise(keys[2])
 
     def loss(parameters: Parameters, inputs: Any, targets: Any) -> Any:
         out: Any = model.apply(parameters, inputs)
@@ -189,19 +196,24 @@ def train(args: argparse.Namespace, layout: str, devices: int) -> dict[str, Any]
     }
 
 
-def scaled(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with what they gain on one device, and how far their losses are from its."""
-    one = results[0]  # of the least devices
-    return [
-        row
-        | {
-            "speedup": one["median_s"] / row["median_s"],
-            "loss_difference": max(
-                abs(x - y) / y for x, y in zip(row["losses"], one["losses"], strict=True)
-            ),
-        }
-        for row in results
-    ]
+def compared(row: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
+    """A row with what it gains on one of fewer devices, and how far its losses are from its."""
+    losses = zip(row["losses"], one["losses"], strict=True)
+    return row | {
+        "speedup": one["median_s"] / row["median_s"],
+        "loss_difference": max(abs(x - y) / y for x, y in losses),
+    }
+
+
+def line(row: dict[str, Any], on_gpu: bool) -> str:
+    """A row as text; without times where they say nothing."""
+    what = f"{row['layout']}-parallel on {row['devices']}: {row['kernels']} kernels in a step"
+    if not on_gpu:
+        return what
+    milliseconds, speedup = row["median_s"] * 1e3, row["speedup"]
+    return (
+        f"{what}, {milliseconds:.2f} ms, {row['tflops']:.0f} TFLOP/s, {speedup:.2f}x of the first"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -223,37 +235,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if max(counts) > available:
         parser.error(f"there are {available} devices")
 
+    on_gpu = jax.default_backend() == "gpu"
+    note = "training steps" if on_gpu else "emulated devices share a CPU: times say nothing"
+    results: dict[str, list[dict[str, Any]]] = {layout: [] for layout in LAYOUTS}
+    written = {
+        "environment": environment.describe(seed=0, rounds=args.steps, note=note)
+        | {
+            "command": " ".join(["python", *sys.argv]),
+            "devices": [str(device.device_kind) for device in jax.devices()],
+            "inputs": "iid normal",
+            "time": "wall time of a step, to the end of all devices' work",
+        },
+        "sizes": {name: getattr(args, name) for name in ("width", "hidden", "depth", "batch")},
+        "implementation": args.implementation,
+        "results": results,
+    }
     named = jaxbw.implementation(args.implementation) if args.implementation else None
     with named or contextlib.nullcontext():
         wanted = exact_gradient("data", 1)
         for count in counts:
             for layout in LAYOUTS:
                 check(layout, count, wanted)
-                print(f"{layout}-parallel on {count}: the bits of one device")
-        results = {
-            layout: scaled([train(args, layout, count) for count in counts]) for layout in LAYOUTS
-        }
-    on_gpu = jax.default_backend() == "gpu"
-    for layout, of_layout in results.items():
-        for row in of_layout:
-            what = f"{layout}-parallel on {row['devices']}: {row['kernels']} kernels in a step"
-            time_taken = f", {row['median_s'] * 1e3:.2f} ms, {row['speedup']:.2f}x of the first"
-            print(what + (time_taken if on_gpu else ""))
-    if args.out:
-        note = "training steps" if on_gpu else "emulated devices share a CPU: times say nothing"
-        written = {
-            "environment": environment.describe(seed=0, rounds=args.steps, note=note)
-            | {
-                "command": " ".join(["python", *sys.argv]),
-                "devices": [str(device.device_kind) for device in jax.devices()],
-                "inputs": "iid normal",
-                "time": "wall time of a step, to the end of all devices' work",
-            },
-            "sizes": {name: getattr(args, name) for name in ("width", "hidden", "depth", "batch")},
-            "implementation": args.implementation,
-            "results": results,
-        }
-        args.out.write_text(json.dumps(written, indent=1) + "\n")
+                print(f"{layout}-parallel on {count}: the bits of one device", flush=True)
+        for layout, count in itertools.product(LAYOUTS, counts):
+            rows_so_far = results[layout]
+            row = train(args, layout, count)
+            rows_so_far.append(compared(row, (rows_so_far or [row])[0]))
+            print(line(rows_so_far[-1], on_gpu), flush=True)
+            if args.out:
+                args.out.write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

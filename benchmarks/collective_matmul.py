@@ -12,13 +12,15 @@ their backward passes. Arms:
   "windowed einsum", alone and with pipelined collectives and all else that the flags offer.
 
 A time is the host's for a run of calls, divided by their number, on all devices; arms take turns in
-random order, and ratios have 95 % bootstrap intervals of whole rounds. Rows of every result are
-compared with float64. A profile of each arm says which share of the traffic was hidden behind work.
+random order, and ratios have 95 % bootstrap intervals of whole rounds. Some elements of each result
+are compared with float64. A profile of each arm says which share of the traffic was hidden behind
+work, and behind which kernels. No case is begun that would not end within --budget seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import random
@@ -27,7 +29,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import Any
@@ -35,6 +37,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -43,11 +46,13 @@ import jaxbw
 from jaxbw.bench import environment, statistics
 
 AXIS = "model"
-SHAPES = ((8192, 8192, 8192), (16384, 8192, 8192), (8192, 16384, 8192), (4096, 28672, 8192))
+# The first two tell the most, if there is no time for all.
+SHAPES = ((8192, 8192, 8192), (4096, 28672, 8192), (16384, 8192, 8192), (8192, 16384, 8192))
 TINY = ((16, 32, 64),)
 ROWS, COLUMNS = P(AXIS, None), P(None, AXIS)
 SHARDINGS = {"gather": (ROWS, COLUMNS, COLUMNS), "scatter": (COLUMNS, ROWS, ROWS)}  # x, w, y
-CHECKED_ROWS = 64
+CHECKED = 64  # rows, by as many columns
+PROFILED = 3  # calls
 
 Options = dict[str, str | bool]
 OVERLAP: Options = {
@@ -80,6 +85,12 @@ class Case:
     m: int
     n: int
     k: int
+
+
+def cases(shapes: Sequence[tuple[int, int, int]]) -> Iterator[Case]:
+    """Of each shape both forms, forward and backward."""
+    for (m, n, k), backward, form in itertools.product(shapes, (False, True), SHARDINGS):
+        yield Case(form, backward, m, n, k)
 
 
 @dataclass(frozen=True)
@@ -176,25 +187,41 @@ def compile_arm(
     return lowered.compile(compiler_options=options)
 
 
-def verify(case: Case, given: Sequence[jax.Array], results: Any) -> float:
-    """The largest error of some rows of each result, as a part of what rounding explains.
+class Oracle:
+    """What some elements of each result of a case must be, computed once for all arms."""
 
-    That is one rounding of the result to bfloat16 and of each partial sum of a device, and the
-    float32 sums of K terms.
-    """
-    x, w, *cotangent = given
-    pairs = [(cotangent[0], w.T), (x.T, cotangent[0])] if case.backward else [(x, w)]
-    worst = 0.0
-    for (left, right), result in zip(pairs, jax.tree.leaves(results), strict=True):
-        rows = np.random.default_rng(0).choice(len(left), min(CHECKED_ROWS, len(left)), False)
-        a = np.asarray(left[rows]).astype(np.float64)
-        b = np.asarray(right).astype(np.float64)
-        reference, magnitude = a @ b, np.abs(a) @ np.abs(b)
-        roundings = 1 + len(given[0].sharding.device_set)
-        bound = (roundings * 2.0**-8 + 2 * a.shape[1] * 2.0**-24) * magnitude
-        error = np.abs(np.asarray(result[rows]).astype(np.float64) - reference)
-        worst = max(worst, float((error / bound).max()))
-    return worst
+    def __init__(self, case: Case, given: Sequence[jax.Array]) -> None:
+        x, w, *cotangent = given
+        pairs = [(cotangent[0], w.T), (x.T, cotangent[0])] if case.backward else [(x, w)]
+        roundings = 1 + len(x.sharding.device_set)
+        random = np.random.default_rng(0)
+        self._checks = []
+        for left, right in pairs:
+            rows, columns = (
+                np.sort(random.choice(size, min(CHECKED, size), replace=False))
+                for size in (left.shape[0], right.shape[1])
+            )
+            a, b = _wide(left[rows]), _wide(right[:, columns])
+            bound = roundings * 2.0**-8 + 2 * a.shape[1] * 2.0**-24
+            self._checks.append((rows, columns, a @ b, bound * (np.abs(a) @ np.abs(b))))
+
+    def error(self, results: Any) -> float:
+        """The largest error, as a part of what rounding explains.
+
+        That is one rounding of the result to bfloat16 and of each partial sum of a device, and the
+        float32 sums of K terms.
+        """
+        errors = (
+            np.abs(_wide(result[rows[:, None], columns]) - reference) / bound
+            for (rows, columns, reference, bound), result in zip(
+                self._checks, jax.tree.leaves(results), strict=True
+            )
+        )
+        return max(float(each.max()) for each in errors)
+
+
+def _wide(x: jax.Array) -> npt.NDArray[np.float64]:
+    return np.asarray(x).astype(np.float64)
 
 
 def seconds(call: Callable[[], Any], calls: int) -> float:
@@ -220,29 +247,43 @@ def hidden(traffic: Sequence[Interval], work: Sequence[Interval]) -> float:
     return total
 
 
-def profile(call: Callable[[], Any], folder: pathlib.Path) -> list[dict[str, float]]:
-    """Of each GPU, microseconds of traffic, how many of them were hidden, and of work."""
+def profile(call: Callable[[], Any], folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Of each GPU, microseconds of traffic, how many of them were hidden, by what, and of work."""
     with jax.profiler.trace(str(folder)):
-        jax.block_until_ready(call())
+        jax.block_until_ready([call() for _ in range(PROFILED)])
     (file,) = folder.rglob("*.xplane.pb")
     devices = []
     for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
         if not plane.name.startswith("/device:GPU"):
             continue
         events = [e for line in plane.lines if line.name.startswith("Stream") for e in line.events]
-        kinds: dict[bool, list[Interval]] = {True: [], False: []}
-        for event in events:
-            is_traffic = re.search("nccl|p2p", event.name, re.IGNORECASE) is not None
-            kinds[is_traffic].append((event.start_ns / 1e3, event.end_ns / 1e3))
-        traffic, work = kinds[True], kinds[False]
         devices.append(
-            {
-                "traffic_us": sum(end - start for start, end in traffic),
-                "hidden_us": hidden(traffic, work),
-                "work_us": sum(end - start for start, end in work),
-            }
+            overlap([(e.name, (e.start_ns / 1e3, e.end_ns / 1e3)) for e in events], PROFILED)
         )
     return devices
+
+
+def overlap(events: Sequence[tuple[str, Interval]], calls: int) -> dict[str, Any]:
+    """Of a GPU's events in some calls: the traffic of one, what hid it, and the work of one.
+
+    >>> overlap([("nccl", (0, 4)), ("gemm", (1, 3)), ("add", (2, 5))], 1)
+    {'traffic_us': 4.0, 'hidden_us': 3.0, 'work_us': 5.0, 'hidden_by_us': {'gemm': 2.0, 'add': 2.0}}
+    """
+    traffic, work = list[Interval](), dict[str, list[Interval]]()
+    for name, interval in events:
+        if re.search("nccl|p2p", name, re.IGNORECASE):
+            traffic.append(interval)
+        else:
+            work.setdefault(name, []).append(interval)
+    everything = [interval for each in work.values() for interval in each]
+    by_name = {name: hidden(traffic, each) / calls for name, each in work.items()}
+    most = sorted(by_name, key=lambda name: -by_name[name])[:5]
+    return {
+        "traffic_us": sum(end - start for start, end in traffic) / calls,
+        "hidden_us": hidden(traffic, everything) / calls,
+        "work_us": sum(end - start for start, end in everything) / calls,
+        "hidden_by_us": {name: by_name[name] for name in most if by_name[name]},
+    }
 
 
 def measure(
@@ -250,6 +291,7 @@ def measure(
 ) -> dict[str, Any]:
     """All arms of a case."""
     given = operands(case, mesh)
+    oracle = Oracle(case, given)
     calls_of, rows = dict[str, Callable[[], Any]](), dict[str, Any]()
     for name, arm in ARMS.items():
         options = {name: value for name, value in arm.options.items() if is_known(name)}
@@ -260,7 +302,7 @@ def measure(
         rows[name] = {
             "options": options,
             "collectives": {each: found.count(each) for each in sorted(set(found))},
-            "error": verify(case, given, calls_of[name]()),
+            "error": oracle.error(calls_of[name]()),
             "rounds_us": [],
         }
     order = random.Random(0)
@@ -301,6 +343,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=20, help="of a program in a round")
+    parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--traces", type=pathlib.Path, help="keep the profiles in this folder")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     given = parser.parse_args()
@@ -321,14 +364,17 @@ def main() -> None:
     results: dict[str, Any] = {"environment": described, "cases": []}
     with tempfile.TemporaryDirectory() as scratch:
         traces = given.traces or pathlib.Path(scratch)
-        for m, n, k in TINY if given.tiny else SHAPES:
-            for form in SHARDINGS:
-                for backward in (False, True):
-                    case = Case(form, backward, m, n, k)
-                    rows = measure(case, mesh, given.rounds, given.calls, traces)
-                    results["cases"].append(asdict(case) | {"arms": rows})
-                    print(line(case, rows), flush=True)
-                    given.out.write_text(json.dumps(results, indent=1) + "\n")
+        begin, longest = time.monotonic(), 0.0
+        for case in cases(TINY if given.tiny else SHAPES):
+            start = time.monotonic()
+            if start - begin + longest > given.budget:
+                print("The time is up.")
+                break
+            rows = measure(case, mesh, given.rounds, given.calls, traces)
+            longest = max(longest, time.monotonic() - start)
+            results["cases"].append(asdict(case) | {"arms": rows})
+            print(f"{line(case, rows)}\n  {time.monotonic() - start:.0f} s", flush=True)
+            given.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

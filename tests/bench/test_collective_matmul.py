@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import collective_matmul
+import jax
+import jax.numpy as jnp
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "collective_matmul.py"
@@ -20,7 +22,7 @@ def test_every_arm_of_every_case_is_right(tmp_path: Path) -> None:
     )
     cases = json.loads(out.read_text())["cases"]
     assert [(case["form"], case["backward"]) for case in cases] == [
-        (form, backward) for form in ("gather", "scatter") for backward in (False, True)
+        (form, backward) for backward in (False, True) for form in ("gather", "scatter")
     ]
     for case in cases:
         assert list(case["arms"]) == list(collective_matmul.ARMS)
@@ -46,3 +48,30 @@ def test_hidden(
     traffic: list[tuple[float, float]], work: list[tuple[float, float]], wanted: float
 ) -> None:
     assert collective_matmul.hidden(traffic, work) == wanted
+
+
+def test_what_hides_the_traffic() -> None:
+    """Per call, of two; a copy between GPUs is traffic, and what ran alone hides nothing."""
+    events = [
+        ("ncclDevKernel_SendRecv", (0.0, 4.0)),
+        ("MemcpyP2P", (10.0, 14.0)),
+        ("jaxbw_sm90_bf16_nn_64x256", (2.0, 12.0)),
+        ("loop_add", (3.0, 4.0)),
+        ("loop_multiply", (20.0, 30.0)),
+    ]
+    assert collective_matmul.overlap(events, 2) == {
+        "traffic_us": 4.0,
+        "hidden_us": 2.0,
+        "work_us": 10.5,
+        "hidden_by_us": {"jaxbw_sm90_bf16_nn_64x256": 2.0, "loop_add": 0.5},
+    }
+
+
+def test_an_error_is_a_part_of_what_rounding_explains() -> None:
+    mesh = jax.sharding.Mesh(jax.devices()[:2], (collective_matmul.AXIS,))
+    case = collective_matmul.Case("gather", False, 96, 80, 64)
+    x, w = collective_matmul.operands(case, mesh)
+    oracle = collective_matmul.Oracle(case, [x, w])
+    right = jnp.matmul(x, w)
+    assert 0 < oracle.error(right) <= 1
+    assert oracle.error(right.at[:, 40:].mul(1.5)) > 1

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxbw.model.costs import ENGINES, MEMORY
 from jaxbw.model.modelled import Replay
-from jaxbw.model.pipeline import ENGINES, MEMORY
 from jaxbw.model.replay import Interval
 
 _TILES = 2  # and a half, of the first ones, in a picture

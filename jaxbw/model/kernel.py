@@ -5,6 +5,7 @@ from dataclasses import dataclass
 ROW_BYTES = 128  # a swizzle span: what a box holds of a row
 MMA_BYTES = 32  # of K, in one instruction, whatever the type
 FULL_ROWS = 128  # of an MMA in one CTA; 64 take as long
+TEAM_ROWS = 64  # of an MMA of a Hopper warpgroup
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Kernel:
       narrow: operands without a swizzle, loaded by boxes 16 bytes wide.
       loads: "tma" or "copy" (cp.async, by all threads).
       hidden_relaunch: the next CTA of an SM is there already and waits for Tensor Memory.
+      teams: "cooperative" or "pingpong": Hopper's two warpgroups, with accumulators in registers.
+        None: a warp issues the products, into Tensor Memory.
       itemsize, output_size: bytes of an element of operands and result.
     """
 
@@ -46,6 +49,7 @@ class Kernel:
     narrow: bool = False
     loads: str = "tma"
     hidden_relaunch: bool = False
+    teams: str | None = None
     itemsize: int = 2
     output_size: int = 2
 
@@ -75,9 +79,14 @@ class Kernel:
         return self.cluster[1] * self.block_n
 
     @property
+    def mma_rows(self) -> int:
+        """Rows of one instruction in a CTA, at most."""
+        return FULL_ROWS if self.teams is None else TEAM_ROWS
+
+    @property
     def mma_tiles(self) -> int:
         """MMA tiles on top of each other in a CTA."""
-        return max(1, self.rows // FULL_ROWS)
+        return max(1, self.rows // self.mma_rows)
 
     @property
     def slots(self) -> int:

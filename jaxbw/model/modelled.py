@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 
 from jaxbw.model.clock import Clock, throttled
+from jaxbw.model.costs import Costs
 from jaxbw.model.kernel import Kernel
 from jaxbw.model.machine import Replayed
 from jaxbw.model.memory import Traffic, traffic
-from jaxbw.model.pipeline import Costs, agents
+from jaxbw.model.pipeline import agents
 from jaxbw.model.replay import Outcome, replay
 from jaxbw.model.schedule import Raster, Schedule, Shape, schedule
 

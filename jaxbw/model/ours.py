@@ -1,10 +1,14 @@
-"""Our sm100 kernel as the model sees it: a launch configuration as a pipeline."""
+"""Our kernels as the model sees them: a launch configuration as a pipeline."""
 
 from jaxbw.model.kernel import ROW_BYTES, Kernel
 from jaxbw.model.schedule import Raster
 from jaxbw.selection.config import GemmConfig
 
 _PERSISTENT = {"clc": "clc", "static": "static", "none": None}
+_TEAM_CHUNKS = (
+    64,
+    32,
+)  # columns that a warp of Hopper stores at a time; of float32, and of odd tiles
 CHUNKS = (64, 32, 16)  # columns that an epilogue warp stores at a time, the first that fits
 
 
@@ -19,10 +23,25 @@ def refusal(config: GemmConfig, *, gated: bool = False) -> str | None:
     return None
 
 
-def kernel_of(config: GemmConfig, itemsize: int = 2, output_size: int = 2) -> Kernel:
-    """The pipeline of a configuration of sm100 in which every field is filled in."""
+def kernel_of(
+    config: GemmConfig, itemsize: int = 2, output_size: int = 2, family: str = "sm100"
+) -> Kernel:
+    """The pipeline of a configuration in which every field is filled in."""
     block_m, block_n = config.tile
     assert config.stages is not None
+    if family == "sm90":
+        return Kernel(
+            block_m,
+            block_n,
+            config.stages,
+            cluster=config.cluster,
+            persistent="static",
+            chunk=_TEAM_CHUNKS[output_size == 4 or block_n % _TEAM_CHUNKS[0] != 0],
+            buffers=config.store_buffers,
+            teams="pingpong" if config.pingpong else "cooperative",
+            itemsize=itemsize,
+            output_size=output_size,
+        )
     # With 64 rows in a CTA of a pair, two of its warps have half of the columns each.
     halves = 2 if (block_m, config.cta_group) == (128, 2) else 1
     widest = ROW_BYTES // output_size

@@ -1,21 +1,28 @@
 """The emulator's trace of a few tiles as agents of the replay: its structure, our times.
 
 What the warps of a cluster waited for, issued and arrived at is read from the events of a launch
-with `trace=True`: nothing is supposed about the kernel but that it is one of tcgen05 and TMA. The
-emulator says in which order, and who released whom; it says nothing of time.
+with `trace=True`: nothing is supposed about the kernel but that it is one of TMA, and of tcgen05 or
+wgmma. The emulator says in which order, and who released whom; it says nothing of time.
+
+A wgmma is issued by four warps, each of which has a tensor core of its own: every one of them gets
+the step. That they wait for it (wgmma.wait_group) is no event: products are complete when the stage
+that they read is given back, and all of them when results are stored.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jaxbw._native import emulator as _core
+from jaxbw.model.costs import L2, MEMORY, PORT, SHARED, STORE, TENSOR, TMEM, Costs
 from jaxbw.model.kernel import FULL_ROWS, MMA_BYTES
-from jaxbw.model.pipeline import L2, MEMORY, PORT, SHARED, STORE, TENSOR, TMEM, Costs
 from jaxbw.model.replay import Action, Agent, Arrive, Drain, Settle, Start, Wait, Work
 
-SCHEMA = 1  # of `Trace`; counted up where its meaning changes
+SCHEMA = 2  # of `Trace`; counted up where its meaning changes
+
+_WARPGROUP = 4  # warps
 
 Signal = tuple[int, int, int]  # CTA, offset of the mbarrier, phase
 
@@ -25,7 +32,7 @@ class Step:
     """What a warp did.
 
     Attributes:
-      kind: "wait", "load", "mma", "commit", "tmem", "store", "settle", "arrive" or "launch".
+      kind: "wait", "load", "mma", "wgmma", "commit", "tmem", "store", "settle", "arrive", "launch".
       signals: mbarrier phases that it waits for, or arrives at when it is done.
       bytes: moved; of "settle" the number of stores that may go on.
       shape: of an MMA: M, N.
@@ -66,6 +73,7 @@ def read(events: Iterable[Any]) -> Trace:
     signals: dict[int, dict[Signal, None]] = defaultdict(dict)
     arrivals: Counter[Signal] = Counter()
     operations = []
+    told: dict[tuple[int, int, int, int], int] = {}  # when a warp first arrived for a phase
     for event in events:
         at = (event.cta, event.mbarrier, event.phase)
         if event.kind == kinds.operation:
@@ -78,8 +86,11 @@ def read(events: Iterable[Any]) -> Trace:
                 arrivals[at] += 1
         elif event.kind == kinds.signal:
             # Of the one cluster that runs, a rank is the CTA's index in the grid.
+            # What it sends to other CTAs comes later, and not in its order.
             step = Step("arrive", (at,))
-            steps[_issuer(event), event.warp].append((event.end, step))
+            issuer = _issuer(event), event.warp
+            time = told.setdefault((*issuer, event.mbarrier, event.phase), event.end)
+            steps[issuer].append((time, step))
             arrivals[at] += 1
     for event in operations:
         found = tuple(signals.get(event.operation, ()))
@@ -90,8 +101,37 @@ def read(events: Iterable[Any]) -> Trace:
     for (cta, offset, _), count in arrivals.items():
         most[cta, offset] = max(count, most.get((cta, offset), 0))
     ordered = {warp: sorted(found, key=lambda each: each[0]) for warp, found in steps.items()}
+    ordered = _with_warpgroups(ordered)
     warps = {warp: tuple(step for _, step in found) for warp, found in sorted(ordered.items())}
     return Trace(SCHEMA, warps, most)
+
+
+def _with_warpgroups(
+    ordered: dict[tuple[int, int], list[tuple[int, Step]]],
+) -> dict[tuple[int, int], list[tuple[int, Step]]]:
+    """Gives each wgmma, which was recorded for the last of its four warps, to all of them.
+
+    They run the same program: a product stands behind as many waits in each of them.
+    """
+    products: dict[tuple[int, int], list[list[Step]]] = defaultdict(list)
+    rest = {}
+    for (cta, warp), found in ordered.items():
+        behind = products[cta, warp // _WARPGROUP]
+        waits = 0
+        for _, step in found:
+            waits += step.kind == "wait"
+            behind += [[] for _ in range(waits + 1 - len(behind))]
+            if step.kind == "wgmma":
+                behind[waits].append(step)
+        rest[cta, warp] = [each for each in found if each[1].kind != "wgmma"]
+    for (cta, warp), found in rest.items():
+        waits = iter(products[cta, warp // _WARPGROUP][1:])
+        rest[cta, warp] = [
+            (time, each)
+            for time, step in found
+            for each in (step, *(next(waits) if step.kind == "wait" else ()))
+        ]
+    return rest
 
 
 def _issuer(event: Any) -> int:
@@ -112,6 +152,9 @@ def _operation(event: Any, signals: tuple[Signal, ...]) -> Step:
     pair = "cta_group::2" in name
     if name.startswith("tcgen05.mma"):
         return Step("mma", shape=(event.shape[0], event.shape[1]), bytes=event.bytes, pair=pair)
+    if name.startswith("wgmma"):
+        m, n = re.findall(r"m(\d+)n(\d+)k", name)[0]
+        return Step("wgmma", shape=(int(m), int(n)))
     if name.startswith("tcgen05.commit"):
         return Step("commit", signals, pair=pair)
     if name.startswith("tcgen05.ld"):
@@ -174,11 +217,18 @@ def _agent(cta: int, warp: int, steps: tuple[Step, ...], costs: Costs) -> Iterat
     if any(step.kind == "load" for step in steps):
         yield Work("set-up", costs.setup)
     first = costs.first_load
+    released = _Released(steps, f"products of {cta}, {warp}")
     for step in steps:
+        yield from released.before(step)
         if step.kind == "wait":
             yield Wait(_key(step.signals[0]), costs.wake)
         elif step.kind == "arrive":
             yield Arrive(_key(step.signals[0]), 0.0 if step.signals[0][0] == cta else hop)
+        elif step.kind == "wgmma":
+            issue = costs.cycles(machine["mma_issue_cycles"])
+            engine = f"{TENSOR} {cta}, {warp % _WARPGROUP}"
+            services = ((engine, _mma(step, costs)),)
+            yield Start("MMA", issue, services, 0.0, group=released.group, read=costs.mma_latency)
         elif step.kind == "load":
             yield _load(cta, step, costs, first)
             first = 0.0
@@ -201,6 +251,31 @@ def _agent(cta: int, warp: int, steps: tuple[Step, ...], costs: Costs) -> Iterat
         elif step.kind == "launch":
             # Published nowhere; it is asked for a tile or two ahead.
             yield Start("launch", 0.0, (), machine["tma_latency_ns"], (), _keys(step))
+
+
+class _Released:
+    """When products of wgmma have to be complete, which is no event of the trace."""
+
+    def __init__(self, steps: tuple[Step, ...], group: str) -> None:
+        self.group = group
+        kinds = Counter(step.kind for step in steps)
+        self._each = kinds["wgmma"] // max(kinds["wait"], 1)  # of a stage
+        self._read = 0  # stages
+        self._given_back: dict[Signal, None] = {}
+
+    def before(self, step: Step) -> Iterator[Action]:
+        """What the warp waits for in front of a step."""
+        if not self._each:
+            return
+        if step.kind == "wait":
+            self._read += 1
+        elif step.kind == "arrive":
+            signal = (0, *step.signals[0][1:])  # to every CTA that loads for this one
+            if signal not in self._given_back:
+                self._given_back[signal] = None
+                yield Settle(self.group, self._each * (self._read - len(self._given_back)))
+        elif step.kind == "store":
+            yield Settle(self.group, 0)
 
 
 def _keys(step: Step) -> tuple[tuple[str, int], ...]:
@@ -245,4 +320,5 @@ def _mma(step: Step, costs: Costs) -> float:
     ctas = 2 if step.pair else 1
     operands = (min(m // ctas, FULL_ROWS) + n // ctas) * MMA_BYTES
     reading = operands / costs.machine["smem_bytes_per_cycle"]
-    return costs.cycles(max(costs.machine["mma_cycles_per_column"] * n, reading))
+    column = costs.machine["mma_cycles_per_column"] * costs.kernel.mma_rows / FULL_ROWS
+    return costs.cycles(max(column * n, reading))

@@ -8,11 +8,11 @@ import pytest
 
 from jaxbw.model import modelled
 from jaxbw.model.clock import fixed, throttled
+from jaxbw.model.costs import ENGINES, MEMORY, TENSOR
 from jaxbw.model.kernel import Kernel
 from jaxbw.model.machine import Replayed, replayed
 from jaxbw.model.modelled import Replay, run
 from jaxbw.model.ours import kernel_of
-from jaxbw.model.pipeline import ENGINES, MEMORY, TENSOR
 from jaxbw.model.schedule import Raster, Shape, order, schedule
 from jaxbw.selection.config import GemmConfig, max_stages
 

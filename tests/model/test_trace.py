@@ -4,10 +4,11 @@ import pytest
 
 from jaxbw.emulator import Report
 from jaxbw.model import trace
+from jaxbw.model.costs import TENSOR, Costs
 from jaxbw.model.machine import replayed
 from jaxbw.model.memory import Traffic
 from jaxbw.model.ours import kernel_of
-from jaxbw.model.pipeline import TENSOR, Costs, agents
+from jaxbw.model.pipeline import agents
 from jaxbw.model.replay import replay
 from jaxbw.model.schedule import Shape, schedule
 from jaxbw.selection.config import GemmConfig
@@ -51,14 +52,17 @@ def traced(config: GemmConfig, items: int = ITEMS, blocks: int = BLOCKS) -> Repo
     ).report
 
 
-def modelled(config: GemmConfig, items: int = ITEMS, blocks: int = BLOCKS) -> Costs:
+def modelled(
+    config: GemmConfig, items: int = ITEMS, blocks: int = BLOCKS, machine: str = "B200"
+) -> Costs:
     """The same tiles on every cluster of a machine whose L2 has all of the operands."""
-    machine, kernel = replayed("B200"), kernel_of(config)
-    resident = machine.placed.resident_clusters(kernel.ctas)
+    on = replayed(machine)
+    kernel = kernel_of(config, family=on.placed.family)
+    resident = on.placed.resident_clusters(kernel.ctas)
     shape = Shape(kernel.cluster_rows * resident, kernel.cluster_columns * items, 64 * blocks)
-    plan = schedule(machine, kernel, shape)
+    plan = schedule(on, kernel, shape)
     assert plan.waves == items
-    return Costs(machine, kernel, shape, plan, (Traffic(0.0, 0.0),) * items, GHZ)
+    return Costs(on, kernel, shape, plan, (Traffic(0.0, 0.0),) * items, GHZ)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -85,6 +89,63 @@ def test_totals_and_time_are_those_of_the_trace(config: GemmConfig) -> None:
     assert found.total("store")[0] == ITEMS * kernel.ctas * 4 * chunks
 
     # One CTA by hand is as fast as all of the cluster by its trace.
+    assert ours.time == pytest.approx(theirs.time, rel=0.04)
+    tensor = max(time for name, time in theirs.busy.items() if name.startswith(TENSOR))
+    assert ours.busy[TENSOR] == pytest.approx(tensor)
+
+
+HOPPER = [
+    GemmConfig(128, 256, cluster=(2, 1), stages=4),
+    GemmConfig(128, 128, stages=4),
+    GemmConfig(256, 128, cluster=(1, 2), stages=4),
+    GemmConfig(128, 64, cluster=(2, 2), stages=3),
+    GemmConfig(128, 192, stages=3),
+    GemmConfig(128, 128, cluster=(2, 1), stages=5, pingpong=True),
+]
+
+
+@pytest.mark.parametrize("config", HOPPER, ids=str)
+def test_the_teams_of_hopper_are_those_of_the_trace(config: GemmConfig) -> None:
+    (cluster_m, cluster_n), (block_m, block_n) = config.cluster, config.tile
+    case = Case(
+        cluster_m * block_m,
+        cluster_n * block_n * ITEMS,
+        64 * BLOCKS,
+        layout="nt",
+        output="bf16",
+        family="sm90",
+        block_m=block_m,
+        block_n=block_n,
+        cluster=config.cluster,
+        stages=config.stages,
+        pingpong=config.pingpong,
+    )
+    report = gemm_launch.launch(
+        load(case.kernel),
+        case.config(),
+        case.product(),
+        sm_count=cluster_m * cluster_n,
+        schedule="latest",
+        checks="off",
+        trace=True,
+    ).report
+    found = trace.read(report.events)
+    costs = modelled(config, machine="H200")
+    kernel = costs.kernel
+    ours = replay(*agents(costs))
+    theirs = replay(*trace.agents(found, costs))
+
+    mmas = ITEMS * BLOCKS * kernel.mmas
+    assert report.operations["wgmma"] == kernel.ctas * mmas
+    assert found.total("wgmma")[0] == 4 * kernel.ctas * mmas  # of each of four warps
+    asked = ITEMS * BLOCKS * kernel.ctas * kernel.asked
+    assert found.total("load")[1] == report.bytes["global load"] == asked
+    assert report.bytes["tma load"] == ITEMS * BLOCKS * kernel.ctas * sum(kernel.loaded)
+    results = ITEMS * kernel.cluster_rows * kernel.cluster_columns
+    assert found.total("store")[1] == report.bytes["tma store"] == 2 * results
+    chunks = len(costs.chunks) * kernel.mma_tiles
+    assert found.total("store")[0] == ITEMS * kernel.ctas * 4 * chunks
+
     assert ours.time == pytest.approx(theirs.time, rel=0.04)
     tensor = max(time for name, time in theirs.busy.items() if name.startswith(TENSOR))
     assert ours.busy[TENSOR] == pytest.approx(tensor)

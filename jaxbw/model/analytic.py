@@ -1,7 +1,8 @@
 """The pipeline in closed form: many configurations at once, to search among them.
 
 It stands for the replay of warp-specialised, persistent kernels, and agrees with it within 3 % at
-shapes that fill the machine (tests/model/test_analytic.py). One array element is one configuration.
+shapes that fill the machine (tests/model/test_analytic.py). Hopper's contend for L2 beyond that,
+which was fitted to measurements (`_by_teams`). One array element is one configuration.
 """
 
 from dataclasses import dataclass, fields
@@ -10,12 +11,15 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxbw.model.kernel import FULL_ROWS, MMA_BYTES, Kernel
+from jaxbw.model.kernel import FULL_ROWS, MMA_BYTES, TEAM_ROWS, Kernel
 from jaxbw.model.machine import Replayed
 from jaxbw.model.pipeline import EPILOGUE_WARPS
 from jaxbw.model.schedule import Raster, Shape
+from jaxbw.model.teams import TEAMS
 
 Floats = NDArray[np.float64]
+KINDS = (None, "cooperative", "pingpong")
+_PINGPONG = 2
 _CLOCK_STEPS = 4
 
 
@@ -33,6 +37,7 @@ class Pipelines:
     accumulators: Floats
     chunk: Floats
     buffers: Floats
+    teams: Floats  # index of KINDS
     width: Floats
     across_n: Floats
 
@@ -51,7 +56,8 @@ class Pipelines:
         rows = [
             (
                 *(k.block_m, k.block_n, k.stages, k.group, *k.cluster, k.k_bytes),
-                *(k.accumulators, k.chunk, k.buffers, raster.width, raster.across == "n"),
+                *(k.accumulators, k.chunk, k.buffers, KINDS.index(k.teams)),
+                *(raster.width, raster.across == "n"),
             )
             for k, raster in kernels
         ]
@@ -118,12 +124,18 @@ def _at(
     blocks = np.ceil(shape.k * itemsize / t.k_bytes)
 
     # What one stage takes of everything.
-    mma_tiles = np.maximum(1, rows // FULL_ROWS)
+    of_teams = machine.placed.family == "sm90"
+    height = TEAM_ROWS if of_teams else FULL_ROWS
+    mma_tiles = np.maximum(1, rows // height)
     mmas = mma_tiles * t.k_bytes / MMA_BYTES
-    operands = (np.minimum(rows, FULL_ROWS) + columns) * MMA_BYTES
-    useful = mmas * machine["mma_cycles_per_column"] * t.block_n * cycle
+    operands = (np.minimum(rows, height) + columns) * MMA_BYTES
+    column = machine["mma_cycles_per_column"] * height / FULL_ROWS
+    useful = mmas * column * t.block_n * cycle
     mma = np.maximum(useful, mmas * operands / machine["smem_bytes_per_cycle"] * cycle)
     mma = np.maximum(mma, mmas * machine["mma_issue_cycles"] * cycle)
+    if of_teams:
+        # A product waits for the accumulators of the one before it.
+        mma = np.maximum(mma, t.k_bytes / MMA_BYTES * machine["mma_interval_cycles"] * cycle)
     port = (rows + columns) * t.k_bytes / machine["ingest_bytes_per_cycle"] * cycle
     asked = (rows / t.cluster_n + columns * t.group / t.cluster_m) * t.k_bytes
     stored = rows * t.block_n * output_size
@@ -143,49 +155,126 @@ def _at(
     round_trip = load + port + mma + commit + remote + 2 * wake + issue
     round_trip = round_trip + np.minimum(issued, mma)
 
-    chunks = np.ceil(t.block_n / t.chunk)
-    latency = machine["tmem_latency_cycles"] + machine["chunk_cycles"]
-    drained = rows * t.block_n * 4 / machine["tmem_bytes_per_cycle"]
-    staged = stored / machine["stage_bytes_per_cycle"]
-    # Four warps: one's latencies are another's use of the engines.
-    busy = staged / (chunks * mma_tiles)
-    one = np.maximum(busy, busy / EPILOGUE_WARPS + latency + drained / (chunks * mma_tiles))
-    read = machine["store_read_cycles"] + busy / EPILOGUE_WARPS
-    one = np.maximum(one, np.where(t.buffers > 1, (read + latency + busy) / 2, read + latency))
-    epilogue = one * chunks * mma_tiles * cycle + wake
-
     def tile(missed: Floats, late: Floats, active: Floats) -> Floats:
-        """Nanoseconds of one tile, by what bounds it; a row each."""
+        """Nanoseconds of one tile's products, by what bounds them; a row each."""
         share = active * ctas
         l2 = (blocks * asked + stored) * share / l2_rate
         memory = (blocks * asked * missed + stored) * share / memory_rate
         ring = blocks * (round_trip + late * machine["memory_latency_ns"]) / t.stages
-        return np.array([blocks * mma, blocks * port, l2, memory, ring, epilogue])
+        return np.array([blocks * mma, blocks * port, l2, memory, ring])
 
-    steady = tile(later, late, resident)
-    # Where the next product waits for the accumulator, what drains it stands alone.
-    full = mma_tiles > 1
-    held = np.where(full, t.buffers * one * cycle + _rest(machine, t, rows, cycle), epilogue)
-    exposed = np.where(full | (t.accumulators == 1), held + commit + remote + 2 * wake, 0.0)
-    exposed = np.where(waves > 1, exposed, 0.0)
-    one_wave = tile(first, np.ones_like(rows), resident)[:5].max(axis=0)
-    middle = np.maximum(steady[:5].max(axis=0) + exposed, epilogue)
-    ending = tile(later, late, last)[:5].max(axis=0) + exposed
-    ending = np.where(waves == 1, 0.0, np.maximum(ending, middle - steady[:5].max(axis=0)))
+    tiles_by_bound = _Tiles(
+        beginning=tile(first, np.ones_like(rows), resident),
+        steady=tile(later, late, resident),
+        ending=tile(later, late, last),
+    )
+    drained = _Drained(
+        mma_tiles, np.minimum(rows, height), stored, cycle, wake, commit, commit + remote + 2 * wake
+    )
+    finish = _by_teams if of_teams else _through_tensor_memory
+    tiles_time, epilogue = finish(machine, t, tiles_by_bound, drained, waves)
     fill = np.maximum(machine["first_load_ns"], load) + port + issue
     setup = np.where(ctas > 1, machine["setup_ns"], machine["single_setup_ns"])
     visible = machine["store_visible_cycles"] * cycle
-    time = setup + fill + one_wave + np.maximum(waves - 2, 0) * middle + ending
-    time = time + commit + epilogue + visible + machine["launch_ns"]
+    time = setup + fill + tiles_time + commit + epilogue + visible + machine["launch_ns"]
     used = tiles * ctas / machine["sm_count"] * blocks * useful / time
-    return Estimates(time / 1000, used, ghz, waves, steady)
+    bounds = np.array([*tiles_by_bound.steady, epilogue])
+    return Estimates(time / 1000, used, ghz, waves, bounds)
 
 
-def _rest(machine: Replayed, t: Pipelines, rows: Floats, cycle: Floats) -> Floats:
-    """Reading what the staging buffers do not hold of a full Tensor Memory."""
-    chunks = np.maximum(np.ceil(t.block_n / t.chunk) - t.buffers, 0)
-    one = np.minimum(rows, FULL_ROWS) * t.chunk * 4 / machine["tmem_bytes_per_cycle"]
-    return np.asarray(chunks * (one + machine["tmem_latency_cycles"]) * cycle)
+@dataclass(frozen=True)
+class _Tiles:
+    """Nanoseconds of the products of a tile in the first, a middle and the last wave, by bound."""
+
+    beginning: Floats
+    steady: Floats
+    ending: Floats
+
+
+@dataclass(frozen=True)
+class _Drained:
+    """What is to be stored of a tile, and what lies before and behind it.
+
+    Attributes:
+      mma_tiles: MMA tiles of a CTA; mma_rows: of one; stored: bytes of the result.
+      cycle, wake: nanoseconds of one; of a waiter.
+      commit: from the last product to its accumulator; handover: to the next tile's products.
+    """
+
+    mma_tiles: Floats
+    mma_rows: Floats
+    stored: Floats
+    cycle: Floats
+    wake: Floats
+    commit: Floats
+    handover: Floats
+
+
+def _through_tensor_memory(
+    machine: Replayed, t: Pipelines, tiles: _Tiles, drained: _Drained, waves: Floats
+) -> tuple[Floats, Floats]:
+    """Nanoseconds of all tiles up to the last product, and of an epilogue by four warps."""
+    mma_tiles, cycle = drained.mma_tiles, drained.cycle
+    chunks = np.ceil(t.block_n / t.chunk)
+    latency = machine["tmem_latency_cycles"] + machine["chunk_cycles"]
+    read_out = drained.mma_rows * t.block_n * 4 / machine["tmem_bytes_per_cycle"]
+    busy = drained.stored / machine["stage_bytes_per_cycle"] / (chunks * mma_tiles)
+    # One's latencies are another's use of the engines.
+    one = np.maximum(busy, busy / EPILOGUE_WARPS + latency + read_out / chunks)
+    read = machine["store_read_cycles"] + busy / EPILOGUE_WARPS
+    one = np.maximum(one, np.where(t.buffers > 1, (read + latency + busy) / 2, read + latency))
+    epilogue = one * chunks * mma_tiles * cycle + drained.wake
+    # Where the next product waits for the accumulator, what drains it stands alone.
+    full = mma_tiles > 1
+    rest = np.maximum(chunks - t.buffers, 0)
+    of_chunk = drained.mma_rows * t.chunk * 4 / machine["tmem_bytes_per_cycle"]
+    rest = rest * (of_chunk + machine["tmem_latency_cycles"]) * cycle
+    held = np.where(full, t.buffers * one * cycle + rest, epilogue)
+    exposed = np.where(full | (t.accumulators == 1), held + drained.handover, 0.0)
+    exposed = np.where(waves > 1, exposed, 0.0)
+    steady = tiles.steady.max(axis=0)
+    middle = np.maximum(steady + exposed, epilogue)
+    ending = np.maximum(tiles.ending.max(axis=0) + exposed, middle - steady)
+    ending = np.where(waves == 1, 0.0, ending)
+    time = tiles.beginning.max(axis=0) + np.maximum(waves - 2, 0) * middle + ending
+    return time, epilogue
+
+
+def _by_teams(
+    machine: Replayed, t: Pipelines, tiles: _Tiles, drained: _Drained, waves: Floats
+) -> tuple[Floats, Floats]:
+    """The same of teams: what multiplies stores, too, while loads go on.
+
+    Both together, or in turns. What overlaps contends for the same memories: it takes nearly as
+    long as the longest, and more where several are close.
+    """
+    pingpong = t.teams == _PINGPONG
+    sharing = np.where(pingpong, 1, TEAMS)  # the way out, of chunks
+    chunks = np.ceil(t.block_n / t.chunk) * drained.mma_tiles
+    size = drained.stored / chunks
+    filling, leaving = (
+        size / machine[rate] for rate in ("stage_bytes_per_cycle", "store_bytes_per_cycle")
+    )
+    chunk = filling + machine["chunk_cycles"] + machine["tma_issue_cycles"]
+    again = (chunk + leaving + machine["store_read_cycles"]) / t.buffers
+    each = np.maximum.reduce([chunk, again, sharing * filling, sharing * leaving])
+    epilogue = ((chunks / sharing - 1) * each + chunk + leaving) * drained.cycle
+
+    multiply = tiles.steady[0]
+    whole = multiply + drained.commit + drained.wake + epilogue
+    turn = multiply + machine["sync_cycles"] * drained.cycle
+    busy = np.where(pingpong, np.maximum(turn, whole / TEAMS), whole)
+
+    def together(bounds: Floats, tensor: Floats) -> Floats:
+        terms = np.array([tensor, *bounds[1:]])
+        most, exponent = terms.max(axis=0), machine["overlap_exponent"]
+        return np.asarray(most * ((terms / most) ** exponent).sum(axis=0) ** (1 / exponent))
+
+    several = waves > 1
+    time = np.maximum(waves - 2, 0) * together(tiles.steady, busy)
+    time = time + np.where(several, together(tiles.beginning, busy), 0.0)
+    last = np.where(several, tiles.ending, tiles.beginning)
+    return time + together(last, multiply), epilogue
 
 
 def _missed(

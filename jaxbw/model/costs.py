@@ -46,14 +46,28 @@ class Costs:
         """Stages of a tile."""
         return self.kernel.blocks(self.shape.k)
 
+    def mma(self, rows: int, columns: int, n: int) -> float:
+        """Of the tensor cores, for one instruction; rows and columns are what its CTA has of it."""
+        kernel, machine = self.kernel, self.machine
+        reading = (rows + columns) * MMA_BYTES / machine["smem_bytes_per_cycle"]
+        time = max(self.useful_mma(n), self.cycles(reading))
+        if kernel.teams is None:
+            return time
+        # A team's product waits for the accumulators of the one before it, of 32 bytes of K.
+        at_a_time = kernel.mmas * MMA_BYTES // kernel.k_bytes
+        return max(time, self.cycles(machine["mma_interval_cycles"] / at_a_time))
+
+    def useful_mma(self, n: int) -> float:
+        """The same, where nothing holds it up."""
+        column = self.machine["mma_cycles_per_column"] * self.kernel.mma_rows / FULL_ROWS
+        return self.cycles(column * n)
+
     @cached_property
     def stage_mma(self) -> float:
         """Of the tensor cores, for one stage."""
-        kernel, machine = self.kernel, self.machine
+        kernel = self.kernel
         rows = min(kernel.rows, kernel.mma_rows)
-        read = (rows + kernel.columns) * MMA_BYTES / machine["smem_bytes_per_cycle"]
-        column = machine["mma_cycles_per_column"] * kernel.mma_rows / FULL_ROWS
-        return self.cycles(kernel.mmas * max(column * kernel.block_n, read))
+        return kernel.mmas * self.mma(rows, kernel.columns, kernel.block_n)
 
     @cached_property
     def mma_latency(self) -> float:
@@ -170,6 +184,11 @@ class Costs:
         elements = self.kernel.rows * self.kernel.block_n
         return self.cycles(elements / self.machine["direct_elements_per_cycle"])
 
+    def leaving(self, size: float) -> float:
+        """Of the way from staging buffers to L2, for so many bytes."""
+        rate = "smem" if self.kernel.teams is None else "store"
+        return self.cycles(size / self.machine[f"{rate}_bytes_per_cycle"])
+
     def stored(self, wave: int, size: float) -> tuple[tuple[str, float], ...]:
         """What a store of so many bytes takes of what all SMs share."""
         return (
@@ -184,7 +203,7 @@ class Costs:
         return Start(
             "store",
             self.cycles(machine["tma_issue_cycles"]),
-            ((STORE, self.cycles(size / machine["smem_bytes_per_cycle"])),),
+            ((STORE, self.leaving(size)),),
             self.cycles(machine["store_visible_cycles"]),
             self.stored(item, size),
             (),

@@ -111,5 +111,4 @@ def _useful(costs: Costs) -> float:
     """Nanoseconds that the tensor cores of an SM multiply, on average."""
     plan, kernel = costs.plan, costs.kernel
     sms = plan.tiles * kernel.ctas / costs.machine["sm_count"]
-    rate = costs.machine["mma_cycles_per_column"] * kernel.block_n * kernel.mmas
-    return sms * costs.blocks * costs.cycles(rate)
+    return sms * costs.blocks * kernel.mmas * costs.useful_mma(kernel.block_n)

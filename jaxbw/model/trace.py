@@ -17,7 +17,7 @@ from typing import Any
 
 from jaxbw._native import emulator as _core
 from jaxbw.model.costs import L2, MEMORY, PORT, SHARED, STORE, TENSOR, TMEM, Costs
-from jaxbw.model.kernel import FULL_ROWS, MMA_BYTES
+from jaxbw.model.kernel import FULL_ROWS
 from jaxbw.model.replay import Action, Agent, Arrive, Drain, Settle, Start, Wait, Work
 
 SCHEMA = 2  # of `Trace`; counted up where its meaning changes
@@ -303,7 +303,7 @@ def _load(cta: int, step: Step, costs: Costs, first: float) -> Start:
 
 def _store(cta: int, group: str, step: Step, costs: Costs) -> Start:
     machine = costs.machine
-    size = costs.cycles(step.bytes / machine["smem_bytes_per_cycle"])
+    size = costs.leaving(step.bytes)
     clusters = costs.plan.active(0)
     shares = (
         (L2, step.bytes * clusters / machine["l2_bytes_per_ns"]),
@@ -318,7 +318,4 @@ def _store(cta: int, group: str, step: Step, costs: Costs) -> Start:
 def _mma(step: Step, costs: Costs) -> float:
     m, n = step.shape
     ctas = 2 if step.pair else 1
-    operands = (min(m // ctas, FULL_ROWS) + n // ctas) * MMA_BYTES
-    reading = operands / costs.machine["smem_bytes_per_cycle"]
-    column = costs.machine["mma_cycles_per_column"] * costs.kernel.mma_rows / FULL_ROWS
-    return costs.cycles(max(column * n, reading))
+    return costs.mma(min(m // ctas, FULL_ROWS), n // ctas, n)

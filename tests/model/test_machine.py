@@ -1,5 +1,7 @@
 """Machine tables: every number has a unit, a source and a confidence, and stands once."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +9,8 @@ import pytest
 from jaxbw.model import machine as machines
 from jaxbw.model.machine import CONFIDENCES, SHARED, constants, names, replayed
 from jaxbw.selection.machine import machines as selection_machines
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.mark.parametrize("name", ["B200", "GB200", "B300", "H200", "H100"])
@@ -30,11 +34,33 @@ def test_fitted_constants_name_what_they_were_fitted_to() -> None:
     assert all("MOD K" in source for source in fitted.values())
 
 
-def test_nothing_of_hopper_claims_to_be_measured_by_the_micro_benchmarks() -> None:
-    for constant in constants("H200"):
-        if "micro" in constant.source:
-            assert constant.confidence == "L"
-            assert "to be measured" in constant.source
+def test_what_was_measured_on_the_h200_is_what_its_record_says() -> None:
+    record = json.loads((RESULTS / "2026-11-22_h200_micro.json").read_text())
+    measured = {name: record[name]["median"] for name in ("mbarrier", "wgmma", "tma_store")}
+    latency = record["tma_latency"]["median"]
+    stores = measured["tma_store"]
+    per_byte = (stores["16384"]["read"] - stores["4096"]["read"]) / (16384 - 4096)
+    h200 = replayed("H200")
+    expected = {
+        "wake_cycles": measured["mbarrier"]["local"],
+        "remote_cycles": measured["mbarrier"]["remote"] - measured["mbarrier"]["local"],
+        "mma_interval_cycles": measured["wgmma"]["64_warpgroups_1"]["cycles"],
+        "mma_latency_cycles": measured["wgmma"]["256_warpgroups_1"]["latency"],
+        "store_bytes_per_cycle": 1 / per_byte,
+        "store_read_cycles": stores["4096"]["read"] - 4096 * per_byte,
+        "store_visible_cycles": stores["4096"]["complete"] - stores["4096"]["read"],
+        "memory_latency_ns": (latency["memory_4096"] - latency["l2_4096"] + latency["memory_8192"]
+                              - latency["l2_8192"]) / 2 / h200["max_clock_ghz"],
+    }  # fmt: skip
+    found = {
+        c.name for c in constants("H200") if c.source.startswith("MIC") and c.confidence == "H"
+    }
+    assert found == set(expected)
+    for name, value in expected.items():
+        assert h200[name] == pytest.approx(value, rel=0.05), name
+    # An idle load, and its waiter.
+    load = h200["tma_latency_ns"] * h200["max_clock_ghz"] + h200["tma_latency_cycles"]
+    assert load + h200["wake_cycles"] == pytest.approx(latency["l2_1024"], rel=0.01)
 
 
 GOOD: dict[str, Any] = {"value": 1.0, "unit": "ns", "confidence": "L", "source": "assumed"}

@@ -53,6 +53,8 @@ LAYERS = [
     "jaxbw.model.modelled",
     "jaxbw.model.trace",
     "jaxbw.model.pipeline",
+    "jaxbw.model.teams",
+    "jaxbw.model.costs",
     "jaxbw.model.replay",
     "jaxbw.model.memory",
     "jaxbw.model.schedule",

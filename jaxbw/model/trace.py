@@ -125,12 +125,13 @@ def _with_warpgroups(
                 behind[waits].append(step)
         rest[cta, warp] = [each for each in found if each[1].kind != "wgmma"]
     for (cta, warp), found in rest.items():
-        waits = iter(products[cta, warp // _WARPGROUP][1:])
-        rest[cta, warp] = [
-            (time, each)
-            for time, step in found
-            for each in (step, *(next(waits) if step.kind == "wait" else ()))
-        ]
+        issued = iter(products[cta, warp // _WARPGROUP][1:])
+        both: list[tuple[int, Step]] = []
+        for time, step in found:
+            both.append((time, step))
+            if step.kind == "wait":
+                both += [(time, product) for product in next(issued, [])]
+        rest[cta, warp] = both
     return rest
 
 

@@ -4,9 +4,12 @@ What is found best is stored with the results, so that it is looked for once. Ar
 when they compile do so alone; the others' candidates compile side by side.
 """
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,12 +40,15 @@ class Contest:
       sets: its operands.
       timer: for the candidates.
       tuned: what earlier sessions found; what is found here is added.
+
+    `seconds` is how long each part of it took.
     """
 
     def __init__(self, case: Case, sets: Sequence[Operands], timer: Timer, tuned: Results) -> None:
         self._case, self._sets, self._timer, self._tuned = case, sets, timer, tuned
         self.arms: dict[str, Rotation] = {}
         self.absent: dict[str, str] = {}
+        self.seconds: dict[str, float] = defaultdict(float)
 
     def enter(self, arms: Sequence[Arm]) -> None:
         """Compiles all of them; each lands in `arms` or in `absent`."""
@@ -77,11 +83,14 @@ class Contest:
 
     def _tune(self, arm: Arm, mine: Sequence[tuple[Config, Rotation | str]]) -> None:
         """Times the candidates, then variations of the best."""
-        trials = [self._try(*each) for each in mine]
+        with self._stage(f"tune {arm.name}"):
+            trials = [self._try(*each) for each in mine]
         best = min(trials, key=lambda trial: trial.microseconds)
         if math.isfinite(best.microseconds):
             varied = [(arm, config) for config in arm.variations(self._case, best.config)]
-            trials += [self._try(config, calls) for (_, config), calls in self._compile(varied)]
+            compiled = self._compile(varied)
+            with self._stage(f"tune {arm.name}"):
+                trials += [self._try(config, calls) for (_, config), calls in compiled]
             best = min(trials, key=lambda trial: trial.microseconds)
             tried = [[t.microseconds, t.config] for t in trials if math.isfinite(t.microseconds)]
             found = self._tuned.tuned.setdefault(arm.name, {})
@@ -109,14 +118,24 @@ class Contest:
             arm, config = task
             return guarded(arm.prepare, self._case, config)
 
-        alone = {i: compile_one(t) for i, t in enumerate(tasks) if t[0].measures_to_compile}
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        alone = {}
+        for i, (arm, config) in enumerate(tasks):
+            if arm.measures_to_compile:
+                with self._stage(f"compile {arm.name}"):
+                    alone[i] = compile_one((arm, config))
+        with self._stage("compile the others"), ThreadPoolExecutor(os.cpu_count()) as pool:
             others = {i: pool.submit(compile_one, t) for i, t in enumerate(tasks) if i not in alone}
         products = [alone[i] if i in alone else others[i].result() for i in range(len(tasks))]
         return [
             (task, product if isinstance(product, str) else Rotation(product, self._sets))
             for task, product in zip(tasks, products, strict=True)
         ]
+
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[name] += time.monotonic() - start
 
 
 def guarded(work: Callable[..., T], *arguments: Any) -> T | str:

@@ -27,7 +27,7 @@ INTERVAL_MS = 50
 def describe(seed: int, rounds: int, note: str) -> dict[str, Any]:
     """The environment of a session."""
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
         "command": shlex.join(["python", "-m", "jaxbw", *sys.argv[1:]]),
         "note": note,
         "commit": _commit(),
@@ -98,7 +98,10 @@ def _visible_gpu() -> str:
 def _gpu() -> dict[str, str]:
     command = ["nvidia-smi", "-i", _visible_gpu(), f"--query-gpu={_GPU}", "--format=csv,noheader"]
     line = _output(command)
-    return dict(zip(_GPU.split(","), line.split(", "), strict=True)) if line else {}
+    if not line:
+        return {}
+    known = dict(zip(_GPU.split(","), line.split(", "), strict=True))
+    return {"index": _visible_gpu()} | known
 
 
 def _commit() -> str | None:

@@ -51,7 +51,9 @@ class Row:
       absent: why each other arm did not.
       session: the key of the environment that it was measured in.
       clocks: percentiles of clock and power while it was measured.
-      seconds: that it took, compilation and tuning of the case not included.
+      seconds: that it took, without what was done before:
+      preparation: seconds of drawing operands, compiling (arms that do it alone by name), tuning
+        and checking.
     """
 
     case: Case
@@ -61,6 +63,7 @@ class Row:
     session: str
     clocks: dict[str, list[float]] = field(default_factory=dict)
     seconds: float = 0.0
+    preparation: dict[str, float] = field(default_factory=dict)
 
     @property
     def peers(self) -> dict[str, ArmTimes]:

@@ -51,20 +51,19 @@ class Session:
         self._plan, self._results, self._timer = plan, results, timer
         self._environment = environment.describe(plan.seed, plan.rounds, plan.note)
 
-    def run(self, report: Callable[[Row], None], warn: Callable[[str], None]) -> int:
-        """Measures what is missing; how many cases are left because the time was up.
+    def run(self, report: Callable[[Row], None], warn: Callable[[str], None]) -> None:
+        """Measures what is missing, until the time is up.
 
         Args:
           report: is told each row.
           warn: is told of a case that could not be measured.
         """
         begin, longest = time.monotonic(), 0.0
-        missing = self._plan.missing(self._results)
         with environment.Monitor() as monitor:
-            for done, case in enumerate(missing):
+            for case in self._plan.missing(self._results):
                 start = time.monotonic()
                 if start - begin + longest > self._plan.budget_s:
-                    return len(missing) - done
+                    return
                 row = guarded(self._measure, case, monitor)
                 if isinstance(row, str):
                     warn(f"{case}: {row}; the same command measures it again")
@@ -74,15 +73,19 @@ class Session:
                 self._results.save(self._plan.out)
                 report(row)
                 longest = max(longest, time.monotonic() - start)
-        return 0
 
     def _measure(self, case: Case, monitor: environment.Monitor) -> Row:
         """The row of one case."""
         plan = self._plan
-        contest = Contest(case, draw(case, plan.seed), self._timer, self._results)
+        begin = time.monotonic()
+        sets = draw(case, plan.seed)
+        contest = Contest(case, sets, self._timer, self._results)
+        drawn = time.monotonic()
         contest.enter(plan.arms)
+        entered = time.monotonic()
         errors = contest.errors()
         start = time.monotonic()
+        preparation = {"draw": drawn - begin} | contest.seconds | {"check": start - entered}
         measure_all = MODES[plan.mode]
         timings = measure_all(self._timer, contest.arms, rounds=plan.rounds, seed=plan.seed)
         seconds, clocks = round(time.monotonic() - start, 1), monitor.since(start)
@@ -97,4 +100,5 @@ class Session:
             for name, timing in timings.items()
         }
         session = self._environment["date"]
-        return Row(case, plan.mode, times, contest.absent, session, clocks, seconds)
+        rounded = {stage: round(each, 1) for stage, each in preparation.items()}
+        return Row(case, plan.mode, times, contest.absent, session, clocks, seconds, rounded)

@@ -7,7 +7,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from jaxbw.bench import arms, case, progress, report, results, session
+from jaxbw.bench import arms, case, progress, report, results, session, share
 from jaxbw.bench.timer import Cupti
 from jaxbw.cli import compare
 from jaxbw.cli.compare import load
@@ -17,6 +17,7 @@ SUMMARY = "time jaxbw beside everything that a JAX user could pick instead"
 EXAMPLES = (
     "python -m jaxbw bench --group cube --out results.json",
     "python -m jaxbw bench --shapes 4096x4096x4096 --layouts nn nt --out results.json",
+    "python -m jaxbw bench --gpus 4 --out results.json",
     "python -m jaxbw bench --out results.json --report --plots pictures",
     "python -m jaxbw bench compare before.json after.json",
 )
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--sustained", action="store_true", help="at the power limit, not in bursts")
     how.add_argument("--rounds", type=_rounds, default=FEWEST_ROUNDS, help="of each arm, 6 or more")
     how.add_argument("--seed", type=int, default=0, help="of operands and order")
+    how.add_argument("--gpus", type=int, default=1, help="so many share the cases out; default 1")
     how.add_argument(
         "--budget", type=float, default=float("inf"), metavar="SECONDS", help="stop in time"
     )
@@ -77,20 +79,24 @@ def run(args: argparse.Namespace) -> Outcome:
     """The command's output."""
     if args.out is None:
         raise ValueError("the following arguments are required: --out")
-    found = _results(args)
-    left = 0
+    found, problems, left = _results(args), list[str](), 0
     if args.merge:
         found.save(args.out)
     elif not args.report:
-        left = _measure(args, found)
+        plan, known = _plan(args), set(found.sessions)
+        found, problems = _measure_all(plan, found, args.gpus)
+        new = [row for row in found.rows if row.session not in known]
+        for absence, count in Counter(text for row in new for text in report.absences(row)).items():
+            print(f"{absence} ({count} of the rows)")
+        left = len(plan.missing(found))
     if args.plots:
         from jaxbw.bench import plots
 
         plots.draw(found, args.plots)
-    parts = [report.table(found), "", report.summary(found)]
+    parts = [report.table(found), "", report.summary(found), *problems]
     if left:
-        parts += ["", f"The time is up: {left} cases are left. The same command goes on with them."]
-    return Outcome("\n".join(parts))
+        parts += ["", f"{left} cases are left. The same command goes on with them."]
+    return Outcome("\n".join(parts), int(bool(problems)))
 
 
 def _results(args: argparse.Namespace) -> results.Results:
@@ -104,9 +110,8 @@ def _results(args: argparse.Namespace) -> results.Results:
     return found
 
 
-def _measure(args: argparse.Namespace, found: results.Results) -> int:
-    timer = Cupti()
-    plan = session.Plan(
+def _plan(args: argparse.Namespace) -> session.Plan:
+    return session.Plan(
         cases=case.select(
             groups=args.group,
             shapes=args.shapes,
@@ -122,17 +127,26 @@ def _measure(args: argparse.Namespace, found: results.Results) -> int:
         out=args.out,
         note=args.note,
     )
-    absences: Counter[str] = Counter()
+
+
+def _measure_all(
+    plan: session.Plan, found: results.Results, gpus: int
+) -> tuple[results.Results, list[str]]:
+    """What is there in the end, and which processes failed."""
+    if gpus == 1:
+        _measure(plan, found)
+        return found, []
+    visible = share.visible()
+    if not 0 < gpus <= len(visible):
+        raise ValueError(f"--gpus {gpus}: there are {len(visible)} to be seen")
+    return share.measure_on(visible[:gpus], _measure, plan, found)
+
+
+def _measure(plan: session.Plan, found: results.Results) -> None:
+    """What one process does."""
+    timer = Cupti()
     with progress.bar(len(plan.missing(found))) as advance:
-
-        def tell(row: results.Row) -> None:
-            advance(report.line(row))
-            absences.update(report.absences(row))
-
-        left = session.Session(plan, found, timer).run(tell, advance)
-    for absence, count in absences.items():
-        print(f"{absence} ({count} of the rows)")
-    return left
+        session.Session(plan, found, timer).run(lambda row: advance(report.line(row)), advance)
 
 
 def _shape(text: str) -> tuple[int, int, int]:

@@ -1,5 +1,6 @@
 """`python -m jaxbw bench` as a user runs it, with arms and a timer that need no GPU."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from jaxbw.bench import arms, inputs, measure
+from jaxbw.bench import arms, inputs, measure, share
 from jaxbw.bench.arms.arm import Arm
 from jaxbw.bench.results import Results
+from jaxbw.bench.session import Plan
 from jaxbw.cli import bench
 from jaxbw.cli.main import main
 
@@ -114,7 +116,7 @@ def test_a_slice_stops_in_time_and_the_next_goes_on(
 ) -> None:
     out = tmp_path / "results.json"
     arguments = ("--shapes", *SHAPES, "--out", out)
-    assert "The time is up: 2 cases are left" in run(capsys, *arguments, "--budget", 0)
+    assert "2 cases are left. The same command" in run(capsys, *arguments, "--budget", 0)
     assert not out.exists()
     run(capsys, "--shapes", SHAPES[0], "--out", out)
     first = Results.load(out).rows[0]
@@ -138,6 +140,59 @@ def test_files_are_merged_and_shown_without_measuring(
     assert run(capsys, "--report", "--out", out, "--plots", pictures) == told
     for name in ("speed_burst.png", "speedup_burst.png"):
         assert (pictures / name).read_bytes().startswith(b"\x89PNG")
+
+
+class InTurn:
+    """Stands for a process of share.py; number 1 dies behind its first case."""
+
+    def __init__(self, gpu: str, measure: share.Measure, plan: Plan, found: Results) -> None:
+        self.exitcode = -11 if gpu == "1" else 0
+        cases = plan.cases[:1] if self.exitcode else plan.cases
+        measure(dataclasses.replace(plan, cases=cases), found)
+
+    def join(self) -> None:
+        """Nothing is left to do."""
+
+
+@pytest.mark.usefixtures("competitors")
+def test_gpus_share_the_cases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "visible", lambda: ["0", "1", "2"])
+    monkeypatch.setattr(share, "_start", InTurn)
+    out, shapes = tmp_path / "results.json", ["8x8x8", "48x8x8", "24x8x8", "32x8x8", "16x8x8"]
+    arguments = ["--shapes", *shapes, "--gpus", "2", "--out", str(out)]
+    run(capsys, "--shapes", "24x8x8", "--out", out)
+    assert main(["bench", *arguments]) == 1
+    told = capsys.readouterr().out
+    assert "the process of GPU 1 ended with exit code -11" in told
+    assert "1 cases are left" in told
+    # Of the sizes that were missing each GPU had every other one; the smallest is left.
+    assert [row.case.m for row in Results.load(out).rows] == [48, 24, 32, 16]
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert len(Results.load(out).sessions) == 3
+    assert "torch is absent: torch is not installed (3 of the rows)" in told
+    assert "[1/1] 8x8x8" in run(capsys, *arguments)
+    assert [row.case.m for row in Results.load(out).rows] == [8, 48, 24, 32, 16]
+    assert "--gpus 4: there are 3" in refused(capsys, "--gpus", 4, "--out", out)
+
+
+@pytest.mark.usefixtures("competitors")
+def test_what_a_killed_session_left_is_not_measured_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "visible", lambda: ["0", "2"])
+    monkeypatch.setattr(share, "_start", InTurn)
+    out, part = tmp_path / "results.json", tmp_path / "results.json.parts" / "2.json"
+    part.parent.mkdir()
+    run(capsys, "--shapes", SHAPES[0], "--out", part)
+    (left,) = Results.load(part).rows
+    told = run(capsys, "--shapes", *SHAPES, "--gpus", "2", "--out", out)
+    assert "[1/1] 40x24x72" in told
+    rows = Results.load(out).rows
+    assert rows[0] == left
+    assert [row.case.m for row in rows] == [64, 40]
+    assert not part.parent.exists()
 
 
 @pytest.mark.usefixtures("competitors")
@@ -172,6 +227,24 @@ def test_errors_say_what_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "python -m jaxbw bench --group cube --out results.json" in told
     out.write_text("{}")
     assert "is no results file" in refused(capsys, "--report", "--out", out)
+
+
+def test_processes_that_see_no_gpu_say_so(tmp_path: Path) -> None:
+    """They are started, with all that they need; that there are GPUs is made up."""
+    command = [sys.executable, "-m", "jaxbw", "bench", "--group", "cube", "--gpus", "2"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "results.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={"JAX_PLATFORMS": "cpu", "PATH": "", "CUDA_VISIBLE_DEVICES": "3,5"},
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("there is no GPU that JAX can use") == 2
+    for gpu in (3, 5):
+        assert f"the process of GPU {gpu} ended with exit code 1" in done.stdout
+    assert "4 cases are left" in done.stdout
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:

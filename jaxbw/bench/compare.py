@@ -16,8 +16,16 @@ from jaxbw.bench.statistics import Estimate
 
 # Of an environment: what says nothing about the times; and what may differ in a fair comparison.
 _IGNORED = ("date", "command", "note")
-_FREE = ("commit", "versions.jaxbw", "platform", "python", "seed", "rounds", "versions.numpy")
-_FREE += ("gpu.index",)
+_FREE = (
+    "commit",
+    "gpu.index",
+    "platform",
+    "python",
+    "rounds",
+    "seed",
+    "versions.jaxbw",
+    "versions.numpy",
+)
 _OF_ONE_ARM = {"versions.torch": "torch", "versions.triton": "triton"}
 
 

@@ -46,6 +46,7 @@ NAVIGATION = {
     "Inside": [
         "docs/blackwell_kernel",
         "docs/blackwell-model",
+        "docs/profile",
         "docs/performance",
         "docs/static-report",
         "docs/architecture",

@@ -19,6 +19,7 @@ from jaxbw.batch_invariance import batch_invariant
 from jaxbw.collective import collective_matmul
 from jaxbw.exporting import export_disabled_checks
 from jaxbw.primitives.gemm import register as _register
+from jaxbw.profiling.call import profile
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import target
 from jaxbw.selection.implementations import implementation
@@ -38,6 +39,7 @@ __all__ = [
     "gated_matmul",
     "implementation",
     "matmul",
+    "profile",
     "target",
     "use_tuned",
 ]

@@ -209,6 +209,7 @@ def launch_gemm(
     """
 
 _DeviceArray: TypeAlias = tuple[int, Sequence[int], DataType | None]
+_Profiling: TypeAlias = tuple[str, int, int, int]
 
 def enqueue_gemm(
     operands: Sequence[_DeviceArray],
@@ -217,6 +218,7 @@ def enqueue_gemm(
     *,
     device: int = 0,
     wait: bool = False,
+    profiling: _Profiling | None = None,
 ) -> None:
     """Enqueues "jaxbw_gemm_v2" on arrays in device memory, without JAX, for measuring.
 
@@ -229,8 +231,41 @@ def enqueue_gemm(
       attributes: all attributes of the call.
       device: whose memory it is.
       wait: until the device has done all that was enqueued.
+      profiling: the directory of a profiling build (cuda/kernels/profiled.py), whose kernel is
+        launched instead; the address of the memory for its stamps, of so many 64-bit words; and
+        those of a warp. cuda/gemm/profile_layout.h says what is there then.
 
     Raises:
-      ValueError: the arrays do not belong to one product, or the configuration is not launchable.
+      ValueError: the arrays do not belong to one product, the configuration is not launchable, or
+        the memory for stamps does not hold all CTAs.
       DriverError: no driver, or a driver call failed.
     """
+
+def trace_gemm(
+    operands: Sequence[_DeviceArray],
+    results: Sequence[_DeviceArray],
+    attributes: Mapping[str, _Attribute],
+    *,
+    sm_count: int,
+    profiling: _Profiling | None = None,
+) -> Any:
+    """Runs "jaxbw_gemm_v2" in the emulator, on one machine of so many SMs, and traces it.
+
+    Returns what `jaxbw.emulator.report.make_report` takes.
+
+    Arguments are as of `enqueue_gemm`, in the host's memory. `JAXBW_EMULATOR_CHECKS` says what is
+    checked; findings are in the report.
+
+    Raises:
+      ValueError: as of `enqueue_gemm`, or a cluster has more CTAs than there are SMs.
+      RuntimeError: the kernel did something from which there is no going on.
+    """
+
+def activities() -> list[str]:
+    """What a warp of a profiled kernel does, by the number in its stamps."""
+
+PROFILE_HEAD_WORDS: int
+"""64-bit words of a CTA before the slices of its warps."""
+
+PROFILE_SLICE_HEAD: int
+"""64-bit words of a slice before the stamps."""

@@ -262,8 +262,50 @@ def explain(
     >>> choice.kernel, choice.config.cluster, choice.waves
     ('jaxbw_sm90_bf16_nn_128x128', (1, 2), 4)
     """
-    call = "jaxbw.explain"
-    operands = Operands(*(_typed(x) for x in (lhs, rhs, rhs_up, c, bias, residual)))
+    choice, problem, on = examined(
+        "jaxbw.explain",
+        lhs,
+        rhs,
+        rhs_up,
+        dimension_numbers=dimension_numbers,
+        bias=bias,
+        bias_axis=bias_axis,
+        activation=activation,
+        residual=residual,
+        c=c,
+        alpha=alpha,
+        beta=beta,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        implementation=implementation,
+        config=config,
+        device=device,
+    )
+    return _estimated(choice, problem, on)
+
+
+def examined(
+    call: str,
+    lhs: Any,
+    rhs: Any,
+    rhs_up: Any = None,
+    *,
+    dimension_numbers: Any = None,
+    bias: Any = None,
+    bias_axis: int = -1,
+    activation: str | None = None,
+    residual: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+    device: str | None = None,
+) -> tuple[Choice, GemmProblem, Device | None]:
+    """What `explain` is asked, for a call of this name: choice, problem, and for which device."""
+    operands = Operands(*(_typed(call, x) for x in (lhs, rhs, rhs_up, c, bias, residual)))
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     epilogue = arguments.epilogue(call, operands, terms)
     if dimension_numbers is None:
@@ -274,7 +316,7 @@ def explain(
         arguments.check_gated(call, operands)
         operands = Operands(
             *(
-                _typed(x)
+                _typed(call, x)
                 for x in jax.eval_shape(lambda *x: _planned(call, plan, Operands(*x)), *operands)
             )
         )
@@ -293,7 +335,7 @@ def explain(
     else:
         on = serve.device_for(names, target)
     choice = serve.choose(problem, names, params["config"], on, params["tuned"], call)
-    return _estimated(choice, problem, on)
+    return choice, problem, on
 
 
 def _estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choice:
@@ -400,10 +442,10 @@ def _arrays(call: str, *given: Any) -> list[Any]:
     return [None if x is None else compat.ensure_arraylike(call, x)[0] for x in given]
 
 
-def _typed(x: Any) -> Any:
+def _typed(call: str, x: Any) -> Any:
     """The type of an array, or of what describes one; None stays None."""
     if x is None:
         return None
     if not isinstance(x, jax.ShapeDtypeStruct):
-        (x,) = compat.ensure_arraylike("jaxbw.explain", x)
+        (x,) = compat.ensure_arraylike(call, x)
     return compat.abstract_type(x)

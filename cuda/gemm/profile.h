@@ -16,8 +16,9 @@ using ProfileArgument = ProfileMemory;
 class Profile {
  public:
   JAXBW_DEVICE explicit Profile(ProfileMemory memory)
-      : slice_(slice(memory)), capacity_(static_cast<uint32_t>(memory.slice_words) - kProfileSliceHead) {
-    head_ = memory.words + blockIdx.x * kProfileHeadWords;
+      : head_(memory.words + blockIdx.x * profile_words(blockDim.x / ptx::kWarpSize, memory.slice_words)),
+        slice_(head_ + kProfileHeadWords + warp() * memory.slice_words),
+        capacity_(static_cast<uint32_t>(memory.slice_words) - kProfileSliceHead) {
     const uint64_t now = clock64();
     if (ptx::elect_one()) slice_[1] = now;
   }
@@ -40,8 +41,9 @@ class Profile {
     pair(0, timer);
   }
 
-  // The warp's last stamp was made.
+  // The last stamp of all.
   JAXBW_DEVICE void finish() const {
+    enter(Activity::kExit);
     if (ptx::elect_one()) slice_[0] = count_;
     if (warp() == kClockWarp) pair(1, global_timer());
   }
@@ -50,11 +52,6 @@ class Profile {
   static constexpr uint32_t kClockWarp = 3;
 
   static JAXBW_DEVICE uint32_t warp() { return threadIdx.x / ptx::kWarpSize; }
-
-  static JAXBW_DEVICE uint64_t* slice(ProfileMemory memory) {
-    const uint32_t number = blockIdx.x * (blockDim.x / ptx::kWarpSize) + warp();
-    return memory.words + gridDim.x * kProfileHeadWords + number * memory.slice_words;
-  }
 
   static JAXBW_DEVICE uint64_t clock64() {
     uint64_t now;
@@ -79,7 +76,7 @@ class Profile {
     }
   }
 
-  uint64_t *slice_, *head_;
+  uint64_t *head_, *slice_;
   uint32_t capacity_;
   mutable uint32_t count_ = 0;
 };

@@ -1,7 +1,6 @@
 // What a profiling build of a kernel leaves in memory (gemm/profile.h writes it, jaxbw/profiling reads it). Plain C++.
 //
-// A CTA has a head of kProfileHeadWords 64-bit words, and behind the heads of all CTAs every warp of every CTA has
-// `slice_words` of its own:
+// A CTA has a head of kProfileHeadWords 64-bit words, and behind it a slice of `slice_words` for each warp:
 //
 //   head   globaltimer and clock64 of one moment, and of a later one; the SM; three words unused
 //   slice  how many stamps the warp made, clock64 when it began, then the stamps: in the low 32 bits those of the
@@ -33,7 +32,8 @@ namespace jaxbw {
   X(kStore, "store")                        \
   X(kAwaitSums, "await sums")               \
   X(kAwaitCluster, "await cluster")         \
-  X(kAwaitExit, "await exit")
+  X(kAwaitExit, "await exit")               \
+  X(kExit, "exit")
 
 enum class Activity : uint32_t {
 #define JAXBW_ACTIVITY(name, text) name,
@@ -41,7 +41,7 @@ enum class Activity : uint32_t {
 #undef JAXBW_ACTIVITY
 };
 
-// The last argument of a profiling build: where heads and slices lie.
+// The last argument of a profiling build: where it lies.
 struct ProfileMemory {
   uint64_t* words;
   uint64_t slice_words;
@@ -49,5 +49,9 @@ struct ProfileMemory {
 
 constexpr uint32_t kProfileHeadWords = 8;
 constexpr uint32_t kProfileSliceHead = 2;  // words of a slice before the stamps
+
+constexpr uint64_t profile_words(uint32_t warps, uint64_t slice_words) {  // of a CTA
+  return kProfileHeadWords + warps * slice_words;
+}
 
 }  // namespace jaxbw

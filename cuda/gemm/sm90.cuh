@@ -315,6 +315,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   for (uint32_t number = ptx::cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
     if (pingpong && count % kTeams != team) {
       reader.skip(context.k_part(number).block_count(k_blocks));
+      if (context.cluster.k.value > 1) context.profile.enter(Activity::kAwaitCluster);
       if (context.cluster.k.value > 1) ptx::cluster_sync();  // with those who have the tile
       continue;
     }
@@ -380,6 +381,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
       context.await_barriers();
       context.profile.pair_clocks();
     }
+    if (params.cluster.k.value > 1) context.profile.enter(Activity::kAwaitCluster);
     if (params.cluster.k.value > 1) ptx::cluster_sync();
   } else {
     ptx::increase_registers<kTeamRegisters>();

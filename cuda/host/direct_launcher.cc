@@ -180,16 +180,16 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
 }
 
 Status enqueue_direct(const GemmAttributes& attributes, std::span<const Array> operands, std::span<const Array> results,
-                      int device, bool wait) {
+                      int device, bool wait, const Profiling* profiling) {
   const Result<GemmCall> call = read_call(attributes, operands, results);
   if (!call.ok()) return call.status();
   const Result<const Driver*> found = driver();
   if (!found.ok()) return found.status();
   const ScopedContext context(device);  // whose null stream it is
   if (!context.status().ok()) return context.status();
-  const Result<PreparedKernel> kernel = prepare_gemm(call->plan.config, device);
+  const Result<PreparedKernel> kernel = prepare_gemm(call->plan.config, device, profiling);
   if (!kernel.ok()) return kernel.status();
-  const Status status = launch_gemm(call->plan, *kernel, call->buffers, device, nullptr);
+  const Status status = launch_gemm(call->plan, *kernel, call->buffers, device, nullptr, profiling);
   return status.ok() && wait ? (*found)->cuCtxSynchronize() : status;
 }
 

@@ -36,7 +36,8 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
 
 // Enqueues a call whose operands and results, the workspace among them, are in device memory already: on the null
 // stream, which nothing of XLA's is ordered with. `wait`: until the device has done all that was enqueued.
+// `profiling`: null, or by which kernels it is done instead.
 Status enqueue_direct(const GemmAttributes& attributes, std::span<const Array> operands, std::span<const Array> results,
-                      int device, bool wait);
+                      int device, bool wait, const Profiling* profiling = nullptr);
 
 }  // namespace jaxbw

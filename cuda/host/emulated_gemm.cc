@@ -46,12 +46,12 @@ struct EmulatedKernel {
   emulator::Program program;
 };
 
-Result<const EmulatedKernel*> load(std::string_view name) {
+Result<const EmulatedKernel*> load(std::string_view name, const std::string& directory = kernel_directory()) {
   static std::mutex mutex;
-  static auto& kernels = *new std::map<std::string, std::unique_ptr<EmulatedKernel>, std::less<>>;
+  static auto& kernels = *new std::map<std::string, std::unique_ptr<EmulatedKernel>>;
   const std::lock_guard lock(mutex);
-  if (const auto found = kernels.find(name); found != kernels.end()) return found->second.get();
-  const std::string path = concat(kernel_directory(), "/", name, ".ptx");
+  const std::string path = concat(directory, "/", name, ".ptx");
+  if (const auto found = kernels.find(path); found != kernels.end()) return found->second.get();
   std::ifstream file(path);
   std::stringstream text;
   if (!file || !(text << file.rdbuf())) return Status(StatusCode::kCorrupt, concat(path, ": cannot be read"));
@@ -63,7 +63,7 @@ Result<const EmulatedKernel*> load(std::string_view name) {
     if (function.name == name) kernel->program = emulator::decode(kernel->module, data, function);
   }
   if (kernel->program.function == nullptr) return Status(StatusCode::kCorrupt, concat(path, ": has no entry ", name));
-  return kernels.emplace(name, std::move(kernel)).first->second.get();
+  return kernels.emplace(path, std::move(kernel)).first->second.get();
 }
 
 // --- one launch
@@ -189,25 +189,33 @@ Status run_kernel(std::string_view name, const LaunchShape& shape, Checks checks
   return failed == outcomes.end() ? Status() : *failed;
 }
 
-Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
-  const Result<Checks> checks = requested_checks();
-  if (!checks.ok()) return checks.status();
+// The launch of the gemm kernel, when what goes before it is done: operands are repacked, counters cleared.
+Result<GemmLaunch> lead_up(const GemmPlan& plan, const GemmBuffers& buffers, Checks checks, uint32_t threads,
+                           const std::vector<emulator::Buffer>& memory) {
   Result<GemmLaunch> made = make_launch(plan, buffers);
   if (!made.ok()) return made.status();
   GemmLaunch gemm = std::move(made).take();
   if (Status status = encode_maps(gemm, encode_emulated_map); !status.ok()) return status;
-  const std::vector<emulator::Buffer> memory = memory_of(plan, buffers);
-
-  const uint32_t threads = *checks == Checks::kOff ? std::max(std::thread::hardware_concurrency(), 1u) : 1;
   if (gemm.repack_blocks != 0) {
     const LaunchShape shape{.blocks = std::min(gemm.repack_blocks, kOneWave), .threads = kRepackThreads};
-    Status status = run_kernel(repack_kernel(*gemm.family, gemm.config.kernel), shape, *checks,
+    Status status = run_kernel(repack_kernel(*gemm.family, gemm.config.kernel), shape, checks,
                                std::min(threads, shape.blocks), memory, &gemm.repack, sizeof(gemm.repack));
     if (!status.ok()) return status;
   }
   if (gemm.counter_count != 0) {
     std::memset(reinterpret_cast<void*>(gemm.counters), 0, gemm.counter_count * sizeof(uint32_t));
   }
+  return gemm;
+}
+
+Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
+  const Result<Checks> checks = requested_checks();
+  if (!checks.ok()) return checks.status();
+  const std::vector<emulator::Buffer> memory = memory_of(plan, buffers);
+  const uint32_t threads = *checks == Checks::kOff ? std::max(std::thread::hardware_concurrency(), 1u) : 1;
+  const Result<GemmLaunch> made = lead_up(plan, buffers, *checks, threads, memory);
+  if (!made.ok()) return made.status();
+  const GemmLaunch& gemm = *made;
   const uint32_t clusters = gemm.clusters(kOneWave);
   // Clusters that count each other's parts of a tile run on one machine: the emulator's atomics are atomic within one.
   const uint32_t machines = gemm.counter_count != 0 ? 1 : std::min(threads, clusters);
@@ -215,12 +223,60 @@ Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
                     memory, &gemm.params, sizeof(gemm.params));
 }
 
+Result<emulator::Report> trace(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t sm_count,
+                               const Profiling* profiling) {
+  const Result<Checks> checks = requested_checks();
+  if (!checks.ok()) return checks.status();
+  std::vector<emulator::Buffer> memory = memory_of(plan, buffers);
+  const Result<GemmLaunch> made = lead_up(plan, buffers, *checks, 1, memory);
+  if (!made.ok()) return made.status();
+  const GemmLaunch& gemm = *made;
+  const uint32_t resident = sm_count / gemm.config.cluster_size();
+  if (resident == 0) return invalid("a cluster of ", gemm.config.cluster_size(), " CTAs on ", sm_count, " SMs");
+  const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, gemm.clusters(resident), false);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&gemm.params);
+  std::vector<uint8_t> parameters(bytes, bytes + sizeof(gemm.params));
+  if (profiling != nullptr) {
+    if (Status status = check_profiling(*profiling, shape); !status.ok()) return status;
+    const auto* of_memory = reinterpret_cast<const uint8_t*>(&profiling->memory);
+    parameters.insert(parameters.end(), of_memory, of_memory + sizeof(profiling->memory));
+    auto* words = reinterpret_cast<uint8_t*>(profiling->memory.words);
+    memory.push_back({reinterpret_cast<uint64_t>(words), {words, profiling->words * sizeof(uint64_t)}, true});
+  }
+  const Result<const EmulatedKernel*> kernel =
+      profiling != nullptr ? load(gemm.config.kernel, profiling->directory) : load(gemm.config.kernel);
+  if (!kernel.ok()) return kernel.status();
+  const DefaultFloatingPoint floating_point;
+  emulator::Machine machine((*kernel)->program,
+                            {.grid = {shape.blocks},
+                             .block = {shape.threads},
+                             .cluster = {shape.cluster_size},
+                             .dynamic_shared = shape.shared_memory,
+                             .checks = *checks,
+                             .sm_count = sm_count,
+                             .trace = true},
+                            memory, parameters);
+  machine.run();
+  return machine.report();
+}
+
+Status with_call(const GemmPlan& plan, const Status& status) {
+  return with_context(concat("jaxbw: ", describe(plan.problem), ", ", describe(plan.config), ", emulated"), status);
+}
+
 }  // namespace
+
+Result<emulator::Report> trace_gemm(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t sm_count,
+                                    const Profiling* profiling) {
+  Result<emulator::Report> report =
+      guarded([&]() -> Result<emulator::Report> { return trace(plan, buffers, sm_count, profiling); });
+  if (!report.ok()) return with_call(plan, report.status());
+  return report;
+}
 
 Status emulate_gemm(const GemmPlan& plan, const GemmBuffers& buffers) {
   const Status status = guarded([&] { return emulate(plan, buffers); });
-  if (status.ok()) return status;
-  return with_context(concat("jaxbw: ", describe(plan.problem), ", ", describe(plan.config), ", emulated"), status);
+  return status.ok() ? status : with_call(plan, status);
 }
 
 }  // namespace jaxbw

@@ -1,6 +1,7 @@
 // A GEMM launch carried out by the emulator on host memory: the PTX of the kernel that a GPU would run.
 #pragma once
 
+#include "emulator/report.h"
 #include "host/gemm_launch.h"
 
 namespace jaxbw {
@@ -12,5 +13,10 @@ inline constexpr const char* kEmulatorChecksVariable = "JAXBW_EMULATOR_CHECKS";
 // divided among the machine's cores: which core computes a tile does not change it. Checked, one machine runs the
 // whole grid, and what it finds is the error. Thread-safe; a kernel is parsed at its first use in the process.
 Status emulate_gemm(const GemmPlan& plan, const GemmBuffers& buffers);
+
+// The same on one machine of so many SMs, with a report of all that happened in the gemm kernel. `profiling`: null, or
+// by which kernel it is done instead.
+Result<emulator::Report> trace_gemm(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t sm_count,
+                                    const Profiling* profiling);
 
 }  // namespace jaxbw

@@ -11,10 +11,10 @@ namespace jaxbw {
 namespace {
 
 // A CUkernel stands for its function in the stream's context (cuLaunchKernelEx).
-template <typename Params>
-Status enqueue(const Driver& driver, CUkernel kernel, const LaunchShape& shape, CUstream stream, Params& params) {
+template <typename... Params>
+Status enqueue(const Driver& driver, CUkernel kernel, const LaunchShape& shape, CUstream stream, Params&... params) {
   const KernelLaunch launch(shape, stream);
-  void* arguments[] = {&params};
+  void* arguments[] = {&params...};
   return driver.cuLaunchKernelEx(launch.get(), reinterpret_cast<CUfunction>(kernel), arguments, nullptr);
 }
 
@@ -26,7 +26,7 @@ Status clear_counters(const Driver& driver, const GemmLaunch& gemm, int device, 
 }
 
 Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuffers& buffers, int device,
-              CUstream stream) {
+              CUstream stream, const Profiling* profiling) {
   const Result<const Driver*> found = driver();
   if (!found.ok()) return found.status();
   const Driver& driver = **found;
@@ -46,22 +46,28 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
     if (Status status = enqueue(driver, kernel.repack, shape, stream, gemm.repack); !status.ok()) return status;
   }
   const uint32_t clusters = gemm.clusters(kernel.resident_clusters);
-  return enqueue(driver, kernel.handle, gemm_shape(*gemm.family, gemm.config, clusters, repacks), stream, gemm.params);
+  const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, clusters, repacks);
+  if (profiling == nullptr) return enqueue(driver, kernel.handle, shape, stream, gemm.params);
+  if (Status status = check_profiling(*profiling, shape); !status.ok()) return status;
+  ProfileMemory memory = profiling->memory;
+  return enqueue(driver, kernel.handle, shape, stream, gemm.params, memory);
 }
 
 }  // namespace
 
-Result<PreparedKernel> prepare_gemm(const GemmConfig& config, int device) {
+Result<PreparedKernel> prepare_gemm(const GemmConfig& config, int device, const Profiling* profiling) {
   const Status valid = check_config(config);
   const Result<PreparedKernel> kernel =
-      valid.ok() ? prepare_kernel(*family_of_kernel(config.kernel), config, device) : valid;
+      valid.ok() ? prepare_kernel(*family_of_kernel(config.kernel), config, device,
+                                  profiling == nullptr ? std::string_view() : profiling->directory)
+                 : valid;
   if (kernel.ok()) return kernel;
   return with_context(concat("jaxbw: ", describe(config), ", device ", device), kernel.status());
 }
 
 Status launch_gemm(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuffers& buffers, int device,
-                   CUstream stream) {
-  const Status status = launch(plan, kernel, buffers, device, stream);
+                   CUstream stream, const Profiling* profiling) {
+  const Status status = launch(plan, kernel, buffers, device, stream, profiling);
   if (status.ok()) return status;
   return with_context(concat("jaxbw: ", describe(plan.problem), ", ", describe(plan.config), ", device ", device),
                       status);

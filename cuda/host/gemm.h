@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "gemm/profile_layout.h"
 #include "gemm/storage.h"
 #include "host/status.h"
 #include "params.h"
@@ -169,11 +170,19 @@ std::string describe(const GemmConfig& config);
 struct GemmPlan;        // gemm_launch.h
 struct PreparedKernel;  // kernel_library.h
 
+// Kernels that stamp what their warps do: where they lie, and where their stamps go.
+struct Profiling {
+  std::string directory;
+  ProfileMemory memory;
+  uint64_t words;  // of the memory
+};
+
 // Loads the kernels and asks what a launch has to know of the device, so that launch_gemm only launches.
-Result<PreparedKernel> prepare_gemm(const GemmConfig& config, int device);
+Result<PreparedKernel> prepare_gemm(const GemmConfig& config, int device, const Profiling* profiling = nullptr);
 
 // Enqueues the product: what is to be cleared or repacked, then the gemm kernel. Nothing is allocated, nothing waits.
+// With `profiling`, for which the kernel was prepared, the gemm kernel leaves its stamps.
 Status launch_gemm(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuffers& buffers, int device,
-                   CUstream stream);
+                   CUstream stream, const Profiling* profiling = nullptr);
 
 }  // namespace jaxbw

@@ -23,6 +23,15 @@ inline LaunchShape gemm_shape(const KernelFamily& family, const GemmConfig& conf
           .overlaps = overlaps};
 }
 
+// Fails on a profile that does not hold all CTAs of a launch.
+inline Status check_profiling(const Profiling& profiling, const LaunchShape& shape) {
+  const ProfileMemory& memory = profiling.memory;
+  const uint64_t needed = shape.blocks * profile_words(shape.threads / 32, memory.slice_words);
+  if (memory.slice_words > kProfileSliceHead && needed <= profiling.words) return Status();
+  return invalid("a profile of ", shape.blocks, " CTAs with ", memory.slice_words, " words a warp takes ", needed,
+                 " words; there are ", profiling.words);
+}
+
 // Points into itself, so it stays where it was made.
 class KernelLaunch {
  public:

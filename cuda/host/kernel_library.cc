@@ -11,14 +11,14 @@
 namespace jaxbw {
 namespace {
 
-// cluster size and shared memory are all of a configuration that occupancy depends on.
-using PreparedKey = std::tuple<std::string, int, uint32_t, uint32_t>;
-using PreparedKeyView = std::tuple<std::string_view, int, uint32_t, uint32_t>;
+// Directory and name; cluster size and shared memory are all of a configuration that occupancy depends on.
+using PreparedKey = std::tuple<std::string, std::string, int, uint32_t, uint32_t>;
+using PreparedKeyView = std::tuple<std::string_view, std::string_view, int, uint32_t, uint32_t>;
 
 struct Cache {
   std::mutex mutex;
   std::string directory;
-  std::map<std::string, CUkernel, std::less<>> kernels;
+  std::map<std::string, CUkernel> kernels;  // by the path of their cubin
   std::map<PreparedKey, PreparedKernel, std::less<>> prepared;
 };
 
@@ -49,18 +49,19 @@ Status explain_load_error(const KernelFamily& family, const Status& status) {
 
 // The functions below run under the cache's mutex.
 
-Result<CUkernel> load(const Driver& driver, Cache& cache, const KernelFamily& family, std::string_view name) {
-  if (const auto found = cache.kernels.find(name); found != cache.kernels.end()) return found->second;
-  if (cache.directory.empty()) return Status(StatusCode::kDriver, "no kernel directory is set");
+Result<CUkernel> load(const Driver& driver, Cache& cache, const KernelFamily& family, std::string_view name,
+                      std::string_view directory) {
+  if (directory.empty()) return Status(StatusCode::kDriver, "no kernel directory is set");
+  const std::string path = concat(directory, "/", name, ".cubin");
+  if (const auto found = cache.kernels.find(path); found != cache.kernels.end()) return found->second;
   const std::string kernel_name(name);
-  const std::string path = concat(cache.directory, "/", name, ".cubin");
   CUlibrary library = nullptr;
   Status status = driver.cuLibraryLoadFromFile(&library, path.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0);
   if (!status.ok()) return with_context(path, explain_load_error(family, status));
   CUkernel kernel = nullptr;
   status = driver.cuLibraryGetKernel(&kernel, library, kernel_name.c_str());
   if (!status.ok()) return with_context(path, explain_load_error(family, status));
-  cache.kernels.emplace(kernel_name, kernel);
+  cache.kernels.emplace(path, kernel);
   return kernel;
 }
 
@@ -98,8 +99,9 @@ Result<uint32_t> resident_clusters(const Driver& driver, const KernelFamily& fam
 }
 
 Result<PreparedKernel> prepare(const Driver& driver, Cache& cache, const KernelFamily& family, const GemmConfig& config,
-                               int ordinal) {
-  const Result<CUkernel> kernel = load(driver, cache, family, config.kernel);
+                               int ordinal, std::string_view directory) {
+  const Result<CUkernel> kernel =
+      load(driver, cache, family, config.kernel, directory.empty() ? cache.directory : directory);
   if (!kernel.ok()) return kernel.status();
   const ScopedContext context(ordinal);
   if (!context.status().ok()) return context.status();
@@ -110,7 +112,7 @@ Result<PreparedKernel> prepare(const Driver& driver, Cache& cache, const KernelF
   PreparedKernel prepared{*kernel, *clusters, nullptr};
   if (is_naive(config.kernel)) return prepared;
 
-  const Result<CUkernel> repack = load(driver, cache, family, repack_kernel(family, config.kernel));
+  const Result<CUkernel> repack = load(driver, cache, family, repack_kernel(family, config.kernel), cache.directory);
   if (!repack.ok()) return repack.status();
   if (Status status = load_into_context(driver, family, *repack).status(); !status.ok()) return status;
   prepared.repack = *repack;
@@ -138,16 +140,18 @@ std::string kernel_directory() {
   return cache().directory;
 }
 
-Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConfig& config, int device) {
+Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConfig& config, int device,
+                                      std::string_view directory) {
   Cache& cache = jaxbw::cache();
-  const PreparedKeyView key(config.kernel, device, config.cluster_size(), shared_memory_bytes(family, config));
+  const PreparedKeyView key(directory, config.kernel, device, config.cluster_size(),
+                            shared_memory_bytes(family, config));
   const std::lock_guard lock(cache.mutex);
   if (const auto found = cache.prepared.find(key); found != cache.prepared.end()) return found->second;
 
   const Result<const Driver*> driver = jaxbw::driver();
   if (!driver.ok()) return driver.status();
   if (Status status = check_device(family, device); !status.ok()) return status;
-  const Result<PreparedKernel> prepared = prepare(**driver, cache, family, config, device);
+  const Result<PreparedKernel> prepared = prepare(**driver, cache, family, config, device, directory);
   if (prepared.ok()) cache.prepared.emplace(PreparedKey(key), *prepared);
   return prepared;
 }

@@ -21,6 +21,8 @@ struct PreparedKernel {
 
 // Loads the libraries once per process, then once per device raises the kernel's limits and asks for its occupancy.
 // Later calls read the cache. Thread-safe; a failure is not kept, so that the next call tries again.
-Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConfig& config, int device);
+// `directory`: where the gemm kernel's cubin lies if not with all others.
+Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConfig& config, int device,
+                                      std::string_view directory = {});
 
 }  // namespace jaxbw

@@ -15,6 +15,7 @@
 #include "emulator/bindings.h"
 #include "host/device.h"
 #include "host/direct_launcher.h"
+#include "host/emulated_gemm.h"
 #include "host/ffi_handler.h"
 #include "host/gemm_launch.h"
 #include "host/kernel_library.h"
@@ -146,14 +147,48 @@ std::vector<Array> device_arrays(const std::vector<DeviceArray>& given) {
   return arrays;
 }
 
+// Directory of the kernels; address of the memory, its words, and those of a warp's slice.
+using ProfilingTuple = std::tuple<std::string, uint64_t, uint64_t, uint64_t>;
+
+std::optional<Profiling> profiling_of(const std::optional<ProfilingTuple>& given) {
+  if (!given) return std::nullopt;
+  const auto& [directory, address, words, slice_words] = *given;
+  return Profiling{directory, {reinterpret_cast<uint64_t*>(address), slice_words}, words};
+}
+
 void enqueue_gemm(const std::vector<DeviceArray>& operands, const std::vector<DeviceArray>& results,
-                  const nb::dict& attributes, int device, bool wait) {
+                  const nb::dict& attributes, int device, bool wait, const std::optional<ProfilingTuple>& profiled) {
   const GemmAttributes given = attributes_of(attributes);
+  const std::optional<Profiling> profiling = profiling_of(profiled);
   const Status status = [&] {
     const nb::gil_scoped_release release;
-    return enqueue_direct(given, device_arrays(operands), device_arrays(results), device, wait);
+    return enqueue_direct(given, device_arrays(operands), device_arrays(results), device, wait,
+                          profiling ? &*profiling : nullptr);
   }();
   raise_unless_ok(status);
+}
+
+emulator::Report emulate_traced(const std::vector<DeviceArray>& operands, const std::vector<DeviceArray>& results,
+                                const nb::dict& attributes, uint32_t sm_count,
+                                const std::optional<ProfilingTuple>& profiled) {
+  const GemmAttributes given = attributes_of(attributes);
+  const Result<GemmCall> call = read_call(given, device_arrays(operands), device_arrays(results));
+  raise_unless_ok(call.status());
+  const std::optional<Profiling> profiling = profiling_of(profiled);
+  Result<emulator::Report> report = [&] {
+    const nb::gil_scoped_release release;
+    return trace_gemm(call->plan, call->buffers, sm_count, profiling ? &*profiling : nullptr);
+  }();
+  raise_unless_ok(report.status());
+  return std::move(report).take();
+}
+
+std::vector<std::string> activities() {
+  return {
+#define JAXBW_ACTIVITY(name, text) text,
+      JAXBW_ACTIVITIES(JAXBW_ACTIVITY)
+#undef JAXBW_ACTIVITY
+  };
 }
 
 std::string repr(const DeviceInfo& d) {
@@ -229,7 +264,12 @@ NB_MODULE(_native, m) {
         nb::arg("guard_bytes") = DirectLaunch().guard_bytes, nb::arg("repeats") = 1, nb::arg("poison") = true,
         nb::arg("stream") = 0);
   m.def("enqueue_gemm", &enqueue_gemm, nb::arg("operands"), nb::arg("results"), nb::arg("attributes"), nb::kw_only(),
-        nb::arg("device") = 0, nb::arg("wait") = false);
+        nb::arg("device") = 0, nb::arg("wait") = false, nb::arg("profiling") = nb::none());
+  m.def("trace_gemm", &emulate_traced, nb::arg("operands"), nb::arg("results"), nb::arg("attributes"), nb::kw_only(),
+        nb::arg("sm_count"), nb::arg("profiling") = nb::none());
+  m.def("activities", &activities);
+  m.attr("PROFILE_HEAD_WORDS") = kProfileHeadWords;
+  m.attr("PROFILE_SLICE_HEAD") = kProfileSliceHead;
 
   emulator::bind_emulator(m);
 }

@@ -19,17 +19,28 @@ from generate import ROOT, load_table_module, source
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr")  # as in cmake/kernels.cmake
 
 
+def write_ptx(kernel: Any, tools: toolchain.Toolchain, output: Path) -> Path:
+    """Writes the PTX of an instance, and returns its path.
+
+    Raises:
+      ToolchainError: nvcc refuses it; the message holds what it printed.
+    """
+    text, ptx = (output / f"{kernel.name}.{kind}" for kind in ("cu", "ptx"))
+    text.write_text(source(kernel, profiled=True))
+    virtual = kernel.arch.replace("sm_", "compute_")
+    include = ("-I", ROOT / "cuda", "-o", ptx)
+    toolchain.output(tools.nvcc, "-ptx", f"-arch={virtual}", *FLAGS, *include, text)
+    return ptx
+
+
 def compile_kernel(kernel: Any, tools: toolchain.Toolchain, output: Path) -> None:
     """Writes the PTX of an instance, and the cubin once it is whole.
 
     Raises:
       ToolchainError: a compiler refuses it; the message holds what it printed.
     """
-    text, ptx, cubin = (output / f"{kernel.name}.{kind}" for kind in ("cu", "ptx", "cubin"))
-    text.write_text(source(kernel, profiled=True))
-    virtual = kernel.arch.replace("sm_", "compute_")
-    include = ("-I", ROOT / "cuda", "-o", ptx)
-    toolchain.output(tools.nvcc, "-ptx", f"-arch={virtual}", *FLAGS, *include, text)
+    ptx = write_ptx(kernel, tools, output)
+    cubin = ptx.with_suffix(".cubin")
     part = cubin.with_suffix(".part")
     said = toolchain.output(tools.ptxas, "-v", f"-arch={kernel.arch}", "-O3", ptx, "-o", part)
     faults = Report.parse(said).faults()

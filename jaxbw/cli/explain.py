@@ -4,7 +4,6 @@ It runs on any machine: the choice is a pure function of problem and device.
 """
 
 import argparse
-import ast
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 
 import jaxbw
 from jaxbw.cli import wave_map
-from jaxbw.cli.operands import LAYOUTS, add_sizes, extent, operands
+from jaxbw.cli.operands import LAYOUTS, add_config, add_sizes, extent, operands
 from jaxbw.cli.outcome import Outcome
 from jaxbw.cli.wave_map import WaveMap
 from jaxbw.selection.config import GemmConfig
@@ -58,13 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-invariant", action="store_true", help="the same configuration for every M"
     )
-    parser.add_argument(
-        "--config",
-        nargs="+",
-        type=_field,
-        metavar="FIELD=VALUE",
-        help="fields of a jaxbw.GemmConfig to look at instead of the chosen one",
-    )
+    add_config(parser, "fields of a jaxbw.GemmConfig to look at instead of the chosen one")
     parser.add_argument("--top", type=extent, default=8, help="candidates to show")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     parser.add_argument(
@@ -169,17 +162,6 @@ def _caveat(candidates: Sequence[Ranked]) -> str:
         "Times are modelled, in microseconds, not measured. Below 10 % a difference says nothing: "
         f"{close} of the next {len(candidates) - 1} candidates are that close."
     )
-
-
-def _field(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    known = [field.name for field in dataclasses.fields(GemmConfig)]
-    if name not in known:
-        raise argparse.ArgumentTypeError(f"{name!r} is no field; type one of {', '.join(known)}")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value  # a word
 
 
 def _device(text: str) -> str:

@@ -4,13 +4,14 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Never
 
-from jaxbw.cli import bench, doctor, explain, model, tune
+from jaxbw.cli import bench, doctor, explain, model, profile, tune
 
 COMMANDS = {
     "bench": bench,
     "doctor": doctor,
     "explain": explain,
     "model": model,
+    "profile": profile,
     "tune": tune,
 }
 

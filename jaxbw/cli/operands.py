@@ -1,6 +1,8 @@
-"""A product as the commands are told it: M, N, K and a layout; and the operands that these make."""
+"""A product as the commands are told it: M, N, K, a layout and a configuration; its operands."""
 
 import argparse
+import ast
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +10,7 @@ import jax
 
 from jaxbw.bench.case import CONTRACTING
 from jaxbw.problem import DimensionNumbers
+from jaxbw.selection.config import GemmConfig
 
 LAYOUTS = tuple(CONTRACTING)
 
@@ -20,6 +23,22 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
         ("K", "extent of the contraction"),
     ):
         parser.add_argument(name, type=extent, help=what)
+
+
+def add_config(parser: argparse.ArgumentParser, what: str) -> None:
+    """The argument --config, whose value is a list of fields and values."""
+    parser.add_argument("--config", nargs="+", type=_field, metavar="FIELD=VALUE", help=what)
+
+
+def _field(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    known = [field.name for field in dataclasses.fields(GemmConfig)]
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"{name!r} is no field; type one of {', '.join(known)}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value  # a word
 
 
 def extent(text: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from jaxbw.model.costs import ENGINES, MEMORY
 from jaxbw.model.modelled import Replay
 from jaxbw.model.replay import Interval
+from jaxbw.perfetto import Group, Span, Track, trace
 
 _TILES = 2  # and a half, of the first ones, in a picture
 _COLOURS = {
@@ -29,28 +30,13 @@ def tracks(found: Replay) -> list[str]:
 
 
 def chrome(found: Replay) -> dict[str, Any]:
-    """Chrome's trace event format, which https://ui.perfetto.dev reads; modelled microseconds."""
-    numbers = {name: number for number, name in enumerate(tracks(found))}
+    """The trace for https://ui.perfetto.dev; modelled microseconds."""
+    rows: dict[str, list[Span]] = {name: [] for name in tracks(found)}
+    for each in found.outcome.intervals:
+        rows[each.track].append(Span(each.name, each.begin / 1000, each.end / 1000))
     place = "one CTA, the leader where they are paired (modelled)"
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": place}}
-    ]
-    for name, number in numbers.items():
-        at = {"ph": "M", "pid": 0, "tid": number}
-        events.append({**at, "name": "thread_name", "args": {"name": name}})
-        events.append({**at, "name": "thread_sort_index", "args": {"sort_index": number}})
-    events += [
-        {
-            "ph": "X",
-            "pid": 0,
-            "tid": numbers[each.track],
-            "name": each.name,
-            "ts": each.begin / 1000,
-            "dur": (each.end - each.begin) / 1000,
-        }
-        for each in found.outcome.intervals
-    ]
-    return {"traceEvents": events, "otherData": {"clock": str(found.clock), "time": "modelled"}}
+    group = Group(0, place, [Track(name, spans) for name, spans in rows.items()])
+    return trace([group], clock=str(found.clock), time="modelled")
 
 
 def draw(found: Replay, title: str, path: Path) -> None:

@@ -4,16 +4,16 @@ A CTA is a group of tracks: its warps by role, its engines, its mbarriers. The a
 steps (instructions of warps, steps of asynchronous operations): order, not time.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
+from jaxbw import perfetto
 from jaxbw._native import emulator as _core
 from jaxbw.emulator.report import Report, engine
+from jaxbw.perfetto import Group, Span
 
 AXIS = "emulated steps: order, not time"
 _CTAS_IN_A_PICTURE = 2
@@ -152,41 +152,41 @@ def _ctas(report: Report, ctas: Sequence[int] | None) -> list[int]:
     return sorted({event.cta for event in report.events} if ctas is None else ctas)
 
 
+def groups(
+    report: Report, ctas: Sequence[int] | None, window: tuple[int, int] | None
+) -> list[Group]:
+    """The tracks of each CTA for Perfetto. A step shows as a microsecond."""
+    return [
+        Group(
+            cta,
+            f"CTA {cta}",
+            [each for track in tracks(report, cta, window) for each in _rows(track)],
+        )
+        for cta in _ctas(report, ctas)
+    ]
+
+
+def _rows(track: Track) -> list[perfetto.Track]:
+    """A row for each lane; the last one has the findings."""
+    name = f"{track.group} {track.name}" if track.group != "warp" else track.name
+    marks = [(step, f"finding: {finding}") for step, finding in track.findings]
+    rows = [
+        [Span(bar.name, bar.begin, bar.end, bar.details) for bar in lane] for lane in track.lanes
+    ]
+    return [
+        perfetto.Track(name, row, marks if number == len(rows) else ())
+        for number, row in enumerate(rows, 1)
+    ]
+
+
 def write_trace(
     report: Report,
     path: str | PathLike[str],
     ctas: Sequence[int] | None,
     window: tuple[int, int] | None,
 ) -> None:
-    """Writes Chrome's trace event format, which Perfetto reads. A step shows as a microsecond."""
-    out: list[dict[str, Any]] = []
-    thread = 0
-    for cta in _ctas(report, ctas):
-        out.append({"ph": "M", "pid": cta, "name": "process_name", "args": {"name": f"CTA {cta}"}})
-        for track in tracks(report, cta, window):
-            for lane in track.lanes:
-                thread += 1
-                place = {"pid": cta, "tid": thread}
-                name = f"{track.group} {track.name}" if track.group != "warp" else track.name
-                out.append({"ph": "M", **place, "name": "thread_name", "args": {"name": name}})
-                out.append(
-                    {
-                        "ph": "M",
-                        **place,
-                        "name": "thread_sort_index",
-                        "args": {"sort_index": thread},
-                    }
-                )
-                for bar in lane:
-                    interval = {"ts": bar.begin, "dur": bar.end - bar.begin}
-                    out.append(
-                        {"ph": "X", **place, **interval, "name": bar.name, "args": bar.details}
-                    )
-            for step, finding in track.findings:
-                mark = {"ph": "i", "s": "t", "pid": cta, "tid": thread, "ts": step}
-                out.append({**mark, "name": f"finding: {finding}"})
-    trace = {"traceEvents": out, "otherData": {"axis": AXIS}}
-    Path(path).write_text(json.dumps(trace, separators=(",", ":")))
+    """Writes the tracks of some CTAs, or of all, for Perfetto."""
+    perfetto.write(path, groups(report, ctas, window), axis=AXIS)
 
 
 # --- the picture

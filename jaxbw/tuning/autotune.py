@@ -82,7 +82,7 @@ def autotune(
     return outcomes
 
 
-def gpu() -> Bench:
+def gpu() -> Gpu:
     """What measures on this machine's GPU.
 
     Raises:

@@ -69,8 +69,13 @@ class Gpu:
         self._workspace = jnp.zeros(_RESULTS, jnp.uint8)
         jax.block_until_ready((self._operands, self._results, self._workspace))
 
-    def launch(self, problem: GemmProblem, choice: Choice) -> Launch:
-        """The call that launches a choice.
+    def launch(
+        self,
+        problem: GemmProblem,
+        choice: Choice,
+        profiling: tuple[str, int, int, int] | None = None,
+    ) -> Launch:
+        """The call that launches a choice; `profiling` is as of `_native.enqueue_gemm`.
 
         Raises:
           ValueError: the product does not fit what is allocated.
@@ -91,10 +96,14 @@ class Gpu:
         source = self._operands.unsafe_buffer_pointer()
         target = self._results.unsafe_buffer_pointer()
 
+        enqueue = _native.enqueue_gemm
+        if profiling is not None:
+            enqueue = partial(enqueue, profiling=profiling)
+
         def call(operands: int, result: int, wait: bool) -> None:
             at = source + operands % sets * size
             to = target + result % places * result_size
-            _native.enqueue_gemm(
+            enqueue(
                 _arrays(at, starts, read),
                 [*_arrays(to, result_starts, written), *scratch[: workspace > 0]],
                 attributes,

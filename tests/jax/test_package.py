@@ -14,6 +14,8 @@ import jaxbw
 
 PACKAGE = Path(jaxbw.__file__).parent
 
+EMULATOR = "jaxbw.emulator"  # all of it is one layer
+
 # Top to bottom, docs/architecture.md: a module imports only what stands below it.
 LAYERS = [
     "jaxbw.flax.linen",
@@ -22,6 +24,14 @@ LAYERS = [
     "jaxbw.flax",
     "jaxbw",
     "jaxbw.exporting",
+    "jaxbw.profiling.call",
+    "jaxbw.profiling.gpu",
+    "jaxbw.profiling.emulated",
+    "jaxbw.profiling.stamped",
+    "jaxbw.profiling.profile",
+    "jaxbw.profiling.record",
+    "jaxbw.profiling.build",
+    "jaxbw.profiling",
     "jaxbw.api",
     "jaxbw.collective",
     "jaxbw.arguments",
@@ -86,6 +96,8 @@ LAYERS = [
     "jaxbw.epilogue",
     "jaxbw.compat",
     "jaxbw.log",
+    EMULATOR,
+    "jaxbw.perfetto",
     "jaxbw._native",
 ]
 
@@ -104,6 +116,7 @@ def test_public_names() -> None:
         "gated_matmul",
         "implementation",
         "matmul",
+        "profile",
         "target",
         "use_tuned",
     ]
@@ -135,17 +148,25 @@ def imports(path: Path) -> set[str]:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 found.add(inner if inner in known else node.module or "")
-    return {name for name in found if name.split(".")[0] == "jaxbw"}
+    ours = {name for name in found if name.split(".")[0] == "jaxbw"}
+    return {EMULATOR if name.startswith(EMULATOR) else name for name in ours}
 
 
 def test_every_module_has_a_layer() -> None:
-    assert set(modules()) | {"jaxbw._native"} == set(LAYERS)
+    assert set(modules()) | {EMULATOR, "jaxbw._native"} == set(LAYERS)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "jaxbw._native"])
+@pytest.mark.parametrize(
+    "name", [name for name in LAYERS if name not in (EMULATOR, "jaxbw._native")]
+)
 def test_layers(name: str) -> None:
     for imported in imports(modules()[name]):
         assert LAYERS.index(imported) > LAYERS.index(name), f"{name} imports {imported}"
+
+
+def test_the_emulator_stands_by_itself() -> None:
+    for path in (PACKAGE / "emulator").glob("*.py"):
+        assert imports(path) <= {EMULATOR, "jaxbw.perfetto", "jaxbw._native"}, path
 
 
 def test_private_jax_is_in_compat_only() -> None:
@@ -160,6 +181,7 @@ def test_private_jax_is_in_compat_only() -> None:
         "jaxbw.api",
         "jaxbw.batch_invariance",
         "jaxbw.model.machine",
+        "jaxbw.profiling.call",
         "jaxbw.checkpoint_policies",
         "jaxbw.selection.config",
         "jaxbw.selection.devices",

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -382,3 +383,34 @@ def test_arrays_in_device_memory_are_used_where_they_are(fake: FakeDriver) -> No
     assert len(fake.calls("cuCtxSynchronize")) == 1
     with pytest.raises(ValueError, match="1 results; this call has 2: result, workspace"):
         _native.enqueue_gemm(operands, results[:1], product.attributes)
+
+
+def test_a_profiling_build_is_loaded_beside_the_kernel(fake: FakeDriver, tmp_path: Path) -> None:
+    product = replace(PRODUCT, config=SM90)
+    given = product.operands()
+    result = np.zeros((1, product.m, product.n), np.float32)
+    operands = [
+        (x.ctypes.data, x.shape, DTYPES[name][1])
+        for x, name in zip(given, product.dtypes, strict=True)
+    ]
+    results = [(result.ctypes.data, result.shape, _native.DataType.F32)]
+    directory = tmp_path / "profiled"
+    directory.mkdir()
+    (directory / f"{product.attributes['kernel']}.cubin").touch()
+
+    def enqueue(words: int) -> list[str]:
+        """The cubins that are loaded for it."""
+        known = len(fake.calls("cuLibraryLoadFromFile"))
+        profiling = (str(directory), 4096, words, 16)
+        _native.enqueue_gemm(operands, results, product.attributes, profiling=profiling)
+        return [call["path"] for call in fake.calls("cuLibraryLoadFromFile")[known:]]
+
+    _native.enqueue_gemm(operands, results, product.attributes)
+    [launch] = fake.launches()
+    needed = launch["grid"][0] * (_native.PROFILE_HEAD_WORDS + 12 * 16)
+    assert enqueue(needed)[0] == str(next(directory.iterdir()))
+    assert enqueue(needed) == []
+    assert len(fake.launches()) == 3
+    with pytest.raises(ValueError, match=f"takes {needed} words; there are {needed - 1}"):
+        enqueue(needed - 1)
+    assert len(fake.launches()) == 3

@@ -59,7 +59,7 @@ def cache() -> Path:
     """Where profiling builds are kept: JAXBW_PROFILE_CACHE, or the user's cache."""
     given = os.environ.get(CACHE)
     if given:
-        return Path(given)
+        return Path(given).absolute()
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "jaxbw" / "profile"
 

@@ -48,5 +48,6 @@ def profile(problem: GemmProblem, choice: Choice, device: Device, gpu: Gpu) -> P
         normal_us=median(time for burst in times[::2] for time in burst),
         profiled_us=median(time for burst in times[1::2] for time in burst),
         ghz=recorded.ghz,
+        tick_ns=recorded.tick_ns,
         groups=stamped.groups(recorded, _MICRO),
     )

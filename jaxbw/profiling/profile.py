@@ -35,7 +35,8 @@ class Profile:
       lost: stamps that did not fit the memory that they have.
       normal_us, profiled_us: median time of the shipped kernel and of the one that stamps; of a GPU
         only.
-      ghz: of the SMs' clocks; of a GPU only.
+      ghz, tick_ns: of the SMs' clocks, and of the one that they share: moments of different SMs
+        compare to within a tick; of a GPU only.
       groups: the tracks of each CTA.
     """
 
@@ -48,6 +49,7 @@ class Profile:
     normal_us: float | None = None
     profiled_us: float | None = None
     ghz: float | None = None
+    tick_ns: int | None = None
     groups: Sequence[Group] = field(default=(), repr=False)
 
     @property
@@ -91,6 +93,7 @@ class Profile:
             "profiled_us": self.profiled_us,
             "overhead": self.overhead,
             "ghz": self.ghz,
+            "tick_ns": self.tick_ns,
             "ctas": len(self.groups),
             "moments": {name: _edges(found) for name, found in self.moments.items()},
             "shares": self.shares,
@@ -122,7 +125,7 @@ class Profile:
             f"  {self.choice.kernel}, {self.choice.config}",
         ]
         if self.overhead is not None:
-            lines.append(f"  {self._cost()}; clock {self.ghz:.2f} GHz")
+            lines.append(f"  {self._cost()}; {self.ghz:.2f} GHz, SMs within {self.tick_ns} ns")
         lines.append(f"  {unit} from the start of the kernel, of {len(self.groups)} CTAs:")
         lines.append(f"    {'':24s}{'least':>12s}{'median':>12s}{'most':>12s}")
         digits = 2 if self.unit == "us" else 0

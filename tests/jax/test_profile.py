@@ -228,6 +228,7 @@ def made_up(groups: int, spans: int) -> Profile:
         normal_us=10.0,
         profiled_us=10.5,
         ghz=1.5,
+        tick_ns=32,
         groups=[Group(cta, f"CTA {cta}", [track]) for cta in range(groups)],
     )
 
@@ -237,7 +238,7 @@ def test_a_profile_of_a_gpu_says_what_the_stamps_cost() -> None:
     assert found.overhead == pytest.approx(0.05)
     text = str(found)
     for part in (
-        "10.50 us with stamps, 10.00 us without: +5.0%; clock 1.50 GHz",
+        "10.50 us with stamps, 10.00 us without: +5.0%; 1.50 GHz, SMs within 32 ns",
         "exit                            1.00        2.00        6.00",
         "load: await empty stage 75.0%, load 25.0%",
         "3 stamps did not fit",

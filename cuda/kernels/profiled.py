@@ -10,6 +10,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import toolchain
@@ -34,19 +35,20 @@ def write_ptx(kernel: Any, tools: toolchain.Toolchain, output: Path) -> Path:
 
 
 def compile_kernel(kernel: Any, tools: toolchain.Toolchain, output: Path) -> None:
-    """Writes the PTX of an instance, and the cubin once it is whole.
+    """Writes PTX and cubin of an instance, each when it is whole, the cubin last.
 
     Raises:
       ToolchainError: a compiler refuses it; the message holds what it printed.
     """
-    ptx = write_ptx(kernel, tools, output)
-    cubin = ptx.with_suffix(".cubin")
-    part = cubin.with_suffix(".part")
-    said = toolchain.output(tools.ptxas, "-v", f"-arch={kernel.arch}", "-O3", ptx, "-o", part)
-    faults = Report.parse(said).faults()
-    if faults:  # a profile of it would show another kernel than the one that ships
-        raise toolchain.ToolchainError("\n  ".join([f"{kernel.name}, profiled:", *faults]))
-    part.replace(cubin)
+    with TemporaryDirectory(dir=output) as work:  # others may compile the same one
+        ptx = write_ptx(kernel, tools, Path(work))
+        cubin = ptx.with_suffix(".cubin")
+        said = toolchain.output(tools.ptxas, "-v", f"-arch={kernel.arch}", "-O3", ptx, "-o", cubin)
+        faults = Report.parse(said).faults()
+        if faults:  # a profile of it would show another kernel than the one that ships
+            raise toolchain.ToolchainError("\n  ".join([f"{kernel.name}, profiled:", *faults]))
+        for path in (ptx, cubin):
+            path.replace(output / path.name)
 
 
 def _main() -> str | None:

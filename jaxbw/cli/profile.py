@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="sm90",
         choices=sorted(FAMILIES),
-        help="in the emulator, the Hopper kernel or the one named; default on this machine's GPU",
+        help="in the emulator: the Hopper kernel, or the one named; else on this machine's GPU",
     )
     parser.add_argument(
         "--sms", type=extent, help="of the emulated GPU; default two clusters' CTAs"

@@ -114,7 +114,7 @@ def read(memory: Words, layout: Layout) -> Recorded:
     that all share, at a tick of that; how fast the clocks go is taken from all of them together.
 
     Raises:
-      ValueError: nothing was written.
+      ValueError: nothing was written, or the shared clock did not tick meanwhile.
     """
     blocks = memory[: layout.words].reshape(layout.ctas, layout.cta_words)
     heads, slices = blocks[:, :_HEAD], blocks[:, _HEAD:].reshape(layout.ctas, layout.warps, -1)
@@ -122,6 +122,8 @@ def read(memory: Words, layout: Layout) -> Recorded:
     if not ran.size:
         raise ValueError("no CTA has left stamps")
     timers, clocks = heads[ran, 0:4:2].astype(np.int64), heads[ran, 1:4:2].astype(np.int64)
+    if not np.any(timers[:, 1] > timers[:, 0]):
+        raise ValueError("no CTA ran until the clock that SMs share ticked again")
     tick = int(np.gcd.reduce((timers - timers.min()).ravel()))
     # The first moment is a tick, the second one anywhere between two.
     passed = timers[:, 1] - timers[:, 0] + tick / 2

@@ -212,6 +212,10 @@ def test_memory_without_stamps_is_refused() -> None:
     layout = Layout(1, 1, 4)
     with pytest.raises(ValueError, match="no CTA has left stamps"):
         read(np.zeros(layout.words, np.uint64), layout)
+    memory = np.zeros((1, layout.cta_words), np.uint64)
+    memory[0, :5], memory[0, 8:10] = (64, 10, 64, 20, 0), (1, 5)
+    with pytest.raises(ValueError, match="no CTA ran until the clock that SMs share ticked again"):
+        read(memory.ravel(), layout)
 
 
 def made_up(groups: int, spans: int) -> Profile:

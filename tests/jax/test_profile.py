@@ -146,7 +146,11 @@ def test_stamps_become_moments_shares_and_tracks() -> None:
         (dict(block_m=128, block_n=64, split_k=2), "epilogue"),
     ],
 )
-def test_ways_to_divide_the_work(config: dict[str, Any], activity: str) -> None:
+def test_ways_to_divide_the_work(
+    config: dict[str, Any], activity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all checks: stamps race with nothing, and read nothing that nobody wrote."""
+    monkeypatch.setenv("JAXBW_EMULATOR_CHECKS", "strict")
     recorded, _ = stamps("emulator-sm90", M, N, K, **config)
     assert stamped.lost(recorded) == 0
     assert activity in stamped.shares(recorded)["multiply + epilogue"]

@@ -57,6 +57,8 @@ PROFILED = 3  # calls
 Options = dict[str, str | bool]
 OVERLAP: Options = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
+    # Else transfers wait for each other: the scheduler takes all products for equally short.
+    "xla_gpu_enable_analytical_latency_estimator": True,
     "xla_gpu_enable_command_buffer": "",
 }
 WINDOWED: Options = OVERLAP | {
@@ -326,10 +328,11 @@ def line(case: Case, rows: dict[str, Any]) -> str:
         traffic = sum(device["traffic_us"] for device in row["devices"])
         share = sum(device["hidden_us"] for device in row["devices"]) / traffic if traffic else 0
         ratio = row["speedup_of_jaxbw"]
+        collectives = ", ".join(f"{count} {each}" for each, count in row["collectives"].items())
         lines.append(
             f"  {name:26} {row['median_us']:10.1f} us  jaxbw is {ratio['value']:.3f} "
             f"[{ratio['low']:.3f}, {ratio['high']:.3f}] times as fast  error {row['error']:.2f}  "
-            f"{share:.0%} of {traffic:.0f} us of traffic hidden"
+            f"{share:.0%} of {traffic:.0f} us of traffic hidden  {collectives}"
         )
     return "\n".join(lines)
 

@@ -2,18 +2,21 @@
 
 The array is an operand, which is gathered as the product goes along, or the result, whose partial
 sums are scattered. Instead of one collective before or after the product there are as many products
-as devices and, between them, one `lax.ppermute` each that no product of the same step waits for:
-XLA's scheduler overlaps them. Wang et al., "Overlap communication with dependent computation via
-decomposition in large deep learning models", ASPLOS 2023; as there, chunks travel both ways round,
-so that half as many steps follow each other and both directions of a link are in use.
+as devices and, between them, one `lax.ppermute` each, for which the product of the same step does
+not wait: XLA's scheduler overlaps them. Wang et al., "Overlap communication with dependent
+computation via decomposition in large deep learning models", ASPLOS 2023; as there, chunks travel
+both ways round, so that half as many steps follow each other and both directions of a link are in
+use.
 
 Called inside `jax.shard_map`. Nothing here is differentiated: collective_dot_general.py says how.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -26,6 +29,9 @@ from jaxbw.problem import DimensionNumbers, Operands
 
 Array = Literal["lhs", "rhs", "out"]
 AxisName = str | tuple[str, ...]
+
+# Elements of a result: a tile for each SM of an H200. A smaller product does not take less time.
+FULL = 132 * 128 * 256
 
 
 @dataclass(frozen=True)
@@ -63,36 +69,38 @@ class Ring:
         return "out", columns + rhs_kept.index(self.dimension)
 
     @property
-    def hops(self) -> tuple[int, int]:
-        """How far chunks travel towards lower and towards higher indices."""
-        return self.size // 2, (self.size - 1) // 2
+    def others(self) -> list[int]:
+        """How many places on the other devices are; near ones first, on both sides in turn."""
+        around = range(-((self.size - 1) // 2), self.size // 2 + 1)
+        return sorted((places for places in around if places), key=lambda d: (abs(d), -d))
 
-    def index(self, distance: int) -> Any:
+    def index(self, places: int) -> Any:
         """The index of the device so many places on."""
         here = lax.axis_index(self.axis_name)
-        return lax.rem(here + np.int32(distance % self.size), np.int32(self.size))
+        return lax.rem(here + np.int32(places % self.size), np.int32(self.size))
 
     def shift(self, x: Any, places: int) -> Any:
         """What the device so many places back has."""
         pairs = [(i, (i + places) % self.size) for i in range(self.size)]
         return lax.ppermute(x, self.axis_name, pairs)
 
-    def chunk(self, x: Any, dimension: int, distance: int) -> Any:
+    def chunk(self, x: Any, dimension: int, places: int) -> Any:
         """The chunk of x that belongs to the device so many places on."""
         size = x.shape[dimension] // self.size
-        return lax.dynamic_slice_in_dim(x, self.index(distance) * size, size, dimension)
+        return lax.dynamic_slice_in_dim(x, self.index(places) * size, size, dimension)
 
     def chunks(self, x: Any) -> Iterator[tuple[int, Any]]:
         """Every device's x, and how many places on it is; this device's own first."""
+        arrived = {0: x}
         yield 0, x
-        down = up = x
-        low, high = self.hops
-        for hop in range(1, low + 1):
-            down = self.shift(down, -1)
-            yield hop, down
-            if hop <= high:
-                up = self.shift(up, 1)
-                yield -hop, up
+        for places in self.others:
+            step = _sign(places)
+            arrived[places] = self.shift(arrived[places - step], -step)
+            yield places, arrived[places]
+
+
+def _sign(x: int) -> int:
+    return 1 if x > 0 else -1
 
 
 def ring_dot_general(
@@ -156,18 +164,18 @@ def _with(array: Array, x: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
 
 def _placed(product: _Product, ring: Ring, dimension: int, lhs: Any, rhs: Any) -> Any:
     """The gathered dimension is one of the result: a chunk of it makes a chunk of the result."""
-    parts = [
-        (distance, product(*_with(ring.array, chunk, lhs, rhs)))
-        for distance, chunk in ring.chunks(lhs if ring.array == "lhs" else rhs)
-    ]
-    _, own = parts[0]
+    parts = {
+        places: product(*_with(ring.array, chunk, lhs, rhs))
+        for places, chunk in ring.chunks(lhs if ring.array == "lhs" else rhs)
+    }
+    own = parts[0]
     if ring.size == 1:
         return own
     size = own.shape[dimension]
     shape = (*own.shape[:dimension], ring.size * size, *own.shape[dimension + 1 :])
     result = jnp.zeros(shape, own.dtype)
-    for distance, part in parts:
-        start = ring.index(distance) * size
+    for places, part in parts.items():
+        start = ring.index(places) * size
         result = lax.dynamic_update_slice_in_dim(result, part, start, dimension)
     return result
 
@@ -176,8 +184,8 @@ def _summed(product: _Product, ring: Ring, dimension: int, lhs: Any, rhs: Any) -
     """The gathered dimension is contracted: chunks meet slices, and their products are added up."""
     moving, whole = (lhs, rhs) if ring.array == "lhs" else (rhs, lhs)
     sums: tuple[Any, ...] = ()
-    for step, (distance, chunk) in enumerate(ring.chunks(moving)):
-        part = ring.chunk(whole, dimension, distance)
+    for step, (places, chunk) in enumerate(ring.chunks(moving)):
+        part = ring.chunk(whole, dimension, places)
         operands = (chunk, part) if ring.array == "lhs" else (part, chunk)
         sums = (product(*operands, *sums, complete=step == ring.size - 1),)
     return sums[0]
@@ -186,17 +194,31 @@ def _summed(product: _Product, ring: Ring, dimension: int, lhs: Any, rhs: Any) -
 def _scattered(
     product: _Product, ring: Ring, sliced: Array, dimension: int, lhs: Any, rhs: Any
 ) -> Any:
-    """Sums for a device start at those that are farthest from it, and come in from both sides."""
+    """Sums for a device start at those that are farthest from it, and come in from both sides.
+
+    Where halves of a chunk are work for a whole GPU, one of them travels while the other is
+    multiplied: else nothing is beside the last transfer, for which the last product waits.
+    """
     whole = lhs if sliced == "lhs" else rhs
+    size = whole.shape[dimension] // ring.size
+    elements = jax.eval_shape(lambda x, y: lax.dot_general(x, y, product.dims), lhs, rhs).size
+    known = isinstance(elements, int)  # not symbolic
+    parts = 2 if known and size % 2 == 0 and elements // (2 * ring.size) >= FULL else 1
 
-    def part(distance: int) -> tuple[Any, Any]:
-        return _with(sliced, ring.chunk(whole, dimension, distance), lhs, rhs)
+    def multiply(places: int, part: int, *sums: Any, complete: bool) -> Any:
+        chunk = ring.chunk(whole, dimension, places)
+        cut = lax.slice_in_dim(
+            chunk, part * size // parts, (part + 1) * size // parts, axis=dimension
+        )
+        return product(*_with(sliced, cut, lhs, rhs), *sums, complete=complete)
 
-    arrived: list[Any] = []
-    for places, hops in zip((1, -1), ring.hops, strict=True):
-        sums: tuple[Any, ...] = ()
-        for hop in range(hops, 0, -1):
-            travelling = product(*part(places * hop), *sums, complete=False)
-            sums = (ring.shift(travelling, places),)
-        arrived += sums
-    return product(*part(0), *arrived)
+    arrived: dict[tuple[int, int], Any] = {}  # by part, and the side that it comes from
+    for places, part in itertools.product(reversed(ring.others), range(parts)):
+        side = _sign(places)
+        sums = [arrived[part, side]] if (part, side) in arrived else []
+        arrived[part, side] = ring.shift(multiply(places, part, *sums, complete=False), side)
+    results = [
+        multiply(0, part, *(x for key, x in arrived.items() if key[0] == part), complete=True)
+        for part in range(parts)
+    ]
+    return results[0] if parts == 1 else lax.concatenate(results, ring.dimension)

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
+from jaxbw.primitives import ring
 
 AXIS = "model"
 FORMS = [
@@ -119,6 +120,41 @@ def test_only_permutes_communicate(form: dict[str, int]) -> None:
     assert found == {"collective-permute": permutes} | (
         {} if "scatter" in form else {"all-reduce": 1}
     )
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("form", [form for form in FORMS if "scatter" in form], ids=str)
+def test_halves_of_chunks_are_scattered(
+    form: dict[str, int], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One travels while the other is multiplied: twice as many transfers, the same result."""
+    monkeypatch.setattr(ring, "FULL", 1)
+    x, w = integers((2 * size, 2 * size, 3 * size)), integers((3 * size, 2 * size), 1)
+    product = over_mesh(form, size, jaxbw.collective_matmul)
+    reference = with_gradients(expected(form, size))
+    cotangent = integers(jax.eval_shape(expected(form, size), x, w).shape, 2)
+    assert_equal(jax.jit(with_gradients(product))(x, w, cotangent), reference(x, w, cotangent))
+    assert communication(product, x, w)["collective-permute"] == 2 * (size - 1)
+
+
+def test_small_and_odd_chunks_are_not_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, form = 4, {"scatter": 0}
+    for rows, full in ((12, 1), (16, 16 * 8 // (2 * size) + 1)):
+        monkeypatch.setattr(ring, "FULL", full)
+        x, w = integers((rows, 1, 8)), integers((8, 8), 1)
+        product = over_mesh(form, size, jaxbw.collective_matmul)
+        assert communication(product, x, w)["collective-permute"] == size - 1
+    monkeypatch.setattr(ring, "FULL", full - 1)
+    again = over_mesh(form, size, lambda *given, **form: jaxbw.collective_matmul(*given, **form))
+    assert communication(again, x, w)["collective-permute"] == 2 * (size - 1)
+
+
+def test_a_chunk_of_symbolic_size_is_whole() -> None:
+    product = over_mesh({"scatter": 1}, 2, jaxbw.collective_matmul)
+    (batch,) = jax.export.symbolic_shape("b")
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((batch, 8, 8), (8, 8)))
+    exported = jax.export.export(jax.jit(product))(x, w)
+    assert exported.mlir_module().count("stablehlo.collective_permute") == 1
 
 
 def layers(product: Callable[..., Any], size: int) -> Callable[..., Any]:

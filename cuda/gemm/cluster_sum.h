@@ -10,7 +10,8 @@
 // is written or read any more. Nor does the main loop come back: such a launch has one work item for each cluster.
 //
 // They travel by bulk copies, a slice at a time, whose bytes count on a barrier of the warp that waits for them. (By
-// st.async every 16 bytes count for themselves: 2.4 cycles each on an H200, 10k for a tile of 64 KB.)
+// st.async every 16 bytes count for themselves: 2.4 cycles each on an H200, 10k for a tile of 64 KB.) What an owner has
+// itself stays where it was laid down to be sent: an SM sends some 20 bytes a cycle, a quarter of what it could write.
 #pragma once
 
 #include "gemm/cluster_protocol.h"
@@ -35,9 +36,7 @@ class ClusterSum {
   JAXBW_DEVICE bool shared() const { return cluster_.k.value > 1; }
 
   // That share the tile: one team has it alone where they take turns, and there is one turn.
-  JAXBW_DEVICE uint32_t warps() const {
-    return params_.pingpong != 0 ? kSm90Epilogue.warps / kSm90Teams : kSm90Epilogue.warps;
-  }
+  JAXBW_DEVICE uint32_t warps() const { return teams() * kTeamWarps; }
 
   // Slices of the tile: below each other (a power of two), beside each other, in all. And the values of all lanes in
   // one.
@@ -60,7 +59,7 @@ class ClusterSum {
     static_assert(kSlices <= ptx::kWarpSize);
     announce();
     const uint32_t lane = ptx::lane_index_here();
-    const uint32_t first = slots_ + params_.block_m * params_.block_n * sizeof(float) + warp_ * kSlices * kSliceBytes;
+    const uint32_t first = laid_down(warp_ * kSlices);
 #pragma unroll
     for (uint32_t i = 0; i < kCount; i += kGroup) {
       ptx::store_shared(first + i / kGroup * kGroupBytes + lane * kLaneBytes, values[i], values[i + 1], values[i + 2],
@@ -74,7 +73,7 @@ class ClusterSum {
       const uint32_t owner = slice_row % cluster_.k * cluster_.tiles.value + cluster_.tile(rank_);
       const uint32_t i = column * (down() / cluster_.k) + slice_row / cluster_.k;
       const uint32_t groups = groups_inside(column * down() + slice_row);
-      if (groups > 0) {
+      if (groups > 0 && owner != rank_) {
         ptx::copy_to_cluster(ptx::map_to_rank(slot(i, half, cluster_.part(rank_)), owner), first + lane * kSliceBytes,
                              groups * kGroupBytes, ptx::map_to_rank(warp_barrier(i & (warps() - 1)), owner));
       }
@@ -82,17 +81,21 @@ class ClusterSum {
     __syncwarp();
   }
 
-  // Until all that this warp owns has come.
-  JAXBW_DEVICE void wait() const { ptx::mbarrier_wait(warp_barrier(warp_), 0); }
+  // Until all that this warp owns has come, and the CTA's warps have laid down theirs.
+  JAXBW_DEVICE void wait() const {
+    ptx::named_barrier_sync(kSumBarrier, warps() * ptx::kWarpSize);
+    ptx::mbarrier_wait(warp_barrier(warp_), 0);
+  }
 
   // The sums of all parts, of slice number(i). What lies outside the matrix is zero.
   JAXBW_DEVICE void gather(float (&values)[kChunk], uint32_t i, uint32_t half) const {
-    const uint32_t groups = groups_inside(number(i));
+    const uint32_t groups = groups_inside(number(i)), own_part = cluster_.part(rank_);
+    const uint32_t own = laid_down(place(number(i), half));
 #pragma unroll
     for (float& value : values) value = 0.0f;
 #pragma unroll 1
     for (uint32_t part = 0; part < cluster_.k.value; ++part) {
-      const uint32_t from = slot(i, half, part) + ptx::lane_index_here() * kLaneBytes;
+      const uint32_t from = (part == own_part ? own : slot(i, half, part)) + ptx::lane_index_here() * kLaneBytes;
 #pragma unroll
       for (uint32_t group = 0; group < kChunk / kGroup; ++group) {
         if (group >= groups) break;
@@ -105,6 +108,8 @@ class ClusterSum {
   }
 
  private:
+  static constexpr uint32_t kSumBarrier = 4;  // the named barrier of this; sm90.cuh has those before
+  static constexpr uint32_t kTeamWarps = kSm90Epilogue.warps / kSm90Teams;
   static constexpr uint32_t kRows = kSm90Epilogue.rows_per_warp;
   static constexpr uint32_t kGroup = 4, kGroupColumns = 8;
   static constexpr uint32_t kColumns = kChunk / kGroup * kGroupColumns;
@@ -113,6 +118,7 @@ class ClusterSum {
   static constexpr uint32_t kSliceBytes = kChunk / kGroup * kGroupBytes;
 
   JAXBW_DEVICE uint32_t halves() const { return params_.epilogue.gated != 0 ? 2 : 1; }
+  JAXBW_DEVICE uint32_t teams() const { return params_.pingpong != 0 ? 1 : kSm90Teams; }
 
   // The barrier counts all that comes to this warp, whatever comes first: bytes or their announcement.
   JAXBW_DEVICE void announce() const {
@@ -121,7 +127,7 @@ class ClusterSum {
       groups += groups_inside(number(i));
     }
     if (ptx::elect_one()) {
-      ptx::mbarrier_arrive_expect_tx(warp_barrier(warp_), groups * cluster_.k.value * halves() * kGroupBytes);
+      ptx::mbarrier_arrive_expect_tx(warp_barrier(warp_), groups * (cluster_.k.value - 1) * halves() * kGroupBytes);
     }
   }
 
@@ -135,6 +141,17 @@ class ClusterSum {
   // Where the owner of a slice, its i-th, receives what one part has.
   JAXBW_DEVICE uint32_t slot(uint32_t i, uint32_t half, uint32_t part) const {
     return slots_ + ((i * halves() + half) * cluster_.k.value + part) * kSliceBytes;
+  }
+
+  // Where a slice of this CTA's sums lies that send() has laid down: warp by warp, as it numbers them.
+  JAXBW_DEVICE uint32_t laid_down(uint32_t place) const {
+    return slots_ + params_.block_m * params_.block_n * uint32_t{sizeof(float)} + place * kSliceBytes;
+  }
+  JAXBW_DEVICE uint32_t place(uint32_t number, uint32_t half) const {
+    const uint32_t of_team = down() / teams(), row = below(number);  // powers of two
+    const uint32_t team = row >> __popc(of_team - 1), row_of_team = row & (of_team - 1);
+    const uint32_t warp = team * kTeamWarps + row % kTeamWarps, m64 = row_of_team / kTeamWarps;
+    return ((warp * (of_team / kTeamWarps) + m64) * halves() + half) * across() + beside(number);
   }
 
   JAXBW_DEVICE uint32_t warp_barrier(uint32_t warp) const { return barriers_ + warp * uint32_t{sizeof(uint64_t)}; }

@@ -361,11 +361,30 @@ JAXBW_DEVICE void init_barriers(const Context& context) {
   ptx::fence_mbarrier_init();
 }
 
+// The launch parameters come from memory when they are first read, a line of the constant cache at a time: several
+// hundred cycles each. Warps that have nothing else to do read all lines at once, so that the roles find them under way.
+// (The short sleep is there for the reading to have a purpose.)
+JAXBW_DEVICE void request_parameters(const GemmParams& params) {
+  constexpr uint32_t kLine = 64, kFirst = offsetof(GemmParams, epilogue) / kLine, kEnd = sizeof(GemmParams) / kLine;
+  uint32_t bits = 0;
+#pragma unroll
+  for (uint32_t line = kFirst; line < kEnd; ++line) {
+    bits |= reinterpret_cast<const uint32_t*>(&params)[line * (kLine / sizeof(uint32_t))];
+  }
+  ptx::sleep(bits >> 31);
+}
+
+// Hopper has no CTA pairs. Stated where the compiler sees it, since it would divide by their size.
+JAXBW_DEVICE ClusterShape without_pairs(ClusterShape cluster) {
+  cluster.cta_group = 1;
+  return cluster;
+}
+
 template <Config kConfig>
 JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{params,
-                        params.cluster,
+                        without_pairs(params.cluster),
                         ptx::cluster_rank(),
                         storage_layout(params.block_m, kConfig.block_n, 1, 1, kSm90Epilogue),
                         ptx::shared_address(shared_memory),
@@ -376,7 +395,11 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
     if (warp == kLoadWarp) {
       load_tiles<kConfig>(context);  // which waits for the kernel before this one when it must
     } else {
-      if (warp == kInitWarp && ptx::elect_one()) init_barriers(context);
+      if (warp == kInitWarp) {
+        if (ptx::elect_one()) init_barriers(context);
+      } else {
+        request_parameters(params);
+      }
       __syncwarp();
       context.await_barriers();
       context.profile.pair_clocks();

@@ -43,6 +43,44 @@ JAXBW_DEVICE void stage_box(const float (&accumulators)[kCount], uint32_t buffer
   }
 }
 
+// Sums of one chunk of columns -> staging, cast and transposed: what is staged of a column is contiguous.
+template <DataType kType>
+JAXBW_DEVICE void stage_transposed(const float (&sums)[kChunk], uint32_t buffer) {
+  constexpr uint32_t kColumnBytes = kBlockRows * size_bytes(kType);
+  const uint32_t lane = ptx::lane_index_here();
+#pragma unroll
+  for (uint32_t i = 0; i < kSm90Chunk / kFragmentColumns; i += 2) {
+    const float* v = sums + i * 4;
+    if constexpr (kType == DataType::kF32) {
+#pragma unroll
+      for (uint32_t j = 0; j < 8; ++j) {  // the pairs of the fragment's upper and lower row, of two times eight columns
+        const uint32_t column = (i + j / 4) * kFragmentColumns + lane % 4 * 2 + j % 2, row = lane / 4 + j / 2 % 2 * 8;
+        ptx::store_shared(buffer + staged_offset<kColumnBytes>(column, row / 4) + row % 4 * 4, v[j]);
+      }
+    } else {
+      // Matrices: rows 0-7 and 8-15 of eight columns, then of the next eight.
+      const uint32_t column = (i + lane / 16) * kFragmentColumns + lane % 8;
+      ptx::stmatrix_x4_transposed(buffer + staged_offset<kColumnBytes>(column, lane / 8 % 2),
+                                  ptx::pack<kType>(v[0], v[1]), ptx::pack<kType>(v[2], v[3]),
+                                  ptx::pack<kType>(v[4], v[5]), ptx::pack<kType>(v[6], v[7]));
+    }
+  }
+}
+
+// Sums of one chunk of columns -> D, where the formula is a cast.
+JAXBW_DEVICE void cast_chunk(const float (&sums)[kChunk], const GemmParams& p, StoreOrigin box, StoreRing& stores) {
+  with_type(p.output.type, [&]<DataType kType>() {
+    const uint32_t buffer = stores.acquire_for_rows();
+    if (runs_down(p)) {
+      stage_transposed<kType>(sums, buffer);
+      stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box);
+    } else {
+      stage_box<kType, kSm90Chunk, 0>(sums, buffer);
+      stores.store_rows<kType, kSm90Chunk>(p.output.data, box);
+    }
+  });
+}
+
 // Calls function.operator()<kFirst>() for the first register of every kStep of kCount.
 template <uint32_t kStep, uint32_t kCount, uint32_t kFirst = 0, typename Function>
 JAXBW_DEVICE void for_each_step(const Function& function) {
@@ -55,9 +93,10 @@ JAXBW_DEVICE void for_each_step(const Function& function) {
 // What a multiplying warp does with its accumulators of a work item; `tile`: where the CTA's tile starts in D, `row`:
 // the first row in it of this warp's.
 
-// The whole formula of Epilogue, a chunk of columns at a time: it stands in the code once, and registers have no
-// run-time index, so the sums reach it by way of shared memory. Of a gated product the first half of an m64's registers
-// is gate, the second up.
+// The general way, a chunk of columns at a time: sums of parts of K are brought together, and the formula of Epilogue is
+// applied. It stands in the code once, and registers have no run-time index, so the sums reach it by way of shared
+// memory; where it is a cast they are spared that. Of a gated product the first half of an m64's registers is gate, the
+// second up.
 //
 // The warp finishes its own rows; where CTAs of the cluster share the tile, the slices that it owns.
 template <uint32_t kBlockN, uint32_t kCount>
@@ -90,23 +129,25 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
     }
 #pragma unroll 1
     for (uint32_t half = 0; half < halves; ++half) {
-      const uint32_t from = first + half * results, block = blocks.at(half);
-      if (shared || split.split()) {
-        float sums[kChunk];
-        if (split.split()) {
-          slice.gather(sums, shared ? half * kChunk : from);
-        } else {
-          cluster.gather(sums, i, half);
-        }
-        stage_box<DataType::kF32, kSm90Chunk, 0>(sums, block);
+      const uint32_t from = first + half * results;
+      float sums[kChunk];
+      if (split.split()) {
+        slice.gather(sums, shared ? half * kChunk : from);
+      } else if (shared) {
+        cluster.gather(sums, i, half);
       } else {
         for_each_step<kChunk, kCount>([&]<uint32_t kFirst>() {
-          if (from == kFirst) stage_box<DataType::kF32, kSm90Chunk, kFirst>(accumulators, block);
+#pragma unroll
+          for (uint32_t j = 0; j < kChunk; ++j) {
+            if (kFirst == 0 || from == kFirst) sums[j] = accumulators[kFirst + j];
+          }
         });
       }
+      if (p.epilogue.identity != 0) return cast_chunk(sums, p, box, stores);
+      stage_box<DataType::kF32, kSm90Chunk, 0>(sums, blocks.at(half));
     }
     __syncwarp();
-    if (rows_hold_vectors(p)) {
+    if (runs_hold_vectors(p)) {
       finish_block<kVector>(p, blocks, box);
     } else {
       finish_block<1>(p, blocks, box);

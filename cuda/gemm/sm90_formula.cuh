@@ -22,24 +22,30 @@ struct SumBlocks {
   JAXBW_DEVICE uint32_t up() const { return at(1); }
 };
 
-// Whether the rows of every array that is shaped as D, and the bias, are vectors at multiples of 16 bytes.
-JAXBW_DEVICE bool rows_hold_vectors(const GemmParams& p) {
+// Whether neighbours in D are below each other, not beside each other.
+JAXBW_DEVICE bool runs_down(const GemmParams& p) { return p.store_path == StorePath::kColumns; }
+
+// Whether the contiguous runs of every array that is shaped as D, and the bias, are vectors at multiples of 16 bytes.
+JAXBW_DEVICE bool runs_hold_vectors(const GemmParams& p) {
   const Epilogue& e = p.epilogue;
   const void* const arrays[] = {p.output.data, p.saved_output[0].data, p.saved_output[1].data,
                                 e.c.data,      e.residual.data,        e.bias.data};
   uint64_t bits = 0;
   for (const void* data : arrays) bits |= reinterpret_cast<uint64_t>(data);
-  return p.store_path != StorePath::kColumns && p.n % kVector == 0 && bits % 16 == 0;
+  return (runs_down(p) ? p.m : p.n) % kVector == 0 && bits % 16 == 0;
 }
 
-// kWidth sums of a row.
+// kWidth sums, beside or below each other.
 template <uint32_t kWidth>
-JAXBW_DEVICE void load_sums(float (&values)[kWidth], uint32_t block, uint32_t row, uint32_t column) {
+JAXBW_DEVICE void load_sums(float (&values)[kWidth], uint32_t block, uint32_t row, uint32_t column, bool down) {
   constexpr uint32_t kRowBytes = kBlockColumns * sizeof(float), kChunk = 16 / sizeof(float);
-  if constexpr (kWidth == 1) {
-    const uint32_t address = block + staged_offset<kRowBytes>(row, column / kChunk) + column % kChunk * sizeof(float);
-    values[0] = __uint_as_float(ptx::load_shared(address));
-  } else {
+  if (kWidth == 1 || down) {
+#pragma unroll
+    for (uint32_t i = 0; i < kWidth; ++i) {
+      const uint32_t chunk = staged_offset<kRowBytes>(row + i, column / kChunk);
+      values[i] = __uint_as_float(ptx::load_shared(block + chunk + column % kChunk * sizeof(float)));
+    }
+  } else if constexpr (kWidth > 1) {
 #pragma unroll
     for (uint32_t i = 0; i < kWidth; i += kChunk) {
       ptx::load_shared(reinterpret_cast<float (&)[kChunk]>(values[i]),
@@ -91,16 +97,16 @@ JAXBW_DEVICE void store_elements(const float (&values)[kWidth], EpilogueResult r
   });
 }
 
-// Sums -> results, kWidth at a time: with kVector if rows_hold_vectors. `box`: where the block starts in D.
+// Sums -> results, kWidth at a time: with kVector if runs_hold_vectors. `box`: where the block starts in D.
 template <uint32_t kWidth>
 JAXBW_DEVICE void finish_block(const GemmParams& p, SumBlocks blocks, StoreOrigin box) {
-  constexpr uint32_t kAcross = kBlockColumns / kWidth;
   const Epilogue& e = p.epilogue;
-  const bool down = kWidth == 1 && p.store_path == StorePath::kColumns;  // D's neighbours are below each other
+  const bool down = runs_down(p);
+  const uint32_t units = (down ? kBlockRows : kBlockColumns) / kWidth;
 #pragma unroll 1
-  for (uint32_t unit = ptx::lane_index_here(); unit < kBlockRows * kAcross; unit += ptx::kWarpSize) {
-    const uint32_t i = down ? unit % kBlockRows : unit / kAcross;
-    const uint32_t j = down ? unit / kBlockRows : unit % kAcross * kWidth;
+  for (uint32_t unit = ptx::lane_index_here(); unit < kBlockRows * kBlockColumns / kWidth; unit += ptx::kWarpSize) {
+    const uint32_t run = unit / units, at = unit % units * kWidth;
+    const uint32_t i = down ? at : run, j = down ? run : at;
     const uint32_t row = box.row + i, column = box.column + j;
     if (row >= p.m || column >= p.n) continue;
     const uint64_t index = element_index(p, row, column, box.batch);
@@ -110,24 +116,24 @@ JAXBW_DEVICE void finish_block(const GemmParams& p, SumBlocks blocks, StoreOrigi
     };
     // Under way while the rest is worked out.
     float c[kWidth] = {}, bias[kWidth] = {}, residual[kWidth] = {};
-    const bool bias_of_columns = e.bias.data != nullptr && e.bias_along_m == 0;
+    const bool bias_along_run = e.bias.data != nullptr && (e.bias_along_m != 0) == down;
     if (e.c.data != nullptr) load_elements(c, e.c, index);
-    if (bias_of_columns) load_elements(bias, e.bias, column);
+    if (bias_along_run) load_elements(bias, e.bias, down ? row : column);
     if (e.residual.data != nullptr) load_elements(residual, e.residual, index);
 
     float z[kWidth], up[kWidth] = {};
-    load_sums(z, blocks.z(), i, j);
+    load_sums(z, blocks.z(), i, j, down);
     apply<kWidth>(z, [&](float value) { return value * e.alpha; });
     if (e.gated) {
-      load_sums(up, blocks.up(), i, j);
+      load_sums(up, blocks.up(), i, j, down);
       apply<kWidth>(up, [&](float value) { return value * e.alpha; });
     }
     if (e.c.data != nullptr) add(z, c, e.beta);
-    if (bias_of_columns) {
+    if (bias_along_run) {
       add(z, bias, 1.0f);
     } else if (e.bias.data != nullptr) {
-      const float of_row = load_element(e.bias, row);
-      apply<kWidth>(z, [&](float value) { return value + of_row; });
+      const float of_run = load_element(e.bias, down ? column : row);
+      apply<kWidth>(z, [&](float value) { return value + of_run; });
     }
     if (p.saved_output[0].data != nullptr) store_elements(z, p.saved_output[0], index);
     if (p.saved_output[1].data != nullptr) store_elements(up, p.saved_output[1], index);

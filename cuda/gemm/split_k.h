@@ -59,7 +59,7 @@ class SplitSum {
   JAXBW_DEVICE void gather(float (&values)[kCount], uint32_t first) const {
 #pragma unroll
     for (float& value : values) value = 0.0f;
-#pragma unroll 2
+#pragma unroll 4  // so many parts are under way at a time
     for (uint32_t part = 0; part < parts_; ++part) {
 #pragma unroll
       for (uint32_t i = 0; i < kCount; i += kGroup) {

@@ -84,7 +84,20 @@ class StoreRing {
   template <DataType kType, uint32_t kColumns>
   JAXBW_DEVICE void store_rows(void* destination, StoreOrigin origin) {
     __syncwarp();
-    copy_rows<kType, kColumns>(destination, origin);
+    copy<size_bytes(kType), kColumns * size_bytes(kType)>(destination, origin, params_.row_stride,
+                                                          inside(origin.row, box_rows_, params_.m),
+                                                          inside(origin.column, kColumns, params_.n));
+    advance();
+  }
+
+  // The buffer last acquired where D's neighbours are below each other (kColumns): it holds kColumns columns of kRows
+  // rows each, one behind the other.
+  template <DataType kType, uint32_t kRows, uint32_t kColumns>
+  JAXBW_DEVICE void store_columns(void* destination, StoreOrigin origin) {
+    __syncwarp();
+    copy<size_bytes(kType), kRows * size_bytes(kType)>(
+        destination, origin, params_.column_stride, inside(origin.column, kColumns, params_.n),
+        inside(origin.row, kRows, params_.m));
     advance();
   }
 
@@ -104,13 +117,17 @@ class StoreRing {
   JAXBW_DEVICE uint32_t buffer() const { return buffers_ + slot_ * buffer_bytes_; }
   JAXBW_DEVICE void advance() { slot_ = slot_ + 1 >= params_.store_buffers ? 0 : slot_ + 1; }
 
-  // Coalesced: neighbouring lanes store neighbouring parts of a row of the box, or of several narrow ones.
-  template <DataType kType, uint32_t kColumns>
-  JAXBW_DEVICE void copy_rows(void* destination, StoreOrigin origin) const {
-    constexpr uint32_t kSize = size_bytes(kType), kRowBytes = kColumns * kSize;
-    const uint32_t columns = origin.column < params_.n ? min(kColumns, params_.n - origin.column) : 0;
-    const uint32_t rows = columns > 0 && origin.row < params_.m ? min(box_rows_, params_.m - origin.row) : 0;
-    const uint64_t pitch = params_.row_stride * kSize;
+  // Of so many indices from `first` on, those that the matrix has.
+  static JAXBW_DEVICE uint32_t inside(uint32_t first, uint32_t count, uint32_t extent) {
+    return first < extent ? min(count, extent - first) : 0;
+  }
+
+  // Coalesced: neighbouring lanes store neighbouring parts of a row of the box, or of several narrow ones. "Rows" are
+  // what is contiguous in D: `rows` of them, `stride` elements apart, of `columns` elements.
+  template <uint32_t kSize, uint32_t kRowBytes>
+  JAXBW_DEVICE void copy(void* destination, StoreOrigin origin, uint64_t stride, uint32_t rows, uint32_t columns) const {
+    if (columns == 0) return;
+    const uint64_t pitch = stride * kSize;
     const uint64_t first = reinterpret_cast<uint64_t>(destination) +
                            element_index(params_, origin.row, origin.column, origin.batch) * kSize;
     if ((first | pitch) % 16 == 0) {

@@ -25,6 +25,10 @@ JAXBW_DEVICE void load_shared(float (&v)[4], uint32_t address) {
                : "memory");
 }
 
+JAXBW_DEVICE void store_shared(uint32_t address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
 JAXBW_DEVICE void store_shared(uint32_t address, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
@@ -42,6 +46,13 @@ JAXBW_DEVICE void store_shared(uint32_t address, uint32_t x, uint32_t y, uint32_
 JAXBW_DEVICE void stmatrix_x4(uint32_t row_address, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(m0), "r"(m1),
                "r"(m2), "r"(m3)
+               : "memory");
+}
+
+// The same with each matrix transposed: lane l gives the address of column l % 8 of matrix l / 8.
+JAXBW_DEVICE void stmatrix_x4_transposed(uint32_t column_address, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(column_address), "r"(m0),
+               "r"(m1), "r"(m2), "r"(m3)
                : "memory");
 }
 

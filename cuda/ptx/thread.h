@@ -45,6 +45,9 @@ JAXBW_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Suspends the thread for up to twice so long (PTX 9.7.19.4).
+JAXBW_DEVICE void sleep(uint32_t nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds)); }
+
 // One of the 16 barriers of a CTA (PTX 9.7.13.1): `threads` in all arrive, of which those that sync wait.
 JAXBW_DEVICE void named_barrier_sync(uint32_t barrier, uint32_t threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

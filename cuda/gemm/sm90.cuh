@@ -23,6 +23,7 @@
 #include "gemm/operand_loader.h"
 #include "gemm/pipeline.h"
 #include "gemm/profile.h"
+#include "gemm/sm90_delayed.cuh"
 #include "gemm/sm90_epilogue.cuh"
 #include "gemm/storage.h"
 #include "gemm/tile_scheduler.h"
@@ -258,10 +259,10 @@ class Turn {
 
 // Multiply role's main loop: accumulators = A * B over `blocks` stages, of whose rows this team's start at `first_row`.
 // One group of wgmmas stays in flight while the next stage is awaited, so the tensor core does not run dry. Calls
-// `issued` once nothing more is awaited.
-template <Config kConfig, typename Issued>
+// `meanwhile` beside every group, and `issued` once nothing more is awaited.
+template <Config kConfig, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t blocks,
-                           uint32_t first_row, StageReader& reader, const Issued& issued) {
+                           uint32_t first_row, StageReader& reader, const Meanwhile& meanwhile, const Issued& issued) {
   using Wgmma = ptx::Wgmma<kConfig.input, kConfig.block_n>;
   constexpr OperandTile kA = stage_tile(kConfig.a_major, kConfig.team_rows);
   constexpr OperandTile kB = stage_tile(kConfig.b_major, kConfig.block_n);
@@ -290,6 +291,7 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
       ptx::wgmma_wait_group<1>();
       reader.release(previous);
     }
+    meanwhile();
     previous = slot;
   }
   issued();
@@ -308,6 +310,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   const uint32_t k_blocks = context.k_blocks(), step = ptx::cluster_count();
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
+  DelayedStores<kConfig.block_n, kConfig.accumulators()> delayed(p, stores);
   const Turn turn(pingpong, team);
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
@@ -325,11 +328,13 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     context.profile.enter(Activity::kAwaitTurn);
     if (count > 0) turn.await();
     multiply<kConfig>(accumulators, context, context.k_part(number).block_count(k_blocks),
-                      team_in_tile * kConfig.team_rows, reader, [&] {
+                      team_in_tile * kConfig.team_rows, reader, [&] { delayed.store_one(); },
+                      [&] {
                         if (number + step < p.work_items) turn.pass();
                       });
 
     context.profile.enter(Activity::kEpilogue);
+    delayed.store_all();
     const Tile origin = context.origin(item.tile);
     const StoreOrigin tile{origin.m, origin.n, origin.batch};
     const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.shared,
@@ -343,8 +348,13 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     if (cluster.shared()) context.profile.enter(Activity::kAwaitCluster);
     if (cluster.shared()) ptx::cluster_sync();  // with the load warps: all rings are free
     const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
-    finish_tile<kConfig.block_n>(accumulators, p, cluster, split, tile, row, warp, stores, context.profile);
+    if (!pingpong && delayed.takes(!cluster.shared() && !split.split())) {
+      delayed.take(accumulators, tile, row);
+    } else {
+      finish_tile<kConfig.block_n>(accumulators, p, cluster, split, tile, row, warp, stores, context.profile);
+    }
   }
+  delayed.store_all();
   context.profile.enter(Activity::kAwaitStaging);
   stores.drain();
 }

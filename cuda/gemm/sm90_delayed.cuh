@@ -1,0 +1,96 @@
+// Tiles of which only a cast is wanted, in 16 bits. A team stores as many boxes of its tile as it has staging buffers,
+// keeps the others rounded, in half of their registers, begins with the next tile, and stores what it has kept while the
+// tensor cores are at work on that.
+//
+//   tensor cores   [ products of tile 0 ]      [ products of tile 1 ]      [ ...
+//   team           [ waits              ][ 0 1 ][ 2 3 waits          ][ 0 1 ][ 2 3 ...       numbers of boxes
+//
+// Otherwise the tensor cores would idle for a whole epilogue, whose later boxes wait for staging buffers: 2.9k cycles of
+// each 68k at K = 4096 with 128x256 tiles. (To keep all boxes takes more registers than there are.)
+#pragma once
+
+#include "gemm/sm90_epilogue.cuh"
+
+namespace jaxbw::sm90 {
+
+// A warp's part of one such tile, of kCount accumulators.
+template <uint32_t kBlockN, uint32_t kCount>
+class DelayedStores {
+ public:
+  JAXBW_DEVICE DelayedStores(const GemmParams& params, StoreRing& stores) : params_(params), stores_(stores) {}
+
+  // Whether there is anything to delay in an item's tile: `whole` if nobody else has sums of it.
+  JAXBW_DEVICE bool takes(bool whole) const {
+    return kKept > 0 && whole && params_.epilogue.identity != 0 && params_.store_path == StorePath::kTma &&
+           params_.output.type != DataType::kF32;
+  }
+
+  // Stores the first boxes of a tile and keeps the others. All that was kept before has been stored.
+  JAXBW_DEVICE void take(const float (&accumulators)[kCount], StoreOrigin tile, uint32_t row) {
+    origin_ = {tile.row + row, tile.column, tile.batch};
+    if (params_.output.type == DataType::kBF16) {
+      cast<DataType::kBF16>(accumulators);
+    } else {
+      cast<DataType::kF16>(accumulators);
+    }
+    next_ = 0;
+  }
+
+  // Stores one of the boxes that are kept, if there is any.
+  JAXBW_DEVICE void store_one() {
+    if (next_ == kKept) return;
+    const uint32_t buffer = stores_.acquire();
+    StoreOrigin box;
+    for_each_step<kStep, kKept * kStep>([&]<uint32_t kFirst>() {
+      if (next_ != kFirst / kStep) return;
+      stage<kFirst / 2>(buffer);
+      box = box_origin<kBlockN, kAtOnce * kStep + kFirst>(origin_, 0);
+    });
+    stores_.store_by_tma(params_.d, box);
+    ++next_;
+  }
+
+  JAXBW_DEVICE void store_all() {
+#pragma unroll 1
+    while (next_ != kKept) store_one();
+    for (uint32_t& pair : pairs_) pair = 0;  // says that these registers are free
+  }
+
+ private:
+  static constexpr uint32_t kColumns = sm90_store_box(kBlockN, DataType::kBF16).columns;
+  static constexpr uint32_t kStep = registers_of(kColumns);  // accumulators of a box
+  static constexpr uint32_t kAtOnce = kMaxStoreBuffers;
+  static constexpr uint32_t kKept = kCount / kStep > kAtOnce ? kCount / kStep - kAtOnce : 0;
+  static constexpr uint32_t kPairs = kKept * kStep / 2;
+
+  template <DataType kType>
+  JAXBW_DEVICE void cast(const float (&accumulators)[kCount]) {
+    for_each_step<2, 2 * kPairs>([&]<uint32_t kFirst>() {
+      constexpr uint32_t kFrom = kAtOnce * kStep + kFirst;
+      pairs_[kFirst / 2] = ptx::pack<kType>(accumulators[kFrom], accumulators[kFrom + 1]);
+    });
+    for_each_step<kStep, kAtOnce * kStep>([&]<uint32_t kFirst>() {
+      stage_box<kType, kColumns, kFirst>(accumulators, stores_.acquire());
+      stores_.store_by_tma(params_.d, box_origin<kBlockN, kFirst>(origin_, 0));
+    });
+  }
+
+  // As stage_box: eight columns are one chunk of a row.
+  template <uint32_t kFirst>
+  JAXBW_DEVICE void stage(uint32_t buffer) const {
+    const uint32_t lane = ptx::lane_index_here();
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 2) {
+      const uint32_t* v = pairs_ + kFirst + i * 2;
+      ptx::stmatrix_x4(buffer + staged_offset<kColumns * 2>(lane % 16, i + lane / 16), v[0], v[1], v[2], v[3]);
+    }
+  }
+
+  const GemmParams& params_;
+  StoreRing& stores_;
+  uint32_t pairs_[kPairs > 0 ? kPairs : 1];  // neighbours in a row
+  StoreOrigin origin_;          // of the warp's part of the tile
+  uint32_t next_ = kKept;
+};
+
+}  // namespace jaxbw::sm90

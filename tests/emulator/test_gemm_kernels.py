@@ -124,6 +124,13 @@ SM90 = {
     "two m64": Case(300, 264, 200, **ONE, block_m=256, split_k=2),
     "two m64 pingpong": Case(300, 264, 200, **ONE, block_m=128, pingpong=True, cluster=(1, 2)),
     "two m64 epilogue": Case(300, 264, 72, output="bf16", block_m=256, **ALL),
+    # CTAs have several tiles, whose boxes are stored beside the next one's products: K is shorter
+    # than there are such boxes, and longer; the last tiles are split.
+    "delayed": Case(520, 512, 64, output="bf16", block_n=256),
+    "delayed, two m64": Case(700, 264, 200, output="f16", block_m=256),
+    "delayed, then split": Case(
+        650, 512, 200, output="bf16", block_n=192, split_k=2, split_tail=True
+    ),
     "32 columns": Case(264, 100, 136, output="bf16", layout="nt", block_n=32),
     "32 columns swapped": Case(
         16, 264, 136, output="bf16", layout="nn", block_n=32, swap_ab=True, **ALL

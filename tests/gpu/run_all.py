@@ -9,6 +9,7 @@ where a test failed, or none ran. What processes write to stderr is not in the f
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -70,7 +71,7 @@ def attempt(run: Run, gpus: Sequence[str]) -> tuple[bool, str]:
         output = f"{partial.decode(errors='replace')}\nno end after {LIMIT} s"
         succeeded = False
     seconds = time.monotonic() - start
-    return succeeded, f"$ python -m {' '.join(run.arguments)}\n{output}({seconds:.0f} s in all)\n"
+    return succeeded, f"$ python -m {shlex.join(run.arguments)}\n{output}({seconds:.0f} s in all)\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,14 +1,18 @@
 """The cost model against measured times, and its constants fitted to them.
 
     python benchmarks/model_error.py calibration.jsonl
-    python benchmarks/model_error.py calibration.jsonl --fit l2_bytes_per_ns stage_cycles
+    python benchmarks/model_error.py calibration.jsonl --fit l2_bytes_per_ns chunk_cycles
+    python benchmarks/model_error.py calibration.jsonl --fit all --unseen 0.5
 
-Reads what measure_configs.py wrote. Fitting changes the named constants of the machine, within a
-factor of four, for the least squares of the logarithms' differences, in which slow configurations
-weigh less: they need only be known to be slow. It prints what to write into
-jaxbw/selection/machines.toml and changes nothing. What a choice by the model would lose is told,
-too: the time of the configuration that it rates best, among those that were measured, over the
-least time.
+Reads what measure_configs.py wrote, or a record of arms. `all` are the constants that the
+micro-benchmarks do not give (FITTED). With --unseen the fit does not see that part of the products,
+drawn at random, and either part is told of.
+
+Fitting changes the named constants of the machine, within a factor of four, for the least squares
+of the logarithms' differences, in which slow configurations weigh less: they need only be known to
+be slow. It prints what to write into jaxbw/selection/machines.toml and changes nothing. What a
+choice by the model would lose is told, too: the time of the configuration that it rates best, among
+those that were measured, over the least time.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import dataclasses
 import math
 import pathlib
+import random
 from collections.abc import Sequence
 
 import measure_configs
@@ -32,6 +37,13 @@ from jaxbw.selection.workload import Workload, workload
 from jaxbw.tuning.measure import Measured
 
 Floats = NDArray[np.float64]
+# What the table of the H200 is fitted to: rates under load, the clock, and ways out of the kernel.
+FITTED = (
+    *("throttle_clock_ghz", "overlap_exponent", "l2_bytes_per_ns", "ingest_bytes_per_cycle"),
+    *("empty_row_slowdown", "straddle_slowdown", "launch_ns", "first_load_ns", "chunk_cycles"),
+    *("epilogue_bytes_per_cycle", "rows_slowdown", "columns_slowdown"),
+    *("cluster_sum_ns", "cluster_sum_bytes_per_cycle", "split_ns"),
+)
 BOUND = 4.0  # factor by which a constant may change
 TOLERANCE = 0.1  # errors beyond it count less than their squares
 
@@ -129,6 +141,31 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+def divided(
+    products: Sequence[Measurements], part: float
+) -> tuple[Sequence[Measurements], Sequence[Measurements]]:
+    """A part of the products at random, always the same, and the others."""
+    shuffled = sorted(products, key=lambda each: each.product)
+    random.Random(1).shuffle(shuffled)
+    count = round(part * len(shuffled))
+    return shuffled[:count], shuffled[count:]
+
+
+def median_error(machine: Machine, products: Sequence[Measurements]) -> float:
+    """Of modelled times, of all configurations."""
+    each = [np.abs(p.modelled(machine) / p.microseconds - 1) for p in products]
+    return float(np.median(np.concatenate(each)))
+
+
+def summary(machine: Machine, products: Sequence[Measurements]) -> str:
+    """How far the model is off, and what its choices lose."""
+    regrets = [each.regret(machine) for each in products]
+    return (
+        f"{len(products)} products, median error {median_error(machine, products):.3f}, choices "
+        f"{geometric_mean(regrets):.3f} of the best, at most {max(regrets):.3f}"
+    )
+
+
 def main() -> None:
     """Prints modelled and measured times, and the fitted constants."""
     parser = argparse.ArgumentParser(
@@ -137,12 +174,17 @@ def main() -> None:
     parser.add_argument("results", type=pathlib.Path)
     parser.add_argument("--machine", choices=machines(), default="H200")
     parser.add_argument("--fit", nargs="+", metavar="CONSTANT", default=[])
+    parser.add_argument(
+        "--unseen", type=float, default=0.0, help="part of the products that the fit does not see"
+    )
     arguments = parser.parse_args()
     machine = machines()[arguments.machine]
     products = read(arguments.results, machine)
     if not products:
         parser.error(f"{arguments.results} has no products; measure_configs.py writes them")
-    fitted = fit(machine, products, arguments.fit) if arguments.fit else machine
+    names = FITTED if arguments.fit == ["all"] else arguments.fit
+    unseen, seen = divided(products, arguments.unseen)
+    fitted = fit(machine, seen, names) if names else machine
     for each in sorted(products, key=lambda each: each.regret(fitted)):
         ratio = each.modelled(fitted) / each.microseconds
         best = each.microseconds.argmin()
@@ -151,12 +193,16 @@ def main() -> None:
             f"of it, {np.exp(np.std(np.log(ratio))):5.2f} spread; "
             f"the model's choice {each.regret(fitted):5.3f}"
         )
+    for title, part in (("seen by the fit", seen), ("not seen", unseen)):
+        if unseen and part:
+            print(f"{title}: {summary(fitted, part)}")
     rms = math.sqrt(float(np.mean(errors(fitted, products) ** 2)))
     regrets = [each.regret(fitted) for each in products]
+    print(f"median error: {median_error(fitted, products):.3f}")
     print(f"root mean square of the logarithms' differences: {rms:.3f}")
     lost = f"{geometric_mean(regrets):.3f} of the best, at most {max(regrets):.3f}"
     print(f"the model's choices: {lost}")
-    for name in arguments.fit:
+    for name in names:
         print(f"{name} = {getattr(fitted, name):.4g}  (was {getattr(machine, name):.4g})")
 
 

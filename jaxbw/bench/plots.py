@@ -65,13 +65,14 @@ def _speed(rows: Sequence[Row], machine: Machine | None, path: Path) -> Path:
         )
     if machine is not None:
         clock_ghz = max((row.clocks["clocks.sm"][1] for row in rows if row.clocks), default=0) / 1e3
-        roofs = [_roof(row, machine, clock_ghz or machine.clock_ghz) for row in rows]
+        clock_ghz = clock_ghz or machine.throttle_clock_ghz
+        roofs = [_roof(row, machine, clock_ghz) for row in rows]
         axes.plot(
             [sizes[id(row)] for row in rows],
             roofs,
             "_k",
             markersize=14,
-            label=f"roof: tensor cores at {clock_ghz or machine.clock_ghz:.2f} GHz, or memory",
+            label=f"roof: tensor cores at {clock_ghz:.2f} GHz, or memory",
         )
     axes.set(xscale="log", xlabel="cube root of M N K", ylabel="TFLOP/s", ylim=(0, None))
     axes.grid(alpha=0.3)

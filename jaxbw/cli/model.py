@@ -14,19 +14,21 @@ from typing import Any
 import jax.numpy as jnp
 
 import jaxbw
-from jaxbw._native import Major
 from jaxbw.cli import timeline_picture
 from jaxbw.cli.operands import LAYOUTS, add_sizes, extent, operands
 from jaxbw.cli.outcome import Outcome
 from jaxbw.model import report
 from jaxbw.model.clock import DATA, fixed
-from jaxbw.model.machine import Replayed, replayed
+from jaxbw.model.machine import replayed
 from jaxbw.model.modelled import Replay
 from jaxbw.model.modelled import run as replay
 from jaxbw.model.ours import kernel_of, raster_of, refusal
 from jaxbw.model.schedule import Shape
+from jaxbw.problem import reduce_dot_general
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import TARGETS
+from jaxbw.selection.select import Choice
+from jaxbw.selection.workload import Workload, workload
 
 SUMMARY = "model what a product would take on a Blackwell GPU"
 EXAMPLES = (
@@ -70,13 +72,13 @@ def run(args: argparse.Namespace) -> Outcome:
     """
     machine = replayed(args.device)
     shape = Shape(args.M, args.N, args.K)
-    config = _chosen(args)
+    choice, config = _chosen(args)
     draws = args.trace is not None or args.png is not None
     clock = fixed(args.clock, args.data) if args.clock else args.data
     itemsize = jnp.dtype(DTYPES[args.dtype]).itemsize
     kernel = kernel_of(config, itemsize, itemsize)
     found = replay(machine, kernel, shape, raster_of(config), clock, record=draws)
-    estimate = report.estimated(machine, kernel, shape, raster_of(config), found.clock)
+    estimate = report.estimated(machine.placed, _work(args), config, found.clock)
     estimate = dataclasses.replace(
         estimate,
         us=found.us,
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> Outcome:
         high_us=found.us * report.INTERVAL[1],
         tflops=found.tflops,
     )
-    others = _others(args, machine, shape, found.us)
+    others = _others(choice, args.top)
     if args.trace is not None:
         args.trace.write_text(json.dumps(timeline_picture.chrome(found)))
     if args.png is not None:
@@ -102,8 +104,8 @@ def run(args: argparse.Namespace) -> Outcome:
     return Outcome("\n".join(_text(args, config, estimate, found, others)))
 
 
-def _chosen(args: argparse.Namespace) -> GemmConfig:
-    """The configuration that jaxbw would launch."""
+def _chosen(args: argparse.Namespace) -> tuple[Choice, GemmConfig]:
+    """What jaxbw would launch."""
     lhs, rhs, dims = operands((args.M, args.N, args.K), args.layout, DTYPES[args.dtype])
     choice = jaxbw.explain(
         lhs,
@@ -118,26 +120,26 @@ def _chosen(args: argparse.Namespace) -> GemmConfig:
         reason = "operands are repacked first, which is not modelled"
     if reason is not None:
         raise ValueError(f"this product takes {choice.config}: {reason}")
-    return choice.config
+    return choice, choice.config
 
 
-def _others(
-    args: argparse.Namespace, machine: Replayed, shape: Shape, us: float
-) -> list[dict[str, Any]]:
-    """The model's own preferences, with whether they differ enough to say so."""
-    lhs = Major.K if args.layout[0] == "n" else Major.MN
-    rhs = Major.K if args.layout[1] == "t" else Major.MN
-    ranked = report.search(machine, shape, lhs_major=lhs, rhs_major=rhs, kept=args.top)
+def _work(args: argparse.Namespace) -> Workload:
+    """The product as the selection sees it."""
+    lhs, rhs, dims = operands((args.M, args.N, args.K), args.layout, DTYPES[args.dtype])
+    problem = reduce_dot_general(lhs, rhs, dims, lhs.dtype).problem
+    return workload(problem, swapped=False)
+
+
+def _others(choice: Choice, top: int) -> list[dict[str, Any]]:
+    """The best configurations, with whether they differ enough to say so."""
+    best = choice.candidates[0].cost.total
     return [
         {
-            "tile": f"{config.block_m}x{config.block_n}",
-            "cta_group": config.cta_group,
-            "cluster": f"{config.cluster[0]}x{config.cluster[1]}",
-            "bands": f"{config.swizzle} along {config.raster}",
-            "us": time,
-            "undecided": abs(time / us - 1) < report.UNDECIDED,
+            "config": str(each.config),
+            "us": each.cost.total,
+            "undecided": each.cost.total / best - 1 < report.UNDECIDED,
         }
-        for config, time in ranked
+        for each in choice.candidates[:top]
     ]
 
 
@@ -164,10 +166,9 @@ def _text(
         f"    {s.constant:24s} {s.less:+7.1%} {s.more:+7.1%}   {s.source}"
         for s in estimate.sensitivity[:6]
     ]
-    lines.append("  the least modelled times of all unsplit configurations, normal data:")
+    lines.append("  the least modelled times in closed form, normal data:")
     lines += [
-        f"    {o['tile']:>8s} cta_group {o['cta_group']} cluster {o['cluster']} "
-        f"bands {o['bands']:12s} {o['us']:9.1f} us{'  undecided' if o['undecided'] else ''}"
+        f"    {o['us']:9.1f} us{'  undecided' if o['undecided'] else '           '}  {o['config']}"
         for o in others
     ]
     return [*lines, CAVEAT]
@@ -188,6 +189,6 @@ def _device(text: str) -> str:
         if name.lower() == text.lower():
             return name
     raise argparse.ArgumentTypeError(
-        f"{text!r} is not modelled; type one of {', '.join(DEVICES)}. Hopper's constants are not "
-        "measured yet: explain has the other model"
+        f"{text!r} is not modelled; type one of {', '.join(DEVICES)}. For Hopper explain has the "
+        "modelled time"
     )

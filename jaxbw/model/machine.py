@@ -1,13 +1,11 @@
 """The constants of a machine that the replay calculates with, checked as they are read."""
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from jaxbw.selection import machine as selection_machine
 from jaxbw.selection.machine import Machine
@@ -17,17 +15,39 @@ CONFIDENCES = ("H", "M", "L")
 SHARED = {
     "sm_count": "1",
     "usable_sms": "1",
-    "clock_ghz": "GHz",
+    "max_clock_ghz": "GHz",
+    "throttle_clock_ghz": "GHz",
+    "throttle_utilisation": "1",
+    "throttle_exponent": "1",
     "mma_cycles_per_column": "cycles",
+    "mma_interval_cycles": "cycles",
+    "mma_latency_cycles": "cycles",
+    "mma_pair_latency_cycles": "cycles",
+    "mma_issue_cycles": "cycles",
     "smem_bytes_per_cycle": "B/cycle",
     "ingest_bytes_per_cycle": "B/cycle",
+    "tma_latency_ns": "ns",
+    "tma_latency_cycles": "cycles",
+    "tma_issue_cycles": "cycles",
+    "memory_latency_ns": "ns",
+    "wake_cycles": "cycles",
+    "remote_cycles": "cycles",
+    "sync_cycles": "cycles",
     "l2_bytes": "B",
     "l2_bytes_per_ns": "B/ns",
     "dram_bytes_per_ns": "B/ns",
     "launch_ns": "ns",
     "setup_ns": "ns",
+    "single_setup_ns": "ns",
     "first_load_ns": "ns",
     "relaunch_ns": "ns",
+    "tmem_bytes_per_cycle": "B/cycle",
+    "tmem_latency_cycles": "cycles",
+    "stage_bytes_per_cycle": "B/cycle",
+    "chunk_cycles": "cycles",
+    "store_bytes_per_cycle": "B/cycle",
+    "store_read_cycles": "cycles",
+    "store_visible_cycles": "cycles",
 }
 
 
@@ -73,18 +93,6 @@ class Replayed:
         if name not in self.values:
             raise KeyError(f"{self.name} has no constant {name!r}")
         return Replayed(self.name, self.placed, {**self.values, name: self.values[name] * factor})
-
-    def varied(self, names: Sequence[str], part: float) -> "Replayed":
-        """Many machines at once, for the closed form, whose rows they are.
-
-        The first is this one; then each of `names` is, in turn, less and more by a part of it.
-        """
-        values = dict(self.values)
-        for row, name in enumerate(names):
-            factors = np.ones(1 + 2 * len(names))
-            factors[1 + 2 * row : 3 + 2 * row] = 1 - part, 1 + part
-            values[name] = self.values[name] * factors
-        return Replayed(self.name, self.placed, values)
 
 
 def constants(name: str) -> Iterator[Constant]:

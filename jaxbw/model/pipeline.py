@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from jaxbw.model.costs import L2, MEMORY, PORT, SHARED, STORE, TENSOR, TMEM, Costs
 from jaxbw.model.replay import Action, Agent, Arrive, Drain, Settle, Start, Wait, Work
 from jaxbw.model.teams import teams
-
-EPILOGUE_WARPS = 4
+from jaxbw.selection.cost_model import EPILOGUE_WARPS
 
 
 def agents(costs: Costs) -> tuple[dict[str, Agent], dict[str, int]]:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from jaxbw.model.costs import SHARED, TENSOR, Costs
 from jaxbw.model.replay import Action, Agent, Arrive, Settle, Start, Wait, Work
+from jaxbw.selection.cost_model import TEAMS
 
-TEAMS = 2
 _IN_FLIGHT = 1  # stages whose products may go on while the next one is awaited
 
 

@@ -1,7 +1,9 @@
-"""How long a product would take in each of many configurations: modelled, to rank them by.
+"""How long a product would take in each of many configurations: a kernel's pipeline in closed form.
 
-docs/selection.md explains the formulas, their sources and their limits. Constants are those of
-`machine.Machine`. All functions take and give arrays, one element a configuration.
+It stands for the replay of `jaxbw.model`, whose agents wait for one another, and agrees with it
+within 3 % where that serves (tests/model/test_closed_form.py). docs/selection.md explains the
+formulas, their sources and their limits. Constants are those of `machine.Machine`. All functions
+take and give arrays, one element a configuration.
 """
 
 from dataclasses import dataclass, fields
@@ -17,11 +19,15 @@ from jaxbw.selection.workload import Workload
 Floats = NDArray[np.float64]
 
 SWIZZLES = (1, 2, 4, 8, 16)
+EPILOGUE_WARPS = 4  # of sm100
+TEAMS = 2  # of sm90: warpgroups that multiply, and finish what they have multiplied
 _MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
-_MMAS_PER_SPAN = SPAN_BYTES // _MMA_BYTES
-_MMA_ROWS = {"sm90": 64, "sm100": 128}  # hardware: of one instruction, in one CTA
+_FULL_ROWS = 128  # of an MMA on sm100, in one CTA; 64 take as long
+_MMA_ROWS = {"sm90": 64, "sm100": _FULL_ROWS}  # hardware: of one instruction, in one CTA
 _MAX_GRID = 2**31 - 1  # hardware: CTAs along x
-_FULL_TMEM_ROWS = 256  # of a CTA whose tile is two MMA tiles
+_CLOCK_STEPS = 3  # of the fixed point of clock and utilisation
+# Columns that a warp stores at a time, the first that divides its tile's.
+_CHUNKS = {"sm90": (64, 32), "sm100": (64, 32, 16)}
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,9 @@ class Costs:
       resident: clusters that run at a time.
       waves: rounds of items that fill the device.
       efficiency: the share of the SMs' time, over all waves, in which they have a tile.
-      mma, fill, issue, latency: what bounds the main loop of an SM: tensor cores, its port into
-        shared memory, the issuing thread, loads in flight.
+      ghz: the clock; utilisation: the part of the time in which tensor cores multiply.
+      mma, fill, latency: what bounds the main loops of an SM: tensor cores, its port into shared
+        memory, loads in flight.
       l2, dram: what the SMs together read from L2, and read and write in memory.
       main_loop: all of these together, as they overlap.
       epilogue: the part of the epilogues that nothing hides.
@@ -51,9 +58,10 @@ class Costs:
     resident: Integers
     waves: Integers
     efficiency: Floats
+    ghz: Floats
+    utilisation: Floats
     mma: Floats
     fill: Floats
-    issue: Floats
     latency: Floats
     l2: Floats
     dram: Floats
@@ -72,6 +80,9 @@ class Costs:
         return {field.name: getattr(self, field.name)[index].item() for field in fields(self)}
 
 
+BOUNDS = ("mma", "fill", "l2", "dram", "latency")  # terms of a main loop, as `_loop` has them
+
+
 @dataclass(frozen=True)
 class Grid:
     """How a product is cut: CTA and cluster tiles, waves of them."""
@@ -83,10 +94,16 @@ class Grid:
     tiles_n: Integers
     tiles: Integers
     resident: Integers
+    whole_tiles: Integers
     whole_waves: Integers
     part_waves: Integers
     part_rounds: Integers  # of split tiles that an SM brings to their end
     items: Integers
+
+    @property
+    def waves(self) -> Integers:
+        """Of whole tiles and of parts."""
+        return self.whole_waves + self.part_waves
 
 
 def grid(work: Workload, machine: Machine, table: Candidates) -> Grid:
@@ -111,6 +128,7 @@ def grid(work: Workload, machine: Machine, table: Candidates) -> Grid:
         tiles_n=tiles_n,
         tiles=tiles,
         resident=resident,
+        whole_tiles=tiles - split,
         whole_waves=_ceil(tiles - split, resident),
         part_waves=part_waves,
         part_rounds=_ceil(part_waves, table.split_k),
@@ -123,6 +141,7 @@ def evaluate(
     machine: Machine,
     table: Candidates,
     rasterisation: tuple[Integers, Integers] | None = None,
+    ghz: float | None = None,
 ) -> Costs:
     """Prices configurations that `config.refusal` and `config.layout_refusal` let pass.
 
@@ -131,99 +150,131 @@ def evaluate(
       machine: where it runs.
       table: the configurations.
       rasterisation: band_along_n and swizzle of each; None for the best.
+      ghz: a fixed clock; None for what power leaves of it, with normal data.
     """
     cut = grid(work, machine, table)
-    cycle = 1 / machine.clock_ghz  # ns
-    ctas = table.ctas
+    walk = _walk(work, machine, cut, table, rasterisation)
+    clock = np.broadcast_to(machine.max_clock_ghz if ghz is None else ghz, (len(table),))
+    costs = _at(work, machine, table, cut, walk, clock)
+    for _ in range(_CLOCK_STEPS if ghz is None else 0):
+        clock = throttled_ghz(machine, costs.utilisation)
+        costs = _at(work, machine, table, cut, walk, clock)
+    return costs
 
-    # The main loop of one SM: spans of K that it goes through, and what each of them takes.
-    block = table.k_spans * (SPAN_BYTES // work.itemsize)
-    blocks = _ceil(work.k, block)
-    spans = table.k_spans * (
-        cut.whole_waves * _ceil(blocks, table.cluster_k)
-        + cut.part_waves * _ceil(blocks, table.split_k * table.cluster_k)
+
+def throttled_ghz(machine: Machine, utilisation: Floats) -> Floats:
+    """The clock at which power lets tensor cores multiply for such a part of the time.
+
+    f = min(max_clock, throttle_clock * (throttle_utilisation / utilisation) ** exponent)
+    """
+    ratio = machine.throttle_utilisation / np.maximum(utilisation, 1e-3)
+    ghz = machine.throttle_clock_ghz * ratio**machine.throttle_exponent
+    return np.asarray(np.minimum(machine.max_clock_ghz, ghz))
+
+
+def _at(
+    work: Workload, machine: Machine, table: Candidates, cut: Grid, walk: "_Walk", ghz: Floats
+) -> Costs:
+    """The costs at given clocks."""
+    cycle = 1 / ghz  # ns
+    stage = _stage(work, machine, table, cut, cycle)
+    blocks = _ceil(work.k, table.k_spans * (SPAN_BYTES // work.itemsize))
+    whole = _ceil(blocks, table.cluster_k)
+    part = _ceil(blocks, table.split_k * table.cluster_k)
+
+    def loop(count: Integers, active: Integers, loads: _Loads, stores: Floats) -> Floats:
+        """Nanoseconds of a wave, by what bounds it; a row for each of BOUNDS."""
+        sms = active * table.ctas
+        l2 = (count * stage.asked + stores) * sms / machine.l2_bytes_per_ns
+        memory_rate = np.minimum(sms * machine.dram_bytes_per_ns_sm, machine.dram_bytes_per_ns)
+        memory = (count * stage.asked * loads.missed + stores) * sms
+        memory = memory / np.maximum(memory_rate, 1)
+        ring = count * (stage.round_trip + loads.late * machine.memory_latency_ns) / table.stages
+        return np.array([count * stage.mma, count * stage.fill, l2, memory, ring])
+
+    # Waves of whole tiles, then of parts, and how many of them: of either the first, those between,
+    # and the last. Another one follows on all but the last of all, and may hide their epilogues.
+    w, p = cut.whole_waves, cut.part_waves
+    resident = np.minimum(cut.resident, cut.items)
+    last_whole = cut.whole_tiles - np.maximum(w - 1, 0) * cut.resident
+    last_part = cut.items - cut.whole_tiles - np.maximum(p - 1, 0) * cut.resident
+    stored = (
+        work.m
+        * work.n
+        * work.batch
+        * (work.output_size + work.extra_bytes)
+        / (cut.tiles * table.ctas)
     )
-    mma = spans * _mma_cycles(machine, cut.rows, table) * cycle
-    b_columns = table.block_n / table.cta_group
-    # Rows and columns beyond the matrix are filled with zeros, slowly, and not read.
-    a_used = work.m / (cut.tiles_m * cut.cluster_rows)
-    b_used = work.n / (cut.tiles_n * cut.cluster_columns)
-    empty = (1 - a_used) * cut.rows + (1 - b_used) * b_columns
-    filled = cut.rows + b_columns + (machine.empty_row_slowdown - 1) * empty
-    fill = spans * filled * SPAN_BYTES / machine.ingest_bytes_per_cycle * cycle
-    issue = spans * machine.stage_cycles / table.k_spans * cycle
-    latency = spans * machine.load_latency_ns / (table.stages * table.k_spans)
-
-    # All SMs together. What straddles lines takes L2 longer.
-    a_loaded = a_used * cut.rows / table.cluster_n
-    b_loaded = b_used * b_columns * table.cta_group / table.cluster_m
-    loaded = (a_loaded + b_loaded) * SPAN_BYTES  # by a CTA, for each span
-    a_asked = a_loaded * (machine.straddle_slowdown if work.a_straddles else 1.0)
-    b_asked = b_loaded * (machine.straddle_slowdown if work.b_straddles else 1.0)
-    all_rows = cut.tiles * table.cluster_m * table.cluster_n * work.k * work.itemsize
-    l2 = all_rows * (a_asked + b_asked) / machine.l2_bytes_per_ns
-    waves = cut.whole_waves + cut.part_waves
-    active = np.asarray(cut.items / waves * ctas, np.float64)  # on average: the last may have few
-    rate = dram_rate(machine, active, table.stages * table.k_spans * loaded)
-    traffic, band_along_n, swizzle = _traffic(work, cut, table, rasterisation)
-    dram = _dram_bytes(work, machine, traffic) / rate
-    main_loop = _norm(machine.contention, mma, fill, issue, latency, l2, dram)
-
-    work_waves = cut.whole_waves + cut.part_waves / table.split_k
-    tile_time = main_loop / work_waves  # of a whole tile, or where a cluster shares its K of a part
-    epilogue = _epilogue(work, machine, table, cut, tile_time)
-
-    part_bytes = cut.rows * table.block_n * 4.0  # float32 sums of one CTA
-    passes = cut.part_rounds * (1 + table.split_k)  # each part leaves its sums, the last reads all
-    split = np.where(
-        cut.part_rounds > 0,
-        passes * part_bytes / machine.epilogue_bytes_per_cycle * cycle
-        + machine.split_ns
-        + machine.memset_ns,
-        0.0,
+    of_part = stored / table.split_k
+    one, leaving = _epilogues(work, machine, table, cut, cycle)
+    several = w > 1
+    last_loads = _Loads(
+        np.where(several, walk.later.missed, walk.first.missed),
+        np.where(several, walk.later.late, walk.first.late),
     )
-    split += _cluster_sum(machine, table, cut)
-    start = machine.launch_ns + machine.setup_ns + machine.first_load_ns
+    waves = (
+        (several, several, loop(whole, resident, walk.first, stored), one),
+        (
+            np.maximum(w - 2, 0),
+            np.maximum(w - 2, 0),
+            loop(whole, resident, walk.later, stored),
+            one,
+        ),
+        (w > 0, (w > 0) & (p > 0), loop(whole, last_whole, last_loads, stored), one),
+        (
+            np.maximum(p - 1, 0),
+            np.maximum(p - 1, 0),
+            loop(part, resident, walk.parts, of_part),
+            leaving,
+        ),
+        (p > 0, np.zeros_like(p), loop(part, last_part, walk.parts, of_part), leaving),
+    )
+    bounds, main_loop, exposed = np.zeros((len(BOUNDS), len(table))), 0.0, 0.0
+    for count, followed, each, epilogue in waves:
+        together = _overlapping(machine, each)
+        bounds += count * each
+        main_loop = main_loop + count * together
+        period = _period(machine, table, stage, each, together, epilogue)
+        exposed = exposed + followed * (period - together)
+    split = _split(machine, table, cut, cycle)
+    repack = work.repacks * machine.launch_ns + work.repack_bytes / machine.dram_bytes_per_ns
     # A cluster that shares K has one item, whatever the scheduler.
     relaunched = (table.relaunched == 1) | (table.cluster_k > 1)
-    relaunches = relaunched * (cut.whole_waves - 1).clip(0)
     fixed = (
-        start + np.where(ctas > 1, machine.cluster_setup_ns, 0.0) + relaunches * machine.relaunch_ns
+        machine.launch_ns
+        + np.where(table.ctas > 1, machine.setup_ns, machine.single_setup_ns)
+        + np.maximum(machine.first_load_ns, stage.load)
+        + stage.fill
+        + relaunched * np.maximum(w - 1, 0) * machine.relaunch_ns
     )
-    repack = work.repacks * machine.launch_ns + work.repack_bytes / machine.dram_bytes_per_ns
-    useful = work.m * work.n * work.batch * ctas
+    behind = exposed + stage.commit + one.alone + machine.store_visible_cycles * cycle
+    total = main_loop + behind + fixed + split + repack
+    used = cut.tiles * table.cluster_m * table.cluster_n * blocks * stage.useful
     area = cut.cluster_rows * cut.cluster_columns
+    work_waves = w + p / table.split_k
     return Costs(
         tiles=cut.tiles,
         items=cut.items,
         resident=cut.resident,
-        waves=waves,
-        efficiency=useful / (area * work_waves * machine.sm_count),
-        mma=mma,
-        fill=fill,
-        issue=issue,
-        latency=latency,
-        l2=l2,
-        dram=dram,
+        waves=w + p,
+        efficiency=work.m
+        * work.n
+        * work.batch
+        * table.ctas
+        / (area * work_waves * machine.sm_count),
+        ghz=ghz,
+        utilisation=used / machine.sm_count / total,
+        **dict(zip(BOUNDS, bounds, strict=True)),
         main_loop=main_loop,
-        epilogue=epilogue,
+        epilogue=behind,
         fixed=fixed,
         split=split,
         repack=np.full(len(table), repack),
         tuned=np.zeros(len(table)),
-        total=main_loop + epilogue + fixed + split + repack,
-        band_along_n=band_along_n,
-        swizzle=swizzle,
+        total=total,
+        band_along_n=walk.band_along_n,
+        swizzle=walk.swizzle,
     )
-
-
-def dram_rate(machine: Machine, sms: Floats, in_flight: Floats) -> Floats:
-    """Bytes per nanosecond that so many SMs draw from memory, each with so many bytes in flight.
-
-    Little's law, combined with what the memory gives, and what one SM can ask for.
-    """
-    most = np.minimum(sms * machine.dram_bytes_per_ns_sm, machine.dram_bytes_per_ns)
-    return _norm(-2, sms * in_flight / machine.load_latency_ns, most)
 
 
 def is_excluded(
@@ -253,113 +304,277 @@ def is_excluded(
     )
 
 
-def _mma_cycles(machine: Machine, rows: Integers, table: Candidates) -> Floats:
-    """Cycles of a CTA's, or pair's, tensor cores for one span of K.
+@dataclass(frozen=True)
+class _Stage:
+    """One stage of the ring, in nanoseconds of a CTA, and what lies behind the last one.
 
-    An instruction takes so many cycles per column, whatever its rows: 64 rows run at half the rate
-    of 128. It reads its operands from shared memory, which bounds narrow ones.
+    Attributes:
+      mma: of the tensor cores; useful: of that, where nothing holds them up.
+      fill: of the SM's port into shared memory.
+      asked: bytes that the CTA asks L2 for.
+      load: from the issue of a load to its bytes; round_trip: until the stage is empty again.
+      commit: from the last product to who waits for it; handover: from there to the next one.
+      turn: from one team to the other.
     """
-    heights = _MMA_ROWS[machine.family]
-    tiles = np.maximum(rows // heights, 1)
-    a_bytes = np.minimum(rows, heights) * _MMA_BYTES
-    b_bytes = table.block_n / table.cta_group * _MMA_BYTES
-    # wgmma: each of the two warpgroups has half of the tensor cores.
-    rate = machine.mma_cycles_per_column * heights / 128
-    multiply = rate * table.block_n
-    read = (a_bytes + b_bytes) / machine.smem_bytes_per_cycle
-    return np.asarray(_MMAS_PER_SPAN * tiles * np.maximum(multiply, read), np.float64)
+
+    mma: Floats
+    useful: Floats
+    fill: Floats
+    asked: Floats
+    load: Floats
+    round_trip: Floats
+    commit: Floats
+    handover: Floats
+    turn: Floats
 
 
-def _traffic(
+def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle: Floats) -> _Stage:
+    """An instruction takes so many cycles per column, whatever its rows: 64 rows of sm100 run at
+    half the rate of 128. It reads its operands from shared memory, which bounds narrow ones."""
+    height = _MMA_ROWS[machine.family]
+    steps = table.k_spans * (SPAN_BYTES // _MMA_BYTES)
+    mmas = steps * np.maximum(cut.rows // height, 1)
+    columns = table.block_n / table.cta_group
+    useful = mmas * machine.mma_cycles_per_column * height / _FULL_ROWS * table.block_n
+    read = (np.minimum(cut.rows, height) + columns) * _MMA_BYTES / machine.smem_bytes_per_cycle
+    issued = mmas * machine.mma_issue_cycles
+    # A product of a team waits for the accumulators of the one before it.
+    chain = steps * machine.mma_interval_cycles
+    mma = np.maximum.reduce([useful, mmas * read, issued, chain])
+
+    # Rows and columns beyond the matrix are filled with zeros, slowly, and not read. What straddles
+    # lines takes L2 longer.
+    a_used = work.m / (cut.tiles_m * cut.cluster_rows)
+    b_used = work.n / (cut.tiles_n * cut.cluster_columns)
+    empty = (1 - a_used) * cut.rows + (1 - b_used) * columns
+    filled = cut.rows + columns + (machine.empty_row_slowdown - 1) * empty
+    bytes_of_row = table.k_spans * SPAN_BYTES
+    fill = filled * bytes_of_row / machine.ingest_bytes_per_cycle
+    a = a_used * cut.rows / table.cluster_n * (machine.straddle_slowdown if work.a_straddles else 1)
+    b = b_used * columns * table.cta_group / table.cluster_m
+    b = b * (machine.straddle_slowdown if work.b_straddles else 1)
+
+    remote = np.where(table.ctas > 1, machine.remote_cycles, 0.0)
+    pair, single = machine.mma_pair_latency_cycles, machine.mma_latency_cycles
+    commit = np.where(table.cta_group == 2, pair, single)
+    load = machine.tma_latency_ns + machine.tma_latency_cycles * cycle
+    waiting = commit + remote + 2 * machine.wake_cycles + 2 * machine.tma_issue_cycles
+    round_trip = load + (fill + mma + np.minimum(issued, mma) + waiting) * cycle
+    return _Stage(
+        mma=mma * cycle,
+        useful=useful * cycle,
+        fill=fill * cycle,
+        asked=(a + b) * bytes_of_row,
+        load=load,
+        round_trip=round_trip,
+        commit=(commit + machine.wake_cycles) * cycle,
+        handover=(remote + machine.wake_cycles) * cycle,
+        turn=machine.sync_cycles * cycle,
+    )
+
+
+@dataclass(frozen=True)
+class _Loads:
+    """A wave's loads: the part of its bytes that comes from memory, and of its tiles that wait."""
+
+    missed: Floats
+    late: Floats
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The order of the tiles, and what the first wave, later ones and those of parts load."""
+
+    band_along_n: Integers
+    swizzle: Integers
+    first: _Loads
+    later: _Loads
+    parts: _Loads
+
+
+def _walk(
     work: Workload,
+    machine: Machine,
     cut: Grid,
     table: Candidates,
     rasterisation: tuple[Integers, Integers] | None,
-) -> tuple[Floats, Integers, Integers]:
-    """Rows of A and columns of B that the waves read, summed, each K long; and the rasterisation.
+) -> _Walk:
+    """Which panels are read again: rows of A and columns of B, all of K, of a row of cluster tiles.
 
     A wave is a block of tiles, so many across as its band is wide: what it reads is its footprint.
+    Of what later waves read again, L2 has kept its size of a footprint.
     """
     in_wave = np.minimum(cut.resident, cut.tiles_m * cut.tiles_n)
-    waves = cut.tiles / in_wave
-    columns = table.cluster_n * table.block_n
+    all_columns = work.n * (2 if work.gated else 1)
+    panel_m, panel_n = work.m / cut.tiles_m, all_columns / cut.tiles_n
 
-    def footprint(along_n: Integers | int, swizzle: Integers | int) -> Floats:
+    def shape(along_n: Integers | int, swizzle: Integers | int) -> tuple[Floats, Floats, Floats]:
+        """The footprint of a wave; waves of a band; bands."""
         tiles_across = np.where(along_n, cut.tiles_n, cut.tiles_m)
         tiles_along = np.where(along_n, cut.tiles_m, cut.tiles_n)
         width = np.minimum(swizzle, tiles_across)
         length = np.clip(in_wave / width, 1, tiles_along)
-        across = width * np.maximum(in_wave / (width * length), 1)
+        across = np.minimum(width * np.maximum(in_wave / (width * length), 1), tiles_across)
         down = np.where(along_n, length, across)
         right = np.where(along_n, across, length)
-        return np.asarray(down * cut.cluster_rows + right * columns)
+        footprint = np.asarray(down * panel_m + right * panel_n)
+        return footprint, tiles_along * width / in_wave, tiles_across / width
 
     if rasterisation is not None:
         along_n, swizzle = rasterisation
-        return waves * footprint(along_n, swizzle), along_n, swizzle
-    options = [(along_n, swizzle) for swizzle in SWIZZLES for along_n in (0, 1)]
-    footprints = np.stack([footprint(*option) for option in options])
-    best = np.round(footprints, 6).argmin(axis=0)
-    along_n, swizzle = np.array(options, np.int64)[best].T
-    return waves * footprints[best, np.arange(len(table))], along_n, swizzle
+    else:
+        options = [(along_n, swizzle) for swizzle in SWIZZLES for along_n in (0, 1)]
+        footprints = np.stack([shape(*option)[0] for option in options])
+        best = np.round(footprints, 6).argmin(axis=0)
+        along_n, swizzle = np.array(options, np.int64)[best].T
+    footprint, band, bands = shape(along_n, swizzle)
 
-
-def _dram_bytes(work: Workload, machine: Machine, traffic: Floats) -> Floats:
-    """Read and written in memory: everything once, and again what L2 did not keep."""
-    row = work.k * work.itemsize
-    a = work.m * row * (work.batch if work.a_batched else 1)
-    b = work.n * row * (work.batch if work.b_batched else 1) * (2 if work.gated else 1)
-    d = work.m * work.n * work.batch * (work.output_size + work.extra_bytes)
-    lost = 1 - min(1.0, machine.l2_bytes / (a + b))
-    again = np.maximum(traffic * row - (a + b), 0)
-    return np.asarray(a + b + d + lost * again, np.float64)
-
-
-def _epilogue(
-    work: Workload, machine: Machine, table: Candidates, cut: Grid, tile_time: Floats
-) -> Floats:
-    """What epilogues take that no main loop hides: the last one, and where there is no second
-    accumulator every one."""
-    cycle = 1 / machine.clock_ghz
-    # Columns are stored one by one, those of the matrix; rows and boxes whole.
-    columns = np.minimum(table.block_n, work.n) if work.swapped else table.block_n
-    elements = cut.rows * columns / table.cluster_k
-    slow = machine.columns_slowdown if work.swapped else 1.0
-    slow = slow if work.swapped or work.tma_rows else machine.rows_slowdown
-    cycles = slow / machine.epilogue_elements_per_cycle
-    cycles += work.activated * machine.activation_cycles
-    cycles += work.extra_bytes / machine.epilogue_bytes_per_cycle
-    one = elements * cycles * cycle + machine.epilogue_ns
-    others = cut.whole_waves + cut.part_rounds - 1
-    if machine.family == "sm90":
-        # Half of the warps finish a tile of pingpong, beside the main loop of the other half.
-        alone = 2 * one - machine.epilogue_ns
-        hidden = alone + others * np.maximum(alone - tile_time, 0)
-        return np.asarray(np.where(table.pingpong == 1, hidden, one * (others + 1)))
-    # Two MMA tiles leave Tensor Memory through registers before the next item may begin.
-    drain = np.where(
-        cut.rows == _FULL_TMEM_ROWS, elements / machine.drain_elements_per_cycle * cycle, 0.0
+    asked = panel_m + panel_n  # by a cluster tile
+    everything = work.m * (work.batch if work.a_batched else 1)
+    everything = everything + all_columns * (work.batch if work.b_batched else 1)
+    kept = np.minimum(1, machine.l2_bytes / (footprint * work.k * work.itemsize))
+    again = np.maximum(cut.tiles / in_wave * footprint - everything, 0) * (1 - kept)
+    begun = np.minimum(cut.resident, cut.tiles)
+    first = footprint / (in_wave * asked)
+    rest = np.maximum(everything - first * begun * asked, 0) + again
+    later = np.minimum(rest / np.maximum((cut.tiles - begun) * asked, 1), 1)
+    waves = _ceil(cut.tiles, cut.resident)
+    late = np.where(band <= 1, 1.0, np.minimum(1.0, (band + bands) / waves))
+    late = np.where(again > 0, 1.0, late)
+    always = np.ones(len(table))
+    of_parts = np.minimum((everything + again) / (cut.tiles * asked), 1)
+    return _Walk(
+        band_along_n=along_n,
+        swizzle=swizzle,
+        first=_Loads(first, always),
+        later=_Loads(later, late),
+        parts=_Loads(of_parts, always),
     )
-    hidden = others * (drain + np.maximum(one - drain - tile_time, 0))
-    exposed = (table.accumulators == 1) | (table.relaunched == 1)
-    return np.asarray(one + np.where(exposed, others * one, hidden))
 
 
-def _cluster_sum(machine: Machine, table: Candidates, cut: Grid) -> Floats:
-    """Adding up the parts along K that the CTAs of a cluster have of a tile."""
-    sums = cut.rows * table.block_n * 4.0 / machine.cluster_sum_bytes_per_cycle
-    one = sums / machine.clock_ghz + machine.cluster_sum_ns
-    return np.asarray(np.where(table.cluster_k > 1, one * cut.whole_waves, 0.0))
+@dataclass(frozen=True)
+class _Epilogue:
+    """A tile's results on their way, in nanoseconds.
 
-
-def _norm(exponent: float, *terms: Floats) -> Floats:
-    """Nearly the largest (or with a negative exponent the least), and more where two are close.
-
-    What overlaps takes as long as the longest, but it contends for the same memories.
+    Attributes:
+      alone: where nothing goes on beside it.
+      held: how long the next product waits: for all of it, unless it has accumulators of its own.
     """
-    reference = np.maximum.reduce(np.broadcast_arrays(*terms))
-    scaled = sum((term / reference) ** exponent for term in terms)
-    return np.asarray(reference * np.asarray(scaled) ** (1 / exponent))
+
+    alone: Floats
+    held: Floats
+
+
+def _epilogues(
+    work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle: Floats
+) -> tuple[_Epilogue, _Epilogue]:
+    """Of a tile, and of a part of one, which leaves its sums in memory."""
+    of_team = np.where(table.pingpong == 1, TEAMS, 1.0)  # half of the warps have the whole tile
+    # Columns are stored one by one, those of the matrix; rows and boxes whole.
+    swapped = work.swapped
+    columns = np.minimum(table.block_n, work.n) if swapped else table.block_n
+    elements = cut.rows * columns / table.cluster_k * of_team
+    beside = work.activated * machine.activation_cycles
+    beside += work.extra_bytes / machine.epilogue_bytes_per_cycle
+    if swapped or not work.tma_rows:
+        slow = machine.columns_slowdown if swapped else machine.rows_slowdown
+        out = held = elements * slow / machine.epilogue_elements_per_cycle
+    elif machine.family == "sm90":
+        out = held = _by_teams(machine, work.output_size, table, cut) / table.cluster_k
+    else:
+        out, held = _through_tensor_memory(machine, work.output_size, table, cut)
+    sums = cut.rows * table.block_n * 4.0  # float32, of one CTA
+    share = sums / machine.cluster_sum_bytes_per_cycle * cycle + machine.cluster_sum_ns
+    share = np.where(table.cluster_k > 1, share, 0.0)
+    leaving = sums / machine.epilogue_bytes_per_cycle * of_team * cycle
+    alone = (out + elements * beside) * cycle + share
+    if machine.family == "sm90":
+        return _Epilogue(alone, alone), _Epilogue(leaving, leaving)
+    full = cut.rows > _FULL_ROWS
+    waits = (table.accumulators == 1) | (table.relaunched == 1)
+    return (
+        _Epilogue(alone, np.where(waits, alone, np.where(full, held * cycle, 0.0))),
+        _Epilogue(leaving, np.where(waits | full, leaving, 0.0)),
+    )
+
+
+def _by_teams(machine: Machine, output_size: int, table: Candidates, cut: Grid) -> Floats:
+    """Cycles of a team's epilogue, a chunk after the other. Cooperative teams share the way out."""
+    sharing = np.where(table.pingpong == 1, 1, TEAMS)
+    width = _chunk(machine.family, output_size, table.block_n)
+    count = table.block_n / width * (cut.rows // _MMA_ROWS["sm90"]) / sharing
+    size = _MMA_ROWS["sm90"] * width * output_size
+    filling, leaving = size / machine.stage_bytes_per_cycle, size / machine.store_bytes_per_cycle
+    chunk = filling + machine.chunk_cycles + machine.tma_issue_cycles
+    # Two buffers: the one is filled while the other is read.
+    again = (chunk + leaving + machine.store_read_cycles) / 2
+    each = np.maximum.reduce([chunk, again, sharing * filling, sharing * leaving])
+    return np.asarray((count - 1) * each + chunk + leaving)
+
+
+def _through_tensor_memory(
+    machine: Machine, output_size: int, table: Candidates, cut: Grid
+) -> tuple[Floats, Floats]:
+    """Cycles of an epilogue by four warps; and until a full Tensor Memory has been read."""
+    # With 64 rows in a CTA of a pair, two of its warps have half of the columns each.
+    halves = np.where((table.block_m == 128) & (table.cta_group == 2), 2, 1)
+    width = halves * _chunk(machine.family, output_size, table.block_n // halves)
+    mma_tiles = np.maximum(cut.rows // _FULL_ROWS, 1)
+    rows = np.minimum(cut.rows, _FULL_ROWS)
+    chunks = np.ceil(table.block_n / width)
+    read_out = rows * width * 4 / machine.tmem_bytes_per_cycle
+    busy = rows * width * output_size / machine.stage_bytes_per_cycle
+    latency = machine.tmem_latency_cycles + machine.chunk_cycles
+    # One warp's latencies are another's use of the engines.
+    one = np.maximum(busy, busy / EPILOGUE_WARPS + latency + read_out)
+    again = (machine.store_read_cycles + busy / EPILOGUE_WARPS + latency + busy) / 2
+    one = np.maximum(one, again)
+    # It drains first what fits into two staging buffers, then the rest into registers.
+    rest = np.maximum(chunks - 2, 0) * (read_out + machine.tmem_latency_cycles)
+    return one * chunks * mma_tiles, 2 * one + rest
+
+
+def _chunk(family: str, output_size: int, columns: Integers) -> Integers:
+    """Columns that a warp stores at a time: the widest that divide a tile's, and fit into a row."""
+    widths = [width for width in _CHUNKS[family] if width * output_size <= SPAN_BYTES]
+    return np.select([columns % width == 0 for width in widths], widths, widths[-1])
+
+
+def _period(
+    machine: Machine,
+    table: Candidates,
+    stage: _Stage,
+    bounds: Floats,
+    together: Floats,
+    epilogue: _Epilogue,
+) -> Floats:
+    """Nanoseconds from one tile to the next, of a CTA that has several."""
+    if machine.family == "sm100":
+        waits = np.where(epilogue.held > 0, epilogue.held + stage.commit + stage.handover, 0.0)
+        return np.asarray(np.maximum(together + waits, epilogue.alone))
+    # Nobody multiplies beside an epilogue, or the other team does; loads go on.
+    whole = bounds[0] + stage.commit + epilogue.alone
+    turn = bounds[0] + stage.turn
+    busy = np.where(table.pingpong == 1, np.maximum(turn, whole / TEAMS), whole)
+    return _overlapping(machine, np.array([busy, *bounds[1:]]))
+
+
+def _split(machine: Machine, table: Candidates, cut: Grid, cycle: Floats) -> Floats:
+    """Each part leaves its sums, the last one reads all; counters are cleared ahead."""
+    passes = cut.part_rounds * (1 + table.split_k)
+    sums = cut.rows * table.block_n * 4.0
+    time = passes * sums / machine.epilogue_bytes_per_cycle * cycle
+    return np.where(cut.part_rounds > 0, time + machine.split_ns + machine.memset_ns, 0.0)
+
+
+def _overlapping(machine: Machine, bounds: Floats) -> Floats:
+    """Nearly the longest of what overlaps, and more where several are close.
+
+    They contend for the same memories.
+    """
+    longest = bounds.max(axis=0)
+    scaled = (bounds / np.maximum(longest, 1e-9)) ** machine.overlap_exponent
+    return np.asarray(longest * scaled.sum(axis=0) ** (1 / machine.overlap_exponent))
 
 
 def _ceil(a: Integers | int, b: Integers | int) -> Integers:

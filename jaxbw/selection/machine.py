@@ -22,31 +22,48 @@ class Machine:
     family: str
     sm_count: int
     usable_sms: tuple[int, ...]  # by clusters of 1, 2, 4, 8, 16 CTAs
-    clock_ghz: float
+    max_clock_ghz: float
+    throttle_clock_ghz: float
+    throttle_utilisation: float
+    throttle_exponent: float
     mma_cycles_per_column: float
+    mma_interval_cycles: float
+    mma_latency_cycles: float
+    mma_pair_latency_cycles: float
+    mma_issue_cycles: float
     smem_bytes_per_cycle: float
     ingest_bytes_per_cycle: float
     empty_row_slowdown: float
-    stage_cycles: float
+    tma_latency_ns: float
+    tma_latency_cycles: float
+    tma_issue_cycles: float
+    memory_latency_ns: float
+    wake_cycles: float
+    remote_cycles: float
+    sync_cycles: float
     l2_bytes: float
     l2_bytes_per_ns: float
-    load_latency_ns: float
     dram_bytes_per_ns: float
     dram_bytes_per_ns_sm: float
-    contention: float
+    straddle_slowdown: float
+    overlap_exponent: float
     launch_ns: float
     setup_ns: float
-    cluster_setup_ns: float
+    single_setup_ns: float
     first_load_ns: float
     relaunch_ns: float
+    tmem_bytes_per_cycle: float
+    tmem_latency_cycles: float
+    stage_bytes_per_cycle: float
+    chunk_cycles: float
+    store_bytes_per_cycle: float
+    store_read_cycles: float
+    store_visible_cycles: float
     epilogue_elements_per_cycle: float
-    epilogue_ns: float
-    drain_elements_per_cycle: float
-    activation_cycles: float
     epilogue_bytes_per_cycle: float
+    activation_cycles: float
     columns_slowdown: float
     rows_slowdown: float
-    straddle_slowdown: float
     cluster_sum_ns: float
     cluster_sum_bytes_per_cycle: float
     split_ns: float

@@ -58,7 +58,6 @@ LAYERS = [
     "jaxbw.primitives",
     "jaxbw.model.report",
     "jaxbw.model.ours",
-    "jaxbw.model.analytic",
     "jaxbw.model.naive",
     "jaxbw.model.modelled",
     "jaxbw.model.trace",

@@ -12,7 +12,7 @@ from jaxbw.model.machine import constants, replayed
 from jaxbw.model.report import INTERVAL
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-RECORD = RESULTS / "2026-11-22_model_ladders_freeze3.json"
+RECORD = RESULTS / "2026-11-22_model_ladders_freeze4.json"
 # Rungs beyond 20 %, and an order that is lost: said in docs/blackwell-model.md.
 MISSED, LOST = {"0 basic"}, ["0 basic / 1 warps"]
 QUICK = ("Modular", "Pallas", "ThunderKittens educational")

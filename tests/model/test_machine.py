@@ -8,6 +8,7 @@ import pytest
 
 from jaxbw.model import machine as machines
 from jaxbw.model.machine import CONFIDENCES, SHARED, constants, names, replayed
+from jaxbw.selection.machine import constants as selection_constants
 from jaxbw.selection.machine import machines as selection_machines
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -52,12 +53,20 @@ def test_what_was_measured_on_the_h200_is_what_its_record_says() -> None:
         "memory_latency_ns": (latency["memory_4096"] - latency["l2_4096"] + latency["memory_8192"]
                               - latency["l2_8192"]) / 2 / h200["max_clock_ghz"],
     }  # fmt: skip
-    found = {
-        c.name for c in constants("H200") if c.source.startswith("MIC") and c.confidence == "H"
+    rates = record["tma_rate"]["median"]
+    expected |= {
+        "mma_cycles_per_column": measured["wgmma"]["256_warpgroups_2"]["cycles"] / 256,
+        "l2_bytes": record["environment"]["l2_bytes"],
+        "dram_bytes_per_ns": rates["memory_65536"],
+        "dram_bytes_per_ns_sm": rates["memory_one_sm_131072"],
     }
-    assert found == set(expected)
+    table = [c for c in selection_constants("H200") if c.source.startswith("MIC")]
+    values = {c.name: c.value for c in table if c.confidence == "H"}
+    clusters = [int(count) * int(size) for size, count in record["clusters"]["median"].items()]
+    assert values.pop("usable_sms") == clusters
+    assert set(values) == set(expected)
     for name, value in expected.items():
-        assert h200[name] == pytest.approx(value, rel=0.05), name
+        assert values[name] == pytest.approx(value, rel=0.05), name
     # An idle load, and its waiter.
     load = h200["tma_latency_ns"] * h200["max_clock_ghz"] + h200["tma_latency_cycles"]
     assert load + h200["wake_cycles"] == pytest.approx(latency["l2_1024"], rel=0.01)
@@ -78,13 +87,13 @@ GOOD: dict[str, Any] = {"value": 1.0, "unit": "ns", "confidence": "L", "source":
     ],
 )
 def test_a_faulty_entry_is_refused(entry: Any, fault: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(machines, "_table", lambda: {"B200": {"wake_cycles": entry}})
+    monkeypatch.setattr(machines, "_table", lambda: {"B200": {"narrow_row_cycles": entry}})
     with pytest.raises(ValueError, match=fault):
         list(constants("B200"))
 
 
 def test_a_constant_of_the_selection_is_not_stated_again(monkeypatch: Any) -> None:
-    monkeypatch.setattr(machines, "_table", lambda: {"B200": {"clock_ghz": GOOD}})
+    monkeypatch.setattr(machines, "_table", lambda: {"B200": {"wake_cycles": GOOD}})
     with pytest.raises(ValueError, match="stands in selection's table, too"):
         list(constants("B200"))
 

@@ -39,9 +39,9 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def made_up(path: Path, clock_ghz: float) -> None:
-    """Times of the model itself, on a machine with another clock."""
-    machine = dataclasses.replace(H200, clock_ghz=clock_ghz)
+def made_up(path: Path, l2_bytes_per_ns: float) -> None:
+    """Times of the model itself, on a machine with another L2."""
+    machine = dataclasses.replace(H200, l2_bytes_per_ns=l2_bytes_per_ns)
     lines = []
     for m, n, k in ((4096, 4096, 4096), (2048, 2048, 2048), (16, 4096, 4096)):
         product = Product(m, n, k)
@@ -58,17 +58,17 @@ def made_up(path: Path, clock_ghz: float) -> None:
 
 def test_it_finds_the_machine_that_made_the_times(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
-    made_up(results, clock_ghz=1.4)
+    made_up(results, l2_bytes_per_ns=7000)
     assert float(run(str(results)).stdout.splitlines()[-2].split()[-1]) > 0.05
-    *_, least, choices, clock = run(str(results), "--fit", "clock_ghz").stdout.splitlines()
+    *_, least, choices, rate = run(str(results), "--fit", "l2_bytes_per_ns").stdout.splitlines()
     assert float(least.split()[-1]) < 0.005
     assert choices == "the model's choices: 1.000 of the best, at most 1.000"
-    assert float(clock.split()[2]) == pytest.approx(1.4, abs=0.01)
+    assert float(rate.split()[2]) == pytest.approx(7000, rel=0.01)
 
 
 def test_what_a_choice_loses(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
-    made_up(results, clock_ghz=H200.clock_ghz)
+    made_up(results, l2_bytes_per_ns=H200.l2_bytes_per_ns)
     (first, *_) = model_error.read(results, H200)
     assert first.regret(H200) == 1.0
     slow = dataclasses.replace(first, slower=first.slower * 1.25)

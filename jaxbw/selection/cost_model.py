@@ -182,7 +182,7 @@ def _at(
     whole = _ceil(blocks, table.cluster_k)
     part = _ceil(blocks, table.split_k * table.cluster_k)
 
-    def loop(count: Integers, active: Integers, loads: _Loads, stores: Floats) -> Floats:
+    def loop(count: Integers, active: Integers | Floats, loads: _Loads, stores: Floats) -> Floats:
         """Nanoseconds of a wave, by what bounds it; a row for each of BOUNDS."""
         sms = active * table.ctas
         l2 = (count * stage.asked + stores) * sms / machine.l2_bytes_per_ns
@@ -212,24 +212,16 @@ def _at(
         np.where(several, walk.later.missed, walk.first.missed),
         np.where(several, walk.later.late, walk.first.late),
     )
+    inner, more, none = np.maximum(w - 2, 0), np.maximum(p - 1, 0), np.zeros_like(p)
     waves = (
         (several, several, loop(whole, resident, walk.first, stored), one),
-        (
-            np.maximum(w - 2, 0),
-            np.maximum(w - 2, 0),
-            loop(whole, resident, walk.later, stored),
-            one,
-        ),
+        (inner, inner, loop(whole, resident, walk.later, stored), one),
         (w > 0, (w > 0) & (p > 0), loop(whole, last_whole, last_loads, stored), one),
-        (
-            np.maximum(p - 1, 0),
-            np.maximum(p - 1, 0),
-            loop(part, resident, walk.parts, of_part),
-            leaving,
-        ),
-        (p > 0, np.zeros_like(p), loop(part, last_part, walk.parts, of_part), leaving),
+        (more, more, loop(part, resident, walk.parts, of_part), leaving),
+        (p > 0, none, loop(part, last_part, walk.parts, of_part), leaving),
     )
-    bounds, main_loop, exposed = np.zeros((len(BOUNDS), len(table))), 0.0, 0.0
+    bounds = np.zeros((len(BOUNDS), len(table)))
+    main_loop, exposed = np.zeros(len(table)), np.zeros(len(table))
     for count, followed, each, epilogue in waves:
         together = _overlapping(machine, each)
         bounds += count * each

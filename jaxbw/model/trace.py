@@ -6,7 +6,7 @@ wgmma. The emulator says in which order, and who released whom; it says nothing 
 
 A wgmma is issued by four warps, each of which has a tensor core of its own: every one of them gets
 the step. That they wait for it (wgmma.wait_group) is no event: products are complete when the stage
-that they read is given back, and all of them when results are stored.
+that they read is given back.
 """
 
 import re
@@ -275,8 +275,6 @@ class _Released:
             if signal not in self._given_back:
                 self._given_back[signal] = None
                 yield Settle(self.group, self._each * (self._read - len(self._given_back)))
-        elif step.kind == "store":
-            yield Settle(self.group, 0)
 
 
 def _keys(step: Step) -> tuple[tuple[str, int], ...]:

@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 SWIZZLES = (1, 2, 4, 8, 16)
 EPILOGUE_WARPS = 4  # of sm100
 TEAMS = 2  # of sm90: warpgroups that multiply, and finish what they have multiplied
+STAGING_BUFFERS = 2  # of a warp of sm90, or of sm100: what is stored of a tile goes through them
+_CAST = 2  # bytes of an element that a team may keep, rounded
 _MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
 _FULL_ROWS = 128  # of an MMA on sm100, in one CTA; 64 take as long
 _MMA_ROWS = {"sm90": 64, "sm100": _FULL_ROWS}  # hardware: of one instruction, in one CTA
@@ -472,7 +474,8 @@ def _epilogues(
         slow = machine.columns_slowdown if swapped else machine.rows_slowdown
         out = held = elements * slow / machine.epilogue_elements_per_cycle
     elif machine.family == "sm90":
-        out = held = _by_teams(machine, work.output_size, table, cut) / table.cluster_k
+        out, held = _by_teams(machine, work, table, cut)
+        out, held = out / table.cluster_k, held / table.cluster_k
     else:
         out, held = _through_tensor_memory(machine, work.output_size, table, cut)
     sums = cut.rows * table.block_n * 4.0  # float32, of one CTA
@@ -481,7 +484,8 @@ def _epilogues(
     leaving = sums / machine.epilogue_bytes_per_cycle * of_team * cycle
     alone = (out + elements * beside) * cycle + share
     if machine.family == "sm90":
-        return _Epilogue(alone, alone), _Epilogue(leaving, leaving)
+        waiting = (held + elements * beside) * cycle + share
+        return _Epilogue(alone, waiting), _Epilogue(leaving, leaving)
     full = cut.rows > _FULL_ROWS
     waits = (table.accumulators == 1) | (table.relaunched == 1)
     return (
@@ -490,18 +494,29 @@ def _epilogues(
     )
 
 
-def _by_teams(machine: Machine, output_size: int, table: Candidates, cut: Grid) -> Floats:
-    """Cycles of a team's epilogue, a chunk after the other. Cooperative teams share the way out."""
-    sharing = np.where(table.pingpong == 1, 1, TEAMS)
-    width = _chunk(machine.family, output_size, table.block_n)
+def _by_teams(
+    machine: Machine, work: Workload, table: Candidates, cut: Grid
+) -> tuple[Floats, Floats]:
+    """Cycles of a team's epilogue, a box after the other; and until the next product may begin.
+
+    Cooperative teams share the way out. Of what is only cast they store some boxes at once, and the
+    others beside the next tile.
+    """
+    pingpong = table.pingpong == 1
+    sharing = np.where(pingpong, 1, TEAMS)
+    width = _chunk(machine.family, work.output_size, table.block_n)
     count = table.block_n / width * (cut.rows // _MMA_ROWS["sm90"]) / sharing
-    size = _MMA_ROWS["sm90"] * width * output_size
+    size = _MMA_ROWS["sm90"] * width * work.output_size
     filling, leaving = size / machine.stage_bytes_per_cycle, size / machine.store_bytes_per_cycle
-    chunk = filling + machine.chunk_cycles + machine.tma_issue_cycles
+    box = filling + machine.chunk_cycles + machine.tma_issue_cycles
     # Two buffers: the one is filled while the other is read.
-    again = (chunk + leaving + machine.store_read_cycles) / 2
-    each = np.maximum.reduce([chunk, again, sharing * filling, sharing * leaving])
-    return np.asarray((count - 1) * each + chunk + leaving)
+    again = (box + leaving + machine.store_read_cycles) / STAGING_BUFFERS
+    each = np.maximum.reduce([box, again, sharing * filling, sharing * leaving])
+    alone = (count - 1) * each + box
+    cast = not (work.activated or work.extra_bytes or work.gated) and work.output_size == _CAST
+    delayed = ~pingpong & cast & (table.cluster_k * table.split_k == 1)
+    at_once = np.minimum(count, STAGING_BUFFERS) * np.maximum(box, sharing * filling)
+    return alone + leaving, np.where(delayed, np.minimum(at_once, alone), alone)
 
 
 def _through_tensor_memory(
@@ -544,8 +559,8 @@ def _period(
     if machine.family == "sm100":
         waits = np.where(epilogue.held > 0, epilogue.held + stage.commit + stage.handover, 0.0)
         return np.asarray(np.maximum(together + waits, epilogue.alone))
-    # Nobody multiplies beside an epilogue, or the other team does; loads go on.
-    whole = bounds[0] + stage.commit + epilogue.alone
+    # Nobody multiplies until a tile is on its way, or the other team does; loads go on.
+    whole = bounds[0] + stage.commit + epilogue.held
     turn = bounds[0] + stage.turn
     busy = np.where(table.pingpong == 1, np.maximum(turn, whole / TEAMS), whole)
     return _overlapping(machine, np.array([busy, *bounds[1:]]))

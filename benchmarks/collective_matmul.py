@@ -14,7 +14,8 @@ their backward passes. Arms:
 A time is the host's for a run of calls, divided by their number, on all devices; arms take turns in
 random order, and ratios have 95 % bootstrap intervals of whole rounds. Some elements of each result
 are compared with float64. A profile of each arm says which share of the traffic was hidden behind
-work, and behind which kernels. No case is begun that would not end within --budget seconds.
+work, and behind which kernels. An arm of XLA's that XLA refuses to compile is noted as "refused",
+and the others are measured. No case is begun that would not end within --budget seconds.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class Arm:
 
     product: Callable[[Mesh, str], Product]
     options: Options
+    is_ours: bool = False
 
 
 def ring(implementation: str | None) -> Callable[[Mesh, str], Product]:
@@ -136,8 +138,8 @@ def partitioned(mesh: Mesh, form: str) -> Product:
 
 
 ARMS = {
-    "jaxbw": Arm(ring(None), OVERLAP),
-    "jaxbw, products by XLA": Arm(ring("xla"), OVERLAP),
+    "jaxbw": Arm(ring(None), OVERLAP, is_ours=True),
+    "jaxbw, products by XLA": Arm(ring("xla"), OVERLAP, is_ours=True),
     "collective and product": Arm(collectives, OVERLAP),
     "XLA as shipped": Arm(partitioned, {}),
     "XLA windowed": Arm(partitioned, WINDOWED),
@@ -291,13 +293,23 @@ def overlap(events: Sequence[tuple[str, Interval]], calls: int) -> dict[str, Any
 def measure(
     case: Case, mesh: Mesh, rounds: int, calls: int, traces: pathlib.Path
 ) -> dict[str, Any]:
-    """All arms of a case."""
+    """All arms of a case; of one that XLA refuses to compile, the first line of its reason.
+
+    Raises:
+      jax.errors.JaxRuntimeError: XLA refuses one of ours, or a program fails when it runs.
+    """
     given = operands(case, mesh)
     oracle = Oracle(case, given)
     calls_of, rows = dict[str, Callable[[], Any]](), dict[str, Any]()
     for name, arm in ARMS.items():
         options = {name: value for name, value in arm.options.items() if is_known(name)}
-        program = compile_arm(arm, options, case, mesh, given)
+        try:
+            program = compile_arm(arm, options, case, mesh, given)
+        except jax.errors.JaxRuntimeError as error:
+            if arm.is_ours:
+                raise
+            rows[name] = {"options": options, "refused": str(error).partition("\n")[0]}
+            continue
         calls_of[name] = partial(program, *given)
         text = program.as_text() or ""
         found = re.findall(r"= \S+ ((?:collective|all|reduce)-[a-z]+(?:-[a-z]+)?)\(", text)
@@ -309,14 +321,15 @@ def measure(
         }
     order = random.Random(0)
     for _ in range(rounds):
-        for name in order.sample(list(ARMS), len(ARMS)):
+        for name in order.sample(list(calls_of), len(calls_of)):
             rows[name]["rounds_us"].append(seconds(calls_of[name], calls) * 1e6)
-    samples = {name: [[value] for value in row["rounds_us"]] for name, row in rows.items()}
-    for name, row in rows.items():
+    samples = {name: [[value] for value in rows[name]["rounds_us"]] for name in calls_of}
+    for name, call in calls_of.items():
+        row = rows[name]
         row["median_us"] = statistics.median(samples[name])
         row["speedup_of_jaxbw"] = asdict(statistics.ratio(samples[name], samples["jaxbw"]))
         folder = traces / "-".join([*map(str, asdict(case).values()), name.replace(" ", "_")])
-        row["devices"] = profile(calls_of[name], folder)
+        row["devices"] = profile(call, folder)
     return rows
 
 
@@ -325,6 +338,9 @@ def line(case: Case, rows: dict[str, Any]) -> str:
     direction = "backward" if case.backward else "forward"
     lines = [f"{case.form} {direction} {case.m} x {case.n} x {case.k}"]
     for name, row in rows.items():
+        if "refused" in row:
+            lines.append(f"  {name:26} refused: {row['refused']}")
+            continue
         traffic = sum(device["traffic_us"] for device in row["devices"])
         share = sum(device["hidden_us"] for device in row["devices"]) / traffic if traffic else 0
         ratio = row["speedup_of_jaxbw"]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import collective_matmul
 import jax
@@ -32,6 +33,60 @@ def test_every_arm_of_every_case_is_right(tmp_path: Path) -> None:
         options = {name: set(arm["options"]) for name, arm in case["arms"].items()}
         assert options["XLA as shipped"] < options["jaxbw"] < options["XLA windowed"]
         assert options["XLA windowed"] < options["XLA windowed, pipelined"]
+
+
+def refused_by_xla(mesh: jax.sharding.Mesh, form: str) -> collective_matmul.Product:
+    """A product that can be lowered, and not compiled: nobody has such a custom call."""
+
+    def product(x: Any, w: Any) -> Any:
+        out = jax.eval_shape(jnp.matmul, x, w)
+        call: Any = jax.ffi.ffi_call("a_call_of_nobody", out)
+        return call(x, w)
+
+    return product
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, **arms: Any) -> tuple[Any, Any]:
+    """A small case of these arms, and their rows."""
+    monkeypatch.setattr(collective_matmul, "ARMS", arms)
+    mesh = jax.sharding.Mesh(jax.devices()[:2], (collective_matmul.AXIS,))
+    case = collective_matmul.Case("gather", False, 16, 32, 64)
+    return case, collective_matmul.measure(case, mesh, 2, 1, folder)
+
+
+def test_what_xla_refuses_is_noted_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On H200s XLA could not compile its own windowed einsum of 8192^3, scattering, backward."""
+    arm = collective_matmul.Arm
+    case, rows = measured(
+        monkeypatch,
+        tmp_path,
+        jaxbw=arm(collective_matmul.ring(None), {}, is_ours=True),
+        windowed=arm(refused_by_xla, {}),
+        shipped=arm(collective_matmul.partitioned, {}),
+    )
+    assert list(rows) == ["jaxbw", "windowed", "shipped"]
+    assert set(rows["windowed"]) == {"options", "refused"}
+    reason = rows["windowed"]["refused"]
+    assert "a_call_of_nobody" in reason
+    assert "\n" not in reason
+    assert len(rows["jaxbw"]["rounds_us"]) == len(rows["shipped"]["rounds_us"]) == 2
+    assert rows["shipped"]["speedup_of_jaxbw"]["value"] > 0
+    text = collective_matmul.line(case, rows).splitlines()
+    assert [f"refused: {reason}" in each for each in text] == [False, False, True, False]
+
+
+def test_our_own_failure_stops_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ours = collective_matmul.Arm(refused_by_xla, {}, is_ours=True)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a_call_of_nobody"):
+        measured(monkeypatch, tmp_path, jaxbw=ours)
+
+
+def test_who_is_ours() -> None:
+    """A refusal of these is no note."""
+    ours = {name for name, arm in collective_matmul.ARMS.items() if arm.is_ours}
+    assert ours == {"jaxbw", "jaxbw, products by XLA"}
 
 
 @pytest.mark.parametrize(

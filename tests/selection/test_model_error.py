@@ -19,6 +19,7 @@ from jaxbw.selection.workload import workload
 from jaxbw.tuning.measure import Measured
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "model_error.py"
+RECORD = SCRIPT.parent / "results" / "2026-11-22_h200_configurations.json"
 H200 = machines()["H200"]
 CONFIGS = [
     GemmConfig(128, 256, cluster=(2, 1)),
@@ -73,6 +74,33 @@ def test_what_a_choice_loses(tmp_path: Path) -> None:
     assert first.regret(H200) == 1.0
     slow = dataclasses.replace(first, slower=first.slower * 1.25)
     assert slow.regret(H200) == 1.25
+
+
+def test_what_the_fit_has_not_seen_is_told_apart(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    made_up(results, l2_bytes_per_ns=7000)
+    products = model_error.read(results, H200)
+    unseen, seen = model_error.divided(products, 0.4)
+    assert (len(unseen), len(seen)) == (1, 2)
+    assert {each.product for each in [*unseen, *seen]} == {each.product for each in products}
+    assert model_error.divided(products[::-1], 0.4) == (unseen, seen)
+    told = run(str(results), "--fit", "l2_bytes_per_ns", "--unseen", "0.4").stdout
+    assert "seen by the fit: 2 products, median error 0.000, choices 1.000 of the best" in told
+    assert "not seen: 1 products, median error 0.000, choices 1.000 of the best" in told
+
+
+def test_constants_that_are_fitted_are_the_machine_s() -> None:
+    assert set(model_error.FITTED) <= {field.name for field in dataclasses.fields(H200)}
+
+
+def test_the_record_of_configurations_is_modelled_within_a_tenth() -> None:
+    """Issue 8's bars, on times that were measured: products that constants were fitted to, too."""
+    products = model_error.read(RECORD, H200)
+    unseen, _ = model_error.divided(products, 0.5)
+    for part in (products, unseen):
+        assert model_error.median_error(H200, part) <= 0.10
+        regrets = [each.regret(H200) for each in part]
+        assert model_error.geometric_mean(regrets) <= 1.05
 
 
 def test_a_file_without_products_is_refused(tmp_path: Path) -> None:

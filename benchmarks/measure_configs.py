@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import products
+import records
 from products import Product
 
 from jaxbw.selection import devices
-from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import Device
 from jaxbw.selection.tuned.products import config_from_json, config_to_json
 from jaxbw.tuning.launching import Bench, Gpu
@@ -43,47 +43,16 @@ def from_json(entry: dict[str, Any]) -> Measured:
     return Measured(config_from_json(entry["config"]), entry["us"], entry["model"])
 
 
-def from_text(text: str) -> GemmConfig:
-    """What str() of a configuration gave; of its block_k only that it is one."""
-    values: dict[str, Any] = {}
-    for part in text.split(", "):
-        name, value = part.split(" ", 1)
-        if name == "block":
-            values["block_m"], values["block_n"] = map(int, value.split("x")[:2])
-        elif name == "cluster":
-            values["cluster"] = tuple(map(int, value.split("x")))
-        elif name == "swizzle":
-            width, _, values["raster"] = value.split()
-            values["swizzle"] = int(width)
-        elif value != "as fit":
-            values[name] = value == "True" if value in ("True", "False") else int(value)
-    return GemmConfig(**values)
-
-
-def _read_arms(path: pathlib.Path) -> dict[Product, list[Measured]]:
-    """Of a record in which a row is an arm of ours, or XLA's; the last time of each counts."""
-    times: dict[Product, dict[GemmConfig, float]] = {}
-    for row in json.loads(path.read_text())["rows"]:
-        if row["arm"].startswith("block"):
-            product = Product(row["m"], row["n"], row["k"], row["layout"])
-            times.setdefault(product, {})[from_text(row["arm"])] = row["median_us"]
-    return {
-        product: [Measured(config, us, math.nan) for config, us in sorted(by.items(), key=_time)]
-        for product, by in times.items()
-    }
-
-
-def _time(entry: tuple[GemmConfig, float]) -> float:
-    return entry[1]
-
-
 def read(path: pathlib.Path) -> dict[Product, list[Measured]]:
     """The products of a results file with their configurations; a torn last line is left out.
 
-    A .json file is a record like benchmarks/results/2026-11-22_h200_configurations.json.
+    A .json file is a record of another benchmark (`records`).
     """
     if path.suffix == ".json":
-        return _read_arms(path)
+        return {
+            product: [Measured(config, us, math.nan) for config, us in times]
+            for product, times in records.read(path).items()
+        }
     found: dict[Product, list[Measured]] = {}
     for line in _whole_lines(path):
         row = json.loads(line)

@@ -1,11 +1,10 @@
 """benchmarks/measure_configs.py on a made-up GPU: what it measures, keeps and refuses."""
 
-import json
 from pathlib import Path
 
 import products
 import pytest
-from measure_configs import from_json, from_text, read, run, to_json
+from measure_configs import from_json, read, run, to_json
 from products import Product
 
 from jaxbw.selection.config import GemmConfig
@@ -60,37 +59,6 @@ def test_results_that_differ_are_refused() -> None:
     gpu.wrong = measure(gpu, SMALL.problem, H200, EFFORT)[7].config
     with pytest.raises(RuntimeError, match=r"-> bf16.1,1024,1024.: block .* is inf off"):
         measure(gpu, SMALL.problem, H200, EFFORT)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        GemmConfig(128, 256, cluster=(2, 1), swizzle=8),
-        GemmConfig(256, 128, cluster=(1, 2), swizzle=4, raster="n", split_k=4, split_tail=True),
-        GemmConfig(128, 128, pingpong=True),
-        GemmConfig(128, 32, swap_ab=True, cluster_k=2, stages=5),
-    ],
-    ids=str,
-)
-def test_a_configuration_s_text_is_read(config: GemmConfig) -> None:
-    assert from_text(str(config)) == config
-
-
-def test_of_a_record_of_arms_the_last_times_of_ours_count(tmp_path: Path) -> None:
-    rows = [
-        {"m": 64, "n": 64, "k": 64, "layout": "nn", "arm": arm, "median_us": us}
-        for arm, us in (
-            ("xla", 1.0),
-            (str(GemmConfig(128, 64)), 3.0),
-            (str(GemmConfig(128, 128)), 4.0),
-            (str(GemmConfig(128, 64)), 5.0),
-        )
-    ]
-    record = tmp_path / "record.json"
-    record.write_text(json.dumps({"rows": rows}))
-    (measured,) = read(record).values()
-    found = [(each.config.tile, each.microseconds) for each in measured]
-    assert found == [((128, 128), 4.0), ((128, 64), 5.0)]
 
 
 def test_a_run_resumes_behind_a_torn_line(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""Times of our kernels, with their configurations, in records of other benchmarks."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from products import Product
+
+from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.tuned.products import config_from_json
+
+
+def read(path: pathlib.Path) -> dict[Product, list[tuple[GemmConfig, float]]]:
+    """The products of a record, with microseconds of configurations, the fastest first.
+
+    Of a configuration that was measured several times the last one counts. Two kinds are known:
+    those of `python -m jaxbw bench` (plain products, in bursts), and rows whose arm is the text of
+    a configuration, as in benchmarks/results/2026-11-22_h200_configurations.json.
+    """
+    times: dict[Product, dict[GemmConfig, float]] = {}
+    for row in json.loads(path.read_text())["rows"]:
+        for product, config, us in _benched(row) if "arms" in row else _by_text(row):
+            times.setdefault(product, {})[config] = us
+    return {
+        product: sorted(by.items(), key=lambda entry: entry[1]) for product, by in times.items()
+    }
+
+
+def _benched(row: dict[str, Any]) -> Iterator[tuple[Product, GemmConfig, float]]:
+    case, ours = row["case"], row["arms"].get("jaxbw")
+    if row["mode"] != "burst" or case["epilogue"] != "none" or ours is None:
+        return
+    if "fields" in ours["details"]:
+        product = Product(*(case[name] for name in ("m", "n", "k", "layout", "dtype")))
+        us = statistics.median(time for times in ours["rounds"] for time in times)
+        yield product, config_from_json(ours["details"]["fields"]), us
+
+
+def _by_text(row: dict[str, Any]) -> Iterator[tuple[Product, GemmConfig, float]]:
+    if row["arm"].startswith("block"):
+        product = Product(row["m"], row["n"], row["k"], row["layout"])
+        yield product, config_of(row["arm"]), row["median_us"]
+
+
+def config_of(text: str) -> GemmConfig:
+    """The configuration that str() gave so; of its block_k only that it is one span."""
+    values: dict[str, Any] = {}
+    for part in text.split(", "):
+        name, value = part.split(" ", 1)
+        if name == "block":
+            values["block_m"], values["block_n"] = map(int, value.split("x")[:2])
+        elif name == "cluster":
+            values["cluster"] = tuple(map(int, value.split("x")))
+        elif name == "swizzle":
+            width, _, values["raster"] = value.split()
+            values["swizzle"] = int(width)
+        elif value != "as fit":
+            values[name] = value == "True" if value in ("True", "False") else int(value)
+    return GemmConfig(**values)

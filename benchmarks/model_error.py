@@ -5,8 +5,8 @@
     python benchmarks/model_error.py calibration.jsonl --fit all --unseen 0.5
 
 Reads what measure_configs.py wrote, or a record of the suite (`python -m jaxbw bench`). `all` are
-the constants that the micro-benchmarks do not give (FITTED). With --unseen the fit does not see that
-part of the products, drawn at random, and either part is told of.
+the constants that the micro-benchmarks do not give (FITTED). With --unseen the fit does not see
+that part of the products, drawn at random, and either part is told of.
 
 Fitting changes the named constants of the machine, within a factor of four, for the least squares
 of the logarithms' differences, in which slow configurations weigh less: they need only be known to

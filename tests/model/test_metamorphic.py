@@ -1,5 +1,6 @@
 """What must hold of any machine: more of something is never slower, and no roofline is beaten."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import hypothesis
@@ -26,76 +27,89 @@ TILES = [
     ((128, 256), 1, (2, 2)),
     ((64, 64), 1, (1, 2)),
 ]
+HOPPER = [
+    GemmConfig(128, 256, cluster=(2, 1)),
+    GemmConfig(256, 128, cluster=(1, 2)),
+    GemmConfig(128, 192),
+    GemmConfig(128, 64, cluster=(2, 2)),
+    GemmConfig(128, 32),
+    GemmConfig(128, 128, cluster=(2, 1), pingpong=True),
+]
 RATES = (
     *("l2_bytes_per_ns", "dram_bytes_per_ns", "ingest_bytes_per_cycle", "smem_bytes_per_cycle"),
-    *("tmem_bytes_per_cycle", "stage_bytes_per_cycle"),
+    *("tmem_bytes_per_cycle", "stage_bytes_per_cycle", "store_bytes_per_cycle"),
 )
 # A share of L2 goes to who asks first; who asks first may change with a rate, and a tile with it.
 JITTER = 1.005
 
 
-def kernel(tile: tuple[int, int], group: int, cluster: tuple[int, int], stages: int = 0) -> Kernel:
-    config = GemmConfig(*tile, cta_group=group, cluster=cluster)
-    filled = GemmConfig(
-        *tile,
-        cta_group=group,
-        cluster=cluster,
-        stages=stages or max_stages(config, "sm100"),
-        accumulators=2,
-    )
-    return kernel_of(filled)
+def kernel(tile: tuple[int, int], group: int, cluster: tuple[int, int]) -> Kernel:
+    return filled(GemmConfig(*tile, cta_group=group, cluster=cluster), "sm100")
 
 
-cases = st.tuples(
-    st.sampled_from(TILES),
-    st.builds(
-        Shape,
-        m=st.sampled_from([128, 512, 1024, 2000, 4096]),
-        n=st.sampled_from([256, 1024, 3000, 4096]),
-        k=st.sampled_from([64, 512, 1100, 4096]),
+def filled(config: GemmConfig, family: str, stages: int = 0) -> Kernel:
+    stages = stages or max_stages(config, family)
+    return kernel_of(replace(config, stages=stages, accumulators=2), family=family)
+
+
+On = tuple[Replayed, GemmConfig]
+configs = st.one_of(
+    st.tuples(
+        st.just(B200),
+        st.sampled_from([GemmConfig(*t, cta_group=g, cluster=c) for t, g, c in TILES]),
     ),
+    st.tuples(st.just(replayed("H200")), st.sampled_from(HOPPER)),
 )
-few = hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+shapes = st.builds(
+    Shape,
+    m=st.sampled_from([128, 512, 1024, 2000, 4096]),
+    n=st.sampled_from([256, 1024, 3000, 4096]),
+    k=st.sampled_from([64, 512, 1100, 4096]),
+)
+few = hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
 
 
-def us(machine: Replayed, of: Kernel, shape: Shape, ghz: float = 1.5) -> float:
-    return run(machine, of, shape, clock=fixed(ghz)).us
-
-
-@few
-@hypothesis.given(cases, st.sampled_from(RATES), st.floats(1.1, 4.0))
-def test_more_of_a_rate_is_never_slower(case: tuple[object, Shape], rate: str, more: float) -> None:
-    of = kernel(*case[0])  # type: ignore[misc]
-    faster = us(B200.scaled(rate, more), of, case[1])
-    assert faster <= us(B200, of, case[1]) * JITTER
-
-
-@few
-@hypothesis.given(cases, st.floats(1.05, 1.3))
-def test_a_higher_clock_is_never_slower(case: tuple[object, Shape], more: float) -> None:
-    of = kernel(*case[0])  # type: ignore[misc]
-    assert us(B200, of, case[1], 1.5 * more) <= us(B200, of, case[1], 1.5) * JITTER
+def us(machine: Replayed, config: GemmConfig, shape: Shape, ghz: float = 1.5) -> float:
+    return run(machine, filled(config, machine.placed.family), shape, clock=fixed(ghz)).us
 
 
 @few
-@hypothesis.given(cases)
-def test_a_deeper_ring_is_never_slower(case: tuple[object, Shape]) -> None:
-    deepest = kernel(*case[0]).stages  # type: ignore[misc]
-    times = [us(B200, kernel(*case[0], stages=s), case[1]) for s in range(2, deepest + 1)]  # type: ignore[misc]
+@hypothesis.given(configs, shapes, st.sampled_from(RATES), st.floats(1.1, 4.0))
+def test_more_of_a_rate_is_never_slower(on: On, shape: Shape, rate: str, more: float) -> None:
+    machine, config = on
+    faster = us(machine.scaled(rate, more), config, shape)
+    assert faster <= us(machine, config, shape) * JITTER
+
+
+@few
+@hypothesis.given(configs, shapes, st.floats(1.05, 1.3))
+def test_a_higher_clock_is_never_slower(on: On, shape: Shape, more: float) -> None:
+    assert us(*on, shape, 1.5 * more) <= us(*on, shape, 1.5) * JITTER
+
+
+@few
+@hypothesis.given(configs, shapes)
+def test_a_deeper_ring_is_never_slower(on: On, shape: Shape) -> None:
+    machine, config = on
+    family = machine.placed.family
+    times = [
+        run(machine, filled(config, family, stages), shape, clock=fixed(1.5)).us
+        for stages in range(2, max_stages(config, family) + 1)
+    ]
     for shallow, deep in pairwise(times):
         assert deep <= shallow * JITTER
 
 
 @few
-@hypothesis.given(cases)
-def test_no_roofline_is_beaten_and_no_engine_over_its_rate(case: tuple[object, Shape]) -> None:
-    of, shape = kernel(*case[0]), case[1]  # type: ignore[misc]
-    found = run(B200, of, shape, clock=fixed(1.5))
+@hypothesis.given(configs, shapes)
+def test_no_roofline_is_beaten_and_no_engine_over_its_rate(on: On, shape: Shape) -> None:
+    machine, config = on
+    found = run(machine, filled(config, machine.placed.family), shape, clock=fixed(1.5))
     ns = found.us * 1000
-    peak = 8192 * B200["sm_count"] * 1.5  # FLOP per nanosecond
+    peak = 4096 / machine["mma_cycles_per_column"] * machine["sm_count"] * 1.5  # FLOP per ns
     assert ns >= shape.flops / peak
     operands = 2 * (shape.m * shape.k + shape.k * shape.n + shape.m * shape.n)
-    assert ns >= operands / B200["dram_bytes_per_ns"]
+    assert ns >= operands / machine["dram_bytes_per_ns"]
     assert found.utilisation <= 1
     for engine in ENGINES:
         assert found.outcome.busy[engine] <= found.outcome.time * (1 + 1e-9)

@@ -28,6 +28,15 @@ def test_layouts_agree_and_results_are_written(
         assert all(row["loss_difference"] < 2.0**-6 for row in rows)
 
 
+def test_the_rate_counts_the_products_that_are_computed(tmp_path: Path) -> None:
+    """It counted the gradient of the inputs, which nobody asks for: 24 products of 23."""
+    out = tmp_path / "results.json"
+    sharded_training.main([*SMALL, "--devices", "1", "--out", str(out)])
+    [row] = json.loads(out.read_text())["results"]["data"]
+    operations = row["tflops"] * 1e12 * row["median_s"]
+    assert operations == pytest.approx(5 * 2 * 64 * 64 * 128, rel=1e-12)
+
+
 def test_a_wrong_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = sharded_training.exact_gradient("data", 1)
     wanted[1] = wanted[1] + 1

@@ -1,10 +1,12 @@
-"""What the pictures of docs/blackwell_kernel.md show: read in running kernels, not restated.
+"""What the pictures of the pages show: read in running kernels and results files, not restated.
 
 Each function returns plain data. The picture carries it, and a test compares both.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from jaxbw import emulator
@@ -157,9 +159,44 @@ def _in_order(events: list[Any], parts: int, name: str) -> list[list[Any]]:
     return found
 
 
+PROFILES = Path(__file__).parents[2] / "benchmarks/results/2026-11-22_h200_profile.json"
+# By role, what is told apart in a picture; a name of ours, and the activities that it stands for.
+SHOWN = {
+    "load": {
+        "load": ("load",),
+        "await empty stage": ("await empty stage",),
+        "await other CTAs": ("await cluster", "await exit"),
+    },
+    "multiply + epilogue": {
+        "multiply": ("multiply",),
+        "await tensor core": ("await tensor core",),
+        "await full stage": ("await full stage",),
+        "await turn": ("await turn",),
+        "epilogue": ("epilogue", "await staging", "store"),
+        "await other CTAs": ("await cluster", "await sums", "await exit"),
+    },
+}
+
+
+def profile() -> dict[str, dict[str, dict[str, float]]]:
+    """Of each role and product, what the time of the warps went into; what is left is not shown."""
+    measured = json.loads(PROFILES.read_text())["profiles"]
+    return {
+        role: {
+            product: {
+                name: round(sum(found["shares"][role].get(each, 0) for each in parts), 4)
+                for name, parts in shown.items()
+            }
+            for product, found in measured.items()
+        }
+        for role, shown in SHOWN.items()
+    }
+
+
 DATA = {
     "swizzle": swizzle,
     "multicast-masks": masks,
     "tensor-memory": tensor_memory,
     "pipeline": pipeline,
+    "profile": profile,
 }

@@ -1,4 +1,4 @@
-"""Draws docs/images/*.svg, the pictures of docs/blackwell_kernel.md. Each carries its data.
+"""Draws docs/images/*.svg, pictures of docs/blackwell_kernel.md and profile.md, with their data.
 
 python -m tests.docs.pictures
 """
@@ -157,11 +157,38 @@ def draw_pipeline(data: dict[str, Any]) -> Figure:
     return figure
 
 
+def draw_profile(data: dict[str, dict[str, dict[str, float]]]) -> Figure:
+    """A bar for each product, of what the warps of a role did."""
+    figure = Figure(figsize=(7.6, 4.4), layout="constrained")
+    names = list(dict.fromkeys(n for bars in data.values() for bar in bars.values() for n in bar))
+    colours = dict(zip(names, COLOURS, strict=False))
+    for axes, (role, bars) in zip(_axes(figure, 2, 1), data.items(), strict=True):
+        axes.barh(list(bars), 1, color=EMPTY)
+        for row, bar in enumerate(bars.values()):
+            begin = 0.0
+            for name, share in bar.items():
+                axes.barh(row, share, left=begin, color=colours[name])
+                if share >= 0.05:
+                    _label(axes, (begin + share / 2, row), f"{share:.0%}", fontsize=7)
+                begin += share
+        axes.set_xlim(0, 1)
+        axes.invert_yaxis()
+        _bare(axes)
+        axes.set_yticks(range(len(bars)), list(bars))
+        axes.tick_params(length=0)
+        axes.set_title(f"{role} warps", fontsize=9)
+    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    handles.append(Patch(color=EMPTY, label="all else"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
 DRAW: dict[str, Callable[[Any], Figure]] = {
     "swizzle": draw_swizzle,
     "multicast-masks": draw_masks,
     "tensor-memory": draw_tensor_memory,
     "pipeline": draw_pipeline,
+    "profile": draw_profile,
 }
 
 

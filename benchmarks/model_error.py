@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 # What the table of the H200 is fitted to: rates under load, the clock, and ways out of the kernel.
 FITTED = (
     *("throttle_clock_ghz", "overlap_exponent", "l2_bytes_per_ns", "ingest_bytes_per_cycle"),
-    *("empty_row_slowdown", "straddle_slowdown", "launch_ns", "first_load_ns", "chunk_cycles"),
+    *("empty_row_slowdown", "straddle_slowdown", "launch_ns", "chunk_cycles"),
     *("epilogue_bytes_per_cycle", "rows_slowdown", "columns_slowdown"),
     *("cluster_sum_ns", "cluster_sum_bytes_per_cycle", "split_ns"),
 )

@@ -2,7 +2,7 @@
 
     python benchmarks/model_error.py calibration.jsonl
     python benchmarks/model_error.py calibration.jsonl --fit l2_bytes_per_ns chunk_cycles
-    python benchmarks/model_error.py calibration.jsonl --fit all --unseen 0.5
+    python benchmarks/model_error.py calibration.jsonl --fit all --unseen 0.5 --write
 
 Reads what measure_configs.py wrote, or a record of the suite (`python -m jaxbw bench`). `all` are
 the constants that the micro-benchmarks do not give (FITTED). With --unseen the fit does not see
@@ -10,9 +10,9 @@ that part of the products, drawn at random, and either part is told of.
 
 Fitting changes the named constants of the machine, within a factor of four, for the least squares
 of the logarithms' differences, in which slow configurations weigh less: they need only be known to
-be slow. It prints what to write into jaxbw/selection/machines.toml and changes nothing. What a
-choice by the model would lose is told, too: the time of the configuration that it rates best, among
-those that were measured, over the least time.
+be slow. It prints the constants; with --write it puts them into jaxbw/selection/machines.toml. What
+a choice by the model would lose is told, too: the time of the configuration that it rates best,
+among those that were measured, over the least time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import dataclasses
 import math
 import pathlib
 import random
+import re
 from collections.abc import Sequence
 
 import measure_configs
@@ -44,6 +45,7 @@ FITTED = (
     *("epilogue_bytes_per_cycle", "rows_slowdown", "columns_slowdown"),
     *("cluster_sum_ns", "cluster_sum_bytes_per_cycle", "split_ns"),
 )
+TABLE = pathlib.Path(__file__).parents[1] / "jaxbw" / "selection" / "machines.toml"
 BOUND = 4.0  # factor by which a constant may change
 TOLERANCE = 0.1  # errors beyond it count less than their squares
 
@@ -151,6 +153,23 @@ def divided(
     return shuffled[:count], shuffled[count:]
 
 
+def written(table: str, fitted: Machine, names: Sequence[str], source: str) -> str:
+    """The text of machines.toml with the fitted constants in it.
+
+    Raises:
+      ValueError: the machine's own entries lack one.
+    """
+    begin = table.index(f"[{fitted.name}]")
+    end = table.index("\n[", begin) if "\n[" in table[begin:] else len(table)
+    head, entries, tail = table[:begin], table[begin:end], table[end:]
+    for name in names:
+        entry = f'{{ value = {getattr(fitted, name):.4g}, confidence = "M", source = "{source}" }}'
+        entries, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {entry}", entries)
+        if count != 1:
+            raise ValueError(f"{fitted.name} has no constant {name} of its own")
+    return head + entries + tail
+
+
 def median_error(machine: Machine, products: Sequence[Measurements]) -> float:
     """Of modelled times, of all configurations."""
     each = [np.abs(p.modelled(machine) / p.microseconds - 1) for p in products]
@@ -177,6 +196,7 @@ def main() -> None:
     parser.add_argument(
         "--unseen", type=float, default=0.0, help="part of the products that the fit does not see"
     )
+    parser.add_argument("--write", action="store_true", help="put what was fitted into the table")
     arguments = parser.parse_args()
     machine = machines()[arguments.machine]
     products = read(arguments.results, machine)
@@ -204,6 +224,9 @@ def main() -> None:
     print(f"the model's choices: {lost}")
     for name in names:
         print(f"{name} = {getattr(fitted, name):.4g}  (was {getattr(machine, name):.4g})")
+    if arguments.write:
+        source = f"fitted: {len(seen)} products of {arguments.results.name}"
+        TABLE.write_text(written(TABLE.read_text(), fitted, names, source))
 
 
 if __name__ == "__main__":

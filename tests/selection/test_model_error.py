@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import model_error
@@ -87,6 +88,22 @@ def test_what_the_fit_has_not_seen_is_told_apart(tmp_path: Path) -> None:
     told = run(str(results), "--fit", "l2_bytes_per_ns", "--unseen", "0.4").stdout
     assert "seen by the fit: 2 products, median error 0.000, choices 1.000 of the best" in told
     assert "not seen: 1 products, median error 0.000, choices 1.000 of the best" in told
+
+
+def test_what_was_fitted_goes_into_the_table() -> None:
+    table = model_error.TABLE.read_text()
+    fitted = dataclasses.replace(H200, l2_bytes_per_ns=12345.6, split_ns=7.0)
+    names = ("l2_bytes_per_ns", "split_ns")
+    now = tomllib.loads(model_error.written(table, fitted, names, "fitted: 3 products of x.jsonl"))
+    before = tomllib.loads(table)
+    entry = {"value": 12350.0, "confidence": "M", "source": "fitted: 3 products of x.jsonl"}
+    assert now["H200"].pop("l2_bytes_per_ns") == entry
+    assert now["H200"].pop("split_ns") == {**entry, "value": 7.0}
+    for name in names:
+        del before["H200"][name]
+    assert now == before
+    with pytest.raises(ValueError, match="H100 has no constant split_ns of its own"):
+        model_error.written(table, machines()["H100"], ("split_ns",), "")
 
 
 def test_constants_that_are_fitted_are_the_machine_s() -> None:

@@ -24,6 +24,7 @@ from products import Product
 
 from jaxbw.selection import manifest
 from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.cost_model import memset_us
 from jaxbw.selection.devices import Device
 from jaxbw.selection.select import ranking
 from jaxbw.selection.tuned import Table, table_for
@@ -47,9 +48,8 @@ def judged(product: Product, measured: Sequence[Measured], device: Device) -> di
 
     Times are those of the kernels and of the memset of a split product's counters.
     """
-    memset = device.machine.memset_ns / 1000
     times = {
-        each.config: each.microseconds + memset * (each.config.split_k > 1) for each in measured
+        each.config: each.microseconds + memset_us(device.machine, each.config) for each in measured
     }
     best = min(times, key=times.__getitem__)
     row: dict[str, Any] = {

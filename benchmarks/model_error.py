@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from products import Product
 
 from jaxbw.selection.candidates import Candidates
-from jaxbw.selection.cost_model import evaluate
+from jaxbw.selection.cost_model import evaluate, memset_us
 from jaxbw.selection.machine import Machine, machines
 from jaxbw.selection.workload import Workload, workload
 from jaxbw.tuning.measure import Measured
@@ -84,10 +84,7 @@ class Measurements:
             swizzle = np.array([config.swizzle for config in configs], np.int64)
             table = Candidates.of(configs, machine.family, work.itemsize)
             groups.append(Group(work, table, (raster, swizzle), np.array(rows)))
-        memset = machine.memset_ns / 1000
-        times = np.array(
-            [each.microseconds + memset * (each.config.split_k > 1) for each in measured]
-        )
+        times = np.array([each.microseconds + memset_us(machine, each.config) for each in measured])
         return cls(product, measured, tuple(groups), times, times / times.min())
 
     def modelled(self, machine: Machine) -> Floats:

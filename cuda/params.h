@@ -82,7 +82,8 @@ struct Epilogue {
 //
 // A work item is a cluster tile with all of K, or a part of one: tiles from whole_tiles on are split into split_k
 // parts along K. The parts of a tile leave float32 sums in `partials`; the one that comes last adds them up in the
-// order of the parts, whoever it is, so that the result does not depend on the timing.
+// order of the parts, whoever it is, so that the result does not depend on the timing. Where `counters` is null a
+// launch behind does, with the same parameters (sm_90).
 struct GemmParams {
   TensorMap a, b, b_up, d, saved[2];  // rank 3: (contiguous dimension, outer dimension, batch)
   Epilogue epilogue;
@@ -115,7 +116,7 @@ struct GemmParams {
   Divisor parts;         // the CTAs of a cluster divide: split_k * cluster.k
   uint32_t work_items;   // whole tiles and parts
   float* partials;       // see partial_floats() in gemm/storage.h
-  uint32_t* counters;    // zero before the launch; see slice_count()
+  uint32_t* counters;    // zero before the launch, see slice_count(); or null
 
   DataType input;          // read at run time by sm_100 kernels only; sm_90 has it in the instruction
   Major a_major, b_major;  // likewise

@@ -23,6 +23,7 @@
 #include "gemm/operand_loader.h"
 #include "gemm/pipeline.h"
 #include "gemm/profile.h"
+#include "gemm/request_parameters.h"
 #include "gemm/sm90_delayed.cuh"
 #include "gemm/sm90_epilogue.cuh"
 #include "gemm/storage.h"
@@ -86,12 +87,6 @@ struct Context {
   JAXBW_DEVICE uint32_t sum_barriers() const { return control() + uint32_t{offsetof(Control, sums)}; }
   JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + kBlockK - 1) / kBlockK; }
   JAXBW_DEVICE KPart k_part(uint32_t item) const { return jaxbw::k_part(params, item, cluster.part(rank)); }
-
-  // First row and column of this CTA's tile of D, and the batch index.
-  JAXBW_DEVICE Tile origin(const Tile& tile) const {
-    return {(tile.m * cluster.m.value + cluster.row(rank)) * params.block_m,
-            (tile.n * cluster.n.value + cluster.column(rank)) * params.tile_columns, tile.batch};
-  }
 
   // Whether peers arrive on this CTA's barriers of the ring. (Sums are sent behind a cluster barrier, and waited for.)
   JAXBW_DEVICE bool has_peers() const { return cluster.tiles.value > 1; }
@@ -181,7 +176,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     const KPart part = context.k_part(number);
-    load.start_at(context.origin(item.tile), part.first_block(k_blocks) * kBlockK, p);
+    load.start_at(cta_origin(p, item.tile, rank), part.first_block(k_blocks) * kBlockK, p);
     if (first) {
       context.await_barriers();
       if (p.b_is_ready && ptx::elect_one()) load.b.prefetch(min(p.stages, k_blocks));
@@ -202,6 +197,9 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
       fill_stages<false, false>(context, load, at, blocks);
     }
   }
+  // What adds up the parts may come when this kernel is about to end; it waits for that. (Where others than these CTAs'
+  // SMs are free it would only wait longer if it came sooner.)
+  ptx::launch_dependents();
 }
 
 // A multiplying warp's place in the ring, and how it lets go of a stage: it tells every CTA that loads for this one.
@@ -335,12 +333,13 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
-    const Tile origin = context.origin(item.tile);
+    const Tile origin = cta_origin(p, item.tile, context.rank);
     const StoreOrigin tile{origin.m, origin.n, origin.batch};
     const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.shared,
                                      context.sum_barriers());
     const uint32_t cta = item.split_tile * context.cluster.tiles.value + context.cluster.tile(context.rank);
     const uint32_t slice = team_in_tile * kTeamWarps + warp_in_team;
+    // sm90_reduce.cuh finds the sums of a slice by the same rule.
     const SplitSum split = cluster.shared()
                                ? SplitSum(p, item, cta * cluster.count(), cluster.slice_floats())
                                : SplitSum(p, item, cta * kSm90Epilogue.warps + slice,
@@ -369,19 +368,6 @@ JAXBW_DEVICE void init_barriers(const Context& context) {
     }
   }
   ptx::fence_mbarrier_init();
-}
-
-// The launch parameters come from memory when they are first read, a line of the constant cache at a time: several
-// hundred cycles each. Warps that have nothing else to do read all lines at once, so that the roles find them under way.
-// (The short sleep is there for the reading to have a purpose.)
-JAXBW_DEVICE void request_parameters(const GemmParams& params) {
-  constexpr uint32_t kLine = 64, kFirst = offsetof(GemmParams, epilogue) / kLine, kEnd = sizeof(GemmParams) / kLine;
-  uint32_t bits = 0;
-#pragma unroll
-  for (uint32_t line = kFirst; line < kEnd; ++line) {
-    bits |= reinterpret_cast<const uint32_t*>(&params)[line * (kLine / sizeof(uint32_t))];
-  }
-  ptx::sleep(bits >> 31);
 }
 
 // Hopper has no CTA pairs. Stated where the compiler sees it, since it would divide by their size.

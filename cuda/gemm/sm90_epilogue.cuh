@@ -11,10 +11,7 @@
 
 namespace jaxbw::sm90 {
 
-constexpr uint32_t kFragmentColumns = 8;  // that four accumulators of each lane cover, two in each of two rows
-constexpr uint32_t registers_of(uint32_t columns) { return columns / kFragmentColumns * 4; }
 constexpr uint32_t columns_of(uint32_t registers) { return registers / 4 * kFragmentColumns; }
-constexpr uint32_t kChunk = registers_of(kSm90Chunk);
 
 // Accumulators kFirst ... of one box of D, kColumns wide -> staging, cast.
 template <DataType kType, uint32_t kColumns, uint32_t kFirst, uint32_t kCount>
@@ -25,16 +22,9 @@ JAXBW_DEVICE void stage_box(const float (&accumulators)[kCount], uint32_t buffer
   for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 2) {
     const float* v = accumulators + kFirst + i * 4;
     if constexpr (kType == DataType::kF32) {
-      // Eight columns are two chunks of 16 bytes; a lane has 8 bytes of one of them, in each of two rows.
-      const uint32_t part = lane % 2 * 8;
+      static_assert(kRowBytes == kSwizzleSpan);
 #pragma unroll
-      for (uint32_t j = 0; j < 2; ++j) {
-        const uint32_t chunk = (i + j) * 2 + lane % 4 / 2;
-        const uint32_t upper = buffer + staged_offset<kRowBytes>(lane / 4, chunk) + part;
-        const uint32_t lower = buffer + staged_offset<kRowBytes>(lane / 4 + 8, chunk) + part;
-        ptx::store_shared(upper, v[4 * j], v[4 * j + 1]);
-        ptx::store_shared(lower, v[4 * j + 2], v[4 * j + 3]);
-      }
+      for (uint32_t j = 0; j < 2; ++j) stage_fragment(v + 4 * j, buffer, i + j);
     } else {
       // Eight columns are one chunk. Matrices: rows 0-7 and 8-15 of chunk i, then of chunk i + 1.
       ptx::stmatrix_x4(buffer + staged_offset<kRowBytes>(lane % 16, i + lane / 16), ptx::pack<kType>(v[0], v[1]),
@@ -112,7 +102,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
     profile.enter(Activity::kEpilogue);
   } else if (split.split()) {
     split.leave(accumulators, 0);
-    if (!split.last()) return;
+    if (split.added_up_later() || !split.last()) return;
   }
   const uint32_t halves = p.epilogue.gated != 0 ? 2 : 1, results = kTile / halves;
   const SumBlocks blocks{stores.acquire_all()};
@@ -125,7 +115,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
         cluster.gather(sums, i, half);
         slice.leave(sums, half * kChunk);
       }
-      if (!slice.last()) return;
+      if (slice.added_up_later() || !slice.last()) return;
     }
 #pragma unroll 1
     for (uint32_t half = 0; half < halves; ++half) {
@@ -147,11 +137,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
       stage_box<DataType::kF32, kSm90Chunk, 0>(sums, blocks.at(half));
     }
     __syncwarp();
-    if (runs_hold_vectors(p)) {
-      finish_block<kVector>(p, blocks, box);
-    } else {
-      finish_block<1>(p, blocks, box);
-    }
+    finish_block<ptx::kWarpSize>(p, blocks, box, ptx::lane_index_here());
     __syncwarp();
   };
   // Slices are numbered down the rows first; those below each other are so far apart.

@@ -11,6 +11,9 @@ namespace jaxbw::sm90 {
 
 constexpr uint32_t kBlockRows = kSm90Epilogue.rows_per_warp;
 constexpr uint32_t kBlockColumns = kSm90Chunk;
+constexpr uint32_t kFragmentColumns = 8;  // that four accumulators of each lane cover, two in each of two rows
+constexpr uint32_t registers_of(uint32_t columns) { return columns / kFragmentColumns * 4; }
+constexpr uint32_t kChunk = registers_of(kBlockColumns);
 constexpr uint32_t kVector = 8;  // elements that a lane handles at a time: 16 bytes, or 32
 
 // Two blocks of floats, swizzled as staging buffers are; `up` for gated products.
@@ -21,6 +24,14 @@ struct SumBlocks {
   JAXBW_DEVICE uint32_t z() const { return at(0); }
   JAXBW_DEVICE uint32_t up() const { return at(1); }
 };
+
+// A warp's fragment of eight columns of sums, `eighth` of them to the left, into a block. A lane has two of each of two
+// rows: eight bytes of one of the two chunks of 16 bytes. (The layout is drawn in ptx/wgmma.h.)
+JAXBW_DEVICE void stage_fragment(const float* v, uint32_t block, uint32_t eighth) {
+  const uint32_t lane = ptx::lane_index_here(), chunk = eighth * 2 + lane % 4 / 2, part = lane % 2 * 8;
+  ptx::store_shared(block + staged_offset<kSwizzleSpan>(lane / 4, chunk) + part, v[0], v[1]);
+  ptx::store_shared(block + staged_offset<kSwizzleSpan>(lane / 4 + 8, chunk) + part, v[2], v[3]);
+}
 
 // Whether neighbours in D are below each other, not beside each other.
 JAXBW_DEVICE bool runs_down(const GemmParams& p) { return p.store_path == StorePath::kColumns; }
@@ -97,14 +108,14 @@ JAXBW_DEVICE void store_elements(const float (&values)[kWidth], EpilogueResult r
   });
 }
 
-// Sums -> results, kWidth at a time: with kVector if runs_hold_vectors. `box`: where the block starts in D.
-template <uint32_t kWidth>
-JAXBW_DEVICE void finish_block(const GemmParams& p, SumBlocks blocks, StoreOrigin box) {
+// Sums -> results, kWidth at a time: with kVector if runs_hold_vectors.
+template <uint32_t kWidth, uint32_t kThreads>
+JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigin box, uint32_t thread) {
   const Epilogue& e = p.epilogue;
   const bool down = runs_down(p);
   const uint32_t units = (down ? kBlockRows : kBlockColumns) / kWidth;
 #pragma unroll 1
-  for (uint32_t unit = ptx::lane_index_here(); unit < kBlockRows * kBlockColumns / kWidth; unit += ptx::kWarpSize) {
+  for (uint32_t unit = thread; unit < kBlockRows * kBlockColumns / kWidth; unit += kThreads) {
     const uint32_t run = unit / units, at = unit % units * kWidth;
     const uint32_t i = down ? at : run, j = down ? run : at;
     const uint32_t row = box.row + i, column = box.column + j;
@@ -144,6 +155,16 @@ JAXBW_DEVICE void finish_block(const GemmParams& p, SumBlocks blocks, StoreOrigi
     }
     if (e.residual.data != nullptr) add(z, residual, 1.0f);
     store_elements(z, p.output, index);
+  }
+}
+
+// Sums -> results, by kThreads threads of which this is number `thread`. `box`: where the block starts in D.
+template <uint32_t kThreads>
+JAXBW_DEVICE void finish_block(const GemmParams& p, SumBlocks blocks, StoreOrigin box, uint32_t thread) {
+  if (runs_hold_vectors(p)) {
+    finish_units<kVector, kThreads>(p, blocks, box, thread);
+  } else {
+    finish_units<1, kThreads>(p, blocks, box, thread);
   }
 }
 

@@ -4,6 +4,9 @@
 // warp that comes last adds up the sums of all parts, in the order of the parts, and goes on to the epilogue. So nobody
 // waits, and the result does not depend on who was last. (Sums of parts as "split-K"; split for the last wave only it
 // is what stream-K does, Osama et al., arXiv:2301.03598, with equal parts.)
+//
+// Few tiles in many parts would have few warps that come last, long at it while most of the GPU is idle. There nobody
+// counts: a launch behind this one adds up, in the same order (sm90_reduce.cuh).
 #pragma once
 
 #include "gemm/epilogue.h"
@@ -20,6 +23,7 @@ class SplitSum {
   JAXBW_DEVICE SplitSum(const GemmParams& params, const WorkItem& item, uint32_t slice, uint64_t slice_floats)
       : part_(item.part),
         parts_(item.parts),
+        counted_(params.counters != nullptr),
         counter_(params.counters + slice),
         part_floats_(slice_floats),
         sums_(params.partials + slice * item.parts * slice_floats + ptx::lane_index_here() * kGroup) {}
@@ -33,6 +37,9 @@ class SplitSum {
   }
 
   JAXBW_DEVICE bool split() const { return parts_ > 1; }
+
+  // Whether a launch behind this one adds up: then nobody here is the last.
+  JAXBW_DEVICE bool added_up_later() const { return !counted_; }
 
   // Leaves values first .. first + kCount - 1 of every lane.
   template <uint32_t kCount>
@@ -71,6 +78,28 @@ class SplitSum {
     }
   }
 
+  // The same of one group of values, with kInFlight parts under way at a time, the last ones too.
+  template <uint32_t kInFlight>
+  JAXBW_DEVICE void gather_group(float (&values)[4], uint32_t first) const {
+    static_assert(kGroup == 4);
+#pragma unroll
+    for (float& value : values) value = 0.0f;
+    const float* from = at(0, first);
+#pragma unroll 1
+    for (uint32_t part = 0; part < parts_; part += kInFlight) {
+      float of_part[kInFlight][kGroup] = {};  // a zero changes no sum: none is -0
+#pragma unroll
+      for (uint32_t i = 0; i < kInFlight; ++i, from += part_floats_) {
+        if (part + i < parts_) ptx::load_global(of_part[i], from);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kInFlight; ++i) {
+#pragma unroll
+        for (uint32_t j = 0; j < kGroup; ++j) values[j] += of_part[i][j];
+      }
+    }
+  }
+
  private:
   static constexpr uint32_t kGroup = 4;  // floats of one lane that lie together: 512 bytes of a warp at a time
 
@@ -79,6 +108,7 @@ class SplitSum {
   }
 
   uint32_t part_, parts_;
+  bool counted_;
   uint32_t* counter_;
   uint64_t part_floats_;
   float* sums_;

@@ -29,4 +29,10 @@ constexpr WorkItem work_item(const GemmParams& p, uint32_t item) {
   return {rasterise(p.whole_tiles + split_tile, p.order), split_part(p, item), p.split_k.value, split_tile};
 }
 
+// First row and column of the tile of D of one CTA of a cluster, and the batch index. (Without pairs.)
+constexpr Tile cta_origin(const GemmParams& p, const Tile& tile, uint32_t rank) {
+  return {(tile.m * p.cluster.m.value + p.cluster.row(rank)) * p.block_m,
+          (tile.n * p.cluster.n.value + p.cluster.column(rank)) * p.tile_columns, tile.batch};
+}
+
 }  // namespace jaxbw

@@ -208,6 +208,14 @@ Result<GemmLaunch> lead_up(const GemmPlan& plan, const GemmBuffers& buffers, Che
   return gemm;
 }
 
+// What is left when the gemm kernel has run: its parts are added up, where a launch of their own does.
+Status follow_up(const GemmLaunch& gemm, Checks checks, uint32_t threads, const std::vector<emulator::Buffer>& memory) {
+  if (gemm.reduced_chunks == 0) return Status();
+  const LaunchShape shape = reduce_shape(gemm.reduce_blocks(kOneWave));
+  return run_kernel(reduce_kernel(*gemm.family), shape, checks, std::min(threads, shape.blocks), memory, &gemm.params,
+                    sizeof(gemm.params));
+}
+
 Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
   const Result<Checks> checks = requested_checks();
   if (!checks.ok()) return checks.status();
@@ -219,8 +227,9 @@ Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
   const uint32_t clusters = gemm.clusters(kOneWave);
   // Clusters that count each other's parts of a tile run on one machine: the emulator's atomics are atomic within one.
   const uint32_t machines = gemm.counter_count != 0 ? 1 : std::min(threads, clusters);
-  return run_kernel(gemm.config.kernel, gemm_shape(*gemm.family, gemm.config, clusters, false), *checks, machines,
-                    memory, &gemm.params, sizeof(gemm.params));
+  const Status status = run_kernel(gemm.config.kernel, gemm_shape(*gemm.family, gemm.config, clusters, false), *checks,
+                                   machines, memory, &gemm.params, sizeof(gemm.params));
+  return status.ok() ? follow_up(gemm, *checks, threads, memory) : status;
 }
 
 Result<emulator::Report> trace(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t sm_count,
@@ -257,6 +266,7 @@ Result<emulator::Report> trace(const GemmPlan& plan, const GemmBuffers& buffers,
                              .trace = true},
                             memory, parameters);
   machine.run();
+  if (Status status = follow_up(gemm, *checks, 1, memory); !status.ok()) return status;
   return machine.report();
 }
 

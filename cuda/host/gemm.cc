@@ -39,7 +39,7 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
   if (gemm.counter_count != 0) {
     if (Status status = clear_counters(driver, gemm, device, stream); !status.ok()) return status;
   }
-  // The first kernel waits for all that was enqueued before it; a product behind a repack starts while that runs.
+  // The first kernel waits for all that was enqueued before it; those behind it start while it runs.
   const bool repacks = gemm.repack_blocks != 0;
   if (repacks) {
     const LaunchShape shape{.blocks = gemm.repack_blocks, .threads = kRepackThreads};
@@ -47,10 +47,15 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
   }
   const uint32_t clusters = gemm.clusters(kernel.resident_clusters);
   const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, clusters, repacks);
-  if (profiling == nullptr) return enqueue(driver, kernel.handle, shape, stream, gemm.params);
-  if (Status status = check_profiling(*profiling, shape); !status.ok()) return status;
-  ProfileMemory memory = profiling->memory;
-  return enqueue(driver, kernel.handle, shape, stream, gemm.params, memory);
+  Status status;
+  if (profiling == nullptr) {
+    status = enqueue(driver, kernel.handle, shape, stream, gemm.params);
+  } else if (status = check_profiling(*profiling, shape); status.ok()) {
+    ProfileMemory memory = profiling->memory;
+    status = enqueue(driver, kernel.handle, shape, stream, gemm.params, memory);
+  }
+  if (!status.ok() || gemm.reduced_chunks == 0) return status;
+  return enqueue(driver, kernel.reduce, reduce_shape(gemm.reduce_blocks(kernel.sm_count)), stream, gemm.params);
 }
 
 }  // namespace

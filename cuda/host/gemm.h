@@ -102,6 +102,7 @@ struct KernelFamily {
   uint32_t threads;           // of a gemm kernel's block, as in its __launch_bounds__
   uint32_t max_cluster_size;  // CTAs
   uint32_t max_cluster_k;
+  uint32_t max_split_k;
   uint32_t min_stages;  // sm_90 holds on to one stage while it waits for the next
   int compute_major;
   int compute_minor;  // -1: any, a family target
@@ -147,6 +148,9 @@ inline uint32_t b_extent(const GemmProblem& p, const GemmConfig& c) {
 inline uint32_t a_peers(const GemmConfig& c) { return c.cluster_n; }
 inline uint32_t b_peers(const GemmConfig& c) { return c.cluster_m / c.cta_group; }
 
+// Whether a launch of its own adds up the parts of split tiles, not the warps that come last.
+bool reduces_apart(const KernelFamily& family, const GemmConfig& config);
+
 // Whether kernels may take their short cut for tiles that are stored as they are: Epilogue::identity.
 bool is_identity(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
 
@@ -180,8 +184,8 @@ struct Profiling {
 // Loads the kernels and asks what a launch has to know of the device, so that launch_gemm only launches.
 Result<PreparedKernel> prepare_gemm(const GemmConfig& config, int device, const Profiling* profiling = nullptr);
 
-// Enqueues the product: what is to be cleared or repacked, then the gemm kernel. Nothing is allocated, nothing waits.
-// With `profiling`, for which the kernel was prepared, the gemm kernel leaves its stamps.
+// Enqueues the product: what is to be cleared or repacked, the gemm kernel, what adds up its parts. Nothing is
+// allocated, nothing waits. With `profiling`, for which the kernel was prepared, the gemm kernel leaves its stamps.
 Status launch_gemm(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuffers& buffers, int device,
                    CUstream stream, const Profiling* profiling = nullptr);
 

@@ -47,7 +47,7 @@ Status check_work(const Work& work, const GemmProblem& p, const GemmConfig& c) {
   return Status();
 }
 
-WorkspaceLayout layout_of(const GemmProblem& p, const GemmConfig& c, const Work& work) {
+WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, const Work& work) {
   WorkspaceLayout layout;
   const auto section = [&](uint64_t bytes) {
     return std::exchange(layout.bytes, layout.bytes + ceil_div(bytes, kSectionAlignment) * kSectionAlignment);
@@ -58,8 +58,8 @@ WorkspaceLayout layout_of(const GemmProblem& p, const GemmConfig& c, const Work&
     layout.b_up = section(p.gated ? operand_b(p).repacked_bytes() : 0);
   }
   layout.partials = section(work.slices * c.split_k * work.slice_floats * sizeof(float));
-  layout.counters = section(work.slices * sizeof(uint32_t));
-  layout.counter_count = work.slices;
+  layout.counter_count = reduces_apart(family, c) ? 0 : work.slices;
+  layout.counters = section(layout.counter_count * sizeof(uint32_t));
   return layout;
 }
 
@@ -195,7 +195,11 @@ Result<GemmPlan> plan_gemm(const GemmProblem& problem, const GemmConfig& config)
   const GemmProblem launched = as_launched(problem, config);
   const Work work = work_of(family, launched, config);
   if (Status status = check_work(work, launched, config); !status.ok()) return status;
-  return GemmPlan{&family, problem, config, launched, work, layout_of(launched, config, work)};
+  return GemmPlan{&family, problem, config, launched, work, layout_of(family, launched, config, work)};
+}
+
+uint32_t GemmLaunch::reduce_blocks(uint32_t sm_count) const {
+  return static_cast<uint32_t>(std::min<uint64_t>(reduced_chunks, sm_count));
 }
 
 uint32_t GemmLaunch::clusters(uint32_t resident) const {
@@ -219,7 +223,8 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
                     .repack = {},
                     .repack_blocks = 0,
                     .counters = at.workspace + layout.counters,
-                    .counter_count = layout.counter_count};
+                    .counter_count = layout.counter_count,
+                    .reduced_chunks = 0};
   const bool tma = !is_naive(config.kernel);
   uint32_t repacks = 0;
   uint64_t pieces = 0;
@@ -242,7 +247,11 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   params.a_data = reinterpret_cast<const void*>(at.a);
   params.b_data = reinterpret_cast<const void*>(at.b);
   params.partials = work.slices != 0 ? reinterpret_cast<float*>(at.workspace + layout.partials) : nullptr;
-  params.counters = work.slices != 0 ? reinterpret_cast<uint32_t*>(launch.counters) : nullptr;
+  params.counters = layout.counter_count != 0 ? reinterpret_cast<uint32_t*>(launch.counters) : nullptr;
+  if (reduces_apart(*family, config)) {
+    const uint64_t tiles = (work.tiles - work.whole_tiles) * config.cluster_tiles();
+    launch.reduced_chunks = tiles * cluster_slices(config.block_m, params.tile_columns);
+  }
   // The repack waits for everything before it, as every kernel does that is launched without an overlap.
   params.b_is_ready = repacks != 0 && !b_repacked;
 

@@ -25,7 +25,7 @@ struct WorkspaceLayout {
 struct Work {
   uint64_t tiles_m, tiles_n;  // of one batch index
   uint64_t tiles, whole_tiles, items;
-  uint64_t slices;        // of the split tiles: each has a counter, and sums of every part
+  uint64_t slices;        // of the split tiles: each has sums of every part, and perhaps a counter
   uint64_t slice_floats;  // of one part
 };
 
@@ -53,6 +53,10 @@ struct GemmLaunch {
   uint32_t repack_blocks;
   CUdeviceptr counters;  // to be set to zero before
   uint64_t counter_count;
+  uint64_t reduced_chunks;  // that a launch behind adds up, where it is not 0 (reduces_apart)
+
+  // Its blocks: each fills an SM.
+  uint32_t reduce_blocks(uint32_t sm_count) const;
 
   // The clusters to launch on a machine that holds `resident` of them at a time.
   uint32_t clusters(uint32_t resident) const;
@@ -63,6 +67,9 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
 
 // The kernel that copies operands for a kernel of this name.
 std::string repack_kernel(const KernelFamily& family, std::string_view kernel);
+
+// The kernel that adds up the parts of split tiles.
+std::string reduce_kernel(const KernelFamily& family);
 
 // Fills in the tensor maps by `encode(view, map)`, which returns a Status.
 template <typename Encode>

@@ -13,6 +13,7 @@ constexpr KernelFamily kFamilies[] = {
      .threads = 384,
      .max_cluster_size = 8,
      .max_cluster_k = 8,
+     .max_split_k = 64,
      .min_stages = 2,
      .compute_major = 9,
      .compute_minor = 0,
@@ -22,6 +23,7 @@ constexpr KernelFamily kFamilies[] = {
      .threads = 256,
      .max_cluster_size = 16,
      .max_cluster_k = 1,
+     .max_split_k = 16,
      .min_stages = 1,
      .compute_major = 10,
      .compute_minor = -1,
@@ -34,7 +36,8 @@ constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
 constexpr uint32_t kSwizzleRows = kSwizzleAtom / kSwizzleSpan;
 constexpr uint32_t kMaxMmaN = 256;      // columns of an MMA: PTX 9.7.16.2.1
 constexpr uint32_t kMaxTeamRows = 128;  // of accumulators that registers hold
-constexpr uint32_t kMaxSplit = 16;
+// From so many parts on, sums that the whole GPU adds up are worth the launch.
+constexpr uint32_t kMinReducedParts = 4;
 
 const char* name(DataType type) { return type == DataType::kF16 ? "f16" : type == DataType::kBF16 ? "bf16" : "f32"; }
 
@@ -109,13 +112,13 @@ struct Range {
   uint32_t value, first, last;
 };
 
-Status check_ranges(const GemmConfig& c) {
+Status check_ranges(const KernelFamily& family, const GemmConfig& c) {
   const Range ranges[] = {
       {"k_spans", c.k_spans, 1, kMaxKSpans},
       {"pingpong", c.pingpong, 0, 1},
       {"swizzle", c.swizzle, 1, kMaxExtent},
       {"raster", c.raster, 0, 1},
-      {"split_k", c.split_k, 1, kMaxSplit},
+      {"split_k", c.split_k, 1, family.max_split_k},
       {"split_tail", c.split_tail, 0, 1},
       {"wave", c.wave, c.split_tail, c.split_tail != 0 ? uint32_t{kMaxExtent} : 0},
       {"swap_ab", c.swap_ab, 0, 1},
@@ -247,6 +250,8 @@ std::string repack_kernel(const KernelFamily& family, std::string_view kernel) {
   return concat("jaxbw_", family.name, "_repack_", kernel.find("_tf32_") != kernel.npos ? "32bit" : "16bit");
 }
 
+std::string reduce_kernel(const KernelFamily& family) { return concat("jaxbw_", family.name, "_reduce_f32"); }
+
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
   if (is_naive(c.kernel)) return 0;
   return storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family.epilogue).total_bytes(c.stages);
@@ -259,6 +264,10 @@ uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
 bool is_identity(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   return p.alpha == 1 && !p.c && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated && !p.save &&
          (family.is_sm90() || c.split_k == 1);
+}
+
+bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
+  return family.is_sm90() && c.split_k >= kMinReducedParts;
 }
 
 StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
@@ -280,7 +289,7 @@ Status check_problem(const GemmProblem& p) {
 Status check_config(const GemmConfig& c) {
   const KernelFamily* family = family_of_kernel(c.kernel);
   if (family == nullptr) return invalid("no kernel family is known for kernel '", c.kernel, "'");
-  if (Status status = check_ranges(c); !status.ok()) return status;
+  if (Status status = check_ranges(*family, c); !status.ok()) return status;
   if (is_naive(c.kernel)) return check_naive(c);
   Status status = family->is_sm90() ? check_sm90_tile(c) : check_sm100_tile(c);
   if (!status.ok()) return status;

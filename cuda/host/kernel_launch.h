@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include "gemm/reduce.h"
 #include "host/gemm.h"
 
 namespace jaxbw {
@@ -30,6 +31,11 @@ inline Status check_profiling(const Profiling& profiling, const LaunchShape& sha
   if (memory.slice_words > kProfileSliceHead && needed <= profiling.words) return Status();
   return invalid("a profile of ", shape.blocks, " CTAs with ", memory.slice_words, " words a warp takes ", needed,
                  " words; there are ", profiling.words);
+}
+
+// Of the launch behind a product that adds up its parts.
+inline LaunchShape reduce_shape(uint32_t blocks) {
+  return {.blocks = blocks, .threads = kReduceThreads, .overlaps = true};
 }
 
 // Points into itself, so it stays where it was made.

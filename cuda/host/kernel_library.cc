@@ -98,34 +98,43 @@ Result<uint32_t> resident_clusters(const Driver& driver, const KernelFamily& fam
                        shared_memory_bytes(family, config), " bytes of shared memory fits the device"));
 }
 
+// A kernel that goes before a product or behind it, in the current context.
+Result<CUkernel> load_companion(const Driver& driver, Cache& cache, const KernelFamily& family, std::string_view name) {
+  const Result<CUkernel> kernel = load(driver, cache, family, name, cache.directory);
+  if (!kernel.ok()) return kernel;
+  if (Status status = load_into_context(driver, family, *kernel).status(); !status.ok()) return status;
+  return kernel;
+}
+
 Result<PreparedKernel> prepare(const Driver& driver, Cache& cache, const KernelFamily& family, const GemmConfig& config,
-                               int ordinal, std::string_view directory) {
+                               const DeviceInfo& info, std::string_view directory) {
   const Result<CUkernel> kernel =
       load(driver, cache, family, config.kernel, directory.empty() ? cache.directory : directory);
   if (!kernel.ok()) return kernel.status();
-  const ScopedContext context(ordinal);
+  const ScopedContext context(info.ordinal);
   if (!context.status().ok()) return context.status();
   CUdevice device = 0;
-  if (Status status = driver.cuDeviceGet(&device, ordinal); !status.ok()) return status;
+  if (Status status = driver.cuDeviceGet(&device, info.ordinal); !status.ok()) return status;
   const Result<uint32_t> clusters = resident_clusters(driver, family, config, *kernel, device);
   if (!clusters.ok()) return clusters.status();
-  PreparedKernel prepared{*kernel, *clusters, nullptr};
+  PreparedKernel prepared{*kernel, *clusters, nullptr, nullptr, static_cast<uint32_t>(info.sm_count)};
   if (is_naive(config.kernel)) return prepared;
 
-  const Result<CUkernel> repack = load(driver, cache, family, repack_kernel(family, config.kernel), cache.directory);
+  const Result<CUkernel> repack = load_companion(driver, cache, family, repack_kernel(family, config.kernel));
   if (!repack.ok()) return repack.status();
-  if (Status status = load_into_context(driver, family, *repack).status(); !status.ok()) return status;
   prepared.repack = *repack;
+  if (!family.is_sm90()) return prepared;
+  const Result<CUkernel> reduce = load_companion(driver, cache, family, reduce_kernel(family));
+  if (!reduce.ok()) return reduce.status();
+  prepared.reduce = *reduce;
   return prepared;
 }
 
-Status check_device(const KernelFamily& family, int ordinal) {
-  const Result<DeviceInfo> device = query_device(ordinal);
-  if (!device.ok()) return device.status();
-  if (family.runs_on(device->compute_major, device->compute_minor)) return Status();
+Status check_device(const KernelFamily& family, const DeviceInfo& device) {
+  if (family.runs_on(device.compute_major, device.compute_minor)) return Status();
   return Status(StatusCode::kDriver,
-                concat("device ", ordinal, " (", device->name, ") has compute capability ", device->compute_major, ".",
-                       device->compute_minor, "; the kernel needs ", family.gpus));
+                concat("device ", device.ordinal, " (", device.name, ") has compute capability ", device.compute_major,
+                       ".", device.compute_minor, "; the kernel needs ", family.gpus));
 }
 
 }  // namespace
@@ -150,8 +159,10 @@ Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConf
 
   const Result<const Driver*> driver = jaxbw::driver();
   if (!driver.ok()) return driver.status();
-  if (Status status = check_device(family, device); !status.ok()) return status;
-  const Result<PreparedKernel> prepared = prepare(**driver, cache, family, config, device, directory);
+  const Result<DeviceInfo> info = query_device(device);
+  if (!info.ok()) return info.status();
+  if (Status status = check_device(family, *info); !status.ok()) return status;
+  const Result<PreparedKernel> prepared = prepare(**driver, cache, family, config, *info, directory);
   if (prepared.ok()) cache.prepared.emplace(PreparedKey(key), *prepared);
   return prepared;
 }

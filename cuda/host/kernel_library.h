@@ -17,6 +17,8 @@ struct PreparedKernel {
   CUkernel handle;
   uint32_t resident_clusters;  // how many clusters the whole device runs at a time
   CUkernel repack;             // copies operands for it; null for a kernel that needs none
+  CUkernel reduce;             // adds up the parts of its tiles; null in a family that has none
+  uint32_t sm_count;
 };
 
 // Loads the libraries once per process, then once per device raises the kernel's limits and asks for its occupancy.

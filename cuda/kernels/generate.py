@@ -25,6 +25,10 @@ _INPUTS = {"bf16": "kBF16", "f16": "kF16"}
 _A_MAJOR = {"n": "kK", "t": "kMN"}
 _B_MAJOR = {"n": "kMN", "t": "kK"}
 
+# Of a role; others are named as their role is.
+_HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce"}
+_FILLS_AN_SM = {"gemm", "reduce"}  # with shared memory, or with registers
+
 _KINDS = {"16bit": "k16Bit", "tf32": "kTf32"}
 _ELEMENTS = {"16bit": "uint16_t", "32bit": "uint32_t"}
 
@@ -59,9 +63,9 @@ def source(kernel: Any, *, profiled: bool = False) -> str:
         parameter=", const __grid_constant__ jaxbw::ProfileMemory profile" if profiled else "",
         argument=", profile" if profiled else "",
         why=kernel.why,
-        header=kernel.family if kernel.role == "gemm" else kernel.role,
+        header=_HEADERS.get(kernel.role, kernel.role).format(family=kernel.family),
         threads=kernel.threads,
-        one_block=", 1" if kernel.role == "gemm" else "",  # of an SM: its shared memory is full
+        one_block=", 1" if kernel.role in _FILLS_AN_SM else "",
         name=kernel.name,
         params="RepackParams" if kernel.role == "repack" else "GemmParams",
         function=_function(kernel),
@@ -72,6 +76,8 @@ def _function(kernel: Any) -> str:
     """The body, with the template arguments that make the instance."""
     if kernel.role == "repack":
         return f"repack<{_ELEMENTS[kernel.input]}>"
+    if kernel.role == "reduce":
+        return f"{kernel.family}::reduce"
     if kernel.role == "naive":
         return "naive_gemm"
     if kernel.family == "sm100":

@@ -45,7 +45,10 @@ _CLUSTERS = {
     ("sm100", 1): ((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1)),
     ("sm100", 2): ((2, 1, 1), (2, 2, 1), (4, 1, 1), (4, 2, 1)),
 }
-_SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+_SPLITS = {
+    "sm90": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64),
+    "sm100": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
+}
 _TAIL_SPLITS = (2, 3, 4)  # one wave of sums at most: L2 keeps it
 # Several spans in a stage pay where a tile's are small: at most so many bytes per CTA and span.
 _SPANS = {1: 2**20, 2: 16 * 1024, 4: 12 * 1024}
@@ -149,7 +152,7 @@ def candidates(
     bases = Candidates.of(legal, family, itemsize)
     if whole:
         return bases
-    splits = [(split, 0) for split in _SPLITS] + [(split, 1) for split in _TAIL_SPLITS]
+    splits = [(split, 0) for split in _SPLITS[family]] + [(split, 1) for split in _TAIL_SPLITS]
     rows = bases.take(np.tile(np.arange(len(bases)), len(splits)))
     split_k, split_tail = (np.repeat(column, len(bases)) for column in np.array(splits).T)
     rows = replace(rows, split_k=split_k, split_tail=split_tail)

@@ -14,7 +14,9 @@ from jaxbw._native import Major
 SPAN_BYTES = 128  # hardware: one span of the 128-byte swizzle
 MAX_CLUSTER = {"sm90": 8, "sm100": 16}  # CTAs; above 8 with the non-portable attribute
 CLUSTER_K = {"sm90": (1, 2, 4, 8), "sm100": (1,)}
-MAX_SPLIT = 16
+MAX_SPLIT = {"sm90": 64, "sm100": 16}
+# From so many parts on a launch of its own adds them up (reduces_apart in cuda/host/gemm_rules.cc).
+MIN_REDUCED_PARTS = {"sm90": 4, "sm100": MAX_SPLIT["sm100"] + 1}
 MAX_SWIZZLE = 16
 SCHEDULERS = {"sm90": ("static", "none"), "sm100": ("clc", "static", "none")}  # the default first
 # block_m of sm100 by cta_group. The largest is two MMA tiles that share B and fill Tensor Memory.
@@ -62,7 +64,8 @@ class GemmConfig:
       stages: depth of the shared-memory ring; default as many as fit.
       swizzle: rasterisation: cluster tiles in a band that is walked together, 1 to 16.
       raster: the dimension that is cut into bands, "m" or "n".
-      split_k: parts along K that are computed apart and summed in a fixed order, 1 to 16.
+      split_k: parts along K that are computed apart and summed in a fixed order, 1 to 64, on sm100
+        to 16.
       split_tail: split only the tiles of the last, incomplete wave.
       swap_ab: compute the transposed product, for a small m. Not for gated products.
       accumulators: accumulators in Tensor Memory, 1 or 2; default 2. sm90 has one, in registers.
@@ -331,8 +334,8 @@ def _common_faults(c: GemmConfig, family: str) -> Iterator[str]:
         yield reason
     if not 1 <= c.swizzle <= MAX_SWIZZLE:
         yield f"swizzle is {c.swizzle}; it is 1 to {MAX_SWIZZLE}"
-    if not 1 <= c.split_k <= MAX_SPLIT:
-        yield f"split_k is {c.split_k}; it is 1 to {MAX_SPLIT}"
+    if not 1 <= c.split_k <= MAX_SPLIT[family]:
+        yield f"split_k is {c.split_k}; on {family} it is 1 to {MAX_SPLIT[family]}"
     if c.split_tail and c.split_k == 1:
         yield "split_tail is True and split_k 1: say into how many parts, 2 or more"
     if c.store_buffers not in (1, 2):

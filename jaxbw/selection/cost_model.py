@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxbw.selection.candidates import Candidates, Integers
-from jaxbw.selection.config import MAX_CLUSTER, SPAN_BYTES
+from jaxbw.selection.config import MAX_CLUSTER, MIN_REDUCED_PARTS, SPAN_BYTES, GemmConfig
 from jaxbw.selection.machine import Machine
 from jaxbw.selection.workload import Workload
 
@@ -100,6 +100,7 @@ class Grid:
     whole_waves: Integers
     part_waves: Integers
     part_rounds: Integers  # of split tiles that an SM brings to their end
+    parts: Integers  # of split tiles
     items: Integers
 
     @property
@@ -134,6 +135,7 @@ def grid(work: Workload, machine: Machine, table: Candidates) -> Grid:
         whole_waves=_ceil(tiles - split, resident),
         part_waves=part_waves,
         part_rounds=_ceil(part_waves, table.split_k),
+        parts=parts,
         items=tiles - split + parts,
     )
 
@@ -269,6 +271,12 @@ def _at(
         band_along_n=walk.band_along_n,
         swizzle=walk.swizzle,
     )
+
+
+def memset_us(machine: Machine, config: GemmConfig) -> float:
+    """Microseconds of clearing the counters of split tiles, which CUPTI leaves out of a call."""
+    counted = 1 < config.split_k < MIN_REDUCED_PARTS[machine.family]
+    return machine.memset_ns / 1000 if counted else 0.0
 
 
 def is_excluded(
@@ -567,11 +575,16 @@ def _period(
 
 
 def _split(machine: Machine, table: Candidates, cut: Grid, cycle: Floats) -> Floats:
-    """Each part leaves its sums, the last one reads all; counters are cleared ahead."""
-    passes = cut.part_rounds * (1 + table.split_k)
-    sums = cut.rows * table.block_n * 4.0
-    time = passes * sums / machine.epilogue_bytes_per_cycle * cycle
-    return np.where(cut.part_rounds > 0, time + machine.split_ns + machine.memset_ns, 0.0)
+    """Each part leaves its sums. The last one reads all, or a launch behind, by all SMs."""
+    sums = cut.rows * table.block_n * 4.0  # bytes
+    one = sums / machine.epilogue_bytes_per_cycle * cycle
+    rounds = cut.part_rounds * (1 + table.split_k)
+    counted = rounds * one + machine.split_ns + machine.memset_ns
+    ctas = cut.parts * table.cluster_m * table.cluster_n
+    reduced = ctas * sums / machine.reduce_bytes_per_ns + machine.reduce_ns
+    apart = table.split_k >= MIN_REDUCED_PARTS[machine.family]
+    time = np.where(apart, cut.part_waves * one + reduced, counted)
+    return np.where(cut.part_rounds > 0, time, 0.0)
 
 
 def _overlapping(machine: Machine, bounds: Floats) -> Floats:

@@ -68,6 +68,8 @@ class Machine:
     cluster_sum_bytes_per_cycle: float
     split_ns: float
     memset_ns: float
+    reduce_ns: float
+    reduce_bytes_per_ns: float
     margin: float
 
     def resident_clusters(self, cluster_size: int) -> int:

@@ -202,16 +202,23 @@ def _difference(found: jax.Array, expected: jax.Array) -> jax.Array:
 
 
 def by_call(events: Sequence[tuple[str, float]], count: int) -> list[float]:
-    """Microseconds of each call from CUPTI's (kernel, milliseconds): repacks go before a product.
+    """Microseconds of each call from CUPTI's (kernel, milliseconds).
+
+    Repacks go before a product, what adds up its parts behind it.
 
     Raises:
       RuntimeError: there are not so many calls.
     """
-    times, pending = [], 0.0
+    times: list[float] = []
+    pending = 0.0
     for name, milliseconds in events:
-        pending += 1e3 * milliseconds
-        if "repack" not in name:
-            times.append(pending)
+        microseconds = 1e3 * milliseconds
+        if "repack" in name:
+            pending += microseconds
+        elif "reduce" in name and times:
+            times[-1] += microseconds
+        else:
+            times.append(pending + microseconds)
             pending = 0.0
     if len(times) != count or pending:
         raise RuntimeError(f"{len(events)} kernels in {count} launches: cannot tell them apart")

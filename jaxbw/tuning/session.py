@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxbw.problem import GemmProblem
 from jaxbw.selection import eligibility, manifest
+from jaxbw.selection.cost_model import memset_us
 from jaxbw.selection.devices import Device
 from jaxbw.selection.search import Ranked
 from jaxbw.selection.select import ranking
@@ -103,9 +104,8 @@ def _measured(
         measured = measure(bench, problem, device, effort)
     except ValueError as error:  # it does not fit the memory set aside
         return Outcome(problem, None, str(error))
-    memset = device.machine.memset_ns / 1000  # of a split product's counters: CUPTI leaves it out
     times = {
-        each.config: each.microseconds + memset * (each.config.split_k > 1) for each in measured
+        each.config: each.microseconds + memset_us(device.machine, each.config) for each in measured
     }
     best = min(times, key=times.__getitem__)
     entry = new_entry(

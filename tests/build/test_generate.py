@@ -48,6 +48,14 @@ def test_the_source_of_a_repack_instance() -> None:
     assert "jaxbw::repack<uint32_t>(params);" in text
 
 
+def test_the_source_of_the_instance_that_adds_up_parts() -> None:
+    text = source(untiled("sm_90a", "reduce", "f32"))
+    assert '#include "gemm/sm90_reduce.cuh"' in text
+    assert "__launch_bounds__(512, 1)\n    jaxbw_sm90_reduce_f32(" in text
+    assert "const __grid_constant__ jaxbw::GemmParams params" in text
+    assert "jaxbw::sm90::reduce(params);" in text
+
+
 def test_the_source_of_the_naive_instance() -> None:
     text = source(untiled("sm_100f", "naive", "16bit"))
     assert '#include "gemm/naive.cuh"' in text

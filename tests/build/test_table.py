@@ -42,8 +42,11 @@ def test_the_table_has_every_instance_once(root: Path) -> None:
     assert len(names) == len(set(names))
     for kind in ("16bit", "tf32"):
         assert {f"jaxbw_sm100_{kind}_1cta", f"jaxbw_sm100_{kind}_2cta"} <= set(names)
-    for repack in ("sm90_repack_16bit", "sm100_repack_16bit", "sm100_repack_32bit"):
-        assert f"jaxbw_{repack}" in names
+    for other in (
+        *("sm90_repack_16bit", "sm100_repack_16bit", "sm100_repack_32bit"),
+        *("sm90_reduce_f32", "sm100_naive_16bit"),
+    ):
+        assert f"jaxbw_{other}" in names
     for dtype in ("bf16", "f16"):
         for layout in ("nn", "nt", "tn", "tt"):
             assert f"jaxbw_sm90_{dtype}_{layout}_64x256" in names
@@ -69,7 +72,7 @@ def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:
         (("why =", 'note = ""\nwhy ='), "note"),
         (('"gemm"', '"repack"'), r"unknown keys \['cta_group', 'layout', 'tile'\]"),
         (('role = "gemm"\n', ""), r"missing keys \['role'\]"),
-        (('"gemm"', '"other"'), "role is not one of gemm, repack, naive"),
+        (('"gemm"', '"other"'), "role is not one of gemm, repack, reduce, naive"),
         (('"sm_90a"', '"sm_80"'), "sm_80"),
         (('"f16"]', '"bf16"]'), "jaxbw_sm90_bf16_nn_64x256"),
         (('"tt"]', '"any"]'), "layout"),
@@ -98,6 +101,8 @@ why = "a test"
     assert names == ["jaxbw_sm90_repack_16bit", "jaxbw_sm100_repack_16bit"]
     with pytest.raises(ValueError, match='input is not "16bit" or "32bit"'):
         load(tmp_path, row.replace('"16bit"', '"bf16"'))
+    with pytest.raises(ValueError, match='there is one, for arch "sm_90a" and input "f32"'):
+        load(tmp_path, row.replace('"repack"', '"reduce"'))
 
 
 def test_a_blackwell_tile_is_chosen_at_launch(tmp_path: Path) -> None:

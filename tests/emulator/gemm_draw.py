@@ -217,7 +217,7 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     n = _extent(rng, items // tiles_m // batch, tile_n)
     k = max(1, min(rng.choice(gpu.ks), gpu.work // (batch * m * n)))
     output = rng.choice(tuple(DTYPES))
-    split_k = rng.choice((1, 1, 2, 3, configs.MAX_SPLIT))
+    split_k = rng.choice((1, 1, 2, 3, 4, 6, configs.MAX_SPLIT["sm90"]))
     return Case(
         m=n if swap_ab else m,
         n=m if swap_ab else n,

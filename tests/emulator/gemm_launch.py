@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import emulator
-from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.config import MIN_REDUCED_PARTS, GemmConfig
 
+from . import installed
 from .gemm_params import (
     ClusterShape,
     Divisor,
@@ -31,6 +32,7 @@ CONTROL = 1024  # bytes of barriers and the like
 MMA_ROWS = 128  # of a CTA, at most
 WGMMA_ROWS = 64  # of a warpgroup
 MAX_STAGES, MAX_SHARED = 12, 232448
+REDUCE_THREADS = 512  # cuda/gemm/reduce.h
 GUARD = 256  # elements in front of a result and behind it
 POISON = 0xA5
 
@@ -77,6 +79,14 @@ class Config:
     split_tail: bool = False
     swap_ab: bool = False
     b_is_ready: bool = False
+    reduced: bool | None = None  # whether a launch behind adds up the parts; None: as the host does
+
+    @property
+    def reduces_apart(self) -> bool:
+        """Whether a launch behind this one adds up the parts of split tiles."""
+        if self.reduced is not None:
+            return self.reduced
+        return self.family is SM90 and self.split_k >= MIN_REDUCED_PARTS["sm90"]
 
     @property
     def clusters(self) -> int:
@@ -114,7 +124,7 @@ class Product:
 
 @dataclass
 class Outcome:
-    """Results [batch, m, n], the report of the launch, and the arrays that the kernel could see."""
+    """Results [batch, m, n], and the report of the launch, or of the first that shows something."""
 
     d: Array
     saved: list[Array]
@@ -310,11 +320,13 @@ def launch(
     sm_count: int = 8,
     more_buffers: Iterable[Array] = (),
     pitch: int | None = None,
+    reduce: emulator.Module | None = None,
     **options: Any,
 ) -> Outcome:
     """Runs a kernel, which may also access `more_buffers`. Nothing around its results may change.
 
-    With `pitch` the rows of the results lie so many elements apart.
+    With `pitch` the rows of the results lie so many elements apart. `reduce` is what adds up the
+    parts of split tiles where a launch behind does: by default the installed kernel.
 
     Raises:
       AssertionError: it does.
@@ -346,7 +358,7 @@ def launch(
     per_tile, slice_floats = slices_of(c, tile_columns)
     slices = (split_tiles if c.split_k > 1 else 0) * cluster_m * cluster_n * per_tile
     partials = emulator.empty(slices * c.split_k * slice_floats, np.float32)
-    counters = emulator.empty(slices, np.uint32)
+    counters = emulator.empty(0 if c.reduces_apart else slices, np.uint32)
     partials[...], counters[...] = np.nan, 0
 
     path = "columns" if c.swap_ab else c.store
@@ -377,7 +389,7 @@ def launch(
         store_buffers=c.store_buffers,
         scheduler=(c.scheduler or family.scheduler) == "clc",
         partials=partials.ctypes.data if slices else 0,
-        counters=counters.ctypes.data if slices else 0,
+        counters=counters.ctypes.data if counters.size else 0,
         input=TYPES[p.dtype],
         a_major=a.major,
         b_major=b.major,
@@ -402,17 +414,25 @@ def launch(
     persistent = (c.scheduler or family.scheduler) == "static" and c.cluster_k == 1
     clusters = min(items["work_items"], resident) if persistent else items["work_items"]
     a_bytes, b_bytes, staging = storage(c)
+    common: dict[str, Any] = dict(
+        args=[params.encode()], buffers=list(_distinct([*buffers, *more_buffers]))
+    )
+    common |= dict(sm_count=sm_count) | options
     report = module.launch(
         entry,
         grid=clusters * c.clusters,
         block=family.threads,
         cluster=c.clusters,
         dynamic_smem=0 if naive else c.stages * (a_bytes + b_bytes) + staging + CONTROL,
-        args=[params.encode()],
-        buffers=_distinct([*buffers, *more_buffers]),
-        sm_count=sm_count,
-        **options,
+        **common,
     )
+    if slices and c.reduces_apart and not report.findings:
+        name = "jaxbw_sm90_reduce_f32"
+        chunks = split_tiles * cluster_m * cluster_n * (c.block_m // 16) * (tile_columns // 32)
+        behind = (reduce or installed.load(name)).launch(
+            name, grid=min(chunks, sm_count), block=REDUCE_THREADS, **common
+        )
+        report = behind if behind.findings else report
     results.check()
     return Outcome(d[..., : p.shape[2]], [x[..., : p.shape[2]] for x in saved], report, params)
 

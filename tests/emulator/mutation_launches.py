@@ -67,6 +67,7 @@ def _sm90(name: str) -> Iterator[Case]:
     yield replace(parts, save=True, b_is_ready=True, n=37)
     yield replace(base, **FULL)
     yield replace(base, **FULL, swap_ab=True, layout=transposed(layout))
+    yield replace(base, **FULL, split_k=4)  # whose parts another launch adds up
 
 
 def _sm100(group: int) -> Iterator[Case]:

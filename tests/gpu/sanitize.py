@@ -37,8 +37,13 @@ def cases(kernel: Kernel) -> Iterator[Case]:
 
 def launched(case: Case) -> list[str]:
     """The kernels that serve a case."""
-    (repack,) = (k.name for k in manifest.kernels() if (k.family, k.role) == ("sm90", "repack"))
-    return [case.kernel, *(repack,) * bool(case.repacked)]
+    by_role = {k.role: k.name for k in manifest.kernels() if k.family == "sm90"}
+    names = [case.kernel]
+    if case.repacked:
+        names.append(by_role["repack"])
+    if case.config().reduces_apart and not case.split_tail:  # a tail may be empty
+        names.append(by_role["reduce"])
+    return names
 
 
 def main() -> int:

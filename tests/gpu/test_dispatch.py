@@ -35,9 +35,10 @@ def test_a_chain_is_one_graph() -> None:
     np.testing.assert_array_equal(graph(), launches(x, w))
 
 
-def test_a_split_and_unaligned_product_is_captured_whole() -> None:
-    """The memset of its counters and the repack of its operands, too."""
-    config = jaxbw.GemmConfig(128, 128, split_k=2)
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_split_and_unaligned_product_is_captured_whole(parts: int) -> None:
+    """The repack of its operands too, and the memset of its counters or what adds up the parts."""
+    config = jaxbw.GemmConfig(128, 128, split_k=parts)
     random = np.random.default_rng(0)
     x, w = (random.integers(-2, 3, (251, 251)).astype(np.float32) for _ in range(2))
     given = [jnp.asarray(each, jnp.bfloat16) for each in (x, w)]

@@ -492,9 +492,16 @@ void compute(const GemmParams& p, bool naive) {
   if (bug == "unstable") first[0] = ++launches;
 }
 
+uint64_t split_tiles_of(const GemmParams& p) {
+  return p.work_items == p.whole_tiles ? 0 : (p.work_items - p.whole_tiles) / p.split_k.value;
+}
+
+// Whether the parts of tiles are left to another launch.
+bool leaves_parts(const GemmParams& p) { return split_tiles_of(p) != 0 && p.counters == nullptr; }
+
 // The parts of every split tile meet at counters, at least one for each of its CTAs; they must be zero.
 bool counters_are_ready(const GemmParams& p, unsigned cluster) {
-  const uint64_t split_tiles = p.work_items == p.whole_tiles ? 0 : (p.work_items - p.whole_tiles) / p.split_k.value;
+  const uint64_t split_tiles = split_tiles_of(p);
   if (split_tiles == 0) return p.counters == nullptr;
   const auto is_zero = [](uint32_t counter) { return counter == 0; };
   return p.counters != nullptr && std::all_of(p.counters, p.counters + split_tiles * cluster, is_zero);
@@ -534,12 +541,26 @@ CUresult launch_repack(const CUlaunchConfig* launch, const Kernel& kernel, const
   return CUDA_SUCCESS;
 }
 
+// The whole product, where its kernel has left parts: once, and before their sums.
+const void* product_with_parts = nullptr;
+
+CUresult launch_reduce(const CUlaunchConfig* launch, const Kernel& kernel, const GemmParams& p) {
+  FAKE_RETURN_IF_FAILED("cuLaunchKernelEx", "kernel", kernel.name, "grid", std::vector<unsigned>{launch->gridDimX},
+                        "block", std::vector<unsigned>{launch->blockDimX}, "shared_memory", launch->sharedMemBytes,
+                        "overlaps", overlaps(*launch), "stream", reinterpret_cast<uintptr_t>(launch->hStream));
+  if (!leaves_parts(p) || product_with_parts != p.output.data) return CUDA_ERROR_INVALID_VALUE;
+  product_with_parts = nullptr;
+  if (environment("FAKE_CUDA_COMPUTE") != "0") compute(p, false);
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void** arguments, void**) {
   const Kernel& kernel = *reinterpret_cast<const Kernel*>(function);
   if (kernel.name.find("_repack_") != std::string::npos) {
     return launch_repack(launch, kernel, *static_cast<const jaxbw::RepackParams*>(arguments[0]));
   }
   const auto& p = *static_cast<const GemmParams*>(arguments[0]);
+  if (kernel.name.find("_reduce_") != std::string::npos) return launch_reduce(launch, kernel, p);
   const bool along_m = p.order.raster == jaxbw::Raster::kAlongM;
   FAKE_RETURN_IF_FAILED(
       "cuLaunchKernelEx", "kernel", kernel.name, "grid",
@@ -563,6 +584,10 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
   if (cluster == 0 || launch->gridDimX % cluster != 0 || launch->gridDimX > 0x7fffffffu)
     return CUDA_ERROR_INVALID_VALUE;
   if (launch->sharedMemBytes > 232448) return CUDA_ERROR_INVALID_VALUE;
+  if (leaves_parts(p)) {
+    product_with_parts = p.output.data;
+    return CUDA_SUCCESS;
+  }
   if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
   if (!counters_are_ready(p, cluster)) return CUDA_ERROR_INVALID_VALUE;
   compute(p, kernel.name.find("_naive_") != std::string::npos);

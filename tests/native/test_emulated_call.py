@@ -19,6 +19,11 @@ CALLS = {
     "tf32": Product(37, 21, 75, dtype="f32", family="sm100", config=SM100),
     "tf32 MN-major": Product(136, 72, 100, layout="tt", dtype="f32", family="sm100", config=PAIR),
     "split": Product(200, 136, 300, config=SM90 | {"split_k": 3}),
+    "many parts": Product(200, 136, 300, config=SM90 | {"split_k": 5}, bias="f32", output="bf16"),
+    "many parts, unaligned": Product(70, 51, 635, gated=True, config=SM90 | {"split_k": 4}),
+    "many parts, tail": Product(
+        *(600, 300, 300), config=SM90 | {"split_k": 4, "split_tail": 1, "wave": 4}
+    ),
     "split pair": Product(200, 300, 300, family="sm100", config=PAIR | {"split_k": 3}),
     "split and unaligned": Product(70, 51, 139, family="sm100", config=SM100 | {"split_k": 2}),
     "split tail": Product(
@@ -80,8 +85,9 @@ def test_a_call_is_emulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(values, expected)
 
 
-def test_a_split_call_is_the_same_on_several_cores() -> None:
-    product = CALLS["split tail"]
+@pytest.mark.parametrize("name", ["split tail", "many parts"])
+def test_a_split_call_is_the_same_on_several_cores(name: str) -> None:
+    product = CALLS[name]
     operands = product.operands()
     (expected,) = product.expected(operands)
     for _ in range(2):

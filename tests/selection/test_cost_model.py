@@ -1,6 +1,7 @@
 """The cost model: what the articles state, what must hold of any model, and its formulas."""
 
 import dataclasses
+import math
 import time
 from typing import Any
 
@@ -289,6 +290,22 @@ def test_what_the_epilogue_carries() -> None:
     full = dataclasses.replace(PAIR, block_m=512)
     long = workload(16384, 16384, 2048)
     assert term("epilogue", full, long) > term("epilogue", PAIR, long)
+
+
+def test_many_parts_are_added_up_by_all_sms() -> None:
+    work = workload(512, 512, 16384)  # 16 tiles of 128 x 128
+    sums = 128 * 128 * 4  # bytes of one part of a tile
+    three, eight = (GemmConfig(128, 128, split_k=parts) for parts in (3, 8))
+    no_launch = dataclasses.replace(H200, reduce_ns=0.0, reduce_bytes_per_ns=math.inf)
+    left = term("split", eight, work, no_launch)
+    reduced = 8 * 16 * sums / H200.reduce_bytes_per_ns + H200.reduce_ns
+    assert term("split", eight, work, H200) == pytest.approx(left + reduced)
+    counted = (1 + 3) * left + H200.split_ns + H200.memset_ns
+    assert term("split", three, work, H200) == pytest.approx(counted, rel=1e-3)  # another clock
+    # On sm100 the last part of a tile adds up, whatever their number.
+    assert term("split", eight, work, B200) > 8 * sums / B200.epilogue_bytes_per_cycle
+    memsets = [cost_model.memset_us(H200, GemmConfig(128, 128, split_k=k)) for k in (1, 3, 4)]
+    assert memsets == [0.0, H200.memset_ns / 1000, 0.0]
 
 
 def test_repacking_costs_a_launch_and_its_bytes() -> None:

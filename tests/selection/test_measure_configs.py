@@ -83,6 +83,10 @@ def test_what_is_written_can_be_read() -> None:
 def test_kernels_of_a_call_are_added_up() -> None:
     events = [("repack", 0.5), ("gemm", 1.0), ("gemm", 2.0), ("repack", 0.25), ("gemm", 1.0)]
     assert by_call(events, 3) == [1500.0, 2000.0, 1250.0]
+    reduced = [("gemm", 1.0), ("reduce", 0.5), ("repack", 0.25), ("gemm", 1.0), ("reduce", 0.5)]
+    assert by_call(reduced, 2) == [1500.0, 1750.0]
+    with pytest.raises(RuntimeError, match="2 kernels in 1 launches"):
+        by_call([("reduce", 0.5), ("gemm", 1.0)], 1)
     with pytest.raises(RuntimeError, match="5 kernels in 4 launches"):
         by_call(events, 4)
     with pytest.raises(RuntimeError, match="4 kernels in 2 launches"):

@@ -14,6 +14,7 @@ from measure_configs import to_json
 from products import Product
 
 from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.cost_model import memset_us
 from jaxbw.selection.machine import machines
 from jaxbw.selection.search import price
 from jaxbw.selection.workload import workload
@@ -51,8 +52,7 @@ def made_up(path: Path, l2_bytes_per_ns: float) -> None:
         for config in CONFIGS:
             work = workload(product.problem, swapped=config.swap_ab)
             total = price("sm90", machine, work, config).cost.total
-            memset = machine.memset_ns / 1000 if config.split_k > 1 else 0.0
-            measured.append(Measured(config, total - memset, total))
+            measured.append(Measured(config, total - memset_us(machine, config), total))
         entries = [to_json(each) for each in measured]
         lines.append(json.dumps({**dataclasses.asdict(product), "measured": entries}))
     path.write_text("\n".join(lines) + "\n")

@@ -21,6 +21,7 @@ from jaxbw.problem import GemmProblem
 from jaxbw.selection import tuned
 from jaxbw.selection.candidates import Candidates
 from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.cost_model import memset_us
 from jaxbw.selection.devices import TARGETS
 from jaxbw.selection.machine import machines
 from jaxbw.selection.search import price
@@ -139,9 +140,8 @@ def measurements(count: int, hidden: dict[str, float]) -> list[model_error.Measu
             side = as_workload(problem, swapped=config.swap_ab)
             rows = Candidates.of([config], "sm90", 2)
             factor = np.prod([hidden.get(kind, 1.0) for kind, _ in tuned.kinds(side, rows)])
-            memset = H200.memset_ns / 1000 * (config.split_k > 1)
             cost = price("sm90", H200, side, config).cost
-            return float(cost.total * factor) - memset
+            return float(cost.total * factor) - memset_us(H200, config)
 
         gpu = MadeUpGpu(microseconds)
         measured = measure(gpu, product.problem, TARGETS["H200"], Effort(count=60))

@@ -33,6 +33,10 @@ class FakeDriver:
         """The launches of repack kernels."""
         return [call for call in self.calls("cuLaunchKernelEx") if "pitches" in call]
 
+    def reductions(self) -> list[Call]:
+        """The launches of kernels that add up parts."""
+        return [call for call in self.calls("cuLaunchKernelEx") if "_reduce_" in call["kernel"]]
+
     def fail(self, name: str, error: int) -> None:
         """Lets a driver function return an error from now on."""
         self.monkeypatch.setenv("FAKE_CUDA_FAIL", f"{name}={error}")

@@ -44,12 +44,12 @@ def test_the_stages_share_the_work(fake: FakeDriver) -> None:
 
     xla.call("initialize", ATTRIBUTES)
     assert (
-        len(fake.calls("cuLibraryLoadFromFile")) == 2
-    )  # the gemm kernel, and the one that repacks
-    assert len(fake.calls("cuKernelGetFunction")) == 2
+        len(fake.calls("cuLibraryLoadFromFile")) == 3
+    )  # the gemm kernel, the one that repacks, and the one that adds up
+    assert len(fake.calls("cuKernelGetFunction")) == 3
     assert len(fake.calls("cuOccupancyMaxActiveClusters")) == 1
     xla.call("initialize", ATTRIBUTES)
-    assert len(fake.calls("cuLibraryLoadFromFile")) == 2
+    assert len(fake.calls("cuLibraryLoadFromFile")) == 3
 
     fake.log.unlink()
     xla.call("execute", ATTRIBUTES, operands, results, stream=0x1230)
@@ -77,6 +77,18 @@ def test_a_whole_chain_is_enqueued_on_the_stream(fake: FakeDriver) -> None:
         "cuCtxPopCurrent",
         "cuLaunchKernelEx",
     ]
+
+
+def test_what_adds_up_many_parts_is_enqueued_behind_the_product(fake: FakeDriver) -> None:
+    execute(Product(37, 21, 251, config=SM90 | {"split_k": 4}), stream=0x1230)
+    launches = fake.calls("cuLaunchKernelEx")
+    assert [(call["kernel"], call["overlaps"]) for call in launches] == [
+        ("jaxbw_sm90_repack_16bit", 0),
+        ("jaxbw_sm90_bf16_nn_64x128", 1),
+        ("jaxbw_sm90_reduce_f32", 1),
+    ]
+    assert {call["stream"] for call in launches} == {0x1230}
+    assert not fake.calls("cuMemsetD32Async")
 
 
 def test_only_executing_is_captured_into_a_cuda_graph() -> None:
@@ -143,7 +155,7 @@ def test_a_failed_launch_names_shape_kernel_and_error(fake: FakeDriver) -> None:
     [
         ({"stages": 99}, "99 stages; a 128x128 tile with k_spans 1 takes 2 to 6"),
         ({"cluster_m": -1}, "a cluster of 4294967295x1 CTAs"),
-        ({"split_k": 99}, "split_k is 99; it is 1 to 16"),
+        ({"split_k": 99}, "split_k is 99; it is 1 to 64"),
         ({"kernel": "other"}, "no kernel family is known for kernel 'other'"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jaxbw import _native
+from jaxbw.selection.config import MIN_REDUCED_PARTS
 
 from .conftest import KERNELS, Call, FakeDriver
 from .product import PAIR, SM90, SM100, Product
@@ -482,6 +483,42 @@ def test_split_tiles(
     cleared = fake.calls("cuMemsetD32Async")
     assert [(call["value"], call["count"]) for call in cleared] == [(0, slices)] * (slices > 0)
     assert launch["counters"] - launch["partials"] == partials
+    assert not fake.reductions()
+
+
+@pytest.mark.parametrize(
+    ("split", "m", "chunks"),
+    [
+        ({}, 512, 20 * 8 * 4),
+        ({}, 72, 5 * 8 * 4),  # rows beyond the matrix count as others do
+        ({"cluster_m": 2}, 512, 20 * 8 * 4),
+        ({"cluster_k": 2}, 512, 20 * 8 * 4),
+        ({"split_tail": 1, "wave": 8}, 512, 4 * 8 * 4),
+        ({"split_tail": 1, "wave": 10}, 512, 0),
+    ],
+)
+def test_many_parts_are_added_up_apart(
+    fake: FakeDriver, split: dict[str, int], m: int, chunks: int
+) -> None:
+    config = SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"]} | split
+    product = Product(m, 640, 64 * 8, layout="nt", config=config)
+    fake.launch_only()
+    product.launch()
+    (launch,) = fake.launches()
+    assert launch["counters"] == 0
+    assert not fake.calls("cuMemsetD32Async")
+    sums = chunks * 16 * 32 * config["split_k"] * 4
+    assert workspace(product) == section(sums)
+    assert [call["grid"] for call in fake.reductions()] == [[min(chunks, 132)]] * (chunks > 0)
+    for call in fake.reductions():
+        assert (call["block"], call["shared_memory"], call["overlaps"]) == ([512], 0, 1)
+
+
+def test_fewer_parts_are_counted(fake: FakeDriver) -> None:
+    Product(k=640, config=SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"] - 1}).check()
+    assert not fake.reductions()
+    Product(k=640, config=SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"]}).check()
+    assert len(fake.reductions()) == 1
 
 
 @pytest.mark.parametrize(("gated", "columns", "slices"), [(False, 256, 32), (True, 128, 16)])

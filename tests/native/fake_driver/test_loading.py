@@ -33,7 +33,11 @@ def test_eight_threads_load_a_kernel_once(fake: FakeDriver) -> None:
     assert {call["version"] for call in fake.calls("cuGetProcAddress")} == {12000}
     assert len(fake.calls("cuInit")) == 1
     loaded = [call["path"].rsplit("/")[-1] for call in fake.calls("cuLibraryLoadFromFile")]
-    assert loaded == ["jaxbw_sm90_bf16_nn_64x128.cubin", "jaxbw_sm90_repack_16bit.cubin"]
+    assert loaded == [
+        "jaxbw_sm90_bf16_nn_64x128.cubin",
+        "jaxbw_sm90_repack_16bit.cubin",
+        "jaxbw_sm90_reduce_f32.cubin",
+    ]
     assert len(fake.calls("cuDevicePrimaryCtxRetain")) == 1
     assert len(fake.calls("cuOccupancyMaxActiveClusters")) == 1
     assert len(fake.calls("cuLaunchKernelEx")) == 8

@@ -1,0 +1,16 @@
+// How the kernel that adds up parts of K divides its work: shared by the kernel and the host, which chooses the grid.
+#pragma once
+
+#include <cstdint>
+
+namespace jaxbw {
+
+// A team of warps adds up a chunk of a tile (cluster_slices() counts them), eight columns to a warp. A block fills an
+// SM with its registers: so the blocks that start early, where the product has left an SM free, do not take more than
+// their share. Teams of different blocks have neighbouring chunks.
+constexpr uint32_t kReduceTeamThreads = 128;
+constexpr uint32_t kReduceTeams = 4;
+constexpr uint32_t kReduceThreads = kReduceTeams * kReduceTeamThreads;
+constexpr uint32_t kReduceInFlight = 16;  // parts that a thread has under way: 16 bytes of each
+
+}  // namespace jaxbw

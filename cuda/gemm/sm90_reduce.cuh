@@ -1,0 +1,89 @@
+// Adds up what the parts of split tiles have left (split_k.h), and applies the epilogue: a launch behind that of the
+// Hopper kernel, with the same parameters. Where a product has few tiles in many parts, the warps that come last would
+// be a few SMs' work; here all SMs share it. Bound by L2: every sum is read once.
+#pragma once
+
+#include "gemm/reduce.h"
+#include "gemm/request_parameters.h"
+#include "gemm/sm90_formula.cuh"
+#include "gemm/split_k.h"
+#include "gemm/tile_scheduler.h"
+#include "params.h"
+#include "ptx/programmatic_launch.h"
+
+namespace jaxbw::sm90 {
+
+constexpr uint32_t kReduceFirstBarrier = 1;  // named barriers, one for each team; 0 is __syncthreads'
+static_assert(kReduceTeamThreads / ptx::kWarpSize * kFragmentColumns == kBlockColumns);
+
+// What a team adds up: the chunk of a CTA's tile whose first row and column are `box`.
+struct ReducedChunk {
+  StoreOrigin box;
+  SplitSum sums;
+  uint32_t first;      // value of a lane with which the chunk begins, in the sums of its slice,
+  uint32_t half_step;  // and how much further on it does in the other half of a gated product
+};
+
+class ReducedChunks {
+ public:
+  JAXBW_DEVICE explicit ReducedChunks(const GemmParams& p)
+      : p_(p),
+        down_(p.block_m / kBlockRows),
+        of_tile_(cluster_slices(p.block_m, p.tile_columns)),
+        count_((p.work_items - p.whole_tiles) / p.split_k * p.cluster.tiles.value * of_tile_) {}
+
+  JAXBW_DEVICE uint32_t count() const { return count_; }
+
+  // The chunks of a CTA's tile are numbered down the rows first, those of its cluster one CTA after the other.
+  JAXBW_DEVICE ReducedChunk chunk(uint32_t index) const {
+    const uint32_t cta = index / of_tile_, number = index % of_tile_;
+    const uint32_t below = number % down_, beside = number / down_;
+    const uint32_t split_tile = cta / p_.cluster.tiles, rank = cta % p_.cluster.tiles;
+    const Tile tile = rasterise(p_.whole_tiles + split_tile, p_.order);
+    const Tile origin = cta_origin(p_, tile, rank);
+    const StoreOrigin box{origin.m + below * kBlockRows, origin.n + beside * kBlockColumns, origin.batch};
+    const WorkItem item{tile, 0, p_.split_k.value, split_tile};
+    if (p_.cluster.k.value > 1) {  // a chunk is a slice
+      const uint32_t halves = p_.epilogue.gated != 0 ? 2 : 1;
+      return {box, SplitSum(p_, item, index, halves * kChunk * ptx::kWarpSize), 0, kChunk};
+    }
+    // A slice is what a warp has: 16 rows of each m64 of its team.
+    constexpr uint32_t kTeamWarps = kSm90Epilogue.warps / kSm90Teams;
+    const uint32_t of_team = sm90_team_rows(down_, p_.pingpong != 0), team = below / of_team, row = below % of_team;
+    const uint32_t slice = cta * kSm90Epilogue.warps + team * kTeamWarps + row % kTeamWarps;
+    const uint64_t floats = partial_floats(of_team / kTeamWarps * p_.block_n, kSm90Epilogue);
+    const uint32_t first = row / kTeamWarps * registers_of(p_.block_n) + beside * kChunk;
+    return {box, SplitSum(p_, item, slice, floats), first, registers_of(p_.tile_columns)};
+  }
+
+ private:
+  const GemmParams& p_;
+  uint32_t down_, of_tile_, count_;
+};
+
+JAXBW_DEVICE void reduce(const GemmParams& p) {
+  __shared__ __align__(kSwizzleAtom) float shared_blocks[kReduceTeams][2][kBlockRows * kBlockColumns];
+  const uint32_t team = threadIdx.x / kReduceTeamThreads, thread = threadIdx.x % kReduceTeamThreads;
+  const uint32_t fragment = thread / ptx::kWarpSize, halves = p.epilogue.gated != 0 ? 2 : 1;
+  const SumBlocks blocks{ptx::shared_address(shared_blocks[team])};
+  const auto await_team = [&] { ptx::named_barrier_sync(kReduceFirstBarrier + team, kReduceTeamThreads); };
+  request_parameters(p);
+  const ReducedChunks chunks(p);
+#pragma unroll 1
+  for (uint32_t i = team * gridDim.x + blockIdx.x; i < chunks.count(); i += kReduceTeams * gridDim.x) {
+    const ReducedChunk chunk = chunks.chunk(i);
+    if (chunk.box.row >= p.m || chunk.box.column >= p.n) continue;
+    ptx::wait_for_upstream();  // the first time: all that could be known before is
+#pragma unroll 1
+    for (uint32_t half = 0; half < halves; ++half) {
+      float sums[4];
+      chunk.sums.gather_group<kReduceInFlight>(sums, chunk.first + half * chunk.half_step + fragment * 4);
+      stage_fragment(sums, blocks.at(half), fragment);
+    }
+    await_team();
+    finish_block<kReduceTeamThreads>(p, blocks, chunk.box, thread);
+    await_team();
+  }
+}
+
+}  // namespace jaxbw::sm90

@@ -197,9 +197,6 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
       fill_stages<false, false>(context, load, at, blocks);
     }
   }
-  // What adds up the parts may come when this kernel is about to end; it waits for that. (Where others than these CTAs'
-  // SMs are free it would only wait longer if it came sooner.)
-  ptx::launch_dependents();
 }
 
 // A multiplying warp's place in the ring, and how it lets go of a stage: it tells every CTA that loads for this one.

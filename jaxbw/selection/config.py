@@ -16,7 +16,7 @@ MAX_CLUSTER = {"sm90": 8, "sm100": 16}  # CTAs; above 8 with the non-portable at
 CLUSTER_K = {"sm90": (1, 2, 4, 8), "sm100": (1,)}
 MAX_SPLIT = {"sm90": 64, "sm100": 16}
 # From so many parts on a launch of its own adds them up (reduces_apart in cuda/host/gemm_rules.cc).
-MIN_REDUCED_PARTS = {"sm90": 4, "sm100": MAX_SPLIT["sm100"] + 1}
+MIN_REDUCED_PARTS = {"sm90": 8, "sm100": MAX_SPLIT["sm100"] + 1}
 MAX_SWIZZLE = 16
 SCHEDULERS = {"sm90": ("static", "none"), "sm100": ("clc", "static", "none")}  # the default first
 # block_m of sm100 by cta_group. The largest is two MMA tiles that share B and fill Tensor Memory.

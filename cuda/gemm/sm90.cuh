@@ -176,7 +176,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     const KPart part = context.k_part(number);
-    load.start_at(cta_origin(p, item.tile, rank), part.first_block(k_blocks) * kBlockK, p);
+    load.start_at(cta_origin(p, cluster, item.tile, rank), part.first_block(k_blocks) * kBlockK, p);
     if (first) {
       context.await_barriers();
       if (p.b_is_ready && ptx::elect_one()) load.b.prefetch(min(p.stages, k_blocks));
@@ -330,7 +330,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
-    const Tile origin = cta_origin(p, item.tile, context.rank);
+    const Tile origin = cta_origin(p, context.cluster, item.tile, context.rank);
     const StoreOrigin tile{origin.m, origin.n, origin.batch};
     const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.shared,
                                      context.sum_barriers());

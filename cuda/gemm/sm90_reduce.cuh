@@ -40,7 +40,7 @@ class ReducedChunks {
     const uint32_t below = number % down_, beside = number / down_;
     const uint32_t split_tile = cta / p_.cluster.tiles, rank = cta % p_.cluster.tiles;
     const Tile tile = rasterise(p_.whole_tiles + split_tile, p_.order);
-    const Tile origin = cta_origin(p_, tile, rank);
+    const Tile origin = cta_origin(p_, p_.cluster, tile, rank);
     const StoreOrigin box{origin.m + below * kBlockRows, origin.n + beside * kBlockColumns, origin.batch};
     const WorkItem item{tile, 0, p_.split_k.value, split_tile};
     if (p_.cluster.k.value > 1) {  // a chunk is a slice

@@ -30,9 +30,9 @@ constexpr WorkItem work_item(const GemmParams& p, uint32_t item) {
 }
 
 // First row and column of the tile of D of one CTA of a cluster, and the batch index. (Without pairs.)
-constexpr Tile cta_origin(const GemmParams& p, const Tile& tile, uint32_t rank) {
-  return {(tile.m * p.cluster.m.value + p.cluster.row(rank)) * p.block_m,
-          (tile.n * p.cluster.n.value + p.cluster.column(rank)) * p.tile_columns, tile.batch};
+constexpr Tile cta_origin(const GemmParams& p, const ClusterShape& cluster, const Tile& tile, uint32_t rank) {
+  return {(tile.m * cluster.m.value + cluster.row(rank)) * p.block_m,
+          (tile.n * cluster.n.value + cluster.column(rank)) * p.tile_columns, tile.batch};
 }
 
 }  // namespace jaxbw

@@ -135,6 +135,15 @@ SM90 = {
     "32 columns swapped": Case(
         16, 264, 136, output="bf16", layout="nn", block_n=32, swap_ab=True, **ALL
     ),
+    # Results of exchanged operands whose rows begin in the middle of a word, cast only.
+    "32 columns swapped, odd": Case(
+        20, 133, 136, output="bf16", layout="nn", block_n=32, swap_ab=True
+    ),
+    "swapped, odd, float32": Case(70, 133, 136, layout="nn", swap_ab=True, split_k=2),
+    "swapped, odd, 2 parts": Case(
+        70, 149, 264, output="f16", layout="nn", swap_ab=True, cluster_k=2, block_n=64
+    ),
+    "swapped, odd, wide": Case(300, 133, 136, output="bf16", layout="tn", swap_ab=True),
     # parts of K in the CTAs of a cluster
     "2 parts": Case(200, 200, 200, output="bf16", cluster_k=2),
     "4 parts": Case(128, 133, 300, cluster_k=4, bias="f32", activation="relu", stages=4),

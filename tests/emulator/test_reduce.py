@@ -21,39 +21,39 @@ NARROW: dict[str, Any] = HOPPER | dict(block_n=64)
 
 # What the parts of a tile can be, a launch for each.
 CASES = {
-    "4 parts": Case(200, 200, 500, **HOPPER, split_k=4),
+    "8 parts": Case(200, 200, 600, **HOPPER, split_k=8),
     "17 parts": Case(136, 72, 1160, **NARROW, split_k=17),
     "64 parts": Case(72, 40, 4200, **NARROW, split_k=64),
-    "odd rows": Case(200, 133, 300, **HOPPER, split_k=5),
-    "rows of vectors": Case(200, 136, 300, **HOPPER | dict(output="f32"), split_k=5),
-    "batch": Case(72, 70, 300, batch=3, **NARROW, split_k=4),
-    "epilogue": Case(200, 136, 328, **NARROW, **ALL, split_k=6),
-    "epilogue of odd rows": Case(100, 77, 328, **NARROW, **ALL, split_k=4),
-    "in place": Case(100, 72, 328, **NARROW, c="bf16", in_place=True, bias="f32", split_k=4),
-    "gated": Case(200, 120, 300, **HOPPER, gated=True, activation="relu", save=True, split_k=4),
-    "gated, odd rows": Case(72, 45, 300, **HOPPER, gated=True, bias="f32", split_k=4),
-    "pingpong": Case(200, 136, 300, **NARROW, block_m=64, pingpong=True, split_k=4),
-    "two m64": Case(300, 200, 300, **HOPPER, block_m=256, split_k=4, save=True),
+    "odd rows": Case(200, 133, 600, **HOPPER, split_k=9),
+    "rows of vectors": Case(200, 136, 600, **HOPPER | dict(output="f32"), split_k=9),
+    "batch": Case(72, 70, 600, batch=3, **NARROW, split_k=8),
+    "epilogue": Case(200, 136, 700, **NARROW, **ALL, split_k=10),
+    "epilogue of odd rows": Case(100, 77, 700, **NARROW, **ALL, split_k=8),
+    "in place": Case(100, 72, 700, **NARROW, c="bf16", in_place=True, bias="f32", split_k=8),
+    "gated": Case(200, 120, 600, **HOPPER, gated=True, activation="relu", save=True, split_k=8),
+    "gated, odd rows": Case(72, 45, 600, **HOPPER, gated=True, bias="f32", split_k=8),
+    "pingpong": Case(200, 136, 600, **NARROW, block_m=64, pingpong=True, split_k=8),
+    "two m64": Case(300, 200, 600, **HOPPER, block_m=256, split_k=8, save=True),
     "two m64, pingpong": Case(
-        200, 136, 300, **HOPPER, block_m=128, pingpong=True, split_k=4, gated=True
+        200, 136, 600, **HOPPER, block_m=128, pingpong=True, split_k=8, gated=True
     ),
-    "swapped": Case(16, 264, 300, **HOPPER, block_n=32, swap_ab=True, split_k=4),
-    "swapped, odd rows": Case(5, 131, 300, **HOPPER, block_n=32, swap_ab=True, split_k=5, **ALL),
-    "2x1": Case(520, 136, 300, **NARROW, cluster=(2, 1), split_k=4, swizzle=2),
-    "2x2, along n": Case(520, 392, 300, **NARROW, cluster=(2, 2), split_k=4, raster="n"),
-    "clusters of parts": Case(136, 72, 1100, **NARROW, cluster_k=2, split_k=4),
+    "swapped": Case(16, 264, 600, **HOPPER, block_n=32, swap_ab=True, split_k=8),
+    "swapped, odd rows": Case(5, 131, 600, **HOPPER, block_n=32, swap_ab=True, split_k=9, **ALL),
+    "2x1": Case(520, 136, 600, **NARROW, cluster=(2, 1), split_k=8, swizzle=2),
+    "2x2, along n": Case(520, 392, 600, **NARROW, cluster=(2, 2), split_k=8, raster="n"),
+    "clusters of parts": Case(136, 72, 2200, **NARROW, cluster_k=2, split_k=8),
     "clusters of parts, gated": Case(
-        136, 72, 1100, **HOPPER | dict(stages=None), cluster_k=4, split_k=4, gated=True, save=True
+        136, 72, 2200, **HOPPER | dict(stages=None), cluster_k=4, split_k=8, gated=True, save=True
     ),
     "clusters of parts, swapped": Case(
-        16, 200, 1100, **HOPPER | ALL, block_n=32, cluster=(2, 1), cluster_k=2, split_k=8,
+        16, 200, 2200, **HOPPER | ALL, block_n=32, cluster=(2, 1), cluster_k=2, split_k=8,
         swap_ab=True,
     ),
-    "split tail": Case(600, 300, 300, **HOPPER, split_k=4, split_tail=True),
+    "split tail": Case(600, 300, 600, **HOPPER, split_k=8, split_tail=True),
     "split tail of clusters": Case(
-        136, 392, 600, **HOPPER | dict(stages=None), cluster_k=2, split_k=4, split_tail=True
+        136, 392, 600, **HOPPER | dict(stages=None), cluster_k=2, split_k=8, split_tail=True
     ),
-    "no tail": Case(256, 256, 300, **HOPPER, split_k=4, split_tail=True),
+    "no tail": Case(256, 256, 600, **HOPPER, split_k=8, split_tail=True),
 }  # fmt: skip
 
 

@@ -59,8 +59,8 @@ def refusals(p: Any, device: Any, implementations: Any, kernels: Any) -> Any:
 @pytest.mark.parametrize(
     ("device", "shape", "layout", "tile", "cluster", "waves"),
     [
-        ("H200", (4096, 4096, 4096), "nn", (256, 128), (1, 2), 4),
-        ("H200", (4096, 14336, 4096), "nt", (256, 128), (1, 2), 14),
+        ("H200", (4096, 4096, 4096), "nn", (128, 256), (2, 1), 4),
+        ("H200", (4096, 14336, 4096), "nt", (128, 256), (2, 1), 14),
         # 256x128 fills 98.8 % of seven waves, 256x256 86 % of four.
         ("B200", (4096, 4096, 4096), "nn", (256, 128), (2, 1), 7),
         # One wave of 74 pairs.

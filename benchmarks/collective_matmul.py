@@ -6,7 +6,7 @@
 Cases: gathering rows of x before the product, scattering rows of the result behind it, and both of
 their backward passes. Arms:
 
-- jaxbw, and the same ring with XLA's products;
+- jaxbw as it is called, its ring, and the same ring with XLA's products;
 - XLA's all-gather or reduce-scatter beside its product, in a shard_map;
 - jnp.matmul of sharded arrays, partitioned by XLA: as shipped, and with its own way of overlapping,
   "windowed einsum", alone and with pipelined collectives and all else that the flags offer.
@@ -14,8 +14,9 @@ their backward passes. Arms:
 A time is the host's for a run of calls, divided by their number, on all devices; arms take turns in
 random order, and ratios have 95 % bootstrap intervals of whole rounds. Some elements of each result
 are compared with float64. A profile of each arm says which share of the traffic was hidden behind
-work, and behind which kernels. An arm of XLA's that XLA refuses to compile is noted as "refused",
-and the others are measured. No case is begun that would not end within --budget seconds.
+work, and behind which kernels. An arm of XLA's that XLA refuses to compile is noted as "refused";
+one whose result rounding does not explain is no peer; either of ours stops the run. No case is begun
+that would not end within --budget seconds.
 """
 
 from __future__ import annotations
@@ -105,14 +106,18 @@ class Arm:
     is_ours: bool = False
 
 
-def ring(implementation: str | None) -> Callable[[Mesh, str], Product]:
-    """jaxbw's."""
+def ours(overlap: bool | None, implementation: str | None) -> Callable[[Mesh, str], Product]:
+    """jaxbw's: its default, or its ring."""
 
     def product(mesh: Mesh, form: str) -> Product:
-        keywords: dict[str, Any] = {"gather_lhs" if form == "gather" else form: 0}
+        keywords: dict[str, Any] = {
+            "gather_lhs" if form == "gather" else form: 0,
+            "overlap": overlap,
+            "implementation": implementation,
+        }
 
         def local(x: Any, w: Any) -> Any:
-            return jaxbw.collective_matmul(x, w, AXIS, implementation=implementation, **keywords)
+            return jaxbw.collective_matmul(x, w, AXIS, **keywords)
 
         *specs, out = SHARDINGS[form]
         return jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=out)
@@ -138,8 +143,9 @@ def partitioned(mesh: Mesh, form: str) -> Product:
 
 
 ARMS = {
-    "jaxbw": Arm(ring(None), OVERLAP, is_ours=True),
-    "jaxbw, products by XLA": Arm(ring("xla"), OVERLAP, is_ours=True),
+    "jaxbw": Arm(ours(None, None), OVERLAP, is_ours=True),
+    "ring": Arm(ours(True, None), OVERLAP, is_ours=True),
+    "ring, products by XLA": Arm(ours(True, "xla"), OVERLAP, is_ours=True),
     "collective and product": Arm(collectives, OVERLAP),
     "XLA as shipped": Arm(partitioned, {}),
     "XLA windowed": Arm(partitioned, WINDOWED),
@@ -215,13 +221,13 @@ class Oracle:
         That is one rounding of the result to bfloat16 and of each partial sum of a device, and the
         float32 sums of K terms.
         """
-        errors = (
+        errors = [
             np.abs(_wide(result[rows[:, None], columns]) - reference) / bound
             for (rows, columns, reference, bound), result in zip(
                 self._checks, jax.tree.leaves(results), strict=True
             )
-        )
-        return max(float(each.max()) for each in errors)
+        ]
+        return float(np.max([each.max() for each in errors]))  # nan if there is one
 
 
 def _wide(x: jax.Array) -> npt.NDArray[np.float64]:
@@ -290,18 +296,34 @@ def overlap(events: Sequence[tuple[str, Interval]], calls: int) -> dict[str, Any
     }
 
 
+class WrongResultError(Exception):
+    """Rounding does not explain a result of jaxbw's."""
+
+
+def is_right(row: dict[str, Any]) -> bool:
+    """Whether rounding explains the result of an arm that ran."""
+    return bool(row["error"] <= 1)
+
+
 def measure(
-    case: Case, mesh: Mesh, rounds: int, calls: int, traces: pathlib.Path
+    case: Case,
+    mesh: Mesh,
+    rounds: int,
+    calls: int,
+    traces: pathlib.Path,
+    arms: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """All arms of a case; of one that XLA refuses to compile, the first line of its reason.
+    """Arms of a case, by default all; of one that XLA refuses to compile, why, in one line.
 
     Raises:
       jax.errors.JaxRuntimeError: XLA refuses one of ours, or a program fails when it runs.
+      WrongResultError: one of ours is wrong.
     """
     given = operands(case, mesh)
     oracle = Oracle(case, given)
     calls_of, rows = dict[str, Callable[[], Any]](), dict[str, Any]()
-    for name, arm in ARMS.items():
+    for name in ARMS if arms is None else arms:
+        arm = ARMS[name]
         options = {name: value for name, value in arm.options.items() if is_known(name)}
         try:
             program = compile_arm(arm, options, case, mesh, given)
@@ -319,6 +341,8 @@ def measure(
             "error": oracle.error(calls_of[name]()),
             "rounds_us": [],
         }
+        if arm.is_ours and not is_right(rows[name]):
+            raise WrongResultError(f"{name}, {case}: error {rows[name]['error']:.2f}, 1 is allowed")
     order = random.Random(0)
     for _ in range(rounds):
         for name in order.sample(list(calls_of), len(calls_of)):
@@ -327,7 +351,8 @@ def measure(
     for name, call in calls_of.items():
         row = rows[name]
         row["median_us"] = statistics.median(samples[name])
-        row["speedup_of_jaxbw"] = asdict(statistics.ratio(samples[name], samples["jaxbw"]))
+        if is_right(row):
+            row["speedup_of_jaxbw"] = asdict(statistics.ratio(samples[name], samples["jaxbw"]))
         folder = traces / "-".join([*map(str, asdict(case).values()), name.replace(" ", "_")])
         row["devices"] = profile(call, folder)
     return rows
@@ -343,11 +368,16 @@ def line(case: Case, rows: dict[str, Any]) -> str:
             continue
         traffic = sum(device["traffic_us"] for device in row["devices"])
         share = sum(device["hidden_us"] for device in row["devices"]) / traffic if traffic else 0
-        ratio = row["speedup_of_jaxbw"]
+        compared = "wrong, and no peer"
+        if is_right(row):
+            ratio = row["speedup_of_jaxbw"]
+            compared = (
+                f"jaxbw is {ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] "
+                "times as fast"
+            )
         collectives = ", ".join(f"{count} {each}" for each, count in row["collectives"].items())
         lines.append(
-            f"  {name:26} {row['median_us']:10.1f} us  jaxbw is {ratio['value']:.3f} "
-            f"[{ratio['low']:.3f}, {ratio['high']:.3f}] times as fast  error {row['error']:.2f}  "
+            f"  {name:26} {row['median_us']:10.1f} us  {compared}  error {row['error']:.2f}  "
             f"{share:.0%} of {traffic:.0f} us of traffic hidden  {collectives}"
         )
     return "\n".join(lines)
@@ -360,12 +390,20 @@ def main() -> None:
     )
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU")
+    parser.add_argument(
+        "--shapes", type=int, default=len(SHAPES), help="how many, from those that tell the most"
+    )
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, default=list(ARMS), help="which; jaxbw among them"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=20, help="of a program in a round")
     parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--traces", type=pathlib.Path, help="keep the profiles in this folder")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     given = parser.parse_args()
+    if "jaxbw" not in given.arms:
+        parser.error("the arms are compared with jaxbw, which is not among them")
     if given.tiny:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", given.devices)
@@ -384,12 +422,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         traces = given.traces or pathlib.Path(scratch)
         begin, longest = time.monotonic(), 0.0
-        for case in cases(TINY if given.tiny else SHAPES):
+        for case in cases(TINY if given.tiny else SHAPES[: given.shapes]):
             start = time.monotonic()
             if start - begin + longest > given.budget:
                 print("The time is up.")
                 break
-            rows = measure(case, mesh, given.rounds, given.calls, traces)
+            rows = measure(case, mesh, given.rounds, given.calls, traces, given.arms)
             longest = max(longest, time.monotonic() - start)
             results["cases"].append(asdict(case) | {"arms": rows})
             print(f"{line(case, rows)}\n  {time.monotonic() - start:.0f} s", flush=True)

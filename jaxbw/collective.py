@@ -1,4 +1,4 @@
-"""collective_matmul: products over the devices of a mesh axis that overlap with their traffic."""
+"""collective_matmul: products with the collective that is beside them in tensor parallelism."""
 
 import operator
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from jax import lax
 from jaxbw import arguments, compat
 from jaxbw.primitives import serve
 from jaxbw.primitives.collective_dot_general import collective_dot_general
+from jaxbw.primitives.overlap import overlaps
 from jaxbw.primitives.ring import Array, AxisName, Ring
 from jaxbw.problem import DimensionNumbers, describe, reduce_dot_general
 from jaxbw.selection.config import GemmConfig
@@ -28,12 +29,13 @@ def collective_matmul(
     gather_lhs: int | None = None,
     gather_rhs: int | None = None,
     scatter: int | None = None,
+    overlap: bool | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
 ) -> jax.Array:
-    """A matrix product and the collective beside it, overlapped; inside `jax.shard_map`.
+    """A matrix product and the collective beside it; inside `jax.shard_map`.
 
     One of three arguments says which dimension of what is in chunks, one for each device of a mesh
     axis, and with that what is computed:
@@ -42,13 +44,15 @@ def collective_matmul(
         gather_rhs=d: lhs @ all_gather(rhs, axis_name, axis=d, tiled=True)
         scatter=d:    psum_scatter(lhs @ rhs, axis_name, scatter_dimension=d, tiled=True)
 
-    by as many products as the axis has devices, and one `ppermute` less, which travel in both
-    directions of a ring while the products run. Nothing is gathered in memory. Derivatives of all
-    orders and both modes are such products again: the backward pass of one that gathers scatters,
-    and the reverse.
+    and `overlap` says how: by that collective and one product, or, overlapped, by as many products
+    as the axis has devices, and one `ppermute` less, which travel in both directions of a ring
+    while the products run. Then nothing is gathered in memory. Derivatives of all orders and both
+    modes are such products again: the backward pass of one that gathers scatters, and the reverse.
 
-    Where the devices' products are added up, they are added up and sent in float32 (64-bit results
-    in their own dtype), by the epilogue of the kernel that computes the next one, and cast once.
+    Where the devices' products are added up, the collective does it in the dtype of the result, as
+    XLA does with its own products. On the ring they are added up and sent in float32 (64-bit
+    results in their own dtype), by the epilogue of the kernel that computes the next one, and cast
+    once.
 
     Args:
       lhs: `[..., m, k]` or `[k]`: what a device has.
@@ -56,6 +60,9 @@ def collective_matmul(
       axis_name: an axis of the mesh of a surrounding `jax.shard_map`, or a tuple of them.
       gather_lhs, gather_rhs: a dimension of that operand, negative ones from the end.
       scatter: a dimension of the result.
+      overlap: True, the ring; False, the collective; None, whichever was measured to be faster: the
+        ring for large products that gather rows or columns of the result over two devices and are
+        not differentiated, else the collective. Derivatives take the ring where this is True.
       precision, preferred_element_type: as of `matmul`.
       implementation, config: as of `matmul`, for each of the products.
 
@@ -63,7 +70,7 @@ def collective_matmul(
       `[..., m, n]`: what a device has of the result, all of it or, scattered, its chunk.
 
     Raises:
-      TypeError: operands that are no arrays.
+      TypeError: operands that are no arrays; an overlap that is none of the three.
       ValueError: not one of the three is given; the axis is not one of a `jax.shard_map`; shapes
         that do not fit; a scattered dimension that the axis does not divide.
       NotImplementedError: as `matmul`.
@@ -79,6 +86,8 @@ def collective_matmul(
     >>> layer(jnp.ones((8, 3)), jnp.ones((3, 16))).shape
     (8, 16)
     """
+    if overlap is not None and not isinstance(overlap, bool):
+        raise TypeError(f"{_CALL}: overlap is {overlap!r}; it is True, False or None")
     lhs, rhs = compat.ensure_arraylike(_CALL, lhs, rhs)
     ring = _ring(lhs, rhs, axis_name, {"lhs": gather_lhs, "rhs": gather_rhs, "out": scatter})
     dims = (((lhs.ndim - 1,), (0,)), ((), ()))
@@ -90,8 +99,8 @@ def collective_matmul(
         )
     )
     _check_shapes(ring, lhs, rhs)
-    _check_kernel(ring, lhs, rhs, params)
-    result: jax.Array = collective_dot_general(lhs, rhs, ring=ring, **params)
+    _check_kernel(ring, overlap, lhs, rhs, params)
+    result: jax.Array = collective_dot_general(lhs, rhs, ring=ring, overlap=overlap, **params)
     return result
 
 
@@ -158,26 +167,34 @@ def _gathered(size: int, own: int) -> str:
     return "" if size == own else f" when gathered from {own}"
 
 
-def _check_kernel(ring: Ring, lhs: Any, rhs: Any, params: dict[str, Any]) -> None:
-    """Raises at trace time where a strict implementation does not take the products of chunks."""
+def _check_kernel(
+    ring: Ring, overlap: bool | None, lhs: Any, rhs: Any, params: dict[str, Any]
+) -> None:
+    """Raises at trace time where a strict implementation does not take what a device multiplies."""
     if params["implementation"] is None:
         return
     dims: DimensionNumbers = params["dimension_numbers"]
-    chunks = {"lhs": lhs, "rhs": rhs}
-    array, dimension = ring.partner((lhs.ndim, rhs.ndim), dims)
-    if array != "out":
-        whole = chunks[array]
-        shape = list(whole.shape)
-        shape[dimension] //= ring.size
-        chunks[array] = jax.ShapeDtypeStruct(shape, whole.dtype)
+    operands = {"lhs": lhs, "rhs": rhs}
+    if overlaps(overlap, ring, lhs, rhs, dims):
+        array, dimension = ring.partner((lhs.ndim, rhs.ndim), dims)
+        if array != "out":
+            size = operands[array].shape[dimension] // ring.size
+            operands[array] = _resized(operands[array], dimension, size)
+    elif ring.array != "out":
+        size = operands[ring.array].shape[ring.dimension] * ring.size
+        operands[ring.array] = _resized(operands[ring.array], ring.dimension, size)
     problem = reduce_dot_general(
-        chunks["lhs"],
-        chunks["rhs"],
+        operands["lhs"],
+        operands["rhs"],
         dims,
         np.dtype(params["preferred_element_type"]),
         precision=params["precision"],
     ).problem
     serve.check(problem, params["implementation"], params["config"], params["target"], _CALL)
+
+
+def _resized(x: Any, dimension: int, size: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((*x.shape[:dimension], size, *x.shape[dimension + 1 :]), x.dtype)
 
 
 def _shapes(*operands: Any) -> str:

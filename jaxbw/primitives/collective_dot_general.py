@@ -2,8 +2,8 @@
 
 Gathering one operand and scattering the result are each other's transposes: in the derivative of
 either, some array is in chunks along the same dimension. So the primitive is bilinear and closed
-under transposition, and a backward pass overlaps as the forward pass does. ring.py has the
-algorithm, which this is lowered to.
+under transposition, and a backward pass overlaps as the forward pass does. It is lowered to the
+algorithm of ring.py or to that of plain_collective.py; overlap.py says to which.
 """
 
 from dataclasses import replace
@@ -16,6 +16,8 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxbw import compat
 from jaxbw.primitives.dot_general import batched_dimension_numbers, lax_params
+from jaxbw.primitives.overlap import overlaps
+from jaxbw.primitives.plain_collective import plain_dot_general
 from jaxbw.primitives.ring import Array, Ring, ring_dot_general
 from jaxbw.primitives.transposition import backward_params, transposition
 from jaxbw.problem import DimensionNumbers
@@ -24,12 +26,17 @@ collective_dot_general_p = Primitive("jaxbw_collective_dot_general")
 
 
 def collective_dot_general(
-    lhs: Any, rhs: Any, dimension_numbers: DimensionNumbers, ring: Ring, **params: Any
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: DimensionNumbers,
+    ring: Ring,
+    overlap: bool | None,
+    **params: Any,
 ) -> Any:
     """Binds the primitive. The other parameters are those of dot_general_p, canonical and all."""
     lhs, rhs = compat.insert_reshard(*(compat.vary(x, ring.axis_name) for x in (lhs, rhs)))
     return collective_dot_general_p.bind(
-        lhs, rhs, dimension_numbers=dimension_numbers, ring=ring, **params
+        lhs, rhs, dimension_numbers=dimension_numbers, ring=ring, overlap=overlap, **params
     )
 
 
@@ -59,6 +66,7 @@ def _transpose_rule(
     *,
     dimension_numbers: DimensionNumbers,
     ring: Ring,
+    overlap: bool | None,
     **params: Any,
 ) -> Any:
     x, y = (rhs, lhs) if of_rhs else (lhs, rhs)
@@ -76,6 +84,7 @@ def _transpose_rule(
         *plan.operands(cotangent, y),
         plan.dimension_numbers,
         ring,
+        overlap,
         out_sharding=None,
         **backward_params(params, plan),
     )
@@ -85,6 +94,19 @@ def _transpose_rule(
 ad.defbilinear(
     collective_dot_general_p, partial(_transpose_rule, False), partial(_transpose_rule, True)
 )
+_bilinear_jvp = ad.primitive_jvps[collective_dot_general_p]
+
+
+def _jvp(primals: Any, tangents: Any, *, overlap: bool | None, **params: Any) -> Any:
+    """Of a product that is differentiated, only a ring that was asked for is one.
+
+    What is gathered is needed again for a gradient. XLA keeps it where the same collective gathered
+    it, so that a ring here and none there would send it twice.
+    """
+    return _bilinear_jvp(primals, tangents, overlap=bool(overlap), **params)
+
+
+ad.primitive_jvps[collective_dot_general_p] = _jvp
 
 
 # Batching
@@ -109,11 +131,12 @@ batching.fancy_primitive_batchers[collective_dot_general_p] = _batch
 # Lowering
 
 
-def _lower(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
-    dtype = ctx.avals_out[0].dtype
+def _lower(ctx: Any, lhs: Any, rhs: Any, *, overlap: bool | None, **params: Any) -> Any:
+    params["preferred_element_type"] = ctx.avals_out[0].dtype
+    on_ring = overlaps(overlap, params["ring"], *ctx.avals_in, params["dimension_numbers"])
 
     def product(lhs: Any, rhs: Any) -> Any:
-        return ring_dot_general(lhs, rhs, **params | {"preferred_element_type": dtype})
+        return (ring_dot_general if on_ring else plain_dot_general)(lhs, rhs, **params)
 
     return mlir.lower_fun(product, multiple_results=False)(ctx, lhs, rhs)
 

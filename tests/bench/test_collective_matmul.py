@@ -28,8 +28,10 @@ def test_every_arm_of_every_case_is_right(tmp_path: Path) -> None:
     for case in cases:
         assert list(case["arms"]) == list(collective_matmul.ARMS)
         assert all(arm["error"] <= 1 for arm in case["arms"].values())
-        assert set(case["arms"]["jaxbw"]["collectives"]) == {"collective-permute"}
+        assert set(case["arms"]["ring"]["collectives"]) == {"collective-permute"}
         assert "collective-permute" not in case["arms"]["collective and product"]["collectives"]
+        default = case["arms"]["jaxbw"]["collectives"]
+        assert default == case["arms"]["collective and product"]["collectives"]
         options = {name: set(arm["options"]) for name, arm in case["arms"].items()}
         assert options["XLA as shipped"] < options["jaxbw"] < options["XLA windowed"]
         assert options["XLA windowed"] < options["XLA windowed, pipelined"]
@@ -62,7 +64,7 @@ def test_what_xla_refuses_is_noted_and_the_others_are_measured(
     case, rows = measured(
         monkeypatch,
         tmp_path,
-        jaxbw=arm(collective_matmul.ring(None), {}, is_ours=True),
+        jaxbw=arm(collective_matmul.ours(None, None), {}, is_ours=True),
         windowed=arm(refused_by_xla, {}),
         shipped=arm(collective_matmul.partitioned, {}),
     )
@@ -83,10 +85,39 @@ def test_our_own_failure_stops_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path
         measured(monkeypatch, tmp_path, jaxbw=ours)
 
 
+def wrong(mesh: jax.sharding.Mesh, form: str) -> collective_matmul.Product:
+    """As XLA's windowed einsum was on four H200s; one of nothing but nan is wrong, too."""
+    return lambda x, w: (x @ w).at[0].set(jnp.nan)
+
+
+def test_a_wrong_result_is_no_peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arm = collective_matmul.Arm
+    case, rows = measured(
+        monkeypatch,
+        tmp_path,
+        jaxbw=arm(collective_matmul.ours(None, None), {}, is_ours=True),
+        windowed=arm(wrong, {}),
+        shipped=arm(collective_matmul.partitioned, {}),
+    )
+    assert "speedup_of_jaxbw" not in rows["windowed"]
+    assert rows["shipped"]["speedup_of_jaxbw"]["value"] > 0
+    text = collective_matmul.line(case, rows).splitlines()
+    assert ["wrong, and no peer" in each for each in text] == [False, False, True, False]
+    assert ["times as fast" in each for each in text] == [False, True, False, True]
+
+
+def test_our_own_wrong_result_stops_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours = collective_matmul.Arm(wrong, {}, is_ours=True)
+    with pytest.raises(collective_matmul.WrongResultError, match=r"jaxbw, Case.*: error nan"):
+        measured(monkeypatch, tmp_path, jaxbw=ours)
+
+
 def test_who_is_ours() -> None:
     """A refusal of these is no note."""
     ours = {name for name, arm in collective_matmul.ARMS.items() if arm.is_ours}
-    assert ours == {"jaxbw", "jaxbw, products by XLA"}
+    assert ours == {"jaxbw", "ring", "ring, products by XLA"}
 
 
 @pytest.mark.parametrize(

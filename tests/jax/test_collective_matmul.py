@@ -1,9 +1,11 @@
 """jaxbw.collective_matmul over the CPU's devices: values, derivatives, and what is communicated."""
 
 import functools
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,8 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 import jaxbw
 from jaxbw.primitives import ring
+from jaxbw.primitives.overlap import RING_IS_FASTER, Chunk
 
 AXIS = "model"
+ON_RING = functools.partial(jaxbw.collective_matmul, overlap=True)
+PLAIN = functools.partial(jaxbw.collective_matmul, overlap=False)
 FORMS = [
     *({"gather_lhs": dimension} for dimension in (0, 1, -1)),
     *({"gather_rhs": dimension} for dimension in (0, 1)),
@@ -95,9 +100,14 @@ def assert_equal(got: Any, wanted: Any) -> None:
     [*((form, 8) for form in FORMS), *((form, size) for form in FORMS[1::3] for size in (1, 2, 5))],
     ids=str,
 )
-def test_is_the_product_of_whole_arrays(form: dict[str, int], size: int) -> None:
+@pytest.mark.parametrize(
+    "product", [ON_RING, PLAIN, jaxbw.collective_matmul], ids=["ring", "plain", "default"]
+)
+def test_is_the_product_of_whole_arrays(
+    form: dict[str, int], size: int, product: Callable[..., Any]
+) -> None:
     x, w = integers((2 * size, size, 3 * size)), integers((3 * size, size), 1)
-    product = over_mesh(form, size, jaxbw.collective_matmul)
+    product = over_mesh(form, size, product)
     reference = with_gradients(expected(form, size))
     cotangent = integers(jax.eval_shape(expected(form, size), x, w).shape, 2)
     assert_equal(jax.jit(with_gradients(product))(x, w, cotangent), reference(x, w, cotangent))
@@ -108,7 +118,7 @@ def test_only_permutes_communicate(form: dict[str, int]) -> None:
     """One less than there are devices; an all-reduce only for what every device had all of."""
     size = 8
     x, w = integers((8, 8, 8)), integers((8, 8))
-    product = over_mesh(form, size, jaxbw.collective_matmul)
+    product = over_mesh(form, size, ON_RING)
     assert communication(product, x, w) == {"collective-permute": size - 1}
 
     def pull_back(x: Any, w: Any, cotangent: Any) -> Any:
@@ -130,7 +140,7 @@ def test_halves_of_chunks_are_scattered(
     """One travels while the other is multiplied: twice as many transfers, the same result."""
     monkeypatch.setattr(ring, "FULL", 1)
     x, w = integers((2 * size, 2 * size, 3 * size)), integers((3 * size, 2 * size), 1)
-    product = over_mesh(form, size, jaxbw.collective_matmul)
+    product = over_mesh(form, size, ON_RING)
     reference = with_gradients(expected(form, size))
     cotangent = integers(jax.eval_shape(expected(form, size), x, w).shape, 2)
     assert_equal(jax.jit(with_gradients(product))(x, w, cotangent), reference(x, w, cotangent))
@@ -142,19 +152,30 @@ def test_small_and_odd_chunks_are_not_halved(monkeypatch: pytest.MonkeyPatch) ->
     for rows, full in ((12, 1), (16, 16 * 8 // (2 * size) + 1)):
         monkeypatch.setattr(ring, "FULL", full)
         x, w = integers((rows, 1, 8)), integers((8, 8), 1)
-        product = over_mesh(form, size, jaxbw.collective_matmul)
+        product = over_mesh(form, size, ON_RING)
         assert communication(product, x, w)["collective-permute"] == size - 1
     monkeypatch.setattr(ring, "FULL", full - 1)
-    again = over_mesh(form, size, lambda *given, **form: jaxbw.collective_matmul(*given, **form))
+    again = over_mesh(form, size, lambda *given, **form: ON_RING(*given, **form))
     assert communication(again, x, w)["collective-permute"] == 2 * (size - 1)
 
 
 def test_a_chunk_of_symbolic_size_is_whole() -> None:
-    product = over_mesh({"scatter": 1}, 2, jaxbw.collective_matmul)
+    product = over_mesh({"scatter": 1}, 2, ON_RING)
     (batch,) = jax.export.symbolic_shape("b")
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((batch, 8, 8), (8, 8)))
     exported = jax.export.export(jax.jit(product))(x, w)
     assert exported.mlir_module().count("stablehlo.collective_permute") == 1
+
+
+def test_a_symbolic_default_is_one_collective() -> None:
+    product = over_mesh({"gather_lhs": 1}, 2, jaxbw.collective_matmul)
+    (batch,) = jax.export.symbolic_shape("b")
+    x, w = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((batch, 8192, 8192), (8192, 4096))
+    )
+    text = jax.export.export(jax.jit(product))(x, w).mlir_module()
+    assert "stablehlo.all_gather" in text
+    assert "stablehlo.collective_permute" not in text
 
 
 def layers(product: Callable[..., Any], size: int) -> Callable[..., Any]:
@@ -173,6 +194,8 @@ def collectives(lhs: Any, rhs: Any, axis: str, **form: int) -> Any:
     ((argument, dimension),) = form.items()
     if argument == "gather_lhs":
         return jax.lax.all_gather(lhs, axis, axis=dimension % lhs.ndim, tiled=True) @ rhs
+    if argument == "gather_rhs":
+        return lhs @ jax.lax.all_gather(rhs, axis, axis=dimension, tiled=True)
     dimension %= lhs.ndim
     return jax.lax.psum_scatter(lhs @ rhs, axis, scatter_dimension=dimension, tiled=True)
 
@@ -184,17 +207,149 @@ def test_a_training_step_has_no_other_collective() -> None:
     def loss(product: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arrays: (layers(product, size)(*arrays) * x).sum()
 
-    step = jax.jit(jax.value_and_grad(loss(jaxbw.collective_matmul), (0, 1, 2)))
+    step = jax.jit(jax.value_and_grad(loss(ON_RING), (0, 1, 2)))
     reference = jax.value_and_grad(loss(collectives), (0, 1, 2))
     assert_equal(step(x, up, down), reference(x, up, down))
-    found = communication(jax.grad(loss(jaxbw.collective_matmul), (0, 1, 2)), x, up, down)
+    found = communication(jax.grad(loss(ON_RING), (0, 1, 2)), x, up, down)
     # Forward the ring of x, whose chunks XLA keeps for the gradient of `up` (the scattered result
     # is not asked for); backward that of the cotangent, and one that scatters the gradient of x.
     assert found == {"collective-permute": 3 * (size - 1)}
 
 
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_collectives_of_xla(form: dict[str, int]) -> None:
+    """Without overlapping: forward, backward, and both in one program, which gathers once."""
+    size = 8
+    x, w = integers((8, 8, 8)), integers((8, 8))
+    cotangent = integers(jax.eval_shape(expected(form, size), x, w).shape)
+
+    def pull_back(product: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, w, cotangent: jax.vjp(product, x, w)[1](cotangent)
+
+    wanted = over_mesh(form, size, collectives)
+    for given in (PLAIN, jaxbw.collective_matmul):
+        product = over_mesh(form, size, given)
+        found = communication(product, x, w)
+        assert found == communication(wanted, x, w)
+        assert found == {"reduce-scatter" if "scatter" in form else "all-gather": 1}
+        for of in (pull_back, with_gradients):
+            found = communication(of(product), x, w, cotangent)
+            assert found == communication(of(wanted), x, w, cotangent)
+
+
+def test_a_training_step_has_the_collectives_of_xla() -> None:
+    size = 8
+    operands = integers((2, 16, 8)), integers((8, 24), 1), integers((24, 8), 2)
+
+    def step(product: Callable[..., Any]) -> Callable[..., Any]:
+        def loss(*arrays: Any) -> Any:
+            return (layers(product, size)(*arrays) * operands[0]).sum()
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
+
+    default = step(jaxbw.collective_matmul)
+    assert_equal(default(*operands), step(collectives)(*operands))
+    found = communication(default, *operands)
+    assert found == communication(step(collectives), *operands)
+    assert "collective-permute" not in found
+
+
+def collectives_of_default(
+    size: int,
+    form: dict[str, int],
+    lhs: tuple[int, ...],
+    rhs: tuple[int, ...],
+    call: Callable[..., Any] = lambda product, x, w: product(x, w),
+) -> set[str]:
+    """Those that the default lowers a device's product of these shapes to."""
+    mesh = mesh_of(size)
+
+    def local(x: Any, w: Any) -> Any:
+        return call(functools.partial(jaxbw.collective_matmul, axis_name=AXIS, **form), x, w)
+
+    product = jax.shard_map(local, mesh=mesh, in_specs=P(), out_specs=P(AXIS), check_vma=False)
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (lhs, rhs))
+    text = jax.jit(product).lower(x, w).as_text()
+    return set(re.findall(r"stablehlo\.(collective_permute|all_gather|reduce_scatter)", text))
+
+
+@pytest.mark.parametrize(
+    ("size", "form", "lhs", "rhs", "wanted"),
+    [
+        (2, {"gather_lhs": 0}, (4096, 8192), (8192, 4096), "collective_permute"),
+        (2, {"gather_rhs": 1}, (4096, 8192), (8192, 4096), "collective_permute"),
+        (2, {"gather_lhs": 1}, (2, 2048, 8192), (8192, 4096), "collective_permute"),
+        (2, {"gather_lhs": 0}, (8192, 8192), (8192, 4096), "collective_permute"),
+        (2, {"gather_lhs": 0}, (4095, 8192), (8192, 4096), "all_gather"),  # smaller than measured
+        (2, {"gather_lhs": 0}, (4096, 8191), (8191, 4096), "all_gather"),
+        (2, {"gather_lhs": 0}, (4096, 8192), (8192, 4095), "all_gather"),
+        (2, {"gather_lhs": 0}, (4096, 8192), (8192, 8192), "all_gather"),  # a larger result
+        (2, {"gather_lhs": 1}, (8192, 8192), (16384, 4096), "all_gather"),  # a sum of products
+        (2, {"scatter": 0}, (8192, 8192), (8192, 8192), "reduce_scatter"),
+        (4, {"gather_lhs": 0}, (4096, 8192), (8192, 4096), "all_gather"),
+        (2, {"gather_lhs": 0}, (4096, 0), (0, 4096), "all_gather"),
+    ],
+    ids=str,
+)
+def test_the_default_is_what_was_measured_faster(
+    size: int, form: dict[str, int], lhs: tuple[int, ...], rhs: tuple[int, ...], wanted: str
+) -> None:
+    assert collectives_of_default(size, form, lhs, rhs) == {wanted}
+
+
+def test_a_differentiated_default_gathers_once_for_all() -> None:
+    """A ring forward would send again what the gradient's product gathers."""
+
+    def gradients(product: Callable[..., Any], x: Any, w: Any) -> Any:
+        y, pull_back = jax.vjp(product, x, w)
+        return jax.tree.leaves(pull_back(y))[0]
+
+    def tangent(product: Callable[..., Any], x: Any, w: Any) -> Any:
+        return jax.jvp(product, (x, w), (x, w))[1]
+
+    shapes = (4096, 8192), (8192, 4096)
+    assert collectives_of_default(2, {"gather_lhs": 0}, *shapes, gradients) == {
+        "all_gather",
+        "reduce_scatter",
+    }
+    assert collectives_of_default(2, {"gather_lhs": 0}, *shapes, tangent) == {"all_gather"}
+
+
+def test_the_default_is_in_the_results_file() -> None:
+    """And nothing else there is faster on a ring than with one collective."""
+    folder = Path(__file__).parents[2] / "benchmarks" / "results"
+    faster = {}
+    for devices in (2, 4):
+        text = (folder / f"2026-11-22_h200_collective_matmul_{devices}.json").read_text()
+        for case in json.loads(text)["cases"]:
+            if case["arms"]["collective and product"]["speedup_of_jaxbw"]["low"] > 1:
+                assert case["form"] == "gather"
+                assert not case["backward"]
+                faster[devices] = Chunk(case["m"] // devices, case["n"] // devices, case["k"])
+    assert faster == RING_IS_FASTER
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_collective_sums_in_the_dtype_of_the_result(dtype: str) -> None:
+    """As XLA's own product does; a float32 result has float32 sums."""
+
+    def local(x: Any, w: Any) -> Any:
+        return PLAIN(x, w, AXIS, scatter=0, preferred_element_type=dtype)
+
+    product = jax.shard_map(
+        local, mesh=mesh_of(4), in_specs=(P(None, AXIS), P(AXIS)), out_specs=P(AXIS)
+    )
+    x, w = integers((8, 8), dtype=jnp.bfloat16), integers((8, 8), 1, jnp.bfloat16)
+    text = jax.jit(product).lower(x, w).as_text()
+    short = {"bfloat16": "bf16", "float32": "f32"}[dtype]
+    (types,) = re.findall(r"\}\) : \((tensor<8x8x\w+>)\) -> tensor<2x8x\w+>", text)
+    assert types == f"tensor<8x8x{short}>"
+    assert_equal(product(x, w), jnp.matmul(x, w, preferred_element_type=dtype))
+
+
+@pytest.mark.parametrize("matmul", [ON_RING, PLAIN], ids=["ring", "plain"])
 @pytest.mark.parametrize("form", [{"gather_lhs": 1}, {"gather_rhs": 0}, {"scatter": 1}], ids=str)
-def test_derivatives_of_all_modes(form: dict[str, int]) -> None:
+def test_derivatives_of_all_modes(form: dict[str, int], matmul: Callable[..., Any]) -> None:
     size = 2
     x, w = integers((2, 4, 4)), integers((4, 4), 1)
     tangents = integers(x.shape, 2), integers(w.shape, 3)
@@ -215,7 +370,7 @@ def test_derivatives_of_all_modes(form: dict[str, int]) -> None:
 
         return all_of_them(x, w)
 
-    got = derivatives(over_mesh(form, size, jaxbw.collective_matmul))
+    got = derivatives(over_mesh(form, size, matmul))
     assert_equal(got, derivatives(expected(form, size)))
 
 
@@ -236,7 +391,7 @@ def test_vmap(form: dict[str, int], axes: tuple[int | None, int | None]) -> None
     reference = expected(form, 2)
     one = (y if axis is None else y.take(0, axis) for y, axis in zip((x, w), axes, strict=True))
     cotangent = integers(jax.eval_shape(reference, *one).shape, 2)
-    got = mapped(over_mesh(form, 2, jaxbw.collective_matmul))(x, w, cotangent)
+    got = mapped(over_mesh(form, 2, ON_RING))(x, w, cotangent)
     assert_equal(got, mapped(reference)(x, w, cotangent))
 
 
@@ -245,7 +400,7 @@ def test_a_vmap_inside() -> None:
     x, w = integers((3, 4, 8)), integers((3, 8, 4), 1)
 
     def local(x: Any, w: Any) -> Any:
-        return jax.vmap(lambda x, w: jaxbw.collective_matmul(x, w, AXIS, scatter=0))(x, w)
+        return jax.vmap(lambda x, w: ON_RING(x, w, AXIS, scatter=0))(x, w)
 
     specs = (P(None, None, AXIS), P(None, AXIS))
     product = jax.shard_map(local, mesh=mesh_of(4), in_specs=specs, out_specs=P(None, AXIS))
@@ -265,7 +420,7 @@ def test_checkpoint_policies_know_it(policy: Any, products: int) -> None:
     """Two products forward, four backward, and what is computed again."""
 
     def loss(*arrays: Any) -> Any:
-        return jax.checkpoint(layers(jaxbw.collective_matmul, 2), policy=policy)(*arrays).sum()
+        return jax.checkpoint(layers(ON_RING, 2), policy=policy)(*arrays).sum()
 
     operands = integers((2, 8, 4)), integers((4, 8), 1), integers((8, 4), 2)
     program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*operands)
@@ -285,8 +440,8 @@ def test_sums_of_devices_are_float32(dtype: str) -> None:
         out_specs=(P(AXIS), P(None, AXIS)),
     )
     def products(x: Any, w: Any) -> Any:
-        scattered = jaxbw.collective_matmul(x, w, AXIS, scatter=0)
-        return scattered, jaxbw.collective_matmul(x, jnp.ones((8, 2), dtype), AXIS, gather_lhs=1)
+        scattered = ON_RING(x, w, AXIS, scatter=0)
+        return scattered, ON_RING(x, jnp.ones((8, 2), dtype), AXIS, gather_lhs=1)
 
     for place in range(8):
         x = jnp.broadcast_to(jnp.ones(8).at[place].set(large), (8, 8)).astype(dtype)
@@ -294,12 +449,13 @@ def test_sums_of_devices_are_float32(dtype: str) -> None:
         assert_equal(products(x, jnp.ones((8, 16), dtype)), (wanted, wanted))
 
 
+@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("dtype", ["int32", "complex64", "float64", "bool"])
-def test_other_dtypes(dtype: str) -> None:
+def test_other_dtypes(dtype: str, overlap: bool) -> None:
     with jax.enable_x64(dtype == "float64"):
         x, w = integers((4, 8)).astype(dtype), integers((8, 4), 1).astype(dtype)
         product = jax.shard_map(
-            lambda x, w: jaxbw.collective_matmul(x, w, AXIS, scatter=1),
+            lambda x, w: jaxbw.collective_matmul(x, w, AXIS, scatter=1, overlap=overlap),
             mesh=mesh_of(4),
             in_specs=(P(None, AXIS), P(AXIS)),
             out_specs=P(None, AXIS),
@@ -314,7 +470,7 @@ def test_preferred_element_type() -> None:
 
     def product(x: Any, w: Any) -> Any:
         keywords: dict[str, Any] = {"scatter": 0, "preferred_element_type": jnp.float32}
-        return jaxbw.collective_matmul(x, w, AXIS, **keywords)
+        return ON_RING(x, w, AXIS, **keywords)
 
     specs = (P(None, AXIS), P(AXIS))
     sharded = jax.shard_map(product, mesh=mesh_of(4), in_specs=specs, out_specs=P(AXIS))
@@ -328,7 +484,7 @@ def test_outside_of_jit() -> None:
     specs = (P(AXIS), P(None, AXIS))
     for check in (True, False):
         product: Callable[..., Any] = jax.shard_map(
-            lambda x, w: jaxbw.collective_matmul(x, w, AXIS, gather_lhs=0),
+            lambda x, w: ON_RING(x, w, AXIS, gather_lhs=0),
             mesh=mesh_of(4),
             in_specs=specs,
             out_specs=specs[1],
@@ -342,7 +498,7 @@ def test_an_axis_of_several() -> None:
     x, w = integers((4, 8, 8)), integers((8, 8), 1)
 
     def local(x: Any, w: Any) -> Any:
-        return jaxbw.collective_matmul(x, w, ("a", "b"), gather_lhs=1)
+        return ON_RING(x, w, ("a", "b"), gather_lhs=1)
 
     specs = (P("data", ("a", "b")), P(None, ("a", "b")))
     product = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P("data", None, ("a", "b")))
@@ -362,7 +518,7 @@ def test_over_some_axes(implementation: str | None) -> None:
 
     def local(x: Any, w: Any) -> Any:
         keywords: dict[str, Any] = {"gather_lhs": 1, "implementation": implementation}
-        return jaxbw.collective_matmul(x, w, AXIS, preferred_element_type=jnp.float32, **keywords)
+        return ON_RING(x, w, AXIS, preferred_element_type=jnp.float32, **keywords)
 
     product = jax.shard_map(
         local,
@@ -379,7 +535,7 @@ def test_the_result_varies() -> None:
     for form in ({"gather_lhs": 0}, {"scatter": 0}):
         with pytest.raises(ValueError, match="out_specs"):
             jax.shard_map(
-                lambda x, w, form=form: jaxbw.collective_matmul(x, w, AXIS, **form),
+                lambda x, w, form=form: ON_RING(x, w, AXIS, **form),
                 mesh=mesh_of(2),
                 in_specs=(P(), P()),
                 out_specs=P(),
@@ -391,7 +547,7 @@ def test_the_result_varies() -> None:
     [({"gather_lhs": 0}, 0), ({"gather_lhs": 1}, 3), ({"scatter": 0}, 3)],
     ids=str,
 )
-def test_every_product_is_a_kernel(
+def test_every_product_on_a_ring_is_a_kernel(
     form: dict[str, int], sums: int, family: str, custom_calls: Any
 ) -> None:
     """And adds the sums that have arrived in its epilogue."""
@@ -400,7 +556,7 @@ def test_every_product_is_a_kernel(
     keywords: dict[str, Any] = {"implementation": family, **form}
 
     def local(x: Any, w: Any) -> Any:
-        return jaxbw.collective_matmul(x, w, AXIS, **keywords)
+        return ON_RING(x, w, AXIS, **keywords)
 
     specs = {"gather_lhs": [(P(AXIS), P()), (P(None, AXIS), P())], "scatter": [(P(), P())]}
     ((argument, dimension),) = form.items()
@@ -418,13 +574,34 @@ def test_every_product_is_a_kernel(
     assert sum(line.split("->")[0].count("xf32>") for line in found) == sums
 
 
+@pytest.mark.parametrize("form", [{"gather_lhs": 0}, {"gather_rhs": 0}, {"scatter": 1}], ids=str)
+def test_the_product_beside_a_collective_is_a_kernel(
+    form: dict[str, int], family: str, custom_calls: Any
+) -> None:
+    def product(x: Any, w: Any) -> Any:
+        return PLAIN(x, w, AXIS, implementation=family, **form)
+
+    mesh = jax.sharding.AbstractMesh((4,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = jax.shard_map(
+        product, mesh=mesh, in_specs=(P(), P()), out_specs=P(AXIS), check_vma=False
+    )
+    rows = 64 if "gather_rhs" in form else 256
+    x, w = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.NamedSharding(mesh, P()))
+        for shape in ((512, 256), (rows, 512))
+    )
+    text = jax.jit(sharded).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    assert len(custom_calls(text)) == 1
+    assert "stablehlo.dot_general" not in text
+
+
 def test_on_the_emulator() -> None:
     """Two devices, each of which runs kernels while the other does."""
     x, w = (integers((64, 128), i, jnp.bfloat16) for i in (0, 1))
 
     def local(x: Any, w: Any) -> Any:
-        y = jaxbw.collective_matmul(x, w.T, AXIS, gather_lhs=0, implementation="emulator-sm90")
-        return jaxbw.collective_matmul(y, w, AXIS, scatter=0, implementation="emulator-sm90")
+        y = ON_RING(x, w.T, AXIS, gather_lhs=0, implementation="emulator-sm90")
+        return ON_RING(y, w, AXIS, scatter=0, implementation="emulator-sm90")
 
     product = jax.shard_map(local, mesh=mesh_of(2), in_specs=(P(AXIS), P(AXIS)), out_specs=P(AXIS))
     hidden = (np.asarray(x, np.float32) @ np.asarray(w, np.float32).T).astype(jnp.bfloat16)
@@ -461,7 +638,7 @@ REFUSED: list[tuple[dict[str, Any], Any, Any, str]] = [
 @pytest.mark.parametrize(("form", "x", "w", "message"), REFUSED)
 def test_errors(form: dict[str, Any], x: Any, w: Any, message: str) -> None:
     product = jax.shard_map(
-        lambda x, w: jaxbw.collective_matmul(x, w, AXIS, **form),
+        lambda x, w: ON_RING(x, w, AXIS, **form),
         mesh=mesh_of(2),
         in_specs=(P(), P()),
         out_specs=P(AXIS),
@@ -472,19 +649,39 @@ def test_errors(form: dict[str, Any], x: Any, w: Any, message: str) -> None:
 
 def test_it_is_for_shard_map() -> None:
     def product(x: Any) -> Any:
-        return jaxbw.collective_matmul(x, W, AXIS, gather_lhs=0)
+        return ON_RING(x, W, AXIS, gather_lhs=0)
 
     for function in (product, jax.vmap(product, axis_name=AXIS)):
         with pytest.raises(ValueError, match=r"'model' is not an axis of a .* whose axes are none"):
             function(X[None])
 
 
-def test_a_strict_kernel_refuses_at_trace_time() -> None:
+@pytest.mark.parametrize(
+    ("form", "overlap", "problem"),
+    [
+        ({"scatter": 0}, True, r"f32\[1,2,6\] @ f32\[1,6,10\]"),
+        ({"scatter": 0}, False, r"f32\[1,4,6\] @ f32\[1,6,10\]"),
+        ({"scatter": 0}, None, r"f32\[1,4,6\] @ f32\[1,6,10\]"),
+        ({"gather_lhs": 0}, True, r"f32\[1,4,6\] @ f32\[1,6,10\]"),
+        ({"gather_lhs": 0}, False, r"f32\[1,8,6\] @ f32\[1,6,10\]"),
+        ({"gather_rhs": 1}, False, r"f32\[1,4,6\] @ f32\[1,6,20\]"),
+    ],
+    ids=str,
+)
+def test_a_strict_kernel_refuses_at_trace_time(
+    form: dict[str, int], overlap: bool | None, problem: str
+) -> None:
+    keywords: dict[str, Any] = {"overlap": overlap, "implementation": "sm90", **form}
     product = jax.shard_map(
-        lambda x, w: jaxbw.collective_matmul(x, w, AXIS, scatter=0, implementation="sm90"),
+        lambda x, w: jaxbw.collective_matmul(x, w, AXIS, **keywords),
         mesh=mesh_of(2),
-        in_specs=(P(None, AXIS), P(AXIS)),
+        in_specs=P(),
         out_specs=P(AXIS),
     )
-    with pytest.raises(NotImplementedError, match=r"f32\[1,2,3\] @ f32\[1,3,10\].* are float32"):
+    with pytest.raises(NotImplementedError, match=f"{problem}.* are float32"):
         jax.eval_shape(product, X, W)
+
+
+def test_overlap_is_a_bool_or_none() -> None:
+    with pytest.raises(TypeError, match="overlap is 'ring'; it is True, False or None"):
+        jaxbw.collective_matmul(X, W, AXIS, scatter=0, overlap="ring")

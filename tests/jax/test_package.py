@@ -45,6 +45,8 @@ LAYERS = [
     "jaxbw.checkpoint_policies",
     "jaxbw.matmul_plan",
     "jaxbw.primitives.collective_dot_general",
+    "jaxbw.primitives.plain_collective",
+    "jaxbw.primitives.overlap",
     "jaxbw.primitives.ring",
     "jaxbw.primitives.fused_dot_general",
     "jaxbw.primitives.dot_general",

@@ -15,8 +15,8 @@ A time is the host's for a run of calls, divided by their number, on all devices
 random order, and ratios have 95 % bootstrap intervals of whole rounds. Some elements of each result
 are compared with float64. A profile of each arm says which share of the traffic was hidden behind
 work, and behind which kernels. An arm of XLA's that XLA refuses to compile is noted as "refused";
-one whose result rounding does not explain is no peer; either of ours stops the run. No case is begun
-that would not end within --budget seconds.
+one whose result rounding does not explain is no peer; either of ours stops the run. No case is
+begun that would not end within --budget seconds.
 """
 
 from __future__ import annotations

@@ -133,7 +133,8 @@ batching.fancy_primitive_batchers[collective_dot_general_p] = _batch
 
 def _lower(ctx: Any, lhs: Any, rhs: Any, *, overlap: bool | None, **params: Any) -> Any:
     params["preferred_element_type"] = ctx.avals_out[0].dtype
-    on_ring = overlaps(overlap, params["ring"], *ctx.avals_in, params["dimension_numbers"])
+    of_lhs, of_rhs = ctx.avals_in
+    on_ring = overlaps(overlap, params["ring"], of_lhs, of_rhs, params["dimension_numbers"])
 
     def product(lhs: Any, rhs: Any) -> Any:
         return (ring_dot_general if on_ring else plain_dot_general)(lhs, rhs, **params)

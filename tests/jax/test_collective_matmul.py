@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -262,12 +262,14 @@ def collectives_of_default(
     call: Callable[..., Any] = lambda product, x, w: product(x, w),
 ) -> set[str]:
     """Those that the default lowers a device's product of these shapes to."""
-    mesh = mesh_of(size)
+    keywords: dict[str, Any] = {"axis_name": AXIS, **form}
 
     def local(x: Any, w: Any) -> Any:
-        return call(functools.partial(jaxbw.collective_matmul, axis_name=AXIS, **form), x, w)
+        return call(functools.partial(jaxbw.collective_matmul, **keywords), x, w)
 
-    product = jax.shard_map(local, mesh=mesh, in_specs=P(), out_specs=P(AXIS), check_vma=False)
+    product = jax.shard_map(
+        local, mesh=mesh_of(size), in_specs=P(), out_specs=P(AXIS), check_vma=False
+    )
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (lhs, rhs))
     text = jax.jit(product).lower(x, w).as_text()
     return set(re.findall(r"stablehlo\.(collective_permute|all_gather|reduce_scatter)", text))
@@ -578,8 +580,10 @@ def test_every_product_on_a_ring_is_a_kernel(
 def test_the_product_beside_a_collective_is_a_kernel(
     form: dict[str, int], family: str, custom_calls: Any
 ) -> None:
+    keywords: dict[str, Any] = {"implementation": family, **form}
+
     def product(x: Any, w: Any) -> Any:
-        return PLAIN(x, w, AXIS, implementation=family, **form)
+        return PLAIN(x, w, AXIS, **keywords)
 
     mesh = jax.sharding.AbstractMesh((4,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     sharded = jax.shard_map(
@@ -684,4 +688,4 @@ def test_a_strict_kernel_refuses_at_trace_time(
 
 def test_overlap_is_a_bool_or_none() -> None:
     with pytest.raises(TypeError, match="overlap is 'ring'; it is True, False or None"):
-        jaxbw.collective_matmul(X, W, AXIS, scatter=0, overlap="ring")
+        jaxbw.collective_matmul(X, W, AXIS, scatter=0, overlap=cast(Any, "ring"))

@@ -92,8 +92,8 @@ class Case:
 
 
 def cases(shapes: Sequence[tuple[int, int, int]]) -> Iterator[Case]:
-    """Of each shape both forms, forward and backward."""
-    for (m, n, k), backward, form in itertools.product(shapes, (False, True), SHARDINGS):
+    """Of each shape both forms, forward and, when all of these are through, backward."""
+    for backward, (m, n, k), form in itertools.product((False, True), shapes, SHARDINGS):
         yield Case(form, backward, m, n, k)
 
 
@@ -310,10 +310,12 @@ def measure(
     mesh: Mesh,
     rounds: int,
     calls: int,
-    traces: pathlib.Path,
+    traces: pathlib.Path | None,
     arms: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Arms of a case, by default all; of one that XLA refuses to compile, why, in one line.
+
+    Profiles are left in a folder, if there is one.
 
     Raises:
       jax.errors.JaxRuntimeError: XLA refuses one of ours, or a program fails when it runs.
@@ -353,8 +355,9 @@ def measure(
         row["median_us"] = statistics.median(samples[name])
         if is_right(row):
             row["speedup_of_jaxbw"] = asdict(statistics.ratio(samples[name], samples["jaxbw"]))
-        folder = traces / "-".join([*map(str, asdict(case).values()), name.replace(" ", "_")])
-        row["devices"] = profile(call, folder)
+        if traces is not None:
+            folder = traces / "-".join([*map(str, asdict(case).values()), name.replace(" ", "_")])
+            row["devices"] = profile(call, folder)
     return rows
 
 
@@ -366,8 +369,11 @@ def line(case: Case, rows: dict[str, Any]) -> str:
         if "refused" in row:
             lines.append(f"  {name:26} refused: {row['refused']}")
             continue
-        traffic = sum(device["traffic_us"] for device in row["devices"])
-        share = sum(device["hidden_us"] for device in row["devices"]) / traffic if traffic else 0
+        hidden_share = ""
+        if "devices" in row:
+            traffic = sum(device["traffic_us"] for device in row["devices"])
+            share = sum(device["hidden_us"] for device in row["devices"]) / (traffic or 1)
+            hidden_share = f"{share:.0%} of {traffic:.0f} us of traffic hidden  "
         compared = "wrong, and no peer"
         if is_right(row):
             ratio = row["speedup_of_jaxbw"]
@@ -378,7 +384,7 @@ def line(case: Case, rows: dict[str, Any]) -> str:
         collectives = ", ".join(f"{count} {each}" for each, count in row["collectives"].items())
         lines.append(
             f"  {name:26} {row['median_us']:10.1f} us  {compared}  error {row['error']:.2f}  "
-            f"{share:.0%} of {traffic:.0f} us of traffic hidden  {collectives}"
+            f"{hidden_share}{collectives}"
         )
     return "\n".join(lines)
 
@@ -399,6 +405,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=20, help="of a program in a round")
     parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS")
+    parser.add_argument("--no-profile", action="store_true", help="times only")
     parser.add_argument("--traces", type=pathlib.Path, help="keep the profiles in this folder")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     given = parser.parse_args()
@@ -420,7 +427,7 @@ def main() -> None:
     }
     results: dict[str, Any] = {"environment": described, "cases": []}
     with tempfile.TemporaryDirectory() as scratch:
-        traces = given.traces or pathlib.Path(scratch)
+        traces = None if given.no_profile else given.traces or pathlib.Path(scratch)
         begin, longest = time.monotonic(), 0.0
         for case in cases(TINY if given.tiny else SHAPES[: given.shapes]):
             start = time.monotonic()

@@ -37,6 +37,30 @@ def test_every_arm_of_every_case_is_right(tmp_path: Path) -> None:
         assert options["XLA windowed"] < options["XLA windowed, pipelined"]
 
 
+def test_some_arms_without_profiles(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    given = ["--tiny", "--devices", "2", "--no-profile", "--out", str(out), "--arms"]
+    names = ["jaxbw", "collective and product"]
+    printed = subprocess.run(
+        [sys.executable, str(SCRIPT), *given, *names], capture_output=True, check=True, text=True
+    ).stdout
+    assert "times as fast" in printed
+    assert "hidden" not in printed
+    for case in json.loads(out.read_text())["cases"]:
+        assert list(case["arms"]) == names
+        assert all("devices" not in row for row in case["arms"].values())
+    refused = subprocess.run(
+        [sys.executable, str(SCRIPT), *given, "ring"], capture_output=True, text=True
+    )
+    assert "jaxbw, which is not among them" in refused.stderr
+
+
+def test_forward_cases_come_first() -> None:
+    found = list(collective_matmul.cases(collective_matmul.SHAPES[:2]))
+    assert [case.backward for case in found] == [False] * 4 + [True] * 4
+    assert [case.m for case in found] == [8192, 8192, 4096, 4096] * 2
+
+
 def refused_by_xla(mesh: jax.sharding.Mesh, form: str) -> collective_matmul.Product:
     """A product that can be lowered, and not compiled: nobody has such a custom call."""
 

@@ -60,7 +60,8 @@ def refusals(p: Any, device: Any, implementations: Any, kernels: Any) -> Any:
     ("device", "shape", "layout", "tile", "cluster", "waves"),
     [
         ("H200", (4096, 4096, 4096), "nn", (128, 256), (2, 1), 4),
-        ("H200", (4096, 14336, 4096), "nt", (128, 256), (2, 1), 14),
+        # (At 4096x14336x4096 three tiles are within 1 %: not a matter of preference.)
+        ("H200", (4096, 8192, 4096), "nt", (128, 256), (2, 1), 8),
         # 256x128 fills 98.8 % of seven waves, 256x256 86 % of four.
         ("B200", (4096, 4096, 4096), "nn", (256, 128), (2, 1), 7),
         # One wave of 74 pairs.

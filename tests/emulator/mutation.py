@@ -39,25 +39,39 @@ TILES = {"nn": "64x64", "nt": "64x128", "tn": "128x128", "tt": "64x32"}
 SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.items())
 NAMES = ("jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta", *SM90_NAMES)
 
-# Mutants that no schedule can tell from the kernel, and what gives the order instead. By family,
-# role, opcode, its occurrence in the role (0: any), and change.
+# Mutants that no schedule can tell from the kernel, and what gives the order instead. By family or
+# kernel, role, opcode, its occurrence in the role (0: any), and change.
 _ALIGNED = "barrier.cluster.arrive.aligned behind it, which all lanes of a warp execute together"
+_ALIGNED_EITHER = (
+    "barrier.cluster.arrive.aligned, or barrier.cta.sync.aligned, behind it, which all lanes of a "
+    "warp execute together"
+)
 _ELECT = "elect.sync behind it, for which all lanes wait; it orders no accesses to memory"
 _NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
+_SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
+_LAST = "bar.warp.sync behind the wait for all staging buffers, before parts of a sum are read"
+_ALL_BUFFERS = (
+    "bar.warp.sync before each chunk that is only cast; what is not has no TMA stores to wait for, "
+    "and one behind each chunk"
+)
+_ONE_CHUNK = "that of the wait for all staging buffers, in each tile: 32 columns are one chunk"
+_TN, _TT = (f"jaxbw_sm90_bf16_{layout}_{TILES[layout]}" for layout in ("tn", "tt"))
 REDUNDANT = {
     ("sm100", "setup", "bar.warp.sync", 0, "deleted"): _ALIGNED,
     ("sm100", "exit", "bar.warp.sync", 0, "deleted"): _ALIGNED,
     ("sm90", "load", "bar.warp.sync", 0, "deleted"): _ELECT,
-    ("sm90", "setup", "bar.warp.sync", 0, "deleted"): _ALIGNED,
-    ("sm90", "multiply", "bar.warp.sync", 2, "deleted"): (
-        "mbarrier.try_wait behind it, by which every lane waits for the sums that it reads"
-    ),
-    ("sm90", "multiply", "bar.warp.sync", 6, "deleted"): (
-        "bar.warp.sync behind the wait for all staging buffers, before parts of a sum are read"
-    ),
-    ("sm90", "epilogue", "bar.warp.sync", 1, "deleted"): (
-        "that of the next tile's wait for all staging buffers: 32 columns are one chunk"
-    ),
+    # Of the warps that do not load, before the barriers are awaited.
+    ("sm90", "exit", "bar.warp.sync", 1, "deleted"): _ALIGNED_EITHER,
+    ("sm90", "multiply", "bar.warp.sync", 2, "deleted"): _SENT,
+    ("sm90", "multiply", "bar.warp.sync", 6, "deleted"): _LAST,
+    ("sm90", "multiply", "bar.warp.sync", 7, "deleted"): _ALL_BUFFERS,
+    (_TN, "epilogue", "bar.warp.sync", 5, "deleted"): _SENT,
+    (_TN, "epilogue", "bar.warp.sync", 9, "deleted"): _LAST,
+    (_TN, "epilogue", "bar.warp.sync", 10, "deleted"): _ALL_BUFFERS,
+    (_TT, "multiply", "bar.warp.sync", 8, "deleted"): _ONE_CHUNK,
+    (_TT, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
+    (_TT, "epilogue", "bar.warp.sync", 2, "deleted"): _ONE_CHUNK,
+    (_TT, "epilogue", "bar.warp.sync", 4, "deleted"): _ONE_CHUNK,
 } | {
     ("sm100", "multiply", "xor.b32", occurrence, "parity flips every time"): (
         "two MMA tiles of a tile take both accumulators: their places go round every time"
@@ -69,7 +83,7 @@ REDUNDANT |= {
     ("sm90", role, "barrier.cluster.arrive.relaxed.aligned", place, "deleted, with its wait"): _NEXT
     for role, place in (("exit", 1), ("exit", 2), ("setup", 2))
 } | {
-    ("sm90", "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
+    (_TN, "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
         "none: a tile of 128 rows that a cluster shares is the first team's: it has its barriers"
     )
     for occurrence in (7, 8, 9, 10)
@@ -194,6 +208,13 @@ def reached(name: str, index: int) -> frozenset[tuple[int, str]]:
     return frozenset(place for place, number in numbers.items() if flags[number])
 
 
+def sites(name: str, mutant: Mutant) -> Iterator[tuple[str, str, str, int, str]]:
+    """The keys under which REDUNDANT may have a mutant of a kernel."""
+    for where in (name, name.split("_")[1]):
+        for occurrence in (mutant.occurrence, 0):
+            yield where, mutant.role, mutant.opcode, occurrence, mutant.change
+
+
 def examine(
     name: str,
     mutant: Mutant,
@@ -202,9 +223,7 @@ def examine(
 ) -> Outcome:
     """Runs a mutant until it is found, in the launches that reach it, given by their numbers."""
     out = Outcome(name, mutant.line + 1, mutant.role, mutant.instruction, mutant.change)
-    family = name.split("_")[1]
-    site = (family, mutant.role, mutant.opcode, mutant.occurrence, mutant.change)
-    out.redundant = REDUNDANT.get(site) or REDUNDANT.get((*site[:3], 0, mutant.change), "")
+    out.redundant = next(filter(None, map(REDUNDANT.get, sites(name, mutant))), "")
     out.reached = bool(reaching)
     module = emulator.Module(mutant.apply(_text(name)), name)
     first = [(schedules[0], index) for index in reaching]

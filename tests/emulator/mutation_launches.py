@@ -68,6 +68,11 @@ def _sm90(name: str) -> Iterator[Case]:
     yield replace(base, **FULL)
     yield replace(base, **FULL, swap_ab=True, layout=transposed(layout))
     yield replace(base, **FULL, split_k=4)  # whose parts another launch adds up
+    # Sums of parts that are only cast, chunk after chunk through a single staging buffer.
+    for output in OUTPUTS:
+        cast = replace(base, k=136, split_k=2, output=output, store_buffers=1)
+        yield cast
+        yield replace(cast, swap_ab=True, layout=transposed(layout))
 
 
 def _sm100(group: int) -> Iterator[Case]:

@@ -22,8 +22,8 @@ def test_mutants_are_found(name: str) -> None:
 
 def test_redundant_instructions_exist() -> None:
     sites = {
-        (name.split("_")[1], m.role, m.opcode, occurrence, m.change)
-        for name, m in mutation.all_mutants(mutation.NAMES)
-        for occurrence in (0, m.occurrence)
+        site
+        for name, mutant in mutation.all_mutants(mutation.NAMES)
+        for site in mutation.sites(name, mutant)
     }
     assert mutation.REDUNDANT.keys() <= sites

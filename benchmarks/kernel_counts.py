@@ -113,13 +113,15 @@ class Row:
             return issued | {"multiply": multiply | {WAIT: 1}, "epilogue": self.epilogue}
         wgmmas = self.tile[0] // 128  # one below the other, of each of two warpgroups
         spans = wgmmas * self.tile[1] / SPAN
-        multiply = {"HGMMA.*": MMAS * wgmmas}
+        multiply = {"HGMMA.*": MMAS * wgmmas, WAIT: 1}
         # A box narrower than a span is stored by one instruction, too.
         epilogue = {
             pattern: max(1, int(spans * count)) if count else 0
             for pattern, count in self.epilogue.items()
         }
-        return issued | {"multiply": multiply | {WAIT: 1}, "epilogue": epilogue | multiply}
+        # Boxes of the tile before, stored beside a tile's first products, are its epilogue's.
+        steady = multiply | {"UTMACMDFLUSH": 0}
+        return issued | {"multiply": steady, "epilogue": epilogue | multiply}
 
     @property
     def loops(self) -> Mapping[str, tuple[str, ...]]:

@@ -202,7 +202,8 @@ class Code:
 
         `issued`: patterns of opcodes, and how many instructions match each. Instructions that a
         predicate switches off are issued too. With 0, blocks that have a match are not on the way,
-        nor are inner loops around them that have nothing to count.
+        nor are inner loops around them that have nothing to count. Of an inner loop that has, every
+        round issues something.
 
         Raises:
           ValueError: there is no such way, or no longest one: how often an inner loop is passed is
@@ -227,18 +228,48 @@ class Code:
         if loop.header not in blocks:
             raise ValueError(f"every round of the loop issues what {dict(issued)} rules out")
 
-        # A state is a block and what has been issued at its end. Ways lead from `start` to `end`.
-        start, end = (loop.header, gains[loop.header]), (-1, wanted)
+        inners = [
+            inner
+            for inner in self.loops
+            if inner.blocks < loop.blocks and any(any(gains.get(b, ())) for b in inner.blocks)
+        ]
+
+        def begun(block: int, now: tuple[int, ...], state: _State) -> tuple[_Begun, ...]:
+            """What had been issued when the rounds of inner loops began that go on in a block."""
+            before = dict(state[2])
+            return tuple(
+                (inner.header, now if block == inner.header else before[inner.header])
+                for inner in inners
+                if block in inner.blocks
+            )
+
+        def ends_idle(block: int, successor: int, state: _State) -> bool:
+            """Whether a round of an inner loop ends here in which nothing was issued."""
+            return any(
+                block in self._predecessors[inner.header]
+                and state[1] == dict(state[2])[inner.header]
+                and not (successor in inner.blocks and successor != inner.header)
+                for inner in inners
+                if block in inner.blocks
+            )
+
+        # A state is a block, what has been issued at its end, and what had been when the rounds of
+        # the inner loops began that it is in. Ways lead from `start` to `end`.
+        start: _State = (loop.header, gains[loop.header], ())
+        end: _State = (-1, wanted, ())
         before: dict[_State, list[_State]] = {start: []}
         todo = [start]
         while todo:
-            state = (block, now) = todo.pop()
+            state = (block, now, _) = todo.pop()
             for successor in self.successors[block]:
+                if ends_idle(block, successor, state):
+                    continue
                 if successor == loop.header:
-                    after = (-1, now)
+                    after: _State = (-1, now, ())
                 elif successor in blocks:
                     issued_then = zip(now, gains[successor], strict=True)
-                    after = (successor, tuple(count + gain for count, gain in issued_then))
+                    then = tuple(count + gain for count, gain in issued_then)
+                    after = (successor, then, begun(successor, now, state))
                 else:
                     continue
                 if any(count > want for count, want in zip(after[1], wanted, strict=True)):
@@ -254,7 +285,7 @@ class Code:
         try:
             order = list(TopologicalSorter({s: before[s] for s in useful}).static_order())
         except CycleError as error:
-            where = hex(min(self.blocks[b].instructions[0].address for b, _ in error.args[1]))
+            where = hex(min(self.blocks[b].instructions[0].address for b, *_ in error.args[1]))
             raise ValueError(
                 f"an inner loop (at {where}) issues nothing of {dict(issued)}"
             ) from None
@@ -276,7 +307,8 @@ class Code:
         return Path(tuple(i for b in blocks for i in self.blocks[b].instructions))
 
 
-_State = tuple[int, tuple[int, ...]]
+_Begun = tuple[int, tuple[int, ...]]  # the header of a loop, and what had been issued
+_State = tuple[int, tuple[int, ...], tuple[_Begun, ...]]
 
 
 def _backwards(end: _State, before: Mapping[_State, Sequence[_State]]) -> set[_State]:

@@ -165,6 +165,14 @@ def test_an_inner_loop_that_is_not_counted_is_an_error() -> None:
         code.rounds(outer, {"UTMALDG.*": 1})
 
 
+def test_a_round_of_a_counted_inner_loop_issues_something() -> None:
+    """A loop that may skip what it is there for is passed as often as it issues that."""
+    inner = [".L_1:", "@P1 BRA `(.L_2)", "UTMASTG.3D [UR8], [UR4]", ".L_2:", "@P3 BRA `(.L_1)"]
+    code = listing(".L_0:", "NOP", *inner, "@P2 BRA `(.L_0)", "EXIT")
+    outer = code.loops[-1]
+    assert lengths(code.rounds(outer, {"UTMASTG.*": 2})) == (1 + 2 * 3 + 1,) * 2
+
+
 def plain(kernel: kernel_counts.Kernel) -> Any:
     return json.loads(json.dumps(asdict(kernel)))
 

@@ -32,7 +32,7 @@ from jaxbw.selection import tuned
 from jaxbw.selection.machine import Machine, machines
 from jaxbw.selection.tuned import Interval, Range, Table
 
-FEWEST = 10  # products of a range
+FEWEST = 40  # products of a range
 FOLDS = 8  # of the check
 PULL = 1.0  # towards the larger range's factors, of which a product has about 0.1 for a kind
 SLOW = 3.0  # exponent by which slow configurations weigh less

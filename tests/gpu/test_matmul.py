@@ -316,9 +316,11 @@ def test_gated(shape: tuple[int, int, int], activation: str, family: str) -> Non
         wanted = pull_back(
             *(x.astype(jnp.float32) for x in (*given, cotangent)), implementation="xla"
         )
+    # What is computed again may be served by another configuration, whose sums have another order:
+    # its bits are not those of what was saved (seen on an H200, in one element of a thousand).
     for x, y, z in zip(got, wanted, again, strict=True):
-        assert np.abs(wide(x) - wide(y)).max() <= 2.0**-6 * np.abs(wide(y)).max()
-        np.testing.assert_array_equal(wide(x), wide(z))
+        for found in (x, z):
+            assert np.abs(wide(found) - wide(y)).max() <= 2.0**-6 * np.abs(wide(y)).max()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from jaxbw.selection.config import MIN_REDUCED_PARTS
+
 from .gemm_cases import Case, transposed
 
 OUTPUTS = ("bf16", "f16", "f32")
@@ -67,7 +69,8 @@ def _sm90(name: str) -> Iterator[Case]:
     yield replace(parts, save=True, b_is_ready=True, n=37)
     yield replace(base, **FULL)
     yield replace(base, **FULL, swap_ab=True, layout=transposed(layout))
-    yield replace(base, **FULL, split_k=4)  # whose parts another launch adds up
+    # Whose parts another launch adds up.
+    yield replace(base, **FULL, k=520, split_k=MIN_REDUCED_PARTS["sm90"])
     # Sums of parts that are only cast, chunk after chunk through a single staging buffer.
     for output in OUTPUTS:
         cast = replace(base, k=136, split_k=2, output=output, store_buffers=1)

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from jaxbw.selection.config import MIN_REDUCED_PARTS
+
 from . import xla
 from .conftest import FakeDriver
 from .product import PAIR, SM90, SM100, Product
@@ -80,7 +82,8 @@ def test_a_whole_chain_is_enqueued_on_the_stream(fake: FakeDriver) -> None:
 
 
 def test_what_adds_up_many_parts_is_enqueued_behind_the_product(fake: FakeDriver) -> None:
-    execute(Product(37, 21, 251, config=SM90 | {"split_k": 4}), stream=0x1230)
+    config = SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"]}
+    execute(Product(37, 21, 507, config=config), stream=0x1230)
     launches = fake.calls("cuLaunchKernelEx")
     assert [(call["kernel"], call["overlaps"]) for call in launches] == [
         ("jaxbw_sm90_repack_16bit", 0),

@@ -501,7 +501,7 @@ def test_many_parts_are_added_up_apart(
     fake: FakeDriver, split: dict[str, int], m: int, chunks: int
 ) -> None:
     config = SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"]} | split
-    product = Product(m, 640, 64 * 8, layout="nt", config=config)
+    product = Product(m, 640, 64 * 16, layout="nt", config=config)
     fake.launch_only()
     product.launch()
     (launch,) = fake.launches()

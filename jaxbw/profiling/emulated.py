@@ -106,5 +106,4 @@ def _moments(report: Report) -> dict[str, list[float]]:
             elif doer in ("TMEM load", "TMA store"):
                 note("epilogue begins", event.cta, event.begin, last=False)
                 note("epilogue ends", event.cta, event.end, last=True)
-                note("exit", event.cta, event.end, last=True)  # bulk stores outlast their warps
-    return {name: list(times.values()) for name, times in found.items() if times}
+    return {name: [times[cta] for cta in sorted(times)] for name, times in found.items() if times}

@@ -322,11 +322,12 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     float accumulators[kConfig.accumulators()];
     context.profile.enter(Activity::kAwaitTurn);
     if (count > 0) turn.await();
-    multiply<kConfig>(accumulators, context, context.k_part(number).block_count(k_blocks),
-                      team_in_tile * kConfig.team_rows, reader, [&] { delayed.store_one(); },
-                      [&] {
-                        if (number + step < p.work_items) turn.pass();
-                      });
+    multiply<kConfig>(
+        accumulators, context, context.k_part(number).block_count(k_blocks), team_in_tile * kConfig.team_rows, reader,
+        [&] { delayed.store_one(); },
+        [&] {
+          if (number + step < p.work_items) turn.pass();
+        });
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();

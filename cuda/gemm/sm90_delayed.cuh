@@ -1,12 +1,12 @@
 // Tiles of which only a cast is wanted, in 16 bits. A team stores as many boxes of its tile as it has staging buffers,
-// keeps the others rounded, in half of their registers, begins with the next tile, and stores what it has kept while the
-// tensor cores are at work on that.
+// keeps the others rounded, in half of their registers, begins with the next tile, and stores what it has kept while
+// the tensor cores are at work on that.
 //
 //   tensor cores   [ products of tile 0 ]      [ products of tile 1 ]      [ ...
 //   team           [ waits              ][ 0 1 ][ 2 3 waits          ][ 0 1 ][ 2 3 ...       numbers of boxes
 //
-// Otherwise the tensor cores would idle for a whole epilogue, whose later boxes wait for staging buffers: 2.9k cycles of
-// each 68k at K = 4096 with 128x256 tiles. (To keep all boxes takes more registers than there are.)
+// Otherwise the tensor cores would idle for a whole epilogue, whose later boxes wait for staging buffers: 2.9k cycles
+// of each 68k at K = 4096 with 128x256 tiles. (To keep all boxes takes more registers than there are.)
 #pragma once
 
 #include "gemm/sm90_epilogue.cuh"
@@ -89,7 +89,7 @@ class DelayedStores {
   const GemmParams& params_;
   StoreRing& stores_;
   uint32_t pairs_[kPairs > 0 ? kPairs : 1];  // neighbours in a row
-  StoreOrigin origin_;          // of the warp's part of the tile
+  StoreOrigin origin_;                       // of the warp's part of the tile
   uint32_t next_ = kKept;
 };
 

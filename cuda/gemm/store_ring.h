@@ -95,9 +95,9 @@ class StoreRing {
   template <DataType kType, uint32_t kRows, uint32_t kColumns>
   JAXBW_DEVICE void store_columns(void* destination, StoreOrigin origin) {
     __syncwarp();
-    copy<size_bytes(kType), kRows * size_bytes(kType)>(
-        destination, origin, params_.column_stride, inside(origin.column, kColumns, params_.n),
-        inside(origin.row, kRows, params_.m));
+    copy<size_bytes(kType), kRows * size_bytes(kType)>(destination, origin, params_.column_stride,
+                                                       inside(origin.column, kColumns, params_.n),
+                                                       inside(origin.row, kRows, params_.m));
     advance();
   }
 
@@ -125,7 +125,8 @@ class StoreRing {
   // Coalesced: neighbouring lanes store neighbouring parts of a row of the box, or of several narrow ones. "Rows" are
   // what is contiguous in D: `rows` of them, `stride` elements apart, of `columns` elements.
   template <uint32_t kSize, uint32_t kRowBytes>
-  JAXBW_DEVICE void copy(void* destination, StoreOrigin origin, uint64_t stride, uint32_t rows, uint32_t columns) const {
+  JAXBW_DEVICE void copy(void* destination, StoreOrigin origin, uint64_t stride, uint32_t rows,
+                         uint32_t columns) const {
     if (columns == 0) return;
     const uint64_t pitch = stride * kSize;
     const uint64_t first = reinterpret_cast<uint64_t>(destination) +

@@ -251,8 +251,8 @@ def explain(
     Returns:
       A frozen dataclass with `implementation`, `kernel`, `config`, `cost` (modelled, see
       docs/selection.md), `waves`, `candidates`, `reason`, `refused`, `problem`, `device` and
-      `estimate` (modelled by another model, docs/blackwell-model.md; for Blackwell only); `print`
-      shows it as text.
+      `estimate` (the same model's time with its interval, docs/blackwell-model.md; for Blackwell
+      only); `print` shows it as text.
 
     Raises:
       TypeError, ValueError, NotImplementedError: as the call that is asked about.

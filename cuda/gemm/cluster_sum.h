@@ -36,7 +36,7 @@ class ClusterSum {
   JAXBW_DEVICE bool shared() const { return cluster_.k.value > 1; }
 
   // That share the tile: one team has it alone where they take turns, and there is one turn.
-  JAXBW_DEVICE uint32_t warps() const { return teams() * kTeamWarps; }
+  JAXBW_DEVICE uint32_t warps() const { return teams() * kSm90TeamWarps; }
 
   // Slices of the tile: below each other (a power of two), beside each other, in all. And the values of all lanes in
   // one.
@@ -109,7 +109,6 @@ class ClusterSum {
 
  private:
   static constexpr uint32_t kSumBarrier = 4;  // the named barrier of this; sm90.cuh has those before
-  static constexpr uint32_t kTeamWarps = kSm90Epilogue.warps / kSm90Teams;
   static constexpr uint32_t kRows = kSm90Epilogue.rows_per_warp;
   static constexpr uint32_t kGroup = 4, kGroupColumns = 8;
   static constexpr uint32_t kColumns = kChunk / kGroup * kGroupColumns;
@@ -150,8 +149,8 @@ class ClusterSum {
   JAXBW_DEVICE uint32_t place(uint32_t number, uint32_t half) const {
     const uint32_t of_team = down() / teams(), row = below(number);  // powers of two
     const uint32_t team = row >> __popc(of_team - 1), row_of_team = row & (of_team - 1);
-    const uint32_t warp = team * kTeamWarps + row % kTeamWarps, m64 = row_of_team / kTeamWarps;
-    return ((warp * (of_team / kTeamWarps) + m64) * halves() + half) * across() + beside(number);
+    const uint32_t warp = team * kSm90TeamWarps + row % kSm90TeamWarps, m64 = row_of_team / kSm90TeamWarps;
+    return ((warp * (of_team / kSm90TeamWarps) + m64) * halves() + half) * across() + beside(number);
   }
 
   JAXBW_DEVICE uint32_t warp_barrier(uint32_t warp) const { return barriers_ + warp * uint32_t{sizeof(uint64_t)}; }

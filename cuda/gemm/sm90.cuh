@@ -46,7 +46,7 @@ struct Config {
 };
 
 constexpr uint32_t kTeams = kSm90Teams;
-constexpr uint32_t kTeamWarps = kSm90Epilogue.warps / kTeams;
+constexpr uint32_t kTeamWarps = kSm90TeamWarps;
 constexpr uint32_t kLoadWarp = 0, kInitWarp = 1;
 constexpr uint32_t kThreads = (1 + kTeams) * kTeamWarps * ptx::kWarpSize;
 constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2;  // named barriers; 0 is __syncthreads'

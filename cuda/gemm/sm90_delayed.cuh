@@ -59,8 +59,9 @@ class DelayedStores {
  private:
   static constexpr uint32_t kColumns = sm90_store_box(kBlockN, DataType::kBF16).columns;
   static constexpr uint32_t kStep = registers_of(kColumns);  // accumulators of a box
-  static constexpr uint32_t kAtOnce = kMaxStoreBuffers;
-  static constexpr uint32_t kKept = kCount / kStep > kAtOnce ? kCount / kStep - kAtOnce : 0;
+  static constexpr uint32_t kBoxes = kCount / kStep;
+  static constexpr uint32_t kAtOnce = kBoxes < kMaxStoreBuffers ? kBoxes : kMaxStoreBuffers;
+  static constexpr uint32_t kKept = kBoxes - kAtOnce;
   static constexpr uint32_t kPairs = kKept * kStep / 2;
 
   template <DataType kType>

@@ -48,11 +48,10 @@ class ReducedChunks {
       return {box, SplitSum(p_, item, index, halves * kChunk * ptx::kWarpSize), 0, kChunk};
     }
     // A slice is what a warp has: 16 rows of each m64 of its team.
-    constexpr uint32_t kTeamWarps = kSm90Epilogue.warps / kSm90Teams;
     const uint32_t of_team = sm90_team_rows(down_, p_.pingpong != 0), team = below / of_team, row = below % of_team;
-    const uint32_t slice = cta * kSm90Epilogue.warps + team * kTeamWarps + row % kTeamWarps;
-    const uint64_t floats = partial_floats(of_team / kTeamWarps * p_.block_n, kSm90Epilogue);
-    const uint32_t first = row / kTeamWarps * registers_of(p_.block_n) + beside * kChunk;
+    const uint32_t slice = cta * kSm90Epilogue.warps + team * kSm90TeamWarps + row % kSm90TeamWarps;
+    const uint64_t floats = partial_floats(of_team / kSm90TeamWarps * p_.block_n, kSm90Epilogue);
+    const uint32_t first = row / kSm90TeamWarps * registers_of(p_.block_n) + beside * kChunk;
     return {box, SplitSum(p_, item, slice, floats), first, registers_of(p_.tile_columns)};
   }
 

@@ -84,6 +84,7 @@ constexpr uint32_t sm100_mma_tiles(uint32_t cta_rows) { return cta_rows > kTmemL
 // has of a tile is one m64 of wgmma, or several, one below the other.
 constexpr uint32_t kWgmmaRows = 64;
 constexpr uint32_t kSm90Teams = 2;
+constexpr uint32_t kSm90TeamWarps = kSm90Epilogue.warps / kSm90Teams;
 constexpr uint32_t sm90_team_rows(uint32_t block_m, bool pingpong) { return pingpong ? block_m : block_m / kSm90Teams; }
 
 // How one operand's part of a stage lies in shared memory: blocks, whose rows are one span (or without a swizzle one

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxbw import _native
+from jaxbw.bench import share
 
 from . import environment
 
@@ -83,8 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=PROCESSES, help="to a GPU")
     parser.add_argument("--out", type=Path, required=True, help="the text file to write")
     given = parser.parse_args(arguments)
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    visible = named.split(",") if named else [str(i) for i in range(len(_native.devices()))]
+    visible = share.visible()
     count = len(visible) if given.gpus is None else given.gpus
     if not 0 < count <= len(visible):
         parser.error(f"{count} GPUs of {len(visible)} that are visible")

@@ -6,7 +6,8 @@
 Cases: gathering rows of x before the product, scattering rows of the result behind it, and both of
 their backward passes. Arms:
 
-- jaxbw as it is called, its ring, and the same ring with XLA's products;
+- jaxbw as it is called, with one collective, and its ring; both again with the static scheduler,
+  and the ring with XLA's products;
 - XLA's all-gather or reduce-scatter beside its product, in a shard_map;
 - jnp.matmul of sharded arrays, partitioned by XLA: as shipped, and with its own way of overlapping,
   "windowed einsum", alone and with pipelined collectives and all else that the flags offer.
@@ -91,9 +92,11 @@ class Case:
     k: int
 
 
-def cases(shapes: Sequence[tuple[int, int, int]]) -> Iterator[Case]:
-    """Of each shape both forms, forward and, when all of these are through, backward."""
-    for backward, (m, n, k), form in itertools.product((False, True), shapes, SHARDINGS):
+def cases(
+    shapes: Sequence[tuple[int, int, int]], forms: Sequence[str] = tuple(SHARDINGS)
+) -> Iterator[Case]:
+    """Of each shape the forms, forward and, when all of these are through, backward."""
+    for backward, (m, n, k), form in itertools.product((False, True), shapes, forms):
         yield Case(form, backward, m, n, k)
 
 
@@ -106,14 +109,17 @@ class Arm:
     is_ours: bool = False
 
 
-def ours(overlap: bool | None, implementation: str | None) -> Callable[[Mesh, str], Product]:
-    """jaxbw's: its default, or its ring."""
+def ours(
+    overlap: bool | None, implementation: str | None = None, config: jaxbw.GemmConfig | None = None
+) -> Callable[[Mesh, str], Product]:
+    """jaxbw's: its default, one collective, or its ring."""
 
     def product(mesh: Mesh, form: str) -> Product:
         keywords: dict[str, Any] = {
             "gather_lhs" if form == "gather" else form: 0,
             "overlap": overlap,
             "implementation": implementation,
+            "config": config,
         }
 
         def local(x: Any, w: Any) -> Any:
@@ -142,9 +148,13 @@ def partitioned(mesh: Mesh, form: str) -> Product:
     return jnp.matmul
 
 
+STATIC = jaxbw.GemmConfig(scheduler="static")
 ARMS = {
-    "jaxbw": Arm(ours(None, None), OVERLAP, is_ours=True),
-    "ring": Arm(ours(True, None), OVERLAP, is_ours=True),
+    "jaxbw": Arm(ours(None), OVERLAP, is_ours=True),
+    "one collective": Arm(ours(False), OVERLAP, is_ours=True),
+    "one collective, static": Arm(ours(False, config=STATIC), OVERLAP, is_ours=True),
+    "ring": Arm(ours(True), OVERLAP, is_ours=True),
+    "ring, static": Arm(ours(True, config=STATIC), OVERLAP, is_ours=True),
     "ring, products by XLA": Arm(ours(True, "xla"), OVERLAP, is_ours=True),
     "collective and product": Arm(collectives, OVERLAP),
     "XLA as shipped": Arm(partitioned, {}),
@@ -399,6 +409,7 @@ def main() -> None:
     parser.add_argument(
         "--shapes", type=int, default=len(SHAPES), help="how many, from those that tell the most"
     )
+    parser.add_argument("--forms", nargs="+", choices=SHARDINGS, default=list(SHARDINGS))
     parser.add_argument(
         "--arms", nargs="+", choices=ARMS, default=list(ARMS), help="which; jaxbw among them"
     )
@@ -429,7 +440,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         traces = None if given.no_profile else given.traces or pathlib.Path(scratch)
         begin, longest = time.monotonic(), 0.0
-        for case in cases(TINY if given.tiny else SHAPES[: given.shapes]):
+        for case in cases(TINY if given.tiny else SHAPES[: given.shapes], given.forms):
             start = time.monotonic()
             if start - begin + longest > given.budget:
                 print("The time is up.")

@@ -21,6 +21,7 @@ from jaxbw.primitives.plain_collective import plain_dot_general
 from jaxbw.primitives.ring import Array, Ring, ring_dot_general
 from jaxbw.primitives.transposition import backward_params, transposition
 from jaxbw.problem import DimensionNumbers
+from jaxbw.selection.config import GemmConfig
 
 collective_dot_general_p = Primitive("jaxbw_collective_dot_general")
 
@@ -135,11 +136,26 @@ def _lower(ctx: Any, lhs: Any, rhs: Any, *, overlap: bool | None, **params: Any)
     params["preferred_element_type"] = ctx.avals_out[0].dtype
     of_lhs, of_rhs = ctx.avals_in
     on_ring = overlaps(overlap, params["ring"], of_lhs, of_rhs, params["dimension_numbers"])
+    if params["ring"].size > 1:
+        params["config"] = _beside_a_collective(params["config"])
 
     def product(lhs: Any, rhs: Any) -> Any:
         return (ring_dot_general if on_ring else plain_dot_general)(lhs, rhs, **params)
 
     return mlir.lower_fun(product, multiple_results=False)(ctx, lhs, rhs)
+
+
+def _beside_a_collective(config: GemmConfig | None) -> GemmConfig | None:
+    """The configuration of a product while whose launch others may hold SMs, for a while.
+
+    With a fixed share of the tiles for each CTA, those that find no SM begin when the collective
+    ends, and the product takes longer by all of its time. What the user says stays.
+    """
+    if config is None:
+        return GemmConfig(scheduler="dynamic")
+    if config.is_chosen and config.scheduler is None:
+        return replace(config, scheduler="dynamic")
+    return config
 
 
 collective_dot_general_p.def_effectful_abstract_eval(_abstract_eval)

@@ -15,7 +15,6 @@ from jax import lax
 
 from jaxbw import compat
 from jaxbw.problem import DimensionNumbers
-from jaxbw.selection.config import GemmConfig
 
 
 @dataclass(frozen=True)
@@ -95,13 +94,12 @@ def backward_params(params: Mapping[str, Any], plan: Transposition) -> dict[str,
     Of two precisions the first is that of the cotangent, as lax has it.
 
     Strictness ends here: the products of a cotangent of another dtype (of a float32 result of
-    bfloat16 operands) are XLA's. A given configuration is for the product that it was given for;
-    only that the choice is batch-invariant stays.
+    bfloat16 operands) are XLA's. A tile is for the product that it was given for; what is said of
+    the choice of one stays.
     """
     implementation, config = params["implementation"], params["config"]
     if implementation is not None and "xla" not in implementation:
         implementation = (*implementation, "xla")
-    invariant = config is not None and config.batch_invariant
     precision = params["precision"]
     if type(precision) is tuple and not plan.cotangent_first:
         precision = precision[::-1]
@@ -109,7 +107,7 @@ def backward_params(params: Mapping[str, Any], plan: Transposition) -> dict[str,
         "precision": precision,
         "preferred_element_type": params["preferred_element_type"],
         "implementation": implementation,
-        "config": GemmConfig(batch_invariant=True) if invariant else None,
+        "config": None if config is None else config.for_gradients,
         "target": params["target"],
         "tuned": params["tuned"],
     }

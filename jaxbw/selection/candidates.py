@@ -200,5 +200,5 @@ def _row(c: GemmConfig, family: str, itemsize: int) -> tuple[int, ...]:
         c.split_k,
         c.split_tail,
         c.accumulators or 0,
-        c.scheduler == "none",
+        c.scheduler_on(family) == "none",
     )

@@ -19,6 +19,7 @@ MAX_SPLIT = {"sm90": 64, "sm100": 16}
 MIN_REDUCED_PARTS = {"sm90": 8, "sm100": MAX_SPLIT["sm100"] + 1}
 MAX_SWIZZLE = 16
 SCHEDULERS = {"sm90": ("static", "none"), "sm100": ("clc", "static", "none")}  # the default first
+DYNAMIC = {"sm90": "none", "sm100": "clc"}  # which of them "dynamic" stands for
 # block_m of sm100 by cta_group. The largest is two MMA tiles that share B and fill Tensor Memory.
 BLOCK_M = {1: (64, 128, 256), 2: (128, 256, 512)}
 # sm90: rows of a multiplying warpgroup, and the widths that kernels are compiled for.
@@ -28,6 +29,7 @@ _SLICE_ROWS = 16  # of accumulators, that a warp of sm90 has together
 _SWIZZLE_ROWS = 8  # rows that the 128-byte swizzle permutes together
 _MAX_SPANS = 4
 _MAY_BE_NONE = ("block_m", "block_n", "block_k", "stages", "accumulators", "scheduler")
+_OF_ANY_TILE = ("scheduler", "batch_invariant")  # what may be given without a tile
 # What is printed of a configuration only where it is not the default.
 _RARE = (
     *("cluster_k", "pingpong", "split_tail", "accumulators", "store_buffers", "tma_store"),
@@ -40,8 +42,9 @@ _RARE = (
 class GemmConfig:
     """A launch configuration of a kernel, to override the choice that jaxbw would make.
 
-    `GemmConfig()` leaves everything to jaxbw, `GemmConfig(batch_invariant=True)` all but that; else
-    block_m and block_n are given, and None elsewhere means the default.
+    `GemmConfig()` leaves everything to jaxbw; batch_invariant and scheduler may be given alone, and
+    then hold for the products of gradients, too. Else block_m and block_n are given, and None
+    elsewhere means the default.
 
     Args:
       block_m, block_n: rows and columns of accumulators that one MMA group computes. sm90: block_m
@@ -73,8 +76,10 @@ class GemmConfig:
       tma_store: store results by TMA where their rows allow it.
       operand_swizzle: operands lie in the 128-byte swizzle. False (sm100): in core matrices; for
         K-major operands and clusters of one CTA.
-      scheduler: "clc" (sm100's default), "static" (sm90's; a persistent grid of one wave), or
-        "none" (a cluster for each work item).
+      scheduler: "clc" (sm100's default), "static" (sm90's; a persistent grid of one wave), "none"
+        (a cluster for each work item), or "dynamic": the one of these by which SMs get work as they
+        come free, for products beside which something else holds some ("none" on sm90, "clc" on
+        sm100).
       batch_invariant: a row of the result has the same bits whatever m and the batch are: no
         split, no swap, and a choice that does not depend on them.
 
@@ -115,6 +120,19 @@ class GemmConfig:
         """Whether it leaves the tile to jaxbw."""
         return self.block_m is None and self.block_n is None
 
+    def scheduler_on(self, family: str) -> str:
+        """The scheduler of a launch."""
+        if self.scheduler == "dynamic":
+            return DYNAMIC[family]
+        return self.scheduler or SCHEDULERS[family][0]
+
+    @property
+    def for_gradients(self) -> "GemmConfig | None":
+        """What holds for the products of a gradient, too, whose sizes are others."""
+        if self.is_chosen:
+            return self
+        return GemmConfig(batch_invariant=True) if self.batch_invariant else None
+
     @property
     def is_for_every_m(self) -> bool:
         """Whether the launch is the same whatever m and the batch are, and needs no workspace."""
@@ -147,7 +165,8 @@ class GemmConfig:
 
     def __str__(self) -> str:
         if self.is_chosen:
-            return "batch-invariant, chosen" if self.batch_invariant else "chosen"
+            scheduler = f", scheduler {self.scheduler}" if self.scheduler is not None else ""
+            return f"{'batch-invariant, ' * self.batch_invariant}chosen{scheduler}"
         block_k = "span" if self.block_k is None else self.block_k
         text = (
             f"block {self.block_m}x{self.block_n}x{block_k}, "
@@ -172,9 +191,11 @@ def refusal(config: GemmConfig, family: str) -> str | None:
         changed = [
             name
             for name, field in _FIELDS.items()
-            if getattr(config, name) != field.default and name != "batch_invariant"
+            if getattr(config, name) != field.default and name not in _OF_ANY_TILE
         ]
-        return f"{', '.join(changed)} without a tile: give block_m and block_n" if changed else None
+        if changed:
+            return f"{', '.join(changed)} without a tile: give block_m and block_n"
+        return next(_scheduler_faults(config, family), None)
     if config.block_m is None or config.block_n is None:
         missing = "block_m" if config.block_m is None else "block_n"
         return f"{missing} is None: give both of block_m and block_n, or neither"
@@ -258,7 +279,7 @@ def _type_fault(name: str, value: object) -> str | None:
     if name == "raster":
         return None if value in ("m", "n") else '"m" or "n"'
     if name == "scheduler":
-        known = SCHEDULERS["sm100"]
+        known = (*SCHEDULERS["sm100"], "dynamic")
         return None if value in known else f"{', '.join(map(repr, known))} or None"
     return None if _is_integer(value) else "an integer"
 
@@ -340,11 +361,15 @@ def _common_faults(c: GemmConfig, family: str) -> Iterator[str]:
         yield "split_tail is True and split_k 1: say into how many parts, 2 or more"
     if c.store_buffers not in (1, 2):
         yield f"store_buffers is {c.store_buffers}; it is 1 or 2"
-    if c.scheduler is not None and c.scheduler not in SCHEDULERS[family]:
-        listed = " or ".join(map(repr, SCHEDULERS[family]))
-        yield f"scheduler is {c.scheduler!r}; {family} takes {listed}"
+    yield from _scheduler_faults(c, family)
     if c.batch_invariant and c.split_tail:
         yield "split_tail and batch_invariant are True: which tiles are split would follow m"
+
+
+def _scheduler_faults(c: GemmConfig, family: str) -> Iterator[str]:
+    if c.scheduler_on(family) not in SCHEDULERS[family]:
+        listed = " or ".join(map(repr, (*SCHEDULERS[family], "dynamic")))
+        yield f"scheduler is {c.scheduler!r}; {family} takes {listed}"
 
 
 def _cluster_k_faults(c: GemmConfig, family: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxbw.selection import config as configs
 from jaxbw.selection.candidates import Candidates, Integers, candidates
-from jaxbw.selection.config import SCHEDULERS, GemmConfig
+from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.cost_model import Costs, Floats, evaluate, is_excluded
 from jaxbw.selection.machine import Machine
 from jaxbw.selection.tuned import Table
@@ -80,6 +80,7 @@ def search(
     straight: tuple[Workload, Instances],
     swapped: tuple[Workload, Instances] | None,
     *,
+    scheduler: str,
     batch_invariant: bool,
     tuned: Table | None = None,
     kept: int = KEPT,
@@ -90,6 +91,7 @@ def search(
       family: "sm90" or "sm100".
       machine: where the product runs.
       straight, swapped: the workload without and with swap-AB, and the kernels there are for it.
+      scheduler: one of the family's.
       batch_invariant: choose independently of m and of the batch, without split or swap.
       tuned: corrects the model.
       kept: how many at most.
@@ -101,6 +103,8 @@ def search(
             continue
         work = canonical(side[0]) if batch_invariant else side[0]
         table = _available(family, work, side[1], whole=batch_invariant)
+        if scheduler == "none":
+            table = _relaunched(table)
         costs = _evaluate(work, machine, table, tuned)
         # To a tenth of a nanosecond, so that equals stay equal wherever it is computed.
         totals = np.round(costs.total * _handicap(work, machine, table), 1)
@@ -111,7 +115,7 @@ def search(
                 found.append((float(totals[row]), order, int(row), work, table, costs))
     best = sorted(found, key=lambda entry: entry[:2])[:kept]
     return count, tuple(
-        _ranked(family, table, costs, row, work, batch_invariant)
+        _ranked(family, table, costs, row, work, scheduler, batch_invariant)
         for _, _, row, work, table, costs in best
     )
 
@@ -140,7 +144,7 @@ def price(
         block_k=spans * configs.SPAN_BYTES // work.itemsize,
         stages=config.stages or configs.max_stages(config, family, work.itemsize),
         accumulators=config.accumulators or (1 if family == "sm90" else 2),
-        scheduler=config.scheduler or SCHEDULERS[family][0],
+        scheduler=config.scheduler_on(family),
     )
     return _priced(filled, costs, 0)
 
@@ -180,6 +184,12 @@ def _available(family: str, work: Workload, instances: Instances, *, whole: bool
     return table.take(np.array(compiled, bool))
 
 
+def _relaunched(table: Candidates) -> Candidates:
+    """A cluster for each work item: there are no others for teams to take turns at."""
+    table = table.take(table.pingpong == 0)
+    return replace(table, relaunched=np.ones(len(table), np.int64))
+
+
 def _handicap(work: Workload, machine: Machine, table: Candidates) -> Floats:
     """What is split, or exchanged without need, wins by a margin."""
     m = work.n if work.swapped else work.m
@@ -193,6 +203,7 @@ def _ranked(
     costs: Costs,
     row: int,
     work: Workload,
+    scheduler: str,
     batch_invariant: bool,
 ) -> Ranked:
     config = table.config(row, work.itemsize, swap_ab=work.swapped)
@@ -204,7 +215,7 @@ def _ranked(
         raster="n" if costs.band_along_n[row] else "m",
         swizzle=int(costs.swizzle[row]),
         accumulators=2 if two else 1,
-        scheduler=SCHEDULERS[family][0],
+        scheduler=scheduler,
         batch_invariant=batch_invariant,
     )
     return _priced(config, costs, row)

@@ -20,6 +20,8 @@ from jaxbw.selection.workload import Workload, workload
 # emulator's sweep over all instances is green (benchmarks/results/2026-11-22_sweep.json).
 VERIFIED_FAMILIES = frozenset({"sm90", "sm100"})
 
+_ANY = GemmConfig()
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -117,7 +119,7 @@ def select(
         is a target that runs the emulated kernels, else for their family's default target.
       implementations: what may serve it, in order; None for the family of the device if it is
         verified, else XLA.
-      config: the configuration to use; None to choose one.
+      config: the configuration to use; None to choose one. Without a tile it says of what kind.
       kernels: what is installed.
       tuned: the user's table of measured products, if one is in use.
 
@@ -141,14 +143,14 @@ def select(
         assert on is not None
         sized = problem.sized(eligibility.CANONICAL_M)
         if config is None or config.is_chosen:
-            batch_invariant = config is not None and config.batch_invariant
+            wanted = config or _ANY
             chosen: Choice | Refusal | None = None
-            if tuned is not None and not batch_invariant:
-                chosen = _measured(sized, on, family, kernels, tuned)
+            if tuned is not None and not wanted.batch_invariant:
+                chosen = _measured(sized, on, family, kernels, tuned, wanted)
             if isinstance(chosen, Refusal):
                 refused.append(chosen)
             if not isinstance(chosen, Choice):
-                chosen = _chosen(sized, on, family, kernels, batch_invariant)
+                chosen = _chosen(sized, on, family, kernels, wanted)
         else:
             chosen = _given(sized, on, family, config, kernels)
         if sized != problem and isinstance(chosen, Choice):
@@ -249,7 +251,7 @@ def ranking(
     kernels: Sequence[Kernel],
     *,
     tuned: Table | None,
-    batch_invariant: bool = False,
+    wanted: GemmConfig = _ANY,
     kept: int = KEPT,
 ) -> tuple[int, tuple[Ranked, ...]]:
     """How many candidates of a family there are for a problem, and the best of them.
@@ -258,7 +260,7 @@ def ranking(
       problem, device, kernels: as in `select`; the device has the family.
       family: "sm90" or "sm100".
       tuned: corrects the model.
-      batch_invariant: choose independently of m and of the batch.
+      wanted: of what kind they are: it has no tile.
       kept: how many at most.
     """
     sides: list[tuple[Workload, Instances]] = []
@@ -270,8 +272,9 @@ def ranking(
         family,
         device.machine,
         straight,
-        None if batch_invariant else swapped_side,
-        batch_invariant=batch_invariant,
+        None if wanted.batch_invariant else swapped_side,
+        scheduler=wanted.scheduler_on(family),
+        batch_invariant=wanted.batch_invariant,
         tuned=tuned,
         kept=kept,
     )
@@ -282,20 +285,20 @@ def _chosen(
     device: Device,
     family: str,
     kernels: Sequence[Kernel],
-    batch_invariant: bool,
+    wanted: GemmConfig,
 ) -> Choice | Refusal:
     """The candidate of a family that the model finds the fastest."""
+    if (fault := configs.refusal(wanted, family)) is not None:
+        return Refusal(family, fault)
     tuned = table_for(device.machine.name)
-    count, ranked = ranking(
-        problem, device, family, kernels, tuned=tuned, batch_invariant=batch_invariant
-    )
+    count, ranked = ranking(problem, device, family, kernels, tuned=tuned, wanted=wanted)
     if not ranked:
         return Refusal(family, "this installation has no kernel for the product's dtype and layout")
     reason = f"the least modelled time of {count} candidates"
     if tuned is not None:
         where = tuned.find(workload(problem, swapped=False))
         reason += f", corrected by what was measured at {where}"
-    if batch_invariant:  # they are ranked for the canonical problem; what is told is this one's
+    if wanted.batch_invariant:  # ranked for the canonical problem; what is told is this one's
         straight = workload(problem, swapped=False)
         ranked = tuple(_price(device, family, straight, r.config) for r in ranked)
         reason += ", for every m and batch"
@@ -311,10 +314,11 @@ def _measured(
     family: str,
     kernels: Sequence[Kernel],
     tuned: TunedProducts,
+    wanted: GemmConfig,
 ) -> Choice | Refusal | None:
     """What the user's table has for a product, if it can be launched; None where it has nothing."""
     entry = tuned.find(problem, device)
-    if entry is None:
+    if entry is None or entry.config.scheduler_on(family) != wanted.scheduler_on(family):
         return None
     chosen = _given(problem, device, family, entry.config, kernels)
     if isinstance(chosen, Refusal):

@@ -39,7 +39,8 @@ def test_every_arm_of_every_case_is_right(tmp_path: Path) -> None:
 
 def test_some_arms_without_profiles(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
-    given = ["--tiny", "--devices", "2", "--no-profile", "--out", str(out), "--arms"]
+    given = ["--tiny", "--devices", "2", "--no-profile", "--out", str(out), "--forms", "scatter"]
+    given.append("--arms")
     names = ["jaxbw", "collective and product"]
     printed = subprocess.run(
         [sys.executable, str(SCRIPT), *given, *names], capture_output=True, check=True, text=True
@@ -47,6 +48,7 @@ def test_some_arms_without_profiles(tmp_path: Path) -> None:
     assert "times as fast" in printed
     assert "hidden" not in printed
     for case in json.loads(out.read_text())["cases"]:
+        assert case["form"] == "scatter"
         assert list(case["arms"]) == names
         assert all("devices" not in row for row in case["arms"].values())
     refused = subprocess.run(
@@ -141,7 +143,14 @@ def test_our_own_wrong_result_stops_the_run(
 def test_who_is_ours() -> None:
     """A refusal of these is no note."""
     ours = {name for name, arm in collective_matmul.ARMS.items() if arm.is_ours}
-    assert ours == {"jaxbw", "ring", "ring, products by XLA"}
+    assert ours == {
+        "jaxbw",
+        "one collective",
+        "one collective, static",
+        "ring",
+        "ring, static",
+        "ring, products by XLA",
+    }
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
         ("sm90", {"split_k": 65}, "split_k is 65; on sm90 it is 1 to 64"),
         ("sm100", {"split_k": 17}, "split_k is 17; on sm100 it is 1 to 16"),
         ("sm90", {"split_tail": True}, "2 or more"),
-        ("sm90", {"scheduler": "clc"}, "'static' or 'none'"),
+        ("sm90", {"scheduler": "clc"}, "'static' or 'none' or 'dynamic'"),
         ("sm90", {"accumulators": 2}, "in registers"),
         ("sm90", {"operand_swizzle": False}, "always swizzled"),
         ("sm90", {"store_buffers": 3}, "1 or 2"),
@@ -77,6 +77,8 @@ def test_refused(base: str, change: Any, reason: str) -> None:
 def test_a_chosen_configuration_changes_nothing_else() -> None:
     assert configs.refusal(GemmConfig(), "sm100") is None
     assert configs.refusal(GemmConfig(batch_invariant=True), "sm90") is None
+    assert configs.refusal(GemmConfig(scheduler="none"), "sm90") is None
+    assert "sm90 takes 'static'" in (configs.refusal(GemmConfig(scheduler="clc"), "sm90") or "")
     assert "give block_m and block_n" in (configs.refusal(GemmConfig(stages=3), "sm100") or "")
 
 
@@ -163,7 +165,7 @@ def test_what_tiles_take_which_products(
         ("split_k", None, "an integer"),
         ("swap_ab", 1, "True or False"),
         ("raster", "k", '"m" or "n"'),
-        ("scheduler", "dynamic", "'clc', 'static', 'none' or None"),
+        ("scheduler", "stream", "'clc', 'static', 'none', 'dynamic' or None"),
     ],
 )
 def test_other_types(field: str, value: Any, message: str) -> None:
@@ -176,6 +178,7 @@ def test_a_configuration_prints_what_is_unusual() -> None:
     text = str(dataclasses.replace(PAIR, scheduler="none", tma_store=False))
     assert text.endswith(", tma_store False, scheduler none")
     assert str(GemmConfig(batch_invariant=True)) == "batch-invariant, chosen"
+    assert str(GemmConfig(scheduler="dynamic")) == "chosen, scheduler dynamic"
 
 
 def test_depths_are_those_of_the_runtime() -> None:

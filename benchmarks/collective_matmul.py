@@ -6,8 +6,8 @@
 Cases: gathering rows of x before the product, scattering rows of the result behind it, and both of
 their backward passes. Arms:
 
-- jaxbw as it is called, with one collective, and its ring; both again with the static scheduler,
-  and the ring with XLA's products;
+- jaxbw as it is called, with one collective, and its ring; both with either scheduler, too, and the
+  ring with XLA's products;
 - XLA's all-gather or reduce-scatter beside its product, in a shard_map;
 - jnp.matmul of sharded arrays, partitioned by XLA: as shipped, and with its own way of overlapping,
   "windowed einsum", alone and with pipelined collectives and all else that the flags offer.
@@ -148,11 +148,12 @@ def partitioned(mesh: Mesh, form: str) -> Product:
     return jnp.matmul
 
 
-STATIC = jaxbw.GemmConfig(scheduler="static")
+STATIC, DYNAMIC = (jaxbw.GemmConfig(scheduler=name) for name in ("static", "dynamic"))
 ARMS = {
     "jaxbw": Arm(ours(None), OVERLAP, is_ours=True),
     "one collective": Arm(ours(False), OVERLAP, is_ours=True),
     "one collective, static": Arm(ours(False, config=STATIC), OVERLAP, is_ours=True),
+    "one collective, dynamic": Arm(ours(False, config=DYNAMIC), OVERLAP, is_ours=True),
     "ring": Arm(ours(True), OVERLAP, is_ours=True),
     "ring, static": Arm(ours(True, config=STATIC), OVERLAP, is_ours=True),
     "ring, products by XLA": Arm(ours(True, "xla"), OVERLAP, is_ours=True),

@@ -73,6 +73,7 @@ def _transpose_rule(
     x, y = (rhs, lhs) if of_rhs else (lhs, rhs)
     ranks = (np.ndim(y), x.aval.ndim) if of_rhs else (x.aval.ndim, np.ndim(y))
     plan = transposition(ranks, dimension_numbers, of_rhs=of_rhs)
+    gathers = ring.array != "out"
     # What was in chunks still is: the cotangent is what the result was, and the result what x was.
     roles: tuple[Array, Array] = ("lhs", "rhs") if plan.cotangent_first else ("rhs", "lhs")
     if ring.array == "out":
@@ -81,13 +82,18 @@ def _transpose_rule(
         ring = replace(ring, array="out", dimension=plan.axes.index(ring.dimension))
     else:
         ring = replace(ring, array=roles[1])
+    params = backward_params(params, plan)
+    if gathers:
+        # One cotangent is scattered, the other one needs what is gathered again: neither waits for
+        # the other, so that XLA runs the product of the one beside the collective of the other.
+        params["config"] = _beside_a_collective(params["config"], ring)
     product = collective_dot_general(
         *plan.operands(cotangent, y),
         plan.dimension_numbers,
         ring,
         overlap,
         out_sharding=None,
-        **backward_params(params, plan),
+        **params,
     )
     return plan.result(product, x.aval)
 
@@ -136,8 +142,8 @@ def _lower(ctx: Any, lhs: Any, rhs: Any, *, overlap: bool | None, **params: Any)
     params["preferred_element_type"] = ctx.avals_out[0].dtype
     of_lhs, of_rhs = ctx.avals_in
     on_ring = overlaps(overlap, params["ring"], of_lhs, of_rhs, params["dimension_numbers"])
-    if params["ring"].size > 1:
-        params["config"] = _beside_a_collective(params["config"])
+    if on_ring:
+        params["config"] = _beside_a_collective(params["config"], params["ring"])
 
     def product(lhs: Any, rhs: Any) -> Any:
         return (ring_dot_general if on_ring else plain_dot_general)(lhs, rhs, **params)
@@ -145,17 +151,16 @@ def _lower(ctx: Any, lhs: Any, rhs: Any, *, overlap: bool | None, **params: Any)
     return mlir.lower_fun(product, multiple_results=False)(ctx, lhs, rhs)
 
 
-def _beside_a_collective(config: GemmConfig | None) -> GemmConfig | None:
-    """The configuration of a product while whose launch others may hold SMs, for a while.
+def _beside_a_collective(config: GemmConfig | None, ring: Ring) -> GemmConfig:
+    """The configuration of a product that may run while a collective holds SMs.
 
-    With a fixed share of the tiles for each CTA, those that find no SM begin when the collective
-    ends, and the product takes longer by all of its time. What the user says stays.
+    Where each CTA has a fixed share of the tiles, those that find no SM free begin when the
+    collective ends, and nothing of it is hidden. What the user says stays.
     """
-    if config is None:
-        return GemmConfig(scheduler="dynamic")
-    if config.is_chosen and config.scheduler is None:
-        return replace(config, scheduler="dynamic")
-    return config
+    config = config or GemmConfig()
+    if ring.size == 1 or config.scheduler is not None or not config.is_chosen:
+        return config
+    return replace(config, scheduler="dynamic")
 
 
 collective_dot_general_p.def_effectful_abstract_eval(_abstract_eval)

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxbw.selection import config as configs
 from jaxbw.selection.candidates import Candidates, Integers, candidates
-from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.config import ANY, GemmConfig
 from jaxbw.selection.cost_model import Costs, Floats, evaluate, is_excluded
 from jaxbw.selection.machine import Machine
 from jaxbw.selection.tuned import Table
@@ -80,8 +80,7 @@ def search(
     straight: tuple[Workload, Instances],
     swapped: tuple[Workload, Instances] | None,
     *,
-    scheduler: str,
-    batch_invariant: bool,
+    wanted: GemmConfig = ANY,
     tuned: Table | None = None,
     kept: int = KEPT,
 ) -> tuple[int, tuple[Ranked, ...]]:
@@ -91,8 +90,8 @@ def search(
       family: "sm90" or "sm100".
       machine: where the product runs.
       straight, swapped: the workload without and with swap-AB, and the kernels there are for it.
-      scheduler: one of the family's.
-      batch_invariant: choose independently of m and of the batch, without split or swap.
+      wanted: of what kind they are: it has no tile. Where it is batch-invariant, the choice depends
+        on neither m nor the batch, and there is no split and no swap.
       tuned: corrects the model.
       kept: how many at most.
     """
@@ -101,9 +100,9 @@ def search(
     for order, side in enumerate((straight, swapped)):
         if side is None:
             continue
-        work = canonical(side[0]) if batch_invariant else side[0]
-        table = _available(family, work, side[1], whole=batch_invariant)
-        if scheduler == "none":
+        work = canonical(side[0]) if wanted.batch_invariant else side[0]
+        table = _available(family, work, side[1], whole=wanted.batch_invariant)
+        if wanted.scheduler_on(family) == "none":
             table = _relaunched(table)
         costs = _evaluate(work, machine, table, tuned)
         # To a tenth of a nanosecond, so that equals stay equal wherever it is computed.
@@ -115,8 +114,7 @@ def search(
                 found.append((float(totals[row]), order, int(row), work, table, costs))
     best = sorted(found, key=lambda entry: entry[:2])[:kept]
     return count, tuple(
-        _ranked(family, table, costs, row, work, scheduler, batch_invariant)
-        for _, _, row, work, table, costs in best
+        _ranked(family, table, costs, row, work, wanted) for _, _, row, work, table, costs in best
     )
 
 
@@ -203,20 +201,19 @@ def _ranked(
     costs: Costs,
     row: int,
     work: Workload,
-    scheduler: str,
-    batch_invariant: bool,
+    wanted: GemmConfig,
 ) -> Ranked:
     config = table.config(row, work.itemsize, swap_ab=work.swapped)
     fills_tmem = family == "sm100" and config.tile[0] == configs.BLOCK_M[config.cta_group][-1]
     # A second accumulator is for the next item; without one its half of Tensor Memory stays free.
-    two = family == "sm100" and (costs.waves[row] > 1 or fills_tmem or batch_invariant)
+    two = family == "sm100" and (costs.waves[row] > 1 or fills_tmem or wanted.batch_invariant)
     config = replace(
         config,
         raster="n" if costs.band_along_n[row] else "m",
         swizzle=int(costs.swizzle[row]),
         accumulators=2 if two else 1,
-        scheduler=scheduler,
-        batch_invariant=batch_invariant,
+        scheduler=wanted.scheduler_on(family),
+        batch_invariant=wanted.batch_invariant,
     )
     return _priced(config, costs, row)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from jaxbw.problem import GemmProblem
 from jaxbw.selection import config as configs
 from jaxbw.selection import eligibility
-from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.config import ANY, GemmConfig
 from jaxbw.selection.devices import Device, for_family
 from jaxbw.selection.estimate import Estimate
 from jaxbw.selection.implementations import EMULATED
@@ -19,8 +19,6 @@ from jaxbw.selection.workload import Workload, workload
 # Families that implementation=None may take: sm90 has run on a GPU; of sm100, which has not, the
 # emulator's sweep over all instances is green (benchmarks/results/2026-11-22_sweep.json).
 VERIFIED_FAMILIES = frozenset({"sm90", "sm100"})
-
-_ANY = GemmConfig()
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def select(
         assert on is not None
         sized = problem.sized(eligibility.CANONICAL_M)
         if config is None or config.is_chosen:
-            wanted = config or _ANY
+            wanted = config or ANY
             chosen: Choice | Refusal | None = None
             if tuned is not None and not wanted.batch_invariant:
                 chosen = _measured(sized, on, family, kernels, tuned, wanted)
@@ -251,7 +249,7 @@ def ranking(
     kernels: Sequence[Kernel],
     *,
     tuned: Table | None,
-    wanted: GemmConfig = _ANY,
+    wanted: GemmConfig = ANY,
     kept: int = KEPT,
 ) -> tuple[int, tuple[Ranked, ...]]:
     """How many candidates of a family there are for a problem, and the best of them.
@@ -273,8 +271,7 @@ def ranking(
         device.machine,
         straight,
         None if wanted.batch_invariant else swapped_side,
-        scheduler=wanted.scheduler_on(family),
-        batch_invariant=wanted.batch_invariant,
+        wanted=wanted,
         tuned=tuned,
         kept=kept,
     )

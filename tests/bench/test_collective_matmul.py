@@ -147,6 +147,7 @@ def test_who_is_ours() -> None:
         "jaxbw",
         "one collective",
         "one collective, static",
+        "one collective, dynamic",
         "ring",
         "ring, static",
         "ring, products by XLA",

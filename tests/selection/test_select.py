@@ -199,6 +199,70 @@ def test_a_batch_invariant_choice_depends_on_neither_m_nor_batch(
     assert len(choices) == 1
 
 
+SHAPES = [(8192, 8192, 8192), (2048, 2048, 512), (512, 512, 16384), (16, 4096, 4096)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_scheduler_without_a_tile_leaves_the_rest_to_the_choice(
+    shape: tuple[int, int, int],
+) -> None:
+    def chosen(device: str, scheduler: str | None) -> GemmConfig:
+        family, config = TARGETS[device].family or "", GemmConfig(scheduler=scheduler)
+        choice = select(problem(*shape), TARGETS[device], (family,), config, manifest.kernels())
+        assert isinstance(choice, Choice)
+        assert choice.config is not None
+        return choice.config
+
+    hopper = chosen("H200", "dynamic")
+    assert hopper.scheduler == "none"
+    assert not hopper.pingpong  # of one item, a team would have all
+    assert chosen("H200", "none") == hopper
+    assert chosen("H200", "static") == chosen("H200", None)
+    blackwell = chosen("B200", "dynamic")
+    assert blackwell.scheduler == "clc"
+    assert blackwell == chosen("B200", None)
+    assert [chosen("B200", name).scheduler for name in ("static", "none")] == ["static", "none"]
+
+
+def test_a_tile_with_a_dynamic_scheduler() -> None:
+    config = GemmConfig(128, 128, scheduler="dynamic")
+    for device, scheduler in (("H200", "none"), ("B200", "clc")):
+        family = TARGETS[device].family or ""
+        p = problem(4096, 4096, 4096)
+        choice = select(p, TARGETS[device], (family,), config, manifest.kernels())
+        assert isinstance(choice, Choice)
+        assert choice.config is not None
+        assert choice.config.scheduler == scheduler
+        # On Hopper each wave is launched anew, and takes longer for it.
+        default = select(
+            p,
+            TARGETS[device],
+            (family,),
+            dataclasses.replace(config, scheduler=None),
+            manifest.kernels(),
+        )
+        assert isinstance(default, Choice)
+        assert choice.cost is not None
+        assert default.cost is not None
+        assert (choice.cost.total > default.cost.total) == (device == "H200")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (GemmConfig(scheduler="clc"), "sm90 takes 'static' or 'none' or 'dynamic'"),
+        (GemmConfig(stages=3), "stages without a tile"),
+    ],
+)
+def test_what_is_said_of_a_choice_is_checked(config: GemmConfig, reason: str) -> None:
+    p = problem(256, 256, 512)
+    (refusal,) = select(p, TARGETS["H200"], ("sm90",), config, manifest.kernels())  # type: ignore[misc]
+    assert reason in str(refusal)
+    free = select(p, TARGETS["H200"], None, config, manifest.kernels())
+    assert isinstance(free, Choice)
+    assert free.implementation == "xla"
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [

@@ -68,6 +68,9 @@ def test_a_table_is_followed_for_its_product_and_device_only(path: Path) -> None
             assert "least modelled" in choice.reason
         given = GemmConfig(128, 128)
         assert jaxbw.explain(X, W, device="H200", config=given).reason == "the given configuration"
+        for name, follows in (("dynamic", False), ("static", True)):
+            asked = jaxbw.explain(X, W, device="H200", config=GemmConfig(scheduler=name))
+            assert (asked.reason == tuned.reason) == follows  # its time is that of a static launch
         with jaxbw.batch_invariant():
             assert "for every m" in jaxbw.explain(X, W, device="H200").reason
     assert jaxbw.explain(X, W, device="H200") == plain["H200"]

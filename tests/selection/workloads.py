@@ -3,6 +3,7 @@
 from typing import Any
 
 from jaxbw._native import Major
+from jaxbw.selection.config import ANY, GemmConfig
 from jaxbw.selection.machine import Machine, machines
 from jaxbw.selection.search import Instances, Ranked, search
 from jaxbw.selection.workload import Workload
@@ -50,7 +51,7 @@ def ranking(
     k: int,
     layout: str = "nt",
     *,
-    batch_invariant: bool = False,
+    wanted: GemmConfig = ANY,
     **changes: Any,
 ) -> tuple[Ranked, ...]:
     """The best candidates, with every kernel there could be."""
@@ -59,13 +60,13 @@ def ranking(
     instances = ALL[machine.family]
     straight = workload(m, n, k, layout, **changes)
     exchanged = None
-    if not (batch_invariant or straight.gated):
+    if not (wanted.batch_invariant or straight.gated):
         exchanged = (workload(m, n, k, layout, swapped=True, **changes), instances)
     _, ranked = search(
         machine.family,
         machine,
         (straight, instances),
         exchanged,
-        batch_invariant=batch_invariant,
+        wanted=wanted,
     )
     return ranked

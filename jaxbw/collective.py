@@ -64,7 +64,8 @@ def collective_matmul(
         ring for large products that gather rows or columns of the result over two devices and are
         not differentiated, else the collective. Derivatives take the ring where this is True.
       precision, preferred_element_type: as of `matmul`.
-      implementation, config: as of `matmul`, for each of the products.
+      implementation, config: as of `matmul`, for each of the products. Where these may run beside a
+        collective, one that says neither tile nor scheduler gets `scheduler="dynamic"`.
 
     Returns:
       `[..., m, n]`: what a device has of the result, all of it or, scattered, its chunk.

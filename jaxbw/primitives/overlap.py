@@ -16,9 +16,9 @@ class Chunk(NamedTuple):
 
 
 # By the number of devices, the smallest product with whose chunks the ring was measured faster than
-# one collective and one product: 1.036 [1.031, 1.059] times, on H200s, jax 0.11.2, 2026-11-22,
-# benchmarks/results/2026-11-22_h200_collective_matmul_2.json. Over 4 devices it was slower, and so
-# was whatever scatters; that gathers a contraction was never measured alone.
+# one collective and one product: 1.098 [1.054, 1.162] times, on H200s, jax 0.11.2, 2026-11-22,
+# benchmarks/results/2026-11-22_h200_collective_scheduler_2_gather.json. Over 4 devices it was
+# slower, and so was whatever scatters; that gathers a contraction was never measured alone.
 RING_IS_FASTER = {2: Chunk(4096, 4096, 8192)}
 
 

@@ -211,6 +211,19 @@ def breaks_xla_on_a_gpu(case: Case) -> bool:
     return matrices and case.lhs_dtype in INTEGERS and case.preferred in FLOATS[:3]
 
 
+def is_doubled_by_xla_on_a_gpu(case: Case) -> bool:
+    """A product of int8 matrices that is to be int32, over a k that is no multiple of 4.
+
+    It is twice the right one where XLA takes a Triton kernel, whoever asks: lax.dot_general gave so
+    4x6x3 and 5x9x7 (m, n, k), with jaxlib 0.11.2 on an H200, and not 4x8x4, 16x16x16 and 64x64x64,
+    nor 4x6x3 without Triton (`xla_gpu_enable_triton_gemm=False`). The kernel's tile had 16 along K;
+    the instruction for int8 has 32.
+    """
+    matrices = len(case.shapes.lhs) == len(case.shapes.rhs) == 2
+    dtypes = case.lhs_dtype, case.rhs_dtype, case.preferred
+    return matrices and dtypes == ("int8", "int8", "int32") and case.shapes.lhs[1] % 4 != 0
+
+
 def products(
     cases: Sequence[Case], functions: Sequence[DotGeneral], **keywords: Any
 ) -> list[list[Any]]:

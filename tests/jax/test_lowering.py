@@ -81,6 +81,39 @@ def test_attributes(family: str, operand: Operand, cuda_hlo: Lower, custom_calls
     assert "ui8" not in call  # there is nothing to repack, nor to split
 
 
+@pytest.mark.parametrize(
+    ("config", "backward"),
+    [
+        (jaxbw.GemmConfig(scheduler="static"), "static"),
+        (jaxbw.GemmConfig(scheduler="dynamic"), "dynamic"),
+        (jaxbw.GemmConfig(128, 128, scheduler="static"), None),
+    ],
+    ids=str,
+)
+def test_a_scheduler_without_a_tile_holds_for_gradients(
+    config: jaxbw.GemmConfig,
+    backward: str | None,
+    family: str,
+    operand: Operand,
+    cuda_hlo: Lower,
+    custom_calls: Calls,
+) -> None:
+    numbers = {
+        "sm90": {"static": 0, "dynamic": 2, None: 0},
+        "sm100": {"static": 0, "dynamic": 1, None: 1},
+    }[family]
+    lhs, rhs = operand((256, 512)), operand((512, 128), number=1)
+
+    def step(lhs: Any, rhs: Any, cotangent: Any) -> Any:
+        y, pull_back = jax.vjp(functools.partial(strict(family), config=config), lhs, rhs)
+        return y, pull_back(cotangent)
+
+    calls = custom_calls(cuda_hlo(step, lhs, rhs, operand((256, 128))))
+    found = [attributes(call)["scheduler"] for call in calls]
+    wanted = [numbers[config.scheduler], *[numbers[backward]] * 2]
+    assert found == [f"{number} : i32" for number in wanted]
+
+
 DIMS = {
     "nn": ((256, 512), (512, 128), (((1,), (0,)), ((), ()))),
     "nt": ((256, 512), (128, 512), (((1,), (1,)), ((), ()))),

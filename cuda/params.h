@@ -86,45 +86,50 @@ struct Epilogue {
 // launch behind does, with the same parameters (sm_90).
 struct GemmParams {
   TensorMap a, b, b_up, d, saved[2];  // rank 3: (contiguous dimension, outer dimension, batch)
-  Epilogue epilogue;
-  EpilogueResult output, saved_output[2];
-  StorePath store_path;
 
-  const void* a_data;  // for kernels that do not use TMA
-  const void* b_data;
-
-  // In elements: of D, and of c, residual and saved results. One of the first two is 1.
-  uint64_t row_stride, column_stride, batch_stride;
-
-  uint32_t m, n, k, batch;        // n: columns of D, also of a gated product
-  uint32_t a_batched, b_batched;  // 1, or 0 where one matrix serves every batch index
-
+  // What a kernel reads before its first load comes first, together: lines of the constant cache are slow to come
+  // (gemm/request_parameters.h).
   uint32_t block_m, block_n;  // the tile of a CTA or pair: rows and columns of accumulators
   uint32_t pingpong;          // sm_90. 1: the warpgroups take turns at tiles, 0: they share each
   uint32_t tile_columns;      // columns of D in it: block_n, or half of it where gated
   ClusterShape cluster;
-  uint32_t stages;           // depth of the shared-memory ring
+  TileOrder order;
+  uint32_t whole_tiles;  // of all batch indices together: these are not split
+  Divisor split_k;       // parts of each tile after those, each of which
+  Divisor parts;         // the CTAs of a cluster divide: split_k * cluster.k
+  uint32_t work_items;   // whole tiles and parts
+
+  uint32_t m, n, k, batch;        // n: columns of D, also of a gated product
+  uint32_t a_batched, b_batched;  // 1, or 0 where one matrix serves every batch index
+  uint32_t b_is_ready;            // 1: B is complete before the preceding kernel of the stream ends; may be prefetched
+
+  uint32_t stages;  // depth of the shared-memory ring
+  StorePath store_path;
   uint32_t k_spans;          // swizzle spans along K in a stage
   uint32_t operand_swizzle;  // 1: the 128-byte swizzle; 0: none, core matrices (for the ladder; K-major only)
   uint32_t accumulators;     // TMEM ring: 1 or 2 (sm_100)
   uint32_t store_buffers;    // staging buffers of an epilogue warp: 1 or 2
 
   Scheduler scheduler;
-  TileOrder order;
-  uint32_t whole_tiles;  // of all batch indices together: these are not split
-  Divisor split_k;       // parts of each tile after those, each of which
-  Divisor parts;         // the CTAs of a cluster divide: split_k * cluster.k
-  uint32_t work_items;   // whole tiles and parts
-  float* partials;       // see partial_floats() in gemm/storage.h
-  uint32_t* counters;    // zero before the launch, see slice_count(); or null
-
   DataType input;          // read at run time by sm_100 kernels only; sm_90 has it in the instruction
   Major a_major, b_major;  // likewise
-  uint32_t b_is_ready;     // 1: B is complete before the preceding kernel of the stream ends; may be prefetched
+
+  Epilogue epilogue;
+  EpilogueResult output, saved_output[2];
+
+  // In elements: of D, and of c, residual and saved results. One of the first two is 1.
+  uint64_t row_stride, column_stride, batch_stride;
+
+  Divisor tile_slices;  // cluster_slices() of a CTA's tile (sm90_reduce.cuh)
+  float* partials;      // see partial_floats() in gemm/storage.h
+  uint32_t* counters;   // zero before the launch, see slice_count(); or null
+
+  const void* a_data;  // for kernels that do not use TMA
+  const void* b_data;
 };
 
 static_assert(sizeof(TensorMap) == 128 && alignof(GemmParams) == 64);
-static_assert(offsetof(GemmParams, epilogue) == 6 * sizeof(TensorMap));
+static_assert(offsetof(GemmParams, block_m) == 6 * sizeof(TensorMap));
 
 // destination[batch, i, j] = source[batch, i, j], or with `transposed` source[batch, j, i], as the GEMM kernels want
 // their operands: rows of destination_pitch elements, a multiple of 16 bytes. What lies behind a row's end is

@@ -27,11 +27,12 @@ struct ClusterShape {
   uint32_t cta_group;
   Divisor k;
   Divisor tiles;         // m * n: what the CTAs of one part have
+  Divisor ctas;          // in all
   Divisor b_sharers;     // CTAs that load one tile of B together
   uint32_t row_mask;     // ranks of the CTAs that share rank 0's tile of A
   uint32_t column_mask;  // ... and its tile of B
 
-  constexpr uint32_t size() const { return tiles.value * k.value; }
+  constexpr uint32_t size() const { return ctas.value; }
   constexpr uint32_t part(uint32_t rank) const { return rank / tiles; }
   constexpr uint32_t tile(uint32_t rank) const { return rank % tiles; }
   constexpr uint32_t row(uint32_t rank) const { return rank % m; }
@@ -72,7 +73,8 @@ struct ClusterShape {
 };
 
 constexpr ClusterShape cluster_shape(uint32_t m, uint32_t n, uint32_t cta_group, uint32_t k = 1) {
-  ClusterShape shape{divisor(m), divisor(n), cta_group, divisor(k), divisor(m * n), divisor(m / cta_group), 0, 0};
+  ClusterShape shape{
+      divisor(m), divisor(n), cta_group, divisor(k), divisor(m * n), divisor(m * n * k), divisor(m / cta_group), 0, 0};
   for (uint32_t j = 0; j < n; ++j) shape.row_mask |= 1u << (j * m);
   for (uint32_t i = 0; i < m; i += cta_group) shape.column_mask |= 1u << i;
   return shape;

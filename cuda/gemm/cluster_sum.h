@@ -51,32 +51,54 @@ class ClusterSum {
   JAXBW_DEVICE uint32_t below(uint32_t number) const { return number & (down() - 1); }
   JAXBW_DEVICE uint32_t beside(uint32_t number) const { return number >> __popc(down() - 1); }
 
-  // Sends this warp's accumulators to their owners. They are slices beside each other, of each half, and then of every
-  // kWgmmaRows below. The warp's rows of the tile start at `row`.
+  // The barrier counts all that comes to this warp, whatever comes first: bytes or their announcement. So this may
+  // stand before the main loop.
+  JAXBW_DEVICE void announce() const {
+    uint32_t groups = 0;
+    for (uint32_t i = warp_; i < owned(); i += warps()) {
+      groups += groups_inside(number(i));
+    }
+    if (ptx::elect_one()) {
+      ptx::mbarrier_arrive_expect_tx(warp_barrier(warp_), groups * (cluster_.k.value - 1) * halves() * kGroupBytes);
+    }
+  }
+
+  // What a lane sends of its warp's sums: a slice, or nothing.
+  struct Outgoing {
+    uint32_t source, bytes;
+    uint32_t destination, barrier;  // of the owner
+  };
+
+  // A warp's kCount accumulators are slices beside each other, of each half, and then of every kWgmmaRows below. Its
+  // rows of the tile start at `row`.
   template <uint32_t kTile, uint32_t kCount>
-  JAXBW_DEVICE void send(const float (&values)[kCount], uint32_t row) const {
+  JAXBW_DEVICE Outgoing outgoing(uint32_t row) const {
     constexpr uint32_t kSlices = kCount / kChunk, kBeside = kTile / kChunk;
     static_assert(kSlices <= ptx::kWarpSize);
-    announce();
     const uint32_t lane = ptx::lane_index_here();
-    const uint32_t first = laid_down(warp_ * kSlices);
+    const uint32_t slice_row = row / kRows + lane / kBeside * (kWgmmaRows / kRows), chunk = lane % kBeside;
+    const uint32_t half = chunk < across() ? 0 : 1, column = chunk - half * across();
+    const uint32_t owner = slice_row % cluster_.k * cluster_.tiles.value + cluster_.tile(rank_);
+    const uint32_t i = column * (down() / cluster_.k) + slice_row / cluster_.k;
+    const bool sends = lane < kSlices && owner != rank_;
+    return {.source = laid_down(warp_ * kSlices + lane),
+            .bytes = sends ? groups_inside(column * down() + slice_row) * kGroupBytes : 0,
+            .destination = ptx::map_to_rank(slot(i, half, cluster_.part(rank_)), sends ? owner : rank_),
+            .barrier = ptx::map_to_rank(warp_barrier(i & (warps() - 1)), sends ? owner : rank_)};
+  }
+
+  // Lays this warp's sums down, and sends them to their owners.
+  template <uint32_t kCount>
+  JAXBW_DEVICE void send(const float (&values)[kCount], const Outgoing& outgoing) const {
+    const uint32_t first = laid_down(warp_ * (kCount / kChunk)) + ptx::lane_index_here() * kLaneBytes;
 #pragma unroll
     for (uint32_t i = 0; i < kCount; i += kGroup) {
-      ptx::store_shared(first + i / kGroup * kGroupBytes + lane * kLaneBytes, values[i], values[i + 1], values[i + 2],
-                        values[i + 3]);
+      ptx::store_shared(first + i / kGroup * kGroupBytes, values[i], values[i + 1], values[i + 2], values[i + 3]);
     }
     ptx::fence_proxy_async();
     __syncwarp();
-    if (lane < kSlices) {  // a lane sends a slice
-      const uint32_t slice_row = row / kRows + lane / kBeside * (kWgmmaRows / kRows), chunk = lane % kBeside;
-      const uint32_t half = chunk < across() ? 0 : 1, column = chunk - half * across();
-      const uint32_t owner = slice_row % cluster_.k * cluster_.tiles.value + cluster_.tile(rank_);
-      const uint32_t i = column * (down() / cluster_.k) + slice_row / cluster_.k;
-      const uint32_t groups = groups_inside(column * down() + slice_row);
-      if (groups > 0 && owner != rank_) {
-        ptx::copy_to_cluster(ptx::map_to_rank(slot(i, half, cluster_.part(rank_)), owner), first + lane * kSliceBytes,
-                             groups * kGroupBytes, ptx::map_to_rank(warp_barrier(i & (warps() - 1)), owner));
-      }
+    if (outgoing.bytes > 0) {
+      ptx::copy_to_cluster(outgoing.destination, outgoing.source, outgoing.bytes, outgoing.barrier);
     }
     __syncwarp();
   }
@@ -90,20 +112,20 @@ class ClusterSum {
   // The sums of all parts, of slice number(i). What lies outside the matrix is zero.
   JAXBW_DEVICE void gather(float (&values)[kChunk], uint32_t i, uint32_t half) const {
     const uint32_t groups = groups_inside(number(i)), own_part = cluster_.part(rank_);
-    const uint32_t own = laid_down(place(number(i), half));
+    const uint32_t own = laid_down(place(number(i), half)), lane = ptx::lane_index_here() * kLaneBytes;
+    uint32_t received = slot(i, half, 0);
 #pragma unroll
     for (float& value : values) value = 0.0f;
 #pragma unroll 1
-    for (uint32_t part = 0; part < cluster_.k.value; ++part) {
-      const uint32_t from = (part == own_part ? own : slot(i, half, part)) + ptx::lane_index_here() * kLaneBytes;
+    for (uint32_t part = 0; part < cluster_.k.value; ++part, received += kSliceBytes) {
+      const uint32_t from = (part == own_part ? own : received) + lane;
+      float of_part[kChunk / kGroup][kGroup] = {};  // a zero changes no sum: none is -0
 #pragma unroll
       for (uint32_t group = 0; group < kChunk / kGroup; ++group) {
-        if (group >= groups) break;
-        float of_part[kGroup];
-        ptx::load_shared(of_part, from + group * kGroupBytes);
-#pragma unroll
-        for (uint32_t j = 0; j < kGroup; ++j) values[group * kGroup + j] += of_part[j];
+        ptx::load_shared_if(group < groups, of_part[group], from + group * kGroupBytes);
       }
+#pragma unroll
+      for (uint32_t j = 0; j < kChunk; ++j) values[j] += of_part[j / kGroup][j % kGroup];
     }
   }
 
@@ -118,17 +140,6 @@ class ClusterSum {
 
   JAXBW_DEVICE uint32_t halves() const { return params_.epilogue.gated != 0 ? 2 : 1; }
   JAXBW_DEVICE uint32_t teams() const { return params_.pingpong != 0 ? 1 : kSm90Teams; }
-
-  // The barrier counts all that comes to this warp, whatever comes first: bytes or their announcement.
-  JAXBW_DEVICE void announce() const {
-    uint32_t groups = 0;
-    for (uint32_t i = warp_; i < owned(); i += warps()) {
-      groups += groups_inside(number(i));
-    }
-    if (ptx::elect_one()) {
-      ptx::mbarrier_arrive_expect_tx(warp_barrier(warp_), groups * (cluster_.k.value - 1) * halves() * kGroupBytes);
-    }
-  }
 
   // Of a slice, how many groups have columns of the matrix; the others are not sent.
   JAXBW_DEVICE uint32_t groups_inside(uint32_t number) const {

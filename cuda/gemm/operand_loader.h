@@ -66,7 +66,9 @@ class OperandLoader {
 
   // Brings the next `tiles` tiles along K into the L2 cache.
   JAXBW_DEVICE void prefetch(uint32_t tiles) const {
+#pragma unroll 1
     for (uint32_t tile = 0; tile < tiles; ++tile) {
+#pragma unroll 1
       for (uint32_t block = 0; block < blocks_; ++block) {
         ptx::tma_prefetch(map_, {box_.x + tile * x_step_ + block * block_step_, box_.y + tile * y_step_, box_.z});
       }

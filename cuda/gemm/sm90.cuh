@@ -18,15 +18,13 @@
 // Work is dealt out statically: cluster c of C computes items c, c + C, c + 2C, ...
 #pragma once
 
-#include "gemm/cluster_protocol.h"
 #include "gemm/descriptors.h"
 #include "gemm/operand_loader.h"
 #include "gemm/pipeline.h"
-#include "gemm/profile.h"
 #include "gemm/request_parameters.h"
+#include "gemm/sm90_context.h"
 #include "gemm/sm90_delayed.cuh"
 #include "gemm/sm90_epilogue.cuh"
-#include "gemm/storage.h"
 #include "gemm/tile_scheduler.h"
 #include "params.h"
 #include "ptx/cluster.h"
@@ -34,74 +32,6 @@
 #include "ptx/wgmma.h"
 
 namespace jaxbw::sm90 {
-
-// What the instruction fixes at compile time; the rest is in GemmParams.
-struct Config {
-  DataType input;
-  Major a_major, b_major;
-  uint32_t team_rows, block_n;
-
-  constexpr uint32_t wgmmas() const { return team_rows / kWgmmaRows; }  // of a team, one below the other
-  constexpr uint32_t accumulators() const { return wgmmas() * block_n / 2; }
-};
-
-constexpr uint32_t kTeams = kSm90Teams;
-constexpr uint32_t kTeamWarps = kSm90TeamWarps;
-constexpr uint32_t kLoadWarp = 0, kInitWarp = 1;
-constexpr uint32_t kThreads = (1 + kTeams) * kTeamWarps * ptx::kWarpSize;
-constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2;  // named barriers; 0 is __syncthreads'
-constexpr uint32_t kBlockK = span_elements(DataType::kF16);   // a stage is one swizzle span deep
-
-// A CTA is launched with the registers that ptxas gives all its threads alike: 168 at most, as 384 threads share 65536.
-// What the load warps return of them, the multiplying ones may take; asking for more would wait for ever.
-constexpr uint32_t kLaunchRegisters = 168;
-constexpr uint32_t kLoadRegisters = 40;
-constexpr uint32_t kTeamRegisters = 232;
-static_assert(kLoadRegisters + kTeams * kTeamRegisters <= (1 + kTeams) * kLaunchRegisters);
-
-struct Control {
-  uint64_t full[kMaxStages];
-  uint64_t empty[kMaxStages];
-  uint64_t sums[kSm90Epilogue.warps];
-};
-static_assert(sizeof(Control) <= kControlBytes);
-
-// What every role knows.
-struct Context {
-  const GemmParams& params;
-  ClusterShape cluster;
-  uint32_t rank;
-  StorageLayout layout;
-  uint32_t shared;  // address of the dynamic shared memory
-  Profile profile;
-
-  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
-  JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
-  JAXBW_DEVICE uint32_t staging(uint32_t warp) const {
-    return shared + layout.store_offset(params.stages) + warp * (layout.store_bytes / kSm90Epilogue.warps);
-  }
-  JAXBW_DEVICE uint32_t control() const { return shared + layout.control_offset(params.stages); }
-  JAXBW_DEVICE RingBarriers ring() const {
-    return {control() + uint32_t{offsetof(Control, full)}, control() + uint32_t{offsetof(Control, empty)}};
-  }
-  JAXBW_DEVICE uint32_t sum_barriers() const { return control() + uint32_t{offsetof(Control, sums)}; }
-  JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + kBlockK - 1) / kBlockK; }
-  JAXBW_DEVICE KPart k_part(uint32_t item) const { return jaxbw::k_part(params, item, cluster.part(rank)); }
-
-  // Whether peers arrive on this CTA's barriers of the ring. (Sums are sent behind a cluster barrier, and waited for.)
-  JAXBW_DEVICE bool has_peers() const { return cluster.tiles.value > 1; }
-
-  // Until all barriers are initialised. Every role has done by then what it could without them: from here to the first
-  // load nobody multiplies. (Warps come here from different places, so the barrier has a number and a count.)
-  JAXBW_DEVICE void await_barriers() const {
-    profile.enter(Activity::kAwaitBarriers);
-    if (has_peers()) {
-      ptx::cluster_sync();
-    } else {
-      ptx::named_barrier_sync(kStartBarrier, kThreads);
-    }
-  }
-};
 
 // How an operand's part of a stage lies in shared memory.
 constexpr OperandTile stage_tile(Major major, uint32_t extent) {
@@ -150,12 +80,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const GemmParams& p = context.params;
   const ClusterShape cluster = context.cluster;
   const uint32_t rank = context.rank;
-  if (ptx::elect_one()) {
-    ptx::prefetch_tensor_map(p.a);
-    ptx::prefetch_tensor_map(p.b);
-    if (p.store_path == StorePath::kTma) ptx::prefetch_tensor_map(p.d);
-  }
-  const bool gated = p.epilogue.gated != 0;
+  const bool gated = p.tile_columns != kConfig.block_n;  // what says so by name is far from all that is needed here
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
   const OperandTile b_tile = stage_tile(kConfig.b_major, kConfig.block_n);
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
@@ -172,11 +97,12 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const uint32_t k_blocks = context.k_blocks();
   RingPosition at = RingPosition::producer(p.stages);
   bool first = true;
-  for (uint32_t number = ptx::cluster_index(); number < p.work_items; number += ptx::cluster_count()) {
+  for (uint32_t number = context.cluster_index(); number < p.work_items; number += context.cluster_count()) {
     context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     const KPart part = context.k_part(number);
     load.start_at(cta_origin(p, cluster, item.tile, rank), part.first_block(k_blocks) * kBlockK, p);
+    const uint32_t blocks = part.block_count(k_blocks);
     if (first) {
       context.await_barriers();
       if (p.b_is_ready && ptx::elect_one()) load.b.prefetch(min(p.stages, k_blocks));
@@ -186,7 +112,6 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
       context.profile.enter(Activity::kNextItem, number);
       first = false;
     }
-    const uint32_t blocks = part.block_count(k_blocks);
     if (multicast_a && multicast_b) {
       fill_stages<true, true>(context, load, at, blocks);
     } else if (multicast_a) {
@@ -302,7 +227,8 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   const bool pingpong = p.pingpong != 0;
   const uint32_t team = warp / kTeamWarps, warp_in_team = warp % kTeamWarps;
   const uint32_t team_in_tile = pingpong ? 0 : team;
-  const uint32_t k_blocks = context.k_blocks(), step = ptx::cluster_count();
+  const bool casts = p.epilogue.identity != 0;
+  const uint32_t k_blocks = context.k_blocks(), step = context.cluster_count();
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
   DelayedStores<kConfig.block_n, kConfig.accumulators()> delayed(p, stores);
@@ -310,7 +236,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
-  for (uint32_t number = ptx::cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
+  for (uint32_t number = context.cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
     if (pingpong && count % kTeams != team) {
       reader.skip(context.k_part(number).block_count(k_blocks));
       if (context.cluster.k.value > 1) context.profile.enter(Activity::kAwaitCluster);
@@ -319,6 +245,11 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     }
     context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
+    const Tile origin = cta_origin(p, context.cluster, item.tile, context.rank);
+    const StoreOrigin tile{origin.m, origin.n, origin.batch};
+    const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.shared,
+                                     context.sum_barriers());
+    if (cluster.shared()) cluster.announce();
     float accumulators[kConfig.accumulators()];
     context.profile.enter(Activity::kAwaitTurn);
     if (count > 0) turn.await();
@@ -331,10 +262,15 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
-    const Tile origin = cta_origin(p, context.cluster, item.tile, context.rank);
-    const StoreOrigin tile{origin.m, origin.n, origin.batch};
-    const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.shared,
-                                     context.sum_barriers());
+    const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
+    if (casts && !cluster.shared() && item.parts == 1) {
+      if (!pingpong && delayed.takes()) {
+        delayed.take(accumulators, tile, row);
+      } else {
+        cast_tile<kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
+      }
+      continue;
+    }
     const uint32_t cta = item.split_tile * context.cluster.tiles.value + context.cluster.tile(context.rank);
     const uint32_t slice = team_in_tile * kTeamWarps + warp_in_team;
     // sm90_reduce.cuh finds the sums of a slice by the same rule.
@@ -342,14 +278,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
                                ? SplitSum(p, item, cta * cluster.count(), cluster.slice_floats())
                                : SplitSum(p, item, cta * kSm90Epilogue.warps + slice,
                                           partial_floats(kConfig.wgmmas() * kConfig.block_n, kSm90Epilogue));
-    if (cluster.shared()) context.profile.enter(Activity::kAwaitCluster);
-    if (cluster.shared()) ptx::cluster_sync();  // with the load warps: all rings are free
-    const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
-    if (!pingpong && delayed.takes(!cluster.shared() && !split.split())) {
-      delayed.take(accumulators, tile, row);
-    } else {
-      finish_tile<kConfig.block_n>(accumulators, p, cluster, split, tile, row, warp, stores, context.profile);
-    }
+    apply_epilogue<kConfig.block_n>(accumulators, p, cluster, split, tile, row, warp, stores, context.profile);
   }
   delayed.store_all();
   context.profile.enter(Activity::kAwaitStaging);
@@ -359,7 +288,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 JAXBW_DEVICE void init_barriers(const Context& context) {
   const GemmParams& p = context.params;
   const uint32_t readers = p.pingpong != 0 ? kTeamWarps : kTeams * kTeamWarps;
-  context.ring().init(p.stages, kStageFullArrivals, stage_empty_arrivals(context.cluster, readers));
+  context.ring().init<kMaxStages>(kStageFullArrivals, stage_empty_arrivals(context.cluster, readers));
   if (context.cluster.k.value > 1) {
     for (uint32_t warp = 0; warp < kSm90Epilogue.warps; ++warp) {
       ptx::mbarrier_init(context.sum_barriers() + warp * RingBarriers::kBarrierBytes, 1);
@@ -376,6 +305,7 @@ JAXBW_DEVICE ClusterShape without_pairs(ClusterShape cluster) {
 
 template <Config kConfig>
 JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
+  const RequestedParameters requested(params, threadIdx.x / ptx::kWarpSize == kRequestWarp);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{params,
                         without_pairs(params.cluster),
@@ -391,8 +321,12 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
     } else {
       if (warp == kInitWarp) {
         if (ptx::elect_one()) init_barriers(context);
-      } else {
-        request_parameters(params);
+      } else if (warp == kRequestWarp) {
+        requested.await();
+      } else if (ptx::elect_one()) {
+        ptx::prefetch_tensor_map(params.a);
+        ptx::prefetch_tensor_map(params.b);
+        if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
       }
       __syncwarp();
       context.await_barriers();

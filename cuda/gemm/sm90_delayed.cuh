@@ -19,10 +19,9 @@ class DelayedStores {
  public:
   JAXBW_DEVICE DelayedStores(const GemmParams& params, StoreRing& stores) : params_(params), stores_(stores) {}
 
-  // Whether there is anything to delay in an item's tile: `whole` if nobody else has sums of it.
-  JAXBW_DEVICE bool takes(bool whole) const {
-    return kKept > 0 && whole && params_.epilogue.identity != 0 && params_.store_path == StorePath::kTma &&
-           params_.output.type != DataType::kF32;
+  // Whether there is anything to delay in a tile of which only a cast is wanted.
+  JAXBW_DEVICE bool takes() const {
+    return kKept > 0 && params_.store_path == StorePath::kTma && params_.output.type != DataType::kF32;
   }
 
   // Stores the first boxes of a tile and keeps the others. All that was kept before has been stored.

@@ -95,8 +95,13 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
                                  uint32_t row, uint32_t warp, StoreRing& stores, const Profile& profile) {
   constexpr uint32_t kTile = registers_of(kBlockN), kTiles = kCount / kTile;
   const bool shared = cluster.shared();
+  const SumBlocks blocks{stores.acquire_all()};
   if (shared) {
-    cluster.template send<kTile>(accumulators, row);
+    const auto outgoing = cluster.template outgoing<kTile, kCount>(row);
+    profile.enter(Activity::kAwaitCluster);
+    ptx::cluster_sync();  // with the load warps: all rings are free
+    profile.enter(Activity::kEpilogue);
+    cluster.send(accumulators, outgoing);
     profile.enter(Activity::kAwaitSums);
     cluster.wait();
     profile.enter(Activity::kEpilogue);
@@ -105,7 +110,6 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
     if (split.added_up_later() || !split.last()) return;
   }
   const uint32_t halves = p.epilogue.gated != 0 ? 2 : 1, results = kTile / halves;
-  const SumBlocks blocks{stores.acquire_all()};
   const auto chunk = [&](uint32_t i, uint32_t first, StoreOrigin box) {
     const SplitSum slice = shared ? split.behind(cluster.number(i)) : split;
     if (shared && split.split()) {
@@ -164,8 +168,8 @@ JAXBW_DEVICE StoreOrigin box_origin(StoreOrigin tile, uint32_t row) {
 
 // Where the formula is a cast: straight from the accumulators, a box at a time.
 template <DataType kType, uint32_t kBlockN, uint32_t kCount>
-JAXBW_DEVICE void cast_tile(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
-                            StoreRing& stores, const Profile& profile) {
+JAXBW_DEVICE void cast_boxes(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
+                             StoreRing& stores, const Profile& profile) {
   constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns;
   for_each_step<registers_of(kColumns), kCount>([&]<uint32_t kFirst>() {
     profile.enter(Activity::kAwaitStaging);
@@ -195,20 +199,34 @@ JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParam
   }
 }
 
-template <uint32_t kBlockN, uint32_t kCount>
-JAXBW_DEVICE void finish_tile(float (&accumulators)[kCount], const GemmParams& p, const ClusterSum<kChunk>& cluster,
-                              const SplitSum& split, StoreOrigin tile, uint32_t row, uint32_t warp, StoreRing& stores,
-                              const Profile& profile) {
-  const bool whole = !cluster.shared() && !split.split();
-  if (!p.epilogue.identity || !whole || p.store_path == StorePath::kColumns) {
-    apply_epilogue<kBlockN>(accumulators, p, cluster, split, tile, row, warp, stores, profile);
-    return;
+// The same, where D's neighbours are below each other.
+template <DataType kType, uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void cast_columns(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
+                               StoreRing& stores) {
+#pragma unroll 1
+  for (uint32_t first = 0; first < kCount; first += kChunk) {
+    const uint32_t buffer = stores.acquire_for_rows();
+    StoreOrigin box;
+    for_each_step<kChunk, kCount>([&]<uint32_t kFirst>() {
+      if (first != kFirst) return;
+      stage_transposed<kType>(reinterpret_cast<const float (&)[kChunk]>(accumulators[kFirst]), buffer);
+      box = box_origin<kBlockN, kFirst>(tile, row);
+    });
+    stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box);
   }
+}
+
+// Where the formula is a cast, and all of the sums are here.
+template <uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void cast_tile(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
+                            StoreRing& stores, const Profile& profile) {
   with_type(p.output.type, [&]<DataType kType>() {
     if (p.store_path == StorePath::kTma) {
-      cast_tile<kType, kBlockN>(accumulators, p, tile, row, stores, profile);
-    } else {
+      cast_boxes<kType, kBlockN>(accumulators, p, tile, row, stores, profile);
+    } else if (p.store_path == StorePath::kRows) {
       cast_rows<kType, kBlockN>(accumulators, p, tile, row, stores);
+    } else {
+      cast_columns<kType, kBlockN>(accumulators, p, tile, row, stores);
     }
   });
 }

@@ -14,6 +14,7 @@
 namespace jaxbw::sm90 {
 
 constexpr uint32_t kReduceFirstBarrier = 1;  // named barriers, one for each team; 0 is __syncthreads'
+constexpr uint32_t kRequestWarp = kReduceThreads / ptx::kWarpSize - 1;
 static_assert(kReduceTeamThreads / ptx::kWarpSize * kFragmentColumns == kBlockColumns);
 
 // What a team adds up: the chunk of a CTA's tile whose first row and column are `box`.
@@ -29,15 +30,14 @@ class ReducedChunks {
   JAXBW_DEVICE explicit ReducedChunks(const GemmParams& p)
       : p_(p),
         down_(p.block_m / kBlockRows),
-        of_tile_(cluster_slices(p.block_m, p.tile_columns)),
-        count_((p.work_items - p.whole_tiles) / p.split_k * p.cluster.tiles.value * of_tile_) {}
+        count_((p.work_items - p.whole_tiles) / p.split_k * p.cluster.tiles.value * p.tile_slices.value) {}
 
   JAXBW_DEVICE uint32_t count() const { return count_; }
 
   // The chunks of a CTA's tile are numbered down the rows first, those of its cluster one CTA after the other.
   JAXBW_DEVICE ReducedChunk chunk(uint32_t index) const {
-    const uint32_t cta = index / of_tile_, number = index % of_tile_;
-    const uint32_t below = number % down_, beside = number / down_;
+    const uint32_t cta = index / p_.tile_slices, number = index % p_.tile_slices;
+    const uint32_t below = number & (down_ - 1), beside = number >> __popc(down_ - 1);
     const uint32_t split_tile = cta / p_.cluster.tiles, rank = cta % p_.cluster.tiles;
     const Tile tile = rasterise(p_.whole_tiles + split_tile, p_.order);
     const Tile origin = cta_origin(p_, p_.cluster, tile, rank);
@@ -48,7 +48,8 @@ class ReducedChunks {
       return {box, SplitSum(p_, item, index, halves * kChunk * ptx::kWarpSize), 0, kChunk};
     }
     // A slice is what a warp has: 16 rows of each m64 of its team.
-    const uint32_t of_team = sm90_team_rows(down_, p_.pingpong != 0), team = below / of_team, row = below % of_team;
+    const uint32_t of_team = sm90_team_rows(down_, p_.pingpong != 0);
+    const uint32_t team = below >> __popc(of_team - 1), row = below & (of_team - 1);
     const uint32_t slice = cta * kSm90Epilogue.warps + team * kSm90TeamWarps + row % kSm90TeamWarps;
     const uint64_t floats = partial_floats(of_team / kSm90TeamWarps * p_.block_n, kSm90Epilogue);
     const uint32_t first = row / kSm90TeamWarps * registers_of(p_.block_n) + beside * kChunk;
@@ -57,7 +58,7 @@ class ReducedChunks {
 
  private:
   const GemmParams& p_;
-  uint32_t down_, of_tile_, count_;
+  uint32_t down_, count_;  // a power of two
 };
 
 JAXBW_DEVICE void reduce(const GemmParams& p) {
@@ -66,7 +67,9 @@ JAXBW_DEVICE void reduce(const GemmParams& p) {
   const uint32_t fragment = thread / ptx::kWarpSize, halves = p.epilogue.gated != 0 ? 2 : 1;
   const SumBlocks blocks{ptx::shared_address(shared_blocks[team])};
   const auto await_team = [&] { ptx::named_barrier_sync(kReduceFirstBarrier + team, kReduceTeamThreads); };
-  request_parameters(p);
+  const bool asks = threadIdx.x / ptx::kWarpSize == kRequestWarp;
+  const RequestedParameters requested(p, asks);
+  if (asks) requested.await();
   const ReducedChunks chunks(p);
 #pragma unroll 1
   for (uint32_t i = team * gridDim.x + blockIdx.x; i < chunks.count(); i += kReduceTeams * gridDim.x) {

@@ -250,7 +250,8 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   params.counters = layout.counter_count != 0 ? reinterpret_cast<uint32_t*>(launch.counters) : nullptr;
   if (reduces_apart(*family, config)) {
     const uint64_t tiles = (work.tiles - work.whole_tiles) * config.cluster_tiles();
-    launch.reduced_chunks = tiles * cluster_slices(config.block_m, params.tile_columns);
+    params.tile_slices = divisor(cluster_slices(config.block_m, params.tile_columns));
+    launch.reduced_chunks = tiles * params.tile_slices.value;
   }
   // The repack waits for everything before it, as every kernel does that is launched without an overlap.
   params.b_is_ready = repacks != 0 && !b_repacked;

@@ -87,7 +87,9 @@ Result<uint32_t> resident_clusters(const Driver& driver, const KernelFamily& fam
   }
   const Result<CUfunction> function = load_into_context(driver, family, kernel);
   if (!function.ok()) return function.status();
-  const KernelLaunch launch(gemm_shape(family, config, 1, /*overlaps=*/false), nullptr);
+  LaunchShape shape = gemm_shape(family, config, 1, /*overlaps=*/false);
+  shape.states_cluster = true;
+  const KernelLaunch launch(shape, nullptr);
   int clusters = 0;
   if (Status status = driver.cuOccupancyMaxActiveClusters(&clusters, *function, launch.get()); !status.ok()) {
     return status;

@@ -25,6 +25,19 @@ JAXBW_DEVICE void load_shared(float (&v)[4], uint32_t address) {
                : "memory");
 }
 
+// The same where `wanted`; elsewhere v stays as it is. No branch, so that several loads are under way at a time.
+JAXBW_DEVICE void load_shared_if(bool wanted, float (&v)[4], uint32_t address) {
+  asm volatile(
+      "{\n\t"
+      ".reg .pred p;\n\t"
+      "setp.ne.u32 p, %5, 0;\n\t"
+      "@p ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n\t"
+      "}"
+      : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
+      : "r"(address), "r"(uint32_t{wanted})
+      : "memory");
+}
+
 JAXBW_DEVICE void store_shared(uint32_t address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }

@@ -388,6 +388,7 @@ def launch(
         accumulators=c.accumulators,
         store_buffers=c.store_buffers,
         scheduler=(c.scheduler or family.scheduler) == "clc",
+        tile_slices=Divisor.of(max(1, c.block_m // 16 * (tile_columns // 32))),
         partials=partials.ctypes.data if slices else 0,
         counters=counters.ctypes.data if counters.size else 0,
         input=TYPES[p.dtype],

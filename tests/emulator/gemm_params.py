@@ -44,7 +44,7 @@ class ClusterShape(ctypes.Structure):
     _fields_ = (
         *((name, Divisor) for name in ("m", "n")),
         ("cta_group", c_uint32),
-        *((name, Divisor) for name in ("k", "tiles", "b_sharers")),
+        *((name, Divisor) for name in ("k", "tiles", "ctas", "b_sharers")),
         *((name, c_uint32) for name in ("row_mask", "column_mask")),
     )
 
@@ -57,6 +57,7 @@ class ClusterShape(ctypes.Structure):
             cta_group,
             Divisor.of(k),
             Divisor.of(m * n),
+            Divisor.of(m * n * k),
             Divisor.of(m // cta_group),
             sum(1 << j * m for j in range(n)),
             sum(1 << i for i in range(0, m, cta_group)),
@@ -86,28 +87,27 @@ class GemmParams(ctypes.Structure):
     _fields_ = (
         *((name, TensorMapWords) for name in ("a", "b", "b_up", "d")),
         ("saved", TensorMapWords * 2),
-        ("epilogue", Epilogue),
-        ("output", EpilogueResult),
-        ("saved_output", EpilogueResult * 2),
-        ("store_path", c_uint32),
-        *((name, c_uint64) for name in ("a_data", "b_data")),
-        *((name, c_uint64) for name in ("row_stride", "column_stride", "batch_stride")),
-        *((name, c_uint32) for name in ("m", "n", "k", "batch", "a_batched", "b_batched")),
         *((name, c_uint32) for name in ("block_m", "block_n", "pingpong", "tile_columns")),
         ("cluster", ClusterShape),
-        ("stages", c_uint32),
-        *(
-            (name, c_uint32)
-            for name in ("k_spans", "operand_swizzle", "accumulators", "store_buffers")
-        ),
-        ("scheduler", c_uint32),
         ("order", TileOrder),
         ("whole_tiles", c_uint32),
         ("split_k", Divisor),
         ("parts", Divisor),
         ("work_items", c_uint32),
+        *((name, c_uint32) for name in ("m", "n", "k", "batch", "a_batched", "b_batched")),
+        *((name, c_uint32) for name in ("b_is_ready", "stages", "store_path")),
+        *(
+            (name, c_uint32)
+            for name in ("k_spans", "operand_swizzle", "accumulators", "store_buffers")
+        ),
+        *((name, c_uint32) for name in ("scheduler", "input", "a_major", "b_major")),
+        ("epilogue", Epilogue),
+        ("output", EpilogueResult),
+        ("saved_output", EpilogueResult * 2),
+        *((name, c_uint64) for name in ("row_stride", "column_stride", "batch_stride")),
+        ("tile_slices", Divisor),
         *((name, c_uint64) for name in ("partials", "counters")),
-        *((name, c_uint32) for name in ("input", "a_major", "b_major", "b_is_ready")),
+        *((name, c_uint64) for name in ("a_data", "b_data")),
     )
 
     def encode(self) -> bytes:

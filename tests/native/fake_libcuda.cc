@@ -270,7 +270,7 @@ unsigned cluster_size(const CUlaunchConfig& launch) {
     const auto& dim = launch.attrs[i].value.clusterDim;
     if (launch.attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) return dim.x * dim.y * dim.z;
   }
-  return 0;
+  return 1;
 }
 
 bool overlaps(const CUlaunchConfig& launch) {

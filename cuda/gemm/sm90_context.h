@@ -1,0 +1,89 @@
+// What every role of the Hopper kernel knows: the instance, its threads and their registers, the launch, the cluster,
+// and where everything lies in shared memory.
+#pragma once
+
+#include "gemm/cluster_protocol.h"
+#include "gemm/pipeline.h"
+#include "gemm/profile.h"
+#include "gemm/storage.h"
+#include "gemm/tile_scheduler.h"
+#include "params.h"
+#include "ptx/cluster.h"
+
+namespace jaxbw::sm90 {
+
+// What the instruction fixes at compile time; the rest is in GemmParams.
+struct Config {
+  DataType input;
+  Major a_major, b_major;
+  uint32_t team_rows, block_n;
+
+  constexpr uint32_t wgmmas() const { return team_rows / kWgmmaRows; }  // of a team, one below the other
+  constexpr uint32_t accumulators() const { return wgmmas() * block_n / 2; }
+};
+
+constexpr uint32_t kTeams = kSm90Teams;
+constexpr uint32_t kTeamWarps = kSm90TeamWarps;
+constexpr uint32_t kLoadWarp = 0, kInitWarp = 1, kRequestWarp = 2;
+constexpr uint32_t kThreads = (1 + kTeams) * kTeamWarps * ptx::kWarpSize;
+constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2;  // named barriers; 0 is __syncthreads'
+constexpr uint32_t kBlockK = span_elements(DataType::kF16);   // a stage is one swizzle span deep
+
+// A CTA is launched with the registers that ptxas gives all its threads alike: 168 at most, as 384 threads share 65536.
+// What the load warps return of them, the multiplying ones may take; asking for more would wait for ever.
+constexpr uint32_t kLaunchRegisters = 168;
+constexpr uint32_t kLoadRegisters = 40;
+constexpr uint32_t kTeamRegisters = 232;
+static_assert(kLoadRegisters + kTeams * kTeamRegisters <= (1 + kTeams) * kLaunchRegisters);
+
+struct Control {
+  uint64_t full[kMaxStages];
+  uint64_t empty[kMaxStages];
+  uint64_t sums[kSm90Epilogue.warps];
+};
+static_assert(sizeof(Control) <= kControlBytes);
+
+// What every role knows.
+struct Context {
+  const GemmParams& params;
+  ClusterShape cluster;
+  uint32_t rank;
+  StorageLayout layout;
+  uint32_t shared;  // address of the dynamic shared memory
+  Profile profile;
+
+  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
+  JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
+  JAXBW_DEVICE uint32_t staging(uint32_t warp) const {
+    return shared + layout.store_offset(params.stages) + warp * (layout.store_bytes / kSm90Epilogue.warps);
+  }
+  JAXBW_DEVICE uint32_t control() const { return shared + layout.control_offset(params.stages); }
+  JAXBW_DEVICE RingBarriers ring() const {
+    return {control() + uint32_t{offsetof(Control, full)}, control() + uint32_t{offsetof(Control, empty)}};
+  }
+  JAXBW_DEVICE uint32_t sum_barriers() const { return control() + uint32_t{offsetof(Control, sums)}; }
+
+  // The number of this cluster in the grid, and how many there are. (The special registers that say so are read from
+  // lines of the constant cache that nobody else needs.)
+  JAXBW_DEVICE uint32_t cluster_index() const { return blockIdx.x / cluster.ctas; }
+  JAXBW_DEVICE uint32_t cluster_count() const { return gridDim.x / cluster.ctas; }
+
+  JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + kBlockK - 1) / kBlockK; }
+  JAXBW_DEVICE KPart k_part(uint32_t item) const { return jaxbw::k_part(params, item, cluster.part(rank)); }
+
+  // Whether peers arrive on this CTA's barriers of the ring. (Sums are sent behind a cluster barrier, and waited for.)
+  JAXBW_DEVICE bool has_peers() const { return cluster.tiles.value > 1; }
+
+  // Until all barriers are initialised. Every role has done by then what it could without them: from here to the first
+  // load nobody multiplies. (Warps come here from different places, so the barrier has a number and a count.)
+  JAXBW_DEVICE void await_barriers() const {
+    profile.enter(Activity::kAwaitBarriers);
+    if (has_peers()) {
+      ptx::cluster_sync();
+    } else {
+      ptx::named_barrier_sync(kStartBarrier, kThreads);
+    }
+  }
+};
+
+}  // namespace jaxbw::sm90

@@ -15,6 +15,7 @@ using namespace jaxbw;
 namespace {
 
 constexpr uint32_t kMaxDepth = 16;
+constexpr uint32_t kParameterLines = 8, kLineWords = 16;  // of the constant cache: 64 bytes each
 constexpr uint32_t kBarrierSpace = 1024;  // ahead of the boxes, which start at multiples of the swizzle's atom
 
 struct Arguments {
@@ -24,6 +25,7 @@ struct Arguments {
   uint32_t rows;       // of a box
   uint32_t depth;      // boxes, or groups, in flight
   uint32_t positions;  // boxes of the array that are read: few stay in L2, many do not
+  alignas(64) uint32_t lines[kParameterLines * kLineWords];  // zeros, for launch_parameters alone
 };
 
 JAXBW_DEVICE uint64_t cycles() {
@@ -250,6 +252,26 @@ extern "C" __global__ void relaunch(const __grid_constant__ Arguments a) {
   a.out[3 * blockIdx.x + 1] = begin;
   a.out[3 * blockIdx.x + 2] = nanoseconds();
 }
+
+// out[0]: cycles until a word of each line of the launch parameters is there, which nobody of this launch has read yet.
+// kTogether: by loads that are under way together, which takes an index that the compiler does not know (threadIdx.z is
+// zero); else one after the other, each waited for.
+template <bool kTogether>
+JAXBW_DEVICE void launch_parameters(const Arguments& a) {
+  const uint32_t* const words = kTogether ? a.lines + threadIdx.z : a.lines;
+  const uint64_t begin = cycles();
+  uint32_t bits = 0;
+#pragma unroll
+  for (uint32_t line = 0; line < kParameterLines; ++line) {
+    bits |= words[line * kLineWords];
+    if (!kTogether && bits != 0) __trap();
+  }
+  if (bits != 0) __trap();
+  const uint64_t end = cycles();
+  if (threadIdx.x == 0) a.out[0] = end - begin;
+}
+extern "C" __global__ void parameters_in_turn(const __grid_constant__ Arguments a) { launch_parameters<false>(a); }
+extern "C" __global__ void parameters_together(const __grid_constant__ Arguments a) { launch_parameters<true>(a); }
 
 // The host times rows of launches.
 extern "C" __global__ void nothing(const __grid_constant__ Arguments a) {

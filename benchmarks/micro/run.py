@@ -28,6 +28,7 @@ from micro.driver import Driver  # noqa: E402
 
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Werror", "all-warnings")
 BARRIER_SPACE = 1024  # kBarrierSpace of micro.cu
+PARAMETER_LINES = 8  # kParameterLines
 ROW = 128  # bytes
 SMALL, LARGE = 8 << 20, 4 << 30  # arrays that L2 holds, and that it cannot
 WHOLE = 200 << 10  # shared memory that two CTAs of an SM have not
@@ -50,7 +51,7 @@ def arguments(
 ) -> bytes:
     """`Arguments` of micro.cu."""
     packed = struct.pack("<QIIII", out, loops, rows, depth, positions)
-    return tensor_map + packed + bytes(-len(packed) % 64)
+    return tensor_map + packed + bytes(-len(packed) % 64) + bytes(PARAMETER_LINES * 64)
 
 
 class Bench:
@@ -201,6 +202,14 @@ class Bench:
             found[f"cluster_{cluster}"] = float(np.median(gaps))
         return found
 
+    def launch_parameters(self) -> dict[str, float]:
+        """Cycles until eight lines of launch parameters are there: one after the other, together."""
+        found = {}
+        for way in ("in_turn", "together"):
+            self._run(f"parameters_{way}", 1, block=32)
+            found[way] = float(self._words(1)[0])
+        return found
+
     def launch(self) -> dict[str, float]:
         """Microseconds of a kernel that does nothing: between events, and each of a long row."""
         kernel = arguments(bytes(128), self._out, 0)
@@ -213,7 +222,7 @@ class Bench:
 
 MEASUREMENTS = (
     *("clusters", "tma_latency", "tma_rate", "multicast", "mbarrier", "cluster_barrier"),
-    *("tma_store", "wgmma", "relaunch", "launch"),
+    *("tma_store", "wgmma", "relaunch", "launch_parameters", "launch"),
 )
 
 

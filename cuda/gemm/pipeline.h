@@ -53,12 +53,10 @@ struct RingBarriers {
   JAXBW_DEVICE void wait_full(RingPosition at) const { ptx::mbarrier_wait(full(at.slot()), at.parity()); }
   JAXBW_DEVICE void wait_empty(RingPosition at) const { ptx::mbarrier_wait_relaxed(empty(at.slot()), at.parity()); }
 
-  // By one thread, before anybody uses the ring; ptx::fence_mbarrier_init and a cluster barrier follow. All slots that
-  // there may be: straight code takes less time than a loop over those that there are.
-  template <uint32_t kMaxSlots>
-  JAXBW_DEVICE void init(uint32_t full_arrivals, uint32_t empty_arrivals) const {
-#pragma unroll
-    for (uint32_t slot = 0; slot < kMaxSlots; ++slot) {
+  // By one thread, before anybody uses the ring; ptx::fence_mbarrier_init and a cluster barrier follow.
+  JAXBW_DEVICE void init(uint32_t slots, uint32_t full_arrivals, uint32_t empty_arrivals) const {
+#pragma unroll 1
+    for (uint32_t slot = 0; slot < slots; ++slot) {
       ptx::mbarrier_init(full(slot), full_arrivals);
       ptx::mbarrier_init(empty(slot), empty_arrivals);
     }

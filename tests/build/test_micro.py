@@ -170,3 +170,9 @@ def test_medians() -> None:
     runs = [{"a": 1.0, "b": {"c": 5.0}}, {"a": 3.0, "b": {"c": 1.0}}, {"a": 2.0, "b": {"c": 9.0}}]
     assert run.median(runs) == {"a": 2.0, "b": {"c": 5.0}}
     assert set(run.MEASUREMENTS) <= set(dir(run.Bench))
+
+
+@pytest.mark.parametrize("way", ["in_turn", "together"])
+def test_launch_parameters_are_read(module: emulator.Module, way: str) -> None:
+    out, _ = launch(module, f"parameters_{way}", block=32)
+    assert out[0] > 0

@@ -14,7 +14,7 @@
 namespace jaxbw::sm90 {
 
 constexpr uint32_t kReduceFirstBarrier = 1;  // named barriers, one for each team; 0 is __syncthreads'
-constexpr uint32_t kRequestWarp = kReduceThreads / ptx::kWarpSize - 1;
+constexpr uint32_t kReduceRequestWarp = kReduceThreads / ptx::kWarpSize - 1;
 static_assert(kReduceTeamThreads / ptx::kWarpSize * kFragmentColumns == kBlockColumns);
 
 // What a team adds up: the chunk of a CTA's tile whose first row and column are `box`.
@@ -67,7 +67,7 @@ JAXBW_DEVICE void reduce(const GemmParams& p) {
   const uint32_t fragment = thread / ptx::kWarpSize, halves = p.epilogue.gated != 0 ? 2 : 1;
   const SumBlocks blocks{ptx::shared_address(shared_blocks[team])};
   const auto await_team = [&] { ptx::named_barrier_sync(kReduceFirstBarrier + team, kReduceTeamThreads); };
-  const bool asks = threadIdx.x / ptx::kWarpSize == kRequestWarp;
+  const bool asks = threadIdx.x / ptx::kWarpSize == kReduceRequestWarp;
   const RequestedParameters requested(p, asks);
   if (asks) requested.await();
   const ReducedChunks chunks(p);

@@ -203,7 +203,7 @@ class Bench:
         return found
 
     def launch_parameters(self) -> dict[str, float]:
-        """Cycles until eight lines of launch parameters are there: one after the other, together."""
+        """Cycles until eight lines of launch parameters are there: in turn, and all together."""
         found = {}
         for way in ("in_turn", "together"):
             self._run(f"parameters_{way}", 1, block=32)

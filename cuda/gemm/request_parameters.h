@@ -7,9 +7,8 @@
 namespace jaxbw {
 
 // The launch parameters come from memory when they are first read, a line of the constant cache at a time: on an H200
-// some 85 cycles each, one after the other, as the code comes by, but 390 cycles for eight lines that are asked for at
-// once (launch_parameters in benchmarks/micro). One warp asks for all, first of all, and the others find them under
-// way.
+// eight lines take 705 cycles one after the other, as code comes by them, but 227 where they are asked for at once
+// (launch_parameters in benchmarks/micro). One warp asks for all, first of all, and the others find them under way.
 //
 // Asking takes loads with an index that the compiler does not know; those without one it makes one by one. threadIdx.z
 // is such an index: zero.

@@ -49,39 +49,45 @@ _ALIGNED_EITHER = (
 _ELECT = "elect.sync behind it, for which all lanes wait; it orders no accesses to memory"
 _NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
 _SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
-_LAST = "bar.warp.sync behind the wait for all staging buffers, before parts of a sum are read"
 _ALL_BUFFERS = (
     "bar.warp.sync before each chunk that is only cast; what is not has no TMA stores to wait for, "
     "and one behind each chunk"
 )
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: 32 columns are one chunk"
-_TN, _TT = (f"jaxbw_sm90_bf16_{layout}_{TILES[layout]}" for layout in ("tn", "tt"))
+_NN, _, _TN, _TT = SM90_NAMES
 REDUNDANT = {
     ("sm100", "setup", "bar.warp.sync", 0, "deleted"): _ALIGNED,
     ("sm100", "exit", "bar.warp.sync", 0, "deleted"): _ALIGNED,
-    ("sm90", "load", "bar.warp.sync", 0, "deleted"): _ELECT,
     # Of the warps that do not load, before the barriers are awaited.
     ("sm90", "exit", "bar.warp.sync", 1, "deleted"): _ALIGNED_EITHER,
-    ("sm90", "multiply", "bar.warp.sync", 2, "deleted"): _SENT,
-    ("sm90", "multiply", "bar.warp.sync", 6, "deleted"): _LAST,
-    ("sm90", "multiply", "bar.warp.sync", 7, "deleted"): _ALL_BUFFERS,
-    (_TN, "epilogue", "bar.warp.sync", 5, "deleted"): _SENT,
-    (_TN, "epilogue", "bar.warp.sync", 9, "deleted"): _LAST,
-    (_TN, "epilogue", "bar.warp.sync", 10, "deleted"): _ALL_BUFFERS,
+    ("sm90", "multiply", "bar.warp.sync", 3, "deleted"): _ALL_BUFFERS,
+    ("sm90", "multiply", "bar.warp.sync", 5, "deleted"): _SENT,
+    (_TN, "epilogue", "bar.warp.sync", 51, "deleted"): _ALL_BUFFERS,
+    (_TN, "epilogue", "bar.warp.sync", 53, "deleted"): _SENT,
+    # Of sums that are cast as f16, bf16 and f32, before each chunk; and behind one that is not.
     (_TT, "multiply", "bar.warp.sync", 8, "deleted"): _ONE_CHUNK,
     (_TT, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
-    (_TT, "epilogue", "bar.warp.sync", 2, "deleted"): _ONE_CHUNK,
-    (_TT, "epilogue", "bar.warp.sync", 4, "deleted"): _ONE_CHUNK,
+    (_TT, "load", "bar.warp.sync", 4, "deleted"): _ONE_CHUNK,
+    (_TT, "load", "bar.warp.sync", 6, "deleted"): _ONE_CHUNK,
 } | {
     ("sm100", "multiply", "xor.b32", occurrence, "parity flips every time"): (
         "two MMA tiles of a tile take both accumulators: their places go round every time"
     )
     for occurrence in (6, 7)
 }
+# Of the load warp; before them stand those of an epilogue.
+REDUNDANT |= {
+    (name, "load", "bar.warp.sync", occurrence, "deleted"): _ELECT
+    for name in SM90_NAMES
+    for occurrence in (range(1, 6) if name == _TN else range(7, 12))
+}
 # Warps of sm90 without a part in the main loop: those that do not load, and a team without a tile.
 REDUNDANT |= {
-    ("sm90", role, "barrier.cluster.arrive.relaxed.aligned", place, "deleted, with its wait"): _NEXT
-    for role, place in (("exit", 1), ("exit", 2), ("setup", 2))
+    (where, role, "barrier.cluster.arrive.relaxed.aligned", place, "deleted, with its wait"): _NEXT
+    for where, role, place in (
+        *(("sm90", "exit", 1), ("sm90", "exit", 2)),
+        *((_NN, "multiply", 1), (_TT, "multiply", 1), ("sm90", "epilogue", 1)),
+    )
 } | {
     (_TN, "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
         "none: a tile of 128 rows that a cluster shares is the first team's: it has its barriers"
@@ -343,6 +349,8 @@ def main() -> None:
                     f"{outcome.instruction} {outcome.change} ({outcome.runs} runs)",
                     flush=True,
                 )
+            if outcome.found and outcome.redundant:
+                print(f"found: {outcome.kernel}:{outcome.line}, in REDUNDANT", flush=True)
             if count % 50 == 0:
                 seconds = time.monotonic() - start
                 print(f"{count} of {len(todo)}, {seconds:.0f} s", file=sys.stderr, flush=True)

@@ -46,6 +46,7 @@ def _sm90(name: str) -> Iterator[Case]:
         yield replace(way, m=2 * base.m, k=328, output="f16", cluster=(2, 1), stages=4)
         yield replace(way, m=2 * base.m, n=248, k=200, output="f32", cluster=(2, 2))
         yield replace(way, m=5 * base.m, k=136, cluster=(4, 2))
+        yield replace(way, n=5 * columns, k=136, cluster=(1, 8))  # A alone is multicast
         yield replace(way, n=117, k=136, split_k=2, activation="relu")
         yield replace(way, k=72, save=True, b_is_ready=True)
         # Epilogues: each type, each way to store it, with the whole formula and as a cast; so many
@@ -55,7 +56,9 @@ def _sm90(name: str) -> Iterator[Case]:
         yield replace(many, store="rows", store_buffers=1)
         yield replace(many, output="f16", store="rows", store_buffers=1)
         yield replace(many, output="f32", store="rows", store_buffers=1)
+        below = replace(many, m=many.n, n=many.m, swap_ab=True, layout=transposed(layout))
         for output in OUTPUTS:
+            yield replace(below, output=output, store_buffers=1)
             for store in WAYS:
                 yield replace(many, output=output, save=True, **store)
                 yield replace(many, output=output, **store)
@@ -67,6 +70,8 @@ def _sm90(name: str) -> Iterator[Case]:
     yield parts
     yield replace(parts, cluster=(2, 1), cluster_k=4, output="f32", split_k=2)
     yield replace(parts, save=True, b_is_ready=True, n=37)
+    if rows < 128:
+        yield replace(parts, pingpong=True, block_m=rows)  # one team has no tile
     yield replace(base, **FULL)
     yield replace(base, **FULL, swap_ab=True, layout=transposed(layout))
     # Whose parts another launch adds up.

@@ -34,8 +34,10 @@ from jaxbw.selection.tuned import Interval, Range, Table
 
 FEWEST = 40  # products of a range
 FOLDS = 8  # of the check
-PULL = 1.0  # towards the larger range's factors, of which a product has about 0.1 for a kind
-SLOW = 3.0  # exponent by which slow configurations weigh less
+PULL = 4.0  # towards the larger range's factors, of which a product has about 0.1 for a kind
+SLOW = 10.0  # exponent by which slow configurations weigh less
+# With factors for clusters, too, choices of products that were not measured lose.
+CORRECTED = ("tile", "parts", "swapped")  # what the corrected kinds' names begin with
 
 Sizes = tuple[Interval, Interval, Interval]
 EVERYTHING: Sizes = (Interval(1, None),) * 3
@@ -61,12 +63,13 @@ class Sample:
 
 
 def sample(machine: Machine, measured: Measurements, names: Sequence[str]) -> Sample:
-    """A product with its kinds as columns."""
+    """A product with the named kinds as columns."""
     rows = np.zeros((len(measured.measured), len(names)))
     column = {name: i for i, name in enumerate(names)}
     for group in measured.groups:
         for kind, mask in tuned.kinds(group.work, group.table):
-            rows[group.rows[mask], column[kind]] = 1.0
+            if kind in column:
+                rows[group.rows[mask], column[kind]] = 1.0
     product = measured.product
     return Sample(
         (product.m, product.n, product.k),
@@ -77,12 +80,13 @@ def sample(machine: Machine, measured: Measurements, names: Sequence[str]) -> Sa
 
 
 def kind_names(measured: Sequence[Measurements]) -> list[str]:
-    """All kinds that were measured."""
+    """All kinds that were measured and are to be corrected."""
     found = {
         kind
         for each in measured
         for group in each.groups
         for kind, _ in tuned.kinds(group.work, group.table)
+        if kind.startswith(CORRECTED)
     }
     return sorted(found)
 

@@ -189,7 +189,7 @@ def _at(
     def loop(count: Integers, active: Integers | Floats, loads: _Loads, stores: Floats) -> Floats:
         """Nanoseconds of a wave, by what bounds it; a row for each of BOUNDS."""
         sms = active * table.ctas
-        l2 = (count * stage.asked + stores) * sms / machine.l2_bytes_per_ns
+        l2 = (count * stage.straddled + stores) * sms / machine.l2_bytes_per_ns
         memory_rate = np.minimum(sms * machine.dram_bytes_per_ns_sm, machine.dram_bytes_per_ns)
         memory = (count * stage.asked * loads.missed + stores) * sms
         memory = memory / np.maximum(memory_rate, 1)
@@ -313,7 +313,7 @@ class _Stage:
     Attributes:
       mma: of the tensor cores; useful: of that, where nothing holds them up.
       fill: of the SM's port into shared memory.
-      asked: bytes that the CTA asks L2 for.
+      asked: bytes that the CTA asks L2 for; straddled: as many as would take L2 that long.
       load: from the issue of a load to its bytes; round_trip: until the stage is empty again.
       commit: from the last product to who waits for it; handover: from there to the next one.
       turn: from one team to the other.
@@ -323,6 +323,7 @@ class _Stage:
     useful: Floats
     fill: Floats
     asked: Floats
+    straddled: Floats
     load: Floats
     round_trip: Floats
     commit: Floats
@@ -348,13 +349,15 @@ def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle
     # lines takes L2 longer.
     a_used = work.m / (cut.tiles_m * cut.cluster_rows)
     b_used = work.n / (cut.tiles_n * cut.cluster_columns)
-    empty = (1 - a_used) * cut.rows + (1 - b_used) * columns
+    empty = np.minimum((1 - a_used) * cut.rows, cut.rows / table.cluster_n)
+    empty = empty + np.minimum((1 - b_used) * columns, columns * table.cta_group / table.cluster_m)
     filled = cut.rows + columns + (machine.empty_row_slowdown - 1) * empty
     bytes_of_row = table.k_spans * SPAN_BYTES
     fill = filled * bytes_of_row / machine.ingest_bytes_per_cycle
-    a = a_used * cut.rows / table.cluster_n * (machine.straddle_slowdown if work.a_straddles else 1)
+    a = a_used * cut.rows / table.cluster_n
     b = b_used * columns * table.cta_group / table.cluster_m
-    b = b * (machine.straddle_slowdown if work.b_straddles else 1)
+    slow = machine.straddle_slowdown
+    straddled = a * (slow if work.a_straddles else 1) + b * (slow if work.b_straddles else 1)
 
     remote = np.where(table.ctas > 1, machine.remote_cycles, 0.0)
     pair, single = machine.mma_pair_latency_cycles, machine.mma_latency_cycles
@@ -367,6 +370,7 @@ def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle
         useful=useful * cycle,
         fill=fill * cycle,
         asked=(a + b) * bytes_of_row,
+        straddled=straddled * bytes_of_row,
         load=load,
         round_trip=round_trip,
         commit=(commit + machine.wake_cycles) * cycle,
@@ -479,7 +483,8 @@ def _epilogues(
     beside = work.activated * machine.activation_cycles
     beside += work.extra_bytes / machine.epilogue_bytes_per_cycle
     if swapped or not work.tma_rows:
-        slow = machine.columns_slowdown if swapped else machine.rows_slowdown
+        slow = 1 + swapped * (machine.columns_slowdown - 1)
+        slow += (not work.tma_rows) * (machine.rows_slowdown - 1)
         out = held = elements * slow / machine.epilogue_elements_per_cycle
     elif machine.family == "sm90":
         out, held = _by_teams(machine, work, table, cut)

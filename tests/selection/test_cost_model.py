@@ -308,6 +308,36 @@ def test_many_parts_are_added_up_by_all_sms() -> None:
     assert memsets == [0.0, H200.memset_ns / 1000, 0.0]
 
 
+def test_empty_rows_cost_the_cta_that_asks_for_them() -> None:
+    work = workload(8, 8192, 8192, swapped=True)  # 56 of a tile's 64 columns are empty
+    alone, two, four = (
+        term("fill", GemmConfig(128, 64, cluster=(size, 1), swap_ab=True), work, H200)
+        for size in (1, 2, 4)
+    )
+    # With multicast each CTA brings its part of the columns: 32, 16 of them, wholly empty at worst.
+    slow = H200.empty_row_slowdown - 1
+    assert two / alone == pytest.approx((192 + 32 * slow) / (192 + 56 * slow))
+    assert four / alone == pytest.approx((192 + 16 * slow) / (192 + 56 * slow))
+
+
+def test_rows_that_straddle_lines_are_slow_in_l2_only() -> None:
+    config, work = GemmConfig(128, 256, cluster=(2, 1)), workload(4096, 4096, 4096)
+    straddling = dataclasses.replace(work, a_straddles=True, b_straddles=True)
+    assert term("l2", config, straddling, H200) > 1.2 * term("l2", config, work, H200)
+    # What the one line's other half is for comes next, and is in L2 by then.
+    assert term("dram", config, straddling, H200) == term("dram", config, work, H200)
+
+
+def test_exchanged_results_of_unaligned_rows_leave_most_slowly() -> None:
+    def epilogue(*, swapped: bool, aligned: bool) -> float:
+        work = workload(2048, 2048, 256, swapped=swapped, tma_rows=aligned)
+        return term("epilogue", GemmConfig(128, 128, swap_ab=swapped), work, H200)
+
+    exchanged = epilogue(swapped=True, aligned=True)
+    unaligned = epilogue(swapped=False, aligned=False)
+    assert epilogue(swapped=True, aligned=False) > max(exchanged, unaligned)
+
+
 def test_repacking_costs_a_launch_and_its_bytes() -> None:
     work = dataclasses.replace(workload(1000, 1000, 1001), repack_bytes=8_000_000, repacks=2)
     expected = 2 * B200.launch_ns + 8_000_000 / B200.dram_bytes_per_ns

@@ -149,8 +149,9 @@ def measurements(count: int, hidden: dict[str, float]) -> list[model_error.Measu
     return found
 
 
-def test_a_table_finds_what_the_model_does_not_know() -> None:
-    hidden = {"tile 128x128": 0.75, "cluster 1x2": 1.2, "swapped": 1.3}
+def test_a_table_finds_what_the_model_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_selection, "PULL", 0.1)  # few products, whose times are exact
+    hidden = {"tile 128x128": 0.75, "parts 2 in a cluster": 1.2, "swapped": 1.3}
     measured = measurements(24, hidden)
     made = tune_selection.tune(H200, measured, {})
     before = [tune_selection.regret(H200, each, None) for each in measured]
@@ -170,4 +171,5 @@ def test_the_installed_table_has_one_range_for_all_sizes(sizes: tuple[int, int, 
 
 
 def test_the_judged_products_are_none_of_the_tables() -> None:
-    assert not set(draw(400, seed=1)) & set(draw(40, seed=2026))
+    tuned_to = {product for seed in (400, 401, 402, 403) for product in draw(60, seed)}
+    assert not tuned_to & set(draw(40, seed=2026))

@@ -40,7 +40,7 @@ SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.
 NAMES = ("jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta", *SM90_NAMES)
 
 # Mutants that no schedule can tell from the kernel, and what gives the order instead. By family or
-# kernel, role, opcode, its occurrence in the role (0: any), and change.
+# kernel, role, opcode, its occurrence in the role, and change.
 _ALIGNED = "barrier.cluster.arrive.aligned behind it, which all lanes of a warp execute together"
 _ALIGNED_EITHER = (
     "barrier.cluster.arrive.aligned, or barrier.cta.sync.aligned, behind it, which all lanes of a "
@@ -56,8 +56,8 @@ _ALL_BUFFERS = (
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: 32 columns are one chunk"
 _NN, _, _TN, _TT = SM90_NAMES
 REDUNDANT = {
-    ("sm100", "setup", "bar.warp.sync", 0, "deleted"): _ALIGNED,
-    ("sm100", "exit", "bar.warp.sync", 0, "deleted"): _ALIGNED,
+    ("sm100", "setup", "bar.warp.sync", 1, "deleted"): _ALIGNED,
+    ("sm100", "exit", "bar.warp.sync", 2, "deleted"): _ALIGNED,
     # Of the warps that do not load, before the barriers are awaited.
     ("sm90", "exit", "bar.warp.sync", 1, "deleted"): _ALIGNED_EITHER,
     ("sm90", "multiply", "bar.warp.sync", 3, "deleted"): _ALL_BUFFERS,
@@ -217,8 +217,7 @@ def reached(name: str, index: int) -> frozenset[tuple[int, str]]:
 def sites(name: str, mutant: Mutant) -> Iterator[tuple[str, str, str, int, str]]:
     """The keys under which REDUNDANT may have a mutant of a kernel."""
     for where in (name, name.split("_")[1]):
-        for occurrence in (mutant.occurrence, 0):
-            yield where, mutant.role, mutant.opcode, occurrence, mutant.change
+        yield where, mutant.role, mutant.opcode, mutant.occurrence, mutant.change
 
 
 def examine(

@@ -35,7 +35,10 @@ INLINED: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
 
 def ensure_arraylike(name: str, *operands: Any) -> tuple[Any, ...]:
     """Operands as `jax.numpy` functions take them: lists are refused, NumPy is converted."""
-    if all(isinstance(x, jax.Array) for x in operands):  # quickly, for eager calls
+    for x in operands:  # quickly, for eager calls
+        if not isinstance(x, jax.Array):
+            break
+    else:
         return operands
     converted = _numpy_util.ensure_arraylike(name, *operands)
     return tuple(converted) if len(operands) > 1 else (converted,)
@@ -114,13 +117,18 @@ def vmapped_sharding(axis_data: Any, out_sharding: Any, dimension: int) -> Any:
 _CALLS = ("jit", "pjit", "vjp_node[jit]")
 
 
+def is_traced(x: Any) -> bool:
+    """Whether x stands for an array in a trace that is in progress."""
+    return isinstance(x, jax.core.Tracer)
+
+
 def before_transposition(x: Any) -> tuple[Any, tuple[int, ...] | None]:
     """The array that x is a transposition of, as the trace in progress knows, and the permutation.
 
     What is differentiated or mapped is looked into. x itself and None where no transposition is
     known: always outside of `jit`.
     """
-    if not isinstance(x, jax.core.Tracer):
+    if not is_traced(x):
         return x, None
     if isinstance(x, _batching.BatchTracer):
         return _before_batched_transposition(x)

@@ -33,6 +33,9 @@ class _Transposed:
 
 def untransposed(operands: Operands) -> Operands:
     """Arguments for a compiled function that calls `transposed`, hence `read_in_place`, on them."""
+    lhs, rhs, rhs_up, *_ = operands
+    if not (compat.is_traced(lhs) or compat.is_traced(rhs) or compat.is_traced(rhs_up)):
+        return operands  # quickly, for eager calls
 
     def before(x: Any) -> Any:
         original, permutation = compat.before_transposition(x)

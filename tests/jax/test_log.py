@@ -142,4 +142,4 @@ def test_a_profile_shows_scope_and_kernel(fused: bool) -> None:
     with jaxbw.target("H200"):
         text = lowered(layer, X, W).as_text(debug_info=True)
     assert '"jit(layer)/feed_forward/jaxbw_gemm"' in text
-    assert 'kernel = "jaxbw_sm90_bf16_nn_' in text
+    assert 'kernel = "jaxbw_sm90_bf16_' in text

@@ -189,12 +189,9 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   ClusterShape cluster = params.cluster;
   cluster.cta_group = kCtaGroup;  // known at compile time
-  const Context context{params,
-                        cluster,
-                        ptx::cluster_rank(),
-                        storage_layout(params.block_m, params.block_n, kCtaGroup, params.k_spans, kSm100Epilogue),
-                        ptx::shared_address(shared_memory),
-                        Profile(profile)};
+  const Context context{{params, cluster, ptx::cluster_rank(),
+                         storage_layout(params.block_m, params.block_n, kCtaGroup, params.k_spans, kSm100Epilogue),
+                         ptx::shared_address(shared_memory), Profile(profile)}};
   const uint32_t warp = ptx::warp_index();
   const uint32_t tmem_slot = context.control(offsetof(Control, tmem));
 

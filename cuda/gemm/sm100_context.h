@@ -1,10 +1,8 @@
-// What every role of the sm_100 kernel knows: the launch, the cluster, where everything lies in shared memory, and the
-// stream of work items.
+// What every role of the sm_100 kernel knows: the barriers, the tile's parts, and the stream of work items.
 #pragma once
 
-#include "gemm/cluster_protocol.h"
+#include "gemm/kernel_context.h"
 #include "gemm/pipeline.h"
-#include "gemm/profile.h"
 #include "gemm/storage.h"
 #include "gemm/tile_scheduler.h"
 #include "params.h"
@@ -27,22 +25,7 @@ struct Control {
 };
 static_assert(sizeof(Control) <= kControlBytes);
 
-struct Context {
-  const GemmParams& params;
-  ClusterShape cluster;
-  uint32_t rank;
-  StorageLayout layout;
-  uint32_t shared;  // address of the dynamic shared memory
-  Profile profile;
-
-  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
-  JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
-  JAXBW_DEVICE uint32_t staging(uint32_t epilogue_warp) const {
-    return shared + layout.store_offset(params.stages) + epilogue_warp * (layout.store_bytes / kSm100Epilogue.warps);
-  }
-  JAXBW_DEVICE uint32_t control(uint32_t member_offset) const {
-    return shared + layout.control_offset(params.stages) + member_offset;
-  }
+struct Context : KernelContext<kSm100Epilogue> {
   JAXBW_DEVICE RingBarriers stages() const {
     return {control(offsetof(Control, stage_full)), control(offsetof(Control, stage_empty))};
   }

@@ -1,10 +1,9 @@
-// What every role of the Hopper kernel knows: the instance, its threads and their registers, the launch, the cluster,
-// and where everything lies in shared memory.
+// What every role of the Hopper kernel knows: the instance, its threads and their registers, the barriers, and its
+// place in the grid.
 #pragma once
 
-#include "gemm/cluster_protocol.h"
+#include "gemm/kernel_context.h"
 #include "gemm/pipeline.h"
-#include "gemm/profile.h"
 #include "gemm/storage.h"
 #include "gemm/tile_scheduler.h"
 #include "params.h"
@@ -44,24 +43,11 @@ struct Control {
 static_assert(sizeof(Control) <= kControlBytes);
 
 // What every role knows.
-struct Context {
-  const GemmParams& params;
-  ClusterShape cluster;
-  uint32_t rank;
-  StorageLayout layout;
-  uint32_t shared;  // address of the dynamic shared memory
-  Profile profile;
-
-  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
-  JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
-  JAXBW_DEVICE uint32_t staging(uint32_t warp) const {
-    return shared + layout.store_offset(params.stages) + warp * (layout.store_bytes / kSm90Epilogue.warps);
-  }
-  JAXBW_DEVICE uint32_t control() const { return shared + layout.control_offset(params.stages); }
+struct Context : KernelContext<kSm90Epilogue> {
   JAXBW_DEVICE RingBarriers ring() const {
-    return {control() + uint32_t{offsetof(Control, full)}, control() + uint32_t{offsetof(Control, empty)}};
+    return {control(offsetof(Control, full)), control(offsetof(Control, empty))};
   }
-  JAXBW_DEVICE uint32_t sum_barriers() const { return control() + uint32_t{offsetof(Control, sums)}; }
+  JAXBW_DEVICE uint32_t sum_barriers() const { return control(offsetof(Control, sums)); }
 
   // The number of this cluster in the grid, and how many there are. (The special registers that say so are read from
   // lines of the constant cache that nobody else needs.)

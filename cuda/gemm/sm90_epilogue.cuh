@@ -181,39 +181,45 @@ JAXBW_DEVICE void cast_boxes(const float (&accumulators)[kCount], const GemmPara
   });
 }
 
-// The same, by rows that TMA cannot store. The copy stands in the code once.
-template <DataType kType, uint32_t kBlockN, uint32_t kCount>
-JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
-                            StoreRing& stores) {
-  constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns, kStep = registers_of(kColumns);
+// Boxes of kStep accumulators, of kCount, that TMA does not store: stages each by stage.operator()<kFirst>(buffer), and
+// stores it by store(box). The latter stands in the code once.
+template <uint32_t kBlockN, uint32_t kStep, uint32_t kCount, typename Stage, typename Store>
+JAXBW_DEVICE void copy_boxes(StoreOrigin tile, uint32_t row, const StoreRing& stores, const Stage& stage,
+                             const Store& store) {
 #pragma unroll 1
   for (uint32_t first = 0; first < kCount; first += kStep) {
     const uint32_t buffer = stores.acquire_for_rows();
     StoreOrigin box;
     for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
       if (first != kFirst) return;
-      stage_box<kType, kColumns, kFirst>(accumulators, buffer);
+      stage.template operator()<kFirst>(buffer);
       box = box_origin<kBlockN, kFirst>(tile, row);
     });
-    stores.store_rows<kType, kColumns>(p.output.data, box);
+    store(box);
   }
+}
+
+// The same as cast_boxes, by rows that TMA cannot store.
+template <DataType kType, uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
+                            StoreRing& stores) {
+  constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns;
+  copy_boxes<kBlockN, registers_of(kColumns), kCount>(
+      tile, row, stores,
+      [&]<uint32_t kFirst>(uint32_t buffer) { stage_box<kType, kColumns, kFirst>(accumulators, buffer); },
+      [&](StoreOrigin box) { stores.store_rows<kType, kColumns>(p.output.data, box); });
 }
 
 // The same, where D's neighbours are below each other.
 template <DataType kType, uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void cast_columns(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                                StoreRing& stores) {
-#pragma unroll 1
-  for (uint32_t first = 0; first < kCount; first += kChunk) {
-    const uint32_t buffer = stores.acquire_for_rows();
-    StoreOrigin box;
-    for_each_step<kChunk, kCount>([&]<uint32_t kFirst>() {
-      if (first != kFirst) return;
-      stage_transposed<kType>(reinterpret_cast<const float (&)[kChunk]>(accumulators[kFirst]), buffer);
-      box = box_origin<kBlockN, kFirst>(tile, row);
-    });
-    stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box);
-  }
+  copy_boxes<kBlockN, kChunk, kCount>(
+      tile, row, stores,
+      [&]<uint32_t kFirst>(uint32_t buffer) {
+        stage_transposed<kType>(reinterpret_cast<const float (&)[kChunk]>(accumulators[kFirst]), buffer);
+      },
+      [&](StoreOrigin box) { stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box); });
 }
 
 // Where the formula is a cast, and all of the sums are here.

@@ -21,7 +21,7 @@ from jaxbw.primitives.plain_collective import plain_dot_general
 from jaxbw.primitives.ring import Array, Ring, ring_dot_general
 from jaxbw.primitives.transposition import backward_params, transposition
 from jaxbw.problem import DimensionNumbers
-from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.config import ANY, GemmConfig
 
 collective_dot_general_p = Primitive("jaxbw_collective_dot_general")
 
@@ -157,7 +157,7 @@ def _beside_a_collective(config: GemmConfig | None, ring: Ring) -> GemmConfig:
     Where each CTA has a fixed share of the tiles, those that find no SM free begin when the
     collective ends, and nothing of it is hidden. What the user says stays.
     """
-    config = config or GemmConfig()
+    config = config or ANY
     if ring.size == 1 or config.scheduler is not None or not config.is_chosen:
         return config
     return replace(config, scheduler="dynamic")

@@ -1,0 +1,33 @@
+// What every role of a kernel of either family knows: the launch, the cluster, and where stages, staging buffers and
+// barriers lie in shared memory (gemm/storage.h).
+#pragma once
+
+#include "gemm/cluster_protocol.h"
+#include "gemm/profile.h"
+#include "gemm/storage.h"
+#include "params.h"
+
+namespace jaxbw {
+
+template <EpilogueShape kEpilogue>
+struct KernelContext {
+  const GemmParams& params;
+  ClusterShape cluster;
+  uint32_t rank;
+  StorageLayout layout;
+  uint32_t shared;  // address of the dynamic shared memory
+  Profile profile;
+
+  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
+  JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
+  JAXBW_DEVICE uint32_t staging(uint32_t epilogue_warp) const {
+    return shared + layout.store_offset(params.stages) + epilogue_warp * (layout.store_bytes / kEpilogue.warps);
+  }
+
+  // Of a member of the family's Control.
+  JAXBW_DEVICE uint32_t control(uint32_t member_offset) const {
+    return shared + layout.control_offset(params.stages) + member_offset;
+  }
+};
+
+}  // namespace jaxbw

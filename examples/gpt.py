@@ -34,6 +34,10 @@ from jaxbw.flax.nnx import MLP, Linear, swap_layers
 COMPUTE_DTYPE = jnp.bfloat16
 PEAK_LEARNING_RATE = 3e-3
 PROMPT = "The "
+# Steps given to the devices before they are done: enough to keep them busy. XLA's CPU devices take
+# 32 programs each, and a loop that runs further ahead can stop for good: one device waits for room,
+# the other for the first one's part of a collective.
+STEPS_AHEAD = 8
 
 
 class Text(NamedTuple):
@@ -148,10 +152,12 @@ def train(model: GPT, text: Text, length: int, batch: int, steps: int, seed: int
     definition, parameters = nnx.split(model)
     state = optimizer.init(parameters)
     step = training_step(definition, optimizer)
-    losses = []
+    losses: list[jax.Array] = []
     for _, tokens in zip(range(steps), windows(text.train, length, batch, seed), strict=False):
         parameters, state, value = step(parameters, state, tokens)
         losses.append(value)
+        if len(losses) > STEPS_AHEAD:
+            losses[-1 - STEPS_AHEAD].block_until_ready()
     nnx.update(model, parameters)
     return [float(value) for value in losses]
 

@@ -96,13 +96,12 @@ def matmul(
     Array([5., 5.], dtype=float32)
     """
     call = "jaxbw.matmul"
-    lhs, rhs = compat.ensure_arraylike(call, lhs, rhs)
-    operands = Operands(lhs, rhs, None, *_arrays(call, c, bias, residual))
+    operands = _arguments(call, lhs, rhs, None, c, bias, residual)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     given = arguments.product(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
-    result: jax.Array = _matmul(given, terms, False, originals.untransposed(operands))
+    result: jax.Array = _matmul(given, terms, False, *operands)
     return result
 
 
@@ -145,12 +144,12 @@ def gated_matmul(
     Array([-9., -9., -9., -9.], dtype=float32)
     """
     call = "jaxbw.gated_matmul"
-    operands = Operands(*compat.ensure_arraylike(call, lhs, rhs_gate, rhs_up))
+    operands = _arguments(call, lhs, rhs_gate, rhs_up)
     given = arguments.product(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
     terms = EpilogueArguments(activation=activation)
-    result: jax.Array = _matmul(given, terms, recompute, originals.untransposed(operands))
+    result: jax.Array = _matmul(given, terms, recompute, *operands)
     return result
 
 
@@ -204,13 +203,13 @@ def dot_general(
     (8, 3, 3, 4)
     """
     call = "jaxbw.dot_general"
-    operands = Operands(lhs, rhs, None, *_arrays(call, c, bias, residual))
+    operands = _arguments(call, lhs, rhs, None, c, bias, residual)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     dims = arguments.dimension_numbers(dimension_numbers)
     given = arguments.product(
         call, dims, precision, preferred_element_type, out_sharding, implementation, config
     )
-    product: jax.Array = _dot_general(given, terms, originals.untransposed(operands))
+    product: jax.Array = _dot_general(given, terms, *operands)
     return product
 
 
@@ -348,10 +347,10 @@ def _estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choic
 
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=compat.INLINED)
 def _matmul(
-    given: ProductArguments, terms: EpilogueArguments, recompute: bool, operands: Operands
+    given: ProductArguments, terms: EpilogueArguments, recompute: bool, *operands_given: Any
 ) -> jax.Array:
-    """`jnp.matmul` with an epilogue, of arrays."""
-    operands = originals.transposed(operands)
+    """`jnp.matmul` with an epilogue, of `_arguments`."""
+    operands = originals.transposed(operands_given)
     call, lhs, rhs = given.call, operands.lhs, operands.rhs
     epilogue = arguments.epilogue(call, operands, terms)
     plan = plan_matmul(call, lhs, rhs)
@@ -370,10 +369,10 @@ def _matmul(
 
 @partial(jax.jit, static_argnums=(0, 1), inline=compat.INLINED)
 def _dot_general(
-    given: ProductArguments, terms: EpilogueArguments, operands: Operands
+    given: ProductArguments, terms: EpilogueArguments, *operands_given: Any
 ) -> jax.Array:
-    """`lax.dot_general` with an epilogue, of arrays."""
-    operands = originals.transposed(operands)
+    """`lax.dot_general` with an epilogue, of `_arguments`."""
+    operands = originals.transposed(operands_given)
     epilogue = arguments.epilogue(given.call, operands, terms)
     params = arguments.product_params(given)
     result: jax.Array = _product(given.call, operands, epilogue, params)
@@ -437,9 +436,19 @@ def _problem(
     ).problem
 
 
-def _arrays(call: str, *given: Any) -> list[Any]:
-    """Arrays of an epilogue; None stays None."""
-    return [None if x is None else compat.ensure_arraylike(call, x)[0] for x in given]
+def _arguments(call: str, lhs: Any, rhs: Any, *others: Any) -> tuple[Any, ...]:
+    """Operands as a compiled function takes them, in their order: arrays; None stays None.
+
+    An eager call of arrays is through here quickly; `jit` takes a tuple slower than its members.
+    """
+    if compat.is_concrete(lhs) and compat.is_concrete(rhs):
+        for x in others:
+            if x is not None and not compat.is_concrete(x):
+                break
+        else:
+            return lhs, rhs, *others
+    arrays = [None if x is None else compat.ensure_arraylike(call, x)[0] for x in others]
+    return originals.untransposed(Operands(*compat.ensure_arraylike(call, lhs, rhs), *arrays))
 
 
 def _typed(call: str, x: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.array import ArrayImpl as _ArrayImpl
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
@@ -35,11 +36,6 @@ INLINED: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
 
 def ensure_arraylike(name: str, *operands: Any) -> tuple[Any, ...]:
     """Operands as `jax.numpy` functions take them: lists are refused, NumPy is converted."""
-    for x in operands:  # quickly, for eager calls
-        if not isinstance(x, jax.Array):
-            break
-    else:
-        return operands
     converted = _numpy_util.ensure_arraylike(name, *operands)
     return tuple(converted) if len(operands) > 1 else (converted,)
 
@@ -120,6 +116,11 @@ _CALLS = ("jit", "pjit", "vjp_node[jit]")
 def is_traced(x: Any) -> bool:
     """Whether x stands for an array in a trace that is in progress."""
     return isinstance(x, jax.core.Tracer)
+
+
+def is_concrete(x: Any) -> bool:
+    """Whether x is an array of JAX's, with values: nothing to be converted, and no tracer."""
+    return type(x) is _ArrayImpl
 
 
 def before_transposition(x: Any) -> tuple[Any, tuple[int, ...] | None]:

@@ -33,9 +33,6 @@ class _Transposed:
 
 def untransposed(operands: Operands) -> Operands:
     """Arguments for a compiled function that calls `transposed`, hence `read_in_place`, on them."""
-    lhs, rhs, rhs_up, *_ = operands
-    if not (compat.is_traced(lhs) or compat.is_traced(rhs) or compat.is_traced(rhs_up)):
-        return operands  # quickly, for eager calls
 
     def before(x: Any) -> Any:
         original, permutation = compat.before_transposition(x)
@@ -46,12 +43,12 @@ def untransposed(operands: Operands) -> Operands:
     )
 
 
-def transposed(operands: Operands) -> Operands:
+def transposed(given: Sequence[Any]) -> Operands:
     """The inverse of `untransposed`, which leaves a trace of what is transposed."""
     return Operands(
         *(
             lax.transpose(x.original, x.permutation) if isinstance(x, _Transposed) else x
-            for x in operands
+            for x in given
         )
     )
 

@@ -34,6 +34,18 @@ def test_ensure_arraylike() -> None:
         compat.ensure_arraylike("call", [1.0], 1.0)
 
 
+def test_is_concrete() -> None:
+    assert all(map(compat.is_concrete, (MATRIX, MATRIX[0], jax.device_put(np.ones(2)))))
+    assert not any(map(compat.is_concrete, (None, 1.0, np.ones(2), jax.random.key(0))))
+
+    def traced(x: jax.Array) -> jax.Array:
+        assert not compat.is_concrete(x)
+        return x
+
+    for transform in (jax.jit, jax.vmap, jax.grad):
+        transform(traced)(jnp.float32(1) if transform is jax.grad else MATRIX)
+
+
 def test_abstract_type() -> None:
     for x in (MATRIX, jax.ShapeDtypeStruct((2, 2), jnp.float32), jax.typeof(MATRIX)):
         assert compat.abstract_type(x) == jax.typeof(MATRIX)

@@ -94,5 +94,31 @@ def test_arguments_that_are_equal_are_one_program() -> None:
     assert programs() == before
 
 
+class Parameter:
+    """An array in a framework's box, as `nnx.Param` is."""
+
+    def __init__(self, value: jax.Array) -> None:
+        self.value = value
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_what_holds_an_array_is_an_operand(call: Callable[..., Any], eager: bool) -> None:
+    def product(x: jax.Array, w: jax.Array) -> Any:
+        return call(Parameter(x), Parameter(w))
+
+    result = product(X, W) if eager else jax.jit(product)(X, W)
+    np.testing.assert_array_equal(result, call(X, W))
+
+
+@pytest.mark.parametrize("wrong", [None, [[1.0, 2.0]]], ids=str)
+def test_what_is_no_array_is_refused(call: Callable[..., Any], wrong: Any) -> None:
+    for operands in ((wrong, W), (X, wrong)):
+        with pytest.raises(TypeError, match=r"jaxbw\.(gated_)?(matmul|dot_general)"):
+            call(*operands)
+
+
 def test_numpy_arrays_are_operands(call: Callable[..., Any]) -> None:
     np.testing.assert_array_equal(call(np.asarray(X), np.asarray(W)), call(X, W))

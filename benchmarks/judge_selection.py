@@ -4,7 +4,8 @@
 
 Measures each product as measure_configs.py does, the choices without and with the tuned table among
 the configurations, and writes the ratio of each choice's time to the least one. The products are
-drawn by a seed; the table was made from others (tune_selection.py says from which).
+drawn by a seed; the table was made from others (tune_selection.py says from which), none of which
+had an epilogue; --epilogue judges it with one.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments, device = measure_configs.parse(parser, draw=40, seed=2026)
-    wanted = products.draw(arguments.draw, arguments.seed)
+    wanted = products.draw(arguments.draw, arguments.seed, arguments.epilogue)
     times = arguments.out.with_suffix(".jsonl")
     effort = Effort(count=arguments.count)
     bench = Gpu()

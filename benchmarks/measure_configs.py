@@ -2,6 +2,7 @@
 
     python benchmarks/measure_configs.py --draw 60 --seed 1 --out calibration.jsonl
     python benchmarks/measure_configs.py --shapes 4096,4096,4096,nn --count 400 --out one.jsonl
+    python benchmarks/measure_configs.py --draw 60 --epilogue bias_gelu --out fused.jsonl
 
 Which ones, and how often, jaxbw/tuning/measure.py says. Each product is a line of JSON; those that
 --out has already are left out: a run can be resumed.
@@ -27,6 +28,8 @@ from jaxbw.selection.devices import Device
 from jaxbw.selection.tuned.products import config_from_json, config_to_json
 from jaxbw.tuning.launching import Bench, Gpu
 from jaxbw.tuning.measure import Effort, Measured, measure
+
+_FIELDS = [field.name for field in dataclasses.fields(Product)]  # of a row: older ones have less
 
 
 def to_json(measured: Measured) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def read(path: pathlib.Path) -> dict[Product, list[Measured]]:
     found: dict[Product, list[Measured]] = {}
     for line in _whole_lines(path):
         row = json.loads(line)
-        product = Product(row["m"], row["n"], row["k"], row["layout"], row["dtype"])
+        product = Product(**{name: row[name] for name in _FIELDS if name in row})
         found[product] = [from_json(entry) for entry in row["measured"]]
     return found
 
@@ -96,6 +99,9 @@ def parse(
     """What is to be drawn and how it is measured, and the GPU; it exits where there is none."""
     parser.add_argument("--draw", type=int, default=draw, help="how many random products")
     parser.add_argument("--seed", type=int, default=seed, help="of the random products")
+    parser.add_argument(
+        "--epilogue", choices=products.EPILOGUES, default="none", help="of the random products"
+    )
     parser.add_argument("--count", type=int, default=Effort.count, help="configurations of each")
     parser.add_argument("--budget", type=float, default=500, help="seconds, after which it stops")
     parser.add_argument("--out", type=pathlib.Path, required=True)
@@ -111,10 +117,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", nargs="*", default=[], metavar="M,N,K,LAYOUT")
+    parser.add_argument("--shapes", nargs="*", default=[], metavar="M,N,K,LAYOUT[,EPILOGUE]")
     arguments, device = parse(parser, draw=0, seed=1)
     wanted = [products.parse(text) for text in arguments.shapes]
-    wanted += products.draw(arguments.draw, arguments.seed)
+    wanted += products.draw(arguments.draw, arguments.seed, arguments.epilogue)
     effort = Effort(count=arguments.count)
     bench = Gpu()
     for product, measured in run(bench, wanted, device, effort, arguments.out, arguments.budget):

@@ -1,13 +1,17 @@
-"""Plain products by sizes and layouts, and random ones to calibrate and judge the selection by."""
+"""Products by sizes, layouts and epilogues, and random ones to calibrate and judge selection by."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxbw.epilogue import IDENTITY, Epilogue
 from jaxbw.problem import GemmProblem, reduce_dot_general
 
 CONTRACTING = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,)), "tt": ((0,), (1,))}
@@ -15,6 +19,13 @@ MOST_FLOPS = 1.2e12  # of a drawn product, some 1.5 ms on an H200
 MOST_ELEMENTS = 2.5e8  # of one of its arrays
 LAYOUTS = ("nn", "nn", "nt", "nt", "tn", "tn", "tt")  # the last one is rare
 MULTIPLES = (256, 128, 64, 64, 64, 8, 8, 1)  # of its sizes: most are round, as in practice
+# By the names that `python -m jaxbw bench --epilogue` has for them; a bias has the operands' dtype.
+EPILOGUES: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
+    "none": lambda dtype: IDENTITY,
+    "bias_gelu": lambda dtype: Epilogue(bias=dtype, activation="gelu"),
+    "bias_silu": lambda dtype: Epilogue(bias=dtype, activation="silu"),
+    "swiglu": lambda dtype: Epilogue(activation="silu", gated=True),
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -26,9 +37,11 @@ class Product:
     k: int
     layout: str = "nn"
     dtype: str = "bfloat16"
+    epilogue: str = "none"
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k} {self.layout}"
+        suffix = "" if self.epilogue == "none" else f" {self.epilogue}"
+        return f"{self.m}x{self.n}x{self.k} {self.layout}{suffix}"
 
     @property
     def problem(self) -> GemmProblem:
@@ -41,17 +54,21 @@ class Product:
             jax.ShapeDtypeStruct(rhs, dtype),
             (CONTRACTING[self.layout], ((), ())),
             dtype,
+            epilogue=EPILOGUES[self.epilogue](dtype),
         ).problem
 
 
 def parse(text: str) -> Product:
-    """'m,n,k,layout' to a product."""
-    m, n, k, layout = text.split(",")
-    return Product(int(m), int(n), int(k), layout)
+    """'m,n,k,layout' or 'm,n,k,layout,epilogue' to a product."""
+    m, n, k, layout, *epilogue = text.split(",")
+    return Product(int(m), int(n), int(k), layout, "bfloat16", *epilogue)
 
 
-def draw(count: int, seed: int) -> list[Product]:
-    """Random products: log-uniform sizes from decoding to large ones, unaligned ones among them."""
+def draw(count: int, seed: int, epilogue: str = "none") -> list[Product]:
+    """Random products: log-uniform sizes from decoding to large ones, unaligned ones among them.
+
+    The sizes and layouts of a seed are the same with every epilogue.
+    """
     source = random.Random(seed)
     drawn: list[Product] = []
     while len(drawn) < count:
@@ -63,7 +80,8 @@ def draw(count: int, seed: int) -> list[Product]:
 
         few_rows = source.random() < 0.3
         m = extent(1, 128, 1) if few_rows else extent(128, 16384)
-        product = Product(m, extent(128, 32768), extent(128, 32768), source.choice(LAYOUTS))
+        n, k, layout = extent(128, 32768), extent(128, 32768), source.choice(LAYOUTS)
+        product = Product(m, n, k, layout, epilogue=epilogue)
         flops = 2 * product.m * product.n * product.k
         largest = max(m * product.k, product.k * product.n, m * product.n)
         if flops <= MOST_FLOPS and largest <= MOST_ELEMENTS:

@@ -1,5 +1,6 @@
 """benchmarks/measure_configs.py on a made-up GPU: what it measures, keeps and refuses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import products
@@ -7,6 +8,7 @@ import pytest
 from measure_configs import from_json, read, run, to_json
 from products import Product
 
+from jaxbw.bench import case
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import TARGETS
 from jaxbw.tuning.launching import by_call
@@ -78,6 +80,30 @@ def test_what_is_written_can_be_read() -> None:
     config = GemmConfig(128, 192, cluster=(2, 1), split_k=3, swap_ab=True, stages=5)
     measured = Measured(config, 12.5, 13.25)
     assert from_json(to_json(measured)) == measured
+
+
+@pytest.mark.parametrize("epilogue", products.EPILOGUES)
+def test_products_with_an_epilogue(epilogue: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    wanted = [products.parse(f"512,1024,640,nn,{epilogue}"), *products.draw(2, 5, epilogue)]
+    list(run(MadeUpGpu(by_width), wanted, H200, EFFORT, out, budget_s=100))
+    assert list(read(out)) == wanted
+    for product in wanted:
+        problem = product.problem
+        assert problem.epilogue.is_identity == (epilogue == "none")
+        assert problem.epilogue.gated == (epilogue == "swiglu")
+        plain = replace(product, epilogue="none").problem
+        assert (problem.lhs_shape, problem.rhs_shape) == (plain.lhs_shape, plain.rhs_shape)
+
+
+def test_the_epilogues_are_those_of_the_benchmark() -> None:
+    assert tuple(products.EPILOGUES) == case.EPILOGUES
+
+
+def test_rows_from_before_there_were_epilogues(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text('{"m": 1, "n": 2, "k": 3, "layout": "nt", "dtype": "float16", "measured": []}\n')
+    assert list(read(out)) == [Product(1, 2, 3, "nt", "float16")]
 
 
 def test_kernels_of_a_call_are_added_up() -> None:

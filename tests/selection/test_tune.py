@@ -42,9 +42,10 @@ example = (x, w)
 def example_args():
     return jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(w.shape, w.dtype)
 """
-# What a GPU is to the command in a process of its own: slow, so that it can be stopped.
+# What a GPU is to the command in a process of its own: slow, so that it can be stopped. A shell
+# starts what it runs in the background with SIGINT ignored, and all its children have it so.
 STOPPABLE = """
-import sys, time
+import signal, sys, time
 from jaxbw.cli import tune
 from jaxbw.cli.main import main
 from jaxbw.selection import devices
@@ -58,6 +59,7 @@ class Slow:
     def deviations(self, problem, launches):
         return [0.0] * len(launches)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 devices.running_device = lambda: devices.TARGETS["H200"]
 tune.gpu = Slow
 sys.exit(main(["tune", *sys.argv[1:]]))

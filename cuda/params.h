@@ -51,6 +51,13 @@ struct EpilogueResult {
   DataType type;
 };
 
+// Which way an epilogue takes for tiles whose sums are complete in registers; for split ones kCast and kGeneral.
+enum class Formula : uint32_t {
+  kGeneral,      // all that Epilogue says
+  kCast,         // d = cast(accumulator); sm_100: and no tile is split
+  kElementwise,  // sm_90: of accumulators and a bias, without a long activation: computed in their registers
+};
+
 // What happens to an accumulator on its way out, in float32 up to the casts:
 //
 //   z = alpha * accumulator + beta * c + bias
@@ -67,8 +74,8 @@ struct Epilogue {
   EpilogueOperand residual;  // shaped as D
   uint32_t bias_along_m;     // 1: one bias for each row
   Activation activation;
-  uint32_t gated;     // 1: b_up is the second right operand
-  uint32_t identity;  // 1: the formula is d = cast(accumulator); sm_100: and no tile is split
+  uint32_t gated;  // 1: b_up is the second right operand
+  Formula formula;
 };
 
 // D[batch, m, n] = epilogue(sum_k A[batch, m, k] * B[batch, k, n])

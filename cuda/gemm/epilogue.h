@@ -77,6 +77,15 @@ JAXBW_DEVICE float load_element(EpilogueOperand operand, uint64_t index) {
 }
 
 template <DataType kType>
+JAXBW_DEVICE float load_element(const void* data, uint64_t index) {
+  if constexpr (kType == DataType::kF32) {
+    return static_cast<const float*>(data)[index];
+  } else {
+    return ptx::widen<kType>(static_cast<const uint16_t*>(data)[index]);
+  }
+}
+
+template <DataType kType>
 JAXBW_DEVICE void store_element(void* data, uint64_t index, float value) {
   if constexpr (kType == DataType::kF32) {
     static_cast<float*>(data)[index] = value;

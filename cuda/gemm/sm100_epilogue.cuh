@@ -235,7 +235,7 @@ template <uint32_t kCtaGroup>
 JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, uint32_t chunk,
                               StoreOrigin box, bool drain, const SplitSum& split, StoreRing& stores,
                               AccumulatorRelease release) {
-  if (p.epilogue.identity && p.store_path != StorePath::kColumns) {
+  if (p.epilogue.formula == Formula::kCast && p.store_path != StorePath::kColumns) {
     drain = drain && slice.columns == kAccumulatorColumns && p.store_path == StorePath::kTma;
     if (p.output.type == DataType::kF32) {
       if (slice.columns % 32 == 0) return cast_slice<DataType::kF32>(p, source, slice, box, stores, release);

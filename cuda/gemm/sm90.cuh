@@ -24,6 +24,7 @@
 #include "gemm/request_parameters.h"
 #include "gemm/sm90_context.h"
 #include "gemm/sm90_delayed.cuh"
+#include "gemm/sm90_elementwise.cuh"
 #include "gemm/sm90_epilogue.cuh"
 #include "gemm/tile_scheduler.h"
 #include "params.h"
@@ -227,7 +228,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   const bool pingpong = p.pingpong != 0;
   const uint32_t team = warp / kTeamWarps, warp_in_team = warp % kTeamWarps;
   const uint32_t team_in_tile = pingpong ? 0 : team;
-  const bool casts = p.epilogue.identity != 0;
+  const Formula formula = p.epilogue.formula;
   const uint32_t k_blocks = context.k_blocks(), step = context.cluster_count();
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
@@ -263,7 +264,8 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
     const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
-    if (casts && !cluster.shared() && item.parts == 1) {
+    if (formula != Formula::kGeneral && !cluster.shared() && item.parts == 1) {
+      if (formula == Formula::kElementwise) apply_elementwise<kConfig.block_n>(accumulators, p, tile, row);
       if (!pingpong && delayed.takes()) {
         delayed.take(accumulators, tile, row);
       } else {

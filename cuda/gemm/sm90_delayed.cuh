@@ -1,4 +1,4 @@
-// Tiles of which only a cast is wanted, in 16 bits. A team stores as many boxes of its tile as it has staging buffers,
+// Tiles of which only a cast to 16 bits is left to do. A team stores as many boxes of its tile as it has staging buffers,
 // keeps the others rounded, in half of their registers, begins with the next tile, and stores what it has kept while
 // the tensor cores are at work on that.
 //
@@ -19,9 +19,10 @@ class DelayedStores {
  public:
   JAXBW_DEVICE DelayedStores(const GemmParams& params, StoreRing& stores) : params_(params), stores_(stores) {}
 
-  // Whether there is anything to delay in a tile of which only a cast is wanted.
+  // Whether there is anything to delay in such a tile. (Of a gated one there is half as much to store.)
   JAXBW_DEVICE bool takes() const {
-    return kKept > 0 && params_.store_path == StorePath::kTma && params_.output.type != DataType::kF32;
+    return kKept > 0 && params_.store_path == StorePath::kTma && params_.output.type != DataType::kF32 &&
+           params_.epilogue.gated == 0;
   }
 
   // Stores the first boxes of a tile and keeps the others. All that was kept before has been stored.

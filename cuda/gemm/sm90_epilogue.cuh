@@ -137,7 +137,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
           }
         });
       }
-      if (p.epilogue.identity != 0) return cast_chunk(sums, p, box, stores);
+      if (p.epilogue.formula == Formula::kCast) return cast_chunk(sums, p, box, stores);
       stage_box<DataType::kF32, kSm90Chunk, 0>(sums, blocks.at(half));
     }
     __syncwarp();
@@ -166,12 +166,20 @@ JAXBW_DEVICE StoreOrigin box_origin(StoreOrigin tile, uint32_t row) {
   return {tile.row + row + kFirst / kTile * kWgmmaRows, tile.column + columns_of(kFirst % kTile), tile.batch};
 }
 
-// Where the formula is a cast: straight from the accumulators, a box at a time.
+// Whether the box whose registers start at `first` is one of results: of a gated product the first half of an m64's is.
+template <uint32_t kBlockN>
+JAXBW_DEVICE bool holds_results(const GemmParams& p, uint32_t first) {
+  constexpr uint32_t kTile = registers_of(kBlockN);
+  return !sm90_gated_in_boxes(kBlockN) || first % kTile < kTile / 2 || p.epilogue.gated == 0;
+}
+
+// Where a cast is all that is left to do: straight from the accumulators, a box at a time.
 template <DataType kType, uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void cast_boxes(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                              StoreRing& stores, const Profile& profile) {
   constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns;
   for_each_step<registers_of(kColumns), kCount>([&]<uint32_t kFirst>() {
+    if (!holds_results<kBlockN>(p, kFirst)) return;
     profile.enter(Activity::kAwaitStaging);
     const uint32_t buffer = stores.acquire();
     profile.enter(Activity::kEpilogue);
@@ -184,10 +192,11 @@ JAXBW_DEVICE void cast_boxes(const float (&accumulators)[kCount], const GemmPara
 // Boxes of kStep accumulators, of kCount, that TMA does not store: stages each by stage.operator()<kFirst>(buffer), and
 // stores it by store(box). The latter stands in the code once.
 template <uint32_t kBlockN, uint32_t kStep, uint32_t kCount, typename Stage, typename Store>
-JAXBW_DEVICE void copy_boxes(StoreOrigin tile, uint32_t row, const StoreRing& stores, const Stage& stage,
-                             const Store& store) {
+JAXBW_DEVICE void copy_boxes(const GemmParams& p, StoreOrigin tile, uint32_t row, const StoreRing& stores,
+                             const Stage& stage, const Store& store) {
 #pragma unroll 1
   for (uint32_t first = 0; first < kCount; first += kStep) {
+    if (!holds_results<kBlockN>(p, first)) continue;
     const uint32_t buffer = stores.acquire_for_rows();
     StoreOrigin box;
     for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
@@ -205,7 +214,7 @@ JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParam
                             StoreRing& stores) {
   constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns;
   copy_boxes<kBlockN, registers_of(kColumns), kCount>(
-      tile, row, stores,
+      p, tile, row, stores,
       [&]<uint32_t kFirst>(uint32_t buffer) { stage_box<kType, kColumns, kFirst>(accumulators, buffer); },
       [&](StoreOrigin box) { stores.store_rows<kType, kColumns>(p.output.data, box); });
 }
@@ -215,7 +224,7 @@ template <DataType kType, uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void cast_columns(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                                StoreRing& stores) {
   copy_boxes<kBlockN, kChunk, kCount>(
-      tile, row, stores,
+      p, tile, row, stores,
       [&]<uint32_t kFirst>(uint32_t buffer) {
         stage_transposed<kType>(reinterpret_cast<const float (&)[kChunk]>(accumulators[kFirst]), buffer);
       },

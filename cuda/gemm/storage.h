@@ -65,13 +65,20 @@ constexpr StoreBox sm90_store_box(uint32_t block_n, DataType output) {
   return {kSm90Epilogue.rows_per_warp, output == DataType::kF32 || block_n % 64 != 0 ? 32u : 64u};
 }
 
+// Whether half of a tile's columns, the results of a gated product, are whole boxes of any output.
+constexpr bool sm90_gated_in_boxes(uint32_t block_n) {
+  return block_n / 2 % sm90_store_box(block_n, DataType::kBF16).columns == 0 &&
+         block_n / 2 % sm90_store_box(block_n, DataType::kF32).columns == 0;
+}
+static_assert(sm90_gated_in_boxes(128) && sm90_gated_in_boxes(256) && !sm90_gated_in_boxes(192));
+
 // A CTA's tile of `rows` x `columns` of accumulators. Where the epilogue only casts, a box is a whole swizzle span
 // wide.
-constexpr StoreBox sm100_store_box(uint32_t rows, uint32_t columns, uint32_t cta_group, bool gated, bool identity,
+constexpr StoreBox sm100_store_box(uint32_t rows, uint32_t columns, uint32_t cta_group, bool gated, bool casts,
                                    DataType output) {
   const AccumulatorSlice slice = sm100_slice(0, rows, columns, cta_group);
   const uint32_t span = kSwizzleSpan / size_bytes(output);
-  if (identity && slice.columns % span == 0) return {slice.rows, span};
+  if (casts && slice.columns % span == 0) return {slice.rows, span};
   return {slice.rows, sm100_chunk(gated ? slice.columns / 2 : slice.columns)};
 }
 

@@ -151,8 +151,8 @@ inline uint32_t b_peers(const GemmConfig& c) { return c.cluster_m / c.cta_group;
 // Whether a launch of its own adds up the parts of split tiles, not the warps that come last.
 bool reduces_apart(const KernelFamily& family, const GemmConfig& config);
 
-// Whether kernels may take their short cut for tiles that are stored as they are: Epilogue::identity.
-bool is_identity(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
+// Which way the epilogue takes: Epilogue::formula.
+Formula formula(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
 
 // One TMA store of an epilogue warp.
 StoreBox store_box(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);

@@ -72,8 +72,8 @@ EpilogueResult epilogue_result(DataType type, CUdeviceptr address) { return {rei
 StorePath store_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
                      const GemmBuffers& buffers) {
   if (c.swap_ab != 0) return StorePath::kColumns;
-  // The Hopper kernel hands TMA what it only casts: no tensor maps are encoded for the rest.
-  if (family.is_sm90() && !is_identity(family, p, c)) return StorePath::kRows;
+  // The general way of the Hopper kernel does not store by TMA: no tensor maps are encoded for it.
+  if (family.is_sm90() && formula(family, p, c) == Formula::kGeneral) return StorePath::kRows;
   // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
   // what followed it): so the rule holds for a single row too.
   const bool aligned = (p.n * size_bytes(p.output) | buffers.d | buffers.saved | buffers.saved_up) % kTmaAlignment == 0;
@@ -91,7 +91,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .bias_along_m = p.bias_along_m,
                      .activation = p.activation,
                      .gated = p.gated,
-                     .identity = is_identity(family, p, c)};
+                     .formula = formula(family, p, c)};
   params.output = epilogue_result(p.output, buffers.d);
   params.saved_output[0] = epilogue_result(p.output, buffers.saved);
   params.saved_output[1] = epilogue_result(p.output, buffers.saved_up);

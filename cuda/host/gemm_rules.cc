@@ -261,9 +261,14 @@ uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
   return c.cluster_k == 1 ? family.min_stages : std::max(family.min_stages, cluster_sum_stages(c.block_m, c.block_n));
 }
 
-bool is_identity(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  return p.alpha == 1 && !p.c && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated && !p.save &&
-         (family.is_sm90() || c.split_k == 1);
+Formula formula(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  if (p.c || p.residual || p.save) return Formula::kGeneral;
+  const bool casts = p.alpha == 1 && !p.bias && p.activation == Activation::kNone && !p.gated;
+  if (casts && (family.is_sm90() || c.split_k == 1)) return Formula::kCast;
+  // Once for each accumulator, the code of gelu_exact would be longer than all else.
+  const bool elementwise = family.is_sm90() && p.activation != Activation::kGeluExact &&
+                           (!p.gated || sm90_gated_in_boxes(c.block_n));
+  return elementwise ? Formula::kElementwise : Formula::kGeneral;
 }
 
 bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
@@ -272,8 +277,8 @@ bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
 
 StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   if (family.is_sm90()) return sm90_store_box(c.block_n, p.output);
-  return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated, is_identity(family, p, c),
-                         p.output);
+  return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated,
+                         formula(family, p, c) == Formula::kCast, p.output);
 }
 
 Status check_problem(const GemmProblem& p) {

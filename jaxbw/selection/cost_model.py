@@ -480,9 +480,12 @@ def _epilogues(
     swapped = work.swapped
     columns = np.minimum(table.block_n, work.n) if swapped else table.block_n
     elements = cut.rows * columns / table.cluster_k * of_team
+    results = elements / 2 if work.gated else elements
     beside = work.activated * machine.activation_cycles
     beside += work.extra_bytes / machine.epilogue_bytes_per_cycle
-    if swapped or not work.tma_rows:
+    if machine.family == "sm90" and work.general:
+        out = held = results * machine.general_cycles
+    elif swapped or not work.tma_rows:
         slow = 1 + swapped * (machine.columns_slowdown - 1)
         slow += (not work.tma_rows) * (machine.rows_slowdown - 1)
         out = held = elements * slow / machine.epilogue_elements_per_cycle
@@ -495,9 +498,9 @@ def _epilogues(
     share = sums / machine.cluster_sum_bytes_per_cycle * cycle + machine.cluster_sum_ns
     share = np.where(table.cluster_k > 1, share, 0.0)
     leaving = sums / machine.epilogue_bytes_per_cycle * of_team * cycle
-    alone = (out + elements * beside) * cycle + share
+    alone = (out + results * beside) * cycle + share
     if machine.family == "sm90":
-        waiting = (held + elements * beside) * cycle + share
+        waiting = (held + results * beside) * cycle + share
         return _Epilogue(alone, waiting), _Epilogue(leaving, leaving)
     full = cut.rows > _FULL_ROWS
     waits = (table.accumulators == 1) | (table.relaunched == 1)
@@ -512,13 +515,14 @@ def _by_teams(
 ) -> tuple[Floats, Floats]:
     """Cycles of a team's epilogue, a box after the other; and until the next product may begin.
 
-    Cooperative teams share the way out. Of what is only cast they store some boxes at once, and the
-    others beside the next tile.
+    Cooperative teams share the way out. They store some boxes at once, and the others beside the
+    next tile where what is left to do is a cast to 16 bits.
     """
     pingpong = table.pingpong == 1
     sharing = np.where(pingpong, 1, TEAMS)
-    width = _chunk(machine.family, work.output_size, table.block_n)
-    count = table.block_n / width * (cut.rows // _MMA_ROWS["sm90"]) / sharing
+    columns = table.block_n // 2 if work.gated else table.block_n
+    width = _chunk(machine.family, work.output_size, columns)
+    count = columns / width * (cut.rows // _MMA_ROWS["sm90"]) / sharing
     size = _MMA_ROWS["sm90"] * width * work.output_size
     filling, leaving = size / machine.stage_bytes_per_cycle, size / machine.store_bytes_per_cycle
     box = filling + machine.chunk_cycles + machine.tma_issue_cycles
@@ -526,7 +530,7 @@ def _by_teams(
     again = (box + leaving + machine.store_read_cycles) / STAGING_BUFFERS
     each = np.maximum.reduce([box, again, sharing * filling, sharing * leaving])
     alone = (count - 1) * each + box
-    cast = not (work.activated or work.extra_bytes or work.gated) and work.output_size == _CAST
+    cast = not work.gated and work.output_size == _CAST
     delayed = ~pingpong & cast & (table.cluster_k * table.split_k == 1)
     at_once = np.minimum(count, STAGING_BUFFERS) * np.maximum(box, sharing * filling)
     return alone + leaving, np.where(delayed, np.minimum(at_once, alone), alone)

@@ -62,6 +62,7 @@ class Machine:
     epilogue_elements_per_cycle: float
     epilogue_bytes_per_cycle: float
     activation_cycles: float
+    general_cycles: float
     columns_slowdown: float
     rows_slowdown: float
     cluster_sum_ns: float

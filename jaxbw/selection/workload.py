@@ -22,6 +22,8 @@ class Workload:
       itemsize, output_size: bytes of an element.
       extra_bytes: per element of the result, that the epilogue reads and writes beside it.
       activated, gated, swapped: whether it is.
+      general: whether the epilogue takes the general way on sm90 (`formula` in gemm_rules.cc): it
+        reads or saves arrays that are shaped as the result, or has a long activation.
       tma_rows: whether TMA can store the result's rows.
       a_straddles, b_straddles: whether an operand's rows, as they are loaded, do not begin at lines
         of 128 bytes.
@@ -42,6 +44,7 @@ class Workload:
     extra_bytes: int
     activated: bool
     gated: bool
+    general: bool
     swapped: bool
     tma_rows: bool
     a_straddles: bool
@@ -81,6 +84,7 @@ def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
         extra_bytes=sum(arrays),
         activated=epilogue.activation is not None,
         gated=epilogue.gated,
+        general=bool(arrays) or epilogue.activation == "gelu_exact",
         swapped=swapped,
         tma_rows=p.n * p.output.itemsize % ALIGNMENT == 0,
         a_straddles=a_straddles,

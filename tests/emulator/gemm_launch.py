@@ -187,12 +187,17 @@ def mma_tiles(config: Config) -> int:
     return max(1, config.block_m // config.cta_group // MMA_ROWS)
 
 
-def is_identity(config: Config, product: Product) -> bool:
-    """Whether the epilogue only casts."""
+def formula(config: Config, product: Product) -> int:
+    """Which way the epilogue takes: 0 general, 1 a cast, 2 elementwise."""
     p = product
-    operands = (p.c, p.bias, p.residual, p.rhs_up)
-    formula = p.alpha == 1 and not config.activation and all(x is None for x in operands)
-    return formula and not p.save and (config.family is SM90 or config.split_k == 1)
+    if p.save or p.c is not None or p.residual is not None:
+        return 0
+    casts = p.alpha == 1 and not config.activation and p.bias is None and p.rhs_up is None
+    if casts and (config.family is SM90 or config.split_k == 1):
+        return 1
+    short = config.activation != ACTIVATIONS.index("gelu_exact")
+    whole_boxes = p.rhs_up is None or config.block_n % 128 == 0
+    return 2 if config.family is SM90 and short and whole_boxes else 0
 
 
 def store_box(config: Config, product: Product) -> tuple[int, int]:
@@ -203,7 +208,7 @@ def store_box(config: Config, product: Product) -> tuple[int, int]:
     rows = min(MMA_ROWS, config.block_m // config.cta_group)
     columns = config.block_n // 2 if rows == 64 and config.cta_group == 2 else config.block_n
     chunk = 16 if rows == 64 and config.cta_group == 1 else 32
-    if is_identity(config, product) and columns % span == 0:
+    if formula(config, product) == 1 and columns % span == 0:
         return span, chunk
     columns //= 1 if product.rhs_up is None else 2
     return next(width for width in (32, 16, 8) if columns % width == 0), chunk
@@ -473,7 +478,7 @@ def _epilogue(
         bias_along_m=p.bias_along_m != config.swap_ab,
         activation=config.activation,
         gated=p.rhs_up is not None,
-        identity=is_identity(config, p),
+        formula=formula(config, p),
     )
     params.output = EpilogueResult(d.ctypes.data, TYPES[d.dtype])
     for i, array in enumerate(saved):

@@ -22,7 +22,7 @@ class Epilogue(ctypes.Structure):
     _fields_ = (
         *((name, c_float) for name in ("alpha", "beta")),
         *((name, EpilogueOperand) for name in ("c", "bias", "residual")),
-        *((name, c_uint32) for name in ("bias_along_m", "activation", "gated", "identity")),
+        *((name, c_uint32) for name in ("bias_along_m", "activation", "gated", "formula")),
     )
 
 

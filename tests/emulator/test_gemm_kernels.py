@@ -131,6 +131,34 @@ SM90 = {
     "delayed, then split": Case(
         650, 512, 200, output="bf16", block_n=192, split_k=2, split_tail=True
     ),
+    # Formulas that are computed in the accumulators' registers, whatever becomes of the results.
+    "in registers": Case(
+        520, 512, 200, output="bf16", block_n=256, bias="bf16", activation="gelu", alpha=0.5
+    ),
+    "in registers, floats": Case(140, 200, 72, bias="f32", bias_along_m=True, activation="silu"),
+    "in registers, two m64": Case(
+        700, 264, 72, output="f16", block_m=256, bias="f16", activation="relu"
+    ),
+    "in registers, odd rows": Case(200, 133, 72, output="bf16", bias="bf16", activation="relu"),
+    "in registers, swapped": Case(
+        70, 149, 136, output="bf16", layout="nn", swap_ab=True, bias="f32", activation="relu"
+    ),
+    "in registers, pingpong": Case(
+        320, 264, 136, **ONE, block_m=64, pingpong=True, bias="bf16", activation="silu"
+    ),
+    "in registers, then split": Case(
+        650, 512, 200, output="bf16", block_n=192, split_k=2, split_tail=True, bias="f16"
+    ),
+    "gated in registers": Case(
+        300, 250, 136, output="bf16", block_n=256, gated=True, bias="bf16", activation="silu"
+    ),
+    "gated in registers, two m64": Case(
+        300, 200, 136, output="bf16", block_m=256, gated=True, activation="relu", alpha=0.5
+    ),
+    "gated in registers, floats": Case(
+        140, 72, 136, gated=True, bias="f32", bias_along_m=True, layout="nt"
+    ),
+    "gated in registers, odd rows": Case(140, 133, 136, output="bf16", gated=True),
     "32 columns": Case(264, 100, 136, output="bf16", layout="nt", block_n=32),
     "32 columns swapped": Case(
         16, 264, 136, output="bf16", layout="nn", block_n=32, swap_ab=True, **ALL
@@ -215,6 +243,26 @@ def test_the_parts_of_a_tile_are_added_in_one_order() -> None:
 
 
 # --- the epilogue
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("bias_along_m", [False, True])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_a_formula_in_registers_is_the_general_one(
+    activation: str, bias_along_m: bool, gated: bool
+) -> None:
+    formula: dict[str, Any] = dict(bias="bf16", bias_along_m=bias_along_m, alpha=0.75, gated=gated)
+    case = Case(
+        140, 200, 136, **ONE, family="sm90", activation=activation, integers=False, **formula
+    )
+    kernel = load(case.kernel)
+    config, product = case.config(), case.product()
+    assert gemm_launch.formula(config, product) == 2
+    zeros = np.zeros(product.shape, np.float32)
+    general = replace(product, residual=zeros)
+    assert gemm_launch.formula(config, general) == 0
+    found, expected = (gemm_launch.launch(kernel, config, each).d for each in (product, general))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("activation", gemm_launch.ACTIVATIONS)

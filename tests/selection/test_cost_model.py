@@ -292,6 +292,26 @@ def test_what_the_epilogue_carries() -> None:
     assert term("epilogue", full, long) > term("epilogue", PAIR, long)
 
 
+def test_formulas_on_hopper() -> None:
+    """In registers they cost the special function unit's time; else what was measured of them."""
+    work = workload(8192, 8192, 8192)
+    tiles = 16 * 128 * 256  # elements of those that an SM has
+
+    def epilogue(config: GemmConfig, **formula: bool) -> float:
+        return term("epilogue", config, dataclasses.replace(work, **formula), H200)
+
+    config = GemmConfig(128, 256, cluster=(2, 1))
+    gelu = epilogue(config, activated=True) - epilogue(config)
+    assert gelu == pytest.approx(tiles * 2 / 16 / GHZ, rel=0.2)
+    general = epilogue(config, general=True)
+    assert general == pytest.approx(tiles * H200.general_cycles / GHZ, rel=0.2)
+    # Of a gated tile half of the columns are results, and there are twice as many tiles.
+    assert epilogue(config, general=True, gated=True) == pytest.approx(general, rel=0.05)
+    # Beside the other team's products it shows once, at the end.
+    turns = GemmConfig(128, 128, cluster=(2, 1), pingpong=True)
+    assert epilogue(turns, general=True) < general / 10
+
+
 def test_many_parts_are_added_up_by_all_sms() -> None:
     work = workload(512, 512, 16384)  # 16 tiles of 128 x 128
     sums = 128 * 128 * 4  # bytes of one part of a tile

@@ -34,6 +34,7 @@ def workload(
         "extra_bytes": 0,
         "activated": False,
         "gated": False,
+        "general": False,
         "swapped": swapped,
         "tma_rows": n % 8 == 0,
         "a_straddles": False,

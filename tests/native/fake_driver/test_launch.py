@@ -17,6 +17,7 @@ L2_256B = 3
 SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
 TMA, ROWS, COLUMNS = 0, 1, 2  # StorePath
 STATIC, CLC, NONE = 0, 1, 2  # the scheduler attribute
+GENERAL, CAST, ELEMENTWISE = 0, 1, 2  # Formula
 
 
 def launched(fake: FakeDriver, product: Product) -> tuple[list[Call], Call]:
@@ -127,7 +128,7 @@ def test_sm100_tiles(
     cluster = launch["cluster"]
     assert launch["grid"] == [math.prod(tiles) * cluster, 1, 1]
     assert launch["scheduler"] == CLC
-    assert launch["identity"] == 1
+    assert launch["formula"] == CAST
 
 
 @pytest.mark.parametrize(("block_m", "accumulators"), [(256, 1), (512, 2)])
@@ -259,7 +260,25 @@ def test_bias_and_activation(fake: FakeDriver, bias: str, activation: str) -> No
         Product(40, 40, 72, bias=bias, activation=activation, output=output).check()
         launch = fake.launches()[-1]
         assert launch["has_bias"] == 1
-        assert launch["identity"] == 0
+        assert launch["formula"] == ELEMENTWISE
+
+
+@pytest.mark.parametrize(
+    ("activation", "gated", "block_n", "formula"),
+    [
+        ("silu", False, 64, ELEMENTWISE),
+        ("silu", True, 128, ELEMENTWISE),
+        ("silu", True, 64, GENERAL),  # whose results would be half a box
+        ("gelu_exact", False, 128, GENERAL),
+    ],
+)
+def test_what_is_computed_in_registers(
+    fake: FakeDriver, activation: str, gated: bool, block_n: int, formula: int
+) -> None:
+    config = SM90 | {"block_n": block_n}
+    fake.launch_only()
+    Product(136, 200, 72, layout="nt", gated=gated, activation=activation, config=config).launch()
+    assert fake.launches()[-1]["formula"] == formula
 
 
 @pytest.mark.parametrize(
@@ -280,7 +299,8 @@ def test_bias_and_activation(fake: FakeDriver, bias: str, activation: str) -> No
 def test_epilogues(fake: FakeDriver, terms: dict[str, Any], family: str) -> None:
     config = SM90 if family == "sm90" else PAIR
     Product(output="bf16", batch=2, family=family, config=config, **terms).check()
-    assert fake.launches()[-1]["identity"] == 0
+    in_registers = family == "sm90" and not terms.keys() & {"c", "residual", "save"}
+    assert fake.launches()[-1]["formula"] == (ELEMENTWISE if in_registers else GENERAL)
 
 
 @pytest.mark.parametrize(
@@ -472,9 +492,8 @@ def test_split_tiles(
     (launch,) = fake.launches()
     assert launch["work"] == [whole, split["split_k"], items]
     assert launch["grid"] == [min(items, 132), 1, 1]
-    assert launch["identity"] == int(
-        family == "sm90"
-    )  # which asks of each tile whether it is split
+    # The Hopper kernel asks of each tile whether it is split.
+    assert launch["formula"] == (CAST if family == "sm90" else GENERAL)
     # A counter for each epilogue warp of each split tile, and its sums of every part.
     slices = (20 - whole) * (8 if family == "sm90" else 4)
     rows = 16 if family == "sm90" else 32
@@ -532,7 +551,7 @@ def test_parts_of_k_in_a_cluster(fake: FakeDriver, gated: bool, columns: int, sl
         launch = fake.launches()[-1]
         tiles = 2 * 512 // columns
         assert (launch["cluster"], launch["grid"][0]) == (8, 8 * tiles * split_k)
-        assert launch["identity"] == int(not gated)
+        assert launch["formula"] == (ELEMENTWISE if gated else CAST)
         # Where parts are left in memory as well, a counter for 16 rows and 32 columns of D.
         count = tiles * 2 * slices if split_k > 1 else 0
         assert workspace(product) == section(count * 128 * 128 // slices * 3 * 4) + section(

@@ -51,7 +51,7 @@ struct EpilogueResult {
   DataType type;
 };
 
-// Which way an epilogue takes for tiles whose sums are complete in registers; for split ones kCast and kGeneral.
+// Which way an epilogue takes. Where CTAs have parts of a tile's sums, kElementwise is kGeneral.
 enum class Formula : uint32_t {
   kGeneral,      // all that Epilogue says
   kCast,         // d = cast(accumulator); sm_100: and no tile is split

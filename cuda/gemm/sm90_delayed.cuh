@@ -1,6 +1,6 @@
-// Tiles of which only a cast to 16 bits is left to do. A team stores as many boxes of its tile as it has staging buffers,
-// keeps the others rounded, in half of their registers, begins with the next tile, and stores what it has kept while
-// the tensor cores are at work on that.
+// Tiles of which only a cast to 16 bits is left to do. A team stores as many boxes of its tile as it has staging
+// buffers, keeps the others rounded, in half of their registers, begins with the next tile, and stores what it has kept
+// while the tensor cores are at work on that.
 //
 //   tensor cores   [ products of tile 0 ]      [ products of tile 1 ]      [ ...
 //   team           [ waits              ][ 0 1 ][ 2 3 waits          ][ 0 1 ][ 2 3 ...       numbers of boxes

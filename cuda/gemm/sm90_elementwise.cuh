@@ -1,8 +1,9 @@
-// The formula of Epilogue (params.h) on accumulators where wgmma leaves them: Formula::kElementwise. What they become is
-// then cast and stored as plain sums are, the later boxes of a tile beside the next one's products.
+// The formula of Epilogue (params.h) on accumulators where wgmma leaves them: Formula::kElementwise. What they become
+// is then cast and stored as plain sums are, the later boxes of a tile beside the next one's products.
 //
 // The general way (sm90_formula.cuh) takes sums through shared memory, in blocks of 16x32 one after the other, 3000
-// cycles each. Here an operation stands in the code once for every accumulator: hence the short activations only.
+// cycles each. Here an operation stands in the code once for each of many accumulators: hence the short activations
+// only.
 #pragma once
 
 #include "gemm/sm90_epilogue.cuh"
@@ -38,7 +39,7 @@ JAXBW_DEVICE void add_bias(float (&sums)[kCount], const GemmParams& p, uint32_t 
 }
 
 template <uint32_t kCount>
-JAXBW_DEVICE void activate_shortly(float (&sums)[kCount], Activation activation) {
+JAXBW_DEVICE void apply_short_activation(float (&sums)[kCount], Activation activation) {
   switch (activation) {
     case Activation::kRelu:
       return apply<kCount>(sums, relu);
@@ -66,12 +67,14 @@ JAXBW_DEVICE void rotate(float (&values)[kCount]) {
 // Sums -> what is left to be cast; as in apply_epilogue, `row` is the warp's first one in the tile. Of a gated product
 // the first half of an m64's registers is gate, and becomes the result; the second is up.
 //
-// Registers have no run-time index: so it is always the first that are worked on, a quarter of the columns of an m64, and
-// then all move on. (More at once takes more registers than there are; each in its place, more code than all else.)
+// Registers have no run-time index: so it is always the first that are worked on, a quarter of an m64's columns, and
+// then all move on. (More at once takes more registers than there are; each in its place, half as much code as all
+// else.)
 template <uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile,
                                     uint32_t row) {
   constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / 4;
+  static_assert(kStep % registers_of(kFragmentColumns) == 0);
   const Epilogue& e = p.epilogue;
   const uint32_t lane = ptx::lane_index_here();
   const bool gated = sm90_gated_in_boxes(kBlockN) && e.gated != 0;
@@ -85,7 +88,7 @@ JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const GemmPar
       if (e.bias.data != nullptr) {
         add_bias(sums, p, tile.row + row + below + lane / 4, tile.column + beside + lane % 4 * 2);
       }
-      activate_shortly(sums, e.activation);
+      apply_short_activation(sums, e.activation);
     }
 #pragma unroll
     for (uint32_t i = 0; i < kStep; ++i) accumulators[i] = sums[i];

@@ -231,7 +231,7 @@ JAXBW_DEVICE void cast_columns(const float (&accumulators)[kCount], const GemmPa
       [&](StoreOrigin box) { stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box); });
 }
 
-// Where the formula is a cast, and all of the sums are here.
+// All boxes of a tile, whichever way D is stored.
 template <uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void cast_tile(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                             StoreRing& stores, const Profile& profile) {

@@ -266,8 +266,8 @@ Formula formula(const KernelFamily& family, const GemmProblem& p, const GemmConf
   const bool casts = p.alpha == 1 && !p.bias && p.activation == Activation::kNone && !p.gated;
   if (casts && (family.is_sm90() || c.split_k == 1)) return Formula::kCast;
   // Once for each accumulator, the code of gelu_exact would be longer than all else.
-  const bool elementwise = family.is_sm90() && p.activation != Activation::kGeluExact &&
-                           (!p.gated || sm90_gated_in_boxes(c.block_n));
+  const bool elementwise =
+      family.is_sm90() && p.activation != Activation::kGeluExact && (!p.gated || sm90_gated_in_boxes(c.block_n));
   return elementwise ? Formula::kElementwise : Formula::kGeneral;
 }
 

@@ -297,7 +297,7 @@ def test_formulas_on_hopper() -> None:
     work = workload(8192, 8192, 8192)
     tiles = 16 * 128 * 256  # elements of those that an SM has
 
-    def epilogue(config: GemmConfig, **formula: bool) -> float:
+    def epilogue(config: GemmConfig, **formula: Any) -> float:
         return term("epilogue", config, dataclasses.replace(work, **formula), H200)
 
     config = GemmConfig(128, 256, cluster=(2, 1))

@@ -50,8 +50,8 @@ _ELECT = "elect.sync behind it, for which all lanes wait; it orders no accesses 
 _NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
 _SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
 _ALL_BUFFERS = (
-    "bar.warp.sync before each chunk that is only cast; where whole tiles may still be under way by "
-    "TMA, that of the count of parts; else there is nothing to wait for, and one behind each chunk"
+    "bar.warp.sync before each chunk that is only cast; where whole tiles may be under way by TMA, "
+    "that of the count of parts; else there is nothing to wait for, and one behind each chunk"
 )
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: 32 columns are one chunk"
 _NN, _, _TN, _TT = SM90_NAMES

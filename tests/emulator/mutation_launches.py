@@ -53,8 +53,6 @@ def _sm90(name: str) -> Iterator[Case]:
         # tiles that a staging buffer is used again while its last store is under way.
         many = replace(way, n=5 * columns - 8, k=40)
         yield replace(many, m=rows - 8, k=136, split_k=2, split_tail=True)
-        # Formulas in registers leave by TMA, too; then the general way takes the staging buffers.
-        yield replace(many, m=rows - 8, k=136, split_k=2, split_tail=True, bias="f32")
         yield replace(many, store="rows", store_buffers=1)
         yield replace(many, output="f16", store="rows", store_buffers=1)
         yield replace(many, output="f32", store="rows", store_buffers=1)
@@ -66,7 +64,6 @@ def _sm90(name: str) -> Iterator[Case]:
                 yield replace(many, output=output, **store)
                 if columns % 128 == 0:
                     yield replace(many, output=output, gated=True, save=True, **store)
-                    yield replace(many, output=output, gated=True, **store)
     # The sums of a shared tile travel from one half of the ring to the other: 256 rows do not fit.
     small = replace(base, pingpong=True, block_m=rows) if rows == 128 else base
     parts = replace(small, k=520, cluster_k=2, stages=None)
@@ -84,6 +81,13 @@ def _sm90(name: str) -> Iterator[Case]:
         cast = replace(base, k=136, split_k=2, output=output, store_buffers=1)
         yield cast
         yield replace(cast, swap_ab=True, layout=transposed(layout))
+    # Formulas in registers leave by TMA, too; then the general way takes the staging buffers.
+    for way in (base, replace(base, pingpong=True, block_m=rows)):
+        many = replace(way, n=5 * columns - 8, k=136, bias="f32", activation="relu")
+        yield replace(many, m=rows - 8, split_k=2, split_tail=True)
+        if columns % 128 == 0:
+            for store in WAYS:
+                yield replace(many, gated=True, **store)
 
 
 def _sm100(group: int) -> Iterator[Case]:

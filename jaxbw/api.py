@@ -96,7 +96,7 @@ def matmul(
     Array([5., 5.], dtype=float32)
     """
     call = "jaxbw.matmul"
-    operands = _arguments(call, lhs, rhs, None, c, bias, residual)
+    operands = _arguments(call, (lhs, rhs), None, c, bias, residual)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     given = arguments.product(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
@@ -144,7 +144,7 @@ def gated_matmul(
     Array([-9., -9., -9., -9.], dtype=float32)
     """
     call = "jaxbw.gated_matmul"
-    operands = _arguments(call, lhs, rhs_gate, rhs_up)
+    operands = _arguments(call, (lhs, rhs_gate, rhs_up))
     given = arguments.product(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
@@ -203,7 +203,7 @@ def dot_general(
     (8, 3, 3, 4)
     """
     call = "jaxbw.dot_general"
-    operands = _arguments(call, lhs, rhs, None, c, bias, residual)
+    operands = _arguments(call, (lhs, rhs), None, c, bias, residual)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     dims = arguments.dimension_numbers(dimension_numbers)
     given = arguments.product(
@@ -436,19 +436,19 @@ def _problem(
     ).problem
 
 
-def _arguments(call: str, lhs: Any, rhs: Any, *others: Any) -> tuple[Any, ...]:
+def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, ...]:
     """Operands as a compiled function takes them, in their order: arrays; None stays None.
 
     An eager call of arrays is through here quickly; `jit` takes a tuple slower than its members.
     """
-    if compat.is_concrete(lhs) and compat.is_concrete(rhs):
+    if all(map(compat.is_concrete, factors)):
         for x in others:
             if x is not None and not compat.is_concrete(x):
                 break
         else:
-            return lhs, rhs, *others
+            return *factors, *others
     arrays = [None if x is None else compat.ensure_arraylike(call, x)[0] for x in others]
-    return originals.untransposed(Operands(*compat.ensure_arraylike(call, lhs, rhs), *arrays))
+    return originals.untransposed(Operands(*compat.ensure_arraylike(call, *factors), *arrays))
 
 
 def _typed(call: str, x: Any) -> Any:

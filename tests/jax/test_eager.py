@@ -118,6 +118,8 @@ def test_what_is_no_array_is_refused(call: Callable[..., Any], wrong: Any) -> No
     for operands in ((wrong, W), (X, wrong)):
         with pytest.raises(TypeError, match=r"jaxbw\.(gated_)?(matmul|dot_general)"):
             call(*operands)
+    with pytest.raises(TypeError, match=r"jaxbw\.gated_matmul"):
+        jaxbw.gated_matmul(X, W, wrong)  # None was once taken for a product without a gate
 
 
 def test_numpy_arrays_are_operands(call: Callable[..., Any]) -> None:

@@ -33,7 +33,8 @@ JAXBW_DEVICE void apply(float (&values)[kCount], const Function& function) {
   for (uint32_t i = 0; i < kActive; ++i) values[i] = function(values[i]);
 }
 
-template <uint32_t kActive, uint32_t kCount>
+// kLong: also those whose code is long. Without, the host never asks for one.
+template <uint32_t kActive, bool kLong = true, uint32_t kCount>
 JAXBW_DEVICE void activate(float (&values)[kCount], Activation activation) {
   switch (activation) {
     case Activation::kNone:
@@ -45,7 +46,7 @@ JAXBW_DEVICE void activate(float (&values)[kCount], Activation activation) {
     case Activation::kSilu:
       return apply<kActive>(values, silu);
     case Activation::kGeluExact:
-      return apply<kActive>(values, gelu_exact);
+      if constexpr (kLong) apply<kActive>(values, gelu_exact);
   }
 }
 

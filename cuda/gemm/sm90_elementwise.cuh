@@ -38,32 +38,6 @@ JAXBW_DEVICE void add_bias(float (&sums)[kCount], const GemmParams& p, uint32_t 
   }
 }
 
-template <uint32_t kCount>
-JAXBW_DEVICE void apply_short_activation(float (&sums)[kCount], Activation activation) {
-  switch (activation) {
-    case Activation::kRelu:
-      return apply<kCount>(sums, relu);
-    case Activation::kGelu:
-      return apply<kCount>(sums, gelu);
-    case Activation::kSilu:
-      return apply<kCount>(sums, silu);
-    case Activation::kNone:
-    case Activation::kGeluExact:  // the host takes the general way for it
-      return;
-  }
-}
-
-// The first kStep values become the last.
-template <uint32_t kStep, uint32_t kCount>
-JAXBW_DEVICE void rotate(float (&values)[kCount]) {
-  float first[kStep];
-#pragma unroll
-  for (uint32_t i = 0; i < kCount; ++i) {
-    if (i < kStep) first[i] = values[i];
-    values[i] = i + kStep < kCount ? values[i + kStep] : first[i + kStep - kCount];
-  }
-}
-
 // Sums -> what is left to be cast; as in apply_epilogue, `row` is the warp's first one in the tile. Of a gated product
 // the first half of an m64's registers is gate, and becomes the result; the second is up.
 //
@@ -88,16 +62,18 @@ JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const GemmPar
       if (e.bias.data != nullptr) {
         add_bias(sums, p, tile.row + row + below + lane / 4, tile.column + beside + lane % 4 * 2);
       }
-      apply_short_activation(sums, e.activation);
+      activate<kStep, false>(sums, e.activation);
     }
 #pragma unroll
-    for (uint32_t i = 0; i < kStep; ++i) accumulators[i] = sums[i];
-    rotate<kStep>(accumulators);
+    for (uint32_t i = 0; i < kCount - kStep; ++i) accumulators[i] = accumulators[i + kStep];
+#pragma unroll
+    for (uint32_t i = 0; i < kStep; ++i) accumulators[kCount - kStep + i] = sums[i];
   }
   if (gated) {
-    for_each_step<1, kCount>([&]<uint32_t kFirst>() {
-      if constexpr (kFirst % kTile < kTile / 2) accumulators[kFirst] *= accumulators[kFirst + kTile / 2];
-    });
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) {
+      if (i % kTile < kTile / 2) accumulators[i] *= accumulators[i + kTile / 2];
+    }
   }
 }
 

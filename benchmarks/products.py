@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxbw.bench.case import CONTRACTING
 from jaxbw.epilogue import IDENTITY, Epilogue
 from jaxbw.problem import GemmProblem, reduce_dot_general
 
-CONTRACTING = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,)), "tt": ((0,), (1,))}
 MOST_FLOPS = 1.2e12  # of a drawn product, some 1.5 ms on an H200
 MOST_ELEMENTS = 2.5e8  # of one of its arrays
 LAYOUTS = ("nn", "nn", "nt", "nt", "tn", "tn", "tt")  # the last one is rare

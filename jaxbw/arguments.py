@@ -73,11 +73,9 @@ def terms(
     call: str, alpha: Any, beta: Any, bias_axis: int, activation: str | None
 ) -> EpilogueArguments:
     """The arguments of an epilogue; of them only the factors are looked at."""
-    if type(alpha) is not float:
-        alpha = _number(call, "alpha", alpha)
-    if type(beta) is not float:
-        beta = _number(call, "beta", beta)
-    return EpilogueArguments(alpha, beta, bias_axis, activation)
+    return EpilogueArguments(
+        _number(call, "alpha", alpha), _number(call, "beta", beta), bias_axis, activation
+    )
 
 
 def product_params(given: ProductArguments) -> dict[str, Any]:
@@ -205,6 +203,8 @@ def _hashable(given: Any) -> Any:
 
 
 def _number(call: str, name: str, value: Any) -> float:
+    if type(value) is float:  # before what takes longer
+        return value
     if isinstance(value, jax.Array):
         raise TypeError(
             f"{call}: {name} is {value}, a JAX array; it is a Python number, known when the "

@@ -125,4 +125,4 @@ def test_draws_repeat_and_differ_by_seed() -> None:
     assert not set(drawn) & set(products.draw(40, seed=2))
     assert any(p.m <= 128 for p in drawn)
     assert any(p.n % 8 for p in drawn)
-    assert {p.layout for p in drawn} == set(products.CONTRACTING)
+    assert {p.layout for p in drawn} == set(case.CONTRACTING)

@@ -137,9 +137,12 @@ def test_a_profile_shows_scope_and_kernel(fused: bool) -> None:
 
     def layer(x: Any, w: Any) -> Any:
         with jax.named_scope("feed_forward"):
-            return jaxbw.matmul(x, w, activation="gelu" if fused else None)
+            return jaxbw.matmul(x, w, activation=activation)
 
+    activation = "gelu" if fused else None
     with jaxbw.target("H200"):
         text = lowered(layer, X, W).as_text(debug_info=True)
+        kernel = jaxbw.explain(X, W, activation=activation).kernel
     assert '"jit(layer)/feed_forward/jaxbw_gemm"' in text
-    assert 'kernel = "jaxbw_sm90_bf16_' in text
+    assert str(kernel).startswith("jaxbw_sm90_bf16_")
+    assert f'kernel = "{kernel}"' in text

@@ -100,7 +100,7 @@ Status encode_emulated_map(const TensorView& view, TensorMap& map) {
                                                   .strides = {view.row_stride, view.row_stride * view.outer},
                                                   .box = {view.box_contiguous, view.box_outer, 1, 1, 1},
                                                   .swizzle = encoded_swizzle(view.swizzle_bytes),
-                                                  .l2_promotion = emulator::L2Promotion::k256B});
+                                                  .l2_promotion = emulator::L2Promotion::k128B});
   static_assert(sizeof(map) == sizeof(bytes));
   std::memcpy(&map, bytes.data(), sizeof(map));
   return Status();

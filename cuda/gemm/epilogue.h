@@ -6,19 +6,20 @@
 
 namespace jaxbw {
 
-// x * sigmoid(z) = x / (1 + e^-z). Exact to a few ulp: an overflowing e^-z gives 1 / inf = 0.
-JAXBW_DEVICE float times_sigmoid(float x, float z) {
-  constexpr float kLog2E = 1.4426950408889634f;
-  return x * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(-kLog2E * z));
+// x * sigmoid(z) = x / (1 + e^-z), of -z * log2(e). Exact to a few ulp: an overflowing e^-z gives 1 / inf = 0.
+JAXBW_DEVICE float times_sigmoid(float x, float negative_log2) {
+  return x * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(negative_log2));
 }
 
+constexpr float kLog2E = 1.4426950408889634f;
+
 JAXBW_DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }  // keeps NaN, as jax.nn.relu does
-JAXBW_DEVICE float silu(float x) { return times_sigmoid(x, x); }
+JAXBW_DEVICE float silu(float x) { return times_sigmoid(x, -kLog2E * x); }
 
 // 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 JAXBW_DEVICE float gelu(float x) {
-  constexpr float kTwoSqrt2OverPi = 1.5957691216057308f;
-  return times_sigmoid(x, kTwoSqrt2OverPi * (x + 0.044715f * x * x * x));
+  constexpr float kLinear = -kLog2E * 1.5957691216057308f, kCubic = 0.044715f * kLinear;  // 2 sqrt(2 / pi)
+  return times_sigmoid(x, x * fmaf(x * x, kCubic, kLinear));
 }
 
 JAXBW_DEVICE float gelu_exact(float x) {

@@ -251,7 +251,9 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.shared,
                                      context.sum_barriers());
     if (cluster.shared()) cluster.announce();
+    const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
     float accumulators[kConfig.accumulators()];
+    HeldBias<kConfig.block_n> bias;
     context.profile.enter(Activity::kAwaitTurn);
     if (count > 0) turn.await();
     multiply<kConfig>(
@@ -259,13 +261,13 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
         [&] { delayed.store_one(); },
         [&] {
           if (number + step < p.work_items) turn.pass();
+          if (formula == Formula::kElementwise) bias.load(p, tile, row);
         });
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
-    const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
     if (formula != Formula::kGeneral && !cluster.shared() && item.parts == 1) {
-      if (formula == Formula::kElementwise) apply_elementwise<kConfig.block_n>(accumulators, p, tile, row);
+      if (formula == Formula::kElementwise) apply_elementwise(accumulators, p.epilogue, bias);
       if (!pingpong && delayed.takes()) {
         delayed.take(accumulators, tile, row);
       } else {

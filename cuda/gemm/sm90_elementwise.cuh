@@ -10,65 +10,76 @@
 
 namespace jaxbw::sm90 {
 
-// Of a lane's accumulators, those of some fragments beside each other. `row`, `column`: where the first lies in D. (The
-// layout is drawn in ptx/wgmma.h: of a fragment, eight columns, a lane has two neighbours, and two eight rows below.)
-template <uint32_t kCount>
-JAXBW_DEVICE void add_bias(float (&sums)[kCount], const GemmParams& p, uint32_t row, uint32_t column) {
-  constexpr uint32_t kRowsBelow = 8;
-  const EpilogueOperand bias = p.epilogue.bias;
-  if (p.epilogue.bias_along_m != 0) {
-    float of_row[2];
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      of_row[i] = row + i * kRowsBelow < p.m ? load_element(bias, row + i * kRowsBelow) : 0.0f;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i) sums[i] += of_row[i % 4 / 2];
-  } else {
-    float of_column[kCount / 2];
+constexpr uint32_t kQuarters = 4;  // of an m64's columns, worked on one after the other
+
+// The bias of a warp's part of a tile, asked for while the last products run, since it lies in memory. Along n, lane l
+// holds that of columns 2 l and 2 l + 1 of each quarter, for all lanes; along m, that of its own two rows in each m64.
+// (The layout is drawn in ptx/wgmma.h: of a fragment, eight columns, a lane has two neighbours, and two eight rows
+// below.)
+template <uint32_t kBlockN>
+class HeldBias {
+ public:
+  // `row`: the warp's first one in the tile.
+  JAXBW_DEVICE void load(const GemmParams& p, StoreOrigin tile, uint32_t row) {
+    constexpr uint32_t kColumns = kBlockN / kQuarters, kRowsBelow = 8;
+    const EpilogueOperand bias = p.epilogue.bias;
+    if (bias.data == nullptr) return;
+    const uint32_t lane = ptx::lane_index_here();
+    const bool along_m = p.epilogue.bias_along_m != 0;
+    const uint32_t first = along_m ? tile.row + row + lane / 4 : tile.column + 2 * lane;
+    const uint32_t extent = along_m ? p.m : p.n, step = along_m ? kWgmmaRows : kColumns, next = along_m ? kRowsBelow : 1;
     with_type(bias.type, [&]<DataType kType>() {
 #pragma unroll
-      for (uint32_t i = 0; i < kCount / 2; ++i) {
-        const uint32_t at = column + i / 2 * kFragmentColumns + i % 2;
-        of_column[i] = at < p.n ? load_element<kType>(bias.data, at) : 0.0f;
+      for (uint32_t i = 0; i < kQuarters; ++i) {
+#pragma unroll
+        for (uint32_t j = 0; j < 2; ++j) {
+          const uint32_t at = first + i * step + j * next;
+          values_[i][j] = at < extent ? load_element<kType>(bias.data, at) : 0.0f;
+        }
       }
     });
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i) sums[i] += of_column[i / 4 * 2 + i % 2];
   }
-}
 
-// Sums -> what is left to be cast; as in apply_epilogue, `row` is the warp's first one in the tile. Of a gated product
-// the first half of an m64's registers is gate, and becomes the result; the second is up.
-//
-// Registers have no run-time index: so it is always the first that are worked on, a quarter of an m64's columns, and
-// then all move on. (More at once takes more registers than there are; each in its place, half as much code as all
-// else.)
-template <uint32_t kBlockN, uint32_t kCount>
-JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile,
-                                    uint32_t row) {
-  constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / 4;
-  static_assert(kStep % registers_of(kFragmentColumns) == 0);
-  const Epilogue& e = p.epilogue;
-  const uint32_t lane = ptx::lane_index_here();
-  const bool gated = sm90_gated_in_boxes(kBlockN) && e.gated != 0;
-#pragma unroll 1
-  for (uint32_t first = 0; first < kCount; first += kStep) {
-    float sums[kStep];
+  // Adds it to the accumulators of one quarter of the m64 number kBelow.
+  template <uint32_t kBelow, uint32_t kQuarter, uint32_t kCount>
+  JAXBW_DEVICE void add(float (&sums)[kCount], const Epilogue& e) const {
+    if (e.bias_along_m != 0) {
 #pragma unroll
-    for (uint32_t i = 0; i < kStep; ++i) sums[i] = accumulators[i] * e.alpha;
-    if (!gated || first % kTile < kTile / 2) {
-      const uint32_t below = first / kTile * kWgmmaRows, beside = columns_of(first % kTile);
-      if (e.bias.data != nullptr) {
-        add_bias(sums, p, tile.row + row + below + lane / 4, tile.column + beside + lane % 4 * 2);
+      for (uint32_t i = 0; i < kCount; ++i) sums[i] += values_[kBelow][i % 4 / 2];
+    } else {
+      const uint32_t of_fragment = ptx::lane_index_here() % 4;
+#pragma unroll
+      for (uint32_t i = 0; i < kCount; i += 4) {
+#pragma unroll
+        for (uint32_t j = 0; j < 2; ++j) {
+          const float column = ptx::of_lane(values_[kQuarter][j], i + of_fragment);
+          sums[i + j] += column;
+          sums[i + j + 2] += column;
+        }
       }
-      activate<kStep, false>(sums, e.activation);
     }
-#pragma unroll
-    for (uint32_t i = 0; i < kCount - kStep; ++i) accumulators[i] = accumulators[i + kStep];
-#pragma unroll
-    for (uint32_t i = 0; i < kStep; ++i) accumulators[kCount - kStep + i] = sums[i];
   }
+
+ private:
+  float values_[kQuarters][2];
+};
+
+// Sums -> what is left to be cast. Of a gated product the first half of an m64's registers is gate, and becomes the
+// result; the second is up.
+template <uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogue& e, const HeldBias<kBlockN>& bias) {
+  constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / kQuarters;
+  static_assert(kStep % registers_of(kFragmentColumns) == 0);
+  const bool gated = sm90_gated_in_boxes(kBlockN) && e.gated != 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) accumulators[i] *= e.alpha;
+  for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
+    constexpr uint32_t kQuarter = kFirst % kTile / kStep;
+    auto& sums = reinterpret_cast<float (&)[kStep]>(accumulators[kFirst]);
+    if (gated && kQuarter >= kQuarters / 2) return;
+    if (e.bias.data != nullptr) bias.template add<kFirst / kTile, kQuarter>(sums, e);
+    activate<kStep, false>(sums, e.activation);
+  });
   if (gated) {
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) {

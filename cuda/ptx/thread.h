@@ -13,6 +13,9 @@ constexpr uint32_t kFullWarp = 0xffffffff;
 // A value that is the same in every lane, in a form in which the compiler knows it.
 JAXBW_DEVICE uint32_t uniform(uint32_t value) { return __shfl_sync(kFullWarp, value, 0); }
 
+// What another lane has; every lane asks one.
+JAXBW_DEVICE float of_lane(float value, uint32_t lane) { return __shfl_sync(kFullWarp, value, lane); }
+
 // The warp's index within the block.
 JAXBW_DEVICE uint32_t warp_index() { return uniform(threadIdx.x / kWarpSize); }
 

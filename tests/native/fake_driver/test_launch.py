@@ -12,7 +12,7 @@ from .conftest import KERNELS, Call, FakeDriver
 from .product import PAIR, SM90, SM100, Product
 
 F16, BF16, F32 = 6, 9, 7  # CUtensorMapDataType
-L2_256B = 3
+L2_128B = 2
 # CUtensorMapSwizzle of a box, by the bytes of its rows.
 SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
 TMA, ROWS, COLUMNS = 0, 1, 2  # StorePath
@@ -29,7 +29,7 @@ def launched(fake: FakeDriver, product: Product) -> tuple[list[Call], Call]:
         assert tensor_map["rank"] == 3
         assert tensor_map["element_strides"] == [1, 1, 1]
         assert tensor_map["interleave"] == 0
-        assert tensor_map["promotion"] == L2_256B
+        assert tensor_map["promotion"] == L2_128B
         assert tensor_map["fill"] == 0  # zeros
         box_bytes = tensor_map["box"][0] * (4 if tensor_map["type"] == F32 else 2)
         assert tensor_map["swizzle"] == SWIZZLES[box_bytes]

@@ -51,7 +51,8 @@ struct EpilogueResult {
   DataType type;
 };
 
-// Which way an epilogue takes. Where CTAs have parts of a tile's sums, kElementwise is kGeneral.
+// Which way an epilogue takes. Where a cluster's CTAs have parts of a tile's sums, or a launch behind adds up parts,
+// kElementwise is kGeneral.
 enum class Formula : uint32_t {
   kGeneral,      // all that Epilogue says
   kCast,         // d = cast(accumulator); sm_100: and no tile is split

@@ -6,6 +6,15 @@
 
 namespace jaxbw {
 
+// Calls function.operator()<kFirst>() for the first register of every kStep of kCount.
+template <uint32_t kStep, uint32_t kCount, uint32_t kFirst = 0, typename Function>
+JAXBW_DEVICE void for_each_step(const Function& function) {
+  if constexpr (kFirst < kCount) {
+    function.template operator()<kFirst>();
+    for_each_step<kStep, kCount, kFirst + kStep>(function);
+  }
+}
+
 // x * sigmoid(z) = x / (1 + e^-z), of -z * log2(e). Exact to a few ulp: an overflowing e^-z gives 1 / inf = 0.
 JAXBW_DEVICE float times_sigmoid(float x, float negative_log2) {
   return x * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(negative_log2));

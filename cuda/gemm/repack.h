@@ -9,7 +9,7 @@ namespace jaxbw {
 
 constexpr uint32_t kRepackThreads = 256;
 constexpr uint32_t kRepackVector = 16;         // bytes of the destination that a thread writes at a time
-constexpr uint32_t kRepackInFlight = 4;        // vectors of a thread: loaded before the first is stored
+constexpr uint32_t kRepackInFlight = 3;        // vectors of a thread: loaded before the first is stored
 constexpr uint32_t kRepackTransposeTile = 64;  // elements, either way
 
 // A copy is cut into pieces: `rows` rows of the matrix, as many as the block has groups of `lanes` threads, and a chunk
@@ -35,7 +35,7 @@ constexpr RepackRows repack_rows(uint32_t columns, uint32_t element_bytes) {
 }
 static_assert(repack_rows(3, 2).lanes == 1 && repack_rows(3, 2).rows == 256);
 static_assert(repack_rows(4100, 2).vectors == 513 && repack_rows(4100, 2).rows == 8 &&
-              repack_rows(4100, 2).chunks == 5 && repack_rows(4100, 2).chunk == 104);
+              repack_rows(4100, 2).chunks == 6 && repack_rows(4100, 2).chunk == 88);
 
 // Pieces of all batch indices together; blocks walk them, so that any grid will do.
 constexpr uint64_t repack_pieces(const RepackCopy& copy, uint32_t element_bytes) {

@@ -266,15 +266,6 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
-    if (formula != Formula::kGeneral && !cluster.shared() && item.parts == 1) {
-      if (formula == Formula::kElementwise) apply_elementwise(accumulators, p.epilogue, bias);
-      if (!pingpong && delayed.takes()) {
-        delayed.take(accumulators, tile, row);
-      } else {
-        cast_tile<kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
-      }
-      continue;
-    }
     const uint32_t cta = item.split_tile * context.cluster.tiles.value + context.cluster.tile(context.rank);
     const uint32_t slice = team_in_tile * kTeamWarps + warp_in_team;
     // sm90_reduce.cuh finds the sums of a slice by the same rule.
@@ -282,7 +273,21 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
                                ? SplitSum(p, item, cta * cluster.count(), cluster.slice_floats())
                                : SplitSum(p, item, cta * kSm90Epilogue.warps + slice,
                                           partial_floats(kConfig.wgmmas() * kConfig.block_n, kSm90Epilogue));
-    apply_epilogue<kConfig.block_n>(accumulators, p, cluster, split, tile, row, warp, stores, context.profile);
+    if (formula == Formula::kGeneral || cluster.shared()) {
+      apply_epilogue<kConfig.block_n>(accumulators, p, cluster, split, tile, row, warp, stores, context.profile);
+      continue;
+    }
+    if (split.split()) {
+      split.leave(accumulators, 0);
+      if (split.added_up_later() || !split.last()) continue;
+      split.gather_all(accumulators);
+    }
+    if (formula == Formula::kElementwise) apply_elementwise(accumulators, p.epilogue, bias);
+    if (!pingpong && delayed.takes()) {
+      delayed.take(accumulators, tile, row);
+    } else {
+      cast_tile<kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
+    }
   }
   delayed.store_all();
   context.profile.enter(Activity::kAwaitStaging);

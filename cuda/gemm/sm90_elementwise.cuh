@@ -27,7 +27,8 @@ class HeldBias {
     const uint32_t lane = ptx::lane_index_here();
     const bool along_m = p.epilogue.bias_along_m != 0;
     const uint32_t first = along_m ? tile.row + row + lane / 4 : tile.column + 2 * lane;
-    const uint32_t extent = along_m ? p.m : p.n, step = along_m ? kWgmmaRows : kColumns, next = along_m ? kRowsBelow : 1;
+    const uint32_t extent = along_m ? p.m : p.n, step = along_m ? kWgmmaRows : kColumns,
+                   next = along_m ? kRowsBelow : 1;
     with_type(bias.type, [&]<DataType kType>() {
 #pragma unroll
       for (uint32_t i = 0; i < kQuarters; ++i) {

@@ -71,15 +71,6 @@ JAXBW_DEVICE void cast_chunk(const float (&sums)[kChunk], const GemmParams& p, S
   });
 }
 
-// Calls function.operator()<kFirst>() for the first register of every kStep of kCount.
-template <uint32_t kStep, uint32_t kCount, uint32_t kFirst = 0, typename Function>
-JAXBW_DEVICE void for_each_step(const Function& function) {
-  if constexpr (kFirst < kCount) {
-    function.template operator()<kFirst>();
-    for_each_step<kStep, kCount, kFirst + kStep>(function);
-  }
-}
-
 // What a multiplying warp does with its accumulators of a work item; `tile`: where the CTA's tile starts in D, `row`:
 // the first row in it of this warp's.
 

@@ -78,6 +78,36 @@ class SplitSum {
     }
   }
 
+  // The same of all values of the slice, whose registers are free until then: the fewer are taken, the more parts are
+  // under way at a time.
+  template <uint32_t kCount>
+  JAXBW_DEVICE void gather_all(float (&values)[kCount]) const {
+    constexpr uint32_t kStep = kCount < 32 ? kCount : 32;
+    for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
+      constexpr uint32_t kMost = (kFreeRegisters - kFirst) / kStep - 1, kInFlight = kMost < 4 ? kMost : 4;
+      float sums[kStep] = {};
+#pragma unroll 1
+      for (uint32_t part = 0; part < parts_; part += kInFlight) {
+        float of_part[kInFlight][kStep] = {};  // a zero changes no sum: none is -0
+#pragma unroll
+        for (uint32_t i = 0; i < kInFlight; ++i) {
+          if (part + i >= parts_) break;
+#pragma unroll
+          for (uint32_t j = 0; j < kStep; j += kGroup) {
+            ptx::load_global(reinterpret_cast<float (&)[kGroup]>(of_part[i][j]), at(part + i, kFirst + j));
+          }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kInFlight; ++i) {
+#pragma unroll
+          for (uint32_t j = 0; j < kStep; ++j) sums[j] += of_part[i][j];
+        }
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < kStep; ++j) values[kFirst + j] = sums[j];
+    });
+  }
+
   // The same of one group of values, with kInFlight parts under way at a time, the last ones too.
   template <uint32_t kInFlight>
   JAXBW_DEVICE void gather_group(float (&values)[4], uint32_t first) const {
@@ -101,6 +131,7 @@ class SplitSum {
   }
 
  private:
+  static constexpr uint32_t kFreeRegisters = 200;
   static constexpr uint32_t kGroup = 4;  // floats of one lane that lie together: 512 bytes of a warp at a time
 
   JAXBW_DEVICE float* at(uint32_t part, uint32_t value) const {

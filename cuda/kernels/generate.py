@@ -27,7 +27,8 @@ _B_MAJOR = {"n": "kMN", "t": "kK"}
 
 # Of a role; others are named as their role is.
 _HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce"}
-_FILLS_AN_SM = {"gemm", "reduce"}  # with shared memory, or with registers
+# At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
+_BLOCKS_PER_SM = {"gemm": 1, "reduce": 1, "repack": 4}
 
 _KINDS = {"16bit": "k16Bit", "tf32": "kTf32"}
 _ELEMENTS = {"16bit": "uint16_t", "32bit": "uint32_t"}
@@ -36,7 +37,7 @@ _SOURCE = """\
 // Generated from cuda/kernels.toml: {why}.
 {define}#include "gemm/{header}.cuh"
 
-extern "C" __global__ void __launch_bounds__({threads}{one_block})
+extern "C" __global__ void __launch_bounds__({threads}{blocks_per_sm})
     {name}(const __grid_constant__ jaxbw::{params} params{parameter}) {{
   jaxbw::{function}(params{argument});
 }}
@@ -65,7 +66,7 @@ def source(kernel: Any, *, profiled: bool = False) -> str:
         why=kernel.why,
         header=_HEADERS.get(kernel.role, kernel.role).format(family=kernel.family),
         threads=kernel.threads,
-        one_block=", 1" if kernel.role in _FILLS_AN_SM else "",
+        blocks_per_sm=f", {_BLOCKS_PER_SM[kernel.role]}" if kernel.role in _BLOCKS_PER_SM else "",
         name=kernel.name,
         params="RepackParams" if kernel.role == "repack" else "GemmParams",
         function=_function(kernel),

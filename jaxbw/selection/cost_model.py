@@ -481,11 +481,7 @@ def _epilogues(
     columns = np.minimum(table.block_n, work.n) if swapped else table.block_n
     elements = cut.rows * columns / table.cluster_k * of_team
     results = elements / 2 if work.gated else elements
-    beside = work.activated * machine.activation_cycles
-    beside += work.extra_bytes / machine.epilogue_bytes_per_cycle
-    if machine.family == "sm90" and work.general:
-        out = held = results * machine.general_cycles
-    elif swapped or not work.tma_rows:
+    if swapped or not work.tma_rows:
         slow = 1 + swapped * (machine.columns_slowdown - 1)
         slow += (not work.tma_rows) * (machine.rows_slowdown - 1)
         out = held = elements * slow / machine.epilogue_elements_per_cycle
@@ -494,6 +490,13 @@ def _epilogues(
         out, held = out / table.cluster_k, held / table.cluster_k
     else:
         out, held = _through_tensor_memory(machine, work.output_size, table, cut)
+    beside = np.full(len(table), work.activated * machine.activation_cycles)
+    if machine.family == "sm90":  # general_cycles has the activation in it
+        general = work.general | (work.activated & (table.cluster_k > 1))
+        in_general = results * machine.general_cycles
+        out, held = np.where(general, in_general, out), np.where(general, in_general, held)
+        beside[general] = 0.0
+    beside += work.extra_bytes / machine.epilogue_bytes_per_cycle
     sums = cut.rows * table.block_n * 4.0  # float32, of one CTA
     share = sums / machine.cluster_sum_bytes_per_cycle * cycle + machine.cluster_sum_ns
     share = np.where(table.cluster_k > 1, share, 0.0)

@@ -53,7 +53,7 @@ _ALL_BUFFERS = (
     "bar.warp.sync before each chunk that is only cast; where whole tiles may be under way by TMA, "
     "that of the count of parts; else there is nothing to wait for, and one behind each chunk"
 )
-_ONE_CHUNK = "that of the wait for all staging buffers, in each tile: 32 columns are one chunk"
+_ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
 _NN, _, _TN, _TT = SM90_NAMES
 REDUNDANT = {
     ("sm100", "setup", "bar.warp.sync", 1, "deleted"): _ALIGNED,
@@ -62,24 +62,23 @@ REDUNDANT = {
     ("sm90", "exit", "bar.warp.sync", 1, "deleted"): _ALIGNED_EITHER,
     ("sm90", "multiply", "bar.warp.sync", 3, "deleted"): _ALL_BUFFERS,
     ("sm90", "multiply", "bar.warp.sync", 5, "deleted"): _SENT,
-    (_TN, "epilogue", "bar.warp.sync", 51, "deleted"): _ALL_BUFFERS,
-    (_TN, "epilogue", "bar.warp.sync", 53, "deleted"): _SENT,
+    (_TN, "epilogue", "bar.warp.sync", 6, "deleted"): _ALL_BUFFERS,
+    (_TN, "epilogue", "bar.warp.sync", 8, "deleted"): _SENT,
     # Of sums that are cast as f16, bf16 and f32, before each chunk; and behind one that is not.
     (_TT, "multiply", "bar.warp.sync", 8, "deleted"): _ONE_CHUNK,
     (_TT, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
-    (_TT, "load", "bar.warp.sync", 4, "deleted"): _ONE_CHUNK,
-    (_TT, "load", "bar.warp.sync", 6, "deleted"): _ONE_CHUNK,
+    (_TT, "epilogue", "bar.warp.sync", 1, "deleted"): _ONE_CHUNK,
+    (_TT, "epilogue", "bar.warp.sync", 3, "deleted"): _ONE_CHUNK,
+    (_NN, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
+    (_NN, "multiply", "bar.warp.sync", 18, "deleted"): _ONE_CHUNK,
 } | {
     ("sm100", "multiply", "xor.b32", occurrence, "parity flips every time"): (
         "two MMA tiles of a tile take both accumulators: their places go round every time"
     )
     for occurrence in (6, 7)
 }
-# Of the load warp; before them stand those of an epilogue.
 REDUNDANT |= {
-    (name, "load", "bar.warp.sync", occurrence, "deleted"): _ELECT
-    for name in SM90_NAMES
-    for occurrence in (range(1, 6) if name == _TN else range(7, 12))
+    ("sm90", "load", "bar.warp.sync", occurrence, "deleted"): _ELECT for occurrence in range(1, 6)
 }
 # Warps of sm90 without a part in the main loop: those that do not load, and a team without a tile.
 REDUNDANT |= {

@@ -88,6 +88,9 @@ def _sm90(name: str) -> Iterator[Case]:
         if columns % 128 == 0:
             for store in WAYS:
                 yield replace(many, gated=True, **store)
+    # Sums of a cluster's CTAs that are only cast, a warp's chunks through a single staging buffer.
+    for output in OUTPUTS:
+        yield replace(parts, output=output, store_buffers=1)
 
 
 def _sm100(group: int) -> Iterator[Case]:

@@ -13,7 +13,7 @@ from jaxbw.emulator import Module
 from jaxbw.selection import manifest
 
 THREADS = 256
-IN_FLIGHT = 4  # kRepackInFlight
+IN_FLIGHT = 3  # kRepackInFlight
 TYPES: dict[str, Any] = {"16bit": np.uint16, "32bit": np.uint32}
 FAMILIES = ("sm90", "sm100")
 

@@ -101,9 +101,8 @@ class StoreRing {
     advance();
   }
 
-  // All buffers, which no TMA store reads any more: the address of the first.
+  // All buffers, where no store goes by TMA: the address of the first.
   JAXBW_DEVICE uint32_t acquire_all() const {
-    drain();
     __syncwarp();
     return buffers_;
   }

@@ -49,10 +49,7 @@ _ALIGNED_EITHER = (
 _ELECT = "elect.sync behind it, for which all lanes wait; it orders no accesses to memory"
 _NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
 _SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
-_ALL_BUFFERS = (
-    "bar.warp.sync before each chunk that is only cast; where whole tiles may be under way by TMA, "
-    "that of the count of parts; else there is nothing to wait for, and one behind each chunk"
-)
+_ALL_BUFFERS = "bar.warp.sync before each chunk that is only cast, and one behind each other chunk"
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
 _NN, _, _TN, _TT = SM90_NAMES
 REDUNDANT = {
@@ -69,6 +66,7 @@ REDUNDANT = {
     (_TT, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
     (_TT, "epilogue", "bar.warp.sync", 1, "deleted"): _ONE_CHUNK,
     (_TT, "epilogue", "bar.warp.sync", 3, "deleted"): _ONE_CHUNK,
+    (_NN, "multiply", "bar.warp.sync", 8, "deleted"): _ONE_CHUNK,
     (_NN, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
     (_NN, "multiply", "bar.warp.sync", 18, "deleted"): _ONE_CHUNK,
 } | {
@@ -83,10 +81,7 @@ REDUNDANT |= {
 # Warps of sm90 without a part in the main loop: those that do not load, and a team without a tile.
 REDUNDANT |= {
     (where, role, "barrier.cluster.arrive.relaxed.aligned", place, "deleted, with its wait"): _NEXT
-    for where, role, place in (
-        *(("sm90", "exit", 1), ("sm90", "exit", 2)),
-        *((_NN, "multiply", 1), (_TT, "multiply", 1), ("sm90", "epilogue", 1)),
-    )
+    for where, role, place in (*(("sm90", "exit", 1), ("sm90", "exit", 2), ("sm90", "setup", 2)),)
 } | {
     (_TN, "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
         "none: a tile of 128 rows that a cluster shares is the first team's: it has its barriers"

@@ -81,7 +81,7 @@ REDUNDANT |= {
 # Warps of sm90 without a part in the main loop: those that do not load, and a team without a tile.
 REDUNDANT |= {
     (where, role, "barrier.cluster.arrive.relaxed.aligned", place, "deleted, with its wait"): _NEXT
-    for where, role, place in (*(("sm90", "exit", 1), ("sm90", "exit", 2), ("sm90", "setup", 2)),)
+    for where, role, place in (("sm90", "exit", 1), ("sm90", "exit", 2), ("sm90", "setup", 2))
 } | {
     (_TN, "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
         "none: a tile of 128 rows that a cluster shares is the first team's: it has its barriers"

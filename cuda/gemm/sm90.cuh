@@ -266,18 +266,21 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
-    const uint32_t cta = item.split_tile * context.cluster.tiles.value + context.cluster.tile(context.rank);
-    const uint32_t slice = team_in_tile * kTeamWarps + warp_in_team;
-    // sm90_reduce.cuh finds the sums of a slice by the same rule.
-    const SplitSum split = cluster.shared()
-                               ? SplitSum(p, item, cta * cluster.count(), cluster.slice_floats())
-                               : SplitSum(p, item, cta * kSm90Epilogue.warps + slice,
-                                          partial_floats(kConfig.wgmmas() * kConfig.block_n, kSm90Epilogue));
+    // Made where it is wanted: whole tiles have no use for what it reads. sm90_reduce.cuh finds the sums of a slice by
+    // the same rule.
+    const auto parts = [&] {
+      const uint32_t cta = item.split_tile * context.cluster.tiles.value + context.cluster.tile(context.rank);
+      const uint32_t slice = team_in_tile * kTeamWarps + warp_in_team;
+      return cluster.shared() ? SplitSum(p, item, cta * cluster.count(), cluster.slice_floats())
+                              : SplitSum(p, item, cta * kSm90Epilogue.warps + slice,
+                                         partial_floats(kConfig.wgmmas() * kConfig.block_n, kSm90Epilogue));
+    };
     if (formula == Formula::kGeneral || cluster.shared()) {
-      apply_epilogue<kConfig.block_n>(accumulators, p, cluster, split, tile, row, warp, stores, context.profile);
+      apply_epilogue<kConfig.block_n>(accumulators, p, cluster, parts(), tile, row, warp, stores, context.profile);
       continue;
     }
-    if (split.split()) {
+    if (item.parts > 1) {
+      const SplitSum split = parts();
       split.leave(accumulators, 0);
       if (split.added_up_later() || !split.last()) continue;
       split.gather_all(accumulators);

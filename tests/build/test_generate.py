@@ -43,7 +43,7 @@ def test_the_source_of_a_blackwell_instance() -> None:
 def test_the_source_of_a_repack_instance() -> None:
     text = source(untiled("sm_90a", "repack", "32bit"))
     assert '#include "gemm/repack.cuh"' in text
-    assert "__launch_bounds__(256)\n    jaxbw_sm90_repack_32bit(" in text
+    assert "__launch_bounds__(256, 4)\n    jaxbw_sm90_repack_32bit(" in text
     assert "const __grid_constant__ jaxbw::RepackParams params" in text
     assert "jaxbw::repack<uint32_t>(params);" in text
 

@@ -90,7 +90,11 @@ def _sm90(name: str) -> Iterator[Case]:
                 yield replace(many, gated=True, **store)
     # Sums of a cluster's CTAs that are only cast, a warp's chunks through a single staging buffer.
     for output in OUTPUTS:
-        yield replace(parts, output=output, store_buffers=1)
+        cast = replace(parts, output=output, store_buffers=1)
+        yield cast
+        yield replace(cast, swap_ab=True, layout=transposed(layout))
+    # Parts that are counted, the general way.
+    yield replace(base, **FULL, k=136, split_k=2)
 
 
 def _sm100(group: int) -> Iterator[Case]:

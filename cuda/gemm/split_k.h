@@ -131,7 +131,7 @@ class SplitSum {
   }
 
  private:
-  static constexpr uint32_t kFreeRegisters = 200;
+  static constexpr uint32_t kFreeRegisters = 200;  // of a multiplying warp's 232, for sums: with more some spill
   static constexpr uint32_t kGroup = 4;  // floats of one lane that lie together: 512 bytes of a warp at a time
 
   JAXBW_DEVICE float* at(uint32_t part, uint32_t value) const {

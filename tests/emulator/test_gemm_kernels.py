@@ -201,13 +201,13 @@ SM90 = {
     "4 parts, split": Case(200, 200, 900, cluster_k=4, split_k=3),
     "2 parts, split and gated": Case(136, 72, 500, cluster_k=2, split_k=3, gated=True, save=True),
     "2 parts, split tail": Case(136, 392, 300, cluster_k=2, split_k=2, split_tail=True),
-    # Delayed boxes that TMA does not store: elements, words, and vectors.
-    "delayed, odd rows": Case(520, 509, 64, output="bf16", block_n=256),
-    "delayed rows, two m64": Case(700, 260, 200, output="f16", block_m=256, store_buffers=1),
-    "delayed rows, then split": Case(
+    # Boxes that TMA does not store, several tiles to a CTA: elements, words, and vectors.
+    "odd rows, many tiles": Case(520, 509, 64, output="bf16", block_n=256),
+    "rows of words, two m64": Case(700, 260, 200, output="f16", block_m=256, store_buffers=1),
+    "rows of vectors, then split": Case(
         650, 488, 200, output="bf16", block_n=192, split_k=2, split_tail=True, store="rows"
     ),
-    "delayed rows, in registers": Case(
+    "odd rows, formula in registers": Case(
         520, 389, 136, batch=2, output="f16", block_n=192, bias="f32", activation="relu"
     ),
 }

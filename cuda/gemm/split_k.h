@@ -84,48 +84,35 @@ class SplitSum {
   JAXBW_DEVICE void gather_all(float (&values)[kCount]) const {
     constexpr uint32_t kStep = kCount < 32 ? kCount : 32;
     for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
-      constexpr uint32_t kMost = (kFreeRegisters - kFirst) / kStep - 1, kInFlight = kMost < 4 ? kMost : 4;
-      float sums[kStep] = {};
-#pragma unroll 1
-      for (uint32_t part = 0; part < parts_; part += kInFlight) {
-        float of_part[kInFlight][kStep] = {};  // a zero changes no sum: none is -0
-#pragma unroll
-        for (uint32_t i = 0; i < kInFlight; ++i) {
-          if (part + i >= parts_) break;
-#pragma unroll
-          for (uint32_t j = 0; j < kStep; j += kGroup) {
-            ptx::load_global(reinterpret_cast<float (&)[kGroup]>(of_part[i][j]), at(part + i, kFirst + j));
-          }
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < kInFlight; ++i) {
-#pragma unroll
-          for (uint32_t j = 0; j < kStep; ++j) sums[j] += of_part[i][j];
-        }
-      }
+      constexpr uint32_t kMost = (kFreeRegisters - kFirst) / kStep - 1;
+      float sums[kStep];
+      gather_in_flight<(kMost < 4 ? kMost : 4)>(sums, kFirst);
 #pragma unroll
       for (uint32_t j = 0; j < kStep; ++j) values[kFirst + j] = sums[j];
     });
   }
 
-  // The same of one group of values, with kInFlight parts under way at a time, the last ones too.
-  template <uint32_t kInFlight>
-  JAXBW_DEVICE void gather_group(float (&values)[4], uint32_t first) const {
-    static_assert(kGroup == 4);
+  // The same, with kInFlight parts under way at a time, the last ones too.
+  template <uint32_t kInFlight, uint32_t kCount>
+  JAXBW_DEVICE void gather_in_flight(float (&values)[kCount], uint32_t first) const {
 #pragma unroll
     for (float& value : values) value = 0.0f;
     const float* from = at(0, first);
 #pragma unroll 1
     for (uint32_t part = 0; part < parts_; part += kInFlight) {
-      float of_part[kInFlight][kGroup] = {};  // a zero changes no sum: none is -0
+      float of_part[kInFlight][kCount] = {};  // a zero changes no sum: none is -0
 #pragma unroll
       for (uint32_t i = 0; i < kInFlight; ++i, from += part_floats_) {
-        if (part + i < parts_) ptx::load_global(of_part[i], from);
+        if (part + i >= parts_) continue;
+#pragma unroll
+        for (uint32_t j = 0; j < kCount; j += kGroup) {
+          ptx::load_global(reinterpret_cast<float (&)[kGroup]>(of_part[i][j]), from + j * ptx::kWarpSize);
+        }
       }
 #pragma unroll
       for (uint32_t i = 0; i < kInFlight; ++i) {
 #pragma unroll
-        for (uint32_t j = 0; j < kGroup; ++j) values[j] += of_part[i][j];
+        for (uint32_t j = 0; j < kCount; ++j) values[j] += of_part[i][j];
       }
     }
   }

@@ -71,8 +71,8 @@ JAXBW_DEVICE void cast_chunk(const float (&sums)[kChunk], const GemmParams& p, S
   });
 }
 
-// What a multiplying warp does with its accumulators of a work item: from here on, `tile` is where the CTA's tile starts
-// in D, `row` the first row in it of this warp's.
+// What a multiplying warp does with its accumulators of a work item. From here on `tile` is where the CTA's tile starts
+// in D, and `row` the first row in it of this warp's.
 //
 // The general way, a chunk of columns at a time: sums of parts of K are brought together, and the formula of Epilogue
 // is applied. It stands in the code once, and registers have no run-time index, so the sums reach it by way of shared

@@ -118,9 +118,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shapes", nargs="*", default=[], metavar="M,N,K,LAYOUT[,EPILOGUE]")
+    parser.add_argument("--least", type=int, default=1, help="m, n and k of the random products")
     arguments, device = parse(parser, draw=0, seed=1)
     wanted = [products.parse(text) for text in arguments.shapes]
-    wanted += products.draw(arguments.draw, arguments.seed, arguments.epilogue)
+    wanted += products.draw(arguments.draw, arguments.seed, arguments.epilogue, arguments.least)
     effort = Effort(count=arguments.count)
     bench = Gpu()
     for product, measured in run(bench, wanted, device, effort, arguments.out, arguments.budget):

@@ -64,10 +64,11 @@ def parse(text: str) -> Product:
     return Product(int(m), int(n), int(k), layout, "bfloat16", *epilogue)
 
 
-def draw(count: int, seed: int, epilogue: str = "none") -> list[Product]:
+def draw(count: int, seed: int, epilogue: str = "none", least: int = 1) -> list[Product]:
     """Random products: log-uniform sizes from decoding to large ones, unaligned ones among them.
 
-    The sizes and layouts of a seed are the same with every epilogue.
+    The sizes and layouts of a seed are the same with every epilogue. `least` leaves those out whose
+    m, n or k is less.
     """
     source = random.Random(seed)
     drawn: list[Product] = []
@@ -84,6 +85,7 @@ def draw(count: int, seed: int, epilogue: str = "none") -> list[Product]:
         product = Product(m, n, k, layout, epilogue=epilogue)
         flops = 2 * product.m * product.n * product.k
         largest = max(m * product.k, product.k * product.n, m * product.n)
-        if flops <= MOST_FLOPS and largest <= MOST_ELEMENTS:
+        small = min(product.m, product.n, product.k) < least
+        if flops <= MOST_FLOPS and largest <= MOST_ELEMENTS and not small:
             drawn.append(product)
     return drawn

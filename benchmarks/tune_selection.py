@@ -2,13 +2,11 @@
 
     python benchmarks/tune_selection.py calibration.jsonl --out jaxbw/selection/tuned/h200.json
 
-Reads what measure_configs.py wrote. The sizes are cut in two at the median product, along the
-dimension that leaves the least error, and so on, while either part keeps enough products. For each
-part, the kinds of configurations get factors: a ridge regression of the logarithms of measured over
-modelled times, in which every product has an offset of its own (its configurations are compared
-with each other only), slow configurations weigh little, and factors are drawn to those of the
-larger range. It also tells what choices lose without a table, and with one from other products: a
-part of them is left out in turn.
+Reads what measure_configs.py wrote, several files where there are, and grows regression trees
+(LightGBM) for the logarithms of measured over modelled times. Configurations are compared with
+others of the same product only: each product's errors are taken from their mean, and slow
+configurations weigh little. It also tells what choices lose without a table, and with one from
+other products: a part of them is left out in turn.
 """
 
 from __future__ import annotations
@@ -21,138 +19,111 @@ import math
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import lightgbm
 import model_error
 import numpy as np
 from model_error import Floats, Measurements, geometric_mean
 
 from jaxbw.selection import tuned
+from jaxbw.selection.cost_model import evaluate
 from jaxbw.selection.machine import Machine, machines
-from jaxbw.selection.tuned import Interval, Range, Table
+from jaxbw.selection.tuned import Table
+from jaxbw.selection.tuned.features import FEATURES, features
+from jaxbw.selection.tuned.trees import LEAF
 
-FEWEST = 40  # products of a range
+FEWEST = 80  # products of a table
 FOLDS = 8  # of the check
-PULL = 4.0  # towards the larger range's factors, of which a product has about 0.1 for a kind
-SLOW = 10.0  # exponent by which slow configurations weigh less
-# With factors for clusters, too, choices of products that were not measured lose.
-CORRECTED = ("tile", "parts", "swapped")  # what the corrected kinds' names begin with
-
-Sizes = tuple[Interval, Interval, Interval]
-EVERYTHING: Sizes = (Interval(1, None),) * 3
+SLOW = 5.0  # exponent by which slow configurations weigh less
+DIGITS = 5  # of thresholds and values in the file
+TREES = 100
+GROWTH: dict[str, Any] = {
+    "objective": "regression",
+    "learning_rate": 0.15,
+    "num_leaves": 63,
+    "max_depth": 10,  # steps for every row: see Forest.total
+    "min_data_in_leaf": 30,  # configurations, of some 90 of a product
+    "min_sum_hessian_in_leaf": 1e-6,
+    "lambda_l2": 0.01,  # a product weighs one in all
+    "feature_fraction": 0.5,
+    "seed": 1,
+    "deterministic": True,
+    "force_row_wise": True,  # or it measures which is quicker, and may differ
+    "num_threads": 2,
+    "verbose": -1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One product as the regression sees it."""
+    """One product as the regression sees it; a row for each configuration."""
 
     sizes: tuple[int, int, int]
-    rows: Floats  # kinds of each configuration
-    errors: Floats  # logarithms of measured over modelled times
-    weights: Floats
-
-    def centred(self) -> tuple[Floats, Floats]:
-        """The rows and errors without the product's own offset, weighted; one product in all."""
-        share = self.weights / self.weights.sum()
-        root = np.sqrt(share)[:, None]
-        return (
-            (self.rows - share @ self.rows) * root,
-            (self.errors - share @ self.errors) * root[:, 0],
-        )
+    rows: Floats  # FEATURES
+    errors: Floats  # logarithms of measured over modelled times, less the product's mean
+    weights: Floats  # which add up to one
 
 
-def sample(machine: Machine, measured: Measurements, names: Sequence[str]) -> Sample:
-    """A product with the named kinds as columns."""
-    rows = np.zeros((len(measured.measured), len(names)))
-    column = {name: i for i, name in enumerate(names)}
+def sample(machine: Machine, measured: Measurements) -> Sample:
+    """A product with its features."""
+    rows = np.empty((len(measured.measured), len(FEATURES)))
     for group in measured.groups:
-        for kind, mask in tuned.kinds(group.work, group.table):
-            if kind in column:
-                rows[group.rows[mask], column[kind]] = 1.0
+        costs = evaluate(group.work, machine, group.table, group.rasterisation)
+        rows[group.rows] = features(group.work, machine, group.table, costs)
+    errors = np.log(measured.microseconds / measured.modelled(machine))
+    weights = measured.slower**-SLOW
+    weights /= weights.sum()
     product = measured.product
-    return Sample(
-        (product.m, product.n, product.k),
-        rows,
-        np.log(measured.microseconds / measured.modelled(machine)),
-        measured.slower**-SLOW,
+    sizes = product.m, product.n, product.k
+    return Sample(sizes, rows, errors - weights @ errors, weights)
+
+
+def grow(samples: Sequence[Sample]) -> list[dict[str, list[float]]]:
+    """The trees that some products give, as they lie in a table's file."""
+    data = lightgbm.Dataset(
+        np.concatenate([each.rows for each in samples]),
+        np.concatenate([each.errors for each in samples]),
+        weight=np.concatenate([each.weights for each in samples]),
     )
+    grown = lightgbm.train(GROWTH, data, TREES)
+    return [as_lists(each["tree_structure"]) for each in grown.dump_model()["tree_info"]]
 
 
-def kind_names(measured: Sequence[Measurements]) -> list[str]:
-    """All kinds that were measured and are to be corrected."""
-    found = {
-        kind
-        for each in measured
-        for group in each.groups
-        for kind, _ in tuned.kinds(group.work, group.table)
-        if kind.startswith(CORRECTED)
+def as_lists(root: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The nodes of a tree of LightGBM, each behind its parent."""
+    columns: dict[str, list[float]] = {
+        name: [] for name in ("feature", "threshold", "left", "right", "value")
     }
-    return sorted(found)
+
+    def rounded(value: float) -> float:
+        return float(f"{value:.{DIGITS}g}")
+
+    def add(node: Mapping[str, Any]) -> int:
+        number, leaf = len(columns["feature"]), "leaf_value" in node
+        columns["feature"].append(LEAF if leaf else node["split_feature"])
+        columns["threshold"].append(0 if leaf else rounded(node["threshold"]))
+        columns["value"].append(rounded(node["leaf_value"]) if leaf else 0)
+        for side in ("left", "right"):
+            columns[side].append(number)
+        if not leaf:
+            for side in ("left", "right"):
+                columns[side][number] = add(node[f"{side}_child"])
+        return number
+
+    add(root)
+    return columns
 
 
-def regress(samples: Sequence[Sample], prior: Floats) -> Floats:
-    """The kinds' effects, drawn to those of the larger range."""
-    centred = [each.centred() for each in samples]
-    rows = np.concatenate([rows for rows, _ in centred])
-    errors = np.concatenate([errors for _, errors in centred])
-    left = rows.T @ rows + PULL * np.eye(len(prior))
-    found: Floats = prior + np.linalg.solve(left, rows.T @ (errors - rows @ prior))
-    return found
-
-
-def squares(samples: Sequence[Sample], effects: Floats) -> float:
-    """What the effects leave of the errors."""
-    left = 0.0
-    for each in samples:
-        rows, errors = each.centred()
-        left += float(np.sum((errors - rows @ effects) ** 2))
-    return left
-
-
-def cut(
-    samples: Sequence[Sample], sizes: Sizes, prior: Floats
-) -> Iterator[tuple[Sizes, Sequence[Sample], Floats]]:
-    """The ranges, each with its products and effects."""
-    effects = regress(samples, prior)
-    least: tuple[float, list[tuple[Sizes, list[Sample]]]] | None = None
-    for axis in range(3):
-        ordered = sorted(each.sizes[axis] for each in samples)
-        limit = ordered[len(ordered) // 2] - 1
-        parts = [
-            [each for each in samples if (each.sizes[axis] <= limit) == below]
-            for below in (True, False)
-        ]
-        if min(map(len, parts)) < FEWEST:
-            continue
-        error = sum(squares(part, regress(part, effects)) for part in parts)
-        if least is None or error < least[0]:
-            low, high = sizes[axis]
-            ends = (Interval(low, limit), Interval(limit + 1, high))
-            found = [_with(sizes, axis, end) for end in ends]
-            least = error, list(zip(found, parts, strict=True))
-    if least is None:
-        yield sizes, samples, effects
-        return
-    for part_sizes, part in least[1]:
-        yield from cut(part, part_sizes, effects)
-
-
-def _with(sizes: Sizes, axis: int, interval: Interval) -> Sizes:
-    m, n, k = (interval if i == axis else each for i, each in enumerate(sizes))
-    return m, n, k
-
-
-def tune(machine: Machine, measured: Sequence[Measurements], made: dict[str, Any]) -> Table:
-    """The table that measured products give."""
-    names = kind_names(measured)
-    samples = [sample(machine, each, names) for each in measured]
-    ranges = []
-    for (m, n, k), part, effects in cut(samples, EVERYTHING, np.zeros(len(names))):
-        factors = np.exp(np.clip(effects, -math.log(tuned.MOST), math.log(tuned.MOST)))
-        rounded = {name: round(float(f), 3) for name, f in zip(names, factors, strict=True)}
-        ranges.append(Range(m, n, k, len(part), {k: f for k, f in rounded.items() if f != 1.0}))
-    return Table(made, tuple(ranges))
+def tune(samples: Sequence[Sample], made: Mapping[str, Any]) -> dict[str, Any]:
+    """The table that measured products give, as it lies in its file."""
+    found = zip(*((*each.sizes, math.prod(each.sizes)) for each in samples), strict=True)
+    sizes = {name: [min(of), max(of)] for name, of in zip(tuned.SIZES, found, strict=True)}
+    return {
+        **{"version": tuned.VERSION, "made": dict(made), "sizes": sizes},
+        **{"features": list(FEATURES), "trees": grow(samples)},
+    }
 
 
 def regret(machine: Machine, measured: Measurements, table: Table | None) -> float:
@@ -160,18 +131,18 @@ def regret(machine: Machine, measured: Measurements, table: Table | None) -> flo
     rated = measured.modelled(machine)
     if table is not None:
         for group in measured.groups:
-            rated[group.rows] *= table.factors(group.work, group.table)
+            costs = evaluate(group.work, machine, group.table, group.rasterisation)
+            rated[group.rows] *= table.factors(group.work, machine, group.table, costs)
     return float(measured.slower[rated.argmin()])
 
 
-def check(machine: Machine, measured: Sequence[Measurements]) -> list[float]:
+def check(machine: Machine, measured: Sequence[Measurements]) -> Iterator[float]:
     """What choices lose with tables from other products."""
-    found = []
+    samples = [sample(machine, each) for each in measured]
     for fold in range(FOLDS):
-        others = [each for i, each in enumerate(measured) if i % FOLDS != fold]
-        table = tune(machine, others, {})
-        found += [regret(machine, each, table) for each in measured[fold::FOLDS]]
-    return found
+        others = [each for i, each in enumerate(samples) if i % FOLDS != fold]
+        table = Table.from_json(tune(others, {}))
+        yield from (regret(machine, each, table) for each in measured[fold::FOLDS])
 
 
 def summary(name: str, regrets: Sequence[float]) -> str:
@@ -183,17 +154,11 @@ def summary(name: str, regrets: Sequence[float]) -> str:
     )
 
 
-def to_json(table: Table) -> dict[str, Any]:
-    """As the table lies in its file."""
-    ranges = [
-        {
-            **{name: list(getattr(each, name)) for name in "mnk"},
-            "products": each.products,
-            "factors": each.factors,
-        }
-        for each in table.ranges
-    ]
-    return {"version": tuned.VERSION, "made": table.made, "ranges": ranges}
+def to_text(table: Mapping[str, Any]) -> str:
+    """The file: a line for each tree."""
+    trees = ",\n".join(json.dumps(tree, separators=(",", ":")) for tree in table["trees"])
+    head = json.dumps({**table, "trees": []}, indent=1)
+    return head.removesuffix("[]\n}") + f"[\n{trees}\n]}}\n"
 
 
 def main() -> None:
@@ -201,33 +166,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", type=pathlib.Path)
+    parser.add_argument("results", type=pathlib.Path, nargs="+")
     parser.add_argument("--machine", choices=machines(), default="H200")
     parser.add_argument("--out", type=pathlib.Path, help="the table; without it only the check")
     arguments = parser.parse_args()
     machine = machines()[arguments.machine]
-    measured = model_error.read(arguments.results, machine)
-    if len(measured) < 2 * FEWEST:
-        parser.error(f"{arguments.results} has {len(measured)} products, too few for a table")
+    measured = [each for path in arguments.results for each in model_error.read(path, machine)]
+    if len(measured) < FEWEST:
+        parser.error(f"{len(measured)} products are too few for a table")
     print(summary("the model alone", [regret(machine, each, None) for each in measured]))
-    print(summary("with a table from other products", check(machine, measured)))
+    print(summary("with a table from other products", list(check(machine, measured))), flush=True)
     if arguments.out is not None:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
         )
-        table = tune(
-            machine,
-            measured,
-            {
-                "command": " ".join(["python", *sys.argv]),
-                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-                "commit": commit.stdout.strip(),
-                "products": len(measured),
-                "configurations": sum(len(each.measured) for each in measured),
-            },
-        )
-        arguments.out.write_text(json.dumps(to_json(table), indent=1) + "\n")
-        print(f"{len(table.ranges)} ranges, {arguments.out.stat().st_size} bytes")
+        made = {
+            "command": " ".join(["python", *sys.argv]),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "commit": commit.stdout.strip(),
+            "products": len(measured),
+            "configurations": sum(len(each.measured) for each in measured),
+        }
+        table = tune([sample(machine, each) for each in measured], made)
+        Table.from_json(table)
+        arguments.out.write_text(to_text(table))
+        print(f"{len(table['trees'])} trees, {arguments.out.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

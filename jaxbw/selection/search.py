@@ -30,7 +30,7 @@ class Cost:
       fixed: launch, set-up, first loads.
       split: bringing the parts of split tiles together.
       repack: copying operands that TMA cannot address.
-      tuned: what measurements of such sizes say that the model has too little (see `tuned`).
+      tuned: what measurements of such products say that the model has too little (see `tuned`).
       total: main_loop, epilogue, fixed, split, repack and tuned.
     """
 
@@ -158,7 +158,7 @@ def _evaluate(
     costs = evaluate(work, machine, table, rasterisation)
     if tuned is None:
         return costs
-    total = costs.total * tuned.factors(work, table)
+    total = costs.total * tuned.factors(work, machine, table, costs)
     return replace(costs, tuned=total - costs.total, total=total)
 
 

@@ -292,9 +292,8 @@ def _chosen(
     if not ranked:
         return Refusal(family, "this installation has no kernel for the product's dtype and layout")
     reason = f"the least modelled time of {count} candidates"
-    if tuned is not None:
-        where = tuned.find(workload(problem, swapped=False))
-        reason += f", corrected by what was measured at {where}"
+    if tuned is not None and tuned.covers(workload(problem, swapped=False)):
+        reason += f", corrected by measurements of {tuned}"
     if wanted.batch_invariant:  # ranked for the canonical problem; what is told is this one's
         straight = workload(problem, swapped=False)
         ranked = tuple(_price(device, family, straight, r.config) for r in ranked)

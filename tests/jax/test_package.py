@@ -79,6 +79,8 @@ LAYERS = [
     "jaxbw.selection.tuned.use",
     "jaxbw.selection.tuned.products",
     "jaxbw.selection.tuned",
+    "jaxbw.selection.tuned.features",
+    "jaxbw.selection.tuned.trees",
     "jaxbw.selection.cost_model",
     "jaxbw.selection.candidates",
     "jaxbw.selection.workload",

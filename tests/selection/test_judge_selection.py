@@ -1,5 +1,7 @@
 """benchmarks/judge_selection.py: what a choice loses, with the memset that CUPTI leaves out."""
 
+import math
+
 import pytest
 from judge_selection import choice, judged, summary
 from products import Product
@@ -7,7 +9,9 @@ from products import Product
 from jaxbw.selection import tuned
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import TARGETS
-from jaxbw.selection.tuned import Interval, Range, Table
+from jaxbw.selection.tuned import SIZES, Table
+from jaxbw.selection.tuned.features import FEATURES
+from jaxbw.selection.tuned.trees import LEAF, Forest
 from jaxbw.tuning.measure import Effort, Measured, measure
 
 from .made_up_gpu import MadeUpGpu
@@ -27,9 +31,13 @@ def test_choices_are_compared_with_the_best() -> None:
 
 def test_the_table_is_judged_beside_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     first = choice(PRODUCT, H200, None)
-    kind = f"tile {first.tile[0]}x{first.tile[1]}" + " pingpong" * first.pingpong
-    everything = Interval(1, None)
-    slow = Table({}, (Range(everything, everything, everything, 1, {kind: 2.0}),))
+    wide = FEATURES.index("block_n")
+    tree: dict[str, list[float]] = {
+        **{"feature": [wide, LEAF, LEAF], "threshold": [first.tile[1] - 1, 0, 0]},
+        **{"left": [1, 1, 2], "right": [2, 1, 2], "value": [0, 0, math.log(2.0)]},
+    }
+    sizes = dict.fromkeys(SIZES, (1, 2**60))
+    slow = Table({}, sizes, Forest.from_json([tree], len(FEATURES)))
     monkeypatch.setattr(tuned, "_load", lambda name: slow)
     gpu = MadeUpGpu(lambda config: 12.0 if config.tile == first.tile else 10.0)
     rows = [judged(PRODUCT, measure(gpu, PRODUCT.problem, H200, Effort(count=30)), H200)]

@@ -16,7 +16,7 @@ from jaxbw import _native
 from jaxbw.epilogue import IDENTITY, Epilogue
 from jaxbw.primitives.gemm import DATA_TYPES, call_attributes
 from jaxbw.problem import reduce_dot_general
-from jaxbw.selection import manifest
+from jaxbw.selection import manifest, tuned
 from jaxbw.selection.candidates import candidates
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import DEFAULT_TARGETS, TARGETS, Device
@@ -68,9 +68,16 @@ def refusals(p: Any, device: Any, implementations: Any, kernels: Any) -> Any:
         ("B200", (512, 8192, 5376), "nt", (256, 224), (2, 1), 1),
     ],
 )
-def test_prefers(
-    device: str, shape: tuple[int, int, int], layout: str, tile: Any, cluster: Any, waves: int
+def test_the_model_prefers(
+    device: str,
+    shape: tuple[int, int, int],
+    layout: str,
+    tile: Any,
+    cluster: Any,
+    waves: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(tuned.SWITCH, "off")
     choice = choose(problem(*shape, layout=layout), device, TARGETS[device].family or "")
     assert choice.config is not None
     assert choice.config.tile == tile

@@ -416,6 +416,7 @@ class Machine {
   bool preempt_ = false;
   bool finished_ = false;      // a cluster may have come to its end
   uint64_t since_engine_ = 0;  // instructions since an asynchronous operation last went on
+  uint64_t naps_ = 0;          // turns since then, or since one that did not, that ended with nanosleep
   int64_t lowest_priority_ = 0;
 };
 

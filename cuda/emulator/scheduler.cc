@@ -124,7 +124,7 @@ bool Machine::step(Operation& operation) {
 }
 
 void Machine::step_queue(Queue& queue) {
-  since_engine_ = 0;
+  since_engine_ = naps_ = 0;
   Operation& operation = *queue.operations.front();
   bool done = false;
   try {
@@ -158,7 +158,8 @@ void Machine::choose_and_run() {
   switch (options_.schedule) {
     case Schedule::kEager:
     case Schedule::kLatest:
-      if (runnable_.empty() || (!pending_.empty() && since_engine_ > kPatience * runnable_.size()))
+      if (runnable_.empty() || (!pending_.empty() && (naps_ >= runnable_.size() ||  // all poll, in their own words
+                                                      since_engine_ > kPatience * runnable_.size())))
         return step_queue(*pending_.front());
       cursor_ = (cursor_ + 1) % runnable_.size();
       return run_warp(*runnable_[cursor_], quantum_);
@@ -244,11 +245,13 @@ void Machine::run_warp(Warp& warp, uint32_t budget) {
   preempt_ = false;
   acting_.warp = &warp;
   const uint64_t begin = ticks_;
-  while (budget && !preempt_) {
+  bool slept = false;
+  while (budget && !preempt_ && !slept) {
     const size_t index = pick_group(warp);
     if (index == warp.groups.size()) break;
-    if (!execute(warp, index, budget)) break;
+    slept = !execute(warp, index, budget);
   }
+  naps_ = slept ? naps_ + 1 : 0;
   trace_run(warp, begin);
   if (!warp.runnable()) remove_runnable(warp);
 }
@@ -280,7 +283,7 @@ bool Machine::stalls(Step& step, const Instruction& in) {
   return true;
 }
 
-// Runs one group until it parks, diverges, merges, or its budget is spent. False: others should have a turn.
+// Runs one group until it parks, diverges, merges, or its budget is spent. False: it sleeps, others have a turn.
 bool Machine::execute(Warp& warp, size_t index, uint32_t& budget) {
   const Instruction* code = program_.code.data();
   const bool several = warp.groups.size() > 1;

@@ -15,19 +15,17 @@ using ProfileArgument = ProfileMemory;
 // can be made wherever the kernel's context is at hand.
 class Profile {
  public:
-  JAXBW_DEVICE explicit Profile(ProfileMemory memory)
-      : head_(memory.words + blockIdx.x * profile_words(blockDim.x / ptx::kWarpSize, memory.slice_words)),
-        slice_(head_ + kProfileHeadWords + warp() * memory.slice_words),
-        capacity_(static_cast<uint32_t>(memory.slice_words) - kProfileSliceHead) {
+  JAXBW_DEVICE explicit Profile(ProfileMemory memory) : memory_(memory) {
     const uint64_t now = clock64();
-    if (ptx::elect_one()) slice_[1] = now;
+    if (ptx::elect_one()) slice()[1] = now;
   }
 
   // From here on the warp, all of which calls this, does something else.
   JAXBW_DEVICE void enter(Activity activity, uint32_t number = 0) const {
-    const uint64_t stamp = clock64() & 0xffffffff;
-    const uint64_t what = static_cast<uint32_t>(activity) << 24 | (number & 0xffffff);
-    if (count_ < capacity_ && ptx::elect_one()) slice_[kProfileSliceHead + count_] = what << 32 | stamp;
+    const uint32_t stamp = clock32(), what = static_cast<uint32_t>(activity) << 24 | (number & 0xffffff);
+    if (count_ < memory_.slice_words - kProfileSliceHead && ptx::elect_one()) {
+      slice()[kProfileSliceHead + count_] = uint64_t{what} << 32 | stamp;
+    }
     ++count_;
   }
 
@@ -44,7 +42,7 @@ class Profile {
   // The last stamp of all.
   JAXBW_DEVICE void finish() const {
     enter(Activity::kExit);
-    if (ptx::elect_one()) slice_[0] = count_;
+    if (ptx::elect_one()) slice()[0] = count_;
     if (warp() == kClockWarp) pair(1, global_timer());
   }
 
@@ -52,6 +50,18 @@ class Profile {
   static constexpr uint32_t kClockWarp = 3;
 
   static JAXBW_DEVICE uint32_t warp() { return threadIdx.x / ptx::kWarpSize; }
+
+  // Worked out for every stamp: between stamps, registers are wanted by what is observed.
+  JAXBW_DEVICE uint64_t* head() const {
+    return memory_.words + blockIdx.x * profile_words(blockDim.x / ptx::kWarpSize, memory_.slice_words);
+  }
+  JAXBW_DEVICE uint64_t* slice() const { return head() + kProfileHeadWords + warp() * memory_.slice_words; }
+
+  static JAXBW_DEVICE uint32_t clock32() {
+    uint32_t now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
+    return now;
+  }
 
   static JAXBW_DEVICE uint64_t clock64() {
     uint64_t now;
@@ -70,14 +80,13 @@ class Profile {
     uint32_t sm;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
     if (ptx::elect_one()) {
-      head_[2 * which] = timer;
-      head_[2 * which + 1] = clock;
-      head_[4] = sm;
+      head()[2 * which] = timer;
+      head()[2 * which + 1] = clock;
+      head()[4] = sm;
     }
   }
 
-  uint64_t *head_, *slice_;
-  uint32_t capacity_;
+  ProfileMemory memory_;
   mutable uint32_t count_ = 0;
 };
 

@@ -252,10 +252,21 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
                                      context.sum_barriers());
     if (cluster.shared()) cluster.announce();
     const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
+    // Made where it is wanted: whole tiles have no use for what it reads. sm90_reduce.cuh finds the sums of a slice by
+    // the same rule.
+    const auto parts = [&] {
+      const uint32_t cta = item.split_tile * context.cluster.tiles.value + context.cluster.tile(context.rank);
+      const uint32_t slice = team_in_tile * kTeamWarps + warp_in_team;
+      return cluster.shared() ? SplitSum(p, item, cta * cluster.count(), cluster.slice_floats())
+                              : SplitSum(p, item, cta * kSm90Epilogue.warps + slice,
+                                         partial_floats(kConfig.wgmmas() * kConfig.block_n, kSm90Epilogue));
+    };
     float accumulators[kConfig.accumulators()];
     HeldBias<kConfig.block_n> bias;
     context.profile.enter(Activity::kAwaitTurn);
     if (count > 0) turn.await();
+    const bool shares = SplitSum::shared_by(item.parts) && !cluster.shared();
+    if (shares) parts().begin();
     multiply<kConfig>(
         accumulators, context, context.k_part(number).block_count(k_blocks), team_in_tile * kConfig.team_rows, reader,
         [&] { delayed.store_one(); },
@@ -266,16 +277,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
-    // Made where it is wanted: whole tiles have no use for what it reads. sm90_reduce.cuh finds the sums of a slice by
-    // the same rule.
-    const auto parts = [&] {
-      const uint32_t cta = item.split_tile * context.cluster.tiles.value + context.cluster.tile(context.rank);
-      const uint32_t slice = team_in_tile * kTeamWarps + warp_in_team;
-      return cluster.shared() ? SplitSum(p, item, cta * cluster.count(), cluster.slice_floats())
-                              : SplitSum(p, item, cta * kSm90Epilogue.warps + slice,
-                                         partial_floats(kConfig.wgmmas() * kConfig.block_n, kSm90Epilogue));
-    };
-    if (formula == Formula::kGeneral || cluster.shared()) {
+    if (formula == Formula::kGeneral || cluster.shared() || shares) {
       apply_epilogue<kConfig.block_n>(accumulators, p, cluster, parts(), tile, row, warp, stores, context.profile);
       continue;
     }

@@ -33,6 +33,29 @@ JAXBW_DEVICE void stage_box(const float (&accumulators)[kCount], uint32_t buffer
   }
 }
 
+// Half of the rows of a box of D, the upper or the lower one of each fragment's two, of kColumns columns from
+// accumulator kFirst on -> staging, cast.
+template <DataType kType, uint32_t kColumns, uint32_t kFirst, uint32_t kHalf, uint32_t kCount>
+JAXBW_DEVICE void stage_half(const float (&accumulators)[kCount], uint32_t buffer) {
+  constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
+  const uint32_t lane = ptx::lane_index_here();
+#pragma unroll
+  for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 4) {
+    const float* v = accumulators + kFirst + i * 4 + kHalf * 2;
+    if constexpr (kType == DataType::kF32) {
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j) {
+        const uint32_t chunk = staged_offset<kRowBytes>(lane / 4, (i + j) * 2 + lane % 4 / 2);
+        ptx::store_shared(buffer + chunk + lane % 2 * 8, v[4 * j], v[4 * j + 1]);
+      }
+    } else {
+      // Matrices: chunks i to i + 3.
+      ptx::stmatrix_x4(buffer + staged_offset<kRowBytes>(lane % 8, i + lane / 8), ptx::pack<kType>(v[0], v[1]),
+                       ptx::pack<kType>(v[4], v[5]), ptx::pack<kType>(v[8], v[9]), ptx::pack<kType>(v[12], v[13]));
+    }
+  }
+}
+
 // Sums of one chunk of columns -> staging, cast and transposed: what is staged of a column is contiguous.
 template <DataType kType>
 JAXBW_DEVICE void stage_transposed(const float (&sums)[kChunk], uint32_t buffer) {
@@ -60,15 +83,31 @@ JAXBW_DEVICE void stage_transposed(const float (&sums)[kChunk], uint32_t buffer)
 // Sums of one chunk of columns -> D, where the formula is a cast.
 JAXBW_DEVICE void cast_chunk(const float (&sums)[kChunk], const GemmParams& p, StoreOrigin box, StoreRing& stores) {
   with_type(p.output.type, [&]<DataType kType>() {
-    const uint32_t buffer = stores.acquire_for_rows();
+    const uint32_t buffer = stores.acquire_all();
     if (runs_down(p)) {
       stage_transposed<kType>(sums, buffer);
       stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box);
     } else {
       stage_box<kType, kSm90Chunk, 0>(sums, buffer);
-      stores.store_rows<kType, kSm90Chunk>(p.output.data, box);
+      stores.store_rows<kType, kSm90Chunk>(p.output.data, box, kBlockRows, kSm90Chunk);
     }
   });
+}
+
+// Leaves a part's sums. Returns what this warp has to finish of its slice.
+template <uint32_t kCount>
+JAXBW_DEVICE SplitSum::Share leave_part(const float (&accumulators)[kCount], const SplitSum& split,
+                                        const Profile& profile) {
+  if (!split.shared()) {
+    split.leave(accumulators, 0);
+    return split.added_up_later() || !split.last() ? SplitSum::nothing() : SplitSum::everything();
+  }
+  const bool stays = split.all_begun();
+  split.leave(accumulators, 0);
+  profile.enter(Activity::kAwaitSums);
+  const SplitSum::Share share = split.share(stays);
+  profile.enter(Activity::kEpilogue);
+  return share;
 }
 
 // What a multiplying warp does with its accumulators of a work item. From here on `tile` is where the CTA's tile starts
@@ -79,13 +118,16 @@ JAXBW_DEVICE void cast_chunk(const float (&sums)[kChunk], const GemmParams& p, S
 // memory; where it is a cast they are spared that. Of a gated product the first half of an m64's registers is gate, the
 // second up.
 //
-// The warp finishes its own rows; where CTAs of the cluster share the tile, the slices that it owns.
+// The warp finishes its own rows, of a split tile a share of them; where CTAs of the cluster share the tile, the slices
+// that it owns.
 template <uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const GemmParams& p,
                                  const ClusterSum<kChunk>& cluster, const SplitSum& split, StoreOrigin tile,
                                  uint32_t row, uint32_t warp, StoreRing& stores, const Profile& profile) {
   constexpr uint32_t kTile = registers_of(kBlockN), kTiles = kCount / kTile;
+  constexpr uint32_t kInFlight = kCount > 64 ? 4 : 8;  // accumulators have the other registers
   const bool shared = cluster.shared();
+  SplitSum::Share share = SplitSum::everything();
   const SumBlocks blocks{stores.acquire_all()};
   if (shared) {
     const auto outgoing = cluster.template outgoing<kTile, kCount>(row);
@@ -97,8 +139,9 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
     cluster.wait();
     profile.enter(Activity::kEpilogue);
   } else if (split.split()) {
-    split.leave(accumulators, 0);
-    if (split.added_up_later() || !split.last()) return;
+    share = leave_part(accumulators, split, profile);
+    if (share.step == 0) return;
+    stores.drain();  // whole tiles may have gone by TMA before
   }
   const uint32_t halves = p.epilogue.gated != 0 ? 2 : 1, results = kTile / halves;
   const auto chunk = [&](uint32_t i, uint32_t first, StoreOrigin box) {
@@ -117,7 +160,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
       const uint32_t from = first + half * results;
       float sums[kChunk];
       if (split.split()) {
-        slice.gather(sums, shared ? half * kChunk : from);
+        slice.template gather_in_flight<kInFlight>(sums, shared ? half * kChunk : from);
       } else if (shared) {
         cluster.gather(sums, i, half);
       } else {
@@ -139,9 +182,9 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
   const uint32_t row_step = shared ? kSm90Epilogue.rows_per_warp : kWgmmaRows;
   const uint32_t first_row = tile.row + (shared ? 0 : row);
   const uint32_t end = shared ? cluster.owned() : kTiles * (results / kChunk);
-  const uint32_t step = shared ? cluster.warps() : 1;
+  const uint32_t step = shared ? cluster.warps() : share.step;
 #pragma unroll 1
-  for (uint32_t i = shared ? warp : 0; i < end; i += step) {
+  for (uint32_t i = shared ? warp : share.first; i < end; i += step) {
     const uint32_t number = shared ? cluster.number(i) : i;
     const uint32_t below = shared ? cluster.below(number) : number % kTiles;
     const uint32_t beside = shared ? cluster.beside(number) : number / kTiles;
@@ -180,46 +223,56 @@ JAXBW_DEVICE void cast_boxes(const float (&accumulators)[kCount], const GemmPara
   });
 }
 
-// Boxes of kStep accumulators, of kCount, that TMA does not store: stages each by stage.operator()<kFirst>(buffer), and
-// stores it by store(box). The latter stands in the code once.
-template <uint32_t kBlockN, uint32_t kStep, uint32_t kCount, typename Stage, typename Store>
-JAXBW_DEVICE void copy_boxes(const GemmParams& p, StoreOrigin tile, uint32_t row, const StoreRing& stores,
-                             const Stage& stage, const Store& store) {
+// Boxes of kStep accumulators, of kCount, that TMA does not store, each in kParts: stages each part by
+// stage.operator()<kFirst, kPart>(buffer), and stores it by store(box, part). The latter stands in the code once.
+template <uint32_t kBlockN, uint32_t kStep, uint32_t kParts, uint32_t kCount, typename Stage, typename Store>
+JAXBW_DEVICE void copy_boxes(const GemmParams& p, StoreOrigin tile, uint32_t row, StoreRing& stores, const Stage& stage,
+                             const Store& store) {
 #pragma unroll 1
-  for (uint32_t first = 0; first < kCount; first += kStep) {
-    if (!holds_results<kBlockN>(p, first)) continue;
-    const uint32_t buffer = stores.acquire_for_rows();
+  for (uint32_t at = 0; at < kParts * kCount; at += kStep) {
+    if (!holds_results<kBlockN>(p, at / (kParts * kStep) * kStep)) continue;
+    const uint32_t buffer = stores.acquire_all();
     StoreOrigin box;
-    for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
-      if (first != kFirst) return;
-      stage.template operator()<kFirst>(buffer);
+    for_each_step<kStep, kParts * kCount>([&]<uint32_t kAt>() {
+      if (at != kAt) return;
+      constexpr uint32_t kFirst = kAt / (kParts * kStep) * kStep;
+      stage.template operator()<kFirst, kAt / kStep % kParts>(buffer);
       box = box_origin<kBlockN, kFirst>(tile, row);
     });
-    store(box);
+    store(box, at / kStep % kParts);
   }
 }
 
-// The same as cast_boxes, by rows that TMA cannot store.
+// The same as cast_boxes, by rows that TMA cannot store: eight whole rows of the tile at a time, or halves of them
+// where they are wider than the two staging buffers.
 template <DataType kType, uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                             StoreRing& stores) {
-  constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns;
-  copy_boxes<kBlockN, registers_of(kColumns), kCount>(
+  constexpr uint32_t kRows = kBlockRows / 2, kMost = 2 * kSwizzleSpan * kBlockRows / kRows / size_bytes(kType);
+  constexpr uint32_t kColumns = kBlockN <= kMost ? kBlockN : kBlockN / 2;
+  static_assert(kColumns <= kMost);
+  const uint32_t columns = min(kColumns, p.tile_columns);  // of a gated product, half of a tile is results
+  copy_boxes<kBlockN, registers_of(kColumns), 2, kCount>(
       p, tile, row, stores,
-      [&]<uint32_t kFirst>(uint32_t buffer) { stage_box<kType, kColumns, kFirst>(accumulators, buffer); },
-      [&](StoreOrigin box) { stores.store_rows<kType, kColumns>(p.output.data, box); });
+      [&]<uint32_t kFirst, uint32_t kHalf>(uint32_t buffer) {
+        stage_half<kType, kColumns, kFirst, kHalf>(accumulators, buffer);
+      },
+      [&](StoreOrigin box, uint32_t half) {
+        box.row += half * kRows;
+        stores.store_rows<kType, kColumns>(p.output.data, box, kRows, columns);
+      });
 }
 
 // The same, where D's neighbours are below each other.
 template <DataType kType, uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void cast_columns(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                                StoreRing& stores) {
-  copy_boxes<kBlockN, kChunk, kCount>(
+  copy_boxes<kBlockN, kChunk, 1, kCount>(
       p, tile, row, stores,
-      [&]<uint32_t kFirst>(uint32_t buffer) {
+      [&]<uint32_t kFirst, uint32_t>(uint32_t buffer) {
         stage_transposed<kType>(reinterpret_cast<const float (&)[kChunk]>(accumulators[kFirst]), buffer);
       },
-      [&](StoreOrigin box) { stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box); });
+      [&](StoreOrigin box, uint32_t) { stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box); });
 }
 
 // All boxes of a tile, whichever way D is stored.

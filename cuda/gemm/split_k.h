@@ -1,12 +1,30 @@
 // Work items that are parts of a tile along K: how their sums come together.
 //
-// Every epilogue warp of every part leaves the sums of its slice of the tile in global memory and counts itself in. The
-// warp that comes last adds up the sums of all parts, in the order of the parts, and goes on to the epilogue. So nobody
-// waits, and the result does not depend on who was last. (Sums of parts as "split-K"; split for the last wave only it
-// is what stream-K does, Osama et al., arXiv:2301.03598, with equal parts.)
+// Every epilogue warp of every part leaves the sums of its slice of the tile in global memory and counts itself in.
+// What is left to do, to add up the sums of all parts, in the order of the parts, and to apply the epilogue, is done by
 //
-// Few tiles in many parts would have few warps that come last, long at it while most of the GPU is idle. There nobody
-// counts: a launch behind this one adds up, in the same order (sm90_reduce.cuh).
+//   last()    the warp that comes last: nobody waits (sm100; sm90, few parts, or where a cluster shares the tile)
+//   share()   all warps that are still there, each a share of the slice (sm90, from kMinSharedParts on)
+//   nobody here: nobody counts, a launch behind this one adds up (sm90, still more parts: sm90_reduce.cuh)
+//
+// The result depends neither on who was last nor on who was there. (Sums of parts as "split-K"; split for the last wave
+// only it is what stream-K does, Osama et al., arXiv:2301.03598, with equal parts.)
+//
+// By last(), one SM reads the sums of a whole tile, of every part, 64 bytes a cycle, and others are idle meanwhile. By
+// share(), a warp stays if all parts of its slice have begun when its own is done, and waits for the others; else it
+// goes on to its next work item. (Who begins last stays.) A word for each slice counts the warps that
+//
+//   bits  0-7    have arrived, having left their sums
+//   bits  8-15   have stayed then: what stands here before is a warp's number among them
+//   bits 16-23   have begun
+//
+// Nobody waits for ever. A warp waits for main loops of its tile that have begun: so these are on the machine, whoever
+// else is. A main loop, for its part, waits for main loops of its cluster, of its work item and of earlier ones, and
+// for their warps to come to them: to have done with their own earlier items. If such an item is of an earlier tile,
+// the warp does not wait there for ever, by induction along the tiles, which are dealt out in order. If it is of the
+// same tile, the warp has not stayed there at all: its slice is the same in all parts of a tile, and it has not begun
+// with the later one. (CTAs that share a tile in their cluster go by last(): they meet at barriers behind the main
+// loop, too.)
 #pragma once
 
 #include "gemm/epilogue.h"
@@ -19,9 +37,17 @@ namespace jaxbw {
 // One warp's slice of a tile, whose values are handled in groups of four for each lane.
 class SplitSum {
  public:
+  // What a warp finishes of its slice: chunk `first` and every `step`-th behind it. None where step is 0.
+  struct Share {
+    uint32_t first, step;
+  };
+  static JAXBW_DEVICE Share nothing() { return {0, 0}; }
+  static JAXBW_DEVICE Share everything() { return {0, 1}; }
+
   // `slice`: number of the slice among all slices of the split tiles.
   JAXBW_DEVICE SplitSum(const GemmParams& params, const WorkItem& item, uint32_t slice, uint64_t slice_floats)
-      : part_(item.part),
+      : slice_(slice),
+        part_(item.part),
         parts_(item.parts),
         counted_(params.counters != nullptr),
         counter_(params.counters + slice),
@@ -31,12 +57,18 @@ class SplitSum {
   // The slice so many behind this one.
   JAXBW_DEVICE SplitSum behind(uint32_t slices) const {
     SplitSum other = *this;
+    other.slice_ += slices;
     other.counter_ += slices;
     other.sums_ += slices * parts_ * part_floats_;
     return other;
   }
 
   JAXBW_DEVICE bool split() const { return parts_ > 1; }
+
+  // Whether warps share the finishing of tiles in so many parts. With fewer, what it takes to agree costs as much as
+  // it saves.
+  static constexpr bool shared_by(uint32_t parts) { return parts >= kMinSharedParts; }
+  JAXBW_DEVICE bool shared() const { return counted_ && shared_by(parts_); }
 
   // Whether a launch behind this one adds up: then nobody here is the last.
   JAXBW_DEVICE bool added_up_later() const { return !counted_; }
@@ -59,6 +91,33 @@ class SplitSum {
     const bool is_last = __shfl_sync(ptx::kFullWarp, before, 0) == parts_ - 1;
     __syncwarp();  // what lane 0 has acquired, all lanes may read
     return is_last;
+  }
+
+  // Counts this warp among those that have begun.
+  JAXBW_DEVICE void begin() const {
+    if (counted_ && ptx::lane_index_here() == 0) ptx::add_relaxed(counter_, kBegun);
+  }
+
+  // Whether all parts have begun. Asked before values are left, the answer comes meanwhile.
+  JAXBW_DEVICE bool all_begun() const { return ptx::load_relaxed(counter_) / kBegun == parts_; }
+
+  // Counts this warp in, when it has left all its values. If it `stays`, as all have begun, it waits for the other
+  // parts. It then sees what all have left. (Shares are unequal, and a CTA's warps tend to have the same numbers: so
+  // every slice begins with another number.)
+  JAXBW_DEVICE Share share(bool stays) const {
+    __syncwarp();
+    uint32_t seen = 0;
+    if (ptx::lane_index_here() == 0) seen = ptx::add_acq_rel(counter_, stays ? kArrived + kStays : kArrived);
+    seen = ptx::uniform(seen);
+    const uint32_t number = stayed(seen);
+    if (!ptx::uniform(stays)) return nothing();
+    seen += kArrived + kStays;
+    while (arrived(seen) != parts_) {
+      ptx::sleep(kPollNanoseconds);
+      seen = ptx::uniform(ptx::load_acquire(counter_));
+    }
+    __syncwarp();  // what lane 0 has acquired, all lanes may read
+    return {(number + slice_) % stayed(seen), stayed(seen)};
   }
 
   // Replaces this part's values by those of all parts together.
@@ -118,14 +177,20 @@ class SplitSum {
   }
 
  private:
+  static constexpr uint32_t kMinSharedParts = 5;
   static constexpr uint32_t kFreeRegisters = 200;  // of a multiplying warp's 232, for sums: with more some spill
+  static constexpr uint32_t kArrived = 1, kStays = 1 << 8, kBegun = 1 << 16;  // in a counter
+  static constexpr uint32_t kPollNanoseconds = 20;
   static constexpr uint32_t kGroup = 4;  // floats of one lane that lie together: 512 bytes of a warp at a time
+
+  static JAXBW_DEVICE uint32_t arrived(uint32_t counter) { return counter % kStays; }
+  static JAXBW_DEVICE uint32_t stayed(uint32_t counter) { return counter % kBegun / kStays; }
 
   JAXBW_DEVICE float* at(uint32_t part, uint32_t value) const {
     return sums_ + part * part_floats_ + value * ptx::kWarpSize;
   }
 
-  uint32_t part_, parts_;
+  uint32_t slice_, part_, parts_;
   bool counted_;
   uint32_t* counter_;
   uint64_t part_floats_;

@@ -2,6 +2,9 @@
 // ones drain, by TMA or, where TMA cannot, by coalesced stores.
 #pragma once
 
+#include <bit>
+#include <type_traits>
+
 #include "gemm/epilogue.h"
 #include "ptx/fragments.h"
 #include "ptx/global.h"
@@ -9,13 +12,19 @@
 
 namespace jaxbw {
 
-// A staging buffer holds rows of kRowBytes, swizzled over kRowBytes, as the tensor map of D says: the 16-byte chunk
-// `chunk` of row `row` lies here. Eight neighbouring rows then occupy different banks. (Rows of 16 bytes are not.)
+// A staging buffer holds rows of kRowBytes, swizzled over kRowBytes, as the tensor map of D says, or over 128 of more:
+// the 16-byte chunk `chunk` of row `row` lies here. Eight neighbouring rows then occupy different banks. (Rows of 16
+// bytes are not.)
 template <uint32_t kRowBytes>
 constexpr uint32_t staged_offset(uint32_t row, uint32_t chunk) {
-  static_assert(kRowBytes == 16 || kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128);
-  const uint32_t offset = row * kRowBytes + chunk * 16;
-  return offset ^ ((offset >> 3) & (kRowBytes - 16));
+  if constexpr (kRowBytes > 128) {
+    static_assert(kRowBytes % 128 == 0);
+    return row * kRowBytes + (chunk ^ row % 8) * 16;
+  } else {
+    static_assert(kRowBytes == 16 || kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128);
+    const uint32_t offset = row * kRowBytes + chunk * 16;
+    return offset ^ ((offset >> 3) & (kRowBytes - 16));
+  }
 }
 static_assert(staged_offset<128>(9, 0) == 9 * 128 + 1 * 16 && staged_offset<64>(2, 1) == 128 + 0 * 16);
 
@@ -50,12 +59,6 @@ class StoreRing {
     return buffer();
   }
 
-  // The same, where no store goes by TMA.
-  JAXBW_DEVICE uint32_t acquire_for_rows() const {
-    __syncwarp();
-    return buffer();
-  }
-
   // Stores the buffer last acquired, which all lanes have written: a box of kColumns columns. What of it lies outside
   // the matrix is not stored.
   template <DataType kType, uint32_t kColumns>
@@ -63,7 +66,7 @@ class StoreRing {
     if (params_.store_path == StorePath::kTma) {
       store_by_tma(target.map, origin);
     } else {
-      store_rows<kType, kColumns>(target.result.data, origin);
+      store_rows<kType, kColumns>(target.result.data, origin, box_rows_, kColumns);
     }
   }
 
@@ -80,30 +83,29 @@ class StoreRing {
     advance();
   }
 
-  // The same, where it is known to be kRows.
+  // The same, where it is known to be kRows: `rows` of kColumns columns are staged, and belong to D up to `columns`.
   template <DataType kType, uint32_t kColumns>
-  JAXBW_DEVICE void store_rows(void* destination, StoreOrigin origin) {
+  JAXBW_DEVICE void store_rows(void* destination, StoreOrigin origin, uint32_t rows, uint32_t columns) const {
     __syncwarp();
     copy<size_bytes(kType), kColumns * size_bytes(kType)>(destination, origin, params_.row_stride,
-                                                          inside(origin.row, box_rows_, params_.m),
-                                                          inside(origin.column, kColumns, params_.n));
-    advance();
+                                                          inside(origin.row, rows, params_.m),
+                                                          inside(origin.column, columns, params_.n));
   }
 
   // The buffer last acquired where D's neighbours are below each other (kColumns): it holds kColumns columns of kRows
   // rows each, one behind the other.
   template <DataType kType, uint32_t kRows, uint32_t kColumns>
-  JAXBW_DEVICE void store_columns(void* destination, StoreOrigin origin) {
+  JAXBW_DEVICE void store_columns(void* destination, StoreOrigin origin) const {
     __syncwarp();
     copy<size_bytes(kType), kRows * size_bytes(kType)>(destination, origin, params_.column_stride,
                                                        inside(origin.column, kColumns, params_.n),
                                                        inside(origin.row, kRows, params_.m));
-    advance();
   }
 
-  // All buffers, where no store goes by TMA: the address of the first.
-  JAXBW_DEVICE uint32_t acquire_all() const {
+  // All buffers, where no store goes by TMA: the address of the first, which is then in turn.
+  JAXBW_DEVICE uint32_t acquire_all() {
     __syncwarp();
+    slot_ = 0;
     return buffers_;
   }
 
@@ -121,84 +123,97 @@ class StoreRing {
     return first < extent ? min(count, extent - first) : 0;
   }
 
-  // Coalesced: neighbouring lanes store neighbouring parts of a row of the box, or of several narrow ones. "Rows" are
-  // what is contiguous in D: `rows` of them, `stride` elements apart, of `columns` elements.
+  // "Rows" are what is contiguous in D: `rows` of them, `stride` elements apart, of `columns` elements. They may start
+  // anywhere, but what L2 takes best is whole sectors of 32 bytes. So of these a lane stores 16 bytes, wherever they
+  // lie in the staging buffer; at both ends of a row it stores elements. Narrow rows have few whole sectors, or none:
+  // there whole multiples of 16 bytes are enough.
   template <uint32_t kSize, uint32_t kRowBytes>
   JAXBW_DEVICE void copy(void* destination, StoreOrigin origin, uint64_t stride, uint32_t rows,
                          uint32_t columns) const {
+    constexpr uint32_t kWhole = kRowBytes < 128 ? 16 : 32;
     if (columns == 0) return;
     const uint64_t pitch = stride * kSize;
     const uint64_t first = reinterpret_cast<uint64_t>(destination) +
                            element_index(params_, origin.row, origin.column, origin.batch) * kSize;
-    if ((first | pitch) % 16 == 0) {
-      copy_vectors<kRowBytes>(first, pitch, rows, columns * kSize / 16);
-    } else {
-      copy_words<kSize, kRowBytes>(first, pitch, rows, columns);
+    copy_whole<kSize, kRowBytes, kWhole>(first, pitch, rows, columns * kSize);
+    if ((first | pitch | columns * kSize) % kWhole != 0) {
+      copy_ends<kSize, kRowBytes, kWhole>(first, pitch, rows, columns);
     }
   }
 
-  // Sixteen bytes to a lane.
-  template <uint32_t kRowBytes>
-  JAXBW_DEVICE void copy_vectors(uint64_t first_row, uint64_t pitch, uint32_t rows, uint32_t vectors) const {
-    constexpr uint32_t kVectors = kRowBytes / 16, kRows = ptx::kWarpSize / kVectors;  // of one step
-    constexpr uint32_t kSteps = 4;  // whose loads are under way at a time
-    const uint32_t lane = ptx::lane_index_here(), vector = lane % kVectors;
-    uint64_t address = first_row + lane / kVectors * pitch + vector * 16;
-    for (uint32_t row = lane / kVectors, first = 0; first < rows; first += kSteps * kRows) {
-      float staged[kSteps][4];
+  // A lane has one place in lines of 128 bytes, wherever a row starts: so eight neighbours store within one line,
+  // except those that have both ends of the row.
+  template <uint32_t kSize, uint32_t kRowBytes, uint32_t kWhole>
+  JAXBW_DEVICE void copy_whole(uint64_t first_row, uint64_t pitch, uint32_t rows, uint32_t bytes) const {
+    constexpr uint32_t kLanes = std::bit_ceil(kRowBytes / 16), kRows = ptx::kWarpSize / kLanes;  // of one step
+    constexpr uint32_t kSteps = kRows < 4 ? 4 : kRows < 16 ? 16 / kRows : 1;  // whose loads are under way at a time
+    constexpr uint32_t kLine = kLanes * 16 < 128 ? kLanes * 16 : 128;
+    const uint32_t lane = ptx::lane_index_here(), place = lane % kLanes * 16, source = buffer();
+    uint64_t address = first_row + lane / kLanes * pitch;
+    for (uint32_t row = lane / kLanes, first = 0; first < rows; first += kSteps * kRows) {
+      uint32_t staged[kSteps][8], from[kSteps];  // where in a row
 #pragma unroll
       for (uint32_t i = 0; i < kSteps; ++i) {
-        ptx::load_shared(staged[i], buffer() + staged_offset<kRowBytes>(row + i * kRows, vector));
+        from[i] = (place - static_cast<uint32_t>(address + i * kRows * pitch) % kLine) % (kLanes * 16);
+        const uint32_t chunk = from[i] / 16;
+        ptx::load_shared(reinterpret_cast<uint32_t (&)[4]>(staged[i][0]),
+                         source + staged_offset<kRowBytes>(row + i * kRows, chunk));
+        ptx::load_shared(reinterpret_cast<uint32_t (&)[4]>(staged[i][4]),
+                         source + staged_offset<kRowBytes>(row + i * kRows, min(chunk + 1, kRowBytes / 16 - 1)));
       }
 #pragma unroll
       for (uint32_t i = 0; i < kSteps; ++i, row += kRows, address += kRows * pitch) {
-        if (row < rows && vector < vectors) {
-          ptx::store_global(reinterpret_cast<float*>(address), staged[i][0], staged[i][1], staged[i][2], staged[i][3]);
+        const uint32_t before = place % kWhole;  // in its sector
+        if (row < rows && from[i] >= before && from[i] - before + kWhole <= bytes) {
+          uint32_t words[4];
+          take_bytes<kSize>(words, staged[i], from[i] % 16);
+          ptx::store_global(reinterpret_cast<void*>(address + from[i]), words[0], words[1], words[2], words[3]);
         }
       }
     }
   }
 
-  // Four bytes to a lane. Where a row of 16-bit elements starts in the middle of a word, a word is halves of two that
-  // were staged, and the first lane stores the two ends of the row.
-  template <uint32_t kSize, uint32_t kRowBytes>
-  JAXBW_DEVICE void copy_words(uint64_t first_row, uint64_t pitch, uint32_t rows, uint32_t columns) const {
-    constexpr uint32_t kWords = kRowBytes / 4, kRows = ptx::kWarpSize / kWords;  // of one step
-    constexpr uint32_t kSteps = 8;
-    const uint32_t lane = ptx::lane_index_here(), word = lane % kWords;
-    const uint32_t word_before = lane - word + (word + kWords - 1) % kWords;  // the lane that has it
-    uint64_t address = first_row + lane / kWords * pitch;
-    for (uint32_t row = lane / kWords, first = 0; first < rows; first += kSteps * kRows) {
-      uint32_t staged[kSteps];
+  // 16 bytes of 32, from a multiple of kSize on.
+  template <uint32_t kSize>
+  static JAXBW_DEVICE void take_bytes(uint32_t (&words)[4], const uint32_t (&of)[8], uint32_t from) {
+    uint32_t by_8[6], by_4[5];
 #pragma unroll
-      for (uint32_t i = 0; i < kSteps; ++i) {
-        const uint32_t offset = staged_offset<kRowBytes>(row + i * kRows, word / 4) + word % 4 * 4;
-        staged[i] = ptx::load_shared(buffer() + offset);
-      }
+    for (uint32_t i = 0; i < 6; ++i) by_8[i] = from & 8 ? of[i + 2] : of[i];
 #pragma unroll
-      for (uint32_t i = 0; i < kSteps; ++i, row += kRows, address += kRows * pitch) {
-        if constexpr (kSize == 4) {
-          if (row < rows && word < columns) *reinterpret_cast<uint32_t*>(address + word * 4) = staged[i];
-        } else {
-          const uint32_t before = __shfl_sync(ptx::kFullWarp, staged[i], word_before);
-          if (row < rows) store_word(address, staged[i], before, word, kRowBytes / kSize, columns);
-        }
-      }
+    for (uint32_t i = 0; i < 5; ++i) by_4[i] = from & 4 ? by_8[i + 1] : by_8[i];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      words[i] = kSize == 4 ? by_4[i] : __funnelshift_r(by_4[i], by_4[i + 1], from % 4 * 8);
     }
   }
 
-  // Elements 2 word and 2 word + 1 of a row of `columns`, or where it starts in the middle of a word, 2 word - 1 and
-  // 2 word; that before the first is the last of the box.
-  static JAXBW_DEVICE void store_word(uint64_t row, uint32_t staged, uint32_t before, uint32_t word, uint32_t width,
-                                      uint32_t columns) {
-    const uint32_t shift = row / 2 % 2, low = 2 * word - shift;
-    const uint32_t value = __funnelshift_l(before, staged, shift * 16);
-    auto* const elements = reinterpret_cast<uint16_t*>(row);
-    if (low < columns - 1) {
-      *reinterpret_cast<uint32_t*>(elements + low) = value;
-    } else {
-      if (low % width == columns - 1) elements[columns - 1] = static_cast<uint16_t>(value);
-      if (low + 1 == 0) elements[0] = static_cast<uint16_t>(value >> 16);
+  // The elements of a row in front of what copy_whole stores, and behind it.
+  template <uint32_t kSize, uint32_t kRowBytes, uint32_t kWhole>
+  JAXBW_DEVICE void copy_ends(uint64_t first_row, uint64_t pitch, uint32_t rows, uint32_t columns) const {
+    using Element = std::conditional_t<kSize == 2, uint16_t, uint32_t>;
+    constexpr uint32_t kLanes = kWhole / kSize, kRows = ptx::kWarpSize / kLanes;  // of one step
+    constexpr uint32_t kSteps = 8 / kRows;
+    const uint32_t lane = ptx::lane_index_here(), source = buffer();
+    // Of rows of whole sectors, the two ends are one sector together, or nothing.
+    for (uint32_t number = lane % kLanes; number < (columns % kLanes == 0 ? 1 : 2) * kLanes; number += kLanes) {
+      uint64_t address = first_row + lane / kLanes * pitch;
+      for (uint32_t row = lane / kLanes, first = 0; first < rows; first += kSteps * kRows) {
+        Element staged[kSteps];
+        uint32_t column[kSteps];
+#pragma unroll
+        for (uint32_t i = 0; i < kSteps; ++i) {
+          const uint32_t ahead =
+              min((0 - static_cast<uint32_t>(address + i * kRows * pitch)) / kSize % kLanes, columns);
+          const uint32_t whole = (columns - ahead) / kLanes * kLanes;
+          column[i] = number < ahead ? number : number + whole;
+          const uint32_t at = min(column[i], columns - 1) * kSize;
+          staged[i] = ptx::load_shared<Element>(source + staged_offset<kRowBytes>(row + i * kRows, at / 16) + at % 16);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kSteps; ++i, row += kRows, address += kRows * pitch) {
+          if (row < rows && column[i] < columns) ptx::store_global(address + column[i] * kSize, staged[i]);
+        }
+      }
     }
   }
 

@@ -37,7 +37,7 @@ constexpr uint32_t kSwizzleRows = kSwizzleAtom / kSwizzleSpan;
 constexpr uint32_t kMaxMmaN = 256;      // columns of an MMA: PTX 9.7.16.2.1
 constexpr uint32_t kMaxTeamRows = 128;  // of accumulators that registers hold
 // From so many parts on, sums that the whole GPU adds up are worth the launch.
-constexpr uint32_t kMinReducedParts = 8;
+constexpr uint32_t kMinReducedParts = 12;
 
 const char* name(DataType type) { return type == DataType::kF16 ? "f16" : type == DataType::kBF16 ? "bf16" : "f32"; }
 

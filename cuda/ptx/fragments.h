@@ -25,6 +25,13 @@ JAXBW_DEVICE void load_shared(float (&v)[4], uint32_t address) {
                : "memory");
 }
 
+JAXBW_DEVICE void load_shared(uint32_t (&v)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(address)
+               : "memory");
+}
+
 // The same where `wanted`; elsewhere v stays as it is. No branch, so that several loads are under way at a time.
 JAXBW_DEVICE void load_shared_if(bool wanted, float (&v)[4], uint32_t address) {
   asm volatile(

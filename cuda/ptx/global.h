@@ -1,4 +1,5 @@
-// Global memory: four floats at a time, and the counter by which warps of different CTAs hand over what they stored.
+// Global memory: vectors of four, single elements, and counters by which warps of different CTAs hand over what they
+// stored.
 #pragma once
 
 #include "ptx/thread.h"
@@ -28,12 +29,38 @@ JAXBW_DEVICE void store_global(void* address, uint32_t x, uint32_t y, uint32_t z
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
+JAXBW_DEVICE void store_global(uint64_t address, uint16_t x) {
+  asm volatile("st.global.b16 [%0], %1;" ::"l"(address), "h"(x) : "memory");
+}
+
+JAXBW_DEVICE void store_global(uint64_t address, uint32_t x) {
+  asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
+}
+
 // Adds to a counter and returns what it held. Everything that this thread stored or saw before is visible to whoever
 // sees the sum (PTX 8.8: release and acquire patterns at gpu scope).
 JAXBW_DEVICE uint32_t add_acq_rel(uint32_t* counter, uint32_t value) {
   uint32_t before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(value) : "memory");
   return before;
+}
+
+// The same, ordering nothing and without an answer to wait for.
+JAXBW_DEVICE void add_relaxed(uint32_t* counter, uint32_t value) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+
+JAXBW_DEVICE uint32_t load_relaxed(const uint32_t* counter) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
+// What was visible to whoever made the counter what it is, by add_acq_rel, is visible to this thread.
+JAXBW_DEVICE uint32_t load_acquire(const uint32_t* counter) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
 }
 
 }  // namespace jaxbw::ptx

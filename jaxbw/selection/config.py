@@ -15,8 +15,10 @@ SPAN_BYTES = 128  # hardware: one span of the 128-byte swizzle
 MAX_CLUSTER = {"sm90": 8, "sm100": 16}  # CTAs; above 8 with the non-portable attribute
 CLUSTER_K = {"sm90": (1, 2, 4, 8), "sm100": (1,)}
 MAX_SPLIT = {"sm90": 64, "sm100": 16}
+# From so many parts on all that are still there share what is left to do (cuda/gemm/split_k.h).
+MIN_SHARED_PARTS = {"sm90": 5, "sm100": MAX_SPLIT["sm100"] + 1}
 # From so many parts on a launch of its own adds them up (reduces_apart in cuda/host/gemm_rules.cc).
-MIN_REDUCED_PARTS = {"sm90": 8, "sm100": MAX_SPLIT["sm100"] + 1}
+MIN_REDUCED_PARTS = {"sm90": 12, "sm100": MAX_SPLIT["sm100"] + 1}
 MAX_SWIZZLE = 16
 SCHEDULERS = {"sm90": ("static", "none"), "sm100": ("clc", "static", "none")}  # the default first
 DYNAMIC = {"sm90": "none", "sm100": "clc"}  # which of them "dynamic" stands for

@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxbw.selection.candidates import Candidates, Integers
-from jaxbw.selection.config import MAX_CLUSTER, MIN_REDUCED_PARTS, SPAN_BYTES, GemmConfig
+from jaxbw.selection.config import (
+    MAX_CLUSTER,
+    MIN_REDUCED_PARTS,
+    MIN_SHARED_PARTS,
+    SPAN_BYTES,
+    GemmConfig,
+)
 from jaxbw.selection.machine import Machine
 from jaxbw.selection.workload import Workload
 
@@ -30,6 +36,8 @@ _MAX_GRID = 2**31 - 1  # hardware: CTAs along x
 _CLOCK_STEPS = 3  # of the fixed point of clock and utilisation
 # Columns that a warp stores at a time, the first that divides its tile's.
 _CHUNKS = {"sm90": (64, 32), "sm100": (64, 32, 16)}
+# Of sm90: a warp's rows of a tile of so many are a slice, and parts share its chunks of columns.
+_SLICES_HIGH, _SLICE_COLUMNS = 128, 32
 
 
 @dataclass(frozen=True)
@@ -587,10 +595,14 @@ def _period(
 
 
 def _split(machine: Machine, table: Candidates, cut: Grid, cycle: Floats) -> Floats:
-    """Each part leaves its sums. The last one reads all, or a launch behind, by all SMs."""
+    """Each part leaves its sums. The last one reads all, or each a share, or a launch behind does,
+    by all SMs."""
     sums = cut.rows * table.block_n * 4.0  # bytes
     one = sums / machine.epilogue_bytes_per_cycle * cycle
-    rounds = cut.part_rounds * (1 + table.split_k)
+    shared = table.split_k >= MIN_SHARED_PARTS[machine.family]
+    chunks = np.maximum(cut.rows // _SLICES_HIGH * table.block_n // _SLICE_COLUMNS, 1)
+    readers = np.where(shared, np.minimum(table.split_k, chunks), 1)
+    rounds = cut.part_rounds * (1 + table.split_k / readers)
     counted = rounds * one + machine.split_ns + machine.memset_ns
     ctas = cut.parts * table.cluster_m * table.cluster_n
     reduced = ctas * sums / machine.reduce_bytes_per_ns + machine.reduce_ns

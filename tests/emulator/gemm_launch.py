@@ -130,6 +130,7 @@ class Outcome:
     saved: list[Array]
     report: emulator.Report
     params: GemmParams
+    counters: Array  # of the slices of split tiles, as they were left
 
 
 def from_gemm_config(
@@ -440,7 +441,9 @@ def launch(
         )
         report = behind if behind.findings else report
     results.check()
-    return Outcome(d[..., : p.shape[2]], [x[..., : p.shape[2]] for x in saved], report, params)
+    return Outcome(
+        d[..., : p.shape[2]], [x[..., : p.shape[2]] for x in saved], report, params, counters
+    )
 
 
 def _operands(config: Config, product: Product, naive: bool) -> tuple[_Operand, _Operand]:

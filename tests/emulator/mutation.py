@@ -64,8 +64,8 @@ REDUNDANT = {
     # Of sums that are cast as f16, bf16 and f32, before each chunk; and behind one that is not.
     (_TT, "multiply", "bar.warp.sync", 8, "deleted"): _ONE_CHUNK,
     (_TT, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
+    (_TT, "multiply", "bar.warp.sync", 18, "deleted"): _ONE_CHUNK,
     (_TT, "epilogue", "bar.warp.sync", 1, "deleted"): _ONE_CHUNK,
-    (_TT, "epilogue", "bar.warp.sync", 3, "deleted"): _ONE_CHUNK,
     (_NN, "multiply", "bar.warp.sync", 8, "deleted"): _ONE_CHUNK,
     (_NN, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
     (_NN, "multiply", "bar.warp.sync", 18, "deleted"): _ONE_CHUNK,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from jaxbw.selection.config import MIN_REDUCED_PARTS
+from jaxbw.selection.config import MIN_REDUCED_PARTS, MIN_SHARED_PARTS
 
 from .gemm_cases import Case, transposed
 
@@ -75,7 +75,12 @@ def _sm90(name: str) -> Iterator[Case]:
     yield replace(base, **FULL)
     yield replace(base, **FULL, swap_ab=True, layout=transposed(layout))
     # Whose parts another launch adds up.
-    yield replace(base, **FULL, k=520, split_k=MIN_REDUCED_PARTS["sm90"])
+    many_parts = MIN_REDUCED_PARTS["sm90"]
+    yield replace(base, **FULL, k=64 * many_parts + 8, split_k=many_parts)
+    # Whose parts share what is left to do.
+    shared = replace(base, k=64 * MIN_SHARED_PARTS["sm90"], split_k=MIN_SHARED_PARTS["sm90"])
+    yield shared
+    yield replace(shared, **FULL)
     # Sums of parts that are only cast, chunk after chunk through a single staging buffer.
     for output in OUTPUTS:
         cast = replace(base, k=136, split_k=2, output=output, store_buffers=1)

@@ -225,6 +225,41 @@ def test_whatever_is_legal(draw: random.Random, schedule: tuple[str, int]) -> No
     check(gemm_draw.draw_case(draw), *schedule)
 
 
+# --- rows that TMA does not store
+
+
+@pytest.mark.parametrize("output", ["bf16", "f32"])
+@pytest.mark.parametrize("block_n", [32, 64])
+def test_narrow_results(block_n: int, output: str) -> None:
+    for n in range(1, 71):
+        check(Case(21, n, 16, family="sm90", layout="nt", block_n=block_n, output=output))
+
+
+@pytest.mark.parametrize("output", ["f16", "f32"])
+@pytest.mark.parametrize("block_n", [32, 64, 128, 192, 256])
+def test_rows_that_start_anywhere(block_n: int, output: str) -> None:
+    # Of elements from any multiple of the element's size on, in steps of it and of 4, 8, 16, 32.
+    for more in (1, 2, 3, 4, 8, 16, 31, -1, -6):
+        n = 2 * block_n + more
+        case = Case(
+            70, n, 16, dtype="f16", family="sm90", layout="nt", block_n=block_n, output=output
+        )
+        check(replace(case, store="rows"), *SCHEDULES[more % len(SCHEDULES)])
+        if block_n % 128 == 0:
+            check(replace(case, n=n // 2, gated=True, store="rows"))
+
+
+@pytest.mark.parametrize("output", ["bf16", "f32"])
+@pytest.mark.parametrize("block_n", [32, 128])
+def test_columns_that_start_anywhere(block_n: int, output: str) -> None:
+    for n in (1, 2, 7, 15, 16, 17, 33, 63, 68, 100, 135, 136, 144):
+        check(
+            Case(
+                35, n, 16, family="sm90", layout="nn", block_n=block_n, output=output, swap_ab=True
+            )
+        )
+
+
 # --- scheduling
 
 

@@ -173,6 +173,41 @@ def test_a_lane_that_waits_for_another_lane_of_its_warp() -> None:
         assert run(body, data=[0], schedule=schedule)[0] == 9
 
 
+SLEEPER = """
+  setp.ge.u32 %p0, %tid, 32;
+  @%p0 bra POLL;
+  setp.ne.u32 %p1, %tid, 0;
+  @%p1 bra END;
+  mbarrier.init.shared::cta.b64 [memory + 1024], 1;
+  fence.mbarrier_init.release.cluster;
+  mbarrier.arrive.expect_tx.shared::cta.b64 _, [memory + 1024], 16;
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
+      [memory], [%out], 16, [memory + 1024];
+WAIT:
+  mbarrier.try_wait.parity.shared::cta.b64 %p2, [memory + 1024], 0;
+  @!%p2 bra WAIT;
+  mov.b32 %r1, 1;
+  st.release.gpu.global.b32 [%out + 16], %r1;
+  bra END;
+POLL:
+  nanosleep.u32 20;
+  ld.acquire.gpu.global.b32 %r1, [%out + 16];
+  setp.eq.u32 %p3, %r1, 0;
+  @%p3 bra POLL;
+END:
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_when_all_who_can_run_sleep_operations_go_on(schedule: str) -> None:
+    """At once: a warp that sleeps says that it waits."""
+    out = emulator.empty(64, np.uint32)
+    out[...] = 0
+    report = module(SLEEPER).launch("kernel", grid=1, block=128, args=[out], schedule=schedule)
+    assert report.findings == []
+    assert report.steps < (1000 if schedule in ("eager", "latest") else 100_000)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_elected_lane_goes_its_way_while_the_others_wait(schedule: str) -> None:
     body = """

@@ -21,39 +21,39 @@ NARROW: dict[str, Any] = HOPPER | dict(block_n=64)
 
 # What the parts of a tile can be, a launch for each.
 CASES = {
-    "8 parts": Case(200, 200, 600, **HOPPER, split_k=8),
+    "12 parts": Case(200, 200, 850, **HOPPER, split_k=12),
     "17 parts": Case(136, 72, 1160, **NARROW, split_k=17),
     "64 parts": Case(72, 40, 4200, **NARROW, split_k=64),
-    "odd rows": Case(200, 133, 600, **HOPPER, split_k=9),
-    "rows of vectors": Case(200, 136, 600, **HOPPER | dict(output="f32"), split_k=9),
-    "batch": Case(72, 70, 600, batch=3, **NARROW, split_k=8),
-    "epilogue": Case(200, 136, 700, **NARROW, **ALL, split_k=10),
-    "epilogue of odd rows": Case(100, 77, 700, **NARROW, **ALL, split_k=8),
-    "in place": Case(100, 72, 700, **NARROW, c="bf16", in_place=True, bias="f32", split_k=8),
-    "gated": Case(200, 120, 600, **HOPPER, gated=True, activation="relu", save=True, split_k=8),
-    "gated, odd rows": Case(72, 45, 600, **HOPPER, gated=True, bias="f32", split_k=8),
-    "pingpong": Case(200, 136, 600, **NARROW, block_m=64, pingpong=True, split_k=8),
-    "two m64": Case(300, 200, 600, **HOPPER, block_m=256, split_k=8, save=True),
+    "odd rows": Case(200, 133, 850, **HOPPER, split_k=13),
+    "rows of vectors": Case(200, 136, 850, **HOPPER | dict(output="f32"), split_k=13),
+    "batch": Case(72, 70, 850, batch=3, **NARROW, split_k=12),
+    "epilogue": Case(200, 136, 850, **NARROW, **ALL, split_k=14),
+    "epilogue of odd rows": Case(100, 77, 850, **NARROW, **ALL, split_k=12),
+    "in place": Case(100, 72, 850, **NARROW, c="bf16", in_place=True, bias="f32", split_k=12),
+    "gated": Case(200, 120, 850, **HOPPER, gated=True, activation="relu", save=True, split_k=12),
+    "gated, odd rows": Case(72, 45, 850, **HOPPER, gated=True, bias="f32", split_k=12),
+    "pingpong": Case(200, 136, 850, **NARROW, block_m=64, pingpong=True, split_k=12),
+    "two m64": Case(300, 200, 850, **HOPPER, block_m=256, split_k=12, save=True),
     "two m64, pingpong": Case(
-        200, 136, 600, **HOPPER, block_m=128, pingpong=True, split_k=8, gated=True
+        200, 136, 850, **HOPPER, block_m=128, pingpong=True, split_k=12, gated=True
     ),
-    "swapped": Case(16, 264, 600, **HOPPER, block_n=32, swap_ab=True, split_k=8),
-    "swapped, odd rows": Case(5, 131, 600, **HOPPER, block_n=32, swap_ab=True, split_k=9, **ALL),
-    "2x1": Case(520, 136, 600, **NARROW, cluster=(2, 1), split_k=8, swizzle=2),
-    "2x2, along n": Case(520, 392, 600, **NARROW, cluster=(2, 2), split_k=8, raster="n"),
-    "clusters of parts": Case(136, 72, 2200, **NARROW, cluster_k=2, split_k=8),
+    "swapped": Case(16, 264, 850, **HOPPER, block_n=32, swap_ab=True, split_k=12),
+    "swapped, odd rows": Case(5, 131, 850, **HOPPER, block_n=32, swap_ab=True, split_k=13, **ALL),
+    "2x1": Case(520, 136, 850, **NARROW, cluster=(2, 1), split_k=12, swizzle=2),
+    "2x2, along n": Case(520, 392, 850, **NARROW, cluster=(2, 2), split_k=12, raster="n"),
+    "clusters of parts": Case(136, 72, 2200, **NARROW, cluster_k=2, split_k=12),
     "clusters of parts, gated": Case(
-        136, 72, 2200, **HOPPER | dict(stages=None), cluster_k=4, split_k=8, gated=True, save=True
+        136, 72, 3200, **HOPPER | dict(stages=None), cluster_k=4, split_k=12, gated=True, save=True
     ),
     "clusters of parts, swapped": Case(
-        16, 200, 2200, **HOPPER | ALL, block_n=32, cluster=(2, 1), cluster_k=2, split_k=8,
+        16, 200, 2200, **HOPPER | ALL, block_n=32, cluster=(2, 1), cluster_k=2, split_k=12,
         swap_ab=True,
     ),
-    "split tail": Case(600, 300, 600, **HOPPER, split_k=8, split_tail=True),
+    "split tail": Case(600, 300, 850, **HOPPER, split_k=12, split_tail=True),
     "split tail of clusters": Case(
-        136, 392, 600, **HOPPER | dict(stages=None), cluster_k=2, split_k=8, split_tail=True
+        136, 392, 1600, **HOPPER | dict(stages=None), cluster_k=2, split_k=12, split_tail=True
     ),
-    "no tail": Case(256, 256, 600, **HOPPER, split_k=8, split_tail=True),
+    "no tail": Case(256, 256, 850, **HOPPER, split_k=12, split_tail=True),
 }  # fmt: skip
 
 

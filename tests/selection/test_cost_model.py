@@ -313,18 +313,22 @@ def test_formulas_on_hopper() -> None:
 
 
 def test_many_parts_are_added_up_by_all_sms() -> None:
-    work = workload(512, 512, 16384)  # 16 tiles of 128 x 128
+    work = workload(256, 512, 16384)  # 8 tiles of 128 x 128, one wave of parts
     sums = 128 * 128 * 4  # bytes of one part of a tile
-    three, eight = (GemmConfig(128, 128, split_k=parts) for parts in (3, 8))
+    three, eight, many = (GemmConfig(128, 128, split_k=parts) for parts in (3, 8, 16))
     no_launch = dataclasses.replace(H200, reduce_ns=0.0, reduce_bytes_per_ns=math.inf)
-    left = term("split", eight, work, no_launch)
-    reduced = 8 * 16 * sums / H200.reduce_bytes_per_ns + H200.reduce_ns
-    assert term("split", eight, work, H200) == pytest.approx(left + reduced)
+    left = term("split", many, work, no_launch)
+    reduced = 16 * 8 * sums / H200.reduce_bytes_per_ns + H200.reduce_ns
+    assert term("split", many, work, H200) == pytest.approx(left + reduced)
     counted = (1 + 3) * left + H200.split_ns + H200.memset_ns
     assert term("split", three, work, H200) == pytest.approx(counted, rel=1e-3)  # another clock
+    # Eight parts share a slice's four chunks.
+    shared = (1 + 8 / 4) * left + H200.split_ns + H200.memset_ns
+    assert term("split", eight, work, H200) == pytest.approx(shared, rel=1e-3)
     # On sm100 the last part of a tile adds up, whatever their number.
-    assert term("split", eight, work, B200) > 8 * sums / B200.epilogue_bytes_per_cycle
-    memsets = [cost_model.memset_us(H200, GemmConfig(128, 128, split_k=k)) for k in (1, 7, 8)]
+    read = 16 * sums / B200.epilogue_bytes_per_cycle / B200.max_clock_ghz
+    assert term("split", many, work, B200) > read
+    memsets = [cost_model.memset_us(H200, GemmConfig(128, 128, split_k=k)) for k in (1, 11, 12)]
     assert memsets == [0.0, H200.memset_ns / 1000, 0.0]
 
 

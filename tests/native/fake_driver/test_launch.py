@@ -520,7 +520,7 @@ def test_many_parts_are_added_up_apart(
     fake: FakeDriver, split: dict[str, int], m: int, chunks: int
 ) -> None:
     config = SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"]} | split
-    product = Product(m, 640, 64 * 16, layout="nt", config=config)
+    product = Product(m, 640, 64 * 24, layout="nt", config=config)
     fake.launch_only()
     product.launch()
     (launch,) = fake.launches()
@@ -534,9 +534,9 @@ def test_many_parts_are_added_up_apart(
 
 
 def test_fewer_parts_are_counted(fake: FakeDriver) -> None:
-    Product(k=640, config=SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"] - 1}).check()
+    Product(k=832, config=SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"] - 1}).check()
     assert not fake.reductions()
-    Product(k=640, config=SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"]}).check()
+    Product(k=832, config=SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"]}).check()
     assert len(fake.reductions()) == 1
 
 

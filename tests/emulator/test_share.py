@@ -1,0 +1,129 @@
+"""The parts of a split tile share its finishing on Hopper: who is still there does (split_k.h)."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from jaxbw import emulator
+
+from . import gemm_cases, gemm_launch
+from .gemm_cases import Case
+from .installed import load, text
+
+HOPPER: dict[str, Any] = dict(family="sm90", output="bf16", stages=3)
+NARROW: dict[str, Any] = HOPPER | dict(block_n=64)
+ALL: dict[str, Any] = dict(
+    c="f32", bias="bf16", residual="f16", save=True, alpha=0.5, activation="relu"
+)
+SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("pct", 1)]
+
+# What is shared, each in a launch: a slice has 1 to 8 chunks.
+CASES = {
+    "cast": Case(136, 200, 520, **HOPPER, split_k=5),
+    "more parts than boxes": Case(136, 72, 520, **NARROW, split_k=7),
+    "wide": Case(136, 264, 400, **HOPPER, block_n=256, split_k=5),
+    "192 columns": Case(136, 200, 400, **HOPPER, block_n=192, split_k=5),
+    "float32": Case(136, 136, 400, **HOPPER | dict(output="f32"), split_k=5),
+    "rows": Case(136, 133, 400, **HOPPER, split_k=5),
+    "columns": Case(24, 200, 400, **HOPPER, block_n=32, swap_ab=True, split_k=6),
+    "elementwise": Case(
+        136, 264, 400, **HOPPER, block_n=256, split_k=5, bias="f32", activation="relu"
+    ),
+    "elementwise, 192 columns": Case(
+        136, 200, 400, **HOPPER, block_n=192, split_k=5, bias="f32", alpha=0.5, activation="relu"
+    ),
+    "gated": Case(136, 120, 400, **HOPPER, gated=True, activation="relu", split_k=5),
+    "gated, wide": Case(136, 200, 400, **HOPPER, block_n=256, gated=True, bias="f16", split_k=5),
+    "general": Case(136, 136, 400, **NARROW, **ALL, split_k=5),
+    "general, gated": Case(136, 133, 400, **HOPPER, gated=True, save=True, split_k=5),
+    "general, columns": Case(24, 133, 400, **HOPPER, **ALL, block_n=32, swap_ab=True, split_k=6),
+    "two m64": Case(264, 200, 400, **HOPPER, block_m=256, split_k=5),
+    "two m64, general": Case(264, 200, 400, **HOPPER, **ALL, block_m=256, split_k=5),
+    "pingpong": Case(200, 136, 400, **NARROW, block_m=64, pingpong=True, split_k=5),
+    "two m64, pingpong": Case(
+        200, 136, 400, **HOPPER, block_m=128, pingpong=True, split_k=5, gated=True
+    ),
+    "2x1": Case(264, 136, 400, **NARROW, cluster=(2, 1), split_k=5),
+    "2x2": Case(264, 264, 400, **NARROW, cluster=(2, 2), split_k=5, raster="n"),
+    "batch": Case(72, 70, 400, batch=3, **NARROW, split_k=5),
+    "split tail": Case(600, 300, 400, **HOPPER, split_k=5, split_tail=True),
+    "clusters of parts": Case(136, 72, 600, **NARROW | dict(stages=None), cluster_k=2, split_k=3),
+}  # fmt: skip
+
+
+def run(case: Case, sm_count: int, **options: Any) -> gemm_launch.Outcome:
+    return gemm_launch.launch(
+        options.pop("module", None) or load(case.kernel),
+        replace(case.config(), reduced=False),
+        case.product(),
+        sm_count=sm_count,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_split_tiles_are_finished(name: str) -> None:
+    """As many clusters as the machine holds at a time: one, some of the parts, all of them."""
+    case = CASES[name]
+    ctas = case.config().clusters
+    for clusters in (1, 3, 32):
+        for schedule, seed in SCHEDULES:
+            outcome = run(case, clusters * ctas, schedule=schedule, seed=seed)
+            gemm_cases.verify(case, case.product(), outcome)
+
+
+def stayers(outcome: gemm_launch.Outcome, parts: int) -> npt.NDArray[np.integer[Any]]:
+    """How many parts shared each slice; all have begun and arrived."""
+    assert (outcome.counters >> 16 == parts).all()
+    assert (outcome.counters & 0xFF == parts).all()
+    return outcome.counters >> 8 & 0xFF
+
+
+def test_who_is_there_when_all_have_begun_stays() -> None:
+    case = CASES["cast"]  # four tiles in five parts
+    alone = stayers(run(case, 1, schedule="eager"), case.split_k)
+    assert set(alone.tolist()) <= {0, 1}  # the last part of a tile, if anyone
+    together = stayers(run(case, 20, schedule="latest"), case.split_k)
+    assert (together == case.split_k).all()
+    mixed = [
+        stayers(run(case, 20, schedule="random", seed=seed), case.split_k) for seed in range(8)
+    ]
+    assert set(np.concatenate(mixed).tolist()) >= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    "name", ["cast", "elementwise", "general", "two m64, pingpong", "more parts than boxes"]
+)
+def test_the_bits_do_not_depend_on_who_stays(name: str) -> None:
+    case = replace(CASES[name], integers=False)
+    ways = [(1, "eager", 0), (3, "latest", 0), *((32, "random", seed) for seed in range(4))]
+    outcomes = [run(case, sms, schedule=schedule, seed=seed) for sms, schedule, seed in ways]
+    assert len({o.counters.tobytes() for o in outcomes}) > 1
+    assert len({b"".join(x.tobytes() for x in (o.d, *o.saved)) for o in outcomes}) == 1
+
+
+# Weaker orders, and a warp that stays but does not wait.
+MUTANTS = {
+    "sums are not acquired": (r"ld\.acquire\.gpu", "ld.relaxed.gpu"),
+    "arrivals order nothing": (r"atom\.add\.acq_rel", "atom.add.relaxed"),
+    "nobody waits": (r"(nanosleep\.u32 [^@]*ld\.acquire\.gpu[^@]*)@%p\d+ bra\s+\S+;", r"\1"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("name", ["cast", "general"])
+def test_what_orders_the_sums_is_needed(name: str, mutant: str) -> None:
+    case = CASES[name]
+    changed, count = re.subn(*MUTANTS[mutant], text(case.kernel))
+    assert count >= 1
+    module = emulator.Module(changed, "mutant.ptx")
+    found = [
+        finding.kind
+        for schedule, seed in SCHEDULES
+        for finding in run(case, 32, module=module, schedule=schedule, seed=seed).report.findings
+    ]
+    assert set(found) == {"race"}

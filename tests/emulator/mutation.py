@@ -51,7 +51,7 @@ _NEXT = "the next cluster barrier, to which these warps come instead; who has ex
 _SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
 _ALL_BUFFERS = "bar.warp.sync before each chunk that is only cast, and one behind each other chunk"
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
-_NN, _, _TN, _TT = SM90_NAMES
+_, _, _TN, _TT = SM90_NAMES
 REDUNDANT = {
     ("sm100", "setup", "bar.warp.sync", 1, "deleted"): _ALIGNED,
     ("sm100", "exit", "bar.warp.sync", 2, "deleted"): _ALIGNED,
@@ -62,13 +62,10 @@ REDUNDANT = {
     (_TN, "epilogue", "bar.warp.sync", 6, "deleted"): _ALL_BUFFERS,
     (_TN, "epilogue", "bar.warp.sync", 8, "deleted"): _SENT,
     # Of sums that are cast as f16, bf16 and f32, before each chunk; and behind one that is not.
-    (_TT, "multiply", "bar.warp.sync", 8, "deleted"): _ONE_CHUNK,
     (_TT, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
-    (_TT, "multiply", "bar.warp.sync", 18, "deleted"): _ONE_CHUNK,
+    (_TT, "multiply", "bar.warp.sync", 12, "deleted"): _ONE_CHUNK,
+    (_TT, "multiply", "bar.warp.sync", 20, "deleted"): _ONE_CHUNK,
     (_TT, "epilogue", "bar.warp.sync", 1, "deleted"): _ONE_CHUNK,
-    (_NN, "multiply", "bar.warp.sync", 8, "deleted"): _ONE_CHUNK,
-    (_NN, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
-    (_NN, "multiply", "bar.warp.sync", 18, "deleted"): _ONE_CHUNK,
 } | {
     ("sm100", "multiply", "xor.b32", occurrence, "parity flips every time"): (
         "two MMA tiles of a tile take both accumulators: their places go round every time"

@@ -79,8 +79,11 @@ def _sm90(name: str) -> Iterator[Case]:
     yield replace(base, **FULL, k=64 * many_parts + 8, split_k=many_parts)
     # Whose parts share what is left to do.
     shared = replace(base, k=64 * MIN_SHARED_PARTS["sm90"], split_k=MIN_SHARED_PARTS["sm90"])
-    yield shared
     yield replace(shared, **FULL)
+    for output in OUTPUTS:
+        yield replace(shared, output=output, store_buffers=1)
+    # ... behind whole tiles, some of which TMA may still be storing.
+    yield replace(shared, m=3 * shared.block_m - 8, n=columns - 8, split_tail=True)
     # Sums of parts that are only cast, chunk after chunk through a single staging buffer.
     for output in OUTPUTS:
         cast = replace(base, k=136, split_k=2, output=output, store_buffers=1)

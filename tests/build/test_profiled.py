@@ -46,6 +46,13 @@ def test_a_profiled_kernel_has_stamps_and_one_parameter_more(tmp_path: Path) -> 
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_the_widest_tile_has_registers_for_stamps(tmp_path: Path) -> None:
+    """It spilled, and was refused, while only narrower tiles were profiled in tests: stamps held
+    on to their address through the main loop."""
+    done = compiled(tmp_path, "jaxbw_sm90_bf16_nn_64x256")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", ["jaxbw_sm90_repack_16bit", "jaxbw_sm90_none"])
 def test_what_has_no_roles_is_refused(tmp_path: Path, name: str) -> None:
     done = compiled(tmp_path, name)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from jaxbw import emulator
+from jaxbw.selection.config import MIN_SHARED_PARTS
 
 from . import gemm_cases, gemm_launch
 from .gemm_cases import Case
@@ -93,6 +94,13 @@ def test_who_is_there_when_all_have_begun_stays() -> None:
         stayers(run(case, 20, schedule="random", seed=seed), case.split_k) for seed in range(8)
     ]
     assert set(np.concatenate(mixed).tolist()) >= {1, 2, 3, 4}
+
+
+def test_from_so_many_parts_on_they_share() -> None:
+    """The selection's model knows the kernel's constant."""
+    for parts in (MIN_SHARED_PARTS["sm90"] - 1, MIN_SHARED_PARTS["sm90"]):
+        begun = run(replace(CASES["cast"], split_k=parts), 16).counters >> 16
+        assert (begun == (parts if parts == MIN_SHARED_PARTS["sm90"] else 0)).all()
 
 
 @pytest.mark.parametrize(

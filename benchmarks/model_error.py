@@ -23,7 +23,7 @@ import math
 import pathlib
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import measure_configs
 import numpy as np
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from products import Product
 
 from jaxbw.selection.candidates import Candidates
-from jaxbw.selection.cost_model import evaluate, memset_us
+from jaxbw.selection.cost_model import Costs, evaluate, memset_us
 from jaxbw.selection.machine import Machine, machines
 from jaxbw.selection.workload import Workload, workload
 from jaxbw.tuning.measure import Measured
@@ -87,11 +87,15 @@ class Measurements:
         times = np.array([each.microseconds + memset_us(machine, each.config) for each in measured])
         return cls(product, measured, tuple(groups), times, times / times.min())
 
+    def priced(self, machine: Machine) -> Iterator[tuple[Group, Costs]]:
+        """Each group with what the model says of it."""
+        for group in self.groups:
+            yield group, evaluate(group.work, machine, group.table, group.rasterisation)
+
     def modelled(self, machine: Machine) -> Floats:
         """Microseconds."""
         totals = np.empty(len(self.measured))
-        for group in self.groups:
-            costs = evaluate(group.work, machine, group.table, group.rasterisation)
+        for group, costs in self.priced(machine):
             totals[group.rows] = costs.total / 1000
         return totals
 

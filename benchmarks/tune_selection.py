@@ -28,7 +28,6 @@ import numpy as np
 from model_error import Floats, Measurements, geometric_mean
 
 from jaxbw.selection import tuned
-from jaxbw.selection.cost_model import evaluate
 from jaxbw.selection.machine import Machine, machines
 from jaxbw.selection.tuned import Table
 from jaxbw.selection.tuned.features import FEATURES, features
@@ -69,10 +68,10 @@ class Sample:
 def sample(machine: Machine, measured: Measurements) -> Sample:
     """A product with its features."""
     rows = np.empty((len(measured.measured), len(FEATURES)))
-    for group in measured.groups:
-        costs = evaluate(group.work, machine, group.table, group.rasterisation)
+    errors = np.log(measured.microseconds)
+    for group, costs in measured.priced(machine):
         rows[group.rows] = features(group.work, machine, group.table, costs)
-    errors = np.log(measured.microseconds / measured.modelled(machine))
+        errors[group.rows] -= np.log(costs.total / 1000)
     weights = measured.slower**-SLOW
     weights /= weights.sum()
     product = measured.product
@@ -131,11 +130,12 @@ def tune(samples: Sequence[Sample], made: Mapping[str, Any]) -> dict[str, Any]:
 
 def regret(machine: Machine, measured: Measurements, table: Table | None) -> float:
     """The time of what is rated best over the least."""
-    rated = measured.modelled(machine)
-    if table is not None:
-        for group in measured.groups:
-            costs = evaluate(group.work, machine, group.table, group.rasterisation)
-            rated[group.rows] *= table.factors(group.work, machine, group.table, costs)
+    if table is None:
+        return measured.regret(machine)
+    rated = np.empty(len(measured.measured))
+    for group, costs in measured.priced(machine):
+        factors = table.factors(group.work, machine, group.table, costs)
+        rated[group.rows] = costs.total * factors
     return float(measured.slower[rated.argmin()])
 
 

@@ -15,12 +15,12 @@ JAXBW_DEVICE void for_each_step(const Function& function) {
   }
 }
 
-constexpr float kLog2E = 1.4426950408889634f;
-
 // x * sigmoid(z) = x / (1 + e^-z), of -z * log2(e). Exact to a few ulp: an overflowing e^-z gives 1 / inf = 0.
 JAXBW_DEVICE float times_sigmoid(float x, float negative_log2) {
   return x * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(negative_log2));
 }
+
+constexpr float kLog2E = 1.4426950408889634f;
 
 JAXBW_DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }  // keeps NaN, as jax.nn.relu does
 JAXBW_DEVICE float silu(float x) { return times_sigmoid(x, -kLog2E * x); }

@@ -73,7 +73,7 @@ class Table:
 
     def covers(self, work: Workload) -> bool:
         """Whether a product is between those that were measured."""
-        m, n, k = sizes_of(work)
+        m, n, k = (work.n, work.m, work.k) if work.swapped else (work.m, work.n, work.k)
         found = zip((m, n, k, m * n * k), SIZES, strict=True)
         return all(self.sizes[name][0] <= size <= self.sizes[name][1] for size, name in found)
 
@@ -86,11 +86,6 @@ class Table:
         logarithms = self.trees.total(features(work, machine, table, costs)[rows])
         factors[rows] = np.exp(np.clip(logarithms, -math.log(MOST), math.log(MOST)))
         return factors
-
-
-def sizes_of(work: Workload) -> tuple[int, int, int]:
-    """m, n and k as the product has them."""
-    return (work.n, work.m, work.k) if work.swapped else (work.m, work.n, work.k)
 
 
 def _bounds(given: Any) -> tuple[int, int]:

@@ -40,12 +40,12 @@ class Forest:
         nodes = [_nodes(tree, features) for tree in trees]
         sizes = np.array([len(each["feature"]) for each in nodes], np.int64)
         roots = np.cumsum(sizes) - sizes
-        both = [
-            {name: column + root if name in ("left", "right") else column for name, column in each}
-            for root, each in zip(roots, (tree.items() for tree in nodes), strict=True)
-        ]
-        joined = {name: np.concatenate([each[name] for each in both]) for name in _COLUMNS}
-        return cls(roots, **joined, depth=max(map(_depth, nodes)))
+        depth = max(map(_depth, nodes))
+        for root, tree_nodes in zip(roots, nodes, strict=True):
+            for side in ("left", "right"):
+                tree_nodes[side] += root  # from numbers in the tree to numbers in the forest
+        joined = {name: np.concatenate([each[name] for each in nodes]) for name in _COLUMNS}
+        return cls(roots, **joined, depth=depth)
 
     def __len__(self) -> int:
         return len(self.roots)

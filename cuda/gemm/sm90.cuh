@@ -6,8 +6,8 @@
 //
 // How the teams divide the work is chosen at launch:
 //
-//   cooperative   each has half of the rows of every tile         team 0  [ main loop 0 ][epilogue][ main loop 1 ]
-//                                                                      1  [ main loop 0 ][epilogue][ main loop 1 ]
+//   cooperative   each has half of the rows of every tile,        team 0  [ main loop 0 ][epilogue][ main loop 1 ]
+//                 team 0 some blocks of K ahead at its end             1  [ main loop 0    ][epilogue][ main loop 1 ]
 //   pingpong      they take turns at tiles: the epilogue of       team 0  [main 0][epilogue][main 2][epilogue]
 //                 one runs beside the main loop of the other           1          [main 1][epilogue][main 3]
 //
@@ -158,29 +158,53 @@ class StageReader {
   uint32_t peer_first_empty_ = 0;
 };
 
+// Of the two teams, one after the other.
+//
 // Pingpong: a team reads stages only when the other has seen all of its own full. Barriers of the ring tell one round
 // from the next by a parity: who waited for a round further ahead would take an old one for it.
+//
+// Cooperative: see Stagger.
 class Turn {
  public:
-  JAXBW_DEVICE Turn(bool pingpong, uint32_t team) : pingpong_(pingpong), team_(team) {}
+  explicit JAXBW_DEVICE Turn(uint32_t team) : team_(team) {}
 
-  JAXBW_DEVICE void await() const {
-    if (pingpong_) ptx::named_barrier_sync(kFirstTurnBarrier + team_, kTeamThreads);
-  }
-  JAXBW_DEVICE void pass() const {
-    if (pingpong_) ptx::named_barrier_arrive(kFirstTurnBarrier + (team_ ^ 1), kTeamThreads);
-  }
+  JAXBW_DEVICE void await() const { ptx::named_barrier_sync(kFirstTurnBarrier + team_, kTeamThreads); }
+  JAXBW_DEVICE void pass() const { ptx::named_barrier_arrive(kFirstTurnBarrier + (team_ ^ 1), kTeamThreads); }
 
  private:
   static constexpr uint32_t kTeamThreads = kTeams * kTeamWarps * ptx::kWarpSize;
 
-  bool pingpong_;
   uint32_t team_;
+};
+
+// Cooperative: team 1 stops kBlocks before the end of a main loop until team 0 has issued its last products. The tensor
+// cores lose nothing, as long as team 0 finds its stages full; and then one team's epilogue, and the products that it
+// begins with afterwards, are beside products of the other, where both would have waited for both epilogues.
+//
+// Team 0 gets that far: what team 1 holds back is a stage less than the ring has. And it does not get as far again, for
+// the next tile, while team 1 still waits, which the barrier could not tell from the first time: a main loop that fits
+// into the ring is not staggered.
+class Stagger {
+ public:
+  JAXBW_DEVICE Stagger(const GemmParams& p, uint32_t team, uint32_t blocks) {
+    const bool staggered = p.pingpong == 0 && blocks >= p.stages;
+    leads_ = staggered && team == 0;
+    if (staggered && team == 1) last_before_ = blocks - 1 - min(kBlocks, p.stages - 1);
+  }
+
+  JAXBW_DEVICE bool leads() const { return leads_; }
+  JAXBW_DEVICE bool stops_behind(uint32_t block) const { return block == last_before_; }
+
+ private:
+  static constexpr uint32_t kBlocks = 3;  // five are a loss where tiles are narrow and loads the bound
+
+  bool leads_;
+  uint32_t last_before_ = ~0u;
 };
 
 // Multiply role's main loop: accumulators = A * B over `blocks` stages, of whose rows this team's start at `first_row`.
 // One group of wgmmas stays in flight while the next stage is awaited, so the tensor core does not run dry. Calls
-// `meanwhile` beside every group, and `issued` once nothing more is awaited.
+// `meanwhile` beside the products of every block, with its number, and `issued` once nothing more is awaited.
 template <Config kConfig, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t blocks,
                            uint32_t first_row, StageReader& reader, const Meanwhile& meanwhile, const Issued& issued) {
@@ -212,7 +236,7 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
       ptx::wgmma_wait_group<1>();
       reader.release(previous);
     }
-    meanwhile();
+    meanwhile(block);
     previous = slot;
   }
   issued();
@@ -233,7 +257,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
   DelayedStores<kConfig.block_n, kConfig.accumulators()> delayed(p, stores);
-  const Turn turn(pingpong, team);
+  const Turn turn(team);
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
@@ -264,14 +288,21 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     float accumulators[kConfig.accumulators()];
     HeldBias<kConfig.block_n> bias;
     context.profile.enter(Activity::kAwaitTurn);
-    if (count > 0) turn.await();
+    if (pingpong && count > 0) turn.await();
     const bool shares = SplitSum::shared_by(item.parts) && !cluster.shared();
     if (shares) parts().begin();
+    const uint32_t blocks = context.k_part(number).block_count(k_blocks);
+    const Stagger stagger(p, team, blocks);
     multiply<kConfig>(
-        accumulators, context, context.k_part(number).block_count(k_blocks), team_in_tile * kConfig.team_rows, reader,
-        [&] { delayed.store_one(); },
+        accumulators, context, blocks, team_in_tile * kConfig.team_rows, reader,
+        [&](uint32_t block) {
+          delayed.store_one();
+          if (!stagger.stops_behind(block)) return;
+          context.profile.enter(Activity::kAwaitTurn);
+          turn.await();
+        },
         [&] {
-          if (number + step < p.work_items) turn.pass();
+          if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
           if (formula == Formula::kElementwise) bias.load(p, tile, row);
         });
 

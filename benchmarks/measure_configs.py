@@ -119,9 +119,14 @@ def main() -> None:
     )
     parser.add_argument("--shapes", nargs="*", default=[], metavar="M,N,K,LAYOUT[,EPILOGUE]")
     parser.add_argument("--least", type=int, default=1, help="m, n and k of the random products")
+    parser.add_argument(
+        "--multiples", type=int, nargs="+", default=products.MULTIPLES, help="sizes are of one of"
+    )
     arguments, device = parse(parser, draw=0, seed=1)
     wanted = [products.parse(text) for text in arguments.shapes]
-    wanted += products.draw(arguments.draw, arguments.seed, arguments.epilogue, arguments.least)
+    wanted += products.draw(
+        *(arguments.draw, arguments.seed, arguments.epilogue, arguments.least, arguments.multiples)
+    )
     effort = Effort(count=arguments.count)
     bench = Gpu()
     for product, measured in run(bench, wanted, device, effort, arguments.out, arguments.budget):

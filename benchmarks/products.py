@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxbw.bench.case import CONTRACTING
+from jaxbw.bench.case import CONTRACTING, suite
 from jaxbw.epilogue import IDENTITY, Epilogue
 from jaxbw.problem import GemmProblem, reduce_dot_general
 
@@ -64,16 +64,23 @@ def parse(text: str) -> Product:
     return Product(int(m), int(n), int(k), layout, "bfloat16", *epilogue)
 
 
-def draw(count: int, seed: int, epilogue: str = "none", least: int = 1) -> list[Product]:
+def draw(
+    count: int,
+    seed: int,
+    epilogue: str = "none",
+    least: int = 1,
+    multiples: Sequence[int] = MULTIPLES,
+) -> list[Product]:
     """Random products: log-uniform sizes from decoding to large ones, unaligned ones among them.
 
     The sizes and layouts of a seed are the same with every epilogue. `least` leaves those out whose
-    m, n or k is less.
+    m, n or k is less; sizes are multiples of one of `multiples`, but for a few rows. What `python
+    -m jaxbw bench` measures is not drawn: no choice is made from that.
     """
-    source = random.Random(seed)
+    source, benchmarked = random.Random(seed), suite()
     drawn: list[Product] = []
     while len(drawn) < count:
-        multiple = source.choice(MULTIPLES)
+        multiple = source.choice(multiples)
 
         def extent(least: int, most: int, step: int = multiple) -> int:
             size: float = least * (most / least) ** source.random()
@@ -86,6 +93,7 @@ def draw(count: int, seed: int, epilogue: str = "none", least: int = 1) -> list[
         flops = 2 * product.m * product.n * product.k
         largest = max(m * product.k, product.k * product.n, m * product.n)
         small = min(product.m, product.n, product.k) < least
-        if flops <= MOST_FLOPS and largest <= MOST_ELEMENTS and not small:
+        fits = flops <= MOST_FLOPS and largest <= MOST_ELEMENTS
+        if fits and not small and (product.m, product.n, product.k) not in benchmarked:
             drawn.append(product)
     return drawn

@@ -128,7 +128,9 @@ void decode_cta_barrier(Decoder& d, bool implicitly_aligned) {
 
 void cluster_arrive(Step& s, const Instruction& in) {
   Cluster& cluster = *s.cta.cluster;
-  release(s, cluster.barrier_clocks, in.detail);
+  const bool relaxed = in.detail;
+  if (!relaxed) s.machine.land_arrivals(s.warp);
+  release(s, cluster.barrier_clocks, relaxed);
   for_lanes(s.active, [&](uint32_t i) {
     if (s.warp.cluster_phase[i] == cluster.barrier_phase + 1)
       throw Error("a thread arrives twice at the cluster barrier without a wait");
@@ -151,7 +153,8 @@ void cluster_wait(Step& s, const Instruction&) {
     cluster.races->acquire(actor_of(s), cluster.barrier_clocks, false);
 }
 
-// Fences. The machine itself has sequentially consistent memory: only the race detector cares.
+// Fences. The machine itself has sequentially consistent memory: only the race detector cares, and arrivals that
+// travel.
 enum Fence : uint64_t {
   kRelease = 1,
   kAcquire = 2,
@@ -159,10 +162,12 @@ enum Fence : uint64_t {
   kTmemBefore = 8,
   kTmemAfter = 16,
   kBarrierInit = 32,
-  kGpu = 64
+  kGpu = 64,
+  kCluster = 128  // or wider
 };
 
 void fence(Step& s, const Instruction& in) {
+  if (in.detail & kRelease && in.detail & kCluster) s.machine.land_arrivals(s.warp);
   RaceDetector* races = s.cta.cluster->races.get();
   if (!races) return;
   const Actor who = actor_of(s);
@@ -191,6 +196,7 @@ void decode_fence(Decoder& d) {
   if (!is_proxy && !d.has("release") && !d.has("acquire")) d.out.detail |= kRelease | kAcquire;
   d.out.detail |= d.bits_if("release", kRelease) | d.bits_if("acquire", kAcquire);
   if (!is_proxy && !d.has("mbarrier_init") && !d.has("cta") && !d.has("cluster")) d.out.detail |= kGpu;
+  if (!d.has("cta")) d.out.detail |= kCluster;
   d.out.execute = fence;
 }
 void decode_tcgen05_fence(Decoder& d) {

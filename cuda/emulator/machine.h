@@ -166,6 +166,7 @@ struct Warp {
   std::unique_ptr<BulkGroups[]> bulk;   // per lane, made when needed
   std::vector<uint8_t> local;           // kLanes x Program::local_bytes
   Queue copies;                         // cp.async
+  Queue arrivals;                       // at mbarriers of other CTAs
   uint64_t copies_issued = 0, copies_complete = 0;
   std::deque<uint64_t> copy_groups;          // `copies_issued` at each commit
   uint32_t in_flight = 0;                    // operations that own rows of the register file
@@ -289,6 +290,7 @@ class Machine {
 
   // Asynchronous operations. `queue` null: unordered with all others.
   void issue(std::unique_ptr<Operation> operation, Queue* queue = nullptr);
+  void land_arrivals(Warp& warp);  // behind a release at cluster scope, they are no longer on their way
   // How many of `parts` an operation should do in this step.
   uint32_t part(uint32_t parts);
   // Counts an operation of the warp that runs. issue() does it for its operations.

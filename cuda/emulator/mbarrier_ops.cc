@@ -1,5 +1,8 @@
 // mbarrier instructions (PTX 9.7.13.15).
 //
+// An arrival at a barrier of another CTA travels: it lands at some time. What orders it is that somebody sees the phase
+// complete, or a release at cluster scope by whoever has sent it (Machine::land_arrivals).
+//
 // The state that arrive returns is opaque to a kernel: here the phase in the high bits, the pending count in the
 // low 20.
 #include <algorithm>
@@ -49,7 +52,49 @@ void invalidate(Step& s, const Instruction& in) {
 
 enum Arrive : uint64_t { kExpect = 1, kNoArrive = 2, kDrop = 4, kComplete = 8, kRelaxed = 16 };
 
-// arrive, arrive_drop, expect_tx, complete_tx and arrive.expect_tx: bytes first, then the arrival.
+// What a lane does to a barrier: bytes first, then the arrival.
+struct Arrival {
+  uint64_t detail;
+  uint32_t value;
+
+  void land(Machine& machine, MBarrier& barrier) const {
+    if (detail & kExpect) machine.advance(barrier, barrier.expect(value));
+    if (detail & kComplete) machine.advance(barrier, barrier.complete(value));
+    if (detail & kNoArrive) return;
+    const uint32_t arrivals = detail & kExpect ? 1 : value;
+    if (detail & kDrop) barrier.count -= arrivals;
+    machine.advance(barrier, barrier.arrive(arrivals));
+  }
+};
+
+// The arrivals of a warp's lanes at barriers of other CTAs.
+class RemoteArrivals final : public Operation {
+ public:
+  struct Part {
+    Cta* cta;
+    uint32_t offset;
+    Arrival arrival;
+  };
+
+  RemoteArrivals(Step& s, std::vector<Part> parts) : Operation(s.line, s.cta), parts_(std::move(parts)) {
+    for (const Part& part : parts_) ++part.cta->operations;
+  }
+
+  bool step(Machine& machine) override {
+    for (uint32_t count = machine.part(uint32_t(parts_.size())); count > 0; --count) {
+      const Part part = parts_.back();
+      parts_.pop_back();
+      part.arrival.land(machine, machine.mbarrier_of(*part.cta, part.offset, *this));
+      --part.cta->operations;
+    }
+    return parts_.empty();
+  }
+
+ private:
+  std::vector<Part> parts_;
+};
+
+// arrive, arrive_drop, expect_tx, complete_tx and arrive.expect_tx.
 void arrive(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   if (in.sources > 1) check_use(s, in.s[1], "a count");
@@ -57,26 +102,27 @@ void arrive(Step& s, const Instruction& in) {
   // their order open.
   const MBarrier* arrived_at = nullptr;
   uint64_t state = 0;
+  std::vector<RemoteArrivals::Part> remote;
   for_lanes(s.active, [&](uint32_t i) {
     const Location at = barrier_location(s, in, i);
     MBarrier& barrier = s.machine.mbarrier(at);
     if (at.cta != &s.cta && barrier.initialiser != kNoAgent)
       s.machine.finding("mbarrier", s,
                         "arrives at a barrier of another CTA whose mbarrier.init no fence.mbarrier_init has followed");
-    const uint32_t value = in.sources > 1 ? row32(s, in.s[1])[i] : 1;
+    const Arrival arrival{in.detail, in.sources > 1 ? row32(s, in.s[1])[i] : 1};
     if (&barrier != arrived_at || barrier.phase != state >> kStateShift) {
       arrived_at = &barrier;
       state = barrier.phase << kStateShift | uint64_t(barrier.pending);
     }
     if (in.destinations) set_lane(s, in.d[0], i, state);
-    if (in.detail & kExpect) s.machine.advance(barrier, barrier.expect(value));
-    if (in.detail & kComplete) s.machine.advance(barrier, barrier.complete(value));
-    if (in.detail & kNoArrive) return;
-    release(s, barrier.clocks, in.detail & kRelaxed);
-    const uint32_t arrivals = in.detail & kExpect ? 1 : value;
-    if (in.detail & kDrop) barrier.count -= arrivals;
-    s.machine.advance(barrier, barrier.arrive(arrivals));
+    if (!(in.detail & kNoArrive)) release(s, barrier.clocks, in.detail & kRelaxed);
+    if (at.cta == &s.cta || s.machine.eager()) {
+      arrival.land(s.machine, barrier);
+    } else {
+      remote.push_back({at.cta, uint32_t(at.offset), arrival});
+    }
   });
+  if (!remote.empty()) s.machine.issue(std::make_unique<RemoteArrivals>(s, std::move(remote)), &s.warp.arrivals);
   if (in.destinations) mark_written(s, in.d[0], s.active);
 }
 

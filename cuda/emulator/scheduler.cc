@@ -140,6 +140,10 @@ void Machine::step_queue(Queue& queue) {
   if (queue.operations.empty()) remove_pending(queue);
 }
 
+void Machine::land_arrivals(Warp& warp) {
+  while (!warp.arrivals.operations.empty()) step_queue(warp.arrivals);
+}
+
 void Machine::remove_pending(Queue& queue) {
   std::erase(pending_, &queue);  // keeps the order of issue
   queue.slot = -1;

@@ -53,6 +53,12 @@ struct RingBarriers {
   JAXBW_DEVICE void wait_full(RingPosition at) const { ptx::mbarrier_wait(full(at.slot()), at.parity()); }
   JAXBW_DEVICE void wait_empty(RingPosition at) const { ptx::mbarrier_wait_relaxed(empty(at.slot()), at.parity()); }
 
+  // Until every slot is empty, where `next` would be filled next. A CTA must not exit before: readers in its peers may
+  // have told it that they are done, but arrivals travel, and no relaxed barrier of the cluster waits for them.
+  JAXBW_DEVICE void await_empty(RingPosition next, uint32_t slots) const {
+    for (; slots > 0; --slots, next.advance()) wait_empty(next);
+  }
+
   // By one thread, before anybody uses the ring; ptx::fence_mbarrier_init and a cluster barrier follow.
   JAXBW_DEVICE void init(uint32_t slots, uint32_t full_arrivals, uint32_t empty_arrivals) const {
 #pragma unroll 1

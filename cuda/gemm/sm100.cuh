@@ -58,6 +58,7 @@ JAXBW_DEVICE void schedule(const Context& context) {
     }
     item = items.next();
   }
+  responses.await_empty(at, kResponses);
 }
 
 // Load role: one warp of every CTA.
@@ -119,6 +120,8 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
       b_up.advance();
     }
   }
+  context.profile.enter(Activity::kAwaitExit);
+  stages.await_empty(at, p.stages);
 }
 
 // Multiply role: one warp of the leader CTA of each group.
@@ -172,6 +175,8 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
       accumulator[mma].advance(kMmaTiles);
     }
   }
+  context.profile.enter(Activity::kAwaitExit);
+  accumulators.await_empty(accumulator[0], p.accumulators);
 }
 
 template <uint32_t kCtaGroup>

@@ -123,6 +123,8 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
       fill_stages<false, false>(context, load, at, blocks);
     }
   }
+  context.profile.enter(Activity::kAwaitExit);
+  context.ring().await_empty(at, p.stages);
 }
 
 // A multiplying warp's place in the ring, and how it lets go of a stage: it tells every CTA that loads for this one.
@@ -380,9 +382,8 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
     ptx::increase_registers<kTeamRegisters>();
     multiply_tiles<kConfig>(context, warp - kTeamWarps);
   }
-  // No CTA leaves while a peer may still arrive on its barriers, or receive what it has sent.
   context.profile.enter(Activity::kAwaitExit);
-  if (context.cluster.size() > 1) ptx::cluster_sync();
+  if (params.cluster.k.value > 1) ptx::cluster_sync();  // no CTA leaves while a peer may still receive what it has sent
   context.profile.finish();
 }
 

@@ -91,7 +91,7 @@ def test_who_is_there_when_all_have_begun_stays() -> None:
     together = stayers(run(case, 20, schedule="latest"), case.split_k)
     assert (together == case.split_k).all()
     mixed = [
-        stayers(run(case, 20, schedule="random", seed=seed), case.split_k) for seed in range(8)
+        stayers(run(case, 20, schedule="random", seed=seed), case.split_k) for seed in range(16)
     ]
     assert set(np.concatenate(mixed).tolist()) >= {1, 2, 3, 4}
 

@@ -21,7 +21,10 @@ import numpy.typing as npt
 
 import jaxbw
 from jaxbw import _native
-from jaxbw.selection import manifest
+from jaxbw.problem import reduce_dot_general
+from jaxbw.selection import devices, manifest
+from jaxbw.selection.select import Choice, select
+from jaxbw.tuning.launching import Gpu
 
 from ..emulator.gemm_cases import verify_results
 from . import direct, fuzz_direct
@@ -29,6 +32,8 @@ from .direct import Case
 
 THREADS, STREAMS = 8, 4
 CALLS = 200  # of one compiled function
+SHORT_LAUNCHES = 300_000  # some 6 seconds
+MATMUL = (((1,), (0,)), ((), ()))
 Result = TypeVar("Result")
 Values = npt.NDArray[np.float32]
 
@@ -75,6 +80,30 @@ def race_jax() -> None:
                 np.testing.assert_array_equal(got, _bf16(wanted))
 
     _together(work)
+
+
+def short_clusters() -> None:
+    """CTAs must not exit while what a peer tells them is under way: the launch would fail.
+
+    Of few rows one team has nothing to store, so its last arrivals and the exit are close to each
+    other. When that team was made to finish last, one launch of some 20,000 failed, on an H200.
+    """
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((5, 15360), (15360, 2560)))
+    problem = reduce_dot_general(x, w, MATMUL, x.dtype).problem
+    device = devices.running_device()
+    assert device is not None
+    bench = Gpu()
+    launches = []
+    for cluster in ((2, 1), (4, 1)):
+        for split_k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
+            config = jaxbw.GemmConfig(128, 32, swap_ab=True, cluster=cluster, split_k=split_k)
+            choice = select(problem, device, ("sm90",), config, manifest.kernels())
+            assert isinstance(choice, Choice), choice
+            launches.append(bench.launch(problem, choice))
+    for number in range(SHORT_LAUNCHES):
+        launch = launches[number // 5 % len(launches)]
+        launch(number, number, number % 300 == 299)
+    print(f"{SHORT_LAUNCHES} launches")
 
 
 def broken_kernel() -> None:
@@ -226,7 +255,7 @@ def _refused(error: type[Exception], attempt: Callable[[], Any]) -> str:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        *(race_direct, race_jax, broken_kernel),
+        *(race_direct, race_jax, short_clusters, broken_kernel),
         *(with_command_buffers, without_command_buffers),
     )
 }

@@ -53,7 +53,7 @@ def run(scenario: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("scenario", ["race_direct", "race_jax", "broken_kernel"])
+@pytest.mark.parametrize("scenario", ["race_direct", "race_jax", "short_clusters", "broken_kernel"])
 def test_in_a_fresh_process(scenario: str) -> None:
     run(scenario)
 

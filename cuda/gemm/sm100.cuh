@@ -176,7 +176,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
     }
   }
   context.profile.enter(Activity::kAwaitExit);
-  accumulators.await_empty(accumulator[0], p.accumulators);
+  if (kCtaGroup > 1) accumulators.await_empty(accumulator[0], p.accumulators);
 }
 
 template <uint32_t kCtaGroup>

@@ -75,6 +75,13 @@ JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPositio
   }
 }
 
+// Where CTAs share a tile along K, all warps of their cluster meet before sums are sent: all rings are free then.
+JAXBW_DEVICE void meet_before_sums(const Context& context) {
+  if (context.cluster.k.value == 1) return;
+  context.profile.enter(Activity::kAwaitCluster);
+  ptx::cluster_sync();
+}
+
 // Load role: one warp. A gated product's tile of B is half gate, half up, side by side.
 template <Config kConfig>
 JAXBW_DEVICE void load_tiles(const Context& context) {
@@ -123,6 +130,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
       fill_stages<false, false>(context, load, at, blocks);
     }
   }
+  meet_before_sums(context);
   context.profile.enter(Activity::kAwaitExit);
   context.ring().await_empty(at, p.stages);
 }
@@ -266,8 +274,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   for (uint32_t number = context.cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
     if (pingpong && count % kTeams != team) {
       reader.skip(context.k_part(number).block_count(k_blocks));
-      if (context.cluster.k.value > 1) context.profile.enter(Activity::kAwaitCluster);
-      if (context.cluster.k.value > 1) ptx::cluster_sync();  // with those who have the tile
+      meet_before_sums(context);
       continue;
     }
     context.profile.enter(Activity::kNextItem, number);
@@ -375,9 +382,8 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
       __syncwarp();
       context.await_barriers();
       context.profile.pair_clocks();
+      meet_before_sums(context);
     }
-    if (params.cluster.k.value > 1) context.profile.enter(Activity::kAwaitCluster);
-    if (params.cluster.k.value > 1) ptx::cluster_sync();
   } else {
     ptx::increase_registers<kTeamRegisters>();
     multiply_tiles<kConfig>(context, warp - kTeamWarps);

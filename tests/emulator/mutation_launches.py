@@ -47,6 +47,8 @@ def _sm90(name: str) -> Iterator[Case]:
         yield replace(way, m=2 * base.m, n=248, k=200, output="f32", cluster=(2, 2))
         yield replace(way, m=5 * base.m, k=136, cluster=(4, 2))
         yield replace(way, n=5 * columns, k=136, cluster=(1, 8))  # A alone is multicast
+        # So few rows that warps have nothing to store between their last arrivals and the exit.
+        yield replace(way, m=8, n=4 * columns, k=136, cluster=(1, 4))
         yield replace(way, n=117, k=136, split_k=2, activation="relu")
         yield replace(way, k=72, save=True, b_is_ready=True)
         # Epilogues: each type, each way to store it, with the whole formula and as a cast; so many
@@ -144,6 +146,9 @@ def _sm100(group: int) -> Iterator[Case]:
     yield tiles((4, 2), 256, "tn", (1, 2, 2))
     yield tiles((4, 4), 32 * group, "nt", (1, 2, 2))
     yield alone(64, (2, 2, 5), split_k=2, scheduler="static")
+    # Nothing to wait for between the last arrivals at the leader of a pair and the exit.
+    for block_m in (128 * group, 256 * group):
+        yield alone(64, (2, 2, 3), scheduler="static", store="rows", block_m=block_m)
     yield tiles((group, 1), 128, "nn", (2, 2, 3), accumulators=1, k_spans=2)
     yield tiles((group, 1), 128, "nn", (2, 2, 3), gated=True, save=True)
     for cluster in ((4, 4), (2, 2)):  # of a gated product both operands are multicast

@@ -259,7 +259,7 @@ def explain(
     >>> x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     >>> choice = jaxbw.explain(x, x, device="H200")
     >>> choice.kernel, choice.config.cluster, choice.waves
-    ('jaxbw_sm90_bf16_nn_64x256', (1, 1), 4)
+    ('jaxbw_sm90_bf16_nn_64x256', (2, 1), 4)
     """
     choice, problem, on = examined(
         "jaxbw.explain",

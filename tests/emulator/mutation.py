@@ -51,7 +51,10 @@ _NEXT = "the next cluster barrier, to which these warps come instead; who has ex
 _SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
 _ALL_BUFFERS = "bar.warp.sync before each chunk that is only cast, and one behind each other chunk"
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
+_LATER = "the wait for the ring's next slot: what a warp tells comes in order in the emulator"
+_WAIT_EMPTY = "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64"
 _, _, _TN, _TT = SM90_NAMES
+_ALONE, _PAIRS = NAMES[:2]
 REDUNDANT = {
     ("sm100", "setup", "bar.warp.sync", 1, "deleted"): _ALIGNED,
     ("sm100", "exit", "bar.warp.sync", 2, "deleted"): _ALIGNED,
@@ -70,7 +73,19 @@ REDUNDANT = {
     ("sm100", "multiply", "xor.b32", occurrence, "parity flips every time"): (
         "two MMA tiles of a tile take both accumulators: their places go round every time"
     )
-    for occurrence in (6, 7)
+    for occurrence in (6, 7, 8)
+}
+# Before a CTA of sm100 exits, and peers may still tell it that they are done.
+REDUNDANT |= {
+    ("sm100", "load", _WAIT_EMPTY, 2, "always done"): (
+        "none in the emulator: a commit there tells all CTAs at once, and the epilogue has waited "
+        "for a later one"
+    ),
+    (_ALONE, "multiply", _WAIT_EMPTY, 4, "always done"): _LATER,
+    (_PAIRS, "multiply", _WAIT_EMPTY, 6, "always done"): _LATER,
+    (_PAIRS, "multiply", "xor.b32", 9, "parity never flips"): (
+        "none: it is behind the last wait, as two MMA tiles begin with the first accumulator"
+    ),
 }
 REDUNDANT |= {
     ("sm90", "load", "bar.warp.sync", occurrence, "deleted"): _ELECT for occurrence in range(1, 6)

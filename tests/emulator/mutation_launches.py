@@ -148,7 +148,7 @@ def _sm100(group: int) -> Iterator[Case]:
     yield alone(64, (2, 2, 5), split_k=2, scheduler="static")
     # Nothing to wait for between the last arrivals at the leader of a pair and the exit.
     for block_m in (128 * group, 256 * group):
-        yield alone(64, (2, 2, 3), scheduler="static", store="rows", block_m=block_m)
+        yield alone(64, (3, 1, 3), scheduler="static", store="rows", block_m=block_m)
     yield tiles((group, 1), 128, "nn", (2, 2, 3), accumulators=1, k_spans=2)
     yield tiles((group, 1), 128, "nn", (2, 2, 3), gated=True, save=True)
     for cluster in ((4, 4), (2, 2)):  # of a gated product both operands are multicast

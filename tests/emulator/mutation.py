@@ -90,10 +90,10 @@ REDUNDANT |= {
 REDUNDANT |= {
     ("sm90", "load", "bar.warp.sync", occurrence, "deleted"): _ELECT for occurrence in range(1, 6)
 }
-# Warps of sm90 without a part in the main loop: those that do not load, and a team without a tile.
+# Where sums are sent: warps of sm90 that multiply nothing, and wait for all stages if they load.
 REDUNDANT |= {
-    (where, role, "barrier.cluster.arrive.relaxed.aligned", place, "deleted, with its wait"): _NEXT
-    for where, role, place in (("sm90", "exit", 1), ("sm90", "exit", 2), ("sm90", "setup", 2))
+    ("sm90", role, "barrier.cluster.arrive.relaxed.aligned", place, "deleted, with its wait"): _NEXT
+    for role, place in (("exit", 1), ("exit", 2), ("load", 2), ("setup", 2))
 } | {
     (_TN, "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
         "none: a tile of 128 rows that a cluster shares is the first team's: it has its barriers"

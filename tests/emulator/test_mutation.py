@@ -3,18 +3,21 @@
 import pytest
 
 from . import mutation
+from .mutation_launches import launches
 
 EVERY = 24  # of the mutants, one is tried
 SCHEDULES = mutation.SCHEDULES[:9]
-AMONG = {"sm90": range(0, 40, 3), "sm100": (0, 3, 6, 7, 9, 10, 11, 14)}  # launches
+AMONG = {"sm90": (*range(8), *range(8, 40, 3)), "sm100": (0, 3, 6, 7, 9, 10, 11, 14)}  # launches
+SHARED = 2  # more of them, whose CTAs share a tile
 
 
 @pytest.mark.parametrize("name", mutation.NAMES)
 def test_mutants_are_found(name: str) -> None:
     if not (mutation.KERNELS / f"{name}.ptx").exists():
         pytest.skip(f"{name} has not been built")
+    shared = [i for i, case in enumerate(launches(name)) if case.cluster_k > 1]
+    among = [*AMONG[name.split("_")[1]], *shared[:SHARED]]
     for _, mutant in list(mutation.all_mutants((name,)))[::EVERY]:
-        among = AMONG[name.split("_")[1]]
         reaching = [i for i in among if mutant.place in mutation.reached(name, i)]
         outcome = mutation.examine(name, mutant, reaching, SCHEDULES)
         assert outcome.verdict != "survived", outcome

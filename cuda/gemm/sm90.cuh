@@ -192,8 +192,8 @@ class Turn {
 // begins with afterwards, are beside products of the other, where both would have waited for both epilogues.
 //
 // Team 0 gets that far: what team 1 holds back is a stage less than the ring has. And it does not get as far again, for
-// the next tile, while team 1 still waits, which the barrier could not tell from the first time: a main loop that fits
-// into the ring is not staggered.
+// the next tile, while team 1 still waits, which the barrier could not tell from the first time: a main loop that is
+// shorter than the ring is not staggered.
 class Stagger {
  public:
   JAXBW_DEVICE Stagger(const GemmParams& p, uint32_t team, uint32_t blocks) {

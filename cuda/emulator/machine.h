@@ -284,6 +284,7 @@ class Machine {
   bool checking() const { return options_.checks != Checks::kOff; }
   bool strict() const { return options_.checks == Checks::kStrict; }
   bool eager() const { return options_.schedule == Schedule::kEager; }
+  bool traces() const { return options_.trace; }
   uint64_t steps() const { return steps_; }
   uint64_t ticks() const { return ticks_; }
   double random_unit() { return std::uniform_real_distribution<>()(random_); }

@@ -1,7 +1,8 @@
 // mbarrier instructions (PTX 9.7.13.15).
 //
 // An arrival at a barrier of another CTA travels: it lands at some time. What orders it is that somebody sees the phase
-// complete, or a release at cluster scope by whoever has sent it (Machine::land_arrivals).
+// complete, or a release at cluster scope by whoever has sent it (Machine::land_arrivals). In a trace it stands where
+// it was sent, and lands there.
 //
 // The state that arrive returns is opaque to a kernel: here the phase in the high bits, the pending count in the
 // low 20.
@@ -116,7 +117,7 @@ void arrive(Step& s, const Instruction& in) {
     }
     if (in.destinations) set_lane(s, in.d[0], i, state);
     if (!(in.detail & kNoArrive)) release(s, barrier.clocks, in.detail & kRelaxed);
-    if (at.cta == &s.cta || s.machine.eager()) {
+    if (at.cta == &s.cta || s.machine.eager() || s.machine.traces()) {
       arrival.land(s.machine, barrier);
     } else {
       remote.push_back({at.cta, uint32_t(at.offset), arrival});

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 import jaxbw
 from jaxbw import _native
+from jaxbw.bench.case import CONTRACTING
 from jaxbw.problem import reduce_dot_general
 from jaxbw.selection import devices, manifest
 from jaxbw.selection.select import Choice, select
@@ -33,7 +34,6 @@ from .direct import Case
 THREADS, STREAMS = 8, 4
 CALLS = 200  # of one compiled function
 SHORT_LAUNCHES = 300_000  # some 6 seconds
-MATMUL = (((1,), (0,)), ((), ()))
 Result = TypeVar("Result")
 Values = npt.NDArray[np.float32]
 
@@ -89,7 +89,7 @@ def short_clusters() -> None:
     other. When that team was made to finish last, one launch of some 20,000 failed, on an H200.
     """
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((5, 15360), (15360, 2560)))
-    problem = reduce_dot_general(x, w, MATMUL, x.dtype).problem
+    problem = reduce_dot_general(x, w, (CONTRACTING["nn"], ((), ())), x.dtype).problem
     device = devices.running_device()
     assert device is not None
     bench = Gpu()

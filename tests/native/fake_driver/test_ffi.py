@@ -82,8 +82,9 @@ def test_a_whole_chain_is_enqueued_on_the_stream(fake: FakeDriver) -> None:
 
 
 def test_what_adds_up_many_parts_is_enqueued_behind_the_product(fake: FakeDriver) -> None:
-    config = SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"]}
-    execute(Product(37, 21, 64 * 12 - 5, config=config), stream=0x1230)
+    parts = MIN_REDUCED_PARTS["sm90"]
+    product = Product(37, 21, 64 * parts - 5, config=SM90 | {"split_k": parts})
+    execute(product, stream=0x1230)
     launches = fake.calls("cuLaunchKernelEx")
     assert [(call["kernel"], call["overlaps"]) for call in launches] == [
         ("jaxbw_sm90_repack_16bit", 0),

@@ -4,7 +4,8 @@
 
 pytest runs three times: most tests with several processes to a GPU; those marked `alone`, which
 take its memory or its time, with one; then those that need two GPUs or more. The exit status is 1
-where a test failed, or none ran. What processes write to stderr is not in the file.
+where a test failed, or none ran. What processes write to stderr is in the file where a run failed,
+its end: there a process that was aborted says why.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from . import environment
 
 PROCESSES = 4  # to a GPU: more wait for each other, and for its memory
 LIMIT = 500  # seconds of a run
+LAST_LINES = 200  # of stderr, with the stacks of all threads of a process that was aborted
 # What pytest-benchmark says about xdist is a warning, and a warning ends a run.
 PYTEST = ("pytest", "-q", "-p", "no:benchmark", "--tb=short", "tests/gpu")
 
@@ -61,15 +63,16 @@ def attempt(run: Run, gpus: Sequence[str]) -> tuple[bool, str]:
             [sys.executable, "-P", "-m", *run.arguments],
             cwd=environment.ROOT,
             env=os.environ | variables,
-            stdout=subprocess.PIPE,
+            capture_output=True,
             text=True,
             timeout=LIMIT,
         )
-        succeeded, output = done.returncode == 0, done.stdout
+        succeeded, output, errors = done.returncode == 0, done.stdout, done.stderr
     except subprocess.TimeoutExpired as expired:
-        partial = expired.stdout or b""
-        output = f"{partial.decode(errors='replace')}\nno end after {LIMIT} s"
-        succeeded = False
+        partial = [(of or b"").decode(errors="replace") for of in (expired.stdout, expired.stderr)]
+        succeeded, output, errors = False, f"{partial[0]}\nno end after {LIMIT} s\n", partial[1]
+    if not succeeded:
+        output += "\n".join(["\nthe end of stderr:", *errors.splitlines()[-LAST_LINES:], ""])
     seconds = time.monotonic() - start
     return succeeded, f"$ python -m {shlex.join(run.arguments)}\n{output}({seconds:.0f} s in all)\n"
 

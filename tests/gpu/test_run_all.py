@@ -23,7 +23,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             return subprocess.CompletedProcess(command, 0, "version 1")
         marks = command[command.index("-m", 3) + 1]
         found.append({"marks": marks, "command": command, "env": options["env"]})
-        return subprocess.CompletedProcess(command, int(marks == "gpus"), f"ran {marks}\n")
+        failed = int(marks == "gpus")
+        return subprocess.CompletedProcess(command, failed, f"ran {marks}\n", f"why {marks}\n")
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(_native, "devices", lambda: [None] * 4)
@@ -42,6 +43,7 @@ def test_every_mark_is_run_and_a_failure_is_told(
     assert [each["env"].get("JAXBW_TEST_GPUS") for each in started] == ["0,1,2,3", "0,1,2,3", None]
     said = out.read_text()
     assert all(f"ran {each['marks']}" in said for each in started)
+    assert [f"why {each['marks']}" in said for each in started] == [False, False, True]
     assert "commit: " in said
 
 

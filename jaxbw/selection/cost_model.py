@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxbw._native import Major
 from jaxbw.selection.candidates import Candidates, Integers
 from jaxbw.selection.config import (
     MAX_CLUSTER,
@@ -353,15 +354,20 @@ def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle
     chain = steps * machine.mma_interval_cycles
     mma = np.maximum.reduce([useful, mmas * read, issued, chain])
 
-    # Rows and columns beyond the matrix are filled with zeros, slowly, and not read. What straddles
-    # lines takes L2 longer.
+    # Rows and columns beyond the matrix are filled with zeros, slowly, and not read; so are ends of
+    # rows, where an operand that is not K-major is narrower than a span. What straddles lines takes
+    # L2 longer.
     a_used = work.m / (cut.tiles_m * cut.cluster_rows)
     b_used = work.n / (cut.tiles_n * cut.cluster_columns)
     empty = np.minimum((1 - a_used) * cut.rows, cut.rows / table.cluster_n)
     empty = empty + np.minimum((1 - b_used) * columns, columns * table.cta_group / table.cluster_m)
     filled = cut.rows + columns + (machine.empty_row_slowdown - 1) * empty
     bytes_of_row = table.k_spans * SPAN_BYTES
+    narrow_a = work.a_major == Major.MN and work.m * work.itemsize < SPAN_BYTES
+    narrow_b = work.b_major == Major.MN and work.n * work.itemsize < SPAN_BYTES
+    narrow = (narrow_a / table.cluster_n + narrow_b / table.cluster_m) * machine.narrow_row_cycles
     fill = filled * bytes_of_row / machine.ingest_bytes_per_cycle
+    fill = fill + narrow * bytes_of_row / work.itemsize
     a = a_used * cut.rows / table.cluster_n
     b = b_used * columns * table.cta_group / table.cluster_m
     slow = machine.straddle_slowdown
@@ -506,7 +512,8 @@ def _epilogues(
         beside[general] = 0.0
     beside += work.extra_bytes / machine.epilogue_bytes_per_cycle
     sums = cut.rows * table.block_n * 4.0  # float32, of one CTA
-    share = sums / machine.cluster_sum_bytes_per_cycle * cycle + machine.cluster_sum_ns
+    sent = sums * of_team * (1 - 1 / table.cluster_k)
+    share = sent / machine.cluster_sum_bytes_per_cycle * cycle + machine.cluster_sum_ns
     share = np.where(table.cluster_k > 1, share, 0.0)
     leaving = sums / machine.epilogue_bytes_per_cycle * of_team * cycle
     alone = (out + results * beside) * cycle + share
@@ -591,14 +598,17 @@ def _period(
     whole = bounds[0] + stage.commit + epilogue.held
     turn = bounds[0] + stage.turn
     busy = np.where(table.pingpong == 1, np.maximum(turn, whole / TEAMS), whole)
-    return _overlapping(machine, np.array([busy, *bounds[1:]]))
+    beside = _overlapping(machine, np.array([busy, *bounds[1:]]))
+    # CTAs that share K have one tile, and the next ones start when they are gone.
+    return np.where(table.cluster_k > 1, together + stage.commit + epilogue.alone, beside)
 
 
 def _split(machine: Machine, table: Candidates, cut: Grid, cycle: Floats) -> Floats:
     """Each part leaves its sums. The last one reads all, or each a share, or a launch behind does,
-    by all SMs."""
+    by all SMs. In pingpong half of the warps have the whole tile."""
     sums = cut.rows * table.block_n * 4.0  # bytes
-    one = sums / machine.epilogue_bytes_per_cycle * cycle
+    of_team = np.where(table.pingpong == 1, TEAMS, 1.0)
+    one = sums * of_team / machine.epilogue_bytes_per_cycle * cycle
     shared = table.split_k >= MIN_SHARED_PARTS[machine.family]
     chunks = np.maximum(cut.rows // _SLICES_HIGH * table.block_n // _SLICE_COLUMNS, 1)
     readers = np.where(shared, np.minimum(table.split_k, chunks), 1)

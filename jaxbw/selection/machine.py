@@ -34,6 +34,7 @@ class Machine:
     smem_bytes_per_cycle: float
     ingest_bytes_per_cycle: float
     empty_row_slowdown: float
+    narrow_row_cycles: float
     tma_latency_ns: float
     tma_latency_cycles: float
     tma_issue_cycles: float

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from jaxbw._native import Major
 from jaxbw.selection import cost_model
 from jaxbw.selection.candidates import Candidates, candidates
 from jaxbw.selection.config import GemmConfig
@@ -310,6 +311,43 @@ def test_formulas_on_hopper() -> None:
     # Beside the other team's products it shows once, at the end.
     turns = GemmConfig(128, 128, cluster=(2, 1), pingpong=True)
     assert epilogue(turns, general=True) < general / 10
+
+
+def test_a_cluster_that_shares_k_has_one_tile() -> None:
+    """It has no later tile beside which an epilogue could go on, in pingpong neither."""
+    config = GemmConfig(128, 128, cluster_k=2, pingpong=True)
+    one, three = workload(6 * 128, 11 * 128, 4096), workload(18 * 128, 11 * 128, 4096)  # waves
+    assert term("epilogue", config, three, H200) > 2.8 * term("epilogue", config, one, H200)
+
+
+def test_what_ctas_that_share_k_send() -> None:
+    """Each keeps its own share of its sums; in pingpong one team has them all."""
+    work = workload(256, 512, 16384)  # 8 tiles, one wave
+    at_once = dataclasses.replace(H200, cluster_sum_bytes_per_cycle=math.inf)
+
+    def sending(**config: Any) -> float:
+        given = GemmConfig(128, 128, **config)
+        return term("epilogue", given, work, H200) - term("epilogue", given, work, at_once)
+
+    assert sending(cluster_k=8) == pytest.approx(7 / 4 * sending(cluster_k=2), rel=1e-2)
+    half = sending(cluster_k=2, pingpong=True) / 2
+    assert half == pytest.approx(sending(cluster_k=2), rel=1e-2)
+
+
+def test_short_rows_take_time_unless_they_are_shared() -> None:
+    """64 rows along K of eight elements, for each block, of an operand that is not K-major."""
+    work = dataclasses.replace(workload(4096, 8, 1024), b_major=Major.MN)
+    no_cost = dataclasses.replace(H200, narrow_row_cycles=0.0)
+
+    def added(work: Any, **config: Any) -> float:
+        given = GemmConfig(128, 64, **config)
+        return term("fill", given, work, H200) - term("fill", given, work, no_cost)
+
+    alone = added(work)
+    assert alone == pytest.approx(16 * 64 * H200.narrow_row_cycles / GHZ, rel=1e-2)
+    assert added(work, cluster=(4, 1)) == pytest.approx(alone / 4, rel=1e-2)
+    assert added(dataclasses.replace(work, b_major=Major.K)) == 0
+    assert added(dataclasses.replace(work, n=64)) == 0
 
 
 def test_many_parts_are_added_up_by_all_sms() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 import pathlib
 import random
@@ -99,9 +100,30 @@ class Measurements:
             totals[group.rows] = costs.total / 1000
         return totals
 
+    def in_order(self, machine: Machine) -> NDArray[np.bool_]:
+        """Which configurations were measured in the tile order that selection would give them.
+
+        All of one wave count as such, and those that were measured in other orders only.
+        """
+        counts = np.empty(len(self.measured), np.bool_)
+        for group in self.groups:
+            chosen = evaluate(group.work, machine, group.table)
+            along_n, swizzle = group.rasterisation
+            same = (chosen.band_along_n == along_n) & (chosen.swizzle == swizzle)
+            same |= chosen.waves <= 1
+            configs = [self.measured[i].config for i in group.rows]
+            launches = [dataclasses.replace(each, raster="m", swizzle=1) for each in configs]
+            found = set(itertools.compress(launches, same))
+            counts[group.rows] = same | np.array([launch not in found for launch in launches])
+        return counts
+
+    def lost_by(self, machine: Machine, rated: Floats) -> float:
+        """The time of what is rated best, of what selection could choose, over the least."""
+        return float(self.slower[np.where(self.in_order(machine), rated, np.inf).argmin()])
+
     def regret(self, machine: Machine) -> float:
         """The time of what the model rates best over the least."""
-        return float(self.slower[self.modelled(machine).argmin()])
+        return self.lost_by(machine, self.modelled(machine))
 
 
 def read(path: pathlib.Path, machine: Machine) -> list[Measurements]:

@@ -5,8 +5,10 @@
 Reads what measure_configs.py wrote, several files where there are, and grows regression trees
 (LightGBM) for the logarithms of measured over modelled times. Configurations are compared with
 others of the same product only: each product's errors are taken from their mean, and slow
-configurations weigh little. It also tells what choices lose without a table, and with one from
-other products: a part of them is left out in turn.
+configurations weigh little. Of several tile orders of a configuration the one counts that selection
+would give it: the mean of all would tell against those of which several were measured. It also
+tells what choices lose without a table, and with one from other products: a part of them is left
+out in turn.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ TREES = 50
 SEEDS = (1, 2, 3)  # of as many forests, whose mean is less in error than each
 GROWTH: dict[str, Any] = {
     "objective": "regression",
-    "learning_rate": 0.25,
-    "num_leaves": 63,
-    "max_depth": 10,  # steps for every row: see Forest.total
-    "min_data_in_leaf": 30,  # configurations, of some 90 of a product
+    "learning_rate": 0.2,
+    "num_leaves": 127,
+    "max_depth": 12,  # steps for every row: see Forest.total
+    "min_data_in_leaf": 15,  # configurations, of some 90 of a product
     "min_sum_hessian_in_leaf": 1e-6,
     "lambda_l2": 0.01,  # a product weighs one in all
     "feature_fraction": 0.5,
@@ -72,7 +74,9 @@ def sample(machine: Machine, measured: Measurements) -> Sample:
     for group, costs in measured.priced(machine):
         rows[group.rows] = features(group.work, machine, group.table, costs)
         errors[group.rows] -= np.log(costs.total / 1000)
-    weights = measured.slower**-SLOW
+    counts = measured.in_order(machine)
+    rows, errors = rows[counts], errors[counts]
+    weights = measured.slower[counts] ** -SLOW
     weights /= weights.sum()
     product = measured.product
     sizes = product.m, product.n, product.k
@@ -136,7 +140,7 @@ def regret(machine: Machine, measured: Measurements, table: Table | None) -> flo
     for group, costs in measured.priced(machine):
         factors = table.factors(group.work, machine, group.table, costs)
         rated[group.rows] = costs.total * factors
-    return float(measured.slower[rated.argmin()])
+    return measured.lost_by(machine, rated)
 
 
 def check(machine: Machine, measured: Sequence[Measurements]) -> Iterator[float]:

@@ -7,14 +7,16 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Literal
 
 import model_error
 import pytest
 from measure_configs import to_json
 from products import Product
 
+from jaxbw.selection.candidates import Candidates
 from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.cost_model import memset_us
+from jaxbw.selection.cost_model import evaluate, memset_us
 from jaxbw.selection.machine import machines
 from jaxbw.selection.search import price
 from jaxbw.selection.workload import workload
@@ -75,6 +77,24 @@ def test_what_a_choice_loses(tmp_path: Path) -> None:
     assert first.regret(H200) == 1.0
     slow = dataclasses.replace(first, slower=first.slower * 1.25)
     assert slow.regret(H200) == 1.25
+
+
+def test_only_the_order_of_tiles_that_would_be_chosen_counts() -> None:
+    """Of a configuration that was measured in several, beyond one wave."""
+    large, small = Product(4096, 4096, 4096), Product(512, 512, 512)
+    narrow = dataclasses.replace(CONFIGS[1], swizzle=1, raster="m")
+    alone = dataclasses.replace(CONFIGS[0], swizzle=1, raster="m")  # in no other order
+    table = Candidates.of([narrow], "sm90", 2)
+    chosen = evaluate(workload(large.problem, swapped=False), H200, table)
+    raster: Literal["m", "n"] = "n" if chosen.band_along_n[0] else "m"
+    best = dataclasses.replace(narrow, swizzle=int(chosen.swizzle[0]), raster=raster)
+    assert best != narrow
+    measured = [Measured(config, 100.0 + i, 1.0) for i, config in enumerate((narrow, best, alone))]
+    found = model_error.Measurements.of(large, measured, H200)
+    assert list(found.in_order(H200)) == [False, True, True]
+    assert found.lost_by(H200, found.microseconds) == pytest.approx(1.01)
+    whole = model_error.Measurements.of(small, measured, H200)
+    assert list(whole.in_order(H200)) == [True, True, True]
 
 
 def test_what_the_fit_has_not_seen_is_told_apart(tmp_path: Path) -> None:

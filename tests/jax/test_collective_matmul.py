@@ -1,11 +1,7 @@
 """jaxbw.collective_matmul over the CPU's devices: values, derivatives, and what is communicated."""
 
 import functools
-import json
-import re
-from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -16,85 +12,23 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw.bench import statistics
 from jaxbw.primitives import ring
-from jaxbw.primitives.overlap import RING_IS_FASTER, Chunk
 
-AXIS = "model"
-ON_RING = functools.partial(jaxbw.collective_matmul, overlap=True)
-PLAIN = functools.partial(jaxbw.collective_matmul, overlap=False)
-XLA_ARMS = "collective and product", "XLA as shipped"
-FORMS = [
-    *({"gather_lhs": dimension} for dimension in (0, 1, -1)),
-    *({"gather_rhs": dimension} for dimension in (0, 1)),
-    *({"scatter": dimension} for dimension in (0, 1, -1)),
-]
-
-
-def mesh_of(size: int) -> Mesh:
-    return Mesh(np.array(jax.devices("cpu")[:size]), (AXIS,))
-
-
-def integers(shape: tuple[int, ...], number: int = 0, dtype: Any = jnp.float32) -> jax.Array:
-    """Small ones: all sums are exact."""
-    generator = np.random.default_rng([*shape, number])
-    return jnp.asarray(generator.integers(-3, 4, shape), dtype)
-
-
-def communication(function: Callable[..., Any], *operands: Any) -> Counter[str]:
-    """How many collectives a function's compiled program has, by name."""
-    text = jax.jit(function).lower(*operands).compile().as_text() or ""
-    names = "collective-permute|all-gather|all-reduce|reduce-scatter|all-to-all"
-    return Counter(re.findall(rf"= \S+ ({names})(?:-start)?\(", text))
-
-
-def spec(rank: int, dimension: int) -> P:
-    entries: list[Any] = [None] * rank
-    entries[dimension] = AXIS
-    return P(*entries)
-
-
-def over_mesh(form: dict[str, int], size: int, product: Callable[..., Any]) -> Callable[..., Any]:
-    """A product of [b, m, k] and [k, n], of whole arrays.
-
-    What nothing is said of lies on every device; a gathered result is compared on each of them.
-    """
-    ((argument, dimension),) = form.items()
-    lhs, rhs, out = P(), P(), P(AXIS)
-    if argument == "gather_lhs":
-        lhs = spec(3, dimension)
-    elif argument == "gather_rhs":
-        rhs = spec(2, dimension)
-    else:
-        lhs, rhs, out = spec(3, 2), spec(2, 0), spec(3, dimension)
-
-    def local(x: Any, w: Any) -> Any:
-        y = product(x, w, AXIS, **form)
-        return y if argument == "scatter" else y[None]
-
-    return jax.shard_map(local, mesh=mesh_of(size), in_specs=(lhs, rhs), out_specs=out)
-
-
-def expected(form: dict[str, int], size: int) -> Callable[..., Any]:
-    """The same by one product of whole arrays."""
-
-    def product(x: Any, w: Any) -> Any:
-        y = jnp.matmul(x, w)
-        return y if "scatter" in form else jnp.broadcast_to(y, (size, *y.shape))
-
-    return product
-
-
-def with_gradients(product: Callable[..., Any]) -> Callable[..., Any]:
-    def step(x: Any, w: Any, cotangent: Any) -> Any:
-        y, pull_back = jax.vjp(product, x, w)
-        return y, *pull_back(cotangent)
-
-    return step
-
-
-def assert_equal(got: Any, wanted: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+from .collective_products import (
+    AXIS,
+    FORMS,
+    ON_RING,
+    PLAIN,
+    assert_equal,
+    collectives,
+    communication,
+    expected,
+    integers,
+    layers,
+    mesh_of,
+    over_mesh,
+    with_gradients,
+)
 
 
 @pytest.mark.parametrize(
@@ -169,39 +103,6 @@ def test_a_chunk_of_symbolic_size_is_whole() -> None:
     assert exported.mlir_module().count("stablehlo.collective_permute") == 1
 
 
-def test_a_symbolic_default_is_one_collective() -> None:
-    product = over_mesh({"gather_lhs": 1}, 2, jaxbw.collective_matmul)
-    (batch,) = jax.export.symbolic_shape("b")
-    x, w = (
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((batch, 8192, 8192), (8192, 4096))
-    )
-    text = jax.export.export(jax.jit(product))(x, w).mlir_module()
-    assert "stablehlo.all_gather" in text
-    assert "stablehlo.collective_permute" not in text
-
-
-def layers(product: Callable[..., Any], size: int) -> Callable[..., Any]:
-    """Two layers as tensor parallelism has them: weights by columns, then by rows."""
-
-    def local(x: Any, up: Any, down: Any) -> Any:
-        hidden = product(x, up, AXIS, gather_lhs=-2)
-        return product(hidden * hidden, down, AXIS, scatter=-2)
-
-    specs = (P(None, AXIS), P(None, AXIS), P(AXIS))
-    return jax.shard_map(local, mesh=mesh_of(size), in_specs=specs, out_specs=specs[0])
-
-
-def collectives(lhs: Any, rhs: Any, axis: str, **form: int) -> Any:
-    """The definition."""
-    ((argument, dimension),) = form.items()
-    if argument == "gather_lhs":
-        return jax.lax.all_gather(lhs, axis, axis=dimension % lhs.ndim, tiled=True) @ rhs
-    if argument == "gather_rhs":
-        return lhs @ jax.lax.all_gather(rhs, axis, axis=dimension, tiled=True)
-    dimension %= lhs.ndim
-    return jax.lax.psum_scatter(lhs @ rhs, axis, scatter_dimension=dimension, tiled=True)
-
-
 def test_a_training_step_has_no_other_collective() -> None:
     size = 8
     x, up, down = integers((2, 16, 8)), integers((8, 24), 1), integers((24, 8), 2)
@@ -216,146 +117,6 @@ def test_a_training_step_has_no_other_collective() -> None:
     # Forward the ring of x, whose chunks XLA keeps for the gradient of `up` (the scattered result
     # is not asked for); backward that of the cotangent, and one that scatters the gradient of x.
     assert found == {"collective-permute": 3 * (size - 1)}
-
-
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_the_collectives_of_xla(form: dict[str, int]) -> None:
-    """Without overlapping: forward, backward, and both in one program, which gathers once."""
-    size = 8
-    x, w = integers((8, 8, 8)), integers((8, 8))
-    cotangent = integers(jax.eval_shape(expected(form, size), x, w).shape)
-
-    def pull_back(product: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, w, cotangent: jax.vjp(product, x, w)[1](cotangent)
-
-    wanted = over_mesh(form, size, collectives)
-    for given in (PLAIN, jaxbw.collective_matmul):
-        product = over_mesh(form, size, given)
-        found = communication(product, x, w)
-        assert found == communication(wanted, x, w)
-        assert found == {"reduce-scatter" if "scatter" in form else "all-gather": 1}
-        for of in (pull_back, with_gradients):
-            found = communication(of(product), x, w, cotangent)
-            assert found == communication(of(wanted), x, w, cotangent)
-
-
-def test_a_training_step_has_the_collectives_of_xla() -> None:
-    size = 8
-    operands = integers((2, 16, 8)), integers((8, 24), 1), integers((24, 8), 2)
-
-    def step(product: Callable[..., Any]) -> Callable[..., Any]:
-        def loss(*arrays: Any) -> Any:
-            return (layers(product, size)(*arrays) * operands[0]).sum()
-
-        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
-
-    default = step(jaxbw.collective_matmul)
-    assert_equal(default(*operands), step(collectives)(*operands))
-    found = communication(default, *operands)
-    assert found == communication(step(collectives), *operands)
-    assert "collective-permute" not in found
-
-
-def collectives_of_default(
-    size: int,
-    form: dict[str, int],
-    lhs: tuple[int, ...],
-    rhs: tuple[int, ...],
-    call: Callable[..., Any] = lambda product, x, w: product(x, w),
-) -> set[str]:
-    """Those that the default lowers a device's product of these shapes to."""
-    keywords: dict[str, Any] = {"axis_name": AXIS, **form}
-
-    def local(x: Any, w: Any) -> Any:
-        return call(functools.partial(jaxbw.collective_matmul, **keywords), x, w)
-
-    product = jax.shard_map(
-        local, mesh=mesh_of(size), in_specs=P(), out_specs=P(AXIS), check_vma=False
-    )
-    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (lhs, rhs))
-    text = jax.jit(product).lower(x, w).as_text()
-    return set(re.findall(r"stablehlo\.(collective_permute|all_gather|reduce_scatter)", text))
-
-
-@pytest.mark.parametrize(
-    ("size", "form", "lhs", "rhs", "wanted"),
-    [
-        (2, {"gather_lhs": 0}, (4096, 8192), (8192, 4096), "collective_permute"),
-        (2, {"gather_rhs": 1}, (4096, 8192), (8192, 4096), "collective_permute"),
-        (2, {"gather_lhs": 1}, (2, 2048, 8192), (8192, 4096), "collective_permute"),
-        (2, {"gather_lhs": 0}, (8192, 8192), (8192, 4096), "collective_permute"),
-        (2, {"gather_lhs": 0}, (4095, 8192), (8192, 4096), "all_gather"),  # smaller than measured
-        (2, {"gather_lhs": 0}, (4096, 8191), (8191, 4096), "all_gather"),
-        (2, {"gather_lhs": 0}, (4096, 8192), (8192, 4095), "all_gather"),
-        (2, {"gather_lhs": 0}, (4096, 8192), (8192, 8192), "all_gather"),  # a larger result
-        (2, {"gather_lhs": 1}, (8192, 8192), (16384, 4096), "all_gather"),  # a sum of products
-        (2, {"scatter": 0}, (8192, 8192), (8192, 8192), "reduce_scatter"),
-        (4, {"gather_lhs": 0}, (4096, 8192), (8192, 4096), "all_gather"),
-        (2, {"gather_lhs": 0}, (4096, 0), (0, 4096), "all_gather"),
-    ],
-    ids=str,
-)
-def test_the_default_is_what_was_measured_faster(
-    size: int, form: dict[str, int], lhs: tuple[int, ...], rhs: tuple[int, ...], wanted: str
-) -> None:
-    assert collectives_of_default(size, form, lhs, rhs) == {wanted}
-
-
-def test_a_differentiated_default_gathers_once_for_all() -> None:
-    """A ring forward would send again what the gradient's product gathers."""
-
-    def gradients(product: Callable[..., Any], x: Any, w: Any) -> Any:
-        y, pull_back = jax.vjp(product, x, w)
-        return jax.tree.leaves(pull_back(y))[0]
-
-    def tangent(product: Callable[..., Any], x: Any, w: Any) -> Any:
-        return jax.jvp(product, (x, w), (x, w))[1]
-
-    shapes = (4096, 8192), (8192, 4096)
-    assert collectives_of_default(2, {"gather_lhs": 0}, *shapes, gradients) == {
-        "all_gather",
-        "reduce_scatter",
-    }
-    assert collectives_of_default(2, {"gather_lhs": 0}, *shapes, tangent) == {"all_gather"}
-
-
-def test_the_default_is_in_the_results_files() -> None:
-    """Nothing else there is faster on a ring, and no other derivative than what gathers has."""
-    folder = Path(__file__).parents[2] / "benchmarks" / "results"
-    ring_wins, dynamic_wins = {}, set()
-    for name in ("2_gather", "2_scatter", "4"):
-        text = (folder / f"2026-11-22_h200_collective_scheduler_{name}.json").read_text()
-        for case in json.loads(text)["cases"]:
-            times = {arm: [[us] for us in row["rounds_us"]] for arm, row in case["arms"].items()}
-            static = times["one collective, static"]
-            dynamic = times.get("one collective", times["jaxbw"])  # it was the default everywhere
-            best = min(static, dynamic, *(times[arm] for arm in XLA_ARMS), key=statistics.median)
-            if statistics.ratio(best, times["ring"]).low > 1:
-                assert (case["form"], case["backward"]) == ("gather", False)
-                devices = int(name[0])
-                ring_wins[devices] = Chunk(case["m"] // devices, case["n"] // devices, case["k"])
-            if statistics.ratio(static, dynamic).low > 1:
-                dynamic_wins.add((case["form"], case["backward"]))
-    assert ring_wins == RING_IS_FASTER
-    assert dynamic_wins == {("gather", True)}
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_collective_sums_in_the_dtype_of_the_result(dtype: str) -> None:
-    """As XLA's own product does; a float32 result has float32 sums."""
-
-    def local(x: Any, w: Any) -> Any:
-        return PLAIN(x, w, AXIS, scatter=0, preferred_element_type=dtype)
-
-    product = jax.shard_map(
-        local, mesh=mesh_of(4), in_specs=(P(None, AXIS), P(AXIS)), out_specs=P(AXIS)
-    )
-    x, w = integers((8, 8), dtype=jnp.bfloat16), integers((8, 8), 1, jnp.bfloat16)
-    text = jax.jit(product).lower(x, w).as_text()
-    short = {"bfloat16": "bf16", "float32": "f32"}[dtype]
-    (types,) = re.findall(r"\}\) : \((tensor<8x8x\w+>)\) -> tensor<2x8x\w+>", text)
-    assert types == f"tensor<8x8x{short}>"
-    assert_equal(product(x, w), jnp.matmul(x, w, preferred_element_type=dtype))
 
 
 @pytest.mark.parametrize("matmul", [ON_RING, PLAIN], ids=["ring", "plain"])
@@ -551,143 +312,6 @@ def test_the_result_varies() -> None:
                 in_specs=(P(), P()),
                 out_specs=P(),
             )(integers((4, 4)), integers((4, 4)))
-
-
-@pytest.mark.parametrize(
-    ("form", "sums"),
-    [({"gather_lhs": 0}, 0), ({"gather_lhs": 1}, 3), ({"scatter": 0}, 3)],
-    ids=str,
-)
-def test_every_product_on_a_ring_is_a_kernel(
-    form: dict[str, int], sums: int, family: str, custom_calls: Any
-) -> None:
-    """And adds the sums that have arrived in its epilogue."""
-    mesh = jax.sharding.AbstractMesh((4,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
-
-    keywords: dict[str, Any] = {"implementation": family, **form}
-
-    def local(x: Any, w: Any) -> Any:
-        return ON_RING(x, w, AXIS, **keywords)
-
-    specs = {"gather_lhs": [(P(AXIS), P()), (P(None, AXIS), P())], "scatter": [(P(), P())]}
-    ((argument, dimension),) = form.items()
-    in_specs = specs[argument][dimension]
-    product = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=P(AXIS))
-    x, w = (
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.NamedSharding(mesh, s))
-        for shape, s in zip(((512, 256), (256, 512)), in_specs, strict=True)
-    )
-    lowered = jax.jit(product).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
-    found = custom_calls(lowered)
-    assert len(found) == 4
-    assert lowered.count("stablehlo.collective_permute") == 3
-    assert "stablehlo.dot_general" not in lowered
-    assert sum(line.split("->")[0].count("xf32>") for line in found) == sums
-
-
-@pytest.mark.parametrize("form", [{"gather_lhs": 0}, {"gather_rhs": 0}, {"scatter": 1}], ids=str)
-def test_the_product_beside_a_collective_is_a_kernel(
-    form: dict[str, int], family: str, custom_calls: Any
-) -> None:
-    keywords: dict[str, Any] = {"implementation": family, **form}
-
-    def product(x: Any, w: Any) -> Any:
-        return PLAIN(x, w, AXIS, **keywords)
-
-    mesh = jax.sharding.AbstractMesh((4,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
-    sharded = jax.shard_map(
-        product, mesh=mesh, in_specs=(P(), P()), out_specs=P(AXIS), check_vma=False
-    )
-    rows = 64 if "gather_rhs" in form else 256
-    x, w = (
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.NamedSharding(mesh, P()))
-        for shape in ((512, 256), (rows, 512))
-    )
-    text = jax.jit(sharded).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
-    assert len(custom_calls(text)) == 1
-    assert "stablehlo.dot_general" not in text
-
-
-STATIC, CLC, NONE = 0, 1, 2  # the scheduler attribute
-ALONE = {"sm90": STATIC, "sm100": CLC}
-DYNAMIC = {"sm90": NONE, "sm100": CLC}
-TILES = {
-    "sm90": jaxbw.GemmConfig(128, 128),
-    "sm100": jaxbw.GemmConfig(256, 128, cta_group=2, cluster=(2, 1)),
-}
-
-
-def schedulers(
-    form: dict[str, int], overlap: bool, devices: int = 4, config: jaxbw.GemmConfig | None = None
-) -> tuple[list[int], list[int]]:
-    """Of the products of a forward pass, and of both passes, on CUDA."""
-    keywords: dict[str, Any] = {"overlap": overlap, "config": config, **form}
-    mesh = jax.sharding.AbstractMesh((devices,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
-    product = jax.shard_map(
-        lambda x, w: jaxbw.collective_matmul(x, w, AXIS, **keywords),
-        mesh=mesh,
-        in_specs=(P(), P()),
-        out_specs=P(AXIS),
-        check_vma=False,
-    )
-
-    def of(function: Callable[..., Any]) -> list[int]:
-        x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16, sharding=jax.NamedSharding(mesh, P()))
-        lowered = jax.jit(function).trace(x, x).lower(lowering_platforms=("cuda",))
-        return [int(found) for found in re.findall(r"scheduler = (\d) :", lowered.as_text())]
-
-    def both(x: Any, w: Any) -> Any:
-        y, pull_back = jax.vjp(product, x, w)
-        return y, pull_back(y)
-
-    return of(product), of(both)
-
-
-@pytest.mark.parametrize(
-    ("form", "overlap", "beside"),
-    [
-        ({"gather_lhs": 0}, True, "111"),
-        ({"scatter": 0}, True, "111"),
-        ({"gather_lhs": 0}, False, "011"),
-        ({"gather_rhs": 1}, False, "011"),
-        ({"scatter": 0}, False, "000"),  # both gradients wait for its one collective
-    ],
-    ids=str,
-)
-def test_products_beside_a_collective_take_the_sms_that_are_free(
-    form: dict[str, int], overlap: bool, beside: str, family: str
-) -> None:
-    wanted = [(DYNAMIC if each == "1" else ALONE)[family] for each in beside]
-    forward, both = schedulers(form, overlap)
-    each = 4 if overlap else 1  # products of chunks
-    assert forward == wanted[:1] * each
-    assert both == [scheduler for scheduler in wanted for _ in range(each)]
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_given_scheduler_stays(overlap: bool, family: str) -> None:
-    for name, scheduler in (("static", STATIC), ("dynamic", DYNAMIC[family])):
-        config = jaxbw.GemmConfig(scheduler=name)
-        _, found = schedulers({"gather_lhs": 0}, overlap, config=config)
-        assert set(found) == {scheduler}
-
-
-def test_a_given_tile_has_its_own_scheduler(family: str) -> None:
-    """The gradients are other products, whose tiles are chosen."""
-    _, found = schedulers({"gather_lhs": 0}, True, config=TILES[family])
-    assert found == [ALONE[family]] * 4 + [DYNAMIC[family]] * 8
-
-
-def test_a_batch_invariant_product_beside_a_collective(family: str) -> None:
-    config = jaxbw.GemmConfig(batch_invariant=True)
-    _, found = schedulers({"gather_lhs": 0}, True, config=config)
-    assert set(found) == {DYNAMIC[family]}
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_one_device_has_no_collective(overlap: bool, family: str) -> None:
-    _, found = schedulers({"gather_lhs": 0}, overlap, devices=1)
-    assert found == [ALONE[family]] * 3
 
 
 def test_on_the_emulator() -> None:

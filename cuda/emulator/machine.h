@@ -131,6 +131,7 @@ struct Group {
   uint64_t token = 0;         // of the handler that parked it: it runs again when woken
   bool arrived = false;       // the handler has registered the arrival that `token` stands for
   bool timed_out = false;     // its last try_wait returned false only because nothing else could run
+  bool apart = false;         // parted from lanes that wait here for something else: not to be joined before it has run
   uint32_t wait_parity = 0;
   uint64_t parked = 0;  // tick
 };

@@ -143,8 +143,10 @@ void wait(Step& s, const Instruction& in) {
     s.outcome = Step::Outcome::kDiverge;
     s.taken = same;
     s.next = s.other = s.group.pc;
+    s.group.apart = true;
     return;
   }
+  s.group.apart = false;
   MBarrier& barrier = s.machine.mbarrier(at);
   if (by_parity && wanted > 1) throw Error("mbarrier wait: the parity must be 0 or 1, not " + std::to_string(wanted));
   const uint64_t awaited = wanted >> kStateShift;

@@ -229,10 +229,11 @@ size_t Machine::pick_group(Warp& warp) {
 
 // Joins the group with another that stands at the same instruction, and has not begun it.
 bool Machine::merge(Warp& warp, size_t index) {
+  const auto free = [](const Group& each) { return !each.arrived && !each.apart; };
   Group& group = warp.groups[index];
   for (size_t i = 0; i < warp.groups.size(); ++i) {
     Group& other = warp.groups[i];
-    const bool can = i != index && other.pc == group.pc && !other.arrived && !group.arrived &&
+    const bool can = i != index && other.pc == group.pc && free(other) && free(group) &&
                      (other.wait == Wait::kNone || other.wait == Wait::kConvergence);
     if (!can) continue;
     if (divergence_ > 0 && other.wait == Wait::kNone && random_() % 8)
@@ -363,7 +364,7 @@ bool Machine::execute(Warp& warp, size_t index, uint32_t& budget) {
           leave = true;
           break;
         case Step::Outcome::kDiverge: {
-          const Group rest{.mask = group.mask & ~step.taken, .pc = step.other};
+          const Group rest{.mask = group.mask & ~step.taken, .pc = step.other, .apart = group.apart};
           group.mask = step.taken;
           group.pc = step.next;
           warp.groups.push_back(rest);

@@ -315,6 +315,50 @@ def test_mbarriers_hand_a_buffer_to_and_fro(schedule: str) -> None:
     assert out[32:64].tolist() == [45 + 10 * t for t in range(32)]
 
 
+EACH_HALF_WAITS_FOR_ITS_OWN = """
+  setp.ne.u32 %p0, %tid, 0;
+  @%p0 bra READY;
+  mbarrier.init.shared::cta.b64 [memory + 1024], 1;
+  mbarrier.init.shared::cta.b64 [memory + 1032], 1;
+READY:
+  bar.sync 0;
+  setp.ge.u32 %p1, %tid, 32;
+  @%p1 bra ARRIVE;
+  and.b32 %r1, %tid, 8;
+  add.u32 %r1, %r1, %shared;
+WAIT:
+  mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1 + 1024], 0;
+  @!%p2 bra WAIT;
+  mov.b32 %r0, 1;
+  bra END;
+ARRIVE:
+  setp.ne.u32 %p0, %tid, 32;
+  @!%p0 mbarrier.arrive.shared::cta.b64 _, [memory + 1024];
+  @!%p0 mbarrier.arrive.shared::cta.b64 _, [memory + 1032];
+  mov.b32 %r0, 2;
+END:
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_lanes_wait_for_different_mbarriers_at_one_instruction(schedule: str) -> None:
+    """They were parted and joined again for ever, where both could run and no lanes part by chance.
+
+    A run of the sweep stood still for it: the loading warp of a kernel, one lane of it a stage
+    behind the others, each group with nothing left to wait for (sm100 tf32, 512 x 179 x 153,
+    clusters of 2x2, schedule "random 3").
+    """
+    for seed in range(8):
+        out = run(
+            EACH_HALF_WAITS_FOR_ITS_OWN + STORE_R0,
+            block=64,
+            schedule=schedule,
+            seed=seed,
+            step_limit=100_000,
+        )
+        assert out.tolist() == [1] * 32 + [2] * 32
+
+
 TMA = """
 .version 9.0
 .target sm_100f

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxbw.bench.floors import Roof
 from jaxbw.bench.results import OURS, Results, Row
-from jaxbw.selection.machine import Machine, machines
 
 MARKERS = "oxsd^v+*"
-MMA_FLOPS = 2 * 128 * 16  # of an instruction's column: 128 rows, 16 elements of K
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -27,27 +26,13 @@ def draw(results: Results, folder: Path) -> list[Path]:
     written = []
     for mode in dict.fromkeys(row.mode for row in results.rows):
         rows = [row for row in results.rows if row.mode == mode]
-        written.append(_speed(rows, _machine(results), folder / f"speed_{mode}.png"))
+        written.append(_speed(rows, Roof.over(results), folder / f"speed_{mode}.png"))
         if compared := [row for row in rows if row.against(row.best_peer)]:
             written.append(_speedup(compared, folder / f"speedup_{mode}.png"))
     return written
 
 
-def _machine(results: Results) -> Machine | None:
-    """The machine that the results are from, if it is one that jaxbw knows."""
-    names = [str(each["gpu"].get("name", "")) for each in results.sessions.values()]
-    found = [machine for name, machine in machines().items() if any(name in gpu for gpu in names)]
-    return max(found, key=lambda machine: len(machine.name), default=None)
-
-
-def _roof(row: Row, machine: Machine, clock_ghz: float) -> float:
-    """TFLOP/s that neither the tensor cores nor the memory can exceed."""
-    arithmetic = machine.sm_count * clock_ghz * MMA_FLOPS / machine.mma_cycles_per_column
-    memory = row.case.flops / row.case.bytes * machine.dram_bytes_per_ns
-    return min(arithmetic, memory) / 1e3
-
-
-def _speed(rows: Sequence[Row], machine: Machine | None, path: Path) -> Path:
+def _speed(rows: Sequence[Row], roof: Roof | None, path: Path) -> Path:
     """TFLOP/s of every arm over the size of the product, below the roof of each."""
     from matplotlib import pyplot
 
@@ -63,16 +48,13 @@ def _speed(rows: Sequence[Row], machine: Machine | None, path: Path) -> Path:
             label=name,
             markersize=8 if name == OURS else 5,
         )
-    if machine is not None:
-        clock_ghz = max((row.clocks["clocks.sm"][1] for row in rows if row.clocks), default=0) / 1e3
-        clock_ghz = clock_ghz or machine.throttle_clock_ghz
-        roofs = [_roof(row, machine, clock_ghz) for row in rows]
+    if roof is not None:
         axes.plot(
             [sizes[id(row)] for row in rows],
-            roofs,
+            [row.case.flops / max(roof.floors(row.case)) / 1e6 for row in rows],
             "_k",
             markersize=14,
-            label=f"roof: tensor cores at {clock_ghz:.2f} GHz, or memory",
+            label=f"roof: tensor cores at {roof.clock_ghz:.2f} GHz, or memory",
         )
     axes.set(xscale="log", xlabel="cube root of M N K", ylabel="TFLOP/s", ylim=(0, None))
     axes.grid(alpha=0.3)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from jaxbw.bench import statistics
+from jaxbw.bench.floors import Roof
 from jaxbw.bench.results import OURS, SHIPPED, Results, Row
 
 L2_BYTES = 60e6  # of an H100 or H200
@@ -37,13 +38,21 @@ def absences(row: Row) -> list[str]:
 
 
 def table(results: Results) -> str:
-    """Every row: times, TFLOP/s, spread, our speed-up over the best peer and over shipped XLA."""
+    """Every row: times, TFLOP/s, spread, our speed-up over the best peer and over shipped XLA.
+
+    Of GPUs that jaxbw knows also the floors of each product, and how near to the higher one we are.
+    """
     if not results.rows:
         return "no rows"
     names = list(dict.fromkeys(name for row in results.rows for name in row.arms))
     header = ["product", "mode", *(f"{name} us" for name in names)]
     header += ["TFLOP/s", "spread %", "best peer", "of best", f"of {SHIPPED}"]
     body = [_cells(row, names) for row in results.rows]
+    if roof := Roof.over(results):
+        header += ["arithmetic us", "memory us", "of floor %"]
+        body = [
+            [*cells, *_floors(row, roof)] for cells, row in zip(body, results.rows, strict=True)
+        ]
     return columns([header, *body])
 
 
@@ -115,6 +124,13 @@ def _cells(row: Row, names: Sequence[str]) -> list[str]:
         row.best_peer or "-",
         *(str(each) if each else "-" for each in ratios),
     ]
+
+
+def _floors(row: Row, roof: Roof) -> list[str]:
+    floors = roof.floors(row.case)
+    ours = row.arms.get(OURS)
+    reached = f"{100 * max(floors) / ours.median:.0f}" if ours else "-"
+    return [f"{floors.arithmetic:.1f}", f"{floors.memory:.1f}", reached]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

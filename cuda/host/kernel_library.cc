@@ -110,8 +110,7 @@ Result<CUkernel> load_companion(const Driver& driver, Cache& cache, const Kernel
 
 Result<PreparedKernel> prepare(const Driver& driver, Cache& cache, const KernelFamily& family, const GemmConfig& config,
                                const DeviceInfo& info, std::string_view directory) {
-  const Result<CUkernel> kernel =
-      load(driver, cache, family, config.kernel, directory.empty() ? cache.directory : directory);
+  const Result<CUkernel> kernel = load(driver, cache, family, config.kernel, directory);
   if (!kernel.ok()) return kernel.status();
   const ScopedContext context(info.ordinal);
   if (!context.status().ok()) return context.status();
@@ -154,9 +153,10 @@ std::string kernel_directory() {
 Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConfig& config, int device,
                                       std::string_view directory) {
   Cache& cache = jaxbw::cache();
+  const std::lock_guard lock(cache.mutex);
+  if (directory.empty()) directory = cache.directory;
   const PreparedKeyView key(directory, config.kernel, device, config.cluster_size(),
                             shared_memory_bytes(family, config));
-  const std::lock_guard lock(cache.mutex);
   if (const auto found = cache.prepared.find(key); found != cache.prepared.end()) return found->second;
 
   const Result<const Driver*> driver = jaxbw::driver();

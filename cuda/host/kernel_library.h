@@ -8,7 +8,8 @@
 
 namespace jaxbw {
 
-// Where <kernel name>.cubin and .ptx lie.
+// Where <kernel name>.cubin and .ptx lie. What is prepared from now on comes from there, also where a kernel of that
+// name was prepared before.
 void set_kernel_directory(std::string path);
 std::string kernel_directory();
 

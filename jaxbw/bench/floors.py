@@ -11,9 +11,7 @@ from jaxbw.bench.case import Case
 from jaxbw.bench.results import Results
 from jaxbw.selection.machine import Machine, machines
 
-MMA_FLOPS = (
-    2 * 128 * 16
-)  # of an instruction's column: 128 rows, 16 elements of K, of two bytes each
+MMA_FLOPS = 2 * 128 * 16  # of a column: 128 rows and 16 elements of K, of two bytes each
 
 
 class Floors(NamedTuple):
@@ -38,17 +36,15 @@ class Roof:
     @classmethod
     def over(cls, results: Results) -> Self | None:
         """Of the GPU that results are from, at the clock that its driver told; None if unknown."""
-        names = [str(each["gpu"].get("name", "")) for each in results.sessions.values()]
-        found = [
-            machine for name, machine in machines().items() if any(name in gpu for gpu in names)
+        gpus = [str(session["gpu"].get("name", "")) for session in results.sessions.values()]
+        known = [
+            machine for name, machine in machines().items() if any(name in gpu for gpu in gpus)
         ]
-        if not found:
+        if not known:
             return None
-        machine = max(found, key=lambda machine: len(machine.name))
-        told_mhz = max(
-            (row.clocks["clocks.sm"][1] for row in results.rows if row.clocks), default=0
-        )
-        return cls(machine, told_mhz / 1e3 or machine.max_clock_ghz)
+        machine = max(known, key=lambda machine: len(machine.name))
+        told_mhz = [row.clocks["clocks.sm"][1] for row in results.rows if row.clocks]
+        return cls(machine, max(told_mhz) / 1e3 if told_mhz else machine.max_clock_ghz)
 
     def floors(self, case: Case) -> Floors:
         """The floors of a product of 16-bit operands."""

@@ -1,6 +1,7 @@
 """Driver and kernels are opened once; when one cannot be opened, the message says why."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -8,8 +9,6 @@ from jaxbw import _native
 
 from .conftest import FakeDriver
 from .product import SM90, Product
-
-# Each test takes kernels that no other one loads.
 
 
 def test_eight_threads_load_a_kernel_once(fake: FakeDriver) -> None:
@@ -90,6 +89,27 @@ def test_a_missing_cubin_is_named(fake: FakeDriver) -> None:
     missing = r"/nowhere/jaxbw_sm90_bf16_tt_64x64\.cubin: .*CUDA_ERROR_FILE_NOT_FOUND"
     with pytest.raises(_native.DriverError, match=missing):
         Product(136, 136, 72, layout="tt", config=SM90 | {"block_n": 64}).check()
+
+
+def test_kernels_come_from_the_directory_of_now(fake: FakeDriver, tmp_path: Path) -> None:
+    """Builds are compared in one process: a kernel that was used before is not taken for another's.
+
+    One that comes back is not loaded again.
+    """
+    product = Product(136, 136, 72, layout="nt", config=SM90 | {"block_n": 32})
+    kernel = "jaxbw_sm90_bf16_nt_64x32.cubin"
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in tmp_path.glob("*.cubin"):
+        (other / path.name).touch()
+    for directory in (tmp_path, other, tmp_path, other):
+        _native.set_kernel_directory(str(directory))
+        product.check()
+    loaded = [call["path"] for call in fake.calls("cuLibraryLoadFromFile")]
+    assert [path for path in loaded if path.endswith(kernel)] == [
+        str(tmp_path / kernel),
+        str(other / kernel),
+    ]
 
 
 def test_a_device_of_another_architecture_is_refused_before_loading(fake: FakeDriver) -> None:

@@ -128,8 +128,8 @@ def emulator_ffi_targets() -> dict[str, dict[str, object]]:
 def set_kernel_directory(path: str) -> None:
     """Says where `<kernel name>.cubin` and `.ptx` lie. They are loaded at first use.
 
-    Direct launches take each kernel from the directory of the moment; a custom call keeps those that
-    it began with.
+    Direct launches take each kernel from the directory of the moment; a custom call keeps those
+    that it began with.
     """
 
 def max_stages(family: str, block_m: int, block_n: int, cta_group: int, k_spans: int = 1) -> int:

@@ -10,6 +10,7 @@ import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from jaxbw.problem import GemmProblem
 from jaxbw.selection import manifest
@@ -24,6 +25,8 @@ HOPELESS = 3.0  # times the best modelled time
 REWALKED = 4  # configurations whose tiles are walked in other orders, too
 BURST_US = 4000.0  # of launches, before a pause
 AGREEMENT = 0.02  # of results in 16 bits whose sums have different orders
+
+Key = TypeVar("Key")  # of what is measured: a configuration, or more
 
 
 @dataclass(frozen=True)
@@ -98,27 +101,25 @@ def measure(
 
 def rotated(
     bench: Bench,
-    launches: Mapping[GemmConfig, Launch],
-    modelled: Mapping[GemmConfig, float],
+    launches: Mapping[Key, Launch],
+    expected: Mapping[Key, float],
     rounds: int,
     repeats: int,
     seed: int,
-) -> dict[GemmConfig, float]:
-    """The median time of each configuration over rounds in random order."""
+) -> dict[Key, float]:
+    """The median time of each launch over rounds in random order; all in microseconds."""
     source = random.Random(seed)
-    order = [
-        config for _ in range(rounds) for config in source.sample(list(launches), len(launches))
-    ]
-    bursts: list[list[GemmConfig]] = [[]]
-    for config in order:
-        if bursts[-1] and sum(modelled[each] for each in bursts[-1]) * repeats > BURST_US:
+    order = [key for _ in range(rounds) for key in source.sample(list(launches), len(launches))]
+    bursts: list[list[Key]] = [[]]
+    for key in order:
+        if bursts[-1] and sum(expected[each] for each in bursts[-1]) * repeats > BURST_US:
             bursts.append([])
-        bursts[-1].append(config)
-    found = bench.time([[launches[config] for config in burst] for burst in bursts], repeats)
-    times: dict[GemmConfig, list[float]] = {config: [] for config in launches}
-    for config, microseconds in zip(order, found, strict=True):
-        times[config] += microseconds
-    return {config: statistics.median(each) for config, each in times.items()}
+        bursts[-1].append(key)
+    found = bench.time([[launches[key] for key in burst] for burst in bursts], repeats)
+    times: dict[Key, list[float]] = {key: [] for key in launches}
+    for key, microseconds in zip(order, found, strict=True):
+        times[key] += microseconds
+    return {key: statistics.median(each) for key, each in times.items()}
 
 
 def chosen_few(ranked: Sequence[Ranked], count: int) -> list[Ranked]:

@@ -1,0 +1,176 @@
+"""Builds of the kernels by turns in one process: what a change to cuda/ is worth.
+
+    cp -r jaxbw/kernels /tmp/before                   # then change cuda/, and build
+    python benchmarks/compare_kernels.py --kernels before=/tmp/before after=jaxbw/kernels \
+        --out record.json
+
+Each product runs in the configurations that the selection ranks first, with the kernels of each
+directory, in random order, round after round: what differs from run to run, or from host to host,
+is in all of them. Results must agree. Builds share the installed host code, so GemmParams and the
+shared memory's layout must be those of all of them.
+
+By default the products are the benchmark's suite; --draw takes random ones, of which no choice was
+made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import products
+from judge_selection import environment
+from model_error import geometric_mean
+from products import Product
+
+from jaxbw import _native
+from jaxbw.bench.case import suite
+from jaxbw.selection import devices, manifest
+from jaxbw.selection.config import GemmConfig
+from jaxbw.selection.devices import Device
+from jaxbw.selection.select import Choice, ranking, select
+from jaxbw.selection.tuned import table_for
+from jaxbw.tuning.launching import Bench, Gpu, Launch
+from jaxbw.tuning.measure import AGREEMENT, rotated
+
+REPEATS = 3  # launches at each visit
+ROUNDS = 12  # visits at most
+SECONDS = (
+    0.4  # of device time for a product, beyond which there are fewer rounds, but no less than 4
+)
+
+Key = tuple[str, GemmConfig]  # a build's name, and what it runs
+
+
+def compare(
+    bench: Bench, product: Product, builds: Mapping[str, Path], device: Device, count: int
+) -> list[dict[str, Any]]:
+    """Measures a product; a row for each configuration, with the microseconds of each build.
+
+    Args:
+      bench: what measures.
+      builds: the directory of each build, by name.
+      count: configurations, those that the selection ranks first.
+
+    Raises:
+      RuntimeError: results differ.
+    """
+    problem, family = product.problem, device.family or ""
+    kernels, tuned = manifest.kernels(), table_for(device.machine.name)
+    _, ranked = ranking(problem, device, family, kernels, tuned=tuned, kept=count)
+    launches: dict[Key, Launch] = {}
+    expected: dict[Key, float] = {}
+    for each in ranked:
+        choice = select(problem, device, (family,), each.config, kernels)
+        assert isinstance(choice, Choice), choice
+        for name, directory in builds.items():
+            launches[name, each.config] = _with_kernels(directory, bench.launch(problem, choice))
+            expected[name, each.config] = each.cost.total
+    deviations = bench.deviations(problem, list(launches.values()))
+    for (name, config), deviation in zip(launches, deviations, strict=True):
+        if not deviation < AGREEMENT:
+            raise RuntimeError(f"{product}: {config} of {name} is {deviation:.2g} off")
+    once = sum(expected.values()) * (1 + REPEATS)
+    rounds = min(ROUNDS, max(4, int(SECONDS * 1e6 / once)))
+    times = rotated(bench, launches, expected, rounds, REPEATS, seed=0)
+    return [
+        {
+            **asdict(product),
+            "config": str(each.config),
+            "us": {name: round(times[name, each.config], 3) for name in builds},
+        }
+        for each in ranked
+    ]
+
+
+def _with_kernels(directory: Path, launch: Launch) -> Launch:
+    """The same launch with the kernels of a directory."""
+
+    def call(operands: int, result: int, wait: bool) -> None:
+        _native.set_kernel_directory(str(directory))
+        launch(operands, result, wait)
+
+    return call
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Each build's time over that of the first: geometric means, and the extremes.
+
+    `all` is over all configurations, `best` over products, each build in its fastest one.
+    """
+    least: dict[tuple[object, ...], dict[str, float]] = {}
+    for row in rows:
+        product = tuple(value for name, value in row.items() if name not in ("config", "us"))
+        fastest = least.setdefault(product, dict.fromkeys(row["us"], math.inf))
+        for name, us in row["us"].items():
+            fastest[name] = min(fastest[name], us)
+    first, *others = rows[0]["us"]
+    found = {}
+    for name in others:
+        ratios = [row["us"][name] / row["us"][first] for row in rows]
+        found[name] = {
+            "all": round(geometric_mean(ratios), 4),
+            "best": round(geometric_mean([us[name] / us[first] for us in least.values()]), 4),
+            "least": round(min(ratios), 4),
+            "most": round(max(ratios), 4),
+        }
+    return found
+
+
+def parse_builds(texts: Sequence[str]) -> dict[str, Path]:
+    """'name=directory' of each build.
+
+    Raises:
+      ValueError: there are less than two names, or a directory has no kernels.
+    """
+    builds = {name: Path(path) for name, _, path in (text.partition("=") for text in texts)}
+    if len(builds) < 2:
+        raise ValueError("--kernels takes two builds or more, as in before=/tmp/before after=...")
+    for name, path in builds.items():
+        if not any(path.glob("*.cubin")):
+            raise ValueError(f"--kernels {name}={path}: there is no .cubin")
+    return builds
+
+
+def main() -> None:
+    """Parses arguments, measures, prints a line for each configuration, writes the record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kernels", nargs="+", required=True, metavar="NAME=DIRECTORY")
+    parser.add_argument("--shapes", nargs="*", default=[], metavar="M,N,K,LAYOUT[,EPILOGUE]")
+    parser.add_argument("--draw", type=int, default=0, help="how many random products")
+    parser.add_argument("--seed", type=int, default=1, help="of the random products")
+    parser.add_argument("--count", type=int, default=4, help="configurations of each")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    try:
+        builds = parse_builds(arguments.kernels)
+    except ValueError as error:
+        parser.error(str(error))
+    device = devices.running_device()
+    if device is None or device.family is None:
+        parser.error("there is no GPU that kernels run on")
+    wanted = [products.parse(text) for text in arguments.shapes]
+    wanted += products.draw(arguments.draw, arguments.seed)
+    wanted = wanted or [Product(*shape) for shape in suite()]
+    bench, rows = Gpu(), list[dict[str, Any]]()
+    for product in wanted:
+        found = compare(bench, product, builds, device, arguments.count)
+        for row in found:
+            times = "  ".join(f"{name} {us:.2f}" for name, us in row["us"].items())
+            print(f"{product!s:24} {times}  {row['config']}", flush=True)
+        rows += found
+        record = {"environment": environment(device), "summary": summary(rows), "rows": rows}
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    for name, each in summary(rows).items():
+        print(f"{name} over {next(iter(builds))}: {each}")
+
+
+if __name__ == "__main__":
+    main()

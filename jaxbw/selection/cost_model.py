@@ -489,7 +489,7 @@ def _epilogues(
     work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle: Floats
 ) -> tuple[_Epilogue, _Epilogue]:
     """Of a tile, and of a part of one, which leaves its sums in memory."""
-    of_team = np.where(table.pingpong == 1, TEAMS, 1.0)  # half of the warps have the whole tile
+    of_team = _of_team(table)
     # Columns are stored one by one, those of the matrix; rows and boxes whole.
     swapped = work.swapped
     columns = np.minimum(table.block_n, work.n) if swapped else table.block_n
@@ -526,6 +526,11 @@ def _epilogues(
         _Epilogue(alone, np.where(waits, alone, np.where(full, held * cycle, 0.0))),
         _Epilogue(leaving, np.where(waits | full, leaving, 0.0)),
     )
+
+
+def _of_team(table: Candidates) -> Floats:
+    """How much more of a tile a warp of sm90 finishes: in pingpong half of them have all of it."""
+    return np.where(table.pingpong == 1, TEAMS, 1.0)
 
 
 def _by_teams(
@@ -605,10 +610,9 @@ def _period(
 
 def _split(machine: Machine, table: Candidates, cut: Grid, cycle: Floats) -> Floats:
     """Each part leaves its sums. The last one reads all, or each a share, or a launch behind does,
-    by all SMs. In pingpong half of the warps have the whole tile."""
+    by all SMs."""
     sums = cut.rows * table.block_n * 4.0  # bytes
-    of_team = np.where(table.pingpong == 1, TEAMS, 1.0)
-    one = sums * of_team / machine.epilogue_bytes_per_cycle * cycle
+    one = sums * _of_team(table) / machine.epilogue_bytes_per_cycle * cycle
     shared = table.split_k >= MIN_SHARED_PARTS[machine.family]
     chunks = np.maximum(cut.rows // _SLICES_HIGH * table.block_n // _SLICE_COLUMNS, 1)
     readers = np.where(shared, np.minimum(table.split_k, chunks), 1)

@@ -14,6 +14,11 @@ import jaxbw
 from .collective_products import AXIS, ON_RING, PLAIN
 
 
+def mesh_on_cuda(size: int) -> jax.sharding.AbstractMesh:
+    """Devices that are not here: products are lowered for them only."""
+    return jax.sharding.AbstractMesh((size,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+
+
 @pytest.mark.parametrize(
     ("form", "sums"),
     [({"gather_lhs": 0}, 0), ({"gather_lhs": 1}, 3), ({"scatter": 0}, 3)],
@@ -23,8 +28,7 @@ def test_every_product_on_a_ring_is_a_kernel(
     form: dict[str, int], sums: int, family: str, custom_calls: Any
 ) -> None:
     """And adds the sums that have arrived in its epilogue."""
-    mesh = jax.sharding.AbstractMesh((4,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
-
+    mesh = mesh_on_cuda(4)
     keywords: dict[str, Any] = {"implementation": family, **form}
 
     def local(x: Any, w: Any) -> Any:
@@ -55,7 +59,7 @@ def test_the_product_beside_a_collective_is_a_kernel(
     def product(x: Any, w: Any) -> Any:
         return PLAIN(x, w, AXIS, **keywords)
 
-    mesh = jax.sharding.AbstractMesh((4,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = mesh_on_cuda(4)
     sharded = jax.shard_map(
         product, mesh=mesh, in_specs=(P(), P()), out_specs=P(AXIS), check_vma=False
     )
@@ -83,7 +87,7 @@ def schedulers(
 ) -> tuple[list[int], list[int]]:
     """Of the products of a forward pass, and of both passes, on CUDA."""
     keywords: dict[str, Any] = {"overlap": overlap, "config": config, **form}
-    mesh = jax.sharding.AbstractMesh((devices,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = mesh_on_cuda(devices)
     product = jax.shard_map(
         lambda x, w: jaxbw.collective_matmul(x, w, AXIS, **keywords),
         mesh=mesh,

@@ -64,16 +64,15 @@ REDUNDANT = {
     ("sm90", "multiply", "bar.warp.sync", 5, "deleted"): _SENT,
     (_TN, "epilogue", "bar.warp.sync", 6, "deleted"): _ALL_BUFFERS,
     (_TN, "epilogue", "bar.warp.sync", 8, "deleted"): _SENT,
-    # Of sums that are cast as f16, bf16 and f32, before each chunk; and behind one that is not.
+    # Of sums that are cast, before each chunk; and behind one that is not.
     (_TT, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
-    (_TT, "multiply", "bar.warp.sync", 12, "deleted"): _ONE_CHUNK,
     (_TT, "multiply", "bar.warp.sync", 20, "deleted"): _ONE_CHUNK,
     (_TT, "epilogue", "bar.warp.sync", 1, "deleted"): _ONE_CHUNK,
 } | {
-    ("sm100", "multiply", "xor.b32", occurrence, "parity flips every time"): (
+    (kernel, "multiply", "xor.b32", occurrence, "parity flips every time"): (
         "two MMA tiles of a tile take both accumulators: their places go round every time"
     )
-    for occurrence in (6, 7, 8)
+    for kernel, occurrence in ((_ALONE, 6), (_ALONE, 7), (_PAIRS, 6), (_PAIRS, 8))
 }
 # Before a CTA of sm100 exits, and peers may still tell it that they are done.
 REDUNDANT |= {

@@ -285,13 +285,16 @@ class Machine {
   bool checking() const { return options_.checks != Checks::kOff; }
   bool strict() const { return options_.checks == Checks::kStrict; }
   bool eager() const { return options_.schedule == Schedule::kEager; }
-  bool traces() const { return options_.trace; }
   uint64_t steps() const { return steps_; }
   uint64_t ticks() const { return ticks_; }
   double random_unit() { return std::uniform_real_distribution<>()(random_); }
 
   // Asynchronous operations. `queue` null: unordered with all others.
   void issue(std::unique_ptr<Operation> operation, Queue* queue = nullptr);
+  // Goes on from an operation that takes its step: unordered with all others.
+  void send(std::unique_ptr<Operation> operation, const Operation& from);
+  // Whether arrivals at other CTAs take their time; in a trace they stand where they were sent.
+  bool arrivals_travel() const { return !eager() && !options_.trace; }
   void land_arrivals(Warp& warp);  // behind a release at cluster scope, they are no longer on their way
   // How many of `parts` an operation should do in this step.
   uint32_t part(uint32_t parts);
@@ -366,6 +369,7 @@ class Machine {
   void assign_priority(int64_t& priority);
   void add_finding(const char* kind, const std::string& message, const std::string& where, uint32_t line);
   [[noreturn]] void deadlock();
+  void enqueue(std::unique_ptr<Operation> operation, Queue* queue);
   void step_queue(Queue& queue);
   bool step(Operation& operation);
   void trace_run(const Warp& warp, uint64_t begin);

@@ -1,6 +1,6 @@
 // mbarrier instructions (PTX 9.7.13.15).
 //
-// An arrival at a barrier of another CTA travels: it lands at some time. What orders it is that somebody sees the phase
+// An arrival at a barrier of another CTA travels (remote_arrivals.h). What orders it is that somebody sees the phase
 // complete, or a release at cluster scope by whoever has sent it (Machine::land_arrivals). In a trace it stands where
 // it was sent, and lands there.
 //
@@ -11,9 +11,12 @@
 #include "decoder.h"
 #include "lanes.h"
 #include "operands.h"
+#include "remote_arrivals.h"
 
 namespace jaxbw::emulator {
 namespace {
+
+using enum Arrival::Detail;
 
 constexpr uint32_t kStateShift = 20;
 
@@ -51,50 +54,6 @@ void invalidate(Step& s, const Instruction& in) {
   });
 }
 
-enum Arrive : uint64_t { kExpect = 1, kNoArrive = 2, kDrop = 4, kComplete = 8, kRelaxed = 16 };
-
-// What a lane does to a barrier: bytes first, then the arrival.
-struct Arrival {
-  uint64_t detail;
-  uint32_t value;
-
-  void land(Machine& machine, MBarrier& barrier) const {
-    if (detail & kExpect) machine.advance(barrier, barrier.expect(value));
-    if (detail & kComplete) machine.advance(barrier, barrier.complete(value));
-    if (detail & kNoArrive) return;
-    const uint32_t arrivals = detail & kExpect ? 1 : value;
-    if (detail & kDrop) barrier.count -= arrivals;
-    machine.advance(barrier, barrier.arrive(arrivals));
-  }
-};
-
-// The arrivals of a warp's lanes at barriers of other CTAs.
-class RemoteArrivals final : public Operation {
- public:
-  struct Part {
-    Cta* cta;
-    uint32_t offset;
-    Arrival arrival;
-  };
-
-  RemoteArrivals(Step& s, std::vector<Part> parts) : Operation(s.line, s.cta), parts_(std::move(parts)) {
-    for (const Part& part : parts_) ++part.cta->operations;
-  }
-
-  bool step(Machine& machine) override {
-    for (uint32_t count = machine.part(uint32_t(parts_.size())); count > 0; --count) {
-      const Part part = parts_.back();
-      parts_.pop_back();
-      part.arrival.land(machine, machine.mbarrier_of(*part.cta, part.offset, *this));
-      --part.cta->operations;
-    }
-    return parts_.empty();
-  }
-
- private:
-  std::vector<Part> parts_;
-};
-
 // arrive, arrive_drop, expect_tx, complete_tx and arrive.expect_tx.
 void arrive(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
@@ -117,13 +76,14 @@ void arrive(Step& s, const Instruction& in) {
     }
     if (in.destinations) set_lane(s, in.d[0], i, state);
     if (!(in.detail & kNoArrive)) release(s, barrier.clocks, in.detail & kRelaxed);
-    if (at.cta == &s.cta || s.machine.eager() || s.machine.traces()) {
+    if (at.cta == &s.cta || !s.machine.arrivals_travel()) {
       arrival.land(s.machine, barrier);
     } else {
       remote.push_back({at.cta, uint32_t(at.offset), arrival});
     }
   });
-  if (!remote.empty()) s.machine.issue(std::make_unique<RemoteArrivals>(s, std::move(remote)), &s.warp.arrivals);
+  if (!remote.empty())
+    s.machine.issue(std::make_unique<RemoteArrivals>(s.line, s.cta, std::move(remote)), &s.warp.arrivals);
   if (in.destinations) mark_written(s, in.d[0], s.active);
 }
 

@@ -92,6 +92,16 @@ void Machine::issue(std::unique_ptr<Operation> operation, Queue* queue) {
   count(*acting_.instruction);
   operation->instruction = acting_.instruction;
   operation->warp = acting_.warp->index;
+  enqueue(std::move(operation), queue);
+}
+
+void Machine::send(std::unique_ptr<Operation> operation, const Operation& from) {
+  operation->instruction = from.instruction;
+  operation->warp = from.warp;
+  enqueue(std::move(operation), nullptr);
+}
+
+void Machine::enqueue(std::unique_ptr<Operation> operation, Queue* queue) {
   operation->issued = ticks_;
   operation->number = ++issued_;
   if (eager() && (!queue || queue->operations.empty())) {

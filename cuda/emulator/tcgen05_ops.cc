@@ -11,6 +11,7 @@
 #include "decoder.h"
 #include "lanes.h"
 #include "operands.h"
+#include "remote_arrivals.h"
 #include "umma.h"
 
 namespace jaxbw::emulator {
@@ -421,7 +422,8 @@ class Copy final : public TensorCoreOperation {
   const std::vector<Cta*> ctas_;
 };
 
-// Arrives on its barriers when it has its turn: everything before it in the queue is complete.
+// Arrives on its barriers when it has its turn: everything before it in the queue is complete. What comes behind it
+// does not wait for arrivals at other CTAs, which travel.
 class Commit final : public TensorCoreOperation {
  public:
   Commit(Step& s, std::vector<Cta*> ctas, uint32_t offset)
@@ -433,18 +435,25 @@ class Commit final : public TensorCoreOperation {
   }
 
   bool step(Machine& machine) override {
-    Cta* cta = ctas_[next_++];
-    MBarrier& barrier = machine.mbarrier_of(*cta, offset_, *this);
-    if (RaceDetector* races = cta->cluster->races.get()) races->arrive_engine(begin_step(), barrier.clocks);
-    machine.advance(barrier, barrier.arrive(1));
-    --cta->operations;
-    return next_ == ctas_.size();
+    const AgentId agent = begin_step();
+    std::vector<RemoteArrivals::Part> remote;
+    for (Cta* cta : ctas_) {
+      MBarrier& barrier = machine.mbarrier_of(*cta, offset_, *this);
+      if (RaceDetector* races = cta->cluster->races.get()) races->arrive_engine(agent, barrier.clocks);
+      if (cta == issuer || !machine.arrivals_travel()) {
+        Arrival().land(machine, barrier);
+      } else {
+        remote.push_back({cta, offset_, Arrival()});
+      }
+      --cta->operations;
+    }
+    if (!remote.empty()) machine.send(std::make_unique<RemoteArrivals>(line, *issuer, std::move(remote)), *this);
+    return true;
   }
 
  private:
   const std::vector<Cta*> ctas_;
   const uint32_t offset_;
-  size_t next_ = 0;
 };
 
 enum MmaFlag : uint64_t { kAInTmem = 2, kNegatedEnable = 4, kKindShift = 8, kScaleShift = 16 };

@@ -77,8 +77,8 @@ REDUNDANT = {
 # Before a CTA of sm100 exits, and peers may still tell it that they are done.
 REDUNDANT |= {
     ("sm100", "load", _WAIT_EMPTY, 2, "always done"): (
-        "none in the emulator: a commit there tells all CTAs at once, and the epilogue has waited "
-        "for a later one"
+        "none in the emulator: the epilogue waits for a later commit and goes on for long, and no "
+        "schedule holds an arrival back until it is done"
     ),
     (_ALONE, "multiply", _WAIT_EMPTY, 4, "always done"): _LATER,
     (_PAIRS, "multiply", _WAIT_EMPTY, 6, "always done"): _LATER,

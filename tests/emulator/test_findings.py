@@ -451,6 +451,51 @@ def test_an_arrival_may_still_travel_when_relaxed_threads_have_met(leave: str) -
         assert found(TELL_PEER + leave, schedule) == set()
 
 
+# Of two CTAs the first commits for both, and once more for itself, for which it waits; they meet.
+COMMIT_FOR_BOTH = (
+    INIT
+    + """
+  barrier.cluster.arrive;
+  barrier.cluster.wait;
+  mov.u32 %r10, %cluster_ctarank;
+  setp.ne.u32 %p3, %r10, 0;
+  @%p3 bra MEET;
+  mov.b16 %h1, 3;
+  tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64
+    [memory + 1032], %h1;
+  tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [memory + 1024];
+WAIT:
+"""
+    + WAIT
+    + "MEET:\n"
+    + MEET.format(".relaxed")
+)
+WAIT_FOR_IT = """
+TOLD:
+  mbarrier.try_wait.parity.shared::cta.b64 %p1, [memory + 1032], 0;
+  @!%p1 bra TOLD;
+"""
+
+
+def test_what_a_commit_tells_a_peer_travels() -> None:
+    """A later commit does not wait for it, so a CTA must see itself what it is told."""
+
+    def found(body: str, schedule: str) -> set[str]:
+        report = module(body).launch(
+            "kernel",
+            grid=2,
+            block=1,
+            cluster=2,
+            args=[emulator.empty(64, np.uint32)],
+            schedule=schedule,
+        )
+        return {finding.kind for finding in report.findings}
+
+    assert found(COMMIT_FOR_BOTH, "latest") == {"exit"}
+    for schedule in ("eager", "latest", "random", "pct"):
+        assert found(COMMIT_FOR_BOTH + WAIT_FOR_IT, schedule) == set()
+
+
 FATAL = [
     pytest.param(
         "mov.u64 %rd0, 64; add.u64 %rd0, %rd0, %out; add.u64 %rd0, %rd0, 256;"

@@ -25,24 +25,23 @@ from typing import Any
 
 import products
 from judge_selection import environment
+from measure_configs import running_gpu
 from model_error import geometric_mean
 from products import Product
 
 from jaxbw import _native
 from jaxbw.bench.case import suite
-from jaxbw.selection import devices, manifest
+from jaxbw.selection import manifest
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import Device
-from jaxbw.selection.select import Choice, ranking, select
+from jaxbw.selection.select import ranking
 from jaxbw.selection.tuned import table_for
 from jaxbw.tuning.launching import Bench, Gpu, Launch
-from jaxbw.tuning.measure import AGREEMENT, rotated
+from jaxbw.tuning.measure import launch_of, off, rotated
 
 REPEATS = 3  # launches at each visit
 ROUNDS = 12  # visits at most
-SECONDS = (
-    0.4  # of device time for a product, beyond which there are fewer rounds, but no less than 4
-)
+SECONDS = 0.4  # of device time for a product; beyond it there are fewer rounds, 4 at least
 
 Key = tuple[str, GemmConfig]  # a build's name, and what it runs
 
@@ -60,21 +59,19 @@ def compare(
     Raises:
       RuntimeError: results differ.
     """
-    problem, family = product.problem, device.family or ""
-    kernels, tuned = manifest.kernels(), table_for(device.machine.name)
-    _, ranked = ranking(problem, device, family, kernels, tuned=tuned, kept=count)
+    problem, tuned = product.problem, table_for(device.machine.name)
+    _, ranked = ranking(
+        problem, device, device.family or "", manifest.kernels(), tuned=tuned, kept=count
+    )
     launches: dict[Key, Launch] = {}
     expected: dict[Key, float] = {}
     for each in ranked:
-        choice = select(problem, device, (family,), each.config, kernels)
-        assert isinstance(choice, Choice), choice
+        launch = launch_of(bench, problem, device, each.config)
         for name, directory in builds.items():
-            launches[name, each.config] = _with_kernels(directory, bench.launch(problem, choice))
+            launches[name, each.config] = _with_kernels(directory, launch)
             expected[name, each.config] = each.cost.total
-    deviations = bench.deviations(problem, list(launches.values()))
-    for (name, config), deviation in zip(launches, deviations, strict=True):
-        if not deviation < AGREEMENT:
-            raise RuntimeError(f"{product}: {config} of {name} is {deviation:.2g} off")
+    for (name, config), deviation in off(bench, problem, launches).items():
+        raise RuntimeError(f"{product}: {config} of {name} is {deviation:.2g} off")
     once = sum(expected.values()) * (1 + REPEATS)
     rounds = min(ROUNDS, max(4, int(SECONDS * 1e6 / once)))
     times = rotated(bench, launches, expected, rounds, REPEATS, seed=0)
@@ -153,20 +150,19 @@ def main() -> None:
         builds = parse_builds(arguments.kernels)
     except ValueError as error:
         parser.error(str(error))
-    device = devices.running_device()
-    if device is None or device.family is None:
-        parser.error("there is no GPU that kernels run on")
+    device = running_gpu(parser)
     wanted = [products.parse(text) for text in arguments.shapes]
     wanted += products.draw(arguments.draw, arguments.seed)
     wanted = wanted or [Product(*shape) for shape in suite()]
     bench, rows = Gpu(), list[dict[str, Any]]()
+    here = environment(device, "device time (CUPTI) of all kernels of a call")
     for product in wanted:
         found = compare(bench, product, builds, device, arguments.count)
         for row in found:
             times = "  ".join(f"{name} {us:.2f}" for name, us in row["us"].items())
             print(f"{product!s:24} {times}  {row['config']}", flush=True)
         rows += found
-        record = {"environment": environment(device), "summary": summary(rows), "rows": rows}
+        record = {"environment": here, "summary": summary(rows), "rows": rows}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
     for name, each in summary(rows).items():
         print(f"{name} over {next(iter(builds))}: {each}")

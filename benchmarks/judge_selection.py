@@ -77,8 +77,8 @@ def summary(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
     }
 
 
-def environment(device: Device) -> dict[str, Any]:
-    """What a reader needs to repeat the run."""
+def environment(device: Device, time: str) -> dict[str, Any]:
+    """What a reader needs to repeat the run; `time` is what was measured."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
     table = table_for(device.machine.name)
     return {
@@ -87,7 +87,7 @@ def environment(device: Device) -> dict[str, Any]:
         "commit": commit.stdout.strip(),
         "gpu": device.name,
         "table": None if table is None else table.made,
-        "time": "device time (CUPTI) of all kernels of a call, and the memset of a split product",
+        "time": time,
         "inputs": f"iid normal, rotating over {ROTATED / 1e6:.0f} MB",
     }
 
@@ -111,7 +111,8 @@ def main() -> None:
     summaries = {name: summary(rows, name) for name in NAMES}
     for name, each in summaries.items():
         print(f"{name}: {each}")
-    results = {"environment": environment(device), **summaries, "rows": rows}
+    time = "device time (CUPTI) of all kernels of a call, and the memset of a split product"
+    results = {"environment": environment(device, time), **summaries, "rows": rows}
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
 

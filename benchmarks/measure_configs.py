@@ -106,10 +106,15 @@ def parse(
     parser.add_argument("--budget", type=float, default=500, help="seconds, after which it stops")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
+    return arguments, running_gpu(parser)
+
+
+def running_gpu(parser: argparse.ArgumentParser) -> Device:
+    """The GPU; the parser exits where there is none that kernels run on."""
     device = devices.running_device()
     if device is None or device.family is None:
         parser.error("there is no GPU that kernels run on")
-    return arguments, device
+    return device
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 from jaxbw.bench.case import Case
 from jaxbw.bench.results import Results
-from jaxbw.selection.machine import Machine, machines
+from jaxbw.selection.machine import Machine, machines, named_in
 
 MMA_FLOPS = 2 * 128 * 16  # of a column: 128 rows and 16 elements of K, of two bytes each
 
@@ -36,13 +36,10 @@ class Roof:
     @classmethod
     def over(cls, results: Results) -> Self | None:
         """Of the GPU that results are from, at the clock that its driver told; None if unknown."""
-        gpus = [str(session["gpu"].get("name", "")) for session in results.sessions.values()]
-        known = [
-            machine for name, machine in machines().items() if any(name in gpu for gpu in gpus)
-        ]
-        if not known:
+        gpus = "\n".join(str(each["gpu"].get("name", "")) for each in results.sessions.values())
+        machine = named_in(gpus, machines().values())
+        if machine is None:
             return None
-        machine = max(known, key=lambda machine: len(machine.name))
         told_mhz = [row.clocks["clocks.sm"][1] for row in results.rows if row.clocks]
         return cls(machine, max(told_mhz) / 1e3 if told_mhz else machine.max_clock_ghz)
 

@@ -4,7 +4,7 @@ The table gives each its source and its confidence; `constants` shows them.
 """
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
@@ -103,9 +103,14 @@ def machine_for(device_name: str, family: str, sm_count: int) -> Machine:
 
     With another number of SMs than the table has, those that clusters can use are scaled.
     """
-    names = [name for name, machine in machines().items() if machine.family == family]
-    found = [name for name in names if name in device_name]
-    return _with_sms(machines()[max(found, key=len) if found else names[0]], sm_count)
+    of_family = [machine for machine in machines().values() if machine.family == family]
+    return _with_sms(named_in(device_name, of_family) or of_family[0], sm_count)
+
+
+def named_in(device_name: str, candidates: Iterable[Machine]) -> Machine | None:
+    """The machine whose name is part of a device's, the longest such name; None where none is."""
+    found = [machine for machine in candidates if machine.name in device_name]
+    return max(found, key=lambda machine: len(machine.name), default=None)
 
 
 def constants(name: str) -> Iterator[Constant]:

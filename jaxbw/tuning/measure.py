@@ -75,13 +75,9 @@ def measure(
     modelled = {each.config: each.cost.total for each in firsts}
     modelled |= {each.config: each.cost.total for each in chosen_few(ranked, effort.count)}
     for config in modelled:
-        choice = select(problem, device, (family,), config, kernels)
-        assert isinstance(choice, Choice), choice
-        launches[config] = bench.launch(problem, choice)
-    deviations = bench.deviations(problem, list(launches.values()))
-    for config, deviation in zip(launches, deviations, strict=True):
-        if not deviation < AGREEMENT:
-            raise RuntimeError(f"{problem}: {config} is {deviation:.2g} off")
+        launches[config] = launch_of(bench, problem, device, config)
+    for config, deviation in off(bench, problem, launches).items():
+        raise RuntimeError(f"{problem}: {config} is {deviation:.2g} off")
 
     def timed(configs: Iterable[GemmConfig], most: int) -> dict[GemmConfig, float]:
         chosen = {config: launches[config] for config in configs}
@@ -97,6 +93,23 @@ def measure(
         Measured(config, times[config], modelled[config])
         for config in sorted(times, key=times.__getitem__)
     ]
+
+
+def launch_of(bench: Bench, problem: GemmProblem, device: Device, config: GemmConfig) -> Launch:
+    """The call that launches a product in a configuration, which serves it."""
+    choice = select(problem, device, (device.family or "",), config, manifest.kernels())
+    assert isinstance(choice, Choice), choice
+    return bench.launch(problem, choice)
+
+
+def off(bench: Bench, problem: GemmProblem, launches: Mapping[Key, Launch]) -> dict[Key, float]:
+    """The launches whose results are not those of the first, and by how much."""
+    deviations = bench.deviations(problem, list(launches.values()))
+    return {
+        key: deviation
+        for key, deviation in zip(launches, deviations, strict=True)
+        if not deviation < AGREEMENT
+    }
 
 
 def rotated(

@@ -406,6 +406,19 @@ def test_a_fault_is_found_and_its_twin_is_clean(pair: Pair, schedule: str) -> No
         assert {finding.kind for finding in report.findings} == kinds, report.findings
 
 
+def found_in_two_ctas(body: str, schedule: str) -> set[str]:
+    """What is found where two CTAs of a cluster, of a thread each, run a body."""
+    report = module(body).launch(
+        "kernel",
+        grid=2,
+        block=1,
+        cluster=2,
+        args=[emulator.empty(64, np.uint32)],
+        schedule=schedule,
+    )
+    return {finding.kind for finding in report.findings}
+
+
 # Each of two CTAs tells the other something by an arrival, meets it, and exits.
 TELL_PEER = (
     INIT
@@ -435,20 +448,9 @@ def test_an_arrival_may_still_travel_when_relaxed_threads_have_met(leave: str) -
     launch, some once in 20,000 times: an arrival had come to a CTA that was gone.
     """
 
-    def found(body: str, schedule: str) -> set[str]:
-        report = module(body).launch(
-            "kernel",
-            grid=2,
-            block=1,
-            cluster=2,
-            args=[emulator.empty(64, np.uint32)],
-            schedule=schedule,
-        )
-        return {finding.kind for finding in report.findings}
-
-    assert found(TELL_PEER + MEET.format(".relaxed"), "latest") == {"exit"}
+    assert found_in_two_ctas(TELL_PEER + MEET.format(".relaxed"), "latest") == {"exit"}
     for schedule in ("eager", "latest", "random", "pct"):
-        assert found(TELL_PEER + leave, schedule) == set()
+        assert found_in_two_ctas(TELL_PEER + leave, schedule) == set()
 
 
 # Of two CTAs the first commits for both, and once more for itself, for which it waits; they meet.
@@ -480,20 +482,9 @@ TOLD:
 def test_what_a_commit_tells_a_peer_travels() -> None:
     """A later commit does not wait for it, so a CTA must see itself what it is told."""
 
-    def found(body: str, schedule: str) -> set[str]:
-        report = module(body).launch(
-            "kernel",
-            grid=2,
-            block=1,
-            cluster=2,
-            args=[emulator.empty(64, np.uint32)],
-            schedule=schedule,
-        )
-        return {finding.kind for finding in report.findings}
-
-    assert found(COMMIT_FOR_BOTH, "latest") == {"exit"}
+    assert found_in_two_ctas(COMMIT_FOR_BOTH, "latest") == {"exit"}
     for schedule in ("eager", "latest", "random", "pct"):
-        assert found(COMMIT_FOR_BOTH + WAIT_FOR_IT, schedule) == set()
+        assert found_in_two_ctas(COMMIT_FOR_BOTH + WAIT_FOR_IT, schedule) == set()
 
 
 FATAL = [

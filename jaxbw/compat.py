@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 import jax
+import jaxlib.version
 import numpy as np
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
@@ -208,6 +209,22 @@ def register_dead_code_rule(primitive: Primitive, rule: Callable[..., Any]) -> N
         return rule(used, equation)
 
     _partial_eval.dce_rules[primitive] = versioned
+
+
+# XLA's dynamic-slice fusion moves a custom call into the fusion that stores its result in a stacked
+# array, as a scan does with what the backward pass needs. The version in jaxlib 0.11.2 does not ask
+# whether anything else reads the result: for that the call stays where it was, and runs twice.
+# 0.11.1 lets the others read the stacked array, 0.12 leaves such a call alone.
+_REPEATS_STORED_CALLS = (0, 11, 2) <= jaxlib.version.__version_info__ < (0, 12)
+
+
+def computed_once(x: Any) -> Any:
+    """The result of a custom call, so that XLA for GPUs makes one call of it.
+
+    Where XLA would make two it is kept from looking for the store, by an optimization barrier. The
+    slices that the call reads are still read in place; its result is copied into a stacked array.
+    """
+    return jax.lax.optimization_barrier(x) if _REPEATS_STORED_CALLS else x
 
 
 def is_one_device(ctx: Any) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from jaxbw import compat
 from jaxbw._native import (
     Activation,
     DataType,
@@ -81,7 +82,7 @@ def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any,
         **attributes,
     )
     wanted = results[: problem.epilogue.results]
-    return tuple(reduction.result(x) for x in wanted)
+    return tuple(compat.computed_once(reduction.result(x)) for x in wanted)
 
 
 def call_attributes(problem: GemmProblem, choice: Choice) -> dict[str, str | int | float]:

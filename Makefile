@@ -27,7 +27,7 @@ demo: install
 	$(BIN)/python examples/digits.py
 
 # PYTHONSAFEPATH: what the tests start must not import this folder in place of the installed package.
-test: install
+test: install $(VENV)/gpu-compilers
 	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 check: lint docs cross test
@@ -89,6 +89,10 @@ install: $(VENV)/installed
 $(VENV)/installed: $(SOURCES) | $(BIN)/python
 	@echo "Installing jaxbw and its tools into $(VENV): a minute or three the first time."
 	if [ -e $(VENV)/editable ]; then $(MAKE) build; else $(BIN)/pip install --quiet '$(PACKAGE)[dev]'; fi
+	touch $@
+
+$(VENV)/gpu-compilers: tools/gpu_compilers.py | install
+	$(BIN)/python tools/gpu_compilers.py
 	touch $@
 
 $(BIN)/python:

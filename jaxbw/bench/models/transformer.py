@@ -27,7 +27,7 @@ class Transformer:
       outputs: classes of an image model; 0 for a language model, whose embedding is its head.
       gated: silu(x @ gate) * (x @ up) without biases, as Llama; else gelu(x @ up + b), as GPT-2.
       cache: positions of a decoding step's cache; 0 for a training step.
-      attention: `jax.nn.dot_product_attention`'s implementation of a training step.
+      attention: `jax.nn.dot_product_attention`'s implementation.
     """
 
     name: str
@@ -136,10 +136,13 @@ class Transformer:
                 new = jnp.stack([k, v])[None]
                 cache = jax.lax.dynamic_update_slice(cache, new, (number, 0, 0, position, 0, 0))
                 keys, values = cache[number]
-                scores = jnp.einsum("bthd,bshd->bhts", q, keys, preferred_element_type=jnp.float32)
-                seen = jnp.arange(self.cache) <= position
-                scores = jnp.where(seen, scores * q.shape[-1] ** -0.5, -jnp.inf)
-                return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores).astype(DTYPE), values)
+                return jax.nn.dot_product_attention(
+                    q,
+                    keys,
+                    values,
+                    key_value_seq_lengths=jnp.full(self.batch, position + 1),
+                    implementation=self.attention,
+                )
 
             return (self._layer(form, x, weights, attend), cache), None
 

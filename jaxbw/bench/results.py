@@ -115,9 +115,7 @@ class Results:
         lines = ",\n".join(json.dumps(dataclasses.asdict(row)) for row in self.rows)
         sessions, tuned = json.dumps(self.sessions, indent=1), _by_line(self.tuned)
         text = f'{{"sessions": {sessions},\n"tuned": {tuned},\n"rows": [\n{lines}\n]}}\n'
-        unfinished = path.with_name(path.name + ".tmp")
-        unfinished.write_text(text)
-        os.replace(unfinished, path)
+        write_whole(path, text)
 
     def has(self, case: Case, mode: str, arms: Collection[str]) -> bool:
         """Whether every one of these arms was measured for the case, or is known to be absent."""
@@ -137,6 +135,13 @@ class Results:
         """What was found best for an arm."""
         found = self.tuned.get(arm, {}).get(str(case))
         return None if found is None else found["config"]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that whoever is killed meanwhile leaves the one before."""
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)
 
 
 def merge(parts: Iterable[Results]) -> Results:

@@ -82,6 +82,15 @@ class Timer(Protocol):
         """Times `count` calls, back to back."""
 
 
+def require_gpu() -> None:
+    """Raises a ValueError where there is no GPU to measure on."""
+    if jax.default_backend() != "gpu":
+        raise ValueError(
+            "there is no GPU that JAX can use; a results file from elsewhere is shown "
+            "by --out FILE --report"
+        )
+
+
 class Cupti:
     """A timer that sees every kernel of the process.
 
@@ -90,11 +99,7 @@ class Cupti:
     """
 
     def __init__(self) -> None:
-        if jax.default_backend() != "gpu":
-            raise ValueError(
-                "there is no GPU that JAX can use; a results file from elsewhere is shown "
-                "by --out FILE --report"
-            )
+        require_gpu()
 
     def burst(self, calls: Rotation, count: int) -> Burst:
         """Times `count` calls, back to back.

@@ -3,11 +3,10 @@
 import argparse
 from pathlib import Path
 
-import jax
-
 from jaxbw.bench import progress
 from jaxbw.bench.models import report, session
 from jaxbw.bench.models.transformer import MODELS, STACKINGS
+from jaxbw.bench.timer import require_gpu
 from jaxbw.cli.outcome import Outcome
 
 SUMMARY = "time whole training and decoding steps beside plain XLA"
@@ -52,11 +51,7 @@ def run(args: argparse.Namespace) -> Outcome:
     ]
     plan = session.Plan(cases, args.seed, args.budget, args.out, args.note)
     if not args.report:
-        if jax.default_backend() != "gpu":
-            raise ValueError(
-                "there is no GPU that JAX can use; a results file from elsewhere is shown "
-                "by --out FILE --report"
-            )
+        require_gpu()
         with progress.bar(len(plan.missing(found))) as advance:
             session.run(plan, found, lambda row: advance(report.summary(row)))
     if args.png:

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from jaxbw.cli import compare
+from jaxbw.cli import bench_model, compare
 from jaxbw.cli.main import COMMANDS, main, parser
 
-EXAMPLES = [*(line for each in COMMANDS.values() for line in each.EXAMPLES), *compare.EXAMPLES]
+BELOW = {"bench compare": compare, "bench model": bench_model}
+EXAMPLES = [line for each in (COMMANDS | BELOW).values() for line in each.EXAMPLES]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -19,15 +20,15 @@ def test_an_example_is_what_can_be_typed(example: str) -> None:
     parser().parse_args(arguments[2:])
 
 
-@pytest.mark.parametrize("command", [*([name] for name in COMMANDS), ["bench", "compare"]])
+@pytest.mark.parametrize("command", [*COMMANDS, *BELOW])
 def test_the_help_of_a_command_has_examples(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+    command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        main([*command, "-h"])
+        main([*command.split(), "-h"])
     assert end.value.code == 0
     told = capsys.readouterr().out
-    assert f"examples:\n  python -m jaxbw {' '.join(command)}" in told
+    assert f"examples:\n  python -m jaxbw {command}" in told
 
 
 def test_the_help_lists_the_commands() -> None:

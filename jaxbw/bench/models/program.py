@@ -56,12 +56,20 @@ class Launches:
         )
 
 
+def matmuls(model: Transformer, form: Form, stacking: str) -> dict[str, int]:
+    """How many matmuls of ours, and of XLA's, the jaxpr of a step has; scans counted out."""
+    step, given = model.step(form, stacking), model.argument_shapes(stacking)
+    ours = sum(each.count for each in products(step, *given))
+    total = sum(each.count for each in products(step, *given, lax=True))
+    return {"jaxbw": ours, "xla": total - ours}
+
+
 @dataclass(frozen=True)
 class Program:
     """A step of a model in one form, compiled.
 
     Attributes:
-      matmuls: how many of ours, and how many of XLA's, its jaxpr has; scans counted out.
+      matmuls: what the function of that name says.
       temporary_bytes: memory beside arguments and results.
     """
 
@@ -73,16 +81,13 @@ class Program:
     @classmethod
     def compile(cls, model: Transformer, form: Form, stacking: str) -> "Program":
         """Compiles a step for this machine's device. The arguments are not needed yet."""
-        step, given = model.step(form, stacking), model.argument_shapes(stacking)
-        ours = sum(each.count for each in products(step, *given))
-        total = sum(each.count for each in products(step, *given, lax=True))
         begin = time.perf_counter()
-        jitted = jax.jit(step, donate_argnums=(2,) if model.cache else ())
-        compiled = jitted.lower(*given).compile()
+        jitted = jax.jit(model.step(form, stacking), donate_argnums=(2,) if model.cache else ())
+        compiled = jitted.lower(*model.argument_shapes(stacking)).compile()
         memory: Any = compiled.memory_analysis()
         return cls(
             compiled,
-            {"jaxbw": ours, "xla": total - ours},
+            matmuls(model, form, stacking),
             memory.temp_size_in_bytes,
             round(time.perf_counter() - begin, 1),
         )

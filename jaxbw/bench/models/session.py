@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from jaxbw.bench import environment, statistics
 from jaxbw.bench.models.form import FORMS, PLAIN, Form
 from jaxbw.bench.models.program import Launches, Program
 from jaxbw.bench.models.transformer import Transformer
+from jaxbw.bench.results import write_whole
 
 WARM_UP = 3
 CALLS = 3  # in a round
@@ -83,9 +83,7 @@ class Results:
         """Writes a file: a line for each row. A session that is killed leaves the one before."""
         lines = ",\n".join(json.dumps(dataclasses.asdict(row)) for row in self.rows)
         sessions = json.dumps(self.sessions, indent=1)
-        unfinished = path.with_name(path.name + ".tmp")
-        unfinished.write_text(f'{{"sessions": {sessions},\n"model_rows": [\n{lines}\n]}}\n')
-        os.replace(unfinished, path)
+        write_whole(path, f'{{"sessions": {sessions},\n"model_rows": [\n{lines}\n]}}\n')
 
     def has(self, model: str, stacking: str) -> bool:
         """Whether that was measured."""

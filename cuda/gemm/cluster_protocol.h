@@ -21,6 +21,8 @@
 
 namespace jaxbw {
 
+constexpr uint32_t kMaxClusterSize = 16;  // CTAs; beyond 8 the launch asks for a non-portable size
+
 // Made by cluster_shape().
 struct ClusterShape {
   Divisor m, n;
@@ -81,7 +83,7 @@ constexpr ClusterShape cluster_shape(uint32_t m, uint32_t n, uint32_t cta_group,
 }
 
 // Ring stages. A stage is full when its one loading thread has announced the bytes and they have come; it is empty
-// when all warps (sm_90), or the one commit (sm_100), of every receiving group have let go of it.
+// when every warpgroup (sm_90), or the one commit (sm_100), of every receiving group has let go of it.
 constexpr uint32_t kStageFullArrivals = 1;
 constexpr uint32_t stage_empty_arrivals(ClusterShape cluster, uint32_t arrivals_per_group) {
   return cluster.receiving_groups() * arrivals_per_group;

@@ -13,7 +13,7 @@
 //
 // Barriers (one full and one empty for each stage, in every CTA):
 //   full    1 arrival, by this CTA's load thread, and the bytes of a whole stage, from all CTAs that multicast to it
-//   empty   one arrival of each warp that reads the stage, in every CTA that receives what this CTA loads
+//   empty   one arrival of each warpgroup that reads the stage, in every CTA that receives what this CTA loads
 //
 // Work is dealt out statically: cluster c of C computes items c, c + C, c + 2C, ...
 #pragma once
@@ -135,15 +135,19 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   context.ring().await_empty(at, p.stages);
 }
 
-// A multiplying warp's place in the ring, and how it lets go of a stage: it tells every CTA that loads for this one.
-// Lane i tells CTA i; whether and where is found once, since this stands in the main loop.
+// A multiplying warp's place in the ring, and how its warpgroup lets go of a stage: it tells every CTA that loads for
+// this one, once. wgmma is the warpgroup's, and so is the completion that wgmma.wait_group tells any warp of
+// (PTX 9.7.15.7.3): so the warps divide the CTAs, warp w telling those of rank 4 i + w by its lane i. Whether and where
+// a lane tells is found once, since this stands in the main loop.
 class StageReader {
  public:
-  JAXBW_DEVICE StageReader(RingBarriers ring, uint32_t stages, ClusterShape cluster, uint32_t rank)
+  JAXBW_DEVICE StageReader(RingBarriers ring, uint32_t stages, ClusterShape cluster, uint32_t rank,
+                           uint32_t warp_in_team)
       : ring_(ring), at_(RingPosition::consumer(stages)) {
-    const uint32_t lane = ptx::lane_index();
-    tells_ = cluster.source_mask(rank) >> lane & 1;
-    if (tells_) peer_first_empty_ = ptx::map_to_rank(ring.first_empty, lane);
+    constexpr uint32_t kRanksOfWarp = kMaxClusterSize / kTeamWarps;
+    const uint32_t lane = ptx::lane_index(), peer = lane * kTeamWarps + warp_in_team;
+    tells_ = lane < kRanksOfWarp && (cluster.source_mask(rank) >> peer & 1) != 0;
+    if (tells_) peer_first_empty_ = ptx::map_to_rank(ring.first_empty, peer);
   }
 
   // Leaves the next stages to the other team.
@@ -264,7 +268,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   const uint32_t team_in_tile = pingpong ? 0 : team;
   const Formula formula = p.epilogue.formula;
   const uint32_t k_blocks = context.k_blocks(), step = context.cluster_count();
-  StageReader reader(context.ring(), p.stages, context.cluster, context.rank);
+  StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_team);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
   DelayedStores<kConfig.block_n, kConfig.accumulators()> delayed(p, stores);
   const Turn turn(team);
@@ -341,7 +345,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 
 JAXBW_DEVICE void init_barriers(const Context& context) {
   const GemmParams& p = context.params;
-  const uint32_t readers = p.pingpong != 0 ? kTeamWarps : kTeams * kTeamWarps;
+  const uint32_t readers = p.pingpong != 0 ? 1 : kTeams;  // warpgroups that read a stage
   context.ring().init(p.stages, kStageFullArrivals, stage_empty_arrivals(context.cluster, readers));
   if (context.cluster.k.value > 1) {
     for (uint32_t warp = 0; warp < kSm90Epilogue.warps; ++warp) {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxbw.bench import arms, case, progress, report, results, session, share
 from jaxbw.bench.timer import Cupti
-from jaxbw.cli import bench_model, compare
+from jaxbw.cli import bench_model, compare, subcommands
 from jaxbw.cli.compare import load
 from jaxbw.cli.outcome import Outcome
 
@@ -28,15 +28,7 @@ FEWEST_ROUNDS = 6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command, and the commands below it."""
     parts = parser.add_subparsers(metavar="COMMAND", title="other commands")
-    for name, command in {"compare": compare, "model": bench_model}.items():
-        part = parts.add_parser(
-            name,
-            help=command.SUMMARY,
-            description=command.SUMMARY + ".",
-            examples=command.EXAMPLES,
-        )
-        command.add_arguments(part)
-        part.set_defaults(run=command.run, error=part.error)
+    subcommands.add(parts, {"compare": compare, "model": bench_model})
     which = parser.add_argument_group("what is measured; default the whole suite, layout nn")
     which.add_argument("--group", nargs="+", choices=case.groups(), default=[])
     which.add_argument("--shapes", nargs="+", type=_shape, default=[], metavar="MxNxK")

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Never
 
-from jaxbw.cli import bench, doctor, explain, model, profile, tune
+from jaxbw.cli import bench, doctor, explain, model, profile, subcommands, tune
 
 COMMANDS = {
     "bench": bench,
@@ -35,15 +35,7 @@ def parser() -> Parser:
     """The parser of all commands; `error` in what it returns is that of the command."""
     found = Parser(prog="python -m jaxbw", description="Matrix products for JAX.")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        each = commands.add_parser(
-            name,
-            help=command.SUMMARY,
-            description=command.SUMMARY + ".",
-            examples=command.EXAMPLES,
-        )
-        command.add_arguments(each)
-        each.set_defaults(run=command.run, error=each.error)
+    subcommands.add(commands, COMMANDS)
     return found
 
 

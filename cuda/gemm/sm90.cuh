@@ -306,6 +306,9 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     if (shares) parts().begin();
     const uint32_t blocks = context.k_part(number).block_count(k_blocks);
     const Stagger stagger(p, team, blocks);
+    if (formula == Formula::kGeneral && item.parts == 1 && !cluster.shared()) {
+      prefetch_terms<kConfig.block_n>(p, tile, row, kConfig.wgmmas());
+    }
     multiply<kConfig>(
         accumulators, context, blocks, team_in_tile * kConfig.team_rows, reader,
         [&](uint32_t block) {

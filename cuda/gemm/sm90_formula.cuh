@@ -108,6 +108,27 @@ JAXBW_DEVICE void store_elements(const float (&values)[kWidth], EpilogueResult r
   });
 }
 
+// Has what the formula adds to a warp's rows of a tile come to L2 while the tile is multiplied: read when it is wanted,
+// block by block, each would wait for memory. Only where neighbours in D are beside each other: else few rows are left.
+template <uint32_t kBlockN>
+JAXBW_DEVICE void prefetch_terms(const GemmParams& p, StoreOrigin tile, uint32_t row, uint32_t m64s) {
+  constexpr uint32_t kLine = 128;  // bytes
+  if (runs_down(p)) return;
+  const auto prefetch = [&](EpilogueOperand operand) {
+    if (operand.data == nullptr) return;
+    const uint32_t bytes = size_bytes(operand.type), end = min(tile.column + min(kBlockN, p.tile_columns), p.n);
+    const uint32_t below = ptx::lane_index_here();
+    const uint32_t i = tile.row + row + below / kBlockRows * kWgmmaRows + below % kBlockRows;
+    if (below >= m64s * kBlockRows || i >= p.m) return;
+#pragma unroll 1
+    for (uint32_t j = tile.column; j < end; j += kLine / bytes) {
+      ptx::prefetch_l2(static_cast<const uint8_t*>(operand.data) + element_index(p, i, j, tile.batch) * bytes);
+    }
+  };
+  prefetch(p.epilogue.c);
+  prefetch(p.epilogue.residual);
+}
+
 // Sums -> results, kWidth at a time: with kVector if runs_hold_vectors.
 template <uint32_t kWidth, uint32_t kThreads>
 JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigin box, uint32_t thread) {

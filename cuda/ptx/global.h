@@ -37,6 +37,11 @@ JAXBW_DEVICE void store_global(uint64_t address, uint32_t x) {
   asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
 }
 
+// Brings the line of 128 bytes that holds an address into L2; nobody waits for it (PTX 9.7.9.16).
+JAXBW_DEVICE void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+
 // Adds to a counter and returns what it held. Everything that this thread stored or saw before is visible to whoever
 // sees the sum (PTX 8.8: release and acquire patterns at gpu scope).
 JAXBW_DEVICE uint32_t add_acq_rel(uint32_t* counter, uint32_t value) {

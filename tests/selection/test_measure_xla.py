@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from products import Product
 
 import jaxbw
 from jaxbw.bench.case import CONTRACTING, suite
+from jaxbw.bench.inputs import MOST_SETS
 from jaxbw.bench.timer import Burst, Rotation
 from jaxbw.bench.timer import Product as Calls
 from jaxbw.selection.devices import TARGETS
@@ -114,7 +116,7 @@ def test_all_arms_compute_the_same(matmul: Product) -> None:
 
     rest = iter(others)
     z = product(rhs)
-    expected = {
+    formulas: dict[str, Callable[[], Any]] = {
         "none": lambda: z,
         "bias": lambda: z + next(rest),
         "gelu": lambda: jax.nn.gelu(z),
@@ -124,7 +126,8 @@ def test_all_arms_compute_the_same(matmul: Product) -> None:
         "bias_gelu": lambda: jax.nn.gelu(z + next(rest)),
         "bias_silu": lambda: jax.nn.silu(z + next(rest)),
         "swiglu": lambda: jax.nn.silu(z) * product(next(rest)),
-    }[matmul.epilogue]()
+    }
+    expected = formulas[matmul.epilogue]()
     for found in (call(matmul, "xla"), jnp_call(matmul)):
         assert measure_xla._difference(found(*given), expected) < 6e-3
 
@@ -177,7 +180,7 @@ def test_all_of_a_matmul_is_compiled_before_it_is_measured(
     assert list(compiled.arms) == ["xla", "kernel", "jnp"]
     assert set(compiled.details) == {"config", "modelled", "compile_s"}
     sets = compiled.operands()
-    assert len(sets) == measure_xla.MOST_SETS
+    assert len(sets) == MOST_SETS
     results = [calls.run(*sets[0]) for calls in compiled.arms.values()]
     assert compiled.difference(results[0], results[2]) < 6e-3
     lhs, other = np.asarray(sets[0][0], np.float32), np.asarray(sets[1][0], np.float32)

@@ -72,10 +72,10 @@ def matmul(
       precision: as of `jnp.matmul`; default None.
       preferred_element_type: dtype of the result; default as of `jnp.matmul`.
       out_sharding: as of `jnp.matmul`; default None.
-      implementation: None: a kernel where one fits, else XLA. Strict: "sm100", "sm90" or "xla";
-        "emulator" or "emulator-sm90", which run the code of the sm100 or sm90 kernel on the CPU; or
-        a sequence that is tried in order. In the backward pass, products that a strict kernel does
-        not take are XLA's.
+      implementation: None: a kernel where one fits, else XLA. Strict: "kernel", of whatever family
+        the device runs, "sm100", "sm90" or "xla"; "emulator" or "emulator-sm90", which run the code
+        of the sm100 or sm90 kernel on the CPU; or a sequence that is tried in order. In the
+        backward pass, products that a strict kernel does not take are XLA's.
       config: the kernel's configuration; default None, chosen. It is not for the backward pass.
 
     Returns:

@@ -51,6 +51,7 @@ from jaxbw.selection.select import Choice, select
 from jaxbw.selection.tuned.products import config_to_json
 from jaxbw.tuning.launching import operands as arrays_of
 from jaxbw.tuning.measure import AGREEMENT
+from jaxbw.tuning.xla_form import cut_out
 
 ROUNDS = 5
 IDLE_S = 0.012  # before a burst of 4 ms at most: the clock recovers
@@ -162,7 +163,7 @@ class Gpu:
             begin = time.monotonic()
             arms[name] = Calls(jax.jit(function).lower(*given).compile())
             seconds[name] = round(time.monotonic() - begin, 2)
-        cut = jax.jit(lambda drawn, starts: _cut(drawn, starts, given))
+        cut = jax.jit(lambda drawn, starts: cut_out(drawn, starts, given))
         starts = jax.ShapeDtypeStruct((len(given),), jnp.int32)
         cut_compiled = cut.lower(self._drawn, starts).compile()
         result = jax.ShapeDtypeStruct((matmul.m, matmul.n), matmul.dtype)
@@ -175,15 +176,6 @@ class Gpu:
         count = min(MOST_SETS, max(2, math.ceil(ROTATED_BYTES / size)))
         starts = np.random.default_rng(0).integers(0, _DRAWN, (count, len(given)), np.int32)
         return [tuple(cut(self._drawn, each)) for each in starts]
-
-
-def _cut(drawn: Any, starts: Any, given: list[jax.ShapeDtypeStruct]) -> list[Any]:
-    return [
-        jax.lax.dynamic_slice(drawn, (starts[i],), (math.prod(each.shape),))
-        .reshape(each.shape)
-        .astype(each.dtype)
-        for i, each in enumerate(given)
-    ]
 
 
 def _difference(found: Any, expected: Any) -> Any:

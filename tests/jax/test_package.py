@@ -40,6 +40,7 @@ LAYERS = [
     "jaxbw.tuning.find",
     "jaxbw.tuning.measure",
     "jaxbw.tuning.launching",
+    "jaxbw.tuning.xla_form",
     "jaxbw.tuning",
     "jaxbw.fused",
     "jaxbw.checkpoint_policies",

@@ -20,6 +20,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import lzma
 import math
 import os
 import pathlib
@@ -210,9 +211,13 @@ def measured(matmul: Product, compiled: Compiled, timer: Timer, device: Device) 
 
 
 def read(path: pathlib.Path) -> dict[Product, Row]:
-    """The rows of a file."""
+    """The rows of a file, which may be compressed by xz."""
     names = [field.name for field in dataclasses.fields(Product)]
-    rows = map(json.loads, whole_lines(path))
+    if path.suffix == ".xz":
+        lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    else:
+        lines = whole_lines(path)
+    rows = map(json.loads, lines)
     return {Product(**{name: row[name] for name in names}): row for row in rows}
 
 

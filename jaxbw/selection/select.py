@@ -15,6 +15,7 @@ from jaxbw.selection.search import KEPT, Cost, Instances, Ranked, price, search
 from jaxbw.selection.tuned import Table, table_for
 from jaxbw.selection.tuned.products import TunedProducts
 from jaxbw.selection.workload import Workload, workload
+from jaxbw.selection.xla import XlaTime, xla_time
 
 # Families that implementation=None may take: sm90 has run on a GPU; of sm100, which has not, the
 # emulator's sweep over all instances is green (benchmarks/results/2026-11-22_sweep.json).
@@ -155,7 +156,7 @@ def select(
             if isinstance(chosen, Refusal):
                 refused.append(chosen)
             if not isinstance(chosen, Choice):
-                chosen = _chosen(sized, on, family, kernels, wanted)
+                chosen = _chosen(sized, on, family, kernels, wanted, weighs_xla=is_free)
         else:
             chosen = _given(sized, on, family, config, kernels)
         if sized != problem and isinstance(chosen, Choice):
@@ -290,8 +291,10 @@ def _chosen(
     family: str,
     kernels: Sequence[Kernel],
     wanted: GemmConfig,
+    *,
+    weighs_xla: bool,
 ) -> Choice | Refusal:
-    """The candidate of a family that the model finds the fastest."""
+    """The candidate of a family that the model finds the fastest, or XLA."""
     if (fault := configs.refusal(wanted, family)) is not None:
         return Refusal(family, fault)
     tuned = table_for(device.machine.name)
@@ -305,10 +308,23 @@ def _chosen(
         straight = workload(problem, swapped=False)
         ranked = tuple(_price(device, family, straight, r.config) for r in ranked)
         reason += ", for every m and batch"
-    best = ranked[0]
+    best, xla = ranked[0], xla_time(problem, device) if weighs_xla else None
+    if xla is not None:
+        if xla.is_quicker_than(best.cost.total):
+            return _on_quicker_xla(problem, device, xla, ranked)
+        reason += f"; {best.cost.total:.2f} us, XLA {xla}"
     work = workload(problem, swapped=best.config.swap_ab)
     kernel = _instances(problem, family, work, kernels)[_instance_key(family, best.config)]
-    return _choice(problem, device, family, kernel, best, reason, ranked)
+    chosen = _choice(problem, device, family, kernel, best, reason, ranked)
+    return chosen if xla is None else replace(chosen, xla_us=xla.us)
+
+
+def _on_quicker_xla(
+    problem: GemmProblem, device: Device, xla: XlaTime, ranked: tuple[Ranked, ...]
+) -> Choice:
+    """XLA in the place of kernels, of which these are the best."""
+    reason = f"modelled {xla}, the best kernel {ranked[0].cost.total:.2f} us"
+    return replace(_on_xla(problem, device, reason, ()), xla_us=xla.us, candidates=ranked)
 
 
 def _measured(

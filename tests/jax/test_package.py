@@ -77,6 +77,8 @@ LAYERS = [
     "jaxbw.selection.select",
     "jaxbw.selection.estimate",
     "jaxbw.selection.search",
+    "jaxbw.selection.xla",
+    "jaxbw.selection.xla.features",
     "jaxbw.selection.tuned.use",
     "jaxbw.selection.tuned.products",
     "jaxbw.selection.tuned",

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from jaxbw.selection.devices import TARGETS, Device
 from jaxbw.selection.tuned import SWITCH
 from jaxbw.selection.tuned.trees import LEAF
 from jaxbw.selection.xla import XlaModel, XlaTime, xla_time
-from jaxbw.selection.xla.features import FEATURES, rough
+from jaxbw.selection.xla.features import FEATURES, Rates, rough
 
 H200 = TARGETS["H200"]
 X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
@@ -195,7 +196,7 @@ def test_the_forests_correct_the_formula() -> None:
 
 
 def test_the_formula_is_the_larger_of_waves_and_memory() -> None:
-    rates = xla.Rates(sm_count=100, launch=2.0, reduce=1.5, flops=1e6, load=30, bytes=1e6)
+    rates = Rates(sm_count=100, launch=2.0, reduce=1.5, flops=1e6, load=30, bytes=1e6)
     one_wave = rough(problem(1280, 1280, 4096), rates)  # 100 tiles of 128x128
     assert (one_wave.waves, one_wave.rows, one_wave.columns, one_wave.parts) == (1, 1, 1, 1)
     assert one_wave.us == pytest.approx(2 + 2 * 128 * 128 * 4096 / 1e6)
@@ -224,7 +225,7 @@ def test_what_is_no_model_is_refused(
     change: Any, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "h200.json").write_text(json.dumps(ENTRY | change))
-    monkeypatch.setattr(xla.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
     xla._load.cache_clear()
     try:
         with pytest.raises(ImportError, match=f"h200.json is no model .*{fault}.*: reinstall it"):

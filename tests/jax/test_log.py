@@ -95,11 +95,11 @@ def test_both_times_are_told_where_xla_is_weighed(
             lowered(lambda x, w: jaxbw.matmul(x, w), X, W)
     quick, slow = told()
     assert quick == (
-        f"{PRODUCT}: xla: modelled 1.00 us, most likely not over 1.25, the best kernel "
+        f"{PRODUCT}: xla: modelled 1.00 us, with its margin 1.25, the best kernel "
         f"{cost.total:.2f} us"
     )
     assert slow.startswith(f"{PRODUCT}: sm90 on H200, ")
-    assert slow.endswith(f"; {cost.total:.2f} us, XLA 90.00 us, most likely not over 91.00")
+    assert slow.endswith(f"; {cost.total:.2f} us, XLA 90.00 us, with its margin 91.00")
 
 
 def test_nothing_is_made_or_kept_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,16 @@ import model_matmuls
 import model_xla
 import numpy as np
 import pytest
-from model_xla import Sample, grow, judged, out_of_fold, rates, samples, to_text
+from model_xla import Sample, grow, judged, margins, out_of_fold, rates, samples, table
 from products import Product
+from tune_selection import to_text
 
 from jaxbw.bench.case import suite
 from jaxbw.selection import xla
 from jaxbw.selection.devices import TARGETS
+from jaxbw.selection.tuned.trees import Forest
 from jaxbw.selection.xla import XlaModel, XlaTime
-from jaxbw.selection.xla.features import Rates, features, rough
+from jaxbw.selection.xla.features import FEATURES, Rates, features, rough
 
 H200 = TARGETS["H200"]
 GIVEN = Rates(132, 3.0, 2.0, 6e6, 20, 4e6)
@@ -37,47 +39,60 @@ KNOWN = [Sample(each, made_up(each), 10.0, 10.0) for each in MATMULS]
 
 
 @pytest.fixture(scope="module")
-def table() -> Any:
-    return grow(KNOWN, GIVEN, {"matmuls": len(KNOWN)})
+def entry() -> Any:
+    return table(KNOWN, GIVEN, {"matmuls": len(KNOWN)})
 
 
-def test_it_learns_what_the_formula_does_not_say(table: Any) -> None:
-    model = XlaModel.from_json(table)
+def test_it_learns_what_the_formula_does_not_say(entry: Any) -> None:
+    model = XlaModel.from_json(entry)
     times = [model.time(each.matmul.problem) for each in KNOWN]
     errors = [abs(math.log(t.us / s.xla_us)) for t, s in zip(times, KNOWN, strict=True)]
     assert np.mean(errors) < 0.03
-    below = np.mean([s.xla_us <= t.at_most for t, s in zip(times, KNOWN, strict=True)])
-    assert below == pytest.approx(model_xla.QUANTILE, abs=0.1)
 
 
-def test_trees_say_what_lightgbm_says(table: Any) -> None:
-    model = XlaModel.from_json(table)
+def test_trees_say_what_lightgbm_says() -> None:
+    forest = Forest.from_json(grow(KNOWN, GIVEN), len(FEATURES))
     rows = np.array([features(each.matmul.problem, GIVEN) for each in KNOWN])
     base = np.array([rough(each.matmul.problem, GIVEN).us for each in KNOWN])
     errors = np.log([each.xla_us for each in KNOWN]) - np.log(base)
-    for name, forest in (("expected", model.expected), ("cautious", model.cautious)):
-        grown = lightgbm.train(
-            model_xla.GROWTH | model_xla.OBJECTIVES[name],
-            lightgbm.Dataset(rows, errors),
-            model_xla.TREES,
-        )
-        np.testing.assert_allclose(forest.total(rows), grown.predict(rows), atol=2e-3)
+    grown = lightgbm.train(model_xla.GROWTH, lightgbm.Dataset(rows, errors), model_xla.TREES)
+    np.testing.assert_allclose(forest.total(rows), grown.predict(rows), atol=2e-3)
 
 
-def test_the_file_is_the_table(table: Any) -> None:
-    text = to_text(table)
-    assert json.loads(text) == table
-    assert len(text.splitlines()) > 2 * model_xla.TREES
+def test_margins_hold_for_the_share_that_they_say() -> None:
+    source = random.Random(0)
+    known, expected = [], []
+    for matmul in MATMULS:
+        error = math.exp(source.gauss(0, 0.2 if matmul.m <= 32 else 0.05))
+        known.append(Sample(matmul, 20.0 * error, 10.0, 11.0))
+        expected.append(20.0)
+    found = dict(margins(known, expected))
+    assert tuple(found) == model_xla.ROWS
+    for few, (rows, margin) in zip((0, *found), found.items(), strict=False):
+        ratios = [
+            (s.xla_us / s.kernel_us) / (20.0 / s.modelled_us)
+            for s in known
+            if few < s.matmul.m <= rows
+        ]
+        share = np.mean([ratio <= margin for ratio in ratios])
+        assert share == pytest.approx(model_xla.CONFIDENCE, abs=0.05)
+    assert found[32] > found[128] > 1.1
 
 
-def test_it_says_what_was_measured(table: Any) -> None:
+def test_the_file_is_the_table(entry: Any) -> None:
+    text = to_text(entry)
+    assert json.loads(text) == entry
+    assert len(text.splitlines()) > model_xla.TREES
+
+
+def test_it_says_what_was_measured(entry: Any) -> None:
     layouts = [each.layout for each in MATMULS]
-    assert {"nn", "nt", "tn"} <= set(table["layouts"])
-    assert all(layouts.count(each) >= model_xla.FEWEST for each in table["layouts"])
-    assert {"bfloat16 matmul", "float16 matmul"} < set(table["kinds"])
+    assert {"nn", "nt", "tn"} <= set(entry["layouts"])
+    assert all(layouts.count(each) >= model_xla.FEWEST for each in entry["layouts"])
+    assert {"bfloat16 matmul", "float16 matmul"} < set(entry["kinds"])
     kinds = [xla.kind(each.problem) for each in MATMULS]
-    assert all(kinds.count(kind) >= model_xla.FEWEST for kind in table["kinds"])
-    assert table["sizes"]["m"] == [min(p.m for p in MATMULS), max(p.m for p in MATMULS)]
+    assert all(kinds.count(kind) >= model_xla.FEWEST for kind in entry["kinds"])
+    assert entry["sizes"]["m"] == [min(p.m for p in MATMULS), max(p.m for p in MATMULS)]
 
 
 def test_constants_are_found() -> None:
@@ -91,9 +106,9 @@ def test_constants_are_found() -> None:
 def test_who_is_judged_was_not_learnt_from(monkeypatch: pytest.MonkeyPatch) -> None:
     learnt: list[set[Product]] = []
 
-    def grown(known: Any, *rest: Any) -> Any:
+    def grown(known: Any, given: Rates) -> Any:
         learnt.append({each.matmul for each in known})
-        return grow(known, *rest)
+        return grow(known, given)
 
     monkeypatch.setattr(model_xla, "grow", grown)
     monkeypatch.setattr(model_xla, "TREES", 3)

@@ -26,7 +26,7 @@ from jaxbw.selection import eligibility
 from jaxbw.selection.devices import Device
 from jaxbw.selection.tuned import SWITCH
 from jaxbw.selection.tuned.trees import Forest
-from jaxbw.selection.xla.features import FEATURES, Rates, features, rough
+from jaxbw.selection.xla.features import FEATURES, SPAN, Rates, features, rough
 
 VERSION = 1
 ADVANTAGE = 1.03  # XLA is taken where the kernel takes so many times as long, or longer
@@ -113,12 +113,16 @@ class XlaModel:
 def kind(problem: GemmProblem) -> str | None:
     """What of a problem must have been measured beside its sizes; None where nothing like it was.
 
-    That is its dtype and its epilogue; there are no times of stacks, of other dtypes of the result,
-    of what is saved for a gradient, nor of a precision that is asked for.
+    That is its dtype and its epilogue. There are no times of stacks, of other dtypes of the result,
+    of what is saved for a gradient, nor of a precision that is asked for. Where rows are not whole
+    spans of 128 bytes, XLA's times are all over the place: a third or three times those of kernels.
     """
     p, e = problem, problem.epilogue
     alike = p.lhs_dtype == p.rhs_dtype == p.output and eligibility.asks_for_default(p.precision)
     if not p.is_sized or p.batch != 1 or not alike or e.save:
+        return None
+    rows = (shape[2] * p.output.itemsize for shape in (p.lhs_shape, p.rhs_shape, p.output_shape))
+    if any(row % SPAN for row in rows):
         return None
     return e.describe(f"{p.lhs_dtype} matmul")
 

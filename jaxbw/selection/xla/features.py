@@ -18,7 +18,7 @@ _ROWS, _COLUMNS = (64, 128, 192, 256, 320), (8, 16, 32, 64, 96, 128, 160, 192, 2
 _LARGEST = 320 * 128  # accumulators of two warpgroups
 _PARTS = (1, 2, 4, 8, 16, 32)  # of K
 _LEAST_K = 256  # of a part
-_SPAN = 128  # bytes of a row that a load takes whole
+SPAN = 128  # bytes of a row that a load takes whole
 
 
 class Rates(NamedTuple):
@@ -43,7 +43,6 @@ class Rates(NamedTuple):
 FEATURES = (
     *("log2 m", "log2 n", "log2 k", "log2 mn", "log2 mnk"),
     *("lhs is K-major", "rhs is K-major"),
-    *("span of lhs", "span of rhs", "span of output"),  # of their rows: log2 of bytes that divide
     *("log2 roughly us", "waves", "rows in tiles", "columns in tiles", "parts"),
     *("share of memory", "tiles of 128x128 in waves", "tiles of 128x256 in waves"),
     *("float16", "bias", "residual", "activation", "gated"),
@@ -97,10 +96,6 @@ def _tiles() -> Floats:
 def features(problem: GemmProblem, rates: Rates) -> Floats:
     """A row of FEATURES."""
     p, e, base = problem, problem.epilogue, rough(problem, rates)
-    itemsize = p.lhs_dtype.itemsize
-
-    def span(contiguous: int) -> float:
-        return math.log2(math.gcd(contiguous * itemsize, _SPAN))
 
     def filled(rows: int, columns: int) -> float:
         waves = math.ceil(p.m / rows) * math.ceil(p.n / columns) / rates.sm_count
@@ -110,7 +105,6 @@ def features(problem: GemmProblem, rates: Rates) -> Floats:
         [
             *(math.log2(size) for size in (p.m, p.n, p.k, p.m * p.n, p.m * p.n * p.k)),
             *(major == Major.K for major in (p.lhs_major, p.rhs_major)),
-            *(span(shape[2]) for shape in (p.lhs_shape, p.rhs_shape, p.output_shape)),
             *(math.log2(base.us), base.waves, base.rows, base.columns, base.parts, base.memory),
             *(filled(128, 128), filled(128, 256)),
             *(p.lhs_dtype.name == "float16", e.bias is not None, e.residual is not None),

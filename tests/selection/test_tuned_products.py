@@ -17,6 +17,7 @@ import pytest
 import jaxbw
 from jaxbw import GemmConfig
 from jaxbw.problem import GemmProblem, reduce_dot_general
+from jaxbw.selection import select
 from jaxbw.selection.devices import TARGETS, Device
 from jaxbw.selection.tuned import SWITCH, products
 from jaxbw.selection.tuned.products import Entry, TunedProducts, add, new_entry
@@ -29,7 +30,9 @@ X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
 
 @pytest.fixture(autouse=True)
 def _no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a model that takes XLA in the place of kernels."""
     monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(select, "xla_time", lambda problem, device: None)
 
 
 def problem(m: int = 256, n: int = 128, k: int = 512) -> GemmProblem:

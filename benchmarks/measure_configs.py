@@ -57,14 +57,15 @@ def read(path: pathlib.Path) -> dict[Product, list[Measured]]:
             for product, times in records.read(path).items()
         }
     found: dict[Product, list[Measured]] = {}
-    for line in _whole_lines(path):
+    for line in whole_lines(path):
         row = json.loads(line)
         product = Product(**{name: row[name] for name in _FIELDS if name in row})
         found[product] = [from_json(entry) for entry in row["measured"]]
     return found
 
 
-def _whole_lines(path: pathlib.Path) -> list[str]:
+def whole_lines(path: pathlib.Path) -> list[str]:
+    """The lines of a file; one that a killed run has torn is left out."""
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
@@ -79,7 +80,7 @@ def run(
 ) -> Iterator[tuple[Product, list[Measured]]]:
     """Measures what the file does not have yet, until the time is over; appends as it goes."""
     start, done = time.monotonic(), read(out)
-    out.write_text("".join(line + "\n" for line in _whole_lines(out)))
+    out.write_text("".join(line + "\n" for line in whole_lines(out)))
     for product in wanted:
         if product in done:
             continue

@@ -19,9 +19,15 @@ MOST_FLOPS = 1.2e12  # of a drawn product, some 1.5 ms on an H200
 MOST_ELEMENTS = 2.5e8  # of one of its arrays
 LAYOUTS = ("nn", "nn", "nt", "nt", "tn", "tn", "tt")  # the last one is rare
 MULTIPLES = (256, 128, 64, 64, 64, 8, 8, 1)  # of its sizes: most are round, as in practice
-# By the names that `python -m jaxbw bench --epilogue` has for them; a bias has the operands' dtype.
+# Those of `python -m jaxbw bench --epilogue` by its names, and more; arrays have the operands'
+# dtype.
 EPILOGUES: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
     "none": lambda dtype: IDENTITY,
+    "bias": lambda dtype: Epilogue(bias=dtype),
+    "gelu": lambda dtype: Epilogue(activation="gelu"),
+    "silu": lambda dtype: Epilogue(activation="silu"),
+    "residual": lambda dtype: Epilogue(residual=dtype),
+    "bias_residual": lambda dtype: Epilogue(bias=dtype, residual=dtype),
     "bias_gelu": lambda dtype: Epilogue(bias=dtype, activation="gelu"),
     "bias_silu": lambda dtype: Epilogue(bias=dtype, activation="silu"),
     "swiglu": lambda dtype: Epilogue(activation="silu", gated=True),
@@ -90,10 +96,14 @@ def draw(
         m = extent(1, 128, 1) if few_rows else extent(128, 16384)
         n, k, layout = extent(128, 32768), extent(128, 32768), source.choice(LAYOUTS)
         product = Product(m, n, k, layout, epilogue=epilogue)
-        flops = 2 * product.m * product.n * product.k
-        largest = max(m * product.k, product.k * product.n, m * product.n)
         small = min(product.m, product.n, product.k) < least
-        fits = flops <= MOST_FLOPS and largest <= MOST_ELEMENTS
-        if fits and not small and (product.m, product.n, product.k) not in benchmarked:
+        known = (product.m, product.n, product.k) in benchmarked
+        if is_moderate(product) and not small and not known:
             drawn.append(product)
     return drawn
+
+
+def is_moderate(product: Product) -> bool:
+    """Whether it is small enough to be measured often."""
+    m, n, k = product.m, product.n, product.k
+    return 2 * m * n * k <= MOST_FLOPS and max(m * k, k * n, m * n) <= MOST_ELEMENTS

@@ -93,12 +93,14 @@ def grow(samples: Sequence[Sample]) -> list[dict[str, list[float]]]:
     trees = []
     for seed in SEEDS:
         grown = lightgbm.train(GROWTH | {"seed": seed}, data, TREES)
-        trees += [as_lists(each["tree_structure"]) for each in grown.dump_model()["tree_info"]]
+        trees += [
+            as_lists(each["tree_structure"], len(SEEDS)) for each in grown.dump_model()["tree_info"]
+        ]
     return trees
 
 
-def as_lists(root: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The nodes of a tree of LightGBM, each behind its parent."""
+def as_lists(root: Mapping[str, Any], forests: int) -> dict[str, list[float]]:
+    """The nodes of a tree of LightGBM, each behind its parent, and of so many forests the mean."""
     columns: dict[str, list[float]] = {
         name: [] for name in ("feature", "threshold", "left", "right", "value")
     }
@@ -110,7 +112,7 @@ def as_lists(root: Mapping[str, Any]) -> dict[str, list[float]]:
         number, leaf = len(columns["feature"]), "leaf_value" in node
         columns["feature"].append(LEAF if leaf else node["split_feature"])
         columns["threshold"].append(0 if leaf else rounded(node["threshold"]))
-        columns["value"].append(rounded(node["leaf_value"] / len(SEEDS)) if leaf else 0)
+        columns["value"].append(rounded(node["leaf_value"] / forests) if leaf else 0)
         for side in ("left", "right"):
             columns[side].append(number)
         if not leaf:

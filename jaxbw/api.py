@@ -72,10 +72,11 @@ def matmul(
       precision: as of `jnp.matmul`; default None.
       preferred_element_type: dtype of the result; default as of `jnp.matmul`.
       out_sharding: as of `jnp.matmul`; default None.
-      implementation: None: a kernel where one fits, else XLA. Strict: "sm100", "sm90" or "xla";
-        "emulator" or "emulator-sm90", which run the code of the sm100 or sm90 kernel on the CPU; or
-        a sequence that is tried in order. In the backward pass, products that a strict kernel does
-        not take are XLA's.
+      implementation: None: a kernel where one fits, or XLA where that is expected to be quicker
+        (docs/selection.md), or none fits. Strict: "kernel", of whatever family the device runs,
+        "sm100", "sm90" or "xla"; "emulator" or "emulator-sm90", which run the code of the sm100 or
+        sm90 kernel on the CPU; or a sequence that is tried in order. In the backward pass, products
+        that a strict kernel does not take are XLA's.
       config: the kernel's configuration; default None, chosen. It is not for the backward pass.
 
     Returns:
@@ -249,9 +250,9 @@ def explain(
 
     Returns:
       A frozen dataclass with `implementation`, `kernel`, `config`, `cost` (modelled, see
-      docs/selection.md), `waves`, `candidates`, `reason`, `refused`, `problem`, `device` and
-      `estimate` (the same model's time with its interval, docs/blackwell-model.md; for Blackwell
-      only); `print` shows it as text.
+      docs/selection.md), `xla_us` (XLA's time, where it was weighed), `waves`, `candidates`,
+      `reason`, `refused`, `problem`, `device` and `estimate` (the same model's time with its
+      interval, docs/blackwell-model.md; for Blackwell only); `print` shows it as text.
 
     Raises:
       TypeError, ValueError, NotImplementedError: as the call that is asked about.
@@ -302,8 +303,12 @@ def examined(
     implementation: Implementation = None,
     config: GemmConfig | None = None,
     device: str | None = None,
+    weighs_xla: bool = True,
 ) -> tuple[Choice, GemmProblem, Device | None]:
-    """What `explain` is asked, for a call of this name: choice, problem, and for which device."""
+    """What `explain` is asked, for a call of this name: choice, problem, and for which device.
+
+    `weighs_xla` is as of `select`: False where only kernels are asked about.
+    """
     operands = Operands(*(_typed(call, x) for x in (lhs, rhs, rhs_up, c, bias, residual)))
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     epilogue = arguments.epilogue(call, operands, terms)
@@ -333,7 +338,9 @@ def examined(
         on = None
     else:
         on = serve.device_for(names, target)
-    choice = serve.choose(problem, names, params["config"], on, params["tuned"], call)
+    choice = serve.choose(
+        *(problem, names, params["config"], on, params["tuned"], call), weighs_xla=weighs_xla
+    )
     return choice, problem, on
 
 

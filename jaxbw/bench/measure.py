@@ -34,7 +34,12 @@ def quick(timer: Timer, calls: Rotation, count: int = 8) -> float:
 
 
 def bursts(
-    timer: Timer, arms: Mapping[str, Rotation], *, rounds: int, seed: int
+    timer: Timer,
+    arms: Mapping[str, Rotation],
+    *,
+    rounds: int,
+    seed: int,
+    idle_s: float = IDLE_S,
 ) -> dict[str, Timing]:
     """Times all arms in short bursts after idleness."""
     counts = {
@@ -43,7 +48,7 @@ def bursts(
     }
     timings = {name: Timing() for name in arms}
     for name in _interleaved(list(arms), rounds, seed):
-        time.sleep(IDLE_S)
+        time.sleep(idle_s)
         burst = timer.burst(arms[name], counts[name] + 1)
         timings[name].rounds.append(burst.microseconds[1:])  # the first call wakes the clock
         timings[name].kernels = burst.kernels

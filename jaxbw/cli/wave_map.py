@@ -52,7 +52,7 @@ class WaveMap:
         if choice.config is None or choice.cost is None:
             raise ValueError(
                 f"--png draws what a kernel computes, and XLA serves this product: {choice.reason};"
-                " name a kernel with --implementation sm100, or a GPU with --device B200"
+                " ask for one with --implementation kernel, or name a GPU with --device B200"
             )
         config = choice.config
         ctas = config.cluster[0] * config.cluster[1] * config.cluster_k

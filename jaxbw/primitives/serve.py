@@ -33,13 +33,16 @@ def choose(
     device: devices.Device | None,
     tuned: TunedProducts | None,
     call: str,
+    *,
+    weighs_xla: bool = True,
 ) -> Choice:
-    """The selection's choice, out of the installed kernels.
+    """The selection's choice, out of the installed kernels; `weighs_xla` is as of `select`.
 
     Raises:
       NotImplementedError: every one of `implementation` refuses.
     """
-    choice = select(problem, device, implementation, config, manifest.kernels(), tuned)
+    kernels = manifest.kernels()
+    choice = select(problem, device, implementation, config, kernels, tuned, weighs_xla=weighs_xla)
     if not isinstance(choice, Choice):
         raise NotImplementedError(_message(call, implementation, problem, choice))
     return choice
@@ -123,7 +126,10 @@ def lower(
 
     reduced = reduction()
     device = device_for(names, target)
-    choice = choose(reduced.problem, names, config, device, tuned, "jaxbw")
+    # Of several devices each is asked again about its part: that may be XLA's, not the whole.
+    choice = choose(
+        reduced.problem, names, config, device, tuned, "jaxbw", weighs_xla=is_one_device
+    )
     if not is_one_device and choice.implementation != "xla":
         return on_devices(ctx, operands, platform)
     log.once(choice.summary)

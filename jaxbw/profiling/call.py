@@ -64,7 +64,7 @@ def profile(
     # Loaded when they are asked for: `import jaxbw` needs neither the emulator nor what measures.
     from jaxbw.profiling import emulated, gpu
 
-    choice, problem, _ = api.examined(_CALL, lhs, rhs, rhs_up, **product)
+    choice, problem, _ = api.examined(_CALL, lhs, rhs, rhs_up, weighs_xla=False, **product)
     if choice.kernel is None:
         raise ValueError(
             f"{_CALL}: XLA serves this product ({choice.reason}), and has nothing to profile; name "

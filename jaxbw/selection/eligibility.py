@@ -106,7 +106,7 @@ def _precision_refusal(p: GemmProblem) -> str | None:
             "precision=None asks for that"
         )
     # Products of 16-bit floats are exact in float32, and so are summed: every lax.Precision holds.
-    if p.lhs_dtype == _F32 and not _asks_for_default(p.precision):
+    if p.lhs_dtype == _F32 and not asks_for_default(p.precision):
         return (
             f"precision is {p.precision} and the operands are float32; kernels multiply them as "
             "TF32, which is precision=None or DEFAULT"
@@ -114,7 +114,8 @@ def _precision_refusal(p: GemmProblem) -> str | None:
     return None
 
 
-def _asks_for_default(precision: Any) -> bool:
+def asks_for_default(precision: Any) -> bool:
+    """Whether a precision leaves XLA as free as None does."""
     if isinstance(precision, lax.DotAlgorithmPreset):
         return True
     pair = precision if isinstance(precision, tuple) else (precision,)

@@ -1,13 +1,15 @@
 """The names that `implementation=` takes, and the context manager that sets it."""
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 
 import jax
 
 FAMILIES = ("sm100", "sm90")  # hand-written kernels
 EMULATED = {"emulator": "sm100", "emulator-sm90": "sm90"}  # on the CPU: kernels of which family
-NAMES = (*FAMILIES, "xla", *EMULATED)
+KERNEL = "kernel"  # those of whatever family the device runs
+NAMES = (KERNEL, *FAMILIES, "xla", *EMULATED)
 
 Implementation = str | Sequence[str] | None
 
@@ -20,8 +22,8 @@ def implementation(name: str | Sequence[str]) -> contextlib.AbstractContextManag
     Functions under `jax.jit` are traced again for each value.
 
     Args:
-      name: "sm100", "sm90", "xla", "emulator" or "emulator-sm90", or a sequence of them that is
-        tried in order.
+      name: "kernel" (of either family), "sm100", "sm90", "xla", "emulator" or "emulator-sm90", or
+        a sequence of them that is tried in order.
 
     Raises:
       ValueError: another name.
@@ -54,7 +56,10 @@ def families(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def canonical(name: str | Sequence[str], call: str) -> tuple[str, ...]:
-    """A name or a sequence of names, checked, as a tuple."""
+    """A name or a sequence of names, checked, as a tuple without repetitions.
+
+    "kernel" becomes the families.
+    """
     names = (name,) if isinstance(name, str) else tuple(name)
     if not names:
         raise ValueError(f"{call}: implementation is empty; give one of {', '.join(NAMES)}")
@@ -64,4 +69,5 @@ def canonical(name: str | Sequence[str], call: str) -> tuple[str, ...]:
                 f"{call}: implementation is {item!r}; it is one of {', '.join(NAMES)}, "
                 "or None to choose"
             )
-    return names
+    named = (FAMILIES if item == KERNEL else (item,) for item in names)
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))

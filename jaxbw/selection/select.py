@@ -15,6 +15,7 @@ from jaxbw.selection.search import KEPT, Cost, Instances, Ranked, price, search
 from jaxbw.selection.tuned import Table, table_for
 from jaxbw.selection.tuned.products import TunedProducts
 from jaxbw.selection.workload import Workload, workload
+from jaxbw.selection.xla import XlaTime, xla_time
 
 # Families that implementation=None may take: sm90 has run on a GPU; of sm100, which has not, the
 # emulator's sweep over all instances is green (benchmarks/results/2026-11-22_sweep.json).
@@ -44,12 +45,13 @@ class Choice:
       wave: clusters that the device is taken to run at a time, where `split_tail` splits the last
         tiles % wave; else 0. None for XLA.
       repacked: which of "lhs" and "rhs" are copied first, within the call.
-      candidates: the best configurations by the model, this one first; () for XLA, or where the
-        configuration was given.
+      candidates: the best configurations by the model, this one first, or those that XLA is
+        quicker than; () where the configuration was given, and for XLA without such.
       reason: why this one.
       refused: implementations that were not taken, with reasons.
       problem: the product, reduced to one batched GEMM, in words.
       device: the GPU that the choice is for, or that is emulated; None where there is none.
+      xla_us: XLA's time in microseconds, where it was weighed against the kernel's; else None.
       estimate: the time on a Blackwell GPU by the pipeline model (docs/blackwell-model.md), which
         `jaxbw.explain` adds; None elsewhere, and where that does not model the configuration.
     """
@@ -65,6 +67,7 @@ class Choice:
     refused: tuple[Refusal, ...]
     problem: str
     device: str | None
+    xla_us: float | None = None
     estimate: Estimate | None = None
 
     @property
@@ -108,6 +111,8 @@ def select(
     config: GemmConfig | None,
     kernels: Sequence[Kernel],
     tuned: TunedProducts | None = None,
+    *,
+    weighs_xla: bool = True,
 ) -> Choice | tuple[Refusal, ...]:
     """Chooses what serves a problem.
 
@@ -120,6 +125,8 @@ def select(
       config: the configuration to use; None to choose one. Without a tile it says of what kind.
       kernels: what is installed.
       tuned: the user's table of measured products, if one is in use.
+      weighs_xla: whether XLA serves what it is quicker at; only with neither `implementations` nor
+        a config.
 
     Returns:
       The choice; or, where all of `implementations` refuse, why each does.
@@ -140,15 +147,16 @@ def select(
             continue
         assert on is not None
         sized = problem.sized(eligibility.CANONICAL_M)
+        is_free = implementations is None and config is None and sized == problem and weighs_xla
         if config is None or config.is_chosen:
             wanted = config or ANY
             chosen: Choice | Refusal | None = None
             if tuned is not None and not wanted.batch_invariant:
-                chosen = _measured(sized, on, family, kernels, tuned, wanted)
+                chosen = _measured(sized, on, family, kernels, tuned, wanted, weighs_xla=is_free)
             if isinstance(chosen, Refusal):
                 refused.append(chosen)
             if not isinstance(chosen, Choice):
-                chosen = _chosen(sized, on, family, kernels, wanted)
+                chosen = _chosen(sized, on, family, kernels, wanted, weighs_xla=is_free)
         else:
             chosen = _given(sized, on, family, config, kernels)
         if sized != problem and isinstance(chosen, Choice):
@@ -283,8 +291,10 @@ def _chosen(
     family: str,
     kernels: Sequence[Kernel],
     wanted: GemmConfig,
+    *,
+    weighs_xla: bool,
 ) -> Choice | Refusal:
-    """The candidate of a family that the model finds the fastest."""
+    """The candidate of a family that the model finds the fastest, or XLA."""
     if (fault := configs.refusal(wanted, family)) is not None:
         return Refusal(family, fault)
     tuned = table_for(device.machine.name)
@@ -298,10 +308,23 @@ def _chosen(
         straight = workload(problem, swapped=False)
         ranked = tuple(_price(device, family, straight, r.config) for r in ranked)
         reason += ", for every m and batch"
-    best = ranked[0]
+    best, xla = ranked[0], xla_time(problem, device) if weighs_xla else None
+    if xla is not None:
+        if xla.is_quicker_than(best.cost.total):
+            return _on_quicker_xla(problem, device, xla, ranked)
+        reason += f"; {best.cost.total:.2f} us, XLA {xla}"
     work = workload(problem, swapped=best.config.swap_ab)
     kernel = _instances(problem, family, work, kernels)[_instance_key(family, best.config)]
-    return _choice(problem, device, family, kernel, best, reason, ranked)
+    chosen = _choice(problem, device, family, kernel, best, reason, ranked)
+    return chosen if xla is None else replace(chosen, xla_us=xla.us)
+
+
+def _on_quicker_xla(
+    problem: GemmProblem, device: Device, xla: XlaTime, ranked: tuple[Ranked, ...]
+) -> Choice:
+    """XLA in the place of kernels, of which these are the best."""
+    reason = f"modelled {xla}, the best kernel {ranked[0].cost.total:.2f} us"
+    return replace(_on_xla(problem, device, reason, ()), xla_us=xla.us, candidates=ranked)
 
 
 def _measured(
@@ -311,19 +334,27 @@ def _measured(
     kernels: Sequence[Kernel],
     tuned: TunedProducts,
     wanted: GemmConfig,
+    *,
+    weighs_xla: bool,
 ) -> Choice | Refusal | None:
     """What the user's table has for a product, if it can be launched; None where it has nothing."""
     entry = tuned.find(problem, device)
     if entry is None or entry.config.scheduler_on(family) != wanted.scheduler_on(family):
         return None
+    if weighs_xla and entry.is_for_xla:
+        reason = (
+            f"measured {entry.xla_us:.2f} us, the fastest of {entry.configurations} configurations "
+            f"{entry.us:.2f} us, by {tuned.source}"
+        )
+        return replace(_on_xla(problem, device, reason, ()), xla_us=entry.xla_us)
     chosen = _given(problem, device, family, entry.config, kernels)
     if isinstance(chosen, Refusal):
         return Refusal(f"{family} as {tuned.source} has it", chosen.reason)
     reason = (
         f"measured the fastest of {entry.configurations} configurations, {entry.us:.2f} us, "
-        f"by {tuned.source}"
+        f"XLA {entry.xla_us:.2f} us, by {tuned.source}"
     )
-    return replace(chosen, reason=reason)
+    return replace(chosen, reason=reason, xla_us=entry.xla_us)
 
 
 def _price(device: Device, family: str, work: Workload, config: GemmConfig) -> Ranked:

@@ -22,6 +22,7 @@ from jaxbw import _native, compat
 from jaxbw.primitives.gemm import DATA_TYPES, call_attributes
 from jaxbw.problem import GemmProblem
 from jaxbw.selection.select import Choice
+from jaxbw.tuning import xla_form
 
 ROTATED = 400 * 10**6  # bytes that launches go through before they come back: over twice any L2
 PAUSE_S = 0.012  # before a burst, thrice its length: the clock recovers
@@ -30,8 +31,6 @@ _RESULTS = 2**30  # bytes, of each of results and workspaces
 _DRAWN = 2**26  # of the operands, repeated
 _LINE = 256  # XLA's alignment of buffers
 _WINDOW = 2**20  # elements of a result that are compared, at either end
-
-Array = tuple[tuple[int, ...], np.dtype[Any]]  # shape and dtype
 
 
 class Launch(Protocol):
@@ -55,6 +54,10 @@ class Bench(Protocol):
 
     def deviations(self, problem: GemmProblem, launches: Sequence[Launch]) -> list[float]:
         """The norm of each result's difference from the first one, over the norm of that."""
+        ...
+
+    def xla(self, problem: GemmProblem) -> float:
+        """Microseconds of the same by XLA's operations."""
         ...
 
 
@@ -148,11 +151,17 @@ class Gpu:
             found.append(difference if math.isfinite(difference) else math.inf)
         return found
 
+    def xla(self, problem: GemmProblem) -> float:
+        """As in `Bench`: bursts as of `time`, of the kernels that XLA takes."""
+        return xla_form.microseconds(
+            problem, operands(problem), self._operands, rotated=ROTATED, pause_s=PAUSE_S
+        )
 
-def operands(problem: GemmProblem) -> list[Array]:
+
+def operands(problem: GemmProblem) -> list[xla_form.Array]:
     """Shape and dtype of each operand of the custom call, in its order."""
     p, e = problem, problem.epilogue
-    found: list[Array] = [(p.lhs_shape, p.lhs_dtype), (p.rhs_shape, p.rhs_dtype)]
+    found: list[xla_form.Array] = [(p.lhs_shape, p.lhs_dtype), (p.rhs_shape, p.rhs_dtype)]
     if e.gated:
         found.append((p.rhs_shape, p.rhs_dtype))
     if e.c is not None:
@@ -164,7 +173,7 @@ def operands(problem: GemmProblem) -> list[Array]:
     return found
 
 
-def _laid_out(arrays: Sequence[Array]) -> tuple[list[int], int]:
+def _laid_out(arrays: Sequence[xla_form.Array]) -> tuple[list[int], int]:
     """Where each array begins when they lie behind each other, and the bytes of all."""
     sizes = [-(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE for shape, dtype in arrays]
     *starts, end = itertools.accumulate(sizes, initial=0)
@@ -172,7 +181,7 @@ def _laid_out(arrays: Sequence[Array]) -> tuple[list[int], int]:
 
 
 def _arrays(
-    at: int, starts: Sequence[int], arrays: Sequence[Array]
+    at: int, starts: Sequence[int], arrays: Sequence[xla_form.Array]
 ) -> list[tuple[int, tuple[int, ...], _native.DataType | None]]:
     """The arrays as the direct launcher takes them."""
     return [

@@ -8,12 +8,10 @@ from os import PathLike
 from pathlib import Path
 
 from jaxbw.problem import GemmProblem
-from jaxbw.selection import eligibility, manifest
+from jaxbw.selection import manifest
 from jaxbw.selection.cost_model import memset_us
 from jaxbw.selection.devices import Device
-from jaxbw.selection.search import Ranked
-from jaxbw.selection.select import ranking
-from jaxbw.selection.tuned import table_for
+from jaxbw.selection.select import Choice, select
 from jaxbw.selection.tuned.products import Entry, TunedProducts, add, new_entry
 from jaxbw.tuning.launching import Bench
 from jaxbw.tuning.measure import Effort, measure
@@ -31,8 +29,11 @@ class Outcome:
         if self.entry is None:
             return f"{self.problem}: not measured: {self.refusal}"
         e = self.entry
-        gain = f"{e.untuned_us / e.us:.3f} times as fast as the choice without it"
-        return f"{e.product}: {e.us:.2f} us, {gain}; {e.configurations} tried: {e.config}"
+        gain = f"{e.untuned_us / min(e.us, e.xla_us):.3f} times as fast as the choice without it"
+        kernel = f"{e.configurations} tried: {e.config}"
+        if e.is_for_xla:
+            return f"{e.product}: XLA, {e.xla_us:.2f} us, {gain}; {e.us:.2f} us, {kernel}"
+        return f"{e.product}: {e.us:.2f} us, {gain}; XLA {e.xla_us:.2f} us; {kernel}"
 
 
 def missing(
@@ -89,19 +90,15 @@ def run(
 def _measured(
     problem: GemmProblem, device: Device, bench: Bench, path: str | PathLike[str], effort: Effort
 ) -> Outcome:
-    """Measures a product, and stores the best."""
+    """Measures a product by the kernels and by XLA, and stores what is best."""
     family, kernels = device.family or "", manifest.kernels()
-    refusal = eligibility.refusal(problem, family)
-    chosen: Sequence[Ranked] = ()
-    if refusal is None:
-        table = table_for(device.machine.name)
-        _, chosen = ranking(problem, device, family, kernels, tuned=table, kept=1)
-    if not chosen:
-        return Outcome(
-            problem, None, f"XLA serves it: {refusal or 'no kernel is installed for it'}"
-        )
+    if isinstance(none := select(problem, device, (family,), None, kernels), tuple):
+        return Outcome(problem, None, f"XLA serves it: {none[0].reason}")
+    without = select(problem, device, None, None, kernels)
+    assert isinstance(without, Choice)
     try:
         measured = measure(bench, problem, device, effort)
+        xla_us = bench.xla(problem)
     except ValueError as error:  # it does not fit the memory set aside
         return Outcome(problem, None, str(error))
     times = {
@@ -113,7 +110,8 @@ def _measured(
         device,
         best,
         us=round(times[best], 3),
-        untuned_us=round(times[chosen[0].config], 3),
+        untuned_us=round(xla_us if without.config is None else times[without.config], 3),
+        xla_us=round(xla_us, 3),
         configurations=len(times),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )

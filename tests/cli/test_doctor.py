@@ -156,7 +156,7 @@ def test_an_installation_without_kernels(copy: Path) -> None:
 
 def test_the_tuned_table_in_use_is_told(tmp_path: Path) -> None:
     table = tmp_path / "tuned.json"
-    table.write_text('{"format": "jaxbw tuned products", "version": 1, "products": []}')
+    table.write_text('{"format": "jaxbw tuned products", "version": 2, "products": []}')
     assert f"tuned        {table}: 0 products" in doctor(JAXBW_TUNED=str(table)).stdout
     table.write_text("{}")
     done = doctor(JAXBW_TUNED=str(table))

@@ -27,7 +27,7 @@ def wave_map(device: str, batch: int, m: int, n: int, k: int, **config: object) 
     lhs = jax.ShapeDtypeStruct((batch, m, k), "bfloat16")
     rhs = jax.ShapeDtypeStruct((batch, k, n), "bfloat16")
     given = jaxbw.GemmConfig(**config) if config else None  # type: ignore[arg-type]
-    choice = jaxbw.explain(lhs, rhs, device=device, config=given)
+    choice = jaxbw.explain(lhs, rhs, device=device, config=given, implementation="kernel")
     found = WaveMap.of(choice, TARGETS[device].machine, batch, m, n, gated=False)
     assert choice.waves == found.waves
     return found
@@ -94,7 +94,7 @@ def test_whatever_is_chosen_can_be_drawn(arguments: tuple[str, ...], tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--implementation", "xla", "--png", "x.png"), "XLA serves this product: asked for; name"),
+        (("--implementation", "xla", "--png", "x.png"), "XLA serves this product: asked for; ask"),
         (("--png", "/nowhere/x.png"), "No such file or directory: '/nowhere/x.png'"),
         (("--config", "tile=128"), "'tile' is no field; type one of block_m, block_n"),
         (("--config", "block_m=100", "block_n=128"), "block_m is 100; cta_group 1 computes 64"),

@@ -74,6 +74,26 @@ def test_an_argument_outranks_the_context() -> None:
         assert jaxbw.explain(X, W, implementation="sm90").implementation == "sm90"
 
 
+@pytest.mark.parametrize(("device", "family"), [("H200", "sm90"), ("B200", "sm100")])
+def test_kernel_is_that_of_the_device(device: str, family: str) -> None:
+    with jaxbw.target(device), jaxbw.implementation("kernel"):
+        assert jaxbw.explain(X, W).implementation == family
+        text = jax.jit(jaxbw.matmul).trace(X, W).lower(lowering_platforms=("cuda",)).as_text()
+        assert f'kernel = "jaxbw_{family}' in text
+
+
+def test_kernel_is_strict() -> None:
+    integers = X.astype(int), W.astype(int)
+    with pytest.raises(NotImplementedError, match="the operands are int32; sm90 kernels"):
+        jaxbw.explain(*integers, implementation="kernel", device="H200")
+    either = jaxbw.explain(*integers, implementation=("kernel", "xla"), device="H200")
+    assert either.implementation == "xla"
+    with pytest.raises(NotImplementedError, match="the kernels run on CUDA, not on this platform"):
+        jax.jit(lambda x, w: jaxbw.matmul(x, w, implementation="kernel")).trace(X, W).lower(
+            lowering_platforms=("cpu",)
+        )
+
+
 def test_explain_takes_types_and_arrays_and_prints() -> None:
     with jaxbw.target("H200"):
         choice = jaxbw.explain(X, W, bias=jnp.ones(128), activation="gelu")

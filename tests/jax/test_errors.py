@@ -28,7 +28,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         call(implementation="sm80"),
         ValueError,
-        "'sm80'; it is one of sm100, sm90, xla, emulator, emulator-sm90, or None",
+        "'sm80'; it is one of kernel, sm100, sm90, xla, emulator, emulator-sm90, or None",
     ),
     (call(implementation=()), ValueError, "implementation is empty"),
     (call(activation="tanh"), ValueError, "activation is 'tanh'; it is one of None, 'relu'"),

@@ -13,6 +13,8 @@ import pytest
 
 import jaxbw
 from jaxbw import log
+from jaxbw.selection import select
+from jaxbw.selection.xla import XlaTime
 
 Told = Callable[[], list[str]]
 X, W = jnp.ones((48, 64), jnp.bfloat16), jnp.ones((64, 80), jnp.bfloat16)
@@ -80,6 +82,24 @@ def test_refusals_are_told(told: Told) -> None:
     assert "xla: no kernel serves this product, see refused; refused sm90: the operands are" in (
         message
     )
+
+
+def test_both_times_are_told_where_xla_is_weighed(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with jaxbw.target("H200"):
+        cost = jaxbw.explain(X, W, implementation="kernel").cost
+        assert cost is not None
+        for time in (XlaTime(1.0, 1.25), XlaTime(90.0, 91.0)):
+            monkeypatch.setattr(select, "xla_time", lambda problem, device, time=time: time)
+            lowered(lambda x, w: jaxbw.matmul(x, w), X, W)
+    quick, slow = told()
+    assert quick == (
+        f"{PRODUCT}: xla: modelled 1.00 us, with its margin 1.25, the best kernel "
+        f"{cost.total:.2f} us"
+    )
+    assert slow.startswith(f"{PRODUCT}: sm90 on H200, ")
+    assert slow.endswith(f"; {cost.total:.2f} us, XLA 90.00 us, with its margin 91.00")
 
 
 def test_nothing_is_made_or_kept_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:

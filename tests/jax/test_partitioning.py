@@ -22,7 +22,9 @@ from jaxbw.epilogue import Epilogue
 from jaxbw.primitives.gemm import TARGET
 from jaxbw.primitives.partitioned_call import PartitionedCall
 from jaxbw.primitives.partitioning import TARGET as PARTITIONED
+from jaxbw.selection import select
 from jaxbw.selection.tuned.products import TunedProducts
+from jaxbw.selection.xla import XlaTime
 
 from .epilogues import CASES as EPILOGUES
 from .epilogues import formula, numbers
@@ -541,6 +543,17 @@ def test_a_program_for_gpus_is_lowered_without_them(cuda_hlo: Callable[..., str]
                 assert text.count(f"@{PARTITIONED}(") == 1
                 assert "reduction={" in text
         assert PARTITIONED not in cuda_hlo(jaxbw.matmul, *given)
+
+
+def test_xla_is_weighed_for_what_a_device_computes_not_for_the_whole(
+    cuda_hlo: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "xla_time", lambda problem, device: XlaTime(0.0, 0.0))
+    given = operands_of(CASES["m, k"], mesh_of(AxisType.Auto))[:2]
+    alone = [jnp.asarray(np.asarray(x)) for x in given]
+    with jaxbw.target("H200"):
+        assert cuda_hlo(jaxbw.matmul, *given).count(f"@{PARTITIONED}(") == 1
+        assert TARGET not in cuda_hlo(jaxbw.matmul, *alone)
 
 
 def test_gspmd_has_xlas_product() -> None:

@@ -24,10 +24,11 @@ def config_of(launch: Launch) -> GemmConfig:
 
 
 class MadeUpGpu:
-    """Takes as long for a configuration as a function says."""
+    """Takes as long for a configuration as a function says, and a second for XLA's form."""
 
     def __init__(self, microseconds: Callable[[GemmConfig], float]) -> None:
         self.microseconds = microseconds
+        self.xla_us = 1e6
         self.wrong: GemmConfig | None = None
         self.bursts: list[list[GemmConfig]] = []
 
@@ -42,3 +43,6 @@ class MadeUpGpu:
 
     def deviations(self, problem: GemmProblem, launches: Sequence[Launch]) -> list[float]:
         return [float("inf") if config_of(launch) == self.wrong else 0.001 for launch in launches]
+
+    def xla(self, problem: GemmProblem) -> float:
+        return self.xla_us

@@ -96,8 +96,8 @@ def test_products_with_an_epilogue(epilogue: str, tmp_path: Path) -> None:
         assert (problem.lhs_shape, problem.rhs_shape) == (plain.lhs_shape, plain.rhs_shape)
 
 
-def test_the_epilogues_are_those_of_the_benchmark() -> None:
-    assert tuple(products.EPILOGUES) == case.EPILOGUES
+def test_the_epilogues_of_the_benchmark_are_among_them() -> None:
+    assert set(products.EPILOGUES) > set(case.EPILOGUES)
 
 
 def test_rows_from_before_there_were_epilogues(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class Slow:
         return [[10.0 + config.swizzle] * repeats for burst in bursts for config in burst]
     def deviations(self, problem, launches):
         return [0.0] * len(launches)
+    def xla(self, problem):
+        return 20.0
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 devices.running_device = lambda: devices.TARGETS["H200"]
@@ -122,6 +124,25 @@ def test_what_is_fastest_is_stored_and_used(
     assert choice.config is not None
     assert choice.config.tile[1] == 192
     assert "measured the fastest of 30" in choice.reason
+
+
+def test_xla_is_measured_and_kept_where_it_wins(
+    gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu.xla_us = 7.5
+    told = run(capsys, "1024x1024x1024")
+    assert "-> bf16[1,1024,1024]: XLA, 7.50 us, " in told
+    gpu.xla_us = 21.0
+    told += run(capsys, "2048x1024x1024")
+    assert "; XLA 21.00 us; " in told
+    first, second = TunedProducts.load("tuned.json").entries.values()
+    assert (first.xla_us, first.is_for_xla) == (7.5, True)
+    assert first.us < first.untuned_us
+    assert (second.xla_us, second.is_for_xla) == (21.0, False)
+    shapes = [jax.ShapeDtypeStruct((m, 1024), jnp.bfloat16) for m in (1024, 2048)]
+    with jaxbw.use_tuned("tuned.json"):
+        chosen = [jaxbw.explain(x, shapes[0], device="H200").implementation for x in shapes]
+    assert chosen == ["xla", "sm90"]
 
 
 def test_products_of_a_users_function(gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,18 +17,22 @@ import pytest
 import jaxbw
 from jaxbw import GemmConfig
 from jaxbw.problem import GemmProblem, reduce_dot_general
+from jaxbw.selection import select
 from jaxbw.selection.devices import TARGETS, Device
 from jaxbw.selection.tuned import SWITCH, products
 from jaxbw.selection.tuned.products import Entry, TunedProducts, add, new_entry
 
 H200, B200 = TARGETS["H200"], TARGETS["B200"]
 CONFIG = GemmConfig(128, 64, cluster=(2, 1), split_k=2, swizzle=4)
+FASTEST = "measured the fastest of 80 configurations, 12.50 us, XLA 13.00 us, by {}"
 X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
 
 
 @pytest.fixture(autouse=True)
 def _no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a model that takes XLA in the place of kernels."""
     monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(select, "xla_time", lambda problem, device: None)
 
 
 def problem(m: int = 256, n: int = 128, k: int = 512) -> GemmProblem:
@@ -37,8 +41,9 @@ def problem(m: int = 256, n: int = 128, k: int = 512) -> GemmProblem:
 
 
 def entry(device: Device = H200, config: GemmConfig = CONFIG, **sizes: int) -> Entry:
-    measured = {"us": 12.5, "untuned_us": 15.0, "configurations": 80, "date": "2026-11-22"}
-    return new_entry(problem(**sizes), device, config, **measured)
+    times = {"us": 12.5, "untuned_us": 15.0, "xla_us": 13.0}
+    kept = {"configurations": 80, "date": "2026-11-22"}
+    return new_entry(problem(**sizes), device, config, **times, **kept)
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def test_a_table_is_followed_for_its_product_and_device_only(path: Path) -> None
     with jaxbw.use_tuned(path):
         tuned = jaxbw.explain(X, W, device="H200")
         assert config_on("H200") == CONFIG
-        assert tuned.reason == f"measured the fastest of 80 configurations, 12.50 us, by {path}"
+        assert tuned.reason == FASTEST.format(path)
         for name in set(TARGETS) - {"H200"}:
             assert jaxbw.explain(X, W, device=name) == plain[name]
         assert jaxbw.explain(X[:128], W, device="H200") == other
@@ -165,6 +170,33 @@ def test_an_entry_that_cannot_be_launched_is_passed_over(tmp_path: Path) -> None
     assert replace(found, refused=()) == plain
 
 
+def test_xla_serves_what_it_was_measured_faster_at(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    add(path, replace(entry(), xla_us=11.0))
+    with jaxbw.use_tuned(path), jaxbw.target("H200"):
+        choice = jaxbw.explain(X, W)
+        assert (choice.implementation, choice.kernel, choice.xla_us) == ("xla", None, 11.0)
+        assert choice.reason == (
+            f"measured 11.00 us, the fastest of 80 configurations 12.50 us, by {path}"
+        )
+        text = jax.jit(jaxbw.matmul).trace(X, W).lower(lowering_platforms=("cuda",)).as_text()
+        assert "jaxbw_gemm" not in text
+        assert "dot_general" in text
+        assert jaxbw.explain(X[:128], W).reason.startswith("the least modelled time")
+
+
+def test_who_asks_for_a_kernel_has_the_fastest_one(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    add(path, replace(entry(), xla_us=11.0))
+    with jaxbw.use_tuned(path):
+        for options in ({"implementation": "kernel"}, {"implementation": ("sm90", "xla")}):
+            choice = jaxbw.explain(X, W, device="H200", **options)
+            assert (choice.implementation, choice.xla_us) == ("sm90", 11.0)
+            assert "measured the fastest of 80 configurations, 12.50 us" in choice.reason
+        asked = jaxbw.explain(X, W, device="H200", config=GemmConfig(scheduler="static"))
+        assert asked.implementation == "sm90"
+
+
 # --- the environment variable
 
 
@@ -193,9 +225,7 @@ def explain_with(table: object) -> "subprocess.CompletedProcess[str]":
 def test_as_a_user_sets_it(path: Path) -> None:
     done = explain_with(path)
     assert done.returncode == 0, done.stderr
-    assert f"reason          measured the fastest of 80 configurations, 12.50 us, by {path}" in (
-        done.stdout
-    )
+    assert f"reason          {FASTEST.format(path)}" in done.stdout
     refused = explain_with("/nowhere/tuned.json")
     assert refused.returncode == 2
     assert "JAXBW_TUNED: /nowhere/tuned.json is no tuned table of this jaxbw: it is not there" in (
@@ -207,7 +237,7 @@ def test_as_a_user_sets_it(path: Path) -> None:
 # --- what is no table
 
 
-GOOD: Any = {"format": products.FORMAT, "version": 1, "products": [entry().to_json()]}
+GOOD: Any = {"format": products.FORMAT, "version": 2, "products": [entry().to_json()]}
 ROW = GOOD["products"][0]
 
 
@@ -219,7 +249,7 @@ ROW = GOOD["products"][0]
         ("\x00\xff", "decode|Expecting"),
         ([], "does not say that its format is 'jaxbw tuned products'"),
         ({"version": 1, "ranges": []}, "does not say that its format is"),
-        (GOOD | {"version": 2}, "it has version 2, not 1"),
+        (GOOD | {"version": 1}, "it has version 1, not 2"),
         (GOOD | {"products": {}}, "it has no list of products"),
         (GOOD | {"products": [{}]}, "an entry has not the keys config, configurations, date"),
         (GOOD | {"products": [ROW | {"us": "1"}]}, "an entry's us is '1'"),

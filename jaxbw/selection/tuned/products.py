@@ -1,4 +1,4 @@
-"""Tuned products: for single products on a device, the configuration that was measured fastest.
+"""Tuned products: for single products on a device, what was measured fastest.
 
 A user's own table, which `jaxbw.autotune` and `python -m jaxbw tune` write. It names the products,
 where the tables of `jaxbw.selection.tuned` correct the model for all of them. An entry counts for
@@ -23,10 +23,10 @@ from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import Device
 
 FORMAT = "jaxbw tuned products"
-VERSION = 1
+VERSION = 2
 _KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("device", "product", "jaxbw", "date"), str),
-    **dict.fromkeys(("us", "untuned_us"), (int, float)),
+    **dict.fromkeys(("us", "untuned_us", "xla_us"), (int, float)),
     "configurations": int,
     "config": dict,
 }
@@ -56,7 +56,8 @@ class Entry:
       device, product: by `device_key` and `product_key`.
       jaxbw: the version that it was measured with.
       config: the fastest configuration, every field filled in.
-      us: its time in microseconds, `untuned_us` that of what would have been chosen without it.
+      us: its time in microseconds, `untuned_us` that of what would have been chosen without it,
+        `xla_us` that of XLA's form.
       configurations: how many were measured.
       date: of the measurement, ISO 8601.
     """
@@ -67,8 +68,14 @@ class Entry:
     config: GemmConfig
     us: float
     untuned_us: float
+    xla_us: float
     configurations: int
     date: str
+
+    @property
+    def is_for_xla(self) -> bool:
+        """Whether XLA is quicker than every configuration."""
+        return self.xla_us < self.us
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -1,0 +1,246 @@
+r"""The model of XLA's time, from measured times: jaxbw/selection/xla.
+
+    python benchmarks/model_xla.py xla.jsonl.xz --unseen more.jsonl.xz \
+        --out jaxbw/selection/xla/h200.json
+
+Reads what measure_xla.py wrote. Fits the formula's constants, then grows regression trees
+(LightGBM) for the logarithm of the time over the formula's. Of the matmuls a part is left out in
+turn, and the errors of models that have not seen them give the margins: the measured ratio of XLA's
+time to the kernel's is more than the modelled ratio times its margin for 1 - CONFIDENCE of them, of
+each class of ROWS. Then it says what selection would lose: on those, and on matmuls of --unseen, by
+which nothing is fitted.
+
+Of each matmul the kernel is modelled as selection does it now, and taken to need the time that was
+measured. Matmuls of the benchmark's suite are left out of everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import pathlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightgbm
+import measure_xla
+import numpy as np
+import scipy.optimize
+from model_error import Floats, geometric_mean
+from products import Product
+from tune_selection import as_lists, to_text
+
+from jaxbw.bench.case import suite
+from jaxbw.selection import manifest, xla
+from jaxbw.selection.devices import TARGETS, Device
+from jaxbw.selection.select import Choice, select
+from jaxbw.selection.xla import ADVANTAGE, XlaModel, XlaTime
+from jaxbw.selection.xla.features import FEATURES, Rates, features, rough
+
+CONFIDENCE = 0.6  # that XLA is quicker, before the advantage that is asked for
+ROWS = (32, 128, 512, 2**31)  # the most of each class
+FOLDS = 8  # of the check
+FEWEST = 8  # matmuls of a kind, or of a layout, that is said to be known
+STARTS = Rates(0, launch=2.5, reduce=2.0, flops=6.2e6, load=20, bytes=4.2e6)  # of the constants
+TREES = 100
+GROWTH: dict[str, Any] = {
+    "objective": "regression",
+    "learning_rate": 0.08,
+    "num_leaves": 16,
+    "max_depth": 8,
+    "min_data_in_leaf": 4,
+    "lambda_l2": 1.0,
+    "feature_fraction": 0.4,
+    "bagging_fraction": 0.8,
+    "bagging_freq": 1,
+    "seed": 1,
+    "deterministic": True,
+    "force_row_wise": True,  # or it measures which is quicker, and may differ
+    "num_threads": 2,
+    "verbose": -1,
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A matmul, its measured times, and what selection's model gives the kernel."""
+
+    matmul: Product
+    xla_us: float
+    kernel_us: float
+    modelled_us: float
+
+
+def samples(paths: Sequence[pathlib.Path], device: Device) -> list[Sample]:
+    """Those of some files that the model may be of; the benchmark's are not among them."""
+    measured, found = suite(), []
+    for path in paths:
+        for matmul, row in measure_xla.read(path).items():
+            if (matmul.m, matmul.n, matmul.k) in measured or "kernel" not in row["us"]:
+                continue
+            if xla.kind(matmul.problem) is None:
+                continue
+            choice = select(
+                matmul.problem, device, (device.family or "",), None, manifest.kernels()
+            )
+            assert isinstance(choice, Choice)
+            assert choice.cost is not None
+            times = {name: statistics.median(rounds) for name, rounds in row["us"].items()}
+            found.append(Sample(matmul, times["xla"], times["kernel"], choice.cost.total))
+    return found
+
+
+def rates(known: Sequence[Sample], sm_count: int) -> Rates:
+    """The formula's constants with the least mean error, of the logarithms."""
+    logarithms = np.log([each.xla_us for each in known])
+
+    def error(changes: Floats) -> float:
+        tried = _changed(sm_count, changes)
+        base = np.log([rough(each.matmul.problem, tried).us for each in known])
+        return float(np.abs(logarithms - base).mean())
+
+    begin = np.zeros(len(STARTS) - 1)
+    best = scipy.optimize.minimize(error, begin, method="Nelder-Mead", options={"maxfev": 120})
+    return _changed(sm_count, best.x)
+
+
+def _changed(sm_count: int, changes: Floats) -> Rates:
+    values = np.array(STARTS[1:]) * np.exp(changes)
+    return Rates(sm_count, *(float(f"{value:.4g}") for value in values))
+
+
+def grow(known: Sequence[Sample], given: Rates) -> list[dict[str, list[float]]]:
+    """The trees that samples give, as they lie in the model's file."""
+    problems = [each.matmul.problem for each in known]
+    rows = np.array([features(problem, given) for problem in problems])
+    base = np.array([rough(problem, given).us for problem in problems])
+    errors = np.log([each.xla_us for each in known]) - np.log(base)
+    grown = lightgbm.train(GROWTH, lightgbm.Dataset(rows, errors), TREES).dump_model()
+    return [as_lists(each["tree_structure"], 1) for each in grown["tree_info"]]
+
+
+def table(known: Sequence[Sample], given: Rates, made: Mapping[str, Any]) -> dict[str, Any]:
+    """The model of samples, as it lies in its file; its margins are none."""
+    problems = [each.matmul.problem for each in known]
+    kinds = [str(xla.kind(problem)) for problem in problems]
+    layouts = [problem.layout for problem in problems]
+    sizes = np.array([(p.m, p.n, p.k, p.m * p.n * p.k) for p in problems])
+    return {
+        "version": xla.VERSION,
+        "made": dict(made),
+        "sizes": {
+            name: [int(of.min()), int(of.max())]
+            for name, of in zip(xla.SIZES, sizes.T, strict=True)
+        },
+        "layouts": sorted({each for each in layouts if layouts.count(each) >= FEWEST}),
+        "kinds": sorted({each for each in kinds if kinds.count(each) >= FEWEST}),
+        "rates": given._asdict(),
+        "features": list(FEATURES),
+        "margins": [[ROWS[-1], 1.0]],
+        "trees": grow(known, given),
+    }
+
+
+def out_of_fold(known: Sequence[Sample], given: Rates) -> list[float]:
+    """XLA's times by models that have not seen them."""
+    found: dict[Product, float] = {}
+    for fold in range(FOLDS):
+        others = [each for i, each in enumerate(known) if i % FOLDS != fold]
+        model = XlaModel.from_json(table(others, given, {}))
+        found |= {each.matmul: model.time(each.matmul.problem).us for each in known[fold::FOLDS]}
+    return [found[each.matmul] for each in known]
+
+
+def margins(known: Sequence[Sample], expected: Sequence[float]) -> list[tuple[int, float]]:
+    """How far XLA's time over the kernel's may be more than the models say, by rows."""
+    classes: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    for each, us in zip(known, expected, strict=True):
+        rows = next(rows for rows in ROWS if each.matmul.m <= rows)
+        measured, modelled = each.xla_us / each.kernel_us, us / each.modelled_us
+        classes[rows].append(measured / modelled)
+    return [
+        (rows, round(max(1.0, float(np.quantile(ratios, CONFIDENCE))), 4))
+        for rows, ratios in classes.items()
+    ]
+
+
+def judged(known: Sequence[Sample], times: Sequence[XlaTime]) -> dict[str, Any]:
+    """What choices by these times give up, and gain.
+
+    A kernel is given up wrongly where it was measured quicker than XLA by 1 % or more.
+    """
+    taken = [t.is_quicker_than(each.modelled_us) for each, t in zip(known, times, strict=True)]
+    served = [s.xla_us if xla else s.kernel_us for s, xla in zip(known, taken, strict=True)]
+    pairs = list(zip(known, taken, served, strict=True))
+    wrongly = [
+        s.xla_us / s.kernel_us for s, xla, _ in pairs if xla and s.xla_us > 1.01 * s.kernel_us
+    ]
+    errors = [math.log(s.xla_us / t.us) for s, t in zip(known, times, strict=True)]
+    return {
+        "matmuls": len(known),
+        "jnp over kernels": round(geometric_mean([s.xla_us / s.kernel_us for s in known]), 4),
+        "jnp over choice": round(geometric_mean([s.xla_us / us for s, _, us in pairs]), 4),
+        "jnp over better": round(
+            geometric_mean([s.xla_us / min(s.xla_us, s.kernel_us) for s in known]), 4
+        ),
+        "least, kernels": round(min(s.xla_us / s.kernel_us for s in known), 3),
+        "least, choice": round(min(s.xla_us / us for s, _, us in pairs), 3),
+        "XLA is quicker by 3 %": sum(ADVANTAGE * s.xla_us <= s.kernel_us for s in known),
+        "of these taken": sum(ADVANTAGE * s.xla_us <= s.kernel_us for s, xla, _ in pairs if xla),
+        "taken": sum(taken),
+        "wrongly": len(wrongly),
+        "most lost by it": round(max(wrongly, default=1.0), 3),
+        "median error": round(statistics.median(map(abs, errors)), 4),
+    }
+
+
+def main() -> None:
+    """Prints what choices lose, and writes the model."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=pathlib.Path, nargs="+")
+    parser.add_argument("--unseen", type=pathlib.Path, nargs="*", default=[], help="to judge only")
+    parser.add_argument("--machine", choices=TARGETS, default="H200")
+    parser.add_argument("--out", type=pathlib.Path, help="the model; without it only the check")
+    arguments = parser.parse_args()
+    device = TARGETS[arguments.machine]
+    known = samples(arguments.results, device)
+    given = rates(known, device.sm_count)
+    expected = out_of_fold(known, given)
+    found = margins(known, expected)
+    print(f"the formula: {given._asdict()}\nthe margins: {found}")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    made = {
+        "command": " ".join(["python", *sys.argv]),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit.stdout.strip(),
+        "matmuls": len(known),
+    }
+    entry = table(known, given, made) | {"margins": found}
+    model = XlaModel.from_json(entry)
+    covered = [
+        (s, _with_margin(s, us, found))
+        for s, us in zip(known, expected, strict=True)
+        if model.covers(s.matmul.problem)
+    ]
+    print(f"left out in turn: {judged(*zip(*covered, strict=True))}", flush=True)
+    if arguments.unseen:
+        unseen = [s for s in samples(arguments.unseen, device) if model.covers(s.matmul.problem)]
+        print(f"unseen: {judged(unseen, [model.time(s.matmul.problem) for s in unseen])}")
+    if arguments.out is not None:
+        arguments.out.write_text(to_text(entry))
+        print(f"{arguments.out.stat().st_size} bytes")
+
+
+def _with_margin(sample: Sample, us: float, found: Sequence[tuple[int, float]]) -> XlaTime:
+    return XlaTime(us, us * next(margin for rows, margin in found if sample.matmul.m <= rows))
+
+
+if __name__ == "__main__":
+    main()

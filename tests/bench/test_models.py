@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxbw
 from jaxbw import compat
 from jaxbw.bench.models import session
 from jaxbw.bench.models.form import FORMS
@@ -55,7 +56,7 @@ def _id(case: tuple[Transformer, str]) -> str:
 @pytest.mark.parametrize(("model", "stacking"), CASES, ids=map(_id, CASES))
 def test_the_forms_have_the_same_matmuls(model: Transformer, stacking: str) -> None:
     plain, layers, fused = (matmuls(model, form, stacking) for form in FORMS)
-    assert plain == {"jaxbw": 0, "xla": layers["jaxbw"] + layers["xla"]}
+    assert plain == {"jaxbw": 0, "kernels": 0, "xla": layers["jaxbw"] + layers["xla"]}
     assert layers["xla"] == fused["xla"]  # attention's
     gates = 0
     if model.gated:  # gate and up are one launch, in the forward pass and where it is repeated
@@ -77,6 +78,15 @@ def test_the_forms_compute_the_same(model: Transformer, stacking: str) -> None:
         results.append(np.asarray(step(*arguments)[0], np.float64))
     for result in results[1:]:
         assert np.abs(result - results[0]).max() <= 0.02 * np.abs(results[0]).max()
+
+
+def test_the_matmuls_that_kernels_serve() -> None:
+    model, form = MODELS_SMALL[2], FORMS[1]
+    assert matmuls(model, form, "scanned")["kernels"] == 0  # no GPU here
+    with jaxbw.target("B200"):
+        found = matmuls(model, form, "scanned")
+    # Seven of a layer and the head, each with its two gradients.
+    assert found["kernels"] == found["jaxbw"] == 3 * (7 * model.layers + 1)
 
 
 def test_the_kind_of_a_kernel() -> None:

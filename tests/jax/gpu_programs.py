@@ -143,7 +143,7 @@ def calls(hlo: str) -> int:
 
 
 def compiled(function: Step, given: Any, shardings: Any, **options: bool) -> str:
-    with jaxbw.target("H200"):
+    with jaxbw.target("H200"), jaxbw.implementation("kernel"):
         traced = jax.jit(function, in_shardings=shardings).trace(*given)
         lowered = traced.lower(lowering_platforms=("cuda",))
     return str(lowered.compile(compiler_options=options).as_text())

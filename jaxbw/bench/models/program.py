@@ -12,6 +12,8 @@ import jax
 from jaxbw import compat
 from jaxbw.bench.models.form import Form
 from jaxbw.bench.models.transformer import Transformer
+from jaxbw.primitives import serve
+from jaxbw.selection import devices
 from jaxbw.tuning.find import products
 
 # What a kernel does, by its name: the first that fits. What fits none is a fusion of XLA's.
@@ -57,11 +59,21 @@ class Launches:
 
 
 def matmuls(model: Transformer, form: Form, stacking: str) -> dict[str, int]:
-    """How many matmuls of ours, and of XLA's, the jaxpr of a step has; scans counted out."""
+    """How many matmuls the jaxpr of a step has; scans counted out.
+
+    "jaxbw": ours; "kernels": those of them that a kernel serves, on this machine's GPU or the
+    target; "xla": those that are lax's.
+    """
     step, given = model.step(form, stacking), model.argument_shapes(stacking)
-    ours = sum(each.count for each in products(step, *given))
+    device = serve.device_for(None, devices.current_target())
+    counts = Counter({"jaxbw": 0, "kernels": 0, "xla": 0})
+    for each in products(step, *given):
+        counts["jaxbw"] += each.count
+        choice = serve.choose(each.problem, None, None, device, None, "bench model")
+        if choice.kernel is not None:
+            counts["kernels"] += each.count
     total = sum(each.count for each in products(step, *given, lax=True))
-    return {"jaxbw": ours, "xla": total - ours}
+    return {**counts, "xla": total - counts["jaxbw"]}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jaxbw.bench.models.session import Results, Row
 _HEADER = (
     *("model", "layers", "form", "step ms", "of plain", "kernels ms"),
     *("ours ms", "xla matmul ms", "copy ms", "transpose ms"),
-    *("launched", "in jaxpr", "temp MB", "result"),
+    *("launched", "kernels of matmuls in the jaxpr", "temp MB", "result"),
 )
 
 
@@ -34,7 +34,8 @@ def summary(row: Row) -> str:
 def _cells(row: Row, name: str) -> list[str]:
     form = row.forms[name]
     ms, counts = form.launches.milliseconds, form.launches.counts
-    matmuls = f"{form.matmuls['jaxbw']} + {form.matmuls['xla']} xla"
+    of = form.matmuls
+    matmuls = f"{of['kernels']} of {of['jaxbw']}, and {of['xla']} of lax"
     return [
         *(row.model, row.stacking, name),
         f"{statistics.median(form.rounds):.2f}",

@@ -92,7 +92,7 @@ def test_a_step_on_a_hopper_gpu(gpt: ModuleType) -> None:
     optimizer = optax.sgd(1e-3)
     step = gpt.training_step(definition, optimizer)
     tokens = jax.ShapeDtypeStruct((16, length + 1), np.int32)
-    with jaxbw.target("H200"):
+    with jaxbw.target("H200"), jaxbw.implementation("kernel"):
         state = jax.eval_shape(optimizer.init, parameters)
         lowered = step.trace(parameters, state, tokens).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("@jaxbw_gemm_v2(") == 7 * 3

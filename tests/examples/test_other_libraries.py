@@ -40,7 +40,7 @@ def equinox() -> tuple[Callable[..., Any], Any]:
 def test_a_step_on_a_hopper_gpu(example: Callable[[], Any]) -> None:
     """Three layers, the gradients of their weights, and those of two layers' inputs."""
     loss, parameters = example()
-    with jaxbw.target("H200"):
+    with jaxbw.target("H200"), jaxbw.implementation("kernel"):
         gradient = jax.jit(jax.grad(loss)).trace(parameters, PIXELS, DIGITS)
         text = gradient.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@jaxbw_gemm_v2(") == 3 + 3 + 2

@@ -172,6 +172,7 @@ struct Warp {
   std::deque<uint64_t> copy_groups;          // `copies_issued` at each commit
   uint32_t in_flight = 0;                    // operations that own rows of the register file
   uint32_t tmem_loads = 0, tmem_stores = 0;  // outstanding
+  std::vector<Reg> unwaited;                 // rows that are so, each at least once
   std::vector<AgentId> tmem_agents[2];       // of tcgen05.ld and of st that no wait has covered
 
   RowState& state(Reg reg) { return *reinterpret_cast<RowState*>(file + reg.at - kRowHeader); }

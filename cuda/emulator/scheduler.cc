@@ -272,30 +272,53 @@ void Machine::run_warp(Warp& warp, uint32_t budget) {
 }
 
 // Does the instruction touch a row that an asynchronous operation owns? The hardware has scoreboards for loads from
-// tensor memory, which real compilers rely on; the PTX ISA has not. For wgmma neither has.
+// tensor memory, which real compilers rely on; the PTX ISA has not. For wgmma neither has. A mov of a loaded register
+// is no use of it: in C++ the float view of a register stands before the wait, and it is the copy that must wait.
 bool Machine::stalls(Step& step, const Instruction& in) {
+  using enum RowState::Unwaited;
   Warp& warp = step.warp;
   const void* key = nullptr;
-  const auto touch = [&](Reg reg, bool writes) {
+  const bool moves = in.flags & kPassesOn;
+  const bool packs = moves && in.sources == 0;  // its list holds sources, otherwise destinations
+  bool used = false, copies = false;
+  const auto touch = [&](Reg reg, bool reads, bool writes) {
     const RowState& state = warp.state(reg);
     if (state.loads)
       key = &warp.tmem_loads;
     else if (state.wgmma_writes || (writes && state.wgmma_reads))
       key = step.cta.warpgroups[warp.index / 4].get();
+    used |= (writes && state.unwaited == kLoaded) || (reads && !moves && state.unwaited != kNo);
+    copies |= reads && state.unwaited != kNo;
   };
-  for (uint32_t i = 0; i < in.sources; ++i) touch(in.s[i], false);
-  for (uint32_t i = 0; i < in.destinations; ++i) touch(in.d[i], true);
+  for (uint32_t i = 0; i < in.sources; ++i) touch(in.s[i], true, false);
+  for (uint32_t i = 0; i < in.destinations; ++i) touch(in.d[i], false, true);
   if (!(in.flags & kOwnsList))
-    for (const Reg reg : in.list) touch(reg, true);
-  if (!key) return false;
+    for (const Reg reg : in.list) touch(reg, !moves || packs, !packs);
   const bool load = key == &warp.tmem_loads;
-  if (strict() || !load)
-    finding("in-flight register", step,
-            load ? "a register is used before the tcgen05.wait::ld of its tcgen05.ld"
-                 : "a register is used before the wgmma.wait_group of the wgmma that owns it");
-  step.park(load ? Wait::kTmemAccess : Wait::kWgmma, key);
-  sleepers_[key].push_back(&warp);
-  return true;
+  if (key) {
+    if (!load)
+      finding("in-flight register", step, "a register is used before the wgmma.wait_group of the wgmma that owns it");
+    step.park(load ? Wait::kTmemAccess : Wait::kWgmma, key);
+    sleepers_[key].push_back(&warp);
+    return true;
+  }
+  if (warp.unwaited.empty()) return false;
+  if (used) finding("in-flight register", step, "a register is used before the tcgen05.wait::ld of its tcgen05.ld");
+  // Said once of a register; from here on it is as if waited for.
+  const auto settle = [&](Reg reg, bool writes) {
+    RowState& state = warp.state(reg);
+    if (writes && moves && copies && !used) {
+      state.unwaited = kCopied;
+      warp.unwaited.push_back(reg);
+    } else if (writes || used) {
+      state.unwaited = kNo;
+    }
+  };
+  for (uint32_t i = 0; i < in.sources; ++i) settle(in.s[i], false);
+  for (uint32_t i = 0; i < in.destinations; ++i) settle(in.d[i], true);
+  if (!(in.flags & kOwnsList))
+    for (const Reg reg : in.list) settle(reg, !packs);
+  return false;
 }
 
 // Runs one group until it parks, diverges, merges, or its budget is spent. False: it sleeps, others have a turn.
@@ -348,7 +371,7 @@ bool Machine::execute(Warp& warp, size_t index, uint32_t& budget) {
         break;
       }
       step.active = active;
-      if (warp.in_flight && stalls(step, in)) break;
+      if ((warp.in_flight || !warp.unwaited.empty()) && stalls(step, in)) break;
       step.next = group.pc + 1;
       step.outcome = Step::Outcome::kNext;
       in.execute(step, in);

@@ -70,7 +70,10 @@ void vector_move(Decoder& d, bool unpacks) {
   const size_t parts = vector.parts.size();
   if (parts < 2 || parts > 4 || bytes % parts) d.fail("has a vector of the wrong size");
   d.out.immediate = 8 * bytes / parts;
-  const Type part = bytes / parts == 1 ? Type::k_b8 : bytes / parts == 2 ? Type::k_b16 : bytes / parts == 4 ? Type::k_b32 : Type::k_b64;
+  const Type part = bytes / parts == 1   ? Type::k_b8
+                    : bytes / parts == 2 ? Type::k_b16
+                    : bytes / parts == 4 ? Type::k_b32
+                                         : Type::k_b64;
   if (bytes == 16 && parts != 2) d.fail("splits 128 bits into two halves only");
   for (const Operand& operand : vector.parts)
     d.out.list.push_back(unpacks ? d.written(operand, part) : d.read(operand, part));

@@ -251,8 +251,7 @@ void decode_atomic(Decoder& d, bool returns) {
   const auto* op = std::find_if(std::begin(kOps), std::end(kOps), [&](const auto& row) { return d.has(row.first); });
   if (op == std::end(kOps)) d.fail("needs an operation");
   const Type type = d.type();
-  const bool half =
-      type == Type::k_f16 || type == Type::k_bf16 || type == Type::k_f16x2 || type == Type::k_bf16x2;
+  const bool half = type == Type::k_f16 || type == Type::k_bf16 || type == Type::k_f16x2 || type == Type::k_bf16x2;
   if (size_bytes(type) < 2 || size_bytes(type) > 8 || (half && op->second != Atomic::kAdd))
     d.fail("does not support this type");
   size_t at = 0;

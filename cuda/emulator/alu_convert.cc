@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "alu_convert_small.h"
 #include "decoder.h"
 #include "lanes.h"
 #include "number_formats.h"
@@ -223,6 +224,7 @@ void decode_cvt(Decoder& d) {
     if (from != Type::k_f32) d.fail("this conversion is not supported");
     return d.simple(d.has("rn") ? lanes<&to_tf32_even> : lanes<&to_tf32>, Type::k_b32);
   }
+  if (is_small_pair(to) || is_small_pair(from)) return decode_small_conversion(d);
   if (to == Type::k_bf16x2 || to == Type::k_f16x2) return packed_conversion(d);
   const auto known = [](Type type) { return is_floating(type) || (type >= Type::k_u8 && type <= Type::k_s64); };
   if (!known(to) || !known(from)) d.fail("this conversion is not supported");

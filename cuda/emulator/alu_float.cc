@@ -299,6 +299,18 @@ void packed(Step& s, const Instruction& in) {
   });
 }
 
+// Mixed precision (PTX 9.7.5): d and the last source are f32, the sources before it f16 or bf16, exact in f32.
+template <class Op, class T, uint32_t kSources>
+void mixed(Step& s, const Instruction& in) {
+  const Rounding rounding(in.detail);
+  for_lanes(s.active, [&](uint32_t i) {
+    float a[3];
+    for (uint32_t k = 0; k + 1 < kSources; ++k) a[k] = widen(LaneSource<T>(s, in.s[k])[i]);
+    a[kSources - 1] = LaneSource<float>(s, in.s[kSources - 1])[i];
+    set_lane(s, in.d[0], i, to_raw<float>(one<Op, float, kSources>(a, in.detail)));
+  });
+}
+
 template <class Op, uint32_t kSources>
 Handler handler_of(Type type, uint64_t detail) {
   const auto plain = []<class T>(T) -> Handler {
@@ -342,9 +354,23 @@ uint64_t detail_of(const Decoder& d) {
 }
 
 template <class Op, uint32_t kSources>
+void mixed_arithmetic(Decoder& d) {
+  constexpr bool kExists = std::is_same_v<Op, Add> || std::is_same_v<Op, Sub> || std::is_same_v<Op, Fma>;
+  const Type from = d.type(1);
+  if (!kExists || d.type(0) != Type::k_f32 || (from != Type::k_f16 && from != Type::k_bf16))
+    d.fail("mixes f32 with f16 or bf16 only, in add, sub and fma");
+  d.destination(0, Type::k_f32);
+  for (size_t i = 1; i < kSources; ++i) d.source(i, from);
+  d.source(kSources, Type::k_f32);
+  d.out.flags |= kPure;
+  if constexpr (kExists) d.out.execute = from == Type::k_f16 ? mixed<Op, F16, kSources> : mixed<Op, BF16, kSources>;
+}
+
+template <class Op, uint32_t kSources>
 void arithmetic(Decoder& d) {
   if (d.operands() != kSources + 1) d.fail("takes " + std::to_string(kSources + 1) + " operands");
   d.out.detail = detail_of(d);
+  if (d.types.size() == 2) return mixed_arithmetic<Op, kSources>(d);
   d.simple(handler_of<Op, kSources>(d.type(), d.out.detail), d.type());
 }
 

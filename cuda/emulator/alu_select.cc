@@ -68,9 +68,12 @@ void vector_move(Decoder& d, bool unpacks) {
   const Operand& vector = d.operand(unpacks ? 0 : 1);
   const uint32_t bytes = size_bytes(d.type());
   const size_t parts = vector.parts.size();
-  if (parts < 2 || parts > 4 || bytes % parts || bytes / parts < 2) d.fail("has a vector of the wrong size");
+  if (parts < 2 || parts > 4 || bytes % parts) d.fail("has a vector of the wrong size");
   d.out.immediate = 8 * bytes / parts;
-  const Type part = bytes / parts == 2 ? Type::k_b16 : bytes / parts == 4 ? Type::k_b32 : Type::k_b64;
+  const Type part = bytes / parts == 1   ? Type::k_b8
+                    : bytes / parts == 2 ? Type::k_b16
+                    : bytes / parts == 4 ? Type::k_b32
+                                         : Type::k_b64;
   if (bytes == 16 && parts != 2) d.fail("splits 128 bits into two halves only");
   for (const Operand& operand : vector.parts)
     d.out.list.push_back(unpacks ? d.written(operand, part) : d.read(operand, part));
@@ -78,6 +81,7 @@ void vector_move(Decoder& d, bool unpacks) {
     d.source(1, d.type());
   else
     d.destination(0, d.type());
+  d.out.flags |= kPassesOn;
   d.out.execute = unpacks ? unpack : pack;
 }
 
@@ -251,6 +255,14 @@ template <class T>
 T select(T a, T b, bool p) {
   return p ? a : b;
 }
+// Undefined is what it takes, and not what it leaves: compilers compute a value on the side that may not be used.
+template <class T>
+void selp(Step& s, const Instruction& in) {
+  const uint32_t p = predicate(s, in.s[2]);
+  const uint32_t poison = (undefined(s, in.s[0]) & p) | (undefined(s, in.s[1]) & ~p) | undefined(s, in.s[2]);
+  lanes<&select<T>>(s, in);
+  mark_written(s, in.d[0], s.active, poison);
+}
 template <class T>
 T select_sign(T a, T b, int32_t c) {
   return c >= 0 ? a : b;
@@ -280,6 +292,7 @@ void decode_mov(Decoder& d) {
   else if (size_bytes(d.type()) == 16)
     handler = move128;
   d.simple(handler, d.type());
+  d.out.flags |= kPassesOn;
 }
 
 void decode_setp(Decoder& d) {
@@ -302,8 +315,7 @@ void decode_selp(Decoder& d) {
   d.source(1, type);
   d.source(2, type);
   d.source(3, Type::k_pred);
-  d.out.flags |= kPure;
-  d.out.execute = size_bytes(type) == 8 ? lanes<&select<uint64_t>> : lanes<&select<uint32_t>>;
+  d.out.execute = size_bytes(type) == 8 ? selp<uint64_t> : selp<uint32_t>;
 }
 
 void decode_slct(Decoder& d) {

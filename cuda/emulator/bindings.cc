@@ -75,10 +75,12 @@ Dim dim_of(const std::tuple<uint32_t, uint32_t, uint32_t>& value) {
 
 using Triple = std::tuple<uint32_t, uint32_t, uint32_t>;
 
-Report launch(LoadedModule& module, const std::string& entry, Triple grid, Triple block, Triple cluster,
-              uint32_t dynamic_shared, nb::bytes parameters,
-              const std::vector<std::tuple<uint64_t, uint64_t, bool>>& buffers, Schedule schedule, uint64_t seed,
-              Checks checks, uint32_t sm_count, uint64_t step_limit, bool trace) {
+// The report, and what ended the launch early, if anything did.
+std::tuple<Report, std::string> launch(LoadedModule& module, const std::string& entry, Triple grid, Triple block,
+                                       Triple cluster, uint32_t dynamic_shared, nb::bytes parameters,
+                                       const std::vector<std::tuple<uint64_t, uint64_t, bool>>& buffers,
+                                       Schedule schedule, uint64_t seed, Checks checks, uint32_t sm_count,
+                                       uint64_t step_limit, bool trace) {
   const Program& program = module.program(entry);
   std::vector<Buffer> memory;
   for (const auto& [address, bytes, writable] : buffers)
@@ -97,8 +99,13 @@ Report launch(LoadedModule& module, const std::string& entry, Triple grid, Tripl
                               .trace = trace};
   Machine machine(program, options, std::move(memory), {data, data + parameters.size()});
   nb::gil_scoped_release release;
-  machine.run();
-  return machine.report();
+  std::string error;
+  try {
+    machine.run();
+  } catch (const Error& caught) {
+    error = caught.what();
+  }
+  return {std::move(machine.report()), error};
 }
 
 }  // namespace
@@ -111,7 +118,8 @@ void bind_emulator(nb::module_& parent) {
       .value("eager", Schedule::kEager)
       .value("latest", Schedule::kLatest)
       .value("random", Schedule::kRandom)
-      .value("pct", Schedule::kPct);
+      .value("pct", Schedule::kPct)
+      .value("hold", Schedule::kHold);
   nb::enum_<Checks>(m, "Checks")
       .value("strict", Checks::kStrict)
       .value("hardware", Checks::kHardware)

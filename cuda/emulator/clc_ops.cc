@@ -106,19 +106,24 @@ void is_canceled(Step& s, const Instruction& in) {
   mark_written(s, in.d[0], s.active);
 }
 
+// Of a refused request the answer is undefined (PTX 9.7.13.18). Compilers ask before they look at is_canceled, and drop
+// it: so it is poison, and in unchecked runs no CTA of any grid.
+constexpr CtaId kNoCta = {~0u, ~0u, ~0u};
+
 void first_ctaid(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "a CLC response");
+  uint32_t refused = 0;
   for_lanes(s.active, [&](uint32_t i) {
     const ClcResponse response = response_of(s, in.s[0], i);
-    if (!response) throw Error("get_first_ctaid of a refused request is undefined");
+    if (!response) refused |= 1u << i;
+    const CtaId id = response.value_or(kNoCta);
     if (in.list.empty())
-      set_lane(s, in.d[0], i, (*response)[in.target]);
+      set_lane(s, in.d[0], i, id[in.target]);
     else
-      for (size_t part = 0; part < in.list.size(); ++part)
-        set_lane(s, in.list[part], i, part < 3 ? (*response)[part] : 0);
+      for (size_t part = 0; part < in.list.size(); ++part) set_lane(s, in.list[part], i, part < 3 ? id[part] : 0);
   });
-  if (in.destinations) mark_written(s, in.d[0], s.active);
-  for (const Reg reg : in.list) mark_written(s, reg, s.active);
+  if (in.destinations) mark_written(s, in.d[0], s.active, refused);
+  for (const Reg reg : in.list) mark_written(s, reg, s.active, refused);
 }
 
 }  // namespace

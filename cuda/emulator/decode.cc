@@ -6,6 +6,7 @@
 #include "address.h"
 #include "bits.h"
 #include "decoder.h"
+#include "ptx_isa.h"
 
 namespace jaxbw::emulator {
 
@@ -26,7 +27,8 @@ uint32_t row_bytes(Type type) {
   return bytes == 0 ? 0 : std::max(4u, bytes);
 }
 
-// Is `word` one of the space-separated words of `list`? A word there that ends in * stands for all with that beginning.
+}  // namespace
+
 bool lists(std::string_view list, std::string_view word) {
   for (size_t at = 0; at < list.size();) {
     const size_t end = std::min(list.find(' ', at), list.size());
@@ -40,6 +42,8 @@ bool lists(std::string_view list, std::string_view word) {
   }
   return false;
 }
+
+namespace {
 
 void check_operands(const Decoder& decoder) {
   const std::string_view pattern = decoder.opcode.operands;
@@ -86,14 +90,20 @@ bool is_per_thread(const Variable& variable) {
 void decode_statement(RowAllocator& rows, const Statement& statement, Instruction& out) {
   const std::string_view name = statement.opcode;
   const Opcode* opcode = find_opcode(name);
-  if (!opcode) throw LocatedError(rows.module.file, statement.line, "unknown opcode " + quoted(name));
+  if (!opcode)
+    throw LocatedError(rows.module.file, statement.line,
+                       (ptx_has_instruction(name) ? "the emulator does not know " : "PTX has no ") + quoted(name));
   Decoder decoder{.rows = rows, .statement = statement, .opcode = *opcode, .out = out, .modifiers = {}, .types = {}};
   out.line = statement.line;
   out.statement = &statement;
   for (size_t at = opcode->mnemonic.size(); at < name.size();) {
     const size_t end = std::min(name.find('.', at + 1), name.size());
     const std::string_view modifier = name.substr(at + 1, end - at - 1);
-    if (!lists(opcode->modifiers, modifier)) decoder.fail("does not take the modifier ." + std::string(modifier));
+    if (!lists(opcode->modifiers, modifier)) {
+      const std::string text = "." + std::string(modifier);
+      decoder.fail(ptx_has_modifier(modifier) ? "has the modifier " + text + ", which the emulator does not know here"
+                                              : "has the modifier " + text + ": PTX has no such modifier");
+    }
     decoder.modifiers.push_back(modifier);
     if (const auto type = type_from_name(modifier)) decoder.types.push_back(*type);
     at = end;
@@ -106,7 +116,7 @@ void decode_statement(RowAllocator& rows, const Statement& statement, Instructio
   }
   if (decoder.has("aligned")) out.flags |= kAligned;
   opcode->decode(decoder);
-  if (!out.execute) decoder.fail("this combination of modifiers is not supported");
+  if (!out.execute) decoder.fail("has a combination of modifiers that the emulator does not know");
 }
 
 const Opcode* find_opcode(std::string_view opcode) {

@@ -100,6 +100,9 @@ struct HostFunction {
 };
 const HostFunction* find_host_function(std::string_view name);
 
+// Is `word` one of the space-separated words of `list`? A word there that ends in * stands for all with that beginning.
+bool lists(std::string_view list, std::string_view word);
+
 // The row of the table that `opcode` (as written) belongs to: the longest mnemonic that it starts with.
 const Opcode* find_opcode(std::string_view opcode);
 std::vector<Opcode> opcode_table();

@@ -29,6 +29,8 @@ struct RowState {
   uint32_t undefined;  // lanes that were never written
   // Asynchronous operations that own the row: tcgen05.ld that will write it, wgmma that write or read it.
   uint16_t loads, wgmma_writes, wgmma_reads;
+  // A tcgen05.ld wrote it, or a mov copied what one wrote, and no tcgen05.wait::ld has followed. Kept in strict runs.
+  enum class Unwaited : uint8_t { kNo, kLoaded, kCopied } unwaited;
 };
 static_assert(sizeof(RowState) <= kRowHeader);
 
@@ -41,6 +43,7 @@ enum InstructionFlag : uint8_t {
   kAligned = 2,  // all live lanes of the warp execute it together (.aligned)
   kMayPark = 4,  // may leave its lanes waiting: lanes whose guard is false go on without them
   kExit = 8,
+  kPassesOn = 32,  // a mov: what holds of its sources, undefined or in flight, then holds of its destinations
   kOwnsList = 16,  // may use rows of list[] that an earlier asynchronous operation still owns
 };
 

@@ -144,7 +144,7 @@ void Machine::start_warp(Cta& cta, uint32_t index) {
   std::memset(warp->file, 0xff, program_.file_bytes);  // an unlikely value
   warp->local.assign(size_t{kLanes} * program_.local_bytes, 0xff);
   for (const Reg reg : program_.rows)
-    warp->state(reg) = {.undefined = kAllLanes, .loads = 0, .wgmma_writes = 0, .wgmma_reads = 0};
+    warp->state(reg) = {.undefined = kAllLanes, .loads = 0, .wgmma_writes = 0, .wgmma_reads = 0, .unwaited = {}};
   for (const Constant& constant : program_.constants) {
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
       uint64_t value = constant.bits;
@@ -164,6 +164,7 @@ void Machine::start_warp(Cta& cta, uint32_t index) {
   if (cta.cluster->races)
     warp->agent =
         cta.cluster->races->warp_agent(cta.rank * uint32_t((options_.block.count() + kLanes - 1) / kLanes) + index);
+  warp->number = ++warps_started_;
   assign_priority(warp->priority);
   make_runnable(*warp);
   cta.warps.push_back(std::move(warp));
@@ -229,6 +230,7 @@ void Machine::exit_lanes(Warp& warp, uint32_t lanes, uint32_t line) {
     cta.cluster->barrier_arrived -= warp.cluster_phase[lane] == cta.cluster->barrier_phase + 1;
   });
   warp.live &= ~lanes;
+  warp.exit_line = line;
   cta.live_threads -= count;
   cta.cluster->live_threads -= count;
   for (Group& group : warp.groups)
@@ -498,6 +500,20 @@ void Machine::touch_tensor(const Operation& operation, AgentId agent, Cta& cta, 
   }
 }
 
+// A waiter that has waited for phases up to p waits for the next one of the parity. If that is over, it sees the
+// barrier in a later phase of the same parity, and may wait for ever.
+std::string Machine::missed_phase(const Warp& warp, const Group& group) const {
+  if (group.wait != Wait::kMBarrier) return {};
+  const auto& barrier = *static_cast<const MBarrier*>(group.key);
+  const auto found = barrier.waited.find(&warp);
+  const uint64_t waited = found == barrier.waited.end() ? 0 : found->second[uint32_t(__builtin_ctz(group.mask))];
+  if (waited == 0) return {};
+  const uint64_t awaited = waited + ((waited & 1) != group.wait_parity);
+  if (awaited >= barrier.phase) return {};
+  return "; it has missed phase " + std::to_string(awaited) + ", which is over: phase " +
+         std::to_string(barrier.phase) + " has the same parity";
+}
+
 std::string Machine::describe(const Warp& warp, const Group& group) const {
   std::string text = place(*warp.cta) + " warp " + std::to_string(warp.index) + " lanes " + hex(group.mask) +
                      " at line " + std::to_string(program_.code[group.pc].line) + " (" +
@@ -508,7 +524,7 @@ std::string Machine::describe(const Warp& warp, const Group& group) const {
       return text + "mbarrier at offset " + hex(barrier.offset) + " of rank " + std::to_string(barrier.rank) +
              ", waits for parity " + std::to_string(group.wait_parity) + " of phase " + std::to_string(barrier.phase) +
              ", pending arrivals " + std::to_string(barrier.pending) + " of " + std::to_string(barrier.count) +
-             ", tx-count " + std::to_string(barrier.transactions);
+             ", tx-count " + std::to_string(barrier.transactions) + missed_phase(warp, group);
     }
     case Wait::kNamedBarrier: {
       const auto& barrier = *static_cast<const NamedBarrier*>(group.key);
@@ -528,14 +544,23 @@ std::string Machine::describe(const Warp& warp, const Group& group) const {
 }
 
 void Machine::deadlock() {
-  std::string text = "deadlock: nothing can run, and nothing is under way. Waiting:";
+  constexpr uint32_t kMostShown = 64;
+  std::string text = "deadlock: nothing can run, and nothing is under way. Waiting:", exited;
   uint32_t shown = 0;
   for (const auto& cluster : clusters_)
     for (const auto& cta : cluster->ctas)
-      for (const auto& warp : cta->warps)
-        for (const Group& group : warp->groups)
-          if (++shown <= 64) text += "\n  " + describe(*warp, group);
-  if (shown > 64) text += "\n  and " + std::to_string(shown - 64) + " more";
+      for (const auto& warp : cta->warps) {
+        const std::string where = place(*cta) + " warp " + std::to_string(warp->index);
+        for (const Group& group : warp->groups) {
+          if (++shown <= kMostShown) text += "\n  " + describe(*warp, group);
+          if (const std::string missed = missed_phase(*warp, group); checking() && !missed.empty())
+            add_finding("mbarrier", "a waiter waits for ever" + missed, where, program_.code[group.pc].line);
+        }
+        if (warp->groups.empty() && ++shown <= kMostShown)
+          exited += "\n  " + where + " at line " + std::to_string(warp->exit_line);
+      }
+  if (!exited.empty()) text += "\nExited:" + exited;
+  if (shown > kMostShown) text += "\n  and " + std::to_string(shown - kMostShown) + " more";
   throw Error(text);
 }
 

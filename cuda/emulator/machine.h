@@ -37,7 +37,7 @@ struct Warp;
 // Dynamic and static, per CTA (PTX: 227 KB on sm_90 and sm_100).
 constexpr uint32_t kMaxSharedBytes = 232448;
 
-enum class Schedule : uint8_t { kEager, kLatest, kRandom, kPct };
+enum class Schedule : uint8_t { kEager, kLatest, kRandom, kPct, kHold };
 enum class Checks : uint8_t { kStrict, kHardware, kOff };
 
 struct Dim {
@@ -155,13 +155,15 @@ struct Warp {
   Cta* cta = nullptr;
   uint32_t index = 0;  // in the CTA
   AgentId agent = kNoAgent;
-  uint32_t live = 0;  // lanes that have not exited
+  uint32_t live = 0;       // lanes that have not exited
+  uint32_t exit_line = 0;  // where the last of the others did
   std::vector<Group> groups;
   std::unique_ptr<uint8_t[]> storage;
   uint8_t* file = nullptr;
   uint32_t carry = 0;  // CC.CF of each lane
   uint32_t picks = 0;
-  int32_t slot = -1;  // in Machine::runnable_
+  uint64_t number = 0;  // in order of their start, from 1
+  int32_t slot = -1;    // in Machine::runnable_
   int64_t priority = 0;
   uint32_t cluster_phase[kLanes] = {};  // phase of the cluster barrier that a lane has arrived at, plus one
   std::unique_ptr<BulkGroups[]> bulk;   // per lane, made when needed
@@ -172,6 +174,7 @@ struct Warp {
   std::deque<uint64_t> copy_groups;          // `copies_issued` at each commit
   uint32_t in_flight = 0;                    // operations that own rows of the register file
   uint32_t tmem_loads = 0, tmem_stores = 0;  // outstanding
+  std::vector<Reg> unwaited;                 // rows that are so, each at least once
   std::vector<AgentId> tmem_agents[2];       // of tcgen05.ld and of st that no wait has covered
 
   RowState& state(Reg reg) { return *reinterpret_cast<RowState*>(file + reg.at - kRowHeader); }
@@ -227,6 +230,7 @@ struct Cta {
   uint32_t live_threads = 0;
   uint32_t operations = 0;  // asynchronous operations in flight that touch its memory
   bool exited = false;
+  bool heard_of_cluster = false;  // another CTA has arrived at one of its mbarriers
   Queue tensor_core;
   AgentId tensor_core_agent = kNoAgent;
   std::unique_ptr<CtaTmem> tmem;  // made by the first allocation
@@ -384,7 +388,9 @@ class Machine {
   std::string global_race(const Cluster& cluster, GlobalRaces::Access access, uint64_t address, uint32_t bytes);
   std::string place(const Cta& cta) const;
   std::string describe(const Warp& warp, const Group& group) const;
+  std::string missed_phase(const Warp& warp, const Group& group) const;  // empty: it has missed none
   void choose_and_run();
+  void run_unheld();
   bool stalls(Step& step, const Instruction& instruction);
 
   const Program& program_;
@@ -406,6 +412,7 @@ class Machine {
   uint64_t steps_ = 0;
   uint64_t ticks_ = 0;   // instructions, and steps of operations
   uint64_t issued_ = 0;  // operations
+  uint64_t warps_started_ = 0;
   // Who causes what happens now: an instruction of a warp, or an operation.
   struct {
     const Warp* warp = nullptr;
@@ -420,6 +427,7 @@ class Machine {
   double engine_bias_ = 0.5;
   uint32_t part_limit_ = 1;
   double refusal_ = 0;
+  uint64_t held_warp_ = 0, held_operation_ = 0;  // by number; goes on only when nothing else can
   double divergence_ = 0;  // how often the lanes of a warp part for no reason (PTX 9.7.12: they may at any time)
   bool preempt_ = false;
   bool finished_ = false;      // a cluster may have come to its end

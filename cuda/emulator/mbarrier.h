@@ -33,6 +33,9 @@ struct MBarrier {
   std::map<const void*, std::array<uint64_t, 32>>
       seen;  // by warp and lane: the phase in progress when it last saw one complete
 
+  // By warp and lane: how many phases it has waited for, one after the other. Fewer than `seen` where it came late.
+  std::map<const void*, std::array<uint64_t, 32>> waited;
+
   Change arrive(int64_t arrivals) {
     pending -= arrivals;
     if (pending < 0) return {false, "more arrivals than the barrier's count"};

@@ -77,6 +77,7 @@ void arrive(Step& s, const Instruction& in) {
     if (in.destinations) set_lane(s, in.d[0], i, state);
     if (!(in.detail & kNoArrive)) release(s, barrier.clocks, in.detail & kRelaxed);
     if (at.cta == &s.cta || !s.machine.arrivals_travel()) {
+      at.cta->heard_of_cluster |= at.cta != &s.cta;
       arrival.land(s.machine, barrier);
     } else {
       remote.push_back({at.cta, uint32_t(at.offset), arrival});
@@ -123,7 +124,15 @@ void wait(Step& s, const Instruction& in) {
       s.machine.trace_pass(s, &barrier);
       s.group.timed_out = false;
       if (s.cta.cluster->races) s.cta.cluster->races->acquire(actor_of(s), barrier.clocks, in.detail & kRelaxed);
-      for_lanes(s.active, [&](uint32_t i) { all_seen[i] = by_parity ? barrier.phase : awaited + 1; });
+      std::array<uint64_t, kLanes>& waited = barrier.waited[&s.warp];
+      for_lanes(s.active, [&](uint32_t i) {
+        all_seen[i] = by_parity ? barrier.phase : awaited + 1;
+        // A first wait for parity 1 is for the phase before the first.
+        if (!by_parity)
+          waited[i] = awaited + 1;
+        else if (waited[i] || wanted == 0)
+          waited[i] += 1 + ((waited[i] & 1) != wanted);
+      });
     }
     s.group.arrived = false;
     uint32_t& p = predicate(s, in.d[0]);

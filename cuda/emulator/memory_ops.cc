@@ -212,6 +212,7 @@ uint64_t atomic_result(Atomic op, Type type, uint64_t old, uint64_t b, uint64_t 
       return atomic_of<float>(op, old, b, c);
     case Type::k_f64:
       return atomic_of<double>(op, old, b, c);
+    case Type::k_f16:
     case Type::k_f16x2:
       return add_halves<false>(uint32_t(old), uint32_t(b));
     default:
@@ -250,9 +251,8 @@ void decode_atomic(Decoder& d, bool returns) {
   const auto* op = std::find_if(std::begin(kOps), std::end(kOps), [&](const auto& row) { return d.has(row.first); });
   if (op == std::end(kOps)) d.fail("needs an operation");
   const Type type = d.type();
-  const bool half = type == Type::k_f16x2 || type == Type::k_bf16x2;
-  if (size_bytes(type) < 2 || size_bytes(type) > 8 || type == Type::k_f16 || type == Type::k_bf16 ||
-      (half && op->second != Atomic::kAdd))
+  const bool half = type == Type::k_f16 || type == Type::k_bf16 || type == Type::k_f16x2 || type == Type::k_bf16x2;
+  if (size_bytes(type) < 2 || size_bytes(type) > 8 || (half && op->second != Atomic::kAdd))
     d.fail("does not support this type");
   size_t at = 0;
   if (returns) d.destination(at++, type);

@@ -1,7 +1,9 @@
 #include "number_formats.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 namespace jaxbw::emulator {
@@ -43,11 +45,28 @@ constexpr std::array<float, kCount> decode_table(MiniFloat format) {
   return table;
 }
 
-constexpr auto kE4M3 = decode_table<256>({4, 3, false, true});
-constexpr auto kE5M2 = decode_table<256>({5, 2, true, true});
-constexpr auto kE2M3 = decode_table<64>({2, 3, false, false});
-constexpr auto kE3M2 = decode_table<64>({3, 2, false, false});
-constexpr auto kE2M1 = decode_table<16>({2, 1, false, false});
+constexpr MiniFloat kFormatE4M3{4, 3, false, true}, kFormatE5M2{5, 2, true, true}, kFormatE2M3{2, 3, false, false},
+    kFormatE3M2{3, 2, false, false}, kFormatE2M1{2, 1, false, false};
+constexpr auto kE4M3 = decode_table<256>(kFormatE4M3);
+constexpr auto kE5M2 = decode_table<256>(kFormatE5M2);
+constexpr auto kE2M3 = decode_table<64>(kFormatE2M3);
+constexpr auto kE3M2 = decode_table<64>(kFormatE3M2);
+constexpr auto kE2M1 = decode_table<16>(kFormatE2M1);
+
+MiniFloat mini_float_of(NumberFormat format) {
+  switch (format) {
+    case NumberFormat::kE4M3:
+      return kFormatE4M3;
+    case NumberFormat::kE5M2:
+      return kFormatE5M2;
+    case NumberFormat::kE2M3:
+      return kFormatE2M3;
+    case NumberFormat::kE3M2:
+      return kFormatE3M2;
+    default:
+      return kFormatE2M1;
+  }
+}
 
 template <class Integer>
 Integer load(const uint8_t* bytes) {
@@ -96,6 +115,23 @@ uint16_t f32_to_f16(float value) {
   }
   const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000) >> 13));
+}
+
+float mini_to_f32(NumberFormat format, uint8_t bits) { return decode_mini_float(mini_float_of(format), bits); }
+
+uint8_t f32_to_mini(NumberFormat format, float value) {
+  const MiniFloat mini = mini_float_of(format);
+  const int bits = mini.exponent_bits + mini.mantissa_bits, smallest = 2 - (1 << (mini.exponent_bits - 1));
+  // Without the codes that infinities and NaNs take: of E5M2 four, of E4M3 one.
+  const uint32_t largest = (1u << bits) - 1 - (mini.has_infinity ? 1u << mini.mantissa_bits : mini.has_nan ? 1u : 0u);
+  if (value != value) return uint8_t(mini.has_nan ? (1u << bits) - 1 : largest);
+  const uint32_t sign = uint32_t{std::signbit(value)} << bits;
+  const float magnitude = std::fabs(value);
+  if (magnitude >= decode_mini_float(mini, largest)) return uint8_t(sign | largest);
+  const int exponent = magnitude == 0 ? smallest : std::max(std::ilogb(magnitude), smallest);
+  // In units of the last place; the hidden bit, and a carry out of the mantissa, count up the exponent field.
+  const auto units = uint32_t(std::nearbyint(std::ldexp(magnitude, mini.mantissa_bits - exponent)));
+  return uint8_t(sign | std::min(largest, (uint32_t(exponent - smallest) << mini.mantissa_bits) + units));
 }
 
 void decode_chunk(NumberFormat format, const uint8_t* chunk, float* values) {

@@ -39,6 +39,11 @@ void decode_chunk(NumberFormat format, const uint8_t* chunk, float* values);
 // The NaN that f16 and bf16 arithmetic gives, whatever its operands (PTX 9.7.4), and conversion to them.
 inline constexpr uint16_t kNan16 = 0x7fff;
 
+// E4M3, E5M2, E2M3, E3M2 and E2M1. To them: saturating to the largest finite value, as cvt's .satfinite does; a NaN
+// becomes the format's NaN, or its largest value where it has none (PTX 9.7.9.21).
+float mini_to_f32(NumberFormat format, uint8_t bits);
+uint8_t f32_to_mini(NumberFormat format, float value);
+
 float f16_to_f32(uint16_t bits);
 float bf16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);

@@ -43,6 +43,7 @@ class RemoteArrivals final : public Operation {
     for (uint32_t count = machine.part(uint32_t(parts_.size())); count > 0; --count) {
       const Part part = parts_.back();
       parts_.pop_back();
+      part.cta->heard_of_cluster = true;
       part.arrival.land(machine, machine.mbarrier_of(*part.cta, part.offset, *this));
       --part.cta->operations;
     }

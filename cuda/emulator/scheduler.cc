@@ -4,6 +4,9 @@
 //   latest  operations proceed only when no warp can: finds waits that are missing
 //   random  anything may happen next, in pieces of random size, and lanes may part at any instruction; how wildly
 //           is itself drawn from the seed
+//   hold    one warp, or one asynchronous operation, drawn from the seed, goes on only when nothing else can: finds
+//   what
+//           is right only as long as operations take about as long as each other
 //   pct     random priorities, lowered at random points (Burckhardt et al., ASPLOS 2010): finds orderings
 //           that take few but far-apart reversals
 #include <algorithm>
@@ -40,6 +43,16 @@ void Machine::draw_schedule() {
     quantum_ = 256;
     part_limit_ = 16;
     refusal_ = choose(0, 0.2);
+  } else if (options_.schedule == Schedule::kHold) {
+    quantum_ = 64;
+    part_limit_ = 1 << 20;
+    // How many operations there will be is not known: each power of two of them is as likely.
+    if (random_() % 4)
+      held_operation_ = 1 + random_() % (uint64_t{1} << random_() % 10);
+    else
+      held_warp_ = 1 + random_() % std::max<uint64_t>(1, std::min<uint64_t>(resident_limit_, cluster_count_) *
+                                                             options_.cluster.count() *
+                                                             ((options_.block.count() + kLanes - 1) / kLanes));
   }
 }
 
@@ -182,6 +195,8 @@ void Machine::choose_and_run() {
       if (engine) return step_queue(*pending_[random_() % pending_.size()]);
       return run_warp(*runnable_[random_() % runnable_.size()], 1 + uint32_t(random_() % quantum_));
     }
+    case Schedule::kHold:
+      return run_unheld();
     case Schedule::kPct: {
       Warp* warp = nullptr;
       Queue* queue = nullptr;
@@ -199,6 +214,29 @@ void Machine::choose_and_run() {
       return engine ? step_queue(*queue) : run_warp(*warp, quantum_);
     }
   }
+}
+
+void Machine::run_unheld() {
+  const auto draw = [&](const auto& all, auto is_held) {
+    const auto held = std::find_if(all.begin(), all.end(), is_held);
+    const size_t count = all.size() - (held != all.end());
+    if (count == 0) return all.end();
+    const auto drawn = all.begin() + ptrdiff_t(random_() % count);
+    return held <= drawn ? drawn + 1 : drawn;
+  };
+  const auto queue =
+      draw(pending_, [&](const Queue* candidate) { return candidate->operations.front()->number == held_operation_; });
+  const auto warp = draw(runnable_, [&](const Warp* candidate) { return candidate->number == held_warp_; });
+  const bool no_queue = queue == pending_.end(), no_warp = warp == runnable_.end();
+  // Others that only poll may do so for what is held.
+  const bool stuck = no_queue && (no_warp || since_engine_ > kPatience * runnable_.size());
+  if (stuck && !pending_.empty()) return step_queue(*pending_.front());
+  if (stuck) {
+    since_engine_ = 0;
+    return run_warp(*runnable_[random_() % runnable_.size()], quantum_);
+  }
+  if (no_warp || (!no_queue && random_() % 2)) return step_queue(**queue);
+  run_warp(**warp, quantum_);
 }
 
 // try_wait returns false after a while (PTX 9.7.13.15.16). Nothing else can run: let every waiter see that, once.
@@ -272,30 +310,53 @@ void Machine::run_warp(Warp& warp, uint32_t budget) {
 }
 
 // Does the instruction touch a row that an asynchronous operation owns? The hardware has scoreboards for loads from
-// tensor memory, which real compilers rely on; the PTX ISA has not. For wgmma neither has.
+// tensor memory, which real compilers rely on; the PTX ISA has not. For wgmma neither has. A mov of a loaded register
+// is no use of it: in C++ the float view of a register stands before the wait, and it is the copy that must wait.
 bool Machine::stalls(Step& step, const Instruction& in) {
+  using enum RowState::Unwaited;
   Warp& warp = step.warp;
   const void* key = nullptr;
-  const auto touch = [&](Reg reg, bool writes) {
+  const bool moves = in.flags & kPassesOn;
+  const bool packs = moves && in.sources == 0;  // its list holds sources, otherwise destinations
+  bool used = false, copies = false;
+  const auto touch = [&](Reg reg, bool reads, bool writes) {
     const RowState& state = warp.state(reg);
     if (state.loads)
       key = &warp.tmem_loads;
     else if (state.wgmma_writes || (writes && state.wgmma_reads))
       key = step.cta.warpgroups[warp.index / 4].get();
+    used |= (writes && state.unwaited == kLoaded) || (reads && !moves && state.unwaited != kNo);
+    copies |= reads && state.unwaited != kNo;
   };
-  for (uint32_t i = 0; i < in.sources; ++i) touch(in.s[i], false);
-  for (uint32_t i = 0; i < in.destinations; ++i) touch(in.d[i], true);
+  for (uint32_t i = 0; i < in.sources; ++i) touch(in.s[i], true, false);
+  for (uint32_t i = 0; i < in.destinations; ++i) touch(in.d[i], false, true);
   if (!(in.flags & kOwnsList))
-    for (const Reg reg : in.list) touch(reg, true);
-  if (!key) return false;
+    for (const Reg reg : in.list) touch(reg, !moves || packs, !packs);
   const bool load = key == &warp.tmem_loads;
-  if (strict() || !load)
-    finding("in-flight register", step,
-            load ? "a register is used before the tcgen05.wait::ld of its tcgen05.ld"
-                 : "a register is used before the wgmma.wait_group of the wgmma that owns it");
-  step.park(load ? Wait::kTmemAccess : Wait::kWgmma, key);
-  sleepers_[key].push_back(&warp);
-  return true;
+  if (key) {
+    if (!load)
+      finding("in-flight register", step, "a register is used before the wgmma.wait_group of the wgmma that owns it");
+    step.park(load ? Wait::kTmemAccess : Wait::kWgmma, key);
+    sleepers_[key].push_back(&warp);
+    return true;
+  }
+  if (warp.unwaited.empty()) return false;
+  if (used) finding("in-flight register", step, "a register is used before the tcgen05.wait::ld of its tcgen05.ld");
+  // Said once of a register; from here on it is as if waited for.
+  const auto settle = [&](Reg reg, bool writes) {
+    RowState& state = warp.state(reg);
+    if (writes && moves && copies && !used) {
+      state.unwaited = kCopied;
+      warp.unwaited.push_back(reg);
+    } else if (writes || used) {
+      state.unwaited = kNo;
+    }
+  };
+  for (uint32_t i = 0; i < in.sources; ++i) settle(in.s[i], false);
+  for (uint32_t i = 0; i < in.destinations; ++i) settle(in.d[i], true);
+  if (!(in.flags & kOwnsList))
+    for (const Reg reg : in.list) settle(reg, !packs);
+  return false;
 }
 
 // Runs one group until it parks, diverges, merges, or its budget is spent. False: it sleeps, others have a turn.
@@ -348,7 +409,7 @@ bool Machine::execute(Warp& warp, size_t index, uint32_t& budget) {
         break;
       }
       step.active = active;
-      if (warp.in_flight && stalls(step, in)) break;
+      if ((warp.in_flight || !warp.unwaited.empty()) && stalls(step, in)) break;
       step.next = group.pc + 1;
       step.outcome = Step::Outcome::kNext;
       in.execute(step, in);

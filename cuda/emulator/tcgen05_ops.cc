@@ -17,8 +17,8 @@
 namespace jaxbw::emulator {
 namespace {
 
-constexpr uint32_t kHalfQuarter = 16;  // lanes
-constexpr uint64_t kPair = 1;          // in Instruction::detail: .cta_group::2
+constexpr uint32_t kQuarterLanes = 32, kHalfQuarter = kQuarterLanes / 2;
+constexpr uint64_t kPair = 1;  // in Instruction::detail: .cta_group::2
 
 SharedView shared_view(const Cta& cta) { return {cta.shared.data(), kSharedBase, uint32_t(cta.shared.size())}; }
 
@@ -125,9 +125,32 @@ std::optional<uint32_t> allocate_pair(Step& s, uint32_t columns) {
   return address;
 }
 
+// Allocating and freeing with the peer do not make the CTAs wait for each other: the peer must have been launched,
+// known by a barrier of the cluster or an arrival from it, and its own allocation must have ended before this CTA
+// frees. On a GPU the instruction fails otherwise.
+void check_pair(Step& s, const std::string& what) {
+  if (!s.machine.checking()) return;
+  const Cta& peer = peer_of(s.cta);
+  const bool frees = what == "tcgen05.dealloc";
+  // To free after a peer that has freed and exited is right: CUTLASS does.
+  if (peer.exited && !frees)
+    s.machine.finding("tmem", s, what + ".cta_group::2 after the other CTA of the pair has exited");
+  if (frees && peer.tmem && peer.tmem->given)
+    s.machine.finding("tmem", s,
+                      what +
+                          ".cta_group::2 before the tcgen05.alloc of the other CTA of the pair has ended: a barrier "
+                          "of the cluster must stand between");
+  if (s.cta.cluster->barrier_phase == 0 && !s.cta.heard_of_cluster)
+    s.machine.finding("tmem", s,
+                      what +
+                          ".cta_group::2 without knowing that the other CTA of the pair has been launched: a barrier "
+                          "of the cluster must come first");
+}
+
 void allocate(Step& s, const Instruction& in) {
   const uint32_t lane = first_lane(s);
   const uint32_t columns = row32(s, in.s[1])[lane];
+  if (in.detail & kPair && !(s.cta.tmem && (s.cta.tmem->asked || s.cta.tmem->given))) check_pair(s, "tcgen05.alloc");
   const auto address = in.detail & kPair ? allocate_pair(s, columns) : allocate_alone(s, columns);
   if (!address) return s.park(Wait::kTmemAllocation, s.cta.tmem.get());
   s.machine.count(in);
@@ -142,6 +165,7 @@ void deallocate(Step& s, const Instruction& in) {
   const uint32_t lane = first_lane(s);
   const uint32_t address = row32(s, in.s[0])[lane], columns = row32(s, in.s[1])[lane];
   CtaTmem& tmem = tmem_of(s.cta);
+  if (in.detail & kPair) check_pair(s, "tcgen05.dealloc");
   const TmemRegion region{0, kTmemLanes, tmem_column(address), columns};
   check_tmem_region(region, "tcgen05.dealloc");
   if (s.machine.checking() && any_pending(tmem, region))
@@ -169,6 +193,20 @@ TmemAccess access_of(const Instruction& in) {
           .half_split = in.target};
 }
 
+// The hardware reaches the warp's own quarter of the lanes whatever the address says of the quarter (bits 5 and 6 of
+// the lane). PTX 9.7.16.8.1 wants the quarter named.
+uint32_t in_own_quarter(Step& s, uint32_t address) {
+  constexpr uint32_t kQuarterBits = 3 * kQuarterLanes << 16;
+  const uint32_t own = s.warp.index % 4 * kQuarterLanes << 16;
+  if (s.machine.strict() && (address & kQuarterBits) != own)
+    s.machine.finding("tmem", s,
+                      "lane " + std::to_string(tmem_lane(address)) +
+                          " of the address is not in the quarter that warp " + std::to_string(s.warp.index) +
+                          " reaches, lanes " + std::to_string(tmem_lane(own)) + " to " +
+                          std::to_string(tmem_lane(own) + kQuarterLanes - 1) + ": the hardware ignores these bits");
+  return (address & ~kQuarterBits) | own;
+}
+
 class RegisterMove : public Operation {
  public:
   RegisterMove(Step& s, const Instruction& in, uint32_t& outstanding, bool stores)
@@ -177,7 +215,7 @@ class RegisterMove : public Operation {
         in_(in),
         access_(access_of(in)),
         outstanding_(outstanding),
-        address_(uint32_t(row32(s, in.s[0])[0] + in.immediate)),
+        address_(in_own_quarter(s, uint32_t(row32(s, in.s[0])[0] + in.immediate))),
         regions_(tmem_access_regions(access_, address_, s.warp.index)) {
     ++outstanding_;
     if (RaceDetector* races = s.cta.cluster->races.get())
@@ -210,7 +248,12 @@ class RegisterMove : public Operation {
 class TmemLoad final : public RegisterMove {
  public:
   TmemLoad(Step& s, const Instruction& in) : RegisterMove(s, in, s.warp.tmem_loads, false) {
-    for (const Reg reg : in.list) ++s.warp.state(reg).loads;
+    for (const Reg reg : in.list) {
+      ++s.warp.state(reg).loads;
+      if (!s.machine.strict()) continue;
+      s.warp.state(reg).unwaited = RowState::Unwaited::kLoaded;
+      s.warp.unwaited.push_back(reg);
+    }
     ++s.warp.in_flight;
     s.machine.report().bytes["tmem load"] += bytes = in.list.size() * kLanes * 4;
   }
@@ -295,6 +338,9 @@ void wait_registers(Step& s, const Instruction& in) {
     races->retire(agent);
   }
   agents.clear();
+  if (in.target) return;
+  for (const Reg reg : s.warp.unwaited) s.warp.state(reg).unwaited = RowState::Unwaited::kNo;
+  s.warp.unwaited.clear();
 }
 
 // --- the queue: mma, cp, commit

@@ -14,7 +14,8 @@ namespace jaxbw::emulator {
   X(u8, 1) X(u16, 2) X(u32, 4) X(u64, 8) X(s8, 1) X(s16, 2) X(s32, 4) X(s64, 8)             \
   X(u16x2, 4) X(s16x2, 4)                                                                   \
   X(f16, 2) X(f16x2, 4) X(bf16, 2) X(bf16x2, 4) X(tf32, 4) X(f32, 4) X(f32x2, 8) X(f64, 8)  \
-  X(e4m3x2, 2) X(e5m2x2, 2) X(e4m3, 1) X(e5m2, 1)
+  X(e4m3x2, 2) X(e5m2x2, 2) X(e4m3, 1) X(e5m2, 1)  \
+  X(e2m3x2, 2) X(e3m2x2, 2) X(e2m1x2, 1) X(ue8m0x2, 2)
 // clang-format on
 
 enum class Type : uint8_t {

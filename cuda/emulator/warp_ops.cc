@@ -3,6 +3,9 @@
 //
 // The lanes of the member mask wait for each other at the instruction (PTX 9.7.13.8).
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
 
 #include "decoder.h"
 #include "lanes.h"
@@ -142,6 +145,28 @@ uint32_t reduce_max(uint32_t a, uint32_t b) {
   return uint32_t(std::max(T(a), T(b)));
 }
 
+// redux.sync.{min,max}{.abs}{.NaN}.f32 (PTX 9.7.13.13): a NaN counts for nothing, unless .NaN says that it wins.
+enum FloatReduction : uint64_t { kAbs = 1, kNanWins = 2, kMaximum = 4 };
+void reduce_float(Step& s, const Instruction& in) {
+  const uint32_t members = member_mask(s, in.s[1]);
+  if (!gathered(s, members)) return;
+  const auto* a = reinterpret_cast<const float*>(row32(s, in.s[0]));
+  float out = std::numeric_limits<float>::quiet_NaN();
+  bool any_nan = false;
+  for_lanes(s.active, [&](uint32_t i) {
+    const float value = in.detail & kAbs ? std::fabs(a[i]) : a[i];
+    any_nan |= value != value;
+    if (value != value) return;
+    const bool below = value < out || (value == out && std::signbit(value) && !std::signbit(out));  // -0 < +0
+    const bool above = value > out || (value == out && !std::signbit(value) && std::signbit(out));
+    if (out != out || (in.detail & kMaximum ? above : below)) out = value;
+  });
+  const bool is_nan = out != out || (any_nan && in.detail & kNanWins);
+  const uint32_t bits = is_nan ? 0x7fffffff : std::bit_cast<uint32_t>(out);
+  for_lanes(s.active, [&](uint32_t i) { set_lane(s, in.d[0], i, bits); });
+  mark_written(s, in.d[0], s.active, undefined(s, in.s[0]) & s.active ? kAllLanes : 0);
+}
+
 // Of those that make lanes wait, the only one that also orders their memory accesses.
 void warp_barrier(Step& s, const Instruction& in) {
   const uint32_t members = member_mask(s, in.s[0]);
@@ -215,8 +240,14 @@ void decode_redux(Decoder& d) {
   d.source(1, type);
   d.source(2, Type::k_b32);
   d.out.flags |= kMayPark;
+  if (type == Type::k_f32) {
+    if (d.has("min") == d.has("max")) d.fail("reduces f32 by .min or .max only");
+    d.out.detail = d.bits_if("abs", kAbs) | d.bits_if("NaN", kNanWins) | d.bits_if("max", kMaximum);
+    d.out.execute = reduce_float;
+    return;
+  }
+  if (d.has("abs") || d.has("NaN")) d.fail("takes .abs and .NaN with .f32 only");
   const bool is_s = type == Type::k_s32;
-  if (size_bytes(type) != 4 || type == Type::k_f32) d.fail("is supported for 32-bit integers only");
   d.out.execute = d.has("add")   ? reduce<&reduce_add>
                   : d.has("and") ? reduce<&reduce_and>
                   : d.has("or")  ? reduce<&reduce_or>

@@ -86,7 +86,8 @@ class Module:
             written; a `TensorMap` passes its 128 bytes, and gives access to its array; `bytes` pass
             as they are.
           buffers: further arrays that the kernel may access, through addresses inside of `args`.
-          schedule: "eager", "latest", "random" or "pct": the order of what hardware leaves open.
+          schedule: "eager", "latest", "random", "hold" or "pct": the order of what hardware leaves
+            open.
           seed: of the random schedules.
           checks: "strict" (the PTX specification), "hardware" (what real kernels rely on) or "off".
           sm_count: SMs of the emulated GPU. A CTA fills one.
@@ -95,7 +96,8 @@ class Module:
         Raises:
           EmulatorError: the kernel did something from which there is no going on (an access out of
             bounds, a deadlock, an instruction used against its rules), or uses an instruction that
-            is not known.
+            is not known. One raised while the kernel ran has the report until then as `report`,
+            findings included.
         """
         parameters = self._module.parameters(entry)
         if len(parameters) != len(args):
@@ -117,7 +119,7 @@ class Module:
                 raise ValueError("an array must be C-contiguous to be device memory")
             memory.append((array.ctypes.data, array.nbytes, array.flags.writeable))
         required = self._module.required_cluster(entry)
-        report = self._module.launch(
+        core, error = self._module.launch(
             entry,
             _extents(grid),
             _extents(block),
@@ -132,4 +134,9 @@ class Module:
             step_limit,
             trace,
         )
-        return make_report(report)
+        report = make_report(core)
+        if error:
+            failure = EmulatorError(error)
+            failure.report = report
+            raise failure
+        return report

@@ -525,8 +525,8 @@ def test_atomics_of_all_threads() -> None:
 
 
 REFUSED = [
-    ("frobnicate.b32 %r0, %r1;", "unknown opcode 'frobnicate.b32'"),
-    ("add.frob.u32 %r0, %r1, %r2;", "does not take the modifier .frob"),
+    ("frobnicate.b32 %r0, %r1;", "PTX has no 'frobnicate.b32'"),
+    ("add.frob.u32 %r0, %r1, %r2;", "has the modifier .frob: PTX has no such modifier"),
     ("add.u32 %r0, %r1;", "takes 3 operands, not 2"),
     ("add.u32 %r0, %r1, %rd1;", "'%rd1' is .b64 where .u32 is meant"),
     ("add.u32 %r0, %r1, %nope;", "unknown special register '%nope'"),
@@ -536,7 +536,7 @@ REFUSED = [
     ("mov.u32 %r0, 12abc;", "malformed number"),
     (
         "tcgen05.mma.cta_group::1.kind::i8 [%r0], %rd0, %rd1, %r1, %p0;",
-        "does not take the modifier .kind::i8",
+        "has the modifier .kind::i8, which the emulator does not know here",
     ),
 ]
 

@@ -98,7 +98,8 @@ def draw(results: Results, path: Path) -> None:
     axes.invert_yaxis()
     axes.axvline(1, color="black", linewidth=1)
     axes.set(xlabel="kernel time of a step, of plain XLA's")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.08), ncols=len(KINDS) + 1, fontsize=7)
+    axes.margins(y=0.01)
+    figure.legend(loc="outside upper center", ncols=len(KINDS) + 1, fontsize=7)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

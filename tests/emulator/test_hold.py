@@ -1,5 +1,7 @@
 """A schedule that holds one warp or asynchronous operation back until nothing else can go on."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -32,7 +34,7 @@ MORE:
 """
 
 
-def kinds(body: str, block: int = 1, **options: object) -> set[str]:
+def kinds(body: str, block: int = 1, **options: Any) -> set[str]:
     out = emulator.empty(256, np.uint32)
     out[...] = 5
     report = module(body).launch(

@@ -81,11 +81,13 @@ class Program:
     """A step of a model in one form, compiled.
 
     Attributes:
+      returns_cache: whether the third argument, a decoding step's cache, is consumed and returned.
       matmuls: what the function of that name says.
       temporary_bytes: memory beside arguments and results.
     """
 
     compiled: Any
+    returns_cache: bool
     matmuls: dict[str, int]
     temporary_bytes: int
     compile_s: float
@@ -96,12 +98,14 @@ class Program:
         begin = time.perf_counter()
         jitted = jax.jit(model.step(form, stacking), donate_argnums=(2,) if model.cache else ())
         compiled = jitted.lower(*model.argument_shapes(stacking)).compile()
+        seconds = round(time.perf_counter() - begin, 1)
         memory: Any = compiled.memory_analysis()
         return cls(
             compiled,
+            model.cache > 0,
             matmuls(model, form, stacking),
             memory.temp_size_in_bytes,
-            round(time.perf_counter() - begin, 1),
+            seconds,
         )
 
     def run(self, arguments: tuple[Any, ...]) -> tuple[float, tuple[Any, ...], Any]:
@@ -110,8 +114,8 @@ class Program:
         result = self.compiled(*arguments)
         jax.block_until_ready(result)
         ms = 1e3 * (time.perf_counter() - begin)
-        if len(arguments) == 4:  # a decoding step was given its cache, and returns it
-            return ms, (*arguments[:2], result[1], arguments[3]), result[0]
+        if self.returns_cache:
+            arguments = (*arguments[:2], result[1], *arguments[3:])
         return ms, arguments, result[0]
 
     def launches(self, arguments: tuple[Any, ...]) -> tuple[Launches, tuple[Any, ...]]:

@@ -6,13 +6,13 @@ wgmma. The emulator says in which order, and who released whom; it says nothing 
 
 A wgmma is issued by four warps, each of which has a tensor core of its own: every one of them gets
 the step. That they wait for it (wgmma.wait_group) is no event: products are complete when the stage
-that they read is given back.
+that they read is given back, which one of the four warps may do for all.
 """
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxbw._native import emulator as _core
@@ -20,7 +20,7 @@ from jaxbw.model.costs import L2, MEMORY, PORT, SHARED, STORE, TENSOR, TMEM, Cos
 from jaxbw.model.kernel import FULL_ROWS
 from jaxbw.model.replay import Action, Agent, Arrive, Drain, Settle, Start, Wait, Work
 
-SCHEMA = 2  # of `Trace`; counted up where its meaning changes
+SCHEMA = 3  # of `Trace`; counted up where its meaning changes
 
 _WARPGROUP = 4  # warps
 
@@ -32,7 +32,8 @@ class Step:
     """What a warp did.
 
     Attributes:
-      kind: "wait", "load", "mma", "wgmma", "commit", "tmem", "store", "settle", "arrive", "launch".
+      kind: "wait", "load", "mma", "wgmma", "commit", "tmem", "store", "settle", "arrive", "launch";
+        "given back" where another warp of the warpgroup arrives.
       signals: mbarrier phases that it waits for, or arrives at when it is done.
       bytes: moved; of "settle" the number of stores that may go on.
       shape: of an MMA: M, N.
@@ -74,12 +75,18 @@ def read(events: Iterable[Any]) -> Trace:
     arrivals: Counter[Signal] = Counter()
     operations = []
     told: dict[tuple[int, int, int, int], int] = {}  # when a warp first arrived for a phase
+    passed: set[tuple[int, int, Signal]] = set()
     for event in events:
         at = (event.cta, event.mbarrier, event.phase)
         if event.kind == kinds.operation:
             operations.append(event)
         elif event.kind == getattr(kinds, "pass"):
-            steps[event.cta, event.warp].append((event.end, _passed(event, at)))
+            step = _passed(event, at)
+            # Lanes that are apart for a while pass one after the other.
+            if step.kind == "wait" and (event.cta, event.warp, at) in passed:
+                continue
+            passed.add((event.cta, event.warp, at))
+            steps[event.cta, event.warp].append((event.end, step))
         elif event.kind == kinds.signal and event.operation:
             if at not in signals[event.operation]:
                 signals[event.operation][at] = None
@@ -111,26 +118,40 @@ def _with_warpgroups(
 ) -> dict[tuple[int, int], list[tuple[int, Step]]]:
     """Gives each wgmma, which was recorded for the last of its four warps, to all of them.
 
-    They run the same program: a product stands behind as many waits in each of them.
+    They run the same program: a product stands behind as many waits in each of them, and a stage is
+    given back behind as many, whichever of them says so.
     """
     products: dict[tuple[int, int], list[list[Step]]] = defaultdict(list)
+    given_back: dict[tuple[int, int], dict[int, list[Step]]] = defaultdict(dict)
     rest = {}
     for (cta, warp), found in ordered.items():
-        behind = products[cta, warp // _WARPGROUP]
+        group = cta, warp // _WARPGROUP
+        behind = products[group]
         waits = 0
+        arrivals: dict[int, list[Step]] = defaultdict(list)
         for _, step in found:
             waits += step.kind == "wait"
             behind += [[] for _ in range(waits + 1 - len(behind))]
             if step.kind == "wgmma":
                 behind[waits].append(step)
+            elif step.kind == "arrive":
+                arrivals[waits].append(replace(step, kind="given back"))
+        given_back[group] = {**arrivals, **given_back[group]}
         rest[cta, warp] = [each for each in found if each[1].kind != "wgmma"]
     for (cta, warp), found in rest.items():
-        issued = iter(products[cta, warp // _WARPGROUP][1:])
+        group = cta, warp // _WARPGROUP
+        if not any(products[group]):
+            continue
+        waits = 0
+        arrives = any(step.kind == "arrive" for _, step in found)
         both: list[tuple[int, Step]] = []
         for time, step in found:
             both.append((time, step))
             if step.kind == "wait":
-                both += [(time, product) for product in next(issued, [])]
+                waits += 1
+                both += [(time, product) for product in products[group][waits]]
+                if not arrives:
+                    both += [(time, each) for each in given_back[group].get(waits, [])]
         rest[cta, warp] = both
     return rest
 
@@ -270,7 +291,7 @@ class _Released:
             return
         if step.kind == "wait":
             self._read += 1
-        elif step.kind == "arrive":
+        elif step.kind in ("arrive", "given back"):
             signal = (0, *step.signals[0][1:])  # to every CTA that loads for this one
             if signal not in self._given_back:
                 self._given_back[signal] = None

@@ -17,11 +17,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
     Raises:
       ValueError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError('--plots needs matplotlib; pip install "jaxbw[bench]"') from error
-    matplotlib.use("Agg")
+    require_matplotlib("--plots")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for mode in dict.fromkeys(row.mode for row in results.rows):
@@ -30,6 +26,19 @@ def draw(results: Results, folder: Path) -> list[Path]:
         if compared := [row for row in rows if row.against(row.best_peer)]:
             written.append(_speedup(compared, folder / f"speedup_{mode}.png"))
     return written
+
+
+def require_matplotlib(option: str) -> None:
+    """Has matplotlib draw into files, for an option of the command.
+
+    Raises:
+      ValueError: it is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ValueError(f'{option} needs matplotlib; pip install "jaxbw[bench]"') from error
+    matplotlib.use("Agg")
 
 
 def _speed(rows: Sequence[Row], roof: Roof | None, path: Path) -> Path:

@@ -8,6 +8,7 @@ from jaxbw.bench import statistics
 from jaxbw.bench.models.form import PLAIN
 from jaxbw.bench.models.program import KINDS, OTHER
 from jaxbw.bench.models.session import Results, Row
+from jaxbw.bench.plots import require_matplotlib
 
 _HEADER = (
     *("model", "layers", "form", "step ms", "of plain", "kernels ms"),
@@ -75,11 +76,7 @@ def draw(results: Results, path: Path) -> None:
     Raises:
       ValueError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError('--png needs matplotlib; pip install "jaxbw[bench]"') from error
-    matplotlib.use("Agg")
+    require_matplotlib("--png")
     from matplotlib import pyplot
 
     bars = [(row, name) for row in results.rows for name in row.forms]

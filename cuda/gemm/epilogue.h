@@ -6,9 +6,10 @@
 
 namespace jaxbw {
 
-// Calls function.operator()<kFirst>() for the first register of every kStep of kCount.
+// Calls function.operator()<kFirst>() for the first register of every kStep of kCount, which is a multiple of it.
 template <uint32_t kStep, uint32_t kCount, uint32_t kFirst = 0, typename Function>
 JAXBW_DEVICE void for_each_step(const Function& function) {
+  static_assert((kCount - kFirst) % kStep == 0);
   if constexpr (kFirst < kCount) {
     function.template operator()<kFirst>();
     for_each_step<kStep, kCount, kFirst + kStep>(function);

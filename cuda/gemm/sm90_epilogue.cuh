@@ -243,14 +243,24 @@ JAXBW_DEVICE void copy_boxes(const GemmParams& p, StoreOrigin tile, uint32_t row
   }
 }
 
-// The same as cast_boxes, by rows that TMA cannot store: eight whole rows of the tile at a time, or halves of them
-// where they are wider than the two staging buffers.
+// Columns of a tile that are staged at a time where rows are stored whole: as many as divide it, in steps of a chunk,
+// and fit, and whose rows are whole swizzle spans or a chunk.
+constexpr uint32_t row_columns(uint32_t block_n, uint32_t most, uint32_t size) {
+  uint32_t columns = most;
+  while (block_n % columns != 0 || (columns * size > kSwizzleSpan && columns * size % kSwizzleSpan != 0)) {
+    columns -= kSm90Chunk;
+  }
+  return columns;
+}
+static_assert(row_columns(256, 256, 2) == 256 && row_columns(192, 128, 4) == 96 && row_columns(96, 256, 2) == 32);
+
+// The same as cast_boxes, by rows that TMA cannot store: eight whole rows of the tile at a time, or as much of them as
+// the two staging buffers hold.
 template <DataType kType, uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                             StoreRing& stores) {
   constexpr uint32_t kRows = kBlockRows / 2, kMost = 2 * kSwizzleSpan * kBlockRows / kRows / size_bytes(kType);
-  constexpr uint32_t kColumns = kBlockN <= kMost ? kBlockN : kBlockN / 2;
-  static_assert(kColumns <= kMost);
+  constexpr uint32_t kColumns = row_columns(kBlockN, kMost, size_bytes(kType));
   const uint32_t columns = min(kColumns, p.tile_columns);  // of a gated product, half of a tile is results
   copy_boxes<kBlockN, registers_of(kColumns), 2, kCount>(
       p, tile, row, stores,

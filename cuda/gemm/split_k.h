@@ -27,6 +27,8 @@
 // loop, too.)
 #pragma once
 
+#include <numeric>
+
 #include "gemm/epilogue.h"
 #include "gemm/storage.h"
 #include "gemm/tile_scheduler.h"
@@ -141,7 +143,7 @@ class SplitSum {
   // under way at a time.
   template <uint32_t kCount>
   JAXBW_DEVICE void gather_all(float (&values)[kCount]) const {
-    constexpr uint32_t kStep = kCount < 32 ? kCount : 32;
+    constexpr uint32_t kStep = std::gcd(kCount, 32u);
     for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
       constexpr uint32_t kMost = (kFreeRegisters - kFirst) / kStep - 1;
       float sums[kStep];

@@ -26,7 +26,7 @@ DYNAMIC = {"sm90": "none", "sm100": "clc"}  # which of them "dynamic" stands for
 BLOCK_M = {1: (64, 128, 256), 2: (128, 256, 512)}
 # sm90: rows of a multiplying warpgroup, and the widths that kernels are compiled for.
 SM90_TEAM_ROWS = (64, 128)
-SM90_WIDTHS = {64: (32, 64, 128, 192, 256), 128: (128,)}
+SM90_WIDTHS = {64: (32, 64, 96, 128, 192, 256), 128: (64, 96, 128)}
 _SLICE_ROWS = 16  # of accumulators, that a warp of sm90 has together
 _SWIZZLE_ROWS = 8  # rows that the 128-byte swizzle permutes together
 _MAX_SPANS = 4
@@ -50,10 +50,11 @@ class GemmConfig:
 
     Args:
       block_m, block_n: rows and columns of accumulators that one MMA group computes. sm90: block_m
-        128 or 256, with pingpong 64 or 128; block_n 32 (for a K-major rhs), 64, 128, 192 or 256,
-        with the larger block_m 128. sm100: block_m 64, 128 or 256 with cta_group 1, 128, 256 or 512
-        with cta_group 2; block_n 16..256 in steps of 16 (64 rows of one CTA: of 8, from 8; 128 rows
-        of a pair: of 32). The largest block_m is two MMA tiles that fill Tensor Memory.
+        128 or 256, with pingpong 64 or 128; block_n 32 or 96 (for a K-major rhs), 64, 128, 192 or
+        256, with the larger block_m 64, 96 (for a K-major rhs) or 128. sm100: block_m 64, 128 or
+        256 with cta_group 1, 128, 256 or 512 with cta_group 2; block_n 16..256 in steps of 16 (64
+        rows of one CTA: of 8, from 8; 128 rows of a pair: of 32). The largest block_m is two MMA
+        tiles that fill Tensor Memory.
       block_k: elements of the contraction per pipeline stage: 1 to 4 spans of 128 bytes; default
         one. sm90: one.
       cluster: CTAs (along M, along N) that share their loads by multicast, at most 16 in all on

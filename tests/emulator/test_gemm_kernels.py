@@ -172,6 +172,28 @@ SM90 = {
         70, 149, 264, output="f16", layout="nn", swap_ab=True, cluster_k=2, block_n=64
     ),
     "swapped, odd, wide": Case(300, 133, 136, output="bf16", layout="tn", swap_ab=True),
+    # one warpgroup to a tile of narrow columns, and tiles that no other is a multiple of
+    "128x64 pingpong": Case(300, 200, 264, **ONE, block_m=128, block_n=64, pingpong=True),
+    "128x64 pingpong 1x2": Case(
+        500, 200, 392, **ONE, block_m=128, block_n=64, pingpong=True, cluster=(1, 2)
+    ),
+    "256x64": Case(600, 200, 136, **ONE, block_m=256, block_n=64, cluster=(2, 1)),
+    "96 columns": Case(300, 200, 136, **ONE, block_n=96, layout="nt", cluster=(2, 1)),
+    "96 columns pingpong": Case(
+        200, 300, 136, **ONE, block_m=64, block_n=96, layout="nt", pingpong=True, cluster=(4, 1)
+    ),
+    "96 columns, two m64": Case(600, 200, 136, **ONE, block_m=256, block_n=96, layout="nt"),
+    "96 columns, swapped and split": Case(
+        96, 264, 500, **ONE, block_n=96, layout="nn", swap_ab=True, split_k=3
+    ),
+    "96 columns, swapped, 4 parts": Case(
+        90, 264, 500, output="bf16", block_n=96, layout="nn", swap_ab=True, cluster_k=4, bias="f32"
+    ),
+    "96 columns, formula in registers": Case(
+        300, 200, 72, **ONE, block_n=96, layout="nt", bias="bf16", activation="silu"
+    ),
+    # eight CTAs
+    "4x2": Case(1000, 200, 136, **ONE, block_m=64, block_n=64, pingpong=True, cluster=(4, 2)),
     # parts of K in the CTAs of a cluster
     "2 parts": Case(200, 200, 200, output="bf16", cluster_k=2),
     "4 parts": Case(128, 133, 300, cluster_k=4, bias="f32", activation="relu", stages=4),
@@ -236,7 +258,7 @@ def test_narrow_results(block_n: int, output: str) -> None:
 
 
 @pytest.mark.parametrize("output", ["f16", "f32"])
-@pytest.mark.parametrize("block_n", [32, 64, 128, 192, 256])
+@pytest.mark.parametrize("block_n", [32, 64, 96, 128, 192, 256])
 def test_rows_that_start_anywhere(block_n: int, output: str) -> None:
     # Of elements from any multiple of the element's size on, in steps of it and of 4, 8, 16, 32.
     for more in (1, 2, 3, 4, 8, 16, 31, -1, -6):

@@ -61,9 +61,9 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(config="big"), TypeError, "it is a jaxbw.GemmConfig or None"),
     (call(config=jaxbw.GemmConfig(100, 64)), ValueError, "sm100: block_m is 100.*sm90: block_m"),
     (
-        call(config=jaxbw.GemmConfig(128, 96), implementation="sm90"),
+        call(config=jaxbw.GemmConfig(128, 80), implementation="sm90"),
         ValueError,
-        "takes 32, 64, 128, 192, 256",
+        "takes 32, 64, 96, 128, 192, 256",
     ),
     (
         call(config=jaxbw.GemmConfig(128, 96), implementation="sm100"),

@@ -128,15 +128,12 @@ def main() -> None:
     parser.add_argument(
         "--multiples", type=int, nargs="+", default=products.MULTIPLES, help="sizes are of one of"
     )
-    parser.add_argument(
-        "--untimed", action="store_true", help="configurations that no GPU has timed, too"
-    )
     arguments, device = parse(parser, draw=0, seed=1)
     wanted = [products.parse(text) for text in arguments.shapes]
     wanted += products.draw(
         *(arguments.draw, arguments.seed, arguments.epilogue, arguments.least, arguments.multiples)
     )
-    effort = Effort(count=arguments.count, untimed=arguments.untimed)
+    effort = Effort(count=arguments.count)
     bench = Gpu()
     for product, measured in run(bench, wanted, device, effort, arguments.out, arguments.budget):
         fastest = measured[0]

@@ -17,8 +17,6 @@ constexpr uint64_t field(uint64_t value, uint32_t first, uint32_t width) {
 constexpr uint32_t kMmaKBytes = 32;                           // of one instruction, whatever the type
 constexpr uint32_t kMmasPerSpan = kSwizzleSpan / kMmaKBytes;  // instructions along K in a swizzle span
 constexpr uint32_t kMma16BitK = kMmaKBytes / 2;               // of one instruction, elements
-constexpr uint32_t kCoreMatrixBytes = 8 * kCoreMatrixRow;     // an operand without a swizzle consists of these
-constexpr uint32_t kMnStepBytes = kMma16BitK * kSwizzleSpan;  // MN-major: the rows of k of one instruction
 
 // What is added to an operand's descriptor, in its units of 16 bytes, from one instruction along K to the next, and
 // after each swizzle span.
@@ -27,7 +25,10 @@ struct DescriptorSteps {
 };
 
 constexpr DescriptorSteps descriptor_steps(const OperandTile& tile) {
-  if (tile.major == Major::kMN) return {kMnStepBytes >> 4, kMmasPerSpan * kMnStepBytes >> 4};
+  if (tile.major == Major::kMN) {
+    const uint32_t mma = kMma16BitK * tile.row_bytes;  // the rows of k of one instruction
+    return {mma >> 4, kMmasPerSpan * mma >> 4};
+  }
   if (tile.row_bytes == kSwizzleSpan) return {kMmaKBytes >> 4, tile.block_bytes() >> 4};
   const uint32_t mma = kMmaKBytes / kCoreMatrixRow * tile.block_bytes();
   return {mma >> 4, kMmasPerSpan * mma >> 4};
@@ -44,16 +45,17 @@ constexpr uint64_t descriptor_mma_tile_step(const OperandTile& tile, uint32_t ro
 // The fields that both generations share: start address, LBO (from block to block; a swizzled K-major operand has none,
 // as an instruction stays within one span) and SBO (from 8 rows to the next 8).
 constexpr uint64_t descriptor_geometry(uint32_t address, const OperandTile& tile) {
-  const bool swizzled = tile.row_bytes == kSwizzleSpan;
-  const uint32_t leading = swizzled && tile.major == Major::kK ? 16 : tile.block_bytes();
-  return field(address >> 4, 0, 14)                                           // start address, in 16 bytes
-         | field(leading >> 4, 16, 14)                                        // LBO
-         | field((swizzled ? kSwizzleAtom : kCoreMatrixBytes) >> 4, 32, 14);  // SBO
+  const bool swizzled_k = tile.row_bytes == kSwizzleSpan && tile.major == Major::kK;
+  const uint32_t leading = swizzled_k ? 16 : tile.block_bytes();
+  return field(address >> 4, 0, 14)                        // start address, in 16 bytes
+         | field(leading >> 4, 16, 14)                     // LBO
+         | field(kSwizzleRows * tile.row_bytes >> 4, 32, 14);  // SBO
 }
 
-// PTX 9.7.15.5.1.2.2. Bits 62-63: 1 = 128-byte swizzle. Base offset (49-51) 0: tiles are aligned to the atom.
+// PTX 9.7.15.5.1.2.2. Bits 62-63: 1 = 128-byte swizzle, 2 = 64-byte swizzle. Base offset (49-51) 0: tiles are aligned
+// to the atom.
 constexpr uint64_t wgmma_descriptor(uint32_t address, const OperandTile& tile) {
-  return descriptor_geometry(address, tile) | field(1, 62, 2);
+  return descriptor_geometry(address, tile) | field(tile.row_bytes == kSwizzleSpan ? 1 : 2, 62, 2);
 }
 
 // PTX 9.7.16.4.1. Bits 46-48: fixed to 1. Bits 61-63: 2 = 128-byte swizzle, 0 = none.
@@ -96,7 +98,9 @@ constexpr uint32_t umma_instruction(DataType input, Major a_major, Major b_major
 namespace descriptors_check {
 constexpr OperandTile kKMajor = operand_tile(Major::kK, DataType::kBF16, 128, 1, true);
 constexpr OperandTile kMnMajor = operand_tile(Major::kMN, DataType::kBF16, 128, 1, true);
+constexpr OperandTile kHalfSpans = operand_tile(Major::kMN, DataType::kBF16, 160, 1, true);
 static_assert(wgmma_descriptor(0x400, kKMajor) == 0x4000'0040'0001'0040);
+static_assert(wgmma_descriptor(0x400, kHalfSpans) == 0x8000'0020'0100'0040);
 static_assert(umma_descriptor(0x400, kKMajor) == 0x4000'4040'0001'0040);
 static_assert(umma_descriptor(0x400, kMnMajor) == 0x4000'4040'0200'0040);
 static_assert(umma_instruction(DataType::kBF16, Major::kK, Major::kMN, 256, 256) == 0x1041'0490);

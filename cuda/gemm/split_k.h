@@ -27,14 +27,19 @@
 // loop, too.)
 #pragma once
 
-#include <numeric>
-
 #include "gemm/epilogue.h"
 #include "gemm/storage.h"
 #include "gemm/tile_scheduler.h"
 #include "ptx/global.h"
 
 namespace jaxbw {
+
+// The largest divisor of a number of values up to `most` that is whole groups of four.
+constexpr uint32_t largest_divisor(uint32_t count, uint32_t most) {
+  while (count % most != 0) most -= 4;
+  return most;
+}
+static_assert(largest_divisor(128, 40) == 32 && largest_divisor(80, 40) == 40 && largest_divisor(48, 40) == 24);
 
 // One warp's slice of a tile, whose values are handled in groups of four for each lane.
 class SplitSum {
@@ -143,7 +148,7 @@ class SplitSum {
   // under way at a time.
   template <uint32_t kCount>
   JAXBW_DEVICE void gather_all(float (&values)[kCount]) const {
-    constexpr uint32_t kStep = std::gcd(kCount, 32u);
+    constexpr uint32_t kStep = largest_divisor(kCount, 40);
     for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
       constexpr uint32_t kMost = (kFreeRegisters - kFirst) / kStep - 1;
       float sums[kStep];

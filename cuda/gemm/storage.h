@@ -9,7 +9,9 @@
 namespace jaxbw {
 
 constexpr uint32_t kSwizzleSpan = 128;   // bytes of the contiguous dimension that the 128-byte swizzle covers
-constexpr uint32_t kSwizzleAtom = 1024;  // 8 rows of a span: the alignment of every swizzled tile
+constexpr uint32_t kHalfSpan = 64;       // bytes; the 64-byte swizzle's
+constexpr uint32_t kSwizzleRows = 8;     // that a swizzle permutes together
+constexpr uint32_t kSwizzleAtom = kSwizzleRows * kSwizzleSpan;  // the alignment of every swizzled tile
 constexpr uint32_t kCoreMatrixRow = 16;  // bytes: without a swizzle, operands lie in core matrices of 8 such rows
 constexpr uint32_t kCacheLine = 128;     // bytes of L1 and L2 that a request for memory touches
 constexpr uint32_t kMaxStages = 12;
@@ -95,7 +97,8 @@ constexpr uint32_t kSm90TeamWarps = kSm90Epilogue.warps / kSm90Teams;
 constexpr uint32_t sm90_team_rows(uint32_t block_m, bool pingpong) { return pingpong ? block_m : block_m / kSm90Teams; }
 
 // How one operand's part of a stage lies in shared memory: blocks, whose rows are one span (or without a swizzle one
-// core matrix row) of the contiguous dimension.
+// core matrix row) of the contiguous dimension; half a span, under the 64-byte swizzle, where an MN-major tile is no
+// whole number of spans wide (96 or 160 columns).
 //
 //   K-major        k 0..63         k 64..127      MN-major     mn 0..63        mn 64..127
 //        mn 0   [ 128 bytes ]   [ 128 bytes ]          k 0   [ 128 bytes ]   [ 128 bytes ]
@@ -113,9 +116,12 @@ struct OperandTile {
 
 // `extent`: M or N indices of one CTA's part of a tile.
 constexpr OperandTile operand_tile(Major major, DataType input, uint32_t extent, uint32_t k_spans, bool swizzled) {
-  const uint32_t row_bytes = swizzled ? kSwizzleSpan : kCoreMatrixRow;
-  if (major == Major::kK) return {major, row_bytes, extent, k_spans * (kSwizzleSpan / row_bytes)};
-  return {major, row_bytes, k_spans * span_elements(input), extent / span_elements(input)};
+  if (major == Major::kK) {
+    const uint32_t row_bytes = swizzled ? kSwizzleSpan : kCoreMatrixRow;
+    return {major, row_bytes, extent, k_spans * (kSwizzleSpan / row_bytes)};
+  }
+  const uint32_t row_bytes = extent % span_elements(input) == 0 ? kSwizzleSpan : kHalfSpan;
+  return {major, row_bytes, k_spans * span_elements(input), extent * size_bytes(input) / row_bytes};
 }
 
 // Barriers, CLC responses and the TMEM pointer: a fixed block, whatever the number of stages.

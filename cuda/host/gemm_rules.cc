@@ -33,7 +33,6 @@ constexpr KernelFamily kFamilies[] = {
 constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5.5.3), and so is gridDim.x
 constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
 constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
-constexpr uint32_t kSwizzleRows = kSwizzleAtom / kSwizzleSpan;
 constexpr uint32_t kMaxMmaN = 256;      // columns of an MMA: PTX 9.7.16.2.1
 constexpr uint32_t kMaxTeamRows = 128;  // of accumulators that registers hold
 // From so many parts on, sums that the whole GPU adds up are worth the launch.
@@ -148,11 +147,12 @@ Status check_naive(const GemmConfig& c) {
 // --- rules of a configuration for a problem
 
 // An operand's tile is cut into boxes, see tensor_map.cc, and each box's rows are divided among the CTAs that share it.
-Status check_boxes(const Operand& operand, const GemmConfig& c, uint32_t extent, uint32_t peers) {
+Status check_boxes(const KernelFamily& family, const Operand& operand, const GemmConfig& c, uint32_t extent,
+                   uint32_t peers) {
   const Operand read = operand.as_read();
-  const uint32_t span = span_elements(read.type);
-  if (read.major == Major::kMN && extent % span != 0) {
-    return invalid(operand.name, " is MN-major and its tile is ", extent, " wide; it is loaded in columns of ", span);
+  const uint32_t step = (family.is_sm90() ? kHalfSpan : kSwizzleSpan) / size_bytes(read.type);
+  if (read.major == Major::kMN && extent % step != 0) {
+    return invalid(operand.name, " is MN-major and its tile is ", extent, " wide; it is loaded in columns of ", step);
   }
   if (read.major == Major::kMN && c.operand_swizzle == 0) {
     return invalid(operand.name, " is MN-major; without operand_swizzle operands are K-major");
@@ -205,12 +205,13 @@ Status check_extents(const char* array, DataType type, uint64_t batch, uint64_t 
   return Status();
 }
 
-Status check_operand(const Operand& operand, const GemmConfig& c, uint32_t extent, uint32_t peers) {
+Status check_operand(const KernelFamily& family, const Operand& operand, const GemmConfig& c, uint32_t extent,
+                     uint32_t peers) {
   const Operand read = operand.as_read();
   if (Status status = check_extents(read.name, read.type, read.batch, read.rows(), read.columns()); !status.ok()) {
     return status;
   }
-  return is_naive(c.kernel) ? Status() : check_boxes(operand, c, extent, peers);
+  return is_naive(c.kernel) ? Status() : check_boxes(family, operand, c, extent, peers);
 }
 
 Status check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
@@ -222,8 +223,8 @@ Status check_launched(const KernelFamily& family, const GemmProblem& p, const Ge
   }
   Status status = check_extents("result", p.output, p.batch, p.m, p.n);
   if (status.ok() && p.gated) status = check_gated(family, p, c);
-  if (status.ok()) status = check_operand(operand_a(p), c, a_extent(c), a_peers(c));
-  if (status.ok()) status = check_operand(operand_b(p), c, b_extent(p, c), b_peers(c));
+  if (status.ok()) status = check_operand(family, operand_a(p), c, a_extent(c), a_peers(c));
+  if (status.ok()) status = check_operand(family, operand_b(p), c, b_extent(p, c), b_peers(c));
   if (status.ok()) status = check_split(p, c);
   return status;
 }

@@ -32,24 +32,15 @@ _SM100_TILES = {
 }
 # (block_m, pingpong) -> block_n.
 _SM90_TILES = {
-    (128, False): (256, 192, 128, 64, 32),
-    (256, False): (128,),
-    (128, True): (128,),
+    (128, False): (256, 192, 160, 128, 96, 64, 32),
+    (256, False): (128, 96, 64),
+    (128, True): (128, 96, 64),
+    (64, True): (256, 192, 160, 128, 96, 64, 32),
 }
-# Legal, compiled, right in the emulator, and not yet timed on a GPU, so that the model has not been
-# held to them: only who measures has them among the candidates (`untimed`), and whoever names them
-# in a configuration.
-_SM90_UNTIMED_TILES = {
-    (64, True): (256, 192, 128, 96, 64, 32),  # one warpgroup to a tile, a wave of more CTAs
-    (128, True): (96, 64),
-    (128, False): (96,),
-    (256, False): (96, 64),
-}
-_SM90_UNTIMED_CLUSTERS = ((4, 2, 1), (2, 4, 1))  # what cuBLAS often takes
 # By family and cta_group: CTAs along m, n and k.
 _CLUSTERS = {
     ("sm90", 1): (
-        *((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 1, 1), (1, 4, 1)),
+        *((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 1, 1), (1, 4, 1), (4, 2, 1), (2, 4, 1)),
         *((1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (1, 2, 2), (2, 1, 4), (1, 2, 4)),
     ),
     ("sm100", 1): ((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1)),
@@ -134,7 +125,6 @@ def candidates(
     gated: bool,
     swap_ab: bool,
     whole: bool,
-    untimed: bool = False,
 ) -> Candidates:
     """The candidates for products of a family, best first among equals: wide tiles, small clusters.
 
@@ -145,11 +135,10 @@ def candidates(
       gated: whether the product is gated.
       swap_ab: the candidates that exchange the operands, or those that do not.
       whole: no tile is split along K.
-      untimed: those that no GPU has timed, too.
     """
     legal = [
         base
-        for base in _bases(family, itemsize, swap_ab, untimed=untimed)
+        for base in _bases(family, itemsize, swap_ab)
         if configs.refusal(base, family) is None
         and configs.layout_refusal(
             base,
@@ -171,12 +160,11 @@ def candidates(
     return rows.take((rows.cluster_k == 1) | (rows.split_k == 1))
 
 
-def _bases(family: str, itemsize: int, swap_ab: bool, *, untimed: bool) -> Iterator[GemmConfig]:
+def _bases(family: str, itemsize: int, swap_ab: bool) -> Iterator[GemmConfig]:
     """Every tile in every cluster, unsplit."""
-    more = _SM90_UNTIMED_CLUSTERS if untimed and family == "sm90" else ()
-    for tile, cta_group, pingpong in _tiles(family, untimed=untimed):
+    for tile, cta_group, pingpong in _tiles(family):
         bytes_per_span = sum(tile) // cta_group * SPAN_BYTES
-        for cluster in (*_CLUSTERS[family, cta_group], *more):
+        for cluster in _CLUSTERS[family, cta_group]:
             for spans, limit in _SPANS.items():
                 if bytes_per_span <= limit and (spans == 1 or family == "sm100"):
                     yield GemmConfig(
@@ -190,12 +178,11 @@ def _bases(family: str, itemsize: int, swap_ab: bool, *, untimed: bool) -> Itera
                     )
 
 
-def _tiles(family: str, *, untimed: bool) -> Iterator[tuple[tuple[int, int], int, bool]]:
+def _tiles(family: str) -> Iterator[tuple[tuple[int, int], int, bool]]:
     """Tiles with their cta_group and schedule, wide ones first."""
     if family == "sm90":
-        for tiles in (_SM90_TILES, _SM90_UNTIMED_TILES) if untimed else (_SM90_TILES,):
-            for (block_m, pingpong), widths in tiles.items():
-                yield from (((block_m, width), 1, pingpong) for width in widths)
+        for (block_m, pingpong), widths in _SM90_TILES.items():
+            yield from (((block_m, width), 1, pingpong) for width in widths)
         return
     for (block_m, cta_group), steps in _SM100_TILES.items():
         for width in sorted(steps, reverse=True):

@@ -26,7 +26,7 @@ DYNAMIC = {"sm90": "none", "sm100": "clc"}  # which of them "dynamic" stands for
 BLOCK_M = {1: (64, 128, 256), 2: (128, 256, 512)}
 # sm90: rows of a multiplying warpgroup, and the widths that kernels are compiled for.
 SM90_TEAM_ROWS = (64, 128)
-SM90_WIDTHS = {64: (32, 64, 96, 128, 192, 256), 128: (64, 96, 128)}
+SM90_WIDTHS = {64: (32, 64, 96, 128, 160, 192, 256), 128: (64, 96, 128)}
 _SLICE_ROWS = 16  # of accumulators, that a warp of sm90 has together
 _SWIZZLE_ROWS = 8  # rows that the 128-byte swizzle permutes together
 _MAX_SPANS = 4
@@ -50,8 +50,8 @@ class GemmConfig:
 
     Args:
       block_m, block_n: rows and columns of accumulators that one MMA group computes. sm90: block_m
-        128 or 256, with pingpong 64 or 128; block_n 32 or 96 (for a K-major rhs), 64, 128, 192 or
-        256, with the larger block_m 64, 96 (for a K-major rhs) or 128. sm100: block_m 64, 128 or
+        128 or 256, with pingpong 64 or 128; block_n 32, 64, 96, 128, 160, 192 or 256,
+        with the larger block_m 64, 96 or 128. sm100: block_m 64, 128 or
         256 with cta_group 1, 128, 256 or 512 with cta_group 2; block_n 16..256 in steps of 16 (64
         rows of one CTA: of 8, from 8; 128 rows of a pair: of 32). The largest block_m is two MMA
         tiles that fill Tensor Memory.
@@ -259,10 +259,11 @@ def layout_refusal(
     k_rows = config.k_spans(itemsize) * span
     # Of a gated product the two right operands are loaded apart: by a CTA both, by a pair one each.
     columns = block_n // 2 if gated else block_n // group
+    step = span // 2 if family == "sm90" else span  # of what an MN-major tile is wide
     return _box_refusal(
-        "rhs" if config.swap_ab else "lhs", majors[0], block_m // group, cluster_n, k_rows, span
+        "rhs" if config.swap_ab else "lhs", majors[0], block_m // group, cluster_n, k_rows, step
     ) or _box_refusal(
-        "lhs" if config.swap_ab else "rhs", majors[1], columns, cluster_m // group, k_rows, span
+        "lhs" if config.swap_ab else "rhs", majors[1], columns, cluster_m // group, k_rows, step
     )
 
 
@@ -426,13 +427,13 @@ def _gated_refusal(c: GemmConfig, family: str) -> str | None:
 
 
 def _box_refusal(
-    operand: str, major: Major, extent: int, peers: int, k_rows: int, span: int
+    operand: str, major: Major, extent: int, peers: int, k_rows: int, step: int
 ) -> str | None:
     """The CTAs that share an operand's tile load equal parts of it, in whole swizzle atoms."""
-    if major == Major.MN and extent % span:
+    if major == Major.MN and extent % step:
         return (
             f"{operand} is MN-major and a CTA's part of the tile is {extent} wide; it is loaded "
-            f"in columns of {span}"
+            f"in columns of {step}"
         )
     rows = extent if major == Major.K else k_rows
     if rows % (peers * _SWIZZLE_ROWS):

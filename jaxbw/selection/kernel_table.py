@@ -18,6 +18,7 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
 _OTHER_THREADS = {"repack": 256, "reduce": 512, "naive": 256}
 _SPAN = 64  # elements of 16 bits in one 128-byte swizzle span
+_CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk)
 
 # Keys of a row, by its role.
 _KEYS = {"arch", "role", "input", "why"}
@@ -168,10 +169,8 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
         yield "cta_group is not 1: wgmma has no pairs"
     if kernel.block_m not in (64, 128):
         yield "block_m is not 64 or 128, one or two m64 of a warpgroup"
-    # An MN-major rhs is loaded in columns of a span.
-    step = _SPAN if kernel.layout[-1] == "n" else 32
-    if kernel.block_n is None or kernel.block_n % step or not step <= kernel.block_n <= 256:
-        yield f"block_n is not a multiple of {step} up to 256"
+    if kernel.block_n is None or kernel.block_n % _CHUNK or not _CHUNK <= kernel.block_n <= 256:
+        yield f"block_n is not a multiple of {_CHUNK} up to 256"
     if kernel.block_k != _SPAN:
         yield f"block_k is not {_SPAN}"
 

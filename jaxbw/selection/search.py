@@ -83,7 +83,6 @@ def search(
     wanted: GemmConfig = ANY,
     tuned: Table | None = None,
     kept: int = KEPT,
-    untimed: bool = False,
 ) -> tuple[int, tuple[Ranked, ...]]:
     """How many candidates there are, and the best of them.
 
@@ -95,7 +94,6 @@ def search(
         on neither m nor the batch, and there is no split and no swap.
       tuned: corrects the model.
       kept: how many at most.
-      untimed: as in `candidates`.
     """
     found: list[tuple[float, int, int, Workload, Candidates, Costs]] = []
     count = 0
@@ -103,8 +101,7 @@ def search(
         if side is None:
             continue
         work = canonical(side[0]) if wanted.batch_invariant else side[0]
-        whole = wanted.batch_invariant
-        table = _available(family, work, side[1], whole=whole, untimed=untimed)
+        table = _available(family, work, side[1], whole=wanted.batch_invariant)
         if wanted.scheduler_on(family) == "none":
             table = _relaunched(table)
         costs = _evaluate(work, machine, table, tuned)
@@ -165,9 +162,7 @@ def _evaluate(
     return replace(costs, tuned=total - costs.total, total=total)
 
 
-def _available(
-    family: str, work: Workload, instances: Instances, *, whole: bool, untimed: bool
-) -> Candidates:
+def _available(family: str, work: Workload, instances: Instances, *, whole: bool) -> Candidates:
     """The candidates that installed kernels compute."""
     lhs, rhs = (work.b_major, work.a_major) if work.swapped else (work.a_major, work.b_major)
     table = candidates(
@@ -178,7 +173,6 @@ def _available(
         gated=work.gated,
         swap_ab=work.swapped,
         whole=whole,
-        untimed=untimed,
     )
     if family == "sm100":
         keys = [table.cta_group]

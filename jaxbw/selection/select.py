@@ -259,7 +259,6 @@ def ranking(
     tuned: Table | None,
     wanted: GemmConfig = ANY,
     kept: int = KEPT,
-    untimed: bool = False,
 ) -> tuple[int, tuple[Ranked, ...]]:
     """How many candidates of a family there are for a problem, and the best of them.
 
@@ -269,7 +268,6 @@ def ranking(
       tuned: corrects the model.
       wanted: of what kind they are: it has no tile.
       kept: how many at most.
-      untimed: as in `candidates`.
     """
     sides: list[tuple[Workload, Instances]] = []
     for swapped in (False, True):
@@ -284,7 +282,6 @@ def ranking(
         wanted=wanted,
         tuned=tuned,
         kept=kept,
-        untimed=untimed,
     )
 
 

@@ -49,7 +49,6 @@ class Effort:
       finalists: how many of the fastest are measured again, for their final times.
       final_rounds: visits to each of those, at most.
       seconds: device time for either, beyond which there are fewer rounds, but no less than 2.
-      untimed: configurations that no GPU has timed, too (`candidates`).
     """
 
     count: int = 200
@@ -58,7 +57,6 @@ class Effort:
     finalists: int = 16
     final_rounds: int = 8
     seconds: float = 0.4
-    untimed: bool = False
 
 
 def measure(
@@ -70,9 +68,7 @@ def measure(
       RuntimeError: results differ.
     """
     kernels, family = manifest.kernels(), device.family or ""
-    _, ranked = ranking(
-        problem, device, family, kernels, tuned=None, kept=10**6, untimed=effort.untimed
-    )
+    _, ranked = ranking(problem, device, family, kernels, tuned=None, kept=10**6)
     tuned = table_for(device.machine.name)
     firsts = ranking(problem, device, family, kernels, tuned=tuned)[1][:1] + ranked[:1]
     launches: dict[GemmConfig, Launch] = {}

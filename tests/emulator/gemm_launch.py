@@ -256,11 +256,14 @@ class _Operand:
 
     def map(self, config: Config, extent: int, peers: int) -> emulator.TensorMap:
         """The boxes of a CTA that loads a share of `extent` indices of M or N."""
+        span = SPAN // self.array.itemsize
         row = SPAN if config.operand_swizzle else CORE_ROW
+        if self.major and extent % span:
+            row = SPAN // 2
         columns = row // self.array.itemsize
-        rows = config.k_spans * columns if self.major else extent
+        rows = config.k_spans * span if self.major else extent
         contiguous = self.extents[self.major]
-        swizzle = SPAN if config.operand_swizzle else 0
+        swizzle = row if config.operand_swizzle else 0
         return _map(self.array, contiguous, (columns, rows // peers), swizzle)
 
 

@@ -192,6 +192,20 @@ SM90 = {
     "96 columns, formula in registers": Case(
         300, 200, 72, **ONE, block_n=96, layout="nt", bias="bf16", activation="silu"
     ),
+    # an MN-major rhs that is no whole number of swizzle spans wide: half spans, the 64-byte swizzle
+    "32 columns, nn": Case(300, 72, 136, **ONE, block_n=32, cluster=(4, 1)),
+    "96 columns, nn": Case(300, 264, 200, **ONE, block_n=96, cluster=(2, 1)),
+    "96 columns, tn, two m64": Case(
+        300, 200, 136, **ONE, block_m=128, block_n=96, layout="tn", pingpong=True, cluster=(1, 2)
+    ),
+    "160 columns, nn": Case(300, 392, 200, batch=2, **ONE, block_n=160, cluster=(2, 2)),
+    "160 columns, pingpong": Case(
+        200, 392, 264, **ONE, block_m=64, block_n=160, pingpong=True, bias="bf16", activation="gelu"
+    ),
+    "160 columns, delayed, then split": Case(
+        700, 392, 500, output="bf16", block_n=160, layout="tt", split_k=3, split_tail=True
+    ),
+    "160 columns, 2 parts": Case(200, 300, 200, output="bf16", block_n=160, cluster_k=2, **ALL),
     # eight CTAs
     "4x2": Case(1000, 200, 136, **ONE, block_m=64, block_n=64, pingpong=True, cluster=(4, 2)),
     # parts of K in the CTAs of a cluster
@@ -258,7 +272,7 @@ def test_narrow_results(block_n: int, output: str) -> None:
 
 
 @pytest.mark.parametrize("output", ["f16", "f32"])
-@pytest.mark.parametrize("block_n", [32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("block_n", [32, 64, 96, 128, 160, 192, 256])
 def test_rows_that_start_anywhere(block_n: int, output: str) -> None:
     # Of elements from any multiple of the element's size on, in steps of it and of 4, 8, 16, 32.
     for more in (1, 2, 3, 4, 8, 16, 31, -1, -6):

@@ -33,9 +33,9 @@ _SM100_TILES = {
 # (block_m, pingpong) -> block_n.
 _SM90_TILES = {
     (128, False): (256, 192, 160, 128, 96, 64, 32),
-    (256, False): (128, 96, 64),
-    (128, True): (128, 96, 64),
-    (64, True): (256, 192, 160, 128, 96, 64, 32),
+    (256, False): (128,),
+    (128, True): (128, 64),
+    (64, True): (192, 160, 128, 96, 64, 32),
 }
 # By family and cta_group: CTAs along m, n and k.
 _CLUSTERS = {

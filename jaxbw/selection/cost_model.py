@@ -288,29 +288,29 @@ def memset_us(machine: Machine, config: GemmConfig) -> float:
     return machine.memset_ns / 1000 if counted else 0.0
 
 
-def is_excluded(
-    work: Workload, machine: Machine, table: Candidates, costs: Costs
-) -> NDArray[np.bool_]:
+def is_excluded(work: Workload, machine: Machine, table: Candidates) -> NDArray[np.bool_]:
     """Candidates that are not compared for this product.
 
     They have more parts than K has stages, CTAs without a tile in any cluster, more CTAs than a
-    grid holds, or sums of parts that L2 does not keep; or they are another one in disguise.
+    grid holds, parts for more than two waves (the fastest never had, of 1,266 matmuls measured on
+    an H200), or sums of parts that L2 does not keep; or they are another one in disguise.
     """
+    cut = grid(work, machine, table)
     blocks = _ceil(work.k, table.k_spans * (SPAN_BYTES // work.itemsize))
     columns = table.block_n // 2 if work.gated else table.block_n
     empty = (table.cluster_m > table.cta_group * _ceil(work.m, table.block_m)) | (
         table.cluster_n > _ceil(work.n, columns)
     )
-    same = (costs.tiles < costs.resident) | (costs.items == costs.tiles)
-    ctas = table.ctas
+    same = (cut.tiles < cut.resident) | (cut.items == cut.tiles)
     all_parts = (table.split_k > 1) & (table.split_tail == 0)
     cta_sums = (table.block_m // table.cta_group) * table.block_n * 4.0
-    sums = np.where(all_parts, costs.items * ctas * cta_sums, 0.0)
+    sums = np.where(all_parts, cut.items * table.ctas * cta_sums, 0.0)
     return np.asarray(
         empty
         | (table.split_k * table.cluster_k > blocks)
         | ((table.split_tail == 1) & same)
-        | (costs.items * ctas > _MAX_GRID)
+        | (all_parts & (cut.part_waves > 2))
+        | (cut.items * table.ctas > _MAX_GRID)
         | (sums > machine.l2_bytes / 2)
     )
 

@@ -104,14 +104,13 @@ def search(
         table = _available(family, work, side[1], whole=wanted.batch_invariant)
         if wanted.scheduler_on(family) == "none":
             table = _relaunched(table)
+        table = table.take(~is_excluded(work, machine, table))
         costs = _evaluate(work, machine, table, tuned)
         # To a tenth of a nanosecond, so that equals stay equal wherever it is computed.
         totals = np.round(costs.total * _handicap(work, machine, table), 1)
-        totals[is_excluded(work, machine, table, costs)] = np.inf
-        count += int(np.isfinite(totals).sum())
+        count += len(table)
         for row in np.argsort(totals, kind="stable")[:kept]:
-            if np.isfinite(totals[row]):
-                found.append((float(totals[row]), order, int(row), work, table, costs))
+            found.append((float(totals[row]), order, int(row), work, table, costs))
     best = sorted(found, key=lambda entry: entry[:2])[:kept]
     return count, tuple(
         _ranked(family, table, costs, row, work, wanted) for _, _, row, work, table, costs in best

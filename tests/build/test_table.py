@@ -76,7 +76,7 @@ def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:
         (('"sm_90a"', '"sm_80"'), "sm_80"),
         (('"f16"]', '"bf16"]'), "jaxbw_sm90_bf16_nn_64x256"),
         (('"tt"]', '"any"]'), "layout"),
-        (("[64, 64, 64]", "[64, 96, 64]"), "block_n"),
+        (("[64, 64, 64]", "[64, 80, 64]"), "block_n"),
         (("[64, 64, 64]", "[256, 64, 64]"), "block_m"),
         (("cta_group = 1", "cta_group = 2"), "cta_group"),
         (("[[64, 256, 64], [64, 64, 64]]", '"any"'), "block_m"),

@@ -63,7 +63,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         call(config=jaxbw.GemmConfig(128, 80), implementation="sm90"),
         ValueError,
-        "takes 32, 64, 96, 128, 192, 256",
+        "takes 32, 64, 96, 128, 160, 192, 256",
     ),
     (
         call(config=jaxbw.GemmConfig(128, 96), implementation="sm100"),

@@ -330,7 +330,7 @@ X, W = jnp.ones((512, 256), jnp.bfloat16), jnp.ones((256, 128), jnp.bfloat16)
 def test_autotune(gpu: MadeUpGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "mine.json"
     with caplog.at_level(logging.INFO, "jaxbw"):
-        outcomes = jaxbw.autotune(step, X, W, path=path, configurations=30)
+        outcomes = jaxbw.autotune(step, X, W, path=path, configurations=60)
     assert [str(each) for each in outcomes] == caplog.messages
     assert [each.entry for each in outcomes] == list(TunedProducts.load(path).entries.values())
     assert len(outcomes) == 2

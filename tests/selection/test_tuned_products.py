@@ -162,7 +162,7 @@ def test_results_are_those_of_the_kernel(path: Path) -> None:
 
 def test_an_entry_that_cannot_be_launched_is_passed_over(tmp_path: Path) -> None:
     plain = jaxbw.explain(X, W, device="H200")
-    add(tmp_path / "t.json", entry(config=GemmConfig(128, 96)))
+    add(tmp_path / "t.json", entry(config=GemmConfig(128, 80)))
     with jaxbw.use_tuned(tmp_path / "t.json"):
         found = jaxbw.explain(X, W, device="H200")
     (refusal,) = found.refused

@@ -9,7 +9,10 @@ from jaxbw.selection.search import Instances, Ranked, search
 from jaxbw.selection.workload import Workload
 
 ALL: dict[str, Instances] = {
-    "sm90": frozenset({(64, 64), (64, 128), (64, 192), (64, 256), (128, 128)}),
+    "sm90": frozenset(
+        {(64, width) for width in (32, 64, 96, 128, 160, 192, 256)}
+        | {(128, width) for width in (64, 128)}
+    ),
     "sm100": frozenset({(1,), (2,)}),
 }
 

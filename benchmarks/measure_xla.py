@@ -1,6 +1,7 @@
 """Device times of XLA's form of random matmuls, and of our kernel beside it.
 
     python benchmarks/measure_xla.py --seed 11 --seconds 300 --out xla.jsonl
+    python benchmarks/measure_xla.py --of record.jsonl --out now.jsonl   # its matmuls again
 
 What the model of XLA's time is made from and judged by. Of each matmul there are the form that
 `implementation="xla"` lowers to ("xla"), the kernel that would be chosen ("kernel"), and with an
@@ -264,14 +265,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=1, help="of the random matmuls")
+    parser.add_argument("--of", type=pathlib.Path, help="instead: those that a record has")
     parser.add_argument("--seconds", type=float, default=300, help="after which it stops")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="that compile")
     parser.add_argument("--batch", type=int, default=BATCH, help="compiled, then measured")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
     device = running_gpu(parser)
+    wanted = read(arguments.of) if arguments.of else model_matmuls.draw(arguments.seed)
     found = run(
-        *(Gpu(device), Cupti(), model_matmuls.draw(arguments.seed), device, arguments.out),
+        *(Gpu(device), Cupti(), wanted, device, arguments.out),
         seconds=arguments.seconds,
         workers=arguments.workers,
         batch=arguments.batch,

@@ -39,6 +39,7 @@ from jaxbw.bench.case import suite
 from jaxbw.selection import manifest, xla
 from jaxbw.selection.devices import TARGETS, Device
 from jaxbw.selection.select import Choice, select
+from jaxbw.selection.tuned.files import SIZES
 from jaxbw.selection.xla import ADVANTAGE, XlaModel, XlaTime
 from jaxbw.selection.xla.features import FEATURES, Rates, features, rough
 
@@ -134,8 +135,7 @@ def table(known: Sequence[Sample], given: Rates, made: Mapping[str, Any]) -> dic
         "version": xla.VERSION,
         "made": dict(made),
         "sizes": {
-            name: [int(of.min()), int(of.max())]
-            for name, of in zip(xla.SIZES, sizes.T, strict=True)
+            name: [int(of.min()), int(of.max())] for name, of in zip(SIZES, sizes.T, strict=True)
         },
         "layouts": sorted({each for each in layouts if layouts.count(each) >= FEWEST}),
         "kinds": sorted({each for each in kinds if kinds.count(each) >= FEWEST}),

@@ -33,6 +33,7 @@ from jaxbw.selection import tuned
 from jaxbw.selection.machine import Machine, machines
 from jaxbw.selection.tuned import Table
 from jaxbw.selection.tuned.features import FEATURES, features
+from jaxbw.selection.tuned.files import SIZES
 from jaxbw.selection.tuned.trees import LEAF
 
 FEWEST = 80  # products of a table
@@ -127,7 +128,7 @@ def as_lists(root: Mapping[str, Any], forests: int) -> dict[str, list[float]]:
 def tune(samples: Sequence[Sample], made: Mapping[str, Any]) -> dict[str, Any]:
     """The table that measured products give, as it lies in its file."""
     found = zip(*((*each.sizes, math.prod(each.sizes)) for each in samples), strict=True)
-    sizes = {name: [min(of), max(of)] for name, of in zip(tuned.SIZES, found, strict=True)}
+    sizes = {name: [min(of), max(of)] for name, of in zip(SIZES, found, strict=True)}
     return {
         **{"version": tuned.VERSION, "made": dict(made), "sizes": sizes},
         **{"features": list(FEATURES), "trees": grow(samples)},

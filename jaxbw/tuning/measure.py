@@ -74,6 +74,7 @@ def measure(
     launches: dict[GemmConfig, Launch] = {}
     modelled = {each.config: each.cost.total for each in firsts}
     modelled |= {each.config: each.cost.total for each in chosen_few(ranked, effort.count)}
+    modelled = dict(list(modelled.items())[: effort.count])
     for config in modelled:
         launches[config] = launch_of(bench, problem, device, config)
     for config, deviation in off(bench, problem, launches).items():

@@ -9,8 +9,9 @@ from products import Product
 from jaxbw.selection import tuned
 from jaxbw.selection.config import GemmConfig
 from jaxbw.selection.devices import TARGETS
-from jaxbw.selection.tuned import SIZES, Table
+from jaxbw.selection.tuned import Table
 from jaxbw.selection.tuned.features import FEATURES
+from jaxbw.selection.tuned.files import SIZES, Sizes
 from jaxbw.selection.tuned.trees import LEAF, Forest
 from jaxbw.tuning.measure import Effort, Measured, measure
 
@@ -36,7 +37,7 @@ def test_the_table_is_judged_beside_the_model(monkeypatch: pytest.MonkeyPatch) -
         **{"feature": [wide, LEAF, LEAF], "threshold": [first.tile[1] - 1, 0, 0]},
         **{"left": [1, 1, 2], "right": [2, 1, 2], "value": [0, 0, math.log(2.0)]},
     }
-    sizes = dict.fromkeys(SIZES, (1, 2**60))
+    sizes = Sizes(dict.fromkeys(SIZES, (1, 2**60)))
     slow = Table({}, sizes, Forest.from_json([tree], len(FEATURES)))
     monkeypatch.setattr(tuned, "_load", lambda name: slow)
     gpu = MadeUpGpu(lambda config: 12.0 if config.tile == first.tile else 10.0)

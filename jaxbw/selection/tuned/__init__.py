@@ -25,6 +25,7 @@ from jaxbw.selection.candidates import Candidates
 from jaxbw.selection.cost_model import Costs
 from jaxbw.selection.machine import Machine
 from jaxbw.selection.tuned.features import FEATURES, features
+from jaxbw.selection.tuned.files import Sizes, check
 from jaxbw.selection.tuned.trees import Forest
 from jaxbw.selection.workload import Workload
 
@@ -34,7 +35,6 @@ MOST = 2.0  # a factor beyond it says that the model is wrong, not that it is in
 REACH = 2.0  # times the least modelled time: beyond it nothing is corrected, and nothing was learnt
 _FILES = {"H200": "h200.json", "H100": "h200.json"}  # factors of the H200 serve the H100, too
 _KEYS = {"version", "made", "sizes", "features", "trees"}
-SIZES = ("m", "n", "k", "mnk")  # that say whether a product is between those that were measured
 
 Floats = NDArray[np.float64]
 
@@ -43,11 +43,11 @@ Floats = NDArray[np.float64]
 class Table:
     """The trees of a machine, and how they came about. Compared by identity.
 
-    `sizes`: the least and the most of each of SIZES among the products that were measured.
+    `sizes`: of the products that were measured.
     """
 
     made: Mapping[str, Any]
-    sizes: Mapping[str, tuple[int, int]]
+    sizes: Sizes
     trees: Forest
 
     @classmethod
@@ -57,15 +57,8 @@ class Table:
         Raises:
           ValueError: it is not one, or of another version.
         """
-        if not isinstance(entry, dict) or entry.keys() != _KEYS:
-            raise ValueError(f"it has not the keys {', '.join(sorted(_KEYS))}")
-        if entry["version"] != VERSION:
-            raise ValueError(f"it has version {entry['version']}, not {VERSION}")
-        if entry["features"] != list(FEATURES):
-            raise ValueError("its features are not those of this jaxbw")
-        if not entry["trees"]:
-            raise ValueError("it has no trees")
-        sizes = {name: _bounds(entry["sizes"][name]) for name in SIZES}
+        check(entry, _KEYS, VERSION, FEATURES)
+        sizes = Sizes.from_json(entry["sizes"])
         return cls(entry["made"], sizes, Forest.from_json(entry["trees"], len(FEATURES)))
 
     def __str__(self) -> str:
@@ -74,8 +67,7 @@ class Table:
     def covers(self, work: Workload) -> bool:
         """Whether a product is between those that were measured."""
         m, n, k = (work.n, work.m, work.k) if work.swapped else (work.m, work.n, work.k)
-        found = zip((m, n, k, m * n * k), SIZES, strict=True)
-        return all(self.sizes[name][0] <= size <= self.sizes[name][1] for size, name in found)
+        return self.sizes.cover(m, n, k)
 
     def factors(self, work: Workload, machine: Machine, table: Candidates, costs: Costs) -> Floats:
         """For each configuration, what its modelled time is multiplied by."""
@@ -86,13 +78,6 @@ class Table:
         logarithms = self.trees.total(features(work, machine, table, costs)[rows])
         factors[rows] = np.exp(np.clip(logarithms, -math.log(MOST), math.log(MOST)))
         return factors
-
-
-def _bounds(given: Any) -> tuple[int, int]:
-    low, high = given
-    if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high):
-        raise ValueError(f"{given} is no range of sizes")
-    return low, high
 
 
 def table_for(machine: str) -> Table | None:

@@ -25,12 +25,12 @@ from jaxbw.problem import GemmProblem
 from jaxbw.selection import eligibility
 from jaxbw.selection.devices import Device
 from jaxbw.selection.tuned import SWITCH
+from jaxbw.selection.tuned.files import Sizes, check
 from jaxbw.selection.tuned.trees import Forest
 from jaxbw.selection.xla.features import FEATURES, SPAN, Rates, features, rough
 
 VERSION = 1
 ADVANTAGE = 1.03  # XLA is taken where the kernel takes so many times as long, or longer
-SIZES = ("m", "n", "k", "mnk")  # that say whether a problem is between those that were measured
 _FILES = {"H200": "h200.json"}  # by machine: times of one GPU say nothing of another one's memory
 _KEYS = {"version", "made", "sizes", "layouts", "kinds", "rates", "features", "trees", "margins"}
 
@@ -62,7 +62,7 @@ class XlaModel:
     """
 
     made: Mapping[str, Any]
-    sizes: Mapping[str, tuple[int, int]]
+    sizes: Sizes
     layouts: frozenset[str]
     kinds: frozenset[str]
     rates: Rates
@@ -76,17 +76,10 @@ class XlaModel:
         Raises:
           ValueError: it is not one, or of another version.
         """
-        if not isinstance(entry, dict) or entry.keys() != _KEYS:
-            raise ValueError(f"it has not the keys {', '.join(sorted(_KEYS))}")
-        if entry["version"] != VERSION:
-            raise ValueError(f"it has version {entry['version']}, not {VERSION}")
-        if entry["features"] != list(FEATURES):
-            raise ValueError("its features are not those of this jaxbw")
-        if not entry["trees"]:
-            raise ValueError("it has no trees")
+        check(entry, _KEYS, VERSION, FEATURES)
         return cls(
             entry["made"],
-            {name: (entry["sizes"][name][0], entry["sizes"][name][1]) for name in SIZES},
+            Sizes.from_json(entry["sizes"]),
             frozenset(entry["layouts"]),
             frozenset(entry["kinds"]),
             Rates(**entry["rates"]),
@@ -99,8 +92,7 @@ class XlaModel:
         p = problem
         if p.layout not in self.layouts or kind(p) not in self.kinds:
             return False
-        found = zip((p.m, p.n, p.k, p.m * p.n * p.k), SIZES, strict=True)
-        return all(self.sizes[name][0] <= size <= self.sizes[name][1] for size, name in found)
+        return self.sizes.cover(p.m, p.n, p.k)
 
     def time(self, problem: GemmProblem) -> XlaTime:
         """The time of a problem that the model covers."""

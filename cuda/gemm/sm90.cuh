@@ -56,13 +56,13 @@ struct Loaders {
 template <bool kMulticastA, bool kMulticastB>
 JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPosition& at, uint32_t blocks) {
   const RingBarriers ring = context.ring();
-  const uint32_t stage_bytes = context.layout.stage_bytes(), a_bytes = context.layout.a_stage_bytes;
+  const uint32_t stage_bytes = context.layout.stage_bytes();
   for (; blocks > 0; --blocks, at.advance()) {
     context.profile.enter(Activity::kAwaitEmpty, at.slot());
     ring.wait_empty(at);
     context.profile.enter(Activity::kLoad, at.slot());
     if (ptx::elect_one()) {
-      const uint32_t full = ring.full(at.slot()), a = context.shared + at.slot() * stage_bytes, b = a + a_bytes;
+      const uint32_t full = ring.full(at.slot()), a = context.a(at.slot()), b = context.b(at.slot());
       ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
       load.a.load<kMulticastA>(a, full);
       load.b.load<kMulticastB>(b, full);
@@ -285,7 +285,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     const WorkItem item = work_item(p, number);
     const Tile origin = cta_origin(p, context.cluster, item.tile, context.rank);
     const StoreOrigin tile{origin.m, origin.n, origin.batch};
-    const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.shared,
+    const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.a(0),
                                      context.sum_barriers());
     if (cluster.shared()) cluster.announce();
     const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;

@@ -124,17 +124,20 @@ constexpr OperandTile operand_tile(Major major, DataType input, uint32_t extent,
   return {major, row_bytes, k_spans * span_elements(input), extent * size_bytes(input) / row_bytes};
 }
 
-// Barriers, CLC responses and the TMEM pointer: a fixed block, whatever the number of stages.
+// Barriers, CLC responses and the TMEM pointer: a fixed block.
 constexpr uint32_t kControlBytes = 1024;
+
+// Control block, staging, ring of stages: in front what every kernel has alike, so that its addresses do not wait for
+// launch parameters.
 
 struct StorageLayout {
   uint32_t a_stage_bytes, b_stage_bytes;  // one CTA's part of a stage
   uint32_t store_bytes;                   // epilogue staging
 
   constexpr uint32_t stage_bytes() const { return a_stage_bytes + b_stage_bytes; }
-  constexpr uint32_t store_offset(uint32_t stages) const { return stages * stage_bytes(); }
-  constexpr uint32_t control_offset(uint32_t stages) const { return store_offset(stages) + store_bytes; }
-  constexpr uint32_t total_bytes(uint32_t stages) const { return control_offset(stages) + kControlBytes; }
+  constexpr uint32_t store_offset() const { return kControlBytes; }
+  constexpr uint32_t stage_offset(uint32_t stage) const { return store_offset() + store_bytes + stage * stage_bytes(); }
+  constexpr uint32_t total_bytes(uint32_t stages) const { return stage_offset(stages); }
   constexpr uint32_t max_stages() const {
     const uint32_t fit = (kMaxSharedMemory - store_bytes - kControlBytes) / stage_bytes();
     return fit < kMaxStages ? fit : kMaxStages;

@@ -182,10 +182,10 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
 template <uint32_t kCtaGroup>
 JAXBW_DEVICE void init_barriers(const Context& context) {
   const ClusterShape cluster = context.cluster;
-  context.stages().init(context.params.stages, kStageFullArrivals, stage_empty_arrivals(cluster, 1));
-  context.accumulators().init(context.params.accumulators, kAccumulatorFullArrivals,
-                              accumulator_empty_arrivals(cluster, kSm100Epilogue.warps));
-  context.responses().init(kResponses, kClcFullArrivals, clc_empty_arrivals(cluster, kSm100Epilogue.warps));
+  context.stages().init<kMaxStages>(kStageFullArrivals, stage_empty_arrivals(cluster, 1));
+  context.accumulators().init<kMaxAccumulators>(kAccumulatorFullArrivals,
+                                                accumulator_empty_arrivals(cluster, kSm100Epilogue.warps));
+  context.responses().init<kResponses>(kClcFullArrivals, clc_empty_arrivals(cluster, kSm100Epilogue.warps));
   ptx::fence_mbarrier_init();
 }
 

@@ -349,11 +349,10 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 JAXBW_DEVICE void init_barriers(const Context& context) {
   const GemmParams& p = context.params;
   const uint32_t readers = p.pingpong != 0 ? 1 : kTeams;  // warpgroups that read a stage
-  context.ring().init(p.stages, kStageFullArrivals, stage_empty_arrivals(context.cluster, readers));
-  if (context.cluster.k.value > 1) {
-    for (uint32_t warp = 0; warp < kSm90Epilogue.warps; ++warp) {
-      ptx::mbarrier_init(context.sum_barriers() + warp * RingBarriers::kBarrierBytes, 1);
-    }
+  context.ring().init<kMaxStages>(kStageFullArrivals, stage_empty_arrivals(context.cluster, readers));
+#pragma unroll
+  for (uint32_t warp = 0; warp < kSm90Epilogue.warps; ++warp) {
+    ptx::mbarrier_init(context.sum_barriers() + warp * RingBarriers::kBarrierBytes, 1);
   }
   ptx::fence_mbarrier_init();
 }

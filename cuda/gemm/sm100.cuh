@@ -93,7 +93,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     const Tile origin = context.origin(item.tile);
-    const KPart part = k_part(p, number);
+    const KPart part = k_part(p, number, divisor(1), 0);
     const uint32_t first_block = part.first_block(k_blocks);
     a.start_at(origin.m, first_block * block_k, origin.batch * p.a_batched);
     b.start_at(origin.n + b_offset, first_block * block_k, origin.batch * p.b_batched);
@@ -145,7 +145,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
     bool accumulate = false;
     context.profile.enter(Activity::kAwaitAccumulator, accumulator[0].slot());
     accumulators.wait_empty(accumulator[0]);
-    for (uint32_t left = k_part(p, number).block_count(k_blocks); left > 0; --left, stage.advance()) {
+    for (uint32_t left = k_part(p, number, divisor(1), 0).block_count(k_blocks); left > 0; --left, stage.advance()) {
       context.profile.enter(Activity::kAwaitFull, stage.slot());
       stages.wait_full(stage);
       context.profile.enter(Activity::kMultiply, stage.slot());

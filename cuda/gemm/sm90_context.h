@@ -55,7 +55,7 @@ struct Context : KernelContext<kSm90Epilogue> {
   JAXBW_DEVICE uint32_t cluster_count() const { return gridDim.x / cluster.ctas; }
 
   JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + kBlockK - 1) / kBlockK; }
-  JAXBW_DEVICE KPart k_part(uint32_t item) const { return jaxbw::k_part(params, item, cluster.part(rank)); }
+  JAXBW_DEVICE KPart k_part(uint32_t item) const { return jaxbw::k_part(params, item, cluster.k, cluster.part(rank)); }
 
   // Whether peers arrive on this CTA's barriers of the ring. (Sums are sent behind a cluster barrier, and waited for.)
   JAXBW_DEVICE bool has_peers() const { return cluster.tiles.value > 1; }

@@ -51,10 +51,21 @@ struct Loaders {
   }
 };
 
+// Before the first load of all.
+JAXBW_DEVICE void await_start(const Context& context, const Loaders& load, uint32_t blocks) {
+  context.await_barriers();
+  if (context.params.b_is_ready && ptx::elect_one()) load.b.prefetch(min(context.params.stages, blocks));
+  __syncwarp();
+  context.profile.enter(Activity::kAwaitUpstream);
+  ptx::wait_for_upstream();
+}
+
 // The load role's main loop: fills `blocks` stages. One of narrow tiles is used up in 256 cycles, and this is where it
-// would be late: hence a loop of its own for each way to share the operands.
+// would be late: hence a loop of its own for each way to share the operands. The wait for the start is here, too: what
+// leads to the loop does not stand between it and the first load.
 template <bool kMulticastA, bool kMulticastB>
-JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPosition& at, uint32_t blocks) {
+JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPosition& at, uint32_t blocks, bool first) {
+  if (first) await_start(context, load, blocks);
   const RingBarriers ring = context.ring();
   const uint32_t stage_bytes = context.layout.stage_bytes();
   for (; blocks > 0; --blocks, at.advance()) {
@@ -111,28 +122,20 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     const KPart part = context.k_part(number);
     load.start_at(cta_origin(p, cluster, item.tile, rank), part.first_block(k_blocks) * kBlockK, p);
     const uint32_t blocks = part.block_count(k_blocks);
-    if (first) {
-      context.await_barriers();
-      if (p.b_is_ready && ptx::elect_one()) load.b.prefetch(min(p.stages, k_blocks));
-      __syncwarp();
-      context.profile.enter(Activity::kAwaitUpstream);
-      ptx::wait_for_upstream();
-      context.profile.enter(Activity::kNextItem, number);
-      first = false;
-    }
     if (multicast_a && multicast_b) {
-      fill_stages<true, true>(context, load, at, blocks);
+      fill_stages<true, true>(context, load, at, blocks, first);
     } else if (multicast_a) {
-      fill_stages<true, false>(context, load, at, blocks);
+      fill_stages<true, false>(context, load, at, blocks, first);
     } else if (multicast_b) {
-      fill_stages<false, true>(context, load, at, blocks);
+      fill_stages<false, true>(context, load, at, blocks, first);
     } else {
-      fill_stages<false, false>(context, load, at, blocks);
+      fill_stages<false, false>(context, load, at, blocks, first);
     }
+    first = false;
   }
   meet_before_sums(context);
   context.profile.enter(Activity::kAwaitExit);
-  context.ring().await_empty(at, p.stages);
+  if (context.has_peers()) context.ring().await_empty(at, p.stages);
 }
 
 // A multiplying warp's place in the ring, and how its warpgroup lets go of a stage: it tells every CTA that loads for
@@ -372,18 +375,27 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
                          ptx::shared_address(shared_memory), Profile(profile)}};
   const uint32_t warp = ptx::warp_index();
   if (warp < kTeamWarps) {
+    if (warp == kPrefetchWarp && ptx::elect_one()) {  // before all else, as the first load waits for it
+      ptx::prefetch_tensor_map(params.a);
+      ptx::prefetch_tensor_map(params.b);
+    }
+    __syncwarp();
     ptx::decrease_registers<kLoadRegisters>();
     if (warp == kLoadWarp) {
-      load_tiles<kConfig>(context);  // which waits for the kernel before this one when it must
+      // Which waits for the kernel before this one when it must. A third of the instructions until its first load are
+      // the cluster's: hence a copy without them.
+      if (params.cluster.size() == 1) {
+        load_tiles<kConfig>(context.alone());
+      } else {
+        load_tiles<kConfig>(context);
+      }
     } else {
       if (warp == kInitWarp) {
         if (ptx::elect_one()) init_barriers(context);
       } else if (warp == kRequestWarp) {
         requested.await();
-      } else if (ptx::elect_one()) {
-        ptx::prefetch_tensor_map(params.a);
-        ptx::prefetch_tensor_map(params.b);
-        if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
+      } else if (params.store_path == StorePath::kTma && ptx::elect_one()) {
+        ptx::prefetch_tensor_map(params.d);
       }
       __syncwarp();
       context.await_barriers();

@@ -23,7 +23,7 @@ struct Config {
 
 constexpr uint32_t kTeams = kSm90Teams;
 constexpr uint32_t kTeamWarps = kSm90TeamWarps;
-constexpr uint32_t kLoadWarp = 0, kInitWarp = 1, kRequestWarp = 2;
+constexpr uint32_t kLoadWarp = 0, kInitWarp = 1, kRequestWarp = 2, kPrefetchWarp = 3;
 constexpr uint32_t kThreads = (1 + kTeams) * kTeamWarps * ptx::kWarpSize;
 constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2;  // named barriers; 0 is __syncthreads'
 constexpr uint32_t kBlockK = span_elements(DataType::kF16);   // a stage is one swizzle span deep
@@ -59,6 +59,14 @@ struct Context : KernelContext<kSm90Epilogue> {
 
   // Whether peers arrive on this CTA's barriers of the ring. (Sums are sent behind a cluster barrier, and waited for.)
   JAXBW_DEVICE bool has_peers() const { return cluster.tiles.value > 1; }
+
+  // The same for a CTA without others in its cluster, of which the compiler then knows that.
+  JAXBW_DEVICE Context alone() const {
+    Context context = *this;
+    context.cluster = cluster_shape(1, 1, 1);
+    context.rank = 0;
+    return context;
+  }
 
   // Until all barriers are initialised. Every role has done by then what it could without them: from here to the first
   // load nobody multiplies. (Warps come here from different places, so the barrier has a number and a count.)

@@ -322,23 +322,33 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
         },
         [&] {
           if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
+          delayed.await_buffers();
           if (formula == Formula::kElementwise) bias.load(p, tile, row);
         });
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
+    // The way of most tiles is asked for first, and jumped to once: each jump to code that is not cached yet costs some
+    // 70 cycles.
+    const bool takes = delayed.takes() && !(pingpong && delayed.keeps());
+    if (formula == Formula::kCast && item.parts == 1 && !cluster.shared() && takes) {
+      delayed.take(accumulators, tile, row);
+      continue;
+    }
     if (formula == Formula::kGeneral || cluster.shared() || shares) {
       apply_epilogue<kConfig.block_n>(accumulators, p, cluster, parts(), tile, row, warp, stores, context.profile);
       continue;
     }
-    if (item.parts > 1) {
-      const SplitSum split = parts();
-      split.leave(accumulators, 0);
-      if (split.added_up_later() || !split.last()) continue;
-      split.gather_all(accumulators);
+    if (item.parts > 1 || formula == Formula::kElementwise) {
+      if (item.parts > 1) {
+        const SplitSum split = parts();
+        split.leave(accumulators, 0);
+        if (split.added_up_later() || !split.last()) continue;
+        split.gather_all(accumulators);
+      }
+      if (formula == Formula::kElementwise) apply_elementwise(accumulators, p.epilogue, bias);
     }
-    if (formula == Formula::kElementwise) apply_elementwise(accumulators, p.epilogue, bias);
-    if (!pingpong && delayed.takes()) {
+    if (delayed.keeps() && takes) {
       delayed.take(accumulators, tile, row);
     } else {
       cast_tile<kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);

@@ -265,6 +265,10 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
 // Multiply role: two teams of warps 0-3 and 4-7.
 template <Config kConfig>
 JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
+  // A warp polls until the load warps have returned registers: late, it finds them. Where accumulators take most of
+  // them, ptxas would spill some.
+  constexpr bool kLate = kConfig.accumulators() <= 64;
+  if constexpr (!kLate) ptx::increase_registers<kTeamRegisters>();
   const GemmParams& p = context.params;
   const bool pingpong = p.pingpong != 0;
   const uint32_t team = warp / kTeamWarps, warp_in_team = warp % kTeamWarps;
@@ -276,6 +280,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   DelayedStores<kConfig.block_n, kConfig.accumulators()> delayed(p, stores);
   const Turn turn(team);
   context.await_barriers();
+  if constexpr (kLate) ptx::increase_registers<kTeamRegisters>();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
   for (uint32_t number = context.cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
@@ -413,7 +418,6 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
       meet_before_sums(context);
     }
   } else {
-    ptx::increase_registers<kTeamRegisters>();
     multiply_tiles<kConfig>(context, warp - kTeamWarps);
   }
   context.profile.enter(Activity::kAwaitExit);

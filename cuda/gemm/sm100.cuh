@@ -53,7 +53,7 @@ JAXBW_DEVICE void schedule(const Context& context) {
       ptx::mbarrier_arrive_expect_tx_cluster(ptx::map_to_rank(responses.full(at.slot()), lane), ptx::kClcResponseBytes);
     }
     if (ptx::elect_one()) {
-      ptx::clc_acquire_slot();
+      ptx::acquire_slot();
       ptx::clc_try_cancel(context.response(at.slot()), responses.full(at.slot()));
     }
     item = items.next();

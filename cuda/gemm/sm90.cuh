@@ -26,6 +26,8 @@
 #include "gemm/sm90_delayed.cuh"
 #include "gemm/sm90_elementwise.cuh"
 #include "gemm/sm90_epilogue.cuh"
+#include "gemm/sm90_residual.cuh"
+#include "gemm/sm90_stages.h"
 #include "gemm/tile_scheduler.h"
 #include "params.h"
 #include "ptx/cluster.h"
@@ -73,6 +75,7 @@ JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPositio
     ring.wait_empty(at);
     context.profile.enter(Activity::kLoad, at.slot());
     if (ptx::elect_one()) {
+      ptx::acquire_slot();  // it may have held some of a residual
       const uint32_t full = ring.full(at.slot()), a = context.a(at.slot()), b = context.b(at.slot());
       ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
       load.a.load<kMulticastA>(a, full);
@@ -120,7 +123,8 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     const KPart part = context.k_part(number);
-    load.start_at(cta_origin(p, cluster, item.tile, rank), part.first_block(k_blocks) * kBlockK, p);
+    const Tile origin = cta_origin(p, cluster, item.tile, rank);
+    load.start_at(origin, part.first_block(k_blocks) * kBlockK, p);
     const uint32_t blocks = part.block_count(k_blocks);
     if (multicast_a && multicast_b) {
       fill_stages<true, true>(context, load, at, blocks, first);
@@ -131,6 +135,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     } else {
       fill_stages<false, false>(context, load, at, blocks, first);
     }
+    if (p.residual_stages != 0) load_residual<kConfig>(context, at, origin);
     first = false;
   }
   meet_before_sums(context);
@@ -138,47 +143,11 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   if (context.has_peers()) context.ring().await_empty(at, p.stages);
 }
 
-// A multiplying warp's place in the ring, and how its warpgroup lets go of a stage: it tells every CTA that loads for
-// this one, once. wgmma is the warpgroup's, and so is the completion that wgmma.wait_group tells any warp of
-// (PTX 9.7.15.7.3): so the warps divide the CTAs, warp w telling those of rank 4 i + w by its lane i. Whether and where
-// a lane tells is found once, since this stands in the main loop.
-class StageReader {
- public:
-  JAXBW_DEVICE StageReader(RingBarriers ring, uint32_t stages, ClusterShape cluster, uint32_t rank,
-                           uint32_t warp_in_team)
-      : ring_(ring), at_(RingPosition::consumer(stages)) {
-    constexpr uint32_t kRanksOfWarp = kMaxClusterSize / kTeamWarps;
-    const uint32_t lane = ptx::lane_index(), peer = lane * kTeamWarps + warp_in_team;
-    tells_ = lane < kRanksOfWarp && (cluster.source_mask(rank) >> peer & 1) != 0;
-    if (tells_) peer_first_empty_ = ptx::map_to_rank(ring.first_empty, peer);
-  }
-
-  // Leaves the next stages to the other team.
-  JAXBW_DEVICE void skip(uint32_t stages) { at_.skip(stages); }
-
-  // The slot of the next stage, once it is full.
-  JAXBW_DEVICE uint32_t acquire() {
-    ring_.wait_full(at_);
-    const uint32_t slot = at_.slot();
-    at_.advance();
-    return slot;
-  }
-
-  JAXBW_DEVICE void release(uint32_t slot) const {
-    if (tells_) ptx::mbarrier_arrive_cluster(peer_first_empty_ + slot * RingBarriers::kBarrierBytes);
-  }
-
- private:
-  RingBarriers ring_;
-  RingPosition at_;
-  bool tells_;
-  uint32_t peer_first_empty_ = 0;
-};
-
 // Of the two teams, one after the other.
 //
 // Pingpong: a team reads stages only when the other has seen all of its own full. Barriers of the ring tell one round
-// from the next by a parity: who waited for a round further ahead would take an old one for it.
+// from the next by a parity: who waited for a round further ahead would take an old one for it. These are the stages of
+// a residual, too, which are full soon after the last block of K, and read later.
 //
 // Cooperative: see Stagger.
 class Turn {
@@ -285,7 +254,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   ptx::wait_for_upstream();
   for (uint32_t number = context.cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
     if (pingpong && count % kTeams != team) {
-      reader.skip(context.k_part(number).block_count(k_blocks));
+      reader.skip(context.stages_of(number));
       meet_before_sums(context);
       continue;
     }
@@ -326,6 +295,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
           turn.await();
         },
         [&] {
+          if (pingpong) reader.await_full(p.residual_stages);
           if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
           delayed.await_buffers();
           if (formula == Formula::kElementwise) bias.load(p, tile, row);
@@ -351,7 +321,10 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
         if (split.added_up_later() || !split.last()) continue;
         split.gather_all(accumulators);
       }
-      if (formula == Formula::kElementwise) apply_elementwise(accumulators, p.epilogue, bias);
+      if (formula == Formula::kElementwise) {
+        apply_elementwise(accumulators, p.epilogue, bias);
+        if (p.residual_stages != 0) add_residual<kConfig>(accumulators, context, team, row, reader);
+      }
     }
     if (delayed.keeps() && takes) {
       delayed.take(accumulators, tile, row);
@@ -409,8 +382,9 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
         if (ptx::elect_one()) init_barriers(context);
       } else if (warp == kRequestWarp) {
         requested.await();
-      } else if (params.store_path == StorePath::kTma && ptx::elect_one()) {
-        ptx::prefetch_tensor_map(params.d);
+      } else if (ptx::elect_one()) {
+        if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
+        if (params.residual_stages != 0) ptx::prefetch_tensor_map(params.residual);
       }
       __syncwarp();
       context.await_barriers();

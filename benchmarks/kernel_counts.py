@@ -37,7 +37,8 @@ ROLES: dict[str, dict[str, tuple[str, ...]]] = {
         "epilogue": ("LDTM.*", "UTMASTG.*"),
     },
     "sm90": {
-        "load": ("UTMALDG.*", WAIT),
+        # Of lhs, rhs and the second one: the loop that brings a residual has one load in its code.
+        "load": ("UTMALDG.*", "UTMALDG.*", "UTMALDG.*", WAIT),
         "multiply": ("HGMMA.*", WAIT),
         # The warps that multiply also store: the loop over tiles, with one block of K.
         "epilogue": ("STSM.*", "UTMASTG.*", "HGMMA.*"),

@@ -176,9 +176,12 @@ class Code:
         return Counter(i.opcode for b in loop.blocks for i in self.blocks[b].instructions)
 
     def has(self, loop: Loop, *patterns: str) -> bool:
-        """Whether a loop has an instruction for each of the patterns."""
+        """Whether a loop has an instruction for each of the patterns, two for one given twice."""
         opcodes = self.opcodes(loop)
-        return all(any(re.fullmatch(p, o) for o in opcodes) for p in patterns)
+        return all(
+            sum(n for o, n in opcodes.items() if re.fullmatch(p, o)) >= wanted
+            for p, wanted in Counter(patterns).items()
+        )
 
     def loop_with(self, *patterns: str) -> Loop:
         """The innermost loop that has an instruction for each of the patterns."""

@@ -56,7 +56,8 @@ struct EpilogueResult {
 enum class Formula : uint32_t {
   kGeneral,      // all that Epilogue says
   kCast,         // d = cast(accumulator); sm_100: and no tile is split
-  kElementwise,  // sm_90: of accumulators and a bias, without a long activation: computed in their registers
+  kElementwise,  // sm_90: of accumulators, a bias and a residual that TMA brings, without a long activation: computed in
+                 // their registers
 };
 
 // What happens to an accumulator on its way out, in float32 up to the casts:
@@ -93,7 +94,7 @@ struct Epilogue {
 // order of the parts, whoever it is, so that the result does not depend on the timing. Where `counters` is null a
 // launch behind does, with the same parameters (sm_90).
 struct GemmParams {
-  TensorMap a, b, b_up, d, saved[2];  // rank 3: (contiguous dimension, outer dimension, batch)
+  TensorMap a, b, b_up, d, saved[2], residual;  // rank 3: (contiguous dimension, outer dimension, batch)
 
   // What a kernel reads before its first load comes first, together: lines of the constant cache are slow to come
   // (gemm/request_parameters.h).
@@ -111,7 +112,8 @@ struct GemmParams {
   uint32_t a_batched, b_batched;  // 1, or 0 where one matrix serves every batch index
   uint32_t b_is_ready;            // 1: B is complete before the preceding kernel of the stream ends; may be prefetched
 
-  uint32_t stages;  // depth of the shared-memory ring
+  uint32_t stages;           // depth of the shared-memory ring
+  uint32_t residual_stages;  // sm_90: of them, what a tile of the residual takes; 0 where it does not come by TMA
   StorePath store_path;
   uint32_t k_spans;          // swizzle spans along K in a stage
   uint32_t operand_swizzle;  // 1: the 128-byte swizzle; 0: none, core matrices (for the ladder; K-major only)
@@ -137,7 +139,7 @@ struct GemmParams {
 };
 
 static_assert(sizeof(TensorMap) == 128 && alignof(GemmParams) == 64);
-static_assert(offsetof(GemmParams, block_m) == 6 * sizeof(TensorMap));
+static_assert(offsetof(GemmParams, block_m) == 7 * sizeof(TensorMap));
 
 // destination[batch, i, j] = source[batch, i, j], or with `transposed` source[batch, j, i], as the GEMM kernels want
 // their operands: rows of destination_pitch elements, a multiple of 16 bytes. What lies behind a row's end is

@@ -18,16 +18,14 @@ struct KernelContext {
   uint32_t shared;  // address of the dynamic shared memory
   Profile profile;
 
-  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + stage * layout.stage_bytes(); }
+  JAXBW_DEVICE uint32_t a(uint32_t stage) const { return shared + layout.stage_offset(stage); }
   JAXBW_DEVICE uint32_t b(uint32_t stage) const { return a(stage) + layout.a_stage_bytes; }
   JAXBW_DEVICE uint32_t staging(uint32_t epilogue_warp) const {
-    return shared + layout.store_offset(params.stages) + epilogue_warp * (layout.store_bytes / kEpilogue.warps);
+    return shared + layout.store_offset() + epilogue_warp * (layout.store_bytes / kEpilogue.warps);
   }
 
   // Of a member of the family's Control.
-  JAXBW_DEVICE uint32_t control(uint32_t member_offset) const {
-    return shared + layout.control_offset(params.stages) + member_offset;
-  }
+  JAXBW_DEVICE uint32_t control(uint32_t member_offset) const { return shared + member_offset; }
 };
 
 }  // namespace jaxbw

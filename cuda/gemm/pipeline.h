@@ -59,10 +59,12 @@ struct RingBarriers {
     for (; slots > 0; --slots, next.advance()) wait_empty(next);
   }
 
-  // By one thread, before anybody uses the ring; ptx::fence_mbarrier_init and a cluster barrier follow.
-  JAXBW_DEVICE void init(uint32_t slots, uint32_t full_arrivals, uint32_t empty_arrivals) const {
-#pragma unroll 1
-    for (uint32_t slot = 0; slot < slots; ++slot) {
+  // By one thread, before anybody uses the ring; ptx::fence_mbarrier_init and a cluster barrier follow. Of as many
+  // slots as there may be, whatever their number in this launch: a loop has a fence in each round.
+  template <uint32_t kSlots>
+  JAXBW_DEVICE void init(uint32_t full_arrivals, uint32_t empty_arrivals) const {
+#pragma unroll
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
       ptx::mbarrier_init(full(slot), full_arrivals);
       ptx::mbarrier_init(empty(slot), empty_arrivals);
     }

@@ -53,7 +53,7 @@ JAXBW_DEVICE void schedule(const Context& context) {
       ptx::mbarrier_arrive_expect_tx_cluster(ptx::map_to_rank(responses.full(at.slot()), lane), ptx::kClcResponseBytes);
     }
     if (ptx::elect_one()) {
-      ptx::clc_acquire_slot();
+      ptx::acquire_slot();
       ptx::clc_try_cancel(context.response(at.slot()), responses.full(at.slot()));
     }
     item = items.next();
@@ -93,7 +93,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     const Tile origin = context.origin(item.tile);
-    const KPart part = k_part(p, number);
+    const KPart part = k_part(p, number, divisor(1), 0);
     const uint32_t first_block = part.first_block(k_blocks);
     a.start_at(origin.m, first_block * block_k, origin.batch * p.a_batched);
     b.start_at(origin.n + b_offset, first_block * block_k, origin.batch * p.b_batched);
@@ -145,7 +145,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
     bool accumulate = false;
     context.profile.enter(Activity::kAwaitAccumulator, accumulator[0].slot());
     accumulators.wait_empty(accumulator[0]);
-    for (uint32_t left = k_part(p, number).block_count(k_blocks); left > 0; --left, stage.advance()) {
+    for (uint32_t left = k_part(p, number, divisor(1), 0).block_count(k_blocks); left > 0; --left, stage.advance()) {
       context.profile.enter(Activity::kAwaitFull, stage.slot());
       stages.wait_full(stage);
       context.profile.enter(Activity::kMultiply, stage.slot());
@@ -182,10 +182,10 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
 template <uint32_t kCtaGroup>
 JAXBW_DEVICE void init_barriers(const Context& context) {
   const ClusterShape cluster = context.cluster;
-  context.stages().init(context.params.stages, kStageFullArrivals, stage_empty_arrivals(cluster, 1));
-  context.accumulators().init(context.params.accumulators, kAccumulatorFullArrivals,
-                              accumulator_empty_arrivals(cluster, kSm100Epilogue.warps));
-  context.responses().init(kResponses, kClcFullArrivals, clc_empty_arrivals(cluster, kSm100Epilogue.warps));
+  context.stages().init<kMaxStages>(kStageFullArrivals, stage_empty_arrivals(cluster, 1));
+  context.accumulators().init<kMaxAccumulators>(kAccumulatorFullArrivals,
+                                                accumulator_empty_arrivals(cluster, kSm100Epilogue.warps));
+  context.responses().init<kResponses>(kClcFullArrivals, clc_empty_arrivals(cluster, kSm100Epilogue.warps));
   ptx::fence_mbarrier_init();
 }
 

@@ -92,7 +92,7 @@ class WorkItems {
     const uint32_t first_cta = ptx::clc_read_response(context_.response(at_.slot()));
     __syncwarp();
     if (ptx::elect_one()) {
-      ptx::clc_release_slot();  // of all lanes' reads: behind the barrier, since the arrival is relaxed
+      ptx::release_slot();  // of all lanes' reads: behind the barrier, since the arrival is relaxed
       ptx::mbarrier_arrive_cluster(rank0_response_empty_ + at_.slot() * RingBarriers::kBarrierBytes);
     }
     at_.advance();

@@ -26,6 +26,8 @@
 #include "gemm/sm90_delayed.cuh"
 #include "gemm/sm90_elementwise.cuh"
 #include "gemm/sm90_epilogue.cuh"
+#include "gemm/sm90_residual.cuh"
+#include "gemm/sm90_stages.h"
 #include "gemm/tile_scheduler.h"
 #include "params.h"
 #include "ptx/cluster.h"
@@ -51,18 +53,30 @@ struct Loaders {
   }
 };
 
+// Before the first load of all.
+JAXBW_DEVICE void await_start(const Context& context, const Loaders& load, uint32_t blocks) {
+  context.await_barriers();
+  if (context.params.b_is_ready && ptx::elect_one()) load.b.prefetch(min(context.params.stages, blocks));
+  __syncwarp();
+  context.profile.enter(Activity::kAwaitUpstream);
+  ptx::wait_for_upstream();
+}
+
 // The load role's main loop: fills `blocks` stages. One of narrow tiles is used up in 256 cycles, and this is where it
-// would be late: hence a loop of its own for each way to share the operands.
+// would be late: hence a loop of its own for each way to share the operands. The wait for the start is here, too: what
+// leads to the loop does not stand between it and the first load.
 template <bool kMulticastA, bool kMulticastB>
-JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPosition& at, uint32_t blocks) {
+JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPosition& at, uint32_t blocks, bool first) {
+  if (first) await_start(context, load, blocks);
   const RingBarriers ring = context.ring();
-  const uint32_t stage_bytes = context.layout.stage_bytes(), a_bytes = context.layout.a_stage_bytes;
+  const uint32_t stage_bytes = context.layout.stage_bytes();
   for (; blocks > 0; --blocks, at.advance()) {
     context.profile.enter(Activity::kAwaitEmpty, at.slot());
     ring.wait_empty(at);
     context.profile.enter(Activity::kLoad, at.slot());
     if (ptx::elect_one()) {
-      const uint32_t full = ring.full(at.slot()), a = context.shared + at.slot() * stage_bytes, b = a + a_bytes;
+      ptx::acquire_slot();  // it may have held some of a residual
+      const uint32_t full = ring.full(at.slot()), a = context.a(at.slot()), b = context.b(at.slot());
       ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
       load.a.load<kMulticastA>(a, full);
       load.b.load<kMulticastB>(b, full);
@@ -109,73 +123,31 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = work_item(p, number);
     const KPart part = context.k_part(number);
-    load.start_at(cta_origin(p, cluster, item.tile, rank), part.first_block(k_blocks) * kBlockK, p);
+    const Tile origin = cta_origin(p, cluster, item.tile, rank);
+    load.start_at(origin, part.first_block(k_blocks) * kBlockK, p);
     const uint32_t blocks = part.block_count(k_blocks);
-    if (first) {
-      context.await_barriers();
-      if (p.b_is_ready && ptx::elect_one()) load.b.prefetch(min(p.stages, k_blocks));
-      __syncwarp();
-      context.profile.enter(Activity::kAwaitUpstream);
-      ptx::wait_for_upstream();
-      context.profile.enter(Activity::kNextItem, number);
-      first = false;
-    }
     if (multicast_a && multicast_b) {
-      fill_stages<true, true>(context, load, at, blocks);
+      fill_stages<true, true>(context, load, at, blocks, first);
     } else if (multicast_a) {
-      fill_stages<true, false>(context, load, at, blocks);
+      fill_stages<true, false>(context, load, at, blocks, first);
     } else if (multicast_b) {
-      fill_stages<false, true>(context, load, at, blocks);
+      fill_stages<false, true>(context, load, at, blocks, first);
     } else {
-      fill_stages<false, false>(context, load, at, blocks);
+      fill_stages<false, false>(context, load, at, blocks, first);
     }
+    if (p.residual_stages != 0) load_residual<kConfig>(context, at, origin);
+    first = false;
   }
   meet_before_sums(context);
   context.profile.enter(Activity::kAwaitExit);
-  context.ring().await_empty(at, p.stages);
+  if (context.has_peers()) context.ring().await_empty(at, p.stages);
 }
-
-// A multiplying warp's place in the ring, and how its warpgroup lets go of a stage: it tells every CTA that loads for
-// this one, once. wgmma is the warpgroup's, and so is the completion that wgmma.wait_group tells any warp of
-// (PTX 9.7.15.7.3): so the warps divide the CTAs, warp w telling those of rank 4 i + w by its lane i. Whether and where
-// a lane tells is found once, since this stands in the main loop.
-class StageReader {
- public:
-  JAXBW_DEVICE StageReader(RingBarriers ring, uint32_t stages, ClusterShape cluster, uint32_t rank,
-                           uint32_t warp_in_team)
-      : ring_(ring), at_(RingPosition::consumer(stages)) {
-    constexpr uint32_t kRanksOfWarp = kMaxClusterSize / kTeamWarps;
-    const uint32_t lane = ptx::lane_index(), peer = lane * kTeamWarps + warp_in_team;
-    tells_ = lane < kRanksOfWarp && (cluster.source_mask(rank) >> peer & 1) != 0;
-    if (tells_) peer_first_empty_ = ptx::map_to_rank(ring.first_empty, peer);
-  }
-
-  // Leaves the next stages to the other team.
-  JAXBW_DEVICE void skip(uint32_t stages) { at_.skip(stages); }
-
-  // The slot of the next stage, once it is full.
-  JAXBW_DEVICE uint32_t acquire() {
-    ring_.wait_full(at_);
-    const uint32_t slot = at_.slot();
-    at_.advance();
-    return slot;
-  }
-
-  JAXBW_DEVICE void release(uint32_t slot) const {
-    if (tells_) ptx::mbarrier_arrive_cluster(peer_first_empty_ + slot * RingBarriers::kBarrierBytes);
-  }
-
- private:
-  RingBarriers ring_;
-  RingPosition at_;
-  bool tells_;
-  uint32_t peer_first_empty_ = 0;
-};
 
 // Of the two teams, one after the other.
 //
 // Pingpong: a team reads stages only when the other has seen all of its own full. Barriers of the ring tell one round
-// from the next by a parity: who waited for a round further ahead would take an old one for it.
+// from the next by a parity: who waited for a round further ahead would take an old one for it. These are the stages of
+// a residual, too, which are full soon after the last block of K, and read later.
 //
 // Cooperative: see Stagger.
 class Turn {
@@ -262,6 +234,10 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
 // Multiply role: two teams of warps 0-3 and 4-7.
 template <Config kConfig>
 JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
+  // A warp polls until the load warps have returned registers: late, it finds them. Where accumulators take most of
+  // them, ptxas would spill some.
+  constexpr bool kLate = kConfig.accumulators() <= 64;
+  if constexpr (!kLate) ptx::increase_registers<kTeamRegisters>();
   const GemmParams& p = context.params;
   const bool pingpong = p.pingpong != 0;
   const uint32_t team = warp / kTeamWarps, warp_in_team = warp % kTeamWarps;
@@ -273,11 +249,12 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   DelayedStores<kConfig.block_n, kConfig.accumulators()> delayed(p, stores);
   const Turn turn(team);
   context.await_barriers();
+  if constexpr (kLate) ptx::increase_registers<kTeamRegisters>();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
   for (uint32_t number = context.cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
     if (pingpong && count % kTeams != team) {
-      reader.skip(context.k_part(number).block_count(k_blocks));
+      reader.skip(context.stages_of(number));
       meet_before_sums(context);
       continue;
     }
@@ -285,7 +262,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     const WorkItem item = work_item(p, number);
     const Tile origin = cta_origin(p, context.cluster, item.tile, context.rank);
     const StoreOrigin tile{origin.m, origin.n, origin.batch};
-    const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.shared,
+    const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.a(0),
                                      context.sum_barriers());
     if (cluster.shared()) cluster.announce();
     const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
@@ -318,24 +295,38 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
           turn.await();
         },
         [&] {
+          if (pingpong) reader.await_full(p.residual_stages);
           if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
+          delayed.await_buffers();
           if (formula == Formula::kElementwise) bias.load(p, tile, row);
         });
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
+    // The way of most tiles is asked for first, and jumped to once: each jump to code that is not cached yet costs some
+    // 70 cycles.
+    const bool takes = delayed.takes() && !(pingpong && delayed.keeps());
+    if (formula == Formula::kCast && item.parts == 1 && !cluster.shared() && takes) {
+      delayed.take(accumulators, tile, row);
+      continue;
+    }
     if (formula == Formula::kGeneral || cluster.shared() || shares) {
       apply_epilogue<kConfig.block_n>(accumulators, p, cluster, parts(), tile, row, warp, stores, context.profile);
       continue;
     }
-    if (item.parts > 1) {
-      const SplitSum split = parts();
-      split.leave(accumulators, 0);
-      if (split.added_up_later() || !split.last()) continue;
-      split.gather_all(accumulators);
+    if (item.parts > 1 || formula == Formula::kElementwise) {
+      if (item.parts > 1) {
+        const SplitSum split = parts();
+        split.leave(accumulators, 0);
+        if (split.added_up_later() || !split.last()) continue;
+        split.gather_all(accumulators);
+      }
+      if (formula == Formula::kElementwise) {
+        apply_elementwise(accumulators, p.epilogue, bias);
+        if (p.residual_stages != 0) add_residual<kConfig>(accumulators, context, team, row, reader);
+      }
     }
-    if (formula == Formula::kElementwise) apply_elementwise(accumulators, p.epilogue, bias);
-    if (!pingpong && delayed.takes()) {
+    if (delayed.keeps() && takes) {
       delayed.take(accumulators, tile, row);
     } else {
       cast_tile<kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
@@ -349,11 +340,10 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 JAXBW_DEVICE void init_barriers(const Context& context) {
   const GemmParams& p = context.params;
   const uint32_t readers = p.pingpong != 0 ? 1 : kTeams;  // warpgroups that read a stage
-  context.ring().init(p.stages, kStageFullArrivals, stage_empty_arrivals(context.cluster, readers));
-  if (context.cluster.k.value > 1) {
-    for (uint32_t warp = 0; warp < kSm90Epilogue.warps; ++warp) {
-      ptx::mbarrier_init(context.sum_barriers() + warp * RingBarriers::kBarrierBytes, 1);
-    }
+  context.ring().init<kMaxStages>(kStageFullArrivals, stage_empty_arrivals(context.cluster, readers));
+#pragma unroll
+  for (uint32_t warp = 0; warp < kSm90Epilogue.warps; ++warp) {
+    ptx::mbarrier_init(context.sum_barriers() + warp * RingBarriers::kBarrierBytes, 1);
   }
   ptx::fence_mbarrier_init();
 }
@@ -373,18 +363,28 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
                          ptx::shared_address(shared_memory), Profile(profile)}};
   const uint32_t warp = ptx::warp_index();
   if (warp < kTeamWarps) {
+    if (warp == kPrefetchWarp && ptx::elect_one()) {  // before all else, as the first load waits for it
+      ptx::prefetch_tensor_map(params.a);
+      ptx::prefetch_tensor_map(params.b);
+    }
+    __syncwarp();
     ptx::decrease_registers<kLoadRegisters>();
     if (warp == kLoadWarp) {
-      load_tiles<kConfig>(context);  // which waits for the kernel before this one when it must
+      // Which waits for the kernel before this one when it must. A third of the instructions until its first load are
+      // the cluster's: hence a copy without them.
+      if (params.cluster.size() == 1) {
+        load_tiles<kConfig>(context.alone());
+      } else {
+        load_tiles<kConfig>(context);
+      }
     } else {
       if (warp == kInitWarp) {
         if (ptx::elect_one()) init_barriers(context);
       } else if (warp == kRequestWarp) {
         requested.await();
       } else if (ptx::elect_one()) {
-        ptx::prefetch_tensor_map(params.a);
-        ptx::prefetch_tensor_map(params.b);
         if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
+        if (params.residual_stages != 0) ptx::prefetch_tensor_map(params.residual);
       }
       __syncwarp();
       context.await_barriers();
@@ -392,7 +392,6 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
       meet_before_sums(context);
     }
   } else {
-    ptx::increase_registers<kTeamRegisters>();
     multiply_tiles<kConfig>(context, warp - kTeamWarps);
   }
   context.profile.enter(Activity::kAwaitExit);

@@ -23,9 +23,10 @@ struct Config {
 
 constexpr uint32_t kTeams = kSm90Teams;
 constexpr uint32_t kTeamWarps = kSm90TeamWarps;
-constexpr uint32_t kLoadWarp = 0, kInitWarp = 1, kRequestWarp = 2;
+constexpr uint32_t kLoadWarp = 0, kInitWarp = 1, kRequestWarp = 2, kPrefetchWarp = 3;
 constexpr uint32_t kThreads = (1 + kTeams) * kTeamWarps * ptx::kWarpSize;
-constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2;  // named barriers; 0 is __syncthreads'
+// Named barriers; 0 is __syncthreads'. Of those of turns and of teams there is one for each team.
+constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2, kFirstTeamBarrier = kFirstTurnBarrier + kTeams;
 constexpr uint32_t kBlockK = span_elements(DataType::kF16);   // a stage is one swizzle span deep
 
 // A CTA is launched with the registers that ptxas gives all its threads alike: 168 at most, as 384 threads share 65536.
@@ -55,10 +56,23 @@ struct Context : KernelContext<kSm90Epilogue> {
   JAXBW_DEVICE uint32_t cluster_count() const { return gridDim.x / cluster.ctas; }
 
   JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + kBlockK - 1) / kBlockK; }
-  JAXBW_DEVICE KPart k_part(uint32_t item) const { return jaxbw::k_part(params, item, cluster.part(rank)); }
+  JAXBW_DEVICE KPart k_part(uint32_t item) const { return jaxbw::k_part(params, item, cluster.k, cluster.part(rank)); }
+
+  // Stages that a work item takes: its blocks of K and behind them what is loaded of the residual.
+  JAXBW_DEVICE uint32_t stages_of(uint32_t item) const {
+    return k_part(item).block_count(k_blocks()) + params.residual_stages;
+  }
 
   // Whether peers arrive on this CTA's barriers of the ring. (Sums are sent behind a cluster barrier, and waited for.)
   JAXBW_DEVICE bool has_peers() const { return cluster.tiles.value > 1; }
+
+  // The same for a CTA without others in its cluster, of which the compiler then knows that.
+  JAXBW_DEVICE Context alone() const {
+    Context context = *this;
+    context.cluster = cluster_shape(1, 1, 1);
+    context.rank = 0;
+    return context;
+  }
 
   // Until all barriers are initialised. Every role has done by then what it could without them: from here to the first
   // load nobody multiplies. (Warps come here from different places, so the barrier has a number and a count.)

@@ -19,21 +19,38 @@ class DelayedStores {
  public:
   JAXBW_DEVICE DelayedStores(const GemmParams& params, StoreRing& stores) : params_(params), stores_(stores) {}
 
-  // Whether there is anything to delay in such a tile. (Of a gated one there is half as much to store.)
+  // Whether it takes such tiles. (Of a gated one there is half as much to store.)
   JAXBW_DEVICE bool takes() const {
-    return kKept > 0 && params_.store_path == StorePath::kTma && params_.output.type != DataType::kF32 &&
+    return params_.store_path == StorePath::kTma && params_.output.type != DataType::kF32 &&
            params_.epilogue.gated == 0;
+  }
+
+  // Whether it keeps anything of them.
+  static constexpr bool keeps() { return kKept > 0; }
+
+  // What take() would wait for first, where nothing was kept: while products run, not behind them.
+  JAXBW_DEVICE void await_buffers() const {
+    if constexpr (!keeps()) stores_.drain();
   }
 
   // Stores the first boxes of a tile and keeps the others. All that was kept before has been stored.
   JAXBW_DEVICE void take(const float (&accumulators)[kCount], StoreOrigin tile, uint32_t row) {
-    origin_ = {tile.row + row, tile.column, tile.batch};
+    uint32_t pairs[kCount / 2];
     if (params_.output.type == DataType::kBF16) {
-      cast<DataType::kBF16>(accumulators);
+      cast<DataType::kBF16>(pairs, accumulators);
     } else {
-      cast<DataType::kF16>(accumulators);
+      cast<DataType::kF16>(pairs, accumulators);
     }
-    next_ = 0;
+    origin_ = {tile.row + row, tile.column, tile.batch};
+    for_each_step<kStep, kAtOnce * kStep>([&]<uint32_t kFirst>() {
+      stage<kFirst / 2>(pairs, kFirst == 0 && !keeps() ? stores_.acquire_drained() : stores_.acquire());
+      stores_.store_by_tma(params_.d, box_origin<kBlockN, kFirst>(origin_, 0));
+    });
+    if constexpr (kKept > 0) {
+#pragma unroll
+      for (uint32_t i = 0; i < kPairs; ++i) pairs_[i] = pairs[kAtOnce * kStep / 2 + i];
+      next_ = 0;
+    }
   }
 
   // Stores one of the boxes that are kept, if there is any.
@@ -43,7 +60,7 @@ class DelayedStores {
     StoreOrigin box;
     for_each_step<kStep, kKept * kStep>([&]<uint32_t kFirst>() {
       if (next_ != kFirst / kStep) return;
-      stage<kFirst / 2>(buffer);
+      stage<kFirst / 2>(pairs_, buffer);
       box = box_origin<kBlockN, kAtOnce * kStep + kFirst>(origin_, 0);
     });
     stores_.store_by_tma(params_.d, box);
@@ -65,25 +82,19 @@ class DelayedStores {
   static constexpr uint32_t kPairs = kKept * kStep / 2;
 
   template <DataType kType>
-  JAXBW_DEVICE void cast(const float (&accumulators)[kCount]) {
-    for_each_step<2, 2 * kPairs>([&]<uint32_t kFirst>() {
-      constexpr uint32_t kFrom = kAtOnce * kStep + kFirst;
-      pairs_[kFirst / 2] = ptx::pack<kType>(accumulators[kFrom], accumulators[kFrom + 1]);
-    });
-    for_each_step<kStep, kAtOnce * kStep>([&]<uint32_t kFirst>() {
-      stage_box<kType, kColumns, kFirst>(accumulators, stores_.acquire());
-      stores_.store_by_tma(params_.d, box_origin<kBlockN, kFirst>(origin_, 0));
-    });
+  static JAXBW_DEVICE void cast(uint32_t (&pairs)[kCount / 2], const float (&accumulators)[kCount]) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount / 2; ++i) pairs[i] = ptx::pack<kType>(accumulators[2 * i], accumulators[2 * i + 1]);
   }
 
   // As stage_box: eight columns are one chunk of a row.
-  template <uint32_t kFirst>
-  JAXBW_DEVICE void stage(uint32_t buffer) const {
-    const uint32_t lane = ptx::lane_index_here();
+  template <uint32_t kFirst, uint32_t kAll>
+  static JAXBW_DEVICE void stage(const uint32_t (&pairs)[kAll], uint32_t buffer) {
+    const uint32_t first = staged_fragments<kColumns * 2>(buffer);
 #pragma unroll
     for (uint32_t i = 0; i < kColumns / kFragmentColumns; i += 2) {
-      const uint32_t* v = pairs_ + kFirst + i * 2;
-      ptx::stmatrix_x4(buffer + staged_offset<kColumns * 2>(lane % 16, i + lane / 16), v[0], v[1], v[2], v[3]);
+      const uint32_t* v = pairs + kFirst + i * 2;
+      ptx::stmatrix_x4(first ^ i * 16, v[0], v[1], v[2], v[3]);
     }
   }
 

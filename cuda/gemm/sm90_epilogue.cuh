@@ -13,6 +13,15 @@ namespace jaxbw::sm90 {
 
 constexpr uint32_t columns_of(uint32_t registers) { return registers / 4 * kFragmentColumns; }
 
+// Where a lane's row of the first two fragments of a 16-bit box lies, as stmatrix_x4 wants it: rows 0-7 and 8-15 of
+// chunk 0, then of chunk 1. Chunks i and i + 1, i even, are at this address ^ 16 i, as a row is swizzled within itself.
+template <uint32_t kRowBytes>
+JAXBW_DEVICE uint32_t staged_fragments(uint32_t buffer) {
+  static_assert(kRowBytes <= kSwizzleSpan);
+  const uint32_t lane = ptx::lane_index_here();
+  return buffer + staged_offset<kRowBytes>(lane % 16, lane / 16);
+}
+
 // Accumulators kFirst ... of one box of D, kColumns wide -> staging, cast.
 template <DataType kType, uint32_t kColumns, uint32_t kFirst, uint32_t kCount>
 JAXBW_DEVICE void stage_box(const float (&accumulators)[kCount], uint32_t buffer) {

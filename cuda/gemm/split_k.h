@@ -58,7 +58,7 @@ class SplitSum {
         parts_(item.parts),
         counted_(params.counters != nullptr),
         counter_(params.counters + slice),
-        part_floats_(slice_floats),
+        part_floats_(static_cast<uint32_t>(slice_floats)),
         sums_(params.partials + slice * item.parts * slice_floats + ptx::lane_index_here() * kGroup) {}
 
   // The slice so many behind this one.
@@ -200,7 +200,7 @@ class SplitSum {
   uint32_t slice_, part_, parts_;
   bool counted_;
   uint32_t* counter_;
-  uint64_t part_floats_;
+  uint32_t part_floats_;
   float* sums_;
 };
 

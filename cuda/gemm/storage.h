@@ -67,6 +67,20 @@ constexpr StoreBox sm90_store_box(uint32_t block_n, DataType output) {
   return {kSm90Epilogue.rows_per_warp, output == DataType::kF32 || block_n % 64 != 0 ? 32u : 64u};
 }
 
+// The tile of a residual of 16 bits, as the load role of sm_90 brings it: in boxes that have all rows of the CTA's tile and
+// the columns of a box of D of 16 bits, swizzled over their rows. A stage of the ring holds as many as fit into it.
+struct ResidualTile {
+  StoreBox box;
+  uint32_t stage_boxes;
+
+  constexpr uint32_t row_bytes() const { return box.row_bytes(DataType::kBF16); }
+  constexpr uint32_t box_bytes() const { return box.rows * row_bytes(); }
+  constexpr uint32_t boxes(uint32_t tile_columns) const { return tile_columns / box.columns; }
+  constexpr uint32_t stages(uint32_t tile_columns) const {
+    return (boxes(tile_columns) + stage_boxes - 1) / stage_boxes;
+  }
+};
+
 // Whether half of a tile's columns, the results of a gated product, are whole boxes of any output.
 constexpr bool sm90_gated_in_boxes(uint32_t block_n) {
   return block_n / 2 % sm90_store_box(block_n, DataType::kBF16).columns == 0 &&
@@ -124,17 +138,20 @@ constexpr OperandTile operand_tile(Major major, DataType input, uint32_t extent,
   return {major, row_bytes, k_spans * span_elements(input), extent * size_bytes(input) / row_bytes};
 }
 
-// Barriers, CLC responses and the TMEM pointer: a fixed block, whatever the number of stages.
+// Barriers, CLC responses and the TMEM pointer: a fixed block.
 constexpr uint32_t kControlBytes = 1024;
+
+// Control block, staging, ring of stages: in front what every kernel has alike, so that its addresses do not wait for
+// launch parameters.
 
 struct StorageLayout {
   uint32_t a_stage_bytes, b_stage_bytes;  // one CTA's part of a stage
   uint32_t store_bytes;                   // epilogue staging
 
   constexpr uint32_t stage_bytes() const { return a_stage_bytes + b_stage_bytes; }
-  constexpr uint32_t store_offset(uint32_t stages) const { return stages * stage_bytes(); }
-  constexpr uint32_t control_offset(uint32_t stages) const { return store_offset(stages) + store_bytes; }
-  constexpr uint32_t total_bytes(uint32_t stages) const { return control_offset(stages) + kControlBytes; }
+  constexpr uint32_t store_offset() const { return kControlBytes; }
+  constexpr uint32_t stage_offset(uint32_t stage) const { return store_offset() + store_bytes + stage * stage_bytes(); }
+  constexpr uint32_t total_bytes(uint32_t stages) const { return stage_offset(stages); }
   constexpr uint32_t max_stages() const {
     const uint32_t fit = (kMaxSharedMemory - store_bytes - kControlBytes) / stage_bytes();
     return fit < kMaxStages ? fit : kMaxStages;
@@ -154,6 +171,14 @@ constexpr StorageLayout storage_layout(uint32_t block_m, uint32_t block_n, uint3
 static_assert(storage_layout(128, 256, 1, 1, kSm90Epilogue).max_stages() == 4);
 static_assert(storage_layout(256, 256, 2, 1, kSm100Epilogue).max_stages() == 6);
 static_assert(storage_layout(512, 256, 2, 1, kSm100Epilogue).max_stages() == 4);
+
+constexpr ResidualTile residual_tile(uint32_t block_m, uint32_t block_n) {
+  ResidualTile tile{{block_m, sm90_store_box(block_n, DataType::kBF16).columns}, 0};
+  tile.stage_boxes = storage_layout(block_m, block_n, 1, 1, kSm90Epilogue).stage_bytes() / tile.box_bytes();
+  return tile;
+}
+static_assert(residual_tile(128, 256).stages(256) == 2 && residual_tile(64, 256).stages(256) == 1);
+static_assert(residual_tile(128, 96).stage_boxes == 3 && residual_tile(256, 128).stages(128) == 2);
 
 // sm_90, CTAs of a cluster that compute parts of K: a tile's sums are handed over in slices, the rows of a warp and a
 // chunk of columns each. A CTA owns 1 / cluster_k of them, and receives these of every part, where the ring was; behind

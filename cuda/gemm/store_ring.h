@@ -59,6 +59,12 @@ class StoreRing {
     return buffer();
   }
 
+  // The same, behind drain() and no store since.
+  JAXBW_DEVICE uint32_t acquire_drained() const {
+    __syncwarp();
+    return buffer();
+  }
+
   // Stores the buffer last acquired, which all lanes have written: a box of kColumns columns. What of it lies outside
   // the matrix is not stored.
   template <DataType kType, uint32_t kColumns>

@@ -44,10 +44,13 @@ constexpr Tile rasterise(uint32_t index, const TileOrder& order) {
   const uint32_t batch = index / order.batch;
   const uint32_t within_batch = index - batch * order.batch.value;
   const uint32_t first = within_batch / order.band * order.width.value;
-  const Divisor width = order.across - first < order.width.value ? order.last_width : order.width;
+  const uint32_t left = order.across - first;
   const uint32_t within = within_batch - first * order.along;
-  const uint32_t j = within / width;
-  const uint32_t i = first + within - j * width.value;
+  // Both quotients, and a choice of them: chosen divisors would be loaded from where the choice says.
+  const uint32_t j_of_full = within / order.width, j_of_last = within / order.last_width;
+  const bool is_last = left < order.width.value;
+  const uint32_t j = is_last ? j_of_last : j_of_full;
+  const uint32_t i = first + within - j * (is_last ? left : order.width.value);
   return order.raster == Raster::kAlongM ? Tile{i, j, batch} : Tile{j, i, batch};
 }
 

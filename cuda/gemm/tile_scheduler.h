@@ -10,10 +10,11 @@ constexpr uint32_t split_part(const GemmParams& p, uint32_t item) {
   return item < p.whole_tiles ? 0 : (item - p.whole_tiles) % p.split_k;
 }
 
-// What the CTAs of number `cluster_part` along K in a cluster have of it.
-constexpr KPart k_part(const GemmParams& p, uint32_t item, uint32_t cluster_part = 0) {
-  if (item < p.whole_tiles) return {cluster_part, p.cluster.k};
-  return {split_part(p, item) * p.cluster.k.value + cluster_part, p.parts};
+// What the CTAs of number `cluster_part` along K, of so many in a cluster, have of it.
+constexpr KPart k_part(const GemmParams& p, uint32_t item, Divisor cluster_parts, uint32_t cluster_part) {
+  KPart part{cluster_part, cluster_parts};
+  if (item >= p.whole_tiles) part = {split_part(p, item) * cluster_parts.value + cluster_part, p.parts};
+  return part;
 }
 
 // A cluster tile, or a part of it.
@@ -23,10 +24,18 @@ struct WorkItem {
   uint32_t split_tile;   // number of the tile among those that are split
 };
 
+// (The first load waits for this: whole tiles and parts come by the same rasterise(), without a jump to one of two.)
 constexpr WorkItem work_item(const GemmParams& p, uint32_t item) {
-  if (item < p.whole_tiles) return {rasterise(item, p.order), 0, 1, 0};
-  const uint32_t split_tile = (item - p.whole_tiles) / p.split_k;
-  return {rasterise(p.whole_tiles + split_tile, p.order), split_part(p, item), p.split_k.value, split_tile};
+  WorkItem found{{}, 0, 1, 0};
+  uint32_t tile = item;
+  if (item >= p.whole_tiles) {
+    found.split_tile = (item - p.whole_tiles) / p.split_k;
+    found.part = split_part(p, item);
+    found.parts = p.split_k.value;
+    tile = p.whole_tiles + found.split_tile;
+  }
+  found.tile = rasterise(tile, p.order);
+  return found;
 }
 
 // First row and column of the tile of D of one CTA of a cluster, and the batch index. (Without pairs.)

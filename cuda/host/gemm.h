@@ -151,8 +151,13 @@ inline uint32_t b_peers(const GemmConfig& c) { return c.cluster_m / c.cta_group;
 // Whether a launch of its own adds up the parts of split tiles, not the warps that come last.
 bool reduces_apart(const KernelFamily& family, const GemmConfig& config);
 
+// GemmParams::residual_stages, of a problem as it is launched with a residual at this address.
+uint32_t residual_stages(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
+                         CUdeviceptr residual);
+
 // Which way the epilogue takes: Epilogue::formula.
-Formula formula(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
+Formula formula(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
+                uint32_t residual_stages);
 
 // One TMA store of an epilogue warp.
 StoreBox store_box(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);

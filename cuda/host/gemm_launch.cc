@@ -69,11 +69,11 @@ EpilogueOperand epilogue_operand(const std::optional<DataType>& type, CUdevicept
 
 EpilogueResult epilogue_result(DataType type, CUdeviceptr address) { return {reinterpret_cast<void*>(address), type}; }
 
-StorePath store_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
-                     const GemmBuffers& buffers) {
+StorePath store_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, const GemmBuffers& buffers,
+                     Formula formula) {
   if (c.swap_ab != 0) return StorePath::kColumns;
   // The general way of the Hopper kernel does not store by TMA: no tensor maps are encoded for it.
-  if (family.is_sm90() && formula(family, p, c) == Formula::kGeneral) return StorePath::kRows;
+  if (family.is_sm90() && formula == Formula::kGeneral) return StorePath::kRows;
   // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
   // what followed it): so the rule holds for a single row too.
   const bool aligned = (p.n * size_bytes(p.output) | buffers.d | buffers.saved | buffers.saved_up) % kTmaAlignment == 0;
@@ -83,6 +83,7 @@ StorePath store_path(const KernelFamily& family, const GemmProblem& p, const Gem
 GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
                        const GemmBuffers& buffers, const Work& work) {
   GemmParams params = {};
+  params.residual_stages = residual_stages(family, p, c, buffers.residual);
   params.epilogue = {.alpha = p.alpha,
                      .beta = p.beta,
                      .c = epilogue_operand(p.c, buffers.c),
@@ -91,11 +92,11 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .bias_along_m = p.bias_along_m,
                      .activation = p.activation,
                      .gated = p.gated,
-                     .formula = formula(family, p, c)};
+                     .formula = formula(family, p, c, params.residual_stages)};
   params.output = epilogue_result(p.output, buffers.d);
   params.saved_output[0] = epilogue_result(p.output, buffers.saved);
   params.saved_output[1] = epilogue_result(p.output, buffers.saved_up);
-  params.store_path = store_path(family, p, c, buffers);
+  params.store_path = store_path(family, p, c, buffers, params.epilogue.formula);
   const bool columns = params.store_path == StorePath::kColumns;
   params.row_stride = columns ? 1 : p.n;
   params.column_stride = columns ? p.m : 1;
@@ -263,9 +264,13 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   }
   if (params.store_path == StorePath::kTma) {
     const StoreBox box = store_box(*family, p, config);
-    launch.views[3] = view_result(p, box, "result", at.d);
-    if (p.save) launch.views[4] = view_result(p, box, "saved", at.saved);
-    if (p.save && p.gated) launch.views[5] = view_result(p, box, "saved_up", at.saved_up);
+    launch.views[3] = view_like_result(p, box, "result", p.output, at.d);
+    if (p.save) launch.views[4] = view_like_result(p, box, "saved", p.output, at.saved);
+    if (p.save && p.gated) launch.views[5] = view_like_result(p, box, "saved_up", p.output, at.saved_up);
+  }
+  if (params.residual_stages != 0) {
+    const StoreBox box = residual_tile(config.block_m, config.block_n).box;
+    launch.views[6] = view_like_result(p, box, "residual", *p.residual, at.residual);
   }
   return launch;
 }

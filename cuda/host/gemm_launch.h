@@ -48,7 +48,7 @@ struct GemmLaunch {
   const KernelFamily* family;
   GemmConfig config;
   GemmParams params;                               // its tensor maps are still to be encoded
-  std::array<std::optional<TensorView>, 6> views;  // in the order of the tensor maps in GemmParams
+  std::array<std::optional<TensorView>, 7> views;  // in the order of the tensor maps in GemmParams
   RepackParams repack;                             // what is copied before, where repack_blocks is not 0
   uint32_t repack_blocks;
   CUdeviceptr counters;  // to be set to zero before
@@ -75,7 +75,7 @@ std::string reduce_kernel(const KernelFamily& family);
 template <typename Encode>
 Status encode_maps(GemmLaunch& launch, Encode encode) {
   GemmParams& p = launch.params;
-  TensorMap* const maps[] = {&p.a, &p.b, &p.b_up, &p.d, &p.saved[0], &p.saved[1]};
+  TensorMap* const maps[] = {&p.a, &p.b, &p.b_up, &p.d, &p.saved[0], &p.saved[1], &p.residual};
   for (size_t i = 0; i < launch.views.size(); ++i) {
     if (!launch.views[i]) continue;
     if (Status status = encode(*launch.views[i], *maps[i]); !status.ok()) {

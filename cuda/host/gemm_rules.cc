@@ -53,6 +53,13 @@ std::string required_kernel(const KernelFamily& family, const GemmProblem& probl
                 layout_letter(problem.b_major == Major::kMN), "_", config.team_rows(), "x", config.block_n);
 }
 
+// Whether a formula, whatever arrays it reads beside the bias, may be Formula::kElementwise. Once for each accumulator,
+// the code of gelu_exact would be longer than all else.
+bool allows_registers(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  return family.is_sm90() && !p.c && !p.save && p.activation != Activation::kGeluExact &&
+         (!p.gated || sm90_gated_in_boxes(c.block_n));
+}
+
 // --- rules of a configuration alone
 
 Status check_sm90_tile(const GemmConfig& c) {
@@ -262,14 +269,21 @@ uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
   return c.cluster_k == 1 ? family.min_stages : std::max(family.min_stages, cluster_sum_stages(c.block_m, c.block_n));
 }
 
-Formula formula(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  if (p.c || p.residual || p.save) return Formula::kGeneral;
-  const bool casts = p.alpha == 1 && !p.bias && p.activation == Activation::kNone && !p.gated;
+uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, CUdeviceptr residual) {
+  if (!p.residual || *p.residual == DataType::kF32 || !allows_registers(family, p, c)) return 0;
+  const bool whole = c.split_k == 1 && c.cluster_k == 1;
+  const bool by_tma = c.swap_ab == 0 && (p.n * size_bytes(*p.residual) | residual) % kTmaAlignment == 0;
+  if (!whole || !by_tma) return 0;
+  const uint32_t stages = residual_tile(c.block_m, c.block_n).stages(tile_columns(p, c));
+  // In pingpong a team sees all of them full while it still holds one of the last block of K.
+  return stages < c.stages ? stages : 0;
+}
+
+Formula formula(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, uint32_t residual_stages) {
+  if (p.c || p.save || (p.residual && residual_stages == 0)) return Formula::kGeneral;
+  const bool casts = p.alpha == 1 && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated;
   if (casts && (family.is_sm90() || c.split_k == 1)) return Formula::kCast;
-  // Once for each accumulator, the code of gelu_exact would be longer than all else.
-  const bool elementwise =
-      family.is_sm90() && p.activation != Activation::kGeluExact && (!p.gated || sm90_gated_in_boxes(c.block_n));
-  return elementwise ? Formula::kElementwise : Formula::kGeneral;
+  return allows_registers(family, p, c) ? Formula::kElementwise : Formula::kGeneral;
 }
 
 bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
@@ -279,7 +293,7 @@ bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
 StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   if (family.is_sm90()) return sm90_store_box(c.block_n, p.output);
   return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated,
-                         formula(family, p, c) == Formula::kCast, p.output);
+                         formula(family, p, c, 0) == Formula::kCast, p.output);
 }
 
 Status check_problem(const GemmProblem& p) {

@@ -59,17 +59,18 @@ TensorView view_b(const GemmProblem& problem, const GemmConfig& config, const ch
   return b;
 }
 
-TensorView view_result(const GemmProblem& problem, StoreBox box, const char* name, CUdeviceptr address) {
+TensorView view_like_result(const GemmProblem& problem, StoreBox box, const char* name, DataType type,
+                            CUdeviceptr address) {
   return {.name = name,
           .address = address,
-          .type = problem.output,
+          .type = type,
           .contiguous = problem.n,
           .outer = problem.m,
           .batch = problem.batch,
-          .row_stride = problem.n * size_bytes(problem.output),
+          .row_stride = problem.n * size_bytes(type),
           .box_contiguous = box.columns,
           .box_outer = box.rows,
-          .swizzle_bytes = box.row_bytes(problem.output)};
+          .swizzle_bytes = box.row_bytes(type)};
 }
 
 Status encode_tensor_map(const Driver& driver, const TensorView& view, TensorMap& map) {

@@ -38,14 +38,4 @@ JAXBW_DEVICE uint32_t clc_read_response(uint32_t response) {
   return first_cta;
 }
 
-// A response slot is read by the generic proxy and written by the async proxy. These two order the reads before the
-// next write: the reader releases before it arrives, the writer acquires after its wait (the pattern of PTX
-// 9.7.13.17's example).
-JAXBW_DEVICE void clc_release_slot() {
-  asm volatile("fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster;" ::: "memory");
-}
-JAXBW_DEVICE void clc_acquire_slot() {
-  asm volatile("fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
-}
-
 }  // namespace jaxbw::ptx

@@ -1,4 +1,4 @@
-// Ordinary shared-memory accesses, stmatrix, and the conversions that feed them.
+// Ordinary shared-memory accesses, ldmatrix and stmatrix, and the conversions at their ends.
 #pragma once
 
 #include "params.h"
@@ -59,6 +59,15 @@ JAXBW_DEVICE void store_shared(uint32_t address, float x, float y, float z, floa
 
 JAXBW_DEVICE void store_shared(uint32_t address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements (PTX 9.7.14.5.15): lane l gives the address of row l % 8 of matrix l / 8, a
+// multiple of 16 bytes, and gets elements 2 * (l % 4) and the next of row l / 4 of each.
+JAXBW_DEVICE void ldmatrix_x4(uint32_t (&m)[4], uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(row_address)
+               : "memory");
 }
 
 // Four 8x8 matrices of 16-bit elements (PTX 9.7.14.5.16): lane l gives the address of row l % 8 of matrix l / 8

@@ -14,8 +14,8 @@ JAXBW_DEVICE void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
 JAXBW_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // The two arrivals on barriers of other CTAs are relaxed: what they order is asynchronous operations that are already
-// complete (wgmma after its wait_group, tcgen05 after its fence, a read of a CLC response after its proxy fence), not
-// ordinary memory accesses. A release at cluster scope would cost a GPU-wide memory barrier for each.
+// complete (wgmma after its wait_group, tcgen05 after its fence, reads of a slot after release_slot), not ordinary
+// memory accesses. A release at cluster scope would cost a GPU-wide memory barrier for each.
 JAXBW_DEVICE void mbarrier_arrive_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -59,6 +59,16 @@ JAXBW_DEVICE void mbarrier_wait_relaxed(uint32_t barrier, uint32_t parity) {
 // What other CTAs of the cluster released or sent. Dear: it invalidates the L1 cache.
 JAXBW_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   JAXBW_MBARRIER_WAIT(".acquire.cluster", barrier, parity);
+}
+
+// A slot that the generic proxy reads and the async proxy writes. These two order the reads before the next write, where
+// arrival and wait are relaxed: the reader releases before it arrives, the writer acquires after its wait (the pattern
+// of PTX 9.7.13.17's example). On sm_90 to acquire takes no time.
+JAXBW_DEVICE void release_slot() {
+  asm volatile("fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster;" ::: "memory");
+}
+JAXBW_DEVICE void acquire_slot() {
+  asm volatile("fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
 }
 
 }  // namespace jaxbw::ptx

@@ -188,17 +188,44 @@ def mma_tiles(config: Config) -> int:
     return max(1, config.block_m // config.cta_group // MMA_ROWS)
 
 
+def _allows_registers(config: Config, product: Product) -> bool:
+    p = product
+    short = config.activation != ACTIVATIONS.index("gelu_exact")
+    whole_boxes = p.rhs_up is None or config.block_n % 128 == 0
+    plain = p.c is None and not p.save
+    return config.family is SM90 and plain and short and whole_boxes
+
+
+def residual_box(config: Config) -> tuple[int, int]:
+    """Columns and rows of a load of the residual: of a CTA's tile, rows of a span or half of one."""
+    return 64 if config.block_n % 64 == 0 else 32, config.block_m
+
+
+def residual_stages(config: Config, product: Product) -> int:
+    """Stages of the ring that a tile of the residual takes; 0 where it does not come by TMA."""
+    c, p = config, product
+    if p.residual is None or p.residual.itemsize != 2 or not _allows_registers(c, p):
+        return 0
+    if c.split_k != 1 or c.cluster_k != 1 or c.swap_ab or p.shape[2] % 8:
+        return 0
+    columns, rows = residual_box(c)
+    a, b, _ = storage(c)
+    boxes = c.block_n // (1 if p.rhs_up is None else 2) // columns
+    stages = ceil_div(boxes, (a + b) // (columns * rows * 2))
+    return stages if stages < c.stages else 0
+
+
 def formula(config: Config, product: Product) -> int:
     """Which way the epilogue takes: 0 general, 1 a cast, 2 elementwise."""
     p = product
-    if p.save or p.c is not None or p.residual is not None:
+    if p.save or p.c is not None:
+        return 0
+    if p.residual is not None and not residual_stages(config, p):
         return 0
     casts = p.alpha == 1 and not config.activation and p.bias is None and p.rhs_up is None
-    if casts and (config.family is SM90 or config.split_k == 1):
+    if casts and p.residual is None and (config.family is SM90 or config.split_k == 1):
         return 1
-    short = config.activation != ACTIVATIONS.index("gelu_exact")
-    whole_boxes = p.rhs_up is None or config.block_n % 128 == 0
-    return 2 if config.family is SM90 and short and whole_boxes else 0
+    return 2 if _allows_registers(config, p) else 0
 
 
 def store_box(config: Config, product: Product) -> tuple[int, int]:
@@ -392,6 +419,7 @@ def launch(
         tile_columns=tile_columns,
         cluster=ClusterShape.of(cluster_m, cluster_n, c.cta_group, c.cluster_k),
         stages=c.stages,
+        residual_stages=residual_stages(c, p),
         k_spans=c.k_spans,
         operand_swizzle=c.operand_swizzle,
         accumulators=c.accumulators,
@@ -407,7 +435,8 @@ def launch(
         **items,
     )
     buffers = [a.array, b.array, b_up.array, *results.guarded, partials, counters]
-    buffers += _epilogue(params, c, p, d, saved)
+    read = _epilogue(params, c, p, d, saved)
+    buffers += read
     if not naive:
         b_extent = b_columns // 2 if gated and c.cta_group == 1 else b_columns
         b_peers = cluster_m // c.cta_group
@@ -419,6 +448,9 @@ def launch(
             span = box[0] * c.output.itemsize
             maps = [words(_map(x, n, box, span if span > 16 else 0).encoded) for x in (d, *saved)]
             params.d, params.saved = maps[0], (type(maps[0]) * 2)(*maps[1:])
+        if params.residual_stages:
+            residual_map = _map(read[-1], n, residual_box(c), residual_box(c)[0] * 2)
+            params.residual = words(residual_map.encoded)
 
     resident = sm_count // c.clusters
     persistent = (c.scheduler or family.scheduler) == "static" and c.cluster_k == 1
@@ -460,7 +492,7 @@ def _operands(config: Config, product: Product, naive: bool) -> tuple[_Operand, 
 def _epilogue(
     params: GemmParams, config: Config, product: Product, d: Array, saved: list[Array]
 ) -> list[Array]:
-    """Sets the members that say what the epilogue does; returns the arrays that it reads."""
+    """Sets the members that say what the epilogue does; returns what it reads, the residual last."""
     p, read = product, []
 
     def operand(values: Array | None) -> EpilogueOperand:

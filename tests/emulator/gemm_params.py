@@ -87,6 +87,7 @@ class GemmParams(ctypes.Structure):
     _fields_ = (
         *((name, TensorMapWords) for name in ("a", "b", "b_up", "d")),
         ("saved", TensorMapWords * 2),
+        ("residual", TensorMapWords),
         *((name, c_uint32) for name in ("block_m", "block_n", "pingpong", "tile_columns")),
         ("cluster", ClusterShape),
         ("order", TileOrder),
@@ -95,7 +96,8 @@ class GemmParams(ctypes.Structure):
         ("parts", Divisor),
         ("work_items", c_uint32),
         *((name, c_uint32) for name in ("m", "n", "k", "batch", "a_batched", "b_batched")),
-        *((name, c_uint32) for name in ("b_is_ready", "stages", "store_path")),
+        *((name, c_uint32) for name in ("b_is_ready", "stages", "residual_stages")),
+        ("store_path", c_uint32),
         *(
             (name, c_uint32)
             for name in ("k_spans", "operand_swizzle", "accumulators", "store_buffers")

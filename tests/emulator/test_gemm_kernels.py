@@ -159,6 +159,75 @@ SM90 = {
         140, 72, 136, gated=True, bias="f32", bias_along_m=True, layout="nt"
     ),
     "gated in registers, odd rows": Case(140, 133, 136, output="bf16", gated=True),
+    # A residual that the load role brings behind the last block of K: in one stage of the ring and in
+    # two, as many as it has but one, of which K fills less or more; each CTA of a cluster its own, of
+    # tiles that lie outside, too; beside other arrays of the formula.
+    "residual": Case(520, 512, 200, output="bf16", block_n=256, residual="bf16"),
+    "residual, short K": Case(
+        300, 512, 64, batch=2, output="bf16", block_n=256, residual="bf16", bias="f32"
+    ),
+    "residual, three stages": Case(
+        520, 392, 328, output="f16", block_n=256, residual="f16", stages=3, activation="relu"
+    ),
+    "residual 2x1": Case(700, 264, 136, output="bf16", cluster=(2, 1), residual="bf16"),
+    "residual 1x2": Case(300, 600, 200, output="bf16", cluster=(1, 2), residual="bf16", alpha=0.5),
+    "residual 2x2": Case(
+        600, 328, 264, **ONE, block_n=64, cluster=(2, 2), residual="bf16", raster="n", swizzle=2
+    ),
+    "residual, two m64": Case(700, 264, 200, **ONE, block_m=256, residual="bf16", bias="bf16"),
+    "residual, two m64 2x1": Case(
+        900, 200, 72, output="bf16", block_m=256, cluster=(2, 1), residual="f16"
+    ),
+    "residual, floats": Case(
+        140, 200, 72, residual="bf16", bias="f32", bias_along_m=True, activation="relu"
+    ),
+    "residual, rows": Case(300, 264, 136, output="bf16", residual="bf16", store="rows"),
+    "residual, one staging buffer": Case(
+        520, 512, 72, output="bf16", block_n=256, residual="f16", store_buffers=1
+    ),
+    "residual, pingpong": Case(
+        320, 600, 200, **ONE, block_m=64, block_n=256, pingpong=True, residual="bf16"
+    ),
+    "residual, pingpong of two stages": Case(
+        320, 264, 328, output="bf16", block_m=64, pingpong=True, residual="bf16", stages=2
+    ),
+    "residual, pingpong, short K": Case(
+        400, 264, 64, output="f16", block_m=64, pingpong=True, residual="f16", activation="silu"
+    ),
+    "residual, pingpong 1x2": Case(
+        500, 264, 136, **ONE, block_m=128, block_n=64, pingpong=True, cluster=(1, 2), residual="bf16"
+    ),
+    "residual, pingpong 2x1, two m64": Case(
+        700, 264, 200, **ONE, block_m=128, pingpong=True, cluster=(2, 1), residual="bf16", batch=2
+    ),
+    "residual, 96 columns": Case(
+        500, 200, 136, **ONE, block_n=96, layout="nt", residual="bf16", cluster=(2, 1)
+    ),
+    "residual, 96 columns pingpong": Case(
+        500, 200, 136, **ONE, block_m=64, block_n=96, layout="nt", residual="f16", pingpong=True
+    ),
+    "residual, 32 columns": Case(
+        264, 104, 136, output="bf16", layout="nt", block_n=32, residual="f16"
+    ),
+    "residual, gated": Case(
+        300, 248, 136, output="bf16", block_n=256, gated=True, bias="bf16", residual="bf16"
+    ),
+    "residual, gated pingpong": Case(
+        300, 200, 136, **ONE, block_m=64, gated=True, residual="f16", pingpong=True, activation="relu"
+    ),
+    # It goes the general way where rows are not for TMA, and where sums of parts come together.
+    "residual, odd rows": Case(200, 133, 72, output="bf16", residual="bf16"),
+    "residual, no stage left": Case(
+        140, 520, 200, output="bf16", block_n=256, stages=2, residual="bf16"
+    ),
+    "residual, split": Case(300, 200, 500, output="bf16", split_k=3, residual="bf16"),
+    "residual, split tail": Case(
+        650, 512, 200, output="bf16", block_n=192, split_k=2, split_tail=True, residual="bf16"
+    ),
+    "residual, 2 parts": Case(200, 200, 200, output="bf16", cluster_k=2, residual="bf16"),
+    "residual, swapped": Case(
+        100, 200, 136, output="bf16", layout="nn", swap_ab=True, residual="bf16"
+    ),
     "32 columns": Case(264, 100, 136, output="bf16", layout="nt", block_n=32),
     "32 columns swapped": Case(
         16, 264, 136, output="bf16", layout="nn", block_n=32, swap_ab=True, **ALL
@@ -343,6 +412,48 @@ def test_a_formula_in_registers_is_the_general_one(
     assert gemm_launch.formula(config, general) == 0
     found, expected = (gemm_launch.launch(kernel, config, each).d for each in (product, general))
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("residual", ["bf16", "f16"])
+@pytest.mark.parametrize("pingpong", [False, True])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_a_residual_in_registers_is_the_general_one(
+    activation: str, pingpong: bool, residual: str
+) -> None:
+    case = Case(
+        *(140, 200, 136),
+        **ONE,
+        family="sm90",
+        block_m=64 if pingpong else 128,
+        pingpong=pingpong,
+        bias="bf16",
+        bias_along_m=pingpong,
+        activation=activation,
+        alpha=0.75,
+        residual=residual,
+        integers=False,
+    )
+    kernel = load(case.kernel)
+    config, product = case.config(), case.product()
+    assert gemm_launch.formula(config, product) == 2
+    assert product.residual is not None
+    general = replace(product, residual=product.residual.astype(np.float32))
+    assert gemm_launch.formula(config, general) == 0
+    found, expected = (gemm_launch.launch(kernel, config, each).d for each in (product, general))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_residual_costs_no_more_than_a_formula_in_registers() -> None:
+    """In instructions of warps, of one tile: the general way takes 47,600."""
+    tile = Case(128, 256, 64, family="sm90", output="bf16", block_n=256)
+
+    def instructions(case: Case) -> int:
+        return sum(check(case).report.instructions.values())
+
+    plain = instructions(tile)
+    elementwise = instructions(replace(tile, bias="bf16", activation="silu"))
+    for dtype in ("bf16", "f16"):
+        assert plain < instructions(replace(tile, residual=dtype)) < elementwise
 
 
 @pytest.mark.parametrize("activation", gemm_launch.ACTIVATIONS)

@@ -1,0 +1,52 @@
+// The multiplying warps' side of the ring of stages.
+#pragma once
+
+#include "gemm/pipeline.h"
+#include "gemm/sm90_context.h"
+
+namespace jaxbw::sm90 {
+
+// A multiplying warp's place in the ring, and how its warpgroup lets go of a stage: it tells every CTA that loads for
+// this one, once. wgmma is the warpgroup's, and so is the completion that wgmma.wait_group tells any warp of
+// (PTX 9.7.15.7.3): so the warps divide the CTAs, warp w telling those of rank 4 i + w by its lane i. Whether and where
+// a lane tells is found once, since this stands in the main loop.
+class StageReader {
+ public:
+  JAXBW_DEVICE StageReader(RingBarriers ring, uint32_t stages, ClusterShape cluster, uint32_t rank,
+                           uint32_t warp_in_team)
+      : ring_(ring), at_(RingPosition::consumer(stages)) {
+    constexpr uint32_t kRanksOfWarp = kMaxClusterSize / kTeamWarps;
+    const uint32_t lane = ptx::lane_index(), peer = lane * kTeamWarps + warp_in_team;
+    tells_ = lane < kRanksOfWarp && (cluster.source_mask(rank) >> peer & 1) != 0;
+    if (tells_) peer_first_empty_ = ptx::map_to_rank(ring.first_empty, peer);
+  }
+
+  // Leaves the next stages to the other team.
+  JAXBW_DEVICE void skip(uint32_t stages) { at_.skip(stages); }
+
+  // The slot of the next stage, once it is full.
+  JAXBW_DEVICE uint32_t acquire() {
+    ring_.wait_full(at_);
+    const uint32_t slot = at_.slot();
+    at_.advance();
+    return slot;
+  }
+
+  // Until the next stages are full, none of which is read yet. They are fewer than the ring has.
+  JAXBW_DEVICE void await_full(uint32_t stages) const {
+    RingPosition at = at_;
+    for (; stages > 0; --stages, at.advance()) ring_.wait_full(at);
+  }
+
+  JAXBW_DEVICE void release(uint32_t slot) const {
+    if (tells_) ptx::mbarrier_arrive_cluster(peer_first_empty_ + slot * RingBarriers::kBarrierBytes);
+  }
+
+ private:
+  RingBarriers ring_;
+  RingPosition at_;
+  bool tells_;
+  uint32_t peer_first_empty_ = 0;
+};
+
+}  // namespace jaxbw::sm90

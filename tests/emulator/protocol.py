@@ -62,7 +62,7 @@ class Protocol:
         config = self.case.config()
         a_bytes, b_bytes, staging = gemm_launch.storage(config)
         barriers = min(where for where, _ in self.of("init", cta))
-        first = barriers - staging - config.stages * (a_bytes + b_bytes)
+        first = barriers + gemm_launch.CONTROL + staging
         masks: tuple[set[int], set[int]] = set(), set()
         for where, _, mask in self.of("load", cta):
             masks[(where - first) % (a_bytes + b_bytes) >= a_bytes].add(mask)

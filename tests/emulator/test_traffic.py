@@ -15,6 +15,7 @@ from jaxbw.ladder import RUNGS
 
 from . import gemm_cases, gemm_launch, probe
 from .gemm_cases import Case
+from .gemm_launch import MAX_STAGES
 from .installed import load, text
 from .protocol import K, Protocol, one_tile_each, run
 
@@ -133,8 +134,9 @@ def test_who_tells_whom(shape: Any) -> None:
     def column(rank: int) -> int:
         return int(rank // cluster_m)
 
-    counts = Counter({1: 3 + 2 + 2})  # full: stages, accumulators, responses of launch control
-    counts[cluster_n + cluster_m // group - 1] += 3  # empty, likewise
+    # Full: of all stages that there may be, accumulators, responses of launch control.
+    counts = Counter({1: MAX_STAGES + 2 + 2})
+    counts[cluster_n + cluster_m // group - 1] += MAX_STAGES  # empty, likewise
     counts[group * EPILOGUE_WARPS] += 2
     counts[size * (1 + EPILOGUE_WARPS) + size // group + 1] += 2
 

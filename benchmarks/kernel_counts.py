@@ -78,12 +78,13 @@ class Row:
     def boxes_of(self) -> tuple[int, int]:
         """TMA boxes of a CTA for one block of K, of lhs and rhs.
 
-        One of a K-major operand, else one for each 64 rows or columns of the CTA's part.
+        One of a K-major operand, else one for each 64 rows or columns of the CTA's part, or for
+        each 32 columns where they are no multiple of 64.
         """
         rows, columns = (extent // self.cta_group for extent in self.tile)
         return (
             1 if self.layout[0] == "n" else rows // 64,
-            1 if self.layout[1] == "t" else columns // 64,
+            1 if self.layout[1] == "t" else columns // (64 if columns % 64 == 0 else 32),
         )
 
     @property

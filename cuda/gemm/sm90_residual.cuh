@@ -9,6 +9,13 @@
 //
 // Each CTA loads its own tile; nobody multicasts it. All CTAs of a cluster have the same stages in the same order, though,
 // and a warpgroup lets go of one of these as of any other: it tells all who load for it, since they write there next.
+//
+// Only in clusters of one row or one column of CTAs. A stage of K cannot be full in CTA R before CTA X, which loads for
+// it, has loaded; a stage of the residual can. So R may let go of it while X still waits for somebody to let go of what
+// the slot held before, and X's empty barrier takes R's arrival for that one. In a row or column nothing comes of it: all
+// of its CTAs load for each other, so R's own barrier has told that everybody had read, and X's barrier passes its next
+// phase only when all arrivals of both have come. In 2x2 the CTA across the corner tells X and not R: X would overwrite
+// what it still reads. (The emulator found it, under the schedule "pct".)
 #pragma once
 
 #include "gemm/epilogue.h"

@@ -272,8 +272,9 @@ uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
 uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, CUdeviceptr residual) {
   if (!p.residual || *p.residual == DataType::kF32 || !allows_registers(family, p, c)) return 0;
   const bool whole = c.split_k == 1 && c.cluster_k == 1;
+  const bool in_line = c.cluster_m == 1 || c.cluster_n == 1;  // see sm90_residual.cuh
   const bool by_tma = c.swap_ab == 0 && (p.n * size_bytes(*p.residual) | residual) % kTmaAlignment == 0;
-  if (!whole || !by_tma) return 0;
+  if (!whole || !in_line || !by_tma) return 0;
   const uint32_t stages = residual_tile(c.block_m, c.block_n).stages(tile_columns(p, c));
   // In pingpong a team sees all of them full while it still holds one of the last block of K.
   return stages < c.stages ? stages : 0;

@@ -506,7 +506,9 @@ def _epilogues(
         out, held = _through_tensor_memory(machine, work.output_size, table, cut)
     beside = np.full(len(table), work.activated * machine.activation_cycles)
     if machine.family == "sm90":  # general_cycles has the activation in it
-        general = work.general | (work.activated & (table.cluster_k > 1))
+        in_line = (table.cluster_m == 1) | (table.cluster_n == 1)
+        in_ring = work.residual_by_tma & in_line & (table.cluster_k * table.split_k == 1)
+        general = (work.general & ~in_ring) | (work.activated & (table.cluster_k > 1))
         in_general = results * machine.general_cycles
         out, held = np.where(general, in_general, out), np.where(general, in_general, held)
         beside[general] = 0.0

@@ -24,6 +24,8 @@ class Workload:
       activated, gated, swapped: whether it is.
       general: whether the epilogue takes the general way on sm90 (`formula` in gemm_rules.cc): it
         reads or saves arrays that are shaped as the result, or has a long activation.
+      residual_by_tma: whether all that it reads is a residual that TMA can bring, which needs not
+        go the general way in every configuration (`residual_stages` there).
       tma_rows: whether TMA can store the result's rows.
       a_straddles, b_straddles: whether an operand's rows, as they are loaded, do not begin at lines
         of 128 bytes.
@@ -45,6 +47,7 @@ class Workload:
     activated: bool
     gated: bool
     general: bool
+    residual_by_tma: bool
     swapped: bool
     tma_rows: bool
     a_straddles: bool
@@ -85,6 +88,7 @@ def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
         activated=epilogue.activation is not None,
         gated=epilogue.gated,
         general=bool(arrays) or epilogue.activation == "gelu_exact",
+        residual_by_tma=_residual_by_tma(p) and not swapped,
         swapped=swapped,
         tma_rows=p.n * p.output.itemsize % ALIGNMENT == 0,
         a_straddles=a_straddles,
@@ -98,6 +102,13 @@ def canonical(work: Workload) -> Workload:
     """The one workload that stands for all that differ in m and batch; for straight ones only."""
     values = work.__dict__ | {"m": CANONICAL_M, "batch": 1, "a_batched": True, "b_batched": True}
     return Workload(**(values | {"a_straddles": False, "repack_bytes": 0, "repacks": 0}))
+
+
+def _residual_by_tma(p: GemmProblem) -> bool:
+    e = p.epilogue
+    alone = e.c is None and e.results == 1 and e.activation != "gelu_exact"
+    itemsize = 0 if e.residual is None else e.residual.itemsize
+    return alone and itemsize == 2 and p.n * itemsize % ALIGNMENT == 0
 
 
 def _straddles(p: GemmProblem, name: str) -> bool:

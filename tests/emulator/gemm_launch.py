@@ -206,7 +206,7 @@ def residual_stages(config: Config, product: Product) -> int:
     c, p = config, product
     if p.residual is None or p.residual.itemsize != 2 or not _allows_registers(c, p):
         return 0
-    if c.split_k != 1 or c.cluster_k != 1 or c.swap_ab or p.shape[2] % 8:
+    if c.split_k != 1 or c.cluster_k != 1 or 1 not in c.cluster or c.swap_ab or p.shape[2] % 8:
         return 0
     columns, rows = residual_box(c)
     a, b, _ = storage(c)

@@ -171,8 +171,11 @@ SM90 = {
     ),
     "residual 2x1": Case(700, 264, 136, output="bf16", cluster=(2, 1), residual="bf16"),
     "residual 1x2": Case(300, 600, 200, output="bf16", cluster=(1, 2), residual="bf16", alpha=0.5),
-    "residual 2x2": Case(
-        600, 328, 264, **ONE, block_n=64, cluster=(2, 2), residual="bf16", raster="n", swizzle=2
+    "residual 4x1": Case(
+        1200, 200, 264, **ONE, block_n=64, cluster=(4, 1), residual="bf16", raster="n", swizzle=2
+    ),
+    "residual 1x4 pingpong": Case(
+        200, 600, 264, **ONE, block_m=64, block_n=64, pingpong=True, cluster=(1, 4), residual="bf16"
     ),
     "residual, two m64": Case(700, 264, 200, **ONE, block_m=256, residual="bf16", bias="bf16"),
     "residual, two m64 2x1": Case(
@@ -217,6 +220,8 @@ SM90 = {
     ),
     # It goes the general way where rows are not for TMA, and where sums of parts come together.
     "residual, odd rows": Case(200, 133, 72, output="bf16", residual="bf16"),
+    # The CTA across the corner of 2x2 would be overwritten (sm90_residual.cuh).
+    "residual 2x2": Case(600, 328, 264, **ONE, block_n=64, cluster=(2, 2), residual="bf16"),
     "residual, no stage left": Case(
         140, 520, 200, output="bf16", block_n=256, stages=2, residual="bf16"
     ),

@@ -38,6 +38,7 @@ def workload(
         "activated": False,
         "gated": False,
         "general": False,
+        "residual_by_tma": False,
         "swapped": swapped,
         "tma_rows": n % 8 == 0,
         "a_straddles": False,

@@ -65,9 +65,15 @@ bool GlobalRaces::ordered(const RaceDetector& races, const Access& before, const
 
 void GlobalRaces::check(const RaceDetector& races, uint64_t index, const Access& now, std::optional<Access>& race) {
   Chunk& at = chunk(index);
+  // Lanes of a warp that have parted store for each other what one instruction of all would store once.
+  const auto repeated = [&](const Access& before) {
+    return now.repeats && before.writes && before.async && before.cluster == now.cluster && before.warp == now.warp &&
+           before.line == now.line;
+  };
   const auto visit = [&](Access& before) {
     if (!(before.mask & now.mask)) return;
-    if ((before.writes || now.writes) && !(before.strong && now.strong) && !race && !ordered(races, before, now))
+    if ((before.writes || now.writes) && !(before.strong && now.strong) && !race && !repeated(before) &&
+        !ordered(races, before, now))
       race = before;
     // What comes after a weak write, and is ordered, is ordered after what was before it.
     if (now.writes && !now.strong) before.mask &= uint16_t(~now.mask);

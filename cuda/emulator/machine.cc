@@ -453,15 +453,20 @@ void Machine::touch_global(const Step& step, uint8_t lane, const Location& at, u
   if (!race.empty()) finding("race", step, race);
 }
 
-void Machine::touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes, bool write,
-                           bool strong) {
+void Machine::touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes,
+                           BulkAccess access) {
   if (!global_races_) return;
   const Cta& cta = *operation.issuer;
   const AgentId warp = cta.warps[operation.warp]->agent;
-  const std::string race = global_race(
-      *cta.cluster,
-      {.line = operation.line, .async = true, .strong = strong, .writes = write, .agent = agent, .warp = warp}, address,
-      bytes);
+  const std::string race = global_race(*cta.cluster,
+                                       {.line = operation.line,
+                                        .async = true,
+                                        .strong = access.strong,
+                                        .writes = access.writes,
+                                        .repeats = access.repeats,
+                                        .agent = agent,
+                                        .warp = warp},
+                                       address, bytes);
   if (!race.empty())
     finding("race", operation, race + "; warp " + std::to_string(operation.warp) + " has issued the former");
 }

@@ -139,11 +139,15 @@ struct Group {
 // Bulk asynchronous groups of one thread (PTX 9.7.9.25.2).
 struct BulkGroup {
   uint32_t reading = 0, writing = 0;  // operations that still read their source, that have not completed
+  // What the race detector knows of an operation. It may stand for the same store of several threads, and is in a group
+  // of each: what it reads and writes is known to be over when the last of them has waited.
   struct Agent {
     AgentId id;
-    uint32_t reads;  // its time while it reads its source; it writes later
+    uint32_t reads;                    // its time while it reads its source; it writes later
+    uint32_t read_unwaited, unwaited;  // threads that have not waited for it to have read, to be complete
   };
-  std::vector<Agent> agents;
+  std::vector<std::shared_ptr<Agent>> agents;
+  bool read_waited = false;  // its thread knows that they have read their source
 };
 struct BulkGroups {
   VectorClock forgotten;  // complete, but only waits with .read have covered them
@@ -335,9 +339,12 @@ class Machine {
   void touch_shared(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write);
   void touch_shared(const Operation& operation, AgentId agent, Cta& cta, uint32_t offset, uint32_t bytes, bool write);
   void touch_global(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write);
-  // `strong`: a reduction, whose parts are relaxed at gpu scope (PTX 9.7.9.25.4.2).
-  void touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes, bool write,
-                    bool strong);
+  struct BulkAccess {
+    bool writes = false;
+    bool strong = false;   // a reduction, whose parts are relaxed at gpu scope (PTX 9.7.9.25.4.2)
+    bool repeats = false;  // finds what it writes already there
+  };
+  void touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes, BulkAccess access);
   GlobalRaces* global_races() { return global_races_.get(); }  // null: not checked
   void touch_tensor(const Operation& operation, AgentId agent, Cta& cta, const TmemRegion& region, bool write);
 

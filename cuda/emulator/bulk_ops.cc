@@ -131,7 +131,7 @@ class Load final : public Operation {
   uint32_t copy(Machine& machine, const TmaPiece& piece, Cta& cta) {
     const uint32_t offset = piece.shared - kSharedBase;
     uint8_t* to = cta.shared.data() + offset;
-    if (machine.strict()) touch(machine, piece, cta);
+    if (machine.checking()) touch(machine, piece, cta);
     if (piece.count < piece.bytes) std::memset(to, 0, piece.bytes);  // what lies outside the tensor
     if (machine.checking()) fill_piece(cta.undefined.data() + offset, 0, piece.bytes);
     if (piece.count) copy_piece(to, machine.global_bytes(piece.global, piece.count, false), piece.count);
@@ -169,7 +169,6 @@ class Store final : public Operation {
       ++group->writing;
       if (agent) group->agents.push_back(agent);
     }
-    ++issuer->operations;
     data_.resize(transfer_.pieces.size() * kPieceBytes);
     s.machine.report().bytes["tma store"] += bytes = transfer_.bytes;
     ++s.machine.report().operations["tma store"];
@@ -184,7 +183,6 @@ class Store final : public Operation {
     if (at < pieces.size()) return false;
     if (reads) {
       for (const auto& group : groups_) --group->reading;
-      --issuer->operations;
       if (RaceDetector* races = issuer->cluster->races.get()) races->tick(agent_);
       machine.wake(key_);
       return false;
@@ -211,7 +209,7 @@ class Store final : public Operation {
     if (piece.count == 0) return;
     uint8_t* to = machine.global_bytes(piece.global, piece.count, true);
     const uint8_t* from = &data_[index * kPieceBytes];
-    if (machine.strict()) {
+    if (machine.checking()) {
       const bool reduces = reduction_ >= 0, repeats = !reduces && std::memcmp(to, from, piece.count) == 0;
       machine.touch_global(*this, agent_, piece.global, piece.count,
                            {.writes = true, .strong = reduces, .repeats = repeats});
@@ -452,8 +450,10 @@ void copy_out(Step& s, const Instruction& in) {
     s.machine.locate_shared(s.cta, from[lane], transfer.bytes, 16);
     std::vector<std::shared_ptr<BulkGroup>> groups;
     for_lanes(lanes, [&](uint32_t i) { groups.push_back(open_group(s, i)); });
-    s.machine.issue(std::make_unique<Store>(s, std::move(transfer), std::move(groups), s.warp.bulk.get(),
-                                            int(in.immediate & 255) - 1));
+    auto store = std::make_unique<Store>(s, std::move(transfer), std::move(groups), s.warp.bulk.get(),
+                                         int(in.immediate & 255) - 1);
+    store->lanes = lanes;
+    s.machine.issue(std::move(store));
   }
 }
 

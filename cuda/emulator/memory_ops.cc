@@ -13,6 +13,8 @@
 namespace jaxbw::emulator {
 namespace {
 
+constexpr uint32_t kMaxAccessBytes = 64;  // .v8.b64
+
 // Instruction::detail of a load or store.
 constexpr uint64_t kSignedBit = 1 << 16;
 constexpr uint64_t kWeakBit = 1 << 17;  // may race: neither volatile nor of a memory order
@@ -45,13 +47,14 @@ void strong_write(Step& s, const Instruction& in, const Location& at) {
 }
 
 // For the race detectors.
-void touch(Step& s, const Instruction& in, uint32_t lane, const Location& at, uint32_t bytes, bool write) {
+void touch(Step& s, const Instruction& in, uint32_t lane, const Location& at, uint32_t bytes, bool write,
+           bool repeats = false) {
   if (!(in.detail & kWeakBit))
     write ? strong_write(s, in, at) : strong_read(s, in, at);
   else if (at.cta)
-    s.machine.touch_shared(s, uint8_t(lane), at, bytes, write);
+    s.machine.touch_shared(s, uint8_t(lane), at, bytes, write, repeats);
   else
-    s.machine.touch_global(s, uint8_t(lane), at, bytes, write);
+    s.machine.touch_global(s, uint8_t(lane), at, bytes, write, repeats);
 }
 
 void load(Step& s, const Instruction& in) {
@@ -63,7 +66,7 @@ void load(Step& s, const Instruction& in) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, false);
     if (at.global) global += bytes * parts;
-    if (s.machine.strict()) touch(s, in, i, at, bytes * parts, false);
+    if (s.machine.checking()) touch(s, in, i, at, bytes * parts, false);
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
       if (bytes == 16) {
@@ -87,15 +90,23 @@ void store(Step& s, const Instruction& in) {
   for_lanes(s.active, [&](uint32_t i) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, true);
-    if (s.machine.strict()) touch(s, in, i, at, bytes * parts, true);
+    uint8_t data[kMaxAccessBytes];
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
       if (bytes == 16) {
-        std::memcpy(at.bytes, row64(s, reg) + 2 * i, 16);
+        std::memcpy(data, row64(s, reg) + 2 * i, 16);
       } else {
         const uint64_t value = lane_value(s, reg, i);
-        std::memcpy(at.bytes + part * bytes, &value, bytes);
+        std::memcpy(data + part * bytes, &value, bytes);
       }
+    }
+    if (s.machine.checking()) {
+      const bool repeats = std::memcmp(at.bytes, data, bytes * parts) == 0 && !any_undefined(at, bytes * parts);
+      touch(s, in, i, at, bytes * parts, true, repeats);
+    }
+    std::memcpy(at.bytes, data, bytes * parts);
+    for (uint32_t part = 0; part < parts; ++part) {
+      const Reg reg = in.list[part];
       const bool poison = undefined(s, reg) >> i & 1;
       if (at.undefined)
         std::memset(at.undefined + part * bytes, poison, bytes);

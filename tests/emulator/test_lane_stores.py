@@ -1,4 +1,4 @@
-"""Bulk stores that every lane of a warp issues, as compilers that leave election to ptxas emit them."""
+"""Bulk stores that all lanes of a warp issue: compilers that leave election to ptxas emit them."""
 
 from typing import Any
 
@@ -9,7 +9,8 @@ from jaxbw import emulator
 
 from .ptx import module
 
-SCHEDULES = [("eager", 0), ("latest", 0), ("pct", 1), ("pct", 2), *[("random", s) for s in range(8)]]
+ORDERS = [("eager", 0), ("latest", 0), ("pct", 1), ("pct", 2)]
+SCHEDULES = ORDERS + [("random", seed) for seed in range(8)]
 COPY = "cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r4], 128;"
 ADD = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd0], [%r4], 128;"
 TILE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%out, {%r5, %r6}], [%r4];"
@@ -90,7 +91,7 @@ def test_the_same_box_to_the_same_place_is_one_store() -> None:
     kernel = module(body, parameters=".param .u64 out, .param .align 64 .b8 map[128]")
     for schedule, seed in SCHEDULES:
         out = emulator.empty((4, 32), np.uint32)
-        args = [out, emulator.TensorMap.encode(out, box=(32, 1), swizzle=0)]
+        args: list[Any] = [out, emulator.TensorMap.encode(out, box=(32, 1), swizzle=0)]
         report = kernel.launch("kernel", grid=1, block=64, args=args, schedule=schedule, seed=seed)
         assert report.findings == []
         assert (out[0] == np.arange(32)).all()

@@ -134,7 +134,10 @@ class Load final : public Operation {
     if (machine.checking()) touch(machine, piece, cta);
     if (piece.count < piece.bytes) std::memset(to, 0, piece.bytes);  // what lies outside the tensor
     if (machine.checking()) fill_piece(cta.undefined.data() + offset, 0, piece.bytes);
-    if (piece.count) copy_piece(to, machine.global_bytes(piece.global, piece.count, false), piece.count);
+    if (piece.count) {
+      copy_piece(to, machine.global_bytes(piece.global, piece.count, false), piece.count);
+      tma_convert(transfer_.type, {to, piece.count});
+    }
     return piece.bytes;
   }
 

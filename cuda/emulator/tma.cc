@@ -52,6 +52,10 @@ void for_each_element(std::span<const uint8_t> source, std::span<uint8_t> destin
   }
 }
 
+bool converts(TensorMapType type) {
+  return type == TensorMapType::kF32Ftz || type == TensorMapType::kTf32 || type == TensorMapType::kTf32Ftz;
+}
+
 [[noreturn]] void refuse_reduction() { throw Error("tma: this reduction does not take this element type"); }
 
 template <class T>
@@ -113,8 +117,6 @@ void check_tma_supported(const TensorMapFields& map) {
   require(map.interleave == Interleave::kNone, "interleaved layouts are not supported");
   require(element_bits(map.type) >= 8, "4- and 6-bit element types are not supported");
   require(map.fill == OobFill::kZero, "the NaN of OOB_FILL_NAN is not documented: not supported");
-  require(map.type != TensorMapType::kF32Ftz && map.type != TensorMapType::kTf32 && map.type != TensorMapType::kTf32Ftz,
-          "element types that convert on the way (FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) are not supported: use FLOAT32");
   require(map.swizzle == Swizzle::kNone || map.box[0] * element_bits(map.type) / 8 == swizzle_span(map.swizzle),
           "a swizzled box must be as wide as its swizzle span: the row pitch of a narrower one is not documented");
 }
@@ -143,6 +145,9 @@ void tma_pieces(const TensorMapFields& map, TmaDirection direction, std::span<co
               std::all_of(coordinates.begin(), coordinates.end(), [](int32_t coordinate) { return coordinate >= 0; }),
           "a store or a reduction starts before the tensor: only a load may");
   const ByteRange inner = moved_bytes(map, direction, first, row_bytes);
+  require(
+      direction == TmaDirection::kLoad || !converts(map.type),
+      "stores of types that convert on the way (FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) are not supported: use FLOAT32");
   pieces.clear();
   pieces.reserve(tma_box_bytes(map) / piece_bytes);
 
@@ -167,6 +172,19 @@ void tma_pieces(const TensorMapFields& map, TmaDirection direction, std::span<co
     uint32_t d = 1;
     while (d < map.rank && ++index[d] == box_elements(map, d)) index[d++] = 0;
     if (d >= map.rank) return;
+  }
+}
+
+void tma_convert(TensorMapType type, std::span<uint8_t> bytes) {
+  if (type != TensorMapType::kTf32 && type != TensorMapType::kTf32Ftz) return;
+  constexpr uint32_t kInfinity = 0x7f800000, kNan = 0x7fffe000, kDropped = 0x1fff;
+  for (size_t i = 0; i + sizeof(uint32_t) <= bytes.size(); i += sizeof(uint32_t)) {
+    auto value = load<uint32_t>(&bytes[i]);
+    if ((value & ~(1u << 31)) > kInfinity)
+      value = kNan;
+    else
+      value = (value + kDropped / 2 + (value >> 13 & 1)) & ~kDropped;
+    std::memcpy(&bytes[i], &value, sizeof value);
   }
 }
 

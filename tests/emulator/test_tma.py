@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxbw import emulator
+
 from .datapath_reference import (
     GLOBAL_BASE,
     SHARED_BASE,
@@ -161,7 +163,6 @@ def simple(**changes: object) -> Any:
         ({}, 0x440, [0, 0], "must be a multiple of 128"),
         ({}, 0x400, [0, 0, 0], "3 coordinates for a tensor map of rank 2"),
         ({"fill": datapath.OobFill.NAN}, 0x400, [0, 0], "NaN"),
-        ({"type": Type.TFLOAT32, "box": [32, 8]}, 0x400, [0, 0], "convert on the way"),
         ({"swizzle": Swizzle.B128, "box": [32, 8]}, 0x400, [0, 0], "as wide as its swizzle span"),
         ({"type": Type.U4X16_ALIGN_8B}, 0x400, [0, 0], "4- and 6-bit"),
         (
@@ -188,6 +189,22 @@ def test_refuses_what_it_cannot_know(
 ) -> None:
     with pytest.raises(RuntimeError, match=reason):
         datapath.tma_pieces(simple(**changes), datapath.TmaDirection.LOAD, coordinates, address)
+
+
+@pytest.mark.parametrize("kind", [Type.TFLOAT32, Type.TFLOAT32_FTZ, Type.FLOAT32_FTZ])
+def test_refuses_stores_of_types_that_convert(kind: Any) -> None:
+    fields = simple(type=kind, box=[32, 8])
+    datapath.tma_pieces(fields, datapath.TmaDirection.LOAD, [0, 0], 0x400)
+    with pytest.raises(RuntimeError, match="convert on the way"):
+        datapath.tma_pieces(fields, datapath.TmaDirection.STORE, [0, 0], 0x400)
+
+
+def test_a_tf32_map_is_of_float32() -> None:
+    array = emulator.empty((8, 32), np.float32)
+    encoded = emulator.TensorMap.encode(array, box=(32, 8), tf32=True).encoded
+    assert datapath.TensorMapFields.decode(encoded).type == Type.TFLOAT32
+    with pytest.raises(ValueError, match="not for int32"):
+        emulator.TensorMap.encode(array.view(np.int32), box=(32, 8), tf32=True)
 
 
 INTEGERS: dict[Any, Any] = {

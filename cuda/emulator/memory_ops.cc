@@ -31,6 +31,10 @@ bool any_undefined(const Location& at, uint32_t bytes) {
   return at.undefined && std::any_of(at.undefined, at.undefined + bytes, [](uint8_t flag) { return flag != 0; });
 }
 
+bool is_there(const Location& at, const uint8_t* data, uint32_t bytes) {
+  return std::memcmp(at.bytes, data, bytes) == 0 && !any_undefined(at, bytes);
+}
+
 // What a strong access of global memory hands on between clusters.
 void strong_read(Step& s, const Instruction& in, const Location& at) {
   GlobalRaces* races = s.machine.global_races();
@@ -100,10 +104,7 @@ void store(Step& s, const Instruction& in) {
         std::memcpy(data + part * bytes, &value, bytes);
       }
     }
-    if (s.machine.checking()) {
-      const bool repeats = std::memcmp(at.bytes, data, bytes * parts) == 0 && !any_undefined(at, bytes * parts);
-      touch(s, in, i, at, bytes * parts, true, repeats);
-    }
+    if (s.machine.checking()) touch(s, in, i, at, bytes * parts, true, is_there(at, data, bytes * parts));
     std::memcpy(at.bytes, data, bytes * parts);
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
@@ -353,8 +354,9 @@ void store_matrix(Step& s, const Instruction& in) {
   }
   store_matrices(in.detail & 1, {registers, count * kLanes}, {rows, count * kMatrixRows * kMatrixRowBytes});
   matrix_rows(s, in, count, [&](uint32_t row, const Location& at) {
-    s.machine.touch_shared(s, kSeveralLanes, at, kMatrixRowBytes, true);
-    std::memcpy(at.bytes, rows + row * kMatrixRowBytes, kMatrixRowBytes);
+    const uint8_t* from = rows + row * kMatrixRowBytes;
+    s.machine.touch_shared(s, kSeveralLanes, at, kMatrixRowBytes, true, is_there(at, from, kMatrixRowBytes));
+    std::memcpy(at.bytes, from, kMatrixRowBytes);
     std::memset(at.undefined, poison, kMatrixRowBytes);
   });
 }

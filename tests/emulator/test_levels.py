@@ -110,11 +110,23 @@ def test_what_threads_have_written_is_overwritten_without_a_proxy_fence() -> Non
     assert found(fenced, "strict", threads=1) == set()
 
 
+# Every warp stores the same matrix, or its own.
+MATRIX = """
+  and.b32 %r2, %tid, 7;
+  shl.b32 %r2, %r2, 4;
+  add.u32 %r2, %r2, %shared;
+  mov.b32 %r3, %tid;
+  stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {%r3};
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "hardware"),
     [
         pytest.param("st.shared.b32 [memory], 7;", set(), id="the same"),
         pytest.param("st.shared.b32 [memory], %tid;", {"race"}, id="different values"),
+        pytest.param(MATRIX.replace("%tid", "7"), set(), id="the same, by stmatrix"),
+        pytest.param(MATRIX, {"race"}, id="different values, by stmatrix"),
         pytest.param(
             "setp.ge.u32 %p0, %tid, 32; @%p0 st.shared.b32 [memory], 7;\n"
             "@!%p0 st.shared.b32 [memory], 7;",

@@ -1,4 +1,4 @@
-"""Kernels that somebody else's compiler made, and GEMMs and other layers run with them in the emulator."""
+"""Kernels that somebody else's compiler made, run in the emulator: GEMMs and other layers."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -109,3 +109,24 @@ def test_cast_to_fp8(triton: Any, rows: int, columns: int) -> None:
     clear = near[0].view(np.uint8) == near[1].view(np.uint8)
     assert clear.mean() > 0.9
     assert (out.view(np.uint8) == near[0].view(np.uint8))[clear].all()
+
+
+def test_a_kernel_of_cute_that_queries_refused_responses() -> None:
+    pytest.importorskip("cutlass", reason="cutlass is missing: pip install 'jaxbw[independent]'")
+    rows = 11
+    layer = importlib.import_module(".cute_launch_control", __package__).add_row_numbers(rows)
+    is_cancelled, row_of = (
+        layer.ptx.index(f"query_cancel.{query}") for query in ("is_canceled", "get_first_ctaid::x")
+    )
+    # No branch between: both are asked of every response.
+    asked = layer.ptx[min(is_cancelled, row_of) : max(is_cancelled, row_of)]
+    assert "bra" not in asked
+    x = on_device(np.arange(rows * 128).reshape(rows, 128), np.int32)
+    for checks in ("hardware", "strict"):
+        for schedule, seed in SCHEDULES:
+            out = emulator.empty(x.shape, np.int32)
+            report = layer.run(x, out, schedule=schedule, seed=seed, checks=checks)
+            assert report.findings == [], (checks, schedule, seed)
+            assert (out == x + np.arange(rows)[:, None]).all()
+            assert report.clusters_cancelled + report.clusters_started == rows
+            assert report.clusters_cancelled

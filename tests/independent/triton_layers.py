@@ -1,4 +1,4 @@
-"""What Triton makes of the layers around a GEMM: softmax, layer norm, attention and a cast to fp8."""
+"""Layers around a GEMM, by Triton: softmax, layer norm, attention and a cast to fp8."""
 
 from typing import Any
 

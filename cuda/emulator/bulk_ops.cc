@@ -31,6 +31,12 @@ void fill_piece(uint8_t* to, uint8_t value, uint32_t bytes) {
   bytes == kPieceBytes ? std::memset(to, value, kPieceBytes) : std::memset(to, value, bytes);
 }
 
+// Of Instruction::detail.
+struct Flags {
+  static constexpr uint64_t kTensor = 1, kMulticast = 2, kPair = 4;
+  static constexpr uint64_t kRows = 8;  // tile::gather4, tile::scatter4
+};
+
 // A box or a run of bytes, cut into pieces. `shared` addresses are CTA-relative: base + offset, no rank.
 struct Transfer {
   std::vector<TmaPiece> pieces;
@@ -48,8 +54,8 @@ Transfer linear_transfer(uint64_t global, uint32_t shared, uint32_t bytes) {
 }
 
 // [map, {coordinates}]: the rows of in.list from `first` on are the coordinates.
-Transfer tensor_transfer(Step& s, const Instruction& in, TmaDirection direction, uint64_t map_address, uint32_t rank,
-                         uint32_t shared, uint32_t lane) {
+Transfer tensor_transfer(Step& s, const Instruction& in, TmaDirection direction, uint64_t map_address, uint32_t shared,
+                         uint32_t lane) {
   std::array<uint8_t, kTensorMapBytes> bytes;
   const Location low = s.machine.locate(s, Space::kGeneric, map_address, 64, lane, false);
   const Location high = s.machine.locate(s, Space::kGeneric, map_address + 64, 64, lane, false);
@@ -57,17 +63,20 @@ Transfer tensor_transfer(Step& s, const Instruction& in, TmaDirection direction,
   std::memcpy(bytes.data() + 64, high.bytes, 64);
   const TensorMapFields map = decode_tensor_map(bytes);
   check_tma_supported(map);
-  if (map.rank != rank)
-    throw Error("the instruction is " + std::to_string(rank) + "d, its tensor map " + std::to_string(map.rank) + "d");
-  int32_t coordinates[kMaxRank];
-  for (uint32_t i = 0; i < rank; ++i) {
+  const bool rows = in.detail & Flags::kRows;
+  const auto count = uint32_t(in.list.size());
+  if (!rows && map.rank != count)
+    throw Error("the instruction is " + std::to_string(count) + "d, its tensor map " + std::to_string(map.rank) + "d");
+  int32_t values[kMaxRank];
+  for (uint32_t i = 0; i < count; ++i) {
     check_use(s, in.list[i], "a TMA coordinate");
-    coordinates[i] = int32_t(row32(s, in.list[i])[lane]);
+    values[i] = int32_t(row32(s, in.list[i])[lane]);
   }
+  const std::span<const int32_t> coordinates(values, count);
   Transfer transfer;
   transfer.type = map.type;
-  transfer.bytes = tma_box_bytes(map);
-  tma_pieces(map, direction, {coordinates, rank}, shared, transfer.pieces);
+  transfer.bytes = tma_box_bytes(map) * (rows ? kGatheredRows : 1);
+  (rows ? tma_row_pieces : tma_pieces)(map, direction, coordinates, shared, transfer.pieces);
   return transfer;
 }
 
@@ -336,12 +345,6 @@ void wait_group(Step& s, const Instruction& in) {
 // --- decoded forms. in.s: 0 destination or map, 1 source or map, then by form.
 
 enum class Form : uint32_t { kLoad, kStore, kSharedToShared };
-struct Flags {
-  static constexpr uint64_t kTensor = 1, kMulticast = 2, kPair = 4;
-};
-
-uint32_t rank_of(const Instruction& in) { return uint32_t(in.list.size()); }
-
 std::vector<Load::Destination> destinations(Step& s, const Instruction& in, const Location& to, const Location& barrier,
                                             uint32_t lane, uint32_t mask_source) {
   if (!(in.detail & Flags::kMulticast)) return {{to.cta, barrier.cta, uint32_t(barrier.offset)}};
@@ -391,7 +394,7 @@ void copy_in(Step& s, const Instruction& in) {
     Location to = s.machine.locate_shared(s.cta, to_address, 16, tensor ? 128 : 16);
     const auto shared = uint32_t(kSharedBase + to.offset);
     if (tensor) {
-      transfer = tensor_transfer(s, in, TmaDirection::kLoad, address(1, 1), rank_of(in), shared, lane);
+      transfer = tensor_transfer(s, in, TmaDirection::kLoad, address(1, 1), shared, lane);
     } else {
       const uint32_t bytes = row32(s, in.s[2])[lane];
       if (bytes == 0 || bytes % 16 || bytes > kMaxSharedBytes || address(1, 1) % 16)
@@ -442,7 +445,7 @@ void copy_out(Step& s, const Instruction& in) {
     const auto shared = uint32_t(kSharedBase + source.offset);
     Transfer transfer;
     if (tensor) {
-      transfer = tensor_transfer(s, in, TmaDirection::kStore, to[lane], rank_of(in), shared, lane);
+      transfer = tensor_transfer(s, in, TmaDirection::kStore, to[lane], shared, lane);
     } else {
       const uint32_t bytes = row32(s, in.s[2])[lane];
       if (bytes == 0 || bytes % 16 || bytes > kMaxSharedBytes || to[lane] % 16)
@@ -479,8 +482,11 @@ void map_source(Decoder& d, size_t i) {
     d.fail("operand " + std::to_string(i + 1) + " must be [tensor map, {coordinates}]");
   d.source(address.parts[0], Type::k_b64);
   for (const Operand& coordinate : address.parts[1].parts) d.out.list.push_back(d.read(coordinate, Type::k_b32));
-  const std::string rank = std::to_string(d.out.list.size()) + "d";
-  if (!d.has(rank)) d.fail("has " + std::to_string(d.out.list.size()) + " coordinates");
+  const size_t count = d.out.list.size();
+  const bool rows = d.has("tile::gather4") || d.has("tile::scatter4");
+  if (rows ? !d.has("2d") || count != kGatheredRows + 1 : !d.has(std::to_string(count) + "d"))
+    d.fail("has " + std::to_string(count) + " coordinates");
+  if (rows) d.out.detail |= Flags::kRows;
 }
 
 int reduction_of(const Decoder& d) {
@@ -540,7 +546,9 @@ void tail(Decoder& d, size_t used) {
 void decode_bulk_tensor(Decoder& d) {
   d.out.detail = Flags::kTensor;
   if (d.has("cta_group::2")) d.out.detail |= Flags::kPair;
-  if (is_store(d)) {
+  const bool stores = is_store(d);
+  if (d.has(stores ? "tile::gather4" : "tile::scatter4")) d.fail("gathers into shared memory, and scatters from it");
+  if (stores) {
     if (!d.has("bulk_group")) d.fail("needs .bulk_group");
     map_source(d, 0);
     base_source(d, 1);

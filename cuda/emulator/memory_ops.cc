@@ -318,6 +318,8 @@ void rank_of(Step& s, const Instruction& in) {
 
 // --- ldmatrix, stmatrix
 
+constexpr uint64_t kTransposed = 1, kByteElements = 2;
+
 void matrix_rows(Step& s, const Instruction& in, uint32_t count, auto visit) {
   for (uint32_t row = 0; row < count * kMatrixRows; ++row)
     visit(row, s.machine.locate(s, Space::kShared, lane_address(s, in.s[0], in.immediate, row), kMatrixRowBytes, row,
@@ -335,7 +337,11 @@ void load_matrix(Step& s, const Instruction& in) {
     std::memcpy(rows + row * kMatrixRowBytes, at.bytes, kMatrixRowBytes);
     poison |= any_undefined(at, kMatrixRowBytes);
   });
-  load_matrices(in.detail & 1, {rows, count * kMatrixRows * kMatrixRowBytes}, {registers, count * kLanes});
+  const std::span<const uint8_t> bytes(rows, count * kMatrixRows * kMatrixRowBytes);
+  if (in.detail & kByteElements)
+    load_byte_matrices(bytes, {registers, count * kLanes});
+  else
+    load_matrices(in.detail & kTransposed, bytes, {registers, count * kLanes});
   for (uint32_t part = 0; part < count; ++part) {
     std::copy_n(registers + part * kLanes, kLanes, row32(s, in.list[part]));
     mark_written(s, in.list[part], s.active, poison ? kAllLanes : 0);
@@ -352,7 +358,11 @@ void store_matrix(Step& s, const Instruction& in) {
     std::copy_n(row32(s, in.list[part]), kLanes, registers + part * kLanes);
     poison |= undefined(s, in.list[part]) != 0;
   }
-  store_matrices(in.detail & 1, {registers, count * kLanes}, {rows, count * kMatrixRows * kMatrixRowBytes});
+  const std::span<uint8_t> bytes(rows, count * kMatrixRows * kMatrixRowBytes);
+  if (in.detail & kByteElements)
+    store_byte_matrices({registers, count * kLanes}, bytes);
+  else
+    store_matrices(in.detail & kTransposed, {registers, count * kLanes}, bytes);
   matrix_rows(s, in, count, [&](uint32_t row, const Location& at) {
     const uint8_t* from = rows + row * kMatrixRowBytes;
     s.machine.touch_shared(s, kSeveralLanes, at, kMatrixRowBytes, true, is_there(at, from, kMatrixRowBytes));
@@ -362,15 +372,18 @@ void store_matrix(Step& s, const Instruction& in) {
 }
 
 void matrix_operands(Decoder& d, size_t address, size_t data, bool is_load) {
-  if (!d.has("m8n8") || !d.has("b16")) d.fail("is supported for .m8n8 .b16 only");
+  const bool bytes = d.has("b8");
+  if (!d.has(!bytes ? "m8n8" : is_load ? "m16n16" : "m16n8") || (bytes && !d.has("trans")))
+    d.fail(is_load ? "is of .m8n8 .b16 or .m16n16 .trans .b8" : "is of .m8n8 .b16 or .m16n8 .trans .b8");
   d.address(address, Space::kShared);
   const Operand& vector = d.operand(data);
-  const uint32_t count = d.has("x4") ? 4 : d.has("x2") ? 2 : 1;
+  const uint32_t matrices = d.has("x4") ? 4 : d.has("x2") ? 2 : 1, count = matrices * (bytes && is_load ? 2 : 1);
+  if (count > 4) d.fail("loads one matrix of 16x16, or two");
   std::vector<Operand> parts = vector.kind == Operand::Kind::kVector ? vector.parts : std::vector<Operand>{vector};
   if (parts.size() != count) d.fail("needs " + std::to_string(count) + " registers");
   for (const Operand& part : parts)
     d.out.list.push_back(is_load ? d.written(part, Type::k_b32) : d.read(part, Type::k_b32));
-  d.out.detail = d.has("trans");
+  d.out.detail = d.bits_if("trans", kTransposed) | (bytes ? kByteElements : 0);
   d.out.flags |= kAligned;
 }
 

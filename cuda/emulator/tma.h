@@ -51,6 +51,12 @@ enum class TmaDirection : uint8_t { kLoad, kStore };  // a reduction is a store
 void tma_pieces(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates,
                 uint32_t shared, std::vector<TmaPiece>& pieces);
 
+// tile::gather4 and tile::scatter4 (PTX 5.5.3.3): a column, and four rows, which follow each other in shared memory as
+// those of a box do.
+inline constexpr uint32_t kGatheredRows = 4;
+void tma_row_pieces(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates,
+                    uint32_t shared, std::vector<TmaPiece>& pieces);
+
 // What a load leaves of the whole elements of a piece.
 void tma_convert(TensorMapType type, std::span<uint8_t> bytes);
 

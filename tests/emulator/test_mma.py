@@ -184,3 +184,84 @@ def test_other_products_are_refused(opcode: str, message: str) -> None:
     loaded = kernel("mma.sync.aligned." + opcode, (4, 4, 2, 4))
     with pytest.raises(emulator.EmulatorError, match=message):
         loaded.launch("kernel", grid=1, block=32, args=[emulator.empty(4, np.uint32)])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_bytes_are_loaded_as_b_of_a_product(count: int) -> None:
+    """The two registers of a matrix of ldmatrix.m16n16.trans are each B of a product."""
+    rng = np.random.default_rng(count)
+    b = rng.integers(-100, 100, (count, 16, 16)).astype(np.int8)
+    a = rng.integers(-100, 100, (16, 16))
+    left = packed([a[octets(16).a(i)] for i in range(8)], np.int8)
+    names = [f"%b{i}" for i in range(2 * count)]
+    products = "".join(
+        f"mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {named('d', 4)}, {named('a', 2)}, "
+        f"{{{name}}}, {{0, 0, 0, 0}};"
+        f"mad.wide.u32 %rd1, %tid, 16, %out; "
+        f"st.global.v4.b32 [%rd1 + {512 * i}], {named('d', 4)};"
+        for i, name in enumerate(names)
+    )
+    body = f"""
+      .reg .b32 %a<4>, %b<4>, %d<4>;
+      mad.lo.u32 %r1, %tid, 16, %shared;
+      mad.wide.u32 %rd0, %tid, 16, %out;
+      ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%rd0];
+      st.shared.v4.b32 [%r1], {{%r4, %r5, %r6, %r7}};
+      mad.wide.u32 %rd0, %tid, 8, %out;
+      ld.global.v2.b32 {{%a0, %a1}}, [%rd0 + 512];
+      bar.warp.sync -1;
+      ldmatrix.sync.aligned.m16n16.x{count}.trans.shared.b8 {{{", ".join(names)}}}, [%r1];
+      bar.sync 0;
+      {products}
+    """
+    out = emulator.empty((4, 32, 4), np.uint32)
+    out[...] = 0
+    out.reshape(-1).view(np.int8)[: b.size] = b.reshape(-1)
+    out.reshape(-1)[128:192] = left.reshape(-1)
+    report = module(body).launch("kernel", grid=1, block=32, args=[out])
+    assert report.findings == []
+    for i in range(2 * count):
+        want = a @ b[i // 2, :, 8 * (i % 2) : 8 * (i % 2) + 8].astype(int)
+        assert (out[i] == accumulators(want, np.int32)).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_bytes_of_accumulators_are_stored_transposed(count: int) -> None:
+    """A register of stmatrix.m16n8.trans holds a byte of each of the four elements of a lane."""
+    c = np.random.default_rng(count).integers(0, 256, (count, 16, 8)).astype(np.uint8)
+    registers = np.concatenate([accumulators(each, np.uint8) for each in c], axis=1)
+    names = ", ".join(f"%a{i}" for i in range(count))
+    loads = "".join(f"ld.global.b32 %a{i}, [%rd0 + {4 * i}];" for i in range(count))
+    body = f"""
+      .reg .b32 %a<4>;
+      mad.wide.u32 %rd0, %tid, 16, %out;
+      {loads}
+      mad.lo.u32 %r1, %tid, 16, %shared;
+      stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%r1], {{{names}}};
+      bar.warp.sync -1;
+      setp.ge.u32 %p0, %tid, {8 * count};
+      @%p0 bra END;
+      ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [%r1];
+      st.global.v4.b32 [%rd0], {{%r4, %r5, %r6, %r7}};
+    END:
+    """
+    out = emulator.empty((32, 4), np.uint32)
+    out[:, :count] = registers
+    report = module(body).launch("kernel", grid=1, block=32, args=[out])
+    assert report.findings == []
+    stored = out.reshape(-1).view(np.uint8)[: c.size].reshape(count, 8, 16)
+    assert (stored == c.transpose(0, 2, 1)).all()
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        "ldmatrix.sync.aligned.m16n16.x1.shared.b8 {%r1, %r2}, [%shared];",
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b16 {%r1, %r2}, [%shared];",
+        "stmatrix.sync.aligned.m8n8.x1.trans.shared.b8 [%shared], {%r1};",
+    ],
+)
+def test_other_matrices_of_bytes_are_refused(opcode: str) -> None:
+    out = emulator.empty(4, np.uint32)
+    with pytest.raises(emulator.EmulatorError, match=r"is of .m8n8 .b16 or"):
+        module(opcode).launch("kernel", grid=1, block=32, args=[out])

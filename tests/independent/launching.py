@@ -34,7 +34,7 @@ class Layer:
     ptx: str
     grid: tuple[int, int]
     dynamic_smem: int
-    scratch: list[int]
+    scratch: list[Any]
 
     def run(self, *arguments: Any, **options: Any) -> emulator.Report:
         module = emulator.Module(self.ptx)
@@ -79,6 +79,14 @@ def _stored(values: Array, transposed: bool, dtype: np.dtype[Any]) -> Array:
     return array
 
 
+class WrongResult(AssertionError):
+    """A product is not what numpy says."""
+
+    def __init__(self, report: emulator.Report, options: dict[str, Any]) -> None:
+        super().__init__(f"wrong product: {options}; {report.summary()}")
+        self.report = report
+
+
 def _threads(ptx: str) -> int:
     threads = re.search(r"\.reqntid (\d+)", ptx)
     assert threads
@@ -107,5 +115,6 @@ def run(kernel: Kernel, problem: Problem, **options: Any) -> emulator.Report:
         **options,
     )
     expected = (lhs @ rhs).astype(problem.dtype)
-    np.testing.assert_array_equal(result.view(np.uint16), expected.view(np.uint16), str(options))
+    if not np.array_equal(result.view(np.uint16), expected.view(np.uint16)):
+        raise WrongResult(report, options)
     return report

@@ -27,7 +27,7 @@ def on_device(values: Array, dtype: Any) -> Array:
     return array
 
 
-def run(layer: Layer, inputs: list[Array], outputs: list[Array], *numbers: int) -> None:
+def run(layer: Layer, inputs: list[Any], outputs: list[Array], *numbers: int) -> None:
     """Leaves the results of the last schedule, which every other one has, too."""
     first = None
     for schedule, seed in SCHEDULES:
@@ -109,6 +109,30 @@ def test_cast_to_fp8(triton: Any, rows: int, columns: int) -> None:
     clear = near[0].view(np.uint8) == near[1].view(np.uint8)
     assert clear.mean() > 0.9
     assert (out.view(np.uint8) == near[0].view(np.uint8))[clear].all()
+
+
+@pytest.mark.parametrize("width", [64, 32])
+def test_rows_are_gathered_and_scattered_by_tma(triton: Any, width: int) -> None:
+    layer, descriptors = triton.gather(width, 32, 2)
+    assert "tile::gather4" in layer.ptx
+    assert "tile::scatter4" in layer.ptx
+    source, target = on_device(noise(50, width), BF16), emulator.empty((60, width), BF16)
+    # Rows that are not there are zeros; of the target, are not written.
+    rows = on_device(np.random.default_rng(3).integers(0, 70, 64), np.int32)
+    run(layer, [*descriptors(source, target), rows], [])
+    padded = np.concatenate([source, np.zeros((20, width), BF16)])
+    assert (target == padded[rows[:60]]).all()
+
+
+@pytest.mark.parametrize("block", [(32, 64), (16, 32)])
+def test_tensor_maps_that_a_kernel_makes(triton: Any, block: tuple[int, int]) -> None:
+    rows, columns = 50, 104
+    layer = triton.double(rows, columns, block)
+    for opcode in ("tensormap.replace", "tensormap.cp_fenceproxy", "fence.proxy.tensormap"):
+        assert opcode in layer.ptx
+    x, out = on_device(noise(rows, columns), BF16), emulator.empty((rows, columns), BF16)
+    run(layer, [x], [out], rows, columns)
+    assert (out == x * 2).all()
 
 
 def test_a_kernel_of_cute_that_queries_refused_responses() -> None:

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.compiler import ASTSource
 
+from jaxbw import emulator
+
 from .launching import Layer
-from .triton_kernels import BLACKWELL
+from .triton_kernels import BLACKWELL, descriptor_arguments
 
 
 @triton.jit
@@ -106,19 +109,39 @@ def cast_rows(x, out, scales, columns, block: tl.constexpr):
     tl.store(out + row * columns + across, (values / scale).to(tl.float8e4nv), across < columns)
 
 
-def _layer(
-    function: Any, signature: dict[str, str], grid: tuple[int, int], **constants: Any
-) -> Layer:
-    signature = signature | dict.fromkeys(constants, "constexpr")
+@triton.jit
+def move_rows(source, target, rows, count: tl.constexpr):
+    mine = tl.program_id(0) * count + tl.arange(0, count)
+    target.scatter(source.gather(tl.load(rows + mine), 0), mine, 0)
+
+
+@triton.jit
+def double_tiles(x, out, rows, columns, block_m: tl.constexpr, block_n: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [rows, columns], [columns, 1], [block_m, block_n])
+    target = tl.make_tensor_descriptor(out, [rows, columns], [columns, 1], [block_m, block_n])
+    row, column = tl.program_id(0) * block_m, tl.program_id(1) * block_n
+    target.store([row, column], source.load([row, column]) * 2)
+
+
+def _compile(function: Any, types: dict[str, str], **constants: Any) -> Any:
+    source = ASTSource(function, types | dict.fromkeys(constants, "constexpr"), constants)
     options = dict(num_warps=4, enable_fp_fusion=True)
-    source = ASTSource(function, signature, constants)
-    compiled = triton.compile(source, target=BLACKWELL, options=options)
+    return triton.compile(source, target=BLACKWELL, options=options)
+
+
+def _made(compiled: Any, grid: tuple[int, int]) -> Layer:
+    scratch = emulator.empty(compiled.metadata.global_scratch_size * grid[0] * grid[1], np.uint8)
     return Layer(
         ptx=compiled.asm["ptx"],
         grid=grid,
         dynamic_smem=compiled.metadata.shared,
-        scratch=[0, 0],  # Triton's two buffers, which these kernels do without
+        # Triton's two buffers: for tensor maps that a kernel makes, and of its profiler.
+        scratch=[scratch, 0],
     )
+
+
+def _layer(function: Any, types: dict[str, str], grid: tuple[int, int], **constants: Any) -> Layer:
+    return _made(_compile(function, types, **constants), grid)
 
 
 def softmax(columns: int) -> Layer:
@@ -144,3 +167,17 @@ def attention(length: int, heads: int, width: int, causal: bool, block: tuple[in
 def cast(rows: int, columns: int) -> Layer:
     types = {"x": "*bf16", "out": "*fp8e4nv", "scales": "*fp32", "columns": "i32"}
     return _layer(cast_rows, types, (rows, 1), block=triton.next_power_of_2(columns))
+
+
+def gather(width: int, count: int, programs: int) -> tuple[Layer, Any]:
+    """Moves rows by TMA, `count` at a time; and its first arguments, of two matrices."""
+    descriptor = f"tensordesc<bf16[1, {width}]>"
+    types = {"source": descriptor, "target": descriptor, "rows": "*i32"}
+    compiled = _compile(move_rows, types, count=count)
+    return _made(compiled, (programs, 1)), lambda *arrays: descriptor_arguments(compiled, *arrays)
+
+
+def double(rows: int, columns: int, block: tuple[int, int]) -> Layer:
+    types = {"x": "*bf16", "out": "*bf16", "rows": "i32", "columns": "i32"}
+    grid = (-(-rows // block[0]), -(-columns // block[1]))
+    return _layer(double_tiles, types, grid, block_m=block[0], block_n=block[1])

@@ -464,7 +464,6 @@ std::string Machine::thread_of(Dim cluster, uint32_t warp, uint32_t lane) const 
 }
 
 void Machine::add_race(const Cta& cta, const RaceDetector::Race& race, const std::string& memory) {
-  if (count_again("race", race.now.line, race.before.line)) return;
   const auto who = [&](const RaceDetector::Access& access) {
     const bool threads = access.agent == access.warp;
     return (threads ? "" : "an asynchronous operation of ") + thread_of(cta.cluster->id, access.warp, access.lane);
@@ -490,7 +489,7 @@ void Machine::touch_shared(const Step& step, uint8_t lane, const Location& at, u
   if (const auto race = at.cta->cluster->races->shared(
           {.line = step.line, .lane = lane, .agent = warp, .repeats = repeats, .warp = warp}, write, at.cta->rank,
           uint32_t(at.offset), bytes))
-    add_race(*at.cta, *race, "shared memory at " + hex(kSharedBase + at.offset));
+    if (!known(*race)) add_race(*at.cta, *race, "shared memory at " + hex(kSharedBase + at.offset));
 }
 
 namespace {
@@ -511,7 +510,7 @@ void Machine::touch_shared(const Operation& operation, AgentId agent, Cta& cta, 
                                                     .async = true,
                                                     .warp = issuer_of(operation)},
                                                    write, cta.rank, offset, bytes))
-    add_race(cta, *race, "shared memory at " + hex(kSharedBase + offset));
+    if (!known(*race)) add_race(cta, *race, "shared memory at " + hex(kSharedBase + offset));
 }
 
 void Machine::touch_global(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write,
@@ -560,7 +559,7 @@ void Machine::touch_tensor(const Operation& operation, AgentId agent, Cta& cta, 
     if (const auto race = cta.cluster->races->tensor(
             {.line = operation.line, .lane = lane_of(operation), .agent = agent, .warp = issuer_of(operation)}, write,
             cta.rank, half, region.column, region.columns))
-      add_race(cta, *race, "Tensor Memory from column " + std::to_string(region.column) + " on");
+      if (!known(*race)) add_race(cta, *race, "Tensor Memory from column " + std::to_string(region.column) + " on");
 }
 
 void Machine::touch_tensor(const Step& step, const TmemRegion& region) {
@@ -569,7 +568,8 @@ void Machine::touch_tensor(const Step& step, const TmemRegion& region) {
   for (uint32_t half = 0; half < kTmemLanes / 16; ++half)
     if (const auto race = step.cta.cluster->races->tensor({.line = step.line, .agent = warp, .warp = warp}, true,
                                                           step.cta.rank, half, region.column, region.columns))
-      add_race(step.cta, *race, "Tensor Memory from column " + std::to_string(region.column) + " on");
+      if (!known(*race))
+        add_race(step.cta, *race, "Tensor Memory from column " + std::to_string(region.column) + " on");
 }
 
 void release(const Step& step, SyncClocks& sync, bool relaxed) {

@@ -393,6 +393,8 @@ class Machine {
   bool count_again(const char* kind, uint32_t line, uint32_t other_line);
   void add_finding(const char* kind, const std::string& message, const std::string& where, uint32_t line,
                    uint32_t other_line = 0);
+  // Kernels may race a million times: words are found for the first only.
+  bool known(const RaceDetector::Race& race) { return count_again("race", race.now.line, race.before.line); }
   void add_race(const Cta& cta, const RaceDetector::Race& race, const std::string& memory);
   std::string at_line(uint32_t line) const;
   uint16_t issuer_of(const Operation& operation) const;

@@ -107,7 +107,7 @@ class RaceDetector {
   struct Race {
     Access before, now;
     bool before_writes = false, now_writes = false;
-    // They are synchronised, but for a fence.tcgen05 or an acquire; but for a fence between their proxies.
+    // They are synchronised, but for a tcgen05.fence or an acquire; but for a fence between their proxies.
     bool misses_acquire = false, misses_proxy_fence = false;
   };
 

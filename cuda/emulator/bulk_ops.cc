@@ -115,7 +115,7 @@ class Load final : public Operation {
 
   bool step(Machine& machine) override {
     const Destination& to = destinations_[destination_];
-    const size_t end = piece_ + machine.part(uint32_t(transfer_.pieces.size() - piece_));
+    const size_t begin = piece_, end = begin + machine.part(uint32_t(transfer_.pieces.size() - begin));
     uint32_t bytes = 0;
     for (; piece_ < end; ++piece_) {
       // A box reads short runs of far-apart rows, which the host's processor does not foresee.
@@ -123,6 +123,7 @@ class Load final : public Operation {
         __builtin_prefetch(reinterpret_cast<const void*>(transfer_.pieces[piece_ + kPiecesAhead].global));
       bytes += copy(machine, transfer_.pieces[piece_], *to.cta);
     }
+    if (tma_converts(transfer_.type)) convert(*to.cta, begin, end);
     MBarrier& barrier = machine.mbarrier_of(*to.barrier_cta, to.barrier_offset, *this);
     RaceDetector* races = issuer->cluster->races.get();
     if (races) races->end_operation(agent_, barrier.clocks);
@@ -143,11 +144,15 @@ class Load final : public Operation {
     if (machine.checking()) touch(machine, piece, cta);
     if (piece.count < piece.bytes) std::memset(to, 0, piece.bytes);  // what lies outside the tensor
     if (machine.checking()) fill_piece(cta.undefined.data() + offset, 0, piece.bytes);
-    if (piece.count) {
-      copy_piece(to, machine.global_bytes(piece.global, piece.count, false), piece.count);
-      tma_convert(transfer_.type, {to, piece.count});
-    }
+    if (piece.count) copy_piece(to, machine.global_bytes(piece.global, piece.count, false), piece.count);
     return piece.bytes;
+  }
+
+  void convert(Cta& cta, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const TmaPiece& piece = transfer_.pieces[i];
+      tma_convert(transfer_.type, {cta.shared.data() + piece.shared - kSharedBase, piece.count});
+    }
   }
 
   void touch(Machine& machine, const TmaPiece& piece, Cta& cta) {

@@ -52,10 +52,6 @@ void for_each_element(std::span<const uint8_t> source, std::span<uint8_t> destin
   }
 }
 
-bool converts(TensorMapType type) {
-  return type == TensorMapType::kF32Ftz || type == TensorMapType::kTf32 || type == TensorMapType::kTf32Ftz;
-}
-
 [[noreturn]] void refuse_reduction() { throw Error("tma: this reduction does not take this element type"); }
 
 template <class T>
@@ -147,22 +143,28 @@ class Rows {
                 std::all_of(coordinates.begin(), coordinates.end(), [](int32_t coordinate) { return coordinate >= 0; }),
             "a store or a reduction starts before the tensor: only a load may");
     require(
-        direction == TmaDirection::kLoad || !converts(map.type),
+        direction == TmaDirection::kLoad || !tma_converts(map.type),
         "stores of types that convert on the way (FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) are not supported: use FLOAT32");
     inner_ = moved_bytes(map, direction, first_, row_bytes());
     pieces_.clear();
+    pieces_.reserve(tma_box_bytes(map) / piece_bytes_);
   }
 
   // The row that starts `offset` bytes behind the tensor's first.
   void append(uint64_t offset, bool in_bounds) {
+    // Copies: a large product has a hundred million pieces, and the vector could be taken to change what it must
+    // reload.
     const uint64_t row = map_.address + static_cast<uint64_t>(first_) + offset;
     const ByteRange valid = in_bounds ? inner_ : ByteRange{0, 0};
-    for (int64_t at = 0; at < row_bytes(); at += piece_bytes_) {
+    const int64_t bytes = row_bytes(), step = piece_bytes_;
+    const uint32_t shared = row_start_;
+    const Swizzle swizzle = map_.swizzle;
+    for (int64_t at = 0; at < bytes; at += step) {
       const bool begun = valid.begin <= at;  // the tensor starts with a piece
-      const int64_t count = begun ? std::clamp<int64_t>(valid.end - at, 0, piece_bytes_) : 0;
+      const int64_t count = begun ? std::clamp<int64_t>(valid.end - at, 0, step) : 0;
       pieces_.push_back({.global = row + static_cast<uint64_t>(at),
-                         .shared = swizzle_address(map_.swizzle, row_start_ + static_cast<uint32_t>(at)),
-                         .bytes = static_cast<uint8_t>(piece_bytes_),
+                         .shared = swizzle_address(swizzle, shared + static_cast<uint32_t>(at)),
+                         .bytes = static_cast<uint8_t>(step),
                          .count = static_cast<uint8_t>(count)});
     }
     row_start_ += row_bytes();
@@ -188,7 +190,6 @@ void tma_pieces(const TensorMapFields& map, TmaDirection direction, std::span<co
                 std::to_string(map.rank));
   }
   Rows rows(map, direction, coordinates, shared, pieces);
-  pieces.reserve(tma_box_bytes(map) / 8);
   std::array<uint32_t, kMaxRank> index = {};  // of the row within the box; index[0] stays 0
   for (;;) {
     uint64_t offset = 0;
@@ -217,7 +218,7 @@ void tma_row_pieces(const TensorMapFields& map, TmaDirection direction, std::spa
 }
 
 void tma_convert(TensorMapType type, std::span<uint8_t> bytes) {
-  if (type != TensorMapType::kTf32 && type != TensorMapType::kTf32Ftz) return;
+  if (type != TensorMapType::kTf32 && type != TensorMapType::kTf32Ftz) return;  // FTZ flushes nothing
   constexpr uint32_t kInfinity = 0x7f800000, kNan = 0x7fffe000, kDropped = 0x1fff;
   for (size_t i = 0; i + sizeof(uint32_t) <= bytes.size(); i += sizeof(uint32_t)) {
     auto value = load<uint32_t>(&bytes[i]);

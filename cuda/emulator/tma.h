@@ -57,6 +57,9 @@ inline constexpr uint32_t kGatheredRows = 4;
 void tma_row_pieces(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates,
                     uint32_t shared, std::vector<TmaPiece>& pieces);
 
+constexpr bool tma_converts(TensorMapType type) {
+  return type == TensorMapType::kF32Ftz || type == TensorMapType::kTf32 || type == TensorMapType::kTf32Ftz;
+}
 // What a load leaves of the whole elements of a piece.
 void tma_convert(TensorMapType type, std::span<uint8_t> bytes);
 

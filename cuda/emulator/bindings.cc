@@ -130,6 +130,8 @@ void bind_emulator(nb::module_& parent) {
       .def_ro("message", &Finding::message)
       .def_ro("where", &Finding::where)
       .def_ro("line", &Finding::line)
+      .def_ro("other_line", &Finding::other_line)
+      .def_ro("source", &Finding::source)
       .def_ro("count", &Finding::count)
       .def("__repr__", &describe);
 

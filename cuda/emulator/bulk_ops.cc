@@ -7,7 +7,9 @@
 // Longer than other files: loads, stores and copies share their operands' forms and the pieces that they move.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
+#include <utility>
 
 #include "decoder.h"
 #include "lanes.h"
@@ -29,6 +31,12 @@ void fill_piece(uint8_t* to, uint8_t value, uint32_t bytes) {
   bytes == kPieceBytes ? std::memset(to, value, kPieceBytes) : std::memset(to, value, bytes);
 }
 
+// Of Instruction::detail.
+struct Flags {
+  static constexpr uint64_t kTensor = 1, kMulticast = 2, kPair = 4;
+  static constexpr uint64_t kRows = 8;  // tile::gather4, tile::scatter4
+};
+
 // A box or a run of bytes, cut into pieces. `shared` addresses are CTA-relative: base + offset, no rank.
 struct Transfer {
   std::vector<TmaPiece> pieces;
@@ -46,8 +54,8 @@ Transfer linear_transfer(uint64_t global, uint32_t shared, uint32_t bytes) {
 }
 
 // [map, {coordinates}]: the rows of in.list from `first` on are the coordinates.
-Transfer tensor_transfer(Step& s, const Instruction& in, TmaDirection direction, uint64_t map_address, uint32_t rank,
-                         uint32_t shared, uint32_t lane) {
+Transfer tensor_transfer(Step& s, const Instruction& in, TmaDirection direction, uint64_t map_address, uint32_t shared,
+                         uint32_t lane) {
   std::array<uint8_t, kTensorMapBytes> bytes;
   const Location low = s.machine.locate(s, Space::kGeneric, map_address, 64, lane, false);
   const Location high = s.machine.locate(s, Space::kGeneric, map_address + 64, 64, lane, false);
@@ -55,17 +63,20 @@ Transfer tensor_transfer(Step& s, const Instruction& in, TmaDirection direction,
   std::memcpy(bytes.data() + 64, high.bytes, 64);
   const TensorMapFields map = decode_tensor_map(bytes);
   check_tma_supported(map);
-  if (map.rank != rank)
-    throw Error("the instruction is " + std::to_string(rank) + "d, its tensor map " + std::to_string(map.rank) + "d");
-  int32_t coordinates[kMaxRank];
-  for (uint32_t i = 0; i < rank; ++i) {
+  const bool rows = in.detail & Flags::kRows;
+  const auto count = uint32_t(in.list.size());
+  if (!rows && map.rank != count)
+    throw Error("the instruction is " + std::to_string(count) + "d, its tensor map " + std::to_string(map.rank) + "d");
+  int32_t values[kMaxRank];
+  for (uint32_t i = 0; i < count; ++i) {
     check_use(s, in.list[i], "a TMA coordinate");
-    coordinates[i] = int32_t(row32(s, in.list[i])[lane]);
+    values[i] = int32_t(row32(s, in.list[i])[lane]);
   }
+  const std::span<const int32_t> coordinates(values, count);
   Transfer transfer;
   transfer.type = map.type;
-  transfer.bytes = tma_box_bytes(map);
-  tma_pieces(map, direction, {coordinates, rank}, shared, transfer.pieces);
+  transfer.bytes = tma_box_bytes(map) * (rows ? kGatheredRows : 1);
+  (rows ? tma_row_pieces : tma_pieces)(map, direction, coordinates, shared, transfer.pieces);
   return transfer;
 }
 
@@ -104,7 +115,7 @@ class Load final : public Operation {
 
   bool step(Machine& machine) override {
     const Destination& to = destinations_[destination_];
-    const size_t end = piece_ + machine.part(uint32_t(transfer_.pieces.size() - piece_));
+    const size_t begin = piece_, end = begin + machine.part(uint32_t(transfer_.pieces.size() - begin));
     uint32_t bytes = 0;
     for (; piece_ < end; ++piece_) {
       // A box reads short runs of far-apart rows, which the host's processor does not foresee.
@@ -112,6 +123,7 @@ class Load final : public Operation {
         __builtin_prefetch(reinterpret_cast<const void*>(transfer_.pieces[piece_ + kPiecesAhead].global));
       bytes += copy(machine, transfer_.pieces[piece_], *to.cta);
     }
+    if (tma_converts(transfer_.type)) convert(*to.cta, begin, end);
     MBarrier& barrier = machine.mbarrier_of(*to.barrier_cta, to.barrier_offset, *this);
     RaceDetector* races = issuer->cluster->races.get();
     if (races) races->end_operation(agent_, barrier.clocks);
@@ -129,16 +141,23 @@ class Load final : public Operation {
   uint32_t copy(Machine& machine, const TmaPiece& piece, Cta& cta) {
     const uint32_t offset = piece.shared - kSharedBase;
     uint8_t* to = cta.shared.data() + offset;
-    if (machine.strict()) touch(machine, piece, cta);
+    if (machine.checking()) touch(machine, piece, cta);
     if (piece.count < piece.bytes) std::memset(to, 0, piece.bytes);  // what lies outside the tensor
     if (machine.checking()) fill_piece(cta.undefined.data() + offset, 0, piece.bytes);
     if (piece.count) copy_piece(to, machine.global_bytes(piece.global, piece.count, false), piece.count);
     return piece.bytes;
   }
 
+  void convert(Cta& cta, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const TmaPiece& piece = transfer_.pieces[i];
+      tma_convert(transfer_.type, {cta.shared.data() + piece.shared - kSharedBase, piece.count});
+    }
+  }
+
   void touch(Machine& machine, const TmaPiece& piece, Cta& cta) {
     machine.touch_shared(*this, agent_, cta, piece.shared - kSharedBase, piece.bytes, true);
-    if (piece.count && destination_ == 0) machine.touch_global(*this, agent_, piece.global, piece.count, false, false);
+    if (piece.count && destination_ == 0) machine.touch_global(*this, agent_, piece.global, piece.count, {});
   }
 
   Transfer transfer_;
@@ -147,23 +166,27 @@ class Load final : public Operation {
   AgentId agent_ = kNoAgent;
 };
 
-// Shared memory to global memory, or a reduction into it; part of a bulk group.
+// Shared memory to global memory, or a reduction into it; part of a bulk group of each thread that it stands for.
 class Store final : public Operation {
  public:
-  Store(Step& s, Transfer transfer, std::shared_ptr<BulkGroup> group, const void* key, int reduction)
+  Store(Step& s, Transfer transfer, std::vector<std::shared_ptr<BulkGroup>> groups, const void* key, int reduction)
       : Operation(s.line, s.cta),
         transfer_(std::move(transfer)),
-        group_(std::move(group)),
+        groups_(std::move(groups)),
         key_(key),
         reduction_(reduction) {
-    ++group_->reading;
-    ++group_->writing;
-    ++issuer->operations;
-    data_.resize(transfer_.pieces.size() * kPieceBytes);
+    std::shared_ptr<BulkGroup::Agent> agent;
     if (RaceDetector* races = s.cta.cluster->races.get()) {
       agent_ = races->begin_operation(actor_of(s));
-      group_->agents.push_back({agent_, races->time(agent_)});
+      const auto threads = uint32_t(groups_.size());
+      agent = std::make_shared<BulkGroup::Agent>(agent_, races->time(agent_), threads, threads);
     }
+    for (const auto& group : groups_) {
+      ++group->reading;
+      ++group->writing;
+      if (agent) group->agents.push_back(agent);
+    }
+    data_.resize(transfer_.pieces.size() * kPieceBytes);
     s.machine.report().bytes["tma store"] += bytes = transfer_.bytes;
     ++s.machine.report().operations["tma store"];
   }
@@ -176,13 +199,12 @@ class Store final : public Operation {
     for (; at < end; ++at) reads ? read(machine, at) : write(machine, at);
     if (at < pieces.size()) return false;
     if (reads) {
-      --group_->reading;
-      --issuer->operations;
+      for (const auto& group : groups_) --group->reading;
       if (RaceDetector* races = issuer->cluster->races.get()) races->tick(agent_);
       machine.wake(key_);
       return false;
     }
-    --group_->writing;
+    for (const auto& group : groups_) --group->writing;
     machine.wake(key_);
     return true;
   }
@@ -203,8 +225,12 @@ class Store final : public Operation {
     const TmaPiece& piece = transfer_.pieces[index];
     if (piece.count == 0) return;
     uint8_t* to = machine.global_bytes(piece.global, piece.count, true);
-    machine.touch_global(*this, agent_, piece.global, piece.count, true, reduction_ >= 0);
     const uint8_t* from = &data_[index * kPieceBytes];
+    if (machine.checking()) {
+      const bool reduces = reduction_ >= 0, repeats = !reduces && std::memcmp(to, from, piece.count) == 0;
+      machine.touch_global(*this, agent_, piece.global, piece.count,
+                           {.writes = true, .strong = reduces, .repeats = repeats});
+    }
     if (reduction_ < 0)
       copy_piece(to, from, piece.count);
     else
@@ -212,7 +238,7 @@ class Store final : public Operation {
   }
 
   Transfer transfer_;
-  std::shared_ptr<BulkGroup> group_;
+  std::vector<std::shared_ptr<BulkGroup>> groups_;
   const void* key_;
   const int reduction_;
   std::vector<uint8_t> data_;
@@ -288,38 +314,42 @@ void commit_group(Step& s, const Instruction&) {
   });
 }
 
-// All but the `immediate` youngest groups must be complete, or (detail) have read their source.
+// All but the `immediate` youngest groups must be complete, or (detail) have read their source. Lanes that wait
+// together go on together, so none of them knows anything before all may go on.
 void wait_group(Step& s, const Instruction& in) {
   bool done = true;
+  for_lanes(s.active, [&](uint32_t i) {
+    const auto& groups = groups_of(s, i).committed;
+    for (size_t g = 0; g + in.immediate < groups.size(); ++g)
+      done &= (in.detail ? groups[g]->reading : groups[g]->writing) == 0;
+  });
+  if (!done) return s.park(Wait::kBulkGroup, s.warp.bulk.get());
   RaceDetector* races = s.cta.cluster->races.get();
   for_lanes(s.active, [&](uint32_t i) {
     auto& [forgotten, open, groups] = groups_of(s, i);
     const Actor who{s.warp.agent, i == 0 && s.warp.live != 1 ? Lanes::kFirst : Lanes::kAll};
     for (size_t g = 0; g + in.immediate < groups.size(); ++g) {
-      done &= (in.detail ? groups[g]->reading : groups[g]->writing) == 0;
-      for (const auto& [agent, reads] : groups[g]->agents)
-        if (done) races->observe(who, agent, in.detail ? reads : races->time(agent));
+      if (std::exchange(groups[g]->read_waited, true)) continue;
+      for (const auto& agent : groups[g]->agents)
+        if (--agent->read_unwaited == 0) races->observe(who, agent->id, agent->reads);
     }
     if (races && !in.detail) races->observe(who, forgotten);
     for (; groups.size() > in.immediate && groups.front()->writing == 0; groups.pop_front())
-      for (const auto& [agent, reads] : groups.front()->agents) {
-        if (in.detail) forgotten.set(agent, races->time(agent));
-        races->retire(agent);
+      for (const auto& agent : groups.front()->agents) {
+        if (--agent->unwaited) continue;
+        if (in.detail)
+          forgotten.set(agent->id, races->time(agent->id));
+        else
+          races->observe(who, agent->id);
+        races->retire(agent->id);
       }
   });
-  if (!done) return s.park(Wait::kBulkGroup, s.warp.bulk.get());
   s.machine.trace_pass(s, nullptr, in.immediate);
 }
 
 // --- decoded forms. in.s: 0 destination or map, 1 source or map, then by form.
 
 enum class Form : uint32_t { kLoad, kStore, kSharedToShared };
-struct Flags {
-  static constexpr uint64_t kTensor = 1, kMulticast = 2, kPair = 4;
-};
-
-uint32_t rank_of(const Instruction& in) { return uint32_t(in.list.size()); }
-
 std::vector<Load::Destination> destinations(Step& s, const Instruction& in, const Location& to, const Location& barrier,
                                             uint32_t lane, uint32_t mask_source) {
   if (!(in.detail & Flags::kMulticast)) return {{to.cta, barrier.cta, uint32_t(barrier.offset)}};
@@ -369,7 +399,7 @@ void copy_in(Step& s, const Instruction& in) {
     Location to = s.machine.locate_shared(s.cta, to_address, 16, tensor ? 128 : 16);
     const auto shared = uint32_t(kSharedBase + to.offset);
     if (tensor) {
-      transfer = tensor_transfer(s, in, TmaDirection::kLoad, address(1, 1), rank_of(in), shared, lane);
+      transfer = tensor_transfer(s, in, TmaDirection::kLoad, address(1, 1), shared, lane);
     } else {
       const uint32_t bytes = row32(s, in.s[2])[lane];
       if (bytes == 0 || bytes % 16 || bytes > kMaxSharedBytes || address(1, 1) % 16)
@@ -382,32 +412,60 @@ void copy_in(Step& s, const Instruction& in) {
   });
 }
 
+// Lanes that store the same bytes to the same place, by their operands, each lane's own operation otherwise. Compilers
+// leave it to ptxas to have one lane store. A reduction counts for each lane.
+std::vector<uint32_t> same_stores(Step& s, const Instruction& in, uint64_t from[], uint64_t to[]) {
+  const bool reduces = in.immediate & 255, tensor = in.detail & Flags::kTensor;
+  const auto same = [&](uint32_t a, uint32_t b) {
+    if (reduces || from[a] != from[b] || to[a] != to[b]) return false;
+    if (!tensor) return row32(s, in.s[2])[a] == row32(s, in.s[2])[b];
+    return std::all_of(in.list.begin(), in.list.end(), [&](Reg reg) { return row32(s, reg)[a] == row32(s, reg)[b]; });
+  };
+  std::vector<uint32_t> stores;
+  for_lanes(s.active, [&](uint32_t lane) {
+    const auto other = std::find_if(stores.begin(), stores.end(),
+                                    [&](uint32_t lanes) { return same(uint32_t(std::countr_zero(lanes)), lane); });
+    if (other != stores.end())
+      *other |= 1u << lane;
+    else
+      stores.push_back(1u << lane);
+  });
+  return stores;
+}
+
 // sources: map or dst, src [, size].
 void copy_out(Step& s, const Instruction& in) {
   const auto& operands = in.statement->operands;
   for (uint32_t i = 0; i < 2; ++i) check_use(s, in.s[i], "an address");
   const bool tensor = in.detail & Flags::kTensor;
+  uint64_t to[kLanes], from[kLanes];
   for_lanes(s.active, [&](uint32_t lane) {
-    const uint64_t to = lane_address(s, in.s[0], operands[0].bits, lane),
-                   from = lane_address(s, in.s[1], operands[1].bits, lane);
-    const Location source = s.machine.locate_shared(s.cta, from, 16, tensor ? 128 : 16);
+    to[lane] = lane_address(s, in.s[0], operands[0].bits, lane);
+    from[lane] = lane_address(s, in.s[1], operands[1].bits, lane);
+  });
+  for (const uint32_t lanes : same_stores(s, in, from, to)) {
+    const auto lane = uint32_t(std::countr_zero(lanes));
+    const Location source = s.machine.locate_shared(s.cta, from[lane], 16, tensor ? 128 : 16);
     if (source.cta != &s.cta) throw Error("a bulk store reads the shared memory of its own CTA only");
     const auto shared = uint32_t(kSharedBase + source.offset);
     Transfer transfer;
     if (tensor) {
-      transfer = tensor_transfer(s, in, TmaDirection::kStore, to, rank_of(in), shared, lane);
+      transfer = tensor_transfer(s, in, TmaDirection::kStore, to[lane], shared, lane);
     } else {
       const uint32_t bytes = row32(s, in.s[2])[lane];
-      if (bytes == 0 || bytes % 16 || bytes > kMaxSharedBytes || to % 16)
+      if (bytes == 0 || bytes % 16 || bytes > kMaxSharedBytes || to[lane] % 16)
         throw Error("a bulk copy moves a multiple of 16 bytes, 16-byte aligned");
-      transfer = linear_transfer(to, shared, bytes);
+      transfer = linear_transfer(to[lane], shared, bytes);
       transfer.type = TensorMapType(in.immediate >> 8);
     }
-    s.machine.locate_shared(s.cta, from, transfer.bytes, 16);
-    auto group = open_group(s, lane);
-    s.machine.issue(std::make_unique<Store>(s, std::move(transfer), std::move(group), s.warp.bulk.get(),
-                                            int(in.immediate & 255) - 1));
-  });
+    s.machine.locate_shared(s.cta, from[lane], transfer.bytes, 16);
+    std::vector<std::shared_ptr<BulkGroup>> groups;
+    for_lanes(lanes, [&](uint32_t i) { groups.push_back(open_group(s, i)); });
+    auto store = std::make_unique<Store>(s, std::move(transfer), std::move(groups), s.warp.bulk.get(),
+                                         int(in.immediate & 255) - 1);
+    store->lanes = lanes;
+    s.machine.issue(std::move(store));
+  }
 }
 
 // --- decoding
@@ -429,8 +487,11 @@ void map_source(Decoder& d, size_t i) {
     d.fail("operand " + std::to_string(i + 1) + " must be [tensor map, {coordinates}]");
   d.source(address.parts[0], Type::k_b64);
   for (const Operand& coordinate : address.parts[1].parts) d.out.list.push_back(d.read(coordinate, Type::k_b32));
-  const std::string rank = std::to_string(d.out.list.size()) + "d";
-  if (!d.has(rank)) d.fail("has " + std::to_string(d.out.list.size()) + " coordinates");
+  const size_t count = d.out.list.size();
+  const bool rows = d.has("tile::gather4") || d.has("tile::scatter4");
+  if (rows ? !d.has("2d") || count != kGatheredRows + 1 : !d.has(std::to_string(count) + "d"))
+    d.fail("has " + std::to_string(count) + " coordinates");
+  if (rows) d.out.detail |= Flags::kRows;
 }
 
 int reduction_of(const Decoder& d) {
@@ -490,7 +551,9 @@ void tail(Decoder& d, size_t used) {
 void decode_bulk_tensor(Decoder& d) {
   d.out.detail = Flags::kTensor;
   if (d.has("cta_group::2")) d.out.detail |= Flags::kPair;
-  if (is_store(d)) {
+  const bool stores = is_store(d);
+  if (d.has(stores ? "tile::gather4" : "tile::scatter4")) d.fail("gathers into shared memory, and scatters from it");
+  if (stores) {
     if (!d.has("bulk_group")) d.fail("needs .bulk_group");
     map_source(d, 0);
     base_source(d, 1);

@@ -12,11 +12,7 @@ bool same_agent(const GlobalRaces::Access& a, const GlobalRaces::Access& b) {
 }
 
 RaceDetector::Access in_cluster(const GlobalRaces::Access& access) {
-  return {.time = access.time,
-          .line = access.line,
-          .agent = access.agent,
-          .proxy = access.async ? Proxy::kAsync : Proxy::kGeneric,
-          .lane = access.lane};
+  return {.time = access.time, .line = access.line, .lane = access.lane, .agent = access.agent, .async = access.async};
 }
 
 }  // namespace
@@ -54,7 +50,7 @@ bool GlobalRaces::ordered(const RaceDetector& races, const Access& before, const
   if (cluster == clusters_.end()) return false;
   const auto known_in = [&](const Knowledge& knowledge) {
     const auto known = knowledge.find(before.cluster);
-    const bool crosses = !before.async && now.async;
+    const bool crosses = !before.async && now.async && races.needs_proxy_fence(now.writes);
     return known != knowledge.end() &&
            races.knows(crosses ? known->second.fenced : known->second.seen, in_cluster(before));
   };
@@ -65,9 +61,17 @@ bool GlobalRaces::ordered(const RaceDetector& races, const Access& before, const
 
 void GlobalRaces::check(const RaceDetector& races, uint64_t index, const Access& now, std::optional<Access>& race) {
   Chunk& at = chunk(index);
+  // Lanes of a warp that have parted store for each other what one bulk store of all would store once. What compilers
+  // have all threads store is there in whatever order.
+  const auto repeated = [&](const Access& before) {
+    const bool one_warp = before.async && before.cluster == now.cluster && before.warp == now.warp;
+    return now.repeats && before.writes && before.line == now.line &&
+           (one_warp || (!before.async && !now.async && races.rules() == RaceRules::kHardware));
+  };
   const auto visit = [&](Access& before) {
     if (!(before.mask & now.mask)) return;
-    if ((before.writes || now.writes) && !(before.strong && now.strong) && !race && !ordered(races, before, now))
+    if ((before.writes || now.writes) && !(before.strong && now.strong) && !race && !repeated(before) &&
+        !ordered(races, before, now))
       race = before;
     // What comes after a weak write, and is ordered, is ordered after what was before it.
     if (now.writes && !now.strong) before.mask &= uint16_t(~now.mask);

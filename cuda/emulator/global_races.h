@@ -33,14 +33,15 @@ class GlobalRaces {
   struct Access {
     uint32_t time = 0;
     uint32_t cluster = 0;  // in order of their start
-    uint32_t line : 28 = 0;
+    uint32_t line : 27 = 0;
     uint32_t async : 1 = 0;
     uint32_t strong : 1 = 0;  // races with no other strong access
     uint32_t writes : 1 = 0;
+    uint32_t repeats : 1 = 0;  // writes what is there already
     AgentId agent = kNoAgent;
-    uint16_t warp = 0;  // of the cluster: which did it, or issued it
-    uint16_t mask = 0;  // bytes of the chunk; 0: none
-    uint8_t lane = kAnyLane;
+    uint16_t warp = 0;        // of the cluster: which did it, or issued it
+    uint16_t mask = 0;        // bytes of the chunk; 0: none
+    uint8_t lane = kAnyLane;  // that did it, or issued it
   };
 
   // Returns the access that this one races with, if there is one. `access.mask` and `access.time` are set here.

@@ -29,8 +29,9 @@ struct RowState {
   uint32_t undefined;  // lanes that were never written
   // Asynchronous operations that own the row: tcgen05.ld that will write it, wgmma that write or read it.
   uint16_t loads, wgmma_writes, wgmma_reads;
-  // A tcgen05.ld wrote it, or a mov copied what one wrote, and no tcgen05.wait::ld has followed. Kept in strict runs.
+  // A tcgen05.ld wrote it, or a mov copied what one wrote, and no tcgen05.wait::ld has followed. Kept under checks.
   enum class Unwaited : uint8_t { kNo, kLoaded, kCopied } unwaited;
+  uint32_t load;  // number of that tcgen05.ld in its warp
 };
 static_assert(sizeof(RowState) <= kRowHeader);
 

@@ -5,6 +5,7 @@
 #include "machine.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstring>
 
@@ -64,7 +65,7 @@ Machine::Machine(const Program& program, const LaunchOptions& options, std::vect
   cluster_count_ = options.grid.count() / options.cluster.count();
   next_cluster_ = options.first_cluster;
   resident_limit_ = uint32_t(options.sm_count / options.cluster.count());
-  if (strict()) global_races_ = std::make_unique<GlobalRaces>();
+  if (checking()) global_races_ = std::make_unique<GlobalRaces>();
   draw_schedule();
 }
 
@@ -117,12 +118,13 @@ void Machine::start_cluster(Dim id) {
     cluster->ctas.push_back(std::move(cta));
   }
   cluster->live_ctas = cluster->size();
-  if (strict()) {
+  if (checking()) {
     // Agents: the warps of all CTAs, their tensor cores, their warpgroups.
     const uint32_t warps = uint32_t((options_.block.count() + kLanes - 1) / kLanes), groups = (warps + 3) / 4;
     const uint32_t ctas = cluster->size();
     cluster->races = std::make_unique<RaceDetector>(
-        warps * ctas, (1 + groups) * ctas, std::vector<uint32_t>(ctas, uint32_t(cluster->ctas[0]->shared.size())));
+        warps * ctas, (1 + groups) * ctas, std::vector<uint32_t>(ctas, uint32_t(cluster->ctas[0]->shared.size())),
+        strict() ? RaceRules::kPtx : RaceRules::kHardware);
     started_.push_back(id);
     for (auto& cta : cluster->ctas) cta->tensor_core_agent = cluster->races->engine_agent(cta->rank);
   }
@@ -144,7 +146,8 @@ void Machine::start_warp(Cta& cta, uint32_t index) {
   std::memset(warp->file, 0xff, program_.file_bytes);  // an unlikely value
   warp->local.assign(size_t{kLanes} * program_.local_bytes, 0xff);
   for (const Reg reg : program_.rows)
-    warp->state(reg) = {.undefined = kAllLanes, .loads = 0, .wgmma_writes = 0, .wgmma_reads = 0, .unwaited = {}};
+    warp->state(reg) = {
+        .undefined = kAllLanes, .loads = 0, .wgmma_writes = 0, .wgmma_reads = 0, .unwaited = {}, .load = 0};
   for (const Constant& constant : program_.constants) {
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
       uint64_t value = constant.bits;
@@ -219,7 +222,8 @@ uint64_t Machine::special_value(const std::string& name, const Cta& cta, uint32_
 void Machine::exit_lanes(Warp& warp, uint32_t lanes, uint32_t line) {
   Cta& cta = *warp.cta;
   const uint32_t count = uint32_t(__builtin_popcount(lanes));
-  if (warp.bulk && checking()) {
+  // The hardware keeps a CTA's memory until its bulk stores have read it.
+  if (warp.bulk && strict()) {
     for_lanes(lanes, [&](uint32_t lane) {
       uint32_t reading = warp.bulk[lane].open ? warp.bulk[lane].open->reading : 0;
       for (const auto& group : warp.bulk[lane].committed) reading += group->reading;
@@ -419,51 +423,153 @@ void Machine::finding(const char* kind, const Operation& operation, const std::s
 }
 
 // A kernel that is wrong at one place is wrong there many times: those are counted, not listed.
-void Machine::add_finding(const char* kind, const std::string& message, const std::string& where, uint32_t line) {
+bool Machine::count_again(const char* kind, uint32_t line, uint32_t other_line) {
   for (Finding& finding : report_.findings) {
-    if (finding.line != line || finding.kind != kind) continue;
+    if (finding.line != line || finding.other_line != other_line || finding.kind != kind) continue;
     ++finding.count;
-    return;
+    return true;
   }
-  report_.findings.push_back({kind, message, where, line});
+  return false;
+}
+
+void Machine::add_finding(const char* kind, const std::string& message, const std::string& where, uint32_t line,
+                          uint32_t other_line) {
+  if (count_again(kind, line, other_line)) return;
+  report_.findings.push_back({.kind = kind,
+                              .message = message,
+                              .where = where,
+                              .source = program_.module->source_of(line),
+                              .line = line,
+                              .other_line = other_line});
   trace_finding(kind, line);
 }
 
-void Machine::touch_shared(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write) {
-  if (!at.cta || !at.cta->cluster->races) return;
-  const std::string race = at.cta->cluster->races->shared(step.warp.agent, lane, Proxy::kGeneric, at.cta->rank,
-                                                          uint32_t(at.offset), bytes, write, step.line);
-  if (!race.empty()) finding("race", step, race);
+// --- races
+
+std::string Machine::at_line(uint32_t line) const {
+  const std::string source = program_.module->source_of(line);
+  return " at line " + std::to_string(line) + (source.empty() ? "" : " (" + source + ")");
 }
+
+uint16_t Machine::issuer_of(const Operation& operation) const { return operation.issuer->warps[operation.warp]->agent; }
+
+// `warp` counts those of the cluster.
+std::string Machine::thread_of(Dim cluster, uint32_t warp, uint32_t lane) const {
+  const Dim shape = options_.cluster;
+  const auto warps = uint32_t((options_.block.count() + kLanes - 1) / kLanes), rank = warp / warps;
+  const Dim cta = {cluster.x * shape.x + rank % shape.x, cluster.y * shape.y + rank / shape.x % shape.y,
+                   cluster.z * shape.z + rank / shape.x / shape.y};
+  return "CTA " + text_of(cta) + " warp " + std::to_string(warp % warps) +
+         (lane < kLanes ? " lane " + std::to_string(lane) : "");
+}
+
+void Machine::add_race(const Cta& cta, const RaceDetector::Race& race, const std::string& memory) {
+  const auto who = [&](const RaceDetector::Access& access) {
+    const bool threads = access.agent == access.warp;
+    return (threads ? "" : "an asynchronous operation of ") + thread_of(cta.cluster->id, access.warp, access.lane);
+  };
+  const std::string missing =
+      race.misses_acquire
+          ? " (a relaxed wait synchronises them, or one without tcgen05.fence::after_thread_sync behind it)"
+      : race.misses_proxy_fence ? " (the accesses are synchronised, but a fence between their proxies is missing)"
+                                : "";
+  const std::string message = (race.now_writes ? "a write of " : "a read of ") + memory + " by " + who(race.now) +
+                              " is not ordered after the " + (race.before_writes ? "write" : "read") + " by " +
+                              who(race.before) + at_line(race.before.line) + missing;
+  const auto warps = uint32_t(cta.warps.size());
+  add_finding("race", message,
+              place(*cta.cluster->ctas[race.now.warp / warps]) + " warp " + std::to_string(race.now.warp % warps),
+              race.now.line, race.before.line);
+}
+
+void Machine::touch_shared(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write,
+                           bool repeats) {
+  if (!at.cta || !at.cta->cluster->races) return;
+  const AgentId warp = step.warp.agent;
+  if (const auto race = at.cta->cluster->races->shared(
+          {.line = step.line, .lane = lane, .agent = warp, .repeats = repeats, .warp = warp}, write, at.cta->rank,
+          uint32_t(at.offset), bytes))
+    if (!known(*race)) add_race(*at.cta, *race, "shared memory at " + hex(kSharedBase + at.offset));
+}
+
+namespace {
+
+// The lane of an operation, where one has issued it.
+uint8_t lane_of(const Operation& operation) {
+  return std::has_single_bit(operation.lanes) ? uint8_t(std::countr_zero(operation.lanes)) : kAnyLane;
+}
+
+}  // namespace
 
 void Machine::touch_shared(const Operation& operation, AgentId agent, Cta& cta, uint32_t offset, uint32_t bytes,
                            bool write) {
   if (!cta.cluster->races) return;
-  const std::string race =
-      cta.cluster->races->shared(agent, kAnyLane, Proxy::kAsync, cta.rank, offset, bytes, write, operation.line);
-  if (!race.empty()) finding("race", operation, race);
+  if (const auto race = cta.cluster->races->shared({.line = operation.line,
+                                                    .lane = lane_of(operation),
+                                                    .agent = agent,
+                                                    .async = true,
+                                                    .warp = issuer_of(operation)},
+                                                   write, cta.rank, offset, bytes))
+    if (!known(*race)) add_race(cta, *race, "shared memory at " + hex(kSharedBase + offset));
 }
 
-void Machine::touch_global(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write) {
+void Machine::touch_global(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write,
+                           bool repeats) {
   if (!global_races_ || !at.global) return;
   const AgentId agent = step.warp.agent;
-  const std::string race =
-      global_race(*step.cta.cluster, {.line = step.line, .writes = write, .agent = agent, .warp = agent, .lane = lane},
-                  at.global, bytes);
-  if (!race.empty()) finding("race", step, race);
+  check_global(step.cta,
+               {.line = step.line, .writes = write, .repeats = repeats, .agent = agent, .warp = agent, .lane = lane},
+               at.global, bytes);
 }
 
-void Machine::touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes, bool write,
-                           bool strong) {
+void Machine::touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes,
+                           BulkAccess access) {
   if (!global_races_) return;
-  const Cta& cta = *operation.issuer;
-  const AgentId warp = cta.warps[operation.warp]->agent;
-  const std::string race = global_race(
-      *cta.cluster,
-      {.line = operation.line, .async = true, .strong = strong, .writes = write, .agent = agent, .warp = warp}, address,
-      bytes);
-  if (!race.empty())
-    finding("race", operation, race + "; warp " + std::to_string(operation.warp) + " has issued the former");
+  check_global(*operation.issuer,
+               {.line = operation.line,
+                .async = true,
+                .strong = access.strong,
+                .writes = access.writes,
+                .repeats = access.repeats,
+                .agent = agent,
+                .warp = issuer_of(operation),
+                .lane = lane_of(operation)},
+               address, bytes);
+}
+
+void Machine::check_global(const Cta& cta, GlobalRaces::Access access, uint64_t address, uint32_t bytes) {
+  access.cluster = cta.cluster->number;
+  const auto before = global_races_->touch(*cta.cluster->races, access, address, bytes);
+  if (!before || count_again("race", access.line, before->line)) return;
+  const auto who = [&](const GlobalRaces::Access& each) {
+    return (each.async ? "an asynchronous operation of " : "") +
+           thread_of(started_[each.cluster], each.warp, each.lane);
+  };
+  add_finding("race",
+              std::string(access.writes ? "a write" : "a read") + " of global memory at " + hex(address) + " by " +
+                  who(access) + " is not ordered after the " + (before->writes ? "write" : "read") + " by " +
+                  who(*before) + at_line(before->line),
+              place(cta) + " warp " + std::to_string(access.warp % cta.warps.size()), access.line, before->line);
+}
+
+void Machine::touch_tensor(const Operation& operation, AgentId agent, Cta& cta, const TmemRegion& region, bool write) {
+  if (!cta.cluster->races) return;
+  constexpr uint32_t kHalfQuarter = 16;
+  for (uint32_t half = region.lane / kHalfQuarter; half * kHalfQuarter < region.lane + region.lanes; ++half)
+    if (const auto race = cta.cluster->races->tensor(
+            {.line = operation.line, .lane = lane_of(operation), .agent = agent, .warp = issuer_of(operation)}, write,
+            cta.rank, half, region.column, region.columns))
+      if (!known(*race)) add_race(cta, *race, "Tensor Memory from column " + std::to_string(region.column) + " on");
+}
+
+void Machine::touch_tensor(const Step& step, const TmemRegion& region) {
+  if (!step.cta.cluster->races) return;
+  const AgentId warp = step.warp.agent;
+  for (uint32_t half = 0; half < kTmemLanes / 16; ++half)
+    if (const auto race = step.cta.cluster->races->tensor({.line = step.line, .agent = warp, .warp = warp}, true,
+                                                          step.cta.rank, half, region.column, region.columns))
+      if (!known(*race))
+        add_race(step.cta, *race, "Tensor Memory from column " + std::to_string(region.column) + " on");
 }
 
 void release(const Step& step, SyncClocks& sync, bool relaxed) {
@@ -471,33 +577,6 @@ void release(const Step& step, SyncClocks& sync, bool relaxed) {
   if (!cluster.races) return;
   cluster.races->release(actor_of(step), sync, relaxed);
   step.machine.global_races()->sync_lanes(cluster.number, step.warp.agent);
-}
-
-std::string Machine::global_race(const Cluster& cluster, GlobalRaces::Access access, uint64_t address, uint32_t bytes) {
-  access.cluster = cluster.number;
-  const auto before = global_races_->touch(*cluster.races, access, address, bytes);
-  if (!before) return {};
-  const Dim shape = options_.cluster, id = started_[before->cluster];
-  const auto warps = uint32_t((options_.block.count() + kLanes - 1) / kLanes), rank = before->warp / warps;
-  const Dim cta = {id.x * shape.x + rank % shape.x, id.y * shape.y + rank / shape.x % shape.y,
-                   id.z * shape.z + rank / shape.x / shape.y};
-  const bool one_warp = before->cluster == access.cluster && before->agent == access.agent;
-  const std::string lane = one_warp ? " lane " + std::to_string(before->lane) : "";
-  return std::string(access.writes ? "a write" : "a read") + " of global memory at " + hex(address) +
-         (access.async ? " by an asynchronous operation" : "") + " is not ordered after the " +
-         (before->writes ? "write" : "read") + " by " + (before->async ? "an asynchronous operation of " : "") +
-         "CTA " + text_of(cta) + " warp " + std::to_string(before->warp % warps) + lane + " at line " +
-         std::to_string(before->line);
-}
-
-void Machine::touch_tensor(const Operation& operation, AgentId agent, Cta& cta, const TmemRegion& region, bool write) {
-  if (!cta.cluster->races) return;
-  constexpr uint32_t kHalfQuarter = 16;
-  for (uint32_t half = region.lane / kHalfQuarter; half * kHalfQuarter < region.lane + region.lanes; ++half) {
-    const std::string race =
-        cta.cluster->races->tensor(agent, cta.rank, half, region.column, region.columns, write, operation.line);
-    if (!race.empty()) finding("race", operation, race);
-  }
 }
 
 // A waiter that has waited for phases up to p waits for the next one of the parity. If that is over, it sees the

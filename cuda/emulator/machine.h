@@ -89,9 +89,11 @@ class Operation {
   const uint32_t line;
   Cta* const issuer;
 
+  uint32_t warp = 0;   // of its CTA, that has issued it
+  uint32_t lanes = 0;  // of it
+
   // For the trace.
   const Instruction* instruction = nullptr;
-  uint32_t warp = 0;
   uint64_t issued = 0, started = 0;  // ticks
   uint64_t number = 0;               // in order of issue, from 1
   uint64_t bytes = 0;
@@ -139,11 +141,15 @@ struct Group {
 // Bulk asynchronous groups of one thread (PTX 9.7.9.25.2).
 struct BulkGroup {
   uint32_t reading = 0, writing = 0;  // operations that still read their source, that have not completed
+  // What the race detector knows of an operation. It may stand for the same store of several threads, and is in a group
+  // of each: what it reads and writes is known to be over when the last of them has waited.
   struct Agent {
     AgentId id;
-    uint32_t reads;  // its time while it reads its source; it writes later
+    uint32_t reads;                    // its time while it reads its source; it writes later
+    uint32_t read_unwaited, unwaited;  // threads that have not waited for it to have read, to be complete
   };
-  std::vector<Agent> agents;
+  std::vector<std::shared_ptr<Agent>> agents;
+  bool read_waited = false;  // its thread knows that they have read their source
 };
 struct BulkGroups {
   VectorClock forgotten;  // complete, but only waits with .read have covered them
@@ -175,7 +181,13 @@ struct Warp {
   uint32_t in_flight = 0;                    // operations that own rows of the register file
   uint32_t tmem_loads = 0, tmem_stores = 0;  // outstanding
   std::vector<Reg> unwaited;                 // rows that are so, each at least once
-  std::vector<AgentId> tmem_agents[2];       // of tcgen05.ld and of st that no wait has covered
+  // Of tcgen05.ld and of st that no wait has covered.
+  struct TmemAgent {
+    AgentId id;
+    uint32_t number;  // of the load or store, in the warp
+  };
+  std::vector<TmemAgent> tmem_agents[2];
+  uint32_t tmem_issued = 0;
 
   RowState& state(Reg reg) { return *reinterpret_cast<RowState*>(file + reg.at - kRowHeader); }
   uint32_t& undefined(Reg reg) { return state(reg).undefined; }
@@ -228,7 +240,7 @@ struct Cta {
   NamedBarrier barriers[16];
   std::vector<std::unique_ptr<Warp>> warps;
   uint32_t live_threads = 0;
-  uint32_t operations = 0;  // asynchronous operations in flight that touch its memory
+  uint32_t operations = 0;  // asynchronous operations in flight that touch its memory, but for bulk stores' reads
   bool exited = false;
   bool heard_of_cluster = false;  // another CTA has arrived at one of its mbarriers
   Queue tensor_core;
@@ -332,14 +344,21 @@ class Machine {
   void finding(const char* kind, const Cta& cta, uint32_t line, const std::string& message);
 
   // Accesses, for the race detector of the cluster.
-  void touch_shared(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write);
+  // `repeats`: the write finds its bytes already there.
+  void touch_shared(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write,
+                    bool repeats = false);
   void touch_shared(const Operation& operation, AgentId agent, Cta& cta, uint32_t offset, uint32_t bytes, bool write);
-  void touch_global(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write);
-  // `strong`: a reduction, whose parts are relaxed at gpu scope (PTX 9.7.9.25.4.2).
-  void touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes, bool write,
-                    bool strong);
+  void touch_global(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write,
+                    bool repeats = false);
+  struct BulkAccess {
+    bool writes = false;
+    bool strong = false;  // a reduction, whose parts are relaxed at gpu scope (PTX 9.7.9.25.4.2)
+    bool repeats = false;
+  };
+  void touch_global(const Operation& operation, AgentId agent, uint64_t address, uint32_t bytes, BulkAccess access);
   GlobalRaces* global_races() { return global_races_.get(); }  // null: not checked
   void touch_tensor(const Operation& operation, AgentId agent, Cta& cta, const TmemRegion& region, bool write);
+  void touch_tensor(const Step& step, const TmemRegion& region);  // dealloc: as if it wrote the columns
 
   // A wait is over: for the trace. `barrier` null: not for an mbarrier; `left`: operations that may go on.
   void trace_pass(const Step& step, const MBarrier* barrier, uint64_t left = 0);
@@ -371,7 +390,15 @@ class Machine {
   void reclaim();
   void draw_schedule();
   void assign_priority(int64_t& priority);
-  void add_finding(const char* kind, const std::string& message, const std::string& where, uint32_t line);
+  bool count_again(const char* kind, uint32_t line, uint32_t other_line);
+  void add_finding(const char* kind, const std::string& message, const std::string& where, uint32_t line,
+                   uint32_t other_line = 0);
+  // Kernels may race a million times: words are found for the first only.
+  bool known(const RaceDetector::Race& race) { return count_again("race", race.now.line, race.before.line); }
+  void add_race(const Cta& cta, const RaceDetector::Race& race, const std::string& memory);
+  std::string at_line(uint32_t line) const;
+  uint16_t issuer_of(const Operation& operation) const;
+  std::string thread_of(Dim cluster, uint32_t warp, uint32_t lane) const;
   [[noreturn]] void deadlock();
   void enqueue(std::unique_ptr<Operation> operation, Queue* queue);
   void step_queue(Queue& queue);
@@ -385,13 +412,14 @@ class Machine {
   Event event_of(Event::Kind kind, const Cta& cta, uint64_t begin) const;
   void remove_pending(Queue& queue);
   void remove_runnable(Warp& warp);
-  std::string global_race(const Cluster& cluster, GlobalRaces::Access access, uint64_t address, uint32_t bytes);
+  void check_global(const Cta& cta, GlobalRaces::Access access, uint64_t address, uint32_t bytes);
   std::string place(const Cta& cta) const;
   std::string describe(const Warp& warp, const Group& group) const;
   std::string missed_phase(const Warp& warp, const Group& group) const;  // empty: it has missed none
   void choose_and_run();
   void run_unheld();
   bool stalls(Step& step, const Instruction& instruction);
+  void load_is_over(Warp& warp, uint32_t number);
 
   const Program& program_;
   const LaunchOptions options_;
@@ -418,6 +446,7 @@ class Machine {
     const Warp* warp = nullptr;
     const Instruction* instruction = nullptr;
     const Operation* operation = nullptr;
+    uint32_t lanes = 0;
   } acting_;
   size_t cursor_ = 0;
   size_t last_buffer_ = 0;

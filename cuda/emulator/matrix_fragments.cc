@@ -46,4 +46,24 @@ void store_matrices(bool transposed, std::span<const uint32_t> registers, std::s
   }
 }
 
+void load_byte_matrices(std::span<const uint8_t> rows, std::span<uint32_t> registers) {
+  check_sizes(rows.size(), registers.size());
+  for (size_t i = 0; i < registers.size(); ++i) {
+    const size_t thread = i % kThreads, reg = i / kThreads;
+    const size_t first = reg / 2 * 2 * kMatrixBytes + 4 * (thread % 4) * kMatrixRowBytes + thread / 4 + 8 * (reg % 2);
+    registers[i] = 0;
+    for (size_t b = 0; b < 4; ++b) registers[i] |= uint32_t{rows[first + b * kMatrixRowBytes]} << 8 * b;
+  }
+}
+
+void store_byte_matrices(std::span<const uint32_t> registers, std::span<uint8_t> rows) {
+  check_sizes(rows.size(), registers.size());
+  for (size_t i = 0; i < registers.size(); ++i) {
+    const size_t thread = i % kThreads, reg = i / kThreads;
+    const size_t first = reg * kMatrixBytes + 2 * (thread % 4) * kMatrixRowBytes + thread / 4;
+    for (size_t b = 0; b < 4; ++b)
+      rows[first + b % 2 * kMatrixRowBytes + 8 * (b / 2)] = static_cast<uint8_t>(registers[i] >> 8 * b);
+  }
+}
+
 }  // namespace jaxbw::emulator

@@ -13,6 +13,8 @@
 namespace jaxbw::emulator {
 namespace {
 
+constexpr uint32_t kMaxAccessBytes = 64;  // .v8.b64
+
 // Instruction::detail of a load or store.
 constexpr uint64_t kSignedBit = 1 << 16;
 constexpr uint64_t kWeakBit = 1 << 17;  // may race: neither volatile nor of a memory order
@@ -27,6 +29,10 @@ uint32_t element_of(const Instruction& in) { return uint32_t(in.detail >> 8 & 25
 
 bool any_undefined(const Location& at, uint32_t bytes) {
   return at.undefined && std::any_of(at.undefined, at.undefined + bytes, [](uint8_t flag) { return flag != 0; });
+}
+
+bool is_there(const Location& at, const uint8_t* data, uint32_t bytes) {
+  return std::memcmp(at.bytes, data, bytes) == 0 && !any_undefined(at, bytes);
 }
 
 // What a strong access of global memory hands on between clusters.
@@ -45,13 +51,14 @@ void strong_write(Step& s, const Instruction& in, const Location& at) {
 }
 
 // For the race detectors.
-void touch(Step& s, const Instruction& in, uint32_t lane, const Location& at, uint32_t bytes, bool write) {
+void touch(Step& s, const Instruction& in, uint32_t lane, const Location& at, uint32_t bytes, bool write,
+           bool repeats = false) {
   if (!(in.detail & kWeakBit))
     write ? strong_write(s, in, at) : strong_read(s, in, at);
   else if (at.cta)
-    s.machine.touch_shared(s, uint8_t(lane), at, bytes, write);
+    s.machine.touch_shared(s, uint8_t(lane), at, bytes, write, repeats);
   else
-    s.machine.touch_global(s, uint8_t(lane), at, bytes, write);
+    s.machine.touch_global(s, uint8_t(lane), at, bytes, write, repeats);
 }
 
 void load(Step& s, const Instruction& in) {
@@ -63,7 +70,7 @@ void load(Step& s, const Instruction& in) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, false);
     if (at.global) global += bytes * parts;
-    if (s.machine.strict()) touch(s, in, i, at, bytes * parts, false);
+    if (s.machine.checking()) touch(s, in, i, at, bytes * parts, false);
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
       if (bytes == 16) {
@@ -87,15 +94,20 @@ void store(Step& s, const Instruction& in) {
   for_lanes(s.active, [&](uint32_t i) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, true);
-    if (s.machine.strict()) touch(s, in, i, at, bytes * parts, true);
+    uint8_t data[kMaxAccessBytes];
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
       if (bytes == 16) {
-        std::memcpy(at.bytes, row64(s, reg) + 2 * i, 16);
+        std::memcpy(data, row64(s, reg) + 2 * i, 16);
       } else {
         const uint64_t value = lane_value(s, reg, i);
-        std::memcpy(at.bytes + part * bytes, &value, bytes);
+        std::memcpy(data + part * bytes, &value, bytes);
       }
+    }
+    if (s.machine.checking()) touch(s, in, i, at, bytes * parts, true, is_there(at, data, bytes * parts));
+    std::memcpy(at.bytes, data, bytes * parts);
+    for (uint32_t part = 0; part < parts; ++part) {
+      const Reg reg = in.list[part];
       const bool poison = undefined(s, reg) >> i & 1;
       if (at.undefined)
         std::memset(at.undefined + part * bytes, poison, bytes);
@@ -306,6 +318,8 @@ void rank_of(Step& s, const Instruction& in) {
 
 // --- ldmatrix, stmatrix
 
+constexpr uint64_t kTransposed = 1, kByteElements = 2;
+
 void matrix_rows(Step& s, const Instruction& in, uint32_t count, auto visit) {
   for (uint32_t row = 0; row < count * kMatrixRows; ++row)
     visit(row, s.machine.locate(s, Space::kShared, lane_address(s, in.s[0], in.immediate, row), kMatrixRowBytes, row,
@@ -323,7 +337,11 @@ void load_matrix(Step& s, const Instruction& in) {
     std::memcpy(rows + row * kMatrixRowBytes, at.bytes, kMatrixRowBytes);
     poison |= any_undefined(at, kMatrixRowBytes);
   });
-  load_matrices(in.detail & 1, {rows, count * kMatrixRows * kMatrixRowBytes}, {registers, count * kLanes});
+  const std::span<const uint8_t> bytes(rows, count * kMatrixRows * kMatrixRowBytes);
+  if (in.detail & kByteElements)
+    load_byte_matrices(bytes, {registers, count * kLanes});
+  else
+    load_matrices(in.detail & kTransposed, bytes, {registers, count * kLanes});
   for (uint32_t part = 0; part < count; ++part) {
     std::copy_n(registers + part * kLanes, kLanes, row32(s, in.list[part]));
     mark_written(s, in.list[part], s.active, poison ? kAllLanes : 0);
@@ -340,24 +358,32 @@ void store_matrix(Step& s, const Instruction& in) {
     std::copy_n(row32(s, in.list[part]), kLanes, registers + part * kLanes);
     poison |= undefined(s, in.list[part]) != 0;
   }
-  store_matrices(in.detail & 1, {registers, count * kLanes}, {rows, count * kMatrixRows * kMatrixRowBytes});
+  const std::span<uint8_t> bytes(rows, count * kMatrixRows * kMatrixRowBytes);
+  if (in.detail & kByteElements)
+    store_byte_matrices({registers, count * kLanes}, bytes);
+  else
+    store_matrices(in.detail & kTransposed, {registers, count * kLanes}, bytes);
   matrix_rows(s, in, count, [&](uint32_t row, const Location& at) {
-    s.machine.touch_shared(s, kSeveralLanes, at, kMatrixRowBytes, true);
-    std::memcpy(at.bytes, rows + row * kMatrixRowBytes, kMatrixRowBytes);
+    const uint8_t* from = rows + row * kMatrixRowBytes;
+    s.machine.touch_shared(s, kSeveralLanes, at, kMatrixRowBytes, true, is_there(at, from, kMatrixRowBytes));
+    std::memcpy(at.bytes, from, kMatrixRowBytes);
     std::memset(at.undefined, poison, kMatrixRowBytes);
   });
 }
 
 void matrix_operands(Decoder& d, size_t address, size_t data, bool is_load) {
-  if (!d.has("m8n8") || !d.has("b16")) d.fail("is supported for .m8n8 .b16 only");
+  const bool bytes = d.has("b8");
+  if (!d.has(!bytes ? "m8n8" : is_load ? "m16n16" : "m16n8") || (bytes && !d.has("trans")))
+    d.fail(is_load ? "is of .m8n8 .b16 or .m16n16 .trans .b8" : "is of .m8n8 .b16 or .m16n8 .trans .b8");
   d.address(address, Space::kShared);
   const Operand& vector = d.operand(data);
-  const uint32_t count = d.has("x4") ? 4 : d.has("x2") ? 2 : 1;
+  const uint32_t matrices = d.has("x4") ? 4 : d.has("x2") ? 2 : 1, count = matrices * (bytes && is_load ? 2 : 1);
+  if (count > 4) d.fail("loads one matrix of 16x16, or two");
   std::vector<Operand> parts = vector.kind == Operand::Kind::kVector ? vector.parts : std::vector<Operand>{vector};
   if (parts.size() != count) d.fail("needs " + std::to_string(count) + " registers");
   for (const Operand& part : parts)
     d.out.list.push_back(is_load ? d.written(part, Type::k_b32) : d.read(part, Type::k_b32));
-  d.out.detail = d.has("trans");
+  d.out.detail = d.bits_if("trans", kTransposed) | (bytes ? kByteElements : 0);
   d.out.flags |= kAligned;
 }
 

@@ -80,6 +80,19 @@ class Parser {
     }
     take();
   }
+  static uint32_t number(std::string_view text) {
+    uint32_t value = 0;
+    std::from_chars(text.data(), text.data() + text.size(), value);
+    return value;
+  }
+  // .file index "path"
+  void source_file() {
+    if (peek(2).kind == Kind::kString) {
+      const std::string_view path = peek(2).text;
+      module_.source_files[number(peek(1).text)] = path.substr(path.rfind('/') + 1);
+    }
+    skip_line();
+  }
   void skip_line() {
     const uint32_t line = peek().line;
     while (peek().kind != Kind::kEnd && peek().line == line) take();
@@ -88,7 +101,8 @@ class Parser {
   // --- module scope
   void module_item() {
     const Token& token = peek();
-    if (token.is(".version") || token.is(".address_size") || token.is(".file")) return skip_line();
+    if (token.is(".version") || token.is(".address_size")) return skip_line();
+    if (token.is(".file")) return source_file();
     if (token.is(".target")) {
       take();
       module_.target = word();
@@ -196,6 +210,7 @@ class Parser {
   void function(bool is_extern) {
     function_ = Function{};
     function_.line = peek().line;
+    module_.sources.push_back({.from = function_.line});
     function_.is_entry = take().text == ".entry";
     scopes_.assign(1, Scope{});
     scope_ = 0;
@@ -309,7 +324,7 @@ class Parser {
     if (token.kind == Kind::kWord && peek(1).is(':')) return label();
     if (token.kind == Kind::kDirective) {
       if (token.is(".reg")) return registers();
-      if (token.is(".loc")) return skip_loc();
+      if (token.is(".loc")) return location();
       if (token.is(".pragma")) return skip_past(';');
       if (const auto space = space_from_name(token.text)) {
         take();
@@ -325,8 +340,10 @@ class Parser {
   }
 
   // ".loc file line column [, function_name symbol [+ n], inlined_at file line column]", ended by the line.
-  void skip_loc() {
+  void location() {
     uint32_t line = peek().line;
+    const uint32_t file = number(peek(1).text);
+    module_.sources.push_back({line, file, number(peek(2).text)});
     while (peek().kind != Kind::kEnd && peek().line == line && !peek().is(';')) take();
     accept(';');
   }
@@ -548,6 +565,15 @@ class Parser {
 };
 
 }  // namespace
+
+std::string Module::source_of(uint32_t line) const {
+  const auto next = std::upper_bound(sources.begin(), sources.end(), line,
+                                     [](uint32_t at, const Source& source) { return at < source.from; });
+  if (next == sources.begin()) return {};
+  const Source& source = *std::prev(next);
+  const auto file = source_files.find(source.file);
+  return source.line && file != source_files.end() ? file->second + ":" + std::to_string(source.line) : "";
+}
 
 Module parse(std::string_view text, const std::string& file) { return Parser(text, file).run(); }
 

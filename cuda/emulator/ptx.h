@@ -87,9 +87,19 @@ struct Function {
   uint32_t max_threads = 0;                  // .maxntid / .reqntid product; 0 = not given
 };
 
+// From this line of the PTX on, it is compiled from that line of a source file (.loc); line 0: it does not say.
+struct Source {
+  uint32_t from = 0;
+  uint32_t file = 0, line = 0;
+};
+
 struct Module {
   std::string file;
   std::string target;
+  std::map<uint32_t, std::string> source_files;
+  std::vector<Source> sources;  // in order
+
+  std::string source_of(uint32_t line) const;  // "kernel.py:12", or nothing
   std::vector<Variable> variables;
   std::vector<Function> functions;
 };

@@ -7,17 +7,17 @@ namespace {
 
 // Instructions of PTX ISA 9.7 without a row in opcodes.inc, by the words that they begin with.
 constexpr std::string_view kInstructions =
-    "fns cvt.pack movmatrix mma wmma tex tld4 txq istypep suld sust sured suq vadd vsub vabsdiff vmin vmax vshl vshr "
+    "fns cvt.pack movmatrix wmma tex tld4 txq istypep suld sust sured suq vadd vsub vabsdiff vmin vmax vshl vshr "
     "vmad vset vadd2 vsub2 vavrg2 vabsdiff2 vmin2 vmax2 vset2 vadd4 vsub4 vavrg4 vabsdiff4 vmin4 vmax4 vset4 dp2a "
-    "multimem red.async tensormap.replace tensormap.cp_fenceproxy st.bulk alloca stacksave stackrestore tcgen05.shift "
+    "multimem red.async st.bulk alloca stacksave stackrestore tcgen05.shift "
     "wgmma.mma_async.sp";
 
 // Modifiers that PTX has and no row of opcodes.inc.
 constexpr std::string_view kModifiers =
     "abs sp ws shift down red block_scale scale_vec::1X scale_vec::2X scale_vec::4X block16 block32 kind::i8 "
     "kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4 ashift b8x16.b6x16_p32 b8x16 b6x16_p32 b4x16_p64 im2col im2col::w "
-    "im2col::w::128 im2col_no_offs tile::gather4 tile::scatter4 cp_mask ignore_oob scaled::n2::ue8m0 rs rna e4m3x4 "
-    "e5m2x4 e2m3x4 e3m2x4 e2m1x4 m16n16 m16n8 m8n16 b8 row col spformat unified bulk b1024 s4 u4 b1 "
+    "im2col::w::128 im2col_no_offs cp_mask ignore_oob scaled::n2::ue8m0 rs rna e4m3x4 "
+    "e5m2x4 e2m3x4 e3m2x4 e2m1x4 m8n16 spformat unified bulk s4 u4 b1 "
     "collector::b0::fill collector::b0::use collector::b0::lastuse collector::b0::discard collector::b1::fill "
     "collector::b1::use collector::b1::lastuse collector::b1::discard sparsity::selector::0 sparsity::selector::1";
 

@@ -19,9 +19,10 @@ bool same_instruction(const RaceDetector::Access& a, const RaceDetector::Access&
 
 }  // namespace
 
-RaceDetector::RaceDetector(uint32_t warps, uint32_t engines, const std::vector<uint32_t>& shared_bytes)
+RaceDetector::RaceDetector(uint32_t warps, uint32_t engines, const std::vector<uint32_t>& shared_bytes, RaceRules rules)
     : warps_(warps),
       engines_(engines),
+      rules_(rules),
       clocks_(2 * warps + engines),
       issued_(engines),
       threads_(2 * warps),
@@ -191,6 +192,7 @@ Clocks RaceDetector::issue_to_engine(AgentId engine, Actor issuer) { return enqu
 
 Clocks RaceDetector::issue_to_tensor_core(AgentId engine, Actor issuer) {
   const Clocks own = knowledge(issuer);
+  if (rules_ == RaceRules::kHardware) return enqueue(engine, own);
   Clocks known;
   recall(issuer, [&](AgentId state) { known.join(threads_[state].behind_fence); });
   for (const AgentId agent : {issuer.warp, first_lane(issuer.warp)}) {
@@ -253,11 +255,12 @@ bool RaceDetector::ordered(const Access& before, bool before_writes, const Acces
     const bool untold = before.lane == kAnyLane || now.lane == kAnyLane;
     if (now.agent >= warps_ || one_thread || untold || same_instruction(before, now)) return true;
   }
-  const bool crosses = before.proxy == Proxy::kGeneric && now.proxy == Proxy::kAsync;
-  const bool reads_result = before_writes && !write && before.proxy == Proxy::kAsync;
+  const bool crosses = !before.async && now.async && needs_proxy_fence(write);
+  const bool fenced_tensor = tensor && rules_ == RaceRules::kPtx;
+  const bool reads_result = before_writes && !write && before.async;
   const auto known_to = [&](AgentId state) {
     const Clocks& own = clocks_[state];
-    return knows(tensor         ? (reads_result ? own.tmem_read : own.tmem)
+    return knows(fenced_tensor  ? (reads_result ? own.tmem_read : own.tmem)
                  : crosses      ? own.fenced
                  : reads_result ? own.read
                                 : own.seen,
@@ -267,29 +270,26 @@ bool RaceDetector::ordered(const Access& before, bool before_writes, const Acces
   return known_to(state_of(now.agent, now.lane == 0)) || (now.lane == kAnyLane && known_to(state_of(now.agent, true)));
 }
 
-std::string RaceDetector::describe(const Access& before, bool before_writes, const Access& now, bool now_writes) const {
-  const bool one_warp = before.agent == now.agent;
-  const auto who = [&](const Access& access) {
-    const std::string warp = "warp " + std::to_string(access.agent) + " of the cluster";
-    if (one_warp)
-      return (access.lane < 32 ? "lane " + std::to_string(access.lane) : std::string("lanes")) + " of " + warp;
-    return access.agent < warps_                   ? warp
-           : access.agent < engine_agent(engines_) ? std::string("a tensor core")
-                                                   : std::string("an asynchronous operation");
-  };
+RaceDetector::Race RaceDetector::race_of(const Access& before, bool before_writes, const Access& now,
+                                         bool now_writes) const {
   const AgentId state = now.agent < warps_ ? state_of(now.agent, now.lane == 0) : now.agent;
-  return std::string(now_writes ? "a write" : "a read") + " by " + who(now) + " is not ordered after the " +
-         (before_writes ? "write" : "read") + " by " + who(before) + " at line " + std::to_string(before.line) +
-         (!knows(clocks_[state].seen, before) ? ""
-          : before.proxy == now.proxy
-              ? " (a relaxed wait synchronises them, or one without tcgen05.fence::after_thread_sync behind it)"
-              : " (the accesses are synchronised, but a fence between their proxies is missing)");
+  const bool synchronised = knows(clocks_[state].seen, before);
+  return {.before = before,
+          .now = now,
+          .before_writes = before_writes,
+          .now_writes = now_writes,
+          .misses_acquire = synchronised && before.async == now.async,
+          .misses_proxy_fence = synchronised && before.async != now.async};
 }
 
-void RaceDetector::check(Cell& cell, uint64_t key, Access access, bool write, bool tensor, std::string& race) {
+void RaceDetector::check(Cell& cell, uint64_t key, Access access, bool write, bool tensor, std::optional<Race>& race) {
+  // Compilers have each warp store what all of them know; in whatever order, it is there.
+  const auto repeated = [&](const Access& before, bool before_writes) {
+    return access.repeats && before_writes && before.line == access.line && rules_ == RaceRules::kHardware;
+  };
   const auto conflict = [&](const Access& before, bool before_writes) {
-    if (race.empty() && !ordered(before, before_writes, access, write, tensor))
-      race = describe(before, before_writes, access, write);
+    if (!race && !ordered(before, before_writes, access, write, tensor) && !repeated(before, before_writes))
+      race = race_of(before, before_writes, access, write);
   };
   // What several lanes do in one instruction is one access of them all.
   const auto replace = [&](Access& before) {
@@ -325,9 +325,9 @@ void RaceDetector::check(Cell& cell, uint64_t key, Access access, bool write, bo
 }
 
 // Cells first to end - 1. Neighbours mostly were accessed together: what was done to one is then done to the next.
-std::string RaceDetector::check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key,
-                                const Access& access, bool write, bool tensor) {
-  std::string race;
+std::optional<RaceDetector::Race> RaceDetector::check(std::vector<Cell>& cells, uint32_t first, uint32_t end,
+                                                      uint64_t key, const Access& access, bool write, bool tensor) {
+  std::optional<Race> race;
   CellWords before{}, after{};
   bool repeats = false;
   for (uint32_t i = first; i < end; ++i) {
@@ -346,17 +346,18 @@ std::string RaceDetector::check(std::vector<Cell>& cells, uint32_t first, uint32
   return race;
 }
 
-std::string RaceDetector::shared(AgentId agent, uint8_t lane, Proxy proxy, uint32_t cta, uint32_t offset,
-                                 uint32_t bytes, bool write, uint32_t line) {
+std::optional<RaceDetector::Race> RaceDetector::shared(Access access, bool write, uint32_t cta, uint32_t offset,
+                                                       uint32_t bytes) {
   if (write && bytes < kCellBytes) return {};  // others may write the rest of the cell
-  const Access access{time(agent), line, agent, proxy, lane};
+  access.time = time(access.agent);
   return check(shared_[cta], offset / kCellBytes, (offset + bytes + kCellBytes - 1) / kCellBytes, uint64_t{cta} << 32,
                access, write, false);
 }
 
-std::string RaceDetector::tensor(AgentId agent, uint32_t cta, uint32_t half_quarter, uint32_t column, uint32_t columns,
-                                 bool write, uint32_t line) {
-  const Access access{time(agent), line, agent, Proxy::kAsync};
+std::optional<RaceDetector::Race> RaceDetector::tensor(Access access, bool write, uint32_t cta, uint32_t half_quarter,
+                                                       uint32_t column, uint32_t columns) {
+  access.time = time(access.agent);
+  access.async = true;
   const uint32_t first = half_quarter * kColumns + column;
   return check(tensor_[cta], first, first + columns, uint64_t{1} << 63 | uint64_t{cta} << 32, access, write, true);
 }

@@ -32,7 +32,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <string>
+#include <optional>
 #include <type_traits>
 #include <unordered_map>
 #include <vector>
@@ -40,8 +40,6 @@
 #include "clocks.h"
 
 namespace jaxbw::emulator {
-
-enum class Proxy : uint8_t { kGeneric, kAsync };
 
 // Who of a warp does something.
 enum class Lanes : uint8_t {
@@ -54,13 +52,18 @@ struct Actor {
   Lanes lanes;
 };
 
+// What orders two accesses: all that PTX asks for, or what GPUs need. These carry to tensor memory and the tensor core
+// what a thread knows without tcgen05.fence, and let what threads have accessed be overwritten asynchronously without
+// fence.proxy.async.
+enum class RaceRules : uint8_t { kPtx, kHardware };
+
 // Access::lane, where it is no lane: several, each of which it is an access of; or one cannot tell.
 constexpr uint8_t kSeveralLanes = 0xfe, kAnyLane = 0xff;
 
 class RaceDetector {
  public:
   // `warps` agents are warps, as many their first lanes, then come `engines`, then operations in flight.
-  RaceDetector(uint32_t warps, uint32_t engines, const std::vector<uint32_t>& shared_bytes);
+  RaceDetector(uint32_t warps, uint32_t engines, const std::vector<uint32_t>& shared_bytes, RaceRules rules);
 
   AgentId warp_agent(uint32_t index) const { return AgentId(index); }
   AgentId engine_agent(uint32_t index) const { return AgentId(2 * warps_ + index); }
@@ -91,11 +94,21 @@ class RaceDetector {
   void arrive_engine(AgentId engine, SyncClocks& sync);  // commit
 
   struct Access {
-    uint32_t time = 0;
-    uint32_t line = 0;
+    uint32_t time = 0;  // set by the detector
+    uint32_t line : 24 = 0;
+    uint32_t lane : 8 = kAnyLane;  // that does it, or has issued it
     AgentId agent = kNoAgent;
-    Proxy proxy = Proxy::kGeneric;
-    uint8_t lane = kAnyLane;
+    uint16_t async : 1 = 0;    // through the async proxy
+    uint16_t repeats : 1 = 0;  // writes what is there already
+    uint16_t warp : 14 = 0;    // of the cluster: that does it, or has issued it
+  };
+
+  // Nothing orders `before` before `now`.
+  struct Race {
+    Access before, now;
+    bool before_writes = false, now_writes = false;
+    // They are synchronised, but for a tcgen05.fence or an acquire; but for a fence between their proxies.
+    bool misses_acquire = false, misses_proxy_fence = false;
   };
 
   // --- for global memory
@@ -107,15 +120,17 @@ class RaceDetector {
            (access.agent < warps_ && (access.lane == 0 || access.lane == kAnyLane) &&
             access.time <= clock[first_lane(access.agent)]);
   }
+  RaceRules rules() const { return rules_; }
+  // Whether a fence.proxy.async must stand between what a thread did and an asynchronous access.
+  bool needs_proxy_fence(bool write) const { return rules_ == RaceRules::kPtx || !write; }
   bool ordered_after(const Access& before, bool before_writes, const Access& now, bool write) const {
     return ordered(before, before_writes, now, write, false);
   }
 
-  // --- accesses. Returns a description of the race, if there is one; `line` is remembered for the next.
-  std::string shared(AgentId agent, uint8_t lane, Proxy proxy, uint32_t cta, uint32_t offset, uint32_t bytes,
-                     bool write, uint32_t line);
-  std::string tensor(AgentId agent, uint32_t cta, uint32_t half_quarter, uint32_t column, uint32_t columns, bool write,
-                     uint32_t line);
+  // --- accesses. Returns the race, if there is one.
+  std::optional<Race> shared(Access access, bool write, uint32_t cta, uint32_t offset, uint32_t bytes);
+  std::optional<Race> tensor(Access access, bool write, uint32_t cta, uint32_t half_quarter, uint32_t column,
+                             uint32_t columns);
   void forget_tensor(uint32_t cta, uint32_t column, uint32_t columns);  // allocated anew
 
  private:
@@ -152,12 +167,13 @@ class RaceDetector {
 
   bool ordered(const Access& before, bool before_writes, const Access& now, bool write, bool tensor) const;
   Clocks enqueue(AgentId engine, const Clocks& known);
-  std::string check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key, const Access& access,
-                    bool write, bool tensor);
-  void check(Cell& cell, uint64_t key, Access access, bool write, bool tensor, std::string& race);
-  std::string describe(const Access& before, bool before_writes, const Access& now, bool now_writes) const;
+  std::optional<Race> check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key, const Access& access,
+                            bool write, bool tensor);
+  void check(Cell& cell, uint64_t key, Access access, bool write, bool tensor, std::optional<Race>& race);
+  Race race_of(const Access& before, bool before_writes, const Access& now, bool now_writes) const;
 
   const uint32_t warps_, engines_;
+  const RaceRules rules_;
   std::vector<Clocks> clocks_;   // by agent
   std::vector<Clocks> issued_;   // by engine: what it will know when its queue is empty
   std::vector<Thread> threads_;  // by agent, of warps and first lanes

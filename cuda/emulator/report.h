@@ -10,17 +10,19 @@
 namespace jaxbw::emulator {
 
 struct Finding {
-  std::string kind;     // "poison", "mbarrier", "race", ...
-  std::string message;  // what, and the operands
-  std::string where;    // CTA and warp
-  uint32_t line = 0;    // of the PTX
-  uint64_t count = 1;   // occurrences at this line
+  std::string kind;         // "poison", "mbarrier", "race", ...
+  std::string message;      // what, and the operands
+  std::string where;        // CTA and warp
+  std::string source;       // file and line of what the PTX was compiled from, where it says so (.loc)
+  uint32_t line = 0;        // of the PTX
+  uint32_t other_line = 0;  // of a race: of the access before
+  uint64_t count = 1;       // occurrences at this line, or these two
 };
 
-// "race: line 12, CTA (0,0,0) warp 1: message (3 times)"
+// "race: line 12 (kernel.py:3), CTA (0,0,0) warp 1: message (3 times)"
 inline std::string describe(const Finding& f) {
-  return f.kind + ": line " + std::to_string(f.line) + ", " + f.where + ": " + f.message +
-         (f.count > 1 ? " (" + std::to_string(f.count) + " times)" : "");
+  return f.kind + ": line " + std::to_string(f.line) + (f.source.empty() ? "" : " (" + f.source + ")") + ", " +
+         f.where + ": " + f.message + (f.count > 1 ? " (" + std::to_string(f.count) + " times)" : "");
 }
 
 // Something that took a while, of a launch with tracing. Times are ticks: executed instructions, and steps of

@@ -105,12 +105,14 @@ void Machine::issue(std::unique_ptr<Operation> operation, Queue* queue) {
   count(*acting_.instruction);
   operation->instruction = acting_.instruction;
   operation->warp = acting_.warp->index;
+  if (!operation->lanes) operation->lanes = acting_.lanes;
   enqueue(std::move(operation), queue);
 }
 
 void Machine::send(std::unique_ptr<Operation> operation, const Operation& from) {
   operation->instruction = from.instruction;
   operation->warp = from.warp;
+  operation->lanes = from.lanes;
   enqueue(std::move(operation), nullptr);
 }
 
@@ -312,6 +314,7 @@ void Machine::run_warp(Warp& warp, uint32_t budget) {
 // Does the instruction touch a row that an asynchronous operation owns? The hardware has scoreboards for loads from
 // tensor memory, which real compilers rely on; the PTX ISA has not. For wgmma neither has. A mov of a loaded register
 // is no use of it: in C++ the float view of a register stands before the wait, and it is the copy that must wait.
+// Whoever has used a register knows that its load is over, as by a wait.
 bool Machine::stalls(Step& step, const Instruction& in) {
   using enum RowState::Unwaited;
   Warp& warp = step.warp;
@@ -319,6 +322,7 @@ bool Machine::stalls(Step& step, const Instruction& in) {
   const bool moves = in.flags & kPassesOn;
   const bool packs = moves && in.sources == 0;  // its list holds sources, otherwise destinations
   bool used = false, copies = false;
+  uint32_t copied = 0;  // the last of the loads whose registers a mov copies
   const auto touch = [&](Reg reg, bool reads, bool writes) {
     const RowState& state = warp.state(reg);
     if (state.loads)
@@ -327,6 +331,7 @@ bool Machine::stalls(Step& step, const Instruction& in) {
       key = step.cta.warpgroups[warp.index / 4].get();
     used |= (writes && state.unwaited == kLoaded) || (reads && !moves && state.unwaited != kNo);
     copies |= reads && state.unwaited != kNo;
+    if (reads && state.unwaited != kNo) copied = std::max(copied, state.load);
   };
   for (uint32_t i = 0; i < in.sources; ++i) touch(in.s[i], true, false);
   for (uint32_t i = 0; i < in.destinations; ++i) touch(in.d[i], false, true);
@@ -341,22 +346,39 @@ bool Machine::stalls(Step& step, const Instruction& in) {
     return true;
   }
   if (warp.unwaited.empty()) return false;
-  if (used) finding("in-flight register", step, "a register is used before the tcgen05.wait::ld of its tcgen05.ld");
-  // Said once of a register; from here on it is as if waited for.
-  const auto settle = [&](Reg reg, bool writes) {
+  if (used && strict())
+    finding("in-flight register", step, "a register is used before the tcgen05.wait::ld of its tcgen05.ld");
+  const auto settle = [&](Reg reg, bool reads, bool writes) {
     RowState& state = warp.state(reg);
-    if (writes && moves && copies && !used) {
-      state.unwaited = kCopied;
-      warp.unwaited.push_back(reg);
-    } else if (writes || used) {
-      state.unwaited = kNo;
-    }
+    // To write over a register is to use it. Of the loads whose registers a mov packs, the copy stands for the last.
+    if ((writes && state.unwaited == kLoaded) || (reads && state.unwaited != kNo && (!moves || state.load != copied)))
+      load_is_over(warp, state.load);
+    if (!writes) return;
+    state.unwaited = moves && copies ? kCopied : kNo;
+    if (state.unwaited == kNo) return;
+    state.load = copied;
+    warp.unwaited.push_back(reg);
   };
-  for (uint32_t i = 0; i < in.sources; ++i) settle(in.s[i], false);
-  for (uint32_t i = 0; i < in.destinations; ++i) settle(in.d[i], true);
+  for (uint32_t i = 0; i < in.sources; ++i) settle(in.s[i], true, false);
+  for (uint32_t i = 0; i < in.destinations; ++i) settle(in.d[i], false, true);
   if (!(in.flags & kOwnsList))
-    for (const Reg reg : in.list) settle(reg, !packs);
+    for (const Reg reg : in.list) settle(reg, !moves || packs, !packs);
   return false;
+}
+
+void Machine::load_is_over(Warp& warp, uint32_t number) {
+  std::erase_if(warp.unwaited, [&](Reg reg) {
+    RowState& state = warp.state(reg);
+    if (state.load == number) state.unwaited = RowState::Unwaited::kNo;
+    return state.unwaited == RowState::Unwaited::kNo;
+  });
+  RaceDetector& races = *warp.cta->cluster->races;
+  std::erase_if(warp.tmem_agents[0], [&](const Warp::TmemAgent& agent) {
+    if (agent.number != number) return false;
+    races.observe({warp.agent, Lanes::kEach}, agent.id);
+    races.retire(agent.id);
+    return true;
+  });
 }
 
 // Runs one group until it parks, diverges, merges, or its budget is spent. False: it sleeps, others have a turn.
@@ -408,7 +430,7 @@ bool Machine::execute(Warp& warp, size_t index, uint32_t& budget) {
         warp.groups.push_back(rest);
         break;
       }
-      step.active = active;
+      step.active = acting_.lanes = active;
       if ((warp.in_flight || !warp.unwaited.empty()) && stalls(step, in)) break;
       step.next = group.pc + 1;
       step.outcome = Step::Outcome::kNext;

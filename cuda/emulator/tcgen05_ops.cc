@@ -171,12 +171,7 @@ void deallocate(Step& s, const Instruction& in) {
   if (s.machine.checking() && any_pending(tmem, region))
     s.machine.finding("tmem", s, "tcgen05.dealloc of columns that an MMA in flight still writes");
   tmem.allocator.deallocate(address, columns);
-  // Whoever accessed the columns must be done: as if dealloc wrote them.
-  if (RaceDetector* races = s.cta.cluster->races.get())
-    for (uint32_t half = 0; half < kTmemLanes / kHalfQuarter; ++half)
-      if (const std::string race = races->tensor(s.warp.agent, s.cta.rank, half, region.column, columns, true, s.line);
-          !race.empty())
-        s.machine.finding("race", s, race);
+  s.machine.touch_tensor(s, region);  // whoever accessed the columns must be done
   mark_defined(tmem, region, true);
   s.machine.wake(&tmem);
   if (in.detail & kPair) s.machine.wake(peer_of(s.cta).tmem.get());
@@ -218,8 +213,9 @@ class RegisterMove : public Operation {
         address_(in_own_quarter(s, uint32_t(row32(s, in.s[0])[0] + in.immediate))),
         regions_(tmem_access_regions(access_, address_, s.warp.index)) {
     ++outstanding_;
+    ++s.warp.tmem_issued;
     if (RaceDetector* races = s.cta.cluster->races.get())
-      s.warp.tmem_agents[stores].push_back(agent_ = races->begin_operation(actor_of(s)));
+      s.warp.tmem_agents[stores].push_back({agent_ = races->begin_operation(actor_of(s)), s.warp.tmem_issued});
     CtaTmem& tmem = tmem_of(s.cta);
     for (const TmemRegion& region : regions_) {
       check_allocated(tmem, region, in.statement->opcode.c_str());
@@ -250,8 +246,9 @@ class TmemLoad final : public RegisterMove {
   TmemLoad(Step& s, const Instruction& in) : RegisterMove(s, in, s.warp.tmem_loads, false) {
     for (const Reg reg : in.list) {
       ++s.warp.state(reg).loads;
-      if (!s.machine.strict()) continue;
+      if (!s.machine.checking()) continue;
       s.warp.state(reg).unwaited = RowState::Unwaited::kLoaded;
+      s.warp.state(reg).load = s.warp.tmem_issued;
       s.warp.unwaited.push_back(reg);
     }
     ++s.warp.in_flight;
@@ -331,11 +328,10 @@ void wait_registers(Step& s, const Instruction& in) {
   if (outstanding) return s.park(Wait::kTmemAccess, &outstanding);
   s.machine.trace_pass(s, nullptr);
   RaceDetector* races = s.cta.cluster->races.get();
-  std::vector<AgentId>& agents = s.warp.tmem_agents[in.target];
-  for (const AgentId agent : agents) {
-    if (!races) break;
-    races->observe({s.warp.agent, Lanes::kEach}, agent);
-    races->retire(agent);
+  auto& agents = s.warp.tmem_agents[in.target];
+  for (const auto& agent : agents) {
+    races->observe({s.warp.agent, Lanes::kEach}, agent.id);
+    races->retire(agent.id);
   }
   agents.clear();
   if (in.target) return;
@@ -387,7 +383,7 @@ class Multiply final : public TensorCoreOperation {
     const AgentId agent = begin_step();
     for (Cta* cta : ctas_) {
       if (machine.checking()) check_sources(machine, *cta);
-      if (machine.strict()) touch(machine, *cta, agent);
+      if (machine.checking()) touch(machine, *cta, agent);
       parts.push_back({shared_view(*cta), &tmem_of(*cta).memory});
     }
     execute_umma(op_, parts);

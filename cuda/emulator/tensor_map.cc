@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "bits.h"
@@ -106,6 +107,56 @@ void check_tensor_map(const TensorMapFields& f) {
   // The documentation wants SWIZZLE_32B with INTERLEAVE_32B; the driver does not.
   require(whole_box_bytes(f) <= kMaxBoxBytes, "boxDim does not fit into shared memory");
   require(f.fill == OobFill::kZero || is_floating_point(f.type), "a NaN fill needs a floating-point type");
+}
+
+void replace_tensor_map_field(std::span<uint8_t, kTensorMapBytes> map, TensorMapField field, uint32_t dimension,
+                              uint64_t value) {
+  const auto put = [&](uint32_t word, uint32_t first, uint32_t width, uint64_t bits) {
+    require(bits >> width == 0, "tensormap.replace: " + std::to_string(value) + " does not fit");
+    uint32_t all;
+    std::memcpy(&all, &map[4 * word], 4);
+    const auto mask = static_cast<uint32_t>(((uint64_t{1} << width) - 1) << first);
+    all = (all & ~mask) | static_cast<uint32_t>(bits << first);
+    std::memcpy(&map[4 * word], &all, 4);
+  };
+  switch (field) {
+    case TensorMapField::kAddress:
+      put(0, 0, 32, value & 0xffffffff);
+      return put(1, 0, 32, value >> 32);
+    case TensorMapField::kRank:
+      return put(2, 4, 3, value);
+    case TensorMapField::kBox:
+      return dimension == 0 ? put(13, 24, 8, value - 1) : put(14, 8 * (dimension - 1), 8, value - 1);
+    case TensorMapField::kExtent:
+      return put(8 + dimension, 0, 32, uint32_t(value) - 1u);  // 0 stands for 2^32
+    case TensorMapField::kStride:
+      require(dimension + 1 < kMaxRank, "tensormap.replace: there are " + std::to_string(kMaxRank - 1) + " strides");
+      put(3 + dimension, 0, 32, value >> 4 & 0xffffffff);
+      return put(7, 4 * dimension, 4, value >> 36);
+    case TensorMapField::kElementStride:
+      return put(13, 3 * dimension, 3, value - 1);
+    case TensorMapField::kType: {
+      constexpr TensorMapType kPtxTypes[] = {
+          TensorMapType::kU8,          TensorMapType::kU16,         TensorMapType::kU32,
+          TensorMapType::kS32,         TensorMapType::kU64,         TensorMapType::kS64,
+          TensorMapType::kF16,         TensorMapType::kF32,         TensorMapType::kF32Ftz,
+          TensorMapType::kF64,         TensorMapType::kBf16,        TensorMapType::kTf32,
+          TensorMapType::kTf32Ftz,     TensorMapType::k16U4Align8B, TensorMapType::k16U4Align16B,
+          TensorMapType::k16U6Align16B};
+      require(value < std::size(kPtxTypes), "tensormap.replace: no element type " + std::to_string(value));
+      const auto& type = kTypes[static_cast<uint32_t>(kPtxTypes[value])];
+      put(2, 7, 4, type.code);
+      return put(2, 16, 1, type.tf32);
+    }
+    case TensorMapField::kInterleave:
+      return put(2, 11, 2, value);
+    case TensorMapField::kSwizzle:
+      return put(2, 13, 2, value);
+    case TensorMapField::kAtomicity:
+      return put(2, 19, 3, value);
+    case TensorMapField::kFill:
+      return put(2, 15, 1, value);
+  }
 }
 
 std::array<uint8_t, kTensorMapBytes> encode_tensor_map(const TensorMapFields& f) {

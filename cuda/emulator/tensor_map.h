@@ -79,6 +79,27 @@ struct TensorMapFields {
 // Throws Error naming the rule of cuTensorMapEncodeTiled that the fields break.
 void check_tensor_map(const TensorMapFields& fields);
 
+// What tensormap.replace writes (PTX 9.7.9.27): the bits of one field, whatever the others hold.
+enum class TensorMapField : uint8_t {
+  kAddress,
+  kRank,
+  kBox,
+  kExtent,
+  kStride,
+  kElementStride,
+  kType,
+  kInterleave,
+  kSwizzle,
+  kAtomicity,
+  kFill,
+};
+constexpr bool has_dimension(TensorMapField field) {
+  return field >= TensorMapField::kBox && field <= TensorMapField::kElementStride;
+}
+// The values are those of the instruction: of the rank one less, of the element type PTX table 33's.
+void replace_tensor_map_field(std::span<uint8_t, kTensorMapBytes> map, TensorMapField field, uint32_t dimension,
+                              uint64_t value);
+
 std::array<uint8_t, kTensorMapBytes> encode_tensor_map(const TensorMapFields& fields);
 
 // Throws Error on bits without a known meaning, and on what check_tensor_map refuses.

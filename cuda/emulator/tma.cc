@@ -113,8 +113,6 @@ void check_tma_supported(const TensorMapFields& map) {
   require(map.interleave == Interleave::kNone, "interleaved layouts are not supported");
   require(element_bits(map.type) >= 8, "4- and 6-bit element types are not supported");
   require(map.fill == OobFill::kZero, "the NaN of OOB_FILL_NAN is not documented: not supported");
-  require(map.type != TensorMapType::kF32Ftz && map.type != TensorMapType::kTf32 && map.type != TensorMapType::kTf32Ftz,
-          "element types that convert on the way (FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) are not supported: use FLOAT32");
   require(map.swizzle == Swizzle::kNone || map.box[0] * element_bits(map.type) / 8 == swizzle_span(map.swizzle),
           "a swizzled box must be as wide as its swizzle span: the row pitch of a narrower one is not documented");
 }
@@ -126,47 +124,109 @@ uint32_t tma_box_bytes(const TensorMapFields& map) {
   return static_cast<uint32_t>(bytes);
 }
 
+namespace {
+
+// Lays down rows of a box, of one part of each: where they lie in the tensor, and in shared memory.
+class Rows {
+ public:
+  Rows(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates, uint32_t shared,
+       std::vector<TmaPiece>& pieces)
+      : map_(map),
+        first_(int64_t{coordinates[0]} * element_bits(map.type) / 8),
+        piece_bytes_(map.swizzle == Swizzle::k128BAtom32BFlip8B ? 8 : 16),
+        row_start_(shared),
+        pieces_(pieces) {
+    check_tma_supported(map);
+    require(shared % 128 == 0, "the shared-memory address must be a multiple of 128");
+    require(first_ % kStartAlignment == 0, "the box must start at a multiple of 16 bytes of its row");
+    require(direction == TmaDirection::kLoad ||
+                std::all_of(coordinates.begin(), coordinates.end(), [](int32_t coordinate) { return coordinate >= 0; }),
+            "a store or a reduction starts before the tensor: only a load may");
+    require(
+        direction == TmaDirection::kLoad || !tma_converts(map.type),
+        "stores of types that convert on the way (FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) are not supported: use FLOAT32");
+    inner_ = moved_bytes(map, direction, first_, row_bytes());
+    pieces_.clear();
+    pieces_.reserve(tma_box_bytes(map) / piece_bytes_);
+  }
+
+  // The row that starts `offset` bytes behind the tensor's first.
+  void append(uint64_t offset, bool in_bounds) {
+    // Copies: a large product has a hundred million pieces, and the vector could be taken to change what it must
+    // reload.
+    const uint64_t row = map_.address + static_cast<uint64_t>(first_) + offset;
+    const ByteRange valid = in_bounds ? inner_ : ByteRange{0, 0};
+    const int64_t bytes = row_bytes(), step = piece_bytes_;
+    const uint32_t shared = row_start_;
+    const Swizzle swizzle = map_.swizzle;
+    for (int64_t at = 0; at < bytes; at += step) {
+      const bool begun = valid.begin <= at;  // the tensor starts with a piece
+      const int64_t count = begun ? std::clamp<int64_t>(valid.end - at, 0, step) : 0;
+      pieces_.push_back({.global = row + static_cast<uint64_t>(at),
+                         .shared = swizzle_address(swizzle, shared + static_cast<uint32_t>(at)),
+                         .bytes = static_cast<uint8_t>(step),
+                         .count = static_cast<uint8_t>(count)});
+    }
+    row_start_ += row_bytes();
+  }
+
+ private:
+  uint32_t row_bytes() const { return map_.box[0] * element_bits(map_.type) / 8; }
+
+  const TensorMapFields& map_;
+  const int64_t first_;  // byte of the row
+  const uint32_t piece_bytes_;
+  ByteRange inner_{};
+  uint32_t row_start_;
+  std::vector<TmaPiece>& pieces_;
+};
+
+}  // namespace
+
 void tma_pieces(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates,
                 uint32_t shared, std::vector<TmaPiece>& pieces) {
-  check_tma_supported(map);
   if (coordinates.size() != map.rank) {
     throw Error("tma: " + std::to_string(coordinates.size()) + " coordinates for a tensor map of rank " +
                 std::to_string(map.rank));
   }
-  require(shared % 128 == 0, "the shared-memory address must be a multiple of 128");
-
-  const uint32_t row_bytes = map.box[0] * element_bits(map.type) / 8;
-  const uint32_t piece_bytes = map.swizzle == Swizzle::k128BAtom32BFlip8B ? 8 : 16;
-  const int64_t first = int64_t{coordinates[0]} * element_bits(map.type) / 8;
-  require(first % kStartAlignment == 0, "the box must start at a multiple of 16 bytes of its row");
-  require(direction == TmaDirection::kLoad ||
-              std::all_of(coordinates.begin(), coordinates.end(), [](int32_t coordinate) { return coordinate >= 0; }),
-          "a store or a reduction starts before the tensor: only a load may");
-  const ByteRange inner = moved_bytes(map, direction, first, row_bytes);
-  pieces.clear();
-  pieces.reserve(tma_box_bytes(map) / piece_bytes);
-
+  Rows rows(map, direction, coordinates, shared, pieces);
   std::array<uint32_t, kMaxRank> index = {};  // of the row within the box; index[0] stays 0
-  for (uint32_t row_start = shared;; row_start += row_bytes) {
-    uint64_t row = map.address + static_cast<uint64_t>(first);
+  for (;;) {
+    uint64_t offset = 0;
     bool in_bounds = true;
     for (uint32_t d = 1; d < map.rank; ++d) {
       const int64_t coordinate = int64_t{coordinates[d]} + int64_t{index[d]} * map.element_strides[d];
       in_bounds &= static_cast<uint64_t>(coordinate) < map.extents[d];  // a negative one becomes huge
-      row += static_cast<uint64_t>(coordinate) * map.strides[d - 1];
+      offset += static_cast<uint64_t>(coordinate) * map.strides[d - 1];
     }
-    const ByteRange valid = in_bounds ? inner : ByteRange{0, 0};
-    for (int64_t offset = 0; offset < row_bytes; offset += piece_bytes) {
-      const bool begun = valid.begin <= offset;  // the tensor starts with a piece
-      const int64_t count = begun ? std::clamp<int64_t>(valid.end - offset, 0, piece_bytes) : 0;
-      pieces.push_back({.global = row + static_cast<uint64_t>(offset),
-                        .shared = swizzle_address(map.swizzle, row_start + static_cast<uint32_t>(offset)),
-                        .bytes = static_cast<uint8_t>(piece_bytes),
-                        .count = static_cast<uint8_t>(count)});
-    }
+    rows.append(offset, in_bounds);
     uint32_t d = 1;
     while (d < map.rank && ++index[d] == box_elements(map, d)) index[d++] = 0;
     if (d >= map.rank) return;
+  }
+}
+
+void tma_row_pieces(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates,
+                    uint32_t shared, std::vector<TmaPiece>& pieces) {
+  require(map.rank == 2 && map.box[1] == 1,
+          "tile::gather4 and tile::scatter4 take a tensor map of rank 2 whose box is one row");
+  if (coordinates.size() != kGatheredRows + 1) throw Error("tma: a column and four rows must be given");
+  Rows rows(map, direction, coordinates, shared, pieces);
+  for (const int32_t row : coordinates.subspan(1))
+    rows.append(static_cast<uint64_t>(int64_t{row}) * map.strides[0],
+                static_cast<uint64_t>(int64_t{row}) < map.extents[1]);
+}
+
+void tma_convert(TensorMapType type, std::span<uint8_t> bytes) {
+  if (type != TensorMapType::kTf32 && type != TensorMapType::kTf32Ftz) return;  // FTZ flushes nothing
+  constexpr uint32_t kInfinity = 0x7f800000, kNan = 0x7fffe000, kDropped = 0x1fff;
+  for (size_t i = 0; i + sizeof(uint32_t) <= bytes.size(); i += sizeof(uint32_t)) {
+    auto value = load<uint32_t>(&bytes[i]);
+    if ((value & ~(1u << 31)) > kInfinity)
+      value = kNan;
+    else
+      value = (value + kDropped / 2 + (value >> 13 & 1)) & ~kDropped;
+    std::memcpy(&bytes[i], &value, sizeof value);
   }
 }
 

@@ -12,9 +12,12 @@
 // multiple of 16 bytes of its row; only a load may start before the tensor; and a store or a reduction
 // moves whole pieces, the elements behind the end of a row that ends within one included.
 //
+// And of the types that convert on the way, as an H200 does: a load of TFLOAT32 rounds to the nearest tf32 value,
+// ties to even, and gives one NaN for all; FTZ types flush nothing.
+//
 // Refused, because no public document fixes their effect on the bytes: im2col modes (no entry point),
-// interleaved layouts, the padded 4- and 6-bit types, NaN fill (which NaN), the types that convert on the
-// way (FTZ, TFLOAT32), and a swizzled box narrower than its swizzle span (which row pitch).
+// interleaved layouts, the padded 4- and 6-bit types, NaN fill (which NaN), stores of types that convert, and a
+// swizzled box narrower than its swizzle span (which row pitch).
 #pragma once
 
 #include <array>
@@ -47,6 +50,18 @@ enum class TmaDirection : uint8_t { kLoad, kStore };  // a reduction is a store
 // first), in ascending order of the unswizzled shared address. `shared` must be a multiple of 128.
 void tma_pieces(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates,
                 uint32_t shared, std::vector<TmaPiece>& pieces);
+
+// tile::gather4 and tile::scatter4 (PTX 5.5.3.3): a column, and four rows, which follow each other in shared memory as
+// those of a box do.
+inline constexpr uint32_t kGatheredRows = 4;
+void tma_row_pieces(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates,
+                    uint32_t shared, std::vector<TmaPiece>& pieces);
+
+constexpr bool tma_converts(TensorMapType type) {
+  return type == TensorMapType::kF32Ftz || type == TensorMapType::kTf32 || type == TensorMapType::kTf32Ftz;
+}
+// What a load leaves of the whole elements of a piece.
+void tma_convert(TensorMapType type, std::span<uint8_t> bytes);
 
 enum class Reduction : uint8_t { kAdd, kMin, kMax, kInc, kDec, kAnd, kOr, kXor };
 

@@ -42,7 +42,7 @@ class WgmmaOperation final {
       }
     }
     if (machine.checking()) check_sources(machine, cta, operation, poison);
-    if (machine.strict())
+    if (machine.checking())
       for (const uint32_t address : wgmma_shared_chunks(op))
         machine.touch_shared(operation, agent, cta, address - kSharedBase, kChunkBytes, false);
     execute_wgmma(op, {cta.shared.data(), kSharedBase, uint32_t(cta.shared.size())}, a, d);

@@ -1,5 +1,6 @@
 """What a launch tells about itself: counts for each role of the warps, findings, a timeline."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import Any
 from jaxbw._native import emulator as _core
 
 Finding = _core.Finding
+
+_LINES_SHOWN = 4  # of a group of findings
 
 
 def engine(opcode: str) -> str:
@@ -64,6 +67,15 @@ class Role:
     waits: dict[str, int]
 
 
+def _describe_group(group: list[Any]) -> str:
+    count = sum(finding.count for finding in group)
+    lines = [str(line) for line in sorted({finding.line for finding in group})]
+    shown = ", ".join(lines[:_LINES_SHOWN] + ["..."] * (len(lines) > _LINES_SHOWN))
+    how_often = "once" if count == 1 else f"{count} times"
+    where = "at line" if len(lines) == 1 else f"at {len(lines)} lines:"
+    return f"{group[0].kind}, {how_often} {where} {shown}: {group[0].message}"
+
+
 @dataclass(frozen=True)
 class Report:
     """What happened in a launch.
@@ -97,6 +109,14 @@ class Report:
     def waits(self) -> dict[str, int]:
         """Times that a warp parked, by what for."""
         return dict(sum((Counter(role.waits) for role in self.roles), Counter()))
+
+    def summary(self) -> str:
+        """Findings that say the same but for numbers, a line for each group, with their counts."""
+        groups: dict[tuple[str, str], list[Any]] = {}
+        for finding in self.findings:
+            pattern = re.sub(r"0x[0-9a-f]+|\d+", "#", finding.message)
+            groups.setdefault((finding.kind, pattern), []).append(finding)
+        return "\n".join(map(_describe_group, groups.values())) or "no findings"
 
     def timeline(
         self,

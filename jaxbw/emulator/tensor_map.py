@@ -48,6 +48,7 @@ class TensorMap:
         strides: Sequence[int] | None = None,
         swizzle: int = 0,
         element_strides: Sequence[int] | None = None,
+        tf32: bool = False,
     ) -> "TensorMap":
         """Encodes the map that cuTensorMapEncodeTiled makes of the same arguments.
 
@@ -58,9 +59,13 @@ class TensorMap:
           strides: bytes, of all dimensions but the contiguous one; by default a dense tensor's.
           swizzle: width of the swizzle in bytes: 0, 32, 64 or 128.
           element_strides: steps between the elements of a box; by default 1.
+          tf32: of a float32 array: loads round to TF32 (CU_TENSOR_MAP_DATA_TYPE_TFLOAT32).
         Raises:
           EmulatorError: cuTensorMapEncodeTiled would refuse; the message names the rule.
+          ValueError: tf32 is asked for, and the array is not float32.
         """
+        if tf32 and array.dtype != np.float32:
+            raise ValueError(f"tf32 is for float32 arrays, not for {array.dtype}")
         if extents is None:
             extents = array.shape[::-1]
         if strides is None:
@@ -68,7 +73,7 @@ class TensorMap:
                 int(np.prod(extents[: i + 1])) * array.itemsize for i in range(len(extents) - 1)
             ]
         fields = _core.datapath.TensorMapFields(
-            _element_type(array.dtype),
+            _core.datapath.TensorMapType.TFLOAT32 if tf32 else _element_type(array.dtype),
             array.ctypes.data,
             list(extents),
             list(strides),

@@ -296,11 +296,19 @@ def _report(
     )
 
 
-def check(module: emulator.Module, case: Case, schedule: str = "eager", seed: int = 0) -> Any:
+def check(
+    module: emulator.Module, case: Case, schedule: str = "eager", seed: int = 0, **options: Any
+) -> Any:
     """Runs a case and compares it with the oracle; returns the outcome."""
     product = case.product()
     outcome = gemm_launch.launch(
-        module, case.config(), product, sm_count=case.sm_count, schedule=schedule, seed=seed
+        module,
+        case.config(),
+        product,
+        sm_count=case.sm_count,
+        schedule=schedule,
+        seed=seed,
+        **options,
     )
     verify(case, product, outcome)
     return outcome

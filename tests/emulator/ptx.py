@@ -4,12 +4,15 @@ from jaxbw import emulator
 
 
 def module(body: str, parameters: str = ".param .u64 out", shared: int = 4096) -> emulator.Module:
+    return emulator.Module(text(body, parameters, shared))
+
+
+def text(body: str, parameters: str = ".param .u64 out", shared: int = 4096) -> str:
     """Returns a module with the entry `kernel`, and these registers and symbols for its body.
 
     `%out` is the first parameter; `memory` is shared memory and `%shared` its address.
     """
-    return emulator.Module(
-        f"""
+    return f"""
 .version 9.0
 .target sm_100f
 .address_size 64
@@ -29,7 +32,6 @@ def module(body: str, parameters: str = ".param .u64 out", shared: int = 4096) -
   ret;
 }}
 """
-    )
 
 
 STORE_R0 = """

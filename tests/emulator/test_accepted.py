@@ -259,6 +259,14 @@ def test_what_a_mov_passed_on_is_used_before_the_wait(move: str, schedule: str, 
 def test_a_gap_of_the_emulator_and_a_mistake_are_told_apart() -> None:
     cases = [
         ("tcgen05.shift.cta_group::1.down [%r0];", "the emulator does not know 'tcgen05.shift"),
+        ("multimem.red.global.add.f32 [%rd0], %f0;", "the emulator does not know 'multimem.red"),
+        ("movmatrix.sync.aligned.m8n8.trans.b16 %r0, %r1;", "the emulator does not know 'movm"),
+        ("dp2a.lo.u32.u32 %r0, %r1, %r2, %r3;", "the emulator does not know 'dp2a"),
+        ("st.bulk.weak.shared::cta [%r0], 16, 0;", ".bulk, which the emulator does not know"),
+        (
+            "tcgen05.ld.red.sync.aligned.32x32b.x2.max.f32 {%f0, %f1}, %f2, [%r0];",
+            ".red, which the emulator does not know",
+        ),
         (
             "tcgen05.mma.ws.cta_group::1.kind::f16 [%r0], %rd0, %rd1, %r1, %p0;",
             "the emulator does not know",

@@ -559,8 +559,8 @@ def test_a_race_in_global_memory_names_both_accesses() -> None:
     (race,) = report.findings
     later = race.where[len("CTA (") :][0]
     assert re.fullmatch(
-        r"a write of global memory at 0x\w+ is not ordered after the write "
-        rf"by CTA \({1 - int(later)},0,0\) warp 0 at line {race.line}",
+        rf"a write of global memory at 0x\w+ by CTA \({later},0,0\) warp 0 lane 0 is not ordered "
+        rf"after the write by CTA \({1 - int(later)},0,0\) warp 0 lane 0 at line {race.line}",
         race.message,
     )
 

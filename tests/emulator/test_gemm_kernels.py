@@ -329,6 +329,17 @@ def test_sm90(name: str) -> None:
         check(replace(SM90[name], family="sm90"), schedule, seed)
 
 
+LAUNCHES = {f"sm100 {name}": case for name, case in SM100.items()} | {
+    f"sm90 {name}": replace(case, family="sm90") for name, case in SM90.items()
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_hardware_finds_nothing_either(name: str) -> None:
+    case, schedule = LAUNCHES[name], SCHEDULES[len(name) % len(SCHEDULES)]
+    gemm_cases.check(load(case.kernel), case, *schedule, checks="hardware")
+
+
 @hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(SCHEDULES))
 @hypothesis.settings(max_examples=60)
 def test_whatever_is_legal(draw: random.Random, schedule: tuple[str, int]) -> None:

@@ -45,9 +45,10 @@ def kinds(body: str, block: int = 1, **options: Any) -> set[str]:
 
 def test_a_load_that_comes_last_though_issued_first() -> None:
     racy, right = (TWO_LOADS.replace("FIRST", first) + STORE_R0 for first in ("", FIRST))
-    assert kinds(racy, schedule="latest") == set()
+    # The race is found in any order; that what is read has not come, in this one.
+    assert kinds(racy, schedule="latest") == {"race"}
     found = [kinds(racy, schedule="hold", seed=seed) for seed in range(30)]
-    assert {"poison"} in [each & {"poison"} for each in found]
+    assert any("poison" in each for each in found)
     assert not any(kinds(right, schedule="hold", seed=seed) for seed in range(30))
 
 
@@ -68,9 +69,9 @@ WRITE:
   st.shared.b32 [memory], 7;
 END:
 """
-    assert kinds(body, block=64, schedule="latest") == set()
+    assert kinds(body, block=64, schedule="latest") == {"race"}
     found = [kinds(body, block=64, schedule="hold", seed=seed) for seed in range(80)]
-    assert {"poison"} in found
+    assert {"race", "poison"} in found
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -270,5 +270,6 @@ def test_a_race_of_lanes_names_them() -> None:
     body = lines(WORDS, "st.shared.b32 [%r0], %tid;", "ld.shared.b32 %r3, [%r1];")
     report = module(body).launch("kernel", grid=1, block=32, args=[out])
     assert report.findings[0].message.startswith(
-        "a read by lane 0 of warp 0 of the cluster is not ordered after the write by lane 1 of "
+        "a read of shared memory at 0x404 by CTA (0,0,0) warp 0 lane 0 is not ordered after the "
+        "write by CTA (0,0,0) warp 0 lane 1 at line "
     )

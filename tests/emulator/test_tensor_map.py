@@ -3,11 +3,16 @@
 import struct
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxbw import emulator
+
 from .datapath_reference import datapath
+from .ptx import module
 
 Fields, Type, Swizzle = datapath.TensorMapFields, datapath.TensorMapType, datapath.Swizzle
 SIZE = {
@@ -198,3 +203,68 @@ def test_refuses_bits_without_a_known_meaning(bit: int) -> None:
         RuntimeError, match=f"bits 0x{1 << bit:08x} of word 2 have no known meaning"
     ):
         Fields.decode(struct.pack("<32I", *encoded))
+
+
+REPLACE = "tensormap.replace.tile.{}.shared::cta.b1024.{} [memory], {};"
+
+
+def replaced(fields: list[str]) -> np.ndarray[Any, Any]:
+    """The words of a map of zeros with these fields, and nothing else, written by a kernel."""
+    zeros = "".join(f"st.shared.b32 [memory + {4 * i}], 0;" for i in range(32))
+    out = emulator.empty(32, np.uint32)
+    report = module(
+        "setp.eq.u32 %p0, %tid, 0; @!%p0 bra COPY;"
+        + zeros
+        + "\n".join(fields)
+        + "COPY: bar.warp.sync -1;"
+        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned "
+        "[%out], [memory], 128;"
+    ).launch("kernel", grid=1, block=32, args=[out])
+    assert report.findings == []
+    return out
+
+
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+@pytest.mark.parametrize(("kind", "dtype"), [(6, "float16"), (10, "bfloat16"), (1, "uint16")])
+def test_a_map_that_a_kernel_makes(kind: int, dtype: str, swizzle: int) -> None:
+    array = emulator.empty((3, 70, 96), np.dtype(getattr(ml_dtypes, dtype, dtype)))
+    box, steps = (16, 5, 2), (1, 2, 3)
+    made = emulator.TensorMap.encode(array, box=box, swizzle=swizzle, element_strides=steps)
+    fields = [
+        ("global_address", "b64", str(array.ctypes.data)),
+        ("rank", "b32", "2"),
+        *(("box_dim", "b32", f"{i}, {n}") for i, n in enumerate(box)),
+        *(("global_dim", "b32", f"{i}, {n}") for i, n in enumerate((96, 70, 3))),
+        *(("global_stride", "b64", f"{i}, {n}") for i, n in enumerate((192, 192 * 70))),
+        *(("element_stride", "b32", f"{i}, {n}") for i, n in enumerate(steps)),
+        ("elemtype", "b32", str(kind)),
+        ("interleave_layout", "b32", "0"),
+        ("swizzle_mode", "b32", str((0, 32, 64, 128).index(swizzle))),
+        ("fill_mode", "b32", "0"),
+    ]
+    words = np.frombuffer(made.encoded, np.uint32).copy()
+    # What follows from the others, and the promotion in L2, no instruction writes.
+    words[[16, 18]] = 0
+    words[2] &= ~np.uint32(3 << 17)
+    assert (replaced([REPLACE.format(*field) for field in fields]) == words).all()
+
+
+def test_the_tf32_type_of_a_map_that_a_kernel_makes() -> None:
+    fields = [REPLACE.format("elemtype", "b32", "11"), REPLACE.format("rank", "b32", "0")]
+    decoded = Fields.decode(replaced([*fields, REPLACE.format("box_dim", "b32", "0, 4")]).tobytes())
+    assert decoded.type == Type.TFLOAT32
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (("box_dim", "b32", "0, 257"), "257 does not fit"),
+        (("global_stride", "b64", "4, 16"), "there are 4 strides"),
+        (("elemtype", "b32", "16"), "no element type 16"),
+        (("rank", "b32", "0, 1"), "too few operands, or too many"),
+        (("rank", "b64", "1"), "takes a .b32"),
+    ],
+)
+def test_what_no_map_can_hold_is_refused(field: tuple[str, str, str], message: str) -> None:
+    with pytest.raises(emulator.EmulatorError, match=message):
+        replaced([REPLACE.format(*field)])

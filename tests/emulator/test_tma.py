@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxbw import emulator
+
 from .datapath_reference import (
     GLOBAL_BASE,
     SHARED_BASE,
@@ -19,6 +21,7 @@ from .datapath_reference import (
     span,
     swizzled,
 )
+from .ptx import module
 
 Fields, Type = datapath.TensorMapFields, datapath.TensorMapType
 Swizzle, Reduction = datapath.Swizzle, datapath.Reduction
@@ -161,7 +164,6 @@ def simple(**changes: object) -> Any:
         ({}, 0x440, [0, 0], "must be a multiple of 128"),
         ({}, 0x400, [0, 0, 0], "3 coordinates for a tensor map of rank 2"),
         ({"fill": datapath.OobFill.NAN}, 0x400, [0, 0], "NaN"),
-        ({"type": Type.TFLOAT32, "box": [32, 8]}, 0x400, [0, 0], "convert on the way"),
         ({"swizzle": Swizzle.B128, "box": [32, 8]}, 0x400, [0, 0], "as wide as its swizzle span"),
         ({"type": Type.U4X16_ALIGN_8B}, 0x400, [0, 0], "4- and 6-bit"),
         (
@@ -188,6 +190,79 @@ def test_refuses_what_it_cannot_know(
 ) -> None:
     with pytest.raises(RuntimeError, match=reason):
         datapath.tma_pieces(simple(**changes), datapath.TmaDirection.LOAD, coordinates, address)
+
+
+@pytest.mark.parametrize("kind", [Type.TFLOAT32, Type.TFLOAT32_FTZ, Type.FLOAT32_FTZ])
+def test_refuses_stores_of_types_that_convert(kind: Any) -> None:
+    fields = simple(type=kind, box=[32, 8])
+    datapath.tma_pieces(fields, datapath.TmaDirection.LOAD, [0, 0], 0x400)
+    with pytest.raises(RuntimeError, match="convert on the way"):
+        datapath.tma_pieces(fields, datapath.TmaDirection.STORE, [0, 0], 0x400)
+
+
+GATHER = """
+  mov.b64 %rd2, map;
+  cvta.param.u64 %rd2, %rd2;
+  mbarrier.init.shared::cta.b64 [memory + 1024], 1;
+  fence.mbarrier_init.release.cluster;
+  mbarrier.arrive.expect_tx.shared::cta.b64 _, [memory + 1024], {bytes};
+  mov.b32 %r1, {column};
+  mov.b32 %r2, 3;
+  mov.b32 %r3, -1;
+  mov.b32 %r4, 8;
+  mov.b32 %r5, 0;
+  cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes
+    [memory], [%rd2, {{%r1, %r2, %r3, %r4, %r5}}], [memory + 1024];
+WAIT:
+  mbarrier.try_wait.parity.shared::cta.b64 %p1, [memory + 1024], 0;
+  @!%p1 bra WAIT;
+  mov.u32 %r1, 0;
+COPY:
+  ld.shared.b32 %r0, [%shared];
+  st.global.b32 [%out], %r0;
+  add.u32 %shared, %shared, 4;
+  add.u64 %out, %out, 4;
+  add.u32 %r1, %r1, 4;
+  setp.lt.u32 %p1, %r1, {bytes};
+  @%p1 bra COPY;
+"""
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_gathered_rows_lie_behind_each_other(width: int) -> None:
+    source, out = emulator.empty((8, 24), np.uint32), emulator.empty((4, width), np.uint32)
+    source[...] = np.arange(8 * 24).reshape(8, 24)
+    tensor_map = emulator.TensorMap.encode(source, box=(width, 1))
+    kernel = module(
+        GATHER.format(bytes=16 * width, column=16),
+        parameters=".param .u64 out, .param .align 64 .b8 map[128]",
+    )
+    report = kernel.launch("kernel", grid=1, block=1, args=[out, tensor_map], schedule="random")
+    assert report.findings == []
+    assert report.bytes["global load"] == 2 * 8 * 4
+    columns = np.zeros((8, width), np.uint32)
+    columns[:, :8] = source[:, 16:]
+    want = np.stack([columns[3], 0 * columns[0], 0 * columns[0], columns[0]])
+    assert (out == want).all()
+
+
+def test_gathering_takes_a_map_of_rows() -> None:
+    source = emulator.empty((8, 24), np.uint32)
+    tensor_map = emulator.TensorMap.encode(source, box=(8, 2))
+    kernel = module(
+        GATHER.format(bytes=128, column=0),
+        parameters=".param .u64 out, .param .align 64 .b8 map[128]",
+    )
+    with pytest.raises(emulator.EmulatorError, match="whose box is one row"):
+        kernel.launch("kernel", grid=1, block=1, args=[source, tensor_map])
+
+
+def test_a_tf32_map_is_of_float32() -> None:
+    array = emulator.empty((8, 32), np.float32)
+    encoded = emulator.TensorMap.encode(array, box=(32, 8), tf32=True).encoded
+    assert datapath.TensorMapFields.decode(encoded).type == Type.TFLOAT32
+    with pytest.raises(ValueError, match="not for int32"):
+        emulator.TensorMap.encode(array.view(np.int32), box=(32, 8), tf32=True)
 
 
 INTEGERS: dict[Any, Any] = {

@@ -1,4 +1,4 @@
-"""A kernel that somebody else's compiler made, and a GEMM run with it in the emulator."""
+"""Kernels that somebody else's compiler made, run in the emulator: GEMMs and other layers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -25,6 +25,28 @@ class Kernel:
     cluster: tuple[int, int]
     dynamic_smem: int
     arguments: Callable[[Array, Array, Array], list[Any]]  # of lhs, rhs and result, as stored
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A compiled kernel that is no GEMM; its arguments are arrays and numbers, then `scratch`."""
+
+    ptx: str
+    grid: tuple[int, int]
+    dynamic_smem: int
+    scratch: list[Any]
+
+    def run(self, *arguments: Any, **options: Any) -> emulator.Report:
+        module = emulator.Module(self.ptx)
+        return module.launch(
+            module.entries()[0],
+            grid=self.grid,
+            block=_threads(self.ptx),
+            dynamic_smem=self.dynamic_smem,
+            args=[*arguments, *self.scratch],
+            sm_count=2,
+            **options,
+        )
 
 
 @dataclass(frozen=True)
@@ -57,6 +79,20 @@ def _stored(values: Array, transposed: bool, dtype: np.dtype[Any]) -> Array:
     return array
 
 
+class WrongResult(AssertionError):
+    """A product is not what numpy says."""
+
+    def __init__(self, report: emulator.Report, options: dict[str, Any]) -> None:
+        super().__init__(f"wrong product: {options}; {report.summary()}")
+        self.report = report
+
+
+def _threads(ptx: str) -> int:
+    threads = re.search(r"\.reqntid (\d+)", ptx)
+    assert threads
+    return int(threads[1])
+
+
 def run(kernel: Kernel, problem: Problem, **options: Any) -> emulator.Report:
     """Runs the kernel, on a GPU of two clusters, and compares its result bit by bit."""
     module = emulator.Module(kernel.ptx)
@@ -68,12 +104,10 @@ def run(kernel: Kernel, problem: Problem, **options: Any) -> emulator.Report:
         _stored(rhs, problem.rhs_transposed, problem.dtype),
         result,
     )
-    threads = re.search(r"\.reqntid (\d+)", kernel.ptx)
-    assert threads
     report = module.launch(
         module.entries()[0],
         grid=kernel.grid,
-        block=int(threads[1]),
+        block=_threads(kernel.ptx),
         cluster=kernel.cluster,
         dynamic_smem=kernel.dynamic_smem,
         args=arguments,
@@ -81,5 +115,6 @@ def run(kernel: Kernel, problem: Problem, **options: Any) -> emulator.Report:
         **options,
     )
     expected = (lhs @ rhs).astype(problem.dtype)
-    np.testing.assert_array_equal(result.view(np.uint16), expected.view(np.uint16), str(options))
+    if not np.array_equal(result.view(np.uint16), expected.view(np.uint16)):
+        raise WrongResult(report, options)
     return report

@@ -99,11 +99,7 @@ JAXBW_DEVICE void add_residual(float (&accumulators)[kConfig.accumulators()], co
   for_each_step<registers_of(kColumns), kTile>([&]<uint32_t kFirst>() {
     constexpr uint32_t kBox = kFirst / registers_of(kColumns);
     if (kBox >= boxes) return;
-    if (in_stage == 0) {
-      context.profile.enter(Activity::kAwaitFull, kBox);
-      slot = reader.acquire();
-      context.profile.enter(Activity::kEpilogue);
-    }
+    if (in_stage == 0) slot = reader.acquire();  // not stamped: 64x256 has no register left for that
     const uint32_t rows = context.a(slot) + in_stage * box_bytes + row * kResidual.row_bytes();
     for_each_step<kTile, kConfig.accumulators()>([&]<uint32_t kBelow>() {
       const uint32_t below = rows + kBelow / kTile * kWgmmaRows * kResidual.row_bytes();

@@ -47,8 +47,8 @@ constexpr uint64_t descriptor_mma_tile_step(const OperandTile& tile, uint32_t ro
 constexpr uint64_t descriptor_geometry(uint32_t address, const OperandTile& tile) {
   const bool swizzled_k = tile.row_bytes == kSwizzleSpan && tile.major == Major::kK;
   const uint32_t leading = swizzled_k ? 16 : tile.block_bytes();
-  return field(address >> 4, 0, 14)                        // start address, in 16 bytes
-         | field(leading >> 4, 16, 14)                     // LBO
+  return field(address >> 4, 0, 14)                            // start address, in 16 bytes
+         | field(leading >> 4, 16, 14)                         // LBO
          | field(kSwizzleRows * tile.row_bytes >> 4, 32, 14);  // SBO
 }
 

@@ -27,7 +27,7 @@ constexpr uint32_t kLoadWarp = 0, kInitWarp = 1, kRequestWarp = 2, kPrefetchWarp
 constexpr uint32_t kThreads = (1 + kTeams) * kTeamWarps * ptx::kWarpSize;
 // Named barriers; 0 is __syncthreads'. Of those of turns and of teams there is one for each team.
 constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2, kFirstTeamBarrier = kFirstTurnBarrier + kTeams;
-constexpr uint32_t kBlockK = span_elements(DataType::kF16);   // a stage is one swizzle span deep
+constexpr uint32_t kBlockK = span_elements(DataType::kF16);  // a stage is one swizzle span deep
 
 // A CTA is launched with the registers that ptxas gives all its threads alike: 168 at most, as 384 threads share 65536.
 // What the load warps return of them, the multiplying ones may take; asking for more would wait for ever.

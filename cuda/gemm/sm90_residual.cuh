@@ -4,18 +4,19 @@
 //   ring     [ K block ][ K block ][ K block ][ residual ][ residual ][ K block ]...      stages
 //                                              0 1 2       3                              boxes of columns of the tile
 //
-// Read from global memory when it is wanted, it would cost more than the whole of a short main loop: 645 instructions for
-// each block of 16x32 sums, whose loads wait for memory one after the other.
+// Read from global memory when it is wanted, it would cost more than the whole of a short main loop: 645 instructions
+// for each block of 16x32 sums, whose loads wait for memory one after the other.
 //
-// Each CTA loads its own tile; nobody multicasts it. All CTAs of a cluster have the same stages in the same order, though,
-// and a warpgroup lets go of one of these as of any other: it tells all who load for it, since they write there next.
+// Each CTA loads its own tile; nobody multicasts it. All CTAs of a cluster have the same stages in the same order,
+// though, and a warpgroup lets go of one of these as of any other: it tells all who load for it, since they write there
+// next.
 //
 // Only in clusters of one row or one column of CTAs. A stage of K cannot be full in CTA R before CTA X, which loads for
 // it, has loaded; a stage of the residual can. So R may let go of it while X still waits for somebody to let go of what
-// the slot held before, and X's empty barrier takes R's arrival for that one. In a row or column nothing comes of it: all
-// of its CTAs load for each other, so R's own barrier has told that everybody had read, and X's barrier passes its next
-// phase only when all arrivals of both have come. In 2x2 the CTA across the corner tells X and not R: X would overwrite
-// what it still reads. (The emulator found it, under the schedule "pct".)
+// the slot held before, and X's empty barrier takes R's arrival for that one. In a row or column nothing comes of it:
+// all of its CTAs load for each other, so R's own barrier has told that everybody had read, and X's barrier passes its
+// next phase only when all arrivals of both have come. In 2x2 the CTA across the corner tells X and not R: X would
+// overwrite what it still reads. (The emulator found it, under the schedule "pct".)
 #pragma once
 
 #include "gemm/epilogue.h"
@@ -90,7 +91,8 @@ JAXBW_DEVICE void add_residual(float (&accumulators)[kConfig.accumulators()], co
                                uint32_t row, StageReader& reader) {
   constexpr ResidualTile kResidual = residual_tile(kConfig.team_rows, kConfig.block_n);
   constexpr uint32_t kColumns = kResidual.box.columns, kTile = registers_of(kConfig.block_n);
-  static_assert(kBlockRows * kResidual.row_bytes() % kSwizzleAtom == 0);  // so a warp's rows start a pattern of their own
+  static_assert(kBlockRows * kResidual.row_bytes() % kSwizzleAtom ==
+                0);  // so a warp's rows start a pattern of their own
   const GemmParams& p = context.params;
   const bool bf16 = p.epilogue.residual.type == DataType::kBF16;
   const uint32_t box_bytes = p.block_m * kResidual.row_bytes(), stage_boxes = residual_stage_boxes<kConfig>(p);

@@ -8,9 +8,9 @@
 
 namespace jaxbw {
 
-constexpr uint32_t kSwizzleSpan = 128;   // bytes of the contiguous dimension that the 128-byte swizzle covers
-constexpr uint32_t kHalfSpan = 64;       // bytes; the 64-byte swizzle's
-constexpr uint32_t kSwizzleRows = 8;     // that a swizzle permutes together
+constexpr uint32_t kSwizzleSpan = 128;  // bytes of the contiguous dimension that the 128-byte swizzle covers
+constexpr uint32_t kHalfSpan = 64;      // bytes; the 64-byte swizzle's
+constexpr uint32_t kSwizzleRows = 8;    // that a swizzle permutes together
 constexpr uint32_t kSwizzleAtom = kSwizzleRows * kSwizzleSpan;  // the alignment of every swizzled tile
 constexpr uint32_t kCoreMatrixRow = 16;  // bytes: without a swizzle, operands lie in core matrices of 8 such rows
 constexpr uint32_t kCacheLine = 128;     // bytes of L1 and L2 that a request for memory touches
@@ -67,8 +67,8 @@ constexpr StoreBox sm90_store_box(uint32_t block_n, DataType output) {
   return {kSm90Epilogue.rows_per_warp, output == DataType::kF32 || block_n % 64 != 0 ? 32u : 64u};
 }
 
-// The tile of a residual of 16 bits, as the load role of sm_90 brings it: in boxes that have all rows of the CTA's tile and
-// the columns of a box of D of 16 bits, swizzled over their rows. A stage of the ring holds as many as fit into it.
+// The tile of a residual of 16 bits, as the load role of sm_90 brings it: in boxes that have all rows of the CTA's tile
+// and the columns of a box of D of 16 bits, swizzled over their rows. A stage of the ring holds as many as fit into it.
 struct ResidualTile {
   StoreBox box;
   uint32_t stage_boxes;

@@ -33,8 +33,8 @@ constexpr KernelFamily kFamilies[] = {
 constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5.5.3), and so is gridDim.x
 constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
 constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
-constexpr uint32_t kMaxMmaN = 256;      // columns of an MMA: PTX 9.7.16.2.1
-constexpr uint32_t kMaxTeamRows = 128;  // of accumulators that registers hold
+constexpr uint32_t kMaxMmaN = 256;           // columns of an MMA: PTX 9.7.16.2.1
+constexpr uint32_t kMaxTeamRows = 128;       // of accumulators that registers hold
 // From so many parts on, sums that the whole GPU adds up are worth the launch.
 constexpr uint32_t kMinReducedParts = 12;
 

@@ -61,9 +61,9 @@ JAXBW_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   JAXBW_MBARRIER_WAIT(".acquire.cluster", barrier, parity);
 }
 
-// A slot that the generic proxy reads and the async proxy writes. These two order the reads before the next write, where
-// arrival and wait are relaxed: the reader releases before it arrives, the writer acquires after its wait (the pattern
-// of PTX 9.7.13.17's example). On sm_90 to acquire takes no time.
+// A slot that the generic proxy reads and the async proxy writes. These two order the reads before the next write,
+// where arrival and wait are relaxed: the reader releases before it arrives, the writer acquires after its wait (the
+// pattern of PTX 9.7.13.17's example). On sm_90 to acquire takes no time.
 JAXBW_DEVICE void release_slot() {
   asm volatile("fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster;" ::: "memory");
 }

@@ -197,7 +197,7 @@ def _allows_registers(config: Config, product: Product) -> bool:
 
 
 def residual_box(config: Config) -> tuple[int, int]:
-    """Columns and rows of a load of the residual: of a CTA's tile, rows of a span or half of one."""
+    """Columns and rows of a load of the residual: rows of a CTA's tile, a span or half of one."""
     return 64 if config.block_n % 64 == 0 else 32, config.block_m
 
 
@@ -492,7 +492,7 @@ def _operands(config: Config, product: Product, naive: bool) -> tuple[_Operand, 
 def _epilogue(
     params: GemmParams, config: Config, product: Product, d: Array, saved: list[Array]
 ) -> list[Array]:
-    """Sets the members that say what the epilogue does; returns what it reads, the residual last."""
+    """Sets the members that say what the epilogue does; returns what it reads, residual last."""
     p, read = product, []
 
     def operand(values: Array | None) -> EpilogueOperand:

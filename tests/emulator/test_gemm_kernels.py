@@ -159,9 +159,9 @@ SM90 = {
         140, 72, 136, gated=True, bias="f32", bias_along_m=True, layout="nt"
     ),
     "gated in registers, odd rows": Case(140, 133, 136, output="bf16", gated=True),
-    # A residual that the load role brings behind the last block of K: in one stage of the ring and in
-    # two, as many as it has but one, of which K fills less or more; each CTA of a cluster its own, of
-    # tiles that lie outside, too; beside other arrays of the formula.
+    # A residual that the load role brings behind the last block of K: in one stage of the ring and
+    # in two, as many as it has but one, of which K fills less or more; each CTA of a cluster its
+    # own, of tiles that lie outside, too; beside other arrays of the formula.
     "residual": Case(520, 512, 200, output="bf16", block_n=256, residual="bf16"),
     "residual, short K": Case(
         300, 512, 64, batch=2, output="bf16", block_n=256, residual="bf16", bias="f32"
@@ -198,7 +198,15 @@ SM90 = {
         400, 264, 64, output="f16", block_m=64, pingpong=True, residual="f16", activation="silu"
     ),
     "residual, pingpong 1x2": Case(
-        500, 264, 136, **ONE, block_m=128, block_n=64, pingpong=True, cluster=(1, 2), residual="bf16"
+        500,
+        264,
+        136,
+        **ONE,
+        block_m=128,
+        block_n=64,
+        pingpong=True,
+        cluster=(1, 2),
+        residual="bf16",
     ),
     "residual, pingpong 2x1, two m64": Case(
         700, 264, 200, **ONE, block_m=128, pingpong=True, cluster=(2, 1), residual="bf16", batch=2
@@ -216,7 +224,15 @@ SM90 = {
         300, 248, 136, output="bf16", block_n=256, gated=True, bias="bf16", residual="bf16"
     ),
     "residual, gated pingpong": Case(
-        300, 200, 136, **ONE, block_m=64, gated=True, residual="f16", pingpong=True, activation="relu"
+        300,
+        200,
+        136,
+        **ONE,
+        block_m=64,
+        gated=True,
+        residual="f16",
+        pingpong=True,
+        activation="relu",
     ),
     # It goes the general way where rows are not for TMA, and where sums of parts come together.
     "residual, odd rows": Case(200, 133, 72, output="bf16", residual="bf16"),

@@ -307,7 +307,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     // 70 cycles.
     const bool takes = delayed.takes() && !(pingpong && delayed.keeps());
     if (formula == Formula::kCast && item.parts == 1 && !cluster.shared() && takes) {
-      delayed.take(accumulators, tile, row);
+      delayed.take(accumulators, tile, row, context.profile);
       continue;
     }
     if (formula == Formula::kGeneral || cluster.shared() || shares) {
@@ -327,7 +327,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
       }
     }
     if (delayed.keeps() && takes) {
-      delayed.take(accumulators, tile, row);
+      delayed.take(accumulators, tile, row, context.profile);
     } else {
       cast_tile<kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
     }
@@ -373,7 +373,10 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
       // Which waits for the kernel before this one when it must. A third of the instructions until its first load are
       // the cluster's: hence a copy without them.
       if (params.cluster.size() == 1) {
-        load_tiles<kConfig>(context.alone());
+        const Context alone = context.alone();
+        load_tiles<kConfig>(alone);
+        alone.profile.finish();  // which has counted the stamps
+        return;
       } else {
         load_tiles<kConfig>(context);
       }

@@ -34,7 +34,7 @@ class DelayedStores {
   }
 
   // Stores the first boxes of a tile and keeps the others. All that was kept before has been stored.
-  JAXBW_DEVICE void take(const float (&accumulators)[kCount], StoreOrigin tile, uint32_t row) {
+  JAXBW_DEVICE void take(const float (&accumulators)[kCount], StoreOrigin tile, uint32_t row, const Profile& profile) {
     uint32_t pairs[kCount / 2];
     if (params_.output.type == DataType::kBF16) {
       cast<DataType::kBF16>(pairs, accumulators);
@@ -42,6 +42,7 @@ class DelayedStores {
       cast<DataType::kF16>(pairs, accumulators);
     }
     origin_ = {tile.row + row, tile.column, tile.batch};
+    profile.enter(Activity::kStore);
     for_each_step<kStep, kAtOnce * kStep>([&]<uint32_t kFirst>() {
       stage<kFirst / 2>(pairs, kFirst == 0 && !keeps() ? stores_.acquire_drained() : stores_.acquire());
       stores_.store_by_tma(params_.d, box_origin<kBlockN, kFirst>(origin_, 0));

@@ -46,6 +46,8 @@ _ALIGNED_EITHER = (
     "barrier.cluster.arrive.aligned, or barrier.cta.sync.aligned, behind it, which all lanes of a "
     "warp execute together"
 )
+_REGISTERS = "setmaxnreg.sync.aligned behind it, which all lanes of a warp execute together"
+_UNUSED = "none: the slot is one that these launches' rings do not have, or do not come back to"
 _ELECT = "elect.sync behind it, for which all lanes wait; it orders no accesses to memory"
 _NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
 _SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
@@ -60,13 +62,14 @@ REDUNDANT = {
     ("sm100", "exit", "bar.warp.sync", 2, "deleted"): _ALIGNED,
     # Of the warps that do not load, before the barriers are awaited.
     ("sm90", "exit", "bar.warp.sync", 1, "deleted"): _ALIGNED_EITHER,
-    ("sm90", "multiply", "bar.warp.sync", 3, "deleted"): _ALL_BUFFERS,
-    ("sm90", "multiply", "bar.warp.sync", 5, "deleted"): _SENT,
+    ("sm90", "setup", "bar.warp.sync", 1, "deleted"): _REGISTERS,
+    ("sm90", "setup", "bar.warp.sync", 4, "deleted"): _ALL_BUFFERS,
+    ("sm90", "setup", "bar.warp.sync", 6, "deleted"): _SENT,
     (_TN, "epilogue", "bar.warp.sync", 6, "deleted"): _ALL_BUFFERS,
     (_TN, "epilogue", "bar.warp.sync", 8, "deleted"): _SENT,
     # Of sums that are cast, before each chunk; and behind one that is not.
-    (_TT, "multiply", "bar.warp.sync", 10, "deleted"): _ONE_CHUNK,
-    (_TT, "multiply", "bar.warp.sync", 20, "deleted"): _ONE_CHUNK,
+    (_TT, "setup", "bar.warp.sync", 13, "deleted"): _ONE_CHUNK,
+    (_TT, "setup", "bar.warp.sync", 21, "deleted"): _ONE_CHUNK,
     (_TT, "epilogue", "bar.warp.sync", 1, "deleted"): _ONE_CHUNK,
 } | {
     (kernel, "multiply", "xor.b32", occurrence, "parity flips every time"): (
@@ -87,12 +90,19 @@ REDUNDANT |= {
     ),
 }
 REDUNDANT |= {
-    ("sm90", "load", "bar.warp.sync", occurrence, "deleted"): _ELECT for occurrence in range(1, 6)
+    ("sm90", "load", "bar.warp.sync", occurrence, "deleted"): _ELECT for occurrence in range(1, 12)
+}
+# The barriers of all slots that a ring may have are initialised, a full and an empty one in turn.
+REDUNDANT |= {
+    (family, "setup", "mbarrier.init.shared::cta.b64", occurrence, f"one arrival {change}"): _UNUSED
+    for family in ("sm90", "sm100")
+    for occurrence in range(11, 25)
+    for change in ("more", "less")
 }
 # Where sums are sent: warps of sm90 that multiply nothing, and wait for all stages if they load.
 REDUNDANT |= {
     ("sm90", role, "barrier.cluster.arrive.relaxed.aligned", place, "deleted, with its wait"): _NEXT
-    for role, place in (("exit", 1), ("exit", 2), ("load", 2), ("setup", 2))
+    for role, place in (("exit", 1), ("exit", 2), ("load", 2), ("load", 5), ("setup", 2))
 } | {
     (_TN, "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
         "none: a tile of 128 rows that a cluster shares is the first team's: it has its barriers"

@@ -105,6 +105,12 @@ def _sm90(name: str) -> Iterator[Case]:
         yield replace(cast, swap_ab=True, layout=transposed(layout))
     # Parts that are counted, the general way.
     yield replace(base, **FULL, k=136, split_k=2)
+    # A residual that TMA brings, whose stages of the ring hold operands before and behind it.
+    for way in (base, replace(base, pingpong=True, block_m=rows)):
+        brought = replace(way, n=5 * columns - 8, k=136, stages=4, residual="bf16")
+        yield brought
+        yield replace(brought, m=4 * base.m, cluster=(2, 1))
+        yield replace(brought, cluster=(1, 2))
 
 
 def _sm100(group: int) -> Iterator[Case]:

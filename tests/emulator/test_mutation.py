@@ -2,6 +2,8 @@
 
 import pytest
 
+from jaxbw.selection.config import MIN_SHARED_PARTS
+
 from . import mutation
 from .mutation_launches import launches
 
@@ -9,6 +11,7 @@ EVERY = 24  # of the mutants, one is tried
 SCHEDULES = mutation.SCHEDULES[:9]
 AMONG = {"sm90": (*range(8), *range(8, 40, 3)), "sm100": (0, 3, 6, 7, 9, 10, 11, 14)}  # launches
 SHARED = 2  # more of them, whose CTAs share a tile
+BROUGHT = 6  # and the last ones of sm90, whose residual comes by TMA
 
 
 @pytest.mark.parametrize("name", mutation.NAMES)
@@ -17,6 +20,15 @@ def test_mutants_are_found(name: str) -> None:
         pytest.skip(f"{name} has not been built")
     shared = [i for i, case in enumerate(launches(name)) if case.cluster_k > 1]
     among = [*AMONG[name.split("_")[1]], *shared[:SHARED]]
+    if "sm90" in name:
+        # ... and floats of parts that share what is left to do, through one staging buffer.
+        parts = MIN_SHARED_PARTS["sm90"], 1, "f32"
+        cast = [
+            i
+            for i, case in enumerate(launches(name))
+            if (case.split_k, case.store_buffers, case.output) == parts
+        ]
+        among += [*cast, *range(len(launches(name)))[-BROUGHT:]]
     for _, mutant in list(mutation.all_mutants((name,)))[::EVERY]:
         reaching = [i for i in among if mutant.place in mutation.reached(name, i)]
         outcome = mutation.examine(name, mutant, reaching, SCHEDULES)

@@ -83,6 +83,7 @@ LAYERS = [
     "jaxbw.selection.tuned.products",
     "jaxbw.selection.tuned",
     "jaxbw.selection.tuned.features",
+    "jaxbw.selection.tuned.files",
     "jaxbw.selection.tuned.trees",
     "jaxbw.selection.cost_model",
     "jaxbw.selection.candidates",

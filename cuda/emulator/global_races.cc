@@ -12,7 +12,8 @@ bool same_agent(const GlobalRaces::Access& a, const GlobalRaces::Access& b) {
 }
 
 RaceDetector::Access in_cluster(const GlobalRaces::Access& access) {
-  return {.time = access.time, .line = access.line, .lane = access.lane, .agent = access.agent, .async = access.async != 0};
+  return {
+      .time = access.time, .line = access.line, .lane = access.lane, .agent = access.agent, .async = access.async != 0};
 }
 
 }  // namespace

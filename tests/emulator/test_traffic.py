@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ladder import run as ladder
+from ladder.rungs import RUNGS
 
 from jaxbw import emulator
-from jaxbw.ladder import RUNGS
 
-from . import gemm_cases, gemm_launch, probe
+from . import gemm_launch, probe
 from .gemm_cases import Case
 from .gemm_launch import MAX_STAGES
 from .installed import load, text
@@ -91,13 +92,12 @@ def test_a_gated_product_reads_the_left_operand_once() -> None:
 
 @pytest.mark.parametrize("rung", RUNGS[1:], ids=lambda rung: rung.name)
 def test_the_ladder_reads_what_its_formula_says(rung: Any) -> None:
-    config = gemm_launch.from_gemm_config(rung.config, 0, 0, gemm_launch.BF16)
-    case = Case(1024, 1024, K, layout="nt", output="bf16")
-    product = case.product()
-    kernel = load(f"jaxbw_sm100_16bit_{config.cta_group}cta")
-    outcome = gemm_launch.launch(kernel, config, product, sm_count=16)
-    gemm_cases.verify(case, product, outcome)
-    assert outcome.report.bytes["global load"] == rung.bytes_loaded(case.m, case.n, case.k)
+    m, n = 1024, 1024
+    lhs, rhs = ladder.operands(m, n, K)
+    result, report = ladder.launch(rung, lhs, rhs)
+    assert report.findings == []
+    ladder.check(rung, result, lhs, rhs)
+    assert report.bytes["global load"] == rung.bytes_loaded(m, n, K)
 
 
 # --- masks and arrivals

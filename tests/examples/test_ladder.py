@@ -1,4 +1,4 @@
-"""examples/ladder.py as a user runs it."""
+"""examples/ladder/run.py as a user runs it."""
 
 import os
 import re
@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jaxbw.ladder import RUNGS
+from ladder.rungs import RUNGS
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "ladder.py"
+SCRIPT = Path(__file__).parents[2] / "examples" / "ladder" / "run.py"
 
 
 def test_run_as_a_user_would(tmp_path: Path) -> None:
@@ -27,5 +27,5 @@ def test_run_as_a_user_would(tmp_path: Path) -> None:
     for rung in RUNGS:
         _, loaded[rung.name], derived, *_ = rows[rung.name].split()
         assert loaded[rung.name] == derived
-    assert float(loaded["TMA store"]) > 3 * float(loaded["multicast 4x4"])
+    assert float(loaded["double output"]) > 3 * float(loaded["multicast 4x4"])
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")

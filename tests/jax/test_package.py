@@ -93,7 +93,6 @@ LAYERS = [
     "jaxbw.selection.devices",
     "jaxbw.selection.machine",
     "jaxbw.batch_invariance",
-    "jaxbw.ladder",
     "jaxbw.selection.tile_order",
     "jaxbw.selection.config",
     "jaxbw.selection.manifest",

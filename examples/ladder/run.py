@@ -1,11 +1,11 @@
-"""Climbs the ladder of jaxbw/ladder.py: one product, from CUDA cores to the full kernel.
+"""Climbs the ladder of rungs.py: one matmul, from CUDA cores to the full kernel.
 
-    python examples/ladder.py --png ladder.png
+    python examples/ladder/run.py --png ladder.png
 
-On a Blackwell GPU every step is timed. Elsewhere it runs in the emulator, which shows what a step
-does and not how fast it is: bytes that are read from global memory and that reach shared memory,
-MMA instructions, and how often a warp had to wait. Both check the result bit for bit. The
-published column is the articles', never ours.
+The rungs are run in the emulator, which shows what each does and not how fast it is: bytes that are
+read from global memory and that reach shared memory, MMA instructions, and how often a warp had to
+wait. On a Blackwell GPU those that are configurations of the shipping kernel are timed. Both check
+the result bit for bit. The published column is the articles', never ours.
 """
 
 import argparse
@@ -20,22 +20,25 @@ import numpy as np
 import numpy.typing as npt
 
 # Behind the installed jaxbw: the checkout's has no compiled part.
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.extend(str(Path(__file__).parents[2] / part) for part in ("", "examples", "cuda/kernels"))
 
+from ladder import own_kernels
+from ladder.rungs import PUBLISHED, RUNGS, Rung
+
+import jaxbw
 from jaxbw import _native, emulator
 from jaxbw.bench.measure import bursts
 from jaxbw.bench.report import columns
 from jaxbw.bench.statistics import median
 from jaxbw.bench.timer import Cupti, Product, Rotation
-from jaxbw.ladder import PUBLISHED, RUNGS, Rung
 from jaxbw.selection import manifest
+from jaxbw.selection.config import GemmConfig
 from tests.emulator import gemm_launch
-from tests.emulator.gemm_launch import BF16, SM100
+from tests.emulator.gemm_launch import BF16
 
 Array = npt.NDArray[Any]
 EMULATED, TIMED = (1024, 1024, 256), (4096, 4096, 4096)  # m, n, k
 NAIVE_ROWS = 16  # that the first step computes in the emulator; its counts grow with the rows
-NAIVE_KERNEL = "jaxbw_sm100_naive_16bit"
 SMS = 16  # of the emulated GPU: one cluster of the largest at a time
 RATE = "TFLOP/s"
 
@@ -49,11 +52,6 @@ class Counts:
     mma_operands: int
     mmas: int
     waits: int
-
-
-def kernel_of(rung: Rung) -> str:
-    """The name of the kernel that runs a step."""
-    return NAIVE_KERNEL if rung.config is None else f"jaxbw_sm100_16bit_{rung.config.cta_group}cta"
 
 
 def operands(m: int, n: int, k: int) -> tuple[Array, Array]:
@@ -73,21 +71,25 @@ def check(rung: Rung, result: Array, lhs: Array, rhs: Array) -> None:
     assert wrong == 0, f"{rung.name}: {wrong} of {expected.size} elements are wrong"
 
 
+def launch(rung: Rung, lhs: Array, rhs: Array, **options: Any) -> tuple[Array, emulator.Report]:
+    """Runs a step in the emulator; returns the result and the report."""
+    if isinstance(rung.kernel, str):
+        return own_kernels.launch(rung.kernel, lhs, rhs, sm_count=SMS, **options)
+    path = manifest.directory() / f"jaxbw_sm100_16bit_{rung.kernel.cta_group}cta.ptx"
+    module = emulator.Module(path.read_text(), path.name)
+    config = gemm_launch.from_gemm_config(rung.kernel, 0, 0, BF16)
+    product = gemm_launch.Product(lhs[None], rhs.T[None], BF16)
+    outcome = gemm_launch.launch(module, config, product, sm_count=SMS, **options)
+    return outcome.d[0], outcome.report
+
+
 def emulate(rung: Rung, lhs: Array, rhs: Array) -> Counts:
     """Runs a step in the emulator, which checks it, and checks its result."""
-    rows = lhs if rung.config else lhs[:NAIVE_ROWS]
-    if rung.config is None:
-        config = gemm_launch.Config(SM100, 128, 128, rhs_major=0, scheduler="static")
-    else:
-        config = gemm_launch.from_gemm_config(rung.config, 0, 0, BF16)
-    path = manifest.directory() / f"{kernel_of(rung)}.ptx"
-    module = emulator.Module(path.read_text(), path.name)
-    product = gemm_launch.Product(rows[None], rhs.T[None], BF16)
+    rows = lhs[:NAIVE_ROWS] if rung.kernel == "naive" else lhs
     # "latest": what is asynchronous happens as late as it may, so that every wait shows.
-    outcome = gemm_launch.launch(module, config, product, sm_count=SMS, schedule="latest")
-    report = outcome.report
+    result, report = launch(rung, rows, rhs, schedule="latest")
     assert report.findings == [], report.findings
-    check(rung, outcome.d[0], rows, rhs)
+    check(rung, result, rows, rhs)
     scale = len(lhs) // len(rows)
     return Counts(
         loaded=scale * report.bytes["global load"],
@@ -98,48 +100,20 @@ def emulate(rung: Rung, lhs: Array, rhs: Array) -> Counts:
     )
 
 
-def attributes(rung: Rung) -> dict[str, Any]:
-    """Those of the custom call (jaxbw/_native.pyi says what they are)."""
-    config = rung.config
-    k_major = _native.Major.K.value
-    flags = ("has_c", "has_bias", "bias_along_m", "has_residual", "gated", "save", "activation")
-    launch = dict.fromkeys((*flags, "split_tail", "wave", "swap_ab", "raster", "scheduler"), 0)
-    launch |= dict(lhs_major=k_major, rhs_major=k_major, split_k=1, k_spans=1, swizzle=1)
-    if config is None:
-        ones = ("block_m", "block_n", "cluster_m", "cluster_n", "cta_group", "stages")
-        launch |= dict.fromkeys((*ones, "accumulators", "store_buffers"), 1)
-        launch |= dict(tma_store=0, operand_swizzle=0)
-    else:
-        block_m, block_n = config.tile
-        deepest = _native.max_stages("sm100", block_m, block_n, config.cta_group)
-        launch |= dict(
-            block_m=block_m,
-            block_n=block_n,
-            cluster_m=config.cluster[0],
-            cluster_n=config.cluster[1],
-            cta_group=config.cta_group,
-            stages=config.stages or deepest,
-            swizzle=config.swizzle,
-            accumulators=config.accumulators or 2,
-            store_buffers=config.store_buffers,
-            tma_store=int(config.tma_store),
-            operand_swizzle=int(config.operand_swizzle),
-            scheduler=1 if config.scheduler == "clc" else 2,
-        )
-    integers = {name: np.int32(value) for name, value in launch.items()}
-    return dict(kernel=kernel_of(rung), alpha=np.float32(1), beta=np.float32(0), **integers)
-
-
 def measure(lhs: Array, rhs: Array) -> dict[str, float]:
-    """TFLOP/s of every step on the GPU of this machine; checks each result."""
+    """TFLOP/s on the GPU of this machine of the shipping kernel's steps; checks each result."""
     (m, k), n = lhs.shape, len(rhs)
-    a, b = (jnp.asarray(x[None], jnp.bfloat16) for x in (lhs, rhs))
-    shape = jax.ShapeDtypeStruct((1, m, n), jnp.bfloat16)
+    a, b = (jnp.asarray(x, jnp.bfloat16) for x in (lhs, rhs))
     arms = {}
     for rung in RUNGS:
-        call = jax.ffi.ffi_call("jaxbw_gemm_v2", [shape])
-        step = jax.jit(lambda a, b, call=call, rung=rung: call(a, b, **attributes(rung))[0])
-        check(rung, np.asarray(step(a, b))[0], lhs, rhs)
+        if not isinstance(config := rung.kernel, GemmConfig):
+            continue
+        step = jax.jit(
+            lambda a, b, config=config: jaxbw.dot_general(
+                a, b, (((1,), (1,)), ((), ())), config=config
+            )
+        )
+        check(rung, np.asarray(step(a, b)), lhs, rhs)
         arms[rung.name] = Rotation(Product(step), [(a, b)])
     timings = bursts(Cupti(), arms, rounds=6, seed=0)
     return {name: 2e-6 * m * n * k / median(each.rounds) for name, each in timings.items()}
@@ -183,7 +157,7 @@ def plot(
         left.legend()
     else:
         title, unit = f"measured, {shape}", RATE
-        left.barh(names, [rates[name] for name in names])
+        left.barh(names, [rates.get(name, 0) for name in names])
     left.set(title=f"Operands: {title}", xlabel=unit)
     left.invert_yaxis()
     right.barh(names, [rung.published or 0 for rung in RUNGS], color="tab:gray")
@@ -207,7 +181,10 @@ def main() -> None:
     if gpu:
         rates = measure(lhs, rhs)
         heads = ["", "published", f"here, {RATE}"]
-        rows = [[rung.name, published(rung), f"{rates[rung.name]:,.1f}"] for rung in RUNGS]
+        rows = [
+            [rung.name, published(rung), f"{rates[rung.name]:,.1f}" if rung.name in rates else "-"]
+            for rung in RUNGS
+        ]
     else:
         heads = ["", "published", "loaded MB", "derived MB", "to smem MB", "MMA reads MB"]
         heads += ["MMAs", "waits"]
@@ -216,7 +193,7 @@ def main() -> None:
             c = counts[rung.name] = emulate(rung, lhs, rhs)
             sizes_of = (c.loaded, rung.bytes_loaded(m, n, k), c.to_shared, c.mma_operands)
             numbers = [*map(megabytes, sizes_of), f"{c.mmas:,}", f"{c.waits:,}"]
-            if rung.config is None:
+            if rung.kernel == "naive":
                 numbers[2:] = "-" * 4
             rows.append([rung.name, published(rung), *numbers])
     print(f"{m}x{n}x{k}, bf16, {'on the GPU' if gpu else 'emulated: counts, not speed'}\n")

@@ -2,7 +2,10 @@
 
 import ast
 import doctest
+import graphlib
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,96 +17,31 @@ import jaxbw
 
 PACKAGE = Path(jaxbw.__file__).parent
 
-EMULATOR = "jaxbw.emulator"  # all of it is one layer
-
-# Top to bottom, docs/architecture.md: a module imports only what stands below it.
-LAYERS = [
-    "jaxbw.flax.linen",
-    "jaxbw.flax.nnx",
-    "jaxbw.flax.pending",
+# Top to bottom, docs/architecture.md: a module imports only from its own room and from those below.
+ROOMS = [
+    "jaxbw.__main__",
+    "jaxbw._src.lab.cli",
+    "jaxbw._src.lab.bench",
     "jaxbw.flax",
+    "jaxbw._src.api.pending",
     "jaxbw",
-    "jaxbw.exporting",
-    "jaxbw.profiling.call",
-    "jaxbw.profiling.gpu",
-    "jaxbw.profiling.emulated",
-    "jaxbw.profiling.stamped",
-    "jaxbw.profiling.profile",
-    "jaxbw.profiling.record",
-    "jaxbw.profiling.build",
-    "jaxbw.profiling",
-    "jaxbw.api",
-    "jaxbw.collective",
-    "jaxbw.arguments",
-    "jaxbw.tuning.autotune",
-    "jaxbw.tuning.session",
-    "jaxbw.tuning.find",
-    "jaxbw.tuning.measure",
-    "jaxbw.tuning.launching",
-    "jaxbw.tuning.xla_form",
-    "jaxbw.tuning",
-    "jaxbw.fused",
+    "jaxbw._src.lab.profiling",
+    "jaxbw._src.lab.explain",
+    "jaxbw._src.lab.tuning",
+    "jaxbw._src.lab.model",
+    "jaxbw._src.lab",
+    "jaxbw._src.api",
     "jaxbw.checkpoint_policies",
-    "jaxbw.matmul_plan",
-    "jaxbw.primitives.collective_dot_general",
-    "jaxbw.primitives.plain_collective",
-    "jaxbw.primitives.overlap",
-    "jaxbw.primitives.ring",
-    "jaxbw.primitives.fused_dot_general",
-    "jaxbw.primitives.dot_general",
-    "jaxbw.primitives.partitioning",
-    "jaxbw.primitives.partitioned_call",
-    "jaxbw.primitives.shards",
-    "jaxbw.primitives.serve",
-    "jaxbw.primitives.gemm",
-    "jaxbw.primitives.originals",
-    "jaxbw.primitives.transposition",
-    "jaxbw.primitives",
-    "jaxbw.model.report",
-    "jaxbw.model.ours",
-    "jaxbw.model.naive",
-    "jaxbw.model.modelled",
-    "jaxbw.model.trace",
-    "jaxbw.model.pipeline",
-    "jaxbw.model.teams",
-    "jaxbw.model.costs",
-    "jaxbw.model.replay",
-    "jaxbw.model.memory",
-    "jaxbw.model.schedule",
-    "jaxbw.model.clock",
-    "jaxbw.model.machine",
-    "jaxbw.model.kernel",
-    "jaxbw.model",
-    "jaxbw.selection.select",
-    "jaxbw.selection.estimate",
-    "jaxbw.selection.search",
-    "jaxbw.selection.xla",
-    "jaxbw.selection.xla.features",
-    "jaxbw.selection.tuned.use",
-    "jaxbw.selection.tuned.products",
-    "jaxbw.selection.tuned",
-    "jaxbw.selection.tuned.features",
-    "jaxbw.selection.tuned.files",
-    "jaxbw.selection.tuned.trees",
-    "jaxbw.selection.cost_model",
-    "jaxbw.selection.candidates",
-    "jaxbw.selection.workload",
-    "jaxbw.selection.eligibility",
-    "jaxbw.selection.implementations",
-    "jaxbw.selection.devices",
-    "jaxbw.selection.machine",
-    "jaxbw.batch_invariance",
-    "jaxbw.selection.tile_order",
-    "jaxbw.selection.config",
-    "jaxbw.selection.manifest",
-    "jaxbw.selection.kernel_table",
-    "jaxbw.selection",
-    "jaxbw.problem",
-    "jaxbw.epilogue",
-    "jaxbw.compat",
-    "jaxbw.log",
-    EMULATOR,
-    "jaxbw.perfetto",
+    "jaxbw._src.primitives",
+    "jaxbw._src.selection",
+    "jaxbw._src.problem",
+    "jaxbw._src.epilogue",
+    "jaxbw._src.compat",
+    "jaxbw._src.log",
+    "jaxbw.emulator",
+    "jaxbw._src.emulator",
+    "jaxbw._src.perfetto",
+    "jaxbw._src",
     "jaxbw._native",
 ]
 
@@ -131,48 +69,62 @@ def test_public_names() -> None:
 
 
 def modules() -> dict[str, Path]:
-    """Every module but those of other layers' owners, by its dotted name."""
+    """Every module, by its dotted name."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts[0] in ("kernels", "emulator", "bench", "cli", "__main__"):
-            continue
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         found[".".join(("jaxbw", *parts))] = path
     return found
 
 
-def imports(path: Path) -> set[str]:
-    """The modules of jaxbw that a file imports, wherever it does."""
-    known = set(LAYERS)
+def room(name: str) -> str:
+    """The room that a module stands in: the longest of its prefixes."""
+    inside = [each for each in ROOMS if f"{name}.".startswith(f"{each}.")]
+    return max(inside, key=len)
+
+
+def imports(path: Path, *, when_loaded: bool = False) -> set[str]:
+    """The modules of jaxbw that a file imports: anywhere in it, or only as it is loaded."""
+    known = modules()
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in tree.body if when_loaded else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in known else node.module or "")
-    ours = {name for name in found if name.split(".")[0] == "jaxbw"}
-    return {EMULATOR if name.startswith(EMULATOR) else name for name in ours}
+                is_module = inner in known or inner == "jaxbw._native"
+                found.add(inner if is_module else node.module or "")
+    return {name for name in found if name.split(".")[0] == "jaxbw"}
 
 
-def test_every_module_has_a_layer() -> None:
-    assert set(modules()) | {EMULATOR, "jaxbw._native"} == set(LAYERS)
+def test_every_room_has_a_module() -> None:
+    assert {room(name) for name in modules()} | {"jaxbw._native"} == set(ROOMS)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in LAYERS if name not in (EMULATOR, "jaxbw._native")]
-)
-def test_layers(name: str) -> None:
-    for imported in imports(modules()[name]):
-        assert LAYERS.index(imported) > LAYERS.index(name), f"{name} imports {imported}"
+def test_rooms() -> None:
+    for name, path in modules().items():
+        for imported in imports(path):
+            above, below = ROOMS.index(room(name)), ROOMS.index(room(imported))
+            assert above <= below, f"{name} imports {imported}"
 
 
-def test_the_emulator_stands_by_itself() -> None:
-    for path in (PACKAGE / "emulator").glob("*.py"):
-        assert imports(path) <= {EMULATOR, "jaxbw.perfetto", "jaxbw._native"}, path
+def test_no_circles() -> None:
+    graph = {name: imports(path, when_loaded=True) for name, path in modules().items()}
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_import_enters_no_laboratory() -> None:
+    """What serves a call is small; no cost model is loaded before the first choice."""
+    program = "import sys, jaxbw; print(*(name for name in sys.modules if name[:5] == 'jaxbw'))"
+    run = [sys.executable, "-c", program]
+    loaded = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
+    assert len(loaded) < 40
+    for name in ("jaxbw._src.lab", "jaxbw._src.selection.search", "jaxbw._src.emulator"):
+        assert name not in loaded
 
 
 def test_private_jax_is_in_compat_only() -> None:
@@ -184,15 +136,16 @@ def test_private_jax_is_in_compat_only() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "jaxbw.api",
-        "jaxbw.batch_invariance",
-        "jaxbw.model.machine",
-        "jaxbw.profiling.call",
+        "jaxbw._src.api.matmul",
+        "jaxbw._src.selection.batch_invariance",
+        "jaxbw._src.lab.explain",
+        "jaxbw._src.lab.model.machine",
+        "jaxbw._src.lab.profiling.call",
         "jaxbw.checkpoint_policies",
-        "jaxbw.selection.config",
-        "jaxbw.selection.devices",
-        "jaxbw.selection.implementations",
-        "jaxbw.selection.tuned.use",
+        "jaxbw._src.selection.config",
+        "jaxbw._src.selection.devices",
+        "jaxbw._src.selection.implementations",
+        "jaxbw._src.selection.use_tuned",
     ],
 )
 def test_examples_in_docstrings(name: str) -> None:

@@ -6,14 +6,15 @@ import pytest
 from judge_selection import choice, judged, summary
 from products import Product
 
-from jaxbw.selection import tuned
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.devices import TARGETS
-from jaxbw.selection.tuned import Table
-from jaxbw.selection.tuned.features import FEATURES
-from jaxbw.selection.tuned.files import SIZES, Sizes
-from jaxbw.selection.tuned.trees import LEAF, Forest
-from jaxbw.tuning.measure import Effort, Measured, measure
+from jaxbw._src.lab.tuning.measure import Effort, Measured, measure
+from jaxbw._src.selection import tuned
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import TARGETS
+from jaxbw._src.selection.tuned import Table
+from jaxbw._src.selection.tuned.features import FEATURES
+from jaxbw._src.selection.tuned.files import SIZES, Sizes
+from jaxbw._src.selection.tuned.trees import LEAF, Forest
+from jaxbw._src.selection.tuned_products import SWITCH
 
 from .made_up_gpu import MadeUpGpu
 
@@ -47,7 +48,7 @@ def test_the_table_is_judged_beside_the_model(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_memset_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(tuned.SWITCH, "off")
+    monkeypatch.setenv(SWITCH, "off")
     first = choice(PRODUCT, H200, None)
     split = GemmConfig(128, 128, split_k=2)
     row = judged(PRODUCT, [Measured(first, 10.0, 1.0), Measured(split, 9.9, 1.0)], H200)

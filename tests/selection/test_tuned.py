@@ -18,20 +18,21 @@ import tune_selection
 from products import draw
 
 import jaxbw
-from jaxbw.problem import GemmProblem
-from jaxbw.selection import tuned
-from jaxbw.selection.candidates import Candidates
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.cost_model import evaluate, memset_us
-from jaxbw.selection.devices import TARGETS
-from jaxbw.selection.machine import machines
-from jaxbw.selection.search import price
-from jaxbw.selection.tuned import Table, table_for
-from jaxbw.selection.tuned.features import FEATURES
-from jaxbw.selection.tuned.trees import LEAF
-from jaxbw.selection.workload import Workload
-from jaxbw.selection.workload import workload as as_workload
-from jaxbw.tuning.measure import Effort, measure
+from jaxbw._src.lab.tuning.measure import Effort, measure
+from jaxbw._src.problem import GemmProblem
+from jaxbw._src.selection import tuned
+from jaxbw._src.selection.candidates import Candidates
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.cost_model import evaluate, memset_us
+from jaxbw._src.selection.devices import TARGETS
+from jaxbw._src.selection.machine import machines
+from jaxbw._src.selection.search import price
+from jaxbw._src.selection.tuned import Table, table_for
+from jaxbw._src.selection.tuned.features import FEATURES
+from jaxbw._src.selection.tuned.trees import LEAF
+from jaxbw._src.selection.tuned_products import SWITCH
+from jaxbw._src.selection.workload import Workload
+from jaxbw._src.selection.workload import workload as as_workload
 
 from .made_up_gpu import MadeUpGpu
 from .workloads import workload
@@ -106,12 +107,12 @@ def test_products_beyond_those_measured_are_left_to_the_model(
 
 def test_a_choice_follows_the_table_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
-    monkeypatch.setenv(tuned.SWITCH, "off")
+    monkeypatch.setenv(SWITCH, "off")
     plain = jaxbw.explain(x, x, device="H200")
     assert plain.config is not None
     assert "corrected" not in plain.reason
     assert plain.config.tile == (128, 256)
-    monkeypatch.delenv(tuned.SWITCH)
+    monkeypatch.delenv(SWITCH)
     slow = table(TREE | {"value": [0, 0, 0, 0, math.log(1.5)]})
     monkeypatch.setattr(tuned, "_load", lambda name: slow)
     other = jaxbw.explain(x, x, device="H200")

@@ -19,11 +19,9 @@ from jaxbw import checkpoint_policies
 from jaxbw._src import log as _log
 from jaxbw._src.api.matmul import dot_general, gated_matmul, matmul
 from jaxbw._src.primitives.gemm import register as _register
-from jaxbw._src.selection.batch_invariance import batch_invariant
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import target
-from jaxbw._src.selection.implementations import implementation
-from jaxbw._src.selection.use_tuned import use_tuned
+from jaxbw._src.selection.policy import batch_invariant, implementation, use_tuned
 
 if _TYPE_CHECKING:
     from jaxbw._src.api.collective import collective_matmul

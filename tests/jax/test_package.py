@@ -137,15 +137,13 @@ def test_private_jax_is_in_compat_only() -> None:
     "name",
     [
         "jaxbw._src.api.matmul",
-        "jaxbw._src.selection.batch_invariance",
         "jaxbw._src.lab.explain",
         "jaxbw._src.lab.model.machine",
         "jaxbw._src.lab.profiling.call",
         "jaxbw.checkpoint_policies",
         "jaxbw._src.selection.config",
         "jaxbw._src.selection.devices",
-        "jaxbw._src.selection.implementations",
-        "jaxbw._src.selection.use_tuned",
+        "jaxbw._src.selection.policy",
     ],
 )
 def test_examples_in_docstrings(name: str) -> None:

@@ -270,15 +270,15 @@ def _product(
 ) -> Any:
     """A dot_general with an epilogue: checked, and bound to the primitive that it needs."""
     operands, dims = originals.read_in_place(
-        operands, params["dimension_numbers"], params["config"]
+        operands, params["dimension_numbers"], params["policy"].config
     )
     params = {**params, "dimension_numbers": dims}
     # Here, so that the operands of a fused product vary over the same mesh axes as its cotangents.
     operands = Operands.of(epilogue, compat.insert_reshard(*operands.given()))
-    if not epilogue.is_identity or params["implementation"] is not None:
+    if not epilogue.is_identity or params["policy"].implementation is not None:
         types = Operands(*(None if x is None else jax.typeof(x) for x in operands))
         problem = problem_of(call, types, epilogue, params)
-        serve.check(problem, params["implementation"], params["config"], params["target"], call)
+        serve.check(problem, params["policy"], call)
     return fused.product(operands, epilogue, params, recompute=recompute)
 
 

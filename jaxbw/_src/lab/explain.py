@@ -19,6 +19,7 @@ from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.eligibility import CANONICAL_M
 from jaxbw._src.selection.implementations import Implementation
+from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.workload import workload
 
 
@@ -140,15 +141,14 @@ def examined(
         )
     )
     problem = problem_of(call, operands, epilogue, params)
-    names = params["implementation"]
-    target = params["target"] if device is None else devices.known(device, f"{call}(device=")
-    if names is None and target is None and jax.default_backend() != "gpu":
+    policy: Policy = params["policy"]
+    if device is not None:
+        policy = replace(policy, target=devices.known(device, f"{call}(device="))
+    if policy.implementation is None and policy.target is None and jax.default_backend() != "gpu":
         on = None
     else:
-        on = serve.device_for(names, target)
-    choice = serve.choose(
-        *(problem, names, params["config"], on, params["tuned"], call), weighs_xla=weighs_xla
-    )
+        on = serve.device_for(policy.implementation, policy.target)
+    choice = serve.choose(problem, policy, on, call, weighs_xla=weighs_xla)
     return choice, problem, on
 
 

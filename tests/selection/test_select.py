@@ -1,6 +1,7 @@
 """The choice of kernel and configuration: what it prefers, and what it refuses."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.primitives.gemm import DATA_TYPES, call_attributes
 from jaxbw._src.problem import reduce_dot_general
 from jaxbw._src.selection import manifest
+from jaxbw._src.selection import select as select_module
 from jaxbw._src.selection.candidates import candidates
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
@@ -399,3 +401,16 @@ def test_the_manifest_is_this_package() -> None:
     assert {kernel.family for kernel in kernels} == {"sm90", "sm100"}
     for kernel in kernels:
         assert (manifest.directory() / f"{kernel.name}.cubin").is_file()
+
+
+def test_whether_a_kernel_fits_is_answered_without_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a strict call asks as it is traced; the ranking is for its lowering."""
+
+    def ranked(*_: Any, **__: Any) -> Any:
+        raise AssertionError("candidates are ranked")
+
+    monkeypatch.setattr(select_module, "search", ranked)
+    x = jax.ShapeDtypeStruct((1024, 1024), "bfloat16")
+    for config in (None, GemmConfig(batch_invariant=True), GemmConfig(128, 128)):
+        product = functools.partial(jaxbw.matmul, implementation="sm90", config=config)
+        assert jax.eval_shape(product, x, x).shape == (1024, 1024)

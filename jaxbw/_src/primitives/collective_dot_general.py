@@ -159,7 +159,7 @@ def _beside_a_collective(policy: Policy, ring: Ring) -> Policy:
     collective ends, and nothing of it is hidden. What the user says stays.
     """
     config = policy.config or ANY
-    if ring.size == 1 or config.scheduler is not None or not config.is_chosen:
+    if ring.size == 1 or config.scheduler is not None or not config.leaves_tile_open:
         return policy
     return replace(policy, config=replace(config, scheduler="dynamic"))
 

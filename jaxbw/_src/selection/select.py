@@ -11,7 +11,7 @@ from jaxbw._src.selection.config import ANY, GemmConfig
 from jaxbw._src.selection.devices import Device, for_family
 from jaxbw._src.selection.implementations import EMULATED
 from jaxbw._src.selection.kernel_table import Kernel
-from jaxbw._src.selection.search import KEPT, Instances, Ranked, price, search
+from jaxbw._src.selection.search import KEPT, Instances, Ranked, available, price, search
 from jaxbw._src.selection.tuned import Table, table_for
 from jaxbw._src.selection.tuned_products import TunedProducts
 from jaxbw._src.selection.workload import Workload, workload
@@ -66,7 +66,7 @@ def select(
         assert on is not None
         sized = problem.sized(eligibility.CANONICAL_M)
         is_free = implementations is None and config is None and sized == problem and weighs_xla
-        if config is None or config.is_chosen:
+        if config is None or config.leaves_tile_open:
             wanted = config or ANY
             chosen: Choice | Refusal | None = None
             if tuned is not None and not wanted.batch_invariant:
@@ -139,12 +139,41 @@ def problem_refusals(
       devices: a device for each of the implementations; None for "xla".
     """
     refused: list[Refusal] = []
+    wanted = config or ANY
     for name, device in zip(implementations, devices, strict=True):
-        outcome = select(problem, device, (name,), config, kernels)
-        if isinstance(outcome, Choice):
+        if name == "xla":
             return ()
-        refused.extend(outcome)
+        family = EMULATED.get(name, name)
+        reason = _family_refusal(
+            problem, device, family, kernels, for_every_m=wanted.is_for_every_m
+        )
+        sized = problem.sized(eligibility.CANONICAL_M)
+        against: Refusal | Kernel | None
+        if reason is not None:
+            against = Refusal(name, reason)
+        elif wanted.leaves_tile_open:
+            against = _no_candidate(sized, family, kernels, wanted)
+        else:
+            against = _kernel_of(sized, family, wanted, kernels)
+        if not isinstance(against, Refusal):
+            return ()
+        refused.append(against)
     return tuple(refused)
+
+
+def _no_candidate(
+    problem: GemmProblem, family: str, kernels: Sequence[Kernel], wanted: GemmConfig
+) -> Refusal | None:
+    """Why no configuration of a kind can be chosen; None where one can."""
+    if (fault := configs.refusal(wanted, family)) is not None:
+        return Refusal(family, fault)
+    whole = wanted.batch_invariant
+    for swapped in (False,) if whole else (False, True):
+        work = workload(problem, swapped=swapped)
+        instances = frozenset(_instances(problem, family, work, kernels))
+        if len(available(family, work, instances, whole=whole)) > 0:
+            return None
+    return Refusal(family, "this installation has no kernel for the product's dtype and layout")
 
 
 def _family_refusal(
@@ -213,12 +242,10 @@ def _chosen(
     weighs_xla: bool,
 ) -> Choice | Refusal:
     """The candidate of a family that the model finds the fastest, or XLA."""
-    if (fault := configs.refusal(wanted, family)) is not None:
-        return Refusal(family, fault)
+    if (refusal := _no_candidate(problem, family, kernels, wanted)) is not None:
+        return refusal
     tuned = table_for(device.machine.name)
     count, ranked = ranking(problem, device, family, kernels, tuned=tuned, wanted=wanted)
-    if not ranked:
-        return Refusal(family, "this installation has no kernel for the product's dtype and layout")
     reason = f"the least modelled time of {count} candidates"
     if tuned is not None and tuned.covers(workload(problem, swapped=False)):
         reason += f", corrected by measurements of {tuned}"
@@ -288,6 +315,17 @@ def _given(
     kernels: Sequence[Kernel],
 ) -> Choice | Refusal:
     """The configuration that the user gives, if it can be launched."""
+    kernel = _kernel_of(problem, family, config, kernels)
+    if isinstance(kernel, Refusal):
+        return kernel
+    priced = _price(device, family, workload(problem, swapped=config.swap_ab), config)
+    return _choice(problem, device, family, kernel, priced, "the given configuration", ())
+
+
+def _kernel_of(
+    problem: GemmProblem, family: str, config: GemmConfig, kernels: Sequence[Kernel]
+) -> Kernel | Refusal:
+    """The kernel that a configuration with a tile launches, if it may."""
     label = f"{family} with the given configuration"
     reason = configs.refusal(config, family) or configs.layout_refusal(
         config,
@@ -304,8 +342,7 @@ def _given(
     kernel = _instances(problem, family, work, kernels).get(_instance_key(family, config))
     if kernel is None:
         return Refusal(label, "this installation has no kernel for this tile, dtype and layout")
-    priced = _price(device, family, work, config)
-    return _choice(problem, device, family, kernel, priced, "the given configuration", ())
+    return kernel
 
 
 def _choice(

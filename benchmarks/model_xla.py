@@ -1,7 +1,7 @@
 r"""The model of XLA's time, from measured times: jaxbw/_src/selection/xla.
 
     python benchmarks/model_xla.py xla.jsonl.xz --unseen more.jsonl.xz \
-        --out jaxbw/_src/selection/xla/h200.json
+        --out jaxbw/_src/selection/xla/h200.npz
 
 Reads what measure_xla.py wrote. Fits the formula's constants, then grows regression trees
 (LightGBM) for the logarithm of the time over the formula's. Of the matmuls a part is left out in
@@ -32,15 +32,16 @@ import measure_xla
 import numpy as np
 import scipy.optimize
 from model_error import Floats, geometric_mean
+from numpy.typing import NDArray
 from products import Product
-from tune_selection import as_lists, to_text
+from tune_selection import as_columns
 
 from jaxbw._src.lab.bench.case import suite
 from jaxbw._src.selection import manifest, xla
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import TARGETS, Device
 from jaxbw._src.selection.select import select
-from jaxbw._src.selection.tuned.files import SIZES
+from jaxbw._src.selection.tuned.files import SIZES, to_bytes
 from jaxbw._src.selection.xla import ADVANTAGE, XlaModel, XlaTime
 from jaxbw._src.selection.xla.features import FEATURES, Rates, features, rough
 
@@ -116,14 +117,14 @@ def _changed(sm_count: int, changes: Floats) -> Rates:
     return Rates(sm_count, *(float(f"{value:.4g}") for value in values))
 
 
-def grow(known: Sequence[Sample], given: Rates) -> list[dict[str, list[float]]]:
+def grow(known: Sequence[Sample], given: Rates) -> dict[str, NDArray[Any]]:
     """The trees that samples give, as they lie in the model's file."""
     problems = [each.matmul.problem for each in known]
     rows = np.array([features(problem, given) for problem in problems])
     base = np.array([rough(problem, given).us for problem in problems])
     errors = np.log([each.xla_us for each in known]) - np.log(base)
     grown = lightgbm.train(GROWTH, lightgbm.Dataset(rows, errors), TREES).dump_model()
-    return [as_lists(each["tree_structure"], 1) for each in grown["tree_info"]]
+    return as_columns([each["tree_structure"] for each in grown["tree_info"]])
 
 
 def table(known: Sequence[Sample], given: Rates, made: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +153,7 @@ def out_of_fold(known: Sequence[Sample], given: Rates) -> list[float]:
     found: dict[Product, float] = {}
     for fold in range(FOLDS):
         others = [each for i, each in enumerate(known) if i % FOLDS != fold]
-        model = XlaModel.from_json(table(others, given, {}))
+        model = XlaModel.of(table(others, given, {}))
         found |= {each.matmul: model.time(each.matmul.problem).us for each in known[fold::FOLDS]}
     return [found[each.matmul] for each in known]
 
@@ -224,7 +225,7 @@ def main() -> None:
         "matmuls": len(known),
     }
     entry = table(known, given, made) | {"margins": found}
-    model = XlaModel.from_json(entry)
+    model = XlaModel.of(entry)
     covered = [
         (s, _with_margin(s, us, found))
         for s, us in zip(known, expected, strict=True)
@@ -235,7 +236,7 @@ def main() -> None:
         unseen = [s for s in samples(arguments.unseen, device) if model.covers(s.matmul.problem)]
         print(f"unseen: {judged(unseen, [model.time(s.matmul.problem) for s in unseen])}")
     if arguments.out is not None:
-        arguments.out.write_text(to_text(entry))
+        arguments.out.write_bytes(to_bytes(entry))
         print(f"{arguments.out.stat().st_size} bytes")
 
 

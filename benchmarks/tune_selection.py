@@ -1,6 +1,6 @@
 """The tuned table of a machine, from measured times: jaxbw/_src/selection/tuned.
 
-    python benchmarks/tune_selection.py calibration.jsonl --out jaxbw/_src/selection/tuned/h200.json
+    python benchmarks/tune_selection.py calibration.jsonl --out jaxbw/_src/selection/tuned/h200.npz
 
 Reads what measure_configs.py wrote, several files where there are, and grows regression trees
 (LightGBM) for the logarithms of measured over modelled times. Configurations are compared with
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import json
 import math
 import pathlib
 import subprocess
@@ -28,18 +27,18 @@ import lightgbm
 import model_error
 import numpy as np
 from model_error import Floats, Measurements, geometric_mean
+from numpy.typing import NDArray
 
 from jaxbw._src.selection import tuned
 from jaxbw._src.selection.machine import Machine, machines
 from jaxbw._src.selection.tuned import Table
 from jaxbw._src.selection.tuned.features import FEATURES, features
-from jaxbw._src.selection.tuned.files import SIZES
-from jaxbw._src.selection.tuned.trees import LEAF
+from jaxbw._src.selection.tuned.files import SIZES, to_bytes
+from jaxbw._src.selection.tuned.trees import COLUMNS, LEAF
 
 FEWEST = 80  # products of a table
 FOLDS = 8  # of the check
 SLOW = 5.0  # exponent by which slow configurations weigh less
-DIGITS = 5  # of thresholds and values in the file
 TREES = 50
 SEEDS = (1, 2, 3)  # of as many forests, whose mean is less in error than each
 GROWTH: dict[str, Any] = {
@@ -84,45 +83,35 @@ def sample(machine: Machine, measured: Measurements) -> Sample:
     return Sample(sizes, rows, errors - weights @ errors, weights)
 
 
-def grow(samples: Sequence[Sample]) -> list[dict[str, list[float]]]:
-    """The trees that some products give, as they lie in a table's file."""
+def grow(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
+    """The trees that some products give, as a table's file has them."""
     data = lightgbm.Dataset(
         np.concatenate([each.rows for each in samples]),
         np.concatenate([each.errors for each in samples]),
         weight=np.concatenate([each.weights for each in samples]),
     )
-    trees = []
-    for seed in SEEDS:
-        grown = lightgbm.train(GROWTH | {"seed": seed}, data, TREES)
-        trees += [
-            as_lists(each["tree_structure"], len(SEEDS)) for each in grown.dump_model()["tree_info"]
-        ]
-    return trees
+    grown = lightgbm.train(GROWTH, data, TREES)
+    return as_columns([each["tree_structure"] for each in grown.dump_model()["tree_info"]])
 
 
-def as_lists(root: Mapping[str, Any], forests: int) -> dict[str, list[float]]:
-    """The nodes of a tree of LightGBM, each behind its parent, and of so many forests the mean."""
-    columns: dict[str, list[float]] = {
-        name: [] for name in ("feature", "threshold", "left", "right", "value")
-    }
+def as_columns(roots: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    """The trees of LightGBM as they are stored."""
+    columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
 
-    def rounded(value: float) -> float:
-        return float(f"{value:.{DIGITS}g}")
+    def add(feature: int, number: float, left: int) -> None:
+        for name, value in (("feature", feature), ("number", number), ("left", left)):
+            columns[name].append(value)
 
-    def add(node: Mapping[str, Any]) -> int:
-        number, leaf = len(columns["feature"]), "leaf_value" in node
-        columns["feature"].append(LEAF if leaf else node["split_feature"])
-        columns["threshold"].append(0 if leaf else rounded(node["threshold"]))
-        columns["value"].append(rounded(node["leaf_value"] / forests) if leaf else 0)
-        for side in ("left", "right"):
-            columns[side].append(number)
-        if not leaf:
-            for side in ("left", "right"):
-                columns[side][number] = add(node[f"{side}_child"])
-        return number
-
-    add(root)
-    return columns
+    for root in roots:
+        nodes = [root]
+        for node in nodes:  # which grow while they are walked: children behind their parents
+            if "leaf_value" in node:
+                add(LEAF, node["leaf_value"], 0)
+            else:
+                add(node["split_feature"], node["threshold"], len(nodes))
+                nodes += [node["left_child"], node["right_child"]]
+        columns["counts"].append(len(nodes))
+    return {name: np.array(columns[name], kind) for name, kind in COLUMNS.items()}
 
 
 def tune(samples: Sequence[Sample], made: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +140,7 @@ def check(machine: Machine, measured: Sequence[Measurements]) -> Iterator[float]
     samples = [sample(machine, each) for each in measured]
     for fold in range(FOLDS):
         others = [each for i, each in enumerate(samples) if i % FOLDS != fold]
-        table = Table.from_json(tune(others, {}))
+        table = Table.of(tune(others, {}))
         yield from (regret(machine, each, table) for each in measured[fold::FOLDS])
 
 
@@ -162,13 +151,6 @@ def summary(name: str, regrets: Sequence[float]) -> str:
         f"{name}: {geometric_mean(regrets):.4f} of the best, at most {max(regrets):.3f}, "
         f"{beyond} of {len(regrets)} beyond 1.15"
     )
-
-
-def to_text(table: Mapping[str, Any]) -> str:
-    """The file: a line for each tree."""
-    trees = ",\n".join(json.dumps(tree, separators=(",", ":")) for tree in table["trees"])
-    head = json.dumps({**table, "trees": []}, indent=1)
-    return head.removesuffix("[]\n}") + f"[\n{trees}\n]}}\n"
 
 
 def main() -> None:
@@ -198,9 +180,9 @@ def main() -> None:
             "configurations": sum(len(each.measured) for each in measured),
         }
         table = tune([sample(machine, each) for each in measured], made)
-        Table.from_json(table)
-        arguments.out.write_text(to_text(table))
-        print(f"{len(table['trees'])} trees, {arguments.out.stat().st_size} bytes")
+        Table.of(table)
+        arguments.out.write_bytes(to_bytes(table))
+        print(f"{len(table['trees']['counts'])} trees, {arguments.out.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from jaxbw._src.selection.tuned.trees import LEAF, Forest
 from jaxbw._src.selection.tuned_products import SWITCH
 
 from .made_up_gpu import MadeUpGpu
+from .made_up_trees import Tree, columns
 
 H200 = TARGETS["H200"]
 PRODUCT = Product(2048, 2048, 2048)
@@ -34,12 +35,9 @@ def test_choices_are_compared_with_the_best() -> None:
 def test_the_table_is_judged_beside_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     first = choice(PRODUCT, H200, None)
     wide = FEATURES.index("block_n")
-    tree: dict[str, list[float]] = {
-        **{"feature": [wide, LEAF, LEAF], "threshold": [first.tile[1] - 1, 0, 0]},
-        **{"left": [1, 1, 2], "right": [2, 1, 2], "value": [0, 0, math.log(2.0)]},
-    }
+    tree: Tree = [(wide, first.tile[1] - 1, 1), (LEAF, 0, 0), (LEAF, math.log(2.0), 0)]
     sizes = Sizes(dict.fromkeys(SIZES, (1, 2**60)))
-    slow = Table({}, sizes, Forest.from_json([tree], len(FEATURES)))
+    slow = Table({}, sizes, Forest.of(columns(tree), len(FEATURES)))
     monkeypatch.setattr(tuned, "_load", lambda name: slow)
     gpu = MadeUpGpu(lambda config: 12.0 if config.tile == first.tile else 10.0)
     rows = [judged(PRODUCT, measure(gpu, PRODUCT.problem, H200, Effort(count=30)), H200)]

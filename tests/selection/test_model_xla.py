@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from model_xla import Sample, grow, judged, margins, out_of_fold, rates, samples, table
 from products import Product
-from tune_selection import to_text
 
 from jaxbw._src.lab.bench.case import suite
 from jaxbw._src.selection import xla
 from jaxbw._src.selection.devices import TARGETS
+from jaxbw._src.selection.tuned.files import read, to_bytes
 from jaxbw._src.selection.tuned.trees import Forest
 from jaxbw._src.selection.xla import XlaModel, XlaTime
 from jaxbw._src.selection.xla.features import FEATURES, Rates, features, rough
@@ -44,14 +44,14 @@ def entry() -> Any:
 
 
 def test_it_learns_what_the_formula_does_not_say(entry: Any) -> None:
-    model = XlaModel.from_json(entry)
+    model = XlaModel.of(entry)
     times = [model.time(each.matmul.problem) for each in KNOWN]
     errors = [abs(math.log(t.us / s.xla_us)) for t, s in zip(times, KNOWN, strict=True)]
     assert np.mean(errors) < 0.03
 
 
 def test_trees_say_what_lightgbm_says() -> None:
-    forest = Forest.from_json(grow(KNOWN, GIVEN), len(FEATURES))
+    forest = Forest.of(grow(KNOWN, GIVEN), len(FEATURES))
     rows = np.array([features(each.matmul.problem, GIVEN) for each in KNOWN])
     base = np.array([rough(each.matmul.problem, GIVEN).us for each in KNOWN])
     errors = np.log([each.xla_us for each in KNOWN]) - np.log(base)
@@ -79,10 +79,11 @@ def test_margins_hold_for_the_share_that_they_say() -> None:
     assert found[32] > found[128] > 1.1
 
 
-def test_the_file_is_the_table(entry: Any) -> None:
-    text = to_text(entry)
-    assert json.loads(text) == entry
-    assert len(text.splitlines()) > model_xla.TREES
+def test_the_file_is_the_table(entry: Any, tmp_path: Path) -> None:
+    path = tmp_path / "table.npz"
+    path.write_bytes(to_bytes(entry))
+    np.testing.assert_equal(read(path), entry)
+    assert len(entry["trees"]["counts"]) == model_xla.TREES
 
 
 def test_it_says_what_was_measured(entry: Any) -> None:

@@ -1,7 +1,6 @@
 """Tuned tables: what they correct, how they are made, and what is refused."""
 
 import functools
-import json
 import math
 from importlib import resources
 from pathlib import Path
@@ -29,35 +28,35 @@ from jaxbw._src.selection.machine import machines
 from jaxbw._src.selection.search import price
 from jaxbw._src.selection.tuned import Table, table_for
 from jaxbw._src.selection.tuned.features import FEATURES
+from jaxbw._src.selection.tuned.files import read, to_bytes
 from jaxbw._src.selection.tuned.trees import LEAF
 from jaxbw._src.selection.tuned_products import SWITCH
 from jaxbw._src.selection.workload import Workload
 from jaxbw._src.selection.workload import workload as as_workload
 
 from .made_up_gpu import MadeUpGpu
+from .made_up_trees import Tree, columns
 from .workloads import workload
 
 H200 = machines()["H200"]
 # One question, whether tiles have at most 128 columns, and then for those whether they are shared.
-TREE: dict[str, list[float]] = {
-    "feature": [FEATURES.index("block_n"), FEATURES.index("cluster_m"), LEAF, LEAF, LEAF],
-    "threshold": [128, 1, 0, 0, 0],
-    "left": [1, 2, 2, 3, 4],
-    "right": [4, 3, 2, 3, 4],
-    "value": [0, 0, math.log(1.25), math.log(0.9), 0],
-}
-ALWAYS: dict[str, list[float]] = {
-    **{"feature": [LEAF], "threshold": [0], "left": [0], "right": [0], "value": [math.log(1.1)]}
-}
+TREE: Tree = [
+    (FEATURES.index("block_n"), 128, 1),
+    (FEATURES.index("cluster_m"), 1, 3),
+    (LEAF, 0, 0),
+    (LEAF, math.log(1.25), 0),
+    (LEAF, math.log(0.9), 0),
+]
+ALWAYS: Tree = [(LEAF, math.log(1.1), 0)]
 ENTRY: dict[str, Any] = {
     **{"version": tuned.VERSION, "made": {"command": "by hand", "products": 3}},
     "sizes": {"m": [64, 8192], "n": [64, 8192], "k": [64, 8192], "mnk": [2**18, 2**39]},
-    **{"features": list(FEATURES), "trees": [TREE, ALWAYS]},
+    **{"features": list(FEATURES), "trees": columns(TREE, ALWAYS)},
 }
 
 
-def table(*trees: Any) -> Table:
-    return Table.from_json(ENTRY | {"trees": list(trees or (TREE, ALWAYS))})
+def table(*trees: Tree) -> Table:
+    return Table.of(ENTRY | {"trees": columns(*(trees or (TREE, ALWAYS)))})
 
 
 def factors(correction: Table, work: Workload, *configs: GemmConfig) -> list[float]:
@@ -100,8 +99,9 @@ def test_products_beyond_those_measured_are_left_to_the_model(
 ) -> None:
     work = workload(*sizes, swapped=swapped)
     assert table(ALWAYS).covers(work) == covered
-    assert factors(table(ALWAYS), work, GemmConfig(128, 128)) == [1.1 if covered else 1.0]
-    small = Table.from_json(ENTRY | {"sizes": ENTRY["sizes"] | {"mnk": [1, 2**18 - 1]}})
+    expected = pytest.approx([1.1]) if covered else [1.0]
+    assert factors(table(ALWAYS), work, GemmConfig(128, 128)) == expected
+    small = Table.of(ENTRY | {"sizes": ENTRY["sizes"] | {"mnk": [1, 2**18 - 1]}})
     assert not small.covers(work)
 
 
@@ -113,7 +113,7 @@ def test_a_choice_follows_the_table_and_says_so(monkeypatch: pytest.MonkeyPatch)
     assert "corrected" not in plain.reason
     assert plain.config.tile == (128, 256)
     monkeypatch.delenv(SWITCH)
-    slow = table(TREE | {"value": [0, 0, 0, 0, math.log(1.5)]})
+    slow = table([(FEATURES.index("block_n"), 128, 1), (LEAF, 0, 0), (LEAF, math.log(1.5), 0)])
     monkeypatch.setattr(tuned, "_load", lambda name: slow)
     other = jaxbw.explain(x, x, device="H200")
     assert other.config is not None
@@ -130,34 +130,50 @@ def test_a_choice_follows_the_table_and_says_so(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"version": 1}, "it has version 1, not 2"),
+        ({"version": 1}, "it has version 1, not 3"),
         ({"more": 1}, "it has not the keys features, made, sizes, trees, version"),
         ({"features": ["m"]}, "its features are not those of this jaxbw"),
-        ({"trees": []}, "it has no trees"),
+        ({"trees": columns()}, "it has no trees"),
+        ({"trees": columns([])}, "it has no trees"),
         ({"sizes": {"m": [1, 2]}}, "'n'"),
         ({"sizes": ENTRY["sizes"] | {"k": [3, 2]}}, r"\[3, 2\] is no range of sizes"),
-        ({"trees": [{"feature": [0]}]}, "a tree has not the keys feature, threshold"),
-        ({"trees": [TREE | {"left": [1]}]}, "the columns of a tree differ in length"),
-        ({"trees": [TREE | {"feature": [-2, 0, -1, -1, -1]}]}, "a feature that is none of"),
-        ({"trees": [TREE | {"feature": [99, 0, -1, -1, -1]}]}, "a feature that is none of"),
-        ({"trees": [TREE | {"left": [0, 2, 2, 3, 4]}]}, "leads to none behind it"),
-        ({"trees": [TREE | {"right": [5, 3, 2, 3, 4]}]}, "leads to none behind it"),
-        ({"trees": [ALWAYS | {"value": [math.nan]}]}, "a value that is no number"),
-        ({"trees": [ALWAYS | {"value": [None]}]}, ""),
+        ({"trees": columns(ALWAYS) | {"left": np.zeros(2, np.uint16)}}, "differ in length"),
+        ({"trees": columns(ALWAYS) | {"counts": np.ones(1)}}, "counts of the trees is no row of"),
+        ({"trees": columns([(-2, 0, 0)])}, "a feature that is none of"),
+        ({"trees": columns([(99, 0, 1), *ALWAYS * 2])}, "a feature that is none of"),
+        ({"trees": columns([(0, 0, 0), *ALWAYS * 2])}, "leads to none behind it"),
+        ({"trees": columns([(0, 0, 2), *ALWAYS * 2])}, "leads to none behind it"),
+        ({"trees": columns([(0, 0, 2), *ALWAYS * 2], ALWAYS)}, "leads to none behind it"),
+        ({"trees": columns([(LEAF, math.nan, 0)])}, "a value that is no number"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(
     change: dict[str, Any], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "h200.json").write_text(json.dumps(ENTRY | change))
+    path = tmp_path / "h200.npz"
+    path.write_bytes(to_bytes(ENTRY | change))
     monkeypatch.setattr(resources, "files", lambda _: tmp_path)
     with pytest.raises(ImportError, match=rf"no tuned table of this jaxbw: .*{fault}"):
-        tuned._load.__wrapped__("h200.json")
-    (tmp_path / "h200.json").write_text("{")
-    with pytest.raises(ImportError, match="no tuned table"):
-        tuned._load.__wrapped__("h200.json")
-    (tmp_path / "h200.json").unlink()
-    assert tuned._load.__wrapped__("h200.json") is None
+        tuned._load.__wrapped__("h200.npz")
+    path.unlink()
+    assert tuned._load.__wrapped__("h200.npz") is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", "no header", "no column", "cut off"])
+def test_a_damaged_file_is_refused(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, arrays = tmp_path / "h200.npz", columns(TREE)
+    path.write_text(damage)
+    if damage == "no header":
+        np.savez(path, **arrays)  # type: ignore[arg-type]
+    if damage == "no column":
+        np.savez(path, header=np.frombuffer(b"{}", np.uint8), left=arrays["left"])
+    if damage == "cut off":
+        path.write_bytes(to_bytes(ENTRY)[:-100])
+    monkeypatch.setattr(resources, "files", lambda _: tmp_path)
+    with pytest.raises(ImportError, match=r"no tuned table of this jaxbw: .*: reinstall it"):
+        tuned._load.__wrapped__("h200.npz")
 
 
 def test_h100_takes_the_factors_of_h200() -> None:
@@ -203,13 +219,19 @@ def test_a_table_finds_what_the_model_does_not_know() -> None:
     assert still < lost / 2
 
 
-def test_the_file_is_what_was_grown() -> None:
+def test_the_file_is_what_was_grown(tmp_path: Path) -> None:
     samples = [tune_selection.sample(H200, each) for each in measurements(4)]
     made = tune_selection.tune(samples, {"products": 4})
-    text = tune_selection.to_text(made)
-    assert json.loads(text) == made
-    assert text.count("\n{") == len(made["trees"])  # a line for each
-    assert made == tune_selection.tune(samples, {"products": 4})
+    path = tmp_path / "table.npz"
+    path.write_bytes(to_bytes(made))
+    stored = read(path)
+    np.testing.assert_equal(stored, made)
+    assert to_bytes(stored) == to_bytes(tune_selection.tune(samples, {"products": 4}))
+
+
+def test_the_installed_table_is_small() -> None:
+    path = resources.files("jaxbw._src.selection.tuned") / "h200.npz"
+    assert len(path.read_bytes()) <= 200_000
 
 
 @hypothesis.settings(max_examples=50, deadline=None)

@@ -1,6 +1,5 @@
 """XLA as a candidate: what its model says, when that decides, and what is refused."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,21 +16,18 @@ from jaxbw import GemmConfig
 from jaxbw._src.problem import GemmProblem, reduce_dot_general
 from jaxbw._src.selection import xla
 from jaxbw._src.selection.devices import TARGETS, Device
+from jaxbw._src.selection.tuned.files import to_bytes
 from jaxbw._src.selection.tuned.trees import LEAF
 from jaxbw._src.selection.tuned_products import SWITCH
 from jaxbw._src.selection.xla import XlaModel, XlaTime, xla_time
 from jaxbw._src.selection.xla.features import FEATURES, Rates, rough
 
+from .made_up_trees import Tree, columns
+
 H200 = TARGETS["H200"]
 X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
 # By itself the formula's time; half of it for those who look at the rows of few.
-FEW: dict[str, list[float]] = {
-    "feature": [FEATURES.index("log2 m"), LEAF, LEAF],
-    "threshold": [4, 0, 0],
-    "left": [1, 1, 2],
-    "right": [2, 1, 2],
-    "value": [0, math.log(0.5), 0],
-}
+FEW: Tree = [(FEATURES.index("log2 m"), 4, 1), (LEAF, math.log(0.5), 0), (LEAF, 0, 0)]
 ENTRY: dict[str, Any] = {
     **{"version": xla.VERSION, "made": {"matmuls": 3}, "layouts": ["nn", "nt"]},
     "sizes": {"m": [1, 8192], "n": [64, 8192], "k": [64, 8192], "mnk": [2**12, 2**39]},
@@ -48,7 +44,7 @@ ENTRY: dict[str, Any] = {
         "load": 20,
         "bytes": 4e6,
     },
-    **{"features": list(FEATURES), "trees": [FEW]},
+    **{"features": list(FEATURES), "trees": columns(FEW)},
     "margins": [[16, 1.5], [2**31, 1.1]],
 }
 
@@ -63,7 +59,7 @@ def _no_switch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch) -> Says:
     """Has the model say times for whatever it covers."""
-    model = XlaModel.from_json(ENTRY)
+    model = XlaModel.of(ENTRY)
     monkeypatch.setattr(xla, "_load", lambda name: model)
 
     def say(us: float, at_most: float) -> None:
@@ -186,7 +182,7 @@ def test_each_matmul_of_a_gradient_is_weighed_by_itself(
 
 
 def test_the_trees_correct_the_formula() -> None:
-    model = XlaModel.from_json(ENTRY)
+    model = XlaModel.of(ENTRY)
     for m, factor, margin in ((8, 0.5, 1.5), (16, 0.5, 1.5), (17, 1.0, 1.1), (512, 1.0, 1.1)):
         us = rough(problem(m), model.rates).us * factor
         assert model.time(problem(m)) == pytest.approx((us, us * margin))
@@ -209,12 +205,12 @@ def test_the_formula_is_the_larger_of_waves_and_memory() -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"version": 99}, "it has version 99, not 1"),
+        ({"version": 99}, "it has version 99, not 2"),
         ({"more": 1}, "it has not the keys"),
         ({"features": ["m"]}, "its features are not those of this jaxbw"),
-        ({"trees": []}, "it has no trees"),
+        ({"trees": columns()}, "it has no trees"),
         ({"margins": [3]}, "int"),
-        ({"trees": [{}]}, "a tree has not the keys"),
+        ({"trees": columns([(99, 0, 0)])}, "a feature that is none of"),
         ({"sizes": {"m": [1, 2]}}, "n"),
         ({"rates": {"launch": 1}}, "missing"),
     ],
@@ -222,11 +218,11 @@ def test_the_formula_is_the_larger_of_waves_and_memory() -> None:
 def test_what_is_no_model_is_refused(
     change: Any, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "h200.json").write_text(json.dumps(ENTRY | change))
+    (tmp_path / "h200.npz").write_bytes(to_bytes(ENTRY | change))
     monkeypatch.setattr(resources, "files", lambda package: tmp_path)
     xla._load.cache_clear()
     try:
-        with pytest.raises(ImportError, match=f"h200.json is no model .*{fault}.*: reinstall it"):
+        with pytest.raises(ImportError, match=f"h200.npz is no model .*{fault}.*: reinstall it"):
             xla_time(problem(), H200)
     finally:
         xla._load.cache_clear()

@@ -165,13 +165,14 @@ def evaluate(
       rasterisation: band_along_n and swizzle of each; None for the best.
       ghz: a fixed clock; None for what power leaves of it, with normal data.
     """
-    cut = grid(work, machine, table)
-    walk = _walk(work, machine, cut, table, rasterisation)
+    parts = _parts(work, machine, table, rasterisation)
     clock = np.broadcast_to(machine.max_clock_ghz if ghz is None else ghz, (len(table),))
-    costs = _at(work, machine, table, cut, walk, clock)
+    costs = _at(machine, table, parts, clock)
     for _ in range(_CLOCK_STEPS if ghz is None else 0):
-        clock = throttled_ghz(machine, costs.utilisation)
-        costs = _at(work, machine, table, cut, walk, clock)
+        before, clock = clock, throttled_ghz(machine, costs.utilisation)
+        if np.array_equal(before, clock):
+            break
+        costs = _at(machine, table, parts, clock)
     return costs
 
 
@@ -185,91 +186,168 @@ def throttled_ghz(machine: Machine, utilisation: Floats) -> Floats:
     return np.asarray(np.minimum(machine.max_clock_ghz, ghz))
 
 
-def _at(
-    work: Workload, machine: Machine, table: Candidates, cut: Grid, walk: "_Walk", ghz: Floats
-) -> Costs:
-    """The costs at given clocks."""
-    cycle = 1 / ghz  # ns
-    stage = _stage(work, machine, table, cut, cycle)
+@dataclass(frozen=True)
+class _Time:
+    """A time of which a part goes with the clock."""
+
+    cycles: Floats
+    ns: Floats | float = 0.0
+
+    def at(self, cycle: Floats) -> Floats:
+        """Nanoseconds."""
+        return np.asarray(self.cycles * cycle + self.ns)
+
+
+@dataclass(frozen=True)
+class _Waves:
+    """The kinds of waves that there are, a row for each.
+
+    Attributes:
+      count: how many; `followed`: behind how many of them another one follows.
+      blocks: stages that a CTA loads in one; `clusters`: that run in it.
+      missed, late: see `_Loads`.
+      stored: bytes of each CTA.
+      one: 1 where tiles are finished, 0 where sums of parts are left.
+    """
+
+    count: Floats
+    followed: Floats
+    blocks: Floats
+    clusters: Floats
+    missed: Floats
+    late: Floats
+    stored: Floats
+    one: Floats
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the clock does not change.
+
+    Attributes:
+      blocks: stages along K of a tile; `area`: elements of all tiles; the others as they are named.
+    """
+
+    work: Workload
+    cut: Grid
+    walk: "_Walk"
+    blocks: Integers
+    waves: _Waves
+    stage: "_Stage"
+    one: "_Epilogue"
+    leaving: "_Epilogue"
+    split: _Time
+    fixed: Floats  # without the first loads
+    efficiency: Floats
+
+
+def _parts(
+    work: Workload,
+    machine: Machine,
+    table: Candidates,
+    rasterisation: tuple[Integers, Integers] | None,
+) -> _Parts:
+    cut = grid(work, machine, table)
+    walk = _walk(work, machine, cut, table, rasterisation)
     blocks = _ceil(work.k, table.k_spans * (SPAN_BYTES // work.itemsize))
-    whole = _ceil(blocks, table.cluster_k)
-    part = _ceil(blocks, table.split_k * table.cluster_k)
-
-    def loop(count: Integers, active: Integers | Floats, loads: _Loads, stores: Floats) -> Floats:
-        """Nanoseconds of a wave, by what bounds it; a row for each of BOUNDS."""
-        sms = active * table.ctas
-        l2 = (count * stage.straddled + stores) * sms / machine.l2_bytes_per_ns
-        memory_rate = np.minimum(sms * machine.dram_bytes_per_ns_sm, machine.dram_bytes_per_ns)
-        memory = (count * stage.asked * loads.missed + stores) * sms
-        memory = memory / np.maximum(memory_rate, 1)
-        ring = count * (stage.round_trip + loads.late * machine.memory_latency_ns) / table.stages
-        return np.array([count * stage.mma, count * stage.fill, l2, memory, ring])
-
-    # Waves of whole tiles, then of parts, and how many of them: of either the first, those between,
-    # and the last. Another one follows on all but the last of all, and may hide their epilogues.
-    w, p = cut.whole_waves, cut.part_waves
-    resident = np.minimum(cut.resident, cut.items)
-    last_whole = cut.whole_tiles - np.maximum(w - 1, 0) * cut.resident
-    last_part = cut.items - cut.whole_tiles - np.maximum(p - 1, 0) * cut.resident
-    stored = (
-        work.m
-        * work.n
-        * work.batch
-        * (work.output_size + work.extra_bytes)
-        / (cut.tiles * table.ctas)
-    )
-    of_part = stored / table.split_k
-    one, leaving = _epilogues(work, machine, table, cut, cycle)
-    several = w > 1
-    last_loads = _Loads(
-        np.where(several, walk.later.missed, walk.first.missed),
-        np.where(several, walk.later.late, walk.first.late),
-    )
-    inner, more, none = np.maximum(w - 2, 0), np.maximum(p - 1, 0), np.zeros_like(p)
-    waves = (
-        (several, several, loop(whole, resident, walk.first, stored), one),
-        (inner, inner, loop(whole, resident, walk.later, stored), one),
-        (w > 0, (w > 0) & (p > 0), loop(whole, last_whole, last_loads, stored), one),
-        (more, more, loop(part, resident, walk.parts, of_part), leaving),
-        (p > 0, none, loop(part, last_part, walk.parts, of_part), leaving),
-    )
-    bounds = np.zeros((len(BOUNDS), len(table)))
-    main_loop, exposed = np.zeros(len(table)), np.zeros(len(table))
-    for count, followed, each, epilogue in waves:
-        together = _overlapping(machine, each)
-        bounds += count * each
-        main_loop = main_loop + count * together
-        period = _period(machine, table, stage, each, together, epilogue)
-        exposed = exposed + followed * (period - together)
-    split = _split(machine, table, cut, cycle)
-    repack = work.repacks * machine.launch_ns + work.repack_bytes / machine.dram_bytes_per_ns
+    one, leaving = _epilogues(work, machine, table, cut)
     # A cluster that shares K has one item, whatever the scheduler.
     relaunched = (table.relaunched == 1) | (table.cluster_k > 1)
     fixed = (
         machine.launch_ns
         + np.where(table.ctas > 1, machine.setup_ns, machine.single_setup_ns)
-        + np.maximum(machine.first_load_ns, stage.load)
-        + stage.fill
-        + relaunched * np.maximum(w - 1, 0) * machine.relaunch_ns
+        + relaunched * np.maximum(cut.whole_waves - 1, 0) * machine.relaunch_ns
     )
-    behind = exposed + stage.commit + one.alone + machine.store_visible_cycles * cycle
-    total = main_loop + behind + fixed + split + repack
-    used = cut.tiles * table.cluster_m * table.cluster_n * blocks * stage.useful
     area = cut.cluster_rows * cut.cluster_columns
-    work_waves = w + p / table.split_k
+    work_waves = cut.whole_waves + cut.part_waves / table.split_k
+    outputs = work.m * work.n * work.batch
+    return _Parts(
+        work=work,
+        cut=cut,
+        walk=walk,
+        blocks=blocks,
+        waves=_waves(work, table, cut, walk, blocks),
+        stage=_stage(work, machine, table, cut),
+        one=one,
+        leaving=leaving,
+        split=_split(machine, table, cut),
+        fixed=fixed,
+        efficiency=outputs * table.ctas / (area * work_waves * machine.sm_count),
+    )
+
+
+def _waves(work: Workload, table: Candidates, cut: Grid, walk: "_Walk", blocks: Integers) -> _Waves:
+    """Waves of whole tiles, then of parts: of either the first, those between, and the last.
+
+    Another one follows on all but the last of all, and may hide their epilogues.
+    """
+    w, p = cut.whole_waves, cut.part_waves
+    whole, part = _ceil(blocks, table.cluster_k), _ceil(blocks, table.split_k * table.cluster_k)
+    resident = np.minimum(cut.resident, cut.items)
+    last_whole = cut.whole_tiles - np.maximum(w - 1, 0) * cut.resident
+    last_part = cut.items - cut.whole_tiles - np.maximum(p - 1, 0) * cut.resident
+    bytes_stored = work.m * work.n * work.batch * (work.output_size + work.extra_bytes)
+    stored = bytes_stored / (cut.tiles * table.ctas)
+    of_part = stored / table.split_k
+    several = w > 1
+    last_missed = np.where(several, walk.later.missed, walk.first.missed)
+    last_late = np.where(several, walk.later.late, walk.first.late)
+    inner, more, none = np.maximum(w - 2, 0), np.maximum(p - 1, 0), np.zeros_like(p)
+    ones = np.ones_like(p)
+    first, later, parts = (
+        (each.missed, each.late) for each in (walk.first, walk.later, walk.parts)
+    )
+    kinds = (
+        (several, several, whole, resident, *first, stored, ones),
+        (inner, inner, whole, resident, *later, stored, ones),
+        (w > 0, (w > 0) & (p > 0), whole, last_whole, last_missed, last_late, stored, ones),
+        (more, more, part, resident, *parts, of_part, none),
+        (p > 0, none, part, last_part, *parts, of_part, none),
+    )
+    there = [kind for kind in kinds if kind[0].any()]
+    return _Waves(*(np.array(column, np.float64) for column in zip(*there, strict=True)))
+
+
+def _at(machine: Machine, table: Candidates, parts: _Parts, ghz: Floats) -> Costs:
+    """The costs at given clocks."""
+    cycle = 1 / ghz  # ns
+    work, cut, walk, waves = parts.work, parts.cut, parts.walk, parts.waves
+    stage = parts.stage
+    mma, fill = stage.mma * cycle, stage.fill * cycle
+    load, commit = stage.load.at(cycle), stage.commit * cycle
+    one, leaving = parts.one.alone.at(cycle), parts.leaving.alone.at(cycle)
+
+    # Nanoseconds of a wave of each kind, by what bounds it: a row for each of BOUNDS.
+    sms = waves.clusters * table.ctas
+    l2 = (waves.blocks * stage.straddled + waves.stored) * sms / machine.l2_bytes_per_ns
+    memory_rate = np.minimum(sms * machine.dram_bytes_per_ns_sm, machine.dram_bytes_per_ns)
+    memory = (waves.blocks * stage.asked * waves.missed + waves.stored) * sms
+    memory = memory / np.maximum(memory_rate, 1)
+    trip = stage.round_trip.at(cycle) + waves.late * machine.memory_latency_ns
+    ring = waves.blocks * trip / table.stages
+    bounds = np.array([waves.blocks * mma, waves.blocks * fill, l2, memory, ring])
+    together = _overlapping(machine, bounds)
+
+    alone = np.where(waves.one, one, leaving)
+    held = np.where(waves.one, parts.one.held.at(cycle), parts.leaving.held.at(cycle))
+    period = _period(machine, table, stage, bounds, together, _Shown(alone, held, cycle))
+    exposed = (waves.followed * (period - together)).sum(axis=0)
+    main_loop = (waves.count * together).sum(axis=0)
+    split = np.where(cut.part_rounds > 0, parts.split.at(cycle), 0.0)
+    repack = work.repacks * machine.launch_ns + work.repack_bytes / machine.dram_bytes_per_ns
+    fixed = parts.fixed + np.maximum(machine.first_load_ns, load) + fill
+    behind = exposed + commit + one + machine.store_visible_cycles * cycle
+    total = main_loop + behind + fixed + split + repack
+    used = cut.tiles * table.cluster_m * table.cluster_n * parts.blocks * stage.useful * cycle
     return Costs(
         tiles=cut.tiles,
         items=cut.items,
         resident=cut.resident,
-        waves=w + p,
-        efficiency=work.m
-        * work.n
-        * work.batch
-        * table.ctas
-        / (area * work_waves * machine.sm_count),
+        waves=cut.waves,
+        efficiency=parts.efficiency,
         ghz=ghz,
         utilisation=used / machine.sm_count / total,
-        **dict(zip(BOUNDS, bounds, strict=True)),
+        **dict(zip(BOUNDS, (waves.count * bounds).sum(axis=1), strict=True)),
         main_loop=main_loop,
         epilogue=behind,
         fixed=fixed,
@@ -317,7 +395,7 @@ def is_excluded(work: Workload, machine: Machine, table: Candidates) -> NDArray[
 
 @dataclass(frozen=True)
 class _Stage:
-    """One stage of the ring, in nanoseconds of a CTA, and what lies behind the last one.
+    """One stage of the ring, in cycles of a CTA, and what lies behind the last one.
 
     Attributes:
       mma: of the tensor cores; useful: of that, where nothing holds them up.
@@ -333,14 +411,14 @@ class _Stage:
     fill: Floats
     asked: Floats
     straddled: Floats
-    load: Floats
-    round_trip: Floats
+    load: _Time
+    round_trip: _Time
     commit: Floats
     handover: Floats
-    turn: Floats
+    turn: float
 
 
-def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle: Floats) -> _Stage:
+def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> _Stage:
     """An instruction takes so many cycles per column, whatever its rows: 64 rows of sm100 run at
     half the rate of 128. It reads its operands from shared memory, which bounds narrow ones."""
     height = _MMA_ROWS[machine.family]
@@ -376,20 +454,19 @@ def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle
     remote = np.where(table.ctas > 1, machine.remote_cycles, 0.0)
     pair, single = machine.mma_pair_latency_cycles, machine.mma_latency_cycles
     commit = np.where(table.cta_group == 2, pair, single)
-    load = machine.tma_latency_ns + machine.tma_latency_cycles * cycle
     waiting = commit + remote + 2 * machine.wake_cycles + 2 * machine.tma_issue_cycles
-    round_trip = load + (fill + mma + np.minimum(issued, mma) + waiting) * cycle
+    round_trip = machine.tma_latency_cycles + fill + mma + np.minimum(issued, mma) + waiting
     return _Stage(
-        mma=mma * cycle,
-        useful=useful * cycle,
-        fill=fill * cycle,
+        mma=mma,
+        useful=useful,
+        fill=fill,
         asked=(a + b) * bytes_of_row,
         straddled=straddled * bytes_of_row,
-        load=load,
-        round_trip=round_trip,
-        commit=(commit + machine.wake_cycles) * cycle,
-        handover=(remote + machine.wake_cycles) * cycle,
-        turn=machine.sync_cycles * cycle,
+        load=_Time(np.asarray(machine.tma_latency_cycles), machine.tma_latency_ns),
+        round_trip=_Time(round_trip, machine.tma_latency_ns),
+        commit=commit + machine.wake_cycles,
+        handover=remote + machine.wake_cycles,
+        turn=machine.sync_cycles,
     )
 
 
@@ -474,19 +551,19 @@ def _walk(
 
 @dataclass(frozen=True)
 class _Epilogue:
-    """A tile's results on their way, in nanoseconds.
+    """A tile's results on their way.
 
     Attributes:
       alone: where nothing goes on beside it.
       held: how long the next product waits: for all of it, unless it has accumulators of its own.
     """
 
-    alone: Floats
-    held: Floats
+    alone: _Time
+    held: _Time
 
 
 def _epilogues(
-    work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle: Floats
+    work: Workload, machine: Machine, table: Candidates, cut: Grid
 ) -> tuple[_Epilogue, _Epilogue]:
     """Of a tile, and of a part of one, which leaves its sums in memory."""
     of_team = _of_team(table)
@@ -515,18 +592,20 @@ def _epilogues(
     beside += work.extra_bytes / machine.epilogue_bytes_per_cycle
     sums = cut.rows * table.block_n * 4.0  # float32, of one CTA
     sent = sums * of_team * (1 - 1 / table.cluster_k)
-    share = sent / machine.cluster_sum_bytes_per_cycle * cycle + machine.cluster_sum_ns
-    share = np.where(table.cluster_k > 1, share, 0.0)
-    leaving = sums / machine.epilogue_bytes_per_cycle * of_team * cycle
-    alone = (out + results * beside) * cycle + share
+    share = sent / machine.cluster_sum_bytes_per_cycle
+    share_ns = np.where(table.cluster_k > 1, machine.cluster_sum_ns, 0.0)
+    leaving = sums / machine.epilogue_bytes_per_cycle * of_team
+    alone = out + results * beside + share
     if machine.family == "sm90":
-        waiting = (held + results * beside) * cycle + share
-        return _Epilogue(alone, waiting), _Epilogue(leaving, leaving)
+        waiting = held + results * beside + share
+        left = _Time(leaving)
+        return _Epilogue(_Time(alone, share_ns), _Time(waiting, share_ns)), _Epilogue(left, left)
     full = cut.rows > _FULL_ROWS
     waits = (table.accumulators == 1) | (table.relaunched == 1)
+    holding = np.where(waits, alone, np.where(full, held, 0.0))
     return (
-        _Epilogue(alone, np.where(waits, alone, np.where(full, held * cycle, 0.0))),
-        _Epilogue(leaving, np.where(waits | full, leaving, 0.0)),
+        _Epilogue(_Time(alone), _Time(holding)),
+        _Epilogue(_Time(leaving), _Time(np.where(waits | full, leaving, 0.0))),
     )
 
 
@@ -589,42 +668,52 @@ def _chunk(family: str, output_size: int, columns: Integers) -> Integers:
     return np.select([columns % width == 0 for width in widths], widths, widths[-1])
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """The epilogues of waves, in nanoseconds; see `_Epilogue`."""
+
+    alone: Floats
+    held: Floats
+    cycle: Floats
+
+
 def _period(
     machine: Machine,
     table: Candidates,
     stage: _Stage,
     bounds: Floats,
     together: Floats,
-    epilogue: _Epilogue,
+    epilogue: _Shown,
 ) -> Floats:
     """Nanoseconds from one tile to the next, of a CTA that has several."""
+    cycle, commit = epilogue.cycle, stage.commit * epilogue.cycle
     if machine.family == "sm100":
-        waits = np.where(epilogue.held > 0, epilogue.held + stage.commit + stage.handover, 0.0)
+        handed = epilogue.held + commit + stage.handover * cycle
+        waits = np.where(epilogue.held > 0, handed, 0.0)
         return np.asarray(np.maximum(together + waits, epilogue.alone))
     # Nobody multiplies until a tile is on its way, or the other team does; loads go on.
-    whole = bounds[0] + stage.commit + epilogue.held
-    turn = bounds[0] + stage.turn
+    whole = bounds[0] + commit + epilogue.held
+    turn = bounds[0] + stage.turn * cycle
     busy = np.where(table.pingpong == 1, np.maximum(turn, whole / TEAMS), whole)
     beside = _overlapping(machine, np.array([busy, *bounds[1:]]))
     # CTAs that share K have one tile, and the next ones start when they are gone.
-    return np.where(table.cluster_k > 1, together + stage.commit + epilogue.alone, beside)
+    return np.where(table.cluster_k > 1, together + commit + epilogue.alone, beside)
 
 
-def _split(machine: Machine, table: Candidates, cut: Grid, cycle: Floats) -> Floats:
+def _split(machine: Machine, table: Candidates, cut: Grid) -> _Time:
     """Each part leaves its sums. The last one reads all, or each a share, or a launch behind does,
     by all SMs."""
     sums = cut.rows * table.block_n * 4.0  # bytes
-    one = sums * _of_team(table) / machine.epilogue_bytes_per_cycle * cycle
+    one = sums * _of_team(table) / machine.epilogue_bytes_per_cycle
     shared = table.split_k >= MIN_SHARED_PARTS[machine.family]
     chunks = np.maximum(cut.rows // _SLICES_HIGH * table.block_n // _SLICE_COLUMNS, 1)
     readers = np.where(shared, np.minimum(table.split_k, chunks), 1)
     rounds = cut.part_rounds * (1 + table.split_k / readers)
-    counted = rounds * one + machine.split_ns + machine.memset_ns
     ctas = cut.parts * table.cluster_m * table.cluster_n
     reduced = ctas * sums / machine.reduce_bytes_per_ns + machine.reduce_ns
     apart = table.split_k >= MIN_REDUCED_PARTS[machine.family]
-    time = np.where(apart, cut.part_waves * one + reduced, counted)
-    return np.where(cut.part_rounds > 0, time, 0.0)
+    counted = machine.split_ns + machine.memset_ns
+    return _Time(np.where(apart, cut.part_waves, rounds) * one, np.where(apart, reduced, counted))
 
 
 def _overlapping(machine: Machine, bounds: Floats) -> Floats:

@@ -9,7 +9,6 @@ what `benchmarks/measure_configs.py` measured. Products that are smaller or larg
 are left to the model.
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -25,15 +24,15 @@ from jaxbw._src.selection.candidates import Candidates
 from jaxbw._src.selection.cost_model import Costs
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.tuned.features import FEATURES, features
-from jaxbw._src.selection.tuned.files import Sizes, check
+from jaxbw._src.selection.tuned.files import Sizes, check, read
 from jaxbw._src.selection.tuned.trees import Forest
 from jaxbw._src.selection.tuned_products import SWITCH
 from jaxbw._src.selection.workload import Workload
 
-VERSION = 2
+VERSION = 3
 MOST = 2.0  # a factor beyond it says that the model is wrong, not that it is inexact
 REACH = 2.0  # times the least modelled time: beyond it nothing is corrected, and nothing was learnt
-_FILES = {"H200": "h200.json", "H100": "h200.json"}  # factors of the H200 serve the H100, too
+_FILES = {"H200": "h200.npz", "H100": "h200.npz"}  # factors of the H200 serve the H100, too
 _KEYS = {"version", "made", "sizes", "features", "trees"}
 
 Floats = NDArray[np.float64]
@@ -51,15 +50,15 @@ class Table:
     trees: Forest
 
     @classmethod
-    def from_json(cls, entry: Any) -> Self:
-        """A table as it lies in its file.
+    def of(cls, entry: Any) -> Self:
+        """A table as it lies in its file (`files.read`).
 
         Raises:
           ValueError: it is not one, or of another version.
         """
         check(entry, _KEYS, VERSION, FEATURES)
-        sizes = Sizes.from_json(entry["sizes"])
-        return cls(entry["made"], sizes, Forest.from_json(entry["trees"], len(FEATURES)))
+        sizes = Sizes.of(entry["sizes"])
+        return cls(entry["made"], sizes, Forest.of(entry["trees"], len(FEATURES)))
 
     def __str__(self) -> str:
         return f"{self.made['products']} products"
@@ -99,7 +98,7 @@ def _load(name: str) -> Table | None:
     if not path.is_file():
         return None
     try:
-        return Table.from_json(json.loads(path.read_text()))
+        return Table.of(read(path))
     except (ValueError, TypeError, KeyError) as fault:
         raise ImportError(
             f"{path} is no tuned table of this jaxbw: {fault}: reinstall it"

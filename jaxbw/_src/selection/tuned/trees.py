@@ -1,6 +1,6 @@
 """Regression trees, many at a time: each takes a row of features to a leaf, and leaves add up."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -8,89 +8,87 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+Integers = NDArray[np.intp]
 
-_COLUMNS = ("feature", "threshold", "left", "right", "value")
 LEAF = -1  # the feature of a node that asks for none
+# How trees are stored: one behind the other, each from its root on, every node behind its parent,
+# and the two children of a node side by side.
+COLUMNS: Mapping[str, type[np.generic]] = {
+    "counts": np.uint16,  # nodes of each tree
+    "feature": np.int8,  # of each node: what it asks for, or LEAF
+    "number": np.float32,  # its threshold, or what the leaf adds
+    "left": np.uint16,  # its left child's number in the tree; 0 for a leaf
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Forest:
     """The nodes of all trees, one tree behind the other.
 
-    A row goes left where its feature is at most the threshold. A leaf leads to itself, so that all
-    rows are at one after `depth` steps.
+    A row goes to the left child where its feature is at most the threshold, else to the one behind
+    it. A leaf leads to itself, so that all rows are at one after `depth` steps.
     """
 
     roots: Integers
     feature: Integers
-    threshold: Floats
+    threshold: Floats  # of a leaf: infinite
     left: Integers
-    right: Integers
     value: Floats  # of a leaf
     depth: int
 
     @classmethod
-    def from_json(cls, trees: Sequence[Mapping[str, Sequence[float]]], features: int) -> Self:
-        """Trees as lists of their nodes, the root first, and every node behind its parent.
+    def of(cls, columns: Mapping[str, NDArray[Any]], features: int) -> Self:
+        """Trees as they are stored, by the names of COLUMNS.
 
         Raises:
           ValueError: they are not.
         """
-        nodes = [_nodes(tree, features) for tree in trees]
-        sizes = np.array([len(each["feature"]) for each in nodes], np.int64)
-        roots = np.cumsum(sizes) - sizes
-        depth = max(map(_depth, nodes))
-        for root, tree_nodes in zip(roots, nodes, strict=True):
-            for side in ("left", "right"):
-                tree_nodes[side] += root  # from numbers in the tree to numbers in the forest
-        joined = {name: np.concatenate([each[name] for each in nodes]) for name in _COLUMNS}
-        return cls(roots, **joined, depth=depth)
+        if columns.keys() != COLUMNS.keys():
+            raise ValueError(f"trees have not the columns {', '.join(COLUMNS)}")
+        for name, kind in COLUMNS.items():
+            if columns[name].dtype != kind or columns[name].ndim != 1:
+                raise ValueError(f"{name} of the trees is no row of {np.dtype(kind)}")
+        counts, feature, number = (columns[name] for name in ("counts", "feature", "number"))
+        if len(counts) == 0 or counts.min() < 1:
+            raise ValueError("it has no trees")
+        ends = counts.astype(np.intp).cumsum()
+        if any(len(columns[name]) != ends[-1] for name in ("feature", "number", "left")):
+            raise ValueError("the columns of the trees differ in length")
+        if not np.isfinite(number).all():
+            raise ValueError("a tree has a threshold or a value that is no number")
+        if feature.min() < LEAF or feature.max() >= features:
+            raise ValueError(f"a tree asks for a feature that is none of {features}")
+        roots, at, is_leaf = ends - counts, np.arange(ends[-1]), feature == LEAF
+        left = np.where(is_leaf, at, np.repeat(roots, counts) + columns["left"])
+        onward = ~is_leaf
+        if ((left <= at) & onward).any() or ((left + 1 >= np.repeat(ends, counts)) & onward).any():
+            raise ValueError("a node of a tree leads to none behind it")
+        return cls(
+            roots=roots,
+            feature=np.maximum(feature, 0).astype(np.intp),
+            threshold=np.where(is_leaf, np.inf, number),
+            left=left,
+            value=np.where(is_leaf, number, 0.0),
+            depth=_depth(roots, left),
+        )
 
     def __len__(self) -> int:
         return len(self.roots)
 
     def total(self, rows: Floats) -> Floats:
         """For each row of features, the sum of the leaves that it comes to."""
-        at = np.broadcast_to(self.roots, (len(rows), len(self))).copy()
-        row = np.arange(len(rows))[:, None]
+        given, first = rows.ravel(), np.arange(len(rows))[:, None] * rows.shape[1]
+        at = np.broadcast_to(self.roots, (len(rows), len(self)))
         for _ in range(self.depth):
-            asked = self.feature[at]
-            below = rows[row, asked] <= self.threshold[at]  # of a leaf: either way leads to it
-            at = np.where(below, self.left[at], self.right[at])
-        found: Floats = self.value[at].sum(axis=1)
+            beyond = given.take(first + self.feature.take(at)) > self.threshold.take(at)
+            at = self.left.take(at) + beyond
+        found: Floats = self.value.take(at).sum(axis=1)
         return found
 
 
-def _nodes(tree: Any, features: int) -> dict[str, NDArray[Any]]:
-    """The columns of one tree; leaves point to themselves."""
-    if not isinstance(tree, dict) or tree.keys() != set(_COLUMNS):
-        raise ValueError(f"a tree has not the keys {', '.join(_COLUMNS)}")
-    columns: dict[str, NDArray[Any]] = {
-        name: np.array(tree[name], np.float64 if name in ("threshold", "value") else np.int64)
-        for name in _COLUMNS
-    }
-    count = len(columns["feature"])
-    if count == 0 or any(column.shape != (count,) for column in columns.values()):
-        raise ValueError("the columns of a tree differ in length")
-    if not all(np.isfinite(columns[name]).all() for name in ("threshold", "value")):
-        raise ValueError("a tree has a threshold or a value that is no number")
-    number, leaf = np.arange(count), columns["feature"] == LEAF
-    if columns["feature"].min() < LEAF or columns["feature"].max() >= features:
-        raise ValueError(f"a tree asks for a feature that is none of {features}")
-    for name in ("left", "right"):
-        onward = columns[name][~leaf]
-        if (onward <= number[~leaf]).any() or (onward >= count).any():
-            raise ValueError("a node of a tree leads to none behind it")
-        columns[name] = np.where(leaf, number, columns[name])
-    columns["feature"] = np.maximum(columns["feature"], 0)
-    return columns
-
-
-def _depth(nodes: Mapping[str, NDArray[Any]]) -> int:
-    """Steps from the root to the farthest leaf."""
-    depth = np.zeros(len(nodes["feature"]), np.int64)
-    for node, (left, right) in enumerate(zip(nodes["left"], nodes["right"], strict=True)):
-        if left != node:
-            depth[[left, right]] = depth[node] + 1
-    return int(depth.max())
+def _depth(roots: Integers, left: Integers) -> int:
+    """Steps from a root to the farthest leaf."""
+    depth, at = 0, roots
+    while len(at := at[left[at] > at]):
+        at, depth = np.unique(np.concatenate([left[at], left[at] + 1])), depth + 1
+    return depth

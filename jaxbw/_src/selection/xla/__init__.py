@@ -10,7 +10,6 @@ how far the models of both were wrong on matmuls that they had not seen.
 nothing like a problem was measured, the model says nothing.
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -24,14 +23,14 @@ import numpy as np
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import eligibility
 from jaxbw._src.selection.devices import Device
-from jaxbw._src.selection.tuned.files import Sizes, check
+from jaxbw._src.selection.tuned.files import Sizes, check, read
 from jaxbw._src.selection.tuned.trees import Forest
 from jaxbw._src.selection.tuned_products import SWITCH
 from jaxbw._src.selection.xla.features import FEATURES, SPAN, Rates, features, rough
 
-VERSION = 1
+VERSION = 2
 ADVANTAGE = 1.03  # XLA is taken where the kernel takes so many times as long, or longer
-_FILES = {"H200": "h200.json"}  # by machine: times of one GPU say nothing of another one's memory
+_FILES = {"H200": "h200.npz"}  # by machine: times of one GPU say nothing of another one's memory
 _KEYS = {"version", "made", "sizes", "layouts", "kinds", "rates", "features", "trees", "margins"}
 
 
@@ -70,8 +69,8 @@ class XlaModel:
     margins: tuple[tuple[int, float], ...]
 
     @classmethod
-    def from_json(cls, entry: Any) -> Self:
-        """A model as it lies in its file.
+    def of(cls, entry: Any) -> Self:
+        """A model as it lies in its file (`tuned.files.read`).
 
         Raises:
           ValueError: it is not one, or of another version.
@@ -79,11 +78,11 @@ class XlaModel:
         check(entry, _KEYS, VERSION, FEATURES)
         return cls(
             entry["made"],
-            Sizes.from_json(entry["sizes"]),
+            Sizes.of(entry["sizes"]),
             frozenset(entry["layouts"]),
             frozenset(entry["kinds"]),
             Rates(**entry["rates"]),
-            Forest.from_json(entry["trees"], len(FEATURES)),
+            Forest.of(entry["trees"], len(FEATURES)),
             tuple((rows, factor) for rows, factor in entry["margins"]),
         )
 
@@ -149,7 +148,7 @@ def _load(name: str) -> XlaModel | None:
     if not path.is_file():
         return None
     try:
-        return XlaModel.from_json(json.loads(path.read_text()))
+        return XlaModel.of(read(path))
     except (ValueError, TypeError, KeyError) as fault:
         raise ImportError(
             f"{path} is no model of XLA's time that this jaxbw reads: {fault}: reinstall it"

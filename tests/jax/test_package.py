@@ -34,6 +34,7 @@ ROOMS = [
     "jaxbw.checkpoint_policies",
     "jaxbw._src.primitives",
     "jaxbw._src.selection",
+    "jaxbw._src.families",
     "jaxbw._src.problem",
     "jaxbw._src.epilogue",
     "jaxbw._src.compat",

@@ -216,7 +216,7 @@ def _check_config(call: str, names: tuple[str, ...] | None, config: GemmConfig |
     """A configuration that no kernel could ever run is an error even where XLA would serve."""
     if config is None:
         return
-    families = implementations.families(names or FAMILIES)
+    families = implementations.kernel_families(names or FAMILIES)
     reasons = {family: configs.refusal(config, family) for family in families}
     if reasons and all(reasons.values()):
         listed = "; ".join(f"{family}: {reason}" for family, reason in reasons.items())

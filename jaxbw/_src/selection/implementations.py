@@ -3,15 +3,18 @@
 import itertools
 from collections.abc import Sequence
 
-FAMILIES = ("sm100", "sm90")  # hand-written kernels
-EMULATED = {"emulator": "sm100", "emulator-sm90": "sm90"}  # on the CPU: kernels of which family
+from jaxbw._src import families
+
+FAMILIES = tuple(families.FAMILIES)  # hand-written kernels
+# On the CPU: kernels of which family.
+EMULATED = {family.emulator: family.name for family in families.FAMILIES.values()}
 KERNEL = "kernel"  # those of whatever family the device runs
 NAMES = (KERNEL, *FAMILIES, "xla", *EMULATED)
 
 Implementation = str | Sequence[str] | None
 
 
-def families(names: Sequence[str]) -> tuple[str, ...]:
+def kernel_families(names: Sequence[str]) -> tuple[str, ...]:
     """The kernel families that serve these implementations; XLA has none."""
     return tuple(EMULATED.get(name, name) for name in names if name != "xla")
 

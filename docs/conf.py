@@ -51,7 +51,7 @@ NAVIGATION = {
         "docs/static-report",
         "docs/architecture",
     ],
-    "Development": ["CONTRIBUTING", "docs/adding_a_configuration", "CHANGELOG"],
+    "Development": ["CONTRIBUTING", "docs/adding_a_configuration", "docs/adding_an_architecture", "CHANGELOG"],
 }
 
 _listed = {page for pages in NAVIGATION.values() for page in pages}

@@ -80,8 +80,8 @@ def _sm90(name: str) -> Iterator[Case]:
     many_parts = FAMILIES["sm90"].min_reduced_parts
     yield replace(base, **FULL, k=64 * many_parts + 8, split_k=many_parts)
     # Whose parts share what is left to do.
-    parts = FAMILIES["sm90"].min_shared_parts
-    shared = replace(base, k=64 * parts, split_k=parts)
+    few_parts = FAMILIES["sm90"].min_shared_parts
+    shared = replace(base, k=64 * few_parts, split_k=few_parts)
     yield replace(shared, **FULL)
     for output in OUTPUTS:
         yield replace(shared, output=output, store_buffers=1)

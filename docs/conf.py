@@ -51,7 +51,12 @@ NAVIGATION = {
         "docs/static-report",
         "docs/architecture",
     ],
-    "Development": ["CONTRIBUTING", "docs/adding_a_configuration", "docs/adding_an_architecture", "CHANGELOG"],
+    "Development": [
+        "CONTRIBUTING",
+        "docs/adding_a_configuration",
+        "docs/adding_an_architecture",
+        "CHANGELOG",
+    ],
 }
 
 _listed = {page for pages in NAVIGATION.values() for page in pages}

@@ -310,5 +310,8 @@ def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, 
                 break
         else:
             return *factors, *others
-    arrays = [None if x is None else compat.ensure_arraylike(call, x)[0] for x in others]
+    arrays = [
+        None if x is None else compat.ensure_arraylike(f"{call}: {name}", x)[0]
+        for name, x in zip(Operands._fields[6 - len(others) :], others, strict=True)
+    ]
     return originals.untransposed(Operands(*compat.ensure_arraylike(call, *factors), *arrays))

@@ -19,11 +19,21 @@ def kernel_families(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(EMULATED.get(name, name) for name in names if name != "xla")
 
 
+def check_type(name: object, call: str) -> None:
+    """Raises TypeError where it is neither a name nor a sequence."""
+    if not isinstance(name, (str, tuple, list)):
+        raise TypeError(
+            f"{call}: implementation is {name!r}; it is one of {', '.join(NAMES)}, a list or tuple "
+            "of them that is tried in order, or None to choose"
+        )
+
+
 def canonical(name: str | Sequence[str], call: str) -> tuple[str, ...]:
     """A name or a sequence of names, checked, as a tuple without repetitions.
 
     "kernel" becomes the families.
     """
+    check_type(name, call)
     names = (name,) if isinstance(name, str) else tuple(name)
     if not names:
         raise ValueError(f"{call}: implementation is empty; give one of {', '.join(NAMES)}")

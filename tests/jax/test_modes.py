@@ -1,7 +1,7 @@
 """JAX's modes: what a program may switch on changes no matmul of ours, nor breaks one."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,6 +26,19 @@ CALLS: dict[str, Callable[..., Any]] = {
         x, w, (((1,), (0,)), ((), ())), bias=B, activation="relu"
     ),
 }
+
+
+@contextlib.contextmanager
+def flag(name: str, value: Any) -> Iterator[None]:
+    """A flag of JAX that has no context manager of its own."""
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
 MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "dtype promotion strict": lambda: jax.numpy_dtype_promotion("strict"),
     "rank promotion raise": lambda: jax.numpy_rank_promotion("raise"),
@@ -36,17 +49,6 @@ MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "errors of nan": lambda: flag("jax_error_checking_behavior_nan", "raise"),
     "x64": lambda: jax.enable_x64(True),
 }
-
-
-@contextlib.contextmanager
-def flag(name: str, value: Any) -> Any:
-    """A flag of JAX that has no context manager of its own."""
-    before = getattr(jax.config, name)
-    jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -68,7 +70,7 @@ def test_modes(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("dtype", [F8, jnp.float8_e5m2, jnp.float16])
 def test_an_epilogue_of_any_float(dtype: Any) -> None:
-    """8-bit floats have no implicit promotion: float32 before the last cast is asked for by name."""
+    """8-bit floats have no implicit promotion: what is before the last cast is float32 by name."""
     x, w = X.astype(dtype), W.astype(dtype)
     found = jaxbw.matmul(x, w, bias=B, activation="relu")
     assert found.dtype == dtype

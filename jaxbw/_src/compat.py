@@ -60,6 +60,12 @@ def canonicalize_dtype(dtype: Any, name: str) -> np.dtype[Any]:
     return _dtypes.check_and_canonicalize_user_dtype(dtype, name)
 
 
+def result_type(*operands: Any) -> tuple[np.dtype[Any], bool]:
+    """`jnp.result_type`, and whether the type is weak."""
+    dtype, is_weak = _dtypes.result_type(*operands, return_weak_type_flag=True)
+    return dtype, is_weak
+
+
 def canonicalize_precision(precision: Any) -> Any:
     """None, a pair of `lax.Precision`, or a dot algorithm."""
     return _lax.canonicalize_precision(precision)

@@ -2,7 +2,6 @@
 
 import numbers
 import operator
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -97,10 +96,11 @@ def product_params(given: ProductArguments) -> dict[str, Any]:
 
 
 def dimension_numbers(given: Any) -> DimensionNumbers:
-    """A `dimension_numbers` argument as tuples of integers."""
+    """A `dimension_numbers` argument as tuples of integers; one dimension may stand for itself."""
 
-    def integers(dims: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(operator.index(dim) for dim in dims)
+    def integers(dims: Any) -> tuple[int, ...]:
+        given = dims if np.iterable(dims) else (dims,)
+        return tuple(operator.index(dim) for dim in given)
 
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = given
     return (

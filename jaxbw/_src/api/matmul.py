@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments, fused
@@ -221,8 +220,8 @@ def _matmul(
     given = given._replace(dimension_numbers=plan.dimension_numbers)
     weak_type = False
     if given.preferred_element_type is None:
-        given = given._replace(preferred_element_type=jnp.result_type(lhs, rhs))
-        weak_type = jax.typeof(lhs).weak_type and jax.typeof(rhs).weak_type
+        dtype, weak_type = compat.result_type(lhs, rhs)
+        given = given._replace(preferred_element_type=dtype)
     params = arguments.product_params(given)
     planned = operands_of(call, plan, operands)
     product = plan.result(_product(call, planned, epilogue, params, recompute=recompute))

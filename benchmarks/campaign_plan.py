@@ -13,7 +13,7 @@ from pathlib import Path
 
 from campaign_steps import START, Step
 
-from jaxbw.selection import manifest
+from jaxbw._src.selection import manifest
 
 
 @dataclass(frozen=True)

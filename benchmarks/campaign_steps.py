@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 START = 20  # seconds of a step before it measures: imports, compiling
 KERNELS = ("cuda", ":!cuda/emulator")
-CHOICES = (*KERNELS, "jaxbw/selection")
+CHOICES = (*KERNELS, "jaxbw/_src/selection")
 CALLS = (*KERNELS, "jaxbw", ":!jaxbw/emulator", "tests/gpu")
 TUNING = "python benchmarks/measure_configs.py --draw 60"
 BENCH = "python -m jaxbw bench {tuned} --budget {budget}"
@@ -91,7 +91,7 @@ STEPS = (
         "models",
         "whole steps of models beside plain XLA",
         "python -m jaxbw bench model --budget {budget} --out {out}_models.json",
-        *(300, "models.json", (*CHOICES, "jaxbw/bench/models")),
+        *(300, "models.json", (*CHOICES, "jaxbw/_src/lab/bench/models")),
     ),
     Step(
         "bench",

@@ -46,7 +46,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw.bench import environment, statistics
+from jaxbw._src.lab.bench import environment, statistics
 
 AXIS = "model"
 # The first two tell the most, if there is no time for all.

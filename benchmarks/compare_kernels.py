@@ -30,14 +30,14 @@ from model_error import geometric_mean
 from products import Product
 
 from jaxbw import _native
-from jaxbw.bench.case import suite
-from jaxbw.selection import manifest
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.devices import Device
-from jaxbw.selection.select import ranking
-from jaxbw.selection.tuned import table_for
-from jaxbw.tuning.launching import Bench, Gpu, Launch
-from jaxbw.tuning.measure import launch_of, off, rotated
+from jaxbw._src.lab.bench.case import suite
+from jaxbw._src.lab.tuning.launching import Bench, Gpu, Launch
+from jaxbw._src.lab.tuning.measure import launch_of, off, rotated
+from jaxbw._src.selection import manifest
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import Device
+from jaxbw._src.selection.select import ranking
+from jaxbw._src.selection.tuned import table_for
 
 REPEATS = 3  # launches at each visit
 ROUNDS = 12  # visits at most

@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from model_ladders import LADDERS, Rung
 
-from jaxbw.model.clock import throttled
-from jaxbw.model.machine import Replayed, constants, replayed
-from jaxbw.model.modelled import run
-from jaxbw.model.naive import naive_us
+from jaxbw._src.lab.model.clock import throttled
+from jaxbw._src.lab.model.machine import Replayed, constants, replayed
+from jaxbw._src.lab.model.modelled import run
+from jaxbw._src.lab.model.naive import naive_us
 
 JUDGED = ("Modular", "Tilus", "Pallas")
 CLEAR = 0.10  # published neighbours that differ by more have an order to be kept

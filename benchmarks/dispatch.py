@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxbw
-from jaxbw.bench import environment
+from jaxbw._src.lab.bench import environment
 
 EDGE = 128
 CHAIN = 64

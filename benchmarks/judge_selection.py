@@ -23,14 +23,14 @@ import products
 from model_error import geometric_mean
 from products import Product
 
-from jaxbw.selection import manifest
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.cost_model import memset_us
-from jaxbw.selection.devices import Device
-from jaxbw.selection.select import ranking
-from jaxbw.selection.tuned import Table, table_for
-from jaxbw.tuning.launching import ROTATED, Gpu
-from jaxbw.tuning.measure import Effort, Measured
+from jaxbw._src.lab.tuning.launching import ROTATED, Gpu
+from jaxbw._src.lab.tuning.measure import Effort, Measured
+from jaxbw._src.selection import manifest
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.cost_model import memset_us
+from jaxbw._src.selection.devices import Device
+from jaxbw._src.selection.select import ranking
+from jaxbw._src.selection.tuned import Table, table_for
 
 BEYOND = 1.15  # no choice may lose more
 NAMES = ("model", "tuned")

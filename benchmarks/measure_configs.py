@@ -4,7 +4,7 @@
     python benchmarks/measure_configs.py --shapes 4096,4096,4096,nn --count 400 --out one.jsonl
     python benchmarks/measure_configs.py --draw 60 --epilogue bias_gelu --out fused.jsonl
 
-Which ones, and how often, jaxbw/tuning/measure.py says. Each product is a line of JSON; those that
+Which ones, and how often, jaxbw/_src/lab/tuning/measure.py says. Each product is a line of JSON; those that
 --out has already are left out: a run can be resumed.
 """
 
@@ -23,11 +23,11 @@ import products
 import records
 from products import Product
 
-from jaxbw.selection import devices
-from jaxbw.selection.devices import Device
-from jaxbw.selection.tuned.products import config_from_json, config_to_json
-from jaxbw.tuning.launching import Bench, Gpu
-from jaxbw.tuning.measure import Effort, Measured, measure
+from jaxbw._src.lab.tuning.launching import Bench, Gpu
+from jaxbw._src.lab.tuning.measure import Effort, Measured, measure
+from jaxbw._src.selection import devices
+from jaxbw._src.selection.devices import Device
+from jaxbw._src.selection.tuned_products import config_from_json, config_to_json
 
 _FIELDS = [field.name for field in dataclasses.fields(Product)]  # of a row: older ones have less
 

@@ -41,19 +41,19 @@ from measure_configs import running_gpu, whole_lines
 from products import Product
 
 import jaxbw
-from jaxbw.bench.contest import guarded
-from jaxbw.bench.inputs import MOST_SETS, ROTATED_BYTES, Operands
-from jaxbw.bench.measure import bursts
-from jaxbw.bench.timer import Cupti, Rotation, Timer
-from jaxbw.bench.timer import Product as Calls
-from jaxbw.epilogue import ACTIVATIONS
-from jaxbw.selection import manifest
-from jaxbw.selection.devices import Device
-from jaxbw.selection.select import Choice, select
-from jaxbw.selection.tuned.products import config_to_json
-from jaxbw.tuning.launching import operands as arrays_of
-from jaxbw.tuning.measure import AGREEMENT
-from jaxbw.tuning.xla_form import cut_out
+from jaxbw._src.epilogue import ACTIVATIONS
+from jaxbw._src.lab.bench.contest import guarded
+from jaxbw._src.lab.bench.inputs import MOST_SETS, ROTATED_BYTES, Operands
+from jaxbw._src.lab.bench.measure import bursts
+from jaxbw._src.lab.bench.timer import Cupti, Rotation, Timer
+from jaxbw._src.lab.bench.timer import Product as Calls
+from jaxbw._src.lab.tuning.launching import operands as arrays_of
+from jaxbw._src.lab.tuning.measure import AGREEMENT
+from jaxbw._src.lab.tuning.xla_form import cut_out
+from jaxbw._src.selection import manifest
+from jaxbw._src.selection.devices import Device
+from jaxbw._src.selection.select import Choice, select
+from jaxbw._src.selection.tuned_products import config_to_json
 
 ROUNDS = 5
 IDLE_S = 0.012  # before a burst of 4 ms at most: the clock recovers

@@ -10,7 +10,7 @@ that part of the products, drawn at random, and either part is told of.
 
 Fitting changes the named constants of the machine, within a factor of four, for the least squares
 of the logarithms' differences, in which slow configurations weigh less: they need only be known to
-be slow. It prints the constants; with --write it puts them into jaxbw/selection/machines.toml. What
+be slow. It prints the constants; with --write it puts them into jaxbw/_src/selection/machines.toml. What
 a choice by the model would lose is told, too: the time of the configuration that it rates best,
 among those that were measured, over the least time.
 """
@@ -32,11 +32,11 @@ import scipy.optimize
 from numpy.typing import NDArray
 from products import Product
 
-from jaxbw.selection.candidates import Candidates
-from jaxbw.selection.cost_model import Costs, evaluate, memset_us
-from jaxbw.selection.machine import Machine, machines
-from jaxbw.selection.workload import Workload, workload
-from jaxbw.tuning.measure import Measured
+from jaxbw._src.lab.tuning.measure import Measured
+from jaxbw._src.selection.candidates import Candidates
+from jaxbw._src.selection.cost_model import Costs, evaluate, memset_us
+from jaxbw._src.selection.machine import Machine, machines
+from jaxbw._src.selection.workload import Workload, workload
 
 Floats = NDArray[np.float64]
 # What the table of the H200 is fitted to: rates under load, the clock, and ways out of the kernel.

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from jaxbw.model.clock import Clock, fixed
-from jaxbw.model.kernel import Kernel
-from jaxbw.model.schedule import Raster, Shape
+from jaxbw._src.lab.model.clock import Clock, fixed
+from jaxbw._src.lab.model.kernel import Kernel
+from jaxbw._src.lab.model.schedule import Raster, Shape
 
 SHARED_MEMORY = 227 * 1024
 ALL = 1 << 20  # tiles: a band of all of them

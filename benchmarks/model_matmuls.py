@@ -16,7 +16,7 @@ from dataclasses import replace
 import products
 from products import Product
 
-from jaxbw.bench.case import suite
+from jaxbw._src.lab.bench.case import suite
 
 WEIGHTS = pathlib.Path(__file__).with_name("model_weights.json")
 OF_MODELS, FEW_ROWS, HALF, FUSED = 0.65, 0.45, 0.1, 0.3  # shares; of what can be fused, FUSED is

@@ -1,7 +1,7 @@
-r"""The model of XLA's time, from measured times: jaxbw/selection/xla.
+r"""The model of XLA's time, from measured times: jaxbw/_src/selection/xla.
 
     python benchmarks/model_xla.py xla.jsonl.xz --unseen more.jsonl.xz \
-        --out jaxbw/selection/xla/h200.json
+        --out jaxbw/_src/selection/xla/h200.json
 
 Reads what measure_xla.py wrote. Fits the formula's constants, then grows regression trees
 (LightGBM) for the logarithm of the time over the formula's. Of the matmuls a part is left out in
@@ -35,13 +35,13 @@ from model_error import Floats, geometric_mean
 from products import Product
 from tune_selection import as_lists, to_text
 
-from jaxbw.bench.case import suite
-from jaxbw.selection import manifest, xla
-from jaxbw.selection.devices import TARGETS, Device
-from jaxbw.selection.select import Choice, select
-from jaxbw.selection.tuned.files import SIZES
-from jaxbw.selection.xla import ADVANTAGE, XlaModel, XlaTime
-from jaxbw.selection.xla.features import FEATURES, Rates, features, rough
+from jaxbw._src.lab.bench.case import suite
+from jaxbw._src.selection import manifest, xla
+from jaxbw._src.selection.devices import TARGETS, Device
+from jaxbw._src.selection.select import Choice, select
+from jaxbw._src.selection.tuned.files import SIZES
+from jaxbw._src.selection.xla import ADVANTAGE, XlaModel, XlaTime
+from jaxbw._src.selection.xla.features import FEATURES, Rates, features, rough
 
 CONFIDENCE = 0.6  # that XLA is quicker, before the advantage that is asked for
 ROWS = (32, 128, 512, 2**31)  # the most of each class

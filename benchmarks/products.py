@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxbw.bench.case import CONTRACTING, suite
-from jaxbw.epilogue import IDENTITY, Epilogue
-from jaxbw.problem import GemmProblem, reduce_dot_general
+from jaxbw._src.epilogue import IDENTITY, Epilogue
+from jaxbw._src.lab.bench.case import CONTRACTING, suite
+from jaxbw._src.problem import GemmProblem, reduce_dot_general
 
 MOST_FLOPS = 1.2e12  # of a drawn product, some 1.5 ms on an H200
 MOST_ELEMENTS = 2.5e8  # of one of its arrays

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 import jaxbw
-from jaxbw.bench import environment
-from jaxbw.profiling import build
+from jaxbw._src.lab.bench import environment
+from jaxbw._src.lab.profiling import build
 
 CTAS = range(4)  # in a trace
 PINGPONG = jaxbw.GemmConfig(block_m=64, block_n=256, pingpong=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from products import Product
 
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.tuned.products import config_from_json
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.tuned_products import config_from_json
 
 
 def read(path: pathlib.Path) -> dict[Product, list[tuple[GemmConfig, float]]]:

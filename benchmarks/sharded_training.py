@@ -35,8 +35,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw.bench import environment
-from jaxbw.primitives.gemm import TARGET
+from jaxbw._src.lab.bench import environment
+from jaxbw._src.primitives.gemm import TARGET
 
 EMULATED_DEVICES = 8
 LAYOUTS = ("data", "tensor")

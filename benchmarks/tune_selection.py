@@ -1,6 +1,6 @@
-"""The tuned table of a machine, from measured times: jaxbw/selection/tuned.
+"""The tuned table of a machine, from measured times: jaxbw/_src/selection/tuned.
 
-    python benchmarks/tune_selection.py calibration.jsonl --out jaxbw/selection/tuned/h200.json
+    python benchmarks/tune_selection.py calibration.jsonl --out jaxbw/_src/selection/tuned/h200.json
 
 Reads what measure_configs.py wrote, several files where there are, and grows regression trees
 (LightGBM) for the logarithms of measured over modelled times. Configurations are compared with
@@ -29,12 +29,12 @@ import model_error
 import numpy as np
 from model_error import Floats, Measurements, geometric_mean
 
-from jaxbw.selection import tuned
-from jaxbw.selection.machine import Machine, machines
-from jaxbw.selection.tuned import Table
-from jaxbw.selection.tuned.features import FEATURES, features
-from jaxbw.selection.tuned.files import SIZES
-from jaxbw.selection.tuned.trees import LEAF
+from jaxbw._src.selection import tuned
+from jaxbw._src.selection.machine import Machine, machines
+from jaxbw._src.selection.tuned import Table
+from jaxbw._src.selection.tuned.features import FEATURES, features
+from jaxbw._src.selection.tuned.files import SIZES
+from jaxbw._src.selection.tuned.trees import LEAF
 
 FEWEST = 80  # products of a table
 FOLDS = 8  # of the check

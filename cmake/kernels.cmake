@@ -9,7 +9,7 @@ file(MAKE_DIRECTORY "${work_dir}" "${kernel_dir}")
 
 # The table says which instances there are: configure again when it, or what reads it, changes.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-             "${table}" "${generate}" "${CMAKE_CURRENT_SOURCE_DIR}/jaxbw/selection/kernel_table.py")
+             "${table}" "${generate}" "${CMAKE_CURRENT_SOURCE_DIR}/jaxbw/_src/selection/kernel_table.py")
 execute_process(
   COMMAND "${Python_EXECUTABLE}" "${generate}" sources --table "${table}" --output "${work_dir}"
   OUTPUT_VARIABLE instances OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)

@@ -13,18 +13,18 @@ except ImportError as error:
     ) from error
 
 from jaxbw import checkpoint_policies
-from jaxbw import log as _log
-from jaxbw.api import dot_general, explain, gated_matmul, matmul
-from jaxbw.batch_invariance import batch_invariant
-from jaxbw.collective import collective_matmul
-from jaxbw.exporting import export_disabled_checks
-from jaxbw.primitives.gemm import register as _register
-from jaxbw.profiling.call import profile
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.devices import target
-from jaxbw.selection.implementations import implementation
-from jaxbw.selection.tuned.use import use_tuned
-from jaxbw.tuning.autotune import autotune
+from jaxbw._src import log as _log
+from jaxbw._src.api.collective import collective_matmul
+from jaxbw._src.api.exporting import export_disabled_checks
+from jaxbw._src.api.matmul import dot_general, explain, gated_matmul, matmul
+from jaxbw._src.lab.profiling.call import profile
+from jaxbw._src.lab.tuning.autotune import autotune
+from jaxbw._src.primitives.gemm import register as _register
+from jaxbw._src.selection.batch_invariance import batch_invariant
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import target
+from jaxbw._src.selection.implementations import implementation
+from jaxbw._src.selection.use_tuned import use_tuned
 
 __all__ = [
     "GemmConfig",

@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxbw.cli.main import main
+from jaxbw._src.lab.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

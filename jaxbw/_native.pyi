@@ -255,7 +255,7 @@ def trace_gemm(
 ) -> Any:
     """Runs "jaxbw_gemm_v2" in the emulator, on one machine of so many SMs, and traces it.
 
-    Returns what `jaxbw.emulator.report.make_report` takes.
+    Returns what `jaxbw._src.emulator.report.make_report` takes.
 
     Arguments are as of `enqueue_gemm`, in the host's memory. `JAXBW_EMULATOR_CHECKS` says what is
     checked; findings are in the report.

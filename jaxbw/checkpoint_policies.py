@@ -25,10 +25,10 @@ import jax
 from jax.ad_checkpoint import Offloadable, Recompute
 from jax.extend.core import Primitive
 
-from jaxbw import compat
-from jaxbw.primitives.collective_dot_general import collective_dot_general_p
-from jaxbw.primitives.dot_general import dot_general_p
-from jaxbw.primitives.fused_dot_general import fused_dot_general_p
+from jaxbw._src import compat
+from jaxbw._src.primitives.collective_dot_general import collective_dot_general_p
+from jaxbw._src.primitives.dot_general import dot_general_p
+from jaxbw._src.primitives.fused_dot_general import fused_dot_general_p
 
 __all__ = [
     "PREACTIVATION",

@@ -1,4 +1,4 @@
-// What a launch with tracing remembers: jaxbw/emulator/timeline.py draws it.
+// What a launch with tracing remembers: jaxbw/_src/emulator/timeline.py draws it.
 #include "machine.h"
 
 namespace jaxbw::emulator {

@@ -3,7 +3,7 @@
   generate.py sources  --table kernels.toml --output DIR                 writes DIR/<name>.cu
   generate.py manifest --table kernels.toml --reports DIR --output FILE  reads DIR/<name>.ptxas
 
-What a row of the table means is said in jaxbw/selection/kernel_table.py, which is loaded by its
+What a row of the table means is said in jaxbw/_src/selection/kernel_table.py, which is loaded by its
 path because the package cannot be imported before it is built.
 """
 
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__({threads}{blocks_per_sm})
 
 
 def load_table_module() -> ModuleType:
-    """jaxbw/selection/kernel_table.py, without importing jaxbw."""
+    """jaxbw/_src/selection/kernel_table.py, without importing jaxbw."""
     name = "kernel_table"
     path = ROOT / "jaxbw" / "selection" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)

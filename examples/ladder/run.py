@@ -27,12 +27,12 @@ from ladder.rungs import PUBLISHED, RUNGS, Rung
 
 import jaxbw
 from jaxbw import _native, emulator
-from jaxbw.bench.measure import bursts
-from jaxbw.bench.report import columns
-from jaxbw.bench.statistics import median
-from jaxbw.bench.timer import Cupti, Product, Rotation
-from jaxbw.selection import manifest
-from jaxbw.selection.config import GemmConfig
+from jaxbw._src.lab.bench.measure import bursts
+from jaxbw._src.lab.bench.report import columns
+from jaxbw._src.lab.bench.statistics import median
+from jaxbw._src.lab.bench.timer import Cupti, Product, Rotation
+from jaxbw._src.selection import manifest
+from jaxbw._src.selection.config import GemmConfig
 from tests.emulator import gemm_launch
 from tests.emulator.gemm_launch import BF16
 

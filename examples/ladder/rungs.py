@@ -9,7 +9,7 @@ rung to rung only what it adds is different.
 
 from dataclasses import dataclass, replace
 
-from jaxbw.selection.config import GemmConfig
+from jaxbw._src.selection.config import GemmConfig
 
 MODULAR_2 = "Modular, Matrix Multiplication on Blackwell, part 2"
 MODULAR_3 = "Modular, Matrix Multiplication on Blackwell, part 3"

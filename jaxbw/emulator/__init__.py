@@ -23,8 +23,8 @@
 ([0, 3, 6, 9], [])
 """
 
-from jaxbw.emulator.module import EmulatorError, Module
-from jaxbw.emulator.report import Finding, Report, Role
-from jaxbw.emulator.tensor_map import TensorMap, empty
+from jaxbw._src.emulator.module import EmulatorError, Module
+from jaxbw._src.emulator.report import Finding, Report, Role
+from jaxbw._src.emulator.tensor_map import TensorMap, empty
 
 __all__ = ["EmulatorError", "Finding", "Module", "Report", "Role", "TensorMap", "empty"]

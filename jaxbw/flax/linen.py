@@ -19,7 +19,7 @@ from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import default_kernel_init
 from flax.linen.module import merge_param
 
-from jaxbw.flax.pending import PendingProduct, einsum, run, run_gated
+from jaxbw._src.api.pending import PendingProduct, einsum, run, run_gated
 
 __all__ = [
     "MLP",

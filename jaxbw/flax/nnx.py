@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxbw.api import dot_general
-from jaxbw.flax.pending import PendingProduct, einsum, run, run_gated
+from jaxbw._src.api.matmul import dot_general
+from jaxbw._src.api.pending import PendingProduct, einsum, run, run_gated
 
 __all__ = ["MLP", "Einsum", "Linear", "LinearGeneral", "swap_layers"]
 

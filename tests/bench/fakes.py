@@ -7,11 +7,11 @@ from typing import Any
 
 from jax import lax
 
-from jaxbw.bench.arms.arm import Arm
-from jaxbw.bench.arms.xla import product_function
-from jaxbw.bench.case import Case
-from jaxbw.bench.results import Config
-from jaxbw.bench.timer import Burst, Product, Rotation
+from jaxbw._src.lab.bench.arms.arm import Arm
+from jaxbw._src.lab.bench.arms.xla import product_function
+from jaxbw._src.lab.bench.case import Case
+from jaxbw._src.lab.bench.results import Config
+from jaxbw._src.lab.bench.timer import Burst, Product, Rotation
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxbw.bench import inputs
-from jaxbw.bench.arms import ARMS, pallas
-from jaxbw.bench.arms.arm import Arm, specs
-from jaxbw.bench.case import EPILOGUES, LAYOUTS, Case, groups, select, suite
-from jaxbw.bench.inputs import LARGEST_ERROR, ROTATED_BYTES, Oracle, draw, set_count
+from jaxbw._src.lab.bench import inputs
+from jaxbw._src.lab.bench.arms import ARMS, pallas
+from jaxbw._src.lab.bench.arms.arm import Arm, specs
+from jaxbw._src.lab.bench.case import EPILOGUES, LAYOUTS, Case, groups, select, suite
+from jaxbw._src.lab.bench.inputs import LARGEST_ERROR, ROTATED_BYTES, Oracle, draw, set_count
 
 ON_CPU = [arm for arm in ARMS if arm.name in ("jaxbw", "xla")]
 CASES = [

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from jaxbw.bench import arms, inputs, measure, share
-from jaxbw.bench.arms.arm import Arm
-from jaxbw.bench.results import Results
-from jaxbw.bench.session import Plan
-from jaxbw.cli import bench
-from jaxbw.cli.main import main
+from jaxbw._src.lab.bench import arms, inputs, measure, share
+from jaxbw._src.lab.bench.arms.arm import Arm
+from jaxbw._src.lab.bench.results import Results
+from jaxbw._src.lab.bench.session import Plan
+from jaxbw._src.lab.cli import bench
+from jaxbw._src.lab.cli.main import main
 
 from .fakes import FakeArm, FakeTimer
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from jaxbw.bench.case import Case
-from jaxbw.bench.results import ArmTimes, Results, Row
-from jaxbw.cli.main import main
+from jaxbw._src.lab.bench.case import Case
+from jaxbw._src.lab.bench.results import ArmTimes, Results, Row
+from jaxbw._src.lab.cli.main import main
 
 CUBES = [Case("cube", size, size, size) for size in (1024, 2048, 4096)]
 ENVIRONMENT: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxbw.bench.environment import Monitor
+from jaxbw._src.lab.bench.environment import Monitor
 
 SMI = """#!/bin/sh
 while true; do echo '1980, 3201, 600.5, 40'; echo '1000, 3201, [N/A], 40'; sleep 0.01; done

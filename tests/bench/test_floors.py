@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from jaxbw.bench import report
-from jaxbw.bench.case import Case
-from jaxbw.bench.floors import Roof
-from jaxbw.bench.results import ArmTimes, Results, Row
-from jaxbw.selection.machine import machines
+from jaxbw._src.lab.bench import report
+from jaxbw._src.lab.bench.case import Case
+from jaxbw._src.lab.bench.floors import Roof
+from jaxbw._src.lab.bench.results import ArmTimes, Results, Row
+from jaxbw._src.selection.machine import machines
 
 SQUARE = Case("cube", 4096, 4096, 4096)
 FEW_ROWS = Case("decode", 8, 8192, 8192)

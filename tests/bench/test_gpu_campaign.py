@@ -16,7 +16,7 @@ from campaign_plan import Repository, Task, plan
 from campaign_steps import STEPS, Step
 
 ROOT = Path(__file__).parents[2]
-CUDA, SELECTION = ("cuda", ":!cuda/emulator"), ("jaxbw/selection",)
+CUDA, SELECTION = ("cuda", ":!cuda/emulator"), ("jaxbw/_src/selection",)
 
 
 class Checkout(Repository):
@@ -44,7 +44,7 @@ def checkout(tmp_path: Path) -> Checkout:
     made = Checkout(tmp_path / "checkout", "h200")
     made.root.mkdir()
     assert made.git("init", "-q") is not None
-    made.write("jaxbw/selection/select.py", "one")
+    made.write("jaxbw/_src/selection/select.py", "one")
     made.write("cuda/gemm.cu", "one")
     return made
 

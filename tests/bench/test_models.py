@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw import compat
-from jaxbw.bench.models import session
-from jaxbw.bench.models.form import FORMS
-from jaxbw.bench.models.program import PROFILED_STEPS, kind, matmuls
-from jaxbw.bench.models.transformer import MODELS, Transformer
-from jaxbw.cli import bench_model
-from jaxbw.cli.main import main
+from jaxbw._src import compat
+from jaxbw._src.lab.bench.models import session
+from jaxbw._src.lab.bench.models.form import FORMS
+from jaxbw._src.lab.bench.models.program import PROFILED_STEPS, kind, matmuls
+from jaxbw._src.lab.bench.models.transformer import MODELS, Transformer
+from jaxbw._src.lab.cli import bench_model
+from jaxbw._src.lab.cli.main import main
 
 SMALL: dict[str, Any] = {"width": 32, "heads": 2, "ff": 48, "layers": 2, "batch": 2, "length": 8}
 # Of one step: a matmul's kernel, a repack ahead of it, and a fusion of XLA's.

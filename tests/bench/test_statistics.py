@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxbw.bench import statistics
+from jaxbw._src.lab.bench import statistics
 
 
 def times(seed: int, middle: float, rounds: int = 8, calls: int = 10) -> list[list[float]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from generate import manifest, source
 
-from jaxbw.selection.kernel_table import Kernel
+from jaxbw._src.selection.kernel_table import Kernel
 
 
 def sm90(layout: str) -> Kernel:

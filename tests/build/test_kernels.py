@@ -13,7 +13,7 @@ import pytest
 import toolchain
 from generate import source
 
-from jaxbw.selection import kernel_table
+from jaxbw._src.selection import kernel_table
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from generate import ROOT, source
 
-from jaxbw.selection import kernel_table
+from jaxbw._src.selection import kernel_table
 
 TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")
 SCRIPT = ROOT / "cuda" / "kernels" / "profiled.py"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxbw.selection import config, kernel_table
+from jaxbw._src.selection import config, kernel_table
 
 ROW = """
 [[kernel]]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import jaxbw
-from jaxbw.cli import self_test
-from jaxbw.selection.devices import TARGETS, Device
+from jaxbw._src.lab.cli import self_test
+from jaxbw._src.selection.devices import TARGETS, Device
 
 # As `python -m jaxbw`, of the package in a folder: an editable install would find itself.
 OF_FOLDER = """

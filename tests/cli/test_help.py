@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from jaxbw.cli import bench_model, compare
-from jaxbw.cli.main import COMMANDS, main, parser
+from jaxbw._src.lab.cli import bench_model, compare
+from jaxbw._src.lab.cli.main import COMMANDS, main, parser
 
 BELOW = {"bench compare": compare, "bench model": bench_model}
 EXAMPLES = [line for each in (COMMANDS | BELOW).values() for line in each.EXAMPLES]

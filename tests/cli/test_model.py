@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxbw
-from jaxbw.cli.main import main
+from jaxbw._src.lab.cli.main import main
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxbw.cli.main import main
-from jaxbw.profiling.profile import MOMENTS
+from jaxbw._src.lab.cli.main import main
+from jaxbw._src.lab.profiling.profile import MOMENTS
 
 SIZES = ("128", "128", "256")
 

@@ -8,9 +8,9 @@ import jax
 import pytest
 
 import jaxbw
-from jaxbw.cli.main import main
-from jaxbw.cli.wave_map import WaveMap
-from jaxbw.selection.devices import TARGETS
+from jaxbw._src.lab.cli.main import main
+from jaxbw._src.lab.cli.wave_map import WaveMap
+from jaxbw._src.selection.devices import TARGETS
 
 PRODUCTS = [
     ("B200", 1, 4096, 4096, 4096),

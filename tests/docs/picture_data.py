@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxbw import emulator
 from jaxbw._native import emulator as _core
-from jaxbw.emulator.report import engine
+from jaxbw._src.emulator.report import engine
 
 from ..emulator import gemm_launch, probe, protocol
 from ..emulator.gemm_cases import Case

@@ -26,7 +26,7 @@ import jax
 import pytest
 
 import jaxbw
-from jaxbw.cli import main as cli
+from jaxbw._src.lab.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxbw._native import Major
-from jaxbw.selection import config as configs
-from jaxbw.selection.kernel_table import Kernel
+from jaxbw._src.selection import config as configs
+from jaxbw._src.selection.kernel_table import Kernel
 
 from . import gemm_launch
 from .gemm_cases import DTYPES, Case, transposed

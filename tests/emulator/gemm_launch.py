@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import emulator
-from jaxbw.selection.config import MIN_REDUCED_PARTS, GemmConfig
+from jaxbw._src.selection.config import MIN_REDUCED_PARTS, GemmConfig
 
 from . import installed
 from .gemm_params import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxbw import _native, emulator
-from jaxbw.selection import manifest
+from jaxbw._src.selection import manifest
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from jaxbw.selection.config import MIN_REDUCED_PARTS, MIN_SHARED_PARTS
+from jaxbw._src.selection.config import MIN_REDUCED_PARTS, MIN_SHARED_PARTS
 
 from .gemm_cases import Case, transposed
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxbw import emulator
-from jaxbw.selection import manifest
-from jaxbw.selection.kernel_table import Kernel
+from jaxbw._src.selection import manifest
+from jaxbw._src.selection.kernel_table import Kernel
 
 from . import gemm_cases, gemm_draw, installed
 from .gemm_cases import Case

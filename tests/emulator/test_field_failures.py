@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxbw.selection import manifest
+from jaxbw._src.selection import manifest
 
 from . import gemm_cases, gemm_launch, mutation, probe
 from .gemm_cases import Case

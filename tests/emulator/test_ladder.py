@@ -11,7 +11,7 @@ from ladder import run as ladder
 from ladder.rungs import RUNGS, Rung
 
 import jaxbw
-from jaxbw.selection.config import GemmConfig, refusal
+from jaxbw._src.selection.config import GemmConfig, refusal
 
 from . import gemm_launch
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxbw.selection.config import MIN_SHARED_PARTS
+from jaxbw._src.selection.config import MIN_SHARED_PARTS
 
 from . import mutation
 from .mutation_launches import launches

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from jaxbw._src.selection import manifest
 from jaxbw.emulator import Module
-from jaxbw.selection import manifest
 
 THREADS = 256
 IN_FLIGHT = 3  # kRepackInFlight

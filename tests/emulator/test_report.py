@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxbw import emulator
-from jaxbw.emulator import report, timeline
+from jaxbw._src.emulator import report, timeline
 
 from . import gemm_launch
 from .gemm_launch import BF16, SM100, Config

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from jaxbw import emulator
-from jaxbw.selection.config import MIN_SHARED_PARTS
+from jaxbw._src.selection.config import MIN_SHARED_PARTS
 
 from . import gemm_cases, gemm_launch
 from .gemm_cases import Case

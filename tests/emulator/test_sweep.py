@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from jaxbw.selection.kernel_table import Kernel
+from jaxbw._src.selection.kernel_table import Kernel
 
 from . import sweep
 from .gemm_launch import ACTIVATIONS

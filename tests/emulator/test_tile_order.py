@@ -1,10 +1,10 @@
-"""jaxbw/selection/tile_order.py against the coordinates that running kernels hand to TMA."""
+"""jaxbw/_src/selection/tile_order.py against the coordinates that running kernels hand to TMA."""
 
 from dataclasses import replace
 
 import pytest
 
-from jaxbw.selection.tile_order import Grid, WorkItem, work_items
+from jaxbw._src.selection.tile_order import Grid, WorkItem, work_items
 
 from . import gemm_cases, gemm_launch, probe
 from .gemm_cases import Case

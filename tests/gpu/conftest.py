@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxbw.selection import select
+from jaxbw._src.selection import select
 
 
 @pytest.fixture(autouse=True)

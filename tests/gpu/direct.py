@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import _native
-from jaxbw.selection import manifest
-from jaxbw.selection.kernel_table import Kernel
+from jaxbw._src.selection import manifest
+from jaxbw._src.selection.kernel_table import Kernel
 
 from ..emulator import gemm_cases
 from ..emulator.gemm_cases import DTYPES, verify_results

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 import jaxbw
 from jaxbw import _native
-from jaxbw.bench.case import CONTRACTING
-from jaxbw.problem import reduce_dot_general
-from jaxbw.selection import devices, manifest
-from jaxbw.selection.select import Choice, select
-from jaxbw.tuning.launching import Gpu
+from jaxbw._src.lab.bench.case import CONTRACTING
+from jaxbw._src.lab.tuning.launching import Gpu
+from jaxbw._src.problem import reduce_dot_general
+from jaxbw._src.selection import devices, manifest
+from jaxbw._src.selection.select import Choice, select
 
 from ..emulator.gemm_cases import verify_results
 from . import direct, fuzz_direct

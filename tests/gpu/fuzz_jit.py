@@ -17,7 +17,7 @@ import numpy as np
 
 import jaxbw
 from jaxbw import GemmConfig
-from jaxbw.primitives.gemm import TARGET
+from jaxbw._src.primitives.gemm import TARGET
 
 from ..emulator import gemm_draw
 from ..emulator.gemm_cases import BETA, DTYPES, Case, verify_results

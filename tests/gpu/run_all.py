@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxbw.bench import share
+from jaxbw._src.lab.bench import share
 
 from . import environment
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxbw.selection import manifest
+from jaxbw._src.selection import manifest
 
 from . import environment, sanitize
 

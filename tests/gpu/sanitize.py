@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxbw import _native
-from jaxbw.selection import manifest
-from jaxbw.selection.kernel_table import Kernel
+from jaxbw._src.selection import manifest
+from jaxbw._src.selection.kernel_table import Kernel
 
 from ..emulator import gemm_draw
 from ..emulator.gemm_cases import Case

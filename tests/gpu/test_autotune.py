@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw.selection.tuned.products import TunedProducts
+from jaxbw._src.selection.tuned_products import TunedProducts
 
 pytestmark = pytest.mark.gpu
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxbw.bench import arms
-from jaxbw.bench.results import Results
-from jaxbw.cli.main import main
+from jaxbw._src.lab.bench import arms
+from jaxbw._src.lab.bench.results import Results
+from jaxbw._src.lab.cli.main import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxbw.selection import devices
+from jaxbw._src.selection import devices
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +33,7 @@ def test_a_profile_names_the_kernel() -> None:
     import jax.numpy as jnp
 
     import jaxbw
-    from jaxbw import compat
+    from jaxbw._src import compat
 
     x = jnp.ones((256, 256), jnp.bfloat16)
     product = jax.jit(jaxbw.matmul)

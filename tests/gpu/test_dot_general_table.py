@@ -15,7 +15,7 @@ import pytest
 from jax.lax import Precision
 
 import jaxbw
-from jaxbw.selection import devices
+from jaxbw._src.selection import devices
 
 from ..jax.dot_general_cases import (
     ALGORITHMS,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxbw.primitives.gemm import TARGET
+from jaxbw._src.primitives.gemm import TARGET
 
 GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pytest
 
 import jaxbw
-from jaxbw.primitives.gemm import TARGET
-from jaxbw.selection import devices, manifest
+from jaxbw._src.primitives.gemm import TARGET
+from jaxbw._src.selection import devices, manifest
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw.profiling import build
-from jaxbw.profiling.profile import MOMENTS
+from jaxbw._src.lab.profiling import build
+from jaxbw._src.lab.profiling.profile import MOMENTS
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw.primitives.gemm import TARGET
-from jaxbw.selection import devices
+from jaxbw._src.primitives.gemm import TARGET
+from jaxbw._src.selection import devices
 
 from ..jax import several_devices
 

@@ -19,8 +19,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw.primitives.gemm import TARGET
-from jaxbw.selection import devices
+from jaxbw._src.primitives.gemm import TARGET
+from jaxbw._src.selection import devices
 
 pytestmark = pytest.mark.gpus
 

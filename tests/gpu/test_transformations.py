@@ -18,8 +18,8 @@ from jax import export
 from jax.experimental import serialize_executable
 
 import jaxbw
-from jaxbw.primitives.gemm import TARGET
-from jaxbw.selection import devices
+from jaxbw._src.primitives.gemm import TARGET
+from jaxbw._src.selection import devices
 
 from . import environment
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw.primitives.gemm import TARGET
-from jaxbw.selection import select, xla
-from jaxbw.selection.devices import running_device
-from jaxbw.selection.xla import XlaTime
+from jaxbw._src.primitives.gemm import TARGET
+from jaxbw._src.selection import select, xla
+from jaxbw._src.selection.devices import running_device
+from jaxbw._src.selection.xla import XlaTime
 
 pytestmark = pytest.mark.gpu
 

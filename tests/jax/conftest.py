@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw.primitives.gemm import TARGET
-from jaxbw.selection import select
+from jaxbw._src.primitives.gemm import TARGET
+from jaxbw._src.selection import select
 
 UNIT_ROUNDOFF = {
     "bfloat16": 2.0**-8,

@@ -20,7 +20,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxbw
-from jaxbw.tuning.find import products
+from jaxbw._src.lab.tuning.find import products
 
 LAYERS, ROWS, WIDTH, HIDDEN = 3, 512, 256, 1024
 Step = Callable[..., Any]

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw.primitives import ring
+from jaxbw._src.primitives import ring
 
 from .collective_products import (
     AXIS,

@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw.bench import statistics
-from jaxbw.primitives.overlap import RING_IS_FASTER, Chunk
+from jaxbw._src.lab.bench import statistics
+from jaxbw._src.primitives.overlap import RING_IS_FASTER, Chunk
 
 from .collective_products import (
     AXIS,

@@ -15,7 +15,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
-from jaxbw import compat
+from jaxbw._src import compat
 
 MATRIX = jnp.ones((2, 2))
 PARAMS: dict[str, Any] = {

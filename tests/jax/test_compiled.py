@@ -17,7 +17,7 @@ from jax.experimental import serialize_executable
 
 import jaxbw
 from jaxbw import _native
-from jaxbw.primitives.gemm import TARGET
+from jaxbw._src.primitives.gemm import TARGET
 
 Operand = Callable[..., Any]
 M, K, N = 24, 64, 40

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxbw
-from jaxbw.primitives import serve
-from jaxbw.selection import devices, select
+from jaxbw._src.primitives import serve
+from jaxbw._src.selection import devices, select
 
 X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
 

@@ -13,9 +13,9 @@ import pytest
 
 import jaxbw
 from jaxbw._native import Major
-from jaxbw.epilogue import IDENTITY, Epilogue
-from jaxbw.primitives.dot_general import batched_dimension_numbers
-from jaxbw.problem import GemmProblem, reduce_dot_general
+from jaxbw._src.epilogue import IDENTITY, Epilogue
+from jaxbw._src.primitives.dot_general import batched_dimension_numbers
+from jaxbw._src.problem import GemmProblem, reduce_dot_general
 
 Operand = Callable[..., Any]
 
@@ -85,7 +85,7 @@ def test_transposes_match_lax(case: Any) -> None:
 @hypothesis.given(products())
 def test_the_reduction_is_the_product(least_of_stack: int, case: Any) -> None:
     """A GEMM in NumPy over the reduced operands: what the kernels compute."""
-    with mock.patch("jaxbw.problem._LEAST_OF_STACK", least_of_stack):
+    with mock.patch("jaxbw._src.problem._LEAST_OF_STACK", least_of_stack):
         assert_reduces(*case)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw import api
+from jaxbw._src.api import matmul as api
 
 X, W = jnp.ones((16, 64), jnp.bfloat16), jnp.ones((64, 32), jnp.bfloat16)
 DIMS = (((1,), (0,)), ((), ()))

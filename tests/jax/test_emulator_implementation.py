@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec
 
 import jaxbw
 from jaxbw import GemmConfig, _native
-from jaxbw.primitives.gemm import TARGET
-from jaxbw.primitives.partitioning import TARGET as PARTITIONED
-from jaxbw.selection import manifest
+from jaxbw._src.primitives.gemm import TARGET
+from jaxbw._src.primitives.partitioning import TARGET as PARTITIONED
+from jaxbw._src.selection import manifest
 
 from .epilogues import CASES, arrays, formula, numbers
 

@@ -10,7 +10,7 @@ import pytest
 
 import jaxbw
 from jaxbw import _native
-from jaxbw.primitives.gemm import TARGET
+from jaxbw._src.primitives.gemm import TARGET
 
 BF16 = jnp.bfloat16
 X, W = jnp.ones((16, 64), BF16), jnp.ones((64, 32), BF16)

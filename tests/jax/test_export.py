@@ -11,8 +11,8 @@ import pytest
 from jax import export
 
 import jaxbw
-from jaxbw.primitives.gemm import TARGET
-from jaxbw.primitives.partitioning import TARGET as PARTITIONED
+from jaxbw._src.primitives.gemm import TARGET
+from jaxbw._src.primitives.partitioning import TARGET as PARTITIONED
 
 Operand = Callable[..., Any]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw import compat
+from jaxbw._src import compat
 
 COMPILERS = sorted((Path(sys.prefix) / "gpu-compilers").glob("*.*"))
 
@@ -46,7 +46,9 @@ def test_one_call_for_each_matmul() -> None:
             if case != "collective":  # overlapped, it is as many matmuls as there are devices
                 assert found["calls"] == found["jaxpr"], (compiler.name, case)
         if compiler.name == "0.11.2":
-            found = _counts(compiler, "import jaxbw.compat as c; c._REPEATS_STORED_CALLS = False")
+            found = _counts(
+                compiler, "import jaxbw._src.compat as c; c._REPEATS_STORED_CALLS = False"
+            )
             assert found["gradient"]["calls"] > found["gradient"]["jaxpr"]
 
 

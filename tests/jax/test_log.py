@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxbw
-from jaxbw import log
-from jaxbw.selection import select
-from jaxbw.selection.xla import XlaTime
+from jaxbw._src import log
+from jaxbw._src.selection import select
+from jaxbw._src.selection.xla import XlaTime
 
 Told = Callable[[], list[str]]
 X, W = jnp.ones((48, 64), jnp.bfloat16), jnp.ones((64, 80), jnp.bfloat16)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 import jaxbw
 from jaxbw import _native
-from jaxbw.selection import select
+from jaxbw._src.selection import select
 
 from .epilogues import CASES, arrays, numbers
 

@@ -18,13 +18,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw.epilogue import Epilogue
-from jaxbw.primitives.gemm import TARGET
-from jaxbw.primitives.partitioned_call import PartitionedCall
-from jaxbw.primitives.partitioning import TARGET as PARTITIONED
-from jaxbw.selection import select
-from jaxbw.selection.tuned.products import TunedProducts
-from jaxbw.selection.xla import XlaTime
+from jaxbw._src.epilogue import Epilogue
+from jaxbw._src.primitives.gemm import TARGET
+from jaxbw._src.primitives.partitioned_call import PartitionedCall
+from jaxbw._src.primitives.partitioning import TARGET as PARTITIONED
+from jaxbw._src.selection import select
+from jaxbw._src.selection.tuned_products import TunedProducts
+from jaxbw._src.selection.xla import XlaTime
 
 from .epilogues import CASES as EPILOGUES
 from .epilogues import formula, numbers
@@ -590,7 +590,7 @@ def test_an_unreduced_result_is_xlas() -> None:
 def test_what_no_kernel_takes_of_a_shard_is_an_error_of_the_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from jaxbw.primitives import dot_general, partitioning
+    from jaxbw._src.primitives import dot_general, partitioning
 
     def refuse(*_: Any) -> None:
         raise NotImplementedError("not such a shard")

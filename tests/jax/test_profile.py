@@ -14,12 +14,13 @@ import pytest
 import toolchain
 
 import jaxbw
-from jaxbw import GemmConfig, api
-from jaxbw.perfetto import Group, Span, Track
-from jaxbw.profiling import build, emulated, profile, stamped
-from jaxbw.profiling.profile import MOMENTS, Profile
-from jaxbw.profiling.record import ACTIVITIES, Layout, Recorded, read
-from jaxbw.selection import manifest
+from jaxbw import GemmConfig
+from jaxbw._src.api import matmul as api
+from jaxbw._src.lab.profiling import build, emulated, profile, stamped
+from jaxbw._src.lab.profiling.profile import MOMENTS, Profile
+from jaxbw._src.lab.profiling.record import ACTIVITIES, Layout, Recorded, read
+from jaxbw._src.perfetto import Group, Span, Track
+from jaxbw._src.selection import manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 M, N, K = 256, 256, 512

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxbw.primitives.shards import Factors, Plan, common_axes, plan
+from jaxbw._src.primitives.shards import Factors, Plan, common_axes, plan
 
 M, N, K = 0, 1, 2
 

@@ -18,7 +18,7 @@ from jax.experimental import checkify
 from jax.test_util import check_grads
 
 import jaxbw
-from jaxbw.primitives.gemm import TARGET
+from jaxbw._src.primitives.gemm import TARGET
 
 from .epilogues import CASES, arrays, formula, in_float64, numbers
 

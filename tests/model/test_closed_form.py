@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from jaxbw._native import Major
-from jaxbw.model.machine import replayed
-from jaxbw.model.modelled import run
-from jaxbw.model.ours import kernel_of, raster_of
-from jaxbw.model.schedule import Raster, Shape
-from jaxbw.selection.candidates import Candidates, candidates
-from jaxbw.selection.cost_model import evaluate
-from jaxbw.selection.machine import Machine, machines
+from jaxbw._src.lab.model.machine import replayed
+from jaxbw._src.lab.model.modelled import run
+from jaxbw._src.lab.model.ours import kernel_of, raster_of
+from jaxbw._src.lab.model.schedule import Raster, Shape
+from jaxbw._src.selection.candidates import Candidates, candidates
+from jaxbw._src.selection.cost_model import evaluate
+from jaxbw._src.selection.machine import Machine, machines
 from tests.selection.workloads import ranking, workload
 
 BANDS = 4

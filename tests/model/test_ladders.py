@@ -8,8 +8,8 @@ import compare_model
 import pytest
 from model_ladders import LADDERS
 
-from jaxbw.model.machine import constants, replayed
-from jaxbw.model.report import INTERVAL
+from jaxbw._src.lab.model.machine import constants, replayed
+from jaxbw._src.lab.model.report import INTERVAL
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 RECORD = RESULTS / "2026-11-22_model_ladders_freeze4.json"

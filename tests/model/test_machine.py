@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from jaxbw.model import machine as machines
-from jaxbw.model.machine import CONFIDENCES, SHARED, constants, names, replayed
-from jaxbw.selection.machine import constants as selection_constants
-from jaxbw.selection.machine import machines as selection_machines
+from jaxbw._src.lab.model import machine as machines
+from jaxbw._src.lab.model.machine import CONFIDENCES, SHARED, constants, names, replayed
+from jaxbw._src.selection.machine import constants as selection_constants
+from jaxbw._src.selection.machine import machines as selection_machines
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

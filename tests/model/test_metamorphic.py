@@ -7,15 +7,15 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from jaxbw.model import modelled
-from jaxbw.model.clock import fixed, throttled
-from jaxbw.model.costs import ENGINES, MEMORY, TENSOR
-from jaxbw.model.kernel import Kernel
-from jaxbw.model.machine import Replayed, replayed
-from jaxbw.model.modelled import Replay, run
-from jaxbw.model.ours import kernel_of
-from jaxbw.model.schedule import Raster, Shape, order, schedule
-from jaxbw.selection.config import GemmConfig, max_stages
+from jaxbw._src.lab.model import modelled
+from jaxbw._src.lab.model.clock import fixed, throttled
+from jaxbw._src.lab.model.costs import ENGINES, MEMORY, TENSOR
+from jaxbw._src.lab.model.kernel import Kernel
+from jaxbw._src.lab.model.machine import Replayed, replayed
+from jaxbw._src.lab.model.modelled import Replay, run
+from jaxbw._src.lab.model.ours import kernel_of
+from jaxbw._src.lab.model.schedule import Raster, Shape, order, schedule
+from jaxbw._src.selection.config import GemmConfig, max_stages
 
 B200 = replayed("B200")
 TILES = [

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxbw.model.replay import (
+from jaxbw._src.lab.model.replay import (
     Action,
     Arrive,
     Drain,

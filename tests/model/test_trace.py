@@ -2,16 +2,16 @@
 
 import pytest
 
+from jaxbw._src.lab.model import trace
+from jaxbw._src.lab.model.costs import TENSOR, Costs
+from jaxbw._src.lab.model.machine import replayed
+from jaxbw._src.lab.model.memory import Traffic
+from jaxbw._src.lab.model.ours import kernel_of
+from jaxbw._src.lab.model.pipeline import agents
+from jaxbw._src.lab.model.replay import replay
+from jaxbw._src.lab.model.schedule import Shape, schedule
+from jaxbw._src.selection.config import GemmConfig
 from jaxbw.emulator import Report
-from jaxbw.model import trace
-from jaxbw.model.costs import TENSOR, Costs
-from jaxbw.model.machine import replayed
-from jaxbw.model.memory import Traffic
-from jaxbw.model.ours import kernel_of
-from jaxbw.model.pipeline import agents
-from jaxbw.model.replay import replay
-from jaxbw.model.schedule import Shape, schedule
-from jaxbw.selection.config import GemmConfig
 from tests.emulator import gemm_launch
 from tests.emulator.gemm_cases import Case
 from tests.emulator.installed import load

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from jaxbw.problem import GemmProblem
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.select import Choice
-from jaxbw.tuning.launching import Launch
+from jaxbw._src.lab.tuning.launching import Launch
+from jaxbw._src.problem import GemmProblem
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.select import Choice
 
 
 class MadeUpLaunch:

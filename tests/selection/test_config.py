@@ -8,8 +8,8 @@ import pytest
 
 import jaxbw
 from jaxbw import _native
-from jaxbw.selection import config as configs
-from jaxbw.selection.config import GemmConfig
+from jaxbw._src.selection import config as configs
+from jaxbw._src.selection.config import GemmConfig
 
 K, MN = _native.Major.K, _native.Major.MN
 SINGLE = GemmConfig(128, 128)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from jaxbw._native import Major
-from jaxbw.selection import cost_model
-from jaxbw.selection.candidates import Candidates, candidates
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.cost_model import evaluate, throttled_ghz
-from jaxbw.selection.machine import Machine, constants, machine_for, machines
-from jaxbw.selection.search import price, search
+from jaxbw._src.selection import cost_model
+from jaxbw._src.selection.candidates import Candidates, candidates
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.cost_model import evaluate, throttled_ghz
+from jaxbw._src.selection.machine import Machine, constants, machine_for, machines
+from jaxbw._src.selection.search import price, search
 
 from .workloads import ALL, ranking, workload
 

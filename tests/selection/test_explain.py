@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxbw.cli.main import main
+from jaxbw._src.lab.cli.main import main
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -114,7 +114,7 @@ def test_errors_say_what_to_type(
 def test_without_a_gpu_it_asks_for_a_device(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxbw.cli.explain.running_device", lambda: None)
+    monkeypatch.setattr("jaxbw._src.lab.cli.explain.running_device", lambda: None)
     with pytest.raises(SystemExit):
         main(["explain", "1", "1", "1"])
     assert "name one with --device B200" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxbw
-from jaxbw.tuning.find import products
+from jaxbw._src.lab.tuning.find import products
 
 X, W = jnp.ones((16, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
 PLAIN = "bf16[1,16,64] @ bf16[1,64,64] -> bf16[1,16,64]"

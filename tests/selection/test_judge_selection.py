@@ -6,14 +6,14 @@ import pytest
 from judge_selection import choice, judged, summary
 from products import Product
 
-from jaxbw.selection import tuned
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.devices import TARGETS
-from jaxbw.selection.tuned import Table
-from jaxbw.selection.tuned.features import FEATURES
-from jaxbw.selection.tuned.files import SIZES, Sizes
-from jaxbw.selection.tuned.trees import LEAF, Forest
-from jaxbw.tuning.measure import Effort, Measured, measure
+from jaxbw._src.lab.tuning.measure import Effort, Measured, measure
+from jaxbw._src.selection import tuned
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import TARGETS
+from jaxbw._src.selection.tuned import Table
+from jaxbw._src.selection.tuned.features import FEATURES
+from jaxbw._src.selection.tuned.files import SIZES, Sizes
+from jaxbw._src.selection.tuned.trees import LEAF, Forest
 
 from .made_up_gpu import MadeUpGpu
 

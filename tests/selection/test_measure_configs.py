@@ -8,11 +8,11 @@ import pytest
 from measure_configs import from_json, read, run, to_json
 from products import Product
 
-from jaxbw.bench import case
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.devices import TARGETS
-from jaxbw.tuning.launching import by_call
-from jaxbw.tuning.measure import BURST_US, Effort, Measured, measure
+from jaxbw._src.lab.bench import case
+from jaxbw._src.lab.tuning.launching import by_call
+from jaxbw._src.lab.tuning.measure import BURST_US, Effort, Measured, measure
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import TARGETS
 
 from .made_up_gpu import MadeUpGpu
 

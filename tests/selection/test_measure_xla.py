@@ -18,11 +18,11 @@ from measure_xla import Compiled, call, jnp_call, read, run, shapes
 from products import Product
 
 import jaxbw
-from jaxbw.bench.case import CONTRACTING, suite
-from jaxbw.bench.inputs import MOST_SETS
-from jaxbw.bench.timer import Burst, Rotation
-from jaxbw.bench.timer import Product as Calls
-from jaxbw.selection.devices import TARGETS
+from jaxbw._src.lab.bench.case import CONTRACTING, suite
+from jaxbw._src.lab.bench.inputs import MOST_SETS
+from jaxbw._src.lab.bench.timer import Burst, Rotation
+from jaxbw._src.lab.bench.timer import Product as Calls
+from jaxbw._src.selection.devices import TARGETS
 
 H200 = TARGETS["H200"]
 DRAWN = list(itertools.islice(model_matmuls.draw(5), 300))

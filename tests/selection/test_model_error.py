@@ -14,13 +14,13 @@ import pytest
 from measure_configs import to_json
 from products import Product
 
-from jaxbw.selection.candidates import Candidates
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.cost_model import evaluate, memset_us
-from jaxbw.selection.machine import machines
-from jaxbw.selection.search import price
-from jaxbw.selection.workload import workload
-from jaxbw.tuning.measure import Measured
+from jaxbw._src.lab.tuning.measure import Measured
+from jaxbw._src.selection.candidates import Candidates
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.cost_model import evaluate, memset_us
+from jaxbw._src.selection.machine import machines
+from jaxbw._src.selection.search import price
+from jaxbw._src.selection.workload import workload
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "model_error.py"
 RECORD = SCRIPT.parent / "results" / "2026-11-22_h200_configurations.json"

@@ -17,12 +17,12 @@ from model_xla import Sample, grow, judged, margins, out_of_fold, rates, samples
 from products import Product
 from tune_selection import to_text
 
-from jaxbw.bench.case import suite
-from jaxbw.selection import xla
-from jaxbw.selection.devices import TARGETS
-from jaxbw.selection.tuned.trees import Forest
-from jaxbw.selection.xla import XlaModel, XlaTime
-from jaxbw.selection.xla.features import FEATURES, Rates, features, rough
+from jaxbw._src.lab.bench.case import suite
+from jaxbw._src.selection import xla
+from jaxbw._src.selection.devices import TARGETS
+from jaxbw._src.selection.tuned.trees import Forest
+from jaxbw._src.selection.xla import XlaModel, XlaTime
+from jaxbw._src.selection.xla.features import FEATURES, Rates, features, rough
 
 H200 = TARGETS["H200"]
 GIVEN = Rates(132, 3.0, 2.0, 6e6, 20, 4e6)

@@ -8,7 +8,7 @@ import pytest
 from products import Product
 from records import config_of, read
 
-from jaxbw.selection.config import GemmConfig
+from jaxbw._src.selection.config import GemmConfig
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -13,16 +13,16 @@ import pytest
 
 import jaxbw
 from jaxbw import _native
-from jaxbw.epilogue import IDENTITY, Epilogue
-from jaxbw.primitives.gemm import DATA_TYPES, call_attributes
-from jaxbw.problem import reduce_dot_general
-from jaxbw.selection import manifest, tuned
-from jaxbw.selection.candidates import candidates
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.devices import DEFAULT_TARGETS, TARGETS, Device
-from jaxbw.selection.search import search
-from jaxbw.selection.select import Choice, select
-from jaxbw.selection.workload import workload
+from jaxbw._src.epilogue import IDENTITY, Epilogue
+from jaxbw._src.primitives.gemm import DATA_TYPES, call_attributes
+from jaxbw._src.problem import reduce_dot_general
+from jaxbw._src.selection import manifest, tuned
+from jaxbw._src.selection.candidates import candidates
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import DEFAULT_TARGETS, TARGETS, Device
+from jaxbw._src.selection.search import search
+from jaxbw._src.selection.select import Choice, select
+from jaxbw._src.selection.workload import workload
 
 LAYOUTS = {"nn": (1, 0), "nt": (1, 1), "tn": (0, 0), "tt": (0, 1)}
 

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import pytest
 
 import jaxbw
-from jaxbw.cli import tune
-from jaxbw.cli.main import main
-from jaxbw.selection import devices
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.devices import TARGETS, Device
-from jaxbw.selection.tuned.products import TunedProducts
-from jaxbw.tuning import autotune, session
-from jaxbw.tuning.measure import measure
+from jaxbw._src.lab.cli import tune
+from jaxbw._src.lab.cli.main import main
+from jaxbw._src.lab.tuning import autotune, session
+from jaxbw._src.lab.tuning.measure import measure
+from jaxbw._src.selection import devices
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import TARGETS, Device
+from jaxbw._src.selection.tuned_products import TunedProducts
 
 from .made_up_gpu import MadeUpGpu
 
@@ -46,9 +46,9 @@ def example_args():
 # starts what it runs in the background with SIGINT ignored, and all its children have it so.
 STOPPABLE = """
 import signal, sys, time
-from jaxbw.cli import tune
-from jaxbw.cli.main import main
-from jaxbw.selection import devices
+from jaxbw._src.lab.cli import tune
+from jaxbw._src.lab.cli.main import main
+from jaxbw._src.selection import devices
 
 class Slow:
     def launch(self, problem, choice):

@@ -18,20 +18,20 @@ import tune_selection
 from products import draw
 
 import jaxbw
-from jaxbw.problem import GemmProblem
-from jaxbw.selection import tuned
-from jaxbw.selection.candidates import Candidates
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.cost_model import evaluate, memset_us
-from jaxbw.selection.devices import TARGETS
-from jaxbw.selection.machine import machines
-from jaxbw.selection.search import price
-from jaxbw.selection.tuned import Table, table_for
-from jaxbw.selection.tuned.features import FEATURES
-from jaxbw.selection.tuned.trees import LEAF
-from jaxbw.selection.workload import Workload
-from jaxbw.selection.workload import workload as as_workload
-from jaxbw.tuning.measure import Effort, measure
+from jaxbw._src.lab.tuning.measure import Effort, measure
+from jaxbw._src.problem import GemmProblem
+from jaxbw._src.selection import tuned
+from jaxbw._src.selection.candidates import Candidates
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.cost_model import evaluate, memset_us
+from jaxbw._src.selection.devices import TARGETS
+from jaxbw._src.selection.machine import machines
+from jaxbw._src.selection.search import price
+from jaxbw._src.selection.tuned import Table, table_for
+from jaxbw._src.selection.tuned.features import FEATURES
+from jaxbw._src.selection.tuned.trees import LEAF
+from jaxbw._src.selection.workload import Workload
+from jaxbw._src.selection.workload import workload as as_workload
 
 from .made_up_gpu import MadeUpGpu
 from .workloads import workload

@@ -16,11 +16,11 @@ import pytest
 
 import jaxbw
 from jaxbw import GemmConfig
-from jaxbw.problem import GemmProblem, reduce_dot_general
-from jaxbw.selection import select
-from jaxbw.selection.devices import TARGETS, Device
-from jaxbw.selection.tuned import SWITCH, products
-from jaxbw.selection.tuned.products import Entry, TunedProducts, add, new_entry
+from jaxbw._src.problem import GemmProblem, reduce_dot_general
+from jaxbw._src.selection import select
+from jaxbw._src.selection.devices import TARGETS, Device
+from jaxbw._src.selection.tuned import SWITCH, products
+from jaxbw._src.selection.tuned_products import Entry, TunedProducts, add, new_entry
 
 H200, B200 = TARGETS["H200"], TARGETS["B200"]
 CONFIG = GemmConfig(128, 64, cluster=(2, 1), split_k=2, swizzle=4)
@@ -291,7 +291,7 @@ def test_a_table_is_read_as_it_was_written(path: Path) -> None:
 
 _ADD_ONE_BY_ONE = """
 import sys
-from jaxbw.selection.tuned.products import TunedProducts, add
+from jaxbw._src.selection.tuned_products import TunedProducts, add
 source, path = sys.argv[1:]
 entries = TunedProducts.load(source).entries.values()
 print("ready", flush=True)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw import compat
-from jaxbw.problem import GemmProblem
-from jaxbw.tuning import find, xla_form
-from jaxbw.tuning.launching import operands
-from jaxbw.tuning.xla_form import cut_out, function, microseconds, of_calls
+from jaxbw._src import compat
+from jaxbw._src.lab.tuning import find, xla_form
+from jaxbw._src.lab.tuning.launching import operands
+from jaxbw._src.lab.tuning.xla_form import cut_out, function, microseconds, of_calls
+from jaxbw._src.problem import GemmProblem
 
 X, W = jnp.ones((40, 72), jnp.bfloat16), jnp.ones((72, 56), jnp.bfloat16)
 R = jnp.ones((40, 56), jnp.float32)

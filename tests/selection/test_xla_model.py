@@ -14,13 +14,13 @@ import pytest
 
 import jaxbw
 from jaxbw import GemmConfig
-from jaxbw.problem import GemmProblem, reduce_dot_general
-from jaxbw.selection import xla
-from jaxbw.selection.devices import TARGETS, Device
-from jaxbw.selection.tuned import SWITCH
-from jaxbw.selection.tuned.trees import LEAF
-from jaxbw.selection.xla import XlaModel, XlaTime, xla_time
-from jaxbw.selection.xla.features import FEATURES, Rates, rough
+from jaxbw._src.problem import GemmProblem, reduce_dot_general
+from jaxbw._src.selection import xla
+from jaxbw._src.selection.devices import TARGETS, Device
+from jaxbw._src.selection.tuned import SWITCH
+from jaxbw._src.selection.tuned.trees import LEAF
+from jaxbw._src.selection.xla import XlaModel, XlaTime, xla_time
+from jaxbw._src.selection.xla.features import FEATURES, Rates, rough
 
 H200 = TARGETS["H200"]
 X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)

@@ -3,10 +3,10 @@
 from typing import Any
 
 from jaxbw._native import Major
-from jaxbw.selection.config import ANY, GemmConfig
-from jaxbw.selection.machine import Machine, machines
-from jaxbw.selection.search import Instances, Ranked, search
-from jaxbw.selection.workload import Workload
+from jaxbw._src.selection.config import ANY, GemmConfig
+from jaxbw._src.selection.machine import Machine, machines
+from jaxbw._src.selection.search import Instances, Ranked, search
+from jaxbw._src.selection.workload import Workload
 
 ALL: dict[str, Instances] = {
     "sm90": frozenset(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxbw import _native
-from jaxbw.selection import kernel_table
+from jaxbw._src.selection import kernel_table
 
 KERNELS = kernel_table.load(Path(__file__).parents[3] / "cuda" / "kernels.toml")
 Call = dict[str, Any]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from jaxbw.selection.config import MIN_REDUCED_PARTS
+from jaxbw._src.selection.config import MIN_REDUCED_PARTS
 
 from . import xla
 from .conftest import FakeDriver

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxbw import _native
-from jaxbw.selection.config import MIN_REDUCED_PARTS
+from jaxbw._src.selection.config import MIN_REDUCED_PARTS
 
 from .conftest import KERNELS, Call, FakeDriver
 from .product import PAIR, SM90, SM100, Product

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw.selection import manifest
-from jaxbw.selection.config import GemmConfig
-from jaxbw.selection.devices import TARGETS
-from jaxbw.selection.select import Choice, select
-from jaxbw.tuning import find, launching
-from jaxbw.tuning.launching import Gpu, operands
+from jaxbw._src.lab.tuning import find, launching
+from jaxbw._src.lab.tuning.launching import Gpu, operands
+from jaxbw._src.selection import manifest
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import TARGETS
+from jaxbw._src.selection.select import Choice, select
 
 from .conftest import FakeDriver
 

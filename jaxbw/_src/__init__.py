@@ -1,0 +1,1 @@
+"""What `import jaxbw` is made of. Private: any of it may change."""

@@ -1,0 +1,1 @@
+"""The public functions: arguments become one operation."""

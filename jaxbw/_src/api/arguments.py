@@ -1,0 +1,228 @@
+"""The arguments of the public functions: canonical forms, and what is wrong with them."""
+
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxbw._src import compat
+from jaxbw._src.epilogue import ACTIVATIONS, Epilogue
+from jaxbw._src.problem import DimensionNumbers, Operands, describe
+from jaxbw._src.selection import batch_invariance, devices, implementations
+from jaxbw._src.selection import config as configs
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.implementations import FAMILIES, Implementation
+from jaxbw._src.selection.use_tuned import current as current_tuned
+
+_BIAS_AXES = {-1: "n", -2: "m"}
+
+
+# The arguments beside arrays, as they were given but hashable: `jit` keys its programs with them.
+# A named tuple is hashed and compared without running any Python, which would cost each eager call.
+
+
+class ProductArguments(NamedTuple):
+    """Those of a product. `dimension_numbers` is None where the operands' shapes say them."""
+
+    call: str
+    dimension_numbers: DimensionNumbers | None
+    precision: Any
+    preferred_element_type: Any
+    out_sharding: Any
+    implementation: Implementation
+    config: GemmConfig | None
+
+
+class EpilogueArguments(NamedTuple):
+    """Those of an epilogue."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    bias_axis: int = -1
+    activation: str | None = None
+
+
+def product(
+    call: str,
+    dims: DimensionNumbers | None,
+    precision: Any,
+    preferred_element_type: Any,
+    out_sharding: Any,
+    implementation: Implementation,
+    config: GemmConfig | None,
+) -> ProductArguments:
+    """The arguments of a product; of them only `config` is looked at, whether it is one."""
+    if config is not None and not isinstance(config, GemmConfig):
+        raise TypeError(f"{call}: config is {config!r}; it is a jaxbw.GemmConfig or None")
+    return ProductArguments(
+        call,
+        dims,
+        _hashable(precision),
+        preferred_element_type,
+        out_sharding,
+        _hashable(implementation),
+        config,
+    )
+
+
+def terms(
+    call: str, alpha: Any, beta: Any, bias_axis: int, activation: str | None
+) -> EpilogueArguments:
+    """The arguments of an epilogue; of them only the factors are looked at."""
+    return EpilogueArguments(
+        _number(call, "alpha", alpha), _number(call, "beta", beta), bias_axis, activation
+    )
+
+
+def product_params(given: ProductArguments) -> dict[str, Any]:
+    """The parameters of `primitives.dot_general.dot_general`, with what the contexts say."""
+    call, dtype = given.call, given.preferred_element_type
+    names = implementations.resolve(given.implementation, call)
+    _check_config(call, names, given.config)
+    return {
+        "dimension_numbers": given.dimension_numbers,
+        "precision": compat.canonicalize_precision(given.precision),
+        "preferred_element_type": None if dtype is None else compat.canonicalize_dtype(dtype, call),
+        "out_sharding": compat.canonicalize_sharding(given.out_sharding, call),
+        "implementation": names,
+        "config": batch_invariance.resolve(given.config),
+        "target": devices.current_target(),
+        "tuned": current_tuned(),
+    }
+
+
+def dimension_numbers(given: Any) -> DimensionNumbers:
+    """A `dimension_numbers` argument as tuples of integers."""
+
+    def integers(dims: Sequence[Any]) -> tuple[int, ...]:
+        return tuple(operator.index(dim) for dim in dims)
+
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = given
+    return (
+        (integers(lhs_contract), integers(rhs_contract)),
+        (integers(lhs_batch), integers(rhs_batch)),
+    )
+
+
+def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogue:
+    """The epilogue of a call, by its arguments alone; `check_epilogue` knows the product."""
+    alpha, beta, bias_axis, activation = given
+    check_activation(call, activation)
+    if bias_axis not in _BIAS_AXES:
+        raise ValueError(
+            f"{call}: bias_axis is {bias_axis!r}; it is -1, along the columns of the result, or "
+            "-2, along its rows"
+        )
+    if operands.c is None and beta != 1:
+        raise ValueError(f"{call}: beta is {beta:g} and there is no c, which it scales")
+
+    def dtype(x: Any) -> np.dtype[Any] | None:
+        return None if x is None else np.dtype(x.dtype)
+
+    return Epilogue(
+        alpha=alpha,
+        beta=beta,
+        c=dtype(operands.c),
+        bias=dtype(operands.bias),
+        bias_axis="n" if operands.bias is None else _BIAS_AXES[bias_axis],
+        bias_rank=1 if operands.bias is None else operands.bias.ndim,
+        activation=activation,
+        residual=dtype(operands.residual),
+        gated=operands.rhs_up is not None,
+    )
+
+
+def check_activation(call: str, activation: str | None) -> None:
+    """Raises where there is no such activation."""
+    if activation not in ACTIVATIONS:
+        names = ", ".join(repr(name) for name in ACTIVATIONS)
+        raise ValueError(f"{call}: activation is {activation!r}; it is one of {names}")
+
+
+def check_gated(call: str, operands: Operands) -> None:
+    """Raises where the right operands of a gated product differ."""
+    rhs, up = operands.rhs, operands.rhs_up
+    if up is not None and (up.shape, up.dtype) != (rhs.shape, rhs.dtype):
+        raise ValueError(
+            f"{call}: the right operands are {describe(rhs.dtype, rhs.shape)} and "
+            f"{describe(up.dtype, up.shape)}; they have one shape and one dtype"
+        )
+
+
+def check_epilogue(
+    call: str, operands: Operands, epilogue: Epilogue, dims: DimensionNumbers, output: Any
+) -> None:
+    """Raises what is wrong with an epilogue of a dot_general that gives the type `output`."""
+    if epilogue.is_identity:
+        return
+    if not jnp.issubdtype(output.dtype, jnp.floating):
+        raise TypeError(
+            f"{call}: an epilogue needs a real floating result, and this one is {output.dtype}; "
+            "apply it to the product, or set preferred_element_type"
+        )
+    for name in ("c", "bias", "residual"):
+        x = getattr(operands, name)
+        if x is not None and not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
+        if x is not None and name != "bias" and x.shape != output.shape:
+            raise ValueError(
+                f"{call}: {name} {describe(x.dtype, x.shape)} is not shaped as the result, "
+                f"{describe(output.dtype, output.shape)}; broadcast it"
+            )
+    if operands.bias is not None:
+        _check_bias(call, operands, epilogue.bias_axis, dims)
+
+
+def _check_bias(call: str, operands: Operands, axis: str, dims: DimensionNumbers) -> None:
+    side = int(axis == "n")
+    name, x = (("lhs", operands.lhs), ("rhs", operands.rhs))[side]
+    taken = (*dims[0][side], *dims[1][side])
+    kept = tuple(size for i, size in enumerate(x.shape) if i not in taken)
+    bias = operands.bias
+    if not kept:
+        raise ValueError(
+            f"{call}: {name} {describe(x.dtype, x.shape)} has no dimension {axis} for the bias; "
+            "add it to the product"
+        )
+    if not bias.shape or bias.shape != kept[-bias.ndim :]:
+        ends = [kept[i:] for i in reversed(range(len(kept)))]
+        shapes = " or ".join(f"[{','.join(map(str, end))}]" for end in ends)
+        raise ValueError(
+            f"{call}: bias {describe(bias.dtype, bias.shape)} is not {shapes}, the "
+            f"{'columns' if side else 'rows'} of the result; add a bias of another shape to the "
+            "product, or pass it as c"
+        )
+
+
+def _hashable(given: Any) -> Any:
+    return tuple(given) if isinstance(given, list) else given
+
+
+def _number(call: str, name: str, value: Any) -> float:
+    if type(value) is float:  # before what takes longer
+        return value
+    if isinstance(value, jax.Array):
+        raise TypeError(
+            f"{call}: {name} is {value}, a JAX array; it is a Python number, known when the "
+            f"program is compiled: multiply the array outside of the call"
+        )
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{call}: {name} is {value!r}; it is a real Python number")
+    return float(value)
+
+
+def _check_config(call: str, names: tuple[str, ...] | None, config: GemmConfig | None) -> None:
+    """A configuration that no kernel could ever run is an error even where XLA would serve."""
+    if config is None:
+        return
+    families = implementations.families(names or FAMILIES)
+    reasons = {family: configs.refusal(config, family) for family in families}
+    if reasons and all(reasons.values()):
+        listed = "; ".join(f"{family}: {reason}" for family, reason in reasons.items())
+        raise ValueError(
+            f"{call}: config {config}: {listed}. Leave config=None to have one chosen."
+        )

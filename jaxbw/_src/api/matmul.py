@@ -1,0 +1,468 @@
+"""What users call. Operations and checks are below.
+
+What is done to arrays is compiled, as in `jax.numpy`: a call on its own runs one program, and where
+a call is traced, its operations are inlined.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxbw._src import compat
+from jaxbw._src.api import arguments, fused
+from jaxbw._src.api.arguments import EpilogueArguments, ProductArguments
+from jaxbw._src.api.matmul_plan import MatmulPlan, plan_matmul
+from jaxbw._src.epilogue import Epilogue
+from jaxbw._src.lab.model.report import estimate_of
+from jaxbw._src.primitives import dot_general as plain
+from jaxbw._src.primitives import originals, serve
+from jaxbw._src.problem import DimensionNumbers, GemmProblem, Operands, describe, reduce_dot_general
+from jaxbw._src.selection import devices
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import Device
+from jaxbw._src.selection.eligibility import CANONICAL_M
+from jaxbw._src.selection.implementations import Implementation
+from jaxbw._src.selection.select import Choice
+from jaxbw._src.selection.workload import workload
+
+
+def matmul(
+    lhs: Any,
+    rhs: Any,
+    *,
+    bias: Any = None,
+    bias_axis: int = -1,
+    activation: str | None = None,
+    residual: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+) -> jax.Array:
+    """Matrix product with `jnp.matmul`'s semantics, on a hand-written kernel where one fits.
+
+    With any of the arguments of an epilogue it computes
+
+        activation(alpha * (lhs @ rhs) + beta * c + bias) + residual
+
+    in one kernel where one fits, and in float32 (for 64-bit results in float64) up to the cast to
+    the result's dtype. That form has a gradient, but no forward-mode derivative.
+
+    Kernels take bfloat16 and float16 operands, which they multiply exactly and sum in float32: as
+    exact as any `jax.lax.Precision` asks for. On sm100 they also take float32 operands, as TF32,
+    where `precision` leaves XLA as free. The rest is XLA's: see `explain`.
+
+    Args:
+      lhs: `[..., m, k]` or `[k]`, of any dtype that `jnp.matmul` takes.
+      rhs: `[..., k, n]` or `[k]`. Batch dimensions broadcast.
+      bias: `[n]`, or `[m]` with `bias_axis=-2`, a real floating dtype; default none.
+      bias_axis: the dimension of the result along which the bias lies, -1 or -2.
+      activation: None, "relu", "silu", "gelu" (tanh approximation, `jax.nn.gelu`'s default) or
+        "gelu_exact" (with erf).
+      residual: shaped as the result, a real floating dtype; default none.
+      c: likewise. A kernel writes the result in its place where it has the result's dtype and is
+        not used again.
+      alpha, beta: Python numbers.
+      precision: as of `jnp.matmul`; default None.
+      preferred_element_type: dtype of the result; default as of `jnp.matmul`.
+      out_sharding: as of `jnp.matmul`; default None.
+      implementation: None: a kernel where one fits, or XLA where that is expected to be quicker
+        (docs/selection.md), or none fits. Strict: "kernel", of whatever family the device runs,
+        "sm100", "sm90" or "xla"; "emulator" or "emulator-sm90", which run the code of the sm100 or
+        sm90 kernel on the CPU; or a sequence that is tried in order. In the backward pass, products
+        that a strict kernel does not take are XLA's.
+      config: the kernel's configuration; default None, chosen. It is not for the backward pass.
+
+    Returns:
+      `[..., m, n]`, without m or n where an operand has one dimension.
+
+    Raises:
+      TypeError: operands that are no arrays; an epilogue on a dtype that is not real floating; an
+        alpha or beta that is an array.
+      ValueError: shapes that do not fit; an unknown name; a configuration that no kernel takes.
+      NotImplementedError: a strict implementation that cannot run the product: at trace time where
+        the product is the reason, when it is lowered where the platform is.
+
+    >>> jaxbw.matmul(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
+    (2, 4)
+    >>> jaxbw.matmul(jnp.ones((2, 3)), -jnp.ones((3, 4)), bias=jnp.ones(4), activation="relu").sum()
+    Array(0., dtype=float32)
+    >>> jaxbw.matmul(jnp.ones((2, 3)), jnp.ones((3, 2)), c=jnp.ones((2, 2)), alpha=2, beta=-1)[0]
+    Array([5., 5.], dtype=float32)
+    """
+    call = "jaxbw.matmul"
+    operands = _arguments(call, (lhs, rhs), None, c, bias, residual)
+    terms = arguments.terms(call, alpha, beta, bias_axis, activation)
+    given = arguments.product(
+        call, None, precision, preferred_element_type, out_sharding, implementation, config
+    )
+    result: jax.Array = _matmul(given, terms, False, *operands)
+    return result
+
+
+def gated_matmul(
+    lhs: Any,
+    rhs_gate: Any,
+    rhs_up: Any,
+    *,
+    activation: str | None = "silu",
+    recompute: bool = False,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+) -> jax.Array:
+    """`activation(lhs @ rhs_gate) * (lhs @ rhs_up)`, in one kernel where one fits.
+
+    The first half of a gated feed-forward layer: SwiGLU with "silu", GEGLU with "gelu". Both right
+    operands are read where they are. Sums, activation and product are float32 (for 64-bit results
+    float64) up to the cast to the result's dtype. There is a gradient, but no forward mode.
+
+    Args:
+      lhs: `[..., m, k]` or `[k]`.
+      rhs_gate, rhs_up: `[..., k, n]`, of one shape and one dtype.
+      activation: as of `matmul`; default "silu".
+      recompute: False: the forward pass keeps both products, in the result's dtype, for the
+        backward pass. True: it keeps the operands only, and the backward pass computes them again:
+        `jax.checkpoint` around this call. Inside of a `jax.checkpoint`, the outer policy decides.
+      precision, preferred_element_type, out_sharding, implementation, config: as of `matmul`.
+
+    Returns:
+      `[..., m, n]`, as of `matmul`.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as `matmul`.
+
+    >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
+    >>> jaxbw.gated_matmul(x, w, -w, activation="relu")[0]
+    Array([-9., -9., -9., -9.], dtype=float32)
+    """
+    call = "jaxbw.gated_matmul"
+    operands = _arguments(call, (lhs, rhs_gate, rhs_up))
+    given = arguments.product(
+        call, None, precision, preferred_element_type, out_sharding, implementation, config
+    )
+    terms = EpilogueArguments(activation=activation)
+    result: jax.Array = _matmul(given, terms, recompute, *operands)
+    return result
+
+
+def dot_general(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    out_sharding: Any = None,
+    bias: Any = None,
+    bias_axis: int = -1,
+    activation: str | None = None,
+    residual: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+) -> jax.Array:
+    """`jax.lax.dot_general`, on a hand-written kernel where one fits.
+
+    A drop-in for Flax's `dot_general=` and for `jnp.einsum(_dot_general=)`. Operands whose
+    contracting dimensions lie together, before or after the other ones, are read in place; so are
+    transpositions of such, under `jit`. The epilogue is that of `matmul`.
+
+    Args:
+      lhs, rhs: arrays of any rank and of any dtype that `lax.dot_general` takes.
+      dimension_numbers: `((lhs contracting, rhs contracting), (lhs batch, rhs batch))`.
+      precision: as of `lax.dot_general`; default None.
+      preferred_element_type: dtype of the result; default as of `lax.dot_general`.
+      out_sharding: as of `lax.dot_general`; default None.
+      bias: shaped as the last of rhs's dimensions that are in the result, one of them or more, or
+        as those of lhs with `bias_axis=-2`; a real floating dtype; default none.
+      residual, c: shaped as the result, a real floating dtype; default none.
+      bias_axis, activation, alpha, beta, implementation, config: as of `matmul`.
+
+    Returns:
+      Batch dimensions, then the other ones of lhs, then those of rhs.
+
+    Raises:
+      TypeError: dimension numbers that do not fit the operands, or dtypes that have no product.
+      ValueError, NotImplementedError: as `matmul`.
+
+    >>> x, w = jnp.ones((8, 2, 3)), jnp.ones((2, 3, 4))
+    >>> jaxbw.dot_general(x, w, (((1, 2), (0, 1)), ((), ()))).shape
+    (8, 4)
+    >>> heads = jaxbw.dot_general(x, w, (((1,), (0,)), ((), ())), bias=jnp.ones((3, 4)))
+    >>> heads.shape
+    (8, 3, 3, 4)
+    """
+    call = "jaxbw.dot_general"
+    operands = _arguments(call, (lhs, rhs), None, c, bias, residual)
+    terms = arguments.terms(call, alpha, beta, bias_axis, activation)
+    dims = arguments.dimension_numbers(dimension_numbers)
+    given = arguments.product(
+        call, dims, precision, preferred_element_type, out_sharding, implementation, config
+    )
+    product: jax.Array = _dot_general(given, terms, *operands)
+    return product
+
+
+def explain(
+    lhs: Any,
+    rhs: Any,
+    rhs_up: Any = None,
+    *,
+    dimension_numbers: Any = None,
+    bias: Any = None,
+    bias_axis: int = -1,
+    activation: str | None = None,
+    residual: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+    device: str | None = None,
+) -> Choice:
+    """Which kernel serves a product, in which configuration, and why. Nothing is computed.
+
+    It answers for `device`; else for that of the innermost `target` block; else for this machine's
+    GPU where JAX's default backend is one; else there is none, and XLA serves. For a strict
+    implementation without a GPU it answers for B200 (sm100) or H200 (sm90), and so it does for the
+    emulator wherever no device of that family is named.
+
+    Args:
+      lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct` objects.
+      rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
+      dimension_numbers: of a `dot_general`; default None, a `matmul`.
+      bias_axis, activation, alpha, beta, precision, preferred_element_type, implementation, config:
+        as of `matmul`.
+      device: a name that `target` takes; default None.
+
+    Returns:
+      A frozen dataclass with `implementation`, `kernel`, `config`, `cost` (modelled, see
+      docs/selection.md), `xla_us` (XLA's time, where it was weighed), `waves`, `candidates`,
+      `reason`, `refused`, `problem`, `device` and `estimate` (the same model's time with its
+      interval, docs/blackwell-model.md; for Blackwell only); `print` shows it as text.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as the call that is asked about.
+
+    >>> x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    >>> choice = jaxbw.explain(x, x, device="H200")
+    >>> choice.kernel, choice.waves
+    ('jaxbw_sm90_bf16_nn_64x256', 4)
+    """
+    choice, problem, on = examined(
+        "jaxbw.explain",
+        lhs,
+        rhs,
+        rhs_up,
+        dimension_numbers=dimension_numbers,
+        bias=bias,
+        bias_axis=bias_axis,
+        activation=activation,
+        residual=residual,
+        c=c,
+        alpha=alpha,
+        beta=beta,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        implementation=implementation,
+        config=config,
+        device=device,
+    )
+    return _estimated(choice, problem, on)
+
+
+def examined(
+    call: str,
+    lhs: Any,
+    rhs: Any,
+    rhs_up: Any = None,
+    *,
+    dimension_numbers: Any = None,
+    bias: Any = None,
+    bias_axis: int = -1,
+    activation: str | None = None,
+    residual: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+    device: str | None = None,
+    weighs_xla: bool = True,
+) -> tuple[Choice, GemmProblem, Device | None]:
+    """What `explain` is asked, for a call of this name: choice, problem, and for which device.
+
+    `weighs_xla` is as of `select`: False where only kernels are asked about.
+    """
+    operands = Operands(*(_typed(call, x) for x in (lhs, rhs, rhs_up, c, bias, residual)))
+    terms = arguments.terms(call, alpha, beta, bias_axis, activation)
+    epilogue = arguments.epilogue(call, operands, terms)
+    if dimension_numbers is None:
+        plan = plan_matmul(call, operands.lhs, operands.rhs)
+        dims = plan.dimension_numbers
+        if preferred_element_type is None:
+            preferred_element_type = jnp.result_type(operands.lhs.dtype, operands.rhs.dtype)
+        arguments.check_gated(call, operands)
+        operands = Operands(
+            *(
+                _typed(call, x)
+                for x in jax.eval_shape(lambda *x: _planned(call, plan, Operands(*x)), *operands)
+            )
+        )
+    else:
+        dims = arguments.dimension_numbers(dimension_numbers)
+    params = arguments.product_params(
+        arguments.product(
+            call, dims, precision, preferred_element_type, None, implementation, config
+        )
+    )
+    problem = _problem(call, operands, epilogue, params)
+    names = params["implementation"]
+    target = params["target"] if device is None else devices.known(device, f"{call}(device=")
+    if names is None and target is None and jax.default_backend() != "gpu":
+        on = None
+    else:
+        on = serve.device_for(names, target)
+    choice = serve.choose(
+        *(problem, names, params["config"], on, params["tuned"], call), weighs_xla=weighs_xla
+    )
+    return choice, problem, on
+
+
+def _estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choice:
+    """A choice of a kernel for Blackwell, with what the pipeline model says of it."""
+    if choice.implementation != "sm100" or choice.config is None or on is None:
+        return choice
+    work = workload(problem.sized(CANONICAL_M), swapped=choice.config.swap_ab)
+    return replace(choice, estimate=estimate_of(on.machine, work, choice.config))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2), inline=compat.INLINED)
+def _matmul(
+    given: ProductArguments, terms: EpilogueArguments, recompute: bool, *operands_given: Any
+) -> jax.Array:
+    """`jnp.matmul` with an epilogue, of `_arguments`."""
+    operands = originals.transposed(operands_given)
+    call, lhs, rhs = given.call, operands.lhs, operands.rhs
+    epilogue = arguments.epilogue(call, operands, terms)
+    plan = plan_matmul(call, lhs, rhs)
+    arguments.check_gated(call, operands)
+    given = given._replace(dimension_numbers=plan.dimension_numbers)
+    weak_type = False
+    if given.preferred_element_type is None:
+        given = given._replace(preferred_element_type=jnp.result_type(lhs, rhs))
+        weak_type = jax.typeof(lhs).weak_type and jax.typeof(rhs).weak_type
+    params = arguments.product_params(given)
+    planned = _planned(call, plan, operands)
+    product = plan.result(_product(call, planned, epilogue, params, recompute=recompute))
+    result: jax.Array = compat.convert_element_type(product, product.dtype, weak_type)
+    return result
+
+
+@partial(jax.jit, static_argnums=(0, 1), inline=compat.INLINED)
+def _dot_general(
+    given: ProductArguments, terms: EpilogueArguments, *operands_given: Any
+) -> jax.Array:
+    """`lax.dot_general` with an epilogue, of `_arguments`."""
+    operands = originals.transposed(operands_given)
+    epilogue = arguments.epilogue(given.call, operands, terms)
+    params = arguments.product_params(given)
+    result: jax.Array = _product(given.call, operands, epilogue, params)
+    return result
+
+
+def _planned(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
+    """The operands of the plan's dot_general."""
+    lhs, rhs, rhs_up, c, bias, residual = operands
+    if bias is not None and bias.ndim != 1:
+        raise ValueError(
+            f"{call}: bias {describe(bias.dtype, bias.shape)} is no vector; add it to the product, "
+            "or pass it as c"
+        )
+    lhs, rhs = plan.operands(lhs, rhs)
+    if rhs_up is not None:
+        _, rhs_up = plan.operands(operands.lhs, rhs_up)
+    c, residual = (
+        None if x is None else plan.like_product(call, name, x)
+        for name, x in (("c", c), ("residual", residual))
+    )
+    return Operands(lhs, rhs, rhs_up, c, bias, residual)
+
+
+def _product(
+    call: str,
+    operands: Operands,
+    epilogue: Epilogue,
+    params: dict[str, Any],
+    *,
+    recompute: bool = False,
+) -> Any:
+    """A dot_general with an epilogue: checked, and bound to the primitive that it needs."""
+    operands, dims = originals.read_in_place(
+        operands, params["dimension_numbers"], params["config"]
+    )
+    params = {**params, "dimension_numbers": dims}
+    # Here, so that the operands of a fused product vary over the same mesh axes as its cotangents.
+    operands = Operands.of(epilogue, compat.insert_reshard(*operands.given()))
+    if not epilogue.is_identity or params["implementation"] is not None:
+        types = Operands(*(None if x is None else jax.typeof(x) for x in operands))
+        problem = _problem(call, types, epilogue, params)
+        serve.check(problem, params["implementation"], params["config"], params["target"], call)
+    return fused.product(operands, epilogue, params, recompute=recompute)
+
+
+def _problem(
+    call: str, operands: Operands, epilogue: Epilogue, params: dict[str, Any]
+) -> GemmProblem:
+    """What the selection is asked, from the operands' types; the epilogue is checked."""
+    dims: DimensionNumbers = params["dimension_numbers"]
+    output, _ = compat.dot_general_type(operands.lhs, operands.rhs, plain.lax_params(params))
+    arguments.check_epilogue(call, operands, epilogue, dims, output)
+    return reduce_dot_general(
+        operands.lhs,
+        operands.rhs,
+        dims,
+        output.dtype,
+        precision=params["precision"],
+        epilogue=epilogue,
+    ).problem
+
+
+def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, ...]:
+    """Operands as a compiled function takes them, in their order: arrays; None stays None.
+
+    An eager call of arrays is through here quickly; `jit` takes a tuple slower than its members.
+    """
+    if all(map(compat.is_concrete, factors)):
+        for x in others:
+            if x is not None and not compat.is_concrete(x):
+                break
+        else:
+            return *factors, *others
+    arrays = [None if x is None else compat.ensure_arraylike(call, x)[0] for x in others]
+    return originals.untransposed(Operands(*compat.ensure_arraylike(call, *factors), *arrays))
+
+
+def _typed(call: str, x: Any) -> Any:
+    """The type of an array, or of what describes one; None stays None."""
+    if x is None:
+        return None
+    if not isinstance(x, jax.ShapeDtypeStruct):
+        (x,) = compat.ensure_arraylike(call, x)
+    return compat.abstract_type(x)

@@ -1,0 +1,1 @@
+"""The public emulator's modules."""

@@ -1,0 +1,1 @@
+"""The laboratory: what measures, tunes, profiles and models. `import jaxbw` does not enter."""

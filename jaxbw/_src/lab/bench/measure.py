@@ -1,0 +1,78 @@
+"""How arms are timed against each other: interleaved, in random order, in several rounds.
+
+A fixed order biases big products by up to 5 %. In a burst the GPU is fresh from idleness and clocks
+high; sustained, it has been at work for long enough to be held back by its power limit.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxbw._src.lab.bench.timer import Rotation, Timer
+
+BURST_US, FEWEST_CALLS, MOST_CALLS = 4e3, 4, 30
+IDLE_S = 0.05  # before a burst: the clock recovers
+WARM_UP_S, SUSTAINED_S = 0.15, 0.25  # the arm before has driven the card to its limit already
+LAUNCH_US = 25.0  # of the host for one call: a shorter kernel does not repeat faster
+MOST_KEPT = 64  # calls of a sustained round that are stored, evenly spaced
+
+
+@dataclass
+class Timing:
+    """The microseconds of an arm, by round and call, and the kernels of one call."""
+
+    rounds: list[tuple[float, ...]] = field(default_factory=list)
+    kernels: tuple[str, ...] = ()
+
+
+def quick(timer: Timer, calls: Rotation, count: int = 8) -> float:
+    """A first estimate, in microseconds: the median of few calls."""
+    calls.repeat(2)
+    return statistics.median(timer.burst(calls, count + 1).microseconds[1:])
+
+
+def bursts(
+    timer: Timer,
+    arms: Mapping[str, Rotation],
+    *,
+    rounds: int,
+    seed: int,
+    idle_s: float = IDLE_S,
+) -> dict[str, Timing]:
+    """Times all arms in short bursts after idleness."""
+    counts = {
+        name: int(min(MOST_CALLS, max(FEWEST_CALLS, BURST_US / quick(timer, calls))))
+        for name, calls in arms.items()
+    }
+    timings = {name: Timing() for name in arms}
+    for name in _interleaved(list(arms), rounds, seed):
+        time.sleep(idle_s)
+        burst = timer.burst(arms[name], counts[name] + 1)
+        timings[name].rounds.append(burst.microseconds[1:])  # the first call wakes the clock
+        timings[name].kernels = burst.kernels
+    return timings
+
+
+def sustained(
+    timer: Timer, arms: Mapping[str, Rotation], *, rounds: int, seed: int
+) -> dict[str, Timing]:
+    """Times all arms under their own load: power-capped, where they are heavy enough."""
+    estimates = {name: max(LAUNCH_US, quick(timer, calls)) for name, calls in arms.items()}
+    timings = {name: Timing() for name in arms}
+    for name in _interleaved(list(arms), rounds, seed):
+        arms[name].repeat(max(3, int(WARM_UP_S * 1e6 / estimates[name])))
+        burst = timer.burst(arms[name], max(3, int(SUSTAINED_S * 1e6 / estimates[name])))
+        stride = -(-len(burst.microseconds) // MOST_KEPT)
+        timings[name].rounds.append(burst.microseconds[::stride])
+        timings[name].kernels = burst.kernels
+    return timings
+
+
+MODES = {"burst": bursts, "sustained": sustained}
+
+
+def _interleaved(names: list[str], rounds: int, seed: int) -> list[str]:
+    order = random.Random(seed)
+    return [name for _ in range(rounds) for name in order.sample(names, len(names))]

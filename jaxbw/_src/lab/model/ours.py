@@ -1,0 +1,69 @@
+"""Our kernels as the model sees them: a launch configuration as a pipeline."""
+
+from jaxbw._src.lab.model.kernel import ROW_BYTES, Kernel
+from jaxbw._src.lab.model.schedule import Raster
+from jaxbw._src.selection.config import GemmConfig
+
+_PERSISTENT = {"clc": "clc", "static": "static", "none": None}
+_TEAM_CHUNKS = (
+    64,
+    32,
+)  # columns that a warp of Hopper stores at a time; of float32, and of odd tiles
+CHUNKS = (64, 32, 16)  # columns that an epilogue warp stores at a time, the first that fits
+
+
+def refusal(config: GemmConfig, *, gated: bool = False) -> str | None:
+    """Why a configuration is not modelled; None where it is."""
+    if config.split_k > 1:
+        return "splits along K are not modelled: their sums go through memory"
+    if config.swap_ab:
+        return "exchanged operands are not modelled: results leave column by column"
+    if gated:
+        return "gated products are not modelled"
+    return None
+
+
+def kernel_of(
+    config: GemmConfig, itemsize: int = 2, output_size: int = 2, family: str = "sm100"
+) -> Kernel:
+    """The pipeline of a configuration in which every field is filled in."""
+    block_m, block_n = config.tile
+    assert config.stages is not None
+    if family == "sm90":
+        return Kernel(
+            block_m,
+            block_n,
+            config.stages,
+            cluster=config.cluster,
+            persistent="static",
+            chunk=_TEAM_CHUNKS[output_size == 4 or block_n % _TEAM_CHUNKS[0] != 0],
+            buffers=config.store_buffers,
+            teams="pingpong" if config.pingpong else "cooperative",
+            itemsize=itemsize,
+            output_size=output_size,
+        )
+    # With 64 rows in a CTA of a pair, two of its warps have half of the columns each.
+    halves = 2 if (block_m, config.cta_group) == (128, 2) else 1
+    widest = ROW_BYTES // output_size
+    fitting = (c for c in CHUNKS if c <= widest and block_n // halves % c == 0)
+    chunk = halves * next(fitting, CHUNKS[-1])
+    return Kernel(
+        block_m,
+        block_n,
+        config.stages,
+        group=config.cta_group,
+        cluster=config.cluster,
+        k_bytes=config.k_spans(itemsize) * ROW_BYTES,
+        persistent=_PERSISTENT[config.scheduler or "clc"],
+        accumulators=config.accumulators or 2,
+        chunk=chunk if config.tma_store else None,
+        buffers=config.store_buffers,
+        narrow=not config.operand_swizzle,
+        itemsize=itemsize,
+        output_size=output_size,
+    )
+
+
+def raster_of(config: GemmConfig) -> Raster:
+    """The order of a configuration's tiles."""
+    return Raster(config.raster, config.swizzle)

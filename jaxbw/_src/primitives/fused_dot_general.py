@@ -1,0 +1,290 @@
+"""fused_dot_general_p: a dot_general with an epilogue, in one kernel where one fits.
+
+Like dot_general_p it stands for the operation until it is lowered; then it is one launch, or
+XLA's operations by the same formula (epilogue.py). It is not differentiable: fused.py says how the
+operation is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching
+
+from jaxbw._src import compat
+from jaxbw._src.epilogue import Epilogue, evaluate, wide_dtype
+from jaxbw._src.primitives import partitioning, serve
+from jaxbw._src.primitives.dot_general import batched_dimension_numbers, lax_params
+from jaxbw._src.primitives.dot_general import dot_general as product
+from jaxbw._src.primitives.gemm import gemm
+from jaxbw._src.primitives.transposition import kept
+from jaxbw._src.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.select import Choice
+from jaxbw._src.selection.tuned_products import TunedProducts
+
+fused_dot_general_p = Primitive("jaxbw_fused_dot_general")
+fused_dot_general_p.multiple_results = True
+
+Results = tuple[Any, ...]  # d, then what the epilogue saves
+Multiply = Callable[[Any, Any, dict[str, Any]], Any]
+
+
+def fused_dot_general(
+    operands: Operands,
+    epilogue: Epilogue,
+    dimension_numbers: DimensionNumbers,
+    *,
+    precision: Any,
+    preferred_element_type: Any,
+    out_sharding: Any,
+    implementation: tuple[str, ...] | None,
+    config: GemmConfig | None,
+    target: str | None,
+    tuned: TunedProducts | None,
+) -> Results:
+    """Binds the primitive.
+
+    c and residual are shaped as the dot_general. The bias lies along n, the last dimensions of rhs
+    that are in the result, or along m, the last such dimensions of lhs.
+    """
+    results = fused_dot_general_p.bind(
+        *compat.insert_reshard(*operands.given()),
+        epilogue=epilogue,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+        config=config,
+        target=target,
+        tuned=tuned,
+    )
+    return tuple(results)
+
+
+def bias_dimensions(
+    epilogue: Epilogue, lhs_rank: int, rhs_rank: int, dims: DimensionNumbers
+) -> tuple[int, ...]:
+    """The dimensions of the dot_general along which the bias of an epilogue lies."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
+    rows = len(lhs_batch) + len(kept(lhs_rank, lhs_contract, lhs_batch))
+    columns = len(kept(rhs_rank, rhs_contract, rhs_batch))
+    end = rows if epilogue.bias_axis == "m" else rows + columns
+    return tuple(range(end - epilogue.bias_rank, end))
+
+
+def _formula(
+    operands: Operands,
+    multiply: Multiply,
+    *,
+    epilogue: Epilogue,
+    dimension_numbers: DimensionNumbers,
+    **params: Any,
+) -> Results:
+    """The operation in XLA's terms, over a product that gives the wide dtype."""
+    lhs, rhs, rhs_up, c, bias, residual = operands
+    params["dimension_numbers"] = dimension_numbers
+    output, _ = compat.dot_general_type(jax.typeof(lhs), jax.typeof(rhs), lax_params(params))
+    params["preferred_element_type"] = wide_dtype(output.dtype)
+    return evaluate(
+        epilogue,
+        output.dtype,
+        bias_dimensions(epilogue, lhs.ndim, rhs.ndim, dimension_numbers),
+        multiply(lhs, rhs, params),
+        None if rhs_up is None else multiply(lhs, rhs_up, params),
+        c,
+        bias,
+        residual,
+    )
+
+
+def _abstract_eval(lhs: Any, rhs: Any, *_: Any, epilogue: Epilogue, **params: Any) -> Any:
+    result, effects = compat.dot_general_type(lhs, rhs, lax_params(params))
+    return [result] * epilogue.results, effects
+
+
+# What is not used is not computed: jax.checkpoint drops what its policy does not keep.
+
+
+def _without_unused(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
+    epilogue: Epilogue = equation.params["epilogue"]
+    if not any(used):
+        return [False] * len(equation.invars), None
+    uses_d, *uses_saved = used
+    operands = Operands.of(epilogue, equation.invars)
+    if epilogue.save and not any(uses_saved):
+        epilogue = replace(epilogue, save=False)
+    elif not uses_d and not epilogue.gated:  # z alone
+        operands = operands._replace(residual=None)
+        epilogue = replace(epilogue, activation=None, residual=None, save=False)
+    else:
+        return [True] * len(equation.invars), equation
+    kept_invars = operands.given()
+    return [x in kept_invars for x in equation.invars], equation.replace(
+        params={**equation.params, "epilogue": epilogue},
+        invars=kept_invars,
+        outvars=[x for x, is_used in zip(equation.outvars, used, strict=True) if is_used],
+    )
+
+
+compat.register_dead_code_rule(fused_dot_general_p, _without_unused)
+
+
+# Batching
+
+
+def _batch(axis_data: Any, given: Any, batched: Any, **params: Any) -> Any:
+    epilogue: Epilogue = params["epilogue"]
+    if all(axis is None for axis in batched):
+        results = fused_dot_general(Operands.of(epilogue, given), **params)
+        return results, [None] * len(results)
+    operands, axes = Operands.of(epilogue, given), Operands.of(epilogue, batched)
+    if epilogue.gated and axes.rhs != axes.rhs_up:  # one kernel reads both right operands alike
+        axis = axes.rhs if axes.rhs is not None else axes.rhs_up
+        rhs, rhs_up = (
+            _at(operands[i], axes[i], axis, axis_data.size)
+            for i in (Operands._fields.index("rhs"), Operands._fields.index("rhs_up"))
+        )
+        operands, axes = (
+            operands._replace(rhs=rhs, rhs_up=rhs_up),
+            axes._replace(rhs=axis, rhs_up=axis),
+        )
+    if not _stays_one(operands, axes, **params):
+        return _apart(operands, axes, **params)
+
+    dims, result = batched_dimension_numbers(
+        (operands.lhs.ndim, operands.rhs.ndim),
+        (axes.lhs, axes.rhs),
+        params.pop("dimension_numbers"),
+    )
+    params["out_sharding"] = compat.vmapped_sharding(axis_data, params["out_sharding"], result)
+    operands = operands._replace(
+        c=_at(operands.c, axes.c, result, axis_data.size),
+        residual=_at(operands.residual, axes.residual, result, axis_data.size),
+    )
+    results = fused_dot_general(operands, dimension_numbers=dims, **params)
+    return results, [result] * len(results)
+
+
+def _at(x: Any, axis: int | None, wanted: int, size: int) -> Any:
+    """An operand with the new dimension where it is wanted."""
+    if x is None or axis == wanted:
+        return x
+    return jnp.moveaxis(
+        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else x, axis or 0, wanted
+    )
+
+
+def _stays_one(
+    operands: Operands,
+    axes: Operands,
+    *,
+    epilogue: Epilogue,
+    dimension_numbers: DimensionNumbers,
+    **_: Any,
+) -> bool:
+    """Whether the vmapped operation is one again.
+
+    It is not where the product has no new dimension, or the bias has: it runs along the last
+    dimensions of one operand. Nor is it where the new dimension has come among those.
+    """
+    if axes.bias is not None or (axes.lhs is None and axes.rhs is None):
+        return False
+    if epilogue.bias is None or (axes.lhs is not None and axes.rhs is not None):
+        return True
+    along_m = epilogue.bias_axis == "m"
+    x, axis = (operands.lhs, axes.lhs) if along_m else (operands.rhs, axes.rhs)
+    if axis is None:
+        return True
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+    contract, batch = (lhs_contract, lhs_batch) if along_m else (rhs_contract, rhs_batch)
+    return bool(axis <= kept(x.ndim - 1, contract, batch)[-epilogue.bias_rank])
+
+
+def _apart(operands: Operands, axes: Operands, **params: Any) -> Any:
+    """The product, and the epilogue by XLA."""
+
+    def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
+        return product(lhs, rhs, **params)
+
+    def apart(operands: Operands) -> Results:
+        return _formula(operands, multiply, **params)
+
+    results = jax.vmap(apart, in_axes=(axes,))(operands)
+    return results, [0] * len(results)
+
+
+batching.fancy_primitive_batchers[fused_dot_general_p] = _batch
+
+
+# Lowering
+
+
+def _on_xla(params: dict[str, Any]) -> Callable[..., Any]:
+    epilogue = params["epilogue"]
+
+    def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
+        return compat.lax_dot_general(lhs, rhs, params)
+
+    def formula(*given: Any) -> Results:
+        operands = Operands.of(epilogue, given)
+        return _formula(operands, multiply, epilogue=epilogue, **lax_params(params))
+
+    return formula
+
+
+def reduction(
+    operands: Sequence[Any], results: Sequence[Any], params: Mapping[str, Any]
+) -> Reduction:
+    """The product as one GEMM with its epilogue, of the types of its operands and results."""
+    lhs, rhs, *_ = operands
+    return reduce_dot_general(
+        lhs,
+        rhs,
+        params["dimension_numbers"],
+        results[0].dtype,
+        precision=params["precision"],
+        epilogue=params["epilogue"],
+    )
+
+
+def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any:
+    epilogue: Epilogue = params["epilogue"]
+
+    def on_kernel(reduced: Reduction, choice: Choice) -> Any:
+        return lambda *given: gemm(reduced, choice, Operands.of(epilogue, given))
+
+    return serve.lower(
+        ctx,
+        operands,
+        partial(reduction, ctx.avals_in, ctx.avals_out, params),
+        on_kernel,
+        _on_xla(params),
+        partial(partitioning.lower, fused_dot_general_p, params),
+        platform=platform,
+        implementation=params["implementation"],
+        config=params["config"],
+        target=params["target"],
+        tuned=params["tuned"],
+    )
+
+
+def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) -> Results:
+    operands = Operands.of(params["epilogue"], shards)
+    if total is None:
+        return fused_dot_general(operands, **params)
+
+    def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
+        return total(product(lhs, rhs, **params))
+
+    return _formula(operands, multiply, **params)
+
+
+fused_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
+serve.register(fused_dot_general_p, _lower)
+partitioning.register(fused_dot_general_p, _local)

@@ -1,0 +1,85 @@
+"""What XLA's partitioner is told of a product: text, since it travels in the program.
+
+A program may be exported, and compiled by another process; its text is also a part of the
+compilation cache's key.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from jaxbw._src.epilogue import Epilogue
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.tuned_products import TunedProducts, config_from_json, config_to_json
+
+_tables: dict[str, TunedProducts] = {}  # by digest: those that products of this process have
+
+
+@dataclass(frozen=True)
+class PartitionedCall:
+    """A product that waits to be partitioned.
+
+    Attributes:
+      primitive: its name.
+      platform: which is lowered for, "cuda" or "cpu".
+      mesh: inside of a `shard_map` over some axes of a mesh, the size of each axis, and whether it
+        is one of those; else None.
+      params: of the primitive, but for `out_sharding`.
+    """
+
+    primitive: str
+    platform: str
+    mesh: tuple[tuple[int, bool], ...] | None
+    params: dict[str, Any]
+
+    def encoded(self) -> str:
+        """As text; of a tuned table, its digest."""
+        if (tuned := self.params["tuned"]) is not None:
+            _tables[tuned.digest] = tuned
+        params = {name: x for name, x in self.params.items() if name != "out_sharding"}
+        return json.dumps([self.primitive, self.platform, self.mesh, params], default=_plain)
+
+    @classmethod
+    def decoded(cls, text: str | bytes) -> "PartitionedCall":
+        """The inverse of `encoded`, without an `out_sharding`.
+
+        In another process a tuned table is not known, and left out.
+        """
+        primitive, platform, mesh, params = json.loads(text)
+        params["dimension_numbers"] = _tuples(params["dimension_numbers"])
+        params["implementation"] = _tuples(params["implementation"])
+        params["out_sharding"] = None
+        if (dtype := params["preferred_element_type"]) is not None:
+            params["preferred_element_type"] = np.dtype(dtype)
+        if isinstance(precision := params["precision"], str):
+            params["precision"] = lax.DotAlgorithmPreset[precision]
+        elif precision is not None:
+            params["precision"] = tuple(lax.Precision[name] for name in precision)
+        if (config := params["config"]) is not None:
+            params["config"] = config_from_json(config)
+        params["tuned"] = _tables.get(params["tuned"])
+        if (epilogue := params.get("epilogue")) is not None:
+            for name in ("c", "bias", "residual"):
+                if epilogue[name] is not None:
+                    epilogue[name] = np.dtype(epilogue[name])
+            params["epilogue"] = Epilogue(**epilogue)
+        return cls(primitive, platform, _tuples(mesh), params)
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, (lax.Precision, lax.DotAlgorithmPreset)):
+        return x.name
+    if isinstance(x, GemmConfig):
+        return config_to_json(x)
+    if isinstance(x, Epilogue):
+        return vars(x)
+    if isinstance(x, TunedProducts):
+        return x.digest
+    return np.dtype(x).name
+
+
+def _tuples(x: Any) -> Any:
+    return tuple(_tuples(item) for item in x) if isinstance(x, list) else x

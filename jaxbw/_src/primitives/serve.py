@@ -1,0 +1,208 @@
+"""What serves a product when it is lowered: the selection put to the platform's question.
+
+Kernels are served on CUDA, the emulator on the CPU, and XLA everywhere.
+
+Shared by the primitives that stand for a product until then.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jaxbw._src import compat, log
+from jaxbw._src.problem import GemmProblem, Reduction, describe
+from jaxbw._src.selection import devices, manifest
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.implementations import EMULATED, FAMILIES
+from jaxbw._src.selection.select import Choice, Refusal, problem_refusals, select
+from jaxbw._src.selection.tuned_products import TunedProducts
+
+WAY_OUT = "Leave implementation=None to run on XLA."
+_SERVED = {"cuda": FAMILIES, "cpu": tuple(EMULATED)}  # beside "xla", by platform
+_warned: set[str] = set()
+
+
+def choose(
+    problem: GemmProblem,
+    implementation: tuple[str, ...] | None,
+    config: GemmConfig | None,
+    device: devices.Device | None,
+    tuned: TunedProducts | None,
+    call: str,
+    *,
+    weighs_xla: bool = True,
+) -> Choice:
+    """The selection's choice, out of the installed kernels; `weighs_xla` is as of `select`.
+
+    Raises:
+      NotImplementedError: every one of `implementation` refuses.
+    """
+    kernels = manifest.kernels()
+    choice = select(problem, device, implementation, config, kernels, tuned, weighs_xla=weighs_xla)
+    if not isinstance(choice, Choice):
+        raise NotImplementedError(_message(call, implementation, problem, choice))
+    return choice
+
+
+def device_for(implementation: tuple[str, ...] | None, target: str | None) -> devices.Device | None:
+    """The device that a lowering for CUDA is for: see `devices.resolve`."""
+    families = [name for name in implementation or () if name in FAMILIES]
+    return devices.resolve(target, families[0] if families else None)
+
+
+def check(
+    problem: GemmProblem,
+    implementation: tuple[str, ...] | None,
+    config: GemmConfig | None,
+    target: str | None,
+    call: str,
+) -> None:
+    """Raises at trace time what no device could change.
+
+    Raises:
+      NotImplementedError: none of the strict implementations takes the problem.
+    """
+    if implementation is None:
+        return
+    # Each family is asked about a device that it runs on: this machine's is not known here.
+    named = devices.TARGETS[target] if target is not None else None
+    wanted = [
+        None if name == "xla" else devices.for_family(named, EMULATED.get(name, name))
+        for name in implementation
+    ]
+    refused = problem_refusals(problem, implementation, config, wanted, manifest.kernels())
+    if refused:
+        raise NotImplementedError(_message(call, implementation, problem, refused))
+
+
+def register(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Makes a primitive run, eagerly and compiled, by a rule that is told the platform first."""
+    compat.apply_eagerly(primitive)
+    mlir.register_lowering(primitive, partial(rule, None))
+    for platform in _SERVED:
+        mlir.register_lowering(primitive, partial(rule, platform), platform=platform)
+
+
+def lower(
+    ctx: Any,
+    operands: Sequence[Any],
+    reduction: Callable[[], Reduction],
+    on_kernel: Callable[[Reduction, Choice], Callable[..., Any]],
+    on_xla: Callable[..., Any],
+    on_devices: Callable[..., Any],
+    *,
+    platform: str | None,
+    implementation: tuple[str, ...] | None,
+    config: GemmConfig | None,
+    target: str | None,
+    tuned: TunedProducts | None,
+) -> Any:
+    """Lowers a product: to the kernel that is chosen, or to XLA's operations.
+
+    Args:
+      on_kernel, on_xla: give a sequence of results.
+      on_devices: lowers a product that a kernel serves, in a program of several devices: of ctx,
+        operands and platform.
+      platform: "cuda", "cpu", or None for any other.
+    """
+    names = None
+    if implementation is not None:
+        names = tuple(
+            name
+            for name in implementation
+            if name == "xla" or name in _SERVED.get(platform or "", ())
+        )
+    none_here = platform != "cuda" if names is None else set(names) <= {"xla"}
+    if none_here and implementation != ("xla",):
+        reason = _elsewhere(implementation or ())
+        return _lower_to_xla(ctx, operands, reduction, on_xla, implementation, reason)
+    is_one_device = compat.is_one_device(ctx)
+    if not is_one_device and (refusal := _partition_refusal(ctx)) is not None:
+        return _lower_to_xla(ctx, operands, reduction, on_xla, implementation, refusal)
+
+    reduced = reduction()
+    device = device_for(names, target)
+    # Of several devices each is asked again about its part: that may be XLA's, not the whole.
+    choice = choose(
+        reduced.problem, names, config, device, tuned, "jaxbw", weighs_xla=is_one_device
+    )
+    if not is_one_device and choice.implementation != "xla":
+        return on_devices(ctx, operands, platform)
+    log.once(choice.summary)
+    if choice.implementation == "xla":
+        if implementation is None and target is None:
+            _warn_once(device)
+        return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
+    return mlir.lower_fun(on_kernel(reduced, choice), multiple_results=True)(ctx, *operands)
+
+
+def _partition_refusal(ctx: Any) -> str | None:
+    """Why a product cannot be partitioned as `partitioning` does it; None where it can."""
+    if not all(isinstance(extent, int) for x in ctx.avals_in for extent in x.shape):
+        return "a dimension is symbolic, and the program is of several devices"
+    return compat.partition_refusal(ctx)
+
+
+def _elsewhere(names: Sequence[str]) -> str:
+    """Where the implementations would run that do not run on this platform; () is free choice."""
+    places = []
+    if not names or any(name in FAMILIES for name in names):
+        places.append("the kernels run on CUDA")
+    if any(name in EMULATED for name in names):
+        places.append("the emulator runs on the CPU")
+    return f"{' and '.join(places)}, not on this platform"
+
+
+def _lower_to_xla(
+    ctx: Any,
+    operands: Sequence[Any],
+    reduction: Callable[[], Reduction],
+    on_xla: Callable[..., Any],
+    implementation: tuple[str, ...] | None,
+    reason: str,
+) -> Any:
+    if implementation is not None and "xla" not in implementation:
+        names = implementation[0] if len(implementation) == 1 else implementation
+        product = " @ ".join(describe(aval.dtype, aval.shape) for aval in ctx.avals_in[:2])
+        raise NotImplementedError(
+            f"jaxbw(implementation={names!r}): {product}: {reason}.\n{WAY_OUT}"
+        )
+    log.once(lambda: f"{reduction().problem}: xla: {reason}")
+    return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
+
+
+def _warn_once(device: devices.Device | None) -> None:
+    """Says that a GPU is there and no kernel can run on it, whatever the problem."""
+    if device is None:
+        return
+    if device.problem is not None:
+        reason = device.problem
+    elif device.family is None:
+        reason = "there are no kernels for it"
+    elif not manifest.kernels():
+        reason = "this installation of jaxbw was built without kernels"
+    else:
+        return
+    message = f"jaxbw: {device}: {reason}. Matrix products run on XLA."
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=2)
+
+
+def _message(
+    call: str,
+    implementation: tuple[str, ...] | None,
+    problem: GemmProblem,
+    refused: Sequence[Refusal],
+) -> str:
+    names = implementation or ()
+    given = names[0] if len(names) == 1 else names
+    if len(refused) == 1:
+        text = refused[0].reason if len(names) == 1 else str(refused[0])
+    else:
+        text = "\n  ".join(["every candidate refuses", *map(str, refused)])
+    return f"{call}(implementation={given!r}): {problem}: {text}.\n{WAY_OUT}"

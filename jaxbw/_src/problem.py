@@ -1,0 +1,323 @@
+"""GemmProblem: a dot_general reduced to one batched matrix product, and how it gets there.
+
+D[batch, m, n] = epilogue(sum over k of A[batch, m, k] * B[batch, k, n]); a gated product has
+a second B like the first. The reduction knows nothing of kernels or devices. It costs no copy where
+each operand's dimensions already lie as [batch, outer, contraction] or [batch, contraction, outer],
+in blocks of any number of dimensions; anything else is transposed first, as XLA would do it. Where
+one operand alone has dimensions in front of these, as a stack of weights that share their input,
+they may be a batch that the other operand serves whole.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import lax
+
+from jaxbw._native import Major
+from jaxbw._src.epilogue import IDENTITY, Epilogue
+
+_LEAST_OF_STACK = 64  # rows, or columns, of each matrix: those of the smallest tile
+
+DimensionNumbers = tuple[
+    tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]
+]
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """One matrix product: all that the choice of a kernel may depend on, beside the device.
+
+    An operand that is not batched serves every batch index. `precision` is canonical
+    (see `compat.canonicalize_precision`). Extents are symbolic where `jax.export`'s shapes are.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    lhs_batched: bool
+    rhs_batched: bool
+    lhs_major: Major
+    rhs_major: Major
+    lhs_dtype: np.dtype[Any]
+    rhs_dtype: np.dtype[Any]
+    output: np.dtype[Any]
+    epilogue: Epilogue = IDENTITY
+    precision: Any = None
+
+    @property
+    def layout(self) -> str:
+        """The operands' layouts as in kernels.toml: "n" is row-major, "t" its transpose."""
+        lhs = "n" if self.lhs_major == Major.K else "t"
+        rhs = "n" if self.rhs_major == Major.MN else "t"
+        return lhs + rhs
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether all extents are known."""
+        return all(isinstance(extent, int) for extent in (self.batch, self.m, self.n, self.k))
+
+    def sized(self, m: int) -> "GemmProblem":
+        """The same with this for a symbolic m, and 1 for a symbolic batch."""
+        return replace(
+            self,
+            m=self.m if isinstance(self.m, int) else m,
+            batch=self.batch if isinstance(self.batch, int) else 1,
+        )
+
+    @property
+    def lhs_shape(self) -> tuple[int, int, int]:
+        """(batch, outer, contiguous) of A in memory."""
+        batch = self.batch if self.lhs_batched else 1
+        outer = (self.m, self.k) if self.lhs_major == Major.K else (self.k, self.m)
+        return (batch, *outer)
+
+    @property
+    def rhs_shape(self) -> tuple[int, int, int]:
+        """(batch, outer, contiguous) of B in memory."""
+        batch = self.batch if self.rhs_batched else 1
+        outer = (self.n, self.k) if self.rhs_major == Major.K else (self.k, self.n)
+        return (batch, *outer)
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """(batch, m, n)."""
+        return (self.batch, self.m, self.n)
+
+    def __str__(self) -> str:
+        lhs, rhs = (
+            describe(self.lhs_dtype, self.lhs_shape),
+            describe(self.rhs_dtype, self.rhs_shape),
+        )
+        text = f"{lhs}{'' if self.lhs_major == Major.K else '^T'} @ "
+        text += f"{rhs}{'' if self.rhs_major == Major.MN else '^T'}"
+        result = describe(self.output, self.output_shape)
+        return f"{self.epilogue.describe(text)} -> {result}"
+
+
+class Operands(NamedTuple):
+    """The arrays that a product and its epilogue read; None for what its epilogue does not have."""
+
+    lhs: Any
+    rhs: Any
+    rhs_up: Any = None
+    c: Any = None
+    bias: Any = None
+    residual: Any = None
+
+    def given(self) -> list[Any]:
+        """Those that are there, in order."""
+        return [x for x in self if x is not None]
+
+    @classmethod
+    def of(cls, epilogue: Epilogue, given: Sequence[Any]) -> "Operands":
+        """The inverse of `given`."""
+        arrays = (epilogue.c, epilogue.bias, epilogue.residual)
+        there = (True, True, epilogue.gated, *(dtype is not None for dtype in arrays))
+        rest = iter(given)
+        return cls(*(next(rest) if is_there else None for is_there in there))
+
+
+@dataclass(frozen=True)
+class OperandView:
+    """How an operand becomes a GEMM operand: reshape, perhaps transpose, reshape.
+
+    Or how the GEMM's result becomes that of the dot_general.
+    """
+
+    squeezed: tuple[int, ...]  # its shape without dimensions of size 1
+    permutation: tuple[int, ...] | None  # None: no transposition, hence no copy
+    shape: tuple[int, ...]
+
+    def __call__(self, operand: Any) -> Any:
+        """An operand as [batch, outer, contiguous]."""
+        if self.permutation is not None:
+            operand = lax.transpose(lax.reshape(operand, self.squeezed), self.permutation)
+        return lax.reshape(operand, self.shape)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A problem and the views of its operands and its result."""
+
+    problem: GemmProblem
+    lhs: OperandView
+    rhs: OperandView
+    result: OperandView
+
+
+def describe(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
+    """A type as JAX prints it, for messages: bf16[16,32]."""
+    short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
+    return f"{short.get(dtype.name, dtype.name)}[{','.join(map(str, shape))}]"
+
+
+def reduce_dot_general(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: DimensionNumbers,
+    output: np.dtype[Any],
+    *,
+    precision: Any = None,
+    epilogue: Epilogue = IDENTITY,
+) -> Reduction:
+    """Reduces a dot_general.
+
+    Args:
+      lhs, rhs: anything with integer `shape` and `dtype`, valid for `lax.dot_general`.
+      dimension_numbers: as of `lax.dot_general`, canonical.
+      output: dtype of the result.
+      precision, epilogue: as in `GemmProblem`.
+    """
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+    lhs_free = _others(len(lhs.shape), lhs_contract, lhs_batch)
+    rhs_free = _others(len(rhs.shape), rhs_contract, rhs_batch)
+    batch, m_dims, n_dims = (
+        tuple(x.shape[i] for i in dims)
+        for x, dims in ((lhs, lhs_batch), (lhs, lhs_free), (rhs, rhs_free))
+    )
+    extents = math.prod(batch), math.prod(m_dims), math.prod(n_dims)
+    output_shape = batch + m_dims + n_dims
+
+    # The order of the contraction is free, so long as both operands have the same: by either one.
+    layouts = []
+    for by in (lhs_contract, rhs_contract):
+        order = sorted(range(len(by)), key=by.__getitem__)
+        lhs_k, rhs_k = ([dims[i] for i in order] for dims in (lhs_contract, rhs_contract))
+        left = _view(lhs.shape, lhs_batch, lhs_free, lhs_k)
+        right = _view(rhs.shape, rhs_batch, rhs_free, rhs_k)
+        in_order = OperandView(output_shape, None, output_shape)
+        layouts.append(_Layout(left, right, in_order, extents))
+        for side, count in _stacks(m_dims, n_dims, batch, epilogue, lhs.dtype.itemsize):
+            if side == "lhs":
+                stack, rows = m_dims[:count], m_dims[count:]
+                view = _view(lhs.shape, lhs_free[:count], lhs_free[count:], lhs_k)
+                sizes = math.prod(stack), math.prod(rows), math.prod(n_dims)
+                layouts.append(_Layout(view, right, in_order, sizes, rhs_batched=False))
+            else:
+                stack, columns = n_dims[:count], n_dims[count:]
+                view = _view(rhs.shape, rhs_free[:count], rhs_free[count:], rhs_k)
+                sizes = math.prod(stack), math.prod(m_dims), math.prod(columns)
+                back = (*range(count, count + len(m_dims)), *range(count))
+                back = (*back, *range(len(back), len(output_shape)))
+                result = OperandView((*stack, *m_dims, *columns), back, output_shape)
+                layouts.append(_Layout(left, view, result, sizes, lhs_batched=False))
+    itemsizes = lhs.dtype.itemsize, rhs.dtype.itemsize, output.itemsize
+    best = min(layouts, key=lambda layout: layout.copied(epilogue, itemsizes))
+
+    (lhs_view, lhs_k_major), (rhs_view, rhs_k_major) = best.lhs, best.rhs
+    problem = GemmProblem(
+        *best.extents,
+        k=math.prod(lhs.shape[i] for i in lhs_contract),
+        lhs_batched=best.lhs_batched,
+        rhs_batched=best.rhs_batched,
+        lhs_major=Major.K if lhs_k_major else Major.MN,
+        rhs_major=Major.K if rhs_k_major else Major.MN,
+        lhs_dtype=np.dtype(lhs.dtype),
+        rhs_dtype=np.dtype(rhs.dtype),
+        output=np.dtype(output),
+        epilogue=epilogue,
+        precision=precision,
+    )
+    return Reduction(problem, lhs_view, rhs_view, best.result)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """One way to read the operands of a dot_general: their views, and whether they are K-major.
+
+    `extents` are batch, m and n.
+    """
+
+    lhs: tuple[OperandView, bool]
+    rhs: tuple[OperandView, bool]
+    result: OperandView
+    extents: tuple[int, int, int]
+    lhs_batched: bool = True
+    rhs_batched: bool = True
+
+    def copied(self, epilogue: Epilogue, itemsizes: tuple[int, int, int]) -> int:
+        """The bytes that are transposed, so far as sizes are known."""
+        views = (self.lhs[0], self.rhs[0], self.result)
+        counts = (1, 1 + epilogue.gated, epilogue.results)
+        return sum(
+            count * itemsize * math.prod(size for size in view.shape if isinstance(size, int))
+            for view, count, itemsize in zip(views, counts, itemsizes, strict=True)
+            if view.permutation is not None
+        )
+
+
+def _stacks(
+    m_dims: Sequence[int],
+    n_dims: Sequence[int],
+    batch: Sequence[int],
+    epilogue: Epilogue,
+    itemsize: int,
+) -> Iterator[tuple[str, int]]:
+    """Which operand may be a stack that the other one serves whole, and of how many dimensions.
+
+    Not where both have a batch; where the epilogue's arrays would have to be moved with it; nor
+    where tiles would stay empty, or the rows of a matrix be no multiples of 16 bytes.
+    """
+    if batch or not all(isinstance(size, int) for size in (*m_dims, *n_dims)):
+        return
+    e = epilogue
+    for side, axis, dims in (("lhs", "m", m_dims), ("rhs", "n", n_dims)):
+        if side == "rhs" and not (e.c is None and e.residual is None):
+            continue
+        whole = e.bias_rank if e.bias is not None and e.bias_axis == axis else 1
+        for count in range(1, len(dims) - whole + 1):
+            extent = math.prod(dims[count:])
+            if extent >= _LEAST_OF_STACK and extent * itemsize % 16 == 0:
+                yield side, count
+
+
+def is_read_in_place(shape: Sequence[int], contract: Sequence[int], batch: Sequence[int]) -> bool:
+    """Whether an operand needs no copy, so far as its own dimensions decide it."""
+    free = _others(len(shape), contract, batch)
+    view, _ = _view(shape, batch, free, sorted(contract))
+    return view.permutation is None
+
+
+def _others(rank: int, *taken: Sequence[int]) -> list[int]:
+    used = {i for dims in taken for i in dims}
+    return [i for i in range(rank) if i not in used]
+
+
+def _view(
+    shape: Sequence[int], batch: Sequence[int], free: Sequence[int], contract: Sequence[int]
+) -> tuple[OperandView, bool]:
+    """The view of an operand, and whether it is K-major.
+
+    Dimensions of size 1 lie wherever it suits. Of an operand without a contraction the other
+    dimension is the contiguous one (MN-major), else TMA would have to read rows of one element.
+    A copy keeps what is innermost: it moves whole rows, and a product that contracts the other
+    dimension, as of a gradient, needs the same copy.
+    """
+
+    def extent(dims: Sequence[int]) -> int:
+        return math.prod(shape[i] for i in dims)
+
+    kept = [i for i in range(len(shape)) if shape[i] != 1]
+    position = {dim: i for i, dim in enumerate(kept)}
+
+    def order(*groups: Sequence[int]) -> tuple[int, ...]:
+        return tuple(position[i] for group in groups for i in group if shape[i] != 1)
+
+    squeezed = tuple(shape[i] for i in kept)
+    in_place = tuple(range(len(kept)))
+    k_major = (order(batch, free, contract), (extent(batch), extent(free), extent(contract)))
+    mn_major = (order(batch, contract, free), (extent(batch), extent(contract), extent(free)))
+    preferred = [(False, mn_major), (True, k_major)]
+    if extent(contract) != 1:
+        preferred.reverse()
+    for is_k_major, (permutation, view) in preferred:
+        if permutation == in_place:
+            return OperandView(squeezed, None, view), is_k_major
+    own = [i for i in (*free, *contract) if shape[i] != 1]
+    is_k_major = bool(own) and max(own) in contract
+    permutation, view = k_major if is_k_major else mn_major
+    return OperandView(squeezed, permutation, view), is_k_major

@@ -1,0 +1,641 @@
+"""How long a product would take in each of many configurations: a kernel's pipeline in closed form.
+
+It stands for the replay of `jaxbw._src.lab.model`, whose agents wait for one another, and agrees with it
+within 3 % where that serves (tests/model/test_closed_form.py). docs/selection.md explains the
+formulas, their sources and their limits. Constants are those of `machine.Machine`. All functions
+take and give arrays, one element a configuration.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxbw._native import Major
+from jaxbw._src.selection.candidates import Candidates, Integers
+from jaxbw._src.selection.config import (
+    MAX_CLUSTER,
+    MIN_REDUCED_PARTS,
+    MIN_SHARED_PARTS,
+    SPAN_BYTES,
+    GemmConfig,
+)
+from jaxbw._src.selection.machine import Machine
+from jaxbw._src.selection.workload import Workload
+
+Floats = NDArray[np.float64]
+
+SWIZZLES = (1, 2, 4, 8, 16)
+EPILOGUE_WARPS = 4  # of sm100
+TEAMS = 2  # of sm90: warpgroups that multiply, and finish what they have multiplied
+STAGING_BUFFERS = 2  # of a warp of sm90, or of sm100: what is stored of a tile goes through them
+_CAST = 2  # bytes of an element that a team may keep, rounded
+_MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
+_FULL_ROWS = 128  # of an MMA on sm100, in one CTA; 64 take as long
+_MMA_ROWS = {"sm90": 64, "sm100": _FULL_ROWS}  # hardware: of one instruction, in one CTA
+_MAX_GRID = 2**31 - 1  # hardware: CTAs along x
+_CLOCK_STEPS = 3  # of the fixed point of clock and utilisation
+# Columns that a warp stores at a time, the first that divides its tile's.
+_CHUNKS = {"sm90": (64, 32), "sm100": (64, 32, 16)}
+# Of sm90: a warp's rows of a tile of so many are a slice, and parts share its chunks of columns.
+_SLICES_HIGH, _SLICE_COLUMNS = 128, 32
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The terms of the costs; times in nanoseconds.
+
+    Attributes:
+      tiles: cluster tiles; `items`: they, or parts of them.
+      resident: clusters that run at a time.
+      waves: rounds of items that fill the device.
+      efficiency: the share of the SMs' time, over all waves, in which they have a tile.
+      ghz: the clock; utilisation: the part of the time in which tensor cores multiply.
+      mma, fill, latency: what bounds the main loops of an SM: tensor cores, its port into shared
+        memory, loads in flight.
+      l2, dram: what the SMs together read from L2, and read and write in memory.
+      main_loop: all of these together, as they overlap.
+      epilogue: the part of the epilogues that nothing hides.
+      fixed: launch, set-up, the first loads.
+      split: bringing the parts of split tiles together.
+      repack: operands that are copied ahead.
+      tuned: 0, until a tuned table corrects the total.
+      total: the sum.
+      band_along_n, swizzle: the rasterisation.
+    """
+
+    tiles: Integers
+    items: Integers
+    resident: Integers
+    waves: Integers
+    efficiency: Floats
+    ghz: Floats
+    utilisation: Floats
+    mma: Floats
+    fill: Floats
+    latency: Floats
+    l2: Floats
+    dram: Floats
+    main_loop: Floats
+    epilogue: Floats
+    fixed: Floats
+    split: Floats
+    repack: Floats
+    tuned: Floats
+    total: Floats
+    band_along_n: Integers
+    swizzle: Integers
+
+    def row(self, index: int) -> dict[str, float]:
+        """One configuration's terms, by name."""
+        return {field.name: getattr(self, field.name)[index].item() for field in fields(self)}
+
+
+BOUNDS = ("mma", "fill", "l2", "dram", "latency")  # terms of a main loop, as `_loop` has them
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How a product is cut: CTA and cluster tiles, waves of them."""
+
+    rows: Integers  # of a CTA
+    cluster_rows: Integers
+    cluster_columns: Integers  # of D
+    tiles_m: Integers
+    tiles_n: Integers
+    tiles: Integers
+    resident: Integers
+    whole_tiles: Integers
+    whole_waves: Integers
+    part_waves: Integers
+    part_rounds: Integers  # of split tiles that an SM brings to their end
+    parts: Integers  # of split tiles
+    items: Integers
+
+    @property
+    def waves(self) -> Integers:
+        """Of whole tiles and of parts."""
+        return self.whole_waves + self.part_waves
+
+
+def grid(work: Workload, machine: Machine, table: Candidates) -> Grid:
+    """Cuts a product."""
+    rows = table.block_m // table.cta_group
+    cluster_rows = table.cluster_m * rows
+    cluster_columns = table.cluster_n * (table.block_n // 2 if work.gated else table.block_n)
+    tiles_m, tiles_n = _ceil(work.m, cluster_rows), _ceil(work.n, cluster_columns)
+    tiles = tiles_m * tiles_n * work.batch
+    sizes = range(MAX_CLUSTER["sm100"] + 1)
+    by_size = np.array([machine.resident_clusters(max(1, size)) for size in sizes])
+    resident = by_size[table.ctas]
+    split = np.where(table.split_k > 1, tiles, 0)
+    split = np.where(table.split_tail == 1, tiles % resident, split)
+    parts = split * table.split_k
+    part_waves = _ceil(parts, resident)
+    return Grid(
+        rows=rows,
+        cluster_rows=cluster_rows,
+        cluster_columns=cluster_columns,
+        tiles_m=tiles_m,
+        tiles_n=tiles_n,
+        tiles=tiles,
+        resident=resident,
+        whole_tiles=tiles - split,
+        whole_waves=_ceil(tiles - split, resident),
+        part_waves=part_waves,
+        part_rounds=_ceil(part_waves, table.split_k),
+        parts=parts,
+        items=tiles - split + parts,
+    )
+
+
+def evaluate(
+    work: Workload,
+    machine: Machine,
+    table: Candidates,
+    rasterisation: tuple[Integers, Integers] | None = None,
+    ghz: float | None = None,
+) -> Costs:
+    """Prices configurations that `config.refusal` and `config.layout_refusal` let pass.
+
+    Args:
+      work: the product.
+      machine: where it runs.
+      table: the configurations.
+      rasterisation: band_along_n and swizzle of each; None for the best.
+      ghz: a fixed clock; None for what power leaves of it, with normal data.
+    """
+    cut = grid(work, machine, table)
+    walk = _walk(work, machine, cut, table, rasterisation)
+    clock = np.broadcast_to(machine.max_clock_ghz if ghz is None else ghz, (len(table),))
+    costs = _at(work, machine, table, cut, walk, clock)
+    for _ in range(_CLOCK_STEPS if ghz is None else 0):
+        clock = throttled_ghz(machine, costs.utilisation)
+        costs = _at(work, machine, table, cut, walk, clock)
+    return costs
+
+
+def throttled_ghz(machine: Machine, utilisation: Floats) -> Floats:
+    """The clock at which power lets tensor cores multiply for such a part of the time.
+
+    f = min(max_clock, throttle_clock * (throttle_utilisation / utilisation) ** exponent)
+    """
+    ratio = machine.throttle_utilisation / np.maximum(utilisation, 1e-3)
+    ghz = machine.throttle_clock_ghz * ratio**machine.throttle_exponent
+    return np.asarray(np.minimum(machine.max_clock_ghz, ghz))
+
+
+def _at(
+    work: Workload, machine: Machine, table: Candidates, cut: Grid, walk: "_Walk", ghz: Floats
+) -> Costs:
+    """The costs at given clocks."""
+    cycle = 1 / ghz  # ns
+    stage = _stage(work, machine, table, cut, cycle)
+    blocks = _ceil(work.k, table.k_spans * (SPAN_BYTES // work.itemsize))
+    whole = _ceil(blocks, table.cluster_k)
+    part = _ceil(blocks, table.split_k * table.cluster_k)
+
+    def loop(count: Integers, active: Integers | Floats, loads: _Loads, stores: Floats) -> Floats:
+        """Nanoseconds of a wave, by what bounds it; a row for each of BOUNDS."""
+        sms = active * table.ctas
+        l2 = (count * stage.straddled + stores) * sms / machine.l2_bytes_per_ns
+        memory_rate = np.minimum(sms * machine.dram_bytes_per_ns_sm, machine.dram_bytes_per_ns)
+        memory = (count * stage.asked * loads.missed + stores) * sms
+        memory = memory / np.maximum(memory_rate, 1)
+        ring = count * (stage.round_trip + loads.late * machine.memory_latency_ns) / table.stages
+        return np.array([count * stage.mma, count * stage.fill, l2, memory, ring])
+
+    # Waves of whole tiles, then of parts, and how many of them: of either the first, those between,
+    # and the last. Another one follows on all but the last of all, and may hide their epilogues.
+    w, p = cut.whole_waves, cut.part_waves
+    resident = np.minimum(cut.resident, cut.items)
+    last_whole = cut.whole_tiles - np.maximum(w - 1, 0) * cut.resident
+    last_part = cut.items - cut.whole_tiles - np.maximum(p - 1, 0) * cut.resident
+    stored = (
+        work.m
+        * work.n
+        * work.batch
+        * (work.output_size + work.extra_bytes)
+        / (cut.tiles * table.ctas)
+    )
+    of_part = stored / table.split_k
+    one, leaving = _epilogues(work, machine, table, cut, cycle)
+    several = w > 1
+    last_loads = _Loads(
+        np.where(several, walk.later.missed, walk.first.missed),
+        np.where(several, walk.later.late, walk.first.late),
+    )
+    inner, more, none = np.maximum(w - 2, 0), np.maximum(p - 1, 0), np.zeros_like(p)
+    waves = (
+        (several, several, loop(whole, resident, walk.first, stored), one),
+        (inner, inner, loop(whole, resident, walk.later, stored), one),
+        (w > 0, (w > 0) & (p > 0), loop(whole, last_whole, last_loads, stored), one),
+        (more, more, loop(part, resident, walk.parts, of_part), leaving),
+        (p > 0, none, loop(part, last_part, walk.parts, of_part), leaving),
+    )
+    bounds = np.zeros((len(BOUNDS), len(table)))
+    main_loop, exposed = np.zeros(len(table)), np.zeros(len(table))
+    for count, followed, each, epilogue in waves:
+        together = _overlapping(machine, each)
+        bounds += count * each
+        main_loop = main_loop + count * together
+        period = _period(machine, table, stage, each, together, epilogue)
+        exposed = exposed + followed * (period - together)
+    split = _split(machine, table, cut, cycle)
+    repack = work.repacks * machine.launch_ns + work.repack_bytes / machine.dram_bytes_per_ns
+    # A cluster that shares K has one item, whatever the scheduler.
+    relaunched = (table.relaunched == 1) | (table.cluster_k > 1)
+    fixed = (
+        machine.launch_ns
+        + np.where(table.ctas > 1, machine.setup_ns, machine.single_setup_ns)
+        + np.maximum(machine.first_load_ns, stage.load)
+        + stage.fill
+        + relaunched * np.maximum(w - 1, 0) * machine.relaunch_ns
+    )
+    behind = exposed + stage.commit + one.alone + machine.store_visible_cycles * cycle
+    total = main_loop + behind + fixed + split + repack
+    used = cut.tiles * table.cluster_m * table.cluster_n * blocks * stage.useful
+    area = cut.cluster_rows * cut.cluster_columns
+    work_waves = w + p / table.split_k
+    return Costs(
+        tiles=cut.tiles,
+        items=cut.items,
+        resident=cut.resident,
+        waves=w + p,
+        efficiency=work.m
+        * work.n
+        * work.batch
+        * table.ctas
+        / (area * work_waves * machine.sm_count),
+        ghz=ghz,
+        utilisation=used / machine.sm_count / total,
+        **dict(zip(BOUNDS, bounds, strict=True)),
+        main_loop=main_loop,
+        epilogue=behind,
+        fixed=fixed,
+        split=split,
+        repack=np.full(len(table), repack),
+        tuned=np.zeros(len(table)),
+        total=total,
+        band_along_n=walk.band_along_n,
+        swizzle=walk.swizzle,
+    )
+
+
+def memset_us(machine: Machine, config: GemmConfig) -> float:
+    """Microseconds of clearing the counters of split tiles, which CUPTI leaves out of a call."""
+    counted = 1 < config.split_k < MIN_REDUCED_PARTS[machine.family]
+    return machine.memset_ns / 1000 if counted else 0.0
+
+
+def is_excluded(work: Workload, machine: Machine, table: Candidates) -> NDArray[np.bool_]:
+    """Candidates that are not compared for this product.
+
+    They have more parts than K has stages, CTAs without a tile in any cluster, more CTAs than a
+    grid holds, parts for more than two waves (the fastest never had, of 1,266 matmuls measured on
+    an H200), or sums of parts that L2 does not keep; or they are another one in disguise.
+    """
+    cut = grid(work, machine, table)
+    blocks = _ceil(work.k, table.k_spans * (SPAN_BYTES // work.itemsize))
+    columns = table.block_n // 2 if work.gated else table.block_n
+    empty = (table.cluster_m > table.cta_group * _ceil(work.m, table.block_m)) | (
+        table.cluster_n > _ceil(work.n, columns)
+    )
+    same = (cut.tiles < cut.resident) | (cut.items == cut.tiles)
+    all_parts = (table.split_k > 1) & (table.split_tail == 0)
+    cta_sums = (table.block_m // table.cta_group) * table.block_n * 4.0
+    sums = np.where(all_parts, cut.items * table.ctas * cta_sums, 0.0)
+    return np.asarray(
+        empty
+        | (table.split_k * table.cluster_k > blocks)
+        | ((table.split_tail == 1) & same)
+        | (all_parts & (cut.part_waves > 2))
+        | (cut.items * table.ctas > _MAX_GRID)
+        | (sums > machine.l2_bytes / 2)
+    )
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One stage of the ring, in nanoseconds of a CTA, and what lies behind the last one.
+
+    Attributes:
+      mma: of the tensor cores; useful: of that, where nothing holds them up.
+      fill: of the SM's port into shared memory.
+      asked: bytes that the CTA asks L2 for; straddled: as many as would take L2 that long.
+      load: from the issue of a load to its bytes; round_trip: until the stage is empty again.
+      commit: from the last product to who waits for it; handover: from there to the next one.
+      turn: from one team to the other.
+    """
+
+    mma: Floats
+    useful: Floats
+    fill: Floats
+    asked: Floats
+    straddled: Floats
+    load: Floats
+    round_trip: Floats
+    commit: Floats
+    handover: Floats
+    turn: Floats
+
+
+def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle: Floats) -> _Stage:
+    """An instruction takes so many cycles per column, whatever its rows: 64 rows of sm100 run at
+    half the rate of 128. It reads its operands from shared memory, which bounds narrow ones."""
+    height = _MMA_ROWS[machine.family]
+    steps = table.k_spans * (SPAN_BYTES // _MMA_BYTES)
+    mmas = steps * np.maximum(cut.rows // height, 1)
+    columns = table.block_n / table.cta_group
+    useful = mmas * machine.mma_cycles_per_column * height / _FULL_ROWS * table.block_n
+    read = (np.minimum(cut.rows, height) + columns) * _MMA_BYTES / machine.smem_bytes_per_cycle
+    issued = mmas * machine.mma_issue_cycles
+    # A product of a team waits for the accumulators of the one before it.
+    chain = steps * machine.mma_interval_cycles
+    mma = np.maximum.reduce([useful, mmas * read, issued, chain])
+
+    # Rows and columns beyond the matrix are filled with zeros, slowly, and not read; so are ends of
+    # rows, where an operand that is not K-major is narrower than a span. What straddles lines takes
+    # L2 longer.
+    a_used = work.m / (cut.tiles_m * cut.cluster_rows)
+    b_used = work.n / (cut.tiles_n * cut.cluster_columns)
+    empty = np.minimum((1 - a_used) * cut.rows, cut.rows / table.cluster_n)
+    empty = empty + np.minimum((1 - b_used) * columns, columns * table.cta_group / table.cluster_m)
+    filled = cut.rows + columns + (machine.empty_row_slowdown - 1) * empty
+    bytes_of_row = table.k_spans * SPAN_BYTES
+    narrow_a = work.a_major == Major.MN and work.m * work.itemsize < SPAN_BYTES
+    narrow_b = work.b_major == Major.MN and work.n * work.itemsize < SPAN_BYTES
+    narrow = (narrow_a / table.cluster_n + narrow_b / table.cluster_m) * machine.narrow_row_cycles
+    fill = filled * bytes_of_row / machine.ingest_bytes_per_cycle
+    fill = fill + narrow * bytes_of_row / work.itemsize
+    a = a_used * cut.rows / table.cluster_n
+    b = b_used * columns * table.cta_group / table.cluster_m
+    slow = machine.straddle_slowdown
+    straddled = a * (slow if work.a_straddles else 1) + b * (slow if work.b_straddles else 1)
+
+    remote = np.where(table.ctas > 1, machine.remote_cycles, 0.0)
+    pair, single = machine.mma_pair_latency_cycles, machine.mma_latency_cycles
+    commit = np.where(table.cta_group == 2, pair, single)
+    load = machine.tma_latency_ns + machine.tma_latency_cycles * cycle
+    waiting = commit + remote + 2 * machine.wake_cycles + 2 * machine.tma_issue_cycles
+    round_trip = load + (fill + mma + np.minimum(issued, mma) + waiting) * cycle
+    return _Stage(
+        mma=mma * cycle,
+        useful=useful * cycle,
+        fill=fill * cycle,
+        asked=(a + b) * bytes_of_row,
+        straddled=straddled * bytes_of_row,
+        load=load,
+        round_trip=round_trip,
+        commit=(commit + machine.wake_cycles) * cycle,
+        handover=(remote + machine.wake_cycles) * cycle,
+        turn=machine.sync_cycles * cycle,
+    )
+
+
+@dataclass(frozen=True)
+class _Loads:
+    """A wave's loads: the part of its bytes that comes from memory, and of its tiles that wait."""
+
+    missed: Floats
+    late: Floats
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The order of the tiles, and what the first wave, later ones and those of parts load."""
+
+    band_along_n: Integers
+    swizzle: Integers
+    first: _Loads
+    later: _Loads
+    parts: _Loads
+
+
+def _walk(
+    work: Workload,
+    machine: Machine,
+    cut: Grid,
+    table: Candidates,
+    rasterisation: tuple[Integers, Integers] | None,
+) -> _Walk:
+    """Which panels are read again: rows of A and columns of B, all of K, of a row of cluster tiles.
+
+    A wave is a block of tiles, so many across as its band is wide: what it reads is its footprint.
+    Of what later waves read again, L2 has kept its size of a footprint.
+    """
+    in_wave = np.minimum(cut.resident, cut.tiles_m * cut.tiles_n)
+    all_columns = work.n * (2 if work.gated else 1)
+    panel_m, panel_n = work.m / cut.tiles_m, all_columns / cut.tiles_n
+
+    def shape(along_n: Integers | int, swizzle: Integers | int) -> tuple[Floats, Floats, Floats]:
+        """The footprint of a wave; waves of a band; bands."""
+        tiles_across = np.where(along_n, cut.tiles_n, cut.tiles_m)
+        tiles_along = np.where(along_n, cut.tiles_m, cut.tiles_n)
+        width = np.minimum(swizzle, tiles_across)
+        length = np.clip(in_wave / width, 1, tiles_along)
+        across = np.minimum(width * np.maximum(in_wave / (width * length), 1), tiles_across)
+        down = np.where(along_n, length, across)
+        right = np.where(along_n, across, length)
+        footprint = np.asarray(down * panel_m + right * panel_n)
+        return footprint, tiles_along * width / in_wave, tiles_across / width
+
+    if rasterisation is not None:
+        along_n, swizzle = rasterisation
+    else:
+        options = [(along_n, swizzle) for swizzle in SWIZZLES for along_n in (0, 1)]
+        footprints = np.stack([shape(*option)[0] for option in options])
+        best = np.round(footprints, 6).argmin(axis=0)
+        along_n, swizzle = np.array(options, np.int64)[best].T
+    footprint, band, bands = shape(along_n, swizzle)
+
+    asked = panel_m + panel_n  # by a cluster tile
+    everything = work.m * (work.batch if work.a_batched else 1)
+    everything = everything + all_columns * (work.batch if work.b_batched else 1)
+    kept = np.minimum(1, machine.l2_bytes / (footprint * work.k * work.itemsize))
+    again = np.maximum(cut.tiles / in_wave * footprint - everything, 0) * (1 - kept)
+    begun = np.minimum(cut.resident, cut.tiles)
+    first = footprint / (in_wave * asked)
+    rest = np.maximum(everything - first * begun * asked, 0) + again
+    later = np.minimum(rest / np.maximum((cut.tiles - begun) * asked, 1), 1)
+    waves = _ceil(cut.tiles, cut.resident)
+    late = np.where(band <= 1, 1.0, np.minimum(1.0, (band + bands) / waves))
+    late = np.where(again > 0, 1.0, late)
+    always = np.ones(len(table))
+    of_parts = np.minimum((everything + again) / (cut.tiles * asked), 1)
+    return _Walk(
+        band_along_n=along_n,
+        swizzle=swizzle,
+        first=_Loads(first, always),
+        later=_Loads(later, late),
+        parts=_Loads(of_parts, always),
+    )
+
+
+@dataclass(frozen=True)
+class _Epilogue:
+    """A tile's results on their way, in nanoseconds.
+
+    Attributes:
+      alone: where nothing goes on beside it.
+      held: how long the next product waits: for all of it, unless it has accumulators of its own.
+    """
+
+    alone: Floats
+    held: Floats
+
+
+def _epilogues(
+    work: Workload, machine: Machine, table: Candidates, cut: Grid, cycle: Floats
+) -> tuple[_Epilogue, _Epilogue]:
+    """Of a tile, and of a part of one, which leaves its sums in memory."""
+    of_team = _of_team(table)
+    # Columns are stored one by one, those of the matrix; rows and boxes whole.
+    swapped = work.swapped
+    columns = np.minimum(table.block_n, work.n) if swapped else table.block_n
+    elements = cut.rows * columns / table.cluster_k * of_team
+    results = elements / 2 if work.gated else elements
+    if swapped or not work.tma_rows:
+        slow = 1 + swapped * (machine.columns_slowdown - 1)
+        slow += (not work.tma_rows) * (machine.rows_slowdown - 1)
+        out = held = elements * slow / machine.epilogue_elements_per_cycle
+    elif machine.family == "sm90":
+        out, held = _by_teams(machine, work, table, cut)
+        out, held = out / table.cluster_k, held / table.cluster_k
+    else:
+        out, held = _through_tensor_memory(machine, work.output_size, table, cut)
+    beside = np.full(len(table), work.activated * machine.activation_cycles)
+    if machine.family == "sm90":  # general_cycles has the activation in it
+        in_line = (table.cluster_m == 1) | (table.cluster_n == 1)
+        in_ring = work.residual_by_tma & in_line & (table.cluster_k * table.split_k == 1)
+        general = (work.general & ~in_ring) | (work.activated & (table.cluster_k > 1))
+        in_general = results * machine.general_cycles
+        out, held = np.where(general, in_general, out), np.where(general, in_general, held)
+        beside[general] = 0.0
+    beside += work.extra_bytes / machine.epilogue_bytes_per_cycle
+    sums = cut.rows * table.block_n * 4.0  # float32, of one CTA
+    sent = sums * of_team * (1 - 1 / table.cluster_k)
+    share = sent / machine.cluster_sum_bytes_per_cycle * cycle + machine.cluster_sum_ns
+    share = np.where(table.cluster_k > 1, share, 0.0)
+    leaving = sums / machine.epilogue_bytes_per_cycle * of_team * cycle
+    alone = (out + results * beside) * cycle + share
+    if machine.family == "sm90":
+        waiting = (held + results * beside) * cycle + share
+        return _Epilogue(alone, waiting), _Epilogue(leaving, leaving)
+    full = cut.rows > _FULL_ROWS
+    waits = (table.accumulators == 1) | (table.relaunched == 1)
+    return (
+        _Epilogue(alone, np.where(waits, alone, np.where(full, held * cycle, 0.0))),
+        _Epilogue(leaving, np.where(waits | full, leaving, 0.0)),
+    )
+
+
+def _of_team(table: Candidates) -> Floats:
+    """How much more of a tile a warp of sm90 finishes: in pingpong half of them have all of it."""
+    return np.where(table.pingpong == 1, TEAMS, 1.0)
+
+
+def _by_teams(
+    machine: Machine, work: Workload, table: Candidates, cut: Grid
+) -> tuple[Floats, Floats]:
+    """Cycles of a team's epilogue, a box after the other; and until the next product may begin.
+
+    Cooperative teams share the way out. They store some boxes at once, and the others beside the
+    next tile where what is left to do is a cast to 16 bits.
+    """
+    pingpong = table.pingpong == 1
+    sharing = np.where(pingpong, 1, TEAMS)
+    columns = table.block_n // 2 if work.gated else table.block_n
+    width = _chunk(machine.family, work.output_size, columns)
+    count = columns / width * (cut.rows // _MMA_ROWS["sm90"]) / sharing
+    size = _MMA_ROWS["sm90"] * width * work.output_size
+    filling, leaving = size / machine.stage_bytes_per_cycle, size / machine.store_bytes_per_cycle
+    box = filling + machine.chunk_cycles + machine.tma_issue_cycles
+    # Two buffers: the one is filled while the other is read.
+    again = (box + leaving + machine.store_read_cycles) / STAGING_BUFFERS
+    each = np.maximum.reduce([box, again, sharing * filling, sharing * leaving])
+    alone = (count - 1) * each + box
+    cast = not work.gated and work.output_size == _CAST
+    delayed = ~pingpong & cast & (table.cluster_k * table.split_k == 1)
+    at_once = np.minimum(count, STAGING_BUFFERS) * np.maximum(box, sharing * filling)
+    return alone + leaving, np.where(delayed, np.minimum(at_once, alone), alone)
+
+
+def _through_tensor_memory(
+    machine: Machine, output_size: int, table: Candidates, cut: Grid
+) -> tuple[Floats, Floats]:
+    """Cycles of an epilogue by four warps; and until a full Tensor Memory has been read."""
+    # With 64 rows in a CTA of a pair, two of its warps have half of the columns each.
+    halves = np.where((table.block_m == 128) & (table.cta_group == 2), 2, 1)
+    width = halves * _chunk(machine.family, output_size, table.block_n // halves)
+    mma_tiles = np.maximum(cut.rows // _FULL_ROWS, 1)
+    rows = np.minimum(cut.rows, _FULL_ROWS)
+    chunks = np.ceil(table.block_n / width)
+    read_out = rows * width * 4 / machine.tmem_bytes_per_cycle
+    busy = rows * width * output_size / machine.stage_bytes_per_cycle
+    latency = machine.tmem_latency_cycles + machine.chunk_cycles
+    # One warp's latencies are another's use of the engines.
+    one = np.maximum(busy, busy / EPILOGUE_WARPS + latency + read_out)
+    again = (machine.store_read_cycles + busy / EPILOGUE_WARPS + latency + busy) / 2
+    one = np.maximum(one, again)
+    # It drains first what fits into two staging buffers, then the rest into registers.
+    rest = np.maximum(chunks - 2, 0) * (read_out + machine.tmem_latency_cycles)
+    return one * chunks * mma_tiles, 2 * one + rest
+
+
+def _chunk(family: str, output_size: int, columns: Integers) -> Integers:
+    """Columns that a warp stores at a time: the widest that divide a tile's, and fit into a row."""
+    widths = [width for width in _CHUNKS[family] if width * output_size <= SPAN_BYTES]
+    return np.select([columns % width == 0 for width in widths], widths, widths[-1])
+
+
+def _period(
+    machine: Machine,
+    table: Candidates,
+    stage: _Stage,
+    bounds: Floats,
+    together: Floats,
+    epilogue: _Epilogue,
+) -> Floats:
+    """Nanoseconds from one tile to the next, of a CTA that has several."""
+    if machine.family == "sm100":
+        waits = np.where(epilogue.held > 0, epilogue.held + stage.commit + stage.handover, 0.0)
+        return np.asarray(np.maximum(together + waits, epilogue.alone))
+    # Nobody multiplies until a tile is on its way, or the other team does; loads go on.
+    whole = bounds[0] + stage.commit + epilogue.held
+    turn = bounds[0] + stage.turn
+    busy = np.where(table.pingpong == 1, np.maximum(turn, whole / TEAMS), whole)
+    beside = _overlapping(machine, np.array([busy, *bounds[1:]]))
+    # CTAs that share K have one tile, and the next ones start when they are gone.
+    return np.where(table.cluster_k > 1, together + stage.commit + epilogue.alone, beside)
+
+
+def _split(machine: Machine, table: Candidates, cut: Grid, cycle: Floats) -> Floats:
+    """Each part leaves its sums. The last one reads all, or each a share, or a launch behind does,
+    by all SMs."""
+    sums = cut.rows * table.block_n * 4.0  # bytes
+    one = sums * _of_team(table) / machine.epilogue_bytes_per_cycle * cycle
+    shared = table.split_k >= MIN_SHARED_PARTS[machine.family]
+    chunks = np.maximum(cut.rows // _SLICES_HIGH * table.block_n // _SLICE_COLUMNS, 1)
+    readers = np.where(shared, np.minimum(table.split_k, chunks), 1)
+    rounds = cut.part_rounds * (1 + table.split_k / readers)
+    counted = rounds * one + machine.split_ns + machine.memset_ns
+    ctas = cut.parts * table.cluster_m * table.cluster_n
+    reduced = ctas * sums / machine.reduce_bytes_per_ns + machine.reduce_ns
+    apart = table.split_k >= MIN_REDUCED_PARTS[machine.family]
+    time = np.where(apart, cut.part_waves * one + reduced, counted)
+    return np.where(cut.part_rounds > 0, time, 0.0)
+
+
+def _overlapping(machine: Machine, bounds: Floats) -> Floats:
+    """Nearly the longest of what overlaps, and more where several are close.
+
+    They contend for the same memories.
+    """
+    longest = bounds.max(axis=0)
+    scaled = (bounds / np.maximum(longest, 1e-9)) ** machine.overlap_exponent
+    return np.asarray(longest * scaled.sum(axis=0) ** (1 / machine.overlap_exponent))
+
+
+def _ceil(a: Integers | int, b: Integers | int) -> Integers:
+    return np.asarray(-(-np.asarray(a, np.int64) // b))

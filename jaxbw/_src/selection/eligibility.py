@@ -1,0 +1,169 @@
+"""Which problems the kernels take, whatever their configuration. The rest is XLA's."""
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax.errors import InconclusiveDimensionOperation
+
+from jaxbw._native import Major
+from jaxbw._src.problem import GemmProblem, describe
+
+_BF16 = np.dtype("bfloat16")  # registered by ml_dtypes, which jax imports
+_F16, _F32 = np.dtype("float16"), np.dtype("float32")
+
+# The `input` of the kernels that take a dtype, by family: see kernel_table.py.
+INPUTS = {
+    "sm90": {_BF16: "bf16", _F16: "f16"},
+    "sm100": {_BF16: "16bit", _F16: "16bit", _F32: "tf32"},
+}
+OUTPUTS = (_BF16, _F16, _F32)
+
+# What a batch-invariant choice is made for, whatever m is: between decoding and prefilling.
+CANONICAL_M = 1024
+
+ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
+_MAX_EXTENT = 2**31  # TMA coordinates are int32
+_MAX_STRIDE = 2**40  # bytes: CUtensorMap
+
+# Algorithms that kernels implement: exact products of the inputs (or of their TF32 roundings),
+# float32 sums. The inputs must already be of the dtype that the algorithm would convert them to.
+_ALGORITHMS = {
+    lax.DotAlgorithmPreset.DEFAULT: (_BF16, _F16, _F32),
+    lax.DotAlgorithmPreset.BF16_BF16_F32: (_BF16,),
+    lax.DotAlgorithmPreset.F16_F16_F32: (_F16,),
+    lax.DotAlgorithmPreset.TF32_TF32_F32: (_F32,),
+}
+
+
+def refusal(problem: GemmProblem, family: str, *, for_every_m: bool = False) -> str | None:
+    """Why no kernel of a family takes a problem, with the way out; None where one may.
+
+    Args:
+      for_every_m: the launch does not depend on m and the batch, so that these may be symbolic.
+    """
+    reason = _type_refusal(problem, family)
+    if reason is None and not problem.is_sized:
+        reason = _symbolic_refusal(problem, for_every_m)
+    return reason or _extent_refusal(problem.sized(CANONICAL_M))
+
+
+def repacked(problem: GemmProblem) -> tuple[str, ...]:
+    """Which of "lhs" and "rhs" are copied before the product, in the same call, for TMA to load.
+
+    Those are operands whose rows do not start at multiples of 16 bytes (a single row does, so far
+    as is known here), and f32 that is MN-major: tcgen05 takes TF32 K-major only, so it is
+    transposed.
+    """
+    p = problem
+    lhs = _needs_repack(p.lhs_dtype, p.lhs_shape, p.lhs_major)
+    rhs = _needs_repack(p.rhs_dtype, p.rhs_shape, p.rhs_major)
+    return ("lhs",) * lhs + ("rhs",) * rhs
+
+
+def effective_major(dtype: np.dtype[Any], major: Major) -> Major:
+    """The layout of an operand when the product's kernel sees it."""
+    return Major.K if dtype == _F32 else major
+
+
+def _needs_repack(dtype: np.dtype[Any], shape: tuple[int, int, int], major: Major) -> bool:
+    batch, outer, contiguous = shape
+    aligned = contiguous * dtype.itemsize % ALIGNMENT == 0 or batch * outer == 1
+    return not aligned or effective_major(dtype, major) != major
+
+
+def _type_refusal(p: GemmProblem, family: str) -> str | None:
+    if p.lhs_dtype != p.rhs_dtype:
+        return (
+            f"the operands have different dtypes, {p.lhs_dtype} and {p.rhs_dtype}; "
+            "cast them to one of bfloat16, float16"
+        )
+    if p.lhs_dtype not in INPUTS[family]:
+        *some, last = (dtype.name for dtype in INPUTS[family])
+        return f"the operands are {p.lhs_dtype}; {family} kernels take {', '.join(some)} and {last}"
+    arrays = {
+        "result": p.output,
+        "c": p.epilogue.c,
+        "bias": p.epilogue.bias,
+        "residual": p.epilogue.residual,
+    }
+    for name, dtype in arrays.items():
+        if dtype is not None and dtype not in OUTPUTS:
+            return f"the {name} is {dtype}; kernels have bfloat16, float16 and float32"
+    if p.epilogue.gated and p.epilogue.c is not None:
+        return "the product is gated and has a c; add c as the residual"
+    return _precision_refusal(p)
+
+
+def _precision_refusal(p: GemmProblem) -> str | None:
+    if isinstance(p.precision, lax.DotAlgorithm) or (
+        isinstance(p.precision, lax.DotAlgorithmPreset)
+        and p.lhs_dtype not in _ALGORITHMS.get(p.precision, ())
+    ):
+        return (
+            f"precision is {p.precision}; kernels multiply {p.lhs_dtype} "
+            f"{'as TF32' if p.lhs_dtype == _F32 else 'exactly'} and sum in float32: "
+            "precision=None asks for that"
+        )
+    # Products of 16-bit floats are exact in float32, and so are summed: every lax.Precision holds.
+    if p.lhs_dtype == _F32 and not asks_for_default(p.precision):
+        return (
+            f"precision is {p.precision} and the operands are float32; kernels multiply them as "
+            "TF32, which is precision=None or DEFAULT"
+        )
+    return None
+
+
+def asks_for_default(precision: Any) -> bool:
+    """Whether a precision leaves XLA as free as None does."""
+    if isinstance(precision, lax.DotAlgorithmPreset):
+        return True
+    pair = precision if isinstance(precision, tuple) else (precision,)
+    return all(each in (None, lax.Precision.DEFAULT) for each in pair)
+
+
+def _symbolic_refusal(p: GemmProblem, for_every_m: bool) -> str | None:
+    if not (isinstance(p.n, int) and isinstance(p.k, int)):
+        return "n or k is symbolic; kernels are chosen for known sizes, or for every m and batch"
+    if not for_every_m:
+        return (
+            "a dimension is symbolic; a kernel is chosen for every m and batch under "
+            "jaxbw.batch_invariant()"
+        )
+    shapes = {"lhs": p.lhs_shape, "rhs": p.rhs_shape}
+    for name in repacked(p):
+        if not all(isinstance(extent, int) for extent in shapes[name]):
+            return (
+                f"a dimension of {name} is symbolic, and a copy of it would be needed, of unknown "
+                "size; its contiguous dimension is to be a multiple of 16 bytes"
+            )
+    if not (_is_positive(p.m) and _is_positive(p.batch)):
+        return "a symbolic dimension may be 0; constrain it to be 1 or more"
+    return None
+
+
+def _is_positive(extent: Any) -> bool:
+    try:
+        return bool(extent >= 1)
+    except InconclusiveDimensionOperation:
+        return False
+
+
+def _extent_refusal(p: GemmProblem) -> str | None:
+    if 0 in (p.batch, p.m, p.n, p.k):
+        return "a dimension is 0; there is nothing to launch"
+    return (
+        _address_refusal("lhs", p.lhs_dtype, p.lhs_shape)
+        or _address_refusal("rhs", p.rhs_dtype, p.rhs_shape)
+        or _address_refusal("the result", p.output, p.output_shape)
+    )
+
+
+def _address_refusal(name: str, dtype: np.dtype[Any], shape: tuple[int, int, int]) -> str | None:
+    _, outer, contiguous = shape
+    what = f"{name} {describe(dtype, shape)}"
+    if max(shape) >= _MAX_EXTENT:
+        return f"{what} has a dimension of 2^31 or more; TMA coordinates are int32"
+    if contiguous * dtype.itemsize * outer >= _MAX_STRIDE:
+        return f"{what} has matrices of 2^40 bytes or more, the largest stride of TMA"
+    return None

@@ -1,0 +1,33 @@
+"""Which kernels this installation has: jaxbw/kernels/manifest.json, written by the build."""
+
+import json
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from jaxbw._src.selection.kernel_table import Kernel
+
+_VERSION = 2  # of the format, see cuda/kernels/generate.py
+
+
+def directory() -> Path:
+    """The folder of the .cubin and .ptx files; it need not exist."""
+    return Path(str(resources.files("jaxbw") / "kernels"))
+
+
+@cache
+def kernels() -> tuple[Kernel, ...]:
+    """Every compiled instance; empty where the package was built without kernels.
+
+    Raises:
+      ImportError: the manifest is of another version of jaxbw.
+    """
+    path = directory() / "manifest.json"
+    if not path.is_file():
+        return ()
+    manifest = json.loads(path.read_text())
+    if manifest["version"] != _VERSION:
+        raise ImportError(
+            f"{path} has version {manifest['version']}, this jaxbw reads {_VERSION}: reinstall it"
+        )
+    return tuple(Kernel.from_json(entry) for entry in manifest["kernels"])

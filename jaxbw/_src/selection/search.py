@@ -1,0 +1,244 @@
+"""The search: the candidates for a problem on a machine, ranked by their modelled time."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from jaxbw._src.selection import config as configs
+from jaxbw._src.selection.candidates import Candidates, Integers, candidates
+from jaxbw._src.selection.config import ANY, GemmConfig
+from jaxbw._src.selection.cost_model import Costs, Floats, evaluate, is_excluded
+from jaxbw._src.selection.machine import Machine
+from jaxbw._src.selection.tuned import Table
+from jaxbw._src.selection.workload import Workload, canonical
+
+KEPT = 12  # ranked candidates that a choice shows
+_SMALL_M = 32  # below it, Modular's published kernels take swap-AB (structured_kernels/config.mojo)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The modelled time of a product in microseconds, term by term; see `cost_model.Costs`.
+
+    Attributes:
+      waves: how often the product fills the device with work items.
+      efficiency: the share of the SMs' time in all waves in which they have a tile.
+      mma, loads: what the tensor cores and the loads would take alone.
+      main_loop: what they take together, as they overlap.
+      epilogue: what no main loop hides.
+      fixed: launch, set-up, first loads.
+      split: bringing the parts of split tiles together.
+      repack: copying operands that TMA cannot address.
+      tuned: what measurements of such products say that the model has too little (see `tuned`).
+      total: main_loop, epilogue, fixed, split, repack and tuned.
+    """
+
+    waves: int
+    efficiency: float
+    mma: float
+    loads: float
+    main_loop: float
+    epilogue: float
+    fixed: float
+    split: float
+    repack: float
+    tuned: float
+    total: float
+
+    def __str__(self) -> str:
+        parts = [f"{self.total:.2f} us in {self.waves} wave{'s' if self.waves > 1 else ''}"]
+        parts[0] += f", {100 * self.efficiency:.1f} % filled"
+        parts += [
+            f"{name.replace('_', ' ')} {value:.2f}"
+            for name in ("main_loop", "epilogue", "fixed", "split", "repack", "tuned")
+            if (value := getattr(self, name))
+        ]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A configuration with every field filled in, and its cost.
+
+    `wave` is how many of its clusters run at a time where the tail of such a wave is split, else 0.
+    """
+
+    config: GemmConfig
+    cost: Cost
+    wave: int
+
+
+# What a kernel is compiled for: its cta_group on sm100, its block_n on sm90.
+Instances = frozenset[tuple[int | None, ...]]
+
+
+@lru_cache(maxsize=4096)
+def search(
+    family: str,
+    machine: Machine,
+    straight: tuple[Workload, Instances],
+    swapped: tuple[Workload, Instances] | None,
+    *,
+    wanted: GemmConfig = ANY,
+    tuned: Table | None = None,
+    kept: int = KEPT,
+) -> tuple[int, tuple[Ranked, ...]]:
+    """How many candidates there are, and the best of them.
+
+    Args:
+      family: "sm90" or "sm100".
+      machine: where the product runs.
+      straight, swapped: the workload without and with swap-AB, and the kernels there are for it.
+      wanted: of what kind they are: it has no tile. Where it is batch-invariant, the choice depends
+        on neither m nor the batch, and there is no split and no swap.
+      tuned: corrects the model.
+      kept: how many at most.
+    """
+    found: list[tuple[float, int, int, Workload, Candidates, Costs]] = []
+    count = 0
+    for order, side in enumerate((straight, swapped)):
+        if side is None:
+            continue
+        work = canonical(side[0]) if wanted.batch_invariant else side[0]
+        table = _available(family, work, side[1], whole=wanted.batch_invariant)
+        if wanted.scheduler_on(family) == "none":
+            table = _relaunched(table)
+        table = table.take(~is_excluded(work, machine, table))
+        costs = _evaluate(work, machine, table, tuned)
+        # To a tenth of a nanosecond, so that equals stay equal wherever it is computed.
+        totals = np.round(costs.total * _handicap(work, machine, table), 1)
+        count += len(table)
+        for row in np.argsort(totals, kind="stable")[:kept]:
+            found.append((float(totals[row]), order, int(row), work, table, costs))
+    best = sorted(found, key=lambda entry: entry[:2])[:kept]
+    return count, tuple(
+        _ranked(family, table, costs, row, work, wanted) for _, _, row, work, table, costs in best
+    )
+
+
+def price(
+    family: str,
+    machine: Machine,
+    work: Workload,
+    config: GemmConfig,
+    tuned: Table | None = None,
+) -> Ranked:
+    """A given configuration, its open fields filled in with their defaults.
+
+    Args:
+      family, machine: as in `search`.
+      work: swapped where the configuration says so.
+      config: valid, and with a tile.
+      tuned: corrects the model.
+    """
+    table = Candidates.of([config], family, work.itemsize)
+    raster = np.array([config.raster == "n"], np.int64), np.array([config.swizzle])
+    costs = _evaluate(work, machine, table, tuned, raster)
+    spans = config.k_spans(work.itemsize)
+    filled = replace(
+        config,
+        block_k=spans * configs.SPAN_BYTES // work.itemsize,
+        stages=config.stages or configs.max_stages(config, family, work.itemsize),
+        accumulators=config.accumulators or (1 if family == "sm90" else 2),
+        scheduler=config.scheduler_on(family),
+    )
+    return _priced(filled, costs, 0)
+
+
+def _evaluate(
+    work: Workload,
+    machine: Machine,
+    table: Candidates,
+    tuned: Table | None,
+    rasterisation: tuple[Integers, Integers] | None = None,
+) -> Costs:
+    """The modelled costs, corrected."""
+    costs = evaluate(work, machine, table, rasterisation)
+    if tuned is None:
+        return costs
+    total = costs.total * tuned.factors(work, machine, table, costs)
+    return replace(costs, tuned=total - costs.total, total=total)
+
+
+def _available(family: str, work: Workload, instances: Instances, *, whole: bool) -> Candidates:
+    """The candidates that installed kernels compute."""
+    lhs, rhs = (work.b_major, work.a_major) if work.swapped else (work.a_major, work.b_major)
+    table = candidates(
+        family,
+        lhs,
+        rhs,
+        work.itemsize,
+        gated=work.gated,
+        swap_ab=work.swapped,
+        whole=whole,
+    )
+    if family == "sm100":
+        keys = [table.cta_group]
+    else:
+        keys = [table.team_rows, table.block_n]
+    compiled = [key in instances for key in zip(*(key.tolist() for key in keys), strict=True)]
+    return table.take(np.array(compiled, bool))
+
+
+def _relaunched(table: Candidates) -> Candidates:
+    """A cluster for each work item: there are no others for teams to take turns at."""
+    table = table.take(table.pingpong == 0)
+    return replace(table, relaunched=np.ones(len(table), np.int64))
+
+
+def _handicap(work: Workload, machine: Machine, table: Candidates) -> Floats:
+    """What is split, or exchanged without need, wins by a margin."""
+    m = work.n if work.swapped else work.m
+    plain = (table.split_k * table.cluster_k == 1) & (work.swapped == (m < _SMALL_M))
+    return np.where(plain, 1.0, 1.0 + machine.margin)
+
+
+def _ranked(
+    family: str,
+    table: Candidates,
+    costs: Costs,
+    row: int,
+    work: Workload,
+    wanted: GemmConfig,
+) -> Ranked:
+    config = table.config(row, work.itemsize, swap_ab=work.swapped)
+    fills_tmem = family == "sm100" and config.tile[0] == configs.BLOCK_M[config.cta_group][-1]
+    # A second accumulator is for the next item; without one its half of Tensor Memory stays free.
+    two = family == "sm100" and (costs.waves[row] > 1 or fills_tmem or wanted.batch_invariant)
+    config = replace(
+        config,
+        raster="n" if costs.band_along_n[row] else "m",
+        swizzle=int(costs.swizzle[row]),
+        accumulators=2 if two else 1,
+        scheduler=wanted.scheduler_on(family),
+        batch_invariant=wanted.batch_invariant,
+    )
+    return _priced(config, costs, row)
+
+
+def _priced(config: GemmConfig, costs: Costs, row: int) -> Ranked:
+    wave = int(costs.resident[row]) if config.split_tail else 0
+    return Ranked(config, _cost(costs, row), wave)
+
+
+def _cost(costs: Costs, row: int) -> Cost:
+    term = {name: value / 1000 for name, value in costs.row(row).items()}
+    return Cost(
+        waves=int(costs.waves[row]),
+        efficiency=float(costs.efficiency[row]),
+        loads=max(term[name] for name in ("fill", "latency", "l2", "dram")),
+        **{
+            name: term[name]
+            for name in (
+                "mma",
+                "main_loop",
+                "epilogue",
+                "fixed",
+                "split",
+                "repack",
+                "tuned",
+                "total",
+            )
+        },
+    )

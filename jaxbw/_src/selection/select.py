@@ -1,0 +1,432 @@
+"""The choice of implementation, kernel and configuration: a pure function of problem and device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jaxbw._src.problem import GemmProblem
+from jaxbw._src.selection import config as configs
+from jaxbw._src.selection import eligibility
+from jaxbw._src.selection.config import ANY, GemmConfig
+from jaxbw._src.selection.devices import Device, for_family
+from jaxbw._src.selection.estimate import Estimate
+from jaxbw._src.selection.implementations import EMULATED
+from jaxbw._src.selection.kernel_table import Kernel
+from jaxbw._src.selection.search import KEPT, Cost, Instances, Ranked, price, search
+from jaxbw._src.selection.tuned import Table, table_for
+from jaxbw._src.selection.tuned_products import TunedProducts
+from jaxbw._src.selection.workload import Workload, workload
+from jaxbw._src.selection.xla import XlaTime, xla_time
+
+# Families that implementation=None may take: sm90 has run on a GPU; of sm100, which has not, the
+# emulator's sweep over all instances is green (benchmarks/results/2026-11-23_sweep.json).
+VERIFIED_FAMILIES = frozenset({"sm90", "sm100"})
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A candidate that was not taken, and why."""
+
+    candidate: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.candidate}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What serves a matrix product, and why.
+
+    Attributes:
+      implementation: "sm100", "sm90", "xla", "emulator" or "emulator-sm90".
+      kernel: name of the kernel; None for XLA.
+      config: its launch configuration, every field filled in; None for XLA.
+      cost: its modelled time, term by term; None for XLA.
+      wave: clusters that the device is taken to run at a time, where `split_tail` splits the last
+        tiles % wave; else 0. None for XLA.
+      repacked: which of "lhs" and "rhs" are copied first, within the call.
+      candidates: the best configurations by the model, this one first, or those that XLA is
+        quicker than; () where the configuration was given, and for XLA without such.
+      reason: why this one.
+      refused: implementations that were not taken, with reasons.
+      problem: the product, reduced to one batched GEMM, in words.
+      device: the GPU that the choice is for, or that is emulated; None where there is none.
+      xla_us: XLA's time in microseconds, where it was weighed against the kernel's; else None.
+      estimate: the time on a Blackwell GPU by the pipeline model (docs/blackwell-model.md), which
+        `jaxbw.explain` adds; None elsewhere, and where that does not model the configuration.
+    """
+
+    implementation: str
+    kernel: str | None
+    config: GemmConfig | None
+    cost: Cost | None
+    wave: int | None
+    repacked: tuple[str, ...]
+    candidates: tuple[Ranked, ...]
+    reason: str
+    refused: tuple[Refusal, ...]
+    problem: str
+    device: str | None
+    xla_us: float | None = None
+    estimate: Estimate | None = None
+
+    @property
+    def waves(self) -> int | None:
+        """How often the product fills the device with work items; None for XLA."""
+        return None if self.cost is None else self.cost.waves
+
+    def summary(self) -> str:
+        """What serves the product, how and why, in a line."""
+        text = f"{self.problem}: {self.implementation}"
+        if self.kernel is not None:
+            text += f" on {self.device}, {self.kernel}, {self.config}"
+        text += f": {self.reason}"
+        return "; ".join([text, *(f"refused {refusal}" for refusal in self.refused)])
+
+    def __str__(self) -> str:
+        lines = [
+            self.problem,
+            f"  device          {self.device or 'none'}",
+            f"  implementation  {self.implementation}",
+        ]
+        if self.kernel is not None:
+            lines += [
+                f"  kernel          {self.kernel}",
+                f"  config          {self.config}",
+                f"  modelled        {self.cost}",
+            ]
+        if self.estimate is not None:
+            lines.append(f"  pipeline model  {self.estimate}")
+        if self.repacked:
+            lines.append(f"  repacked        {', '.join(self.repacked)}")
+        lines.append(f"  reason          {self.reason}")
+        lines += [f"  refused         {refusal}" for refusal in self.refused]
+        return "\n".join(lines)
+
+
+def select(
+    problem: GemmProblem,
+    device: Device | None,
+    implementations: Sequence[str] | None,
+    config: GemmConfig | None,
+    kernels: Sequence[Kernel],
+    tuned: TunedProducts | None = None,
+    *,
+    weighs_xla: bool = True,
+) -> Choice | tuple[Refusal, ...]:
+    """Chooses what serves a problem.
+
+    Args:
+      problem: the product.
+      device: the GPU it is for; None where there is none. The emulator stands in for it where it
+        is a target that runs the emulated kernels, else for their family's default target.
+      implementations: what may serve it, in order; None for the family of the device if it is
+        verified, else XLA.
+      config: the configuration to use; None to choose one. Without a tile it says of what kind.
+      kernels: what is installed.
+      tuned: the user's table of measured products, if one is in use.
+      weighs_xla: whether XLA serves what it is quicker at; only with neither `implementations` nor
+        a config.
+
+    Returns:
+      The choice; or, where all of `implementations` refuse, why each does.
+    """
+    refused: list[Refusal] = []
+    for name in implementations if implementations is not None else _free_choice(device):
+        if name == "xla":
+            reason = _reason_for_xla(device, implementations is None, bool(refused))
+            return _on_xla(problem, device, reason, refused)
+        family = EMULATED.get(name, name)
+        on = for_family(device, family) if name in EMULATED else device
+        for_every_m = config is not None and config.is_for_every_m
+        reason_against = _family_refusal(problem, on, family, kernels, for_every_m=for_every_m)
+        if reason_against is None and implementations is None and name not in VERIFIED_FAMILIES:
+            reason_against = "kernel not yet verified"
+        if reason_against is not None:
+            refused.append(Refusal(name, reason_against))
+            continue
+        assert on is not None
+        sized = problem.sized(eligibility.CANONICAL_M)
+        is_free = implementations is None and config is None and sized == problem and weighs_xla
+        if config is None or config.is_chosen:
+            wanted = config or ANY
+            chosen: Choice | Refusal | None = None
+            if tuned is not None and not wanted.batch_invariant:
+                chosen = _measured(sized, on, family, kernels, tuned, wanted, weighs_xla=is_free)
+            if isinstance(chosen, Refusal):
+                refused.append(chosen)
+            if not isinstance(chosen, Choice):
+                chosen = _chosen(sized, on, family, kernels, wanted, weighs_xla=is_free)
+        else:
+            chosen = _given(sized, on, family, config, kernels)
+        if sized != problem and isinstance(chosen, Choice):
+            reason = f"{chosen.reason}; priced for {sized.batch} x {sized.m} rows"
+            chosen = replace(chosen, problem=str(problem), reason=reason)
+        if isinstance(chosen, Refusal):
+            refused.append(chosen)
+        elif name in EMULATED:
+            on_cpu = f"{on.name}, emulated on the CPU"
+            return replace(chosen, implementation=name, device=on_cpu, refused=tuple(refused))
+        else:
+            return replace(chosen, refused=tuple(refused))
+    return tuple(refused)
+
+
+def _free_choice(device: Device | None) -> tuple[str, ...]:
+    family = device.family if device is not None else None
+    return (family, "xla") if family is not None else ("xla",)
+
+
+def _on_xla(
+    problem: GemmProblem, device: Device | None, reason: str, refused: Sequence[Refusal]
+) -> Choice:
+    return Choice(
+        implementation="xla",
+        kernel=None,
+        config=None,
+        cost=None,
+        wave=None,
+        repacked=(),
+        candidates=(),
+        reason=reason,
+        refused=tuple(refused),
+        problem=str(problem),
+        device=device.name if device is not None else None,
+    )
+
+
+def _reason_for_xla(device: Device | None, is_free: bool, any_refused: bool) -> str:
+    if any_refused:
+        return "no kernel serves this product, see refused"
+    if not is_free:
+        return "asked for"
+    if device is None:
+        return "there is no CUDA GPU, and no target is named"
+    return f"there are no kernels for {device}"
+
+
+def problem_refusals(
+    problem: GemmProblem,
+    implementations: Sequence[str],
+    config: GemmConfig | None,
+    devices: Sequence[Device | None],
+    kernels: Sequence[Kernel],
+) -> tuple[Refusal, ...]:
+    """Why none of the implementations could serve a problem on its own kind of device; else ().
+
+    What is asked when a call is traced: whether this machine has such a device is a question of
+    the platform, which is asked when it is lowered.
+
+    Args:
+      devices: a device for each of the implementations; None for "xla".
+    """
+    refused: list[Refusal] = []
+    for name, device in zip(implementations, devices, strict=True):
+        outcome = select(problem, device, (name,), config, kernels)
+        if isinstance(outcome, Choice):
+            return ()
+        refused.extend(outcome)
+    return tuple(refused)
+
+
+def _family_refusal(
+    problem: GemmProblem,
+    device: Device | None,
+    family: str,
+    kernels: Sequence[Kernel],
+    *,
+    for_every_m: bool,
+) -> str | None:
+    reason = eligibility.refusal(problem, family, for_every_m=for_every_m)
+    if reason is not None:
+        return reason
+    if not any(kernel.family == family for kernel in kernels):
+        return f"this installation has no {family} kernels: it was built without them"
+    if device is None:
+        return "there is no CUDA GPU, and no target is named"
+    if device.family != family:
+        needed = "9.0 (H100, H200)" if family == "sm90" else "10.0 or 10.3 (B200, GB200, B300)"
+        return f"this is {device}; the kernels need compute capability {needed}"
+    return f"{device.name}: {device.problem}" if device.problem is not None else None
+
+
+def ranking(
+    problem: GemmProblem,
+    device: Device,
+    family: str,
+    kernels: Sequence[Kernel],
+    *,
+    tuned: Table | None,
+    wanted: GemmConfig = ANY,
+    kept: int = KEPT,
+) -> tuple[int, tuple[Ranked, ...]]:
+    """How many candidates of a family there are for a problem, and the best of them.
+
+    Args:
+      problem, device, kernels: as in `select`; the device has the family.
+      family: "sm90" or "sm100".
+      tuned: corrects the model.
+      wanted: of what kind they are: it has no tile.
+      kept: how many at most.
+    """
+    sides: list[tuple[Workload, Instances]] = []
+    for swapped in (False, True):
+        work = workload(problem, swapped=swapped)
+        sides.append((work, frozenset(_instances(problem, family, work, kernels))))
+    straight, swapped_side = sides
+    return search(
+        family,
+        device.machine,
+        straight,
+        None if wanted.batch_invariant else swapped_side,
+        wanted=wanted,
+        tuned=tuned,
+        kept=kept,
+    )
+
+
+def _chosen(
+    problem: GemmProblem,
+    device: Device,
+    family: str,
+    kernels: Sequence[Kernel],
+    wanted: GemmConfig,
+    *,
+    weighs_xla: bool,
+) -> Choice | Refusal:
+    """The candidate of a family that the model finds the fastest, or XLA."""
+    if (fault := configs.refusal(wanted, family)) is not None:
+        return Refusal(family, fault)
+    tuned = table_for(device.machine.name)
+    count, ranked = ranking(problem, device, family, kernels, tuned=tuned, wanted=wanted)
+    if not ranked:
+        return Refusal(family, "this installation has no kernel for the product's dtype and layout")
+    reason = f"the least modelled time of {count} candidates"
+    if tuned is not None and tuned.covers(workload(problem, swapped=False)):
+        reason += f", corrected by measurements of {tuned}"
+    if wanted.batch_invariant:  # ranked for the canonical problem; what is told is this one's
+        straight = workload(problem, swapped=False)
+        ranked = tuple(_price(device, family, straight, r.config) for r in ranked)
+        reason += ", for every m and batch"
+    best, xla = ranked[0], xla_time(problem, device) if weighs_xla else None
+    if xla is not None:
+        if xla.is_quicker_than(best.cost.total):
+            return _on_quicker_xla(problem, device, xla, ranked)
+        reason += f"; {best.cost.total:.2f} us, XLA {xla}"
+    work = workload(problem, swapped=best.config.swap_ab)
+    kernel = _instances(problem, family, work, kernels)[_instance_key(family, best.config)]
+    chosen = _choice(problem, device, family, kernel, best, reason, ranked)
+    return chosen if xla is None else replace(chosen, xla_us=xla.us)
+
+
+def _on_quicker_xla(
+    problem: GemmProblem, device: Device, xla: XlaTime, ranked: tuple[Ranked, ...]
+) -> Choice:
+    """XLA in the place of kernels, of which these are the best."""
+    reason = f"modelled {xla}, the best kernel {ranked[0].cost.total:.2f} us"
+    return replace(_on_xla(problem, device, reason, ()), xla_us=xla.us, candidates=ranked)
+
+
+def _measured(
+    problem: GemmProblem,
+    device: Device,
+    family: str,
+    kernels: Sequence[Kernel],
+    tuned: TunedProducts,
+    wanted: GemmConfig,
+    *,
+    weighs_xla: bool,
+) -> Choice | Refusal | None:
+    """What the user's table has for a product, if it can be launched; None where it has nothing."""
+    entry = tuned.find(problem, device)
+    if entry is None or entry.config.scheduler_on(family) != wanted.scheduler_on(family):
+        return None
+    if weighs_xla and entry.is_for_xla:
+        reason = (
+            f"measured {entry.xla_us:.2f} us, the fastest of {entry.configurations} configurations "
+            f"{entry.us:.2f} us, by {tuned.source}"
+        )
+        return replace(_on_xla(problem, device, reason, ()), xla_us=entry.xla_us)
+    chosen = _given(problem, device, family, entry.config, kernels)
+    if isinstance(chosen, Refusal):
+        return Refusal(f"{family} as {tuned.source} has it", chosen.reason)
+    reason = (
+        f"measured the fastest of {entry.configurations} configurations, {entry.us:.2f} us, "
+        f"XLA {entry.xla_us:.2f} us, by {tuned.source}"
+    )
+    return replace(chosen, reason=reason, xla_us=entry.xla_us)
+
+
+def _price(device: Device, family: str, work: Workload, config: GemmConfig) -> Ranked:
+    machine = device.machine
+    return price(family, machine, work, config, table_for(machine.name))
+
+
+def _given(
+    problem: GemmProblem,
+    device: Device,
+    family: str,
+    config: GemmConfig,
+    kernels: Sequence[Kernel],
+) -> Choice | Refusal:
+    """The configuration that the user gives, if it can be launched."""
+    label = f"{family} with the given configuration"
+    reason = configs.refusal(config, family) or configs.layout_refusal(
+        config,
+        eligibility.effective_major(problem.lhs_dtype, problem.lhs_major),
+        eligibility.effective_major(problem.rhs_dtype, problem.rhs_major),
+        family=family,
+        itemsize=problem.lhs_dtype.itemsize,
+        gated=problem.epilogue.gated,
+        k=problem.k,
+    )
+    if reason is not None:
+        return Refusal(label, reason)
+    work = workload(problem, swapped=config.swap_ab)
+    kernel = _instances(problem, family, work, kernels).get(_instance_key(family, config))
+    if kernel is None:
+        return Refusal(label, "this installation has no kernel for this tile, dtype and layout")
+    priced = _price(device, family, work, config)
+    return _choice(problem, device, family, kernel, priced, "the given configuration", ())
+
+
+def _choice(
+    problem: GemmProblem,
+    device: Device,
+    family: str,
+    kernel: Kernel,
+    best: Ranked,
+    reason: str,
+    ranked: tuple[Ranked, ...],
+) -> Choice:
+    return Choice(
+        implementation=family,
+        kernel=kernel.name,
+        config=best.config,
+        cost=best.cost,
+        wave=best.wave,
+        repacked=eligibility.repacked(problem),
+        candidates=ranked,
+        reason=reason,
+        refused=(),
+        problem=str(problem),
+        device=device.name,
+    )
+
+
+def _instances(
+    problem: GemmProblem, family: str, work: Workload, kernels: Sequence[Kernel]
+) -> dict[tuple[int | None, ...], Kernel]:
+    """The installed kernels that compute a workload, by what they are compiled for."""
+    return {
+        (kernel.cta_group,) if family == "sm100" else (kernel.block_m, kernel.block_n): kernel
+        for kernel in kernels
+        if kernel.family == family
+        and kernel.role == "gemm"
+        and kernel.input == eligibility.INPUTS[family][problem.lhs_dtype]
+        and kernel.layout in ("any", work.layout)
+    }
+
+
+def _instance_key(family: str, config: GemmConfig) -> tuple[int, ...]:
+    return (config.cta_group,) if family == "sm100" else (config.team_rows, config.tile[1])

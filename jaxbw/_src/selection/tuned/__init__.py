@@ -1,0 +1,106 @@
+"""Tuned tables: what measurements of many products say of the cost model.
+
+A table corrects the model, it does not replace it: it is a row of regression trees whose leaves,
+each a range of sizes, of configurations and of what the model says of them (`features`), add up to
+the logarithm of a factor: by how much longer such configurations took than modelled, or less long,
+beside others of the same product. (Gradient boosting: J. H. Friedman, Greedy Function
+Approximation, Annals of Statistics 29, 2001.) `benchmarks/tune_selection.py` makes the tables from
+what `benchmarks/measure_configs.py` measured. Products that are smaller or larger than all of those
+are left to the model.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxbw._src.selection.candidates import Candidates
+from jaxbw._src.selection.cost_model import Costs
+from jaxbw._src.selection.machine import Machine
+from jaxbw._src.selection.tuned.features import FEATURES, features
+from jaxbw._src.selection.tuned.files import Sizes, check
+from jaxbw._src.selection.tuned.trees import Forest
+from jaxbw._src.selection.workload import Workload
+
+VERSION = 2
+SWITCH = "JAXBW_TUNED"  # environment variable; "off" leaves the model alone
+MOST = 2.0  # a factor beyond it says that the model is wrong, not that it is inexact
+REACH = 2.0  # times the least modelled time: beyond it nothing is corrected, and nothing was learnt
+_FILES = {"H200": "h200.json", "H100": "h200.json"}  # factors of the H200 serve the H100, too
+_KEYS = {"version", "made", "sizes", "features", "trees"}
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The trees of a machine, and how they came about. Compared by identity.
+
+    `sizes`: of the products that were measured.
+    """
+
+    made: Mapping[str, Any]
+    sizes: Sizes
+    trees: Forest
+
+    @classmethod
+    def from_json(cls, entry: Any) -> Self:
+        """A table as it lies in its file.
+
+        Raises:
+          ValueError: it is not one, or of another version.
+        """
+        check(entry, _KEYS, VERSION, FEATURES)
+        sizes = Sizes.from_json(entry["sizes"])
+        return cls(entry["made"], sizes, Forest.from_json(entry["trees"], len(FEATURES)))
+
+    def __str__(self) -> str:
+        return f"{self.made['products']} products"
+
+    def covers(self, work: Workload) -> bool:
+        """Whether a product is between those that were measured."""
+        m, n, k = (work.n, work.m, work.k) if work.swapped else (work.m, work.n, work.k)
+        return self.sizes.cover(m, n, k)
+
+    def factors(self, work: Workload, machine: Machine, table: Candidates, costs: Costs) -> Floats:
+        """For each configuration, what its modelled time is multiplied by."""
+        factors = np.ones(len(table))
+        if not self.covers(work):
+            return factors
+        rows = np.flatnonzero(costs.total <= REACH * costs.total.min(initial=math.inf))
+        logarithms = self.trees.total(features(work, machine, table, costs)[rows])
+        factors[rows] = np.exp(np.clip(logarithms, -math.log(MOST), math.log(MOST)))
+        return factors
+
+
+def table_for(machine: str) -> Table | None:
+    """The table of a machine, by its name in machines.toml; None without one, or if switched off.
+
+    The environment variable JAXBW_TUNED, read at each call, switches all tables off by "off".
+
+    Raises:
+      ImportError: the file is not a table that this jaxbw reads.
+    """
+    if os.environ.get(SWITCH) == "off":
+        return None
+    return _load(_FILES[machine]) if machine in _FILES else None
+
+
+@cache
+def _load(name: str) -> Table | None:
+    path = resources.files("jaxbw._src.selection.tuned") / name
+    if not path.is_file():
+        return None
+    try:
+        return Table.from_json(json.loads(path.read_text()))
+    except (ValueError, TypeError, KeyError) as fault:
+        raise ImportError(
+            f"{path} is no tuned table of this jaxbw: {fault}: reinstall it"
+        ) from fault

@@ -1,0 +1,124 @@
+"""Workload: a problem as the kernel sees it, straight or with its operands exchanged (swap-AB)."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxbw._native import Major
+from jaxbw._src.problem import GemmProblem
+from jaxbw._src.selection.eligibility import ALIGNMENT, CANONICAL_M, effective_major, repacked
+
+LINE = 128  # hardware: bytes of a line of L2; copies have a pitch of whole lines
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the cost of a product depends on, beside machine and configuration.
+
+    Attributes:
+      batch, m, n, k: extents; m and n exchanged where `swapped`.
+      a_major, b_major: layouts, after any repacking.
+      a_batched, b_batched: whether each batch index has a matrix of its own.
+      itemsize, output_size: bytes of an element.
+      extra_bytes: per element of the result, that the epilogue reads and writes beside it.
+      activated, gated, swapped: whether it is.
+      general: whether the epilogue takes the general way on sm90 (`formula` in gemm_rules.cc): it
+        reads or saves arrays that are shaped as the result, or has a long activation.
+      residual_by_tma: whether all that it reads is a residual that TMA can bring, which needs not
+        go the general way in every configuration (`residual_stages` there).
+      tma_rows: whether TMA can store the result's rows.
+      a_straddles, b_straddles: whether an operand's rows, as they are loaded, do not begin at lines
+        of 128 bytes.
+      repack_bytes, repacks: what is read and written ahead of the product, and by how many kernels:
+        one copies all operands that have to be.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    a_major: Major
+    b_major: Major
+    a_batched: bool
+    b_batched: bool
+    itemsize: int
+    output_size: int
+    extra_bytes: int
+    activated: bool
+    gated: bool
+    general: bool
+    residual_by_tma: bool
+    swapped: bool
+    tma_rows: bool
+    a_straddles: bool
+    b_straddles: bool
+    repack_bytes: int
+    repacks: int
+
+    @property
+    def layout(self) -> str:
+        """Layouts as in kernels.toml: "n" is row-major, "t" its transpose."""
+        first = "n" if self.a_major == Major.K else "t"
+        return first + ("n" if self.b_major == Major.MN else "t")
+
+
+def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
+    """The workload of a problem."""
+    p, epilogue = problem, problem.epilogue
+    arrays = [dtype.itemsize for dtype in (epilogue.c, epilogue.residual) if dtype is not None]
+    arrays += [p.output.itemsize] * (epilogue.results - 1)
+    copies = list(_repacked_bytes(p))
+    lhs = effective_major(p.lhs_dtype, p.lhs_major), p.lhs_batched
+    rhs = effective_major(p.rhs_dtype, p.rhs_major), p.rhs_batched
+    (a_major, a_batched), (b_major, b_batched) = (rhs, lhs) if swapped else (lhs, rhs)
+    straddles = [name not in repacked(p) and _straddles(p, name) for name in ("lhs", "rhs")]
+    a_straddles, b_straddles = reversed(straddles) if swapped else straddles
+    return Workload(
+        batch=p.batch,
+        m=p.n if swapped else p.m,
+        n=p.m if swapped else p.n,
+        k=p.k,
+        a_major=a_major,
+        b_major=b_major,
+        a_batched=a_batched,
+        b_batched=b_batched,
+        itemsize=p.lhs_dtype.itemsize,
+        output_size=p.output.itemsize,
+        extra_bytes=sum(arrays),
+        activated=epilogue.activation is not None,
+        gated=epilogue.gated,
+        general=bool(arrays) or epilogue.activation == "gelu_exact",
+        residual_by_tma=_residual_by_tma(p) and not swapped,
+        swapped=swapped,
+        tma_rows=p.n * p.output.itemsize % ALIGNMENT == 0,
+        a_straddles=a_straddles,
+        b_straddles=b_straddles,
+        repack_bytes=sum(copies),
+        repacks=int(bool(copies)),
+    )
+
+
+def canonical(work: Workload) -> Workload:
+    """The one workload that stands for all that differ in m and batch; for straight ones only."""
+    values = work.__dict__ | {"m": CANONICAL_M, "batch": 1, "a_batched": True, "b_batched": True}
+    return Workload(**(values | {"a_straddles": False, "repack_bytes": 0, "repacks": 0}))
+
+
+def _residual_by_tma(p: GemmProblem) -> bool:
+    e = p.epilogue
+    alone = e.c is None and e.results == 1 and e.activation != "gelu_exact"
+    itemsize = 0 if e.residual is None else e.residual.itemsize
+    return alone and itemsize == 2 and p.n * itemsize % ALIGNMENT == 0
+
+
+def _straddles(p: GemmProblem, name: str) -> bool:
+    _, outer, contiguous = p.lhs_shape if name == "lhs" else p.rhs_shape
+    return outer > 1 and contiguous * p.lhs_dtype.itemsize % LINE != 0
+
+
+def _repacked_bytes(p: GemmProblem) -> Iterator[int]:
+    """For each array that is repacked, the bytes that are read and written."""
+    elements = {"lhs": math.prod(p.lhs_shape), "rhs": math.prod(p.rhs_shape)}
+    for name in repacked(p):
+        for _ in range(2 if name == "rhs" and p.epilogue.gated else 1):
+            yield 2 * elements[name] * p.lhs_dtype.itemsize

@@ -4,8 +4,8 @@
     python benchmarks/measure_configs.py --shapes 4096,4096,4096,nn --count 400 --out one.jsonl
     python benchmarks/measure_configs.py --draw 60 --epilogue bias_gelu --out fused.jsonl
 
-Which ones, and how often, jaxbw/_src/lab/tuning/measure.py says. Each product is a line of JSON; those that
---out has already are left out: a run can be resumed.
+Which ones, and how often, jaxbw/_src/lab/tuning/measure.py says. Each product is a line of JSON;
+those that --out has already are left out: a run can be resumed.
 """
 
 from __future__ import annotations

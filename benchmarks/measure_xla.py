@@ -51,8 +51,9 @@ from jaxbw._src.lab.tuning.launching import operands as arrays_of
 from jaxbw._src.lab.tuning.measure import AGREEMENT
 from jaxbw._src.lab.tuning.xla_form import cut_out
 from jaxbw._src.selection import manifest
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import Device
-from jaxbw._src.selection.select import Choice, select
+from jaxbw._src.selection.select import select
 from jaxbw._src.selection.tuned_products import config_to_json
 
 ROUNDS = 5

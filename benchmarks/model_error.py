@@ -10,9 +10,9 @@ that part of the products, drawn at random, and either part is told of.
 
 Fitting changes the named constants of the machine, within a factor of four, for the least squares
 of the logarithms' differences, in which slow configurations weigh less: they need only be known to
-be slow. It prints the constants; with --write it puts them into jaxbw/_src/selection/machines.toml. What
-a choice by the model would lose is told, too: the time of the configuration that it rates best,
-among those that were measured, over the least time.
+be slow. It prints the constants; with --write it puts them into
+jaxbw/_src/selection/machines.toml. What a choice by the model would lose is told, too: the time of
+the configuration that it rates best, among those that were measured, over the least time.
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ from tune_selection import as_lists, to_text
 
 from jaxbw._src.lab.bench.case import suite
 from jaxbw._src.selection import manifest, xla
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import TARGETS, Device
-from jaxbw._src.selection.select import Choice, select
+from jaxbw._src.selection.select import select
 from jaxbw._src.selection.tuned.files import SIZES
 from jaxbw._src.selection.xla import ADVANTAGE, XlaModel, XlaTime
 from jaxbw._src.selection.xla.features import FEATURES, Rates, features, rough

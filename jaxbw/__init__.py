@@ -3,7 +3,10 @@
 The public names are those listed here; everything else may change.
 """
 
+import importlib as _importlib
 from importlib import metadata as _metadata
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 try:
     from jaxbw import _native as _native
@@ -14,17 +17,18 @@ except ImportError as error:
 
 from jaxbw import checkpoint_policies
 from jaxbw._src import log as _log
-from jaxbw._src.api.collective import collective_matmul
-from jaxbw._src.api.exporting import export_disabled_checks
-from jaxbw._src.api.matmul import dot_general, explain, gated_matmul, matmul
-from jaxbw._src.lab.profiling.call import profile
-from jaxbw._src.lab.tuning.autotune import autotune
+from jaxbw._src.api.matmul import dot_general, gated_matmul, matmul
 from jaxbw._src.primitives.gemm import register as _register
-from jaxbw._src.selection.batch_invariance import batch_invariant
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import target
-from jaxbw._src.selection.implementations import implementation
-from jaxbw._src.selection.use_tuned import use_tuned
+from jaxbw._src.selection.policy import batch_invariant, implementation, use_tuned
+
+if _TYPE_CHECKING:
+    from jaxbw._src.api.collective import collective_matmul
+    from jaxbw._src.api.exporting import export_disabled_checks
+    from jaxbw._src.lab.explain import explain
+    from jaxbw._src.lab.profiling.call import profile
+    from jaxbw._src.lab.tuning.autotune import autotune
 
 __all__ = [
     "GemmConfig",
@@ -44,7 +48,28 @@ __all__ = [
     "use_tuned",
 ]
 
+# Names that few programs need: their modules are loaded when they are first asked for.
+_LAZY = {
+    "autotune": "jaxbw._src.lab.tuning.autotune",
+    "collective_matmul": "jaxbw._src.api.collective",
+    "explain": "jaxbw._src.lab.explain",
+    "export_disabled_checks": "jaxbw._src.api.exporting",
+    "profile": "jaxbw._src.lab.profiling.call",
+}
+
 __version__ = _metadata.version("jaxbw")
 
 _log.set_up()
 _register()
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(_importlib.import_module(_LAZY[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

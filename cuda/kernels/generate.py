@@ -3,8 +3,8 @@
   generate.py sources  --table kernels.toml --output DIR                 writes DIR/<name>.cu
   generate.py manifest --table kernels.toml --reports DIR --output FILE  reads DIR/<name>.ptxas
 
-What a row of the table means is said in jaxbw/_src/selection/kernel_table.py, which is loaded by its
-path because the package cannot be imported before it is built.
+What a row of the table means is said in jaxbw/_src/selection/kernel_table.py, which is loaded by
+its path because the package cannot be imported before it is built.
 """
 
 import argparse

@@ -25,7 +25,8 @@ from jaxbw._src.lab.bench.case import CONTRACTING
 from jaxbw._src.lab.tuning.launching import Gpu
 from jaxbw._src.problem import reduce_dot_general
 from jaxbw._src.selection import devices, manifest
-from jaxbw._src.selection.select import Choice, select
+from jaxbw._src.selection.choice import Choice
+from jaxbw._src.selection.select import select
 
 from ..emulator.gemm_cases import verify_results
 from . import direct, fuzz_direct

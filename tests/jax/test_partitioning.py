@@ -23,6 +23,7 @@ from jaxbw._src.primitives.gemm import TARGET
 from jaxbw._src.primitives.partitioned_call import PartitionedCall
 from jaxbw._src.primitives.partitioning import TARGET as PARTITIONED
 from jaxbw._src.selection import select
+from jaxbw._src.selection.policy import FREE, Policy
 from jaxbw._src.selection.tuned_products import TunedProducts
 from jaxbw._src.selection.xla import XlaTime
 
@@ -617,10 +618,7 @@ def test_the_call_is_text_and_back(precision: Any) -> None:
         "precision": precision,
         "preferred_element_type": np.dtype("bfloat16"),
         "out_sharding": P("x"),
-        "implementation": ("sm90", "xla"),
-        "config": jaxbw.GemmConfig(128, 64, cluster=(2, 1)),
-        "target": "H200",
-        "tuned": tuned,
+        "policy": Policy(("sm90", "xla"), jaxbw.GemmConfig(128, 64, cluster=(2, 1)), "H200", tuned),
         "epilogue": Epilogue(2, bias=np.dtype("float32"), activation="relu", save=True),
     }
     call = PartitionedCall("p", "cuda", ((2, True), (4, False)), params)
@@ -628,8 +626,8 @@ def test_the_call_is_text_and_back(precision: Any) -> None:
     assert back == PartitionedCall(
         "p", "cuda", ((2, True), (4, False)), params | {"out_sharding": None}
     )
-    plain = {"dimension_numbers": MATMUL, "tuned": None, "implementation": None, "config": None}
-    plain |= {"precision": None, "preferred_element_type": None, "target": None}
+    plain = {"dimension_numbers": MATMUL, "policy": FREE}
+    plain |= {"precision": None, "preferred_element_type": None}
     call = PartitionedCall("p", "cpu", None, plain | {"out_sharding": None})
     assert PartitionedCall.decoded(call.encoded()) == call
 

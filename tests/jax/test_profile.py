@@ -15,7 +15,7 @@ import toolchain
 
 import jaxbw
 from jaxbw import GemmConfig
-from jaxbw._src.api import matmul as api
+from jaxbw._src.lab.explain import examined
 from jaxbw._src.lab.profiling import build, emulated, profile, stamped
 from jaxbw._src.lab.profiling.profile import MOMENTS, Profile
 from jaxbw._src.lab.profiling.record import ACTIVITIES, Layout, Recorded, read
@@ -42,7 +42,7 @@ def stamps(
     **config: Any,
 ) -> tuple[Recorded, Layout]:
     """What the profiling build of the chosen kernel leaves in the emulator."""
-    choice, problem, _ = api.examined(
+    choice, problem, _ = examined(
         "a test",
         *types(m, n, k),
         implementation=implementation,

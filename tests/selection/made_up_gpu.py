@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from jaxbw._src.lab.tuning.launching import Launch
 from jaxbw._src.problem import GemmProblem
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.select import Choice
 
 
 class MadeUpLaunch:

@@ -10,8 +10,8 @@ from products import Product
 from jaxbw import _native
 from jaxbw._src.lab.tuning.launching import Launch
 from jaxbw._src.problem import GemmProblem
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import TARGETS
-from jaxbw._src.selection.select import Choice
 
 SMALL = Product(1024, 1024, 1024)
 BUILDS = {"before": Path("/kernels/before"), "after": Path("/kernels/after")}

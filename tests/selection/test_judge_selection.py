@@ -14,6 +14,7 @@ from jaxbw._src.selection.tuned import Table
 from jaxbw._src.selection.tuned.features import FEATURES
 from jaxbw._src.selection.tuned.files import SIZES, Sizes
 from jaxbw._src.selection.tuned.trees import LEAF, Forest
+from jaxbw._src.selection.tuned_products import SWITCH
 
 from .made_up_gpu import MadeUpGpu
 
@@ -47,7 +48,7 @@ def test_the_table_is_judged_beside_the_model(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_memset_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(tuned.SWITCH, "off")
+    monkeypatch.setenv(SWITCH, "off")
     first = choice(PRODUCT, H200, None)
     split = GemmConfig(128, 128, split_k=2)
     row = judged(PRODUCT, [Measured(first, 10.0, 1.0), Measured(split, 9.9, 1.0)], H200)

@@ -1,6 +1,7 @@
 """The choice of kernel and configuration: what it prefers, and what it refuses."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from jaxbw import _native
 from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.primitives.gemm import DATA_TYPES, call_attributes
 from jaxbw._src.problem import reduce_dot_general
-from jaxbw._src.selection import manifest, tuned
+from jaxbw._src.selection import manifest
+from jaxbw._src.selection import select as select_module
 from jaxbw._src.selection.candidates import candidates
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import DEFAULT_TARGETS, TARGETS, Device
 from jaxbw._src.selection.search import search
-from jaxbw._src.selection.select import Choice, select
+from jaxbw._src.selection.select import select
+from jaxbw._src.selection.tuned_products import SWITCH
 from jaxbw._src.selection.workload import workload
 
 LAYOUTS = {"nn": (1, 0), "nt": (1, 1), "tn": (0, 0), "tt": (0, 1)}
@@ -77,7 +81,7 @@ def test_the_model_prefers(
     waves: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(tuned.SWITCH, "off")
+    monkeypatch.setenv(SWITCH, "off")
     choice = choose(problem(*shape, layout=layout), device, TARGETS[device].family or "")
     assert choice.config is not None
     assert choice.config.tile == tile
@@ -397,3 +401,16 @@ def test_the_manifest_is_this_package() -> None:
     assert {kernel.family for kernel in kernels} == {"sm90", "sm100"}
     for kernel in kernels:
         assert (manifest.directory() / f"{kernel.name}.cubin").is_file()
+
+
+def test_whether_a_kernel_fits_is_answered_without_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a strict call asks as it is traced; the ranking is for its lowering."""
+
+    def ranked(*_: Any, **__: Any) -> Any:
+        raise AssertionError("candidates are ranked")
+
+    monkeypatch.setattr(select_module, "search", ranked)
+    x = jax.ShapeDtypeStruct((1024, 1024), "bfloat16")
+    for config in (None, GemmConfig(batch_invariant=True), GemmConfig(128, 128)):
+        product = functools.partial(jaxbw.matmul, implementation="sm90", config=config)
+        assert jax.eval_shape(product, x, x).shape == (1024, 1024)

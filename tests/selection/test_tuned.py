@@ -30,6 +30,7 @@ from jaxbw._src.selection.search import price
 from jaxbw._src.selection.tuned import Table, table_for
 from jaxbw._src.selection.tuned.features import FEATURES
 from jaxbw._src.selection.tuned.trees import LEAF
+from jaxbw._src.selection.tuned_products import SWITCH
 from jaxbw._src.selection.workload import Workload
 from jaxbw._src.selection.workload import workload as as_workload
 
@@ -106,12 +107,12 @@ def test_products_beyond_those_measured_are_left_to_the_model(
 
 def test_a_choice_follows_the_table_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
-    monkeypatch.setenv(tuned.SWITCH, "off")
+    monkeypatch.setenv(SWITCH, "off")
     plain = jaxbw.explain(x, x, device="H200")
     assert plain.config is not None
     assert "corrected" not in plain.reason
     assert plain.config.tile == (128, 256)
-    monkeypatch.delenv(tuned.SWITCH)
+    monkeypatch.delenv(SWITCH)
     slow = table(TREE | {"value": [0, 0, 0, 0, math.log(1.5)]})
     monkeypatch.setattr(tuned, "_load", lambda name: slow)
     other = jaxbw.explain(x, x, device="H200")

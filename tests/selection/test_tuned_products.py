@@ -17,10 +17,9 @@ import pytest
 import jaxbw
 from jaxbw import GemmConfig
 from jaxbw._src.problem import GemmProblem, reduce_dot_general
-from jaxbw._src.selection import select
+from jaxbw._src.selection import select, tuned_products
 from jaxbw._src.selection.devices import TARGETS, Device
-from jaxbw._src.selection.tuned import SWITCH, products
-from jaxbw._src.selection.tuned_products import Entry, TunedProducts, add, new_entry
+from jaxbw._src.selection.tuned_products import SWITCH, Entry, TunedProducts, add, new_entry
 
 H200, B200 = TARGETS["H200"], TARGETS["B200"]
 CONFIG = GemmConfig(128, 64, cluster=(2, 1), split_k=2, swizzle=4)
@@ -237,7 +236,7 @@ def test_as_a_user_sets_it(path: Path) -> None:
 # --- what is no table
 
 
-GOOD: Any = {"format": products.FORMAT, "version": 2, "products": [entry().to_json()]}
+GOOD: Any = {"format": tuned_products.FORMAT, "version": 2, "products": [entry().to_json()]}
 ROW = GOOD["products"][0]
 
 

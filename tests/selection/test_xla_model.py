@@ -17,8 +17,8 @@ from jaxbw import GemmConfig
 from jaxbw._src.problem import GemmProblem, reduce_dot_general
 from jaxbw._src.selection import xla
 from jaxbw._src.selection.devices import TARGETS, Device
-from jaxbw._src.selection.tuned import SWITCH
 from jaxbw._src.selection.tuned.trees import LEAF
+from jaxbw._src.selection.tuned_products import SWITCH
 from jaxbw._src.selection.xla import XlaModel, XlaTime, xla_time
 from jaxbw._src.selection.xla.features import FEATURES, Rates, rough
 

@@ -12,11 +12,11 @@ import numpy as np
 from jaxbw._src import compat
 from jaxbw._src.epilogue import ACTIVATIONS, Epilogue
 from jaxbw._src.problem import DimensionNumbers, Operands, describe
-from jaxbw._src.selection import batch_invariance, devices, implementations
 from jaxbw._src.selection import config as configs
+from jaxbw._src.selection import implementations
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.implementations import FAMILIES, Implementation
-from jaxbw._src.selection.use_tuned import current as current_tuned
+from jaxbw._src.selection.policy import policy_of
 
 _BIAS_AXES = {-1: "n", -2: "m"}
 
@@ -81,17 +81,14 @@ def terms(
 def product_params(given: ProductArguments) -> dict[str, Any]:
     """The parameters of `primitives.dot_general.dot_general`, with what the contexts say."""
     call, dtype = given.call, given.preferred_element_type
-    names = implementations.resolve(given.implementation, call)
-    _check_config(call, names, given.config)
+    policy = policy_of(given.implementation, given.config, call)
+    _check_config(call, policy.implementation, given.config)
     return {
         "dimension_numbers": given.dimension_numbers,
         "precision": compat.canonicalize_precision(given.precision),
         "preferred_element_type": None if dtype is None else compat.canonicalize_dtype(dtype, call),
         "out_sharding": compat.canonicalize_sharding(given.out_sharding, call),
-        "implementation": names,
-        "config": batch_invariance.resolve(given.config),
-        "target": devices.current_target(),
-        "tuned": current_tuned(),
+        "policy": policy,
     }
 
 

@@ -173,7 +173,7 @@ def _check_kernel(
     ring: Ring, overlap: bool | None, lhs: Any, rhs: Any, params: dict[str, Any]
 ) -> None:
     """Raises at trace time where a strict implementation does not take what a device multiplies."""
-    if params["implementation"] is None:
+    if params["policy"].implementation is None:
         return
     dims: DimensionNumbers = params["dimension_numbers"]
     operands = {"lhs": lhs, "rhs": rhs}
@@ -192,7 +192,7 @@ def _check_kernel(
         np.dtype(params["preferred_element_type"]),
         precision=params["precision"],
     ).problem
-    serve.check(problem, params["implementation"], params["config"], params["target"], _CALL)
+    serve.check(problem, params["policy"], _CALL)
 
 
 def _resized(x: Any, dimension: int, size: int) -> jax.ShapeDtypeStruct:

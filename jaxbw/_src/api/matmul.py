@@ -4,7 +4,6 @@ What is done to arrays is compiled, as in `jax.numpy`: a call on its own runs on
 a call is traced, its operations are inlined.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,17 +15,11 @@ from jaxbw._src.api import arguments, fused
 from jaxbw._src.api.arguments import EpilogueArguments, ProductArguments
 from jaxbw._src.api.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw._src.epilogue import Epilogue
-from jaxbw._src.lab.model.report import estimate_of
 from jaxbw._src.primitives import dot_general as plain
 from jaxbw._src.primitives import originals, serve
 from jaxbw._src.problem import DimensionNumbers, GemmProblem, Operands, describe, reduce_dot_general
-from jaxbw._src.selection import devices
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.devices import Device
-from jaxbw._src.selection.eligibility import CANONICAL_M
 from jaxbw._src.selection.implementations import Implementation
-from jaxbw._src.selection.select import Choice
-from jaxbw._src.selection.workload import workload
 
 
 def matmul(
@@ -215,144 +208,6 @@ def dot_general(
     return product
 
 
-def explain(
-    lhs: Any,
-    rhs: Any,
-    rhs_up: Any = None,
-    *,
-    dimension_numbers: Any = None,
-    bias: Any = None,
-    bias_axis: int = -1,
-    activation: str | None = None,
-    residual: Any = None,
-    c: Any = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    implementation: Implementation = None,
-    config: GemmConfig | None = None,
-    device: str | None = None,
-) -> Choice:
-    """Which kernel serves a product, in which configuration, and why. Nothing is computed.
-
-    It answers for `device`; else for that of the innermost `target` block; else for this machine's
-    GPU where JAX's default backend is one; else there is none, and XLA serves. For a strict
-    implementation without a GPU it answers for B200 (sm100) or H200 (sm90), and so it does for the
-    emulator wherever no device of that family is named.
-
-    Args:
-      lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct` objects.
-      rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
-      dimension_numbers: of a `dot_general`; default None, a `matmul`.
-      bias_axis, activation, alpha, beta, precision, preferred_element_type, implementation, config:
-        as of `matmul`.
-      device: a name that `target` takes; default None.
-
-    Returns:
-      A frozen dataclass with `implementation`, `kernel`, `config`, `cost` (modelled, see
-      docs/selection.md), `xla_us` (XLA's time, where it was weighed), `waves`, `candidates`,
-      `reason`, `refused`, `problem`, `device` and `estimate` (the same model's time with its
-      interval, docs/blackwell-model.md; for Blackwell only); `print` shows it as text.
-
-    Raises:
-      TypeError, ValueError, NotImplementedError: as the call that is asked about.
-
-    >>> x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
-    >>> choice = jaxbw.explain(x, x, device="H200")
-    >>> choice.kernel, choice.waves
-    ('jaxbw_sm90_bf16_nn_64x256', 4)
-    """
-    choice, problem, on = examined(
-        "jaxbw.explain",
-        lhs,
-        rhs,
-        rhs_up,
-        dimension_numbers=dimension_numbers,
-        bias=bias,
-        bias_axis=bias_axis,
-        activation=activation,
-        residual=residual,
-        c=c,
-        alpha=alpha,
-        beta=beta,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        implementation=implementation,
-        config=config,
-        device=device,
-    )
-    return _estimated(choice, problem, on)
-
-
-def examined(
-    call: str,
-    lhs: Any,
-    rhs: Any,
-    rhs_up: Any = None,
-    *,
-    dimension_numbers: Any = None,
-    bias: Any = None,
-    bias_axis: int = -1,
-    activation: str | None = None,
-    residual: Any = None,
-    c: Any = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    implementation: Implementation = None,
-    config: GemmConfig | None = None,
-    device: str | None = None,
-    weighs_xla: bool = True,
-) -> tuple[Choice, GemmProblem, Device | None]:
-    """What `explain` is asked, for a call of this name: choice, problem, and for which device.
-
-    `weighs_xla` is as of `select`: False where only kernels are asked about.
-    """
-    operands = Operands(*(_typed(call, x) for x in (lhs, rhs, rhs_up, c, bias, residual)))
-    terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    epilogue = arguments.epilogue(call, operands, terms)
-    if dimension_numbers is None:
-        plan = plan_matmul(call, operands.lhs, operands.rhs)
-        dims = plan.dimension_numbers
-        if preferred_element_type is None:
-            preferred_element_type = jnp.result_type(operands.lhs.dtype, operands.rhs.dtype)
-        arguments.check_gated(call, operands)
-        operands = Operands(
-            *(
-                _typed(call, x)
-                for x in jax.eval_shape(lambda *x: _planned(call, plan, Operands(*x)), *operands)
-            )
-        )
-    else:
-        dims = arguments.dimension_numbers(dimension_numbers)
-    params = arguments.product_params(
-        arguments.product(
-            call, dims, precision, preferred_element_type, None, implementation, config
-        )
-    )
-    problem = _problem(call, operands, epilogue, params)
-    names = params["implementation"]
-    target = params["target"] if device is None else devices.known(device, f"{call}(device=")
-    if names is None and target is None and jax.default_backend() != "gpu":
-        on = None
-    else:
-        on = serve.device_for(names, target)
-    choice = serve.choose(
-        *(problem, names, params["config"], on, params["tuned"], call), weighs_xla=weighs_xla
-    )
-    return choice, problem, on
-
-
-def _estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choice:
-    """A choice of a kernel for Blackwell, with what the pipeline model says of it."""
-    if choice.implementation != "sm100" or choice.config is None or on is None:
-        return choice
-    work = workload(problem.sized(CANONICAL_M), swapped=choice.config.swap_ab)
-    return replace(choice, estimate=estimate_of(on.machine, work, choice.config))
-
-
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=compat.INLINED)
 def _matmul(
     given: ProductArguments, terms: EpilogueArguments, recompute: bool, *operands_given: Any
@@ -369,7 +224,7 @@ def _matmul(
         given = given._replace(preferred_element_type=jnp.result_type(lhs, rhs))
         weak_type = jax.typeof(lhs).weak_type and jax.typeof(rhs).weak_type
     params = arguments.product_params(given)
-    planned = _planned(call, plan, operands)
+    planned = operands_of(call, plan, operands)
     product = plan.result(_product(call, planned, epilogue, params, recompute=recompute))
     result: jax.Array = compat.convert_element_type(product, product.dtype, weak_type)
     return result
@@ -387,7 +242,7 @@ def _dot_general(
     return result
 
 
-def _planned(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
+def operands_of(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
     """The operands of the plan's dot_general."""
     lhs, rhs, rhs_up, c, bias, residual = operands
     if bias is not None and bias.ndim != 1:
@@ -415,19 +270,19 @@ def _product(
 ) -> Any:
     """A dot_general with an epilogue: checked, and bound to the primitive that it needs."""
     operands, dims = originals.read_in_place(
-        operands, params["dimension_numbers"], params["config"]
+        operands, params["dimension_numbers"], params["policy"].config
     )
     params = {**params, "dimension_numbers": dims}
     # Here, so that the operands of a fused product vary over the same mesh axes as its cotangents.
     operands = Operands.of(epilogue, compat.insert_reshard(*operands.given()))
-    if not epilogue.is_identity or params["implementation"] is not None:
+    if not epilogue.is_identity or params["policy"].implementation is not None:
         types = Operands(*(None if x is None else jax.typeof(x) for x in operands))
-        problem = _problem(call, types, epilogue, params)
-        serve.check(problem, params["implementation"], params["config"], params["target"], call)
+        problem = problem_of(call, types, epilogue, params)
+        serve.check(problem, params["policy"], call)
     return fused.product(operands, epilogue, params, recompute=recompute)
 
 
-def _problem(
+def problem_of(
     call: str, operands: Operands, epilogue: Epilogue, params: dict[str, Any]
 ) -> GemmProblem:
     """What the selection is asked, from the operands' types; the epilogue is checked."""
@@ -457,12 +312,3 @@ def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, 
             return *factors, *others
     arrays = [None if x is None else compat.ensure_arraylike(call, x)[0] for x in others]
     return originals.untransposed(Operands(*compat.ensure_arraylike(call, *factors), *arrays))
-
-
-def _typed(call: str, x: Any) -> Any:
-    """The type of an array, or of what describes one; None stays None."""
-    if x is None:
-        return None
-    if not isinstance(x, jax.ShapeDtypeStruct):
-        (x,) = compat.ensure_arraylike(call, x)
-    return compat.abstract_type(x)

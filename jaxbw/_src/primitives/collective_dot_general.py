@@ -21,7 +21,8 @@ from jaxbw._src.primitives.plain_collective import plain_dot_general
 from jaxbw._src.primitives.ring import Array, Ring, ring_dot_general
 from jaxbw._src.primitives.transposition import backward_params, transposition
 from jaxbw._src.problem import DimensionNumbers
-from jaxbw._src.selection.config import ANY, GemmConfig
+from jaxbw._src.selection.config import ANY
+from jaxbw._src.selection.policy import Policy
 
 collective_dot_general_p = Primitive("jaxbw_collective_dot_general")
 
@@ -86,7 +87,7 @@ def _transpose_rule(
     if gathers:
         # One cotangent is scattered, the other one needs what is gathered again: neither waits for
         # the other, so that XLA runs the product of the one beside the collective of the other.
-        params["config"] = _beside_a_collective(params["config"], ring)
+        params["policy"] = _beside_a_collective(params["policy"], ring)
     product = collective_dot_general(
         *plan.operands(cotangent, y),
         plan.dimension_numbers,
@@ -143,7 +144,7 @@ def _lower(ctx: Any, lhs: Any, rhs: Any, *, overlap: bool | None, **params: Any)
     of_lhs, of_rhs = ctx.avals_in
     on_ring = overlaps(overlap, params["ring"], of_lhs, of_rhs, params["dimension_numbers"])
     if on_ring:
-        params["config"] = _beside_a_collective(params["config"], params["ring"])
+        params["policy"] = _beside_a_collective(params["policy"], params["ring"])
 
     def product(lhs: Any, rhs: Any) -> Any:
         return (ring_dot_general if on_ring else plain_dot_general)(lhs, rhs, **params)
@@ -151,16 +152,16 @@ def _lower(ctx: Any, lhs: Any, rhs: Any, *, overlap: bool | None, **params: Any)
     return mlir.lower_fun(product, multiple_results=False)(ctx, lhs, rhs)
 
 
-def _beside_a_collective(config: GemmConfig | None, ring: Ring) -> GemmConfig:
-    """The configuration of a product that may run while a collective holds SMs.
+def _beside_a_collective(policy: Policy, ring: Ring) -> Policy:
+    """The policy of a matmul that may run while a collective holds SMs.
 
     Where each CTA has a fixed share of the tiles, those that find no SM free begin when the
     collective ends, and nothing of it is hidden. What the user says stays.
     """
-    config = config or ANY
-    if ring.size == 1 or config.scheduler is not None or not config.is_chosen:
-        return config
-    return replace(config, scheduler="dynamic")
+    config = policy.config or ANY
+    if ring.size == 1 or config.scheduler is not None or not config.leaves_tile_open:
+        return policy
+    return replace(policy, config=replace(config, scheduler="dynamic"))
 
 
 collective_dot_general_p.def_effectful_abstract_eval(_abstract_eval)

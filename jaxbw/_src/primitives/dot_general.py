@@ -19,9 +19,8 @@ from jaxbw._src.primitives.gemm import gemm
 from jaxbw._src.primitives.originals import read_in_place
 from jaxbw._src.primitives.transposition import backward_params, kept, transposition
 from jaxbw._src.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
-from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.select import Choice
-from jaxbw._src.selection.tuned_products import TunedProducts
+from jaxbw._src.selection.choice import Choice
+from jaxbw._src.selection.policy import FREE, Policy
 
 dot_general_p = Primitive("jaxbw_dot_general")
 
@@ -36,13 +35,12 @@ def dot_general(
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
-    implementation: tuple[str, ...] | None = None,
-    config: GemmConfig | None = None,
-    target: str | None = None,
-    tuned: TunedProducts | None = None,
+    policy: Policy = FREE,
 ) -> Any:
     """Binds the primitive. Every argument is canonical already."""
-    operands, dimension_numbers = read_in_place(Operands(lhs, rhs), dimension_numbers, config)
+    operands, dimension_numbers = read_in_place(
+        Operands(lhs, rhs), dimension_numbers, policy.config
+    )
     lhs, rhs = compat.insert_reshard(operands.lhs, operands.rhs)
     return dot_general_p.bind(
         lhs,
@@ -51,10 +49,7 @@ def dot_general(
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
-        target=target,
-        tuned=tuned,
+        policy=policy,
     )
 
 
@@ -164,10 +159,7 @@ def _lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) ->
         on_xla,
         partial(partitioning.lower, dot_general_p, params),
         platform=platform,
-        implementation=params["implementation"],
-        config=params["config"],
-        target=params["target"],
-        tuned=params["tuned"],
+        policy=params["policy"],
     )
 
 

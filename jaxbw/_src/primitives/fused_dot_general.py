@@ -23,9 +23,8 @@ from jaxbw._src.primitives.dot_general import dot_general as product
 from jaxbw._src.primitives.gemm import gemm
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
-from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.select import Choice
-from jaxbw._src.selection.tuned_products import TunedProducts
+from jaxbw._src.selection.choice import Choice
+from jaxbw._src.selection.policy import Policy
 
 fused_dot_general_p = Primitive("jaxbw_fused_dot_general")
 fused_dot_general_p.multiple_results = True
@@ -42,10 +41,7 @@ def fused_dot_general(
     precision: Any,
     preferred_element_type: Any,
     out_sharding: Any,
-    implementation: tuple[str, ...] | None,
-    config: GemmConfig | None,
-    target: str | None,
-    tuned: TunedProducts | None,
+    policy: Policy,
 ) -> Results:
     """Binds the primitive.
 
@@ -59,10 +55,7 @@ def fused_dot_general(
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
-        target=target,
-        tuned=tuned,
+        policy=policy,
     )
     return tuple(results)
 
@@ -267,10 +260,7 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
         _on_xla(params),
         partial(partitioning.lower, fused_dot_general_p, params),
         platform=platform,
-        implementation=params["implementation"],
-        config=params["config"],
-        target=params["target"],
-        tuned=params["tuned"],
+        policy=params["policy"],
     )
 
 

@@ -60,7 +60,7 @@ def read_in_place(
 
     A given configuration is one for the operands as they are written: so they stay.
     """
-    if config is not None and not config.is_chosen:
+    if config is not None and not config.leaves_tile_open:
         return operands, dims
     lhs, rhs, rhs_up, *others = operands
     rights = (rhs,) if rhs_up is None else (rhs, rhs_up)

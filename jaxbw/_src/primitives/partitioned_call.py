@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.tuned_products import TunedProducts, config_from_json, config_to_json
 
 _tables: dict[str, TunedProducts] = {}  # by digest: those that products of this process have
@@ -37,7 +38,7 @@ class PartitionedCall:
 
     def encoded(self) -> str:
         """As text; of a tuned table, its digest."""
-        if (tuned := self.params["tuned"]) is not None:
+        if (tuned := self.params["policy"].tuned) is not None:
             _tables[tuned.digest] = tuned
         params = {name: x for name, x in self.params.items() if name != "out_sharding"}
         return json.dumps([self.primitive, self.platform, self.mesh, params], default=_plain)
@@ -50,7 +51,6 @@ class PartitionedCall:
         """
         primitive, platform, mesh, params = json.loads(text)
         params["dimension_numbers"] = _tuples(params["dimension_numbers"])
-        params["implementation"] = _tuples(params["implementation"])
         params["out_sharding"] = None
         if (dtype := params["preferred_element_type"]) is not None:
             params["preferred_element_type"] = np.dtype(dtype)
@@ -58,9 +58,7 @@ class PartitionedCall:
             params["precision"] = lax.DotAlgorithmPreset[precision]
         elif precision is not None:
             params["precision"] = tuple(lax.Precision[name] for name in precision)
-        if (config := params["config"]) is not None:
-            params["config"] = config_from_json(config)
-        params["tuned"] = _tables.get(params["tuned"])
+        params["policy"] = _policy(**params["policy"])
         if (epilogue := params.get("epilogue")) is not None:
             for name in ("c", "bias", "residual"):
                 if epilogue[name] is not None:
@@ -69,12 +67,21 @@ class PartitionedCall:
         return cls(primitive, platform, _tuples(mesh), params)
 
 
+def _policy(implementation: Any, config: Any, target: str | None, tuned: str | None) -> Policy:
+    return Policy(
+        _tuples(implementation),
+        None if config is None else config_from_json(config),
+        target,
+        None if tuned is None else _tables.get(tuned),
+    )
+
+
 def _plain(x: Any) -> Any:
     if isinstance(x, (lax.Precision, lax.DotAlgorithmPreset)):
         return x.name
     if isinstance(x, GemmConfig):
         return config_to_json(x)
-    if isinstance(x, Epilogue):
+    if isinstance(x, (Epilogue, Policy)):
         return vars(x)
     if isinstance(x, TunedProducts):
         return x.digest

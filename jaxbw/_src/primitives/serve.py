@@ -7,6 +7,7 @@ Shared by the primitives that stand for a product until then.
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,9 @@ from jax.interpreters import mlir
 from jaxbw._src import compat, log
 from jaxbw._src.problem import GemmProblem, Reduction, describe
 from jaxbw._src.selection import devices, manifest
-from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.choice import Choice, Refusal
 from jaxbw._src.selection.implementations import EMULATED, FAMILIES
-from jaxbw._src.selection.select import Choice, Refusal, problem_refusals, select
-from jaxbw._src.selection.tuned_products import TunedProducts
+from jaxbw._src.selection.policy import Policy
 
 WAY_OUT = "Leave implementation=None to run on XLA."
 _SERVED = {"cuda": FAMILIES, "cpu": tuple(EMULATED)}  # beside "xla", by platform
@@ -28,10 +28,8 @@ _warned: set[str] = set()
 
 def choose(
     problem: GemmProblem,
-    implementation: tuple[str, ...] | None,
-    config: GemmConfig | None,
+    policy: Policy,
     device: devices.Device | None,
-    tuned: TunedProducts | None,
     call: str,
     *,
     weighs_xla: bool = True,
@@ -39,12 +37,18 @@ def choose(
     """The selection's choice, out of the installed kernels; `weighs_xla` is as of `select`.
 
     Raises:
-      NotImplementedError: every one of `implementation` refuses.
+      NotImplementedError: every one of the policy's implementations refuses.
     """
+    # Loaded at the first choice: what XLA serves needs no cost model.
+    from jaxbw._src.selection.select import select
+
     kernels = manifest.kernels()
-    choice = select(problem, device, implementation, config, kernels, tuned, weighs_xla=weighs_xla)
+    names = policy.implementation
+    choice = select(
+        *(problem, device, names, policy.config, kernels, policy.tuned), weighs_xla=weighs_xla
+    )
     if not isinstance(choice, Choice):
-        raise NotImplementedError(_message(call, implementation, problem, choice))
+        raise NotImplementedError(_message(call, names, problem, choice))
     return choice
 
 
@@ -56,9 +60,7 @@ def device_for(implementation: tuple[str, ...] | None, target: str | None) -> de
 
 def check(
     problem: GemmProblem,
-    implementation: tuple[str, ...] | None,
-    config: GemmConfig | None,
-    target: str | None,
+    policy: Policy,
     call: str,
 ) -> None:
     """Raises at trace time what no device could change.
@@ -66,17 +68,20 @@ def check(
     Raises:
       NotImplementedError: none of the strict implementations takes the problem.
     """
-    if implementation is None:
+    names = policy.implementation
+    if names is None:
         return
+    from jaxbw._src.selection.select import problem_refusals
+
     # Each family is asked about a device that it runs on: this machine's is not known here.
-    named = devices.TARGETS[target] if target is not None else None
+    named = devices.TARGETS[policy.target] if policy.target is not None else None
     wanted = [
         None if name == "xla" else devices.for_family(named, EMULATED.get(name, name))
-        for name in implementation
+        for name in names
     ]
-    refused = problem_refusals(problem, implementation, config, wanted, manifest.kernels())
+    refused = problem_refusals(problem, names, policy.config, wanted, manifest.kernels())
     if refused:
-        raise NotImplementedError(_message(call, implementation, problem, refused))
+        raise NotImplementedError(_message(call, names, problem, refused))
 
 
 def register(primitive: Primitive, rule: Callable[..., Any]) -> None:
@@ -96,10 +101,7 @@ def lower(
     on_devices: Callable[..., Any],
     *,
     platform: str | None,
-    implementation: tuple[str, ...] | None,
-    config: GemmConfig | None,
-    target: str | None,
-    tuned: TunedProducts | None,
+    policy: Policy,
 ) -> Any:
     """Lowers a product: to the kernel that is chosen, or to XLA's operations.
 
@@ -109,6 +111,7 @@ def lower(
         operands and platform.
       platform: "cuda", "cpu", or None for any other.
     """
+    implementation = policy.implementation
     names = None
     if implementation is not None:
         names = tuple(
@@ -125,16 +128,15 @@ def lower(
         return _lower_to_xla(ctx, operands, reduction, on_xla, implementation, refusal)
 
     reduced = reduction()
-    device = device_for(names, target)
+    device = device_for(names, policy.target)
     # Of several devices each is asked again about its part: that may be XLA's, not the whole.
-    choice = choose(
-        reduced.problem, names, config, device, tuned, "jaxbw", weighs_xla=is_one_device
-    )
+    here = replace(policy, implementation=names)
+    choice = choose(reduced.problem, here, device, "jaxbw", weighs_xla=is_one_device)
     if not is_one_device and choice.implementation != "xla":
         return on_devices(ctx, operands, platform)
     log.once(choice.summary)
     if choice.implementation == "xla":
-        if implementation is None and target is None:
+        if implementation is None and policy.target is None:
             _warn_once(device)
         return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
     return mlir.lower_fun(on_kernel(reduced, choice), multiple_results=True)(ctx, *operands)

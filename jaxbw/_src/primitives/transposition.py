@@ -92,22 +92,12 @@ def backward_params(params: Mapping[str, Any], plan: Transposition) -> dict[str,
     """The parameters of the transposed products, of those of the product.
 
     Of two precisions the first is that of the cotangent, as lax has it.
-
-    Strictness ends here: the products of a cotangent of another dtype (of a float32 result of
-    bfloat16 operands) are XLA's. A tile is for the product that it was given for; what is said of
-    the choice of one stays.
     """
-    implementation, config = params["implementation"], params["config"]
-    if implementation is not None and "xla" not in implementation:
-        implementation = (*implementation, "xla")
     precision = params["precision"]
     if type(precision) is tuple and not plan.cotangent_first:
         precision = precision[::-1]
     return {
         "precision": precision,
         "preferred_element_type": params["preferred_element_type"],
-        "implementation": implementation,
-        "config": None if config is None else config.for_gradients,
-        "target": params["target"],
-        "tuned": params["tuned"],
+        "policy": params["policy"].for_gradients,
     }

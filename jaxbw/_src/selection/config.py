@@ -119,7 +119,7 @@ class GemmConfig:
                 raise TypeError(f"GemmConfig: {field.name} is {value!r}; it is {wanted}")
 
     @property
-    def is_chosen(self) -> bool:
+    def leaves_tile_open(self) -> bool:
         """Whether it leaves the tile to jaxbw."""
         return self.block_m is None and self.block_n is None
 
@@ -132,14 +132,14 @@ class GemmConfig:
     @property
     def for_gradients(self) -> "GemmConfig | None":
         """What holds for the products of a gradient, too, whose sizes are others."""
-        if self.is_chosen:
+        if self.leaves_tile_open:
             return self
         return GemmConfig(batch_invariant=True) if self.batch_invariant else None
 
     @property
     def is_for_every_m(self) -> bool:
         """Whether the launch is the same whatever m and the batch are, and needs no workspace."""
-        return self.batch_invariant if self.is_chosen else self.split_k == 1
+        return self.batch_invariant if self.leaves_tile_open else self.split_k == 1
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -167,7 +167,7 @@ class GemmConfig:
         return self.tile[1] // 2 if gated else self.tile[1]
 
     def __str__(self) -> str:
-        if self.is_chosen:
+        if self.leaves_tile_open:
             scheduler = f", scheduler {self.scheduler}" if self.scheduler is not None else ""
             return f"{'batch-invariant, ' * self.batch_invariant}chosen{scheduler}"
         block_k = "span" if self.block_k is None else self.block_k
@@ -190,7 +190,7 @@ _FIELDS = {field.name: field for field in fields(GemmConfig)}
 
 def refusal(config: GemmConfig, family: str) -> str | None:
     """Why no kernel of a family can be launched so, whatever the problem; None where one can."""
-    if config.is_chosen:
+    if config.leaves_tile_open:
         changed = [
             name
             for name, field in _FIELDS.items()

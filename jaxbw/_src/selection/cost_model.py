@@ -1,6 +1,6 @@
 """How long a product would take in each of many configurations: a kernel's pipeline in closed form.
 
-It stands for the replay of `jaxbw._src.lab.model`, whose agents wait for one another, and agrees with it
+It stands for the replay of `lab.model`, whose agents wait for one another, and agrees with it
 within 3 % where that serves (tests/model/test_closed_form.py). docs/selection.md explains the
 formulas, their sources and their limits. Constants are those of `machine.Machine`. All functions
 take and give arrays, one element a configuration.

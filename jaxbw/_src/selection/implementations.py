@@ -1,10 +1,7 @@
-"""The names that `implementation=` takes, and the context manager that sets it."""
+"""The names that `implementation=` takes."""
 
-import contextlib
 import itertools
 from collections.abc import Sequence
-
-import jax
 
 FAMILIES = ("sm100", "sm90")  # hand-written kernels
 EMULATED = {"emulator": "sm100", "emulator-sm90": "sm90"}  # on the CPU: kernels of which family
@@ -12,42 +9,6 @@ KERNEL = "kernel"  # those of whatever family the device runs
 NAMES = (KERNEL, *FAMILIES, "xla", *EMULATED)
 
 Implementation = str | Sequence[str] | None
-
-_context = jax.make_user_context(None)
-
-
-def implementation(name: str | Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """Sets what calls in this block use that do not say `implementation=` themselves.
-
-    Functions under `jax.jit` are traced again for each value.
-
-    Args:
-      name: "kernel" (of either family), "sm100", "sm90", "xla", "emulator" or "emulator-sm90", or
-        a sequence of them that is tried in order.
-
-    Raises:
-      ValueError: another name.
-
-    >>> with jaxbw.implementation("xla"):
-    ...     jaxbw.explain(jnp.ones((2, 3)), jnp.ones((3, 4))).reason
-    'asked for'
-    """
-    context: contextlib.AbstractContextManager[None] = _context(
-        canonical(name, "jaxbw.implementation")
-    )
-    return context
-
-
-def resolve(name: Implementation, call: str) -> tuple[str, ...] | None:
-    """The implementations to try for a call, in order; None to choose freely.
-
-    Raises:
-      ValueError: as `implementation`.
-    """
-    if name is None:
-        value: tuple[str, ...] | None = _context.value
-        return value
-    return canonical(name, call)
 
 
 def families(names: Sequence[str]) -> tuple[str, ...]:

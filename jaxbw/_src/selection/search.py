@@ -101,7 +101,7 @@ def search(
         if side is None:
             continue
         work = canonical(side[0]) if wanted.batch_invariant else side[0]
-        table = _available(family, work, side[1], whole=wanted.batch_invariant)
+        table = available(family, work, side[1], whole=wanted.batch_invariant)
         if wanted.scheduler_on(family) == "none":
             table = _relaunched(table)
         table = table.take(~is_excluded(work, machine, table))
@@ -161,7 +161,7 @@ def _evaluate(
     return replace(costs, tuned=total - costs.total, total=total)
 
 
-def _available(family: str, work: Workload, instances: Instances, *, whole: bool) -> Candidates:
+def available(family: str, work: Workload, instances: Instances, *, whole: bool) -> Candidates:
     """The candidates that installed kernels compute."""
     lhs, rhs = (work.b_major, work.a_major) if work.swapped else (work.a_major, work.b_major)
     table = candidates(

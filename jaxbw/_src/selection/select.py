@@ -1,17 +1,17 @@
 """The choice of implementation, kernel and configuration: a pure function of problem and device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import config as configs
 from jaxbw._src.selection import eligibility
+from jaxbw._src.selection.choice import Choice, Refusal
 from jaxbw._src.selection.config import ANY, GemmConfig
 from jaxbw._src.selection.devices import Device, for_family
-from jaxbw._src.selection.estimate import Estimate
 from jaxbw._src.selection.implementations import EMULATED
 from jaxbw._src.selection.kernel_table import Kernel
-from jaxbw._src.selection.search import KEPT, Cost, Instances, Ranked, price, search
+from jaxbw._src.selection.search import KEPT, Instances, Ranked, available, price, search
 from jaxbw._src.selection.tuned import Table, table_for
 from jaxbw._src.selection.tuned_products import TunedProducts
 from jaxbw._src.selection.workload import Workload, workload
@@ -20,88 +20,6 @@ from jaxbw._src.selection.xla import XlaTime, xla_time
 # Families that implementation=None may take: sm90 has run on a GPU; of sm100, which has not, the
 # emulator's sweep over all instances is green (benchmarks/results/2026-11-23_sweep.json).
 VERIFIED_FAMILIES = frozenset({"sm90", "sm100"})
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A candidate that was not taken, and why."""
-
-    candidate: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.candidate}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What serves a matrix product, and why.
-
-    Attributes:
-      implementation: "sm100", "sm90", "xla", "emulator" or "emulator-sm90".
-      kernel: name of the kernel; None for XLA.
-      config: its launch configuration, every field filled in; None for XLA.
-      cost: its modelled time, term by term; None for XLA.
-      wave: clusters that the device is taken to run at a time, where `split_tail` splits the last
-        tiles % wave; else 0. None for XLA.
-      repacked: which of "lhs" and "rhs" are copied first, within the call.
-      candidates: the best configurations by the model, this one first, or those that XLA is
-        quicker than; () where the configuration was given, and for XLA without such.
-      reason: why this one.
-      refused: implementations that were not taken, with reasons.
-      problem: the product, reduced to one batched GEMM, in words.
-      device: the GPU that the choice is for, or that is emulated; None where there is none.
-      xla_us: XLA's time in microseconds, where it was weighed against the kernel's; else None.
-      estimate: the time on a Blackwell GPU by the pipeline model (docs/blackwell-model.md), which
-        `jaxbw.explain` adds; None elsewhere, and where that does not model the configuration.
-    """
-
-    implementation: str
-    kernel: str | None
-    config: GemmConfig | None
-    cost: Cost | None
-    wave: int | None
-    repacked: tuple[str, ...]
-    candidates: tuple[Ranked, ...]
-    reason: str
-    refused: tuple[Refusal, ...]
-    problem: str
-    device: str | None
-    xla_us: float | None = None
-    estimate: Estimate | None = None
-
-    @property
-    def waves(self) -> int | None:
-        """How often the product fills the device with work items; None for XLA."""
-        return None if self.cost is None else self.cost.waves
-
-    def summary(self) -> str:
-        """What serves the product, how and why, in a line."""
-        text = f"{self.problem}: {self.implementation}"
-        if self.kernel is not None:
-            text += f" on {self.device}, {self.kernel}, {self.config}"
-        text += f": {self.reason}"
-        return "; ".join([text, *(f"refused {refusal}" for refusal in self.refused)])
-
-    def __str__(self) -> str:
-        lines = [
-            self.problem,
-            f"  device          {self.device or 'none'}",
-            f"  implementation  {self.implementation}",
-        ]
-        if self.kernel is not None:
-            lines += [
-                f"  kernel          {self.kernel}",
-                f"  config          {self.config}",
-                f"  modelled        {self.cost}",
-            ]
-        if self.estimate is not None:
-            lines.append(f"  pipeline model  {self.estimate}")
-        if self.repacked:
-            lines.append(f"  repacked        {', '.join(self.repacked)}")
-        lines.append(f"  reason          {self.reason}")
-        lines += [f"  refused         {refusal}" for refusal in self.refused]
-        return "\n".join(lines)
 
 
 def select(
@@ -148,7 +66,7 @@ def select(
         assert on is not None
         sized = problem.sized(eligibility.CANONICAL_M)
         is_free = implementations is None and config is None and sized == problem and weighs_xla
-        if config is None or config.is_chosen:
+        if config is None or config.leaves_tile_open:
             wanted = config or ANY
             chosen: Choice | Refusal | None = None
             if tuned is not None and not wanted.batch_invariant:
@@ -221,12 +139,41 @@ def problem_refusals(
       devices: a device for each of the implementations; None for "xla".
     """
     refused: list[Refusal] = []
+    wanted = config or ANY
     for name, device in zip(implementations, devices, strict=True):
-        outcome = select(problem, device, (name,), config, kernels)
-        if isinstance(outcome, Choice):
+        if name == "xla":
             return ()
-        refused.extend(outcome)
+        family = EMULATED.get(name, name)
+        reason = _family_refusal(
+            problem, device, family, kernels, for_every_m=wanted.is_for_every_m
+        )
+        sized = problem.sized(eligibility.CANONICAL_M)
+        against: Refusal | Kernel | None
+        if reason is not None:
+            against = Refusal(name, reason)
+        elif wanted.leaves_tile_open:
+            against = _no_candidate(sized, family, kernels, wanted)
+        else:
+            against = _kernel_of(sized, family, wanted, kernels)
+        if not isinstance(against, Refusal):
+            return ()
+        refused.append(against)
     return tuple(refused)
+
+
+def _no_candidate(
+    problem: GemmProblem, family: str, kernels: Sequence[Kernel], wanted: GemmConfig
+) -> Refusal | None:
+    """Why no configuration of a kind can be chosen; None where one can."""
+    if (fault := configs.refusal(wanted, family)) is not None:
+        return Refusal(family, fault)
+    whole = wanted.batch_invariant
+    for swapped in (False,) if whole else (False, True):
+        work = workload(problem, swapped=swapped)
+        instances = frozenset(_instances(problem, family, work, kernels))
+        if len(available(family, work, instances, whole=whole)) > 0:
+            return None
+    return Refusal(family, "this installation has no kernel for the product's dtype and layout")
 
 
 def _family_refusal(
@@ -295,12 +242,10 @@ def _chosen(
     weighs_xla: bool,
 ) -> Choice | Refusal:
     """The candidate of a family that the model finds the fastest, or XLA."""
-    if (fault := configs.refusal(wanted, family)) is not None:
-        return Refusal(family, fault)
+    if (refusal := _no_candidate(problem, family, kernels, wanted)) is not None:
+        return refusal
     tuned = table_for(device.machine.name)
     count, ranked = ranking(problem, device, family, kernels, tuned=tuned, wanted=wanted)
-    if not ranked:
-        return Refusal(family, "this installation has no kernel for the product's dtype and layout")
     reason = f"the least modelled time of {count} candidates"
     if tuned is not None and tuned.covers(workload(problem, swapped=False)):
         reason += f", corrected by measurements of {tuned}"
@@ -370,6 +315,17 @@ def _given(
     kernels: Sequence[Kernel],
 ) -> Choice | Refusal:
     """The configuration that the user gives, if it can be launched."""
+    kernel = _kernel_of(problem, family, config, kernels)
+    if isinstance(kernel, Refusal):
+        return kernel
+    priced = _price(device, family, workload(problem, swapped=config.swap_ab), config)
+    return _choice(problem, device, family, kernel, priced, "the given configuration", ())
+
+
+def _kernel_of(
+    problem: GemmProblem, family: str, config: GemmConfig, kernels: Sequence[Kernel]
+) -> Kernel | Refusal:
+    """The kernel that a configuration with a tile launches, if it may."""
     label = f"{family} with the given configuration"
     reason = configs.refusal(config, family) or configs.layout_refusal(
         config,
@@ -386,8 +342,7 @@ def _given(
     kernel = _instances(problem, family, work, kernels).get(_instance_key(family, config))
     if kernel is None:
         return Refusal(label, "this installation has no kernel for this tile, dtype and layout")
-    priced = _price(device, family, work, config)
-    return _choice(problem, device, family, kernel, priced, "the given configuration", ())
+    return kernel
 
 
 def _choice(

@@ -1,7 +1,7 @@
 """Tuned products: for single products on a device, what was measured fastest.
 
 A user's own table, which `jaxbw.autotune` and `python -m jaxbw tune` write. It names the products,
-where the tables of `jaxbw._src.selection.tuned` correct the model for all of them. An entry counts for
+where the tables of `selection.tuned` correct the model for all of them. An entry counts for
 the device, the product (shape, dtypes, layouts, epilogue) and the version of jaxbw that it was
 measured with, and for no other.
 """
@@ -24,6 +24,7 @@ from jaxbw._src.selection.devices import Device
 
 FORMAT = "jaxbw tuned products"
 VERSION = 2
+SWITCH = "JAXBW_TUNED"  # environment variable; "off" leaves all tables out
 _KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("device", "product", "jaxbw", "date"), str),
     **dict.fromkeys(("us", "untuned_us", "xla_us"), (int, float)),

@@ -11,9 +11,10 @@ import jaxbw
 from jaxbw._src.lab.tuning import find, launching
 from jaxbw._src.lab.tuning.launching import Gpu, operands
 from jaxbw._src.selection import manifest
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS
-from jaxbw._src.selection.select import Choice, select
+from jaxbw._src.selection.select import select
 
 from .conftest import FakeDriver
 

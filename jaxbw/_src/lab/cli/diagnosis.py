@@ -17,7 +17,7 @@ from jaxbw import _native
 from jaxbw._src.selection import devices, manifest
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.kernel_table import Kernel
-from jaxbw._src.selection.use_tuned import current as current_tuned
+from jaxbw._src.selection.policy import current_tuned
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "ml_dtypes", "numpy")
 VARIABLES = (

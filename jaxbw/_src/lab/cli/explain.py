@@ -17,12 +17,12 @@ from jaxbw._src.lab.cli import wave_map
 from jaxbw._src.lab.cli.operands import LAYOUTS, add_config, add_sizes, extent, operands
 from jaxbw._src.lab.cli.outcome import Outcome
 from jaxbw._src.lab.cli.wave_map import WaveMap
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS, for_family, running_device
 from jaxbw._src.selection.implementations import EMULATED, NAMES
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.search import Ranked
-from jaxbw._src.selection.select import Choice
 
 SUMMARY = "say which kernel serves a product, in which configuration, and why"
 EXAMPLES = (

@@ -25,9 +25,9 @@ from jaxbw._src.lab.model.modelled import run as replay
 from jaxbw._src.lab.model.ours import kernel_of, raster_of, refusal
 from jaxbw._src.lab.model.schedule import Shape
 from jaxbw._src.problem import reduce_dot_general
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS
-from jaxbw._src.selection.select import Choice
 from jaxbw._src.selection.workload import Workload, workload
 
 SUMMARY = "model what a product would take on a Blackwell GPU"

@@ -10,9 +10,9 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.machine import Machine
-from jaxbw._src.selection.select import Choice
 from jaxbw._src.selection.tile_order import Grid, WorkItem, work_items
 
 LABELLED = 600  # work items; of more, numbers cannot be read

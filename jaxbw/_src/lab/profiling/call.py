@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
-from jaxbw._src.api import matmul as api
+from jaxbw._src.lab.explain import examined
 from jaxbw._src.lab.profiling.profile import Profile
 from jaxbw._src.lab.tuning import autotune
 from jaxbw._src.selection.implementations import EMULATED
@@ -64,7 +64,7 @@ def profile(
     # Loaded when they are asked for: `import jaxbw` needs neither the emulator nor what measures.
     from jaxbw._src.lab.profiling import emulated, gpu
 
-    choice, problem, _ = api.examined(_CALL, lhs, rhs, rhs_up, weighs_xla=False, **product)
+    choice, problem, _ = examined(_CALL, lhs, rhs, rhs_up, weighs_xla=False, **product)
     if choice.kernel is None:
         raise ValueError(
             f"{_CALL}: XLA serves this product ({choice.reason}), and has nothing to profile; name "

@@ -13,7 +13,7 @@ from jaxbw._src.lab.profiling.profile import MOMENTS, Profile
 from jaxbw._src.lab.tuning.launching import operands
 from jaxbw._src.primitives.gemm import DATA_TYPES, call_attributes
 from jaxbw._src.problem import GemmProblem
-from jaxbw._src.selection.select import Choice
+from jaxbw._src.selection.choice import Choice
 
 LARGEST = 2**31  # multiply-adds: a minute or two
 

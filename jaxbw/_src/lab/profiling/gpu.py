@@ -11,8 +11,8 @@ from jaxbw._src.lab.profiling.profile import Profile
 from jaxbw._src.lab.profiling.record import Layout, read
 from jaxbw._src.lab.tuning.launching import Gpu
 from jaxbw._src.problem import GemmProblem
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import Device
-from jaxbw._src.selection.select import Choice
 
 BURSTS, REPEATS = 10, 20  # of each build, in turns
 WARM = 10  # launches before the one that is shown

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxbw._src import perfetto
 from jaxbw._src.perfetto import Group
-from jaxbw._src.selection.select import Choice
+from jaxbw._src.selection.choice import Choice
 
 MOMENTS = (
     "first load issued",

@@ -2,7 +2,7 @@
 
 The direct launcher takes addresses: operands and results are cut out of large arrays that JAX has
 allocated once, so that another product costs nothing and inputs rotate. Times are CUPTI's durations
-of kernels, as in jaxbw/_src/lab/bench/timer.py: what a call takes on the device by itself, whatever the gaps
+of kernels, as in lab/bench/timer.py: what a call takes on the device by itself, whatever the gaps
 before it. (Events around launches in a row would show the throughput of launches that overlap, and
 for small products the host.) CUPTI leaves out the memset of a split product's counters.
 """
@@ -23,7 +23,7 @@ from jaxbw._src import compat
 from jaxbw._src.lab.tuning import xla_form
 from jaxbw._src.primitives.gemm import DATA_TYPES, call_attributes
 from jaxbw._src.problem import GemmProblem
-from jaxbw._src.selection.select import Choice
+from jaxbw._src.selection.choice import Choice
 
 ROTATED = 400 * 10**6  # bytes that launches go through before they come back: over twice any L2
 PAUSE_S = 0.012  # before a burst, thrice its length: the clock recovers

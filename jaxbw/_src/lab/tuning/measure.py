@@ -15,10 +15,11 @@ from typing import TypeVar
 from jaxbw._src.lab.tuning.launching import Bench, Launch
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import manifest
+from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.search import Ranked
-from jaxbw._src.selection.select import Choice, ranking, select
+from jaxbw._src.selection.select import ranking, select
 from jaxbw._src.selection.tuned import table_for
 
 HOPELESS = 3.0  # times the best modelled time

@@ -27,10 +27,10 @@ from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.tuned.features import FEATURES, features
 from jaxbw._src.selection.tuned.files import Sizes, check
 from jaxbw._src.selection.tuned.trees import Forest
+from jaxbw._src.selection.tuned_products import SWITCH
 from jaxbw._src.selection.workload import Workload
 
 VERSION = 2
-SWITCH = "JAXBW_TUNED"  # environment variable; "off" leaves the model alone
 MOST = 2.0  # a factor beyond it says that the model is wrong, not that it is inexact
 REACH = 2.0  # times the least modelled time: beyond it nothing is corrected, and nothing was learnt
 _FILES = {"H200": "h200.json", "H100": "h200.json"}  # factors of the H200 serve the H100, too

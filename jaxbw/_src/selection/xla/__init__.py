@@ -24,9 +24,9 @@ import numpy as np
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import eligibility
 from jaxbw._src.selection.devices import Device
-from jaxbw._src.selection.tuned import SWITCH
 from jaxbw._src.selection.tuned.files import Sizes, check
 from jaxbw._src.selection.tuned.trees import Forest
+from jaxbw._src.selection.tuned_products import SWITCH
 from jaxbw._src.selection.xla.features import FEATURES, SPAN, Rates, features, rough
 
 VERSION = 1

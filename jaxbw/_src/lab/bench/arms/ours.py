@@ -12,7 +12,7 @@ from jaxbw._src.lab.bench.arms.xla import product_function
 from jaxbw._src.lab.bench.case import CONTRACTING, Case
 from jaxbw._src.lab.bench.results import Config
 from jaxbw._src.lab.bench.timer import Product
-from jaxbw._src.selection.select import Choice
+from jaxbw._src.selection.choice import Choice
 
 _ACTIVATIONS = {"bias_gelu": "gelu", "bias_silu": "silu", "swiglu": "silu"}
 

@@ -15,6 +15,7 @@ from jaxbw._src.lab.bench.models.transformer import Transformer
 from jaxbw._src.lab.tuning.find import products
 from jaxbw._src.primitives import serve
 from jaxbw._src.selection import devices
+from jaxbw._src.selection.policy import FREE
 
 # What a kernel does, by its name: the first that fits. What fits none is a fusion of XLA's.
 KINDS = {
@@ -69,7 +70,7 @@ def matmuls(model: Transformer, form: Form, stacking: str) -> dict[str, int]:
     counts = Counter({"jaxbw": 0, "kernels": 0, "xla": 0})
     for each in products(step, *given):
         counts["jaxbw"] += each.count
-        choice = serve.choose(each.problem, None, None, device, None, "bench model")
+        choice = serve.choose(each.problem, FREE, device, "bench model")
         if choice.kernel is not None:
             counts["kernels"] += each.count
     total = sum(each.count for each in products(step, *given, lax=True))

@@ -1,0 +1,169 @@
+"""`jaxbw.explain`: what the selection would choose for a call, and why. Nothing is computed."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxbw._src import compat
+from jaxbw._src.api import arguments
+from jaxbw._src.api.matmul import operands_of, problem_of
+from jaxbw._src.api.matmul_plan import plan_matmul
+from jaxbw._src.lab.model.report import estimate_of
+from jaxbw._src.primitives import serve
+from jaxbw._src.problem import GemmProblem, Operands
+from jaxbw._src.selection import devices
+from jaxbw._src.selection.choice import Choice
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import Device
+from jaxbw._src.selection.eligibility import CANONICAL_M
+from jaxbw._src.selection.implementations import Implementation
+from jaxbw._src.selection.policy import Policy
+from jaxbw._src.selection.workload import workload
+
+
+def explain(
+    lhs: Any,
+    rhs: Any,
+    rhs_up: Any = None,
+    *,
+    dimension_numbers: Any = None,
+    bias: Any = None,
+    bias_axis: int = -1,
+    activation: str | None = None,
+    residual: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+    device: str | None = None,
+) -> Choice:
+    """Which kernel serves a product, in which configuration, and why. Nothing is computed.
+
+    It answers for `device`; else for that of the innermost `target` block; else for this machine's
+    GPU where JAX's default backend is one; else there is none, and XLA serves. For a strict
+    implementation without a GPU it answers for B200 (sm100) or H200 (sm90), and so it does for the
+    emulator wherever no device of that family is named.
+
+    Args:
+      lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct` objects.
+      rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
+      dimension_numbers: of a `dot_general`; default None, a `matmul`.
+      bias_axis, activation, alpha, beta, precision, preferred_element_type, implementation, config:
+        as of `matmul`.
+      device: a name that `target` takes; default None.
+
+    Returns:
+      A frozen dataclass with `implementation`, `kernel`, `config`, `cost` (modelled, see
+      docs/selection.md), `xla_us` (XLA's time, where it was weighed), `waves`, `candidates`,
+      `reason`, `refused`, `problem`, `device` and `estimate` (the same model's time with its
+      interval, docs/blackwell-model.md; for Blackwell only); `print` shows it as text.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as the call that is asked about.
+
+    >>> x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    >>> choice = jaxbw.explain(x, x, device="H200")
+    >>> choice.kernel, choice.waves
+    ('jaxbw_sm90_bf16_nn_64x256', 4)
+    """
+    choice, problem, on = examined(
+        "jaxbw.explain",
+        lhs,
+        rhs,
+        rhs_up,
+        dimension_numbers=dimension_numbers,
+        bias=bias,
+        bias_axis=bias_axis,
+        activation=activation,
+        residual=residual,
+        c=c,
+        alpha=alpha,
+        beta=beta,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        implementation=implementation,
+        config=config,
+        device=device,
+    )
+    return _estimated(choice, problem, on)
+
+
+def examined(
+    call: str,
+    lhs: Any,
+    rhs: Any,
+    rhs_up: Any = None,
+    *,
+    dimension_numbers: Any = None,
+    bias: Any = None,
+    bias_axis: int = -1,
+    activation: str | None = None,
+    residual: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+    device: str | None = None,
+    weighs_xla: bool = True,
+) -> tuple[Choice, GemmProblem, Device | None]:
+    """What `explain` is asked, for a call of this name: choice, problem, and for which device.
+
+    `weighs_xla` is as of `select`: False where only kernels are asked about.
+    """
+    operands = Operands(*(_typed(call, x) for x in (lhs, rhs, rhs_up, c, bias, residual)))
+    terms = arguments.terms(call, alpha, beta, bias_axis, activation)
+    epilogue = arguments.epilogue(call, operands, terms)
+    if dimension_numbers is None:
+        plan = plan_matmul(call, operands.lhs, operands.rhs)
+        dims = plan.dimension_numbers
+        if preferred_element_type is None:
+            preferred_element_type = jnp.result_type(operands.lhs.dtype, operands.rhs.dtype)
+        arguments.check_gated(call, operands)
+        operands = Operands(
+            *(
+                _typed(call, x)
+                for x in jax.eval_shape(lambda *x: operands_of(call, plan, Operands(*x)), *operands)
+            )
+        )
+    else:
+        dims = arguments.dimension_numbers(dimension_numbers)
+    params = arguments.product_params(
+        arguments.product(
+            call, dims, precision, preferred_element_type, None, implementation, config
+        )
+    )
+    problem = problem_of(call, operands, epilogue, params)
+    policy: Policy = params["policy"]
+    if device is not None:
+        policy = replace(policy, target=devices.known(device, f"{call}(device="))
+    if policy.implementation is None and policy.target is None and jax.default_backend() != "gpu":
+        on = None
+    else:
+        on = serve.device_for(policy.implementation, policy.target)
+    choice = serve.choose(problem, policy, on, call, weighs_xla=weighs_xla)
+    return choice, problem, on
+
+
+def _estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choice:
+    """A choice of a kernel for Blackwell, with what the pipeline model says of it."""
+    if choice.implementation != "sm100" or choice.config is None or on is None:
+        return choice
+    work = workload(problem.sized(CANONICAL_M), swapped=choice.config.swap_ab)
+    return replace(choice, estimate=estimate_of(on.machine, work, choice.config))
+
+
+def _typed(call: str, x: Any) -> Any:
+    """The type of an array, or of what describes one; None stays None."""
+    if x is None:
+        return None
+    if not isinstance(x, jax.ShapeDtypeStruct):
+        (x,) = compat.ensure_arraylike(call, x)
+    return compat.abstract_type(x)

@@ -1,6 +1,6 @@
 """Compares the Blackwell model with the ladders that others have published.
 
-    python benchmarks/compare_model.py --out benchmarks/results/model_ladders.json
+    python benchmarks/compare_model.py --out benchmarks/results/DATE_model_ladders.json
 
 It needs no GPU, and it measures nothing: both sides are other people's figures and this model's.
 """

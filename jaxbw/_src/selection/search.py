@@ -16,7 +16,7 @@ from jaxbw._src.selection.tuned import Table
 from jaxbw._src.selection.workload import Workload, canonical
 
 KEPT = 12  # ranked candidates that a choice shows
-_SMALL_M = 32  # published: below it, swap-AB is Modular's rule (kernel-facts, section 2)
+_SMALL_M = 32  # below it, Modular's published kernels take swap-AB (structured_kernels/config.mojo)
 
 
 @dataclass(frozen=True)

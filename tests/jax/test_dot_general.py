@@ -201,8 +201,9 @@ def test_is_a_drop_in(operand: Operand) -> None:
 def test_one_dimension_stands_for_itself(operand: Operand) -> None:
     """lax.dot_general takes `((1, 0), ((), ()))`, too."""
     lhs, rhs = operand((2, 3)), operand((3, 4))
-    result = jaxbw.dot_general(lhs, rhs, ((1, 0), ((), ())))
-    np.testing.assert_array_equal(result, jax.lax.dot_general(lhs, rhs, ((1, 0), ((), ()))))
+    dims: Any = ((1, 0), ((), ()))
+    result = jaxbw.dot_general(lhs, rhs, dims)
+    np.testing.assert_array_equal(result, jax.lax.dot_general(lhs, rhs, dims))
 
 
 def test_dimension_errors_are_those_of_lax(operand: Operand) -> None:

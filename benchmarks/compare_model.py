@@ -1,6 +1,6 @@
 """Compares the Blackwell model with the ladders that others have published.
 
-    python benchmarks/compare_model.py --out benchmarks/results/model_ladders.json
+    python benchmarks/compare_model.py --out benchmarks/results/DATE_model_ladders.json
 
 It needs no GPU, and it measures nothing: both sides are other people's figures and this model's.
 """
@@ -21,10 +21,22 @@ from model_ladders import LADDERS, Rung
 from jaxbw._src.lab.model.clock import throttled
 from jaxbw._src.lab.model.machine import Replayed, constants, replayed
 from jaxbw._src.lab.model.modelled import run
-from jaxbw._src.lab.model.naive import naive_us
+from jaxbw._src.lab.model.schedule import Shape
 
 JUDGED = ("Modular", "Tilus", "Pallas")
 CLEAR = 0.10  # published neighbours that differ by more have an order to be kept
+_LANES = 32
+
+
+def naive_us(machine: Replayed, shape: Shape, ghz: float) -> float:
+    """The modelled time of a kernel without tensor cores: a thread for each element.
+
+    Its loads hit L1 and keep the load units busy, and nothing else. Neighboring lanes have
+    neighboring columns, so that one instruction of a warp is one access.
+    """
+    loads = shape.flops / _LANES  # instructions of warps: two for two operations
+    cycles = loads * machine["load_wavefront_cycles"] / machine["sm_count"]
+    return (cycles / ghz + machine["launch_ns"]) / 1000
 
 
 def modelled(machine: Replayed, rung: Rung) -> dict[str, Any]:

@@ -46,7 +46,7 @@ FITTED = (
     *("epilogue_bytes_per_cycle", "rows_slowdown", "columns_slowdown"),
     *("cluster_sum_ns", "cluster_sum_bytes_per_cycle", "split_ns"),
 )
-TABLE = pathlib.Path(__file__).parents[1] / "jaxbw" / "selection" / "machines.toml"
+TABLE = pathlib.Path(__file__).parents[1] / "jaxbw/_src/selection/machines.toml"
 BOUND = 4.0  # factor by which a constant may change
 TOLERANCE = 0.1  # errors beyond it count less than their squares
 

@@ -136,7 +136,7 @@ TILUS = (
 )
 
 # --- JAX, Pallas guide to Blackwell: normal data. What it calls tensor-core utilisation is, in its
-# benchmark (tests/pallas/mgpu_examples_test.py), TFLOP/s of a nominal peak.
+# benchmark (mgpu_examples_test.py of jax-ml/jax), TFLOP/s of a nominal peak.
 
 _PALLAS_PEAK = 2250.0  # TFLOP/s
 _PALLAS_SHAPE = Shape(4096, 8192, 4096)

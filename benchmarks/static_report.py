@@ -1,6 +1,6 @@
 """What the machine code says of our kernels, beside those of other compilers.
 
-  python benchmarks/static_report.py --out docs/static-report.md \\
+  python benchmarks/static_report.py --out benchmarks/results/static-report.md \\
       --json benchmarks/results/static-report.json
 
 Needs no GPU: registers, spills and shared memory of every GEMM instance, and the instructions that

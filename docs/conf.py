@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 project = "jaxbw"
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "benchmarks/results/*.md"]
+include_patterns = ["*.md", "docs/*.md", "benchmarks/NOTEBOOK.md", "benchmarks/results/*.md"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = "jaxbw"
@@ -48,10 +48,16 @@ NAVIGATION = {
         "docs/blackwell-model",
         "docs/profile",
         "docs/performance",
-        "docs/static-report",
+        "benchmarks/NOTEBOOK",
+        "benchmarks/results/static-report",
         "docs/architecture",
     ],
-    "Development": ["CONTRIBUTING", "docs/adding_a_configuration", "CHANGELOG"],
+    "Development": [
+        "CONTRIBUTING",
+        "docs/adding_a_configuration",
+        "docs/adding_an_architecture",
+        "CHANGELOG",
+    ],
 }
 
 _listed = {page for pages in NAVIGATION.values() for page in pages}

@@ -26,9 +26,6 @@ from jax.ad_checkpoint import Offloadable, Recompute
 from jax.extend.core import Primitive
 
 from jaxbw._src import compat
-from jaxbw._src.primitives.collective_dot_general import collective_dot_general_p
-from jaxbw._src.primitives.dot_general import dot_general_p
-from jaxbw._src.primitives.fused_dot_general import fused_dot_general_p
 
 __all__ = [
     "PREACTIVATION",
@@ -99,17 +96,18 @@ def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callab
     return policy
 
 
-_PRODUCTS = (dot_general_p, fused_dot_general_p, collective_dot_general_p)
+# The primitives, by name: those of collective_matmul are loaded where it is first called.
+_PRODUCTS = {"jaxbw_dot_general", "jaxbw_fused_dot_general", "jaxbw_collective_dot_general"}
 
 
 def _product(primitive: Primitive, params: dict[str, Any]) -> dict[str, Any] | None:
     """The parameters of the product of jaxbw that an operation is; None where it is none."""
-    if primitive in _PRODUCTS:
+    if primitive.name in _PRODUCTS:
         return params
     # A product with an epilogue that is differentiated is the call of a function that has a
     # gradient of its own.
     for equation in compat.custom_vjp_equations(primitive, params):
-        if equation.primitive in _PRODUCTS:
+        if equation.primitive.name in _PRODUCTS:
             found: dict[str, Any] = equation.params
             return found
     return None

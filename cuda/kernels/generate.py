@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__({threads}{blocks_per_sm})
 def load_table_module() -> ModuleType:
     """jaxbw/_src/selection/kernel_table.py, without importing jaxbw."""
     name = "kernel_table"
-    path = ROOT / "jaxbw" / "selection" / f"{name}.py"
+    path = ROOT / "jaxbw" / "_src" / "selection" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -22,6 +22,7 @@ from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
 from jax._src.lax import parallel as _parallel
 from jax._src.lib import xla_client as _xla_client  # type: ignore[attr-defined]
+from jax._src.numpy import error as _numpy_error
 from jax._src.numpy import util as _numpy_util
 from jax._src.sharding_impls import _internal_use_concrete_mesh as _use_concrete_mesh
 from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_sharding
@@ -41,6 +42,14 @@ def ensure_arraylike(name: str, *operands: Any) -> tuple[Any, ...]:
     return tuple(converted) if len(operands) > 1 else (converted,)
 
 
+def without_error_checks() -> contextlib.AbstractContextManager[Any]:
+    """In this block `jax.numpy` leaves out the checks of `jax_error_checking_behavior_nan`.
+
+    They keep their findings in a mutable array, which a lowering rule cannot capture.
+    """
+    return _numpy_error.error_checking_behavior(all="ignore")
+
+
 def abstract_type(x: Any) -> Any:
     """The abstract value of an array, or of anything that has a shape and a dtype."""
     return _core.shaped_abstractify(x)
@@ -49,6 +58,12 @@ def abstract_type(x: Any) -> Any:
 def canonicalize_dtype(dtype: Any, name: str) -> np.dtype[Any]:
     """A dtype as given by a user, without 64 bits where JAX has them off."""
     return _dtypes.check_and_canonicalize_user_dtype(dtype, name)
+
+
+def result_type(*operands: Any) -> tuple[np.dtype[Any], bool]:
+    """`jnp.result_type`, and whether the type is weak."""
+    dtype, is_weak = _dtypes.result_type(*operands, return_weak_type_flag=True)
+    return dtype, is_weak
 
 
 def canonicalize_precision(precision: Any) -> Any:

@@ -14,7 +14,7 @@ import sass
 import static_report
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "static-report.md"
+PAGE = ROOT / "benchmarks" / "results" / "static-report.md"
 DATA: dict[str, Any] = json.loads(
     (ROOT / "benchmarks" / "results" / "static-report.json").read_text()
 )

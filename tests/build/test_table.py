@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxbw._src.selection import config, kernel_table
+from jaxbw._src.families import sm90
+from jaxbw._src.selection import kernel_table
 
 ROW = """
 [[kernel]]
@@ -53,11 +54,11 @@ def test_the_table_has_every_instance_once(root: Path) -> None:
 
 
 def test_configurations_name_the_tiles_that_are_compiled(root: Path) -> None:
-    compiled: dict[int, set[int]] = {rows: set() for rows in config.SM90_TEAM_ROWS}
+    compiled: dict[int, set[int]] = {rows: set() for rows in sm90.WIDTHS}
     for kernel in kernel_table.load(root / "cuda" / "kernels.toml"):
         if kernel.family == "sm90" and kernel.role == "gemm":
             compiled[kernel.block_m or 0].add(kernel.block_n or 0)
-    assert compiled == {rows: set(widths) for rows, widths in config.SM90_WIDTHS.items()}
+    assert compiled == {rows: set(widths) for rows, widths in sm90.WIDTHS.items()}
 
 
 def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:

@@ -38,3 +38,11 @@ def test_the_help_lists_the_commands() -> None:
     for name, command in COMMANDS.items():
         assert name in done.stdout
         assert command.SUMMARY[:40] in " ".join(done.stdout.split())
+
+
+def test_a_reader_that_has_read_enough_ends_it_quietly() -> None:
+    """`python -m jaxbw explain ... | head -1` ended with a traceback."""
+    python = shlex.quote(sys.executable)
+    command = f"{{ {python} -P -m jaxbw explain 512 512 512 --device H200; echo $? >&2; }} | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == "0\n"

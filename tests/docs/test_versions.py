@@ -78,7 +78,7 @@ def test_the_build_takes_the_oldest_jaxlib() -> None:
 
 
 def test_the_compilers_of_other_people() -> None:
-    page = (ROOT / "docs" / "static-report.md").read_text()
+    page = (ROOT / "benchmarks" / "results" / "static-report.md").read_text()
     for name in ("triton", "nvidia-cutlass-dsl"):
         [pinned] = re.findall(
             r"==([\d.]+)", str(requirement(name, EXTRAS["independent"]).specifier)

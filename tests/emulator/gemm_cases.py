@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import emulator
-from jaxbw._src.selection.config import SPAN_BYTES, GemmConfig
+from jaxbw._src.families.family import SPAN_BYTES
+from jaxbw._src.selection.config import GemmConfig
 
 from . import gemm_launch
 from .gemm_launch import ACTIVATIONS, SM90, SM100, Config, Product

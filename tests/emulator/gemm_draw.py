@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxbw._native import Major
+from jaxbw._src.families import FAMILIES
 from jaxbw._src.selection import config as configs
 from jaxbw._src.selection.kernel_table import Kernel
 
@@ -202,7 +203,7 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     pingpong = rng.random() < 0.5
     block_m = (kernel.block_m or 0) * (1 if pingpong else 2)
     block_n = kernel.block_n or 0
-    most = configs.MAX_CLUSTER["sm90"]
+    most = FAMILIES["sm90"].max_cluster
     cluster_k = rng.choice((*(1,) * 4, *range(2, most + 1)))
     cluster = rng.choice([(m, n) for m, n in CLUSTERS if m * n * cluster_k <= most])
     size = cluster[0] * cluster[1] * cluster_k
@@ -217,7 +218,7 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     n = _extent(rng, items // tiles_m // batch, tile_n)
     k = max(1, min(rng.choice(gpu.ks), gpu.work // (batch * m * n)))
     output = rng.choice(tuple(DTYPES))
-    split_k = rng.choice((1, 1, 2, 3, 4, 6, configs.MAX_SPLIT["sm90"]))
+    split_k = rng.choice((1, 1, 2, 3, 4, 6, FAMILIES["sm90"].max_split))
     return Case(
         m=n if swap_ab else m,
         n=m if swap_ab else n,
@@ -241,7 +242,7 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
         raster=rng.choice("mn"),
         store_buffers=rng.choice((1, 2)),
         store=rng.choice(("tma", "tma", "rows")),
-        scheduler=rng.choice(configs.SCHEDULERS["sm90"]),
+        scheduler=rng.choice(FAMILIES["sm90"].schedulers),
         split_k=split_k,
         split_tail=split_k > 1 and rng.random() < 0.5,
         swap_ab=swap_ab,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from jaxbw._src.selection.config import MIN_REDUCED_PARTS, MIN_SHARED_PARTS
+from jaxbw._src.families import FAMILIES
 
 from .gemm_cases import Case, transposed
 
@@ -77,10 +77,11 @@ def _sm90(name: str) -> Iterator[Case]:
     yield replace(base, **FULL)
     yield replace(base, **FULL, swap_ab=True, layout=transposed(layout))
     # Whose parts another launch adds up.
-    many_parts = MIN_REDUCED_PARTS["sm90"]
+    many_parts = FAMILIES["sm90"].min_reduced_parts
     yield replace(base, **FULL, k=64 * many_parts + 8, split_k=many_parts)
     # Whose parts share what is left to do.
-    shared = replace(base, k=64 * MIN_SHARED_PARTS["sm90"], split_k=MIN_SHARED_PARTS["sm90"])
+    few_parts = FAMILIES["sm90"].min_shared_parts
+    shared = replace(base, k=64 * few_parts, split_k=few_parts)
     yield replace(shared, **FULL)
     for output in OUTPUTS:
         yield replace(shared, output=output, store_buffers=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxbw._src.selection.config import MIN_SHARED_PARTS
+from jaxbw._src.families import FAMILIES
 
 from . import mutation
 from .mutation_launches import launches
@@ -22,7 +22,7 @@ def test_mutants_are_found(name: str) -> None:
     among = [*AMONG[name.split("_")[1]], *shared[:SHARED]]
     if "sm90" in name:
         # ... and floats of parts that share what is left to do, through one staging buffer.
-        parts = MIN_SHARED_PARTS["sm90"], 1, "f32"
+        parts = FAMILIES["sm90"].min_shared_parts, 1, "f32"
         cast = [
             i
             for i, case in enumerate(launches(name))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from jaxbw import emulator
-from jaxbw._src.selection.config import MIN_SHARED_PARTS
+from jaxbw._src.families import FAMILIES
 
 from . import gemm_cases, gemm_launch
 from .gemm_cases import Case
@@ -98,9 +98,9 @@ def test_who_is_there_when_all_have_begun_stays() -> None:
 
 def test_from_so_many_parts_on_they_share() -> None:
     """The selection's model knows the kernel's constant."""
-    for parts in (MIN_SHARED_PARTS["sm90"] - 1, MIN_SHARED_PARTS["sm90"]):
+    for parts in (FAMILIES["sm90"].min_shared_parts - 1, FAMILIES["sm90"].min_shared_parts):
         begun = run(replace(CASES["cast"], split_k=parts), 16).counters >> 16
-        assert (begun == (parts if parts == MIN_SHARED_PARTS["sm90"] else 0)).all()
+        assert (begun == (parts if parts == FAMILIES["sm90"].min_shared_parts else 0)).all()
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,14 @@ def test_is_a_drop_in(operand: Operand) -> None:
     np.testing.assert_array_equal(lists, expected)
 
 
+def test_one_dimension_stands_for_itself(operand: Operand) -> None:
+    """lax.dot_general takes `((1, 0), ((), ()))`, too."""
+    lhs, rhs = operand((2, 3)), operand((3, 4))
+    dims: Any = ((1, 0), ((), ()))
+    result = jaxbw.dot_general(lhs, rhs, dims)
+    np.testing.assert_array_equal(result, jax.lax.dot_general(lhs, rhs, dims))
+
+
 def test_dimension_errors_are_those_of_lax(operand: Operand) -> None:
     lhs, rhs = operand((4, 8)), operand((8, 6))
     for dims in ((((0,), (0,)), ((), ())), (((5,), (0,)), ((), ())), (((1,), (0,)), ((0,), ()))):

@@ -31,7 +31,12 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "'sm80'; it is one of kernel, sm100, sm90, xla, emulator, emulator-sm90, or None",
     ),
     (call(implementation=()), ValueError, "implementation is empty"),
+    (call(implementation=3), TypeError, "matmul: implementation is 3; it is one of kernel"),
+    (call(implementation={"xla"}), TypeError, "implementation is {'xla'}; .* a list or tuple"),
+    (lambda: jaxbw.implementation(3), TypeError, "implementation is 3"),  # type: ignore[arg-type]
     (call(activation="tanh"), ValueError, "activation is 'tanh'; it is one of None, 'relu'"),
+    (call(activation=["gelu"]), TypeError, r"activation is \['gelu'\]; it is one of None, 'relu'"),
+    (call(bias=[1.0] * 32), TypeError, "matmul: bias requires ndarray or scalar arguments"),
     (call(bias=jnp.ones(31)), ValueError, r"bias f32\[31\] is not \[32\]"),
     (call(bias=jnp.ones((16, 32))), ValueError, r"bias f32\[16,32\] is no vector; add"),
     (call(bias=jnp.ones(32, int)), TypeError, "bias is int32; cast it"),
@@ -44,6 +49,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(c=[1.0]), TypeError, "requires ndarray or scalar arguments"),
     (call(beta=2), ValueError, "beta is 2 and there is no c"),
     (call(alpha="2"), TypeError, "alpha is '2'; it is a real Python number"),
+    (call(alpha=10**400), ValueError, "matmul: alpha is beyond the range of a float"),
     (call(alpha=jnp.ones(())), TypeError, "alpha is .* a JAX array; .* multiply the array outside"),
     (
         lambda: jax.jit(lambda beta: jaxbw.matmul(X, W, c=X @ W, beta=beta))(2.0),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxbw
+from jaxbw._src import compat
 
 Operand = Callable[..., Any]
 
@@ -65,9 +66,10 @@ def test_promotes_like_jnp(lhs_dtype: str, rhs_dtype: str, operand: Operand) -> 
 
 
 def test_weak_types_are_those_of_jnp() -> None:
-    weak = jnp.full((3, 3), 2.0) if jax.typeof(jnp.full((3, 3), 2.0)).weak_type else None
-    weak = jax.lax.full_like(jnp.ones((3, 3)), 2.0) if weak is None else weak
-    for lhs, rhs in itertools.product([weak, jnp.ones((3, 3), jnp.bfloat16)], repeat=2):
+    weak = compat.convert_element_type(jnp.ones((3, 3)), np.dtype("float32"), True)
+    assert jax.typeof(weak).weak_type
+    others = [jnp.ones((3, 3), dtype) for dtype in (jnp.bfloat16, jnp.int8, bool)]
+    for lhs, rhs in itertools.product([weak, *others], repeat=2):
         assert jax.typeof(jaxbw.matmul(lhs, rhs)) == jax.typeof(jnp.matmul(lhs, rhs))
 
 

@@ -34,6 +34,7 @@ ROOMS = [
     "jaxbw.checkpoint_policies",
     "jaxbw._src.primitives",
     "jaxbw._src.selection",
+    "jaxbw._src.families",
     "jaxbw._src.problem",
     "jaxbw._src.epilogue",
     "jaxbw._src.compat",
@@ -85,10 +86,14 @@ def room(name: str) -> str:
 
 
 def imports(path: Path, *, when_loaded: bool = False) -> set[str]:
-    """The modules of jaxbw that a file imports: anywhere in it, or only as it is loaded."""
+    """The modules of jaxbw that a file imports: anywhere in it, or only as it is loaded.
+
+    What it imports for annotations alone does not count: that is never loaded.
+    """
     known = modules()
     found = set()
     tree = ast.parse(path.read_text())
+    tree.body = [each for each in tree.body if not _is_for_annotations(each)]
     for node in tree.body if when_loaded else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -99,6 +104,10 @@ def imports(path: Path, *, when_loaded: bool = False) -> set[str]:
                 is_module = inner in known or inner == "jaxbw._native"
                 found.add(inner if is_module else node.module or "")
     return {name for name in found if name.split(".")[0] == "jaxbw"}
+
+
+def _is_for_annotations(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
 def test_every_room_has_a_module() -> None:

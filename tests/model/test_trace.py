@@ -2,7 +2,6 @@
 
 import pytest
 
-from jaxbw._src.lab.model import trace
 from jaxbw._src.lab.model.costs import TENSOR, Costs
 from jaxbw._src.lab.model.machine import replayed
 from jaxbw._src.lab.model.memory import Traffic
@@ -15,6 +14,7 @@ from jaxbw.emulator import Report
 from tests.emulator import gemm_launch
 from tests.emulator.gemm_cases import Case
 from tests.emulator.installed import load
+from tests.model import emulator_trace as trace
 
 ITEMS, BLOCKS = 3, 10
 GHZ = 1.5

@@ -82,7 +82,7 @@ def test_a_chosen_configuration_changes_nothing_else() -> None:
     assert "give block_m and block_n" in (configs.refusal(GemmConfig(stages=3), "sm100") or "")
 
 
-# The legal shapes of tcgen05.mma and of its accumulators, as kernel-facts and the contract say.
+# The legal shapes of tcgen05.mma and of its accumulators, by the PTX ISA (section 9.7.16).
 TILES = {
     ("sm90", 1, 128): (32, 64, 96, 128, 160, 192, 256),
     ("sm90", 1, 256): (64, 96, 128),

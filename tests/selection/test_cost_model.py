@@ -477,6 +477,7 @@ def test_there_are_candidates_for_every_layout(family: str, layout: str, gated: 
     if family == "sm100":
         instances: set[tuple[int, ...]] = {(group,) for group in table.cta_group.tolist()}
     else:
-        instances = set(zip(table.team_rows.tolist(), table.block_n.tolist(), strict=True))
+        rows = np.where(table.pingpong, table.block_m, table.block_m // 2)
+        instances = set(zip(rows.tolist(), table.block_n.tolist(), strict=True))
     odd_halves = {(rows, width) for rows, width in ALL["sm90"] if width and width % 128}
     assert instances == ALL[family] - (odd_halves if gated else set())

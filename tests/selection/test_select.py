@@ -15,6 +15,7 @@ import pytest
 import jaxbw
 from jaxbw import _native
 from jaxbw._src.epilogue import IDENTITY, Epilogue
+from jaxbw._src.families import FAMILIES
 from jaxbw._src.primitives.gemm import DATA_TYPES, call_attributes
 from jaxbw._src.problem import reduce_dot_general
 from jaxbw._src.selection import manifest
@@ -22,7 +23,7 @@ from jaxbw._src.selection import select as select_module
 from jaxbw._src.selection.candidates import candidates
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.devices import DEFAULT_TARGETS, TARGETS, Device
+from jaxbw._src.selection.devices import TARGETS, Device
 from jaxbw._src.selection.search import search
 from jaxbw._src.selection.select import select
 from jaxbw._src.selection.tuned_products import SWITCH
@@ -380,9 +381,9 @@ def test_explain_takes_a_device() -> None:
 
 def test_targets() -> None:
     assert [TARGETS[name].sm_count for name in ("B200", "H200", "H100")] == [148, 132, 132]
-    assert {TARGETS[DEFAULT_TARGETS[family]].family for family in DEFAULT_TARGETS} == {
-        "sm90",
-        "sm100",
+    assert {name: TARGETS[family.default_target].family for name, family in FAMILIES.items()} == {
+        "sm90": "sm90",
+        "sm100": "sm100",
     }
     assert Device("A100", (8, 0), 108, 0).family is None
     assert Device("RTX 5090", (12, 0), 170, 0).family is None

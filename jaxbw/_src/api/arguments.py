@@ -2,7 +2,6 @@
 
 import numbers
 import operator
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -55,7 +54,9 @@ def product(
     implementation: Implementation,
     config: GemmConfig | None,
 ) -> ProductArguments:
-    """The arguments of a product; of them only `config` is looked at, whether it is one."""
+    """The arguments of a product; of these two only the types are looked at."""
+    if implementation is not None:
+        implementations.check_type(implementation, call)
     if config is not None and not isinstance(config, GemmConfig):
         raise TypeError(f"{call}: config is {config!r}; it is a jaxbw.GemmConfig or None")
     return ProductArguments(
@@ -72,7 +73,9 @@ def product(
 def terms(
     call: str, alpha: Any, beta: Any, bias_axis: int, activation: str | None
 ) -> EpilogueArguments:
-    """The arguments of an epilogue; of them only the factors are looked at."""
+    """The arguments of an epilogue; whether there is such an activation is asked later."""
+    if activation is not None and not isinstance(activation, str):
+        raise TypeError(f"{call}: activation is {activation!r}; {_activations()}")
     return EpilogueArguments(
         _number(call, "alpha", alpha), _number(call, "beta", beta), bias_axis, activation
     )
@@ -93,10 +96,11 @@ def product_params(given: ProductArguments) -> dict[str, Any]:
 
 
 def dimension_numbers(given: Any) -> DimensionNumbers:
-    """A `dimension_numbers` argument as tuples of integers."""
+    """A `dimension_numbers` argument as tuples of integers; one dimension may stand for itself."""
 
-    def integers(dims: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(operator.index(dim) for dim in dims)
+    def integers(dims: Any) -> tuple[int, ...]:
+        given = dims if np.iterable(dims) else (dims,)
+        return tuple(operator.index(dim) for dim in given)
 
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = given
     return (
@@ -136,8 +140,11 @@ def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogu
 def check_activation(call: str, activation: str | None) -> None:
     """Raises where there is no such activation."""
     if activation not in ACTIVATIONS:
-        names = ", ".join(repr(name) for name in ACTIVATIONS)
-        raise ValueError(f"{call}: activation is {activation!r}; it is one of {names}")
+        raise ValueError(f"{call}: activation is {activation!r}; {_activations()}")
+
+
+def _activations() -> str:
+    return f"it is one of {', '.join(map(repr, ACTIVATIONS))}"
 
 
 def check_gated(call: str, operands: Operands) -> None:
@@ -209,14 +216,17 @@ def _number(call: str, name: str, value: Any) -> float:
         )
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{call}: {name} is {value!r}; it is a real Python number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{call}: {name} is beyond the range of a float") from None
 
 
 def _check_config(call: str, names: tuple[str, ...] | None, config: GemmConfig | None) -> None:
     """A configuration that no kernel could ever run is an error even where XLA would serve."""
     if config is None:
         return
-    families = implementations.families(names or FAMILIES)
+    families = implementations.kernel_families(names or FAMILIES)
     reasons = {family: configs.refusal(config, family) for family in families}
     if reasons and all(reasons.values()):
         listed = "; ".join(f"{family}: {reason}" for family, reason in reasons.items())

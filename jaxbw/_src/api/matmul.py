@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments, fused
@@ -221,8 +220,8 @@ def _matmul(
     given = given._replace(dimension_numbers=plan.dimension_numbers)
     weak_type = False
     if given.preferred_element_type is None:
-        given = given._replace(preferred_element_type=jnp.result_type(lhs, rhs))
-        weak_type = jax.typeof(lhs).weak_type and jax.typeof(rhs).weak_type
+        dtype, weak_type = compat.result_type(lhs, rhs)
+        given = given._replace(preferred_element_type=dtype)
     params = arguments.product_params(given)
     planned = operands_of(call, plan, operands)
     product = plan.result(_product(call, planned, epilogue, params, recompute=recompute))
@@ -310,5 +309,8 @@ def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, 
                 break
         else:
             return *factors, *others
-    arrays = [None if x is None else compat.ensure_arraylike(call, x)[0] for x in others]
+    arrays = [
+        None if x is None else compat.ensure_arraylike(f"{call}: {name}", x)[0]
+        for name, x in zip(Operands._fields[6 - len(others) :], others, strict=True)
+    ]
     return originals.untransposed(Operands(*compat.ensure_arraylike(call, *factors), *arrays))

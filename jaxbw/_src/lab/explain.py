@@ -15,9 +15,8 @@ from jaxbw._src.primitives import serve
 from jaxbw._src.problem import GemmProblem, Operands
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.choice import Choice
-from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.config import CANONICAL_M, GemmConfig
 from jaxbw._src.selection.devices import Device
-from jaxbw._src.selection.eligibility import CANONICAL_M
 from jaxbw._src.selection.implementations import Implementation
 from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.workload import workload

@@ -26,7 +26,7 @@ from jaxbw._src import compat
 from jaxbw._src.problem import GemmProblem, Operands, Reduction
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.choice import Choice
-from jaxbw._src.selection.eligibility import CANONICAL_M
+from jaxbw._src.selection.config import CANONICAL_M
 
 # The number counts changes of attributes, operands or results: a program that was compiled or
 # exported for another number is not run in their stead.

@@ -138,7 +138,7 @@ def lower(
     if choice.implementation == "xla":
         if implementation is None and policy.target is None:
             _warn_once(device)
-        return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
+        return _xla_operations(ctx, operands, on_xla)
     return mlir.lower_fun(on_kernel(reduced, choice), multiple_results=True)(ctx, *operands)
 
 
@@ -174,7 +174,12 @@ def _lower_to_xla(
             f"jaxbw(implementation={names!r}): {product}: {reason}.\n{WAY_OUT}"
         )
     log.once(lambda: f"{reduction().problem}: xla: {reason}")
-    return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
+    return _xla_operations(ctx, operands, on_xla)
+
+
+def _xla_operations(ctx: Any, operands: Sequence[Any], on_xla: Callable[..., Any]) -> Any:
+    with compat.without_error_checks():
+        return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
 
 
 def _warn_once(device: devices.Device | None) -> None:

@@ -14,45 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxbw._native import Major
+from jaxbw._src.families import FAMILIES
+from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection import config as configs
-from jaxbw._src.selection.config import SPAN_BYTES, GemmConfig
+from jaxbw._src.selection.config import GemmConfig
 
 Integers = NDArray[np.int64]
 
-# (block_m, cta_group) -> block_n. Steps of 16 where the tile is the usual one: against wave
-# quantisation. Few where it is for a purpose: 64 rows for small products, the tall ones, which fill
-# Tensor Memory, for few loads.
-_SM100_TILES = {
-    (256, 2): range(32, 257, 16),
-    (128, 1): range(16, 257, 16),
-    (64, 1): (8, 16, 24, 32, 48, 64, 96, 128),
-    (512, 2): (128, 160, 192, 224, 256),
-    (256, 1): (128, 192, 256),
-    (128, 2): (64, 128, 192, 256),
-}
-# (block_m, pingpong) -> block_n.
-_SM90_TILES = {
-    (128, False): (256, 192, 160, 128, 96, 64, 32),
-    (256, False): (128,),
-    (128, True): (128, 64),
-    (64, True): (192, 160, 128, 96, 64, 32),
-}
-# By family and cta_group: CTAs along m, n and k.
-_CLUSTERS = {
-    ("sm90", 1): (
-        *((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 1, 1), (1, 4, 1), (4, 2, 1), (2, 4, 1)),
-        *((1, 1, 2), (1, 1, 4), (1, 1, 8), (2, 1, 2), (1, 2, 2), (2, 1, 4), (1, 2, 4)),
-    ),
-    ("sm100", 1): ((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1)),
-    ("sm100", 2): ((2, 1, 1), (2, 2, 1), (4, 1, 1), (4, 2, 1)),
-}
-_SPLITS = {
-    "sm90": (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 15, 16, 22, 24, 30, 32, 48, 64),
-    "sm100": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
-}
 _TAIL_SPLITS = (2, 3, 4)  # one wave of sums at most: L2 keeps it
-# Several spans in a stage pay where a tile's are small: at most so many bytes per CTA and span.
-_SPANS = {1: 2**20, 2: 16 * 1024, 4: 12 * 1024}
 
 
 @dataclass(frozen=True)
@@ -77,11 +46,6 @@ class Candidates:
     def ctas(self) -> Integers:
         """CTAs of a cluster."""
         return self.cluster_m * self.cluster_n * self.cluster_k
-
-    @property
-    def team_rows(self) -> Integers:
-        """`GemmConfig.team_rows`."""
-        return np.where(self.pingpong, self.block_m, self.block_m // 2)
 
     def __len__(self) -> int:
         return len(self.block_m)
@@ -153,7 +117,8 @@ def candidates(
     bases = Candidates.of(legal, family, itemsize)
     if whole:
         return bases
-    splits = [(split, 0) for split in _SPLITS[family]] + [(split, 1) for split in _TAIL_SPLITS]
+    splits = [(split, 0) for split in FAMILIES[family].splits]
+    splits += [(split, 1) for split in _TAIL_SPLITS]
     rows = bases.take(np.tile(np.arange(len(bases)), len(splits)))
     split_k, split_tail = (np.repeat(column, len(bases)) for column in np.array(splits).T)
     rows = replace(rows, split_k=split_k, split_tail=split_tail)
@@ -162,11 +127,12 @@ def candidates(
 
 def _bases(family: str, itemsize: int, swap_ab: bool) -> Iterator[GemmConfig]:
     """Every tile in every cluster, unsplit."""
-    for tile, cta_group, pingpong in _tiles(family):
+    of = FAMILIES[family]
+    for tile, cta_group, pingpong in of.tiles():
         bytes_per_span = sum(tile) // cta_group * SPAN_BYTES
-        for cluster in _CLUSTERS[family, cta_group]:
-            for spans, limit in _SPANS.items():
-                if bytes_per_span <= limit and (spans == 1 or family == "sm100"):
+        for cluster in of.clusters[cta_group]:
+            for spans, limit in of.stage_spans.items():
+                if bytes_per_span <= limit:
                     yield GemmConfig(
                         *tile,
                         block_k=spans * SPAN_BYTES // itemsize,
@@ -176,17 +142,6 @@ def _bases(family: str, itemsize: int, swap_ab: bool) -> Iterator[GemmConfig]:
                         pingpong=pingpong,
                         swap_ab=swap_ab,
                     )
-
-
-def _tiles(family: str) -> Iterator[tuple[tuple[int, int], int, bool]]:
-    """Tiles with their cta_group and schedule, wide ones first."""
-    if family == "sm90":
-        for (block_m, pingpong), widths in _SM90_TILES.items():
-            yield from (((block_m, width), 1, pingpong) for width in widths)
-        return
-    for (block_m, cta_group), steps in _SM100_TILES.items():
-        for width in sorted(steps, reverse=True):
-            yield (block_m, width), cta_group, False
 
 
 def _row(c: GemmConfig, family: str, itemsize: int) -> tuple[int, ...]:

@@ -4,33 +4,23 @@ The runtime mirrors these rules (cuda/host/gemm_rules.cc) for what would be unsa
 shared memory come from there, `_native.max_stages` and `min_stages`, so they are stated once.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from jaxbw import _native
 from jaxbw._native import Major
+from jaxbw._src.families import FAMILIES
+from jaxbw._src.families.family import MAX_SPANS, SPAN_BYTES
 
-SPAN_BYTES = 128  # hardware: one span of the 128-byte swizzle
-MAX_CLUSTER = {"sm90": 8, "sm100": 16}  # CTAs; above 8 with the non-portable attribute
-CLUSTER_K = {"sm90": (1, 2, 4, 8), "sm100": (1,)}
-MAX_SPLIT = {"sm90": 64, "sm100": 16}
-# From so many parts on all that are still there share what is left to do (cuda/gemm/split_k.h).
-MIN_SHARED_PARTS = {"sm90": 5, "sm100": MAX_SPLIT["sm100"] + 1}
-# From so many parts on a launch of its own adds them up (reduces_apart in cuda/host/gemm_rules.cc).
-MIN_REDUCED_PARTS = {"sm90": 12, "sm100": MAX_SPLIT["sm100"] + 1}
 MAX_SWIZZLE = 16
-SCHEDULERS = {"sm90": ("static", "none"), "sm100": ("clc", "static", "none")}  # the default first
-DYNAMIC = {"sm90": "none", "sm100": "clc"}  # which of them "dynamic" stands for
-# block_m of sm100 by cta_group. The largest is two MMA tiles that share B and fill Tensor Memory.
-BLOCK_M = {1: (64, 128, 256), 2: (128, 256, 512)}
-# sm90: rows of a multiplying warpgroup, and the widths that kernels are compiled for.
-SM90_TEAM_ROWS = (64, 128)
-SM90_WIDTHS = {64: (32, 64, 96, 128, 160, 192, 256), 128: (64, 96, 128)}
+# What a batch-invariant choice is made for, whatever m is: between decoding and prefilling.
+CANONICAL_M = 1024
 _SLICE_ROWS = 16  # of accumulators, that a warp of sm90 has together
 _SWIZZLE_ROWS = 8  # rows that the 128-byte swizzle permutes together
-_MAX_SPANS = 4
 _MAY_BE_NONE = ("block_m", "block_n", "block_k", "stages", "accumulators", "scheduler")
+_SCHEDULERS = tuple(dict.fromkeys(itertools.chain(*(f.schedulers for f in FAMILIES.values()))))
 _OF_ANY_TILE = ("scheduler", "batch_invariant")  # what may be given without a tile
 # What is printed of a configuration only where it is not the default.
 _RARE = (
@@ -126,8 +116,8 @@ class GemmConfig:
     def scheduler_on(self, family: str) -> str:
         """The scheduler of a launch."""
         if self.scheduler == "dynamic":
-            return DYNAMIC[family]
-        return self.scheduler or SCHEDULERS[family][0]
+            return FAMILIES[family].dynamic
+        return self.scheduler or FAMILIES[family].schedulers[0]
 
     @property
     def for_gradients(self) -> "GemmConfig | None":
@@ -202,8 +192,7 @@ def refusal(config: GemmConfig, family: str) -> str | None:
     if config.block_m is None or config.block_n is None:
         missing = "block_m" if config.block_m is None else "block_n"
         return f"{missing} is None: give both of block_m and block_n, or neither"
-    faults = (_sm100_faults if family == "sm100" else _sm90_faults)(config)
-    return next(faults, None) or next(_common_faults(config, family), None)
+    return next(FAMILIES[family].faults(config), None) or next(_common_faults(config, family), None)
 
 
 def layout_refusal(
@@ -229,11 +218,11 @@ def layout_refusal(
     """
     span = SPAN_BYTES // itemsize
     if config.block_k is not None and (
-        config.block_k % span or not 1 <= config.block_k // span <= _MAX_SPANS
+        config.block_k % span or not 1 <= config.block_k // span <= MAX_SPANS
     ):
         return (
             f"block_k is {config.block_k}; operands of {itemsize} bytes take multiples of {span} "
-            f"up to {_MAX_SPANS * span}, or None for {span}"
+            f"up to {MAX_SPANS * span}, or None for {span}"
         )
     block_k = config.block_k or span
     if k is not None and config.split_k * config.cluster_k > (parts := -(-k // block_k)):
@@ -259,7 +248,7 @@ def layout_refusal(
     k_rows = config.k_spans(itemsize) * span
     # Of a gated product the two right operands are loaded apart: by a CTA both, by a pair one each.
     columns = block_n // 2 if gated else block_n // group
-    step = span // 2 if family == "sm90" else span  # of what an MN-major tile is wide
+    step = FAMILIES[family].column_span // itemsize
     return _box_refusal(
         "rhs" if config.swap_ab else "lhs", majors[0], block_m // group, cluster_n, k_rows, step
     ) or _box_refusal(
@@ -283,7 +272,7 @@ def _type_fault(name: str, value: object) -> str | None:
     if name == "raster":
         return None if value in ("m", "n") else '"m" or "n"'
     if name == "scheduler":
-        known = (*SCHEDULERS["sm100"], "dynamic")
+        known = (*_SCHEDULERS, "dynamic")
         return None if value in known else f"{', '.join(map(repr, known))} or None"
     return None if _is_integer(value) else "an integer"
 
@@ -292,64 +281,9 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _sm90_faults(c: GemmConfig) -> Iterator[str]:
-    block_m, block_n = c.tile
-    if c.cta_group != 1:
-        yield f"cta_group is {c.cta_group}; sm90 takes 1"
-    rows = SM90_TEAM_ROWS if c.pingpong else tuple(2 * rows for rows in SM90_TEAM_ROWS)
-    if block_m not in rows:
-        yield f"block_m is {block_m}; sm90 takes {rows[0]} or {rows[1]} with pingpong {c.pingpong}"
-    elif block_n not in (widths := SM90_WIDTHS[c.team_rows]):
-        yield f"block_n is {block_n}; sm90 takes {', '.join(map(str, widths))} here"
-    if c.block_k not in (None, SPAN_BYTES // 2):
-        yield f"block_k is {c.block_k}; sm90 kernels have {SPAN_BYTES // 2}"
-    if c.accumulators not in (None, 1):
-        yield f"accumulators is {c.accumulators}; sm90 has 1, in registers"
-    if not c.operand_swizzle:
-        yield "operand_swizzle is False; sm90 operands are always swizzled"
-
-
-def _sm100_faults(c: GemmConfig) -> Iterator[str]:
-    block_m, block_n = c.tile
-    if c.cta_group not in BLOCK_M:
-        yield f"cta_group is {c.cta_group}; sm100 takes 1 or 2"
-        return
-    heights = BLOCK_M[c.cta_group]
-    if block_m not in heights:
-        listed = ", ".join(map(str, heights[:-1])) + f" or {heights[-1]}"
-        yield f"block_m is {block_m}; cta_group {c.cta_group} computes {listed} rows"
-    step, least = column_step(block_m, c.cta_group)
-    if block_n % step or not least <= block_n <= 256:
-        yield (
-            f"block_n is {block_n}; {block_m} rows with cta_group {c.cta_group} take multiples of "
-            f"{step} from {least} to 256"
-        )
-    if c.pingpong:
-        yield "pingpong is True; it is for sm90"
-    if c.accumulators not in (None, 1, 2):
-        yield f"accumulators is {c.accumulators}; it is 1 or 2"
-    if c.accumulators == 1 and block_m == heights[-1]:
-        yield f"accumulators is 1; a tile of {block_m} rows fills both: leave it None"
-    if not c.operand_swizzle and c.cluster != (1, 1):
-        yield f"cluster is {c.cluster}; without operand_swizzle it is (1, 1)"
-    if c.block_k is not None and (c.block_k % 32 or not 32 <= c.block_k <= 64 * _MAX_SPANS):
-        yield (
-            f"block_k is {c.block_k}; it is 1 to {_MAX_SPANS} spans: multiples of 64 elements of "
-            "16 bits or of 32 of f32"
-        )
-
-
-def column_step(block_m: int, cta_group: int) -> tuple[int, int]:
-    """The step and the least of block_n on sm100 (PTX 9.7.16.2.1, and the epilogue's slices)."""
-    if (block_m, cta_group) == (64, 1):
-        return 8, 8
-    # Each CTA's epilogue warps hold half of the columns each: PTX 9.7.16.10.5, M = 128 of a pair.
-    return (32, 32) if (block_m, cta_group) == (128, 2) else (16, 16)
-
-
 def _common_faults(c: GemmConfig, family: str) -> Iterator[str]:
     cluster_m, cluster_n = c.cluster
-    most = MAX_CLUSTER[family]
+    most = FAMILIES[family].max_cluster
     if cluster_m < 1 or cluster_n < 1 or cluster_m * cluster_n > most:
         yield f"cluster is {c.cluster}; on {family} it has 1 to {most} CTAs"
     elif cluster_m % c.cta_group:
@@ -359,8 +293,8 @@ def _common_faults(c: GemmConfig, family: str) -> Iterator[str]:
         yield reason
     if not 1 <= c.swizzle <= MAX_SWIZZLE:
         yield f"swizzle is {c.swizzle}; it is 1 to {MAX_SWIZZLE}"
-    if not 1 <= c.split_k <= MAX_SPLIT[family]:
-        yield f"split_k is {c.split_k}; on {family} it is 1 to {MAX_SPLIT[family]}"
+    if not 1 <= c.split_k <= (parts := FAMILIES[family].max_split):
+        yield f"split_k is {c.split_k}; on {family} it is 1 to {parts}"
     if c.split_tail and c.split_k == 1:
         yield "split_tail is True and split_k 1: say into how many parts, 2 or more"
     if c.store_buffers not in (1, 2):
@@ -371,16 +305,16 @@ def _common_faults(c: GemmConfig, family: str) -> Iterator[str]:
 
 
 def _scheduler_faults(c: GemmConfig, family: str) -> Iterator[str]:
-    if c.scheduler_on(family) not in SCHEDULERS[family]:
-        listed = " or ".join(map(repr, (*SCHEDULERS[family], "dynamic")))
+    if c.scheduler_on(family) not in (known := FAMILIES[family].schedulers):
+        listed = " or ".join(map(repr, (*known, "dynamic")))
         yield f"scheduler is {c.scheduler!r}; {family} takes {listed}"
 
 
 def _cluster_k_faults(c: GemmConfig, family: str) -> Iterator[str]:
-    if c.cluster_k not in CLUSTER_K[family]:
-        listed = ", ".join(map(str, CLUSTER_K[family]))
+    if c.cluster_k not in (known := FAMILIES[family].cluster_k):
+        listed = ", ".join(map(str, known))
         yield f"cluster_k is {c.cluster_k}; {family} takes {listed}"
-    elif (ctas := math.prod(c.cluster) * c.cluster_k) > (most := MAX_CLUSTER[family]):
+    elif (ctas := math.prod(c.cluster) * c.cluster_k) > (most := FAMILIES[family].max_cluster):
         yield f"cluster {c.cluster} with cluster_k {c.cluster_k} has {ctas} CTAs; up to {most}"
     elif c.cluster_k > 1 and c.tile[0] % (c.cluster_k * _SLICE_ROWS):
         yield (
@@ -399,7 +333,7 @@ def _cluster_k_faults(c: GemmConfig, family: str) -> Iterator[str]:
 
 def _stages_refusal(c: GemmConfig, family: str, itemsize: int) -> str | None:
     spans = c.k_spans(itemsize)
-    if not 1 <= spans <= _MAX_SPANS:
+    if not 1 <= spans <= MAX_SPANS:
         return None  # block_k is for operands of another size
     deepest = max_stages(c, family, itemsize)
     if not deepest:
@@ -421,9 +355,7 @@ def _gated_refusal(c: GemmConfig, family: str) -> str | None:
         return "a gated product in 128 rows of a pair; take block_m 256, or cta_group 1"
     if block_n % 32:
         return f"block_n is {block_n}; a gated product takes multiples of 32, half of it the gate"
-    if family == "sm90" and block_n % 128:  # TMA brings an MN-major half in columns of 64
-        return f"block_n is {block_n}; a gated product on sm90 takes 128 or 256"
-    return None
+    return FAMILIES[family].gated_fault(c)
 
 
 def _box_refusal(

@@ -12,14 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxbw._native import Major
+from jaxbw._src.families import FAMILIES
+from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection.candidates import Candidates, Integers
-from jaxbw._src.selection.config import (
-    MAX_CLUSTER,
-    MIN_REDUCED_PARTS,
-    MIN_SHARED_PARTS,
-    SPAN_BYTES,
-    GemmConfig,
-)
+from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.workload import Workload
 
@@ -32,11 +28,8 @@ STAGING_BUFFERS = 2  # of a warp of sm90, or of sm100: what is stored of a tile 
 _CAST = 2  # bytes of an element that a team may keep, rounded
 _MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
 _FULL_ROWS = 128  # of an MMA on sm100, in one CTA; 64 take as long
-_MMA_ROWS = {"sm90": 64, "sm100": _FULL_ROWS}  # hardware: of one instruction, in one CTA
 _MAX_GRID = 2**31 - 1  # hardware: CTAs along x
 _CLOCK_STEPS = 3  # of the fixed point of clock and utilisation
-# Columns that a warp stores at a time, the first that divides its tile's.
-_CHUNKS = {"sm90": (64, 32), "sm100": (64, 32, 16)}
 # Of sm90: a warp's rows of a tile of so many are a slice, and parts share its chunks of columns.
 _SLICES_HIGH, _SLICE_COLUMNS = 128, 32
 
@@ -125,7 +118,7 @@ def grid(work: Workload, machine: Machine, table: Candidates) -> Grid:
     cluster_columns = table.cluster_n * (table.block_n // 2 if work.gated else table.block_n)
     tiles_m, tiles_n = _ceil(work.m, cluster_rows), _ceil(work.n, cluster_columns)
     tiles = tiles_m * tiles_n * work.batch
-    sizes = range(MAX_CLUSTER["sm100"] + 1)
+    sizes = range(FAMILIES[machine.family].max_cluster + 1)
     by_size = np.array([machine.resident_clusters(max(1, size)) for size in sizes])
     resident = by_size[table.ctas]
     split = np.where(table.split_k > 1, tiles, 0)
@@ -362,7 +355,7 @@ def _at(machine: Machine, table: Candidates, parts: _Parts, ghz: Floats) -> Cost
 
 def memset_us(machine: Machine, config: GemmConfig) -> float:
     """Microseconds of clearing the counters of split tiles, which CUPTI leaves out of a call."""
-    counted = 1 < config.split_k < MIN_REDUCED_PARTS[machine.family]
+    counted = 1 < config.split_k < FAMILIES[machine.family].min_reduced_parts
     return machine.memset_ns / 1000 if counted else 0.0
 
 
@@ -421,7 +414,7 @@ class _Stage:
 def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> _Stage:
     """An instruction takes so many cycles per column, whatever its rows: 64 rows of sm100 run at
     half the rate of 128. It reads its operands from shared memory, which bounds narrow ones."""
-    height = _MMA_ROWS[machine.family]
+    height = FAMILIES[machine.family].mma_rows
     steps = table.k_spans * (SPAN_BYTES // _MMA_BYTES)
     mmas = steps * np.maximum(cut.rows // height, 1)
     columns = table.block_n / table.cta_group
@@ -566,6 +559,7 @@ def _epilogues(
     work: Workload, machine: Machine, table: Candidates, cut: Grid
 ) -> tuple[_Epilogue, _Epilogue]:
     """Of a tile, and of a part of one, which leaves its sums in memory."""
+    in_tensor_memory = FAMILIES[machine.family].has_tensor_memory
     of_team = _of_team(table)
     # Columns are stored one by one, those of the matrix; rows and boxes whole.
     swapped = work.swapped
@@ -576,13 +570,13 @@ def _epilogues(
         slow = 1 + swapped * (machine.columns_slowdown - 1)
         slow += (not work.tma_rows) * (machine.rows_slowdown - 1)
         out = held = elements * slow / machine.epilogue_elements_per_cycle
-    elif machine.family == "sm90":
+    elif not in_tensor_memory:
         out, held = _by_teams(machine, work, table, cut)
         out, held = out / table.cluster_k, held / table.cluster_k
     else:
         out, held = _through_tensor_memory(machine, work.output_size, table, cut)
     beside = np.full(len(table), work.activated * machine.activation_cycles)
-    if machine.family == "sm90":  # general_cycles has the activation in it
+    if not in_tensor_memory:  # general_cycles has the activation in it
         in_line = (table.cluster_m == 1) | (table.cluster_n == 1)
         in_ring = work.residual_by_tma & in_line & (table.cluster_k * table.split_k == 1)
         general = (work.general & ~in_ring) | (work.activated & (table.cluster_k > 1))
@@ -596,7 +590,7 @@ def _epilogues(
     share_ns = np.where(table.cluster_k > 1, machine.cluster_sum_ns, 0.0)
     leaving = sums / machine.epilogue_bytes_per_cycle * of_team
     alone = out + results * beside + share
-    if machine.family == "sm90":
+    if not in_tensor_memory:
         waiting = held + results * beside + share
         left = _Time(leaving)
         return _Epilogue(_Time(alone, share_ns), _Time(waiting, share_ns)), _Epilogue(left, left)
@@ -626,8 +620,8 @@ def _by_teams(
     sharing = np.where(pingpong, 1, TEAMS)
     columns = table.block_n // 2 if work.gated else table.block_n
     width = _chunk(machine.family, work.output_size, columns)
-    count = columns / width * (cut.rows // _MMA_ROWS["sm90"]) / sharing
-    size = _MMA_ROWS["sm90"] * width * work.output_size
+    count = columns / width * (cut.rows // FAMILIES[machine.family].mma_rows) / sharing
+    size = FAMILIES[machine.family].mma_rows * width * work.output_size
     filling, leaving = size / machine.stage_bytes_per_cycle, size / machine.store_bytes_per_cycle
     box = filling + machine.chunk_cycles + machine.tma_issue_cycles
     # Two buffers: the one is filled while the other is read.
@@ -664,7 +658,7 @@ def _through_tensor_memory(
 
 def _chunk(family: str, output_size: int, columns: Integers) -> Integers:
     """Columns that a warp stores at a time: the widest that divide a tile's, and fit into a row."""
-    widths = [width for width in _CHUNKS[family] if width * output_size <= SPAN_BYTES]
+    widths = [width for width in FAMILIES[family].chunks if width * output_size <= SPAN_BYTES]
     return np.select([columns % width == 0 for width in widths], widths, widths[-1])
 
 
@@ -687,7 +681,7 @@ def _period(
 ) -> Floats:
     """Nanoseconds from one tile to the next, of a CTA that has several."""
     cycle, commit = epilogue.cycle, stage.commit * epilogue.cycle
-    if machine.family == "sm100":
+    if FAMILIES[machine.family].has_tensor_memory:
         handed = epilogue.held + commit + stage.handover * cycle
         waits = np.where(epilogue.held > 0, handed, 0.0)
         return np.asarray(np.maximum(together + waits, epilogue.alone))
@@ -705,13 +699,13 @@ def _split(machine: Machine, table: Candidates, cut: Grid) -> _Time:
     by all SMs."""
     sums = cut.rows * table.block_n * 4.0  # bytes
     one = sums * _of_team(table) / machine.epilogue_bytes_per_cycle
-    shared = table.split_k >= MIN_SHARED_PARTS[machine.family]
+    shared = table.split_k >= FAMILIES[machine.family].min_shared_parts
     chunks = np.maximum(cut.rows // _SLICES_HIGH * table.block_n // _SLICE_COLUMNS, 1)
     readers = np.where(shared, np.minimum(table.split_k, chunks), 1)
     rounds = cut.part_rounds * (1 + table.split_k / readers)
     ctas = cut.parts * table.cluster_m * table.cluster_n
     reduced = ctas * sums / machine.reduce_bytes_per_ns + machine.reduce_ns
-    apart = table.split_k >= MIN_REDUCED_PARTS[machine.family]
+    apart = table.split_k >= FAMILIES[machine.family].min_reduced_parts
     counted = machine.split_ns + machine.memset_ns
     return _Time(np.where(apart, cut.part_waves, rounds) * one, np.where(apart, reduced, counted))
 

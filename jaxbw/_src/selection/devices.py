@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import jax
 
 from jaxbw import _native
+from jaxbw._src.families import FAMILIES
 from jaxbw._src.selection.machine import Machine, machine_for, machines
-
-_FAMILIES = {9: "sm90", 10: "sm100"}  # by the major number of the compute capability
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,9 @@ class Device:
     @property
     def family(self) -> str | None:
         """The kernels it runs, "sm90" or "sm100"; None where there are none for it."""
-        if self.compute_capability in ((9, 0), (10, 0), (10, 3)):
-            return _FAMILIES[self.compute_capability[0]]
+        for family in FAMILIES.values():
+            if self.compute_capability in family.capabilities:
+                return family.name
         return None
 
     @property
@@ -53,9 +53,6 @@ TARGETS = {
         Device("H100", (9, 0), machines()["H100"].sm_count, 80 * 2**30),
     )
 }
-
-# What a strict implementation is compiled for on a machine without a GPU, when no target is named.
-DEFAULT_TARGETS = {"sm100": "B200", "sm90": "H200"}
 
 _target = jax.make_user_context(None)
 
@@ -114,7 +111,7 @@ def resolve(target_name: str | None, family: str | None = None) -> Device | None
         return TARGETS[target_name]
     if (device := running_device()) is not None:
         return device
-    return TARGETS[DEFAULT_TARGETS[family]] if family is not None else None
+    return TARGETS[FAMILIES[family].default_target] if family is not None else None
 
 
 def for_family(device: Device | None, family: str) -> Device:
@@ -124,7 +121,7 @@ def for_family(device: Device | None, family: str) -> Device:
     """
     if device is not None and device.family == family and device in TARGETS.values():
         return device
-    return TARGETS[DEFAULT_TARGETS[family]]
+    return TARGETS[FAMILIES[family].default_target]
 
 
 def _driver_problem() -> str | None:

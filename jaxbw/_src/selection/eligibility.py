@@ -7,20 +7,12 @@ from jax import lax
 from jax.errors import InconclusiveDimensionOperation
 
 from jaxbw._native import Major
+from jaxbw._src.families import FAMILIES
+from jaxbw._src.families.family import BF16, F16, F32
 from jaxbw._src.problem import GemmProblem, describe
+from jaxbw._src.selection.config import CANONICAL_M
 
-_BF16 = np.dtype("bfloat16")  # registered by ml_dtypes, which jax imports
-_F16, _F32 = np.dtype("float16"), np.dtype("float32")
-
-# The `input` of the kernels that take a dtype, by family: see kernel_table.py.
-INPUTS = {
-    "sm90": {_BF16: "bf16", _F16: "f16"},
-    "sm100": {_BF16: "16bit", _F16: "16bit", _F32: "tf32"},
-}
-OUTPUTS = (_BF16, _F16, _F32)
-
-# What a batch-invariant choice is made for, whatever m is: between decoding and prefilling.
-CANONICAL_M = 1024
+OUTPUTS = (BF16, F16, F32)
 
 ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
 _MAX_EXTENT = 2**31  # TMA coordinates are int32
@@ -29,10 +21,10 @@ _MAX_STRIDE = 2**40  # bytes: CUtensorMap
 # Algorithms that kernels implement: exact products of the inputs (or of their TF32 roundings),
 # float32 sums. The inputs must already be of the dtype that the algorithm would convert them to.
 _ALGORITHMS = {
-    lax.DotAlgorithmPreset.DEFAULT: (_BF16, _F16, _F32),
-    lax.DotAlgorithmPreset.BF16_BF16_F32: (_BF16,),
-    lax.DotAlgorithmPreset.F16_F16_F32: (_F16,),
-    lax.DotAlgorithmPreset.TF32_TF32_F32: (_F32,),
+    lax.DotAlgorithmPreset.DEFAULT: (BF16, F16, F32),
+    lax.DotAlgorithmPreset.BF16_BF16_F32: (BF16,),
+    lax.DotAlgorithmPreset.F16_F16_F32: (F16,),
+    lax.DotAlgorithmPreset.TF32_TF32_F32: (F32,),
 }
 
 
@@ -63,7 +55,7 @@ def repacked(problem: GemmProblem) -> tuple[str, ...]:
 
 def effective_major(dtype: np.dtype[Any], major: Major) -> Major:
     """The layout of an operand when the product's kernel sees it."""
-    return Major.K if dtype == _F32 else major
+    return Major.K if dtype == F32 else major
 
 
 def _needs_repack(dtype: np.dtype[Any], shape: tuple[int, int, int], major: Major) -> bool:
@@ -78,8 +70,8 @@ def _type_refusal(p: GemmProblem, family: str) -> str | None:
             f"the operands have different dtypes, {p.lhs_dtype} and {p.rhs_dtype}; "
             "cast them to one of bfloat16, float16"
         )
-    if p.lhs_dtype not in INPUTS[family]:
-        *some, last = (dtype.name for dtype in INPUTS[family])
+    if p.lhs_dtype not in (inputs := FAMILIES[family].inputs):
+        *some, last = (dtype.name for dtype in inputs)
         return f"the operands are {p.lhs_dtype}; {family} kernels take {', '.join(some)} and {last}"
     arrays = {
         "result": p.output,
@@ -102,11 +94,11 @@ def _precision_refusal(p: GemmProblem) -> str | None:
     ):
         return (
             f"precision is {p.precision}; kernels multiply {p.lhs_dtype} "
-            f"{'as TF32' if p.lhs_dtype == _F32 else 'exactly'} and sum in float32: "
+            f"{'as TF32' if p.lhs_dtype == F32 else 'exactly'} and sum in float32: "
             "precision=None asks for that"
         )
     # Products of 16-bit floats are exact in float32, and so are summed: every lax.Precision holds.
-    if p.lhs_dtype == _F32 and not asks_for_default(p.precision):
+    if p.lhs_dtype == F32 and not asks_for_default(p.precision):
         return (
             f"precision is {p.precision} and the operands are float32; kernels multiply them as "
             "TF32, which is precision=None or DEFAULT"

@@ -1,11 +1,15 @@
 """Which kernels this installation has: jaxbw/kernels/manifest.json, written by the build."""
 
+from __future__ import annotations
+
 import json
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jaxbw._src.selection.kernel_table import Kernel
+if TYPE_CHECKING:
+    from jaxbw._src.selection.kernel_table import Kernel
 
 _VERSION = 2  # of the format, see cuda/kernels/generate.py
 
@@ -22,6 +26,8 @@ def kernels() -> tuple[Kernel, ...]:
     Raises:
       ImportError: the manifest is of another version of jaxbw.
     """
+    from jaxbw._src.selection.kernel_table import Kernel
+
     path = directory() / "manifest.json"
     if not path.is_file():
         return ()

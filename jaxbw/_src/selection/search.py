@@ -5,6 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from jaxbw._src.families import FAMILIES
+from jaxbw._src.families.family import SPAN_BYTES, InstanceKey
 from jaxbw._src.selection import config as configs
 from jaxbw._src.selection.candidates import Candidates, Integers, candidates
 from jaxbw._src.selection.config import ANY, GemmConfig
@@ -14,7 +16,7 @@ from jaxbw._src.selection.tuned import Table
 from jaxbw._src.selection.workload import Workload, canonical
 
 KEPT = 12  # ranked candidates that a choice shows
-_SMALL_M = 32  # published: below it, swap-AB is Modular's rule (kernel-facts, section 2)
+_SMALL_M = 32  # below it, Modular's published kernels take swap-AB (structured_kernels/config.mojo)
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,7 @@ class Ranked:
     wave: int
 
 
-# What a kernel is compiled for: its cta_group on sm100, its block_n on sm90.
-Instances = frozenset[tuple[int | None, ...]]
+Instances = frozenset[InstanceKey]
 
 
 @lru_cache(maxsize=4096)
@@ -138,9 +139,9 @@ def price(
     spans = config.k_spans(work.itemsize)
     filled = replace(
         config,
-        block_k=spans * configs.SPAN_BYTES // work.itemsize,
+        block_k=spans * SPAN_BYTES // work.itemsize,
         stages=config.stages or configs.max_stages(config, family, work.itemsize),
-        accumulators=config.accumulators or (1 if family == "sm90" else 2),
+        accumulators=config.accumulators or FAMILIES[family].accumulators,
         scheduler=config.scheduler_on(family),
     )
     return _priced(filled, costs, 0)
@@ -173,10 +174,7 @@ def available(family: str, work: Workload, instances: Instances, *, whole: bool)
         swap_ab=work.swapped,
         whole=whole,
     )
-    if family == "sm100":
-        keys = [table.cta_group]
-    else:
-        keys = [table.team_rows, table.block_n]
+    keys = FAMILIES[family].key(table.block_m, table.block_n, table.cta_group, table.pingpong)
     compiled = [key in instances for key in zip(*(key.tolist() for key in keys), strict=True)]
     return table.take(np.array(compiled, bool))
 
@@ -203,14 +201,14 @@ def _ranked(
     wanted: GemmConfig,
 ) -> Ranked:
     config = table.config(row, work.itemsize, swap_ab=work.swapped)
-    fills_tmem = family == "sm100" and config.tile[0] == configs.BLOCK_M[config.cta_group][-1]
+    of = FAMILIES[family]
     # A second accumulator is for the next item; without one its half of Tensor Memory stays free.
-    two = family == "sm100" and (costs.waves[row] > 1 or fills_tmem or wanted.batch_invariant)
+    all_of_them = costs.waves[row] > 1 or of.fills_accumulators(config) or wanted.batch_invariant
     config = replace(
         config,
         raster="n" if costs.band_along_n[row] else "m",
         swizzle=int(costs.swizzle[row]),
-        accumulators=2 if two else 1,
+        accumulators=of.accumulators if all_of_them else 1,
         scheduler=wanted.scheduler_on(family),
         batch_invariant=wanted.batch_invariant,
     )

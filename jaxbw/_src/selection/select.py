@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from jaxbw._src.families import FAMILIES
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import config as configs
 from jaxbw._src.selection import eligibility
 from jaxbw._src.selection.choice import Choice, Refusal
-from jaxbw._src.selection.config import ANY, GemmConfig
+from jaxbw._src.selection.config import ANY, CANONICAL_M, GemmConfig
 from jaxbw._src.selection.devices import Device, for_family
 from jaxbw._src.selection.implementations import EMULATED
 from jaxbw._src.selection.kernel_table import Kernel
@@ -18,7 +19,7 @@ from jaxbw._src.selection.workload import Workload, workload
 from jaxbw._src.selection.xla import XlaTime, xla_time
 
 # Families that implementation=None may take: sm90 has run on a GPU; of sm100, which has not, the
-# emulator's sweep over all instances is green (benchmarks/results/2026-11-22_sweep.json).
+# emulator's sweep over all instances is green (benchmarks/results/2026-11-23_sweep.json).
 VERIFIED_FAMILIES = frozenset({"sm90", "sm100"})
 
 
@@ -64,7 +65,7 @@ def select(
             refused.append(Refusal(name, reason_against))
             continue
         assert on is not None
-        sized = problem.sized(eligibility.CANONICAL_M)
+        sized = problem.sized(CANONICAL_M)
         is_free = implementations is None and config is None and sized == problem and weighs_xla
         if config is None or config.leaves_tile_open:
             wanted = config or ANY
@@ -147,7 +148,7 @@ def problem_refusals(
         reason = _family_refusal(
             problem, device, family, kernels, for_every_m=wanted.is_for_every_m
         )
-        sized = problem.sized(eligibility.CANONICAL_M)
+        sized = problem.sized(CANONICAL_M)
         against: Refusal | Kernel | None
         if reason is not None:
             against = Refusal(name, reason)
@@ -192,8 +193,7 @@ def _family_refusal(
     if device is None:
         return "there is no CUDA GPU, and no target is named"
     if device.family != family:
-        needed = "9.0 (H100, H200)" if family == "sm90" else "10.0 or 10.3 (B200, GB200, B300)"
-        return f"this is {device}; the kernels need compute capability {needed}"
+        return f"this is {device}; the kernels need compute capability {FAMILIES[family].gpus}"
     return f"{device.name}: {device.problem}" if device.problem is not None else None
 
 
@@ -374,14 +374,15 @@ def _instances(
 ) -> dict[tuple[int | None, ...], Kernel]:
     """The installed kernels that compute a workload, by what they are compiled for."""
     return {
-        (kernel.cta_group,) if family == "sm100" else (kernel.block_m, kernel.block_n): kernel
+        FAMILIES[family].key_of(kernel): kernel
         for kernel in kernels
         if kernel.family == family
         and kernel.role == "gemm"
-        and kernel.input == eligibility.INPUTS[family][problem.lhs_dtype]
+        and kernel.input == FAMILIES[family].inputs[problem.lhs_dtype]
         and kernel.layout in ("any", work.layout)
     }
 
 
 def _instance_key(family: str, config: GemmConfig) -> tuple[int, ...]:
-    return (config.cta_group,) if family == "sm100" else (config.team_rows, config.tile[1])
+    key = FAMILIES[family].key(*config.tile, config.cta_group, config.pingpong)
+    return tuple(map(int, key))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from jaxbw._native import Major
 from jaxbw._src.problem import GemmProblem
-from jaxbw._src.selection.eligibility import ALIGNMENT, CANONICAL_M, effective_major, repacked
+from jaxbw._src.selection.config import CANONICAL_M
+from jaxbw._src.selection.eligibility import ALIGNMENT, effective_major, repacked
 
 LINE = 128  # hardware: bytes of a line of L2; copies have a pitch of whole lines
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxbw import _native
-from jaxbw._src.selection.config import MIN_REDUCED_PARTS
+from jaxbw._src.families import FAMILIES
 
 from .conftest import KERNELS, Call, FakeDriver
 from .product import PAIR, SM90, SM100, Product
@@ -520,7 +520,7 @@ def test_split_tiles(
 def test_many_parts_are_added_up_apart(
     fake: FakeDriver, split: dict[str, int], m: int, chunks: int
 ) -> None:
-    config = SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"]} | split
+    config = SM90 | {"split_k": FAMILIES["sm90"].min_reduced_parts} | split
     product = Product(m, 640, 64 * 24, layout="nt", config=config)
     fake.launch_only()
     product.launch()
@@ -535,9 +535,9 @@ def test_many_parts_are_added_up_apart(
 
 
 def test_fewer_parts_are_counted(fake: FakeDriver) -> None:
-    Product(k=832, config=SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"] - 1}).check()
+    Product(k=832, config=SM90 | {"split_k": FAMILIES["sm90"].min_reduced_parts - 1}).check()
     assert not fake.reductions()
-    Product(k=832, config=SM90 | {"split_k": MIN_REDUCED_PARTS["sm90"]}).check()
+    Product(k=832, config=SM90 | {"split_k": FAMILIES["sm90"].min_reduced_parts}).check()
     assert len(fake.reductions()) == 1
 
 

@@ -1,6 +1,8 @@
 """The commands, and how errors are told: with what to type instead."""
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any, Never
 
@@ -46,5 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome = args.run(args)
     except (ValueError, TypeError, NotImplementedError, OSError) as error:
         args.error(str(error))
-    print(outcome.text)
+    try:
+        print(outcome.text, flush=True)
+    except BrokenPipeError:  # of `| head`, which has read enough; Python would complain at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(outcome.status)

@@ -18,6 +18,7 @@ from jaxbw._src import compat
 from jaxbw._src.primitives.dot_general import dot_general
 from jaxbw._src.primitives.fused_dot_general import fused_dot_general
 from jaxbw._src.problem import DimensionNumbers, GemmProblem, Operands
+from jaxbw._src.selection.policy import Policy
 
 ROUNDS = 8  # bursts, of which the median counts
 REPEATS = 3  # calls of a burst, beside the first, whose code is not in the caches
@@ -34,8 +35,7 @@ def function(problem: GemmProblem) -> Callable[..., Any]:
     )
     params: dict[str, Any] = {
         **{"dimension_numbers": dims, "precision": p.precision, "out_sharding": None},
-        **{"preferred_element_type": p.output, "implementation": ("xla",), "config": None},
-        **{"target": None, "tuned": None},
+        **{"preferred_element_type": p.output, "policy": Policy(("xla",))},
     }
 
     def one(operands: Operands) -> Any:

@@ -297,7 +297,7 @@ def _waves(work: Workload, table: Candidates, cut: Grid, walk: "_Walk", blocks: 
         (more, more, part, resident, *parts, of_part, none),
         (p > 0, none, part, last_part, *parts, of_part, none),
     )
-    there = [kind for kind in kinds if kind[0].any()]
+    there = [kind for kind in kinds if kind[0].any()] or [kinds[0]]  # of no candidate, an empty one
     return _Waves(*(np.array(column, np.float64) for column in zip(*there, strict=True)))
 
 

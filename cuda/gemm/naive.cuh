@@ -1,6 +1,6 @@
-// The first step of the ladder (examples/ladder/run.py): a product on CUDA cores, one thread for each element of D. Every
-// thread reads its row of A and its column of B from global memory, so that each multiply-add costs two loads: what all
-// other kernels here are about.
+// The first step of the ladder (examples/ladder/run.py): a product on CUDA cores, one thread for each element of D.
+// Every thread reads its row of A and its column of B from global memory, so that each multiply-add costs two loads:
+// what all other kernels here are about.
 #pragma once
 
 #include "gemm/epilogue.h"

@@ -1,4 +1,5 @@
-// What a profiling build of a kernel leaves in memory (gemm/profile.h writes it, jaxbw/_src/lab/profiling reads it). Plain C++.
+// What a profiling build of a kernel leaves in memory (gemm/profile.h writes it, jaxbw/_src/lab/profiling reads it).
+// Plain C++.
 //
 // A CTA has a head of kProfileHeadWords 64-bit words, and behind it a slice of `slice_words` for each warp:
 //

@@ -1,4 +1,4 @@
-"""What all tests share: the environment, hypothesis' settings, and the rule for GPU tests."""
+"""What all tests share: the environment, hypothesis' settings, tiers, and the rule for GPU tests."""
 
 import contextlib
 import os
@@ -6,6 +6,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+from . import sampling
 
 # Else JAX takes three quarters of a GPU's memory at once, and the direct launcher gets too little.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -22,8 +24,35 @@ with contextlib.suppress(ImportError):  # the tests on a GPU do without it
     import hypothesis
 
     # The same examples on every run: a red test is red for its change.
-    hypothesis.settings.register_profile("jaxbw", deadline=None, derandomize=True)
+    for name, examples in {"jaxbw": 30, "long": 300}.items():
+        hypothesis.settings.register_profile(
+            name, deadline=None, derandomize=True, max_examples=examples
+        )
     hypothesis.settings.load_profile("jaxbw")
+
+
+# The fast tier, `pytest --fast`: files, and where not all of one, how the names of its tests begin.
+FAST: dict[str, tuple[str, ...]] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only the fast tier: tests/conftest.py")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of other tiers are not even imported."""
+    outside = str(collection_path.relative_to(Path(__file__).parent)) not in FAST
+    return True if config.getoption("--fast") and collection_path.is_file() and outside else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sampling.mark(items)
+    if config.getoption("--fast"):
+        here = Path(__file__).parent
+        kept = [i for i in items if i.name.startswith(FAST[str(i.path.relative_to(here))] or ("",))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 _GPUS = {"gpu": 1, "gpus": 2}  # by marker, how many a test needs

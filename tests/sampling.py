@@ -10,23 +10,35 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 
-def _axes(items: Sequence[pytest.Function]) -> list[tuple[int, ...]]:
-    """The number of each item's value, by axis: names of one parametrize() are one axis."""
-    columns = zip(*(item.callspec.indices.values() for item in items), strict=True)
-    return list(dict.fromkeys(columns))
+def axes(parameters: Sequence[dict[str, object]]) -> list[tuple[int, ...]]:
+    """For each axis, the numbers of the items' values.
+
+    A parameter that another one determines is no axis: they are of one parametrize().
+    """
+    columns = []
+    for name in parameters[0]:
+        values = [id(item[name]) for item in parameters]
+        known = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        columns.append(tuple(known[value] for value in values))
+    # The finest first, so that a column is compared with all that could determine it.
+    found: list[tuple[int, ...]] = []
+    for column in sorted(columns, key=max, reverse=True):
+        if all(len(set(zip(other, column, strict=True))) > len(set(other)) for other in found):
+            found.append(column)
+    return found
 
 
-def sample(axes: Sequence[Sequence[int]], every: int, seed: str) -> set[int]:
+def sample(of_axes: Sequence[Sequence[int]], every: int, seed: str) -> set[int]:
     """Numbers of the items that run. Of a single axis no value is sure to occur."""
-    count = len(axes[0])
+    count = len(of_axes[0])
     order = random.Random(seed).sample(range(count), count)
     chosen: set[int] = set()
-    if len(axes) > 1:
+    if len(of_axes) > 1:
         seen: set[tuple[int, int]] = set()
         # First those with the most that is new: few are needed then.
-        for least in range(len(axes), 0, -1):
+        for least in range(len(of_axes), 0, -1):
             for number in order:
-                new = {(axis, values[number]) for axis, values in enumerate(axes)} - seen
+                new = {(axis, values[number]) for axis, values in enumerate(of_axes)} - seen
                 if len(new) >= least:
                     chosen.add(number)
                     seen |= new
@@ -46,7 +58,7 @@ def mark(items: Iterable[pytest.Item]) -> None:
             test = item.nodeid.partition("[")[0]
             groups.setdefault(test, (marker.args[0], []))[1].append(item)
     for test, (every, members) in groups.items():
-        chosen = sample(_axes(members), every, test)
+        chosen = sample(axes([member.callspec.params for member in members]), every, test)
         for number, member in enumerate(members):
             if number not in chosen:
                 member.add_marker("long")

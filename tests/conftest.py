@@ -31,7 +31,7 @@ with contextlib.suppress(ImportError):  # the tests on a GPU do without it
     hypothesis.settings.load_profile("jaxbw")
 
 
-# The fast tier, `pytest --fast`: files of every room that take a second or two, and where not all of
+# The fast tier, `pytest --fast`: files of every room that take a second or two; where not all of
 # one, how the names of its tests begin.
 _ALL = ("test_",)
 FAST: dict[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ FAST: dict[str, tuple[str, ...]] = {
         (
             "test_collection.py",
             "test_sampling.py",
-            *(f"bench/test_{name}.py" for name in ("environment", "floors", "statistics")),
+            *(f"bench/test_{name}.py" for name in ("environment", "floors")),
             *(f"build/test_{name}.py" for name in ("assemble", "generate", "micro", "table")),
             *(f"cli/test_{name}.py" for name in ("model", "profile")),
             *(f"docs/test_{name}.py" for name in ("links", "reference", "versions")),

@@ -1,7 +1,9 @@
 # Set-up, tests and lints. `make demo` and `make test` set up everything they need in $(VENV), from nothing.
 #
 #   make demo    install, train the example classifier
-#   make test    install, run the tests that need no GPU
+#   make test    install, run the tests that need no GPU: of the longest sweeps a sample
+#   make check-fast  install, run the fast tier of the tests: under a minute on two cores
+#   make test-long   install, run the tests that need no GPU, the whole of every sweep
 #   make build   (re)build an editable install, for development
 #   make lint    ruff, mypy, clang-format
 #   make format  let ruff and clang-format rewrite the sources
@@ -14,14 +16,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 PACKAGE ?= .
-PYTEST_FLAGS ?= -n auto --maxprocesses 8
+PYTEST_FLAGS ?= -n auto --maxprocesses 8 --dist worksteal
 BIN := $(VENV)/bin
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake cuda jaxbw -type f \
   -not -path 'jaxbw/kernels/*' -not -path '*/__pycache__/*' -not -name '*.so')
 CPP_SOURCES := $(shell find cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh' -o -name '*.cu')
 
-.PHONY: demo test build lint format docs cross sanitize check install clean
+.PHONY: demo test test-long check-fast build lint format docs cross sanitize check install clean
 
 demo: install
 	$(BIN)/python examples/digits.py
@@ -29,6 +31,12 @@ demo: install
 # PYTHONSAFEPATH: what the tests start must not import this folder in place of the installed package.
 test: install $(VENV)/gpu-compilers
 	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-long: install $(VENV)/gpu-compilers
+	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not gpu and not gpus" --hypothesis-profile=long
+
+check-fast: install
+	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --fast
 
 check: lint docs cross test
 

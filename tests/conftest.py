@@ -1,4 +1,4 @@
-"""What all tests share: the environment, hypothesis' settings, and the rule for GPU tests."""
+"""What all tests share: environment, hypothesis' settings, tiers, and the rule for GPU tests."""
 
 import contextlib
 import os
@@ -6,6 +6,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+from . import sampling
 
 # Else JAX takes three quarters of a GPU's memory at once, and the direct launcher gets too little.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -22,8 +24,76 @@ with contextlib.suppress(ImportError):  # the tests on a GPU do without it
     import hypothesis
 
     # The same examples on every run: a red test is red for its change.
-    hypothesis.settings.register_profile("jaxbw", deadline=None, derandomize=True)
+    for name, examples in {"jaxbw": 30, "long": 300}.items():
+        hypothesis.settings.register_profile(
+            name, deadline=None, derandomize=True, max_examples=examples
+        )
     hypothesis.settings.load_profile("jaxbw")
+
+
+# The fast tier, `pytest --fast`: files of every room that take a second or two; where not all of
+# one, how the names of its tests begin.
+_ALL = ("test_",)
+FAST: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            "test_collection.py",
+            "test_sampling.py",
+            *(f"bench/test_{name}.py" for name in ("environment", "floors")),
+            *(f"build/test_{name}.py" for name in ("assemble", "generate", "micro", "table")),
+            *(f"cli/test_{name}.py" for name in ("model", "profile")),
+            *(f"docs/test_{name}.py" for name in ("links", "reference", "versions")),
+            *(f"model/test_{name}.py" for name in ("machine", "replay", "metamorphic")),
+            *(f"native/test_{name}.py" for name in ("emulated_call", "module", "without_driver")),
+            *(f"jax/test_{name}.py" for name in ("collective_kernels", "contexts", "errors")),
+            *(f"jax/test_{name}.py" for name in ("lowering", "shards")),
+            *(f"selection/test_{name}.py" for name in ("config", "cost_model", "explain")),
+            *(f"selection/test_{name}.py" for name in ("find_products", "records", "xla_model")),
+        ),
+        _ALL,
+    ),
+    # What the emulator has of instructions and checks; then a GEMM of each family.
+    **{
+        f"emulator/test_{name}.py": _ALL
+        for name in """accepted deadlock findings hold lane_races lane_stores levels machine
+        matrix_fragments mma naive number_formats ordering pair_allocation repack report tensor_map
+        tma tmem umma umma_rules wgmma""".split()
+    },
+    "emulator/test_gemm_kernels.py": (
+        "test_sm100[one tile-",
+        "test_sm100[pair-",
+        "test_sm90[plain-",
+    ),
+    "build/test_kernels.py": ("test_the_manifest", "test_no_file", "test_ptxas"),
+    "flax/test_nnx.py": ("test_jit_and_an", "test_swap_layers"),
+    "jax/test_dot_general.py": ("test_stacks_are_read",),
+    "jax/test_eager.py": ("test_arguments_of",),
+    "jax/test_gated.py": ("test_value_and_gradient",),
+    "jax/test_matmul.py": ("test_matches_jnp", "test_derivatives"),
+    "jax/test_partitioning.py": ("test_gated",),
+    "jax/test_transformations.py": ("test_reverse_mode", "test_vmap_is_one_launch"),
+    "selection/test_select.py": ("test_every_candidate",),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only the fast tier: tests/conftest.py")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of other tiers are not even imported."""
+    outside = str(collection_path.relative_to(Path(__file__).parent)) not in FAST
+    return True if config.getoption("--fast") and collection_path.is_file() and outside else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sampling.mark(items)
+    if config.getoption("--fast"):
+        here = Path(__file__).parent
+        kept = [i for i in items if i.name.startswith(FAST[str(i.path.relative_to(here))])]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 _GPUS = {"gpu": 1, "gpus": 2}  # by marker, how many a test needs

@@ -1,9 +1,11 @@
-"""That pytest finds every test."""
+"""That pytest finds every test, and the fast tier each of its own."""
 
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+
+from .conftest import FAST
 
 
 def test_no_folder_is_passed_by(pytestconfig: pytest.Config) -> None:
@@ -17,3 +19,13 @@ def test_no_folder_is_passed_by(pytestconfig: pytest.Config) -> None:
         if any(fnmatch(part, pattern) for part in folder.parts for pattern in patterns)
     ]
     assert passed_by == []
+
+
+def test_the_fast_tier_is_there_in_every_folder() -> None:
+    tests = Path(__file__).parent
+    for file, names in FAST.items():
+        text = (tests / file).read_text()
+        for name in names:
+            assert f"def {name.partition('[')[0]}" in text, f"{file}: {name}"
+    rooms = {"bench", "build", "cli", "docs", "emulator", "flax", "jax", "model", "native"}
+    assert {file.partition("/")[0] for file in FAST} >= {*rooms, "selection"}

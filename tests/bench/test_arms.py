@@ -17,6 +17,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("arm", ON_CPU, ids=lambda arm: arm.name)
 def test_an_arm_computes_the_case(arm: Arm, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

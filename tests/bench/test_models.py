@@ -53,6 +53,7 @@ def _id(case: tuple[Transformer, str]) -> str:
     return f"{case[0].name}, {case[1]}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("model", "stacking"), CASES, ids=map(_id, CASES))
 def test_the_forms_have_the_same_matmuls(model: Transformer, stacking: str) -> None:
     plain, layers, fused = (matmuls(model, form, stacking) for form in FORMS)
@@ -66,6 +67,7 @@ def test_the_forms_have_the_same_matmuls(model: Transformer, stacking: str) -> N
         assert layers == matmuls(model, FORMS[1], "unrolled")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("model", "stacking"), EACH_ONCE, ids=map(_id, EACH_ONCE))
 def test_the_forms_compute_the_same(model: Transformer, stacking: str) -> None:
     """Within bf16's rounding."""

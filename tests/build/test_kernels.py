@@ -65,19 +65,24 @@ def test_the_cubin_uses_no_local_memory(
     kernel_dir: Path,
     manifest: dict[str, Any],
     resource_usage: Callable[[Path], dict[str, int]],
-    opcodes: Opcodes,
 ) -> None:
     cubin = kernel_dir / f"{name}.cubin"
     usage = resource_usage(cubin)
     assert (usage["STACK"], usage["LOCAL"]) == (0, 0)
     [entry] = [entry for entry in manifest["kernels"] if entry["name"] == name]
     assert usage["REG"] == entry["registers"]
-    assert not matching(opcodes(cubin), r"(LDL|STL)(\..*)?")
 
 
-@pytest.mark.parametrize("name", HOPPER)
-def test_hopper_instructions(name: str, kernel_dir: Path, opcodes: Opcodes) -> None:
+@pytest.mark.sampled(6)  # disassembly takes most of a second
+@pytest.mark.parametrize("name", ALL)
+def test_instructions(name: str, kernel_dir: Path, opcodes: Opcodes) -> None:
     counts = opcodes(kernel_dir / f"{name}.cubin")
+    assert not matching(counts, r"(LDL|STL)(\..*)?")
+    if name in HOPPER:
+        assert_hopper_instructions(name, counts)
+
+
+def assert_hopper_instructions(name: str, counts: Counter[str]) -> None:
     kernel = next(kernel for kernel in TABLE if kernel.name == name)
     dtype = ".BF16" if kernel.input == "bf16" else ""
     assert matching(counts, r"HGMMA\..*") == {f"HGMMA.64x{kernel.block_n}x16.F32{dtype}"}
@@ -109,6 +114,7 @@ def assert_common_blackwell_instructions(counts: Counter[str]) -> None:
     assert not matching(counts, r"[HI]MMA.*"), "no product is left to the old tensor-core path"
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", [name for name in ALL if "sm100" in name])
 def test_the_family_target_costs_nothing(
     name: str, root: Path, kernel_dir: Path, tmp_path: Path, opcodes: Opcodes

@@ -90,10 +90,11 @@ SM100 = {
 }
 
 
+@pytest.mark.sampled(len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("name", SM100)
-def test_sm100(name: str) -> None:
-    for schedule, seed in SCHEDULES:
-        check(SM100[name], schedule, seed)
+def test_sm100(name: str, schedule: tuple[str, int]) -> None:
+    check(SM100[name], *schedule)
 
 
 SM90 = {
@@ -339,10 +340,11 @@ SM90 = {
 }
 
 
+@pytest.mark.sampled(len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("name", SM90)
-def test_sm90(name: str) -> None:
-    for schedule, seed in SCHEDULES:
-        check(replace(SM90[name], family="sm90"), schedule, seed)
+def test_sm90(name: str, schedule: tuple[str, int]) -> None:
+    check(replace(SM90[name], family="sm90"), *schedule)
 
 
 LAUNCHES = {f"sm100 {name}": case for name, case in SM100.items()} | {
@@ -350,6 +352,7 @@ LAUNCHES = {f"sm100 {name}": case for name, case in SM100.items()} | {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_hardware_finds_nothing_either(name: str) -> None:
     case, schedule = LAUNCHES[name], SCHEDULES[len(name) % len(SCHEDULES)]
@@ -372,6 +375,7 @@ def test_narrow_results(block_n: int, output: str) -> None:
         check(Case(21, n, 16, family="sm90", layout="nt", block_n=block_n, output=output))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("output", ["f16", "f32"])
 @pytest.mark.parametrize("block_n", [32, 64, 96, 128, 160, 192, 256])
 def test_rows_that_start_anywhere(block_n: int, output: str) -> None:

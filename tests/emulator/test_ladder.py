@@ -38,6 +38,7 @@ def test_a_step_is_right_in_every_order(rung: Rung) -> None:
         ladder.check(rung, result, lhs, rhs)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rung", OWN, ids=lambda rung: rung.name)
 @pytest.mark.parametrize("sizes", [(1, 8, 8), (128, 256, 64), (129, 264, 72), (300, 520, 200)])
 def test_a_kernel_of_its_own_at_every_edge(rung: Rung, sizes: tuple[int, int, int]) -> None:

@@ -8,14 +8,17 @@ from . import mutation
 from .mutation_launches import launches
 
 EVERY = 24  # of the mutants, one is tried
+PARTS = 3  # of those
 SCHEDULES = mutation.SCHEDULES[:9]
 AMONG = {"sm90": (*range(8), *range(8, 40, 3)), "sm100": (0, 3, 6, 7, 9, 10, 11, 14)}  # launches
 SHARED = 2  # more of them, whose CTAs share a tile
 BROUGHT = 6  # and the last ones of sm90, whose residual comes by TMA
 
 
+@pytest.mark.sampled(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", mutation.NAMES)
-def test_mutants_are_found(name: str) -> None:
+def test_mutants_are_found(name: str, part: int) -> None:
     if not (mutation.KERNELS / f"{name}.ptx").exists():
         pytest.skip(f"{name} has not been built")
     shared = [i for i, case in enumerate(launches(name)) if case.cluster_k > 1]
@@ -29,7 +32,7 @@ def test_mutants_are_found(name: str) -> None:
             if (case.split_k, case.store_buffers, case.output) == parts
         ]
         among += [*cast, *range(len(launches(name)))[-BROUGHT:]]
-    for _, mutant in list(mutation.all_mutants((name,)))[::EVERY]:
+    for _, mutant in list(mutation.all_mutants((name,)))[part * EVERY :: EVERY * PARTS]:
         reaching = [i for i in among if mutant.place in mutation.reached(name, i)]
         outcome = mutation.examine(name, mutant, reaching, SCHEDULES)
         assert outcome.verdict != "survived", outcome

@@ -57,11 +57,12 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("schedule", [("eager", 0), ("latest", 0), ("random", 1)], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_the_parts_are_added_up(name: str) -> None:
+def test_the_parts_are_added_up(name: str, schedule: tuple[str, int]) -> None:
     case = CASES[name]
-    for schedule in (("eager", 0), ("latest", 0), ("random", 1)):
-        gemm_cases.check(load(case.kernel), case, *schedule)
+    gemm_cases.check(load(case.kernel), case, *schedule)
 
 
 def run(case: Case, **options: Any) -> gemm_launch.Outcome:

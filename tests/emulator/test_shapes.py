@@ -73,6 +73,7 @@ LAUNCH = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("m", M)
 def test_shapes_of_language_models(m: int) -> None:
     turns = zip(itertools.cycle(LAYOUTS), itertools.cycle(SCHEDULES), strict=False)

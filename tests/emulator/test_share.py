@@ -66,15 +66,16 @@ def run(case: Case, sm_count: int, **options: Any) -> gemm_launch.Outcome:
     )
 
 
+@pytest.mark.sampled(4 * len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("clusters", [1, 3, 32])
 @pytest.mark.parametrize("name", CASES)
-def test_split_tiles_are_finished(name: str) -> None:
+def test_split_tiles_are_finished(name: str, clusters: int, schedule: tuple[str, int]) -> None:
     """As many clusters as the machine holds at a time: one, some of the parts, all of them."""
     case = CASES[name]
-    ctas = case.config().clusters
-    for clusters in (1, 3, 32):
-        for schedule, seed in SCHEDULES:
-            outcome = run(case, clusters * ctas, schedule=schedule, seed=seed)
-            gemm_cases.verify(case, case.product(), outcome)
+    kind, seed = schedule
+    outcome = run(case, clusters * case.config().clusters, schedule=kind, seed=seed)
+    gemm_cases.verify(case, case.product(), outcome)
 
 
 def stayers(outcome: gemm_launch.Outcome, parts: int) -> npt.NDArray[np.integer[Any]]:
@@ -122,6 +123,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mutant", MUTANTS)
 @pytest.mark.parametrize("name", ["cast", "general"])
 def test_what_orders_the_sums_is_needed(name: str, mutant: str) -> None:

@@ -10,15 +10,18 @@ from . import sweep
 from .gemm_launch import ACTIVATIONS
 
 SAMPLE = {"sm90": 2, "sm100": 12}  # launches of an instance
+PARTS = 2  # of the sample
 
 
+@pytest.mark.sampled(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kernel", sweep.kernels(), ids=lambda kernel: kernel.name)
-def test_instance(kernel: Kernel) -> None:
+def test_instance(kernel: Kernel, part: int) -> None:
     # Instances and cases take turns with the schedules, so that all of them are used.
-    number = sweep.kernels().index(kernel)
+    number = sweep.kernels().index(kernel) + part
     turns = itertools.islice(itertools.cycle(sweep.SCHEDULES), 3 * number, None)
     drawn = list(sweep.cases(kernel))
-    for case in drawn[:: len(drawn) // SAMPLE[kernel.family]]:
+    for case in drawn[:: len(drawn) // SAMPLE[kernel.family]][part::PARTS]:
         sweep.check(case, next(turns))
 
 

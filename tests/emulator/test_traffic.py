@@ -44,6 +44,7 @@ def name_of(shape: Any) -> str:
 # --- bytes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 def test_bytes(shape: Any) -> None:
     (cluster_m, cluster_n), group, block_m, block_n = shape
@@ -121,6 +122,7 @@ def test_the_articles_numbers_for_4x4(
     assert protocol.commits(cta) == {arrivals: {sources}, 1: {0b11 if group == 2 else 1 << cta}}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)
 def test_who_tells_whom(shape: Any) -> None:
     (cluster_m, cluster_n), group, block_m, block_n = shape

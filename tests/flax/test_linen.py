@@ -97,6 +97,7 @@ def layers(name: str, **more: Any) -> tuple[nn.Module, nn.Module, Any]:
     return theirs, ours, ACTIVATIONS[activation]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_are_flaxs(name: str) -> None:
     """Names, shapes and values for equal keys; hence a checkpoint of either is one of both."""
@@ -118,6 +119,7 @@ def test_values_and_gradients(name: str) -> None:
     assert_same(in_float64(slopes(ours.apply), variables, x), wanted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["bias", "gelu", "two features", "axes apart", "heads"])
 def test_rounded_once(name: str, dtype: str) -> None:
@@ -138,6 +140,7 @@ def test_rounded_once(name: str, dtype: str) -> None:
     assert (np.abs(np.asarray(got).astype(np.float64) - reference) <= bound).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_one_operation_runs(name: str) -> None:
     """Bias and activation are in it where they can be; else they follow a product of ours."""
@@ -247,6 +250,7 @@ class FlaxMLP(nn.Module):
         return result
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize(("gated", "activation"), [(False, "gelu"), (True, "silu")])
 def test_mlp(gated: bool, activation: str, use_bias: bool) -> None:

@@ -75,12 +75,14 @@ GLUON = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("problem", "block", "ctas"), GLUON)
 def test_gluon_tile(problem: Problem, block: tuple[int, int, int], ctas: int) -> None:
     gluon = language("gluon", "triton")
     check(gluon.compiled(gluon.matmul_tile, problem, block, ctas), problem)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("problem", "block", "ctas"), GLUON)
 def test_gluon_cluster_launch_control(
     problem: Problem, block: tuple[int, int, int], ctas: int
@@ -93,6 +95,7 @@ def test_gluon_cluster_launch_control(
     assert all(report.clusters_cancelled for report in reports)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("problem", "tile", "options"),
     [

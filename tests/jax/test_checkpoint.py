@@ -181,6 +181,7 @@ def test_a_kernel_writes_nothing_that_is_not_kept(
     assert saved(gated, nothing)[:3] == [0, 0, 2]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("block", TABLE, ids=lambda x: x.__name__)
 def test_no_policy_changes_a_value(block: Any, name: str, operand: Callable[..., Any]) -> None:

@@ -31,6 +31,7 @@ from .collective_products import (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("form", "size"),
     [*((form, 8) for form in FORMS), *((form, size) for form in FORMS[1::3] for size in (1, 2, 5))],
@@ -68,6 +69,7 @@ def test_only_permutes_communicate(form: dict[str, int]) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [2, 5])
 @pytest.mark.parametrize("form", [form for form in FORMS if "scatter" in form], ids=str)
 def test_halves_of_chunks_are_scattered(
@@ -119,6 +121,7 @@ def test_a_training_step_has_no_other_collective() -> None:
     assert found == {"collective-permute": 3 * (size - 1)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("matmul", [ON_RING, PLAIN], ids=["ring", "plain"])
 @pytest.mark.parametrize("form", [{"gather_lhs": 1}, {"gather_rhs": 0}, {"scatter": 1}], ids=str)
 def test_derivatives_of_all_modes(form: dict[str, int], matmul: Callable[..., Any]) -> None:
@@ -146,6 +149,7 @@ def test_derivatives_of_all_modes(form: dict[str, int], matmul: Callable[..., An
     assert_equal(got, derivatives(expected(form, size)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", [{"gather_lhs": 1}, {"gather_rhs": 1}, {"scatter": 2}], ids=str)
 @pytest.mark.parametrize("axes", [(0, None), (None, 2), (3, 0)])
 def test_vmap(form: dict[str, int], axes: tuple[int | None, int | None]) -> None:

@@ -58,7 +58,6 @@ def integers(shape: tuple[int, ...], number: int) -> Any:
     )
 
 
-@hypothesis.settings(max_examples=60)
 @hypothesis.given(products())
 def test_matches_lax(case: Any) -> None:
     lhs_shape, rhs_shape, dims = case
@@ -68,7 +67,6 @@ def test_matches_lax(case: Any) -> None:
     np.testing.assert_array_equal(result, expected)
 
 
-@hypothesis.settings(max_examples=30)
 @hypothesis.given(products())
 def test_transposes_match_lax(case: Any) -> None:
     lhs_shape, rhs_shape, dims = case
@@ -81,7 +79,6 @@ def test_transposes_match_lax(case: Any) -> None:
 
 
 @pytest.mark.parametrize("least_of_stack", [64, 4])
-@hypothesis.settings(max_examples=100)
 @hypothesis.given(products())
 def test_the_reduction_is_the_product(least_of_stack: int, case: Any) -> None:
     """A GEMM in NumPy over the reduced operands: what the kernels compute."""

@@ -36,6 +36,7 @@ def _with_64_bits() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, len(PLAIN), CHUNK))
 def test_equal(first: int) -> None:
     compare(PLAIN[first : first + CHUNK])
@@ -64,6 +65,7 @@ def test_what_breaks_xla_on_a_gpu_is_lax_s_own_program(cuda_hlo: Callable[..., s
         assert ours == theirs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(DIFFERENTIATED)))
 def test_gradients_of_orders_1_and_2_in_both_modes(number: int) -> None:
     """A product is linear in each operand, so that differences of any width are derivatives.

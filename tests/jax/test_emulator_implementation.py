@@ -67,6 +67,7 @@ def einsum_of(dims: Any, ranks: tuple[int, int]) -> Callable[[Any, Any], Any]:
     return lambda x, y: np.einsum(formula, x, y)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_forward_and_backward(
@@ -146,6 +147,7 @@ def test_configurations(
         assert_product_close(out, x @ y, abs(x) @ abs(y), k)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("output", ["bfloat16", "float32"])
 def test_fused(

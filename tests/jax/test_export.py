@@ -82,6 +82,7 @@ def test_the_custom_call_has_to_be_allowed(operand: Operand) -> None:
         export.export(jax.jit(jaxbw.matmul), platforms=["cuda"])(x, w)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_for_cuda_on_a_cpu(name: str, family: str, operand: Operand) -> None:
     """For CUDA alone, and for both, where the platform is asked when the program is loaded."""
@@ -137,6 +138,7 @@ def test_symbolic_sizes_are_xlas(family: str, operand: Operand) -> None:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["emulator", "emulator-sm90"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_batch_invariant_kernel_serves_symbolic_rows(

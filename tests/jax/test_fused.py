@@ -47,6 +47,7 @@ def _shifted(operand: Operand, shape: Any, dtype: Any, number: int) -> Any:
     return operand(shape, dtype, number + 20)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_value_and_gradient(case: str, dtype: str, operand: Operand) -> None:
@@ -103,6 +104,7 @@ def test_residual_is_added_behind_the_activation() -> None:
     assert jaxbw.matmul(one, -one, c=one / 2, activation="relu")[0, 0] == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bias_axis", [-1, -2])
 @pytest.mark.parametrize(
     "axes",

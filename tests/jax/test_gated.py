@@ -23,6 +23,7 @@ def operands(operand: Operand, dtype: str = "float32") -> tuple[Any, Any, Any]:
     return operand((M, K), dtype), operand((K, N), dtype, 1), operand((K, N), dtype, 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_are_exact(activation: str | None, recompute: bool, operand: Operand) -> None:

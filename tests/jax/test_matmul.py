@@ -41,6 +41,7 @@ ZERO_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 FLOATS = ["bfloat16", "float16", "float32"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("lhs_shape", "rhs_shape"), SHAPES + ZERO_SHAPES)
 @pytest.mark.parametrize("dtype", [*FLOATS, "int32", "bool", "complex64"])
 def test_matches_jnp(
@@ -54,6 +55,7 @@ def test_matches_jnp(
     np.testing.assert_array_equal(jax.jit(jaxbw.matmul)(lhs, rhs), expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("lhs_dtype", "rhs_dtype"),
     list(itertools.product(["bfloat16", "float16", "float32", "int8", "bool"], repeat=2)),
@@ -119,6 +121,7 @@ def test_precision(precision: Any, operand: Operand) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("lhs_shape", "rhs_shape"),
     [

@@ -51,6 +51,7 @@ MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CALLS)
 def test_modes(name: str, mode: str) -> None:

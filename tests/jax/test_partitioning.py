@@ -163,6 +163,7 @@ KINDS = pytest.mark.parametrize(
 EMULATED = functools.partial(jaxbw.dot_general, implementation="emulator")
 
 
+@pytest.mark.sampled(2)
 @KINDS
 @pytest.mark.parametrize("name", CASES)
 def test_collectives_are_those_of_lax(name: str, kind: AxisType) -> None:
@@ -183,6 +184,7 @@ def test_collectives_are_those_of_lax(name: str, kind: AxisType) -> None:
         assert got.spec == as_lax.spec
 
 
+@pytest.mark.sampled(2)
 @KINDS
 @pytest.mark.parametrize("name", ["replicated", "m, k", "batch, n", "two k"])
 def test_results_are_those_of_one_device(name: str, kind: AxisType) -> None:
@@ -382,6 +384,7 @@ def test_a_gated_product_of_divided_contractions_is_summed_first() -> None:
 # shard_map
 
 
+@pytest.mark.sampled(2)
 @KINDS
 @pytest.mark.parametrize(
     ("manual", "lhs", "rhs"),

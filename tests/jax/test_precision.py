@@ -91,6 +91,7 @@ def test_a_kernel_where_it_is_native_else_lax(
     assert outcome(cuda_hlo, product, lhs, rhs) == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_context_is_the_argument(
     name: str, family: str, operand: Operand, cuda_hlo: Lower, custom_calls: Calls

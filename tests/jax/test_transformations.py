@@ -94,6 +94,7 @@ def test_numeric_derivatives_of_a_product(lhs: Any, rhs: Any, dims: Any, operand
         check_grads(product, given, order=2, modes=["fwd", "rev"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_numeric_derivatives_of_an_epilogue(case: str, operand: Operand) -> None:
     with jax.enable_x64(True):
@@ -130,6 +131,7 @@ def test_forward_mode_and_transposition(name: str, transform: Any, operand: Oper
     assert_same(lambda f: functools.partial(transform, f), FORMS[name], *operands(operand))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "transform",
     [
@@ -257,6 +259,7 @@ def with_a_rule_of_its_own(product: Any) -> Any:
 FLOWS = [scanned, mapped, conditional, switched, counted, checkpointed_scan, with_a_rule_of_its_own]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda x: x.__name__)
 def test_control_flow(flow: Any, form: Any, operand: Operand) -> None:
     """Value and gradient, for each of several x."""
@@ -501,6 +504,7 @@ def test_vmap_of_a_gradient_is_three_launches(
         assert "stablehlo.while" not in text
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "axes", [[(0, None), (0, 0)], [(1, 0), (0, None)], [(0, None), (None, 1)], [(2, 2), (0, 0)]]
 )

@@ -26,6 +26,7 @@ def _with_64_bits() -> Iterator[None]:
 cases = st.randoms(use_true_random=False).map(draw)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_are_those_of_lax(part: int) -> None:
     @hypothesis.seed(part)

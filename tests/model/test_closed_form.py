@@ -46,6 +46,7 @@ def replayed_us(
     return run(replayed(machine.name), kernel, Shape(*shape), Raster("m", BANDS)).us
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", MACHINES)
 def test_it_agrees_with_the_replay(name: str, shape: tuple[int, int, int]) -> None:

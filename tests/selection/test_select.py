@@ -149,6 +149,7 @@ def test_a_choice_exists_is_launchable_and_repeats(
     assert given.cost == outcome.cost
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("epilogue", ["none", "gated"])
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))

@@ -1,0 +1,37 @@
+"""What runs by default is a sample that leaves nothing out on an axis."""
+
+from itertools import product
+
+from .sampling import axes, sample
+
+KINDS, SIZES, FLAGS = ["a", "b", "c"], [10, 20, 30, 40, 50], [False, True]
+
+
+def test_parameters_of_one_parametrize_are_one_axis() -> None:
+    items: list[dict[str, object]] = [
+        {"kind": kind, "size": size, "name": f"{size} of all"} for kind in KINDS for size in SIZES
+    ]
+    names = {size: f"{size} of all" for size in SIZES}
+    assert len(axes([{**item, "name": names[int(str(item["size"]))]} for item in items])) == 2
+
+
+def test_each_value_of_each_axis_occurs() -> None:
+    items = list(product(range(3), range(5), range(2)))
+    chosen = sample(list(zip(*items, strict=True)), 100, "seed")
+    assert len(chosen) < len(items) / 3
+    for axis, count in enumerate((3, 5, 2)):
+        assert {items[number][axis] for number in chosen} == set(range(count))
+
+
+def test_of_one_axis_so_many_are_left() -> None:
+    one = [tuple(range(10))]
+    assert len(sample(one, 3, "seed")) == 4
+    assert sample(one, 3, "seed") == sample(one, 3, "seed") != sample(one, 3, "other")
+    assert sample(one, 1, "seed") == set(range(10))
+
+
+def test_a_small_sample_is_of_no_single_value() -> None:
+    """As every fourth of a test with an axis of four values would be."""
+    items = list(product(range(4), range(4)))
+    chosen = sample(list(zip(*items, strict=True)), 4, "seed")
+    assert {items[number][1] for number in chosen} == set(range(4))

@@ -137,7 +137,6 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
   constexpr uint32_t kInFlight = kCount > 64 ? 4 : 8;  // accumulators have the other registers
   const bool shared = cluster.shared();
   SplitSum::Share share = SplitSum::everything();
-  const SumBlocks blocks{stores.acquire_all()};
   if (shared) {
     const auto outgoing = cluster.template outgoing<kTile, kCount>(row);
     profile.enter(Activity::kAwaitCluster);
@@ -152,6 +151,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
     if (share.step == 0) return;
     stores.drain();  // whole tiles may have gone by TMA before
   }
+  const SumBlocks blocks{stores.acquire_all()};  // where all lanes wait for the one that drains
   const uint32_t halves = p.epilogue.gated != 0 ? 2 : 1, results = kTile / halves;
   const auto chunk = [&](uint32_t i, uint32_t first, StoreOrigin box) {
     const SplitSum slice = shared ? split.behind(cluster.number(i)) : split;

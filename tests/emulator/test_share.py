@@ -17,6 +17,7 @@ from .installed import load, text
 
 HOPPER: dict[str, Any] = dict(family="sm90", output="bf16", stages=3)
 NARROW: dict[str, Any] = HOPPER | dict(block_n=64)
+WIDE_TAIL: dict[str, Any] = HOPPER | dict(block_n=256, split_k=5, split_tail=True)
 ALL: dict[str, Any] = dict(
     c="f32", bias="bf16", residual="f16", save=True, alpha=0.5, activation="relu"
 )
@@ -76,6 +77,28 @@ def test_split_tiles_are_finished(name: str, clusters: int, schedule: tuple[str,
     kind, seed = schedule
     outcome = run(case, clusters * case.config().clusters, schedule=kind, seed=seed)
     gemm_cases.verify(case, case.product(), outcome)
+
+
+# Four tiles, the last one split: where three go before it by TMA, which reads staging buffers that
+# its sums want next.
+TAILS = {
+    "elementwise": Case(136, 264, 400, **WIDE_TAIL, bias="f32", activation="relu"),
+    "192 columns": Case(
+        136, 200, 400, **WIDE_TAIL | dict(block_n=192), bias="f32", activation="relu"
+    ),
+    "float32": Case(136, 264, 400, **WIDE_TAIL | dict(output="f32"), bias="f32"),
+    "gated": Case(136, 136, 400, **WIDE_TAIL, gated=True, activation="relu"),
+    "two m64": Case(264, 136, 400, **WIDE_TAIL | dict(block_n=128), block_m=256, alpha=0.5),
+    "pingpong": Case(72, 264, 400, **WIDE_TAIL, block_m=64, pingpong=True, activation="relu"),
+}
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_a_split_tile_waits_for_the_stores_of_whole_ones(name: str) -> None:
+    case = TAILS[name]
+    for schedule, seed in SCHEDULES:
+        outcome = run(case, 3, schedule=schedule, seed=seed)
+        gemm_cases.verify(case, case.product(), outcome)
 
 
 def stayers(outcome: gemm_launch.Outcome, parts: int) -> npt.NDArray[np.integer[Any]]:

@@ -90,12 +90,15 @@ def grow(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
         np.concatenate([each.errors for each in samples]),
         weight=np.concatenate([each.weights for each in samples]),
     )
-    grown = lightgbm.train(GROWTH, data, TREES)
-    return as_columns([each["tree_structure"] for each in grown.dump_model()["tree_info"]])
+    roots: list[Mapping[str, Any]] = []
+    for seed in SEEDS:
+        grown = lightgbm.train(GROWTH | {"seed": seed}, data, TREES)
+        roots += [each["tree_structure"] for each in grown.dump_model()["tree_info"]]
+    return as_columns(roots, len(SEEDS))
 
 
-def as_columns(roots: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    """The trees of LightGBM as they are stored."""
+def as_columns(roots: Sequence[Mapping[str, Any]], forests: int = 1) -> dict[str, NDArray[Any]]:
+    """The trees of LightGBM as they are stored, and of so many forests the mean."""
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
 
     def add(feature: int, number: float, left: int) -> None:
@@ -106,7 +109,7 @@ def as_columns(roots: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
         nodes = [root]
         for node in nodes:  # which grow while they are walked: children behind their parents
             if "leaf_value" in node:
-                add(LEAF, node["leaf_value"], 0)
+                add(LEAF, node["leaf_value"] / forests, 0)
             else:
                 add(node["split_feature"], node["threshold"], len(nodes))
                 nodes += [node["left_child"], node["right_child"]]

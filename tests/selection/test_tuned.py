@@ -29,7 +29,7 @@ from jaxbw._src.selection.search import price
 from jaxbw._src.selection.tuned import Table, table_for
 from jaxbw._src.selection.tuned.features import FEATURES
 from jaxbw._src.selection.tuned.files import read, to_bytes
-from jaxbw._src.selection.tuned.trees import LEAF
+from jaxbw._src.selection.tuned.trees import LEAF, Floats, Forest
 from jaxbw._src.selection.tuned_products import SWITCH
 from jaxbw._src.selection.workload import Workload
 from jaxbw._src.selection.workload import workload as as_workload
@@ -217,6 +217,20 @@ def test_a_table_finds_what_the_model_does_not_know() -> None:
     lost, still = (model_error.geometric_mean(each) - 1 for each in (before, after))
     assert lost > 0.02
     assert still < lost / 2
+
+
+def test_a_table_is_the_mean_of_its_forests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One forest alone was grown since tables became binary; a table shipped so, of 50 trees."""
+    samples = [tune_selection.sample(H200, each) for each in measurements(8)]
+    rows = np.concatenate([each.rows for each in samples])
+
+    def total(*seeds: int) -> Floats:
+        monkeypatch.setattr(tune_selection, "SEEDS", seeds)
+        return Forest.of(tune_selection.grow(samples), len(FEATURES)).total(rows)
+
+    first, second, both = total(1), total(2), total(1, 2)
+    assert not np.allclose(first, second)
+    np.testing.assert_allclose(both, (first + second) / 2, atol=1e-6)
 
 
 def test_the_file_is_what_was_grown(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PACKAGE ?= .
 PYTEST_FLAGS ?= -n auto --maxprocesses 8 --dist worksteal
+# Files and folders of `make test`; empty: all.
+TESTS ?=
 BIN := $(VENV)/bin
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake cuda jaxbw -type f \
@@ -30,7 +32,7 @@ demo: install
 
 # PYTHONSAFEPATH: what the tests start must not import this folder in place of the installed package.
 test: install $(VENV)/gpu-compilers
-	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) $(TESTS)
 
 test-long: install $(VENV)/gpu-compilers
 	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not gpu and not gpus" --hypothesis-profile=long

@@ -185,7 +185,6 @@ def programs() -> dict[str, set[str]]:
 PROGRAMS = {name: options for name, options in programs().items() if "pytest" not in name}
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_have_the_options_that_steps_give(program: str, tmp_path: Path) -> None:
     """An option that is gone would be found on a machine that is paid by the minute."""

@@ -97,7 +97,6 @@ def layers(name: str, **more: Any) -> tuple[nn.Module, nn.Module, Any]:
     return theirs, ours, ACTIVATIONS[activation]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_are_flaxs(name: str) -> None:
     """Names, shapes and values for equal keys; hence a checkpoint of either is one of both."""
@@ -140,7 +139,6 @@ def test_rounded_once(name: str, dtype: str) -> None:
     assert (np.abs(np.asarray(got).astype(np.float64) - reference) <= bound).all()
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_one_operation_runs(name: str) -> None:
     """Bias and activation are in it where they can be; else they follow a product of ours."""

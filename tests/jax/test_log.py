@@ -30,6 +30,8 @@ def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> T
 
 
 def lowered(function: Callable[..., Any], *operands: Any, platform: str = "cuda") -> Any:
+    """Lowered anew: JAX keeps what an earlier test lowered, and nothing would be told of it."""
+    jax.clear_caches()
     return jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,))
 
 

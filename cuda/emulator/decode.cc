@@ -265,8 +265,8 @@ Reg Decoder::read(const Operand& operand, Type type, bool wider) {
       const Variable& variable =
           operand.local ? rows.function.variables[operand.index] : rows.module.variables[operand.index];
       if (variable.space == Space::kShared) {
-        // Dynamic shared memory starts behind all static shared memory, aligned as its symbol asks.
-        const uint64_t offset = variable.is_extern ? align_up(rows.program.shared_bytes, variable.align)
+        // Dynamic shared memory starts behind all static shared memory, under every name.
+        const uint64_t offset = variable.is_extern ? rows.program.shared_bytes
                                 : operand.local    ? rows.variable_offsets[operand.index]
                                                    : rows.data.addresses[operand.index];
         return rows.shared_address(offset, bytes);

@@ -73,6 +73,18 @@ Frame frame_of(RowAllocator& rows) {
   return frame;
 }
 
+// The largest alignment of the symbols among these operands that name dynamic shared memory.
+uint32_t dynamic_alignment(const Module& module, const std::vector<Operand>& operands) {
+  uint32_t align = 1;
+  for (const Operand& operand : operands) {
+    align = std::max(align, dynamic_alignment(module, operand.parts));
+    if (operand.kind != Operand::Kind::kVariable || operand.local) continue;
+    const Variable& variable = module.variables[operand.index];
+    if (variable.space == Space::kShared && variable.is_extern) align = std::max(align, variable.align);
+  }
+  return align;
+}
+
 // The body of a function that the machine provides: one instruction, which finds its parameters in the frame.
 void provide(const RowAllocator& rows, Instruction& out) {
   static const Statement kHostStatement{.opcode = "call", .operands = {}};
@@ -149,6 +161,11 @@ Program decode(const Module& module, const ModuleData& data, const Function& fun
       rows;  // all made first: dynamic shared memory begins behind what they allot
   for (const Function* each : CallOrder(module, function).take())
     rows.push_back(std::make_unique<RowAllocator>(module, data, *each, program));
+  uint32_t align = 1;
+  for (const auto& each : rows)
+    for (const Statement& statement : each->function.statements)
+      align = std::max(align, dynamic_alignment(module, statement.operands));
+  program.shared_bytes = uint32_t(align_up(program.shared_bytes, align));
   std::map<std::string_view, uint32_t> frames;
   for (const auto& each : rows) {
     each->callees = &frames;

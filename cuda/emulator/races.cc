@@ -324,10 +324,29 @@ void RaceDetector::check(Cell& cell, uint64_t key, Access access, bool write, bo
   cell.more_reads = false;
 }
 
+// Bytes first to end - 1 of a cell. From the first access to a part on it is divided, until it is written as a whole.
+void RaceDetector::check_bytes(Cell& cell, uint64_t key, uint32_t first, uint32_t end, const Access& access, bool write,
+                               std::optional<Race>& race) {
+  const auto key_of = [&](uint32_t byte) { return key | uint64_t{byte + 1} << 56; };
+  std::array<Cell, kCellBytes>& bytes = divided_[key];
+  if (!cell.divided) {
+    bytes.fill(cell);
+    if (cell.more_reads) {
+      for (uint32_t byte = 0; byte < kCellBytes; ++byte) more_reads_[key_of(byte)] = more_reads_.at(key);
+      more_reads_.erase(key);
+    }
+    cell = {.write = {}, .read = {}, .divided = true};
+  }
+  for (uint32_t byte = first; byte < end; ++byte) check(bytes[byte], key_of(byte), access, write, false, race);
+  if (write && first == 0 && end == kCellBytes) {
+    cell = bytes[0];
+    divided_.erase(key);
+  }
+}
+
 // Cells first to end - 1. Neighbours mostly were accessed together: what was done to one is then done to the next.
-std::optional<RaceDetector::Race> RaceDetector::check(std::vector<Cell>& cells, uint32_t first, uint32_t end,
-                                                      uint64_t key, const Access& access, bool write, bool tensor) {
-  std::optional<Race> race;
+void RaceDetector::check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key, const Access& access,
+                         bool write, bool tensor, std::optional<Race>& race) {
   CellWords before{}, after{};
   bool repeats = false;
   for (uint32_t i = first; i < end; ++i) {
@@ -337,21 +356,40 @@ std::optional<RaceDetector::Race> RaceDetector::check(std::vector<Cell>& cells, 
       cell = std::bit_cast<Cell>(after);
       continue;
     }
+    if (cell.divided) {
+      check_bytes(cell, key | i, 0, kCellBytes, access, write, race);
+      repeats = false;
+      continue;
+    }
     repeats = !cell.more_reads;
     check(cell, key | i, access, write, tensor, race);
     repeats = repeats && !cell.more_reads;
     before = words;
     after = std::bit_cast<CellWords>(cell);
   }
-  return race;
 }
 
 std::optional<RaceDetector::Race> RaceDetector::shared(Access access, bool write, uint32_t cta, uint32_t offset,
                                                        uint32_t bytes) {
-  if (write && bytes < kCellBytes) return {};  // others may write the rest of the cell
   access.time = time(access.agent);
-  return check(shared_[cta], offset / kCellBytes, (offset + bytes + kCellBytes - 1) / kCellBytes, uint64_t{cta} << 32,
-               access, write, false);
+  std::optional<Race> race;
+  std::vector<Cell>& cells = shared_[cta];
+  const uint64_t key = uint64_t{cta} << 32;
+  const auto part = [&](uint32_t begin, uint32_t end) {
+    const uint32_t cell = begin / kCellBytes;
+    if (begin < end)
+      check_bytes(cells[cell], key | cell, begin % kCellBytes, end - cell * kCellBytes, access, write, race);
+  };
+  const uint32_t end = offset + bytes, first_whole = (offset + kCellBytes - 1) / kCellBytes;
+  const uint32_t end_whole = end / kCellBytes;
+  if (first_whole > end_whole) {
+    part(offset, end);
+  } else {
+    part(offset, first_whole * kCellBytes);
+    check(cells, first_whole, end_whole, key, access, write, false, race);
+    part(end_whole * kCellBytes, end);
+  }
+  return race;
 }
 
 std::optional<RaceDetector::Race> RaceDetector::tensor(Access access, bool write, uint32_t cta, uint32_t half_quarter,
@@ -359,7 +397,9 @@ std::optional<RaceDetector::Race> RaceDetector::tensor(Access access, bool write
   access.time = time(access.agent);
   access.async = true;
   const uint32_t first = half_quarter * kColumns + column;
-  return check(tensor_[cta], first, first + columns, uint64_t{1} << 63 | uint64_t{cta} << 32, access, write, true);
+  std::optional<Race> race;
+  check(tensor_[cta], first, first + columns, uint64_t{1} << 63 | uint64_t{cta} << 32, access, write, true, race);
+  return race;
 }
 
 void RaceDetector::forget_tensor(uint32_t cta, uint32_t column, uint32_t columns) {

@@ -26,7 +26,7 @@
 //
 // Global memory is global_races.h's, which asks this detector about the order within a cluster.
 //
-// Not seen: writes of less than 4 bytes; strong (volatile, atomic, relaxed) accesses, which are no data races.
+// Not seen: strong (volatile, atomic, relaxed) accesses, which are no data races.
 #pragma once
 
 #include <array>
@@ -134,10 +134,11 @@ class RaceDetector {
   void forget_tensor(uint32_t cta, uint32_t column, uint32_t columns);  // allocated anew
 
  private:
-  // Copied and compared as words: in strict runs nothing is done more often.
+  // Of 4 bytes. Copied and compared as words: in strict runs nothing is done more often.
   struct Cell {
     Access write, read;
-    uint64_t more_reads = false;  // in more_reads_
+    uint32_t more_reads = false;  // in more_reads_
+    uint32_t divided = false;     // into bytes: what happened is in divided_
   };
   using CellWords = std::array<uint64_t, sizeof(Cell) / sizeof(uint64_t)>;
   static_assert(std::has_unique_object_representations_v<Cell>);
@@ -167,8 +168,10 @@ class RaceDetector {
 
   bool ordered(const Access& before, bool before_writes, const Access& now, bool write, bool tensor) const;
   Clocks enqueue(AgentId engine, const Clocks& known);
-  std::optional<Race> check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key, const Access& access,
-                            bool write, bool tensor);
+  void check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key, const Access& access, bool write,
+             bool tensor, std::optional<Race>& race);
+  void check_bytes(Cell& cell, uint64_t key, uint32_t first, uint32_t end, const Access& access, bool write,
+                   std::optional<Race>& race);
   void check(Cell& cell, uint64_t key, Access access, bool write, bool tensor, std::optional<Race>& race);
   Race race_of(const Access& before, bool before_writes, const Access& now, bool now_writes) const;
 
@@ -182,6 +185,7 @@ class RaceDetector {
   std::deque<AgentId> free_;
   std::vector<std::vector<Cell>> shared_, tensor_;  // by CTA
   std::unordered_map<uint64_t, std::vector<Access>> more_reads_;
+  std::unordered_map<uint64_t, std::array<Cell, 4>> divided_;
 };
 
 }  // namespace jaxbw::emulator

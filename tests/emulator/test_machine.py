@@ -556,6 +556,50 @@ def test_every_opcode_has_a_section_and_is_reached() -> None:
     assert all(row[3] and row[3][0] == "9" for row in core.opcodes())
 
 
+BESIDE = """
+.version 9.0
+.target sm_100f
+.address_size 64
+.extern .shared .align 16 .b8 narrow[];
+.extern .shared .align 1024 .b8 wide[];
+.visible .entry kernel(.param .u64 out)
+{
+  .reg .b32 %r<8>;
+  .reg .b64 %out;
+  .shared .align 4 .b8 fixed[20];
+  ld.param.u64 %out, [out];
+  mov.u32 %r0, fixed;
+  mov.u32 %r1, narrow;
+  mov.u32 %r2, NAME;
+  st.shared.b32 [%r0 + 16], 5;
+  st.shared.b32 [%r2 + LAST], 7;
+  ld.shared.b32 %r3, [%r1 + LAST];
+  ld.shared.b32 %r4, [%r0 + 16];
+  st.global.v4.b32 [%out], {%r1, %r2, %r3, %r4};
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize(("name", "begin"), [("wide", 1024), ("narrow", 32)])
+def test_dynamic_shared_memory_begins_aligned_behind_what_is_static(name: str, begin: int) -> None:
+    # Under every name at the same place; a name that the kernel does not use is no concern of it.
+    size = 232448 - begin  # all that there is
+
+    def launch(last: int, size: int) -> Any:
+        kernel = emulator.Module(BESIDE.replace("NAME", name).replace("LAST", str(last)))
+        out = emulator.empty(4, np.uint32)
+        report = kernel.launch("kernel", grid=1, block=1, args=[out], dynamic_smem=size)
+        assert report.findings == []
+        return out
+
+    assert launch(size - 4, size).tolist() == [0x400 + begin, 0x400 + begin, 7, 5]
+    with pytest.raises(emulator.EmulatorError, match="out-of-bounds"):
+        launch(size, size)
+    with pytest.raises(emulator.EmulatorError, match="bytes of shared memory"):
+        launch(0, size + 1)
+
+
 def test_the_launch_is_checked() -> None:
     kernel = module("")
     out = emulator.empty(64, np.uint32)

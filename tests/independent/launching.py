@@ -37,7 +37,13 @@ class Layer:
     scratch: list[Any]
 
     def run(self, *arguments: Any, **options: Any) -> emulator.Report:
-        module = emulator.Module(self.ptx)
+        return self.launch(emulator.Module(self.ptx), *arguments, **options)
+
+    def launch(self, module: emulator.Module, *arguments: Any, **options: Any) -> emulator.Report:
+        """Launches a module that is `ptx`, or a mutant of it."""
+        for each in self.scratch:
+            if isinstance(each, np.ndarray):
+                each.view(np.uint8)[...] = 0xA5
         return module.launch(
             module.entries()[0],
             grid=self.grid,
@@ -80,10 +86,10 @@ def _stored(values: Array, transposed: bool, dtype: np.dtype[Any]) -> Array:
 
 
 class WrongResult(AssertionError):
-    """A product is not what numpy says."""
+    """A result is not what it should be."""
 
     def __init__(self, report: emulator.Report, options: dict[str, Any]) -> None:
-        super().__init__(f"wrong product: {options}; {report.summary()}")
+        super().__init__(f"wrong result: {options}; {report.summary()}")
         self.report = report
 
 
@@ -93,28 +99,35 @@ def _threads(ptx: str) -> int:
     return int(threads[1])
 
 
-def run(kernel: Kernel, problem: Problem, **options: Any) -> emulator.Report:
-    """Runs the kernel, on a GPU of two clusters, and compares its result bit by bit."""
+def launcher(kernel: Kernel, problem: Problem) -> Callable[..., emulator.Report]:
+    """Makes operands, once, and returns what launches the kernel by options of `Module.launch`.
+
+    It runs on a GPU of two clusters, and its result is compared bit by bit.
+    """
     module = emulator.Module(kernel.ptx)
     lhs, rhs = problem.operands()
     result = emulator.empty((problem.m, problem.n), problem.dtype)
-    result.view(np.uint8)[...] = 0xA5
     arguments = kernel.arguments(
         _stored(lhs, problem.lhs_transposed, problem.dtype),
         _stored(rhs, problem.rhs_transposed, problem.dtype),
         result,
     )
-    report = module.launch(
-        module.entries()[0],
-        grid=kernel.grid,
-        block=_threads(kernel.ptx),
-        cluster=kernel.cluster,
-        dynamic_smem=kernel.dynamic_smem,
-        args=arguments,
-        sm_count=2 * kernel.cluster[0] * kernel.cluster[1],
-        **options,
-    )
     expected = (lhs @ rhs).astype(problem.dtype)
-    if not np.array_equal(result.view(np.uint16), expected.view(np.uint16)):
-        raise WrongResult(report, options)
-    return report
+
+    def launch(**options: Any) -> emulator.Report:
+        result.view(np.uint8)[...] = 0xA5
+        report = module.launch(
+            module.entries()[0],
+            grid=kernel.grid,
+            block=_threads(kernel.ptx),
+            cluster=kernel.cluster,
+            dynamic_smem=kernel.dynamic_smem,
+            args=arguments,
+            sm_count=2 * kernel.cluster[0] * kernel.cluster[1],
+            **options,
+        )
+        if not np.array_equal(result.view(np.uint16), expected.view(np.uint16)):
+            raise WrongResult(report, options)
+        return report
+
+    return launch

@@ -27,9 +27,9 @@ def language(name: str, package: str) -> Any:
 
 
 def check(kernel: launching.Kernel, problem: Problem) -> list[Any]:
-    reports = []
+    launch, reports = launching.launcher(kernel, problem), []
     for schedule, seed in launching.SCHEDULES:
-        report = launching.run(kernel, problem, schedule=schedule, seed=seed, checks="hardware")
+        report = launch(schedule=schedule, seed=seed, checks="hardware")
         assert report.findings == [], (schedule, seed)
         reports.append(report)
     return reports

@@ -327,25 +327,32 @@ void RaceDetector::check(Cell& cell, uint64_t key, Access access, bool write, bo
 // Bytes first to end - 1 of a cell. From the first access to a part on it is divided, until it is written as a whole.
 void RaceDetector::check_bytes(Cell& cell, uint64_t key, uint32_t first, uint32_t end, const Access& access, bool write,
                                std::optional<Race>& race) {
-  const auto key_of = [&](uint32_t byte) { return key | uint64_t{byte + 1} << 56; };
-  std::array<Cell, kCellBytes>& bytes = divided_[key];
+  const uint64_t key_of_bytes = (key >> 32 | uint64_t{1} << 30) << 32 | uint32_t(key) * kCellBytes;
   if (!cell.divided) {
-    bytes.fill(cell);
-    if (cell.more_reads) {
-      for (uint32_t byte = 0; byte < kCellBytes; ++byte) more_reads_[key_of(byte)] = more_reads_.at(key);
-      more_reads_.erase(key);
+    if (free_bytes_.empty()) {
+      free_bytes_.push_back(uint32_t(bytes_.size()));
+      bytes_.emplace_back();
     }
-    cell = {.write = {}, .read = {}, .divided = true};
+    const uint32_t place = free_bytes_.back();
+    free_bytes_.pop_back();
+    bytes_[place].fill(cell);
+    if (cell.more_reads) {
+      const std::vector<Access> reads = std::move(more_reads_.at(key));
+      more_reads_.erase(key);
+      for (uint32_t byte = 0; byte < kCellBytes; ++byte) more_reads_[key_of_bytes + byte] = reads;
+    }
+    cell = {.write = {}, .read = {}, .divided = place + 1};
   }
-  for (uint32_t byte = first; byte < end; ++byte) check(bytes[byte], key_of(byte), access, write, false, race);
+  const uint32_t place = cell.divided - 1;
+  check(bytes_[place], first, end, key_of_bytes, access, write, false, race);
   if (write && first == 0 && end == kCellBytes) {
-    cell = bytes[0];
-    divided_.erase(key);
+    cell = bytes_[place][0];
+    free_bytes_.push_back(place);
   }
 }
 
 // Cells first to end - 1. Neighbours mostly were accessed together: what was done to one is then done to the next.
-void RaceDetector::check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key, const Access& access,
+void RaceDetector::check(std::span<Cell> cells, uint32_t first, uint32_t end, uint64_t key, const Access& access,
                          bool write, bool tensor, std::optional<Race>& race) {
   CellWords before{}, after{};
   bool repeats = false;

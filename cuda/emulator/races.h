@@ -33,6 +33,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
 #include <type_traits>
 #include <unordered_map>
 #include <vector>
@@ -138,7 +139,7 @@ class RaceDetector {
   struct Cell {
     Access write, read;
     uint32_t more_reads = false;  // in more_reads_
-    uint32_t divided = false;     // into bytes: what happened is in divided_
+    uint32_t divided = 0;         // into bytes: 1 + their place in bytes_
   };
   using CellWords = std::array<uint64_t, sizeof(Cell) / sizeof(uint64_t)>;
   static_assert(std::has_unique_object_representations_v<Cell>);
@@ -168,7 +169,7 @@ class RaceDetector {
 
   bool ordered(const Access& before, bool before_writes, const Access& now, bool write, bool tensor) const;
   Clocks enqueue(AgentId engine, const Clocks& known);
-  void check(std::vector<Cell>& cells, uint32_t first, uint32_t end, uint64_t key, const Access& access, bool write,
+  void check(std::span<Cell> cells, uint32_t first, uint32_t end, uint64_t key, const Access& access, bool write,
              bool tensor, std::optional<Race>& race);
   void check_bytes(Cell& cell, uint64_t key, uint32_t first, uint32_t end, const Access& access, bool write,
                    std::optional<Race>& race);
@@ -185,7 +186,8 @@ class RaceDetector {
   std::deque<AgentId> free_;
   std::vector<std::vector<Cell>> shared_, tensor_;  // by CTA
   std::unordered_map<uint64_t, std::vector<Access>> more_reads_;
-  std::unordered_map<uint64_t, std::array<Cell, 4>> divided_;
+  std::vector<std::array<Cell, 4>> bytes_;  // of divided cells
+  std::vector<uint32_t> free_bytes_;
 };
 
 }  // namespace jaxbw::emulator

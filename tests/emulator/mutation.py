@@ -4,7 +4,8 @@
 
 Every mutant runs under the first schedule in every launch that reaches the changed instruction,
 then under one schedule after another in these launches in turn, until something is found. A run
-that was interrupted goes on where it was: outcomes are kept beside --out, in a file of lines.
+that was interrupted, or stopped after --seconds, goes on where it was: outcomes are kept beside
+--out, in a file of lines.
 """
 
 import argparse
@@ -55,7 +56,8 @@ _ALL_BUFFERS = "bar.warp.sync before each chunk that is only cast, and one behin
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
 _LATER = "the wait for the ring's next slot: what a warp tells comes in order in the emulator"
 _WAIT_EMPTY = "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64"
-_, _, _TN, _TT = SM90_NAMES
+_ACQUIRE = "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster"
+_NN, _NT, _TN, _TT = SM90_NAMES
 _ALONE, _PAIRS = NAMES[:2]
 REDUNDANT = {
     ("sm100", "setup", "bar.warp.sync", 1, "deleted"): _ALIGNED,
@@ -91,6 +93,20 @@ REDUNDANT |= {
 }
 REDUNDANT |= {
     ("sm90", "load", "bar.warp.sync", occurrence, "deleted"): _ELECT for occurrence in range(1, 12)
+}
+# Slots that never hold a residual, which threads read: TMA brings none there (residual_stages).
+REDUNDANT |= {
+    ("sm90", "load", _ACQUIRE, 3, "deleted"): "none: both dimensions of the cluster share operands",
+    ("sm90", "load", _ACQUIRE, 6, "deleted"): "none: CTAs share a tile along K",
+} | {
+    (kernel, role, "xor.b32", occurrence, f"parity {change}"): (
+        "none: it is behind the last wait, as a residual's tile takes one stage"
+    )
+    for kernel, role, occurrence in (
+        *((name, "multiply", 2) for name in (_NN, _NT, _TT)),
+        (_TN, "epilogue", 3),
+    )
+    for change in ("never flips", "flips every time")
 }
 # The barriers of all slots that a ring may have are initialised, a full and an empty one in turn.
 REDUNDANT |= {
@@ -337,6 +353,7 @@ def main() -> None:
     parser.add_argument(
         "--match", default="", help="only mutants of instructions with this in them"
     )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after them")
     parser.add_argument("--out", type=Path, help="the table, as JSON; and as Markdown beside it")
     args = parser.parse_args()
     jobs = [job for job in all_mutants(tuple(args.kernels)) if args.match in job[1].instruction]
@@ -368,6 +385,12 @@ def main() -> None:
             if count % 50 == 0:
                 seconds = time.monotonic() - start
                 print(f"{count} of {len(todo)}, {seconds:.0f} s", file=sys.stderr, flush=True)
+            if time.monotonic() - start > args.seconds:
+                break
+        pool.terminate()
+    if left := sum(key not in done for key in keys):
+        print(f"{left} mutants are left: the same command goes on")
+        return
     outcomes = [done[key] for key in keys]
     print(Counter(outcome.verdict for outcome in outcomes))
     if args.out:

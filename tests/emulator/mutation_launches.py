@@ -70,6 +70,7 @@ def _sm90(name: str) -> Iterator[Case]:
     small = replace(base, pingpong=True, block_m=rows) if rows == 128 else base
     parts = replace(small, k=520, cluster_k=2, stages=None)
     yield parts
+    yield replace(parts, k=1800)  # round the whole ring
     yield replace(parts, cluster=(2, 1), cluster_k=4, output="f32", split_k=2)
     yield replace(parts, save=True, b_is_ready=True, n=37)
     if rows < 128:
@@ -108,10 +109,12 @@ def _sm90(name: str) -> Iterator[Case]:
     yield replace(base, **FULL, k=136, split_k=2)
     # A residual that TMA brings, whose stages of the ring hold operands before and behind it.
     for way in (base, replace(base, pingpong=True, block_m=rows)):
-        brought = replace(way, n=5 * columns - 8, k=136, stages=4, residual="bf16")
-        yield brought
-        yield replace(brought, m=4 * base.m, cluster=(2, 1))
-        yield replace(brought, cluster=(1, 2))
+        # In the same slots in every tile, or in others.
+        for stages in (4, 3):
+            brought = replace(way, n=5 * columns - 8, k=136, stages=stages, residual="bf16")
+            yield brought
+            yield replace(brought, m=4 * base.m, cluster=(2, 1))
+            yield replace(brought, cluster=(1, 2))
 
 
 def _sm100(group: int) -> Iterator[Case]:

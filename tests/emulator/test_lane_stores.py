@@ -60,6 +60,14 @@ def test_no_race_behind_every_lane_s_own_wait(read: str) -> None:
         assert report.bytes["tma store"] == 32 * 128
 
 
+@pytest.mark.parametrize("step", [0, 128])
+def test_no_race_where_one_lane_stores(step: int) -> None:
+    for options, out, report in reports(store="@!%p2 bra SYNC;" + COPY, step=step):
+        assert report.findings == [], options
+        assert (out[:32] == np.arange(32)).all(), options
+        assert report.bytes["tma store"] == 128
+
+
 @pytest.mark.parametrize("read", [".read", ""])
 @pytest.mark.parametrize("step", [0, 128])
 @pytest.mark.parametrize("who", ["nobody", "lane 0", "the others"])

@@ -12,7 +12,7 @@ PARTS = 3  # of those
 SCHEDULES = mutation.SCHEDULES[:9]
 AMONG = {"sm90": (*range(8), *range(8, 40, 3)), "sm100": (0, 3, 6, 7, 9, 10, 11, 14)}  # launches
 SHARED = 2  # more of them, whose CTAs share a tile
-BROUGHT = 6  # and the last ones of sm90, whose residual comes by TMA
+BROUGHT = 12  # and the last ones of sm90, whose residual comes by TMA
 
 
 @pytest.mark.sampled(PARTS)

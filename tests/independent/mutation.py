@@ -9,6 +9,7 @@ how many schedules. `--part 1/4` examines the first of every four mutants.
 """
 
 import argparse
+import importlib.metadata
 import itertools
 import multiprocessing
 import re
@@ -270,9 +271,25 @@ def subjects() -> Iterator[Subject]:
         yield of_gemm(name, kernel, problem)
 
 
+def _versions() -> Iterator[str]:
+    for name, package in (("Triton", "triton"), ("the CuTe DSL", "nvidia-cutlass-dsl")):
+        yield f"{name} {importlib.metadata.version(package)}"
+
+
 def table(outcomes: list[Outcome]) -> str:
     """The table of all mutants that make a difference."""
-    lines: list[str] = []
+    wrong = sum(outcome.wrong > 0 for outcome in outcomes)
+    missed = sum(outcome.missed for outcome in outcomes)
+    lines = ["# Mutants of other compilers' kernels", ""]
+    lines += [
+        f"{len(outcomes)} mutants of kernels of {', '.join(_versions())}",
+        "(`tests/independent`), made by `python -m tests.independent.mutation --out FILE`: one",
+        "synchronizing instruction deleted, moved by one place, or weakened. Unchecked, the result of",
+        f"{wrong} is wrong in at least one of {len(SCHEDULES)} schedules; level `hardware` finds",
+        f"{wrong - missed} of them. Of those with errors only, some schedule ends in one, a deadlock",
+        "mostly, which every level reports.",
+        "",
+    ]
     names = list(dict.fromkeys(outcome.kernel for outcome in outcomes))
     lines += ["| Kernel | Mutants | other results | of these found | only errors | no difference |"]
     lines += ["|---|---|---|---|---|---|"]

@@ -36,9 +36,7 @@ def subject(mutation: Any, name: str) -> Any:
         ("CuTe DSL, rows, launch control", 1),
     ],
 )
-def test_every_mutant_with_another_result_is_found(
-    mutation: Any, name: str, at_least: int
-) -> None:
+def test_every_mutant_with_another_result_is_found(mutation: Any, name: str, at_least: int) -> None:
     kernel = subject(mutation, name)
     outcomes = [mutation.examine(kernel, mutant) for mutant in mutation.mutants(kernel.ptx)]
     wrong = [outcome for outcome in outcomes if outcome.wrong]

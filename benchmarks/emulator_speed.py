@@ -87,10 +87,11 @@ def compilers(repeats: int) -> Iterator[Timing]:
     from tests.independent import launching, mutation
 
     for name, kernel, problem in mutation.gemms(launching.Problem(1024, 1024, 512, launching.F16)):
-        launch = launching.launcher(kernel, problem)
-        yield from measure(
-            name, 0, lambda checks, launch=launch: launch(checks=checks), LEVELS, repeats
-        )
+        yield from measure(name, 0, _at_level(launching.launcher(kernel, problem)), LEVELS, repeats)
+
+
+def _at_level(launch: Callable[..., emulator.Report]) -> Launch:
+    return lambda checks: launch(checks=checks)
 
 
 def cpu() -> str:

@@ -284,10 +284,10 @@ def table(outcomes: list[Outcome]) -> str:
     lines += [
         f"{len(outcomes)} mutants of kernels of {', '.join(_versions())}",
         "(`tests/independent`), made by `python -m tests.independent.mutation --out FILE`: one",
-        "synchronizing instruction deleted, moved by one place, or weakened. Unchecked, the result of",
-        f"{wrong} is wrong in at least one of {len(SCHEDULES)} schedules; level `hardware` finds",
-        f"{wrong - missed} of them. Of those with errors only, some schedule ends in one, a deadlock",
-        "mostly, which every level reports.",
+        "synchronizing instruction deleted, moved by one place, or weakened. Unchecked, the result",
+        f"of {wrong} is wrong in at least one of {len(SCHEDULES)} schedules; level `hardware`",
+        f"finds {wrong - missed} of them. Of those with errors only, some schedule ends in one, mostly a",
+        "deadlock, which every level reports.",
         "",
     ]
     names = list(dict.fromkeys(outcome.kernel for outcome in outcomes))

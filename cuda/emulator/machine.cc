@@ -422,14 +422,17 @@ void Machine::finding(const char* kind, const Operation& operation, const std::s
   add_finding(kind, message, place(*operation.issuer), operation.line);
 }
 
-// A kernel that is wrong at one place is wrong there many times: those are counted, not listed.
+// A kernel that is wrong at one place is wrong there many times, mostly in a row: those are counted, not listed.
 bool Machine::count_again(const char* kind, uint32_t line, uint32_t other_line) {
-  for (Finding& finding : report_.findings) {
-    if (finding.line != line || finding.other_line != other_line || finding.kind != kind) continue;
-    ++finding.count;
-    return true;
-  }
-  return false;
+  std::vector<Finding>& findings = report_.findings;
+  const auto same = [&](const Finding& finding) {
+    return finding.line == line && finding.other_line == other_line && finding.kind == kind;
+  };
+  if (last_counted_ >= findings.size() || !same(findings[last_counted_]))
+    last_counted_ = size_t(std::find_if(findings.begin(), findings.end(), same) - findings.begin());
+  if (last_counted_ == findings.size()) return false;
+  ++findings[last_counted_].count;
+  return true;
 }
 
 void Machine::add_finding(const char* kind, const std::string& message, const std::string& where, uint32_t line,

@@ -426,6 +426,7 @@ class Machine {
   std::vector<Buffer> buffers_;
   std::vector<uint8_t> parameters_;
   Report report_;
+  size_t last_counted_ = 0;  // of its findings
   std::mt19937_64 random_;
 
   std::vector<std::unique_ptr<Cluster>> clusters_;

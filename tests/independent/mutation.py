@@ -286,8 +286,8 @@ def table(outcomes: list[Outcome]) -> str:
         "(`tests/independent`), made by `python -m tests.independent.mutation --out FILE`: one",
         "synchronizing instruction deleted, moved by one place, or weakened. Unchecked, the result",
         f"of {wrong} is wrong in at least one of {len(SCHEDULES)} schedules; level `hardware`",
-        f"finds {wrong - missed} of them. Of those with errors only, some schedule ends in one, mostly a",
-        "deadlock, which every level reports.",
+        f"finds {wrong - missed} of them. Of those with errors only, some schedule ends in one,",
+        "mostly a deadlock, which every level reports.",
         "",
     ]
     names = list(dict.fromkeys(outcome.kernel for outcome in outcomes))

@@ -316,8 +316,9 @@ void RaceDetector::check(Cell& cell, uint64_t key, Access access, bool write, bo
   }
   conflict(cell.read, false);
   if (cell.more_reads) {
-    for (const Access& read : more_reads_[key]) conflict(read, false);
-    more_reads_.erase(key);
+    const auto more = more_reads_.find(key);
+    for (const Access& read : more->second) conflict(read, false);
+    more_reads_.erase(more);
   }
   replace(cell.write);
   cell.read = {};

@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import importlib
 import json
 import math
 import pathlib
@@ -120,7 +121,7 @@ def nothing(machine: Machine, each: Measurements, group: Group) -> Costs:
     return dataclasses.replace(costs, **terms, total=none + 1000.0)
 
 
-def without(changes: Mapping[str, float]) -> Price:
+def without(changes: Mapping[str, Any]) -> Price:
     """The model without a term."""
     return lambda machine, each, group: model(dataclasses.replace(machine, **changes), each, group)
 
@@ -180,7 +181,7 @@ def grown(seen: Sequence[Rated]) -> Forest:
 def losses(
     machine: Machine, recorded: Sequence[Counted], fresh: Sequence[Counted], price: Price
 ) -> dict[str, Any]:
-    """A row of the results: recorded ones left out in turn, and fresh ones; without and with trees."""
+    """A row of the results: recorded ones left out in turn, and fresh ones."""
     old, new = (rate(machine, matmuls, price) for matmuls in (recorded, fresh))
     unseen = []
     for fold in range(FOLDS):
@@ -208,7 +209,7 @@ class Nvidia:
     """NVIDIA's heuristic for CUTLASS 3 on a GPU."""
 
     def __init__(self, gpu: str) -> None:
-        import nvMatmulHeuristics as nv  # an optional package
+        nv: Any = importlib.import_module("nvMatmulHeuristics")  # an optional package
 
         self._layouts = nv.NvMatmulHeuristicsMatmulLayout
         self._of = nv.NvMatmulHeuristicsInterfaceEx(
@@ -238,11 +239,12 @@ class Nvidia:
 
 
 def on_b200() -> list[dict[str, Any]]:
-    """The suite's shapes for which NVIDIA's first choice and ours differ in tile or cluster."""
-    nvidia, device = Nvidia("B200"), devices.target("B200")
+    """NVIDIA's first choices and ours for the suite's shapes; tiles and clusters as D has them."""
+    nvidia, device = Nvidia("B200"), devices.resolve("B200")
+    assert device is not None
     found = []
-    for case in (case for case in suite() if case.layout == "nn"):
-        product = Product(case.m, case.n, case.k)
+    for shape in suite():
+        product = Product(*shape)
         theirs = nvidia.first(product)
         _, ranked = ranking(
             product.problem, device, "sm100", manifest.kernels(), tuned=None, kept=1
@@ -253,7 +255,7 @@ def on_b200() -> list[dict[str, Any]]:
         if ours.swap_ab:
             tile.reverse()
             cluster.reverse()
-        row = {
+        row: dict[str, Any] = {
             "matmul": str(product),
             "nvidia": {
                 "cta_tile": [theirs.cta_tile_m, theirs.cta_tile_n],

@@ -117,7 +117,7 @@ def model(machine: Machine, _: Measurements, group: Group) -> Costs:
 def nothing(machine: Machine, each: Measurements, group: Group) -> Costs:
     """No price: trees are alone with sizes and launches."""
     costs, none = rule(machine, each, group), np.zeros(len(group.table))
-    terms = dict.fromkeys(("mma", "fill", "epilogue", "fixed", "split"), none)
+    terms: dict[str, Any] = dict.fromkeys(("mma", "fill", "epilogue", "fixed", "split"), none)
     return dataclasses.replace(costs, **terms, total=none + 1000.0)
 
 

@@ -69,7 +69,7 @@ REMOVED: Mapping[str, Mapping[str, float]] = {
     "staging": {"stage_bytes_per_cycle": NEVER, "chunk_cycles": 0, "store_read_cycles": 0},
     "stores": {"store_bytes_per_cycle": NEVER, "store_visible_cycles": 0},
     "slow columns and rows": {"columns_slowdown": 1, "rows_slowdown": 1},
-    "general epilogues": {"general_cycles": 0, "activation_cycles": 0},
+    "general epilogues": {"general_cycles": 0.0, "activation_cycles": 0.0},
     "a cluster's setup": {"setup_ns": 100},
     "sums in a cluster": {"cluster_sum_ns": 0, "cluster_sum_bytes_per_cycle": NEVER},
     "counting parts": {"split_ns": 0, "memset_ns": 0},

@@ -4,6 +4,10 @@ It stands for the replay of `lab.model`, whose agents wait for one another, and 
 within 3 % where that serves (tests/model/test_closed_form.py). docs/selection.md explains the
 formulas, their sources and their limits. Constants are those of `machine.Machine`. All functions
 take and give arrays, one element a configuration.
+
+Why it is so long: a rule of ten lines, with trees of its own, loses 0.4 % more on an H200
+(benchmarks/ablate_selection.py), and a B200 has no trees: there the terms are all that is known,
+and what `explain` and the laboratory show.
 """
 
 from dataclasses import dataclass, fields
@@ -716,7 +720,10 @@ def _overlapping(machine: Machine, bounds: Floats) -> Floats:
     They contend for the same memories.
     """
     longest = bounds.max(axis=0)
-    scaled = (bounds / np.maximum(longest, 1e-9)) ** machine.overlap_exponent
+    scaled = bounds / np.maximum(longest, 1e-9)
+    if machine.overlap_exponent == 4:  # as on the H200: squares take a tenth of powers' time
+        return np.asarray(longest * np.sqrt(np.sqrt(np.square(np.square(scaled)).sum(axis=0))))
+    scaled **= machine.overlap_exponent
     return np.asarray(longest * scaled.sum(axis=0) ** (1 / machine.overlap_exponent))
 
 

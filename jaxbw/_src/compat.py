@@ -1,7 +1,7 @@
 """Every use of JAX beyond its documented API, in one place.
 
-Each has a test in tests/jax/test_compat.py. Works on jax 0.10.1 to 0.12. Nothing here decides
-anything about matrix products.
+Each has a test in tests/jax, test_compat.py or test_experimental.py. Works on jax 0.10.1 to 0.12.
+Nothing here decides anything about matrix products.
 """
 
 import contextlib

@@ -1,11 +1,12 @@
 """Every use of JAX beyond its documented API, in one place.
 
-Each has a test in tests/jax/test_compat.py. Works on jax 0.10 to 0.12. Nothing here decides
-anything about matrix products.
+Each has a test in tests/jax, test_compat.py or test_experimental.py. Works on jax 0.10.1 to 0.12.
+Nothing here decides anything about matrix products.
 """
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -13,6 +14,7 @@ from typing import Any, cast
 import jax
 import jaxlib.version
 import numpy as np
+from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
@@ -30,6 +32,11 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import partial_eval as _partial_eval
 from jax.interpreters import xla
+
+try:  # as the rules of jax_remat3, which not every version has
+    from jax._src.interpreters import remat as _remat
+except ImportError:
+    _remat = None  # type: ignore[assignment]
 
 # jit's argument that inlines a nested call while it is traced. From jax 0.12 on, True inlines it in
 # lowering only, and what looks at a traced program would meet a call.
@@ -224,6 +231,28 @@ def register_dead_code_rule(primitive: Primitive, rule: Callable[..., Any]) -> N
         return rule(used, equation)
 
     _partial_eval.dce_rules[primitive] = versioned
+
+
+def register_remat_rule(primitive: Primitive) -> None:
+    """Lets a policy keep a primitive's results under `jax_remat3`, whose policies know primitives.
+
+    Without a rule nothing is kept there, whatever the policy says.
+    """
+
+    def rule(policy: Any, /, *operands: Any, **params: Any) -> Any:
+        bind = partial(primitive.bind, **params)
+        out = bind(*operands)
+        if callable(policy) and policy(primitive, *map(_core.typeof, operands), **params) is True:
+            return out, lambda *again: _ad_checkpoint.primal_left_tangent_right(out, bind(*again))
+        return out, bind
+
+    if _remat is not None:
+        _remat.rules[primitive] = rule
+
+
+def experimental(module: str) -> Any:
+    """The module `jax.experimental.<module>`; None where this program has not loaded it."""
+    return sys.modules.get(f"jax.experimental.{module}")
 
 
 # XLA's dynamic-slice fusion moves a custom call into the fusion that stores its result in a stacked

@@ -57,3 +57,15 @@ def test_the_compiler_is_pinned_the_same_everywhere(root: Path) -> None:
     pinned = [f"{toolchain.WHEELS}; sys_platform == 'linux'"]
     assert override["build"]["requires"] == pinned
     assert project["project"]["optional-dependencies"]["nvcc"] == pinned
+
+
+def test_ci_tests_the_lowest_versions(root: Path) -> None:
+    if not (root / ".ci").exists():  # the sdist's tests
+        return
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["flax"]]
+    constraints = (root / ".ci" / "lowest.txt").read_text()
+    tested = dict(line.split("==") for line in constraints.splitlines() if "==" in line)
+    for requirement in declared:
+        name, version = requirement.split(">=")
+        assert f"{tested[name]}.".startswith(f"{version}.")

@@ -232,3 +232,10 @@ def test_remat_and_scan(operand: Operand) -> None:
         return jax.grad(lambda w: jax.lax.scan(layer, x, w)[0].sum())
 
     np.testing.assert_allclose(network(jaxbw.matmul)(w), network(jnp.matmul)(w), rtol=1e-4)
+
+
+def test_names_of_jnp() -> None:
+    x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
+    assert jaxbw.matmul(a=x, b=w).shape == jaxbw.matmul(x, b=w).shape == (2, 4)
+    with pytest.raises(TypeError, match=r"jaxbw.matmul: lhs and a are one argument"):
+        jaxbw.matmul(x, a=x, b=w)

@@ -22,6 +22,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         x, w, bias=B, activation="gelu", residual=R, c=R, alpha=0.5, beta=2.0
     ),
     "gated": lambda x, w: jaxbw.gated_matmul(x, w, w, activation="silu"),
+    "gated, computed again": lambda x, w: jaxbw.gated_matmul(x, w, w, recompute=True),
     "dot_general": lambda x, w: jaxbw.dot_general(
         x, w, (((1,), (0,)), ((), ())), bias=B, activation="relu"
     ),
@@ -49,6 +50,8 @@ MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "errors of nan": lambda: flag("jax_error_checking_behavior_nan", "raise"),
     "x64": lambda: jax.enable_x64(True),
 }
+if hasattr(jax.config, "jax_remat3"):
+    MODES["remat3"] = lambda: flag("jax_remat3", True)
 
 
 @pytest.mark.sampled(4)

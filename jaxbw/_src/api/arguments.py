@@ -70,6 +70,13 @@ def product(
     )
 
 
+def renamed(call: str, name: str, x: Any, other_name: str, other: Any) -> Any:
+    """An argument that may be given by another name."""
+    if x is not None and other is not None:
+        raise TypeError(f"{call}: {name} and {other_name} are one argument, given twice")
+    return x if other is None else other
+
+
 def terms(
     call: str, alpha: Any, beta: Any, bias_axis: int, activation: str | None
 ) -> EpilogueArguments:

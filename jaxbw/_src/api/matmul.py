@@ -15,16 +15,18 @@ from jaxbw._src.api.arguments import EpilogueArguments, ProductArguments
 from jaxbw._src.api.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.primitives import dot_general as plain
-from jaxbw._src.primitives import originals, serve
+from jaxbw._src.primitives import experimental, originals, serve
 from jaxbw._src.problem import DimensionNumbers, GemmProblem, Operands, describe, reduce_dot_general
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.implementations import Implementation
 
 
 def matmul(
-    lhs: Any,
-    rhs: Any,
+    lhs: Any = None,
+    rhs: Any = None,
     *,
+    a: Any = None,
+    b: Any = None,
     bias: Any = None,
     bias_axis: int = -1,
     activation: str | None = None,
@@ -54,6 +56,7 @@ def matmul(
     Args:
       lhs: `[..., m, k]` or `[k]`, of any dtype that `jnp.matmul` takes.
       rhs: `[..., k, n]` or `[k]`. Batch dimensions broadcast.
+      a, b: `jnp.matmul`'s names of lhs and rhs, as keywords.
       bias: `[n]`, or `[m]` with `bias_axis=-2`, a real floating dtype; default none.
       bias_axis: the dimension of the result along which the bias lies, -1 or -2.
       activation: None, "relu", "silu", "gelu" (tanh approximation, `jax.nn.gelu`'s default) or
@@ -90,6 +93,11 @@ def matmul(
     Array([5., 5.], dtype=float32)
     """
     call = "jaxbw.matmul"
+    if a is not None or b is not None:
+        lhs, rhs = (
+            arguments.renamed(call, "lhs", lhs, "a", a),
+            arguments.renamed(call, "rhs", rhs, "b", b),
+        )
     operands = _arguments(call, (lhs, rhs), None, c, bias, residual)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     given = arguments.product(
@@ -309,6 +317,7 @@ def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, 
                 break
         else:
             return *factors, *others
+    experimental.register()
     arrays = [
         None if x is None else compat.ensure_arraylike(f"{call}: {name}", x)[0]
         for name, x in zip(Operands._fields[6 - len(others) :], others, strict=True)

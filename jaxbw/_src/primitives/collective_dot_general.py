@@ -166,4 +166,5 @@ def _beside_a_collective(policy: Policy, ring: Ring) -> Policy:
 
 collective_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
 compat.apply_eagerly(collective_dot_general_p)
+compat.register_remat_rule(collective_dot_general_p)
 mlir.register_lowering(collective_dot_general_p, _lower)

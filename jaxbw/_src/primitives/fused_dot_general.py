@@ -3,6 +3,12 @@
 Like dot_general_p it stands for the operation until it is lowered; then it is one launch, or
 XLA's operations by the same formula (epilogue.py). It is not differentiable: fused.py says how the
 operation is.
+
+It is not one primitive with dot_general_p. That one is bilinear in exactly two operands with one
+result, so that JAX derives jvp, transposition and linear_transpose from two rules; this one has up
+to six operands and three results, is linear in none of its epilogue, and has dead code and batching
+rules that the other does not need. Merged, each rule but lowering and partitioning, which they
+share already, would begin by asking which of the two it is for.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,0 +1,66 @@
+"""Rules of the primitives for jax.experimental: jet, sparse.sparsify and roofline.
+
+Their registries are filled once a program has loaded them, which jaxbw does not do: sparse alone
+takes as long as all of jaxbw. So `register` is called wherever a call is traced. What `jax.jit`
+traced before such a module was loaded, and does not trace again, may find none. jet and sparsify
+have no rule that works for any jax.custom_vjp, hence none for a matmul with an epilogue.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from jax import lax
+
+from jaxbw._src import compat
+from jaxbw._src.epilogue import IDENTITY, Epilogue
+from jaxbw._src.primitives.dot_general import dot_general_p, lax_params
+from jaxbw._src.primitives.fused_dot_general import fused_dot_general_p
+
+
+def register() -> None:
+    """Fills the registries of the modules that are loaded."""
+    if (jet := compat.experimental("jet")) is not None:
+        jet.jet_rules.setdefault(dot_general_p, _bilinear_series)
+    if (sparse := compat.experimental("sparse.transform")) is not None:
+        for rules in (sparse.sparse_rules_bcoo, sparse.sparse_rules_bcsr):
+            rules.setdefault(dot_general_p, _sparse(rules[lax.dot_general_p]))
+    # The rules of JAX's own primitives are loaded with the module beside this one.
+    if (roofline := compat.experimental("roofline.roofline")) is not None:
+        for primitive in (dot_general_p, fused_dot_general_p):
+            roofline._rooflines.setdefault(primitive, _roofline)
+
+
+def _bilinear_series(primals: Any, series: Any, **params: Any) -> Any:
+    """Taylor coefficients of a bilinear operation, of those of its operands."""
+    (lhs, rhs), (lhs_terms, rhs_terms) = primals, series
+    left, right = [lhs, *lhs_terms], [rhs, *rhs_terms]
+    out, *terms = (
+        sum(dot_general_p.bind(left[i], right[order - i], **params) for i in range(order + 1))
+        for order in range(len(left))
+    )
+    return out, terms
+
+
+def _sparse(rule: Any) -> Any:
+    """What serves lax.dot_general of sparse operands."""
+    return lambda env, *operands, **params: rule(env, *operands, **lax_params(params))
+
+
+def _roofline(ctx: Any, *operands: Any, epilogue: Epilogue = IDENTITY, **params: Any) -> Any:
+    """As of lax.dot_general; an epilogue adds its arrays, and its arithmetic counts as nothing."""
+    rules = compat.experimental("roofline.roofline")._rooflines
+    rule = rules[lax.dot_general_p]
+    product = rule(
+        replace(ctx, avals_in=ctx.avals_in[:2], avals_out=ctx.avals_out[:1]),
+        *operands[:2],
+        **lax_params(params),
+    )
+    others = (*ctx.avals_in[2:], *ctx.avals_out[1:])
+    more = sum(x.size * x.dtype.itemsize for x in others)
+    return replace(
+        product,
+        flops=product.flops * (1 + epilogue.gated),
+        unfused_flops=product.unfused_flops * (1 + epilogue.gated),
+        hbm_bytes=product.hbm_bytes + more,
+        unfused_hbm_bytes=product.unfused_hbm_bytes + more,
+    )

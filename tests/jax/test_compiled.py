@@ -107,7 +107,7 @@ INTEGERS = """
     save scheduler split_k split_tail stages store_buffers swap_ab swizzle tma_store wave
 """
 SIGNATURES: dict[str, Any] = {
-    "jaxbw_gemm_v2": {
+    "jaxbw_gemm_v3": {
         "attributes": {
             "kernel": "string",
             **dict.fromkeys(("alpha", "beta"), "f32"),

@@ -23,9 +23,7 @@ _MAY_BE_NONE = ("block_m", "block_n", "block_k", "stages", "accumulators", "sche
 _SCHEDULERS = tuple(dict.fromkeys(itertools.chain(*(f.schedulers for f in FAMILIES.values()))))
 _OF_ANY_TILE = ("scheduler", "batch_invariant")  # what may be given without a tile
 # What is printed of a configuration only where it is not the default.
-_RARE = (
-    *("cluster_k", "pingpong", "split_tail", "accumulators", "scheduler", "batch_invariant"),
-)
+_RARE = (*("cluster_k", "pingpong", "split_tail", "accumulators", "scheduler", "batch_invariant"),)
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,8 @@ struct GemmParams {
   uint32_t stages;           // depth of the shared-memory ring
   uint32_t residual_stages;  // sm_90: of them, what a tile of the residual takes; 0 where it does not come by TMA
   StorePath store_path;
-  uint32_t k_spans;          // swizzle spans along K in a stage
-  uint32_t operand_swizzle;  // 1: the 128-byte swizzle; 0: none, core matrices (for the ladder; K-major only)
-  uint32_t accumulators;     // TMEM ring: 1 or 2 (sm_100)
-  uint32_t store_buffers;    // staging buffers of an epilogue warp: 1 or 2
+  uint32_t k_spans;       // swizzle spans along K in a stage
+  uint32_t accumulators;  // TMEM ring: 1 or 2 (sm_100)
 
   Scheduler scheduler;
   DataType input;          // read at run time by sm_100 kernels only; sm_90 has it in the instruction
@@ -133,9 +131,6 @@ struct GemmParams {
   Divisor tile_slices;  // cluster_slices() of a CTA's tile (sm90_reduce.cuh)
   float* partials;      // see partial_floats() in gemm/storage.h
   uint32_t* counters;   // zero before the launch, see slice_count(); or null
-
-  const void* a_data;  // for kernels that do not use TMA
-  const void* b_data;
 };
 
 static_assert(sizeof(TensorMap) == 128 && alignof(GemmParams) == 64);

@@ -89,7 +89,7 @@ def devices() -> list[DeviceInfo]:
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 
-    Each is a dict of stages. "jaxbw_gemm_v2" is one product with its epilogue (see `Epilogue` in
+    Each is a dict of stages. "jaxbw_gemm_v3" is one product with its epilogue (see `Epilogue` in
     cuda/params.h), one call, one or several kernels:
 
     - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
@@ -104,8 +104,7 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       lhs_major, rhs_major (values of the enums here);
       of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
-      swap_ab, accumulators, store_buffers, tma_store, operand_swizzle, scheduler (0 static, 1 CLC,
-      2 none).
+      swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
 
     The last tiles % wave cluster tiles are split where split_tail is 1: wave is how many clusters
     the device is taken to run at a time. It is 0 where split_tail is 0.
@@ -115,7 +114,7 @@ def ffi_types() -> dict[str, Any]:
     """The types of state that the custom calls for platform "CUDA" leave with XLA.
 
     As `jax.ffi.register_ffi_type` takes them, which comes before the calls. "jaxbw_call_site" is
-    what "jaxbw_gemm_v2" keeps between executions: all that does not depend on addresses.
+    what "jaxbw_gemm_v3" keeps between executions: all that does not depend on addresses.
     """
 
 def emulator_ffi_targets() -> dict[str, dict[str, object]]:
@@ -159,7 +158,7 @@ def shared_memory_bytes(
 def workspace_bytes(
     lhs: Sequence[int], rhs: Sequence[int], input: DataType, attributes: Mapping[str, _Attribute]
 ) -> int:
-    """How much scratch memory a call of "jaxbw_gemm_v2" takes: the size of its result `workspace`.
+    """How much scratch memory a call of "jaxbw_gemm_v3" takes: the size of its result `workspace`.
 
     It holds what has to be repacked for TMA, and the partial sums of split tiles.
 
@@ -184,7 +183,7 @@ def launch_gemm(
     poison: bool = True,
     stream: int = 0,
 ) -> list[NDArray[np.uint8]]:
-    """Calls "jaxbw_gemm_v2" on host arrays without JAX, for tests and sanitizers; waits for it.
+    """Calls "jaxbw_gemm_v3" on host arrays without JAX, for tests and sanitizers; waits for it.
 
     Every buffer lies between guard regions. Before each launch the results are poisoned with NaN,
     the workspace is filled with garbage.
@@ -224,7 +223,7 @@ def enqueue_gemm(
     wait: bool = False,
     profiling: _Profiling | None = None,
 ) -> None:
-    """Enqueues "jaxbw_gemm_v2" on arrays in device memory, without JAX, for measuring.
+    """Enqueues "jaxbw_gemm_v3" on arrays in device memory, without JAX, for measuring.
 
     It goes to the null stream, which is not ordered with those of XLA: wait for what made the
     operands, and before what reads the results.
@@ -253,7 +252,7 @@ def trace_gemm(
     sm_count: int,
     profiling: _Profiling | None = None,
 ) -> Any:
-    """Runs "jaxbw_gemm_v2" in the emulator, on one machine of so many SMs, and traces it.
+    """Runs "jaxbw_gemm_v3" in the emulator, on one machine of so many SMs, and traces it.
 
     Returns what `jaxbw._src.emulator.report.make_report` takes.
 

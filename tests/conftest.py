@@ -56,7 +56,7 @@ FAST: dict[str, tuple[str, ...]] = {
     **{
         f"emulator/test_{name}.py": _ALL
         for name in """accepted deadlock findings hold lane_races lane_stores levels machine
-        matrix_fragments mma naive number_formats ordering pair_allocation repack report tensor_map
+        matrix_fragments mma number_formats ordering pair_allocation repack report tensor_map
         tma tmem umma umma_rules wgmma""".split()
     },
     "emulator/test_gemm_kernels.py": (

@@ -80,8 +80,8 @@ JAXBW_DEVICE void keep(const float (&d)[kCount], uint64_t* out) {
 template <uint32_t kN>
 JAXBW_DEVICE void wgmma_batches(const Arguments& a) {
   using Instruction = ptx::Wgmma<DataType::kBF16, kN>;
-  const OperandTile a_tile = operand_tile(Major::kK, DataType::kBF16, 64, 1, true);
-  const OperandTile b_tile = operand_tile(Major::kK, DataType::kBF16, kN, 1, true);
+  const OperandTile a_tile = operand_tile(Major::kK, DataType::kBF16, 64, 1);
+  const OperandTile b_tile = operand_tile(Major::kK, DataType::kBF16, kN, 1);
   for (uint32_t i = threadIdx.x; i < (64 + kN) * kSwizzleSpan / 4; i += blockDim.x) {
     reinterpret_cast<uint32_t*>(shared_memory + kBarrierSpace)[i] = 0;
   }

@@ -29,9 +29,7 @@ constexpr DescriptorSteps descriptor_steps(const OperandTile& tile) {
     const uint32_t mma = kMma16BitK * tile.row_bytes;  // the rows of k of one instruction
     return {mma >> 4, kMmasPerSpan * mma >> 4};
   }
-  if (tile.row_bytes == kSwizzleSpan) return {kMmaKBytes >> 4, tile.block_bytes() >> 4};
-  const uint32_t mma = kMmaKBytes / kCoreMatrixRow * tile.block_bytes();
-  return {mma >> 4, kMmasPerSpan * mma >> 4};
+  return {kMmaKBytes >> 4, tile.block_bytes() >> 4};
 }
 
 // ... and from one MMA tile of `rows` M indices to the next, where a CTA's tile of A has several. (MN-major operands
@@ -42,11 +40,10 @@ constexpr uint64_t descriptor_mma_tile_step(const OperandTile& tile, uint32_t ro
   return bytes >> 4;
 }
 
-// The fields that both generations share: start address, LBO (from block to block; a swizzled K-major operand has none,
+// The fields that both generations share: start address, LBO (from block to block; a K-major operand has none,
 // as an instruction stays within one span) and SBO (from 8 rows to the next 8).
 constexpr uint64_t descriptor_geometry(uint32_t address, const OperandTile& tile) {
-  const bool swizzled_k = tile.row_bytes == kSwizzleSpan && tile.major == Major::kK;
-  const uint32_t leading = swizzled_k ? 16 : tile.block_bytes();
+  const uint32_t leading = tile.major == Major::kK ? 16 : tile.block_bytes();
   return field(address >> 4, 0, 14)                            // start address, in 16 bytes
          | field(leading >> 4, 16, 14)                         // LBO
          | field(kSwizzleRows * tile.row_bytes >> 4, 32, 14);  // SBO
@@ -58,9 +55,9 @@ constexpr uint64_t wgmma_descriptor(uint32_t address, const OperandTile& tile) {
   return descriptor_geometry(address, tile) | field(tile.row_bytes == kSwizzleSpan ? 1 : 2, 62, 2);
 }
 
-// PTX 9.7.16.4.1. Bits 46-48: fixed to 1. Bits 61-63: 2 = 128-byte swizzle, 0 = none.
+// PTX 9.7.16.4.1. Bits 46-48: fixed to 1. Bits 61-63: 2 = 128-byte swizzle.
 constexpr uint64_t umma_descriptor(uint32_t address, const OperandTile& tile) {
-  return descriptor_geometry(address, tile) | field(1, 46, 3) | field(tile.row_bytes == kSwizzleSpan ? 2 : 0, 61, 3);
+  return descriptor_geometry(address, tile) | field(1, 46, 3) | field(2, 61, 3);
 }
 
 // The descriptors of one operand of tcgen05.mma in every stage of the ring. What differs from one to the next lies in
@@ -96,9 +93,9 @@ constexpr uint32_t umma_instruction(DataType input, Major a_major, Major b_major
 }
 
 namespace descriptors_check {
-constexpr OperandTile kKMajor = operand_tile(Major::kK, DataType::kBF16, 128, 1, true);
-constexpr OperandTile kMnMajor = operand_tile(Major::kMN, DataType::kBF16, 128, 1, true);
-constexpr OperandTile kHalfSpans = operand_tile(Major::kMN, DataType::kBF16, 160, 1, true);
+constexpr OperandTile kKMajor = operand_tile(Major::kK, DataType::kBF16, 128, 1);
+constexpr OperandTile kMnMajor = operand_tile(Major::kMN, DataType::kBF16, 128, 1);
+constexpr OperandTile kHalfSpans = operand_tile(Major::kMN, DataType::kBF16, 160, 1);
 static_assert(wgmma_descriptor(0x400, kKMajor) == 0x4000'0040'0001'0040);
 static_assert(wgmma_descriptor(0x400, kHalfSpans) == 0x8000'0020'0100'0040);
 static_assert(umma_descriptor(0x400, kKMajor) == 0x4000'4040'0001'0040);

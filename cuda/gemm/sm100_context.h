@@ -48,11 +48,10 @@ struct Context : KernelContext<kSm100Epilogue> {
 
   // This CTA's parts of a stage.
   JAXBW_DEVICE OperandTile a_tile() const {
-    return operand_tile(params.a_major, params.input, cta_rows(), params.k_spans, params.operand_swizzle != 0);
+    return operand_tile(params.a_major, params.input, cta_rows(), params.k_spans);
   }
   JAXBW_DEVICE OperandTile b_tile() const {
-    return operand_tile(params.b_major, params.input, params.block_n / cluster.cta_group, params.k_spans,
-                        params.operand_swizzle != 0);
+    return operand_tile(params.b_major, params.input, params.block_n / cluster.cta_group, params.k_spans);
   }
 
   // Steps of the main loop over all of K; each fills one stage, and is this many elements deep.

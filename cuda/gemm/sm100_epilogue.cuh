@@ -217,17 +217,17 @@ JAXBW_DEVICE void drain_slice(const GemmParams& p, uint32_t source, StoreOrigin 
     stores.store_by_tma(p.d, {box.row, box.column + i * kColumns, box.batch});
   };
 #pragma unroll
-  for (uint32_t i = 0; i < kMaxStoreBuffers; ++i) {
+  for (uint32_t i = 0; i < kStoreBuffers; ++i) {
     uint32_t words[kWords];
     drain(i, words, 0);
     store(i, words, 0);
   }
-  uint32_t words[(kBoxes - kMaxStoreBuffers) * kWords];
+  uint32_t words[(kBoxes - kStoreBuffers) * kWords];
 #pragma unroll
-  for (uint32_t i = kMaxStoreBuffers; i < kBoxes; ++i) drain(i, words, (i - kMaxStoreBuffers) * kWords);
+  for (uint32_t i = kStoreBuffers; i < kBoxes; ++i) drain(i, words, (i - kStoreBuffers) * kWords);
   release();
 #pragma unroll
-  for (uint32_t i = kMaxStoreBuffers; i < kBoxes; ++i) store(i, words, (i - kMaxStoreBuffers) * kWords);
+  for (uint32_t i = kStoreBuffers; i < kBoxes; ++i) store(i, words, (i - kStoreBuffers) * kWords);
 }
 
 // Chooses among these. The slice of a CTA of a pair is a multiple of 16 columns wide.

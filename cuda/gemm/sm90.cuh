@@ -38,7 +38,7 @@ namespace jaxbw::sm90 {
 
 // How an operand's part of a stage lies in shared memory.
 constexpr OperandTile stage_tile(Major major, uint32_t extent) {
-  return operand_tile(major, DataType::kF16, extent, 1, true);
+  return operand_tile(major, DataType::kF16, extent, 1);
 }
 
 // What the load role brings.

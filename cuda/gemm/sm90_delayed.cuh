@@ -78,7 +78,7 @@ class DelayedStores {
   static constexpr uint32_t kColumns = sm90_store_box(kBlockN, DataType::kBF16).columns;
   static constexpr uint32_t kStep = registers_of(kColumns);  // accumulators of a box
   static constexpr uint32_t kBoxes = kCount / kStep;
-  static constexpr uint32_t kAtOnce = kBoxes < kMaxStoreBuffers ? kBoxes : kMaxStoreBuffers;
+  static constexpr uint32_t kAtOnce = kBoxes < kStoreBuffers ? kBoxes : kStoreBuffers;
   static constexpr uint32_t kKept = kBoxes - kAtOnce;
   static constexpr uint32_t kPairs = kKept * kStep / 2;
 

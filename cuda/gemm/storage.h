@@ -12,11 +12,10 @@ constexpr uint32_t kSwizzleSpan = 128;  // bytes of the contiguous dimension tha
 constexpr uint32_t kHalfSpan = 64;      // bytes; the 64-byte swizzle's
 constexpr uint32_t kSwizzleRows = 8;    // that a swizzle permutes together
 constexpr uint32_t kSwizzleAtom = kSwizzleRows * kSwizzleSpan;  // the alignment of every swizzled tile
-constexpr uint32_t kCoreMatrixRow = 16;  // bytes: without a swizzle, operands lie in core matrices of 8 such rows
-constexpr uint32_t kCacheLine = 128;     // bytes of L1 and L2 that a request for memory touches
+constexpr uint32_t kCacheLine = 128;                            // bytes of L1 and L2 that a request for memory touches
 constexpr uint32_t kMaxStages = 12;
 constexpr uint32_t kMaxKSpans = 4;             // in a stage
-constexpr uint32_t kMaxStoreBuffers = 2;       // TMA stores in flight per epilogue warp
+constexpr uint32_t kStoreBuffers = 2;          // staging buffers of an epilogue warp
 constexpr uint32_t kMaxSharedMemory = 232448;  // per block on sm_90 and sm_100, opt-in (227 KB)
 
 // Elements of K in one swizzle span.
@@ -110,9 +109,9 @@ constexpr uint32_t kSm90Teams = 2;
 constexpr uint32_t kSm90TeamWarps = kSm90Epilogue.warps / kSm90Teams;
 constexpr uint32_t sm90_team_rows(uint32_t block_m, bool pingpong) { return pingpong ? block_m : block_m / kSm90Teams; }
 
-// How one operand's part of a stage lies in shared memory: blocks, whose rows are one span (or without a swizzle one
-// core matrix row) of the contiguous dimension; half a span, under the 64-byte swizzle, where an MN-major tile is no
-// whole number of spans wide (96 or 160 columns).
+// How one operand's part of a stage lies in shared memory: blocks, whose rows are one span of the contiguous
+// dimension; half a span, under the 64-byte swizzle, where an MN-major tile is no whole number of spans wide (96 or 160
+// columns).
 //
 //   K-major        k 0..63         k 64..127      MN-major     mn 0..63        mn 64..127
 //        mn 0   [ 128 bytes ]   [ 128 bytes ]          k 0   [ 128 bytes ]   [ 128 bytes ]
@@ -129,11 +128,8 @@ struct OperandTile {
 };
 
 // `extent`: M or N indices of one CTA's part of a tile.
-constexpr OperandTile operand_tile(Major major, DataType input, uint32_t extent, uint32_t k_spans, bool swizzled) {
-  if (major == Major::kK) {
-    const uint32_t row_bytes = swizzled ? kSwizzleSpan : kCoreMatrixRow;
-    return {major, row_bytes, extent, k_spans * (kSwizzleSpan / row_bytes)};
-  }
+constexpr OperandTile operand_tile(Major major, DataType input, uint32_t extent, uint32_t k_spans) {
+  if (major == Major::kK) return {major, kSwizzleSpan, extent, k_spans};
   const uint32_t row_bytes = extent % span_elements(input) == 0 ? kSwizzleSpan : kHalfSpan;
   return {major, row_bytes, k_spans * span_elements(input), extent * size_bytes(input) / row_bytes};
 }
@@ -165,7 +161,7 @@ constexpr StorageLayout storage_layout(uint32_t block_m, uint32_t block_n, uint3
   const uint32_t b_bytes = block_n / cta_group * kSwizzleSpan * k_spans;
   return {.a_stage_bytes = block_m / cta_group * kSwizzleSpan * k_spans,
           .b_stage_bytes = (b_bytes + kSwizzleAtom - 1) / kSwizzleAtom * kSwizzleAtom,
-          .store_bytes = epilogue.warps * epilogue.rows_per_warp * kSwizzleSpan * kMaxStoreBuffers};
+          .store_bytes = epilogue.warps * epilogue.rows_per_warp * kSwizzleSpan * kStoreBuffers};
 }
 
 static_assert(storage_layout(128, 256, 1, 1, kSm90Epilogue).max_stages() == 4);

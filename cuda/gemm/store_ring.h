@@ -48,13 +48,7 @@ class StoreRing {
 
   // A buffer that no TMA store reads any more.
   JAXBW_DEVICE uint32_t acquire() {
-    if (ptx::elect_one()) {
-      if (params_.store_buffers == 1) {
-        ptx::bulk_wait_group_read<0>();
-      } else {
-        ptx::bulk_wait_group_read<kMaxStoreBuffers - 1>();
-      }
-    }
+    if (ptx::elect_one()) ptx::bulk_wait_group_read<kStoreBuffers - 1>();
     __syncwarp();
     return buffer();
   }
@@ -122,7 +116,7 @@ class StoreRing {
 
  private:
   JAXBW_DEVICE uint32_t buffer() const { return buffers_ + slot_ * buffer_bytes_; }
-  JAXBW_DEVICE void advance() { slot_ = slot_ + 1 >= params_.store_buffers ? 0 : slot_ + 1; }
+  JAXBW_DEVICE void advance() { slot_ = (slot_ + 1) % kStoreBuffers; }
 
   // Of so many indices from `first` on, those that the matrix has.
   static JAXBW_DEVICE uint32_t inside(uint32_t first, uint32_t count, uint32_t extent) {

@@ -46,9 +46,6 @@ struct GemmProblem {
 //   split_k                parts along K of every cluster tile, or where split_tail is 1 of the last tiles % wave
 //   swap_ab                1: the kernel computes the transposed product
 //   accumulators           TMEM ring
-//   store_buffers          staging buffers of an epilogue warp
-//   tma_store              0: results leave by ordinary stores
-//   operand_swizzle        0: operands lie in core matrices
 //   scheduler              a LaunchScheduler
 #define JAXBW_CONFIG_FIELDS(X) \
   X(block_m, 0)                \
@@ -67,9 +64,6 @@ struct GemmProblem {
   X(wave, 0)                   \
   X(swap_ab, 0)                \
   X(accumulators, 2)           \
-  X(store_buffers, 2)          \
-  X(tma_store, 1)              \
-  X(operand_swizzle, 1)        \
   X(scheduler, 0)
 
 struct GemmConfig {
@@ -117,10 +111,6 @@ struct KernelFamily {
 // By family name ("sm90") and by kernel name ("jaxbw_sm90_..."); null where there is none.
 const KernelFamily* find_family(std::string_view name);
 const KernelFamily* family_of_kernel(std::string_view kernel);
-
-// The product on CUDA cores: reads its operands where they are, whatever their alignment.
-bool is_naive(std::string_view kernel);
-constexpr uint32_t kNaiveThreads = 256;  // as in gemm/naive.cuh
 
 // The shallowest ring.
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& config);

@@ -9,7 +9,7 @@
 
 namespace jaxbw {
 
-inline constexpr const char* kGemmTarget = "jaxbw_gemm_v2";
+inline constexpr const char* kGemmTarget = "jaxbw_gemm_v3";
 
 // The int32 attributes that describe the product; the names are also Python's.
 #define JAXBW_PROBLEM_ATTRIBUTES(X) \

@@ -52,11 +52,9 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   const auto section = [&](uint64_t bytes) {
     return std::exchange(layout.bytes, layout.bytes + ceil_div(bytes, kSectionAlignment) * kSectionAlignment);
   };
-  if (!is_naive(c.kernel)) {
-    layout.a = section(operand_a(p).repacked_bytes());
-    layout.b = section(operand_b(p).repacked_bytes());
-    layout.b_up = section(p.gated ? operand_b(p).repacked_bytes() : 0);
-  }
+  layout.a = section(operand_a(p).repacked_bytes());
+  layout.b = section(operand_b(p).repacked_bytes());
+  layout.b_up = section(p.gated ? operand_b(p).repacked_bytes() : 0);
   layout.partials = section(work.slices * c.split_k * work.slice_floats * sizeof(float));
   layout.counter_count = reduces_apart(family, c) ? 0 : work.slices;
   layout.counters = section(layout.counter_count * sizeof(uint32_t));
@@ -77,7 +75,7 @@ StorePath store_path(const KernelFamily& family, const GemmProblem& p, const Gem
   // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
   // what followed it): so the rule holds for a single row too.
   const bool aligned = (p.n * size_bytes(p.output) | buffers.d | buffers.saved | buffers.saved_up) % kTmaAlignment == 0;
-  return aligned && c.tma_store != 0 && !is_naive(c.kernel) ? StorePath::kTma : StorePath::kRows;
+  return aligned ? StorePath::kTma : StorePath::kRows;
 }
 
 GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
@@ -114,10 +112,8 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.cluster = cluster_shape(c.cluster_m, c.cluster_n, c.cta_group, c.cluster_k);
   params.stages = c.stages;
   params.k_spans = c.k_spans;
-  params.operand_swizzle = c.operand_swizzle;
   // A tile of two MMAs needs both slots at once.
   params.accumulators = !family.is_sm90() && sm100_mma_tiles(c.cta_rows()) > 1 ? 2 : c.accumulators;
-  params.store_buffers = c.store_buffers;
   params.scheduler =
       static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc ? Scheduler::kClc : Scheduler::kStatic;
   params.order = tile_order(static_cast<uint32_t>(work.tiles_m), static_cast<uint32_t>(work.tiles_n), c.swizzle,
@@ -133,18 +129,17 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
 }
 
 // Fails where an address does not allow what the launch does.
-Status check_addresses(const GemmProblem& p, const GemmConfig& c, const GemmBuffers& buffers) {
-  const uint64_t input = size_bytes(p.input), output = size_bytes(p.output);
-  const uint64_t operand = is_naive(c.kernel) ? input : kTmaAlignment;
+Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
+  const uint64_t output = size_bytes(p.output);
   const struct {
     bool present;
     const char* name;
     CUdeviceptr address;
     uint64_t alignment;
   } arrays[] = {
-      {true, "lhs", buffers.a, operand},
-      {true, "rhs", buffers.b, operand},
-      {p.gated, "rhs_up", buffers.b_up, operand},
+      {true, "lhs", buffers.a, kTmaAlignment},
+      {true, "rhs", buffers.b, kTmaAlignment},
+      {p.gated, "rhs_up", buffers.b_up, kTmaAlignment},
       {p.c.has_value(), "c", buffers.c, size_bytes(p.c.value_or(DataType::kF16))},
       {p.bias.has_value(), "bias", buffers.bias, size_bytes(p.bias.value_or(DataType::kF16))},
       {p.residual.has_value(), "residual", buffers.residual, size_bytes(p.residual.value_or(DataType::kF16))},
@@ -211,7 +206,7 @@ uint32_t GemmLaunch::clusters(uint32_t resident) const {
 
 Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers) {
   const auto& [family, problem, config, p, work, layout] = plan;
-  if (Status status = check_addresses(problem, config, buffers); !status.ok()) return status;
+  if (Status status = check_addresses(problem, buffers); !status.ok()) return status;
   GemmBuffers at = as_launched(buffers, config);
   if (layout.bytes != 0 && (at.workspace == 0 || at.workspace % kTmaAlignment != 0)) {
     return invalid("workspace is at address ", at.workspace, "; it needs a multiple of ", kTmaAlignment, " bytes");
@@ -226,11 +221,10 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
                     .counters = at.workspace + layout.counters,
                     .counter_count = layout.counter_count,
                     .reduced_chunks = 0};
-  const bool tma = !is_naive(config.kernel);
   uint32_t repacks = 0;
   uint64_t pieces = 0;
   const auto repack_if_needed = [&](const Operand& operand, CUdeviceptr& address, uint64_t section) {
-    if (!tma || !operand.repacked()) return false;
+    if (!operand.repacked()) return false;
     RepackCopy& copy = launch.repack.copies[repacks++] = repack(operand, address, at.workspace + section);
     const uint64_t of_copy = repack_pieces(copy, size_bytes(p.input));
     copy.pieces = static_cast<uint32_t>(of_copy);
@@ -245,8 +239,6 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   launch.repack_blocks = static_cast<uint32_t>(std::min(pieces, kMaxRepackBlocks));
 
   GemmParams& params = launch.params = make_params(*family, p, config, at, work);
-  params.a_data = reinterpret_cast<const void*>(at.a);
-  params.b_data = reinterpret_cast<const void*>(at.b);
   params.partials = work.slices != 0 ? reinterpret_cast<float*>(at.workspace + layout.partials) : nullptr;
   params.counters = layout.counter_count != 0 ? reinterpret_cast<uint32_t*>(launch.counters) : nullptr;
   if (reduces_apart(*family, config)) {
@@ -257,11 +249,9 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   // The repack waits for everything before it, as every kernel does that is launched without an overlap.
   params.b_is_ready = repacks != 0 && !b_repacked;
 
-  if (tma) {
-    launch.views[0] = view_a(p, config, at.a);
-    launch.views[1] = view_b(p, config, "rhs", at.b);
-    if (p.gated) launch.views[2] = view_b(p, config, "rhs_up", at.b_up);
-  }
+  launch.views[0] = view_a(p, config, at.a);
+  launch.views[1] = view_b(p, config, "rhs", at.b);
+  if (p.gated) launch.views[2] = view_b(p, config, "rhs_up", at.b_up);
   if (params.store_path == StorePath::kTma) {
     const StoreBox box = store_box(*family, p, config);
     launch.views[3] = view_like_result(p, box, "result", p.output, at.d);

@@ -47,7 +47,6 @@ const char* kind(DataType input) { return input == DataType::kF32 ? "tf32" : "16
 // An sm_90 instance has dtype, layout and tile in its code: another problem on it would read and write other memory
 // than the tensor maps and the shared memory provide.
 std::string required_kernel(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config) {
-  if (is_naive(config.kernel)) return concat("jaxbw_", family.name, "_naive_", kind(problem.input));
   if (!family.is_sm90()) return concat("jaxbw_sm100_", kind(problem.input), "_", config.cta_group, "cta");
   return concat("jaxbw_sm90_", name(problem.input), "_", layout_letter(problem.a_major == Major::kK),
                 layout_letter(problem.b_major == Major::kMN), "_", config.team_rows(), "x", config.block_n);
@@ -72,7 +71,6 @@ Status check_sm90_tile(const GemmConfig& c) {
     return invalid("block_n is ", c.block_n, "; it is a multiple of ", kSm90Chunk, " up to ", kMaxMmaN);
   }
   if (c.k_spans != 1) return invalid("k_spans is ", c.k_spans, "; the sm_90 kernels take 1");
-  if (c.operand_swizzle != 1) return invalid("operand_swizzle is 0; the sm_90 kernels need it");
   return Status();
 }
 
@@ -107,9 +105,6 @@ Status check_sm100_tile(const GemmConfig& c) {
     return invalid("block_n is ", c.block_n, "; with ", rows, " rows in each CTA of cta_group ", c.cta_group,
                    " it is a multiple of ", step, " up to ", kMaxMmaN);
   }
-  if (c.operand_swizzle == 0 && c.cluster_size() != 1) {
-    return invalid("operand_swizzle is 0 in a cluster of ", c.cluster_m, "x", c.cluster_n, " CTAs; it takes 1x1");
-  }
   return Status();
 }
 
@@ -129,24 +124,10 @@ Status check_ranges(const KernelFamily& family, const GemmConfig& c) {
       {"wave", c.wave, c.split_tail, c.split_tail != 0 ? uint32_t{kMaxExtent} : 0},
       {"swap_ab", c.swap_ab, 0, 1},
       {"accumulators", c.accumulators, 1, 2},
-      {"store_buffers", c.store_buffers, 1, kMaxStoreBuffers},
-      {"tma_store", c.tma_store, 0, 1},
-      {"operand_swizzle", c.operand_swizzle, 0, 1},
       {"scheduler", c.scheduler, 0, static_cast<uint32_t>(LaunchScheduler::kNone)},
   };
   for (const auto& [name, value, first, last] : ranges) {
     if (value < first || value > last) return invalid(name, " is ", value, "; it is ", first, " to ", last);
-  }
-  return Status();
-}
-
-Status check_naive(const GemmConfig& c) {
-  if (c.block_m == 0 || c.block_n == 0 || c.block_m > kMaxExtent || c.block_n > kMaxExtent) {
-    return invalid("a tile of ", c.block_m, "x", c.block_n);
-  }
-  if (c.cluster_size() != 1 || c.cta_group != 1 || c.split_k != 1 ||
-      static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc) {
-    return invalid("the naive kernel has no clusters, no pairs, no split tiles and no CLC");
   }
   return Status();
 }
@@ -161,10 +142,7 @@ Status check_boxes(const KernelFamily& family, const Operand& operand, const Gem
   if (read.major == Major::kMN && extent % step != 0) {
     return invalid(operand.name, " is MN-major and its tile is ", extent, " wide; it is loaded in columns of ", step);
   }
-  if (read.major == Major::kMN && c.operand_swizzle == 0) {
-    return invalid(operand.name, " is MN-major; without operand_swizzle operands are K-major");
-  }
-  const uint32_t rows = operand_tile(read.major, read.type, extent, c.k_spans, c.operand_swizzle != 0).rows;
+  const uint32_t rows = operand_tile(read.major, read.type, extent, c.k_spans).rows;
   if (rows % (peers * kSwizzleRows) != 0) {
     return invalid(operand.name, " is shared by ", peers, " CTAs, which cannot load equal parts of ", rows,
                    " rows in groups of ", kSwizzleRows);
@@ -218,15 +196,12 @@ Status check_operand(const KernelFamily& family, const Operand& operand, const G
   if (Status status = check_extents(read.name, read.type, read.batch, read.rows(), read.columns()); !status.ok()) {
     return status;
   }
-  return is_naive(c.kernel) ? Status() : check_boxes(family, operand, c, extent, peers);
+  return check_boxes(family, operand, c, extent, peers);
 }
 
 Status check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   if (const std::string required = required_kernel(family, p, c); c.kernel != required) {
     return invalid("this launch needs kernel ", required);
-  }
-  if (is_naive(c.kernel) && (p.gated || p.save)) {
-    return invalid("the naive kernel has no gated products, and saves nothing");
   }
   Status status = check_extents("result", p.output, p.batch, p.m, p.n);
   if (status.ok() && p.gated) status = check_gated(family, p, c);
@@ -252,8 +227,6 @@ const KernelFamily* family_of_kernel(std::string_view kernel) {
   return nullptr;
 }
 
-bool is_naive(std::string_view kernel) { return kernel.find("_naive_") != std::string_view::npos; }
-
 std::string repack_kernel(const KernelFamily& family, std::string_view kernel) {
   return concat("jaxbw_", family.name, "_repack_", kernel.find("_tf32_") != kernel.npos ? "32bit" : "16bit");
 }
@@ -261,7 +234,6 @@ std::string repack_kernel(const KernelFamily& family, std::string_view kernel) {
 std::string reduce_kernel(const KernelFamily& family) { return concat("jaxbw_", family.name, "_reduce_f32"); }
 
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
-  if (is_naive(c.kernel)) return 0;
   return storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family.epilogue).total_bytes(c.stages);
 }
 
@@ -311,7 +283,6 @@ Status check_config(const GemmConfig& c) {
   const KernelFamily* family = family_of_kernel(c.kernel);
   if (family == nullptr) return invalid("no kernel family is known for kernel '", c.kernel, "'");
   if (Status status = check_ranges(*family, c); !status.ok()) return status;
-  if (is_naive(c.kernel)) return check_naive(c);
   Status status = family->is_sm90() ? check_sm90_tile(c) : check_sm100_tile(c);
   if (!status.ok()) return status;
   const uint32_t largest = family->max_cluster_size;

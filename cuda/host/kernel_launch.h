@@ -19,7 +19,7 @@ struct LaunchShape {
 
 inline LaunchShape gemm_shape(const KernelFamily& family, const GemmConfig& config, uint32_t clusters, bool overlaps) {
   return {.blocks = clusters * config.cluster_size(),
-          .threads = is_naive(config.kernel) ? kNaiveThreads : family.threads,
+          .threads = family.threads,
           .cluster_size = config.cluster_size(),
           .shared_memory = shared_memory_bytes(family, config),
           .overlaps = overlaps};

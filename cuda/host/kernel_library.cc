@@ -119,8 +119,6 @@ Result<PreparedKernel> prepare(const Driver& driver, Cache& cache, const KernelF
   const Result<uint32_t> clusters = resident_clusters(driver, family, config, *kernel, device);
   if (!clusters.ok()) return clusters.status();
   PreparedKernel prepared{*kernel, *clusters, nullptr, nullptr, static_cast<uint32_t>(info.sm_count)};
-  if (is_naive(config.kernel)) return prepared;
-
   const Result<CUkernel> repack = load_companion(driver, cache, family, repack_kernel(family, config.kernel));
   if (!repack.ok()) return repack.status();
   prepared.repack = *repack;

@@ -34,7 +34,7 @@ CUtensorMapSwizzle encoded_swizzle(uint32_t bytes) {
 TensorView view(const Operand& operand, CUdeviceptr address, const GemmProblem& problem, const GemmConfig& config,
                 uint32_t extent, uint32_t peers) {
   const Operand read = operand.as_read();
-  const OperandTile tile = operand_tile(read.major, read.type, extent, config.k_spans, config.operand_swizzle != 0);
+  const OperandTile tile = operand_tile(read.major, read.type, extent, config.k_spans);
   return {.name = operand.name,
           .address = address,
           .type = read.type,

@@ -79,8 +79,6 @@ def _function(kernel: Any) -> str:
         return f"repack<{_ELEMENTS[kernel.input]}>"
     if kernel.role == "reduce":
         return f"{kernel.family}::reduce"
-    if kernel.role == "naive":
-        return "naive_gemm"
     if kernel.family == "sm100":
         return f"sm100::gemm<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     lhs, rhs = kernel.layout

@@ -56,13 +56,6 @@ def test_the_source_of_the_instance_that_adds_up_parts() -> None:
     assert "jaxbw::sm90::reduce(params);" in text
 
 
-def test_the_source_of_the_naive_instance() -> None:
-    text = source(untiled("sm_100f", "naive", "16bit"))
-    assert '#include "gemm/naive.cuh"' in text
-    assert "jaxbw_sm100_naive_16bit(const __grid_constant__ jaxbw::GemmParams params)" in text
-    assert "jaxbw::naive_gemm(params);" in text
-
-
 def test_the_manifest_joins_table_and_report(tmp_path: Path) -> None:
     kernel = sm90("tt")
     report = "0 bytes spill stores, 0 bytes spill loads\nUsed 168 registers, used 8 barriers"

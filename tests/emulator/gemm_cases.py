@@ -71,9 +71,7 @@ class Case:
     raster: str = "m"
     k_spans: int = 1
     accumulators: int = 2
-    store_buffers: int = 2
     store: str = "tma"
-    operand_swizzle: bool = True
     scheduler: str | None = None
     split_k: int = 1
     split_tail: bool = False
@@ -134,7 +132,6 @@ class Case:
             GemmConfig(**{name: getattr(self, name) for name in names}),
             block_k=self.k_spans * SPAN_BYTES // DTYPES[self.dtype].itemsize,
             accumulators=None if self.family == "sm90" else self.accumulators,
-            tma_store=self.store == "tma",
         )
 
     def product(self) -> Product:

@@ -78,16 +78,14 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     block_m = rng.choice((64, 128, 256) if group == 1 else (128, 256, 512))
     dtypes = ("f32",) if "tf32" in kernel else ("bf16", "f16")
     dtype = rng.choice(dtypes if kernel else ("bf16", "f16", "bf16", "f16", "f32"))
-    swizzled = dtype == "f32" or group == 2 or rng.random() < 0.8
     gated = (block_m, group) != (128, 2) and rng.random() < 0.25
-    k_major = dtype == "f32" or not swizzled
     swap_ab = not gated and rng.random() < 0.2
     # Of the operands as the kernel sees them.
-    majors = (0, 0) if k_major else (rng.randrange(2), rng.randrange(2))
+    majors = (0, 0) if dtype == "f32" else (rng.randrange(2), rng.randrange(2))
     layout = "nt"[majors[0]] + "tn"[majors[1]]
     block_n = rng.choice(widths(block_m, group, majors[1] == 1, gated))
     k_spans = rng.choice((1, 1, 1, 2, 3, 4))
-    clusters = [c for c in CLUSTERS if c[0] % group == 0] if swizzled else [(1, 1)]
+    clusters = [c for c in CLUSTERS if c[0] % group == 0]
     shape = Config(SM100, block_m, block_n, group, lhs_major=majors[0], rhs_major=majors[1])
     fitting = [
         cluster
@@ -141,9 +139,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         raster=rng.choice("mn"),
         k_spans=k_spans,
         accumulators=2 if full else rng.choice((1, 2)),
-        store_buffers=rng.choice((1, 2)),
         store=rng.choice(("tma", "tma", "rows")),
-        operand_swizzle=swizzled,
         scheduler=rng.choice(("clc", "static", "none")),
         split_k=min(split_k, ceil_div(k, block_k)),
         split_tail=rng.random() < 0.5,
@@ -240,7 +236,6 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
         stages=rng.choice((None, None, *range(2, gemm_launch.MAX_STAGES + 1))),
         swizzle=rng.choice((1, 2, 3, configs.MAX_SWIZZLE)),
         raster=rng.choice("mn"),
-        store_buffers=rng.choice((1, 2)),
         store=rng.choice(("tma", "tma", "rows")),
         scheduler=rng.choice(FAMILIES["sm90"].schedulers),
         split_k=split_k,

@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = {np.dtype(np.float16): 0, BF16: 1, np.dtype(np.float32): 2}  # DataType of cuda/params.h
 ACTIVATIONS = ("none", "relu", "gelu", "silu", "gelu_exact")  # as Activation counts them
-SPAN, CORE_ROW, ATOM = 128, 16, 1024  # bytes: a swizzle span, a core matrix' row, 8 rows of a span
+SPAN, ATOM = 128, 1024  # bytes: a swizzle span, 8 rows of it
 CONTROL = 1024  # bytes of barriers and the like
 MMA_ROWS = 128  # of a CTA, at most
 WGMMA_ROWS = 64  # of a warpgroup
@@ -72,9 +72,7 @@ class Config:
     raster: str = "m"
     k_spans: int = 1
     accumulators: int = 2
-    store_buffers: int = 2
     store: str = "tma"  # or "rows", "columns"; "tma" where rows have 16-byte multiples, else "rows"
-    operand_swizzle: bool = True
     scheduler: str | None = None  # "clc", "static", "none"; None: the family's
     split_k: int = 1
     split_tail: bool = False
@@ -152,9 +150,6 @@ def from_gemm_config(
         raster=config.raster,
         k_spans=config.k_spans(itemsize),
         accumulators=config.accumulators or 2,
-        store_buffers=config.store_buffers,
-        store="tma" if config.tma_store else "rows",
-        operand_swizzle=config.operand_swizzle,
         scheduler=config.scheduler,
         split_k=config.split_k,
         split_tail=config.split_tail,
@@ -272,27 +267,20 @@ def _stored(values: Array, dtype: np.dtype[Any]) -> Array:
 class _Operand:
     """A or B as the kernel sees it: values [batch|1, mn, k]."""
 
-    def __init__(self, values: Array, major: int, dtype: np.dtype[Any], naive: bool) -> None:
+    def __init__(self, values: Array, major: int, dtype: np.dtype[Any]) -> None:
         self.major = major
         self.extents = values.shape[2], values.shape[1]
         matrices = values.transpose(0, 2, 1) if major else values
-        if naive:  # is given what the caller has, dense
-            self.array = emulator.empty(matrices.shape, dtype)
-            self.array[...] = matrices
-        else:
-            self.array = _stored(matrices, dtype)
+        self.array = _stored(matrices, dtype)
 
     def map(self, config: Config, extent: int, peers: int) -> emulator.TensorMap:
         """The boxes of a CTA that loads a share of `extent` indices of M or N."""
         span = SPAN // self.array.itemsize
-        row = SPAN if config.operand_swizzle else CORE_ROW
-        if self.major and extent % span:
-            row = SPAN // 2
+        row = SPAN // 2 if self.major and extent % span else SPAN
         columns = row // self.array.itemsize
         rows = config.k_spans * span if self.major else extent
         contiguous = self.extents[self.major]
-        swizzle = row if config.operand_swizzle else 0
-        return _map(self.array, contiguous, (columns, rows // peers), swizzle)
+        return _map(self.array, contiguous, (columns, rows // peers), row)
 
 
 @dataclass
@@ -371,15 +359,10 @@ def launch(
     """
     c, p, family = config, product, config.family
     entry = module.entries()[0]
-    naive = "naive" in entry
     batch, m, n, k = p.shape
     gated = p.rhs_up is not None
-    a, b = _operands(c, p, naive)
-    b_up = (
-        _Operand(p.rhs_up.transpose(0, 2, 1), b.major, p.dtype, naive)
-        if p.rhs_up is not None
-        else b
-    )
+    a, b = _operands(c, p)
+    b_up = b if p.rhs_up is None else _Operand(p.rhs_up.transpose(0, 2, 1), b.major, p.dtype)
     results = _Results((batch, m, n), c.output, pitch)
     d = results.new()
     saved = [results.new() for _ in range(p.save + (p.save and gated))]
@@ -403,8 +386,6 @@ def launch(
         path = "rows"
     params = GemmParams(
         store_path=("tma", "rows", "columns").index(path),
-        a_data=a.array.ctypes.data,
-        b_data=b.array.ctypes.data,
         row_stride=1 if c.swap_ab else row,
         column_stride=row if c.swap_ab else 1,
         batch_stride=p.shape[1] * row,
@@ -422,9 +403,7 @@ def launch(
         stages=c.stages,
         residual_stages=residual_stages(c, p),
         k_spans=c.k_spans,
-        operand_swizzle=c.operand_swizzle,
         accumulators=c.accumulators,
-        store_buffers=c.store_buffers,
         scheduler=(c.scheduler or family.scheduler) == "clc",
         tile_slices=Divisor.of(max(1, c.block_m // 16 * (tile_columns // 32))),
         partials=partials.ctypes.data if slices else 0,
@@ -438,20 +417,19 @@ def launch(
     buffers = [a.array, b.array, b_up.array, *results.guarded, partials, counters]
     read = _epilogue(params, c, p, d, saved)
     buffers += read
-    if not naive:
-        b_extent = b_columns // 2 if gated and c.cta_group == 1 else b_columns
-        b_peers = cluster_m // c.cta_group
-        params.a = words(a.map(c, rows, cluster_n).encoded)
-        params.b = words(b.map(c, b_extent, b_peers).encoded)
-        params.b_up = words(b_up.map(c, b_extent, b_peers).encoded)
-        if path == "tma":
-            box = store_box(c, p)
-            span = box[0] * c.output.itemsize
-            maps = [words(_map(x, n, box, span if span > 16 else 0).encoded) for x in (d, *saved)]
-            params.d, params.saved = maps[0], (type(maps[0]) * 2)(*maps[1:])
-        if params.residual_stages:
-            residual_map = _map(read[-1], n, residual_box(c), residual_box(c)[0] * 2)
-            params.residual = words(residual_map.encoded)
+    b_extent = b_columns // 2 if gated and c.cta_group == 1 else b_columns
+    b_peers = cluster_m // c.cta_group
+    params.a = words(a.map(c, rows, cluster_n).encoded)
+    params.b = words(b.map(c, b_extent, b_peers).encoded)
+    params.b_up = words(b_up.map(c, b_extent, b_peers).encoded)
+    if path == "tma":
+        box = store_box(c, p)
+        span = box[0] * c.output.itemsize
+        maps = [words(_map(x, n, box, span if span > 16 else 0).encoded) for x in (d, *saved)]
+        params.d, params.saved = maps[0], (type(maps[0]) * 2)(*maps[1:])
+    if params.residual_stages:
+        residual_map = _map(read[-1], n, residual_box(c), residual_box(c)[0] * 2)
+        params.residual = words(residual_map.encoded)
 
     resident = sm_count // c.clusters
     persistent = (c.scheduler or family.scheduler) == "static" and c.cluster_k == 1
@@ -466,7 +444,7 @@ def launch(
         grid=clusters * c.clusters,
         block=family.threads,
         cluster=c.clusters,
-        dynamic_smem=0 if naive else c.stages * (a_bytes + b_bytes) + staging + CONTROL,
+        dynamic_smem=c.stages * (a_bytes + b_bytes) + staging + CONTROL,
         **common,
     )
     if slices and c.reduces_apart and not report.findings:
@@ -482,11 +460,11 @@ def launch(
     )
 
 
-def _operands(config: Config, product: Product, naive: bool) -> tuple[_Operand, _Operand]:
+def _operands(config: Config, product: Product) -> tuple[_Operand, _Operand]:
     """A and B: of the product, or where operands are swapped of its transpose."""
     p = product
-    lhs = _Operand(p.lhs, config.lhs_major, p.dtype, naive)
-    rhs = _Operand(p.rhs.transpose(0, 2, 1), config.rhs_major, p.dtype, naive)
+    lhs = _Operand(p.lhs, config.lhs_major, p.dtype)
+    rhs = _Operand(p.rhs.transpose(0, 2, 1), config.rhs_major, p.dtype)
     return (rhs, lhs) if config.swap_ab else (lhs, rhs)
 
 

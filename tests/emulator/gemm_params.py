@@ -98,18 +98,14 @@ class GemmParams(ctypes.Structure):
         *((name, c_uint32) for name in ("m", "n", "k", "batch", "a_batched", "b_batched")),
         *((name, c_uint32) for name in ("b_is_ready", "stages", "residual_stages")),
         ("store_path", c_uint32),
-        *(
-            (name, c_uint32)
-            for name in ("k_spans", "operand_swizzle", "accumulators", "store_buffers")
-        ),
-        *((name, c_uint32) for name in ("scheduler", "input", "a_major", "b_major")),
+        *((name, c_uint32) for name in ("k_spans", "accumulators", "scheduler")),
+        *((name, c_uint32) for name in ("input", "a_major", "b_major")),
         ("epilogue", Epilogue),
         ("output", EpilogueResult),
         ("saved_output", EpilogueResult * 2),
         *((name, c_uint64) for name in ("row_stride", "column_stride", "batch_stride")),
         ("tile_slices", Divisor),
         *((name, c_uint64) for name in ("partials", "counters")),
-        *((name, c_uint64) for name in ("a_data", "b_data")),
     )
 
     def encode(self) -> bytes:

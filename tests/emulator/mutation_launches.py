@@ -9,9 +9,8 @@ from jaxbw._src.families import FAMILIES
 from .gemm_cases import Case, transposed
 
 OUTPUTS = ("bf16", "f16", "f32")
-# How an epilogue warp stores: by TMA from two buffers or one, or in rows, of 4 bytes or of single
-# elements at a time.
-WAYS: tuple[dict[str, Any], ...] = ({}, {"store_buffers": 1}, {"store": "rows"}, {"n": 37})
+# How an epilogue warp stores: by TMA, or in rows, of 4 bytes or of single elements at a time.
+WAYS: tuple[dict[str, Any], ...] = ({}, {"store": "rows"}, {"n": 37})
 # Everything that the epilogue may read.
 FULL: dict[str, Any] = {
     "bias": "f32",
@@ -55,12 +54,12 @@ def _sm90(name: str) -> Iterator[Case]:
         # tiles that a staging buffer is used again while its last store is under way.
         many = replace(way, n=5 * columns - 8, k=40)
         yield replace(many, m=rows - 8, k=136, split_k=2, split_tail=True)
-        yield replace(many, store="rows", store_buffers=1)
-        yield replace(many, output="f16", store="rows", store_buffers=1)
-        yield replace(many, output="f32", store="rows", store_buffers=1)
+        yield replace(many, store="rows")
+        yield replace(many, output="f16", store="rows")
+        yield replace(many, output="f32", store="rows")
         below = replace(many, m=many.n, n=many.m, swap_ab=True, layout=transposed(layout))
         for output in OUTPUTS:
-            yield replace(below, output=output, store_buffers=1)
+            yield replace(below, output=output)
             for store in WAYS:
                 yield replace(many, output=output, save=True, **store)
                 yield replace(many, output=output, **store)
@@ -85,12 +84,12 @@ def _sm90(name: str) -> Iterator[Case]:
     shared = replace(base, k=64 * few_parts, split_k=few_parts)
     yield replace(shared, **FULL)
     for output in OUTPUTS:
-        yield replace(shared, output=output, store_buffers=1)
+        yield replace(shared, n=5 * columns - 8, output=output)
     # ... behind whole tiles, some of which TMA may still be storing.
     yield replace(shared, m=3 * shared.block_m - 8, n=columns - 8, split_tail=True)
-    # Sums of parts that are only cast, chunk after chunk through a single staging buffer.
+    # Sums of parts that are only cast, chunk after chunk, so that a staging buffer is used again.
     for output in OUTPUTS:
-        cast = replace(base, k=136, split_k=2, output=output, store_buffers=1)
+        cast = replace(base, n=5 * columns - 8, k=136, split_k=2, output=output)
         yield cast
         yield replace(cast, swap_ab=True, layout=transposed(layout))
     # Formulas in registers leave by TMA, too; then the general way takes the staging buffers.
@@ -100,9 +99,9 @@ def _sm90(name: str) -> Iterator[Case]:
         if columns % 128 == 0:
             for store in WAYS:
                 yield replace(many, gated=True, **store)
-    # Sums of a cluster's CTAs that are only cast, a warp's chunks through a single staging buffer.
+    # Sums of a cluster's CTAs that are only cast.
     for output in OUTPUTS:
-        cast = replace(parts, output=output, store_buffers=1)
+        cast = replace(parts, output=output)
         yield cast
         yield replace(cast, swap_ab=True, layout=transposed(layout))
     # Parts that are counted, the general way.
@@ -182,6 +181,5 @@ def _sm100(group: int) -> Iterator[Case]:
     for output in OUTPUTS:
         for way in WAYS:
             yield alone(64, (2, 2, 2), output=output, **way)
-        for buffers in (1, 2):
-            yield alone(256, (2, 1, 1), output=output, block_m=256 * group, store_buffers=buffers)
+        yield alone(256, (2, 1, 1), output=output, block_m=256 * group)
     yield alone(192, (3, 2, 2), output="f16", block_m=256 * group)

@@ -57,8 +57,6 @@ SM100 = {
     "four spans": Case(128, 96, 600, **SMALL | dict(block_n=32, k_spans=4), layout="nt"),
     "a ring of one stage": Case(200, 200, 200, **ONE | dict(stages=1)),
     "one accumulator": Case(300, 300, 72, **ONE, accumulators=1),
-    "one staging buffer": Case(300, 300, 72, **ONE, store_buffers=1),
-    "no swizzle": Case(200, 200, 136, **ONE, layout="nt", operand_swizzle=False),
     "tf32": Case(200, 136, 100, layout="nt", dtype="f32", stages=3, integers=False),
     "tf32 pair": Case(
         300, 264, 68, layout="nt", dtype="f32", block_m=256, cta_group=2, cluster=(2, 1)
@@ -186,9 +184,7 @@ SM90 = {
         140, 200, 72, residual="bf16", bias="f32", bias_along_m=True, activation="relu"
     ),
     "residual, rows": Case(300, 264, 136, output="bf16", residual="bf16", store="rows"),
-    "residual, one staging buffer": Case(
-        520, 512, 72, output="bf16", block_n=256, residual="f16", store_buffers=1
-    ),
+    "residual, many boxes": Case(520, 512, 72, output="bf16", block_n=256, residual="f16"),
     "residual, pingpong": Case(
         320, 600, 200, **ONE, block_m=64, block_n=256, pingpong=True, residual="bf16"
     ),
@@ -330,7 +326,7 @@ SM90 = {
     "2 parts, split tail": Case(136, 392, 300, cluster_k=2, split_k=2, split_tail=True),
     # Boxes that TMA does not store, several tiles to a CTA: elements, words, and vectors.
     "odd rows, many tiles": Case(520, 509, 64, output="bf16", block_n=256),
-    "rows of words, two m64": Case(700, 260, 200, output="f16", block_m=256, store_buffers=1),
+    "rows of words, two m64": Case(700, 260, 200, output="f16", block_m=256),
     "rows of vectors, then split": Case(
         650, 488, 200, output="bf16", block_n=192, split_k=2, split_tail=True, store="rows"
     ),

@@ -24,13 +24,9 @@ def test_mutants_are_found(name: str, part: int) -> None:
     shared = [i for i, case in enumerate(launches(name)) if case.cluster_k > 1]
     among = [*AMONG[name.split("_")[1]], *shared[:SHARED]]
     if "sm90" in name:
-        # ... and floats of parts that share what is left to do, through one staging buffer.
-        parts = FAMILIES["sm90"].min_shared_parts, 1, "f32"
-        cast = [
-            i
-            for i, case in enumerate(launches(name))
-            if (case.split_k, case.store_buffers, case.output) == parts
-        ]
+        # ... and floats of parts that share what is left to do.
+        parts = FAMILIES["sm90"].min_shared_parts, "f32"
+        cast = [i for i, case in enumerate(launches(name)) if (case.split_k, case.output) == parts]
         among += [*cast, *range(len(launches(name)))[-BROUGHT:]]
     for _, mutant in list(mutation.all_mutants((name,)))[part * EVERY :: EVERY * PARTS]:
         reaching = [i for i in among if mutant.place in mutation.reached(name, i)]

@@ -69,7 +69,7 @@ def check(case: Case, schedule: tuple[str, int]) -> None:
 # What a case takes over from the configuration that was chosen.
 LAUNCH = (
     *("block_m", "block_n", "cta_group", "cluster", "stages", "swizzle", "raster", "k_spans"),
-    *("accumulators", "store_buffers", "scheduler", "split_k", "split_tail", "swap_ab"),
+    *("accumulators", "scheduler", "split_k", "split_tail", "swap_ab"),
 )
 
 

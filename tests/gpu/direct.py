@@ -88,9 +88,6 @@ def attributes(case: gemm_cases.Case, sm_count: int) -> dict[str, str | int | fl
         "wave": sm_count // (cluster_m * cluster_n * case.cluster_k) if case.split_tail else 0,
         "swap_ab": int(case.swap_ab),
         "accumulators": case.accumulators if case.family == "sm100" else 1,
-        "store_buffers": case.store_buffers,
-        "tma_store": int(case.store == "tma"),
-        "operand_swizzle": int(case.operand_swizzle),
         "scheduler": SCHEDULERS.index(case.scheduler or DEFAULT_SCHEDULER[case.family]),
     }
 

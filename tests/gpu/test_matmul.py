@@ -407,7 +407,6 @@ def test_batch_invariance(family: str) -> None:
         jaxbw.GemmConfig(128, 128, split_k=4),
         jaxbw.GemmConfig(128, 128, split_k=3, split_tail=True, cluster=(2, 1)),
         jaxbw.GemmConfig(128, 64, swap_ab=True),
-        jaxbw.GemmConfig(128, 128, tma_store=False, store_buffers=1),
         jaxbw.GemmConfig(128, 256, raster="n", swizzle=4, scheduler="none"),
     ],
     ids=str,

@@ -103,11 +103,11 @@ def test_donated_operands(implementation: str, operand: Operand) -> None:
 # operands or values is another version: raise the number in TARGET and kGemmTarget, and begin anew.
 INTEGERS = """
     accumulators activation bias_along_m block_m block_n cluster_k cluster_m cluster_n cta_group
-    gated has_bias has_c has_residual k_spans lhs_major operand_swizzle pingpong raster rhs_major
-    save scheduler split_k split_tail stages store_buffers swap_ab swizzle tma_store wave
+    gated has_bias has_c has_residual k_spans lhs_major pingpong raster rhs_major save
+    scheduler split_k split_tail stages swap_ab swizzle wave
 """
 SIGNATURES: dict[str, Any] = {
-    "jaxbw_gemm_v2": {
+    "jaxbw_gemm_v3": {
         "attributes": {
             "kernel": "string",
             **dict.fromkeys(("alpha", "beta"), "f32"),

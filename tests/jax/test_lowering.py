@@ -64,9 +64,6 @@ def test_attributes(family: str, operand: Operand, cuda_hlo: Lower, custom_calls
         "split_k": config.split_k,
         "swap_ab": int(config.swap_ab),
         "accumulators": config.accumulators,
-        "store_buffers": config.store_buffers,
-        "tma_store": 1,
-        "operand_swizzle": 1,
         "scheduler": {"static": 0, "clc": 1, "none": 2}[config.scheduler or ""],
     }
     assert attributes(call) == {

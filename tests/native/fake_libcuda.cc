@@ -417,11 +417,6 @@ struct Operand {
       : major(major), type(type), batched(batched) {
     std::memcpy(&map, &encoded, sizeof(map));
   }
-  Operand(const void* data, Major major, DataType type, uint64_t batched, uint64_t extent, uint64_t k)
-      : major(major), type(type), batched(batched) {
-    const uint64_t row = (major == Major::kK ? k : extent) * size_bytes(type);
-    map = {reinterpret_cast<CUdeviceptr>(data), {}, {row, row * (major == Major::kK ? extent : k)}, 0};
-  }
   float at(uint64_t mn, uint64_t k, uint64_t batch) const {
     const bool k_major = major == Major::kK;
     return load(type, element(map, type, k_major ? k : mn, k_major ? mn : k, batched * batch));
@@ -447,11 +442,9 @@ char* result_element(const GemmParams& p, const jaxbw::TensorMap& encoded, const
   return element(map, result.type, j, i, batch);
 }
 
-void compute(const GemmParams& p, bool naive) {
-  const Operand a = naive ? Operand(p.a_data, p.a_major, p.input, p.a_batched, p.m, p.k)
-                          : Operand(p.a, p.a_major, p.input, p.a_batched);
-  const Operand b = naive ? Operand(p.b_data, p.b_major, p.input, p.b_batched, p.n, p.k)
-                          : Operand(p.b, p.b_major, p.input, p.b_batched);
+void compute(const GemmParams& p) {
+  const Operand a(p.a, p.a_major, p.input, p.a_batched);
+  const Operand b(p.b, p.b_major, p.input, p.b_batched);
   const Operand b_up(p.b_up, p.b_major, p.input, p.b_batched);
   const jaxbw::Epilogue& e = p.epilogue;
   const auto product = [&](const Operand& right, uint64_t i, uint64_t j, uint64_t batch) {
@@ -550,7 +543,7 @@ CUresult launch_reduce(const CUlaunchConfig* launch, const Kernel& kernel, const
                         "overlaps", overlaps(*launch), "stream", reinterpret_cast<uintptr_t>(launch->hStream));
   if (!leaves_parts(p) || product_with_parts != p.output.data) return CUDA_ERROR_INVALID_VALUE;
   product_with_parts = nullptr;
-  if (environment("FAKE_CUDA_COMPUTE") != "0") compute(p, false);
+  if (environment("FAKE_CUDA_COMPUTE") != "0") compute(p);
   return CUDA_SUCCESS;
 }
 
@@ -574,11 +567,11 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
       std::vector<uint32_t>{p.block_m, p.block_n, p.cluster.m.value, p.cluster.n.value, p.stages, p.order.width.value},
       "majors", std::vector<uint32_t>{static_cast<uint32_t>(p.a_major), static_cast<uint32_t>(p.b_major)}, "has_bias",
       static_cast<int>(p.epilogue.bias.data != nullptr), "tile_columns", p.tile_columns, "k_spans", p.k_spans,
-      "accumulators", p.accumulators, "store_buffers", p.store_buffers, "operand_swizzle", p.operand_swizzle,
-      "store_path", static_cast<int>(p.store_path), "scheduler", static_cast<int>(p.scheduler), "raster",
-      static_cast<int>(p.order.raster), "work", std::vector<uint32_t>{p.whole_tiles, p.split_k.value, p.work_items},
-      "strides", std::vector<uint64_t>{p.row_stride, p.column_stride, p.batch_stride}, "b_is_ready", p.b_is_ready,
-      "formula", static_cast<int>(p.epilogue.formula), "partials", reinterpret_cast<uintptr_t>(p.partials), "counters",
+      "accumulators", p.accumulators, "store_path", static_cast<int>(p.store_path), "scheduler",
+      static_cast<int>(p.scheduler), "raster", static_cast<int>(p.order.raster), "work",
+      std::vector<uint32_t>{p.whole_tiles, p.split_k.value, p.work_items}, "strides",
+      std::vector<uint64_t>{p.row_stride, p.column_stride, p.batch_stride}, "b_is_ready", p.b_is_ready, "formula",
+      static_cast<int>(p.epilogue.formula), "partials", reinterpret_cast<uintptr_t>(p.partials), "counters",
       reinterpret_cast<uintptr_t>(p.counters));
   const unsigned cluster = cluster_size(*launch);
   if (cluster == 0 || launch->gridDimX % cluster != 0 || launch->gridDimX > 0x7fffffffu)
@@ -590,7 +583,7 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
   }
   if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
   if (!counters_are_ready(p, cluster)) return CUDA_ERROR_INVALID_VALUE;
-  compute(p, kernel.name.find("_naive_") != std::string::npos);
+  compute(p);
   return CUDA_SUCCESS;
 }
 

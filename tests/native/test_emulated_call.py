@@ -46,20 +46,12 @@ CALLS = {
     "swapped and unaligned": Product(
         *(21, 135, 73), output="bf16", family="sm100", config=SM100 | {"swap_ab": 1, "block_n": 64}
     ),
-    "naive": Product(
-        *(37, 21, 75),
-        layout="tn",
-        output="bf16",
-        bias="f32",
-        family="sm100",
-        config={"block_m": 8, "block_n": 32},
-    ),
 }  # fmt: skip
 
 
-def call(product: Product, operands: list[Values], **attributes: str) -> list[Values]:
+def call(product: Product, operands: list[Values]) -> list[Values]:
     """The results of the custom call without the workspace."""
-    given = product.attributes | attributes
+    given = product.attributes
     results: list[Any] = [
         jax.ShapeDtypeStruct(values.shape, values.dtype) for values in product.expected(operands)
     ]
@@ -70,7 +62,7 @@ def call(product: Product, operands: list[Values], **attributes: str) -> list[Va
         results.append(jax.ShapeDtypeStruct((size,), np.uint8))
     wrap = {str: str, int: np.int32, float: np.float32}
     typed = {name: wrap[type(value)](value) for name, value in given.items()}
-    found = jax.ffi.ffi_call("jaxbw_gemm_v2", results)(*operands, **typed)
+    found = jax.ffi.ffi_call("jaxbw_gemm_v3", results)(*operands, **typed)
     return [np.asarray(values) for values in found[:count]]
 
 
@@ -79,8 +71,7 @@ def test_a_call_is_emulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXBW_EMULATOR_CHECKS", "strict")
     product = CALLS[name]
     operands = product.operands()
-    kernel = {"kernel": "jaxbw_sm100_naive_16bit"} if name == "naive" else {}
-    found = call(product, operands, **kernel)
+    found = call(product, operands)
     for values, expected in zip(found, product.expected(operands), strict=True):
         np.testing.assert_array_equal(values, expected)
 

@@ -17,8 +17,7 @@ x = np.zeros((1, 128, 64), np.uint16)
 print(_native.driver_version(), _native.devices())
 print(_native.driver_problem())
 ones = dict.fromkeys(("k_spans", "cluster_m", "cluster_n", "cluster_k", "cta_group", "swizzle",
-                      "split_k", "accumulators", "store_buffers", "tma_store",
-                      "operand_swizzle"), 1)
+                      "split_k", "accumulators"), 1)
 zeros = dict.fromkeys(("has_c", "has_bias", "bias_along_m", "has_residual", "gated", "save",
                        "activation", "lhs_major", "rhs_major", "pingpong", "raster",
                        "split_tail", "wave", "swap_ab", "scheduler"), 0)

@@ -45,8 +45,6 @@ BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
         ("sm90", {"split_tail": True}, "2 or more"),
         ("sm90", {"scheduler": "clc"}, "'static' or 'none' or 'dynamic'"),
         ("sm90", {"accumulators": 2}, "in registers"),
-        ("sm90", {"operand_swizzle": False}, "always swizzled"),
-        ("sm90", {"store_buffers": 3}, "1 or 2"),
         ("sm90", {"block_n": None}, "give both of block_m and block_n"),
         ("sm100", {"cluster": (1, 1)}, "not a multiple of cta_group 2"),
         ("sm100", {"cluster": (6, 3)}, "1 to 16 CTAs"),
@@ -60,7 +58,6 @@ BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
         ("sm100", {"block_k": 320}, "1 to 4 spans"),
         ("sm100", {"accumulators": 3}, "1 or 2"),
         ("sm100", {"block_m": 512, "accumulators": 1}, "fills both"),
-        ("sm100", {"operand_swizzle": False}, "it is (1, 1)"),
         ("sm100", {"split_k": 2, "split_tail": True, "batch_invariant": True}, "follow m"),
         ("sm100 single", {"block_m": 512}, "64, 128 or 256 rows"),
         ("sm100 single", {"block_n": 8}, "from 16"),
@@ -126,8 +123,6 @@ def test_every_legal_tile(family: str, group: int, block_m: int) -> None:
         (GemmConfig(128, 128, split_k=4), (K, K), {"k": 200}, None),
         (GemmConfig(128, 128, split_k=4), (K, K), {"k": 192}, "no more than 3 parts"),
         (GemmConfig(128, 128, split_k=2, block_k=256), (K, K), {"k": 256}, "than 1 part"),
-        (GemmConfig(128, 128, operand_swizzle=False), (K, K), {}, None),
-        (GemmConfig(128, 128, operand_swizzle=False), (K, MN), {}, "without a swizzle"),
         (GemmConfig(128, 128, block_k=32), (K, K), {}, "multiples of 64"),
         (GemmConfig(128, 128, block_k=32), (K, K), {"itemsize": 4}, None),
         (GemmConfig(128, 128, block_k=256), (K, K), {"itemsize": 4}, "up to 128"),
@@ -175,8 +170,8 @@ def test_other_types(field: str, value: Any, message: str) -> None:
 
 def test_a_configuration_prints_what_is_unusual() -> None:
     assert str(PAIR).endswith("swizzle 1 along m, split_k 1, swap_ab False")
-    text = str(dataclasses.replace(PAIR, scheduler="none", tma_store=False))
-    assert text.endswith(", tma_store False, scheduler none")
+    text = str(dataclasses.replace(PAIR, scheduler="none", accumulators=1))
+    assert text.endswith(", accumulators 1, scheduler none")
     assert str(GemmConfig(batch_invariant=True)) == "batch-invariant, chosen"
     assert str(GemmConfig(scheduler="dynamic")) == "chosen, scheduler dynamic"
 

@@ -60,8 +60,6 @@ class _Sm100(Family):
             yield f"accumulators is {c.accumulators}; it is 1 or 2"
         if c.accumulators == 1 and block_m == heights[-1]:
             yield f"accumulators is 1; a tile of {block_m} rows fills both: leave it None"
-        if not c.operand_swizzle and c.cluster != (1, 1):
-            yield f"cluster is {c.cluster}; without operand_swizzle it is (1, 1)"
         if c.block_k is not None and (c.block_k % 32 or not 32 <= c.block_k <= 64 * MAX_SPANS):
             yield (
                 f"block_k is {c.block_k}; it is 1 to {MAX_SPANS} spans: multiples of 64 elements "

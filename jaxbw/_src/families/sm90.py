@@ -43,8 +43,6 @@ class _Sm90(Family):
             yield f"block_k is {c.block_k}; sm90 kernels have {SPAN_BYTES // 2}"
         if c.accumulators not in (None, 1):
             yield f"accumulators is {c.accumulators}; sm90 has 1, in registers"
-        if not c.operand_swizzle:
-            yield "operand_swizzle is False; sm90 operands are always swizzled"
 
     def gated_fault(self, config: GemmConfig) -> str | None:
         block_n = config.tile[1]

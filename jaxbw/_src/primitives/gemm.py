@@ -30,7 +30,7 @@ from jaxbw._src.selection.config import CANONICAL_M
 
 # The number counts changes of attributes, operands or results: a program that was compiled or
 # exported for another number is not run in their stead.
-TARGET = "jaxbw_gemm_v2"
+TARGET = "jaxbw_gemm_v3"
 
 ACTIVATIONS = {
     None: Activation.NONE,
@@ -120,9 +120,6 @@ def call_attributes(problem: GemmProblem, choice: Choice) -> dict[str, str | int
         "wave": choice.wave or 0,
         "swap_ab": int(config.swap_ab),
         "accumulators": config.accumulators or 0,
-        "store_buffers": config.store_buffers,
-        "tma_store": int(config.tma_store),
-        "operand_swizzle": int(config.operand_swizzle),
         "scheduler": SCHEDULERS.index(config.scheduler or "static"),
     }
 

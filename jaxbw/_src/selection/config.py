@@ -23,11 +23,7 @@ _MAY_BE_NONE = ("block_m", "block_n", "block_k", "stages", "accumulators", "sche
 _SCHEDULERS = tuple(dict.fromkeys(itertools.chain(*(f.schedulers for f in FAMILIES.values()))))
 _OF_ANY_TILE = ("scheduler", "batch_invariant")  # what may be given without a tile
 # What is printed of a configuration only where it is not the default.
-_RARE = (
-    *("cluster_k", "pingpong", "split_tail", "accumulators", "store_buffers", "tma_store"),
-    "operand_swizzle",
-    *("scheduler", "batch_invariant"),
-)
+_RARE = (*("cluster_k", "pingpong", "split_tail", "accumulators", "scheduler", "batch_invariant"),)
 
 
 @dataclass(frozen=True)
@@ -65,10 +61,6 @@ class GemmConfig:
       split_tail: split only the tiles of the last, incomplete wave.
       swap_ab: compute the transposed product, for a small m. Not for gated products.
       accumulators: accumulators in Tensor Memory, 1 or 2; default 2. sm90 has one, in registers.
-      store_buffers: staging buffers of an epilogue warp, 1 or 2.
-      tma_store: store results by TMA where their rows allow it.
-      operand_swizzle: operands lie in the 128-byte swizzle. False (sm100): in core matrices; for
-        K-major operands and clusters of one CTA.
       scheduler: "clc" (sm100's default), "static" (sm90's; a persistent grid of one wave), "none"
         (a cluster for each work item), or "dynamic": the one of these by which SMs get work as they
         come free, for products beside which something else holds some ("none" on sm90, "clc" on
@@ -94,9 +86,6 @@ class GemmConfig:
     split_tail: bool = False
     swap_ab: bool = False
     accumulators: int | None = None
-    store_buffers: int = 2
-    tma_store: bool = True
-    operand_swizzle: bool = True
     scheduler: str | None = None
     batch_invariant: bool = False
 
@@ -238,11 +227,6 @@ def layout_refusal(
     if gated and (reason := _gated_refusal(config, family)) is not None:
         return reason
     majors = (rhs_major, lhs_major) if config.swap_ab else (lhs_major, rhs_major)
-    if not config.operand_swizzle and majors != (Major.K, Major.K):
-        return (
-            "operand_swizzle is False and an operand is MN-major; only K-major operands lie "
-            "without a swizzle: leave it True, or contract the last dimension of both operands"
-        )
     (block_m, block_n), group = config.tile, config.cta_group
     cluster_m, cluster_n = config.cluster
     k_rows = config.k_spans(itemsize) * span
@@ -297,8 +281,6 @@ def _common_faults(c: GemmConfig, family: str) -> Iterator[str]:
         yield f"split_k is {c.split_k}; on {family} it is 1 to {parts}"
     if c.split_tail and c.split_k == 1:
         yield "split_tail is True and split_k 1: say into how many parts, 2 or more"
-    if c.store_buffers not in (1, 2):
-        yield f"store_buffers is {c.store_buffers}; it is 1 or 2"
     yield from _scheduler_faults(c, family)
     if c.batch_invariant and c.split_tail:
         yield "split_tail and batch_invariant are True: which tiles are split would follow m"

@@ -109,9 +109,6 @@ class Product:
             "wave": 0,
             "swap_ab": 0,
             "accumulators": 2,
-            "store_buffers": 2,
-            "tma_store": 1,
-            "operand_swizzle": 1,
             "scheduler": 0,
             **self.config,
         }

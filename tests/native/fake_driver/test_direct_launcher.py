@@ -176,7 +176,6 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         (HOPPER, {"block_n": -1}, "block_n is 4294967295"),
         (HOPPER, {"cta_group": 2, "cluster_m": 2}, "sm_90 has no CTA pairs"),
         (HOPPER, {"k_spans": 2}, "k_spans is 2; the sm_90 kernels take 1"),
-        (HOPPER, {"operand_swizzle": 0}, "operand_swizzle is 0; the sm_90 kernels need it"),
         (HOPPER, {"scheduler": 1}, "cluster launch control, which sm_90 does not have"),
         (HOPPER, {"kernel": "gemm"}, "no kernel family is known for kernel 'gemm'"),
         (HOPPER, {"kernel": "jaxbw_sm90_f16_nt_64x128"}, "needs kernel jaxbw_sm90_bf16_nt_64x128"),
@@ -188,7 +187,6 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         (HOPPER, {"split_tail": 1}, "wave is 0; it is 1 to"),
         (HOPPER, {"wave": 1}, "wave is 1; it is 0 to 0"),
         (HOPPER, {"accumulators": 3}, "accumulators is 3"),
-        (HOPPER, {"store_buffers": 0}, "store_buffers is 0"),
         (HOPPER, {"scheduler": 3}, "scheduler is 3; it is 0 to 2"),
         (HOPPER, {"gated": 2}, "attribute gated is 2; it is 0 or 1"),
         (HOPPER, {"activation": 5}, "unknown activation 5"),
@@ -207,12 +205,6 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         (BLACKWELL, {"block_m": 64, "block_n": 12}, "it is a multiple of 8 up to 256"),
         (BLACKWELL, {"block_n": 272}, "block_n is 272"),
         (BLACKWELL, {"block_n": 24, "block_m": 64, "cluster_m": 2}, "rhs is shared by 2 CTAs"),
-        (BLACKWELL, {"operand_swizzle": 0, "cluster_n": 2}, "operand_swizzle is 0 in a cluster of"),
-        (
-            replace(BLACKWELL, layout="tt"),
-            {"operand_swizzle": 0},
-            "lhs is MN-major; without operand_swizzle operands are K-major",
-        ),
         (BLACKWELL, {"k_spans": 5}, "k_spans is 5"),
         (BLACKWELL, {"k_spans": 4, "stages": 2}, "2 stages; a 128x128 tile with k_spans 4 takes"),
         (
@@ -248,21 +240,6 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         ),
         (BLACKWELL_PAIR, {"kernel": "jaxbw_sm100_16bit_1cta"}, "needs kernel jaxbw_sm100_16bit_2"),
         (BLACKWELL, {"kernel": "jaxbw_sm100_tf32_1cta"}, "needs kernel jaxbw_sm100_16bit_1cta"),
-        (
-            BLACKWELL,
-            {"kernel": "jaxbw_sm100_naive_16bit", "scheduler": 0, "cluster_m": 2},
-            "the naive kernel has no clusters",
-        ),
-        (
-            replace(BLACKWELL, save=True),
-            {"kernel": "jaxbw_sm100_naive_16bit", "scheduler": 0},
-            "the naive kernel has no gated products, and saves nothing",
-        ),
-        (
-            replace(BLACKWELL, dtype="f32"),
-            {"kernel": "jaxbw_sm100_naive_16bit", "scheduler": 0},
-            "needs kernel jaxbw_sm100_naive_tf32",
-        ),
     ],
 )
 def test_what_cannot_be_launched_is_refused(

@@ -98,7 +98,6 @@ SM100_TILES = [
     ({"block_n": 48}, [64, 128, 1], [64, 48, 1], [16, 32, 1], [3, 6]),
     ({"block_m": 256, "stages": 2}, [64, 256, 1], [64, 128, 1], [64, 32, 1], [2, 3]),
     ({"k_spans": 2, "stages": 3}, [64, 128, 1], [64, 128, 1], [64, 32, 1], [3, 3]),
-    ({"operand_swizzle": 0}, [8, 128, 1], [8, 128, 1], [64, 32, 1], [3, 3]),
     (PAIR, [64, 128, 1], [64, 64, 1], [64, 32, 1], [2, 3]),
     (PAIR | {"block_m": 128, "block_n": 96}, [64, 64, 1], [64, 48, 1], [16, 32, 1], [3, 3]),
     (PAIR | {"block_m": 512}, [64, 256, 1], [64, 64, 1], [64, 32, 1], [1, 3]),
@@ -342,7 +341,6 @@ def test_a_gated_tile_is_half_gate_half_up(
         ({"n": 260}, TMA),
         ({"n": 260, "output": "bf16"}, ROWS),  # 520 bytes
         ({"m": 1, "n": 3}, ROWS),  # 16 bytes would be stored behind the last element
-        ({"config": SM90 | {"tma_store": 0}}, ROWS),
         ({"config": SM90 | {"swap_ab": 1}, "layout": "tt"}, COLUMNS),
     ],
     ids=str,
@@ -568,22 +566,3 @@ def test_the_counters_of_split_tiles_are_zero(fake: FakeDriver) -> None:
     fake.fail("cuMemsetD32Async", 719)
     with pytest.raises(_native.DriverError, match="cuMemsetD32Async: CUDA_ERROR_LAUNCH_FAILED"):
         Product(config=SM90 | {"split_k": 2}).check()
-
-
-def test_the_naive_kernel_reads_operands_where_they_are(fake: FakeDriver) -> None:
-    product = Product(37, 21, 75, batch=2, shared=("lhs",), layout="tn", family="sm100",
-                      output="bf16", bias="f32", config={"block_m": 8, "block_n": 32})  # fmt: skip
-    given = product.operands()
-    attributes = product.attributes | {"kernel": "jaxbw_sm100_naive_16bit"}
-    (data,) = _native.launch_gemm(
-        [values.view(f"u{values.itemsize}") for values in given],
-        [_native.DataType.BF16, _native.DataType.BF16, _native.DataType.F32],
-        _native.DataType.BF16, attributes, device=1,
-    )  # fmt: skip
-    (expected,) = product.expected(given)
-    assert (data.view(expected.dtype).reshape(expected.shape) == expected).all()
-    (launch,) = fake.launches()
-    assert (launch["grid"], launch["block"]) == ([2 * 5 * 1, 1, 1], [256, 1, 1])
-    assert launch["shared_memory"] == 0
-    assert not fake.repacks()
-    assert not fake.calls("cuTensorMapEncodeTiled")

@@ -37,7 +37,6 @@ def kernel_of(
             cluster=config.cluster,
             persistent="static",
             chunk=_TEAM_CHUNKS[output_size == 4 or block_n % _TEAM_CHUNKS[0] != 0],
-            buffers=config.store_buffers,
             teams="pingpong" if config.pingpong else "cooperative",
             itemsize=itemsize,
             output_size=output_size,
@@ -56,9 +55,7 @@ def kernel_of(
         k_bytes=config.k_spans(itemsize) * ROW_BYTES,
         persistent=_PERSISTENT[config.scheduler or "clc"],
         accumulators=config.accumulators or 2,
-        chunk=chunk if config.tma_store else None,
-        buffers=config.store_buffers,
-        narrow=not config.operand_swizzle,
+        chunk=chunk,
         itemsize=itemsize,
         output_size=output_size,
     )

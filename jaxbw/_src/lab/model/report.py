@@ -83,8 +83,7 @@ def estimate_of(machine: Machine, work: Workload, config: GemmConfig) -> Estimat
       config: every field filled in.
     """
     plain = not work.activated and not work.extra_bytes and not work.repacks
-    static = config.tma_store and config.operand_swizzle and config.scheduler != "none"
-    if machine.family != FAMILY or not plain or not static or not work.tma_rows:
+    if machine.family != FAMILY or not plain or config.scheduler == "none" or not work.tma_rows:
         return None
     if refusal(config, gated=work.gated) is not None:
         return None

@@ -13,6 +13,9 @@ from products import Product
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.tuned_products import config_from_json
 
+# Of configurations until 2026-11-24; what is recorded has the values that are left.
+FORMER_FIELDS = ("operand_swizzle", "store_buffers", "tma_store")
+
 
 def read(path: pathlib.Path) -> dict[Product, list[tuple[GemmConfig, float]]]:
     """The products of a record, with microseconds of configurations, the fastest first.
@@ -37,7 +40,9 @@ def _benched(row: dict[str, Any]) -> Iterator[tuple[Product, GemmConfig, float]]
     if "fields" in ours["details"]:
         product = Product(*(case[name] for name in ("m", "n", "k", "layout", "dtype")))
         us = statistics.median(time for times in ours["rounds"] for time in times)
-        yield product, config_from_json(ours["details"]["fields"]), us
+        fields = ours["details"]["fields"]
+        kept = {name: value for name, value in fields.items() if name not in FORMER_FIELDS}
+        yield product, config_from_json(kept), us
 
 
 def _by_text(row: dict[str, Any]) -> Iterator[tuple[Product, GemmConfig, float]]:

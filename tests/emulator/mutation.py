@@ -71,7 +71,6 @@ REDUNDANT = {
     (_TN, "epilogue", "bar.warp.sync", 8, "deleted"): _SENT,
     # Of sums that are cast, before each chunk; and behind one that is not.
     (_TT, "setup", "bar.warp.sync", 13, "deleted"): _ONE_CHUNK,
-    (_TT, "setup", "bar.warp.sync", 21, "deleted"): _ONE_CHUNK,
     (_TT, "epilogue", "bar.warp.sync", 1, "deleted"): _ONE_CHUNK,
 } | {
     (kernel, "multiply", "xor.b32", occurrence, "parity flips every time"): (
@@ -116,15 +115,25 @@ REDUNDANT |= {
     for change in ("more", "less")
 }
 # Where sums are sent: warps of sm90 that multiply nothing, and wait for all stages if they load.
-REDUNDANT |= {
-    ("sm90", role, "barrier.cluster.arrive.relaxed.aligned", place, "deleted, with its wait"): _NEXT
-    for role, place in (("exit", 1), ("exit", 2), ("load", 2), ("load", 5), ("setup", 2))
-} | {
-    (_TN, "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
-        "none: a tile of 128 rows that a cluster shares is the first team's: it has its barriers"
-    )
-    for occurrence in (7, 8, 9, 10)
-}
+REDUNDANT |= (
+    {
+        (
+            "sm90",
+            role,
+            "barrier.cluster.arrive.relaxed.aligned",
+            place,
+            "deleted, with its wait",
+        ): _NEXT
+        for role, place in (("exit", 1), ("exit", 2), ("load", 2), ("load", 5), ("setup", 2))
+    }
+    | {(_NT, "load", "barrier.cluster.arrive.relaxed.aligned", 7, "deleted, with its wait"): _NEXT}
+    | {
+        (_TN, "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
+            "none: a tile of 128 rows that a cluster shares is the first team's, with its barriers"
+        )
+        for occurrence in (7, 8, 9, 10)
+    }
+)
 
 # Changes of a barrier's initialisation, all found: counted apart, lest they flatter the others.
 ARRIVALS = ("one arrival more", "one arrival less")

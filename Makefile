@@ -88,9 +88,11 @@ sanitize: install
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONSAFEPATH=1 \
 	  $(SANITIZED)/venv/bin/python -m pytest $(PYTEST_FLAGS) $(SANITIZED_TESTS)
 
-# An editable install: Python sources are used in place, compiled files appear beside them.
+# An editable install: Python sources are used in place, compiled files appear beside them. The tools come as the
+# package's dependencies; the kernels of that first install would be compiled for nothing.
 build: $(BIN)/python
-	$(BIN)/python -c "import nanobind, scikit_build_core" 2> /dev/null || $(BIN)/pip install --quiet '.[dev]'
+	$(BIN)/python -c "import nanobind, scikit_build_core" 2> /dev/null || \
+	  CMAKE_ARGS=-DJAXBW_KERNELS=OFF $(BIN)/pip install --quiet '.[dev]'
 	$(BIN)/pip install --no-build-isolation --no-deps --editable .
 	touch $(VENV)/editable $(VENV)/installed
 

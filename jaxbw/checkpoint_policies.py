@@ -25,8 +25,6 @@ import jax
 from jax.ad_checkpoint import Offloadable, Recompute
 from jax.extend.core import Primitive
 
-from jaxbw._src import compat
-
 __all__ = [
     "PREACTIVATION",
     "checkpoint_dots",
@@ -102,15 +100,7 @@ _PRODUCTS = {"jaxbw_dot_general", "jaxbw_fused_dot_general", "jaxbw_collective_d
 
 def _product(primitive: Primitive, params: dict[str, Any]) -> dict[str, Any] | None:
     """The parameters of the product of jaxbw that an operation is; None where it is none."""
-    if primitive.name in _PRODUCTS:
-        return params
-    # A product with an epilogue that is differentiated is the call of a function that has a
-    # gradient of its own.
-    for equation in compat.custom_vjp_equations(primitive, params):
-        if equation.primitive.name in _PRODUCTS:
-            found: dict[str, Any] = equation.params
-            return found
-    return None
+    return params if primitive.name in _PRODUCTS else None
 
 
 def _has_batch(product: dict[str, Any]) -> bool:

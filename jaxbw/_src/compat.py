@@ -211,13 +211,6 @@ def apply_eagerly(primitive: Primitive) -> None:
     primitive.def_impl(partial(xla.apply_primitive, primitive))
 
 
-def custom_vjp_equations(primitive: Primitive, params: Mapping[str, Any]) -> Sequence[Any]:
-    """What an operation computes that is the call of a `jax.custom_vjp`; () for any other."""
-    if primitive is not _primitives.custom_vjp_call_p:
-        return ()
-    return cast("Sequence[Any]", params["call_jaxpr"].eqns)
-
-
 def register_dead_code_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
     """Lets `rule` remove results that nothing uses from an equation of a primitive.
 

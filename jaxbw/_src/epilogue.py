@@ -116,20 +116,21 @@ def evaluate(
       c, residual: shaped as the product.
       bias: of the sizes of these dimensions.
     """
-    z = _scaled(epilogue.alpha, product)
+    z = scaled(epilogue.alpha, product)
     if c is not None:
-        z = z + _scaled(epilogue.beta, c.astype(z.dtype))
+        z = z + scaled(epilogue.beta, c.astype(z.dtype))
     if bias is not None:
         others = tuple(i for i in range(z.ndim) if i not in bias_dimensions)
         z = z + lax.expand_dims(bias.astype(z.dtype), others)
     d, saved = ACTIVATIONS[epilogue.activation](z), [z]
     if epilogue.gated:
-        saved.append(_scaled(epilogue.alpha, up))
+        saved.append(scaled(epilogue.alpha, up))
         d = d * saved[1]
     if residual is not None:
         d = d + residual.astype(z.dtype)
     return tuple(x.astype(dtype) for x in ([d, *saved] if epilogue.save else [d]))
 
 
-def _scaled(factor: float, x: Any) -> Any:
+def scaled(factor: float, x: Any) -> Any:
+    """factor * x; x itself where that is the same."""
     return x if factor == 1 else factor * x

@@ -231,27 +231,6 @@ def test_apply_eagerly() -> None:
     np.testing.assert_array_equal(double.bind(MATRIX), 2 * MATRIX)
 
 
-def test_custom_vjp_equations() -> None:
-    """As a policy of jax.checkpoint sees a function whose gradient calls the function again."""
-
-    @jax.custom_vjp
-    def sine(x: Any) -> Any:
-        return jnp.sin(x)
-
-    sine.defvjp(lambda x: (sine(x), x), lambda x, bar: (bar * jnp.cos(x),))
-    seen = []
-
-    def policy(primitive: Primitive, *_: Any, **params: Any) -> bool:
-        found = compat.custom_vjp_equations(primitive, params)
-        seen.append([equation.primitive.name for equation in found])
-        return False
-
-    outer = jax.checkpoint(lambda x: 2 * sine(x), policy=policy)
-    jax.grad(lambda x: outer(x).sum())(MATRIX)
-    assert ["sin"] in seen
-    assert [] in seen  # of the multiplication
-
-
 def test_register_dead_code_rule() -> None:
     same = Primitive("same")
     same.multiple_results = True

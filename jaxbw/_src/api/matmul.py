@@ -10,12 +10,12 @@ from typing import Any
 import jax
 
 from jaxbw._src import compat
-from jaxbw._src.api import arguments, fused
+from jaxbw._src.api import arguments
 from jaxbw._src.api.arguments import EpilogueArguments, ProductArguments
 from jaxbw._src.api.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.primitives import dot_general as plain
-from jaxbw._src.primitives import experimental, originals, serve
+from jaxbw._src.primitives import experimental, fused, originals, serve
 from jaxbw._src.problem import DimensionNumbers, GemmProblem, Operands, describe, reduce_dot_general
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.implementations import Implementation
@@ -275,7 +275,10 @@ def _product(
     *,
     recompute: bool = False,
 ) -> Any:
-    """A dot_general with an epilogue: checked, and bound to the primitive that it needs."""
+    """A dot_general with an epilogue: checked, and bound to the primitive that it needs.
+
+    With `recompute` nothing but the operands is kept for the backward pass.
+    """
     operands, dims = originals.read_in_place(
         operands, params["dimension_numbers"], params["policy"].config
     )
@@ -286,7 +289,11 @@ def _product(
         types = Operands(*(None if x is None else jax.typeof(x) for x in operands))
         problem = problem_of(call, types, epilogue, params)
         serve.check(problem, params["policy"], call)
-    return fused.product(operands, epilogue, params, recompute=recompute)
+
+    def product(operands: Operands) -> Any:
+        return fused.product(operands, epilogue, params)
+
+    return (jax.checkpoint(product) if recompute else product)(operands)
 
 
 def problem_of(

@@ -193,12 +193,6 @@ def test_nan_passes_through(operand: Operand) -> None:
         np.testing.assert_array_equal(jnp.isnan(result).all(axis=1), [False, True, False, False])
 
 
-def test_forward_mode_is_refused_by_jax(operand: Operand) -> None:
-    x = operand((4, 4), jnp.float32)
-    with pytest.raises(TypeError, match="custom_vjp"):
-        jax.jvp(lambda x: jaxbw.matmul(x, x, activation="relu"), (x,), (x,))
-
-
 def test_the_backward_pass_keeps_what_it_looks_at(operand: Operand) -> None:
     """Never c, bias or residual, so that c can be overwritten; z or d only where it is needed."""
     given = arrays(CASES["all, relu"], operand)
@@ -213,6 +207,24 @@ def test_the_backward_pass_keeps_what_it_looks_at(operand: Operand) -> None:
     assert given["c"].shape == (M, N)
     assert kept("alpha and beta") == kept("residual") == kept("bias") == 0
     assert kept("relu") == kept("relu, residual") == kept("all, relu") == kept("silu, bias") == 1
+
+
+def test_what_is_not_differentiated_keeps_nothing(operand: Operand) -> None:
+    """As of frozen weights, or of a residual alone."""
+    given = arrays(CASES["relu, residual"], operand)
+
+    def kept(*names: str) -> list[tuple[int, ...]]:
+        def fused(moving: Any) -> Any:
+            return jaxbw.matmul(**given, **moving, activation="gelu")
+
+        moving = {name: given.pop(name) for name in names}
+        _, pull_back = jax.vjp(fused, moving)
+        given.update(moving)
+        return sorted(x.shape for x in jax.tree.leaves(pull_back))
+
+    assert kept("lhs") == sorted([(K, N), (M, N)])
+    assert kept("rhs") == sorted([(M, K), (M, N)])
+    assert kept("residual") == []
 
 
 def test_shard_map_checks_what_varies(operand: Operand) -> None:

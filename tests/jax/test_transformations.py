@@ -2,7 +2,8 @@
 
 References are the formula in float64, transformed the same way, so that nothing but the formula can
 differ. test_matmul.py has derivatives and vmap of the plain product beside jnp's, test_fused.py and
-test_gated.py second derivatives of each epilogue, test_checkpoint.py what jax.checkpoint keeps.
+test_gated.py second derivatives of each epilogue, test_forward_mode.py those that mix the modes,
+test_checkpoint.py what jax.checkpoint keeps.
 """
 
 import functools
@@ -104,31 +105,44 @@ def test_numeric_derivatives_of_an_epilogue(case: str, operand: Operand) -> None
         def fused(given: Any) -> Any:
             return jaxbw.matmul(**given, **numbers(CASES[case]))
 
-        check_grads(fused, (given,), order=2, modes=["rev"])
+        check_grads(fused, (given,), order=2, modes=["fwd", "rev"])
 
 
 def test_numeric_derivatives_of_a_gated_product(operand: Operand) -> None:
     with jax.enable_x64(True):
         given = [operand(shape, "float64", i) for i, shape in enumerate([(3, 4), (4, 5), (4, 5)])]
-        check_grads(jaxbw.gated_matmul, given, order=2, modes=["rev"])
+        check_grads(jaxbw.gated_matmul, given, order=2, modes=["fwd", "rev"])
 
 
-@pytest.mark.parametrize("name", BILINEAR)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "transform",
     [
         lambda f, x, w: jax.jvp(f, (x, w), (w[:M], x[0] * w)),
         lambda f, x, w: jax.linearize(f, x, w)[1](w[:M], x[0] * w),
-        lambda f, x, w: jax.linear_transpose(lambda x: f(x, w), x)(x),
-        lambda f, x, w: jax.linear_transpose(lambda w: f(x, w), w)(x),
         lambda f, x, w: jax.jacfwd(f, (0, 1))(x, w),
         lambda f, x, w: jax.hessian(lambda x, w: jnp.sin(f(x, w)).sum(), (0, 1))(x, w),
         lambda f, x, w: jax.jvp(jax.vmap(f, (None, 0)), (x, w[None]), (2 * x, w[None])),
     ],
-    ids=["jvp", "linearize", "transpose x", "transpose w", "jacfwd", "hessian", "jvp of vmap"],
+    ids=["jvp", "linearize", "jacfwd", "hessian", "jvp of vmap"],
 )
-def test_forward_mode_and_transposition(name: str, transform: Any, operand: Operand) -> None:
-    assert_same(lambda f: functools.partial(transform, f), FORMS[name], *operands(operand))
+def test_forward_mode(transform: Any, form: Any, operand: Operand) -> None:
+    assert_same(lambda f: functools.partial(transform, f), form, *operands(operand))
+
+
+@pytest.mark.parametrize("name", [*BILINEAR, "linear"])
+@pytest.mark.parametrize("of", [0, 1])
+def test_transposition(name: str, of: int, operand: Operand) -> None:
+    def transposed(f: Any) -> Any:
+        def function(*given: Any) -> Any:
+            def of_one(x: Any) -> Any:
+                return f(*(x if i == of else each for i, each in enumerate(given)))
+
+            return jax.linear_transpose(of_one, given[of])(given[0])
+
+        return function
+
+    assert_same(transposed, FORMS[name], *operands(operand))
 
 
 @pytest.mark.sampled(4)
@@ -151,17 +165,13 @@ def test_reverse_mode(transform: Any, form: Any, operand: Operand) -> None:
     assert_same(lambda f: functools.partial(transform, f), form, *operands(operand))
 
 
-def test_what_a_product_with_an_epilogue_lacks(operand: Operand) -> None:
-    """JAX has no forward mode of a jax.custom_vjp, and does not transpose it."""
+def test_what_is_not_linear_has_no_transposition(operand: Operand) -> None:
     x, w = operands(operand)
-    for name in ("fused", "linear", "gated"):
-        product, _ = FORMS[name]
-        with pytest.raises(TypeError, match="custom_vjp"):
-            jax.jvp(product, (x, w), (x, w))
-        with pytest.raises(TypeError, match="custom_vjp"):
-            jax.hessian(lambda x, f=product: f(x, w).sum())(x)
-    with pytest.raises(NotImplementedError, match="custom_vjp"):
-        jax.linear_transpose(lambda x: jaxbw.matmul(x, w, alpha=2), x)(x)
+    for name in ("fused", "gated"):
+        with pytest.raises(NotImplementedError, match=r"not linear in .*; use jax\.vjp"):
+            jax.linear_transpose(lambda x, f=FORMS[name][0]: f(x, w), x)(x)
+    with pytest.raises(NotImplementedError, match="not linear"):
+        jax.linear_transpose(FORMS["linear"][0], x, w)(x)
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,21 @@ def test_a_training_step_has_the_products_of_its_gradient() -> None:
     assert found(jax.value_and_grad(loss), W, X) == {
         fused: 1,
         PLAIN: 1,
-        "bf16[1,16,64] @ bf16[1,64,64]^T -> bf16[1,16,64]": 2,  # one is for x, and not used
+        "bf16[1,16,64] @ bf16[1,64,64]^T -> bf16[1,16,64]": 1,  # of x nothing is asked
         "bf16[1,16,64]^T @ bf16[1,16,64] -> bf16[1,64,64]": 2,
     }
     saving = [each.problem.epilogue.save for each in products(jax.value_and_grad(loss), W, X)]
     assert sorted(saving) == [False, False, False, True]
+
+
+def test_a_tangent_is_looked_into() -> None:
+    def tangent(x: Any, w: Any) -> Any:
+        return jax.jvp(lambda x, w: jaxbw.matmul(x, w, activation="gelu"), (x, w), (x, w))
+
+    assert found(tangent, X, W) == {
+        "gelu(bf16[1,16,64] @ bf16[1,64,64]) -> bf16[1,16,64]": 1,
+        "bf16[1,16,64] @ bf16[1,64,64] -> f32[1,16,64]": 2,
+    }
 
 
 def test_custom_derivatives_are_looked_into() -> None:

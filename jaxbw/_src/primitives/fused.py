@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import Primitive
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxbw._src import compat
@@ -75,7 +75,7 @@ def _jvp(
         still = [ad.Zero(jax.typeof(x)) for x in results[1:]]
         return results, [moves.residual.astype(d.dtype), *still]
     kept = _Kept(operands.lhs, operands.rhs, operands.rhs_up, seen)
-    ranks = (operands.lhs.ndim, operands.rhs.ndim)
+    ranks = operands.lhs.ndim, operands.rhs.ndim
     along = bias_dimensions(e, *ranks, params["dimension_numbers"])
     return results, _tangents(
         kept, moves, epilogue=e, result=jax.typeof(d), bias_along=along, **params
@@ -147,6 +147,13 @@ def _formula(
     if moves.residual is not None:
         d += moves.residual.astype(wide)
     return [x.astype(result.dtype) for x in (d, *saved)][: e.results]
+
+
+def tangent_jaxpr(equation: JaxprEqn) -> Jaxpr:
+    """What an equation of fused_tangent_p is lowered to."""
+    operands = [x.aval for x in equation.invars]
+    jaxpr: Jaxpr = jax.make_jaxpr(partial(_formula, **equation.params))(*operands).jaxpr
+    return jaxpr
 
 
 def _outer(epilogue: Epilogue, z: Any, *u: Any) -> Any:
@@ -270,14 +277,14 @@ def _transpose_linear(
             f"jaxbw: {e.describe('lhs @ rhs')} is not linear in what jax.linear_transpose is asked "
             "for; use jax.vjp"
         )
-    ranks = [(x if y is None else y).ndim for x, y in zip(operands[:2], asked, strict=False)]
+    lhs, rhs = (x if y is None else y for x, y in zip(operands[:2], asked, strict=False))
     found = _cotangents(
         _Kept(operands.lhs, operands.rhs, None, ()),
         asked,
         bars,
         epilogue=e,
         result=next(jax.typeof(x) for x in bars if _or_none(x) is not None),
-        bias_along=bias_dimensions(e, *ranks, params["dimension_numbers"]),
+        bias_along=bias_dimensions(e, lhs.ndim, rhs.ndim, params["dimension_numbers"]),
         **params,
     )
     return [bar for bar, x in zip(found, operands, strict=True) if x is not None]

@@ -4,8 +4,7 @@ Each has the name, the attributes, the defaults and the parameters of Flax's own
 subclass, and one attribute more: `activation`, of `jaxbw.matmul`. A layer that is given a
 `dot_general` of its own computes with that, as Flax does.
 
-Bias and activation are float32 up to the cast to the result's dtype; a layer that has one of them
-has a gradient, but no forward-mode derivative: see `jaxbw.matmul`.
+Bias and activation are float32 up to the cast to the result's dtype: see `jaxbw.matmul`.
 """
 
 import inspect

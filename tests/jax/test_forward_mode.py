@@ -218,6 +218,7 @@ def test_launches(family: str, operand: Operand, cuda_hlo: Lower, custom_calls: 
     assert launches(lambda x, w: jax.jvp(lambda x: product(x, w), (x,), (x,))) == 2
     assert launches(tangent(gated)) == 5
     assert launches(hessian(product)) == 9
+    assert launches(hessian(gated)) == 17
     # Reverse over forward: the tangent's three; for each operand one by way of z, one by way of the
     # tangent, and one of its direction.
     assert launches(jax.grad(lambda x, w: tangent(product)(x, w)[1].sum(), (0, 1))) == 9

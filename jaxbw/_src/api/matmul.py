@@ -47,7 +47,7 @@ def matmul(
         activation(alpha * (lhs @ rhs) + beta * c + bias) + residual
 
     in one kernel where one fits, and in float32 (for 64-bit results in float64) up to the cast to
-    the result's dtype. That form has a gradient, but no forward-mode derivative.
+    the result's dtype. All derivatives work, in both modes.
 
     Kernels take bfloat16 and float16 operands, which they multiply exactly and sum in float32: as
     exact as any `jax.lax.Precision` asks for. On sm100 they also take float32 operands, as TF32,
@@ -124,7 +124,7 @@ def gated_matmul(
 
     The first half of a gated feed-forward layer: SwiGLU with "silu", GEGLU with "gelu". Both right
     operands are read where they are. Sums, activation and product are float32 (for 64-bit results
-    float64) up to the cast to the result's dtype. There is a gradient, but no forward mode.
+    float64) up to the cast to the result's dtype.
 
     Args:
       lhs: `[..., m, k]` or `[k]`.

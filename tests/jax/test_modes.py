@@ -58,13 +58,14 @@ if hasattr(jax.config, "jax_remat3"):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CALLS)
 def test_modes(name: str, mode: str) -> None:
-    def value_and_gradients(x: Any, w: Any) -> Any:
+    def derivatives(x: Any, w: Any) -> Any:
         out, pull = jax.vjp(CALLS[name], x, w)
-        return out, *pull(jnp.ones_like(out))
+        _, tangent = jax.jvp(CALLS[name], (x, w), (x, w))
+        return out, *pull(jnp.ones_like(out)), tangent
 
-    expected = value_and_gradients(X, W)
+    expected = derivatives(X, W)
     with MODES[mode]():
-        for run in (value_and_gradients, jax.jit(value_and_gradients)):
+        for run in (derivatives, jax.jit(derivatives)):
             for found, wanted in zip(run(X, W), expected, strict=True):
                 assert found.dtype == wanted.dtype
                 np.testing.assert_array_equal(

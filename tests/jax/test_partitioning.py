@@ -591,6 +591,31 @@ def test_an_unreduced_result_is_xlas() -> None:
         jax.jit(strict).lower(*given)
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+def test_what_an_epilogue_reads_may_be_whole(kind: AxisType) -> None:
+    """Bias, c and residual of a result that is divided: their gradients are of their types."""
+    mesh = mesh_of(kind, (2, 2))
+    whole = {
+        "lhs": integers((16, 32)),
+        "rhs": integers((32, 8), 1),
+        "bias": integers((8,), 2),
+        "c": integers((16, 8), 3),
+        "residual": integers((16, 8), 4),
+    }
+    specs = {"lhs": P("x"), "rhs": P(None, "y")}
+    divided = {name: put(mesh, x, specs.get(name, P())) for name, x in whole.items()}
+
+    def derivatives(given: Any) -> Any:
+        def loss(given: Any) -> Any:
+            return jaxbw.matmul(**given, activation="relu").astype(jnp.float32).sum()
+
+        return jax.grad(loss)(given), jax.jvp(loss, (given,), (given,))
+
+    got = compiled(mesh, derivatives, divided)(divided)
+    wanted = jax.jit(derivatives)(whole)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(exact(x), exact(y)), got, wanted)
+
+
 def test_what_no_kernel_takes_of_a_shard_is_an_error_of_the_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -260,10 +260,16 @@ def _cotangents(
         operand_bar(asked.lhs, bars, (kept.rhs, kept.rhs_up), of_rhs=False),
         operand_bar(asked.rhs, bars[:1], (kept.lhs,), of_rhs=True),
         operand_bar(asked.rhs_up, bars[1:], (kept.lhs,), of_rhs=True),
-        None if asked.c is None else scaled(e.beta, z_bar).astype(e.c),
-        None if asked.bias is None else z_bar.sum(axis=others).astype(e.bias),
-        None if asked.residual is None else d_bar.astype(e.residual),
+        None if asked.c is None else _like(asked.c, scaled(e.beta, z_bar)),
+        None if asked.bias is None else _like(asked.bias, z_bar.sum(axis=others)),
+        None if asked.residual is None else _like(asked.residual, d_bar),
     )
+
+
+def _like(x: Any, bar: Any) -> Any:
+    """A cotangent of type x: in an explicit mesh an operand may be less divided than the result."""
+    bar = bar.astype(x.dtype)
+    return bar if jax.typeof(bar).sharding == x.sharding else jax.sharding.reshard(bar, x.sharding)
 
 
 def _transpose_linear(

@@ -33,14 +33,11 @@ def test_a_profile_names_the_kernel() -> None:
     import jax.numpy as jnp
 
     import jaxbw
-    from jaxbw._src import compat
+    from jaxbw._src.lab import cupti
 
     x = jnp.ones((256, 256), jnp.bfloat16)
     product = jax.jit(jaxbw.matmul)
     jax.block_until_ready(product(x, x))
-    compat.cupti_start()
-    try:
+    with cupti.recorded() as kernels:
         jax.block_until_ready(product(x, x))
-    finally:
-        events = compat.cupti_stop()
-    assert [name for name, _ in events] == [jaxbw.explain(x, x).kernel]
+    assert [name for name, _ in kernels] == [jaxbw.explain(x, x).kernel]

@@ -70,7 +70,7 @@ few = hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def us(machine: Replayed, config: GemmConfig, shape: Shape, ghz: float = 1.5) -> float:
-    return run(machine, filled(config, machine.placed.family), shape, clock=fixed(ghz)).us
+    return run(machine, filled(config, machine.shared.family), shape, clock=fixed(ghz)).us
 
 
 @few
@@ -91,7 +91,7 @@ def test_a_higher_clock_is_never_slower(on: On, shape: Shape, more: float) -> No
 @hypothesis.given(configs, shapes)
 def test_a_deeper_ring_is_never_slower(on: On, shape: Shape) -> None:
     machine, config = on
-    family = machine.placed.family
+    family = machine.shared.family
     times = [
         run(machine, filled(config, family, stages), shape, clock=fixed(1.5)).us
         for stages in range(2, max_stages(config, family) + 1)
@@ -104,7 +104,7 @@ def test_a_deeper_ring_is_never_slower(on: On, shape: Shape) -> None:
 @hypothesis.given(configs, shapes)
 def test_no_roofline_is_beaten_and_no_engine_over_its_rate(on: On, shape: Shape) -> None:
     machine, config = on
-    found = run(machine, filled(config, machine.placed.family), shape, clock=fixed(1.5))
+    found = run(machine, filled(config, machine.shared.family), shape, clock=fixed(1.5))
     ns = found.us * 1000
     peak = 4096 / machine["mma_cycles_per_column"] * machine["sm_count"] * 1.5  # FLOP per ns
     assert ns >= shape.flops / peak

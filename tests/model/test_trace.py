@@ -57,8 +57,8 @@ def modelled(
 ) -> Costs:
     """The same tiles on every cluster of a machine whose L2 has all of the operands."""
     on = replayed(machine)
-    kernel = kernel_of(config, family=on.placed.family)
-    resident = on.placed.resident_clusters(kernel.ctas)
+    kernel = kernel_of(config, family=on.shared.family)
+    resident = on.shared.resident_clusters(kernel.ctas)
     shape = Shape(kernel.cluster_rows * resident, kernel.cluster_columns * items, 64 * blocks)
     plan = schedule(on, kernel, shape)
     assert plan.waves == items

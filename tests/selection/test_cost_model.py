@@ -14,7 +14,7 @@ from jaxbw._native import Major
 from jaxbw._src.selection import cost_model
 from jaxbw._src.selection.candidates import Candidates, candidates
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.cost_model import evaluate, throttled_ghz
+from jaxbw._src.selection.cost_model import evaluate
 from jaxbw._src.selection.machine import Machine, constants, machine_for, machines
 from jaxbw._src.selection.search import price, search
 
@@ -275,11 +275,11 @@ def test_tensor_core_time(config: GemmConfig, cycles: float) -> None:
 
 
 def test_the_clock_is_what_power_leaves() -> None:
-    idle, busy = throttled_ghz(B200, np.array([0.1, 0.966]))
+    idle, busy = B200.throttled_ghz(np.array([0.1, 0.966]))
     assert idle == B200.max_clock_ghz
     assert busy == pytest.approx(B200.throttle_clock_ghz)
     costs = evaluate(workload(8192, 8192, 8192), B200, Candidates.of([PAIR], "sm100", 2))
-    assert costs.ghz[0] == pytest.approx(throttled_ghz(B200, costs.utilisation)[0], rel=1e-2)
+    assert costs.ghz[0] == pytest.approx(B200.throttled_ghz(costs.utilisation)[0], rel=1e-2)
 
 
 def test_what_the_epilogue_carries() -> None:

@@ -9,7 +9,7 @@ from measure_configs import from_json, read, run, to_json
 from products import Product
 
 from jaxbw._src.lab.bench import case
-from jaxbw._src.lab.tuning.launching import by_call
+from jaxbw._src.lab.tuning.launching import by_launch
 from jaxbw._src.lab.tuning.measure import BURST_US, Effort, Measured, measure
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS
@@ -108,15 +108,15 @@ def test_rows_from_before_there_were_epilogues(tmp_path: Path) -> None:
 
 def test_kernels_of_a_call_are_added_up() -> None:
     events = [("repack", 0.5), ("gemm", 1.0), ("gemm", 2.0), ("repack", 0.25), ("gemm", 1.0)]
-    assert by_call(events, 3) == [1500.0, 2000.0, 1250.0]
+    assert by_launch(events, 3) == [1500.0, 2000.0, 1250.0]
     reduced = [("gemm", 1.0), ("reduce", 0.5), ("repack", 0.25), ("gemm", 1.0), ("reduce", 0.5)]
-    assert by_call(reduced, 2) == [1500.0, 1750.0]
+    assert by_launch(reduced, 2) == [1500.0, 1750.0]
     with pytest.raises(RuntimeError, match="2 kernels in 1 launches"):
-        by_call([("reduce", 0.5), ("gemm", 1.0)], 1)
+        by_launch([("reduce", 0.5), ("gemm", 1.0)], 1)
     with pytest.raises(RuntimeError, match="5 kernels in 4 launches"):
-        by_call(events, 4)
+        by_launch(events, 4)
     with pytest.raises(RuntimeError, match="4 kernels in 2 launches"):
-        by_call(events[:4], 2)
+        by_launch(events[:4], 2)
 
 
 def test_draws_repeat_and_differ_by_seed() -> None:

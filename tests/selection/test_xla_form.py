@@ -9,9 +9,10 @@ import pytest
 
 import jaxbw
 from jaxbw._src import compat
+from jaxbw._src.lab import cupti
 from jaxbw._src.lab.tuning import find, xla_form
 from jaxbw._src.lab.tuning.launching import operands
-from jaxbw._src.lab.tuning.xla_form import cut_out, function, microseconds, of_calls
+from jaxbw._src.lab.tuning.xla_form import cut_out, function, microseconds
 from jaxbw._src.problem import GemmProblem
 
 X, W = jnp.ones((40, 72), jnp.bfloat16), jnp.ones((72, 56), jnp.bfloat16)
@@ -96,11 +97,11 @@ def test_operands_are_cut_out_of_what_was_drawn() -> None:
 
 
 def test_kernels_of_a_call_are_added_up() -> None:
-    events = [("gemm", 1.0), ("reduce", 0.5), ("gemm", 2.0), ("reduce", 0.25)]
-    assert of_calls(events, 2) == [1500.0, 2250.0]
-    for wrong in ([], events[:3]):
+    kernels = [("gemm", 1.0), ("reduce", 0.5), ("gemm", 2.0), ("reduce", 0.25)]
+    assert [*map(cupti.microseconds, cupti.by_call(kernels, 2))] == [1500.0, 2250.0]
+    for wrong in ([], kernels[:3]):
         with pytest.raises(RuntimeError, match=f"CUPTI saw {len(wrong)} kernels in 2 calls"):
-            of_calls(wrong, 2)
+            cupti.by_call(wrong, 2)
 
 
 def test_the_median_call_counts_and_not_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,21 +166,11 @@ def evaluate(
     clock = np.broadcast_to(machine.max_clock_ghz if ghz is None else ghz, (len(table),))
     costs = _at(machine, table, parts, clock)
     for _ in range(_CLOCK_STEPS if ghz is None else 0):
-        before, clock = clock, throttled_ghz(machine, costs.utilisation)
+        before, clock = clock, machine.throttled_ghz(costs.utilisation)
         if np.array_equal(before, clock):
             break
         costs = _at(machine, table, parts, clock)
     return costs
-
-
-def throttled_ghz(machine: Machine, utilisation: Floats) -> Floats:
-    """The clock at which power lets tensor cores multiply for such a part of the time.
-
-    f = min(max_clock, throttle_clock * (throttle_utilisation / utilisation) ** exponent)
-    """
-    ratio = machine.throttle_utilisation / np.maximum(utilisation, 1e-3)
-    ghz = machine.throttle_clock_ghz * ratio**machine.throttle_exponent
-    return np.asarray(np.minimum(machine.max_clock_ghz, ghz))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -81,6 +84,15 @@ class Machine:
         """
         step = min((cluster_size - 1).bit_length(), len(self.usable_sms) - 1)
         return max(1, self.usable_sms[step] // cluster_size)
+
+    def throttled_ghz(self, utilisation: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The clock at which power lets tensor cores multiply for such a part of the time.
+
+        f = min(max_clock, throttle_clock * (throttle_utilisation / utilisation) ** exponent)
+        """
+        ratio = self.throttle_utilisation / np.maximum(utilisation, 1e-3)
+        ghz = self.throttle_clock_ghz * ratio**self.throttle_exponent
+        return np.asarray(np.minimum(self.max_clock_ghz, ghz))
 
 
 class Constant(NamedTuple):

@@ -1,8 +1,6 @@
 """Device time: the summed durations of every kernel that a call launches, from CUPTI.
 
-Launch gaps and host time stay out of the numbers, while pads, transposes and split-K reductions of
-a call are all in them; whoever launched them, JAX, torch or Triton. A memset is no kernel. Where a
-kernel starts before the one ahead of it ends, the time that they share counts twice.
+Pads, transposes and split-K reductions of a call are all in the numbers.
 """
 
 from collections import deque
@@ -12,7 +10,7 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxbw._src import compat
+from jaxbw._src.lab import cupti
 from jaxbw._src.lab.bench.inputs import Operands
 
 KEPT_RESULTS = 32  # as many calls write to different memory
@@ -107,14 +105,8 @@ class Cupti:
         Raises:
           RuntimeError: there were no kernels, or not the same number in each call.
         """
-        compat.cupti_start()
-        try:
+        with cupti.recorded() as kernels:
             calls.repeat(count)
-        finally:
-            kernels = compat.cupti_stop()
-        per_call, rest = divmod(len(kernels), count)
-        if not kernels or rest:
-            raise RuntimeError(f"CUPTI saw {len(kernels)} kernels in {count} calls")
-        each = [kernels[i : i + per_call] for i in range(0, len(kernels), per_call)]
-        durations = (round(1e3 * sum(ms for _, ms in call), 3) for call in each)
+        each = cupti.by_call(kernels, count)
+        durations = (round(cupti.microseconds(call), 3) for call in each)
         return Burst(tuple(durations), tuple(name for name, _ in each[0]))

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> Outcome:
     itemsize = jnp.dtype(DTYPES[args.dtype]).itemsize
     kernel = kernel_of(config, itemsize, itemsize)
     found = replay(machine, kernel, shape, raster_of(config), clock, record=draws)
-    estimate = report.estimated(machine.placed, _work(args), config, found.clock)
+    estimate = report.estimated(machine.shared, _work(args), config, found.clock)
     estimate = dataclasses.replace(
         estimate,
         us=found.us,

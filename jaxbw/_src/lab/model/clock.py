@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from jaxbw._src.lab.model.machine import Replayed
 
 DATA = ("normal", "light")
@@ -32,15 +34,10 @@ def fixed(ghz: float, data: str = "normal") -> Clock:
 
 
 def throttled(machine: Replayed, utilisation: float, data: str = "normal") -> Clock:
-    """The clock at which a kernel keeps the tensor cores so busy.
-
-    f = min(max_clock, throttle_clock * (throttle_utilisation / utilisation) ** exponent)
-    """
+    """The clock at which a kernel keeps the tensor cores so busy: `Machine.throttled_ghz`."""
     if data not in DATA:
         raise ValueError(f"data is {data!r}; it is one of {', '.join(DATA)}")
-    most = machine["max_clock_ghz"]
     if data == "light":
-        return Clock(most, "throttle", data)
-    ratio = machine["throttle_utilisation"] / max(utilisation, 1e-3)
-    ghz = machine["throttle_clock_ghz"] * ratio ** machine["throttle_exponent"]
-    return Clock(min(most, ghz), "throttle", data)
+        return Clock(machine["max_clock_ghz"], "throttle", data)
+    ghz = machine.shared.throttled_ghz(np.array(utilisation))
+    return Clock(ghz.item(), "throttle", data)

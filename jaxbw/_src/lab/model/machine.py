@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -72,27 +72,28 @@ class Replayed:
 
     Attributes:
       name: of the table.
-      placed: the machine of the selection, which knows how many clusters fit.
-      values: numbers by name, in the units of the tables.
+      shared: the constants that the selection has, too; it knows how many clusters fit.
+      own: those of the replay alone, by name.
     """
 
     name: str
-    placed: Machine
-    values: Mapping[str, Any]
+    shared: Machine
+    own: Mapping[str, float]
 
     def __getitem__(self, name: str) -> float:
-        value: float = self.values[name]
-        return value
-
-    def placed_on(self, machine: Machine) -> "Replayed":
-        """The same constants with another number of SMs."""
-        return Replayed(self.name, machine, {**self.values, "sm_count": float(machine.sm_count)})
+        if name in self.own:
+            return self.own[name]
+        if name not in SHARED:
+            raise KeyError(f"{self.name} has no constant {name!r}")
+        return float(getattr(self.shared, name))
 
     def scaled(self, name: str, factor: float) -> "Replayed":
         """The same machine with one constant changed: for sensitivities and what-ifs."""
-        if name not in self.values:
-            raise KeyError(f"{self.name} has no constant {name!r}")
-        return Replayed(self.name, self.placed, {**self.values, name: self.values[name] * factor})
+        value = self[name] * factor
+        if name in self.own:
+            return replace(self, own={**self.own, name: value})
+        changed: dict[str, Any] = {name: value}
+        return replace(self, shared=replace(self.shared, **changed))
 
 
 def constants(name: str) -> Iterator[Constant]:
@@ -127,13 +128,8 @@ def replayed(name: str) -> Replayed:
     Raises:
       ValueError: as in `constants`.
     """
-    found = {constant.name: constant.value for constant in constants(name)}
-    missing = set(SHARED) - set(found)
-    if missing:
-        raise ValueError(f"{name}: selection's table lacks {', '.join(sorted(missing))}")
-    placed = selection_machine.machines()[name]
-    numbers = {key: float(value) for key, value in found.items() if key != "usable_sms"}
-    return Replayed(name, placed, numbers)
+    own = {each.name: float(each.value) for each in constants(name) if each.name not in SHARED}
+    return Replayed(name, selection_machine.machines()[name], own)
 
 
 def names() -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def schedule(machine: Replayed, kernel: Kernel, shape: Shape) -> Schedule:
     tiles_m = -(-shape.m // kernel.cluster_rows)
     tiles_n = -(-shape.n // kernel.cluster_columns)
     tiles = tiles_m * tiles_n * shape.batch
-    resident = min(machine.placed.resident_clusters(kernel.ctas), tiles)
+    resident = min(machine.shared.resident_clusters(kernel.ctas), tiles)
     return Schedule(tiles_m, tiles_n, tiles, resident, -(-tiles // resident))
 
 

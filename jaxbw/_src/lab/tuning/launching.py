@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxbw import _native
-from jaxbw._src import compat
+from jaxbw._src.lab import cupti
 from jaxbw._src.lab.tuning import xla_form
 from jaxbw._src.primitives.gemm import DATA_TYPES, call_attributes
 from jaxbw._src.problem import GemmProblem
@@ -125,17 +125,14 @@ class Gpu:
           RuntimeError: CUPTI did not see each of them.
         """
         each, at = 1 + repeats, 0
-        compat.cupti_start()
-        try:
+        with cupti.recorded() as kernels:
             for burst in bursts:
                 time.sleep(PAUSE_S)
                 for number, launch in enumerate(burst, 1):
                     for repeat in range(each):
                         at += 1
                         launch(at, at, wait=number == len(burst) and repeat == repeats)
-        finally:
-            events = compat.cupti_stop()
-        times = by_call(events, at)
+        times = by_launch(kernels, at)
         return [times[first + 1 : first + each] for first in range(0, at, each)]
 
     def deviations(self, problem: GemmProblem, launches: Sequence[Launch]) -> list[float]:
@@ -211,8 +208,8 @@ def _difference(found: jax.Array, expected: jax.Array) -> jax.Array:
     return ratio
 
 
-def by_call(events: Sequence[tuple[str, float]], count: int) -> list[float]:
-    """Microseconds of each call from CUPTI's (kernel, milliseconds).
+def by_launch(kernels: cupti.Kernels, count: int) -> list[float]:
+    """Microseconds of each launch of ours.
 
     Repacks go before a product, what adds up its parts behind it.
 
@@ -221,7 +218,7 @@ def by_call(events: Sequence[tuple[str, float]], count: int) -> list[float]:
     """
     times: list[float] = []
     pending = 0.0
-    for name, milliseconds in events:
+    for name, milliseconds in kernels:
         microseconds = 1e3 * milliseconds
         if "repack" in name:
             pending += microseconds
@@ -231,5 +228,5 @@ def by_call(events: Sequence[tuple[str, float]], count: int) -> list[float]:
             times.append(pending + microseconds)
             pending = 0.0
     if len(times) != count or pending:
-        raise RuntimeError(f"{len(events)} kernels in {count} launches: cannot tell them apart")
+        raise RuntimeError(f"{len(kernels)} kernels in {count} launches: cannot tell them apart")
     return times

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxbw._native import Major
-from jaxbw._src import compat
+from jaxbw._src.lab import cupti
 from jaxbw._src.primitives.dot_general import dot_general
 from jaxbw._src.primitives.fused_dot_general import fused_dot_general
 from jaxbw._src.problem import DimensionNumbers, GemmProblem, Operands
@@ -92,30 +92,14 @@ def microseconds(
     times: list[float] = []
     for _ in range(ROUNDS):
         time.sleep(pause_s)
-        compat.cupti_start()
-        try:
+        with cupti.recorded() as kernels:
             results = []
             for _ in range(1 + REPEATS):
                 sets.append(sets.pop(0))
                 results.append(call(*sets[-1]))
             jax.block_until_ready(results)
-        finally:
-            events = compat.cupti_stop()
-        times += of_calls(events, 1 + REPEATS)[1:]
+        times += map(cupti.microseconds, cupti.by_call(kernels, 1 + REPEATS)[1:])
     return statistics.median(times)
-
-
-def of_calls(events: Sequence[tuple[str, float]], count: int) -> list[float]:
-    """Microseconds of each of so many equal calls, from CUPTI's (kernel, milliseconds).
-
-    Raises:
-      RuntimeError: they are not the same number for each call.
-    """
-    each, rest = divmod(len(events), count)
-    if not each or rest:
-        raise RuntimeError(f"CUPTI saw {len(events)} kernels in {count} calls of XLA's form")
-    milliseconds = [ms for _, ms in events]
-    return [1e3 * sum(milliseconds[i : i + each]) for i in range(0, len(events), each)]
 
 
 def cut_out(drawn: Any, starts: Any, specs: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:

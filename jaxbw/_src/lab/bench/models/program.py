@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxbw._src import compat
+from jaxbw._src.lab import cupti
 from jaxbw._src.lab.bench.models.form import Form
 from jaxbw._src.lab.bench.models.transformer import Transformer
 from jaxbw._src.lab.tuning.find import products
@@ -121,10 +121,7 @@ class Program:
 
     def launches(self, arguments: tuple[Any, ...]) -> tuple[Launches, tuple[Any, ...]]:
         """What a step launches, from CUPTI; and the next step's arguments."""
-        compat.cupti_start()
-        try:
+        with cupti.recorded() as kernels:
             for _ in range(PROFILED_STEPS):
                 _, arguments, _ = self.run(arguments)
-        finally:
-            kernels = compat.cupti_stop()
         return Launches.of(kernels, PROFILED_STEPS), arguments

@@ -1,6 +1,7 @@
 """Every use of JAX beyond its documented API, in one place.
 
-Each has a test in tests/jax, test_compat.py or test_experimental.py. Works on jax 0.10.1 to 0.12.
+Each has a test in tests/jax: test_compat.py, test_experimental.py or test_accelerate.py. Works on
+jax 0.10.1 to 0.12. It is long since it is one place, to be looked through for each version of JAX.
 Nothing here decides anything about matrix products.
 """
 
@@ -254,7 +255,7 @@ def choose_transposition(primitive: Primitive, choose: Callable[..., Any]) -> No
 def override_lowering(
     primitive: Primitive, platforms: Sequence[str], rule: Callable[..., Any]
 ) -> None:
-    """Gives a primitive of JAX's a lowering rule: of platform, JAX's own rule, and its arguments."""
+    """Gives a primitive of JAX's a lowering rule: of platform, JAX's own, and its arguments."""
     for platform in platforms:
         own = _mlir._platform_specific_lowerings[platform].get(primitive)
         own = _mlir._lowerings[primitive] if own is None else own
@@ -271,6 +272,11 @@ def custom_vjp_equations(primitive: Primitive, params: Mapping[str, Any]) -> Seq
     if primitive is not _primitives.custom_vjp_call_p:
         return ()
     return cast("Sequence[Any]", params["call_jaxpr"].eqns)
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A program without what its results do not need, as it is compiled."""
+    return _partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
 def register_dead_code_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:

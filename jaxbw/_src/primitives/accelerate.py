@@ -13,7 +13,6 @@ To load this module changes three of JAX's rules, by what does nothing outside o
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax

@@ -61,8 +61,8 @@ def target(name: str) -> Block:
     """Names the GPU that programs lowered for CUDA in this block are for.
 
     It decides which kernel and configuration are chosen, in place of the GPU of this machine. Also
-    a decorator, for the calls of a function.
-    Functions under `jax.jit` are traced again for each target.
+    a decorator, for the calls of a function. Functions under `jax.jit` are traced again for each
+    target.
 
     Args:
       name: "B200", "GB200", "B300", "H200" or "H100".

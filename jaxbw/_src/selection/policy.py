@@ -72,7 +72,8 @@ def policy_of(given: Implementation, config: GemmConfig | None, call: str) -> Po
 def implementation(name: str | Sequence[str]) -> Block:
     """Sets what calls in this block use that do not say `implementation=` themselves.
 
-    Also a decorator, for the calls of a function. Functions under `jax.jit` are traced again for each value.
+    Also a decorator, for the calls of a function. Functions under `jax.jit` are traced again for
+    each value.
 
     Args:
       name: "kernel" (of either family), "sm100", "sm90", "xla", "emulator" or "emulator-sm90", or

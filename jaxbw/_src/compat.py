@@ -28,6 +28,7 @@ from jax._src.lax import parallel as _parallel
 from jax._src.lib import xla_client as _xla_client  # type: ignore[attr-defined]
 from jax._src.numpy import error as _numpy_error
 from jax._src.numpy import util as _numpy_util
+from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax._src.sharding_impls import _internal_use_concrete_mesh as _use_concrete_mesh
 from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_sharding
 from jax._src.xla_metadata_lib import current_xla_metadata as _current_metadata
@@ -240,6 +241,17 @@ def mark_of(equation: Any, name: str) -> str | None:
 def intercept(primitive: Primitive, around: Callable[..., Any]) -> None:
     """Has `around` called for each use of a primitive of JAX's: with its `bind`, and the rest."""
     primitive.bind = partial(around, primitive.bind)  # type: ignore[method-assign]
+
+
+def inlined(params: Mapping[str, Any]) -> Any:
+    """The program of a jitted function that JAX inlines into the trace it is called in; else None.
+
+    Args:
+      params: of the function's primitive.
+    """
+    names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+    is_plain = all(x is None or isinstance(x, _Unspecified) for name in names for x in params[name])
+    return params["jaxpr"] if params["inline"] is INLINED and is_plain else None
 
 
 def choose_transposition(primitive: Primitive, choose: Callable[..., Any]) -> None:

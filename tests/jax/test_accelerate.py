@@ -166,7 +166,7 @@ FORMS: dict[str, Function] = {
     "hessian": lambda x: jax.hessian(lambda a: (x @ (a * x)).sum() ** 2)(x[0, 0]),
     "linear_transpose": lambda x: jax.linear_transpose(lambda y: y @ x, x)(x),
     "shard_map": jax.grad(lambda x: sharded(x).sum()),
-    "associative_scan": lambda x: lax.associative_scan(jnp.matmul, jnp.stack([x] * 4)),
+    "associative_scan": lambda x: lax.associative_scan(jnp.matmul, jnp.stack([x] * 6)),
     "map": jax.grad(lambda x: lax.map(lambda y: y @ x, jnp.stack([x] * 2)).sum()),
     "matmul": lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32),
     "vdot": jnp.vdot,
@@ -210,7 +210,7 @@ def test_nothing_is_transposed_in_memory(family: str) -> None:
     assert "stablehlo.transpose" in lowered(gradient, weights, X)
     text = lowered(jaxbw.accelerate(gradient), weights, X)
     assert counts(text) == (5, 0)
-    assert "stablehlo.transpose" not in re.sub(r"stablehlo.transpose %cst.*", "", text)
+    assert "stablehlo.transpose" not in text
 
 
 NOT_TAKEN: dict[str, tuple[Function, Any]] = {
@@ -229,9 +229,8 @@ def test_what_no_kernel_takes_is_lowered_by_jaxs_rule(case: str) -> None:
     with jaxbw.target("H200"):
         text = lowered(jaxbw.accelerate(function), x, x)
         report = jaxbw.explain_function(jaxbw.accelerate(function), x, x)
-    assert re.sub(r" \{mhlo.frontend_attributes = \{jaxbw = .*?\}\}", "", text) == plain.replace(
-        "jit_matmul", "jit_matmul"
-    )
+    unmarked = re.sub(r" \{mhlo.frontend_attributes = \{jaxbw = .*?\}\}", "", text)
+    assert unmarked.splitlines()[1:] == plain.splitlines()[1:]  # all but the module's name
     (matmul,) = report.matmuls
     assert matmul.choice.implementation == "xla"
     assert matmul.choice.refused

@@ -6,17 +6,18 @@ primitive, as checkpoint policies do, stay as they are. Three things are added, 
 - an equation is marked with the policy. JAX keeps the mark through whatever it makes of the
   equation, also outside of the block: the backward pass of a function that was differentiated has
   those of the forward pass. The lowering rule looks for it.
-- an operand that is transposed is read where it lies (originals.py).
+- an operand that is transposed is read where it lies (originals.py). What jax.numpy has jitted is
+  inlined for that, before it is differentiated and not behind.
 - the cotangents of operands are computed as they lie (transposition.py).
 
-To load this module changes three of JAX's rules, by what does nothing outside of such a block.
+To load this module changes some of JAX's rules, by what does nothing outside of such a block.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import primitives
+from jax.extend.core import jaxpr_as_fun, primitives
 
 from jaxbw._src import compat
 from jaxbw._src.primitives import dot_general, serve
@@ -91,6 +92,16 @@ def _bind(
         return bind(operands.lhs, operands.rhs, dimension_numbers=dims, **params)
 
 
+def _bind_jit(bind: Callable[..., Any], *args: Any, **params: Any) -> Any:
+    if _current_policy() is not None and any(map(compat.is_traced, args)):
+        inlined = compat.inlined(params)
+        if inlined is not None and any(
+            each.primitive is primitives.dot_general_p for each in inlined.eqns
+        ):
+            return jaxpr_as_fun(inlined)(*args)
+    return bind(*args, **params)
+
+
 def _bind_custom_vjp(bind: Callable[..., Any], *args: Any, **params: Any) -> Any:
     policy = _current_policy()
     if policy is None:
@@ -122,6 +133,7 @@ def _lower(platform: str, own: Callable[..., Any], ctx: Any, *operands: Any, **p
 
 
 compat.intercept(primitives.dot_general_p, _bind)
+compat.intercept(primitives.jit_p, _bind_jit)
 compat.intercept(primitives.custom_vjp_call_p, _bind_custom_vjp)
 compat.choose_transposition(primitives.dot_general_p, _transposition)
 compat.override_lowering(primitives.dot_general_p, tuple(serve.SERVED), _lower)

@@ -205,7 +205,7 @@ def swap_layers(model: nnx.Module) -> tuple[str, ...]:
 
     >>> model = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
     >>> swap_layers(model)
-    ('', 'key', 'out', 'query', 'value')
+    ('key', 'out', 'query', 'value', '')
     >>> swap_layers(model)
     ()
     """

@@ -22,7 +22,7 @@ from jaxbw._src.primitives.gemm import TARGET
 from jaxbw._src.primitives.partitioning import TARGET as PARTITIONED
 
 HALF = 2.0**-8  # bfloat16's unit roundoff
-WIDTH, HEADS, LAYERS = 32, 2, 3
+WIDTH, HEADS, LAYERS = 32, 2, 2
 X, W = jnp.ones((64, 32), jnp.bfloat16), jnp.ones((32, 32), jnp.bfloat16)
 
 Function = Callable[..., Any]

@@ -26,9 +26,9 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import lax as _lax
 from jax._src.lax import parallel as _parallel
 from jax._src.lib import xla_client as _xla_client  # type: ignore[attr-defined]
+from jax._src.named_sharding import UnspecifiedValue as _Unspecified
 from jax._src.numpy import error as _numpy_error
 from jax._src.numpy import util as _numpy_util
-from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 from jax._src.sharding_impls import _internal_use_concrete_mesh as _use_concrete_mesh
 from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_sharding
 from jax._src.xla_metadata_lib import current_xla_metadata as _current_metadata

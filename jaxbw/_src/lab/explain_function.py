@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxbw._src import compat
 from jaxbw._src.lab.explain import estimated
 from jaxbw._src.lab.tuning import find
 from jaxbw._src.primitives import serve
@@ -113,11 +114,11 @@ def explain_function(
 
     >>> x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((4096, 512), (512, 512)))
     >>> gradient = jax.grad(lambda w, x: jax.nn.relu(x @ w).sum())
-    >>> report = jaxbw.explain_function(jaxbw.accelerate(gradient), w, x, device="H200")
+    >>> report = jaxbw.explain_function(jaxbw.accelerate(gradient), w, x, device="B200")
     >>> [(each.count, each.choice.implementation, each.problem) for each in report.matmuls]
     ... # doctest: +NORMALIZE_WHITESPACE
-    [(1, 'sm90', 'bf16[1,4096,512] @ bf16[1,512,512] -> bf16[1,4096,512]'),
-     (1, 'sm90', 'bf16[1,4096,512]^T @ bf16[1,4096,512] -> bf16[1,512,512]')]
+    [(1, 'sm100', 'bf16[1,4096,512] @ bf16[1,512,512] -> bf16[1,4096,512]'),
+     (1, 'sm100', 'bf16[1,4096,512]^T @ bf16[1,4096,512] -> bf16[1,512,512]')]
     """
     call = "jaxbw.explain_function"
     named = (
@@ -128,7 +129,8 @@ def explain_function(
     counts: dict[tuple[GemmProblem, Policy | None], int] = {}
     with named:
         target = devices.current_target()
-        for problem, policy, times in find.matmuls(function, *args):
+        jaxpr = compat.without_dead_code(jax.make_jaxpr(function)(*args).jaxpr)
+        for problem, policy, times in find.matmuls(jaxpr):
             counts[problem, policy] = counts.get((problem, policy), 0) + times
     explained = [_explained(*key, count, target, call) for key, count in counts.items()]
     return ExplainedFunction(tuple(sorted(explained, key=lambda x: -x.count * x.flops)))

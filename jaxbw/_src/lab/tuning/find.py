@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params, primitives
 
-from jaxbw._src import compat
 from jaxbw._src.primitives import accelerate, dot_general, fused_dot_general
 from jaxbw._src.problem import GemmProblem, Reduction
 from jaxbw._src.selection.policy import Policy
@@ -54,7 +53,7 @@ def products(function: Callable[..., Any], *args: Any, lax: bool = False) -> lis
       lax: also products that are `jax.lax.dot_general`'s.
     """
     found: dict[str, Found] = {}
-    for problem, policy, times in matmuls(function, *args):
+    for problem, policy, times in matmuls(jax.make_jaxpr(function)(*args).jaxpr):
         if not problem.is_sized or (policy is None and not lax):
             continue
         key = product_key(problem)
@@ -63,14 +62,11 @@ def products(function: Callable[..., Any], *args: Any, lax: bool = False) -> lis
     return sorted(found.values(), key=lambda each: -each.flops)
 
 
-def matmuls(
-    function: Callable[..., Any], *args: Any
-) -> Iterator[tuple[GemmProblem, Policy | None, int]]:
-    """Each product that the results need, its policy, and how often it runs, as of `Found`.
+def matmuls(jaxpr: Jaxpr) -> Iterator[tuple[GemmProblem, Policy | None, int]]:
+    """Each product of a program, its policy, and how often it runs, as of `Found`.
 
-    Without a policy it is lax's. `function` and `args` are as of `products`.
+    Without a policy it is lax's.
     """
-    jaxpr = compat.without_dead_code(jax.make_jaxpr(function)(*args).jaxpr)
     for equation, times in _equations(jaxpr, 1):
         if (rule := _RULES.get(equation.primitive)) is not None:
             operands, results = (

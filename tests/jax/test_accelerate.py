@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
+from jaxbw._src.lab.tuning.find import products
 from jaxbw._src.primitives.gemm import TARGET
 from jaxbw._src.primitives.partitioning import TARGET as PARTITIONED
 
@@ -371,6 +372,12 @@ def test_explain_function_counts_what_is_launched(family: str) -> None:
     first = report.matmuls[0]
     assert f"{first.problem}  " in text
     assert str(first.choice.kernel) in text
+
+
+def test_tuning_finds_what_is_accelerated() -> None:
+    assert not products(loss, *parameters())
+    found = products(jaxbw.accelerate(loss), *parameters())
+    assert sum(each.count for each in found) == 8 * LAYERS
 
 
 def test_explain_function_outside_says_so() -> None:

@@ -24,21 +24,27 @@ from jaxbw._src.selection.devices import target
 from jaxbw._src.selection.policy import batch_invariant, implementation, use_tuned
 
 if _TYPE_CHECKING:
+    from jaxbw._src.api.accelerate import accelerate
     from jaxbw._src.api.collective import collective_matmul
+    from jaxbw._src.api.einsum import einsum
     from jaxbw._src.api.exporting import export_disabled_checks
     from jaxbw._src.lab.explain import explain
+    from jaxbw._src.lab.explain_function import explain_function
     from jaxbw._src.lab.profiling.call import profile
     from jaxbw._src.lab.tuning.autotune import autotune
 
 __all__ = [
     "GemmConfig",
     "__version__",
+    "accelerate",
     "autotune",
     "batch_invariant",
     "checkpoint_policies",
     "collective_matmul",
     "dot_general",
+    "einsum",
     "explain",
+    "explain_function",
     "export_disabled_checks",
     "gated_matmul",
     "implementation",
@@ -50,9 +56,12 @@ __all__ = [
 
 # Names that few programs need: their modules are loaded when they are first asked for.
 _LAZY = {
+    "accelerate": "jaxbw._src.api.accelerate",
     "autotune": "jaxbw._src.lab.tuning.autotune",
     "collective_matmul": "jaxbw._src.api.collective",
+    "einsum": "jaxbw._src.api.einsum",
     "explain": "jaxbw._src.lab.explain",
+    "explain_function": "jaxbw._src.lab.explain_function",
     "export_disabled_checks": "jaxbw._src.api.exporting",
     "profile": "jaxbw._src.lab.profiling.call",
 }

@@ -1,6 +1,7 @@
 """Every use of JAX beyond its documented API, in one place.
 
-Each has a test in tests/jax, test_compat.py or test_experimental.py. Works on jax 0.10.1 to 0.12.
+Each has a test in tests/jax: test_compat.py, test_experimental.py or test_accelerate.py. Works on
+jax 0.10.1 to 0.12. It is long since it is one place, to be looked through for each version of JAX.
 Nothing here decides anything about matrix products.
 """
 
@@ -21,18 +22,22 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.array import ArrayImpl as _ArrayImpl
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import lax as _lax
 from jax._src.lax import parallel as _parallel
 from jax._src.lib import xla_client as _xla_client  # type: ignore[attr-defined]
+from jax._src.named_sharding import UnspecifiedValue as _Unspecified
 from jax._src.numpy import error as _numpy_error
 from jax._src.numpy import util as _numpy_util
 from jax._src.sharding_impls import _internal_use_concrete_mesh as _use_concrete_mesh
 from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_sharding
+from jax._src.xla_metadata_lib import current_xla_metadata as _current_metadata
 from jax.ad_checkpoint import Offloadable, Recompute
+from jax.experimental.xla_metadata import set_xla_metadata as _set_metadata
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as _primitives
+from jax.interpreters import mlir, xla
 from jax.interpreters import partial_eval as _partial_eval
-from jax.interpreters import xla
 
 try:  # as the rules of jax_remat3, which not every version has
     from jax._src.interpreters import remat as _remat
@@ -203,13 +208,81 @@ def dot_general_type(lhs: Any, rhs: Any, params: Mapping[str, Any]) -> tuple[Any
 
 
 def lax_dot_general(lhs: Any, rhs: Any, params: Mapping[str, Any]) -> Any:
-    """`lax.dot_general` with parameters that are already canonical."""
-    return _primitives.dot_general_p.bind(lhs, rhs, **params)
+    """`lax.dot_general` with parameters that are already canonical, and XLA's in any case.
+
+    It is neither intercepted nor marked.
+    """
+    primitive = _primitives.dot_general_p
+    with _set_metadata(**dict.fromkeys(_marks)):
+        return type(primitive).bind(primitive, lhs, rhs, **params)
+
+
+# Equations are marked by metadata for XLA: JAX keeps it with an equation through all that it makes
+# of it, derivatives, batches, recomputations, and the lowering.
+_marks: set[str] = set()
+
+
+def marked(name: str, value: str) -> contextlib.AbstractContextManager[Any]:
+    """In this block equations are marked with a value, under a name."""
+    _marks.add(name)
+    return cast("contextlib.AbstractContextManager[Any]", _set_metadata(**{name: value}))
+
+
+def current_mark(name: str) -> str | None:
+    """What the next equation is marked with under this name."""
+    return (_current_metadata() or {}).get(name)
+
+
+def mark_of(equation: Any, name: str) -> str | None:
+    """What an equation is marked with; or, in a lowering rule, the one that it is given."""
+    context = equation.ctx if hasattr(equation, "ctx") else equation.jaxpr_eqn_ctx
+    return ((context and context.xla_metadata) or {}).get(name)
+
+
+def intercept(primitive: Primitive, around: Callable[..., Any]) -> None:
+    """Has `around` called for each use of a primitive of JAX's: with its `bind`, and the rest."""
+    primitive.bind = partial(around, primitive.bind)  # type: ignore[method-assign]
+
+
+def inlined(params: Mapping[str, Any]) -> Any:
+    """The program of a jitted function that JAX inlines into the trace it is called in; else None.
+
+    Args:
+      params: of the function's primitive.
+    """
+    names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+    is_plain = all(x is None or isinstance(x, _Unspecified) for name in names for x in params[name])
+    return params["jaxpr"] if params["inline"] is INLINED and is_plain else None
+
+
+def choose_transposition(primitive: Primitive, choose: Callable[..., Any]) -> None:
+    """Lets `choose` pick the transposition rules of a bilinear primitive of JAX's.
+
+    Args:
+      choose: of whether it is that of the second operand, and JAX's own rule, to a rule.
+    """
+    rules = _ad.primitive_transposes[primitive].args  # type: ignore[attr-defined]
+    _ad.defbilinear(primitive, *(choose(bool(i), rule) for i, rule in enumerate(rules)))
+
+
+def override_lowering(
+    primitive: Primitive, platforms: Sequence[str], rule: Callable[..., Any]
+) -> None:
+    """Gives a primitive of JAX's a lowering rule: of platform, JAX's own, and its arguments."""
+    for platform in platforms:
+        own = _mlir._platform_specific_lowerings[platform].get(primitive)
+        own = _mlir._lowerings[primitive] if own is None else own
+        mlir.register_lowering(primitive, partial(rule, platform, own.rule), platform=platform)
 
 
 def apply_eagerly(primitive: Primitive) -> None:
     """Lets a primitive run outside of `jit`: as a compiled program of that one operation."""
     primitive.def_impl(partial(xla.apply_primitive, primitive))
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """A program without what its results do not need, as it is compiled."""
+    return _partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
 def register_dead_code_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:

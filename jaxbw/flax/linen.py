@@ -1,8 +1,9 @@
-"""Layers of `flax.linen` with bias and activation in the product's kernel.
+"""Layers of `flax.linen` with bias and activation in the product's kernel, and the rest of linen.
 
-Each has the name, the attributes, the defaults and the parameters of Flax's own, of which it is a
-subclass, and one attribute more: `activation`, of `jaxbw.matmul`. A layer that is given a
-`dot_general` of its own computes with that, as Flax does.
+A name that is not defined here is that of `flax.linen`, so that this module can be imported in its
+place. Each layer has the name, the attributes, the defaults and the parameters of Flax's own,
+of which it is a subclass, and one attribute more: `activation`, of `jaxbw.matmul`. A layer that is
+given a `dot_general` of its own computes with that, as Flax does.
 
 Bias and activation are float32 up to the cast to the result's dtype: see `jaxbw.matmul`.
 """
@@ -28,6 +29,17 @@ __all__ = [
     "MultiHeadAttention",
     "MultiHeadDotProductAttention",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(nn, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(nn)})
+
 
 # Flax's methods without what linen wraps around each call of one: a layer is called once.
 _dense = inspect.unwrap(nn.Dense.__call__)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxbw._src.api.accelerate import accelerate
 from jaxbw._src.api.matmul import dot_general
 from jaxbw._src.api.pending import PendingProduct, einsum, run, run_gated
 
@@ -185,10 +186,12 @@ def swap_layers(model: nnx.Module) -> tuple[str, ...]:
     """Makes the linear layers of a model jaxbw's, in place; their parameters stay as they are.
 
     Every `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` becomes the layer of that name here,
-    without an activation. That includes the projections of `nnx.MultiHeadAttention`. It keeps its
-    identity, so that what is shared stays shared, and its variables, so that optimizers and
-    checkpoints know them. Left alone are subclasses, and layers that were given a `dot_general` or
-    an `einsum_op` of their own. A second call finds nothing more to do.
+    without an activation. `nnx.MultiHeadAttention` has its projections swapped, and the matmuls of
+    its attention served by `jaxbw.accelerate`. A layer keeps its identity, so that what is shared
+    stays shared, and its variables, so that optimizers and checkpoints know them. Left alone are
+    subclasses, and layers that were given a `dot_general`, an `einsum_op` or an `attention_fn` of
+    their own. A second call finds nothing more to do. What a model computes between its layers is
+    code, which this does not read: activations and gates stay where they are.
 
     Args:
       model: any module, a single layer too. Call this outside of `nnx.jit`.
@@ -201,7 +204,7 @@ def swap_layers(model: nnx.Module) -> tuple[str, ...]:
 
     >>> model = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
     >>> swap_layers(model)
-    ('key', 'out', 'query', 'value')
+    ('key', 'out', 'query', 'value', '')
     >>> swap_layers(model)
     ()
     """
@@ -219,10 +222,16 @@ def swap_layers(model: nnx.Module) -> tuple[str, ...]:
 
 # What a layer of Flax's computes with if it is not told; what is on jaxbw already is taken, too.
 _DEFAULTS = (None, jax.lax.dot_general, jnp.einsum, dot_general)
+_attention = accelerate(nnx.dot_product_attention)
 
 
 def _swap(module: Any) -> bool:
     """Swaps one layer; false where it is to be left alone."""
+    if type(module) is nnx.MultiHeadAttention:
+        is_default = module.attention_fn is nnx.dot_product_attention
+        if is_default:
+            module.attention_fn = _attention
+        return is_default
     ours: dict[type, type] = {
         nnx.Linear: Linear,
         nnx.LinearGeneral: LinearGeneral,

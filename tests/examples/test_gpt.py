@@ -85,7 +85,10 @@ def test_nothing_of_the_held_out_text_is_trained_on(gpt: ModuleType) -> None:
 
 
 def test_a_step_on_a_hopper_gpu(gpt: ModuleType) -> None:
-    """Every product but attention's own is a kernel: seven, and two for the gradient of each."""
+    """Every matmul is a kernel, attention's own too: nine, and two for the gradient of each.
+
+    But two: of scores that `jax.nn` has in float32, the gradient is float32, and one operand not.
+    """
     length, characters = 64, 103
     model = nnx.eval_shape(lambda: gpt.GPT(characters, length, 128, 4, 1, 0))
     definition, parameters = nnx.split(model)
@@ -95,5 +98,5 @@ def test_a_step_on_a_hopper_gpu(gpt: ModuleType) -> None:
     with jaxbw.target("H200"), jaxbw.implementation("kernel"):
         state = jax.eval_shape(optimizer.init, parameters)
         lowered = step.trace(parameters, state, tokens).lower(lowering_platforms=("cuda",))
-    assert lowered.as_text().count("@jaxbw_gemm_v3(") == 7 * 3
-    assert lowered.as_text().count("stablehlo.dot_general") == 2 * 3
+    assert lowered.as_text().count("@jaxbw_gemm_v3(") == 9 * 3 - 2
+    assert lowered.as_text().count("stablehlo.dot_general") == 2

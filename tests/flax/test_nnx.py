@@ -273,6 +273,9 @@ def own_dot_general(*arguments: Any, **keywords: Any) -> jax.Array:
     return jax.lax.dot_general(*arguments, **keywords)
 
 
+PROJECTIONS = (".key", ".out", ".query", ".value")
+
+
 def test_swap_layers() -> None:
     model = Model(nnx.Rngs(1))
     x = normal((2, 5, 8))
@@ -281,7 +284,7 @@ def test_swap_layers() -> None:
     swapped = ours.swap_layers(model)
     assert swapped == (
         "again",
-        *(f"blocks.{i}.{name}" for i in range(2) for name in ("key", "out", "query", "value")),
+        *(f"blocks.{i}{name}" for i in range(2) for name in (*PROJECTIONS, "")),
         "injected",
         "mix",
     )
@@ -298,7 +301,21 @@ def test_swap_layers() -> None:
     got = nnx.jit(lambda model, x: model(x))(model, x)
     np.testing.assert_allclose(got, outs, rtol=1e-4, atol=1e-5)
     found = primitives(*pure(model), x)
-    assert found[FUSED] == len(swapped) + 1  # the head is called twice
+    assert found[FUSED] == len(swapped) - 2 + 1  # no attention itself; the head is called twice
+
+
+def test_the_matmuls_of_attention_are_served() -> None:
+    """Scores and values; an attention function of the model's own is left alone."""
+    own: Any = {"attention_fn": lambda *args, **keywords: nnx.dot_product_attention(*args)}
+    for given, served in (({}, 6), (own, 4)):
+        keywords: Any = {"decode": False, "dtype": jnp.bfloat16, "rngs": nnx.Rngs(0), **given}
+        model = nnx.MultiHeadAttention(2, 64, **keywords)
+        ours.swap_layers(model)
+        with jaxbw.target("H200"), jaxbw.implementation("kernel"):
+            program = jax.jit(pure(model)[0]).trace(nnx.state(model), normal((2, 16, 64)))
+            text = program.lower(lowering_platforms=("cuda",)).as_text()
+        assert text.count("@jaxbw_gemm_v3(") == served
+        assert text.count("stablehlo.dot_general") == 6 - served
 
 
 def test_a_single_layer_and_an_abstract_model_are_swapped_too() -> None:
@@ -306,7 +323,7 @@ def test_a_single_layer_and_an_abstract_model_are_swapped_too() -> None:
     assert ours.swap_layers(layer) == ("",)
     assert type(layer) is ours.Linear
     abstract = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
-    assert len(ours.swap_layers(abstract)) == 11
+    assert len(ours.swap_layers(abstract)) == 13
 
 
 def test_only_nnx_models_are_swapped() -> None:

@@ -47,6 +47,10 @@ def gated(x: Any, up: Any, down: Any) -> Any:
     return x + jaxbw.matmul(jaxbw.gated_matmul(x, up, up), down)
 
 
+def plain(x: Any, up: Any, down: Any) -> Any:
+    return x + jax.nn.silu(x @ up) @ down
+
+
 def scanned(layer: Step) -> Step:
     def loss(x: Any, up: Any, down: Any) -> Any:
         x, _ = jax.lax.scan(lambda x, weights: (layer(x, *weights), None), x, (up, down))
@@ -111,6 +115,7 @@ CASES: dict[str, tuple[Step, tuple[Any, ...]]] = {
     "gradient, gated": (gradient(gated), (X, UP, DOWN)),
     "gradient, remat": (gradient(jax.checkpoint(unfused)), (X, UP, DOWN)),
     "gradient, fused, remat": (gradient(jax.checkpoint(fused)), (X, UP, DOWN)),
+    "gradient, accelerated": (jaxbw.accelerate(gradient(jax.checkpoint(plain))), (X, UP, DOWN)),
     "gradient, shared weights": (shared_weights, (X, UP, DOWN)),
     "carried and stacked": (carried_and_stacked, (X, UP, DOWN)),
     "map": (mapped, (X, UP, DOWN)),

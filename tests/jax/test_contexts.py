@@ -11,6 +11,7 @@ import pytest
 import jaxbw
 from jaxbw._src.primitives import serve
 from jaxbw._src.selection import devices, select
+from jaxbw._src.selection.policy import policy_of
 
 X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
 
@@ -66,6 +67,33 @@ def test_contexts_nest_and_belong_to_a_thread() -> None:
         assert devices.current_target() == "H200"
     assert devices.current_target() is None
     assert seen == [None]
+
+
+@pytest.mark.parametrize(
+    ("block", "seen"),
+    [
+        (lambda: jaxbw.implementation("xla"), lambda: jaxbw.explain(X, W).reason == "asked for"),
+        (lambda: jaxbw.target("H200"), lambda: devices.current_target() == "H200"),
+        (lambda: jaxbw.batch_invariant(), lambda: policy_of(None, None, "").config is not None),
+    ],
+)
+def test_contexts_are_decorators(block: Any, seen: Any) -> None:
+    """Of a function that calls itself, too, and that jit traces."""
+
+    @block()
+    def function(x: Any, again: int = 1) -> Any:
+        """A name and a docstring."""
+        inner = function(x, again - 1) if again else True
+        return seen() and inner
+
+    assert not seen()
+    assert function(1)
+    assert not seen()
+    assert function.__doc__ == "A name and a docstring."
+    assert jax.jit(lambda x: jnp.asarray(function(x)))(1.0)
+    for _ in range(2):
+        with block():
+            assert seen()
 
 
 def test_an_argument_outranks_the_context() -> None:

@@ -26,6 +26,7 @@ ROOMS = [
     "jaxbw._src.api.pending",
     "jaxbw",
     "jaxbw._src.lab.profiling",
+    "jaxbw._src.lab.explain_function",
     "jaxbw._src.lab.explain",
     "jaxbw._src.lab.tuning",
     "jaxbw._src.lab.model",
@@ -51,12 +52,15 @@ def test_public_names() -> None:
     assert sorted(jaxbw.__all__) == [
         "GemmConfig",
         "__version__",
+        "accelerate",
         "autotune",
         "batch_invariant",
         "checkpoint_policies",
         "collective_matmul",
         "dot_general",
+        "einsum",
         "explain",
+        "explain_function",
         "export_disabled_checks",
         "gated_matmul",
         "implementation",
@@ -131,7 +135,7 @@ def test_import_enters_no_laboratory() -> None:
     program = "import sys, jaxbw; print(*(name for name in sys.modules if name[:5] == 'jaxbw'))"
     run = [sys.executable, "-c", program]
     loaded = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
-    assert len(loaded) < 40
+    assert len(loaded) < 42
     for name in ("jaxbw._src.lab", "jaxbw._src.selection.search", "jaxbw._src.emulator"):
         assert name not in loaded
 
@@ -145,8 +149,11 @@ def test_private_jax_is_in_compat_only() -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        "jaxbw._src.api.accelerate",
+        "jaxbw._src.api.einsum",
         "jaxbw._src.api.matmul",
         "jaxbw._src.lab.explain",
+        "jaxbw._src.lab.explain_function",
         "jaxbw._src.lab.model.machine",
         "jaxbw._src.lab.profiling.call",
         "jaxbw.checkpoint_policies",

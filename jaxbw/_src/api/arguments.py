@@ -62,10 +62,10 @@ def product(
     return ProductArguments(
         call,
         dims,
-        _hashable(precision),
+        hashable(precision),
         preferred_element_type,
         out_sharding,
-        _hashable(implementation),
+        hashable(implementation),
         config,
     )
 
@@ -209,7 +209,8 @@ def _check_bias(call: str, operands: Operands, axis: str, dims: DimensionNumbers
         )
 
 
-def _hashable(given: Any) -> Any:
+def hashable(given: Any) -> Any:
+    """An argument that may be a list, as `jit` keys with it."""
     return tuple(given) if isinstance(given, list) else given
 
 

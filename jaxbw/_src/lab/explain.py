@@ -89,7 +89,7 @@ def explain(
         config=config,
         device=device,
     )
-    return _estimated(choice, problem, on)
+    return estimated(choice, problem, on)
 
 
 def examined(
@@ -151,7 +151,7 @@ def examined(
     return choice, problem, on
 
 
-def _estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choice:
+def estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choice:
     """A choice of a kernel for Blackwell, with what the pipeline model says of it."""
     if choice.implementation != "sm100" or choice.config is None or on is None:
         return choice

@@ -5,7 +5,7 @@ Bilinear, so that JAX derives jvp, vjp, hessian and linear_transpose from two tr
 is that of lax.dot_general. Which implementation serves it is settled when it is lowered.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,11 +65,14 @@ def _abstract_eval(lhs: Any, rhs: Any, **params: Any) -> Any:
 # Differentiation
 
 
-def _transpose_rule(of_rhs: bool, cotangent: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
+def transpose_rule(
+    multiply: Callable[..., Any], of_rhs: bool, cotangent: Any, lhs: Any, rhs: Any, **params: Any
+) -> Any:
+    """The cotangent of lhs, or of rhs, by a function that binds the transposed product."""
     x, y = (rhs, lhs) if of_rhs else (lhs, rhs)
     ranks = (np.ndim(y), x.aval.ndim) if of_rhs else (x.aval.ndim, np.ndim(y))
     plan = transposition(ranks, params["dimension_numbers"], of_rhs=of_rhs)
-    product = dot_general(
+    product = multiply(
         *plan.operands(cotangent, y),
         plan.dimension_numbers,
         out_sharding=plan.sharding(x.aval),
@@ -78,7 +81,7 @@ def _transpose_rule(of_rhs: bool, cotangent: Any, lhs: Any, rhs: Any, **params: 
     return plan.result(product, x.aval)
 
 
-ad.defbilinear(dot_general_p, partial(_transpose_rule, False), partial(_transpose_rule, True))
+ad.defbilinear(dot_general_p, *(partial(transpose_rule, dot_general, x) for x in (False, True)))
 
 
 # Batching
@@ -144,7 +147,9 @@ def reduction(
     )
 
 
-def _lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
+def lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
+    """The lowering rule, with the primitive's parameters."""
+
     def on_kernel(reduced: Reduction, choice: Choice) -> Any:
         return lambda lhs, rhs: gemm(reduced, choice, Operands(lhs, rhs))
 
@@ -169,6 +174,6 @@ def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) 
 
 
 dot_general_p.def_effectful_abstract_eval(_abstract_eval)
-serve.register(dot_general_p, _lower)
+serve.register(dot_general_p, lower)
 partitioning.register(dot_general_p, _local)
 compat.register_remat_rule(dot_general_p)

@@ -22,7 +22,7 @@ from jaxbw._src.selection.implementations import EMULATED, FAMILIES
 from jaxbw._src.selection.policy import Policy
 
 WAY_OUT = "Leave implementation=None to run on XLA."
-_SERVED = {"cuda": FAMILIES, "cpu": tuple(EMULATED)}  # beside "xla", by platform
+SERVED = {"cuda": FAMILIES, "cpu": tuple(EMULATED)}  # beside "xla", by platform
 _warned: set[str] = set()
 
 
@@ -88,7 +88,7 @@ def register(primitive: Primitive, rule: Callable[..., Any]) -> None:
     """Makes a primitive run, eagerly and compiled, by a rule that is told the platform first."""
     compat.apply_eagerly(primitive)
     mlir.register_lowering(primitive, partial(rule, None))
-    for platform in _SERVED:
+    for platform in SERVED:
         mlir.register_lowering(primitive, partial(rule, platform), platform=platform)
 
 
@@ -117,7 +117,7 @@ def lower(
         names = tuple(
             name
             for name in implementation
-            if name == "xla" or name in _SERVED.get(platform or "", ())
+            if name == "xla" or name in SERVED.get(platform or "", ())
         )
     none_here = platform != "cuda" if names is None else set(names) <= {"xla"}
     if none_here and implementation != ("xla",):

@@ -1,12 +1,12 @@
 """The GPU that a kernel is chosen for: the one of this machine, or one that the user names."""
 
-import contextlib
 from dataclasses import dataclass
 
 import jax
 
 from jaxbw import _native
 from jaxbw._src.families import FAMILIES
+from jaxbw._src.selection.contexts import Block
 from jaxbw._src.selection.machine import Machine, machine_for, machines
 
 
@@ -57,11 +57,12 @@ TARGETS = {
 _target = jax.make_user_context(None)
 
 
-def target(name: str) -> contextlib.AbstractContextManager[None]:
+def target(name: str) -> Block:
     """Names the GPU that programs lowered for CUDA in this block are for.
 
-    It decides which kernel and configuration are chosen, in place of the GPU of this machine.
-    Functions under `jax.jit` are traced again for each target.
+    It decides which kernel and configuration are chosen, in place of the GPU of this machine. Also
+    a decorator, for the calls of a function. Functions under `jax.jit` are traced again for each
+    target.
 
     Args:
       name: "B200", "GB200", "B300", "H200" or "H100".
@@ -74,8 +75,7 @@ def target(name: str) -> contextlib.AbstractContextManager[None]:
     ...     jaxbw.explain(x, x).implementation
     'sm90'
     """
-    context: contextlib.AbstractContextManager[None] = _target(known(name, "jaxbw.target("))
-    return context
+    return Block(_target, known(name, "jaxbw.target("))
 
 
 def known(name: str, call: str) -> str:

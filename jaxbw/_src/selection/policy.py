@@ -1,6 +1,5 @@
 """Policy: what a call says of who may serve it, and the contexts that say it for many calls."""
 
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ import jax
 
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.contexts import Block
 from jaxbw._src.selection.implementations import Implementation, canonical
 from jaxbw._src.selection.tuned_products import SWITCH, TunedProducts
 
@@ -69,10 +69,11 @@ def policy_of(given: Implementation, config: GemmConfig | None, call: str) -> Po
     return Policy(names, config, devices.current_target(), current_tuned())
 
 
-def implementation(name: str | Sequence[str]) -> contextlib.AbstractContextManager[None]:
+def implementation(name: str | Sequence[str]) -> Block:
     """Sets what calls in this block use that do not say `implementation=` themselves.
 
-    Functions under `jax.jit` are traced again for each value.
+    Also a decorator, for the calls of a function. Functions under `jax.jit` are traced again for
+    each value.
 
     Args:
       name: "kernel" (of either family), "sm100", "sm90", "xla", "emulator" or "emulator-sm90", or
@@ -85,26 +86,23 @@ def implementation(name: str | Sequence[str]) -> contextlib.AbstractContextManag
     ...     jaxbw.explain(jnp.ones((2, 3)), jnp.ones((3, 4))).reason
     'asked for'
     """
-    context: contextlib.AbstractContextManager[None] = _implementation(
-        canonical(name, "jaxbw.implementation")
-    )
-    return context
+    return Block(_implementation, canonical(name, "jaxbw.implementation"))
 
 
-def batch_invariant() -> contextlib.AbstractContextManager[None]:
+def batch_invariant() -> Block:
     """In this block, a row of a kernel's result has the same bits whatever the batch size is.
 
     As `GemmConfig(batch_invariant=True)` for each call in it, and for the products of their
     gradients: the configuration depends on k, n and dtypes, never on m, and sums are never split
-    along k. What XLA serves is as XLA computes it. Functions under `jax.jit` are traced again.
+    along k. What XLA serves is as XLA computes it. Also a decorator, for the calls of a function.
+    Functions under `jax.jit` are traced again.
 
     >>> x, w = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((1, 4096), (4096, 4096)))
     >>> with jaxbw.batch_invariant(), jaxbw.target("B200"):
     ...     jaxbw.explain(x, w).config.split_k
     1
     """
-    context: contextlib.AbstractContextManager[None] = _batch_invariant(True)
-    return context
+    return Block(_batch_invariant, True)
 
 
 class use_tuned:  # a function to those who use it

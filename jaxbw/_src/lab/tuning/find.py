@@ -1,4 +1,7 @@
-"""The products of a function, found in its jaxpr: those that jaxbw serves, and if asked lax's."""
+"""The products of a function, found in its jaxpr: those that jaxbw serves, and lax's.
+
+Under `jaxbw.accelerate` lax's are jaxbw's.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,16 +10,17 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params, primitives
 
-from jaxbw._src.primitives import dot_general, fused, fused_dot_general
+from jaxbw._src.primitives import accelerate, dot_general, fused, fused_dot_general
 from jaxbw._src.problem import GemmProblem, Reduction
+from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.tuned_products import product_key
 
 _Rule = Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Reduction]
-_OURS: dict[Any, _Rule] = {
+_RULES: dict[Any, _Rule] = {
     dot_general.dot_general_p: dot_general.reduction,
     fused_dot_general.fused_dot_general_p: fused_dot_general.reduction,
+    primitives.dot_general_p: dot_general.reduction,
 }
-_LAX: dict[Any, _Rule] = {primitives.dot_general_p: dot_general.reduction}
 
 
 @dataclass(frozen=True)
@@ -48,16 +52,9 @@ def products(function: Callable[..., Any], *args: Any, lax: bool = False) -> lis
       args: its arguments; of arrays only the types count, and `jax.ShapeDtypeStruct`s do.
       lax: also products that are `jax.lax.dot_general`'s.
     """
-    rules = {**_OURS, **(_LAX if lax else {})}
     found: dict[str, Found] = {}
-    for equation, times in _equations(jax.make_jaxpr(function)(*args).jaxpr, 1):
-        if equation.primitive not in rules:
-            continue
-        operands, results = (
-            [each.aval for each in ends] for ends in (equation.invars, equation.outvars)
-        )
-        problem = rules[equation.primitive](operands, results, equation.params).problem
-        if not problem.is_sized:
+    for problem, policy, times in matmuls(jax.make_jaxpr(function)(*args).jaxpr):
+        if not problem.is_sized or (policy is None and not lax):
             continue
         key = product_key(problem)
         before = found.get(key, Found(problem, 0))
@@ -65,10 +62,26 @@ def products(function: Callable[..., Any], *args: Any, lax: bool = False) -> lis
     return sorted(found.values(), key=lambda each: -each.flops)
 
 
+def matmuls(jaxpr: Jaxpr) -> Iterator[tuple[GemmProblem, Policy | None, int]]:
+    """Each product of a program, its policy, and how often it runs, as of `Found`.
+
+    Without a policy it is lax's.
+    """
+    for equation, times in _equations(jaxpr, 1):
+        if (rule := _RULES.get(equation.primitive)) is not None:
+            operands, results = (
+                [each.aval for each in ends] for ends in (equation.invars, equation.outvars)
+            )
+            policy = equation.params.get("policy") or accelerate.policy_of_equation(equation)
+            yield rule(operands, results, equation.params).problem, policy, times
+
+
 def _equations(jaxpr: Jaxpr, times: int) -> Iterator[tuple[JaxprEqn, int]]:
     """Every equation, those within others too, and how often it runs."""
     for equation in jaxpr.eqns:
         yield equation, times
+        if equation.primitive.name == "pallas_call":
+            continue  # its products are of tiles, in a kernel of its own
         is_scan = equation.primitive is primitives.scan_p
         inner = times * equation.params["length"] if is_scan else times
         for each in jaxprs_in_params(equation.params):

@@ -28,6 +28,7 @@ from jax._src.numpy import error as _numpy_error
 from jax._src.numpy import util as _numpy_util
 from jax._src.sharding_impls import _internal_use_concrete_mesh as _use_concrete_mesh
 from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_sharding
+from jax.ad_checkpoint import Offloadable, Recompute
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import partial_eval as _partial_eval
@@ -239,15 +240,35 @@ def register_remat_rule(primitive: Primitive) -> None:
     Without a rule nothing is kept there, whatever the policy says.
     """
 
-    def rule(policy: Any, /, *operands: Any, **params: Any) -> Any:
+    def rule(trace: Any, /, *operands: Any, **params: Any) -> Any:
+        policy = getattr(trace, "policy", trace)  # before jax 0.11 the policy itself
         bind = partial(primitive.bind, **params)
-        out = bind(*operands)
-        if callable(policy) and policy(primitive, *map(_core.typeof, operands), **params) is True:
-            return out, lambda *again: _ad_checkpoint.primal_left_tangent_right(out, bind(*again))
-        return out, bind
+        out: Any = bind(*operands)
+        case = policy is not None and policy(primitive, *map(_core.typeof, operands), **params)
+        if case is False or case is Recompute:
+            return _remat_result(out, (), lambda _, *again: bind(*again))
+        out = kept = _remat.reduce_precision(out)
+        if isinstance(case, Offloadable):
+            kept = _move(out, case.dst)
+
+        def load(kept: Any, *again: Any) -> Any:
+            out = _move(kept, case.src) if isinstance(case, Offloadable) else kept
+            return _ad_checkpoint.primal_left_tangent_right(out, bind(*again))
+
+        return _remat_result(out, kept, load)
 
     if _remat is not None:
         _remat.rules[primitive] = rule
+
+
+def _remat_result(out: Any, kept: Any, again: Callable[..., Any]) -> tuple[Any, ...]:
+    """What a remat rule returns: from jax 0.12 on what it keeps is named."""
+    names_kept = jax.__version_info__ >= (0, 12)
+    return (out, kept, again) if names_kept else (out, partial(again, kept))
+
+
+def _move(x: Any, memory_kind: str) -> Any:
+    return jax.device_put(x, _core.mem_kind_to_space(memory_kind), may_alias=False)
 
 
 def experimental(module: str) -> Any:

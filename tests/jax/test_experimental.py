@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import Recompute, Saveable
 from jax.experimental import jet, roofline, sparse
 
 import jaxbw
@@ -46,7 +47,14 @@ def test_roofline() -> None:
 @pytest.mark.skipif(not hasattr(jax.config, "jax_remat3"), reason="this JAX has no jax_remat3")
 @pytest.mark.parametrize(
     ("policy", "recomputed"),
-    [(policies.dots_saveable, 0), (jax.checkpoint_policies.nothing_saveable, 1), (None, 1)],
+    [
+        (policies.dots_saveable, 0),
+        (lambda *_, **__: Saveable, 0),
+        (policies.offload_dot_with_no_batch_dims("device", "pinned_host"), 0),
+        (lambda *_, **__: Recompute, 1),
+        (jax.checkpoint_policies.nothing_saveable, 1),
+        (None, 1),
+    ],
 )
 def test_remat3(policy: Any, recomputed: int) -> None:
     """How many matmuls the backward pass runs beside the two of the gradient."""

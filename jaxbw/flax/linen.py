@@ -165,7 +165,7 @@ def _awaited(layer: nn.Dense, inputs: jax.Array) -> Any:
     # Flax has no public way to ask. Unwatched, the array would be one more matmul to trace.
     if not (module._global_interceptor_stack or any(module._context.capture_stack[-1:])):
         return layer(inputs)
-    seen = []
+    seen: list[Any] = []
 
     def see(method: Any, args: Any, keywords: Any, context: Any) -> Any:
         result = method(*args, **keywords)

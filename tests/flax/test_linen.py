@@ -319,7 +319,8 @@ def test_what_flax_shows_of_a_layer() -> None:
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_who_looks_at_results_sees_those_of_flaxs_layers(gated: bool, use_bias: bool) -> None:
     keywords: Any = {"activation": "silu", "gated": gated, "use_bias": use_bias}
-    theirs, ours = FlaxMLP(**keywords), linen.MLP(16, **keywords)
+    theirs: Any = FlaxMLP(**keywords)
+    ours: Any = linen.MLP(16, **keywords)
     x = normal((3, 8))
     variables = init(theirs, x)
     unwatched = ours.apply(variables, x)
@@ -357,11 +358,11 @@ def test_who_looks_at_results_sees_those_of_flaxs_layers(gated: bool, use_bias: 
     ],
 )
 def test_einsum_in_float32_has_flaxs_bits(equation: str, shape: tuple[int, ...]) -> None:
-    """Where the result has the inputs' dimensions first: jnp.einsum's order of sums, without bias."""
-    theirs, ours = (f.Einsum(shape, equation, use_bias=False) for f in (nn, linen))
+    """Where the result has the inputs' dimensions first: jnp.einsum's order of sums."""
+    layers: list[Any] = [f.Einsum(shape, equation, use_bias=False) for f in (nn, linen)]
     x = normal((2, 3, 4, 32))
-    variables = init(theirs, x)
-    np.testing.assert_array_equal(ours.apply(variables, x), theirs.apply(variables, x))
+    variables = init(layers[0], x)
+    np.testing.assert_array_equal(*(layer.apply(variables, x) for layer in layers))
 
 
 # Kernels

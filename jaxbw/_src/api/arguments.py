@@ -215,7 +215,7 @@ def _bias_axis(call: str, given: Any) -> int:
 _EXPECTED = {
     "activation": f"one of {', '.join(map(repr, ACTIVATIONS))}",
     "bias_axis": "-1, along the columns of the result, or -2, along its rows",
-    "implementation": f"one of {', '.join(implementations.NAMES)}, a list or tuple of them, or None",
+    "implementation": f"one of {', '.join(implementations.NAMES)}, a sequence of them, or None",
     "out_sharding": "a NamedSharding, None, or under jax.set_mesh a PartitionSpec",
     "precision": "a jax.lax.Precision or a name of one, a pair of these, a dot algorithm, or None",
     "preferred_element_type": "a dtype that JAX has, or None",

@@ -257,13 +257,14 @@ def _dot_general(
 
 def _check_dimensions(call: str, operands: Operands, params: dict[str, Any]) -> None:
     """Raises what `lax.dot_general` would, and says where."""
-    types = [jax.typeof(x) for x in operands[:2]]
+    left, right = jax.typeof(operands.lhs), jax.typeof(operands.rhs)
     try:
-        compat.dot_general_type(*types, plain.lax_params(params))
+        compat.dot_general_type(left, right, plain.lax_params(params))
     except TypeError as error:
-        lhs, rhs = (describe(x.dtype, x.shape) for x in types)
+        lhs, rhs = (describe(x.dtype, x.shape) for x in (left, right))
+        dims = params["dimension_numbers"]
         raise TypeError(
-            f"{call}: lhs {lhs}, rhs {rhs}, dimension_numbers {params['dimension_numbers']}: {error}"
+            f"{call}: lhs {lhs}, rhs {rhs}, dimension_numbers {dims}: {error}"
         ) from None
 
 

@@ -1,8 +1,9 @@
 """PendingProduct: a product that waits for its bias and its activation, to run with them as one.
 
 Flax's layers compute `dot_general(inputs, kernel, ...)` and add the bias to what comes back. Given
-the one below, they get a description of the product back, which takes the bias in; our layers then run it with the activation, in one kernel where one fits. So all else of a layer
-stays Flax's own: parameters, their names, initial values, dtypes and partitioning.
+the one below, they get a description of the product back, which takes the bias in; our layers then
+run it with the activation, in one kernel where one fits. So all else of a layer stays Flax's own:
+parameters, their names, initial values, dtypes and partitioning.
 """
 
 import math

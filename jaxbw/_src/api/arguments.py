@@ -78,17 +78,18 @@ def array(call: str, name: str, x: Any) -> Any:
       TypeError: x is no array, or one of a dtype that JAX has not.
       ValueError: a masked array.
     """
+    if isinstance(x, np.ma.MaskedArray):
+        remedy = f"JAX has no masks; pass {name}.filled(0)"
+        raise ValueError(f"{call}: {name} is a masked array, and {remedy}")
     try:
         return compat.ensure_arraylike(call, x)[0]
-    except (TypeError, ValueError) as error:
+    except TypeError:
         if isinstance(x, jax.Array) or hasattr(x, "__jax_array__"):
             raise
-        raise type(error)(f"{call}: {name} is {_no_array(name, x)}") from None
+        raise TypeError(f"{call}: {name} is {_no_array(name, x)}") from None
 
 
 def _no_array(name: str, x: Any) -> str:
-    if isinstance(x, np.ma.MaskedArray):
-        return f"a masked array, and JAX has no masks; pass {name}.filled(0)"
     if isinstance(x, np.ndarray) and not x.dtype.isnative:
         return f'a NumPy array in the other byte order; cast it: {name}.astype("{x.dtype.name}")'
     if isinstance(x, np.ndarray):

@@ -1,6 +1,6 @@
 # Set-up, tests and lints. `make demo` and `make test` set up everything they need in $(VENV), from nothing.
 #
-#   make demo    install, train the example classifier
+#   make demo    install, train the example classifier, run it on emulated Blackwell kernels
 #   make test    install, run the tests that need no GPU: of the longest sweeps a sample
 #   make check-fast  install, run the fast tier of the tests: under a minute on two cores
 #   make test-long   install, run the tests that need no GPU, the whole of every sweep
@@ -28,7 +28,8 @@ CPP_SOURCES := $(shell find cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh' -o
 .PHONY: demo test test-long check-fast build lint format docs cross sanitize check install clean
 
 demo: install
-	$(BIN)/python examples/digits.py
+	mkdir -p build
+	$(BIN)/python examples/digits.py --picture build/digits.png
 
 # PYTHONSAFEPATH: what the tests start must not import this folder in place of the installed package.
 test: install $(VENV)/gpu-compilers

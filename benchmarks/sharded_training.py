@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -90,7 +91,9 @@ def mesh_of(layout: str, devices: int) -> jax.sharding.Mesh:
     """A mesh of all devices along one of its two axes."""
     shape = (devices, 1) if layout == "data" else (1, devices)
     kinds = (AxisType.Auto,) * 2
-    return jax.make_mesh(shape, ("data", "model"), kinds, devices=jax.devices()[:devices])
+    # One device is this process's own, of several.
+    chosen = jax.devices()[:devices] if devices > 1 else jax.local_devices()[:1]
+    return jax.make_mesh(shape, ("data", "model"), kinds, devices=chosen)
 
 
 def shardings(mesh: jax.sharding.Mesh, parameters: Parameters) -> Parameters:
@@ -138,7 +141,14 @@ def exact_gradient(layout: str, devices: int) -> list[Any]:
 
     placed = jax.device_put(parameters, shardings(mesh, parameters))
     gradient, out = jax.jit(jax.grad(loss, has_aux=True))(placed, rows(mesh, batch))
-    return [np.asarray(x).astype(np.float64) for x in (out, *jax.tree.leaves(gradient))]
+    return [whole(x).astype(np.float64) for x in (out, *jax.tree.leaves(gradient))]
+
+
+def whole(x: jax.Array) -> Any:
+    """An array, as NumPy's, also where other processes have parts of it."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    return multihost_utils.process_allgather(x, tiled=True)
 
 
 def check(layout: str, devices: int, wanted: Sequence[Any]) -> None:

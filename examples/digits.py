@@ -2,12 +2,17 @@
 
     python examples/digits.py
 
-It computes in bf16. On a GPU that jaxbw has kernels for, all products run on them: also those with
-the logits of the ten classes, whose rows TMA cannot address. On a CPU everything goes to XLA. Who
-served which product, and why, is printed at the end.
+It computes in bf16. On a GPU that jaxbw has kernels for, all matmuls run on them: also those with
+the logits of the ten classes, whose rows TMA cannot address. On a CPU everything goes to XLA. What
+served which matmul, and why, is printed behind the accuracy.
+
+Then the held-out digits go through the code of the Blackwell kernels, instruction by instruction on
+the CPU: the answers beside XLA's, what the kernels issued, and a picture of one tile's way.
 """
 
 import argparse
+import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -129,11 +134,50 @@ def products() -> Iterator[Product]:
             yield Product(f"Dense_{layer} inputs' gradient", y, w, (1, 1))
 
 
+def emulate(parameters: Any, data: Split, picture: str) -> None:
+    """Prints what the Blackwell kernels answer, in the emulator; draws a tile of one."""
+    images = jnp.asarray(data.images)
+    by_xla = np.asarray(jax.jit(Classifier().apply)(parameters, images))
+    start = time.perf_counter()
+    with jaxbw.target("B200"), jaxbw.implementation("emulator"):
+        logits = np.asarray(jax.jit(Classifier().apply)(parameters, images))
+    seconds = time.perf_counter() - start
+    count = len(data.digits)
+    same = int((logits.argmax(-1) == by_xla.argmax(-1)).sum())
+    right = (logits.argmax(-1) == data.digits).mean()
+    print(f"\nthe {count} held-out digits through the Blackwell kernels, emulated on this CPU:")
+    print(f"  {same} answers as by XLA, accuracy {right:.1%}, in {seconds:.1f} s")
+
+    # The same launches once more, on one SM, which tells what it issued and when.
+    print(f"\n  {'':7} {'kernel':22} {'tiles':>5}  {'TMA':>4}  {'tcgen05.mma':>11}  tcgen05.commit")
+    for layer, (inputs, outputs) in enumerate(pairwise((PIXELS, *HIDDEN, CLASSES))):
+        x, w = (
+            jax.ShapeDtypeStruct(shape, COMPUTE_DTYPE)
+            for shape in ((count, inputs), (inputs, outputs))
+        )
+        with jaxbw.target("B200"):
+            traced = jaxbw.profile(x, w, implementation="emulator", sm_count=1)
+        report = traced.report
+        assert report is not None
+        issued = sum((Counter(role.operations) for role in report.roles), Counter())
+        tma, mma, commit = (
+            sum(number for opcode, number in issued.items() if opcode.startswith(name))
+            for name in ("cp.async.bulk", "tcgen05.mma", "tcgen05.commit")
+        )
+        tiles = report.clusters_started + report.clusters_cancelled
+        counts = f"{tiles:5}  {tma:4}  {mma:11}  {commit:14}"
+        print(f"  Dense_{layer} {traced.choice.kernel:22} {counts}")
+        if layer == 1:
+            report.timeline(png=picture, window=(0, 2 * report.steps // tiles))
+    print(f"\n  {picture}: the first tile of Dense_1 on its way through warps, engines, barriers")
+
+
 def main() -> None:
-    """Trains, prints the accuracy, and who served each product."""
+    """Trains, prints the accuracy, what served each matmul, and what the emulated kernels say."""
     parser = argparse.ArgumentParser(description="A Flax classifier of digits on jaxbw's products.")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--picture", default="digits.png", help="the file that is drawn")
     arguments = parser.parse_args()
 
     training, held_out = load_splits(arguments.seed)
@@ -144,6 +188,8 @@ def main() -> None:
     print(f"\nserved on {jax.devices()[0].device_kind}:")
     for product in products():
         print(f"  {product.name:26} {product.explain()}")
+    with jax.default_device(jax.devices("cpu")[0]):  # where the emulator runs
+        emulate(parameters, held_out, arguments.picture)
 
 
 if __name__ == "__main__":

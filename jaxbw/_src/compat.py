@@ -152,6 +152,11 @@ def is_concrete(x: Any) -> bool:
     return type(x) is _ArrayImpl
 
 
+def is_eager() -> bool:
+    """Whether no trace is in progress: what is called now is computed now."""
+    return bool(_core.trace_state_clean())
+
+
 def before_transposition(x: Any) -> tuple[Any, tuple[int, ...] | None]:
     """The array that x is a transposition of, as the trace in progress knows, and the permutation.
 
@@ -340,6 +345,13 @@ def _move(x: Any, memory_kind: str) -> Any:
 def experimental(module: str) -> Any:
     """The module `jax.experimental.<module>`; None where this program has not loaded it."""
     return sys.modules.get(f"jax.experimental.{module}")
+
+
+def register_float_check(primitive: Primitive) -> None:
+    """Lets checkify's float checks look at a primitive's results, once a program has loaded it."""
+    if (checkify := sys.modules.get("jax._src.checkify")) is not None:
+        check = partial(checkify.nan_error_check, primitive)
+        checkify.error_checks.setdefault(primitive, check)
 
 
 # XLA's dynamic-slice fusion moves a custom call into the fusion that stores its result in a stacked

@@ -15,11 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen import module
 from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import default_kernel_init
 from flax.linen.module import merge_param
 
-from jaxbw._src.api.pending import PendingProduct, einsum, run, run_gated
+from jaxbw._src.api.pending import dot_general as deferred
+from jaxbw._src.api.pending import einsum, run, run_gated
 
 __all__ = [
     "MLP",
@@ -68,11 +70,11 @@ class Dense(nn.Dense):
     """
 
     activation: str | None = None
-    dot_general: Any = PendingProduct
+    dot_general: Any = deferred
 
     def __post_init__(self) -> None:
         if self.dot_general is None:
-            self.dot_general = PendingProduct
+            self.dot_general = deferred
         super().__post_init__()
 
     @nn.compact
@@ -101,11 +103,11 @@ class DenseGeneral(nn.DenseGeneral):
     """
 
     activation: str | None = None
-    dot_general: Any = PendingProduct
+    dot_general: Any = deferred
 
     def __post_init__(self) -> None:
         if self.dot_general is None:
-            self.dot_general = PendingProduct
+            self.dot_general = deferred
         super().__post_init__()
 
     @nn.compact
@@ -165,6 +167,27 @@ class Einsum(nn.Einsum):
         return activated
 
 
+def _awaited(layer: nn.Dense, inputs: jax.Array) -> Any:
+    """What a deferred layer returns, to be run with what follows it.
+
+    Whoever looks at the results of layers, by `capture_intermediates` or `nn.intercept_methods`,
+    sees an array; if an interceptor returns another one, that counts.
+    """
+    # Flax has no public way to ask. Unwatched, the array would be one more matmul to trace.
+    if not (module._global_interceptor_stack or any(module._context.capture_stack[-1:])):
+        return layer(inputs)
+    seen: list[Any] = []
+
+    def see(method: Any, args: Any, keywords: Any, context: Any) -> Any:
+        result = method(*args, **keywords)
+        seen[:] = result, run(_name(context.module), result, None)
+        return seen[1]
+
+    with nn.intercept_methods(see):
+        returned = layer(inputs)
+    return seen[0] if seen and returned is seen[1] else returned
+
+
 class MLP(nn.Module):
     """The feed-forward block, `down(activation(up(x)))`, or `down(activation(gate(x)) * up(x))`.
 
@@ -214,16 +237,17 @@ class MLP(nn.Module):
             kernel_init=self.kernel_init,
             bias_init=self.bias_init,
             promote_dtype=self.promote_dtype,
-            dot_general=PendingProduct,
+            dot_general=deferred,
         )
-        up = dense(self.hidden_features, name="up")(inputs)
+        up = _awaited(dense(self.hidden_features, name="up"), inputs)
         if self.gated:
-            gate = dense(self.hidden_features, name="gate")(inputs)
+            gate = _awaited(dense(self.hidden_features, name="gate"), inputs)
             hidden = run_gated(_name(self), gate, up, self.activation)
         else:
             hidden = run(_name(self), up, self.activation)
         out_features = self.out_features or inputs.shape[-1]
-        result: jax.Array = run(_name(self), dense(out_features, name="down")(hidden), None)
+        down = _awaited(dense(out_features, name="down"), hidden)
+        result: jax.Array = run(_name(self), down, None)
         return result
 
 
@@ -241,14 +265,14 @@ class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
     (3, 5, 8)
     """
 
-    qkv_dot_general: Any = PendingProduct
-    out_dot_general: Any = PendingProduct
+    qkv_dot_general: Any = deferred
+    out_dot_general: Any = deferred
 
     def __post_init__(self) -> None:
         if self.qkv_dot_general is None:
-            self.qkv_dot_general = PendingProduct
+            self.qkv_dot_general = deferred
         if self.out_dot_general is None:
-            self.out_dot_general = PendingProduct
+            self.out_dot_general = deferred
         super().__post_init__()
 
     @nn.compact

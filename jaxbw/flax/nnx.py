@@ -15,7 +15,8 @@ from flax import nnx
 
 from jaxbw._src.api.accelerate import accelerate
 from jaxbw._src.api.matmul import dot_general
-from jaxbw._src.api.pending import PendingProduct, einsum, run, run_gated
+from jaxbw._src.api.pending import dot_general as deferred
+from jaxbw._src.api.pending import einsum, run, run_gated
 
 __all__ = ["MLP", "Einsum", "Linear", "LinearGeneral", "swap_layers"]
 
@@ -48,7 +49,7 @@ class Linear(nnx.Linear):
         self,
         *args: Any,
         activation: str | None = None,
-        dot_general: Any = PendingProduct,
+        dot_general: Any = deferred,
         **keywords: Any,
     ) -> None:
         super().__init__(*args, dot_general=dot_general, **keywords)
@@ -83,7 +84,7 @@ class LinearGeneral(nnx.LinearGeneral):
         dot_general: Any = None,
         **keywords: Any,
     ) -> None:
-        super().__init__(*args, dot_general=dot_general or PendingProduct, **keywords)
+        super().__init__(*args, dot_general=dot_general or deferred, **keywords)
         self.activation = activation
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -240,7 +241,7 @@ def _swap(module: Any) -> bool:
     layer = ours.get(type(module))
     if layer is None or getattr(module, "dot_general_cls", None) is not None:
         return False
-    name, pending = ("einsum_op", einsum) if layer is Einsum else ("dot_general", PendingProduct)
+    name, pending = ("einsum_op", einsum) if layer is Einsum else ("dot_general", deferred)
     if getattr(module, name) not in _DEFAULTS:
         return False
     setattr(module, name, pending)

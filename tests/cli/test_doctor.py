@@ -74,7 +74,13 @@ def test_on_a_whole_installation() -> None:
         "self-test    emulator-sm90: product ok",
     ):
         assert part in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("No problem.")
+    *_, verdict, first, second = done.stdout.splitlines()
+    assert verdict.startswith("No problem.")
+    for command in (first, second):
+        run = subprocess.run(
+            [sys.executable, *command.split()[1:]], capture_output=True, text=True, check=True
+        )
+        assert "sm100" in run.stdout
 
 
 def test_json_has_everything() -> None:

@@ -1,5 +1,6 @@
 """examples/digits.py as a user runs it, and what it says of its products held to what it traces."""
 
+import doctest
 import os
 import re
 import subprocess
@@ -26,8 +27,10 @@ def digits() -> ModuleType:
 
 
 def test_run_as_a_user_would(tmp_path: Path) -> None:
+    """As `make demo` does; README shows what it prints, up to losses and times."""
+    (tmp_path / "build").mkdir()
     run = subprocess.run(
-        [sys.executable, SCRIPT],
+        [sys.executable, SCRIPT, "--picture", "build/digits.png"],
         cwd=tmp_path,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
@@ -38,8 +41,14 @@ def test_run_as_a_user_would(tmp_path: Path) -> None:
     accuracy = re.search(r"accuracy (\S+)% on 360 held-out digits", run.stdout)
     assert accuracy is not None
     assert float(accuracy.group(1)) > 95
-    served = run.stdout.partition("served on cpu:\n")[2].splitlines()
+    served = run.stdout.partition("served on cpu:\n")[2].partition("\n\n")[0].splitlines()
     assert len(served) == 11
+    assert (tmp_path / "build" / "digits.png").read_bytes().startswith(b"\x89PNG")
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    shown = readme.partition("make demo\n```\n```text\n")[2].partition("```")[0]
+    shown, printed = (re.sub(r"\d+\.\d+", "#", text) for text in (shown, run.stdout))
+    same = doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS)
+    assert same, f"README.md shows other than is printed:\n{run.stdout}"
     assert all("xla   there is no CUDA GPU" in line for line in served)
 
 

@@ -307,13 +307,62 @@ def test_partitioning_metadata_is_kept(name: str) -> None:
 
 
 def test_what_flax_shows_of_a_layer() -> None:
-    """One call of each layer, with arrays for outputs."""
+    """One call of each layer, and nothing of how it is done."""
     x = normal((3, 8))
     for layer in (linen.Dense(6, activation="gelu"), linen.MLP(16), linen.MultiHeadAttention(2)):
         layer.tabulate(jax.random.key(0), x)
-        _, seen = layer.init_with_output(jax.random.key(0), x, capture_intermediates=True)
-        (out,) = seen["intermediates"]["__call__"]
-        assert isinstance(out, jax.Array)
+        assert "Pending" not in f"{layer}"
+        assert "deferred" not in f"{layer}"
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_who_looks_at_results_sees_those_of_flaxs_layers(gated: bool, use_bias: bool) -> None:
+    keywords: Any = {"activation": "silu", "gated": gated, "use_bias": use_bias}
+    theirs: Any = FlaxMLP(**keywords)
+    ours: Any = linen.MLP(16, **keywords)
+    x = normal((3, 8))
+    variables = init(theirs, x)
+    unwatched = ours.apply(variables, x)
+    wanted, got = (
+        layer.apply(variables, x, capture_intermediates=True)[1] for layer in (theirs, ours)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, wanted)
+
+    seen: list[Any] = []
+
+    def watch(method: Any, args: Any, keywords: Any, context: Any) -> Any:
+        seen.append(method(*args, **keywords))
+        return seen[-1]
+
+    def zero(method: Any, args: Any, keywords: Any, context: Any) -> Any:
+        return method(*args, **keywords) * (context.module.name != "up")
+
+    with nn.intercept_methods(watch):
+        np.testing.assert_array_equal(ours.apply(variables, x), unwatched)
+    assert all(isinstance(result, jax.Array) for result in seen)
+    assert len(seen) == 3 + gated
+    with nn.intercept_methods(zero):
+        np.testing.assert_array_equal(ours.apply(variables, x), theirs.apply(variables, x))
+        assert not np.array_equal(ours.apply(variables, x), unwatched)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape"),
+    [
+        ("btnd,dhk->btnhk", (32, 2, 3)),
+        ("...d,fd->...f", (6, 32)),
+        ("...nd,ndf->...f", (4, 32, 6)),
+        ("btnd,nhd->bth", (4, 6, 32)),
+        ("btnd,bnde->bnte", (2, 4, 32, 6)),
+    ],
+)
+def test_einsum_in_float32_has_flaxs_bits(equation: str, shape: tuple[int, ...]) -> None:
+    """Where the result has the inputs' dimensions first: jnp.einsum's order of sums."""
+    layers: list[Any] = [f.Einsum(shape, equation, use_bias=False) for f in (nn, linen)]
+    x = normal((2, 3, 4, 32))
+    variables = init(layers[0], x)
+    np.testing.assert_array_equal(*(layer.apply(variables, x) for layer in layers))
 
 
 # Kernels

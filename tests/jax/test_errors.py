@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxbw
 from jaxbw import _native
@@ -14,6 +16,7 @@ from jaxbw._src.primitives.gemm import TARGET
 
 BF16 = jnp.bfloat16
 X, W = jnp.ones((16, 64), BF16), jnp.ones((64, 32), BF16)
+NUMPY = np.ones((64, 64), np.float32)
 
 
 def call(lhs: Any = X, rhs: Any = W, **keywords: Any) -> Callable[[], Any]:
@@ -24,7 +27,20 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(W, W), ValueError, r"lhs bf16\[64,32\], rhs bf16\[64,32\].*32, is not .* 64; transpose"),
     (call(jnp.ones(()), W), ValueError, "one dimension or more"),
     (call(jnp.ones((2, 3, 4)), jnp.ones((5, 4, 3))), ValueError, "2 and 5 do not broadcast"),
-    (call([[1.0]], W), TypeError, "requires ndarray or scalar arguments"),
+    (call([[1.0]], W), TypeError, r"matmul: lhs is a list; .* jnp.asarray\(lhs\)"),
+    (call(X, None), TypeError, "matmul: rhs is None; pass an array"),
+    (call(NUMPY.astype(">f4"), W), TypeError, r'lhs is .* other byte order; .*astype\("float32"\)'),
+    (call(X, NUMPY.astype(object)), TypeError, "rhs is a NumPy array of dtype object, which JAX"),
+    (call(bias=np.ma.array([1.0] * 32)), ValueError, r"bias is a masked .* bias.filled\(0\)"),
+    (lambda: jaxbw.gated_matmul(X, W, [1.0]), TypeError, "gated_matmul: rhs_up is a list"),
+    (lambda: jaxbw.explain(X, [1.0]), TypeError, "explain: rhs is a list"),
+    (
+        lambda: jaxbw.dot_general(X, X, (((1,), (0,)), ((), ()))),
+        TypeError,
+        r"lhs bf16\[16,64\], rhs bf16\[16,64\], dimension_numbers .* the same shape, got .64,.",
+    ),
+    (lambda: jaxbw.dot_general(X, W, 3), TypeError, r"dimension_numbers is 3; it is \(\(lhs con"),
+    (lambda: jaxbw.dot_general(X[None], W, None), TypeError, "dimension_numbers is None; it is"),
     (
         call(implementation="sm80"),
         ValueError,
@@ -36,17 +52,38 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: jaxbw.implementation(3), TypeError, "implementation is 3"),  # type: ignore[arg-type]
     (call(activation="tanh"), ValueError, "activation is 'tanh'; it is one of None, 'relu'"),
     (call(activation=["gelu"]), TypeError, r"activation is \['gelu'\]; it is one of None, 'relu'"),
-    (call(bias=[1.0] * 32), TypeError, "matmul: bias requires ndarray or scalar arguments"),
+    (
+        lambda: jaxbw.gated_matmul(X, W, W, activation=["gelu"]),  # type: ignore[arg-type]
+        TypeError,
+        r"gated_matmul: activation is \['gelu'\]",
+    ),
+    (
+        lambda: jaxbw.gated_matmul(X, W, W, recompute=[1]),  # type: ignore[arg-type]
+        TypeError,
+        r"recompute is \[1\]; it is True or False",
+    ),
+    (call(implementation=[["xla"]]), TypeError, r"implementation is \(\['xla'\],\); it is one"),
+    (call(precision={"high"}), TypeError, "matmul: precision is {'high'}; it is a jax.lax.Prec"),
+    (call(precision="hi"), ValueError, "matmul: precision is 'hi'; it is a jax.lax.Precision"),
+    (
+        call(preferred_element_type=[1]),
+        TypeError,
+        r"preferred_element_type is \(1,\); it is a dtype",
+    ),
+    (call(preferred_element_type="floaty"), TypeError, "_element_type is 'floaty'; it is a dtype"),
+    (call(out_sharding=["x"]), TypeError, r"out_sharding is \('x',\); it is a NamedSharding"),
+    (call(out_sharding=P("x")), ValueError, r"it is a NamedSharding, None, or under jax.set_mesh"),
+    (call(bias=[1.0] * 32), TypeError, "matmul: bias is a list; make it an array"),
     (call(bias=jnp.ones(31)), ValueError, r"bias f32\[31\] is not \[32\]"),
     (call(bias=jnp.ones((16, 32))), ValueError, r"bias f32\[16,32\] is no vector; add"),
     (call(bias=jnp.ones(32, int)), TypeError, "bias is int32; cast it"),
     (call(X, W[:, 0], bias=jnp.ones(16)), ValueError, "no dimension n for the bias"),
     (call(bias=jnp.ones(32), bias_axis=-2), ValueError, r"\[32\] is not \[16\], the rows of the"),
     (call(bias=jnp.ones(32), bias_axis=0), ValueError, "bias_axis is 0; it is -1, .* or -2"),
+    (call(bias=jnp.ones(32), bias_axis=[-1]), ValueError, r"bias_axis is \[-1\]; it is -1, .* or"),
     (call(X[0], W, bias=jnp.ones(1), bias_axis=-2), ValueError, "no dimension m for the bias"),
     (call(residual=jnp.ones(32)), ValueError, r"residual f32\[32\] is not shaped as .* \[16,32\]"),
     (call(c=jnp.ones((16, 32), int)), TypeError, "c is int32; cast it"),
-    (call(c=[1.0]), TypeError, "requires ndarray or scalar arguments"),
     (call(beta=2), ValueError, "beta is 2 and there is no c"),
     (call(alpha="2"), TypeError, "alpha is '2'; it is a real Python number"),
     (call(alpha=10**400), ValueError, "matmul: alpha is beyond the range of a float"),
@@ -115,6 +152,8 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "every candidate refuses\n  sm100: precision",
     ),
     (call(jnp.ones((0, 64), BF16), implementation="sm90"), NotImplementedError, "is 0"),
+    (lambda: jaxbw.target(["B200"]), ValueError, "the targets are B200"),  # type: ignore[arg-type]
+    (lambda: jaxbw.use_tuned(3), TypeError, "use_tuned: path is 3"),  # type: ignore[arg-type]
     (lambda: jaxbw.target("B100"), ValueError, "the targets are B200, GB200, B300, H200, H100"),
     (lambda: jaxbw.implementation("cublas"), ValueError, "it is one of"),
     (lambda: jaxbw.explain(X, W, implementation="sm80"), ValueError, "'sm80'"),
@@ -125,8 +164,10 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
 @pytest.mark.parametrize(("action", "error", "message"), CASES)
 def test_at_trace_time(action: Any, error: type[Exception], message: str) -> None:
     context = jax.enable_x64(True) if "float64" in message else jax.enable_x64(False)
-    with context, pytest.raises(error, match=r"(?s)" + message):
+    with context, pytest.raises(error, match=r"(?s)" + message) as raised:
         jax.make_jaxpr(action)()
+    assert str(raised.value).startswith("jaxbw."), "which call"
+    assert "Arguments(" not in str(raised.value)
 
 
 @pytest.mark.parametrize("family", ["sm100", "sm90"])

@@ -2,31 +2,102 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import jaxbw
+from jaxbw.flax import linen
+from jaxbw.flax import nnx as jnnx
 
 BF16 = jnp.bfloat16
 X, W = jnp.full((8, 16), 0.5, BF16), jnp.full((16, 32), 0.25, BF16)
 B, R = jnp.ones(32, BF16), jnp.ones((8, 32), BF16)
 F8 = jnp.float8_e4m3fn
 
+MESH = jax.make_mesh((2,), ("rows",), (AxisType.Auto,), devices=jax.devices("cpu")[:2])
+
+
+def within(context: contextlib.AbstractContextManager[Any], x: Any, w: Any) -> Any:
+    with context:
+        return jaxbw.matmul(x, w, bias=B, activation="relu")
+
+
+def halves(tree: Any) -> Any:
+    """Parameters of which nothing is rounded."""
+    return jax.tree.map(lambda p: jnp.full(p.shape, 0.5, p.dtype), tree)
+
+
+def layer(module: Any) -> Callable[..., Any]:
+    variables = halves(jax.eval_shape(module.init, jax.random.key(0), X))
+    return lambda x, w: module.apply(variables, x) + w.sum()
+
+
+def nnx_layer(module: Any) -> Callable[..., Any]:
+    nnx.update(module, halves(nnx.state(module, nnx.Param)))
+    return lambda x, w: module(x) + w.sum()
+
+
+RNGS = nnx.Rngs(0)
+# By the public name, and more words where there are several of one.
 CALLS: dict[str, Callable[..., Any]] = {
-    "plain": jaxbw.matmul,
-    "every term": lambda x, w: jaxbw.matmul(
+    "matmul": jaxbw.matmul,
+    "matmul, every term": lambda x, w: jaxbw.matmul(
         x, w, bias=B, activation="gelu", residual=R, c=R, alpha=0.5, beta=2.0
     ),
-    "gated": lambda x, w: jaxbw.gated_matmul(x, w, w, activation="silu"),
-    "gated, computed again": lambda x, w: jaxbw.gated_matmul(x, w, w, recompute=True),
+    "gated_matmul": lambda x, w: jaxbw.gated_matmul(x, w, w, activation="silu"),
+    "gated_matmul, computed again": lambda x, w: jaxbw.gated_matmul(x, w, w, recompute=True),
     "dot_general": lambda x, w: jaxbw.dot_general(
         x, w, (((1,), (0,)), ((), ())), bias=B, activation="relu"
     ),
+    **{
+        f"collective_matmul, overlap {overlap}": jax.shard_map(
+            partial(jaxbw.collective_matmul, axis_name="rows", gather_lhs=0, overlap=overlap),
+            mesh=MESH,
+            in_specs=(P("rows"), P(None, "rows")),
+            out_specs=P(None, "rows"),
+        )
+        for overlap in (False, True)
+    },
+    "accelerate": jaxbw.accelerate(jnp.matmul),
+    "einsum": partial(jaxbw.einsum, "mk,kn->mn"),
+    "implementation": lambda x, w: within(jaxbw.implementation("emulator"), x, w),
+    "batch_invariant": lambda x, w: within(jaxbw.batch_invariant(), x, w),
+    "target": lambda x, w: within(jaxbw.target("H200"), x, w),
+    "use_tuned": lambda x, w: within(jaxbw.use_tuned(None), x, w),
+    "linen.Dense": layer(linen.Dense(4, dtype=BF16, activation="gelu")),
+    "linen.DenseGeneral": layer(linen.DenseGeneral((2, 4), dtype=BF16, activation="relu")),
+    "linen.Einsum": layer(linen.Einsum((16, 4), "bd,df->bf", dtype=BF16, activation="silu")),
+    "linen.MLP": layer(linen.MLP(8, gated=True, activation="silu", dtype=BF16)),
+    "linen.MultiHeadAttention": layer(linen.MultiHeadAttention(2, dtype=BF16)),
+    "nnx.Linear": nnx_layer(jnnx.Linear(16, 4, dtype=BF16, activation="gelu", rngs=RNGS)),
+    "nnx.LinearGeneral": nnx_layer(jnnx.LinearGeneral(16, (2, 2), dtype=BF16, rngs=RNGS)),
+    "nnx.Einsum": nnx_layer(jnnx.Einsum("bd,df->bf", (16, 4), (4,), dtype=BF16, rngs=RNGS)),
+    "nnx.MLP": nnx_layer(jnnx.MLP(16, 8, dtype=BF16, rngs=RNGS)),
 }
+# What computes nothing, or is one of these by another name.
+OTHERS = {
+    *("GemmConfig", "__version__", "autotune", "checkpoint_policies", "explain"),
+    "explain_function",
+    *("export_disabled_checks", "profile"),
+    *("linen.MultiHeadDotProductAttention", "nnx.swap_layers"),
+}
+
+
+def test_every_public_function_is_called() -> None:
+    public = {
+        *jaxbw.__all__,
+        *(f"linen.{name}" for name in linen.__all__),
+        *(f"nnx.{name}" for name in jnnx.__all__),
+    }
+    assert {name.partition(",")[0] for name in CALLS} == public - OTHERS
 
 
 @contextlib.contextmanager
@@ -54,19 +125,26 @@ if hasattr(jax.config, "jax_remat3"):
     MODES["remat3"] = lambda: flag("jax_remat3", True)
 
 
-@pytest.mark.sampled(4)
+def value_and_derivatives(name: str, x: Any, w: Any) -> Any:
+    out, pull = jax.vjp(CALLS[name], x, w)
+    _, tangent = jax.jvp(CALLS[name], (x, w), (x, w))
+    return out, *pull(jnp.ones_like(out)), tangent
+
+
+@cache
+def without_any_mode(name: str) -> Any:
+    return value_and_derivatives(name, X, W)
+
+
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CALLS)
 def test_modes(name: str, mode: str) -> None:
-    def derivatives(x: Any, w: Any) -> Any:
-        out, pull = jax.vjp(CALLS[name], x, w)
-        _, tangent = jax.jvp(CALLS[name], (x, w), (x, w))
-        return out, *pull(jnp.ones_like(out)), tangent
-
-    expected = derivatives(X, W)
+    expected = without_any_mode(name)
+    run = partial(value_and_derivatives, name)
     with MODES[mode]():
-        for run in (derivatives, jax.jit(derivatives)):
-            for found, wanted in zip(run(X, W), expected, strict=True):
+        for results in (run(X, W), jax.jit(run)(X, W)):
+            for found, wanted in zip(results, expected, strict=True):
                 assert found.dtype == wanted.dtype
                 np.testing.assert_array_equal(
                     np.asarray(found, np.float32), np.asarray(wanted, np.float32)

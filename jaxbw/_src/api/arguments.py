@@ -2,6 +2,7 @@
 
 import numbers
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -62,12 +63,40 @@ def product(
     return ProductArguments(
         call,
         dims,
-        hashable(precision),
-        preferred_element_type,
-        out_sharding,
-        hashable(implementation),
+        hashable(call, "precision", precision),
+        hashable(call, "preferred_element_type", preferred_element_type),
+        hashable(call, "out_sharding", out_sharding),
+        hashable(call, "implementation", implementation),
         config,
     )
+
+
+def array(call: str, name: str, x: Any) -> Any:
+    """An operand as `jax.numpy`'s functions take it, which refuse lists and convert NumPy's arrays.
+
+    Raises:
+      TypeError: x is no array, or one of a dtype that JAX has not.
+      ValueError: a masked array.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        remedy = f"JAX has no masks; pass {name}.filled(0)"
+        raise ValueError(f"{call}: {name} is a masked array, and {remedy}")
+    try:
+        return compat.ensure_arraylike(call, x)[0]
+    except TypeError:
+        if isinstance(x, jax.Array) or hasattr(x, "__jax_array__"):
+            raise
+        raise TypeError(f"{call}: {name} is {_no_array(name, x)}") from None
+
+
+def _no_array(name: str, x: Any) -> str:
+    if isinstance(x, np.ndarray) and not x.dtype.isnative:
+        return f'a NumPy array in the other byte order; cast it: {name}.astype("{x.dtype.name}")'
+    if isinstance(x, np.ndarray):
+        return f"a NumPy array of dtype {x.dtype}, which JAX has not; cast it"
+    if isinstance(x, list | tuple):
+        return f"a {type(x).__name__}; make it an array: jnp.asarray({name})"
+    return f"{x!r}; pass an array" if x is None else f"a {type(x).__name__}; pass an array"
 
 
 def renamed(call: str, name: str, x: Any, other_name: str, other: Any) -> Any:
@@ -81,8 +110,10 @@ def terms(
     call: str, alpha: Any, beta: Any, bias_axis: int, activation: str | None
 ) -> EpilogueArguments:
     """The arguments of an epilogue; whether there is such an activation is asked later."""
-    if activation is not None and not isinstance(activation, str):
-        raise TypeError(f"{call}: activation is {activation!r}; {_activations()}")
+    if activation is not None:
+        _check_name(call, activation)
+    if bias_axis != -1 or type(bias_axis) is not int:
+        bias_axis = _bias_axis(call, bias_axis)
     return EpilogueArguments(
         _number(call, "alpha", alpha), _number(call, "beta", beta), bias_axis, activation
     )
@@ -90,41 +121,60 @@ def terms(
 
 def product_params(given: ProductArguments) -> dict[str, Any]:
     """The parameters of `primitives.dot_general.dot_general`, with what the contexts say."""
-    call, dtype = given.call, given.preferred_element_type
+    call = given.call
     policy = policy_of(given.implementation, given.config, call)
     _check_config(call, policy.implementation, given.config)
-    return {
-        "dimension_numbers": given.dimension_numbers,
-        "precision": compat.canonicalize_precision(given.precision),
-        "preferred_element_type": None if dtype is None else compat.canonicalize_dtype(dtype, call),
-        "out_sharding": compat.canonicalize_sharding(given.out_sharding, call),
-        "policy": policy,
+
+    def dtype(named: Any, call: str) -> Any:
+        return None if named is None else compat.canonicalize_dtype(named, call)
+
+    canonical: dict[str, Callable[[Any, str], Any]] = {
+        "precision": lambda named, _: compat.canonicalize_precision(named),
+        "preferred_element_type": dtype,
+        "out_sharding": compat.canonicalize_sharding,
     }
+    params = {"dimension_numbers": given.dimension_numbers, "policy": policy}
+    for name, convert in canonical.items():
+        value = getattr(given, name)
+        try:
+            params[name] = convert(value, call)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(_expected(call, name, value)) from None
+    return params
 
 
-def dimension_numbers(given: Any) -> DimensionNumbers:
-    """A `dimension_numbers` argument as tuples of integers; one dimension may stand for itself."""
+def dimension_numbers(call: str, given: Any, ranks: tuple[int, int]) -> DimensionNumbers:
+    """A `dimension_numbers` argument as tuples of integers; one dimension may stand for itself.
+
+    Args:
+      given: None for the product of matrices and vectors.
+      ranks: of the operands.
+    """
+    if given is None and {*ranks} <= {1, 2}:
+        return ((ranks[0] - 1,), (0,)), ((), ())
 
     def integers(dims: Any) -> tuple[int, ...]:
         given = dims if np.iterable(dims) else (dims,)
         return tuple(operator.index(dim) for dim in given)
 
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = given
-    return (
-        (integers(lhs_contract), integers(rhs_contract)),
-        (integers(lhs_batch), integers(rhs_batch)),
-    )
+    try:
+        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = given
+        return (
+            (integers(lhs_contract), integers(rhs_contract)),
+            (integers(lhs_batch), integers(rhs_batch)),
+        )
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{call}: dimension_numbers is {given!r}; it is ((lhs contracting, rhs contracting), "
+            "(lhs batch, rhs batch)), of matrices (((1,), (0,)), ((), ()))"
+        ) from None
 
 
 def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogue:
     """The epilogue of a call, by its arguments alone; `check_epilogue` knows the product."""
     alpha, beta, bias_axis, activation = given
     check_activation(call, activation)
-    if bias_axis not in _BIAS_AXES:
-        raise ValueError(
-            f"{call}: bias_axis is {bias_axis!r}; it is -1, along the columns of the result, or "
-            "-2, along its rows"
-        )
     if operands.c is None and beta != 1:
         raise ValueError(f"{call}: beta is {beta:g} and there is no c, which it scales")
 
@@ -146,12 +196,42 @@ def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogu
 
 def check_activation(call: str, activation: str | None) -> None:
     """Raises where there is no such activation."""
+    if activation is not None:
+        _check_name(call, activation)
     if activation not in ACTIVATIONS:
-        raise ValueError(f"{call}: activation is {activation!r}; {_activations()}")
+        raise ValueError(_expected(call, "activation", activation))
 
 
-def _activations() -> str:
-    return f"it is one of {', '.join(map(repr, ACTIVATIONS))}"
+def _check_name(call: str, activation: Any) -> None:
+    if not isinstance(activation, str):
+        raise TypeError(_expected(call, "activation", activation))
+
+
+def _bias_axis(call: str, given: Any) -> int:
+    if isinstance(given, int | np.integer) and given in _BIAS_AXES:
+        return int(given)
+    raise ValueError(_expected(call, "bias_axis", given))
+
+
+_EXPECTED = {
+    "activation": f"one of {', '.join(map(repr, ACTIVATIONS))}",
+    "bias_axis": "-1, along the columns of the result, or -2, along its rows",
+    "implementation": f"one of {', '.join(implementations.NAMES)}, a sequence of them, or None",
+    "out_sharding": "a NamedSharding, None, or under jax.set_mesh a PartitionSpec",
+    "precision": "a jax.lax.Precision or a name of one, a pair of these, a dot algorithm, or None",
+    "preferred_element_type": "a dtype that JAX has, or None",
+}
+
+
+def _expected(call: str, name: str, given: Any) -> str:
+    """What is said of an argument that is not what it should be."""
+    return f"{call}: {name} is {shown(given)}; it is {_EXPECTED[name]}"
+
+
+def shown(given: Any) -> str:
+    """What a user gave, for messages: of an array the type."""
+    array = isinstance(given, jax.Array | np.ndarray)
+    return describe(given.dtype, given.shape) if array else repr(given)
 
 
 def check_gated(call: str, operands: Operands) -> None:
@@ -209,9 +289,16 @@ def _check_bias(call: str, operands: Operands, axis: str, dims: DimensionNumbers
         )
 
 
-def hashable(given: Any) -> Any:
+def hashable(call: str, name: str, given: Any) -> Any:
     """An argument that may be a list, as `jit` keys with it."""
-    return tuple(given) if isinstance(given, list) else given
+    if given is None:
+        return None
+    given = tuple(given) if isinstance(given, list) else given
+    try:
+        hash(given)
+    except TypeError:
+        raise TypeError(_expected(call, name, given)) from None
+    return given
 
 
 def _number(call: str, name: str, value: Any) -> float:

@@ -12,7 +12,10 @@ from jax import lax
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
 from jaxbw._src.primitives import serve
-from jaxbw._src.primitives.collective_dot_general import collective_dot_general
+from jaxbw._src.primitives.collective_dot_general import (
+    collective_dot_general,
+    collective_dot_general_p,
+)
 from jaxbw._src.primitives.overlap import overlaps
 from jaxbw._src.primitives.ring import Array, AxisName, Ring
 from jaxbw._src.problem import DimensionNumbers, describe, reduce_dot_general
@@ -90,7 +93,8 @@ def collective_matmul(
     """
     if overlap is not None and not isinstance(overlap, bool):
         raise TypeError(f"{_CALL}: overlap is {overlap!r}; it is True, False or None")
-    lhs, rhs = compat.ensure_arraylike(_CALL, lhs, rhs)
+    lhs, rhs = arguments.array(_CALL, "lhs", lhs), arguments.array(_CALL, "rhs", rhs)
+    compat.register_float_check(collective_dot_general_p)
     ring = _ring(lhs, rhs, axis_name, {"lhs": gather_lhs, "rhs": gather_rhs, "out": scatter})
     dims = (((lhs.ndim - 1,), (0,)), ((), ()))
     if preferred_element_type is None:
@@ -121,9 +125,14 @@ def _ring(lhs: Any, rhs: Any, axis_name: AxisName, given: dict[Array, int | None
         )
     ((array, dimension),) = chosen
     rank = rhs.ndim if array == "rhs" else lhs.ndim
-    dimension = operator.index(dimension)
+    argument = "scatter" if array == "out" else f"gather_{array}"
+    try:
+        dimension = operator.index(dimension)
+    except TypeError:
+        raise TypeError(
+            f"{_CALL}: {argument} is {arguments.shown(dimension)}; it is a dimension, an integer"
+        ) from None
     if not -rank <= dimension < rank:
-        argument = "scatter" if array == "out" else f"gather_{array}"
         raise ValueError(
             f"{_CALL}: {_shapes(lhs, rhs)}: {argument} is {dimension}; "
             f"{'the result' if array == 'out' else array} has {rank} dimensions"

@@ -51,7 +51,7 @@ def einsum(
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        _dot_general=_contraction(hashable(implementation)),
+        _dot_general=_contraction(hashable("jaxbw.einsum", "implementation", implementation)),
     )
     return result
 

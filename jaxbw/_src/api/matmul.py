@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
@@ -150,7 +151,9 @@ def gated_matmul(
     given = arguments.product(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
-    terms = EpilogueArguments(activation=activation)
+    terms = arguments.terms(call, 1.0, 1.0, -1, activation)
+    if not isinstance(recompute, bool):
+        raise TypeError(f"{call}: recompute is {arguments.shown(recompute)}; it is True or False")
     result: jax.Array = _matmul(given, terms, recompute, *operands)
     return result
 
@@ -181,7 +184,8 @@ def dot_general(
 
     Args:
       lhs, rhs: arrays of any rank and of any dtype that `lax.dot_general` takes.
-      dimension_numbers: `((lhs contracting, rhs contracting), (lhs batch, rhs batch))`.
+      dimension_numbers: `((lhs contracting, rhs contracting), (lhs batch, rhs batch))`; None as of
+        `lax.dot_general`, for operands of one or two dimensions.
       precision: as of `lax.dot_general`; default None.
       preferred_element_type: dtype of the result; default as of `lax.dot_general`.
       out_sharding: as of `lax.dot_general`; default None.
@@ -207,7 +211,8 @@ def dot_general(
     call = "jaxbw.dot_general"
     operands = _arguments(call, (lhs, rhs), None, c, bias, residual)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    dims = arguments.dimension_numbers(dimension_numbers)
+    ranks = (np.ndim(operands[0]), np.ndim(operands[1]))
+    dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
     given = arguments.product(
         call, dims, precision, preferred_element_type, out_sharding, implementation, config
     )
@@ -245,8 +250,22 @@ def _dot_general(
     operands = originals.transposed(operands_given)
     epilogue = arguments.epilogue(given.call, operands, terms)
     params = arguments.product_params(given)
+    _check_dimensions(given.call, operands, params)
     result: jax.Array = _product(given.call, operands, epilogue, params)
     return result
+
+
+def _check_dimensions(call: str, operands: Operands, params: dict[str, Any]) -> None:
+    """Raises what `lax.dot_general` would, and says where."""
+    left, right = jax.typeof(operands.lhs), jax.typeof(operands.rhs)
+    try:
+        compat.dot_general_type(left, right, plain.lax_params(params))
+    except TypeError as error:
+        lhs, rhs = (describe(x.dtype, x.shape) for x in (left, right))
+        dims = params["dimension_numbers"]
+        raise TypeError(
+            f"{call}: lhs {lhs}, rhs {rhs}, dimension_numbers {dims}: {error}"
+        ) from None
 
 
 def operands_of(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
@@ -318,15 +337,17 @@ def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, 
 
     An eager call of arrays is through here quickly; `jit` takes a tuple slower than its members.
     """
-    if all(map(compat.is_concrete, factors)):
+    if compat.is_eager() and all(map(compat.is_concrete, factors)):
         for x in others:
             if x is not None and not compat.is_concrete(x):
                 break
         else:
             return *factors, *others
     experimental.register()
-    arrays = [
-        None if x is None else compat.ensure_arraylike(f"{call}: {name}", x)[0]
+    names = ("lhs", "rhs") if len(factors) == 2 else ("lhs", "rhs_gate", "rhs_up")
+    arrays = [arguments.array(call, *named) for named in zip(names, factors, strict=True)]
+    arrays += [
+        None if x is None else arguments.array(call, name, x)
         for name, x in zip(Operands._fields[6 - len(others) :], others, strict=True)
     ]
-    return originals.untransposed(Operands(*compat.ensure_arraylike(call, *factors), *arrays))
+    return originals.untransposed(Operands(*arrays))

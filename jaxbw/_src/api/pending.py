@@ -1,9 +1,9 @@
 """PendingProduct: a product that waits for its bias and its activation, to run with them as one.
 
 Flax's layers compute `dot_general(inputs, kernel, ...)` and add the bias to what comes back. Given
-this class as their `dot_general`, they get a description of the product back, which takes the bias
-in; our layers then run it with the activation, in one kernel where one fits. So all else of a layer
-stays Flax's own: parameters, their names, initial values, dtypes and partitioning.
+the one below, they get a description of the product back, which takes the bias in; our layers then
+run it with the activation, in one kernel where one fits. So all else of a layer stays Flax's own:
+parameters, their names, initial values, dtypes and partitioning.
 """
 
 import math
@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from opt_einsum.parser import parse_einsum_input
 
-from jaxbw._src.api import arguments
-from jaxbw._src.api.matmul import dot_general, gated_matmul
+from jaxbw._src.api import arguments, matmul
 from jaxbw._src.epilogue import ACTIVATIONS
 from jaxbw._src.problem import DimensionNumbers
 
@@ -89,7 +88,7 @@ class PendingProduct:
 
     def run(self, activation: str | None = None) -> jax.Array:
         """The result: `activation(product + bias)`."""
-        result = dot_general(
+        result = matmul.dot_general(
             self.lhs,
             self.rhs,
             self.dimension_numbers,
@@ -104,6 +103,11 @@ class PendingProduct:
     def __jax_array__(self) -> jax.Array:
         """The result, for a function of arrays that is given this."""
         return self.run()
+
+
+def dot_general(*args: Any, **keywords: Any) -> PendingProduct:
+    """`lax.dot_general` that waits; a function of that name for Flax, whose layers show it."""
+    return PendingProduct(*args, **keywords)
 
 
 def run(call: str, result: Any, activation: str | None) -> Any:
@@ -135,7 +139,7 @@ def run_gated(call: str, gate: Any, up: Any, activation: str | None) -> Any:
     arguments.check_activation(call, activation)
     if not all(isinstance(x, PendingProduct) and x.bias is None for x in (gate, up)):
         return run(call, gate, activation) * run(call, up, None)
-    return gated_matmul(
+    return matmul.gated_matmul(
         gate.lhs,
         gate.rhs,
         up.rhs,
@@ -158,9 +162,10 @@ def einsum(
     """`jnp.einsum` of two operands: a PendingProduct, or the result where it is no dot_general."""
     operands, result, _ = parse_einsum_input((subscripts, lhs, rhs))
     of_lhs, of_rhs = operands.split(",")
-    shared = [label for label in of_lhs if label in of_rhs]
-    batch = [label for label in shared if label in result]
-    contracted = [label for label in shared if label not in result]
+    shared = {*of_lhs} & {*of_rhs}
+    # In jnp.einsum's order, so that XLA's sums have its bits.
+    batch = [label for label in result if label in shared]
+    contracted = sorted(shared.difference(result))
     free = [label for label in of_lhs + of_rhs if label not in shared]
     product = [*batch, *free]
     sizes = {*zip(of_lhs, lhs.shape, strict=False), *zip(of_rhs, rhs.shape, strict=False)}

@@ -117,7 +117,8 @@ def examined(
 
     `weighs_xla` is as of `select`: False where only kernels are asked about.
     """
-    operands = Operands(*(_typed(call, x) for x in (lhs, rhs, rhs_up, c, bias, residual)))
+    given = zip(Operands._fields, (lhs, rhs, rhs_up, c, bias, residual), strict=True)
+    operands = Operands(*(_typed(call, name, x) for name, x in given))
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     epilogue = arguments.epilogue(call, operands, terms)
     if dimension_numbers is None:
@@ -126,14 +127,11 @@ def examined(
         if preferred_element_type is None:
             preferred_element_type = jnp.result_type(operands.lhs.dtype, operands.rhs.dtype)
         arguments.check_gated(call, operands)
-        operands = Operands(
-            *(
-                _typed(call, x)
-                for x in jax.eval_shape(lambda *x: operands_of(call, plan, Operands(*x)), *operands)
-            )
-        )
+        planned = jax.eval_shape(lambda *x: operands_of(call, plan, Operands(*x)), *operands)
+        operands = Operands(*(None if x is None else compat.abstract_type(x) for x in planned))
     else:
-        dims = arguments.dimension_numbers(dimension_numbers)
+        ranks = (operands.lhs.ndim, operands.rhs.ndim)
+        dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
     params = arguments.product_params(
         arguments.product(
             call, dims, precision, preferred_element_type, None, implementation, config
@@ -159,10 +157,9 @@ def estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choice
     return replace(choice, estimate=estimate_of(on.machine, work, choice.config))
 
 
-def _typed(call: str, x: Any) -> Any:
-    """The type of an array, or of what describes one; None stays None."""
-    if x is None:
+def _typed(call: str, name: str, x: Any) -> Any:
+    """The type of an array, or of what describes one; None stays None where it may."""
+    if x is None and name not in ("lhs", "rhs"):
         return None
-    if not isinstance(x, jax.ShapeDtypeStruct):
-        (x,) = compat.ensure_arraylike(call, x)
-    return compat.abstract_type(x)
+    described = isinstance(x, jax.ShapeDtypeStruct)
+    return compat.abstract_type(x if described else arguments.array(call, name, x))

@@ -1,4 +1,4 @@
-"""Rules of the primitives for jax.experimental: jet, sparse.sparsify and roofline.
+"""Rules of the primitives for jax.experimental: jet, sparse.sparsify, roofline and checkify.
 
 Their registries are filled once a program has loaded them, which jaxbw does not do: sparse alone
 takes as long as all of jaxbw. So `register` is called wherever a call is traced. What `jax.jit`
@@ -28,6 +28,8 @@ def register() -> None:
     if (roofline := compat.experimental("roofline.roofline")) is not None:
         for primitive in (dot_general_p, fused_dot_general_p):
             roofline._rooflines.setdefault(primitive, _roofline)
+    for primitive in (dot_general_p, fused_dot_general_p):
+        compat.register_float_check(primitive)
 
 
 def _bilinear_series(primals: Any, series: Any, **params: Any) -> Any:

@@ -80,7 +80,7 @@ def target(name: str) -> Block:
 
 def known(name: str, call: str) -> str:
     """The name of a target, checked; `call` is what stands before it, for the message."""
-    if name not in TARGETS:
+    if not isinstance(name, str) or name not in TARGETS:
         raise ValueError(f"{call}{name!r}): the targets are {', '.join(TARGETS)}")
     return name
 

@@ -119,6 +119,7 @@ class use_tuned:  # a function to those who use it
         for no table.
 
     Raises:
+      TypeError: it is no name.
       ValueError: it is not there, or no such file.
 
     >>> x = jax.ShapeDtypeStruct((4096, 4096), "bfloat16")
@@ -128,6 +129,8 @@ class use_tuned:  # a function to those who use it
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        if not isinstance(path, str | os.PathLike | None):
+            raise TypeError(f"jaxbw.use_tuned: path is {path!r}; it is a file's name, or None")
         self._entered = _tuned(None if path is None else TunedProducts.load(path))
         self._entered.__enter__()
 

@@ -15,6 +15,11 @@ from jaxbw._src.lab.cli.self_test import Verdict
 
 SUMMARY = "look at driver, GPU, JAX and kernels, and try them"
 EXAMPLES = ("python -m jaxbw doctor", "python -m jaxbw doctor --json")
+# To try next without a GPU.
+NEXT = (
+    "python -m jaxbw explain 4096 4096 4096 --device B200",
+    "python -m jaxbw profile 256 256 512 --emulate sm100",
+)
 REPORT = "keep what python -m jaxbw doctor --json prints, and open an issue with it"
 
 
@@ -97,5 +102,5 @@ def _verdict(found: Facts) -> str:
         return f"No problem. Matrix products run on {found.serving} kernels here."
     return (
         "No problem. Matrix products run on XLA here: there is no GPU that has kernels. "
-        'implementation="emulator" runs the kernels\' code on the CPU.'
+        f"What would run on one, and the code of a kernel on this CPU:\n  {NEXT[0]}\n  {NEXT[1]}"
     )

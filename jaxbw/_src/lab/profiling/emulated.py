@@ -47,6 +47,7 @@ def profile(problem: GemmProblem, choice: Choice, sm_count: int | None) -> Profi
         unit="steps",
         moments=_moments(report),
         groups=timeline.groups(report, None, None),
+        report=report,
     )
 
 

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from jaxbw._src import perfetto
+from jaxbw._src.emulator.report import Report
 from jaxbw._src.perfetto import Group
 from jaxbw._src.selection.choice import Choice
 
@@ -38,6 +39,8 @@ class Profile:
       ghz, tick_ns: of the SMs' clocks, and of the one that they share: moments of different SMs
         compare to within a tick; of a GPU only.
       groups: the tracks of each CTA.
+      report: what the emulator tells, with counts of instructions and a picture of its own,
+        `report.timeline(png=...)`; of the emulator only.
     """
 
     choice: Choice
@@ -51,6 +54,7 @@ class Profile:
     ghz: float | None = None
     tick_ns: int | None = None
     groups: Sequence[Group] = field(default=(), repr=False)
+    report: Report | None = field(default=None, repr=False)
 
     @property
     def overhead(self) -> float | None:

@@ -36,7 +36,7 @@ def train() -> None:
             sharded_training.check(layout, devices, wanted)
         row = sharded_training.train(argparse.Namespace(**STEPS), layout, devices)
         losses.append(row["losses"])
-    np.testing.assert_allclose(*losses, rtol=2**-6)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2**-6)
 
 
 def collective(gathered: bool, overlap: bool) -> None:

@@ -148,7 +148,7 @@ def looped(x: jax.Array) -> jax.Array:
 
 def sharded(x: jax.Array) -> jax.Array:
     mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,), devices=jax.devices("cpu")[:2])
-    multiply = jax.shard_map(
+    multiply: Any = jax.shard_map(
         lambda x, w: lax.psum(x @ w, "x"),
         mesh=mesh,
         in_specs=(P(None, "x"), P("x", None)),

@@ -30,9 +30,10 @@ def train() -> None:
     """The sharded training: a gradient with the bits of one device's; layouts with equal losses."""
     devices = jax.device_count()
     losses = []
+    with jaxbw.implementation("emulator"):
+        wanted = sharded_training.exact_gradient("data", 1)
     for layout in sharded_training.LAYOUTS:
         with jaxbw.implementation("emulator"):
-            wanted = sharded_training.exact_gradient(layout, 1)
             sharded_training.check(layout, devices, wanted)
         row = sharded_training.train(argparse.Namespace(**STEPS), layout, devices)
         losses.append(row["losses"])

@@ -6,7 +6,7 @@ The table gives each its source and its confidence; `constants` shows them.
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -81,6 +81,12 @@ class Machine:
         """
         step = min((cluster_size - 1).bit_length(), len(self.usable_sms) - 1)
         return max(1, self.usable_sms[step] // cluster_size)
+
+    @cached_property
+    def resident_by_size(self) -> list[int]:
+        """`resident_clusters` by the size, from 0."""
+        most = 2 ** (len(self.usable_sms) - 1)
+        return [self.resident_clusters(max(1, size)) for size in range(most + 1)]
 
 
 class Constant(NamedTuple):

@@ -328,7 +328,7 @@ def plan_many(
       resident: clusters that run at a time, by the number of their CTAs.
 
     Returns:
-      legal (0: nothing else is told but kernel and stages), kernel (an index into `kernel_names`;
+      legal (0 or 1; what follows is told of illegal ones, too), kernel (an index into `kernel_names`;
       -1 where there is none), stages, rows (of a CTA), cluster_rows, cluster_columns, tiles_m,
       tiles_n, tiles, resident, whole_tiles, whole_waves, part_waves, part_rounds (of split tiles
       that an SM brings to their end), parts, items, accumulators (the fewest), general (1: the

@@ -142,6 +142,9 @@ class InstancesOfProblem {
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& config);
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& config);
 
+// Of a CTA, whose tile may take all that there are.
+uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& config);
+
 // Dynamic shared memory of a launch, in bytes.
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& config);
 

@@ -40,7 +40,7 @@ constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5
 constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
 constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
 constexpr uint32_t kMaxMmaN = 256;           // columns of an MMA: PTX 9.7.16.2.1
-constexpr uint32_t kGatedStep = 32;
+constexpr uint32_t kGatedStep = 32, kSm90GatedStep = 128;
 
 const char* name(DataType type) { return type == DataType::kF16 ? "f16" : type == DataType::kBF16 ? "bf16" : "f32"; }
 
@@ -106,7 +106,7 @@ Verdict check_sm100_tile(const GemmConfig& c) {
                                   {"step", step},
                                   {"most", kMaxMmaN}});
   }
-  if (c.accumulators == 1 && sm100_mma_tiles(rows) > 1) {
+  if (c.accumulators < sm100_mma_tiles(rows)) {
     return broken(Rule::accumulators_full, {{"block_m", c.block_m}});
   }
   return {};
@@ -203,8 +203,10 @@ Verdict check_gated(const KernelFamily& family, const GemmConfig& c) {
   if (c.swap_ab != 0) return broken(Rule::gated_swap);
   if (!family.is_sm90() && c.cta_group == 2 && c.cta_rows() == 64) return broken(Rule::gated_pair);
   // sm_90: halves in the columns in which TMA brings them where they are MN-major, and whole boxes of results.
-  const uint32_t step = family.is_sm90() ? 128 : kGatedStep;
-  if (c.block_n % step != 0) return broken(Rule::gated_columns, {{"block_n", c.block_n}, {"step", step}});
+  if (family.is_sm90() && c.block_n % kSm90GatedStep != 0) {
+    return broken(Rule::gated_columns_sm90, {{"block_n", c.block_n}}, {kSm90GatedStep, 2 * kSm90GatedStep});
+  }
+  if (c.block_n % kGatedStep != 0) return broken(Rule::gated_columns, {{"block_n", c.block_n}, {"step", kGatedStep}});
   return {};
 }
 
@@ -283,6 +285,10 @@ std::string_view reduce_kernel(const KernelFamily& family) {
 
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
   return storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family.epilogue).total_bytes(c.stages);
+}
+
+uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
+  return family.is_sm90() ? 1 : sm100_mma_tiles(c.cta_rows());
 }
 
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {

@@ -248,11 +248,11 @@ class CandidateTable {
 };
 
 // What comes back of each row.
-#define JAXBW_GRID_FIELDS(X)                                                                                  \
-  X(legal)                                                                                                    \
-  X(kernel) X(stages) X(rows) X(cluster_rows) X(cluster_columns) X(tiles_m) X(tiles_n) X(tiles) X(resident)   \
-      X(whole_tiles) X(whole_waves) X(part_waves) X(part_rounds) X(parts) X(items) X(accumulators) X(general) \
-          X(gathered)
+#define JAXBW_GRID_FIELDS(X)                                                                                     \
+  X(legal)                                                                                                       \
+  X(kernel)                                                                                                      \
+  X(stages) X(rows) X(cluster_rows) X(cluster_columns) X(tiles_m) X(tiles_n) X(tiles) X(resident) X(whole_tiles) \
+      X(whole_waves) X(part_waves) X(part_rounds) X(parts) X(items) X(accumulators) X(general) X(gathered)
 
 enum class GridField : size_t {
 #define JAXBW_FIELD(name) name,
@@ -266,6 +266,12 @@ enum class Gathered : int64_t { kLast = 0, kShared = 1, kApart = 2 };
 Gathered gathered(const KernelFamily& family, const GemmConfig& c) {
   if (reduces_apart(family, c)) return Gathered::kApart;
   return family.is_sm90() && c.split_k >= kMinSharedParts ? Gathered::kShared : Gathered::kLast;
+}
+
+// Whether there is something to count, be it legal or not.
+bool has_tile(const GemmProblem& p, const GemmConfig& c) {
+  return c.cta_group != 0 && c.cta_rows() != 0 && tile_columns(p, c) != 0 && c.cluster_size() != 0 && c.split_k != 0 &&
+         c.k_spans != 0 && (c.split_tail == 0 || c.wave != 0);
 }
 
 nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, const nb::dict& columns, bool swap_ab,
@@ -285,13 +291,13 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
       values[static_cast<size_t>(field) * count + i] = static_cast<int64_t>(value);
     };
     const GemmConfig c = table.row(i, resident);
-    const bool possible = sound && !check_config(family, c);
-    const KernelInstance* instance = possible ? instances.find(c) : nullptr;
+    const KernelInstance* instance = has_tile(launched, c) ? instances.find(c) : nullptr;
     set(GridField::kernel, instance == nullptr ? uint64_t(-1) : instance - kKernelInstances);
     set(GridField::stages, c.stages);
-    if (instance == nullptr || check_launched(family, launched, c)) continue;
+    if (!has_tile(launched, c)) continue;
     const Work work = work_of(family, launched, c);
-    set(GridField::legal, !check_work(work, launched, c));
+    set(GridField::legal, sound && instance != nullptr && !check_config(family, c) &&
+                              !check_launched(family, launched, c) && !check_work(work, launched, c));
     const uint64_t split = work.tiles - work.whole_tiles, parts = split * c.split_k;
     const uint64_t at_a_time = c.cluster_size() < resident.size() ? resident[c.cluster_size()] : 1;
     const uint64_t part_waves = ceil_div(parts, at_a_time);
@@ -308,9 +314,7 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
     set(GridField::part_rounds, ceil_div(part_waves, c.split_k));
     set(GridField::parts, parts);
     set(GridField::items, work.items);
-    GemmConfig frugal = c;
-    frugal.accumulators = 1;
-    set(GridField::accumulators, check_config(family, frugal) ? c.accumulators : 1);
+    set(GridField::accumulators, min_accumulators(family, c));
     const uint32_t in_ring = residual_stages(family, launched, c, 0);
     set(GridField::general, formula(family, launched, c, in_ring) == Formula::kGeneral);
     set(GridField::gathered, static_cast<uint64_t>(gathered(family, c)));

@@ -64,6 +64,7 @@ namespace jaxbw {
   X(no_kernel, "no kernel takes such operands")                                                                        \
   X(gated_swap, "swap_ab does not go with a gated product")                                                            \
   X(gated_columns, "block_n is {block_n}; of a gated product it is a multiple of {step}")                              \
+  X(gated_columns_sm90, "block_n is {block_n}; of a gated product it is {takes}")                                      \
   X(gated_pair, "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated product")  \
   X(columns, "{operand} is MN-major and its tile is {extent} wide; it is loaded in columns of {step}")                 \
   X(shares, "{operand} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in groups of {group}")  \

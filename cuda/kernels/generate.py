@@ -1,8 +1,8 @@
 """Turn the instance table into kernel sources, and what ptxas reports of them into the manifest.
 
-  generate.py sources   --table kernels.toml --output DIR                 writes DIR/<name>.cu
-  generate.py instances --table kernels.toml --output FILE                the rows of kKernelInstances
-  generate.py manifest  --table kernels.toml --reports DIR --output FILE  reads DIR/<name>.ptxas
+  generate.py sources   --table kernels.toml --output DIR    writes DIR/<name>.cu
+  generate.py instances --table kernels.toml --output FILE   the table as the host knows it
+  generate.py manifest  --table kernels.toml --reports DIR --output FILE    reads DIR/<name>.ptxas
 
 What a row of the table means is said in jaxbw/_src/selection/kernel_table.py, which is loaded by
 its path because the package cannot be imported before it is built.
@@ -98,7 +98,9 @@ def instances(kernels: tuple[Any, ...]) -> str:
     for k in kernels:
         texts = (k.name, k.family, k.role, k.input, k.layout)
         numbers = (k.block_m or 0, k.block_n or 0, k.cta_group, k.threads)
-        lines.append("{" + ", ".join([*(f'"{text}"' for text in texts), *map(str, numbers)]) + "},\n")
+        lines.append(
+            "{" + ", ".join([*(f'"{text}"' for text in texts), *map(str, numbers)]) + "},\n"
+        )
     return "".join(lines)
 
 

@@ -74,8 +74,8 @@ class Candidates:
         """Some of the rows: a mask, or indices."""
         return type(self)(*(getattr(self, field.name)[keep] for field in fields(self)))
 
-    def config(self, row: int, itemsize: int, *, swap_ab: bool) -> GemmConfig:
-        """One row as a configuration."""
+    def config(self, row: int, itemsize: int, **others: Any) -> GemmConfig:
+        """One row as a configuration, with other fields."""
         values = {field.name: int(getattr(self, field.name)[row]) for field in fields(self)}
         return GemmConfig(
             block_m=values["block_m"],
@@ -88,7 +88,7 @@ class Candidates:
             stages=values["stages"],
             split_k=values["split_k"],
             split_tail=bool(values["split_tail"]),
-            swap_ab=swap_ab,
+            **others,
         )
 
 
@@ -102,7 +102,7 @@ def candidates(
     gated: bool,
     swap_ab: bool,
     whole: bool,
-    instances: frozenset[str],
+    instances: frozenset[str] = frozenset(kernel_names()),
 ) -> Candidates:
     """The candidates for products of a family, best first among equals: wide tiles, small clusters.
 
@@ -113,7 +113,7 @@ def candidates(
       gated: whether the product is gated.
       swap_ab: the candidates that exchange the operands, or those that do not.
       whole: no tile is split along K.
-      instances: the names of the kernels that there are.
+      instances: the names of the kernels that there are; all, by default.
     """
     bases = _bases(family, 4 if input == DataType.F32 else 2)
     problem = planner.any_problem(input, lhs_major, rhs_major, gated=gated)

@@ -137,7 +137,7 @@ def evaluate(
     rasterisation: tuple[Integers, Integers] | None = None,
     ghz: float | None = None,
 ) -> Costs:
-    """Prices configurations that `config.refusal` and `config.layout_refusal` let pass.
+    """Prices configurations that are legal for a product.
 
     Args:
       work: the product.

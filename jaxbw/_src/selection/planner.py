@@ -60,8 +60,9 @@ MESSAGES: Mapping[str, str] = {
     "no_kernel": "there is no kernel for this tile, dtype and layout",
     "gated_swap": "swap_ab is True and the product is gated; that is not for gated products",
     "gated_pair": "a gated product in 128 rows of a pair; take block_m 256, or cta_group 1",
-    "gated_columns": "block_n is {block_n}; a gated product on {family} takes multiples of {step}, "
-    "half of it the gate",
+    "gated_columns": "block_n is {block_n}; a gated product takes multiples of {step}, half of it "
+    "the gate",
+    "gated_columns_sm90": "block_n is {block_n}; a gated product on sm90 takes {takes}",
     "columns": "{array} is MN-major and a CTA's part of the tile is {extent} wide; it is loaded in "
     "columns of {step}",
     "shares": "{array} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in "

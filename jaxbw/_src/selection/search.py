@@ -188,11 +188,12 @@ def _ranked(
     work: Workload,
     wanted: GemmConfig,
 ) -> Ranked:
-    config = table.config(row, work.itemsize, swap_ab=work.swapped)
     # A second accumulator is for the next item; without one its half of Tensor Memory stays free.
     several = costs.waves[row] > 1 or wanted.batch_invariant
-    config = replace(
-        config,
+    config = table.config(
+        row,
+        work.itemsize,
+        swap_ab=work.swapped,
         raster="n" if costs.band_along_n[row] else "m",
         swizzle=int(costs.swizzle[row]),
         accumulators=None if several else int(costs.accumulators[row]),

@@ -197,7 +197,7 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         (
             replace(HOPPER, gated=True, output="bf16", config=SM90 | {"block_n": 32}),
             {},
-            "block_n is 32; of a gated product it is a multiple of 128",
+            "block_n is 32; of a gated product it is 128 or 256",
         ),
         (BLACKWELL, {"cluster_m": 32}, "a cluster of 32x1 CTAs; it has 1 to 16"),
         (BLACKWELL, {"block_m": 96}, "block_m is 96; with cta_group 1 it is 64, 128 or 256"),

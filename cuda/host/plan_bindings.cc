@@ -397,6 +397,12 @@ void bind_plan(nb::module_& m) {
                    [](const PlanOnDevice& p) {
                      return clusters_of(p.plan.config, static_cast<uint32_t>(p.plan.work.items), p.resident);
                    })
+      .def(
+          "clusters_on",
+          [](const PlanOnDevice& p, uint32_t resident) {
+            return clusters_of(p.plan.config, static_cast<uint32_t>(p.plan.work.items), resident);
+          },
+          nb::arg("resident"))
       .def_prop_ro("threads", [](const PlanOnDevice& p) { return p.plan.family->threads; })
       .def_prop_ro("shared_memory",
                    [](const PlanOnDevice& p) { return shared_memory_bytes(*p.plan.family, p.plan.config); })

@@ -65,11 +65,14 @@ def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any,
     return tuple(compat.computed_once(reduction.result(x)) for x in wanted)
 
 
-def plan_of(problem: GemmProblem, choice: Choice) -> Plan:
-    """What the launch that was chosen for a problem will do; the call has its attributes."""
+def plan_of(problem: GemmProblem, choice: Choice, resident: int | None = None) -> Plan:
+    """What the launch that was chosen for a problem will do; the call has its attributes.
+
+    `resident`: clusters that run at a time; default the choice's `wave`, or 1.
+    """
     assert choice.config is not None
     family = EMULATED.get(choice.implementation, choice.implementation)
-    plan = planner.plan(problem, family, choice.config, choice.wave or 1)
+    plan = planner.plan(problem, family, choice.config, resident or choice.wave or 1)
     assert isinstance(plan, Plan), str(plan)
     return plan
 

@@ -332,11 +332,11 @@ def plan_many(
 
     Returns:
       legal (0 or 1; what follows is told of illegal ones, too), kernel (an index into
-      `kernel_names`; -1 where there is none), stages, rows (of a CTA), cluster_rows, cluster_columns, tiles_m,
-      tiles_n, tiles, resident, whole_tiles, whole_waves, part_waves, part_rounds (of split tiles
-      that an SM brings to their end), parts, items, accumulators (the fewest), general (1: the
-      epilogue's way), gathered (who adds up parts: 0 the last, 1 all that are there, 2 a launch
-      behind).
+      `kernel_names`; -1 where there is none), stages, rows (of a CTA), cluster_rows,
+      cluster_columns, tiles_m, tiles_n, tiles, resident, whole_tiles, whole_waves, part_waves,
+      part_rounds (of split tiles that an SM brings to their end), parts, items, accumulators (the
+      fewest), general (1: the epilogue's way), gathered (who adds up parts: 0 the last, 1 all that
+      are there, 2 a launch behind).
     """
 
 def check_problem(problem: Problem) -> Violation | None:

@@ -23,8 +23,6 @@ TYPES = {
     "f16": _native.DataType.F16,
     "f32": _native.DataType.F32,  # operands: multiplied as TF32
 }
-SCHEDULERS = ("static", "clc", "none")
-DEFAULT_SCHEDULER = {"sm90": "static", "sm100": "clc"}
 GUARD = 4096  # bytes
 
 Results = list[npt.NDArray[Any]]

@@ -16,7 +16,7 @@ from jax.interpreters import mlir
 from jaxbw._native import Plan, emulator_ffi_targets, ffi_targets, ffi_types, set_kernel_directory
 from jaxbw._src import compat
 from jaxbw._src.problem import GemmProblem, Operands, Reduction
-from jaxbw._src.selection import manifest, planner
+from jaxbw._src.selection import manifest
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import CANONICAL_M
 from jaxbw._src.selection.implementations import EMULATED
@@ -70,6 +70,8 @@ def plan_of(problem: GemmProblem, choice: Choice, resident: int | None = None) -
 
     `resident`: clusters that run at a time; default the choice's `wave`, or 1.
     """
+    from jaxbw._src.selection import planner  # which `import jaxbw` does without
+
     assert choice.config is not None
     family = EMULATED.get(choice.implementation, choice.implementation)
     plan = planner.plan(problem, family, choice.config, resident or choice.wave or 1)

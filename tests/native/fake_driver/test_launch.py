@@ -1,5 +1,6 @@
 """What reaches the driver: tensor maps, grid, cluster, shared memory, parameters."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_a_tile_of_two_mmas_takes_both_accumulators(fake: FakeDriver) -> None:
     one = Product(layout="nt", family="sm100", config=PAIR | {"accumulators": 1})
     assert launched(fake, one)[-1]["accumulators"] == 1
     with pytest.raises(ValueError, match="a tile of 512 rows fills both"):
-        replace(one, config={**one.config, "block_m": 512}).launch()
+        dataclasses.replace(one, config={**one.config, "block_m": 512}).launch()
 
 
 def test_an_mn_major_box_has_all_of_a_stage(fake: FakeDriver) -> None:

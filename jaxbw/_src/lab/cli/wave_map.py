@@ -178,14 +178,10 @@ def _panel(axes: Any, map_: WaveMap, batch: int, colours: Sequence[Any]) -> None
         for edge in range(map_.config.swizzle, _across(map_), map_.config.swizzle):
             _band_edge(axes, map_, edge)
     right, bottom = _extent(map_)
-    for corner, extent in (
-        ((map_.problem.n, 0), (right, bottom)),
-        ((0, map_.problem.m), (map_.problem.n, bottom)),
-    ):
+    m, n = map_.problem.m, map_.problem.n
+    for corner, extent in (((n, 0), (right, bottom)), ((0, m), (n, bottom))):
         axes.add_patch(Rectangle(corner, *extent, facecolor="white", alpha=0.6, zorder=3))
-    axes.add_patch(
-        Rectangle((0, 0), n, m, fill=False, linewidth=2, zorder=4)
-    )
+    axes.add_patch(Rectangle((0, 0), n, m, fill=False, linewidth=2, zorder=4))
     axes.set(xlim=(0, right), ylim=(bottom, 0), xlabel="n: columns of the result")
     axes.set_ylabel("m: rows of the result")
     if _NARROW < bottom / right < 1 / _NARROW:

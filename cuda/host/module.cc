@@ -19,6 +19,7 @@
 #include "host/ffi_handler.h"
 #include "host/gemm_launch.h"
 #include "host/kernel_library.h"
+#include "host/plan_bindings.h"
 
 namespace nb = nanobind;
 
@@ -95,7 +96,7 @@ uint64_t workspace_bytes_of(const std::vector<int64_t>& lhs, const std::vector<i
   const GemmAttributes given = attributes_of(attributes);
   const Result<GemmProblem> problem = read_product(given, {.type = input, .dims = lhs}, {.type = input, .dims = rhs});
   raise_unless_ok(problem.status());
-  const Result<GemmPlan> plan = plan_gemm(*problem, config_of(given));
+  const Result<GemmPlan> plan = plan_call(*problem, config_of(given));
   raise_unless_ok(with_context(concat(describe(*problem), ", ", describe(config_of(given))), plan.status()));
   return plan->workspace.bytes;
 }
@@ -271,6 +272,7 @@ NB_MODULE(_native, m) {
   m.attr("PROFILE_HEAD_WORDS") = kProfileHeadWords;
   m.attr("PROFILE_SLICE_HEAD") = kProfileSliceHead;
 
+  bind_plan(m);
   emulator::bind_emulator(m);
 }
 

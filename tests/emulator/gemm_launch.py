@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import emulator
-from jaxbw._src.families import FAMILIES
+from jaxbw._native import limits
 from jaxbw._src.selection.config import GemmConfig
 
 from . import installed
@@ -85,7 +85,7 @@ class Config:
         """Whether a launch behind this one adds up the parts of split tiles."""
         if self.reduced is not None:
             return self.reduced
-        return self.family is SM90 and self.split_k >= FAMILIES["sm90"].min_reduced_parts
+        return self.family is SM90 and self.split_k >= limits("sm90")["min_reduced_parts"]
 
     @property
     def clusters(self) -> int:

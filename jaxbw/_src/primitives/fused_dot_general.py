@@ -206,16 +206,17 @@ def _stays_one(
 
 
 def _apart(operands: Operands, axes: Operands, **params: Any) -> Any:
-    """The product, and the epilogue by XLA."""
+    results = jax.vmap(partial(in_parts, **params), in_axes=(axes,))(operands)
+    return results, [0] * len(results)
+
+
+def in_parts(operands: Operands, **params: Any) -> Results:
+    """The matmul, and the epilogue by XLA."""
 
     def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
         return product(lhs, rhs, **params)
 
-    def apart(operands: Operands) -> Results:
-        return _formula(operands, multiply, **params)
-
-    results = jax.vmap(apart, in_axes=(axes,))(operands)
-    return results, [0] * len(results)
+    return _formula(operands, multiply, **params)
 
 
 batching.fancy_primitive_batchers[fused_dot_general_p] = _batch

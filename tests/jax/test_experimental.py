@@ -1,6 +1,7 @@
 """Transformations of jax.experimental, and jax_remat3."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,6 +25,30 @@ def same(f: Callable[[Callable[..., Any]], Any]) -> None:
 
 def test_jet() -> None:
     same(lambda matmul: jet.jet(matmul, (X, W), ((V, X, W), (W, V, X))))
+
+
+# By the kernel, and in operations of JAX's own.
+EPILOGUES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "activation": (
+        lambda x, w: jaxbw.matmul(x, w, bias=V[0], activation="gelu", residual=V),
+        lambda x, w: jax.nn.gelu(x @ w + V[0]) + V,
+    ),
+    "gated": (
+        lambda x, w: jaxbw.gated_matmul(x, w, w.T, activation="silu"),
+        lambda x, w: jax.nn.silu(x @ w) * (x @ w.T),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_jet_and_sparsify_of_an_epilogue(name: str) -> None:
+    left = sparse.BCOO.fromdense(jnp.where(X > 0, X, 0))
+    for of in (
+        lambda f: jet.jet(f, (X, W), ((V, X, W), (W, V, X))),
+        lambda f: sparse.sparsify(f)(left, W),
+    ):
+        found, wanted = map(of, EPILOGUES[name])
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, wanted)
 
 
 @pytest.mark.parametrize("kind", [sparse.BCOO, sparse.BCSR])

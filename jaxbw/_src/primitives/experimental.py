@@ -2,8 +2,8 @@
 
 Their registries are filled once a program has loaded them, which jaxbw does not do: sparse alone
 takes as long as all of jaxbw. So `register` is called wherever a call is traced. What `jax.jit`
-traced before such a module was loaded, and does not trace again, may find none. jet and sparsify
-have no rule that works for any jax.custom_vjp, hence none for a matmul with an epilogue.
+traced before such a module was loaded, and does not trace again, may find none. For jet and
+sparsify the epilogue is operations of JAX's own.
 """
 
 from dataclasses import replace
@@ -14,21 +14,25 @@ from jax import lax
 from jaxbw._src import compat
 from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.primitives.dot_general import dot_general_p, lax_params
-from jaxbw._src.primitives.fused_dot_general import fused_dot_general_p
+from jaxbw._src.primitives.fused import fused_tangent_p
+from jaxbw._src.primitives.fused_dot_general import fused_dot_general_p, in_parts
+from jaxbw._src.problem import Operands
 
 
 def register() -> None:
     """Fills the registries of the modules that are loaded."""
     if (jet := compat.experimental("jet")) is not None:
         jet.jet_rules.setdefault(dot_general_p, _bilinear_series)
+        jet.jet_rules.setdefault(fused_dot_general_p, _series_in_parts)
     if (sparse := compat.experimental("sparse.transform")) is not None:
         for rules in (sparse.sparse_rules_bcoo, sparse.sparse_rules_bcsr):
             rules.setdefault(dot_general_p, _sparse(rules[lax.dot_general_p]))
+            rules.setdefault(fused_dot_general_p, _sparse_in_parts)
     # The rules of JAX's own primitives are loaded with the module beside this one.
     if (roofline := compat.experimental("roofline.roofline")) is not None:
         for primitive in (dot_general_p, fused_dot_general_p):
             roofline._rooflines.setdefault(primitive, _roofline)
-    for primitive in (dot_general_p, fused_dot_general_p):
+    for primitive in (dot_general_p, fused_dot_general_p, fused_tangent_p):
         compat.register_float_check(primitive)
 
 
@@ -41,6 +45,22 @@ def _bilinear_series(primals: Any, series: Any, **params: Any) -> Any:
         for order in range(len(left))
     )
     return out, terms
+
+
+def _in_parts(epilogue: Epilogue, params: Any) -> Any:
+    return lambda *given: in_parts(Operands.of(epilogue, given), epilogue=epilogue, **params)
+
+
+def _series_in_parts(primals: Any, series: Any, *, epilogue: Epilogue, **params: Any) -> Any:
+    jet = compat.experimental("jet").jet
+    # Rules have Taylor coefficients; users see derivatives.
+    return jet(_in_parts(epilogue, params), primals, series, factorial_scaled=False)
+
+
+def _sparse_in_parts(env: Any, *operands: Any, epilogue: Epilogue, **params: Any) -> Any:
+    transform = compat.experimental("sparse.transform")
+    results, _ = transform.sparsify_raw(_in_parts(epilogue, params))(env, *operands)
+    return results
 
 
 def _sparse(rule: Any) -> Any:

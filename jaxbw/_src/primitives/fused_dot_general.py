@@ -102,6 +102,15 @@ def _formula(
     )
 
 
+def in_parts(operands: Operands, **params: Any) -> Results:
+    """The matmul, and the epilogue by XLA."""
+
+    def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
+        return product(lhs, rhs, **params)
+
+    return _formula(operands, multiply, **params)
+
+
 def _abstract_eval(lhs: Any, rhs: Any, *_: Any, epilogue: Epilogue, **params: Any) -> Any:
     result, effects = compat.dot_general_type(lhs, rhs, lax_params(params))
     return [result] * epilogue.results, effects
@@ -206,13 +215,8 @@ def _stays_one(
 
 
 def _apart(operands: Operands, axes: Operands, **params: Any) -> Any:
-    """The product, and the epilogue by XLA."""
-
-    def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-        return product(lhs, rhs, **params)
-
     def apart(operands: Operands) -> Results:
-        return _formula(operands, multiply, **params)
+        return in_parts(operands, **params)
 
     results = jax.vmap(apart, in_axes=(axes,))(operands)
     return results, [0] * len(results)

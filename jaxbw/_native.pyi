@@ -389,12 +389,6 @@ def max_stages(family: str, block_m: int, block_n: int, cta_group: int, k_spans:
       ValueError: unknown family, or a dimension of 0.
     """
 
-def min_stages(family: str, block_m: int, block_n: int, cluster_k: int = 1) -> int:
-    """The shallowest shared-memory ring of a tile that `cluster_k` CTAs compute parts of K of.
-
-    Arguments and errors as in `max_stages`.
-    """
-
 def shared_memory_bytes(
     family: str, block_m: int, block_n: int, cta_group: int, stages: int, k_spans: int = 1
 ) -> int:

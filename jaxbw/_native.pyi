@@ -277,6 +277,14 @@ class Plan:
         """[items, 5], as they are handed out: batch index, row, column, part, parts of the tile."""
 
     @property
+    def slices(self) -> int:
+        """Of the split tiles: each has sums of every part, and perhaps a counter."""
+
+    @property
+    def slice_floats(self) -> int:
+        """Sums of one part in a slice."""
+
+    @property
     def workspace_bytes(self) -> int:
         """Scratch memory: repacked operands, sums of parts, counters."""
 

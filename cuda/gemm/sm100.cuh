@@ -61,6 +61,48 @@ JAXBW_DEVICE void schedule(const Context& context) {
   responses.await_empty(at, kResponses);
 }
 
+// What of a load is the same for all work items.
+template <uint32_t kCtaGroup>
+struct StageLoad {
+  OperandLoader<kCtaGroup> a, b, b_up;
+  bool announces;  // this lane tells the leader's barrier how many bytes come
+  uint32_t group_bytes, b_offset, stage_bytes;
+};
+
+// How an operand's part of a stage comes: to one CTA or to several, and in one box along K or in any boxes.
+template <bool kMulticastValue, bool kOneBoxValue>
+struct LoadForm {
+  static constexpr bool kMulticast = kMulticastValue, kOneBox = kOneBoxValue;
+};
+
+// Calls function.operator()<Form>().
+template <uint32_t kCtaGroup, typename Function>
+JAXBW_DEVICE void with_form(const OperandLoader<kCtaGroup>& operand, const Function& function) {
+  with_bool(operand.multicast(), [&]<bool kMulticast>() {
+    with_bool(operand.one_box_along_k(),
+              [&]<bool kOneBox>() { function.template operator()<LoadForm<kMulticast, kOneBox>>(); });
+  });
+}
+
+// Loads neighbouring stages, the first of them to `destination`, which goes on behind the last.
+template <typename FormA, typename FormB, bool kBoth, uint32_t kCtaGroup>
+JAXBW_DEVICE void load_run(const Context& context, StageLoad<kCtaGroup>& load, RingRun run, uint32_t& destination) {
+#pragma unroll 1
+  do {
+    context.profile.enter(Activity::kAwaitEmpty, run.slot());
+    run.wait_empty();
+    context.profile.enter(Activity::kLoad, run.slot());
+    if (load.announces) ptx::mbarrier_arrive_expect_tx(run.signalled(), load.group_bytes);
+    load.a.template load_by_warp<FormA>(destination, run.signalled());
+    load.b.template load_by_warp<FormB>(destination + load.b_offset, run.signalled());
+    if (kBoth) load.b_up.template load_by_warp<FormB>(destination + load.b_offset, run.signalled());
+    load.a.template advance<FormA::kOneBox>();
+    load.b.template advance<FormB::kOneBox>();
+    if (kBoth) load.b_up.template advance<FormB::kOneBox>();
+    destination += load.stage_bytes;
+  } while (run.next());
+}
+
 // Load role: one warp of every CTA.
 //
 // A gated product's tile of B is block_n / 2 columns of the gate and as many of up, side by side. A CTA alone loads
@@ -76,17 +118,18 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const uint32_t b_offset = odd && !gated ? b_columns : 0;  // this CTA's columns of the pair's tile
   const uint32_t b_extent = both ? b_columns / 2 : b_columns;
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
-  OperandLoader<kCtaGroup> a(p.a, a_tile, p.input, 0, context.cta_rows(),
-                             {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)});
-  OperandLoader<kCtaGroup> b(gated && odd ? p.b_up : p.b, b_tile, p.input, 0, b_extent, b_share);
-  OperandLoader<kCtaGroup> b_up(p.b_up, b_tile, p.input, b_extent, b_extent, b_share);
-
-  const uint32_t group_bytes = kCtaGroup * (a_tile.bytes() + b_tile.bytes());
+  StageLoad<kCtaGroup> load{
+      {p.a, a_tile, p.input, 0, context.cta_rows(), {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
+      {gated && odd ? p.b_up : p.b, b_tile, p.input, 0, b_extent, b_share},
+      {p.b_up, b_tile, p.input, b_extent, b_extent, b_share},
+      context.leads_group() && ptx::elect_one(),
+      kCtaGroup * (a_tile.bytes() + b_tile.bytes()),
+      context.layout.a_stage_bytes,
+      context.layout.stage_bytes()};
   const uint32_t block_k = context.block_k(), k_blocks = context.k_blocks();
-  const uint32_t first_a = context.a(0), first_b = context.b(0), stage_bytes = context.layout.stage_bytes();
-  const bool leads_group = context.leads_group();
   const RingBarriers stages = context.stages();
   RingPosition at = RingPosition::producer(p.stages);
+  uint32_t destination = context.a(0);
   WorkItems items(context);
   bool first = true;
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
@@ -95,46 +138,59 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     const Tile origin = context.origin(item.tile);
     const KPart part = k_part(p, number, divisor(1), 0);
     const uint32_t first_block = part.first_block(k_blocks);
-    a.start_at(origin.m, first_block * block_k, origin.batch * p.a_batched);
-    b.start_at(origin.n + b_offset, first_block * block_k, origin.batch * p.b_batched);
-    b_up.start_at(origin.n, first_block * block_k, origin.batch * p.b_batched);
+    load.a.start_at(origin.m, first_block * block_k, origin.batch * p.a_batched);
+    load.b.start_at(origin.n + b_offset, first_block * block_k, origin.batch * p.b_batched);
+    load.b_up.start_at(origin.n, first_block * block_k, origin.batch * p.b_batched);
     if (first) {
-      if (p.b_is_ready && ptx::elect_one()) b.prefetch(min(p.stages, k_blocks));
+      if (p.b_is_ready && ptx::elect_one()) load.b.prefetch(min(p.stages, k_blocks));
       context.profile.enter(Activity::kAwaitUpstream);
       ptx::wait_for_upstream();
       first = false;
     }
-    for (uint32_t left = part.block_count(k_blocks); left > 0; --left, at.advance()) {
-      context.profile.enter(Activity::kAwaitEmpty, at.slot());
-      stages.wait_empty(at);
-      context.profile.enter(Activity::kLoad, at.slot());
-      if (ptx::elect_one()) {
-        const uint32_t full = stages.full(at.slot()), offset = at.slot() * stage_bytes;
-        if (leads_group) ptx::mbarrier_arrive_expect_tx(full, group_bytes);
-        a.load(first_a + offset, full);
-        b.load(first_b + offset, full);
-        if (both) b_up.load(first_b + offset, full);
-      }
-      a.advance();
-      b.advance();
-      b_up.advance();
-    }
+    uint32_t left = part.block_count(k_blocks);
+    do {
+      const RingRun run = RingRun::producer(stages, at, left);
+      left -= run.slots();
+      at.advance(run.slots());
+      with_form(load.a, [&]<typename FormA>() {
+        with_form(load.b, [&]<typename FormB>() {
+          if constexpr (kCtaGroup == 1) {
+            if (both) return load_run<FormA, FormB, true>(context, load, run, destination);
+          }
+          load_run<FormA, FormB, false>(context, load, run, destination);
+        });
+      });
+      if (at.slot() == 0) destination = context.a(0);
+    } while (left > 0);
   }
   context.profile.enter(Activity::kAwaitExit);
   stages.await_empty(at, p.stages);
 }
 
-// Multiply role: one warp of the leader CTA of each group.
-template <uint32_t kCtaGroup, Kind kKind, uint32_t kMmaTiles>
+// The MMAs along one swizzle span. ptxas makes of an election around one tcgen05 instruction, and nothing else, that
+// instruction alone: the warp issues it once. Around several it would be a jump and two barriers of the warp.
+template <uint32_t kCtaGroup, Kind kKind>
+JAXBW_DEVICE void multiply_span(uint32_t d, UmmaOperand a, uint32_t a_low, UmmaOperand b, uint32_t b_low,
+                                uint32_t instruction, bool accumulate) {
+#pragma unroll
+  for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
+    const uint64_t a_at = ptx::wide(a_low + step * a.step, kUmmaDescriptorHigh);
+    const uint64_t b_at = ptx::wide(b_low + step * b.step, kUmmaDescriptorHigh);
+    if (ptx::elect_one()) ptx::umma<kCtaGroup, kKind>(d, a_at, b_at, instruction, accumulate || step > 0);
+  }
+}
+
+// Multiply role: one warp of the leader CTA of each group. kOneSpan: a stage holds one swizzle span.
+template <uint32_t kCtaGroup, Kind kKind, uint32_t kMmaTiles, bool kOneSpan>
 JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   const GemmParams& p = context.params;
-  const uint32_t mma_rows = context.mma_rows(), stage_bytes = context.layout.stage_bytes();
-  const UmmaOperand a(context.a(0), stage_bytes, context.a_tile(), mma_rows);
-  const UmmaOperand b(context.b(0), stage_bytes, context.b_tile(), mma_rows);
+  const uint32_t mma_rows = context.mma_rows(), stage_step = context.layout.stage_bytes() >> 4;
+  const UmmaOperand a(context.a(0), context.a_tile(), mma_rows), b(context.b(0), context.b_tile(), mma_rows);
+  const uint32_t a_to_b = b.first - a.first;
   const uint32_t instruction = umma_instruction(p.input, p.a_major, p.b_major, mma_rows * kCtaGroup, p.block_n);
   const auto sources = static_cast<uint16_t>(context.cluster.source_mask(context.rank));
   const auto group = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
-  const uint32_t k_blocks = context.k_blocks(), k_spans = p.k_spans;
+  const uint32_t k_blocks = context.k_blocks(), k_spans = kOneSpan ? 1 : p.k_spans;
   const RingBarriers stages = context.stages(), accumulators = context.accumulators();
   RingPosition stage = RingPosition::consumer(p.stages);
   RingPosition accumulator[kMmaTiles];  // of each MMA tile of the current item
@@ -142,33 +198,39 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   WorkItems items(context);
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
     context.profile.enter(Activity::kNextItem, number);
+    uint32_t left = k_part(p, number, divisor(1), 0).block_count(k_blocks);
     bool accumulate = false;
-    context.profile.enter(Activity::kAwaitAccumulator, accumulator[0].slot());
-    accumulators.wait_empty(accumulator[0]);
-    for (uint32_t left = k_part(p, number, divisor(1), 0).block_count(k_blocks); left > 0; --left, stage.advance()) {
-      context.profile.enter(Activity::kAwaitFull, stage.slot());
-      stages.wait_full(stage);
-      context.profile.enter(Activity::kMultiply, stage.slot());
+    do {
+      // The first block, which overwrites the accumulators, is a run by itself.
+      RingRun run = RingRun::consumer(stages, stage, accumulate ? left : 1);
+      uint32_t a_low = a.first + stage.slot() * stage_step;
+      left -= run.slots();
+      stage.advance(run.slots());
+      if (!accumulate) {
+        context.profile.enter(Activity::kAwaitAccumulator, accumulator[0].slot());
+        accumulators.wait_empty(accumulator[0]);
+      }
+#pragma unroll 1
+      do {
+        context.profile.enter(Activity::kAwaitFull, run.slot());
+        run.wait_full();
+        context.profile.enter(Activity::kMultiply, run.slot());
 #pragma unroll
-      for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
-        if (mma > 0 && !accumulate) accumulators.wait_empty(accumulator[mma]);
-        ptx::tcgen05_fence_after_sync();
-        if (ptx::elect_one()) {
+        for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
+          if (mma > 0 && !accumulate) accumulators.wait_empty(accumulator[mma]);
+          ptx::tcgen05_fence_after_sync();
           const uint32_t d = tmem + accumulator[mma].slot() * kAccumulatorColumns;
-          const uint32_t a_low = a.low(stage.slot()), b_low = b.low(stage.slot());
           uint32_t span = 0;
           do {
-#pragma unroll
-            for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
-              ptx::umma<kCtaGroup, kKind>(d, a.at(a_low, mma, span, step), b.at(b_low, 0, span, step), instruction,
-                                          accumulate || span > 0 || step > 0);
-            }
+            multiply_span<kCtaGroup, kKind>(d, a, a_low + mma * a.mma_tile_step + span * a.span_step, b,
+                                            a_low + a_to_b + span * b.span_step, instruction, accumulate || span > 0);
           } while (++span < k_spans);
-          if (mma + 1 == kMmaTiles) ptx::umma_commit<kCtaGroup>(stages.empty(stage.slot()), sources);
         }
-      }
+        if (ptx::elect_one()) ptx::umma_commit<kCtaGroup>(run.signalled(), sources);
+        a_low += stage_step;
+      } while (run.next());
       accumulate = true;
-    }
+    } while (left > 0);
 #pragma unroll
     for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
       if (ptx::elect_one()) ptx::umma_commit<kCtaGroup>(accumulators.full(accumulator[mma].slot()), group);
@@ -224,11 +286,13 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
     load_tiles<kCtaGroup>(context);
   } else if (warp == kMultiplyWarp) {
     if (context.leads_group()) {
-      if (context.mma_tiles() == 1) {
-        multiply_tiles<kCtaGroup, kKind, 1>(context, tmem);
-      } else {
-        multiply_tiles<kCtaGroup, kKind, 2>(context, tmem);
-      }
+      with_bool(params.k_spans == 1, [&]<bool kOneSpan>() {
+        if (context.mma_tiles() == 1) {
+          multiply_tiles<kCtaGroup, kKind, 1, kOneSpan>(context, tmem);
+        } else {
+          multiply_tiles<kCtaGroup, kKind, 2, kOneSpan>(context, tmem);
+        }
+      });
     }
   } else if (warp == kScheduleWarp) {
     if (context.rank == 0 && params.scheduler == Scheduler::kClc) schedule(context);

@@ -185,18 +185,34 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
   }
 }
 
-// Where the formula is a cast: a swizzle span at a time.
+// Where the formula is a cast and TMA stores it: a swizzle span at a time, of which one half is loaded while the other
+// is cast and staged. Spans that D does not have are left out.
 template <DataType kType>
 JAXBW_DEVICE void cast_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
                              StoreRing& stores, AccumulatorRelease release) {
-  constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType);
-  for (uint32_t column = 0; column < slice.columns; column += kColumns, box.column += kColumns) {
-    float values[kColumns];
-    ptx::tmem_load(values, source + column);
-    ptx::tmem_wait_load(values);
-    if (column + kColumns == slice.columns) release();
-    store_chunk<kType>(values, p, {p.d, p.output}, box, slice.rows, stores);
+  constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType), kHalf = kColumns / 2;
+  const uint32_t end = box.row < p.m ? min(box.column + slice.columns, p.n) : 0;
+  if (box.column >= end) return release();
+  float low[kHalf], high[kHalf];
+  uint32_t words[kSwizzleSpan / 4];
+  const auto store = [&] {
+    cast<kType>(high, words, kSwizzleSpan / 8);
+    stage_row<kSwizzleSpan>(words, stores.acquire_by_warp());
+    stores.store_box(p.d, box);
+  };
+  ptx::tmem_load(low, source);
+#pragma unroll 1
+  for (;; box.column += kColumns) {
+    ptx::tmem_wait_load(low);
+    ptx::tmem_load(high, source + kHalf);
+    cast<kType>(low, words);
+    ptx::tmem_wait_load(high);
+    if (box.column + kColumns >= end) break;
+    ptx::tmem_load(low, source += kColumns);
+    store();
   }
+  release();
+  store();
 }
 
 // ... to 16 bits, by TMA, and all of Tensor Memory is in use: the slice is drained before it is stored, so that the
@@ -213,8 +229,8 @@ JAXBW_DEVICE void drain_slice(const GemmParams& p, uint32_t source, StoreOrigin 
     cast<kType>(values, words, first_word);
   };
   const auto store = [&](uint32_t i, const auto& words, uint32_t first_word) {
-    stage_row<kSwizzleSpan>(words, stores.acquire(), first_word);
-    stores.store_by_tma(p.d, {box.row, box.column + i * kColumns, box.batch});
+    stage_row<kSwizzleSpan>(words, stores.acquire_by_warp(), first_word);
+    stores.store_box(p.d, {box.row, box.column + i * kColumns, box.batch});
   };
 #pragma unroll
   for (uint32_t i = 0; i < kStoreBuffers; ++i) {
@@ -235,8 +251,8 @@ template <uint32_t kCtaGroup>
 JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, uint32_t chunk,
                               StoreOrigin box, bool drain, const SplitSum& split, StoreRing& stores,
                               AccumulatorRelease release) {
-  if (p.epilogue.formula == Formula::kCast && p.store_path != StorePath::kColumns) {
-    drain = drain && slice.columns == kAccumulatorColumns && p.store_path == StorePath::kTma;
+  if (p.epilogue.formula == Formula::kCast && p.store_path == StorePath::kTma) {
+    drain = drain && slice.columns == kAccumulatorColumns;
     if (p.output.type == DataType::kF32) {
       if (slice.columns % 32 == 0) return cast_slice<DataType::kF32>(p, source, slice, box, stores, release);
     } else if (slice.columns % 64 == 0) {

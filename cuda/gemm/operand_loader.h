@@ -45,7 +45,15 @@ class OperandLoader {
   // Whether several CTAs share the tile.
   JAXBW_DEVICE bool multicast() const { return multicast_; }
 
-  // Loads the tile to `destination`, counted on `barrier`. One thread of the CTA does.
+  // Loads the tile to `destination`, counted on `barrier`. One thread of the CTA does. Where time is short the caller
+  // asks multicast() outside of its loop.
+  JAXBW_DEVICE void load(uint32_t destination, uint32_t barrier) const {
+    if (multicast_) {
+      load<true>(destination, barrier);
+    } else {
+      load<false>(destination, barrier);
+    }
+  }
   template <bool kMulticast>
   JAXBW_DEVICE void load(uint32_t destination, uint32_t barrier) const {
     load_box<kMulticast>(destination + offset_, box_, barrier);
@@ -53,26 +61,6 @@ class OperandLoader {
     for (uint32_t block = 1; block < blocks_; ++block) {
       load_box<kMulticast>(destination + offset_ + block * block_bytes_, {box_.x + block * block_step_, box_.y, box_.z},
                            barrier);
-    }
-  }
-
-  // Whether the tile is one box, and the next one lies beside it.
-  JAXBW_DEVICE bool one_box_along_k() const { return k_major_ && blocks_ == 1; }
-
-  // The same by a whole warp, which elects a lane for each copy: ptxas makes of that the copy alone. Form: what is
-  // known of multicast() and one_box_along_k().
-  template <typename Form>
-  JAXBW_DEVICE void load_by_warp(uint32_t destination, uint32_t barrier) const {
-    ptx::BoxOrigin box = box_;
-    destination += offset_;
-    if (ptx::elect_one()) load_box<Form::kMulticast>(destination, box, barrier);
-    if constexpr (Form::kOneBox) return;
-    const uint32_t last = destination + (blocks_ - 1) * block_bytes_;
-#pragma unroll 1
-    while (destination != last) {
-      destination += block_bytes_;
-      box.x += block_step_;
-      if (ptx::elect_one()) load_box<Form::kMulticast>(destination, box, barrier);
     }
   }
 
@@ -87,11 +75,10 @@ class OperandLoader {
     }
   }
 
-  // On to the next tile along K. kKMajor: the operand is known to be.
-  template <bool kKMajor = false>
+  // On to the next tile along K.
   JAXBW_DEVICE void advance() {
     box_.x += x_step_;
-    if (!kKMajor) box_.y += y_step_;
+    box_.y += y_step_;
   }
 
  private:

@@ -23,9 +23,10 @@
 #pragma once
 
 #include "gemm/descriptors.h"
-#include "gemm/operand_loader.h"
+#include "gemm/request_parameters.h"
 #include "gemm/sm100_context.h"
 #include "gemm/sm100_epilogue.cuh"
+#include "gemm/sm100_load.cuh"
 #include "ptx/programmatic_launch.h"
 
 namespace jaxbw::sm100 {
@@ -34,6 +35,7 @@ using Kind = ptx::UmmaKind;
 
 enum Warp : uint32_t { kLoadWarp = 0, kMultiplyWarp = 1, kScheduleWarp = 2, kTmemWarp = 3, kFirstEpilogueWarp = 4 };
 static_assert(kFirstEpilogueWarp % 4 == 0, "epilogue warp w reaches the TMEM lanes 32 (w % 4) ...");
+static_assert(kFirstEpilogueWarp + kSm100Epilogue.warps == kWarps);
 
 // Roles are run by whole warps, which elect a lane where one thread acts: the compiler then keeps the roles' state in
 // uniform registers.
@@ -59,112 +61,6 @@ JAXBW_DEVICE void schedule(const Context& context) {
     item = items.next();
   }
   responses.await_empty(at, kResponses);
-}
-
-// What of a load is the same for all work items.
-template <uint32_t kCtaGroup>
-struct StageLoad {
-  OperandLoader<kCtaGroup> a, b, b_up;
-  bool announces;  // this lane tells the leader's barrier how many bytes come
-  uint32_t group_bytes, b_offset, stage_bytes;
-};
-
-// How an operand's part of a stage comes: to one CTA or to several, and in one box along K or in any boxes.
-template <bool kMulticastValue, bool kOneBoxValue>
-struct LoadForm {
-  static constexpr bool kMulticast = kMulticastValue, kOneBox = kOneBoxValue;
-};
-
-// Calls function.operator()<Form>().
-template <uint32_t kCtaGroup, typename Function>
-JAXBW_DEVICE void with_form(const OperandLoader<kCtaGroup>& operand, const Function& function) {
-  with_bool(operand.multicast(), [&]<bool kMulticast>() {
-    with_bool(operand.one_box_along_k(),
-              [&]<bool kOneBox>() { function.template operator()<LoadForm<kMulticast, kOneBox>>(); });
-  });
-}
-
-// Loads neighbouring stages, the first of them to `destination`, which goes on behind the last.
-template <typename FormA, typename FormB, bool kBoth, uint32_t kCtaGroup>
-JAXBW_DEVICE void load_run(const Context& context, StageLoad<kCtaGroup>& load, RingRun run, uint32_t& destination) {
-#pragma unroll 1
-  do {
-    context.profile.enter(Activity::kAwaitEmpty, run.slot());
-    run.wait_empty();
-    context.profile.enter(Activity::kLoad, run.slot());
-    if (load.announces) ptx::mbarrier_arrive_expect_tx(run.signalled(), load.group_bytes);
-    load.a.template load_by_warp<FormA>(destination, run.signalled());
-    load.b.template load_by_warp<FormB>(destination + load.b_offset, run.signalled());
-    if (kBoth) load.b_up.template load_by_warp<FormB>(destination + load.b_offset, run.signalled());
-    load.a.template advance<FormA::kOneBox>();
-    load.b.template advance<FormB::kOneBox>();
-    if (kBoth) load.b_up.template advance<FormB::kOneBox>();
-    destination += load.stage_bytes;
-  } while (run.next());
-}
-
-// Load role: one warp of every CTA.
-//
-// A gated product's tile of B is block_n / 2 columns of the gate and as many of up, side by side. A CTA alone loads
-// both; of a pair, the even CTA loads its half, the gate, and the odd one up.
-template <uint32_t kCtaGroup>
-JAXBW_DEVICE void load_tiles(const Context& context) {
-  const GemmParams& p = context.params;
-  const ClusterShape cluster = context.cluster;
-  const uint32_t rank = context.rank;
-  const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
-  const bool gated = p.epilogue.gated != 0, both = gated && kCtaGroup == 1, odd = rank % kCtaGroup != 0;
-  const uint32_t b_columns = p.block_n / kCtaGroup;
-  const uint32_t b_offset = odd && !gated ? b_columns : 0;  // this CTA's columns of the pair's tile
-  const uint32_t b_extent = both ? b_columns / 2 : b_columns;
-  const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
-  StageLoad<kCtaGroup> load{
-      {p.a, a_tile, p.input, 0, context.cta_rows(), {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
-      {gated && odd ? p.b_up : p.b, b_tile, p.input, 0, b_extent, b_share},
-      {p.b_up, b_tile, p.input, b_extent, b_extent, b_share},
-      context.leads_group() && ptx::elect_one(),
-      kCtaGroup * (a_tile.bytes() + b_tile.bytes()),
-      context.layout.a_stage_bytes,
-      context.layout.stage_bytes()};
-  const uint32_t block_k = context.block_k(), k_blocks = context.k_blocks();
-  const RingBarriers stages = context.stages();
-  RingPosition at = RingPosition::producer(p.stages);
-  uint32_t destination = context.a(0);
-  WorkItems items(context);
-  bool first = true;
-  for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
-    context.profile.enter(Activity::kNextItem, number);
-    const WorkItem item = work_item(p, number);
-    const Tile origin = context.origin(item.tile);
-    const KPart part = k_part(p, number, divisor(1), 0);
-    const uint32_t first_block = part.first_block(k_blocks);
-    load.a.start_at(origin.m, first_block * block_k, origin.batch * p.a_batched);
-    load.b.start_at(origin.n + b_offset, first_block * block_k, origin.batch * p.b_batched);
-    load.b_up.start_at(origin.n, first_block * block_k, origin.batch * p.b_batched);
-    if (first) {
-      if (p.b_is_ready && ptx::elect_one()) load.b.prefetch(min(p.stages, k_blocks));
-      context.profile.enter(Activity::kAwaitUpstream);
-      ptx::wait_for_upstream();
-      first = false;
-    }
-    uint32_t left = part.block_count(k_blocks);
-    do {
-      const RingRun run = RingRun::producer(stages, at, left);
-      left -= run.slots();
-      at.advance(run.slots());
-      with_form(load.a, [&]<typename FormA>() {
-        with_form(load.b, [&]<typename FormB>() {
-          if constexpr (kCtaGroup == 1) {
-            if (both) return load_run<FormA, FormB, true>(context, load, run, destination);
-          }
-          load_run<FormA, FormB, false>(context, load, run, destination);
-        });
-      });
-      if (at.slot() == 0) destination = context.a(0);
-    } while (left > 0);
-  }
-  context.profile.enter(Activity::kAwaitExit);
-  stages.await_empty(at, p.stages);
 }
 
 // The MMAs along one swizzle span. ptxas makes of an election around one tcgen05 instruction, and nothing else, that
@@ -198,7 +94,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   WorkItems items(context);
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
     context.profile.enter(Activity::kNextItem, number);
-    uint32_t left = k_part(p, number, divisor(1), 0).block_count(k_blocks);
+    uint32_t left = context.k_blocks_of(number, k_blocks).count;
     bool accumulate = false;
     do {
       // The first block, which overwrites the accumulators, is a run by itself.
@@ -251,6 +147,30 @@ JAXBW_DEVICE void init_barriers(const Context& context) {
   ptx::fence_mbarrier_init();
 }
 
+// What all warps but the load warp do before their roles, each what the others need not wait for. Returns the address
+// of Tensor Memory, to those that access it.
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE uint32_t set_up(const Context& context, uint32_t warp) {
+  const GemmParams& p = context.params;
+  const uint32_t tmem_slot = context.control(offsetof(Control, tmem));
+  if (warp == kMultiplyWarp && ptx::elect_one()) {
+    ptx::prefetch_tensor_map(p.a);
+    ptx::prefetch_tensor_map(p.b);
+    if (p.store_path == StorePath::kTma) ptx::prefetch_tensor_map(p.d);
+  }
+  if (warp == kScheduleWarp && ptx::elect_one()) init_barriers<kCtaGroup>(context);
+  if (warp == kFirstEpilogueWarp) RequestedParameters(p, true).await();
+  __syncwarp();
+  context.await_barriers();
+  if (warp == kScheduleWarp) return 0;
+  if (warp == kTmemWarp) {
+    ptx::tmem_allocate<kCtaGroup, ptx::kTmemColumns>(tmem_slot);  // of a pair together, both of whose CTAs are running
+    ptx::tmem_relinquish_allocation<kCtaGroup>();
+  }
+  ptx::named_barrier_sync(kTmemBarrier, kTmemThreads);
+  return ptx::load_shared(tmem_slot);
+}
+
 template <uint32_t kCtaGroup, Kind kKind>
 JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
@@ -260,31 +180,25 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
                          storage_layout(params.block_m, params.block_n, kCtaGroup, params.k_spans, kSm100Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)}};
   const uint32_t warp = ptx::warp_index();
-  const uint32_t tmem_slot = context.control(offsetof(Control, tmem));
-
-  if (warp == kLoadWarp && ptx::elect_one()) {
-    ptx::prefetch_tensor_map(params.a);
-    ptx::prefetch_tensor_map(params.b);
-    if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
-    init_barriers<kCtaGroup>(context);
-  }
-  __syncwarp();
-  context.profile.enter(Activity::kAwaitBarriers);
-  ptx::cluster_sync();  // barriers are ready; and for the pair's allocation both CTAs must be running
-  if (warp == kTmemWarp) {
-    ptx::tmem_allocate<kCtaGroup, ptx::kTmemColumns>(tmem_slot);  // of both CTAs of a pair together
-    ptx::tmem_relinquish_allocation<kCtaGroup>();
-  }
-  __syncthreads();
-  const uint32_t tmem = ptx::load_shared(tmem_slot);
-  // Everything above may overlap the kernel before this one. The load role waits by itself: it has a use for the time.
-  if (warp != kLoadWarp) context.profile.enter(Activity::kAwaitUpstream);
-  if (warp != kLoadWarp) ptx::wait_for_upstream();
-  context.profile.pair_clocks();
+  uint32_t tmem = 0;
 
   if (warp == kLoadWarp) {
-    load_tiles<kCtaGroup>(context);
-  } else if (warp == kMultiplyWarp) {
+    // It waits for the others, and for the kernel before this one, when it must. Half of the instructions until its
+    // first load are the cluster's: hence a copy without them.
+    if (cluster.size() == kCtaGroup) {
+      load_tiles<kCtaGroup>(context.alone<kCtaGroup>());
+    } else {
+      load_tiles<kCtaGroup>(context);
+    }
+  } else {
+    tmem = set_up<kCtaGroup>(context, warp);
+    // Everything above may overlap the kernel before this one.
+    context.profile.enter(Activity::kAwaitUpstream);
+    ptx::wait_for_upstream();
+    context.profile.pair_clocks();
+  }
+
+  if (warp == kMultiplyWarp) {
     if (context.leads_group()) {
       with_bool(params.k_spans == 1, [&]<bool kOneSpan>() {
         if (context.mma_tiles() == 1) {
@@ -302,9 +216,11 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   __syncwarp();
 
   context.profile.enter(Activity::kAwaitExit);
-  ptx::cluster_sync();  // no CTA leaves, and no TMEM is freed, while a peer may still need it
+  context.meet();  // no CTA leaves, and no TMEM is freed, while a peer may still need it
   ptx::tcgen05_fence_after_sync();
   if (warp == kTmemWarp) ptx::tmem_free<kCtaGroup, ptx::kTmemColumns>(tmem);
+  // Shared memory must outlive the stores that read it.
+  if (warp >= kFirstEpilogueWarp) ptx::bulk_wait_group_read<0>();
   context.profile.finish();
 }
 

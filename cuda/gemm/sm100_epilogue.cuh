@@ -300,8 +300,6 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
       store_slice<kCtaGroup>(p, source, slice, chunk, box, mma_tiles > 1, split, stores, release);
     }
   }
-  context.profile.enter(Activity::kAwaitStaging);
-  stores.drain();
 }
 
 }  // namespace jaxbw::sm100

@@ -82,7 +82,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   const GemmParams& p = context.params;
   const uint32_t mma_rows = context.mma_rows(), stage_step = context.layout.stage_bytes() >> 4;
   const UmmaOperand a(context.a(0), context.a_tile(), mma_rows), b(context.b(0), context.b_tile(), mma_rows);
-  const uint32_t a_to_b = b.first - a.first;
+  const uint32_t a_to_b = b.first - a.first;  // from lower word to lower word, in every stage: one cursor serves both
   const uint32_t instruction = umma_instruction(p.input, p.a_major, p.b_major, mma_rows * kCtaGroup, p.block_n);
   const auto sources = static_cast<uint16_t>(context.cluster.source_mask(context.rank));
   const auto group = static_cast<uint16_t>(context.cluster.group_mask(context.rank));

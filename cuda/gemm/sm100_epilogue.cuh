@@ -185,6 +185,53 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
   }
 }
 
+// Whether the formula is a factor, a bias and an activation of short code, which TMA stores.
+JAXBW_DEVICE bool is_short(const GemmParams& p) {
+  const Epilogue& e = p.epilogue;
+  return p.store_path == StorePath::kTma && e.c.data == nullptr && e.residual.data == nullptr &&
+         p.saved_output[0].data == nullptr && e.gated == 0 && e.activation != Activation::kGeluExact;
+}
+
+// Such a formula, kColumns at a time, the next of which are loaded meanwhile.
+template <uint32_t kColumns>
+JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
+                              StoreRing& stores, AccumulatorRelease release) {
+  const Epilogue& e = p.epilogue;
+  const uint32_t lane = ptx::lane_index();
+  const bool along_columns = e.bias.data != nullptr && e.bias_along_m == 0;
+  const uint32_t end = box.row < p.m ? min(box.column + slice.columns, p.n) : 0;
+  if (box.column >= end) return release();
+  float sums[kColumns], z[kColumns];
+  const auto store = [&] {
+    activate<kColumns, false>(z, e.activation);
+    with_type(p.output.type, [&]<DataType kType>() {
+      constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
+      uint32_t words[kRowBytes / 4];
+      cast<kType>(z, words);
+      stage_row<kRowBytes>(words, stores.acquire_by_warp());
+    });
+    stores.store_box(p.d, box);
+  };
+  ptx::tmem_load(sums, source);
+#pragma unroll 1
+  for (;; box.column += kColumns) {
+    const float bias = e.bias.data != nullptr ? load_bias(p, box.row + lane, box.column + lane) : 0.0f;
+    ptx::tmem_wait_load(sums);
+    if (along_columns) {
+#pragma unroll
+      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(sums[i], e.alpha, ptx::of_lane(bias, i));
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(sums[i], e.alpha, bias);
+    }
+    if (box.column + kColumns >= end) break;
+    ptx::tmem_load(sums, source += kColumns);
+    store();
+  }
+  release();
+  store();
+}
+
 // Where the formula is a cast and TMA stores it: a swizzle span at a time, of which one half is loaded while the other
 // is cast and staged. Spans that D does not have are left out.
 template <DataType kType>
@@ -264,6 +311,7 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
       return cast_slice<DataType::kF16>(p, source, slice, box, stores, release);
     }
   }
+  if (chunk == 32 && is_short(p) && !split.split()) return short_slice<32>(p, source, slice, box, stores, release);
   if (chunk == 32) return finish_slice<32>(p, source, slice, box, split, stores, release);
   if (kCtaGroup == 2 || chunk == 16) return finish_slice<16>(p, source, slice, box, split, stores, release);
   finish_slice<8>(p, source, slice, box, split, stores, release);

@@ -11,13 +11,6 @@
 
 namespace jaxbw::sm100 {
 
-// Which CTAs load one tile together. Each of `peers` CTAs, of which this one is number `peer`, loads an equal share of
-// every block's rows and multicasts it to the ranks of `mask`.
-struct LoadShare {
-  Divisor peers;
-  uint32_t peer, mask;
-};
-
 // How an operand's part of a stage comes: to several CTAs or to one, and in one box along K or in any boxes.
 template <bool kMulticastValue, bool kOneBoxValue>
 struct LoadForm {

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxbw
+from jaxbw._src.compat import Block
 from jaxbw._src.primitives import serve
 from jaxbw._src.selection import devices, select
-from jaxbw._src.selection.contexts import Block
 from jaxbw._src.selection.policy import policy_of
 
 X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
+from jaxbw._src.compat import Block
 from jaxbw._src.primitives import accelerate as products
-from jaxbw._src.selection.contexts import Block
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -20,10 +20,10 @@ import jax
 from jax.extend.core import jaxpr_as_fun, primitives
 
 from jaxbw._src import compat
+from jaxbw._src.compat import Block
 from jaxbw._src.primitives import dot_general, serve
 from jaxbw._src.primitives.originals import read_in_place
 from jaxbw._src.problem import DimensionNumbers, Operands
-from jaxbw._src.selection.contexts import Block
 from jaxbw._src.selection.policy import Policy, policy_of
 
 _MARK = "jaxbw"

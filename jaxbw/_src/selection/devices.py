@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import jax
 
 from jaxbw import _native
+from jaxbw._src.compat import Block
 from jaxbw._src.families import FAMILIES
-from jaxbw._src.selection.contexts import Block
 from jaxbw._src.selection.machine import Machine, machine_for, machines
 
 

@@ -8,9 +8,9 @@ from types import TracebackType
 
 import jax
 
+from jaxbw._src.compat import Block
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.contexts import Block
 from jaxbw._src.selection.implementations import Implementation, canonical
 from jaxbw._src.selection.tuned_products import SWITCH, TunedProducts
 

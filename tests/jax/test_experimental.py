@@ -1,6 +1,7 @@
 """Transformations of jax.experimental, and jax_remat3."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,6 +25,24 @@ def same(f: Callable[[Callable[..., Any]], Any]) -> None:
 
 def test_jet() -> None:
     same(lambda matmul: jet.jet(matmul, (X, W), ((V, X, W), (W, V, X))))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_jet_of_an_epilogue(activation: str) -> None:
+    act = getattr(jax.nn, activation)
+    series = ((V, X, W), (W, V, X))
+    for ours, formula in (
+        (
+            lambda x, w: jaxbw.matmul(x, w, bias=w[0], activation=activation, residual=x),
+            lambda x, w: act(x @ w + w[0]) + x,
+        ),
+        (
+            lambda x, w: jaxbw.gated_matmul(x, w, x, activation=activation),
+            lambda x, w: act(x @ w) * (x @ x),
+        ),
+    ):
+        got, wanted = (jet.jet(f, (X, W), series) for f in (ours, formula))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, wanted)
 
 
 @pytest.mark.parametrize("kind", [sparse.BCOO, sparse.BCSR])

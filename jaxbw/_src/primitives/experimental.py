@@ -2,11 +2,12 @@
 
 Their registries are filled once a program has loaded them, which jaxbw does not do: sparse alone
 takes as long as all of jaxbw. So `register` is called wherever a call is traced. What `jax.jit`
-traced before such a module was loaded, and does not trace again, may find none. jet and sparsify
-have no rule that works for any jax.custom_vjp, hence none for a matmul with an epilogue.
+traced before such a module was loaded, and does not trace again, may find none. sparsify
+has no rule for a matmul with an epilogue.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jax import lax
@@ -14,13 +15,16 @@ from jax import lax
 from jaxbw._src import compat
 from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.primitives.dot_general import dot_general_p, lax_params
-from jaxbw._src.primitives.fused_dot_general import fused_dot_general_p
+from jaxbw._src.primitives.fused import fused_tangent_p
+from jaxbw._src.primitives.fused_dot_general import apart, fused_dot_general_p
+from jaxbw._src.problem import Operands
 
 
 def register() -> None:
     """Fills the registries of the modules that are loaded."""
     if (jet := compat.experimental("jet")) is not None:
         jet.jet_rules.setdefault(dot_general_p, _bilinear_series)
+        jet.jet_rules.setdefault(fused_dot_general_p, partial(_series_apart, jet.jet))
     if (sparse := compat.experimental("sparse.transform")) is not None:
         for rules in (sparse.sparse_rules_bcoo, sparse.sparse_rules_bcsr):
             rules.setdefault(dot_general_p, _sparse(rules[lax.dot_general_p]))
@@ -28,7 +32,7 @@ def register() -> None:
     if (roofline := compat.experimental("roofline.roofline")) is not None:
         for primitive in (dot_general_p, fused_dot_general_p):
             roofline._rooflines.setdefault(primitive, _roofline)
-    for primitive in (dot_general_p, fused_dot_general_p):
+    for primitive in (dot_general_p, fused_dot_general_p, fused_tangent_p):
         compat.register_float_check(primitive)
 
 
@@ -41,6 +45,15 @@ def _bilinear_series(primals: Any, series: Any, **params: Any) -> Any:
         for order in range(len(left))
     )
     return out, terms
+
+
+def _series_apart(jet: Any, primals: Any, series: Any, *, epilogue: Epilogue, **params: Any) -> Any:
+    """Those of an operation with an epilogue, by what it consists of."""
+
+    def parts(*given: Any) -> Any:
+        return apart(Operands.of(epilogue, given), epilogue=epilogue, **params)
+
+    return jet(parts, primals, series, factorial_scaled=False)
 
 
 def _sparse(rule: Any) -> Any:

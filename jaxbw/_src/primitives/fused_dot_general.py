@@ -1,8 +1,7 @@
 """fused_dot_general_p: a dot_general with an epilogue, in one kernel where one fits.
 
 Like dot_general_p it stands for the operation until it is lowered; then it is one launch, or
-XLA's operations by the same formula (epilogue.py). It is not differentiable: fused.py says how the
-operation is.
+XLA's operations by the same formula (epilogue.py). Its derivative is in fused.py.
 
 It is not one primitive with dot_general_p. That one is bilinear in exactly two operands with one
 result, so that JAX derives jvp, transposition and linear_transpose from two rules; this one has up
@@ -102,6 +101,15 @@ def _formula(
     )
 
 
+def apart(operands: Operands, /, **params: Any) -> Results:
+    """The operation as a product, and the epilogue by XLA."""
+
+    def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
+        return product(lhs, rhs, **params)
+
+    return _formula(operands, multiply, **params)
+
+
 def _abstract_eval(lhs: Any, rhs: Any, *_: Any, epilogue: Epilogue, **params: Any) -> Any:
     result, effects = compat.dot_general_type(lhs, rhs, lax_params(params))
     return [result] * epilogue.results, effects
@@ -154,7 +162,7 @@ def _batch(axis_data: Any, given: Any, batched: Any, **params: Any) -> Any:
             axes._replace(rhs=axis, rhs_up=axis),
         )
     if not _stays_one(operands, axes, **params):
-        return _apart(operands, axes, **params)
+        return _batch_apart(operands, axes, **params)
 
     dims, result = batched_dimension_numbers(
         (operands.lhs.ndim, operands.rhs.ndim),
@@ -205,16 +213,8 @@ def _stays_one(
     return bool(axis <= kept(x.ndim - 1, contract, batch)[-epilogue.bias_rank])
 
 
-def _apart(operands: Operands, axes: Operands, **params: Any) -> Any:
-    """The product, and the epilogue by XLA."""
-
-    def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-        return product(lhs, rhs, **params)
-
-    def apart(operands: Operands) -> Results:
-        return _formula(operands, multiply, **params)
-
-    results = jax.vmap(apart, in_axes=(axes,))(operands)
+def _batch_apart(operands: Operands, axes: Operands, **params: Any) -> Any:
+    results = jax.vmap(partial(apart, **params), in_axes=(axes,))(operands)
     return results, [0] * len(results)
 
 

@@ -131,6 +131,259 @@ def set_kernel_directory(path: str) -> None:
     that it began with.
     """
 
+# --- the planner
+
+@final
+class Problem:
+    """One matrix product with its epilogue, as the operands lie in memory.
+
+    lhs is [batch|1, m, k] (`Major.K`) or [batch|1, k, m], rhs [batch|1, n, k] or [batch|1, k, n].
+    c, bias and residual are dtypes of what there is.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch: int,
+        m: int,
+        n: int,
+        k: int,
+        lhs_batched: bool = True,
+        rhs_batched: bool = True,
+        lhs_major: Major = ...,
+        rhs_major: Major = ...,
+        input: DataType = ...,
+        output: DataType = ...,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        c: DataType | None = None,
+        bias: DataType | None = None,
+        bias_along_m: bool = False,
+        residual: DataType | None = None,
+        activation: Activation = ...,
+        gated: bool = False,
+        save: bool = False,
+    ) -> None: ...
+
+@final
+class Violation:
+    """A rule that is broken. `str` has the runtime's words for it, without a remedy."""
+
+    @property
+    def rule(self) -> str:
+        """Its code, one of `rules`."""
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The numbers that it is about. operand: 0 is lhs, 1 rhs, 2 the result."""
+
+    @property
+    def takes(self) -> list[int]:
+        """The values that there are in the place of a wrong one."""
+
+@final
+class Plan:
+    """What a launch will do. Numbers of tiles are of cluster tiles, of all batch indices."""
+
+    @property
+    def kernel(self) -> str:
+        """The instance's name."""
+
+    @property
+    def attributes(self) -> dict[str, str | int | float]:
+        """All attributes of the custom call, see `ffi_targets`."""
+
+    @property
+    def block_k(self) -> int:
+        """Elements along K in a stage; this and the next three are what open fields become."""
+
+    @property
+    def stages(self) -> int:
+        """Depth of the shared-memory ring."""
+
+    @property
+    def accumulators(self) -> int:
+        """Of a CTA."""
+
+    @property
+    def scheduler(self) -> str:
+        """ "static", "clc" or "none"."""
+
+    @property
+    def resident(self) -> int:
+        """Clusters that run at a time, as was given."""
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs of a cluster."""
+
+    @property
+    def clusters(self) -> int:
+        """Of the grid."""
+
+    def clusters_on(self, resident: int) -> int:
+        """Of the grid, on a device that runs so many at a time."""
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+
+    @property
+    def shared_memory(self) -> int:
+        """Dynamic shared memory of a CTA, in bytes."""
+
+    @property
+    def cluster_rows(self) -> int:
+        """Of what the kernel computes, with swap-AB the transpose, in a cluster tile."""
+
+    @property
+    def cluster_columns(self) -> int:
+        """Likewise; of a gated product those of the result."""
+
+    @property
+    def tiles_m(self) -> int:
+        """Cluster tiles along the rows of one matrix."""
+
+    @property
+    def tiles_n(self) -> int:
+        """Along its columns."""
+
+    @property
+    def tiles(self) -> int:
+        """In all: whole and split ones."""
+
+    @property
+    def whole_tiles(self) -> int:
+        """These are not split along K."""
+
+    @property
+    def split_tiles(self) -> int:
+        """These are."""
+
+    @property
+    def parts(self) -> int:
+        """Of the split tiles."""
+
+    @property
+    def items(self) -> int:
+        """Whole tiles and parts."""
+
+    @property
+    def waves(self) -> int:
+        """Rounds of the resident clusters: of whole tiles, then of parts."""
+
+    @property
+    def work_items(self) -> NDArray[np.int64]:
+        """[items, 5], as they are handed out: batch index, row, column, part, parts of the tile."""
+
+    @property
+    def slices(self) -> int:
+        """Of the split tiles: each has sums of every part, and perhaps a counter."""
+
+    @property
+    def slice_floats(self) -> int:
+        """Sums of one part in a slice."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch memory: repacked operands, sums of parts, counters."""
+
+    @property
+    def repacked(self) -> tuple[str, ...]:
+        """Which of "lhs" and "rhs" are copied ahead."""
+
+    @property
+    def store_path(self) -> str:
+        """ "tma", "rows" or "columns": how results leave if all arrays are aligned."""
+
+    @property
+    def formula(self) -> str:
+        """ "general", "cast" or "elementwise": the way of the epilogue, likewise."""
+
+    @property
+    def residual_stages(self) -> int:
+        """Stages of the ring that a tile of the residual takes; 0 where it does not come by TMA."""
+
+    @property
+    def reduces_apart(self) -> bool:
+        """Whether a launch behind adds up the parts."""
+
+def plan(family: str, problem: Problem, config: Any, resident: int = 1) -> Plan | Violation:
+    """What a launch will do, or the rule that forbids it. A pure function.
+
+    Args:
+      family: "sm90" or "sm100".
+      problem: the product.
+      config: a `jaxbw.GemmConfig` that has a tile. Its open fields get the family's defaults.
+      resident: clusters that the device runs at a time.
+
+    Raises:
+      ValueError: unknown family, or no resident cluster.
+    """
+
+def plan_many(
+    family: str,
+    problem: Problem,
+    columns: Mapping[str, NDArray[np.int64]],
+    *,
+    swap_ab: bool,
+    resident: Sequence[int],
+) -> dict[str, NDArray[np.int64]]:
+    """Plans of many configurations, as columns.
+
+    Args:
+      family, problem: as of `plan`.
+      columns: fields of the custom call's configuration, by their names; others are ignored, and
+        stages and accumulators 0 where they are open.
+      swap_ab: of all of them.
+      resident: clusters that run at a time, by the number of their CTAs.
+
+    Returns:
+      legal (0 or 1; what follows is told of illegal ones, too), kernel (an index into
+      `kernel_names`; -1 where there is none), stages, rows (of a CTA), cluster_rows,
+      cluster_columns, tiles_m, tiles_n, tiles, resident, whole_tiles, whole_waves, part_waves,
+      part_rounds (of split tiles that an SM brings to their end), parts, items, accumulators (the
+      fewest), general (1: the epilogue's way), gathered (who adds up parts: 0 the last, 1 all that
+      are there, 2 a launch behind).
+    """
+
+def check_problem(problem: Problem) -> Violation | None:
+    """The rule that forbids a problem, whatever the configuration; None where none does."""
+
+def complete_config(
+    family: str, config: Any, input: DataType | None = None
+) -> dict[str, Any] | Violation:
+    """block_k, stages, accumulators and scheduler of a configuration, none of them open.
+
+    Arguments are as of `plan`; with `input` of operands of this dtype. Or the rule that forbids the
+    configuration whatever the problem is.
+    """
+
+def limits(family: str) -> dict[str, Any]:
+    """The bounds of a family's configurations.
+
+    max_cluster, max_cluster_k, max_split, max_swizzle; min_shared_parts and min_reduced_parts, from
+    which on parts are added up otherwise; schedulers, the default first.
+    """
+
+def kernel_names() -> list[str]:
+    """The names of all instances of cuda/kernels.toml, in its order."""
+
+def rules() -> list[str]:
+    """The code of every rule there is."""
+
+def walk(rows: int, columns: int, swizzle: int, raster: str) -> NDArray[np.int64]:
+    """(row, column) of each tile of a grid, in the order of their numbers.
+
+    Bands of `swizzle` rows are walked one after the other, each column by column; with raster "n",
+    bands of columns, row by row.
+
+    >>> walk(3, 2, 2, "m").tolist()
+    [[0, 0], [1, 0], [0, 1], [1, 1], [2, 0], [2, 1]]
+    """
+
+# --- launches
+
 def max_stages(family: str, block_m: int, block_n: int, cta_group: int, k_spans: int = 1) -> int:
     """The deepest shared-memory ring of a tile; 0 where not even one stage fits.
 
@@ -142,12 +395,6 @@ def max_stages(family: str, block_m: int, block_n: int, cta_group: int, k_spans:
 
     Raises:
       ValueError: unknown family, or a dimension of 0.
-    """
-
-def min_stages(family: str, block_m: int, block_n: int, cluster_k: int = 1) -> int:
-    """The shallowest shared-memory ring of a tile that `cluster_k` CTAs compute parts of K of.
-
-    Arguments and errors as in `max_stages`.
     """
 
 def shared_memory_bytes(

@@ -66,6 +66,7 @@ FAST: dict[str, tuple[str, ...]] = {
     ),
     "build/test_kernels.py": ("test_the_manifest", "test_no_file", "test_ptxas"),
     "flax/test_nnx.py": ("test_jit_and_an", "test_swap_layers"),
+    "jax/test_accelerate.py": ("test_einsum", "test_explain_function", "test_nothing_is"),
     "jax/test_dot_general.py": ("test_stacks_are_read",),
     "jax/test_eager.py": ("test_arguments_of",),
     "jax/test_gated.py": ("test_value_and_gradient",),

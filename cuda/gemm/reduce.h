@@ -5,6 +5,10 @@
 
 namespace jaxbw {
 
+// Parts of a tile from which on the warps that are still there share its sums, where no launch behind adds them up
+// (gemm/split_k.h).
+constexpr uint32_t kMinSharedParts = 5;
+
 // A team of warps adds up a chunk of a tile (cluster_slices() counts them), eight columns to a warp. A block fills an
 // SM with its registers: so the blocks that start early, where the product has left an SM free, do not take more than
 // their share. Teams of different blocks have neighbouring chunks.

@@ -28,6 +28,7 @@
 #pragma once
 
 #include "gemm/epilogue.h"
+#include "gemm/reduce.h"
 #include "gemm/storage.h"
 #include "gemm/tile_scheduler.h"
 #include "ptx/global.h"
@@ -184,7 +185,6 @@ class SplitSum {
   }
 
  private:
-  static constexpr uint32_t kMinSharedParts = 5;
   static constexpr uint32_t kFreeRegisters = 200;  // of a multiplying warp's 232, for sums: with more some spill
   static constexpr uint32_t kArrived = 1, kStays = 1 << 8, kBegun = 1 << 16;  // in a counter
   static constexpr uint32_t kPollNanoseconds = 20;

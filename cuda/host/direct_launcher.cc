@@ -118,7 +118,7 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
   const GemmConfig config = config_of(attributes);
   const std::string context = concat(describe(problem), ", ", describe(config));
   if (options.alias_c && problem.c != output) return invalid("c has not the dtype of the result it is to lie in");
-  const Result<GemmPlan> plan = plan_gemm(problem, config);
+  const Result<GemmPlan> plan = plan_call(problem, config);
   if (!plan.ok()) return with_context(context, plan.status());
   const std::vector<CallArray> arrays = arrays_of(problem, plan->workspace.bytes);
   GemmBuffers buffers;

@@ -77,7 +77,7 @@ ffi::TypeId CallState::id = XLA_FFI_UNKNOWN_TYPE_ID;
 // noexcept: nothing may be thrown into XLA, which is compiled without exceptions.
 
 ffi::ErrorOr<std::unique_ptr<CallState>> instantiate(GemmAttributes attributes) noexcept {
-  if (Status status = check_config(config_of(attributes)); !status.ok()) return ffi::Unexpected(to_error(status));
+  if (Status status = check_call(config_of(attributes)); !status.ok()) return ffi::Unexpected(to_error(status));
   return std::make_unique<CallState>(attributes);
 }
 

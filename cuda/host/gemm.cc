@@ -61,7 +61,7 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
 }  // namespace
 
 Result<PreparedKernel> prepare_gemm(const GemmConfig& config, int device, const Profiling* profiling) {
-  const Status valid = check_config(config);
+  const Status valid = check_call(config);
   const Result<PreparedKernel> kernel =
       valid.ok() ? prepare_kernel(*family_of_kernel(config.kernel), config, device,
                                   profiling == nullptr ? std::string_view() : profiling->directory)

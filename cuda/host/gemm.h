@@ -1,6 +1,7 @@
 // One product with its epilogue, as the host sees it: the problem, the chosen configuration, the buffers.
-// gemm_call.cc reads them from a call, gemm_rules.cc says what may be launched, gemm_launch.cc works out the launch,
-// kernel_library.cc loads its kernels, gemm.cc launches them. call_site.cc keeps what is the same from call to call.
+// gemm_call.cc reads them from a call, gemm_rules.cc says what may be launched, gemm_plan.cc what the launch will do,
+// gemm_launch.cc with which addresses; kernel_library.cc loads its kernels, gemm.cc launches them. call_site.cc keeps
+// what is the same from call to call.
 #pragma once
 
 #include <cuda.h>
@@ -12,6 +13,8 @@
 
 #include "gemm/profile_layout.h"
 #include "gemm/storage.h"
+#include "host/kernel_instances.h"
+#include "host/rules.h"
 #include "host/status.h"
 #include "params.h"
 
@@ -63,11 +66,14 @@ struct GemmProblem {
   X(split_tail, 0)             \
   X(wave, 0)                   \
   X(swap_ab, 0)                \
-  X(accumulators, 2)           \
+  X(accumulators, 1)           \
   X(scheduler, 0)
 
+// Who hands out the work items: the two of params.h, and kNone, where every cluster has one.
+enum class LaunchScheduler : uint32_t { kStatic = 0, kClc = 1, kNone = 2 };
+
 struct GemmConfig {
-  std::string_view kernel;  // named as in the manifest
+  std::string_view kernel;  // an instance's name; a plan finds it
 #define JAXBW_FIELD(name, initial) uint32_t name = initial;
   JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
@@ -78,8 +84,13 @@ struct GemmConfig {
   uint32_t team_rows() const { return sm90_team_rows(block_m, pingpong != 0); }
 };
 
-// Who hands out the work items: the two of params.h, and kNone, where every cluster has one.
-enum class LaunchScheduler : uint32_t { kStatic = 0, kClc = 1, kNone = 2 };
+// What a user gives, whose open fields have the family's defaults.
+struct ConfigRequest {
+  GemmConfig given;  // but for the fields of these names, and k_spans
+  std::optional<uint32_t> block_k, stages, accumulators;
+  std::optional<LaunchScheduler> scheduler;
+  bool batch_invariant = false;
+};
 
 // Device addresses, 0 for none. The caller's workspace has GemmPlan::workspace.bytes.
 struct GemmBuffers {
@@ -97,7 +108,10 @@ struct KernelFamily {
   uint32_t max_cluster_size;  // CTAs
   uint32_t max_cluster_k;
   uint32_t max_split_k;
-  uint32_t min_stages;  // sm_90 holds on to one stage while it waits for the next
+  uint32_t max_accumulators;  // of a CTA, and as many as there are unless a configuration says another number
+  LaunchScheduler scheduler;  // where none is chosen
+  LaunchScheduler dynamic;    // by which SMs get work as they come free
+  uint32_t min_stages;        // sm_90 holds on to one stage while it waits for the next
   int compute_major;
   int compute_minor;  // -1: any, a family target
   std::string_view gpus;
@@ -112,8 +126,24 @@ struct KernelFamily {
 const KernelFamily* find_family(std::string_view name);
 const KernelFamily* family_of_kernel(std::string_view kernel);
 
-// The shallowest ring.
+// The gemm kernels that take the operands of a problem, as it is launched.
+class InstancesOfProblem {
+ public:
+  InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched);
+
+  // The one that a configuration launches; null where there is none.
+  const KernelInstance* find(const GemmConfig& config) const;
+
+ private:
+  std::vector<const KernelInstance*> instances_;
+};
+
+// The deepest ring; 0 where not even one stage fits. The shallowest one.
+uint32_t max_stages(const KernelFamily& family, const GemmConfig& config);
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& config);
+
+// Of a CTA, whose tile may take all that there are.
+uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& config);
 
 // Dynamic shared memory of a launch, in bytes.
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& config);
@@ -138,6 +168,10 @@ inline uint32_t b_extent(const GemmProblem& p, const GemmConfig& c) {
 inline uint32_t a_peers(const GemmConfig& c) { return c.cluster_n; }
 inline uint32_t b_peers(const GemmConfig& c) { return c.cluster_m / c.cta_group; }
 
+constexpr uint32_t kMaxSwizzle = 16;
+// From so many parts on, sums that the whole GPU adds up are worth the launch (sm_90).
+constexpr uint32_t kMinReducedParts = 12;
+
 // Whether a launch of its own adds up the parts of split tiles, not the warps that come last.
 bool reduces_apart(const KernelFamily& family, const GemmConfig& config);
 
@@ -152,12 +186,17 @@ Formula formula(const KernelFamily& family, const GemmProblem& problem, const Ge
 // One TMA store of an epilogue warp.
 StoreBox store_box(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
 
-// --- rules: what would be unsafe or wrong is refused. Python's selection has the whole set of rules; a request that
-// fails here is a mistake there.
+// --- rules (rules.h)
 
-Status check_problem(const GemmProblem& problem);
-Status check_config(const GemmConfig& config);
-Status check_launch(const GemmProblem& problem, const GemmConfig& config);
+// A problem, whatever its configuration; a configuration, whatever the problem; and both, each of which is legal. The
+// problem is as it is launched (as_launched), but in the first.
+Verdict check_problem(const GemmProblem& problem);
+Verdict check_config(const KernelFamily& family, const GemmConfig& config);
+Verdict check_launched(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config);
+
+// A configuration without open fields; fails on a block_k that operands of `input` have not, or where it is not known
+// that no operands have. (check_config has still to see it.)
+Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& request, std::optional<DataType> input);
 
 // "bf16[1,512,256] @ bf16[1,256,128] -> f32[1,512,128]", operands in the shapes they are stored in.
 std::string describe(const GemmProblem& problem);

@@ -88,6 +88,25 @@ GemmConfig config_of(const GemmAttributes& attributes) {
   return config;
 }
 
+GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config) {
+  GemmAttributes attributes{.kernel = config.kernel,
+                            .alpha = p.alpha,
+                            .beta = p.beta,
+                            .has_c = p.c.has_value(),
+                            .has_bias = p.bias.has_value(),
+                            .bias_along_m = p.bias_along_m,
+                            .has_residual = p.residual.has_value(),
+                            .gated = p.gated,
+                            .save = p.save,
+                            .activation = static_cast<int32_t>(p.activation),
+                            .lhs_major = static_cast<int32_t>(p.a_major),
+                            .rhs_major = static_cast<int32_t>(p.b_major)};
+#define JAXBW_FIELD(name, ...) attributes.name = static_cast<int32_t>(config.name);
+  JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
+#undef JAXBW_FIELD
+  return attributes;
+}
+
 Result<GemmProblem> read_product(const GemmAttributes& attributes, const Array& lhs, const Array& rhs) {
   if (Status status = check_flags(attributes); !status.ok()) return status;
   const std::string shapes = concat("lhs ", shape(lhs.dims), ", rhs ", shape(rhs.dims), ": ");
@@ -145,7 +164,7 @@ Result<GemmCall> read_call(const GemmAttributes& attributes, std::span<const Arr
   GemmProblem whole = std::move(problem).take();
   if (results.empty() || !results[0].type) return invalid("the result is f16, bf16 or f32");
   whole.output = *results[0].type;
-  const Result<GemmPlan> plan = plan_gemm(whole, config_of(attributes));
+  const Result<GemmPlan> plan = plan_call(whole, config_of(attributes));
   if (!plan.ok()) return plan.status();
   GemmCall call{*plan, arrays_of(whole, plan->workspace.bytes), {}};
   const std::span<const CallArray> wanted(call.arrays);

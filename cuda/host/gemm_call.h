@@ -66,6 +66,9 @@ struct GemmCall {
 
 GemmConfig config_of(const GemmAttributes& attributes);
 
+// The attributes of the call that computes a problem so.
+GemmAttributes attributes_of_call(const GemmProblem& problem, const GemmConfig& config);
+
 // The problem, as far as two operands tell it: without the types of result, C, bias and residual.
 Result<GemmProblem> read_product(const GemmAttributes& attributes, const Array& lhs, const Array& rhs);
 

@@ -1,82 +1,20 @@
 #include "host/gemm_launch.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "gemm/repack.h"
 
 namespace jaxbw {
 namespace {
 
-constexpr uint64_t kMaxGrid = 0x7fffffff;  // blocks along x: CUDA C++ programming guide, technical specifications
-constexpr uint64_t kSectionAlignment = 256;
 // Enough blocks to fill any GPU several times over; each goes on to further pieces of its matrix.
 constexpr uint64_t kMaxRepackBlocks = 1 << 14;
-
-// Slices of a CTA's tile, and values in one.
-std::pair<uint64_t, uint64_t> slices_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  if (c.cluster_k > 1) {
-    const uint32_t slices = cluster_slices(c.block_m, tile_columns(p, c));
-    return {slices, uint64_t{c.block_m} * c.block_n / slices};
-  }
-  if (!family.is_sm90()) {
-    return {slice_count(sm100_mma_tiles(c.cta_rows()), family.epilogue), partial_floats(c.block_n, family.epilogue)};
-  }
-  return {slice_count(1, family.epilogue), partial_floats(c.block_n * (c.team_rows() / kWgmmaRows), family.epilogue)};
-}
-
-Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  Work work;
-  work.tiles_m = ceil_div(p.m, uint64_t{c.cluster_m} * c.cta_rows());
-  work.tiles_n = ceil_div(p.n, uint64_t{c.cluster_n} * tile_columns(p, c));
-  work.tiles = work.tiles_m * work.tiles_n * p.batch;
-  work.whole_tiles = c.split_k == 1 ? work.tiles : c.split_tail != 0 ? work.tiles / c.wave * c.wave : 0;
-  work.items = work.whole_tiles + (work.tiles - work.whole_tiles) * c.split_k;
-  const auto [slices, floats] = slices_of(family, p, c);
-  work.slices = (work.tiles - work.whole_tiles) * c.cluster_tiles() * slices;
-  work.slice_floats = floats;
-  return work;
-}
-
-Status check_work(const Work& work, const GemmProblem& p, const GemmConfig& c) {
-  if (work.tiles_m * work.tiles_n > kMaxGrid / p.batch / c.cluster_size() / c.split_k) {
-    return invalid(work.tiles_m, "x", work.tiles_n, " cluster tiles for each of ", p.batch,
-                   " batch indices are more than a grid holds");
-  }
-  if (work.slices > kMaxGrid) return invalid(work.slices, " slices of split tiles are more than 32 bits count");
-  return Status();
-}
-
-WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, const Work& work) {
-  WorkspaceLayout layout;
-  const auto section = [&](uint64_t bytes) {
-    return std::exchange(layout.bytes, layout.bytes + ceil_div(bytes, kSectionAlignment) * kSectionAlignment);
-  };
-  layout.a = section(operand_a(p).repacked_bytes());
-  layout.b = section(operand_b(p).repacked_bytes());
-  layout.b_up = section(p.gated ? operand_b(p).repacked_bytes() : 0);
-  layout.partials = section(work.slices * c.split_k * work.slice_floats * sizeof(float));
-  layout.counter_count = reduces_apart(family, c) ? 0 : work.slices;
-  layout.counters = section(layout.counter_count * sizeof(uint32_t));
-  return layout;
-}
 
 EpilogueOperand epilogue_operand(const std::optional<DataType>& type, CUdeviceptr address) {
   return {type ? reinterpret_cast<const void*>(address) : nullptr, type.value_or(DataType::kF32)};
 }
 
 EpilogueResult epilogue_result(DataType type, CUdeviceptr address) { return {reinterpret_cast<void*>(address), type}; }
-
-StorePath store_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, const GemmBuffers& buffers,
-                     Formula formula) {
-  if (c.swap_ab != 0) return StorePath::kColumns;
-  // The general way of the Hopper kernel does not store by TMA: no tensor maps are encoded for it.
-  if (family.is_sm90() && formula == Formula::kGeneral) return StorePath::kRows;
-  // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
-  // what followed it): so the rule holds for a single row too.
-  const bool aligned = (p.n * size_bytes(p.output) | buffers.d | buffers.saved | buffers.saved_up) % kTmaAlignment == 0;
-  return aligned ? StorePath::kTma : StorePath::kRows;
-}
 
 GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
                        const GemmBuffers& buffers, const Work& work) {
@@ -94,7 +32,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.output = epilogue_result(p.output, buffers.d);
   params.saved_output[0] = epilogue_result(p.output, buffers.saved);
   params.saved_output[1] = epilogue_result(p.output, buffers.saved_up);
-  params.store_path = store_path(family, p, c, buffers, params.epilogue.formula);
+  params.store_path = store_path(family, p, c, params.epilogue.formula, buffers.d | buffers.saved | buffers.saved_up);
   const bool columns = params.store_path == StorePath::kColumns;
   params.row_stride = columns ? 1 : p.n;
   params.column_stride = columns ? p.m : 1;
@@ -112,8 +50,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.cluster = cluster_shape(c.cluster_m, c.cluster_n, c.cta_group, c.cluster_k);
   params.stages = c.stages;
   params.k_spans = c.k_spans;
-  // A tile of two MMAs needs both slots at once.
-  params.accumulators = !family.is_sm90() && sm100_mma_tiles(c.cta_rows()) > 1 ? 2 : c.accumulators;
+  params.accumulators = c.accumulators;
   params.scheduler =
       static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc ? Scheduler::kClc : Scheduler::kStatic;
   params.order = tile_order(static_cast<uint32_t>(work.tiles_m), static_cast<uint32_t>(work.tiles_n), c.swizzle,
@@ -169,43 +106,20 @@ RepackCopy repack(const Operand& operand, CUdeviceptr source, CUdeviceptr destin
 
 }  // namespace
 
-GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
-  GemmProblem launched = problem;
-  if (config.swap_ab == 0) return launched;
-  std::swap(launched.m, launched.n);
-  std::swap(launched.a_batched, launched.b_batched);
-  std::swap(launched.a_major, launched.b_major);
-  launched.bias_along_m = !problem.bias_along_m;
-  return launched;
-}
-
 GemmBuffers as_launched(const GemmBuffers& buffers, const GemmConfig& config) {
   GemmBuffers launched = buffers;
   if (config.swap_ab != 0) std::swap(launched.a, launched.b);
   return launched;
 }
 
-Result<GemmPlan> plan_gemm(const GemmProblem& problem, const GemmConfig& config) {
-  if (Status status = check_launch(problem, config); !status.ok()) return status;
-  const KernelFamily& family = *family_of_kernel(config.kernel);
-  const GemmProblem launched = as_launched(problem, config);
-  const Work work = work_of(family, launched, config);
-  if (Status status = check_work(work, launched, config); !status.ok()) return status;
-  return GemmPlan{&family, problem, config, launched, work, layout_of(family, launched, config, work)};
-}
-
 uint32_t GemmLaunch::reduce_blocks(uint32_t sm_count) const {
   return static_cast<uint32_t>(std::min<uint64_t>(reduced_chunks, sm_count));
 }
 
-uint32_t GemmLaunch::clusters(uint32_t resident) const {
-  const bool one_wave =
-      static_cast<LaunchScheduler>(config.scheduler) == LaunchScheduler::kStatic && config.cluster_k == 1;
-  return one_wave ? std::min(params.work_items, resident) : params.work_items;
-}
+uint32_t GemmLaunch::clusters(uint32_t resident) const { return clusters_of(config, params.work_items, resident); }
 
 Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers) {
-  const auto& [family, problem, config, p, work, layout] = plan;
+  const auto& [family, problem, config, p, work, layout, shown] = plan;
   if (Status status = check_addresses(problem, buffers); !status.ok()) return status;
   GemmBuffers at = as_launched(buffers, config);
   if (layout.bytes != 0 && (at.workspace == 0 || at.workspace % kTmaAlignment != 0)) {

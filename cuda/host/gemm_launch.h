@@ -1,5 +1,6 @@
 // What a GEMM launch is, whoever carries it out: the CUDA driver (gemm.cc) or the emulator (emulated_gemm.cc).
-// Two steps: a plan holds whatever is the same for all buffers, a launch is the plan with their addresses.
+// Two steps: a plan (gemm_plan.cc) holds whatever is the same for all buffers, a launch (gemm_launch.cc) is the plan
+// with their addresses.
 #pragma once
 
 #include <array>
@@ -27,6 +28,27 @@ struct Work {
   uint64_t tiles, whole_tiles, items;
   uint64_t slices;        // of the split tiles: each has sums of every part, and perhaps a counter
   uint64_t slice_floats;  // of one part
+
+  // Rounds of whole tiles, then of parts, on a device that holds `resident` clusters at a time.
+  uint64_t waves(uint64_t resident) const;
+};
+
+// Fails on more than a grid, or 32 bits, hold.
+Verdict check_work(const Work& work, const GemmProblem& launched, const GemmConfig& config);
+Work work_of(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config);
+
+// The clusters to launch for so many work items on a machine that holds `resident` of them at a time.
+uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident);
+
+// How results leave, whose addresses taken together are `results`.
+StorePath store_path(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config, Formula formula,
+                     CUdeviceptr results);
+
+// Which way an epilogue takes if all addresses are multiples of 16 bytes, as those of XLA are.
+struct EpiloguePlan {
+  uint32_t residual_stages;
+  Formula formula;
+  StorePath store_path;
 };
 
 // The same for every device: the workspace is sized when a call is traced.
@@ -37,10 +59,14 @@ struct GemmPlan {
   GemmProblem launched;  // as the kernel computes it
   Work work;
   WorkspaceLayout workspace;
+  EpiloguePlan epilogue;
 };
 
-// Fails on what check_launch refuses, and on more work than a grid holds. The kernel's name stays the caller's.
-Result<GemmPlan> plan_gemm(const GemmProblem& problem, const GemmConfig& config);
+// Fails on what the rules refuse. Finds the kernel.
+Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
+
+// The same of a call, which names its kernel: it must be the right one.
+Result<GemmPlan> plan_call(const GemmProblem& problem, const GemmConfig& config);
 
 // All but who encodes the tensor maps, and how many clusters run at a time. Threads and shared memory of a block are
 // those of the family and the configuration.
@@ -66,10 +92,13 @@ struct GemmLaunch {
 Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers);
 
 // The kernel that copies operands for a kernel of this name.
-std::string repack_kernel(const KernelFamily& family, std::string_view kernel);
+std::string_view repack_kernel(const KernelFamily& family, std::string_view kernel);
 
 // The kernel that adds up the parts of split tiles.
-std::string reduce_kernel(const KernelFamily& family);
+std::string_view reduce_kernel(const KernelFamily& family);
+
+// Fails on a configuration that no problem can be launched with.
+Status check_call(const GemmConfig& config);
 
 // Fills in the tensor maps by `encode(view, map)`, which returns a Status.
 template <typename Encode>

@@ -1,4 +1,4 @@
-// What may be launched, and how a launch is described in a message. See gemm.h.
+// What may be launched, rule by rule (rules.h), and how a launch is described in a message. See gemm.h.
 #include <algorithm>
 #include <bit>
 
@@ -10,20 +10,26 @@ namespace {
 constexpr KernelFamily kFamilies[] = {
     {.name = "sm90",
      .epilogue = kSm90Epilogue,
-     .threads = 384,
+     .threads = threads_of("sm90", "gemm"),
      .max_cluster_size = 8,
      .max_cluster_k = 8,
      .max_split_k = 64,
+     .max_accumulators = 1,
+     .scheduler = LaunchScheduler::kStatic,
+     .dynamic = LaunchScheduler::kNone,
      .min_stages = 2,
      .compute_major = 9,
      .compute_minor = 0,
      .gpus = "compute capability 9.0 (H100, H200, GH200)"},
     {.name = "sm100",
      .epilogue = kSm100Epilogue,
-     .threads = 256,
+     .threads = threads_of("sm100", "gemm"),
      .max_cluster_size = 16,
      .max_cluster_k = 1,
      .max_split_k = 16,
+     .max_accumulators = 2,
+     .scheduler = LaunchScheduler::kClc,
+     .dynamic = LaunchScheduler::kClc,
      .min_stages = 1,
      .compute_major = 10,
      .compute_minor = -1,
@@ -34,22 +40,30 @@ constexpr uint64_t kMaxExtent = 0x7fffffff;  // TMA coordinates are int32 (PTX 5
 constexpr uint64_t kMaxStride = 1ull << 40;  // bytes; CUtensorMap's are less
 constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
 constexpr uint32_t kMaxMmaN = 256;           // columns of an MMA: PTX 9.7.16.2.1
-constexpr uint32_t kMaxTeamRows = 128;       // of accumulators that registers hold
-// From so many parts on, sums that the whole GPU adds up are worth the launch.
-constexpr uint32_t kMinReducedParts = 12;
+constexpr uint32_t kGatedStep = 32, kSm90GatedStep = 128;
 
 const char* name(DataType type) { return type == DataType::kF16 ? "f16" : type == DataType::kBF16 ? "bf16" : "f32"; }
 
-char layout_letter(bool row_major) { return row_major ? 'n' : 't'; }
+Violation broken(Rule rule, std::vector<std::pair<const char*, int64_t>> fields = {},
+                 std::vector<uint32_t> takes = {}) {
+  return {rule, std::move(fields), std::move(takes)};
+}
 
-const char* kind(DataType input) { return input == DataType::kF32 ? "tf32" : "16bit"; }
+// The columns of the tiles that there are kernels for, with so many rows in a multiplying warpgroup.
+std::vector<uint32_t> columns_of(uint32_t team_rows) {
+  std::vector<uint32_t> columns;
+  for (const KernelInstance& instance : kKernelInstances) {
+    if (instance.columns != 0 && instance.rows == team_rows) columns.push_back(instance.columns);
+  }
+  std::ranges::sort(columns);
+  columns.erase(std::ranges::unique(columns).begin(), columns.end());
+  return columns;
+}
 
-// An sm_90 instance has dtype, layout and tile in its code: another problem on it would read and write other memory
-// than the tensor maps and the shared memory provide.
-std::string required_kernel(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config) {
-  if (!family.is_sm90()) return concat("jaxbw_sm100_", kind(problem.input), "_", config.cta_group, "cta");
-  return concat("jaxbw_sm90_", name(problem.input), "_", layout_letter(problem.a_major == Major::kK),
-                layout_letter(problem.b_major == Major::kMN), "_", config.team_rows(), "x", config.block_n);
+// By the rows in a warpgroup: 64, and twice as many.
+const std::vector<uint32_t>& sm90_columns(uint32_t team_rows) {
+  static const std::vector<uint32_t> one = columns_of(kWgmmaRows), two = columns_of(2 * kWgmmaRows);
+  return team_rows == kWgmmaRows ? one : two;
 }
 
 // Whether a formula, whatever arrays it reads beside the bias, may be Formula::kElementwise. Once for each accumulator,
@@ -61,113 +75,164 @@ bool allows_registers(const KernelFamily& family, const GemmProblem& p, const Ge
 
 // --- rules of a configuration alone
 
-Status check_sm90_tile(const GemmConfig& c) {
-  if (c.cta_group != 1) return invalid("cta_group is ", c.cta_group, "; sm_90 has no CTA pairs");
-  if (c.block_m == 0 || c.team_rows() % kWgmmaRows != 0 || c.team_rows() > kMaxTeamRows) {
-    return invalid("block_m is ", c.block_m, "; with pingpong ", c.pingpong, " it is a multiple of ",
-                   c.pingpong != 0 ? kWgmmaRows : kWgmmaRows * kSm90Teams);
+Verdict check_sm90_tile(const GemmConfig& c) {
+  if (c.cta_group != 1) return broken(Rule::cta_group_sm90, {{"cta_group", c.cta_group}});
+  const uint32_t rows = c.team_rows(), teams = c.pingpong != 0 ? 1 : kSm90Teams;
+  if (c.block_m % teams != 0 || (rows != kWgmmaRows && rows != 2 * kWgmmaRows)) {
+    return broken(Rule::block_m_sm90, {{"block_m", c.block_m}, {"pingpong", c.pingpong}},
+                  {kWgmmaRows * teams, 2 * kWgmmaRows * teams});
   }
-  if (c.block_n == 0 || c.block_n % kSm90Chunk != 0 || c.block_n > kMaxMmaN) {
-    return invalid("block_n is ", c.block_n, "; it is a multiple of ", kSm90Chunk, " up to ", kMaxMmaN);
+  if (const auto& columns = sm90_columns(rows); !std::ranges::binary_search(columns, c.block_n)) {
+    return broken(Rule::block_n_sm90, {{"block_n", c.block_n}, {"rows", rows}}, columns);
   }
-  if (c.k_spans != 1) return invalid("k_spans is ", c.k_spans, "; the sm_90 kernels take 1");
-  return Status();
-}
-
-// A power of two, so that the CTAs of a tile own equal shares of its slices.
-Status check_cluster_k(const KernelFamily& family, const GemmConfig& c) {
-  if (c.cluster_k == 1) return Status();
-  if (!std::has_single_bit(c.cluster_k) || c.cluster_k > family.max_cluster_k) {
-    return invalid("cluster_k is ", c.cluster_k, "; on ", family.name, " it is a power of two up to ",
-                   family.max_cluster_k);
-  }
-  if (c.cluster_size() > family.max_cluster_size) {
-    return invalid("a cluster of ", c.cluster_m, "x", c.cluster_n, " CTAs, ", c.cluster_k, " parts of K each; it has ",
-                   "1 to ", family.max_cluster_size, " CTAs");
-  }
-  if (const uint32_t rows = c.cluster_k * family.epilogue.rows_per_warp; c.block_m % rows != 0) {
-    return invalid("cluster_k is ", c.cluster_k, "; the CTAs share whole slices of ", family.epilogue.rows_per_warp,
-                   " rows, and block_m is ", c.block_m);
-  }
-  return Status();
+  if (c.k_spans != 1) return broken(Rule::k_spans_sm90, {{"k_spans", c.k_spans}});
+  return {};
 }
 
 // The shapes of tcgen05.mma (PTX 9.7.16.2.1), and of its accumulators as the epilogue cuts them (sm100_slice).
-Status check_sm100_tile(const GemmConfig& c) {
-  if (c.pingpong != 0) return invalid("pingpong is 1; it is for sm_90");
-  if (c.cta_group != 1 && c.cta_group != 2) return invalid("cta_group is ", c.cta_group, "; it is 1 or 2");
+Verdict check_sm100_tile(const GemmConfig& c) {
+  if (c.pingpong != 0) return broken(Rule::pingpong_sm100);
+  if (c.cta_group != 1 && c.cta_group != 2) return broken(Rule::cta_group, {{"cta_group", c.cta_group}});
   const uint32_t rows = c.cta_rows();
   if (c.block_m % c.cta_group != 0 || (rows != 64 && rows != 128 && rows != 256)) {
-    return invalid("block_m is ", c.block_m, "; each CTA of cta_group ", c.cta_group, " has 64, 128 or 256 rows");
+    return broken(Rule::block_m, {{"block_m", c.block_m}, {"cta_group", c.cta_group}},
+                  {64 * c.cta_group, 128 * c.cta_group, 256 * c.cta_group});
   }
   const uint32_t step = rows != 64 ? 16 : c.cta_group == 1 ? 8 : 32;
   if (c.block_n == 0 || c.block_n % step != 0 || c.block_n > kMaxMmaN) {
-    return invalid("block_n is ", c.block_n, "; with ", rows, " rows in each CTA of cta_group ", c.cta_group,
-                   " it is a multiple of ", step, " up to ", kMaxMmaN);
+    return broken(Rule::block_n, {{"block_n", c.block_n},
+                                  {"block_m", c.block_m},
+                                  {"cta_group", c.cta_group},
+                                  {"step", step},
+                                  {"most", kMaxMmaN}});
   }
-  return Status();
+  if (c.accumulators < sm100_mma_tiles(rows)) {
+    return broken(Rule::accumulators_full, {{"block_m", c.block_m}});
+  }
+  return {};
+}
+
+// A power of two, so that the CTAs of a tile own equal shares of its slices.
+Verdict check_cluster_k(const KernelFamily& family, const GemmConfig& c) {
+  if (c.cluster_k == 1) return {};
+  if (!std::has_single_bit(c.cluster_k) || c.cluster_k > family.max_cluster_k) {
+    std::vector<uint32_t> takes;
+    for (uint32_t parts = 1; parts <= family.max_cluster_k; parts *= 2) takes.push_back(parts);
+    return broken(Rule::cluster_k, {{"cluster_k", c.cluster_k}}, takes);
+  }
+  if (c.cluster_size() > family.max_cluster_size) {
+    return broken(Rule::cluster_size, {{"cluster_m", c.cluster_m},
+                                       {"cluster_n", c.cluster_n},
+                                       {"cluster_k", c.cluster_k},
+                                       {"ctas", c.cluster_size()},
+                                       {"most", family.max_cluster_size}});
+  }
+  if (const uint32_t rows = family.epilogue.rows_per_warp; c.block_m % (c.cluster_k * rows) != 0) {
+    return broken(Rule::cluster_slices, {{"cluster_k", c.cluster_k}, {"rows", rows}, {"block_m", c.block_m}});
+  }
+  return {};
 }
 
 struct Range {
+  Rule rule;
   const char* name;
   uint32_t value, first, last;
 };
 
-Status check_ranges(const KernelFamily& family, const GemmConfig& c) {
+Verdict check_ranges(const KernelFamily& family, const GemmConfig& c) {
+  const uint32_t schedulers = static_cast<uint32_t>(LaunchScheduler::kNone);
   const Range ranges[] = {
-      {"k_spans", c.k_spans, 1, kMaxKSpans},
-      {"pingpong", c.pingpong, 0, 1},
-      {"swizzle", c.swizzle, 1, kMaxExtent},
-      {"raster", c.raster, 0, 1},
-      {"split_k", c.split_k, 1, family.max_split_k},
-      {"split_tail", c.split_tail, 0, 1},
-      {"wave", c.wave, c.split_tail, c.split_tail != 0 ? uint32_t{kMaxExtent} : 0},
-      {"swap_ab", c.swap_ab, 0, 1},
-      {"accumulators", c.accumulators, 1, 2},
-      {"scheduler", c.scheduler, 0, static_cast<uint32_t>(LaunchScheduler::kNone)},
+      {Rule::k_spans, "k_spans", c.k_spans, 1, kMaxKSpans},
+      {Rule::pingpong, "pingpong", c.pingpong, 0, 1},
+      {Rule::swizzle, "swizzle", c.swizzle, 1, kMaxSwizzle},
+      {Rule::raster, "raster", c.raster, 0, 1},
+      {Rule::split_k, "split_k", c.split_k, 1, family.max_split_k},
+      {Rule::split_tail, "split_tail", c.split_tail, 0, 1},
+      {Rule::wave, "wave", c.wave, c.split_tail, c.split_tail != 0 ? uint32_t{kMaxExtent} : 0},
+      {Rule::swap_ab, "swap_ab", c.swap_ab, 0, 1},
+      {family.is_sm90() ? Rule::accumulators_sm90 : Rule::accumulators, "accumulators", c.accumulators, 1,
+       family.max_accumulators},
+      {Rule::scheduler, "scheduler", c.scheduler, 0, schedulers},
   };
-  for (const auto& [name, value, first, last] : ranges) {
-    if (value < first || value > last) return invalid(name, " is ", value, "; it is ", first, " to ", last);
+  for (const auto& [rule, name, value, first, last] : ranges) {
+    if (value < first || value > last) {
+      return broken(rule, {{name, value}, {"first", first}, {"last", last}, {"most", last}});
+    }
   }
-  return Status();
+  if (c.split_tail != 0 && c.split_k == 1) return broken(Rule::split_tail_whole);
+  return {};
+}
+
+Verdict check_stages(const KernelFamily& family, const GemmConfig& c) {
+  const uint32_t most = max_stages(family, c), least = min_stages(family, c);
+  const std::pair<const char*, int64_t> tile[] = {
+      {"block_m", c.block_m}, {"block_n", c.block_n}, {"k_spans", c.k_spans}};
+  if (most == 0) return broken(Rule::stage, {tile[0], tile[1], tile[2]});
+  if (least > most) return broken(Rule::cluster_sums, {tile[0], tile[1], {"cluster_k", c.cluster_k}});
+  if (c.stages < least || c.stages > most) {
+    return broken(Rule::stages, {tile[0], tile[1], tile[2], {"stages", c.stages}, {"least", least}, {"most", most}});
+  }
+  return {};
 }
 
 // --- rules of a configuration for a problem
 
+// As the user named it.
+int64_t operand_number(RuleOperand launched, const GemmConfig& c) {
+  if (c.swap_ab == 0 || launched == RuleOperand::kResult) return static_cast<int64_t>(launched);
+  return static_cast<int64_t>(launched == RuleOperand::kLhs ? RuleOperand::kRhs : RuleOperand::kLhs);
+}
+
 // An operand's tile is cut into boxes, see tensor_map.cc, and each box's rows are divided among the CTAs that share it.
-Status check_boxes(const KernelFamily& family, const Operand& operand, const GemmConfig& c, uint32_t extent,
-                   uint32_t peers) {
+Verdict check_boxes(const KernelFamily& family, RuleOperand which, const Operand& operand, const GemmConfig& c,
+                    uint32_t extent, uint32_t peers) {
   const Operand read = operand.as_read();
   const uint32_t step = (family.is_sm90() ? kHalfSpan : kSwizzleSpan) / size_bytes(read.type);
   if (read.major == Major::kMN && extent % step != 0) {
-    return invalid(operand.name, " is MN-major and its tile is ", extent, " wide; it is loaded in columns of ", step);
+    return broken(Rule::columns, {{"operand", operand_number(which, c)}, {"extent", extent}, {"step", step}});
   }
   const uint32_t rows = operand_tile(read.major, read.type, extent, c.k_spans).rows;
   if (rows % (peers * kSwizzleRows) != 0) {
-    return invalid(operand.name, " is shared by ", peers, " CTAs, which cannot load equal parts of ", rows,
-                   " rows in groups of ", kSwizzleRows);
+    return broken(Rule::shares,
+                  {{"operand", operand_number(which, c)}, {"peers", peers}, {"rows", rows}, {"group", kSwizzleRows}});
   }
-  return Status();
+  return {};
 }
 
-Status check_gated(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  if (c.swap_ab != 0) return invalid("swap_ab does not go with a gated product");
-  if (c.block_n % 32 != 0) return invalid("block_n is ", c.block_n, "; of a gated product it is a multiple of 32");
-  if (c.cta_group == 2 && c.cta_rows() == 64) {
-    return invalid(
-        "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated product");
+Verdict check_gated(const KernelFamily& family, const GemmConfig& c) {
+  if (c.swap_ab != 0) return broken(Rule::gated_swap);
+  if (!family.is_sm90() && c.cta_group == 2 && c.cta_rows() == 64) return broken(Rule::gated_pair);
+  // sm_90: halves in the columns in which TMA brings them where they are MN-major, and whole boxes of results.
+  if (family.is_sm90() && c.block_n % kSm90GatedStep != 0) {
+    return broken(Rule::gated_columns_sm90, {{"block_n", c.block_n}}, {kSm90GatedStep, 2 * kSm90GatedStep});
   }
-  if (family.is_sm90() && tile_columns(p, c) % kSm90Chunk != 0) {
-    return invalid("block_n is ", c.block_n, "; its half is finished ", kSm90Chunk, " columns at a time");
-  }
-  return Status();
+  if (c.block_n % kGatedStep != 0) return broken(Rule::gated_columns, {{"block_n", c.block_n}, {"step", kGatedStep}});
+  return {};
 }
 
-Status check_split(const GemmProblem& p, const GemmConfig& c) {
+Verdict check_parts(const GemmProblem& p, const GemmConfig& c) {
   const uint64_t blocks = ceil_div(p.k, block_k(p, c));
-  if (c.split_k * c.cluster_k <= blocks) return Status();
-  const std::string cluster = c.cluster_k > 1 ? concat(" and cluster_k ", c.cluster_k) : "";
-  return invalid("split_k is ", c.split_k, cluster, "; K has ", blocks, " blocks of ", block_k(p, c), " elements");
+  if (c.split_k * c.cluster_k <= blocks) return {};
+  return broken(c.cluster_k > 1 ? Rule::parts_of_cluster : Rule::parts, {{"split_k", c.split_k},
+                                                                         {"cluster_k", c.cluster_k},
+                                                                         {"blocks", static_cast<int64_t>(blocks)},
+                                                                         {"block_k", block_k(p, c)},
+                                                                         {"k", static_cast<int64_t>(p.k)}});
+}
+
+// What tensor maps, and the 32-bit sizes of the kernels, can hold.
+Verdict check_extents(RuleOperand array, DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
+  const std::pair<const char*, int64_t> operand = {"operand", static_cast<int64_t>(array)};
+  if (columns > kMaxExtent || rows > kMaxExtent || batch > kMaxExtent) return broken(Rule::extent, {operand});
+  const uint64_t matrix = ceil_div(columns * size_bytes(type), kTmaAlignment) * kTmaAlignment * rows;  // below 2^65
+  if (columns > kMaxStride / rows || matrix >= kMaxStride) return broken(Rule::stride, {operand});
+  if (matrix > kMaxArray / batch) return broken(Rule::address_space, {operand});
+  return {};
+}
+
+Verdict check_extents(RuleOperand array, const Operand& operand) {
+  const Operand read = operand.as_read();
+  return check_extents(array, read.type, read.batch, read.rows(), read.columns());
 }
 
 std::string shape(DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
@@ -175,41 +240,6 @@ std::string shape(DataType type, uint64_t batch, uint64_t rows, uint64_t columns
 }
 
 std::string shape(const Operand& o) { return shape(o.type, o.batch, o.rows(), o.columns()); }
-
-// What tensor maps, and the 32-bit sizes of the kernels, can hold.
-Status check_extents(const char* array, DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
-  const std::string text = concat(array, " ", shape(type, batch, rows, columns));
-  if (columns > kMaxExtent || rows > kMaxExtent || batch > kMaxExtent) {
-    return invalid(text, " has a dimension of 2^31 or more; TMA coordinates are int32");
-  }
-  const uint64_t matrix = ceil_div(columns * size_bytes(type), kTmaAlignment) * kTmaAlignment * rows;  // below 2^65
-  if (columns > kMaxStride / rows || matrix >= kMaxStride) {
-    return invalid(text, " has matrices of 2^40 bytes or more, beyond the strides of TMA");
-  }
-  if (matrix > kMaxArray / batch) return invalid(text, " is larger than any address space");
-  return Status();
-}
-
-Status check_operand(const KernelFamily& family, const Operand& operand, const GemmConfig& c, uint32_t extent,
-                     uint32_t peers) {
-  const Operand read = operand.as_read();
-  if (Status status = check_extents(read.name, read.type, read.batch, read.rows(), read.columns()); !status.ok()) {
-    return status;
-  }
-  return check_boxes(family, operand, c, extent, peers);
-}
-
-Status check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  if (const std::string required = required_kernel(family, p, c); c.kernel != required) {
-    return invalid("this launch needs kernel ", required);
-  }
-  Status status = check_extents("result", p.output, p.batch, p.m, p.n);
-  if (status.ok() && p.gated) status = check_gated(family, p, c);
-  if (status.ok()) status = check_operand(family, operand_a(p), c, a_extent(c), a_peers(c));
-  if (status.ok()) status = check_operand(family, operand_b(p), c, b_extent(p, c), b_peers(c));
-  if (status.ok()) status = check_split(p, c);
-  return status;
-}
 
 }  // namespace
 
@@ -221,20 +251,48 @@ const KernelFamily* find_family(std::string_view name) {
 }
 
 const KernelFamily* family_of_kernel(std::string_view kernel) {
-  for (const KernelFamily& family : kFamilies) {
-    if (kernel.starts_with(concat("jaxbw_", family.name, "_"))) return &family;
+  const KernelInstance* instance = find_instance(kernel);
+  return instance == nullptr || instance->role != "gemm" ? nullptr : find_family(instance->family);
+}
+
+InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched) {
+  const bool is_sm90 = family.is_sm90();
+  const std::string_view of_type = name(launched.input), kind = launched.input == DataType::kF32 ? "tf32" : "16bit";
+  const char layout[] = {launched.a_major == Major::kK ? 'n' : 't', launched.b_major == Major::kMN ? 'n' : 't'};
+  for (const KernelInstance& instance : kKernelInstances) {
+    if (instance.family != family.name || instance.role != "gemm") continue;
+    if (instance.input != (is_sm90 ? of_type : kind)) continue;
+    if (instance.layout == "any" || instance.layout == std::string_view(layout, 2)) instances_.push_back(&instance);
+  }
+}
+
+const KernelInstance* InstancesOfProblem::find(const GemmConfig& c) const {
+  for (const KernelInstance* instance : instances_) {
+    if (instance->cta_group != c.cta_group) continue;
+    if (instance->columns == 0 || (instance->columns == c.block_n && instance->rows == c.team_rows())) return instance;
   }
   return nullptr;
 }
 
-std::string repack_kernel(const KernelFamily& family, std::string_view kernel) {
-  return concat("jaxbw_", family.name, "_repack_", kernel.find("_tf32_") != kernel.npos ? "32bit" : "16bit");
+std::string_view repack_kernel(const KernelFamily& family, std::string_view kernel) {
+  const bool wide = find_instance(kernel)->input == "tf32";
+  return find_companion(family.name, "repack", wide ? "32bit" : "16bit")->name;
 }
 
-std::string reduce_kernel(const KernelFamily& family) { return concat("jaxbw_", family.name, "_reduce_f32"); }
+std::string_view reduce_kernel(const KernelFamily& family) {
+  return find_companion(family.name, "reduce", "f32")->name;
+}
 
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
   return storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family.epilogue).total_bytes(c.stages);
+}
+
+uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
+  return family.is_sm90() ? 1 : sm100_mma_tiles(c.cta_rows());
+}
+
+uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {
+  return storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family.epilogue).max_stages();
 }
 
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
@@ -269,54 +327,75 @@ StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmC
                          formula(family, p, c, 0) == Formula::kCast, p.output);
 }
 
-Status check_problem(const GemmProblem& p) {
-  if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0) return invalid("a dimension is 0; there is nothing to launch");
-  if (p.input > DataType::kF32 || p.output > DataType::kF32) return invalid("unknown dtype");
+Verdict check_problem(const GemmProblem& p) {
+  if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0) return broken(Rule::empty);
+  if (p.input > DataType::kF32 || p.output > DataType::kF32) return broken(Rule::dtype);
   if (p.activation > Activation::kGeluExact) {
-    return invalid("unknown activation ", static_cast<uint32_t>(p.activation));
+    return broken(Rule::activation, {{"activation", static_cast<int64_t>(p.activation)}});
   }
-  if (p.gated && p.c) return invalid("a gated product has no c");
-  return Status();
+  if (p.gated && p.c) return broken(Rule::gated_c);
+  Verdict verdict = check_extents(RuleOperand::kLhs, operand_a(p));
+  if (!verdict) verdict = check_extents(RuleOperand::kRhs, operand_b(p));
+  if (!verdict) verdict = check_extents(RuleOperand::kResult, p.output, p.batch, p.m, p.n);
+  return verdict;
 }
 
-Status check_config(const GemmConfig& c) {
-  const KernelFamily* family = family_of_kernel(c.kernel);
-  if (family == nullptr) return invalid("no kernel family is known for kernel '", c.kernel, "'");
-  if (Status status = check_ranges(*family, c); !status.ok()) return status;
-  Status status = family->is_sm90() ? check_sm90_tile(c) : check_sm100_tile(c);
-  if (!status.ok()) return status;
-  const uint32_t largest = family->max_cluster_size;
+Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
+  Verdict verdict = check_ranges(family, c);
+  if (!verdict) verdict = family.is_sm90() ? check_sm90_tile(c) : check_sm100_tile(c);
+  if (verdict) return verdict;
+  const uint32_t largest = family.max_cluster_size;
   if (c.cluster_m == 0 || c.cluster_n == 0 || c.cluster_m > largest || c.cluster_n > largest ||
       c.cluster_tiles() > largest) {
-    return invalid("a cluster of ", c.cluster_m, "x", c.cluster_n, " CTAs; it has 1 to ", largest);
+    return broken(Rule::cluster, {{"cluster_m", c.cluster_m}, {"cluster_n", c.cluster_n}, {"most", largest}});
   }
-  if (Status status = check_cluster_k(*family, c); !status.ok()) return status;
+  if ((verdict = check_cluster_k(family, c))) return verdict;
   if (c.cluster_m % c.cta_group != 0) {
-    return invalid("cluster_m ", c.cluster_m, " is not a multiple of cta_group ", c.cta_group);
+    return broken(Rule::cluster_group, {{"cluster_m", c.cluster_m}, {"cta_group", c.cta_group}});
   }
-  const uint32_t most = storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family->epilogue).max_stages();
-  const uint32_t least = min_stages(*family, c);
-  if (least > most) {
-    return invalid("cluster_k is ", c.cluster_k, "; shared memory does not hold the sums of a ", c.block_m, "x",
-                   c.block_n, " tile twice, as they are sent and received");
+  if ((verdict = check_stages(family, c))) return verdict;
+  if (family.is_sm90() && static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc) {
+    return broken(Rule::scheduler_clc, {{"scheduler", c.scheduler}});
   }
-  if (c.stages < least || c.stages > most) {
-    const std::string cluster = c.cluster_k > 1 ? concat(" and cluster_k ", c.cluster_k) : "";
-    return invalid(c.stages, " stages; a ", c.block_m, "x", c.block_n, " tile with k_spans ", c.k_spans, cluster,
-                   " takes ", least, " to ", most);
-  }
-  if (family->is_sm90() && static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc) {
-    return invalid("scheduler is ", c.scheduler, ", cluster launch control, which sm_90 does not have");
-  }
-  return Status();
+  return {};
 }
 
-Status check_launch(const GemmProblem& problem, const GemmConfig& c) {
-  if (Status status = check_problem(problem); !status.ok()) return status;
-  if (Status status = check_config(c); !status.ok()) return status;
-  const Status status = check_launched(*family_of_kernel(c.kernel), as_launched(problem, c), c);
-  if (status.ok() || c.swap_ab == 0) return status;
-  return with_context("with lhs and rhs swapped", status);
+Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  Verdict verdict;
+  if (p.gated) verdict = check_gated(family, c);
+  if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(p), c, a_extent(c), a_peers(c));
+  if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(p), c, b_extent(p, c), b_peers(c));
+  if (!verdict) verdict = check_parts(p, c);
+  return verdict;
+}
+
+Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& request, std::optional<DataType> input) {
+  GemmConfig c = request.given;
+  if (request.batch_invariant && c.split_tail != 0) return broken(Rule::batch_invariant_tail);
+  if (!request.block_k) {
+    c.k_spans = 1;
+  } else if (const uint32_t span = span_elements(input.value_or(DataType::kBF16)), block_k = *request.block_k;
+             family.is_sm90()) {
+    if (block_k != span) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});
+  } else if (!input) {  // perhaps for elements of 4 bytes
+    const uint32_t least = span_elements(DataType::kF32);
+    if (block_k == 0 || block_k % least != 0 || block_k > kMaxKSpans * span) {
+      return broken(Rule::block_k_of_any, {{"block_k", block_k}, {"spans", kMaxKSpans}});
+    }
+    c.k_spans = std::max(block_k / span, 1u);
+  } else {
+    if (block_k == 0 || block_k % span != 0 || block_k > kMaxKSpans * span) {
+      return broken(
+          Rule::block_k,
+          {{"block_k", block_k}, {"span", span}, {"most", kMaxKSpans * span}, {"itemsize", size_bytes(*input)}});
+    }
+    c.k_spans = block_k / span;
+  }
+  c.accumulators = request.accumulators.value_or(family.max_accumulators);
+  c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(family.scheduler));
+  const bool has_tile = c.block_m != 0 && c.block_n != 0 && c.cta_group != 0;
+  c.stages = request.stages.value_or(has_tile ? max_stages(family, c) : 0);
+  return c;
 }
 
 std::string describe(const GemmProblem& p) {

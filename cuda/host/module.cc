@@ -19,6 +19,7 @@
 #include "host/ffi_handler.h"
 #include "host/gemm_launch.h"
 #include "host/kernel_library.h"
+#include "host/plan_bindings.h"
 
 namespace nb = nanobind;
 
@@ -95,7 +96,7 @@ uint64_t workspace_bytes_of(const std::vector<int64_t>& lhs, const std::vector<i
   const GemmAttributes given = attributes_of(attributes);
   const Result<GemmProblem> problem = read_product(given, {.type = input, .dims = lhs}, {.type = input, .dims = rhs});
   raise_unless_ok(problem.status());
-  const Result<GemmPlan> plan = plan_gemm(*problem, config_of(given));
+  const Result<GemmPlan> plan = plan_call(*problem, config_of(given));
   raise_unless_ok(with_context(concat(describe(*problem), ", ", describe(config_of(given))), plan.status()));
   return plan->workspace.bytes;
 }
@@ -245,13 +246,6 @@ NB_MODULE(_native, m) {
       },
       nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cta_group"), nb::arg("k_spans") = 1);
   m.def(
-      "min_stages",
-      [](const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cluster_k) {
-        (void)layout(family, block_m, block_n, 1, 1);  // fails on what has none
-        return min_stages(*find_family(family), {.block_m = block_m, .block_n = block_n, .cluster_k = cluster_k});
-      },
-      nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cluster_k") = 1);
-  m.def(
       "shared_memory_bytes",
       [](const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cta_group, uint32_t stages,
          uint32_t k_spans) { return layout(family, block_m, block_n, cta_group, k_spans).total_bytes(stages); },
@@ -271,6 +265,7 @@ NB_MODULE(_native, m) {
   m.attr("PROFILE_HEAD_WORDS") = kProfileHeadWords;
   m.attr("PROFILE_SLICE_HEAD") = kProfileSliceHead;
 
+  bind_plan(m);
   emulator::bind_emulator(m);
 }
 

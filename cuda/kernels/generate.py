@@ -1,7 +1,8 @@
 """Turn the instance table into kernel sources, and what ptxas reports of them into the manifest.
 
-  generate.py sources  --table kernels.toml --output DIR                 writes DIR/<name>.cu
-  generate.py manifest --table kernels.toml --reports DIR --output FILE  reads DIR/<name>.ptxas
+  generate.py sources   --table kernels.toml --output DIR    writes DIR/<name>.cu
+  generate.py instances --table kernels.toml --output FILE   the table as the host knows it
+  generate.py manifest  --table kernels.toml --reports DIR --output FILE    reads DIR/<name>.ptxas
 
 What a row of the table means is said in jaxbw/_src/selection/kernel_table.py, which is loaded by
 its path because the package cannot be imported before it is built.
@@ -91,6 +92,18 @@ def _function(kernel: Any) -> str:
     )
 
 
+def instances(kernels: tuple[Any, ...]) -> str:
+    """The table as the host knows it: the rows of kKernelInstances (host/kernel_instances.h)."""
+    lines = []
+    for k in kernels:
+        texts = (k.name, k.family, k.role, k.input, k.layout)
+        numbers = (k.block_m or 0, k.block_n or 0, k.cta_group, k.threads)
+        lines.append(
+            "{" + ", ".join([*(f'"{text}"' for text in texts), *map(str, numbers)]) + "},\n"
+        )
+    return "".join(lines)
+
+
 def manifest(kernels: tuple[Any, ...], reports: Path) -> dict[str, Any]:
     """The manifest of the compiled instances: the table's rows and what ptxas says of them."""
     entries = []
@@ -119,17 +132,21 @@ def _write_manifest(kernels: tuple[Any, ...], reports: Path, output: Path) -> No
 
 def _write_sources(kernels: tuple[Any, ...], output: Path) -> None:
     for kernel in kernels:
-        path, text = output / f"{kernel.name}.cu", source(kernel)
-        if not path.exists() or path.read_text() != text:  # an unchanged file builds nothing
-            path.write_text(text)
+        _write_if_changed(output / f"{kernel.name}.cu", source(kernel))
         print(kernel.name, kernel.arch)
+
+
+def _write_if_changed(path: Path, text: str) -> None:
+    """An unchanged file builds nothing."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
 
 
 def _main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("command", choices=["sources", "manifest"])
+    parser.add_argument("command", choices=["sources", "instances", "manifest"])
     parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--reports", type=Path)
@@ -138,6 +155,8 @@ def _main() -> None:
     kernels = load_table_module().load(args.table)
     if args.command == "sources":
         _write_sources(kernels, args.output)
+    elif args.command == "instances":
+        _write_if_changed(args.output, instances(kernels))
     else:
         _write_manifest(kernels, args.reports, args.output)
 

@@ -16,8 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import lax
 
-from jaxbw._native import Major
+from jaxbw._native import Activation, DataType, Major, Problem
 from jaxbw._src.epilogue import IDENTITY, Epilogue
+
+ACTIVATIONS = {
+    None: Activation.NONE,
+    "relu": Activation.RELU,
+    "silu": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_exact": Activation.GELU_EXACT,
+}
+DATA_TYPES = {"float16": DataType.F16, "bfloat16": DataType.BF16, "float32": DataType.F32}
 
 _LEAST_OF_STACK = 64  # rows, or columns, of each matrix: those of the smallest tile
 
@@ -86,6 +95,35 @@ class GemmProblem:
     def output_shape(self) -> tuple[int, int, int]:
         """(batch, m, n)."""
         return (self.batch, self.m, self.n)
+
+    @property
+    def native(self) -> Problem:
+        """The same for the planner: extents are known, dtypes among `DATA_TYPES`."""
+        e = self.epilogue
+        c, bias, residual = (
+            None if dtype is None else DATA_TYPES[dtype.name] for dtype in (e.c, e.bias, e.residual)
+        )
+        return Problem(
+            batch=self.batch,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            lhs_batched=self.lhs_batched,
+            rhs_batched=self.rhs_batched,
+            lhs_major=self.lhs_major,
+            rhs_major=self.rhs_major,
+            input=DATA_TYPES[self.lhs_dtype.name],
+            output=DATA_TYPES[self.output.name],
+            alpha=e.alpha,
+            beta=e.beta,
+            c=c,
+            bias=bias,
+            bias_along_m=e.bias is not None and e.bias_axis == "m",
+            residual=residual,
+            activation=ACTIVATIONS[e.activation],
+            gated=e.gated,
+            save=e.save,
+        )
 
     def __str__(self) -> str:
         lhs, rhs = (

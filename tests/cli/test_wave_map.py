@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import jaxbw
 from jaxbw._src.lab.cli.main import main
 from jaxbw._src.lab.cli.wave_map import WaveMap
+from jaxbw._src.lab.explain import examined
 from jaxbw._src.selection.devices import TARGETS
 
 PRODUCTS = [
@@ -27,8 +29,9 @@ def wave_map(device: str, batch: int, m: int, n: int, k: int, **config: object) 
     lhs = jax.ShapeDtypeStruct((batch, m, k), "bfloat16")
     rhs = jax.ShapeDtypeStruct((batch, k, n), "bfloat16")
     given = jaxbw.GemmConfig(**config) if config else None  # type: ignore[arg-type]
-    choice = jaxbw.explain(lhs, rhs, device=device, config=given, implementation="kernel")
-    found = WaveMap.of(choice, TARGETS[device].machine, batch, m, n, gated=False)
+    options: dict[str, Any] = dict(device=device, config=given, implementation="kernel")
+    choice, problem, _ = examined("a test", lhs, rhs, **options)
+    found = WaveMap.of(choice, TARGETS[device].machine, problem)
     assert choice.waves == found.waves
     return found
 
@@ -37,11 +40,11 @@ def wave_map(device: str, batch: int, m: int, n: int, k: int, **config: object) 
 def test_the_map_agrees_with_the_choice(product: tuple[str, int, int, int, int]) -> None:
     found = wave_map(*product)
     _, batch, m, n, _ = product
-    rows, columns = found.grid.tile
+    rows, columns = found.tile
     if found.config.swap_ab:
         m, n = n, m
-    area = found.grid.rows * rows * found.grid.columns * columns
-    assert area >= m * n > area - (rows * columns) * (found.grid.rows + found.grid.columns)
+    area = found.plan.tiles_m * rows * found.plan.tiles_n * columns
+    assert area >= m * n > area - (rows * columns) * (found.plan.tiles_m + found.plan.tiles_n)
     assert len({item.batch for item in found.items}) == batch
     assert 0 <= found.idle_sms < found.sm_count
     if found.config.split_k == 1:

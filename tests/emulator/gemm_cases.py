@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import emulator
+from jaxbw._native import Activation, DataType, Major, Plan, Problem, Violation, plan
 from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection.config import GemmConfig
 
@@ -90,11 +91,7 @@ class Case:
     @property
     def kernel(self) -> str:
         """The name of the kernel that serves it."""
-        if self.family == "sm90":
-            tile = f"{self.block_m if self.pingpong else self.block_m // 2}x{self.block_n}"
-            layout = transposed(self.layout) if self.swap_ab else self.layout
-            return f"jaxbw_sm90_{self.dtype}_{layout}_{tile}"
-        return f"jaxbw_sm100_{'tf32' if self.dtype == 'f32' else '16bit'}_{self.cta_group}cta"
+        return self.plan().kernel
 
     @property
     def repacked(self) -> tuple[str, ...]:
@@ -133,6 +130,46 @@ class Case:
             block_k=self.k_spans * SPAN_BYTES // DTYPES[self.dtype].itemsize,
             accumulators=None if self.family == "sm90" else self.accumulators,
         )
+
+    def problem(self) -> Problem:
+        """The problem that the planner is asked about."""
+
+        def optional(name: str | None) -> DataType | None:
+            return None if name is None else DataType[name.upper()]
+
+        return Problem(
+            batch=self.batch,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            lhs_batched="lhs" not in self.shared or self.batch == 1,
+            rhs_batched="rhs" not in self.shared or self.batch == 1,
+            lhs_major=Major.K if self.layout[0] == "n" else Major.MN,
+            rhs_major=Major.MN if self.layout[1] == "n" else Major.K,
+            input=DataType[self.dtype.upper()],
+            output=DataType[self.output.upper()],
+            alpha=self.alpha,
+            beta=0.0 if self.c is None else BETA,
+            c=optional(self.c),
+            bias=optional(self.bias),
+            bias_along_m=self.bias_along_m,
+            residual=optional(self.residual),
+            activation=Activation[self.activation.upper()],
+            gated=self.gated,
+            save=self.save,
+        )
+
+    def planned(self, resident: int | None = None) -> Plan | Violation:
+        """What the planner says of it, by default on a GPU of `sm_count` SMs."""
+        ctas = self.cluster[0] * self.cluster[1] * self.cluster_k
+        resident = resident or self.sm_count // ctas
+        return plan(self.family, self.problem(), self.gemm_config(), resident)
+
+    def plan(self, resident: int | None = None) -> Plan:
+        """The same of a legal case."""
+        found = self.planned(resident)
+        assert isinstance(found, Plan), f"{self}: {found}"
+        return found
 
     def product(self) -> Product:
         """Random operands, the same on every run.

@@ -4,9 +4,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxbw._native import Major
-from jaxbw._src.families import FAMILIES
-from jaxbw._src.selection import config as configs
+from jaxbw._native import Violation, limits
 from jaxbw._src.selection.kernel_table import Kernel
 
 from . import gemm_launch
@@ -142,7 +140,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         store=rng.choice(("tma", "tma", "rows")),
         scheduler=rng.choice(("clc", "static", "none")),
         split_k=min(split_k, ceil_div(k, block_k)),
-        split_tail=rng.random() < 0.5,
+        split_tail=split_k > 1 and k > block_k and rng.random() < 0.5,
         swap_ab=swap_ab,
         b_is_ready=rng.random() < 0.5,
     )
@@ -183,15 +181,8 @@ def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: Gpu = 
 
 def sm90_refusal(case: Case) -> str | None:
     """Why a case cannot be launched, by the rules of jaxbw; None where it can."""
-    config = case.gemm_config()
-    return configs.refusal(config, "sm90") or configs.layout_refusal(
-        config,
-        Major.K if case.layout[0] == "n" else Major.MN,
-        Major.MN if case.layout[1] == "n" else Major.K,
-        family="sm90",
-        gated=case.gated,
-        k=case.k,
-    )
+    found = case.planned()
+    return str(found) if isinstance(found, Violation) else None
 
 
 def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: Gpu) -> Case:
@@ -199,7 +190,7 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     pingpong = rng.random() < 0.5
     block_m = (kernel.block_m or 0) * (1 if pingpong else 2)
     block_n = kernel.block_n or 0
-    most = FAMILIES["sm90"].max_cluster
+    most = limits("sm90")["max_cluster"]
     cluster_k = rng.choice((*(1,) * 4, *range(2, most + 1)))
     cluster = rng.choice([(m, n) for m, n in CLUSTERS if m * n * cluster_k <= most])
     size = cluster[0] * cluster[1] * cluster_k
@@ -214,7 +205,7 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     n = _extent(rng, items // tiles_m // batch, tile_n)
     k = max(1, min(rng.choice(gpu.ks), gpu.work // (batch * m * n)))
     output = rng.choice(tuple(DTYPES))
-    split_k = rng.choice((1, 1, 2, 3, 4, 6, FAMILIES["sm90"].max_split))
+    split_k = rng.choice((1, 1, 2, 3, 4, 6, limits("sm90")["max_split"]))
     return Case(
         m=n if swap_ab else m,
         n=m if swap_ab else n,
@@ -234,10 +225,10 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
         cluster=cluster,
         cluster_k=cluster_k,
         stages=rng.choice((None, None, *range(2, gemm_launch.MAX_STAGES + 1))),
-        swizzle=rng.choice((1, 2, 3, configs.MAX_SWIZZLE)),
+        swizzle=rng.choice((1, 2, 3, limits("sm90")["max_swizzle"])),
         raster=rng.choice("mn"),
         store=rng.choice(("tma", "tma", "rows")),
-        scheduler=rng.choice(FAMILIES["sm90"].schedulers),
+        scheduler=rng.choice(limits("sm90")["schedulers"]),
         split_k=split_k,
         split_tail=split_k > 1 and rng.random() < 0.5,
         swap_ab=swap_ab,

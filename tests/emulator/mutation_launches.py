@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from jaxbw._src.families import FAMILIES
+from jaxbw._native import limits
 
 from .gemm_cases import Case, transposed
 
@@ -77,10 +77,10 @@ def _sm90(name: str) -> Iterator[Case]:
     yield replace(base, **FULL)
     yield replace(base, **FULL, swap_ab=True, layout=transposed(layout))
     # Whose parts another launch adds up.
-    many_parts = FAMILIES["sm90"].min_reduced_parts
+    many_parts = limits("sm90")["min_reduced_parts"]
     yield replace(base, **FULL, k=64 * many_parts + 8, split_k=many_parts)
     # Whose parts share what is left to do.
-    few_parts = FAMILIES["sm90"].min_shared_parts
+    few_parts = limits("sm90")["min_shared_parts"]
     shared = replace(base, k=64 * few_parts, split_k=few_parts)
     yield replace(shared, **FULL)
     for output in OUTPUTS:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxbw._src.families import FAMILIES
+from jaxbw._native import limits
 
 from . import mutation
 from .mutation_launches import launches
@@ -25,7 +25,7 @@ def test_mutants_are_found(name: str, part: int) -> None:
     among = [*AMONG[name.split("_")[1]], *shared[:SHARED]]
     if "sm90" in name:
         # ... and floats of parts that share what is left to do.
-        parts = FAMILIES["sm90"].min_shared_parts, "f32"
+        parts = limits("sm90")["min_shared_parts"], "f32"
         cast = [i for i, case in enumerate(launches(name)) if (case.split_k, case.output) == parts]
         among += [*cast, *range(len(launches(name)))[-BROUGHT:]]
     for _, mutant in list(mutation.all_mutants((name,)))[part * EVERY :: EVERY * PARTS]:

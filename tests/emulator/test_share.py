@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from jaxbw import emulator
-from jaxbw._src.families import FAMILIES
+from jaxbw._native import limits
 
 from . import gemm_cases, gemm_launch
 from .gemm_cases import Case
@@ -122,9 +122,9 @@ def test_who_is_there_when_all_have_begun_stays() -> None:
 
 def test_from_so_many_parts_on_they_share() -> None:
     """The selection's model knows the kernel's constant."""
-    for parts in (FAMILIES["sm90"].min_shared_parts - 1, FAMILIES["sm90"].min_shared_parts):
+    for parts in (limits("sm90")["min_shared_parts"] - 1, limits("sm90")["min_shared_parts"]):
         begun = run(replace(CASES["cast"], split_k=parts), 16).counters >> 16
-        assert (begun == (parts if parts == FAMILIES["sm90"].min_shared_parts else 0)).all()
+        assert (begun == (parts if parts == limits("sm90")["min_shared_parts"] else 0)).all()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
-"""jaxbw/_src/selection/tile_order.py against the coordinates that running kernels hand to TMA."""
+"""The order of work items of a plan, against the coordinates that running kernels hand to TMA."""
 
 from dataclasses import replace
 
 import pytest
-
-from jaxbw._src.selection.tile_order import Grid, WorkItem, work_items
 
 from . import gemm_cases, gemm_launch, probe
 from .gemm_cases import Case
@@ -34,9 +32,8 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_clusters_compute_what_the_order_says(case: Case) -> None:
     """With a cluster for each work item, cluster number i has item i."""
-    config, ctas = case.gemm_config(), case.cluster[0] * case.cluster[1] * case.cluster_k
-    grid = Grid.of(config, case.batch, case.m, case.n)
-    items = work_items(grid, config, case.sm_count // ctas)
+    plan = case.plan()
+    ctas, items = plan.cluster_ctas, plan.work_items.tolist()
     loads = probe.Probe(text(case.kernel), {"load": probe.LOAD}, ctas=len(items) * ctas)
     product = case.product()
     outcome = gemm_launch.launch(
@@ -55,28 +52,26 @@ def test_clusters_compute_what_the_order_says(case: Case) -> None:
         found.setdefault(seen.cta // ctas, {}).setdefault(tensor_map, []).append((k, outer, batch))
     maps = sorted({which for by_map in found.values() for which in by_map})
     assert len(maps) == 2
-    rows, columns = grid.tile
+    rows, columns = plan.cluster_rows, plan.cluster_columns
     seen_items = []
     for cluster in range(len(items)):
         a, b = (found[cluster][which] for which in maps)
         (first_k, _, batch), row, column = min(a), min(o for _, o, _ in a), min(o for _, o, _ in b)
         seen_items.append((batch, row // rows, column // columns, first_k > 0))
-    assert seen_items == [(i.batch, i.row, i.column, i.part > 0) for i in items]
+    assert seen_items == [(i, row, column, part > 0) for i, row, column, part, _ in items]
 
 
 def test_every_part_of_every_tile_is_there_once() -> None:
     for case in CASES:
-        config = case.gemm_config()
-        grid = Grid.of(config, case.batch, case.m, case.n)
-        items = work_items(grid, config, resident=4)
-        assert len(set(items)) == len(items)
-        tiles = {(i.batch, i.row, i.column) for i in items}
-        assert len(tiles) == grid.batch * grid.rows * grid.columns
-        assert sum(1 / i.parts for i in items) == pytest.approx(len(tiles))
+        plan = case.plan()
+        items = [tuple(item) for item in plan.work_items.tolist()]
+        assert len(set(items)) == len(items) == plan.items
+        assert len({item[:3] for item in items}) == plan.tiles
+        assert sum(1 / parts for *_, parts in items) == pytest.approx(plan.tiles)
 
 
 def test_only_the_last_wave_is_split() -> None:
-    config = replace(SM100.gemm_config(), split_k=2, split_tail=True)
-    items = work_items(Grid(1, 3, 3, (64, 16)), config, resident=4)
-    assert [i.parts for i in items] == [1] * 8 + [2, 2]
-    assert items[-2:] == [WorkItem(0, 2, 2, part, 2) for part in (0, 1)]
+    case = replace(SM100, m=190, n=48, k=128, split_k=2, split_tail=True)  # 3 x 3 tiles
+    items = case.plan(resident=4).work_items
+    assert items[:, 4].tolist() == [1] * 8 + [2, 2]
+    assert items[-2:].tolist() == [[0, 2, 2, part, 2] for part in (0, 1)]

@@ -23,8 +23,6 @@ TYPES = {
     "f16": _native.DataType.F16,
     "f32": _native.DataType.F32,  # operands: multiplied as TF32
 }
-SCHEDULERS = ("static", "clc", "none")
-DEFAULT_SCHEDULER = {"sm90": "static", "sm100": "clc"}
 GUARD = 4096  # bytes
 
 Results = list[npt.NDArray[Any]]
@@ -57,39 +55,8 @@ def device_for(family: str) -> _native.DeviceInfo | None:
 
 def attributes(case: gemm_cases.Case, sm_count: int) -> dict[str, str | int | float]:
     """All attributes of the custom call, on a GPU of so many SMs."""
-    config = case.config()
-    cluster_m, cluster_n = case.cluster
-    return {
-        "kernel": case.kernel,
-        "alpha": case.alpha,
-        "beta": gemm_cases.BETA,
-        "has_c": int(case.c is not None),
-        "has_bias": int(case.bias is not None),
-        "has_residual": int(case.residual is not None),
-        "bias_along_m": int(case.bias_along_m),
-        "gated": int(case.gated),
-        "save": int(case.save),
-        "activation": _native.Activation[case.activation.upper()].value,
-        "lhs_major": config.lhs_major,
-        "rhs_major": config.rhs_major,
-        "block_m": case.block_m,
-        "block_n": case.block_n,
-        "pingpong": int(case.pingpong),
-        "k_spans": case.k_spans,
-        "cluster_m": cluster_m,
-        "cluster_n": cluster_n,
-        "cluster_k": case.cluster_k,
-        "cta_group": case.cta_group,
-        "stages": config.stages,
-        "swizzle": case.swizzle,
-        "raster": int(case.raster == "n"),
-        "split_k": case.split_k,
-        "split_tail": int(case.split_tail),
-        "wave": sm_count // (cluster_m * cluster_n * case.cluster_k) if case.split_tail else 0,
-        "swap_ab": int(case.swap_ab),
-        "accumulators": case.accumulators if case.family == "sm100" else 1,
-        "scheduler": SCHEDULERS.index(case.scheduler or DEFAULT_SCHEDULER[case.family]),
-    }
+    ctas = case.plan().cluster_ctas
+    return case.plan(max(1, sm_count // ctas)).attributes
 
 
 def launch(

@@ -117,6 +117,17 @@ def test_two_steps_of_it(implementation: str | None) -> None:
     assert wanted[1] != wanted[0]
 
 
+@pytest.mark.parametrize("way", ["around the gradient", "within it"])
+def test_in_float64_nothing_differs(way: str) -> None:
+    with jax.enable_x64(True):
+        args = jax.tree.map(lambda x: jnp.asarray(np.asarray(x).astype(np.float64)), parameters())
+        wanted, got = (
+            jax.jit(gradient)(*args) for gradient in (jax.value_and_grad(loss), WAYS[way](loss))
+        )
+    # Beside the matmuls: scores are float32, by the model.
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-9), got, wanted)
+
+
 @pytest.mark.parametrize(
     "policy", ["dots_saveable", "dots_with_no_batch_dims_saveable", "everything_saveable"]
 )
@@ -148,7 +159,7 @@ def looped(x: jax.Array) -> jax.Array:
 
 def sharded(x: jax.Array) -> jax.Array:
     mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,), devices=jax.devices("cpu")[:2])
-    multiply = jax.shard_map(
+    multiply: Any = jax.shard_map(
         lambda x, w: lax.psum(x @ w, "x"),
         mesh=mesh,
         in_specs=(P(None, "x"), P("x", None)),

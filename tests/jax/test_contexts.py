@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import jaxbw
 from jaxbw._src.primitives import serve
 from jaxbw._src.selection import devices, select
+from jaxbw._src.selection.contexts import Block
 from jaxbw._src.selection.policy import policy_of
 
 X, W = jnp.ones((256, 512), jnp.bfloat16), jnp.ones((512, 128), jnp.bfloat16)
@@ -77,7 +79,7 @@ def test_contexts_nest_and_belong_to_a_thread() -> None:
         (lambda: jaxbw.batch_invariant(), lambda: policy_of(None, None, "").config is not None),
     ],
 )
-def test_contexts_are_decorators(block: Any, seen: Any) -> None:
+def test_contexts_are_decorators(block: Callable[[], Block], seen: Any) -> None:
     """Of a function that calls itself, too, and that jit traces."""
 
     @block()

@@ -49,8 +49,7 @@ def stamps(
         config=GemmConfig(**config) if config else None,
     )
     assert choice.kernel is not None
-    assert choice.config is not None
-    layout = Layout.of(problem, choice.config, choice.kernel, SMS)
+    layout = Layout.of(problem, choice, SMS)
     if slice_words is not None:
         layout = Layout(layout.ctas, layout.warps, slice_words)
     directory = directory or build.compiled(choice.kernel)

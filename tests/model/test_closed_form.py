@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxbw._native import Major
+from jaxbw._native import DataType, Major
 from jaxbw._src.lab.model.machine import replayed
 from jaxbw._src.lab.model.modelled import run
 from jaxbw._src.lab.model.ours import kernel_of, raster_of
@@ -33,9 +33,11 @@ SHAPES = [
 
 def tables(family: str) -> Candidates:
     """Every unsplit tile and cluster."""
-    found = candidates(family, Major.K, Major.K, 2, gated=False, swap_ab=False, whole=True)
+    found = candidates(
+        family, Major.K, Major.K, DataType.BF16, gated=False, swap_ab=False, whole=True
+    )
     found = found.take(found.cluster_k == 1)
-    return replace(found, accumulators=np.full(len(found), 2))
+    return replace(found, accumulators=np.full(len(found), 2 if family == "sm100" else 1))
 
 
 def replayed_us(

@@ -7,6 +7,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from jaxbw._native import DataType
 from jaxbw._src.lab.model import modelled
 from jaxbw._src.lab.model.clock import fixed, throttled
 from jaxbw._src.lab.model.costs import ENGINES, MEMORY, TENSOR
@@ -15,7 +16,8 @@ from jaxbw._src.lab.model.machine import Replayed, replayed
 from jaxbw._src.lab.model.modelled import Replay, run
 from jaxbw._src.lab.model.ours import kernel_of
 from jaxbw._src.lab.model.schedule import Raster, Shape, order, schedule
-from jaxbw._src.selection.config import GemmConfig, max_stages
+from jaxbw._src.selection import planner
+from jaxbw._src.selection.config import GemmConfig
 
 B200 = replayed("B200")
 TILES = [
@@ -48,7 +50,7 @@ def kernel(tile: tuple[int, int], group: int, cluster: tuple[int, int]) -> Kerne
 
 
 def filled(config: GemmConfig, family: str, stages: int = 0) -> Kernel:
-    stages = stages or max_stages(config, family)
+    stages = stages or planner.filled(config, family, DataType.BF16).stages
     return kernel_of(replace(config, stages=stages, accumulators=2), family=family)
 
 
@@ -94,7 +96,7 @@ def test_a_deeper_ring_is_never_slower(on: On, shape: Shape) -> None:
     family = machine.shared.family
     times = [
         run(machine, filled(config, family, stages), shape, clock=fixed(1.5)).us
-        for stages in range(2, max_stages(config, family) + 1)
+        for stages in range(2, (planner.filled(config, family, DataType.BF16).stages or 0) + 1)
     ]
     for shallow, deep in pairwise(times):
         assert deep <= shallow * JITTER

@@ -1,14 +1,17 @@
 """Which configurations there are: every rule has a value that breaks it and a way out."""
 
 import dataclasses
-import itertools
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import jaxbw
 from jaxbw import _native
-from jaxbw._src.selection import config as configs
+from jaxbw._src.epilogue import Epilogue
+from jaxbw._src.problem import GemmProblem
+from jaxbw._src.selection import planner
 from jaxbw._src.selection.config import GemmConfig
 
 K, MN = _native.Major.K, _native.Major.MN
@@ -66,17 +69,21 @@ BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
 )
 def test_refused(base: str, change: Any, reason: str) -> None:
     family = base.split()[0]
-    assert configs.refusal(BASE[base], family) is None
-    found = configs.refusal(dataclasses.replace(BASE[base], **change), family)
+    assert planner.config_refusal(BASE[base], family) is None
+    found = planner.config_refusal(dataclasses.replace(BASE[base], **change), family)
     assert reason in (found or "")
 
 
 def test_a_chosen_configuration_changes_nothing_else() -> None:
-    assert configs.refusal(GemmConfig(), "sm100") is None
-    assert configs.refusal(GemmConfig(batch_invariant=True), "sm90") is None
-    assert configs.refusal(GemmConfig(scheduler="none"), "sm90") is None
-    assert "sm90 takes 'static'" in (configs.refusal(GemmConfig(scheduler="clc"), "sm90") or "")
-    assert "give block_m and block_n" in (configs.refusal(GemmConfig(stages=3), "sm100") or "")
+    assert planner.config_refusal(GemmConfig(), "sm100") is None
+    assert planner.config_refusal(GemmConfig(batch_invariant=True), "sm90") is None
+    assert planner.config_refusal(GemmConfig(scheduler="none"), "sm90") is None
+    assert "sm90 takes 'static'" in (
+        planner.config_refusal(GemmConfig(scheduler="clc"), "sm90") or ""
+    )
+    assert "give block_m and block_n" in (
+        planner.config_refusal(GemmConfig(stages=3), "sm100") or ""
+    )
 
 
 # The legal shapes of tcgen05.mma and of its accumulators, by the PTX ISA (section 9.7.16).
@@ -97,7 +104,7 @@ def test_every_legal_tile(family: str, group: int, block_m: int) -> None:
     legal = {
         block_n
         for block_n in range(1, 300)
-        if configs.refusal(
+        if planner.config_refusal(
             GemmConfig(block_m, block_n, cta_group=group, cluster=(group, 1)), family
         )
         is None
@@ -145,10 +152,18 @@ def test_every_legal_tile(family: str, group: int, block_m: int) -> None:
 def test_what_tiles_take_which_products(
     config: GemmConfig, majors: Any, keywords: Any, reason: str | None
 ) -> None:
-    keywords = {"family": "sm100"} | keywords
-    assert configs.refusal(config, keywords["family"]) is None
-    found = configs.layout_refusal(config, *majors, **keywords)
-    assert found is None if reason is None else reason in (found or "")
+    family = keywords.get("family", "sm100")
+    dtype = np.dtype(np.float32 if keywords.get("itemsize") == 4 else ml_dtypes.bfloat16)
+    epilogue = Epilogue(gated=keywords.get("gated", False))
+    sizes = (1, 4096, 4096, keywords.get("k", 4096))
+    problem = GemmProblem(*sizes, True, True, *majors, dtype, dtype, dtype, epilogue)
+    assert planner.config_refusal(config, family) is None
+    found = planner.plan(problem, family, config)
+    if reason is None:
+        assert isinstance(found, _native.Plan), str(found)
+    else:
+        assert isinstance(found, _native.Violation)
+        assert reason in planner.message(found, family, config)
 
 
 @pytest.mark.parametrize(
@@ -176,16 +191,10 @@ def test_a_configuration_prints_what_is_unusual() -> None:
     assert str(GemmConfig(scheduler="dynamic")) == "chosen, scheduler dynamic"
 
 
-def test_depths_are_those_of_the_runtime() -> None:
-    for (family, group, block_m), widths in TILES.items():
-        for block_n, spans in itertools.product(widths[::5], (1, 2)):
-            config = GemmConfig(block_m, block_n, block_k=64 * spans, cta_group=group)
-            expected = _native.max_stages(family, block_m, block_n, group, spans)
-            assert configs.max_stages(config, family) == expected
-            # 227 KB, less staging and barriers, hold so many of a CTA's parts of both tiles.
-            stage = (block_m + block_n) // group * 128 * spans
-            staging = 32 * 1024
-            assert min(12, (232448 - staging - 1024) // stage) - expected in (0, 1)
+def test_every_rule_that_a_configuration_can_break_has_words() -> None:
+    """The others are of what Python's types do not let pass."""
+    typed = {"dtype", "activation", "k_spans", "k_spans_sm90", "pingpong", "raster", "split_tail"}
+    assert set(planner.MESSAGES) == set(_native.rules()) - typed - {"wave", "swap_ab", "scheduler"}
 
 
 def test_it_is_public() -> None:

@@ -16,7 +16,7 @@ import jaxbw
 from jaxbw import _native
 from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.families import FAMILIES
-from jaxbw._src.primitives.gemm import DATA_TYPES, call_attributes
+from jaxbw._src.primitives.gemm import plan_of
 from jaxbw._src.problem import reduce_dot_general
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection import select as select_module
@@ -136,12 +136,12 @@ def test_a_choice_exists_is_launchable_and_repeats(
     assert config is not None
     assert config == outcome.candidates[0].config
     # The runtime's own rules, all of them: it sizes the workspace only of what it would launch.
-    _native.workspace_bytes(
-        p.lhs_shape,
-        p.rhs_shape,
-        DATA_TYPES[p.lhs_dtype.name],
-        call_attributes(p, outcome),
-    )
+    plan = plan_of(p, outcome)
+    input_ = _native.DataType[{"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[dtype]]
+    needed = _native.workspace_bytes(p.lhs_shape, p.rhs_shape, input_, plan.attributes)
+    assert needed == plan.workspace_bytes
+    assert (plan.kernel, plan.repacked) == (outcome.kernel, outcome.repacked)
+    assert (plan.stages, plan.accumulators) == (config.stages, config.accumulators)
     # What is chosen may be given, and is priced alike.
     given = select(p, TARGETS[device], (family,), config, manifest.kernels())
     assert isinstance(given, Choice)
@@ -155,7 +155,7 @@ def test_a_choice_exists_is_launchable_and_repeats(
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("device", ["B200", "H200"])
 def test_every_candidate_is_launchable(device: str, layout: str, epilogue: str, dtype: str) -> None:
-    """Not only those that win: by the rules of config.py, and by the runtime's."""
+    """Not only those that win."""
     family = TARGETS[device].family or ""
     p = problem(2000, 3000, 4096, layout, dtype, epilogue=EPILOGUES[epilogue])
     if (family, dtype) == ("sm90", "float32"):
@@ -168,7 +168,7 @@ def test_every_candidate_is_launchable(device: str, layout: str, epilogue: str, 
             family,
             lhs,
             rhs,
-            work.itemsize,
+            work.input,
             gated=work.gated,
             swap_ab=swapped,
             whole=False,
@@ -177,9 +177,7 @@ def test_every_candidate_is_launchable(device: str, layout: str, epilogue: str, 
             config = table.config(row, work.itemsize, swap_ab=swapped)
             given = select(p, TARGETS[device], (family,), config, manifest.kernels())
             assert isinstance(given, Choice), (config, given)
-            _native.workspace_bytes(
-                p.lhs_shape, p.rhs_shape, DATA_TYPES[dtype], call_attributes(p, given)
-            )
+            assert plan_of(p, given).stages == config.stages
             seen += 1
     assert seen > 10
 

@@ -2,19 +2,13 @@
 
 from typing import Any
 
-from jaxbw._native import Major
+from jaxbw._native import DataType, Major, kernel_names
 from jaxbw._src.selection.config import ANY, GemmConfig
 from jaxbw._src.selection.machine import Machine, machines
 from jaxbw._src.selection.search import Instances, Ranked, search
 from jaxbw._src.selection.workload import Workload
 
-ALL: dict[str, Instances] = {
-    "sm90": frozenset(
-        {(64, width) for width in (32, 64, 96, 128, 160, 192, 256)}
-        | {(128, width) for width in (64, 128)}
-    ),
-    "sm100": frozenset({(1,), (2,)}),
-}
+ALL: Instances = frozenset(kernel_names())
 
 
 def workload(
@@ -32,7 +26,7 @@ def workload(
         "b_major": lhs if swapped else rhs,
         "a_batched": True,
         "b_batched": True,
-        "itemsize": 2,
+        "input": DataType.BF16,
         "output_size": 2,
         "extra_bytes": 0,
         "activated": False,
@@ -62,15 +56,14 @@ def ranking(
     """The best candidates, with every kernel there could be."""
     if isinstance(machine, str):
         machine = machines()[machine]
-    instances = ALL[machine.family]
     straight = workload(m, n, k, layout, **changes)
     exchanged = None
     if not (wanted.batch_invariant or straight.gated):
-        exchanged = (workload(m, n, k, layout, swapped=True, **changes), instances)
+        exchanged = (workload(m, n, k, layout, swapped=True, **changes), ALL)
     _, ranked = search(
         machine.family,
         machine,
-        (straight, instances),
+        (straight, ALL),
         exchanged,
         wanted=wanted,
     )

@@ -12,7 +12,6 @@ import numpy as np
 from jaxbw._src import compat
 from jaxbw._src.epilogue import ACTIVATIONS, Epilogue
 from jaxbw._src.problem import DimensionNumbers, Operands, describe
-from jaxbw._src.selection import config as configs
 from jaxbw._src.selection import implementations
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.implementations import FAMILIES, Implementation
@@ -321,8 +320,10 @@ def _check_config(call: str, names: tuple[str, ...] | None, config: GemmConfig |
     """A configuration that no kernel could ever run is an error even where XLA would serve."""
     if config is None:
         return
+    from jaxbw._src.selection import planner  # with the first configuration
+
     families = implementations.kernel_families(names or FAMILIES)
-    reasons = {family: configs.refusal(config, family) for family in families}
+    reasons = {family: planner.config_refusal(config, family) for family in families}
     if reasons and all(reasons.values()):
         listed = "; ".join(f"{family}: {reason}" for family, reason in reasons.items())
         raise ValueError(

@@ -2,12 +2,11 @@
 
 Their registries are filled once a program has loaded them, which jaxbw does not do: sparse alone
 takes as long as all of jaxbw. So `register` is called wherever a call is traced. What `jax.jit`
-traced before such a module was loaded, and does not trace again, may find none. sparsify
-has no rule for a matmul with an epilogue.
+traced before such a module was loaded, and does not trace again, may find none. For jet and
+sparsify the epilogue is operations of JAX's own.
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from jax import lax
@@ -16,7 +15,7 @@ from jaxbw._src import compat
 from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.primitives.dot_general import dot_general_p, lax_params
 from jaxbw._src.primitives.fused import fused_tangent_p
-from jaxbw._src.primitives.fused_dot_general import apart, fused_dot_general_p
+from jaxbw._src.primitives.fused_dot_general import fused_dot_general_p, in_parts
 from jaxbw._src.problem import Operands
 
 
@@ -24,10 +23,11 @@ def register() -> None:
     """Fills the registries of the modules that are loaded."""
     if (jet := compat.experimental("jet")) is not None:
         jet.jet_rules.setdefault(dot_general_p, _bilinear_series)
-        jet.jet_rules.setdefault(fused_dot_general_p, partial(_series_apart, jet.jet))
+        jet.jet_rules.setdefault(fused_dot_general_p, _series_in_parts)
     if (sparse := compat.experimental("sparse.transform")) is not None:
         for rules in (sparse.sparse_rules_bcoo, sparse.sparse_rules_bcsr):
             rules.setdefault(dot_general_p, _sparse(rules[lax.dot_general_p]))
+            rules.setdefault(fused_dot_general_p, _sparse_in_parts)
     # The rules of JAX's own primitives are loaded with the module beside this one.
     if (roofline := compat.experimental("roofline.roofline")) is not None:
         for primitive in (dot_general_p, fused_dot_general_p):
@@ -47,13 +47,20 @@ def _bilinear_series(primals: Any, series: Any, **params: Any) -> Any:
     return out, terms
 
 
-def _series_apart(jet: Any, primals: Any, series: Any, *, epilogue: Epilogue, **params: Any) -> Any:
-    """Those of an operation with an epilogue, by what it consists of."""
+def _in_parts(epilogue: Epilogue, params: Any) -> Any:
+    return lambda *given: in_parts(Operands.of(epilogue, given), epilogue=epilogue, **params)
 
-    def parts(*given: Any) -> Any:
-        return apart(Operands.of(epilogue, given), epilogue=epilogue, **params)
 
-    return jet(parts, primals, series, factorial_scaled=False)
+def _series_in_parts(primals: Any, series: Any, *, epilogue: Epilogue, **params: Any) -> Any:
+    jet = compat.experimental("jet").jet
+    # Rules have Taylor coefficients; users see derivatives.
+    return jet(_in_parts(epilogue, params), primals, series, factorial_scaled=False)
+
+
+def _sparse_in_parts(env: Any, *operands: Any, epilogue: Epilogue, **params: Any) -> Any:
+    transform = compat.experimental("sparse.transform")
+    results, _ = transform.sparsify_raw(_in_parts(epilogue, params))(env, *operands)
+    return results
 
 
 def _sparse(rule: Any) -> Any:

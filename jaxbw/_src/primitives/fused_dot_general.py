@@ -101,8 +101,8 @@ def _formula(
     )
 
 
-def apart(operands: Operands, /, **params: Any) -> Results:
-    """The operation as a product, and the epilogue by XLA."""
+def in_parts(operands: Operands, **params: Any) -> Results:
+    """The matmul, and the epilogue by XLA."""
 
     def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
         return product(lhs, rhs, **params)
@@ -162,7 +162,7 @@ def _batch(axis_data: Any, given: Any, batched: Any, **params: Any) -> Any:
             axes._replace(rhs=axis, rhs_up=axis),
         )
     if not _stays_one(operands, axes, **params):
-        return _batch_apart(operands, axes, **params)
+        return _apart(operands, axes, **params)
 
     dims, result = batched_dimension_numbers(
         (operands.lhs.ndim, operands.rhs.ndim),
@@ -213,8 +213,11 @@ def _stays_one(
     return bool(axis <= kept(x.ndim - 1, contract, batch)[-epilogue.bias_rank])
 
 
-def _batch_apart(operands: Operands, axes: Operands, **params: Any) -> Any:
-    results = jax.vmap(partial(apart, **params), in_axes=(axes,))(operands)
+def _apart(operands: Operands, axes: Operands, **params: Any) -> Any:
+    def apart(operands: Operands) -> Results:
+        return in_parts(operands, **params)
+
+    results = jax.vmap(apart, in_axes=(axes,))(operands)
     return results, [0] * len(results)
 
 

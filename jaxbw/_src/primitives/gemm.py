@@ -13,35 +13,17 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxbw._native import (
-    Activation,
-    DataType,
-    emulator_ffi_targets,
-    ffi_targets,
-    ffi_types,
-    set_kernel_directory,
-    workspace_bytes,
-)
+from jaxbw._native import Plan, emulator_ffi_targets, ffi_targets, ffi_types, set_kernel_directory
 from jaxbw._src import compat
 from jaxbw._src.problem import GemmProblem, Operands, Reduction
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import CANONICAL_M
+from jaxbw._src.selection.implementations import EMULATED
 
 # The number counts changes of attributes, operands or results: a program that was compiled or
 # exported for another number is not run in their stead.
 TARGET = "jaxbw_gemm_v3"
-
-ACTIVATIONS = {
-    None: Activation.NONE,
-    "relu": Activation.RELU,
-    "silu": Activation.SILU,
-    "gelu": Activation.GELU,
-    "gelu_exact": Activation.GELU_EXACT,
-}
-DATA_TYPES = {"float16": DataType.F16, "bfloat16": DataType.BF16, "float32": DataType.F32}
-RASTERS = ("m", "n")
-SCHEDULERS = ("static", "clc", "none")
 
 gemm_p = Primitive("jaxbw_gemm")
 gemm_p.multiple_results = True
@@ -69,59 +51,32 @@ def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any,
         None if bias is None else _repeated(bias, problem),
         None if residual is None else jax.lax.reshape(residual, problem.output_shape),
     )
-    attributes = call_attributes(problem, choice)
-    sized = problem.sized(CANONICAL_M)  # the workspace does not depend on an m that is symbolic
+    # The workspace does not depend on an m that is symbolic.
+    plan = plan_of(problem.sized(CANONICAL_M), choice)
     results = gemm_p.bind(
         *reduced.given(),
         shape=problem.output_shape,
         dtype=problem.output,
-        workspace=workspace_bytes(
-            sized.lhs_shape, sized.rhs_shape, DATA_TYPES[problem.lhs_dtype.name], attributes
-        ),
+        workspace=plan.workspace_bytes,
         in_place=problem.epilogue.c == problem.output,
-        **attributes,
+        **plan.attributes,
     )
     wanted = results[: problem.epilogue.results]
     return tuple(compat.computed_once(reduction.result(x)) for x in wanted)
 
 
-def call_attributes(problem: GemmProblem, choice: Choice) -> dict[str, str | int | float]:
-    """The attributes of the custom call, as `_native.pyi` names them."""
-    epilogue, config = problem.epilogue, choice.config
-    assert config is not None
-    assert choice.kernel is not None
-    block_m, block_n = config.tile
-    return {
-        "kernel": choice.kernel,
-        "alpha": epilogue.alpha,
-        "beta": epilogue.beta,
-        "has_c": int(epilogue.c is not None),
-        "has_bias": int(epilogue.bias is not None),
-        "bias_along_m": int(epilogue.bias_axis == "m"),
-        "has_residual": int(epilogue.residual is not None),
-        "gated": int(epilogue.gated),
-        "save": int(epilogue.save),
-        "activation": ACTIVATIONS[epilogue.activation].value,
-        "lhs_major": problem.lhs_major.value,
-        "rhs_major": problem.rhs_major.value,
-        "block_m": block_m,
-        "block_n": block_n,
-        "pingpong": int(config.pingpong),
-        "k_spans": config.k_spans(problem.lhs_dtype.itemsize),
-        "cluster_m": config.cluster[0],
-        "cluster_n": config.cluster[1],
-        "cluster_k": config.cluster_k,
-        "cta_group": config.cta_group,
-        "stages": config.stages or 0,
-        "swizzle": config.swizzle,
-        "raster": RASTERS.index(config.raster),
-        "split_k": config.split_k,
-        "split_tail": int(config.split_tail),
-        "wave": choice.wave or 0,
-        "swap_ab": int(config.swap_ab),
-        "accumulators": config.accumulators or 0,
-        "scheduler": SCHEDULERS.index(config.scheduler or "static"),
-    }
+def plan_of(problem: GemmProblem, choice: Choice, resident: int | None = None) -> Plan:
+    """What the launch that was chosen for a problem will do; the call has its attributes.
+
+    `resident`: clusters that run at a time; default the choice's `wave`, or 1.
+    """
+    from jaxbw._src.selection import planner  # which `import jaxbw` does without
+
+    assert choice.config is not None
+    family = EMULATED.get(choice.implementation, choice.implementation)
+    plan = planner.plan(problem, family, choice.config, resident or choice.wave or 1)
+    assert isinstance(plan, Plan), str(plan)
+    return plan
 
 
 def _repeated(bias: Any, problem: GemmProblem) -> Any:

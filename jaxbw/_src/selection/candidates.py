@@ -5,7 +5,7 @@ there are depends on the kernels' family and the operands' layouts, never on the
 that always looks at the same candidates finds no slower one on a larger machine.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Self
@@ -13,10 +13,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxbw._native import Major
+from jaxbw._native import DataType, Major, Problem, kernel_names, plan_many
 from jaxbw._src.families import FAMILIES
 from jaxbw._src.families.family import SPAN_BYTES
-from jaxbw._src.selection import config as configs
+from jaxbw._src.selection import planner
 from jaxbw._src.selection.config import GemmConfig
 
 Integers = NDArray[np.int64]
@@ -52,17 +52,30 @@ class Candidates:
 
     @classmethod
     def of(cls, given: Sequence[GemmConfig], family: str, itemsize: int) -> Self:
-        """The columns of configurations that have a tile."""
+        """The columns of configurations that have a tile, with as many stages as fit."""
         rows = [_row(config, family, itemsize) for config in given]
         columns = np.array(rows, np.int64).reshape(len(rows), len(fields(cls))).T
-        return cls(*columns)
+        table = cls(*map(np.ascontiguousarray, columns))
+        plans = table.plans(family, planner.any_problem(), swap_ab=False)
+        return replace(table, stages=plans["stages"])
+
+    def plans(
+        self,
+        family: str,
+        problem: Problem,
+        *,
+        swap_ab: bool,
+        resident: Sequence[int] = (),
+    ) -> dict[str, Integers]:
+        """What each of them will do, by `_native.plan_many`."""
+        return plan_many(family, problem, vars(self), swap_ab=swap_ab, resident=resident)
 
     def take(self, keep: NDArray[Any]) -> Self:
         """Some of the rows: a mask, or indices."""
         return type(self)(*(getattr(self, field.name)[keep] for field in fields(self)))
 
-    def config(self, row: int, itemsize: int, *, swap_ab: bool) -> GemmConfig:
-        """One row as a configuration."""
+    def config(self, row: int, itemsize: int, **others: Any) -> GemmConfig:
+        """One row as a configuration, with other fields."""
         values = {field.name: int(getattr(self, field.name)[row]) for field in fields(self)}
         return GemmConfig(
             block_m=values["block_m"],
@@ -75,7 +88,7 @@ class Candidates:
             stages=values["stages"],
             split_k=values["split_k"],
             split_tail=bool(values["split_tail"]),
-            swap_ab=swap_ab,
+            **others,
         )
 
 
@@ -84,37 +97,29 @@ def candidates(
     family: str,
     lhs_major: Major,
     rhs_major: Major,
-    itemsize: int,
+    input: DataType,
     *,
     gated: bool,
     swap_ab: bool,
     whole: bool,
+    instances: frozenset[str] = frozenset(kernel_names()),
 ) -> Candidates:
     """The candidates for products of a family, best first among equals: wide tiles, small clusters.
 
     Args:
       family: "sm90" or "sm100".
       lhs_major, rhs_major: layouts as the problem has them, after any repacking.
-      itemsize: bytes of an operand's element.
+      input: dtype of the operands.
       gated: whether the product is gated.
       swap_ab: the candidates that exchange the operands, or those that do not.
       whole: no tile is split along K.
+      instances: the names of the kernels that there are; all, by default.
     """
-    legal = [
-        base
-        for base in _bases(family, itemsize, swap_ab)
-        if configs.refusal(base, family) is None
-        and configs.layout_refusal(
-            base,
-            lhs_major,
-            rhs_major,
-            family=family,
-            itemsize=itemsize,
-            gated=gated,
-        )
-        is None
-    ]
-    bases = Candidates.of(legal, family, itemsize)
+    bases = _bases(family, 4 if input == DataType.F32 else 2)
+    problem = planner.any_problem(input, lhs_major, rhs_major, gated=gated)
+    plans = bases.plans(family, problem, swap_ab=swap_ab)
+    installed = [place for place, name in enumerate(kernel_names()) if name in instances]
+    bases = bases.take((plans["legal"] == 1) & np.isin(plans["kernel"], installed))
     if whole:
         return bases
     splits = [(split, 0) for split in FAMILIES[family].splits]
@@ -125,23 +130,24 @@ def candidates(
     return rows.take((rows.cluster_k == 1) | (rows.split_k == 1))
 
 
-def _bases(family: str, itemsize: int, swap_ab: bool) -> Iterator[GemmConfig]:
-    """Every tile in every cluster, unsplit."""
+def _bases(family: str, itemsize: int) -> Candidates:
+    """Every tile in every cluster, unsplit, with as many stages as fit."""
     of = FAMILIES[family]
-    for tile, cta_group, pingpong in of.tiles():
-        bytes_per_span = sum(tile) // cta_group * SPAN_BYTES
-        for cluster in of.clusters[cta_group]:
-            for spans, limit in of.stage_spans.items():
-                if bytes_per_span <= limit:
-                    yield GemmConfig(
-                        *tile,
-                        block_k=spans * SPAN_BYTES // itemsize,
-                        cluster=cluster[:2],
-                        cluster_k=cluster[2],
-                        cta_group=cta_group,
-                        pingpong=pingpong,
-                        swap_ab=swap_ab,
-                    )
+    bases = [
+        GemmConfig(
+            *tile,
+            block_k=spans * SPAN_BYTES // itemsize,
+            cluster=cluster[:2],
+            cluster_k=cluster[2],
+            cta_group=cta_group,
+            pingpong=pingpong,
+        )
+        for tile, cta_group, pingpong in of.tiles()
+        for cluster in of.clusters[cta_group]
+        for spans, limit in of.stage_spans.items()
+        if sum(tile) // cta_group * SPAN_BYTES <= limit
+    ]
+    return Candidates.of(bases, family, itemsize)
 
 
 def _row(c: GemmConfig, family: str, itemsize: int) -> tuple[int, ...]:
@@ -151,10 +157,10 @@ def _row(c: GemmConfig, family: str, itemsize: int) -> tuple[int, ...]:
         c.pingpong,
         *c.cluster,
         c.cluster_k,
-        c.k_spans(itemsize),
-        c.stages or configs.max_stages(c, family, itemsize),
+        1 if c.block_k is None else c.block_k * itemsize // SPAN_BYTES,
+        c.stages or 0,
         c.split_k,
         c.split_tail,
         c.accumulators or 0,
-        c.scheduler_on(family) == "none",
+        planner.scheduler_on(c.scheduler, family) == "none",
     )

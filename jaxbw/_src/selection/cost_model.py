@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxbw._native import Major
+from jaxbw._native import Major, limits
 from jaxbw._src.families import FAMILIES
 from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection.candidates import Candidates, Integers
@@ -32,7 +32,7 @@ STAGING_BUFFERS = 2  # of a warp of sm90, or of sm100: what is stored of a tile 
 _CAST = 2  # bytes of an element that a team may keep, rounded
 _MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
 _FULL_ROWS = 128  # of an MMA on sm100, in one CTA; 64 take as long
-_MAX_GRID = 2**31 - 1  # hardware: CTAs along x
+_SHARED, _APART = 1, 2  # values of Grid.gathered
 _CLOCK_STEPS = 3  # of the fixed point of clock and utilisation
 # Of sm90: a warp's rows of a tile of so many are a slice, and parts share its chunks of columns.
 _SLICES_HIGH, _SLICE_COLUMNS = 128, 32
@@ -58,6 +58,7 @@ class Costs:
       repack: operands that are copied ahead.
       tuned: 0, until a tuned table corrects the total.
       total: the sum.
+      accumulators: the fewest that there can be.
       band_along_n, swizzle: the rasterisation.
     """
 
@@ -80,6 +81,7 @@ class Costs:
     repack: Floats
     tuned: Floats
     total: Floats
+    accumulators: Integers
     band_along_n: Integers
     swizzle: Integers
 
@@ -93,8 +95,11 @@ BOUNDS = ("mma", "fill", "l2", "dram", "latency")  # terms of a main loop, as `_
 
 @dataclass(frozen=True)
 class Grid:
-    """How a product is cut: CTA and cluster tiles, waves of them."""
+    """How a product is cut: CTA and cluster tiles, waves of them. See `_native.plan_many`."""
 
+    legal: Integers
+    kernel: Integers  # its place in `_native.kernel_names`
+    stages: Integers
     rows: Integers  # of a CTA
     cluster_rows: Integers
     cluster_columns: Integers  # of D
@@ -108,6 +113,9 @@ class Grid:
     part_rounds: Integers  # of split tiles that an SM brings to their end
     parts: Integers  # of split tiles
     items: Integers
+    accumulators: Integers  # the fewest that there can be
+    general: Integers  # 1: the epilogue takes the general way
+    gathered: Integers  # who adds up parts: the last, all that are there, a launch behind
 
     @property
     def waves(self) -> Integers:
@@ -117,33 +125,9 @@ class Grid:
 
 def grid(work: Workload, machine: Machine, table: Candidates) -> Grid:
     """Cuts a product."""
-    rows = table.block_m // table.cta_group
-    cluster_rows = table.cluster_m * rows
-    cluster_columns = table.cluster_n * (table.block_n // 2 if work.gated else table.block_n)
-    tiles_m, tiles_n = _ceil(work.m, cluster_rows), _ceil(work.n, cluster_columns)
-    tiles = tiles_m * tiles_n * work.batch
-    sizes = range(FAMILIES[machine.family].max_cluster + 1)
-    by_size = np.array([machine.resident_clusters(max(1, size)) for size in sizes])
-    resident = by_size[table.ctas]
-    split = np.where(table.split_k > 1, tiles, 0)
-    split = np.where(table.split_tail == 1, tiles % resident, split)
-    parts = split * table.split_k
-    part_waves = _ceil(parts, resident)
-    return Grid(
-        rows=rows,
-        cluster_rows=cluster_rows,
-        cluster_columns=cluster_columns,
-        tiles_m=tiles_m,
-        tiles_n=tiles_n,
-        tiles=tiles,
-        resident=resident,
-        whole_tiles=tiles - split,
-        whole_waves=_ceil(tiles - split, resident),
-        part_waves=part_waves,
-        part_rounds=_ceil(part_waves, table.split_k),
-        parts=parts,
-        items=tiles - split + parts,
-    )
+    resident = machine.resident_by_size
+    plans = table.plans(machine.family, work.native, swap_ab=work.swapped, resident=resident)
+    return Grid(**plans)
 
 
 def evaluate(
@@ -153,7 +137,7 @@ def evaluate(
     rasterisation: tuple[Integers, Integers] | None = None,
     ghz: float | None = None,
 ) -> Costs:
-    """Prices configurations that `config.refusal` and `config.layout_refusal` let pass.
+    """Prices configurations that are legal for a product.
 
     Args:
       work: the product.
@@ -342,6 +326,7 @@ def _at(machine: Machine, table: Candidates, parts: _Parts, ghz: Floats) -> Cost
         repack=np.full(len(table), repack),
         tuned=np.zeros(len(table)),
         total=total,
+        accumulators=cut.accumulators,
         band_along_n=walk.band_along_n,
         swizzle=walk.swizzle,
     )
@@ -349,19 +334,18 @@ def _at(machine: Machine, table: Candidates, parts: _Parts, ghz: Floats) -> Cost
 
 def memset_us(machine: Machine, config: GemmConfig) -> float:
     """Microseconds of clearing the counters of split tiles, which CUPTI leaves out of a call."""
-    counted = 1 < config.split_k < FAMILIES[machine.family].min_reduced_parts
+    counted = 1 < config.split_k < limits(machine.family)["min_reduced_parts"]
     return machine.memset_ns / 1000 if counted else 0.0
 
 
 def is_excluded(work: Workload, machine: Machine, table: Candidates) -> NDArray[np.bool_]:
     """Candidates that are not compared for this product.
 
-    They have more parts than K has stages, CTAs without a tile in any cluster, more CTAs than a
-    grid holds, parts for more than two waves (the fastest never had, of 1,266 matmuls measured on
-    an H200), or sums of parts that L2 does not keep; or they are another one in disguise.
+    They are illegal for its sizes, or have CTAs without a tile in any cluster, parts for more than
+    two waves (the fastest never had, of 1,266 matmuls measured on an H200), or sums of parts that
+    L2 does not keep; or they are another one in disguise.
     """
     cut = grid(work, machine, table)
-    blocks = _ceil(work.k, table.k_spans * (SPAN_BYTES // work.itemsize))
     columns = table.block_n // 2 if work.gated else table.block_n
     empty = (table.cluster_m > table.cta_group * _ceil(work.m, table.block_m)) | (
         table.cluster_n > _ceil(work.n, columns)
@@ -371,11 +355,10 @@ def is_excluded(work: Workload, machine: Machine, table: Candidates) -> NDArray[
     cta_sums = (table.block_m // table.cta_group) * table.block_n * 4.0
     sums = np.where(all_parts, cut.items * table.ctas * cta_sums, 0.0)
     return np.asarray(
-        empty
-        | (table.split_k * table.cluster_k > blocks)
+        (cut.legal == 0)
+        | empty
         | ((table.split_tail == 1) & same)
         | (all_parts & (cut.part_waves > 2))
-        | (cut.items * table.ctas > _MAX_GRID)
         | (sums > machine.l2_bytes / 2)
     )
 
@@ -571,9 +554,7 @@ def _epilogues(
         out, held = _through_tensor_memory(machine, work.output_size, table, cut)
     beside = np.full(len(table), work.activated * machine.activation_cycles)
     if not in_tensor_memory:  # general_cycles has the activation in it
-        in_line = (table.cluster_m == 1) | (table.cluster_n == 1)
-        in_ring = work.residual_by_tma & in_line & (table.cluster_k * table.split_k == 1)
-        general = (work.general & ~in_ring) | (work.activated & (table.cluster_k > 1))
+        general = (cut.general == 1) | (work.activated & (table.cluster_k > 1))
         in_general = results * machine.general_cycles
         out, held = np.where(general, in_general, out), np.where(general, in_general, held)
         beside[general] = 0.0
@@ -693,13 +674,12 @@ def _split(machine: Machine, table: Candidates, cut: Grid) -> _Time:
     by all SMs."""
     sums = cut.rows * table.block_n * 4.0  # bytes
     one = sums * _of_team(table) / machine.epilogue_bytes_per_cycle
-    shared = table.split_k >= FAMILIES[machine.family].min_shared_parts
     chunks = np.maximum(cut.rows // _SLICES_HIGH * table.block_n // _SLICE_COLUMNS, 1)
-    readers = np.where(shared, np.minimum(table.split_k, chunks), 1)
+    readers = np.where(cut.gathered == _SHARED, np.minimum(table.split_k, chunks), 1)
     rounds = cut.part_rounds * (1 + table.split_k / readers)
     ctas = cut.parts * table.cluster_m * table.cluster_n
     reduced = ctas * sums / machine.reduce_bytes_per_ns + machine.reduce_ns
-    apart = table.split_k >= FAMILIES[machine.family].min_reduced_parts
+    apart = cut.gathered == _APART
     counted = machine.split_ns + machine.memset_ns
     return _Time(np.where(apart, cut.part_waves, rounds) * one, np.where(apart, reduced, counted))
 

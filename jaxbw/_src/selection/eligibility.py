@@ -9,14 +9,13 @@ from jax.errors import InconclusiveDimensionOperation
 from jaxbw._native import Major
 from jaxbw._src.families import FAMILIES
 from jaxbw._src.families.family import BF16, F16, F32
-from jaxbw._src.problem import GemmProblem, describe
+from jaxbw._src.problem import GemmProblem
+from jaxbw._src.selection import planner
 from jaxbw._src.selection.config import CANONICAL_M
 
 OUTPUTS = (BF16, F16, F32)
 
 ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
-_MAX_EXTENT = 2**31  # TMA coordinates are int32
-_MAX_STRIDE = 2**40  # bytes: CUtensorMap
 
 # Algorithms that kernels implement: exact products of the inputs (or of their TF32 roundings),
 # float32 sums. The inputs must already be of the dtype that the algorithm would convert them to.
@@ -37,7 +36,7 @@ def refusal(problem: GemmProblem, family: str, *, for_every_m: bool = False) -> 
     reason = _type_refusal(problem, family)
     if reason is None and not problem.is_sized:
         reason = _symbolic_refusal(problem, for_every_m)
-    return reason or _extent_refusal(problem.sized(CANONICAL_M))
+    return reason or planner.problem_refusal(problem.sized(CANONICAL_M), family)
 
 
 def repacked(problem: GemmProblem) -> tuple[str, ...]:
@@ -82,8 +81,6 @@ def _type_refusal(p: GemmProblem, family: str) -> str | None:
     for name, dtype in arrays.items():
         if dtype is not None and dtype not in OUTPUTS:
             return f"the {name} is {dtype}; kernels have bfloat16, float16 and float32"
-    if p.epilogue.gated and p.epilogue.c is not None:
-        return "the product is gated and has a c; add c as the residual"
     return _precision_refusal(p)
 
 
@@ -139,23 +136,3 @@ def _is_positive(extent: Any) -> bool:
         return bool(extent >= 1)
     except InconclusiveDimensionOperation:
         return False
-
-
-def _extent_refusal(p: GemmProblem) -> str | None:
-    if 0 in (p.batch, p.m, p.n, p.k):
-        return "a dimension is 0; there is nothing to launch"
-    return (
-        _address_refusal("lhs", p.lhs_dtype, p.lhs_shape)
-        or _address_refusal("rhs", p.rhs_dtype, p.rhs_shape)
-        or _address_refusal("the result", p.output, p.output_shape)
-    )
-
-
-def _address_refusal(name: str, dtype: np.dtype[Any], shape: tuple[int, int, int]) -> str | None:
-    _, outer, contiguous = shape
-    what = f"{name} {describe(dtype, shape)}"
-    if max(shape) >= _MAX_EXTENT:
-        return f"{what} has a dimension of 2^31 or more; TMA coordinates are int32"
-    if contiguous * dtype.itemsize * outer >= _MAX_STRIDE:
-        return f"{what} has matrices of 2^40 bytes or more, the largest stride of TMA"
-    return None

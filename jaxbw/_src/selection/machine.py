@@ -6,7 +6,7 @@ The table gives each its source and its confidence; `constants` shows them.
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -93,6 +93,12 @@ class Machine:
         ratio = self.throttle_utilisation / np.maximum(utilisation, 1e-3)
         ghz = self.throttle_clock_ghz * ratio**self.throttle_exponent
         return np.asarray(np.minimum(self.max_clock_ghz, ghz))
+
+    @cached_property
+    def resident_by_size(self) -> list[int]:
+        """`resident_clusters` by the size, from 0."""
+        most = 2 ** (len(self.usable_sms) - 1)
+        return [self.resident_clusters(max(1, size)) for size in range(most + 1)]
 
 
 class Constant(NamedTuple):

@@ -5,9 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from jaxbw._src.families import FAMILIES
-from jaxbw._src.families.family import SPAN_BYTES, InstanceKey
-from jaxbw._src.selection import config as configs
+from jaxbw._src.selection import planner
 from jaxbw._src.selection.candidates import Candidates, Integers, candidates
 from jaxbw._src.selection.config import ANY, GemmConfig
 from jaxbw._src.selection.cost_model import Costs, Floats, evaluate, is_excluded
@@ -71,7 +69,7 @@ class Ranked:
     wave: int
 
 
-Instances = frozenset[InstanceKey]
+Instances = frozenset[str]  # names of gemm kernels
 
 
 @lru_cache(maxsize=4096)
@@ -103,7 +101,7 @@ def search(
             continue
         work = canonical(side[0]) if wanted.batch_invariant else side[0]
         table = available(family, work, side[1], whole=wanted.batch_invariant)
-        if wanted.scheduler_on(family) == "none":
+        if planner.scheduler_on(wanted.scheduler, family) == "none":
             table = _relaunched(table)
         table = table.take(~is_excluded(work, machine, table))
         costs = _evaluate(work, machine, table, tuned)
@@ -136,15 +134,7 @@ def price(
     table = Candidates.of([config], family, work.itemsize)
     raster = np.array([config.raster == "n"], np.int64), np.array([config.swizzle])
     costs = _evaluate(work, machine, table, tuned, raster)
-    spans = config.k_spans(work.itemsize)
-    filled = replace(
-        config,
-        block_k=spans * SPAN_BYTES // work.itemsize,
-        stages=config.stages or configs.max_stages(config, family, work.itemsize),
-        accumulators=config.accumulators or FAMILIES[family].accumulators,
-        scheduler=config.scheduler_on(family),
-    )
-    return _priced(filled, costs, 0)
+    return _priced(planner.filled(config, family, work.input), costs, 0)
 
 
 def _evaluate(
@@ -165,18 +155,16 @@ def _evaluate(
 def available(family: str, work: Workload, instances: Instances, *, whole: bool) -> Candidates:
     """The candidates that installed kernels compute."""
     lhs, rhs = (work.b_major, work.a_major) if work.swapped else (work.a_major, work.b_major)
-    table = candidates(
+    return candidates(
         family,
         lhs,
         rhs,
-        work.itemsize,
+        work.input,
         gated=work.gated,
         swap_ab=work.swapped,
         whole=whole,
+        instances=instances,
     )
-    keys = FAMILIES[family].key(table.block_m, table.block_n, table.cta_group, table.pingpong)
-    compiled = [key in instances for key in zip(*(key.tolist() for key in keys), strict=True)]
-    return table.take(np.array(compiled, bool))
 
 
 def _relaunched(table: Candidates) -> Candidates:
@@ -200,19 +188,19 @@ def _ranked(
     work: Workload,
     wanted: GemmConfig,
 ) -> Ranked:
-    config = table.config(row, work.itemsize, swap_ab=work.swapped)
-    of = FAMILIES[family]
     # A second accumulator is for the next item; without one its half of Tensor Memory stays free.
-    all_of_them = costs.waves[row] > 1 or of.fills_accumulators(config) or wanted.batch_invariant
-    config = replace(
-        config,
+    several = costs.waves[row] > 1 or wanted.batch_invariant
+    config = table.config(
+        row,
+        work.itemsize,
+        swap_ab=work.swapped,
         raster="n" if costs.band_along_n[row] else "m",
         swizzle=int(costs.swizzle[row]),
-        accumulators=of.accumulators if all_of_them else 1,
-        scheduler=wanted.scheduler_on(family),
+        accumulators=None if several else int(costs.accumulators[row]),
+        scheduler=wanted.scheduler,
         batch_invariant=wanted.batch_invariant,
     )
-    return _priced(config, costs, row)
+    return _priced(planner.filled(config, family, work.input), costs, row)
 
 
 def _priced(config: GemmConfig, costs: Costs, row: int) -> Ranked:

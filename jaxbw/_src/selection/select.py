@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
+from jaxbw._native import Plan, Violation
 from jaxbw._src.families import FAMILIES
 from jaxbw._src.problem import GemmProblem
-from jaxbw._src.selection import config as configs
-from jaxbw._src.selection import eligibility
+from jaxbw._src.selection import eligibility, planner
 from jaxbw._src.selection.choice import Choice, Refusal
 from jaxbw._src.selection.config import ANY, CANONICAL_M, GemmConfig
 from jaxbw._src.selection.devices import Device, for_family
@@ -149,14 +150,14 @@ def problem_refusals(
             problem, device, family, kernels, for_every_m=wanted.is_for_every_m
         )
         sized = problem.sized(CANONICAL_M)
-        against: Refusal | Kernel | None
+        against: Refusal | None
         if reason is not None:
             against = Refusal(name, reason)
         elif wanted.leaves_tile_open:
             against = _no_candidate(sized, family, kernels, wanted)
         else:
-            against = _kernel_of(sized, family, wanted, kernels)
-        if not isinstance(against, Refusal):
+            against = _refusal_of(sized, family, wanted, kernels)
+        if against is None:
             return ()
         refused.append(against)
     return tuple(refused)
@@ -166,13 +167,12 @@ def _no_candidate(
     problem: GemmProblem, family: str, kernels: Sequence[Kernel], wanted: GemmConfig
 ) -> Refusal | None:
     """Why no configuration of a kind can be chosen; None where one can."""
-    if (fault := configs.refusal(wanted, family)) is not None:
+    if (fault := planner.config_refusal(wanted, family)) is not None:
         return Refusal(family, fault)
     whole = wanted.batch_invariant
     for swapped in (False,) if whole else (False, True):
         work = workload(problem, swapped=swapped)
-        instances = frozenset(_instances(problem, family, work, kernels))
-        if len(available(family, work, instances, whole=whole)) > 0:
+        if len(available(family, work, _installed(kernels), whole=whole)) > 0:
             return None
     return Refusal(family, "this installation has no kernel for the product's dtype and layout")
 
@@ -216,11 +216,10 @@ def ranking(
       wanted: of what kind they are: it has no tile.
       kept: how many at most.
     """
-    sides: list[tuple[Workload, Instances]] = []
-    for swapped in (False, True):
-        work = workload(problem, swapped=swapped)
-        sides.append((work, frozenset(_instances(problem, family, work, kernels))))
-    straight, swapped_side = sides
+    installed = _installed(kernels)
+    straight, swapped_side = (
+        (workload(problem, swapped=swapped), installed) for swapped in (False, True)
+    )
     return search(
         family,
         device.machine,
@@ -258,9 +257,7 @@ def _chosen(
         if xla.is_quicker_than(best.cost.total):
             return _on_quicker_xla(problem, device, xla, ranked)
         reason += f"; {best.cost.total:.2f} us, XLA {xla}"
-    work = workload(problem, swapped=best.config.swap_ab)
-    kernel = _instances(problem, family, work, kernels)[_instance_key(family, best.config)]
-    chosen = _choice(problem, device, family, kernel, best, reason, ranked)
+    chosen = _choice(problem, device, family, best, reason, ranked)
     return chosen if xla is None else replace(chosen, xla_us=xla.us)
 
 
@@ -284,7 +281,12 @@ def _measured(
 ) -> Choice | Refusal | None:
     """What the user's table has for a product, if it can be launched; None where it has nothing."""
     entry = tuned.find(problem, device)
-    if entry is None or entry.config.scheduler_on(family) != wanted.scheduler_on(family):
+    if entry is None:
+        return None
+    of_entry, of_wanted = (
+        planner.scheduler_on(config.scheduler, family) for config in (entry.config, wanted)
+    )
+    if of_entry != of_wanted:
         return None
     if weighs_xla and entry.is_for_xla:
         reason = (
@@ -315,48 +317,40 @@ def _given(
     kernels: Sequence[Kernel],
 ) -> Choice | Refusal:
     """The configuration that the user gives, if it can be launched."""
-    kernel = _kernel_of(problem, family, config, kernels)
-    if isinstance(kernel, Refusal):
-        return kernel
+    if (refusal := _refusal_of(problem, family, config, kernels)) is not None:
+        return refusal
     priced = _price(device, family, workload(problem, swapped=config.swap_ab), config)
-    return _choice(problem, device, family, kernel, priced, "the given configuration", ())
+    return _choice(problem, device, family, priced, "the given configuration", ())
 
 
-def _kernel_of(
+def _refusal_of(
     problem: GemmProblem, family: str, config: GemmConfig, kernels: Sequence[Kernel]
-) -> Kernel | Refusal:
-    """The kernel that a configuration with a tile launches, if it may."""
+) -> Refusal | None:
+    """Why a configuration with a tile cannot be launched; None where it can."""
     label = f"{family} with the given configuration"
-    reason = configs.refusal(config, family) or configs.layout_refusal(
-        config,
-        eligibility.effective_major(problem.lhs_dtype, problem.lhs_major),
-        eligibility.effective_major(problem.rhs_dtype, problem.rhs_major),
-        family=family,
-        itemsize=problem.lhs_dtype.itemsize,
-        gated=problem.epilogue.gated,
-        k=problem.k,
-    )
-    if reason is not None:
+    if (reason := planner.config_refusal(config, family)) is not None:
         return Refusal(label, reason)
-    work = workload(problem, swapped=config.swap_ab)
-    kernel = _instances(problem, family, work, kernels).get(_instance_key(family, config))
-    if kernel is None:
+    plan = planner.plan(problem, family, config)
+    if isinstance(plan, Violation):
+        return Refusal(label, planner.message(plan, family, config))
+    if plan.kernel not in _installed(kernels):
         return Refusal(label, "this installation has no kernel for this tile, dtype and layout")
-    return kernel
+    return None
 
 
 def _choice(
     problem: GemmProblem,
     device: Device,
     family: str,
-    kernel: Kernel,
     best: Ranked,
     reason: str,
     ranked: tuple[Ranked, ...],
 ) -> Choice:
+    plan = planner.plan(problem, family, best.config, best.wave or 1)
+    assert isinstance(plan, Plan), str(plan)
     return Choice(
         implementation=family,
-        kernel=kernel.name,
+        kernel=plan.kernel,
         config=best.config,
         cost=best.cost,
         wave=best.wave,
@@ -369,20 +363,7 @@ def _choice(
     )
 
 
-def _instances(
-    problem: GemmProblem, family: str, work: Workload, kernels: Sequence[Kernel]
-) -> dict[tuple[int | None, ...], Kernel]:
-    """The installed kernels that compute a workload, by what they are compiled for."""
-    return {
-        FAMILIES[family].key_of(kernel): kernel
-        for kernel in kernels
-        if kernel.family == family
-        and kernel.role == "gemm"
-        and kernel.input == FAMILIES[family].inputs[problem.lhs_dtype]
-        and kernel.layout in ("any", work.layout)
-    }
-
-
-def _instance_key(family: str, config: GemmConfig) -> tuple[int, ...]:
-    key = FAMILIES[family].key(*config.tile, config.cta_group, config.pingpong)
-    return tuple(map(int, key))
+@cache
+def _installed(kernels: Sequence[Kernel]) -> Instances:
+    """The names of the gemm kernels."""
+    return frozenset(kernel.name for kernel in kernels if kernel.role == "gemm")

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxbw._native import Major
-from jaxbw._src.problem import GemmProblem
+from jaxbw._native import Activation, DataType, Major, Problem
+from jaxbw._src.problem import DATA_TYPES, GemmProblem
 from jaxbw._src.selection.config import CANONICAL_M
 from jaxbw._src.selection.eligibility import ALIGNMENT, effective_major, repacked
 
@@ -20,13 +20,12 @@ class Workload:
       batch, m, n, k: extents; m and n exchanged where `swapped`.
       a_major, b_major: layouts, after any repacking.
       a_batched, b_batched: whether each batch index has a matrix of its own.
-      itemsize, output_size: bytes of an element.
+      input: dtype of the operands; output_size: bytes of an element of the result.
       extra_bytes: per element of the result, that the epilogue reads and writes beside it.
       activated, gated, swapped: whether it is.
-      general: whether the epilogue takes the general way on sm90 (`formula` in gemm_rules.cc): it
-        reads or saves arrays that are shaped as the result, or has a long activation.
-      residual_by_tma: whether all that it reads is a residual that TMA can bring, which needs not
-        go the general way in every configuration (`residual_stages` there).
+      general: whether the epilogue reads or saves arrays that are shaped as the result, or has a
+        long activation.
+      residual_by_tma: whether all that it reads is a residual that TMA can bring.
       tma_rows: whether TMA can store the result's rows.
       a_straddles, b_straddles: whether an operand's rows, as they are loaded, do not begin at lines
         of 128 bytes.
@@ -42,7 +41,7 @@ class Workload:
     b_major: Major
     a_batched: bool
     b_batched: bool
-    itemsize: int
+    input: DataType
     output_size: int
     extra_bytes: int
     activated: bool
@@ -57,10 +56,31 @@ class Workload:
     repacks: int
 
     @property
-    def layout(self) -> str:
-        """Layouts as in kernels.toml: "n" is row-major, "t" its transpose."""
-        first = "n" if self.a_major == Major.K else "t"
-        return first + ("n" if self.b_major == Major.MN else "t")
+    def itemsize(self) -> int:
+        """Bytes of an element of an operand."""
+        return 4 if self.input == DataType.F32 else 2
+
+    @property
+    def native(self) -> Problem:
+        """The problem that it is of, as far as it matters to a plan: not as it is launched."""
+        sides = [(self.m, self.a_major, self.a_batched), (self.n, self.b_major, self.b_batched)]
+        lhs, rhs = reversed(sides) if self.swapped else sides
+        return Problem(
+            batch=self.batch,
+            m=lhs[0],
+            n=rhs[0],
+            k=self.k,
+            lhs_batched=lhs[2],
+            rhs_batched=rhs[2],
+            lhs_major=lhs[1],
+            rhs_major=rhs[1],
+            input=self.input,
+            output=DataType.F32 if self.output_size == 4 else DataType.BF16,
+            activation=Activation.RELU if self.activated else Activation.NONE,
+            residual=DataType.BF16 if self.residual_by_tma else None,
+            save=self.general and not self.residual_by_tma,
+            gated=self.gated,
+        )
 
 
 def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
@@ -83,7 +103,7 @@ def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
         b_major=b_major,
         a_batched=a_batched,
         b_batched=b_batched,
-        itemsize=p.lhs_dtype.itemsize,
+        input=DATA_TYPES[p.lhs_dtype.name],
         output_size=p.output.itemsize,
         extra_bytes=sum(arrays),
         activated=epilogue.activation is not None,

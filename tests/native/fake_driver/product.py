@@ -108,7 +108,7 @@ class Product:
             "split_tail": 0,
             "wave": 0,
             "swap_ab": 0,
-            "accumulators": 2,
+            "accumulators": 1 if self.family == "sm90" else 2,
             "scheduler": 0,
             **self.config,
         }

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from jaxbw._src.families import FAMILIES
+from jaxbw._native import limits
 
 from . import xla
 from .conftest import FakeDriver
@@ -82,7 +82,7 @@ def test_a_whole_chain_is_enqueued_on_the_stream(fake: FakeDriver) -> None:
 
 
 def test_what_adds_up_many_parts_is_enqueued_behind_the_product(fake: FakeDriver) -> None:
-    parts = FAMILIES["sm90"].min_reduced_parts
+    parts = limits("sm90")["min_reduced_parts"]
     product = Product(37, 21, 64 * parts - 5, config=SM90 | {"split_k": parts})
     execute(product, stream=0x1230)
     launches = fake.calls("cuLaunchKernelEx")

@@ -17,6 +17,7 @@ from jaxbw._src.lab.cli import wave_map
 from jaxbw._src.lab.cli.operands import LAYOUTS, add_config, add_sizes, extent, operands
 from jaxbw._src.lab.cli.outcome import Outcome
 from jaxbw._src.lab.cli.wave_map import WaveMap
+from jaxbw._src.lab.explain import examined
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS, for_family, running_device
@@ -70,9 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Outcome:
     """The command's output."""
-    choice = _explain(args)
+    left, right, options = _asked(args)
+    choice = jaxbw.explain(left, right, **options)
     if args.png is not None:
-        found = WaveMap.of(choice, _machine(args, choice), args.batch, args.M, args.N, args.gated)
+        _, problem, _ = examined("jaxbw.explain", left, right, **options)
+        found = WaveMap.of(choice, _machine(args, choice), problem)
         wave_map.draw(found, f"{choice.problem}\n{choice.kernel}: {choice.config}", args.png)
     if args.json:
         return Outcome(json.dumps(dataclasses.asdict(choice), indent=2))
@@ -85,7 +88,8 @@ def run(args: argparse.Namespace) -> Outcome:
     return Outcome("\n".join(parts))
 
 
-def _explain(args: argparse.Namespace) -> Choice:
+def _asked(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
+    """The operands and the other arguments of `jaxbw.explain`."""
     device = args.device
     if device is None and running_device() is None:
         raise ValueError(
@@ -94,6 +98,7 @@ def _explain(args: argparse.Namespace) -> Choice:
     batch = (args.batch,) * (args.batch > 1)
     left, right, dims = operands((args.M, args.N, args.K), args.layout, DTYPES[args.dtype], batch)
     options: dict[str, Any] = {
+        "device": device,
         "dimension_numbers": dims,
         "activation": args.activation,
         "preferred_element_type": DTYPES[args.out or args.dtype],
@@ -102,7 +107,7 @@ def _explain(args: argparse.Namespace) -> Choice:
     }
     if args.gated:
         options["rhs_up"] = right
-    return jaxbw.explain(left, right, device=device, **options)
+    return left, right, options
 
 
 def _config(args: argparse.Namespace) -> GemmConfig | None:

@@ -52,7 +52,7 @@ def kernel_of(
         config.stages,
         group=config.cta_group,
         cluster=config.cluster,
-        k_bytes=config.k_spans(itemsize) * ROW_BYTES,
+        k_bytes=ROW_BYTES if config.block_k is None else config.block_k * itemsize,
         persistent=_PERSISTENT[config.scheduler or "clc"],
         accumulators=config.accumulators or 2,
         chunk=chunk,

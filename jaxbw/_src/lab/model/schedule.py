@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jaxbw._native import walk
 from jaxbw._src.lab.model.kernel import Kernel
 from jaxbw._src.lab.model.machine import Replayed
-from jaxbw._src.selection.tile_order import walk
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def order(plan: Schedule, raster: Raster) -> Iterator[tuple[int, int, int]]:
 
 
 def _bands(plan: Schedule, raster: Raster) -> Iterator[tuple[int, int]]:
-    return walk(plan.tiles_m, plan.tiles_n, raster.width, raster.across)
+    yield from walk(plan.tiles_m, plan.tiles_n, raster.width, raster.across).tolist()
 
 
 def _snake(plan: Schedule, raster: Raster) -> Iterator[tuple[int, int]]:

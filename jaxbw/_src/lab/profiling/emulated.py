@@ -11,8 +11,8 @@ from jaxbw._src.emulator import tensor_map, timeline
 from jaxbw._src.emulator.report import Report, engine, make_report
 from jaxbw._src.lab.profiling.profile import MOMENTS, Profile
 from jaxbw._src.lab.tuning.launching import operands
-from jaxbw._src.primitives.gemm import DATA_TYPES, call_attributes
-from jaxbw._src.problem import GemmProblem
+from jaxbw._src.primitives.gemm import plan_of
+from jaxbw._src.problem import DATA_TYPES, GemmProblem
 from jaxbw._src.selection.choice import Choice
 
 LARGEST = 2**31  # multiply-adds: a minute or two
@@ -62,21 +62,20 @@ def launch(
     With `profiling`, as of `_native.trace_gemm`, it is one of the profiling build, and leaves its
     stamps there.
     """
-    attributes = call_attributes(problem, choice)
+    plan = plan_of(problem, choice)
     read, written = operands(problem), [(problem.output_shape, problem.output)]
     written *= problem.epilogue.results
     arrays = [tensor_map.empty(shape, dtype) for shape, dtype in (*read, *written)]
     for array in arrays:
         array[...] = 0
     given = [(x.ctypes.data, x.shape, DATA_TYPES[x.dtype.name]) for x in arrays]
-    lhs_type = DATA_TYPES[problem.lhs_dtype.name]
-    size = _native.workspace_bytes(problem.lhs_shape, problem.rhs_shape, lhs_type, attributes)
+    size = plan.workspace_bytes
     workspace = tensor_map.empty(size, "uint8")
     scratch = [(workspace.ctypes.data, (size,), None)]
     traced = _native.trace_gemm(
         given[: len(read)],
         [*given[len(read) :], *scratch[: size > 0]],
-        attributes,
+        plan.attributes,
         sm_count=sm_count,
         profiling=profiling,
     )

@@ -26,9 +26,8 @@ def profile(problem: GemmProblem, choice: Choice, device: Device, gpu: Gpu) -> P
       ValueError: the product does not fit what is set aside.
       RuntimeError: there is no profiling build.
     """
-    assert choice.config is not None
     assert choice.kernel is not None
-    layout = Layout.of(problem, choice.config, choice.kernel, device.sm_count)
+    layout = Layout.of(problem, choice, device.sm_count)
     directory = build.compiled(choice.kernel)
     memory = jax.block_until_ready(jnp.zeros(2 * layout.words, jnp.uint32))
     place = (memory.unsafe_buffer_pointer(), layout.words, layout.slice_words)

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import _native
+from jaxbw._src.primitives.gemm import plan_of
 from jaxbw._src.problem import GemmProblem
-from jaxbw._src.selection import manifest
-from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.tile_order import Grid, work_items
+from jaxbw._src.selection.choice import Choice
 
 ACTIVITIES = tuple(_native.activities())
 LONGEST = 2**15  # words of a slice: stamps behind that many are counted, not kept
@@ -35,21 +34,16 @@ class Layout:
     slice_words: int
 
     @classmethod
-    def of(cls, problem: GemmProblem, config: GemmConfig, kernel: str, sm_count: int) -> "Layout":
+    def of(cls, problem: GemmProblem, choice: Choice, sm_count: int) -> "Layout":
         """Memory that is enough on a GPU of so many SMs, unless a CTA makes too many stamps."""
-        p = problem
-        size = config.cluster[0] * config.cluster[1] * config.cluster_k
-        resident = max(1, sm_count // size)
-        grid = Grid.of(config, p.batch, p.m, p.n, gated=p.epilogue.gated)
-        items = len(work_items(grid, config, resident))
-        walks = config.scheduler == "static" and config.cluster_k == 1
-        clusters = min(items, resident) if walks else items
+        plan = plan_of(problem, choice)
+        resident = max(1, sm_count // plan.cluster_ctas)
         # Twice as many as there would be, for a GPU that runs fewer clusters at a time.
-        each = 2 * math.ceil(items / min(items, resident))
-        stages = math.ceil(p.k / _SPAN)
+        each = 2 * math.ceil(plan.items / min(plan.items, resident))
+        stages = math.ceil(problem.k / _SPAN)
         words = _SLICE_HEAD + _PER_WARP + each * (_PER_STAGE * stages + _PER_ITEM)
-        [entry] = [entry for entry in manifest.kernels() if entry.name == kernel]
-        return cls(clusters * size, entry.threads // 32, min(words, LONGEST))
+        ctas = plan.clusters_on(resident) * plan.cluster_ctas
+        return cls(ctas, plan.threads // 32, min(words, LONGEST))
 
     @property
     def cta_words(self) -> int:

@@ -21,8 +21,8 @@ import numpy as np
 from jaxbw import _native
 from jaxbw._src.lab import cupti
 from jaxbw._src.lab.tuning import xla_form
-from jaxbw._src.primitives.gemm import DATA_TYPES, call_attributes
-from jaxbw._src.problem import GemmProblem
+from jaxbw._src.primitives.gemm import plan_of
+from jaxbw._src.problem import DATA_TYPES, GemmProblem
 from jaxbw._src.selection.choice import Choice
 
 ROTATED = 400 * 10**6  # bytes that launches go through before they come back: over twice any L2
@@ -85,9 +85,8 @@ class Gpu:
           ValueError: the product does not fit what is allocated.
         """
         p = problem
-        attributes = call_attributes(p, choice)
-        lhs_type = DATA_TYPES[p.lhs_dtype.name]
-        workspace = _native.workspace_bytes(p.lhs_shape, p.rhs_shape, lhs_type, attributes)
+        plan = plan_of(p, choice)
+        attributes, workspace = plan.attributes, plan.workspace_bytes
         read, written = operands(p), [(p.output_shape, p.output)] * p.epilogue.results
         starts, size = _laid_out(read)
         result_starts, result_size = _laid_out(written)

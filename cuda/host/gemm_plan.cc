@@ -1,0 +1,135 @@
+// What a launch will do, as far as no address decides it: a pure function of problem and configuration.
+#include <algorithm>
+#include <utility>
+
+#include "host/gemm_launch.h"
+
+namespace jaxbw {
+namespace {
+
+constexpr uint64_t kMaxGrid = 0x7fffffff;  // blocks along x: CUDA C++ programming guide, technical specifications
+constexpr uint64_t kSectionAlignment = 256;
+
+// Slices of a CTA's tile, and values in one.
+std::pair<uint64_t, uint64_t> slices_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  if (c.cluster_k > 1) {
+    // None in a gated tile that is too narrow, which check_launched refuses.
+    const uint32_t slices = std::max(cluster_slices(c.block_m, tile_columns(p, c)), 1u);
+    return {slices, uint64_t{c.block_m} * c.block_n / slices};
+  }
+  if (!family.is_sm90()) {
+    return {slice_count(sm100_mma_tiles(c.cta_rows()), family.epilogue), partial_floats(c.block_n, family.epilogue)};
+  }
+  return {slice_count(1, family.epilogue), partial_floats(c.block_n * (c.team_rows() / kWgmmaRows), family.epilogue)};
+}
+
+WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, const Work& work) {
+  WorkspaceLayout layout;
+  const auto section = [&](uint64_t bytes) {
+    return std::exchange(layout.bytes, layout.bytes + ceil_div(bytes, kSectionAlignment) * kSectionAlignment);
+  };
+  layout.a = section(operand_a(p).repacked_bytes());
+  layout.b = section(operand_b(p).repacked_bytes());
+  layout.b_up = section(p.gated ? operand_b(p).repacked_bytes() : 0);
+  layout.partials = section(work.slices * c.split_k * work.slice_floats * sizeof(float));
+  layout.counter_count = reduces_apart(family, c) ? 0 : work.slices;
+  layout.counters = section(layout.counter_count * sizeof(uint32_t));
+  return layout;
+}
+
+}  // namespace
+
+GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
+  GemmProblem launched = problem;
+  if (config.swap_ab == 0) return launched;
+  std::swap(launched.m, launched.n);
+  std::swap(launched.a_batched, launched.b_batched);
+  std::swap(launched.a_major, launched.b_major);
+  launched.bias_along_m = !problem.bias_along_m;
+  return launched;
+}
+
+Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  Work work;
+  work.tiles_m = ceil_div(p.m, uint64_t{c.cluster_m} * c.cta_rows());
+  work.tiles_n = ceil_div(p.n, uint64_t{c.cluster_n} * tile_columns(p, c));
+  work.tiles = work.tiles_m * work.tiles_n * p.batch;
+  work.whole_tiles = c.split_k == 1 ? work.tiles : c.split_tail != 0 ? work.tiles / c.wave * c.wave : 0;
+  work.items = work.whole_tiles + (work.tiles - work.whole_tiles) * c.split_k;
+  const auto [slices, floats] = slices_of(family, p, c);
+  work.slices = (work.tiles - work.whole_tiles) * c.cluster_tiles() * slices;
+  work.slice_floats = floats;
+  return work;
+}
+
+Verdict check_work(const Work& work, const GemmProblem& p, const GemmConfig& c) {
+  if (work.tiles_m * work.tiles_n > kMaxGrid / p.batch / c.cluster_size() / c.split_k) {
+    return Violation{Rule::grid,
+                     {{"tiles_m", static_cast<int64_t>(work.tiles_m)},
+                      {"tiles_n", static_cast<int64_t>(work.tiles_n)},
+                      {"batch", static_cast<int64_t>(p.batch)}}};
+  }
+  if (work.slices > kMaxGrid) return Violation{Rule::slices, {{"slices", static_cast<int64_t>(work.slices)}}};
+  return {};
+}
+
+uint64_t Work::waves(uint64_t resident) const {
+  return ceil_div(whole_tiles, resident) + ceil_div(items - whole_tiles, resident);
+}
+
+StorePath store_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, Formula formula,
+                     CUdeviceptr results) {
+  if (c.swap_ab != 0) return StorePath::kColumns;
+  // The general way of the Hopper kernel does not store by TMA: no tensor maps are encoded for it.
+  if (family.is_sm90() && formula == Formula::kGeneral) return StorePath::kRows;
+  // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
+  // what followed it): so the rule holds for a single row too.
+  const bool aligned = (p.n * size_bytes(p.output) | results) % kTmaAlignment == 0;
+  return aligned ? StorePath::kTma : StorePath::kRows;
+}
+
+uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident) {
+  const bool one_wave =
+      static_cast<LaunchScheduler>(config.scheduler) == LaunchScheduler::kStatic && config.cluster_k == 1;
+  return one_wave ? std::min(items, resident) : items;
+}
+
+Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {
+  GemmConfig config = given;
+  if (Verdict broken = check_problem(problem)) return *std::move(broken);
+  if (Verdict broken = check_config(family, config)) return *std::move(broken);
+  const GemmProblem launched = as_launched(problem, config);
+  const KernelInstance* instance = InstancesOfProblem(family, launched).find(config);
+  if (instance == nullptr) return Violation{Rule::no_kernel};
+  config.kernel = instance->name;
+  if (Verdict broken = check_launched(family, launched, config)) return *std::move(broken);
+  const Work work = work_of(family, launched, config);
+  if (Verdict broken = check_work(work, launched, config)) return *std::move(broken);
+  const uint32_t in_ring = residual_stages(family, launched, config, 0);
+  const Formula way = formula(family, launched, config, in_ring);
+  return GemmPlan{&family,
+                  problem,
+                  config,
+                  launched,
+                  work,
+                  layout_of(family, launched, config, work),
+                  {in_ring, way, store_path(family, launched, config, way, 0)}};
+}
+
+Status check_call(const GemmConfig& config) {
+  const KernelFamily* family = family_of_kernel(config.kernel);
+  if (family == nullptr) return invalid("no kernel family is known for kernel '", config.kernel, "'");
+  const Verdict broken = check_config(*family, config);
+  return broken ? Status(StatusCode::kInvalid, describe(*broken)) : Status();
+}
+
+Result<GemmPlan> plan_call(const GemmProblem& problem, const GemmConfig& config) {
+  const KernelFamily* family = family_of_kernel(config.kernel);
+  if (family == nullptr) return invalid("no kernel family is known for kernel '", config.kernel, "'");
+  const Planned<GemmPlan> plan = plan_gemm(*family, problem, config);
+  if (!plan.ok()) return Status(StatusCode::kInvalid, describe(plan.violation()));
+  if (plan->config.kernel != config.kernel) return invalid("this launch needs kernel ", plan->config.kernel);
+  return *plan;
+}
+
+}  // namespace jaxbw

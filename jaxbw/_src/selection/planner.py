@@ -1,0 +1,171 @@
+"""The planner of cuda/host, as the selection asks it, and what it refuses, in a user's words.
+
+What a launch does, and whether it is legal, is decided there alone (cuda/host/gemm_plan.cc and
+gemm_rules.cc): nothing of it is computed here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+from jaxbw import _native
+from jaxbw._native import DataType, Major, Plan, Problem, Violation
+from jaxbw._src.problem import GemmProblem, describe
+from jaxbw._src.selection.config import GemmConfig
+
+# By the code of a rule. Fields are those of the violation and of GemmConfig; `takes` is a list,
+# `array` names an operand. (A rule that is not here cannot be broken by a GemmConfig.)
+MESSAGES: Mapping[str, str] = {
+    # of a problem
+    "empty": "a dimension is 0; there is nothing to launch",
+    "gated_c": "the product is gated and has a c; add c as the residual",
+    "extent": "{array} has a dimension of 2^31 or more; TMA coordinates are int32",
+    "stride": "{array} has matrices of 2^40 bytes or more, the largest stride of TMA",
+    "address_space": "{array} is larger than any address space",
+    # of a configuration
+    "block_k": "block_k is {block_k}; operands of {itemsize} bytes take multiples of {span} up to "
+    "{most}, or None for {span}",
+    "block_k_of_any": "block_k is {block_k}; it is 1 to {spans} spans: multiples of 64 elements of "
+    "16 bits or of 32 of f32",
+    "block_k_sm90": "block_k is {block_k}; sm90 kernels have {span}",
+    "pingpong_sm100": "pingpong is True; it is for sm90",
+    "swizzle": "swizzle is {swizzle}; it is 1 to {most}",
+    "split_k": "split_k is {split_k}; on {family} it is 1 to {most}",
+    "split_tail_whole": "split_tail is True and split_k 1: say into how many parts, 2 or more",
+    "batch_invariant_tail": "split_tail and batch_invariant are True: which tiles are split would "
+    "follow m",
+    "accumulators": "accumulators is {accumulators}; it is 1 or 2",
+    "accumulators_sm90": "accumulators is {accumulators}; sm90 has 1, in registers",
+    "accumulators_full": "accumulators is 1; a tile of {block_m} rows fills both: leave it None",
+    "scheduler_clc": "scheduler is {scheduler!r}; {family} takes 'static' or 'none' or 'dynamic'",
+    "cta_group_sm90": "cta_group is {cta_group}; sm90 takes 1",
+    "block_m_sm90": "block_m is {block_m}; sm90 takes {takes} with pingpong {pingpong}",
+    "block_n_sm90": "block_n is {block_n}; sm90 takes {listed} here",
+    "cta_group": "cta_group is {cta_group}; sm100 takes 1 or 2",
+    "block_m": "block_m is {block_m}; cta_group {cta_group} computes {takes} rows",
+    "block_n": "block_n is {block_n}; {block_m} rows with cta_group {cta_group} take multiples of "
+    "{step} from {step} to {most}",
+    "cluster": "cluster is {cluster}; on {family} it has 1 to {most} CTAs",
+    "cluster_group": "cluster {cluster}: its first number is not a multiple of cta_group "
+    "{cta_group}",
+    "cluster_k": "cluster_k is {cluster_k}; {family} takes {listed}",
+    "cluster_size": "cluster {cluster} with cluster_k {cluster_k} has {ctas} CTAs; up to {most}",
+    "cluster_slices": "cluster_k is {cluster_k}; the CTAs share whole slices of {rows} rows, and "
+    "block_m is {block_m}",
+    "cluster_sums": "cluster_k is {cluster_k}; shared memory does not hold the sums of a "
+    "{block_m}x{block_n} tile twice: take a smaller tile",
+    "stage": "block_k is {block_k}; one such stage does not fit shared memory: take a smaller",
+    "stages": "stages is {stages}; this tile takes {least} to {most}, or None for as many as fit",
+    # of both
+    "no_kernel": "there is no kernel for this tile, dtype and layout",
+    "gated_swap": "swap_ab is True and the product is gated; that is not for gated products",
+    "gated_pair": "a gated product in 128 rows of a pair; take block_m 256, or cta_group 1",
+    "gated_columns": "block_n is {block_n}; a gated product takes multiples of {step}, half of it "
+    "the gate",
+    "gated_columns_sm90": "block_n is {block_n}; a gated product on sm90 takes {takes}",
+    "columns": "{array} is MN-major and a CTA's part of the tile is {extent} wide; it is loaded in "
+    "columns of {step}",
+    "shares": "{array} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in "
+    "groups of {group}",
+    "parts": "split_k is {split_k}; a contraction of {k} in stages of {block_k} has no more than "
+    "{blocks} part{s}",
+    "parts_of_cluster": "split_k is {split_k} and cluster_k {cluster_k}; a contraction of {k} in "
+    "stages of {block_k} has no more than {blocks} part{s}",
+    "grid": "{tiles_m}x{tiles_n} cluster tiles for each of {batch} batch indices are more than a "
+    "grid holds: take larger tiles",
+    "slices": "{slices} slices of split tiles are more than 32 bits count: take larger tiles",
+}
+_ARRAYS = ("lhs", "rhs", "the result")
+
+
+def plan(
+    problem: GemmProblem, family: str, config: GemmConfig, resident: int = 1
+) -> Plan | Violation:
+    """What a launch will do, or the rule that forbids it.
+
+    Args:
+      problem: of known sizes and of dtypes that kernels have.
+      family: "sm90" or "sm100".
+      config: has a tile.
+      resident: clusters that the device runs at a time.
+    """
+    return _native.plan(family, problem.native, config, resident)
+
+
+def config_refusal(config: GemmConfig, family: str) -> str | None:
+    """Why no kernel of a family can be launched so, whatever the problem; None where one can."""
+    if config.leaves_tile_open:
+        if needing := config.needing_a_tile:
+            return f"{', '.join(needing)} without a tile: give block_m and block_n"
+        config = replace(config, block_m=128, block_n=128)  # which every family has
+    if config.block_m is None or config.block_n is None:
+        missing = "block_m" if config.block_m is None else "block_n"
+        return f"{missing} is None: give both of block_m and block_n, or neither"
+    found = _native.complete_config(family, config)
+    return message(found, family, config) if isinstance(found, Violation) else None
+
+
+def problem_refusal(problem: GemmProblem, family: str) -> str | None:
+    """Why no kernel takes a problem, whatever the configuration; None where one may."""
+    broken = _native.check_problem(problem.native)
+    return None if broken is None else message(broken, family, GemmConfig(), problem)
+
+
+def message(
+    broken: Violation, family: str, config: GemmConfig, problem: GemmProblem | None = None
+) -> str:
+    """What is wrong, in terms of GemmConfig, and the way out."""
+    fields = broken.fields
+    values = {**vars(config), **fields, "family": family}
+    for name in ("pingpong", "scheduler"):  # numbers to the runtime
+        values[name] = getattr(config, name)
+    values["s"] = "s" if fields.get("blocks") != 1 else ""
+    values["listed"] = listed = ", ".join(map(str, broken.takes))
+    values["takes"] = " or ".join(listed.rsplit(", ", 1))
+    if "operand" in fields:
+        values["array"] = _array(fields["operand"], problem)
+    return MESSAGES[broken.rule].format_map(values)
+
+
+def _array(operand: int, problem: GemmProblem | None) -> str:
+    name = _ARRAYS[operand]
+    if problem is None:
+        return name
+    dtypes = (problem.lhs_dtype, problem.rhs_dtype, problem.output)
+    shapes = (problem.lhs_shape, problem.rhs_shape, problem.output_shape)
+    return f"{name} {describe(dtypes[operand], shapes[operand])}"
+
+
+def filled(config: GemmConfig, family: str, input: DataType) -> GemmConfig:
+    """A legal configuration that has a tile, its open fields as they are launched."""
+    found = _native.complete_config(family, config, input)
+    assert not isinstance(found, Violation), str(found)
+    return replace(config, **found)
+
+
+@cache
+def scheduler_on(scheduler: str | None, family: str) -> str:
+    """The scheduler of a launch; one that the family does not have stays what it is."""
+    config = GemmConfig(128, 128, scheduler=scheduler)
+    found = _native.complete_config(family, config)
+    return str(scheduler) if isinstance(found, Violation) else str(found["scheduler"])
+
+
+def any_problem(
+    input: DataType = DataType.BF16,
+    lhs_major: Major = Major.K,
+    rhs_major: Major = Major.K,
+    *,
+    gated: bool = False,
+) -> Problem:
+    """A problem of which no size breaks a rule."""
+    return Problem(
+        batch=1,
+        m=4096,
+        n=4096,
+        k=2**16,
+        lhs_major=lhs_major,
+        rhs_major=rhs_major,
+        input=input,
+        gated=gated,
+    )

@@ -209,6 +209,18 @@ def test_the_backward_pass_keeps_what_it_looks_at(operand: Operand) -> None:
     assert kept("relu") == kept("relu, residual") == kept("all, relu") == kept("silu, bias") == 1
 
 
+def test_a_scan_keeps_of_each_layer_what_the_layer_does(operand: Operand) -> None:
+    """Its operand and z, in 16 bits; nothing of what the activation's derivative consists of."""
+    x, w = operand((M, K)), operand((3, K, K), number=1)
+
+    def layer(x: Any, w: Any) -> Any:
+        return jaxbw.matmul(x, w, activation="gelu", residual=x), None
+
+    _, pull_back = jax.vjp(lambda x, w: jax.lax.scan(layer, x, w)[0], x, w)
+    kept = sorted(str(jax.typeof(x)) for x in jax.tree.leaves(pull_back))
+    assert kept == [f"bfloat16[3,{K},{K}]", *[f"bfloat16[3,{M},{K}]"] * 2]
+
+
 def test_what_is_not_differentiated_keeps_nothing(operand: Operand) -> None:
     """As of frozen weights, or of a residual alone."""
     given = arrays(CASES["relu, residual"], operand)

@@ -275,7 +275,7 @@ def _like(x: Any, bar: Any) -> Any:
 def _transpose_linear(
     bars: Sequence[Any], *given: Any, epilogue: Epilogue, **params: Any
 ) -> list[Any]:
-    """The product itself: without activation d is linear in a factor and all the other arrays."""
+    """Of the product itself: without activation it is linear in a factor, c, bias and residual."""
     e, operands = epilogue, Operands.of(epilogue, given)
     asked = _asked(operands)
     if e.activation is not None or e.gated or None not in (asked.lhs, asked.rhs):

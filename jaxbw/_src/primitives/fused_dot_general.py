@@ -1,8 +1,7 @@
 """fused_dot_general_p: a dot_general with an epilogue, in one kernel where one fits.
 
 Like dot_general_p it stands for the operation until it is lowered; then it is one launch, or
-XLA's operations by the same formula (epilogue.py). It is not differentiable: fused.py says how the
-operation is.
+XLA's operations by the same formula (epilogue.py). Its derivative is in fused.py.
 
 It is not one primitive with dot_general_p. That one is bilinear in exactly two operands with one
 result, so that JAX derives jvp, transposition and linear_transpose from two rules; this one has up

@@ -141,7 +141,7 @@ def from_gemm_config(
         rhs_major=rhs_major,
         output=output,
         raster=config.raster,
-        k_spans=config.k_spans(itemsize),
+        k_spans=1 if config.block_k is None else config.block_k * itemsize // SPAN,
         accumulators=config.accumulators or 2,
         scheduler=config.scheduler,
         split_k=config.split_k,

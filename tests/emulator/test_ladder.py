@@ -11,7 +11,8 @@ from ladder import run as ladder
 from ladder.rungs import RUNGS, Rung
 
 import jaxbw
-from jaxbw._src.selection.config import GemmConfig, refusal
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.planner import config_refusal
 
 from . import gemm_launch
 
@@ -101,7 +102,7 @@ def test_a_step_through_the_library(rung: Rung) -> None:
 @pytest.mark.parametrize("rung", SHIPPING, ids=lambda rung: rung.name)
 def test_a_step_is_a_configuration_that_selection_takes(rung: Rung) -> None:
     assert isinstance(rung.kernel, GemmConfig)
-    assert refusal(rung.kernel, "sm100") is None
+    assert config_refusal(rung.kernel, "sm100") is None
 
 
 def test_each_step_adds_one_thing() -> None:
@@ -111,7 +112,7 @@ def test_each_step_adds_one_thing() -> None:
     for rung in SHIPPING:
         assert isinstance(rung.kernel, GemmConfig)
         # Work of a CTA is the same from the first to the last.
-        assert rung.kernel.cta_rows * rung.kernel.tile[1] == 128 * 256
+        assert rung.kernel.tile[0] // rung.kernel.cta_group * rung.kernel.tile[1] == 128 * 256
 
 
 def test_the_naive_kernel_loads_two_elements_for_each_multiply_add() -> None:

@@ -277,6 +277,14 @@ class Plan:
         """[items, 5], as they are handed out: batch index, row, column, part, parts of the tile."""
 
     @property
+    def slices(self) -> int:
+        """Of the split tiles: each has sums of every part, and perhaps a counter."""
+
+    @property
+    def slice_floats(self) -> int:
+        """Sums of one part in a slice."""
+
+    @property
     def workspace_bytes(self) -> int:
         """Scratch memory: repacked operands, sums of parts, counters."""
 
@@ -387,12 +395,6 @@ def max_stages(family: str, block_m: int, block_n: int, cta_group: int, k_spans:
 
     Raises:
       ValueError: unknown family, or a dimension of 0.
-    """
-
-def min_stages(family: str, block_m: int, block_n: int, cluster_k: int = 1) -> int:
-    """The shallowest shared-memory ring of a tile that `cluster_k` CTAs compute parts of K of.
-
-    Arguments and errors as in `max_stages`.
     """
 
 def shared_memory_bytes(

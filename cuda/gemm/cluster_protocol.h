@@ -82,6 +82,13 @@ constexpr ClusterShape cluster_shape(uint32_t m, uint32_t n, uint32_t cta_group,
   return shape;
 }
 
+// Which CTAs load one tile together. Each of `peers` CTAs, of which this one is number `peer`, loads an equal share of
+// every block's rows and multicasts it to the ranks of `mask`.
+struct LoadShare {
+  Divisor peers;
+  uint32_t peer, mask;
+};
+
 // Ring stages. A stage is full when its one loading thread has announced the bytes and they have come; it is empty
 // when every warpgroup (sm_90), or the one commit (sm_100), of every receiving group has let go of it.
 constexpr uint32_t kStageFullArrivals = 1;

@@ -60,26 +60,20 @@ constexpr uint64_t umma_descriptor(uint32_t address, const OperandTile& tile) {
   return descriptor_geometry(address, tile) | field(1, 46, 3) | field(2, 61, 3);
 }
 
-// The descriptors of one operand of tcgen05.mma in every stage of the ring. What differs from one to the next lies in
-// the lower word, which never carries: shared memory ends below 2^18 bytes, the start address has 14 bits of 16 bytes.
-class UmmaOperand {
- public:
-  constexpr UmmaOperand(uint32_t first_stage, uint32_t stage_bytes, const OperandTile& tile, uint32_t mma_rows)
-      : first_(static_cast<uint32_t>(umma_descriptor(first_stage, tile))),
-        high_(static_cast<uint32_t>(umma_descriptor(first_stage, tile) >> 32)),
-        stage_step_(stage_bytes >> 4),
-        mma_tile_step_(static_cast<uint32_t>(descriptor_mma_tile_step(tile, mma_rows))),
-        span_step_(static_cast<uint32_t>(descriptor_steps(tile).span)),
-        step_(static_cast<uint32_t>(descriptor_steps(tile).mma)) {}
+// The upper word is the same for every operand, since all lie in the 128-byte swizzle.
+constexpr uint32_t kUmmaDescriptorHigh =
+    static_cast<uint32_t>(umma_descriptor(0, operand_tile(Major::kK, DataType::kBF16, kSwizzleRows, 1)) >> 32);
 
-  constexpr uint32_t low(uint32_t stage) const { return first_ + stage * stage_step_; }
-  constexpr uint64_t at(uint32_t low, uint32_t mma_tile, uint32_t span, uint32_t step) const {
-    return uint64_t{high_} << 32 | (low + mma_tile * mma_tile_step_ + span * span_step_ + step * step_);
-  }
+// The descriptors of one operand of tcgen05.mma, of the first stage of the ring: lower words, and what is added to
+// them. They never carry: shared memory ends below 2^18 bytes, the start address has 14 bits of 16 bytes.
+struct UmmaOperand {
+  constexpr UmmaOperand(uint32_t first_stage, const OperandTile& tile, uint32_t mma_rows)
+      : first(static_cast<uint32_t>(umma_descriptor(first_stage, tile))),
+        mma_tile_step(static_cast<uint32_t>(descriptor_mma_tile_step(tile, mma_rows))),
+        span_step(static_cast<uint32_t>(descriptor_steps(tile).span)),
+        step(static_cast<uint32_t>(descriptor_steps(tile).mma)) {}
 
- private:
-  uint32_t first_, high_;
-  uint32_t stage_step_, mma_tile_step_, span_step_, step_;
+  uint32_t first, mma_tile_step, span_step, step;
 };
 
 // PTX 9.7.16.4.2, table for kind::f16 and kind::tf32, float32 accumulators.
@@ -100,6 +94,7 @@ static_assert(wgmma_descriptor(0x400, kKMajor) == 0x4000'0040'0001'0040);
 static_assert(wgmma_descriptor(0x400, kHalfSpans) == 0x8000'0020'0100'0040);
 static_assert(umma_descriptor(0x400, kKMajor) == 0x4000'4040'0001'0040);
 static_assert(umma_descriptor(0x400, kMnMajor) == 0x4000'4040'0200'0040);
+static_assert(umma_descriptor(0x400, kMnMajor) >> 32 == kUmmaDescriptorHigh);
 static_assert(umma_instruction(DataType::kBF16, Major::kK, Major::kMN, 256, 256) == 0x1041'0490);
 }  // namespace descriptors_check
 

@@ -61,6 +61,16 @@ JAXBW_DEVICE void activate(float (&values)[kCount], Activation activation) {
   }
 }
 
+// Calls function.operator()<value>(): two copies of the code, one of which a kernel takes.
+template <typename Function>
+JAXBW_DEVICE void with_bool(bool value, const Function& function) {
+  if (value) {
+    function.template operator()<true>();
+  } else {
+    function.template operator()<false>();
+  }
+}
+
 // Calls function.operator()<kType>(): makes a compile-time type of one that is known at run time.
 template <typename Function>
 JAXBW_DEVICE void with_type(DataType type, const Function& function) {

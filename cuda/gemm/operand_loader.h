@@ -1,5 +1,5 @@
-// The load role's work on one operand: bring this CTA's share of a tile of A or B from global memory, and send it to
-// all CTAs of the cluster that need the tile.
+// The sm_90 load role's work on one operand (sm_100's is in sm100_load.cuh): bring this CTA's share of a tile of A or B
+// from global memory, and send it to all CTAs of the cluster that need the tile.
 #pragma once
 
 #include "gemm/storage.h"
@@ -7,14 +7,6 @@
 
 namespace jaxbw {
 
-// Which CTAs load one tile together. Each of `peers` CTAs, of which this one is number `peer`, loads an equal share of
-// every block's rows and multicasts it to the ranks of `mask`.
-struct LoadShare {
-  Divisor peers;
-  uint32_t peer, mask;
-};
-
-template <uint32_t kCtaGroup>
 class OperandLoader {
  public:
   // Loads from `map` the M or N indices first .. first + extent - 1 of the tile (all of it, but for a gated product).
@@ -45,15 +37,7 @@ class OperandLoader {
   // Whether several CTAs share the tile.
   JAXBW_DEVICE bool multicast() const { return multicast_; }
 
-  // Loads the tile to `destination`, counted on `barrier`. One thread of the CTA does. Where time is short the caller
-  // asks multicast() outside of its loop.
-  JAXBW_DEVICE void load(uint32_t destination, uint32_t barrier) const {
-    if (multicast_) {
-      load<true>(destination, barrier);
-    } else {
-      load<false>(destination, barrier);
-    }
-  }
+  // Loads the tile to `destination`, counted on `barrier`. One thread of the CTA does.
   template <bool kMulticast>
   JAXBW_DEVICE void load(uint32_t destination, uint32_t barrier) const {
     load_box<kMulticast>(destination + offset_, box_, barrier);
@@ -85,15 +69,10 @@ class OperandLoader {
   // A multicast to this CTA alone would do what a plain load does, but slower: 7.9 us for 7.0 at 1024^3 on an H200.
   template <bool kMulticast>
   JAXBW_DEVICE void load_box(uint32_t destination, ptx::BoxOrigin box, uint32_t barrier) const {
-    if constexpr (kCtaGroup == 2) barrier &= ptx::kPairLeaderMask;
-    if constexpr (kCtaGroup == 1 && kMulticast) {
+    if constexpr (kMulticast) {
       ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
-    } else if constexpr (kCtaGroup == 1) {
-      ptx::tma_load(destination, map_, box, barrier);
-    } else if constexpr (kMulticast) {
-      ptx::tma_load_pair_multicast(destination, map_, box, barrier, mask_);
     } else {
-      ptx::tma_load_pair(destination, map_, box, barrier);
+      ptx::tma_load(destination, map_, box, barrier);
     }
   }
 

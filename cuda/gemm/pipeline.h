@@ -25,6 +25,9 @@ class RingPosition {
     }
   }
 
+  // Slots from here to the end of the ring: as many have one parity.
+  JAXBW_DEVICE uint32_t slots_to_end() const { return slots_ - slot_; }
+
   // By any number of slots.
   JAXBW_DEVICE void skip(uint32_t steps) {
     const uint32_t rounds = (slot_ + steps) / slots_;
@@ -69,6 +72,46 @@ struct RingBarriers {
       ptx::mbarrier_init(empty(slot), empty_arrivals);
     }
   }
+};
+
+// A side's way over neighbouring slots of a ring, up to its end: parity stays and addresses grow by constants, so that
+// a step is one addition. At least one slot.
+class RingRun {
+ public:
+  // Of at most `most` slots. A producer waits for empty slots and fills them, a consumer the other way round.
+  static JAXBW_DEVICE RingRun producer(RingBarriers ring, RingPosition at, uint32_t most) {
+    return {ring.first_empty, ring.first_full, at, most};
+  }
+  static JAXBW_DEVICE RingRun consumer(RingBarriers ring, RingPosition at, uint32_t most) {
+    return {ring.first_full, ring.first_empty, at, most};
+  }
+
+  JAXBW_DEVICE uint32_t slots() const { return slots_; }
+  JAXBW_DEVICE uint32_t slot() const { return (signalled_ - first_signalled_) / RingBarriers::kBarrierBytes; }
+
+  // The barrier that this side waits for, as RingBarriers has it, and the one that it or its work arrives at.
+  JAXBW_DEVICE void wait_full() const { ptx::mbarrier_wait(awaited(), parity_); }
+  JAXBW_DEVICE void wait_empty() const { ptx::mbarrier_wait_relaxed(awaited(), parity_); }
+  JAXBW_DEVICE uint32_t signalled() const { return signalled_; }
+
+  // On to the next slot; false behind the last one.
+  JAXBW_DEVICE bool next() {
+    signalled_ += RingBarriers::kBarrierBytes;
+    return signalled_ != end_;
+  }
+
+ private:
+  JAXBW_DEVICE RingRun(uint32_t first_awaited, uint32_t first_signalled, RingPosition at, uint32_t most)
+      : slots_(min(most, at.slots_to_end())),
+        parity_(at.parity()),
+        first_signalled_(first_signalled),
+        to_awaited_(first_awaited - first_signalled),
+        signalled_(first_signalled + at.slot() * RingBarriers::kBarrierBytes),
+        end_(signalled_ + slots_ * RingBarriers::kBarrierBytes) {}
+
+  JAXBW_DEVICE uint32_t awaited() const { return signalled_ + to_awaited_; }
+
+  uint32_t slots_, parity_, first_signalled_, to_awaited_, signalled_, end_;
 };
 
 }  // namespace jaxbw

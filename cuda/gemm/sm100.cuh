@@ -23,9 +23,10 @@
 #pragma once
 
 #include "gemm/descriptors.h"
-#include "gemm/operand_loader.h"
+#include "gemm/request_parameters.h"
 #include "gemm/sm100_context.h"
 #include "gemm/sm100_epilogue.cuh"
+#include "gemm/sm100_load.cuh"
 #include "ptx/programmatic_launch.h"
 
 namespace jaxbw::sm100 {
@@ -34,6 +35,7 @@ using Kind = ptx::UmmaKind;
 
 enum Warp : uint32_t { kLoadWarp = 0, kMultiplyWarp = 1, kScheduleWarp = 2, kTmemWarp = 3, kFirstEpilogueWarp = 4 };
 static_assert(kFirstEpilogueWarp % 4 == 0, "epilogue warp w reaches the TMEM lanes 32 (w % 4) ...");
+static_assert(kFirstEpilogueWarp + kSm100Epilogue.warps == kWarps);
 
 // Roles are run by whole warps, which elect a lane where one thread acts: the compiler then keeps the roles' state in
 // uniform registers.
@@ -61,80 +63,30 @@ JAXBW_DEVICE void schedule(const Context& context) {
   responses.await_empty(at, kResponses);
 }
 
-// Load role: one warp of every CTA.
-//
-// A gated product's tile of B is block_n / 2 columns of the gate and as many of up, side by side. A CTA alone loads
-// both; of a pair, the even CTA loads its half, the gate, and the odd one up.
-template <uint32_t kCtaGroup>
-JAXBW_DEVICE void load_tiles(const Context& context) {
-  const GemmParams& p = context.params;
-  const ClusterShape cluster = context.cluster;
-  const uint32_t rank = context.rank;
-  const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
-  const bool gated = p.epilogue.gated != 0, both = gated && kCtaGroup == 1, odd = rank % kCtaGroup != 0;
-  const uint32_t b_columns = p.block_n / kCtaGroup;
-  const uint32_t b_offset = odd && !gated ? b_columns : 0;  // this CTA's columns of the pair's tile
-  const uint32_t b_extent = both ? b_columns / 2 : b_columns;
-  const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
-  OperandLoader<kCtaGroup> a(p.a, a_tile, p.input, 0, context.cta_rows(),
-                             {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)});
-  OperandLoader<kCtaGroup> b(gated && odd ? p.b_up : p.b, b_tile, p.input, 0, b_extent, b_share);
-  OperandLoader<kCtaGroup> b_up(p.b_up, b_tile, p.input, b_extent, b_extent, b_share);
-
-  const uint32_t group_bytes = kCtaGroup * (a_tile.bytes() + b_tile.bytes());
-  const uint32_t block_k = context.block_k(), k_blocks = context.k_blocks();
-  const uint32_t first_a = context.a(0), first_b = context.b(0), stage_bytes = context.layout.stage_bytes();
-  const bool leads_group = context.leads_group();
-  const RingBarriers stages = context.stages();
-  RingPosition at = RingPosition::producer(p.stages);
-  WorkItems items(context);
-  bool first = true;
-  for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
-    context.profile.enter(Activity::kNextItem, number);
-    const WorkItem item = work_item(p, number);
-    const Tile origin = context.origin(item.tile);
-    const KPart part = k_part(p, number, divisor(1), 0);
-    const uint32_t first_block = part.first_block(k_blocks);
-    a.start_at(origin.m, first_block * block_k, origin.batch * p.a_batched);
-    b.start_at(origin.n + b_offset, first_block * block_k, origin.batch * p.b_batched);
-    b_up.start_at(origin.n, first_block * block_k, origin.batch * p.b_batched);
-    if (first) {
-      if (p.b_is_ready && ptx::elect_one()) b.prefetch(min(p.stages, k_blocks));
-      context.profile.enter(Activity::kAwaitUpstream);
-      ptx::wait_for_upstream();
-      first = false;
-    }
-    for (uint32_t left = part.block_count(k_blocks); left > 0; --left, at.advance()) {
-      context.profile.enter(Activity::kAwaitEmpty, at.slot());
-      stages.wait_empty(at);
-      context.profile.enter(Activity::kLoad, at.slot());
-      if (ptx::elect_one()) {
-        const uint32_t full = stages.full(at.slot()), offset = at.slot() * stage_bytes;
-        if (leads_group) ptx::mbarrier_arrive_expect_tx(full, group_bytes);
-        a.load(first_a + offset, full);
-        b.load(first_b + offset, full);
-        if (both) b_up.load(first_b + offset, full);
-      }
-      a.advance();
-      b.advance();
-      b_up.advance();
-    }
+// The MMAs along one swizzle span. ptxas makes of an election around one tcgen05 instruction, and nothing else, that
+// instruction alone: the warp issues it once. Around several it would be a jump and two barriers of the warp.
+template <uint32_t kCtaGroup, Kind kKind>
+JAXBW_DEVICE void multiply_span(uint32_t d, UmmaOperand a, uint32_t a_low, UmmaOperand b, uint32_t b_low,
+                                uint32_t instruction, bool accumulate) {
+#pragma unroll
+  for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
+    const uint64_t a_at = ptx::wide(a_low + step * a.step, kUmmaDescriptorHigh);
+    const uint64_t b_at = ptx::wide(b_low + step * b.step, kUmmaDescriptorHigh);
+    if (ptx::elect_one()) ptx::umma<kCtaGroup, kKind>(d, a_at, b_at, instruction, accumulate || step > 0);
   }
-  context.profile.enter(Activity::kAwaitExit);
-  stages.await_empty(at, p.stages);
 }
 
-// Multiply role: one warp of the leader CTA of each group.
-template <uint32_t kCtaGroup, Kind kKind, uint32_t kMmaTiles>
+// Multiply role: one warp of the leader CTA of each group. kOneSpan: a stage holds one swizzle span.
+template <uint32_t kCtaGroup, Kind kKind, uint32_t kMmaTiles, bool kOneSpan>
 JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   const GemmParams& p = context.params;
-  const uint32_t mma_rows = context.mma_rows(), stage_bytes = context.layout.stage_bytes();
-  const UmmaOperand a(context.a(0), stage_bytes, context.a_tile(), mma_rows);
-  const UmmaOperand b(context.b(0), stage_bytes, context.b_tile(), mma_rows);
+  const uint32_t mma_rows = context.mma_rows(), stage_step = context.layout.stage_bytes() >> 4;
+  const UmmaOperand a(context.a(0), context.a_tile(), mma_rows), b(context.b(0), context.b_tile(), mma_rows);
+  const uint32_t a_to_b = b.first - a.first;  // from lower word to lower word, in every stage: one cursor serves both
   const uint32_t instruction = umma_instruction(p.input, p.a_major, p.b_major, mma_rows * kCtaGroup, p.block_n);
   const auto sources = static_cast<uint16_t>(context.cluster.source_mask(context.rank));
   const auto group = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
-  const uint32_t k_blocks = context.k_blocks(), k_spans = p.k_spans;
+  const uint32_t k_blocks = context.k_blocks(), k_spans = kOneSpan ? 1 : p.k_spans;
   const RingBarriers stages = context.stages(), accumulators = context.accumulators();
   RingPosition stage = RingPosition::consumer(p.stages);
   RingPosition accumulator[kMmaTiles];  // of each MMA tile of the current item
@@ -142,33 +94,39 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   WorkItems items(context);
   for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
     context.profile.enter(Activity::kNextItem, number);
+    uint32_t left = context.k_blocks_of(number, k_blocks).count;
     bool accumulate = false;
-    context.profile.enter(Activity::kAwaitAccumulator, accumulator[0].slot());
-    accumulators.wait_empty(accumulator[0]);
-    for (uint32_t left = k_part(p, number, divisor(1), 0).block_count(k_blocks); left > 0; --left, stage.advance()) {
-      context.profile.enter(Activity::kAwaitFull, stage.slot());
-      stages.wait_full(stage);
-      context.profile.enter(Activity::kMultiply, stage.slot());
+    do {
+      // The first block, which overwrites the accumulators, is a run by itself.
+      RingRun run = RingRun::consumer(stages, stage, accumulate ? left : 1);
+      uint32_t a_low = a.first + stage.slot() * stage_step;
+      left -= run.slots();
+      stage.advance(run.slots());
+      if (!accumulate) {
+        context.profile.enter(Activity::kAwaitAccumulator, accumulator[0].slot());
+        accumulators.wait_empty(accumulator[0]);
+      }
+#pragma unroll 1
+      do {
+        context.profile.enter(Activity::kAwaitFull, run.slot());
+        run.wait_full();
+        context.profile.enter(Activity::kMultiply, run.slot());
 #pragma unroll
-      for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
-        if (mma > 0 && !accumulate) accumulators.wait_empty(accumulator[mma]);
-        ptx::tcgen05_fence_after_sync();
-        if (ptx::elect_one()) {
+        for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
+          if (mma > 0 && !accumulate) accumulators.wait_empty(accumulator[mma]);
+          ptx::tcgen05_fence_after_sync();
           const uint32_t d = tmem + accumulator[mma].slot() * kAccumulatorColumns;
-          const uint32_t a_low = a.low(stage.slot()), b_low = b.low(stage.slot());
           uint32_t span = 0;
           do {
-#pragma unroll
-            for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
-              ptx::umma<kCtaGroup, kKind>(d, a.at(a_low, mma, span, step), b.at(b_low, 0, span, step), instruction,
-                                          accumulate || span > 0 || step > 0);
-            }
+            multiply_span<kCtaGroup, kKind>(d, a, a_low + mma * a.mma_tile_step + span * a.span_step, b,
+                                            a_low + a_to_b + span * b.span_step, instruction, accumulate || span > 0);
           } while (++span < k_spans);
-          if (mma + 1 == kMmaTiles) ptx::umma_commit<kCtaGroup>(stages.empty(stage.slot()), sources);
         }
-      }
+        if (ptx::elect_one()) ptx::umma_commit<kCtaGroup>(run.signalled(), sources);
+        a_low += stage_step;
+      } while (run.next());
       accumulate = true;
-    }
+    } while (left > 0);
 #pragma unroll
     for (uint32_t mma = 0; mma < kMmaTiles; ++mma) {
       if (ptx::elect_one()) ptx::umma_commit<kCtaGroup>(accumulators.full(accumulator[mma].slot()), group);
@@ -189,6 +147,30 @@ JAXBW_DEVICE void init_barriers(const Context& context) {
   ptx::fence_mbarrier_init();
 }
 
+// What all warps but the load warp do before their roles, each what the others need not wait for. Returns the address
+// of Tensor Memory, to those that access it.
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE uint32_t set_up(const Context& context, uint32_t warp) {
+  const GemmParams& p = context.params;
+  const uint32_t tmem_slot = context.control(offsetof(Control, tmem));
+  if (warp == kMultiplyWarp && ptx::elect_one()) {
+    ptx::prefetch_tensor_map(p.a);
+    ptx::prefetch_tensor_map(p.b);
+    if (p.store_path == StorePath::kTma) ptx::prefetch_tensor_map(p.d);
+  }
+  if (warp == kScheduleWarp && ptx::elect_one()) init_barriers<kCtaGroup>(context);
+  if (warp == kFirstEpilogueWarp) RequestedParameters(p, true).await();
+  __syncwarp();
+  context.await_barriers();
+  if (warp == kScheduleWarp) return 0;
+  if (warp == kTmemWarp) {
+    ptx::tmem_allocate<kCtaGroup, ptx::kTmemColumns>(tmem_slot);  // of a pair together, both of whose CTAs are running
+    ptx::tmem_relinquish_allocation<kCtaGroup>();
+  }
+  ptx::named_barrier_sync(kTmemBarrier, kTmemThreads);
+  return ptx::load_shared(tmem_slot);
+}
+
 template <uint32_t kCtaGroup, Kind kKind>
 JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
@@ -198,37 +180,33 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
                          storage_layout(params.block_m, params.block_n, kCtaGroup, params.k_spans, kSm100Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)}};
   const uint32_t warp = ptx::warp_index();
-  const uint32_t tmem_slot = context.control(offsetof(Control, tmem));
-
-  if (warp == kLoadWarp && ptx::elect_one()) {
-    ptx::prefetch_tensor_map(params.a);
-    ptx::prefetch_tensor_map(params.b);
-    if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
-    init_barriers<kCtaGroup>(context);
-  }
-  __syncwarp();
-  context.profile.enter(Activity::kAwaitBarriers);
-  ptx::cluster_sync();  // barriers are ready; and for the pair's allocation both CTAs must be running
-  if (warp == kTmemWarp) {
-    ptx::tmem_allocate<kCtaGroup, ptx::kTmemColumns>(tmem_slot);  // of both CTAs of a pair together
-    ptx::tmem_relinquish_allocation<kCtaGroup>();
-  }
-  __syncthreads();
-  const uint32_t tmem = ptx::load_shared(tmem_slot);
-  // Everything above may overlap the kernel before this one. The load role waits by itself: it has a use for the time.
-  if (warp != kLoadWarp) context.profile.enter(Activity::kAwaitUpstream);
-  if (warp != kLoadWarp) ptx::wait_for_upstream();
-  context.profile.pair_clocks();
+  uint32_t tmem = 0;
 
   if (warp == kLoadWarp) {
-    load_tiles<kCtaGroup>(context);
-  } else if (warp == kMultiplyWarp) {
+    // It waits for the others, and for the kernel before this one, when it must. Half of the instructions until its
+    // first load are the cluster's: hence a copy without them.
+    if (cluster.size() == kCtaGroup) {
+      load_tiles<kCtaGroup>(context.alone<kCtaGroup>());
+    } else {
+      load_tiles<kCtaGroup>(context);
+    }
+  } else {
+    tmem = set_up<kCtaGroup>(context, warp);
+    // Everything above may overlap the kernel before this one.
+    context.profile.enter(Activity::kAwaitUpstream);
+    ptx::wait_for_upstream();
+    context.profile.pair_clocks();
+  }
+
+  if (warp == kMultiplyWarp) {
     if (context.leads_group()) {
-      if (context.mma_tiles() == 1) {
-        multiply_tiles<kCtaGroup, kKind, 1>(context, tmem);
-      } else {
-        multiply_tiles<kCtaGroup, kKind, 2>(context, tmem);
-      }
+      with_bool(params.k_spans == 1, [&]<bool kOneSpan>() {
+        if (context.mma_tiles() == 1) {
+          multiply_tiles<kCtaGroup, kKind, 1, kOneSpan>(context, tmem);
+        } else {
+          multiply_tiles<kCtaGroup, kKind, 2, kOneSpan>(context, tmem);
+        }
+      });
     }
   } else if (warp == kScheduleWarp) {
     if (context.rank == 0 && params.scheduler == Scheduler::kClc) schedule(context);
@@ -238,9 +216,11 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   __syncwarp();
 
   context.profile.enter(Activity::kAwaitExit);
-  ptx::cluster_sync();  // no CTA leaves, and no TMEM is freed, while a peer may still need it
+  context.meet();  // no CTA leaves, and no TMEM is freed, while a peer may still need it
   ptx::tcgen05_fence_after_sync();
   if (warp == kTmemWarp) ptx::tmem_free<kCtaGroup, ptx::kTmemColumns>(tmem);
+  // Shared memory must outlive the stores that read it.
+  if (warp >= kFirstEpilogueWarp) ptx::bulk_wait_group_read<0>();
   context.profile.finish();
 }
 

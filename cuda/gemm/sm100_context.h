@@ -12,6 +12,14 @@
 
 namespace jaxbw::sm100 {
 
+constexpr uint32_t kWarps = 8;
+constexpr uint32_t kThreads = kWarps * ptx::kWarpSize;
+
+// Barriers of a CTA, and who meets there.
+constexpr uint32_t kMeetBarrier = 1;                              // all threads, where a CTA has no peers
+constexpr uint32_t kTmemBarrier = 2;                              // the warps that access or allocate Tensor Memory:
+constexpr uint32_t kTmemThreads = kThreads - 2 * ptx::kWarpSize;  // all but the load and the schedule warp
+
 constexpr uint32_t kMaxAccumulators = 2;
 constexpr uint32_t kAccumulatorColumns = ptx::kTmemColumns / kMaxAccumulators;
 constexpr uint32_t kResponses = 2;
@@ -24,6 +32,11 @@ struct Control {
   uint32_t tmem;
 };
 static_assert(sizeof(Control) <= kControlBytes);
+
+// Steps along K.
+struct KBlocks {
+  uint32_t first, count;
+};
 
 struct Context : KernelContext<kSm100Epilogue> {
   JAXBW_DEVICE RingBarriers stages() const {
@@ -46,17 +59,55 @@ struct Context : KernelContext<kSm100Epilogue> {
   JAXBW_DEVICE uint32_t mma_rows() const { return sm100_mma_rows(cta_rows()); }
   JAXBW_DEVICE uint32_t mma_tiles() const { return sm100_mma_tiles(cta_rows()); }
 
-  // This CTA's parts of a stage.
-  JAXBW_DEVICE OperandTile a_tile() const {
-    return operand_tile(params.a_major, params.input, cta_rows(), params.k_spans);
-  }
-  JAXBW_DEVICE OperandTile b_tile() const {
-    return operand_tile(params.b_major, params.input, params.block_n / cluster.cta_group, params.k_spans);
+  // This CTA's parts of a stage. (MN-major operands are whole spans wide, too.)
+  JAXBW_DEVICE OperandTile a_tile() const { return tile(params.a_major, cta_rows()); }
+  JAXBW_DEVICE OperandTile b_tile() const { return tile(params.b_major, params.block_n / cluster.cta_group); }
+  JAXBW_DEVICE OperandTile tile(Major major, uint32_t extent) const {
+    if (major == Major::kK) return {major, kSwizzleSpan, extent, params.k_spans};
+    return {major, kSwizzleSpan, block_k(), extent * size_bytes(params.input) / kSwizzleSpan};
   }
 
   // Steps of the main loop over all of K; each fills one stage, and is this many elements deep.
   JAXBW_DEVICE uint32_t block_k() const { return params.k_spans * span_elements(params.input); }
-  JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + block_k() - 1) / block_k(); }
+  JAXBW_DEVICE uint32_t k_blocks() const {
+    const uint32_t span = span_elements(params.input), spans = (params.k + span - 1) / span;
+    return params.k_spans == 1 ? spans : (spans + params.k_spans - 1) / params.k_spans;  // a division is slow
+  }
+
+  // Of these, a work item's.
+  JAXBW_DEVICE KBlocks k_blocks_of(uint32_t item, uint32_t k_blocks) const {
+    if (item < params.whole_tiles) return {0, k_blocks};
+    const KPart part = k_part(params, item, divisor(1), 0);
+    return {part.first_block(k_blocks), part.block_count(k_blocks)};
+  }
+
+  // Number of this CTA's cluster in the grid, and how many there are.
+  JAXBW_DEVICE uint32_t cluster_index() const { return blockIdx.x / cluster.ctas; }
+  JAXBW_DEVICE uint32_t cluster_count() const { return gridDim.x / cluster.ctas; }
+
+  // The same context where a cluster is one group, which the compiler then knows.
+  template <uint32_t kCtaGroup>
+  JAXBW_DEVICE Context alone() const {
+    Context context = *this;
+    context.cluster = cluster_shape(kCtaGroup, 1, kCtaGroup);
+    context.rank = kCtaGroup == 1 ? 0 : rank;
+    return context;
+  }
+
+  // All threads of the cluster.
+  JAXBW_DEVICE void meet() const {
+    if (cluster.cta_group > 1 || cluster.size() > 1) {
+      ptx::cluster_sync();
+    } else {
+      ptx::named_barrier_sync(kMeetBarrier, kThreads);
+    }
+  }
+
+  // Until all barriers are initialised. (Warps come here from different places.)
+  JAXBW_DEVICE void await_barriers() const {
+    profile.enter(Activity::kAwaitBarriers);
+    meet();
+  }
 
   // First row and column of this CTA's part of a tile of D, and the batch index.
   JAXBW_DEVICE Tile origin(const Tile& tile) const {
@@ -73,7 +124,7 @@ class WorkItems {
 
   JAXBW_DEVICE explicit WorkItems(const Context& context)
       : context_(context),
-        item_(ptx::cluster_index()),
+        item_(context.cluster_index()),
         rank0_response_empty_(ptx::map_to_rank(context.responses().first_empty, 0)),
         at_(RingPosition::consumer(kResponses)) {}
 
@@ -82,7 +133,7 @@ class WorkItems {
   // By the whole warp.
   JAXBW_DEVICE uint32_t next() {
     if (context_.params.scheduler == Scheduler::kStatic) {
-      item_ += ptx::cluster_count();
+      item_ += context_.cluster_count();
       return item_ < context_.params.work_items ? item_ : kNone;
     }
     context_.profile.enter(Activity::kAwaitResponse);

@@ -185,18 +185,81 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
   }
 }
 
-// Where the formula is a cast: a swizzle span at a time.
+// Whether the formula is a factor, a bias and an activation of short code, which TMA stores.
+JAXBW_DEVICE bool is_short(const GemmParams& p) {
+  const Epilogue& e = p.epilogue;
+  return p.store_path == StorePath::kTma && e.c.data == nullptr && e.residual.data == nullptr &&
+         p.saved_output[0].data == nullptr && e.gated == 0 && e.activation != Activation::kGeluExact;
+}
+
+// Such a formula, kColumns at a time, the next of which are loaded meanwhile.
+template <uint32_t kColumns>
+JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
+                              StoreRing& stores, AccumulatorRelease release) {
+  const Epilogue& e = p.epilogue;
+  const uint32_t lane = ptx::lane_index();
+  const bool along_columns = e.bias.data != nullptr && e.bias_along_m == 0;
+  const uint32_t end = box.row < p.m ? min(box.column + slice.columns, p.n) : 0;
+  if (box.column >= end) return release();
+  float sums[kColumns], z[kColumns];
+  const auto store = [&] {
+    activate<kColumns, false>(z, e.activation);
+    with_type(p.output.type, [&]<DataType kType>() {
+      constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
+      uint32_t words[kRowBytes / 4];
+      cast<kType>(z, words);
+      stage_row<kRowBytes>(words, stores.acquire_by_warp());
+    });
+    stores.store_box(p.d, box);
+  };
+  ptx::tmem_load(sums, source);
+#pragma unroll 1
+  for (;; box.column += kColumns) {
+    const float bias = e.bias.data != nullptr ? load_bias(p, box.row + lane, box.column + lane) : 0.0f;
+    ptx::tmem_wait_load(sums);
+    if (along_columns) {
+#pragma unroll
+      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(sums[i], e.alpha, ptx::of_lane(bias, i));
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(sums[i], e.alpha, bias);
+    }
+    if (box.column + kColumns >= end) break;
+    ptx::tmem_load(sums, source += kColumns);
+    store();
+  }
+  release();
+  store();
+}
+
+// Where the formula is a cast and TMA stores it: a swizzle span at a time, of which one half is loaded while the other
+// is cast and staged. Spans that D does not have are left out.
 template <DataType kType>
 JAXBW_DEVICE void cast_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
                              StoreRing& stores, AccumulatorRelease release) {
-  constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType);
-  for (uint32_t column = 0; column < slice.columns; column += kColumns, box.column += kColumns) {
-    float values[kColumns];
-    ptx::tmem_load(values, source + column);
-    ptx::tmem_wait_load(values);
-    if (column + kColumns == slice.columns) release();
-    store_chunk<kType>(values, p, {p.d, p.output}, box, slice.rows, stores);
+  constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType), kHalf = kColumns / 2;
+  const uint32_t end = box.row < p.m ? min(box.column + slice.columns, p.n) : 0;
+  if (box.column >= end) return release();
+  float low[kHalf], high[kHalf];
+  uint32_t words[kSwizzleSpan / 4];
+  const auto store = [&] {
+    cast<kType>(high, words, kSwizzleSpan / 8);
+    stage_row<kSwizzleSpan>(words, stores.acquire_by_warp());
+    stores.store_box(p.d, box);
+  };
+  ptx::tmem_load(low, source);
+#pragma unroll 1
+  for (;; box.column += kColumns) {
+    ptx::tmem_wait_load(low);
+    ptx::tmem_load(high, source + kHalf);
+    cast<kType>(low, words);
+    ptx::tmem_wait_load(high);
+    if (box.column + kColumns >= end) break;
+    ptx::tmem_load(low, source += kColumns);
+    store();
   }
+  release();
+  store();
 }
 
 // ... to 16 bits, by TMA, and all of Tensor Memory is in use: the slice is drained before it is stored, so that the
@@ -213,8 +276,8 @@ JAXBW_DEVICE void drain_slice(const GemmParams& p, uint32_t source, StoreOrigin 
     cast<kType>(values, words, first_word);
   };
   const auto store = [&](uint32_t i, const auto& words, uint32_t first_word) {
-    stage_row<kSwizzleSpan>(words, stores.acquire(), first_word);
-    stores.store_by_tma(p.d, {box.row, box.column + i * kColumns, box.batch});
+    stage_row<kSwizzleSpan>(words, stores.acquire_by_warp(), first_word);
+    stores.store_box(p.d, {box.row, box.column + i * kColumns, box.batch});
   };
 #pragma unroll
   for (uint32_t i = 0; i < kStoreBuffers; ++i) {
@@ -235,8 +298,8 @@ template <uint32_t kCtaGroup>
 JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, uint32_t chunk,
                               StoreOrigin box, bool drain, const SplitSum& split, StoreRing& stores,
                               AccumulatorRelease release) {
-  if (p.epilogue.formula == Formula::kCast && p.store_path != StorePath::kColumns) {
-    drain = drain && slice.columns == kAccumulatorColumns && p.store_path == StorePath::kTma;
+  if (p.epilogue.formula == Formula::kCast && p.store_path == StorePath::kTma) {
+    drain = drain && slice.columns == kAccumulatorColumns;
     if (p.output.type == DataType::kF32) {
       if (slice.columns % 32 == 0) return cast_slice<DataType::kF32>(p, source, slice, box, stores, release);
     } else if (slice.columns % 64 == 0) {
@@ -248,6 +311,7 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
       return cast_slice<DataType::kF16>(p, source, slice, box, stores, release);
     }
   }
+  if (chunk == 32 && is_short(p) && !split.split()) return short_slice<32>(p, source, slice, box, stores, release);
   if (chunk == 32) return finish_slice<32>(p, source, slice, box, split, stores, release);
   if (kCtaGroup == 2 || chunk == 16) return finish_slice<16>(p, source, slice, box, split, stores, release);
   finish_slice<8>(p, source, slice, box, split, stores, release);
@@ -284,8 +348,6 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
       store_slice<kCtaGroup>(p, source, slice, chunk, box, mma_tiles > 1, split, stores, release);
     }
   }
-  context.profile.enter(Activity::kAwaitStaging);
-  stores.drain();
 }
 
 }  // namespace jaxbw::sm100

@@ -43,7 +43,7 @@ constexpr OperandTile stage_tile(Major major, uint32_t extent) {
 
 // What the load role brings.
 struct Loaders {
-  OperandLoader<1> a, b, b_up;
+  OperandLoader a, b, b_up;
   bool gated;
 
   JAXBW_DEVICE void start_at(Tile origin, uint32_t k, const GemmParams& p) {

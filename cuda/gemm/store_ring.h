@@ -53,6 +53,13 @@ class StoreRing {
     return buffer();
   }
 
+  // The same, where the whole warp waits: the other lanes have no groups, and an election takes instructions.
+  JAXBW_DEVICE uint32_t acquire_by_warp() const {
+    ptx::bulk_wait_group_read<kStoreBuffers - 1>();
+    __syncwarp();
+    return buffer();
+  }
+
   // The same, behind drain() and no store since.
   JAXBW_DEVICE uint32_t acquire_drained() const {
     __syncwarp();
@@ -80,6 +87,16 @@ class StoreRing {
       }
       ptx::bulk_commit_group();
     }
+    advance();
+  }
+
+  // The same without a jump: TMA stores nothing of a box outside the matrix, an election around a single instruction
+  // costs none, and groups of lanes that store nothing are empty.
+  JAXBW_DEVICE void store_box(const TensorMap& map, StoreOrigin origin) {
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (ptx::elect_one()) ptx::tma_store(map, {origin.column, origin.row, origin.batch}, buffer());
+    ptx::bulk_commit_group();
     advance();
   }
 

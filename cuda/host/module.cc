@@ -246,13 +246,6 @@ NB_MODULE(_native, m) {
       },
       nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cta_group"), nb::arg("k_spans") = 1);
   m.def(
-      "min_stages",
-      [](const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cluster_k) {
-        (void)layout(family, block_m, block_n, 1, 1);  // fails on what has none
-        return min_stages(*find_family(family), {.block_m = block_m, .block_n = block_n, .cluster_k = cluster_k});
-      },
-      nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cluster_k") = 1);
-  m.def(
       "shared_memory_bytes",
       [](const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cta_group, uint32_t stages,
          uint32_t k_spans) { return layout(family, block_m, block_n, cta_group, k_spans).total_bytes(stages); },

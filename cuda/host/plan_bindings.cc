@@ -421,6 +421,8 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("waves", [](const PlanOnDevice& p) { return p.plan.work.waves(p.resident); })
       .def_prop_ro(
           "work_items", [](const PlanOnDevice& p) { return work_items(p.plan); }, nb::rv_policy::move)
+      .def_prop_ro("slices", of_work(&Work::slices))
+      .def_prop_ro("slice_floats", of_work(&Work::slice_floats))
       .def_prop_ro("workspace_bytes", [](const PlanOnDevice& p) { return p.plan.workspace.bytes; })
       .def_prop_ro("repacked", [](const PlanOnDevice& p) { return nb::tuple(nb::cast(repacked(p.plan))); })
       .def_prop_ro("store_path",

@@ -31,7 +31,7 @@ std::string value_of(const Violation& violation, std::string_view name) {
   for (const auto& [field, value] : violation.fields) {
     if (field == name) return name == "operand" ? kOperands[value] : std::to_string(value);
   }
-  return "?";  // not reached: tests/native/test_plan.py provokes every rule
+  return "?";  // not reached: tests/native/test_plan.py breaks every rule
 }
 
 }  // namespace

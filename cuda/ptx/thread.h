@@ -43,6 +43,13 @@ JAXBW_DEVICE bool elect_one() {
   return elected != 0;
 }
 
+// Two words as one, which the compiler knows to be two: it does not add with carry.
+JAXBW_DEVICE uint64_t wide(uint32_t low, uint32_t high) {
+  uint64_t both;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "r"(high));
+  return both;
+}
+
 // The 32-bit address in the shared::cta window, which is also this CTA's address in shared::cluster.
 JAXBW_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from jaxbw import emulator
-from jaxbw._native import limits
+from jaxbw import _native, emulator
+from jaxbw._native import Activation, DataType, Major, Plan, Problem
 from jaxbw._src.selection.config import GemmConfig
 
 from . import installed
@@ -32,24 +32,24 @@ SPAN, ATOM = 128, 1024  # bytes: a swizzle span, 8 rows of it
 CONTROL = 1024  # bytes of barriers and the like
 MMA_ROWS = 128  # of a CTA, at most
 WGMMA_ROWS = 64  # of a warpgroup
-MAX_STAGES, MAX_SHARED = 12, 232448
+MAX_STAGES = 12
 REDUCE_THREADS = 512  # cuda/gemm/reduce.h
 GUARD = 256  # elements in front of a result and behind it
 POISON = 0xA5
+FORMULAS = ("general", "cast", "elementwise")  # as Formula counts them
 
 
 @dataclass(frozen=True)
 class Family:
-    """What the kernels of one architecture have in common (cuda/gemm/storage.h)."""
+    """How the epilogue of an architecture's kernels is divided (cuda/gemm/storage.h)."""
 
-    threads: int
+    name: str
     epilogue_warps: int
     rows_per_warp: int
-    scheduler: str  # by default
 
 
-SM90 = Family(threads=384, epilogue_warps=8, rows_per_warp=16, scheduler="static")
-SM100 = Family(threads=256, epilogue_warps=4, rows_per_warp=32, scheduler="clc")
+SM90 = Family("sm90", epilogue_warps=8, rows_per_warp=16)
+SM100 = Family("sm100", epilogue_warps=4, rows_per_warp=32)
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,6 @@ class Config:
     swap_ab: bool = False
     b_is_ready: bool = False
     reduced: bool | None = None  # whether a launch behind adds up the parts; None: as the host does
-
-    @property
-    def reduces_apart(self) -> bool:
-        """Whether a launch behind this one adds up the parts of split tiles."""
-        if self.reduced is not None:
-            return self.reduced
-        return self.family is SM90 and self.split_k >= limits("sm90")["min_reduced_parts"]
 
     @property
     def clusters(self) -> int:
@@ -173,8 +166,63 @@ def storage(config: Config, itemsize: int = 2) -> tuple[int, int, int]:
 
 def max_stages(config: Config) -> int:
     """The deepest ring that fits."""
-    a, b, staging = storage(config)
-    return min(MAX_STAGES, (MAX_SHARED - staging - CONTROL) // (a + b))
+    c = config
+    return _native.max_stages(c.family.name, c.block_m, c.block_n, c.cta_group, c.k_spans)
+
+
+def plan_of(config: Config, product: Product, resident: int = 1) -> Plan:
+    """What the planner makes of a launch.
+
+    Raises:
+      AssertionError: it cannot be launched.
+    """
+    c, p = config, product
+    batch, m, n, k = p.shape
+
+    def optional(values: Array | None) -> DataType | None:
+        return None if values is None else DataType(TYPES[values.dtype])
+
+    problem = Problem(
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        lhs_batched=p.lhs.shape[0] == batch,
+        rhs_batched=p.rhs.shape[0] == batch,
+        lhs_major=Major(c.lhs_major),
+        rhs_major=Major(c.rhs_major),
+        input=DataType(TYPES[p.dtype]),
+        output=DataType(TYPES[c.output]),
+        alpha=p.alpha,
+        beta=p.beta,
+        c=optional(p.c),
+        bias=optional(p.bias),
+        bias_along_m=p.bias_along_m,
+        residual=optional(p.residual),
+        activation=Activation(c.activation),
+        gated=p.rhs_up is not None,
+        save=p.save,
+    )
+    given = GemmConfig(
+        c.block_m,
+        c.block_n,
+        block_k=c.k_spans * SPAN // p.dtype.itemsize,
+        cluster=c.cluster,
+        cluster_k=c.cluster_k,
+        cta_group=c.cta_group,
+        pingpong=c.pingpong,
+        stages=c.stages,
+        swizzle=c.swizzle,
+        raster=c.raster,
+        split_k=c.split_k,
+        split_tail=c.split_tail,
+        swap_ab=c.swap_ab,
+        accumulators=None if c.family is SM90 else c.accumulators,
+        scheduler=c.scheduler,
+    )
+    found = _native.plan(c.family.name, problem, given, resident)
+    assert isinstance(found, Plan), f"{config}: {found}"
+    return found
 
 
 def mma_tiles(config: Config) -> int:
@@ -184,44 +232,14 @@ def mma_tiles(config: Config) -> int:
     return max(1, config.block_m // config.cta_group // MMA_ROWS)
 
 
-def _allows_registers(config: Config, product: Product) -> bool:
-    p = product
-    short = config.activation != ACTIVATIONS.index("gelu_exact")
-    whole_boxes = p.rhs_up is None or config.block_n % 128 == 0
-    plain = p.c is None and not p.save
-    return config.family is SM90 and plain and short and whole_boxes
-
-
 def residual_box(config: Config) -> tuple[int, int]:
     """Columns and rows of a load of the residual: rows of a CTA's tile, a span or half of one."""
     return 64 if config.block_n % 64 == 0 else 32, config.block_m
 
 
-def residual_stages(config: Config, product: Product) -> int:
-    """Stages of the ring that a tile of the residual takes; 0 where it does not come by TMA."""
-    c, p = config, product
-    if p.residual is None or p.residual.itemsize != 2 or not _allows_registers(c, p):
-        return 0
-    if c.split_k != 1 or c.cluster_k != 1 or 1 not in c.cluster or c.swap_ab or p.shape[2] % 8:
-        return 0
-    columns, rows = residual_box(c)
-    a, b, _ = storage(c)
-    boxes = c.block_n // (1 if p.rhs_up is None else 2) // columns
-    stages = ceil_div(boxes, (a + b) // (columns * rows * 2))
-    return stages if stages < c.stages else 0
-
-
 def formula(config: Config, product: Product) -> int:
     """Which way the epilogue takes: 0 general, 1 a cast, 2 elementwise."""
-    p = product
-    if p.save or p.c is not None:
-        return 0
-    if p.residual is not None and not residual_stages(config, p):
-        return 0
-    casts = p.alpha == 1 and not config.activation and p.bias is None and p.rhs_up is None
-    if casts and p.residual is None and (config.family is SM90 or config.split_k == 1):
-        return 1
-    return 2 if _allows_registers(config, p) else 0
+    return FORMULAS.index(plan_of(config, product).formula)
 
 
 def store_box(config: Config, product: Product) -> tuple[int, int]:
@@ -310,32 +328,16 @@ class _Results:
             assert intact, "the kernel wrote outside the result"
 
 
-def work(config: Config, m: int, n: int, batch: int, columns: int, sm_count: int) -> dict[str, Any]:
+def work(config: Config, plan: Plan) -> dict[str, Any]:
     """The members of GemmParams that say what the work items are."""
     c = config
-    across = ceil_div(m, c.cluster[0] * c.block_m // c.cta_group)
-    along = ceil_div(n, c.cluster[1] * columns)
-    tiles = across * along * batch
-    whole = tiles
-    if c.split_k > 1:
-        whole = tiles - tiles % (sm_count // c.clusters) if c.split_tail else 0
     return dict(
-        order=TileOrder.of(across, along, c.swizzle, c.raster),
-        whole_tiles=whole,
+        order=TileOrder.of(plan.tiles_m, plan.tiles_n, c.swizzle, c.raster),
+        whole_tiles=plan.whole_tiles,
         split_k=Divisor.of(c.split_k),
         parts=Divisor.of(c.split_k * c.cluster_k),
-        work_items=whole + (tiles - whole) * c.split_k,
+        work_items=plan.items,
     )
-
-
-def slices_of(config: Config, tile_columns: int) -> tuple[int, int]:
-    """Slices of a CTA's tile that are reduced apart where tiles are split, and values in each."""
-    c = config
-    if c.cluster_k > 1:
-        slices = c.block_m // c.family.rows_per_warp * (tile_columns // 32)
-        return slices, c.block_m * c.block_n // slices
-    slices = c.family.epilogue_warps * mma_tiles(c)
-    return slices, c.family.rows_per_warp * c.block_n
 
 
 def launch(
@@ -357,7 +359,7 @@ def launch(
       AssertionError: it does.
       emulator.EmulatorError: the kernel did something from which there is no going on.
     """
-    c, p, family = config, product, config.family
+    c, p = config, product
     entry = module.entries()[0]
     batch, m, n, k = p.shape
     gated = p.rhs_up is not None
@@ -373,12 +375,10 @@ def launch(
     cluster_m, cluster_n = c.cluster
     rows, b_columns = c.block_m // c.cta_group, c.block_n // c.cta_group
     tile_columns = c.block_n // 2 if gated else c.block_n
-    items = work(c, m, n, batch, tile_columns, sm_count)
-    split_tiles = (items["work_items"] - items["whole_tiles"]) // c.split_k
-    per_tile, slice_floats = slices_of(c, tile_columns)
-    slices = (split_tiles if c.split_k > 1 else 0) * cluster_m * cluster_n * per_tile
-    partials = emulator.empty(slices * c.split_k * slice_floats, np.float32)
-    counters = emulator.empty(0 if c.reduces_apart else slices, np.uint32)
+    plan = plan_of(c, p, max(1, sm_count // c.clusters))
+    reduced = plan.reduces_apart if c.reduced is None else c.reduced
+    partials = emulator.empty(plan.slices * c.split_k * plan.slice_floats, np.float32)
+    counters = emulator.empty(0 if reduced else plan.slices, np.uint32)
     partials[...], counters[...] = np.nan, 0
 
     path = "columns" if c.swap_ab else c.store
@@ -401,18 +401,18 @@ def launch(
         tile_columns=tile_columns,
         cluster=ClusterShape.of(cluster_m, cluster_n, c.cta_group, c.cluster_k),
         stages=c.stages,
-        residual_stages=residual_stages(c, p),
+        residual_stages=plan.residual_stages,
         k_spans=c.k_spans,
         accumulators=c.accumulators,
-        scheduler=(c.scheduler or family.scheduler) == "clc",
+        scheduler=plan.scheduler == "clc",
         tile_slices=Divisor.of(max(1, c.block_m // 16 * (tile_columns // 32))),
-        partials=partials.ctypes.data if slices else 0,
+        partials=partials.ctypes.data if plan.slices else 0,
         counters=counters.ctypes.data if counters.size else 0,
         input=TYPES[p.dtype],
         a_major=a.major,
         b_major=b.major,
         b_is_ready=c.b_is_ready,
-        **items,
+        **work(c, plan),
     )
     buffers = [a.array, b.array, b_up.array, *results.guarded, partials, counters]
     read = _epilogue(params, c, p, d, saved)
@@ -431,25 +431,21 @@ def launch(
         residual_map = _map(read[-1], n, residual_box(c), residual_box(c)[0] * 2)
         params.residual = words(residual_map.encoded)
 
-    resident = sm_count // c.clusters
-    persistent = (c.scheduler or family.scheduler) == "static" and c.cluster_k == 1
-    clusters = min(items["work_items"], resident) if persistent else items["work_items"]
-    a_bytes, b_bytes, staging = storage(c)
     common: dict[str, Any] = dict(
         args=[params.encode()], buffers=list(_distinct([*buffers, *more_buffers]))
     )
     common |= dict(sm_count=sm_count) | options
     report = module.launch(
         entry,
-        grid=clusters * c.clusters,
-        block=family.threads,
-        cluster=c.clusters,
-        dynamic_smem=c.stages * (a_bytes + b_bytes) + staging + CONTROL,
+        grid=plan.clusters * plan.cluster_ctas,
+        block=plan.threads,
+        cluster=plan.cluster_ctas,
+        dynamic_smem=plan.shared_memory,
         **common,
     )
-    if slices and c.reduces_apart and not report.findings:
+    if plan.slices and reduced and not report.findings:
         name = "jaxbw_sm90_reduce_f32"
-        chunks = split_tiles * cluster_m * cluster_n * (c.block_m // 16) * (tile_columns // 32)
+        chunks = plan.split_tiles * cluster_m * cluster_n * (c.block_m // 16) * (tile_columns // 32)
         behind = (reduce or installed.load(name)).launch(
             name, grid=min(chunks, sm_count), block=REDUCE_THREADS, **common
         )

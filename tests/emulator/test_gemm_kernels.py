@@ -45,7 +45,7 @@ SM100 = {
         512, 256, 320, batch=2, **PAIR | dict(cluster=(2, 2)), block_n=64, layout="nt"
     ),
     "pair 4x2": Case(600, 520, 64, **PAIR | dict(cluster=(4, 2))),
-    "16 CTAs": Case(1000, 248, 136, **ONE, block_n=32, layout="nt", cluster=(8, 2)),
+    "16 CTAs": Case(1000, 248, 136, **ONE, block_n=64, layout="nt", cluster=(8, 2)),
     "16 CTAs of pairs": Case(1000, 500, 72, **PAIR | dict(cluster=(4, 4)), layout="nt"),
     # tiles
     "64 rows": Case(200, 200, 136, **SMALL, cluster=(2, 2)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..emulator import gemm_cases, gemm_launch, installed
+from ..emulator import gemm_cases, installed
 from ..emulator.gemm_cases import Case
 from . import campaign, environment
 from .campaign import Outcome
@@ -34,14 +34,12 @@ class Fuzzer:
 
 def features(case: Case) -> dict[str, str]:
     """What a case is counted by."""
-    config = case.config()
-    columns = case.block_n // 2 if case.gated else case.block_n
-    m, n = (case.n, case.m) if case.swap_ab else (case.m, case.n)
-    items = gemm_launch.work(config, m, n, case.batch, columns, SM_COUNT)["work_items"]
+    clusters = case.config().clusters
+    plan = case.plan(SM_COUNT // clusters)
     return {axis: str(getattr(case, axis)) for axis in gemm_cases.AXES} | {
         "kernel": case.kernel,
         "k": str(case.k),
-        "waves": str(math.ceil(items / (SM_COUNT // config.clusters))),
+        "waves": str(math.ceil(plan.items / (SM_COUNT // clusters))),
         "repacked": " ".join(case.repacked),
     }
 

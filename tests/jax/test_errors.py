@@ -34,6 +34,8 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(bias=np.ma.array([1.0] * 32)), ValueError, r"bias is a masked .* bias.filled\(0\)"),
     (lambda: jaxbw.gated_matmul(X, W, [1.0]), TypeError, "gated_matmul: rhs_up is a list"),
     (lambda: jaxbw.explain(X, [1.0]), TypeError, "explain: rhs is a list"),
+    (lambda: jaxbw.einsum("mk,kn", X, W, precision={1}), TypeError, "einsum: precision is .1.; it"),
+    (lambda: jaxbw.accelerate(3), TypeError, "accelerate: function is 3; it is"),  # type: ignore[call-overload]
     (
         lambda: jaxbw.dot_general(X, X, (((1,), (0,)), ((), ()))),
         TypeError,

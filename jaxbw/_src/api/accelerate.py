@@ -38,11 +38,16 @@ def accelerate(function: _Function | None = None) -> _Function | Block:
     Returns:
       The function, in such a block at each call; or the block.
 
+    Raises:
+      TypeError: no callable.
+
     >>> layer = jaxbw.accelerate(lambda x, w: jnp.tanh(x @ w))
     >>> layer(jnp.zeros((2, 3)), jnp.ones((3, 4))).shape
     (2, 4)
     >>> with jaxbw.accelerate():
     ...     gradient = jax.grad(lambda x: jnp.einsum("ij,ij->", x, x))(jnp.ones((2, 2)))
     """
+    if function is not None and not callable(function):
+        raise TypeError(f"jaxbw.accelerate: function is {function!r}; it is a callable, or None")
     block = products.block()
     return block if function is None else block(function)

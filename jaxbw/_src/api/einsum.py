@@ -42,16 +42,17 @@ def einsum(
     >>> jaxbw.einsum("btd,dhk,hkn->btn", x, w, v).shape
     (2, 8, 6)
     """
+    call = "jaxbw.einsum"
     if implementation is not None:
-        implementations.check_type(implementation, "jaxbw.einsum")
+        implementations.check_type(implementation, call)
     result: jax.Array = jnp.einsum(
         subscripts,
         *operands,
         optimize=optimize,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        _dot_general=_contraction(hashable("jaxbw.einsum", "implementation", implementation)),
+        precision=hashable(call, "precision", precision),
+        preferred_element_type=hashable(call, "preferred_element_type", preferred_element_type),
+        out_sharding=hashable(call, "out_sharding", out_sharding),
+        _dot_general=_contraction(hashable(call, "implementation", implementation)),
     )
     return result
 

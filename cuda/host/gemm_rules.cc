@@ -1,4 +1,5 @@
-// What may be launched, rule by rule (rules.h), and how a launch is described in a message. See gemm.h.
+// What may be launched, rule by rule (rules.h), and how a launch is described in a message. See gemm.h. It is long
+// because all rules stand together.
 #include <algorithm>
 #include <bit>
 

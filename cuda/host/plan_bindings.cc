@@ -248,11 +248,26 @@ class CandidateTable {
 };
 
 // What comes back of each row.
-#define JAXBW_GRID_FIELDS(X)                                                                                     \
-  X(legal)                                                                                                       \
-  X(kernel)                                                                                                      \
-  X(stages) X(rows) X(cluster_rows) X(cluster_columns) X(tiles_m) X(tiles_n) X(tiles) X(resident) X(whole_tiles) \
-      X(whole_waves) X(part_waves) X(part_rounds) X(parts) X(items) X(accumulators) X(general) X(gathered)
+#define JAXBW_GRID_FIELDS(X) \
+  X(legal)                   \
+  X(kernel)                  \
+  X(stages)                  \
+  X(rows)                    \
+  X(cluster_rows)            \
+  X(cluster_columns)         \
+  X(tiles_m)                 \
+  X(tiles_n)                 \
+  X(tiles)                   \
+  X(resident)                \
+  X(whole_tiles)             \
+  X(whole_waves)             \
+  X(part_waves)              \
+  X(part_rounds)             \
+  X(parts)                   \
+  X(items)                   \
+  X(accumulators)            \
+  X(general)                 \
+  X(gathered)
 
 enum class GridField : size_t {
 #define JAXBW_FIELD(name) name,

@@ -1,4 +1,4 @@
-// The planner's face to Python.
+// The planner's face to Python: long, for each number of a plan has a name there.
 #pragma once
 
 #include <nanobind/nanobind.h>

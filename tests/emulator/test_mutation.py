@@ -10,7 +10,7 @@ from .mutation_launches import launches
 EVERY = 24  # of the mutants, one is tried
 PARTS = 3  # of those
 SCHEDULES = mutation.SCHEDULES[:9]
-AMONG = {"sm90": (*range(8), *range(8, 40, 3)), "sm100": (0, 3, 6, 7, 9, 10, 11, 14)}  # launches
+AMONG = {"sm90": (*range(8), *range(8, 40, 3)), "sm100": (0, 1, 3, 6, 7, 9, 10, 11, 14)}  # launches
 SHARED = 2  # more of them, whose CTAs share a tile
 BROUGHT = 12  # and the last ones of sm90, whose residual comes by TMA
 

@@ -32,9 +32,9 @@ from typing import Any
 import model_error
 import numpy as np
 import tune_selection
+from matmuls import Matmul
 from model_error import Floats, Group, Measurements, geometric_mean
 from numpy.typing import NDArray
-from products import Product
 from tune_selection import FOLDS, SLOW, Sample
 
 from jaxbw._src.families.family import SPAN_BYTES
@@ -143,7 +143,7 @@ class Rated:
         weights = each.slower[counts] ** -SLOW
         weights /= weights.sum()
         errors = np.log(each.microseconds[counts] * 1000 / self.totals[counts])
-        sizes = each.product.m, each.product.n, each.product.k
+        sizes = each.matmul.m, each.matmul.n, each.matmul.k
         return Sample(sizes, self.rows[counts], errors - weights @ errors, weights)
 
     def lost(self, trees: Forest | None) -> float:
@@ -219,15 +219,15 @@ class Nvidia:
             gpu=nv.NvMatmulHeuristicsNvidiaGpu[gpu],
         )
 
-    def first(self, product: Product) -> Any:
+    def first(self, matmul: Matmul) -> Any:
         """Its first choice, with cta_tile_m, cta_tile_n, cluster_m, cluster_n and split_k."""
-        layout = self._layouts[f"{product.layout.upper()}_ROW_MAJOR"]
-        problem = self._of.makeNvMatmulHeuristicsProblem(product.m, product.n, product.k, layout)
+        layout = self._layouts[f"{matmul.layout.upper()}_ROW_MAJOR"]
+        problem = self._of.makeNvMatmulHeuristicsProblem(matmul.m, matmul.n, matmul.k, layout)
         return self._of.get(problem, 1, precision="TST")[0]["kernel"]  # bfloat16, float32 sums
 
     def __call__(self, machine: Machine, each: Measurements, group: Group) -> Costs:
         """A price that is less the nearer a configuration is; of equals the rule decides."""
-        costs, table, theirs = nothing(machine, each, group), group.table, self.first(each.product)
+        costs, table, theirs = nothing(machine, each, group), group.table, self.first(each.matmul)
         sizes = [table.block_m // table.cta_group, table.block_n, table.cluster_m, table.cluster_n]
         if group.work.swapped:
             sizes = [sizes[1], sizes[0], sizes[3], sizes[2]]
@@ -248,10 +248,8 @@ def on_b200() -> list[dict[str, Any]]:
     assert device is not None
     found = []
     for shape in suite():
-        product = Product(*shape)
-        _, ranked = ranking(
-            product.problem, device, "sm100", manifest.kernels(), tuned=None, kept=1
-        )
+        matmul = Matmul(*shape)
+        _, ranked = ranking(matmul.problem, device, "sm100", manifest.kernels(), tuned=None, kept=1)
         ours = ranked[0].config
         rows, columns = ours.tile
         tile, cluster = [rows // ours.cta_group, columns], list(ours.cluster)
@@ -259,13 +257,13 @@ def on_b200() -> list[dict[str, Any]]:
             tile.reverse()
             cluster.reverse()
         row: dict[str, Any] = {
-            "matmul": str(product),
+            "matmul": str(matmul),
             "ours": {
                 **{"cta_tile": tile, "cluster": cluster, "split_k": ours.split_k},
                 **{"cta_group": ours.cta_group, "swap_ab": ours.swap_ab, "text": str(ours)},
             },
         }
-        for name, theirs in ((name, each.first(product)) for name, each in nvidia.items()):
+        for name, theirs in ((name, each.first(matmul)) for name, each in nvidia.items()):
             row[name] = {
                 "cta_tile": [theirs.cta_tile_m, theirs.cta_tile_n],
                 "cluster": [theirs.cluster_m, theirs.cluster_n],

@@ -81,7 +81,7 @@ STEPS = (
     ),
     Step(
         "judging",
-        "what choices lose on products that no table has seen",
+        "what choices lose on matmuls that no table has seen",
         "python benchmarks/judge_selection.py --draw 22 --seed {seed} --budget {budget}"
         " --out {out}_judged_{seed}.json",
         *(80, "judged_*.json", CHOICES),
@@ -127,7 +127,7 @@ STEPS = (
     ),
     Step(
         "fuzz_jit",
-        "random products through jax.jit against float64",
+        "random matmuls through jax.jit against float64",
         "python -m tests.gpu.fuzz_jit --jobs 8 --seed {seed} --budget {budget}"
         " --out {out}_fuzz_jit_{seed}.json",
         *(60, "fuzz_jit*.json", CALLS),

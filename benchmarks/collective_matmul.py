@@ -1,14 +1,14 @@
-"""jaxbw.collective_matmul on the GPUs of one host, beside what XLA makes of the same product.
+"""jaxbw.collective_matmul on the GPUs of one host, beside what XLA makes of the same matmul.
 
     python benchmarks/collective_matmul.py --devices 2 --out results.json
     python benchmarks/collective_matmul.py --tiny --out results.json    on the CPU: does it run?
 
-Cases: gathering rows of x before the product, scattering rows of the result behind it, and both of
+Cases: gathering rows of x before the matmul, scattering rows of the result behind it, and both of
 their backward passes. Arms:
 
 - jaxbw as it is called, with one collective, and its ring; both with either scheduler, too, and the
-  ring with XLA's products;
-- XLA's all-gather or reduce-scatter beside its product, in a shard_map;
+  ring with XLA's matmuls;
+- XLA's all-gather or reduce-scatter beside its matmul, in a shard_map;
 - jnp.matmul of sharded arrays, partitioned by XLA: as shipped, and with its own way of overlapping,
   "windowed einsum", alone and with pipelined collectives and all else that the flags offer.
 
@@ -60,7 +60,7 @@ PROFILED = 3  # calls
 Options = dict[str, str | bool]
 OVERLAP: Options = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
-    # Else transfers wait for each other: the scheduler takes all products for equally short.
+    # Else transfers wait for each other: the scheduler takes all matmuls for equally short.
     "xla_gpu_enable_analytical_latency_estimator": True,
     "xla_gpu_enable_command_buffer": "",
 }
@@ -77,7 +77,7 @@ PIPELINED: Options = WINDOWED | {
     "xla_gpu_pipeline_reduce_scatter": "COLLECTIVE_PIPELINING_MODE_ON",
 }
 
-Product = Callable[[Any, Any], Any]
+Matmul = Callable[[Any, Any], Any]
 Interval = tuple[float, float]
 
 
@@ -102,19 +102,19 @@ def cases(
 
 @dataclass(frozen=True)
 class Arm:
-    """How: a product of whole arrays, as XLA sees them, and the compiler's options."""
+    """How: a matmul of whole arrays, as XLA sees them, and the compiler's options."""
 
-    product: Callable[[Mesh, str], Product]
+    matmul: Callable[[Mesh, str], Matmul]
     options: Options
     is_ours: bool = False
 
 
 def ours(
     overlap: bool | None, implementation: str | None = None, config: jaxbw.GemmConfig | None = None
-) -> Callable[[Mesh, str], Product]:
+) -> Callable[[Mesh, str], Matmul]:
     """jaxbw's: its default, one collective, or its ring."""
 
-    def product(mesh: Mesh, form: str) -> Product:
+    def matmul(mesh: Mesh, form: str) -> Matmul:
         keywords: dict[str, Any] = {
             "gather_lhs" if form == "gather" else form: 0,
             "overlap": overlap,
@@ -128,11 +128,11 @@ def ours(
         *specs, out = SHARDINGS[form]
         return jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=out)
 
-    return product
+    return matmul
 
 
-def collectives(mesh: Mesh, form: str) -> Product:
-    """One collective and one product."""
+def collectives(mesh: Mesh, form: str) -> Matmul:
+    """One collective and one matmul."""
 
     def local(x: Any, w: Any) -> Any:
         if form == "gather":
@@ -143,8 +143,8 @@ def collectives(mesh: Mesh, form: str) -> Product:
     return jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=out)
 
 
-def partitioned(mesh: Mesh, form: str) -> Product:
-    """What XLA's partitioner does with a product of sharded arrays."""
+def partitioned(mesh: Mesh, form: str) -> Matmul:
+    """What XLA's partitioner does with a matmul of sharded arrays."""
     return jnp.matmul
 
 
@@ -156,8 +156,8 @@ ARMS = {
     "one collective, dynamic": Arm(ours(False, config=DYNAMIC), OVERLAP, is_ours=True),
     "ring": Arm(ours(True), OVERLAP, is_ours=True),
     "ring, static": Arm(ours(True, config=STATIC), OVERLAP, is_ours=True),
-    "ring, products by XLA": Arm(ours(True, "xla"), OVERLAP, is_ours=True),
-    "collective and product": Arm(collectives, OVERLAP),
+    "ring, matmuls by XLA": Arm(ours(True, "xla"), OVERLAP, is_ours=True),
+    "collective and matmul": Arm(collectives, OVERLAP),
     "XLA as shipped": Arm(partitioned, {}),
     "XLA windowed": Arm(partitioned, WINDOWED),
     "XLA windowed, pipelined": Arm(partitioned, PIPELINED),
@@ -196,14 +196,14 @@ def compile_arm(
     arm: Arm, options: Options, case: Case, mesh: Mesh, given: Sequence[jax.Array]
 ) -> Any:
     """The program of an arm."""
-    product = arm.product(mesh, case.form)
+    matmul = arm.matmul(mesh, case.form)
 
     def backward(x: Any, w: Any, cotangent: Any) -> Any:
-        return jax.vjp(product, x, w)[1](cotangent)
+        return jax.vjp(matmul, x, w)[1](cotangent)
 
     shardings = [NamedSharding(mesh, spec) for spec in SHARDINGS[case.form]]
     out = tuple(shardings[:2]) if case.backward else shardings[2]
-    function: Any = backward if case.backward else product
+    function: Any = backward if case.backward else matmul
     lowered = jax.jit(function, out_shardings=out).lower(*given)
     return lowered.compile(compiler_options=options)
 

@@ -4,12 +4,12 @@
     python benchmarks/compare_kernels.py --kernels before=/tmp/before after=jaxbw/kernels \
         --out record.json
 
-Each product runs in the configurations that the selection ranks first, with the kernels of each
+Each matmul runs in the configurations that the selection ranks first, with the kernels of each
 directory, in random order, round after round: what differs from run to run, or from host to host,
 is in all of them. Results must agree. Builds share the installed host code, so GemmParams and the
 shared memory's layout must be those of all of them.
 
-By default the products are the benchmark's suite; --draw takes random ones, of which no choice was
+By default the matmuls are the benchmark's suite; --draw takes random ones, of which no choice was
 made.
 """
 
@@ -23,11 +23,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import products
+import matmuls
 from judge_selection import environment
+from matmuls import Matmul
 from measure_configs import running_gpu
 from model_error import geometric_mean
-from products import Product
 
 from jaxbw import _native
 from jaxbw._src.lab.bench.case import suite
@@ -41,15 +41,15 @@ from jaxbw._src.selection.tuned import table_for
 
 REPEATS = 3  # launches at each visit
 ROUNDS = 12  # visits at most
-SECONDS = 0.4  # of device time for a product; beyond it there are fewer rounds, 4 at least
+SECONDS = 0.4  # of device time for a matmul; beyond it there are fewer rounds, 4 at least
 
 Key = tuple[str, GemmConfig]  # a build's name, and what it runs
 
 
 def compare(
-    bench: Bench, product: Product, builds: Mapping[str, Path], device: Device, count: int
+    bench: Bench, matmul: Matmul, builds: Mapping[str, Path], device: Device, count: int
 ) -> list[dict[str, Any]]:
-    """Measures a product; a row for each configuration, with the microseconds of each build.
+    """Measures a matmul; a row for each configuration, with the microseconds of each build.
 
     Args:
       bench: what measures.
@@ -59,7 +59,7 @@ def compare(
     Raises:
       RuntimeError: results differ.
     """
-    problem, tuned = product.problem, table_for(device.machine.name)
+    problem, tuned = matmul.problem, table_for(device.machine.name)
     _, ranked = ranking(
         problem, device, device.family or "", manifest.kernels(), tuned=tuned, kept=count
     )
@@ -71,13 +71,13 @@ def compare(
             launches[name, each.config] = _with_kernels(directory, launch)
             expected[name, each.config] = each.cost.total
     for (name, config), deviation in off(bench, problem, launches).items():
-        raise RuntimeError(f"{product}: {config} of {name} is {deviation:.2g} off")
+        raise RuntimeError(f"{matmul}: {config} of {name} is {deviation:.2g} off")
     once = sum(expected.values()) * (1 + REPEATS)
     rounds = min(ROUNDS, max(4, int(SECONDS * 1e6 / once)))
     times = rotated(bench, launches, expected, rounds, REPEATS, seed=0)
     return [
         {
-            **asdict(product),
+            **asdict(matmul),
             "config": str(each.config),
             "us": {name: round(times[name, each.config], 3) for name in builds},
         }
@@ -98,12 +98,12 @@ def _with_kernels(directory: Path, launch: Launch) -> Launch:
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Each build's time over that of the first: geometric means, and the extremes.
 
-    `all` is over all configurations, `best` over products, each build in its fastest one.
+    `all` is over all configurations, `best` over matmuls, each build in its fastest one.
     """
     least: dict[tuple[object, ...], dict[str, float]] = {}
     for row in rows:
-        product = tuple(value for name, value in row.items() if name not in ("config", "us"))
-        fastest = least.setdefault(product, dict.fromkeys(row["us"], math.inf))
+        matmul = tuple(value for name, value in row.items() if name not in ("config", "us"))
+        fastest = least.setdefault(matmul, dict.fromkeys(row["us"], math.inf))
         for name, us in row["us"].items():
             fastest[name] = min(fastest[name], us)
     first, *others = rows[0]["us"]
@@ -141,8 +141,8 @@ def main() -> None:
     )
     parser.add_argument("--kernels", nargs="+", required=True, metavar="NAME=DIRECTORY")
     parser.add_argument("--shapes", nargs="*", default=[], metavar="M,N,K,LAYOUT[,EPILOGUE]")
-    parser.add_argument("--draw", type=int, default=0, help="how many random products")
-    parser.add_argument("--seed", type=int, default=1, help="of the random products")
+    parser.add_argument("--draw", type=int, default=0, help="how many random matmuls")
+    parser.add_argument("--seed", type=int, default=1, help="of the random matmuls")
     parser.add_argument("--count", type=int, default=4, help="configurations of each")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
@@ -151,16 +151,16 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     device = running_gpu(parser)
-    wanted = [products.parse(text) for text in arguments.shapes]
-    wanted += products.draw(arguments.draw, arguments.seed)
-    wanted = wanted or [Product(*shape) for shape in suite()]
+    wanted = [matmuls.parse(text) for text in arguments.shapes]
+    wanted += matmuls.draw(arguments.draw, arguments.seed)
+    wanted = wanted or [Matmul(*shape) for shape in suite()]
     bench, rows = Gpu(), list[dict[str, Any]]()
     here = environment(device, "device time (CUPTI) of all kernels of a call")
-    for product in wanted:
-        found = compare(bench, product, builds, device, arguments.count)
+    for matmul in wanted:
+        found = compare(bench, matmul, builds, device, arguments.count)
         for row in found:
             times = "  ".join(f"{name} {us:.2f}" for name, us in row["us"].items())
-            print(f"{product!s:24} {times}  {row['config']}", flush=True)
+            print(f"{matmul!s:24} {times}  {row['config']}", flush=True)
         rows += found
         record = {"environment": here, "summary": summary(rows), "rows": rows}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -2,11 +2,11 @@
 
     python benchmarks/dispatch.py --out results.json
 
-A product of 128^3, whose kernels take a few microseconds, so that the clock sees the way to them:
+A matmul of 128^3, whose kernels take a few microseconds, so that the clock sees the way to them:
 
 - jitted, per call: until the call returns, until the last of many is done, and waiting for each;
 - eager, likewise;
-- a chain: 64 products in one program, each the next one's operand, with XLA's command buffers (CUDA
+- a chain: 64 matmuls in one program, each the next one's operand, with XLA's command buffers (CUDA
   graphs) and without. A profile of each chain says how it was launched.
 
 Arms of a group take turns in random order. A number is the median over rounds; a difference has the
@@ -98,12 +98,12 @@ def summary(samples: dict[str, Samples], baseline: str) -> dict[str, Any]:
     return rows
 
 
-def chain(product: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """64 dependent products."""
+def chain(matmul: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """64 dependent matmuls."""
 
     def chained(x: Any, w: Any) -> Any:
         for _ in range(CHAIN):
-            x = product(x, w)
+            x = matmul(x, w)
         return x
 
     return chained
@@ -137,8 +137,8 @@ def launches(call: Call) -> dict[str, Any]:
     return {
         "driver_calls": dict(counts),
         "device_events": len(device),
-        "busy_us_per_product": busy / 1e3 / CHAIN,
-        "first_to_last_us_per_product": (end - start) / 1e3 / CHAIN,
+        "busy_us_per_matmul": busy / 1e3 / CHAIN,
+        "first_to_last_us_per_matmul": (end - start) / 1e3 / CHAIN,
     }
 
 
@@ -163,24 +163,24 @@ def run(rounds: int, calls: int) -> dict[str, Any]:
     results["eager"] = summary(measure(arms(eager), rounds, calls // 4), "jnp.matmul")
 
     chains = {}
-    for name, product in (("jnp.dot", jnp.dot), ("jaxbw.matmul", jaxbw.matmul)):
-        lowered = jax.jit(chain(product)).lower(x, w)
+    for name, matmul in (("jnp.dot", jnp.dot), ("jaxbw.matmul", jaxbw.matmul)):
+        lowered = jax.jit(chain(matmul)).lower(x, w)
         chains[name] = lowered.compile()
         chains[f"{name}, no command buffer"] = lowered.compile(compiler_options=NO_COMMAND_BUFFERS)
     results["launches"] = {name: launches(call) for name, call in arms(chains).items()}
     samples = measure(arms(chains), rounds, calls // 20)
-    of_product = {
+    of_matmul = {
         name: {m: [us / CHAIN for us in values] for m, values in measures.items()}
         for name, measures in samples.items()
     }
-    results["chain, per product"] = summary(of_product, "jnp.dot")
+    results["chain, per matmul"] = summary(of_matmul, "jnp.dot")
     return results
 
 
 def text(results: dict[str, Any]) -> str:
     """The results as a table."""
     lines = [f"{results['kernel']}, {results['config']}"]
-    for group in ("jitted", "eager", "chain, per product"):
+    for group in ("jitted", "eager", "chain, per matmul"):
         lines.append(f"{group}, us")
         for name, measures in results[group].items():
             cells = []

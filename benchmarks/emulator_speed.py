@@ -5,7 +5,7 @@
 
 Times are CPU seconds of the launch, the least of the repeats, and say nothing about any GPU. The
 levels take turns, as the machine may be slower for a while. `--compilers` adds other compilers'
-GEMMs (tests/independent), of 1024x1024x512. Every result is compared with a float32 product of the
+GEMMs (tests/independent), of 1024x1024x512. Every result is compared with a float32 matmul of the
 same integers.
 """
 

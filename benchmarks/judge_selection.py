@@ -1,9 +1,9 @@
-"""What the selection's choices lose against the best measured configuration, on random products.
+"""What the selection's choices lose against the best measured configuration, on random matmuls.
 
     python benchmarks/judge_selection.py --draw 40 --seed 2026 --out results.json
 
-Measures each product as measure_configs.py does, the choices without and with the tuned table among
-the configurations, and writes the ratio of each choice's time to the least one. The products are
+Measures each matmul as measure_configs.py does, the choices without and with the tuned table among
+the configurations, and writes the ratio of each choice's time to the least one. The matmuls are
 drawn by a seed; the table was made from others (tune_selection.py says from which), none of which
 had an epilogue; --epilogue judges it with one.
 """
@@ -18,10 +18,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import matmuls
 import measure_configs
-import products
+from matmuls import Matmul
 from model_error import geometric_mean
-from products import Product
 
 from jaxbw._src.lab.tuning.launching import ROTATED, Gpu
 from jaxbw._src.lab.tuning.measure import Effort, Measured
@@ -36,29 +36,29 @@ BEYOND = 1.15  # no choice may lose more
 NAMES = ("model", "tuned")
 
 
-def choice(product: Product, device: Device, table: Table | None) -> GemmConfig:
+def choice(matmul: Matmul, device: Device, table: Table | None) -> GemmConfig:
     """What would be launched."""
     _, ranked = ranking(
-        product.problem, device, device.family or "", manifest.kernels(), tuned=table, kept=1
+        matmul.problem, device, device.family or "", manifest.kernels(), tuned=table, kept=1
     )
     return ranked[0].config
 
 
-def judged(product: Product, measured: Sequence[Measured], device: Device) -> dict[str, Any]:
-    """A product's row: the best configuration, and the choices with what they lose.
+def judged(matmul: Matmul, measured: Sequence[Measured], device: Device) -> dict[str, Any]:
+    """A matmul's row: the best configuration, and the choices with what they lose.
 
-    Times are those of the kernels and of the memset of a split product's counters.
+    Times are those of the kernels and of the memset of a split matmul's counters.
     """
     times = {
         each.config: each.microseconds + memset_us(device.machine, each.config) for each in measured
     }
     best = min(times, key=times.__getitem__)
     row: dict[str, Any] = {
-        **{"product": str(product), "configurations": len(times)},
+        **{"matmul": str(matmul), "configurations": len(times)},
         **{"best": str(best), "best_us": round(times[best], 3)},
     }
     for name, table in zip(NAMES, (None, table_for(device.machine.name)), strict=True):
-        config = choice(product, device, table)
+        config = choice(matmul, device, table)
         row[name] = {
             "config": str(config),
             "us": round(times[config], 3),
@@ -93,12 +93,12 @@ def environment(device: Device, time: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parses arguments, measures, prints a line for each product, writes the results file."""
+    """Parses arguments, measures, prints a line for each matmul, writes the results file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments, device = measure_configs.parse(parser, draw=40, seed=2026)
-    wanted = products.draw(arguments.draw, arguments.seed, arguments.epilogue)
+    wanted = matmuls.draw(arguments.draw, arguments.seed, arguments.epilogue)
     times = arguments.out.with_suffix(".jsonl")
     effort = Effort(count=arguments.count)
     bench = Gpu()
@@ -107,11 +107,11 @@ def main() -> None:
     rows = [judged(each, found, device) for each, found in measure_configs.read(times).items()]
     for row in rows:
         ratios = " ".join(f"{name} {row[name]['ratio']:5.3f}" for name in NAMES)
-        print(f"{row['product']:24} {row['best_us']:9.2f} us  {ratios}  {row['best']}")
+        print(f"{row['matmul']:24} {row['best_us']:9.2f} us  {ratios}  {row['best']}")
     summaries = {name: summary(rows, name) for name in NAMES}
     for name, each in summaries.items():
         print(f"{name}: {each}")
-    time = "device time (CUPTI) of all kernels of a call, and the memset of a split product"
+    time = "device time (CUPTI) of all kernels of a call, and the memset of a split matmul"
     results = {"environment": environment(device, time), **summaries, "rows": rows}
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -121,7 +121,7 @@ class Row:
             pattern: max(1, int(spans * count)) if count else 0
             for pattern, count in self.epilogue.items()
         }
-        # Boxes of the tile before, stored beside a tile's first products, are its epilogue's.
+        # Boxes of the tile before, stored beside a tile's first matmuls, are its epilogue's.
         steady = multiply | {"UTMACMDFLUSH": 0}
         return issued | {"multiply": steady, "epilogue": epilogue | multiply}
 

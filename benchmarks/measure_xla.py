@@ -34,11 +34,11 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import matmuls
 import model_matmuls
 import numpy as np
-import products
+from matmuls import Matmul
 from measure_configs import running_gpu, whole_lines
-from products import Product
 
 import jaxbw
 from jaxbw._src.epilogue import ACTIVATIONS
@@ -46,7 +46,7 @@ from jaxbw._src.lab.bench.contest import guarded
 from jaxbw._src.lab.bench.inputs import MOST_SETS, ROTATED_BYTES, Operands
 from jaxbw._src.lab.bench.measure import bursts
 from jaxbw._src.lab.bench.timer import Cupti, Rotation, Timer
-from jaxbw._src.lab.bench.timer import Product as Calls
+from jaxbw._src.lab.bench.timer import Matmul as Calls
 from jaxbw._src.lab.tuning.launching import operands as arrays_of
 from jaxbw._src.lab.tuning.measure import AGREEMENT
 from jaxbw._src.lab.tuning.xla_form import cut_out
@@ -54,7 +54,7 @@ from jaxbw._src.selection import manifest
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.select import select
-from jaxbw._src.selection.tuned_products import config_to_json
+from jaxbw._src.selection.tuned_matmuls import config_to_json
 
 ROUNDS = 5
 IDLE_S = 0.012  # before a burst of 4 ms at most: the clock recovers
@@ -84,14 +84,14 @@ class Compiled:
 class Compiler(Protocol):
     """What makes matmuls ready; tests have one without a GPU."""
 
-    def compile(self, matmul: Product) -> Compiled:
+    def compile(self, matmul: Matmul) -> Compiled:
         """May be called by several threads at a time."""
         ...
 
 
-def call(matmul: Product, implementation: str) -> Callable[..., Any]:
+def call(matmul: Matmul, implementation: str) -> Callable[..., Any]:
     """The matmul in terms of jaxbw, of operands in the order of `arrays_of`, without batch."""
-    epilogue = products.EPILOGUES[matmul.epilogue](np.dtype(matmul.dtype))
+    epilogue = matmuls.EPILOGUES[matmul.epilogue](np.dtype(matmul.dtype))
 
     def run(lhs: Any, rhs: Any, *others: Any) -> Any:
         lhs, rhs = _as_written(matmul, lhs, rhs)
@@ -108,9 +108,9 @@ def call(matmul: Product, implementation: str) -> Callable[..., Any]:
     return run
 
 
-def jnp_call(matmul: Product) -> Callable[..., Any]:
+def jnp_call(matmul: Matmul) -> Callable[..., Any]:
     """The same as a user of jax.numpy writes it: in the operands' dtype throughout."""
-    epilogue = products.EPILOGUES[matmul.epilogue](np.dtype(matmul.dtype))
+    epilogue = matmuls.EPILOGUES[matmul.epilogue](np.dtype(matmul.dtype))
     activation = ACTIVATIONS[epilogue.activation]
 
     def run(lhs: Any, rhs: Any, *others: Any) -> Any:
@@ -126,12 +126,12 @@ def jnp_call(matmul: Product) -> Callable[..., Any]:
     return run
 
 
-def _as_written(matmul: Product, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+def _as_written(matmul: Matmul, lhs: Any, rhs: Any) -> tuple[Any, Any]:
     """[m, k] and [k, n] of operands as they lie in memory."""
     return lhs if matmul.layout[0] == "n" else lhs.T, rhs if matmul.layout[1] == "n" else rhs.T
 
 
-def shapes(matmul: Product) -> list[jax.ShapeDtypeStruct]:
+def shapes(matmul: Matmul) -> list[jax.ShapeDtypeStruct]:
     """The operands in memory: lhs, rhs, the second right operand, bias, residual."""
     return [
         jax.ShapeDtypeStruct(shape[1:] if len(shape) == 3 else shape, dtype)
@@ -147,7 +147,7 @@ class Gpu:
         draw = jax.random.normal(jax.random.key(0), (_DRAWN,), jnp.float32)
         self._drawn = jax.block_until_ready(draw.astype(jnp.bfloat16))
 
-    def compile(self, matmul: Product) -> Compiled:
+    def compile(self, matmul: Matmul) -> Compiled:
         """Its arms, each with the seconds that it took; an arm that fails is left out."""
         given = shapes(matmul)
         family = self._device.family or ""
@@ -186,7 +186,7 @@ def _difference(found: Any, expected: Any) -> Any:
     return jnp.linalg.norm(found - expected) / jnp.linalg.norm(expected)
 
 
-def measured(matmul: Product, compiled: Compiled, timer: Timer, device: Device) -> Row:
+def measured(matmul: Matmul, compiled: Compiled, timer: Timer, device: Device) -> Row:
     """The row of a matmul: microseconds of each arm, a median for each round.
 
     Raises:
@@ -212,28 +212,28 @@ def measured(matmul: Product, compiled: Compiled, timer: Timer, device: Device) 
     }
 
 
-def read(path: pathlib.Path) -> dict[Product, Row]:
+def read(path: pathlib.Path) -> dict[Matmul, Row]:
     """The rows of a file, which may be compressed by xz."""
-    names = [field.name for field in dataclasses.fields(Product)]
+    names = [field.name for field in dataclasses.fields(Matmul)]
     if path.suffix == ".xz":
         lines = lzma.decompress(path.read_bytes()).decode().splitlines()
     else:
         lines = whole_lines(path)
     rows = map(json.loads, lines)
-    return {Product(**{name: row[name] for name in names}): row for row in rows}
+    return {Matmul(**{name: row[name] for name in names}): row for row in rows}
 
 
 def run(
     compiler: Compiler,
     timer: Timer,
-    wanted: Iterable[Product],
+    wanted: Iterable[Matmul],
     device: Device,
     out: pathlib.Path,
     *,
     seconds: float,
     workers: int,
     batch: int = BATCH,
-) -> Iterator[tuple[Product, Row | str]]:
+) -> Iterator[tuple[Matmul, Row | str]]:
     """Measures what the file does not have yet, until the time is over; appends as it goes.
 
     Gives each row, or why there is none.
@@ -242,7 +242,7 @@ def run(
     out.write_text("".join(line + "\n" for line in whole_lines(out)))
     left = (matmul for matmul in wanted if matmul not in done)
 
-    def in_time(matmul: Product) -> Compiled | str | None:
+    def in_time(matmul: Matmul) -> Compiled | str | None:
         return guarded(compiler.compile, matmul) if time.monotonic() < end else None
 
     with ThreadPoolExecutor(workers) as pool:

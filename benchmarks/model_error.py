@@ -6,7 +6,7 @@
 
 Reads what measure_configs.py wrote, or a record of the suite (`python -m jaxbw bench`). `all` are
 the constants that the micro-benchmarks do not give (FITTED). With --unseen the fit does not see
-that part of the products, drawn at random, and either part is told of.
+that part of the matmuls, drawn at random, and either part is told of.
 
 Fitting changes the named constants of the machine, within a factor of four, for the least squares
 of the logarithms' differences, in which slow configurations weigh less: they need only be known to
@@ -29,8 +29,8 @@ from collections.abc import Iterator, Sequence
 import measure_configs
 import numpy as np
 import scipy.optimize
+from matmuls import Matmul
 from numpy.typing import NDArray
-from products import Product
 
 from jaxbw._src.lab.tuning.measure import Measured
 from jaxbw._src.selection.candidates import Candidates
@@ -53,26 +53,26 @@ TOLERANCE = 0.1  # errors beyond it count less than their squares
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Configurations of one product, all with its operands exchanged or none."""
+    """Configurations of one matmul, all with its operands exchanged or none."""
 
     work: Workload
     table: Candidates
     rasterisation: tuple[NDArray[np.int64], NDArray[np.int64]]
-    rows: NDArray[np.int64]  # in the product's list
+    rows: NDArray[np.int64]  # in the matmul's list
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """A product with its configurations, ready to be priced together."""
+    """A matmul with its configurations, ready to be priced together."""
 
-    product: Product
+    matmul: Matmul
     measured: Sequence[Measured]
     groups: tuple[Group, ...]
     microseconds: Floats
     slower: Floats  # than the fastest, by which factor
 
     @classmethod
-    def of(cls, product: Product, measured: Sequence[Measured], machine: Machine) -> Measurements:
+    def of(cls, matmul: Matmul, measured: Sequence[Measured], machine: Machine) -> Measurements:
         """Groups what was measured, and adds the memset, which CUPTI leaves out."""
         groups = []
         for swapped in (False, True):
@@ -80,13 +80,13 @@ class Measurements:
             if not rows:
                 continue
             configs = [measured[i].config for i in rows]
-            work = workload(product.problem, swapped=swapped)
+            work = workload(matmul.problem, swapped=swapped)
             raster = np.array([config.raster == "n" for config in configs], np.int64)
             swizzle = np.array([config.swizzle for config in configs], np.int64)
             table = Candidates.of(configs, machine.family, work.itemsize)
             groups.append(Group(work, table, (raster, swizzle), np.array(rows)))
         times = np.array([each.microseconds + memset_us(machine, each.config) for each in measured])
-        return cls(product, measured, tuple(groups), times, times / times.min())
+        return cls(matmul, measured, tuple(groups), times, times / times.min())
 
     def priced(self, machine: Machine) -> Iterator[tuple[Group, Costs]]:
         """Each group with what the model says of it."""
@@ -127,21 +127,21 @@ class Measurements:
 
 
 def read(path: pathlib.Path, machine: Machine) -> list[Measurements]:
-    """The products of a results file."""
+    """The matmuls of a results file."""
     return [
-        Measurements.of(product, measured, machine)
-        for product, measured in measure_configs.read(path).items()
+        Measurements.of(matmul, measured, machine)
+        for matmul, measured in measure_configs.read(path).items()
     ]
 
 
-def errors(machine: Machine, products: Sequence[Measurements]) -> Floats:
+def errors(machine: Machine, matmuls: Sequence[Measurements]) -> Floats:
     """The logarithms of modelled over measured times, weighted."""
     return np.concatenate(
-        [np.log(each.modelled(machine) / each.microseconds) / each.slower for each in products]
+        [np.log(each.modelled(machine) / each.microseconds) / each.slower for each in matmuls]
     )
 
 
-def fit(machine: Machine, products: Sequence[Measurements], names: Sequence[str]) -> Machine:
+def fit(machine: Machine, matmuls: Sequence[Measurements], names: Sequence[str]) -> Machine:
     """The machine with the named constants changed for the least error."""
 
     def changed(logarithms: Floats) -> Machine:
@@ -150,7 +150,7 @@ def fit(machine: Machine, products: Sequence[Measurements], names: Sequence[str]
         return dataclasses.replace(machine, **values)
 
     found = scipy.optimize.least_squares(
-        lambda logarithms: errors(changed(logarithms), products),
+        lambda logarithms: errors(changed(logarithms), matmuls),
         np.zeros(len(names)),
         bounds=(-math.log(BOUND), math.log(BOUND)),
         loss="soft_l1",
@@ -167,10 +167,10 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def divided(
-    products: Sequence[Measurements], part: float
+    matmuls: Sequence[Measurements], part: float
 ) -> tuple[Sequence[Measurements], Sequence[Measurements]]:
-    """A part of the products at random, always the same, and the others."""
-    shuffled = sorted(products, key=lambda each: each.product)
+    """A part of the matmuls at random, always the same, and the others."""
+    shuffled = sorted(matmuls, key=lambda each: each.matmul)
     random.Random(1).shuffle(shuffled)
     count = round(part * len(shuffled))
     return shuffled[:count], shuffled[count:]
@@ -193,17 +193,17 @@ def written(table: str, fitted: Machine, names: Sequence[str], source: str) -> s
     return head + entries + tail
 
 
-def median_error(machine: Machine, products: Sequence[Measurements]) -> float:
+def median_error(machine: Machine, matmuls: Sequence[Measurements]) -> float:
     """Of modelled times, of all configurations."""
-    each = [np.abs(p.modelled(machine) / p.microseconds - 1) for p in products]
+    each = [np.abs(p.modelled(machine) / p.microseconds - 1) for p in matmuls]
     return float(np.median(np.concatenate(each)))
 
 
-def summary(machine: Machine, products: Sequence[Measurements]) -> str:
+def summary(machine: Machine, matmuls: Sequence[Measurements]) -> str:
     """How far the model is off, and what its choices lose."""
-    regrets = [each.regret(machine) for each in products]
+    regrets = [each.regret(machine) for each in matmuls]
     return (
-        f"{len(products)} products, median error {median_error(machine, products):.3f}, choices "
+        f"{len(matmuls)} matmuls, median error {median_error(machine, matmuls):.3f}, choices "
         f"{geometric_mean(regrets):.3f} of the best, at most {max(regrets):.3f}"
     )
 
@@ -217,38 +217,38 @@ def main() -> None:
     parser.add_argument("--machine", choices=machines(), default="H200")
     parser.add_argument("--fit", nargs="+", metavar="CONSTANT", default=[])
     parser.add_argument(
-        "--unseen", type=float, default=0.0, help="part of the products that the fit does not see"
+        "--unseen", type=float, default=0.0, help="part of the matmuls that the fit does not see"
     )
     parser.add_argument("--write", action="store_true", help="put what was fitted into the table")
     arguments = parser.parse_args()
     machine = machines()[arguments.machine]
-    products = read(arguments.results, machine)
-    if not products:
-        parser.error(f"{arguments.results} has no products; measure_configs.py writes them")
+    matmuls = read(arguments.results, machine)
+    if not matmuls:
+        parser.error(f"{arguments.results} has no matmuls; measure_configs.py writes them")
     names = FITTED if arguments.fit == ["all"] else arguments.fit
-    unseen, seen = divided(products, arguments.unseen)
+    unseen, seen = divided(matmuls, arguments.unseen)
     fitted = fit(machine, seen, names) if names else machine
-    for each in sorted(products, key=lambda each: each.regret(fitted)):
+    for each in sorted(matmuls, key=lambda each: each.regret(fitted)):
         ratio = each.modelled(fitted) / each.microseconds
         best = each.microseconds.argmin()
         print(
-            f"{each.product!s:24} {each.microseconds[best]:9.2f} us, modelled {ratio[best]:5.2f} "
+            f"{each.matmul!s:24} {each.microseconds[best]:9.2f} us, modelled {ratio[best]:5.2f} "
             f"of it, {np.exp(np.std(np.log(ratio))):5.2f} spread; "
             f"the model's choice {each.regret(fitted):5.3f}"
         )
     for title, part in (("seen by the fit", seen), ("not seen", unseen)):
         if unseen and part:
             print(f"{title}: {summary(fitted, part)}")
-    rms = math.sqrt(float(np.mean(errors(fitted, products) ** 2)))
-    regrets = [each.regret(fitted) for each in products]
-    print(f"median error: {median_error(fitted, products):.3f}")
+    rms = math.sqrt(float(np.mean(errors(fitted, matmuls) ** 2)))
+    regrets = [each.regret(fitted) for each in matmuls]
+    print(f"median error: {median_error(fitted, matmuls):.3f}")
     print(f"root mean square of the logarithms' differences: {rms:.3f}")
     lost = f"{geometric_mean(regrets):.3f} of the best, at most {max(regrets):.3f}"
     print(f"the model's choices: {lost}")
     for name in names:
         print(f"{name} = {getattr(fitted, name):.4g}  (was {getattr(machine, name):.4g})")
     if arguments.write:
-        source = f"fitted: {len(seen)} products of {arguments.results.name}"
+        source = f"fitted: {len(seen)} matmuls of {arguments.results.name}"
         TABLE.write_text(written(TABLE.read_text(), fitted, names, source))
 
 

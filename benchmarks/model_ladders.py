@@ -5,9 +5,9 @@ benchmarks differ from their text in places (docs/blackwell-model.md). Where a s
 candidates that fit shared memory are all modelled, and the fastest stands for the rung.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 
 from jaxbw._src.lab.model.clock import Clock, fixed
 from jaxbw._src.lab.model.kernel import Kernel
@@ -51,7 +51,7 @@ def _fitting(kernels: Iterator[Kernel]) -> Iterator[Kernel]:
 
 
 def _pairs(kernels: Iterator[Kernel], *rasters: Raster) -> tuple[tuple[Kernel, Raster], ...]:
-    return tuple(product(_fitting(kernels), rasters))
+    return tuple(itertools.product(_fitting(kernels), rasters))
 
 
 _N_FIRST, _M_FIRST = Raster("n", ALL), Raster("m", ALL)
@@ -106,7 +106,7 @@ def _tilus(name: str, published: float, kernels: Iterator[Kernel], *rasters: Ras
 
 
 def _tilus_tiles(base: Kernel, stages: tuple[int, ...]) -> Iterator[Kernel]:
-    for columns, depth in product((64, 128, 256), stages):
+    for columns, depth in itertools.product((64, 128, 256), stages):
         ahead = 0 if base.specialised else depth - 1
         yield replace(base, block_n=columns, stages=depth, ahead=ahead)
 
@@ -129,7 +129,7 @@ TILUS = (
         1610.2,
         (
             replace(_V5, block_m=256, block_n=256, group=2, cluster=(2, 1), stages=s, chunk=c)
-            for s, c in product((5, 6), (16, 32))
+            for s, c in itertools.product((5, 6), (16, 32))
         ),
         *_BANDS,
     ),
@@ -148,7 +148,7 @@ def _pallas(name: str, percent: float, kernels: Iterator[Kernel], *rasters: Rast
 
 
 def _pallas_tiles(base: Kernel, chunk: int | None = None) -> Iterator[Kernel]:
-    for columns, depth in product((128, 256), (4, 6)):
+    for columns, depth in itertools.product((128, 256), (4, 6)):
         ahead = 0 if base.specialised else depth - 1
         yield replace(base, block_n=columns, stages=depth, ahead=ahead, chunk=chunk or columns)
 

@@ -13,8 +13,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-import products
-from products import Product
+import matmuls
+from matmuls import Matmul
 
 from jaxbw._src.lab.bench.case import suite
 
@@ -29,34 +29,34 @@ TOKENS = (
 # A matmul [tokens, in] @ [in, out] forward, with weights as written or transposed; then the
 # gradients of the tokens and of the weights.
 ROLES = ("nn", "nn", "nn", "nt", "nt", "dlhs", "drhs")
-EPILOGUES = tuple(name for name in products.EPILOGUES if name != "none")
+EPILOGUES = tuple(name for name in matmuls.EPILOGUES if name != "none")
 
 
-def draw(seed: int) -> Iterator[Product]:
+def draw(seed: int) -> Iterator[Matmul]:
     """Random matmuls without end, no sizes twice; the same ones for a seed."""
     source, left_out = random.Random(seed), set(suite())
     while True:
         of_model = source.random() < OF_MODELS
-        one = _of_model(source) if of_model else products.draw(1, source.randrange(2**31))[0]
+        one = _of_model(source) if of_model else matmuls.draw(1, source.randrange(2**31))[0]
         if source.random() < HALF:
             one = replace(one, dtype="float16")  # its range is too small for some epilogues
         elif one.layout[0] == "n" and source.random() < FUSED:
             one = replace(one, epilogue=source.choice(EPILOGUES))
         sizes = (one.m, one.n, one.k)
-        if products.is_moderate(one) and sizes not in left_out:
+        if matmuls.is_moderate(one) and sizes not in left_out:
             left_out.add(sizes)
             yield one
 
 
-def _of_model(source: random.Random) -> Product:
+def _of_model(source: random.Random) -> Matmul:
     inner, outer = source.choice(_weights())
     role = source.choice(ROLES)
     if role == "drhs":
-        return Product(inner, outer, source.choice(TOKENS), "tn")
+        return Matmul(inner, outer, source.choice(TOKENS), "tn")
     tokens = source.choice(DECODING if source.random() < FEW_ROWS else TOKENS)
     if role == "dlhs":
-        return Product(tokens, inner, outer, "nt")
-    return Product(tokens, outer, inner, role)
+        return Matmul(tokens, inner, outer, "nt")
+    return Matmul(tokens, outer, inner, role)
 
 
 @functools.cache

@@ -31,9 +31,9 @@ import lightgbm
 import measure_xla
 import numpy as np
 import scipy.optimize
+from matmuls import Matmul
 from model_error import Floats, geometric_mean
 from numpy.typing import NDArray
-from products import Product
 from tune_selection import as_columns
 
 from jaxbw._src.lab.bench.case import suite
@@ -73,7 +73,7 @@ GROWTH: dict[str, Any] = {
 class Sample:
     """A matmul, its measured times, and what selection's model gives the kernel."""
 
-    matmul: Product
+    matmul: Matmul
     xla_us: float
     kernel_us: float
     modelled_us: float
@@ -150,7 +150,7 @@ def table(known: Sequence[Sample], given: Rates, made: Mapping[str, Any]) -> dic
 
 def out_of_fold(known: Sequence[Sample], given: Rates) -> list[float]:
     """XLA's times by models that have not seen them."""
-    found: dict[Product, float] = {}
+    found: dict[Matmul, float] = {}
     for fold in range(FOLDS):
         others = [each for i, each in enumerate(known) if i % FOLDS != fold]
         model = XlaModel.of(table(others, given, {}))

@@ -1,4 +1,4 @@
-"""Profiles of some products on this machine's GPU: jaxbw.profile's tables, in one results file.
+"""Profiles of some matmuls on this machine's GPU: jaxbw.profile's tables, in one results file.
 
     python benchmarks/profiles.py --out results.json --traces DIR
 
@@ -24,7 +24,7 @@ from jaxbw._src.lab.profiling import build
 CTAS = range(4)  # in a trace
 PINGPONG = jaxbw.GemmConfig(block_m=64, block_n=256, pingpong=True)
 SPLIT = jaxbw.GemmConfig(block_m=128, block_n=128, split_k=4)
-PRODUCTS: dict[str, tuple[tuple[int, int, int], jaxbw.GemmConfig | None]] = {
+MATMULS: dict[str, tuple[tuple[int, int, int], jaxbw.GemmConfig | None]] = {
     "square-1024": ((1024, 1024, 1024), None),
     "square-4096": ((4096, 4096, 4096), None),
     "pingpong-4096": ((4096, 4096, 4096), PINGPONG),
@@ -38,13 +38,13 @@ Types = tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]
 
 
 def types(m: int, n: int, k: int) -> Types:
-    """The operands of a product."""
+    """The operands of a matmul."""
     return jax.ShapeDtypeStruct((m, k), jnp.bfloat16), jax.ShapeDtypeStruct((k, n), jnp.bfloat16)
 
 
 def compile_builds() -> None:
-    """The profiling builds of all products."""
-    for name, (shape, config) in PRODUCTS.items():
+    """The profiling builds of all matmuls."""
+    for name, (shape, config) in MATMULS.items():
         choice = jaxbw.explain(*types(*shape), config=config, device=COMPILED_FOR)
         assert choice.kernel is not None
         print(name, build.compiled(choice.kernel) / choice.kernel)
@@ -55,7 +55,7 @@ def measure(out: Path, traces: Path) -> None:
     traces.mkdir(parents=True, exist_ok=True)
     described = environment.describe(0, 1, "") | {"command": shlex.join(["python", *sys.argv])}
     profiles: dict[str, Any] = {}
-    for name, (shape, config) in PRODUCTS.items():
+    for name, (shape, config) in MATMULS.items():
         found = jaxbw.profile(*types(*shape), config=config)
         print(f"{name}\n{found}\n", flush=True)
         found.write(traces / f"{name}.json", ctas=CTAS)

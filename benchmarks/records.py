@@ -8,47 +8,45 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from products import Product
+from matmuls import Matmul
 
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.tuned_products import config_from_json
+from jaxbw._src.selection.tuned_matmuls import config_from_json
 
 # Of configurations until 2026-11-24; what is recorded has the values that are left.
 FORMER_FIELDS = ("operand_swizzle", "store_buffers", "tma_store")
 
 
-def read(path: pathlib.Path) -> dict[Product, list[tuple[GemmConfig, float]]]:
-    """The products of a record, with microseconds of configurations, the fastest first.
+def read(path: pathlib.Path) -> dict[Matmul, list[tuple[GemmConfig, float]]]:
+    """The matmuls of a record, with microseconds of configurations, the fastest first.
 
     Of a configuration that was measured several times the last one counts. Two kinds are known:
-    those of `python -m jaxbw bench` (plain products, in bursts), and rows whose arm is the text of
+    those of `python -m jaxbw bench` (plain matmuls, in bursts), and rows whose arm is the text of
     a configuration, as in benchmarks/results/2026-11-22_h200_configurations.json.
     """
-    times: dict[Product, dict[GemmConfig, float]] = {}
+    times: dict[Matmul, dict[GemmConfig, float]] = {}
     for row in json.loads(path.read_text())["rows"]:
-        for product, config, us in _benched(row) if "arms" in row else _by_text(row):
-            times.setdefault(product, {})[config] = us
-    return {
-        product: sorted(by.items(), key=lambda entry: entry[1]) for product, by in times.items()
-    }
+        for matmul, config, us in _benched(row) if "arms" in row else _by_text(row):
+            times.setdefault(matmul, {})[config] = us
+    return {matmul: sorted(by.items(), key=lambda entry: entry[1]) for matmul, by in times.items()}
 
 
-def _benched(row: dict[str, Any]) -> Iterator[tuple[Product, GemmConfig, float]]:
+def _benched(row: dict[str, Any]) -> Iterator[tuple[Matmul, GemmConfig, float]]:
     case, ours = row["case"], row["arms"].get("jaxbw")
     if row["mode"] != "burst" or case["epilogue"] != "none" or ours is None:
         return
     if "fields" in ours["details"]:
-        product = Product(*(case[name] for name in ("m", "n", "k", "layout", "dtype")))
+        matmul = Matmul(*(case[name] for name in ("m", "n", "k", "layout", "dtype")))
         us = statistics.median(time for times in ours["rounds"] for time in times)
         fields = ours["details"]["fields"]
         kept = {name: value for name, value in fields.items() if name not in FORMER_FIELDS}
-        yield product, config_from_json(kept), us
+        yield matmul, config_from_json(kept), us
 
 
-def _by_text(row: dict[str, Any]) -> Iterator[tuple[Product, GemmConfig, float]]:
+def _by_text(row: dict[str, Any]) -> Iterator[tuple[Matmul, GemmConfig, float]]:
     if row["arm"].startswith("block"):
-        product = Product(row["m"], row["n"], row["k"], row["layout"])
-        yield product, config_of(row["arm"]), row["median_us"]
+        matmul = Matmul(row["m"], row["n"], row["k"], row["layout"])
+        yield matmul, config_of(row["arm"]), row["median_us"]
 
 
 def config_of(text: str) -> GemmConfig:

@@ -9,7 +9,7 @@ of each second one. In either layout
 - training steps are timed, on GPUs: on a CPU, whose emulated devices share its cores, a time says
   nothing, and the file says so.
 
-Without a GPU there are eight emulated devices, and the products are XLA's unless
+Without a GPU there are eight emulated devices, and the matmuls are XLA's unless
 `--implementation emulator` has the kernels' code run on them: a matter of small sizes.
 """
 
@@ -198,8 +198,8 @@ def train(args: argparse.Namespace, layout: str, devices: int) -> dict[str, Any]
         seconds.append(time.perf_counter() - start)
         losses.append(float(value))
     # Of each layer the result and two gradients; but nobody asks for that of the inputs.
-    products = 3 * 2 * args.depth - 1
-    operations = products * 2 * args.batch * args.width * args.hidden
+    matmuls = 3 * 2 * args.depth - 1
+    operations = matmuls * 2 * args.batch * args.width * args.hidden
     median = statistics.median(seconds[1:] or seconds)
     return {
         **{"layout": layout, "devices": devices, "losses": losses},

@@ -4,10 +4,10 @@
 
 Reads what measure_configs.py wrote, several files where there are, and grows regression trees
 (LightGBM) for the logarithms of measured over modelled times. Configurations are compared with
-others of the same product only: each product's errors are taken from their mean, and slow
+others of the same matmul only: each matmul's errors are taken from their mean, and slow
 configurations weigh little. Of several tile orders of a configuration the one counts that selection
 would give it: the mean of all would tell against those of which several were measured. It also
-tells what choices lose without a table, and with one from other products: a part of them is left
+tells what choices lose without a table, and with one from other matmuls: a part of them is left
 out in turn.
 """
 
@@ -36,7 +36,7 @@ from jaxbw._src.selection.tuned.features import FEATURES, features
 from jaxbw._src.selection.tuned.files import SIZES, to_bytes
 from jaxbw._src.selection.tuned.trees import COLUMNS, LEAF
 
-FEWEST = 80  # products of a table
+FEWEST = 80  # matmuls of a table
 FOLDS = 8  # of the check
 SLOW = 5.0  # exponent by which slow configurations weigh less
 TREES = 50
@@ -46,9 +46,9 @@ GROWTH: dict[str, Any] = {
     "learning_rate": 0.2,
     "num_leaves": 127,
     "max_depth": 12,  # steps for every row: see Forest.total
-    "min_data_in_leaf": 15,  # configurations, of some 90 of a product
+    "min_data_in_leaf": 15,  # configurations, of some 90 of a matmul
     "min_sum_hessian_in_leaf": 1e-6,
-    "lambda_l2": 0.01,  # a product weighs one in all
+    "lambda_l2": 0.01,  # a matmul weighs one in all
     "feature_fraction": 0.5,
     "deterministic": True,
     "force_row_wise": True,  # or it measures which is quicker, and may differ
@@ -59,16 +59,16 @@ GROWTH: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One product as the regression sees it; a row for each configuration."""
+    """One matmul as the regression sees it; a row for each configuration."""
 
     sizes: tuple[int, int, int]
     rows: Floats  # FEATURES
-    errors: Floats  # logarithms of measured over modelled times, less the product's mean
+    errors: Floats  # logarithms of measured over modelled times, less the matmul's mean
     weights: Floats  # which add up to one
 
 
 def sample(machine: Machine, measured: Measurements) -> Sample:
-    """A product with its features."""
+    """A matmul with its features."""
     rows = np.empty((len(measured.measured), len(FEATURES)))
     errors = np.log(measured.microseconds)
     for group, costs in measured.priced(machine):
@@ -78,13 +78,13 @@ def sample(machine: Machine, measured: Measurements) -> Sample:
     rows, errors = rows[counts], errors[counts]
     weights = measured.slower[counts] ** -SLOW
     weights /= weights.sum()
-    product = measured.product
-    sizes = product.m, product.n, product.k
+    matmul = measured.matmul
+    sizes = matmul.m, matmul.n, matmul.k
     return Sample(sizes, rows, errors - weights @ errors, weights)
 
 
 def grow(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
-    """The trees that some products give, as a table's file has them."""
+    """The trees that some matmuls give, as a table's file has them."""
     data = lightgbm.Dataset(
         np.concatenate([each.rows for each in samples]),
         np.concatenate([each.errors for each in samples]),
@@ -118,7 +118,7 @@ def as_columns(roots: Sequence[Mapping[str, Any]], forests: int = 1) -> dict[str
 
 
 def tune(samples: Sequence[Sample], made: Mapping[str, Any]) -> dict[str, Any]:
-    """The table that measured products give, as it lies in its file."""
+    """The table that measured matmuls give, as it lies in its file."""
     found = zip(*((*each.sizes, math.prod(each.sizes)) for each in samples), strict=True)
     sizes = {name: [min(of), max(of)] for name, of in zip(SIZES, found, strict=True)}
     return {
@@ -139,7 +139,7 @@ def regret(machine: Machine, measured: Measurements, table: Table | None) -> flo
 
 
 def check(machine: Machine, measured: Sequence[Measurements]) -> Iterator[float]:
-    """What choices lose with tables from other products."""
+    """What choices lose with tables from other matmuls."""
     samples = [sample(machine, each) for each in measured]
     for fold in range(FOLDS):
         others = [each for i, each in enumerate(samples) if i % FOLDS != fold]
@@ -168,9 +168,9 @@ def main() -> None:
     machine = machines()[arguments.machine]
     measured = [each for path in arguments.results for each in model_error.read(path, machine)]
     if len(measured) < FEWEST:
-        parser.error(f"{len(measured)} products are too few for a table")
+        parser.error(f"{len(measured)} matmuls are too few for a table")
     print(summary("the model alone", [regret(machine, each, None) for each in measured]))
-    print(summary("with a table from other products", list(check(machine, measured))), flush=True)
+    print(summary("with a table from other matmuls", list(check(machine, measured))), flush=True)
     if arguments.out is not None:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True

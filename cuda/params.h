@@ -53,7 +53,7 @@ struct EpilogueResult {
 
 // Which way an epilogue takes. Where a cluster's CTAs have parts of a tile's sums, or a launch behind adds up parts,
 // kElementwise is kGeneral.
-enum class Formula : uint32_t {
+enum class EpiloguePath : uint32_t {
   kGeneral,      // all that Epilogue says
   kCast,         // d = cast(accumulator); sm_100: and no tile is split
   kElementwise,  // sm_90: of accumulators, a bias and a residual that TMA brings, without a long activation: computed
@@ -65,7 +65,7 @@ enum class Formula : uint32_t {
 //   z = alpha * accumulator + beta * c + bias
 //   d = cast(activation(z) + residual)                   saved[0] = cast(z), if wanted
 //
-// A gated product has two right operands, whose accumulators are gate and up:
+// A gated matmul has two right operands, whose accumulators are gate and up:
 //
 //   z = alpha * gate + bias,  u = alpha * up             saved[0] = cast(z), saved[1] = cast(u), if wanted
 //   d = cast(activation(z) * u + residual)
@@ -77,7 +77,7 @@ struct Epilogue {
   uint32_t bias_along_m;     // 1: one bias for each row
   Activation activation;
   uint32_t gated;  // 1: b_up is the second right operand
-  Formula formula;
+  EpiloguePath path;
 };
 
 // D[batch, m, n] = epilogue(sum_k A[batch, m, k] * B[batch, k, n])
@@ -108,7 +108,7 @@ struct GemmParams {
   Divisor parts;         // the CTAs of a cluster divide: split_k * cluster.k
   uint32_t work_items;   // whole tiles and parts
 
-  uint32_t m, n, k, batch;        // n: columns of D, also of a gated product
+  uint32_t m, n, k, batch;        // n: columns of D, also of a gated matmul
   uint32_t a_batched, b_batched;  // 1, or 0 where one matrix serves every batch index
   uint32_t b_is_ready;            // 1: B is complete before the preceding kernel of the stream ends; may be prefetched
 
@@ -148,7 +148,7 @@ struct RepackCopy {
   uint32_t pieces;  // repack_pieces() of gemm/repack.h: 0 where there is no such copy
 };
 
-// The operands of a product that one launch copies: A, B and B_up at most.
+// The operands of a matmul that one launch copies: A, B and B_up at most.
 constexpr uint32_t kMaxRepacks = 3;
 struct RepackParams {
   RepackCopy copies[kMaxRepacks];

@@ -1,4 +1,4 @@
-"""Trains a small classifier of handwritten digits whose products all go through jaxbw.
+"""Trains a small classifier of handwritten digits whose matmuls all go through jaxbw.
 
     python examples/digits.py
 
@@ -105,8 +105,8 @@ def accuracy(parameters: Any, data: Split) -> float:
     return float((np.asarray(logits).argmax(-1) == data.digits).mean())
 
 
-class Product(NamedTuple):
-    """One matrix product of a training step."""
+class Matmul(NamedTuple):
+    """One matmul of a training step."""
 
     name: str
     lhs: tuple[int, int]
@@ -114,7 +114,7 @@ class Product(NamedTuple):
     contracting: tuple[int, int]  # the dimension of lhs and that of rhs which are summed over
 
     def explain(self) -> str:
-        """Which implementation serves the product, and why, on one line."""
+        """Which implementation serves the matmul, and why, on one line."""
         choice = jaxbw.explain(
             jax.ShapeDtypeStruct(self.lhs, COMPUTE_DTYPE),
             jax.ShapeDtypeStruct(self.rhs, COMPUTE_DTYPE),
@@ -124,14 +124,14 @@ class Product(NamedTuple):
         return f"{choice.implementation:5} {why}"
 
 
-def products() -> Iterator[Product]:
+def matmuls() -> Iterator[Matmul]:
     """What a training step multiplies, layer by layer."""
     for layer, (inputs, outputs) in enumerate(pairwise((PIXELS, *HIDDEN, CLASSES))):
         x, w, y = (BATCH, inputs), (inputs, outputs), (BATCH, outputs)
-        yield Product(f"Dense_{layer} forward", x, w, (1, 0))
-        yield Product(f"Dense_{layer} weights' gradient", x, y, (0, 0))
+        yield Matmul(f"Dense_{layer} forward", x, w, (1, 0))
+        yield Matmul(f"Dense_{layer} weights' gradient", x, y, (0, 0))
         if layer > 0:  # nobody asks for the gradient of the pixels
-            yield Product(f"Dense_{layer} inputs' gradient", y, w, (1, 1))
+            yield Matmul(f"Dense_{layer} inputs' gradient", y, w, (1, 1))
 
 
 def emulate(parameters: Any, data: Split, picture: str) -> None:
@@ -174,7 +174,7 @@ def emulate(parameters: Any, data: Split, picture: str) -> None:
 
 def main() -> None:
     """Trains, prints the accuracy, what served each matmul, and what the emulated kernels say."""
-    parser = argparse.ArgumentParser(description="A Flax classifier of digits on jaxbw's products.")
+    parser = argparse.ArgumentParser(description="A Flax classifier of digits on jaxbw's matmuls.")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", default="digits.png", help="the file that is drawn")
@@ -186,8 +186,8 @@ def main() -> None:
     print(f"accuracy {accuracy(parameters, held_out):.1%} on {count} held-out digits")
 
     print(f"\nserved on {jax.devices()[0].device_kind}:")
-    for product in products():
-        print(f"  {product.name:26} {product.explain()}")
+    for matmul in matmuls():
+        print(f"  {matmul.name:26} {matmul.explain()}")
     with jax.default_device(jax.devices("cpu")[0]):  # where the emulator runs
         emulate(parameters, held_out, arguments.picture)
 

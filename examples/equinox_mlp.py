@@ -3,7 +3,7 @@
     python examples/equinox_mlp.py
 
 An Equinox model is a tree, so its layers can be exchanged from outside; and it is written for one
-example, so that `jax.vmap` makes the batch. Vector times matrix then becomes one product of
+example, so that `jax.vmap` makes the batch. Vector times matrix then becomes one matmul of
 matrices, in one kernel with bias and activation.
 """
 

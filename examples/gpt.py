@@ -1,9 +1,9 @@
-"""Trains a character-level GPT on the manual that comes with Python, its products on jaxbw.
+"""Trains a character-level GPT on the manual that comes with Python, its matmuls on jaxbw.
 
     python examples/gpt.py
 
 It computes in bf16, on all devices that JAX has: each takes its part of every batch, and runs its
-own products, on kernels where it is a GPU that jaxbw has them for. By default the model is small
+own matmuls, on kernels where it is a GPU that jaxbw has them for. By default the model is small
 enough for a CPU. For GPUs there is more of everything:
 
     python examples/gpt.py --width 768 --heads 12 --layers 12 --length 512 --batch 64 --steps 3000
@@ -198,7 +198,7 @@ def plot(losses: list[float], held_out: float, path: Path) -> None:
 
 def main() -> None:
     """Trains, prints the losses and some text, and draws the curve."""
-    parser = argparse.ArgumentParser(description="A character-level GPT on jaxbw's products.")
+    parser = argparse.ArgumentParser(description="A character-level GPT on jaxbw's matmuls.")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=16, help="a multiple of the devices")
     parser.add_argument("--length", type=int, default=64)

@@ -1,4 +1,4 @@
-"""Matrix products for JAX from hand-written Blackwell and Hopper kernels.
+"""Matmuls for JAX from hand-written Blackwell and Hopper kernels.
 
 The public names are those listed here; everything else may change.
 """

@@ -89,7 +89,7 @@ def devices() -> list[DeviceInfo]:
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 
-    Each is a dict of stages. "jaxbw_gemm_v3" is one product with its epilogue (see `Epilogue` in
+    Each is a dict of stages. "jaxbw_gemm_v3" is one matmul with its epilogue (see `Epilogue` in
     cuda/params.h), one call, one or several kernels:
 
     - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
@@ -100,7 +100,7 @@ def ffi_targets() -> dict[str, dict[str, object]]:
     - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32; every other array
       is f16, bf16 or f32, saved results as d. d may be the memory of c;
     - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
-      of the product has_c, has_bias, bias_along_m, has_residual, gated, save (0 or 1), activation,
+      of the matmul has_c, has_bias, bias_along_m, has_residual, gated, save (0 or 1), activation,
       lhs_major, rhs_major (values of the enums here);
       of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
@@ -135,7 +135,7 @@ def set_kernel_directory(path: str) -> None:
 
 @final
 class Problem:
-    """One matrix product with its epilogue, as the operands lie in memory.
+    """One matmul with its epilogue, as the operands lie in memory.
 
     lhs is [batch|1, m, k] (`Major.K`) or [batch|1, k, m], rhs [batch|1, n, k] or [batch|1, k, n].
     c, bias and residual are dtypes of what there is.
@@ -238,7 +238,7 @@ class Plan:
 
     @property
     def cluster_columns(self) -> int:
-        """Likewise; of a gated product those of the result."""
+        """Likewise; of a gated matmul those of the result."""
 
     @property
     def tiles_m(self) -> int:
@@ -313,7 +313,7 @@ def plan(family: str, problem: Problem, config: Any, resident: int = 1) -> Plan 
 
     Args:
       family: "sm90" or "sm100".
-      problem: the product.
+      problem: the matmul.
       config: a `jaxbw.GemmConfig` that has a tile. Its open fields get the family's defaults.
       resident: clusters that the device runs at a time.
 
@@ -452,7 +452,7 @@ def launch_gemm(
       The bytes of d and of the saved results, each [B, m, n] of `output`.
 
     Raises:
-      ValueError: the operands do not belong to one product, or the configuration is not
+      ValueError: the operands do not belong to one matmul, or the configuration is not
         launchable.
       DriverError: no driver, no fitting device, or a driver call failed.
       RuntimeError: a guard was overwritten, or a repeated launch gave another result.
@@ -486,7 +486,7 @@ def enqueue_gemm(
         those of a warp. cuda/gemm/profile_layout.h says what is there then.
 
     Raises:
-      ValueError: the arrays do not belong to one product, the configuration is not launchable, or
+      ValueError: the arrays do not belong to one matmul, the configuration is not launchable, or
         the memory for stamps does not hold all CTAs.
       DriverError: no driver, or a driver call failed.
     """

@@ -1,8 +1,8 @@
-"""Policies for `jax.checkpoint` that know the products of jaxbw.
+"""Policies for `jax.checkpoint` that know the matmuls of jaxbw.
 
-`jax.checkpoint_policies` has policies that keep the results of matrix products and compute the rest
-again; they know JAX's own products only. These are their namesakes, for JAX's products and for
-those of `jaxbw`: of a product with an epilogue they keep the result, and beside it what its
+`jax.checkpoint_policies` has policies that keep the results of matmuls and compute the rest
+again; they know JAX's own matmuls only. These are their namesakes, for JAX's matmuls and for
+those of `jaxbw`: of a matmul with an epilogue they keep the result, and beside it what its
 gradient looks at. Like all policies they can be combined:
 
 >>> policies = jax.checkpoint_policies
@@ -38,23 +38,23 @@ PREACTIVATION = "jaxbw_preactivation"
 """The name of what the gradient of an epilogue looks at, beside the operands.
 
 It is what the activation is applied to, or of "relu" without residual the result, which says as
-much; of a gated product both factors. Without an activation there is nothing of that name.
+much; of a gated matmul both factors. Without an activation there is nothing of that name.
 """
 
 
 def dots_saveable(primitive: Any, *types: Any, **params: Any) -> bool:
-    """Keeps the results of all matrix products.
+    """Keeps the results of all matmuls.
 
     >>> policy = jaxbw.checkpoint_policies.dots_saveable
     >>> layer = jax.checkpoint(jaxbw.matmul, policy=policy)
     """
-    if _product(primitive, params) is not None:
+    if _matmul(primitive, params) is not None:
         return True
     return bool(jax.checkpoint_policies.dots_saveable(primitive, *types, **params))
 
 
 def dots_with_no_batch_dims_saveable(primitive: Any, *types: Any, **params: Any) -> bool:
-    """Keeps the results of matrix products without batch dimensions.
+    """Keeps the results of matmuls without batch dimensions.
 
     Those with batch dimensions, which are computed again, are mostly attention's: large, and quick
     to compute.
@@ -62,8 +62,8 @@ def dots_with_no_batch_dims_saveable(primitive: Any, *types: Any, **params: Any)
     >>> policy = jaxbw.checkpoint_policies.dots_with_no_batch_dims_saveable
     >>> layer = jax.checkpoint(jaxbw.matmul, policy=policy)
     """
-    if (product := _product(primitive, params)) is not None:
-        return not _has_batch(product)
+    if (matmul := _matmul(primitive, params)) is not None:
+        return not _has_batch(matmul)
     theirs = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     return bool(theirs(primitive, *types, **params))
 
@@ -85,9 +85,9 @@ def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callab
     theirs = jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst)
 
     def policy(primitive: Any, *types: Any, **params: Any) -> Any:
-        if (product := _product(primitive, params)) is None:
+        if (matmul := _matmul(primitive, params)) is None:
             return theirs(primitive, *types, **params)
-        if _has_batch(product):
+        if _has_batch(matmul):
             return Recompute
         return Offloadable(src=offload_src, dst=offload_dst)
 
@@ -95,14 +95,14 @@ def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callab
 
 
 # The primitives, by name: those of collective_matmul are loaded where it is first called.
-_PRODUCTS = {"jaxbw_dot_general", "jaxbw_fused_dot_general", "jaxbw_collective_dot_general"}
+_MATMULS = {"jaxbw_dot_general", "jaxbw_fused_dot_general", "jaxbw_collective_dot_general"}
 
 
-def _product(primitive: Primitive, params: dict[str, Any]) -> dict[str, Any] | None:
-    """The parameters of the product of jaxbw that an operation is; None where it is none."""
-    return params if primitive.name in _PRODUCTS else None
+def _matmul(primitive: Primitive, params: dict[str, Any]) -> dict[str, Any] | None:
+    """The parameters of the matmul of jaxbw that an operation is; None where it is none."""
+    return params if primitive.name in _MATMULS else None
 
 
-def _has_batch(product: dict[str, Any]) -> bool:
-    _, (lhs_batch, _) = product["dimension_numbers"]
+def _has_batch(matmul: dict[str, Any]) -> bool:
+    _, (lhs_batch, _) = matmul["dimension_numbers"]
     return len(lhs_batch) > 0

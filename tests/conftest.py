@@ -48,7 +48,7 @@ FAST: dict[str, tuple[str, ...]] = {
             *(f"jax/test_{name}.py" for name in ("collective_kernels", "contexts", "errors")),
             *(f"jax/test_{name}.py" for name in ("lowering", "shards")),
             *(f"selection/test_{name}.py" for name in ("config", "cost_model", "explain")),
-            *(f"selection/test_{name}.py" for name in ("find_products", "records", "xla_model")),
+            *(f"selection/test_{name}.py" for name in ("find_matmuls", "records", "xla_model")),
         ),
         _ALL,
     ),

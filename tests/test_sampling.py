@@ -1,6 +1,6 @@
 """What runs by default is a sample that leaves nothing out on an axis."""
 
-from itertools import product
+import itertools
 
 from .sampling import axes, sample
 
@@ -16,7 +16,7 @@ def test_parameters_of_one_parametrize_are_one_axis() -> None:
 
 
 def test_each_value_of_each_axis_occurs() -> None:
-    items = list(product(range(3), range(5), range(2)))
+    items = list(itertools.product(range(3), range(5), range(2)))
     chosen = sample(list(zip(*items, strict=True)), 100, "seed")
     assert len(chosen) < len(items) / 3
     for axis, count in enumerate((3, 5, 2)):
@@ -32,6 +32,6 @@ def test_of_one_axis_so_many_are_left() -> None:
 
 def test_a_small_sample_is_of_no_single_value() -> None:
     """As every fourth of a test with an axis of four values would be."""
-    items = list(product(range(4), range(4)))
+    items = list(itertools.product(range(4), range(4)))
     chosen = sample(list(zip(*items, strict=True)), 4, "seed")
     assert {items[number][1] for number in chosen} == set(range(4))

@@ -23,7 +23,7 @@
 namespace jaxbw {
 
 // One multiplying warp's view. kChunk: values that a lane has of a slice, in groups of four, which cover eight columns.
-// Of a gated product a slice has two halves, of so many values each.
+// Of a gated matmul a slice has two halves, of so many values each.
 template <uint32_t kChunk>
 class ClusterSum {
  public:
@@ -35,8 +35,8 @@ class ClusterSum {
 
   JAXBW_DEVICE bool shared() const { return cluster_.k.value > 1; }
 
-  // That share the tile: one team has it alone where they take turns, and there is one turn.
-  JAXBW_DEVICE uint32_t warps() const { return teams() * kSm90TeamWarps; }
+  // That share the tile: one warpgroup has it alone where they take turns, and there is one turn.
+  JAXBW_DEVICE uint32_t warps() const { return warpgroups() * kSm90WarpgroupWarps; }
 
   // Slices of the tile: below each other (a power of two), beside each other, in all. And the values of all lanes in
   // one.
@@ -139,7 +139,7 @@ class ClusterSum {
   static constexpr uint32_t kSliceBytes = kChunk / kGroup * kGroupBytes;
 
   JAXBW_DEVICE uint32_t halves() const { return params_.epilogue.gated != 0 ? 2 : 1; }
-  JAXBW_DEVICE uint32_t teams() const { return params_.pingpong != 0 ? 1 : kSm90Teams; }
+  JAXBW_DEVICE uint32_t warpgroups() const { return params_.pingpong != 0 ? 1 : kSm90ConsumerWarpgroups; }
 
   // Of a slice, how many groups have columns of the matrix; the others are not sent.
   JAXBW_DEVICE uint32_t groups_inside(uint32_t number) const {
@@ -158,10 +158,11 @@ class ClusterSum {
     return slots_ + params_.block_m * params_.block_n * uint32_t{sizeof(float)} + place * kSliceBytes;
   }
   JAXBW_DEVICE uint32_t place(uint32_t number, uint32_t half) const {
-    const uint32_t of_team = down() / teams(), row = below(number);  // powers of two
-    const uint32_t team = row >> __popc(of_team - 1), row_of_team = row & (of_team - 1);
-    const uint32_t warp = team * kSm90TeamWarps + row % kSm90TeamWarps, m64 = row_of_team / kSm90TeamWarps;
-    return ((warp * (of_team / kSm90TeamWarps) + m64) * halves() + half) * across() + beside(number);
+    const uint32_t rows_of_warpgroup = down() / warpgroups(), row = below(number);  // powers of two
+    const uint32_t warpgroup = row >> __popc(rows_of_warpgroup - 1), row_of_warpgroup = row & (rows_of_warpgroup - 1);
+    const uint32_t warp = warpgroup * kSm90WarpgroupWarps + row % kSm90WarpgroupWarps,
+                   m64 = row_of_warpgroup / kSm90WarpgroupWarps;
+    return ((warp * (rows_of_warpgroup / kSm90WarpgroupWarps) + m64) * halves() + half) * across() + beside(number);
   }
 
   JAXBW_DEVICE uint32_t warp_barrier(uint32_t warp) const { return barriers_ + warp * uint32_t{sizeof(uint64_t)}; }

@@ -9,7 +9,7 @@ namespace jaxbw {
 
 class OperandLoader {
  public:
-  // Loads from `map` the M or N indices first .. first + extent - 1 of the tile (all of it, but for a gated product).
+  // Loads from `map` the M or N indices first .. first + extent - 1 of the tile (all of it, but for a gated matmul).
   JAXBW_DEVICE OperandLoader(const TensorMap& map, OperandTile tile, DataType input, uint32_t first, uint32_t extent,
                              LoadShare share)
       : map_(map),

@@ -263,7 +263,7 @@ JAXBW_DEVICE void cast_slice(const GemmParams& p, uint32_t source, const Accumul
 }
 
 // ... to 16 bits, by TMA, and all of Tensor Memory is in use: the slice is drained before it is stored, so that the
-// next product can start. What the staging buffers hold goes there at once, the rest waits in registers.
+// next tile's MMAs can start. What the staging buffers hold goes there at once, the rest waits in registers.
 template <DataType kType>
 JAXBW_DEVICE void drain_slice(const GemmParams& p, uint32_t source, StoreOrigin box, StoreRing& stores,
                               AccumulatorRelease release) {
@@ -298,7 +298,7 @@ template <uint32_t kCtaGroup>
 JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, uint32_t chunk,
                               StoreOrigin box, bool drain, const SplitSum& split, StoreRing& stores,
                               AccumulatorRelease release) {
-  if (p.epilogue.formula == Formula::kCast && p.store_path == StorePath::kTma) {
+  if (p.epilogue.path == EpiloguePath::kCast && p.store_path == StorePath::kTma) {
     drain = drain && slice.columns == kAccumulatorColumns;
     if (p.output.type == DataType::kF32) {
       if (slice.columns % 32 == 0) return cast_slice<DataType::kF32>(p, source, slice, box, stores, release);

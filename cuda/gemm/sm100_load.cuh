@@ -136,7 +136,7 @@ JAXBW_DEVICE void load_run(const Context& context, StageLoads<kCtaGroup>& loads,
   } while (run.next());
 }
 
-// A gated product's tile of B is block_n / 2 columns of the gate and as many of up, side by side. A CTA alone loads
+// A gated matmul's tile of B is block_n / 2 columns of the gate and as many of up, side by side. A CTA alone loads
 // both; of a pair, the even CTA loads its half, the gate, and the odd one up.
 template <uint32_t kCtaGroup>
 JAXBW_DEVICE void load_tiles(const Context& context) {

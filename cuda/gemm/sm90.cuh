@@ -1,15 +1,15 @@
 // The GEMM kernel of Hopper: persistent, warp-specialised, wgmma on operands that TMA brings.
 //
 //   warpgroup 0       load: global -> ring of shared-memory stages (TMA, multicast in the cluster)
-//   warpgroups 1, 2   multiply, team 0 and 1: stages -> register accumulators (wgmma);
+//   warpgroups 1, 2   multiply, as consumers 0 and 1: stages -> register accumulators (wgmma);
 //                     then epilogue: registers -> staging -> global (stmatrix, TMA store)
 //
-// How the teams divide the work is chosen at launch:
+// How the consumer warpgroups divide the work is chosen at launch:
 //
-//   cooperative   each has half of the rows of every tile,        team 0  [ main loop 0 ][epilogue][ main loop 1 ]
-//                 team 0 some blocks of K ahead at its end             1  [ main loop 0    ][epilogue][ main loop 1 ]
-//   pingpong      they take turns at tiles: the epilogue of       team 0  [main 0][epilogue][main 2][epilogue]
-//                 one runs beside the main loop of the other           1          [main 1][epilogue][main 3]
+//   cooperative   each has half of the rows of every tile,        0  [ main loop 0 ][epilogue][ main loop 1 ]
+//                 0 some blocks of K ahead of 1 at its end        1  [ main loop 0    ][epilogue][ main loop 1 ]
+//   pingpong      they take turns at tiles: the epilogue of       0  [main 0][epilogue][main 2][epilogue]
+//                 one runs beside the main loop of the other      1          [main 1][epilogue][main 3]
 //
 // Barriers (one full and one empty for each stage, in every CTA):
 //   full    1 arrival, by this CTA's load thread, and the bytes of a whole stage, from all CTAs that multicast to it
@@ -96,7 +96,7 @@ JAXBW_DEVICE void meet_before_sums(const Context& context) {
   ptx::cluster_sync();
 }
 
-// Load role: one warp. A gated product's tile of B is half gate, half up, side by side.
+// Load role: one warp. A gated matmul's tile of B is half gate, half up, side by side.
 template <Config kConfig>
 JAXBW_DEVICE void load_tiles(const Context& context) {
   const GemmParams& p = context.params;
@@ -143,39 +143,39 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   if (context.has_peers()) context.ring().await_empty(at, p.stages);
 }
 
-// Of the two teams, one after the other.
+// Of the two warpgroups, one after the other.
 //
-// Pingpong: a team reads stages only when the other has seen all of its own full. Barriers of the ring tell one round
-// from the next by a parity: who waited for a round further ahead would take an old one for it. These are the stages of
-// a residual, too, which are full soon after the last block of K, and read later.
+// Pingpong: a warpgroup reads stages only when the other has seen all of its own full. Barriers of the ring tell one
+// round from the next by a parity: who waited for a round further ahead would take an old one for it. These are the
+// stages of a residual, too, which are full soon after the last block of K, and read later.
 //
 // Cooperative: see Stagger.
 class Turn {
  public:
-  explicit JAXBW_DEVICE Turn(uint32_t team) : team_(team) {}
+  explicit JAXBW_DEVICE Turn(uint32_t warpgroup) : warpgroup_(warpgroup) {}
 
-  JAXBW_DEVICE void await() const { ptx::named_barrier_sync(kFirstTurnBarrier + team_, kTeamThreads); }
-  JAXBW_DEVICE void pass() const { ptx::named_barrier_arrive(kFirstTurnBarrier + (team_ ^ 1), kTeamThreads); }
+  JAXBW_DEVICE void await() const { ptx::named_barrier_sync(kFirstTurnBarrier + warpgroup_, kConsumerThreads); }
+  JAXBW_DEVICE void pass() const { ptx::named_barrier_arrive(kFirstTurnBarrier + (warpgroup_ ^ 1), kConsumerThreads); }
 
  private:
-  static constexpr uint32_t kTeamThreads = kTeams * kTeamWarps * ptx::kWarpSize;
+  static constexpr uint32_t kConsumerThreads = kConsumerWarpgroups * kWarpgroupWarps * ptx::kWarpSize;
 
-  uint32_t team_;
+  uint32_t warpgroup_;
 };
 
-// Cooperative: team 1 stops kBlocks before the end of a main loop until team 0 has issued its last products. The tensor
-// cores lose nothing, as long as team 0 finds its stages full; and then one team's epilogue, and the products that it
-// begins with afterwards, are beside products of the other, where both would have waited for both epilogues.
+// Cooperative: warpgroup 1 stops kBlocks before the end of a main loop until warpgroup 0 has issued its last MMAs. The
+// tensor cores lose nothing, as long as warpgroup 0 finds its stages full; and then one warpgroup's epilogue, and the
+// MMAs that it begins with afterwards, are beside MMAs of the other, where both would have waited for both epilogues.
 //
-// Team 0 gets that far: what team 1 holds back is a stage less than the ring has. And it does not get as far again, for
-// the next tile, while team 1 still waits, which the barrier could not tell from the first time: a main loop that is
-// shorter than the ring is not staggered.
+// Warpgroup 0 gets that far: what warpgroup 1 holds back is a stage less than the ring has. And it does not get as far
+// again, for the next tile, while warpgroup 1 still waits, which the barrier could not tell from the first time: a main
+// loop that is shorter than the ring is not staggered.
 class Stagger {
  public:
-  JAXBW_DEVICE Stagger(const GemmParams& p, uint32_t team, uint32_t blocks) {
+  JAXBW_DEVICE Stagger(const GemmParams& p, uint32_t warpgroup, uint32_t blocks) {
     const bool staggered = p.pingpong == 0 && blocks >= p.stages;
-    leads_ = staggered && team == 0;
-    if (staggered && team == 1) last_before_ = blocks - 1 - min(kBlocks, p.stages - 1);
+    leads_ = staggered && warpgroup == 0;
+    if (staggered && warpgroup == 1) last_before_ = blocks - 1 - min(kBlocks, p.stages - 1);
   }
 
   JAXBW_DEVICE bool leads() const { return leads_; }
@@ -188,14 +188,14 @@ class Stagger {
   uint32_t last_before_ = ~0u;
 };
 
-// Multiply role's main loop: accumulators = A * B over `blocks` stages, of whose rows this team's start at `first_row`.
-// One group of wgmmas stays in flight while the next stage is awaited, so the tensor core does not run dry. Calls
-// `meanwhile` beside the products of every block, with its number, and `issued` once nothing more is awaited.
+// Multiply role's main loop: accumulators = A * B over `blocks` stages, of whose rows this warpgroup's start at
+// `first_row`. One group of wgmmas stays in flight while the next stage is awaited, so the tensor core does not run
+// dry. Calls `meanwhile` beside the MMAs of every block, with its number, and `issued` once nothing more is awaited.
 template <Config kConfig, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t blocks,
                            uint32_t first_row, StageReader& reader, const Meanwhile& meanwhile, const Issued& issued) {
   using Wgmma = ptx::Wgmma<kConfig.input, kConfig.block_n>;
-  constexpr OperandTile kA = stage_tile(kConfig.a_major, kConfig.team_rows);
+  constexpr OperandTile kA = stage_tile(kConfig.a_major, kConfig.warpgroup_rows);
   constexpr OperandTile kB = stage_tile(kConfig.b_major, kConfig.block_n);
   constexpr DescriptorSteps kASteps = descriptor_steps(kA), kBSteps = descriptor_steps(kB);
   const uint64_t to_first_row = descriptor_mma_tile_step(kA, first_row);
@@ -231,29 +231,29 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
   reader.release(previous);
 }
 
-// Multiply role: two teams of warps 0-3 and 4-7.
+// Multiply role: two warpgroups of warps 0-3 and 4-7.
 template <Config kConfig>
 JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
   // A warp polls until the load warps have returned registers: late, it finds them. Where accumulators take most of
   // them, ptxas would spill some.
   constexpr bool kLate = kConfig.accumulators() <= 64;
-  if constexpr (!kLate) ptx::increase_registers<kTeamRegisters>();
+  if constexpr (!kLate) ptx::increase_registers<kConsumerRegisters>();
   const GemmParams& p = context.params;
   const bool pingpong = p.pingpong != 0;
-  const uint32_t team = warp / kTeamWarps, warp_in_team = warp % kTeamWarps;
-  const uint32_t team_in_tile = pingpong ? 0 : team;
-  const Formula formula = p.epilogue.formula;
+  const uint32_t warpgroup = warp / kWarpgroupWarps, warp_in_warpgroup = warp % kWarpgroupWarps;
+  const uint32_t warpgroup_in_tile = pingpong ? 0 : warpgroup;
+  const EpiloguePath path = p.epilogue.path;
   const uint32_t k_blocks = context.k_blocks(), step = context.cluster_count();
-  StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_team);
+  StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
   DelayedStores<kConfig.block_n, kConfig.accumulators()> delayed(p, stores);
-  const Turn turn(team);
+  const Turn turn(warpgroup);
   context.await_barriers();
-  if constexpr (kLate) ptx::increase_registers<kTeamRegisters>();
+  if constexpr (kLate) ptx::increase_registers<kConsumerRegisters>();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
   for (uint32_t number = context.cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
-    if (pingpong && count % kTeams != team) {
+    if (pingpong && count % kConsumerWarpgroups != warpgroup) {
       reader.skip(context.stages_of(number));
       meet_before_sums(context);
       continue;
@@ -265,12 +265,12 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.a(0),
                                      context.sum_barriers());
     if (cluster.shared()) cluster.announce();
-    const uint32_t row = team_in_tile * kConfig.team_rows + warp_in_team * kSm90Epilogue.rows_per_warp;
+    const uint32_t row = warpgroup_in_tile * kConfig.warpgroup_rows + warp_in_warpgroup * kSm90Epilogue.rows_per_warp;
     // Made where it is wanted: whole tiles have no use for what it reads. sm90_reduce.cuh finds the sums of a slice by
     // the same rule.
     const auto parts = [&] {
       const uint32_t cta = item.split_tile * context.cluster.tiles.value + context.cluster.tile(context.rank);
-      const uint32_t slice = team_in_tile * kTeamWarps + warp_in_team;
+      const uint32_t slice = warpgroup_in_tile * kWarpgroupWarps + warp_in_warpgroup;
       return cluster.shared() ? SplitSum(p, item, cta * cluster.count(), cluster.slice_floats())
                               : SplitSum(p, item, cta * kSm90Epilogue.warps + slice,
                                          partial_floats(kConfig.wgmmas() * kConfig.block_n, kSm90Epilogue));
@@ -282,12 +282,12 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     const bool shares = SplitSum::shared_by(item.parts) && !cluster.shared();
     if (shares) parts().begin();
     const uint32_t blocks = context.k_part(number).block_count(k_blocks);
-    const Stagger stagger(p, team, blocks);
-    if (formula == Formula::kGeneral && item.parts == 1 && !cluster.shared()) {
+    const Stagger stagger(p, warpgroup, blocks);
+    if (path == EpiloguePath::kGeneral && item.parts == 1 && !cluster.shared()) {
       prefetch_terms<kConfig.block_n>(p, tile, row, kConfig.wgmmas());
     }
     multiply<kConfig>(
-        accumulators, context, blocks, team_in_tile * kConfig.team_rows, reader,
+        accumulators, context, blocks, warpgroup_in_tile * kConfig.warpgroup_rows, reader,
         [&](uint32_t block) {
           delayed.store_one();
           if (!stagger.stops_behind(block)) return;
@@ -298,7 +298,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
           if (pingpong) reader.await_full(p.residual_stages);
           if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
           delayed.await_buffers();
-          if (formula == Formula::kElementwise) bias.load(p, tile, row);
+          if (path == EpiloguePath::kElementwise) bias.load(p, tile, row);
         });
 
     context.profile.enter(Activity::kEpilogue);
@@ -306,24 +306,24 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     // The way of most tiles is asked for first, and jumped to once: each jump to code that is not cached yet costs some
     // 70 cycles.
     const bool takes = delayed.takes() && !(pingpong && delayed.keeps());
-    if (formula == Formula::kCast && item.parts == 1 && !cluster.shared() && takes) {
+    if (path == EpiloguePath::kCast && item.parts == 1 && !cluster.shared() && takes) {
       delayed.take(accumulators, tile, row, context.profile);
       continue;
     }
-    if (formula == Formula::kGeneral || cluster.shared() || shares) {
+    if (path == EpiloguePath::kGeneral || cluster.shared() || shares) {
       apply_epilogue<kConfig.block_n>(accumulators, p, cluster, parts(), tile, row, warp, stores, context.profile);
       continue;
     }
-    if (item.parts > 1 || formula == Formula::kElementwise) {
+    if (item.parts > 1 || path == EpiloguePath::kElementwise) {
       if (item.parts > 1) {
         const SplitSum split = parts();
         split.leave(accumulators, 0);
         if (split.added_up_later() || !split.last()) continue;
         split.gather_all(accumulators);
       }
-      if (formula == Formula::kElementwise) {
+      if (path == EpiloguePath::kElementwise) {
         apply_elementwise(accumulators, p.epilogue, bias);
-        if (p.residual_stages != 0) add_residual<kConfig>(accumulators, context, team, row, reader);
+        if (p.residual_stages != 0) add_residual<kConfig>(accumulators, context, warpgroup, row, reader);
       }
     }
     if (delayed.keeps() && takes) {
@@ -339,7 +339,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
 
 JAXBW_DEVICE void init_barriers(const Context& context) {
   const GemmParams& p = context.params;
-  const uint32_t readers = p.pingpong != 0 ? 1 : kTeams;  // warpgroups that read a stage
+  const uint32_t readers = p.pingpong != 0 ? 1 : kConsumerWarpgroups;  // warpgroups that read a stage
   context.ring().init<kMaxStages>(kStageFullArrivals, stage_empty_arrivals(context.cluster, readers));
 #pragma unroll
   for (uint32_t warp = 0; warp < kSm90Epilogue.warps; ++warp) {
@@ -362,7 +362,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
                          storage_layout(params.block_m, kConfig.block_n, 1, 1, kSm90Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)}};
   const uint32_t warp = ptx::warp_index();
-  if (warp < kTeamWarps) {
+  if (warp < kWarpgroupWarps) {
     if (warp == kPrefetchWarp && ptx::elect_one()) {  // before all else, as the first load waits for it
       ptx::prefetch_tensor_map(params.a);
       ptx::prefetch_tensor_map(params.b);
@@ -395,7 +395,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
       meet_before_sums(context);
     }
   } else {
-    multiply_tiles<kConfig>(context, warp - kTeamWarps);
+    multiply_tiles<kConfig>(context, warp - kWarpgroupWarps);
   }
   context.profile.enter(Activity::kAwaitExit);
   if (params.cluster.k.value > 1) ptx::cluster_sync();  // no CTA leaves while a peer may still receive what it has sent

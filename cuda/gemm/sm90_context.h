@@ -15,26 +15,28 @@ namespace jaxbw::sm90 {
 struct Config {
   DataType input;
   Major a_major, b_major;
-  uint32_t team_rows, block_n;
+  uint32_t warpgroup_rows, block_n;
 
-  constexpr uint32_t wgmmas() const { return team_rows / kWgmmaRows; }  // of a team, one below the other
+  constexpr uint32_t wgmmas() const { return warpgroup_rows / kWgmmaRows; }  // of a warpgroup, one below the other
   constexpr uint32_t accumulators() const { return wgmmas() * block_n / 2; }
 };
 
-constexpr uint32_t kTeams = kSm90Teams;
-constexpr uint32_t kTeamWarps = kSm90TeamWarps;
+constexpr uint32_t kConsumerWarpgroups = kSm90ConsumerWarpgroups;
+constexpr uint32_t kWarpgroupWarps = kSm90WarpgroupWarps;
 constexpr uint32_t kLoadWarp = 0, kInitWarp = 1, kRequestWarp = 2, kPrefetchWarp = 3;
-constexpr uint32_t kThreads = (1 + kTeams) * kTeamWarps * ptx::kWarpSize;
-// Named barriers; 0 is __syncthreads'. Of those of turns and of teams there is one for each team.
-constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2, kFirstTeamBarrier = kFirstTurnBarrier + kTeams;
+constexpr uint32_t kThreads = (1 + kConsumerWarpgroups) * kWarpgroupWarps * ptx::kWarpSize;
+// Named barriers; 0 is __syncthreads'. Of those of turns and of warpgroups there is one for each warpgroup.
+constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2,
+                   kFirstWarpgroupBarrier = kFirstTurnBarrier + kConsumerWarpgroups;
 constexpr uint32_t kBlockK = span_elements(DataType::kF16);  // a stage is one swizzle span deep
 
 // A CTA is launched with the registers that ptxas gives all its threads alike: 168 at most, as 384 threads share 65536.
 // What the load warps return of them, the multiplying ones may take; asking for more would wait for ever.
 constexpr uint32_t kLaunchRegisters = 168;
 constexpr uint32_t kLoadRegisters = 40;
-constexpr uint32_t kTeamRegisters = 232;
-static_assert(kLoadRegisters + kTeams * kTeamRegisters <= (1 + kTeams) * kLaunchRegisters);
+constexpr uint32_t kConsumerRegisters = 232;
+static_assert(kLoadRegisters + kConsumerWarpgroups * kConsumerRegisters <=
+              (1 + kConsumerWarpgroups) * kLaunchRegisters);
 
 struct Control {
   uint64_t full[kMaxStages];

@@ -1,9 +1,9 @@
-// Tiles of which only a cast to 16 bits is left to do. A team stores as many boxes of its tile as it has staging
+// Tiles of which only a cast to 16 bits is left to do. A warpgroup stores as many boxes of its tile as it has staging
 // buffers, keeps the others rounded, in half of their registers, begins with the next tile, and stores what it has kept
 // while the tensor cores are at work on that.
 //
-//   tensor cores   [ products of tile 0 ]      [ products of tile 1 ]      [ ...
-//   team           [ waits              ][ 0 1 ][ 2 3 waits          ][ 0 1 ][ 2 3 ...       numbers of boxes
+//   tensor cores   [ MMAs of tile 0     ]      [ MMAs of tile 1     ]      [ ...
+//   warpgroup      [ waits              ][ 0 1 ][ 2 3 waits          ][ 0 1 ][ 2 3 ...       numbers of boxes
 //
 // Otherwise the tensor cores would idle for a whole epilogue, whose later boxes wait for staging buffers: 2.9k cycles
 // of each 68k at K = 4096 with 128x256 tiles. (To keep all boxes takes more registers than there are.)
@@ -28,7 +28,7 @@ class DelayedStores {
   // Whether it keeps anything of them.
   static constexpr bool keeps() { return kKept > 0; }
 
-  // What take() would wait for first, where nothing was kept: while products run, not behind them.
+  // What take() would wait for first, where nothing was kept: while MMAs run, not behind them.
   JAXBW_DEVICE void await_buffers() const {
     if constexpr (!keeps()) stores_.drain();
   }

@@ -1,5 +1,5 @@
-// The formula of Epilogue (params.h) on accumulators where wgmma leaves them: Formula::kElementwise. What they become
-// is then cast and stored as plain sums are, the later boxes of a tile beside the next one's products.
+// The formula of Epilogue (params.h) on accumulators where wgmma leaves them: EpiloguePath::kElementwise. What they
+// become is then cast and stored as plain sums are, the later boxes of a tile beside the next one's MMAs.
 //
 // The general way (sm90_formula.cuh) takes sums through shared memory, in blocks of 16x32 one after the other, 3000
 // cycles each. Here an operation stands in the code once for each of many accumulators: hence the short activations
@@ -12,7 +12,7 @@ namespace jaxbw::sm90 {
 
 constexpr uint32_t kQuarters = 4;  // of an m64's columns, worked on one after the other
 
-// The bias of a warp's part of a tile, asked for while the last products run, since it lies in memory. Along n, lane l
+// The bias of a warp's part of a tile, asked for while the last MMAs run, since it lies in memory. Along n, lane l
 // holds that of columns 2 l and 2 l + 1 of each quarter, for all lanes; along m, that of its own two rows in each m64.
 // (The layout is drawn in ptx/wgmma.h: of a fragment, eight columns, a lane has two neighbours, and two eight rows
 // below.)
@@ -65,7 +65,7 @@ class HeldBias {
   float values_[kQuarters][2];
 };
 
-// Sums -> what is left to be cast. Of a gated product the first half of an m64's registers is gate, and becomes the
+// Sums -> what is left to be cast. Of a gated matmul the first half of an m64's registers is gate, and becomes the
 // result; the second is up.
 template <uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogue& e, const HeldBias<kBlockN>& bias) {

@@ -124,7 +124,7 @@ JAXBW_DEVICE SplitSum::Share leave_part(const float (&accumulators)[kCount], con
 //
 // The general way, a chunk of columns at a time: sums of parts of K are brought together, and the formula of Epilogue
 // is applied. It stands in the code once, and registers have no run-time index, so the sums reach it by way of shared
-// memory; where it is a cast they are spared that. Of a gated product the first half of an m64's registers is gate, the
+// memory; where it is a cast they are spared that. Of a gated matmul the first half of an m64's registers is gate, the
 // second up.
 //
 // The warp finishes its own rows, of a split tile a share of them; where CTAs of the cluster share the tile, the slices
@@ -180,7 +180,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
           }
         });
       }
-      if (p.epilogue.formula == Formula::kCast) return cast_chunk(sums, p, box, stores);
+      if (p.epilogue.path == EpiloguePath::kCast) return cast_chunk(sums, p, box, stores);
       stage_box<DataType::kF32, kSm90Chunk, 0>(sums, blocks.at(half));
     }
     __syncwarp();
@@ -209,7 +209,7 @@ JAXBW_DEVICE StoreOrigin box_origin(StoreOrigin tile, uint32_t row) {
   return {tile.row + row + kFirst / kTile * kWgmmaRows, tile.column + columns_of(kFirst % kTile), tile.batch};
 }
 
-// Whether the box whose registers start at `first` is one of results: of a gated product the first half of an m64's is.
+// Whether the box whose registers start at `first` is one of results: of a gated matmul the first half of an m64's is.
 template <uint32_t kBlockN>
 JAXBW_DEVICE bool holds_results(const GemmParams& p, uint32_t first) {
   constexpr uint32_t kTile = registers_of(kBlockN);
@@ -270,7 +270,7 @@ JAXBW_DEVICE void cast_rows(const float (&accumulators)[kCount], const GemmParam
                             StoreRing& stores) {
   constexpr uint32_t kRows = kBlockRows / 2, kMost = 2 * kSwizzleSpan * kBlockRows / kRows / size_bytes(kType);
   constexpr uint32_t kColumns = row_columns(kBlockN, kMost, size_bytes(kType));
-  const uint32_t columns = min(kColumns, p.tile_columns);  // of a gated product, half of a tile is results
+  const uint32_t columns = min(kColumns, p.tile_columns);  // of a gated matmul, half of a tile is results
   copy_boxes<kBlockN, registers_of(kColumns), 2, kCount>(
       p, tile, row, stores,
       [&]<uint32_t kFirst, uint32_t kHalf>(uint32_t buffer) {

@@ -16,7 +16,7 @@ constexpr uint32_t registers_of(uint32_t columns) { return columns / kFragmentCo
 constexpr uint32_t kChunk = registers_of(kBlockColumns);
 constexpr uint32_t kVector = 8;  // elements that a lane handles at a time: 16 bytes, or 32
 
-// Two blocks of floats, swizzled as staging buffers are; `up` for gated products.
+// Two blocks of floats, swizzled as staging buffers are; `up` for gated matmuls.
 struct SumBlocks {
   uint32_t first;  // shared address of the first
 

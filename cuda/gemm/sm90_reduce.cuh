@@ -13,16 +13,16 @@
 
 namespace jaxbw::sm90 {
 
-constexpr uint32_t kReduceFirstBarrier = 1;  // named barriers, one for each team; 0 is __syncthreads'
+constexpr uint32_t kReduceFirstBarrier = 1;  // named barriers, one for each warpgroup; 0 is __syncthreads'
 constexpr uint32_t kReduceRequestWarp = kReduceThreads / ptx::kWarpSize - 1;
-static_assert(kReduceTeamThreads / ptx::kWarpSize * kFragmentColumns == kBlockColumns);
+static_assert(kReduceWarpgroupThreads / ptx::kWarpSize * kFragmentColumns == kBlockColumns);
 
-// What a team adds up: the chunk of a CTA's tile whose first row and column are `box`.
+// What a warpgroup adds up: the chunk of a CTA's tile whose first row and column are `box`.
 struct ReducedChunk {
   StoreOrigin box;
   SplitSum sums;
   uint32_t first;      // value of a lane with which the chunk begins, in the sums of its slice,
-  uint32_t half_step;  // and how much further on it does in the other half of a gated product
+  uint32_t half_step;  // and how much further on it does in the other half of a gated matmul
 };
 
 class ReducedChunks {
@@ -47,12 +47,12 @@ class ReducedChunks {
       const uint32_t halves = p_.epilogue.gated != 0 ? 2 : 1;
       return {box, SplitSum(p_, item, index, halves * kChunk * ptx::kWarpSize), 0, kChunk};
     }
-    // A slice is what a warp has: 16 rows of each m64 of its team.
-    const uint32_t of_team = sm90_team_rows(down_, p_.pingpong != 0);
-    const uint32_t team = below >> __popc(of_team - 1), row = below & (of_team - 1);
-    const uint32_t slice = cta * kSm90Epilogue.warps + team * kSm90TeamWarps + row % kSm90TeamWarps;
-    const uint64_t floats = partial_floats(of_team / kSm90TeamWarps * p_.block_n, kSm90Epilogue);
-    const uint32_t first = row / kSm90TeamWarps * registers_of(p_.block_n) + beside * kChunk;
+    // A slice is what a warp has: 16 rows of each m64 of its warpgroup.
+    const uint32_t rows_of_warpgroup = sm90_warpgroup_rows(down_, p_.pingpong != 0);
+    const uint32_t warpgroup = below >> __popc(rows_of_warpgroup - 1), row = below & (rows_of_warpgroup - 1);
+    const uint32_t slice = cta * kSm90Epilogue.warps + warpgroup * kSm90WarpgroupWarps + row % kSm90WarpgroupWarps;
+    const uint64_t floats = partial_floats(rows_of_warpgroup / kSm90WarpgroupWarps * p_.block_n, kSm90Epilogue);
+    const uint32_t first = row / kSm90WarpgroupWarps * registers_of(p_.block_n) + beside * kChunk;
     return {box, SplitSum(p_, item, slice, floats), first, registers_of(p_.tile_columns)};
   }
 
@@ -62,17 +62,19 @@ class ReducedChunks {
 };
 
 JAXBW_DEVICE void reduce(const GemmParams& p) {
-  __shared__ __align__(kSwizzleAtom) float shared_blocks[kReduceTeams][2][kBlockRows * kBlockColumns];
-  const uint32_t team = threadIdx.x / kReduceTeamThreads, thread = threadIdx.x % kReduceTeamThreads;
+  __shared__ __align__(kSwizzleAtom) float shared_blocks[kReduceWarpgroups][2][kBlockRows * kBlockColumns];
+  const uint32_t warpgroup = threadIdx.x / kReduceWarpgroupThreads, thread = threadIdx.x % kReduceWarpgroupThreads;
   const uint32_t fragment = thread / ptx::kWarpSize, halves = p.epilogue.gated != 0 ? 2 : 1;
-  const SumBlocks blocks{ptx::shared_address(shared_blocks[team])};
-  const auto await_team = [&] { ptx::named_barrier_sync(kReduceFirstBarrier + team, kReduceTeamThreads); };
+  const SumBlocks blocks{ptx::shared_address(shared_blocks[warpgroup])};
+  const auto await_warpgroup = [&] {
+    ptx::named_barrier_sync(kReduceFirstBarrier + warpgroup, kReduceWarpgroupThreads);
+  };
   const bool asks = threadIdx.x / ptx::kWarpSize == kReduceRequestWarp;
   const RequestedParameters requested(p, asks);
   if (asks) requested.await();
   const ReducedChunks chunks(p);
 #pragma unroll 1
-  for (uint32_t i = team * gridDim.x + blockIdx.x; i < chunks.count(); i += kReduceTeams * gridDim.x) {
+  for (uint32_t i = warpgroup * gridDim.x + blockIdx.x; i < chunks.count(); i += kReduceWarpgroups * gridDim.x) {
     const ReducedChunk chunk = chunks.chunk(i);
     if (chunk.box.row >= p.m || chunk.box.column >= p.n) continue;
     ptx::wait_for_upstream();  // the first time: all that could be known before is
@@ -82,9 +84,9 @@ JAXBW_DEVICE void reduce(const GemmParams& p) {
       chunk.sums.gather_in_flight<kReduceInFlight>(sums, chunk.first + half * chunk.half_step + fragment * 4);
       stage_fragment(sums, blocks.at(half), fragment);
     }
-    await_team();
-    finish_block<kReduceTeamThreads>(p, blocks, chunk.box, thread);
-    await_team();
+    await_warpgroup();
+    finish_block<kReduceWarpgroupThreads>(p, blocks, chunk.box, thread);
+    await_warpgroup();
   }
 }
 

@@ -1,5 +1,5 @@
 // A residual that comes by TMA: the load role brings its tile through the ring, behind the last block of K, and a
-// multiplying warp adds it to its accumulators where Formula::kElementwise has left them.
+// multiplying warp adds it to its accumulators where EpiloguePath::kElementwise has left them.
 //
 //   ring     [ K block ][ K block ][ K block ][ residual ][ residual ][ K block ]...      stages
 //                                              0 1 2       3                              boxes of columns of the tile
@@ -29,17 +29,17 @@
 
 namespace jaxbw::sm90 {
 
-// Known when compiled but for how the teams divide the work.
+// Known when compiled but for how the warpgroups divide the work.
 template <Config kConfig>
 JAXBW_DEVICE uint32_t residual_stage_boxes(const GemmParams& p) {
-  return p.pingpong != 0 ? residual_tile(kConfig.team_rows, kConfig.block_n).stage_boxes
-                         : residual_tile(kTeams * kConfig.team_rows, kConfig.block_n).stage_boxes;
+  return p.pingpong != 0 ? residual_tile(kConfig.warpgroup_rows, kConfig.block_n).stage_boxes
+                         : residual_tile(kConsumerWarpgroups * kConfig.warpgroup_rows, kConfig.block_n).stage_boxes;
 }
 
 // The load role's part. What lies outside of the matrix comes as zeros, and counts: so there is nothing to tell apart.
 template <Config kConfig>
 JAXBW_DEVICE void load_residual(const Context& context, RingPosition& at, Tile origin) {
-  constexpr ResidualTile kTile = residual_tile(kConfig.team_rows, kConfig.block_n);
+  constexpr ResidualTile kTile = residual_tile(kConfig.warpgroup_rows, kConfig.block_n);
   const GemmParams& p = context.params;
   const RingBarriers ring = context.ring();
   const uint32_t box_bytes = p.block_m * kTile.row_bytes(), stage_boxes = residual_stage_boxes<kConfig>(p);
@@ -84,12 +84,12 @@ JAXBW_DEVICE void add_box(float (&accumulators)[kCount], uint32_t rows) {
   }
 }
 
-// The multiply role's part. `row`: the warp's first one in the tile. Of a gated product the first half of an m64's
+// The multiply role's part. `row`: the warp's first one in the tile. Of a gated matmul the first half of an m64's
 // registers is results.
 template <Config kConfig>
-JAXBW_DEVICE void add_residual(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t team,
-                               uint32_t row, StageReader& reader) {
-  constexpr ResidualTile kResidual = residual_tile(kConfig.team_rows, kConfig.block_n);
+JAXBW_DEVICE void add_residual(float (&accumulators)[kConfig.accumulators()], const Context& context,
+                               uint32_t warpgroup, uint32_t row, StageReader& reader) {
+  constexpr ResidualTile kResidual = residual_tile(kConfig.warpgroup_rows, kConfig.block_n);
   constexpr uint32_t kColumns = kResidual.box.columns, kTile = registers_of(kConfig.block_n);
   static_assert(kBlockRows * kResidual.row_bytes() % kSwizzleAtom ==
                 0);  // so a warp's rows start a pattern of their own
@@ -114,7 +114,7 @@ JAXBW_DEVICE void add_residual(float (&accumulators)[kConfig.accumulators()], co
     if (++in_stage < stage_boxes && kBox + 1 < boxes) return;
     in_stage = 0;
     // A warp reads its own rows, and lets go of the stage for all of them.
-    ptx::named_barrier_sync(kFirstTeamBarrier + team, kTeamWarps * ptx::kWarpSize);
+    ptx::named_barrier_sync(kFirstWarpgroupBarrier + warpgroup, kWarpgroupWarps * ptx::kWarpSize);
     ptx::release_slot();
     reader.release(slot);
   });

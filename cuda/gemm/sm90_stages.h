@@ -13,15 +13,15 @@ namespace jaxbw::sm90 {
 class StageReader {
  public:
   JAXBW_DEVICE StageReader(RingBarriers ring, uint32_t stages, ClusterShape cluster, uint32_t rank,
-                           uint32_t warp_in_team)
+                           uint32_t warp_in_warpgroup)
       : ring_(ring), at_(RingPosition::consumer(stages)) {
-    constexpr uint32_t kRanksOfWarp = kMaxClusterSize / kTeamWarps;
-    const uint32_t lane = ptx::lane_index(), peer = lane * kTeamWarps + warp_in_team;
+    constexpr uint32_t kRanksOfWarp = kMaxClusterSize / kWarpgroupWarps;
+    const uint32_t lane = ptx::lane_index(), peer = lane * kWarpgroupWarps + warp_in_warpgroup;
     tells_ = lane < kRanksOfWarp && (cluster.source_mask(rank) >> peer & 1) != 0;
     if (tells_) peer_first_empty_ = ptx::map_to_rank(ring.first_empty, peer);
   }
 
-  // Leaves the next stages to the other team.
+  // Leaves the next stages to the other warpgroup.
   JAXBW_DEVICE void skip(uint32_t stages) { at_.skip(stages); }
 
   // The slot of the next stage, once it is full.

@@ -25,7 +25,7 @@ constexpr uint32_t span_elements(DataType input) { return kSwizzleSpan / size_by
 struct EpilogueShape {
   uint32_t warps, rows_per_warp;
 };
-constexpr EpilogueShape kSm90Epilogue{8, 16};   // two teams; a warp's rows of an m64
+constexpr EpilogueShape kSm90Epilogue{8, 16};   // two warpgroups; a warp's rows of an m64
 constexpr EpilogueShape kSm100Epilogue{4, 32};  // one warp for each 32 lanes of TMEM
 
 // sm_100: how a CTA's accumulator of `rows` x `columns` lies in the lanes of Tensor Memory (PTX 9.7.16.10.5), and so in
@@ -80,7 +80,7 @@ struct ResidualTile {
   }
 };
 
-// Whether half of a tile's columns, the results of a gated product, are whole boxes of any output.
+// Whether half of a tile's columns, the results of a gated matmul, are whole boxes of any output.
 constexpr bool sm90_gated_in_boxes(uint32_t block_n) {
   return block_n / 2 % sm90_store_box(block_n, DataType::kBF16).columns == 0 &&
          block_n / 2 % sm90_store_box(block_n, DataType::kF32).columns == 0;
@@ -102,12 +102,14 @@ constexpr uint32_t kTmemLanes = 128;
 constexpr uint32_t sm100_mma_rows(uint32_t cta_rows) { return cta_rows < kTmemLanes ? cta_rows : kTmemLanes; }
 constexpr uint32_t sm100_mma_tiles(uint32_t cta_rows) { return cta_rows > kTmemLanes ? cta_rows / kTmemLanes : 1; }
 
-// sm_90: two teams, warpgroups that multiply, share a tile (cooperative) or take turns at tiles (pingpong). What a team
-// has of a tile is one m64 of wgmma, or several, one below the other.
+// sm_90: two warpgroups, warpgroups that multiply, share a tile (cooperative) or take turns at tiles (pingpong). What a
+// warpgroup has of a tile is one m64 of wgmma, or several, one below the other.
 constexpr uint32_t kWgmmaRows = 64;
-constexpr uint32_t kSm90Teams = 2;
-constexpr uint32_t kSm90TeamWarps = kSm90Epilogue.warps / kSm90Teams;
-constexpr uint32_t sm90_team_rows(uint32_t block_m, bool pingpong) { return pingpong ? block_m : block_m / kSm90Teams; }
+constexpr uint32_t kSm90ConsumerWarpgroups = 2;
+constexpr uint32_t kSm90WarpgroupWarps = kSm90Epilogue.warps / kSm90ConsumerWarpgroups;
+constexpr uint32_t sm90_warpgroup_rows(uint32_t block_m, bool pingpong) {
+  return pingpong ? block_m : block_m / kSm90ConsumerWarpgroups;
+}
 
 // How one operand's part of a stage lies in shared memory: blocks, whose rows are one span of the contiguous
 // dimension; half a span, under the 64-byte swizzle, where an MN-major tile is no whole number of spans wide (96 or 160

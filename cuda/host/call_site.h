@@ -20,7 +20,7 @@ class CallSite {
   // Loads the kernels, before the first launch on a device.
   Status prepare(int device);
 
-  // Enqueues the product. From the second time on a device, no more than make_launch, the tensor maps and the driver's
+  // Enqueues the matmul. From the second time on a device, no more than make_launch, the tensor maps and the driver's
   // launch is left to do.
   Status launch(std::span<const Array> operands, std::span<const Array> results, int device, CUstream stream);
 

@@ -9,7 +9,7 @@ namespace jaxbw {
 // Says how much the emulator checks: "off" (the default), "hardware" or "strict", see cuda/emulator/machine.h.
 inline constexpr const char* kEmulatorChecksVariable = "JAXBW_EMULATOR_CHECKS";
 
-// Computes the product before it returns. The addresses in `buffers` are host pointers. Unchecked, the clusters are
+// Computes the matmul before it returns. The addresses in `buffers` are host pointers. Unchecked, the clusters are
 // divided among the machine's cores: which core computes a tile does not change it. Checked, one machine runs the
 // whole grid, and what it finds is the error. Thread-safe; a kernel is parsed at its first use in the process.
 Status emulate_gemm(const GemmPlan& plan, const GemmBuffers& buffers);

@@ -1,4 +1,4 @@
-// One product with its epilogue, as the host sees it: the problem, the chosen configuration, the buffers.
+// One matmul with its epilogue, as the host sees it: the problem, the chosen configuration, the buffers.
 // gemm_call.cc reads them from a call, gemm_rules.cc says what may be launched, gemm_plan.cc what the launch will do,
 // gemm_launch.cc with which addresses; kernel_library.cc loads its kernels, gemm.cc launches them. call_site.cc keeps
 // what is the same from call to call.
@@ -21,7 +21,7 @@
 namespace jaxbw {
 
 // What is computed is said at Epilogue in params.h. A is [batch|1, m, k] (K-major) or [batch|1, k, m] (MN-major), B and
-// for a gated product B_up are [batch|1, n, k] (K-major) or [batch|1, k, n] (MN-major); C, the residual and all results
+// for a gated matmul B_up are [batch|1, n, k] (K-major) or [batch|1, k, n] (MN-major); C, the residual and all results
 // are [batch, m, n]. Everything is dense.
 struct GemmProblem {
   uint64_t batch = 0, m = 0, n = 0, k = 0;
@@ -47,7 +47,7 @@ struct GemmProblem {
 //   stages                 depth of the shared-memory ring
 //   swizzle, raster        cluster tiles of a band, and the dimension that is cut into bands (a Raster)
 //   split_k                parts along K of every cluster tile, or where split_tail is 1 of the last tiles % wave
-//   swap_ab                1: the kernel computes the transposed product
+//   swap_ab                1: the kernel computes the transposed matmul
 //   accumulators           TMEM ring
 //   scheduler              a LaunchScheduler
 #define JAXBW_CONFIG_FIELDS(X) \
@@ -81,7 +81,7 @@ struct GemmConfig {
   uint32_t cluster_tiles() const { return cluster_m * cluster_n; }  // CTA tiles (of a pair, halves of one)
   uint32_t cluster_size() const { return cluster_tiles() * cluster_k; }
   uint32_t cta_rows() const { return block_m / cta_group; }
-  uint32_t team_rows() const { return sm90_team_rows(block_m, pingpong != 0); }
+  uint32_t warpgroup_rows() const { return sm90_warpgroup_rows(block_m, pingpong != 0); }
 };
 
 // What a user gives, whose open fields have the family's defaults.
@@ -179,9 +179,9 @@ bool reduces_apart(const KernelFamily& family, const GemmConfig& config);
 uint32_t residual_stages(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
                          CUdeviceptr residual);
 
-// Which way the epilogue takes: Epilogue::formula.
-Formula formula(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
-                uint32_t residual_stages);
+// Which way the epilogue takes: Epilogue::path.
+EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
+                           uint32_t residual_stages);
 
 // One TMA store of an epilogue warp.
 StoreBox store_box(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
@@ -218,7 +218,7 @@ struct Profiling {
 // Loads the kernels and asks what a launch has to know of the device, so that launch_gemm only launches.
 Result<PreparedKernel> prepare_gemm(const GemmConfig& config, int device, const Profiling* profiling = nullptr);
 
-// Enqueues the product: what is to be cleared or repacked, the gemm kernel, what adds up its parts. Nothing is
+// Enqueues the matmul: what is to be cleared or repacked, the gemm kernel, what adds up its parts. Nothing is
 // allocated, nothing waits. With `profiling`, for which the kernel was prepared, the gemm kernel leaves its stamps.
 Status launch_gemm(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuffers& buffers, int device,
                    CUstream stream, const Profiling* profiling = nullptr);

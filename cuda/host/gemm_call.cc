@@ -107,7 +107,7 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
   return attributes;
 }
 
-Result<GemmProblem> read_product(const GemmAttributes& attributes, const Array& lhs, const Array& rhs) {
+Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& lhs, const Array& rhs) {
   if (Status status = check_flags(attributes); !status.ok()) return status;
   const std::string shapes = concat("lhs ", shape(lhs.dims), ", rhs ", shape(rhs.dims), ": ");
   const auto extent = [](const Array& array, int axis) { return static_cast<uint64_t>(array.dims[axis]); };
@@ -131,7 +131,7 @@ Result<GemmProblem> read_product(const GemmAttributes& attributes, const Array& 
   problem.b_batched = extent(rhs, 0) == problem.batch;
   if (extent(rhs, b_k_major ? 2 : 1) != problem.k || (!problem.a_batched && extent(lhs, 0) != 1) ||
       (!problem.b_batched && extent(rhs, 0) != 1)) {
-    return invalid(shapes, "the sizes do not belong to one product");
+    return invalid(shapes, "the sizes do not belong to one matmul");
   }
   return problem;
 }
@@ -141,9 +141,9 @@ Result<GemmProblem> read_operands(const GemmAttributes& attributes, std::span<co
   if (operands.size() != operand_count(attributes)) {
     return invalid(operands.size(), " operands; the attributes say that there are ", operand_count(attributes));
   }
-  const Result<GemmProblem> product = read_product(attributes, operands[0], operands[1]);
-  if (!product.ok()) return product;
-  GemmProblem problem = *product;
+  const Result<GemmProblem> matmul = read_matmul(attributes, operands[0], operands[1]);
+  if (!matmul.ok()) return matmul;
+  GemmProblem problem = *matmul;
   size_t next = problem.gated ? 3 : 2;
   const std::tuple<const char*, int32_t, std::optional<DataType>*> optional[] = {
       {"c", attributes.has_c, &problem.c},

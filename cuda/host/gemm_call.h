@@ -11,7 +11,7 @@ namespace jaxbw {
 
 inline constexpr const char* kGemmTarget = "jaxbw_gemm_v3";
 
-// The int32 attributes that describe the product; the names are also Python's.
+// The int32 attributes that describe the matmul; the names are also Python's.
 #define JAXBW_PROBLEM_ATTRIBUTES(X) \
   X(has_c)                          \
   X(has_bias)                       \
@@ -70,7 +70,7 @@ GemmConfig config_of(const GemmAttributes& attributes);
 GemmAttributes attributes_of_call(const GemmProblem& problem, const GemmConfig& config);
 
 // The problem, as far as two operands tell it: without the types of result, C, bias and residual.
-Result<GemmProblem> read_product(const GemmAttributes& attributes, const Array& lhs, const Array& rhs);
+Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& lhs, const Array& rhs);
 
 // The problem without the type of the result, from all operands.
 Result<GemmProblem> read_operands(const GemmAttributes& attributes, std::span<const Array> operands);

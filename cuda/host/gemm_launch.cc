@@ -28,11 +28,11 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .bias_along_m = p.bias_along_m,
                      .activation = p.activation,
                      .gated = p.gated,
-                     .formula = formula(family, p, c, params.residual_stages)};
+                     .path = epilogue_path(family, p, c, params.residual_stages)};
   params.output = epilogue_result(p.output, buffers.d);
   params.saved_output[0] = epilogue_result(p.output, buffers.saved);
   params.saved_output[1] = epilogue_result(p.output, buffers.saved_up);
-  params.store_path = store_path(family, p, c, params.epilogue.formula, buffers.d | buffers.saved | buffers.saved_up);
+  params.store_path = store_path(family, p, c, params.epilogue.path, buffers.d | buffers.saved | buffers.saved_up);
   const bool columns = params.store_path == StorePath::kColumns;
   params.row_stride = columns ? 1 : p.n;
   params.column_stride = columns ? p.m : 1;

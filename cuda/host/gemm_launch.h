@@ -41,13 +41,13 @@ Work work_of(const KernelFamily& family, const GemmProblem& launched, const Gemm
 uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident);
 
 // How results leave, whose addresses taken together are `results`.
-StorePath store_path(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config, Formula formula,
-                     CUdeviceptr results);
+StorePath store_path(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config,
+                     EpiloguePath path, CUdeviceptr results);
 
 // Which way an epilogue takes if all addresses are multiples of 16 bytes, as those of XLA are.
 struct EpiloguePlan {
   uint32_t residual_stages;
-  Formula formula;
+  EpiloguePath path;
   StorePath store_path;
 };
 

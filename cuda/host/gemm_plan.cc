@@ -20,7 +20,8 @@ std::pair<uint64_t, uint64_t> slices_of(const KernelFamily& family, const GemmPr
   if (!family.is_sm90()) {
     return {slice_count(sm100_mma_tiles(c.cta_rows()), family.epilogue), partial_floats(c.block_n, family.epilogue)};
   }
-  return {slice_count(1, family.epilogue), partial_floats(c.block_n * (c.team_rows() / kWgmmaRows), family.epilogue)};
+  return {slice_count(1, family.epilogue),
+          partial_floats(c.block_n * (c.warpgroup_rows() / kWgmmaRows), family.epilogue)};
 }
 
 WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, const Work& work) {
@@ -77,11 +78,11 @@ uint64_t Work::waves(uint64_t resident) const {
   return ceil_div(whole_tiles, resident) + ceil_div(items - whole_tiles, resident);
 }
 
-StorePath store_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, Formula formula,
+StorePath store_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, EpiloguePath path,
                      CUdeviceptr results) {
   if (c.swap_ab != 0) return StorePath::kColumns;
   // The general way of the Hopper kernel does not store by TMA: no tensor maps are encoded for it.
-  if (family.is_sm90() && formula == Formula::kGeneral) return StorePath::kRows;
+  if (family.is_sm90() && path == EpiloguePath::kGeneral) return StorePath::kRows;
   // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
   // what followed it): so the rule holds for a single row too.
   const bool aligned = (p.n * size_bytes(p.output) | results) % kTmaAlignment == 0;
@@ -106,7 +107,7 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
   const Work work = work_of(family, launched, config);
   if (Verdict broken = check_work(work, launched, config)) return *std::move(broken);
   const uint32_t in_ring = residual_stages(family, launched, config, 0);
-  const Formula way = formula(family, launched, config, in_ring);
+  const EpiloguePath way = epilogue_path(family, launched, config, in_ring);
   return GemmPlan{&family,
                   problem,
                   config,

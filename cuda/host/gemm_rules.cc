@@ -51,10 +51,10 @@ Violation broken(Rule rule, std::vector<std::pair<const char*, int64_t>> fields 
 }
 
 // The columns of the tiles that there are kernels for, with so many rows in a multiplying warpgroup.
-std::vector<uint32_t> columns_of(uint32_t team_rows) {
+std::vector<uint32_t> columns_of(uint32_t warpgroup_rows) {
   std::vector<uint32_t> columns;
   for (const KernelInstance& instance : kKernelInstances) {
-    if (instance.columns != 0 && instance.rows == team_rows) columns.push_back(instance.columns);
+    if (instance.columns != 0 && instance.rows == warpgroup_rows) columns.push_back(instance.columns);
   }
   std::ranges::sort(columns);
   columns.erase(std::ranges::unique(columns).begin(), columns.end());
@@ -62,13 +62,13 @@ std::vector<uint32_t> columns_of(uint32_t team_rows) {
 }
 
 // By the rows in a warpgroup: 64, and twice as many.
-const std::vector<uint32_t>& sm90_columns(uint32_t team_rows) {
+const std::vector<uint32_t>& sm90_columns(uint32_t warpgroup_rows) {
   static const std::vector<uint32_t> one = columns_of(kWgmmaRows), two = columns_of(2 * kWgmmaRows);
-  return team_rows == kWgmmaRows ? one : two;
+  return warpgroup_rows == kWgmmaRows ? one : two;
 }
 
-// Whether a formula, whatever arrays it reads beside the bias, may be Formula::kElementwise. Once for each accumulator,
-// the code of gelu_exact would be longer than all else.
+// Whether a formula, whatever arrays it reads beside the bias, may be EpiloguePath::kElementwise. Once for each
+// accumulator, the code of gelu_exact would be longer than all else.
 bool allows_registers(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   return family.is_sm90() && !p.c && !p.save && p.activation != Activation::kGeluExact &&
          (!p.gated || sm90_gated_in_boxes(c.block_n));
@@ -78,10 +78,10 @@ bool allows_registers(const KernelFamily& family, const GemmProblem& p, const Ge
 
 Verdict check_sm90_tile(const GemmConfig& c) {
   if (c.cta_group != 1) return broken(Rule::cta_group_sm90, {{"cta_group", c.cta_group}});
-  const uint32_t rows = c.team_rows(), teams = c.pingpong != 0 ? 1 : kSm90Teams;
-  if (c.block_m % teams != 0 || (rows != kWgmmaRows && rows != 2 * kWgmmaRows)) {
+  const uint32_t rows = c.warpgroup_rows(), warpgroups = c.pingpong != 0 ? 1 : kSm90ConsumerWarpgroups;
+  if (c.block_m % warpgroups != 0 || (rows != kWgmmaRows && rows != 2 * kWgmmaRows)) {
     return broken(Rule::block_m_sm90, {{"block_m", c.block_m}, {"pingpong", c.pingpong}},
-                  {kWgmmaRows * teams, 2 * kWgmmaRows * teams});
+                  {kWgmmaRows * warpgroups, 2 * kWgmmaRows * warpgroups});
   }
   if (const auto& columns = sm90_columns(rows); !std::ranges::binary_search(columns, c.block_n)) {
     return broken(Rule::block_n_sm90, {{"block_n", c.block_n}, {"rows", rows}}, columns);
@@ -270,7 +270,8 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
 const KernelInstance* InstancesOfProblem::find(const GemmConfig& c) const {
   for (const KernelInstance* instance : instances_) {
     if (instance->cta_group != c.cta_group) continue;
-    if (instance->columns == 0 || (instance->columns == c.block_n && instance->rows == c.team_rows())) return instance;
+    if (instance->columns == 0 || (instance->columns == c.block_n && instance->rows == c.warpgroup_rows()))
+      return instance;
   }
   return nullptr;
 }
@@ -307,15 +308,16 @@ uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const
   const bool by_tma = c.swap_ab == 0 && (p.n * size_bytes(*p.residual) | residual) % kTmaAlignment == 0;
   if (!whole || !in_line || !by_tma) return 0;
   const uint32_t stages = residual_tile(c.block_m, c.block_n).stages(tile_columns(p, c));
-  // In pingpong a team sees all of them full while it still holds one of the last block of K.
+  // In pingpong a warpgroup sees all of them full while it still holds one of the last block of K.
   return stages < c.stages ? stages : 0;
 }
 
-Formula formula(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, uint32_t residual_stages) {
-  if (p.c || p.save || (p.residual && residual_stages == 0)) return Formula::kGeneral;
+EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
+                           uint32_t residual_stages) {
+  if (p.c || p.save || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
   const bool casts = p.alpha == 1 && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated;
-  if (casts && (family.is_sm90() || c.split_k == 1)) return Formula::kCast;
-  return allows_registers(family, p, c) ? Formula::kElementwise : Formula::kGeneral;
+  if (casts && (family.is_sm90() || c.split_k == 1)) return EpiloguePath::kCast;
+  return allows_registers(family, p, c) ? EpiloguePath::kElementwise : EpiloguePath::kGeneral;
 }
 
 bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
@@ -325,7 +327,7 @@ bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
 StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   if (family.is_sm90()) return sm90_store_box(c.block_n, p.output);
   return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated,
-                         formula(family, p, c, 0) == Formula::kCast, p.output);
+                         epilogue_path(family, p, c, 0) == EpiloguePath::kCast, p.output);
 }
 
 Verdict check_problem(const GemmProblem& p) {

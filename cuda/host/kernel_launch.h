@@ -34,7 +34,7 @@ inline Status check_profiling(const Profiling& profiling, const LaunchShape& sha
                  " words; there are ", profiling.words);
 }
 
-// Of the launch behind a product that adds up its parts.
+// Of the launch behind a matmul that adds up its parts.
 inline LaunchShape reduce_shape(uint32_t blocks) {
   return {.blocks = blocks, .threads = kReduceThreads, .overlaps = true};
 }

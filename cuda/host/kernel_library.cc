@@ -100,7 +100,7 @@ Result<uint32_t> resident_clusters(const Driver& driver, const KernelFamily& fam
                        shared_memory_bytes(family, config), " bytes of shared memory fits the device"));
 }
 
-// A kernel that goes before a product or behind it, in the current context.
+// A kernel that goes before a matmul or behind it, in the current context.
 Result<CUkernel> load_companion(const Driver& driver, Cache& cache, const KernelFamily& family, std::string_view name) {
   const Result<CUkernel> kernel = load(driver, cache, family, name, cache.directory);
   if (!kernel.ok()) return kernel;

@@ -94,7 +94,7 @@ GemmAttributes attributes_of(const nb::dict& given) {
 uint64_t workspace_bytes_of(const std::vector<int64_t>& lhs, const std::vector<int64_t>& rhs, DataType input,
                             const nb::dict& attributes) {
   const GemmAttributes given = attributes_of(attributes);
-  const Result<GemmProblem> problem = read_product(given, {.type = input, .dims = lhs}, {.type = input, .dims = rhs});
+  const Result<GemmProblem> problem = read_matmul(given, {.type = input, .dims = lhs}, {.type = input, .dims = rhs});
   raise_unless_ok(problem.status());
   const Result<GemmPlan> plan = plan_call(*problem, config_of(given));
   raise_unless_ok(with_context(concat(describe(*problem), ", ", describe(config_of(given))), plan.status()));

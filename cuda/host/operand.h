@@ -1,4 +1,4 @@
-// The operands of a product: how they lie in memory, and how the kernels read them.
+// The operands of a matmul: how they lie in memory, and how the kernels read them.
 //
 // TMA wants rows that start at multiples of 16 bytes, and TF32 wants its operands K-major (in the 128-byte swizzle;
 // other swizzles are not used here). What is neither is copied into the workspace first, by a repack kernel.
@@ -35,7 +35,7 @@ struct Operand {
     return read;
   }
   // From one row to the next of what the kernel reads, in bytes. The rows of a copy straddle no more cache lines than
-  // they must: for those that do, a product takes 10 % longer for each operand (4104^3 on an H200).
+  // they must: for those that do, a matmul takes 10 % longer for each operand (4104^3 on an H200).
   uint64_t pitch() const {
     const uint64_t bytes = as_read().row_bytes();
     const uint64_t unit =

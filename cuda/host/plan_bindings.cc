@@ -331,7 +331,7 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
     set(GridField::items, work.items);
     set(GridField::accumulators, min_accumulators(family, c));
     const uint32_t in_ring = residual_stages(family, launched, c, 0);
-    set(GridField::general, formula(family, launched, c, in_ring) == Formula::kGeneral);
+    set(GridField::general, epilogue_path(family, launched, c, in_ring) == EpiloguePath::kGeneral);
     set(GridField::gathered, static_cast<uint64_t>(gathered(family, c)));
   }
   auto* data = new std::vector<int64_t>(std::move(values));
@@ -448,7 +448,7 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("formula",
                    [](const PlanOnDevice& p) {
                      constexpr const char* kNames[] = {"general", "cast", "elementwise"};
-                     return kNames[static_cast<uint32_t>(p.plan.epilogue.formula)];
+                     return kNames[static_cast<uint32_t>(p.plan.epilogue.path)];
                    })
       .def_prop_ro("residual_stages", [](const PlanOnDevice& p) { return p.plan.epilogue.residual_stages; })
       .def_prop_ro("reduces_apart", [](const PlanOnDevice& p) { return reduces_apart(*p.plan.family, p.plan.config); });

@@ -18,7 +18,7 @@ namespace jaxbw {
   X(empty, "a dimension is 0; there is nothing to launch")                                                             \
   X(dtype, "unknown dtype")                                                                                            \
   X(activation, "unknown activation {activation}")                                                                     \
-  X(gated_c, "a gated product has no c")                                                                               \
+  X(gated_c, "a gated matmul has no c")                                                                                \
   X(extent, "{operand} has a dimension of 2^31 or more; TMA coordinates are int32")                                    \
   X(stride, "{operand} has matrices of 2^40 bytes or more, beyond the strides of TMA")                                 \
   X(address_space, "{operand} is larger than any address space")                                                       \
@@ -62,10 +62,10 @@ namespace jaxbw {
   X(stages, "{stages} stages; a {block_m}x{block_n} tile with k_spans {k_spans} takes {least} to {most}")              \
   /* of both */                                                                                                        \
   X(no_kernel, "no kernel takes such operands")                                                                        \
-  X(gated_swap, "swap_ab does not go with a gated product")                                                            \
-  X(gated_columns, "block_n is {block_n}; of a gated product it is a multiple of {step}")                              \
-  X(gated_columns_sm90, "block_n is {block_n}; of a gated product it is {takes}")                                      \
-  X(gated_pair, "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated product")  \
+  X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
+  X(gated_columns, "block_n is {block_n}; of a gated matmul it is a multiple of {step}")                               \
+  X(gated_columns_sm90, "block_n is {block_n}; of a gated matmul it is {takes}")                                       \
+  X(gated_pair, "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated matmul")   \
   X(columns, "{operand} is MN-major and its tile is {extent} wide; it is loaded in columns of {step}")                 \
   X(shares, "{operand} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in groups of {group}")  \
   X(parts, "split_k is {split_k}; K has {blocks} blocks of {block_k} elements")                                        \

@@ -88,7 +88,7 @@ def _function(kernel: Any) -> str:
         f".input = jaxbw::DataType::{_INPUTS[kernel.input]}, "
         f".a_major = jaxbw::Major::{_A_MAJOR[lhs]}, "
         f".b_major = jaxbw::Major::{_B_MAJOR[rhs]}, "
-        f".team_rows = {kernel.block_m}, .block_n = {kernel.block_n}}}>"
+        f".warpgroup_rows = {kernel.block_m}, .block_n = {kernel.block_n}}}>"
     )
 
 

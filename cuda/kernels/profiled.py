@@ -3,7 +3,7 @@
   profiled.py --output DIR jaxbw_sm90_bf16_nn_128x128 ...
 
 They take one argument more than the shipped ones (cuda/gemm/profile.h), and are no part of the
-package: jaxbw/_src/lab/profiling runs this when a product is profiled.
+package: jaxbw/_src/lab/profiling runs this when a matmul is profiled.
 """
 
 import argparse

@@ -30,7 +30,7 @@ from jaxbw import _native, emulator
 from jaxbw._src.lab.bench.measure import bursts
 from jaxbw._src.lab.bench.report import columns
 from jaxbw._src.lab.bench.statistics import median
-from jaxbw._src.lab.bench.timer import Cupti, Product, Rotation
+from jaxbw._src.lab.bench.timer import Cupti, Matmul, Rotation
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
 from tests.emulator import gemm_launch
@@ -78,8 +78,8 @@ def launch(rung: Rung, lhs: Array, rhs: Array, **options: Any) -> tuple[Array, e
     path = manifest.directory() / f"jaxbw_sm100_16bit_{rung.kernel.cta_group}cta.ptx"
     module = emulator.Module(path.read_text(), path.name)
     config = gemm_launch.from_gemm_config(rung.kernel, 0, 0, BF16)
-    product = gemm_launch.Product(lhs[None], rhs.T[None], BF16)
-    outcome = gemm_launch.launch(module, config, product, sm_count=SMS, **options)
+    matmul = gemm_launch.Matmul(lhs[None], rhs.T[None], BF16)
+    outcome = gemm_launch.launch(module, config, matmul, sm_count=SMS, **options)
     return outcome.d[0], outcome.report
 
 
@@ -114,7 +114,7 @@ def measure(lhs: Array, rhs: Array) -> dict[str, float]:
             )
         )
         check(rung, np.asarray(step(a, b)), lhs, rhs)
-        arms[rung.name] = Rotation(Product(step), [(a, b)])
+        arms[rung.name] = Rotation(Matmul(step), [(a, b)])
     timings = bursts(Cupti(), arms, rounds=6, seed=0)
     return {name: 2e-6 * m * n * k / median(each.rounds) for name, each in timings.items()}
 

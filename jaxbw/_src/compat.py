@@ -2,7 +2,7 @@
 
 Each has a test in tests/jax: test_compat.py, test_experimental.py or test_accelerate.py. Works on
 jax 0.10.1 to 0.12. It is long since it is one place, to be looked through for each version of JAX.
-Nothing here decides anything about matrix products.
+Nothing here decides anything about matmuls.
 """
 
 import contextlib
@@ -484,7 +484,7 @@ def tile_assignment(sharding: Any) -> np.ndarray | None:
         return None
     replicas = {_xla_client.OpSharding.Type.REPLICATED}
     if not sharding.is_tiled() or not replicas.issuperset(sharding.subgroup_types()):
-        raise ValueError(f"jaxbw: a product of an array that is sharded {sharding}")
+        raise ValueError(f"jaxbw: a matmul of an array that is sharded {sharding}")
     dims: list[int] = sharding.tile_assignment_dimensions()
     return np.asarray(sharding.tile_assignment_devices()).reshape(dims)
 

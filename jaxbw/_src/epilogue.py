@@ -1,9 +1,9 @@
-"""Epilogue: what happens to a product on its way out; the one description that all layers use.
+"""Epilogue: what happens to a matmul on its way out; the one description that all layers use.
 
     z = alpha * (lhs @ rhs) + beta * c + bias
     d = cast(activation(z) + residual)                        saved: cast(z)
 
-A gated product has a second right operand:
+A gated matmul has a second right operand:
 
     z = alpha * (lhs @ rhs) + bias,  u = alpha * (lhs @ rhs_up)
     d = cast(activation(z) * u + residual)                    saved: cast(z), cast(u)
@@ -42,7 +42,7 @@ class Epilogue:
       bias_rank: its dimensions: the last ones of those that make up m or n.
       activation: a name in `ACTIVATIONS`.
       gated: there is a second right operand.
-      save: z, and u of a gated product, are results, too, in the dtype of d.
+      save: z, and u of a gated matmul, are results, too, in the dtype of d.
     """
 
     alpha: float = 1.0
@@ -58,7 +58,7 @@ class Epilogue:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the result is the product itself."""
+        """Whether the result is the matmul itself."""
         # Field by field: to NumPy, None is a dtype, and equal to float64.
         arrays = (self.c, self.bias, self.residual)
         plain = self.alpha == 1 and self.activation is None and all(x is None for x in arrays)
@@ -73,9 +73,9 @@ class Epilogue:
         """The same, with z (and u) as results."""
         return replace(self, save=True)
 
-    def describe(self, product: str) -> str:
-        """The formula in words, around a product's."""
-        z = product if self.alpha == 1 else f"{self.alpha:g} * {product}"
+    def describe(self, matmul: str) -> str:
+        """The formula in words, around a matmul's."""
+        z = matmul if self.alpha == 1 else f"{self.alpha:g} * {matmul}"
         if self.c is not None:
             z += f" + c {self.c}" if self.beta == 1 else f" + {self.beta:g} * c {self.c}"
         if self.bias is not None:
@@ -100,7 +100,7 @@ def evaluate(
     epilogue: Epilogue,
     dtype: Any,
     bias_dimensions: tuple[int, ...],
-    product: Any,
+    matmul: Any,
     up: Any = None,
     c: Any = None,
     bias: Any = None,
@@ -111,12 +111,12 @@ def evaluate(
     Args:
       epilogue: which of the arrays there are, and how they come together.
       dtype: of the results.
-      bias_dimensions: those of the product along which the bias lies, in order.
-      product, up: lhs @ rhs and lhs @ rhs_up, in `wide_dtype(dtype)`.
-      c, residual: shaped as the product.
+      bias_dimensions: those of the matmul along which the bias lies, in order.
+      matmul, up: lhs @ rhs and lhs @ rhs_up, in `wide_dtype(dtype)`.
+      c, residual: shaped as the matmul.
       bias: of the sizes of these dimensions.
     """
-    z = scaled(epilogue.alpha, product)
+    z = scaled(epilogue.alpha, matmul)
     if c is not None:
         z = z + scaled(epilogue.beta, c.astype(z.dtype))
     if bias is not None:

@@ -1,6 +1,6 @@
 """The logger "jaxbw", and the environment variable that shows it: JAXBW_LOG=info.
 
-At level info it says of each distinct product, once, what serves it and why. It is quiet unless
+At level info it says of each distinct matmul, once, what serves it and why. It is quiet unless
 asked: like any library's, it is for the program to configure; JAXBW_LOG does it for those who only
 want to see.
 """

@@ -1,6 +1,6 @@
-"""GemmProblem: a dot_general reduced to one batched matrix product, and how it gets there.
+"""GemmProblem: a dot_general reduced to one batched matmul, and how it gets there.
 
-D[batch, m, n] = epilogue(sum over k of A[batch, m, k] * B[batch, k, n]); a gated product has
+D[batch, m, n] = epilogue(sum over k of A[batch, m, k] * B[batch, k, n]); a gated matmul has
 a second B like the first. The reduction knows nothing of kernels or devices. It costs no copy where
 each operand's dimensions already lie as [batch, outer, contraction] or [batch, contraction, outer],
 in blocks of any number of dimensions; anything else is transposed first, as XLA would do it. Where
@@ -37,7 +37,7 @@ DimensionNumbers = tuple[
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """One matrix product: all that the choice of a kernel may depend on, beside the device.
+    """One matmul: all that the choice of a kernel may depend on, beside the device.
 
     An operand that is not batched serves every batch index. `precision` is canonical
     (see `compat.canonicalize_precision`). Extents are symbolic where `jax.export`'s shapes are.
@@ -137,7 +137,7 @@ class GemmProblem:
 
 
 class Operands(NamedTuple):
-    """The arrays that a product and its epilogue read; None for what its epilogue does not have."""
+    """The arrays that a matmul and its epilogue read; None for what its epilogue does not have."""
 
     lhs: Any
     rhs: Any
@@ -332,7 +332,7 @@ def _view(
 
     Dimensions of size 1 lie wherever it suits. Of an operand without a contraction the other
     dimension is the contiguous one (MN-major), else TMA would have to read rows of one element.
-    A copy keeps what is innermost: it moves whole rows, and a product that contracts the other
+    A copy keeps what is innermost: it moves whole rows, and a matmul that contracts the other
     dimension, as of a gradient, needs the same copy.
     """
 

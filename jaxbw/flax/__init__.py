@@ -1,4 +1,4 @@
-"""Flax's layers on jaxbw's products: `jaxbw.flax.linen` and `jaxbw.flax.nnx`, see docs/flax.md."""
+"""Flax's layers on jaxbw's matmuls: `jaxbw.flax.linen` and `jaxbw.flax.nnx`, see docs/flax.md."""
 
 try:
     import flax as _flax  # noqa: F401

@@ -1,4 +1,4 @@
-"""Layers of `flax.linen` with bias and activation in the product's kernel, and the rest of linen.
+"""Layers of `flax.linen` with bias and activation in the matmul's kernel, and the rest of linen.
 
 A name that is not defined here is that of `flax.linen`, so that this module can be imported in its
 place. Each layer has the name, the attributes, the defaults and the parameters of Flax's own,
@@ -87,7 +87,7 @@ class Dense(nn.Dense):
 class DenseGeneral(nn.DenseGeneral):
     """`Dense` along any axes, to features of any number of dimensions.
 
-    With `batch_dims` the bias is added, and the activation applied, behind the product.
+    With `batch_dims` the bias is added, and the activation applied, behind the matmul.
 
     Attributes:
       activation: as of `Dense`; default None.
@@ -120,9 +120,9 @@ class DenseGeneral(nn.DenseGeneral):
 class Einsum(nn.Einsum):
     """`activation(einsum(inputs, kernel) + bias)`.
 
-    An equation that is one product runs as such: no label is repeated within an operand, or summed
+    An equation that is one matmul runs as such: no label is repeated within an operand, or summed
     over in one alone. The rest is `jnp.einsum`'s. A bias along a batch dimension is added behind
-    the product.
+    the matmul.
 
     Attributes:
       activation: as of `Dense`; default None.
@@ -254,7 +254,7 @@ class MLP(nn.Module):
 class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
     """Flax's attention; the biases of its projections are added in their kernels.
 
-    The products with the attention weights stay with `attention_fn`.
+    The matmuls with the attention weights stay with `attention_fn`.
 
     Attributes:
       all: as of `flax.linen.MultiHeadDotProductAttention`.

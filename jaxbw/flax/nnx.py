@@ -1,4 +1,4 @@
-"""Layers of `flax.nnx` with bias and activation in the product's kernel, and `swap_layers`.
+"""Layers of `flax.nnx` with bias and activation in the matmul's kernel, and `swap_layers`.
 
 Each is a subclass of Flax's own, with its arguments, defaults and parameters, and one argument
 more: `activation`, of `jaxbw.matmul`. A layer that is given a `dot_general` of its own computes
@@ -63,7 +63,7 @@ class Linear(nnx.Linear):
 class LinearGeneral(nnx.LinearGeneral):
     """`Linear` along any axes, to features of any number of dimensions.
 
-    With `batch_axis` the bias is added, and the activation applied, behind the product.
+    With `batch_axis` the bias is added, and the activation applied, behind the matmul.
 
     Args:
       activation: as of `Linear`; default None.
@@ -95,9 +95,9 @@ class LinearGeneral(nnx.LinearGeneral):
 class Einsum(nnx.Einsum):
     """`activation(einsum(inputs, kernel) + bias)`.
 
-    An equation that is one product runs as such: no label is repeated within an operand, or summed
+    An equation that is one matmul runs as such: no label is repeated within an operand, or summed
     over in one alone. The rest is `jnp.einsum`'s. A bias along a batch dimension is added behind
-    the product.
+    the matmul.
 
     Args:
       activation: as of `Linear`; default None.
@@ -176,7 +176,7 @@ class MLP(nnx.Module):
         if self.gate is None:
             hidden = self.up(inputs)
         else:
-            # Flax's own call leaves the products pending.
+            # Flax's own call leaves the matmuls pending.
             gate, up = (nnx.Linear.__call__(layer, inputs) for layer in (self.gate, self.up))
             hidden = run_gated(_name(self), gate, up, self.gate.activation)
         result: jax.Array = self.down(hidden)

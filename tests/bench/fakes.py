@@ -8,10 +8,10 @@ from typing import Any
 from jax import lax
 
 from jaxbw._src.lab.bench.arms.arm import Arm
-from jaxbw._src.lab.bench.arms.xla import product_function
+from jaxbw._src.lab.bench.arms.xla import matmul_function
 from jaxbw._src.lab.bench.case import Case
 from jaxbw._src.lab.bench.results import Config
-from jaxbw._src.lab.bench.timer import Burst, Product, Rotation
+from jaxbw._src.lab.bench.timer import Burst, Matmul, Rotation
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ class FakeArm(Arm):
     def variations(self, case: Case, best: Config) -> Sequence[Config]:
         return [{"tile": tile} for tile in self.variation_us]
 
-    def prepare(self, case: Case, config: Config) -> Product:
+    def prepare(self, case: Case, config: Config) -> Matmul:
         if config["tile"] == self.fails:
             raise MemoryError("no shared memory is left\nfor this tile")
         self.prepared.append(config["tile"])
         us = (self.candidate_us | self.variation_us)[config["tile"]]
-        product = product_function(case, lax.dot_general)
+        matmul = matmul_function(case, lax.dot_general)
 
         def run(*operands: Any) -> Any:
-            return product(*operands) + self.off_by
+            return matmul(*operands) + self.off_by
 
-        return Product(run, details={"us": us})
+        return Matmul(run, details={"us": us})
 
 
 class FakeTimer:
@@ -63,5 +63,5 @@ class FakeTimer:
 
     def burst(self, calls: Rotation, count: int) -> Burst:
         calls.repeat(1)
-        us = calls.product.details["us"]
+        us = calls.matmul.details["us"]
         return Burst(tuple(us * self._noise.gauss(1, 0.01) for _ in range(count)), ("kernel",))

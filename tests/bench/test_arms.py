@@ -24,8 +24,8 @@ def test_an_arm_computes_the_case(arm: Arm, case: Case, monkeypatch: pytest.Monk
     monkeypatch.setattr(inputs, "MOST_SETS", 2)
     operands = draw(case, seed=0)[0]
     assert arm.refusal(case) is None
-    product = arm.prepare(case, dict(arm.candidates(case)[0]))
-    result = product.run(*operands)
+    matmul = arm.prepare(case, dict(arm.candidates(case)[0]))
+    result = matmul.run(*operands)
     assert Oracle(case, operands).relative_error(result) < LARGEST_ERROR
     assert Oracle(case, operands).relative_error(result * 1.01) > LARGEST_ERROR
     assert Oracle(case, operands).relative_error(result.at[-1, -1].set(jnp.nan)) == float("inf")
@@ -33,7 +33,7 @@ def test_an_arm_computes_the_case(arm: Arm, case: Case, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("layout", ["dlhs", "drhs"])
 def test_a_gradient_is_the_one_of_jax(layout: str) -> None:
-    """`plain` says of it what the products of `jax.vjp` are."""
+    """`plain` says of it what the matmuls of `jax.vjp` are."""
     case = Case("other", 6, 10, 4, layout)
     forward = Case("other", 6, 10, 4)
     lhs, rhs = draw(forward, seed=1)[0]
@@ -74,7 +74,7 @@ def test_pallas_lowers_at_every_tile(
     assert all(config in candidates or config["width"] != 8 for config in configs)
     for config in configs:
         lowered = (
-            jax.jit(pallas.product(case, pallas.Tiles(**config)))
+            jax.jit(pallas.matmul(case, pallas.Tiles(**config)))
             .trace(*specs(case))
             .lower(lowering_platforms=("cuda",))
         )
@@ -89,7 +89,7 @@ def test_an_arm_whose_package_is_missing_says_so(monkeypatch: pytest.MonkeyPatch
     assert refusals["torch"] == refusals["triton"] == "torch is not installed"
 
 
-def test_peers_of_plain_products_refuse_the_rest() -> None:
+def test_peers_of_plain_matmuls_refuse_the_rest() -> None:
     by_name = {arm.name: arm for arm in ARMS}
     assert by_name["pallas"].refusal(Case("cube", 8, 8, 8, "nt")) is not None
     assert by_name["pallas"].refusal(Case("cube", 8, 8, 8, epilogue="swiglu")) is not None

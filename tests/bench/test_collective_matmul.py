@@ -29,9 +29,9 @@ def test_every_arm_of_every_case_is_right(tmp_path: Path) -> None:
         assert list(case["arms"]) == list(collective_matmul.ARMS)
         assert all(arm["error"] <= 1 for arm in case["arms"].values())
         assert set(case["arms"]["ring"]["collectives"]) == {"collective-permute"}
-        assert "collective-permute" not in case["arms"]["collective and product"]["collectives"]
+        assert "collective-permute" not in case["arms"]["collective and matmul"]["collectives"]
         default = case["arms"]["jaxbw"]["collectives"]
-        assert default == case["arms"]["collective and product"]["collectives"]
+        assert default == case["arms"]["collective and matmul"]["collectives"]
         options = {name: set(arm["options"]) for name, arm in case["arms"].items()}
         assert options["XLA as shipped"] < options["jaxbw"] < options["XLA windowed"]
         assert options["XLA windowed"] < options["XLA windowed, pipelined"]
@@ -41,7 +41,7 @@ def test_some_arms_without_profiles(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     given = ["--tiny", "--devices", "2", "--no-profile", "--out", str(out), "--forms", "scatter"]
     given.append("--arms")
-    names = ["jaxbw", "collective and product"]
+    names = ["jaxbw", "collective and matmul"]
     printed = subprocess.run(
         [sys.executable, str(SCRIPT), *given, *names], capture_output=True, check=True, text=True
     ).stdout
@@ -63,15 +63,15 @@ def test_forward_cases_come_first() -> None:
     assert [case.m for case in found] == [8192, 8192, 4096, 4096] * 2
 
 
-def refused_by_xla(mesh: jax.sharding.Mesh, form: str) -> collective_matmul.Product:
-    """A product that can be lowered, and not compiled: nobody has such a custom call."""
+def refused_by_xla(mesh: jax.sharding.Mesh, form: str) -> collective_matmul.Matmul:
+    """A matmul that can be lowered, and not compiled: nobody has such a custom call."""
 
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         out = jax.eval_shape(jnp.matmul, x, w)
         call: Any = jax.ffi.ffi_call("a_call_of_nobody", out)
         return call(x, w)
 
-    return product
+    return matmul
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, **arms: Any) -> tuple[Any, Any]:
@@ -111,7 +111,7 @@ def test_our_own_failure_stops_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path
         measured(monkeypatch, tmp_path, jaxbw=ours)
 
 
-def wrong(mesh: jax.sharding.Mesh, form: str) -> collective_matmul.Product:
+def wrong(mesh: jax.sharding.Mesh, form: str) -> collective_matmul.Matmul:
     """As XLA's windowed einsum was on four H200s; one of nothing but nan is wrong, too."""
     return lambda x, w: (x @ w).at[0].set(jnp.nan)
 
@@ -150,7 +150,7 @@ def test_who_is_ours() -> None:
         "one collective, dynamic",
         "ring",
         "ring, static",
-        "ring, products by XLA",
+        "ring, matmuls by XLA",
     }
 
 

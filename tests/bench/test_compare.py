@@ -107,7 +107,7 @@ def test_json_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     after = results(tmp_path / "b.json", {"jaxbw": 1.0}, seed=1)
     told = json.loads(run(capsys, before, after, "--json"))
     assert told["differences"] == []
-    assert [row["product"] for row in told["comparisons"]] == list(map(str, CUBES))
+    assert [row["matmul"] for row in told["comparisons"]] == list(map(str, CUBES))
     for row in told["comparisons"]:
         assert row["verdict"] == "faster"
         assert row["ratio"]["low"] < row["first_us"] / row["second_us"] < row["ratio"]["high"]
@@ -156,7 +156,7 @@ def test_what_is_wrong_or_not_in_both_is_left_out(
     assert "xla" not in told.replace("xla_flags", "")
     assert told.count("2048x2048x2048 nn bfloat16") == 1
     nothing = refused(capsys, before, after, "--arms", "xla")
-    assert "the files have no right result of the same product, mode and arm" in nothing
+    assert "the files have no right result of the same matmul, mode and arm" in nothing
     assert "the second 2048x2048x2048 nn bfloat16 burst (jaxbw, xla); 4096" in nothing
 
 

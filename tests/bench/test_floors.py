@@ -1,4 +1,4 @@
-"""The floors of a product, and what the report makes of them."""
+"""The floors of a matmul, and what the report makes of them."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ FEW_ROWS = Case("decode", 8, 8192, 8192)
 
 
 def results(gpu: str, clocks: dict[str, list[float]] | None = None) -> Results:
-    """Two products of ours, of 200 and 40 microseconds."""
+    """Two matmuls of ours, of 200 and 40 microseconds."""
 
     def row(case: Case, us: float) -> Row:
         arms = {"jaxbw": ArmTimes([[us, us]], ["kernel"], 0.0, True)}
@@ -32,7 +32,7 @@ def test_floors_of_an_h200() -> None:
     assert floors.memory == pytest.approx(3 * 4096**2 * 2 / 4.2e12 * 1e6)
 
 
-def test_each_kind_of_product_has_its_floor() -> None:
+def test_each_kind_of_matmul_has_its_floor() -> None:
     roof = Roof(machines()["H200"], 1.755)
     assert roof.floors(SQUARE).arithmetic > roof.floors(SQUARE).memory
     assert roof.floors(FEW_ROWS).arithmetic < roof.floors(FEW_ROWS).memory

@@ -12,7 +12,7 @@ import jaxbw
 from jaxbw._src import compat
 from jaxbw._src.lab.bench.models import session
 from jaxbw._src.lab.bench.models.form import FORMS
-from jaxbw._src.lab.bench.models.program import PROFILED_STEPS, kind, matmuls
+from jaxbw._src.lab.bench.models.program import PROFILED_STEPS, count_matmuls, kind
 from jaxbw._src.lab.bench.models.transformer import MODELS, Transformer
 from jaxbw._src.lab.cli import bench_model
 from jaxbw._src.lab.cli.main import main
@@ -56,7 +56,7 @@ def _id(case: tuple[Transformer, str]) -> str:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("model", "stacking"), CASES, ids=map(_id, CASES))
 def test_the_forms_have_the_same_matmuls(model: Transformer, stacking: str) -> None:
-    plain, layers, fused = (matmuls(model, form, stacking) for form in FORMS)
+    plain, layers, fused = (count_matmuls(model, form, stacking) for form in FORMS)
     assert plain == {"jaxbw": 0, "kernels": 0, "xla": layers["jaxbw"] + layers["xla"]}
     assert layers["xla"] == fused["xla"]  # attention's
     gates = 0
@@ -64,7 +64,7 @@ def test_the_forms_have_the_same_matmuls(model: Transformer, stacking: str) -> N
         gates = model.layers * (2 if "remat" in stacking else 1)
     assert fused["jaxbw"] == layers["jaxbw"] - gates
     if "remat" not in stacking:
-        assert layers == matmuls(model, FORMS[1], "unrolled")
+        assert layers == count_matmuls(model, FORMS[1], "unrolled")
 
 
 @pytest.mark.sampled(2)
@@ -84,9 +84,9 @@ def test_the_forms_compute_the_same(model: Transformer, stacking: str) -> None:
 
 def test_the_matmuls_that_kernels_serve() -> None:
     model, form = MODELS_SMALL[2], FORMS[1]
-    assert matmuls(model, form, "scanned")["kernels"] == 0  # no GPU here
+    assert count_matmuls(model, form, "scanned")["kernels"] == 0  # no GPU here
     with jaxbw.target("B200"):
-        found = matmuls(model, form, "scanned")
+        found = count_matmuls(model, form, "scanned")
     # Seven of a layer and the head, each with its two gradients.
     assert found["kernels"] == found["jaxbw"] == 3 * (7 * model.layers + 1)
 

@@ -111,7 +111,7 @@ def assert_common_blackwell_instructions(counts: Counter[str]) -> None:
     assert matching(counts, r"LDTM\..*"), "accumulators are read from tensor memory"
     assert matching(counts, r"UTMASTG\.3D"), "D is written by TMA"
     assert matching(counts, r"UGETNEXTWORKID.*"), "work is handed out by CLC"
-    assert not matching(counts, r"[HI]MMA.*"), "no product is left to the old tensor-core path"
+    assert not matching(counts, r"[HI]MMA.*"), "no matmul is left to the old tensor-core path"
 
 
 @pytest.mark.sampled(7)

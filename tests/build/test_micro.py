@@ -99,7 +99,7 @@ def test_a_store_at_a_time(module: emulator.Module) -> None:
 
 
 @pytest.mark.parametrize("columns", [64, 128, 256])
-def test_products(module: emulator.Module, columns: int) -> None:
+def test_matmuls(module: emulator.Module, columns: int) -> None:
     out, report = launch(module, f"wgmma_{columns}", depth=2, block=256)
     assert out[0] > 0
     (role,) = (role for role in report.roles if "multiply" in role.name)

@@ -25,7 +25,7 @@ def load(tmp_path: Path, text: str) -> tuple[kernel_table.Kernel, ...]:
     return kernel_table.load(path)
 
 
-def test_a_row_stands_for_the_product_of_its_alternatives(tmp_path: Path) -> None:
+def test_a_row_stands_for_the_matmul_of_its_alternatives(tmp_path: Path) -> None:
     assert [kernel.name for kernel in load(tmp_path, ROW)] == [
         "jaxbw_sm90_bf16_nn_64x256",
         "jaxbw_sm90_bf16_nn_64x64",

@@ -70,8 +70,8 @@ def test_on_a_whole_installation() -> None:
         "GPU          none",
         "of sm90, ",
         "environment  JAX_PLATFORMS=cpu",
-        "self-test    emulator: product ok, transposed operands ok, unaligned rows ok, bias,",
-        "self-test    emulator-sm90: product ok",
+        "self-test    emulator: matmul ok, transposed operands ok, unaligned rows ok, bias,",
+        "self-test    emulator-sm90: matmul ok",
     ):
         assert part in done.stdout
     *_, verdict, first, second = done.stdout.splitlines()
@@ -163,12 +163,12 @@ def test_an_installation_without_kernels(copy: Path) -> None:
 def test_the_tuned_table_in_use_is_told(tmp_path: Path) -> None:
     table = tmp_path / "tuned.json"
     table.write_text('{"format": "jaxbw tuned products", "version": 2, "products": []}')
-    assert f"tuned        {table}: 0 products" in doctor(JAXBW_TUNED=str(table)).stdout
+    assert f"tuned        {table}: 0 matmuls" in doctor(JAXBW_TUNED=str(table)).stdout
     table.write_text("{}")
     done = doctor(JAXBW_TUNED=str(table))
     assert done.returncode == 1
     (problem,) = [line for line in done.stdout.splitlines() if line.startswith("Problem: ")]
-    assert f"every product is refused (JAXBW_TUNED: {table} is no tuned table" in problem
+    assert f"every matmul is refused (JAXBW_TUNED: {table} is no tuned table" in problem
     assert "self-test" not in done.stdout
 
 

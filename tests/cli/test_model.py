@@ -42,7 +42,7 @@ def test_json_has_interval_and_sensitivities(capsys: pytest.CaptureFixture[str])
     assert all(0 <= part <= 1 for part in answer["busy"].values())
 
 
-def test_a_small_product_is_bound_by_what_is_fixed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_matmul_is_bound_by_what_is_fixed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bound by launch, set-up, " in shown(capsys, "1024", "1024", "512")
     assert "bound by tensor cores" in shown(capsys, "8192", "8192", "8192")
 

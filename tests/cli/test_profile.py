@@ -34,7 +34,7 @@ def test_family_layout_and_configuration_can_be_named(capsys: pytest.CaptureFixt
     options = ("--layout", "nt", "--batch", "2", "--dtype", "f16", "--sms", "1", "--json")
     given = ("--config", "block_m=128", "block_n=64", "cta_group=1")
     answer = json.loads(shown(capsys, "--emulate", "sm100", *options, *given))
-    assert answer["product"] == "f16[2,128,256] @ f16[2,128,256]^T -> f16[2,128,128]"
+    assert answer["matmul"] == "f16[2,128,256] @ f16[2,128,256]^T -> f16[2,128,128]"
     assert "block 128x64x" in answer["config"]
     assert (answer["unit"], answer["overhead"]) == ("steps", None)
     assert list(answer["moments"]) == list(MOMENTS)

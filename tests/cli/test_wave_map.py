@@ -14,7 +14,7 @@ from jaxbw._src.lab.cli.wave_map import WaveMap
 from jaxbw._src.lab.explain import examined
 from jaxbw._src.selection.devices import TARGETS
 
-PRODUCTS = [
+MATMULS = [
     ("B200", 1, 4096, 4096, 4096),
     ("B200", 3, 1000, 777, 512),
     ("B200", 1, 8, 7168, 4096),
@@ -36,10 +36,10 @@ def wave_map(device: str, batch: int, m: int, n: int, k: int, **config: object) 
     return found
 
 
-@pytest.mark.parametrize("product", PRODUCTS, ids=str)
-def test_the_map_agrees_with_the_choice(product: tuple[str, int, int, int, int]) -> None:
-    found = wave_map(*product)
-    _, batch, m, n, _ = product
+@pytest.mark.parametrize("matmul", MATMULS, ids=str)
+def test_the_map_agrees_with_the_choice(matmul: tuple[str, int, int, int, int]) -> None:
+    found = wave_map(*matmul)
+    _, batch, m, n, _ = matmul
     rows, columns = found.tile
     if found.config.swap_ab:
         m, n = n, m
@@ -97,7 +97,7 @@ def test_whatever_is_chosen_can_be_drawn(arguments: tuple[str, ...], tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--implementation", "xla", "--png", "x.png"), "XLA serves this product: asked for; ask"),
+        (("--implementation", "xla", "--png", "x.png"), "XLA serves this matmul: asked for; ask"),
         (("--png", "/nowhere/x.png"), "No such file or directory: '/nowhere/x.png'"),
         (("--config", "tile=128"), "'tile' is no field; type one of block_m, block_n"),
         (("--config", "block_m=100", "block_n=128"), "block_m is 100; cta_group 1 computes 64"),

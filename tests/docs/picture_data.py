@@ -126,7 +126,7 @@ def pipeline() -> dict[str, Any]:
     case = PIPELINE
     kernel = load(case.kernel)
     launched = gemm_launch.launch(
-        kernel, case.config(), case.product(), sm_count=4, trace=True, schedule="latest"
+        kernel, case.config(), case.matmul(), sm_count=4, trace=True, schedule="latest"
     )
     report = launched.report
     operations: dict[str, list[Any]] = {name: [] for name in ENGINES}
@@ -179,15 +179,15 @@ SHOWN = {
 
 
 def profile() -> dict[str, dict[str, dict[str, float]]]:
-    """Of each role and product, what the time of the warps went into; what is left is not shown."""
+    """Of each role and matmul, what the time of the warps went into; what is left is not shown."""
     measured = json.loads(PROFILES.read_text())["profiles"]
     return {
         role: {
-            product: {
+            matmul: {
                 name: round(sum(found["shares"][role].get(each, 0) for each in parts), 4)
                 for name, parts in shown.items()
             }
-            for product, found in measured.items()
+            for matmul, found in measured.items()
         }
         for role, shown in SHOWN.items()
     }

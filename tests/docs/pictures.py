@@ -158,7 +158,7 @@ def draw_pipeline(data: dict[str, Any]) -> Figure:
 
 
 def draw_profile(data: dict[str, dict[str, dict[str, float]]]) -> Figure:
-    """A bar for each product, of what the warps of a role did."""
+    """A bar for each matmul, of what the warps of a role did."""
     figure = Figure(figsize=(7.6, 4.4), layout="constrained")
     names = list(dict.fromkeys(n for bars in data.values() for bar in bars.values() for n in bar))
     colours = dict(zip(names, COLOURS, strict=False))

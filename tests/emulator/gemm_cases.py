@@ -19,7 +19,7 @@ from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection.config import GemmConfig
 
 from . import gemm_launch
-from .gemm_launch import ACTIVATIONS, SM90, SM100, Config, Product
+from .gemm_launch import ACTIVATIONS, SM90, SM100, Config, Matmul
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
@@ -40,7 +40,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Case:
-    """One product and its launch configuration: see Config and Product in gemm_launch.py."""
+    """One matmul and its launch configuration: see Config and Matmul in gemm_launch.py."""
 
     m: int
     n: int
@@ -171,11 +171,11 @@ class Case:
         assert isinstance(found, Plan), f"{self}: {found}"
         return found
 
-    def product(self) -> Product:
+    def matmul(self) -> Matmul:
         """Random operands, the same on every run.
 
-        Integers are so small that float32 holds every sum of K products exactly, in halves, and of
-        a gated product the product of two sums.
+        Integers are so small that float32 holds every sum of K matmuls exactly, in halves, and of
+        a gated matmul the matmul of two sums.
         """
         rng = np.random.default_rng(zlib.crc32(str(self).encode()))
         largest = max(1, min(8, math.isqrt(2**21 // self.k))) if not self.gated else 1
@@ -197,7 +197,7 @@ class Case:
             return None if dtype is None else draw(shape, dtype)
 
         full = (self.batch, self.m, self.n)
-        return Product(
+        return Matmul(
             operand("lhs", self.m, self.k),
             operand("rhs", self.k, self.n),
             DTYPES[self.dtype],
@@ -218,16 +218,16 @@ AXES = tuple(spec.name for spec in fields(Case) if spec.name not in ("m", "n", "
 
 
 def transposed(layout: str) -> str:
-    """The layout of the product of the transposes: those of rhs and lhs, in that order."""
+    """The layout of the matmul of the transposes: those of rhs and lhs, in that order."""
     return "".join("t" if letter == "n" else "n" for letter in reversed(layout))
 
 
 # --- what must come out
 
 
-def expected(case: Case, product: Product) -> list[tuple[Values, Values]]:
+def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
     """D and what is saved, in float64 before the cast, each with the error that it may have."""
-    p = product
+    p = matmul
 
     def sums(rhs: npt.NDArray[Any]) -> tuple[Values, Values]:
         allowed = ACCUMULATION * (case.k + 2) * (np.abs(p.lhs) @ np.abs(rhs))
@@ -278,24 +278,24 @@ def activate(name: str, x: Values) -> Values:
     raise ValueError(f"unknown activation {name!r}")
 
 
-def verify(case: Case, product: Product, outcome: gemm_launch.Outcome) -> None:
+def verify(case: Case, matmul: Matmul, outcome: gemm_launch.Outcome) -> None:
     """Compares a launch with the oracle, and asks for no findings.
 
     Raises:
       AssertionError: an element is wrong, or was not written; or the emulator has found something.
     """
     assert outcome.report.findings == [], f"{case}: {outcome.report.findings}"
-    verify_results(case, product, [outcome.d, *outcome.saved])
+    verify_results(case, matmul, [outcome.d, *outcome.saved])
 
 
-def verify_results(case: Case, product: Product, results: Sequence[npt.NDArray[Any]]) -> None:
+def verify_results(case: Case, matmul: Matmul, results: Sequence[npt.NDArray[Any]]) -> None:
     """Compares what a launch has written, each [batch, m, n], with the oracle.
 
     Raises:
       AssertionError: an element is wrong, or was not written.
     """
     exact = case.integers and not smooth(case.activation)
-    wanted = expected(case, product)
+    wanted = expected(case, matmul)
     names = ("d", "saved", "saved_up")[: len(wanted)]
     for name, result, (reference, error) in zip(names, results, wanted, strict=True):
         with np.errstate(over="ignore"):  # f16 overflows to infinity, in the kernel as here
@@ -335,15 +335,15 @@ def check(
     module: emulator.Module, case: Case, schedule: str = "eager", seed: int = 0, **options: Any
 ) -> Any:
     """Runs a case and compares it with the oracle; returns the outcome."""
-    product = case.product()
+    matmul = case.matmul()
     outcome = gemm_launch.launch(
         module,
         case.config(),
-        product,
+        matmul,
         sm_count=case.sm_count,
         schedule=schedule,
         seed=seed,
         **options,
     )
-    verify(case, product, outcome)
+    verify(case, matmul, outcome)
     return outcome

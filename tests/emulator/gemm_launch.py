@@ -54,7 +54,7 @@ SM100 = Family("sm100", epilogue_warps=4, rows_per_warp=32)
 
 @dataclass(frozen=True)
 class Config:
-    """A launch configuration; the majors are 0 (K) or 1 (MN), of the product before a swap."""
+    """A launch configuration; the majors are 0 (K) or 1 (MN), of the matmul before a swap."""
 
     family: Family
     block_m: int
@@ -87,11 +87,11 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """What is multiplied: lhs [batch|1, m, k], rhs [batch|1, k, n], and what the epilogue takes.
 
     c and residual are [batch, m, n], bias is [n], or [m] with `bias_along_m`. With `rhs_up` the
-    product is gated. `in_place`: c lies where the result will.
+    matmul is gated. `in_place`: c lies where the result will.
     """
 
     lhs: Array
@@ -170,13 +170,13 @@ def max_stages(config: Config) -> int:
     return _native.max_stages(c.family.name, c.block_m, c.block_n, c.cta_group, c.k_spans)
 
 
-def plan_of(config: Config, product: Product, resident: int = 1) -> Plan:
+def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
     """What the planner makes of a launch.
 
     Raises:
       AssertionError: it cannot be launched.
     """
-    c, p = config, product
+    c, p = config, matmul
     batch, m, n, k = p.shape
 
     def optional(values: Array | None) -> DataType | None:
@@ -237,12 +237,12 @@ def residual_box(config: Config) -> tuple[int, int]:
     return 64 if config.block_n % 64 == 0 else 32, config.block_m
 
 
-def formula(config: Config, product: Product) -> int:
+def formula(config: Config, matmul: Matmul) -> int:
     """Which way the epilogue takes: 0 general, 1 a cast, 2 elementwise."""
-    return FORMULAS.index(plan_of(config, product).formula)
+    return FORMULAS.index(plan_of(config, matmul).formula)
 
 
-def store_box(config: Config, product: Product) -> tuple[int, int]:
+def store_box(config: Config, matmul: Matmul) -> tuple[int, int]:
     """Columns and rows of one TMA store."""
     span = SPAN // config.output.itemsize
     if config.family is SM90:
@@ -250,9 +250,9 @@ def store_box(config: Config, product: Product) -> tuple[int, int]:
     rows = min(MMA_ROWS, config.block_m // config.cta_group)
     columns = config.block_n // 2 if rows == 64 and config.cta_group == 2 else config.block_n
     chunk = 16 if rows == 64 and config.cta_group == 1 else 32
-    if formula(config, product) == 1 and columns % span == 0:
+    if formula(config, matmul) == 1 and columns % span == 0:
         return span, chunk
-    columns //= 1 if product.rhs_up is None else 2
+    columns //= 1 if matmul.rhs_up is None else 2
     return next(width for width in (32, 16, 8) if columns % width == 0), chunk
 
 
@@ -343,7 +343,7 @@ def work(config: Config, plan: Plan) -> dict[str, Any]:
 def launch(
     module: emulator.Module,
     config: Config,
-    product: Product,
+    matmul: Matmul,
     sm_count: int = 8,
     more_buffers: Iterable[Array] = (),
     pitch: int | None = None,
@@ -359,7 +359,7 @@ def launch(
       AssertionError: it does.
       emulator.EmulatorError: the kernel did something from which there is no going on.
     """
-    c, p = config, product
+    c, p = config, matmul
     entry = module.entries()[0]
     batch, m, n, k = p.shape
     gated = p.rhs_up is not None
@@ -456,19 +456,19 @@ def launch(
     )
 
 
-def _operands(config: Config, product: Product) -> tuple[_Operand, _Operand]:
-    """A and B: of the product, or where operands are swapped of its transpose."""
-    p = product
+def _operands(config: Config, matmul: Matmul) -> tuple[_Operand, _Operand]:
+    """A and B: of the matmul, or where operands are swapped of its transpose."""
+    p = matmul
     lhs = _Operand(p.lhs, config.lhs_major, p.dtype)
     rhs = _Operand(p.rhs.transpose(0, 2, 1), config.rhs_major, p.dtype)
     return (rhs, lhs) if config.swap_ab else (lhs, rhs)
 
 
 def _epilogue(
-    params: GemmParams, config: Config, product: Product, d: Array, saved: list[Array]
+    params: GemmParams, config: Config, matmul: Matmul, d: Array, saved: list[Array]
 ) -> list[Array]:
     """Sets the members that say what the epilogue does; returns what it reads, residual last."""
-    p, read = product, []
+    p, read = matmul, []
 
     def operand(values: Array | None) -> EpilogueOperand:
         if values is None:
@@ -517,11 +517,11 @@ def run(
     bias: Array | None = None,
     **options: Any,
 ) -> tuple[Array, emulator.Report]:
-    """Multiplies `[batch|1, m, k]` by `[batch|1, k, n]`: `launch` for a plain product."""
-    outcome = launch(module, config, Product(lhs, rhs, dtype, bias=bias), **options)
+    """Multiplies `[batch|1, m, k]` by `[batch|1, k, n]`: `launch` for a plain matmul."""
+    outcome = launch(module, config, Matmul(lhs, rhs, dtype, bias=bias), **options)
     return outcome.d, outcome.report
 
 
 def integers(rng: np.random.Generator, *shape: int) -> Array:
-    """Small integers: products and sums of them are exact in float32 in any order."""
+    """Small integers: matmuls and sums of them are exact in float32 in any order."""
     return rng.integers(-3, 4, shape).astype(np.float32)

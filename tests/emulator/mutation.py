@@ -31,7 +31,7 @@ from jaxbw import emulator
 
 from . import gemm_cases, gemm_launch
 from .gemm_cases import Case
-from .gemm_launch import Product
+from .gemm_launch import Matmul
 from .mutants import Mutant, marked, mutants
 from .mutation_launches import launches
 
@@ -141,7 +141,7 @@ REDUNDANT |= (
     | {(_NT, "load", "barrier.cluster.arrive.relaxed.aligned", 7, "deleted, with its wait"): _NEXT}
     | {
         (_TN, "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
-            "none: a tile of 128 rows that a cluster shares is the first team's, with its barriers"
+            "none: a tile of 128 rows that a cluster shares is the first warpgroup's, barriers too"
         )
         for occurrence in (7, 8, 9, 10)
     }
@@ -180,8 +180,8 @@ class Outcome:
 
 
 @functools.cache
-def _product(case: Case) -> Product:
-    return case.product()
+def _matmul(case: Case) -> Matmul:
+    return case.matmul()
 
 
 def _sm_count(case: Case) -> int:
@@ -193,12 +193,12 @@ def observe(
     module: emulator.Module, case: Case, schedule: Schedule, step_limit: int = 1 << 36
 ) -> tuple[list[str], str, int]:
     """What one run of a kernel shows: the checks that fail, a message, and the steps it took."""
-    product = _product(case)
+    matmul = _matmul(case)
     try:
         outcome = gemm_launch.launch(
             module,
             case.config(),
-            product,
+            matmul,
             sm_count=_sm_count(case),
             schedule=schedule[0],
             seed=schedule[1],
@@ -220,7 +220,7 @@ def observe(
     found = sorted({finding.kind for finding in findings})
     messages = [f"line {f.line}: {f.message}" for f in findings[:1]]
     try:
-        gemm_cases.verify_results(case, product, [outcome.d, *outcome.saved])
+        gemm_cases.verify_results(case, matmul, [outcome.d, *outcome.saved])
     except AssertionError as error:
         found.insert(0, "wrong result")
         messages.append(str(error))
@@ -258,7 +258,7 @@ def reached(name: str, index: int) -> frozenset[tuple[int, str]]:
     gemm_launch.launch(
         module,
         case.config(),
-        _product(case),
+        _matmul(case),
         sm_count=_sm_count(case),
         checks="off",
         more_buffers=[flags],

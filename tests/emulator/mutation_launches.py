@@ -1,4 +1,4 @@
-"""The launches of mutation testing: small products that reach all synchronisation of a kernel."""
+"""The launches of mutation testing: small matmuls that reach all synchronisation of a kernel."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -73,7 +73,7 @@ def _sm90(name: str) -> Iterator[Case]:
     yield replace(parts, cluster=(2, 1), cluster_k=4, output="f32", split_k=2)
     yield replace(parts, save=True, b_is_ready=True, n=37)
     if rows < 128:
-        yield replace(parts, pingpong=True, block_m=rows)  # one team has no tile
+        yield replace(parts, pingpong=True, block_m=rows)  # one warpgroup has no tile
     yield replace(base, **FULL)
     yield replace(base, **FULL, swap_ab=True, layout=transposed(layout))
     # Whose parts another launch adds up.
@@ -160,7 +160,7 @@ def _sm100(group: int) -> Iterator[Case]:
         yield alone(64, (3, 1, 3), scheduler="static", store="rows", block_m=block_m)
     yield tiles((group, 1), 128, "nn", (2, 2, 3), accumulators=1, k_spans=2)
     yield tiles((group, 1), 128, "nn", (2, 2, 3), gated=True, save=True)
-    for cluster in ((4, 4), (2, 2)):  # of a gated product both operands are multicast
+    for cluster in ((4, 4), (2, 2)):  # of a gated matmul both operands are multicast
         yield tiles(cluster, 64, "nt", (1, 1, 2), gated=True)
         yield tiles(cluster, 128, "nn", (1, 1, 2), gated=True)
 

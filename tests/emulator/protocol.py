@@ -14,7 +14,7 @@ K = 128
 def one_tile_each(
     cluster: tuple[int, int], group: int, block_m: int, block_n: int, **more: Any
 ) -> Case:
-    """The product that two clusters compute, side by side along M."""
+    """The matmul that two clusters compute, side by side along M."""
     rows, columns = 2 * cluster[0] * block_m // group, cluster[1] * block_n
     return Case(
         rows,
@@ -32,9 +32,9 @@ def one_tile_each(
 
 def run(case: Case, kernel: emulator.Module, **options: Any) -> emulator.Report:
     """The report of a launch whose result is right."""
-    product = case.product()
-    outcome = gemm_launch.launch(kernel, case.config(), product, sm_count=case.sm_count, **options)
-    gemm_cases.verify(case, product, outcome)
+    matmul = case.matmul()
+    outcome = gemm_launch.launch(kernel, case.config(), matmul, sm_count=case.sm_count, **options)
+    gemm_cases.verify(case, matmul, outcome)
     return outcome.report
 
 

@@ -61,11 +61,11 @@ def test_expected_bytes_scaled_by_the_cluster(cluster: tuple[int, int], group: i
     shape: dict[str, Any] = dict(block_m=128 * group, block_n=128, cta_group=group)
     case = Case(128, 128, 128, layout="nt", cluster=cluster, **shape)
     expects = probe.Probe(text(case.kernel), dict(expect=probe.EXPECT), ctas=16)
-    product = case.product()
+    matmul = case.matmul()
     outcome = gemm_launch.launch(
-        expects.module, case.config(), product, sm_count=16, more_buffers=expects.buffers
+        expects.module, case.config(), matmul, sm_count=16, more_buffers=expects.buffers
     )
-    gemm_cases.verify(case, product, outcome)
+    gemm_cases.verify(case, matmul, outcome)
     bytes_ = {seen.values[1] for seen in expects.seen("expect")}
     assert bytes_ == {(128 * group + 128) * gemm_launch.SPAN}
 
@@ -141,9 +141,9 @@ def test_results_beyond_2_gib(path: dict[str, Any], output: str) -> None:
     # them are never touched.
     case = Case(3, 40, 64, layout="nt", output=output, batch=1, **path)
     pitch = (1 << 30) + 64
-    product = case.product()
-    outcome = gemm_launch.launch(load(case.kernel), case.config(), product, pitch=pitch)
-    gemm_cases.verify(case, product, outcome)
+    matmul = case.matmul()
+    outcome = gemm_launch.launch(load(case.kernel), case.config(), matmul, pitch=pitch)
+    gemm_cases.verify(case, matmul, outcome)
     assert outcome.d.strides[1] * 2 > 1 << 32
 
 
@@ -154,16 +154,16 @@ def test_a_wait_for_the_preceding_kernel_that_comes_too_late(name: str) -> None:
     case = Case(128, 128, 64, output="bf16", bias="f32", family=name.split("_")[1], **group)
     sites = dict(wait=probe.UPSTREAM, load=probe.LOAD, read=probe.READ)
     waits = probe.Probe(text(name), sites, ctas=2, capacity=1 << 16)
-    product = case.product()
+    matmul = case.matmul()
     for ready in (False, True):
         outcome = gemm_launch.launch(
             waits.module,
             replace(case.config(), b_is_ready=ready),
-            product,
+            matmul,
             sm_count=2,
             more_buffers=waits.buffers,
         )
-        gemm_cases.verify(case, product, outcome)
+        gemm_cases.verify(case, matmul, outcome)
         threads: Counter[tuple[int, int]] = Counter()
         for seen in waits.seen():
             warp = seen.cta, seen.warp

@@ -112,8 +112,8 @@ SM90 = {
     "odd rows": Case(200, 133, 72, output="bf16"),
     "split": Case(300, 200, 500, output="bf16", split_k=3),
     "swapped": Case(100, 200, 136, output="bf16", layout="nn", swap_ab=True),
-    # K has more blocks than the ring has stages: a team that did not await its turn would take the
-    # round before for its own, since parities of the ring tell only two rounds apart.
+    # K has more blocks than the ring has stages: a warpgroup that did not await its turn would take
+    # the round before for its own, since parities of the ring tell only two rounds apart.
     "pingpong": Case(320, 512, 200, block_m=64, block_n=256, pingpong=True, stages=2),
     "pingpong 2x1": Case(700, 264, 136, **ONE, block_m=64, pingpong=True, cluster=(2, 1)),
     "pingpong split": Case(200, 264, 500, **ONE, block_m=64, pingpong=True, split_k=3),
@@ -123,7 +123,7 @@ SM90 = {
     "two m64": Case(300, 264, 200, **ONE, block_m=256, split_k=2),
     "two m64 pingpong": Case(300, 264, 200, **ONE, block_m=128, pingpong=True, cluster=(1, 2)),
     "two m64 epilogue": Case(300, 264, 72, output="bf16", block_m=256, **ALL),
-    # CTAs have several tiles, whose boxes are stored beside the next one's products: K is shorter
+    # CTAs have several tiles, whose boxes are stored beside the next one's matmuls: K is shorter
     # than there are such boxes, and longer; the last tiles are split.
     "delayed": Case(520, 512, 64, output="bf16", block_n=256),
     "delayed, two m64": Case(700, 264, 200, output="f16", block_m=256),
@@ -437,12 +437,12 @@ def test_a_formula_in_registers_is_the_general_one(
         140, 200, 136, **ONE, family="sm90", activation=activation, integers=False, **formula
     )
     kernel = load(case.kernel)
-    config, product = case.config(), case.product()
-    assert gemm_launch.formula(config, product) == 2
-    zeros = np.zeros(product.shape, np.float32)
-    general = replace(product, residual=zeros)
+    config, matmul = case.config(), case.matmul()
+    assert gemm_launch.formula(config, matmul) == 2
+    zeros = np.zeros(matmul.shape, np.float32)
+    general = replace(matmul, residual=zeros)
     assert gemm_launch.formula(config, general) == 0
-    found, expected = (gemm_launch.launch(kernel, config, each).d for each in (product, general))
+    found, expected = (gemm_launch.launch(kernel, config, each).d for each in (matmul, general))
     np.testing.assert_array_equal(found, expected)
 
 
@@ -466,12 +466,12 @@ def test_a_residual_in_registers_is_the_general_one(
         integers=False,
     )
     kernel = load(case.kernel)
-    config, product = case.config(), case.product()
-    assert gemm_launch.formula(config, product) == 2
-    assert product.residual is not None
-    general = replace(product, residual=product.residual.astype(np.float32))
+    config, matmul = case.config(), case.matmul()
+    assert gemm_launch.formula(config, matmul) == 2
+    assert matmul.residual is not None
+    general = replace(matmul, residual=matmul.residual.astype(np.float32))
     assert gemm_launch.formula(config, general) == 0
-    found, expected = (gemm_launch.launch(kernel, config, each).d for each in (product, general))
+    found, expected = (gemm_launch.launch(kernel, config, each).d for each in (matmul, general))
     np.testing.assert_array_equal(found, expected)
 
 
@@ -496,7 +496,7 @@ def test_activation(activation: str, cta_group: int) -> None:
     case = Case(130, 72, 64, **group, bias="f32", activation=activation, integers=False)
     d = check(case).d
     # As exact as float32 is: the bound of the sweep allows for a long sum.
-    product = case.product()
-    assert product.bias is not None
-    z = (product.lhs @ product.rhs + product.bias).astype(np.float64)
+    matmul = case.matmul()
+    assert matmul.bias is not None
+    z = (matmul.lhs @ matmul.rhs + matmul.bias).astype(np.float64)
     np.testing.assert_allclose(d, gemm_cases.activate(activation, z), rtol=1e-5, atol=1e-5)

@@ -130,7 +130,7 @@ def run(k: int, types: tuple[str, str, str, str], a: Array, b: Array, c: Array, 
 
 
 @pytest.mark.parametrize(("k", "d_type", "a_type", "b_type", "c_type"), CASES)
-def test_product(k: int, d_type: str, a_type: str, b_type: str, c_type: str) -> None:
+def test_matmul(k: int, d_type: str, a_type: str, b_type: str, c_type: str) -> None:
     rng = np.random.default_rng(k)
     low = 0 if "u8" in (a_type, b_type) else -3
     a, b, c = (rng.integers(low, 4, shape) for shape in ((16, k), (k, 8), (16, 8)))
@@ -180,21 +180,21 @@ def test_what_was_never_written_makes_its_rows_undefined() -> None:
         ("m16n8k16.row.row.f32.f16.f16.f32", "row and .col"),
     ],
 )
-def test_other_products_are_refused(opcode: str, message: str) -> None:
+def test_other_matmuls_are_refused(opcode: str, message: str) -> None:
     loaded = kernel("mma.sync.aligned." + opcode, (4, 4, 2, 4))
     with pytest.raises(emulator.EmulatorError, match=message):
         loaded.launch("kernel", grid=1, block=32, args=[emulator.empty(4, np.uint32)])
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_bytes_are_loaded_as_b_of_a_product(count: int) -> None:
-    """The two registers of a matrix of ldmatrix.m16n16.trans are each B of a product."""
+def test_bytes_are_loaded_as_b_of_a_matmul(count: int) -> None:
+    """The two registers of a matrix of ldmatrix.m16n16.trans are each B of a matmul."""
     rng = np.random.default_rng(count)
     b = rng.integers(-100, 100, (count, 16, 16)).astype(np.int8)
     a = rng.integers(-100, 100, (16, 16))
     left = packed([a[octets(16).a(i)] for i in range(8)], np.int8)
     names = [f"%b{i}" for i in range(2 * count)]
-    products = "".join(
+    matmuls = "".join(
         f"mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {named('d', 4)}, {named('a', 2)}, "
         f"{{{name}}}, {{0, 0, 0, 0}};"
         f"mad.wide.u32 %rd1, %tid, 16, %out; "
@@ -212,7 +212,7 @@ def test_bytes_are_loaded_as_b_of_a_product(count: int) -> None:
       bar.warp.sync -1;
       ldmatrix.sync.aligned.m16n16.x{count}.trans.shared.b8 {{{", ".join(names)}}}, [%r1];
       bar.sync 0;
-      {products}
+      {matmuls}
     """
     out = emulator.empty((4, 32, 4), np.uint32)
     out[...] = 0

@@ -1,4 +1,4 @@
-"""The parts of split tiles, added up by a launch behind the product's (sm90_reduce.cuh)."""
+"""The parts of split tiles, added up by a launch behind the matmul's (sm90_reduce.cuh)."""
 
 import re
 from dataclasses import replace
@@ -70,7 +70,7 @@ def run(case: Case, **options: Any) -> gemm_launch.Outcome:
     return gemm_launch.launch(
         load(case.kernel),
         replace(case.config(), reduced=reduced),
-        case.product(),
+        case.matmul(),
         sm_count=case.sm_count,
         **options,
     )
@@ -90,9 +90,9 @@ def test_the_last_of_a_tile_would_add_up_the_same_bits(name: str) -> None:
 def test_any_number_of_blocks(sm_count: int) -> None:
     case = CASES["epilogue of odd rows"]
     outcome = gemm_launch.launch(
-        load(case.kernel), case.config(), case.product(), sm_count=sm_count, schedule="random"
+        load(case.kernel), case.config(), case.matmul(), sm_count=sm_count, schedule="random"
     )
-    gemm_cases.verify(case, case.product(), outcome)
+    gemm_cases.verify(case, case.matmul(), outcome)
 
 
 def test_every_barrier_is_needed() -> None:

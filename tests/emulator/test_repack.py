@@ -117,6 +117,6 @@ def test_any_grid_and_schedule(family: str, grid: int, transposed: bool) -> None
 
 
 @pytest.mark.parametrize("grid", [1, 3, 40])
-def test_all_operands_of_a_product_in_one_launch(grid: int) -> None:
+def test_all_operands_of_a_matmul_in_one_launch(grid: int) -> None:
     check_all("sm90", "16bit", [Copy(2, 17, 129), Copy(1, 1, 7), Copy(1, 40, 1030)], grid=grid)
     check_all("sm100", "32bit", [Copy(1, 70, 130, True), Copy(3, 5, 9)], grid=grid)

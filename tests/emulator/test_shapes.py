@@ -29,7 +29,7 @@ SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("pct", 2)]
 
 
 def chosen(m: int, n: int, k: int, layout: str, output: str, batch: int = 1) -> Case:
-    """The launch that is chosen for a product, on a small one."""
+    """The launch that is chosen for a matmul, on a small one."""
     if m == 1:  # one row is contiguous along K, too, and is taken so
         layout = "n" + layout[1]
     major = {"n": (0, 1), "t": (1, 0)}

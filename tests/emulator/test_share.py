@@ -61,7 +61,7 @@ def run(case: Case, sm_count: int, **options: Any) -> gemm_launch.Outcome:
     return gemm_launch.launch(
         options.pop("module", None) or load(case.kernel),
         replace(case.config(), reduced=False),
-        case.product(),
+        case.matmul(),
         sm_count=sm_count,
         **options,
     )
@@ -76,7 +76,7 @@ def test_split_tiles_are_finished(name: str, clusters: int, schedule: tuple[str,
     case = CASES[name]
     kind, seed = schedule
     outcome = run(case, clusters * case.config().clusters, schedule=kind, seed=seed)
-    gemm_cases.verify(case, case.product(), outcome)
+    gemm_cases.verify(case, case.matmul(), outcome)
 
 
 # Four tiles, the last one split: where three go before it by TMA, which reads staging buffers that
@@ -98,7 +98,7 @@ def test_a_split_tile_waits_for_the_stores_of_whole_ones(name: str) -> None:
     case = TAILS[name]
     for schedule, seed in SCHEDULES:
         outcome = run(case, 3, schedule=schedule, seed=seed)
-        gemm_cases.verify(case, case.product(), outcome)
+        gemm_cases.verify(case, case.matmul(), outcome)
 
 
 def stayers(outcome: gemm_launch.Outcome, parts: int) -> npt.NDArray[np.integer[Any]]:

@@ -35,15 +35,15 @@ def test_clusters_compute_what_the_order_says(case: Case) -> None:
     plan = case.plan()
     ctas, items = plan.cluster_ctas, plan.work_items.tolist()
     loads = probe.Probe(text(case.kernel), {"load": probe.LOAD}, ctas=len(items) * ctas)
-    product = case.product()
+    matmul = case.matmul()
     outcome = gemm_launch.launch(
         loads.module,
         case.config(),
-        product,
+        matmul,
         sm_count=case.sm_count,
         more_buffers=loads.buffers,
     )
-    gemm_cases.verify(case, product, outcome)
+    gemm_cases.verify(case, matmul, outcome)
 
     # By cluster, the least coordinates of what its CTAs load of A and of B: K, then M or N, batch.
     found: dict[int, dict[int, list[tuple[int, int, int]]]] = {}

@@ -83,7 +83,7 @@ def test_multicast_reads_a_quarter_and_a_pair_halves_what_b_takes_in_shared_memo
             assert 2 * single.bytes[engine] == 3 * double.bytes[engine]
 
 
-def test_a_gated_product_reads_the_left_operand_once() -> None:
+def test_a_gated_matmul_reads_the_left_operand_once() -> None:
     for group, cluster in ((1, (2, 2)), (2, (2, 2))):
         case = Case(256, 256, K, layout="nt", gated=True, cluster=cluster, cta_group=group)
         case = replace(case, block_m=128 * group, block_n=256)

@@ -1,8 +1,8 @@
-"""tcgen05.mma: products of tiles in shared and tensor memory, against numpy."""
+"""tcgen05.mma: matmuls of tiles in shared and tensor memory, against numpy."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -54,12 +54,14 @@ def cases() -> Iterator[Case]:
     plain = [Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128]
     shapes = [(64, 8, 1), (64, 200, 1), (128, 16, 1), (128, 256, 1), (128, 32, 2), (128, 224, 2)]
     shapes += [(256, 16, 2), (256, 256, 2)]
-    for number, (m, n, group) in product([Format.BF16, Format.E4M3, Format.TF32], shapes):
+    for number, (m, n, group) in itertools.product([Format.BF16, Format.E4M3, Format.TF32], shapes):
         yield Case(number, number, m, n, group)
     for number in (Format.F16, Format.E5M2):
-        for swizzle_a, swizzle_b, majors in product(plain, plain, ["kk", "km", "mk", "mm"]):
+        for swizzle_a, swizzle_b, majors in itertools.product(
+            plain, plain, ["kk", "km", "mk", "mm"]
+        ):
             yield Case(number, number, 128, 64, 1, swizzle_a, swizzle_b, majors[0], majors[1])
-    for swizzle, majors in product(plain, ["kk", "km", "mk", "mm"]):
+    for swizzle, majors in itertools.product(plain, ["kk", "km", "mk", "mm"]):
         yield Case(Format.BF16, Format.BF16, 256, 128, 2, swizzle, swizzle, majors[0], majors[1])
         yield Case(Format.BF16, Format.BF16, 128, 96, 2, swizzle, swizzle, majors[0], majors[1])
         yield Case(Format.BF16, Format.BF16, 64, 24, 1, swizzle, swizzle, majors[0], majors[1])
@@ -68,7 +70,7 @@ def cases() -> Iterator[Case]:
         yield Case(Format.TF32, Format.TF32, 128, 64, 1, a, b, majors[0], majors[1])
         yield Case(Format.TF32, Format.TF32, 256, 64, 2, a, b, majors[0], majors[1])
     small = [Format.E4M3, Format.E5M2, Format.E2M3, Format.E3M2, Format.E2M1]
-    for a, b in product(small, small):
+    for a, b in itertools.product(small, small):
         yield Case(a, b, 128, 32)
     yield Case(Format.F16, Format.F16, 128, 64, f32_result=False)
     yield Case(Format.F16, Format.F16, 128, 64, 2, f32_result=False)
@@ -151,12 +153,12 @@ def run(case: Case, k_steps: int = 2) -> None:
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.label)
-def test_product_of_tiles_that_tma_wrote(case: Case) -> None:
+def test_matmul_of_tiles_that_tma_wrote(case: Case) -> None:
     run(case)
 
 
-def small_product(**changes: Any) -> tuple[Any, npt.NDArray[np.float32], Any]:
-    """Executes 128x64x16 of bf16; returns tensor memory, the product and shared memory."""
+def small_matmul(**changes: Any) -> tuple[Any, npt.NDArray[np.float32], Any]:
+    """Executes 128x64x16 of bf16; returns tensor memory, the matmul and shared memory."""
     memory = Memory(np.zeros(1 << 16, np.uint8), np.zeros(1 << 16, np.uint8))
     a_bits, a = operand(Format.BF16, 128, 64, 4)
     b_bits, b = operand(Format.BF16, 64, 64, 5)
@@ -171,18 +173,18 @@ def small_product(**changes: Any) -> tuple[Any, npt.NDArray[np.float32], Any]:
 
 
 def test_without_accumulation_the_old_value_is_not_read() -> None:
-    tmem, expected, _ = small_product(accumulate=False)
+    tmem, expected, _ = small_matmul(accumulate=False)
     np.testing.assert_array_equal(tmem.cells[:, :64].copy().view(np.float32), expected)
 
 
 def test_input_d_is_scaled_by_a_power_of_two() -> None:
-    tmem, expected, _ = small_product(d=128, accumulate=True, scale_input_d=3)
+    tmem, expected, _ = small_matmul(d=128, accumulate=True, scale_input_d=3)
     np.testing.assert_array_equal(tmem.cells[:, 128:192].copy().view(np.float32), expected + 0.375)
 
 
 def test_disabled_lanes_keep_their_value() -> None:
     mask = [0x0000_0001, 0x8000_0000, 0, 0xFFFF_FFFF, 0xFFFF_FFFF, 0, 0, 0]
-    tmem, expected, _ = small_product(d=128, accumulate=True, disable_output_lane=mask)
+    tmem, expected, _ = small_matmul(d=128, accumulate=True, disable_output_lane=mask)
     disabled = np.array([mask[lane // 32] >> lane % 32 & 1 for lane in range(128)], bool)
     wanted = np.where(disabled[:, None], 3, expected + 3)
     np.testing.assert_array_equal(tmem.cells[:, 128:192].copy().view(np.float32), wanted)
@@ -191,7 +193,7 @@ def test_disabled_lanes_keep_their_value() -> None:
 def test_disabled_lanes_of_a_pair() -> None:
     """The first four words are the even CTA's, the others the odd one's."""
     mask = [1, 0, 0, 0, 0, 0, 0, 0x8000_0000]
-    shared = np.zeros(1 << 16, np.uint8)  # a product of zeros
+    shared = np.zeros(1 << 16, np.uint8)  # a matmul of zeros
     tmem = [datapath.TensorMemory() for _ in range(2)]
     for memory in tmem:
         memory.cells[:] = 1
@@ -203,7 +205,7 @@ def test_disabled_lanes_of_a_pair() -> None:
 
 def test_the_chunks_are_what_is_read() -> None:
     """Bytes outside the listed chunks may change; any chunk inside makes a difference."""
-    _, _, memory = small_product()
+    _, _, memory = small_matmul()
     op = example(
         a=umma_descriptor(0x400, 0, 1024, Swizzle.B128),
         b=umma_descriptor(0x8400, 0, 1024, Swizzle.B128),

@@ -1,7 +1,7 @@
 """tcgen05.mma: what descriptors mean and what is refused."""
 
+import itertools
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -137,7 +137,7 @@ SHAPE_RULES = {  # PTX table 39, with the steps of 16 of CUTLASS for M = 128
 
 
 def test_legal_shapes() -> None:
-    for group, m, n in product((1, 2), range(0, 512, 16), range(0, 512, 8)):
+    for group, m, n in itertools.product((1, 2), range(0, 512, 16), range(0, 512, 8)):
         op = example(instruction=bf16_instruction(m=m, n=n), cta_group=group)
         if n in SHAPE_RULES[group].get(m, ()):
             op.check()

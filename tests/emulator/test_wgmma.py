@@ -1,8 +1,8 @@
-"""wgmma: products of tiles in shared memory and registers, against numpy."""
+"""wgmma: matmuls of tiles in shared memory and registers, against numpy."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -72,16 +72,16 @@ class Case:
 
 def cases() -> Iterator[Case]:
     swizzles = [Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128]
-    for number, swizzle, majors in product(
+    for number, swizzle, majors in itertools.product(
         [Format.BF16, Format.F16], swizzles, ["kk", "km", "mk", "mm"]
     ):
         yield Case(number, number, 64, swizzle, majors[0], majors[1])
         yield Case(number, number, 200, swizzle, majors[0], majors[1])
-    for number, n in product([Format.TF32, Format.E4M3, Format.E5M2], [8, 136, 256]):
+    for number, n in itertools.product([Format.TF32, Format.E4M3, Format.E5M2], [8, 136, 256]):
         for swizzle in swizzles:
             yield Case(number, number, n, swizzle)
         yield Case(number, number, n, a_in_registers=True)
-    for number, majors in product([Format.BF16, Format.F16], ["kk", "km"]):
+    for number, majors in itertools.product([Format.BF16, Format.F16], ["kk", "km"]):
         yield Case(number, number, 256, b_major=majors[1], a_in_registers=True)
     yield Case(Format.F16, Format.F16, 72, f32_result=False)
     yield Case(Format.F16, Format.F16, 72, f32_result=False, a_in_registers=True)
@@ -91,7 +91,7 @@ def cases() -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.label)
-def test_product(case: Case) -> None:
+def test_matmul(case: Case) -> None:
     size = np.dtype(DTYPES[case.a]).itemsize
     step, k = 32 // size, 128 // size
     a_bits, a = operand(case.a, 64, k, 1)

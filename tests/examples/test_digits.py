@@ -1,4 +1,4 @@
-"""examples/digits.py as a user runs it, and what it says of its products held to what it traces."""
+"""examples/digits.py as a user runs it, and what it says of its matmuls held to what it traces."""
 
 import doctest
 import os
@@ -64,7 +64,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
                     yield from equations(inner.jaxpr)
 
 
-def test_the_products_that_it_lists_are_those_of_a_training_step(digits: ModuleType) -> None:
+def test_the_matmuls_that_it_lists_are_those_of_a_training_step(digits: ModuleType) -> None:
     training, _ = digits.load_splits(0)
     batch = digits.Split(training.images[: digits.BATCH], training.digits[: digits.BATCH])
     parameters = digits.Classifier().init(jax.random.key(0), batch.images)
@@ -72,20 +72,20 @@ def test_the_products_that_it_lists_are_those_of_a_training_step(digits: ModuleT
 
     traced: Counter[Any] = Counter()
     for equation in equations(program.jaxpr):
-        assert equation.primitive.name != "dot_general", "every product goes through jaxbw"
+        assert equation.primitive.name != "dot_general", "every matmul goes through jaxbw"
         if equation.primitive.name == "jaxbw_dot_general":
             lhs, rhs = (operand.aval for operand in equation.invars)
             (contracting, _) = equation.params["dimension_numbers"]
             assert lhs.dtype == rhs.dtype == digits.COMPUTE_DTYPE
             traced[(lhs.shape, rhs.shape, contracting)] += 1
     listed = Counter(
-        (p.lhs, p.rhs, (p.contracting[:1], p.contracting[1:])) for p in digits.products()
+        (p.lhs, p.rhs, (p.contracting[:1], p.contracting[1:])) for p in digits.matmuls()
     )
     assert traced == listed
 
 
-def test_a_hopper_gpu_serves_all_products(digits: ModuleType) -> None:
+def test_a_hopper_gpu_serves_all_matmuls(digits: ModuleType) -> None:
     """Also those with the logits, whose rows of 20 bytes are repacked."""
     with jaxbw.target("H200"), jaxbw.implementation("kernel"):
-        served = {product.name: product.explain() for product in digits.products()}
+        served = {matmul.name: matmul.explain() for matmul in digits.matmuls()}
     assert all(by.startswith("sm90") for by in served.values()), served

@@ -141,13 +141,13 @@ def test_rounded_once(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_operation_runs(name: str) -> None:
-    """Bias and activation are in it where they can be; else they follow a product of ours."""
+    """Bias and activation are in it where they can be; else they follow a matmul of ours."""
     _, ours, _ = layers(name)
     x = normal(CASES[name].inputs)
     variables = init(ours, x)
     found = primitives(ours.apply, variables, x)
-    products = {FUSED: 0, PLAIN: 0, "dot_general": 0} | {CASES[name].runs: 1}
-    assert {product: found[product] for product in products} == products
+    matmuls = {FUSED: 0, PLAIN: 0, "dot_general": 0} | {CASES[name].runs: 1}
+    assert {matmul: found[matmul] for matmul in matmuls} == matmuls
     if CASES[name].runs == FUSED:
         assert not found.keys() & {"add", "max", "logistic", "tanh", "erf", "erfc"}
 
@@ -170,11 +170,11 @@ def test_a_dot_general_of_ones_own_is_used() -> None:
 
 @pytest.mark.parametrize("how", ["dot_general", "dot_general_cls"])
 def test_injection_into_flaxs_own_layers(how: str) -> None:
-    """`jaxbw.dot_general` where Flax takes one: no product is left to lax."""
+    """`jaxbw.dot_general` where Flax takes one: no matmul is left to lax."""
     given: Any = jaxbw.dot_general if how == "dot_general" else (lambda: jaxbw.dot_general)
     x = normal((2, 3, 8))
     attention = {f"{which}_{how}": given for which in ("qkv", "out")}
-    for plain, injected, products in (
+    for plain, injected, matmuls in (
         (nn.Dense(6), nn.Dense(6, **{how: given}), 1),
         (nn.DenseGeneral((2, 3)), nn.DenseGeneral((2, 3), **{how: given}), 1),
         (nn.MultiHeadAttention(2), nn.MultiHeadAttention(2, **attention), 4),
@@ -182,7 +182,7 @@ def test_injection_into_flaxs_own_layers(how: str) -> None:
         variables = init(plain, x)
         wanted, got = (in_float64(slopes(layer.apply), variables, x) for layer in (plain, injected))
         assert_same(got, wanted)
-        assert primitives(injected.apply, variables, x)[PLAIN] == products
+        assert primitives(injected.apply, variables, x)[PLAIN] == matmuls
 
 
 # Attention
@@ -395,7 +395,7 @@ def test_the_layer_on_the_kernel() -> None:
 
 
 def test_a_gpu_gets_one_kernel_for_each_layer() -> None:
-    """A gated block is three products, in two kernels."""
+    """A gated block is three matmuls, in two kernels."""
     x = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
     for layer, kernels in (
         (linen.Dense(256, activation="gelu", dtype=jnp.bfloat16), 1),
@@ -434,7 +434,7 @@ def test_an_equation_that_flax_refuses(equation: str) -> None:
 
 
 def test_complex_numbers_are_flaxs_matter() -> None:
-    """No kernel takes them: the bias is added behind the product."""
+    """No kernel takes them: the bias is added behind the matmul."""
     x = normal((2, 8)) * (1 + 2j)
     layer: Any = nn.Dense(6, param_dtype=jnp.complex64)
     variables = init(layer, x)

@@ -102,8 +102,8 @@ def test_one_operation_runs(name: str) -> None:
     _, layer, _ = layers(name)
     function, state = pure(layer)
     found = primitives(function, state, normal(CASES[name].inputs))
-    products = {FUSED: 0, PLAIN: 0, "dot_general": 0} | {CASES[name].runs: 1}
-    assert {product: found[product] for product in products} == products
+    matmuls = {FUSED: 0, PLAIN: 0, "dot_general": 0} | {CASES[name].runs: 1}
+    assert {matmul: found[matmul] for matmul in matmuls} == matmuls
     if CASES[name].runs == FUSED:
         assert not found.keys() & {"add", "max", "logistic", "tanh"}
 

@@ -16,7 +16,7 @@ from jaxbw._src.selection.kernel_table import Kernel
 
 from ..emulator import gemm_cases
 from ..emulator.gemm_cases import DTYPES, verify_results
-from ..emulator.gemm_launch import Product
+from ..emulator.gemm_launch import Matmul
 
 TYPES = {
     "bf16": _native.DataType.BF16,
@@ -61,7 +61,7 @@ def attributes(case: gemm_cases.Case, sm_count: int) -> dict[str, str | int | fl
 
 def launch(
     case: gemm_cases.Case,
-    product: Product,
+    matmul: Matmul,
     *,
     repeats: int = 1,
     guard_bytes: int = GUARD,
@@ -74,15 +74,15 @@ def launch(
     device = device_for(case.family)
     operand = DTYPES[case.dtype]
     stored = [
-        (_stored(product.lhs.astype(operand), case.layout[0]), case.dtype),
-        (_stored(product.rhs.astype(operand), case.layout[1]), case.dtype),
+        (_stored(matmul.lhs.astype(operand), case.layout[0]), case.dtype),
+        (_stored(matmul.rhs.astype(operand), case.layout[1]), case.dtype),
     ]
-    if product.rhs_up is not None:
-        stored.append((_stored(product.rhs_up.astype(operand), case.layout[1]), case.dtype))
+    if matmul.rhs_up is not None:
+        stored.append((_stored(matmul.rhs_up.astype(operand), case.layout[1]), case.dtype))
     for array, dtype in (
-        (product.c, case.c),
-        (product.bias, case.bias),
-        (product.residual, case.residual),
+        (matmul.c, case.c),
+        (matmul.bias, case.bias),
+        (matmul.residual, case.residual),
     ):
         if array is not None and dtype is not None:
             stored.append((array, dtype))
@@ -109,8 +109,8 @@ def check(case: gemm_cases.Case, **options: Any) -> None:
       ValueError, RuntimeError: the launch was refused, failed, wrote outside its results, or two
         launches differ.
     """
-    product = case.product()
-    verify_results(case, product, launch(case, product, **options))
+    matmul = case.matmul()
+    verify_results(case, matmul, launch(case, matmul, **options))
 
 
 def _stored(matrices: npt.NDArray[Any], letter: str) -> npt.NDArray[Any]:

@@ -43,19 +43,19 @@ def race_direct() -> None:
     """Every thread launches the same cases in the same order: each first use is everybody's."""
     numbers = [n for n in range(400) if fuzz_direct.draw(2, n).m * fuzz_direct.draw(2, n).n < 2**17]
     cases = [fuzz_direct.draw(2, number) for number in numbers[:96]]
-    products = [case.product() for case in cases]
+    matmuls = [case.matmul() for case in cases]
     streams = _streams(STREAMS)
 
     def work(thread: int) -> list[direct.Results]:
         stream = streams[thread % STREAMS]
         return [
-            direct.launch(case, product, repeats=3, stream=stream)
-            for case, product in zip(cases, products, strict=True)
+            direct.launch(case, matmul, repeats=3, stream=stream)
+            for case, matmul in zip(cases, matmuls, strict=True)
         ]
 
     results = _together(work)
-    for case, product, *of_threads in zip(cases, products, *results, strict=True):
-        verify_results(case, product, of_threads[0])
+    for case, matmul, *of_threads in zip(cases, matmuls, *results, strict=True):
+        verify_results(case, matmul, of_threads[0])
         for other in of_threads[1:]:
             for mine, theirs in zip(of_threads[0], other, strict=True):
                 assert mine.tobytes() == theirs.tobytes(), f"{case}: threads differ"
@@ -86,8 +86,9 @@ def race_jax() -> None:
 def short_clusters() -> None:
     """CTAs must not exit while what a peer tells them is under way: the launch would fail.
 
-    Of few rows one team has nothing to store, so its last arrivals and the exit are close to each
-    other. When that team was made to finish last, one launch of some 20,000 failed, on an H200.
+    Of few rows one warpgroup has nothing to store, so its last arrivals and the exit are close to
+    each other. When that warpgroup was made to finish last, one launch of some 20,000 failed, on an
+    H200.
     """
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((5, 15360), (15360, 2560)))
     problem = reduce_dot_general(x, w, (CONTRACTING["nn"], ((), ())), x.dtype).problem
@@ -130,7 +131,7 @@ def broken_kernel() -> None:
     direct.check(case)
     # 335 GiB: the result alone is more than any GPU has.
     large = Case(300_000, 300_000, 1, layout="tn")
-    message = _refused(_native.DriverError, lambda: direct.launch(large, large.product()))
+    message = _refused(_native.DriverError, lambda: direct.launch(large, large.matmul()))
     assert "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY" in message, message
     direct.check(case)
 
@@ -180,9 +181,9 @@ def _call_on_changing_buffers() -> tuple[int, int]:
 
 
 def _chain(x: Any, w: Any) -> Any:
-    """Five products: plain, split, exchanged, on repacked operands, and with an epilogue.
+    """Five matmuls: plain, split, exchanged, on repacked operands, and with an epilogue.
 
-    Of small integers everything stays exact, in bfloat16 too: a product's rows are cut to -1..1.
+    Of small integers everything stays exact, in bfloat16 too: a matmul's rows are cut to -1..1.
     """
 
     def step(x: Any, w: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Random products through jax.jit on the sm90 kernels, against float64.
+"""Random matmuls through jax.jit on the sm90 kernels, against float64.
 
     python -m tests.gpu.fuzz_jit --cases 25 --seed 1 --jobs 8 --out DATE_fuzz_jit.json
 
@@ -21,19 +21,19 @@ from jaxbw._src.primitives.gemm import TARGET
 
 from ..emulator import gemm_draw
 from ..emulator.gemm_cases import BETA, DTYPES, Case, verify_results
-from ..emulator.gemm_launch import Product
+from ..emulator.gemm_launch import Matmul
 from . import fuzz_direct, fuzzing
 from .campaign import Outcome
 
 IMPLEMENTATION = "sm90"
-PRODUCTS = 20  # in a compiled function
+MATMULS = 20  # in a compiled function
 SMALL = replace(fuzz_direct.H200, area=1 << 18, work=1 << 25)
 
 
 def draw(seed: int, number: int) -> list[Case]:
     """The cases of a function."""
-    first = PRODUCTS * number
-    drawn = (fuzz_direct.draw(seed, i, SMALL) for i in range(first, first + PRODUCTS))
+    first = MATMULS * number
+    drawn = (fuzz_direct.draw(seed, i, SMALL) for i in range(first, first + MATMULS))
     return [as_called(case) for case in drawn]
 
 
@@ -71,7 +71,7 @@ def given_config(case: Case, index: int) -> GemmConfig | None:
 
 
 def call(case: Case, config: GemmConfig | None, operands: dict[str, Any]) -> Any:
-    """The product of a case, traced."""
+    """The matmul of a case, traced."""
     lhs, rhs, *up = (operands.get(name) for name in ("lhs", "rhs", "rhs_up"))
     options: dict[str, Any] = dict(
         preferred_element_type=DTYPES[case.output], implementation=IMPLEMENTATION, config=config
@@ -94,10 +94,10 @@ def call(case: Case, config: GemmConfig | None, operands: dict[str, Any]) -> Any
     )
 
 
-def operands(case: Case, product: Product) -> dict[str, Any]:
+def operands(case: Case, matmul: Matmul) -> dict[str, Any]:
     """The arrays of a call."""
     names = ("lhs", "rhs", "rhs_up", "c", "bias", "residual")
-    arrays = {name: getattr(product, name) for name in names}
+    arrays = {name: getattr(matmul, name) for name in names}
     for name, letter in zip(names[:3], (*case.layout, case.layout[1]), strict=True):
         if arrays[name] is not None:
             stored = arrays[name].astype(DTYPES[case.dtype])
@@ -115,24 +115,24 @@ def check(cases: Sequence[Case]) -> None:
     Raises:
       AssertionError: something is wrong.
     """
-    products = [case.product() for case in cases]
+    matmuls = [case.matmul() for case in cases]
     configs = [given_config(case, index) for index, case in enumerate(cases)]
-    given = [operands(case, product) for case, product in zip(cases, products, strict=True)]
+    given = [operands(case, matmul) for case, matmul in zip(cases, matmuls, strict=True)]
 
     def function(given: list[dict[str, Any]]) -> list[Any]:
         return [call(*each) for each in zip(cases, configs, given, strict=True)]
 
     compiled = jax.jit(function).lower(given).compile()
     calls = (compiled.as_text() or "").count(f'custom_call_target="{TARGET}"')
-    assert calls == len(cases), f"{calls} calls of kernels for {len(cases)} products"
+    assert calls == len(cases), f"{calls} calls of kernels for {len(cases)} matmuls"
     first, second = (jax.tree.map(np.asarray, compiled(given)) for _ in range(2))
-    for case, product, result, again in zip(cases, products, first, second, strict=True):
+    for case, matmul, result, again in zip(cases, matmuls, first, second, strict=True):
         assert result.tobytes() == again.tobytes(), f"{case}: two calls differ"
-        verify_results(case, product, [result.reshape(case.batch, case.m, case.n)])
+        verify_results(case, matmul, [result.reshape(case.batch, case.m, case.n)])
 
 
 def attempt(seed: int, number: int) -> Outcome:
-    """Tries the products of a function."""
+    """Tries the matmuls of a function."""
     try:
         check(draw(seed, number))
     except jax.errors.JaxRuntimeError as error:  # after which a context may be of no use

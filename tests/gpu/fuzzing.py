@@ -89,7 +89,7 @@ def main(fuzzer: Fuzzer) -> int:
         print(*fuzzer.draw(given.seed, given.only), outcome.fault or "is right", sep="\n")
         return bool(outcome.fault)
 
-    # A core for each process: the reference products are NumPy's.
+    # A core for each process: the reference matmuls are NumPy's.
     os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # else one would take all the memory
     notes = campaign.Notes(given.out.with_suffix(f".{installed.fingerprint()}-{given.seed}.jsonl"))

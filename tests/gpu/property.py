@@ -1,8 +1,8 @@
-"""Products under compositions of JAX's transformations on the GPU, by jaxbw and by lax.
+"""Matmuls under compositions of JAX's transformations on the GPU, by jaxbw and by lax.
 
     python -m tests.gpu.property --slice 1/8 --out DATE_property.json
 
-The cases of tests/jax/transformed_products.py, by seed and number. A slice takes its share of them;
+The cases of tests/jax/transformed_matmuls.py, by seed and number. A slice takes its share of them;
 all slices note what they found beside the results file, which tells of all that have run.
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 import jax
 
 from ..emulator import installed
-from ..jax import transformed_products
-from ..jax.transformed_products import Case, check, is_refused_by_lax
+from ..jax import transformed_matmuls
+from ..jax.transformed_matmuls import Case, check, is_refused_by_lax
 from . import campaign, environment
 from .campaign import Outcome
 
@@ -33,7 +33,7 @@ def draw(seed: int, number: int) -> list[Case]:
     """The cases of a program."""
     first = TOGETHER * number
     return [
-        transformed_products.draw(random.Random(f"{seed} {i}"))
+        transformed_matmuls.draw(random.Random(f"{seed} {i}"))
         for i in range(first, first + TOGETHER)
     ]
 

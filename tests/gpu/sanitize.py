@@ -41,7 +41,7 @@ def launched(case: Case) -> list[str]:
     names = [case.kernel]
     if case.repacked:
         names.append(by_role["repack"])
-    if case.config().reduces_apart and not case.split_tail:  # a tail may be empty
+    if case.plan().reduces_apart and not case.split_tail:  # a tail may be empty
         names.append(by_role["reduce"])
     return names
 
@@ -57,7 +57,7 @@ def main() -> int:
     options = {"guard_bytes": 0, "poison": not given.fresh}
     if given.planted is not None:
         _native.set_kernel_directory(str(given.planted))
-        direct.launch(PLANTED, PLANTED.product(), **options)
+        direct.launch(PLANTED, PLANTED.matmul(), **options)
         return 0
     part, parts = given.part
     failures = launches = 0

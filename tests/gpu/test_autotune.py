@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw._src.selection.tuned_products import TunedProducts
+from jaxbw._src.selection.tuned_matmuls import TunedMatmuls
 
 pytestmark = pytest.mark.gpu
 
 
 def step(x: jax.Array, w: jax.Array) -> jax.Array:
-    """A loss's gradient: products with and without an epilogue, in three layouts."""
+    """A loss's gradient: matmuls with and without an epilogue, in three layouts."""
 
     def loss(w: jax.Array) -> jax.Array:
         return jaxbw.matmul(jaxbw.matmul(x, w, activation="gelu"), w.T).astype(jnp.float32).sum()
@@ -30,7 +30,7 @@ def test_what_is_tuned_is_right_and_stays_so(tmp_path: Path) -> None:
     y = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
     path = tmp_path / "tuned.json"
     outcomes = jaxbw.autotune(step, x, w, path=path, configurations=40)
-    entries = TunedProducts.load(path).entries
+    entries = TunedMatmuls.load(path).entries
     assert len(entries) == len(outcomes) >= 4
     assert all(0 < entry.us <= entry.untuned_us for entry in entries.values())
     expected = np.asarray(jax.jit(step)(x, w), np.float32)

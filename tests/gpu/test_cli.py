@@ -36,8 +36,8 @@ def test_a_profile_names_the_kernel() -> None:
     from jaxbw._src.lab import cupti
 
     x = jnp.ones((256, 256), jnp.bfloat16)
-    product = jax.jit(jaxbw.matmul)
-    jax.block_until_ready(product(x, x))
+    matmul = jax.jit(jaxbw.matmul)
+    jax.block_until_ready(matmul(x, x))
     with cupti.recorded() as kernels:
-        jax.block_until_ready(product(x, x))
+        jax.block_until_ready(matmul(x, x))
     assert [name for name, _ in kernels] == [jaxbw.explain(x, x).kernel]

@@ -5,7 +5,7 @@ result exact, so a single misplaced element is seen; normal ones show that error
 rounding of the output and of float32 accumulation.
 """
 
-from itertools import product
+import itertools
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def instances() -> list[Case]:
         widths = (32, 128, 256) if kernel.block_n is None else (kernel.block_n,)
         if kernel.input == "tf32":
             dtypes = ("f32",)
-        for layout, dtype, width in product(layouts, dtypes, widths):
+        for layout, dtype, width in itertools.product(layouts, dtypes, widths):
             if layout[1] == "n" and width // kernel.cta_group % 64 != 0:
                 continue  # an MN-major rhs is loaded 64 columns at a time
             cluster = (kernel.cta_group, 1)
@@ -85,7 +85,7 @@ def test_ring_is_filled_drained_and_reused(stages: int | None, block_n: int) -> 
 
 @pytest.mark.parametrize("m", [1, 2, 7, 64, 127, 128, 129, 257])
 def test_tails(m: int) -> None:
-    for n, k in product((8, 16, 64, 120, 128, 136, 264), (8, 56, 64, 72, 200)):
+    for n, k in itertools.product((8, 16, 64, 120, 128, 136, 264), (8, 56, 64, 72, 200)):
         check(Case(m, n, k))
     for n in (4, 60, 132):  # what the f32 result still can address; the rhs has rows of K
         check(Case(m, n, 72, layout="nt"))
@@ -129,12 +129,12 @@ def test_offsets_beyond_32_bits() -> None:
     # 2^31 elements end within row 65536: the rows around it, the first and the last are compared.
     case = Case(m=65800, n=32768, k=8, output="bf16", block_n=256, cluster=(2, 1), swizzle=8)
     skip_without_device(case)
-    given = case.product()
+    given = case.matmul()
     (result,) = direct.launch(case, given)
     assert not (result.view(np.uint16) == 0xFFFF).any(), "elements were not written"
     for rows in (slice(0, 130), slice(65500, 65800)):
-        product = given.lhs[:, rows].astype(np.float32) @ given.rhs.astype(np.float32)
-        np.testing.assert_array_equal(result[:, rows], product.astype(result.dtype))
+        matmul = given.lhs[:, rows].astype(np.float32) @ given.rhs.astype(np.float32)
+        np.testing.assert_array_equal(result[:, rows], matmul.astype(result.dtype))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
@@ -153,7 +153,7 @@ def test_launches_repeat_bit_for_bit(cluster: tuple[int, int]) -> None:
 def test_nan_and_infinity_stay_in_their_row_and_column(special: float) -> None:
     case = Case(m=264, n=264, k=200, output="bf16")
     skip_without_device(case)
-    given = case.product()
+    given = case.matmul()
     given.lhs[0, 130, 199] = special
     given.rhs[0, 0, 263] = special
     result = direct.launch(case, given)[0].astype(np.float64)

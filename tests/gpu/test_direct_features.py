@@ -1,11 +1,11 @@
-"""What a launch can be beside a plain product: epilogues, split and swapped products, odd sizes.
+"""What a launch can be beside a plain matmul: epilogues, split and swapped matmuls, odd sizes.
 
 On host arrays without JAX, against NumPy in float64. The guards around every buffer are checked,
 and the workspace holds garbage before each launch.
 """
 
+import itertools
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
@@ -25,7 +25,7 @@ ODD += [(257, 255, 131), (264, 100, 1)]
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str, dtype: str, output: str) -> None:
-    for bias, integers in product((None, *FLOATS), (True, False)):
+    for bias, integers in itertools.product((None, *FLOATS), (True, False)):
         plain = Case(136, 144, 72, dtype=dtype, output=output, activation=activation)
         check(replace(plain, bias=bias, integers=integers))
 
@@ -40,7 +40,7 @@ def test_operands_of_the_epilogue(n: int, operand: str, output: str) -> None:
     check(replace(plain, c=output, in_place=True))
     check(replace(plain, residual=operand, activation="relu"))
     check(replace(plain, bias=operand, bias_along_m=True))
-    for along_m, integers in product((False, True), (True, False)):
+    for along_m, integers in itertools.product((False, True), (True, False)):
         everything = replace(
             plain,
             alpha=2.0,
@@ -59,7 +59,7 @@ def test_operands_of_the_epilogue(n: int, operand: str, output: str) -> None:
 @pytest.mark.parametrize("output", FLOATS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_saved_results(activation: str, output: str) -> None:
-    for n, block_n in product((264, 100), (64, 128, 256)):
+    for n, block_n in itertools.product((264, 100), (64, 128, 256)):
         case = Case(264, n, 136, block_n=block_n, output=output, activation=activation, save=True)
         check(replace(case, bias="f32", cluster=(2, 1)))
         check(replace(case, residual="bf16", integers=False))
@@ -68,8 +68,8 @@ def test_saved_results(activation: str, output: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("output", FLOATS)
 @pytest.mark.parametrize("block_n", [128, 256])
-def test_gated_products(block_n: int, output: str, layout: str) -> None:
-    for activation, n in product(ACTIVATIONS, (136, 131)):
+def test_gated_matmuls(block_n: int, output: str, layout: str) -> None:
+    for activation, n in itertools.product(ACTIVATIONS, (136, 131)):
         case = Case(200, n, 136, block_n=block_n, output=output, layout=layout, gated=True)
         case = replace(case, activation=activation)
         check(case)
@@ -121,7 +121,7 @@ def test_only_the_tail_is_split(cluster: tuple[int, int]) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("m", [1, 3, 8, 16, 33, 200])
 def test_swap_ab(m: int, layout: str) -> None:
-    for n, block_n in product((264, 1001), (64, 128)):
+    for n, block_n in itertools.product((264, 1001), (64, 128)):
         case = Case(m, n, 200, layout=layout, block_n=block_n, swap_ab=True)
         check(case)
         check(replace(case, bias="f32", output="bf16", residual="f32", activation="silu"))
@@ -133,7 +133,7 @@ def test_swap_ab(m: int, layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_any_length(layout: str, size: tuple[int, int, int]) -> None:
     """Operands that TMA cannot address are repacked, results are stored without it."""
-    for dtype, output in product(("bf16", "f16"), FLOATS):
+    for dtype, output in itertools.product(("bf16", "f16"), FLOATS):
         check(Case(*size, layout=layout, dtype=dtype, output=output))
     check(Case(*size, layout=layout, batch=3, cluster=(2, 1)))
     check(Case(*size, layout=layout, batch=3, shared=("lhs",), integers=False))
@@ -151,7 +151,7 @@ def test_stores_of_rows(output: str) -> None:
 @pytest.mark.parametrize("scheduler", ["static", "none"])
 @pytest.mark.parametrize("raster", ["m", "n"])
 def test_schedules(raster: str, scheduler: str) -> None:
-    for cluster, swizzle in product(((1, 1), (2, 1), (1, 2)), (1, 3, 16)):
+    for cluster, swizzle in itertools.product(((1, 1), (2, 1), (1, 2)), (1, 3, 16)):
         case = Case(3000, 2600, 72, cluster=cluster, swizzle=swizzle, raster=raster, block_n=64)
         check(replace(case, scheduler=scheduler))
         check(replace(case, scheduler=scheduler, split_k=2, k=200, m=600, n=520, batch=3))

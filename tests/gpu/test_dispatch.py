@@ -36,14 +36,14 @@ def test_a_chain_is_one_graph() -> None:
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-def test_a_split_and_unaligned_product_is_captured_whole(parts: int) -> None:
+def test_a_split_and_unaligned_matmul_is_captured_whole(parts: int) -> None:
     """The repack of its operands too, and the memset of its counters or what adds up the parts."""
     config = jaxbw.GemmConfig(128, 128, split_k=parts)
     random = np.random.default_rng(0)
     x, w = (random.integers(-2, 3, (251, 251)).astype(np.float32) for _ in range(2))
     given = [jnp.asarray(each, jnp.bfloat16) for each in (x, w)]
 
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
         y = KERNEL(x, w, config=config)
         for _ in range(7):
             y = KERNEL(jnp.sign(y), w, config=config)
@@ -52,7 +52,7 @@ def test_a_split_and_unaligned_product_is_captured_whole(parts: int) -> None:
     expected = x @ w
     for _ in range(7):
         expected = np.sign(expected) @ w
-    call = partial(jax.jit(product).lower(*given).compile(), *given)
+    call = partial(jax.jit(matmul).lower(*given).compile(), *given)
     for _ in range(3):
         np.testing.assert_array_equal(np.asarray(call(), np.float32), bf16(expected))
     assert dispatch.launches(call)["driver_calls"].get("cuGraphLaunch", 0) >= 1

@@ -25,7 +25,7 @@ from ..jax.dot_general_cases import (
     breaks_xla_on_a_gpu,
     compare,
     is_doubled_by_xla_on_a_gpu,
-    products,
+    matmuls,
     refusal,
 )
 
@@ -87,7 +87,7 @@ def test_kernels(first: int) -> None:
     assert device is not None
     assert device.family is not None
     cases = SIXTEEN_BITS[first : first + CHUNK]
-    (results,) = products(cases, [jaxbw.dot_general], implementation=device.family)
+    (results,) = matmuls(cases, [jaxbw.dot_general], implementation=device.family)
     for case, result in zip(cases, results, strict=True):
         wanted = case.reference(*case.operands()).astype(result.dtype)
         np.testing.assert_array_equal(result, wanted, str(case))

@@ -1,4 +1,4 @@
-"""The fuzzer of products through jax.jit: here on the emulator, and a sample of it on the GPU."""
+"""The fuzzer of matmuls through jax.jit: here on the emulator, and a sample of it on the GPU."""
 
 from dataclasses import replace
 

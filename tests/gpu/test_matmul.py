@@ -71,7 +71,7 @@ def assert_close(result: Any, reference: Values, magnitude: Values, k: int) -> N
 def laid_out(
     m: int, n: int, k: int, layout: str, dtype: str, batch: tuple[int, ...] = ()
 ) -> tuple[jax.Array, jax.Array, Any]:
-    """Operands of a product in a layout, and its dimension numbers."""
+    """Operands of a matmul in a layout, and its dimension numbers."""
     lhs_shape, lhs_k = ((m, k), 1) if layout[0] == "n" else ((k, m), 0)
     rhs_shape, rhs_k = ((k, n), 0) if layout[1] == "n" else ((n, k), 1)
     rank = len(batch)
@@ -86,12 +86,12 @@ def laid_out(
 def check(
     lhs: jax.Array, rhs: jax.Array, dims: Any, family: str, output: str | None = None, **kw: Any
 ) -> None:
-    def product(lhs: Any, rhs: Any) -> Any:
+    def matmul(lhs: Any, rhs: Any) -> Any:
         return jaxbw.dot_general(
             lhs, rhs, dims, preferred_element_type=output, implementation=family, **kw
         )
 
-    result = serve(product, lhs, rhs)
+    result = serve(matmul, lhs, rhs)
     assert result.dtype == (output or lhs.dtype)
     k = int(np.prod([lhs.shape[i] for i in dims[0][0]]))
     left, right = wide(lhs), wide(rhs)
@@ -182,10 +182,10 @@ def test_no_size_is_too_odd(m: int, n: int, k: int, layout: str, family: str) ->
     lhs, rhs, dims = laid_out(m, n, k, layout, "bfloat16")
     check(lhs, rhs, dims, family)
     assert jaxbw.explain(lhs, rhs, dimension_numbers=dims).implementation == family
-    product = functools.partial(jaxbw.dot_general, dimension_numbers=dims, implementation=family)
+    matmul = functools.partial(jaxbw.dot_general, dimension_numbers=dims, implementation=family)
     cotangent = normal((m, n), "bfloat16", 2)
     of_lhs, of_rhs = serve(
-        lambda x, y, g: jax.vjp(product, x, y)[1](g), lhs, rhs, cotangent, calls=2
+        lambda x, y, g: jax.vjp(matmul, x, y)[1](g), lhs, rhs, cotangent, calls=2
     )
     g, left, right = wide(cotangent), wide(lhs), wide(rhs)
     left = left if layout[0] == "n" else left.T
@@ -329,10 +329,10 @@ def test_gradients_run_on_kernels(layout: str, family: str) -> None:
     cotangent = normal((264, 136), "bfloat16", 3)
 
     def pull_back(lhs: Any, rhs: Any, cotangent: Any) -> Any:
-        def product(lhs: Any, rhs: Any) -> Any:
+        def matmul(lhs: Any, rhs: Any) -> Any:
             return jaxbw.dot_general(lhs, rhs, dims, implementation=family)
 
-        return jax.vjp(product, lhs, rhs)[1](cotangent)
+        return jax.vjp(matmul, lhs, rhs)[1](cotangent)
 
     of_lhs, of_rhs = serve(pull_back, lhs, rhs, cotangent, calls=2)
     g = wide(cotangent)
@@ -488,7 +488,7 @@ def test_nan_and_inf(activation: str | None, family: str) -> None:
 
 
 def test_beyond_the_edge_nothing_is_read(family: str) -> None:
-    """A NaN in a row beside the product must not reach it: tails are filled with zeros."""
+    """A NaN in a row beside the matmul must not reach it: tails are filled with zeros."""
     base = normal((264, 200), "bfloat16").at[8:].set(jnp.nan)
     rhs = normal((200, 72), "bfloat16", 1)
     result = serve(lambda base, rhs: jaxbw.matmul(base[:8], rhs, implementation=family), base, rhs)

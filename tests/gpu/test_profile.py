@@ -54,7 +54,7 @@ def test_stamps_of_a_launch_are_in_order(name: str, tmp_path: Path) -> None:
     assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
 
 
-def test_a_profile_does_not_change_what_products_compute() -> None:
+def test_a_profile_does_not_change_what_matmuls_compute() -> None:
     x = jax.random.normal(jax.random.key(0), (512, 512), jnp.bfloat16)
     before = jaxbw.matmul(x, x)
     jaxbw.profile(x, x)

@@ -1,4 +1,4 @@
-"""The runner of transformed products: here its slices, on the CPU, and a sample on the GPU."""
+"""The runner of transformed matmuls: here its slices, on the CPU, and a sample on the GPU."""
 
 import json
 from pathlib import Path

@@ -1,11 +1,11 @@
 """Threads, streams, command buffers, garbage, too little memory, too many elements."""
 
+import itertools
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def test_a_workspace_that_starts_as_garbage(garbage: int) -> None:
 
 
 @pytest.mark.alone
-def test_out_of_memory_is_an_error_and_the_next_product_is_right() -> None:
+def test_out_of_memory_is_an_error_and_the_next_matmul_is_right() -> None:
     side = 300_000  # the result has 335 GiB
 
     def multiply(x: Any, w: Any) -> Any:
@@ -114,7 +114,7 @@ def test_out_of_memory_is_an_error_and_the_next_product_is_right() -> None:
 
 @dataclass(frozen=True)
 class Huge:
-    """A product of which an array has more than 2^31 elements, or two of them together."""
+    """A matmul of which an array has more than 2^31 elements, or two of them together."""
 
     m: int
     n: int
@@ -181,7 +181,7 @@ def test_more_than_2_31_elements(name: str) -> None:
         return jnp.sum(got != wanted.astype(got.dtype), dtype=jnp.int32)
 
     result = multiply(lhs, rhs, c, residual)
-    for batch, i, j in product(range(huge.batch), _starts(huge.m), _starts(huge.n)):
+    for batch, i, j in itertools.product(range(huge.batch), _starts(huge.m), _starts(huge.n)):
         count = int(wrong(batch, i, j, lhs, rhs, c, residual, result))
         assert count == 0, f"{count} wrong in the block at {(batch, i, j)}"
 

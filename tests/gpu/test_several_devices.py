@@ -1,4 +1,4 @@
-"""Two GPUs in one process: products from several threads, and those that communicate."""
+"""Two GPUs in one process: matmuls from several threads, and those that communicate."""
 
 import functools
 from typing import Any
@@ -43,7 +43,7 @@ def test_collective_matmul(form: dict[str, int], overlap: bool, family: str) -> 
     }
     *given, out = specs[next(iter(form))]
     keywords: dict[str, Any] = {"implementation": family, "overlap": overlap, **form}
-    product = jax.shard_map(
+    matmul = jax.shard_map(
         functools.partial(jaxbw.collective_matmul, axis_name="x", **keywords),
         mesh=mesh,
         in_specs=tuple(given),
@@ -51,7 +51,7 @@ def test_collective_matmul(form: dict[str, int], overlap: bool, family: str) -> 
     )
 
     def step(x: Any, w: Any, cotangent: Any) -> Any:
-        y, pull_back = jax.vjp(product, x, w)
+        y, pull_back = jax.vjp(matmul, x, w)
         return y, *pull_back(cotangent)
 
     m, k, n = 512, 256, 384
@@ -64,7 +64,7 @@ def test_collective_matmul(form: dict[str, int], overlap: bool, family: str) -> 
     ]
     compiled = jax.jit(step).lower(*arrays).compile()
     text = compiled.as_text() or ""
-    kernels = 6 if overlap else 3  # on the ring two for each product
+    kernels = 6 if overlap else 3  # on the ring two for each matmul
     assert text.count(f'custom_call_target="{TARGET}"') == kernels, text
     for result, wanted in zip(
         compiled(*arrays), (x @ w, cotangent @ w.T, x.T @ cotangent), strict=True

@@ -1,4 +1,4 @@
-"""Products over two GPUs: kernels on shards, results of one GPU, collectives of lax.dot_general.
+"""Matmuls over two GPUs: kernels on shards, results of one GPU, collectives of lax.dot_general.
 
 tests/jax/test_partitioning.py has more of this, on emulated devices. Integers of few values make
 all sums exact, so that results are compared bit by bit.
@@ -79,19 +79,19 @@ def test_forward_and_backward(lhs: P, rhs: P, out: P, family: str, mesh: jax.sha
         for array, spec in zip(arrays, (lhs, rhs, out), strict=True)
     ]
 
-    def step(product: Any, lhs: Any, rhs: Any, cotangent: Any) -> Any:
+    def step(matmul: Any, lhs: Any, rhs: Any, cotangent: Any) -> Any:
         result, pull_back = jax.vjp(
-            functools.partial(product, dimension_numbers=MATMUL, out_sharding=out), lhs, rhs
+            functools.partial(matmul, dimension_numbers=MATMUL, out_sharding=out), lhs, rhs
         )
         return result, *pull_back(cotangent)
 
-    def program(product: Any) -> Any:
+    def program(matmul: Any) -> Any:
         if mesh.axis_types[0] == AxisType.Auto:
-            product = functools.partial(constrained, product)
-        return jax.jit(functools.partial(step, product)).lower(*given).compile()
+            matmul = functools.partial(constrained, matmul)
+        return jax.jit(functools.partial(step, matmul)).lower(*given).compile()
 
-    def constrained(product: Any, *operands: Any, out_sharding: P, **keywords: Any) -> Any:
-        result = product(*operands, **keywords)
+    def constrained(matmul: Any, *operands: Any, out_sharding: P, **keywords: Any) -> Any:
+        result = matmul(*operands, **keywords)
         return lax.with_sharding_constraint(result, NamedSharding(mesh, out_sharding))
 
     with jax.set_mesh(mesh):

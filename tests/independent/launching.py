@@ -67,7 +67,7 @@ class Problem:
     rhs_transposed: bool = False
 
     def operands(self) -> tuple[Array, Array]:
-        """Small integers: their products and sums are exact in float32, in any order."""
+        """Small integers: their matmuls and sums are exact in float32, in any order."""
         rng = np.random.default_rng(self.m * 7 + self.n * 5 + self.k)
         lhs, rhs = (rng.integers(-3, 4, s) for s in ((self.m, self.k), (self.k, self.n)))
         return lhs.astype(np.float32), rhs.astype(np.float32)

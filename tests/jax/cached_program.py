@@ -1,4 +1,4 @@
-"""python cached_program.py IMPLEMENTATION BLOCK_N: runs one product, with JAX's persistent cache.
+"""python cached_program.py IMPLEMENTATION BLOCK_N: runs one matmul, with JAX's persistent cache.
 
 Prints the sum of the result, then how often the cache had the program, and how often not.
 """
@@ -22,13 +22,13 @@ def main(implementation: str, block_n: int) -> None:
             counts[event] += 1
 
     @jax.jit
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
         config = jaxbw.GemmConfig(block_m=128, block_n=block_n)
         out = jaxbw.matmul(x, w, activation="relu", implementation=implementation, config=config)
         return out.astype("float32").sum()
 
     jax.monitoring.register_event_listener(count)
-    total = product(np.ones((24, 64), jnp.bfloat16), np.ones((64, 40), jnp.bfloat16))
+    total = matmul(np.ones((24, 64), jnp.bfloat16), np.ones((64, 40), jnp.bfloat16))
     print(float(total), *counts.values())
 
 

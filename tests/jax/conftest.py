@@ -38,8 +38,8 @@ def operand() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def assert_product_close() -> Callable[..., None]:
-    """Compares a product with its reference in float64.
+def assert_matmul_close() -> Callable[..., None]:
+    """Compares a matmul with its reference in float64.
 
     The bound is eps_out * |reference| for the cast, plus for the sums of K terms in float32
     2 * K * eps * (|lhs| @ |rhs|).

@@ -54,7 +54,7 @@ ALGORITHMS = {
     DotAlgorithmPreset.F64_F64_F64: ("float64",),
 }
 
-# A dtype and what is preferred of its product.
+# A dtype and what is preferred of its matmul.
 PREFERRED = (
     *(("float16", p) for p in ("float16", "float32", "float64")),
     *(("bfloat16", p) for p in ("bfloat16", "float32", "float64")),
@@ -122,7 +122,7 @@ DIFFERENTIATED = (
 
 @dataclass(frozen=True)
 class Case:
-    """One product."""
+    """One matmul."""
 
     shapes: Shapes
     lhs_dtype: str
@@ -138,7 +138,7 @@ class Case:
         )
 
     def __call__(self, dot_general: DotGeneral, lhs: Any, rhs: Any, **keywords: Any) -> Any:
-        """The product, by lax.dot_general or what stands for it."""
+        """The matmul, by lax.dot_general or what stands for it."""
         return dot_general(
             lhs,
             rhs,
@@ -149,7 +149,7 @@ class Case:
         )
 
     def reference(self, lhs: Any, rhs: Any) -> Any:
-        """The product in NumPy, in float64 or complex128."""
+        """The matmul in NumPy, in float64 or complex128."""
         wide = np.complex128 if "complex" in self.lhs_dtype + self.rhs_dtype else np.float64
         (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = self.shapes.dims
         left, right = list("abcde"[: np.ndim(lhs)]), list("vwxyz"[: np.ndim(rhs)])
@@ -163,7 +163,7 @@ class Case:
 
 
 def rounded(reference: Any, dtype: Any) -> Any:
-    """What a product of small integers is in a dtype: unsigned ones wrap, bool is "or"."""
+    """What a matmul of small integers is in a dtype: unsigned ones wrap, bool is "or"."""
     if np.dtype(dtype).kind in "iub":
         reference = reference.astype(np.int64)
     return reference.astype(dtype)
@@ -199,12 +199,12 @@ CASES = tuple(_cases())
 
 
 def breaks_xla_on_a_gpu(case: Case) -> bool:
-    """A product of integer matrices that is to be of a floating type of up to 32 bits.
+    """A matmul of integer matrices that is to be of a floating type of up to 32 bits.
 
     XLA compiles it for a GPU to LLVM code that is not valid. That is an error if one is lucky, else
     the process ends with a segmentation fault, whoever asks: lax.dot_general does with jaxlib
     0.11.2 on an H200, and with 0.11.2 and 0.12.0 where they compile for an H200 that is not there.
-    JAX's own test of such products is skipped on GPUs (lax_test.py, testDotPreferredElement; see
+    JAX's own test of such matmuls is skipped on GPUs (lax_test.py, testDotPreferredElement; see
     https://github.com/jax-ml/jax/issues/11678). float64 is refused, by an error.
     """
     matrices = len(case.shapes.lhs) == len(case.shapes.rhs) == 2
@@ -212,7 +212,7 @@ def breaks_xla_on_a_gpu(case: Case) -> bool:
 
 
 def is_doubled_by_xla_on_a_gpu(case: Case) -> bool:
-    """A product of int8 matrices that is to be int32, over a k that is no multiple of 4.
+    """A matmul of int8 matrices that is to be int32, over a k that is no multiple of 4.
 
     It is twice the right one where XLA takes a Triton kernel, whoever asks: lax.dot_general gave so
     4x6x3 and 5x9x7 (m, n, k), with jaxlib 0.11.2 on an H200, and not 4x8x4, 16x16x16 and 64x64x64,
@@ -224,10 +224,10 @@ def is_doubled_by_xla_on_a_gpu(case: Case) -> bool:
     return matrices and dtypes == ("int8", "int8", "int32") and case.shapes.lhs[1] % 4 != 0
 
 
-def products(
+def matmuls(
     cases: Sequence[Case], functions: Sequence[DotGeneral], **keywords: Any
 ) -> list[list[Any]]:
-    """The products of cases by each function, in one compiled program."""
+    """The matmuls of cases by each function, in one compiled program."""
 
     def program(operands: Any) -> Any:
         each = list(zip(cases, operands, strict=True))
@@ -243,7 +243,7 @@ def compare(cases: Sequence[Case]) -> None:
     Raises:
       AssertionError: they are not.
     """
-    given = products(cases, (jaxbw.dot_general, jax.lax.dot_general))
+    given = matmuls(cases, (jaxbw.dot_general, jax.lax.dot_general))
     for case, ours, theirs in zip(cases, *given, strict=True):
         assert jax.typeof(ours) == jax.typeof(theirs), case
         wanted = rounded(case.reference(*case.operands()), ours.dtype)
@@ -254,7 +254,7 @@ def compare(cases: Sequence[Case]) -> None:
 def refusal(dot_general: DotGeneral, case: Case) -> str | None:
     """What the platform says to a case that it does not take; None where it does."""
     try:
-        products([case], [dot_general])
+        matmuls([case], [dot_general])
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -1,4 +1,4 @@
-"""Products with epilogues for the tests of the fused operation: cases, operands, the formula."""
+"""Matmuls with epilogues for the tests of the fused operation: cases, operands, the formula."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

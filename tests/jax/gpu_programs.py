@@ -20,7 +20,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxbw
-from jaxbw._src.lab.tuning.find import products
+from jaxbw._src.lab.tuning.find import matmuls
 
 LAYERS, ROWS, WIDTH, HIDDEN = 3, 512, 256, 1024
 Step = Callable[..., Any]
@@ -157,7 +157,7 @@ def compiled(function: Step, given: Any, shardings: Any, **options: bool) -> str
 def counts(function: Step, given: Any, shardings: Any) -> dict[str, int]:
     off = compiled(function, given, shardings, xla_gpu_enable_dynamic_slice_fusion=False)
     found = {"calls": calls(compiled(function, given, shardings)), "calls, fusion off": calls(off)}
-    return found | {"jaxpr": sum(each.count for each in products(function, *given))}
+    return found | {"jaxpr": sum(each.count for each in matmuls(function, *given))}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Products on several devices of one process, from several threads at the same time.
+"""Matmuls on several devices of one process, from several threads at the same time.
 
 tests/gpu has the same for GPUs.
 """
@@ -19,7 +19,7 @@ SIZES = ((72, 64, 40), (24, 136, 72))  # m, k, n
 
 
 def integers(shape: tuple[int, ...], number: int) -> Any:
-    """Small ones, of which every product is exact in bfloat16."""
+    """Small ones, of which every matmul is exact in bfloat16."""
     return np.random.default_rng([*shape, number]).choice([-1, 0, 0, 1], shape).astype(np.float32)
 
 
@@ -33,12 +33,12 @@ def check(devices: Sequence[jax.Device], implementation: str | None, rounds: int
     """
     start = threading.Barrier(len(devices) * THREADS)
 
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         return jaxbw.matmul(x, w, implementation=implementation)
 
     @jax.jit
     def step(x: Any, w: Any, cotangent: Any) -> Any:
-        y, pull_back = jax.vjp(product, x, w)
+        y, pull_back = jax.vjp(matmul, x, w)
         return y, *pull_back(cotangent)
 
     def work(number: int) -> None:
@@ -51,7 +51,7 @@ def check(devices: Sequence[jax.Device], implementation: str | None, rounds: int
                 for array in (x, w, cotangent)
             ]
             wanted = [x @ w, cotangent @ w.T, x.T @ cotangent]
-            compiled, eager = step(*given), product(*given[:2])
+            compiled, eager = step(*given), matmul(*given[:2])
             for result, reference in zip((*compiled, eager), (*wanted, wanted[0]), strict=True):
                 assert result.devices() == {device}
                 np.testing.assert_array_equal(np.asarray(result, np.float32), reference)

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw._src.lab.tuning.find import products
+from jaxbw._src.lab.tuning.find import matmuls
 from jaxbw._src.primitives.gemm import TARGET
 from jaxbw._src.primitives.partitioning import TARGET as PARTITIONED
 
@@ -386,8 +386,8 @@ def test_explain_function_counts_what_is_launched(family: str) -> None:
 
 
 def test_tuning_finds_what_is_accelerated() -> None:
-    assert not products(loss, *parameters())
-    found = products(jaxbw.accelerate(loss), *parameters())
+    assert not matmuls(loss, *parameters())
+    found = matmuls(jaxbw.accelerate(loss), *parameters())
     assert sum(each.count for each in found) == 8 * LAYERS
 
 

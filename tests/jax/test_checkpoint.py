@@ -1,4 +1,4 @@
-"""jax.checkpoint: what each policy keeps of a product, and how many products run then."""
+"""jax.checkpoint: what each policy keeps of a matmul, and how many matmuls run then."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def arrays(operand: Callable[..., Any], dtype: str = "bfloat16") -> tuple[Any, A
 
 
 def plain(x: Any, w: Any, v: Any) -> Any:
-    """A network without an epilogue: two products around a sine."""
+    """A network without an epilogue: two matmuls around a sine."""
     return jaxbw.matmul(jnp.sin(jaxbw.matmul(x, w)), v)
 
 
@@ -80,7 +80,7 @@ def launches(block: Any, operands: Any, custom_calls: Callable[[str], list[str]]
     return found
 
 
-# Policy, then for each block the arrays [M, H] that are kept, and the products that are run again.
+# Policy, then for each block the arrays [M, H] that are kept, and the matmuls that are run again.
 NONE = "no jax.checkpoint"
 POLICIES: dict[str, Any] = {
     "everything": THEIRS.everything_saveable,
@@ -95,9 +95,9 @@ POLICIES: dict[str, Any] = {
 }
 TABLE: dict[Any, dict[str, tuple[int, int]]] = {
     plain: {
-        "everything": (2, 0),  # the sine, which the product reads, and the cosine
+        "everything": (2, 0),  # the sine, which the matmul reads, and the cosine
         "nothing": (0, 1),
-        "jax dots": (0, 1),  # which knows no product but lax's: jax#30717
+        "jax dots": (0, 1),  # which knows no matmul but lax's: jax#30717
         "dots": (1, 0),
         "dots without batch": (1, 0),
         "preactivation": (0, 1),
@@ -155,11 +155,11 @@ def test_what_is_kept_and_what_runs_again(
 ) -> None:
     operands = arrays(operand)
     checkpointed = jax.checkpoint(block, policy=POLICIES[name])
-    arrays_kept, products_again = TABLE[block][name]
+    arrays_kept, matmuls_again = TABLE[block][name]
     assert kept(checkpointed, operands, capsys) == arrays_kept
     without = launches(block, operands, custom_calls)
     found = launches(checkpointed, operands, custom_calls)
-    assert len(found) - len(without) == products_again
+    assert len(found) - len(without) == matmuls_again
 
 
 def test_a_kernel_writes_nothing_that_is_not_kept(
@@ -227,11 +227,11 @@ def test_recompute_is_a_checkpoint_that_an_outer_policy_overrules(
     def block(x: Any, w: Any, v: Any) -> Any:
         return jaxbw.matmul(jaxbw.gated_matmul(x, w, w, recompute=True), v)
 
-    assert kept(block, operands, capsys) == 1  # the result, which the next product reads
+    assert kept(block, operands, capsys) == 1  # the result, which the next matmul reads
     assert kept(jax.checkpoint(block, policy=policy), operands, capsys) == arrays_kept
 
 
-def test_jaxs_own_products_and_policies_are_as_ever() -> None:
+def test_jaxs_own_matmuls_and_policies_are_as_ever() -> None:
     """A namesake says of every other operation what JAX's policy says."""
     x = jnp.ones((4, 4))
 

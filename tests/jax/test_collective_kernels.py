@@ -11,11 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 import jaxbw
 
-from .collective_products import AXIS, ON_RING, PLAIN
+from .collective_matmuls import AXIS, ON_RING, PLAIN
 
 
 def mesh_on_cuda(size: int) -> jax.sharding.AbstractMesh:
-    """Devices that are not here: products are lowered for them only."""
+    """Devices that are not here: matmuls are lowered for them only."""
     return jax.sharding.AbstractMesh((size,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
 
 
@@ -24,7 +24,7 @@ def mesh_on_cuda(size: int) -> jax.sharding.AbstractMesh:
     [({"gather_lhs": 0}, 0), ({"gather_lhs": 1}, 3), ({"scatter": 0}, 3)],
     ids=str,
 )
-def test_every_product_on_a_ring_is_a_kernel(
+def test_every_matmul_on_a_ring_is_a_kernel(
     form: dict[str, int], sums: int, family: str, custom_calls: Any
 ) -> None:
     """And adds the sums that have arrived in its epilogue."""
@@ -37,12 +37,12 @@ def test_every_product_on_a_ring_is_a_kernel(
     specs = {"gather_lhs": [(P(AXIS), P()), (P(None, AXIS), P())], "scatter": [(P(), P())]}
     ((argument, dimension),) = form.items()
     in_specs = specs[argument][dimension]
-    product = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=P(AXIS))
+    matmul = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=P(AXIS))
     x, w = (
         jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.NamedSharding(mesh, s))
         for shape, s in zip(((512, 256), (256, 512)), in_specs, strict=True)
     )
-    lowered = jax.jit(product).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    lowered = jax.jit(matmul).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
     found = custom_calls(lowered)
     assert len(found) == 4
     assert lowered.count("stablehlo.collective_permute") == 3
@@ -51,17 +51,17 @@ def test_every_product_on_a_ring_is_a_kernel(
 
 
 @pytest.mark.parametrize("form", [{"gather_lhs": 0}, {"gather_rhs": 0}, {"scatter": 1}], ids=str)
-def test_the_product_beside_a_collective_is_a_kernel(
+def test_the_matmul_beside_a_collective_is_a_kernel(
     form: dict[str, int], family: str, custom_calls: Any
 ) -> None:
     keywords: dict[str, Any] = {"implementation": family, **form}
 
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         return PLAIN(x, w, AXIS, **keywords)
 
     mesh = mesh_on_cuda(4)
     sharded = jax.shard_map(
-        product, mesh=mesh, in_specs=(P(), P()), out_specs=P(AXIS), check_vma=False
+        matmul, mesh=mesh, in_specs=(P(), P()), out_specs=P(AXIS), check_vma=False
     )
     rows = 64 if "gather_rhs" in form else 256
     x, w = (
@@ -85,10 +85,10 @@ TILES = {
 def schedulers(
     form: dict[str, int], overlap: bool, devices: int = 4, config: jaxbw.GemmConfig | None = None
 ) -> tuple[list[int], list[int]]:
-    """Of the products of a forward pass, and of both passes, on CUDA."""
+    """Of the matmuls of a forward pass, and of both passes, on CUDA."""
     keywords: dict[str, Any] = {"overlap": overlap, "config": config, **form}
     mesh = mesh_on_cuda(devices)
-    product = jax.shard_map(
+    matmul = jax.shard_map(
         lambda x, w: jaxbw.collective_matmul(x, w, AXIS, **keywords),
         mesh=mesh,
         in_specs=(P(), P()),
@@ -102,10 +102,10 @@ def schedulers(
         return [int(found) for found in re.findall(r"scheduler = (\d) :", lowered.as_text())]
 
     def both(x: Any, w: Any) -> Any:
-        y, pull_back = jax.vjp(product, x, w)
+        y, pull_back = jax.vjp(matmul, x, w)
         return y, pull_back(y)
 
-    return of(product), of(both)
+    return of(matmul), of(both)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def schedulers(
     ],
     ids=str,
 )
-def test_products_beside_a_collective_take_the_sms_that_are_free(
+def test_matmuls_beside_a_collective_take_the_sms_that_are_free(
     form: dict[str, int], overlap: bool, beside: str, family: str
 ) -> None:
     wanted = [(DYNAMIC if each == "1" else ALONE)[family] for each in beside]
     forward, both = schedulers(form, overlap)
-    each = 4 if overlap else 1  # products of chunks
+    each = 4 if overlap else 1  # matmuls of chunks
     assert forward == wanted[:1] * each
     assert both == [scheduler for scheduler in wanted for _ in range(each)]
 
@@ -138,12 +138,12 @@ def test_a_given_scheduler_stays(overlap: bool, family: str) -> None:
 
 
 def test_a_given_tile_has_its_own_scheduler(family: str) -> None:
-    """The gradients are other products, whose tiles are chosen."""
+    """The gradients are other matmuls, whose tiles are chosen."""
     _, found = schedulers({"gather_lhs": 0}, True, config=TILES[family])
     assert found == [ALONE[family]] * 4 + [DYNAMIC[family]] * 8
 
 
-def test_a_batch_invariant_product_beside_a_collective(family: str) -> None:
+def test_a_batch_invariant_matmul_beside_a_collective(family: str) -> None:
     config = jaxbw.GemmConfig(batch_invariant=True)
     _, found = schedulers({"gather_lhs": 0}, True, config=config)
     assert set(found) == {DYNAMIC[family]}

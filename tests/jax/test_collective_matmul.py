@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jaxbw
 from jaxbw._src.primitives import ring
 
-from .collective_products import (
+from .collective_matmuls import (
     AXIS,
     FORMS,
     ON_RING,
@@ -38,16 +38,16 @@ from .collective_products import (
     ids=str,
 )
 @pytest.mark.parametrize(
-    "product", [ON_RING, PLAIN, jaxbw.collective_matmul], ids=["ring", "plain", "default"]
+    "matmul", [ON_RING, PLAIN, jaxbw.collective_matmul], ids=["ring", "plain", "default"]
 )
-def test_is_the_product_of_whole_arrays(
-    form: dict[str, int], size: int, product: Callable[..., Any]
+def test_is_the_matmul_of_whole_arrays(
+    form: dict[str, int], size: int, matmul: Callable[..., Any]
 ) -> None:
     x, w = integers((2 * size, size, 3 * size)), integers((3 * size, size), 1)
-    product = over_mesh(form, size, product)
+    matmul = over_mesh(form, size, matmul)
     reference = with_gradients(expected(form, size))
     cotangent = integers(jax.eval_shape(expected(form, size), x, w).shape, 2)
-    assert_equal(jax.jit(with_gradients(product))(x, w, cotangent), reference(x, w, cotangent))
+    assert_equal(jax.jit(with_gradients(matmul))(x, w, cotangent), reference(x, w, cotangent))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -55,14 +55,14 @@ def test_only_permutes_communicate(form: dict[str, int]) -> None:
     """One less than there are devices; an all-reduce only for what every device had all of."""
     size = 8
     x, w = integers((8, 8, 8)), integers((8, 8))
-    product = over_mesh(form, size, ON_RING)
-    assert communication(product, x, w) == {"collective-permute": size - 1}
+    matmul = over_mesh(form, size, ON_RING)
+    assert communication(matmul, x, w) == {"collective-permute": size - 1}
 
     def pull_back(x: Any, w: Any, cotangent: Any) -> Any:
-        return jax.vjp(product, x, w)[1](cotangent)
+        return jax.vjp(matmul, x, w)[1](cotangent)
 
-    found = communication(pull_back, x, w, jax.eval_shape(product, x, w))
-    # One ring gathers the cotangent for both products; or one scatters, and one gathers x or w.
+    found = communication(pull_back, x, w, jax.eval_shape(matmul, x, w))
+    # One ring gathers the cotangent for both matmuls; or one scatters, and one gathers x or w.
     permutes = size - 1 if "scatter" in form else 2 * (size - 1)
     assert found == {"collective-permute": permutes} | (
         {} if "scatter" in form else {"all-reduce": 1}
@@ -78,11 +78,11 @@ def test_halves_of_chunks_are_scattered(
     """One travels while the other is multiplied: twice as many transfers, the same result."""
     monkeypatch.setattr(ring, "FULL", 1)
     x, w = integers((2 * size, 2 * size, 3 * size)), integers((3 * size, 2 * size), 1)
-    product = over_mesh(form, size, ON_RING)
+    matmul = over_mesh(form, size, ON_RING)
     reference = with_gradients(expected(form, size))
     cotangent = integers(jax.eval_shape(expected(form, size), x, w).shape, 2)
-    assert_equal(jax.jit(with_gradients(product))(x, w, cotangent), reference(x, w, cotangent))
-    assert communication(product, x, w)["collective-permute"] == 2 * (size - 1)
+    assert_equal(jax.jit(with_gradients(matmul))(x, w, cotangent), reference(x, w, cotangent))
+    assert communication(matmul, x, w)["collective-permute"] == 2 * (size - 1)
 
 
 def test_small_and_odd_chunks_are_not_halved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,18 +90,18 @@ def test_small_and_odd_chunks_are_not_halved(monkeypatch: pytest.MonkeyPatch) ->
     for rows, full in ((12, 1), (16, 16 * 8 // (2 * size) + 1)):
         monkeypatch.setattr(ring, "FULL", full)
         x, w = integers((rows, 1, 8)), integers((8, 8), 1)
-        product = over_mesh(form, size, ON_RING)
-        assert communication(product, x, w)["collective-permute"] == size - 1
+        matmul = over_mesh(form, size, ON_RING)
+        assert communication(matmul, x, w)["collective-permute"] == size - 1
     monkeypatch.setattr(ring, "FULL", full - 1)
     again = over_mesh(form, size, lambda *given, **form: ON_RING(*given, **form))
     assert communication(again, x, w)["collective-permute"] == 2 * (size - 1)
 
 
 def test_a_chunk_of_symbolic_size_is_whole() -> None:
-    product = over_mesh({"scatter": 1}, 2, ON_RING)
+    matmul = over_mesh({"scatter": 1}, 2, ON_RING)
     (batch,) = jax.export.symbolic_shape("b")
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((batch, 8, 8), (8, 8)))
-    exported = jax.export.export(jax.jit(product))(x, w)
+    exported = jax.export.export(jax.jit(matmul))(x, w)
     assert exported.mlir_module().count("stablehlo.collective_permute") == 1
 
 
@@ -109,8 +109,8 @@ def test_a_training_step_has_no_other_collective() -> None:
     size = 8
     x, up, down = integers((2, 16, 8)), integers((8, 24), 1), integers((24, 8), 2)
 
-    def loss(product: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arrays: (layers(product, size)(*arrays) * x).sum()
+    def loss(matmul: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arrays: (layers(matmul, size)(*arrays) * x).sum()
 
     step = jax.jit(jax.value_and_grad(loss(ON_RING), (0, 1, 2)))
     reference = jax.value_and_grad(loss(collectives), (0, 1, 2))
@@ -129,18 +129,18 @@ def test_derivatives_of_all_modes(form: dict[str, int], matmul: Callable[..., An
     x, w = integers((2, 4, 4)), integers((4, 4), 1)
     tangents = integers(x.shape, 2), integers(w.shape, 3)
 
-    def derivatives(product: Callable[..., Any]) -> Any:
+    def derivatives(matmul: Callable[..., Any]) -> Any:
         def loss(x: Any, w: Any) -> Any:
-            return (product(x, w) ** 2).sum()
+            return (matmul(x, w) ** 2).sum()
 
         @jax.jit
         def all_of_them(x: Any, w: Any) -> Any:
             gradient = jax.grad(loss, (0, 1))
             return (
-                jax.jvp(product, (x, w), tangents),
+                jax.jvp(matmul, (x, w), tangents),
                 jax.jvp(gradient, (x, w), tangents),  # forward over reverse
                 jax.grad(lambda x, w: (gradient(x, w)[0] * x).sum(), (0, 1))(x, w),
-                jax.linear_transpose(lambda x: product(x, w), x)(product(x, w)),
+                jax.linear_transpose(lambda x: matmul(x, w), x)(matmul(x, w)),
             )
 
         return all_of_them(x, w)
@@ -161,8 +161,8 @@ def test_vmap(form: dict[str, int], axes: tuple[int | None, int | None]) -> None
         for y, axis in zip((x, w), axes, strict=True)
     )
 
-    def mapped(product: Callable[..., Any]) -> Any:
-        return jax.jit(jax.vmap(with_gradients(product), (*axes, None)))
+    def mapped(matmul: Callable[..., Any]) -> Any:
+        return jax.jit(jax.vmap(with_gradients(matmul), (*axes, None)))
 
     reference = expected(form, 2)
     one = (y if axis is None else y.take(0, axis) for y, axis in zip((x, w), axes, strict=True))
@@ -172,35 +172,35 @@ def test_vmap(form: dict[str, int], axes: tuple[int | None, int | None]) -> None
 
 
 def test_a_vmap_inside() -> None:
-    """A batch of weights, sharded like the batch of activations, is one product each."""
+    """A batch of weights, sharded like the batch of activations, is one matmul each."""
     x, w = integers((3, 4, 8)), integers((3, 8, 4), 1)
 
     def local(x: Any, w: Any) -> Any:
         return jax.vmap(lambda x, w: ON_RING(x, w, AXIS, scatter=0))(x, w)
 
     specs = (P(None, None, AXIS), P(None, AXIS))
-    product = jax.shard_map(local, mesh=mesh_of(4), in_specs=specs, out_specs=P(None, AXIS))
-    assert_equal(jax.jit(product)(x, w), x @ w)
-    assert communication(product, x, w) == {"collective-permute": 3}
+    matmul = jax.shard_map(local, mesh=mesh_of(4), in_specs=specs, out_specs=P(None, AXIS))
+    assert_equal(jax.jit(matmul)(x, w), x @ w)
+    assert communication(matmul, x, w) == {"collective-permute": 3}
 
 
 @pytest.mark.parametrize(
-    ("policy", "products"),
+    ("policy", "matmuls"),
     [
         (jax.checkpoint_policies.nothing_saveable, 7),
         (jaxbw.checkpoint_policies.dots_saveable, 6),
         (jax.checkpoint_policies.everything_saveable, 6),
     ],
 )
-def test_checkpoint_policies_know_it(policy: Any, products: int) -> None:
-    """Two products forward, four backward, and what is computed again."""
+def test_checkpoint_policies_know_it(policy: Any, matmuls: int) -> None:
+    """Two matmuls forward, four backward, and what is computed again."""
 
     def loss(*arrays: Any) -> Any:
         return jax.checkpoint(layers(ON_RING, 2), policy=policy)(*arrays).sum()
 
     operands = integers((2, 8, 4)), integers((4, 8), 1), integers((8, 4), 2)
     program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*operands)
-    assert str(program).count("= jaxbw_collective_dot_general[") == products
+    assert str(program).count("= jaxbw_collective_dot_general[") == matmuls
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -215,14 +215,14 @@ def test_sums_of_devices_are_float32(dtype: str) -> None:
         in_specs=(P(None, AXIS), P(AXIS)),
         out_specs=(P(AXIS), P(None, AXIS)),
     )
-    def products(x: Any, w: Any) -> Any:
+    def matmuls(x: Any, w: Any) -> Any:
         scattered = ON_RING(x, w, AXIS, scatter=0)
         return scattered, ON_RING(x, jnp.ones((8, 2), dtype), AXIS, gather_lhs=1)
 
     for place in range(8):
         x = jnp.broadcast_to(jnp.ones(8).at[place].set(large), (8, 8)).astype(dtype)
         wanted = jnp.full((8, 16), large + 7, jnp.float32).astype(dtype)
-        assert_equal(products(x, jnp.ones((8, 16), dtype)), (wanted, wanted))
+        assert_equal(matmuls(x, jnp.ones((8, 16), dtype)), (wanted, wanted))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -230,13 +230,13 @@ def test_sums_of_devices_are_float32(dtype: str) -> None:
 def test_other_dtypes(dtype: str, overlap: bool) -> None:
     with jax.enable_x64(dtype == "float64"):
         x, w = integers((4, 8)).astype(dtype), integers((8, 4), 1).astype(dtype)
-        product = jax.shard_map(
+        matmul = jax.shard_map(
             lambda x, w: jaxbw.collective_matmul(x, w, AXIS, scatter=1, overlap=overlap),
             mesh=mesh_of(4),
             in_specs=(P(None, AXIS), P(AXIS)),
             out_specs=P(None, AXIS),
         )
-        result, wanted = jax.jit(product)(x, w), jnp.matmul(x, w)
+        result, wanted = jax.jit(matmul)(x, w), jnp.matmul(x, w)
         assert result.dtype == wanted.dtype
         assert_equal(result, wanted)
 
@@ -244,12 +244,12 @@ def test_other_dtypes(dtype: str, overlap: bool) -> None:
 def test_preferred_element_type() -> None:
     x, w = integers((4, 8), dtype=jnp.bfloat16), integers((8, 4), 1, jnp.bfloat16)
 
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         keywords: dict[str, Any] = {"scatter": 0, "preferred_element_type": jnp.float32}
         return ON_RING(x, w, AXIS, **keywords)
 
     specs = (P(None, AXIS), P(AXIS))
-    sharded = jax.shard_map(product, mesh=mesh_of(4), in_specs=specs, out_specs=P(AXIS))
+    sharded = jax.shard_map(matmul, mesh=mesh_of(4), in_specs=specs, out_specs=P(AXIS))
     result, pull_back = jax.vjp(sharded, x, w)
     assert result.dtype == jnp.float32
     assert [y.dtype for y in pull_back(result)] == [jnp.bfloat16] * 2
@@ -259,14 +259,14 @@ def test_outside_of_jit() -> None:
     x, w = integers((8, 4)), integers((4, 8), 1)
     specs = (P(AXIS), P(None, AXIS))
     for check in (True, False):
-        product: Callable[..., Any] = jax.shard_map(
+        matmul: Callable[..., Any] = jax.shard_map(
             lambda x, w: ON_RING(x, w, AXIS, gather_lhs=0),
             mesh=mesh_of(4),
             in_specs=specs,
             out_specs=specs[1],
             check_vma=check,
         )
-        assert_equal(product(x, w), x @ w)
+        assert_equal(matmul(x, w), x @ w)
 
 
 def test_an_axis_of_several() -> None:
@@ -277,10 +277,10 @@ def test_an_axis_of_several() -> None:
         return ON_RING(x, w, ("a", "b"), gather_lhs=1)
 
     specs = (P("data", ("a", "b")), P(None, ("a", "b")))
-    product = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P("data", None, ("a", "b")))
-    assert_equal(jax.jit(product)(x, w), x @ w)
+    matmul = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P("data", None, ("a", "b")))
+    assert_equal(jax.jit(matmul)(x, w), x @ w)
     # Weights that every row of "data" has are summed over it, and over nothing else.
-    gradient = jax.grad(lambda x, w: product(x, w).sum(), (0, 1))
+    gradient = jax.grad(lambda x, w: matmul(x, w).sum(), (0, 1))
     assert_equal(jax.jit(gradient)(x, w), jax.grad(lambda x, w: (x @ w).sum(), (0, 1))(x, w))
     assert communication(gradient, x, w) == {"collective-permute": 6, "all-reduce": 1}
 
@@ -296,14 +296,14 @@ def test_over_some_axes(implementation: str | None) -> None:
         keywords: dict[str, Any] = {"gather_lhs": 1, "implementation": implementation}
         return ON_RING(x, w, AXIS, preferred_element_type=jnp.float32, **keywords)
 
-    product = jax.shard_map(
+    matmul = jax.shard_map(
         local,
         mesh=mesh,
         in_specs=(P(None, AXIS), P(None, AXIS)),
         out_specs=P(None, None, AXIS),
         axis_names={AXIS},
     )
-    assert_equal(jax.jit(product)(x, w), jnp.matmul(x, w, preferred_element_type=jnp.float32))
+    assert_equal(jax.jit(matmul)(x, w), jnp.matmul(x, w, preferred_element_type=jnp.float32))
 
 
 def test_the_result_varies() -> None:
@@ -326,10 +326,10 @@ def test_on_the_emulator() -> None:
         y = ON_RING(x, w.T, AXIS, gather_lhs=0, implementation="emulator-sm90")
         return ON_RING(y, w, AXIS, scatter=0, implementation="emulator-sm90")
 
-    product = jax.shard_map(local, mesh=mesh_of(2), in_specs=(P(AXIS), P(AXIS)), out_specs=P(AXIS))
+    matmul = jax.shard_map(local, mesh=mesh_of(2), in_specs=(P(AXIS), P(AXIS)), out_specs=P(AXIS))
     hidden = (np.asarray(x, np.float32) @ np.asarray(w, np.float32).T).astype(jnp.bfloat16)
     wanted = hidden.astype(np.float64) @ np.asarray(w, np.float64)
-    result = np.asarray(jax.jit(product)(x, w))
+    result = np.asarray(jax.jit(matmul)(x, w))
     assert_equal(result, wanted.astype(jnp.bfloat16))
 
 
@@ -360,21 +360,21 @@ REFUSED: list[tuple[dict[str, Any], Any, Any, str]] = [
 
 @pytest.mark.parametrize(("form", "x", "w", "message"), REFUSED)
 def test_errors(form: dict[str, Any], x: Any, w: Any, message: str) -> None:
-    product = jax.shard_map(
+    matmul = jax.shard_map(
         lambda x, w: ON_RING(x, w, AXIS, **form),
         mesh=mesh_of(2),
         in_specs=(P(), P()),
         out_specs=P(AXIS),
     )
     with pytest.raises(ValueError, match=message):
-        jax.eval_shape(product, x, w)
+        jax.eval_shape(matmul, x, w)
 
 
 def test_it_is_for_shard_map() -> None:
-    def product(x: Any) -> Any:
+    def matmul(x: Any) -> Any:
         return ON_RING(x, W, AXIS, gather_lhs=0)
 
-    for function in (product, jax.vmap(product, axis_name=AXIS)):
+    for function in (matmul, jax.vmap(matmul, axis_name=AXIS)):
         with pytest.raises(ValueError, match=r"'model' is not an axis of a .* whose axes are none"):
             function(X[None])
 
@@ -395,14 +395,14 @@ def test_a_strict_kernel_refuses_at_trace_time(
     form: dict[str, int], overlap: bool | None, problem: str
 ) -> None:
     keywords: dict[str, Any] = {"overlap": overlap, "implementation": "sm90", **form}
-    product = jax.shard_map(
+    matmul = jax.shard_map(
         lambda x, w: jaxbw.collective_matmul(x, w, AXIS, **keywords),
         mesh=mesh_of(2),
         in_specs=P(),
         out_specs=P(AXIS),
     )
     with pytest.raises(NotImplementedError, match=f"{problem}.* are float32"):
-        jax.eval_shape(product, X, W)
+        jax.eval_shape(matmul, X, W)
 
 
 def test_overlap_is_a_bool_or_none() -> None:

@@ -16,7 +16,7 @@ import jaxbw
 from jaxbw._src.lab.bench import statistics
 from jaxbw._src.primitives.overlap import RING_IS_FASTER, Chunk
 
-from .collective_products import (
+from .collective_matmuls import (
     AXIS,
     FORMS,
     PLAIN,
@@ -31,16 +31,16 @@ from .collective_products import (
     with_gradients,
 )
 
-XLA_ARMS = "collective and product", "XLA as shipped"
+XLA_ARMS = "collective and matmul", "XLA as shipped"
 
 
 def test_a_symbolic_default_is_one_collective() -> None:
-    product = over_mesh({"gather_lhs": 1}, 2, jaxbw.collective_matmul)
+    matmul = over_mesh({"gather_lhs": 1}, 2, jaxbw.collective_matmul)
     (batch,) = jax.export.symbolic_shape("b")
     x, w = (
         jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((batch, 8192, 8192), (8192, 4096))
     )
-    text = jax.export.export(jax.jit(product))(x, w).mlir_module()
+    text = jax.export.export(jax.jit(matmul))(x, w).mlir_module()
     assert "stablehlo.all_gather" in text
     assert "stablehlo.collective_permute" not in text
 
@@ -52,17 +52,17 @@ def test_the_collectives_of_xla(form: dict[str, int]) -> None:
     x, w = integers((8, 8, 8)), integers((8, 8))
     cotangent = integers(jax.eval_shape(expected(form, size), x, w).shape)
 
-    def pull_back(product: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, w, cotangent: jax.vjp(product, x, w)[1](cotangent)
+    def pull_back(matmul: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, w, cotangent: jax.vjp(matmul, x, w)[1](cotangent)
 
     wanted = over_mesh(form, size, collectives)
     for given in (PLAIN, jaxbw.collective_matmul):
-        product = over_mesh(form, size, given)
-        found = communication(product, x, w)
+        matmul = over_mesh(form, size, given)
+        found = communication(matmul, x, w)
         assert found == communication(wanted, x, w)
         assert found == {"reduce-scatter" if "scatter" in form else "all-gather": 1}
         for of in (pull_back, with_gradients):
-            found = communication(of(product), x, w, cotangent)
+            found = communication(of(matmul), x, w, cotangent)
             assert found == communication(of(wanted), x, w, cotangent)
 
 
@@ -70,9 +70,9 @@ def test_a_training_step_has_the_collectives_of_xla() -> None:
     size = 8
     operands = integers((2, 16, 8)), integers((8, 24), 1), integers((24, 8), 2)
 
-    def step(product: Callable[..., Any]) -> Callable[..., Any]:
+    def step(matmul: Callable[..., Any]) -> Callable[..., Any]:
         def loss(*arrays: Any) -> Any:
-            return (layers(product, size)(*arrays) * operands[0]).sum()
+            return (layers(matmul, size)(*arrays) * operands[0]).sum()
 
         return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
 
@@ -88,19 +88,19 @@ def collectives_of_default(
     form: dict[str, int],
     lhs: tuple[int, ...],
     rhs: tuple[int, ...],
-    call: Callable[..., Any] = lambda product, x, w: product(x, w),
+    call: Callable[..., Any] = lambda matmul, x, w: matmul(x, w),
 ) -> set[str]:
-    """Those that the default lowers a device's product of these shapes to."""
+    """Those that the default lowers a device's matmul of these shapes to."""
     keywords: dict[str, Any] = {"axis_name": AXIS, **form}
 
     def local(x: Any, w: Any) -> Any:
         return call(functools.partial(jaxbw.collective_matmul, **keywords), x, w)
 
-    product = jax.shard_map(
+    matmul = jax.shard_map(
         local, mesh=mesh_of(size), in_specs=P(), out_specs=P(AXIS), check_vma=False
     )
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (lhs, rhs))
-    text = jax.jit(product).lower(x, w).as_text()
+    text = jax.jit(matmul).lower(x, w).as_text()
     return set(re.findall(r"stablehlo\.(collective_permute|all_gather|reduce_scatter)", text))
 
 
@@ -115,7 +115,7 @@ def collectives_of_default(
         (2, {"gather_lhs": 0}, (4096, 8191), (8191, 4096), "all_gather"),
         (2, {"gather_lhs": 0}, (4096, 8192), (8192, 4095), "all_gather"),
         (2, {"gather_lhs": 0}, (4096, 8192), (8192, 8192), "all_gather"),  # a larger result
-        (2, {"gather_lhs": 1}, (8192, 8192), (16384, 4096), "all_gather"),  # a sum of products
+        (2, {"gather_lhs": 1}, (8192, 8192), (16384, 4096), "all_gather"),  # a sum of matmuls
         (2, {"scatter": 0}, (8192, 8192), (8192, 8192), "reduce_scatter"),
         (4, {"gather_lhs": 0}, (4096, 8192), (8192, 4096), "all_gather"),
         (2, {"gather_lhs": 0}, (4096, 0), (0, 4096), "all_gather"),
@@ -129,14 +129,14 @@ def test_the_default_is_what_was_measured_faster(
 
 
 def test_a_differentiated_default_gathers_once_for_all() -> None:
-    """A ring forward would send again what the gradient's product gathers."""
+    """A ring forward would send again what the gradient's matmul gathers."""
 
-    def gradients(product: Callable[..., Any], x: Any, w: Any) -> Any:
-        y, pull_back = jax.vjp(product, x, w)
+    def gradients(matmul: Callable[..., Any], x: Any, w: Any) -> Any:
+        y, pull_back = jax.vjp(matmul, x, w)
         return jax.tree.leaves(pull_back(y))[0]
 
-    def tangent(product: Callable[..., Any], x: Any, w: Any) -> Any:
-        return jax.jvp(product, (x, w), (x, w))[1]
+    def tangent(matmul: Callable[..., Any], x: Any, w: Any) -> Any:
+        return jax.jvp(matmul, (x, w), (x, w))[1]
 
     shapes = (4096, 8192), (8192, 4096)
     assert collectives_of_default(2, {"gather_lhs": 0}, *shapes, gradients) == {
@@ -169,17 +169,17 @@ def test_the_default_is_in_the_results_files() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_collective_sums_in_the_dtype_of_the_result(dtype: str) -> None:
-    """As XLA's own product does; a float32 result has float32 sums."""
+    """As XLA's own matmul does; a float32 result has float32 sums."""
 
     def local(x: Any, w: Any) -> Any:
         return PLAIN(x, w, AXIS, scatter=0, preferred_element_type=dtype)
 
-    product = jax.shard_map(
+    matmul = jax.shard_map(
         local, mesh=mesh_of(4), in_specs=(P(None, AXIS), P(AXIS)), out_specs=P(AXIS)
     )
     x, w = integers((8, 8), dtype=jnp.bfloat16), integers((8, 8), 1, jnp.bfloat16)
-    text = jax.jit(product).lower(x, w).as_text()
+    text = jax.jit(matmul).lower(x, w).as_text()
     short = {"bfloat16": "bf16", "float32": "f32"}[dtype]
     (types,) = re.findall(r"\}\) : \((tensor<8x8x\w+>)\) -> tensor<2x8x\w+>", text)
     assert types == f"tensor<8x8x{short}>"
-    assert_equal(product(x, w), jnp.matmul(x, w, preferred_element_type=dtype))
+    assert_equal(matmul(x, w), jnp.matmul(x, w, preferred_element_type=dtype))

@@ -132,7 +132,7 @@ def test_what_is_not_known_to_be_transposed(function: Any) -> None:
     jax.jit(seen).trace(cube)
 
 
-def test_dot_general_type_and_product() -> None:
+def test_dot_general_type_and_matmul() -> None:
     wide = jnp.ones((2, 3), jnp.bfloat16)
     aval, effects = compat.dot_general_type(
         jax.typeof(wide.T), jax.typeof(wide), {**PARAMS, "preferred_element_type": jnp.float32}
@@ -348,8 +348,8 @@ def test_xla_shardings(axes: Any, tiling: Any, tiles: Any) -> None:
     assert compat.tile_assignment(None) is None
 
 
-def test_a_sharding_that_no_product_has() -> None:
-    with pytest.raises(ValueError, match=r"a product of an array that is sharded .*manual"):
+def test_a_sharding_that_no_matmul_has() -> None:
+    with pytest.raises(ValueError, match=r"a matmul of an array that is sharded .*manual"):
         compat.tile_assignment(xla_client.HloSharding.manual())
 
 

@@ -32,12 +32,12 @@ def fused(x: Any, w: Any) -> Any:
 def test_compiled_ahead_of_time(implementation: str | None, operand: Operand) -> None:
     x, w = operand((M, K)), operand((K, N), number=1)
 
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         return jaxbw.matmul(x, w, activation="silu", implementation=implementation)
 
-    compiled = jax.jit(product).lower(x, w).compile()
+    compiled = jax.jit(matmul).lower(x, w).compile()
     assert (TARGET in (compiled.as_text() or "")) == (implementation is not None)
-    np.testing.assert_array_equal(compiled(x, w), jax.jit(product)(x, w))
+    np.testing.assert_array_equal(compiled(x, w), jax.jit(matmul)(x, w))
     with pytest.raises(TypeError, match=r"bfloat16\[1,64\]"):
         compiled(x[:1], w)
 
@@ -115,7 +115,7 @@ SIGNATURES: dict[str, Any] = {
         },
         "activations": {"NONE": 0, "RELU": 1, "GELU": 2, "SILU": 3, "GELU_EXACT": 4},
         "majors": {"K": 0, "MN": 1},
-        # of a product that is not gated: lhs, rhs, c, bias, residual; d, z
+        # of a matmul that is not gated: lhs, rhs, c, bias, residual; d, z
         "operands": [(1, M, K), (1, K, N), (1, M, N), (N,), (1, M, N)],
         "results": [(1, M, N), (1, M, N)],
     }
@@ -127,14 +127,14 @@ def test_the_version_of_the_custom_call(
 ) -> None:
     x, w, c = operand((M, K)), operand((K, N), number=1), operand((M, N), number=2)
 
-    def product(x: Any, w: Any, c: Any, bias: Any) -> Any:
+    def matmul(x: Any, w: Any, c: Any, bias: Any) -> Any:
         d, pull_back = jax.vjp(
             lambda x: jaxbw.matmul(x, w, c=c, bias=bias, residual=c, activation="gelu"), x
         )
         return d, pull_back(d)
 
     with jaxbw.target("H200"):
-        call, _ = custom_calls(cuda_hlo(product, x, w, c, w[0]))
+        call, _ = custom_calls(cuda_hlo(matmul, x, w, c, w[0]))
     (block,) = re.findall(r"mhlo\.backend_config = \{([^}]*)\}", call)
     attributes = dict(entry.split(" = ", 1) for entry in block.split(", "))
     types = call.rsplit(" : ", 1)[1].split(" -> ")

@@ -30,30 +30,30 @@ def test_a_change_retraces(contexts: Any) -> None:
     traces = []
 
     @jax.jit
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         traces.append(1)
         return jaxbw.matmul(x, w)
 
-    product(X, W)
+    matmul(X, W)
     for expected, context in zip((2, 3), contexts(), strict=True):
         with context:
-            product(X, W)
-            product(X, W)
+            matmul(X, W)
+            matmul(X, W)
         assert len(traces) == expected
-    product(X, W)
+    matmul(X, W)
     assert len(traces) == 3  # as at first
     for context in contexts():
         with context:
-            product(X, W)
+            matmul(X, W)
     assert len(traces) == 3
 
 
 def test_lowering_follows_the_target() -> None:
-    product = jax.jit(lambda x, w: jaxbw.matmul(x, w, implementation=("sm100", "sm90")))
+    matmul = jax.jit(lambda x, w: jaxbw.matmul(x, w, implementation=("sm100", "sm90")))
     names = []
     for target in ("H200", "B200"):
         with jaxbw.target(target):
-            text = product.trace(X, W).lower(lowering_platforms=("cuda",)).as_text()
+            text = matmul.trace(X, W).lower(lowering_platforms=("cuda",)).as_text()
         names.append("jaxbw_sm90" in text)
     assert names == [True, False]
 
@@ -214,8 +214,8 @@ def test_a_gpu_without_kernels_is_told_once(
     monkeypatch.setattr(serve, "_warned", set())
 
     def lower() -> str:
-        product = jax.jit(lambda x, w: jaxbw.matmul(x, w))
-        return str(product.trace(X, W).lower(lowering_platforms=("cuda",)).as_text())
+        matmul = jax.jit(lambda x, w: jaxbw.matmul(x, w))
+        return str(matmul.trace(X, W).lower(lowering_platforms=("cuda",)).as_text())
 
     with pytest.warns(UserWarning, match=message):
         assert "stablehlo.dot_general" in lower()

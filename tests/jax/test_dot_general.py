@@ -24,7 +24,7 @@ ROWS_BIAS = Epilogue(bias=np.dtype(np.float32), bias_axis="m")
 
 
 @st.composite
-def products(
+def matmuls(
     draw: st.DrawFn, sizes: Sequence[int] = (0, 1, 2, 3, 4), least: int = 0
 ) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
     """Shapes and dimension numbers of a dot_general; the dimensions of an operand lie anyhow.
@@ -58,7 +58,7 @@ def integers(shape: tuple[int, ...], number: int) -> Any:
     )
 
 
-@hypothesis.given(products())
+@hypothesis.given(matmuls())
 def test_matches_lax(case: Any) -> None:
     lhs_shape, rhs_shape, dims = case
     lhs, rhs = integers(lhs_shape, 0), integers(rhs_shape, 1)
@@ -67,7 +67,7 @@ def test_matches_lax(case: Any) -> None:
     np.testing.assert_array_equal(result, expected)
 
 
-@hypothesis.given(products())
+@hypothesis.given(matmuls())
 def test_transposes_match_lax(case: Any) -> None:
     lhs_shape, rhs_shape, dims = case
     lhs, rhs = integers(lhs_shape, 0), integers(rhs_shape, 1)
@@ -79,8 +79,8 @@ def test_transposes_match_lax(case: Any) -> None:
 
 
 @pytest.mark.parametrize("least_of_stack", [64, 4])
-@hypothesis.given(products())
-def test_the_reduction_is_the_product(least_of_stack: int, case: Any) -> None:
+@hypothesis.given(matmuls())
+def test_the_reduction_is_the_matmul(least_of_stack: int, case: Any) -> None:
     """A GEMM in NumPy over the reduced operands: what the kernels compute."""
     with mock.patch("jaxbw._src.problem._LEAST_OF_STACK", least_of_stack):
         assert_reduces(*case)
@@ -103,7 +103,7 @@ def test_the_reduction_is_the_product(least_of_stack: int, case: Any) -> None:
         ((16, 128), (3, 128, 64), (1, 1), WITH_C, ((1, 16, 128), (1, 128, 192))),
         ((16, 128), (3, 128, 32), (1, 1), IDENTITY, ((1, 16, 128), (1, 128, 96))),
         ((16, 128), (3, 128, 65), (1, 1), IDENTITY, ((1, 16, 128), (1, 128, 195))),
-        # What lies in place anyhow is one product.
+        # What lies in place anyhow is one matmul.
         ((3, 64, 128), (128, 16), (2, 0), IDENTITY, ((1, 192, 128), (1, 128, 16))),
     ],
 )
@@ -164,7 +164,7 @@ def test_layouts_are_read_in_place(lhs: Any, rhs: Any, dims: Any, layout: str, c
 
 
 @hypothesis.settings(max_examples=60)
-@hypothesis.given(products(), st.data())
+@hypothesis.given(matmuls(), st.data())
 def test_batched_dimension_numbers(case: Any, data: st.DataObject) -> None:
     lhs_shape, rhs_shape, dims = case
     batched = data.draw(

@@ -68,7 +68,7 @@ def test_what_breaks_xla_on_a_gpu_is_lax_s_own_program(cuda_hlo: Callable[..., s
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(DIFFERENTIATED)))
 def test_gradients_of_orders_1_and_2_in_both_modes(number: int) -> None:
-    """A product is linear in each operand, so that differences of any width are derivatives.
+    """A matmul is linear in each operand, so that differences of any width are derivatives.
 
     The dtypes take turns. The tolerances are those of JAX for a dtype.
     """
@@ -98,17 +98,17 @@ def transformed() -> Iterator[tuple[str, Callable[[Any], Any]]]:
     x, y = np.arange(5, dtype=np.float32), np.arange(5, dtype=np.complex64)
     # https://github.com/jax-ml/jax/issues/16805
     yield (
-        "hessian of a rematerialised product of a Python number",
+        "hessian of a rematerialised matmul of a Python number",
         lambda f: jax.hessian(jax.remat(lambda x: f(x, x, scalar)))(1.0),
     )
     # https://github.com/jax-ml/jax/issues/10818
     yield (
-        "jacobian of a product that is wider than its operands",
+        "jacobian of a matmul that is wider than its operands",
         lambda f: jax.jacrev(lambda x: f(x, x, scalar, preferred_element_type=jnp.float32))(half),
     )
     # https://github.com/jax-ml/jax/issues/33521
     yield (
-        "jacobian of the real part of a product of real and complex",
+        "jacobian of the real part of a matmul of real and complex",
         lambda f: jax.jacobian(lambda x, y: f(x, y, vector).real)(x, y),
     )
 

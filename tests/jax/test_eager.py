@@ -106,10 +106,10 @@ class Parameter:
 
 @pytest.mark.parametrize("eager", [True, False])
 def test_what_holds_an_array_is_an_operand(call: Callable[..., Any], eager: bool) -> None:
-    def product(x: jax.Array, w: jax.Array) -> Any:
+    def matmul(x: jax.Array, w: jax.Array) -> Any:
         return call(Parameter(x), Parameter(w))
 
-    result = product(X, W) if eager else jax.jit(product)(X, W)
+    result = matmul(X, W) if eager else jax.jit(matmul)(X, W)
     np.testing.assert_array_equal(result, call(X, W))
 
 
@@ -119,7 +119,7 @@ def test_what_is_no_array_is_refused(call: Callable[..., Any], wrong: Any) -> No
         with pytest.raises(TypeError, match=r"jaxbw\.(gated_)?(matmul|dot_general)"):
             call(*operands)
     with pytest.raises(TypeError, match=r"jaxbw\.gated_matmul"):
-        jaxbw.gated_matmul(X, W, wrong)  # None was once taken for a product without a gate
+        jaxbw.gated_matmul(X, W, wrong)  # None was once taken for a matmul without a gate
 
 
 def test_numpy_arrays_are_operands(call: Callable[..., Any]) -> None:

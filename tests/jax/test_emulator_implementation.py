@@ -71,17 +71,17 @@ def einsum_of(dims: Any, ranks: tuple[int, int]) -> Callable[[Any, Any], Any]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_forward_and_backward(
-    case: str, name: str, dtype: str, operand: Operand, assert_product_close: Close
+    case: str, name: str, dtype: str, operand: Operand, assert_matmul_close: Close
 ) -> None:
     lhs_shape, rhs_shape, dims = LAYOUTS[case]
     lhs, rhs = operand(lhs_shape, dtype), operand(rhs_shape, dtype, 1)
-    product = functools.partial(jaxbw.dot_general, dimension_numbers=dims, implementation=name)
+    matmul = functools.partial(jaxbw.dot_general, dimension_numbers=dims, implementation=name)
 
     def step(lhs: Any, rhs: Any, cotangent: Any) -> Any:
-        out, pull_back = jax.vjp(product, lhs, rhs)
+        out, pull_back = jax.vjp(matmul, lhs, rhs)
         return out, *pull_back(cotangent)
 
-    cotangent = operand(jax.eval_shape(product, lhs, rhs).shape, dtype, 2)
+    cotangent = operand(jax.eval_shape(matmul, lhs, rhs).shape, dtype, 2)
     text = hlo(step, lhs, rhs, cotangent)
     assert text.count(f"@{TARGET}(") == 3
     assert text.count(f'kernel = "jaxbw_{EMULATED[name]}') == 3
@@ -93,12 +93,12 @@ def test_forward_and_backward(
     k = math.prod(lhs.shape[i] for i in dims[0][0])
     batch = math.prod(lhs.shape[i] for i in dims[1][0])
     m, n = x.size // k // batch, y.size // k // batch
-    assert_product_close(out, reference(x, y), reference(abs(x), abs(y)), k)
+    assert_matmul_close(out, reference(x, y), reference(abs(x), abs(y)), k)
 
     def transposed(x: Any, y: Any, g: Any) -> Any:
         with jax.enable_x64(True):
-            wide_product = functools.partial(jax.lax.dot_general, dimension_numbers=dims)
-            return [np.asarray(bar) for bar in jax.vjp(wide_product, x, y)[1](jnp.asarray(g))]
+            wide_matmul = functools.partial(jax.lax.dot_general, dimension_numbers=dims)
+            return [np.asarray(bar) for bar in jax.vjp(wide_matmul, x, y)[1](jnp.asarray(g))]
 
     for got, want, magnitude, terms in zip(
         (lhs_bar, rhs_bar),
@@ -108,7 +108,7 @@ def test_forward_and_backward(
         strict=True,
     ):
         assert got.dtype == dtype
-        assert_product_close(got, want, magnitude, terms)
+        assert_matmul_close(got, want, magnitude, terms)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_forward_and_backward(
     ids=str,
 )
 def test_configurations(
-    config: GemmConfig, shape: tuple[int, int, int], operand: Operand, assert_product_close: Close
+    config: GemmConfig, shape: tuple[int, int, int], operand: Operand, assert_matmul_close: Close
 ) -> None:
     m, n, k = shape
     lhs, rhs = operand((m, k)), operand((n, k), number=1)
@@ -144,14 +144,14 @@ def test_configurations(
             config=config,
         )
         assert out.dtype == jnp.float32
-        assert_product_close(out, x @ y, abs(x) @ abs(y), k)
+        assert_matmul_close(out, x @ y, abs(x) @ abs(y), k)
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("output", ["bfloat16", "float32"])
 def test_fused(
-    case: str, output: str, name: str, operand: Operand, assert_product_close: Close
+    case: str, output: str, name: str, operand: Operand, assert_matmul_close: Close
 ) -> None:
     """n is no multiple of 8: such results leave without TMA. XLA takes no part in it."""
     keywords = CASES[case]
@@ -174,7 +174,7 @@ def test_fused(
     x, y = abs(wide(given["lhs"])), abs(wide(given["rhs"]))
     others = sum(np.abs(wide(given[key])).max() for key in given if key not in ("lhs", "rhs"))
     # An activation has a slope of at most 1.13, and its value is within 2^-20 of z, relatively.
-    assert_product_close(fused(given), reference, 1.13 * (2 * x @ y + 2 * others), 64 + 16)
+    assert_matmul_close(fused(given), reference, 1.13 * (2 * x @ y + 2 * others), 64 + 16)
 
 
 @pytest.mark.parametrize("case", ["bias along m", "alpha and beta", "relu", "all, relu"])
@@ -238,33 +238,31 @@ def test_c_may_be_used_again(name: str, operand: Operand) -> None:
     ids=str,
 )
 def test_no_size_is_too_odd(
-    sizes: tuple[int, ...], name: str, operand: Operand, assert_product_close: Close
+    sizes: tuple[int, ...], name: str, operand: Operand, assert_matmul_close: Close
 ) -> None:
     *batch, m, k, n = sizes
     lhs, rhs = operand((*batch, m, k)), operand((*batch, k, n), number=1)
     out = jax.jit(functools.partial(jaxbw.matmul, implementation=name))(lhs, rhs)
     x, y = wide(lhs), wide(rhs)
-    assert_product_close(out, x @ y, abs(x) @ abs(y), k)
+    assert_matmul_close(out, x @ y, abs(x) @ abs(y), k)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_float32_is_multiplied_as_tf32(layout: str, operand: Operand) -> None:
-    """Integers of few bits are exact in TF32, and so are sums of their products."""
+    """Integers of few bits are exact in TF32, and so are sums of their matmuls."""
     shapes = [
         (40, 72) if layout[0] == "n" else (72, 40),
         (72, 100) if layout[1] == "n" else (100, 72),
     ]
     lhs, rhs = (jnp.round(operand(s, "float32", i) * 16) for i, s in enumerate(shapes))
     dims = (((int(layout[0] == "n"),), (int(layout[1] == "t"),)), ((), ()))
-    product = functools.partial(
-        jaxbw.dot_general, dimension_numbers=dims, implementation="emulator"
-    )
-    assert 'kernel = "jaxbw_sm100_tf32' in hlo(product, lhs, rhs)
+    matmul = functools.partial(jaxbw.dot_general, dimension_numbers=dims, implementation="emulator")
+    assert 'kernel = "jaxbw_sm100_tf32' in hlo(matmul, lhs, rhs)
     x = wide(lhs) if layout[0] == "n" else wide(lhs).T
     y = wide(rhs) if layout[1] == "n" else wide(rhs).T
-    np.testing.assert_array_equal(wide(product(lhs, rhs)), x @ y)
+    np.testing.assert_array_equal(wide(matmul(lhs, rhs)), x @ y)
     with pytest.raises(NotImplementedError, match="as TF32"):
-        product(lhs, rhs, precision="highest")
+        matmul(lhs, rhs, precision="highest")
 
 
 def test_a_batch_invariant_row_has_the_same_bits(name: str, operand: Operand) -> None:
@@ -276,30 +274,30 @@ def test_a_batch_invariant_row_has_the_same_bits(name: str, operand: Operand) ->
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, 2)])
-def test_vmap(axes: Any, name: str, operand: Operand, assert_product_close: Close) -> None:
+def test_vmap(axes: Any, name: str, operand: Operand, assert_matmul_close: Close) -> None:
     def stacked(axis: int | None, shape: tuple[int, ...], number: int) -> Any:
         x = operand((3, *shape) if axis is not None else shape, number=number)
         return x if axis is None else jnp.moveaxis(x, 0, axis)
 
     lhs, rhs = stacked(axes[0], (40, 64), 0), stacked(axes[1], (64, 72), 1)
-    product = jax.vmap(functools.partial(jaxbw.matmul, implementation=name), axes)
-    out = jax.jit(product)(lhs, rhs)
+    matmul = jax.vmap(functools.partial(jaxbw.matmul, implementation=name), axes)
+    out = jax.jit(matmul)(lhs, rhs)
     x, y = (
         wide(x if axis is None else jnp.moveaxis(x, axis, 0))
         for x, axis in zip((lhs, rhs), axes, strict=True)
     )
-    assert hlo(product, lhs, rhs).count(f"@{TARGET}(") == 1
-    assert_product_close(out, x @ y, abs(x) @ abs(y), 64)
+    assert hlo(matmul, lhs, rhs).count(f"@{TARGET}(") == 1
+    assert_matmul_close(out, x @ y, abs(x) @ abs(y), 64)
 
 
 def test_operands_that_are_constants_or_one_array(
-    name: str, operand: Operand, assert_product_close: Close
+    name: str, operand: Operand, assert_matmul_close: Close
 ) -> None:
     x = operand((128, 128))
-    for product in (lambda y: jaxbw.matmul(x, y), lambda y: jaxbw.matmul(y, y)):
+    for matmul in (lambda y: jaxbw.matmul(x, y), lambda y: jaxbw.matmul(y, y)):
         with jaxbw.implementation(name):
-            out = jax.jit(product)(x)
-        assert_product_close(out, wide(x) @ wide(x), abs(wide(x)) @ abs(wide(x)), 128)
+            out = jax.jit(matmul)(x)
+        assert_matmul_close(out, wide(x) @ wide(x), abs(wide(x)) @ abs(wide(x)), 128)
 
 
 def test_subnormal_numbers_are_kept(name: str) -> None:
@@ -317,23 +315,23 @@ def test_checked_and_threaded_runs_agree(
 ) -> None:
     """Which machine computes a tile changes nothing; the kernels have nothing to be found."""
     lhs, rhs = operand((392, 136)), operand((136, 264), number=1)
-    product = jax.jit(functools.partial(jaxbw.matmul, implementation=name))
-    results = [product(lhs, rhs)]
+    matmul = jax.jit(functools.partial(jaxbw.matmul, implementation=name))
+    results = [matmul(lhs, rhs)]
     for checks in ("off", "hardware", "strict"):
         monkeypatch.setenv(CHECKS, checks)
-        results.append(product(lhs, rhs))
+        results.append(matmul(lhs, rhs))
     for result in results[1:]:
         np.testing.assert_array_equal(wide(result), wide(results[0]))
 
 
-def test_two_threads_at_once(operand: Operand, assert_product_close: Close) -> None:
+def test_two_threads_at_once(operand: Operand, assert_matmul_close: Close) -> None:
     results: dict[tuple[str, int], Any] = {}
     rhs = operand((64, 136), number=1)
 
     def work(name: str, number: int) -> None:
-        product = jax.jit(functools.partial(jaxbw.matmul, implementation=name))
+        matmul = jax.jit(functools.partial(jaxbw.matmul, implementation=name))
         for _ in range(3):
-            results[name, number] = product(operand((136, 64), number=number), rhs)
+            results[name, number] = matmul(operand((136, 64), number=number), rhs)
 
     threads = [
         threading.Thread(target=work, args=(name, number)) for name in EMULATED for number in (2, 3)
@@ -345,7 +343,7 @@ def test_two_threads_at_once(operand: Operand, assert_product_close: Close) -> N
     assert len(results) == 4
     for (_, number), result in results.items():
         x, y = wide(operand((136, 64), number=number)), wide(rhs)
-        assert_product_close(result, x @ y, abs(x) @ abs(y), 64)
+        assert_matmul_close(result, x @ y, abs(x) @ abs(y), 64)
 
 
 # What is chosen

@@ -77,7 +77,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(out_sharding=P("x")), ValueError, r"it is a NamedSharding, None, or under jax.set_mesh"),
     (call(bias=[1.0] * 32), TypeError, "matmul: bias is a list; make it an array"),
     (call(bias=jnp.ones(31)), ValueError, r"bias f32\[31\] is not \[32\]"),
-    (call(bias=jnp.ones((16, 32))), ValueError, r"bias f32\[16,32\] is no vector; add"),
+    (call(bias=jnp.ones((16, 32))), ValueError, r"bias f32\[16,32\] is not a vector; add"),
     (call(bias=jnp.ones(32, int)), TypeError, "bias is int32; cast it"),
     (call(X, W[:, 0], bias=jnp.ones(16)), ValueError, "no dimension n for the bias"),
     (call(bias=jnp.ones(32), bias_axis=-2), ValueError, r"\[32\] is not \[16\], the rows of the"),
@@ -120,7 +120,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
             X, W, W, config=jaxbw.GemmConfig(128, 64, swap_ab=True), implementation="sm100"
         ),
         NotImplementedError,
-        "that is not for gated products",
+        "that is not for gated matmuls",
     ),
     (
         call(X.astype(jnp.float32), W.astype(jnp.float32), implementation="sm90"),
@@ -201,7 +201,7 @@ def test_a_strict_kernel_for_another_gpu_names_the_one_it_needs() -> None:
         strict.trace(X, W).lower(lowering_platforms=("cuda",))
 
 
-def test_backward_products_of_a_strict_kernel_may_be_xlas() -> None:
+def test_backward_matmuls_of_a_strict_kernel_may_be_xlas() -> None:
     """The cotangent of a float32 result is float32, which no kernel takes."""
 
     def loss(x: Any, w: Any) -> Any:

@@ -99,7 +99,7 @@ def test_for_cuda_on_a_cpu(name: str, family: str, operand: Operand) -> None:
 def test_the_gradient_comes_along_for_cuda(family: str, operand: Operand) -> None:
     x, w = operand((24, K)), operand((K, N), number=1)
     there = exported(fused, x, w, platforms=("cuda",), vjp_order=1)
-    # The forward kernel again, for what the gradient looks at, and a product for each operand.
+    # The forward kernel again, for what the gradient looks at, and a matmul for each operand.
     assert there.vjp().mlir_module().count(f"@{TARGET}") == 3
 
 
@@ -110,12 +110,12 @@ def test_over_two_devices(local: bool, operand: Operand) -> None:
     split = jax.sharding.PartitionSpec("x")
     sharding = jax.sharding.NamedSharding(mesh, split)
     x = jax.ShapeDtypeStruct((64, K), jnp.bfloat16, sharding=sharding)
-    product: Any = jaxbw.matmul
+    matmul: Any = jaxbw.matmul
     if local:
         in_specs = (split, jax.sharding.PartitionSpec())
-        product = jax.shard_map(jaxbw.matmul, mesh=mesh, in_specs=in_specs, out_specs=split)
+        matmul = jax.shard_map(jaxbw.matmul, mesh=mesh, in_specs=in_specs, out_specs=split)
     with jaxbw.target("H200"):
-        there = exported(product, x, operand((K, N)), platforms=("cuda",))
+        there = exported(matmul, x, operand((K, N)), platforms=("cuda",))
     assert there.nr_devices == 2
     target = TARGET if local else PARTITIONED
     assert there.mlir_module().count(f"@{target}") == 1
@@ -169,7 +169,7 @@ def test_a_copy_whose_size_is_known_is_made_for_symbolic_rows(operand: Operand) 
 
 
 def given_types(case: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Products with symbolic dimensions: lhs, rhs, and what else stands in the call."""
+    """Matmuls with symbolic dimensions: lhs, rhs, and what else stands in the call."""
     b, s = export.symbolic_shape("b, s")
 
     def of(*shape: Any, dtype: Any = jnp.bfloat16) -> Any:
@@ -225,10 +225,10 @@ def test_which_symbolic_sizes_a_kernel_serves(case: str, reason: str | None, fam
 
     arrays = {name: x for name, x in others.items() if isinstance(x, jax.ShapeDtypeStruct)}
     numbers = {name: x for name, x in others.items() if name not in arrays}
-    product = jaxbw.dot_general if "dimension_numbers" in others else jaxbw.matmul
+    matmul = jaxbw.dot_general if "dimension_numbers" in others else jaxbw.matmul
 
     def call(lhs: Any, rhs: Any, arrays: Any) -> Any:
-        return product(lhs, rhs, **arrays, **numbers)
+        return matmul(lhs, rhs, **arrays, **numbers)
 
     with jaxbw.batch_invariant():
         text = exported(call, lhs, rhs, arrays, platforms=("cuda",)).mlir_module()

@@ -1,4 +1,4 @@
-"""Forward mode of products with an epilogue, and all that mixes it with reverse mode.
+"""Forward mode of matmuls with an epilogue, and all that mixes it with reverse mode.
 
 References are the formula in float64, transformed the same way.
 """
@@ -39,7 +39,7 @@ def gated_formula(activation: str | None, lhs: Any, gate: Any, up: Any) -> Any:
 
 
 def form(name: str, operand: Operand) -> tuple[Any, Any, Any]:
-    """A product of a tree of arrays, its formula, and the arrays."""
+    """A matmul of a tree of arrays, its formula, and the arrays."""
     if name in CASES:
         words = numbers(CASES[name])
         return (
@@ -62,11 +62,11 @@ def form(name: str, operand: Operand) -> tuple[Any, Any, Any]:
 FORMS = [*CASES, *(f"gated {name}" for name in GATED)]
 
 
-def derivatives(product: Any, given: Any, v: Any, w: Any) -> dict[str, Any]:
-    """What there is to know of a product in the directions v and w, to third order."""
+def derivatives(matmul: Any, given: Any, v: Any, w: Any) -> dict[str, Any]:
+    """What there is to know of a matmul in the directions v and w, to third order."""
 
     def loss(given: Any) -> Any:
-        return jnp.sin(product(given)).sum()
+        return jnp.sin(matmul(given)).sum()
 
     def along(function: Any, v: Any) -> Any:
         return lambda given: jax.jvp(function, (given,), (v,))[1]
@@ -75,23 +75,23 @@ def derivatives(product: Any, given: Any, v: Any, w: Any) -> dict[str, Any]:
         return sum((x**2).sum() for x in jax.tree.leaves(tree))
 
     both = jax.tree.map(lambda *x: jnp.stack(x), v, w)
-    out, push = jax.linearize(product, given)
-    _, pull = jax.vjp(product, given)
+    out, push = jax.linearize(matmul, given)
+    _, pull = jax.vjp(matmul, given)
     hessian_v = along(jax.grad(loss), v)
     return {
-        "jvp": jax.jvp(product, (given,), (v,)),
+        "jvp": jax.jvp(matmul, (given,), (v,)),
         "linearized": push(v),
-        "second, forward": along(along(product, v), w)(given),
+        "second, forward": along(along(matmul, v), w)(given),
         "forward over reverse": hessian_v(given),
         "reverse over forward": jax.grad(along(loss, v))(given),
-        "of the direction, too": jax.grad(lambda x, v: squares(along(product, v)(x)), (0, 1))(
+        "of the direction, too": jax.grad(lambda x, v: squares(along(matmul, v)(x)), (0, 1))(
             given, v
         ),
         "third": jax.grad(lambda given: squares(hessian_v(given)))(given),
         "Gauss-Newton": pull(jnp.cos(out) * push(v)),
         "vmap": jax.vmap(push)(both),
         "grad of vmap": jax.grad(
-            lambda given: squares(jax.vmap(lambda v: along(product, v)(given))(both))
+            lambda given: squares(jax.vmap(lambda v: along(matmul, v)(given))(both))
         )(given),
         "transposed": jax.linear_transpose(jax.vmap(push), both)(jnp.stack([out, 2 * out])),
         "pull, transposed": jax.linear_transpose(pull, out)((v,)),
@@ -128,9 +128,9 @@ def test_operands_that_do_not_move(name: str, moving: int, operand: Operand) -> 
     key = list(given)[moving]
     v = operand(given[key].shape, "float32", 10)
 
-    def one(product: Any, given: Any, v: Any) -> Any:
+    def one(matmul: Any, given: Any, v: Any) -> Any:
         def of_one(x: Any) -> Any:
-            return jnp.sin(product({**given, key: x}))
+            return jnp.sin(matmul({**given, key: x}))
 
         tangent = jax.jvp(of_one, (given[key],), (v,))
         return tangent, jax.jvp(jax.grad(lambda x: of_one(x).sum()), (given[key],), (v,))
@@ -141,13 +141,13 @@ def test_operands_that_do_not_move(name: str, moving: int, operand: Operand) -> 
 
 @pytest.mark.parametrize("name", ["all, relu", "gated silu"])
 def test_through_loops(name: str, operand: Operand) -> None:
-    """Forward through a loop of unknown length; Hessian-vector products of a scan over layers."""
+    """Forward through a loop of unknown length; Hessian-vector matmuls of a scan over layers."""
     ours, reference, given = form(name, operand)
     back = operand((N, K), "float32", 9) / 8  # from a result to the next lhs
 
-    def loops(product: Any, given: Any, back: Any) -> Any:
+    def loops(matmul: Any, given: Any, back: Any) -> Any:
         def layer(x: Any, scale: Any) -> Any:
-            return jnp.sin(product({**given, "lhs": x}) @ back * scale), None
+            return jnp.sin(matmul({**given, "lhs": x}) @ back * scale), None
 
         def counted(x: Any) -> Any:
             def body(state: Any) -> Any:
@@ -194,7 +194,7 @@ def test_launches(family: str, operand: Operand, cuda_hlo: Lower, custom_calls: 
     x, w = operand((64, 128)), operand((128, 64), number=1)
     bias = operand((64,), number=2)
 
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         return jaxbw.matmul(x, w, bias=bias, activation="gelu")
 
     def gated(x: Any, w: Any) -> Any:
@@ -214,11 +214,11 @@ def test_launches(family: str, operand: Operand, cuda_hlo: Lower, custom_calls: 
         assert "stablehlo.dot_general" not in text
         return len(custom_calls(text))
 
-    assert launches(tangent(product)) == 3
-    assert launches(lambda x, w: jax.jvp(lambda x: product(x, w), (x,), (x,))) == 2
+    assert launches(tangent(matmul)) == 3
+    assert launches(lambda x, w: jax.jvp(lambda x: matmul(x, w), (x,), (x,))) == 2
     assert launches(tangent(gated)) == 5
-    assert launches(hessian(product)) == 9
+    assert launches(hessian(matmul)) == 9
     assert launches(hessian(gated)) == 17
     # Reverse over forward: the tangent's three; for each operand one by way of z, one by way of the
     # tangent, and one of its direction.
-    assert launches(jax.grad(lambda x, w: tangent(product)(x, w)[1].sum(), (0, 1))) == 9
+    assert launches(jax.grad(lambda x, w: tangent(matmul)(x, w)[1].sum(), (0, 1))) == 9

@@ -31,8 +31,8 @@ def test_gradients_are_exact(case: str, operand: Operand) -> None:
 
         def slope(given: Any) -> Any:
             gradient, out = jax.grad(loss, has_aux=True)(given)
-            products = jax.tree.map(lambda x, y: (x * y).sum(), gradient, direction)
-            return sum(jax.tree.leaves(products)), (gradient, out)
+            matmuls = jax.tree.map(lambda x, y: (x * y).sum(), gradient, direction)
+            return sum(jax.tree.leaves(matmuls)), (gradient, out)
 
         return jax.jit(jax.grad(slope, has_aux=True))(given)
 

@@ -112,7 +112,7 @@ def test_the_kernel_reads_the_bias_as_one_vector(name: str) -> None:
     )
 
     @functools.partial(jax.jit, static_argnums=0)
-    def product(implementation: str) -> jax.Array:
+    def matmul(implementation: str) -> jax.Array:
         return jaxbw.dot_general(
             x,
             w,
@@ -124,8 +124,8 @@ def test_the_kernel_reads_the_bias_as_one_vector(name: str) -> None:
             implementation=implementation,
         )
 
-    kernel = product("emulator")
-    np.testing.assert_array_equal(kernel, product("xla"))
+    kernel = matmul("emulator")
+    np.testing.assert_array_equal(kernel, matmul("xla"))
     assert len(np.unique(kernel)) > 20
 
 

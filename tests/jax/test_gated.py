@@ -65,7 +65,7 @@ def test_value_and_gradient(activation: str, dtype: str, operand: Operand) -> No
     wanted, reference = in_float64(functools.partial(gradient(loss), formula), given, weights)
     unit = UNIT_ROUNDOFF[dtype]
     x, w_gate, w_up = (np.abs(np.asarray(x).astype(np.float64)) for x in given)
-    # The cast, and the float32 sums of K terms in each factor of the product.
+    # The cast, and the float32 sums of K terms in each factor of the matmul.
     sums = 4 * 1.13 * (K + 4) * 2.0**-24 * (x @ w_gate) * (x @ w_up)
     assert out.dtype == dtype
     error = np.abs(np.asarray(out).astype(np.float64) - reference)
@@ -73,7 +73,7 @@ def test_value_and_gradient(activation: str, dtype: str, operand: Operand) -> No
     np.testing.assert_array_equal(out, jaxbw.gated_matmul(*given, activation=activation))
     for a, b, primal in zip(got, wanted, given, strict=True):
         assert a.dtype == primal.dtype
-        # Gate, up and their cotangents are rounded, and so is the first of the two products that
+        # Gate, up and their cotangents are rounded, and so is the first of the two matmuls that
         # make the cotangent of x.
         error = np.abs(np.asarray(a).astype(np.float64) - b).max()
         assert error <= 16 * unit * np.abs(b).max()
@@ -87,7 +87,7 @@ def test_what_is_kept_for_the_backward_pass(recompute: bool, operand: Operand) -
     kept = [x.shape for x in jax.tree.leaves(pull_back)]
     assert kept.count((M, N)) == (0 if recompute else 2)
 
-    # Two products, and two again behind a barrier; two for x, one for each weight.
+    # Two matmuls, and two again behind a barrier; two for x, one for each weight.
     step = jax.jit(jax.value_and_grad(lambda *x: fused(*x).sum(), (0, 1, 2)))
     text = step.lower(*given).as_text()
     assert text.count("stablehlo.dot_general") == (8 if recompute else 6)

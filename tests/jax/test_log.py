@@ -1,4 +1,4 @@
-"""What the logger says of products, and the names by which a profiler shows them."""
+"""What the logger says of matmuls, and the names by which a profiler shows them."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ from jaxbw._src.selection.xla import XlaTime
 
 Told = Callable[[], list[str]]
 X, W = jnp.ones((48, 64), jnp.bfloat16), jnp.ones((64, 80), jnp.bfloat16)
-PRODUCT = "bf16[1,48,64] @ bf16[1,64,80] -> bf16[1,48,80]"
+MATMUL = "bf16[1,48,64] @ bf16[1,64,80] -> bf16[1,48,80]"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def lowered(function: Callable[..., Any], *operands: Any, platform: str = "cuda"
     return jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,))
 
 
-def product(x: Any, w: Any) -> Any:
+def matmul(x: Any, w: Any) -> Any:
     return jaxbw.matmul(x, w)
 
 
@@ -45,17 +45,17 @@ def test_a_kernel_is_told_once_with_its_configuration(told: Told) -> None:
         assert told() == []  # nothing is served
         for _ in range(2):
             lowered(lambda x, w: jaxbw.matmul(x, w) + jaxbw.matmul(x, w), X, W)
-    assert told() == [f"{PRODUCT}: sm90 on H200, {choice.kernel}, {choice.config}: {choice.reason}"]
+    assert told() == [f"{MATMUL}: sm90 on H200, {choice.kernel}, {choice.config}: {choice.reason}"]
     with jaxbw.target("B200"):
-        lowered(product, X, W)
+        lowered(matmul, X, W)
     assert len(told()) == 2
-    assert f"{PRODUCT}: sm100 on B200, jaxbw_sm100_16bit_1cta, block " in told()[1]
+    assert f"{MATMUL}: sm100 on B200, jaxbw_sm100_16bit_1cta, block " in told()[1]
 
 
 @pytest.mark.parametrize(
     ("function", "platform", "reason"),
     [
-        (product, "cpu", "xla: the kernels run on CUDA, not on this platform"),
+        (matmul, "cpu", "xla: the kernels run on CUDA, not on this platform"),
         (lambda x, w: jaxbw.matmul(x, w, implementation="xla"), "cuda", "xla: asked for"),
         (
             lambda x, w: jaxbw.matmul(x, w, implementation=("sm90", "xla")),
@@ -74,14 +74,14 @@ def test_why_xla_serves_is_told(
 ) -> None:
     lowered(function, X, W, platform=platform)
     (message,) = told()
-    assert message.startswith(f"{PRODUCT}: {reason}")
+    assert message.startswith(f"{MATMUL}: {reason}")
 
 
 def test_refusals_are_told(told: Told) -> None:
     with jaxbw.target("H200"):
-        lowered(product, X.astype("float32"), W.astype("float32"))
+        lowered(matmul, X.astype("float32"), W.astype("float32"))
     (message,) = told()
-    assert "xla: no kernel serves this product, see refused; refused sm90: the operands are" in (
+    assert "xla: no kernel serves this matmul, see refused; refused sm90: the operands are" in (
         message
     )
 
@@ -97,10 +97,10 @@ def test_both_times_are_told_where_xla_is_weighed(
             lowered(lambda x, w: jaxbw.matmul(x, w), X, W)
     quick, slow = told()
     assert quick == (
-        f"{PRODUCT}: xla: modelled 1.00 us, with its margin 1.25, the best kernel "
+        f"{MATMUL}: xla: modelled 1.00 us, with its margin 1.25, the best kernel "
         f"{cost.total:.2f} us"
     )
-    assert slow.startswith(f"{PRODUCT}: sm90 on H200, ")
+    assert slow.startswith(f"{MATMUL}: sm90 on H200, ")
     assert slow.endswith(f"; {cost.total:.2f} us, XLA 90.00 us, with its margin 91.00")
 
 
@@ -112,7 +112,7 @@ def test_nothing_is_made_or_kept_where_nobody_listens(monkeypatch: pytest.Monkey
         raise AssertionError
 
     log.once(fails)
-    lowered(product, X, W, platform="cpu")
+    lowered(matmul, X, W, platform="cpu")
     assert log._told == set()
 
 

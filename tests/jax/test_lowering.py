@@ -130,18 +130,18 @@ DIMS = {
 def test_forward_and_backward_copy_nothing(
     case: str, family: str, operand: Operand, cuda_hlo: Lower, custom_calls: Calls
 ) -> None:
-    """Both backward products run on kernels of other layouts, never on transposed operands."""
+    """Both backward matmuls run on kernels of other layouts, never on transposed operands."""
     lhs_shape, rhs_shape, dims = DIMS[case]
     lhs, rhs = operand(lhs_shape), operand(rhs_shape, number=1)
 
-    def product(lhs: Any, rhs: Any) -> Any:
+    def matmul(lhs: Any, rhs: Any) -> Any:
         return jaxbw.dot_general(lhs, rhs, dims, implementation=family)
 
     def step(lhs: Any, rhs: Any, cotangent: Any) -> Any:
-        out, pull_back = jax.vjp(product, lhs, rhs)
+        out, pull_back = jax.vjp(matmul, lhs, rhs)
         return out, pull_back(cotangent)
 
-    out = jax.eval_shape(product, lhs, rhs)
+    out = jax.eval_shape(matmul, lhs, rhs)
     text = cuda_hlo(step, lhs, rhs, jnp.ones(out.shape, out.dtype))
     assert len(custom_calls(text)) == 3
     assert not COPIES.search(text)
@@ -215,7 +215,7 @@ def test_c_is_overwritten_where_it_can_be(
     assert ("operand_index = 2" in line) == in_place
 
 
-def test_a_gated_product_is_one_call_and_five_with_its_gradient(
+def test_a_gated_matmul_is_one_call_and_five_with_its_gradient(
     family: str, operand: Operand, cuda_hlo: Lower, custom_calls: Calls
 ) -> None:
     given = operand((256, 512)), operand((512, 128), number=1), operand((512, 128), number=2)
@@ -239,7 +239,7 @@ def test_a_gated_product_is_one_call_and_five_with_its_gradient(
     assert attributes(forward)["save"] == "1 : i32"
     assert len(backward) == 4
     assert not COPIES.search(text)
-    # The second product of x's gradient is added to the first, in its place.
+    # The second matmul of x's gradient is added to the first, in its place.
     (added,) = (call for call in backward if attributes(call)["has_c"] == "1 : i32")
     assert "operand_index = 2" in added
 
@@ -267,7 +267,7 @@ def test_no_size_is_too_odd(
 
 
 def test_float32_is_sm100s_as_tf32(operand: Operand, cuda_hlo: Lower, custom_calls: Calls) -> None:
-    """As XLA's own default on such a GPU; whoever asks for more gets XLA's product."""
+    """As XLA's own default on such a GPU; whoever asks for more gets XLA's matmul."""
     lhs, rhs = operand((256, 512), "float32"), operand((512, 128), "float32", 1)
     with jaxbw.target("B200"):
         (call,) = custom_calls(cuda_hlo(jaxbw.matmul, lhs, rhs))
@@ -281,7 +281,7 @@ def test_float32_is_sm100s_as_tf32(operand: Operand, cuda_hlo: Lower, custom_cal
         assert not custom_calls(cuda_hlo(jaxbw.matmul, lhs, rhs))
 
 
-def test_vmapped_products_stay_one_call(
+def test_vmapped_matmuls_stay_one_call(
     family: str, operand: Operand, cuda_hlo: Lower, custom_calls: Calls
 ) -> None:
     lhs, rhs = operand((4, 64, 128)), operand((128, 64), number=1)

@@ -90,14 +90,14 @@ def test_float64(operand: Operand) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("preferred", [None, "float32"])  # XLA's casts to others round twice
 def test_is_within_the_rounding_bound(
-    dtype: str, preferred: str | None, operand: Operand, assert_product_close: Callable[..., None]
+    dtype: str, preferred: str | None, operand: Operand, assert_matmul_close: Callable[..., None]
 ) -> None:
     k = 200
     lhs, rhs = operand((17, k), dtype), operand((k, 24), dtype, 1)
     result = jaxbw.matmul(lhs, rhs, preferred_element_type=preferred)
     assert result.dtype == (preferred or dtype)
     left, right = np.asarray(lhs).astype(np.float64), np.asarray(rhs).astype(np.float64)
-    assert_product_close(result, left @ right, np.abs(left) @ np.abs(right), k)
+    assert_matmul_close(result, left @ right, np.abs(left) @ np.abs(right), k)
 
 
 def test_nan_and_inf_are_where_jnp_has_them(operand: Operand) -> None:
@@ -182,7 +182,7 @@ def test_linear_transpose(operand: Operand) -> None:
 
 
 def test_the_jvp_that_custom_vjp_would_break(operand: Operand) -> None:
-    """Why the plain product is a bilinear primitive (docs/architecture.md)."""
+    """Why the plain matmul is a bilinear primitive (docs/architecture.md)."""
     lhs, rhs = operand((4, 8), jnp.float32), operand((8, 6), jnp.float32, 1)
 
     @jax.custom_vjp

@@ -24,7 +24,7 @@ from jaxbw._src.primitives.partitioned_call import PartitionedCall
 from jaxbw._src.primitives.partitioning import TARGET as PARTITIONED
 from jaxbw._src.selection import select
 from jaxbw._src.selection.policy import FREE, Policy
-from jaxbw._src.selection.tuned_products import TunedProducts
+from jaxbw._src.selection.tuned_matmuls import TunedMatmuls
 from jaxbw._src.selection.xla import XlaTime
 
 from .epilogues import CASES as EPILOGUES
@@ -125,13 +125,13 @@ def kernels(program: Any) -> int:
     return text.count(f'custom_call_target="{TARGET}"')
 
 
-def step_of(product: Any, case: Case, mesh: jax.sharding.Mesh) -> Any:
-    """The product and its gradients, of operands and a cotangent."""
+def step_of(matmul: Any, case: Case, mesh: jax.sharding.Mesh) -> Any:
+    """The matmul and its gradients, of operands and a cotangent."""
     if mesh.axis_types[0] == AxisType.Explicit:
-        product = functools.partial(product, out_sharding=case.out)
+        matmul = functools.partial(matmul, out_sharding=case.out)
 
     def result(lhs: Any, rhs: Any) -> Any:
-        out = product(lhs, rhs, case.dims)
+        out = matmul(lhs, rhs, case.dims)
         if mesh.axis_types[0] == AxisType.Auto:
             out = lax.with_sharding_constraint(out, NamedSharding(mesh, case.out))
         return out
@@ -171,8 +171,8 @@ def test_collectives_are_those_of_lax(name: str, kind: AxisType) -> None:
     case, mesh = CASES[name], mesh_of(kind)
     given = operands_of(case, mesh)
     ours, theirs = (
-        compiled(mesh, step_of(product, case, mesh), *given)
-        for product in (EMULATED, lax.dot_general)
+        compiled(mesh, step_of(matmul, case, mesh), *given)
+        for matmul in (EMULATED, lax.dot_general)
     )
     assert kernels(ours) == 3
     wanted = collectives(theirs)
@@ -220,8 +220,8 @@ def test_where_operands_are_in_each_others_way_no_more_is_received(name: str) ->
     case, mesh = CONFLICTS[name], mesh_of(AxisType.Auto)
     given = operands_of(case, mesh)[:2]
     ours, theirs = (
-        compiled(mesh, functools.partial(product, dimension_numbers=case.dims), *given)
-        for product in (EMULATED, lax.dot_general)
+        compiled(mesh, functools.partial(matmul, dimension_numbers=case.dims), *given)
+        for matmul in (EMULATED, lax.dot_general)
     )
     assert kernels(ours) == 1
     assert received(ours) <= received(theirs)
@@ -232,13 +232,13 @@ def test_an_uneven_contraction_is_gathered_not_padded() -> None:
     mesh = mesh_of(AxisType.Auto, (4,))
     lhs, rhs = integers((8, 6)), integers((6, 8), 1)
 
-    def product(lhs: Any, rhs: Any) -> Any:
+    def matmul(lhs: Any, rhs: Any) -> Any:
         lhs = lax.with_sharding_constraint(lhs * 1, NamedSharding(mesh, P(None, "x")))
         rhs = lax.with_sharding_constraint(rhs * 1, NamedSharding(mesh, P("x")))
         return jaxbw.matmul(lhs, rhs, implementation="emulator")
 
     given = put(mesh, lhs, P()), put(mesh, rhs, P())
-    program = compiled(mesh, product, *given)
+    program = compiled(mesh, matmul, *given)
     assert kernels(program) == 1
     np.testing.assert_array_equal(exact(program(*given)), exact(lhs) @ exact(rhs))
 
@@ -305,10 +305,10 @@ def test_every_term_of_an_epilogue(name: str, divided: str) -> None:
     }
     divided_arrays = {key: put(mesh, x, given[key][1]) for key, x in whole.items()}
 
-    def product(given: Any) -> Any:
+    def matmul(given: Any) -> Any:
         return jaxbw.matmul(**given, **numbers(case), implementation="emulator")
 
-    program = compiled(mesh, product, divided_arrays)
+    program = compiled(mesh, matmul, divided_arrays)
     assert kernels(program) == 1
     terms: dict[str, Any] = {key: exact(x) for key, x in whole.items()}
     wanted = formula(**terms, **numbers(case))
@@ -319,8 +319,8 @@ def test_a_bias_of_several_dimensions() -> None:
     mesh = mesh_of(AxisType.Auto)
     x, w, b = integers((4, 8, 32)), integers((32, 4, 16), 1), integers((4, 16), 2)
     given = put(mesh, x, P("x")), put(mesh, w, P(None, "y")), put(mesh, b, P("y"))
-    product = functools.partial(jaxbw.dot_general, implementation="emulator")
-    program = compiled(mesh, lambda x, w, b: product(x, w, THREE, bias=b), *given)
+    matmul = functools.partial(jaxbw.dot_general, implementation="emulator")
+    program = compiled(mesh, lambda x, w, b: matmul(x, w, THREE, bias=b), *given)
     assert kernels(program) == 1
     assert collectives(program) == {}
     wanted = np.einsum("abk,kcd->abcd", exact(x), exact(w)) + exact(b)
@@ -331,13 +331,13 @@ def test_rows_and_columns_may_be_divided_unevenly() -> None:
     mesh = mesh_of(AxisType.Auto)
     x, w = integers((7, 5)), integers((5, 13), 1)
 
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         x = lax.with_sharding_constraint(x * 1, NamedSharding(mesh, P("y")))
         w = lax.with_sharding_constraint(w * 1, NamedSharding(mesh, P(None, "x")))
         return jaxbw.matmul(x, w, implementation="emulator")
 
     given = put(mesh, x, P()), put(mesh, w, P())
-    program = compiled(mesh, product, *given)
+    program = compiled(mesh, matmul, *given)
     assert kernels(program) == 1
     np.testing.assert_array_equal(exact(program(*given)), exact(x) @ exact(w))
 
@@ -363,11 +363,11 @@ def test_gated(kind: AxisType) -> None:
     assert kernels(ours) == 5
     _, out = ours(*given)
     x, gate, up = map(exact, arrays)
-    product = np.maximum(x @ gate, 0) * (x @ up)
-    np.testing.assert_array_equal(exact(out), exact(product.astype(jnp.bfloat16)))
+    matmul = np.maximum(x @ gate, 0) * (x @ up)
+    np.testing.assert_array_equal(exact(out), exact(matmul.astype(jnp.bfloat16)))
 
 
-def test_a_gated_product_of_divided_contractions_is_summed_first() -> None:
+def test_a_gated_matmul_of_divided_contractions_is_summed_first() -> None:
     mesh = mesh_of(AxisType.Auto)
     arrays = [integers(s, i) for i, s in enumerate([(16, 32), (32, 64), (32, 64)])]
     specs = (P(None, "y"), P("y"), P("y"))
@@ -404,16 +404,16 @@ def test_inside_a_shard_map_over_some_axes(manual: str, lhs: P, rhs: P, kind: Ax
     given = put(mesh, integers((32, 64)), lhs), put(mesh, integers((64, 32), 1), rhs)
     inner = P(lhs[0][1:] if isinstance(lhs[0], tuple) else None, lhs[1])
 
-    def local(product: Any, x: Any, w: Any) -> Any:
+    def local(matmul: Any, x: Any, w: Any) -> Any:
         if kind == AxisType.Auto:
-            return product(x, w, MATMUL)
+            return matmul(x, w, MATMUL)
         # There what comes in is whole along the other axes.
         x, w = jax.sharding.reshard(x, inner), jax.sharding.reshard(w, rhs)
-        return product(x, w, MATMUL, out_sharding=P(inner[0], None))
+        return matmul(x, w, MATMUL, out_sharding=P(inner[0], None))
 
-    def program(product: Any) -> Any:
+    def program(matmul: Any) -> Any:
         mapped = jax.shard_map(
-            functools.partial(local, product),
+            functools.partial(local, matmul),
             mesh=mesh,
             in_specs=(P(manual), P()),
             out_specs=P(manual),
@@ -421,7 +421,7 @@ def test_inside_a_shard_map_over_some_axes(manual: str, lhs: P, rhs: P, kind: Ax
         )
         return compiled(mesh, mapped, *given)
 
-    ours, theirs = (program(product) for product in (EMULATED, lax.dot_general))
+    ours, theirs = (program(matmul) for matmul in (EMULATED, lax.dot_general))
     assert kernels(ours) == 1
     assert collectives(ours) == collectives(theirs)
     assert collectives(ours)["all-reduce"] == 1
@@ -434,9 +434,9 @@ def test_the_gradient_inside_a_shard_map_over_some_axes() -> None:
     x, w = integers((32, 64)), integers((64, 32), 1)
     given = put(mesh, x, P(("y", "z"), "x")), put(mesh, w.astype(np.float32), P("x"))
 
-    def step(product: Any, *given: Any) -> Any:
+    def step(matmul: Any, *given: Any) -> Any:
         def local(x: Any, w: Any) -> Any:
-            return product(x, lax.pcast(w, ("y",), to="varying").astype(jnp.bfloat16), MATMUL)
+            return matmul(x, lax.pcast(w, ("y",), to="varying").astype(jnp.bfloat16), MATMUL)
 
         mapped = jax.shard_map(
             local, mesh=mesh, in_specs=(P("y"), P()), out_specs=P("y"), axis_names={"y"}
@@ -449,8 +449,8 @@ def test_the_gradient_inside_a_shard_map_over_some_axes() -> None:
         return jax.grad(loss, (0, 1))(*given)
 
     ours, theirs = (
-        compiled(mesh, functools.partial(step, product), *given)
-        for product in (EMULATED, lax.dot_general)
+        compiled(mesh, functools.partial(step, matmul), *given)
+        for matmul in (EMULATED, lax.dot_general)
     )
     assert kernels(ours) == 2
     assert collectives(ours) == collectives(theirs)
@@ -485,9 +485,9 @@ def test_inside_a_shard_map_over_all_axes() -> None:
     mesh = mesh_of(AxisType.Auto)
     given = put(mesh, integers((16, 64)), P("x", "y")), put(mesh, integers((64, 32), 1), P("y"))
 
-    def step(product: Any, *given: Any) -> Any:
+    def step(matmul: Any, *given: Any) -> Any:
         local = jax.shard_map(
-            lambda x, w: lax.psum(product(x, w, MATMUL), "y"),
+            lambda x, w: lax.psum(matmul(x, w, MATMUL), "y"),
             mesh=mesh,
             in_specs=(P("x", "y"), P("y")),
             out_specs=P("x"),
@@ -500,8 +500,8 @@ def test_inside_a_shard_map_over_all_axes() -> None:
         return jax.grad(loss, (0, 1), has_aux=True)(*given)
 
     ours, theirs = (
-        compiled(mesh, functools.partial(step, product), *given)
-        for product in (EMULATED, lax.dot_general)
+        compiled(mesh, functools.partial(step, matmul), *given)
+        for matmul in (EMULATED, lax.dot_general)
     )
     assert kernels(ours) == 3
     assert collectives(ours) == collectives(theirs)
@@ -515,17 +515,17 @@ def test_in_shardings_of_which_no_type_tells() -> None:
     mesh = mesh_of(AxisType.Auto)
     x, w = integers((32, 64)), integers((64, 32), 1)
     shardings = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P("y"))
-    product = functools.partial(EMULATED, dimension_numbers=MATMUL)
-    program = jax.jit(product, in_shardings=shardings).lower(x, w).compile()
+    matmul = functools.partial(EMULATED, dimension_numbers=MATMUL)
+    program = jax.jit(matmul, in_shardings=shardings).lower(x, w).compile()
     assert kernels(program) == 1
     assert collectives(program) == {"all-reduce": 1}
 
 
-def test_left_alone_a_cpu_has_xlas_own_product() -> None:
+def test_left_alone_a_cpu_has_xlas_own_matmul() -> None:
     mesh = mesh_of(AxisType.Auto)
     given = operands_of(CASES["m, k"], mesh)[:2]
-    for product in (jaxbw.matmul, functools.partial(jaxbw.matmul, activation="relu")):
-        text = jax.jit(product).lower(*given).as_text()
+    for matmul in (jaxbw.matmul, functools.partial(jaxbw.matmul, activation="relu")):
+        text = jax.jit(matmul).lower(*given).as_text()
         assert PARTITIONED not in text
         assert text.count("stablehlo.dot_general") == 1
 
@@ -560,7 +560,7 @@ def test_xla_is_weighed_for_what_a_device_computes_not_for_the_whole(
         assert TARGET not in cuda_hlo(jaxbw.matmul, *alone)
 
 
-def test_gspmd_has_xlas_product() -> None:
+def test_gspmd_has_xlas_matmul() -> None:
     given = operands_of(CASES["m, k"], mesh_of(AxisType.Auto))[:2]
     with jax_flag("jax_use_shardy_partitioner", False):
         either = functools.partial(jaxbw.matmul, implementation=("emulator", "xla"))
@@ -640,7 +640,7 @@ def test_what_no_kernel_takes_of_a_shard_is_an_error_of_the_compiler(
     ],
 )
 def test_the_call_is_text_and_back(precision: Any) -> None:
-    tuned = TunedProducts.of({}, "here")
+    tuned = TunedMatmuls.of({}, "here")
     params = {
         "dimension_numbers": TWO,
         "precision": precision,
@@ -663,9 +663,9 @@ def test_the_call_is_text_and_back(precision: Any) -> None:
 def test_exported() -> None:
     """The call is text: what is exported can be compiled where nobody lowered it."""
     given = operands_of(CASES["m, k"], mesh_of(AxisType.Auto))[:2]
-    product = jax.jit(functools.partial(jaxbw.matmul, implementation="emulator"))
+    matmul = jax.jit(functools.partial(jaxbw.matmul, implementation="emulator"))
     checks = [jax.export.DisabledSafetyCheck.custom_call(PARTITIONED)]
-    exported = jax.export.export(product, disabled_checks=checks)(*given)
+    exported = jax.export.export(matmul, disabled_checks=checks)(*given)
     back = jax.export.deserialize(exported.serialize())
     program = jax.jit(back.call).lower(*given).compile()
     assert kernels(program) == 1

@@ -1,6 +1,6 @@
 """`precision` and `preferred_element_type` mean what they mean to lax.dot_general.
 
-A kernel serves where it computes no less than what is asked for: exact products (of TF32 roundings,
+A kernel serves where it computes no less than what is asked for: exact matmuls (of TF32 roundings,
 for float32) and float32 sums. All else is XLA's, in lax's own words.
 """
 
@@ -62,10 +62,10 @@ NATIVE: dict[tuple[str, str], list[Any]] = {
 }
 
 
-def outcome(lower: Lower, product: Callable[..., Any], *operands: Any) -> Any:
+def outcome(lower: Lower, matmul: Callable[..., Any], *operands: Any) -> Any:
     """The operations of a program for CUDA, or the error of one that lax does not lower."""
     try:
-        text = lower(lambda *x: product(*x), *operands)
+        text = lower(lambda *x: matmul(*x), *operands)
     except ValueError as error:
         return type(error), str(error)
     return [line for line in text.splitlines() if "stablehlo." in line]
@@ -78,17 +78,17 @@ def test_a_kernel_where_it_is_native_else_lax(
 ) -> None:
     lhs, rhs = operand((64, 128), dtype), operand((128, 96), dtype, 1)
     keywords: dict[str, Any] = {"dimension_numbers": DIMS, "precision": precision}
-    product = functools.partial(jaxbw.dot_general, **keywords)
+    matmul = functools.partial(jaxbw.dot_general, **keywords)
     choice = jaxbw.explain(lhs, rhs, **keywords)
     if precision in NATIVE[family, dtype]:
         assert choice.implementation == family
-        assert len(custom_calls(cuda_hlo(product, lhs, rhs))) == 1
+        assert len(custom_calls(cuda_hlo(matmul, lhs, rhs))) == 1
         return
     assert choice.implementation == "xla"
     (refusal,) = choice.refused
     assert ("precision is" in refusal.reason) != (family == "sm90" and dtype == "float32")
     expected = outcome(cuda_hlo, functools.partial(lax.dot_general, **keywords), lhs, rhs)
-    assert outcome(cuda_hlo, product, lhs, rhs) == expected
+    assert outcome(cuda_hlo, matmul, lhs, rhs) == expected
 
 
 @pytest.mark.sampled(2)
@@ -114,9 +114,9 @@ def test_eager_calls_agree_with_lax(name: str, operand: Operand) -> None:
     """On the CPU, bit for bit, and error for error; without retracing the wrong context."""
     lhs, rhs = operand((16, 32), "float32"), operand((32, 8), "float32", 1)
 
-    def result(product: Callable[..., Any]) -> Any:
+    def result(matmul: Callable[..., Any]) -> Any:
         try:
-            return np.asarray(product(lhs, rhs, DIMS))
+            return np.asarray(matmul(lhs, rhs, DIMS))
         except ValueError as error:
             return str(error)
 
@@ -135,9 +135,9 @@ def test_preferred_element_type(
     ours = functools.partial(jaxbw.dot_general, **keywords)
     theirs = functools.partial(lax.dot_general, **keywords)
     errors = []
-    for product in (ours, theirs):
+    for matmul in (ours, theirs):
         try:
-            expected = jax.eval_shape(product, lhs, rhs)
+            expected = jax.eval_shape(matmul, lhs, rhs)
         except TypeError as error:
             errors.append(str(error))
     if errors:
@@ -157,18 +157,18 @@ def test_preferred_element_type(
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_gradients_products_have_laxs_precisions(
+def test_the_gradients_matmuls_have_laxs_precisions(
     fused: bool, operand: Operand, cuda_hlo: Lower
 ) -> None:
     """The cotangent has that of lhs, whichever operand it is; the other factor that of rhs."""
     lhs, rhs, bar = (operand(shape, "float32") for shape in ((16, 32), (32, 8), (16, 8)))
     precision = (Precision.HIGHEST, Precision.DEFAULT)
 
-    def products(product: Callable[..., Any]) -> list[Any]:
-        """Of each product, the shapes of its factors and their precisions."""
+    def matmuls(matmul: Callable[..., Any]) -> list[Any]:
+        """Of each matmul, the shapes of its factors and their precisions."""
 
         def step(*given: Any) -> Any:
-            out, pull_back = jax.vjp(lambda x, y: product(x, y, DIMS, precision), *given)
+            out, pull_back = jax.vjp(lambda x, y: matmul(x, y, DIMS, precision), *given)
             return out, pull_back(bar)
 
         found = re.findall(
@@ -178,5 +178,5 @@ def test_the_gradients_products_have_laxs_precisions(
         return sorted(sorted([(x, of_x), (y, of_y)]) for of_x, of_y, x, y in found)
 
     ours = functools.partial(jaxbw.dot_general, alpha=2.0) if fused else jaxbw.dot_general
-    assert products(ours) == products(lax.dot_general)
-    assert len(products(ours)) == 3
+    assert matmuls(ours) == matmuls(lax.dot_general)
+    assert len(matmuls(ours)) == 3

@@ -278,12 +278,12 @@ def shown(path: Path) -> tuple[set[int], str]:
 
 def test_what_cannot_be_profiled_is_refused() -> None:
     x, w = types(M, N, K)
-    with pytest.raises(ValueError, match=r"jaxbw\.profile: XLA serves this product"):
+    with pytest.raises(ValueError, match=r"jaxbw\.profile: XLA serves this matmul"):
         jaxbw.profile(x, w, implementation="xla")
     pair = GemmConfig(block_m=128, block_n=64, cluster=(2, 1))
     with pytest.raises(ValueError, match="sm_count is 1; a cluster has 2 CTAs"):
         jaxbw.profile(x, w, implementation="emulator-sm90", sm_count=1, config=pair)
-    with pytest.raises(ValueError, match=r"takes 8\.6 G multiply-adds.*profile a smaller product"):
+    with pytest.raises(ValueError, match=r"takes 8\.6 G multiply-adds.*profile a smaller matmul"):
         jaxbw.profile(*types(2048, 2048, 2048), implementation="emulator")
 
 

@@ -1,7 +1,7 @@
-"""Every transformation of JAX over every form of a product: values, and how many kernels run.
+"""Every transformation of JAX over every form of a matmul: values, and how many kernels run.
 
 References are the formula in float64, transformed the same way, so that nothing but the formula can
-differ. test_matmul.py has derivatives and vmap of the plain product beside jnp's, test_fused.py and
+differ. test_matmul.py has derivatives and vmap of the plain matmul beside jnp's, test_fused.py and
 test_gated.py second derivatives of each epilogue, test_forward_mode.py those that mix the modes,
 test_checkpoint.py what jax.checkpoint keeps.
 """
@@ -27,14 +27,14 @@ Operand = Callable[..., Any]
 Lower = Callable[..., str]
 Calls = Callable[[str], list[str]]
 
-M, K = 6, 8  # every weight is [K, K], so that products can follow each other
+M, K = 6, 8  # every weight is [K, K], so that matmuls can follow each other
 
 
 def gated_formula(x: Any, w: Any) -> Any:
     return jax.nn.silu(x @ w) * (x @ jnp.cos(w))
 
 
-# A product of x [M, K] and w [K, K], and its formula.
+# A matmul of x [M, K] and w [K, K], and its formula.
 FORMS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
     "plain": (jaxbw.matmul, jnp.matmul),
     "dot_general": (
@@ -60,10 +60,10 @@ def form(request: pytest.FixtureRequest) -> Any:
 
 
 def assert_same(transformed: Callable[[Any], Any], form: Any, *operands: Any) -> None:
-    """A function of a product and operands, for ours and for the formula, in float64."""
+    """A function of a matmul and operands, for ours and for the formula, in float64."""
 
     def both(*operands: Any) -> Any:
-        return [transformed(product)(*operands) for product in form]
+        return [transformed(matmul)(*operands) for matmul in form]
 
     # One program, and that as it comes: most of the time is spent in compiling.
     fast = {"xla_backend_optimization_level": 0}
@@ -88,11 +88,11 @@ def operands(operand: Operand, layers: tuple[int, ...] = ()) -> tuple[Any, Any]:
         ((8,), (8,), (((0,), (0,)), ((), ()))),
     ],
 )
-def test_numeric_derivatives_of_a_product(lhs: Any, rhs: Any, dims: Any, operand: Operand) -> None:
+def test_numeric_derivatives_of_a_matmul(lhs: Any, rhs: Any, dims: Any, operand: Operand) -> None:
     with jax.enable_x64(True):
         given = operand(lhs, "float64"), operand(rhs, "float64", 1)
-        product = functools.partial(jaxbw.dot_general, dimension_numbers=dims)
-        check_grads(product, given, order=2, modes=["fwd", "rev"])
+        matmul = functools.partial(jaxbw.dot_general, dimension_numbers=dims)
+        check_grads(matmul, given, order=2, modes=["fwd", "rev"])
 
 
 @pytest.mark.sampled(2)
@@ -108,7 +108,7 @@ def test_numeric_derivatives_of_an_epilogue(case: str, operand: Operand) -> None
         check_grads(fused, (given,), order=2, modes=["fwd", "rev"])
 
 
-def test_numeric_derivatives_of_a_gated_product(operand: Operand) -> None:
+def test_numeric_derivatives_of_a_gated_matmul(operand: Operand) -> None:
     with jax.enable_x64(True):
         given = [operand(shape, "float64", i) for i, shape in enumerate([(3, 4), (4, 5), (4, 5)])]
         check_grads(jaxbw.gated_matmul, given, order=2, modes=["fwd", "rev"])
@@ -175,7 +175,7 @@ def test_what_is_not_linear_has_no_transposition(operand: Operand) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "products"),
+    ("name", "arguments", "matmuls"),
     [
         ("plain", (0, 1), 3),
         ("plain", (1,), 2),
@@ -185,23 +185,23 @@ def test_what_is_not_linear_has_no_transposition(operand: Operand) -> None:
         ("gated", (0,), 3),
     ],
 )
-def test_a_gradient_that_nothing_asks_for_is_no_product(
+def test_a_gradient_that_nothing_asks_for_is_no_matmul(
     name: str,
     arguments: Any,
-    products: int,
+    matmuls: int,
     family: str,
     operand: Operand,
     cuda_hlo: Lower,
     custom_calls: Calls,
 ) -> None:
     x, w = operand((64, 128)), operand((128, 128), number=1)
-    product, _ = FORMS[name]
+    matmul, _ = FORMS[name]
 
     def loss(x: Any, w: Any) -> Any:
-        return jnp.sin(product(x, w).astype(jnp.float32)).sum()
+        return jnp.sin(matmul(x, w).astype(jnp.float32)).sum()
 
     step = jax.value_and_grad(loss, arguments)
-    assert len(custom_calls(cuda_hlo(step, x, w))) == products
+    assert len(custom_calls(cuda_hlo(step, x, w))) == matmuls
 
 
 def test_the_gradient_of_a_bias_alone_is_a_sum(
@@ -218,51 +218,51 @@ def test_the_gradient_of_a_bias_alone_is_a_sum(
 # Control flow
 
 
-def scanned(product: Any) -> Any:
+def scanned(matmul: Any) -> Any:
     def network(x: Any, w: Any) -> Any:
-        return jax.lax.scan(lambda x, w: (jnp.tanh(product(x, w)), x.sum()), x, w)
+        return jax.lax.scan(lambda x, w: (jnp.tanh(matmul(x, w)), x.sum()), x, w)
 
     return network
 
 
-def mapped(product: Any) -> Any:
-    return lambda x, w: jax.lax.map(lambda w: product(x, w), w)
+def mapped(matmul: Any) -> Any:
+    return lambda x, w: jax.lax.map(lambda w: matmul(x, w), w)
 
 
-def conditional(product: Any) -> Any:
+def conditional(matmul: Any) -> Any:
     def choose(x: Any, w: Any) -> Any:
-        return jax.lax.cond(w[0, 0, 0] > 0, product, lambda x, w: 2 * product(x, w.T), x, w[1])
+        return jax.lax.cond(w[0, 0, 0] > 0, matmul, lambda x, w: 2 * matmul(x, w.T), x, w[1])
 
     return lambda x, w: (choose(x, w), choose(x, -w))
 
 
-def switched(product: Any) -> Any:
-    branches = [product, lambda x, w: x, lambda x, w: jnp.sin(product(x, w))]
+def switched(matmul: Any) -> Any:
+    branches = [matmul, lambda x, w: x, lambda x, w: jnp.sin(matmul(x, w))]
     return lambda x, w: [jax.lax.switch(i, branches, x, w[0]) for i in jnp.arange(3)]
 
 
-def counted(product: Any) -> Any:
+def counted(matmul: Any) -> Any:
     """A loop whose length is known, which has a gradient; it is a scan."""
-    return lambda x, w: jax.lax.fori_loop(0, 3, lambda i, x: jnp.tanh(product(x, w[i])), x)
+    return lambda x, w: jax.lax.fori_loop(0, 3, lambda i, x: jnp.tanh(matmul(x, w[i])), x)
 
 
-def checkpointed_scan(product: Any) -> Any:
-    layer = jax.checkpoint(lambda x, w: (jnp.tanh(product(x, w)), None))
+def checkpointed_scan(matmul: Any) -> Any:
+    layer = jax.checkpoint(lambda x, w: (jnp.tanh(matmul(x, w)), None))
     return lambda x, w: jax.lax.scan(layer, x, w)[0]
 
 
-def with_a_rule_of_its_own(product: Any) -> Any:
-    """A function with a custom derivative, around a product, in which products are."""
+def with_a_rule_of_its_own(matmul: Any) -> Any:
+    """A function with a custom derivative, around a matmul, in which matmuls are."""
 
     @jax.custom_vjp
     def function(x: Any, w: Any) -> Any:
-        return product(x, w)
+        return matmul(x, w)
 
     def backward(kept: Any, bar: Any) -> Any:
-        _, pull_back = jax.vjp(product, *kept)
+        _, pull_back = jax.vjp(matmul, *kept)
         return tuple(3 * each for each in pull_back(bar))
 
-    function.defvjp(lambda x, w: (product(x, w), (x, w)), backward)
+    function.defvjp(lambda x, w: (matmul(x, w), (x, w)), backward)
     return lambda x, w: jnp.sin(function(x, w[0]))
 
 
@@ -274,9 +274,9 @@ FLOWS = [scanned, mapped, conditional, switched, counted, checkpointed_scan, wit
 def test_control_flow(flow: Any, form: Any, operand: Operand) -> None:
     """Value and gradient, for each of several x."""
 
-    def gradient(product: Any) -> Any:
+    def gradient(matmul: Any) -> Any:
         def loss(x: Any, w: Any) -> Any:
-            out = flow(product)(x, w)
+            out = flow(matmul)(x, w)
             return sum((leaf**2).sum() for leaf in jax.tree.leaves(out)), out
 
         step = jax.value_and_grad(loss, (0, 1), has_aux=True)
@@ -288,11 +288,11 @@ def test_control_flow(flow: Any, form: Any, operand: Operand) -> None:
 def test_a_loop_of_unknown_length(form: Any, operand: Operand) -> None:
     """JAX has no gradient of it; under vmap it runs until the last is done."""
 
-    def looped(product: Any) -> Any:
+    def looped(matmul: Any) -> Any:
         def function(x: Any, w: Any) -> Any:
             def body(state: Any) -> Any:
                 count, x = state
-                return count + 1, jnp.tanh(product(x, w))
+                return count + 1, jnp.tanh(matmul(x, w))
 
             return jax.lax.while_loop(
                 lambda state: (state[0] < 5) & (jnp.abs(state[1]).max() > 0.5), body, (0, x)
@@ -308,17 +308,17 @@ def test_a_loop_of_unknown_length(form: Any, operand: Operand) -> None:
 
 @pytest.mark.parametrize("name", BILINEAR)
 def test_forward_mode_through_control_flow(name: str, operand: Operand) -> None:
-    """A custom_jvp around a product, and the loops, whose tangents JAX takes forward."""
+    """A custom_jvp around a matmul, and the loops, whose tangents JAX takes forward."""
 
-    def tangents(product: Any) -> Any:
+    def tangents(matmul: Any) -> Any:
         @jax.custom_jvp
         def function(x: Any, w: Any) -> Any:
-            return product(x, w)
+            return matmul(x, w)
 
         @function.defjvp
         def rule(primals: Any, tangents: Any) -> Any:
             (x, w), (dx, dw) = primals, tangents
-            return product(x, w), product(dx, w) + 5 * product(x, dw)
+            return matmul(x, w), matmul(dx, w) + 5 * matmul(x, dw)
 
         def loop(x: Any, w: Any) -> Any:
             def body(state: Any) -> Any:
@@ -356,19 +356,19 @@ def test_kernels_serve_in_control_flow(
 
 
 def test_checks_of_values(form: Any, operand: Operand) -> None:
-    """checkify passes these products by, its float checks know JAX's own; debug_nans sees them."""
-    product, _ = form
+    """checkify passes these matmuls by, its float checks know JAX's own; debug_nans sees them."""
+    matmul, _ = form
     x, w = operands(operand)
 
     def checked(x: Any, w: Any) -> Any:
         checkify.check(x[0, 0] != 0, "zero")
-        return product(x, w)
+        return matmul(x, w)
 
     error, out = checkify.checkify(jax.jit(checked), errors=checkify.all_checks)(x, w)
     error.throw()
-    np.testing.assert_allclose(out, product(x, w), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(out, matmul(x, w), rtol=1e-6, atol=1e-6)
     with jax.debug_nans(True), pytest.raises(FloatingPointError):
-        jax.block_until_ready(product(x.at[0, 0].set(jnp.nan), w))
+        jax.block_until_ready(matmul(x.at[0, 0].set(jnp.nan), w))
 
 
 # vmap: never a loop. Where one operand alone is batched it has more rows or columns; two batched
@@ -406,7 +406,7 @@ def test_vmap_is_one_launch(
     cuda_hlo: Lower,
     custom_calls: Calls,
 ) -> None:
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         if kind == "plain":
             return jaxbw.matmul(x, w, implementation=family)
         if kind == "gated":
@@ -414,7 +414,7 @@ def test_vmap_is_one_launch(
         return jaxbw.matmul(x, w, activation="silu", implementation=family)
 
     shapes: list[tuple[int, ...]] = [X, W]
-    function: Callable[..., Any] = product
+    function: Callable[..., Any] = matmul
     for pair in axes:
         function = jax.vmap(function, pair)
         shapes = [stacked(shape, axis) for shape, axis in zip(shapes, pair, strict=True)]
@@ -433,7 +433,7 @@ def test_a_stack_of_weights_is_read_in_place(kind: str, operand: Operand) -> Non
     x, w = (jnp.round(operand(shape)) for shape in ((16, 128), (3, 128, 64)))
     columns, rows = (jnp.round(operand((size,), number=1)) for size in (64, 16))
 
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         if kind == "gated":
             return jaxbw.gated_matmul(x, w, 2 * w, activation=None)
         if kind == "bias":
@@ -443,7 +443,7 @@ def test_a_stack_of_weights_is_read_in_place(kind: str, operand: Operand) -> Non
         return jaxbw.matmul(x, w)
 
     def function(x: Any, w: Any) -> Any:
-        stacked = jax.vmap(product, (None, 0))
+        stacked = jax.vmap(matmul, (None, 0))
         if kind != "gradient":
             return stacked(x, w)
         return jax.grad(lambda w: (stacked(x, w).astype(jnp.float32) * columns).sum())(w)
@@ -460,7 +460,7 @@ def test_a_stack_of_weights_is_read_in_place(kind: str, operand: Operand) -> Non
 
 
 @pytest.mark.parametrize("batched", ["bias", "bias and x"])
-def test_a_batched_bias_is_xlas_and_the_product_one_launch(
+def test_a_batched_bias_is_xlas_and_the_matmul_one_launch(
     batched: str, family: str, cuda_hlo: Lower, custom_calls: Calls
 ) -> None:
     def fused(x: Any, w: Any, bias: Any) -> Any:
@@ -525,8 +525,8 @@ def test_nested_vmap(axes: Any, form: Any, operand: Operand) -> None:
         x = x if lhs_axis is None else jnp.stack([x * f for f in factors], lhs_axis)
         w = w if rhs_axis is None else jnp.stack([w + f for f in factors], rhs_axis)
 
-    def nested(product: Any) -> Any:
-        function = product
+    def nested(matmul: Any) -> Any:
+        function = matmul
         for lhs_axis, rhs_axis in axes:
             function = jax.vmap(function, (lhs_axis, rhs_axis))
         return function

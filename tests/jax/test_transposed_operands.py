@@ -1,7 +1,7 @@
 """Operands that are transposed, however that is spelled, cost no copy, nor do their gradients.
 
 Where a copy is needed, as for a batch dimension in the middle, there are no more of them than XLA
-makes for its own products.
+makes for its own matmuls.
 """
 
 import functools
@@ -22,7 +22,7 @@ import jaxbw
 from jaxbw import _native
 
 from .epilogues import CASES, arrays, numbers
-from .test_dot_general import integers, products
+from .test_dot_general import integers, matmuls
 from .test_lowering import COPIES, attributes
 
 Operand = Callable[..., Any]
@@ -35,7 +35,7 @@ einsum = functools.partial(jnp.einsum, _dot_general=jaxbw.dot_general)
 MATRICES = ((256, 512), (128, 512))
 STACKS = ((4, 256, 512), (4, 128, 512))
 
-# The operands' shapes, and a product that transposes them; the layout that is left.
+# The operands' shapes, and a matmul that transposes them; the layout that is left.
 SPELLINGS: dict[str, tuple[tuple[Any, Any], str, Function]] = {
     "w.T": (MATRICES, "nt", lambda x, w: matmul(x, w.T)),
     "x.T": (((512, 256), (512, 128)), "tn", lambda x, w: matmul(x.T, w)),
@@ -71,7 +71,7 @@ SPELLINGS: dict[str, tuple[tuple[Any, Any], str, Function]] = {
 
 
 def step(function: Function) -> Callable[..., Any]:
-    """A product and its gradients."""
+    """A matmul and its gradients."""
 
     def run(x: Any, w: Any, cotangent: Any) -> Any:
         out, pull_back = jax.vjp(function, x, w)
@@ -251,16 +251,16 @@ def test_transformations_agree_with_jnp(transformed: str) -> None:
     )
     name, _, eagerly = transformed.partition(", ")
 
-    def result(product: Function) -> Any:
-        function = TRANSFORMED[name](lambda x, w: product(x.T, jnp.swapaxes(w, 0, 1)))
+    def result(matmul: Function) -> Any:
+        function = TRANSFORMED[name](lambda x, w: matmul(x.T, jnp.swapaxes(w, 0, 1)))
         return (function if eagerly else jax.jit(function))(x, w)
 
     jax.tree.map(np.testing.assert_array_equal, result(matmul), result(jnp.matmul))
 
 
 @hypothesis.settings(max_examples=20)
-@hypothesis.given(products(), st.data())
-def test_any_transposition_of_any_product(case: Any, data: st.DataObject) -> None:
+@hypothesis.given(matmuls(), st.data())
+def test_any_transposition_of_any_matmul(case: Any, data: st.DataObject) -> None:
     """With its gradients, of integers."""
     lhs_shape, rhs_shape, dims = case
     orders = [data.draw(st.permutations(range(len(shape)))) for shape in (lhs_shape, rhs_shape)]
@@ -269,17 +269,17 @@ def test_any_transposition_of_any_product(case: Any, data: st.DataObject) -> Non
         for number, (shape, order) in enumerate(zip((lhs_shape, rhs_shape), orders, strict=True))
     ]
 
-    def product(dot_general: Any) -> Function:
+    def matmul(dot_general: Any) -> Function:
         def function(x: Any, y: Any) -> Any:
             x, y = (lax.transpose(x, np.argsort(o)) for x, o in zip((x, y), orders, strict=True))
             return dot_general(x, y, dims)
 
         return function
 
-    out = jax.eval_shape(product(lax.dot_general), *given)
+    out = jax.eval_shape(matmul(lax.dot_general), *given)
     g = integers(out.shape, 2)
-    ours = jax.jit(step(product(jaxbw.dot_general)))(*given, g)
-    theirs = jax.jit(step(product(lax.dot_general)))(*given, g)
+    ours = jax.jit(step(matmul(jaxbw.dot_general)))(*given, g)
+    theirs = jax.jit(step(matmul(lax.dot_general)))(*given, g)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
@@ -293,33 +293,33 @@ def test_sharded_programs_agree_with_jnp(axis: AxisType) -> None:
         sharding = NamedSharding(mesh, PartitionSpec("x", None))
         out_sharding = sharding if axis == AxisType.Explicit else None
 
-        def loss(product: Any, x: Any, w: Any) -> Any:
-            return (product(x, w.T, out_sharding=out_sharding) ** 2).sum()
+        def loss(matmul: Any, x: Any, w: Any) -> Any:
+            return (matmul(x, w.T, out_sharding=out_sharding) ** 2).sum()
 
         ours, theirs = (
-            jax.jit(jax.value_and_grad(functools.partial(loss, product), (0, 1)))(x, w)
-            for product in (matmul, jnp.matmul)
+            jax.jit(jax.value_and_grad(functools.partial(loss, matmul), (0, 1)))(x, w)
+            for matmul in (matmul, jnp.matmul)
         )
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert jax.tree.map(jax.typeof, ours) == jax.tree.map(jax.typeof, theirs)
 
 
 @pytest.mark.parametrize("implementation", ["emulator", "emulator-sm90"])
-def test_the_kernels_product_is_right(
-    implementation: str, operand: Operand, assert_product_close: Callable[..., None]
+def test_the_kernels_matmul_is_right(
+    implementation: str, operand: Operand, assert_matmul_close: Callable[..., None]
 ) -> None:
     x, w, g = operand((72, 40)), operand((48, 72), number=1), operand((40, 48), number=2)
     function = functools.partial(matmul, implementation=implementation)
     results = jax.jit(step(lambda x, w: function(x.T, w.T)))(x, w, g)
     x, w, g = (np.asarray(a).astype(np.float64) for a in (x, w, g))
     for result, (lhs, rhs) in zip(results, ((x.T, w.T), (w.T, g.T), (g.T, x.T)), strict=True):
-        assert_product_close(result, lhs @ rhs, np.abs(lhs) @ np.abs(rhs), lhs.shape[1])
+        assert_matmul_close(result, lhs @ rhs, np.abs(lhs) @ np.abs(rhs), lhs.shape[1])
 
 
 # Where copies are needed
 
 EINSUMS = {
-    # shapes, and how many copies a kernel needs: of the product; of it and its gradients
+    # shapes, and how many copies a kernel needs: of the matmul; of it and its gradients
     "btd,dhk->bthk": ((2, 64, 128), (128, 4, 64), 0, 0),  # projections of attention's heads
     "btd,hdk->bthk": ((2, 64, 128), (4, 128, 64), 1, 2),
     "btd,dhk->bhtk": ((2, 64, 128), (128, 4, 64), 1, 2),
@@ -383,14 +383,14 @@ def test_copies_of_einsum_are_no_more_than_xlas(spec: str, operand: Operand) -> 
 
 
 @hypothesis.settings(max_examples=15)
-@hypothesis.given(products((2, 3, 5), least=1))
+@hypothesis.given(matmuls((2, 3, 5), least=1))
 def test_copies_are_no_more_than_xlas(case: Any) -> None:
     lhs, rhs, dims = case
 
     def count(implementation: str, dtype: Any) -> int:
-        product = functools.partial(
+        matmul = functools.partial(
             jaxbw.dot_general, dimension_numbers=dims, implementation=implementation
         )
-        return copies(product, jnp.ones(lhs, dtype), jnp.ones(rhs, dtype))
+        return copies(matmul, jnp.ones(lhs, dtype), jnp.ones(rhs, dtype))
 
     assert count("emulator-sm90", jnp.bfloat16) <= count("xla", jnp.float32)

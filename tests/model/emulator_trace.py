@@ -5,7 +5,7 @@ with `trace=True`: nothing is supposed about the kernel but that it is one of TM
 wgmma. The emulator says in which order, and who released whom; it says nothing of time.
 
 A wgmma is issued by four warps, each of which has a tensor core of its own: every one of them gets
-the step. That they wait for it (wgmma.wait_group) is no event: products are complete when the stage
+the step. That they wait for it (wgmma.wait_group) is no event: matmuls are complete when the stage
 that they read is given back, which one of the four warps may do for all.
 """
 
@@ -118,15 +118,15 @@ def _with_warpgroups(
 ) -> dict[tuple[int, int], list[tuple[int, Step]]]:
     """Gives each wgmma, which was recorded for the last of its four warps, to all of them.
 
-    They run the same program: a product stands behind as many waits in each of them, and a stage is
+    They run the same program: a matmul stands behind as many waits in each of them, and a stage is
     given back behind as many, whichever of them says so.
     """
-    products: dict[tuple[int, int], list[list[Step]]] = defaultdict(list)
+    matmuls: dict[tuple[int, int], list[list[Step]]] = defaultdict(list)
     given_back: dict[tuple[int, int], dict[int, list[Step]]] = defaultdict(dict)
     rest = {}
     for (cta, warp), found in ordered.items():
         group = cta, warp // _WARPGROUP
-        behind = products[group]
+        behind = matmuls[group]
         waits = 0
         arrivals: dict[int, list[Step]] = defaultdict(list)
         for _, step in found:
@@ -140,7 +140,7 @@ def _with_warpgroups(
         rest[cta, warp] = [each for each in found if each[1].kind != "wgmma"]
     for (cta, warp), found in rest.items():
         group = cta, warp // _WARPGROUP
-        if not any(products[group]):
+        if not any(matmuls[group]):
             continue
         waits = 0
         arrives = any(step.kind == "arrive" for _, step in found)
@@ -149,7 +149,7 @@ def _with_warpgroups(
             both.append((time, step))
             if step.kind == "wait":
                 waits += 1
-                both += [(time, product) for product in products[group][waits]]
+                both += [(time, matmul) for matmul in matmuls[group][waits]]
                 if not arrives:
                     both += [(time, each) for each in given_back[group].get(waits, [])]
         rest[cta, warp] = both
@@ -239,7 +239,7 @@ def _agent(cta: int, warp: int, steps: tuple[Step, ...], costs: Costs) -> Iterat
     if any(step.kind == "load" for step in steps):
         yield Work("set-up", costs.setup)
     first = costs.first_load
-    released = _Released(steps, f"products of {cta}, {warp}")
+    released = _Released(steps, f"matmuls of {cta}, {warp}")
     for step in steps:
         yield from released.before(step)
         if step.kind == "wait":
@@ -276,7 +276,7 @@ def _agent(cta: int, warp: int, steps: tuple[Step, ...], costs: Costs) -> Iterat
 
 
 class _Released:
-    """When products of wgmma have to be complete, which is no event of the trace."""
+    """When matmuls of wgmma have to be complete, which is no event of the trace."""
 
     def __init__(self, steps: tuple[Step, ...], group: str) -> None:
         self.group = group

@@ -17,7 +17,7 @@ from jaxbw._src.selection.machine import Machine, machines
 from tests.selection.workloads import ranking, workload
 
 BANDS = 4
-# As the replay has it: nothing is lost where loads and products contend.
+# As the replay has it: nothing is lost where loads and matmuls contend.
 MACHINES = {
     "B200": machines()["B200"],
     "H200": replace(machines()["H200"], overlap_exponent=machines()["B200"].overlap_exponent),

@@ -49,7 +49,7 @@ def kernel(tile: tuple[int, int], group: int, cluster: tuple[int, int]) -> Kerne
     return filled(GemmConfig(*tile, cta_group=group, cluster=cluster), "sm100")
 
 
-def filled(config: GemmConfig, family: str, stages: int = 0) -> Kernel:
+def filled(config: GemmConfig, family: str, stages: int | None = None) -> Kernel:
     stages = stages or planner.filled(config, family, DataType.BF16).stages
     return kernel_of(replace(config, stages=stages, accumulators=2), family=family)
 
@@ -170,7 +170,7 @@ def test_the_clock_falls_with_utilisation() -> None:
         throttled(B200, 0.5, "zeros")
 
 
-def test_tensor_cores_are_the_bound_of_large_products() -> None:
+def test_tensor_cores_are_the_bound_of_large_matmuls() -> None:
     found = replayed_at((256, 256), Shape(8192, 8192, 8192))
     assert found.outcome.busy[TENSOR] > 0.95 * found.outcome.time
 

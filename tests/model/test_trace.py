@@ -44,7 +44,7 @@ def traced(config: GemmConfig, items: int = ITEMS, blocks: int = BLOCKS) -> Repo
     return gemm_launch.launch(
         load(f"jaxbw_sm100_16bit_{config.cta_group}cta"),
         launch,
-        case.product(),
+        case.matmul(),
         sm_count=kernel.ctas,
         schedule="latest",
         checks="off",
@@ -105,7 +105,7 @@ HOPPER = [
 
 
 @pytest.mark.parametrize("config", HOPPER, ids=str)
-def test_the_teams_of_hopper_are_those_of_the_trace(config: GemmConfig) -> None:
+def test_the_warpgroups_of_hopper_are_those_of_the_trace(config: GemmConfig) -> None:
     (cluster_m, cluster_n), (block_m, block_n) = config.cluster, config.tile
     case = Case(
         cluster_m * block_m,
@@ -123,7 +123,7 @@ def test_the_teams_of_hopper_are_those_of_the_trace(config: GemmConfig) -> None:
     report = gemm_launch.launch(
         load(case.kernel),
         case.config(),
-        case.product(),
+        case.matmul(),
         sm_count=cluster_m * cluster_n,
         schedule="latest",
         checks="off",

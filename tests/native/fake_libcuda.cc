@@ -1,5 +1,5 @@
 // A libcuda.so.1 for tests without a GPU: device memory is host memory, tensor maps are checked by the rules of the
-// driver API's documentation, and a launch computes the product with plain loops, through the tensor maps.
+// driver API's documentation, and a launch computes the matmul with plain loops, through the tensor maps.
 //
 // FAKE_CUDA_LOG   file to which every call appends a line of JSON
 // FAKE_CUDA_FAIL  "cuMemAlloc=2": the named function returns this CUresult
@@ -406,7 +406,7 @@ float activate(jaxbw::Activation activation, float x) {
   return NAN;
 }
 
-// One operand of a product as the kernel named so reads it: through its tensor map, or where it lies.
+// One operand of a matmul as the kernel named so reads it: through its tensor map, or where it lies.
 struct Operand {
   EncodedMap map;
   Major major;
@@ -447,7 +447,7 @@ void compute(const GemmParams& p) {
   const Operand b(p.b, p.b_major, p.input, p.b_batched);
   const Operand b_up(p.b_up, p.b_major, p.input, p.b_batched);
   const jaxbw::Epilogue& e = p.epilogue;
-  const auto product = [&](const Operand& right, uint64_t i, uint64_t j, uint64_t batch) {
+  const auto matmul = [&](const Operand& right, uint64_t i, uint64_t j, uint64_t batch) {
     float sum = 0;
     for (uint64_t k = 0; k < p.k; ++k) sum += a.at(i, k, batch) * right.at(j, k, batch);
     return e.alpha * sum;
@@ -456,7 +456,7 @@ void compute(const GemmParams& p) {
     for (uint64_t j = 0; j < p.n; ++j) {
       for (uint64_t i = 0; i < p.m; ++i) {
         const uint64_t index = element_index(p, i, j, batch);
-        float z = product(b, i, j, batch);
+        float z = matmul(b, i, j, batch);
         if (e.c.data != nullptr) z += e.beta * load_operand(e.c, index);
         if (e.bias.data != nullptr) z += load_operand(e.bias, e.bias_along_m != 0 ? i : j);
         float value = activate(e.activation, z);
@@ -464,7 +464,7 @@ void compute(const GemmParams& p) {
           store(p.output.type, result_element(p, p.saved[0], p.saved_output[0], i, j, batch), z);
         }
         if (e.gated != 0) {
-          const float up = product(b_up, i, j, batch);
+          const float up = matmul(b_up, i, j, batch);
           value *= up;
           if (p.saved_output[1].data != nullptr) {
             store(p.output.type, result_element(p, p.saved[1], p.saved_output[1], i, j, batch), up);
@@ -534,15 +534,15 @@ CUresult launch_repack(const CUlaunchConfig* launch, const Kernel& kernel, const
   return CUDA_SUCCESS;
 }
 
-// The whole product, where its kernel has left parts: once, and before their sums.
-const void* product_with_parts = nullptr;
+// The whole matmul, where its kernel has left parts: once, and before their sums.
+const void* matmul_with_parts = nullptr;
 
 CUresult launch_reduce(const CUlaunchConfig* launch, const Kernel& kernel, const GemmParams& p) {
   FAKE_RETURN_IF_FAILED("cuLaunchKernelEx", "kernel", kernel.name, "grid", std::vector<unsigned>{launch->gridDimX},
                         "block", std::vector<unsigned>{launch->blockDimX}, "shared_memory", launch->sharedMemBytes,
                         "overlaps", overlaps(*launch), "stream", reinterpret_cast<uintptr_t>(launch->hStream));
-  if (!leaves_parts(p) || product_with_parts != p.output.data) return CUDA_ERROR_INVALID_VALUE;
-  product_with_parts = nullptr;
+  if (!leaves_parts(p) || matmul_with_parts != p.output.data) return CUDA_ERROR_INVALID_VALUE;
+  matmul_with_parts = nullptr;
   if (environment("FAKE_CUDA_COMPUTE") != "0") compute(p);
   return CUDA_SUCCESS;
 }
@@ -578,7 +578,7 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
     return CUDA_ERROR_INVALID_VALUE;
   if (launch->sharedMemBytes > 232448) return CUDA_ERROR_INVALID_VALUE;
   if (leaves_parts(p)) {
-    product_with_parts = p.output.data;
+    matmul_with_parts = p.output.data;
     return CUDA_SUCCESS;
   }
   if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;

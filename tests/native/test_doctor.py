@@ -27,7 +27,7 @@ def test_a_jaxlib_without_cuda(build: Build) -> None:
         "GPU          Fake H200, compute capability 9.0, 132 SMs, 141 GiB",
         "GPU          Fake A100, compute capability 8.0, 108 SMs",
         "sm90 serves Fake H200",
-        "self-test    emulator: product ok",
+        "self-test    emulator: matmul ok",
         'does not use it: pip install -U "jax[cuda13]"',
     ):
         assert part in done.stdout, done.stdout

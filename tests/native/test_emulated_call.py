@@ -8,32 +8,32 @@ import pytest
 
 from jaxbw import _native
 
-from .fake_driver.product import DTYPES, PAIR, SM90, SM100, Product, Values
+from .fake_driver.matmul import DTYPES, PAIR, SM90, SM100, Matmul, Values
 
 CALLS = {
-    "unaligned": Product(37, 21, 75),
-    "unaligned pair": Product(37, 21, 75, layout="tt", output="f16", family="sm100", config=PAIR),
-    "unaligned gated": Product(
+    "unaligned": Matmul(37, 21, 75),
+    "unaligned pair": Matmul(37, 21, 75, layout="tt", output="f16", family="sm100", config=PAIR),
+    "unaligned gated": Matmul(
         40, 21, 75, gated=True, save=True, output="bf16", family="sm100", config=SM100
     ),
-    "tf32": Product(37, 21, 75, dtype="f32", family="sm100", config=SM100),
-    "tf32 MN-major": Product(136, 72, 100, layout="tt", dtype="f32", family="sm100", config=PAIR),
-    "split": Product(200, 136, 300, config=SM90 | {"split_k": 3}),
-    "many parts": Product(200, 136, 300, config=SM90 | {"split_k": 5}, bias="f32", output="bf16"),
-    "many parts, unaligned": Product(70, 51, 635, gated=True, config=SM90 | {"split_k": 4}),
-    "many parts, tail": Product(
+    "tf32": Matmul(37, 21, 75, dtype="f32", family="sm100", config=SM100),
+    "tf32 MN-major": Matmul(136, 72, 100, layout="tt", dtype="f32", family="sm100", config=PAIR),
+    "split": Matmul(200, 136, 300, config=SM90 | {"split_k": 3}),
+    "many parts": Matmul(200, 136, 300, config=SM90 | {"split_k": 5}, bias="f32", output="bf16"),
+    "many parts, unaligned": Matmul(70, 51, 635, gated=True, config=SM90 | {"split_k": 4}),
+    "many parts, tail": Matmul(
         *(600, 300, 300), config=SM90 | {"split_k": 4, "split_tail": 1, "wave": 4}
     ),
-    "split pair": Product(200, 300, 300, family="sm100", config=PAIR | {"split_k": 3}),
-    "split and unaligned": Product(70, 51, 139, family="sm100", config=SM100 | {"split_k": 2}),
-    "split tail": Product(
+    "split pair": Matmul(200, 300, 300, family="sm100", config=PAIR | {"split_k": 3}),
+    "split and unaligned": Matmul(70, 51, 139, family="sm100", config=SM100 | {"split_k": 2}),
+    "split tail": Matmul(
         *(600, 500, 200),
         layout="nt",
         family="sm100",
         config=PAIR
         | {"block_m": 512, "block_n": 64, "split_k": 2, "split_tail": 1, "wave": 3},
     ),
-    "swapped": Product(
+    "swapped": Matmul(
         *(24, 264, 72),
         bias="f32",
         c="f32",
@@ -43,21 +43,21 @@ CALLS = {
         family="sm100",
         config=SM100 | {"swap_ab": 1, "block_n": 32},
     ),
-    "swapped and unaligned": Product(
+    "swapped and unaligned": Matmul(
         *(21, 135, 73), output="bf16", family="sm100", config=SM100 | {"swap_ab": 1, "block_n": 64}
     ),
 }  # fmt: skip
 
 
-def call(product: Product, operands: list[Values]) -> list[Values]:
+def call(matmul: Matmul, operands: list[Values]) -> list[Values]:
     """The results of the custom call without the workspace."""
-    given = product.attributes
+    given = matmul.attributes
     results: list[Any] = [
-        jax.ShapeDtypeStruct(values.shape, values.dtype) for values in product.expected(operands)
+        jax.ShapeDtypeStruct(values.shape, values.dtype) for values in matmul.expected(operands)
     ]
     count = len(results)
     lhs, rhs = operands[:2]
-    size = _native.workspace_bytes(lhs.shape, rhs.shape, DTYPES[product.dtype][1], given)
+    size = _native.workspace_bytes(lhs.shape, rhs.shape, DTYPES[matmul.dtype][1], given)
     if size:
         results.append(jax.ShapeDtypeStruct((size,), np.uint8))
     wrap = {str: str, int: np.int32, float: np.float32}
@@ -69,18 +69,18 @@ def call(product: Product, operands: list[Values]) -> list[Values]:
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_emulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXBW_EMULATOR_CHECKS", "strict")
-    product = CALLS[name]
-    operands = product.operands()
-    found = call(product, operands)
-    for values, expected in zip(found, product.expected(operands), strict=True):
+    matmul = CALLS[name]
+    operands = matmul.operands()
+    found = call(matmul, operands)
+    for values, expected in zip(found, matmul.expected(operands), strict=True):
         np.testing.assert_array_equal(values, expected)
 
 
 @pytest.mark.parametrize("name", ["split tail", "many parts"])
 def test_a_split_call_is_the_same_on_several_cores(name: str) -> None:
-    product = CALLS[name]
-    operands = product.operands()
-    (expected,) = product.expected(operands)
+    matmul = CALLS[name]
+    operands = matmul.operands()
+    (expected,) = matmul.expected(operands)
     for _ in range(2):
-        (found,) = call(product, operands)
+        (found,) = call(matmul, operands)
         np.testing.assert_array_equal(found, expected)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from compare_kernels import ROUNDS, compare, parse_builds, summary
-from products import Product
+from matmuls import Matmul
 
 from jaxbw import _native
 from jaxbw._src.lab.tuning.launching import Launch
@@ -13,7 +13,7 @@ from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import TARGETS
 
-SMALL = Product(1024, 1024, 1024)
+SMALL = Matmul(1024, 1024, 1024)
 BUILDS = {"before": Path("/kernels/before"), "after": Path("/kernels/after")}
 
 
@@ -73,10 +73,10 @@ def test_results_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_summary_compares_each_builds_fastest_configuration() -> None:
-    product = {"m": 8, "n": 16, "k": 32, "layout": "nn", "dtype": "bfloat16", "epilogue": "none"}
+    matmul = {"m": 8, "n": 16, "k": 32, "layout": "nn", "dtype": "bfloat16", "epilogue": "none"}
     rows = [
-        {**product, "config": "one", "us": {"before": 10.0, "after": 9.0}},
-        {**product, "config": "two", "us": {"before": 8.0, "after": 10.0}},
+        {**matmul, "config": "one", "us": {"before": 10.0, "after": 9.0}},
+        {**matmul, "config": "two", "us": {"before": 8.0, "after": 10.0}},
     ]
     assert summary(rows) == {"after": {"all": 1.0607, "best": 1.125, "least": 0.9, "most": 1.25}}
 

@@ -149,14 +149,14 @@ def test_every_legal_tile(family: str, group: int, block_m: int) -> None:
         (GemmConfig(128, 128), (K, MN), {"gated": True, "family": "sm90"}, None),
     ],
 )
-def test_what_tiles_take_which_products(
+def test_what_tiles_take_which_matmuls(
     config: GemmConfig, majors: Any, keywords: Any, reason: str | None
 ) -> None:
     family = keywords.get("family", "sm100")
     dtype = np.dtype(np.float32 if keywords.get("itemsize") == 4 else ml_dtypes.bfloat16)
     epilogue = Epilogue(gated=keywords.get("gated", False))
     sizes = (1, 4096, 4096, keywords.get("k", 4096))
-    problem = GemmProblem(*sizes, True, True, *majors, dtype, dtype, dtype, epilogue)
+    problem = GemmProblem(*sizes, True, True, majors[0], majors[1], dtype, dtype, dtype, epilogue)
     assert planner.config_refusal(config, family) is None
     found = planner.plan(problem, family, config)
     if reason is None:

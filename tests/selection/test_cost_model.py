@@ -109,7 +109,7 @@ def test_swizzle_has_the_least_footprint() -> None:
 
     best = min(cost_model.SWIZZLES, key=rows_and_columns)
     assert costs.swizzle[0] == best == 8
-    # Of a wide product only tiles along N can be walked together, so B's columns make the band.
+    # Of a wide matmul only tiles along N can be walked together, so B's columns make the band.
     wide = evaluate(workload(256, 2**16, 8192), B200, table)
     assert wide.band_along_n[0] == 0
     assert wide.swizzle[0] == 1
@@ -314,7 +314,7 @@ def test_formulas_on_hopper() -> None:
     assert general == pytest.approx(tiles * H200.general_cycles / GHZ, rel=0.2)
     # Of a gated tile half of the columns are results, and there are twice as many tiles.
     assert epilogue(config, general=True, gated=True) == pytest.approx(general, rel=0.05)
-    # Beside the other team's products it shows once, at the end.
+    # Beside the other warpgroup's matmuls it shows once, at the end.
     turns = GemmConfig(128, 128, cluster=(2, 1), pingpong=True)
     assert epilogue(turns, general=True) < general / 10
 
@@ -327,7 +327,7 @@ def test_a_cluster_that_shares_k_has_one_tile() -> None:
 
 
 def test_what_ctas_that_share_k_send() -> None:
-    """Each keeps its own share of its sums; in pingpong one team has them all."""
+    """Each keeps its own share of its sums; in pingpong one warpgroup has them all."""
     work = workload(256, 512, 16384)  # 8 tiles, one wave
     at_once = dataclasses.replace(H200, cluster_sum_bytes_per_cycle=math.inf)
 

@@ -63,7 +63,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
         (("--batch", "3"), "bf16[3,128,256] @ bf16[3,256,64] -> bf16[3,128,64]"),
     ],
 )
-def test_options_describe_the_product(
+def test_options_describe_the_matmul(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...], problem: str
 ) -> None:
     answer = explained(capsys, "128", "64", "256", "--device", "B200", *options)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from judge_selection import choice, judged, summary
-from products import Product
+from matmuls import Matmul
 
 from jaxbw._src.lab.tuning.measure import Effort, Measured, measure
 from jaxbw._src.selection import tuned
@@ -14,40 +14,40 @@ from jaxbw._src.selection.tuned import Table
 from jaxbw._src.selection.tuned.features import FEATURES
 from jaxbw._src.selection.tuned.files import SIZES, Sizes
 from jaxbw._src.selection.tuned.trees import LEAF, Forest
-from jaxbw._src.selection.tuned_products import SWITCH
+from jaxbw._src.selection.tuned_matmuls import SWITCH
 
 from .made_up_gpu import MadeUpGpu
 from .made_up_trees import Tree, columns
 
 H200 = TARGETS["H200"]
-PRODUCT = Product(2048, 2048, 2048)
+MATMUL = Matmul(2048, 2048, 2048)
 
 
 def test_choices_are_compared_with_the_best() -> None:
-    first = choice(PRODUCT, H200, None)
+    first = choice(MATMUL, H200, None)
     gpu = MadeUpGpu(lambda config: 12.0 if config == first else 10.0 + config.swizzle)
-    measured = measure(gpu, PRODUCT.problem, H200, Effort(count=30))
-    row = judged(PRODUCT, measured, H200)
+    measured = measure(gpu, MATMUL.problem, H200, Effort(count=30))
+    row = judged(MATMUL, measured, H200)
     assert (row["model"]["config"], row["model"]["us"]) == (str(first), 12.0)
     assert row["model"]["ratio"] == pytest.approx(12 / row["best_us"], abs=1e-4)
 
 
 def test_the_table_is_judged_beside_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = choice(PRODUCT, H200, None)
+    first = choice(MATMUL, H200, None)
     wide = FEATURES.index("block_n")
     tree: Tree = [(wide, first.tile[1] - 1, 1), (LEAF, 0, 0), (LEAF, math.log(2.0), 0)]
     sizes = Sizes(dict.fromkeys(SIZES, (1, 2**60)))
     slow = Table({}, sizes, Forest.of(columns(tree), len(FEATURES)))
     monkeypatch.setattr(tuned, "_load", lambda name: slow)
     gpu = MadeUpGpu(lambda config: 12.0 if config.tile == first.tile else 10.0)
-    rows = [judged(PRODUCT, measure(gpu, PRODUCT.problem, H200, Effort(count=30)), H200)]
+    rows = [judged(MATMUL, measure(gpu, MATMUL.problem, H200, Effort(count=30)), H200)]
     assert (rows[0]["model"]["ratio"], rows[0]["tuned"]["ratio"]) == (1.2, 1.0)
     assert summary(rows, "model") == {"geometric_mean": 1.2, "most": 1.2, "beyond_1.15": 1}
 
 
 def test_a_memset_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "off")
-    first = choice(PRODUCT, H200, None)
+    first = choice(MATMUL, H200, None)
     split = GemmConfig(128, 128, split_k=2)
-    row = judged(PRODUCT, [Measured(first, 10.0, 1.0), Measured(split, 9.9, 1.0)], H200)
+    row = judged(MATMUL, [Measured(first, 10.0, 1.0), Measured(split, 9.9, 1.0)], H200)
     assert row["best"] == str(first)

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-import products
+import matmuls
 import pytest
+from matmuls import Matmul
 from measure_configs import from_json, read, run, to_json
-from products import Product
 
 from jaxbw._src.lab.bench import case
 from jaxbw._src.lab.tuning.launching import by_launch
@@ -17,7 +17,7 @@ from jaxbw._src.selection.devices import TARGETS
 from .made_up_gpu import MadeUpGpu
 
 H200 = TARGETS["H200"]
-SMALL = Product(1024, 1024, 1024)
+SMALL = Matmul(1024, 1024, 1024)
 EFFORT = Effort(count=40, finalists=4)
 
 
@@ -42,7 +42,7 @@ def test_the_fastest_comes_first_and_is_measured_most() -> None:
 
 def test_every_kind_is_measured() -> None:
     measured = measure(
-        MadeUpGpu(by_width), Product(2048, 2048, 2048).problem, H200, Effort(count=60)
+        MadeUpGpu(by_width), Matmul(2048, 2048, 2048).problem, H200, Effort(count=60)
     )
     assert {each.config.tile[1] for each in measured} >= {64, 128, 192, 256}
     assert {each.config.swap_ab for each in measured} == {False, True}
@@ -51,7 +51,7 @@ def test_every_kind_is_measured() -> None:
 
 def test_long_launches_are_cut_into_bursts() -> None:
     gpu = MadeUpGpu(by_width)
-    measure(gpu, Product(8192, 8192, 4096).problem, H200, Effort(count=20))
+    measure(gpu, Matmul(8192, 8192, 4096).problem, H200, Effort(count=20))
     assert max(map(len, gpu.bursts)) <= 1 + BURST_US / 600 / EFFORT.repeats
     assert sum(map(len, gpu.bursts)) < 20 * EFFORT.rounds + 17 * EFFORT.final_rounds
 
@@ -65,15 +65,15 @@ def test_results_that_differ_are_refused() -> None:
 
 def test_a_run_resumes_behind_a_torn_line(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    wanted = products.draw(3, seed=5)
+    wanted = matmuls.draw(3, seed=5)
     list(run(MadeUpGpu(by_width), wanted[:1], H200, EFFORT, out, budget_s=100))
     with out.open("a") as file:
         file.write('{"m": 1, "n"')
     assert list(read(out)) == wanted[:1]
     again = list(run(MadeUpGpu(by_width), wanted, H200, EFFORT, out, budget_s=100))
-    assert [product for product, _ in again] == wanted[1:]
+    assert [matmul for matmul, _ in again] == wanted[1:]
     assert list(read(out)) == wanted
-    assert list(run(MadeUpGpu(by_width), products.draw(4, 5), H200, EFFORT, out, budget_s=-1)) == []
+    assert list(run(MadeUpGpu(by_width), matmuls.draw(4, 5), H200, EFFORT, out, budget_s=-1)) == []
 
 
 def test_what_is_written_can_be_read() -> None:
@@ -82,28 +82,28 @@ def test_what_is_written_can_be_read() -> None:
     assert from_json(to_json(measured)) == measured
 
 
-@pytest.mark.parametrize("epilogue", products.EPILOGUES)
-def test_products_with_an_epilogue(epilogue: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("epilogue", matmuls.EPILOGUES)
+def test_matmuls_with_an_epilogue(epilogue: str, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    wanted = [products.parse(f"512,1024,640,nn,{epilogue}"), *products.draw(2, 5, epilogue)]
+    wanted = [matmuls.parse(f"512,1024,640,nn,{epilogue}"), *matmuls.draw(2, 5, epilogue)]
     list(run(MadeUpGpu(by_width), wanted, H200, EFFORT, out, budget_s=100))
     assert list(read(out)) == wanted
-    for product in wanted:
-        problem = product.problem
+    for matmul in wanted:
+        problem = matmul.problem
         assert problem.epilogue.is_identity == (epilogue == "none")
         assert problem.epilogue.gated == (epilogue == "swiglu")
-        plain = replace(product, epilogue="none").problem
+        plain = replace(matmul, epilogue="none").problem
         assert (problem.lhs_shape, problem.rhs_shape) == (plain.lhs_shape, plain.rhs_shape)
 
 
 def test_the_epilogues_of_the_benchmark_are_among_them() -> None:
-    assert set(products.EPILOGUES) > set(case.EPILOGUES)
+    assert set(matmuls.EPILOGUES) > set(case.EPILOGUES)
 
 
 def test_rows_from_before_there_were_epilogues(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text('{"m": 1, "n": 2, "k": 3, "layout": "nt", "dtype": "float16", "measured": []}\n')
-    assert list(read(out)) == [Product(1, 2, 3, "nt", "float16")]
+    assert list(read(out)) == [Matmul(1, 2, 3, "nt", "float16")]
 
 
 def test_kernels_of_a_call_are_added_up() -> None:
@@ -120,9 +120,9 @@ def test_kernels_of_a_call_are_added_up() -> None:
 
 
 def test_draws_repeat_and_differ_by_seed() -> None:
-    drawn = products.draw(40, seed=1)
-    assert drawn == products.draw(40, seed=1)
-    assert not set(drawn) & set(products.draw(40, seed=2))
+    drawn = matmuls.draw(40, seed=1)
+    assert drawn == matmuls.draw(40, seed=1)
+    assert not set(drawn) & set(matmuls.draw(40, seed=2))
     assert any(p.m <= 128 for p in drawn)
     assert any(p.n % 8 for p in drawn)
     assert {p.layout for p in drawn} == set(case.CONTRACTING)

@@ -9,27 +9,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matmuls
 import measure_xla
 import model_matmuls
 import numpy as np
-import products
 import pytest
+from matmuls import Matmul
 from measure_xla import Compiled, call, jnp_call, read, run, shapes
-from products import Product
 
 import jaxbw
 from jaxbw._src.lab.bench.case import CONTRACTING, suite
 from jaxbw._src.lab.bench.inputs import MOST_SETS
 from jaxbw._src.lab.bench.timer import Burst, Rotation
-from jaxbw._src.lab.bench.timer import Product as Calls
+from jaxbw._src.lab.bench.timer import Matmul as Calls
 from jaxbw._src.selection.devices import TARGETS
 
 H200 = TARGETS["H200"]
 DRAWN = list(itertools.islice(model_matmuls.draw(5), 300))
 ALL = [
-    Product(48, 80, 64, layout, epilogue=epilogue)
+    Matmul(48, 80, 64, layout, epilogue=epilogue)
     for layout in CONTRACTING
-    for epilogue in products.EPILOGUES
+    for epilogue in matmuls.EPILOGUES
 ]
 
 
@@ -37,11 +37,11 @@ class MadeUpCompiler:
     """Arms that compute nothing: XLA takes 2 us for each row, the kernel one."""
 
     def __init__(self) -> None:
-        self.compiled: list[Product] = []
-        self.fails: Product | None = None
-        self.wrong: Product | None = None
+        self.compiled: list[Matmul] = []
+        self.fails: Matmul | None = None
+        self.wrong: Matmul | None = None
 
-    def compile(self, matmul: Product) -> Compiled:
+    def compile(self, matmul: Matmul) -> Compiled:
         if matmul == self.fails:
             raise MemoryError("no memory is left\nfor this matmul")
         self.compiled.append(matmul)
@@ -56,13 +56,13 @@ class MadeUpCompiler:
 
 class MadeUpTimer:
     def burst(self, calls: Rotation, count: int) -> Burst:
-        us = calls.product.details["us"]
+        us = calls.matmul.details["us"]
         return Burst((math.inf, *[us] * (count - 1)), ("kernel",))
 
 
 def run_all(
-    compiler: MadeUpCompiler, out: Path, wanted: list[Product], seconds: float = 100
-) -> list[tuple[Product, Any]]:
+    compiler: MadeUpCompiler, out: Path, wanted: list[Matmul], seconds: float = 100
+) -> list[tuple[Matmul, Any]]:
     return list(
         run(compiler, MadeUpTimer(), wanted, H200, out, seconds=seconds, workers=2, batch=2)
     )
@@ -105,17 +105,17 @@ def test_what_fails_or_is_wrong_is_told_and_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("matmul", ALL, ids=str)
-def test_all_arms_compute_the_same(matmul: Product) -> None:
+def test_all_arms_compute_the_same(matmul: Matmul) -> None:
     source = np.random.default_rng(0)
     given = [jnp.asarray(source.normal(size=x.shape), x.dtype) for x in shapes(matmul)]
     lhs, rhs, *others = (np.asarray(x, np.float64) for x in given)
     lhs = lhs if matmul.layout[0] == "n" else lhs.T
 
-    def product(rhs: Any) -> Any:
+    def times(rhs: Any) -> Any:
         return lhs @ (rhs if matmul.layout[1] == "n" else rhs.T)
 
     rest = iter(others)
-    z = product(rhs)
+    z = times(rhs)
     formulas: dict[str, Callable[[], Any]] = {
         "none": lambda: z,
         "bias": lambda: z + next(rest),
@@ -125,7 +125,7 @@ def test_all_arms_compute_the_same(matmul: Product) -> None:
         "bias_residual": lambda: z + next(rest) + next(rest),
         "bias_gelu": lambda: jax.nn.gelu(z + next(rest)),
         "bias_silu": lambda: jax.nn.silu(z + next(rest)),
-        "swiglu": lambda: jax.nn.silu(z) * product(next(rest)),
+        "swiglu": lambda: jax.nn.silu(z) * times(next(rest)),
     }
     expected = formulas[matmul.epilogue]()
     for found in (call(matmul, "xla"), jnp_call(matmul)):
@@ -133,7 +133,7 @@ def test_all_arms_compute_the_same(matmul: Product) -> None:
 
 
 @pytest.mark.parametrize("matmul", ALL, ids=str)
-def test_the_kernel_is_one_launch_of_the_same_operands(matmul: Product) -> None:
+def test_the_kernel_is_one_launch_of_the_same_operands(matmul: Matmul) -> None:
     with jaxbw.target("H200"):
         traced = jax.jit(call(matmul, "sm90")).trace(*shapes(matmul))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -152,7 +152,7 @@ def test_draws_have_all_kinds_and_nothing_that_is_benchmarked() -> None:
     sizes = [(p.m, p.n, p.k) for p in DRAWN]
     assert not set(sizes) & set(suite())
     assert len(set(sizes)) == len(sizes)
-    assert {p.epilogue for p in DRAWN} == set(products.EPILOGUES)
+    assert {p.epilogue for p in DRAWN} == set(matmuls.EPILOGUES)
     layouts = Counter(p.layout for p in DRAWN)
     assert min(layouts[layout] for layout in ("nn", "nt", "tn")) > 40
     assert 50 < sum(p.m <= 128 for p in DRAWN) < 200
@@ -168,7 +168,7 @@ def test_all_of_a_matmul_is_compiled_before_it_is_measured(
     monkeypatch.setattr(measure_xla, "_DRAWN", 2**16)
     on_cpu = call
     monkeypatch.setattr(measure_xla, "call", lambda matmul, name: on_cpu(matmul, "xla"))
-    matmul = Product(16, 64, 128, "nt", epilogue="bias_gelu")
+    matmul = Matmul(16, 64, 128, "nt", epilogue="bias_gelu")
     compiled = measure_xla.Gpu(H200).compile(matmul)
     assert list(compiled.arms) == ["xla", "kernel", "jnp"]
     assert set(compiled.details) == {"config", "modelled", "compile_s"}

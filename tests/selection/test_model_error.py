@@ -11,8 +11,8 @@ from typing import Literal
 
 import model_error
 import pytest
+from matmuls import Matmul
 from measure_configs import to_json
-from products import Product
 
 from jaxbw._src.lab.tuning.measure import Measured
 from jaxbw._src.selection.candidates import Candidates
@@ -49,14 +49,14 @@ def made_up(path: Path, l2_bytes_per_ns: float) -> None:
     machine = dataclasses.replace(H200, l2_bytes_per_ns=l2_bytes_per_ns)
     lines = []
     for m, n, k in ((4096, 4096, 4096), (2048, 2048, 2048), (16, 4096, 4096)):
-        product = Product(m, n, k)
+        matmul = Matmul(m, n, k)
         measured = []
         for config in CONFIGS:
-            work = workload(product.problem, swapped=config.swap_ab)
+            work = workload(matmul.problem, swapped=config.swap_ab)
             total = price("sm90", machine, work, config).cost.total
             measured.append(Measured(config, total - memset_us(machine, config), total))
         entries = [to_json(each) for each in measured]
-        lines.append(json.dumps({**dataclasses.asdict(product), "measured": entries}))
+        lines.append(json.dumps({**dataclasses.asdict(matmul), "measured": entries}))
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -81,7 +81,7 @@ def test_what_a_choice_loses(tmp_path: Path) -> None:
 
 def test_only_the_order_of_tiles_that_would_be_chosen_counts() -> None:
     """Of a configuration that was measured in several, beyond one wave."""
-    large, small = Product(4096, 4096, 4096), Product(512, 512, 512)
+    large, small = Matmul(4096, 4096, 4096), Matmul(512, 512, 512)
     narrow = dataclasses.replace(CONFIGS[1], swizzle=1, raster="m")
     alone = dataclasses.replace(CONFIGS[0], swizzle=1, raster="m")  # in no other order
     table = Candidates.of([narrow], "sm90", 2)
@@ -100,23 +100,23 @@ def test_only_the_order_of_tiles_that_would_be_chosen_counts() -> None:
 def test_what_the_fit_has_not_seen_is_told_apart(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     made_up(results, l2_bytes_per_ns=7000)
-    products = model_error.read(results, H200)
-    unseen, seen = model_error.divided(products, 0.4)
+    matmuls = model_error.read(results, H200)
+    unseen, seen = model_error.divided(matmuls, 0.4)
     assert (len(unseen), len(seen)) == (1, 2)
-    assert {each.product for each in [*unseen, *seen]} == {each.product for each in products}
-    assert model_error.divided(products[::-1], 0.4) == (unseen, seen)
+    assert {each.matmul for each in [*unseen, *seen]} == {each.matmul for each in matmuls}
+    assert model_error.divided(matmuls[::-1], 0.4) == (unseen, seen)
     told = run(str(results), "--fit", "l2_bytes_per_ns", "--unseen", "0.4").stdout
-    assert "seen by the fit: 2 products, median error 0.000, choices 1.000 of the best" in told
-    assert "not seen: 1 products, median error 0.000, choices 1.000 of the best" in told
+    assert "seen by the fit: 2 matmuls, median error 0.000, choices 1.000 of the best" in told
+    assert "not seen: 1 matmuls, median error 0.000, choices 1.000 of the best" in told
 
 
 def test_what_was_fitted_goes_into_the_table() -> None:
     table = model_error.TABLE.read_text()
     fitted = dataclasses.replace(H200, l2_bytes_per_ns=12345.6, split_ns=7.0)
     names = ("l2_bytes_per_ns", "split_ns")
-    now = tomllib.loads(model_error.written(table, fitted, names, "fitted: 3 products of x.jsonl"))
+    now = tomllib.loads(model_error.written(table, fitted, names, "fitted: 3 matmuls of x.jsonl"))
     before = tomllib.loads(table)
-    entry = {"value": 12350.0, "confidence": "M", "source": "fitted: 3 products of x.jsonl"}
+    entry = {"value": 12350.0, "confidence": "M", "source": "fitted: 3 matmuls of x.jsonl"}
     assert now["H200"].pop("l2_bytes_per_ns") == entry
     assert now["H200"].pop("split_ns") == {**entry, "value": 7.0}
     for name in names:
@@ -131,16 +131,16 @@ def test_constants_that_are_fitted_are_the_machine_s() -> None:
 
 
 def test_the_record_of_configurations_is_modelled_within_a_tenth() -> None:
-    """Issue 8's bars, on times that were measured: products that constants were fitted to, too."""
-    products = model_error.read(RECORD, H200)
-    unseen, _ = model_error.divided(products, 0.5)
-    for part in (products, unseen):
+    """Issue 8's bars, on times that were measured: matmuls that constants were fitted to, too."""
+    matmuls = model_error.read(RECORD, H200)
+    unseen, _ = model_error.divided(matmuls, 0.5)
+    for part in (matmuls, unseen):
         assert model_error.median_error(H200, part) <= 0.10
         regrets = [each.regret(H200) for each in part]
         assert model_error.geometric_mean(regrets) <= 1.05
 
 
-def test_a_file_without_products_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_matmuls_is_refused(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     results.write_text("")
     done = run(str(results))

@@ -13,8 +13,8 @@ import model_matmuls
 import model_xla
 import numpy as np
 import pytest
+from matmuls import Matmul
 from model_xla import Sample, grow, judged, margins, out_of_fold, rates, samples, table
-from products import Product
 
 from jaxbw._src.lab.bench.case import suite
 from jaxbw._src.selection import xla
@@ -29,7 +29,7 @@ GIVEN = Rates(132, 3.0, 2.0, 6e6, 20, 4e6)
 MATMULS = [each for each in itertools.islice(model_matmuls.draw(3), 200) if xla.kind(each.problem)]
 
 
-def made_up(matmul: Product) -> float:
+def made_up(matmul: Matmul) -> float:
     """XLA's time: that of the formula with noise, half as much again where it is transposed."""
     noise = math.exp(random.Random(str(matmul)).gauss(0, 0.03))
     return rough(matmul.problem, GIVEN).us * noise * (1.5 if matmul.layout == "nt" else 1.0)
@@ -105,7 +105,7 @@ def test_constants_are_found() -> None:
 
 
 def test_who_is_judged_was_not_learnt_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    learnt: list[set[Product]] = []
+    learnt: list[set[Matmul]] = []
 
     def grown(known: Any, given: Rates) -> Any:
         learnt.append({each.matmul for each in known})
@@ -114,7 +114,7 @@ def test_who_is_judged_was_not_learnt_from(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(model_xla, "grow", grown)
     monkeypatch.setattr(model_xla, "TREES", 3)
     some = KNOWN[:80]
-    asked: list[Product] = []
+    asked: list[Matmul] = []
     time = XlaModel.time
 
     def noted(self: XlaModel, problem: Any) -> XlaTime:
@@ -149,7 +149,7 @@ def test_what_choices_give_up() -> None:
 
 def test_the_benchmark_is_never_learnt_from(tmp_path: Path) -> None:
     m, n, k = next(iter(suite()))
-    others = [Product(m, n, k), Product(48, 768, 3072), Product(96, 768, 3072)]
+    others = [Matmul(m, n, k), Matmul(48, 768, 3072), Matmul(96, 768, 3072)]
     rows = [
         {**asdict(each), "us": {"xla": [3.0, 1.0, 2.0], "kernel": [5.0]}} for each in others[:2]
     ]

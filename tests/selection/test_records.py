@@ -5,7 +5,7 @@ from pathlib import Path
 
 import measure_configs
 import pytest
-from products import Product
+from matmuls import Matmul
 from records import config_of, read
 
 from jaxbw._src.selection.config import GemmConfig
@@ -40,7 +40,7 @@ def test_of_a_record_of_arms_the_last_times_of_ours_count(tmp_path: Path) -> Non
     record = tmp_path / "record.json"
     record.write_text(json.dumps({"rows": rows}))
     assert read(record) == {
-        Product(64, 64, 64): [(GemmConfig(128, 128), 4.0), (GemmConfig(128, 64), 5.0)]
+        Matmul(64, 64, 64): [(GemmConfig(128, 128), 4.0), (GemmConfig(128, 64), 5.0)]
     }
 
 
@@ -48,13 +48,13 @@ def test_a_suite_s_record_has_the_choices_and_their_times() -> None:
     found = read(RESULTS / "2026-11-22_h200_bench_smoke.json")
     # Those with an epilogue, and those that were sustained, are others.
     assert set(found) == {
-        Product(1024, 1024, 1024),
-        Product(777, 2048, 3333),
-        Product(16, 4096, 4096),
-        Product(2048, 2048, 2048, "nt"),
-        Product(2048, 2048, 2048),
+        Matmul(1024, 1024, 1024),
+        Matmul(777, 2048, 3333),
+        Matmul(16, 4096, 4096),
+        Matmul(2048, 2048, 2048, "nt"),
+        Matmul(2048, 2048, 2048),
     }
-    ((config, us),) = found[Product(1024, 1024, 1024)]
+    ((config, us),) = found[Matmul(1024, 1024, 1024)]
     assert (config.tile, config.cluster, config.stages) == ((128, 64), (1, 2), 8)
     assert us == pytest.approx(7.26, abs=0.05)
 
@@ -62,5 +62,5 @@ def test_a_suite_s_record_has_the_choices_and_their_times() -> None:
 def test_a_record_is_read_like_a_results_file() -> None:
     found = measure_configs.read(RESULTS / "2026-11-22_h200_configurations.json")
     assert (len(found), sum(map(len, found.values()))) == (13, 126)
-    best = found[Product(4096, 4096, 4096)][0]
+    best = found[Matmul(4096, 4096, 4096)][0]
     assert (best.config.tile, best.microseconds) == ((128, 256), 171.86)

@@ -26,7 +26,7 @@ from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS, Device
 from jaxbw._src.selection.search import search
 from jaxbw._src.selection.select import select
-from jaxbw._src.selection.tuned_products import SWITCH
+from jaxbw._src.selection.tuned_matmuls import SWITCH
 from jaxbw._src.selection.workload import workload
 
 LAYOUTS = {"nn": (1, 0), "nt": (1, 1), "tn": (0, 0), "tt": (0, 1)}
@@ -226,7 +226,7 @@ def test_a_scheduler_without_a_tile_leaves_the_rest_to_the_choice(
 
     hopper = chosen("H200", "dynamic")
     assert hopper.scheduler == "none"
-    assert not hopper.pingpong  # of one item, a team would have all
+    assert not hopper.pingpong  # of one item, a warpgroup would have all
     assert chosen("H200", "none") == hopper
     assert chosen("H200", "static") == chosen("H200", None)
     blackwell = chosen("B200", "dynamic")
@@ -412,5 +412,5 @@ def test_whether_a_kernel_fits_is_answered_without_ranking(monkeypatch: pytest.M
     monkeypatch.setattr(select_module, "search", ranked)
     x = jax.ShapeDtypeStruct((1024, 1024), "bfloat16")
     for config in (None, GemmConfig(batch_invariant=True), GemmConfig(128, 128)):
-        product = functools.partial(jaxbw.matmul, implementation="sm90", config=config)
-        assert jax.eval_shape(product, x, x).shape == (1024, 1024)
+        matmul = functools.partial(jaxbw.matmul, implementation="sm90", config=config)
+        assert jax.eval_shape(matmul, x, x).shape == (1024, 1024)

@@ -23,7 +23,7 @@ from jaxbw._src.lab.tuning.measure import measure
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS, Device
-from jaxbw._src.selection.tuned_products import TunedProducts
+from jaxbw._src.selection.tuned_matmuls import TunedMatmuls
 
 from .made_up_gpu import MadeUpGpu
 
@@ -110,7 +110,7 @@ def test_what_is_fastest_is_stored_and_used(
     assert "; about " in told.splitlines()[0]
     assert "[4/4] " in told
     assert "To use it: JAXBW_TUNED=tuned.json, or jaxbw.use_tuned('tuned.json')." in told
-    table = TunedProducts.load("tuned.json")
+    table = TunedMatmuls.load("tuned.json")
     assert len(table.entries) == 4
     for entry in table.entries.values():
         assert entry.device == "H200, 132 SMs"
@@ -135,7 +135,7 @@ def test_xla_is_measured_and_kept_where_it_wins(
     gpu.xla_us = 21.0
     told += run(capsys, "2048x1024x1024")
     assert "; XLA 21.00 us; " in told
-    first, second = TunedProducts.load("tuned.json").entries.values()
+    first, second = TunedMatmuls.load("tuned.json").entries.values()
     assert (first.xla_us, first.is_for_xla) == (7.5, True)
     assert first.us < first.untuned_us
     assert (second.xla_us, second.is_for_xla) == (21.0, False)
@@ -145,9 +145,9 @@ def test_xla_is_measured_and_kept_where_it_wins(
     assert chosen == ["xla", "sm90"]
 
 
-def test_products_of_a_users_function(gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str]) -> None:
+def test_matmuls_of_a_users_function(gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str]) -> None:
     told = run(capsys, "--from-jaxpr", "users_model:step", "--args", "users_model:example_args")
-    assert told.count("tried: ") == len(TunedProducts.load("tuned.json").entries) == 3
+    assert told.count("tried: ") == len(TunedMatmuls.load("tuned.json").entries) == 3
     assert "gelu(bf16[1,256,128] @ bf16[1,128,512]) -> bf16[1,256,512], saving z" in told
     alone = run(capsys, "--from-jaxpr", "users_model:alone", "--table", "alone.json")
     assert "[1/1] bf16[1,256,128] @ bf16[1,128,512] -> bf16[1,256,512]: " in alone
@@ -196,7 +196,7 @@ def test_a_list_needs_no_gpu(tmp_path: Path) -> None:
         (("--from-jaxpr", "users_model:alone", "--args", "users_model:w"), "names a tuple of"),
         (
             ("--from-jaxpr", "users_model:plain", "--args", "users_model:example"),
-            "the function has no product of jaxbw's; --lax also takes",
+            "the function has no matmul of jaxbw's; --lax also takes",
         ),
     ],
 )
@@ -230,7 +230,7 @@ def test_what_measures_wrongly_is_refused(
     gpu: MadeUpGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(capsys, "1024x1024x1024", "--table", "other.json")
-    (entry,) = TunedProducts.load("other.json").entries.values()
+    (entry,) = TunedMatmuls.load("other.json").entries.values()
     gpu.wrong = entry.config
     told = refused(capsys, "1024x1024x1024", "--configurations", 30)
     assert "is inf off" in told
@@ -252,9 +252,9 @@ def test_a_run_goes_on_where_it_was_stopped(
     gpu: MadeUpGpu, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = [f"{128 * i}x256x256" for i in range(1, 5)]
-    assert "Stopped: 4 products are left. The same command" in run(capsys, *sizes, "--budget", 0)
+    assert "Stopped: 4 matmuls are left. The same command" in run(capsys, *sizes, "--budget", 0)
     run(capsys, *sizes[:1])
-    first = TunedProducts.load("tuned.json").entries
+    first = TunedMatmuls.load("tuned.json").entries
     calls: list[Any] = []
 
     def interrupted(*arguments: Any) -> Any:
@@ -266,15 +266,15 @@ def test_a_run_goes_on_where_it_was_stopped(
     monkeypatch.setattr(session, "measure", interrupted)
     assert main(["tune", *sizes, "--configurations", "30"]) == tune.INTERRUPTED
     told = capsys.readouterr().out
-    assert "1 of 4 products were there already." in told
-    assert "Stopped: 2 products are left." in told
+    assert "1 of 4 matmuls were there already." in told
+    assert "Stopped: 2 matmuls are left." in told
     gpu.bursts.clear()
-    assert "2 of 4 products were there already." in run(capsys, *sizes)
-    entries = TunedProducts.load("tuned.json").entries
+    assert "2 of 4 matmuls were there already." in run(capsys, *sizes)
+    entries = TunedMatmuls.load("tuned.json").entries
     assert len(entries) == 4
     assert entries.items() >= first.items()
     gpu.bursts.clear()
-    assert "4 of 4 products were there already." in run(capsys, *sizes)
+    assert "4 of 4 matmuls were there already." in run(capsys, *sizes)
     assert gpu.bursts == []
 
 
@@ -290,13 +290,13 @@ def command(tmp_path: Path, *sizes: str) -> "subprocess.Popen[str]":
 
 def wait_for_entries(table: Path, count: int) -> None:
     end = time.monotonic() + 60
-    while not (table.exists() and len(TunedProducts.load(table).entries) >= count):
+    while not (table.exists() and len(TunedMatmuls.load(table).entries) >= count):
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
 def test_killed_processes_lose_nothing_and_others_share_the_work(tmp_path: Path) -> None:
-    # Far more products than are measured before the signal comes, however busy the machine: with
+    # Far more matmuls than are measured before the signal comes, however busy the machine: with
     # eight of them CI once found all measured.
     table, sizes = tmp_path / "tuned.json", [f"{128 * i}x256x256" for i in range(1, 201)]
     for number, stop in enumerate((signal.SIGKILL, signal.SIGINT)):
@@ -305,14 +305,14 @@ def test_killed_processes_lose_nothing_and_others_share_the_work(tmp_path: Path)
         process.send_signal(stop)
         told, _ = process.communicate()
         assert process.returncode == (-signal.SIGKILL if stop == signal.SIGKILL else 130), told
-    assert "products are left. The same command goes on with them." in told
-    before = TunedProducts.load(table).entries
+    assert "matmuls are left. The same command goes on with them." in told
+    before = TunedMatmuls.load(table).entries
     assert 2 <= len(before) < len(sizes)
     shared = sizes[: len(before) + 6]
     both = [command(tmp_path, *shared), command(tmp_path, *reversed(shared))]
     outputs = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
-    after = TunedProducts.load(table).entries
+    after = TunedMatmuls.load(table).entries
     assert len(after) == len(shared)
     assert after.items() >= before.items()
 
@@ -332,7 +332,7 @@ def test_autotune(gpu: MadeUpGpu, tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "jaxbw"):
         outcomes = jaxbw.autotune(step, X, W, path=path, configurations=60)
     assert [str(each) for each in outcomes] == caplog.messages
-    assert [each.entry for each in outcomes] == list(TunedProducts.load(path).entries.values())
+    assert [each.entry for each in outcomes] == list(TunedMatmuls.load(path).entries.values())
     assert len(outcomes) == 2
     assert jaxbw.autotune(step, X, W, path=path) == []
     with jaxbw.target("H200"), jaxbw.use_tuned(path):

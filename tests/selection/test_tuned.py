@@ -14,7 +14,7 @@ import model_error
 import numpy as np
 import pytest
 import tune_selection
-from products import draw
+from matmuls import draw
 
 import jaxbw
 from jaxbw._src.lab.tuning.measure import Effort, measure
@@ -30,7 +30,7 @@ from jaxbw._src.selection.tuned import Table, table_for
 from jaxbw._src.selection.tuned.features import FEATURES
 from jaxbw._src.selection.tuned.files import read, to_bytes
 from jaxbw._src.selection.tuned.trees import LEAF, Floats, Forest
-from jaxbw._src.selection.tuned_products import SWITCH
+from jaxbw._src.selection.tuned_matmuls import SWITCH
 from jaxbw._src.selection.workload import Workload
 from jaxbw._src.selection.workload import workload as as_workload
 
@@ -94,7 +94,7 @@ def test_what_the_model_finds_hopeless_is_left_alone() -> None:
     ],
 )
 @pytest.mark.parametrize("swapped", [False, True])
-def test_products_beyond_those_measured_are_left_to_the_model(
+def test_matmuls_beyond_those_measured_are_left_to_the_model(
     sizes: tuple[int, int, int], covered: bool, swapped: bool
 ) -> None:
     work = workload(*sizes, swapped=swapped)
@@ -118,7 +118,7 @@ def test_a_choice_follows_the_table_and_says_so(monkeypatch: pytest.MonkeyPatch)
     other = jaxbw.explain(x, x, device="H200")
     assert other.config is not None
     assert other.config.tile != plain.config.tile
-    assert "corrected by measurements of 3 products" in other.reason
+    assert "corrected by measurements of 3 matmuls" in other.reason
     given = jaxbw.explain(x, x, device="H200", config=plain.config)
     assert given.cost is not None
     assert plain.cost is not None
@@ -192,10 +192,10 @@ def hidden(config: GemmConfig) -> float:
 
 
 def measurements(count: int) -> list[model_error.Measurements]:
-    """Products on a machine that is the model's but for that."""
+    """Matmuls on a machine that is the model's but for that."""
     found = []
-    for product in draw(count, seed=3):
-        problem = product.problem
+    for matmul in draw(count, seed=3):
+        problem = matmul.problem
 
         @functools.cache
         def microseconds(config: GemmConfig, problem: GemmProblem = problem) -> float:
@@ -204,9 +204,9 @@ def measurements(count: int) -> list[model_error.Measurements]:
             return cost.total * hidden(config) - memset_us(H200, config)
 
         measured = measure(
-            MadeUpGpu(microseconds), product.problem, TARGETS["H200"], Effort(count=60)
+            MadeUpGpu(microseconds), matmul.problem, TARGETS["H200"], Effort(count=60)
         )
-        found.append(model_error.Measurements.of(product, measured, H200))
+        found.append(model_error.Measurements.of(matmul, measured, H200))
     return found
 
 
@@ -263,9 +263,9 @@ def test_the_installed_table_has_a_factor_for_all_sizes(
         assert 1 / tuned.MOST <= factor <= tuned.MOST
 
 
-def test_the_judged_products_are_none_of_the_tables() -> None:
+def test_the_judged_matmuls_are_none_of_the_tables() -> None:
     seeds = {400: 60, 401: 60, 402: 60, 403: 60, 500: 110, 501: 110, 700: 160, 702: 80}
     seeds |= {610: 40, 611: 40, 612: 40, 613: 40, 2030: 22, 2031: 22, 2032: 22, 2033: 22}
-    tuned_to = {product for seed, count in seeds.items() for product in draw(count, seed)}
+    tuned_to = {matmul for seed, count in seeds.items() for matmul in draw(count, seed)}
     tuned_to |= set(draw(80, 701, least=1024))
-    assert not tuned_to & {product for seed in (2034, 2035) for product in draw(22, seed)}
+    assert not tuned_to & {matmul for seed in (2034, 2035) for matmul in draw(22, seed)}

@@ -53,12 +53,12 @@ def in_float64(problem: GemmProblem, arrays: list[Any]) -> list[Any]:
     lhs = rest.pop(0)
     lhs = lhs if p.lhs_shape[2] == p.k and p.lhs_shape[1] == p.m else lhs.swapaxes(1, 2)
 
-    def product() -> Any:
+    def matmul() -> Any:
         rhs = rest.pop(0)
         return lhs @ (rhs if p.rhs_shape[1:] == (p.k, p.n) else rhs.swapaxes(1, 2))
 
-    z = e.alpha * product()
-    up = e.alpha * product() if e.gated else 1.0
+    z = e.alpha * matmul()
+    up = e.alpha * matmul() if e.gated else 1.0
     if e.c is not None:
         z = z + e.beta * rest.pop(0)
     if e.bias is not None:
@@ -73,7 +73,7 @@ def in_float64(problem: GemmProblem, arrays: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("name", MATMULS)
 def test_it_computes_the_problem(name: str) -> None:
-    for found in find.products(MATMULS[name]):
+    for found in find.matmuls(MATMULS[name]):
         source = np.random.default_rng(0)
         arrays = [
             jnp.asarray(source.normal(size=shape), dtype)
@@ -111,7 +111,7 @@ def test_the_median_call_counts_and_not_the_first(monkeypatch: pytest.MonkeyPatc
     ]
     monkeypatch.setattr(compat, "cupti_start", lambda: None)
     monkeypatch.setattr(compat, "cupti_stop", lambda: bursts.pop())
-    (found,) = find.products(MATMULS["plain"])
+    (found,) = find.matmuls(MATMULS["plain"])
     drawn = jnp.ones(2**14, jnp.bfloat16)
     us = microseconds(found.problem, operands(found.problem), drawn, rotated=1e5, pause_s=0)
     assert us == pytest.approx(2.0)

@@ -18,7 +18,7 @@ from jaxbw._src.selection import xla
 from jaxbw._src.selection.devices import TARGETS, Device
 from jaxbw._src.selection.tuned.files import to_bytes
 from jaxbw._src.selection.tuned.trees import LEAF
-from jaxbw._src.selection.tuned_products import SWITCH
+from jaxbw._src.selection.tuned_matmuls import SWITCH
 from jaxbw._src.selection.xla import XlaModel, XlaTime, xla_time
 from jaxbw._src.selection.xla.features import FEATURES, Rates, rough
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from jaxbw._src.compat import Block
-from jaxbw._src.primitives import accelerate as products
+from jaxbw._src.primitives import accelerate as matmuls
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -49,5 +49,5 @@ def accelerate(function: _Function | None = None) -> _Function | Block:
     """
     if function is not None and not callable(function):
         raise TypeError(f"jaxbw.accelerate: function is {function!r}; it is a callable, or None")
-    block = products.block()
+    block = matmuls.block()
     return block if function is None else block(function)

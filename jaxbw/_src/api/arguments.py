@@ -24,8 +24,8 @@ _BIAS_AXES = {-1: "n", -2: "m"}
 # A named tuple is hashed and compared without running any Python, which would cost each eager call.
 
 
-class ProductArguments(NamedTuple):
-    """Those of a product. `dimension_numbers` is None where the operands' shapes say them."""
+class MatmulArguments(NamedTuple):
+    """Those of a matmul. `dimension_numbers` is None where the operands' shapes say them."""
 
     call: str
     dimension_numbers: DimensionNumbers | None
@@ -45,7 +45,7 @@ class EpilogueArguments(NamedTuple):
     activation: str | None = None
 
 
-def product(
+def matmul(
     call: str,
     dims: DimensionNumbers | None,
     precision: Any,
@@ -53,13 +53,13 @@ def product(
     out_sharding: Any,
     implementation: Implementation,
     config: GemmConfig | None,
-) -> ProductArguments:
-    """The arguments of a product; of these two only the types are looked at."""
+) -> MatmulArguments:
+    """The arguments of a matmul; of these two only the types are looked at."""
     if implementation is not None:
         implementations.check_type(implementation, call)
     if config is not None and not isinstance(config, GemmConfig):
         raise TypeError(f"{call}: config is {config!r}; it is a jaxbw.GemmConfig or None")
-    return ProductArguments(
+    return MatmulArguments(
         call,
         dims,
         hashable(call, "precision", precision),
@@ -118,7 +118,7 @@ def terms(
     )
 
 
-def product_params(given: ProductArguments) -> dict[str, Any]:
+def matmul_params(given: MatmulArguments) -> dict[str, Any]:
     """The parameters of `primitives.dot_general.dot_general`, with what the contexts say."""
     call = given.call
     policy = policy_of(given.implementation, given.config, call)
@@ -147,7 +147,7 @@ def dimension_numbers(call: str, given: Any, ranks: tuple[int, int]) -> Dimensio
     """A `dimension_numbers` argument as tuples of integers; one dimension may stand for itself.
 
     Args:
-      given: None for the product of matrices and vectors.
+      given: None for the matmul of matrices and vectors.
       ranks: of the operands.
     """
     if given is None and {*ranks} <= {1, 2}:
@@ -171,7 +171,7 @@ def dimension_numbers(call: str, given: Any, ranks: tuple[int, int]) -> Dimensio
 
 
 def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogue:
-    """The epilogue of a call, by its arguments alone; `check_epilogue` knows the product."""
+    """The epilogue of a call, by its arguments alone; `check_epilogue` knows the matmul."""
     alpha, beta, bias_axis, activation = given
     check_activation(call, activation)
     if operands.c is None and beta != 1:
@@ -234,7 +234,7 @@ def shown(given: Any) -> str:
 
 
 def check_gated(call: str, operands: Operands) -> None:
-    """Raises where the right operands of a gated product differ."""
+    """Raises where the right operands of a gated matmul differ."""
     rhs, up = operands.rhs, operands.rhs_up
     if up is not None and (up.shape, up.dtype) != (rhs.shape, rhs.dtype):
         raise ValueError(
@@ -252,7 +252,7 @@ def check_epilogue(
     if not jnp.issubdtype(output.dtype, jnp.floating):
         raise TypeError(
             f"{call}: an epilogue needs a real floating result, and this one is {output.dtype}; "
-            "apply it to the product, or set preferred_element_type"
+            "apply it to the matmul, or set preferred_element_type"
         )
     for name in ("c", "bias", "residual"):
         x = getattr(operands, name)
@@ -276,7 +276,7 @@ def _check_bias(call: str, operands: Operands, axis: str, dims: DimensionNumbers
     if not kept:
         raise ValueError(
             f"{call}: {name} {describe(x.dtype, x.shape)} has no dimension {axis} for the bias; "
-            "add it to the product"
+            "add it to the matmul"
         )
     if not bias.shape or bias.shape != kept[-bias.ndim :]:
         ends = [kept[i:] for i in reversed(range(len(kept)))]
@@ -284,7 +284,7 @@ def _check_bias(call: str, operands: Operands, axis: str, dims: DimensionNumbers
         raise ValueError(
             f"{call}: bias {describe(bias.dtype, bias.shape)} is not {shapes}, the "
             f"{'columns' if side else 'rows'} of the result; add a bias of another shape to the "
-            "product, or pass it as c"
+            "matmul, or pass it as c"
         )
 
 

@@ -1,4 +1,4 @@
-"""collective_matmul: products with the collective that is beside them in tensor parallelism."""
+"""collective_matmul: matmuls with the collective that is beside them in tensor parallelism."""
 
 import operator
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def collective_matmul(
     implementation: Implementation = None,
     config: GemmConfig | None = None,
 ) -> jax.Array:
-    """A matrix product and the collective beside it; inside `jax.shard_map`.
+    """A matmul and the collective beside it; inside `jax.shard_map`.
 
     One of three arguments says which dimension of what is in chunks, one for each device of a mesh
     axis, and with that what is computed:
@@ -48,13 +48,13 @@ def collective_matmul(
         gather_rhs=d: lhs @ all_gather(rhs, axis_name, axis=d, tiled=True)
         scatter=d:    psum_scatter(lhs @ rhs, axis_name, scatter_dimension=d, tiled=True)
 
-    and `overlap` says how: by that collective and one product, or, overlapped, by as many products
+    and `overlap` says how: by that collective and one matmul, or, overlapped, by as many matmuls
     as the axis has devices, and one `ppermute` less, which travel in both directions of a ring
-    while the products run. Then nothing is gathered in memory. Derivatives of all orders and both
-    modes are such products again: the backward pass of one that gathers scatters, and the reverse.
+    while the matmuls run. Then nothing is gathered in memory. Derivatives of all orders and both
+    modes are such matmuls again: the backward pass of one that gathers scatters, and the reverse.
 
-    Where the devices' products are added up, the collective does it in the dtype of the result, as
-    XLA does with its own products. On the ring they are added up and sent in float32 (64-bit
+    Where the devices' matmuls are added up, the collective does it in the dtype of the result, as
+    XLA does with its own matmuls. On the ring they are added up and sent in float32 (64-bit
     results in their own dtype), by the epilogue of the kernel that computes the next one, and cast
     once.
 
@@ -65,10 +65,10 @@ def collective_matmul(
       gather_lhs, gather_rhs: a dimension of that operand, negative ones from the end.
       scatter: a dimension of the result.
       overlap: True, the ring; False, the collective; None, whichever was measured to be faster: the
-        ring for large products that gather rows or columns of the result over two devices and are
+        ring for large matmuls that gather rows or columns of the result over two devices and are
         not differentiated, else the collective. Derivatives take the ring where this is True.
       precision, preferred_element_type: as of `matmul`.
-      implementation, config: as of `matmul`, for each of the products. Where these may run beside a
+      implementation, config: as of `matmul`, for each of the matmuls. Where these may run beside a
         collective, one that says neither tile nor scheduler gets `scheduler="dynamic"`.
 
     Returns:
@@ -99,8 +99,8 @@ def collective_matmul(
     dims = (((lhs.ndim - 1,), (0,)), ((), ()))
     if preferred_element_type is None:
         preferred_element_type = jnp.result_type(lhs, rhs)
-    params = arguments.product_params(
-        arguments.product(
+    params = arguments.matmul_params(
+        arguments.matmul(
             _CALL, dims, precision, preferred_element_type, None, implementation, config
         )
     )
@@ -154,7 +154,7 @@ def _axis_size(axis_name: AxisName) -> int:
 
 
 def _check_shapes(ring: Ring, lhs: Any, rhs: Any) -> None:
-    """Raises where the operands that a device has do not make a product."""
+    """Raises where the operands that a device has do not make a matmul."""
     where = f"{_CALL}: {_shapes(lhs, rhs)}, {ring.axis_name!r} of {ring.size} devices"
     k_of_lhs, k_of_rhs = lhs.shape[-1], rhs.shape[0]
     if ring.array == "lhs" and ring.dimension == lhs.ndim - 1:

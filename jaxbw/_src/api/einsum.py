@@ -31,7 +31,7 @@ def einsum(
       implementation: as of `matmul`, for each contraction.
 
     Returns:
-      The sum, as of `jnp.einsum`. Sums over one operand, and products without a contraction, are
+      The sum, as of `jnp.einsum`. Sums over one operand, and matmuls without a contraction, are
       XLA's.
 
     Raises:

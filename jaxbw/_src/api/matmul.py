@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
-from jaxbw._src.api.arguments import EpilogueArguments, ProductArguments
+from jaxbw._src.api.arguments import EpilogueArguments, MatmulArguments
 from jaxbw._src.api.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.primitives import dot_general as plain
@@ -41,7 +41,7 @@ def matmul(
     implementation: Implementation = None,
     config: GemmConfig | None = None,
 ) -> jax.Array:
-    """Matrix product with `jnp.matmul`'s semantics, on a hand-written kernel where one fits.
+    """Matmul with `jnp.matmul`'s semantics, on a hand-written kernel where one fits.
 
     With any of the arguments of an epilogue it computes
 
@@ -72,7 +72,7 @@ def matmul(
       implementation: None: a kernel where one fits, or XLA where that is expected to be quicker
         (docs/selection.md), or none fits. Strict: "kernel", of whatever family the device runs,
         "sm100", "sm90" or "xla"; "emulator" or "emulator-sm90", which run the code of the sm100 or
-        sm90 kernel on the CPU; or a sequence that is tried in order. In the backward pass, products
+        sm90 kernel on the CPU; or a sequence that is tried in order. In the backward pass, matmuls
         that a strict kernel does not take are XLA's.
       config: the kernel's configuration; default None, chosen. It is not for the backward pass.
 
@@ -83,8 +83,8 @@ def matmul(
       TypeError: operands that are no arrays; an epilogue on a dtype that is not real floating; an
         alpha or beta that is an array.
       ValueError: shapes that do not fit; an unknown name; a configuration that no kernel takes.
-      NotImplementedError: a strict implementation that cannot run the product: at trace time where
-        the product is the reason, when it is lowered where the platform is.
+      NotImplementedError: a strict implementation that cannot run the matmul: at trace time where
+        the matmul is the reason, when it is lowered where the platform is.
 
     >>> jaxbw.matmul(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
     (2, 4)
@@ -101,7 +101,7 @@ def matmul(
         )
     operands = _arguments(call, (lhs, rhs), None, c, bias, residual)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    given = arguments.product(
+    given = arguments.matmul(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
     result: jax.Array = _matmul(given, terms, False, *operands)
@@ -124,14 +124,14 @@ def gated_matmul(
     """`activation(lhs @ rhs_gate) * (lhs @ rhs_up)`, in one kernel where one fits.
 
     The first half of a gated feed-forward layer: SwiGLU with "silu", GEGLU with "gelu". Both right
-    operands are read where they are. Sums, activation and product are float32 (for 64-bit results
+    operands are read where they are. Sums, activation and matmul are float32 (for 64-bit results
     float64) up to the cast to the result's dtype.
 
     Args:
       lhs: `[..., m, k]` or `[k]`.
       rhs_gate, rhs_up: `[..., k, n]`, of one shape and one dtype.
       activation: as of `matmul`; default "silu".
-      recompute: False: the forward pass keeps both products, in the result's dtype, for the
+      recompute: False: the forward pass keeps both matmuls, in the result's dtype, for the
         backward pass. True: it keeps the operands only, and the backward pass computes them again:
         `jax.checkpoint` around this call. Inside of a `jax.checkpoint`, the outer policy decides.
       precision, preferred_element_type, out_sharding, implementation, config: as of `matmul`.
@@ -148,7 +148,7 @@ def gated_matmul(
     """
     call = "jaxbw.gated_matmul"
     operands = _arguments(call, (lhs, rhs_gate, rhs_up))
-    given = arguments.product(
+    given = arguments.matmul(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
     terms = arguments.terms(call, 1.0, 1.0, -1, activation)
@@ -198,7 +198,7 @@ def dot_general(
       Batch dimensions, then the other ones of lhs, then those of rhs.
 
     Raises:
-      TypeError: dimension numbers that do not fit the operands, or dtypes that have no product.
+      TypeError: dimension numbers that do not fit the operands, or dtypes that have no matmul.
       ValueError, NotImplementedError: as `matmul`.
 
     >>> x, w = jnp.ones((8, 2, 3)), jnp.ones((2, 3, 4))
@@ -213,16 +213,16 @@ def dot_general(
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     ranks = (np.ndim(operands[0]), np.ndim(operands[1]))
     dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
-    given = arguments.product(
+    given = arguments.matmul(
         call, dims, precision, preferred_element_type, out_sharding, implementation, config
     )
-    product: jax.Array = _dot_general(given, terms, *operands)
-    return product
+    matmul: jax.Array = _dot_general(given, terms, *operands)
+    return matmul
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=compat.INLINED)
 def _matmul(
-    given: ProductArguments, terms: EpilogueArguments, recompute: bool, *operands_given: Any
+    given: MatmulArguments, terms: EpilogueArguments, recompute: bool, *operands_given: Any
 ) -> jax.Array:
     """`jnp.matmul` with an epilogue, of `_arguments`."""
     operands = originals.transposed(operands_given)
@@ -235,23 +235,23 @@ def _matmul(
     if given.preferred_element_type is None:
         dtype, weak_type = compat.result_type(lhs, rhs)
         given = given._replace(preferred_element_type=dtype)
-    params = arguments.product_params(given)
+    params = arguments.matmul_params(given)
     planned = operands_of(call, plan, operands)
-    product = plan.result(_product(call, planned, epilogue, params, recompute=recompute))
-    result: jax.Array = compat.convert_element_type(product, product.dtype, weak_type)
+    matmul = plan.result(_with_epilogue(call, planned, epilogue, params, recompute=recompute))
+    result: jax.Array = compat.convert_element_type(matmul, matmul.dtype, weak_type)
     return result
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=compat.INLINED)
 def _dot_general(
-    given: ProductArguments, terms: EpilogueArguments, *operands_given: Any
+    given: MatmulArguments, terms: EpilogueArguments, *operands_given: Any
 ) -> jax.Array:
     """`lax.dot_general` with an epilogue, of `_arguments`."""
     operands = originals.transposed(operands_given)
     epilogue = arguments.epilogue(given.call, operands, terms)
-    params = arguments.product_params(given)
+    params = arguments.matmul_params(given)
     _check_dimensions(given.call, operands, params)
-    result: jax.Array = _product(given.call, operands, epilogue, params)
+    result: jax.Array = _with_epilogue(given.call, operands, epilogue, params)
     return result
 
 
@@ -273,20 +273,20 @@ def operands_of(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
     lhs, rhs, rhs_up, c, bias, residual = operands
     if bias is not None and bias.ndim != 1:
         raise ValueError(
-            f"{call}: bias {describe(bias.dtype, bias.shape)} is no vector; add it to the product, "
-            "or pass it as c"
+            f"{call}: bias {describe(bias.dtype, bias.shape)} is not a vector; add it to the "
+            "matmul, or pass it as c"
         )
     lhs, rhs = plan.operands(lhs, rhs)
     if rhs_up is not None:
         _, rhs_up = plan.operands(operands.lhs, rhs_up)
     c, residual = (
-        None if x is None else plan.like_product(call, name, x)
+        None if x is None else plan.like_matmul(call, name, x)
         for name, x in (("c", c), ("residual", residual))
     )
     return Operands(lhs, rhs, rhs_up, c, bias, residual)
 
 
-def _product(
+def _with_epilogue(
     call: str,
     operands: Operands,
     epilogue: Epilogue,
@@ -302,17 +302,17 @@ def _product(
         operands, params["dimension_numbers"], params["policy"].config
     )
     params = {**params, "dimension_numbers": dims}
-    # Here, so that the operands of a fused product vary over the same mesh axes as its cotangents.
+    # Here, so that the operands of a fused matmul vary over the same mesh axes as its cotangents.
     operands = Operands.of(epilogue, compat.insert_reshard(*operands.given()))
     if not epilogue.is_identity or params["policy"].implementation is not None:
         types = Operands(*(None if x is None else jax.typeof(x) for x in operands))
         problem = problem_of(call, types, epilogue, params)
         serve.check(problem, params["policy"], call)
 
-    def product(operands: Operands) -> Any:
-        return fused.product(operands, epilogue, params)
+    def matmul(operands: Operands) -> Any:
+        return fused.matmul(operands, epilogue, params)
 
-    return (jax.checkpoint(product) if recompute else product)(operands)
+    return (jax.checkpoint(matmul) if recompute else matmul)(operands)
 
 
 def problem_of(

@@ -12,7 +12,7 @@ from jaxbw._src.problem import DimensionNumbers, describe
 
 @dataclass(frozen=True)
 class MatmulPlan:
-    """Squeeze the operands, multiply, transpose the product, and give back what both had squeezed.
+    """Squeeze the operands, multiply, transpose the matmul, and give back what both had squeezed.
 
     A batch dimension of size 1 that the other operand does not have, or has larger, is squeezed,
     so that it is broadcast without being written.
@@ -29,13 +29,13 @@ class MatmulPlan:
         """The operands of the dot_general."""
         return _squeeze(lhs, self.lhs_squeeze), _squeeze(rhs, self.rhs_squeeze)
 
-    def result(self, product: Any) -> Any:
+    def result(self, matmul: Any) -> Any:
         """The matmul's result, of the dot_general's."""
         if list(self.permutation) != sorted(self.permutation):
-            product = lax.transpose(product, self.permutation)
-        return lax.expand_dims(product, self.expand) if self.expand else product
+            matmul = lax.transpose(matmul, self.permutation)
+        return lax.expand_dims(matmul, self.expand) if self.expand else matmul
 
-    def like_product(self, call: str, name: str, x: Any) -> Any:
+    def like_matmul(self, call: str, name: str, x: Any) -> Any:
         """The inverse of `result`: an array shaped as the matmul's, as the dot_general's.
 
         Raises:
@@ -53,7 +53,7 @@ class MatmulPlan:
 
 
 def _squeeze(x: Any, dims: tuple[int, ...]) -> Any:
-    """x without these dimensions; a transposition comes last, where a product looks for it."""
+    """x without these dimensions; a transposition comes last, where a matmul looks for it."""
     if not dims:
         return x
     original, permutation = compat.before_transposition(x)
@@ -90,7 +90,7 @@ def plan_matmul(call: str, lhs: Any, rhs: Any) -> MatmulPlan:
     rhs_squeeze: list[int] = []
     both_squeeze: list[int] = []
     contracted: tuple[list[int], list[int]] = ([], [])  # batch dimensions of the squeezed operands
-    # Where each dimension of the product goes: batch dimensions, then those of lhs, those of rhs.
+    # Where each dimension of the matmul goes: batch dimensions, then those of lhs, those of rhs.
     shared: list[int] = []
     of_lhs: list[int] = []
     of_rhs: list[int] = []

@@ -1,7 +1,7 @@
-"""PendingProduct: a product that waits for its bias and its activation, to run with them as one.
+"""PendingMatmul: a matmul that waits for its bias and its activation, to run with them as one.
 
 Flax's layers compute `dot_general(inputs, kernel, ...)` and add the bias to what comes back. Given
-the one below, they get a description of the product back, which takes the bias in; our layers then
+the one below, they get a description of the matmul back, which takes the bias in; our layers then
 run it with the activation, in one kernel where one fits. So all else of a layer stays Flax's own:
 parameters, their names, initial values, dtypes and partitioning.
 """
@@ -34,7 +34,7 @@ from jaxbw._src.problem import DimensionNumbers
     ],
 )
 @dataclass(frozen=True)
-class PendingProduct:
+class PendingMatmul:
     """A `dot_general` to come. All but its last fields are `lax.dot_general`'s arguments.
 
     Attributes:
@@ -67,7 +67,7 @@ class PendingProduct:
         )
 
     def __add__(self, other: Any) -> Any:
-        """The product with a bias, or the sum where it is none that a kernel adds."""
+        """The matmul with a bias, or the sum where it is none that a kernel adds."""
         added = jnp.asarray(other)
         bias = self._bias(added)
         return self.run() + added if bias is None else replace(self, bias=bias)
@@ -87,7 +87,7 @@ class PendingProduct:
         return added.reshape(self._columns)
 
     def run(self, activation: str | None = None) -> jax.Array:
-        """The result: `activation(product + bias)`."""
+        """The result: `activation(matmul + bias)`."""
         result = matmul.dot_general(
             self.lhs,
             self.rhs,
@@ -105,9 +105,9 @@ class PendingProduct:
         return self.run()
 
 
-def dot_general(*args: Any, **keywords: Any) -> PendingProduct:
+def dot_general(*args: Any, **keywords: Any) -> PendingMatmul:
     """`lax.dot_general` that waits; a function of that name for Flax, whose layers show it."""
-    return PendingProduct(*args, **keywords)
+    return PendingMatmul(*args, **keywords)
 
 
 def run(call: str, result: Any, activation: str | None) -> Any:
@@ -115,13 +115,13 @@ def run(call: str, result: Any, activation: str | None) -> Any:
 
     Args:
       call: the layer, for messages.
-      result: a PendingProduct; or an array, where the layer computed something else.
+      result: a PendingMatmul; or an array, where the layer computed something else.
 
     Raises:
       ValueError: there is no such activation.
     """
     arguments.check_activation(call, activation)
-    if isinstance(result, PendingProduct):
+    if isinstance(result, PendingMatmul):
         return result.run(activation)
     return ACTIVATIONS[activation](result)
 
@@ -137,7 +137,7 @@ def run_gated(call: str, gate: Any, up: Any, activation: str | None) -> Any:
       ValueError: there is no such activation.
     """
     arguments.check_activation(call, activation)
-    if not all(isinstance(x, PendingProduct) and x.bias is None for x in (gate, up)):
+    if not all(isinstance(x, PendingMatmul) and x.bias is None for x in (gate, up)):
         return run(call, gate, activation) * run(call, up, None)
     return matmul.gated_matmul(
         gate.lhs,
@@ -159,7 +159,7 @@ def einsum(
     preferred_element_type: Any = None,
     out_sharding: Any = None,
 ) -> Any:
-    """`jnp.einsum` of two operands: a PendingProduct, or the result where it is no dot_general."""
+    """`jnp.einsum` of two operands: a PendingMatmul, or the result where it is no dot_general."""
     operands, result, _ = parse_einsum_input((subscripts, lhs, rhs))
     of_lhs, of_rhs = operands.split(",")
     shared = {*of_lhs} & {*of_rhs}
@@ -167,28 +167,28 @@ def einsum(
     batch = [label for label in result if label in shared]
     contracted = sorted(shared.difference(result))
     free = [label for label in of_lhs + of_rhs if label not in shared]
-    product = [*batch, *free]
+    matmul = [*batch, *free]
     sizes = {*zip(of_lhs, lhs.shape, strict=False), *zip(of_rhs, rhs.shape, strict=False)}
-    is_product = (
+    is_matmul = (
         (len(of_lhs), len(of_rhs)) == (lhs.ndim, rhs.ndim)
-        and sorted(product) == sorted(result)  # else a label is summed over within one operand
+        and sorted(matmul) == sorted(result)  # else a label is summed over within one operand
         and len(of_lhs) + len(of_rhs) == len({*of_lhs}) + len({*of_rhs})  # none is repeated
         and len(sizes) == len({*of_lhs, *of_rhs})  # one size each: einsum alone broadcasts
-        and (out_sharding is None or product == [*result])
+        and (out_sharding is None or matmul == [*result])
     )
     keywords: Any = {
         "preferred_element_type": preferred_element_type,
         "out_sharding": out_sharding,
     }
-    if not is_product:
+    if not is_matmul:
         return jnp.einsum(subscripts, lhs, rhs, precision=precision, **keywords)
 
     def places(group: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return tuple(map(of_lhs.index, group)), tuple(map(of_rhs.index, group))
 
     dims = (places(contracted), places(batch))
-    permutation = tuple(map(product.index, result))
+    permutation = tuple(map(matmul.index, result))
     in_order = permutation == tuple(range(len(permutation)))
-    return PendingProduct(
+    return PendingMatmul(
         lhs, rhs, dims, precision, permutation=None if in_order else permutation, **keywords
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jaxbw._src.families.family import BF16, F16, F32, Family, Tile
 
 # (block_m, cta_group) -> block_n. Steps of 16 where the tile is the usual one: against wave
-# quantisation. Few where it is for a purpose: 64 rows for small products, the tall ones, which fill
+# quantisation. Few where it is for a purpose: 64 rows for small matmuls, the tall ones, which fill
 # Tensor Memory, for few loads.
 _TILES = {
     (256, 2): range(32, 257, 16),

@@ -41,7 +41,7 @@ def explain(
     config: GemmConfig | None = None,
     device: str | None = None,
 ) -> Choice:
-    """Which kernel serves a product, in which configuration, and why. Nothing is computed.
+    """Which kernel serves a matmul, in which configuration, and why. Nothing is computed.
 
     It answers for `device`; else for that of the innermost `target` block; else for this machine's
     GPU where JAX's default backend is one; else there is none, and XLA serves. For a strict
@@ -132,8 +132,8 @@ def examined(
     else:
         ranks = (operands.lhs.ndim, operands.rhs.ndim)
         dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
-    params = arguments.product_params(
-        arguments.product(
+    params = arguments.matmul_params(
+        arguments.matmul(
             call, dims, precision, preferred_element_type, None, implementation, config
         )
     )

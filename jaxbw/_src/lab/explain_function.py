@@ -130,7 +130,7 @@ def explain_function(
     with named:
         target = devices.current_target()
         jaxpr = compat.without_dead_code(jax.make_jaxpr(function)(*args).jaxpr)
-        for problem, policy, times in find.matmuls(jaxpr):
+        for problem, policy, times in find.matmuls_in(jaxpr):
             counts[problem, policy] = counts.get((problem, policy), 0) + times
     explained = [_explained(*key, count, target, call) for key, count in counts.items()]
     return ExplainedFunction(tuple(sorted(explained, key=lambda x: -x.count * x.flops)))

@@ -27,7 +27,7 @@ from jaxbw._src.problem import DimensionNumbers, Operands
 from jaxbw._src.selection.policy import Policy, policy_of
 
 _MARK = "jaxbw"
-_RULES_MARK = "jaxbw_rules"  # of a jax.custom_vjp, whose backward pass has products of its own
+_RULES_MARK = "jaxbw_rules"  # of a jax.custom_vjp, whose backward pass has matmuls of its own
 
 _on = jax.make_user_context(False)
 _policies: dict[str, Policy] = {}  # by mark
@@ -57,7 +57,7 @@ def _current_policy() -> Policy | None:
     if (mark := compat.current_mark(_MARK)) is not None:
         return _policies[mark]
     if _on.value:
-        # As those of gradients, these products may be any: what is strict about kernels is not met.
+        # As those of gradients, these matmuls may be any: what is strict about kernels is not met.
         return policy_of(None, None, "jaxbw.accelerate").for_gradients
     mark = compat.current_mark(_RULES_MARK)
     return None if mark is None else _policies[mark]

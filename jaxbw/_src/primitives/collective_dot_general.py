@@ -86,9 +86,9 @@ def _transpose_rule(
     params = backward_params(params, plan)
     if gathers:
         # One cotangent is scattered, the other one needs what is gathered again: neither waits for
-        # the other, so that XLA runs the product of the one beside the collective of the other.
+        # the other, so that XLA runs the matmul of the one beside the collective of the other.
         params["policy"] = _beside_a_collective(params["policy"], ring)
-    product = collective_dot_general(
+    matmul = collective_dot_general(
         *plan.operands(cotangent, y),
         plan.dimension_numbers,
         ring,
@@ -96,7 +96,7 @@ def _transpose_rule(
         out_sharding=None,
         **params,
     )
-    return plan.result(product, x.aval)
+    return plan.result(matmul, x.aval)
 
 
 ad.defbilinear(
@@ -106,7 +106,7 @@ _bilinear_jvp = ad.primitive_jvps[collective_dot_general_p]
 
 
 def _jvp(primals: Any, tangents: Any, *, overlap: bool | None, **params: Any) -> Any:
-    """Of a product that is differentiated, only a ring that was asked for is one.
+    """Of a matmul that is differentiated, only a ring that was asked for is one.
 
     What is gathered is needed again for a gradient. XLA keeps it where the same collective gathered
     it, so that a ring here and none there would send it twice.
@@ -146,10 +146,10 @@ def _lower(ctx: Any, lhs: Any, rhs: Any, *, overlap: bool | None, **params: Any)
     if on_ring:
         params["policy"] = _beside_a_collective(params["policy"], params["ring"])
 
-    def product(lhs: Any, rhs: Any) -> Any:
+    def matmul(lhs: Any, rhs: Any) -> Any:
         return (ring_dot_general if on_ring else plain_dot_general)(lhs, rhs, **params)
 
-    return mlir.lower_fun(product, multiple_results=False)(ctx, lhs, rhs)
+    return mlir.lower_fun(matmul, multiple_results=False)(ctx, lhs, rhs)
 
 
 def _beside_a_collective(policy: Policy, ring: Ring) -> Policy:

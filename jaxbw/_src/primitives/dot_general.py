@@ -68,17 +68,17 @@ def _abstract_eval(lhs: Any, rhs: Any, **params: Any) -> Any:
 def transpose_rule(
     multiply: Callable[..., Any], of_rhs: bool, cotangent: Any, lhs: Any, rhs: Any, **params: Any
 ) -> Any:
-    """The cotangent of lhs, or of rhs, by a function that binds the transposed product."""
+    """The cotangent of lhs, or of rhs, by a function that binds the transposed matmul."""
     x, y = (rhs, lhs) if of_rhs else (lhs, rhs)
     ranks = (np.ndim(y), x.aval.ndim) if of_rhs else (x.aval.ndim, np.ndim(y))
     plan = transposition(ranks, params["dimension_numbers"], of_rhs=of_rhs)
-    product = multiply(
+    matmul = multiply(
         *plan.operands(cotangent, y),
         plan.dimension_numbers,
         out_sharding=plan.sharding(x.aval),
         **backward_params(params, plan),
     )
-    return plan.result(product, x.aval)
+    return plan.result(matmul, x.aval)
 
 
 ad.defbilinear(dot_general_p, *(partial(transpose_rule, dot_general, x) for x in (False, True)))
@@ -97,7 +97,7 @@ def batched_dimension_numbers(
     Args:
       ranks: of the operands, with the new dimension.
       batched: the new dimension of each operand; None where it has none.
-      dims: of the product without it.
+      dims: of the matmul without it.
     """
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
     lhs_new, rhs_new = batched
@@ -140,7 +140,7 @@ batching.fancy_primitive_batchers[dot_general_p] = _batch
 def reduction(
     operands: Sequence[Any], results: Sequence[Any], params: Mapping[str, Any]
 ) -> Reduction:
-    """The product as one GEMM, of the types of its operands and results."""
+    """The matmul as one GEMM, of the types of its operands and results."""
     lhs, rhs = operands
     return reduce_dot_general(
         lhs, rhs, params["dimension_numbers"], results[0].dtype, precision=params["precision"]
@@ -169,8 +169,8 @@ def lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> 
 
 
 def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) -> Sequence[Any]:
-    product = dot_general(*shards, **params)
-    return [product if total is None else total(product)]
+    matmul = dot_general(*shards, **params)
+    return [matmul if total is None else total(matmul)]
 
 
 dot_general_p.def_effectful_abstract_eval(_abstract_eval)

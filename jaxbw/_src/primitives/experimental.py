@@ -72,7 +72,7 @@ def _roofline(ctx: Any, *operands: Any, epilogue: Epilogue = IDENTITY, **params:
     """As of lax.dot_general; an epilogue adds its arrays, and its arithmetic counts as nothing."""
     rules = compat.experimental("roofline.roofline")._rooflines
     rule = rules[lax.dot_general_p]
-    product = rule(
+    matmul = rule(
         replace(ctx, avals_in=ctx.avals_in[:2], avals_out=ctx.avals_out[:1]),
         *operands[:2],
         **lax_params(params),
@@ -80,9 +80,9 @@ def _roofline(ctx: Any, *operands: Any, epilogue: Epilogue = IDENTITY, **params:
     others = (*ctx.avals_in[2:], *ctx.avals_out[1:])
     more = sum(x.size * x.dtype.itemsize for x in others)
     return replace(
-        product,
-        flops=product.flops * (1 + epilogue.gated),
-        unfused_flops=product.unfused_flops * (1 + epilogue.gated),
-        hbm_bytes=product.hbm_bytes + more,
-        unfused_hbm_bytes=product.unfused_hbm_bytes + more,
+        matmul,
+        flops=matmul.flops * (1 + epilogue.gated),
+        unfused_flops=matmul.unfused_flops * (1 + epilogue.gated),
+        hbm_bytes=matmul.hbm_bytes + more,
+        unfused_hbm_bytes=matmul.unfused_hbm_bytes + more,
     )

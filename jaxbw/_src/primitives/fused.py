@@ -1,7 +1,7 @@
-"""A product with an epilogue: the primitive that computes it, and its derivative.
+"""A matmul with an epilogue: the primitive that computes it, and its derivative.
 
 Forward it is one kernel, differentiated or not: where the derivative needs z = alpha * lhs @ rhs +
-beta * c + bias (and u, of a gated product), the same kernel writes it beside d, in d's dtype.
+beta * c + bias (and u, of a gated matmul), the same kernel writes it beside d, in d's dtype.
 
 - Without activation nothing is saved.
 - "relu" without residual: the sign of d says where the derivative is 1.
@@ -10,12 +10,12 @@ beta * c + bias (and u, of a gated product), the same kernel writes it beside d,
 What is saved has a name for `jax.checkpoint`'s policies: `checkpoint_policies.PREACTIVATION`.
 
 The tangent is one operation, fused_tangent_p, linear in the operands' tangents. Forward mode lowers
-it to products and XLA's operations. Reverse mode transposes it as a whole: were it those operations
+it to matmuls and XLA's operations. Reverse mode transposes it as a whole: were it those operations
 from the start, reverse mode would save what each of them needs, in float32, and not z.
 
 Transposed, XLA computes the cotangents of z, u and bias (in float32, summed in a fixed order) from
 that of d in one fusion, and the kernels multiply them: alpha is their epilogue's, and the two
-products of a gated one's lhs are added up in place, as beta * c. All of this is operations that
+matmuls of a gated one's lhs are added up in place, as beta * c. All of this is operations that
 have derivatives of their own.
 """
 
@@ -46,7 +46,7 @@ fused_tangent_p = Primitive("jaxbw_fused_tangent")
 fused_tangent_p.multiple_results = True
 
 
-def product(operands: Operands, epilogue: Epilogue, params: Mapping[str, Any]) -> Any:
+def matmul(operands: Operands, epilogue: Epilogue, params: Mapping[str, Any]) -> Any:
     """d, of operands as `primitives.fused_dot_general` has them."""
     if epilogue.is_identity:
         return dot_general(operands.lhs, operands.rhs, **params)
@@ -108,7 +108,7 @@ def _tangents(kept: _Kept, moves: Operands, **params: Any) -> Sequence[Any]:
     Args:
       kept: more than is needed for the operands that move is left out.
       moves: the operands' tangents; None where there is none.
-      params: those of the product, its epilogue, the type of its results, and the dimensions along
+      params: those of the matmul, its epilogue, the type of its results, and the dimensions along
         which the bias lies.
     """
     rights_move = moves.rhs is not None or moves.rhs_up is not None
@@ -125,24 +125,24 @@ def _tangents(kept: _Kept, moves: Operands, **params: Any) -> Sequence[Any]:
 def _formula(
     *given: Any, tree: Any, epilogue: Epilogue, result: Any, bias_along: Any, **params: Any
 ) -> list[Any]:
-    """The operation in terms of others: at most two products for each right operand."""
+    """The operation in terms of others: at most two matmuls for each right operand."""
     kept, moves = jax.tree.unflatten(tree, given)
     e, wide = epilogue, wide_dtype(result.dtype)
     params.update(preferred_element_type=wide, policy=params["policy"].for_gradients)
     zero = ad.zeros_like_aval(result.update(dtype=wide))
 
-    def of_product(right: Any, right_moves: Any) -> Any:
+    def of_matmul(right: Any, right_moves: Any) -> Any:
         factors = ((moves.lhs, right), (kept.lhs, right_moves))
         terms = [dot_general(x, y, **params) for x, y in factors if x is not None and y is not None]
         return scaled(e.alpha, sum(terms, zero))
 
-    z = of_product(kept.rhs, moves.rhs)
+    z = of_matmul(kept.rhs, moves.rhs)
     if moves.c is not None:
         z += scaled(e.beta, moves.c.astype(wide))
     if moves.bias is not None:
         others = [i for i in range(z.ndim) if i not in bias_along]
         z += lax.expand_dims(moves.bias.astype(wide), others)
-    saved = (z, of_product(kept.rhs_up, moves.rhs_up)) if e.gated else (z,)
+    saved = (z, of_matmul(kept.rhs_up, moves.rhs_up)) if e.gated else (z,)
     d = _slope(e, [x.astype(wide) for x in kept.seen], saved)
     if moves.residual is not None:
         d += moves.residual.astype(wide)
@@ -252,7 +252,7 @@ def _cotangents(
         total = None
         for bar, other in factors:
             summed = Epilogue(e.alpha, c=None if total is None else total.dtype)
-            total = product(Operands(*plan.operands(bar, other), c=total), summed, keywords)
+            total = matmul(Operands(*plan.operands(bar, other), c=total), summed, keywords)
         return plan.result(total, x)
 
     z_bar, others = wide_bars[0], tuple(i for i in range(result.ndim) if i not in bias_along)
@@ -275,7 +275,7 @@ def _like(x: Any, bar: Any) -> Any:
 def _transpose_linear(
     bars: Sequence[Any], *given: Any, epilogue: Epilogue, **params: Any
 ) -> list[Any]:
-    """Of the product itself: without activation it is linear in a factor, c, bias and residual."""
+    """Of the matmul itself: without activation it is linear in a factor, c, bias and residual."""
     e, operands = epilogue, Operands.of(epilogue, given)
     asked = _asked(operands)
     if e.activation is not None or e.gated or None not in (asked.lhs, asked.rhs):

@@ -24,7 +24,7 @@ from jaxbw._src import compat
 from jaxbw._src.epilogue import Epilogue, evaluate, wide_dtype
 from jaxbw._src.primitives import partitioning, serve
 from jaxbw._src.primitives.dot_general import batched_dimension_numbers, lax_params
-from jaxbw._src.primitives.dot_general import dot_general as product
+from jaxbw._src.primitives.dot_general import dot_general as matmul
 from jaxbw._src.primitives.gemm import gemm
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
@@ -84,7 +84,7 @@ def _formula(
     dimension_numbers: DimensionNumbers,
     **params: Any,
 ) -> Results:
-    """The operation in XLA's terms, over a product that gives the wide dtype."""
+    """The operation in XLA's terms, over a matmul that gives the wide dtype."""
     lhs, rhs, rhs_up, c, bias, residual = operands
     params["dimension_numbers"] = dimension_numbers
     output, _ = compat.dot_general_type(jax.typeof(lhs), jax.typeof(rhs), lax_params(params))
@@ -105,7 +105,7 @@ def in_parts(operands: Operands, **params: Any) -> Results:
     """The matmul, and the epilogue by XLA."""
 
     def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-        return product(lhs, rhs, **params)
+        return matmul(lhs, rhs, **params)
 
     return _formula(operands, multiply, **params)
 
@@ -197,7 +197,7 @@ def _stays_one(
 ) -> bool:
     """Whether the vmapped operation is one again.
 
-    It is not where the product has no new dimension, or the bias has: it runs along the last
+    It is not where the matmul has no new dimension, or the bias has: it runs along the last
     dimensions of one operand. Nor is it where the new dimension has come among those.
     """
     if axes.bias is not None or (axes.lhs is None and axes.rhs is None):
@@ -243,7 +243,7 @@ def _on_xla(params: dict[str, Any]) -> Callable[..., Any]:
 def reduction(
     operands: Sequence[Any], results: Sequence[Any], params: Mapping[str, Any]
 ) -> Reduction:
-    """The product as one GEMM with its epilogue, of the types of its operands and results."""
+    """The matmul as one GEMM with its epilogue, of the types of its operands and results."""
     lhs, rhs, *_ = operands
     return reduce_dot_general(
         lhs,
@@ -279,7 +279,7 @@ def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) 
         return fused_dot_general(operands, **params)
 
     def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-        return total(product(lhs, rhs, **params))
+        return total(matmul(lhs, rhs, **params))
 
     return _formula(operands, multiply, **params)
 

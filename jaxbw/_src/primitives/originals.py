@@ -1,7 +1,7 @@
-"""Transposed operands are read where they lie: a product takes the arrays that they were before.
+"""Transposed operands are read where they lie: a matmul takes the arrays that they were before.
 
-Traced, `matmul(x, w.T)` is a product of x and w that contracts the last dimension of both. XLA
-would find as much of its own products; for a custom call it would write the transposition down.
+Traced, `matmul(x, w.T)` is a matmul of x and w that contracts the last dimension of both. XLA
+would find as much of its own matmuls; for a custom call it would write the transposition down.
 Before differentiation, too: so w is what is kept for the backward pass, and its cotangent is
 computed as it lies. Only transpositions that the kernels need no copy for are taken in.
 """
@@ -56,7 +56,7 @@ def transposed(given: Sequence[Any]) -> Operands:
 def read_in_place(
     operands: Operands, dims: DimensionNumbers, config: GemmConfig | None
 ) -> tuple[Operands, DimensionNumbers]:
-    """The same product, of the originals of operands that are transposed in this trace.
+    """The same matmul, of the originals of operands that are transposed in this trace.
 
     A given configuration is one for the operands as they are written: so they stay.
     """

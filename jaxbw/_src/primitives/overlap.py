@@ -1,4 +1,4 @@
-"""Whether a product travels on a ring or stands beside one collective, where nobody has said it."""
+"""Whether a matmul travels on a ring or stands beside one collective, where nobody has said it."""
 
 import math
 from typing import Any, NamedTuple
@@ -8,15 +8,15 @@ from jaxbw._src.problem import DimensionNumbers
 
 
 class Chunk(NamedTuple):
-    """The product of a chunk that gathers: its dimension in the result, the other one, and k."""
+    """The matmul of a chunk that gathers: its dimension in the result, the other one, and k."""
 
     gathered: int
     other: int
     contracted: int
 
 
-# By the number of devices, the smallest product with whose chunks the ring was measured faster than
-# one collective and one product: 1.098 [1.054, 1.162] times, on H200s, jax 0.11.2, 2026-11-22,
+# By the number of devices, the smallest matmul with whose chunks the ring was measured faster than
+# one collective and one matmul: 1.098 [1.054, 1.162] times, on H200s, jax 0.11.2, 2026-11-22,
 # benchmarks/results/2026-11-22_h200_collective_scheduler_2_gather.json. Over 4 devices it was
 # slower, and so was whatever scatters; that gathers a contraction was never measured alone.
 RING_IS_FASTER = {2: Chunk(4096, 4096, 8192)}
@@ -31,7 +31,7 @@ def overlaps(
       asked: what the user wants; None takes what was measured to be faster.
       ring: what is in chunks.
       lhs, rhs: the operands that a device has, or their types.
-      dimension_numbers: of the product of the whole arrays.
+      dimension_numbers: of the matmul of the whole arrays.
     """
     if asked is not None:
         return asked

@@ -1,4 +1,4 @@
-"""What XLA's partitioner is told of a product: text, since it travels in the program.
+"""What XLA's partitioner is told of a matmul: text, since it travels in the program.
 
 A program may be exported, and compiled by another process; its text is also a part of the
 compilation cache's key.
@@ -14,14 +14,14 @@ from jax import lax
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.policy import Policy
-from jaxbw._src.selection.tuned_products import TunedProducts, config_from_json, config_to_json
+from jaxbw._src.selection.tuned_matmuls import TunedMatmuls, config_from_json, config_to_json
 
-_tables: dict[str, TunedProducts] = {}  # by digest: those that products of this process have
+_tables: dict[str, TunedMatmuls] = {}  # by digest: those that matmuls of this process have
 
 
 @dataclass(frozen=True)
 class PartitionedCall:
-    """A product that waits to be partitioned.
+    """A matmul that waits to be partitioned.
 
     Attributes:
       primitive: its name.
@@ -83,7 +83,7 @@ def _plain(x: Any) -> Any:
         return config_to_json(x)
     if isinstance(x, (Epilogue, Policy)):
         return vars(x)
-    if isinstance(x, TunedProducts):
+    if isinstance(x, TunedMatmuls):
         return x.digest
     return np.dtype(x).name
 

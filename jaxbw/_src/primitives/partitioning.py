@@ -1,9 +1,9 @@
-"""Products in programs that XLA partitions over several devices: the same products, of shards.
+"""Matmuls in programs that XLA partitions over several devices: the same matmuls, of shards.
 
-There a product is lowered to a custom call that nobody executes. It has a sharding rule, so that
+There a matmul is lowered to a custom call that nobody executes. It has a sharding rule, so that
 shardings propagate through it as through a dot_general; and when XLA divides the program among the
 devices, it asks `_partition` for what one of them does. That is the primitive again, of shards, and
-hence a kernel. Where the contraction is divided, it is the product alone, a sum over devices, and
+hence a kernel. Where the contraction is divided, it is the matmul alone, a sum over devices, and
 the epilogue behind it by XLA.
 
 jax.experimental.custom_partitioning, which stands on the same callback, would not do: a program
@@ -32,7 +32,7 @@ TARGET = "jaxbw_partitioned_v1"
 
 Sum = Callable[[Any], Any]
 # What a device does: the results of a primitive with these parameters, of shards of its operands.
-# Where the contraction is divided there is also what adds up the devices' parts of a product.
+# Where the contraction is divided there is also what adds up the devices' parts of a matmul.
 Local = Callable[[Sequence[Any], dict[str, Any], Sum | None], Sequence[Any]]
 
 _locals: dict[str, Local] = {}
@@ -46,7 +46,7 @@ def register(primitive: Primitive, local: Local) -> None:
 def factors_of(
     operands: Sequence[Any], results: Sequence[Any], dims: DimensionNumbers, epilogue: Epilogue
 ) -> Factors:
-    """The factors of a product with an epilogue, from anything that has shape and dtype."""
+    """The factors of a matmul with an epilogue, from anything that has shape and dtype."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
     given = Operands.of(epilogue, operands)
     of: tuple[dict[int, int], dict[int, int]] = {}, {}
@@ -82,7 +82,7 @@ def factors_of(
         operand_bytes=tuple(x.dtype.itemsize for x in operands),
         result_bytes=tuple(x.dtype.itemsize for x in results),
         sum_bytes=summed.itemsize,
-        products=1 + e.gated,
+        matmuls=1 + e.gated,
     )
 
 
@@ -92,7 +92,7 @@ def factors_of(
 def lower(
     primitive: Primitive, params: dict[str, Any], ctx: Any, operands: Sequence[Any], platform: str
 ) -> Sequence[Any]:
-    """The call that stands for a product until XLA partitions the program."""
+    """The call that stands for a matmul until XLA partitions the program."""
     dims, epilogue = params["dimension_numbers"], params.get("epilogue", IDENTITY)
     factors = factors_of(ctx.avals_in, ctx.avals_out, dims, epilogue)
     sizes, mappings = list(factors.sizes), list(factors.operands)

@@ -1,4 +1,4 @@
-"""A product with one collective before or behind it: ring.py's, when nothing is to overlap."""
+"""A matmul with one collective before or behind it: ring.py's, when nothing is to overlap."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ def plain_dot_general(
     preferred_element_type: np.dtype[Any],
     **params: Any,
 ) -> Any:
-    """The product with what `ring` says gathered or scattered, at once.
+    """The matmul with what `ring` says gathered or scattered, at once.
 
-    Sums over devices are of results, in their dtype: what XLA makes of such a product, and half of
+    Sums over devices are of results, in their dtype: what XLA makes of such a matmul, and half of
     what float32 would send for 16 bits.
 
     Args: as those of `ring.ring_dot_general`.

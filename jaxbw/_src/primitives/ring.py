@@ -1,8 +1,8 @@
-"""Products of which one array lies in chunks on a ring of devices, a chunk travelling at each step.
+"""Matmuls of which one array lies in chunks on a ring of devices, a chunk travelling at each step.
 
-The array is an operand, which is gathered as the product goes along, or the result, whose partial
-sums are scattered. Instead of one collective before or after the product there are as many products
-as devices and, between them, one `lax.ppermute` each, for which the product of the same step does
+The array is an operand, which is gathered as the matmul goes along, or the result, whose partial
+sums are scattered. Instead of one collective before or after the matmul there are as many matmuls
+as devices and, between them, one `lax.ppermute` each, for which the matmul of the same step does
 not wait: XLA's scheduler overlaps them. Wang et al., "Overlap communication with dependent
 computation via decomposition in large deep learning models", ASPLOS 2023; as there, chunks travel
 both ways round, so that half as many steps follow each other and both directions of a link are in
@@ -30,7 +30,7 @@ from jaxbw._src.problem import DimensionNumbers, Operands
 Array = Literal["lhs", "rhs", "out"]
 AxisName = str | tuple[str, ...]
 
-# Elements of a result: a tile for each SM of an H200. A smaller product does not take less time.
+# Elements of a result: a tile for each SM of an H200. A smaller matmul does not take less time.
 FULL = 132 * 128 * 256
 
 
@@ -111,29 +111,29 @@ def ring_dot_general(
     preferred_element_type: np.dtype[Any],
     **params: Any,
 ) -> Any:
-    """The product with what `ring` says gathered or scattered.
+    """The matmul with what `ring` says gathered or scattered.
 
     Sums over devices are taken, and partial sums travel, in float32 where the result is narrower.
 
     Args:
       lhs, rhs: the operands that a device has.
-      dimension_numbers: of the product of the whole arrays.
+      dimension_numbers: of the matmul of the whole arrays.
       ring: what is in chunks.
       preferred_element_type: dtype of the result.
       **params: the other ones of `primitives.dot_general.dot_general`.
     """
     dims = dimension_numbers
-    product = _Product(dims, preferred_element_type, params)
+    matmul = _Matmul(dims, preferred_element_type, params)
     array, dimension = ring.partner((lhs.ndim, rhs.ndim), dims)
     if ring.array == "out":
-        return _scattered(product, ring, array, dimension, lhs, rhs)
+        return _scattered(matmul, ring, array, dimension, lhs, rhs)
     if array == "out":
-        return _placed(product, ring, dimension, lhs, rhs)
-    return _summed(product, ring, dimension, lhs, rhs)
+        return _placed(matmul, ring, dimension, lhs, rhs)
+    return _summed(matmul, ring, dimension, lhs, rhs)
 
 
 @dataclass(frozen=True)
-class _Product:
+class _Matmul:
     """A dot_general of chunks, to which sums are added."""
 
     dims: DimensionNumbers
@@ -146,7 +146,7 @@ class _Product:
         return wide_dtype(self.dtype) if jnp.issubdtype(self.dtype, jnp.inexact) else self.dtype
 
     def __call__(self, lhs: Any, rhs: Any, *sums: Any, complete: bool = True) -> Any:
-        """The product with up to two sums added, by its kernel where one serves it."""
+        """The matmul with up to two sums added, by its kernel where one serves it."""
         dtype = self.dtype if complete else self.sum_dtype
         params = self.params | {"preferred_element_type": dtype}
         if sums and jnp.issubdtype(dtype, jnp.floating):
@@ -162,10 +162,10 @@ def _with(array: Array, x: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
     return (x, rhs) if array == "lhs" else (lhs, x)
 
 
-def _placed(product: _Product, ring: Ring, dimension: int, lhs: Any, rhs: Any) -> Any:
+def _placed(matmul: _Matmul, ring: Ring, dimension: int, lhs: Any, rhs: Any) -> Any:
     """The gathered dimension is one of the result: a chunk of it makes a chunk of the result."""
     parts = {
-        places: product(*_with(ring.array, chunk, lhs, rhs))
+        places: matmul(*_with(ring.array, chunk, lhs, rhs))
         for places, chunk in ring.chunks(lhs if ring.array == "lhs" else rhs)
     }
     own = parts[0]
@@ -180,28 +180,28 @@ def _placed(product: _Product, ring: Ring, dimension: int, lhs: Any, rhs: Any) -
     return result
 
 
-def _summed(product: _Product, ring: Ring, dimension: int, lhs: Any, rhs: Any) -> Any:
-    """The gathered dimension is contracted: chunks meet slices, and their products are added up."""
+def _summed(matmul: _Matmul, ring: Ring, dimension: int, lhs: Any, rhs: Any) -> Any:
+    """The gathered dimension is contracted: chunks meet slices, and their matmuls are added up."""
     moving, whole = (lhs, rhs) if ring.array == "lhs" else (rhs, lhs)
     sums: tuple[Any, ...] = ()
     for step, (places, chunk) in enumerate(ring.chunks(moving)):
         part = ring.chunk(whole, dimension, places)
         operands = (chunk, part) if ring.array == "lhs" else (part, chunk)
-        sums = (product(*operands, *sums, complete=step == ring.size - 1),)
+        sums = (matmul(*operands, *sums, complete=step == ring.size - 1),)
     return sums[0]
 
 
 def _scattered(
-    product: _Product, ring: Ring, sliced: Array, dimension: int, lhs: Any, rhs: Any
+    matmul: _Matmul, ring: Ring, sliced: Array, dimension: int, lhs: Any, rhs: Any
 ) -> Any:
     """Sums for a device start at those that are farthest from it, and come in from both sides.
 
     Where halves of a chunk are work for a whole GPU, one of them travels while the other is
-    multiplied: else nothing is beside the last transfer, for which the last product waits.
+    multiplied: else nothing is beside the last transfer, for which the last matmul waits.
     """
     whole = lhs if sliced == "lhs" else rhs
     size = whole.shape[dimension] // ring.size
-    elements = jax.eval_shape(lambda x, y: lax.dot_general(x, y, product.dims), lhs, rhs).size
+    elements = jax.eval_shape(lambda x, y: lax.dot_general(x, y, matmul.dims), lhs, rhs).size
     known = isinstance(elements, int)  # not symbolic
     parts = 2 if known and size % 2 == 0 and elements // (2 * ring.size) >= FULL else 1
 
@@ -210,7 +210,7 @@ def _scattered(
         cut = lax.slice_in_dim(
             chunk, part * size // parts, (part + 1) * size // parts, axis=dimension
         )
-        return product(*_with(sliced, cut, lhs, rhs), *sums, complete=complete)
+        return matmul(*_with(sliced, cut, lhs, rhs), *sums, complete=complete)
 
     arrived: dict[tuple[int, int], Any] = {}  # by part, and the side that it comes from
     for places, part in itertools.product(reversed(ring.others), range(parts)):

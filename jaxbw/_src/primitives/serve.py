@@ -1,8 +1,8 @@
-"""What serves a product when it is lowered: the selection put to the platform's question.
+"""What serves a matmul when it is lowered: the selection put to the platform's question.
 
 Kernels are served on CUDA, the emulator on the CPU, and XLA everywhere.
 
-Shared by the primitives that stand for a product until then.
+Shared by the primitives that stand for a matmul until then.
 """
 
 import warnings
@@ -103,11 +103,11 @@ def lower(
     platform: str | None,
     policy: Policy,
 ) -> Any:
-    """Lowers a product: to the kernel that is chosen, or to XLA's operations.
+    """Lowers a matmul: to the kernel that is chosen, or to XLA's operations.
 
     Args:
       on_kernel, on_xla: give a sequence of results.
-      on_devices: lowers a product that a kernel serves, in a program of several devices: of ctx,
+      on_devices: lowers a matmul that a kernel serves, in a program of several devices: of ctx,
         operands and platform.
       platform: "cuda", "cpu", or None for any other.
     """
@@ -143,7 +143,7 @@ def lower(
 
 
 def _partition_refusal(ctx: Any) -> str | None:
-    """Why a product cannot be partitioned as `partitioning` does it; None where it can."""
+    """Why a matmul cannot be partitioned as `partitioning` does it; None where it can."""
     if not all(isinstance(extent, int) for x in ctx.avals_in for extent in x.shape):
         return "a dimension is symbolic, and the program is of several devices"
     return compat.partition_refusal(ctx)
@@ -169,9 +169,9 @@ def _lower_to_xla(
 ) -> Any:
     if implementation is not None and "xla" not in implementation:
         names = implementation[0] if len(implementation) == 1 else implementation
-        product = " @ ".join(describe(aval.dtype, aval.shape) for aval in ctx.avals_in[:2])
+        matmul = " @ ".join(describe(aval.dtype, aval.shape) for aval in ctx.avals_in[:2])
         raise NotImplementedError(
-            f"jaxbw(implementation={names!r}): {product}: {reason}.\n{WAY_OUT}"
+            f"jaxbw(implementation={names!r}): {matmul}: {reason}.\n{WAY_OUT}"
         )
     log.once(lambda: f"{reduction().problem}: xla: {reason}")
     return _xla_operations(ctx, operands, on_xla)
@@ -194,7 +194,7 @@ def _warn_once(device: devices.Device | None) -> None:
         reason = "this installation of jaxbw was built without kernels"
     else:
         return
-    message = f"jaxbw: {device}: {reason}. Matrix products run on XLA."
+    message = f"jaxbw: {device}: {reason}. Matmuls run on XLA."
     if message not in _warned:
         _warned.add(message)
         warnings.warn(message, stacklevel=2)

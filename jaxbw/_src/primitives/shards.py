@@ -1,6 +1,6 @@
-"""How a product is divided among devices: a pure function of how its arrays are.
+"""How a matmul is divided among devices: a pure function of how its arrays are.
 
-A product is an einsum over *factors*: batch, m and n dimensions, and those of the contraction,
+A matmul is an einsum over *factors*: batch, m and n dimensions, and those of the contraction,
 which its results do not have. Devices are numbered, and a number has digits: the *axes*, as those
 of a mesh, the first one major. An array is tiled where some of its dimensions are divided along
 axes, each axis along one dimension at most; along the other axes it is replicated.
@@ -26,7 +26,7 @@ _OPERATIONS_PER_BYTE = 2198
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors of a product's arrays.
+    """The factors of a matmul's arrays.
 
     Attributes:
       sizes: of each factor.
@@ -34,8 +34,8 @@ class Factors:
       result: likewise, of each of the results.
       operand_bytes: of one element of each operand.
       result_bytes: of one element of each result.
-      sum_bytes: of one element of a product that is summed where the contraction is divided.
-      products: how many products there are: two in a gated one.
+      sum_bytes: of one element of a matmul that is summed where the contraction is divided.
+      matmuls: how many matmuls there are: two in a gated one.
     """
 
     sizes: tuple[int, ...]
@@ -44,7 +44,7 @@ class Factors:
     operand_bytes: tuple[int, ...]
     result_bytes: tuple[int, ...]
     sum_bytes: int
-    products: int = 1
+    matmuls: int = 1
 
     @property
     def contracted(self) -> tuple[int, ...]:
@@ -216,7 +216,7 @@ def _candidates(
 
 
 def _cost(factors: Factors, axes: Sequence[int], tilings: Sequence[Tiling], chosen: Plan) -> float:
-    operations = 2 * factors.products * math.prod(factors.sizes)
+    operations = 2 * factors.matmuls * math.prod(factors.sizes)
     used = {axis for some in chosen.axes for axis in some}
     cost = operations / math.prod(axes[axis] for axis in used) / _OPERATIONS_PER_BYTE
     count = len(factors.operands)
@@ -231,7 +231,7 @@ def _cost(factors: Factors, axes: Sequence[int], tilings: Sequence[Tiling], chos
     result = chosen.tiling(factors.result)
     for itemsize, tiling in zip(factors.result_bytes, tilings[count:], strict=True):
         cost += size(factors.result) * itemsize * _received(axes, result, tiling)
-    summed = size(factors.result) * factors.sum_bytes * factors.products * _share(axes, result)
+    summed = size(factors.result) * factors.sum_bytes * factors.matmuls * _share(axes, result)
     return cost + 2 * summed * (1 - 1 / math.prod(axes[axis] for axis in chosen.summed(factors)))
 
 

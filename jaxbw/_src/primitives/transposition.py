@@ -1,8 +1,8 @@
-"""The transposition of a product: the cotangent of an operand, as a product again.
+"""The transposition of a matmul: the cotangent of an operand, as a matmul again.
 
-lax always multiplies the result's cotangent by the other operand, and transposes the product where
+lax always multiplies the result's cotangent by the other operand, and transposes the matmul where
 that is not the order of the operand's dimensions. Here the other operand by the cotangent is the
-second candidate, so that each layout of a matrix product has two transposes that are written in
+second candidate, so that each layout of a matmul has two transposes that are written in
 place: the kernels read either operand in either major, while a transposed result would be a copy.
 """
 
@@ -22,9 +22,9 @@ class Transposition:
     """A dot_general whose value is the cotangent of operand x, given the other operand y.
 
     Attributes:
-      dimension_numbers: of the product of `operands`.
+      dimension_numbers: of the matmul of `operands`.
       cotangent_first: whether the result's cotangent is its lhs.
-      axes: which dimension of x each dimension of the product is.
+      axes: which dimension of x each dimension of the matmul is.
     """
 
     dimension_numbers: DimensionNumbers
@@ -32,22 +32,22 @@ class Transposition:
     axes: tuple[int, ...]
 
     def operands(self, cotangent: Any, y: Any) -> tuple[Any, Any]:
-        """lhs and rhs of the product."""
+        """lhs and rhs of the matmul."""
         return (cotangent, y) if self.cotangent_first else (y, cotangent)
 
     def sharding(self, x: Any) -> Any:
-        """The product's `out_sharding`, of the type of x."""
+        """The matmul's `out_sharding`, of the type of x."""
         return compat.canonicalize_sharding(compat.permuted_sharding(x, self.axes), "dot_general")
 
-    def result(self, product: Any, x: Any) -> Any:
-        """The cotangent of x, of the product and the type of x."""
+    def result(self, matmul: Any, x: Any) -> Any:
+        """The cotangent of x, of the matmul and the type of x."""
         if list(self.axes) != sorted(self.axes):
-            product = lax.transpose(product, np.argsort(self.axes).tolist())
-        if np.iscomplexobj(product) and not np.issubdtype(x.dtype, np.complexfloating):
-            product = lax.real(product)  # the other operand was complex
-        if product.dtype != x.dtype:
-            product = compat.convert_element_type(product, x.dtype, x.weak_type)
-        return product
+            matmul = lax.transpose(matmul, np.argsort(self.axes).tolist())
+        if np.iscomplexobj(matmul) and not np.issubdtype(x.dtype, np.complexfloating):
+            matmul = lax.real(matmul)  # the other operand was complex
+        if matmul.dtype != x.dtype:
+            matmul = compat.convert_element_type(matmul, x.dtype, x.weak_type)
+        return matmul
 
 
 def transposition(ranks: tuple[int, int], dims: DimensionNumbers, *, of_rhs: bool) -> Transposition:
@@ -89,7 +89,7 @@ def kept(rank: int, *taken: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def backward_params(params: Mapping[str, Any], plan: Transposition) -> dict[str, Any]:
-    """The parameters of the transposed products, of those of the product.
+    """The parameters of the transposed matmuls, of those of the matmul.
 
     Of two precisions the first is that of the cotangent, as lax has it.
     """

@@ -104,13 +104,13 @@ def candidates(
     whole: bool,
     instances: frozenset[str] = frozenset(kernel_names()),
 ) -> Candidates:
-    """The candidates for products of a family, best first among equals: wide tiles, small clusters.
+    """The candidates for matmuls of a family, best first among equals: wide tiles, small clusters.
 
     Args:
       family: "sm90" or "sm100".
       lhs_major, rhs_major: layouts as the problem has them, after any repacking.
       input: dtype of the operands.
-      gated: whether the product is gated.
+      gated: whether the matmul is gated.
       swap_ab: the candidates that exchange the operands, or those that do not.
       whole: no tile is split along K.
       instances: the names of the kernels that there are; all, by default.

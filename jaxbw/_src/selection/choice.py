@@ -25,7 +25,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Choice:
-    """What serves a matrix product, and why.
+    """What serves a matmul, and why.
 
     Attributes:
       implementation: "sm100", "sm90", "xla", "emulator" or "emulator-sm90".
@@ -39,7 +39,7 @@ class Choice:
         quicker than; () where the configuration was given, and for XLA without such.
       reason: why this one.
       refused: implementations that were not taken, with reasons.
-      problem: the product, reduced to one batched GEMM, in words.
+      problem: the matmul, reduced to one batched GEMM, in words.
       device: the GPU that the choice is for, or that is emulated; None where there is none.
       xla_us: XLA's time in microseconds, where it was weighed against the kernel's; else None.
       estimate: the time on a Blackwell GPU by the pipeline model (docs/blackwell-model.md), which
@@ -62,11 +62,11 @@ class Choice:
 
     @property
     def waves(self) -> int | None:
-        """How often the product fills the device with work items; None for XLA."""
+        """How often the matmul fills the device with work items; None for XLA."""
         return None if self.cost is None else self.cost.waves
 
     def summary(self) -> str:
-        """What serves the product, how and why, in a line."""
+        """What serves the matmul, how and why, in a line."""
         text = f"{self.problem}: {self.implementation}"
         if self.kernel is not None:
             text += f" on {self.device}, {self.kernel}, {self.config}"

@@ -16,7 +16,7 @@ class GemmConfig:
     """A launch configuration of a kernel, to override the choice that jaxbw would make.
 
     `GemmConfig()` leaves everything to jaxbw; batch_invariant and scheduler may be given alone, and
-    then hold for the products of gradients, too. Else block_m and block_n are given, and None
+    then hold for the matmuls of gradients, too. Else block_m and block_n are given, and None
     elsewhere means the default.
 
     Args:
@@ -44,11 +44,11 @@ class GemmConfig:
       split_k: parts along K that are computed apart and summed in a fixed order, 1 to 64, on sm100
         to 16.
       split_tail: split only the tiles of the last, incomplete wave.
-      swap_ab: compute the transposed product, for a small m. Not for gated products.
+      swap_ab: compute the transposed matmul, for a small m. Not for gated matmuls.
       accumulators: accumulators in Tensor Memory, 1 or 2; default 2. sm90 has one, in registers.
       scheduler: "clc" (sm100's default), "static" (sm90's; a persistent grid of one wave), "none"
         (a cluster for each work item), or "dynamic": the one of these by which SMs get work as they
-        come free, for products beside which something else holds some ("none" on sm90, "clc" on
+        come free, for matmuls beside which something else holds some ("none" on sm90, "clc" on
         sm100).
       batch_invariant: a row of the result has the same bits whatever m and the batch are: no
         split, no swap, and a choice that does not depend on them.
@@ -98,7 +98,7 @@ class GemmConfig:
 
     @property
     def for_gradients(self) -> "GemmConfig | None":
-        """What holds for the products of a gradient, too, whose sizes are others."""
+        """What holds for the matmuls of a gradient, too, whose sizes are others."""
         if self.leaves_tile_open:
             return self
         return GemmConfig(batch_invariant=True) if self.batch_invariant else None

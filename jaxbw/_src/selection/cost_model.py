@@ -1,4 +1,4 @@
-"""How long a product would take in each of many configurations: a kernel's pipeline in closed form.
+"""How long a matmul would take in each of many configurations: a kernel's pipeline in closed form.
 
 It stands for the replay of `lab.model`, whose agents wait for one another, and agrees with it
 within 3 % where that serves (tests/model/test_closed_form.py). docs/selection.md explains the
@@ -27,9 +27,9 @@ Floats = NDArray[np.float64]
 
 SWIZZLES = (1, 2, 4, 8, 16)
 EPILOGUE_WARPS = 4  # of sm100
-TEAMS = 2  # of sm90: warpgroups that multiply, and finish what they have multiplied
+WARPGROUPS = 2  # of sm90: warpgroups that multiply, and finish what they have multiplied
 STAGING_BUFFERS = 2  # of a warp of sm90, or of sm100: what is stored of a tile goes through them
-_CAST = 2  # bytes of an element that a team may keep, rounded
+_CAST = 2  # bytes of an element that a warpgroup may keep, rounded
 _MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
 _FULL_ROWS = 128  # of an MMA on sm100, in one CTA; 64 take as long
 _SHARED, _APART = 1, 2  # values of Grid.gathered
@@ -95,7 +95,7 @@ BOUNDS = ("mma", "fill", "l2", "dram", "latency")  # terms of a main loop, as `_
 
 @dataclass(frozen=True)
 class Grid:
-    """How a product is cut: CTA and cluster tiles, waves of them. See `_native.plan_many`."""
+    """How a matmul is cut: CTA and cluster tiles, waves of them. See `_native.plan_many`."""
 
     legal: Integers
     kernel: Integers  # its place in `_native.kernel_names`
@@ -124,7 +124,7 @@ class Grid:
 
 
 def grid(work: Workload, machine: Machine, table: Candidates) -> Grid:
-    """Cuts a product."""
+    """Cuts a matmul."""
     resident = machine.resident_by_size
     plans = table.plans(machine.family, work.native, swap_ab=work.swapped, resident=resident)
     return Grid(**plans)
@@ -137,10 +137,10 @@ def evaluate(
     rasterisation: tuple[Integers, Integers] | None = None,
     ghz: float | None = None,
 ) -> Costs:
-    """Prices configurations that are legal for a product.
+    """Prices configurations that are legal for a matmul.
 
     Args:
-      work: the product.
+      work: the matmul.
       machine: where it runs.
       table: the configurations.
       rasterisation: band_along_n and swizzle of each; None for the best.
@@ -339,7 +339,7 @@ def memset_us(machine: Machine, config: GemmConfig) -> float:
 
 
 def is_excluded(work: Workload, machine: Machine, table: Candidates) -> NDArray[np.bool_]:
-    """Candidates that are not compared for this product.
+    """Candidates that are not compared for this matmul.
 
     They are illegal for its sizes, or have CTAs without a tile in any cluster, parts for more than
     two waves (the fastest never had, of 1,266 matmuls measured on an H200), or sums of parts that
@@ -372,8 +372,8 @@ class _Stage:
       fill: of the SM's port into shared memory.
       asked: bytes that the CTA asks L2 for; straddled: as many as would take L2 that long.
       load: from the issue of a load to its bytes; round_trip: until the stage is empty again.
-      commit: from the last product to who waits for it; handover: from there to the next one.
-      turn: from one team to the other.
+      commit: from the last matmul to who waits for it; handover: from there to the next one.
+      turn: from one warpgroup to the other.
     """
 
     mma: Floats
@@ -398,7 +398,7 @@ def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> _S
     useful = mmas * machine.mma_cycles_per_column * height / _FULL_ROWS * table.block_n
     read = (np.minimum(cut.rows, height) + columns) * _MMA_BYTES / machine.smem_bytes_per_cycle
     issued = mmas * machine.mma_issue_cycles
-    # A product of a team waits for the accumulators of the one before it.
+    # A matmul of a warpgroup waits for the accumulators of the one before it.
     chain = steps * machine.mma_interval_cycles
     mma = np.maximum.reduce([useful, mmas * read, issued, chain])
 
@@ -525,7 +525,7 @@ class _Epilogue:
 
     Attributes:
       alone: where nothing goes on beside it.
-      held: how long the next product waits: for all of it, unless it has accumulators of its own.
+      held: how long the next matmul waits: for all of it, unless it has accumulators of its own.
     """
 
     alone: _Time
@@ -537,18 +537,18 @@ def _epilogues(
 ) -> tuple[_Epilogue, _Epilogue]:
     """Of a tile, and of a part of one, which leaves its sums in memory."""
     in_tensor_memory = FAMILIES[machine.family].has_tensor_memory
-    of_team = _of_team(table)
+    of_warpgroup = _of_warpgroup(table)
     # Columns are stored one by one, those of the matrix; rows and boxes whole.
     swapped = work.swapped
     columns = np.minimum(table.block_n, work.n) if swapped else table.block_n
-    elements = cut.rows * columns / table.cluster_k * of_team
+    elements = cut.rows * columns / table.cluster_k * of_warpgroup
     results = elements / 2 if work.gated else elements
     if swapped or not work.tma_rows:
         slow = 1 + swapped * (machine.columns_slowdown - 1)
         slow += (not work.tma_rows) * (machine.rows_slowdown - 1)
         out = held = elements * slow / machine.epilogue_elements_per_cycle
     elif not in_tensor_memory:
-        out, held = _by_teams(machine, work, table, cut)
+        out, held = _by_warpgroups(machine, work, table, cut)
         out, held = out / table.cluster_k, held / table.cluster_k
     else:
         out, held = _through_tensor_memory(machine, work.output_size, table, cut)
@@ -560,10 +560,10 @@ def _epilogues(
         beside[general] = 0.0
     beside += work.extra_bytes / machine.epilogue_bytes_per_cycle
     sums = cut.rows * table.block_n * 4.0  # float32, of one CTA
-    sent = sums * of_team * (1 - 1 / table.cluster_k)
+    sent = sums * of_warpgroup * (1 - 1 / table.cluster_k)
     share = sent / machine.cluster_sum_bytes_per_cycle
     share_ns = np.where(table.cluster_k > 1, machine.cluster_sum_ns, 0.0)
-    leaving = sums / machine.epilogue_bytes_per_cycle * of_team
+    leaving = sums / machine.epilogue_bytes_per_cycle * of_warpgroup
     alone = out + results * beside + share
     if not in_tensor_memory:
         waiting = held + results * beside + share
@@ -578,21 +578,21 @@ def _epilogues(
     )
 
 
-def _of_team(table: Candidates) -> Floats:
+def _of_warpgroup(table: Candidates) -> Floats:
     """How much more of a tile a warp of sm90 finishes: in pingpong half of them have all of it."""
-    return np.where(table.pingpong == 1, TEAMS, 1.0)
+    return np.where(table.pingpong == 1, WARPGROUPS, 1.0)
 
 
-def _by_teams(
+def _by_warpgroups(
     machine: Machine, work: Workload, table: Candidates, cut: Grid
 ) -> tuple[Floats, Floats]:
-    """Cycles of a team's epilogue, a box after the other; and until the next product may begin.
+    """Cycles of a warpgroup's epilogue, a box after the other; and until the next matmul may begin.
 
-    Cooperative teams share the way out. They store some boxes at once, and the others beside the
-    next tile where what is left to do is a cast to 16 bits.
+    Cooperative warpgroups share the way out. They store some boxes at once, and the others beside
+    the next tile where what is left to do is a cast to 16 bits.
     """
     pingpong = table.pingpong == 1
-    sharing = np.where(pingpong, 1, TEAMS)
+    sharing = np.where(pingpong, 1, WARPGROUPS)
     columns = table.block_n // 2 if work.gated else table.block_n
     width = _chunk(machine.family, work.output_size, columns)
     count = columns / width * (cut.rows // FAMILIES[machine.family].mma_rows) / sharing
@@ -660,10 +660,10 @@ def _period(
         handed = epilogue.held + commit + stage.handover * cycle
         waits = np.where(epilogue.held > 0, handed, 0.0)
         return np.asarray(np.maximum(together + waits, epilogue.alone))
-    # Nobody multiplies until a tile is on its way, or the other team does; loads go on.
+    # Nobody multiplies until a tile is on its way, or the other warpgroup does; loads go on.
     whole = bounds[0] + commit + epilogue.held
     turn = bounds[0] + stage.turn * cycle
-    busy = np.where(table.pingpong == 1, np.maximum(turn, whole / TEAMS), whole)
+    busy = np.where(table.pingpong == 1, np.maximum(turn, whole / WARPGROUPS), whole)
     beside = _overlapping(machine, np.array([busy, *bounds[1:]]))
     # CTAs that share K have one tile, and the next ones start when they are gone.
     return np.where(table.cluster_k > 1, together + commit + epilogue.alone, beside)
@@ -673,7 +673,7 @@ def _split(machine: Machine, table: Candidates, cut: Grid) -> _Time:
     """Each part leaves its sums. The last one reads all, or each a share, or a launch behind does,
     by all SMs."""
     sums = cut.rows * table.block_n * 4.0  # bytes
-    one = sums * _of_team(table) / machine.epilogue_bytes_per_cycle
+    one = sums * _of_warpgroup(table) / machine.epilogue_bytes_per_cycle
     chunks = np.maximum(cut.rows // _SLICES_HIGH * table.block_n // _SLICE_COLUMNS, 1)
     readers = np.where(cut.gathered == _SHARED, np.minimum(table.split_k, chunks), 1)
     rounds = cut.part_rounds * (1 + table.split_k / readers)

@@ -17,7 +17,7 @@ OUTPUTS = (BF16, F16, F32)
 
 ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
 
-# Algorithms that kernels implement: exact products of the inputs (or of their TF32 roundings),
+# Algorithms that kernels implement: exact matmuls of the inputs (or of their TF32 roundings),
 # float32 sums. The inputs must already be of the dtype that the algorithm would convert them to.
 _ALGORITHMS = {
     lax.DotAlgorithmPreset.DEFAULT: (BF16, F16, F32),
@@ -40,7 +40,7 @@ def refusal(problem: GemmProblem, family: str, *, for_every_m: bool = False) -> 
 
 
 def repacked(problem: GemmProblem) -> tuple[str, ...]:
-    """Which of "lhs" and "rhs" are copied before the product, in the same call, for TMA to load.
+    """Which of "lhs" and "rhs" are copied before the matmul, in the same call, for TMA to load.
 
     Those are operands whose rows do not start at multiples of 16 bytes (a single row does, so far
     as is known here), and f32 that is MN-major: tcgen05 takes TF32 K-major only, so it is
@@ -53,7 +53,7 @@ def repacked(problem: GemmProblem) -> tuple[str, ...]:
 
 
 def effective_major(dtype: np.dtype[Any], major: Major) -> Major:
-    """The layout of an operand when the product's kernel sees it."""
+    """The layout of an operand when the matmul's kernel sees it."""
     return Major.K if dtype == F32 else major
 
 
@@ -94,7 +94,7 @@ def _precision_refusal(p: GemmProblem) -> str | None:
             f"{'as TF32' if p.lhs_dtype == F32 else 'exactly'} and sum in float32: "
             "precision=None asks for that"
         )
-    # Products of 16-bit floats are exact in float32, and so are summed: every lax.Precision holds.
+    # Matmuls of 16-bit floats are exact in float32, and so are summed: every lax.Precision holds.
     if p.lhs_dtype == F32 and not asks_for_default(p.precision):
         return (
             f"precision is {p.precision} and the operands are float32; kernels multiply them as "

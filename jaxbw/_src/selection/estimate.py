@@ -1,4 +1,4 @@
-"""Estimate: what a product would take on a GPU that is not at hand. Modelled, never measured."""
+"""Estimate: what a matmul would take on a GPU that is not at hand. Modelled, never measured."""
 
 from dataclasses import dataclass
 

@@ -38,7 +38,7 @@ class Kernel:
     Args:
       arch: compile target, "sm_90a" or "sm_100f".
       role: "gemm"; "repack", which copies operands that TMA cannot address; "reduce", which adds up
-        the parts of a product that is split along K.
+        the parts of a matmul that is split along K.
       input: dtype of the operands, or a class of them.
       layout: which of m, k and k, n are contiguous.
       block_m, block_n, block_k: the tile of a multiplying warpgroup.
@@ -108,7 +108,7 @@ def load(path: str | PathLike[str]) -> tuple[Kernel, ...]:
 
 
 def _expand(row: Mapping[str, Any]) -> Iterator[Kernel]:
-    """The product of a row's alternatives."""
+    """The matmul of a row's alternatives."""
     expected = _ROW_KEYS.get(row.get("role", ""), _ROW_KEYS["gemm"])
     if row.keys() != expected:
         unknown, missing = sorted(row.keys() - expected), sorted(expected - row.keys())

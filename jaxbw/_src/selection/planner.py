@@ -18,7 +18,7 @@ from jaxbw._src.selection.config import GemmConfig
 MESSAGES: Mapping[str, str] = {
     # of a problem
     "empty": "a dimension is 0; there is nothing to launch",
-    "gated_c": "the product is gated and has a c; add c as the residual",
+    "gated_c": "the matmul is gated and has a c; add c as the residual",
     "extent": "{array} has a dimension of 2^31 or more; TMA coordinates are int32",
     "stride": "{array} has matrices of 2^40 bytes or more, the largest stride of TMA",
     "address_space": "{array} is larger than any address space",
@@ -58,11 +58,11 @@ MESSAGES: Mapping[str, str] = {
     "stages": "stages is {stages}; this tile takes {least} to {most}, or None for as many as fit",
     # of both
     "no_kernel": "there is no kernel for this tile, dtype and layout",
-    "gated_swap": "swap_ab is True and the product is gated; that is not for gated products",
-    "gated_pair": "a gated product in 128 rows of a pair; take block_m 256, or cta_group 1",
-    "gated_columns": "block_n is {block_n}; a gated product takes multiples of {step}, half of it "
+    "gated_swap": "swap_ab is True and the matmul is gated; that is not for gated matmuls",
+    "gated_pair": "a gated matmul in 128 rows of a pair; take block_m 256, or cta_group 1",
+    "gated_columns": "block_n is {block_n}; a gated matmul takes multiples of {step}, half of it "
     "the gate",
-    "gated_columns_sm90": "block_n is {block_n}; a gated product on sm90 takes {takes}",
+    "gated_columns_sm90": "block_n is {block_n}; a gated matmul on sm90 takes {takes}",
     "columns": "{array} is MN-major and a CTA's part of the tile is {extent} wide; it is loaded in "
     "columns of {step}",
     "shares": "{array} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in "

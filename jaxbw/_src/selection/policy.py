@@ -12,7 +12,7 @@ from jaxbw._src.compat import Block
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.implementations import Implementation, canonical
-from jaxbw._src.selection.tuned_products import SWITCH, TunedProducts
+from jaxbw._src.selection.tuned_matmuls import SWITCH, TunedMatmuls
 
 _implementation = jax.make_user_context(None)
 _batch_invariant = jax.make_user_context(False)
@@ -34,7 +34,7 @@ class Policy:
     implementation: tuple[str, ...] | None = None
     config: GemmConfig | None = None
     target: str | None = None
-    tuned: TunedProducts | None = None
+    tuned: TunedMatmuls | None = None
 
     @property
     def for_gradients(self) -> "Policy":
@@ -92,7 +92,7 @@ def implementation(name: str | Sequence[str]) -> Block:
 def batch_invariant() -> Block:
     """In this block, a row of a kernel's result has the same bits whatever the batch size is.
 
-    As `GemmConfig(batch_invariant=True)` for each call in it, and for the products of their
+    As `GemmConfig(batch_invariant=True)` for each call in it, and for the matmuls of their
     gradients: the configuration depends on k, n and dtypes, never on m, and sums are never split
     along k. What XLA serves is as XLA computes it. Also a decorator, for the calls of a function.
     Functions under `jax.jit` are traced again.
@@ -106,9 +106,9 @@ def batch_invariant() -> Block:
 
 
 class use_tuned:  # a function to those who use it
-    """Lets products run in the configurations that a tuned table has for them.
+    """Lets matmuls run in the configurations that a tuned table has for them.
 
-    From the call on, in this thread; as a context manager until the end of its block. Products that
+    From the call on, in this thread; as a context manager until the end of its block. Matmuls that
     the table does not name are chosen for as ever, and so are all where a call says `config=`, or
     must be batch-invariant. Functions under `jax.jit` are traced again for another table. The
     environment variable JAXBW_TUNED names a file that counts where nothing else is in use; "off"
@@ -131,7 +131,7 @@ class use_tuned:  # a function to those who use it
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         if not isinstance(path, str | os.PathLike | None):
             raise TypeError(f"jaxbw.use_tuned: path is {path!r}; it is a file's name, or None")
-        self._entered = _tuned(None if path is None else TunedProducts.load(path))
+        self._entered = _tuned(None if path is None else TunedMatmuls.load(path))
         self._entered.__enter__()
 
     def __enter__(self) -> None:
@@ -147,8 +147,8 @@ class use_tuned:  # a function to those who use it
         self._entered.__exit__(kind, error, traceback)
 
 
-def current_tuned() -> TunedProducts | None:
-    """The table in use where a product is traced; None where there is none.
+def current_tuned() -> TunedMatmuls | None:
+    """The table in use where a matmul is traced; None where there is none.
 
     Raises:
       ValueError: JAXBW_TUNED names what is no table.
@@ -156,16 +156,16 @@ def current_tuned() -> TunedProducts | None:
     named = os.environ.get(SWITCH)
     if named == "off":
         return None
-    table: TunedProducts | None = _tuned.value
+    table: TunedMatmuls | None = _tuned.value
     if table is None and named:
         return _read(named)
     return table
 
 
 @cache
-def _read(path: str) -> TunedProducts:
+def _read(path: str) -> TunedMatmuls:
     """The table that the environment names, read once."""
     try:
-        return TunedProducts.load(path)
+        return TunedMatmuls.load(path)
     except ValueError as error:
         raise ValueError(f"{SWITCH}: {error}; unset {SWITCH}, or name another file") from error

@@ -19,10 +19,10 @@ _SMALL_M = 32  # below it, Modular's published kernels take swap-AB (structured_
 
 @dataclass(frozen=True)
 class Cost:
-    """The modelled time of a product in microseconds, term by term; see `cost_model.Costs`.
+    """The modelled time of a matmul in microseconds, term by term; see `cost_model.Costs`.
 
     Attributes:
-      waves: how often the product fills the device with work items.
+      waves: how often the matmul fills the device with work items.
       efficiency: the share of the SMs' time in all waves in which they have a tile.
       mma, loads: what the tensor cores and the loads would take alone.
       main_loop: what they take together, as they overlap.
@@ -30,7 +30,7 @@ class Cost:
       fixed: launch, set-up, first loads.
       split: bringing the parts of split tiles together.
       repack: copying operands that TMA cannot address.
-      tuned: what measurements of such products say that the model has too little (see `tuned`).
+      tuned: what measurements of such matmuls say that the model has too little (see `tuned`).
       total: main_loop, epilogue, fixed, split, repack and tuned.
     """
 
@@ -87,7 +87,7 @@ def search(
 
     Args:
       family: "sm90" or "sm100".
-      machine: where the product runs.
+      machine: where the matmul runs.
       straight, swapped: the workload without and with swap-AB, and the kernels there are for it.
       wanted: of what kind they are: it has no tile. Where it is batch-invariant, the choice depends
         on neither m nor the batch, and there is no split and no swap.
@@ -168,7 +168,7 @@ def available(family: str, work: Workload, instances: Instances, *, whole: bool)
 
 
 def _relaunched(table: Candidates) -> Candidates:
-    """A cluster for each work item: there are no others for teams to take turns at."""
+    """A cluster for each work item: there are no others for warpgroups to take turns at."""
     table = table.take(table.pingpong == 0)
     return replace(table, relaunched=np.ones(len(table), np.int64))
 

@@ -15,7 +15,7 @@ from jaxbw._src.selection.implementations import EMULATED
 from jaxbw._src.selection.kernel_table import Kernel
 from jaxbw._src.selection.search import KEPT, Instances, Ranked, available, price, search
 from jaxbw._src.selection.tuned import Table, table_for
-from jaxbw._src.selection.tuned_products import TunedProducts
+from jaxbw._src.selection.tuned_matmuls import TunedMatmuls
 from jaxbw._src.selection.workload import Workload, workload
 from jaxbw._src.selection.xla import XlaTime, xla_time
 
@@ -30,21 +30,21 @@ def select(
     implementations: Sequence[str] | None,
     config: GemmConfig | None,
     kernels: Sequence[Kernel],
-    tuned: TunedProducts | None = None,
+    tuned: TunedMatmuls | None = None,
     *,
     weighs_xla: bool = True,
 ) -> Choice | tuple[Refusal, ...]:
     """Chooses what serves a problem.
 
     Args:
-      problem: the product.
+      problem: the matmul.
       device: the GPU it is for; None where there is none. The emulator stands in for it where it
         is a target that runs the emulated kernels, else for their family's default target.
       implementations: what may serve it, in order; None for the family of the device if it is
         verified, else XLA.
       config: the configuration to use; None to choose one. Without a tile it says of what kind.
       kernels: what is installed.
-      tuned: the user's table of measured products, if one is in use.
+      tuned: the user's table of measured matmuls, if one is in use.
       weighs_xla: whether XLA serves what it is quicker at; only with neither `implementations` nor
         a config.
 
@@ -117,7 +117,7 @@ def _on_xla(
 
 def _reason_for_xla(device: Device | None, is_free: bool, any_refused: bool) -> str:
     if any_refused:
-        return "no kernel serves this product, see refused"
+        return "no kernel serves this matmul, see refused"
     if not is_free:
         return "asked for"
     if device is None:
@@ -174,7 +174,7 @@ def _no_candidate(
         work = workload(problem, swapped=swapped)
         if len(available(family, work, _installed(kernels), whole=whole)) > 0:
             return None
-    return Refusal(family, "this installation has no kernel for the product's dtype and layout")
+    return Refusal(family, "this installation has no kernel for the matmul's dtype and layout")
 
 
 def _family_refusal(
@@ -274,12 +274,12 @@ def _measured(
     device: Device,
     family: str,
     kernels: Sequence[Kernel],
-    tuned: TunedProducts,
+    tuned: TunedMatmuls,
     wanted: GemmConfig,
     *,
     weighs_xla: bool,
 ) -> Choice | Refusal | None:
-    """What the user's table has for a product, if it can be launched; None where it has nothing."""
+    """What the user's table has for a matmul, if it can be launched; None where it has nothing."""
     entry = tuned.find(problem, device)
     if entry is None:
         return None

@@ -14,7 +14,7 @@ LINE = 128  # hardware: bytes of a line of L2; copies have a pitch of whole line
 
 @dataclass(frozen=True)
 class Workload:
-    """What the cost of a product depends on, beside machine and configuration.
+    """What the cost of a matmul depends on, beside machine and configuration.
 
     Attributes:
       batch, m, n, k: extents; m and n exchanged where `swapped`.
@@ -29,7 +29,7 @@ class Workload:
       tma_rows: whether TMA can store the result's rows.
       a_straddles, b_straddles: whether an operand's rows, as they are loaded, do not begin at lines
         of 128 bytes.
-      repack_bytes, repacks: what is read and written ahead of the product, and by how many kernels:
+      repack_bytes, repacks: what is read and written ahead of the matmul, and by how many kernels:
         one copies all operands that have to be.
     """
 

@@ -1,6 +1,6 @@
 """wgmma: every operand layout that a descriptor can name (PTX 9.7.15).
 
-Shared memory is filled with small integers everywhere, so that the product, which is exact, depends
+Shared memory is filled with small integers everywhere, so that the matmul, which is exact, depends
 on every address that an operand is read from; there is no need to lay a tile out. The kernels are
 PTX text made here, since each has its own list of registers.
 """
@@ -164,7 +164,7 @@ def image(kernel: Kernel, seed: int) -> Bytes:
 
 @dataclass(frozen=True)
 class Launch:
-    """One product."""
+    """One matmul."""
 
     name: str
     kernel: Kernel

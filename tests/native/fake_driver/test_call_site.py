@@ -8,50 +8,50 @@ import pytest
 
 from . import xla
 from .conftest import FakeDriver
-from .product import SM90, Product, Values
+from .matmul import SM90, Matmul, Values
 
-PRODUCTS = {
-    "plain": Product(config=SM90 | {"cluster_m": 2}),
-    "repacked and split": Product(37, 21, 75, config=SM90 | {"split_k": 2}),
-    "epilogue": Product(c="bf16", beta=0.5, bias="f16", residual="f32", alpha=2.0, save=True),
-    "gated": Product(gated=True, save=True, output="bf16"),
+MATMULS = {
+    "plain": Matmul(config=SM90 | {"cluster_m": 2}),
+    "repacked and split": Matmul(37, 21, 75, config=SM90 | {"split_k": 2}),
+    "epilogue": Matmul(c="bf16", beta=0.5, bias="f16", residual="f32", alpha=2.0, save=True),
+    "gated": Matmul(gated=True, save=True, output="bf16"),
 }
-PLAIN = PRODUCTS["plain"]
+PLAIN = MATMULS["plain"]
 
 
-def operands_of(product: Product, factor: int) -> list[Values]:
+def operands_of(matmul: Matmul, factor: int) -> list[Values]:
     """Operands of their own for each factor, each time elsewhere in memory."""
-    given = product.operands()
+    given = matmul.operands()
     return [(factor * values.astype(np.float32)).astype(values.dtype) for values in given]
 
 
-def execute(program: xla.Program, product: Product, factor: int = 1, **options: int) -> None:
+def execute(program: xla.Program, matmul: Matmul, factor: int = 1, **options: int) -> None:
     """Runs the program on new buffers, and compares the results."""
-    operands, results = operands_of(product, factor), product.results()
+    operands, results = operands_of(matmul, factor), matmul.results()
     program.run("execute", operands, results, **options)
-    for result, expected in zip(results, product.expected(operands), strict=False):
+    for result, expected in zip(results, matmul.expected(operands), strict=False):
         np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", MATMULS)
 def test_a_program_follows_its_buffers(fake: FakeDriver, name: str) -> None:
-    product = PRODUCTS[name]
-    program = xla.Program(product.attributes)
+    matmul = MATMULS[name]
+    program = xla.Program(matmul.attributes)
     for factor in (1, 2, -1):
-        execute(program, product, factor)
+        execute(program, matmul, factor)
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", MATMULS)
 def test_a_second_execution_asks_for_nothing_but_its_launch(fake: FakeDriver, name: str) -> None:
-    product = PRODUCTS[name]
-    program = xla.Program(product.attributes)
+    matmul = MATMULS[name]
+    program = xla.Program(matmul.attributes)
     program.run("initialize")
-    execute(program, product)
+    execute(program, matmul)
     fake.log.unlink()
     fake.fail("cuLibraryLoadFromFile", 500)
     program.run("initialize")
     assert not fake.log.exists()
-    execute(program, product)
+    execute(program, matmul)
     asked = {line.split('"')[3] for line in fake.log.read_text().splitlines()}
     clearing = {"cuCtxPushCurrent", "cuMemsetD32Async", "cuCtxPopCurrent"}
     assert asked - clearing == {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"}
@@ -79,11 +79,11 @@ def test_a_misaligned_result_is_stored_without_tma_that_once(fake: FakeDriver) -
 
 def test_a_plan_is_for_its_shapes(fake: FakeDriver) -> None:
     # XLA gives a call its shapes for good; a plan that served others would read past them.
-    small = Product(40, 264, 72, config=PLAIN.config)
+    small = Matmul(40, 264, 72, config=PLAIN.config)
     assert small.attributes == PLAIN.attributes
     program = xla.Program(PLAIN.attributes)
-    for product in (PLAIN, small, PLAIN):
-        execute(program, product)
+    for matmul in (PLAIN, small, PLAIN):
+        execute(program, matmul)
     with pytest.raises(xla.FfiError, match=r"result is \[1,136,264\]; here it is \[1,40,264\]"):
         program.run("execute", small.operands(), PLAIN.results())
     execute(program, small)
@@ -99,32 +99,32 @@ def test_a_plan_is_for_its_device(fake: FakeDriver) -> None:
 
 
 def test_a_failure_is_not_kept(fake: FakeDriver) -> None:
-    product = Product(48, 264, 72, layout="tt")  # whose kernel no other test loads
-    program = xla.Program(product.attributes)
+    matmul = Matmul(48, 264, 72, layout="tt")  # whose kernel no other test loads
+    program = xla.Program(matmul.attributes)
     fake.fail("cuLibraryLoadFromFile", 500)
     for stage in ("initialize", "execute"):
         with pytest.raises(xla.FfiError, match="cuLibraryLoadFromFile: CUDA_ERROR_NOT_FOUND"):
-            program.run(stage, product.operands(), product.results())
+            program.run(stage, matmul.operands(), matmul.results())
     fake.recover()
-    execute(program, product)
+    execute(program, matmul)
     fake.fail("cuLaunchKernelEx", 719)
     with pytest.raises(xla.FfiError, match="CUDA_ERROR_LAUNCH_FAILED"):
-        program.run("execute", product.operands(), product.results())
+        program.run("execute", matmul.operands(), matmul.results())
     fake.recover()
-    execute(program, product)
+    execute(program, matmul)
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", MATMULS)
 def test_eight_threads_use_a_program_first(fake: FakeDriver, name: str) -> None:
-    product = PRODUCTS[name]
-    program = xla.Program(product.attributes)
+    matmul = MATMULS[name]
+    program = xla.Program(matmul.attributes)
     start = threading.Barrier(8)
 
     def work(number: int) -> None:
         start.wait()
         for _ in range(3):
             program.run("initialize")
-            execute(program, product, number + 1, stream=0x10 * (number % 4))
+            execute(program, matmul, number + 1, stream=0x10 * (number % 4))
 
     with ThreadPoolExecutor(8) as threads:
         assert len(list(threads.map(work, range(8)))) == 8

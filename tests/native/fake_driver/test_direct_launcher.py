@@ -11,9 +11,9 @@ import pytest
 from jaxbw import _native
 
 from .conftest import FakeDriver
-from .product import DTYPES, PAIR, SM90, SM100, Product
+from .matmul import DTYPES, PAIR, SM90, SM100, Matmul
 
-PRODUCT = Product(bias="f32")
+MATMUL = Matmul(bias="f32")
 
 # In the order of a first launch: until the last one failed, nothing that comes after it is cached.
 DRIVER_CALLS = [
@@ -41,12 +41,12 @@ DRIVER_CALLS = [
 
 @pytest.mark.parametrize("call", DRIVER_CALLS)
 def test_a_failed_driver_call_is_named(fake: FakeDriver, call: str) -> None:
-    product = replace(PRODUCT, config=SM90 | {"split_k": 2})
+    matmul = replace(MATMUL, config=SM90 | {"split_k": 2})
     fake.fail(call, 719)
     with pytest.raises(
         _native.DriverError, match=rf"{call}: CUDA_ERROR_LAUNCH_FAILED \(a fake error\)"
     ):
-        product.launch()
+        matmul.launch()
     allocated = len(fake.calls("cuMemAlloc")) - (call == "cuMemAlloc")
     assert len(fake.calls("cuMemFree")) == allocated
     entered = len(fake.calls("cuCtxPushCurrent")) - (call == "cuCtxPushCurrent")
@@ -61,7 +61,7 @@ def test_a_failed_launch_says_what_was_launched(fake: FakeDriver) -> None:
         "device 0: cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS (a fake error)"
     )
     with pytest.raises(_native.DriverError, match=re.escape(text)):
-        replace(PRODUCT, config=SM90 | {"cluster_n": 2}).launch()
+        replace(MATMUL, config=SM90 | {"cluster_n": 2}).launch()
 
 
 def test_a_description_has_all_terms(fake: FakeDriver) -> None:
@@ -70,15 +70,15 @@ def test_a_description_has_all_terms(fake: FakeDriver) -> None:
         "bf16[2,72,136]^T @ bf16[2,264,72]^T (gate and up) + bias + residual -> bf16[2,136,264], "
         "saved, kernel jaxbw_sm90_bf16_tt_64x128"
     )
-    product = Product(layout="tt", batch=2, gated=True, bias="f32", residual="f32", save=True)
+    matmul = Matmul(layout="tt", batch=2, gated=True, bias="f32", residual="f32", save=True)
     with pytest.raises(_native.DriverError, match=re.escape(text)):
-        replace(product, output="bf16").launch()
+        replace(matmul, output="bf16").launch()
 
 
 def test_an_unknown_error_has_its_number(fake: FakeDriver) -> None:
     fake.fail("cuLaunchKernelEx", 12345)
     with pytest.raises(_native.DriverError, match="cuLaunchKernelEx: CUDA error 12345"):
-        PRODUCT.launch()
+        MATMUL.launch()
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -86,26 +86,26 @@ def test_an_unknown_error_has_its_number(fake: FakeDriver) -> None:
 def test_a_write_outside_the_result_is_found(fake: FakeDriver, side: str, output: str) -> None:
     fake.misbehave(side)
     with pytest.raises(RuntimeError, match=f"the guard {side} the result buffer was overwritten"):
-        replace(PRODUCT, output=output).launch()
+        replace(MATMUL, output=output).launch()
 
 
 def test_an_unwritten_element_is_found(fake: FakeDriver) -> None:
     fake.misbehave("unwritten")
-    (result,) = PRODUCT.launch()
+    (result,) = MATMUL.launch()
     assert np.isnan(result).sum() == 1
 
 
 def test_a_result_that_changes_is_found(fake: FakeDriver) -> None:
     fake.misbehave("unstable")
-    PRODUCT.launch()
+    MATMUL.launch()
     text = "launch 2 of 3 differs from the first at element 0 of the result"
     with pytest.raises(RuntimeError, match=text):
-        PRODUCT.launch(repeats=3)
+        MATMUL.launch(repeats=3)
 
 
 @pytest.mark.parametrize("guard_bytes", [0, 16, 4096])
 def test_buffers_lie_between_guards(fake: FakeDriver, guard_bytes: int) -> None:
-    PRODUCT.check(guard_bytes=guard_bytes, repeats=2)
+    MATMUL.check(guard_bytes=guard_bytes, repeats=2)
     payloads = [136 * 72 * 2, 72 * 264 * 2, 264 * 4, 136 * 264 * 4]
     sizes = [call["bytes"] for call in fake.calls("cuMemAlloc")]
     assert sizes == [payload + 2 * guard_bytes for payload in payloads]
@@ -114,8 +114,8 @@ def test_buffers_lie_between_guards(fake: FakeDriver, guard_bytes: int) -> None:
 
 
 def test_results_are_poisoned_and_the_workspace_holds_garbage(fake: FakeDriver) -> None:
-    product = replace(PRODUCT, k=70, save=True)
-    product.check(repeats=2, guard_bytes=0)
+    matmul = replace(MATMUL, k=70, save=True)
+    matmul.check(repeats=2, guard_bytes=0)
     workspace = fake.calls("cuMemAlloc")[-1]["bytes"]
     filled = [(call["bytes"], call["value"]) for call in fake.calls("cuMemsetD8")]
     result = 136 * 264 * 4
@@ -124,39 +124,39 @@ def test_results_are_poisoned_and_the_workspace_holds_garbage(fake: FakeDriver) 
 
 def test_nothing_is_written_for_initcheck(fake: FakeDriver) -> None:
     """What it is to find is memory that only the kernel, or nobody, has written."""
-    replace(PRODUCT, k=70, save=True).check(guard_bytes=0, poison=False)
+    replace(MATMUL, k=70, save=True).check(guard_bytes=0, poison=False)
     assert fake.calls("cuMemsetD8") == []
     uploads = [call["bytes"] for call in fake.calls("cuMemcpyHtoD")]
     assert uploads == [136 * 70 * 2, 70 * 264 * 2, 264 * 4]
 
 
 def test_a_launch_may_have_a_stream(fake: FakeDriver) -> None:
-    product = replace(PRODUCT, k=70, config=SM90 | {"split_k": 2})
-    product.check(stream=0x5678)
+    matmul = replace(MATMUL, k=70, config=SM90 | {"split_k": 2})
+    matmul.check(stream=0x5678)
     calls = fake.calls("cuLaunchKernelEx") + fake.calls("cuMemsetD32Async")
     assert [call["stream"] for call in calls] == [0x5678] * len(calls)
-    product.check()
+    matmul.check()
     assert fake.launches()[-1]["stream"] == 0
 
 
 @pytest.mark.parametrize("output", ["bf16", "f32"])
 def test_c_may_lie_in_the_result(fake: FakeDriver, output: str) -> None:
-    product = replace(PRODUCT, c=output, beta=1.0, output=output)
-    product.check(alias_c=True, repeats=2, guard_bytes=0)
+    matmul = replace(MATMUL, c=output, beta=1.0, output=output)
+    matmul.check(alias_c=True, repeats=2, guard_bytes=0)
     assert len(fake.calls("cuMemAlloc")) == 4  # lhs, rhs, bias, result
     with pytest.raises(ValueError, match="c has not the dtype of the result"):
-        replace(product, c="f16").launch(alias_c=True)
+        replace(matmul, c="f16").launch(alias_c=True)
 
 
-# A product of 128 x 128 x 64 on each kernel, right but for changes of product or attributes.
-HOPPER = Product(128, 128, 64, layout="nt")
+# A matmul of 128 x 128 x 64 on each kernel, right but for changes of matmul or attributes.
+HOPPER = Matmul(128, 128, 64, layout="nt")
 BLACKWELL = replace(HOPPER, family="sm100", config=SM100)
 BLACKWELL_PAIR = replace(HOPPER, family="sm100", config=PAIR)
-F32_PRODUCT = replace(HOPPER, dtype="f32")
+F32_MATMUL = replace(HOPPER, dtype="f32")
 
 
 @pytest.mark.parametrize(
-    ("product", "changes", "message"),
+    ("matmul", "changes", "message"),
     [
         (HOPPER, {"stages": 0}, "0 stages; a 128x128 tile with k_spans 1 takes 2 to 6"),
         (HOPPER, {"stages": 7}, "7 stages"),
@@ -179,7 +179,7 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         (HOPPER, {"scheduler": 1}, "cluster launch control, which sm_90 does not have"),
         (HOPPER, {"kernel": "gemm"}, "no kernel family is known for kernel 'gemm'"),
         (HOPPER, {"kernel": "jaxbw_sm90_f16_nt_64x128"}, "needs kernel jaxbw_sm90_bf16_nt_64x128"),
-        (F32_PRODUCT, {"kernel": "jaxbw_sm90_bf16_nt_64x128"}, "no kernel takes such operands"),
+        (F32_MATMUL, {"kernel": "jaxbw_sm90_bf16_nt_64x128"}, "no kernel takes such operands"),
         (HOPPER, {"raster": 2}, "raster is 2; it is 0 to 1"),
         (HOPPER, {"split_k": 0}, "split_k is 0; it is 1 to 64"),
         (HOPPER, {"split_k": 65}, "split_k is 65"),
@@ -193,11 +193,11 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         (HOPPER, {"lhs_major": 2}, "attribute lhs_major is 2; it is 0 or 1"),
         (HOPPER, {"has_c": 1}, "2 operands; the attributes say that there are 3"),
         (replace(HOPPER, m=0), {}, "a dimension is 0"),
-        (replace(HOPPER, gated=True, c="f32"), {}, "a gated product has no c"),
+        (replace(HOPPER, gated=True, c="f32"), {}, "a gated matmul has no c"),
         (
             replace(HOPPER, gated=True, output="bf16", config=SM90 | {"block_n": 32}),
             {},
-            "block_n is 32; of a gated product it is 128 or 256",
+            "block_n is 32; of a gated matmul it is 128 or 256",
         ),
         (BLACKWELL, {"cluster_m": 32}, "a cluster of 32x1 CTAs; it has 1 to 16"),
         (BLACKWELL, {"block_m": 96}, "block_m is 96; with cta_group 1 it is 64, 128 or 256"),
@@ -214,7 +214,7 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         (
             replace(BLACKWELL, gated=True),
             {"block_n": 144},
-            "block_n is 144; of a gated product it is a multiple of 32",
+            "block_n is 144; of a gated matmul it is a multiple of 32",
         ),
         (replace(BLACKWELL, gated=True), {"swap_ab": 1}, "swap_ab does not go with a gated"),
         (
@@ -240,31 +240,31 @@ F32_PRODUCT = replace(HOPPER, dtype="f32")
         (
             replace(BLACKWELL_PAIR, gated=True),
             {"block_m": 128},
-            "half of the columns in each half of its lanes: not for a gated product",
+            "half of the columns in each half of its lanes: not for a gated matmul",
         ),
         (BLACKWELL_PAIR, {"kernel": "jaxbw_sm100_16bit_1cta"}, "needs kernel jaxbw_sm100_16bit_2"),
         (BLACKWELL, {"kernel": "jaxbw_sm100_tf32_1cta"}, "needs kernel jaxbw_sm100_16bit_1cta"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(
-    fake: FakeDriver, product: Product, changes: dict[str, Any], message: str
+    fake: FakeDriver, matmul: Matmul, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        launch(product, **changes)
+        launch(matmul, **changes)
     assert not fake.calls("cuLaunchKernelEx")
     assert not fake.calls("cuMemcpyHtoD")
 
 
-def launch(product: Product, options: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """Launches a product with changed attributes."""
-    given = [np.ascontiguousarray(v).view(f"u{v.itemsize}") for v in product.operands()]
+def launch(matmul: Matmul, options: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """Launches a matmul with changed attributes."""
+    given = [np.ascontiguousarray(v).view(f"u{v.itemsize}") for v in matmul.operands()]
     dtypes = {"bf16": _native.DataType.BF16, "f32": _native.DataType.F32}
     return _native.launch_gemm(
         given,
-        [dtypes[name] for name in product.dtypes],
-        dtypes[product.output],
-        product.attributes | changes,
-        **{"device": product.device} | (options or {}),
+        [dtypes[name] for name in matmul.dtypes],
+        dtypes[matmul.output],
+        matmul.attributes | changes,
+        **{"device": matmul.device} | (options or {}),
     )
 
 
@@ -284,15 +284,15 @@ def test_wrong_options_are_refused(fake: FakeDriver, options: dict[str, int], me
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((1, 128, 65), (1, 128, 64)), "do not belong to one product"),
-        (((2, 128, 64), (3, 128, 64)), "do not belong to one product"),
+        (((1, 128, 65), (1, 128, 64)), "do not belong to one matmul"),
+        (((2, 128, 64), (3, 128, 64)), "do not belong to one matmul"),
         (((128, 64), (1, 128, 64)), "they have rank 3"),
         (((1, 128, 64), (1, 128, 64), (1, 127, 128)), r"c is \[1,127,128\]; here it is"),
         (((1, 128, 64), (1, 128, 64), (1, 128, 128), (127,)), r"bias is \[127\]; here it is \[128"),
         (((1, 128, 64),), "1 operands; the attributes say that there are 2"),
     ],
 )
-def test_operands_that_are_no_product_are_refused(
+def test_operands_that_are_no_matmul_are_refused(
     fake: FakeDriver, shapes: tuple[tuple[int, ...], ...], message: str
 ) -> None:
     attributes = HOPPER.attributes | {
@@ -334,59 +334,59 @@ def test_a_workspace_is_refused_for_what_cannot_be_launched(fake: FakeDriver) ->
         _native.workspace_bytes(*shapes, _native.DataType.BF16, HOPPER.attributes | {"split_k": 2})
 
 
-def test_the_unchanged_products_are_launched(fake: FakeDriver) -> None:
-    for product in (HOPPER, BLACKWELL, BLACKWELL_PAIR):
-        product.check()
+def test_the_unchanged_matmuls_are_launched(fake: FakeDriver) -> None:
+    for matmul in (HOPPER, BLACKWELL, BLACKWELL_PAIR):
+        matmul.check()
 
 
 def test_arrays_in_device_memory_are_used_where_they_are(fake: FakeDriver) -> None:
     """The fake driver's device memory is the host's."""
-    product = replace(PRODUCT, config=SM90 | {"split_k": 2})
-    given = product.operands()
+    matmul = replace(MATMUL, config=SM90 | {"split_k": 2})
+    given = matmul.operands()
     size = _native.workspace_bytes(
-        given[0].shape, given[1].shape, _native.DataType.BF16, product.attributes
+        given[0].shape, given[1].shape, _native.DataType.BF16, matmul.attributes
     )
-    result = np.zeros((1, product.m, product.n), np.float32)
+    result = np.zeros((1, matmul.m, matmul.n), np.float32)
     workspace = np.zeros(size + 16, np.uint8)  # the launcher wants multiples of 16
     operands = [
         (x.ctypes.data, x.shape, DTYPES[name][1])
-        for x, name in zip(given, product.dtypes, strict=True)
+        for x, name in zip(given, matmul.dtypes, strict=True)
     ]
     results: list[Any] = [
         (result.ctypes.data, result.shape, _native.DataType.F32),
         (workspace.ctypes.data + -workspace.ctypes.data % 16, (size,), None),
     ]
-    _native.enqueue_gemm(operands, results, product.attributes)
+    _native.enqueue_gemm(operands, results, matmul.attributes)
     assert not fake.calls("cuCtxSynchronize")
-    np.testing.assert_array_equal(result, product.expected(given)[0])
+    np.testing.assert_array_equal(result, matmul.expected(given)[0])
     assert not fake.calls("cuMemAlloc")
-    _native.enqueue_gemm(operands, results, product.attributes, wait=True)
+    _native.enqueue_gemm(operands, results, matmul.attributes, wait=True)
     assert len(fake.calls("cuCtxSynchronize")) == 1
     with pytest.raises(ValueError, match="1 results; this call has 2: result, workspace"):
-        _native.enqueue_gemm(operands, results[:1], product.attributes)
+        _native.enqueue_gemm(operands, results[:1], matmul.attributes)
 
 
 def test_a_profiling_build_is_loaded_beside_the_kernel(fake: FakeDriver, tmp_path: Path) -> None:
-    product = replace(PRODUCT, config=SM90)
-    given = product.operands()
-    result = np.zeros((1, product.m, product.n), np.float32)
+    matmul = replace(MATMUL, config=SM90)
+    given = matmul.operands()
+    result = np.zeros((1, matmul.m, matmul.n), np.float32)
     operands = [
         (x.ctypes.data, x.shape, DTYPES[name][1])
-        for x, name in zip(given, product.dtypes, strict=True)
+        for x, name in zip(given, matmul.dtypes, strict=True)
     ]
     results = [(result.ctypes.data, result.shape, _native.DataType.F32)]
     directory = tmp_path / "profiled"
     directory.mkdir()
-    (directory / f"{product.attributes['kernel']}.cubin").touch()
+    (directory / f"{matmul.attributes['kernel']}.cubin").touch()
 
     def enqueue(words: int) -> list[str]:
         """The cubins that are loaded for it."""
         known = len(fake.calls("cuLibraryLoadFromFile"))
         profiling = (str(directory), 4096, words, 16)
-        _native.enqueue_gemm(operands, results, product.attributes, profiling=profiling)
+        _native.enqueue_gemm(operands, results, matmul.attributes, profiling=profiling)
         return [call["path"] for call in fake.calls("cuLibraryLoadFromFile")[known:]]
 
-    _native.enqueue_gemm(operands, results, product.attributes)
+    _native.enqueue_gemm(operands, results, matmul.attributes)
     [launch] = fake.launches()
     needed = launch["grid"][0] * (_native.PROFILE_HEAD_WORDS + 12 * 16)
     assert enqueue(needed)[0] == str(next(directory.iterdir()))

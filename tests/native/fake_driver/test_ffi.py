@@ -12,12 +12,12 @@ from jaxbw._native import limits
 
 from . import xla
 from .conftest import FakeDriver
-from .product import PAIR, SM90, SM100, Product
+from .matmul import PAIR, SM90, SM100, Matmul
 
 BF16 = ml_dtypes.bfloat16
 COMMAND_BUFFER_COMPATIBLE = 1
-PRODUCT = Product(config=SM90 | {"cluster_m": 2})
-ATTRIBUTES = PRODUCT.attributes
+MATMUL = Matmul(config=SM90 | {"cluster_m": 2})
+ATTRIBUTES = MATMUL.attributes
 
 
 def random(shape: tuple[int, ...], dtype: Any = BF16) -> npt.NDArray[Any]:
@@ -25,15 +25,15 @@ def random(shape: tuple[int, ...], dtype: Any = BF16) -> npt.NDArray[Any]:
 
 
 def buffers() -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
-    """Operands and result of one product."""
-    return PRODUCT.operands(), [np.full((1, 136, 264), np.nan, np.float32)]
+    """Operands and result of one matmul."""
+    return MATMUL.operands(), [np.full((1, 136, 264), np.nan, np.float32)]
 
 
-def execute(product: Product, **options: int) -> None:
+def execute(matmul: Matmul, **options: int) -> None:
     """Calls the handler, with the workspace that it wants, and compares the results."""
-    operands, results = product.operands(), product.results()
-    xla.call("execute", product.attributes, operands, results, **options)
-    for result, right in zip(results, product.expected(operands), strict=False):
+    operands, results = matmul.operands(), matmul.results()
+    xla.call("execute", matmul.attributes, operands, results, **options)
+    for result, right in zip(results, matmul.expected(operands), strict=False):
         np.testing.assert_array_equal(result, right)
 
 
@@ -58,12 +58,12 @@ def test_the_stages_share_the_work(fake: FakeDriver) -> None:
     asked = {line.split('"')[3] for line in fake.log.read_text().splitlines()}
     assert asked == {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"}
     assert fake.calls("cuLaunchKernelEx")[0]["stream"] == 0x1230
-    np.testing.assert_array_equal(results[0], PRODUCT.expected(operands)[0])
+    np.testing.assert_array_equal(results[0], MATMUL.expected(operands)[0])
 
 
 def test_a_whole_chain_is_enqueued_on_the_stream(fake: FakeDriver) -> None:
-    product = Product(37, 21, 75, config=SM90 | {"split_k": 2})
-    execute(product, stream=0x1230)
+    matmul = Matmul(37, 21, 75, config=SM90 | {"split_k": 2})
+    execute(matmul, stream=0x1230)
     launches = fake.calls("cuLaunchKernelEx")
     assert [call["kernel"] for call in launches] == [
         "jaxbw_sm90_repack_16bit",
@@ -81,10 +81,10 @@ def test_a_whole_chain_is_enqueued_on_the_stream(fake: FakeDriver) -> None:
     ]
 
 
-def test_what_adds_up_many_parts_is_enqueued_behind_the_product(fake: FakeDriver) -> None:
+def test_what_adds_up_many_parts_is_enqueued_behind_the_matmul(fake: FakeDriver) -> None:
     parts = limits("sm90")["min_reduced_parts"]
-    product = Product(37, 21, 64 * parts - 5, config=SM90 | {"split_k": parts})
-    execute(product, stream=0x1230)
+    matmul = Matmul(37, 21, 64 * parts - 5, config=SM90 | {"split_k": parts})
+    execute(matmul, stream=0x1230)
     launches = fake.calls("cuLaunchKernelEx")
     assert [(call["kernel"], call["overlaps"]) for call in launches] == [
         ("jaxbw_sm90_repack_16bit", 0),
@@ -103,41 +103,41 @@ def test_only_executing_is_captured_into_a_cuda_graph() -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_bias_is_an_operand(fake: FakeDriver, dtype: str) -> None:
-    execute(Product(bias=dtype, activation="relu"))
+    execute(Matmul(bias=dtype, activation="relu"))
 
 
 @pytest.mark.parametrize(
-    "product",
+    "matmul",
     [
-        Product(layout="tt", batch=3, shared=("rhs",), output="bf16"),
-        Product(c="bf16", beta=0.5, bias="f16", residual="f32", alpha=2.0, save=True),
-        Product(gated=True, save=True, bias="f32", residual="bf16", output="bf16"),
-        Product(30, 42, 71, layout="tn", dtype="f32", family="sm100", config=SM100),
-        Product(30, 42, 200, gated=True, family="sm100", config=PAIR | {"split_k": 2}),
-        Product(24, 264, 72, bias="f32", family="sm100", config=SM100 | {"swap_ab": 1}),
+        Matmul(layout="tt", batch=3, shared=("rhs",), output="bf16"),
+        Matmul(c="bf16", beta=0.5, bias="f16", residual="f32", alpha=2.0, save=True),
+        Matmul(gated=True, save=True, bias="f32", residual="bf16", output="bf16"),
+        Matmul(30, 42, 71, layout="tn", dtype="f32", family="sm100", config=SM100),
+        Matmul(30, 42, 200, gated=True, family="sm100", config=PAIR | {"split_k": 2}),
+        Matmul(24, 264, 72, bias="f32", family="sm100", config=SM100 | {"swap_ab": 1}),
     ],
     ids=["batch", "terms", "gated", "tf32", "split", "swapped"],
 )
-def test_everything_that_a_call_can_be(fake: FakeDriver, product: Product) -> None:
-    execute(product, device=product.device)
+def test_everything_that_a_call_can_be(fake: FakeDriver, matmul: Matmul) -> None:
+    execute(matmul, device=matmul.device)
 
 
 def test_c_may_be_the_result(fake: FakeDriver) -> None:
-    product = Product(c="f32", beta=1.0)
-    operands = product.operands()
-    (expected,) = product.expected(operands)
-    xla.call("execute", product.attributes, operands, [operands[2]])
+    matmul = Matmul(c="f32", beta=1.0)
+    operands = matmul.operands()
+    (expected,) = matmul.expected(operands)
+    xla.call("execute", matmul.attributes, operands, [operands[2]])
     np.testing.assert_array_equal(operands[2], expected)
 
 
 def test_another_device(fake: FakeDriver) -> None:
-    product = Product(family="sm100", config=SM100)
-    xla.call("initialize", product.attributes, device=1)
-    execute(product, device=1)
+    matmul = Matmul(family="sm100", config=SM100)
+    xla.call("initialize", matmul.attributes, device=1)
+    execute(matmul, device=1)
     with pytest.raises(
         xla.FfiError, match=r"device 0 \(Fake H200\) has compute capability 9\.0"
     ) as info:
-        xla.call("initialize", product.attributes, device=0)
+        xla.call("initialize", matmul.attributes, device=0)
     assert info.value.code == xla.INTERNAL
 
 
@@ -183,7 +183,7 @@ def test_attributes_must_be_exactly_these(fake: FakeDriver) -> None:
     ("index", "replacement", "message"),
     [
         (0, random((136, 72)), "they have rank 3"),
-        (0, random((1, 136, 80)), "the sizes do not belong to one product"),
+        (0, random((1, 136, 80)), "the sizes do not belong to one matmul"),
         (0, random((2, 136, 72)), r"result is \[1,136,264\]; here it is \[2,136,264\]"),
         (0, random((1, 136, 72), np.float16), "they have one dtype"),
         (1, random((1, 72, 256)), r"result is \[1,136,264\]; here it is \[1,136,256\]"),
@@ -191,7 +191,7 @@ def test_attributes_must_be_exactly_these(fake: FakeDriver) -> None:
         (2, random((0, 136, 264), np.float32), r"result is \[0,136,264\]; here"),
     ],
 )
-def test_operands_that_are_no_product_are_refused(
+def test_operands_that_are_no_matmul_are_refused(
     fake: FakeDriver, index: int, replacement: npt.NDArray[Any], message: str
 ) -> None:
     operands, results = buffers()
@@ -204,14 +204,14 @@ def test_operands_that_are_no_product_are_refused(
 
 
 def test_a_dimension_of_zero_is_refused(fake: FakeDriver) -> None:
-    product = Product(m=0)
+    matmul = Matmul(m=0)
     with pytest.raises(xla.FfiError, match="a dimension is 0"):
         xla.call(
-            "execute", product.attributes, product.operands(), [np.zeros((1, 0, 264), np.float32)]
+            "execute", matmul.attributes, matmul.operands(), [np.zeros((1, 0, 264), np.float32)]
         )
 
 
-# What is called beside operands and result of one product: attributes, operands, results.
+# What is called beside operands and result of one matmul: attributes, operands, results.
 WRONG_CALLS: list[tuple[dict[str, int], list[Any], list[Any], str]] = [
     ({}, [random((264,))], [], "3 operands; the attributes say that there are 2"),
     ({"has_bias": 1}, [], [], "2 operands; the attributes say that there are 3"),
@@ -253,7 +253,7 @@ def test_a_misaligned_result_is_stored_without_tma(fake: FakeDriver) -> None:
     operands, _ = buffers()
     result = np.zeros(136 * 264 + 1, np.float32)[1:].reshape(1, 136, 264)
     xla.call("execute", ATTRIBUTES, operands, [result])
-    np.testing.assert_array_equal(result, PRODUCT.expected(operands)[0])
+    np.testing.assert_array_equal(result, MATMUL.expected(operands)[0])
     assert fake.launches()[0]["store_path"] == 1
 
 

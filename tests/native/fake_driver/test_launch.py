@@ -10,7 +10,7 @@ from jaxbw import _native
 from jaxbw._native import limits
 
 from .conftest import KERNELS, Call, FakeDriver
-from .product import PAIR, SM90, SM100, Product
+from .matmul import PAIR, SM90, SM100, Matmul
 
 F16, BF16, F32 = 6, 9, 7  # CUtensorMapDataType
 L2_128B = 2
@@ -21,9 +21,9 @@ STATIC, CLC, NONE = 0, 1, 2  # the scheduler attribute
 GENERAL, CAST, ELEMENTWISE = 0, 1, 2  # Formula
 
 
-def launched(fake: FakeDriver, product: Product) -> tuple[list[Call], Call]:
+def launched(fake: FakeDriver, matmul: Matmul) -> tuple[list[Call], Call]:
     """The tensor maps (A, B, then B_up, D, saved as far as there are), and the launch."""
-    product.check()
+    matmul.check()
     maps = fake.calls("cuTensorMapEncodeTiled")
     (launch,) = fake.launches()
     for tensor_map in maps:
@@ -58,7 +58,7 @@ B_MN_MAJOR = (BF16, [264, 72, 1], [528, 528 * 72])
     ],
 )
 def test_layouts(fake: FakeDriver, layout: str, a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
-    (map_a, map_b, map_d), launch = launched(fake, Product(layout=layout))
+    (map_a, map_b, map_d), launch = launched(fake, Matmul(layout=layout))
     assert map_of(map_a) == a
     assert map_of(map_b) == b
     assert map_of(map_d) == (F32, [264, 136, 1], [264 * 4, 264 * 4 * 136], [32, 16, 1])
@@ -82,7 +82,7 @@ def test_cluster_shares_divide_the_boxes(
     fake: FakeDriver, layout: str, cluster: tuple[int, int], a_rows: int, b_rows: int
 ) -> None:
     config = SM90 | {"cluster_m": cluster[0], "cluster_n": cluster[1]}
-    (a, b, _), launch = launched(fake, Product(layout=layout, config=config))
+    (a, b, _), launch = launched(fake, Matmul(layout=layout, config=config))
     assert a["box"] == [64, a_rows, 1]
     assert b["box"] == [64, b_rows, 1]
     assert launch["cluster"] == math.prod(cluster)
@@ -117,10 +117,8 @@ def test_sm100_tiles(
     d_box: list[int],
     tiles: list[int],
 ) -> None:
-    product = Product(
-        264, 264, 72, layout="nt", output="bf16", family="sm100", config=SM100 | config
-    )
-    (a, b, d), launch = launched(fake, product)
+    matmul = Matmul(264, 264, 72, layout="nt", output="bf16", family="sm100", config=SM100 | config)
+    (a, b, d), launch = launched(fake, matmul)
     assert (a["box"], b["box"], d["box"]) == (a_box, b_box, d_box)
     assert launch["tiles"] == tiles
     assert launch["block"] == [256, 1, 1]
@@ -132,7 +130,7 @@ def test_sm100_tiles(
 
 
 def test_a_tile_of_two_mmas_takes_both_accumulators(fake: FakeDriver) -> None:
-    one = Product(layout="nt", family="sm100", config=PAIR | {"accumulators": 1})
+    one = Matmul(layout="nt", family="sm100", config=PAIR | {"accumulators": 1})
     assert launched(fake, one)[-1]["accumulators"] == 1
     with pytest.raises(ValueError, match="a tile of 512 rows fills both"):
         dataclasses.replace(one, config={**one.config, "block_m": 512}).launch()
@@ -140,7 +138,7 @@ def test_a_tile_of_two_mmas_takes_both_accumulators(fake: FakeDriver) -> None:
 
 def test_an_mn_major_box_has_all_of_a_stage(fake: FakeDriver) -> None:
     config = PAIR | {"k_spans": 3, "stages": 2, "cluster_m": 4}
-    (a, b, _), launch = launched(fake, Product(layout="tn", family="sm100", config=config))
+    (a, b, _), launch = launched(fake, Matmul(layout="tn", family="sm100", config=config))
     assert a["box"] == [64, 192, 1]
     assert b["box"] == [64, 96, 1]  # shared by two pairs
     assert launch["k_spans"] == 3
@@ -148,8 +146,8 @@ def test_an_mn_major_box_has_all_of_a_stage(fake: FakeDriver) -> None:
 
 def test_a_span_of_tf32_has_32_elements(fake: FakeDriver) -> None:
     config = SM100 | {"k_spans": 2, "stages": 3}
-    product = Product(layout="nt", dtype="f32", family="sm100", config=config)
-    (a, b, d), launch = launched(fake, product)
+    matmul = Matmul(layout="nt", dtype="f32", family="sm100", config=config)
+    (a, b, d), launch = launched(fake, matmul)
     assert map_of(a) == (F32, [72, 136, 1], [288, 288 * 136], [32, 128, 1])
     assert map_of(b) == (F32, [72, 264, 1], [288, 288 * 264], [32, 128, 1])
     assert d["box"] == [32, 32, 1]
@@ -157,7 +155,7 @@ def test_a_span_of_tf32_has_32_elements(fake: FakeDriver) -> None:
 
 
 def test_the_static_grid_is_one_wave(fake: FakeDriver) -> None:
-    few = launched(fake, Product(264, 264, 72))[-1]
+    few = launched(fake, Matmul(264, 264, 72))[-1]
     assert few["tiles"] == [3, 3]
     assert few["grid"] == [9, 1, 1]
     assert few["block"] == [384, 1, 1]
@@ -165,7 +163,7 @@ def test_the_static_grid_is_one_wave(fake: FakeDriver) -> None:
     fake.log.unlink()
     config = SM90 | {"block_n": 64, "cluster_m": 2}
     fake.launch_only()
-    many = Product(2560, 1280, 8, batch=2, config=config)
+    many = Matmul(2560, 1280, 8, batch=2, config=config)
     many.launch()
     (launch,) = fake.launches()
     assert launch["tiles"] == [10, 20]
@@ -178,7 +176,7 @@ def test_the_static_grid_is_one_wave(fake: FakeDriver) -> None:
 def test_schedulers(fake: FakeDriver, scheduler: int, grid: int, seen: int) -> None:
     fake.launch_only()
     config = SM100 | {"scheduler": scheduler, "raster": 1, "swizzle": 3}
-    Product(2048, 2560, 8, family="sm100", config=config).launch()
+    Matmul(2048, 2560, 8, family="sm100", config=config).launch()
     (launch,) = fake.launches()
     assert launch["tiles"] == [16, 20]
     assert launch["grid"] == [grid, 1, 1]
@@ -186,8 +184,8 @@ def test_schedulers(fake: FakeDriver, scheduler: int, grid: int, seen: int) -> N
 
 
 def test_batches_and_shared_operands(fake: FakeDriver) -> None:
-    product = Product(batch=3, shared=("rhs",), output="bf16")
-    (a, b, d), launch = launched(fake, product)
+    matmul = Matmul(batch=3, shared=("rhs",), output="bf16")
+    (a, b, d), launch = launched(fake, matmul)
     assert map_of(a) == (BF16, [72, 136, 3], [144, 144 * 136], [64, 128, 1])
     assert map_of(b) == (*B_MN_MAJOR, [64, 64, 1])
     assert map_of(d) == (BF16, [264, 136, 3], [528, 528 * 136], [64, 16, 1])
@@ -196,16 +194,16 @@ def test_batches_and_shared_operands(fake: FakeDriver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("product", "a", "b", "d"),
+    ("matmul", "a", "b", "d"),
     [
         # One row that is read, of no multiple of 16 bytes: its stride is not used, and rounded up.
-        (Product(1, 4, 1), ([1, 1, 1], 16), ([4, 1, 1], 16), ([4, 1, 1], 16)),
-        (Product(3, 8, 1, layout="tn"), ([3, 1, 1], 16), ([8, 1, 1], 16), ([8, 3, 1], 32)),
+        (Matmul(1, 4, 1), ([1, 1, 1], 16), ([4, 1, 1], 16), ([4, 1, 1], 16)),
+        (Matmul(3, 8, 1, layout="tn"), ([3, 1, 1], 16), ([8, 1, 1], 16), ([8, 3, 1], 32)),
     ],
     ids=["1x4x1", "3x8x1"],
 )
-def test_dimensions_of_one(fake: FakeDriver, product: Product, a: Any, b: Any, d: Any) -> None:
-    maps, _ = launched(fake, product)
+def test_dimensions_of_one(fake: FakeDriver, matmul: Matmul, a: Any, b: Any, d: Any) -> None:
+    maps, _ = launched(fake, matmul)
     for tensor_map, (dims, stride) in zip(maps, (a, b, d), strict=True):
         assert tensor_map["dims"] == dims
         assert tensor_map["strides"] == [stride, stride * dims[1]]
@@ -221,13 +219,13 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
         tile = {"block_n": kernel.block_n or 128}
         if kernel.block_m is not None:  # of one of the two warpgroups
             tile |= {"block_m": 2 * kernel.block_m, "stages": 3}
-        product = Product(
+        matmul = Matmul(
             layout="nn" if kernel.layout == "any" else kernel.layout,
             dtype={"16bit": "bf16", "tf32": "f32"}.get(kernel.input, kernel.input),
             family=kernel.family,
             config=config | tile,
         )
-        product.launch()
+        matmul.launch()
         launch = fake.launches()[-1]
         assert launch["kernel"] == kernel.name
         assert launch["block"] == [kernel.threads, 1, 1]
@@ -237,14 +235,14 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
 @pytest.mark.parametrize("raster", [0, 1])
 def test_swizzle_is_bounded_by_the_tiles(fake: FakeDriver, raster: int) -> None:
     config = SM90 | {"swizzle": 16, "raster": raster}
-    launch = launched(fake, Product(264, 392, 72, config=config))[-1]
+    launch = launched(fake, Matmul(264, 392, 72, config=config))[-1]
     assert launch["tiles"] == [3, 4]
     assert launch["config"][-1] == (4 if raster else 3)
 
 
 def test_a_cluster_of_16_is_allowed_for(fake: FakeDriver) -> None:
     config = PAIR | {"cluster_m": 4, "cluster_n": 4, "stages": 3}
-    launch = launched(fake, Product(layout="nt", family="sm100", config=config))[-1]
+    launch = launched(fake, Matmul(layout="nt", family="sm100", config=config))[-1]
     assert launch["cluster"] == 16
 
 
@@ -255,7 +253,7 @@ def test_a_cluster_of_16_is_allowed_for(fake: FakeDriver) -> None:
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
 def test_bias_and_activation(fake: FakeDriver, bias: str, activation: str) -> None:
     for output in ("bf16", "f16", "f32"):
-        Product(40, 40, 72, bias=bias, activation=activation, output=output).check()
+        Matmul(40, 40, 72, bias=bias, activation=activation, output=output).check()
         launch = fake.launches()[-1]
         assert launch["has_bias"] == 1
         assert launch["formula"] == ELEMENTWISE
@@ -274,7 +272,7 @@ def test_what_is_computed_in_registers(
 ) -> None:
     config = SM90 | {"block_n": block_n}
     fake.launch_only()
-    Product(136, 200, 72, layout="nt", gated=gated, activation=activation, config=config).launch()
+    Matmul(136, 200, 72, layout="nt", gated=gated, activation=activation, config=config).launch()
     assert fake.launches()[-1]["formula"] == formula
 
 
@@ -295,7 +293,7 @@ def test_what_is_computed_in_registers(
 @pytest.mark.parametrize("family", ["sm90", "sm100"])
 def test_epilogues(fake: FakeDriver, terms: dict[str, Any], family: str) -> None:
     config = SM90 if family == "sm90" else PAIR
-    Product(output="bf16", batch=2, family=family, config=config, **terms).check()
+    Matmul(output="bf16", batch=2, family=family, config=config, **terms).check()
     arrays = terms.keys() & {"c", "save"} or terms.get("residual") == "f32"
     in_registers = family == "sm90" and not arrays
     assert fake.launches()[-1]["formula"] == (ELEMENTWISE if in_registers else GENERAL)
@@ -313,10 +311,8 @@ def test_epilogues(fake: FakeDriver, terms: dict[str, Any], family: str) -> None
 def test_a_gated_tile_is_half_gate_half_up(
     fake: FakeDriver, family: str, config: dict[str, int], b_box: list[int], d_box: list[int] | None
 ) -> None:
-    product = Product(
-        layout="nt", gated=True, save=True, output="bf16", family=family, config=config
-    )
-    maps, launch = launched(fake, product)
+    matmul = Matmul(layout="nt", gated=True, save=True, output="bf16", family=family, config=config)
+    maps, launch = launched(fake, matmul)
     _, b, b_up, *results = maps
     assert b["box"] == b_up["box"] == b_box
     assert (
@@ -344,10 +340,10 @@ def test_a_gated_tile_is_half_gate_half_up(
     ids=str,
 )
 def test_store_paths(fake: FakeDriver, changes: dict[str, Any], path: int) -> None:
-    product = Product(**changes)
+    matmul = Matmul(**changes)
     if path == COLUMNS:
-        product = Product(**changes | {"family": "sm100", "config": SM100 | {"swap_ab": 1}})
-    maps, launch = launched(fake, product)
+        matmul = Matmul(**changes | {"family": "sm100", "config": SM100 | {"swap_ab": 1}})
+    maps, launch = launched(fake, matmul)
     assert launch["store_path"] == path
     results = len(maps) - 2
     assert results == (1 if path == TMA else 0)
@@ -358,14 +354,14 @@ def test_what_sm90_does_not_only_cast_leaves_without_tma(
     fake: FakeDriver, family: str, path: int, results: int
 ) -> None:
     config = SM90 if family == "sm90" else SM100
-    product = Product(bias="f32", save=True, family=family, config=config)
-    maps, launch = launched(fake, product)
+    matmul = Matmul(bias="f32", save=True, family=family, config=config)
+    maps, launch = launched(fake, matmul)
     assert (launch["store_path"], len(maps) - 2) == (path, results)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_swap_ab_computes_the_transposed_product(fake: FakeDriver, layout: str) -> None:
-    product = Product(
+def test_swap_ab_computes_the_transposed_matmul(fake: FakeDriver, layout: str) -> None:
+    matmul = Matmul(
         *(24, 264, 72),
         batch=2,
         shared=("rhs",),
@@ -378,7 +374,7 @@ def test_swap_ab_computes_the_transposed_product(fake: FakeDriver, layout: str) 
         family="sm100",
         config=SM100 | {"swap_ab": 1, "block_n": 64},
     )
-    maps, launch = launched(fake, product)
+    maps, launch = launched(fake, matmul)
     assert launch["problem"] == [2, 264, 24, 72]
     assert launch["batched"] == [0, 1]
     assert launch["tiles"] == [3, 1]
@@ -395,15 +391,15 @@ def section(size: int) -> int:
     return math.ceil(size / 256) * 256
 
 
-def workspace(product: Product) -> int:
-    lhs, rhs = product.operands()[:2]
-    dtype = {"bf16": _native.DataType.BF16, "f32": _native.DataType.F32}[product.dtype]
-    return _native.workspace_bytes(lhs.shape, rhs.shape, dtype, product.attributes)
+def workspace(matmul: Matmul) -> int:
+    lhs, rhs = matmul.operands()[:2]
+    dtype = {"bf16": _native.DataType.BF16, "f32": _native.DataType.F32}[matmul.dtype]
+    return _native.workspace_bytes(lhs.shape, rhs.shape, dtype, matmul.attributes)
 
 
-def test_nothing_comes_before_an_aligned_product(fake: FakeDriver) -> None:
-    launch = launched(fake, Product())[-1]
-    assert workspace(Product()) == 0
+def test_nothing_comes_before_an_aligned_matmul(fake: FakeDriver) -> None:
+    launch = launched(fake, Matmul())[-1]
+    assert workspace(Matmul()) == 0
     assert not fake.repacks()
     assert not fake.calls("cuMemsetD32Async")
     assert (launch["overlaps"], launch["b_is_ready"]) == (0, 0)
@@ -411,11 +407,11 @@ def test_nothing_comes_before_an_aligned_product(fake: FakeDriver) -> None:
 
 @pytest.mark.parametrize("family", ["sm90", "sm100"])
 def test_unaligned_rows_are_repacked(fake: FakeDriver, family: str) -> None:
-    product = Product(
+    matmul = Matmul(
         *(37, 21, 75), batch=3, shared=("rhs",), family=family,
         config=SM90 if family == "sm90" else SM100,
     )  # fmt: skip
-    (a, b), launch = launched(fake, product)
+    (a, b), launch = launched(fake, matmul)
     (repack,) = fake.repacks()  # of both
     assert repack["kernel"] == f"jaxbw_{family}_repack_16bit"
     assert repack["shapes"] == [[3, 37, 75], [1, 75, 21]]
@@ -424,7 +420,7 @@ def test_unaligned_rows_are_repacked(fake: FakeDriver, family: str) -> None:
     assert launch["b_is_ready"] == 0
     assert map_of(a)[1:3] == ([75, 37, 3], [256, 256 * 37])
     assert map_of(b)[1:3] == ([21, 75, 1], [64, 64 * 75])
-    assert workspace(product) == section(3 * 37 * 256) + section(75 * 64)
+    assert workspace(matmul) == section(3 * 37 * 256) + section(75 * 64)
 
 
 @pytest.mark.parametrize(
@@ -432,33 +428,33 @@ def test_unaligned_rows_are_repacked(fake: FakeDriver, family: str) -> None:
     [(2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 192), (4100, 4160), (4097, 4160)],
 )
 def test_rows_of_a_copy_straddle_no_line_without_need(fake: FakeDriver, k: int, pitch: int) -> None:
-    launched(fake, Product(5, 16, k))
+    launched(fake, Matmul(5, 16, k))
     (repack,) = fake.repacks()
     assert repack["pitches"] == [pitch]
 
 
 def test_only_what_needs_it_is_repacked(fake: FakeDriver) -> None:
-    product = Product(37, 24, 75)
-    launch = launched(fake, product)[-1]
+    matmul = Matmul(37, 24, 75)
+    launch = launched(fake, matmul)[-1]
     (repack,) = fake.repacks()
     assert repack["shapes"] == [[1, 37, 75]]
     assert launch["b_is_ready"] == 1
-    assert workspace(product) == section(37 * 256)
+    assert workspace(matmul) == section(37 * 256)
 
 
-def test_both_right_operands_of_a_gated_product_are_repacked(fake: FakeDriver) -> None:
-    product = Product(32, 21, 72, gated=True, output="bf16")
-    _, launch = launched(fake, product)
+def test_both_right_operands_of_a_gated_matmul_are_repacked(fake: FakeDriver) -> None:
+    matmul = Matmul(32, 21, 72, gated=True, output="bf16")
+    _, launch = launched(fake, matmul)
     (repack,) = fake.repacks()
     assert repack["shapes"] == [[1, 72, 21], [1, 72, 21]]
     assert launch["b_is_ready"] == 0
-    assert workspace(product) == 2 * section(72 * 64)
+    assert workspace(matmul) == 2 * section(72 * 64)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_tf32_operands_become_k_major(fake: FakeDriver, layout: str) -> None:
-    product = Product(36, 20, 72, layout=layout, dtype="f32", family="sm100", config=SM100)
-    (a, b, _), launch = launched(fake, product)
+    matmul = Matmul(36, 20, 72, layout=layout, dtype="f32", family="sm100", config=SM100)
+    (a, b, _), launch = launched(fake, matmul)
     assert launch["majors"] == [0, 0]
     assert (a["dims"], b["dims"]) == ([72, 36, 1], [72, 20, 1])
     expected = [[1, 36, 72]] * (layout[0] == "t") + [[1, 20, 72]] * (layout[1] == "n")
@@ -483,9 +479,9 @@ def test_split_tiles(
     fake: FakeDriver, split: dict[str, int], whole: int, items: int, family: str
 ) -> None:
     config = SM90 if family == "sm90" else SM100
-    product = Product(512, 640, 200, layout="nt", family=family, config=dict(config) | split)
+    matmul = Matmul(512, 640, 200, layout="nt", family=family, config=dict(config) | split)
     fake.launch_only()
-    product.launch()
+    matmul.launch()
     (launch,) = fake.launches()
     assert launch["work"] == [whole, split["split_k"], items]
     assert launch["grid"] == [min(items, 132), 1, 1]
@@ -495,7 +491,7 @@ def test_split_tiles(
     slices = (20 - whole) * (8 if family == "sm90" else 4)
     rows = 16 if family == "sm90" else 32
     partials = section(slices * split["split_k"] * rows * 128 * 4)
-    assert workspace(product) == partials + section(slices * 4)
+    assert workspace(matmul) == partials + section(slices * 4)
     cleared = fake.calls("cuMemsetD32Async")
     assert [(call["value"], call["count"]) for call in cleared] == [(0, slices)] * (slices > 0)
     assert launch["counters"] - launch["partials"] == partials
@@ -517,23 +513,23 @@ def test_many_parts_are_added_up_apart(
     fake: FakeDriver, split: dict[str, int], m: int, chunks: int
 ) -> None:
     config = SM90 | {"split_k": limits("sm90")["min_reduced_parts"]} | split
-    product = Product(m, 640, 64 * 24, layout="nt", config=config)
+    matmul = Matmul(m, 640, 64 * 24, layout="nt", config=config)
     fake.launch_only()
-    product.launch()
+    matmul.launch()
     (launch,) = fake.launches()
     assert launch["counters"] == 0
     assert not fake.calls("cuMemsetD32Async")
     sums = chunks * 16 * 32 * config["split_k"] * 4
-    assert workspace(product) == section(sums)
+    assert workspace(matmul) == section(sums)
     assert [call["grid"] for call in fake.reductions()] == [[min(chunks, 132)]] * (chunks > 0)
     for call in fake.reductions():
         assert (call["block"], call["shared_memory"], call["overlaps"]) == ([512], 0, 1)
 
 
 def test_fewer_parts_are_counted(fake: FakeDriver) -> None:
-    Product(k=832, config=SM90 | {"split_k": limits("sm90")["min_reduced_parts"] - 1}).check()
+    Matmul(k=832, config=SM90 | {"split_k": limits("sm90")["min_reduced_parts"] - 1}).check()
     assert not fake.reductions()
-    Product(k=832, config=SM90 | {"split_k": limits("sm90")["min_reduced_parts"]}).check()
+    Matmul(k=832, config=SM90 | {"split_k": limits("sm90")["min_reduced_parts"]}).check()
     assert len(fake.reductions()) == 1
 
 
@@ -542,16 +538,16 @@ def test_parts_of_k_in_a_cluster(fake: FakeDriver, gated: bool, columns: int, sl
     # Every cluster has one work item: 2 x 2 cluster tiles, or 2 x 4, whole or in three parts.
     config = SM90 | {"cluster_n": 2, "cluster_k": 4, "stages": 4}
     for split_k in (1, 3):
-        product = Product(256, 512, 64 * 12, gated=gated, config=config | {"split_k": split_k})
+        matmul = Matmul(256, 512, 64 * 12, gated=gated, config=config | {"split_k": split_k})
         fake.launch_only()
-        product.launch()
+        matmul.launch()
         launch = fake.launches()[-1]
         tiles = 2 * 512 // columns
         assert (launch["cluster"], launch["grid"][0]) == (8, 8 * tiles * split_k)
         assert launch["formula"] == (ELEMENTWISE if gated else CAST)
         # Where parts are left in memory as well, a counter for 16 rows and 32 columns of D.
         count = tiles * 2 * slices if split_k > 1 else 0
-        assert workspace(product) == section(count * 128 * 128 // slices * 3 * 4) + section(
+        assert workspace(matmul) == section(count * 128 * 128 // slices * 3 * 4) + section(
             count * 4
         )
     assert [call["count"] for call in fake.calls("cuMemsetD32Async")] == [count]
@@ -560,7 +556,7 @@ def test_parts_of_k_in_a_cluster(fake: FakeDriver, gated: bool, columns: int, sl
 def test_the_counters_of_split_tiles_are_zero(fake: FakeDriver) -> None:
     for family, config in (("sm90", SM90), ("sm100", PAIR), ("sm100", PAIR | {"block_m": 512})):
         split = config | {"split_k": 2}
-        Product(layout="nt", family=family, config=split).check(repeats=2)
+        Matmul(layout="nt", family=family, config=split).check(repeats=2)
     fake.fail("cuMemsetD32Async", 719)
     with pytest.raises(_native.DriverError, match="cuMemsetD32Async: CUDA_ERROR_LAUNCH_FAILED"):
-        Product(config=SM90 | {"split_k": 2}).check()
+        Matmul(config=SM90 | {"split_k": 2}).check()

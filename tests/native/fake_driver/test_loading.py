@@ -8,18 +8,18 @@ import pytest
 from jaxbw import _native
 
 from .conftest import FakeDriver
-from .product import SM90, Product
+from .matmul import SM90, Matmul
 
 
 def test_eight_threads_load_a_kernel_once(fake: FakeDriver) -> None:
-    product = Product(136, 136, 72)
+    matmul = Matmul(136, 136, 72)
     start = threading.Barrier(8)
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
             start.wait()
-            product.check()
+            matmul.check()
         except BaseException as error:
             failures.append(error)
 
@@ -47,7 +47,7 @@ def test_occupancy_is_asked_once_for_each_cluster_and_shared_memory(fake: FakeDr
     wide = shallow | {"cluster_m": 2}
     deepest = _native.max_stages("sm90", 128, 192, 1)
     for config in (shallow, wide, shallow | {"stages": deepest}, shallow, wide):
-        Product(136, 192, 72, config=SM90 | config).check()
+        Matmul(136, 192, 72, config=SM90 | config).check()
     names = [call["name"] for call in fake.calls("cuLibraryGetKernel")]
     assert names.count("jaxbw_sm90_bf16_nn_64x192") == 1
     asked = [(c["cluster"], c["shared_memory"]) for c in fake.calls("cuOccupancyMaxActiveClusters")]
@@ -61,14 +61,14 @@ def test_occupancy_is_asked_once_for_each_cluster_and_shared_memory(fake: FakeDr
 
 
 def test_a_failure_is_not_kept(fake: FakeDriver) -> None:
-    product = Product(config=SM90 | {"block_n": 256})
+    matmul = Matmul(config=SM90 | {"block_n": 256})
     fake.fail("cuLibraryLoadFromFile", 2)
     with pytest.raises(
         _native.DriverError, match="cuLibraryLoadFromFile: CUDA_ERROR_OUT_OF_MEMORY"
     ):
-        product.check()
+        matmul.check()
     fake.recover()
-    product.check()
+    matmul.check()
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_a_refused_cubin_names_the_driver_and_the_gpu_it_needs(fake: FakeDriver,
     with pytest.raises(
         _native.DriverError, match=f"{call}: CUDA_ERROR_NO_BINARY_FOR_GPU.*{needed}"
     ):
-        Product(136, 136, 72, dtype="f16").check()
+        Matmul(136, 136, 72, dtype="f16").check()
 
 
 def test_a_missing_cubin_is_named(fake: FakeDriver) -> None:
     _native.set_kernel_directory("/nowhere")
     missing = r"/nowhere/jaxbw_sm90_bf16_tt_64x64\.cubin: .*CUDA_ERROR_FILE_NOT_FOUND"
     with pytest.raises(_native.DriverError, match=missing):
-        Product(136, 136, 72, layout="tt", config=SM90 | {"block_n": 64}).check()
+        Matmul(136, 136, 72, layout="tt", config=SM90 | {"block_n": 64}).check()
 
 
 def test_kernels_come_from_the_directory_of_now(fake: FakeDriver, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_kernels_come_from_the_directory_of_now(fake: FakeDriver, tmp_path: Path
 
     One that comes back is not loaded again.
     """
-    product = Product(136, 136, 72, layout="nt", config=SM90 | {"block_n": 32})
+    matmul = Matmul(136, 136, 72, layout="nt", config=SM90 | {"block_n": 32})
     kernel = "jaxbw_sm90_bf16_nt_64x32.cubin"
     other = tmp_path / "other"
     other.mkdir()
@@ -104,7 +104,7 @@ def test_kernels_come_from_the_directory_of_now(fake: FakeDriver, tmp_path: Path
         (other / path.name).touch()
     for directory in (tmp_path, other, tmp_path, other):
         _native.set_kernel_directory(str(directory))
-        product.check()
+        matmul.check()
     loaded = [call["path"] for call in fake.calls("cuLibraryLoadFromFile")]
     assert [path for path in loaded if path.endswith(kernel)] == [
         str(tmp_path / kernel),
@@ -116,7 +116,7 @@ def test_a_device_of_another_architecture_is_refused_before_loading(fake: FakeDr
     with pytest.raises(
         _native.DriverError, match=r"device 2 \(Fake A100\) has compute capability 8\.0"
     ):
-        Product(136, 136, 72, layout="tn").launch(device=2)
+        Matmul(136, 136, 72, layout="tn").launch(device=2)
     assert not fake.calls("cuLibraryLoadFromFile")
 
 

@@ -1,4 +1,4 @@
-"""What tuning launches, on the fake driver: every kind of product, each array in its place."""
+"""What tuning launches, on the fake driver: every kind of matmul, each array in its place."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from .conftest import FakeDriver
 H200 = TARGETS["H200"]
 X, W = jnp.ones((136, 72), jnp.bfloat16), jnp.ones((72, 264), jnp.bfloat16)
 R = jnp.ones((136, 264), jnp.float32)
-PRODUCTS: dict[str, Any] = {
+MATMULS: dict[str, Any] = {
     "plain": lambda: jaxbw.matmul(X, W),
     "f16 to f32": lambda: jaxbw.matmul(
         X.astype("float16"), W.astype("float16"), preferred_element_type=jnp.float32
@@ -55,14 +55,14 @@ def choice_of(problem: Any, config: GemmConfig) -> Choice:
     return found
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", MATMULS)
 def test_configurations_agree_and_a_wrong_result_is_seen(
     name: str, gpu: Gpu, fake: FakeDriver
 ) -> None:
     configs = [GemmConfig(128, 128), GemmConfig(128, 256, cluster=(2, 1))]
     if name != "gated":
         configs += [GemmConfig(128, 64, split_k=2), GemmConfig(128, 128, swap_ab=True)]
-    for found in find.products(PRODUCTS[name]):
+    for found in find.matmuls(MATMULS[name]):
         launches = [gpu.launch(found.problem, choice_of(found.problem, c)) for c in configs]
         assert max(gpu.deviations(found.problem, launches)) < 0.01
         broken = [launches[0], lambda operands, result, wait: None]
@@ -71,7 +71,7 @@ def test_configurations_agree_and_a_wrong_result_is_seen(
 
 
 def test_operands_are_those_of_the_custom_call() -> None:
-    (found,) = find.products(PRODUCTS["c and residual"])
+    (found,) = find.matmuls(MATMULS["c and residual"])
     bf16, f32 = np.dtype("bfloat16"), np.dtype("float32")
     assert operands(found.problem) == [
         ((1, 136, 72), bf16),
@@ -81,8 +81,8 @@ def test_operands_are_those_of_the_custom_call() -> None:
     ]
 
 
-def test_a_product_that_does_not_fit_is_refused(gpu: Gpu) -> None:
+def test_a_matmul_that_does_not_fit_is_refused(gpu: Gpu) -> None:
     x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
-    (found,) = find.products(jaxbw.matmul, x, x)
+    (found,) = find.matmuls(jaxbw.matmul, x, x)
     with pytest.raises(ValueError, match="does not fit the memory that is set aside"):
         gpu.launch(found.problem, choice_of(found.problem, GemmConfig(128, 128)))

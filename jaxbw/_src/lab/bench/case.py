@@ -1,4 +1,4 @@
-"""Case: one product to be measured, and the products of the suite, which are data (shapes.json)."""
+"""Case: one matmul to be measured, and the matmuls of the suite, which are data (shapes.json)."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 # Which dimensions contract; "n" is an operand as written, [m, k] or [k, n], "t" its transpose.
 CONTRACTING = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,)), "tt": ((0,), (1,))}
-# The gradients of an "nn" product, as JAX computes them: [m, n] by [k, n], and [m, k] by [m, n].
+# The gradients of an "nn" matmul, as JAX computes them: [m, n] by [k, n], and [m, k] by [m, n].
 GRADIENTS = ("dlhs", "drhs")
 LAYOUTS = (*CONTRACTING, *GRADIENTS)
 DTYPES = {"bf16": "bfloat16", "f16": "float16"}
@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 class Plain(NamedTuple):
-    """A product without names: m x n x k of operands in a layout of CONTRACTING."""
+    """A matmul without names: m x n x k of operands in a layout of CONTRACTING."""
 
     m: int
     n: int
@@ -31,11 +31,11 @@ class Plain(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One product: what is computed, whoever computes it.
+    """One matmul: what is computed, whoever computes it.
 
     Args:
       group: of the suite; "other" where the suite does not have the shape.
-      m, n, k: of the "nn" product, also where a gradient of it is computed.
+      m, n, k: of the "nn" matmul, also where a gradient of it is computed.
       layout: one of LAYOUTS.
       dtype: of operands and result, "bfloat16" or "float16".
       epilogue: one of EPILOGUES; other than "none" only in layout "nn".
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def plain(self) -> Plain:
-        """The product that is computed: a gradient is one of other dimensions.
+        """The matmul that is computed: a gradient is one of other dimensions.
 
         >>> Case("other", 2, 3, 4, "drhs").plain
         Plain(m=4, n=3, k=2, layout='tn')
@@ -90,7 +90,7 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the products."""
+        """Floating-point operations of the matmuls."""
         return 2 * self.m * self.n * self.k * (2 if self.epilogue == "swiglu" else 1)
 
     @property

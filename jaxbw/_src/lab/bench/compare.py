@@ -87,7 +87,7 @@ def compare(first: Results, second: Results, arms: Collection[str] | None) -> li
                 found.append(Comparison(row.case, row.mode, name, times, against, ratio))
     if not found:
         raise ValueError(
-            f"the files have no right result of the same product, mode and arm: the first has "
+            f"the files have no right result of the same matmul, mode and arm: the first has "
             f"{_contents(first)}; the second {_contents(second)}"
         )
     return found
@@ -106,8 +106,8 @@ def differences(first: Results, second: Results, arms: Collection[str]) -> list[
 
 
 def text(comparisons: Sequence[Comparison], found: Sequence[Difference]) -> str:
-    """A row for each product, the means, and how the environments differ."""
-    header = ["product", "mode", "arm", "first us", "second us", "first / second", "second is"]
+    """A row for each matmul, the means, and how the environments differ."""
+    header = ["matmul", "mode", "arm", "first us", "second us", "first / second", "second is"]
     rows = [
         [
             str(each.case),
@@ -134,7 +134,7 @@ def to_json(comparisons: Sequence[Comparison], found: Sequence[Difference]) -> d
     """The same, for programs."""
     rows = [
         {
-            "product": str(each.case),
+            "matmul": str(each.case),
             "mode": each.mode,
             "arm": each.arm,
             "first_us": each.first.median,

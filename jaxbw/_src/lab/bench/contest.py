@@ -18,7 +18,7 @@ from jaxbw._src.lab.bench.arms.arm import Arm
 from jaxbw._src.lab.bench.case import Case
 from jaxbw._src.lab.bench.inputs import Operands, Oracle
 from jaxbw._src.lab.bench.results import Config, Results
-from jaxbw._src.lab.bench.timer import Product, Rotation, Timer
+from jaxbw._src.lab.bench.timer import Matmul, Rotation, Timer
 
 Task = tuple[Arm, Config]
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class Contest:
     def _compile(self, tasks: Sequence[Task]) -> list[tuple[Task, Rotation | str]]:
         """Calls of each, or why there are none."""
 
-        def compile_one(task: Task) -> Product | str:
+        def compile_one(task: Task) -> Matmul | str:
             arm, config = task
             return guarded(arm.prepare, self._case, config)
 
@@ -125,10 +125,10 @@ class Contest:
                     alone[i] = compile_one((arm, config))
         with self._stage("compile the others"), ThreadPoolExecutor(os.cpu_count()) as pool:
             others = {i: pool.submit(compile_one, t) for i, t in enumerate(tasks) if i not in alone}
-        products = [alone[i] if i in alone else others[i].result() for i in range(len(tasks))]
+        matmuls = [alone[i] if i in alone else others[i].result() for i in range(len(tasks))]
         return [
-            (task, product if isinstance(product, str) else Rotation(product, self._sets))
-            for task, product in zip(tasks, products, strict=True)
+            (task, matmul if isinstance(matmul, str) else Rotation(matmul, self._sets))
+            for task, matmul in zip(tasks, matmuls, strict=True)
         ]
 
     @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""Floors: what a product would take if arithmetic, or memory, were all that it waits for.
+"""Floors: what a matmul would take if arithmetic, or memory, were all that it waits for.
 
-Williams, Waterman and Patterson's roofline (CACM 2009), as times. Tiles that a product does not
+Williams, Waterman and Patterson's roofline (CACM 2009), as times. Tiles that a matmul does not
 fill, waves that do not fill the GPU and the launch itself come on top.
 """
 
@@ -15,7 +15,7 @@ MMA_FLOPS = 2 * 128 * 16  # of a column: 128 rows and 16 elements of K, of two b
 
 
 class Floors(NamedTuple):
-    """Microseconds of one product."""
+    """Microseconds of one matmul."""
 
     arithmetic: float  # every SM's tensor cores busy in every cycle
     memory: float  # operands read and results written once, at the measured rate of loads
@@ -44,7 +44,7 @@ class Roof:
         return cls(machine, max(told_mhz) / 1e3 if told_mhz else machine.max_clock_ghz)
 
     def floors(self, case: Case) -> Floors:
-        """The floors of a product of 16-bit operands."""
+        """The floors of a matmul of 16-bit operands."""
         flops_per_ns = (
             self.machine.sm_count * self.clock_ghz * MMA_FLOPS / self.machine.mma_cycles_per_column
         )

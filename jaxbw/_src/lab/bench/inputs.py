@@ -1,6 +1,6 @@
 """Operands of a case, and what its result must be.
 
-Values are iid normal: the power that a product draws, and with it the clock, depends on them. They
+Values are iid normal: the power that a matmul draws, and with it the clock, depends on them. They
 are drawn in float32 and rounded, since JAX draws bfloat16 from a few hundred values only.
 """
 
@@ -18,7 +18,7 @@ from jaxbw._src.lab.bench.case import Case
 ROTATED_BYTES = 400e6  # of all sets together: more than twice the L2 of any supported GPU
 MOST_SETS = 256
 CHECKED_ROWS, CHECKED_COLUMNS = 64, 2048
-# A result rounded to bfloat16 has 1.7e-3; one whose product is rounded before its bias, 2.5e-3.
+# A result rounded to bfloat16 has 1.7e-3; one whose matmul is rounded before its bias, 2.5e-3.
 LARGEST_ERROR = 5e-3
 
 Operands = tuple[Any, ...]

@@ -1,6 +1,6 @@
 """How arms are timed against each other: interleaved, in random order, in several rounds.
 
-A fixed order biases big products by up to 5 %. In a burst the GPU is fresh from idleness and clocks
+A fixed order biases big matmuls by up to 5 %. In a burst the GPU is fresh from idleness and clocks
 high; sustained, it has been at work for long enough to be held back by its power limit.
 """
 

@@ -1,4 +1,4 @@
-"""Results as pictures: speed against size with the roofline, and the speed-up of each product."""
+"""Results as pictures: speed against size with the roofline, and the speed-up of each matmul."""
 
 import math
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def require_matplotlib(option: str) -> None:
 
 
 def _speed(rows: Sequence[Row], roof: Roof | None, path: Path) -> Path:
-    """TFLOP/s of every arm over the size of the product, below the roof of each."""
+    """TFLOP/s of every arm over the size of the matmul, below the roof of each."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(11, 6), layout="constrained")

@@ -40,12 +40,12 @@ def absences(row: Row) -> list[str]:
 def table(results: Results) -> str:
     """Every row: times, TFLOP/s, spread, our speed-up over the best peer and over shipped XLA.
 
-    Of GPUs that jaxbw knows also the floors of each product, and how near to the higher one we are.
+    Of GPUs that jaxbw knows also the floors of each matmul, and how near to the higher one we are.
     """
     if not results.rows:
         return "no rows"
     names = list(dict.fromkeys(name for row in results.rows for name in row.arms))
-    header = ["product", "mode", *(f"{name} us" for name in names)]
+    header = ["matmul", "mode", *(f"{name} us" for name in names)]
     header += ["TFLOP/s", "spread %", "best peer", "of best", f"of {SHIPPED}"]
     body = [_cells(row, names) for row in results.rows]
     if roof := Roof.over(results):
@@ -81,10 +81,10 @@ def behind(results: Results) -> list[Row]:
 
 
 def _kind(row: Row) -> str:
-    """The group, and what sets the row apart from a plain product."""
+    """The group, and what sets the row apart from a plain matmul."""
     case = row.case
     group = case.group
-    if group == "decode":  # two kinds of product: weights that an L2 holds, and such as none does
+    if group == "decode":  # two kinds of matmul: weights that an L2 holds, and such as none does
         weights = case.n * case.k * jnp.dtype(case.dtype).itemsize
         group += f", {'over' if weights > L2_BYTES else 'up to'} {L2_BYTES / 1e6:.0f} MB"
     apart = [each for each in (case.layout, case.epilogue) if each not in ("nn", "none")]

@@ -95,7 +95,7 @@ class Session:
                 kernels=list(timing.kernels),
                 relative_error=errors[name],
                 correct=errors[name] <= LARGEST_ERROR,
-                details=contest.arms[name].product.details,
+                details=contest.arms[name].matmul.details,
             )
             for name, timing in timings.items()
         }

@@ -62,9 +62,9 @@ def ratio(
 def geometric_mean(
     pairs: Sequence[tuple[Rounds, Rounds]], seed: int = 0, *, paired: bool = True
 ) -> Estimate:
-    """The geometric mean of the ratios of many products, and its interval.
+    """The geometric mean of the ratios of many matmuls, and its interval.
 
-    The interval says how well these products' ratios are known, not how others' may differ.
+    The interval says how well these matmuls' ratios are known, not how others' may differ.
 
     Raises:
       ValueError: there are none.

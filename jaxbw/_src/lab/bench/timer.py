@@ -21,8 +21,8 @@ def _same(operand: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Product:
-    """A compiled product, of an arm, for a case.
+class Matmul:
+    """A compiled matmul, of an arm, for a case.
 
     Args:
       run: from operands to result.
@@ -38,31 +38,31 @@ class Product:
 
 
 class Rotation:
-    """Calls of a product, on one set of operands after the other."""
+    """Calls of a matmul, on one set of operands after the other."""
 
-    def __init__(self, product: Product, sets: Sequence[Operands]) -> None:
-        self.product = product
-        self._sets = [tuple(map(product.adopt, operands)) for operands in sets]
+    def __init__(self, matmul: Matmul, sets: Sequence[Operands]) -> None:
+        self.matmul = matmul
+        self._sets = [tuple(map(matmul.adopt, operands)) for operands in sets]
         self._next = 0
 
     def __call__(self) -> Any:
-        """Launches the product on the next set; the result."""
+        """Launches the matmul on the next set; the result."""
         operands = self._sets[self._next % len(self._sets)]
         self._next += 1
-        return self.product.run(*operands)
+        return self.matmul.run(*operands)
 
     def first(self) -> Any:
         """The result for the first set."""
-        result = self.product.run(*self._sets[0])
-        self.product.wait(result)
+        result = self.matmul.run(*self._sets[0])
+        self.matmul.wait(result)
         return result
 
     def repeat(self, count: int) -> None:
-        """Launches the product often, back to back, and waits for it."""
+        """Launches the matmul often, back to back, and waits for it."""
         results: deque[Any] = deque(maxlen=KEPT_RESULTS)
         for _ in range(count):
             results.append(self())
-        self.product.wait(list(results))
+        self.matmul.wait(list(results))
 
 
 @dataclass(frozen=True)

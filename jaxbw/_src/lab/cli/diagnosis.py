@@ -117,7 +117,7 @@ def problems(found: Facts) -> Iterator[Problem]:
     yield from _jax_problems(found)
     yield from _kernel_problems(found)
     if found.tuned_fault is not None:
-        yield Problem(f"every product is refused ({found.tuned_fault})", _TUNE, broken=True)
+        yield Problem(f"every matmul is refused ({found.tuned_fault})", _TUNE, broken=True)
 
 
 def _driver_problems(found: Facts) -> Iterator[Problem]:
@@ -228,7 +228,7 @@ def _tuned(device: Device | None) -> tuple[str | None, str | None]:
         return None, str(error)
     if table is None:
         return None, None
-    text = f"{table.source}: {len(table.entries)} products"
+    text = f"{table.source}: {len(table.entries)} matmuls"
     if device is not None and device.family is not None:
         text += f", {table.count(device)} of them for {device.name} and this version of jaxbw"
     return text, None

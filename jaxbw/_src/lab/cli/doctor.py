@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> Outcome:
     found = diagnosis.facts()
     problems = list(diagnosis.problems(found))
     names = self_test.implementations(found.device, found.platforms)
-    # A table that is none would fail every product, and is told already.
+    # A table that is none would fail every matmul, and is told already.
     verdicts = list(self_test.run(names)) if found.tuned_fault is None else []
     problems += _failures(verdicts)
     text = _json(found, problems, verdicts) if args.json else _text(found, problems, verdicts)
@@ -99,8 +99,8 @@ def _kernels(found: Facts) -> str:
 
 def _verdict(found: Facts) -> str:
     if found.serving is not None:
-        return f"No problem. Matrix products run on {found.serving} kernels here."
+        return f"No problem. Matmuls run on {found.serving} kernels here."
     return (
-        "No problem. Matrix products run on XLA here: there is no GPU that has kernels. "
+        "No problem. Matmuls run on XLA here: there is no GPU that has kernels. "
         f"What would run on one, and the code of a kernel on this CPU:\n  {NEXT[0]}\n  {NEXT[1]}"
     )

@@ -1,4 +1,4 @@
-"""`python -m jaxbw explain M N K`: which kernel serves a product, in which configuration, and why.
+"""`python -m jaxbw explain M N K`: which kernel serves a matmul, in which configuration, and why.
 
 It runs on any machine: the choice is a pure function of problem and device.
 """
@@ -25,7 +25,7 @@ from jaxbw._src.selection.implementations import EMULATED, NAMES
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.search import Ranked
 
-SUMMARY = "say which kernel serves a product, in which configuration, and why"
+SUMMARY = "say which kernel serves a matmul, in which configuration, and why"
 EXAMPLES = (
     "python -m jaxbw explain 4096 4096 4096 --device B200",
     "python -m jaxbw explain 16 4096 4096 --device H200 --json",
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="nn",
         help="of lhs [m, k] and rhs [k, n] in memory: n as written, t transposed",
     )
-    parser.add_argument("--batch", type=extent, default=1, help="products in one call")
+    parser.add_argument("--batch", type=extent, default=1, help="matmuls in one call")
     parser.add_argument("--gated", action="store_true", help="with a second right operand")
     parser.add_argument("--activation", help="relu, silu, gelu or gelu_exact")
     parser.add_argument("--implementation", choices=NAMES, help="default: jaxbw chooses")

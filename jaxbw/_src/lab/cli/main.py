@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> Parser:
     """The parser of all commands; `error` in what it returns is that of the command."""
-    found = Parser(prog="python -m jaxbw", description="Matrix products for JAX.")
+    found = Parser(prog="python -m jaxbw", description="Matmuls for JAX.")
     commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
     subcommands.add(commands, COMMANDS)
     return found

@@ -1,4 +1,4 @@
-"""`python -m jaxbw model M N K`: what a product would take on a Blackwell GPU. Modelled.
+"""`python -m jaxbw model M N K`: what a matmul would take on a Blackwell GPU. Modelled.
 
 It runs on any machine, and measures nothing: docs/blackwell-model.md says from which constants the
 times come, and how far the model is off where others have measured.
@@ -30,7 +30,7 @@ from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS
 from jaxbw._src.selection.workload import Workload, workload
 
-SUMMARY = "model what a product would take on a Blackwell GPU"
+SUMMARY = "model what a matmul would take on a Blackwell GPU"
 EXAMPLES = (
     "python -m jaxbw model 4096 4096 4096 --device B200",
     "python -m jaxbw model 4096 4096 4096 --device B200 --trace out.json --png out.png",
@@ -119,12 +119,12 @@ def _chosen(args: argparse.Namespace) -> tuple[Choice, GemmConfig]:
     if reason is None and choice.repacked:
         reason = "operands are repacked first, which is not modelled"
     if reason is not None:
-        raise ValueError(f"this product takes {choice.config}: {reason}")
+        raise ValueError(f"this matmul takes {choice.config}: {reason}")
     return choice, choice.config
 
 
 def _work(args: argparse.Namespace) -> Workload:
-    """The product as the selection sees it."""
+    """The matmul as the selection sees it."""
     lhs, rhs, dims = operands((args.M, args.N, args.K), args.layout, DTYPES[args.dtype])
     problem = reduce_dot_general(lhs, rhs, dims, lhs.dtype).problem
     return workload(problem, swapped=False)

@@ -1,4 +1,4 @@
-"""A product as the commands are told it: M, N, K, a layout and a configuration; its operands."""
+"""A matmul as the commands are told it: M, N, K, a layout and a configuration; its operands."""
 
 import argparse
 import ast
@@ -59,7 +59,7 @@ def extent(text: str) -> int:
 def operands(
     shape: tuple[int, int, int], layout: str, dtype: Any, batch: Sequence[int] = ()
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, DimensionNumbers]:
-    """lhs, rhs and the dimension numbers of a product of m x n x k."""
+    """lhs, rhs and the dimension numbers of a matmul of m x n x k."""
     m, n, k = shape
     lhs = (m, k) if layout[0] == "n" else (k, m)
     rhs = (k, n) if layout[1] == "n" else (n, k)

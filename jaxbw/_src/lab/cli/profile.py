@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of operands and result")
     parser.add_argument("--layout", choices=LAYOUTS, default="nn", help="as of explain")
-    parser.add_argument("--batch", type=extent, default=1, help="products in one call")
+    parser.add_argument("--batch", type=extent, default=1, help="matmuls in one call")
     add_config(parser, "fields of a jaxbw.GemmConfig; default chosen")
     parser.add_argument(
         "--ctas", type=int, nargs="+", metavar="CTA", help="in the trace; default the first ones"

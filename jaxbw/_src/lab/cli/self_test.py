@@ -1,4 +1,4 @@
-"""A product of each kind on each kernel family that can run here, held to NumPy bit for bit.
+"""A matmul of each kind on each kernel family that can run here, held to NumPy bit for bit.
 
 Operands are small integers: their sums are exact in float32 in any order, and so is the result.
 On a GPU the kernels themselves run, elsewhere both families do in the emulator.
@@ -24,7 +24,7 @@ _M, _N, _K = 136, 200, 72  # no multiples of a tile, rows of multiples of 16 byt
 
 @dataclass(frozen=True)
 class Case:
-    """A product: its sizes, and which operands lie transposed in memory ("t")."""
+    """A matmul: its sizes, and which operands lie transposed in memory ("t")."""
 
     name: str
     n: int = _N
@@ -34,7 +34,7 @@ class Case:
 
 
 CASES = (
-    Case("product"),
+    Case("matmul"),
     Case("transposed operands", layout="tt"),
     Case("unaligned rows", n=_N + 1, k=_K - 1),
     Case("bias, relu, residual", fused=True),
@@ -100,12 +100,12 @@ def _computed(name: str, case: Case) -> tuple[Any, Any]:
     if case.fused:
         expected = np.maximum(expected + bias, 0) + residual
         options |= {"bias": bias, "activation": "relu", "residual": residual}
-        product = partial(jaxbw.matmul, **options)
+        matmul = partial(jaxbw.matmul, **options)
     else:
         dims = (CONTRACTING[case.layout], ((), ()))
-        product = partial(jaxbw.dot_general, dimension_numbers=dims, **options)
+        matmul = partial(jaxbw.dot_general, dimension_numbers=dims, **options)
     stored = (
         x.T if letter == "t" else x for x, letter in zip((lhs, rhs), case.layout, strict=True)
     )
-    found = jax.jit(product)(*(jnp.asarray(x, jnp.bfloat16) for x in stored))
+    found = jax.jit(matmul)(*(jnp.asarray(x, jnp.bfloat16) for x in stored))
     return np.asarray(found), expected

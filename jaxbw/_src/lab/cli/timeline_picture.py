@@ -81,7 +81,7 @@ def _timeline(axes: Any, found: Replay, names: Sequence[str]) -> None:
 
 
 def _roofline(axes: Any, found: Replay) -> None:
-    """Attainable against bytes from memory, at the modelled clock; and where the product is."""
+    """Attainable against bytes from memory, at the modelled clock; and where the matmul is."""
     machine, ghz = found.costs.machine, found.clock.ghz
     peak = peak_tflops(found)
     rate = machine["dram_bytes_per_ns"] / 1000  # TB/s

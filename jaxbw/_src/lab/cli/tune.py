@@ -1,4 +1,4 @@
-"""`python -m jaxbw tune`: measures products on this machine's GPU, and stores what is fastest.
+"""`python -m jaxbw tune`: measures matmuls on this machine's GPU, and stores what is fastest.
 
 What is stored counts where JAXBW_TUNED or `jaxbw.use_tuned` names the file.
 """
@@ -22,7 +22,7 @@ from jaxbw._src.lab.tuning.autotune import gpu, measurable_device
 from jaxbw._src.lab.tuning.find import Found
 from jaxbw._src.lab.tuning.measure import Effort
 
-SUMMARY = "measure products on this GPU and store the fastest configurations"
+SUMMARY = "measure matmuls on this GPU and store the fastest configurations"
 EXAMPLES = (
     "python -m jaxbw tune 4096x4096x4096 16x4096x7168 --layouts nn nt --table tuned.json",
     "python -m jaxbw tune --from-jaxpr train:step --args train:example_args --table tuned.json",
@@ -33,7 +33,7 @@ INTERRUPTED = 130  # a shell's status for Ctrl-C
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    which = parser.add_argument_group("products: of sizes, or those of a function of yours")
+    which = parser.add_argument_group("matmuls: of sizes, or those of a function of yours")
     which.add_argument("shapes", nargs="*", type=_shape, metavar="MxNxK")
     which.add_argument(
         "--layouts",
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--from-jaxpr",
         metavar="MODULE:FUNCTION",
-        help="the products of a function, which is traced, not run; of a training step for those "
+        help="the matmuls of a function, which is traced, not run; of a training step for those "
         "of its gradients",
     )
     which.add_argument(
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:NAME",
         help="the function's arguments, a tuple of arrays or ShapeDtypeStructs, or what returns it",
     )
-    which.add_argument("--lax", action="store_true", help="also lax.dot_general's products")
+    which.add_argument("--lax", action="store_true", help="also lax.dot_general's matmuls")
     how = parser.add_argument_group("how")
     how.add_argument(
         "--table",
@@ -69,12 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_count,
         default=Effort.count,
         metavar="COUNT",
-        help=f"to try for each product; default {Effort.count}",
+        help=f"to try for each matmul; default {Effort.count}",
     )
     how.add_argument(
         "--budget", type=float, default=math.inf, metavar="SECONDS", help="stop in time"
     )
-    how.add_argument("--list", action="store_true", help="show the products, measure nothing")
+    how.add_argument("--list", action="store_true", help="show the matmuls, measure nothing")
 
 
 def run(args: argparse.Namespace) -> Outcome:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> Outcome:
         raise ValueError(
             f"{folder} is no folder that can be written to; name another file by --table"
         )
-    found = _products(args)
+    found = _matmuls(args)
     if args.list:
         return Outcome("\n".join(f"{each.count:6} times {each.problem}" for each in found))
     device = measurable_device()
@@ -104,15 +104,15 @@ def run(args: argparse.Namespace) -> Outcome:
                 left, status = len(session.missing(problems, device, args.table)), INTERRUPTED
             except RuntimeError as error:  # of the driver, or of what measures
                 raise ValueError(str(error)) from error
-    lines = [f"{there} of {len(problems)} products were there already."] if there else []
+    lines = [f"{there} of {len(problems)} matmuls were there already."] if there else []
     if left:
-        lines += [f"Stopped: {left} products are left. The same command goes on with them."]
+        lines += [f"Stopped: {left} matmuls are left. The same command goes on with them."]
     if args.table.exists():
         lines += [f"To use it: JAXBW_TUNED={args.table}, or jaxbw.use_tuned({str(args.table)!r})."]
     return Outcome("\n".join(lines), status)
 
 
-def _products(args: argparse.Namespace) -> list[Found]:
+def _matmuls(args: argparse.Namespace) -> list[Found]:
     """What is to be measured."""
     if bool(args.shapes) == bool(args.from_jaxpr):
         raise ValueError("type sizes, as 4096x4096x4096, or --from-jaxpr module:function")
@@ -125,7 +125,7 @@ def _products(args: argparse.Namespace) -> list[Found]:
         if not isinstance(given, tuple):
             raise TypeError(f"--args is a {type(given).__name__}; it names a tuple of arguments")
     try:
-        found = find.products(function, *given, lax=args.lax)
+        found = find.matmuls(function, *given, lax=args.lax)
     except TypeError as error:
         raise TypeError(
             f"{error}\nThe function was called with {len(given)} arguments: name a tuple of them "
@@ -133,18 +133,18 @@ def _products(args: argparse.Namespace) -> list[Found]:
         ) from error
     if not found:
         more = "" if args.lax else "; --lax also takes those of jax.lax and jax.numpy"
-        raise ValueError(f"the function has no product of jaxbw's{more}")
+        raise ValueError(f"the function has no matmul of jaxbw's{more}")
     return found
 
 
 def _of_shape(args: argparse.Namespace, shape: tuple[int, int, int], layout: str) -> Found:
     lhs, rhs, dims = operands(shape, layout, DTYPES[args.dtype])
-    product = partial(
+    matmul = partial(
         jaxbw.dot_general,
         dimension_numbers=dims,
         preferred_element_type=DTYPES[args.out or args.dtype],
     )
-    (found,) = find.products(product, lhs, rhs)
+    (found,) = find.matmuls(matmul, lhs, rhs)
     return found
 
 

@@ -59,7 +59,7 @@ class WaveMap:
         """
         if choice.config is None or choice.cost is None:
             raise ValueError(
-                f"--png draws what a kernel computes, and XLA serves this product: {choice.reason};"
+                f"--png draws what a kernel computes, and XLA serves this matmul: {choice.reason};"
                 " ask for one with --implementation kernel, or name a GPU with --device B200"
             )
         ctas = plan_of(problem, choice).cluster_ctas

@@ -51,9 +51,9 @@ class Costs:
         kernel, machine = self.kernel, self.machine
         reading = (rows + columns) * MMA_BYTES / machine["smem_bytes_per_cycle"]
         time = max(self.useful_mma(n), self.cycles(reading))
-        if kernel.teams is None:
+        if kernel.warpgroups is None:
             return time
-        # A team's product waits for the accumulators of the one before it, of 32 bytes of K.
+        # A warpgroup's matmul waits for the accumulators of the one before it, of 32 bytes of K.
         at_a_time = kernel.mmas * MMA_BYTES // kernel.k_bytes
         return max(time, self.cycles(machine["mma_interval_cycles"] / at_a_time))
 
@@ -186,7 +186,7 @@ class Costs:
 
     def leaving(self, size: float) -> float:
         """Of the way from staging buffers to L2, for so many bytes."""
-        rate = "smem" if self.kernel.teams is None else "store"
+        rate = "smem" if self.kernel.warpgroups is None else "store"
         return self.cycles(size / self.machine[f"{rate}_bytes_per_cycle"])
 
     def stored(self, wave: int, size: float) -> tuple[tuple[str, float], ...]:

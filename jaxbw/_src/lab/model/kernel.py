@@ -5,7 +5,7 @@ from dataclasses import dataclass
 ROW_BYTES = 128  # a swizzle span: what a box holds of a row
 MMA_BYTES = 32  # of K, in one instruction, whatever the type
 FULL_ROWS = 128  # of an MMA in one CTA; 64 take as long
-TEAM_ROWS = 64  # of an MMA of a Hopper warpgroup
+WARPGROUP_ROWS = 64  # of an MMA of a Hopper warpgroup
 
 
 @dataclass(frozen=True)
@@ -16,19 +16,19 @@ class Kernel:
       block_m, block_n: what one MMA group computes; group: its CTAs, 1 or 2.
       cluster: CTAs along M and N that share loads by multicast; with pairs, M counts both.
       k_bytes: of a row of A, in one stage of the ring; stages: its depth.
-      specialised: loads, products and epilogue are issued by warps of their own. Otherwise by one.
-      ahead: not specialised: stages that are loaded ahead of the product.
-      lag: not specialised: products that may be in flight while the next is issued.
+      specialised: loads, matmuls and epilogue are issued by warps of their own. Otherwise by one.
+      ahead: not specialised: stages that are loaded ahead of the matmul.
+      lag: not specialised: matmuls that may be in flight while the next is issued.
       persistent: "clc" or "static": a CTA computes several tiles. None: a CTA for each tile.
-      accumulators: in Tensor Memory; with 2 the epilogue runs beside the next tile's products.
+      accumulators: in Tensor Memory; with 2 the epilogue runs beside the next tile's matmuls.
       own_epilogue: the epilogue has warps of its own; otherwise nothing else goes on beside it.
       chunk: columns of one TMA store, or None: registers straight to global memory.
       buffers: staging buffers that chunks alternate between.
       narrow: operands without a swizzle, loaded by boxes 16 bytes wide.
       loads: "tma" or "copy" (cp.async, by all threads).
       hidden_relaunch: the next CTA of an SM is there already and waits for Tensor Memory.
-      teams: "cooperative" or "pingpong": Hopper's two warpgroups, with accumulators in registers.
-        None: a warp issues the products, into Tensor Memory.
+      warpgroups: "cooperative" or "pingpong": Hopper's two, with accumulators in registers. None: a
+        warp issues the MMAs, into Tensor Memory.
       itemsize, output_size: bytes of an element of operands and result.
     """
 
@@ -49,7 +49,7 @@ class Kernel:
     narrow: bool = False
     loads: str = "tma"
     hidden_relaunch: bool = False
-    teams: str | None = None
+    warpgroups: str | None = None
     itemsize: int = 2
     output_size: int = 2
 
@@ -81,7 +81,7 @@ class Kernel:
     @property
     def mma_rows(self) -> int:
         """Rows of one instruction in a CTA, at most."""
-        return FULL_ROWS if self.teams is None else TEAM_ROWS
+        return FULL_ROWS if self.warpgroups is None else WARPGROUP_ROWS
 
     @property
     def mma_tiles(self) -> int:

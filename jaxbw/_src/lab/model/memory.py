@@ -40,7 +40,7 @@ def traffic(
     """Each wave's loads.
 
     A panel that is reused after F bytes is still in L2 with the probability l2_bytes / F. When the
-    kernel begins, all operands are in memory; or, `warm`, the same product has just been computed
+    kernel begins, all operands are in memory; or, `warm`, the same matmul has just been computed
     on the same arrays.
     """
     row = shape.k * kernel.itemsize

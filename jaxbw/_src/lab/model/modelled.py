@@ -1,4 +1,4 @@
-"""The modelled time of a product with a given kernel: clock, waves, traffic, replay."""
+"""The modelled time of a matmul with a given kernel: clock, waves, traffic, replay."""
 
 from dataclasses import dataclass, replace
 
@@ -26,7 +26,7 @@ class Replay:
       us: the modelled time, microseconds, with the launch.
       utilisation: the part of it in which the tensor cores multiply, on average over the machine.
       clock: at which it was modelled.
-      shape, plan, outcome: the product, how it was cut, and what the replay found, of the
+      shape, plan, outcome: the matmul, how it was cut, and what the replay found, of the
         waves that were replayed.
       costs: what its operations took.
     """
@@ -55,15 +55,15 @@ def run(
     warm: bool = False,
     record: bool = False,
 ) -> Replay:
-    """Replays a product.
+    """Replays a matmul.
 
     Args:
       machine: where it runs.
       kernel: the structure of what computes it.
-      shape: the product.
+      shape: the matmul.
       raster: the order of the tiles.
       clock: a clock, or the data that the throttle law supposes: "normal" or "light".
-      warm: the same product has just been computed on the same arrays, so that L2 holds of them
+      warm: the same matmul has just been computed on the same arrays, so that L2 holds of them
         what it can.
       record: keep all intervals, for a picture.
     """

@@ -19,7 +19,7 @@ def refusal(config: GemmConfig, *, gated: bool = False) -> str | None:
     if config.swap_ab:
         return "exchanged operands are not modelled: results leave column by column"
     if gated:
-        return "gated products are not modelled"
+        return "gated matmuls are not modelled"
     return None
 
 
@@ -37,7 +37,7 @@ def kernel_of(
             cluster=config.cluster,
             persistent="static",
             chunk=_TEAM_CHUNKS[output_size == 4 or block_n % _TEAM_CHUNKS[0] != 0],
-            teams="pingpong" if config.pingpong else "cooperative",
+            warpgroups="pingpong" if config.pingpong else "cooperative",
             itemsize=itemsize,
             output_size=output_size,
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from jaxbw._src.lab.model.costs import L2, MEMORY, PORT, SHARED, STORE, TENSOR, TMEM, Costs
 from jaxbw._src.lab.model.replay import Action, Agent, Arrive, Drain, Settle, Start, Wait, Work
-from jaxbw._src.lab.model.teams import teams
+from jaxbw._src.lab.model.warpgroups import warpgroups
 from jaxbw._src.selection.cost_model import EPILOGUE_WARPS
 
 
@@ -12,8 +12,8 @@ def agents(costs: Costs) -> tuple[dict[str, Agent], dict[str, int]]:
     """The agents of one CTA, by name, and the arrivals of its barriers, for `replay.replay`."""
     if not costs.kernel.specialised:
         return {"all warps": _all_in_one(costs)}, {}
-    if costs.kernel.teams is not None:
-        found, arrivals = teams(costs)
+    if costs.kernel.warpgroups is not None:
+        found, arrivals = warpgroups(costs)
         return {"load": _load(costs)} | found, arrivals
     found = {"load": _load(costs), "multiply": _multiply(costs)}
     found |= {f"epilogue {warp}": _epilogue(costs, warp) for warp in range(EPILOGUE_WARPS)}
@@ -44,8 +44,8 @@ def _stage(costs: Costs, item: int, block: int) -> Start:
     )
 
 
-def _product(costs: Costs, item: int, block: int) -> Iterator[Action]:
-    """The products of one stage, and the commit behind them."""
+def _matmul(costs: Costs, item: int, block: int) -> Iterator[Action]:
+    """The matmuls of one stage, and the commit behind them."""
     tiles = costs.kernel.mma_tiles
     for tile in range(tiles):
         if block == 0:
@@ -70,7 +70,7 @@ def _multiply(costs: Costs) -> Agent:
         yield from _begin(costs, item)
         for block in range(costs.blocks):
             yield Wait(("full", item * costs.blocks + block), costs.wake)
-            yield from _product(costs, item, block)
+            yield from _matmul(costs, item, block)
         for slot in range(item * tiles, item * tiles + tiles):
             yield Drain(TENSOR, costs.mma_latency, (("accumulator full", slot),))
 
@@ -118,7 +118,7 @@ def _results(costs: Costs, item: int, slot: int, stores: str, part: float) -> It
 
 
 def _all_in_one(costs: Costs) -> Agent:
-    """Every warp does everything: the load of a later stage is issued behind a product."""
+    """Every warp does everything: the load of a later stage is issued behind a matmul."""
     kernel = costs.kernel
     sync = costs.cycles(costs.machine["sync_cycles"])
     for item in range(costs.plan.waves):
@@ -131,7 +131,7 @@ def _all_in_one(costs: Costs) -> Agent:
                 yield _stage(costs, item, block)
             yield Wait(("full", first + block), costs.wake)
             yield Work("synchronise", sync)
-            yield from _product(costs, item, block)
+            yield from _matmul(costs, item, block)
             if block >= kernel.lag:
                 yield Wait(("empty", first + block - kernel.lag), costs.wake)
                 yield Work("synchronise", sync)

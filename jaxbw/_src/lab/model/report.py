@@ -78,8 +78,8 @@ def estimate_of(machine: Machine, work: Workload, config: GemmConfig) -> Estimat
     """The estimate of a configuration of ours; None where there is no interval for it.
 
     Args:
-      machine: of the selection, where the product runs.
-      work: the product, as the selection sees it.
+      machine: of the selection, where the matmul runs.
+      work: the matmul, as the selection sees it.
       config: every field filled in.
     """
     plain = not work.activated and not work.extra_bytes and not work.repacks
@@ -90,7 +90,7 @@ def estimate_of(machine: Machine, work: Workload, config: GemmConfig) -> Estimat
     return estimated(machine, work, config)
 
 
-# Constants that plain products depend on; the others do nothing to them.
+# Constants that plain matmuls depend on; the others do nothing to them.
 _NUMBERS = frozenset(
     {
         *("throttle_exponent", "mma_issue_cycles", "tmem_bytes_per_cycle", "tmem_latency_cycles"),

@@ -10,7 +10,7 @@ from jaxbw._src.lab.model.machine import Replayed
 
 @dataclass(frozen=True)
 class Shape:
-    """A product of `batch` matrices, D[m, n] = A[m, k] B[k, n]."""
+    """A matmul of `batch` matrices, D[m, n] = A[m, k] B[k, n]."""
 
     m: int
     n: int
@@ -37,7 +37,7 @@ class Raster:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a product is cut.
+    """How a matmul is cut.
 
     Attributes:
       tiles_m, tiles_n: cluster tiles; `tiles`: of all matrices of a batch.

@@ -1,4 +1,4 @@
-"""`jaxbw.profile`: what every warp did when, in one launch of a product."""
+"""`jaxbw.profile`: what every warp did when, in one launch of a matmul."""
 
 from collections.abc import Iterable
 from os import PathLike
@@ -20,15 +20,15 @@ def profile(
     path: str | PathLike[str] | None = None,
     ctas: Iterable[int] | None = None,
     sm_count: int | None = None,
-    **product: Any,
+    **matmul: Any,
 ) -> Profile:
     """What every warp of a kernel did when, in one launch: a trace for Perfetto, and a table.
 
     On this machine's GPU a profiling build of the kernel is launched, in which each warp stamps
-    what it begins to do: loads, products, the epilogue, and everything that it waits for. The build
+    what it begins to do: loads, matmuls, the epilogue, and everything that it waits for. The build
     is compiled when it is first asked for, which takes nvcc, a C++ compiler and a checkout of
     jaxbw. What the stamps cost is measured in the same call: `Profile.overhead`. The kernels that
-    products are computed with have no stamps.
+    matmuls are computed with have no stamps.
 
     `implementation="emulator"` or `"emulator-sm90"` asks the emulator, on any machine, without a
     compiler. Its times are steps, which are order, not time.
@@ -42,15 +42,15 @@ def profile(
         `Profile.write`.
       ctas: which the trace shows; default the first ones, as many as Perfetto shows at once.
       sm_count: of the emulated GPU; default two clusters' CTAs.
-      product: the other arguments of `explain`, among them `implementation` and `config`.
+      matmul: the other arguments of `explain`, among them `implementation` and `config`.
 
     Returns:
       The `Profile`. `print` shows when the first load was issued, the first stage full, the first
-      product begun, and so on, over all CTAs.
+      matmul begun, and so on, over all CTAs.
 
     Raises:
       TypeError, ValueError, NotImplementedError: as `explain`; ValueError where XLA serves the
-        product, there is no GPU, or the emulator is asked for a large product.
+        matmul, there is no GPU, or the emulator is asked for a large matmul.
       RuntimeError: there is no profiling build: the message says what it needs.
 
     >>> x = jax.ShapeDtypeStruct((128, 256), jnp.bfloat16)
@@ -64,10 +64,10 @@ def profile(
     # Loaded when they are asked for: `import jaxbw` needs neither the emulator nor what measures.
     from jaxbw._src.lab.profiling import emulated, gpu
 
-    choice, problem, _ = examined(_CALL, lhs, rhs, rhs_up, weighs_xla=False, **product)
+    choice, problem, _ = examined(_CALL, lhs, rhs, rhs_up, weighs_xla=False, **matmul)
     if choice.kernel is None:
         raise ValueError(
-            f"{_CALL}: XLA serves this product ({choice.reason}), and has nothing to profile; name "
+            f"{_CALL}: XLA serves this matmul ({choice.reason}), and has nothing to profile; name "
             'a kernel, or implementation="emulator-sm90" on a machine without a GPU'
         )
     if choice.implementation in EMULATED:

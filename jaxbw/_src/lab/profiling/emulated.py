@@ -21,10 +21,10 @@ _Kind = _core.EventKind
 
 
 def profile(problem: GemmProblem, choice: Choice, sm_count: int | None) -> Profile:
-    """Runs the product on so many SMs, by default two clusters at a time.
+    """Runs the matmul on so many SMs, by default two clusters at a time.
 
     Raises:
-      ValueError: the product is too large, or there are fewer SMs than a cluster has CTAs.
+      ValueError: the matmul is too large, or there are fewer SMs than a cluster has CTAs.
       RuntimeError: the emulator found something wrong.
     """
     config = choice.config
@@ -36,7 +36,7 @@ def profile(problem: GemmProblem, choice: Choice, sm_count: int | None) -> Profi
     if work > LARGEST:
         raise ValueError(
             f"jaxbw.profile: {choice.problem} takes {work / 1e9:.1f} G multiply-adds, more than "
-            f"the {LARGEST / 1e9:.1f} G that are emulated; profile a smaller product"
+            f"the {LARGEST / 1e9:.1f} G that are emulated; profile a smaller matmul"
         )
     report = launch(problem, choice, sm_count or 2 * size)
     if report.findings:

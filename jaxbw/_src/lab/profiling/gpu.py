@@ -20,10 +20,10 @@ _MICRO = 1e-3  # of a nanosecond
 
 
 def profile(problem: GemmProblem, choice: Choice, device: Device, gpu: Gpu) -> Profile:
-    """Launches the product on random numbers: both builds in turns, timed; then one that is shown.
+    """Launches the matmul on random numbers: both builds in turns, timed; then one that is shown.
 
     Raises:
-      ValueError: the product does not fit what is set aside.
+      ValueError: the matmul does not fit what is set aside.
       RuntimeError: there is no profiling build.
     """
     assert choice.kernel is not None

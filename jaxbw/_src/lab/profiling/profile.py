@@ -88,7 +88,7 @@ class Profile:
     def to_json(self) -> dict[str, Any]:
         """All but the single stamps, for programs."""
         return {
-            "product": self.choice.problem,
+            "matmul": self.choice.problem,
             "kernel": self.choice.kernel,
             "config": str(self.choice.config),
             "machine": self.machine,
@@ -108,7 +108,7 @@ class Profile:
         """What the trace says of itself."""
         time = "microseconds" if self.unit == "us" else "emulated steps: order, not time"
         return {
-            "product": self.choice.problem,
+            "matmul": self.choice.problem,
             "kernel": f"{self.choice.kernel}, {self.choice.config}",
             "machine": self.machine,
             "time": time,
@@ -140,7 +140,7 @@ class Profile:
             told = ", ".join(f"{what} {part:.1%}" for what, part in parts.items() if part >= 0.005)
             lines.append(f"  {role}: {told}")
         if self.lost:
-            lines.append(f"  {self.lost} stamps did not fit: profile a product with a smaller K")
+            lines.append(f"  {self.lost} stamps did not fit: profile a matmul with a smaller K")
         return "\n".join(lines)
 
 

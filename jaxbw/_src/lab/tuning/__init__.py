@@ -1,4 +1,4 @@
-"""Measuring: which configuration of a product is the fastest on this machine's GPU.
+"""Measuring: which configuration of a matmul is the fastest on this machine's GPU.
 
-Nothing of it runs unless it is asked for: products are chosen for without measuring.
+Nothing of it runs unless it is asked for: matmuls are chosen for without measuring.
 """

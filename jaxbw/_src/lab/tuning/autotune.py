@@ -1,4 +1,4 @@
-"""`jaxbw.autotune`: measures the products of a function, and writes what is fastest."""
+"""`jaxbw.autotune`: measures the matmuls of a function, and writes what is fastest."""
 
 import math
 from collections.abc import Callable
@@ -26,26 +26,26 @@ def autotune(
     budget_s: float = math.inf,
     bench: Bench | None = None,
 ) -> list[Outcome]:
-    """Measures the products of a function on this machine's GPU, and stores the fastest.
+    """Measures the matmuls of a function on this machine's GPU, and stores the fastest.
 
-    The function is traced, not run, and its products are launched one by one, each in many
+    The function is traced, not run, and its matmuls are launched one by one, each in many
     configurations, for a second or less. Nothing is measured when programs are compiled or run:
     they use what lies in the file, under `jaxbw.use_tuned(path)` or JAXBW_TUNED=path.
 
-    A product that the file has already is not measured again, so that a call that was stopped goes
+    A matmul that the file has already is not measured again, so that a call that was stopped goes
     on where it was. Each is stored when it is done; several processes may share a file.
 
     Args:
       function: jittable. To tune a training step's gradients, too, pass the step.
       args: its arguments: arrays, or `jax.ShapeDtypeStruct`s of them.
       path: the table, a JSON file; created if it is not there.
-      lax: also measure the products that are `jax.lax.dot_general`'s.
-      configurations: how many to try for each product.
-      budget_s: seconds after which no product is begun; default no limit.
+      lax: also measure the matmuls that are `jax.lax.dot_general`'s.
+      configurations: how many to try for each matmul.
+      budget_s: seconds after which no matmul is begun; default no limit.
       bench: what measures; default this machine's GPU.
 
     Returns:
-      What came of each product that was measured now. Its `str` is a line about it.
+      What came of each matmul that was measured now. Its `str` is a line about it.
 
     Raises:
       ValueError: there is no GPU with kernels; the file is there and no tuned table.
@@ -62,7 +62,7 @@ def autotune(
             "jaxbw.autotune: it measures, and a function is being traced; call it outside of jit"
         )
     device = measurable_device()
-    problems = [each.problem for each in find.products(function, *args, lax=lax)]
+    problems = [each.problem for each in find.matmuls(function, *args, lax=lax)]
     outcomes: list[Outcome] = []
 
     def report(outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""The products of a function, found in its jaxpr: those that jaxbw serves, and lax's.
+"""The matmuls of a function, found in its jaxpr: those that jaxbw serves, and lax's.
 
 Under `jaxbw.accelerate` lax's are jaxbw's.
 """
@@ -13,7 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params, primitives
 from jaxbw._src.primitives import accelerate, dot_general, fused, fused_dot_general
 from jaxbw._src.problem import GemmProblem, Reduction
 from jaxbw._src.selection.policy import Policy
-from jaxbw._src.selection.tuned_products import product_key
+from jaxbw._src.selection.tuned_matmuls import matmul_key
 
 _Rule = Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Reduction]
 _RULES: dict[Any, _Rule] = {
@@ -25,7 +25,7 @@ _RULES: dict[Any, _Rule] = {
 
 @dataclass(frozen=True)
 class Found:
-    """A product, and how often one call of the function computes it, so far as that is known.
+    """A matmul, and how often one call of the function computes it, so far as that is known.
 
     The body of a `lax.scan` counts as often as it runs, that of a `lax.while_loop` once, and of the
     branches of a `lax.cond` each.
@@ -41,29 +41,29 @@ class Found:
         return 2 * p.batch * p.m * p.n * p.k * (2 if p.epilogue.gated else 1) * self.count
 
 
-def products(function: Callable[..., Any], *args: Any, lax: bool = False) -> list[Found]:
-    """The different products of a function, the most expensive first.
+def matmuls(function: Callable[..., Any], *args: Any, lax: bool = False) -> list[Found]:
+    """The different matmuls of a function, the most expensive first.
 
     It is traced, not run. What `jax.grad` adds is seen where the function itself takes the
-    gradient: pass the training step. Inside of a `jax.shard_map` a product is one device's part.
+    gradient: pass the training step. Inside of a `jax.shard_map` a matmul is one device's part.
 
     Args:
       function: jittable.
       args: its arguments; of arrays only the types count, and `jax.ShapeDtypeStruct`s do.
-      lax: also products that are `jax.lax.dot_general`'s.
+      lax: also matmuls that are `jax.lax.dot_general`'s.
     """
     found: dict[str, Found] = {}
-    for problem, policy, times in matmuls(jax.make_jaxpr(function)(*args).jaxpr):
+    for problem, policy, times in matmuls_in(jax.make_jaxpr(function)(*args).jaxpr):
         if not problem.is_sized or (policy is None and not lax):
             continue
-        key = product_key(problem)
+        key = matmul_key(problem)
         before = found.get(key, Found(problem, 0))
         found[key] = replace(before, count=before.count + times)
     return sorted(found.values(), key=lambda each: -each.flops)
 
 
-def matmuls(jaxpr: Jaxpr) -> Iterator[tuple[GemmProblem, Policy | None, int]]:
-    """Each product of a program, its policy, and how often it runs, as of `Found`.
+def matmuls_in(jaxpr: Jaxpr) -> Iterator[tuple[GemmProblem, Policy | None, int]]:
+    """Each matmul of a program, its policy, and how often it runs, as of `Found`.
 
     Without a policy it is lax's.
     """
@@ -81,7 +81,7 @@ def _equations(jaxpr: Jaxpr, times: int) -> Iterator[tuple[JaxprEqn, int]]:
     for equation in jaxpr.eqns:
         yield equation, times
         if equation.primitive.name == "pallas_call":
-            continue  # its products are of tiles, in a kernel of its own
+            continue  # its matmuls are of tiles, in a kernel of its own
         is_scan = equation.primitive is primitives.scan_p
         inner = times * equation.params["length"] if is_scan else times
         for each in jaxprs_in_params(equation.params):

@@ -1,10 +1,10 @@
-"""Launches of one product in many configurations, timed on the device, without compiling anything.
+"""Launches of one matmul in many configurations, timed on the device, without compiling anything.
 
 The direct launcher takes addresses: operands and results are cut out of large arrays that JAX has
-allocated once, so that another product costs nothing and inputs rotate. Times are CUPTI's durations
+allocated once, so that another matmul costs nothing and inputs rotate. Times are CUPTI's durations
 of kernels, as in lab/bench/timer.py: what a call takes on the device by itself, whatever the gaps
 before it. (Events around launches in a row would show the throughput of launches that overlap, and
-for small products the host.) CUPTI leaves out the memset of a split product's counters.
+for small matmuls the host.) CUPTI leaves out the memset of a split matmul's counters.
 """
 
 import itertools
@@ -35,7 +35,7 @@ _WINDOW = 2**20  # elements of a result that are compared, at either end
 
 
 class Launch(Protocol):
-    """Enqueues a product on one of its input sets."""
+    """Enqueues a matmul on one of its input sets."""
 
     def __call__(self, operands: int, result: int, wait: bool) -> None:
         """Takes the numbers of operands and of a place for the result, and whether to wait."""
@@ -82,7 +82,7 @@ class Gpu:
         """The call that launches a choice; `profiling` is as of `_native.enqueue_gemm`.
 
         Raises:
-          ValueError: the product does not fit what is allocated.
+          ValueError: the matmul does not fit what is allocated.
         """
         p = problem
         plan = plan_of(p, choice)
@@ -142,7 +142,7 @@ class Gpu:
         expected = jax.block_until_ready(_ends(self._results, count, dtype))
         found = []
         for launch in launches:
-            launches[0](1, 0, True)  # another product's result, which must be overwritten
+            launches[0](1, 0, True)  # another matmul's result, which must be overwritten
             launch(0, 0, True)
             difference = float(_difference(_ends(self._results, count, dtype), expected))
             found.append(difference if math.isfinite(difference) else math.inf)
@@ -210,7 +210,7 @@ def _difference(found: jax.Array, expected: jax.Array) -> jax.Array:
 def by_launch(kernels: cupti.Kernels, count: int) -> list[float]:
     """Microseconds of each launch of ours.
 
-    Repacks go before a product, what adds up its parts behind it.
+    Repacks go before a matmul, what adds up its parts behind it.
 
     Raises:
       RuntimeError: there are not so many calls.

@@ -1,4 +1,4 @@
-"""A product's configurations, measured against each other: which, in which order, how often.
+"""A matmul's configurations, measured against each other: which, in which order, how often.
 
 The best candidates by the model are measured, and the best of every kind (tile, cluster, parts,
 rasterisation) that it does not rate hopeless; what would be chosen and what comes out best once
@@ -41,7 +41,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Effort:
-    """How thoroughly a product is measured.
+    """How thoroughly a matmul is measured.
 
     Attributes:
       count: configurations.
@@ -63,7 +63,7 @@ class Effort:
 def measure(
     bench: Bench, problem: GemmProblem, device: Device, effort: Effort, seed: int = 0
 ) -> list[Measured]:
-    """Measures a product in many configurations, the fastest first.
+    """Measures a matmul in many configurations, the fastest first.
 
     Raises:
       RuntimeError: results differ.
@@ -98,7 +98,7 @@ def measure(
 
 
 def launch_of(bench: Bench, problem: GemmProblem, device: Device, config: GemmConfig) -> Launch:
-    """The call that launches a product in a configuration, which serves it."""
+    """The call that launches a matmul in a configuration, which serves it."""
     choice = select(problem, device, (device.family or "",), config, manifest.kernels())
     assert isinstance(choice, Choice), choice
     return bench.launch(problem, choice)

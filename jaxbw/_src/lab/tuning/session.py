@@ -1,4 +1,4 @@
-"""A sitting of measurements: products that the table does not have yet, each stored when done."""
+"""A sitting of measurements: matmuls that the table does not have yet, each stored when done."""
 
 import datetime
 import time
@@ -15,12 +15,12 @@ from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.cost_model import memset_us
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.select import select
-from jaxbw._src.selection.tuned_products import Entry, TunedProducts, add, new_entry
+from jaxbw._src.selection.tuned_matmuls import Entry, TunedMatmuls, add, new_entry
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a product: its entry, or why there is none."""
+    """What came of a matmul: its entry, or why there is none."""
 
     problem: GemmProblem
     entry: Entry | None
@@ -33,21 +33,21 @@ class Outcome:
         gain = f"{e.untuned_us / min(e.us, e.xla_us):.3f} times as fast as the choice without it"
         kernel = f"{e.configurations} tried: {e.config}"
         if e.is_for_xla:
-            return f"{e.product}: XLA, {e.xla_us:.2f} us, {gain}; {e.us:.2f} us, {kernel}"
-        return f"{e.product}: {e.us:.2f} us, {gain}; XLA {e.xla_us:.2f} us; {kernel}"
+            return f"{e.matmul}: XLA, {e.xla_us:.2f} us, {gain}; {e.us:.2f} us, {kernel}"
+        return f"{e.matmul}: {e.us:.2f} us, {gain}; XLA {e.xla_us:.2f} us; {kernel}"
 
 
 def missing(
     problems: Sequence[GemmProblem], device: Device, path: str | PathLike[str]
 ) -> list[GemmProblem]:
-    """The products that a file has no entry for.
+    """The matmuls that a file has no entry for.
 
     Raises:
       ValueError: the file is there and no tuned table.
     """
     if not Path(path).exists():
         return list(problems)
-    table = TunedProducts.load(path)
+    table = TunedMatmuls.load(path)
     return [problem for problem in problems if table.find(problem, device) is None]
 
 
@@ -61,9 +61,9 @@ def run(
     budget_s: float,
     report: Callable[[Outcome], None],
 ) -> int:
-    """Measures what a file does not have, until the time is over; how many products are left.
+    """Measures what a file does not have, until the time is over; how many matmuls are left.
 
-    Whoever stops it, by a signal too, loses at most the product that is being measured: the same
+    Whoever stops it, by a signal too, loses at most the matmul that is being measured: the same
     call goes on behind the last one that was stored. Several processes may share a file; none
     measures what another has stored.
 
@@ -72,8 +72,8 @@ def run(
       bench: what measures.
       path: the table; created if it is not there.
       effort: how thoroughly.
-      budget_s: seconds after which no product is begun.
-      report: is told each product's outcome.
+      budget_s: seconds after which no matmul is begun.
+      report: is told each matmul's outcome.
 
     Raises:
       ValueError: the file is there and no tuned table.
@@ -91,7 +91,7 @@ def run(
 def _measured(
     problem: GemmProblem, device: Device, bench: Bench, path: str | PathLike[str], effort: Effort
 ) -> Outcome:
-    """Measures a product by the kernels and by XLA, and stores what is best."""
+    """Measures a matmul by the kernels and by XLA, and stores what is best."""
     family, kernels = device.family or "", manifest.kernels()
     if isinstance(none := select(problem, device, (family,), None, kernels), tuple):
         return Outcome(problem, None, f"XLA serves it: {none[0].reason}")

@@ -1,11 +1,11 @@
-"""Tuned tables: what measurements of many products say of the cost model.
+"""Tuned tables: what measurements of many matmuls say of the cost model.
 
 A table corrects the model, it does not replace it: it is a row of regression trees whose leaves,
 each a range of sizes, of configurations and of what the model says of them (`features`), add up to
 the logarithm of a factor: by how much longer such configurations took than modelled, or less long,
-beside others of the same product. (Gradient boosting: J. H. Friedman, Greedy Function
+beside others of the same matmul. (Gradient boosting: J. H. Friedman, Greedy Function
 Approximation, Annals of Statistics 29, 2001.) `benchmarks/tune_selection.py` makes the tables from
-what `benchmarks/measure_configs.py` measured. Products that are smaller or larger than all of those
+what `benchmarks/measure_configs.py` measured. Matmuls that are smaller or larger than all of those
 are left to the model.
 """
 
@@ -26,7 +26,7 @@ from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.tuned.features import FEATURES, features
 from jaxbw._src.selection.tuned.files import Sizes, check, read
 from jaxbw._src.selection.tuned.trees import Forest
-from jaxbw._src.selection.tuned_products import SWITCH
+from jaxbw._src.selection.tuned_matmuls import SWITCH
 from jaxbw._src.selection.workload import Workload
 
 VERSION = 3
@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 class Table:
     """The trees of a machine, and how they came about. Compared by identity.
 
-    `sizes`: of the products that were measured.
+    `sizes`: of the matmuls that were measured.
     """
 
     made: Mapping[str, Any]
@@ -61,10 +61,10 @@ class Table:
         return cls(entry["made"], sizes, Forest.of(entry["trees"], len(FEATURES)))
 
     def __str__(self) -> str:
-        return f"{self.made['products']} products"
+        return f"{self.made['products']} matmuls"
 
     def covers(self, work: Workload) -> bool:
-        """Whether a product is between those that were measured."""
+        """Whether a matmul is between those that were measured."""
         m, n, k = (work.n, work.m, work.k) if work.swapped else (work.m, work.n, work.k)
         return self.sizes.cover(m, n, k)
 

@@ -1,4 +1,4 @@
-"""What a tuned table knows of a configuration: its product, its launch, and what the model says."""
+"""What a tuned table knows of a configuration: its matmul, its launch, and what the model says."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 # As their names are in Workload, Candidates and Costs, where that is where they come from.
 _SIZES = ("m", "n", "k")
-_PRODUCT = ("swapped", "gated", "activated", "general", "tma_rows", "a_straddles", "b_straddles")
+_MATMUL = ("swapped", "gated", "activated", "general", "tma_rows", "a_straddles", "b_straddles")
 _LAUNCH = (
     *("block_m", "block_n", "pingpong", "cluster_m", "cluster_n", "cluster_k"),
     *("split_k", "split_tail", "stages"),
@@ -24,7 +24,7 @@ _SHARES = ("mma", "fill", "latency", "l2", "dram", "epilogue", "fixed", "split",
 FEATURES = (
     *(f"log2 {name}" for name in _SIZES),
     *("a is K-major", "b is K-major"),
-    *_PRODUCT,
+    *_MATMUL,
     *_LAUNCH,
     *(f"share of {name}" for name in _SHARES),  # of the modelled time
     "log2 modelled ns",
@@ -43,7 +43,7 @@ def features(work: Workload, machine: Machine, table: Candidates, costs: Costs) 
     columns = [
         *(np.log2(getattr(work, name)) for name in _SIZES),
         *(float(major == Major.K) for major in (work.a_major, work.b_major)),
-        *(float(getattr(work, name)) for name in _PRODUCT),
+        *(float(getattr(work, name)) for name in _MATMUL),
         *(getattr(table, name) for name in _LAUNCH),
         *(getattr(costs, name) / costs.total for name in _SHARES),
         np.log2(costs.total),

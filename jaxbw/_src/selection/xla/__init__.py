@@ -25,7 +25,7 @@ from jaxbw._src.selection import eligibility
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.tuned.files import Sizes, check, read
 from jaxbw._src.selection.tuned.trees import Forest
-from jaxbw._src.selection.tuned_products import SWITCH
+from jaxbw._src.selection.tuned_matmuls import SWITCH
 from jaxbw._src.selection.xla.features import FEATURES, SPAN, Rates, features, rough
 
 VERSION = 2

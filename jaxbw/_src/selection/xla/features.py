@@ -1,8 +1,8 @@
 """What the model of XLA's time knows of a problem: a rough time by formula, and what bends it."""
 
+import itertools
 import math
 from functools import cache
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -86,7 +86,7 @@ def _tiles() -> Floats:
 
     The larger ones come first, and of equals are taken.
     """
-    upright = [(r, c) for r, c in product(_ROWS, _COLUMNS) if r * c <= _LARGEST]
+    upright = [(r, c) for r, c in itertools.product(_ROWS, _COLUMNS) if r * c <= _LARGEST]
     either = {*upright, *((c, r) for r, c in upright)}
     return np.array(
         [(*tile, parts) for tile in sorted(either, reverse=True) for parts in _PARTS], np.float64

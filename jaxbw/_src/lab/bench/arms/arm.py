@@ -9,7 +9,7 @@ import jax
 
 from jaxbw._src.lab.bench.case import Case
 from jaxbw._src.lab.bench.results import Config
-from jaxbw._src.lab.bench.timer import Product
+from jaxbw._src.lab.bench.timer import Matmul
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Arm:
         """More to try, once the best candidate is known."""
         return []
 
-    def prepare(self, case: Case, config: Config) -> Product:
-        """Compiles the product."""
+    def prepare(self, case: Case, config: Config) -> Matmul:
+        """Compiles the matmul."""
         raise NotImplementedError
 
 

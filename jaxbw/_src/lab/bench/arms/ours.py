@@ -8,10 +8,10 @@ import jax
 
 import jaxbw
 from jaxbw._src.lab.bench.arms.arm import Arm, specs
-from jaxbw._src.lab.bench.arms.xla import product_function
+from jaxbw._src.lab.bench.arms.xla import matmul_function
 from jaxbw._src.lab.bench.case import CONTRACTING, Case
 from jaxbw._src.lab.bench.results import Config
-from jaxbw._src.lab.bench.timer import Product
+from jaxbw._src.lab.bench.timer import Matmul
 from jaxbw._src.selection.choice import Choice
 
 _ACTIVATIONS = {"bias_gelu": "gelu", "bias_silu": "silu", "swiglu": "silu"}
@@ -20,10 +20,10 @@ _ACTIVATIONS = {"bias_gelu": "gelu", "bias_silu": "silu", "swiglu": "silu"}
 class Ours(Arm):
     """jaxbw's choice of kernel and configuration."""
 
-    measures_to_compile: ClassVar[bool] = True  # where it leaves the product to XLA
+    measures_to_compile: ClassVar[bool] = True  # where it leaves the matmul to XLA
 
-    def prepare(self, case: Case, config: Config) -> Product:
-        """Compiles the product, and notes what serves it."""
+    def prepare(self, case: Case, config: Config) -> Matmul:
+        """Compiles the matmul, and notes what serves it."""
         choice = _explain(case)
         details: dict[str, Any] = {"kernel": choice.kernel, "reason": choice.reason}
         if choice.config is not None:
@@ -31,14 +31,14 @@ class Ours(Arm):
         if choice.cost is not None:
             details["modelled_us"] = choice.cost.total
         compiled = jax.jit(_function(case)).lower(*specs(case)).compile()
-        return Product(compiled, details=details)
+        return Matmul(compiled, details=details)
 
 
 def _function(case: Case) -> Callable[..., Any]:
     """The case in terms of jaxbw."""
     activation = _ACTIVATIONS.get(case.epilogue)
     if case.epilogue == "none":
-        return product_function(case, jaxbw.dot_general)
+        return matmul_function(case, jaxbw.dot_general)
     if case.epilogue == "swiglu":
         return lambda lhs, gate, up: jaxbw.gated_matmul(lhs, gate, up, activation=activation)
     return lambda lhs, rhs, bias: jaxbw.matmul(lhs, rhs, bias=bias, activation=activation)

@@ -14,7 +14,7 @@ from jaxbw._src.lab.bench.arms.arm import Arm, specs
 from jaxbw._src.lab.bench.arms.torch import no_epilogue
 from jaxbw._src.lab.bench.case import Case
 from jaxbw._src.lab.bench.results import Config
-from jaxbw._src.lab.bench.timer import Product
+from jaxbw._src.lab.bench.timer import Matmul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,14 +97,14 @@ class Pallas(Arm):
         varied = [best | {"minor": minor, "width": width} for minor, width in orders]
         return [config for config in varied if config != best]
 
-    def prepare(self, case: Case, config: Config) -> Product:
+    def prepare(self, case: Case, config: Config) -> Matmul:
         """Compiles one of the configurations."""
-        compiled = jax.jit(product(case, Tiles(**config))).lower(*specs(case)).compile()
-        return Product(compiled, details={"config": config})
+        compiled = jax.jit(matmul(case, Tiles(**config))).lower(*specs(case)).compile()
+        return Matmul(compiled, details={"config": config})
 
 
-def product(case: Case, tiles: Tiles) -> Callable[..., Any]:
-    """The product, padded to the tiles and cut again where that is needed."""
+def matmul(case: Case, tiles: Tiles) -> Callable[..., Any]:
+    """The matmul, padded to the tiles and cut again where that is needed."""
     from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as hopper
 
     dimension = {"m": hopper.MatmulDimension.M, "n": hopper.MatmulDimension.N}

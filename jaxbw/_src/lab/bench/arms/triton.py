@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jaxbw._src.lab.bench.arms.arm import Arm
-from jaxbw._src.lab.bench.arms.torch import no_epilogue, torch_product
+from jaxbw._src.lab.bench.arms.torch import no_epilogue, torch_matmul
 from jaxbw._src.lab.bench.case import Case
 from jaxbw._src.lab.bench.results import Config
-from jaxbw._src.lab.bench.timer import Product
+from jaxbw._src.lab.bench.timer import Matmul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Triton(Arm):
         """The whole table: it is small."""
         return [dataclasses.asdict(each) for each in TABLE]
 
-    def prepare(self, case: Case, config: Config) -> Product:
+    def prepare(self, case: Case, config: Config) -> Matmul:
         """Triton compiles at the first call."""
         from jaxbw._src.lab.bench.arms import triton_kernel
 
         run: Any = functools.partial(
             triton_kernel.matmul, layout=case.plain.layout, tiles=Tiles(**config)
         )
-        return torch_product(run, config=config)
+        return torch_matmul(run, config=config)

@@ -55,7 +55,7 @@ def _kernel(
 
 
 def matmul(lhs: Any, rhs: Any, *, layout: str, tiles: Tiles) -> Any:
-    """The product; operands that no tensor map takes are padded, and the result is cut."""
+    """The matmul; operands that no tensor map takes are padded, and the result is cut."""
     import torch
 
     m, k = lhs.shape if layout[0] == "n" else lhs.shape[::-1]

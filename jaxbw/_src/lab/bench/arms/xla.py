@@ -1,4 +1,4 @@
-"""XLA's own product, as `jax.jit` compiles it."""
+"""XLA's own matmul, as `jax.jit` compiles it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from jax import lax
 from jaxbw._src.lab.bench.arms.arm import Arm, specs
 from jaxbw._src.lab.bench.case import CONTRACTING, Case
 from jaxbw._src.lab.bench.results import Config
-from jaxbw._src.lab.bench.timer import Product
+from jaxbw._src.lab.bench.timer import Matmul
 
 TRITON_OFF = {"xla_gpu_enable_triton_gemm": False}
 
@@ -22,11 +22,11 @@ class Xla(Arm):
     options: Mapping[str, bool] = field(default_factory=dict)
     measures_to_compile: ClassVar[bool] = True
 
-    def prepare(self, case: Case, config: Config) -> Product:
-        """Compiles the product; XLA times kernels to choose one."""
+    def prepare(self, case: Case, config: Config) -> Matmul:
+        """Compiles the matmul; XLA times kernels to choose one."""
         lowered = jax.jit(_function(case)).lower(*specs(case))
         options: dict[str, str | bool] = dict(self.options)
-        return Product(lowered.compile(compiler_options=options or None))
+        return Matmul(lowered.compile(compiler_options=options or None))
 
 
 def _function(case: Case) -> Callable[..., Any]:
@@ -36,11 +36,11 @@ def _function(case: Case) -> Callable[..., Any]:
         return lambda lhs, rhs, bias: activation(lhs @ rhs + bias)
     if case.epilogue == "swiglu":
         return lambda lhs, gate, up: jax.nn.silu(lhs @ gate) * (lhs @ up)
-    return product_function(case, lax.dot_general)
+    return matmul_function(case, lax.dot_general)
 
 
-def product_function(case: Case, dot_general: Callable[..., Any]) -> Callable[..., Any]:
-    """The product of a case without epilogue, by a `dot_general`; a gradient by transposition."""
+def matmul_function(case: Case, dot_general: Callable[..., Any]) -> Callable[..., Any]:
+    """The matmul of a case without epilogue, by a `dot_general`; a gradient by transposition."""
     dims = (CONTRACTING[case.layout if case.layout in CONTRACTING else "nn"], ((), ()))
 
     def dot(lhs: Any, rhs: Any) -> Any:

@@ -12,7 +12,7 @@ import jax
 from jaxbw._src.lab import cupti
 from jaxbw._src.lab.bench.models.form import Form
 from jaxbw._src.lab.bench.models.transformer import Transformer
-from jaxbw._src.lab.tuning.find import products
+from jaxbw._src.lab.tuning.find import matmuls
 from jaxbw._src.primitives import serve
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.policy import FREE
@@ -59,7 +59,7 @@ class Launches:
         )
 
 
-def matmuls(model: Transformer, form: Form, stacking: str) -> dict[str, int]:
+def count_matmuls(model: Transformer, form: Form, stacking: str) -> dict[str, int]:
     """How many matmuls the jaxpr of a step has; scans counted out.
 
     "jaxbw": ours; "kernels": those of them that a kernel serves, on this machine's GPU or the
@@ -68,12 +68,12 @@ def matmuls(model: Transformer, form: Form, stacking: str) -> dict[str, int]:
     step, given = model.step(form, stacking), model.argument_shapes(stacking)
     device = serve.device_for(None, devices.current_target())
     counts = Counter({"jaxbw": 0, "kernels": 0, "xla": 0})
-    for each in products(step, *given):
+    for each in matmuls(step, *given):
         counts["jaxbw"] += each.count
         choice = serve.choose(each.problem, FREE, device, "bench model")
         if choice.kernel is not None:
             counts["kernels"] += each.count
-    total = sum(each.count for each in products(step, *given, lax=True))
+    total = sum(each.count for each in matmuls(step, *given, lax=True))
     return {**counts, "xla": total - counts["jaxbw"]}
 
 
@@ -83,7 +83,7 @@ class Program:
 
     Attributes:
       returns_cache: whether the third argument, a decoding step's cache, is consumed and returned.
-      matmuls: what the function of that name says.
+      matmuls: what `count_matmuls` says.
       temporary_bytes: memory beside arguments and results.
     """
 
@@ -104,7 +104,7 @@ class Program:
         return cls(
             compiled,
             model.cache > 0,
-            matmuls(model, form, stacking),
+            count_matmuls(model, form, stacking),
             memory.temp_size_in_bytes,
             seconds,
         )

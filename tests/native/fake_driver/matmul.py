@@ -1,4 +1,4 @@
-"""A product with its epilogue: how it is called, and what must come out.
+"""A matmul with its epilogue: how it is called, and what must come out.
 
 The operands are small integers and the oracle is NumPy in float32, so that results are exact but
 for the smooth activations.
@@ -40,7 +40,7 @@ PAIR = {"block_m": 256, "block_n": 128, "stages": 4, "scheduler": 1, "cta_group"
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """One call. `layout`: "n" is row-major, "t" its transpose; `config`: launch attributes."""
 
     m: int = 136

@@ -1,4 +1,4 @@
-"""Products by sizes, layouts and epilogues, and random ones to calibrate and judge selection by."""
+"""Matmuls by sizes, layouts and epilogues, and random ones to calibrate and judge selection by."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.lab.bench.case import CONTRACTING, suite
 from jaxbw._src.problem import GemmProblem, reduce_dot_general
 
-MOST_FLOPS = 1.2e12  # of a drawn product, some 1.5 ms on an H200
+MOST_FLOPS = 1.2e12  # of a drawn matmul, some 1.5 ms on an H200
 MOST_ELEMENTS = 2.5e8  # of one of its arrays
 LAYOUTS = ("nn", "nn", "nt", "nt", "tn", "tn", "tt")  # the last one is rare
 MULTIPLES = (256, 128, 64, 64, 64, 8, 8, 1)  # of its sizes: most are round, as in practice
@@ -35,7 +35,7 @@ EPILOGUES: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
 
 
 @dataclass(frozen=True, order=True)
-class Product:
+class Matmul:
     """[m, k] @ [k, n]; layout "n" is row-major, "t" its transpose, first lhs, then rhs."""
 
     m: int
@@ -64,10 +64,10 @@ class Product:
         ).problem
 
 
-def parse(text: str) -> Product:
-    """'m,n,k,layout' or 'm,n,k,layout,epilogue' to a product."""
+def parse(text: str) -> Matmul:
+    """'m,n,k,layout' or 'm,n,k,layout,epilogue' to a matmul."""
     m, n, k, layout, *epilogue = text.split(",")
-    return Product(int(m), int(n), int(k), layout, "bfloat16", *epilogue)
+    return Matmul(int(m), int(n), int(k), layout, "bfloat16", *epilogue)
 
 
 def draw(
@@ -76,15 +76,15 @@ def draw(
     epilogue: str = "none",
     least: int = 1,
     multiples: Sequence[int] = MULTIPLES,
-) -> list[Product]:
-    """Random products: log-uniform sizes from decoding to large ones, unaligned ones among them.
+) -> list[Matmul]:
+    """Random matmuls: log-uniform sizes from decoding to large ones, unaligned ones among them.
 
     The sizes and layouts of a seed are the same with every epilogue. `least` leaves those out whose
     m, n or k is less; sizes are multiples of one of `multiples`, but for a few rows. What `python
     -m jaxbw bench` measures is not drawn: no choice is made from that.
     """
     source, benchmarked = random.Random(seed), suite()
-    drawn: list[Product] = []
+    drawn: list[Matmul] = []
     while len(drawn) < count:
         multiple = source.choice(multiples)
 
@@ -95,15 +95,15 @@ def draw(
         few_rows = source.random() < 0.3
         m = extent(1, 128, 1) if few_rows else extent(128, 16384)
         n, k, layout = extent(128, 32768), extent(128, 32768), source.choice(LAYOUTS)
-        product = Product(m, n, k, layout, epilogue=epilogue)
-        small = min(product.m, product.n, product.k) < least
-        known = (product.m, product.n, product.k) in benchmarked
-        if is_moderate(product) and not small and not known:
-            drawn.append(product)
+        matmul = Matmul(m, n, k, layout, epilogue=epilogue)
+        small = min(matmul.m, matmul.n, matmul.k) < least
+        known = (matmul.m, matmul.n, matmul.k) in benchmarked
+        if is_moderate(matmul) and not small and not known:
+            drawn.append(matmul)
     return drawn
 
 
-def is_moderate(product: Product) -> bool:
+def is_moderate(matmul: Matmul) -> bool:
     """Whether it is small enough to be measured often."""
-    m, n, k = product.m, product.n, product.k
+    m, n, k = matmul.m, matmul.n, matmul.k
     return 2 * m * n * k <= MOST_FLOPS and max(m * k, k * n, m * n) <= MOST_ELEMENTS

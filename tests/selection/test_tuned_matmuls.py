@@ -1,4 +1,4 @@
-"""A user's table of tuned products: what it changes, when it counts, and what is refused."""
+"""A user's table of tuned matmuls: what it changes, when it counts, and what is refused."""
 
 import json
 import os
@@ -17,9 +17,9 @@ import pytest
 import jaxbw
 from jaxbw import GemmConfig
 from jaxbw._src.problem import GemmProblem, reduce_dot_general
-from jaxbw._src.selection import select, tuned_products
+from jaxbw._src.selection import select, tuned_matmuls
 from jaxbw._src.selection.devices import TARGETS, Device
-from jaxbw._src.selection.tuned_products import SWITCH, Entry, TunedProducts, add, new_entry
+from jaxbw._src.selection.tuned_matmuls import SWITCH, Entry, TunedMatmuls, add, new_entry
 
 H200, B200 = TARGETS["H200"], TARGETS["B200"]
 CONFIG = GemmConfig(128, 64, cluster=(2, 1), split_k=2, swizzle=4)
@@ -57,7 +57,7 @@ def config_on(device: str) -> GemmConfig:
     return replace(choice.config, stages=None, block_k=None, accumulators=None, scheduler=None)
 
 
-def test_a_table_is_followed_for_its_product_and_device_only(path: Path) -> None:
+def test_a_table_is_followed_for_its_matmul_and_device_only(path: Path) -> None:
     plain = {name: jaxbw.explain(X, W, device=name) for name in TARGETS}
     other = jaxbw.explain(X[:128], W, device="H200")
     with jaxbw.use_tuned(path):
@@ -98,7 +98,7 @@ def test_a_change_of_the_table_retraces(path: Path, tmp_path: Path) -> None:
     traces = []
 
     @jax.jit
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         traces.append(1)
         return jaxbw.matmul(x, w)
 
@@ -107,8 +107,8 @@ def test_a_change_of_the_table_retraces(path: Path, tmp_path: Path) -> None:
     add(other, replace(entry(), us=1.0))
     for table, expected in ((None, 1), (path, 2), (same, 2), (other, 3), (path, 3), (None, 3)):
         with jaxbw.use_tuned(table):
-            product(X, W)
-            product(X, W)
+            matmul(X, W)
+            matmul(X, W)
         assert len(traces) == expected
 
 
@@ -236,7 +236,7 @@ def test_as_a_user_sets_it(path: Path) -> None:
 # --- what is no table
 
 
-GOOD: Any = {"format": tuned_products.FORMAT, "version": 2, "products": [entry().to_json()]}
+GOOD: Any = {"format": tuned_matmuls.FORMAT, "version": 2, "products": [entry().to_json()]}
 ROW = GOOD["products"][0]
 
 
@@ -249,7 +249,7 @@ ROW = GOOD["products"][0]
         ([], "does not say that its format is 'jaxbw tuned products'"),
         ({"version": 1, "ranges": []}, "does not say that its format is"),
         (GOOD | {"version": 1}, "it has version 1, not 2"),
-        (GOOD | {"products": {}}, "it has no list of products"),
+        (GOOD | {"products": {}}, "it has no list of matmuls"),
         (GOOD | {"products": [{}]}, "an entry has not the keys config, configurations, date"),
         (GOOD | {"products": [ROW | {"us": "1"}]}, "an entry's us is '1'"),
         (GOOD | {"products": [ROW | {"config": [1]}]}, "an entry's config is"),
@@ -280,19 +280,19 @@ def test_what_is_no_table_is_refused_and_left_alone(
 def test_a_table_is_read_as_it_was_written(path: Path) -> None:
     more = entry(B200, GemmConfig(256, 128, cta_group=2, cluster=(2, 1), stages=5, raster="n"))
     written = add(path, more)
-    read = TunedProducts.load(path)
+    read = TunedMatmuls.load(path)
     assert read == written
     assert read.entries == written.entries == {each.key: each for each in (entry(), more)}
     better = replace(more, us=1.0)
     assert add(path, better).entries[more.key] == better
-    assert repr(read) == f"TunedProducts(digest={read.digest!r}, source={str(path)!r})"
+    assert repr(read) == f"TunedMatmuls(digest={read.digest!r}, source={str(path)!r})"
 
 
 _ADD_ONE_BY_ONE = """
 import sys
-from jaxbw._src.selection.tuned_products import TunedProducts, add
+from jaxbw._src.selection.tuned_matmuls import TunedMatmuls, add
 source, path = sys.argv[1:]
-entries = TunedProducts.load(source).entries.values()
+entries = TunedMatmuls.load(source).entries.values()
 print("ready", flush=True)
 sys.stdin.readline()
 for entry in entries:
@@ -325,5 +325,5 @@ def test_several_processes_add_at_once(tmp_path: Path) -> None:
     assert [worker.wait() for worker in workers] == [0, 0]
     for worker in workers:
         worker.communicate()  # closes its pipes
-    assert len(TunedProducts.load(path).entries) == 40
+    assert len(TunedMatmuls.load(path).entries) == 40
     assert {each.name for each in path.parent.iterdir()} == {"tuned.json", "tuned.json.lock"}

@@ -1,4 +1,4 @@
-"""Products of the tests of jaxbw.collective_matmul, over the CPU's devices."""
+"""Matmuls of the tests of jaxbw.collective_matmul, over the CPU's devices."""
 
 import functools
 import re
@@ -47,8 +47,8 @@ def spec(rank: int, dimension: int) -> P:
     return P(*entries)
 
 
-def over_mesh(form: dict[str, int], size: int, product: Callable[..., Any]) -> Callable[..., Any]:
-    """A product of [b, m, k] and [k, n], of whole arrays.
+def over_mesh(form: dict[str, int], size: int, matmul: Callable[..., Any]) -> Callable[..., Any]:
+    """A matmul of [b, m, k] and [k, n], of whole arrays.
 
     What nothing is said of lies on every device; a gathered result is compared on each of them.
     """
@@ -62,25 +62,25 @@ def over_mesh(form: dict[str, int], size: int, product: Callable[..., Any]) -> C
         lhs, rhs, out = spec(3, 2), spec(2, 0), spec(3, dimension)
 
     def local(x: Any, w: Any) -> Any:
-        y = product(x, w, AXIS, **form)
+        y = matmul(x, w, AXIS, **form)
         return y if argument == "scatter" else y[None]
 
     return jax.shard_map(local, mesh=mesh_of(size), in_specs=(lhs, rhs), out_specs=out)
 
 
 def expected(form: dict[str, int], size: int) -> Callable[..., Any]:
-    """The same by one product of whole arrays."""
+    """The same by one matmul of whole arrays."""
 
-    def product(x: Any, w: Any) -> Any:
+    def matmul(x: Any, w: Any) -> Any:
         y = jnp.matmul(x, w)
         return y if "scatter" in form else jnp.broadcast_to(y, (size, *y.shape))
 
-    return product
+    return matmul
 
 
-def with_gradients(product: Callable[..., Any]) -> Callable[..., Any]:
+def with_gradients(matmul: Callable[..., Any]) -> Callable[..., Any]:
     def step(x: Any, w: Any, cotangent: Any) -> Any:
-        y, pull_back = jax.vjp(product, x, w)
+        y, pull_back = jax.vjp(matmul, x, w)
         return y, *pull_back(cotangent)
 
     return step
@@ -90,12 +90,12 @@ def assert_equal(got: Any, wanted: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
 
-def layers(product: Callable[..., Any], size: int) -> Callable[..., Any]:
+def layers(matmul: Callable[..., Any], size: int) -> Callable[..., Any]:
     """Two layers as tensor parallelism has them: weights by columns, then by rows."""
 
     def local(x: Any, up: Any, down: Any) -> Any:
-        hidden = product(x, up, AXIS, gather_lhs=-2)
-        return product(hidden * hidden, down, AXIS, scatter=-2)
+        hidden = matmul(x, up, AXIS, gather_lhs=-2)
+        return matmul(hidden * hidden, down, AXIS, scatter=-2)
 
     specs = (P(None, AXIS), P(None, AXIS), P(AXIS))
     return jax.shard_map(local, mesh=mesh_of(size), in_specs=specs, out_specs=specs[0])

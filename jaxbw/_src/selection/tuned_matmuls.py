@@ -1,8 +1,8 @@
-"""Tuned products: for single products on a device, what was measured fastest.
+"""Tuned matmuls: for single matmuls on a device, what was measured fastest.
 
-A user's own table, which `jaxbw.autotune` and `python -m jaxbw tune` write. It names the products,
+A user's own table, which `jaxbw.autotune` and `python -m jaxbw tune` write. It names the matmuls,
 where the tables of `selection.tuned` correct the model for all of them. An entry counts for
-the device, the product (shape, dtypes, layouts, epilogue) and the version of jaxbw that it was
+the device, the matmul (shape, dtypes, layouts, epilogue) and the version of jaxbw that it was
 measured with, and for no other.
 """
 
@@ -26,7 +26,7 @@ FORMAT = "jaxbw tuned products"
 VERSION = 2
 SWITCH = "JAXBW_TUNED"  # environment variable; "off" leaves all tables out
 _KEYS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("device", "product", "jaxbw", "date"), str),
+    **dict.fromkeys(("device", "matmul", "jaxbw", "date"), str),
     **dict.fromkeys(("us", "untuned_us", "xla_us"), (int, float)),
     "configurations": int,
     "config": dict,
@@ -41,8 +41,8 @@ def device_key(device: Device) -> str:
     return f"{device.machine.name}, {device.sm_count} SMs"
 
 
-def product_key(problem: GemmProblem) -> str:
-    """What an entry's product is compared by: shapes in memory, dtypes, transpositions, epilogue.
+def matmul_key(problem: GemmProblem) -> str:
+    """What an entry's matmul is compared by: shapes in memory, dtypes, transpositions, epilogue.
 
     Precision is not part of it: it decides whether a kernel serves, not which one is fast.
     """
@@ -51,10 +51,10 @@ def product_key(problem: GemmProblem) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A product on a device, and how it was computed fastest.
+    """A matmul on a device, and how it was computed fastest.
 
     Attributes:
-      device, product: by `device_key` and `product_key`.
+      device, matmul: by `device_key` and `matmul_key`.
       jaxbw: the version that it was measured with.
       config: the fastest configuration, every field filled in.
       us: its time in microseconds, `untuned_us` that of what would have been chosen without it,
@@ -64,7 +64,7 @@ class Entry:
     """
 
     device: str
-    product: str
+    matmul: str
     jaxbw: str
     config: GemmConfig
     us: float
@@ -81,7 +81,7 @@ class Entry:
     @property
     def key(self) -> tuple[str, str, str]:
         """No two entries of a table have the same."""
-        return self.device, self.product, self.jaxbw
+        return self.device, self.matmul, self.jaxbw
 
     def to_json(self) -> dict[str, Any]:
         """As it lies in a file: of the configuration, what differs from the default."""
@@ -126,7 +126,7 @@ def config_from_json(fields: Mapping[str, Any]) -> GemmConfig:
 
 
 @dataclass(frozen=True)
-class TunedProducts:
+class TunedMatmuls:
     """A table. Two are equal, as parts of a program's key, where their entries are.
 
     Attributes:
@@ -164,8 +164,8 @@ class TunedProducts:
         )
 
     def find(self, problem: GemmProblem, device: Device) -> Entry | None:
-        """The entry of a product on a device, of this version of jaxbw; None without one."""
-        return self.entries.get((device_key(device), product_key(problem), _jaxbw_version))
+        """The entry of a matmul on a device, of this version of jaxbw; None without one."""
+        return self.entries.get((device_key(device), matmul_key(problem), _jaxbw_version))
 
     def count(self, device: Device) -> int:
         """How many entries are for a device, of this version of jaxbw."""
@@ -179,17 +179,17 @@ def _entries(stored: Any) -> dict[tuple[str, str, str], Entry]:
     if stored.get("version") != VERSION:
         raise ValueError(f"it has version {stored.get('version')}, not {VERSION}")
     if not isinstance(stored.get("products"), list):
-        raise ValueError("it has no list of products")
+        raise ValueError("it has no list of matmuls")
     found: dict[tuple[str, str, str], Entry] = {}
     for row in stored["products"]:
         entry = Entry.from_json(row)
         if entry.key in found:
-            raise ValueError(f"it has {entry.product} on {entry.device} twice")
+            raise ValueError(f"it has {entry.matmul} on {entry.device} twice")
         found[entry.key] = entry
     return found
 
 
-def add(path: str | os.PathLike[str], entry: Entry) -> TunedProducts:
+def add(path: str | os.PathLike[str], entry: Entry) -> TunedMatmuls:
     """Adds an entry to a file, in the place of one of the same key; the table that lies there now.
 
     Whoever is killed meanwhile leaves the file as it was, and several processes may add at once:
@@ -200,8 +200,8 @@ def add(path: str | os.PathLike[str], entry: Entry) -> TunedProducts:
     """
     path = Path(path)
     with _locked(path):
-        old = TunedProducts.load(path).entries if path.exists() else {}
-        table = TunedProducts.of({**old, entry.key: entry}, str(path))
+        old = TunedMatmuls.load(path).entries if path.exists() else {}
+        table = TunedMatmuls.of({**old, entry.key: entry}, str(path))
         rows = ",\n".join(json.dumps(each.to_json()) for each in table.entries.values())
         head = f'{{"format": "{FORMAT}", "version": {VERSION}, "products": [\n'
         unfinished = path.with_name(path.name + ".tmp")
@@ -220,7 +220,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def new_entry(problem: GemmProblem, device: Device, config: GemmConfig, **measured: Any) -> Entry:
     """An entry by this version of jaxbw; `measured` are its other attributes."""
-    return Entry(device_key(device), product_key(problem), _jaxbw_version, config, **measured)
+    return Entry(device_key(device), matmul_key(problem), _jaxbw_version, config, **measured)
 
 
 _jaxbw_version = metadata.version("jaxbw")

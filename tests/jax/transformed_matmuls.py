@@ -24,7 +24,7 @@ Function = Callable[..., Any]  # of both operands
 DotGeneral = Callable[..., Any]
 Shape = tuple[int, ...]
 
-# Of lhs and rhs, and what is preferred of the product.
+# Of lhs and rhs, and what is preferred of the matmul.
 DTYPES = (
     ("bfloat16", "bfloat16", None),
     ("bfloat16", "bfloat16", "float32"),
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Case:
-    """A product and what is done to it, innermost first."""
+    """A matmul and what is done to it, innermost first."""
 
     shapes: tuple[Shape, Shape]
     dims: DimensionNumbers
@@ -86,7 +86,7 @@ class Case:
 
 def draw(source: random.Random) -> Case:
     """A case that JAX takes."""
-    shapes, dims = _product(source)
+    shapes, dims = _matmul(source)
     *dtypes, preferred = source.choice(DTYPES)
     inexact = [i for i in (0, 1) if jnp.issubdtype(dtypes[i], jnp.inexact)]
     steps: list[Step] = []
@@ -106,7 +106,7 @@ def draw(source: random.Random) -> Case:
     return Case(shapes, dims, (dtypes[0], dtypes[1]), preferred, tuple(steps))
 
 
-def _product(source: random.Random) -> tuple[tuple[Shape, Shape], DimensionNumbers]:
+def _matmul(source: random.Random) -> tuple[tuple[Shape, Shape], DimensionNumbers]:
     """Shapes and dimension numbers; the dimensions of an operand lie anyhow."""
 
     def sizes() -> list[int]:

@@ -1,4 +1,4 @@
-"""Products under compositions of JAX's transformations: those of lax, in type and in value.
+"""Matmuls under compositions of JAX's transformations: those of lax, in type and in value.
 
 2,000 of them, in parts for several workers. tests/gpu/property.py runs more on a GPU.
 """
@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import jax
 import pytest
 
-from .transformed_products import DTYPES, QUICKLY, TRANSFORMATIONS, Case, check, draw
+from .transformed_matmuls import DTYPES, QUICKLY, TRANSFORMATIONS, Case, check, draw
 
 CASES, PARTS, TOGETHER = 2000, 8, 10  # so many are compiled together
 

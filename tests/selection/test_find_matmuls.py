@@ -1,4 +1,4 @@
-"""The products of a function, found in its jaxpr: within whatever JAX nests."""
+"""The matmuls of a function, found in its jaxpr: within whatever JAX nests."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxbw
-from jaxbw._src.lab.tuning.find import products
+from jaxbw._src.lab.tuning.find import matmuls
 
 X, W = jnp.ones((16, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
 PLAIN = "bf16[1,16,64] @ bf16[1,64,64] -> bf16[1,16,64]"
 
 
 def found(function: Any, *args: Any, lax: bool = False) -> dict[str, int]:
-    return {str(each.problem): each.count for each in products(function, *args, lax=lax)}
+    return {str(each.problem): each.count for each in matmuls(function, *args, lax=lax)}
 
 
 def scanned(x: Any, w: Any) -> Any:
@@ -44,7 +44,7 @@ def test_nested_ones_are_found_and_counted(function: Any, count: int) -> None:
     assert found(function, X, W) == {PLAIN: count}
 
 
-def test_a_training_step_has_the_products_of_its_gradient() -> None:
+def test_a_training_step_has_the_matmuls_of_its_gradient() -> None:
     def loss(w: Any, x: Any) -> Any:
         y = jaxbw.matmul(x, w, bias=jnp.ones(64), activation="gelu")
         return jaxbw.matmul(y, w).astype(jnp.float32).sum()
@@ -57,7 +57,7 @@ def test_a_training_step_has_the_products_of_its_gradient() -> None:
         "bf16[1,16,64] @ bf16[1,64,64]^T -> bf16[1,16,64]": 1,  # of x nothing is asked
         "bf16[1,16,64]^T @ bf16[1,16,64] -> bf16[1,64,64]": 2,
     }
-    saving = [each.problem.epilogue.save for each in products(jax.value_and_grad(loss), W, X)]
+    saving = [each.problem.epilogue.save for each in matmuls(jax.value_and_grad(loss), W, X)]
     assert sorted(saving) == [False, False, False, True]
 
 
@@ -114,7 +114,7 @@ def test_the_most_expensive_comes_first() -> None:
     def function(x: Any, w: Any) -> Any:
         return jaxbw.matmul(x[:2], w), jaxbw.gated_matmul(x, w, w), scanned(x[:8], w)
 
-    flops = [each.flops for each in products(function, X, W)]
+    flops = [each.flops for each in matmuls(function, X, W)]
     one = 2 * 64 * 64
     assert flops == [8 * 7 * one, 2 * 16 * one, 2 * one]
     assert np.all(np.diff(flops) < 0)

@@ -23,7 +23,7 @@ template <uint32_t kCtaGroup>
 class OperandLoads {
  public:
   // Loads from `map` the M or N indices first .. first + extent - 1 of this CTA's tile (all of it, but for a gated
-  // product).
+  // matmul).
   JAXBW_DEVICE OperandLoads(const TensorMap& map, const Context& context, const OperandTile& tile, uint32_t first,
                             uint32_t extent, LoadShare share)
       : map_(map),

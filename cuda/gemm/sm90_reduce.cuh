@@ -1,5 +1,5 @@
 // Adds up what the parts of split tiles have left (split_k.h), and applies the epilogue: a launch behind that of the
-// Hopper kernel, with the same parameters. Where a product has few tiles in many parts, the warps that come last would
+// Hopper kernel, with the same parameters. Where a matmul has few tiles in many parts, the warps that come last would
 // be a few SMs' work; here all SMs share it. Bound by L2: every sum is read once.
 #pragma once
 

@@ -45,7 +45,7 @@ constexpr AccumulatorSlice sm100_slice(uint32_t warp, uint32_t rows, uint32_t co
 }
 
 // Columns that an epilogue warp of sm_100 handles at a time: the widest tcgen05.ld that divides its slice. A gated
-// product's slice is half gate, half up.
+// matmul's slice is half gate, half up.
 constexpr uint32_t sm100_chunk(uint32_t slice_columns) {
   return slice_columns % 32 == 0 ? 32 : slice_columns % 16 == 0 ? 16 : 8;
 }

@@ -141,7 +141,7 @@ def test_operands_that_do_not_move(name: str, moving: int, operand: Operand) -> 
 
 @pytest.mark.parametrize("name", ["all, relu", "gated silu"])
 def test_through_loops(name: str, operand: Operand) -> None:
-    """Forward through a loop of unknown length; Hessian-vector matmuls of a scan over layers."""
+    """Forward through a loop of unknown length; Hessian-vector products of a scan over layers."""
     ours, reference, given = form(name, operand)
     back = operand((N, K), "float32", 9) / 8  # from a result to the next lhs
 

@@ -124,7 +124,7 @@ def gated_matmul(
     """`activation(lhs @ rhs_gate) * (lhs @ rhs_up)`, in one kernel where one fits.
 
     The first half of a gated feed-forward layer: SwiGLU with "silu", GEGLU with "gelu". Both right
-    operands are read where they are. Sums, activation and matmul are float32 (for 64-bit results
+    operands are read where they are. Sums, activation and gate are float32 (for 64-bit results
     float64) up to the cast to the result's dtype.
 
     Args:

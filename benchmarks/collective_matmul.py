@@ -157,7 +157,7 @@ ARMS = {
     "ring": Arm(ours(True), OVERLAP, is_ours=True),
     "ring, static": Arm(ours(True, config=STATIC), OVERLAP, is_ours=True),
     "ring, matmuls by XLA": Arm(ours(True, "xla"), OVERLAP, is_ours=True),
-    "collective and matmul": Arm(collectives, OVERLAP),
+    "collective and product": Arm(collectives, OVERLAP),
     "XLA as shipped": Arm(partitioned, {}),
     "XLA windowed": Arm(partitioned, WINDOWED),
     "XLA windowed, pipelined": Arm(partitioned, PIPELINED),

@@ -186,7 +186,9 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
     // It waits for the others, and for the kernel before this one, when it must. Half of the instructions until its
     // first load are the cluster's: hence a copy without them.
     if (cluster.size() == kCtaGroup) {
-      load_tiles<kCtaGroup>(context.alone<kCtaGroup>());
+      const Context alone = context.alone<kCtaGroup>();
+      load_tiles<kCtaGroup>(alone);
+      context.profile.go_on_from(alone.profile);
     } else {
       load_tiles<kCtaGroup>(context);
     }

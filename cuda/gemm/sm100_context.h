@@ -96,7 +96,7 @@ struct Context : KernelContext<kSm100Epilogue> {
 
   // All threads of the cluster.
   JAXBW_DEVICE void meet() const {
-    if (cluster.cta_group > 1 || cluster.size() > 1) {
+    if (cluster.cta_group != 1 || cluster.size() != 1) {
       ptx::cluster_sync();
     } else {
       ptx::named_barrier_sync(kMeetBarrier, kThreads);

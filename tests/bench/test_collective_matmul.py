@@ -29,9 +29,9 @@ def test_every_arm_of_every_case_is_right(tmp_path: Path) -> None:
         assert list(case["arms"]) == list(collective_matmul.ARMS)
         assert all(arm["error"] <= 1 for arm in case["arms"].values())
         assert set(case["arms"]["ring"]["collectives"]) == {"collective-permute"}
-        assert "collective-permute" not in case["arms"]["collective and matmul"]["collectives"]
+        assert "collective-permute" not in case["arms"]["collective and product"]["collectives"]
         default = case["arms"]["jaxbw"]["collectives"]
-        assert default == case["arms"]["collective and matmul"]["collectives"]
+        assert default == case["arms"]["collective and product"]["collectives"]
         options = {name: set(arm["options"]) for name, arm in case["arms"].items()}
         assert options["XLA as shipped"] < options["jaxbw"] < options["XLA windowed"]
         assert options["XLA windowed"] < options["XLA windowed, pipelined"]
@@ -41,7 +41,7 @@ def test_some_arms_without_profiles(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     given = ["--tiny", "--devices", "2", "--no-profile", "--out", str(out), "--forms", "scatter"]
     given.append("--arms")
-    names = ["jaxbw", "collective and matmul"]
+    names = ["jaxbw", "collective and product"]
     printed = subprocess.run(
         [sys.executable, str(SCRIPT), *given, *names], capture_output=True, check=True, text=True
     ).stdout

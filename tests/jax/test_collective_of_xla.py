@@ -31,7 +31,7 @@ from .collective_matmuls import (
     with_gradients,
 )
 
-XLA_ARMS = "collective and matmul", "XLA as shipped"
+XLA_ARMS = "collective and product", "XLA as shipped"
 
 
 def test_a_symbolic_default_is_one_collective() -> None:

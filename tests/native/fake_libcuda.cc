@@ -571,7 +571,7 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
       static_cast<int>(p.scheduler), "raster", static_cast<int>(p.order.raster), "work",
       std::vector<uint32_t>{p.whole_tiles, p.split_k.value, p.work_items}, "strides",
       std::vector<uint64_t>{p.row_stride, p.column_stride, p.batch_stride}, "b_is_ready", p.b_is_ready, "formula",
-      static_cast<int>(p.epilogue.formula), "partials", reinterpret_cast<uintptr_t>(p.partials), "counters",
+      static_cast<int>(p.epilogue.path), "partials", reinterpret_cast<uintptr_t>(p.partials), "counters",
       reinterpret_cast<uintptr_t>(p.counters));
   const unsigned cluster = cluster_size(*launch);
   if (cluster == 0 || launch->gridDimX % cluster != 0 || launch->gridDimX > 0x7fffffffu)

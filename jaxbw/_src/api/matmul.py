@@ -257,9 +257,10 @@ def _dot_general(
 
 def _check_dimensions(call: str, operands: Operands, params: dict[str, Any]) -> None:
     """Raises what `lax.dot_general` would, and says where."""
-    left, right = jax.typeof(operands.lhs), jax.typeof(operands.rhs)
+    # Of shapes and dtypes alone: over which mesh axes they vary is not settled yet.
+    left, right = (jax.core.ShapedArray(x.shape, x.dtype) for x in operands[:2])
     try:
-        compat.dot_general_type(left, right, plain.lax_params(params))
+        compat.dot_general_type(left, right, plain.lax_params({**params, "out_sharding": None}))
     except TypeError as error:
         lhs, rhs = (describe(x.dtype, x.shape) for x in (left, right))
         dims = params["dimension_numbers"]

@@ -32,7 +32,7 @@ from typing import Any
 import model_error
 import numpy as np
 import tune_selection
-from matmuls import Matmul
+from measuring.matmuls import Matmul
 from model_error import Floats, Group, Measurements, geometric_mean
 from numpy.typing import NDArray
 from tune_selection import FOLDS, SLOW, Sample

@@ -23,10 +23,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matmuls
 from judge_selection import environment
-from matmuls import Matmul
 from measure_configs import running_gpu
+from measuring import matmuls
+from measuring.matmuls import Matmul
 from model_error import geometric_mean
 
 from jaxbw import _native

@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from model_ladders import LADDERS, Rung
+from measuring.ladders import LADDERS, Rung
 
 from jaxbw._src.lab.model.clock import throttled
 from jaxbw._src.lab.model.machine import Replayed, constants, replayed

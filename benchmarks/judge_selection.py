@@ -18,9 +18,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import matmuls
 import measure_configs
-from matmuls import Matmul
+from measuring import matmuls
+from measuring.matmuls import Matmul
 from model_error import geometric_mean
 
 from jaxbw._src.lab.tuning.launching import ROTATED, Gpu

@@ -19,9 +19,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import matmuls
-import records
-from matmuls import Matmul
+from measuring import matmuls, records
+from measuring.matmuls import Matmul
 
 from jaxbw._src.lab.tuning.launching import Bench, Gpu
 from jaxbw._src.lab.tuning.measure import Effort, Measured, measure

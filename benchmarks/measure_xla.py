@@ -34,11 +34,10 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import matmuls
-import model_matmuls
 import numpy as np
-from matmuls import Matmul
 from measure_configs import running_gpu, whole_lines
+from measuring import matmuls, model_matmuls
+from measuring.matmuls import Matmul
 
 import jaxbw
 from jaxbw._src.epilogue import ACTIVATIONS

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 import measure_configs
 import numpy as np
 import scipy.optimize
-from matmuls import Matmul
+from measuring.matmuls import Matmul
 from numpy.typing import NDArray
 
 from jaxbw._src.lab.tuning.measure import Measured

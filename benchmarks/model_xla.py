@@ -31,7 +31,7 @@ import lightgbm
 import measure_xla
 import numpy as np
 import scipy.optimize
-from matmuls import Matmul
+from measuring.matmuls import Matmul
 from model_error import Floats, geometric_mean
 from numpy.typing import NDArray
 from tune_selection import as_columns

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kernel_counts
 import pytest
+from measuring import kernel_counts
 
 from jaxbw import _native
 

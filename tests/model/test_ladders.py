@@ -6,7 +6,7 @@ from typing import Any
 
 import compare_model
 import pytest
-from model_ladders import LADDERS
+from measuring.ladders import LADDERS
 
 from jaxbw._src.lab.model.machine import constants, replayed
 from jaxbw._src.lab.model.report import INTERVAL

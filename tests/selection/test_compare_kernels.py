@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from compare_kernels import ROUNDS, compare, parse_builds, summary
-from matmuls import Matmul
+from measuring.matmuls import Matmul
 
 from jaxbw import _native
 from jaxbw._src.lab.tuning.launching import Launch

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from judge_selection import choice, judged, summary
-from matmuls import Matmul
+from measuring.matmuls import Matmul
 
 from jaxbw._src.lab.tuning.measure import Effort, Measured, measure
 from jaxbw._src.selection import tuned

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-import matmuls
 import pytest
-from matmuls import Matmul
 from measure_configs import from_json, read, run, to_json
+from measuring import matmuls
+from measuring.matmuls import Matmul
 
 from jaxbw._src.lab.bench import case
 from jaxbw._src.lab.tuning.launching import by_launch

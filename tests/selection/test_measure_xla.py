@@ -9,13 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matmuls
 import measure_xla
-import model_matmuls
 import numpy as np
 import pytest
-from matmuls import Matmul
 from measure_xla import Compiled, call, jnp_call, read, run, shapes
+from measuring import matmuls, model_matmuls
+from measuring.matmuls import Matmul
 
 import jaxbw
 from jaxbw._src.lab.bench.case import CONTRACTING, suite

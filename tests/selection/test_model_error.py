@@ -11,8 +11,8 @@ from typing import Literal
 
 import model_error
 import pytest
-from matmuls import Matmul
 from measure_configs import to_json
+from measuring.matmuls import Matmul
 
 from jaxbw._src.lab.tuning.measure import Measured
 from jaxbw._src.selection.candidates import Candidates

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import lightgbm
-import model_matmuls
 import model_xla
 import numpy as np
 import pytest
-from matmuls import Matmul
+from measuring import model_matmuls
+from measuring.matmuls import Matmul
 from model_xla import Sample, grow, judged, margins, out_of_fold, rates, samples, table
 
 from jaxbw._src.lab.bench.case import suite

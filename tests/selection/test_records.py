@@ -1,12 +1,12 @@
-"""benchmarks/records.py: our times in what other benchmarks wrote."""
+"""benchmarks/measuring/records.py: our times in what other benchmarks wrote."""
 
 import json
 from pathlib import Path
 
 import measure_configs
 import pytest
-from matmuls import Matmul
-from records import config_of, read
+from measuring.matmuls import Matmul
+from measuring.records import config_of, read
 
 from jaxbw._src.selection.config import GemmConfig
 

@@ -14,7 +14,7 @@ import model_error
 import numpy as np
 import pytest
 import tune_selection
-from matmuls import draw
+from measuring.matmuls import draw
 
 import jaxbw
 from jaxbw._src.lab.tuning.measure import Effort, measure

@@ -30,11 +30,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compare_kernels import parse_builds
+from jaxbw import _native
+from measuring.builds import parse_builds
 from measuring.campaign_plan import Repository, Task, plan
 from measuring.campaign_steps import STEPS, Step
-
-from jaxbw import _native
 
 ROOT = Path(__file__).resolve().parents[1]
 LATE = 1.5  # times the expected seconds, and a step is stopped

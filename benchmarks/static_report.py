@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jaxbw import _native
 from measuring import sass
 from measuring.kernel_counts import (
     TABLE,
@@ -34,8 +35,6 @@ from measuring.kernel_counts import (
     ring,
     theirs,
 )
-
-from jaxbw import _native
 
 KERNELS = Path(_native.__file__).parent / "kernels"
 PACKAGES = ("triton", "nvidia-cutlass-dsl")

@@ -12,6 +12,7 @@ from typing import Any
 
 import gpu_campaign
 import pytest
+
 from measuring.campaign_plan import Repository, Task, plan
 from measuring.campaign_steps import STEPS, Step
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measuring import kernel_counts
 
 from jaxbw import _native
+from measuring import kernel_counts
 
 KERNELS = Path(_native.__file__).parent / "kernels"
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import static_report
+
 from measuring import kernel_counts, sass
 
 ROOT = Path(__file__).resolve().parents[2]

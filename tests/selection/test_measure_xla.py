@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import measure_xla
 import numpy as np
 import pytest
-from measure_xla import Compiled, call, jnp_call, read, run, shapes
-from measuring import matmuls, model_matmuls
-from measuring.matmuls import Matmul
+from measure_xla import Compiled, call, jnp_call, run, shapes
 
 import jaxbw
 from jaxbw._src.lab.bench.case import CONTRACTING, suite
@@ -22,6 +20,9 @@ from jaxbw._src.lab.bench.inputs import MOST_SETS
 from jaxbw._src.lab.bench.timer import Burst, Rotation
 from jaxbw._src.lab.bench.timer import Matmul as Calls
 from jaxbw._src.selection.devices import TARGETS
+from measuring import matmuls, model_matmuls
+from measuring.matmuls import Matmul
+from measuring.xla_times import read
 
 H200 = TARGETS["H200"]
 DRAWN = list(itertools.islice(model_matmuls.draw(5), 300))

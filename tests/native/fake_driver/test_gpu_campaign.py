@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gpu_campaign
 import pytest
+
 from measuring.campaign_steps import STEPS, Step
 
 ROOT = Path(__file__).parents[3]

@@ -29,13 +29,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import model_error
 import numpy as np
-import tune_selection
-from matmuls import Matmul
-from model_error import Floats, Group, Measurements, geometric_mean
 from numpy.typing import NDArray
-from tune_selection import FOLDS, SLOW, Sample
 
 from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.lab.bench.case import suite
@@ -46,6 +41,10 @@ from jaxbw._src.selection.select import ranking
 from jaxbw._src.selection.tuned import MOST, REACH
 from jaxbw._src.selection.tuned.features import FEATURES, features
 from jaxbw._src.selection.tuned.trees import Forest
+from measuring import measurements
+from measuring.matmuls import Matmul
+from measuring.measurements import Floats, Group, Measurements, geometric_mean
+from measuring.samples import FOLDS, SLOW, Sample, grow
 
 Price = Callable[[Machine, Measurements, Group], Costs]
 Counted = tuple[Measurements, NDArray[np.bool_]]  # a matmul, and which configurations count
@@ -138,7 +137,7 @@ class Rated:
 
     @property
     def sample(self) -> Sample:
-        """What trees are grown from, as `tune_selection.sample` has it."""
+        """What trees are grown from, as `samples.sample` has it."""
         each, counts = self.measured, self.counts
         weights = each.slower[counts] ** -SLOW
         weights /= weights.sum()
@@ -175,7 +174,7 @@ def rate(machine: Machine, matmuls: Sequence[Counted], price: Price) -> list[Rat
 
 def grown(seen: Sequence[Rated]) -> Forest:
     """The trees of these."""
-    return Forest.of(tune_selection.grow([each.sample for each in seen]), len(FEATURES))
+    return Forest.of(grow([each.sample for each in seen]), len(FEATURES))
 
 
 def losses(
@@ -293,7 +292,7 @@ def main() -> None:
         [
             (each, each.in_order(machine))
             for path in paths
-            for each in model_error.read(path, machine)
+            for each in measurements.read(path, machine)
         ]
         for paths in (arguments.results, arguments.fresh)
     )

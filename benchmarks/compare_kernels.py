@@ -23,12 +23,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matmuls
-from judge_selection import environment
-from matmuls import Matmul
-from measure_configs import running_gpu
-from model_error import geometric_mean
-
 from jaxbw import _native
 from jaxbw._src.lab.bench.case import suite
 from jaxbw._src.lab.tuning.launching import Bench, Gpu, Launch
@@ -38,6 +32,11 @@ from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.select import ranking
 from jaxbw._src.selection.tuned import table_for
+from measuring import matmuls
+from measuring.builds import parse_builds
+from measuring.environment import environment, running_gpu
+from measuring.matmuls import Matmul
+from measuring.measurements import geometric_mean
 
 REPEATS = 3  # launches at each visit
 ROUNDS = 12  # visits at most
@@ -117,21 +116,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
             "most": round(max(ratios), 4),
         }
     return found
-
-
-def parse_builds(texts: Sequence[str]) -> dict[str, Path]:
-    """'name=directory' of each build.
-
-    Raises:
-      ValueError: there are less than two names, or a directory has no kernels.
-    """
-    builds = {name: Path(path) for name, _, path in (text.partition("=") for text in texts)}
-    if len(builds) < 2:
-        raise ValueError("--kernels takes two builds or more, as in before=/tmp/before after=...")
-    for name, path in builds.items():
-        if not any(path.glob("*.cubin")):
-            raise ValueError(f"--kernels {name}={path}: there is no .cubin")
-    return builds
 
 
 def main() -> None:

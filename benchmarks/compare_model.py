@@ -16,12 +16,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from model_ladders import LADDERS, Rung
-
 from jaxbw._src.lab.model.clock import throttled
 from jaxbw._src.lab.model.machine import Replayed, constants, replayed
 from jaxbw._src.lab.model.modelled import run
 from jaxbw._src.lab.model.schedule import Shape
+from measuring.ladders import LADDERS, Rung
 
 JUDGED = ("Modular", "Tilus", "Pallas")
 CLEAR = 0.10  # published neighbours that differ by more have an order to be kept

@@ -3,12 +3,12 @@
     python benchmarks/gpu_campaign.py --minutes 9 --dry-run      # what it would do; needs no GPU
     python benchmarks/gpu_campaign.py --minutes 9 --out build/campaign --send "$OUT"
 
-A step (campaign_steps.py) is due where there is no record of this kind of GPU, or where files that
-it watches differ from those of the commit of every record. Each runs as a process of its own with a
-time limit; what it prints is in its folder. One that fails stops no other. Run again with the same
---out, it leaves out what is done, and tries last what did not end well; a step whose command,
-kernels or watched files have changed begins anew. After each step, report.json, report.txt and
-outputs.tar.gz with all folders are written to --send.
+A step (measuring/campaign_steps.py) is due where there is no record of this kind of GPU, or where
+files that it watches differ from those of the commit of every record. Each runs as a process of its
+own with a time limit; what it prints is in its folder. One that fails stops no other. Run again
+with the same --out, it leaves out what is done, and tries last what did not end well; a step whose
+command, kernels or watched files have changed begins anew. After each step, report.json, report.txt
+and outputs.tar.gz with all folders are written to --send.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from campaign_plan import Repository, Task, plan
-from campaign_steps import STEPS, Step
-from compare_kernels import parse_builds
-
 from jaxbw import _native
+from measuring.builds import parse_builds
+from measuring.campaign_plan import Repository, Task, plan
+from measuring.campaign_steps import STEPS, Step
 
 ROOT = Path(__file__).resolve().parents[1]
 LATE = 1.5  # times the expected seconds, and a step is stopped

@@ -11,19 +11,11 @@ had an epilogue; --epilogue judges it with one.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-import matmuls
-import measure_configs
-from matmuls import Matmul
-from model_error import geometric_mean
-
-from jaxbw._src.lab.tuning.launching import ROTATED, Gpu
+from jaxbw._src.lab.tuning.launching import Gpu
 from jaxbw._src.lab.tuning.measure import Effort, Measured
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
@@ -31,6 +23,10 @@ from jaxbw._src.selection.cost_model import memset_us
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.select import ranking
 from jaxbw._src.selection.tuned import Table, table_for
+from measuring import configurations, matmuls
+from measuring.environment import environment
+from measuring.matmuls import Matmul
+from measuring.measurements import geometric_mean
 
 BEYOND = 1.15  # no choice may lose more
 NAMES = ("model", "tuned")
@@ -77,34 +73,19 @@ def summary(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
     }
 
 
-def environment(device: Device, time: str) -> dict[str, Any]:
-    """What a reader needs to repeat the run; `time` is what was measured."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-    table = table_for(device.machine.name)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "commit": commit.stdout.strip(),
-        "gpu": device.name,
-        "table": None if table is None else table.made,
-        "time": time,
-        "inputs": f"iid normal, rotating over {ROTATED / 1e6:.0f} MB",
-    }
-
-
 def main() -> None:
     """Parses arguments, measures, prints a line for each matmul, writes the results file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments, device = measure_configs.parse(parser, draw=40, seed=2026)
+    arguments, device = configurations.parse(parser, draw=40, seed=2026)
     wanted = matmuls.draw(arguments.draw, arguments.seed, arguments.epilogue)
     times = arguments.out.with_suffix(".jsonl")
     effort = Effort(count=arguments.count)
     bench = Gpu()
-    for _ in measure_configs.run(bench, wanted, device, effort, times, arguments.budget):
+    for _ in configurations.run(bench, wanted, device, effort, times, arguments.budget):
         pass
-    rows = [judged(each, found, device) for each, found in measure_configs.read(times).items()]
+    rows = [judged(each, found, device) for each, found in configurations.read(times).items()]
     for row in rows:
         ratios = " ".join(f"{name} {row[name]['ratio']:5.3f}" for name in NAMES)
         print(f"{row['matmul']:24} {row['best_us']:9.2f} us  {ratios}  {row['best']}")

@@ -21,7 +21,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import lzma
 import math
 import os
 import pathlib
@@ -34,11 +33,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import matmuls
-import model_matmuls
 import numpy as np
-from matmuls import Matmul
-from measure_configs import running_gpu, whole_lines
 
 import jaxbw
 from jaxbw._src.epilogue import ACTIVATIONS
@@ -55,13 +50,16 @@ from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.select import select
 from jaxbw._src.selection.tuned_matmuls import config_to_json
+from measuring import matmuls, model_matmuls
+from measuring.configurations import whole_lines
+from measuring.environment import running_gpu
+from measuring.matmuls import Matmul
+from measuring.xla_times import Row, read
 
 ROUNDS = 5
 IDLE_S = 0.012  # before a burst of 4 ms at most: the clock recovers
 BATCH = 24  # matmuls that are compiled, then measured
 _DRAWN = 2**28  # values of which operands are cut
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -210,17 +208,6 @@ def measured(matmul: Matmul, compiled: Compiled, timer: Timer, device: Device) -
         "kernels": {name: timing.kernels for name, timing in timings.items()},
         **compiled.details,
     }
-
-
-def read(path: pathlib.Path) -> dict[Matmul, Row]:
-    """The rows of a file, which may be compressed by xz."""
-    names = [field.name for field in dataclasses.fields(Matmul)]
-    if path.suffix == ".xz":
-        lines = lzma.decompress(path.read_bytes()).decode().splitlines()
-    else:
-        lines = whole_lines(path)
-    rows = map(json.loads, lines)
-    return {Matmul(**{name: row[name] for name in names}): row for row in rows}
 
 
 def run(

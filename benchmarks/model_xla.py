@@ -28,13 +28,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightgbm
-import measure_xla
 import numpy as np
 import scipy.optimize
-from matmuls import Matmul
-from model_error import Floats, geometric_mean
 from numpy.typing import NDArray
-from tune_selection import as_columns
 
 from jaxbw._src.lab.bench.case import suite
 from jaxbw._src.selection import manifest, xla
@@ -44,6 +40,10 @@ from jaxbw._src.selection.select import select
 from jaxbw._src.selection.tuned.files import SIZES, to_bytes
 from jaxbw._src.selection.xla import ADVANTAGE, XlaModel, XlaTime
 from jaxbw._src.selection.xla.features import FEATURES, Rates, features, rough
+from measuring import xla_times
+from measuring.matmuls import Matmul
+from measuring.measurements import Floats, geometric_mean
+from measuring.samples import as_columns
 
 CONFIDENCE = 0.6  # that XLA is quicker, before the advantage that is asked for
 ROWS = (32, 128, 512, 2**31)  # the most of each class
@@ -83,7 +83,7 @@ def samples(paths: Sequence[pathlib.Path], device: Device) -> list[Sample]:
     """Those of some files that the model may be of; the benchmark's are not among them."""
     measured, found = suite(), []
     for path in paths:
-        for matmul, row in measure_xla.read(path).items():
+        for matmul, row in xla_times.read(path).items():
             if (matmul.m, matmul.n, matmul.k) in measured or "kernel" not in row["us"]:
                 continue
             if xla.kind(matmul.problem) is None:

@@ -6,8 +6,8 @@
 Needs no GPU: registers, spills and shared memory of every GEMM instance, and the instructions that
 a warp issues for a block of K (the warp that loads and the one that multiplies) and for an element
 of D (epilogue). Of Triton, Gluon and the CuTe DSL the kernels of tests/independent are compiled,
-and assembled by the ptxas that comes with each. How paths are counted is said in sass.py; what is
-compared, and why a count of ours is higher than another's, in static_report.toml.
+and assembled by the ptxas that comes with each. How paths are counted is said in measuring/sass.py;
+what is compared, and why a count of ours is higher than another's, in static_report.toml.
 """
 
 from __future__ import annotations
@@ -22,10 +22,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import sass
-from kernel_counts import TABLE, Kernel, Row, disassemble, instance, load_table, ours, ring, theirs
-
 from jaxbw import _native
+from measuring import sass
+from measuring.kernel_counts import (
+    TABLE,
+    Kernel,
+    Row,
+    disassemble,
+    instance,
+    load_table,
+    ours,
+    ring,
+    theirs,
+)
 
 KERNELS = Path(_native.__file__).parent / "kernels"
 PACKAGES = ("triton", "nvidia-cutlass-dsl")

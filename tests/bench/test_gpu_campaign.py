@@ -12,8 +12,9 @@ from typing import Any
 
 import gpu_campaign
 import pytest
-from campaign_plan import Repository, Task, plan
-from campaign_steps import STEPS, Step
+
+from measuring.campaign_plan import Repository, Task, plan
+from measuring.campaign_steps import STEPS, Step
 
 ROOT = Path(__file__).parents[2]
 CUDA, SELECTION = ("cuda", ":!cuda/emulator"), ("jaxbw/_src/selection",)

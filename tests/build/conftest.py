@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kernel_counts
 import pytest
 
 from jaxbw import _native
+from measuring import kernel_counts
 
 KERNELS = Path(_native.__file__).parent / "kernels"
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import kernel_counts
 import pytest
-import sass
 import static_report
+
+from measuring import kernel_counts, sass
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "benchmarks" / "results" / "static-report.md"

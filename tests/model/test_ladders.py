@@ -6,10 +6,10 @@ from typing import Any
 
 import compare_model
 import pytest
-from model_ladders import LADDERS
 
 from jaxbw._src.lab.model.machine import constants, replayed
 from jaxbw._src.lab.model.report import INTERVAL
+from measuring.ladders import LADDERS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 RECORD = RESULTS / "2026-11-22_model_ladders_freeze4.json"

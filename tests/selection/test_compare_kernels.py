@@ -4,14 +4,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from compare_kernels import ROUNDS, compare, parse_builds, summary
-from matmuls import Matmul
+from compare_kernels import ROUNDS, compare, summary
 
 from jaxbw import _native
 from jaxbw._src.lab.tuning.launching import Launch
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import TARGETS
+from measuring.builds import parse_builds
+from measuring.matmuls import Matmul
 
 SMALL = Matmul(1024, 1024, 1024)
 BUILDS = {"before": Path("/kernels/before"), "after": Path("/kernels/after")}

@@ -4,7 +4,6 @@ import math
 
 import pytest
 from judge_selection import choice, judged, summary
-from matmuls import Matmul
 
 from jaxbw._src.lab.tuning.measure import Effort, Measured, measure
 from jaxbw._src.selection import tuned
@@ -15,6 +14,7 @@ from jaxbw._src.selection.tuned.features import FEATURES
 from jaxbw._src.selection.tuned.files import SIZES, Sizes
 from jaxbw._src.selection.tuned.trees import LEAF, Forest
 from jaxbw._src.selection.tuned_matmuls import SWITCH
+from measuring.matmuls import Matmul
 
 from .made_up_gpu import MadeUpGpu
 from .made_up_trees import Tree, columns

@@ -3,16 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
-import matmuls
 import pytest
-from matmuls import Matmul
-from measure_configs import from_json, read, run, to_json
 
 from jaxbw._src.lab.bench import case
 from jaxbw._src.lab.tuning.launching import by_launch
 from jaxbw._src.lab.tuning.measure import BURST_US, Effort, Measured, measure
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS
+from measuring import matmuls
+from measuring.configurations import from_json, read, run, to_json
+from measuring.matmuls import Matmul
 
 from .made_up_gpu import MadeUpGpu
 

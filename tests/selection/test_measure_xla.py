@@ -9,13 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matmuls
 import measure_xla
-import model_matmuls
 import numpy as np
 import pytest
-from matmuls import Matmul
-from measure_xla import Compiled, call, jnp_call, read, run, shapes
+from measure_xla import Compiled, call, jnp_call, run, shapes
 
 import jaxbw
 from jaxbw._src.lab.bench.case import CONTRACTING, suite
@@ -23,6 +20,9 @@ from jaxbw._src.lab.bench.inputs import MOST_SETS
 from jaxbw._src.lab.bench.timer import Burst, Rotation
 from jaxbw._src.lab.bench.timer import Matmul as Calls
 from jaxbw._src.selection.devices import TARGETS
+from measuring import matmuls, model_matmuls
+from measuring.matmuls import Matmul
+from measuring.xla_times import read
 
 H200 = TARGETS["H200"]
 DRAWN = list(itertools.islice(model_matmuls.draw(5), 300))

@@ -11,8 +11,6 @@ from typing import Literal
 
 import model_error
 import pytest
-from matmuls import Matmul
-from measure_configs import to_json
 
 from jaxbw._src.lab.tuning.measure import Measured
 from jaxbw._src.selection.candidates import Candidates
@@ -21,6 +19,9 @@ from jaxbw._src.selection.cost_model import evaluate, memset_us
 from jaxbw._src.selection.machine import machines
 from jaxbw._src.selection.search import price
 from jaxbw._src.selection.workload import workload
+from measuring.configurations import to_json
+from measuring.matmuls import Matmul
+from measuring.measurements import Measurements, geometric_mean, read
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "model_error.py"
 RECORD = SCRIPT.parent / "results" / "2026-11-22_h200_configurations.json"
@@ -36,7 +37,7 @@ CONFIGS = [
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, str(SCRIPT), *arguments],
-        # As for a user, who starts it without PYTHONSAFEPATH: it imports the scripts beside it.
+        # As for a user, who starts it without PYTHONSAFEPATH: it imports what is beside it.
         env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
         capture_output=True,
         text=True,
@@ -73,7 +74,7 @@ def test_it_finds_the_machine_that_made_the_times(tmp_path: Path) -> None:
 def test_what_a_choice_loses(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     made_up(results, l2_bytes_per_ns=H200.l2_bytes_per_ns)
-    (first, *_) = model_error.read(results, H200)
+    (first, *_) = read(results, H200)
     assert first.regret(H200) == 1.0
     slow = dataclasses.replace(first, slower=first.slower * 1.25)
     assert slow.regret(H200) == 1.25
@@ -90,17 +91,17 @@ def test_only_the_order_of_tiles_that_would_be_chosen_counts() -> None:
     best = dataclasses.replace(narrow, swizzle=int(chosen.swizzle[0]), raster=raster)
     assert best != narrow
     measured = [Measured(config, 100.0 + i, 1.0) for i, config in enumerate((narrow, best, alone))]
-    found = model_error.Measurements.of(large, measured, H200)
+    found = Measurements.of(large, measured, H200)
     assert list(found.in_order(H200)) == [False, True, True]
     assert found.lost_by(H200, found.microseconds) == pytest.approx(1.01)
-    whole = model_error.Measurements.of(small, measured, H200)
+    whole = Measurements.of(small, measured, H200)
     assert list(whole.in_order(H200)) == [True, True, True]
 
 
 def test_what_the_fit_has_not_seen_is_told_apart(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     made_up(results, l2_bytes_per_ns=7000)
-    matmuls = model_error.read(results, H200)
+    matmuls = read(results, H200)
     unseen, seen = model_error.divided(matmuls, 0.4)
     assert (len(unseen), len(seen)) == (1, 2)
     assert {each.matmul for each in [*unseen, *seen]} == {each.matmul for each in matmuls}
@@ -132,12 +133,12 @@ def test_constants_that_are_fitted_are_the_machine_s() -> None:
 
 def test_the_record_of_configurations_is_modelled_within_a_tenth() -> None:
     """Issue 8's bars, on times that were measured: matmuls that constants were fitted to, too."""
-    matmuls = model_error.read(RECORD, H200)
+    matmuls = read(RECORD, H200)
     unseen, _ = model_error.divided(matmuls, 0.5)
     for part in (matmuls, unseen):
         assert model_error.median_error(H200, part) <= 0.10
         regrets = [each.regret(H200) for each in part]
-        assert model_error.geometric_mean(regrets) <= 1.05
+        assert geometric_mean(regrets) <= 1.05
 
 
 def test_a_file_without_matmuls_is_refused(tmp_path: Path) -> None:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import lightgbm
-import model_matmuls
 import model_xla
 import numpy as np
 import pytest
-from matmuls import Matmul
 from model_xla import Sample, grow, judged, margins, out_of_fold, rates, samples, table
 
 from jaxbw._src.lab.bench.case import suite
@@ -23,6 +21,8 @@ from jaxbw._src.selection.tuned.files import read, to_bytes
 from jaxbw._src.selection.tuned.trees import Forest
 from jaxbw._src.selection.xla import XlaModel, XlaTime
 from jaxbw._src.selection.xla.features import FEATURES, Rates, features, rough
+from measuring import model_matmuls
+from measuring.matmuls import Matmul
 
 H200 = TARGETS["H200"]
 GIVEN = Rates(132, 3.0, 2.0, 6e6, 20, 4e6)

@@ -1,14 +1,14 @@
-"""benchmarks/records.py: our times in what other benchmarks wrote."""
+"""benchmarks/measuring/records.py: our times in what other benchmarks wrote."""
 
 import json
 from pathlib import Path
 
-import measure_configs
 import pytest
-from matmuls import Matmul
-from records import config_of, read
 
 from jaxbw._src.selection.config import GemmConfig
+from measuring import configurations
+from measuring.matmuls import Matmul
+from measuring.records import config_of, read
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -60,7 +60,7 @@ def test_a_suite_s_record_has_the_choices_and_their_times() -> None:
 
 
 def test_a_record_is_read_like_a_results_file() -> None:
-    found = measure_configs.read(RESULTS / "2026-11-22_h200_configurations.json")
+    found = configurations.read(RESULTS / "2026-11-22_h200_configurations.json")
     assert (len(found), sum(map(len, found.values()))) == (13, 126)
     best = found[Matmul(4096, 4096, 4096)][0]
     assert (best.config.tile, best.microseconds) == ((128, 256), 171.86)

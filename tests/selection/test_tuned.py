@@ -10,11 +10,9 @@ import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
-import model_error
 import numpy as np
 import pytest
 import tune_selection
-from matmuls import draw
 
 import jaxbw
 from jaxbw._src.lab.tuning.measure import Effort, measure
@@ -33,6 +31,9 @@ from jaxbw._src.selection.tuned.trees import LEAF, Floats, Forest
 from jaxbw._src.selection.tuned_matmuls import SWITCH
 from jaxbw._src.selection.workload import Workload
 from jaxbw._src.selection.workload import workload as as_workload
+from measuring import samples
+from measuring.matmuls import draw
+from measuring.measurements import Measurements, geometric_mean
 
 from .made_up_gpu import MadeUpGpu
 from .made_up_trees import Tree, columns
@@ -191,7 +192,7 @@ def hidden(config: GemmConfig) -> float:
     return factor * (1.3 if config.swap_ab else 1.0)
 
 
-def measurements(count: int) -> list[model_error.Measurements]:
+def measurements(count: int) -> list[Measurements]:
     """Matmuls on a machine that is the model's but for that."""
     found = []
     for matmul in draw(count, seed=3):
@@ -206,7 +207,7 @@ def measurements(count: int) -> list[model_error.Measurements]:
         measured = measure(
             MadeUpGpu(microseconds), matmul.problem, TARGETS["H200"], Effort(count=60)
         )
-        found.append(model_error.Measurements.of(matmul, measured, H200))
+        found.append(Measurements.of(matmul, measured, H200))
     return found
 
 
@@ -214,19 +215,19 @@ def test_a_table_finds_what_the_model_does_not_know() -> None:
     measured = measurements(40)
     before = [tune_selection.regret(H200, each, None) for each in measured]
     after = list(tune_selection.check(H200, measured))
-    lost, still = (model_error.geometric_mean(each) - 1 for each in (before, after))
+    lost, still = (geometric_mean(each) - 1 for each in (before, after))
     assert lost > 0.02
     assert still < lost / 2
 
 
 def test_a_table_is_the_mean_of_its_forests(monkeypatch: pytest.MonkeyPatch) -> None:
     """One forest alone was grown since tables became binary; a table shipped so, of 50 trees."""
-    samples = [tune_selection.sample(H200, each) for each in measurements(8)]
-    rows = np.concatenate([each.rows for each in samples])
+    seen = [samples.sample(H200, each) for each in measurements(8)]
+    rows = np.concatenate([each.rows for each in seen])
 
     def total(*seeds: int) -> Floats:
-        monkeypatch.setattr(tune_selection, "SEEDS", seeds)
-        return Forest.of(tune_selection.grow(samples), len(FEATURES)).total(rows)
+        monkeypatch.setattr(samples, "SEEDS", seeds)
+        return Forest.of(samples.grow(seen), len(FEATURES)).total(rows)
 
     first, second, both = total(1), total(2), total(1, 2)
     assert not np.allclose(first, second)
@@ -234,13 +235,13 @@ def test_a_table_is_the_mean_of_its_forests(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_file_is_what_was_grown(tmp_path: Path) -> None:
-    samples = [tune_selection.sample(H200, each) for each in measurements(4)]
-    made = tune_selection.tune(samples, {"products": 4})
+    seen = [samples.sample(H200, each) for each in measurements(4)]
+    made = tune_selection.tune(seen, {"products": 4})
     path = tmp_path / "table.npz"
     path.write_bytes(to_bytes(made))
     stored = read(path)
     np.testing.assert_equal(stored, made)
-    assert to_bytes(stored) == to_bytes(tune_selection.tune(samples, {"products": 4}))
+    assert to_bytes(stored) == to_bytes(tune_selection.tune(seen, {"products": 4}))
 
 
 def test_the_installed_table_is_small() -> None:

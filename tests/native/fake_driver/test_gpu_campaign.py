@@ -5,7 +5,8 @@ from pathlib import Path
 
 import gpu_campaign
 import pytest
-from campaign_steps import STEPS, Step
+
+from measuring.campaign_steps import STEPS, Step
 
 ROOT = Path(__file__).parents[3]
 FUZZ = next(step for step in STEPS if step.name == "fuzz_direct").command

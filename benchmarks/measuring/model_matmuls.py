@@ -13,10 +13,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-import matmuls
-from matmuls import Matmul
-
 from jaxbw._src.lab.bench.case import suite
+from measuring import matmuls
+from measuring.matmuls import Matmul
 
 WEIGHTS = pathlib.Path(__file__).with_name("model_weights.json")
 OF_MODELS, FEW_ROWS, HALF, FUSED = 0.65, 0.45, 0.1, 0.3  # shares; of what can be fused, FUSED is

@@ -8,10 +8,9 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from matmuls import Matmul
-
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.tuned_matmuls import config_from_json
+from measuring.matmuls import Matmul
 
 # Of configurations until 2026-11-24; what is recorded has the values that are left.
 FORMER_FIELDS = ("operand_swizzle", "store_buffers", "tma_store")

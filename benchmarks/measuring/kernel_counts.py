@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import sass
-
 from jaxbw import _native
+from measuring import sass
 
-ROOT = Path(__file__).resolve().parents[1]
-TABLE = Path(__file__).with_name("static_report.toml")
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "benchmarks" / "static_report.toml"
 
 WAIT = r"SYNCS.*TRYWAIT"
 MMAS = 4  # along K in a block of 64 elements of 16 bits: in one swizzle span of any type

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from campaign_steps import START, Step
-
 from jaxbw._src.selection import manifest
+from measuring.campaign_steps import START, Step
 
 
 @dataclass(frozen=True)

@@ -539,15 +539,15 @@ class EmulatedLaunch:
 def emulated_launches(
     plan: Plan, arrays: Mapping[str, int], *, sm_count: int
 ) -> tuple[EmulatedLaunch | None, EmulatedLaunch, EmulatedLaunch | None]:
-    """The launches of the repack, gemm and reduce kernels that a plan is, for tests. Runs nothing.
+    """The launches of a plan's repack, gemm, and reduce kernels, in this order. Runs nothing.
 
-    Before the second, counters in the workspace must be 0.
+    For tests, which run them by `jaxbw.emulator`. The counters in the workspace must be 0 before.
 
     Args:
       plan: on a device that runs `plan.resident` clusters at a time.
-      arrays: addresses in the host's memory, by the names of the call's arrays: "lhs", "rhs", as
-        the problem has them "rhs_up", "c", "bias" and "residual", then "result", "saved" and
-        "saved_up", and "workspace" if it has bytes. c may be the result.
+      arrays: the addresses of host arrays by name: "lhs", "rhs", "result", and as far as the
+        problem has them "rhs_up", "c" (which may be the result), "bias", "residual", "saved",
+        "saved_up", and "workspace".
       sm_count: SMs of the emulated GPU.
 
     Raises:

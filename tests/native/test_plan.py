@@ -198,6 +198,25 @@ def test_tensor_maps_of_the_emulator(layout: str) -> None:
     assert gemm.shared_memory == 6 * 256 * 128 + 32768 + 1024
 
 
+@pytest.mark.parametrize(
+    ("block_n", "output", "store", "residual"),
+    [
+        (128, DataType.BF16, ([64, 16, 1], "B128"), ([64, 128, 1], "B128")),
+        (128, DataType.F32, ([32, 16, 1], "B128"), ([64, 128, 1], "B128")),
+        (96, DataType.BF16, ([32, 16, 1], "B64"), ([32, 128, 1], "B64")),
+    ],
+)
+def test_boxes_of_a_result_and_of_a_residual_in_the_ring(
+    block_n: int, output: DataType, store: Any, residual: Any
+) -> None:
+    # A warp stores 16 rows of a span, or of half of one; a residual comes with all rows of a tile.
+    problem = dict(m=256, n=256, k=512, output=output, residual=DataType.F16)
+    _, (_, gemm, _) = launches("sm90", problem, GemmConfig(128, block_n), "residual")
+    assert tensor_map(gemm.parameters, "d")[3:] == store
+    rows = "FLOAT16", [256, 256, 1], [512, 512 * 256]
+    assert tensor_map(gemm.parameters, "residual") == (*rows, *residual)
+
+
 def test_a_workspace_of_copies_and_parts_for_a_launch_behind() -> None:
     # Rows of 1,700 and 266 bytes are copied to 1,792 and 384, lines of 128.
     plan, (repack, gemm, reduce) = launches(

@@ -289,6 +289,14 @@ class Plan:
         """Scratch memory: repacked operands, sums of parts, counters."""
 
     @property
+    def workspace_offsets(self) -> dict[str, int]:
+        """Where its sections begin: "a", "b", "b_up" of the kernel, "partials", "counters"."""
+
+    @property
+    def counters(self) -> int:
+        """Counters of slices, of 32 bits; 0 where a launch behind adds up the parts."""
+
+    @property
     def repacked(self) -> tuple[str, ...]:
         """Which of "lhs" and "rhs" are copied ahead."""
 
@@ -510,6 +518,44 @@ def trace_gemm(
       ValueError: as of `enqueue_gemm`, or a cluster has more CTAs than there are SMs.
       RuntimeError: the kernel did something from which there is no going on.
     """
+
+class EmulatedLaunch:
+    """One kernel's launch, as `jaxbw.emulator.Module.launch` takes it; extents are along x."""
+
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def cluster_ctas(self) -> int: ...
+    @property
+    def shared_memory(self) -> int: ...
+    @property
+    def parameters(self) -> bytes:
+        """The one argument: RepackParams or GemmParams of cuda/params.h."""
+
+def emulated_launches(
+    plan: Plan, arrays: Mapping[str, int], *, sm_count: int
+) -> tuple[EmulatedLaunch | None, EmulatedLaunch, EmulatedLaunch | None]:
+    """The launches of a plan's repack, gemm, and reduce kernels, in this order. Runs nothing.
+
+    For tests, which run them by `jaxbw.emulator`. The counters in the workspace must be 0 before.
+
+    Args:
+      plan: on a device that runs `plan.resident` clusters at a time.
+      arrays: the addresses of host arrays by name: "lhs", "rhs", "result", and as far as the
+        problem has them "rhs_up", "c" (which may be the result), "bias", "residual", "saved",
+        "saved_up", and "workspace".
+      sm_count: SMs of the emulated GPU.
+
+    Raises:
+      ValueError: other arrays than the call's, or one that is misaligned.
+    """
+
+def gemm_params_fields() -> dict[str, tuple[int, int]]:
+    """Offset and size of the fields of GemmParams that tests read or change."""
 
 def activities() -> list[str]:
     """What a warp of a profiled kernel does, by the number in its stamps."""

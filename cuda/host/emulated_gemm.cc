@@ -106,6 +106,12 @@ Status encode_emulated_map(const TensorView& view, TensorMap& map) {
   return Status();
 }
 
+template <typename Params>
+std::vector<uint8_t> bytes_of(const Params& params) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&params);
+  return {bytes, bytes + sizeof(params)};
+}
+
 // All arrays of the call, but for those that lie in another one (C in the result).
 std::vector<emulator::Buffer> memory_of(const GemmPlan& plan, const GemmBuffers& buffers) {
   std::vector<CallArray> arrays = arrays_of(plan.problem, plan.workspace.bytes);
@@ -158,11 +164,12 @@ Status run_machine(const emulator::Program& program, const emulator::LaunchOptio
   });
 }
 
-// One kernel of a call. `machines`: threads that share its clusters.
-Status run_kernel(std::string_view name, const LaunchShape& shape, Checks checks, uint32_t machines,
-                  const std::vector<emulator::Buffer>& memory, const void* params, size_t params_bytes) {
-  const Result<const EmulatedKernel*> kernel = load(name);
+// `machines`: threads that share its clusters.
+Status run_kernel(const EmulatedLaunch& launch, Checks checks, uint32_t machines,
+                  const std::vector<emulator::Buffer>& memory) {
+  const Result<const EmulatedKernel*> kernel = load(launch.kernel);
   if (!kernel.ok()) return kernel.status();
+  const LaunchShape& shape = launch.shape;
   const bool checked = checks != Checks::kOff;
   const emulator::LaunchOptions options{.grid = {shape.blocks},
                                         .block = {shape.threads},
@@ -170,15 +177,13 @@ Status run_kernel(std::string_view name, const LaunchShape& shape, Checks checks
                                         .dynamic_shared = shape.shared_memory,
                                         .checks = checks,
                                         .sm_count = shape.cluster_size * (checked ? kCheckedClusters : 1)};
-  const auto* bytes = static_cast<const uint8_t*>(params);
-  const std::vector<uint8_t> parameters(bytes, bytes + params_bytes);
 
   std::vector<Status> outcomes(machines);
   const auto run_share = [&](uint32_t share) {
     emulator::LaunchOptions own = options;
     own.first_cluster = share;
     own.cluster_step = machines;
-    outcomes[share] = run_machine((*kernel)->program, own, memory, parameters);
+    outcomes[share] = run_machine((*kernel)->program, own, memory, launch.parameters);
   };
   {
     std::vector<std::jthread> threads;
@@ -189,31 +194,18 @@ Status run_kernel(std::string_view name, const LaunchShape& shape, Checks checks
   return failed == outcomes.end() ? Status() : *failed;
 }
 
-// The launch of the gemm kernel, when what goes before it is done: operands are repacked, counters cleared.
-Result<GemmLaunch> lead_up(const GemmPlan& plan, const GemmBuffers& buffers, Checks checks, uint32_t threads,
-                           const std::vector<emulator::Buffer>& memory) {
-  Result<GemmLaunch> made = make_launch(plan, buffers);
-  if (!made.ok()) return made.status();
-  GemmLaunch gemm = std::move(made).take();
-  if (Status status = encode_maps(gemm, encode_emulated_map); !status.ok()) return status;
-  if (gemm.repack_blocks != 0) {
-    const LaunchShape shape{.blocks = std::min(gemm.repack_blocks, kOneWave), .threads = kRepackThreads};
-    Status status = run_kernel(repack_kernel(*gemm.family, gemm.config.kernel), shape, checks,
-                               std::min(threads, shape.blocks), memory, &gemm.repack, sizeof(gemm.repack));
-    if (!status.ok()) return status;
-  }
-  if (gemm.counter_count != 0) {
-    std::memset(reinterpret_cast<void*>(gemm.counters), 0, gemm.counter_count * sizeof(uint32_t));
-  }
-  return gemm;
+// A kernel of independent blocks, where the call has it.
+Status run_blocks(const std::optional<EmulatedLaunch>& launch, Checks checks, uint32_t threads,
+                  const std::vector<emulator::Buffer>& memory) {
+  if (!launch) return Status();
+  return run_kernel(*launch, checks, std::min(threads, launch->shape.blocks), memory);
 }
 
-// What is left when the gemm kernel has run: its parts are added up, where a launch of their own does.
-Status follow_up(const GemmLaunch& gemm, Checks checks, uint32_t threads, const std::vector<emulator::Buffer>& memory) {
-  if (gemm.reduced_chunks == 0) return Status();
-  const LaunchShape shape = reduce_shape(gemm.reduce_blocks(kOneWave));
-  return run_kernel(reduce_kernel(*gemm.family), shape, checks, std::min(threads, shape.blocks), memory, &gemm.params,
-                    sizeof(gemm.params));
+// What goes before the gemm kernel.
+Status lead_up(const EmulatedCall& call, Checks checks, uint32_t threads, const std::vector<emulator::Buffer>& memory) {
+  if (Status status = run_blocks(call.repack, checks, threads, memory); !status.ok()) return status;
+  if (call.counter_count != 0) std::memset(call.counters, 0, call.counter_count * sizeof(uint32_t));
+  return Status();
 }
 
 Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
@@ -221,39 +213,36 @@ Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
   if (!checks.ok()) return checks.status();
   const std::vector<emulator::Buffer> memory = memory_of(plan, buffers);
   const uint32_t threads = *checks == Checks::kOff ? std::max(std::thread::hardware_concurrency(), 1u) : 1;
-  const Result<GemmLaunch> made = lead_up(plan, buffers, *checks, threads, memory);
-  if (!made.ok()) return made.status();
-  const GemmLaunch& gemm = *made;
-  const uint32_t clusters = gemm.clusters(kOneWave);
+  const Result<EmulatedCall> call = emulated_call(plan, buffers, kOneWave, kOneWave);
+  if (!call.ok()) return call.status();
+  if (Status status = lead_up(*call, *checks, threads, memory); !status.ok()) return status;
+  const LaunchShape& shape = call->gemm.shape;
   // Clusters that count each other's parts of a tile run on one machine: the emulator's atomics are atomic within one.
-  const uint32_t machines = gemm.counter_count != 0 ? 1 : std::min(threads, clusters);
-  const Status status = run_kernel(gemm.config.kernel, gemm_shape(*gemm.family, gemm.config, clusters, false), *checks,
-                                   machines, memory, &gemm.params, sizeof(gemm.params));
-  return status.ok() ? follow_up(gemm, *checks, threads, memory) : status;
+  const uint32_t machines = call->counter_count != 0 ? 1 : std::min(threads, shape.blocks / shape.cluster_size);
+  const Status status = run_kernel(call->gemm, *checks, machines, memory);
+  return status.ok() ? run_blocks(call->reduce, *checks, threads, memory) : status;
 }
 
 Result<emulator::Report> trace(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t sm_count,
                                const Profiling* profiling) {
   const Result<Checks> checks = requested_checks();
   if (!checks.ok()) return checks.status();
+  const uint32_t resident = sm_count / plan.config.cluster_size();
+  if (resident == 0) return invalid("a cluster of ", plan.config.cluster_size(), " CTAs on ", sm_count, " SMs");
+  const Result<EmulatedCall> call = emulated_call(plan, buffers, resident, sm_count);
+  if (!call.ok()) return call.status();
   std::vector<emulator::Buffer> memory = memory_of(plan, buffers);
-  const Result<GemmLaunch> made = lead_up(plan, buffers, *checks, 1, memory);
-  if (!made.ok()) return made.status();
-  const GemmLaunch& gemm = *made;
-  const uint32_t resident = sm_count / gemm.config.cluster_size();
-  if (resident == 0) return invalid("a cluster of ", gemm.config.cluster_size(), " CTAs on ", sm_count, " SMs");
-  const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, gemm.clusters(resident), false);
-  const auto* bytes = reinterpret_cast<const uint8_t*>(&gemm.params);
-  std::vector<uint8_t> parameters(bytes, bytes + sizeof(gemm.params));
+  if (Status status = lead_up(*call, *checks, 1, memory); !status.ok()) return status;
+  const auto& [name, shape, params] = call->gemm;
+  std::vector<uint8_t> parameters = params;
   if (profiling != nullptr) {
     if (Status status = check_profiling(*profiling, shape); !status.ok()) return status;
-    const auto* of_memory = reinterpret_cast<const uint8_t*>(&profiling->memory);
-    parameters.insert(parameters.end(), of_memory, of_memory + sizeof(profiling->memory));
+    const std::vector<uint8_t> of_memory = bytes_of(profiling->memory);
+    parameters.insert(parameters.end(), of_memory.begin(), of_memory.end());
     auto* words = reinterpret_cast<uint8_t*>(profiling->memory.words);
     memory.push_back({reinterpret_cast<uint64_t>(words), {words, profiling->words * sizeof(uint64_t)}, true});
   }
-  const Result<const EmulatedKernel*> kernel =
-      profiling != nullptr ? load(gemm.config.kernel, profiling->directory) : load(gemm.config.kernel);
+  const Result<const EmulatedKernel*> kernel = profiling != nullptr ? load(name, profiling->directory) : load(name);
   if (!kernel.ok()) return kernel.status();
   const DefaultFloatingPoint floating_point;
   emulator::Machine machine((*kernel)->program,
@@ -266,7 +255,7 @@ Result<emulator::Report> trace(const GemmPlan& plan, const GemmBuffers& buffers,
                              .trace = true},
                             memory, parameters);
   machine.run();
-  if (Status status = follow_up(gemm, *checks, 1, memory); !status.ok()) return status;
+  if (Status status = run_blocks(call->reduce, *checks, 1, memory); !status.ok()) return status;
   return machine.report();
 }
 
@@ -275,6 +264,30 @@ Status with_call(const GemmPlan& plan, const Status& status) {
 }
 
 }  // namespace
+
+Result<EmulatedCall> emulated_call(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t resident,
+                                   uint32_t sm_count) {
+  Result<GemmLaunch> made = make_launch(plan, buffers);
+  if (!made.ok()) return made.status();
+  GemmLaunch launch = std::move(made).take();
+  if (Status status = encode_maps(launch, encode_emulated_map); !status.ok()) return status;
+  const GemmConfig& config = launch.config;
+  const LaunchShape shape = gemm_shape(*launch.family, config, launch.clusters(resident), false);
+  EmulatedCall call{.repack = {},
+                    .gemm = {config.kernel, shape, bytes_of(launch.params)},
+                    .reduce = {},
+                    .counters = reinterpret_cast<uint32_t*>(launch.counters),
+                    .counter_count = launch.counter_count};
+  if (launch.repack_blocks != 0) {
+    call.repack = {repack_kernel(*launch.family, config.kernel),
+                   {.blocks = std::min(launch.repack_blocks, sm_count), .threads = kRepackThreads},
+                   bytes_of(launch.repack)};
+  }
+  if (launch.reduced_chunks != 0) {
+    call.reduce = {reduce_kernel(*launch.family), reduce_shape(launch.reduce_blocks(sm_count)), call.gemm.parameters};
+  }
+  return call;
+}
 
 Result<emulator::Report> trace_gemm(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t sm_count,
                                     const Profiling* profiling) {

@@ -3,11 +3,32 @@
 
 #include "emulator/report.h"
 #include "host/gemm_launch.h"
+#include "host/kernel_launch.h"
 
 namespace jaxbw {
 
 // Says how much the emulator checks: "off" (the default), "hardware" or "strict", see cuda/emulator/machine.h.
 inline constexpr const char* kEmulatorChecksVariable = "JAXBW_EMULATOR_CHECKS";
+
+// A kernel of a call, as the emulator takes it.
+struct EmulatedLaunch {
+  std::string_view kernel;
+  LaunchShape shape;
+  std::vector<uint8_t> parameters;
+};
+
+// What computes a matmul, in this order. The counters are to be set to zero before.
+struct EmulatedCall {
+  std::optional<EmulatedLaunch> repack;
+  EmulatedLaunch gemm;
+  std::optional<EmulatedLaunch> reduce;
+  uint32_t* counters;
+  uint64_t counter_count;
+};
+
+// On a machine of so many SMs, that runs `resident` clusters at a time. Runs nothing. Addresses are host pointers.
+Result<EmulatedCall> emulated_call(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t resident,
+                                   uint32_t sm_count);
 
 // Computes the matmul before it returns. The addresses in `buffers` are host pointers. Unchecked, the clusters are
 // divided among the machine's cores: which core computes a tile does not change it. Checked, one machine runs the

@@ -19,6 +19,7 @@
 #include "host/ffi_handler.h"
 #include "host/gemm_launch.h"
 #include "host/kernel_library.h"
+#include "host/launch_bindings.h"
 #include "host/plan_bindings.h"
 
 namespace nb = nanobind;
@@ -266,6 +267,7 @@ NB_MODULE(_native, m) {
   m.attr("PROFILE_SLICE_HEAD") = kProfileSliceHead;
 
   bind_plan(m);
+  bind_launch(m);
   emulator::bind_emulator(m);
 }
 

@@ -107,12 +107,6 @@ GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, boo
 
 // --- what goes out
 
-// A plan, and how many of its clusters run at a time.
-struct PlanOnDevice {
-  GemmPlan plan;
-  uint32_t resident;
-};
-
 using Found = std::variant<PlanOnDevice, Violation>;
 
 Found plan(const std::string& family_name, const GemmProblem& problem, nb::handle config, uint32_t resident) {
@@ -439,6 +433,18 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("slices", of_work(&Work::slices))
       .def_prop_ro("slice_floats", of_work(&Work::slice_floats))
       .def_prop_ro("workspace_bytes", [](const PlanOnDevice& p) { return p.plan.workspace.bytes; })
+      .def_prop_ro("workspace_offsets",
+                   [](const PlanOnDevice& p) {
+                     const WorkspaceLayout& layout = p.plan.workspace;
+                     nb::dict named;
+                     named["a"] = layout.a;
+                     named["b"] = layout.b;
+                     named["b_up"] = layout.b_up;
+                     named["partials"] = layout.partials;
+                     named["counters"] = layout.counters;
+                     return named;
+                   })
+      .def_prop_ro("counters", [](const PlanOnDevice& p) { return p.plan.workspace.counter_count; })
       .def_prop_ro("repacked", [](const PlanOnDevice& p) { return nb::tuple(nb::cast(repacked(p.plan))); })
       .def_prop_ro("store_path",
                    [](const PlanOnDevice& p) {

@@ -3,7 +3,15 @@
 
 #include <nanobind/nanobind.h>
 
+#include "host/gemm_launch.h"
+
 namespace jaxbw {
+
+// A plan, and how many of its clusters run at a time.
+struct PlanOnDevice {
+  GemmPlan plan;
+  uint32_t resident;
+};
 
 // Problem, Plan, Violation, plan and what goes with them: see jaxbw/_native.pyi.
 void bind_plan(nanobind::module_& m);

@@ -19,7 +19,7 @@ from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection.config import GemmConfig
 
 from . import gemm_launch
-from .gemm_launch import ACTIVATIONS, SM90, SM100, Config, Matmul
+from .gemm_launch import ACTIVATIONS, Config, Matmul
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
@@ -112,7 +112,6 @@ class Case:
         config = Config(
             **given
             | dict(
-                family=SM90 if self.family == "sm90" else SM100,
                 lhs_major=int(self.layout[0] == "t"),
                 rhs_major=int(self.layout[1] == "n"),
                 output=DTYPES[self.output],

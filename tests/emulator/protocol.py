@@ -6,9 +6,13 @@ from jaxbw import emulator
 
 from . import gemm_cases, gemm_launch, probe
 from .gemm_cases import Case
+from .gemm_launch import SPAN, ceil_div
 from .installed import text
 
 K = 128
+# Bytes of shared memory: barriers and the like, then two staging buffers of 32 rows for each of
+# four warps, then stages, whose B begins at an atom of 8 spans.
+CONTROL, STAGING, ATOM = 1024, 4 * 2 * 32 * SPAN, 8 * SPAN
 
 
 def one_tile_each(
@@ -59,10 +63,12 @@ class Protocol:
 
     def load_masks(self, cta: int) -> tuple[set[int], set[int]]:
         """Of A and of B; nothing where no other CTA needs what is loaded."""
-        config = self.case.config()
-        a_bytes, b_bytes, staging = gemm_launch.storage(config)
+        rows, columns = (
+            size // self.case.cta_group for size in (self.case.block_m, self.case.block_n)
+        )
+        a_bytes, b_bytes = rows * SPAN, ceil_div(columns * SPAN, ATOM) * ATOM
         barriers = min(where for where, _ in self.of("init", cta))
-        first = barriers + gemm_launch.CONTROL + staging
+        first = barriers + CONTROL + STAGING
         masks: tuple[set[int], set[int]] = set(), set()
         for where, _, mask in self.of("load", cta):
             masks[(where - first) % (a_bytes + b_bytes) >= a_bytes].add(mask)

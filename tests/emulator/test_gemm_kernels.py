@@ -438,10 +438,10 @@ def test_a_formula_in_registers_is_the_general_one(
     )
     kernel = load(case.kernel)
     config, matmul = case.config(), case.matmul()
-    assert gemm_launch.formula(config, matmul) == 2
+    assert gemm_launch.plan_of(config, matmul).formula == "elementwise"
     zeros = np.zeros(matmul.shape, np.float32)
     general = replace(matmul, residual=zeros)
-    assert gemm_launch.formula(config, general) == 0
+    assert gemm_launch.plan_of(config, general).formula == "general"
     found, expected = (gemm_launch.launch(kernel, config, each).d for each in (matmul, general))
     np.testing.assert_array_equal(found, expected)
 
@@ -467,10 +467,10 @@ def test_a_residual_in_registers_is_the_general_one(
     )
     kernel = load(case.kernel)
     config, matmul = case.config(), case.matmul()
-    assert gemm_launch.formula(config, matmul) == 2
+    assert gemm_launch.plan_of(config, matmul).formula == "elementwise"
     assert matmul.residual is not None
     general = replace(matmul, residual=matmul.residual.astype(np.float32))
-    assert gemm_launch.formula(config, general) == 0
+    assert gemm_launch.plan_of(config, general).formula == "general"
     found, expected = (gemm_launch.launch(kernel, config, each).d for each in (matmul, general))
     np.testing.assert_array_equal(found, expected)
 

@@ -65,11 +65,10 @@ def test_the_parts_are_added_up(name: str, schedule: tuple[str, int]) -> None:
     gemm_cases.check(load(case.kernel), case, *schedule)
 
 
-def run(case: Case, **options: Any) -> gemm_launch.Outcome:
-    reduced = options.pop("reduced", None)
+def run(case: Case, counted: bool = False, **options: Any) -> gemm_launch.Outcome:
     return gemm_launch.launch(
         load(case.kernel),
-        replace(case.config(), reduced=reduced),
+        replace(case.config(), counted=counted),
         case.matmul(),
         sm_count=case.sm_count,
         **options,
@@ -80,7 +79,7 @@ def run(case: Case, **options: Any) -> gemm_launch.Outcome:
 @pytest.mark.parametrize("name", ["17 parts", "gated, odd rows", "two m64", "clusters of parts"])
 def test_the_last_of_a_tile_would_add_up_the_same_bits(name: str) -> None:
     case = replace(CASES[name], integers=False)
-    outcomes = [run(case, reduced=reduced) for reduced in (False, True)]
+    outcomes = [run(case, counted=counted) for counted in (True, False)]
     counted, apart = ([x.tobytes() for x in (o.d, *o.saved)] for o in outcomes)
     assert all(outcome.report.findings == [] for outcome in outcomes)
     assert counted == apart

@@ -60,7 +60,7 @@ CASES = {
 def run(case: Case, sm_count: int, **options: Any) -> gemm_launch.Outcome:
     return gemm_launch.launch(
         options.pop("module", None) or load(case.kernel),
-        replace(case.config(), reduced=False),
+        case.config(),
         case.matmul(),
         sm_count=sm_count,
         **options,

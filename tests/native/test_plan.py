@@ -136,6 +136,155 @@ def test_many_plans_are_those_of_one(name: str) -> None:
     assert (many["gathered"] == 2).tolist() == [plan.reduces_apart] * 3
 
 
+# --- launches on made-up addresses
+
+FIELDS = _native.gemm_params_fields()
+TensorMapFields = _native.emulator.datapath.TensorMapFields
+WORKSPACE = 1 << 32
+
+
+def launches(family: str, problem: dict[str, Any], config: GemmConfig, *more: str) -> Any:
+    plan = _native.plan(family, Problem(**{"batch": 1} | problem), config, resident=132)
+    assert isinstance(plan, Plan), str(plan)
+    names = ("lhs", "rhs", *more, "result")
+    arrays = {name: place << 24 for place, name in enumerate(names, 1)}
+    if plan.workspace_bytes:
+        arrays["workspace"] = WORKSPACE
+    return plan, _native.emulated_launches(plan, arrays, sm_count=132)
+
+
+def field(parameters: bytes, name: str) -> bytes:
+    offset, size = FIELDS[name]
+    return parameters[offset : offset + size]
+
+
+def number(parameters: bytes, name: str) -> int:
+    return int.from_bytes(field(parameters, name), "little")
+
+
+def tensor_map(parameters: bytes, name: str) -> Any:
+    found = TensorMapFields.decode(field(parameters, name))
+    return found.type.name, found.extents, found.strides, found.box, found.swizzle.name
+
+
+# A is shared by one column of CTAs, B by two rows, which load half of its box each.
+A_K = [72, 136, 1], [144, 144 * 136], [64, 128, 1]
+A_M = [136, 72, 1], [272, 272 * 72], [64, 64, 1]
+B_K = [72, 264, 1], [144, 144 * 264], [64, 64, 1]
+B_N = [264, 72, 1], [528, 528 * 72], [64, 32, 1]
+MAPS = {"nn": (A_K, B_N), "nt": (A_K, B_K), "tn": (A_M, B_N), "tt": (A_M, B_K)}
+
+
+@pytest.mark.parametrize("layout", MAPS)
+def test_tensor_maps_of_the_emulator(layout: str) -> None:
+    majors = dict(
+        lhs_major=Major.K if layout[0] == "n" else Major.MN,
+        rhs_major=Major.MN if layout[1] == "n" else Major.K,
+    )
+    _, (repack, gemm, reduce) = launches(
+        "sm100",
+        dict(m=136, n=264, k=72, input=DataType.F16, output=DataType.F32) | majors,
+        GemmConfig(128, 128, cluster=(2, 1)),
+    )
+    assert repack is None
+    assert reduce is None
+    a, b = MAPS[layout]
+    assert tensor_map(gemm.parameters, "a") == ("FLOAT16", *a, "B128")
+    assert tensor_map(gemm.parameters, "b") == ("FLOAT16", *b, "B128")
+    d = [264, 136, 1], [1056, 1056 * 136], [32, 32, 1]
+    assert tensor_map(gemm.parameters, "d") == ("FLOAT32", *d, "B128")
+    # A pair of CTAs for each of 3 columns of tiles; six stages of 256 rows of 128 bytes.
+    assert (gemm.blocks, gemm.cluster_ctas, gemm.threads) == (2 * 3, 2, 256)
+    assert gemm.shared_memory == 6 * 256 * 128 + 32768 + 1024
+
+
+@pytest.mark.parametrize(
+    ("block_n", "output", "store", "residual"),
+    [
+        (128, DataType.BF16, ([64, 16, 1], "B128"), ([64, 128, 1], "B128")),
+        (128, DataType.F32, ([32, 16, 1], "B128"), ([64, 128, 1], "B128")),
+        (96, DataType.BF16, ([32, 16, 1], "B64"), ([32, 128, 1], "B64")),
+    ],
+)
+def test_boxes_of_a_result_and_of_a_residual_in_the_ring(
+    block_n: int, output: DataType, store: Any, residual: Any
+) -> None:
+    # A warp stores 16 rows of a span, or of half of one; a residual comes with all rows of a tile.
+    problem = dict(m=256, n=256, k=512, output=output, residual=DataType.F16)
+    _, (_, gemm, _) = launches("sm90", problem, GemmConfig(128, block_n), "residual")
+    assert tensor_map(gemm.parameters, "d")[3:] == store
+    rows = "FLOAT16", [256, 256, 1], [512, 512 * 256]
+    assert tensor_map(gemm.parameters, "residual") == (*rows, *residual)
+
+
+def test_a_workspace_of_copies_and_parts_for_a_launch_behind() -> None:
+    # Rows of 1,700 and 266 bytes are copied to 1,792 and 384, lines of 128.
+    plan, (repack, gemm, reduce) = launches(
+        "sm90", dict(m=200, n=133, k=850), GemmConfig(128, 128, stages=3, split_k=12)
+    )
+    a, b = 200 * 1792, 850 * 384
+    # Of each of 4 tiles in 12 parts, 8 warps have 16 x 128 sums.
+    parts = 4 * 12 * 8 * 16 * 128 * 4
+    offsets = plan.workspace_offsets
+    assert (offsets["a"], offsets["b"], offsets["partials"]) == (0, a, a + b)
+    assert plan.workspace_bytes == a + b + parts
+    p = gemm.parameters
+    assert number(p, "partials") == WORKSPACE + a + b
+    assert number(p, "counters") == plan.counters == 0
+    assert tensor_map(p, "a")[1:3] == ([850, 200, 1], [1792, a])
+    assert tensor_map(p, "b")[1:3] == ([133, 850, 1], [384, b])
+    addresses = [TensorMapFields.decode(field(p, name)).address for name in ("a", "b")]
+    assert addresses == [WORKSPACE, WORKSPACE + a]
+    assert (repack.kernel, repack.threads) == ("jaxbw_sm90_repack_16bit", 256)
+    assert (gemm.blocks, gemm.threads) == (4 * 12, 384)
+    # Slices of 16 rows and 32 columns of each tile; no more blocks than SMs.
+    assert (reduce.kernel, reduce.blocks) == ("jaxbw_sm90_reduce_f32", 4 * 8 * 4)
+    assert (reduce.threads, reduce.parameters) == (512, p)
+
+
+def test_a_workspace_of_two_right_operands_and_counters() -> None:
+    plan, (_, gemm, reduce) = launches(
+        "sm100",
+        dict(m=200, n=133, k=128, gated=True),
+        GemmConfig(128, 128, split_k=2),
+        "rhs_up",
+    )
+    b = 128 * 384
+    # 2 x 3 tiles of 64 columns of either; of each part four warps have 32 x 128 sums.
+    parts = 6 * 2 * 4 * 32 * 128 * 4
+    assert plan.workspace_offsets == {
+        "a": 0,
+        "b": 0,
+        "b_up": b,
+        "partials": 2 * b,
+        "counters": 2 * b + parts,
+    }
+    assert plan.workspace_bytes == 2 * b + parts + 256
+    assert plan.counters == 6 * 4
+    maps = {name: field(gemm.parameters, name) for name in ("a", "b", "b_up")}
+    addresses = {name: TensorMapFields.decode(map_).address for name, map_ in maps.items()}
+    assert addresses == {"a": 1 << 24, "b": WORKSPACE, "b_up": WORKSPACE + b}
+    assert number(gemm.parameters, "counters") == WORKSPACE + 2 * b + parts
+    assert reduce is None
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (dict(lhs=16, rhs=16), "result is missing"),
+        (dict(lhs=16, rhs=16, result=16, bias=16), "4 arrays; this call has 3"),
+        (dict(lhs=8, rhs=16, result=16), "lhs is at address 8; it needs a multiple of 16"),
+    ],
+)
+def test_arrays_that_a_launch_does_not_take(arrays: dict[str, int], message: str) -> None:
+    plan = _native.plan("sm90", Problem(batch=1, m=64, n=64, k=64), GemmConfig(128, 64))
+    assert isinstance(plan, Plan)
+    with pytest.raises(ValueError, match=message):
+        _native.emulated_launches(plan, arrays, sm_count=1)
+
+
+# --- rules
+
 SIZES = {"batch": 1, "m": 1024, "n": 1024, "k": 1024}
 HUGE = {"m": 2**19, "n": 2**19, "k": 128}
 PAIR = {"cta_group": 2, "cluster": (2, 1)}

@@ -20,7 +20,7 @@ from jaxbw._src.selection.workload import Workload, workload
 from jaxbw._src.selection.xla import XlaTime, xla_time
 
 # Families that implementation=None may take: sm90 has run on a GPU; of sm100, which has not, the
-# emulator's sweep over all instances is green (benchmarks/results/2026-11-23_sweep.json).
+# emulator's sweep over all instances is green (benchmarks/results/2026-11-25_sweep.json).
 VERIFIED_FAMILIES = frozenset({"sm90", "sm100"})
 
 

@@ -272,7 +272,7 @@ def test_what_is_said_of_a_choice_is_checked(config: GemmConfig, reason: str) ->
     ("config", "reason"),
     [
         (GemmConfig(100, 64), "sm100 with the given configuration: block_m is 100"),
-        (GemmConfig(256, 224, cta_group=2, cluster=(2, 1)), "112 wide"),
+        (GemmConfig(256, 160, cta_group=2, cluster=(2, 1), stages=7), "takes 1 to 6"),
         (GemmConfig(128, 128, split_k=9), "no more than 8 parts"),
     ],
 )

@@ -100,7 +100,8 @@ class Grid:
     legal: Integers
     kernel: Integers  # its place in `_native.kernel_names`
     stages: Integers
-    rows: Integers  # of a CTA
+    rows: Integers  # of A, that a CTA loads and multiplies
+    columns: Integers  # of B, that it loads
     cluster_rows: Integers
     cluster_columns: Integers  # of D
     tiles_m: Integers
@@ -295,7 +296,7 @@ def _at(machine: Machine, table: Candidates, parts: _Parts, ghz: Floats) -> Cost
     memory = (waves.blocks * stage.asked * waves.missed + waves.stored) * sms
     memory = memory / np.maximum(memory_rate, 1)
     trip = stage.round_trip.at(cycle) + waves.late * machine.memory_latency_ns
-    ring = waves.blocks * trip / table.stages
+    ring = waves.blocks * trip / cut.stages
     bounds = np.array([waves.blocks * mma, waves.blocks * fill, l2, memory, ring])
     together = _overlapping(machine, bounds)
 
@@ -370,7 +371,8 @@ class _Stage:
     Attributes:
       mma: of the tensor cores; useful: of that, where nothing holds them up.
       fill: of the SM's port into shared memory.
-      asked: bytes that the CTA asks L2 for; straddled: as many as would take L2 that long.
+      asked: bytes that the CTA asks L2 for and multiplies; straddled: as many as would take L2 as
+        long as all that it asks for.
       load: from the issue of a load to its bytes; round_trip: until the stage is empty again.
       commit: from the last matmul to who waits for it; handover: from there to the next one.
       turn: from one warpgroup to the other.
@@ -405,21 +407,25 @@ def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> _S
     # Rows and columns beyond the matrix are filled with zeros, slowly, and not read; so are ends of
     # rows, where an operand that is not K-major is narrower than a span. What straddles lines takes
     # L2 longer.
-    a_used = work.m / (cut.tiles_m * cut.cluster_rows)
-    b_used = work.n / (cut.tiles_n * cut.cluster_columns)
-    empty = np.minimum((1 - a_used) * cut.rows, cut.rows / table.cluster_n)
-    empty = empty + np.minimum((1 - b_used) * columns, columns * table.cta_group / table.cluster_m)
-    filled = cut.rows + columns + (machine.empty_row_slowdown - 1) * empty
+    a_used = work.m / (cut.tiles_m * cut.cluster_rows) * cut.rows
+    b_used = work.n / (cut.tiles_n * cut.cluster_columns) * columns
+    # Columns that are loaded and not multiplied: the tile beside has them, but for the last.
+    parts = cut.tiles_n * table.cluster_n * table.cta_group
+    b_read = b_used + (cut.columns - columns) * (1 - 1 / parts)
+    b_share = table.cta_group / table.cluster_m
+    empty = np.minimum(cut.rows - a_used, cut.rows / table.cluster_n)
+    empty = empty + np.minimum(cut.columns - b_read, cut.columns * b_share)
+    filled = cut.rows + cut.columns + (machine.empty_row_slowdown - 1) * empty
     bytes_of_row = table.k_spans * SPAN_BYTES
     narrow_a = work.a_major == Major.MN and work.m * work.itemsize < SPAN_BYTES
     narrow_b = work.b_major == Major.MN and work.n * work.itemsize < SPAN_BYTES
     narrow = (narrow_a / table.cluster_n + narrow_b / table.cluster_m) * machine.narrow_row_cycles
     fill = filled * bytes_of_row / machine.ingest_bytes_per_cycle
     fill = fill + narrow * bytes_of_row / work.itemsize
-    a = a_used * cut.rows / table.cluster_n
-    b = b_used * columns * table.cta_group / table.cluster_m
+    a = a_used / table.cluster_n
     slow = machine.straddle_slowdown
-    straddled = a * (slow if work.a_straddles else 1) + b * (slow if work.b_straddles else 1)
+    straddled = a * (slow if work.a_straddles else 1)
+    straddled = straddled + b_read * b_share * (slow if work.b_straddles else 1)
 
     remote = np.where(table.ctas > 1, machine.remote_cycles, 0.0)
     pair, single = machine.mma_pair_latency_cycles, machine.mma_latency_cycles
@@ -430,7 +436,7 @@ def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> _S
         mma=mma,
         useful=useful,
         fill=fill,
-        asked=(a + b) * bytes_of_row,
+        asked=(a + b_used * b_share) * bytes_of_row,
         straddled=straddled * bytes_of_row,
         load=_Time(np.asarray(machine.tma_latency_cycles), machine.tma_latency_ns),
         round_trip=_Time(round_trip, machine.tma_latency_ns),

@@ -136,9 +136,9 @@ def _array(operand: int, problem: GemmProblem | None) -> str:
     return f"{name} {describe(dtypes[operand], shapes[operand])}"
 
 
-def filled(config: GemmConfig, family: str, input: DataType) -> GemmConfig:
+def filled(config: GemmConfig, family: str, problem: Problem) -> GemmConfig:
     """A legal configuration that has a tile, its open fields as they are launched."""
-    found = _native.complete_config(family, config, input)
+    found = _native.complete_config(family, config, problem)
     assert not isinstance(found, Violation), str(found)
     return replace(config, **found)
 

@@ -134,7 +134,7 @@ def price(
     table = Candidates.of([config], family, work.itemsize)
     raster = np.array([config.raster == "n"], np.int64), np.array([config.swizzle])
     costs = _evaluate(work, machine, table, tuned, raster)
-    return _priced(planner.filled(config, family, work.input), costs, 0)
+    return _priced(planner.filled(config, family, work.native), costs, 0)
 
 
 def _evaluate(
@@ -200,7 +200,7 @@ def _ranked(
         scheduler=wanted.scheduler,
         batch_invariant=wanted.batch_invariant,
     )
-    return _priced(planner.filled(config, family, work.input), costs, row)
+    return _priced(planner.filled(config, family, work.native), costs, row)
 
 
 def _priced(config: GemmConfig, costs: Costs, row: int) -> Ranked:

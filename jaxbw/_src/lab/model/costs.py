@@ -97,7 +97,7 @@ class Costs:
 
     def stage_memory(self, wave: int) -> float:
         """Of a CTA's share of memory, for one stage."""
-        missed = self.kernel.asked * self.traffic[wave].missed
+        missed = self.kernel.multiplied * self.traffic[wave].missed
         return self._share(wave, missed, "dram_bytes_per_ns")
 
     def load_latency(self, wave: int) -> float:

@@ -99,11 +99,8 @@ struct GemmParams {
   // What a kernel reads before its first load comes first, together: lines of the constant cache are slow to come
   // (gemm/request_parameters.h).
   uint32_t block_m, block_n;  // the tile of a CTA or pair: rows and columns of accumulators
-  union {
-    uint32_t pingpong;   // sm_90. 1: the warpgroups take turns at tiles, 0: they share each
-    uint32_t b_columns;  // sm_100: of B in a CTA's part of a stage (loaded_columns() in gemm/storage.h)
-  };
-  uint32_t tile_columns;  // columns of D in the tile: block_n, or half of it where gated
+  uint32_t pingpong;          // sm_90. 1: the warpgroups take turns at tiles, 0: they share each
+  uint32_t tile_columns;      // columns of D in it: block_n, or half of it where gated
   ClusterShape cluster;
   TileOrder order;
   uint32_t whole_tiles;  // of all batch indices together: these are not split
@@ -132,7 +129,8 @@ struct GemmParams {
   uint64_t row_stride, column_stride, batch_stride;
 
   Divisor tile_slices;  // cluster_slices() of a CTA's tile (sm90_reduce.cuh)
-  float* partials;      // see partial_floats() in gemm/storage.h
+  uint32_t b_columns;   // sm_100: of B in a CTA's part of a stage, see loaded_columns() in gemm/storage.h
+  float* partials;      // see partial_floats() there
   uint32_t* counters;   // zero before the launch, see slice_count(); or null
 };
 

@@ -151,6 +151,14 @@ def scheduler_on(scheduler: str | None, family: str) -> str:
     return str(scheduler) if isinstance(found, Violation) else str(found["scheduler"])
 
 
+@cache
+def accumulators_of(family: str) -> int:
+    """Of a CTA, where a configuration says no number."""
+    found = filled(GemmConfig(128, 128), family, any_problem()).accumulators
+    assert found is not None
+    return found
+
+
 def any_problem(
     input: DataType = DataType.BF16,
     lhs_major: Major = Major.K,

@@ -170,7 +170,7 @@ def _text(
         f"    {s.constant:24s} {s.less:+7.1%} {s.more:+7.1%}   {s.source}"
         for s in estimate.sensitivity[:6]
     ]
-    lines.append("  the least modelled times in closed form, normal data:")
+    lines.append("  the best by the closed form, normal data:")
     lines += [
         f"    {o['us']:9.1f} us{'  undecided' if o['undecided'] else '           '}  {o['config']}"
         for o in others

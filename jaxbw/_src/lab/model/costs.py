@@ -149,6 +149,11 @@ class Costs:
         return self.cycles(self.kernel.mmas * self.machine["mma_issue_cycles"])
 
     @cached_property
+    def stage_issue(self) -> float:
+        """Of the same thread, beside the MMAs of a stage; of kernels in which it is counted."""
+        return self.cycles(self.kernel.counted * self.machine.shared.stage_issue_cycles)
+
+    @cached_property
     def chunks(self) -> list[int]:
         """Columns of each chunk of an MMA tile's epilogue."""
         kernel = self.kernel

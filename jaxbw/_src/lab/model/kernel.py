@@ -31,6 +31,7 @@ class Kernel:
         warp issues the MMAs, into Tensor Memory.
       itemsize, output_size: bytes of an element of operands and result.
       beside: columns of B that a CTA loads and does not multiply.
+      counted: whether what is issued for a stage beside its MMAs is known, as of ours.
     """
 
     block_m: int
@@ -54,6 +55,7 @@ class Kernel:
     itemsize: int = 2
     output_size: int = 2
     beside: int = 0
+    counted: bool = False
 
     @property
     def ctas(self) -> int:

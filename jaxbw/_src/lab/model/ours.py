@@ -65,6 +65,7 @@ def kernel_of(
         chunk=chunk,
         itemsize=itemsize,
         output_size=output_size,
+        counted=True,
         beside=0 if loaded_columns is None else loaded_columns - block_n // config.cta_group,
     )
 

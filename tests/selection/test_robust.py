@@ -24,7 +24,7 @@ def us(config: GemmConfig, shape: tuple[int, int, int], machine: Machine = B200)
 
 def cases() -> list[Machine]:
     """The point, then the corners."""
-    return [B200, *(dataclasses.replace(B200, **dict(corner)) for corner in B200.corners)]
+    return [B200, *(dataclasses.replace(B200, **corner) for corner in B200.corners)]
 
 
 @pytest.mark.parametrize("shape", [(4096, 4096, 4096), (777, 2048, 3333), (128, 2112, 7168)])
@@ -52,7 +52,7 @@ def test_first_is_who_is_least_behind(shape: tuple[int, int, int]) -> None:
 def test_a_tile_does_not_win_by_a_constant_that_nobody_measured() -> None:
     """At 4096^3 narrow pairs lead at the point, and are far behind if L2 is slow."""
     shape = (4096, 4096, 4096)
-    slow = dataclasses.replace(B200, **dict(B200.corners[0]))
+    slow = dataclasses.replace(B200, **B200.corners[0])
     assert us(NARROW, shape) < us(WIDE, shape)
     assert us(NARROW, shape, slow) > 1.15 * us(WIDE, shape, slow)
     assert ranking("B200", *shape)[0].config.tile[1] > 128

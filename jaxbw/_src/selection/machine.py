@@ -96,8 +96,8 @@ class Machine:
         return np.asarray(np.minimum(self.max_clock_ghz, ghz))
 
     @property
-    def corners(self) -> tuple[Mapping[str, float], ...]:
-        """Other values of constants that nobody could measure, as likely as not."""
+    def corners(self) -> tuple[Mapping[str, Any], ...]:
+        """Other values that constants may as well have, for all that anybody could measure."""
         return _corners(self.name)
 
     @cached_property
@@ -145,7 +145,7 @@ def constants(name: str) -> Iterator[Constant]:
 
 
 @cache
-def _corners(name: str) -> tuple[Mapping[str, float], ...]:
+def _corners(name: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(_entries(name).get("corners", ())) if name in _table() else ()
 
 

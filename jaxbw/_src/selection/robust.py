@@ -71,7 +71,7 @@ def _totals(sides: Sequence[Side]) -> Floats:
 
 def _priced_again(side: Side, rows: Integers, machine: Machine) -> Side:
     """Some candidates at the point, and behind them the same at each corner."""
-    cases: tuple[Mapping[str, float], ...] = ({}, *machine.corners)
+    cases: tuple[Mapping[str, Any], ...] = ({}, *machine.corners)
     values: dict[str, Any] = {
         name: np.repeat([case.get(name, getattr(machine, name)) for case in cases], len(rows))
         for name in sorted({name for case in cases for name in case})

@@ -80,7 +80,7 @@ def count() -> Iterator[tuple[tuple[int, int, int, GemmConfig], Counted, Counted
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "ncu.csv"
         settings = ["--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw"]
-        chosen = ["--metrics", ",".join(METRICS), "--kernel-name", KERNELS, "--log-file", log]
+        chosen = ["--metrics", ",".join(METRICS), "--kernel-name", KERNELS, "--log-file", str(log)]
         done = subprocess.run(
             ["ncu", *settings, *chosen, sys.executable, __file__, "--launch"],
             capture_output=True,

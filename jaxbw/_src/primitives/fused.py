@@ -17,6 +17,10 @@ Transposed, XLA computes the cotangents of z, u and bias (in float32, summed in 
 that of d in one fusion, and the kernels multiply them: alpha is their epilogue's, and the two
 matmuls of a gated one's lhs are added up in place, as beta * c. All of this is operations that
 have derivatives of their own.
+
+The cotangent of alpha, where that is an array, takes no matmul beside the one of lhs: as z is
+linear in both, alpha times the one is lhs times the other. It is right for an alpha of 0, which a
+division by alpha would not be.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,11 +78,10 @@ def _jvp(
     if not z_moves:
         still = [ad.Zero(jax.typeof(x)) for x in results[1:]]
         return results, [moves.residual.astype(d.dtype), *still]
-    kept = _Kept(operands.lhs, operands.rhs, operands.rhs_up, seen)
     ranks = operands.lhs.ndim, operands.rhs.ndim
     along = bias_dimensions(e, *ranks, params["dimension_numbers"])
     return results, _tangents(
-        kept, moves, epilogue=e, result=jax.typeof(d), bias_along=along, **params
+        _Kept(operands, seen), moves, epilogue=e, result=jax.typeof(d), bias_along=along, **params
     )
 
 
@@ -93,12 +96,11 @@ class _Kept(NamedTuple):
     """What the tangents depend on beside the operands' tangents; None for what they do not.
 
     Attributes:
+      operands: those that a tangent is multiplied by.
       seen: what the activation's derivative is a function of: z, d, z and u, or nothing.
     """
 
-    lhs: Any
-    rhs: Any
-    rhs_up: Any
+    operands: Operands
     seen: Sequence[Any]
 
 
@@ -111,42 +113,56 @@ def _tangents(kept: _Kept, moves: Operands, **params: Any) -> Sequence[Any]:
       params: those of the matmul, its epilogue, the type of its results, and the dimensions along
         which the bias lies.
     """
-    rights_move = moves.rhs is not None or moves.rhs_up is not None
-    kept = kept._replace(
-        lhs=kept.lhs if rights_move else None,
-        rhs=kept.rhs if moves.lhs is not None else None,
-        rhs_up=kept.rhs_up if moves.lhs is not None else None,
+    x = kept.operands
+    right = _first(moves.rhs, moves.rhs_up)
+    by_left, by_right = _first(moves.lhs, moves.alpha), _first(right, moves.alpha)
+    needed = Operands(
+        None if by_right is None else x.lhs,
+        None if by_left is None else x.rhs,
+        None if by_left is None else x.rhs_up,
+        c=None if moves.beta is None else x.c,
+        alpha=None if _first(moves.lhs, right) is None else x.alpha,
+        beta=None if moves.c is None else x.beta,
     )
-    given, tree = jax.tree.flatten((kept, moves))
+    given, tree = jax.tree.flatten((_Kept(needed, kept.seen), moves))
     tangents: Sequence[Any] = fused_tangent_p.bind(*given, tree=tree, **params)
     return tangents
+
+
+def _first(*arrays: Any) -> Any:
+    return next((x for x in arrays if x is not None), None)
 
 
 def _formula(
     *given: Any, tree: Any, epilogue: Epilogue, result: Any, bias_along: Any, **params: Any
 ) -> list[Any]:
-    """The operation in terms of others: at most two matmuls for each right operand."""
-    kept, moves = jax.tree.unflatten(tree, given)
+    """The operation in terms of others: at most three matmuls for each right operand."""
+    (x, seen), moves = jax.tree.unflatten(tree, given)
     e, wide = epilogue, wide_dtype(result.dtype)
     params.update(preferred_element_type=wide, policy=params["policy"].for_gradients)
     zero = ad.zeros_like_aval(result.update(dtype=wide))
+    alpha, beta = x.factors(e)
 
     def of_matmul(right: Any, right_moves: Any) -> Any:
-        factors = ((moves.lhs, right), (kept.lhs, right_moves))
+        factors = ((moves.lhs, right), (x.lhs, right_moves))
         terms = [dot_general(x, y, **params) for x, y in factors if x is not None and y is not None]
-        return scaled(e.alpha, sum(terms, zero))
+        total = sum(terms, zero) if alpha is None else scaled(alpha, sum(terms, zero))
+        if moves.alpha is not None and right is not None:
+            total += scaled(moves.alpha, dot_general(x.lhs, right, **params))
+        return total
 
-    z = of_matmul(kept.rhs, moves.rhs)
-    if moves.c is not None:
-        z += scaled(e.beta, moves.c.astype(wide))
+    z = of_matmul(x.rhs, moves.rhs)
+    for factor, c in ((beta, moves.c), (moves.beta, x.c)):
+        if factor is not None and c is not None:
+            z += scaled(factor, c.astype(wide))
     if moves.bias is not None:
         others = [i for i in range(z.ndim) if i not in bias_along]
         z += lax.expand_dims(moves.bias.astype(wide), others)
-    saved = (z, of_matmul(kept.rhs_up, moves.rhs_up)) if e.gated else (z,)
-    d = _slope(e, [x.astype(wide) for x in kept.seen], saved)
+    saved = (z, of_matmul(x.rhs_up, moves.rhs_up)) if e.gated else (z,)
+    d = _slope(e, [y.astype(wide) for y in seen], saved)
     if moves.residual is not None:
         d += moves.residual.astype(wide)
-    return [x.astype(result.dtype) for x in (d, *saved)][: e.results]
+    return [y.astype(result.dtype) for y in (d, *saved)][: e.results]
 
 
 def tangent_jaxpr(equation: JaxprEqn) -> Jaxpr:
@@ -172,7 +188,7 @@ def _slope(epilogue: Epilogue, seen: Sequence[Any], moves: Sequence[Any]) -> Any
 def _jvp_of_tangent(
     primals: Sequence[Any], tangents: Sequence[Any], *, tree: Any, epilogue: Epilogue, **params: Any
 ) -> Any:
-    """Linear in the operands' tangents, and likewise in the operands; not in what is seen."""
+    """Linear in the operands' tangents, and in each of the operands; not in what is seen."""
     kept, moves = jax.tree.unflatten(tree, primals)
     kept_moves, moves_move = jax.tree.unflatten(tree, [_or_none(x) for x in tangents])
     curves = any(x is not None for x in kept_moves.seen)
@@ -181,11 +197,20 @@ def _jvp_of_tangent(
     results = [d, *saved][: e.results]
 
     sums: list[Any] = [ad.Zero(jax.typeof(x)) for x in results]
-    factors = _Kept(moves.lhs, moves.rhs, moves.rhs_up, kept.seen)
-    for those, move in ((kept, moves_move), (factors, Operands(*kept_moves[:3]))):
+    x, x_moves = kept.operands, kept_moves.operands
+    terms = [(x, moves_move), (moves._replace(alpha=x.alpha), x_moves._replace(alpha=None))]
+    if moves.alpha is not None:
+        terms.append((x._replace(alpha=moves.alpha), Operands(*x_moves[:3])))
+    if x_moves.alpha is not None:
+        alone = Operands(None, None, alpha=x_moves.alpha)
+        by_lhs, by_rhs = (moves.lhs, *x[1:3]), (x.lhs, *moves[1:3])
+        terms += [
+            (Operands(*y), alone) for y in (by_lhs, by_rhs) if None not in (y[0], _first(*y[1:]))
+        ]
+    for those, move in terms:
         if move.given():
-            terms = _tangents(those, move, epilogue=e, **params)
-            sums = list(map(ad.add_tangents, sums, terms))
+            tangent = _tangents(_Kept(those, kept.seen), move, epilogue=e, **params)
+            sums = list(map(ad.add_tangents, sums, tangent))
     if curves:
         wide = wide_dtype(d.dtype)
         by = [x.astype(wide) for x in saved]
@@ -237,7 +262,18 @@ def _cotangents(
         wide_bars = [x + y.astype(wide) for x, y in zip(wide_bars, saved_bars, strict=True)]
     bars = [x.astype(result.dtype) for x in wide_bars]
 
-    def operand_bar(x: Any, bars: Sequence[Any], others: Sequence[Any], *, of_rhs: bool) -> Any:
+    operands = kept.operands
+    _, beta = operands.factors(e)
+
+    def operand_bar(
+        x: Any,
+        bars: Sequence[Any],
+        others: Sequence[Any],
+        *,
+        of_rhs: bool,
+        number: float | None = e.alpha,
+        alpha: Any = operands.alpha,
+    ) -> Any:
         """The sum of alpha * bar times the other operand."""
         if x is None:
             return None
@@ -251,18 +287,31 @@ def _cotangents(
         }
         total = None
         for bar, other in factors:
-            summed = Epilogue(e.alpha, c=None if total is None else total.dtype)
-            total = matmul(Operands(*plan.operands(bar, other), c=total), summed, keywords)
+            summed = Epilogue(number, c=None if total is None else total.dtype)
+            arrays = Operands(*plan.operands(bar, other), c=total, alpha=alpha)
+            total = matmul(arrays, summed, keywords)
         return plan.result(total, x)
 
     z_bar, others = wide_bars[0], tuple(i for i in range(result.ndim) if i not in bias_along)
+    lefts, rights = (operands.lhs,), (operands.rhs, operands.rhs_up)
+    alpha_bar = None
+    if asked.alpha is None:
+        lhs_bar = operand_bar(asked.lhs, bars, rights, of_rhs=False)
+    else:
+        params["preferred_element_type"] = wide
+        like_lhs = jax.typeof(operands.lhs).update(dtype=wide)
+        unscaled = operand_bar(like_lhs, bars, rights, of_rhs=False, number=1.0, alpha=None)
+        alpha_bar = (unscaled * operands.lhs.astype(wide)).sum()
+        lhs_bar = None if asked.lhs is None else _like(asked.lhs, scaled(operands.alpha, unscaled))
     return Operands(
-        operand_bar(asked.lhs, bars, (kept.rhs, kept.rhs_up), of_rhs=False),
-        operand_bar(asked.rhs, bars[:1], (kept.lhs,), of_rhs=True),
-        operand_bar(asked.rhs_up, bars[1:], (kept.lhs,), of_rhs=True),
-        None if asked.c is None else _like(asked.c, scaled(e.beta, z_bar)),
+        lhs_bar,
+        operand_bar(asked.rhs, bars[:1], lefts, of_rhs=True),
+        operand_bar(asked.rhs_up, bars[1:], lefts, of_rhs=True),
+        None if asked.c is None else _like(asked.c, scaled(beta, z_bar)),
         None if asked.bias is None else _like(asked.bias, z_bar.sum(axis=others)),
         None if asked.residual is None else _like(asked.residual, d_bar),
+        None if alpha_bar is None else _like(asked.alpha, alpha_bar),
+        None if asked.beta is None else _like(asked.beta, (z_bar * operands.c.astype(wide)).sum()),
     )
 
 
@@ -275,17 +324,19 @@ def _like(x: Any, bar: Any) -> Any:
 def _transpose_linear(
     bars: Sequence[Any], *given: Any, epilogue: Epilogue, **params: Any
 ) -> list[Any]:
-    """Of the matmul itself: without activation it is linear in a factor, c, bias and residual."""
+    """Of the matmul itself: without activation it is linear in one of each term's factors."""
     e, operands = epilogue, Operands.of(epilogue, given)
     asked = _asked(operands)
-    if e.activation is not None or e.gated or None not in (asked.lhs, asked.rhs):
+    terms = (asked.lhs, asked.rhs, asked.alpha), (asked.c, asked.beta)
+    is_linear = all(sum(x is not None for x in factors) <= 1 for factors in terms)
+    if e.activation is not None or e.gated or not is_linear:
         raise NotImplementedError(
             f"jaxbw: {e.describe('lhs @ rhs')} is not linear in what jax.linear_transpose is asked "
             "for; use jax.vjp"
         )
     lhs, rhs = (x if y is None else y for x, y in zip(operands[:2], asked, strict=False))
     found = _cotangents(
-        _Kept(operands.lhs, operands.rhs, None, ()),
+        _Kept(operands, ()),
         asked,
         bars,
         epilogue=e,

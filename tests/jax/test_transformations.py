@@ -49,6 +49,10 @@ FORMS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = 
         lambda x, w: jaxbw.matmul(x, w, c=x, alpha=0.5, beta=-2),
         lambda x, w: x @ w / 2 - 2 * x,
     ),
+    "scaled": (
+        lambda x, w: jaxbw.matmul(x, w, c=x, alpha=w[0, 0], beta=x[0].sum(), activation="silu"),
+        lambda x, w: formula(x, w, c=x, alpha=w[0, 0], beta=x[0].sum(), activation="silu"),
+    ),
     "gated": (lambda x, w: jaxbw.gated_matmul(x, w, jnp.cos(w)), gated_formula),
 }
 BILINEAR = ["plain", "dot_general"]
@@ -183,6 +187,9 @@ def test_what_is_not_linear_has_no_transposition(operand: Operand) -> None:
         ("fused", (0,), 2),
         ("gated", (0, 1), 5),
         ("gated", (0,), 3),
+        ("scaled", (0, 1), 3),  # also of its factors, one of each operand
+        ("scaled", (1,), 3),  # alpha's
+        ("scaled", (0,), 2),
     ],
 )
 def test_a_gradient_that_nothing_asks_for_is_no_matmul(

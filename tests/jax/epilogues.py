@@ -56,7 +56,7 @@ def arrays(
     sizes: tuple[int, int, int] = (M, K, N),
     batch: tuple[int, ...] = (),
 ) -> Arrays:
-    """The arrays of a case: lhs and rhs, and what its epilogue has, the bias in float32."""
+    """The arrays of a case: lhs, rhs, and what its epilogue has, vectors and scalars in float32."""
     m, k, n = sizes
     shapes = {
         "lhs": (*batch, m, k),
@@ -69,7 +69,9 @@ def arrays(
     }
     names = ["lhs", "rhs", *(name for name in ARRAYS if case.get(name) is True)]
     return {
-        name: operand(shapes[name], "float32" if name == "bias" else dtype, number)
+        name: operand(
+            shapes[name], "float32" if name in ("bias", "alpha", "beta") else dtype, number
+        )
         for number, name in enumerate(names)
     }
 

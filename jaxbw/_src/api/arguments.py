@@ -314,7 +314,8 @@ def _number(call: str, name: str, value: Any) -> float | None:
     """A factor that is known when the program is compiled; None for an array."""
     if type(value) is float:  # before what takes longer
         return value
-    if hasattr(value, "dtype") and not isinstance(value, np.generic):
+    is_array = hasattr(value, "dtype") or hasattr(value, "__jax_array__")
+    if is_array and not isinstance(value, np.generic):
         return None
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{call}: {name} is {value!r}; it is a real number, or a scalar array")

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -63,30 +64,79 @@ def _jvp(
     operands = Operands.of(epilogue, primals)
     moves = Operands.of(epilogue, [_or_none(x) for x in tangents])
     e = epilogue
-    z_moves = any(x is not None for x in moves._replace(residual=None))
-    looks = z_moves and (e.gated or e.activation is not None)
+    looks = _z_moves(moves) and _sees(e)
+    results = fused_dot_general(operands, _saving(e) if looks else e, **params)
+    if looks:  # one array each, under the name wherever it is used
+        results = tuple(
+            checkpoint_name(x, PREACTIVATION) if i in _sees(e) else x for i, x in enumerate(results)
+        )
+    return results[: e.results], _results_move(operands, moves, results, e, params)
+
+
+def _z_moves(moves: Operands) -> bool:
+    return any(x is not None for x in moves._replace(residual=None))
+
+
+def _sees(epilogue: Epilogue) -> range:
+    """Which of the results, d, z and u, the activation's derivative is a function of."""
+    e = epilogue
+    if e.activation is None and not e.gated:
+        return range(0)
     # relu has at its result the slope that it has at z.
     d_will_do = e.activation == "relu" and e.residual is None and not e.gated
-    d, *saved = fused_dot_general(operands, e.saving() if looks and not d_will_do else e, **params)
-    seen: list[Any] = []
-    if looks and d_will_do:
-        d = checkpoint_name(d, PREACTIVATION)  # one array, under the name wherever it is used
-        seen = [d]
-    elif looks:
-        seen = saved = [checkpoint_name(x, PREACTIVATION) for x in saved]
-    results = [d, *saved][: e.results]
-    if not z_moves:
-        still = [ad.Zero(jax.typeof(x)) for x in results[1:]]
-        return results, [moves.residual.astype(d.dtype), *still]
+    return range(1) if d_will_do else range(1, 2 + e.gated)
+
+
+def _saving(epilogue: Epilogue) -> Epilogue:
+    """The same, with these among its results."""
+    return epilogue.saving() if 1 in _sees(epilogue) else epilogue
+
+
+def _results_move(
+    operands: Operands, moves: Operands, results: Sequence[Any], e: Epilogue, params: Any
+) -> Sequence[Any]:
+    """The tangents of the results: of d, and what else the epilogue says; there may be more."""
+    d = results[0]
+    if not _z_moves(moves):
+        still: list[Any] = [ad.Zero(jax.typeof(x)) for x in results[: e.results]]
+        return still if moves.residual is None else [moves.residual.astype(d.dtype), *still[1:]]
+    seen = [results[i] for i in _sees(e)]
     ranks = operands.lhs.ndim, operands.rhs.ndim
     along = bias_dimensions(e, *ranks, params["dimension_numbers"])
-    return results, _tangents(
+    return _tangents(
         _Kept(operands, seen), moves, epilogue=e, result=jax.typeof(d), bias_along=along, **params
     )
 
 
 def _or_none(tangent: Any) -> Any:
     return None if type(tangent) is ad.Zero else tangent
+
+
+# Under jax_remat3 what is kept is d, and what its derivative looks at.
+
+
+def _save(*given: Any, epilogue: Epilogue, **params: Any) -> tuple[list[Any], list[Any]]:
+    results = list(fused_dot_general(Operands.of(epilogue, given), _saving(epilogue), **params))
+    return results[: epilogue.results], results
+
+
+def _restore(kept: list[Any], *given: Any, epilogue: Epilogue, **params: Any) -> list[Any]:
+    e = epilogue
+
+    @jax.custom_jvp
+    def restored(kept: list[Any], *given: Any) -> list[Any]:
+        return kept[: e.results]
+
+    def jvp(primals: Any, tangents: Any) -> Any:
+        (kept, *given), (_, *moves) = primals, tangents
+        theirs = (None if isinstance(x, SymbolicZero) else x for x in moves)
+        operands, moves = Operands.of(e, given), Operands.of(e, [*theirs])
+        tangents = _results_move(operands, moves, kept, e, params)
+        return kept[: e.results], [*map(ad.instantiate_zeros, tangents)]
+
+    restored.defjvp(jvp, symbolic_zeros=True)
+    out: list[Any] = restored(kept, *given)
+    return out
 
 
 # The tangent
@@ -359,6 +409,7 @@ def _lower(ctx: Any, *given: Any, **params: Any) -> Any:
 
 ad.primitive_jvps[fused_dot_general_p] = _jvp
 ad.primitive_transposes[fused_dot_general_p] = _transpose_linear
+compat.register_remat_rule(fused_dot_general_p, _save, _restore)
 
 fused_tangent_p.def_abstract_eval(
     lambda *_, epilogue, result, **__: [result] * epilogue.results,

@@ -42,7 +42,7 @@ CASES: dict[str, Mapping[str, Any]] = {
         "residual": True,
     },
     "traced alpha and beta": {"alpha": True, "c": True, "beta": True},
-    "traced alpha, gelu": {"alpha": True, "bias": True, "activation": "gelu", "residual": True},
+    "traced alpha, silu": {"alpha": True, "bias": True, "activation": "silu", "residual": True},
 }
 
 Arrays = dict[str, Any]

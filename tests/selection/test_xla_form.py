@@ -51,7 +51,8 @@ def in_float64(problem: GemmProblem, arrays: list[Any]) -> list[Any]:
     """The formula of Epilogue, of a problem's arrays."""
     p, e = problem, problem.epilogue
     rest = [np.asarray(x, np.float64) for x in arrays]
-    alpha, beta = (rest.pop(-2), rest.pop()) if e.factors_in_memory else (e.alpha, e.beta)
+    numbers: tuple[Any, Any] = e.alpha, e.beta
+    alpha, beta = (rest.pop(-2), rest.pop()) if e.factors_in_memory else numbers
     lhs = rest.pop(0)
     lhs = lhs if p.lhs_shape[2] == p.k and p.lhs_shape[1] == p.m else lhs.swapaxes(1, 2)
 

@@ -162,7 +162,8 @@ class Matmul:
 
         lhs, rhs, up = given.pop(0), given.pop(0), take(self.gated)
         c, bias, residual = take(self.c), take(self.bias), take(self.residual)
-        alpha, beta = (*given, self.beta)[:2] if self.in_memory else (self.alpha, self.beta)
+        factors: tuple[Any, ...] = (*given, 0) if self.in_memory else (self.alpha, self.beta)
+        alpha, beta = factors[:2]
         lhs = lhs if self.layout[0] == "n" else lhs.swapaxes(1, 2)
 
         def times(right: Values) -> Values:

@@ -23,8 +23,11 @@ from jax.interpreters import batching
 from jaxbw._src import compat
 from jaxbw._src.epilogue import Epilogue, evaluate, wide_dtype
 from jaxbw._src.primitives import partitioning, serve
-from jaxbw._src.primitives.dot_general import batched_dimension_numbers, lax_params
-from jaxbw._src.primitives.dot_general import dot_general as matmul
+from jaxbw._src.primitives.dot_general import (
+    batched_dimension_numbers,
+    dot_general,
+    lax_params,
+)
 from jaxbw._src.primitives.gemm import gemm
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
@@ -65,6 +68,13 @@ def fused_dot_general(
     return tuple(results)
 
 
+def matmul(operands: Operands, epilogue: Epilogue, params: Mapping[str, Any]) -> Any:
+    """d, by the primitive that is needed, of operands as `fused_dot_general` has them."""
+    if epilogue.is_identity:
+        return dot_general(operands.lhs, operands.rhs, **params)
+    return fused_dot_general(operands, epilogue, **params)[0]
+
+
 def bias_dimensions(
     epilogue: Epilogue, lhs_rank: int, rhs_rank: int, dims: DimensionNumbers
 ) -> tuple[int, ...]:
@@ -103,7 +113,7 @@ def in_parts(operands: Operands, **params: Any) -> Results:
     """The matmul, and the epilogue by XLA."""
 
     def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-        return matmul(lhs, rhs, **params)
+        return dot_general(lhs, rhs, **params)
 
     return _formula(operands, multiply, **params)
 
@@ -280,7 +290,7 @@ def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) 
         return fused_dot_general(operands, **params)
 
     def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-        return total(matmul(lhs, rhs, **params))
+        return total(dot_general(lhs, rhs, **params))
 
     return _formula(operands, multiply, **params)
 

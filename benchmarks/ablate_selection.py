@@ -10,8 +10,7 @@ one of its terms (REMOVED).
 
 NVIDIA's heuristic needs the package nvidia-matmul-heuristics (0.1.0.27 was used); without it it is
 left out. The recorded configuration that is nearest to its first choice counts. It has seen no
-time of our kernels. On the B200, which nobody here has measured, its first choices for the shapes
-of `python -m jaxbw bench` are listed beside ours.
+time of our kernels. (Its choices for a B200 beside ours: b200_choices.py.)
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import importlib
 import json
 import math
 import pathlib
@@ -33,17 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxbw._src.families.family import SPAN_BYTES
-from jaxbw._src.lab.bench.case import suite
-from jaxbw._src.selection import devices, manifest
 from jaxbw._src.selection.cost_model import Costs, evaluate, grid
 from jaxbw._src.selection.machine import Machine, machines
-from jaxbw._src.selection.select import ranking
 from jaxbw._src.selection.tuned import MOST, REACH
 from jaxbw._src.selection.tuned.features import FEATURES, features
 from jaxbw._src.selection.tuned.trees import Forest
 from measuring import measurements
-from measuring.matmuls import Matmul
 from measuring.measurements import Floats, Group, Measurements, geometric_mean
+from measuring.nvidia import Heuristic
 from measuring.samples import FOLDS, SLOW, Sample, grow
 
 Price = Callable[[Machine, Measurements, Group], Costs]
@@ -204,25 +199,8 @@ def summary(lost: Sequence[float]) -> dict[str, float]:
     }
 
 
-class Nvidia:
-    """NVIDIA's heuristic for CUTLASS 3 on a GPU; `modeled`: refined by its model of times."""
-
-    def __init__(self, gpu: str, *, modeled: bool) -> None:
-        nv: Any = importlib.import_module("nvMatmulHeuristics")  # an optional package
-
-        flags = nv.NvMatmulHeuristicsFlags
-        self._layouts = nv.NvMatmulHeuristicsMatmulLayout
-        self._of = nv.NvMatmulHeuristicsInterfaceEx(
-            backend=nv.NvMatmulHeuristicsTarget.CUTLASS3,
-            flags=flags.PERF_MODEL_BASED_AUTO_TUNING if modeled else flags.NONE,
-            gpu=nv.NvMatmulHeuristicsNvidiaGpu[gpu],
-        )
-
-    def first(self, matmul: Matmul) -> Any:
-        """Its first choice, with cta_tile_m, cta_tile_n, cluster_m, cluster_n and split_k."""
-        layout = self._layouts[f"{matmul.layout.upper()}_ROW_MAJOR"]
-        problem = self._of.makeNvMatmulHeuristicsProblem(matmul.m, matmul.n, matmul.k, layout)
-        return self._of.get(problem, 1, precision="TST")[0]["kernel"]  # bfloat16, float32 sums
+class Nvidia(Heuristic):
+    """As a price."""
 
     def __call__(self, machine: Machine, each: Measurements, group: Group) -> Costs:
         """A price that is less the nearer a configuration is; of equals the rule decides."""
@@ -238,39 +216,6 @@ class Nvidia:
         )
         ruled = rule(machine, each, group).total
         return dataclasses.replace(costs, total=1000.0 + apart + 1e-9 * ruled)
-
-
-def on_b200() -> list[dict[str, Any]]:
-    """NVIDIA's first choices and ours for the suite's shapes; tiles and clusters as D has them."""
-    device = devices.resolve("B200")
-    nvidia = {name: Nvidia("B200", modeled=name != "nvidia") for name in ("nvidia", "by its model")}
-    assert device is not None
-    found = []
-    for shape in suite():
-        matmul = Matmul(*shape)
-        _, ranked = ranking(matmul.problem, device, "sm100", manifest.kernels(), tuned=None, kept=1)
-        ours = ranked[0].config
-        rows, columns = ours.tile
-        tile, cluster = [rows // ours.cta_group, columns], list(ours.cluster)
-        if ours.swap_ab:
-            tile.reverse()
-            cluster.reverse()
-        row: dict[str, Any] = {
-            "matmul": str(matmul),
-            "ours": {
-                **{"cta_tile": tile, "cluster": cluster, "split_k": ours.split_k},
-                **{"cta_group": ours.cta_group, "swap_ab": ours.swap_ab, "text": str(ours)},
-            },
-        }
-        for name, theirs in ((name, each.first(matmul)) for name, each in nvidia.items()):
-            row[name] = {
-                "cta_tile": [theirs.cta_tile_m, theirs.cta_tile_n],
-                "cluster": [theirs.cluster_m, theirs.cluster_n],
-                "split_k": theirs.split_k,
-            }
-            row[name]["same"] = all(row[name][key] == row["ours"][key] for key in row[name])
-        found.append(row)
-    return found
 
 
 PRICES: dict[str, Price] = {"model": model, "rule": rule}
@@ -296,11 +241,9 @@ def main() -> None:
         ]
         for paths in (arguments.results, arguments.fresh)
     )
-    b200 = None
     with contextlib.suppress(ImportError):
         for name, modeled in (("NVIDIA's", False), ("NVIDIA's, by its model", True)):
             UNPRICED[name] = Nvidia("H200_SXM", modeled=modeled)
-        b200 = on_b200()
     if arguments.terms:
         PRICES.update({f"no {name}": without(changes) for name, changes in REMOVED.items()})
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -310,7 +253,6 @@ def main() -> None:
         "commit": commit.stdout.strip(),
         "matmuls": {"recorded": len(recorded), "fresh": len(fresh)},
         "losses": {},
-        "b200": b200,
     }
     for name, price in {**PRICES, **UNPRICED}.items():
         results["losses"][name] = losses(machine, recorded, fresh, price)

@@ -132,7 +132,8 @@ struct GemmParams {
   uint64_t row_stride, column_stride, batch_stride;
 
   Divisor tile_slices;  // cluster_slices() of a CTA's tile (sm90_reduce.cuh)
-  float* partials;      // see partial_floats() in gemm/storage.h
+  uint32_t b_columns;   // sm_100: of B in a CTA's part of a stage, see loaded_columns() in gemm/storage.h
+  float* partials;      // see partial_floats() there
   uint32_t* counters;   // zero before the launch, see slice_count(); or null
 };
 

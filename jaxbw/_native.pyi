@@ -236,6 +236,10 @@ class Plan:
         """Dynamic shared memory of a CTA, in bytes."""
 
     @property
+    def loaded_columns(self) -> int:
+        """Of B, in a CTA's part of a stage: more than are multiplied where whole spans are."""
+
+    @property
     def cluster_rows(self) -> int:
         """Of what the kernel computes, with swap-AB the transpose, in a cluster tile."""
 
@@ -351,8 +355,9 @@ def plan_many(
 
     Returns:
       legal (0 or 1; what follows is told of illegal ones, too), kernel (an index into
-      `kernel_names`; -1 where there is none), stages, rows (of a CTA), cluster_rows,
-      cluster_columns, tiles_m, tiles_n, tiles, resident, whole_tiles, whole_waves, part_waves,
+      `kernel_names`; -1 where there is none), stages, rows and columns (of A and B, that a CTA
+      loads), cluster_rows, cluster_columns, tiles_m, tiles_n, tiles, resident, whole_tiles,
+      whole_waves, part_waves,
       part_rounds (of split tiles that an SM brings to their end), parts, items, accumulators (the
       fewest), general (1: the epilogue's way), gathered (who adds up parts: 0 the last, 1 all that
       are there, 2 a launch behind).
@@ -362,12 +367,12 @@ def check_problem(problem: Problem) -> Violation | None:
     """The rule that forbids a problem, whatever the configuration; None where none does."""
 
 def complete_config(
-    family: str, config: Any, input: DataType | None = None
+    family: str, config: Any, problem: Problem | None = None
 ) -> dict[str, Any] | Violation:
     """block_k, stages, accumulators and scheduler of a configuration, none of them open.
 
-    Arguments are as of `plan`; with `input` of operands of this dtype. Or the rule that forbids the
-    configuration whatever the problem is.
+    Arguments are as of `plan`. Or the rule that forbids the configuration whatever the sizes are,
+    and without a problem whatever that is.
     """
 
 def limits(family: str) -> dict[str, Any]:

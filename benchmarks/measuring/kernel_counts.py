@@ -77,13 +77,14 @@ class Row:
     def boxes_of(self) -> tuple[int, int]:
         """TMA boxes of a CTA for one block of K, of lhs and rhs.
 
-        One of a K-major operand, else one for each 64 rows or columns of the CTA's part, or for
-        each 32 columns where they are no multiple of 64.
+        One of a K-major operand, else one for each 64 rows or columns of the CTA's part. Where its
+        columns are no multiple of 64, sm90 has boxes of 32, sm100 a last one that is not all used.
         """
         rows, columns = (extent // self.cta_group for extent in self.tile)
+        width = 32 if self.family == "sm90" and columns % 64 else 64
         return (
             1 if self.layout[0] == "n" else rows // 64,
-            1 if self.layout[1] == "t" else columns // (64 if columns % 64 == 0 else 32),
+            1 if self.layout[1] == "t" else -(-columns // width),
         )
 
     @property

@@ -177,7 +177,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   ClusterShape cluster = params.cluster;
   cluster.cta_group = kCtaGroup;  // known at compile time
   const Context context{{params, cluster, ptx::cluster_rank(),
-                         storage_layout(params.block_m, params.block_n, kCtaGroup, params.k_spans, kSm100Epilogue),
+                         storage_layout(params.block_m / kCtaGroup, params.b_columns, params.k_spans, kSm100Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)}};
   const uint32_t warp = ptx::warp_index();
   uint32_t tmem = 0;

@@ -59,9 +59,9 @@ struct Context : KernelContext<kSm100Epilogue> {
   JAXBW_DEVICE uint32_t mma_rows() const { return sm100_mma_rows(cta_rows()); }
   JAXBW_DEVICE uint32_t mma_tiles() const { return sm100_mma_tiles(cta_rows()); }
 
-  // This CTA's parts of a stage. (MN-major operands are whole spans wide, too.)
+  // This CTA's parts of a stage, where MN-major operands are whole spans wide.
   JAXBW_DEVICE OperandTile a_tile() const { return tile(params.a_major, cta_rows()); }
-  JAXBW_DEVICE OperandTile b_tile() const { return tile(params.b_major, params.block_n / cluster.cta_group); }
+  JAXBW_DEVICE OperandTile b_tile() const { return tile(params.b_major, params.b_columns); }
   JAXBW_DEVICE OperandTile tile(Major major, uint32_t extent) const {
     if (major == Major::kK) return {major, kSwizzleSpan, extent, params.k_spans};
     return {major, kSwizzleSpan, block_k(), extent * size_bytes(params.input) / kSwizzleSpan};

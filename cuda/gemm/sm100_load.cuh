@@ -145,9 +145,8 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const uint32_t rank = context.rank;
   const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
   const bool gated = p.epilogue.gated != 0, both = gated && kCtaGroup == 1, odd = rank % kCtaGroup != 0;
-  const uint32_t b_columns = p.block_n / kCtaGroup;
-  const uint32_t b_first = odd && !gated ? b_columns : 0;  // this CTA's columns of the pair's tile
-  const uint32_t b_extent = both ? b_columns / 2 : b_columns;
+  const uint32_t b_first = odd && !gated ? p.block_n / kCtaGroup : 0;  // this CTA's columns of the pair's tile
+  const uint32_t b_extent = both ? p.b_columns / 2 : p.b_columns;
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
   StageLoads<kCtaGroup> loads{
       {p.a, context, a_tile, 0, context.cta_rows(), {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},

@@ -359,7 +359,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   const RequestedParameters requested(params, threadIdx.x / ptx::kWarpSize == kRequestWarp);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{{params, without_pairs(params.cluster), ptx::cluster_rank(),
-                         storage_layout(params.block_m, kConfig.block_n, 1, 1, kSm90Epilogue),
+                         storage_layout(params.block_m, kConfig.block_n, 1, kSm90Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)}};
   const uint32_t warp = ptx::warp_index();
   if (warp < kWarpgroupWarps) {

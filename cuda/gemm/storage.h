@@ -136,6 +136,15 @@ constexpr OperandTile operand_tile(Major major, DataType input, uint32_t extent,
   return {major, row_bytes, k_spans * span_elements(input), extent * size_bytes(input) / row_bytes};
 }
 
+// sm_100: the columns that a CTA loads to multiply `columns` of B. A swizzle has to be the same for all of an
+// instruction's operand, so an MN-major part comes in whole spans: the rest of the last one, columns of the tile beside
+// it, is loaded and not multiplied.
+constexpr uint32_t loaded_columns(Major major, DataType input, uint32_t columns) {
+  const uint32_t step = major == Major::kK ? 1 : span_elements(input);
+  return (columns + step - 1) / step * step;
+}
+static_assert(loaded_columns(Major::kMN, DataType::kBF16, 112) == 128);
+
 // Barriers, CLC responses and the TMEM pointer: a fixed block.
 constexpr uint32_t kControlBytes = 1024;
 
@@ -156,23 +165,21 @@ struct StorageLayout {
   }
 };
 
-// A tile of block_m x block_n, shared by cta_group CTAs: each holds its part of the rows of A and of the columns of B.
-// A narrow B is rounded up to whole swizzle atoms.
-constexpr StorageLayout storage_layout(uint32_t block_m, uint32_t block_n, uint32_t cta_group, uint32_t k_spans,
-                                       EpilogueShape epilogue) {
-  const uint32_t b_bytes = block_n / cta_group * kSwizzleSpan * k_spans;
-  return {.a_stage_bytes = block_m / cta_group * kSwizzleSpan * k_spans,
+// A CTA that holds `rows` of A and `columns` of B. A narrow B is rounded up to whole swizzle atoms.
+constexpr StorageLayout storage_layout(uint32_t rows, uint32_t columns, uint32_t k_spans, EpilogueShape epilogue) {
+  const uint32_t b_bytes = columns * kSwizzleSpan * k_spans;
+  return {.a_stage_bytes = rows * kSwizzleSpan * k_spans,
           .b_stage_bytes = (b_bytes + kSwizzleAtom - 1) / kSwizzleAtom * kSwizzleAtom,
           .store_bytes = epilogue.warps * epilogue.rows_per_warp * kSwizzleSpan * kStoreBuffers};
 }
 
-static_assert(storage_layout(128, 256, 1, 1, kSm90Epilogue).max_stages() == 4);
-static_assert(storage_layout(256, 256, 2, 1, kSm100Epilogue).max_stages() == 6);
-static_assert(storage_layout(512, 256, 2, 1, kSm100Epilogue).max_stages() == 4);
+static_assert(storage_layout(128, 256, 1, kSm90Epilogue).max_stages() == 4);
+static_assert(storage_layout(128, 128, 1, kSm100Epilogue).max_stages() == 6);
+static_assert(storage_layout(256, 128, 1, kSm100Epilogue).max_stages() == 4);
 
 constexpr ResidualTile residual_tile(uint32_t block_m, uint32_t block_n) {
   ResidualTile tile{{block_m, sm90_store_box(block_n, DataType::kBF16).columns}, 0};
-  tile.stage_boxes = storage_layout(block_m, block_n, 1, 1, kSm90Epilogue).stage_bytes() / tile.box_bytes();
+  tile.stage_boxes = storage_layout(block_m, block_n, 1, kSm90Epilogue).stage_bytes() / tile.box_bytes();
   return tile;
 }
 static_assert(residual_tile(128, 256).stages(256) == 2 && residual_tile(64, 256).stages(256) == 1);
@@ -186,7 +193,7 @@ constexpr uint32_t cluster_slices(uint32_t block_m, uint32_t tile_columns) {
 }
 constexpr uint32_t cluster_sum_stages(uint32_t block_m, uint32_t block_n) {
   const uint32_t sums = 2 * block_m * block_n * uint32_t{sizeof(float)};
-  const uint32_t stage = storage_layout(block_m, block_n, 1, 1, kSm90Epilogue).stage_bytes();
+  const uint32_t stage = storage_layout(block_m, block_n, 1, kSm90Epilogue).stage_bytes();
   return (sums + stage - 1) / stage;
 }
 

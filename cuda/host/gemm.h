@@ -78,7 +78,9 @@ struct GemmConfig {
 #define JAXBW_FIELD(name, initial) uint32_t name = initial;
   JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
+  uint32_t b_columns = 0;  // that a CTA loads, if more than it multiplies (sm_100); a plan finds that, too
 
+  uint32_t cta_columns() const { return b_columns != 0 ? b_columns : block_n / cta_group; }  // loaded
   uint32_t cluster_tiles() const { return cluster_m * cluster_n; }  // CTA tiles (of a pair, halves of one)
   uint32_t cluster_size() const { return cluster_tiles() * cluster_k; }
   uint32_t cta_rows() const { return block_m / cta_group; }
@@ -160,10 +162,14 @@ inline uint32_t tile_columns(const GemmProblem& p, const GemmConfig& c) { return
 
 // Rows of A and columns of one right operand that a CTA brings in one load. A gated tile has half of its columns from
 // each of the two: a CTA alone loads both, of a pair each CTA one.
+inline bool loads_both(const GemmProblem& p, const GemmConfig& c) { return p.gated && c.cta_group == 1; }
 inline uint32_t a_extent(const GemmConfig& c) { return c.cta_rows(); }
 inline uint32_t b_extent(const GemmProblem& p, const GemmConfig& c) {
-  return p.gated ? c.block_n / 2 : c.block_n / c.cta_group;
+  return c.cta_columns() / (loads_both(p, c) ? 2 : 1);
 }
+
+// GemmConfig::b_columns, of a problem as it is launched.
+uint32_t b_columns(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
 
 // The CTAs of a cluster that share an operand's tile load an equal part of it each, and multicast it to the others.
 inline uint32_t a_peers(const GemmConfig& c) { return c.cluster_n; }
@@ -195,9 +201,9 @@ Verdict check_problem(const GemmProblem& problem);
 Verdict check_config(const KernelFamily& family, const GemmConfig& config);
 Verdict check_launched(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config);
 
-// A configuration without open fields; fails on a block_k that operands of `input` have not, or where it is not known
-// that no operands have. (check_config has still to see it.)
-Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& request, std::optional<DataType> input);
+// A configuration without open fields, for a problem or, where that is null, for any; fails on a block_k that its
+// operands have not, or none. (check_config has still to see it.)
+Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& request, const GemmProblem* problem);
 
 // "bf16[1,512,256] @ bf16[1,256,128] -> f32[1,512,128]", operands in the shapes they are stored in.
 std::string describe(const GemmProblem& problem);

@@ -87,6 +87,14 @@ GemmConfig config_of(const GemmAttributes& attributes) {
 #define JAXBW_FIELD(name, ...) config.name = static_cast<uint32_t>(attributes.name);
   JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
+  if (const KernelInstance* instance = find_instance(attributes.kernel); instance != nullptr && config.cta_group != 0) {
+    const GemmProblem problem{.a_major = static_cast<Major>(attributes.lhs_major),
+                              .b_major = static_cast<Major>(attributes.rhs_major),
+                              .input = instance->input == "tf32" ? DataType::kF32 : DataType::kBF16,
+                              .gated = attributes.gated != 0};
+    const KernelFamily* family = find_family(instance->family);
+    config.b_columns = b_columns(*family, as_launched(problem, config), config);
+  }
   return config;
 }
 

@@ -48,6 +48,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.block_m = c.block_m;
   params.block_n = c.block_n;
   params.pingpong = c.pingpong;
+  params.b_columns = c.b_columns;
   params.tile_columns = tile_columns(p, c);
   params.cluster = cluster_shape(c.cluster_m, c.cluster_n, c.cta_group, c.cluster_k);
   params.stages = c.stages;

@@ -103,6 +103,7 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
   const KernelInstance* instance = InstancesOfProblem(family, launched).find(config);
   if (instance == nullptr) return Violation{Rule::no_kernel};
   config.kernel = instance->name;
+  config.b_columns = b_columns(family, launched, config);
   if (Verdict broken = check_launched(family, launched, config)) return *std::move(broken);
   const Work work = work_of(family, launched, config);
   if (Verdict broken = check_work(work, launched, config)) return *std::move(broken);

@@ -285,8 +285,15 @@ std::string_view reduce_kernel(const KernelFamily& family) {
   return find_companion(family.name, "reduce", "f32")->name;
 }
 
+uint32_t b_columns(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  const uint32_t columns = c.block_n / c.cta_group;
+  // Of gate and up side by side, the tensor core would multiply what is loaded between them.
+  if (family.is_sm90() || loads_both(p, c)) return columns;
+  return loaded_columns(operand_b(p).as_read().major, p.input, columns);
+}
+
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
-  return storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family.epilogue).total_bytes(c.stages);
+  return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).total_bytes(c.stages);
 }
 
 uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
@@ -294,7 +301,7 @@ uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
 }
 
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {
-  return storage_layout(c.block_m, c.block_n, c.cta_group, c.k_spans, family.epilogue).max_stages();
+  return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).max_stages();
 }
 
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
@@ -369,19 +376,21 @@ Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const G
   if (p.gated) verdict = check_gated(family, c);
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(p), c, a_extent(c), a_peers(c));
   if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(p), c, b_extent(p, c), b_peers(c));
+  if (!verdict) verdict = check_stages(family, c);
   if (!verdict) verdict = check_parts(p, c);
   return verdict;
 }
 
-Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& request, std::optional<DataType> input) {
+Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& request, const GemmProblem* problem) {
   GemmConfig c = request.given;
   if (request.batch_invariant && c.split_tail != 0) return broken(Rule::batch_invariant_tail);
   if (!request.block_k) {
     c.k_spans = 1;
-  } else if (const uint32_t span = span_elements(input.value_or(DataType::kBF16)), block_k = *request.block_k;
+  } else if (const uint32_t span = span_elements(problem ? problem->input : DataType::kBF16),
+             block_k = *request.block_k;
              family.is_sm90()) {
     if (block_k != span) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});
-  } else if (!input) {  // perhaps for elements of 4 bytes
+  } else if (problem == nullptr) {  // perhaps for elements of 4 bytes
     const uint32_t least = span_elements(DataType::kF32);
     if (block_k == 0 || block_k % least != 0 || block_k > kMaxKSpans * span) {
       return broken(Rule::block_k_of_any, {{"block_k", block_k}, {"spans", kMaxKSpans}});
@@ -389,15 +398,17 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
     c.k_spans = std::max(block_k / span, 1u);
   } else {
     if (block_k == 0 || block_k % span != 0 || block_k > kMaxKSpans * span) {
-      return broken(
-          Rule::block_k,
-          {{"block_k", block_k}, {"span", span}, {"most", kMaxKSpans * span}, {"itemsize", size_bytes(*input)}});
+      return broken(Rule::block_k, {{"block_k", block_k},
+                                    {"span", span},
+                                    {"most", kMaxKSpans * span},
+                                    {"itemsize", size_bytes(problem->input)}});
     }
     c.k_spans = block_k / span;
   }
   c.accumulators = request.accumulators.value_or(family.max_accumulators);
   c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(family.scheduler));
   const bool has_tile = c.block_m != 0 && c.block_n != 0 && c.cta_group != 0;
+  if (has_tile && problem != nullptr) c.b_columns = b_columns(family, as_launched(*problem, c), c);
   c.stages = request.stages.value_or(has_tile ? max_stages(family, c) : 0);
   return c;
 }

@@ -51,7 +51,7 @@ StorageLayout layout(const std::string& family, uint32_t block_m, uint32_t block
   if (block_m == 0 || block_n == 0 || cta_group == 0 || k_spans == 0) {
     throw nb::value_error("a tile has no dimension of 0");
   }
-  return storage_layout(block_m, block_n, cta_group, k_spans, family_named(family).epilogue);
+  return storage_layout(block_m / cta_group, block_n / cta_group, k_spans, family_named(family).epilogue);
 }
 
 using FfiTargets = std::map<std::string, std::map<std::string, nb::capsule>>;

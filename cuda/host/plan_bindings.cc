@@ -114,22 +114,23 @@ using Found = std::variant<PlanOnDevice, Violation>;
 Found plan(const std::string& family_name, const GemmProblem& problem, nb::handle config, uint32_t resident) {
   const KernelFamily& family = family_named(family_name);
   if (resident == 0) throw nb::value_error("resident is 0; a device runs 1 cluster or more at a time");
-  const Planned<GemmConfig> complete = jaxbw::complete(family, request_of(family, config, resident), problem.input);
+  const Planned<GemmConfig> complete = jaxbw::complete(family, request_of(family, config, resident), &problem);
   if (!complete.ok()) return complete.violation();
   const Planned<GemmPlan> planned = plan_gemm(family, problem, *complete);
   if (!planned.ok()) return planned.violation();
   return PlanOnDevice{*planned, resident};
 }
 
-// What of a configuration holds whatever the problem, or for operands of some dtype.
+// What of a configuration holds whatever the problem, or for one.
 std::variant<nb::dict, Violation> complete_config(const std::string& family_name, nb::handle config,
-                                                  std::optional<DataType> input) {
+                                                  const std::optional<GemmProblem>& problem) {
   const KernelFamily& family = family_named(family_name);
-  const Planned<GemmConfig> complete = jaxbw::complete(family, request_of(family, config, 1), input);
+  const Planned<GemmConfig> complete =
+      jaxbw::complete(family, request_of(family, config, 1), problem ? &*problem : nullptr);
   if (!complete.ok()) return complete.violation();
   if (Verdict broken = check_config(family, *complete)) return *std::move(broken);
   nb::dict open;
-  open["block_k"] = complete->k_spans * span_elements(input.value_or(DataType::kBF16));
+  open["block_k"] = complete->k_spans * span_elements(problem ? problem->input : DataType::kBF16);
   open["stages"] = complete->stages;
   open["accumulators"] = complete->accumulators;
   open["scheduler"] = kSchedulers[complete->scheduler];
@@ -201,7 +202,9 @@ using Column = nb::ndarray<nb::ro, int64_t, nb::ndim<1>, nb::c_contig, nb::devic
 // Reads a row of a table: columns by the names of JAXBW_CONFIG_FIELDS. Others are as they are by default.
 class CandidateTable {
  public:
-  CandidateTable(const KernelFamily& family, const nb::dict& columns, bool swap_ab) : family_(family) {
+  // For a problem as it is launched.
+  CandidateTable(const KernelFamily& family, const GemmProblem& launched, const nb::dict& columns, bool swap_ab)
+      : family_(family), launched_(launched) {
 #define JAXBW_FIELD(name, ...) \
   if (columns.contains(#name)) name##_ = column(columns[#name]);
     JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
@@ -220,9 +223,9 @@ class CandidateTable {
 #undef JAXBW_FIELD
     if (c.accumulators == 0) c.accumulators = family_.max_accumulators;
     if (c.split_tail != 0 && c.cluster_size() < resident.size()) c.wave = resident[c.cluster_size()];
-    if (c.stages == 0 && c.block_m != 0 && c.block_n != 0 && c.cta_group != 0 && c.k_spans != 0) {
-      c.stages = max_stages(family_, c);
-    }
+    if (c.block_m == 0 || c.block_n == 0 || c.cta_group == 0 || c.k_spans == 0) return c;
+    c.b_columns = b_columns(family_, launched_, c);
+    if (c.stages == 0) c.stages = max_stages(family_, c);
     return c;
   }
 
@@ -236,6 +239,7 @@ class CandidateTable {
 
   static constexpr size_t kUnknown = std::numeric_limits<size_t>::max();
   const KernelFamily& family_;
+  const GemmProblem& launched_;
   GemmConfig base_;
   size_t size_ = kUnknown;
 #define JAXBW_FIELD(name, ...) const int64_t* name##_ = nullptr;
@@ -249,6 +253,7 @@ class CandidateTable {
   X(kernel)                  \
   X(stages)                  \
   X(rows)                    \
+  X(columns)                 \
   X(cluster_rows)            \
   X(cluster_columns)         \
   X(tiles_m)                 \
@@ -288,11 +293,11 @@ bool has_tile(const GemmProblem& p, const GemmConfig& c) {
 nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, const nb::dict& columns, bool swap_ab,
                    const std::vector<uint32_t>& resident) {
   const KernelFamily& family = family_named(family_name);
-  const CandidateTable table(family, columns, swap_ab);
-  const size_t count = table.size();
   GemmConfig side;
   side.swap_ab = swap_ab;
   const GemmProblem launched = as_launched(problem, side);
+  const CandidateTable table(family, launched, columns, swap_ab);
+  const size_t count = table.size();
   const InstancesOfProblem instances(family, launched);
   const bool sound = !check_problem(problem);
   constexpr size_t kFields = static_cast<size_t>(GridField::gathered) + 1;
@@ -313,6 +318,7 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
     const uint64_t at_a_time = c.cluster_size() < resident.size() ? resident[c.cluster_size()] : 1;
     const uint64_t part_waves = ceil_div(parts, at_a_time);
     set(GridField::rows, c.cta_rows());
+    set(GridField::columns, c.cta_columns());
     set(GridField::cluster_rows, c.cluster_m * c.cta_rows());
     set(GridField::cluster_columns, c.cluster_n * tile_columns(launched, c));
     set(GridField::tiles_m, work.tiles_m);
@@ -417,6 +423,7 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("threads", [](const PlanOnDevice& p) { return p.plan.family->threads; })
       .def_prop_ro("shared_memory",
                    [](const PlanOnDevice& p) { return shared_memory_bytes(*p.plan.family, p.plan.config); })
+      .def_prop_ro("loaded_columns", [](const PlanOnDevice& p) { return p.plan.config.cta_columns(); })
       .def_prop_ro("cluster_rows",
                    [](const PlanOnDevice& p) { return p.plan.config.cluster_m * p.plan.config.cta_rows(); })
       .def_prop_ro(
@@ -465,7 +472,7 @@ void bind_plan(nb::module_& m) {
   m.def("plan_many", &plan_many, nb::arg("family"), nb::arg("problem"), nb::arg("columns"), nb::kw_only(),
         nb::arg("swap_ab"), nb::arg("resident"));
   m.def("check_problem", &check_problem, nb::arg("problem"));
-  m.def("complete_config", &complete_config, nb::arg("family"), nb::arg("config"), nb::arg("input") = nb::none());
+  m.def("complete_config", &complete_config, nb::arg("family"), nb::arg("config"), nb::arg("problem") = nb::none());
   m.def("limits", &limits, nb::arg("family"));
   m.def("kernel_names", [] {
     std::vector<std::string> names;

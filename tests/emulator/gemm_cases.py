@@ -120,7 +120,10 @@ class Case:
                 stages=self.stages or 1,
             )
         )
-        return config if self.stages else replace(config, stages=gemm_launch.max_stages(config))
+        if self.stages:
+            return config
+        itemsize = DTYPES[self.dtype].itemsize
+        return replace(config, stages=gemm_launch.max_stages(config, itemsize))
 
     def gemm_config(self) -> GemmConfig:
         """The launch configuration as a user gives it: what the rules are about."""

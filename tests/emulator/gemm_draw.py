@@ -45,10 +45,10 @@ def widths(block_m: int, cta_group: int, rhs_mn_major: bool, gated: bool) -> lis
         step = 32
     if gated:
         step = max(step, 32)
-    loaded = (
-        cta_group if not gated or cta_group == 2 else 2
-    )  # a load brings block_n / loaded columns
-    return [n for n in range(step, 257, step) if not rhs_mn_major or n // loaded % 64 == 0]
+    # Gate and up lie side by side in a CTA alone, and nothing between them.
+    if gated and cta_group == 1 and rhs_mn_major:
+        step = 128
+    return list(range(step, 257, step))
 
 
 def shares(config: Config, gated: bool, itemsize: int) -> bool:

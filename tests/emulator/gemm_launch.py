@@ -152,10 +152,19 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def max_stages(config: Config) -> int:
-    """The deepest ring that fits."""
+def loaded_columns(config: Config, itemsize: int = 2) -> int:
+    """Of B, that a CTA loads: on sm100 whole spans where they are MN-major, as tf32 never is."""
     c = config
-    return _native.max_stages(c.family, c.block_m, c.block_n, c.cta_group, c.k_spans)
+    columns = c.block_n // c.cta_group
+    mn_major = itemsize == 2 and (c.lhs_major if c.swap_ab else c.rhs_major)
+    step = SPAN // itemsize if mn_major and c.family == SM100 else 1
+    return ceil_div(columns, step) * step
+
+
+def max_stages(config: Config, itemsize: int = 2) -> int:
+    """The deepest ring that fits."""
+    c, columns = config, loaded_columns(config, itemsize)
+    return _native.max_stages(c.family, c.block_m, columns * c.cta_group, c.cta_group, c.k_spans)
 
 
 def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:

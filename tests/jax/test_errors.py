@@ -109,9 +109,12 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "takes 32, 64, 96, 128, 160, 192, 256",
     ),
     (
-        call(config=jaxbw.GemmConfig(128, 96), implementation="sm100"),
+        call(
+            config=jaxbw.GemmConfig(256, 160, cta_group=2, cluster=(2, 1), stages=7),
+            implementation="sm100",
+        ),
         NotImplementedError,
-        "rhs is MN-major and a CTA's part of the tile is 96 wide",
+        "stages is 7; this tile takes 1 to 6",
     ),
     (
         lambda: jaxbw.gated_matmul(

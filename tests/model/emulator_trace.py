@@ -240,6 +240,7 @@ def _agent(cta: int, warp: int, steps: tuple[Step, ...], costs: Costs) -> Iterat
         yield Work("set-up", costs.setup)
     first = costs.first_load
     released = _Released(steps, f"matmuls of {cta}, {warp}")
+    before = ""
     for step in steps:
         yield from released.before(step)
         if step.kind == "wait":
@@ -255,6 +256,8 @@ def _agent(cta: int, warp: int, steps: tuple[Step, ...], costs: Costs) -> Iterat
             yield _load(cta, step, costs, first)
             first = 0.0
         elif step.kind == "mma":
+            if before != "mma":
+                yield Work("issue", costs.stage_issue)
             issue = costs.cycles(machine["mma_issue_cycles"])
             yield Start("MMA", issue, ((f"{TENSOR} {cta}", _mma(step, costs)),), 0.0)
         elif step.kind == "commit":
@@ -273,6 +276,7 @@ def _agent(cta: int, warp: int, steps: tuple[Step, ...], costs: Costs) -> Iterat
         elif step.kind == "launch":
             # Published nowhere; it is asked for a tile or two ahead.
             yield Start("launch", 0.0, (), machine["tma_latency_ns"], (), _keys(step))
+        before = step.kind
 
 
 class _Released:

@@ -328,7 +328,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gated_columns": ("sm100", {"gated": True}, {"block_n": 144}),
     "gated_columns_sm90": ("sm90", {"gated": True}, {"block_n": 192}),
     "gated_pair": ("sm100", {"gated": True}, PAIR),
-    "columns": ("sm100", {"rhs_major": Major.MN}, {"block_n": 96}),
+    "columns": ("sm100", {"rhs_major": Major.MN, "gated": True}, {"block_n": 96}),
     "shares": ("sm100", {}, {"block_n": 96, "cluster": (8, 1)}),
     "parts": ("sm100", {"k": 64}, {"split_k": 2}),
     "parts_of_cluster": ("sm90", {"k": 64}, {"cluster_k": 2}),

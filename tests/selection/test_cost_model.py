@@ -47,13 +47,14 @@ def test_gemma_gets_the_pair_tile_that_fills_one_wave() -> None:
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_4096_cubed_gets_tiles_that_fill_their_waves(layout: str) -> None:
-    best = ranking("B200", 4096, 4096, 4096, layout)[0]
-    assert (best.config.tile, best.config.cta_group) == ((256, 128), 2)
-    assert (best.cost.waves, best.config.accumulators) == (7, 2)
-    assert best.cost.efficiency == pytest.approx(0.988, abs=5e-4)
-    square = price("sm100", B200, workload(4096, 4096, 4096, layout), PAIR).cost
+def test_4096_cubed_by_narrow_tiles_fills_its_waves(layout: str) -> None:
+    work = workload(4096, 4096, 4096, layout)
+    narrow = price("sm100", B200, work, dataclasses.replace(PAIR, block_n=128)).cost
+    assert narrow.waves == 7
+    assert narrow.efficiency == pytest.approx(0.988, abs=5e-4)
+    square = price("sm100", B200, work, PAIR).cost
     assert square.efficiency == pytest.approx(0.865, abs=5e-4)
+    assert narrow.total < square.total
 
 
 @pytest.mark.parametrize("n_and_k", [(2112, 7168), (24576, 1536), (7168, 16384), (4096, 4096)])
@@ -431,7 +432,8 @@ def test_what_is_not_compared(
     shape: tuple[int, int, int], config: GemmConfig, excluded: bool
 ) -> None:
     work, table = workload(*shape), Candidates.of([config], "sm100", 2)
-    assert cost_model.is_excluded(work, B200, table).tolist() == [excluded]
+    cut = cost_model.grid(work, B200, table)
+    assert cost_model.is_excluded(work, B200, table, cut).tolist() == [excluded]
 
 
 # --- machines

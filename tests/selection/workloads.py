@@ -5,7 +5,7 @@ from typing import Any
 from jaxbw._native import DataType, Major, kernel_names
 from jaxbw._src.selection.config import ANY, GemmConfig
 from jaxbw._src.selection.machine import Machine, machines
-from jaxbw._src.selection.search import Instances, Ranked, search
+from jaxbw._src.selection.search import KEPT, Instances, Ranked, search
 from jaxbw._src.selection.workload import Workload
 
 ALL: Instances = frozenset(kernel_names())
@@ -51,6 +51,7 @@ def ranking(
     layout: str = "nt",
     *,
     wanted: GemmConfig = ANY,
+    kept: int = KEPT,
     **changes: Any,
 ) -> tuple[Ranked, ...]:
     """The best candidates, with every kernel there could be."""
@@ -66,5 +67,6 @@ def ranking(
         (straight, ALL),
         exchanged,
         wanted=wanted,
+        kept=kept,
     )
     return ranked

@@ -26,7 +26,10 @@ _TAIL_SPLITS = (2, 3, 4)  # one wave of sums at most: L2 keeps it
 
 @dataclass(frozen=True)
 class Candidates:
-    """Configurations as columns; `accumulators` is 0 where the number of waves decides."""
+    """Configurations as columns.
+
+    `stages` is 0 where as many as fit are meant, `accumulators` where the number of waves decides.
+    """
 
     block_m: Integers
     block_n: Integers
@@ -52,12 +55,10 @@ class Candidates:
 
     @classmethod
     def of(cls, given: Sequence[GemmConfig], family: str, itemsize: int) -> Self:
-        """The columns of configurations that have a tile, with as many stages as fit."""
+        """The columns of configurations that have a tile."""
         rows = [_row(config, family, itemsize) for config in given]
         columns = np.array(rows, np.int64).reshape(len(rows), len(fields(cls))).T
-        table = cls(*map(np.ascontiguousarray, columns))
-        plans = table.plans(family, planner.any_problem(), swap_ab=False)
-        return replace(table, stages=plans["stages"])
+        return cls(*map(np.ascontiguousarray, columns))
 
     def plans(
         self,
@@ -85,7 +86,7 @@ class Candidates:
             cluster_k=values["cluster_k"],
             cta_group=values["cta_group"],
             pingpong=bool(values["pingpong"]),
-            stages=values["stages"],
+            stages=values["stages"] or None,
             split_k=values["split_k"],
             split_tail=bool(values["split_tail"]),
             **others,
@@ -119,6 +120,7 @@ def candidates(
     problem = planner.any_problem(input, lhs_major, rhs_major, gated=gated)
     plans = bases.plans(family, problem, swap_ab=swap_ab)
     installed = [place for place, name in enumerate(kernel_names()) if name in instances]
+    bases = replace(bases, stages=plans["stages"])
     bases = bases.take((plans["legal"] == 1) & np.isin(plans["kernel"], installed))
     if whole:
         return bases
@@ -131,7 +133,7 @@ def candidates(
 
 
 def _bases(family: str, itemsize: int) -> Candidates:
-    """Every tile in every cluster, unsplit, with as many stages as fit."""
+    """Every tile in every cluster, unsplit."""
     of = FAMILIES[family]
     bases = [
         GemmConfig(

@@ -11,6 +11,7 @@ and what `explain` and the laboratory show.
 """
 
 from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +101,8 @@ class Grid:
     legal: Integers
     kernel: Integers  # its place in `_native.kernel_names`
     stages: Integers
-    rows: Integers  # of a CTA
+    rows: Integers  # of A, that a CTA loads and multiplies
+    columns: Integers  # of B, that it loads
     cluster_rows: Integers
     cluster_columns: Integers  # of D
     tiles_m: Integers
@@ -122,6 +124,10 @@ class Grid:
         """Of whole tiles and of parts."""
         return self.whole_waves + self.part_waves
 
+    def take(self, keep: NDArray[Any]) -> Self:
+        """Some of the rows: a mask, or indices."""
+        return type(self)(*(getattr(self, field.name)[keep] for field in fields(self)))
+
 
 def grid(work: Workload, machine: Machine, table: Candidates) -> Grid:
     """Cuts a matmul."""
@@ -136,6 +142,8 @@ def evaluate(
     table: Candidates,
     rasterisation: tuple[Integers, Integers] | None = None,
     ghz: float | None = None,
+    cut: Grid | None = None,
+    rough: bool = False,
 ) -> Costs:
     """Prices configurations that are legal for a matmul.
 
@@ -145,11 +153,13 @@ def evaluate(
       table: the configurations.
       rasterisation: band_along_n and swizzle of each; None for the best.
       ghz: a fixed clock; None for what power leaves of it, with normal data.
+      cut: how they cut the matmul, where that is known.
+      rough: whether the clock may be some percent too high.
     """
-    parts = _parts(work, machine, table, rasterisation)
+    parts = _parts(work, machine, table, cut or grid(work, machine, table), rasterisation)
     clock = np.broadcast_to(machine.max_clock_ghz if ghz is None else ghz, (len(table),))
     costs = _at(machine, table, parts, clock)
-    for _ in range(_CLOCK_STEPS if ghz is None else 0):
+    for _ in range(0 if ghz is not None else 1 if rough else _CLOCK_STEPS):
         before, clock = clock, machine.throttled_ghz(costs.utilisation)
         if np.array_equal(before, clock):
             break
@@ -216,9 +226,9 @@ def _parts(
     work: Workload,
     machine: Machine,
     table: Candidates,
+    cut: Grid,
     rasterisation: tuple[Integers, Integers] | None,
 ) -> _Parts:
-    cut = grid(work, machine, table)
     walk = _walk(work, machine, cut, table, rasterisation)
     blocks = _ceil(work.k, table.k_spans * (SPAN_BYTES // work.itemsize))
     one, leaving = _epilogues(work, machine, table, cut)
@@ -295,7 +305,7 @@ def _at(machine: Machine, table: Candidates, parts: _Parts, ghz: Floats) -> Cost
     memory = (waves.blocks * stage.asked * waves.missed + waves.stored) * sms
     memory = memory / np.maximum(memory_rate, 1)
     trip = stage.round_trip.at(cycle) + waves.late * machine.memory_latency_ns
-    ring = waves.blocks * trip / table.stages
+    ring = waves.blocks * trip / cut.stages
     bounds = np.array([waves.blocks * mma, waves.blocks * fill, l2, memory, ring])
     together = _overlapping(machine, bounds)
 
@@ -338,14 +348,15 @@ def memset_us(machine: Machine, config: GemmConfig) -> float:
     return machine.memset_ns / 1000 if counted else 0.0
 
 
-def is_excluded(work: Workload, machine: Machine, table: Candidates) -> NDArray[np.bool_]:
+def is_excluded(
+    work: Workload, machine: Machine, table: Candidates, cut: Grid
+) -> NDArray[np.bool_]:
     """Candidates that are not compared for this matmul.
 
     They are illegal for its sizes, or have CTAs without a tile in any cluster, parts for more than
     two waves (the fastest never had, of 1,266 matmuls measured on an H200), or sums of parts that
     L2 does not keep; or they are another one in disguise.
     """
-    cut = grid(work, machine, table)
     columns = table.block_n // 2 if work.gated else table.block_n
     empty = (table.cluster_m > table.cta_group * _ceil(work.m, table.block_m)) | (
         table.cluster_n > _ceil(work.n, columns)
@@ -370,7 +381,8 @@ class _Stage:
     Attributes:
       mma: of the tensor cores; useful: of that, where nothing holds them up.
       fill: of the SM's port into shared memory.
-      asked: bytes that the CTA asks L2 for; straddled: as many as would take L2 that long.
+      asked: bytes that the CTA asks L2 for and multiplies; straddled: as many as would take L2 as
+        long as all that it asks for.
       load: from the issue of a load to its bytes; round_trip: until the stage is empty again.
       commit: from the last matmul to who waits for it; handover: from there to the next one.
       turn: from one warpgroup to the other.
@@ -397,7 +409,7 @@ def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> _S
     columns = table.block_n / table.cta_group
     useful = mmas * machine.mma_cycles_per_column * height / _FULL_ROWS * table.block_n
     read = (np.minimum(cut.rows, height) + columns) * _MMA_BYTES / machine.smem_bytes_per_cycle
-    issued = mmas * machine.mma_issue_cycles
+    issued = mmas * machine.mma_issue_cycles + machine.stage_issue_cycles
     # A matmul of a warpgroup waits for the accumulators of the one before it.
     chain = steps * machine.mma_interval_cycles
     mma = np.maximum.reduce([useful, mmas * read, issued, chain])
@@ -405,21 +417,25 @@ def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> _S
     # Rows and columns beyond the matrix are filled with zeros, slowly, and not read; so are ends of
     # rows, where an operand that is not K-major is narrower than a span. What straddles lines takes
     # L2 longer.
-    a_used = work.m / (cut.tiles_m * cut.cluster_rows)
-    b_used = work.n / (cut.tiles_n * cut.cluster_columns)
-    empty = np.minimum((1 - a_used) * cut.rows, cut.rows / table.cluster_n)
-    empty = empty + np.minimum((1 - b_used) * columns, columns * table.cta_group / table.cluster_m)
-    filled = cut.rows + columns + (machine.empty_row_slowdown - 1) * empty
+    a_used = work.m / (cut.tiles_m * cut.cluster_rows) * cut.rows
+    b_used = work.n / (cut.tiles_n * cut.cluster_columns) * columns
+    # Columns that are loaded and not multiplied: the tile beside has them, but for the last.
+    parts = cut.tiles_n * table.cluster_n * table.cta_group
+    b_read = b_used + (cut.columns - columns) * (1 - 1 / parts)
+    b_share = table.cta_group / table.cluster_m
+    empty = np.minimum(cut.rows - a_used, cut.rows / table.cluster_n)
+    empty = empty + np.minimum(cut.columns - b_read, cut.columns * b_share)
+    filled = cut.rows + cut.columns + (machine.empty_row_slowdown - 1) * empty
     bytes_of_row = table.k_spans * SPAN_BYTES
     narrow_a = work.a_major == Major.MN and work.m * work.itemsize < SPAN_BYTES
     narrow_b = work.b_major == Major.MN and work.n * work.itemsize < SPAN_BYTES
     narrow = (narrow_a / table.cluster_n + narrow_b / table.cluster_m) * machine.narrow_row_cycles
     fill = filled * bytes_of_row / machine.ingest_bytes_per_cycle
     fill = fill + narrow * bytes_of_row / work.itemsize
-    a = a_used * cut.rows / table.cluster_n
-    b = b_used * columns * table.cta_group / table.cluster_m
+    a = a_used / table.cluster_n
     slow = machine.straddle_slowdown
-    straddled = a * (slow if work.a_straddles else 1) + b * (slow if work.b_straddles else 1)
+    straddled = a * (slow if work.a_straddles else 1)
+    straddled = straddled + b_read * b_share * (slow if work.b_straddles else 1)
 
     remote = np.where(table.ctas > 1, machine.remote_cycles, 0.0)
     pair, single = machine.mma_pair_latency_cycles, machine.mma_latency_cycles
@@ -430,7 +446,7 @@ def _stage(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> _S
         mma=mma,
         useful=useful,
         fill=fill,
-        asked=(a + b) * bytes_of_row,
+        asked=(a + b_used * b_share) * bytes_of_row,
         straddled=straddled * bytes_of_row,
         load=_Time(np.asarray(machine.tma_latency_cycles), machine.tma_latency_ns),
         round_trip=_Time(round_trip, machine.tma_latency_ns),
@@ -475,26 +491,32 @@ def _walk(
     all_columns = work.n * (2 if work.gated else 1)
     panel_m, panel_n = work.m / cut.tiles_m, all_columns / cut.tiles_n
 
-    def shape(along_n: Integers | int, swizzle: Integers | int) -> tuple[Floats, Floats, Floats]:
-        """The footprint of a wave; waves of a band; bands."""
-        tiles_across = np.where(along_n, cut.tiles_n, cut.tiles_m)
-        tiles_along = np.where(along_n, cut.tiles_m, cut.tiles_n)
-        width = np.minimum(swizzle, tiles_across)
-        length = np.clip(in_wave / width, 1, tiles_along)
-        across = np.minimum(width * np.maximum(in_wave / (width * length), 1), tiles_across)
-        down = np.where(along_n, length, across)
-        right = np.where(along_n, across, length)
-        footprint = np.asarray(down * panel_m + right * panel_n)
-        return footprint, tiles_along * width / in_wave, tiles_across / width
+    def footprint_of(
+        swizzle: Integers | int, across: Integers, along: Integers, panels: tuple[Floats, Floats]
+    ) -> Floats:
+        """Of a wave in bands of `swizzle` tiles across, whose panels are the first."""
+        width = np.minimum(swizzle, across)
+        length = np.clip(in_wave / width, 1, along)
+        wide = np.minimum(width * np.maximum(in_wave / (width * length), 1), across)
+        return np.asarray(wide * panels[0] + length * panels[1])
 
     if rasterisation is not None:
         along_n, swizzle = rasterisation
     else:
+        by_m = (cut.tiles_m, cut.tiles_n, (panel_m, panel_n))
+        by_n = (cut.tiles_n, cut.tiles_m, (panel_n, panel_m))
         options = [(along_n, swizzle) for swizzle in SWIZZLES for along_n in (0, 1)]
-        footprints = np.stack([shape(*option)[0] for option in options])
+        footprints = np.stack([footprint_of(s, *(by_n if n else by_m)) for n, s in options])
         best = np.round(footprints, 6).argmin(axis=0)
         along_n, swizzle = np.array(options, np.int64)[best].T
-    footprint, band, bands = shape(along_n, swizzle)
+    across, along = (
+        np.where(along_n, *sides)
+        for sides in ((cut.tiles_n, cut.tiles_m), (cut.tiles_m, cut.tiles_n))
+    )
+    panels = np.where(along_n, panel_n, panel_m), np.where(along_n, panel_m, panel_n)
+    footprint = footprint_of(swizzle, across, along, panels)
+    width = np.minimum(swizzle, across)
+    band, bands = along * width / in_wave, across / width
 
     asked = panel_m + panel_n  # by a cluster tile
     everything = work.m * (work.batch if work.a_batched else 1)

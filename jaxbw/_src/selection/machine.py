@@ -4,7 +4,7 @@ The table gives each its source and its confidence; `constants` shows them.
 """
 
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib import resources
@@ -34,6 +34,7 @@ class Machine:
     mma_latency_cycles: float
     mma_pair_latency_cycles: float
     mma_issue_cycles: float
+    stage_issue_cycles: float
     smem_bytes_per_cycle: float
     ingest_bytes_per_cycle: float
     empty_row_slowdown: float
@@ -94,6 +95,11 @@ class Machine:
         ghz = self.throttle_clock_ghz * ratio**self.throttle_exponent
         return np.asarray(np.minimum(self.max_clock_ghz, ghz))
 
+    @property
+    def corners(self) -> tuple[Mapping[str, Any], ...]:
+        """Other values that constants may as well have, for all that anybody could measure."""
+        return _corners(self.name)
+
     @cached_property
     def resident_by_size(self) -> list[int]:
         """`resident_clusters` by the size, from 0."""
@@ -139,6 +145,11 @@ def constants(name: str) -> Iterator[Constant]:
 
 
 @cache
+def _corners(name: str) -> tuple[Mapping[str, Any], ...]:
+    return tuple(_entries(name).get("corners", ())) if name in _table() else ()
+
+
+@cache
 def _with_sms(machine: Machine, sm_count: int) -> Machine:
     if sm_count == machine.sm_count:
         return machine
@@ -161,6 +172,6 @@ def _machine(name: str) -> Machine:
     values = {
         key: entry["value"] if isinstance(entry, dict) else entry
         for key, entry in _entries(name).items()
-        if key != "like"
+        if key not in ("like", "corners")
     }
     return Machine(name=name, **(values | {"usable_sms": tuple(values["usable_sms"])}))

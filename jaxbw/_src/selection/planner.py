@@ -136,9 +136,9 @@ def _array(operand: int, problem: GemmProblem | None) -> str:
     return f"{name} {describe(dtypes[operand], shapes[operand])}"
 
 
-def filled(config: GemmConfig, family: str, input: DataType) -> GemmConfig:
+def filled(config: GemmConfig, family: str, problem: Problem) -> GemmConfig:
     """A legal configuration that has a tile, its open fields as they are launched."""
-    found = _native.complete_config(family, config, input)
+    found = _native.complete_config(family, config, problem)
     assert not isinstance(found, Violation), str(found)
     return replace(config, **found)
 
@@ -149,6 +149,14 @@ def scheduler_on(scheduler: str | None, family: str) -> str:
     config = GemmConfig(128, 128, scheduler=scheduler)
     found = _native.complete_config(family, config)
     return str(scheduler) if isinstance(found, Violation) else str(found["scheduler"])
+
+
+@cache
+def accumulators_of(family: str) -> int:
+    """Of a CTA, where a configuration says no number."""
+    found = filled(GemmConfig(128, 128), family, any_problem()).accumulators
+    assert found is not None
+    return found
 
 
 def any_problem(

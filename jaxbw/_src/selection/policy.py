@@ -125,7 +125,7 @@ class use_tuned:  # a function to those who use it
     >>> x = jax.ShapeDtypeStruct((4096, 4096), "bfloat16")
     >>> with jaxbw.use_tuned(None):  # or the name of a file
     ...     print(jaxbw.explain(x, x, device="B200").reason)  # doctest: +ELLIPSIS
-    the least modelled time of ... candidates
+    the least modelled time of ... candidates, weighed over uncertain constants
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from jaxbw._src.selection import planner
 from jaxbw._src.selection.candidates import Candidates, Integers, candidates
 from jaxbw._src.selection.config import ANY, GemmConfig
-from jaxbw._src.selection.cost_model import Costs, Floats, evaluate, is_excluded
+from jaxbw._src.selection.cost_model import Costs, Floats, evaluate, grid, is_excluded
 from jaxbw._src.selection.machine import Machine
+from jaxbw._src.selection.robust import MOST, Side, by_price, by_worst_case
 from jaxbw._src.selection.tuned import Table
 from jaxbw._src.selection.workload import Workload, canonical
 
@@ -94,26 +97,23 @@ def search(
       tuned: corrects the model.
       kept: how many at most.
     """
-    found: list[tuple[float, int, int, Workload, Candidates, Costs]] = []
-    count = 0
-    for order, side in enumerate((straight, swapped)):
-        if side is None:
+    sides: list[Side] = []
+    uncertain = len(machine.corners) > 0 and kept <= MOST
+    for given in (straight, swapped):
+        if given is None:
             continue
-        work = canonical(side[0]) if wanted.batch_invariant else side[0]
-        table = available(family, work, side[1], whole=wanted.batch_invariant)
+        work = canonical(given[0]) if wanted.batch_invariant else given[0]
+        table = available(family, work, given[1], whole=wanted.batch_invariant)
         if planner.scheduler_on(wanted.scheduler, family) == "none":
             table = _relaunched(table)
-        table = table.take(~is_excluded(work, machine, table))
-        costs = _evaluate(work, machine, table, tuned)
-        # To a tenth of a nanosecond, so that equals stay equal wherever it is computed.
-        totals = np.round(costs.total * _handicap(work, machine, table), 1)
-        count += len(table)
-        for row in np.argsort(totals, kind="stable")[:kept]:
-            found.append((float(totals[row]), order, int(row), work, table, costs))
-    best = sorted(found, key=lambda entry: entry[:2])[:kept]
-    return count, tuple(
-        _ranked(family, table, costs, row, work, wanted) for _, _, row, work, table, costs in best
-    )
+        cut = grid(work, machine, table)
+        keep = ~is_excluded(work, machine, table, cut)
+        table, cut = table.take(keep), cut.take(keep)
+        costs = _evaluate(work, machine, table, tuned, cut=cut, rough=uncertain)
+        sides.append(Side(work, table, costs, _handicap(work, machine, table)))
+    ranked = by_worst_case(sides, machine) if uncertain else by_price(sides)
+    best = [_ranked(family, *place, wanted) for place in islice(ranked, kept)]
+    return sum(len(side.table) for side in sides), tuple(best)
 
 
 def price(
@@ -134,7 +134,7 @@ def price(
     table = Candidates.of([config], family, work.itemsize)
     raster = np.array([config.raster == "n"], np.int64), np.array([config.swizzle])
     costs = _evaluate(work, machine, table, tuned, raster)
-    return _priced(planner.filled(config, family, work.input), costs, 0)
+    return _priced(planner.filled(config, family, work.native), costs, 0)
 
 
 def _evaluate(
@@ -143,9 +143,10 @@ def _evaluate(
     table: Candidates,
     tuned: Table | None,
     rasterisation: tuple[Integers, Integers] | None = None,
+    **options: Any,
 ) -> Costs:
     """The modelled costs, corrected."""
-    costs = evaluate(work, machine, table, rasterisation)
+    costs = evaluate(work, machine, table, rasterisation, **options)
     if tuned is None:
         return costs
     total = costs.total * tuned.factors(work, machine, table, costs)
@@ -180,14 +181,8 @@ def _handicap(work: Workload, machine: Machine, table: Candidates) -> Floats:
     return np.where(plain, 1.0, 1.0 + machine.margin)
 
 
-def _ranked(
-    family: str,
-    table: Candidates,
-    costs: Costs,
-    row: int,
-    work: Workload,
-    wanted: GemmConfig,
-) -> Ranked:
+def _ranked(family: str, side: Side, row: int, wanted: GemmConfig) -> Ranked:
+    work, table, costs = side.work, side.table, side.costs
     # A second accumulator is for the next item; without one its half of Tensor Memory stays free.
     several = costs.waves[row] > 1 or wanted.batch_invariant
     config = table.config(
@@ -196,11 +191,11 @@ def _ranked(
         swap_ab=work.swapped,
         raster="n" if costs.band_along_n[row] else "m",
         swizzle=int(costs.swizzle[row]),
-        accumulators=None if several else int(costs.accumulators[row]),
-        scheduler=wanted.scheduler,
+        accumulators=planner.accumulators_of(family) if several else int(costs.accumulators[row]),
+        scheduler=planner.scheduler_on(wanted.scheduler, family),
         batch_invariant=wanted.batch_invariant,
     )
-    return _priced(planner.filled(config, family, work.input), costs, row)
+    return _priced(config, costs, row)
 
 
 def _priced(config: GemmConfig, costs: Costs, row: int) -> Ranked:

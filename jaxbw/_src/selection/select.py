@@ -240,12 +240,14 @@ def _chosen(
     *,
     weighs_xla: bool,
 ) -> Choice | Refusal:
-    """The candidate of a family that the model finds the fastest, or XLA."""
+    """The best candidate of a family by the model, or XLA."""
     if (refusal := _no_candidate(problem, family, kernels, wanted)) is not None:
         return refusal
     tuned = table_for(device.machine.name)
     count, ranked = ranking(problem, device, family, kernels, tuned=tuned, wanted=wanted)
     reason = f"the least modelled time of {count} candidates"
+    if device.machine.corners:
+        reason += ", weighed over uncertain constants"
     if tuned is not None and tuned.covers(workload(problem, swapped=False)):
         reason += f", corrected by measurements of {tuned}"
     if wanted.batch_invariant:  # ranked for the canonical problem; what is told is this one's

@@ -223,9 +223,9 @@ F32_MATMUL = replace(HOPPER, dtype="f32")
             "rhs is MN-major and its tile is 32 wide; it is loaded in columns of 64",
         ),
         (
-            replace(BLACKWELL, layout="tn"),
-            {"swap_ab": 1, "block_n": 32},
-            "lhs is MN-major and its tile is 32 wide",
+            BLACKWELL,
+            {"swap_ab": 1, "block_n": 96, "cluster_m": 8},
+            "lhs is shared by 8 CTAs, which cannot load equal parts of 96 rows in groups of 8",
         ),
         (BLACKWELL_PAIR, {"cluster_m": 1}, "cluster_m 1 is not a multiple of cta_group 2"),
         (BLACKWELL_PAIR, {"block_m": 64}, "block_m is 64; with cta_group 2 it is 128"),
@@ -234,8 +234,8 @@ F32_MATMUL = replace(HOPPER, dtype="f32")
         (BLACKWELL_PAIR, {"cta_group": 0}, "cta_group is 0; it is 1 or 2"),
         (
             replace(BLACKWELL_PAIR, layout="nn"),
-            {"block_n": 96},
-            "rhs is MN-major and its tile is 48 wide; it is loaded in columns of 64",
+            {"block_n": 160, "stages": 7},
+            "7 stages; a 256x160 tile with k_spans 1 takes 1 to 6",
         ),
         (
             replace(BLACKWELL_PAIR, gated=True),

@@ -154,6 +154,15 @@ def test_a_span_of_tf32_has_32_elements(fake: FakeDriver) -> None:
     assert launch["kernel"] == "jaxbw_sm100_tf32_1cta"
 
 
+def test_columns_that_are_loaded_and_not_multiplied_have_room(fake: FakeDriver) -> None:
+    config = PAIR | {"block_n": 160}
+    (_, b, _), launch = launched(fake, Matmul(264, 264, 72, family="sm100", config=config))
+    assert (b["box"], b["swizzle"]) == ([64, 64, 1], 3)
+    assert launch["shared_memory"] == _native.shared_memory_bytes("sm100", 256, 256, 2, 4)
+    (asked,) = fake.calls("cuOccupancyMaxActiveClusters")
+    assert asked["shared_memory"] == launch["shared_memory"]
+
+
 def test_the_static_grid_is_one_wave(fake: FakeDriver) -> None:
     few = launched(fake, Matmul(264, 264, 72))[-1]
     assert few["tiles"] == [3, 3]

@@ -97,7 +97,7 @@ class Costs:
 
     def stage_memory(self, wave: int) -> float:
         """Of a CTA's share of memory, for one stage."""
-        missed = self.kernel.asked * self.traffic[wave].missed
+        missed = self.kernel.multiplied * self.traffic[wave].missed
         return self._share(wave, missed, "dram_bytes_per_ns")
 
     def load_latency(self, wave: int) -> float:
@@ -147,6 +147,11 @@ class Costs:
     def mma_issue(self) -> float:
         """Of the thread that multiplies, for one stage."""
         return self.cycles(self.kernel.mmas * self.machine["mma_issue_cycles"])
+
+    @cached_property
+    def stage_issue(self) -> float:
+        """Of the same thread, beside the MMAs of a stage; of kernels in which it is counted."""
+        return self.cycles(self.kernel.counted * self.machine.shared.stage_issue_cycles)
 
     @cached_property
     def chunks(self) -> list[int]:

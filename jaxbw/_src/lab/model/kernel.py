@@ -30,6 +30,8 @@ class Kernel:
       warpgroups: "cooperative" or "pingpong": Hopper's two, with accumulators in registers. None: a
         warp issues the MMAs, into Tensor Memory.
       itemsize, output_size: bytes of an element of operands and result.
+      beside: columns of B that a CTA loads and does not multiply.
+      counted: whether what is issued for a stage beside its MMAs is known, as of ours.
     """
 
     block_m: int
@@ -52,6 +54,8 @@ class Kernel:
     warpgroups: str | None = None
     itemsize: int = 2
     output_size: int = 2
+    beside: int = 0
+    counted: bool = False
 
     @property
     def ctas(self) -> int:
@@ -100,13 +104,21 @@ class Kernel:
     @property
     def loaded(self) -> tuple[int, int]:
         """Bytes of A and B in one CTA's stage."""
-        return self.rows * self.k_bytes, self.columns * self.k_bytes
+        return self.rows * self.k_bytes, (self.columns + self.beside) * self.k_bytes
 
     @property
     def asked(self) -> int:
         """Bytes that a CTA asks L2 for, for one stage: of what is shared, its part."""
-        a, b = self.loaded
-        return a // self.cluster[1] + b * self.group // self.cluster[0]
+        return self._asked(self.columns + self.beside)
+
+    @property
+    def multiplied(self) -> int:
+        """Of these, the bytes that it multiplies."""
+        return self._asked(self.columns)
+
+    def _asked(self, columns: int) -> int:
+        b = columns * self.k_bytes * self.group // self.cluster[0]
+        return self.rows * self.k_bytes // self.cluster[1] + b
 
     @property
     def mmas(self) -> int:

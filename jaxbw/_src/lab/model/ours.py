@@ -24,9 +24,16 @@ def refusal(config: GemmConfig, *, gated: bool = False) -> str | None:
 
 
 def kernel_of(
-    config: GemmConfig, itemsize: int = 2, output_size: int = 2, family: str = "sm100"
+    config: GemmConfig,
+    itemsize: int = 2,
+    output_size: int = 2,
+    family: str = "sm100",
+    loaded_columns: int | None = None,
 ) -> Kernel:
-    """The pipeline of a configuration in which every field is filled in."""
+    """The pipeline of a configuration in which every field is filled in.
+
+    `loaded_columns`: as of its plan; None where a CTA loads no more than it multiplies.
+    """
     block_m, block_n = config.tile
     assert config.stages is not None
     if family == "sm90":
@@ -58,6 +65,8 @@ def kernel_of(
         chunk=chunk,
         itemsize=itemsize,
         output_size=output_size,
+        counted=True,
+        beside=0 if loaded_columns is None else loaded_columns - block_n // config.cta_group,
     )
 
 

@@ -47,6 +47,8 @@ def _stage(costs: Costs, item: int, block: int) -> Start:
 def _matmul(costs: Costs, item: int, block: int) -> Iterator[Action]:
     """The matmuls of one stage, and the commit behind them."""
     tiles = costs.kernel.mma_tiles
+    if costs.stage_issue > 0:
+        yield Work("issue", costs.stage_issue)
     for tile in range(tiles):
         if block == 0:
             slot = item * tiles + tile - costs.kernel.slots

@@ -93,7 +93,13 @@ def estimate_of(machine: Machine, work: Workload, config: GemmConfig) -> Estimat
 # Constants that plain matmuls depend on; the others do nothing to them.
 _NUMBERS = frozenset(
     {
-        *("throttle_exponent", "mma_issue_cycles", "tmem_bytes_per_cycle", "tmem_latency_cycles"),
+        *(
+            "throttle_exponent",
+            "mma_issue_cycles",
+            "stage_issue_cycles",
+            "tmem_bytes_per_cycle",
+            "tmem_latency_cycles",
+        ),
         *("tma_issue_cycles", "wake_cycles", "remote_cycles", "single_setup_ns"),
         *("stage_bytes_per_cycle", "chunk_cycles", "store_read_cycles", "store_visible_cycles"),
         *("launch_ns", "dram_bytes_per_ns_sm"),

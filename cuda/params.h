@@ -69,12 +69,15 @@ enum class EpiloguePath : uint32_t {
 //
 //   z = alpha * gate + bias,  u = alpha * up             saved[0] = cast(z), saved[1] = cast(u), if wanted
 //   d = cast(activation(z) * u + residual)
+//
+// alpha and beta are numbers that the host knows, or lie in memory.
 struct Epilogue {
   float alpha, beta;
-  EpilogueOperand c;         // shaped as D; may be D itself
-  EpilogueOperand bias;      // [n], or [m]
-  EpilogueOperand residual;  // shaped as D
-  uint32_t bias_along_m;     // 1: one bias for each row
+  const float *alpha_data, *beta_data;  // null: those above
+  EpilogueOperand c;                    // shaped as D; may be D itself
+  EpilogueOperand bias;                 // [n], or [m]
+  EpilogueOperand residual;             // shaped as D
+  uint32_t bias_along_m;                // 1: one bias for each row
   Activation activation;
   uint32_t gated;  // 1: b_up is the second right operand
   EpiloguePath path;

@@ -94,7 +94,8 @@ def ffi_targets() -> dict[str, dict[str, object]]:
 
     - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
       [B|1, k, n] (MN-major), then as far as the attributes say: rhs_up (gated; shaped as rhs),
-      c [B, m, n], bias [n] or (bias_along_m) [m], residual [B, m, n];
+      c [B, m, n], bias [n] or (bias_along_m) [m], residual [B, m, n]; and perhaps the scalars
+      alpha and (with c) beta, f32, instead of the attributes;
     - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), and
       workspace, uint8 [W] where W = `workspace_bytes` is not 0;
     - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32; every other array
@@ -138,7 +139,8 @@ class Problem:
     """One matmul with its epilogue, as the operands lie in memory.
 
     lhs is [batch|1, m, k] (`Major.K`) or [batch|1, k, m], rhs [batch|1, n, k] or [batch|1, k, n].
-    c, bias and residual are dtypes of what there is.
+    c, bias and residual are dtypes of what there is. `factors_in_memory`: alpha and
+    (with c) beta are operands instead.
     """
 
     def __init__(
@@ -163,6 +165,7 @@ class Problem:
         activation: Activation = ...,
         gated: bool = False,
         save: bool = False,
+        factors_in_memory: bool = False,
     ) -> None: ...
 
 @final
@@ -551,8 +554,8 @@ def emulated_launches(
     Args:
       plan: on a device that runs `plan.resident` clusters at a time.
       arrays: the addresses of host arrays by name: "lhs", "rhs", "result", and as far as the
-        problem has them "rhs_up", "c" (which may be the result), "bias", "residual", "saved",
-        "saved_up", and "workspace".
+        problem has them "rhs_up", "c" (which may be the result), "bias", "residual", "alpha",
+        "beta", "saved", "saved_up", and "workspace".
       sm_count: SMs of the emulated GPU.
 
     Raises:

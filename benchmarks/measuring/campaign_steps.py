@@ -118,6 +118,12 @@ STEPS = (
         *(190, "bench_sustained.json", CHOICES),
     ),
     Step(
+        "cycles",
+        "start, end, and a block beside cuBLAS's, by Nsight Compute",
+        "python benchmarks/cycles.py --out {out}_cycles.json",
+        *(50, "cycles.json", KERNELS),
+    ),
+    Step(
         "fuzz_direct",
         "random launches against float64",
         "python -m tests.gpu.fuzz_direct --seed {seed} --budget {budget}"

@@ -134,6 +134,7 @@ template <uint32_t kColumns>
 JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
                                const SplitSum& split, StoreRing& stores, AccumulatorRelease release) {
   const Epilogue& e = p.epilogue;
+  const float alpha = factor(e.alpha, e.alpha_data), beta = factor(e.beta, e.beta_data);
   const bool gated = kColumns % 16 == 0 && e.gated != 0;  // of each half it has a multiple of 16 columns
   const bool holds_row = ptx::lane_index() < slice.rows;
   const uint32_t columns = gated ? slice.columns / 2 : slice.columns;
@@ -162,10 +163,10 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
     }
 
     const ChunkOrigin at{holds_row ? box.row + ptx::lane_index() : p.m, box.column, box.batch};
-    const auto scale = [&](float value) { return value * e.alpha; };
+    const auto scale = [&](float value) { return value * alpha; };
     apply<kColumns>(z, scale);
     if (gated) apply<kColumns>(up, scale);
-    if (e.c.data != nullptr) add_operand(z, p, e.c, e.beta, at);
+    if (e.c.data != nullptr) add_operand(z, p, e.c, beta, at);
     if (e.bias.data != nullptr) add_bias(z, p, at);
 
     with_type(p.output.type, [&]<DataType kType>() {
@@ -197,6 +198,7 @@ template <uint32_t kColumns>
 JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
                               StoreRing& stores, AccumulatorRelease release) {
   const Epilogue& e = p.epilogue;
+  const float alpha = factor(e.alpha, e.alpha_data);
   const uint32_t lane = ptx::lane_index();
   const bool along_columns = e.bias.data != nullptr && e.bias_along_m == 0;
   const uint32_t end = box.row < p.m ? min(box.column + slice.columns, p.n) : 0;
@@ -219,10 +221,10 @@ JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const Accumu
     ptx::tmem_wait_load(sums);
     if (along_columns) {
 #pragma unroll
-      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(sums[i], e.alpha, ptx::of_lane(bias, i));
+      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(sums[i], alpha, ptx::of_lane(bias, i));
     } else {
 #pragma unroll
-      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(sums[i], e.alpha, bias);
+      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(sums[i], alpha, bias);
     }
     if (box.column + kColumns >= end) break;
     ptx::tmem_load(sums, source += kColumns);

@@ -72,9 +72,9 @@ JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogu
   constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / kQuarters;
   static_assert(kStep % registers_of(kFragmentColumns) == 0);
   const bool gated = sm90_gated_in_boxes(kBlockN) && e.gated != 0;
-  if (e.alpha != 1.0f) {
+  if (const float alpha = factor(e.alpha, e.alpha_data); alpha != 1.0f) {
 #pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i) accumulators[i] *= e.alpha;
+    for (uint32_t i = 0; i < kCount; ++i) accumulators[i] *= alpha;
   }
   for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
     constexpr uint32_t kQuarter = kFirst % kTile / kStep;

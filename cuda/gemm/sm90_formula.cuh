@@ -133,6 +133,7 @@ JAXBW_DEVICE void prefetch_terms(const GemmParams& p, StoreOrigin tile, uint32_t
 template <uint32_t kWidth, uint32_t kThreads>
 JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigin box, uint32_t thread) {
   const Epilogue& e = p.epilogue;
+  const float alpha = factor(e.alpha, e.alpha_data), beta = factor(e.beta, e.beta_data);
   const bool down = runs_down(p);
   const uint32_t units = (down ? kBlockRows : kBlockColumns) / kWidth;
 #pragma unroll 1
@@ -155,12 +156,12 @@ JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigi
 
     float z[kWidth], up[kWidth] = {};
     load_sums(z, blocks.z(), i, j, down);
-    apply<kWidth>(z, [&](float value) { return value * e.alpha; });
+    apply<kWidth>(z, [&](float value) { return value * alpha; });
     if (e.gated) {
       load_sums(up, blocks.up(), i, j, down);
-      apply<kWidth>(up, [&](float value) { return value * e.alpha; });
+      apply<kWidth>(up, [&](float value) { return value * alpha; });
     }
-    if (e.c.data != nullptr) add(z, c, e.beta);
+    if (e.c.data != nullptr) add(z, c, beta);
     if (bias_along_run) {
       add(z, bias, 1.0f);
     } else if (e.bias.data != nullptr) {

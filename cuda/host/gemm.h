@@ -29,6 +29,7 @@ struct GemmProblem {
   Major a_major = Major::kK, b_major = Major::kMN;
   DataType input = DataType::kBF16, output = DataType::kBF16;
   float alpha = 1, beta = 0;
+  bool factors_in_memory = false;  // these are numbers on the device instead: alpha, and beta where there is a C
   std::optional<DataType> c = std::nullopt, bias = std::nullopt, residual = std::nullopt;
   bool bias_along_m = false;
   Activation activation = Activation::kNone;
@@ -97,7 +98,7 @@ struct ConfigRequest {
 // Device addresses, 0 for none. The caller's workspace has GemmPlan::workspace.bytes.
 struct GemmBuffers {
   CUdeviceptr a = 0, b = 0, b_up = 0;
-  CUdeviceptr c = 0, bias = 0, residual = 0;
+  CUdeviceptr c = 0, bias = 0, residual = 0, alpha = 0, beta = 0;
   CUdeviceptr d = 0, saved = 0, saved_up = 0;
   CUdeviceptr workspace = 0;
 };

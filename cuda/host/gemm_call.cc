@@ -12,7 +12,7 @@ std::string shape(std::span<const int64_t> dims) {
   return text + "]";
 }
 
-// Operands of a call, of which two are there.
+// Operands of a call, of which two are there, but for the factors.
 size_t operand_count(const GemmAttributes& a) {
   return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0);
 }
@@ -54,6 +54,8 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(p.c.has_value(), "c", p.c, result, false, &Buffers::c);
   add(p.bias.has_value(), "bias", p.bias, {p.bias_along_m ? p.m : p.n}, false, &Buffers::bias);
   add(p.residual.has_value(), "residual", p.residual, result, false, &Buffers::residual);
+  add(p.factors_in_memory, "alpha", DataType::kF32, {}, false, &Buffers::alpha);
+  add(p.factors_in_memory && p.c, "beta", DataType::kF32, {}, false, &Buffers::beta);
   add(true, "result", p.output, result, true, &Buffers::d);
   add(p.save, "saved", p.output, result, true, &Buffers::saved);
   add(p.save && p.gated, "saved_up", p.output, result, true, &Buffers::saved_up);
@@ -146,12 +148,15 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
 
 Result<GemmProblem> read_operands(const GemmAttributes& attributes, std::span<const Array> operands) {
   if (Status status = check_flags(attributes); !status.ok()) return status;
-  if (operands.size() != operand_count(attributes)) {
-    return invalid(operands.size(), " operands; the attributes say that there are ", operand_count(attributes));
+  const size_t arrays = operand_count(attributes), factors = attributes.has_c != 0 ? 2 : 1;
+  if (operands.size() != arrays && operands.size() != arrays + factors) {
+    return invalid(operands.size(), " operands; the attributes say that there are ", arrays, ", or with factors ",
+                   arrays + factors);
   }
   const Result<GemmProblem> matmul = read_matmul(attributes, operands[0], operands[1]);
   if (!matmul.ok()) return matmul;
   GemmProblem problem = *matmul;
+  problem.factors_in_memory = operands.size() != arrays;
   size_t next = problem.gated ? 3 : 2;
   const std::tuple<const char*, int32_t, std::optional<DataType>*> optional[] = {
       {"c", attributes.has_c, &problem.c},

@@ -52,7 +52,8 @@ struct CallArray {
 };
 
 // All arrays of a call in their order: operands, then results, the workspace last. For a problem that is known but for
-// rules on the launch, and `workspace_bytes` of scratch memory.
+// rules on the launch, and `workspace_bytes` of scratch memory. Factors that lie in memory are the last operands; that
+// there are so many tells that they do, and those among the attributes do not count.
 std::vector<CallArray> arrays_of(const GemmProblem& problem, uint64_t workspace_bytes);
 
 // Fails unless given arrays are those that a call must have; takes their addresses. `kind`: "operands" or "results".

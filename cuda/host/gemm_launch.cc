@@ -22,6 +22,8 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.residual_stages = residual_stages(family, p, c, buffers.residual);
   params.epilogue = {.alpha = p.alpha,
                      .beta = p.beta,
+                     .alpha_data = reinterpret_cast<const float*>(buffers.alpha),
+                     .beta_data = reinterpret_cast<const float*>(buffers.beta),
                      .c = epilogue_operand(p.c, buffers.c),
                      .bias = epilogue_operand(p.bias, buffers.bias),
                      .residual = epilogue_operand(p.residual, buffers.residual),
@@ -81,6 +83,8 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {p.c.has_value(), "c", buffers.c, size_bytes(p.c.value_or(DataType::kF16))},
       {p.bias.has_value(), "bias", buffers.bias, size_bytes(p.bias.value_or(DataType::kF16))},
       {p.residual.has_value(), "residual", buffers.residual, size_bytes(p.residual.value_or(DataType::kF16))},
+      {p.factors_in_memory, "alpha", buffers.alpha, sizeof(float)},
+      {p.factors_in_memory && p.c, "beta", buffers.beta, sizeof(float)},
       {true, "result", buffers.d, output},
       {p.save, "saved", buffers.saved, output},
       {p.save && p.gated, "saved_up", buffers.saved_up, output},

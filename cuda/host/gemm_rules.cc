@@ -322,7 +322,8 @@ uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const
 EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
                            uint32_t residual_stages) {
   if (p.c || p.save || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
-  const bool casts = p.alpha == 1 && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated;
+  const bool scales = p.factors_in_memory || p.alpha != 1;
+  const bool casts = !scales && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated;
   if (casts && (family.is_sm90() || c.split_k == 1)) return EpiloguePath::kCast;
   return allows_registers(family, p, c) ? EpiloguePath::kElementwise : EpiloguePath::kGeneral;
 }

@@ -83,7 +83,8 @@ ConfigRequest request_of(const KernelFamily& family, nb::handle config, uint32_t
 GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, bool lhs_batched, bool rhs_batched,
                          Major lhs_major, Major rhs_major, DataType input, DataType output, float alpha, float beta,
                          std::optional<DataType> c, std::optional<DataType> bias, bool bias_along_m,
-                         std::optional<DataType> residual, Activation activation, bool gated, bool save) {
+                         std::optional<DataType> residual, Activation activation, bool gated, bool save,
+                         bool factors_in_memory) {
   return {.batch = batch,
           .m = m,
           .n = n,
@@ -96,6 +97,7 @@ GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, boo
           .output = output,
           .alpha = alpha,
           .beta = beta,
+          .factors_in_memory = factors_in_memory,
           .c = c,
           .bias = bias,
           .residual = residual,
@@ -373,17 +375,17 @@ void bind_plan(nb::module_& m) {
           [](GemmProblem* self, uint64_t batch, uint64_t rows, uint64_t n, uint64_t k, bool lhs_batched,
              bool rhs_batched, Major lhs_major, Major rhs_major, DataType input, DataType output, float alpha,
              float beta, std::optional<DataType> c, std::optional<DataType> bias, bool bias_along_m,
-             std::optional<DataType> residual, Activation activation, bool gated, bool save) {
+             std::optional<DataType> residual, Activation activation, bool gated, bool save, bool factors_in_memory) {
             new (self) GemmProblem(make_problem(batch, rows, n, k, lhs_batched, rhs_batched, lhs_major, rhs_major,
                                                 input, output, alpha, beta, c, bias, bias_along_m, residual, activation,
-                                                gated, save));
+                                                gated, save, factors_in_memory));
           },
           nb::kw_only(), nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("lhs_batched") = true,
           nb::arg("rhs_batched") = true, nb::arg("lhs_major") = Major::kK, nb::arg("rhs_major") = Major::kMN,
           nb::arg("input") = DataType::kBF16, nb::arg("output") = DataType::kBF16, nb::arg("alpha") = 1.0f,
           nb::arg("beta") = 0.0f, nb::arg("c") = nb::none(), nb::arg("bias") = nb::none(),
           nb::arg("bias_along_m") = false, nb::arg("residual") = nb::none(), nb::arg("activation") = Activation::kNone,
-          nb::arg("gated") = false, nb::arg("save") = false)
+          nb::arg("gated") = false, nb::arg("save") = false, nb::arg("factors_in_memory") = false)
       .def("__repr__", [](const GemmProblem& p) { return concat("<Problem ", describe(p), ">"); });
 
   nb::class_<Violation>(m, "Violation")

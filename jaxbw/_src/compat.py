@@ -333,25 +333,37 @@ def register_dead_code_rule(primitive: Primitive, rule: Callable[..., Any]) -> N
     _partial_eval.dce_rules[primitive] = versioned
 
 
-def register_remat_rule(primitive: Primitive) -> None:
+def register_remat_rule(
+    primitive: Primitive,
+    save: Callable[..., tuple[Any, Any]] | None = None,
+    restore: Callable[..., Any] | None = None,
+) -> None:
     """Lets a policy keep a primitive's results under `jax_remat3`, whose policies know primitives.
 
     Without a rule nothing is kept there, whatever the policy says.
+
+    Args:
+      save: of operands and parameters, to the results, and to what is kept; default the results.
+      restore: of what is kept, operands, and parameters, to the results again: with the values that
+        are kept, and derivatives by the operands. By default as the primitive has them, which then
+        may look at nothing but operands.
     """
 
     def rule(trace: Any, /, *operands: Any, **params: Any) -> Any:
         policy = getattr(trace, "policy", trace)  # before jax 0.11 the policy itself
         bind = partial(primitive.bind, **params)
-        out: Any = bind(*operands)
         case = policy is not None and policy(primitive, *map(_core.typeof, operands), **params)
         if case is False or case is Recompute:
-            return _remat_result(out, (), lambda _, *again: bind(*again))
-        out = kept = _remat.reduce_precision(out)
+            return _remat_result(bind(*operands), (), lambda _, *again: bind(*again))
+        out, kept = (bind(*operands),) * 2 if save is None else save(*operands, **params)
+        out, kept = jax.tree.map(_remat.reduce_precision, (out, kept))
         if isinstance(case, Offloadable):
-            kept = _move(out, case.dst)
+            kept = _move(kept, case.dst)
 
         def load(kept: Any, *again: Any) -> Any:
             out = _move(kept, case.src) if isinstance(case, Offloadable) else kept
+            if restore is not None:
+                return restore(out, *again, **params)
             return _ad_checkpoint.primal_left_tangent_right(out, bind(*again))
 
         return _remat_result(out, kept, load)

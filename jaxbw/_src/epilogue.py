@@ -36,7 +36,7 @@ class Epilogue:
     """The formula above, with the dtype of each array in it; None where there is none.
 
     Attributes:
-      alpha, beta: factors, known when the program is compiled.
+      alpha, beta: factors that are known when the program is compiled; None for a scalar array.
       c, residual: dtypes of arrays shaped as the result.
       bias: dtype of an array along `bias_axis`, "m" or "n".
       bias_rank: its dimensions: the last ones of those that make up m or n.
@@ -45,8 +45,8 @@ class Epilogue:
       save: z, and u of a gated matmul, are results, too, in the dtype of d.
     """
 
-    alpha: float = 1.0
-    beta: float = 1.0
+    alpha: float | None = 1.0
+    beta: float | None = 1.0
     c: np.dtype[Any] | None = None
     bias: np.dtype[Any] | None = None
     bias_axis: str = "n"
@@ -65,6 +65,11 @@ class Epilogue:
         return plain and not self.gated and not self.save
 
     @property
+    def factors_in_memory(self) -> bool:
+        """Whether a kernel reads its factors: all of them, if one of them is an array."""
+        return self.alpha is None or self.beta is None
+
+    @property
     def results(self) -> int:
         """How many arrays come out."""
         return 1 + self.save * (1 + self.gated)
@@ -75,9 +80,10 @@ class Epilogue:
 
     def describe(self, matmul: str) -> str:
         """The formula in words, around a matmul's."""
-        z = matmul if self.alpha == 1 else f"{self.alpha:g} * {matmul}"
+        alpha, beta = _times("alpha", self.alpha), _times("beta", self.beta)
+        z = f"{alpha}{matmul}"
         if self.c is not None:
-            z += f" + c {self.c}" if self.beta == 1 else f" + {self.beta:g} * c {self.c}"
+            z += f" + {beta}c {self.c}"
         if self.bias is not None:
             z += f" + bias {self.bias}{' along m' if self.bias_axis == 'm' else ''}"
         d = z if self.activation is None else f"{self.activation}({z})"
@@ -89,6 +95,10 @@ class Epilogue:
 
 
 IDENTITY = Epilogue()
+
+
+def _times(name: str, factor: float | None) -> str:
+    return f"{name} * " if factor is None else f"{factor:g} * " if factor != 1 else ""
 
 
 def wide_dtype(dtype: Any) -> Any:
@@ -105,6 +115,8 @@ def evaluate(
     c: Any = None,
     bias: Any = None,
     residual: Any = None,
+    alpha: Any = None,
+    beta: Any = None,
 ) -> tuple[Any, ...]:
     """d, and what is saved, by XLA's operations.
 
@@ -115,22 +127,26 @@ def evaluate(
       matmul, up: lhs @ rhs and lhs @ rhs_up, in `wide_dtype(dtype)`.
       c, residual: shaped as the matmul.
       bias: of the sizes of these dimensions.
+      alpha, beta: scalar arrays, where the epilogue does not know them.
     """
-    z = scaled(epilogue.alpha, matmul)
+    alpha = epilogue.alpha if alpha is None else alpha
+    z = scaled(alpha, matmul)
     if c is not None:
-        z = z + scaled(epilogue.beta, c.astype(z.dtype))
+        z = z + scaled(epilogue.beta if beta is None else beta, c.astype(z.dtype))
     if bias is not None:
         others = tuple(i for i in range(z.ndim) if i not in bias_dimensions)
         z = z + lax.expand_dims(bias.astype(z.dtype), others)
     d, saved = ACTIVATIONS[epilogue.activation](z), [z]
     if epilogue.gated:
-        saved.append(scaled(epilogue.alpha, up))
+        saved.append(scaled(alpha, up))
         d = d * saved[1]
     if residual is not None:
         d = d + residual.astype(z.dtype)
     return tuple(x.astype(dtype) for x in ([d, *saved] if epilogue.save else [d]))
 
 
-def scaled(factor: float, x: Any) -> Any:
-    """factor * x; x itself where that is the same."""
-    return x if factor == 1 else factor * x
+def scaled(factor: Any, x: Any) -> Any:
+    """A number, or a scalar array, times x, in the dtype of x; x itself where that is the same."""
+    if isinstance(factor, float | int):
+        return x if factor == 1 else factor * x
+    return factor.astype(x.dtype) * x

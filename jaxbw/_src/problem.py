@@ -114,8 +114,9 @@ class GemmProblem:
             rhs_major=self.rhs_major,
             input=DATA_TYPES[self.lhs_dtype.name],
             output=DATA_TYPES[self.output.name],
-            alpha=e.alpha,
-            beta=e.beta,
+            alpha=1.0 if e.alpha is None else e.alpha,
+            beta=1.0 if e.beta is None else e.beta,
+            factors_in_memory=e.factors_in_memory,
             c=c,
             bias=bias,
             bias_along_m=e.bias is not None and e.bias_axis == "m",
@@ -145,16 +146,26 @@ class Operands(NamedTuple):
     c: Any = None
     bias: Any = None
     residual: Any = None
+    alpha: Any = None
+    beta: Any = None
 
     def given(self) -> list[Any]:
         """Those that are there, in order."""
         return [x for x in self if x is not None]
 
+    def factors(self, epilogue: Epilogue) -> tuple[Any, Any]:
+        """Alpha and beta: numbers, or scalar arrays."""
+        return (
+            epilogue.alpha if self.alpha is None else self.alpha,
+            epilogue.beta if self.beta is None else self.beta,
+        )
+
     @classmethod
     def of(cls, epilogue: Epilogue, given: Sequence[Any]) -> "Operands":
         """The inverse of `given`."""
         arrays = (epilogue.c, epilogue.bias, epilogue.residual)
-        there = (True, True, epilogue.gated, *(dtype is not None for dtype in arrays))
+        factors = (epilogue.alpha is None, epilogue.beta is None)
+        there = (True, True, epilogue.gated, *(x is not None for x in arrays), *factors)
         rest = iter(given)
         return cls(*(next(rest) if is_there else None for is_there in there))
 

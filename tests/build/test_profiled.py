@@ -46,10 +46,9 @@ def test_a_profiled_kernel_has_stamps_and_one_parameter_more(tmp_path: Path) -> 
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_the_widest_tile_has_registers_for_stamps(tmp_path: Path) -> None:
-    """It spilled, and was refused, while only narrower tiles were profiled in tests: stamps held
-    on to their address through the main loop."""
-    done = compiled(tmp_path, "jaxbw_sm90_bf16_nn_64x256")
+def test_a_tile_that_spills_with_stamps_is_profiled(tmp_path: Path) -> None:
+    """It was refused, and the selection's choice for 1024^3 had no profile on a GPU."""
+    done = compiled(tmp_path, "jaxbw_sm90_bf16_nn_64x128")
     assert done.returncode == 0, done.stderr
 
 

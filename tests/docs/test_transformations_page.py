@@ -22,6 +22,7 @@ FORMS: dict[str, list[Any]] = {
     "with an epilogue": [
         lambda x: jaxbw.matmul(x, W, alpha=2),  # linear
         lambda x: jaxbw.gated_matmul(x, W, W),
+        lambda x: jaxbw.matmul(x, W, c=x, alpha=x[0, 0], beta=x[0, 1]),
     ],
 }
 

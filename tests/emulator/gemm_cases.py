@@ -52,6 +52,7 @@ class Case:
     output: str = "f32"
     activation: str = "none"
     alpha: float = 1.0
+    in_memory: bool = False  # alpha, and beta where there is a c
     c: str | None = None
     in_place: bool = False
     bias: str | None = None
@@ -152,6 +153,7 @@ class Case:
             output=DataType[self.output.upper()],
             alpha=self.alpha,
             beta=0.0 if self.c is None else BETA,
+            factors_in_memory=self.in_memory,
             c=optional(self.c),
             bias=optional(self.bias),
             bias_along_m=self.bias_along_m,
@@ -206,6 +208,7 @@ class Case:
             rhs_up=operand("rhs", self.k, self.n) if self.gated else None,
             alpha=self.alpha,
             beta=0.0 if self.c is None else BETA,
+            in_memory=self.in_memory,
             c=optional(self.c, full),
             in_place=self.in_place,
             bias=optional(self.bias, (self.m if self.bias_along_m else self.n,)),

@@ -160,6 +160,7 @@ def _epilogue(rng: random.Random, output: str, gated: bool) -> dict[str, Any]:
         bias_along_m=rng.random() < 0.3,
         residual=rng.choice(OPTIONAL),
         save=rng.random() < 0.2,
+        in_memory=rng.random() < 0.2,
     )
 
 

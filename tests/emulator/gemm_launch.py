@@ -79,7 +79,8 @@ class Matmul:
     """What is multiplied: lhs [batch|1, m, k], rhs [batch|1, k, n], and what the epilogue takes.
 
     c and residual are [batch, m, n], bias is [n], or [m] with `bias_along_m`. With `rhs_up` the
-    matmul is gated. `in_place`: c lies where the result will.
+    matmul is gated. `in_place`: c lies where the result will. `in_memory`: alpha and beta are read
+    there.
     """
 
     lhs: Array
@@ -88,6 +89,7 @@ class Matmul:
     rhs_up: Array | None = None
     alpha: float = 1.0
     beta: float = 0.0
+    in_memory: bool = False
     c: Array | None = None
     in_place: bool = False
     bias: Array | None = None
@@ -100,6 +102,13 @@ class Matmul:
         """Batch, m, n, k."""
         batch = max(self.lhs.shape[0], self.rhs.shape[0])
         return batch, self.lhs.shape[1], self.rhs.shape[2], self.lhs.shape[2]
+
+    @property
+    def factors(self) -> dict[str, Array]:
+        """Those that are operands."""
+        given = {"alpha": self.alpha} | ({} if self.c is None else {"beta": self.beta})
+        numbers = given.items() if self.in_memory else ()
+        return {name: np.array(number, np.float32) for name, number in numbers}
 
 
 @dataclass
@@ -181,8 +190,9 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
         rhs_major=Major(c.rhs_major),
         input=TYPES[p.dtype],
         output=TYPES[c.output],
-        alpha=p.alpha,
-        beta=p.beta,
+        alpha=np.nan if p.in_memory else p.alpha,
+        beta=np.nan if p.in_memory else p.beta,
+        factors_in_memory=p.in_memory,
         c=optional(p.c),
         bias=optional(p.bias),
         bias_along_m=p.bias_along_m,
@@ -338,6 +348,8 @@ def _operands(config: Config, matmul: Matmul) -> dict[str, Array]:
     store("c", None if p.in_place else p.c)
     store("bias", p.bias)
     store("residual", p.residual)
+    for name, number in p.factors.items():
+        store(name, number)
     return operands
 
 

@@ -76,6 +76,9 @@ SM100 = {
     "bias along m": Case(200, 136, 72, **ONE, bias="f32", bias_along_m=True),
     "odd rows": Case(200, 133, 72, **ONE | ALL),
     "rows without TMA": Case(200, 136, 72, **ONE, store="rows"),
+    "factors": Case(200, 133, 72, **ONE | ALL, in_memory=True),
+    "a factor": Case(300, 300, 72, **ONE, alpha=0.5, in_memory=True),
+    "a factor of a pair": Case(500, 264, 136, **PAIR, block_n=256, alpha=-2.0, in_memory=True),
     "swapped": Case(5, 200, 136, **SMALL | dict(block_n=8) | ALL, layout="nt", swap_ab=True),
     "swapped, tt": Case(33, 200, 136, **SMALL, layout="tt", swap_ab=True, bias="f32"),
     "swapped and split": Case(
@@ -161,6 +164,10 @@ SM90 = {
     # A residual that the load role brings behind the last block of K: in one stage of the ring and
     # in two, as many as it has but one, of which K fills less or more; each CTA of a cluster its
     # own, of tiles that lie outside, too; beside other arrays of the formula.
+    "factors": Case(200, 133, 72, output="bf16", **ALL, in_memory=True),
+    "a factor in registers": Case(300, 264, 72, **ONE, alpha=0.5, in_memory=True, bias="f32"),
+    "a factor, gated": Case(140, 200, 136, **ONE, alpha=-2.0, in_memory=True, gated=True),
+    "factors behind 12 parts": Case(70, 72, 800, c="f32", alpha=0.5, in_memory=True, split_k=12),
     "residual": Case(520, 512, 200, output="bf16", block_n=256, residual="bf16"),
     "residual, short K": Case(
         300, 512, 64, batch=2, output="bf16", block_n=256, residual="bf16", bias="f32"

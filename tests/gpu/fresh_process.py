@@ -126,9 +126,6 @@ def broken_kernel() -> None:
             direct.check(Case(136, 136, 72, layout="nt"))
     _native.set_kernel_directory(str(manifest.directory()))
     direct.check(case)
-    message = _refused(ValueError, lambda: direct.check(Case(136, 136, 72, stages=99)))
-    assert "99 stages" in message, message
-    direct.check(case)
     # 335 GiB: the result alone is more than any GPU has.
     large = Case(300_000, 300_000, 1, layout="tn")
     message = _refused(_native.DriverError, lambda: direct.launch(large, large.matmul()))

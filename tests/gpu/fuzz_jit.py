@@ -45,7 +45,7 @@ def as_called(case: Case) -> Case:
     """
     case = replace(case, save=False, in_place=False)
     if case.gated:
-        case = replace(case, alpha=1.0, c=None, bias=None, residual=None)
+        case = replace(case, alpha=1.0, in_memory=False, c=None, bias=None, residual=None)
     return replace(case, shared=()) if is_plain(case) else replace(case, layout="nn")
 
 
@@ -55,6 +55,7 @@ def is_plain(case: Case) -> bool:
     return (
         not case.gated
         and case.alpha == 1
+        and not case.in_memory
         and case.activation == "none"
         and all(array is None for array in arrays)
     )
@@ -82,13 +83,12 @@ def call(case: Case, config: GemmConfig | None, operands: dict[str, Any]) -> Any
     options["activation"] = None if case.activation == "none" else case.activation
     if case.gated:
         return jaxbw.gated_matmul(lhs, rhs, *up, **options)
-    epilogue = {name: operands.get(name) for name in ("c", "bias", "residual")}
+    epilogue = {"alpha": case.alpha, "beta": 1.0 if case.c is None else BETA}
+    names = ("c", "bias", "residual", *epilogue)
     return jaxbw.matmul(
         lhs,
         rhs,
-        **epilogue,
-        alpha=case.alpha,
-        beta=1.0 if case.c is None else BETA,
+        **epilogue | {name: operands[name] for name in names if name in operands},
         bias_axis=-2 if case.bias_along_m else -1,
         **options,
     )
@@ -106,7 +106,8 @@ def operands(case: Case, matmul: Matmul) -> dict[str, Any]:
         for operand in (name, "rhs_up") if name == "rhs" else (name,):
             if arrays[operand] is not None:
                 arrays[operand] = arrays[operand][0]
-    return {name: array for name, array in arrays.items() if array is not None}
+    there = {name: array for name, array in arrays.items() if array is not None}
+    return there | matmul.factors
 
 
 def check(cases: Sequence[Case]) -> None:

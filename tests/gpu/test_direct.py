@@ -70,7 +70,7 @@ def test_clusters_share_operands(cluster: tuple[int, int], layout: str) -> None:
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
-@pytest.mark.parametrize("swizzle", [1, 2, 3, 8, 1000])
+@pytest.mark.parametrize("swizzle", [1, 2, 3, 8, 16])
 def test_rasterisation_covers_every_tile(swizzle: int, cluster: tuple[int, int]) -> None:
     check(Case(m=1288, n=648, k=72, cluster=cluster, swizzle=swizzle))
 

@@ -37,6 +37,8 @@ def test_operands_of_the_epilogue(n: int, operand: str, output: str) -> None:
     """Each array alone, and all of them together; rows that TMA stores, and rows that it cannot."""
     plain = Case(200, n, 72, output=output, batch=2)
     check(replace(plain, c=operand, alpha=-0.5))
+    check(replace(plain, c=operand, alpha=-0.5, in_memory=True))
+    check(replace(plain, alpha=2.0, in_memory=True))
     check(replace(plain, c=output, in_place=True))
     check(replace(plain, residual=operand, activation="relu"))
     check(replace(plain, bias=operand, bias_along_m=True))
@@ -75,6 +77,7 @@ def test_gated_matmuls(block_n: int, output: str, layout: str) -> None:
         check(case)
         check(replace(case, save=True, integers=False, cluster=(2, 1)))
     check(replace(case, bias="f32", residual="bf16", alpha=0.5, batch=2))
+    check(replace(case, residual="bf16", alpha=0.5, in_memory=True))
     check(replace(case, bias="bf16", bias_along_m=True, split_k=2, save=True))
 
 

@@ -346,10 +346,13 @@ def test_gradients_run_on_kernels(layout: str, family: str) -> None:
         assert_close(result, a @ b, np.abs(a) @ np.abs(b), a.shape[1])
 
 
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize(
+    ("activation", "traced"),
+    [*((name, False) for name in (None, *ACTIVATIONS)), (None, True), ("silu", True)],
+)
 @pytest.mark.parametrize("bias_axis", [-1, -2])
 def test_fused_gradients_run_on_kernels(
-    activation: str | None, bias_axis: int, family: str
+    activation: str | None, traced: bool, bias_axis: int, family: str
 ) -> None:
     given = {
         "lhs": normal((264, 136), "bfloat16"),
@@ -358,14 +361,15 @@ def test_fused_gradients_run_on_kernels(
         "bias": normal((200 if bias_axis == -1 else 264,), "float32", 2),
         "residual": normal((264, 200), "bfloat16", 5),
     }
+    factors: dict[str, Any] = {"alpha": 0.5, "beta": 2}
+    if traced:
+        given |= {name: jnp.float32(factor) for name, factor in factors.items()}
     cotangent = normal((264, 200), "bfloat16", 3)
 
     def pull_back(given: Any, cotangent: Any, implementation: str = family) -> Any:
         def fused(given: Any) -> Any:
             return jaxbw.matmul(
-                **given,
-                alpha=0.5,
-                beta=2,
+                **factors | given,
                 bias_axis=bias_axis,
                 activation=activation,
                 implementation=implementation,

@@ -9,7 +9,7 @@ import numpy as np
 
 M, K, N = 6, 16, 8
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
-ARRAYS = ("c", "bias", "residual")
+ARRAYS = ("c", "bias", "residual", "alpha", "beta")
 
 # What stands in a call beside lhs and rhs; True for an array, which `arrays` makes.
 CASES: dict[str, Mapping[str, Any]] = {
@@ -41,6 +41,8 @@ CASES: dict[str, Mapping[str, Any]] = {
         "activation": "gelu_exact",
         "residual": True,
     },
+    "traced alpha and beta": {"alpha": True, "c": True, "beta": True},
+    "traced alpha, silu": {"alpha": True, "bias": True, "activation": "silu", "residual": True},
 }
 
 Arrays = dict[str, Any]
@@ -54,7 +56,7 @@ def arrays(
     sizes: tuple[int, int, int] = (M, K, N),
     batch: tuple[int, ...] = (),
 ) -> Arrays:
-    """The arrays of a case: lhs and rhs, and what its epilogue has, the bias in float32."""
+    """The arrays of a case: lhs, rhs, and what its epilogue has, vectors and scalars in float32."""
     m, k, n = sizes
     shapes = {
         "lhs": (*batch, m, k),
@@ -62,17 +64,21 @@ def arrays(
         "c": (*batch, m, n),
         "bias": (m if case.get("bias_axis") == -2 else n,),
         "residual": (*batch, m, n),
+        "alpha": (),
+        "beta": (),
     }
-    names = ["lhs", "rhs", *(name for name in ARRAYS if case.get(name))]
+    names = ["lhs", "rhs", *(name for name in ARRAYS if case.get(name) is True)]
     return {
-        name: operand(shapes[name], "float32" if name == "bias" else dtype, number)
+        name: operand(
+            shapes[name], "float32" if name in ("bias", "alpha", "beta") else dtype, number
+        )
         for number, name in enumerate(names)
     }
 
 
 def numbers(case: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of a case that are no arrays."""
-    return {name: value for name, value in case.items() if name not in ARRAYS}
+    return {name: value for name, value in case.items() if value is not True}
 
 
 def formula(
@@ -84,8 +90,8 @@ def formula(
     bias_axis: int = -1,
     activation: str | None = None,
     residual: Any = None,
-    alpha: float = 1,
-    beta: float = 1,
+    alpha: Any = 1,
+    beta: Any = 1,
 ) -> Any:
     """What the operation means, in the operands' own dtype."""
     z = alpha * jnp.matmul(lhs, rhs)

@@ -113,6 +113,20 @@ def test_what_holds_an_array_is_an_operand(call: Callable[..., Any], eager: bool
     np.testing.assert_array_equal(result, call(X, W))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("kind", [jnp.asarray, np.asarray, lambda x: Parameter(jnp.asarray(x))])
+def test_a_scalar_array_is_no_part_of_the_program(kind: Callable[..., Any], dtype: str) -> None:
+    matmul = jnp.matmul(X, W)
+
+    def scaled(alpha: float) -> Any:
+        return jaxbw.matmul(X, W, c=matmul, alpha=kind(np.asarray(alpha, dtype)), beta=2)
+
+    scaled(1)
+    before = programs()
+    np.testing.assert_array_equal(scaled(-4), -2 * matmul)
+    assert programs() == before
+
+
 @pytest.mark.parametrize("wrong", [None, [[1.0, 2.0]]], ids=str)
 def test_what_is_no_array_is_refused(call: Callable[..., Any], wrong: Any) -> None:
     for operands in ((wrong, W), (X, wrong)):

@@ -177,7 +177,9 @@ def test_fused(
     assert_matmul_close(fused(given), reference, 1.13 * (2 * x @ y + 2 * others), 64 + 16)
 
 
-@pytest.mark.parametrize("case", ["bias along m", "alpha and beta", "relu", "all, relu"])
+@pytest.mark.parametrize(
+    "case", ["bias along m", "alpha and beta", "relu", "all, relu", "traced alpha and beta"]
+)
 def test_fused_gradients(case: str, name: str, operand: Operand) -> None:
     keywords = CASES[case]
     given = arrays(keywords, operand, "bfloat16", (72, 64, 136))

@@ -171,7 +171,7 @@ def test_fused_is_one_call(
     }.items():
         assert found[name] == f"{int(value)} : i32", name
     for name in ("alpha", "beta"):
-        assert float(found[name].split(" ")[0]) == keywords.get(name, 1)
+        assert float(found[name].split(" ")[0]) == numbers(keywords).get(name, 1)
     assert len(operands_of(call)) == len(given)
     assert not re.search(r"stablehlo\.(add|multiply|maximum|tanh|logistic|convert)\b", text)
 
@@ -188,7 +188,7 @@ def test_fused_is_one_call(
     inside = inside and "activation" in keywords
     assert attributes(forward)["save"] == f"{int(inside)} : i32"
     for call in backward:
-        assert float(attributes(call)["alpha"].split(" ")[0]) == keywords.get("alpha", 1)
+        assert float(attributes(call)["alpha"].split(" ")[0]) == numbers(keywords).get("alpha", 1)
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def test_epilogue(x: P, w: P, b: P, r: P, epilogue_in_kernel: bool) -> None:
 
 
 @pytest.mark.parametrize("divided", ["n", "k"])
-@pytest.mark.parametrize("name", ["all, relu", "bias along m"])
+@pytest.mark.parametrize("name", ["all, relu", "bias along m", "traced alpha and beta"])
 def test_every_term_of_an_epilogue(name: str, divided: str) -> None:
     case, mesh = EPILOGUES[name], mesh_of(AxisType.Auto)
     by_k = divided == "k"
@@ -297,11 +297,13 @@ def test_every_term_of_an_epilogue(name: str, divided: str) -> None:
         "c": ((16, 64), P("x")),
         "bias": ((16,) if along_m else (64,), P("x") if along_m else P()),
         "residual": ((16, 64), P(None, "y")),
+        "alpha": ((), P()),
+        "beta": ((), P()),
     }
     whole = {
         key: integers(shape, number)
         for number, (key, (shape, _)) in enumerate(given.items())
-        if key in ("lhs", "rhs") or case.get(key)
+        if key in ("lhs", "rhs") or case.get(key) is True
     }
     divided_arrays = {key: put(mesh, x, given[key][1]) for key, x in whole.items()}
 

@@ -49,6 +49,10 @@ FORMS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = 
         lambda x, w: jaxbw.matmul(x, w, c=x, alpha=0.5, beta=-2),
         lambda x, w: x @ w / 2 - 2 * x,
     ),
+    "scaled": (
+        lambda x, w: jaxbw.matmul(x, w, c=x, alpha=w[0, 0], beta=x[0].sum(), activation="silu"),
+        lambda x, w: formula(x, w, c=x, alpha=w[0, 0], beta=x[0].sum(), activation="silu"),
+    ),
     "gated": (lambda x, w: jaxbw.gated_matmul(x, w, jnp.cos(w)), gated_formula),
 }
 BILINEAR = ["plain", "dot_general"]
@@ -183,6 +187,9 @@ def test_what_is_not_linear_has_no_transposition(operand: Operand) -> None:
         ("fused", (0,), 2),
         ("gated", (0, 1), 5),
         ("gated", (0,), 3),
+        ("scaled", (0, 1), 3),  # also of its factors, one of each operand
+        ("scaled", (1,), 3),  # alpha's
+        ("scaled", (0,), 2),
     ],
 )
 def test_a_gradient_that_nothing_asks_for_is_no_matmul(
@@ -459,21 +466,24 @@ def test_a_stack_of_weights_is_read_in_place(kind: str, operand: Operand) -> Non
         np.testing.assert_array_equal(compiled(x, w), jax.jit(function)(x, w))
 
 
-@pytest.mark.parametrize("batched", ["bias", "bias and x"])
-def test_a_batched_bias_is_xlas_and_the_matmul_one_launch(
+@pytest.mark.parametrize("batched", ["bias", "bias and x", "alpha", "alpha and x"])
+def test_a_batched_bias_or_factor_is_xlas_and_the_matmul_one_launch(
     batched: str, family: str, cuda_hlo: Lower, custom_calls: Calls
 ) -> None:
-    def fused(x: Any, w: Any, bias: Any) -> Any:
-        return jaxbw.matmul(x, w, bias=bias, activation="gelu")
+    name = batched.split(" ")[0]
+
+    def fused(x: Any, w: Any, term: Any) -> Any:
+        return jaxbw.matmul(x, w, **{name: term}, activation="gelu")
 
     x_axis = 0 if "x" in batched else None
-    shapes = stacked(X, x_axis), W, (4, W[1])
+    shapes = stacked(X, x_axis), W, (4, *W[1:]) if name == "bias" else (4,)
     text = cuda_hlo(
         jax.vmap(fused, (x_axis, None, 0)),
         *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes),
     )
     (call,) = custom_calls(text)
     assert "has_bias = 0" in call
+    assert "tensor<f32>" not in call
     assert "stablehlo.while" not in text
 
 

@@ -447,17 +447,19 @@ void compute(const GemmParams& p) {
   const Operand b(p.b, p.b_major, p.input, p.b_batched);
   const Operand b_up(p.b_up, p.b_major, p.input, p.b_batched);
   const jaxbw::Epilogue& e = p.epilogue;
+  const float alpha = e.alpha_data == nullptr ? e.alpha : *e.alpha_data;
+  const float beta = e.beta_data == nullptr ? e.beta : *e.beta_data;
   const auto matmul = [&](const Operand& right, uint64_t i, uint64_t j, uint64_t batch) {
     float sum = 0;
     for (uint64_t k = 0; k < p.k; ++k) sum += a.at(i, k, batch) * right.at(j, k, batch);
-    return e.alpha * sum;
+    return alpha * sum;
   };
   for (uint64_t batch = 0; batch < p.batch; ++batch) {
     for (uint64_t j = 0; j < p.n; ++j) {
       for (uint64_t i = 0; i < p.m; ++i) {
         const uint64_t index = element_index(p, i, j, batch);
         float z = matmul(b, i, j, batch);
-        if (e.c.data != nullptr) z += e.beta * load_operand(e.c, index);
+        if (e.c.data != nullptr) z += beta * load_operand(e.c, index);
         if (e.bias.data != nullptr) z += load_operand(e.bias, e.bias_along_m != 0 ? i : j);
         float value = activate(e.activation, z);
         if (p.saved_output[0].data != nullptr) {

@@ -27,6 +27,7 @@ MATMULS: dict[str, Any] = {
     "everything": lambda: jaxbw.matmul(
         X, W, bias=R[0], c=R, alpha=0.5, beta=2, activation="gelu", residual=R
     ),
+    "factors": lambda: jaxbw.matmul(X, W, c=R, beta=R[0, 0], activation="gelu"),
     "gated": lambda: jaxbw.gated_matmul(X, W, W),
     "saving z": lambda: jax.grad(
         lambda x: jaxbw.matmul(x, W, activation="silu").astype(jnp.float32).sum()
@@ -50,6 +51,8 @@ def in_float64(problem: GemmProblem, arrays: list[Any]) -> list[Any]:
     """The formula of Epilogue, of a problem's arrays."""
     p, e = problem, problem.epilogue
     rest = [np.asarray(x, np.float64) for x in arrays]
+    numbers: tuple[Any, Any] = e.alpha, e.beta
+    alpha, beta = (rest.pop(-2), rest.pop()) if e.factors_in_memory else numbers
     lhs = rest.pop(0)
     lhs = lhs if p.lhs_shape[2] == p.k and p.lhs_shape[1] == p.m else lhs.swapaxes(1, 2)
 
@@ -57,10 +60,10 @@ def in_float64(problem: GemmProblem, arrays: list[Any]) -> list[Any]:
         rhs = rest.pop(0)
         return lhs @ (rhs if p.rhs_shape[1:] == (p.k, p.n) else rhs.swapaxes(1, 2))
 
-    z = e.alpha * matmul()
-    up = e.alpha * matmul() if e.gated else 1.0
+    z = alpha * matmul()
+    up = alpha * matmul() if e.gated else 1.0
     if e.c is not None:
-        z = z + e.beta * rest.pop(0)
+        z = z + beta * rest.pop(0)
     if e.bias is not None:
         bias = rest.pop(0)
         z = z + (bias[:, None] if e.bias_axis == "m" else bias)

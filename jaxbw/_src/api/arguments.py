@@ -39,8 +39,8 @@ class MatmulArguments(NamedTuple):
 class EpilogueArguments(NamedTuple):
     """Those of an epilogue."""
 
-    alpha: float = 1.0
-    beta: float = 1.0
+    alpha: float | None = 1.0
+    beta: float | None = 1.0
     bias_axis: int = -1
     activation: str | None = None
 
@@ -175,7 +175,8 @@ def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogu
     alpha, beta, bias_axis, activation = given
     check_activation(call, activation)
     if operands.c is None and beta != 1:
-        raise ValueError(f"{call}: beta is {beta:g} and there is no c, which it scales")
+        given_beta = "an array" if beta is None else f"{beta:g}"
+        raise ValueError(f"{call}: beta is {given_beta} and there is no c, which it scales")
 
     def dtype(x: Any) -> np.dtype[Any] | None:
         return None if x is None else np.dtype(x.dtype)
@@ -254,6 +255,15 @@ def check_epilogue(
             f"{call}: an epilogue needs a real floating result, and this one is {output.dtype}; "
             "apply it to the matmul, or set preferred_element_type"
         )
+    for name in ("alpha", "beta"):
+        x = getattr(operands, name)
+        if x is not None and x.shape:
+            raise ValueError(
+                f"{call}: {name} {describe(x.dtype, x.shape)} is no scalar; reshape it to (), or "
+                "multiply an operand or the matmul by it"
+            )
+        if x is not None and jnp.issubdtype(x.dtype, jnp.complexfloating):
+            raise TypeError(f"{call}: {name} is {x.dtype}; take its real part")
     for name in ("c", "bias", "residual"):
         x = getattr(operands, name)
         if x is not None and not jnp.issubdtype(x.dtype, jnp.floating):
@@ -300,16 +310,15 @@ def hashable(call: str, name: str, given: Any) -> Any:
     return given
 
 
-def _number(call: str, name: str, value: Any) -> float:
+def _number(call: str, name: str, value: Any) -> float | None:
+    """A factor that is known when the program is compiled; None for an array."""
     if type(value) is float:  # before what takes longer
         return value
-    if isinstance(value, jax.Array):
-        raise TypeError(
-            f"{call}: {name} is {value}, a JAX array; it is a Python number, known when the "
-            f"program is compiled: multiply the array outside of the call"
-        )
+    is_array = hasattr(value, "dtype") or hasattr(value, "__jax_array__")
+    if is_array and not isinstance(value, np.generic):
+        return None
     if not isinstance(value, numbers.Real):
-        raise TypeError(f"{call}: {name} is {value!r}; it is a real Python number")
+        raise TypeError(f"{call}: {name} is {value!r}; it is a real number, or a scalar array")
     try:
         return float(value)
     except OverflowError:

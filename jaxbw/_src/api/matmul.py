@@ -33,8 +33,8 @@ def matmul(
     activation: str | None = None,
     residual: Any = None,
     c: Any = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: Any = 1.0,
+    beta: Any = 1.0,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
@@ -65,7 +65,8 @@ def matmul(
       residual: shaped as the result, a real floating dtype; default none.
       c: likewise. A kernel writes the result in its place where it has the result's dtype and is
         not used again.
-      alpha, beta: Python numbers.
+      alpha, beta: Python or NumPy numbers, which the program is compiled for; or scalar arrays,
+        real, which it is given, and which have derivatives.
       precision: as of `jnp.matmul`; default None.
       preferred_element_type: dtype of the result; default as of `jnp.matmul`.
       out_sharding: as of `jnp.matmul`; default None.
@@ -80,8 +81,7 @@ def matmul(
       `[..., m, n]`, without m or n where an operand has one dimension.
 
     Raises:
-      TypeError: operands that are no arrays; an epilogue on a dtype that is not real floating; an
-        alpha or beta that is an array.
+      TypeError: operands that are no arrays; an epilogue on a dtype that is not real floating.
       ValueError: shapes that do not fit; an unknown name; a configuration that no kernel takes.
       NotImplementedError: a strict implementation that cannot run the matmul: at trace time where
         the matmul is the reason, when it is lowered where the platform is.
@@ -99,8 +99,8 @@ def matmul(
             arguments.renamed(call, "lhs", lhs, "a", a),
             arguments.renamed(call, "rhs", rhs, "b", b),
         )
-    operands = _arguments(call, (lhs, rhs), None, c, bias, residual)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
+    operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *factors(terms, alpha, beta))
     given = arguments.matmul(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
@@ -171,8 +171,8 @@ def dot_general(
     activation: str | None = None,
     residual: Any = None,
     c: Any = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: Any = 1.0,
+    beta: Any = 1.0,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
 ) -> jax.Array:
@@ -209,8 +209,8 @@ def dot_general(
     (8, 3, 3, 4)
     """
     call = "jaxbw.dot_general"
-    operands = _arguments(call, (lhs, rhs), None, c, bias, residual)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
+    operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *factors(terms, alpha, beta))
     ranks = (np.ndim(operands[0]), np.ndim(operands[1]))
     dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
     given = arguments.matmul(
@@ -271,7 +271,7 @@ def _check_dimensions(call: str, operands: Operands, params: dict[str, Any]) -> 
 
 def operands_of(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
     """The operands of the plan's dot_general."""
-    lhs, rhs, rhs_up, c, bias, residual = operands
+    lhs, rhs, rhs_up, c, bias, residual, *factors = operands
     if bias is not None and bias.ndim != 1:
         raise ValueError(
             f"{call}: bias {describe(bias.dtype, bias.shape)} is not a vector; add it to the "
@@ -284,7 +284,7 @@ def operands_of(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
         None if x is None else plan.like_matmul(call, name, x)
         for name, x in (("c", c), ("residual", residual))
     )
-    return Operands(lhs, rhs, rhs_up, c, bias, residual)
+    return Operands(lhs, rhs, rhs_up, c, bias, residual, *factors)
 
 
 def _with_epilogue(
@@ -333,6 +333,13 @@ def problem_of(
     ).problem
 
 
+def factors(terms: EpilogueArguments, alpha: Any, beta: Any) -> tuple[Any, ...]:
+    """Alpha and beta as operands, if one of them is an array."""
+    if terms.alpha is not None and terms.beta is not None:
+        return ()
+    return alpha if terms.alpha is None else None, beta if terms.beta is None else None
+
+
 def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, ...]:
     """Operands as a compiled function takes them, in their order: arrays; None stays None.
 
@@ -349,6 +356,6 @@ def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, 
     arrays = [arguments.array(call, *named) for named in zip(names, factors, strict=True)]
     arrays += [
         None if x is None else arguments.array(call, name, x)
-        for name, x in zip(Operands._fields[6 - len(others) :], others, strict=True)
+        for name, x in zip(Operands._fields[len(factors) :], others, strict=False)
     ]
     return originals.untransposed(Operands(*arrays))

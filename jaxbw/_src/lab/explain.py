@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
-from jaxbw._src.api.matmul import operands_of, problem_of
+from jaxbw._src.api.matmul import factors, operands_of, problem_of
 from jaxbw._src.api.matmul_plan import plan_matmul
 from jaxbw._src.lab.model.report import estimate_of
 from jaxbw._src.primitives import serve
@@ -33,8 +33,8 @@ def explain(
     activation: str | None = None,
     residual: Any = None,
     c: Any = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: Any = 1.0,
+    beta: Any = 1.0,
     precision: Any = None,
     preferred_element_type: Any = None,
     implementation: Implementation = None,
@@ -49,7 +49,8 @@ def explain(
     emulator wherever no device of that family is named.
 
     Args:
-      lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct` objects.
+      lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct` objects; likewise an alpha or
+        beta that is no number.
       rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
       dimension_numbers: of a `dot_general`; default None, a `matmul`.
       bias_axis, activation, alpha, beta, precision, preferred_element_type, implementation, config:
@@ -104,8 +105,8 @@ def examined(
     activation: str | None = None,
     residual: Any = None,
     c: Any = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: Any = 1.0,
+    beta: Any = 1.0,
     precision: Any = None,
     preferred_element_type: Any = None,
     implementation: Implementation = None,
@@ -117,9 +118,11 @@ def examined(
 
     `weighs_xla` is as of `select`: False where only kernels are asked about.
     """
-    given = zip(Operands._fields, (lhs, rhs, rhs_up, c, bias, residual), strict=True)
-    operands = Operands(*(_typed(call, name, x) for name, x in given))
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
+    arrays = (lhs, rhs, rhs_up, c, bias, residual, *factors(terms, alpha, beta))
+    operands = Operands(
+        *(_typed(call, name, x) for name, x in zip(Operands._fields, arrays, strict=False))
+    )
     epilogue = arguments.epilogue(call, operands, terms)
     if dimension_numbers is None:
         plan = plan_matmul(call, operands.lhs, operands.rhs)

@@ -14,8 +14,8 @@ from jax import lax
 from jaxbw._src import compat
 from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.primitives.dot_general import dot_general_p, lax_params
-from jaxbw._src.primitives.fused import fused_tangent_p
 from jaxbw._src.primitives.fused_dot_general import fused_dot_general_p, in_parts
+from jaxbw._src.primitives.fused_tangent import fused_tangent_p
 from jaxbw._src.problem import Operands
 
 

@@ -5,9 +5,9 @@ XLA's operations by the same formula (epilogue.py). Its derivative is in fused.p
 
 It is not one primitive with dot_general_p. That one is bilinear in exactly two operands with one
 result, so that JAX derives jvp, transposition and linear_transpose from two rules; this one has up
-to six operands and three results, is linear in none of its epilogue, and has dead code and batching
-rules that the other does not need. Merged, each rule but lowering and partitioning, which they
-share already, would begin by asking which of the two it is for.
+to eight operands and three results, is linear in none of its epilogue, and has dead code and
+batching rules that the other does not need. Merged, each rule but lowering and partitioning, which
+they share already, would begin by asking which of the two it is for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,11 @@ from jax.interpreters import batching
 from jaxbw._src import compat
 from jaxbw._src.epilogue import Epilogue, evaluate, wide_dtype
 from jaxbw._src.primitives import partitioning, serve
-from jaxbw._src.primitives.dot_general import batched_dimension_numbers, lax_params
-from jaxbw._src.primitives.dot_general import dot_general as matmul
+from jaxbw._src.primitives.dot_general import (
+    batched_dimension_numbers,
+    dot_general,
+    lax_params,
+)
 from jaxbw._src.primitives.gemm import gemm
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
@@ -65,6 +68,13 @@ def fused_dot_general(
     return tuple(results)
 
 
+def matmul(operands: Operands, epilogue: Epilogue, params: Mapping[str, Any]) -> Any:
+    """d, by the primitive that is needed, of operands as `fused_dot_general` has them."""
+    if epilogue.is_identity:
+        return dot_general(operands.lhs, operands.rhs, **params)
+    return fused_dot_general(operands, epilogue, **params)[0]
+
+
 def bias_dimensions(
     epilogue: Epilogue, lhs_rank: int, rhs_rank: int, dims: DimensionNumbers
 ) -> tuple[int, ...]:
@@ -85,7 +95,7 @@ def _formula(
     **params: Any,
 ) -> Results:
     """The operation in XLA's terms, over a matmul that gives the wide dtype."""
-    lhs, rhs, rhs_up, c, bias, residual = operands
+    lhs, rhs, rhs_up, *others = operands
     params["dimension_numbers"] = dimension_numbers
     output, _ = compat.dot_general_type(jax.typeof(lhs), jax.typeof(rhs), lax_params(params))
     params["preferred_element_type"] = wide_dtype(output.dtype)
@@ -95,9 +105,7 @@ def _formula(
         bias_dimensions(epilogue, lhs.ndim, rhs.ndim, dimension_numbers),
         multiply(lhs, rhs, params),
         None if rhs_up is None else multiply(lhs, rhs_up, params),
-        c,
-        bias,
-        residual,
+        *others,
     )
 
 
@@ -105,7 +113,7 @@ def in_parts(operands: Operands, **params: Any) -> Results:
     """The matmul, and the epilogue by XLA."""
 
     def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-        return matmul(lhs, rhs, **params)
+        return dot_general(lhs, rhs, **params)
 
     return _formula(operands, multiply, **params)
 
@@ -198,9 +206,12 @@ def _stays_one(
     """Whether the vmapped operation is one again.
 
     It is not where the matmul has no new dimension, or the bias has: it runs along the last
-    dimensions of one operand. Nor is it where the new dimension has come among those.
+    dimensions of one operand. Nor is it where the new dimension has come among those, or a kernel
+    would have several factors.
     """
-    if axes.bias is not None or (axes.lhs is None and axes.rhs is None):
+    if any(axis is not None for axis in (axes.bias, axes.alpha, axes.beta)):
+        return False
+    if axes.lhs is None and axes.rhs is None:
         return False
     if epilogue.bias is None or (axes.lhs is not None and axes.rhs is not None):
         return True
@@ -279,7 +290,7 @@ def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) 
         return fused_dot_general(operands, **params)
 
     def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-        return total(matmul(lhs, rhs, **params))
+        return total(dot_general(lhs, rhs, **params))
 
     return _formula(operands, multiply, **params)
 

@@ -42,7 +42,10 @@ def register() -> None:
 def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any, ...]:
     """The kernel that was chosen, on the operands of a dot_general; the results have its shape."""
     problem = reduction.problem
-    lhs, rhs, rhs_up, c, bias, residual = operands
+    lhs, rhs, rhs_up, c, bias, residual, *_ = operands
+    factors: list[Any] = []
+    if problem.epilogue.factors_in_memory:
+        factors = [jnp.asarray(x, jnp.float32) for x in operands.factors(problem.epilogue)]
     reduced = Operands(
         reduction.lhs(lhs),
         reduction.rhs(rhs),
@@ -50,6 +53,7 @@ def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any,
         None if c is None else jax.lax.reshape(c, problem.output_shape),
         None if bias is None else _repeated(bias, problem),
         None if residual is None else jax.lax.reshape(residual, problem.output_shape),
+        *(factors if c is not None else factors[:1]),
     )
     # The workspace does not depend on an m that is symbolic.
     plan = plan_of(problem.sized(CANONICAL_M), choice)

@@ -73,6 +73,8 @@ def factors_of(
         None if e.c is None else tuple(result),
         None if e.bias is None else tuple(result[end - e.bias_rank : end]),
         None if e.residual is None else tuple(result),
+        () if e.alpha is None else None,
+        () if e.beta is None else None,
     )
     summed = results[0].dtype if e.is_identity else np.dtype(wide_dtype(results[0].dtype))
     return Factors(

@@ -4,6 +4,7 @@ The operands are small integers and the oracle is NumPy in float32, so that resu
 for the smooth activations.
 """
 
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ class Matmul:
     output: str = "f32"
     alpha: float = 1.0
     beta: float = 0.0
+    in_memory: bool = False  # alpha and beta: the attributes do not say them
     c: str | None = None
     bias: str | None = None
     bias_along_m: bool = False
@@ -82,8 +84,8 @@ class Matmul:
         """All attributes of the custom call."""
         return {
             "kernel": self.kernel,
-            "alpha": self.alpha,
-            "beta": self.beta,
+            "alpha": math.nan if self.in_memory else self.alpha,
+            "beta": math.nan if self.in_memory else self.beta,
             "has_c": int(self.c is not None),
             "has_bias": int(self.bias is not None),
             "bias_along_m": int(self.bias_along_m),
@@ -117,10 +119,17 @@ class Matmul:
     def dtypes(self) -> list[str]:
         """Of the operands, in their order."""
         named = (self.c, self.bias, self.residual)
-        return [self.dtype] * (3 if self.gated else 2) + [name for name in named if name]
+        factors = ["f32"] * len(self.factors)
+        return [self.dtype] * (3 if self.gated else 2) + [name for name in named if name] + factors
+
+    @property
+    def factors(self) -> list[Values]:
+        """The operands that are no arrays of elements: alpha, and beta where there is a c."""
+        numbers = (self.alpha, self.beta) if self.c else (self.alpha,)
+        return [np.array(number, np.float32) for number in numbers] if self.in_memory else []
 
     def operands(self) -> list[Values]:
-        """lhs, rhs, and as far as there are rhs_up, c, bias, residual; as they lie in memory."""
+        """lhs, rhs, and what there is of the others, then factors; as they lie in memory."""
         random = np.random.default_rng(zlib.crc32(repr(self).encode()))
 
         def draw(dtype: str, *shape: int) -> Values:
@@ -142,7 +151,7 @@ class Matmul:
             drawn.append(draw(self.bias, self.m if self.bias_along_m else self.n))
         if self.residual:
             drawn.append(draw(self.residual, *shape))
-        return drawn
+        return drawn + self.factors
 
     def expected(self, operands: list[Values]) -> list[Values]:
         """d and the saved results."""
@@ -153,15 +162,17 @@ class Matmul:
 
         lhs, rhs, up = given.pop(0), given.pop(0), take(self.gated)
         c, bias, residual = take(self.c), take(self.bias), take(self.residual)
+        factors: tuple[Any, ...] = (*given, 0) if self.in_memory else (self.alpha, self.beta)
+        alpha, beta = factors[:2]
         lhs = lhs if self.layout[0] == "n" else lhs.swapaxes(1, 2)
 
         def times(right: Values) -> Values:
             right = right if self.layout[1] == "n" else right.swapaxes(1, 2)
-            return np.asarray(np.float32(self.alpha) * (lhs @ right))
+            return np.asarray(np.float32(alpha) * (lhs @ right))
 
         z = times(rhs)
         if c is not None:
-            z = z + np.float32(self.beta) * c
+            z = z + np.float32(beta) * c
         if bias is not None:
             z = z + (bias[:, None] if self.bias_along_m else bias)
         results = [ACTIVATIONS[self.activation](z)]
@@ -189,7 +200,7 @@ class Matmul:
         """The results of the direct launcher."""
         given = self.operands() if operands is None else operands
         data = _native.launch_gemm(
-            [np.ascontiguousarray(values).view(f"u{values.itemsize}") for values in given],
+            [np.asarray(values, order="C").view(f"u{values.itemsize}") for values in given],
             [DTYPES[name][1] for name in self.dtypes],
             DTYPES[self.output][1],
             self.attributes,

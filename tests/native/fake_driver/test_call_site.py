@@ -15,6 +15,7 @@ MATMULS = {
     "repacked and split": Matmul(37, 21, 75, config=SM90 | {"split_k": 2}),
     "epilogue": Matmul(c="bf16", beta=0.5, bias="f16", residual="f32", alpha=2.0, save=True),
     "gated": Matmul(gated=True, save=True, output="bf16"),
+    "factors": Matmul(in_memory=True, alpha=2.0, beta=0.5, c="f32"),
 }
 PLAIN = MATMULS["plain"]
 
@@ -22,7 +23,7 @@ PLAIN = MATMULS["plain"]
 def operands_of(matmul: Matmul, factor: int) -> list[Values]:
     """Operands of their own for each factor, each time elsewhere in memory."""
     given = matmul.operands()
-    return [(factor * values.astype(np.float32)).astype(values.dtype) for values in given]
+    return [np.asarray(factor * values.astype(np.float32), values.dtype) for values in given]
 
 
 def execute(program: xla.Program, matmul: Matmul, factor: int = 1, **options: int) -> None:

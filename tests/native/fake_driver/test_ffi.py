@@ -115,8 +115,12 @@ def test_bias_is_an_operand(fake: FakeDriver, dtype: str) -> None:
         Matmul(30, 42, 71, layout="tn", dtype="f32", family="sm100", config=SM100),
         Matmul(30, 42, 200, gated=True, family="sm100", config=PAIR | {"split_k": 2}),
         Matmul(24, 264, 72, bias="f32", family="sm100", config=SM100 | {"swap_ab": 1}),
+        Matmul(
+            in_memory=True, alpha=2.0, beta=-0.5, c="f32", bias="f16", residual="f32", save=True
+        ),
+        Matmul(in_memory=True, alpha=0.0, gated=True, family="sm100", config=PAIR),
     ],
-    ids=["batch", "terms", "gated", "tf32", "split", "swapped"],
+    ids=["batch", "terms", "gated", "tf32", "split", "swapped", "factors", "a factor"],
 )
 def test_everything_that_a_call_can_be(fake: FakeDriver, matmul: Matmul) -> None:
     execute(matmul, device=matmul.device)
@@ -213,7 +217,14 @@ def test_a_dimension_of_zero_is_refused(fake: FakeDriver) -> None:
 
 # What is called beside operands and result of one matmul: attributes, operands, results.
 WRONG_CALLS: list[tuple[dict[str, int], list[Any], list[Any], str]] = [
-    ({}, [random((264,))], [], "3 operands; the attributes say that there are 2"),
+    ({}, [random((264,))], [], r"alpha is \[264\]; here it is \[\]"),
+    (
+        {},
+        [random(())] * 2,
+        [],
+        "4 operands; the attributes say that there are 2, or with factors 3",
+    ),
+    ({"has_c": 1}, [random((1, 136, 264)), random(())], [], "4 operands; .* 3, or with factors 5"),
     ({"has_bias": 1}, [], [], "2 operands; the attributes say that there are 3"),
     ({"has_bias": 1}, [random((256,))], [], r"bias is \[256\]; here it is \[264\]"),
     ({"has_bias": 1}, [random((264,), np.float64)], [], "bias is not f16, bf16 or f32"),

@@ -296,6 +296,8 @@ def test_what_is_computed_in_registers(
         {"save": True, "activation": "relu", "bias": "f32"},
         {"gated": True, "activation": "relu"},
         {"gated": True, "bias": "f32", "residual": "bf16", "save": True, "alpha": 2.0},
+        {"in_memory": True},  # though alpha is 1
+        {"in_memory": True, "alpha": 0.5, "c": "bf16", "beta": -2.0},
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params, primitives
 
-from jaxbw._src.primitives import accelerate, dot_general, fused, fused_dot_general
+from jaxbw._src.primitives import accelerate, dot_general, fused_dot_general, fused_tangent
 from jaxbw._src.problem import GemmProblem, Reduction
 from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.tuned_matmuls import matmul_key
@@ -86,5 +86,5 @@ def _equations(jaxpr: Jaxpr, times: int) -> Iterator[tuple[JaxprEqn, int]]:
         inner = times * equation.params["length"] if is_scan else times
         for each in jaxprs_in_params(equation.params):
             yield from _equations(each, inner)
-        if equation.primitive is fused.fused_tangent_p:
-            yield from _equations(fused.tangent_jaxpr(equation), times)
+        if equation.primitive is fused_tangent.fused_tangent_p:
+            yield from _equations(fused_tangent.tangent_jaxpr(equation), times)

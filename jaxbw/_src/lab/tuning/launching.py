@@ -167,6 +167,8 @@ def operands(problem: GemmProblem) -> list[xla_form.Array]:
         found.append(((p.m if e.bias_axis == "m" else p.n,), e.bias))
     if e.residual is not None:
         found.append((p.output_shape, e.residual))
+    if e.factors_in_memory:
+        found += [((), np.dtype(np.float32))] * (1 if e.c is None else 2)
     return found
 
 

@@ -29,6 +29,10 @@ Array = tuple[tuple[int, ...], np.dtype[Any]]  # shape and dtype
 def function(problem: GemmProblem) -> Callable[..., Any]:
     """The matmul by XLA's operations, of arrays as they lie in memory: of `launching.operands`."""
     p, e = problem, replace(problem.epilogue, bias_rank=1)
+    if e.factors_in_memory:
+        e = replace(e, alpha=None, beta=1.0 if e.c is None else None)
+    if e.factors_in_memory:
+        e = replace(e, alpha=None, beta=1.0 if e.c is None else None)
     dims: DimensionNumbers = (
         ((int(p.lhs_major == Major.K),), (int(p.rhs_major == Major.K),)),
         ((), ()),
@@ -49,9 +53,11 @@ def function(problem: GemmProblem) -> Callable[..., Any]:
         batched += [
             x is not given.bias for x in (given.c, given.bias, given.residual) if x is not None
         ]
+        batched += [False] * (len(arrays) - len(batched))  # factors
+        batched += [False] * (len(arrays) - len(batched))  # factors
         is_stack = [p.batch > 1 and each for each in batched]
         whole = [
-            x if keeps or x.ndim == 1 else x[0] for x, keeps in zip(arrays, is_stack, strict=True)
+            x if keeps or x.ndim < 2 else x[0] for x, keeps in zip(arrays, is_stack, strict=True)
         ]
         if not any(is_stack):
             return one(Operands.of(e, whole))

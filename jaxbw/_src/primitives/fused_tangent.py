@@ -1,0 +1,290 @@
+"""fused_tangent_p: the tangent of a matmul with an epilogue, and its transposition.
+
+It is one operation, linear in the operands' tangents. Forward mode lowers it to matmuls and XLA's
+operations. Reverse mode transposes it as a whole: were it those operations from the start, reverse
+mode would save what each of them needs, in float32, and not z.
+
+Transposed, XLA computes the cotangents of z, u and bias (in float32, summed in a fixed order) from
+that of d in one fusion, and the kernels multiply them: alpha is their epilogue's, and the two
+matmuls of a gated one's lhs are added up in place, as beta * c. All of this is operations that
+have derivatives of their own.
+
+The cotangent of alpha, where that is an array, takes no matmul beside the one of lhs: as z is
+linear in both, alpha times the one is lhs times the other. It is right for an alpha of 0, which a
+division by alpha would not be.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxbw._src import compat
+from jaxbw._src.epilogue import ACTIVATIONS, Epilogue, scaled, wide_dtype
+from jaxbw._src.primitives.dot_general import dot_general
+from jaxbw._src.primitives.fused_dot_general import matmul
+from jaxbw._src.primitives.transposition import backward_params, transposition
+from jaxbw._src.problem import Operands
+
+fused_tangent_p = Primitive("jaxbw_fused_tangent")
+fused_tangent_p.multiple_results = True
+
+
+def or_none(tangent: Any) -> Any:
+    """A tangent; None for one that is zero."""
+    return None if type(tangent) is ad.Zero else tangent
+
+
+class Kept(NamedTuple):
+    """What the tangents depend on beside the operands' tangents; None for what they do not.
+
+    Attributes:
+      operands: those that a tangent is multiplied by.
+      seen: what the activation's derivative is a function of: z, d, z and u, or nothing.
+    """
+
+    operands: Operands
+    seen: Sequence[Any]
+
+
+def tangents_of(kept: Kept, moves: Operands, **params: Any) -> Sequence[Any]:
+    """The tangents of the results.
+
+    Args:
+      kept: more than is needed for the operands that move is left out.
+      moves: the operands' tangents; None where there is none.
+      params: those of the matmul, its epilogue, the type of its results, and the dimensions along
+        which the bias lies.
+    """
+    x = kept.operands
+    right = _first(moves.rhs, moves.rhs_up)
+    by_left, by_right = _first(moves.lhs, moves.alpha), _first(right, moves.alpha)
+    needed = Operands(
+        None if by_right is None else x.lhs,
+        None if by_left is None else x.rhs,
+        None if by_left is None else x.rhs_up,
+        c=None if moves.beta is None else x.c,
+        alpha=None if _first(moves.lhs, right) is None else x.alpha,
+        beta=None if moves.c is None else x.beta,
+    )
+    given, tree = jax.tree.flatten((Kept(needed, kept.seen), moves))
+    tangents: Sequence[Any] = fused_tangent_p.bind(*given, tree=tree, **params)
+    return tangents
+
+
+def _first(*arrays: Any) -> Any:
+    return next((x for x in arrays if x is not None), None)
+
+
+def _formula(
+    *given: Any, tree: Any, epilogue: Epilogue, result: Any, bias_along: Any, **params: Any
+) -> list[Any]:
+    """The operation in terms of others: at most three matmuls for each right operand."""
+    (x, seen), moves = jax.tree.unflatten(tree, given)
+    e, wide = epilogue, wide_dtype(result.dtype)
+    params.update(preferred_element_type=wide, policy=params["policy"].for_gradients)
+    zero = ad.zeros_like_aval(result.update(dtype=wide))
+    alpha, beta = x.factors(e)
+
+    def of_matmul(right: Any, right_moves: Any) -> Any:
+        factors = ((moves.lhs, right), (x.lhs, right_moves))
+        terms = [dot_general(x, y, **params) for x, y in factors if x is not None and y is not None]
+        total = sum(terms, zero) if alpha is None else scaled(alpha, sum(terms, zero))
+        if moves.alpha is not None and right is not None:
+            total += scaled(moves.alpha, dot_general(x.lhs, right, **params))
+        return total
+
+    z = of_matmul(x.rhs, moves.rhs)
+    for factor, c in ((beta, moves.c), (moves.beta, x.c)):
+        if factor is not None and c is not None:
+            z += scaled(factor, c.astype(wide))
+    if moves.bias is not None:
+        others = [i for i in range(z.ndim) if i not in bias_along]
+        z += lax.expand_dims(moves.bias.astype(wide), others)
+    saved = (z, of_matmul(x.rhs_up, moves.rhs_up)) if e.gated else (z,)
+    d = _slope(e, [y.astype(wide) for y in seen], saved)
+    if moves.residual is not None:
+        d += moves.residual.astype(wide)
+    return [y.astype(result.dtype) for y in (d, *saved)][: e.results]
+
+
+def tangent_jaxpr(equation: JaxprEqn) -> Jaxpr:
+    """What an equation of fused_tangent_p is lowered to."""
+    operands = [x.aval for x in equation.invars]
+    jaxpr: Jaxpr = jax.make_jaxpr(partial(_formula, **equation.params))(*operands).jaxpr
+    return jaxpr
+
+
+def _outer(epilogue: Epilogue, z: Any, *u: Any) -> Any:
+    """What comes between z, or z and u, and the residual."""
+    d = ACTIVATIONS[epilogue.activation](z)
+    return d * u[0] if u else d
+
+
+def _slope(epilogue: Epilogue, seen: Sequence[Any], moves: Sequence[Any]) -> Any:
+    """The tangent of what comes there."""
+    if not seen:
+        return moves[0]
+    return jax.jvp(partial(_outer, epilogue), tuple(seen), tuple(moves))[1]
+
+
+def _jvp_of_tangent(
+    primals: Sequence[Any], tangents: Sequence[Any], *, tree: Any, epilogue: Epilogue, **params: Any
+) -> Any:
+    """Linear in the operands' tangents, and in each of the operands; not in what is seen."""
+    kept, moves = jax.tree.unflatten(tree, primals)
+    kept_moves, moves_move = jax.tree.unflatten(tree, [or_none(x) for x in tangents])
+    curves = any(x is not None for x in kept_moves.seen)
+    e = epilogue
+    d, *saved = tangents_of(kept, moves, epilogue=e.saving() if curves else e, **params)
+    results = [d, *saved][: e.results]
+
+    sums: list[Any] = [ad.Zero(jax.typeof(x)) for x in results]
+    x, x_moves = kept.operands, kept_moves.operands
+    terms = [(x, moves_move), (moves._replace(alpha=x.alpha), x_moves._replace(alpha=None))]
+    if moves.alpha is not None:
+        terms.append((x._replace(alpha=moves.alpha), Operands(*x_moves[:3])))
+    if x_moves.alpha is not None:
+        alone = Operands(None, None, alpha=x_moves.alpha)
+        by_lhs, by_rhs = (moves.lhs, *x[1:3]), (x.lhs, *moves[1:3])
+        terms += [
+            (Operands(*y), alone) for y in (by_lhs, by_rhs) if None not in (y[0], _first(*y[1:]))
+        ]
+    for those, move in terms:
+        if move.given():
+            tangent = tangents_of(Kept(those, kept.seen), move, epilogue=e, **params)
+            sums = list(map(ad.add_tangents, sums, tangent))
+    if curves:
+        wide = wide_dtype(d.dtype)
+        by = [x.astype(wide) for x in saved]
+        seen = [x.astype(wide) for x in kept.seen]
+        seen_moves = [
+            jnp.zeros_like(x) if move is None else move.astype(wide)
+            for x, move in zip(seen, kept_moves.seen, strict=True)
+        ]
+        _, curve = jax.jvp(lambda *seen: _slope(e, seen, by), seen, seen_moves)
+        sums[0] = ad.add_tangents(sums[0], curve.astype(d.dtype))
+    return results, sums
+
+
+def _transpose(bars: Sequence[Any], *given: Any, tree: Any, **params: Any) -> list[Any]:
+    kept, moves = jax.tree.unflatten(tree, given)
+    found = cotangents_of(kept, asked_of(moves), bars, **params)
+    of_moves = [bar for bar, move in zip(found, moves, strict=True) if move is not None]
+    return [None] * (len(given) - len(of_moves)) + of_moves
+
+
+def asked_of(operands: Operands) -> Operands:
+    """The types of those operands of which JAX asks the cotangent; None for the others."""
+    return Operands(*(x.aval if ad.is_undefined_primal(x) else None for x in operands))
+
+
+def cotangents_of(
+    kept: Kept,
+    asked: Operands,
+    bars: Sequence[Any],
+    *,
+    epilogue: Epilogue,
+    result: Any,
+    bias_along: tuple[int, ...],
+    **params: Any,
+) -> Operands:
+    """The cotangents of operands, of those of the results; None for those that are not asked for.
+
+    Args:
+      kept, epilogue, result, bias_along, params: as of `tangents_of`.
+      asked: the types of the operands.
+    """
+    e, wide = epilogue, wide_dtype(result.dtype)
+    d_bar, *saved_bars = map(ad.instantiate_zeros, bars)
+    wide_bars = [d_bar.astype(wide)]
+    if kept.seen:
+        _, pull_back = jax.vjp(partial(_outer, e), *(x.astype(wide) for x in kept.seen))
+        wide_bars = pull_back(wide_bars[0])
+    if saved_bars:
+        wide_bars = [x + y.astype(wide) for x, y in zip(wide_bars, saved_bars, strict=True)]
+    bars = [x.astype(result.dtype) for x in wide_bars]
+
+    operands = kept.operands
+    _, beta = operands.factors(e)
+
+    def operand_bar(
+        x: Any,
+        bars: Sequence[Any],
+        others: Sequence[Any],
+        *,
+        of_rhs: bool,
+        scales: bool = True,
+    ) -> Any:
+        """The sum of alpha * bar times the other operand; or without alpha, in the wide dtype."""
+        if x is None:
+            return None
+        number, alpha = (e.alpha, operands.alpha) if scales else (1.0, None)
+        factors = [pair for pair in zip(bars, others, strict=False) if pair[1] is not None]
+        ranks = (factors[0][1].ndim, x.ndim) if of_rhs else (x.ndim, factors[0][1].ndim)
+        plan = transposition(ranks, params["dimension_numbers"], of_rhs=of_rhs)
+        keywords = {
+            **backward_params(params, plan),
+            "dimension_numbers": plan.dimension_numbers,
+            "out_sharding": plan.sharding(x),
+        }
+        if not scales:
+            keywords["preferred_element_type"] = wide
+        total = None
+        for bar, other in factors:
+            summed = Epilogue(number, c=None if total is None else total.dtype)
+            arrays = Operands(*plan.operands(bar, other), c=total, alpha=alpha)
+            total = matmul(arrays, summed, keywords)
+        return plan.result(total, x)
+
+    z_bar, others = wide_bars[0], tuple(i for i in range(result.ndim) if i not in bias_along)
+    lefts, rights = (operands.lhs,), (operands.rhs, operands.rhs_up)
+    alpha_bar = None
+    if asked.alpha is None:
+        lhs_bar = operand_bar(asked.lhs, bars, rights, of_rhs=False)
+    else:
+        like_lhs = jax.typeof(operands.lhs).update(dtype=wide)
+        unscaled = operand_bar(like_lhs, bars, rights, of_rhs=False, scales=False)
+        alpha_bar = (unscaled * operands.lhs.astype(wide)).sum()
+        lhs_bar = None if asked.lhs is None else _like(asked.lhs, scaled(operands.alpha, unscaled))
+    return Operands(
+        lhs_bar,
+        operand_bar(asked.rhs, bars[:1], lefts, of_rhs=True),
+        operand_bar(asked.rhs_up, bars[1:], lefts, of_rhs=True),
+        None if asked.c is None else _like(asked.c, scaled(beta, z_bar)),
+        None if asked.bias is None else _like(asked.bias, z_bar.sum(axis=others)),
+        None if asked.residual is None else _like(asked.residual, d_bar),
+        None if alpha_bar is None else _like(asked.alpha, alpha_bar),
+        None if asked.beta is None else _like(asked.beta, (z_bar * operands.c.astype(wide)).sum()),
+    )
+
+
+def _like(x: Any, bar: Any) -> Any:
+    """A cotangent of type x: in an explicit mesh an operand may be less divided than the result."""
+    bar = bar.astype(x.dtype)
+    return bar if jax.typeof(bar).sharding == x.sharding else jax.sharding.reshard(bar, x.sharding)
+
+
+def _batch(given: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
+    tangents = jax.vmap(partial(_formula, **params), in_axes=tuple(axes))(*given)
+    return tangents, [0] * len(tangents)
+
+
+def _lower(ctx: Any, *given: Any, **params: Any) -> Any:
+    with compat.without_error_checks():
+        return mlir.lower_fun(partial(_formula, **params), multiple_results=True)(ctx, *given)
+
+
+fused_tangent_p.def_abstract_eval(
+    lambda *_, epilogue, result, **__: [result] * epilogue.results,
+)
+compat.apply_eagerly(fused_tangent_p)
+mlir.register_lowering(fused_tangent_p, _lower)
+ad.primitive_jvps[fused_tangent_p] = _jvp_of_tangent
+ad.primitive_transposes[fused_tangent_p] = _transpose
+batching.primitive_batchers[fused_tangent_p] = _batch

@@ -15,7 +15,6 @@ except ImportError as error:
         f"jaxbw's compiled part does not load ({error}); `pip install .` in its sources builds it"
     ) from error
 
-from jaxbw import checkpoint_policies
 from jaxbw._src import log as _log
 from jaxbw._src.api.matmul import dot_general, gated_matmul, matmul
 from jaxbw._src.primitives.gemm import register as _register
@@ -24,6 +23,7 @@ from jaxbw._src.selection.devices import target
 from jaxbw._src.selection.policy import batch_invariant, implementation, use_tuned
 
 if _TYPE_CHECKING:
+    from jaxbw import checkpoint_policies
     from jaxbw._src.api.accelerate import accelerate
     from jaxbw._src.api.collective import collective_matmul
     from jaxbw._src.api.einsum import einsum
@@ -54,10 +54,12 @@ __all__ = [
     "use_tuned",
 ]
 
-# Names that few programs need: their modules are loaded when they are first asked for.
+# Names that few programs need: their modules are loaded when they are first asked for. One is a
+# module itself.
 _LAZY = {
     "accelerate": "jaxbw._src.api.accelerate",
     "autotune": "jaxbw._src.lab.tuning.autotune",
+    "checkpoint_policies": "jaxbw.checkpoint_policies",
     "collective_matmul": "jaxbw._src.api.collective",
     "einsum": "jaxbw._src.api.einsum",
     "explain": "jaxbw._src.lab.explain",
@@ -75,7 +77,8 @@ _register()
 def __getattr__(name: str) -> _Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(_importlib.import_module(_LAZY[name]), name)
+    module = _importlib.import_module(_LAZY[name])
+    found = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = found
     return found
 

@@ -25,6 +25,8 @@ import jax
 from jax.ad_checkpoint import Offloadable, Recompute
 from jax.extend.core import Primitive
 
+from jaxbw._src import epilogue
+
 __all__ = [
     "PREACTIVATION",
     "checkpoint_dots",
@@ -34,7 +36,7 @@ __all__ = [
     "offload_dot_with_no_batch_dims",
 ]
 
-PREACTIVATION = "jaxbw_preactivation"
+PREACTIVATION = epilogue.PREACTIVATION
 """The name of what the gradient of an epilogue looks at, beside the operands.
 
 It is what the activation is applied to, or of "relu" without residual the result, which says as

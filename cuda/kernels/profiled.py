@@ -44,7 +44,7 @@ def compile_kernel(kernel: Any, tools: toolchain.Toolchain, output: Path) -> Non
         ptx = write_ptx(kernel, tools, Path(work))
         cubin = ptx.with_suffix(".cubin")
         said = toolchain.output(tools.ptxas, "-v", f"-arch={kernel.arch}", "-O3", ptx, "-o", cubin)
-        # Stamps may spill some registers, which is part of what they cost: a profile says that. With a
+        # Stamps may spill some registers, as part of what they cost: a profile says that. With a
         # diagnostic, say serialized wgmmas, it would show another kernel than the one that ships.
         faults = Report.parse(said).diagnostics
         if faults:

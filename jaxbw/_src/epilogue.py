@@ -21,6 +21,8 @@ import jax
 import numpy as np
 from jax import lax
 
+PREACTIVATION = "jaxbw_preactivation"  # the name of what is saved: jaxbw.checkpoint_policies
+
 # "gelu" is jax.nn.gelu's default, the tanh approximation.
 ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
     None: lambda z: z,

@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from jaxbw._src import compat
-from jaxbw._src.epilogue import Epilogue
+from jaxbw._src.epilogue import PREACTIVATION, Epilogue
 from jaxbw._src.primitives.fused_dot_general import (
     bias_dimensions,
     fused_dot_general,
@@ -29,7 +29,6 @@ from jaxbw._src.primitives.fused_dot_general import (
 from jaxbw._src.primitives.fused_dot_general import matmul as matmul
 from jaxbw._src.primitives.fused_tangent import Kept, asked_of, cotangents_of, or_none, tangents_of
 from jaxbw._src.problem import Operands
-from jaxbw.checkpoint_policies import PREACTIVATION
 
 
 def _jvp(

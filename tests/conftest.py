@@ -77,6 +77,16 @@ FAST: dict[str, tuple[str, ...]] = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Without a GPU, XLA optimizes little: nearly all programs run once, and compiling is the time.
+
+    By the environment, so that the processes that tests start do so too. A run with
+    JAX_DISABLE_MOST_OPTIMIZATIONS=0 has what a user has.
+    """
+    if "not gpu" in config.getoption("markexpr"):
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only the fast tier: tests/conftest.py")
 

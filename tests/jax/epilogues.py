@@ -110,15 +110,11 @@ def activate(name: str | None, z: Any) -> Any:
     return z
 
 
-# Most of a test's time is spent in compiling.
-FAST = {"xla_backend_optimization_level": 0}
-
-
 def in_float64(function: Callable[..., Any], *trees: Any) -> Any:
     """A function of arrays, computed in float64 by one program, as NumPy arrays."""
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda x: np.asarray(x).astype(np.float64), trees)
-        return jax.tree.map(np.asarray, jax.jit(function, compiler_options=FAST)(*wide))
+        return jax.tree.map(np.asarray, jax.jit(function)(*wide))
 
 
 def assert_same(

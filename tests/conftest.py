@@ -11,6 +11,9 @@ from . import sampling
 
 # Else JAX takes three quarters of a GPU's memory at once, and the direct launcher gets too little.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# There is a worker for each core: threads of OpenMP and BLAS would wait for each other, spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # So that meshes can be made of this machine's CPU.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 

@@ -13,7 +13,9 @@ from jaxbw._src.selection import kernel_table
 
 TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")
 SCRIPT = ROOT / "cuda" / "kernels" / "profiled.py"
-NAME = "jaxbw_sm90_bf16_nn_64x64"
+# The widest tile: it spilled, and was refused, while only narrower ones were profiled in tests, as
+# stamps held on to their address through the main loop.
+NAME = "jaxbw_sm90_bf16_nn_64x256"
 STAMP = re.compile(r"mov\.u64 \S+, %(clock64|globaltimer);")
 
 
@@ -44,13 +46,6 @@ def test_a_profiled_kernel_has_stamps_and_one_parameter_more(tmp_path: Path) -> 
     assert ptx.count(".param .align") == 2
     assert (tmp_path / f"{NAME}.cubin").stat().st_size > 0
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_the_widest_tile_has_registers_for_stamps(tmp_path: Path) -> None:
-    """It spilled, and was refused, while only narrower tiles were profiled in tests: stamps held
-    on to their address through the main loop."""
-    done = compiled(tmp_path, "jaxbw_sm90_bf16_nn_64x256")
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["jaxbw_sm90_repack_16bit", "jaxbw_sm90_none"])

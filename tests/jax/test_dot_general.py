@@ -163,19 +163,19 @@ def test_batched_dimension_numbers(case: Any, data: st.DataObject) -> None:
             st.none() | st.integers(0, len(lhs_shape)), st.none() | st.integers(0, len(rhs_shape))
         ).filter(lambda axes: axes != (None, None))
     )
-    operands = []
+    operands: list[Any] = []
     for number, (shape, axis) in enumerate(zip((lhs_shape, rhs_shape), batched, strict=True)):
         grown = shape if axis is None else (*shape[:axis], 2, *shape[axis:])
         operands.append(integers(grown, number))
     new_dims, axis = batched_dimension_numbers((operands[0].ndim, operands[1].ndim), batched, dims)
-    each = [
-        in_numpy(
-            *(x if d is None else x.take(i, d) for x, d in zip(operands, batched, strict=True)),
-            dims,
+    each = []
+    for i in range(2):
+        one, other = (
+            x if d is None else x.take(i, d) for x, d in zip(operands, batched, strict=True)
         )
-        for i in range(2)
-    ]
-    np.testing.assert_array_equal(in_numpy(*operands, new_dims), np.stack(each, axis))
+        each.append(in_numpy(one, other, dims))
+    found = in_numpy(operands[0], operands[1], new_dims)
+    np.testing.assert_array_equal(found, np.stack(each, axis))
 
 
 def test_is_a_drop_in(operand: Operand) -> None:

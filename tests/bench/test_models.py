@@ -67,7 +67,7 @@ def test_the_forms_have_the_same_matmuls(model: Transformer, stacking: str) -> N
         assert layers == count_matmuls(model, FORMS[1], "unrolled")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("model", "stacking"), EACH_ONCE, ids=map(_id, EACH_ONCE))
 def test_the_forms_compute_the_same(model: Transformer, stacking: str) -> None:
     """Within bf16's rounding."""

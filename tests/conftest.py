@@ -14,6 +14,10 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # There is a worker for each core: threads of OpenMP and BLAS would wait for each other, spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Of glibc, for workers and what tests start: to keep what was freed. An emulated call of a program
+# has large memories of its own, and clearing new pages for them was most of a small one.
+os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 25))
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 30))
 # So that meshes can be made of this machine's CPU.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 

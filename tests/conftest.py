@@ -11,6 +11,13 @@ from . import sampling
 
 # Else JAX takes three quarters of a GPU's memory at once, and the direct launcher gets too little.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# There is a worker for each core: threads of OpenMP and BLAS would wait for each other, spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Of glibc, for workers and what tests start: to keep what was freed. An emulated call of a program
+# has large memories of its own, and clearing new pages for them was most of a small one.
+os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 25))
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 30))
 # So that meshes can be made of this machine's CPU.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
@@ -75,6 +82,16 @@ FAST: dict[str, tuple[str, ...]] = {
     "jax/test_transformations.py": ("test_reverse_mode", "test_vmap_is_one_launch"),
     "selection/test_select.py": ("test_every_candidate",),
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without a GPU, XLA optimizes little: nearly all programs run once, and compiling is the time.
+
+    By the environment, so that the processes that tests start do so too. A run with
+    JAX_DISABLE_MOST_OPTIMIZATIONS=0 has what a user has.
+    """
+    if "not gpu" in config.getoption("markexpr"):
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

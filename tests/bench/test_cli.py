@@ -38,7 +38,6 @@ def competitors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Arm]:
     }
     monkeypatch.setattr(arms, "ARMS", tuple(found.values()))
     monkeypatch.setattr(bench, "Cupti", FakeTimer)
-    monkeypatch.setattr(measure, "IDLE_S", 0.0)
     monkeypatch.setattr(inputs, "MOST_SETS", 2)
     return found
 

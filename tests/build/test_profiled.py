@@ -13,7 +13,8 @@ from jaxbw._src.selection import kernel_table
 
 TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")
 SCRIPT = ROOT / "cuda" / "kernels" / "profiled.py"
-NAME = "jaxbw_sm90_bf16_nn_64x64"
+# Its stamps spill. It was refused, and the selection's choice for 1024^3 had no profile on a GPU.
+NAME = "jaxbw_sm90_bf16_nn_64x128"
 STAMP = re.compile(r"mov\.u64 \S+, %(clock64|globaltimer);")
 
 
@@ -44,12 +45,6 @@ def test_a_profiled_kernel_has_stamps_and_one_parameter_more(tmp_path: Path) -> 
     assert ptx.count(".param .align") == 2
     assert (tmp_path / f"{NAME}.cubin").stat().st_size > 0
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_tile_that_spills_with_stamps_is_profiled(tmp_path: Path) -> None:
-    """It was refused, and the selection's choice for 1024^3 had no profile on a GPU."""
-    done = compiled(tmp_path, "jaxbw_sm90_bf16_nn_64x128")
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["jaxbw_sm90_repack_16bit", "jaxbw_sm90_none"])

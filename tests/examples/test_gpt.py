@@ -49,6 +49,7 @@ def test_run_as_a_user_would(tmp_path: Path) -> None:
     sizes = {"steps": 100, "width": 64, "layers": 1, "length": 32, "write": 20}
     options = [f"--{name}={size}" for name, size in sizes.items()]
     cpu = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "MPLBACKEND": "agg"}
+    cpu["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
     with one_core():
         run = subprocess.run(
             [sys.executable, SCRIPT, *options],

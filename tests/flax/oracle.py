@@ -26,14 +26,14 @@ def normal(shape: tuple[int, ...], number: int = 0, dtype: Any = jnp.float32) ->
 
 
 def wide(tree: Any) -> Any:
-    """All arrays of a tree in float64; inside `jax.enable_x64`."""
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x).astype(np.float64)), tree)
+    """All arrays of a tree, as NumPy's in float64."""
+    return jax.tree.map(lambda x: np.asarray(x).astype(np.float64), tree)
 
 
 def in_float64(function: Callable[..., Any], *trees: Any) -> Any:
-    """A function of arrays, computed in float64, as NumPy arrays."""
+    """A function of arrays, computed in float64 by one program, as NumPy arrays."""
     with jax.enable_x64(True):
-        return jax.tree.map(np.asarray, function(*map(wide, trees)))
+        return jax.tree.map(np.asarray, jax.jit(function)(*map(wide, trees)))
 
 
 def slopes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def slopes(function: Callable[..., Any]) -> Callable[..., Any]:
         return (out * weights).sum(), out
 
     def both(*arguments: Any) -> Any:
-        return jax.jit(jax.grad(loss, range(len(arguments)), has_aux=True))(*arguments)
+        return jax.grad(loss, range(len(arguments)), has_aux=True)(*arguments)
 
     return both
 

@@ -68,7 +68,7 @@ def flax_model() -> tuple[Callable[[Any], Any], Any, int]:
 
 
 def equinox_model() -> tuple[Callable[[Any], Any], Any, int]:
-    arrays, rest = eqx.partition(EquinoxBlock(jax.random.key(0)), eqx.is_array)
+    arrays, rest = eqx.partition(eqx.filter_jit(EquinoxBlock)(jax.random.key(0)), eqx.is_array)
 
     def loss(arrays: Any) -> Any:
         half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), arrays)
@@ -102,24 +102,24 @@ def test_a_model_of_another_librarys_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_two_steps(name: str) -> None:
+def test_a_step(name: str) -> None:
+    """The loss before, and plainly computed behind it."""
     loss, parameters, matmuls = MODELS[name]()
-    wanted = train(jax.value_and_grad(loss), parameters)
+
+    def losses(function: Callable[..., Any]) -> list[float]:
+        def step(parameters: Any) -> Any:
+            value, gradient = jax.value_and_grad(function)(parameters)
+            return value, loss(jax.tree.map(lambda p, g: p - 0.01 * g, parameters, gradient))
+
+        return [float(value) for value in jax.jit(step)(parameters)]
+
+    wanted = losses(loss)
     assert wanted[1] < wanted[0]
     for implementation in ("xla", "emulator"):
         with jaxbw.implementation(implementation):
-            got = train(jax.value_and_grad(jaxbw.accelerate(loss)), parameters)
+            got = losses(jaxbw.accelerate(loss))
         # Each matmul's result is rounded, and a loss is not more sensitive than its logits.
         np.testing.assert_allclose(got, wanted, rtol=matmuls * HALF)
-
-
-def train(step: Callable[..., Any], parameters: Any) -> list[float]:
-    losses, step = [], jax.jit(step)
-    for _ in range(2):
-        value, gradient = step(parameters)
-        parameters = jax.tree.map(lambda p, g: p - 0.01 * g, parameters, gradient)
-        losses.append(float(value))
-    return losses
 
 
 # examples/gpt.py, of Flax's layers alone, a part of each batch on each of two devices
@@ -149,20 +149,20 @@ def test_the_sharded_gpt(gpt: ModuleType) -> None:
     definition, parameters = nnx.split(model)
     optimizer = optax.sgd(0.1)
 
-    def losses(step: Callable[..., Any]) -> list[float]:
-        given, found = jax.tree.map(jnp.copy, parameters), []
-        state = optimizer.init(given)
-        for _ in range(2):
-            given, state, value = step(given, state, TOKENS)
-            found.append(float(value))
-        return found
+    def losses(step: Callable[..., Any], implementation: str) -> list[float]:
+        """Before a step and behind it, the latter plainly computed."""
+        given = jax.tree.map(np.asarray, parameters)
+        with jaxbw.implementation(implementation):
+            given, state, before = step(given, optimizer.init(given), TOKENS)
+        *_, behind = plain(given, state, TOKENS)
+        return [float(before), float(behind)]
 
-    step = gpt.training_step(definition, optimizer)
-    wanted = losses(step)
+    step = plain = gpt.training_step(definition, optimizer)
+    wanted = losses(plain, "xla")
     assert wanted[1] < wanted[0]
     for implementation in ("xla", "emulator"):
-        with jaxbw.implementation(implementation):
-            np.testing.assert_allclose(losses(jaxbw.accelerate(step)), wanted, rtol=9 * HALF)
+        got = losses(jaxbw.accelerate(step), implementation)
+        np.testing.assert_allclose(got, wanted, rtol=9 * HALF)
 
     args = parameters, optimizer.init(parameters), TOKENS
     assert counts(step, *args) == (0, 9 * 3)

@@ -1,6 +1,6 @@
 """jaxbw.flax.linen against Flax's own layers: parameters, values, gradients, what runs."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -97,25 +97,34 @@ def layers(name: str, **more: Any) -> tuple[nn.Module, nn.Module, Any]:
     return theirs, ours, ACTIVATIONS[activation]
 
 
+@cache
+def variables_of(name: str) -> Any:
+    """Those of Flax's layer, and of ours."""
+    *both, _ = layers(name)
+    x = normal(CASES[name].inputs)
+    return jax.jit(lambda key, x: [layer.init(key, x) for layer in both])(jax.random.key(1), x)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_are_flaxs(name: str) -> None:
     """Names, shapes and values for equal keys; hence a checkpoint of either is one of both."""
-    theirs, ours, _ = layers(name)
-    x = normal(CASES[name].inputs)
-    wanted, got = (init(layer, x) for layer in (theirs, ours))
+    wanted, got = variables_of(name)
     assert_one_tree(got, wanted)
     saved = serialization.to_bytes(wanted)
-    loaded = serialization.from_bytes(jax.tree.map(jnp.zeros_like, got), saved)
+    loaded = serialization.from_bytes(jax.tree.map(np.zeros_like, got), saved)
     assert_one_tree(loaded, wanted)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str) -> None:
     theirs, ours, activation = layers(name)
-    x = normal(CASES[name].inputs)
-    variables = init(theirs, x)
-    wanted = in_float64(slopes(lambda v, x: activation(theirs.apply(v, x))), variables, x)
-    assert_same(in_float64(slopes(ours.apply), variables, x), wanted)
+    variables, _ = variables_of(name)
+
+    def both(*given: Any) -> Any:
+        reference = slopes(lambda v, x: activation(theirs.apply(v, x)))
+        return slopes(ours.apply)(*given), reference(*given)
+
+    assert_same(*in_float64(both, variables, normal(CASES[name].inputs)))
 
 
 @pytest.mark.sampled(2)
@@ -144,7 +153,7 @@ def test_one_operation_runs(name: str) -> None:
     """Bias and activation are in it where they can be; else they follow a matmul of ours."""
     _, ours, _ = layers(name)
     x = normal(CASES[name].inputs)
-    variables = init(ours, x)
+    variables = jax.eval_shape(lambda: ours.init(jax.random.key(1), x))
     found = primitives(ours.apply, variables, x)
     matmuls = {FUSED: 0, PLAIN: 0, "dot_general": 0} | {CASES[name].runs: 1}
     assert {matmul: found[matmul] for matmul in matmuls} == matmuls

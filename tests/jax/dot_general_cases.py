@@ -151,15 +151,19 @@ class Case:
     def reference(self, lhs: Any, rhs: Any) -> Any:
         """The matmul in NumPy, in float64 or complex128."""
         wide = np.complex128 if "complex" in self.lhs_dtype + self.rhs_dtype else np.float64
-        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = self.shapes.dims
-        left, right = list("abcde"[: np.ndim(lhs)]), list("vwxyz"[: np.ndim(rhs)])
-        for i, j in zip((*lhs_contract, *lhs_batch), (*rhs_contract, *rhs_batch), strict=True):
-            right[j] = left[i]
-        out = [left[i] for i in lhs_batch]
-        out += [x for i, x in enumerate(left) if i not in (*lhs_contract, *lhs_batch)]
-        out += [x for j, x in enumerate(right) if j not in (*rhs_contract, *rhs_batch)]
-        formula = f"{''.join(left)},{''.join(right)}->{''.join(out)}"
-        return np.einsum(formula, np.asarray(lhs, wide), np.asarray(rhs, wide))
+        return in_numpy(np.asarray(lhs, wide), np.asarray(rhs, wide), self.shapes.dims)
+
+
+def in_numpy(lhs: Any, rhs: Any, dims: DimensionNumbers) -> Any:
+    """`lax.dot_general` of NumPy arrays, which compiles nothing."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
+    left, right = list(range(lhs.ndim)), list(range(lhs.ndim, lhs.ndim + rhs.ndim))
+    for i, j in zip((*lhs_contract, *lhs_batch), (*rhs_contract, *rhs_batch), strict=True):
+        right[j] = left[i]
+    out = [left[i] for i in lhs_batch]
+    out += [x for i, x in enumerate(left) if i not in (*lhs_contract, *lhs_batch)]
+    out += [x for j, x in enumerate(right) if j not in (*rhs_contract, *rhs_batch)]
+    return np.einsum(lhs, left, rhs, right, out)
 
 
 def rounded(reference: Any, dtype: Any) -> Any:

@@ -1,6 +1,6 @@
 """Matmuls with epilogues for the tests of the fused operation: cases, operands, the formula."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -117,7 +117,30 @@ def activate(name: str | None, z: Any) -> Any:
 
 
 def in_float64(function: Callable[..., Any], *trees: Any) -> Any:
-    """A function of arrays, computed in float64, as NumPy arrays."""
+    """A function of arrays, computed in float64 by one program, as NumPy arrays."""
     with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: jnp.asarray(np.asarray(x).astype(np.float64)), trees)
-        return jax.tree.map(np.asarray, function(*wide))
+        wide = jax.tree.map(lambda x: np.asarray(x).astype(np.float64), trees)
+        return jax.tree.map(np.asarray, jax.jit(function)(*wide))
+
+
+def assert_same(
+    transformed: Callable[..., Any], pair: Sequence[Any], *trees: Any, tolerance: float = 1e-9
+) -> None:
+    """Compares what a transformation makes of a matmul and of its formula, in float64.
+
+    There is nothing but the formula, so that nothing else can differ.
+
+    Args:
+      transformed: of a matmul and arrays: what is compared, a tree of arrays.
+      pair: the matmul and its formula.
+      *trees: the arrays, in any dtype.
+      tolerance: relative, and of elements near 0 absolute.
+    """
+    got, wanted = in_float64(lambda *arrays: [transformed(f, *arrays) for f in pair], *trees)
+    jax.tree_util.tree_map_with_path(
+        lambda path, x, y: np.testing.assert_allclose(
+            x, y, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
+        ),
+        got,
+        wanted,
+    )

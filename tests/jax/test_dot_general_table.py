@@ -75,12 +75,11 @@ def test_gradients_of_orders_1_and_2_in_both_modes(number: int) -> None:
     dtype = FLOATS[number % len(FLOATS)]
     case = Case(DIFFERENTIATED[number], dtype, dtype, precision=Precision.HIGHEST)
     lhs, rhs = map(jnp.asarray, case.operands())
-    for f in SIDE_BY_SIDE:
-        for function, x in (
-            (lambda lhs, f=f: case(f, lhs, rhs), lhs),
-            (lambda rhs, f=f: case(f, lhs, rhs), rhs),
-        ):
-            check_grads(function, (x,), order=2, modes=["fwd", "rev"], eps=1.0)
+    for function, x in (
+        (lambda lhs: case(jaxbw.dot_general, lhs, rhs), lhs),
+        (lambda rhs: case(jaxbw.dot_general, lhs, rhs), rhs),
+    ):
+        check_grads(function, (x,), order=2, modes=["fwd", "rev"], eps=1.0)
 
 
 @pytest.mark.parametrize("shapes", DIFFERENTIATED, ids=str)

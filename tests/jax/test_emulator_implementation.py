@@ -21,7 +21,8 @@ from jaxbw._src.primitives.gemm import TARGET
 from jaxbw._src.primitives.partitioning import TARGET as PARTITIONED
 from jaxbw._src.selection import manifest
 
-from .epilogues import CASES, arrays, formula, numbers
+from .dot_general_cases import in_numpy
+from .epilogues import CASES, arrays, formula, in_float64, numbers
 
 Operand = Callable[..., Any]
 Close = Callable[..., None]
@@ -54,19 +55,6 @@ def hlo(function: Callable[..., Any], *operands: Any, platform: str = "cpu") -> 
     return str(jax.jit(function).trace(*operands).lower(lowering_platforms=(platform,)).as_text())
 
 
-def einsum_of(dims: Any, ranks: tuple[int, int]) -> Callable[[Any, Any], Any]:
-    """`lax.dot_general` in numpy."""
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
-    lhs, rhs = list("abcde"[: ranks[0]]), list("vwxyz"[: ranks[1]])
-    for i, j in zip((*lhs_contract, *lhs_batch), (*rhs_contract, *rhs_batch), strict=True):
-        rhs[j] = lhs[i]
-    batch = [lhs[i] for i in lhs_batch]
-    left = [c for i, c in enumerate(lhs) if i not in (*lhs_contract, *lhs_batch)]
-    right = [c for j, c in enumerate(rhs) if j not in (*rhs_contract, *rhs_batch)]
-    formula = f"{''.join(lhs)},{''.join(rhs)}->{''.join(batch + left + right)}"
-    return lambda x, y: np.einsum(formula, x, y)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("case", LAYOUTS)
@@ -88,17 +76,15 @@ def test_forward_and_backward(
     assert not COPIES.search(text)
 
     out, lhs_bar, rhs_bar = jax.jit(step)(lhs, rhs, cotangent)
-    reference = einsum_of(dims, (lhs.ndim, rhs.ndim))
     x, y, g = wide(lhs), wide(rhs), wide(cotangent)
     k = math.prod(lhs.shape[i] for i in dims[0][0])
     batch = math.prod(lhs.shape[i] for i in dims[1][0])
     m, n = x.size // k // batch, y.size // k // batch
-    assert_matmul_close(out, reference(x, y), reference(abs(x), abs(y)), k)
+    assert_matmul_close(out, in_numpy(x, y, dims), in_numpy(abs(x), abs(y), dims), k)
 
-    def transposed(x: Any, y: Any, g: Any) -> Any:
-        with jax.enable_x64(True):
-            wide_matmul = functools.partial(jax.lax.dot_general, dimension_numbers=dims)
-            return [np.asarray(bar) for bar in jax.vjp(wide_matmul, x, y)[1](jnp.asarray(g))]
+    def transposed(*given: Any) -> Any:
+        wide_matmul = functools.partial(jax.lax.dot_general, dimension_numbers=dims)
+        return in_float64(lambda x, y, g: jax.vjp(wide_matmul, x, y)[1](g), *given)
 
     for got, want, magnitude, terms in zip(
         (lhs_bar, rhs_bar),
@@ -168,9 +154,7 @@ def test_fused(
     text = hlo(fused, given)
     assert text.count(f"@{TARGET}(") == 1
     assert not re.search(r"stablehlo\.(dot_general|add|multiply|tanh|logistic)\b", text)
-    with jax.enable_x64(True):
-        exact: Any = {key: jnp.asarray(wide(x)) for key, x in given.items()}
-        reference = np.asarray(formula(**exact, **numbers(keywords)))
+    reference = in_float64(lambda given: formula(**given, **numbers(keywords)), given)
     x, y = abs(wide(given["lhs"])), abs(wide(given["rhs"]))
     others = sum(np.abs(wide(given[key])).max() for key in given if key not in ("lhs", "rhs"))
     # An activation has a slope of at most 1.13, and its value is within 2^-20 of z, relatively.
@@ -196,8 +180,7 @@ def test_fused_gradients(case: str, name: str, operand: Operand) -> None:
     assert text.count(f"@{TARGET}(") == 3
     assert "stablehlo.dot_general" not in text
     got = jax.jit(step)(given, cotangent)
-    in_float32 = jax.tree.map(lambda x: x.astype("float32"), given)
-    wanted = step(in_float32, cotangent.astype("float32"), "xla")
+    wanted = in_float64(functools.partial(step, implementation="xla"), given, cotangent)
     for key, x in got.items():
         error = np.abs(wide(x) - wide(wanted[key])).max()
         assert error <= 2.0**-6 * np.abs(wide(wanted[key])).max(), key
@@ -219,7 +202,7 @@ def test_gated(name: str, operand: Operand) -> None:
     assert text.count(f"@{TARGET}(") == 5
     assert not COPIES.search(text)
     got = jax.jit(step)(*given)
-    wanted = step(*(x.astype("float32") for x in given), implementation="xla")
+    wanted = in_float64(functools.partial(step, implementation="xla"), *given)
     for a, b in zip(got, wanted, strict=True):
         assert np.abs(wide(a) - wide(b)).max() <= 2.0**-6 * np.abs(wide(b)).max()
 

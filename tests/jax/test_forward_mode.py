@@ -3,7 +3,6 @@
 References are the formula in float64, transformed the same way.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +22,13 @@ from .epilogues import (
     Operand,
     activate,
     arrays,
+    assert_same,
     formula,
     in_float64,
     numbers,
 )
 
 GATED = ["relu", "silu", "gelu", "gelu_exact", None]
-FAST = {"xla_backend_optimization_level": 0}  # most of the time is spent in compiling
 Lower = Callable[..., str]
 Calls = Callable[[str], list[str]]
 
@@ -108,22 +107,13 @@ def test_derivatives_are_exact(name: str, operand: Operand) -> None:
         for i in (10, 20)
     )
 
-    def of_both(*operands: Any) -> Any:
-        return derivatives(ours, *operands), derivatives(reference, *operands)
-
-    got, wanted = in_float64(jax.jit(of_both, compiler_options=FAST), given, v, w)
-    for key, found in got.items():
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9, err_msg=key),
-            found,
-            wanted[key],
-        )
+    assert_same(derivatives, (ours, reference), given, v, w)
 
 
 @pytest.mark.parametrize("name", ["silu, bias", "alpha and beta", "gated silu"])
 @pytest.mark.parametrize("moving", range(3))
 def test_operands_that_do_not_move(name: str, moving: int, operand: Operand) -> None:
-    """One operand's tangent alone, eagerly: forward, and of its gradient."""
+    """One operand's tangent alone: forward, and of its gradient."""
     ours, reference, given = form(name, operand)
     key = list(given)[moving]
     v = operand(given[key].shape, "float32", 10)
@@ -135,8 +125,7 @@ def test_operands_that_do_not_move(name: str, moving: int, operand: Operand) -> 
         tangent = jax.jvp(of_one, (given[key],), (v,))
         return tangent, jax.jvp(jax.grad(lambda x: of_one(x).sum()), (given[key],), (v,))
 
-    got, wanted = (in_float64(functools.partial(one, f), given, v) for f in (ours, reference))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9), got, wanted)
+    assert_same(one, (ours, reference), given, v)
 
 
 @pytest.mark.parametrize("name", ["all, relu", "gated silu"])
@@ -167,11 +156,7 @@ def test_through_loops(name: str, operand: Operand) -> None:
             jax.grad(lambda x: jax.jvp(scanned(layer), (x,), (v,))[1])(x),
         )
 
-    def of_both(*operands: Any) -> Any:
-        return loops(ours, *operands), loops(reference, *operands)
-
-    got, wanted = in_float64(jax.jit(of_both, compiler_options=FAST), given, back)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-8), got, wanted)
+    assert_same(loops, (ours, reference), given, back, tolerance=1e-8)
 
 
 @pytest.mark.parametrize("name", ["all, relu", "gelu, bias", "gated silu"])

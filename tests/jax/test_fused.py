@@ -11,14 +11,26 @@ from jax.sharding import PartitionSpec
 
 import jaxbw
 
-from .epilogues import CASES, UNIT_ROUNDOFF, K, M, N, Operand, arrays, formula, in_float64, numbers
+from .epilogues import (
+    CASES,
+    UNIT_ROUNDOFF,
+    K,
+    M,
+    N,
+    Operand,
+    arrays,
+    assert_same,
+    formula,
+    in_float64,
+    numbers,
+)
 
 ACTIVATIONS = [None, "relu", "silu", "gelu", "gelu_exact"]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_exact(case: str, operand: Operand) -> None:
-    """In float64 there is nothing but the formula: value, gradient, gradient of the gradient."""
+    """Value, gradient, gradient of the gradient."""
     given = arrays(CASES[case], operand)
     weights = operand((M, N), "float32", 9)
     direction = arrays(CASES[case], functools.partial(_shifted, operand))
@@ -34,13 +46,9 @@ def test_gradients_are_exact(case: str, operand: Operand) -> None:
             matmuls = jax.tree.map(lambda x, y: (x * y).sum(), gradient, direction)
             return sum(jax.tree.leaves(matmuls)), (gradient, out)
 
-        return jax.jit(jax.grad(slope, has_aux=True))(given)
+        return jax.grad(slope, has_aux=True)(given)
 
-    got, wanted = (
-        in_float64(functools.partial(derivatives, function), given, weights, direction)
-        for function in (jaxbw.matmul, formula)
-    )
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9), got, wanted)
+    assert_same(derivatives, (jaxbw.matmul, formula), given, weights, direction)
 
 
 def _shifted(operand: Operand, shape: Any, dtype: Any, number: int) -> Any:
@@ -64,11 +72,11 @@ def test_value_and_gradient(case: str, dtype: str, operand: Operand) -> None:
     unit = UNIT_ROUNDOFF[dtype]
     # The cast, and the float32 sums of K terms: an activation has a slope of at most 1.13.
     scale = 1.13 * np.abs(reference).max()
-    sums = 2 * (K + 4) * 2.0**-24 * in_float64(_magnitude, given)
+    sums = 2 * (K + 4) * 2.0**-24 * _magnitude(given)
     assert out.dtype == dtype
     error = np.abs(np.asarray(out).astype(np.float64) - reference)
     assert (error <= unit * np.abs(reference) + sums + 2.0**-20 * scale).all()
-    plain = jaxbw.matmul(**given, **numbers(CASES[case]))
+    plain = jax.jit(lambda given: jaxbw.matmul(**given, **numbers(CASES[case])))(given)
     np.testing.assert_array_equal(out, plain)  # differentiated, it computes the same
     for name, x in got.items():
         assert x.dtype == given[name].dtype
@@ -90,8 +98,9 @@ def _scaled(name: str, given: Any, weights: Any) -> Any:
 
 
 def _magnitude(given: Any) -> Any:
-    total = 2 * jnp.abs(given["lhs"]) @ jnp.abs(given["rhs"])
-    return total.max() + sum(2 * jnp.abs(given[x]).max() for x in given if x not in ("lhs", "rhs"))
+    sizes = {name: np.abs(np.asarray(x).astype(np.float64)) for name, x in given.items()}
+    total = 2 * sizes.pop("lhs") @ sizes.pop("rhs")
+    return total.max() + sum(2 * x.max() for x in sizes.values())
 
 
 def test_everything_up_to_the_cast_is_float32() -> None:
@@ -138,7 +147,7 @@ def test_vmap(axes: Any, bias_axis: int, operand: Operand) -> None:
     case = {"bias": True, "c": True, "residual": True, "bias_axis": bias_axis, "activation": "gelu"}
     given = arrays(case, operand)
     for name, axis in axes.items():
-        given[name] = jnp.stack([given[name] * factor for factor in (1, -2, 3)], axis)
+        given[name] = np.stack([np.asarray(given[name]) * factor for factor in (1, -2, 3)], axis)
     weights = operand((M, N), "float32", 9)
 
     def vmapped(function: Any, given: Any, weights: Any) -> Any:
@@ -148,11 +157,7 @@ def test_vmap(axes: Any, bias_axis: int, operand: Operand) -> None:
         in_axes = ({name: axes.get(name) for name in given},)
         return jax.vmap(jax.value_and_grad(loss), in_axes)(given)
 
-    got, wanted = (
-        in_float64(functools.partial(vmapped, function), given, weights)
-        for function in (jaxbw.matmul, formula)
-    )
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9), got, wanted)
+    assert_same(vmapped, (jaxbw.matmul, formula), given, weights)
 
 
 SHAPES = [
@@ -170,32 +175,38 @@ SHAPES = [
 def test_shapes(lhs_shape: Any, rhs_shape: Any, operand: Operand) -> None:
     """c and residual are shaped as jnp.matmul's result, whatever the dot_general's is."""
     given: Any = {"lhs": operand(lhs_shape, "float32"), "rhs": operand(rhs_shape, "float32", 1)}
-    shape = jnp.matmul(*given.values()).shape
+    shape = jax.eval_shape(jnp.matmul, *given.values()).shape
     given |= {"c": operand(shape, "float32", 2), "residual": operand(shape, "float32", 3)}
-    biases: list[Any] = [{}]
+    biases: list[Any] = [(None, -1)]
     if len(rhs_shape) > 1:
-        biases.append({"bias": operand(rhs_shape[-1:], "float32", 4)})
+        biases.append((operand(rhs_shape[-1:], "float32", 4), -1))
     if len(lhs_shape) > 1:
-        bias = operand(lhs_shape[-2:-1], "float32", 5)
-        # Where the result has no n, the formula's rows are its last dimension.
-        biases.append({"bias": bias, "bias_axis": -2})
-    for extra in biases:
-        keywords = {**extra, "activation": "silu", "alpha": 0.5}
-        result = jaxbw.matmul(**given, **keywords)
-        if len(rhs_shape) == 1:
-            keywords["bias_axis"] = -1
-        wanted = formula(**given, **keywords)
+        biases.append((operand(lhs_shape[-2:-1], "float32", 5), -2))
+    vectors, axes = zip(*biases, strict=True)
+    # Where the result has no n, the formula's rows are its last dimension.
+    formula_axes = axes if len(rhs_shape) > 1 else [-1] * len(axes)
+
+    def both(given: Any, vectors: Any) -> Any:
+        return [
+            [
+                function(**given, bias=bias, bias_axis=axis, activation="silu", alpha=0.5)
+                for bias, axis in zip(vectors, of_function, strict=True)
+            ]
+            for function, of_function in ((jaxbw.matmul, axes), (formula, formula_axes))
+        ]
+
+    for result, wanted in zip(*jax.jit(both)(given, vectors), strict=True):
         assert result.shape == shape
         np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 8, 6), (4, 0, 6), (4, 8, 0)])
 def test_zero_sizes(m: int, k: int, n: int) -> None:
-    given: Any = {"lhs": jnp.ones((m, k)), "rhs": jnp.ones((k, n)), "c": jnp.ones((m, n))}
-    keywords: Any = {"bias": jnp.ones(n), "activation": "relu"}
-    result = jaxbw.matmul(**given, **keywords)
-    np.testing.assert_array_equal(result, formula(**given, **keywords))
-    jax.grad(lambda x: jaxbw.matmul(**(given | {"lhs": x}), **keywords).sum())(given["lhs"])
+    given: Any = {"lhs": np.ones((m, k)), "rhs": np.ones((k, n)), "c": np.ones((m, n))}
+    given["bias"] = np.ones(n)
+    fused = functools.partial(jaxbw.matmul, activation="relu")
+    np.testing.assert_array_equal(fused(**given), np.full((m, n), k + 2))
+    jax.grad(lambda x: fused(**(given | {"lhs": x})).sum())(given["lhs"])
 
 
 def test_nan_passes_through(operand: Operand) -> None:

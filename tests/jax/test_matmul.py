@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -41,18 +40,25 @@ ZERO_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 FLOATS = ["bfloat16", "float16", "float32"]
 
 
+def beside_jnp(function: Callable[..., Any], *operands: Any) -> Any:
+    """What a function makes of jaxbw.matmul, and of jnp.matmul; by one program."""
+    return jax.jit(lambda *given: [function(f, *given) for f in (jaxbw.matmul, jnp.matmul)])(
+        *operands
+    )
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("lhs_shape", "rhs_shape"), SHAPES + ZERO_SHAPES)
 @pytest.mark.parametrize("dtype", [*FLOATS, "int32", "bool", "complex64"])
 def test_matches_jnp(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dtype: str, operand: Operand
 ) -> None:
-    lhs = operand(lhs_shape, jnp.float32).astype(dtype)
-    rhs = operand(rhs_shape, jnp.float32, 1).astype(dtype)
-    result, expected = jaxbw.matmul(lhs, rhs), jnp.matmul(lhs, rhs)
-    assert jax.typeof(result) == jax.typeof(expected)
-    np.testing.assert_array_equal(result, expected)
-    np.testing.assert_array_equal(jax.jit(jaxbw.matmul)(lhs, rhs), expected)
+    lhs = np.asarray(operand(lhs_shape, jnp.float32)).astype(dtype)
+    rhs = np.asarray(operand(rhs_shape, jnp.float32, 1)).astype(dtype)
+    compiled, expected = beside_jnp(lambda matmul, *given: matmul(*given), lhs, rhs)
+    for result in (compiled, jaxbw.matmul(lhs, rhs)):
+        assert jax.typeof(result) == jax.typeof(expected)
+        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.sampled(4)
@@ -61,8 +67,9 @@ def test_matches_jnp(
     list(itertools.product(["bfloat16", "float16", "float32", "int8", "bool"], repeat=2)),
 )
 def test_promotes_like_jnp(lhs_dtype: str, rhs_dtype: str, operand: Operand) -> None:
-    lhs, rhs = operand((2, 3)).astype(lhs_dtype), operand((3, 4)).astype(rhs_dtype)
-    result, expected = jaxbw.matmul(lhs, rhs), jnp.matmul(lhs, rhs)
+    lhs = np.asarray(operand((2, 3))).astype(lhs_dtype)
+    rhs = np.asarray(operand((3, 4))).astype(rhs_dtype)
+    result, expected = beside_jnp(lambda matmul, *given: matmul(*given), lhs, rhs)
     assert jax.typeof(result) == jax.typeof(expected)
     np.testing.assert_array_equal(result, expected)
 
@@ -70,9 +77,10 @@ def test_promotes_like_jnp(lhs_dtype: str, rhs_dtype: str, operand: Operand) -> 
 def test_weak_types_are_those_of_jnp() -> None:
     weak = compat.convert_element_type(jnp.ones((3, 3)), np.dtype("float32"), True)
     assert jax.typeof(weak).weak_type
-    others = [jnp.ones((3, 3), dtype) for dtype in (jnp.bfloat16, jnp.int8, bool)]
-    for lhs, rhs in itertools.product([weak, *others], repeat=2):
-        assert jax.typeof(jaxbw.matmul(lhs, rhs)) == jax.typeof(jnp.matmul(lhs, rhs))
+    others = [np.ones((3, 3), dtype) for dtype in (jnp.bfloat16, jnp.int8, bool)]
+    for given in itertools.product([weak, *others], repeat=2):
+        ours, theirs = (jax.make_jaxpr(f)(*given).out_avals for f in (jaxbw.matmul, jnp.matmul))
+        assert ours == theirs
 
 
 def test_float64(operand: Operand) -> None:
@@ -138,23 +146,24 @@ def test_derivatives_are_those_of_jnp(
 ) -> None:
     lhs, rhs = operand(lhs_shape, jnp.float32), operand(rhs_shape, jnp.float32, 1)
 
-    def loss(matmul: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda lhs, rhs: jnp.sin(matmul(lhs, rhs)).sum()
-
     tangents = (operand(lhs_shape, jnp.float32, 2), operand(rhs_shape, jnp.float32, 3))
-    for transform in (
-        lambda f: jax.grad(f, (0, 1))(lhs, rhs),
-        lambda f: jax.jvp(f, (lhs, rhs), tangents),
-        lambda f: jax.jvp(jax.grad(f, (0, 1)), (lhs, rhs), tangents),
-        lambda f: jax.hessian(f, (0, 1))(lhs, rhs),
-        lambda f: jax.jacfwd(jax.jacrev(f))(lhs, rhs),
-    ):
-        result, expected = (
-            jax.jit(partial(transform, loss(matmul)))() for matmul in (jaxbw.matmul, jnp.matmul)
+
+    def derivatives(matmul: Callable[..., Any], given: Any, tangents: Any) -> Any:
+        def loss(lhs: Any, rhs: Any) -> Any:
+            return jnp.sin(matmul(lhs, rhs)).sum()
+
+        return (
+            jax.grad(loss, (0, 1))(*given),
+            jax.jvp(loss, given, tangents),
+            jax.jvp(jax.grad(loss, (0, 1)), given, tangents),
+            jax.hessian(loss, (0, 1))(*given),
+            jax.jacfwd(jax.jacrev(loss))(*given),
         )
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), result, expected
-        )
+
+    result, expected = beside_jnp(derivatives, (lhs, rhs), tangents)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), result, expected
+    )
 
 
 def test_gradients_of_mixed_and_preferred_dtypes_have_the_operands_dtypes(operand: Operand) -> None:
@@ -204,34 +213,13 @@ def test_vmap(in_axes: Any, out_axes: int, operand: Operand) -> None:
         if axis is not None:
             shape.insert(axis, 3)
     lhs, rhs = operand(tuple(shapes[0]), jnp.float32), operand(tuple(shapes[1]), jnp.float32, 1)
-    result = jax.vmap(jaxbw.matmul, in_axes, out_axes)(lhs, rhs)
-    expected = jax.vmap(jnp.matmul, in_axes, out_axes)(lhs, rhs)
-    np.testing.assert_allclose(result, expected, rtol=1e-5)
-    twice = jax.vmap(jax.vmap(jaxbw.matmul, in_axes, out_axes))
-    wide = [jnp.stack([x, x + 1]) for x in (lhs, rhs)]
-    np.testing.assert_allclose(twice(*wide)[0], expected, rtol=1e-5)
 
+    def once_and_twice(matmul: Any, lhs: Any, rhs: Any) -> Any:
+        once = jax.vmap(matmul, in_axes, out_axes)
+        return once(lhs, rhs), jax.vmap(once)(*(jnp.stack([x, x + 1]) for x in (lhs, rhs)))
 
-def test_vmap_of_grad(operand: Operand) -> None:
-    lhs, rhs = operand((3, 4, 8), jnp.float32), operand((8, 6), jnp.float32, 1)
-
-    def gradient(matmul: Any) -> Any:
-        return jax.vmap(jax.grad(lambda x, y: jnp.sin(matmul(x, y)).sum(), (0, 1)), (0, None))
-
-    for got, wanted in zip(
-        gradient(jaxbw.matmul)(lhs, rhs), gradient(jnp.matmul)(lhs, rhs), strict=True
-    ):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_remat_and_scan(operand: Operand) -> None:
-    x, w = operand((4, 8), jnp.float32), operand((3, 8, 8), jnp.float32, 1)
-
-    def network(matmul: Any) -> Any:
-        layer = jax.checkpoint(lambda x, w: (jnp.tanh(matmul(x, w)), None))
-        return jax.grad(lambda w: jax.lax.scan(layer, x, w)[0].sum())
-
-    np.testing.assert_allclose(network(jaxbw.matmul)(w), network(jnp.matmul)(w), rtol=1e-4)
+    for result, expected in zip(*beside_jnp(once_and_twice, lhs, rhs), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def test_names_of_jnp() -> None:

@@ -18,8 +18,15 @@ from jaxbw.flax import linen
 from jaxbw.flax import nnx as jnnx
 
 BF16 = jnp.bfloat16
-X, W = jnp.full((8, 16), 0.5, BF16), jnp.full((16, 32), 0.25, BF16)
-B, R = jnp.ones(32, BF16), jnp.ones((8, 32), BF16)
+
+
+def full(shape: tuple[int, ...], value: float, dtype: Any = BF16) -> jax.Array:
+    """As jnp.full, which compiles a program for each shape, as this file is imported."""
+    return jnp.asarray(np.full(shape, value, dtype))
+
+
+X, W = full((8, 16), 0.5), full((16, 32), 0.25)
+B, R = full((32,), 1), full((8, 32), 1)
 F8 = jnp.float8_e4m3fn
 
 MESH = jax.make_mesh((2,), ("rows",), (AxisType.Auto,), devices=jax.devices("cpu")[:2])
@@ -32,20 +39,20 @@ def within(context: contextlib.AbstractContextManager[Any], x: Any, w: Any) -> A
 
 def halves(tree: Any) -> Any:
     """Parameters of which nothing is rounded."""
-    return jax.tree.map(lambda p: jnp.full(p.shape, 0.5, p.dtype), tree)
+    return jax.tree.map(lambda p: full(p.shape, 0.5, p.dtype), tree)
 
 
 def layer(module: Any) -> Callable[..., Any]:
-    variables = halves(jax.eval_shape(module.init, jax.random.key(0), X))
+    variables = halves(jax.eval_shape(lambda: module.init(jax.random.key(0), X)))
     return lambda x, w: module.apply(variables, x) + w.sum()
 
 
-def nnx_layer(module: Any) -> Callable[..., Any]:
+def nnx_layer(make: Callable[[], Any]) -> Callable[..., Any]:
+    module = nnx.eval_shape(make)
     nnx.update(module, halves(nnx.state(module, nnx.Param)))
     return lambda x, w: module(x) + w.sum()
 
 
-RNGS = nnx.Rngs(0)
 # By the public name, and more words where there are several of one.
 CALLS: dict[str, Callable[..., Any]] = {
     "matmul": jaxbw.matmul,
@@ -77,10 +84,16 @@ CALLS: dict[str, Callable[..., Any]] = {
     "linen.Einsum": layer(linen.Einsum((16, 4), "bd,df->bf", dtype=BF16, activation="silu")),
     "linen.MLP": layer(linen.MLP(8, gated=True, activation="silu", dtype=BF16)),
     "linen.MultiHeadAttention": layer(linen.MultiHeadAttention(2, dtype=BF16)),
-    "nnx.Linear": nnx_layer(jnnx.Linear(16, 4, dtype=BF16, activation="gelu", rngs=RNGS)),
-    "nnx.LinearGeneral": nnx_layer(jnnx.LinearGeneral(16, (2, 2), dtype=BF16, rngs=RNGS)),
-    "nnx.Einsum": nnx_layer(jnnx.Einsum("bd,df->bf", (16, 4), (4,), dtype=BF16, rngs=RNGS)),
-    "nnx.MLP": nnx_layer(jnnx.MLP(16, 8, dtype=BF16, rngs=RNGS)),
+    "nnx.Linear": nnx_layer(
+        lambda: jnnx.Linear(16, 4, dtype=BF16, activation="gelu", rngs=nnx.Rngs(0))
+    ),
+    "nnx.LinearGeneral": nnx_layer(
+        lambda: jnnx.LinearGeneral(16, (2, 2), dtype=BF16, rngs=nnx.Rngs(0))
+    ),
+    "nnx.Einsum": nnx_layer(
+        lambda: jnnx.Einsum("bd,df->bf", (16, 4), (4,), dtype=BF16, rngs=nnx.Rngs(0))
+    ),
+    "nnx.MLP": nnx_layer(lambda: jnnx.MLP(16, 8, dtype=BF16, rngs=nnx.Rngs(0))),
 }
 # What computes nothing, or is one of these by another name.
 OTHERS = {
@@ -133,18 +146,19 @@ def value_and_derivatives(name: str, x: Any, w: Any) -> Any:
 
 @cache
 def without_any_mode(name: str) -> Any:
-    return value_and_derivatives(name, X, W)
+    return jax.jit(partial(value_and_derivatives, name))(X, W)
 
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CALLS)
 def test_modes(name: str, mode: str) -> None:
+    """Compiled; and eagerly the value, whose derivatives would bind the same operations."""
     expected = without_any_mode(name)
-    run = partial(value_and_derivatives, name)
     with MODES[mode]():
-        for results in (run(X, W), jax.jit(run)(X, W)):
-            for found, wanted in zip(results, expected, strict=True):
+        compiled = jax.jit(partial(value_and_derivatives, name))(X, W)
+        for results, all_of_it in ((compiled, expected), ([CALLS[name](X, W)], expected[:1])):
+            for found, wanted in zip(results, all_of_it, strict=True):
                 assert found.dtype == wanted.dtype
                 np.testing.assert_array_equal(
                     np.asarray(found, np.float32), np.asarray(wanted, np.float32)

@@ -6,7 +6,6 @@ test_gated.py second derivatives of each epilogue, test_forward_mode.py those th
 test_checkpoint.py what jax.checkpoint keeps.
 """
 
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify
-from jax.test_util import check_grads
 
 import jaxbw
 from jaxbw._src.primitives.gemm import TARGET
 
-from .epilogues import CASES, arrays, formula, in_float64, numbers
+from .epilogues import assert_same, formula
 
 Operand = Callable[..., Any]
 Lower = Callable[..., str]
@@ -63,59 +61,11 @@ def form(request: pytest.FixtureRequest) -> Any:
     return FORMS[request.param]
 
 
-def assert_same(transformed: Callable[[Any], Any], form: Any, *operands: Any) -> None:
-    """A function of a matmul and operands, for ours and for the formula, in float64."""
-
-    def both(*operands: Any) -> Any:
-        return [transformed(matmul)(*operands) for matmul in form]
-
-    # One program, and that as it comes: most of the time is spent in compiling.
-    fast = {"xla_backend_optimization_level": 0}
-    got, wanted = in_float64(jax.jit(both, compiler_options=fast), *operands)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), got, wanted)
-
-
 def operands(operand: Operand, layers: tuple[int, ...] = ()) -> tuple[Any, Any]:
     return operand((M, K), "float32"), operand((*layers, K, K), "float32", 1) / 4
 
 
 # Derivatives
-
-
-@pytest.mark.parametrize(
-    ("lhs", "rhs", "dims"),
-    [
-        ((4, 8), (8, 6), (((1,), (0,)), ((), ()))),
-        ((8, 4), (6, 8), (((0,), (1,)), ((), ()))),
-        ((2, 4, 8), (2, 8, 6), (((2,), (1,)), ((0,), (0,)))),
-        ((4, 2, 3), (3, 2, 5), (((1, 2), (1, 0)), ((), ()))),
-        ((8,), (8,), (((0,), (0,)), ((), ()))),
-    ],
-)
-def test_numeric_derivatives_of_a_matmul(lhs: Any, rhs: Any, dims: Any, operand: Operand) -> None:
-    with jax.enable_x64(True):
-        given = operand(lhs, "float64"), operand(rhs, "float64", 1)
-        matmul = functools.partial(jaxbw.dot_general, dimension_numbers=dims)
-        check_grads(matmul, given, order=2, modes=["fwd", "rev"])
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", CASES)
-def test_numeric_derivatives_of_an_epilogue(case: str, operand: Operand) -> None:
-    with jax.enable_x64(True):
-        given = arrays(CASES[case], operand, "float64", (3, 4, 5))
-        given = jax.tree.map(lambda x: x.astype("float64"), given)  # the bias, too
-
-        def fused(given: Any) -> Any:
-            return jaxbw.matmul(**given, **numbers(CASES[case]))
-
-        check_grads(fused, (given,), order=2, modes=["fwd", "rev"])
-
-
-def test_numeric_derivatives_of_a_gated_matmul(operand: Operand) -> None:
-    with jax.enable_x64(True):
-        given = [operand(shape, "float64", i) for i, shape in enumerate([(3, 4), (4, 5), (4, 5)])]
-        check_grads(jaxbw.gated_matmul, given, order=2, modes=["fwd", "rev"])
 
 
 @pytest.mark.sampled(3)
@@ -131,20 +81,17 @@ def test_numeric_derivatives_of_a_gated_matmul(operand: Operand) -> None:
     ids=["jvp", "linearize", "jacfwd", "hessian", "jvp of vmap"],
 )
 def test_forward_mode(transform: Any, form: Any, operand: Operand) -> None:
-    assert_same(lambda f: functools.partial(transform, f), form, *operands(operand))
+    assert_same(transform, form, *operands(operand))
 
 
 @pytest.mark.parametrize("name", [*BILINEAR, "linear"])
 @pytest.mark.parametrize("of", [0, 1])
 def test_transposition(name: str, of: int, operand: Operand) -> None:
-    def transposed(f: Any) -> Any:
-        def function(*given: Any) -> Any:
-            def of_one(x: Any) -> Any:
-                return f(*(x if i == of else each for i, each in enumerate(given)))
+    def transposed(f: Any, *given: Any) -> Any:
+        def of_one(x: Any) -> Any:
+            return f(*(x if i == of else each for i, each in enumerate(given)))
 
-            return jax.linear_transpose(of_one, given[of])(given[0])
-
-        return function
+        return jax.linear_transpose(of_one, given[of])(given[0])
 
     assert_same(transposed, FORMS[name], *operands(operand))
 
@@ -166,7 +113,7 @@ def test_transposition(name: str, of: int, operand: Operand) -> None:
     ids=["jacrev", "jacrev of jacrev", "vmap of grad", "grad of vmap", "vjp of jit"],
 )
 def test_reverse_mode(transform: Any, form: Any, operand: Operand) -> None:
-    assert_same(lambda f: functools.partial(transform, f), form, *operands(operand))
+    assert_same(transform, form, *operands(operand))
 
 
 def test_what_is_not_linear_has_no_transposition(operand: Operand) -> None:
@@ -281,13 +228,13 @@ FLOWS = [scanned, mapped, conditional, switched, counted, checkpointed_scan, wit
 def test_control_flow(flow: Any, form: Any, operand: Operand) -> None:
     """Value and gradient, for each of several x."""
 
-    def gradient(matmul: Any) -> Any:
+    def gradient(matmul: Any, x: Any, w: Any) -> Any:
         def loss(x: Any, w: Any) -> Any:
             out = flow(matmul)(x, w)
             return sum((leaf**2).sum() for leaf in jax.tree.leaves(out)), out
 
         step = jax.value_and_grad(loss, (0, 1), has_aux=True)
-        return lambda x, w: jax.vmap(step, (0, None))(jnp.stack([x, -x]), w)
+        return jax.vmap(step, (0, None))(jnp.stack([x, -x]), w)
 
     assert_same(gradient, form, *operands(operand, (3,)))
 
@@ -295,7 +242,7 @@ def test_control_flow(flow: Any, form: Any, operand: Operand) -> None:
 def test_a_loop_of_unknown_length(form: Any, operand: Operand) -> None:
     """JAX has no gradient of it; under vmap it runs until the last is done."""
 
-    def looped(matmul: Any) -> Any:
+    def looped(matmul: Any, x: Any, w: Any) -> Any:
         def function(x: Any, w: Any) -> Any:
             def body(state: Any) -> Any:
                 count, x = state
@@ -305,10 +252,7 @@ def test_a_loop_of_unknown_length(form: Any, operand: Operand) -> None:
                 lambda state: (state[0] < 5) & (jnp.abs(state[1]).max() > 0.5), body, (0, x)
             )
 
-        return lambda x, w: (
-            function(x, w),
-            jax.vmap(function, (0, None))(jnp.stack([x, x / 9]), w),
-        )
+        return function(x, w), jax.vmap(function, (0, None))(jnp.stack([x, x / 9]), w)
 
     assert_same(looped, form, *operands(operand))
 
@@ -317,7 +261,7 @@ def test_a_loop_of_unknown_length(form: Any, operand: Operand) -> None:
 def test_forward_mode_through_control_flow(name: str, operand: Operand) -> None:
     """A custom_jvp around a matmul, and the loops, whose tangents JAX takes forward."""
 
-    def tangents(matmul: Any) -> Any:
+    def tangents(matmul: Any, x: Any, w: Any) -> Any:
         @jax.custom_jvp
         def function(x: Any, w: Any) -> Any:
             return matmul(x, w)
@@ -333,11 +277,8 @@ def test_forward_mode_through_control_flow(name: str, operand: Operand) -> None:
 
             return jax.lax.while_loop(lambda state: state[0] < 3, body, (0, x))[1]
 
-        def both(x: Any, w: Any) -> Any:
-            gradient = jax.grad(lambda x, w: function(x, w).sum(), (0, 1))(x, w)
-            return jax.jvp(loop, (x, w), (w[:M], w)), gradient
-
-        return both
+        gradient = jax.grad(lambda x, w: function(x, w).sum(), (0, 1))(x, w)
+        return jax.jvp(loop, (x, w), (w[:M], w)), gradient
 
     assert_same(tangents, FORMS[name], *operands(operand))
 
@@ -529,16 +470,15 @@ def test_vmap_of_a_gradient_is_three_launches(
     "axes", [[(0, None), (0, 0)], [(1, 0), (0, None)], [(0, None), (None, 1)], [(2, 2), (0, 0)]]
 )
 def test_nested_vmap(axes: Any, form: Any, operand: Operand) -> None:
-    x, w = operands(operand)
+    x, w = map(np.asarray, operands(operand))
     for i, (lhs_axis, rhs_axis) in enumerate(axes):
         factors = [1.0, -0.5, 2.0][: i + 2]
-        x = x if lhs_axis is None else jnp.stack([x * f for f in factors], lhs_axis)
-        w = w if rhs_axis is None else jnp.stack([w + f for f in factors], rhs_axis)
+        x = x if lhs_axis is None else np.stack([x * f for f in factors], lhs_axis)
+        w = w if rhs_axis is None else np.stack([w + f for f in factors], rhs_axis)
 
-    def nested(matmul: Any) -> Any:
-        function = matmul
+    def nested(function: Any, x: Any, w: Any) -> Any:
         for lhs_axis, rhs_axis in axes:
             function = jax.vmap(function, (lhs_axis, rhs_axis))
-        return function
+        return function(x, w)
 
     assert_same(nested, form, x, w)

@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import jax
 import pytest
 
-from .transformed_matmuls import DTYPES, QUICKLY, TRANSFORMATIONS, Case, check, draw
+from .transformed_matmuls import DTYPES, TRANSFORMATIONS, Case, check, draw
 
 CASES, PARTS, TOGETHER = 2000, 8, 10  # so many are compiled together
 
@@ -33,7 +33,7 @@ def test_are_those_of_lax(part: int) -> None:
     @hypothesis.settings(max_examples=CASES // PARTS // TOGETHER)
     @hypothesis.given(st.lists(cases, min_size=TOGETHER, max_size=TOGETHER))
     def run(drawn: list[Case]) -> None:
-        check(drawn, QUICKLY)
+        check(drawn)
 
     run()
 

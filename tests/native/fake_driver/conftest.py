@@ -53,13 +53,22 @@ class FakeDriver:
         self.monkeypatch.setenv("FAKE_CUDA_COMPUTE", "0")
 
 
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    """The fake driver, with an empty file for the cubin of each kernel in the table."""
-    assert os.environ["JAXBW_LIBCUDA"].endswith("fake_libcuda.so")
+@pytest.fixture(scope="session")
+def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an empty file for the cubin of each kernel in the table."""
+    folder = tmp_path_factory.mktemp("cubins")
     for kernel in KERNELS:
-        (tmp_path / f"{kernel.name}.cubin").touch()
-    _native.set_kernel_directory(str(tmp_path))
+        (folder / f"{kernel.name}.cubin").touch()
+    return folder
+
+
+@pytest.fixture
+def fake(tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """The fake driver, which has loaded no kernel from `kernels` in the test's folder."""
+    assert os.environ["JAXBW_LIBCUDA"].endswith("fake_libcuda.so")
+    kernels = tmp_path / "kernels"
+    kernels.symlink_to(cubins)
+    _native.set_kernel_directory(str(kernels))
     log = tmp_path / "calls.jsonl"
     monkeypatch.setenv("FAKE_CUDA_LOG", str(log))
     return FakeDriver(log, monkeypatch)

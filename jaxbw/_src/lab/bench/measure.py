@@ -39,7 +39,7 @@ def bursts(
     *,
     rounds: int,
     seed: int,
-    idle_s: float = IDLE_S,
+    idle_s: float | None = None,
 ) -> dict[str, Timing]:
     """Times all arms in short bursts after idleness."""
     counts = {
@@ -48,7 +48,7 @@ def bursts(
     }
     timings = {name: Timing() for name in arms}
     for name in _interleaved(list(arms), rounds, seed):
-        time.sleep(idle_s)
+        time.sleep(IDLE_S if idle_s is None else idle_s)
         burst = timer.burst(arms[name], counts[name] + 1)
         timings[name].rounds.append(burst.microseconds[1:])  # the first call wakes the clock
         timings[name].kernels = burst.kernels

@@ -1,4 +1,4 @@
-"""Mutants of our kernels that no schedule can tell from the kernel, and what gives the order instead.
+"""Mutants of our kernels that no schedule tells from the kernel, and what gives the order instead.
 
 Kept by family or kernel, role, opcode, its occurrence in the role, and change. Who changes a kernel
 moves occurrences: `mutation.py` says which entries were found, and which mutants survive.

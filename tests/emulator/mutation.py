@@ -4,8 +4,8 @@
 
 Every mutant runs under the first schedule in every launch that reaches the changed instruction,
 then under one schedule after another in these launches in turn, until something is found. Those in
-REDUNDANT do the latter only. A run that was interrupted, or stopped after --seconds, goes on where
-it was: outcomes are kept beside --out, in a file of lines.
+REDUNDANT do the latter only, under the first KNOWN. A run that was interrupted, or stopped after
+--seconds, goes on where it was: outcomes are kept beside --out, in a file of lines.
 """
 
 import argparse
@@ -42,8 +42,9 @@ KERNELS = Path(jaxbw.__file__).parent / "kernels"
 ARRIVALS = ("one arrival more", "one arrival less")
 
 Schedule = tuple[str, int]
-_SEEDS = [(kind, seed) for seed in range(1, 10) for kind in ("random", "pct", "hold")]
-SCHEDULES: tuple[Schedule, ...] = (("latest", 0), *_SEEDS, ("eager", 0))
+_SEEDS = [(kind, seed) for seed in range(1, 101) for kind in ("random", "pct", "hold")]
+SCHEDULES: tuple[Schedule, ...] = (("latest", 0), ("eager", 0), *_SEEDS)
+KNOWN = 30  # schedules for those in REDUNDANT
 
 
 @dataclass
@@ -189,11 +190,12 @@ def examine(
     out.redundant = redundant(name, mutant)
     out.reached = bool(reaching)
     module = emulator.Module(mutant.apply(_text(name)), name)
-    runs = zip(schedules, itertools.cycle(reaching)) if reaching else iter(())
-    if not out.redundant:
-        next(runs, None)
-        runs = itertools.chain(((schedules[0], index) for index in reaching), runs)
-    for schedule, index in runs:
+    if out.redundant:
+        first, others = [], schedules[:KNOWN]
+    else:
+        first, others = [(schedules[0], index) for index in reaching], schedules[1:]
+    turns = zip(others, itertools.cycle(reaching)) if reaching else ()
+    for schedule, index in (*first, *turns):
         limit = 40 * baseline(name, index)
         out.found, out.message, _ = observe(module, launches(name)[index], schedule, limit)
         out.runs += 1

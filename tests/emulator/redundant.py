@@ -139,3 +139,11 @@ for _kernel, _role, _turn, _wait, _flip in (
     _try = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"
     _add(_ACQUIRES, _kernel, _role, _try, _wait, change="relaxed")
     _add(_ONE_STAGE, _kernel, _role, "xor.b32", _flip)
+_add(
+    "none: of tiles of 128 rows that CTAs share, the second warpgroup has none, nor sums to await",
+    _TN,
+    "setup",
+    "mbarrier.init.shared::cta.b64",
+    *range(29, 33),
+    change="one arrival more",
+)

@@ -209,3 +209,5 @@ def _sm100(group: int) -> Iterator[Case]:
             yield alone(64, (2, 2, 2), output=output, **way)
         yield alone(256, (2, 1, 1), output=output, block_m=256 * group)
     yield alone(192, (3, 2, 2), output="f16", block_m=256 * group)
+    for output in OUTPUTS:  # warps without rows of D
+        yield alone(128, (2, 4, 2), m=136 * group, output=output)

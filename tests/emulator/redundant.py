@@ -54,6 +54,10 @@ _add(
     9,
     change="always done",
 )
+# Where it lets go of an accumulator, of which none of its rows is D's.
+_NOTHING_READ = "none: this warp has read nothing since it last let go of an accumulator"
+_add(_NOTHING_READ, "sm100", "epilogue", "tcgen05.fence::before_thread_sync", 1, 4, 7, 9)
+_add(_NOTHING_READ, "sm100", "epilogue", _BAR, 1, 16, 31, 37)
 _LATER = "the wait for the ring's next slot: what a warp tells comes in order in the emulator"
 _add(_LATER, _ALONE, "schedule", _WAIT_EMPTY, 2, change="always done")
 _add(_LATER, _PAIRS, "schedule", _WAIT_EMPTY, 3, change="always done")

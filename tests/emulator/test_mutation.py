@@ -28,9 +28,13 @@ def test_mutants_are_found(name: str, part: int) -> None:
     shared = [i for i, case in enumerate(launches(name)) if case.cluster_k > 1]
     among = [*AMONG[name.split("_")[1]], *shared[:SHARED]]
     if "sm90" in name:
-        # ... and floats of parts that share what is left to do.
-        parts = limits("sm90")["min_shared_parts"], "f32"
-        cast = [i for i, case in enumerate(launches(name)) if (case.split_k, case.output) == parts]
+        # ... and parts that share what is left to do: floats, and behind whole tiles.
+        parts = limits("sm90")["min_shared_parts"]
+        cast = [
+            i
+            for i, case in enumerate(launches(name))
+            if case.split_k == parts and (case.output == "f32" or case.split_tail)
+        ]
         among += [*cast, *range(len(launches(name)))[-BROUGHT:]]
     for _, mutant in list(mutation.all_mutants((name,)))[part * EVERY :: EVERY * PARTS]:
         reaching = [

@@ -111,6 +111,9 @@ for _kernel, _role, _sent, _acquired, _buffers in (
     _add(_SENT, _kernel, _role, _BAR, _sent)
     _add(_ACQUIRED, _kernel, _role, _BAR, *_acquired)
     _add(_ALL_BUFFERS, _kernel, _role, _BAR, _buffers)
+_ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
+_add(_ONE_CHUNK, _TT, "setup", _BAR, 11, 13)
+_add(_ONE_CHUNK, _TT, "epilogue", _BAR, 1, 3)
 # Tiles of which nothing is kept for later: beside the last MMAs all stores of the tile before are
 # awaited, and a tile has as many boxes as staging buffers, or fewer, or begins with so many.
 _DRAINED = "the wait beside the last MMAs, for all stores of the tile before"

@@ -211,3 +211,4 @@ def _sm100(group: int) -> Iterator[Case]:
     yield alone(192, (3, 2, 2), output="f16", block_m=256 * group)
     for output in OUTPUTS:  # warps without rows of D
         yield alone(128, (2, 4, 2), m=136 * group, output=output)
+    yield tiles((group, 1), 128, "nn", (2, 2, 3), k_spans=2)

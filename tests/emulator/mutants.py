@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 # Instructions that order something and have no result: a mutant is the kernel without one.
 _DELETED = re.compile(
     r"(fence\.|tcgen05\.fence|tcgen05\.wait|tcgen05\.commit|wgmma\.(fence|commit_group|wait_group)"
-    r"|cp\.async\.bulk\.(wait_group|commit_group)|mbarrier\.arrive|bar(rier)?\.(sync|warp\.sync)"
-    r"|barrier\.cluster\.(arrive|wait))"
+    r"|cp\.async\.bulk\.(wait_group|commit_group)|mbarrier\.arrive|bar\.(warp\.)?sync"
+    r"|barrier\.(cta\.(sync|arrive)|cluster\.(arrive|wait)))"
 )
 _WAIT = re.compile(r"mbarrier\.try_wait\.parity(\S*) (%?\w+), (\[.*?\]), (%\w+);")
 _EXPECT = re.compile(r"(mbarrier\.arrive)\.expect_tx(\S* _, \[.*?\]), (%\w+|\d+);")

@@ -3,9 +3,9 @@
     python -m tests.emulator.mutation --jobs 2 --out benchmarks/results/DATE_mutation.json
 
 Every mutant runs under the first schedule in every launch that reaches the changed instruction,
-then under one schedule after another in these launches in turn, until something is found. A run
-that was interrupted, or stopped after --seconds, goes on where it was: outcomes are kept beside
---out, in a file of lines.
+then under one schedule after another in the quickest of them in turn, until something is found.
+Those in REDUNDANT do the latter only, under the first KNOWN. A run that was interrupted, or stopped
+after --seconds, goes on where it was: outcomes are kept beside --out, in a file of lines.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,128 +31,21 @@ from jaxbw import emulator
 
 from . import gemm_cases, gemm_launch
 from .gemm_cases import Case
-from .gemm_launch import Matmul
+from .gemm_launch import MAX_STAGES, Matmul
 from .mutants import Mutant, marked, mutants
-from .mutation_launches import launches
+from .mutation_launches import NAMES, launches
+from .redundant import REDUNDANT
 
 KERNELS = Path(jaxbw.__file__).parent / "kernels"
-TILES = {"nn": "64x64", "nt": "64x128", "tn": "128x128", "tt": "64x32"}
-SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.items())
-NAMES = ("jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta", *SM90_NAMES)
-
-# Mutants that no schedule can tell from the kernel, and what gives the order instead. By family or
-# kernel, role, opcode, its occurrence in the role, and change.
-_ALIGNED = "barrier.cluster.arrive.aligned behind it, which all lanes of a warp execute together"
-_ALIGNED_EITHER = (
-    "barrier.cluster.arrive.aligned, or barrier.cta.sync.aligned, behind it, which all lanes of a "
-    "warp execute together"
-)
-_REGISTERS = "setmaxnreg.sync.aligned behind it, which all lanes of a warp execute together"
-_UNUSED = "none: the slot is one that these launches' rings do not have, or do not come back to"
-_ELECT = "elect.sync behind it, for which all lanes wait; it orders no accesses to memory"
-_NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
-_SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
-_ALL_BUFFERS = "bar.warp.sync before each chunk that is only cast, and one behind each other chunk"
-_ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
-_LATER = "the wait for the ring's next slot: what a warp tells comes in order in the emulator"
-_WAIT_EMPTY = "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64"
-_ACQUIRE = "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster"
-_NN, _NT, _TN, _TT = SM90_NAMES
-_ALONE, _PAIRS = NAMES[:2]
-REDUNDANT = {
-    ("sm100", "setup", "bar.warp.sync", 1, "deleted"): _ELECT,
-    ("sm100", "setup", "bar.warp.sync", 2, "deleted"): _ALIGNED,
-    (_ALONE, "load", "bar.warp.sync", 1, "deleted"): _ELECT,
-    (_PAIRS, "load", "bar.warp.sync", 2, "deleted"): _ELECT,
-    ("sm100", "exit", "bar.warp.sync", 2, "deleted"): _ALIGNED,
-    # Of the warps that do not load, before the barriers are awaited.
-    ("sm90", "exit", "bar.warp.sync", 1, "deleted"): _ALIGNED_EITHER,
-    ("sm90", "setup", "bar.warp.sync", 1, "deleted"): _REGISTERS,
-    ("sm90", "setup", "bar.warp.sync", 4, "deleted"): _ALL_BUFFERS,
-    ("sm90", "setup", "bar.warp.sync", 6, "deleted"): _SENT,
-    (_TN, "epilogue", "bar.warp.sync", 6, "deleted"): _ALL_BUFFERS,
-    (_TN, "epilogue", "bar.warp.sync", 8, "deleted"): _SENT,
-    # Of sums that are cast, before each chunk; and behind one that is not.
-    (_TT, "setup", "bar.warp.sync", 13, "deleted"): _ONE_CHUNK,
-    (_TT, "epilogue", "bar.warp.sync", 1, "deleted"): _ONE_CHUNK,
-} | {
-    (kernel, "multiply", "xor.b32", occurrence, "parity flips every time"): (
-        "two MMA tiles of a tile take both accumulators: their places go round every time"
-    )
-    for kernel, occurrences in ((_ALONE, (4, 5, 7)), (_PAIRS, (4, 6, 8)))
-    for occurrence in occurrences
-}
-# Before a CTA of sm100 exits, and peers may still tell it that they are done. (What the load role
-# has in its copy for clusters is nearer to the set-up, and counts as that.)
-_LAST = (
-    "none in the emulator: the epilogue waits for a later commit and goes on for long, and no "
-    "schedule holds an arrival back until it is done"
-)
-_FLIPS = ("parity never flips", "parity flips every time")
-REDUNDANT |= {
-    (_ALONE, "load", _WAIT_EMPTY, 9, "always done"): _LAST,
-    (_PAIRS, "load", _WAIT_EMPTY, 5, "always done"): _LAST,
-    ("sm100", "setup", _WAIT_EMPTY, 1, "always done"): _LAST,
-    (_PAIRS, "multiply", _WAIT_EMPTY, 7, "always done"): _LAST,
-    (_ALONE, "schedule", _WAIT_EMPTY, 2, "always done"): _LATER,
-    (_PAIRS, "schedule", _WAIT_EMPTY, 3, "always done"): _LATER,
-    (_PAIRS, "multiply", "xor.b32", 7, "parity never flips"): (
-        "none: it is behind the last wait, as two MMA tiles begin with the first accumulator"
-    ),
-}
-REDUNDANT |= {("sm100", "setup", "xor.b32", 2, f): _LAST for f in _FLIPS}
-REDUNDANT |= {(_PAIRS, "multiply", "xor.b32", 10, f): _UNUSED for f in _FLIPS}
-REDUNDANT |= {
-    ("sm90", "load", "bar.warp.sync", occurrence, "deleted"): _ELECT for occurrence in range(1, 12)
-}
-# Slots that never hold a residual, which threads read: TMA brings none there (residual_stages).
-REDUNDANT |= {
-    ("sm90", "load", _ACQUIRE, 3, "deleted"): "none: both dimensions of the cluster share operands",
-    ("sm90", "load", _ACQUIRE, 6, "deleted"): "none: CTAs share a tile along K",
-} | {
-    (kernel, role, "xor.b32", occurrence, f"parity {change}"): (
-        "none: it is behind the last wait, as a residual's tile takes one stage"
-    )
-    for kernel, role, occurrence in (
-        *((name, "multiply", 2) for name in (_NN, _NT, _TT)),
-        (_TN, "epilogue", 3),
-    )
-    for change in ("never flips", "flips every time")
-}
-# The barriers of all slots that a ring may have are initialised, a full and an empty one in turn.
-REDUNDANT |= {
-    (family, "setup", "mbarrier.init.shared::cta.b64", occurrence, f"one arrival {change}"): _UNUSED
-    for family in ("sm90", "sm100")
-    for occurrence in range(11, 25)
-    for change in ("more", "less")
-}
-# Where sums are sent: warps of sm90 that multiply nothing, and wait for all stages if they load.
-REDUNDANT |= (
-    {
-        (
-            "sm90",
-            role,
-            "barrier.cluster.arrive.relaxed.aligned",
-            place,
-            "deleted, with its wait",
-        ): _NEXT
-        for role, place in (("exit", 1), ("exit", 2), ("load", 2), ("load", 5), ("setup", 2))
-    }
-    | {(_NT, "load", "barrier.cluster.arrive.relaxed.aligned", 7, "deleted, with its wait"): _NEXT}
-    | {
-        (_TN, "setup", "mbarrier.init.shared::cta.b64", occurrence, "one arrival more"): (
-            "none: a tile of 128 rows that a cluster shares is the first warpgroup's, barriers too"
-        )
-        for occurrence in (7, 8, 9, 10)
-    }
-)
 
 # Changes of a barrier's initialisation, all found: counted apart, lest they flatter the others.
 ARRIVALS = ("one arrival more", "one arrival less")
 
 Schedule = tuple[str, int]
-_SEEDS = [schedule for seed in range(1, 13) for schedule in (("random", seed), ("pct", seed))]
-SCHEDULES: tuple[Schedule, ...] = (("latest", 0), *_SEEDS, ("eager", 0))
+_SEEDS = [(kind, seed) for seed in range(1, 101) for kind in ("random", "pct", "hold")]
+SCHEDULES: tuple[Schedule, ...] = (("latest", 0), ("eager", 0), *_SEEDS)
+KNOWN = 12  # schedules for those in REDUNDANT
+QUICK = 12  # launches for all but the first schedule: rare orders are the schedule's
 
 
 @dataclass
@@ -266,10 +159,25 @@ def reached(name: str, index: int) -> frozenset[tuple[int, str]]:
     return frozenset(place for place, number in numbers.items() if flags[number])
 
 
+def reaches(case: Case, places: Collection[tuple[int, str]], mutant: Mutant) -> bool:
+    """Whether a mutant makes a difference in a launch, in which the kernel comes to `places`."""
+    if mutant.place not in places:
+        return False
+    # All slots that a ring of stages may have are initialised first, a full and an empty barrier in
+    # turn, however many the launch has.
+    of_ring = mutant.opcode.startswith("mbarrier.init") and mutant.occurrence <= 2 * MAX_STAGES
+    return not of_ring or mutant.occurrence <= 2 * case.config().stages
+
+
 def sites(name: str, mutant: Mutant) -> Iterator[tuple[str, str, str, int, str]]:
     """The keys under which REDUNDANT may have a mutant of a kernel."""
     for where in (name, name.split("_")[1]):
         yield where, mutant.role, mutant.opcode, mutant.occurrence, mutant.change
+
+
+def redundant(name: str, mutant: Mutant) -> str:
+    """What gives the order instead, if that is known."""
+    return next(filter(None, map(REDUNDANT.get, sites(name, mutant))), "")
 
 
 def examine(
@@ -280,11 +188,15 @@ def examine(
 ) -> Outcome:
     """Runs a mutant until it is found, in the launches that reach it, given by their numbers."""
     out = Outcome(name, mutant.line + 1, mutant.role, mutant.instruction, mutant.change)
-    out.redundant = next(filter(None, map(REDUNDANT.get, sites(name, mutant))), "")
+    out.redundant = redundant(name, mutant)
     out.reached = bool(reaching)
     module = emulator.Module(mutant.apply(_text(name)), name)
-    first = [(schedules[0], index) for index in reaching]
-    turns = zip(schedules[1:], itertools.cycle(reaching)) if reaching else ()
+    if out.redundant:
+        first, others = [], schedules[:KNOWN]
+    else:
+        first, others = [(schedules[0], index) for index in reaching], schedules[1:]
+    quick = sorted(reaching, key=functools.partial(baseline, name))[:QUICK]
+    turns = zip(others, itertools.cycle(quick)) if reaching else ()
     for schedule, index in (*first, *turns):
         limit = 40 * baseline(name, index)
         out.found, out.message, _ = observe(module, launches(name)[index], schedule, limit)
@@ -374,6 +286,9 @@ def main() -> None:
     parser.add_argument(
         "--match", default="", help="only mutants of instructions with this in them"
     )
+    parser.add_argument(
+        "--again", action="store_true", help="examine anew what nothing has found, or reached"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after them")
     parser.add_argument("--out", type=Path, help="the table, as JSON; and as Markdown beside it")
     args = parser.parse_args()
@@ -382,13 +297,24 @@ def main() -> None:
     keys = [(name, mutant.line + 1, mutant.change, _digest(name)) for name, mutant in jobs]
     journal = args.out.with_suffix(".jsonl") if args.out else Path(os.devnull)
     done = _journal(journal) if args.out else {}
+    if args.again:
+        done = {key: outcome for key, outcome in done.items() if outcome.found}
     todo = [job for job, key in zip(jobs, keys, strict=True) if key not in done]
     print(f"{len(jobs)} mutants, {len(jobs) - len(todo)} of them done before", flush=True)
-    pairs = [(name, i) for name in args.kernels for i in range(len(launches(name)))]
+    names = dict.fromkeys(name for name, _ in todo)
+    pairs = [(name, i) for name in names for i in range(len(launches(name)))]
     with multiprocessing.Pool(args.jobs) as pool, journal.open("a") as lines:
         places = dict(zip(pairs, pool.starmap(reached, pairs), strict=True))
         work = [
-            (name, mutant, [i for n, i in pairs if n == name and mutant.place in places[n, i]])
+            (
+                name,
+                mutant,
+                [
+                    i
+                    for i, case in enumerate(launches(name))
+                    if reaches(case, places[name, i], mutant)
+                ],
+            )
             for name, mutant in todo
         ]
         for count, outcome in enumerate(pool.imap_unordered(_work, work), 1):
@@ -413,6 +339,8 @@ def main() -> None:
         print(f"{left} mutants are left: the same command goes on")
         return
     outcomes = [done[key] for key in keys]
+    for outcome, job in zip(outcomes, jobs, strict=True):
+        outcome.redundant = redundant(*job)
     print(Counter(outcome.verdict for outcome in outcomes))
     if args.out:
         rows = (json.dumps(asdict(outcome)) for outcome in outcomes)

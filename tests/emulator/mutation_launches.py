@@ -8,6 +8,10 @@ from jaxbw._native import limits
 
 from .gemm_cases import Case, transposed
 
+TILES = {"nn": "64x64", "nt": "64x128", "tn": "128x128", "tt": "64x32"}
+SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.items())
+NAMES = ("jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta", *SM90_NAMES)  # the kernels
+
 OUTPUTS = ("bf16", "f16", "f32")
 # How an epilogue warp stores: by TMA, or in rows, of 4 bytes or of single elements at a time.
 WAYS: tuple[dict[str, Any], ...] = ({}, {"store": "rows"}, {"n": 37})
@@ -65,6 +69,9 @@ def _sm90(name: str) -> Iterator[Case]:
                 yield replace(many, output=output, **store)
                 if columns % 128 == 0:
                     yield replace(many, output=output, gated=True, save=True, **store)
+    # All slots of the deepest ring, and round it.
+    deep = replace(base, pingpong=True, block_m=rows, stages=None)
+    yield replace(deep, m=rows, n=2 * columns, k=64 * 14)
     # The sums of a shared tile travel from one half of the ring to the other: 256 rows do not fit.
     small = replace(base, pingpong=True, block_m=rows) if rows == 128 else base
     parts = replace(small, k=520, cluster_k=2, stages=None)
@@ -96,6 +103,10 @@ def _sm90(name: str) -> Iterator[Case]:
     for way in (base, replace(base, pingpong=True, block_m=rows)):
         many = replace(way, n=5 * columns - 8, k=136, bias="f32", activation="relu")
         yield replace(many, m=rows - 8, split_k=2, split_tail=True)
+        for output in OUTPUTS[1:]:
+            yield replace(many, output=output)
+            if columns % 128 == 0:
+                yield replace(many, output=output, gated=True)
         if columns % 128 == 0:
             for store in WAYS:
                 yield replace(many, gated=True, **store)
@@ -147,6 +158,7 @@ def _sm100(group: int) -> Iterator[Case]:
     # Main loops: clusters, layouts, stages.
     yield alone(64, (2, 3, 5))
     yield tiles((2 * group, 1), 64, "nt", (1, 3, 5), stages=5)
+    yield alone(32, (1, 2, 14), stages=None, block_m=64 * group)  # all slots of the deepest ring
     yield tiles((2, 2), 64, "nt", (2, 2, 3))
     yield tiles((2, 2) if group == 1 else (2, 1), 128, "tn", (2, 2, 3), output="f32")
     yield tiles((group, 1), 128 + 64 * group, "tn", (2, 2, 3))
@@ -155,14 +167,24 @@ def _sm100(group: int) -> Iterator[Case]:
     yield tiles((4, 2), 256, "tn", (1, 2, 2))
     yield tiles((4, 4), 32 * group, "nt", (1, 2, 2))
     yield alone(64, (2, 2, 5), split_k=2, scheduler="static")
-    # Nothing to wait for between the last arrivals at the leader of a pair and the exit.
+    # Nothing to wait for between the last arrivals at the leader of a pair and the exit. Multiply
+    # has a loop for each number of MMA tiles, and for one span or several.
     for block_m in (128 * group, 256 * group):
-        yield alone(64, (3, 1, 3), scheduler="static", store="rows", block_m=block_m)
+        for spans in (1, 2):
+            bare = alone(64, (3, 1, 3 * spans), scheduler="static", store="rows", block_m=block_m)
+            yield replace(bare, k_spans=spans)
+            yield replace(bare, k_spans=spans, n=184, scheduler="clc")
     yield tiles((group, 1), 128, "nn", (2, 2, 3), accumulators=1, k_spans=2)
     yield tiles((group, 1), 128, "nn", (2, 2, 3), gated=True, save=True)
     for cluster in ((4, 4), (2, 2)):  # of a gated matmul both operands are multicast
-        yield tiles(cluster, 64, "nt", (1, 1, 2), gated=True)
-        yield tiles(cluster, 128, "nn", (1, 1, 2), gated=True)
+        yield tiles(cluster, 64, "nt", (1, 1, 5), gated=True)
+        yield tiles(cluster, 128, "nn", (1, 1, 5), gated=True)
+    # Load has a loop for each form of both operands: multicast or not, one box along K or several.
+    # Round its ring, and an odd number of stages, so that the way to the exit is round it, too.
+    for layout in ("nn", "nt", "tn", "tt"):
+        for cluster in ((group, 1), (2 * group, 1), (group, 2), (2 * group, 2)):
+            for gated in (False, True) if group == 1 else (False,):
+                yield tiles(cluster, 128, layout, (1, 1, 5), gated=gated)
 
     # Epilogues: each width that is handled at a time, each type, each way to store it.
     for width in (32, 16, 8) if group == 1 else (32, 16):
@@ -177,9 +199,16 @@ def _sm100(group: int) -> Iterator[Case]:
                     yield alone(2 * width, (2, 2, 2), output=output, gated=True, save=True, **way)
         if width > 8:
             yield alone(2 * width, (2, 2, 5), gated=True, split_k=2)
+    # Factor, bias and short activation, by TMA: several chunks of several tiles, and warps without
+    # rows of D.
+    for output in OUTPUTS:
+        yield alone(96, (2, 4, 2), m=136 * group, output=output, bias="f32", activation="relu")
     # Those that only cast, and two MMA tiles on top of each other.
     for output in OUTPUTS:
         for way in WAYS:
             yield alone(64, (2, 2, 2), output=output, **way)
         yield alone(256, (2, 1, 1), output=output, block_m=256 * group)
     yield alone(192, (3, 2, 2), output="f16", block_m=256 * group)
+    for output in OUTPUTS:  # warps without rows of D
+        yield alone(128, (2, 4, 2), m=136 * group, output=output)
+    yield tiles((group, 1), 128, "nn", (2, 2, 3), k_spans=2)

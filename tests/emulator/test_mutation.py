@@ -5,31 +5,43 @@ import pytest
 from jaxbw._native import limits
 
 from . import mutation
-from .mutation_launches import launches
+from .mutation_launches import NAMES, launches
+from .redundant import REDUNDANT
 
 EVERY = 24  # of the mutants, one is tried
 PARTS = 3  # of those
 SCHEDULES = mutation.SCHEDULES[:9]
-AMONG = {"sm90": (*range(8), *range(8, 40, 3)), "sm100": (0, 1, 3, 6, 7, 9, 10, 11, 14)}  # launches
+AMONG = {  # launches
+    "sm90": (*range(8), *range(8, 40, 3)),
+    "sm100": (0, 1, 4, 7, 8, 10, 11, 13, 15, 17, 21),
+}
 SHARED = 2  # more of them, whose CTAs share a tile
 BROUGHT = 12  # and the last ones of sm90, whose residual comes by TMA
 
 
 @pytest.mark.sampled(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("name", mutation.NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_mutants_are_found(name: str, part: int) -> None:
     if not (mutation.KERNELS / f"{name}.ptx").exists():
         pytest.skip(f"{name} has not been built")
     shared = [i for i, case in enumerate(launches(name)) if case.cluster_k > 1]
     among = [*AMONG[name.split("_")[1]], *shared[:SHARED]]
     if "sm90" in name:
-        # ... and floats of parts that share what is left to do.
-        parts = limits("sm90")["min_shared_parts"], "f32"
-        cast = [i for i, case in enumerate(launches(name)) if (case.split_k, case.output) == parts]
+        # ... and parts that share what is left to do: floats, and behind whole tiles.
+        parts = limits("sm90")["min_shared_parts"]
+        cast = [
+            i
+            for i, case in enumerate(launches(name))
+            if case.split_k == parts and (case.output == "f32" or case.split_tail)
+        ]
         among += [*cast, *range(len(launches(name)))[-BROUGHT:]]
     for _, mutant in list(mutation.all_mutants((name,)))[part * EVERY :: EVERY * PARTS]:
-        reaching = [i for i in among if mutant.place in mutation.reached(name, i)]
+        reaching = [
+            i
+            for i in among
+            if mutation.reaches(launches(name)[i], mutation.reached(name, i), mutant)
+        ]
         outcome = mutation.examine(name, mutant, reaching, SCHEDULES)
         assert outcome.verdict != "survived", outcome
 
@@ -37,7 +49,7 @@ def test_mutants_are_found(name: str, part: int) -> None:
 def test_redundant_instructions_exist() -> None:
     sites = {
         site
-        for name, mutant in mutation.all_mutants(mutation.NAMES)
+        for name, mutant in mutation.all_mutants(NAMES)
         for site in mutation.sites(name, mutant)
     }
-    assert mutation.REDUNDANT.keys() <= sites
+    assert REDUNDANT.keys() <= sites

@@ -1,0 +1,156 @@
+"""Mutants of our kernels that no schedule tells from the kernel, and what gives the order instead.
+
+Kept by family or kernel, role, opcode, its occurrence in the role, and change. Who changes a kernel
+moves occurrences: `mutation.py` says which entries were found, and which mutants survive.
+"""
+
+from .mutation_launches import NAMES, SM90_NAMES
+
+Site = tuple[str, str, str, int, str]
+
+REDUNDANT: dict[Site, str] = {}
+_ALONE, _PAIRS = NAMES[:2]
+_NN, _NT, _TN, _TT = SM90_NAMES
+_BAR = "bar.warp.sync"
+_READ = "cp.async.bulk.wait_group.read"
+_COMMIT = "cp.async.bulk.commit_group"
+_MEET = "barrier.cluster.arrive.relaxed.aligned"
+_CHANGES = {
+    _READ: ("deleted", "one group more in flight"),
+    _MEET: ("deleted, with its wait",),
+    "xor.b32": ("parity never flips", "parity flips every time"),
+}
+
+
+def _add(
+    reason: str, where: str, role: str, opcode: str, *occurrences: int, change: str | None = None
+) -> None:
+    for occurrence in occurrences:
+        for each in (change,) if change else _CHANGES.get(opcode, ("deleted",)):
+            REDUNDANT[where, role, opcode, occurrence, each] = reason
+
+
+# --- sm100
+_ELECT = "elect.sync behind it, for which all lanes wait; it orders no accesses to memory"
+_ALIGNED = "barrier.cluster.arrive.aligned behind it, which all lanes of a warp execute together"
+_WAIT_EMPTY = "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64"
+_add(_ELECT, "sm100", "setup", _BAR, 1)
+_add(_ALIGNED, "sm100", "setup", _BAR, 2)
+_add(_ELECT, _ALONE, "load", _BAR, 1)
+_add(_ELECT, _PAIRS, "load", _BAR, 2)
+_add(_ALIGNED, "sm100", "exit", _BAR, 2)
+_add(
+    "the wait for the other half of a span, for both: until then floats are only passed on",
+    "sm100",
+    "epilogue",
+    "tcgen05.wait::ld.sync.aligned",
+    1,
+)
+_add(
+    "the epilogue's wait for a later commit: a CTA without peers gets no arrival from others",
+    _ALONE,
+    "load",
+    _WAIT_EMPTY,
+    9,
+    change="always done",
+)
+# Where it lets go of an accumulator, of which none of its rows is D's.
+_NOTHING_READ = "none: this warp has read nothing since it last let go of an accumulator"
+_add(_NOTHING_READ, "sm100", "epilogue", "tcgen05.fence::before_thread_sync", 1, 4, 7, 9)
+_add(_NOTHING_READ, "sm100", "epilogue", _BAR, 1, 16, 31, 37)
+_LATER = "the wait for the ring's next slot: what a warp tells comes in order in the emulator"
+_add(_LATER, _ALONE, "schedule", _WAIT_EMPTY, 2, change="always done")
+_add(_LATER, _PAIRS, "schedule", _WAIT_EMPTY, 3, change="always done")
+_BOTH = "two MMA tiles of a tile take both accumulators: their places go round every time"
+for _kernel, _role, _flips in (
+    (_ALONE, "multiply", (4, 5)),
+    (_ALONE, "schedule", (2, 3)),
+    (_PAIRS, "multiply", (4, 6, 11)),
+    (_PAIRS, "schedule", (2,)),
+):
+    _add(_BOTH, _kernel, _role, "xor.b32", *_flips, change="parity flips every time")
+_LAST = "none: it is behind the last wait, as two MMA tiles begin with the first accumulator"
+_add(_LAST, _PAIRS, "multiply", "xor.b32", 7, change="parity never flips")
+_add(_LAST, _PAIRS, "schedule", "xor.b32", 3, change="parity never flips")
+
+# --- sm90. Of its load role's bar.warp.sync, and those where other warps get ready and leave.
+_REGISTERS = "setmaxnreg.sync.aligned behind it, which all lanes of a warp execute together"
+_ALIGNED_EITHER = (
+    "barrier.cluster.arrive.aligned, or barrier.cta.sync.aligned, behind it, which all lanes of a "
+    "warp execute together"
+)
+_add(_REGISTERS, "sm90", "setup", _BAR, 1)
+for _kernel in (_NN, _NT, _TT):
+    _add(_ELECT, _kernel, "load", _BAR, *range(1, 13))
+_add(_ELECT, _TN, "load", _BAR, 1, 2, 3, *range(7, 16))
+_add(_ALIGNED_EITHER, _NT, "load", _BAR, 13)
+for _kernel in (_NN, _TN, _TT):
+    _add(_ALIGNED_EITHER, _kernel, "exit", _BAR, 1)
+# Slots that never hold a residual, which threads read: TMA brings none there (residual_stages).
+_ACQUIRE = "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster"
+_add("none: both dimensions of the cluster share operands", "sm90", "load", _ACQUIRE, 3)
+_add("none: CTAs share a tile along K", "sm90", "load", _ACQUIRE, 6)
+# Where sums are sent: warps that multiply nothing, and wait for all stages if they load.
+_NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
+for _kernel in (_NN, _NT, _TN, _TT):
+    _add(_NEXT, _kernel, "load", _MEET, 5)
+    _add(_NEXT, _kernel, "multiply", _MEET, 1)
+for _kernel in (_NN, _TN, _TT):
+    _add(_NEXT, _kernel, "exit", _MEET, 1, 2)
+_add(_NEXT, _NT, "load", _MEET, 6, 7)
+# Where a tile's epilogue begins.
+_SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
+_ACQUIRED = "bar.warp.sync behind the wait for the staging buffers: sums of others are read later"
+_ALL_BUFFERS = "bar.warp.sync before each chunk that is only cast, and one behind each other chunk"
+for _kernel, _role, _sent, _acquired, _buffers in (
+    (_NN, "setup", 5, (7, 9), 10),
+    (_NT, "epilogue", 8, (10, 12), 13),
+    (_TN, "epilogue", 49, (51, 53), 54),
+    (_TT, "setup", 5, (7, 9), 10),
+):
+    _add(_SENT, _kernel, _role, _BAR, _sent)
+    _add(_ACQUIRED, _kernel, _role, _BAR, *_acquired)
+    _add(_ALL_BUFFERS, _kernel, _role, _BAR, _buffers)
+_ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
+_add(_ONE_CHUNK, _TT, "setup", _BAR, 11, 13)
+_add(_ONE_CHUNK, _TT, "epilogue", _BAR, 1, 3)
+# Tiles of which nothing is kept for later: beside the last MMAs all stores of the tile before are
+# awaited, and a tile has as many boxes as staging buffers, or fewer, or begins with so many.
+_DRAINED = "the wait beside the last MMAs, for all stores of the tile before"
+_FIRST_BOX = "bar.warp.sync before the tile's first box, behind the wait for all stores before"
+_BETWEEN = "that of the tile between: tiles of one box take the staging buffers in turn"
+_NEXT_GROUP = "commit_group of the tile's next box: only all stores of a tile are awaited"
+_add(_DRAINED, _NN, "setup", _READ, 1, change="deleted")
+_add(_DRAINED, _NN, "epilogue", _READ, 1, 2, 3, 4)
+_add(_NEXT_GROUP, _NN, "epilogue", _COMMIT, 1)
+_add(_FIRST_BOX, _NN, "epilogue", _BAR, 12)
+_add(_BETWEEN, _NN, "epilogue", _BAR, 14, 16, 22)
+_add(_DRAINED, _NT, "epilogue", _READ, 2, change="deleted")
+_add(_DRAINED, _NT, "epilogue", _READ, 1, 3, 4, 7, 8, 9, 10)
+_add(_NEXT_GROUP, _NT, "epilogue", _COMMIT, 1)
+_add(_FIRST_BOX, _NT, "epilogue", _BAR, 3, 35, 43, 47)
+_add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
+_add(_DRAINED, _TT, "epilogue", _READ, 1, 2, 3)
+_add(_BETWEEN, _TT, "epilogue", _BAR, 10, 12, 14, 20)
+# Main loops.
+_STAGGER = "none: it is for speed that warpgroups of one tile begin their epilogues in turn"
+_ACQUIRES = "the wait before the residual is read, which acquires"
+_ONE_STAGE = "none: it is behind the last wait, as a residual's tile takes one stage"
+for _kernel, _role, _turn, _wait, _flip in (
+    (_NN, "multiply", 2, 2, 2),
+    (_NT, "multiply", 2, 2, 2),
+    (_TN, "epilogue", 1, 1, 1),
+    (_TT, "multiply", 2, 2, 2),
+):
+    _add(_STAGGER, _kernel, _role, "barrier.cta.sync.aligned", _turn)
+    _try = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"
+    _add(_ACQUIRES, _kernel, _role, _try, _wait, change="relaxed")
+    _add(_ONE_STAGE, _kernel, _role, "xor.b32", _flip)
+_add(
+    "none: of tiles of 128 rows that CTAs share, the second warpgroup has none, nor sums to await",
+    _TN,
+    "setup",
+    "mbarrier.init.shared::cta.b64",
+    *range(29, 33),
+    change="one arrival more",
+)

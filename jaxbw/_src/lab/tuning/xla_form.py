@@ -31,8 +31,6 @@ def function(problem: GemmProblem) -> Callable[..., Any]:
     p, e = problem, replace(problem.epilogue, bias_rank=1)
     if e.factors_in_memory:
         e = replace(e, alpha=None, beta=1.0 if e.c is None else None)
-    if e.factors_in_memory:
-        e = replace(e, alpha=None, beta=1.0 if e.c is None else None)
     dims: DimensionNumbers = (
         ((int(p.lhs_major == Major.K),), (int(p.rhs_major == Major.K),)),
         ((), ()),
@@ -53,7 +51,6 @@ def function(problem: GemmProblem) -> Callable[..., Any]:
         batched += [
             x is not given.bias for x in (given.c, given.bias, given.residual) if x is not None
         ]
-        batched += [False] * (len(arrays) - len(batched))  # factors
         batched += [False] * (len(arrays) - len(batched))  # factors
         is_stack = [p.batch > 1 and each for each in batched]
         whole = [

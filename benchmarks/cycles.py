@@ -71,7 +71,7 @@ def launch() -> None:
         torch.cuda.synchronize()
 
 
-def count() -> Iterator[tuple[tuple[int, int, int, GemmConfig], Counted, Counted]]:
+def count() -> list[tuple[tuple[int, int, int, GemmConfig], Counted, Counted]]:
     """Each case, with what was counted of ours and of cuBLAS's.
 
     Raises:
@@ -92,7 +92,7 @@ def count() -> Iterator[tuple[tuple[int, int, int, GemmConfig], Counted, Counted
     made = list(cases())
     if len(counted) != 2 * len(made):
         raise RuntimeError(f"{2 * len(made)} calls were made, {len(counted)} were counted")
-    yield from zip(made, counted[::2], counted[1::2], strict=True)
+    return list(zip(made, counted[::2], counted[1::2], strict=True))
 
 
 def main() -> None:

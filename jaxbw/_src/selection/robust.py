@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxbw._src.selection.candidates import Candidates, Integers
-from jaxbw._src.selection.cost_model import Costs, Floats, evaluate
+from jaxbw._src.selection.cost_model import Costs, Floats, Grid, evaluate
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.workload import Workload
 
@@ -27,6 +27,7 @@ class Side:
 
     work: Workload
     table: Candidates
+    cut: Grid
     costs: Costs
     handicap: Floats
 
@@ -77,7 +78,7 @@ def _priced_again(side: Side, rows: Integers, machine: Machine) -> Side:
         for name in sorted({name for case in cases for name in case})
     }
     again = np.tile(rows, len(cases))
-    table = side.table.take(again)
+    table, cut = side.table.take(again), side.cut.take(again)
     order = side.costs.band_along_n[again], side.costs.swizzle[again]
-    costs = evaluate(side.work, replace(machine, **values), table, order)
-    return Side(side.work, table, costs, side.handicap[again])
+    costs = evaluate(side.work, replace(machine, **values), table, order, cut=cut)
+    return Side(side.work, table, cut, costs, side.handicap[again])

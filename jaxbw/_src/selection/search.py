@@ -3,14 +3,13 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from jaxbw._src.selection import planner
 from jaxbw._src.selection.candidates import Candidates, Integers, candidates
 from jaxbw._src.selection.config import ANY, GemmConfig
-from jaxbw._src.selection.cost_model import Costs, Floats, evaluate, grid, is_excluded
+from jaxbw._src.selection.cost_model import Costs, Floats, Grid, evaluate, grid, is_excluded
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.robust import MOST, Side, by_price, by_worst_case
 from jaxbw._src.selection.tuned import Table
@@ -110,7 +109,7 @@ def search(
         keep = ~is_excluded(work, machine, table, cut)
         table, cut = table.take(keep), cut.take(keep)
         costs = _evaluate(work, machine, table, tuned, cut=cut, rough=uncertain)
-        sides.append(Side(work, table, costs, _handicap(work, machine, table)))
+        sides.append(Side(work, table, cut, costs, _handicap(work, machine, table)))
     ranked = by_worst_case(sides, machine) if uncertain else by_price(sides)
     best = [_ranked(family, *place, wanted) for place in islice(ranked, kept)]
     return sum(len(side.table) for side in sides), tuple(best)
@@ -143,13 +142,14 @@ def _evaluate(
     table: Candidates,
     tuned: Table | None,
     rasterisation: tuple[Integers, Integers] | None = None,
-    **options: Any,
+    cut: Grid | None = None,
+    rough: bool = False,
 ) -> Costs:
     """The modelled costs, corrected."""
-    costs = evaluate(work, machine, table, rasterisation, **options)
+    costs = evaluate(work, machine, table, rasterisation, cut=cut, rough=rough)
     if tuned is None:
         return costs
-    total = costs.total * tuned.factors(work, machine, table, costs)
+    total = costs.total * tuned.factors(work, machine, table, costs, cut)
     return replace(costs, tuned=total - costs.total, total=total)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxbw._src.selection.candidates import Candidates
-from jaxbw._src.selection.cost_model import Costs
+from jaxbw._src.selection.cost_model import Costs, Grid
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.tuned.features import FEATURES, features
 from jaxbw._src.selection.tuned.files import Sizes, check, read
@@ -68,13 +68,20 @@ class Table:
         m, n, k = (work.n, work.m, work.k) if work.swapped else (work.m, work.n, work.k)
         return self.sizes.cover(m, n, k)
 
-    def factors(self, work: Workload, machine: Machine, table: Candidates, costs: Costs) -> Floats:
-        """For each configuration, what its modelled time is multiplied by."""
+    def factors(
+        self,
+        work: Workload,
+        machine: Machine,
+        table: Candidates,
+        costs: Costs,
+        cut: Grid | None = None,
+    ) -> Floats:
+        """For each configuration, what its modelled time is multiplied by; `cut` if known."""
         factors = np.ones(len(table))
         if not self.covers(work):
             return factors
         rows = np.flatnonzero(costs.total <= REACH * costs.total.min(initial=math.inf))
-        logarithms = self.trees.total(features(work, machine, table, costs)[rows])
+        logarithms = self.trees.total(features(work, machine, table, costs, cut)[rows])
         factors[rows] = np.exp(np.clip(logarithms, -math.log(MOST), math.log(MOST)))
         return factors
 

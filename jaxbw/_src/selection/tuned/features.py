@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from jaxbw._native import Major
 from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection.candidates import Candidates
-from jaxbw._src.selection.cost_model import Costs, grid
+from jaxbw._src.selection.cost_model import Costs, Grid, grid
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.workload import Workload
 
@@ -36,9 +36,14 @@ FEATURES = (
 )
 
 
-def features(work: Workload, machine: Machine, table: Candidates, costs: Costs) -> Floats:
-    """A row of FEATURES for each configuration of a table, whose modelled costs are given."""
-    cut = grid(work, machine, table)
+def features(
+    work: Workload, machine: Machine, table: Candidates, costs: Costs, cut: Grid | None = None
+) -> Floats:
+    """A row of FEATURES for each configuration of a table, whose modelled costs are given.
+
+    `cut`: how they cut the matmul, where that is known.
+    """
+    cut = cut or grid(work, machine, table)
     blocks = np.ceil(work.k * work.itemsize / (table.k_spans * SPAN_BYTES))
     columns = [
         *(np.log2(getattr(work, name)) for name in _SIZES),

@@ -199,6 +199,8 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
   constexpr OperandTile kB = stage_tile(kConfig.b_major, kConfig.block_n);
   constexpr DescriptorSteps kASteps = descriptor_steps(kA), kBSteps = descriptor_steps(kB);
   const uint64_t to_first_row = descriptor_mma_tile_step(kA, first_row);
+  constexpr uint32_t kSets = kConfig.accumulator_sets();
+  float other[kConfig.accumulators()];  // the second set, if there is one
   uint32_t previous = 0;
   for (uint32_t block = 0; block < blocks; ++block) {
     context.profile.enter(Activity::kAwaitFull, block);
@@ -209,11 +211,12 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
     ptx::wgmma_fence();
 #pragma unroll
     for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
+      float (&sums)[kConfig.accumulators()] = step % kSets == 0 ? accumulators : other;
       for_each_step<Wgmma::kRegisters, kConfig.accumulators()>([&]<uint32_t kFirst>() {
         constexpr uint64_t kBelow = descriptor_mma_tile_step(kA, kFirst / Wgmma::kRegisters * kWgmmaRows);
         Wgmma::template issue<kConfig.a_major, kConfig.b_major>(
-            reinterpret_cast<float (&)[Wgmma::kRegisters]>(accumulators[kFirst]), a + kBelow + step * kASteps.mma,
-            b + step * kBSteps.mma, block > 0 || step > 0);
+            reinterpret_cast<float (&)[Wgmma::kRegisters]>(sums[kFirst]), a + kBelow + step * kASteps.mma,
+            b + step * kBSteps.mma, block > 0 || step >= kSets);
       });
     }
     ptx::wgmma_commit_group();
@@ -229,6 +232,10 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
   context.profile.enter(Activity::kAwaitMultiply, blocks - 1);
   ptx::wgmma_wait_group<0>();
   reader.release(previous);
+  if constexpr (kSets == 2) {
+#pragma unroll
+    for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] += other[i];
+  }
 }
 
 // Multiply role: two warpgroups of warps 0-3 and 4-7.

@@ -19,6 +19,10 @@ struct Config {
 
   constexpr uint32_t wgmmas() const { return warpgroup_rows / kWgmmaRows; }  // of a warpgroup, one below the other
   constexpr uint32_t accumulators() const { return wgmmas() * block_n / 2; }
+
+  // Sets of accumulators that the steps of K take in turn: a narrow wgmma ends sooner than one behind it on the same
+  // accumulators may begin. Measured on an H200: 4 % of the time of 64 x 64 tiles, nothing from 96 columns on.
+  constexpr uint32_t accumulator_sets() const { return wgmmas() == 1 && block_n <= 64 ? 2 : 1; }
 };
 
 constexpr uint32_t kConsumerWarpgroups = kSm90ConsumerWarpgroups;

@@ -88,8 +88,14 @@ def output(program: Path, *arguments: str | Path) -> str:
     Raises:
       ToolchainError: it fails; the message holds what it printed.
     """
+    # nvcc crashes under the sanitizers that `make sanitize` preloads into Python.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     done = subprocess.run(
-        [program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
     )
     if done.returncode != 0:
         raise ToolchainError(f"{program} {' '.join(map(str, arguments))} failed:\n{done.stdout}")

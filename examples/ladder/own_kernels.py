@@ -4,7 +4,6 @@ nvcc is the one of NVIDIA's wheels (`pip install "jaxbw[nvcc]"`), or with JAXBW_
 on PATH.
 """
 
-import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -36,7 +35,7 @@ def load(name: str) -> emulator.Module:
         ptx = Path(folder) / f"{name}.ptx"
         include = f"-I{HERE.parents[1] / 'cuda'}"
         nvcc = toolchain.find().nvcc
-        subprocess.run([nvcc, *FLAGS, *WARNINGS, include, "-o", ptx, source], check=True)
+        toolchain.output(nvcc, *FLAGS, *WARNINGS, include, "-o", ptx, source)
         return emulator.Module(ptx.read_text(), ptx.name)
 
 

@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import toolchain
 
 import jaxbw
@@ -69,3 +70,8 @@ def test_ci_tests_the_lowest_versions(root: Path) -> None:
     for requirement in declared:
         name, version = requirement.split(">=")
         assert f"{tested[name]}.".startswith(f"{version}.")
+
+
+def test_a_compiler_does_not_run_with_what_is_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "libsanitizer.so")
+    assert "LD_PRELOAD" not in toolchain.output(Path("/usr/bin/env"))

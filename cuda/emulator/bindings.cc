@@ -80,7 +80,7 @@ std::tuple<Report, std::string> launch(LoadedModule& module, const std::string& 
                                        Triple cluster, uint32_t dynamic_shared, nb::bytes parameters,
                                        const std::vector<std::tuple<uint64_t, uint64_t, bool>>& buffers,
                                        Schedule schedule, uint64_t seed, Checks checks, uint32_t sm_count,
-                                       uint64_t step_limit, bool trace) {
+                                       uint64_t step_limit, bool trace, bool fused_sums) {
   const Program& program = module.program(entry);
   std::vector<Buffer> memory;
   for (const auto& [address, bytes, writable] : buffers)
@@ -96,7 +96,8 @@ std::tuple<Report, std::string> launch(LoadedModule& module, const std::string& 
                               .checks = checks,
                               .sm_count = sm_count,
                               .step_limit = step_limit,
-                              .trace = trace};
+                              .trace = trace,
+                              .fused_sums = fused_sums};
   Machine machine(program, options, std::move(memory), {data, data + parameters.size()});
   nb::gil_scoped_release release;
   std::string error;
@@ -184,7 +185,7 @@ void bind_emulator(nb::module_& parent) {
           },
           "entry"_a)
       .def("launch", &launch, "entry"_a, "grid"_a, "block"_a, "cluster"_a, "dynamic_shared"_a, "parameters"_a,
-           "buffers"_a, "schedule"_a, "seed"_a, "checks"_a, "sm_count"_a, "step_limit"_a, "trace"_a);
+           "buffers"_a, "schedule"_a, "seed"_a, "checks"_a, "sm_count"_a, "step_limit"_a, "trace"_a, "fused_sums"_a);
 
   m.def("opcodes", [] {
     std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;

@@ -290,7 +290,7 @@ void bind_umma(nb::module_& m) {
           "__init__",
           [](Umma* self, UmmaKind kind, uint32_t instruction, uint64_t a, uint64_t b, uint32_t d, uint32_t cta_group,
              bool a_in_tmem, bool accumulate, uint32_t scale_input_d,
-             const std::array<uint32_t, 8>& disable_output_lane) {
+             const std::array<uint32_t, 8>& disable_output_lane, bool fused_sum) {
             new (self) Umma{.instruction = decode_umma_instruction(instruction, kind),
                             .cta_group = cta_group,
                             .a_in_tmem = a_in_tmem,
@@ -300,10 +300,12 @@ void bind_umma(nb::module_& m) {
                             .d_address = d,
                             .accumulate = accumulate,
                             .scale_input_d = scale_input_d,
+                            .fused_sum = fused_sum,
                             .disable_output_lane = disable_output_lane};
           },
           "kind"_a, "instruction"_a, "a"_a, "b"_a, "d"_a, "cta_group"_a = 1, "a_in_tmem"_a = false,
-          "accumulate"_a = false, "scale_input_d"_a = 0, "disable_output_lane"_a = std::array<uint32_t, 8>{})
+          "accumulate"_a = false, "scale_input_d"_a = 0, "disable_output_lane"_a = std::array<uint32_t, 8>{},
+          "fused_sum"_a = false)
       .def("check", &check_umma)
       .def("shared_chunks", &umma_shared_chunks)
       .def("d_regions", &umma_d_regions)
@@ -328,7 +330,7 @@ void bind_wgmma(nb::module_& m) {
           "__init__",
           [](Wgmma* self, uint32_t n, NumberFormat a_format, NumberFormat b_format, bool f32_result,
              std::optional<uint64_t> a, uint64_t b, OperandMajor a_major, OperandMajor b_major, bool negate_a,
-             bool negate_b, bool accumulate) {
+             bool negate_b, bool accumulate, bool fused_sum) {
             new (self) Wgmma{.n = n,
                              .a_format = a_format,
                              .b_format = b_format,
@@ -340,10 +342,12 @@ void bind_wgmma(nb::module_& m) {
                              .b_major = b_major,
                              .negate_a = negate_a,
                              .negate_b = negate_b,
-                             .accumulate = accumulate};
+                             .accumulate = accumulate,
+                             .fused_sum = fused_sum};
           },
           "n"_a, "a_format"_a, "b_format"_a, "f32_result"_a, "a"_a.none(), "b"_a, "a_major"_a = OperandMajor::kK,
-          "b_major"_a = OperandMajor::kK, "negate_a"_a = false, "negate_b"_a = false, "accumulate"_a = false)
+          "b_major"_a = OperandMajor::kK, "negate_a"_a = false, "negate_b"_a = false, "accumulate"_a = false,
+          "fused_sum"_a = false)
       .def("check", &check_wgmma)
       .def("d_registers", &wgmma_d_registers)
       .def("shared_chunks", &wgmma_shared_chunks)

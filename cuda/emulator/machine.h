@@ -53,7 +53,8 @@ struct LaunchOptions {
   Checks checks = Checks::kStrict;
   uint32_t sm_count = 4;
   uint64_t step_limit = uint64_t{1} << 36;
-  bool trace = false;  // remember events
+  bool trace = false;       // remember events
+  bool fused_sums = false;  // of wgmma and tcgen05.mma: as in fused_sum.h, not in float32
   // The clusters that this machine runs: the first, and every so many-th after it. Several machines, a thread each, so
   // share a grid whose clusters do not wait for each other; each one's cluster launch control hands out its own share.
   uint64_t first_cluster = 0, cluster_step = 1;

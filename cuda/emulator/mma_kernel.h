@@ -9,8 +9,8 @@ namespace jaxbw::emulator {
 // are pointers to rows of n float32 bit patterns, and initial = scale * d[i][j] (0 where scale = 0, even if
 // d[i][j] is a NaN or was never written). m must be a multiple of 8 and n of 8.
 //
-// Order and rounding: float32, p ascending, initial first, one rounding for each p. The hardware's order is
-// unknown (PTX leaves it unspecified), so results agree with it exactly only where every partial sum is
+// Order and rounding: float32, p ascending, initial first, one rounding for each p. The hardware
+// does something else (fused_sum.h), so results agree with it exactly only where every partial sum is
 // exact, for example on small integers. Products of 16-bit and smaller formats and of tf32 are exact in
 // float32 short of overflow and underflow, so that fused and separate multiply-adds agree.
 void multiply_accumulate(const float* a, const float* b, uint32_t b_stride, uint32_t m, uint32_t n, uint32_t k,

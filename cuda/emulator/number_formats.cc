@@ -53,6 +53,8 @@ constexpr auto kE2M3 = decode_table<64>(kFormatE2M3);
 constexpr auto kE3M2 = decode_table<64>(kFormatE3M2);
 constexpr auto kE2M1 = decode_table<16>(kFormatE2M1);
 
+constexpr int smallest_exponent(MiniFloat format) { return 2 - (1 << (format.exponent_bits - 1)); }
+
 MiniFloat mini_float_of(NumberFormat format) {
   switch (format) {
     case NumberFormat::kE4M3:
@@ -117,11 +119,16 @@ uint16_t f32_to_f16(float value) {
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000) >> 13));
 }
 
+int smallest_exponent(NumberFormat format) {
+  if (format_bits(format) <= 8) return smallest_exponent(mini_float_of(format));
+  return format == NumberFormat::kF16 ? -14 : -126;
+}
+
 float mini_to_f32(NumberFormat format, uint8_t bits) { return decode_mini_float(mini_float_of(format), bits); }
 
 uint8_t f32_to_mini(NumberFormat format, float value) {
   const MiniFloat mini = mini_float_of(format);
-  const int bits = mini.exponent_bits + mini.mantissa_bits, smallest = 2 - (1 << (mini.exponent_bits - 1));
+  const int bits = mini.exponent_bits + mini.mantissa_bits, smallest = smallest_exponent(mini);
   // Without the codes that infinities and NaNs take: of E5M2 four, of E4M3 one.
   const uint32_t largest = (1u << bits) - 1 - (mini.has_infinity ? 1u << mini.mantissa_bits : mini.has_nan ? 1u : 0u);
   if (value != value) return uint8_t(mini.has_nan ? (1u << bits) - 1 : largest);

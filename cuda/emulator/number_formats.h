@@ -44,6 +44,9 @@ inline constexpr uint16_t kNan16 = 0x7fff;
 float mini_to_f32(NumberFormat format, uint8_t bits);
 uint8_t f32_to_mini(NumberFormat format, float value);
 
+// Of a normal number.
+int smallest_exponent(NumberFormat format);
+
 float f16_to_f32(uint16_t bits);
 float bf16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);

@@ -516,6 +516,7 @@ void multiply(Step& s, const Instruction& in) {
       op.a = decode_umma_shared_descriptor(row64(s, in.s[1])[lane]);
     op.b = decode_umma_shared_descriptor(row64(s, in.s[2])[lane]);
     op.accumulate = (predicate(s, in.s[4]) >> lane & 1) != (in.detail & kNegatedEnable ? 1 : 0);
+    op.fused_sum = s.machine.options().fused_sums;
     op.scale_input_d = uint32_t(in.detail >> kScaleShift & 255);
     for (size_t i = 0; i < in.list.size(); ++i) op.disable_output_lane[i] = row32(s, in.list[i])[lane];
     s.machine.issue(std::make_unique<Multiply>(s, std::move(op)), &s.cta.tensor_core);

@@ -6,6 +6,7 @@
 
 #include "bits.h"
 #include "error.h"
+#include "fused_sum.h"
 #include "mma_kernel.h"
 
 namespace jaxbw::emulator {
@@ -159,7 +160,13 @@ void multiply(const Umma& op, const std::vector<float>& a, const float* b, uint3
               const std::vector<uint32_t*>& cells) {
   const uint32_t rows = rows_per_cta(op), k = k_extent(op), n = op.instruction.n;
   const float scale = op.accumulate ? std::ldexp(1.0f, -static_cast<int>(op.scale_input_d)) : 0;
-  if (op.instruction.f32_result) return multiply_accumulate(a.data(), b, n, rows, columns, k, scale, cells.data());
+  const auto accumulate = [&](uint32_t* const* d) {
+    const UmmaInstruction& mma = op.instruction;
+    if (!op.fused_sum) return multiply_accumulate(a.data(), b, n, rows, columns, k, scale, d);
+    const FusedSum sum = FusedSum::of_umma(mma.a_format, mma.b_format, mma.f32_result);
+    fused_multiply_accumulate(sum, a.data(), b, n, rows, columns, k, scale, d);
+  };
+  if (op.instruction.f32_result) return accumulate(cells.data());
 
   std::vector<uint32_t> wide(rows * columns);
   std::vector<uint32_t*> wide_rows(rows);
@@ -169,7 +176,7 @@ void multiply(const Umma& op, const std::vector<float>& a, const float* b, uint3
       wide_rows[row][j] = std::bit_cast<uint32_t>(f16_to_f32(static_cast<uint16_t>(cells[row][j])));
     }
   }
-  multiply_accumulate(a.data(), b, n, rows, columns, k, scale, wide_rows.data());
+  accumulate(wide_rows.data());
   for (uint32_t row = 0; row < rows; ++row) {
     for (uint32_t j = 0; j < columns; ++j) cells[row][j] = f32_to_f16(std::bit_cast<float>(wide_rows[row][j]));
   }

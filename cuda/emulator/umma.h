@@ -64,8 +64,9 @@ struct Umma {
   uint32_t a_address = 0;  // in tensor memory, if a_in_tmem
   SharedMatrix b;
   uint32_t d_address = 0;
-  bool accumulate = false;                           // enable-input-d
-  uint32_t scale_input_d = 0;                        // D * 2^-scale_input_d
+  bool accumulate = false;     // enable-input-d
+  uint32_t scale_input_d = 0;  // D * 2^-scale_input_d
+  bool fused_sum = false;
   std::array<uint32_t, 8> disable_output_lane = {};  // lane l of CTA c: bit l%32 of word 4c + l/32
 };
 
@@ -84,7 +85,7 @@ struct UmmaCta {
 };
 
 // Checks and executes; `ctas` holds one CTA, or the even and the odd one of the pair. Accumulation is in
-// float32 (mma_kernel.h), rounded to f16 at the end for an f16 D.
+// float32 (mma_kernel.h), rounded to f16 at the end for an f16 D; or as in fused_sum.h.
 void execute_umma(const Umma& op, std::span<const UmmaCta> ctas);
 
 }  // namespace jaxbw::emulator

@@ -6,6 +6,7 @@
 
 #include "bits.h"
 #include "error.h"
+#include "fused_sum.h"
 #include "mma_kernel.h"
 
 namespace jaxbw::emulator {
@@ -132,7 +133,14 @@ void execute_wgmma(const Wgmma& op, const SharedView& shared, std::span<const ui
       cell[1] = std::bit_cast<uint32_t>(f16_to_f32(static_cast<uint16_t>(reg >> 16)));
     });
   }
-  multiply_accumulate(left.data(), right.data(), n, kWgmmaM, n, k_extent(op), op.accumulate ? 1.0f : 0.0f, rows.data());
+  const uint32_t k = k_extent(op);
+  const float scale = op.accumulate ? 1 : 0;
+  if (op.fused_sum) {
+    const FusedSum sum = FusedSum::of_wgmma(op.a_format, op.b_format, op.f32_result);
+    fused_multiply_accumulate(sum, left.data(), right.data(), n, kWgmmaM, n, k, scale, rows.data());
+  } else {
+    multiply_accumulate(left.data(), right.data(), n, kWgmmaM, n, k, scale, rows.data());
+  }
   if (op.f32_result) {
     for_each_register([](uint32_t& reg, const uint32_t* cell) { reg = *cell; });
   } else {

@@ -37,6 +37,7 @@ struct Wgmma {
   OperandMajor a_major = OperandMajor::kK, b_major = OperandMajor::kK;  // imm-trans-a, imm-trans-b
   bool negate_a = false, negate_b = false;                              // imm-scale-a, imm-scale-b = -1
   bool accumulate = false;                                              // scale-d
+  bool fused_sum = false;
 };
 
 // Throws Error, naming the rule and its section, on whatever the instruction may not be.
@@ -56,7 +57,7 @@ FragmentPosition wgmma_a_position(NumberFormat format, uint32_t thread, uint32_t
 std::vector<uint32_t> wgmma_shared_chunks(const Wgmma& op);
 
 // Checks and executes. a[reg * 128 + thread] (empty unless A is in registers), d[reg * 128 + thread].
-// Accumulation is in float32 (mma_kernel.h), rounded to f16 at the end for an f16 D.
+// Accumulation is in float32 (mma_kernel.h), rounded to f16 at the end for an f16 D; or as in fused_sum.h.
 void execute_wgmma(const Wgmma& op, const SharedView& shared, std::span<const uint32_t> a, std::span<uint32_t> d);
 
 }  // namespace jaxbw::emulator

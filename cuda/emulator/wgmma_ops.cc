@@ -151,6 +151,7 @@ void issue(Step& s, const Instruction& in) {
     op.negate_a = in.detail & kNegateA;
     op.negate_b = in.detail & kNegateB;
     op.accumulate = scale;
+    op.fused_sum = s.machine.options().fused_sums;
     op.b = decode_wgmma_shared_descriptor(row64(s, in.s[1])[0]);
     if (op.a_in_registers)
       operation->a_registers = kWgmmaARegisters;
@@ -239,6 +240,8 @@ void decode_wgmma_mma(Decoder& d) {
   if (sign(4)) d.out.detail |= kNegateA;
   if (sign(5)) d.out.detail |= kNegateB;
   size_t at = 6;
+  if (at < d.operands() && d.type(1) != Type::k_f16 && d.type(1) != Type::k_bf16)
+    d.fail("takes no imm-trans: its operands are K-major, as all but f16 and bf16 are (PTX 9.7.15.5.2)");
   if (!a_registers && at < d.operands() && d.constant(at++)) d.out.detail |= kTransposeA;
   if (at < d.operands() && d.constant(at++)) d.out.detail |= kTransposeB;
   if (at != d.operands()) d.fail("has too many operands");

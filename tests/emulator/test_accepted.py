@@ -87,13 +87,19 @@ def test_mixed_precision(operation: str, name: str, dtype: Any) -> None:
     ],
 )
 def test_conversion_to_and_from_small_floats(name: str, dtype: Any, largest: float) -> None:
-    rng = np.random.default_rng(7)
-    numbers = np.concatenate([VALUES, rng.normal(size=224).astype(F32) * largest / 3])
+    # Every value, the ties between them, and what lies next to these; positive and negative.
+    sizes = np.unique(np.abs(np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)))
+    finite = sizes[np.isfinite(sizes)]
+    ties = (finite[1:] + finite[:-1]) / 2
+    near = [np.nextafter(ties, F32(side)) for side in (-math.inf, math.inf)]
+    numbers = np.concatenate([finite, ties, *near])
+    numbers = np.concatenate([VALUES, numbers, -numbers])
     register, bits = ("%b0", 4) if name == "e2m1x2" else ("%h0", 8)
     declare = ".reg .b8 %b0; "
     widen = "mov.b32 %r0, {%b0, %b0, %b0, %b0};" if bits == 4 else "cvt.u32.u16 %r0, %h0;"
     body = f"{declare} mov.b32 %f0, %r1; cvt.rn.satfinite.{name}.f32 {register}, %f0, 0f3F800000;"
-    out = run(body + widen, numbers, block=256)
+    halves = [numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]]
+    out = np.concatenate([run(body + widen, half, block=len(half)) for half in halves])
     with np.errstate(all="ignore"):
         want = np.clip(numbers, -largest, largest).astype(dtype).view(np.uint8)
     # A NaN becomes the format's, or its largest value.
@@ -114,11 +120,19 @@ def test_conversion_to_and_from_small_floats(name: str, dtype: Any, largest: flo
     assert np.array_equal(low, decoded, equal_nan=True)
 
 
-def test_conversion_of_halves_to_fp8() -> None:
-    pairs = np.array([[1, -2], [448, 500], [0.0625, math.nan]] * 16, np.float16)[:32]
-    out = run("cvt.rn.satfinite.e4m3x2.f16x2 %h0, %r1; cvt.u32.u16 %r0, %h0;", pairs)
-    clipped = np.clip(pairs, -448, 448).astype(ml_dtypes.float8_e4m3fn)
-    want = clipped.view(np.uint8).astype(np.uint32) & np.where(np.isnan(pairs), 0x7F, 0xFF)
+@pytest.mark.parametrize(
+    ("name", "dtype", "largest"),
+    [("e4m3x2", ml_dtypes.float8_e4m3fn, 448), ("e5m2x2", ml_dtypes.float8_e5m2, 57344)],
+)
+def test_conversion_of_halves_to_fp8(name: str, dtype: Any, largest: float) -> None:
+    # Every sign and exponent, five bits of mantissa, and the last bit, which breaks ties.
+    bits = np.arange(2**11, dtype=np.uint16) << 5
+    pairs = np.stack([bits, bits | 1], 1).view(np.float16)
+    body = f"cvt.rn.satfinite.{name}.f16x2 %h0, %r1; cvt.u32.u16 %r0, %h0;"
+    out = np.concatenate([run(body, part, block=1024) for part in np.split(pairs, 2)])
+    with np.errstate(all="ignore"):
+        clipped = np.clip(pairs, -largest, largest).astype(np.float32).astype(dtype)
+    want = np.where(np.isnan(pairs), 0x7F, clipped.view(np.uint8)).astype(np.uint32)
     assert (out == (want[:, 0] | want[:, 1] << 8)).all()
 
 

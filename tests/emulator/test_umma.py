@@ -72,6 +72,9 @@ def cases() -> Iterator[Case]:
     small = [Format.E4M3, Format.E5M2, Format.E2M3, Format.E3M2, Format.E2M1]
     for a, b in itertools.product(small, small):
         yield Case(a, b, 128, 32)
+    for a, b in ((Format.E4M3, Format.E5M2), (Format.E5M2, Format.E4M3)):
+        for majors, swizzle in itertools.product(["kk", "km", "mk", "mm"], plain):
+            yield Case(a, b, 256, 64, 2, swizzle, swizzle, majors[0], majors[1])
     yield Case(Format.F16, Format.F16, 128, 64, f32_result=False)
     yield Case(Format.F16, Format.F16, 128, 64, 2, f32_result=False)
     yield Case(Format.E4M3, Format.E5M2, 64, 64, f32_result=False, negate_a=True)

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxbw import emulator
+
 from .datapath_reference import (
     SHARED_BASE,
     Memory,
@@ -20,6 +22,7 @@ from .datapath_reference import (
     write_tile,
 )
 from .mma_reference import DTYPES, Format, Swizzle, operand
+from .ptx import module
 
 Major = datapath.OperandMajor
 NO_REGISTERS = np.zeros(0, np.uint32)
@@ -81,6 +84,9 @@ def cases() -> Iterator[Case]:
         for swizzle in swizzles:
             yield Case(number, number, n, swizzle)
         yield Case(number, number, n, a_in_registers=True)
+    for swizzle in swizzles:
+        yield Case(Format.E4M3, Format.E5M2, 136, swizzle)
+        yield Case(Format.E5M2, Format.E4M3, 136, swizzle)
     for number, majors in itertools.product([Format.BF16, Format.F16], ["kk", "km"]):
         yield Case(number, number, 256, b_major=majors[1], a_in_registers=True)
     yield Case(Format.F16, Format.F16, 72, f32_result=False)
@@ -195,6 +201,20 @@ def test_refuses_illegal_combinations(changes: dict[str, Any], rule: str) -> Non
     }
     with pytest.raises(RuntimeError, match=rule):
         datapath.Wgmma(**(arguments | changes)).check()
+
+
+@pytest.mark.parametrize("types", ["e4m3.e4m3", "e4m3.e5m2", "e5m2.e4m3", "e5m2.e5m2", "tf32.tf32"])
+@pytest.mark.parametrize("trans", [0, 1])
+def test_eight_bits_and_tf32_are_k_major_only(types: str, trans: int) -> None:
+    k = 8 if types.startswith("tf32") else 32
+    body = (
+        ".reg .b32 %d<4>; mov.b64 %rd0, 0;"
+        f"wgmma.mma_async.sync.aligned.m64n8k{k}.f32.{types} {{%d0, %d1, %d2, %d3}}, %rd0, %rd0, "
+        f"0, 1, 1, {trans}, {trans};"
+    )
+    loaded = module(body)
+    with pytest.raises(emulator.EmulatorError, match="its operands are K-major, as all but f16"):
+        loaded.launch("kernel", grid=1, block=128, args=[emulator.empty(4, np.uint32)])
 
 
 @given(

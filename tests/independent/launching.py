@@ -12,6 +12,7 @@ from jaxbw import emulator
 
 Array = np.ndarray[Any, Any]
 BF16, F16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 SCHEDULES = [("eager", 0), ("latest", 0), ("pct", 1), *[("random", seed) for seed in range(4)]]
 
 
@@ -57,7 +58,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Problem:
-    """`[m, k]` by `[k, n]`; an operand may be stored transposed."""
+    """`[m, k]` by `[k, n]`; an operand may be stored transposed.
+
+    `dtype` is that of both operands and the result; of fp8, the rhs may have its own, and the
+    result is bf16.
+    """
 
     m: int
     n: int
@@ -65,6 +70,13 @@ class Problem:
     dtype: np.dtype[Any] = BF16
     lhs_transposed: bool = False
     rhs_transposed: bool = False
+    rhs_dtype: np.dtype[Any] | None = None
+
+    @property
+    def dtypes(self) -> tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]]:
+        """Of lhs, rhs and result."""
+        rhs = self.dtype if self.rhs_dtype is None else self.rhs_dtype
+        return self.dtype, rhs, BF16 if self.dtype.itemsize == 1 else self.dtype
 
     def operands(self) -> tuple[Array, Array]:
         """Small integers: their matmuls and sums are exact in float32, in any order."""
@@ -106,13 +118,14 @@ def launcher(kernel: Kernel, problem: Problem) -> Callable[..., emulator.Report]
     """
     module = emulator.Module(kernel.ptx)
     lhs, rhs = problem.operands()
-    result = emulator.empty((problem.m, problem.n), problem.dtype)
+    lhs_dtype, rhs_dtype, dtype = problem.dtypes
+    result = emulator.empty((problem.m, problem.n), dtype)
     arguments = kernel.arguments(
-        _stored(lhs, problem.lhs_transposed, problem.dtype),
-        _stored(rhs, problem.rhs_transposed, problem.dtype),
+        _stored(lhs, problem.lhs_transposed, lhs_dtype),
+        _stored(rhs, problem.rhs_transposed, rhs_dtype),
         result,
     )
-    expected = (lhs @ rhs).astype(problem.dtype)
+    expected = (lhs @ rhs).astype(dtype)
 
     def launch(**options: Any) -> emulator.Report:
         result.view(np.uint8)[...] = 0xA5

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from . import launching
-from .launching import F16, Problem
+from .launching import E4M3, E5M2, F16, Problem
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,6 +61,24 @@ def test_triton_with_descriptors(
     problem: Problem, block: tuple[int, int, int], specialize: bool
 ) -> None:
     kernel = language("triton", "triton").descriptors(problem, block, specialize=specialize)
+    check(kernel, problem)
+
+
+@pytest.mark.parametrize("lhs", [E4M3, E5M2])
+@pytest.mark.parametrize("rhs", [E4M3, E5M2])
+@pytest.mark.parametrize("target", ["HOPPER", "BLACKWELL"])
+def test_triton_with_fp8(lhs: Any, rhs: Any, target: str) -> None:
+    triton = language("triton", "triton")
+    problem = Problem(200, 80, 208, lhs, rhs_transposed=True, rhs_dtype=rhs)
+    kernel = triton.descriptors(problem, (128, 64, 64), target=getattr(triton, target))
+    assert ("wgmma" if target == "HOPPER" else "kind::f8f6f4") in kernel.ptx
+    check(kernel, problem)
+
+
+@pytest.mark.parametrize(("lhs_transposed", "rhs_transposed"), [(True, False), (False, False)])
+def test_triton_with_fp8_along_m_and_n(lhs_transposed: bool, rhs_transposed: bool) -> None:
+    problem = Problem(208, 144, 208, E4M3, lhs_transposed, rhs_transposed, E5M2)
+    kernel = language("triton", "triton").descriptors(problem, (128, 128, 64))
     check(kernel, problem)
 
 

@@ -7,9 +7,10 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from .launching import BF16, Kernel, Problem, tensor_map
+from .launching import BF16, E4M3, E5M2, F16, Kernel, Problem, tensor_map
 
-BLACKWELL = GPUTarget("cuda", 100, 32)
+BLACKWELL, HOPPER = GPUTarget("cuda", 100, 32), GPUTarget("cuda", 90, 32)
+TYPES = {BF16: "bf16", F16: "fp16", E4M3: "fp8e4nv", E5M2: "fp8e5"}
 # Of the metadata that Triton's own launcher encodes tensor maps from.
 SWIZZLES = (0, 32, 64, 128)
 
@@ -76,25 +77,24 @@ def descriptor_arguments(compiled: Any, *arrays: Any) -> list[Any]:
     return arguments
 
 
-def _compile(function: Any, types: list[str], constants: dict[str, Any], stages: int) -> Any:
+def _compile(
+    function: Any, types: list[str], constants: dict[str, Any], stages: int, target: Any = BLACKWELL
+) -> Any:
     names = function.arg_names
     signature = dict(zip(names, [*types, "i32", "i32", "i32"], strict=False))
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(function, signature, constants)
     options = dict(num_warps=4, num_stages=stages, enable_fp_fusion=True)
-    return triton.compile(source, target=BLACKWELL, options=options)
+    return triton.compile(source, target=target, options=options)
 
 
 def _blocks(block: tuple[int, int, int]) -> dict[str, Any]:
     return dict(zip(("block_m", "block_n", "block_k"), block, strict=True))
 
 
-def _type(problem: Problem) -> str:
-    return "bf16" if problem.dtype == BF16 else "fp16"
-
-
 def pointers(problem: Problem, block: tuple[int, int, int], stages: int = 3) -> Kernel:
-    compiled = _compile(matmul_pointers, [f"*{_type(problem)}"] * 3, _blocks(block), stages)
+    types = [f"*{TYPES[dtype]}" for dtype in problem.dtypes]
+    compiled = _compile(matmul_pointers, types, _blocks(block), stages)
     return Kernel(
         ptx=compiled.asm["ptx"],
         cubin=compiled.asm["cubin"],
@@ -112,6 +112,7 @@ def descriptors(
     stages: int = 3,
     specialize: bool = False,
     programs: int = 3,
+    target: Any = BLACKWELL,
 ) -> Kernel:
     m, n, k = block
     shapes = [
@@ -124,8 +125,11 @@ def descriptors(
         rhs_transposed=problem.rhs_transposed,
         specialize=specialize,
     )
-    types = [f"tensordesc<{_type(problem)}[{rows}, {columns}]>" for rows, columns in shapes]
-    compiled = _compile(matmul_descriptors, types, constants, stages)
+    types = [
+        f"tensordesc<{TYPES[dtype]}[{rows}, {columns}]>"
+        for dtype, (rows, columns) in zip(problem.dtypes, shapes, strict=True)
+    ]
+    compiled = _compile(matmul_descriptors, types, constants, stages, target)
     sizes = [problem.m, problem.n, problem.k, 0, 0]
     return Kernel(
         ptx=compiled.asm["ptx"],

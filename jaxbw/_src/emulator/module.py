@@ -75,6 +75,7 @@ class Module:
         sm_count: int = 4,
         step_limit: int = 1 << 36,
         trace: bool = False,
+        sums: str = "float32",
     ) -> Report:
         """Runs a grid to its end.
 
@@ -93,6 +94,9 @@ class Module:
           sm_count: SMs of the emulated GPU. A CTA fills one.
           step_limit: warp instructions after which the launch is given up.
           trace: remember what happened when, for `Report.timeline`; about 200 bytes an event.
+          sums: of wgmma and tcgen05.mma: "float32", term by term, fast; or "fused", as tensor cores
+            add: the terms of one instruction, each truncated to 25 fraction bits of the largest
+            (13 for fp8 on Hopper), at once (arXiv 2511.10909, 2512.07004).
         Raises:
           EmulatorError: the kernel did something from which there is no going on (an access out of
             bounds, a deadlock, an instruction used against its rules), or uses an instruction that
@@ -133,6 +137,7 @@ class Module:
             sm_count,
             step_limit,
             trace,
+            {"float32": False, "fused": True}[sums],
         )
         report = make_report(core)
         if error:

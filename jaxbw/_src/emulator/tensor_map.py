@@ -28,7 +28,9 @@ def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
 
 
 def _element_type(dtype: np.dtype[Any]) -> Any:
-    return getattr(_core.datapath.TensorMapType, dtype.name.upper())
+    # CUDA has no type for 8-bit floats: they are bytes.
+    name = "uint8" if dtype.name.startswith("float8") else dtype.name
+    return getattr(_core.datapath.TensorMapType, name.upper())
 
 
 @dataclass(frozen=True)

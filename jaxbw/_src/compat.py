@@ -19,6 +19,7 @@ import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
+from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.array import ArrayImpl as _ArrayImpl
 from jax._src.interpreters import ad as _ad
@@ -35,7 +36,7 @@ from jax._src.sharding_impls import canonicalize_sharding as _canonicalize_shard
 from jax._src.xla_metadata_lib import current_xla_metadata as _current_metadata
 from jax.ad_checkpoint import Offloadable, Recompute
 from jax.experimental.xla_metadata import set_xla_metadata as _set_metadata
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import mlir, xla
 from jax.interpreters import partial_eval as _partial_eval
@@ -283,9 +284,56 @@ def inlined(params: Mapping[str, Any]) -> Any:
     Args:
       params: of the function's primitive.
     """
+    return params["jaxpr"] if params["inline"] is INLINED and is_unplaced(params) else None
+
+
+def is_unplaced(params: Mapping[str, Any]) -> bool:
+    """Whether a jitted function, by its primitive's parameters, says nothing of shardings."""
     names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
-    is_plain = all(x is None or isinstance(x, _Unspecified) for name in names for x in params[name])
-    return params["jaxpr"] if params["inline"] is INLINED and is_plain else None
+    return all(x is None or isinstance(x, _Unspecified) for name in names for x in params[name])
+
+
+def is_on_device(equation: Any) -> bool:
+    """Whether an equation is computed where the others are, and not by `compute_on`."""
+    return getattr(equation.ctx, "compute_type", None) is None
+
+
+def is_explicit(aval: Any) -> bool:
+    """Whether an array lies in a mesh that has axes of the explicit mode."""
+    return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
+
+
+def closed(program: Any) -> Any:
+    """A jaxpr in an equation's parameters, as one with its constants; from jax 0.12 on all are."""
+    return program if hasattr(program, "consts") else ClosedJaxpr(program, ())
+
+
+def bind_equation(equation: Any, read: Callable[[Any], Any]) -> list[Any]:
+    """The results of an equation, bound as it was traced: its marks, scopes, and source."""
+    operands = map(read, equation.invars)
+    name_stack = _source_info.current_name_stack() + equation.source_info.name_stack
+    with (
+        _source_info.user_context(equation.source_info.traceback, name_stack=name_stack),
+        equation.ctx.manager,
+    ):
+        given = equation.primitive.get_bind_params(equation.params)
+        functions, params = given if isinstance(given, tuple) else ((), given)
+        results = equation.primitive.bind(*functions, *operands, **params)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def retraced(function: Callable[..., Any], program: Any) -> Any:
+    """A program by another function, of the same kind; itself where types would not be the same."""
+    before = closed(program)
+    after = jax.make_jaxpr(function)(*before.in_avals)
+    is_same = (after.in_avals, after.out_avals, after.effects) == (
+        before.in_avals,
+        before.out_avals,
+        before.effects,
+    )
+    if not is_same or len(after.consts):
+        return program
+    return after if hasattr(program, "consts") else after.jaxpr
 
 
 def choose_transposition(primitive: Primitive, choose: Callable[..., Any]) -> None:

@@ -156,7 +156,7 @@ CASES: dict[str, tuple[Function, tuple[Any, ...], Fused]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_kernel_does_all(case: str) -> None:
-    """What it does; and values and gradients, of wide types to what their sums may differ by."""
+    """What it does; and values and gradients: in float64, too, where nothing may differ."""
     function, args, expected = CASES[case]
     fast = jaxbw.accelerate(function, fuse=True)
     assert fused(fast, *args) == sorted(expected)
@@ -165,7 +165,9 @@ def test_one_kernel_does_all(case: str) -> None:
         assert custom_calls(fast, *args) == in_text
 
     if case == "cond, while":  # has no reverse mode
-        np.testing.assert_allclose(*(np.float32(f(*args)) for f in (fast, function)), atol=4 * HALF)
+        np.testing.assert_allclose(
+            np.float32(fast(*args)), np.float32(function(*args)), atol=4 * HALF
+        )
         return
 
     def both(f: Function, *args: Any) -> Any:
@@ -177,7 +179,8 @@ def test_one_kernel_does_all(case: str) -> None:
         exact = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float64)), args)
         if case not in ("linen", "nnx", "equinox", "a vector", "narrowed"):  # who say their dtype
             wanted, got = (jax.jit(partial(both, f))(*exact) for f in (function, fast))
-            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), got, wanted)
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-14), got, wanted)
+    # Up to eight roundings in a row, of values and again of gradients.
     wanted, got = (jax.jit(partial(both, f))(*args) for f in (function, fast))
     for x, y in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):
         x, y = np.float32(x), np.float32(y)
@@ -215,7 +218,7 @@ ALONE: dict[str, Function] = {
     "a name": lambda x, w: jax.nn.relu(jax.ad_checkpoint.checkpoint_name(x @ w, "z")),
     "squared": lambda x, w: (y := x @ w) + y,
     "along rows": lambda x, w: x @ w + x[0, :, :1],
-    "itself differentiated": lambda x, w: jax.vjp(lambda x: jax.nn.silu(x @ w), x)[0],
+    "itself differentiated": jax.grad(lambda x, w: jax.nn.silu(x @ w).sum()),
     "jaxbw's own choice": lambda x, w: jax.nn.relu(jaxbw.matmul(x, w)),
 }
 
@@ -223,10 +226,6 @@ ALONE: dict[str, Function] = {
 @pytest.mark.parametrize("case", ALONE)
 def test_what_is_left(case: str) -> None:
     fast = jaxbw.accelerate(ALONE[case], fuse=True)
-    if case == "itself differentiated":
-        fast = jaxbw.accelerate(
-            lambda x, w: jax.grad(lambda x: jax.nn.silu(x @ w).sum())(x), fuse=True
-        )
     assert not any(fused(fast, X, W))
     assert custom_calls(fast, X, W) >= 1
 
@@ -269,5 +268,5 @@ def test_arguments_that_are_no_arrays_and_settings_inside() -> None:
 
 def test_a_block_cannot() -> None:
     with pytest.raises(TypeError, match=r"jaxbw.accelerate\(function, fuse=True\)"):
-        with jaxbw.accelerate(fuse=True):  # type: ignore[attr-defined]
+        with jaxbw.accelerate(fuse=True):
             pass

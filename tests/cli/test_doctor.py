@@ -141,14 +141,15 @@ def test_missing_and_damaged_ptx_fails_the_self_test(copy: Path) -> None:
 
 
 def test_a_kernel_that_computes_wrongly_is_found(copy: Path) -> None:
-    """Of well-formed PTX: bias and residual are subtracted."""
+    """Of well-formed PTX: what is to be added is subtracted, accumulators of narrow tiles too."""
     for path in list((copy / "jaxbw" / "kernels").glob("jaxbw_sm90_bf16_*.ptx")):
         changed = kernel_file(copy, path.name)
         changed.write_text(changed.read_text().replace("add.f32", "sub.f32"))
     told = damaged(copy)
     (problem,) = told["problems"]
     assert problem["what"].startswith(
-        "the self-test of emulator-sm90 fails for bias, relu, residual ("
+        "the self-test of emulator-sm90 fails for matmul, transposed operands, unaligned rows, "
+        "bias, relu, residual ("
     )
     assert "elements are wrong" in problem["what"]
     assert "--json prints, and open an issue" in problem["remedy"]

@@ -9,7 +9,7 @@ policy belongs to are left alone.
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -49,29 +49,47 @@ def fusing(function: Callable[..., Any]) -> Callable[..., Any]:
         given = [leaves[i] for i in arrays]
         with accelerate.block():
             traced, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*given)
-            results = _evaluate(traced, *given)
+            results = _rewriting(traced).evaluate(*given)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     return call
 
 
-def _evaluate(program: ClosedJaxpr, *args: Any) -> list[Any]:
+class _Rewriting(NamedTuple):
+    """A program, the matmuls that are fused in it, and its equations with theirs rewritten."""
+
+    program: ClosedJaxpr
+    found: list[Fusion]
+    equations: list[JaxprEqn]
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is fused, in it or in a program within."""
+        pairs = zip(self.equations, self.program.jaxpr.eqns, strict=True)
+        return bool(self.found) or any(x is not y for x, y in pairs)
+
+    def evaluate(self, *args: Any) -> list[Any]:
+        """The results."""
+        jaxpr, consts = self.program.jaxpr, self.program.consts
+        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else values[atom]
+
+        last = {max(each.eaten): each for each in self.found}
+        eaten = {i for each in self.found for i in each.eaten}
+        for i, equation in enumerate(self.equations):
+            if (fusion := last.get(i)) is not None:
+                values[fusion.out] = _bind(fusion, read)
+            elif i not in eaten:
+                results = compat.bind_equation(equation, read)
+                values.update(zip(equation.outvars, results, strict=True))
+        return [read(x) for x in jaxpr.outvars]
+
+
+def _rewriting(program: ClosedJaxpr) -> _Rewriting:
     jaxpr = program.jaxpr
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *args), strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
-
-    found = [*fusions(jaxpr)]
-    last = {max(each.eaten): each for each in found}
-    eaten = {i for each in found for i in each.eaten}
-    for i, equation in enumerate(jaxpr.eqns):
-        if (fusion := last.get(i)) is not None:
-            values[fusion.out] = _bind(fusion, read)
-        elif i not in eaten:
-            results = compat.bind_equation(_with_bodies(equation), read)
-            values.update(zip(equation.outvars, results, strict=True))
-    return [read(x) for x in jaxpr.outvars]
+    return _Rewriting(program, [*fusions(jaxpr)], [*map(_with_bodies, jaxpr.eqns)])
 
 
 def _bind(fusion: Fusion, read: Callable[[Any], Any]) -> Any:
@@ -89,32 +107,20 @@ def _bind(fusion: Fusion, read: Callable[[Any], Any]) -> Any:
 
 def _with_bodies(equation: JaxprEqn) -> JaxprEqn:
     """An equation with fused matmuls in its programs; itself where there are none."""
-    programs = _programs(equation)
-    if not any(map(_has_any, programs)):
+    name = _BODIES.get(equation.primitive)
+    if name is None or equation.params.get("policy") is not None:
         return equation
-    name = _BODIES[equation.primitive]
-    after: Any = tuple(map(_rewritten, programs))
-    after = after if isinstance(equation.params[name], tuple) else after[0]
-    rewritten: JaxprEqn = equation.replace(params={**equation.params, name: after})
+    value = equation.params[name]
+    before = value if isinstance(value, tuple) else (value,)
+    after = tuple(map(_rewritten, before))
+    if all(x is y for x, y in zip(after, before, strict=True)):
+        return equation
+    params = {**equation.params, name: after if isinstance(value, tuple) else after[0]}
+    rewritten: JaxprEqn = equation.replace(params=params)
     return rewritten
 
 
-def _programs(equation: JaxprEqn) -> tuple[Any, ...]:
-    name = _BODIES.get(equation.primitive)
-    if name is None or equation.params.get("policy") is not None:
-        return ()
-    programs = equation.params[name]
-    return programs if isinstance(programs, tuple) else (programs,)
-
-
-def _has_any(program: Any) -> bool:
-    jaxpr = compat.closed(program).jaxpr
-    inner = (each for equation in jaxpr.eqns for each in _programs(equation))
-    return any(True for _ in fusions(jaxpr)) or any(map(_has_any, inner))
-
-
 def _rewritten(program: Any) -> Any:
-    if not _has_any(program):
-        return program
-    closed = compat.closed(program)
-    return compat.retraced(lambda *xs: _evaluate(closed, *xs), program)
+    """A program with its matmuls fused; itself where there are none."""
+    rewriting = _rewriting(compat.closed(program))
+    return compat.retraced(rewriting.evaluate, program) if rewriting.changes else program

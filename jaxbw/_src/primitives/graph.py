@@ -32,13 +32,13 @@ class Graph:
         """The equation that an operand comes from; None for one that comes from outside."""
         return None if isinstance(atom, Literal) else self.makers.get(atom)
 
-    def only_use(self, var: Any, *primitives: Any) -> tuple[int, JaxprEqn] | None:
-        """The one equation that reads a variable, once, if it is one of these."""
+    def only_use(self, var: Any, primitive: Any) -> tuple[int, JaxprEqn] | None:
+        """The one equation that reads a variable, once, if it is of this primitive."""
         use, *more = self.uses[var]
         if more or use < 0 or use in self.taken:
             return None
         equation = self.equations[use]
-        return (use, equation) if equation.primitive in primitives else None
+        return (use, equation) if equation.primitive is primitive else None
 
 
 def occurrence(graph: Graph, z: Any, pattern: Jaxpr) -> tuple[Any, frozenset[int]] | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flax")
+pytest.importorskip("flax", reason="the model is of Flax, which is missing")
 
 import sharded_training
 

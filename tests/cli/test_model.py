@@ -48,7 +48,7 @@ def test_a_small_matmul_is_bound_by_what_is_fixed(capsys: pytest.CaptureFixture[
 
 
 def test_trace_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib draws it, and is missing")
     trace, png = tmp_path / "out.json", tmp_path / "out.png"
     shown(capsys, "1024", "1024", "512", "--trace", str(trace), "--png", str(png))
     events = json.loads(trace.read_text())["traceEvents"]

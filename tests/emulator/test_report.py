@@ -101,7 +101,7 @@ def test_the_trace_is_one_that_perfetto_reads(traced: emulator.Report, tmp_path:
 
 
 def test_the_picture_is_drawn(traced: emulator.Report, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib draws it, and is missing")
     traced.timeline(png=tmp_path / "all.png", ctas=[0], window=(0, 5000))
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 

@@ -66,7 +66,7 @@ def cases(machine: Machine) -> dict[str, Machine]:
 
 def costs(machine: Machine, matmul: Matmul, config: GemmConfig) -> dict[str, Cost]:
     """Of a configuration, in each case."""
-    work = workload(matmul.problem, swapped=config.swap_ab)
+    work = workload(matmul.problem, FAMILY, swapped=config.swap_ab)
     return {name: price(FAMILY, at, work, config).cost for name, at in cases(machine).items()}
 
 
@@ -109,7 +109,7 @@ def rastered(machine: Machine, matmul: Matmul, config: GemmConfig) -> GemmConfig
     """In the order of tiles that takes the least time."""
     orders = [(raster, swizzle) for raster in "mn" for swizzle in (1, 2, 4, 8, 16)]
     options = [dataclasses.replace(config, raster=r, swizzle=s) for r, s in orders]
-    work = workload(matmul.problem, swapped=config.swap_ab)
+    work = workload(matmul.problem, FAMILY, swapped=config.swap_ab)
     return min(options, key=lambda each: price(FAMILY, machine, work, each).cost.total)
 
 

@@ -12,11 +12,13 @@
 
 namespace jaxbw {
 
-// Element types. The values are those of the operand-format field of the sm_100 instruction descriptor: of kind::f16
-// for 16-bit types, and of kind::tf32 for kF32, whose operands are multiplied as TF32 (PTX 9.7.16.4.2).
-enum class DataType : uint32_t { kF16 = 0, kBF16 = 1, kF32 = 2 };
+// Element types. The low three bits are the operand-format field of the sm_100 instruction descriptor: of kind::f16 for
+// 16-bit types, of kind::tf32 for kF32, whose operands are multiplied as TF32, and of kind::f8f6f4 for 8-bit types
+// (PTX 9.7.16.4.2). These are JAX's float8_e4m3fn and float8_e5m2; they are types of operands only.
+enum class DataType : uint32_t { kF16 = 0, kBF16 = 1, kF32 = 2, kE4M3 = 8, kE5M2 = 9 };
 
-constexpr uint32_t size_bytes(DataType type) { return type == DataType::kF32 ? 4 : 2; }
+constexpr bool is_8bit(DataType type) { return type >= DataType::kE4M3; }
+constexpr uint32_t size_bytes(DataType type) { return is_8bit(type) ? 1 : type == DataType::kF32 ? 4 : 2; }
 
 // Which dimension of an operand is contiguous in memory: K, or the other one (M of A, N of B).
 // The values are those of the transpose bits of wgmma and of the sm_100 instruction descriptor.
@@ -122,8 +124,9 @@ struct GemmParams {
   uint32_t accumulators;  // TMEM ring: 1 or 2 (sm_100)
 
   Scheduler scheduler;
-  DataType input;          // read at run time by sm_100 kernels only; sm_90 has it in the instruction
-  Major a_major, b_major;  // likewise
+  // Where the instruction fixes them, as sm_90's does but for the types of 8 bits, these are not read.
+  DataType a_type, b_type;
+  Major a_major, b_major;
 
   Epilogue epilogue;
   EpilogueResult output, saved_output[2];

@@ -30,6 +30,8 @@ class DataType(Enum):
     F16 = 0
     BF16 = 1
     F32 = 2
+    E4M3 = 8
+    E5M2 = 9
 
 class Major(Enum):
     """The dimension of an operand that is contiguous in memory: K, or the other one."""
@@ -154,8 +156,10 @@ class Problem:
         rhs_batched: bool = True,
         lhs_major: Major = ...,
         rhs_major: Major = ...,
-        input: DataType = ...,
+        lhs: DataType = ...,
+        rhs: DataType = ...,
         output: DataType = ...,
+        promoted: bool = False,
         alpha: float = 1.0,
         beta: float = 0.0,
         c: DataType | None = None,
@@ -363,7 +367,7 @@ def plan_many(
       are there, 2 a launch behind).
     """
 
-def check_problem(problem: Problem) -> Violation | None:
+def check_problem(family: str, problem: Problem) -> Violation | None:
     """The rule that forbids a problem, whatever the configuration; None where none does."""
 
 def complete_config(

@@ -51,7 +51,7 @@ class Measurements:
             if not rows:
                 continue
             configs = [measured[i].config for i in rows]
-            work = workload(matmul.problem, swapped=swapped)
+            work = workload(matmul.problem, machine.family, swapped=swapped)
             raster = np.array([config.raster == "n" for config in configs], np.int64)
             swizzle = np.array([config.swizzle for config in configs], np.int64)
             table = Candidates.of(configs, machine.family, work.itemsize)

@@ -16,7 +16,6 @@ constexpr uint64_t field(uint64_t value, uint32_t first, uint32_t width) {
 
 constexpr uint32_t kMmaKBytes = 32;                           // of one instruction, whatever the type
 constexpr uint32_t kMmasPerSpan = kSwizzleSpan / kMmaKBytes;  // instructions along K in a swizzle span
-constexpr uint32_t kMma16BitK = kMmaKBytes / 2;               // of one instruction, elements
 
 // What is added to an operand's descriptor, in its units of 16 bytes, from one instruction along K to the next, and
 // after each swizzle span.
@@ -26,17 +25,16 @@ struct DescriptorSteps {
 
 constexpr DescriptorSteps descriptor_steps(const OperandTile& tile) {
   if (tile.major == Major::kMN) {
-    const uint32_t mma = kMma16BitK * tile.row_bytes;  // the rows of k of one instruction
+    const uint32_t mma = kMmaKBytes / tile.element_bytes * tile.row_bytes;  // the rows of k of one instruction
     return {mma >> 4, kMmasPerSpan * mma >> 4};
   }
   return {kMmaKBytes >> 4, tile.block_bytes() >> 4};
 }
 
-// ... and from one MMA tile of `rows` M indices to the next, where a CTA's tile of A has several. (MN-major operands
-// are of 16 bits.)
+// ... and from one MMA tile of `rows` M indices to the next, where a CTA's tile of A has several.
 constexpr uint64_t descriptor_mma_tile_step(const OperandTile& tile, uint32_t rows) {
-  const uint32_t bytes =
-      tile.major == Major::kK ? rows * tile.row_bytes : rows / (tile.row_bytes / 2) * tile.block_bytes();
+  const uint32_t bytes = tile.major == Major::kK ? rows * tile.row_bytes
+                                                 : rows / (tile.row_bytes / tile.element_bytes) * tile.block_bytes();
   return bytes >> 4;
 }
 
@@ -76,11 +74,11 @@ struct UmmaOperand {
   uint32_t first, mma_tile_step, span_step, step;
 };
 
-// PTX 9.7.16.4.2, table for kind::f16 and kind::tf32, float32 accumulators.
-constexpr uint32_t umma_instruction(DataType input, Major a_major, Major b_major, uint32_t m, uint32_t n) {
+// PTX 9.7.16.4.2, table for kind::f16, kind::tf32 and kind::f8f6f4, float32 accumulators.
+constexpr uint32_t umma_instruction(DataType a, DataType b, Major a_major, Major b_major, uint32_t m, uint32_t n) {
   return static_cast<uint32_t>(field(1, 4, 2)                                  // D: float32
-                               | field(static_cast<uint64_t>(input), 7, 3)     // A's format
-                               | field(static_cast<uint64_t>(input), 10, 3)    // B's format
+                               | field(static_cast<uint64_t>(a), 7, 3)         // A's format
+                               | field(static_cast<uint64_t>(b), 10, 3)        // B's format
                                | field(static_cast<uint64_t>(a_major), 15, 1)  // A MN-major
                                | field(static_cast<uint64_t>(b_major), 16, 1)  // B MN-major
                                | field(n >> 3, 17, 6) | field(m >> 4, 24, 5));
@@ -95,7 +93,10 @@ static_assert(wgmma_descriptor(0x400, kHalfSpans) == 0x8000'0020'0100'0040);
 static_assert(umma_descriptor(0x400, kKMajor) == 0x4000'4040'0001'0040);
 static_assert(umma_descriptor(0x400, kMnMajor) == 0x4000'4040'0200'0040);
 static_assert(umma_descriptor(0x400, kMnMajor) >> 32 == kUmmaDescriptorHigh);
-static_assert(umma_instruction(DataType::kBF16, Major::kK, Major::kMN, 256, 256) == 0x1041'0490);
+constexpr OperandTile k8Bit = operand_tile(Major::kMN, DataType::kE5M2, 128, 1);
+static_assert(descriptor_steps(k8Bit).mma == 4096 >> 4 && descriptor_steps(kMnMajor).mma == 2048 >> 4);
+static_assert(umma_instruction(DataType::kBF16, DataType::kBF16, Major::kK, Major::kMN, 256, 256) == 0x1041'0490);
+static_assert(umma_instruction(DataType::kE4M3, DataType::kE5M2, Major::kK, Major::kK, 128, 256) == 0x0840'0410);
 }  // namespace descriptors_check
 
 }  // namespace jaxbw

@@ -84,6 +84,9 @@ JAXBW_DEVICE void with_type(DataType type, const Function& function) {
       return function.template operator()<DataType::kBF16>();
     case DataType::kF32:
       return function.template operator()<DataType::kF32>();
+    case DataType::kE4M3:
+    case DataType::kE5M2:
+      break;  // operands only
   }
 }
 

@@ -65,6 +65,7 @@ class RowCopy {
  private:
   JAXBW_DEVICE void copy_elements(uint32_t v) const {
     constexpr uint32_t kElements = kRepackVector / sizeof(Element);
+#pragma unroll 1
     for (uint32_t i = v * kElements; i < columns_ && i < (v + 1) * kElements; ++i) destination_[i] = source_[i];
   }
 
@@ -112,6 +113,55 @@ JAXBW_DEVICE void transpose_piece(const RepackCopy& p, uint32_t piece) {
   for (uint32_t k = y; k < kTile; k += kStep) {
     if (i + k < p.rows && j + x < p.columns) {
       destination[uint64_t{i + k} * p.destination_pitch + j + x] = tile[x * kPitch + k];
+    }
+  }
+  __syncthreads();
+}
+
+// Bytes 0..3 of the result are byte `index` of each word.
+JAXBW_DEVICE uint32_t gather_byte(const uint32_t (&words)[4], uint32_t index) {
+  const uint32_t select = index | (4 + index) << 4;
+  return __byte_perm(__byte_perm(words[0], words[1], select), __byte_perm(words[2], words[3], select), 0x5410);
+}
+
+// Of bytes: a thread turns blocks of four by four in its registers, so that memory is accessed by words.
+template <>
+JAXBW_DEVICE void transpose_piece<uint8_t>(const RepackCopy& p, uint32_t piece) {
+  constexpr uint32_t kTile = kRepackTransposeTile, kWords = kTile / 4;
+  constexpr uint32_t kPitch = kWords + 1;
+  static_assert(kRepackThreads == kWords * kWords, "a thread has one block of a tile");
+  __shared__ uint32_t tile[kTile * kPitch];
+  const uint32_t x = threadIdx.x % kWords, y = threadIdx.x / kWords;
+  const uint32_t tiles_i = (p.rows + kTile - 1) / kTile, tiles_j = (p.columns + kTile - 1) / kTile;
+  const uint32_t i = piece % tiles_i * kTile, j = piece / tiles_i % tiles_j * kTile;
+  const uint64_t first_row = uint64_t{piece / tiles_i / tiles_j} * p.rows;  // of the batch index
+  const auto* source = static_cast<const uint8_t*>(p.source) + first_row * p.columns;
+  auto* destination = static_cast<uint8_t*>(p.destination) + first_row * p.destination_pitch;
+  const uint32_t from = i + 4 * x;
+  uint32_t words[4];
+#pragma unroll
+  for (uint32_t k = 0; k < 4; ++k) {
+    const uint32_t row = j + 4 * y + k;
+    const uint8_t* at = source + uint64_t{row} * p.rows + from;
+    words[k] = 0;
+    if (row >= p.columns) continue;
+    if (p.rows % 4 == 0) {
+      if (from < p.rows) words[k] = *reinterpret_cast<const uint32_t*>(at);
+    } else {
+#pragma unroll 1
+      for (uint32_t byte = 0; byte < 4 && from + byte < p.rows; ++byte) words[k] |= uint32_t{at[byte]} << 8 * byte;
+    }
+  }
+#pragma unroll
+  for (uint32_t k = 0; k < 4; ++k) tile[(4 * x + k) * kPitch + y] = gather_byte(words, k);
+  __syncthreads();
+#pragma unroll
+  for (uint32_t k = 0; k < 4; ++k) {
+    const uint32_t row = y + k * kWords, column = j + 4 * x;
+    // A row's pitch is a multiple of 16 bytes: a word that begins in it ends in it.
+    if (i + row < p.rows && column < p.columns) {
+      *reinterpret_cast<uint32_t*>(destination + uint64_t{i + row} * p.destination_pitch + column) =
+          tile[row * kPitch + x];
     }
   }
   __syncthreads();

@@ -33,6 +33,8 @@ namespace jaxbw::sm100 {
 
 using Kind = ptx::UmmaKind;
 
+constexpr uint32_t element_bytes(Kind kind) { return kind == Kind::k8Bit ? 1 : kind == Kind::k16Bit ? 2 : 4; }
+
 enum Warp : uint32_t { kLoadWarp = 0, kMultiplyWarp = 1, kScheduleWarp = 2, kTmemWarp = 3, kFirstEpilogueWarp = 4 };
 static_assert(kFirstEpilogueWarp % 4 == 0, "epilogue warp w reaches the TMEM lanes 32 (w % 4) ...");
 static_assert(kFirstEpilogueWarp + kSm100Epilogue.warps == kWarps);
@@ -83,7 +85,8 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t tmem) {
   const uint32_t mma_rows = context.mma_rows(), stage_step = context.layout.stage_bytes() >> 4;
   const UmmaOperand a(context.a(0), context.a_tile(), mma_rows), b(context.b(0), context.b_tile(), mma_rows);
   const uint32_t a_to_b = b.first - a.first;  // from lower word to lower word, in every stage: one cursor serves both
-  const uint32_t instruction = umma_instruction(p.input, p.a_major, p.b_major, mma_rows * kCtaGroup, p.block_n);
+  const uint32_t instruction =
+      umma_instruction(p.a_type, p.b_type, p.a_major, p.b_major, mma_rows * kCtaGroup, p.block_n);
   const auto sources = static_cast<uint16_t>(context.cluster.source_mask(context.rank));
   const auto group = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
   const uint32_t k_blocks = context.k_blocks(), k_spans = kOneSpan ? 1 : p.k_spans;
@@ -178,7 +181,8 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   cluster.cta_group = kCtaGroup;  // known at compile time
   const Context context{{params, cluster, ptx::cluster_rank(),
                          storage_layout(params.block_m / kCtaGroup, params.b_columns, params.k_spans, kSm100Epilogue),
-                         ptx::shared_address(shared_memory), Profile(profile)}};
+                         ptx::shared_address(shared_memory), Profile(profile)},
+                        element_bytes(kKind)};
   const uint32_t warp = ptx::warp_index();
   uint32_t tmem = 0;
 

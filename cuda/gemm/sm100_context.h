@@ -39,6 +39,8 @@ struct KBlocks {
 };
 
 struct Context : KernelContext<kSm100Epilogue> {
+  uint32_t element_bytes;  // of the operands
+
   JAXBW_DEVICE RingBarriers stages() const {
     return {control(offsetof(Control, stage_full)), control(offsetof(Control, stage_empty))};
   }
@@ -63,14 +65,15 @@ struct Context : KernelContext<kSm100Epilogue> {
   JAXBW_DEVICE OperandTile a_tile() const { return tile(params.a_major, cta_rows()); }
   JAXBW_DEVICE OperandTile b_tile() const { return tile(params.b_major, params.b_columns); }
   JAXBW_DEVICE OperandTile tile(Major major, uint32_t extent) const {
-    if (major == Major::kK) return {major, kSwizzleSpan, extent, params.k_spans};
-    return {major, kSwizzleSpan, block_k(), extent * size_bytes(params.input) / kSwizzleSpan};
+    if (major == Major::kK) return {major, element_bytes, kSwizzleSpan, extent, params.k_spans};
+    return {major, element_bytes, kSwizzleSpan, block_k(), extent / span()};
   }
 
   // Steps of the main loop over all of K; each fills one stage, and is this many elements deep.
-  JAXBW_DEVICE uint32_t block_k() const { return params.k_spans * span_elements(params.input); }
+  JAXBW_DEVICE uint32_t span() const { return kSwizzleSpan / element_bytes; }
+  JAXBW_DEVICE uint32_t block_k() const { return params.k_spans * span(); }
   JAXBW_DEVICE uint32_t k_blocks() const {
-    const uint32_t span = span_elements(params.input), spans = (params.k + span - 1) / span;
+    const uint32_t spans = (params.k + span() - 1) / span();
     return params.k_spans == 1 ? spans : (spans + params.k_spans - 1) / params.k_spans;  // a division is slow
   }
 

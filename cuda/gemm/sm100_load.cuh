@@ -31,11 +31,10 @@ class OperandLoads {
         multicast_(share.peers.value > 1),
         mask_(static_cast<uint16_t>(share.mask)),
         box_bytes_(tile.block_bytes()),
-        box_x_(span_elements(context.params.input)) {
-    const uint32_t span_bytes = size_bytes(context.params.input);  // of 128
-    boxes_ = k_major_ ? tile.blocks : extent * span_bytes / kSwizzleSpan;
+        box_x_(context.span()) {
+    boxes_ = k_major_ ? tile.blocks : extent / context.span();
     row_ = share.peer * ((k_major_ ? extent : tile.rows) / share.peers);
-    offset_ = row_ * kSwizzleSpan + first * (k_major_ ? kSwizzleSpan : span_bytes * tile.rows);
+    offset_ = row_ * kSwizzleSpan + first * (k_major_ ? kSwizzleSpan : context.element_bytes * tile.rows);
     step_ = context.block_k();
   }
 

@@ -37,8 +37,9 @@
 namespace jaxbw::sm90 {
 
 // How an operand's part of a stage lies in shared memory.
+template <Config kConfig>
 constexpr OperandTile stage_tile(Major major, uint32_t extent) {
-  return operand_tile(major, DataType::kF16, extent, 1);
+  return operand_tile(major, kConfig.input, extent, 1);
 }
 
 // What the load role brings.
@@ -104,10 +105,10 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const uint32_t rank = context.rank;
   const bool gated = p.tile_columns != kConfig.block_n;  // what says so by name is far from all that is needed here
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
-  const OperandTile b_tile = stage_tile(kConfig.b_major, kConfig.block_n);
+  const OperandTile b_tile = stage_tile<kConfig>(kConfig.b_major, kConfig.block_n);
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
   Loaders load{{p.a,
-                stage_tile(kConfig.a_major, p.block_m),
+                stage_tile<kConfig>(kConfig.a_major, p.block_m),
                 kConfig.input,
                 0,
                 p.block_m,
@@ -124,7 +125,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     const WorkItem item = work_item(p, number);
     const KPart part = context.k_part(number);
     const Tile origin = cta_origin(p, cluster, item.tile, rank);
-    load.start_at(origin, part.first_block(k_blocks) * kBlockK, p);
+    load.start_at(origin, part.first_block(k_blocks) * kConfig.block_k(), p);
     const uint32_t blocks = part.block_count(k_blocks);
     if (multicast_a && multicast_b) {
       fill_stages<true, true>(context, load, at, blocks, first);
@@ -191,50 +192,92 @@ class Stagger {
 // Multiply role's main loop: accumulators = A * B over `blocks` stages, of whose rows this warpgroup's start at
 // `first_row`. One group of wgmmas stays in flight while the next stage is awaited, so the tensor core does not run
 // dry. Calls `meanwhile` beside the MMAs of every block, with its number, and `issued` once nothing more is awaited.
-template <Config kConfig, typename Meanwhile, typename Issued>
+//
+// Where sums are promoted, those of each block are waited for and added to the accumulators, beside MMAs of the other
+// warpgroup.
+template <Config kConfig, DataType kA, DataType kB, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t blocks,
                            uint32_t first_row, StageReader& reader, const Meanwhile& meanwhile, const Issued& issued) {
-  using Wgmma = ptx::Wgmma<kConfig.input, kConfig.block_n>;
-  constexpr OperandTile kA = stage_tile(kConfig.a_major, kConfig.warpgroup_rows);
-  constexpr OperandTile kB = stage_tile(kConfig.b_major, kConfig.block_n);
-  constexpr DescriptorSteps kASteps = descriptor_steps(kA), kBSteps = descriptor_steps(kB);
-  const uint64_t to_first_row = descriptor_mma_tile_step(kA, first_row);
-  constexpr uint32_t kSets = kConfig.accumulator_sets();
-  float other[kConfig.accumulators()];  // the second set, if there is one
+  using Wgmma = ptx::Wgmma<kA, kB, kConfig.block_n>;
+  constexpr OperandTile kATile = stage_tile<kConfig>(kConfig.a_major, kConfig.warpgroup_rows);
+  constexpr OperandTile kBTile = stage_tile<kConfig>(kConfig.b_major, kConfig.block_n);
+  constexpr DescriptorSteps kASteps = descriptor_steps(kATile), kBSteps = descriptor_steps(kBTile);
+  const uint64_t to_first_row = descriptor_mma_tile_step(kATile, first_row);
+  constexpr bool kPromoted = kConfig.promoted;
+  constexpr uint32_t kSets = kPromoted ? 1 : kConfig.accumulator_sets();
+  float other[kConfig.accumulators()];  // the second set, or the sums of a block
+  const auto add_other = [&] {
+#pragma unroll
+    for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] += other[i];
+  };
+  if constexpr (is_8bit(kConfig.input)) {
+    // Undefined registers at the head of one loop are nothing to ptxas; of several loops, it serializes the wgmmas.
+#pragma unroll
+    for (float& sum : accumulators) sum = 0;
+#pragma unroll
+    for (float& sum : other) sum = 0;
+  }
   uint32_t previous = 0;
   for (uint32_t block = 0; block < blocks; ++block) {
     context.profile.enter(Activity::kAwaitFull, block);
     const uint32_t slot = reader.acquire();
     context.profile.enter(Activity::kMultiply, block);
-    const uint64_t a = wgmma_descriptor(context.a(slot), kA) + to_first_row;
-    const uint64_t b = wgmma_descriptor(context.b(slot), kB);
+    const uint64_t a = wgmma_descriptor(context.a(slot), kATile) + to_first_row;
+    const uint64_t b = wgmma_descriptor(context.b(slot), kBTile);
     ptx::wgmma_fence();
 #pragma unroll
     for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
-      float (&sums)[kConfig.accumulators()] = step % kSets == 0 ? accumulators : other;
+      float (&sums)[kConfig.accumulators()] = !kPromoted && step % kSets == 0 ? accumulators : other;
       for_each_step<Wgmma::kRegisters, kConfig.accumulators()>([&]<uint32_t kFirst>() {
-        constexpr uint64_t kBelow = descriptor_mma_tile_step(kA, kFirst / Wgmma::kRegisters * kWgmmaRows);
+        constexpr uint64_t kBelow = descriptor_mma_tile_step(kATile, kFirst / Wgmma::kRegisters * kWgmmaRows);
         Wgmma::template issue<kConfig.a_major, kConfig.b_major>(
             reinterpret_cast<float (&)[Wgmma::kRegisters]>(sums[kFirst]), a + kBelow + step * kASteps.mma,
-            b + step * kBSteps.mma, block > 0 || step >= kSets);
+            b + step * kBSteps.mma, (!kPromoted && block > 0) || step >= kSets);
       });
     }
     ptx::wgmma_commit_group();
-    if (block > 0) {
-      context.profile.enter(Activity::kAwaitMultiply, block - 1);
-      ptx::wgmma_wait_group<1>();
-      reader.release(previous);
+    if constexpr (kPromoted) {
+      meanwhile(block);
+      if (block + 1 == blocks) issued();
+      context.profile.enter(Activity::kAwaitMultiply, block);
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_fence_registers(other);
+      reader.release(slot);
+      add_other();
+    } else {
+      if (block > 0) {
+        context.profile.enter(Activity::kAwaitMultiply, block - 1);
+        ptx::wgmma_wait_group<1>();
+        reader.release(previous);
+      }
+      meanwhile(block);
+      previous = slot;
     }
-    meanwhile(block);
-    previous = slot;
   }
+  if constexpr (kPromoted) return;
   issued();
   context.profile.enter(Activity::kAwaitMultiply, blocks - 1);
   ptx::wgmma_wait_group<0>();
   reader.release(previous);
-  if constexpr (kSets == 2) {
-#pragma unroll
-    for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] += other[i];
+  if constexpr (kSets == 2) add_other();
+}
+
+// Calls function.operator()<kA, kB>() with the types of the operands.
+template <Config kConfig, typename Function>
+JAXBW_DEVICE void with_operand_types(const GemmParams& p, const Function& function) {
+  if constexpr (!is_8bit(kConfig.input)) {
+    function.template operator()<kConfig.input, kConfig.input>();
+  } else {
+    const auto with_type = [](DataType type, const auto& next) {
+      if (type == DataType::kE4M3) {
+        next.template operator()<DataType::kE4M3>();
+      } else {
+        next.template operator()<DataType::kE5M2>();
+      }
+    };
+    with_type(p.a_type, [&]<DataType kA>() {
+      with_type(p.b_type, [&]<DataType kB>() { function.template operator()<kA, kB>(); });
+    });
   }
 }
 
@@ -293,20 +336,22 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     if (path == EpiloguePath::kGeneral && item.parts == 1 && !cluster.shared()) {
       prefetch_terms<kConfig.block_n>(p, tile, row, kConfig.wgmmas());
     }
-    multiply<kConfig>(
-        accumulators, context, blocks, warpgroup_in_tile * kConfig.warpgroup_rows, reader,
-        [&](uint32_t block) {
-          delayed.store_one();
-          if (!stagger.stops_behind(block)) return;
-          context.profile.enter(Activity::kAwaitTurn);
-          turn.await();
-        },
-        [&] {
-          if (pingpong) reader.await_full(p.residual_stages);
-          if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
-          delayed.await_buffers();
-          if (path == EpiloguePath::kElementwise) bias.load(p, tile, row);
-        });
+    with_operand_types<kConfig>(p, [&]<DataType kA, DataType kB>() {
+      multiply<kConfig, kA, kB>(
+          accumulators, context, blocks, warpgroup_in_tile * kConfig.warpgroup_rows, reader,
+          [&](uint32_t block) {
+            delayed.store_one();
+            if (!stagger.stops_behind(block)) return;
+            context.profile.enter(Activity::kAwaitTurn);
+            turn.await();
+          },
+          [&] {
+            if (pingpong) reader.await_full(p.residual_stages);
+            if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
+            delayed.await_buffers();
+            if (path == EpiloguePath::kElementwise) bias.load(p, tile, row);
+          });
+    });
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
@@ -367,7 +412,8 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{{params, without_pairs(params.cluster), ptx::cluster_rank(),
                          storage_layout(params.block_m, kConfig.block_n, 1, kSm90Epilogue),
-                         ptx::shared_address(shared_memory), Profile(profile)}};
+                         ptx::shared_address(shared_memory), Profile(profile)},
+                        kConfig.block_k()};
   const uint32_t warp = ptx::warp_index();
   if (warp < kWarpgroupWarps) {
     if (warp == kPrefetchWarp && ptx::elect_one()) {  // before all else, as the first load waits for it

@@ -13,12 +13,14 @@ namespace jaxbw::sm90 {
 
 // What the instruction fixes at compile time; the rest is in GemmParams.
 struct Config {
-  DataType input;
+  DataType input;  // kE4M3 stands for both types of 8 bits: GemmParams says which, and the kernel has a loop for each
   Major a_major, b_major;
   uint32_t warpgroup_rows, block_n;
+  bool promoted;  // of 8 bits: a block of K is summed by itself, and added to the accumulators in float32
 
   constexpr uint32_t wgmmas() const { return warpgroup_rows / kWgmmaRows; }  // of a warpgroup, one below the other
   constexpr uint32_t accumulators() const { return wgmmas() * block_n / 2; }
+  constexpr uint32_t block_k() const { return span_elements(input); }  // a stage is one swizzle span deep
 
   // Sets of accumulators that the steps of K take in turn: a narrow wgmma ends sooner than one behind it on the same
   // accumulators may begin. Measured on an H200: 4 % of the time of 64 x 64 tiles, nothing from 96 columns on.
@@ -32,7 +34,6 @@ constexpr uint32_t kThreads = (1 + kConsumerWarpgroups) * kWarpgroupWarps * ptx:
 // Named barriers; 0 is __syncthreads'. Of those of turns and of warpgroups there is one for each warpgroup.
 constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2,
                    kFirstWarpgroupBarrier = kFirstTurnBarrier + kConsumerWarpgroups;
-constexpr uint32_t kBlockK = span_elements(DataType::kF16);  // a stage is one swizzle span deep
 
 // A CTA is launched with the registers that ptxas gives all its threads alike: 168 at most, as 384 threads share 65536.
 // What the load warps return of them, the multiplying ones may take; asking for more would wait for ever.
@@ -51,6 +52,8 @@ static_assert(sizeof(Control) <= kControlBytes);
 
 // What every role knows.
 struct Context : KernelContext<kSm90Epilogue> {
+  uint32_t block_k;  // elements
+
   JAXBW_DEVICE RingBarriers ring() const {
     return {control(offsetof(Control, full)), control(offsetof(Control, empty))};
   }
@@ -61,7 +64,7 @@ struct Context : KernelContext<kSm90Epilogue> {
   JAXBW_DEVICE uint32_t cluster_index() const { return blockIdx.x / cluster.ctas; }
   JAXBW_DEVICE uint32_t cluster_count() const { return gridDim.x / cluster.ctas; }
 
-  JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + kBlockK - 1) / kBlockK; }
+  JAXBW_DEVICE uint32_t k_blocks() const { return (params.k + block_k - 1) / block_k; }
   JAXBW_DEVICE KPart k_part(uint32_t item) const { return jaxbw::k_part(params, item, cluster.k, cluster.part(rank)); }
 
   // Stages that a work item takes: its blocks of K and behind them what is loaded of the residual.

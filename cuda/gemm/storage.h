@@ -121,6 +121,7 @@ constexpr uint32_t sm90_warpgroup_rows(uint32_t block_m, bool pingpong) {
 //         ...      block 0         block 1              ...      block 0         block 1
 struct OperandTile {
   Major major;
+  uint32_t element_bytes;
   uint32_t row_bytes;  // of a block
   uint32_t rows;       // of a block: M or N indices (K-major), or k (MN-major)
   uint32_t blocks;
@@ -131,9 +132,10 @@ struct OperandTile {
 
 // `extent`: M or N indices of one CTA's part of a tile.
 constexpr OperandTile operand_tile(Major major, DataType input, uint32_t extent, uint32_t k_spans) {
-  if (major == Major::kK) return {major, kSwizzleSpan, extent, k_spans};
+  const uint32_t bytes = size_bytes(input);
+  if (major == Major::kK) return {major, bytes, kSwizzleSpan, extent, k_spans};
   const uint32_t row_bytes = extent % span_elements(input) == 0 ? kSwizzleSpan : kHalfSpan;
-  return {major, row_bytes, k_spans * span_elements(input), extent * size_bytes(input) / row_bytes};
+  return {major, bytes, row_bytes, k_spans * span_elements(input), extent * bytes / row_bytes};
 }
 
 // sm_100: the columns that a CTA loads to multiply `columns` of B. A swizzle has to be the same for all of an

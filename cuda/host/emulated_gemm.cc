@@ -76,8 +76,11 @@ emulator::TensorMapType encoded_type(DataType type) {
       return emulator::TensorMapType::kBf16;
     case DataType::kF32:
       return emulator::TensorMapType::kF32;
+    case DataType::kE4M3:
+    case DataType::kE5M2:
+      break;
   }
-  return emulator::TensorMapType::kU8;  // not reached: check_launch refuses other values
+  return emulator::TensorMapType::kU8;
 }
 
 emulator::Swizzle encoded_swizzle(uint32_t bytes) {

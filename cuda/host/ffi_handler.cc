@@ -35,6 +35,10 @@ std::optional<DataType> data_type(ffi::DataType type) {
       return DataType::kBF16;
     case ffi::DataType::F32:
       return DataType::kF32;
+    case ffi::DataType::F8E4M3FN:
+      return DataType::kE4M3;
+    case ffi::DataType::F8E5M2:
+      return DataType::kE5M2;
     default:
       return std::nullopt;
   }

@@ -27,7 +27,8 @@ struct GemmProblem {
   uint64_t batch = 0, m = 0, n = 0, k = 0;
   bool a_batched = true, b_batched = true;  // false: one matrix for every batch index
   Major a_major = Major::kK, b_major = Major::kMN;
-  DataType input = DataType::kBF16, output = DataType::kBF16;
+  DataType a_type = DataType::kBF16, b_type = DataType::kBF16, output = DataType::kBF16;
+  bool promoted = false;  // sm_90, operands of 8 bits: sums of a block of K are added up in float32
   float alpha = 1, beta = 0;
   bool factors_in_memory = false;  // these are numbers on the device instead: alpha, and beta where there is a C
   std::optional<DataType> c = std::nullopt, bias = std::nullopt, residual = std::nullopt;
@@ -137,6 +138,9 @@ class InstancesOfProblem {
   // The one that a configuration launches; null where there is none.
   const KernelInstance* find(const GemmConfig& config) const;
 
+  // Why there is none.
+  Violation missing(const GemmConfig& config) const;
+
  private:
   std::vector<const KernelInstance*> instances_;
 };
@@ -155,7 +159,7 @@ uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& confi
 
 constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
-inline uint32_t block_k(const GemmProblem& p, const GemmConfig& c) { return c.k_spans * span_elements(p.input); }
+inline uint32_t block_k(const GemmProblem& p, const GemmConfig& c) { return c.k_spans * span_elements(p.a_type); }
 
 // Columns of D in a tile.
 inline uint32_t tile_columns(const GemmProblem& p, const GemmConfig& c) { return p.gated ? c.block_n / 2 : c.block_n; }
@@ -197,7 +201,7 @@ StoreBox store_box(const KernelFamily& family, const GemmProblem& problem, const
 
 // A problem, whatever its configuration; a configuration, whatever the problem; and both, each of which is legal. The
 // problem is as it is launched (as_launched), but in the first.
-Verdict check_problem(const GemmProblem& problem);
+Verdict check_problem(const KernelFamily& family, const GemmProblem& problem);
 Verdict check_config(const KernelFamily& family, const GemmConfig& config);
 Verdict check_launched(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config);
 

@@ -18,9 +18,15 @@ size_t operand_count(const GemmAttributes& a) {
 }
 
 Status check_flags(const GemmAttributes& a) {
-  const std::pair<const char*, int32_t> flags[] = {
-      {"has_c", a.has_c}, {"has_bias", a.has_bias}, {"bias_along_m", a.bias_along_m}, {"has_residual", a.has_residual},
-      {"gated", a.gated}, {"save", a.save},         {"lhs_major", a.lhs_major},       {"rhs_major", a.rhs_major}};
+  const std::pair<const char*, int32_t> flags[] = {{"has_c", a.has_c},
+                                                   {"has_bias", a.has_bias},
+                                                   {"bias_along_m", a.bias_along_m},
+                                                   {"has_residual", a.has_residual},
+                                                   {"gated", a.gated},
+                                                   {"save", a.save},
+                                                   {"lhs_major", a.lhs_major},
+                                                   {"rhs_major", a.rhs_major},
+                                                   {"promoted", a.promoted}};
   for (const auto& [name, value] : flags) {
     if (value != 0 && value != 1) return invalid("attribute ", name, " is ", value, "; it is 0 or 1");
   }
@@ -48,9 +54,9 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
     return major == Major::kK ? Dims{batch, extent, p.k} : Dims{batch, p.k, extent};
   };
   const Dims rhs = stored(p.b_batched, p.b_major, p.n), result{p.batch, p.m, p.n};
-  add(true, "lhs", p.input, stored(p.a_batched, p.a_major, p.m), false, &Buffers::a);
-  add(true, "rhs", p.input, rhs, false, &Buffers::b);
-  add(p.gated, "rhs_up", p.input, rhs, false, &Buffers::b_up);
+  add(true, "lhs", p.a_type, stored(p.a_batched, p.a_major, p.m), false, &Buffers::a);
+  add(true, "rhs", p.b_type, rhs, false, &Buffers::b);
+  add(p.gated, "rhs_up", p.b_type, rhs, false, &Buffers::b_up);
   add(p.c.has_value(), "c", p.c, result, false, &Buffers::c);
   add(p.bias.has_value(), "bias", p.bias, {p.bias_along_m ? p.m : p.n}, false, &Buffers::bias);
   add(p.residual.has_value(), "residual", p.residual, result, false, &Buffers::residual);
@@ -81,6 +87,13 @@ Status match(const char* kind, std::span<const Array> given, std::span<const Cal
   return Status();
 }
 
+// A type that the kernel takes: all of its have one size.
+DataType type_for(const KernelInstance& instance) {
+  return instance.input == "tf32"             ? DataType::kF32
+         : instance.input.starts_with("8bit") ? DataType::kE4M3
+                                              : DataType::kBF16;
+}
+
 // A negative value becomes a huge one, which gemm_rules.cc refuses.
 GemmConfig config_of(const GemmAttributes& attributes) {
   GemmConfig config{.kernel = attributes.kernel};
@@ -90,7 +103,8 @@ GemmConfig config_of(const GemmAttributes& attributes) {
   if (const KernelInstance* instance = find_instance(attributes.kernel); instance != nullptr && config.cta_group != 0) {
     const GemmProblem problem{.a_major = static_cast<Major>(attributes.lhs_major),
                               .b_major = static_cast<Major>(attributes.rhs_major),
-                              .input = instance->input == "tf32" ? DataType::kF32 : DataType::kBF16,
+                              .a_type = type_for(*instance),
+                              .b_type = type_for(*instance),
                               .gated = attributes.gated != 0};
     const KernelFamily* family = find_family(instance->family);
     config.b_columns = b_columns(*family, as_launched(problem, config), config);
@@ -110,7 +124,8 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
                             .save = p.save,
                             .activation = static_cast<int32_t>(p.activation),
                             .lhs_major = static_cast<int32_t>(p.a_major),
-                            .rhs_major = static_cast<int32_t>(p.b_major)};
+                            .rhs_major = static_cast<int32_t>(p.b_major),
+                            .promoted = p.promoted};
 #define JAXBW_FIELD(name, ...) attributes.name = static_cast<int32_t>(config.name);
   JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
@@ -122,7 +137,8 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
   const std::string shapes = concat("lhs ", shape(lhs.dims), ", rhs ", shape(rhs.dims), ": ");
   const auto extent = [](const Array& array, int axis) { return static_cast<uint64_t>(array.dims[axis]); };
   if (lhs.dims.size() != 3 || rhs.dims.size() != 3) return invalid(shapes, "they have rank 3");
-  if (!lhs.type || lhs.type != rhs.type) return invalid(shapes, "they have one dtype, f16, bf16 or f32");
+  const bool same = lhs.type && (lhs.type == rhs.type || (rhs.type && is_8bit(*lhs.type) && is_8bit(*rhs.type)));
+  if (!same) return invalid(shapes, "they have one dtype, f16, bf16 or f32, or 8 bits each, e4m3 or e5m2");
   const bool a_k_major = attributes.lhs_major == 0, b_k_major = attributes.rhs_major == 0;
   GemmProblem problem{.batch = std::max(extent(lhs, 0), extent(rhs, 0)),
                       .m = extent(lhs, a_k_major ? 1 : 2),
@@ -130,7 +146,9 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
                       .k = extent(lhs, a_k_major ? 2 : 1),
                       .a_major = static_cast<Major>(attributes.lhs_major),
                       .b_major = static_cast<Major>(attributes.rhs_major),
-                      .input = *lhs.type,
+                      .a_type = *lhs.type,
+                      .b_type = *rhs.type,
+                      .promoted = attributes.promoted != 0,
                       .alpha = attributes.alpha,
                       .beta = attributes.beta,
                       .bias_along_m = attributes.bias_along_m != 0,
@@ -165,7 +183,7 @@ Result<GemmProblem> read_operands(const GemmAttributes& attributes, std::span<co
   for (const auto& [name, present, type] : optional) {
     if (present == 0) continue;
     *type = operands[next++].type;
-    if (!*type) return invalid(name, " is not f16, bf16 or f32");
+    if (!*type || is_8bit(**type)) return invalid(name, " is not f16, bf16 or f32");
   }
   return problem;
 }
@@ -175,7 +193,8 @@ Result<GemmCall> read_call(const GemmAttributes& attributes, std::span<const Arr
   Result<GemmProblem> problem = read_operands(attributes, operands);
   if (!problem.ok()) return problem.status();
   GemmProblem whole = std::move(problem).take();
-  if (results.empty() || !results[0].type) return invalid("the result is f16, bf16 or f32");
+  if (results.empty() || !results[0].type || is_8bit(*results[0].type))
+    return invalid("the result is f16, bf16 or f32");
   whole.output = *results[0].type;
   const Result<GemmPlan> plan = plan_call(whole, config_of(attributes));
   if (!plan.ok()) return plan.status();

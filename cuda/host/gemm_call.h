@@ -21,7 +21,8 @@ inline constexpr const char* kGemmTarget = "jaxbw_gemm_v3";
   X(save)                           \
   X(activation)                     \
   X(lhs_major)                      \
-  X(rhs_major)
+  X(rhs_major)                      \
+  X(promoted)
 
 // All attributes: these, and the fields of GemmConfig.
 struct GemmAttributes {

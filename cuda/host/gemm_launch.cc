@@ -62,9 +62,10 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.split_k = divisor(c.split_k);
   params.parts = divisor(c.split_k * c.cluster_k);
   params.work_items = static_cast<uint32_t>(work.items);
-  params.input = p.input;
-  params.a_major = operand_a(p).as_read().major;
-  params.b_major = operand_b(p).as_read().major;
+  params.a_type = p.a_type;
+  params.b_type = p.b_type;
+  params.a_major = operand_a(family, p).as_read().major;
+  params.b_major = operand_b(family, p).as_read().major;
   return params;
 }
 
@@ -145,15 +146,15 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   const auto repack_if_needed = [&](const Operand& operand, CUdeviceptr& address, uint64_t section) {
     if (!operand.repacked()) return false;
     RepackCopy& copy = launch.repack.copies[repacks++] = repack(operand, address, at.workspace + section);
-    const uint64_t of_copy = repack_pieces(copy, size_bytes(p.input));
+    const uint64_t of_copy = repack_pieces(copy, size_bytes(operand.type));
     copy.pieces = static_cast<uint32_t>(of_copy);
     pieces += of_copy;
     address = at.workspace + section;
     return true;
   };
-  repack_if_needed(operand_a(p), at.a, layout.a);
-  bool b_repacked = repack_if_needed(operand_b(p), at.b, layout.b);
-  if (p.gated) b_repacked |= repack_if_needed(operand_b(p), at.b_up, layout.b_up);
+  repack_if_needed(operand_a(*family, p), at.a, layout.a);
+  bool b_repacked = repack_if_needed(operand_b(*family, p), at.b, layout.b);
+  if (p.gated) b_repacked |= repack_if_needed(operand_b(*family, p), at.b_up, layout.b_up);
   if (pieces > UINT32_MAX) return invalid("operands of ", pieces, " pieces to repack are more than 32 bits count");
   launch.repack_blocks = static_cast<uint32_t>(std::min(pieces, kMaxRepackBlocks));
 
@@ -168,9 +169,9 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   // The repack waits for everything before it, as every kernel does that is launched without an overlap.
   params.b_is_ready = repacks != 0 && !b_repacked;
 
-  launch.views[0] = view_a(p, config, at.a);
-  launch.views[1] = view_b(p, config, "rhs", at.b);
-  if (p.gated) launch.views[2] = view_b(p, config, "rhs_up", at.b_up);
+  launch.views[0] = view_a(*family, p, config, at.a);
+  launch.views[1] = view_b(*family, p, config, "rhs", at.b);
+  if (p.gated) launch.views[2] = view_b(*family, p, config, "rhs_up", at.b_up);
   if (params.store_path == StorePath::kTma) {
     const StoreBox box = store_box(*family, p, config);
     launch.views[3] = view_like_result(p, box, "result", p.output, at.d);

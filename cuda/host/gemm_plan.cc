@@ -29,9 +29,9 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   const auto section = [&](uint64_t bytes) {
     return std::exchange(layout.bytes, layout.bytes + ceil_div(bytes, kSectionAlignment) * kSectionAlignment);
   };
-  layout.a = section(operand_a(p).repacked_bytes());
-  layout.b = section(operand_b(p).repacked_bytes());
-  layout.b_up = section(p.gated ? operand_b(p).repacked_bytes() : 0);
+  layout.a = section(operand_a(family, p).repacked_bytes());
+  layout.b = section(operand_b(family, p).repacked_bytes());
+  layout.b_up = section(p.gated ? operand_b(family, p).repacked_bytes() : 0);
   layout.partials = section(work.slices * c.split_k * work.slice_floats * sizeof(float));
   layout.counter_count = reduces_apart(family, c) ? 0 : work.slices;
   layout.counters = section(layout.counter_count * sizeof(uint32_t));
@@ -45,6 +45,7 @@ GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
   if (config.swap_ab == 0) return launched;
   std::swap(launched.m, launched.n);
   std::swap(launched.a_batched, launched.b_batched);
+  std::swap(launched.a_type, launched.b_type);
   std::swap(launched.a_major, launched.b_major);
   launched.bias_along_m = !problem.bias_along_m;
   return launched;
@@ -97,11 +98,12 @@ uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident
 
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {
   GemmConfig config = given;
-  if (Verdict broken = check_problem(problem)) return *std::move(broken);
+  if (Verdict broken = check_problem(family, problem)) return *std::move(broken);
   if (Verdict broken = check_config(family, config)) return *std::move(broken);
   const GemmProblem launched = as_launched(problem, config);
-  const KernelInstance* instance = InstancesOfProblem(family, launched).find(config);
-  if (instance == nullptr) return Violation{Rule::no_kernel};
+  const InstancesOfProblem instances(family, launched);
+  const KernelInstance* instance = instances.find(config);
+  if (instance == nullptr) return instances.missing(config);
   config.kernel = instance->name;
   config.b_columns = b_columns(family, launched, config);
   if (Verdict broken = check_launched(family, launched, config)) return *std::move(broken);

@@ -43,7 +43,24 @@ constexpr uint64_t kMaxArray = 1ull << 56;   // bytes: virtual addresses
 constexpr uint32_t kMaxMmaN = 256;           // columns of an MMA: PTX 9.7.16.2.1
 constexpr uint32_t kGatedStep = 32, kSm90GatedStep = 128;
 
-const char* name(DataType type) { return type == DataType::kF16 ? "f16" : type == DataType::kBF16 ? "bf16" : "f32"; }
+// "unknown" is what a problem has that check_problem refuses.
+const char* name(DataType type) {
+  switch (type) {
+    case DataType::kF16:
+      return "f16";
+    case DataType::kBF16:
+      return "bf16";
+    case DataType::kF32:
+      return "f32";
+    case DataType::kE4M3:
+      return "f8_e4m3";
+    case DataType::kE5M2:
+      return "f8_e5m2";
+  }
+  return "unknown";
+}
+
+bool is_known(DataType type) { return type <= DataType::kF32 || type == DataType::kE4M3 || type == DataType::kE5M2; }
 
 Violation broken(Rule rule, std::vector<std::pair<const char*, int64_t>> fields = {},
                  std::vector<uint32_t> takes = {}) {
@@ -258,8 +275,11 @@ const KernelFamily* family_of_kernel(std::string_view kernel) {
 
 InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched) {
   const bool is_sm90 = family.is_sm90();
-  const std::string_view of_type = name(launched.input), kind = launched.input == DataType::kF32 ? "tf32" : "16bit";
-  const char layout[] = {launched.a_major == Major::kK ? 'n' : 't', launched.b_major == Major::kMN ? 'n' : 't'};
+  const bool narrow = is_8bit(launched.a_type);
+  const std::string_view of_type = !narrow ? name(launched.a_type) : launched.promoted ? "8bit_promoted" : "8bit";
+  const std::string_view kind = narrow ? "8bit" : launched.a_type == DataType::kF32 ? "tf32" : "16bit";
+  const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
+                         operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
   for (const KernelInstance& instance : kKernelInstances) {
     if (instance.family != family.name || instance.role != "gemm") continue;
     if (instance.input != (is_sm90 ? of_type : kind)) continue;
@@ -276,9 +296,23 @@ const KernelInstance* InstancesOfProblem::find(const GemmConfig& c) const {
   return nullptr;
 }
 
+Violation InstancesOfProblem::missing(const GemmConfig& c) const {
+  std::vector<uint32_t> columns;
+  for (const KernelInstance* instance : instances_) {
+    if (instance->rows == c.warpgroup_rows()) columns.push_back(instance->columns);
+  }
+  std::ranges::sort(columns);
+  if (columns.empty()) return broken(Rule::no_kernel);
+  return broken(Rule::block_n_of_operands, {{"block_n", c.block_n}, {"rows", c.warpgroup_rows()}}, columns);
+}
+
 std::string_view repack_kernel(const KernelFamily& family, std::string_view kernel) {
-  const bool wide = find_instance(kernel)->input == "tf32";
-  return find_companion(family.name, "repack", wide ? "32bit" : "16bit")->name;
+  const std::string_view input = find_instance(kernel)->input;
+  return find_companion(family.name, "repack",
+                        input == "tf32"             ? "32bit"
+                        : input.starts_with("8bit") ? "8bit"
+                                                    : "16bit")
+      ->name;
 }
 
 std::string_view reduce_kernel(const KernelFamily& family) {
@@ -289,7 +323,7 @@ uint32_t b_columns(const KernelFamily& family, const GemmProblem& p, const GemmC
   const uint32_t columns = c.block_n / c.cta_group;
   // Of gate and up side by side, the tensor core would multiply what is loaded between them.
   if (family.is_sm90() || loads_both(p, c)) return columns;
-  return loaded_columns(operand_b(p).as_read().major, p.input, columns);
+  return loaded_columns(operand_b(family, p).as_read().major, p.b_type, columns);
 }
 
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
@@ -338,15 +372,16 @@ StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmC
                          epilogue_path(family, p, c, 0) == EpiloguePath::kCast, p.output);
 }
 
-Verdict check_problem(const GemmProblem& p) {
+Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
   if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0) return broken(Rule::empty);
-  if (p.input > DataType::kF32 || p.output > DataType::kF32) return broken(Rule::dtype);
+  const bool mixed = p.a_type != p.b_type && !(is_8bit(p.a_type) && is_8bit(p.b_type));
+  if (!is_known(p.a_type) || !is_known(p.b_type) || p.output > DataType::kF32 || mixed) return broken(Rule::dtype);
   if (p.activation > Activation::kGeluExact) {
     return broken(Rule::activation, {{"activation", static_cast<int64_t>(p.activation)}});
   }
   if (p.gated && p.c) return broken(Rule::gated_c);
-  Verdict verdict = check_extents(RuleOperand::kLhs, operand_a(p));
-  if (!verdict) verdict = check_extents(RuleOperand::kRhs, operand_b(p));
+  Verdict verdict = check_extents(RuleOperand::kLhs, operand_a(family, p));
+  if (!verdict) verdict = check_extents(RuleOperand::kRhs, operand_b(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kResult, p.output, p.batch, p.m, p.n);
   return verdict;
 }
@@ -374,8 +409,8 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
 Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Verdict verdict;
   if (p.gated) verdict = check_gated(family, c);
-  if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(p), c, a_extent(c), a_peers(c));
-  if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(p), c, b_extent(p, c), b_peers(c));
+  if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
+  if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(family, p), c, b_extent(p, c), b_peers(c));
   if (!verdict) verdict = check_stages(family, c);
   if (!verdict) verdict = check_parts(p, c);
   return verdict;
@@ -386,7 +421,7 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   if (request.batch_invariant && c.split_tail != 0) return broken(Rule::batch_invariant_tail);
   if (!request.block_k) {
     c.k_spans = 1;
-  } else if (const uint32_t span = span_elements(problem ? problem->input : DataType::kBF16),
+  } else if (const uint32_t span = span_elements(problem ? problem->a_type : DataType::kBF16),
              block_k = *request.block_k;
              family.is_sm90()) {
     if (block_k != span) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});
@@ -401,7 +436,7 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
       return broken(Rule::block_k, {{"block_k", block_k},
                                     {"span", span},
                                     {"most", kMaxKSpans * span},
-                                    {"itemsize", size_bytes(problem->input)}});
+                                    {"itemsize", size_bytes(problem->a_type)}});
     }
     c.k_spans = block_k / span;
   }

@@ -205,7 +205,9 @@ NB_MODULE(_native, m) {
   nb::enum_<DataType>(m, "DataType")
       .value("F16", DataType::kF16)
       .value("BF16", DataType::kBF16)
-      .value("F32", DataType::kF32);
+      .value("F32", DataType::kF32)
+      .value("E4M3", DataType::kE4M3)
+      .value("E5M2", DataType::kE5M2);
   nb::enum_<Major>(m, "Major").value("K", Major::kK).value("MN", Major::kMN);
   nb::enum_<Activation>(m, "Activation")
       .value("NONE", Activation::kNone)

@@ -1,7 +1,8 @@
 // The operands of a matmul: how they lie in memory, and how the kernels read them.
 //
-// TMA wants rows that start at multiples of 16 bytes, and TF32 wants its operands K-major (in the 128-byte swizzle;
-// other swizzles are not used here). What is neither is copied into the workspace first, by a repack kernel.
+// TMA wants rows that start at multiples of 16 bytes, and some instructions want their operands K-major: those of TF32
+// (in the 128-byte swizzle; other swizzles are not used here), and wgmma of 8 bits. What is neither is copied into the
+// workspace first, by a repack kernel.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +20,13 @@ struct Operand {
   DataType type;
   Major major;
   uint64_t extent, k, batch;
+  bool k_major_only = false;  // as its instruction takes it
 
   uint64_t columns() const { return major == Major::kK ? k : extent; }
   uint64_t rows() const { return major == Major::kK ? extent : k; }
   uint64_t row_bytes() const { return columns() * size_bytes(type); }
 
-  bool transposed() const { return type == DataType::kF32 && major == Major::kMN; }
+  bool transposed() const { return k_major_only && major == Major::kMN; }
   // Where there is one row, its distance to the next is never used.
   bool repacked() const { return transposed() || (row_bytes() % kTmaAlignment != 0 && (rows() > 1 || batch > 1)); }
 
@@ -45,11 +47,27 @@ struct Operand {
   uint64_t repacked_bytes() const { return repacked() ? batch * as_read().rows() * pitch() : 0; }
 };
 
+// PTX 9.7.15.5.1: wgmma has its transpose bits for 16-bit types only.
+inline bool takes_k_major_only(const KernelFamily& family, DataType type) {
+  return type == DataType::kF32 || (family.is_sm90() && is_8bit(type));
+}
+
+// As they are stored, and as the kernels of a family take them.
 inline Operand operand_a(const GemmProblem& p) {
-  return {"lhs", p.input, p.a_major, p.m, p.k, p.a_batched ? p.batch : 1};
+  return {"lhs", p.a_type, p.a_major, p.m, p.k, p.a_batched ? p.batch : 1};
 }
 inline Operand operand_b(const GemmProblem& p) {
-  return {"rhs", p.input, p.b_major, p.n, p.k, p.b_batched ? p.batch : 1};
+  return {"rhs", p.b_type, p.b_major, p.n, p.k, p.b_batched ? p.batch : 1};
+}
+inline Operand operand_a(const KernelFamily& family, const GemmProblem& p) {
+  Operand a = operand_a(p);
+  a.k_major_only = takes_k_major_only(family, a.type);
+  return a;
+}
+inline Operand operand_b(const KernelFamily& family, const GemmProblem& p) {
+  Operand b = operand_b(p);
+  b.k_major_only = takes_k_major_only(family, b.type);
+  return b;
 }
 
 }  // namespace jaxbw

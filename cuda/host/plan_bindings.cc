@@ -81,10 +81,10 @@ ConfigRequest request_of(const KernelFamily& family, nb::handle config, uint32_t
 }
 
 GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, bool lhs_batched, bool rhs_batched,
-                         Major lhs_major, Major rhs_major, DataType input, DataType output, float alpha, float beta,
-                         std::optional<DataType> c, std::optional<DataType> bias, bool bias_along_m,
-                         std::optional<DataType> residual, Activation activation, bool gated, bool save,
-                         bool factors_in_memory) {
+                         Major lhs_major, Major rhs_major, DataType lhs, DataType rhs, DataType output, bool promoted,
+                         float alpha, float beta, std::optional<DataType> c, std::optional<DataType> bias,
+                         bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated,
+                         bool save, bool factors_in_memory) {
   return {.batch = batch,
           .m = m,
           .n = n,
@@ -93,8 +93,10 @@ GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, boo
           .b_batched = rhs_batched,
           .a_major = lhs_major,
           .b_major = rhs_major,
-          .input = input,
+          .a_type = lhs,
+          .b_type = rhs,
           .output = output,
+          .promoted = promoted,
           .alpha = alpha,
           .beta = beta,
           .factors_in_memory = factors_in_memory,
@@ -130,7 +132,7 @@ std::variant<nb::dict, Violation> complete_config(const std::string& family_name
   if (!complete.ok()) return complete.violation();
   if (Verdict broken = check_config(family, *complete)) return *std::move(broken);
   nb::dict open;
-  open["block_k"] = complete->k_spans * span_elements(problem ? problem->input : DataType::kBF16);
+  open["block_k"] = complete->k_spans * span_elements(problem ? problem->a_type : DataType::kBF16);
   open["stages"] = complete->stages;
   open["accumulators"] = complete->accumulators;
   open["scheduler"] = kSchedulers[complete->scheduler];
@@ -153,8 +155,8 @@ nb::dict attributes_of(const GemmPlan& plan) {
 
 std::vector<const char*> repacked(const GemmPlan& plan) {
   std::vector<const char*> names;
-  if (operand_a(plan.problem).repacked()) names.push_back("lhs");
-  if (operand_b(plan.problem).repacked()) names.push_back("rhs");
+  if (operand_a(*plan.family, plan.problem).repacked()) names.push_back("lhs");
+  if (operand_b(*plan.family, plan.problem).repacked()) names.push_back("rhs");
   return names;
 }
 
@@ -299,7 +301,7 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
   const CandidateTable table(family, launched, columns, swap_ab);
   const size_t count = table.size();
   const InstancesOfProblem instances(family, launched);
-  const bool sound = !check_problem(problem);
+  const bool sound = !check_problem(family, problem);
   constexpr size_t kFields = static_cast<size_t>(GridField::gathered) + 1;
   std::vector<int64_t> values(kFields * count);
   for (size_t i = 0; i < count; ++i) {
@@ -373,19 +375,21 @@ void bind_plan(nb::module_& m) {
       .def(
           "__init__",
           [](GemmProblem* self, uint64_t batch, uint64_t rows, uint64_t n, uint64_t k, bool lhs_batched,
-             bool rhs_batched, Major lhs_major, Major rhs_major, DataType input, DataType output, float alpha,
-             float beta, std::optional<DataType> c, std::optional<DataType> bias, bool bias_along_m,
-             std::optional<DataType> residual, Activation activation, bool gated, bool save, bool factors_in_memory) {
-            new (self) GemmProblem(make_problem(batch, rows, n, k, lhs_batched, rhs_batched, lhs_major, rhs_major,
-                                                input, output, alpha, beta, c, bias, bias_along_m, residual, activation,
-                                                gated, save, factors_in_memory));
+             bool rhs_batched, Major lhs_major, Major rhs_major, DataType lhs, DataType rhs, DataType output,
+             bool promoted, float alpha, float beta, std::optional<DataType> c, std::optional<DataType> bias,
+             bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated, bool save,
+             bool factors_in_memory) {
+            new (self) GemmProblem(make_problem(batch, rows, n, k, lhs_batched, rhs_batched, lhs_major, rhs_major, lhs,
+                                                rhs, output, promoted, alpha, beta, c, bias, bias_along_m, residual,
+                                                activation, gated, save, factors_in_memory));
           },
           nb::kw_only(), nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("lhs_batched") = true,
           nb::arg("rhs_batched") = true, nb::arg("lhs_major") = Major::kK, nb::arg("rhs_major") = Major::kMN,
-          nb::arg("input") = DataType::kBF16, nb::arg("output") = DataType::kBF16, nb::arg("alpha") = 1.0f,
-          nb::arg("beta") = 0.0f, nb::arg("c") = nb::none(), nb::arg("bias") = nb::none(),
-          nb::arg("bias_along_m") = false, nb::arg("residual") = nb::none(), nb::arg("activation") = Activation::kNone,
-          nb::arg("gated") = false, nb::arg("save") = false, nb::arg("factors_in_memory") = false)
+          nb::arg("lhs") = DataType::kBF16, nb::arg("rhs") = DataType::kBF16, nb::arg("output") = DataType::kBF16,
+          nb::arg("promoted") = false, nb::arg("alpha") = 1.0f, nb::arg("beta") = 0.0f, nb::arg("c") = nb::none(),
+          nb::arg("bias") = nb::none(), nb::arg("bias_along_m") = false, nb::arg("residual") = nb::none(),
+          nb::arg("activation") = Activation::kNone, nb::arg("gated") = false, nb::arg("save") = false,
+          nb::arg("factors_in_memory") = false)
       .def("__repr__", [](const GemmProblem& p) { return concat("<Problem ", describe(p), ">"); });
 
   nb::class_<Violation>(m, "Violation")
@@ -471,7 +475,12 @@ void bind_plan(nb::module_& m) {
   m.def("plan", &plan, nb::arg("family"), nb::arg("problem"), nb::arg("config"), nb::arg("resident") = 1);
   m.def("plan_many", &plan_many, nb::arg("family"), nb::arg("problem"), nb::arg("columns"), nb::kw_only(),
         nb::arg("swap_ab"), nb::arg("resident"));
-  m.def("check_problem", &check_problem, nb::arg("problem"));
+  m.def(
+      "check_problem",
+      [](const std::string& family, const GemmProblem& problem) {
+        return check_problem(family_named(family), problem);
+      },
+      nb::arg("family"), nb::arg("problem"));
   m.def("complete_config", &complete_config, nb::arg("family"), nb::arg("config"), nb::arg("problem") = nb::none());
   m.def("limits", &limits, nb::arg("family"));
   m.def("kernel_names", [] {

@@ -13,8 +13,11 @@ CUtensorMapDataType encoded_type(DataType type) {
       return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     case DataType::kF32:
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    case DataType::kE4M3:
+    case DataType::kE5M2:
+      break;
   }
-  return CU_TENSOR_MAP_DATA_TYPE_UINT8;  // not reached: check_problem refuses other values
+  return CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
 CUtensorMapSwizzle encoded_swizzle(uint32_t bytes) {
@@ -31,8 +34,8 @@ CUtensorMapSwizzle encoded_swizzle(uint32_t bytes) {
 
 // A box is one block of an OperandTile (storage.h), or the part of its rows that one of `peers` CTAs loads: one row of
 // the block wide, `extent` rows of M or N high (K-major), or all of the stage's K (MN-major).
-TensorView view(const Operand& operand, CUdeviceptr address, const GemmProblem& problem, const GemmConfig& config,
-                uint32_t extent, uint32_t peers) {
+TensorView view(const Operand& operand, CUdeviceptr address, const GemmConfig& config, uint32_t extent,
+                uint32_t peers) {
   const Operand read = operand.as_read();
   const OperandTile tile = operand_tile(read.major, read.type, extent, config.k_spans);
   return {.name = operand.name,
@@ -42,19 +45,21 @@ TensorView view(const Operand& operand, CUdeviceptr address, const GemmProblem& 
           .outer = read.rows(),
           .batch = read.batch,
           .row_stride = operand.pitch(),
-          .box_contiguous = tile.row_bytes / size_bytes(problem.input),
+          .box_contiguous = tile.row_bytes / size_bytes(read.type),
           .box_outer = tile.rows / peers,
           .swizzle_bytes = tile.row_bytes};
 }
 
 }  // namespace
 
-TensorView view_a(const GemmProblem& problem, const GemmConfig& config, CUdeviceptr address) {
-  return view(operand_a(problem), address, problem, config, a_extent(config), a_peers(config));
+TensorView view_a(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
+                  CUdeviceptr address) {
+  return view(operand_a(family, problem), address, config, a_extent(config), a_peers(config));
 }
 
-TensorView view_b(const GemmProblem& problem, const GemmConfig& config, const char* name, CUdeviceptr address) {
-  TensorView b = view(operand_b(problem), address, problem, config, b_extent(problem, config), b_peers(config));
+TensorView view_b(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config, const char* name,
+                  CUdeviceptr address) {
+  TensorView b = view(operand_b(family, problem), address, config, b_extent(problem, config), b_peers(config));
   b.name = name;
   return b;
 }

@@ -18,8 +18,10 @@ struct TensorView {
 };
 
 // `address`: of the operand as the kernel reads it.
-TensorView view_a(const GemmProblem& problem, const GemmConfig& config, CUdeviceptr address);
-TensorView view_b(const GemmProblem& problem, const GemmConfig& config, const char* name, CUdeviceptr address);
+TensorView view_a(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
+                  CUdeviceptr address);
+TensorView view_b(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config, const char* name,
+                  CUdeviceptr address);
 // Of an array that is shaped as the result.
 TensorView view_like_result(const GemmProblem& problem, StoreBox box, const char* name, DataType type,
                             CUdeviceptr address);

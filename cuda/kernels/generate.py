@@ -21,7 +21,7 @@ from assemble import Report
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = 2  # of the manifest's format
 
-_INPUTS = {"bf16": "kBF16", "f16": "kF16"}
+_INPUTS = {"bf16": "kBF16", "f16": "kF16", "8bit": "kE4M3", "8bit_promoted": "kE4M3"}
 # Row-major, "n", is K-major for lhs [m, k] and MN-major for rhs [k, n].
 _A_MAJOR = {"n": "kK", "t": "kMN"}
 _B_MAJOR = {"n": "kMN", "t": "kK"}
@@ -31,8 +31,8 @@ _HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce"}
 # At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
 _BLOCKS_PER_SM = {"gemm": 1, "reduce": 1, "repack": 4}
 
-_KINDS = {"16bit": "k16Bit", "tf32": "kTf32"}
-_ELEMENTS = {"16bit": "uint16_t", "32bit": "uint32_t"}
+_KINDS = {"16bit": "k16Bit", "8bit": "k8Bit", "tf32": "kTf32"}
+_ELEMENTS = {"8bit": "uint8_t", "16bit": "uint16_t", "32bit": "uint32_t"}
 
 _SOURCE = """\
 // Generated from cuda/kernels.toml: {why}.
@@ -88,7 +88,8 @@ def _function(kernel: Any) -> str:
         f".input = jaxbw::DataType::{_INPUTS[kernel.input]}, "
         f".a_major = jaxbw::Major::{_A_MAJOR[lhs]}, "
         f".b_major = jaxbw::Major::{_B_MAJOR[rhs]}, "
-        f".warpgroup_rows = {kernel.block_m}, .block_n = {kernel.block_n}}}>"
+        f".warpgroup_rows = {kernel.block_m}, .block_n = {kernel.block_n}, "
+        f".promoted = {str(kernel.input == '8bit_promoted').lower()}}}>"
     )
 
 

@@ -34,8 +34,9 @@ JAXBW_DEVICE void tmem_free(uint32_t address) {
 JAXBW_DEVICE void tcgen05_fence_before_sync() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
 JAXBW_DEVICE void tcgen05_fence_after_sync() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 
-// What the operands are: f16 or bf16, or float32 that is multiplied as TF32 (PTX 9.7.16.2.1).
-enum class UmmaKind : uint32_t { k16Bit, kTf32 };
+// What the operands are: f16 or bf16; e4m3 or e5m2, each its own; or float32 that is multiplied as TF32
+// (PTX 9.7.16.2.1).
+enum class UmmaKind : uint32_t { k16Bit, k8Bit, kTf32 };
 
 // D[tmem] (+)= A * B, one k-step of 32 bytes (PTX 9.7.16.10.9.1). One thread of the leader CTA issues it.
 template <uint32_t kCtaGroup, UmmaKind kKind>
@@ -52,6 +53,8 @@ JAXBW_DEVICE void umma(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,
       : "memory")
   if constexpr (kKind == UmmaKind::k16Bit) {
     JAXBW_UMMA("f16");
+  } else if constexpr (kKind == UmmaKind::k8Bit) {
+    JAXBW_UMMA("f8f6f4");
   } else {
     JAXBW_UMMA("tf32");
   }

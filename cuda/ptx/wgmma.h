@@ -1,5 +1,5 @@
-// Asynchronous warpgroup matrix multiply-accumulate of sm_90a (PTX 9.7.15): D[64, N] += A[64, 16] * B[16, N] with
-// 16-bit operands in shared memory and float accumulators in the registers of four warps.
+// Asynchronous warpgroup matrix multiply-accumulate of sm_90a (PTX 9.7.15): D[64, N] += A[64, K] * B[K, N] with
+// operands of 16 or 8 bits in shared memory, K = 32 bytes, and float accumulators in the registers of four warps.
 //
 //                   columns 8j + 2 (lane % 4) + {0, 1}
 //   accumulator       4j + {0, 1}     row 16 warp + lane / 4
@@ -22,8 +22,17 @@ JAXBW_DEVICE void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// m64 x kN x k16. Specialised below for each legal width that the kernel table uses.
-template <DataType kType, uint32_t kN>
+// The compiler takes an accumulator for written where its wgmma is issued: it must not read one before the wait that
+// stands in front of this.
+template <uint32_t kCount>
+JAXBW_DEVICE void wgmma_fence_registers(float (&accumulators)[kCount]) {
+#pragma unroll
+  for (float& accumulator : accumulators) asm volatile("" : "+f"(accumulator)::"memory");
+}
+
+// m64 x kN x 32 bytes of K. Specialised below for each legal width that the kernel table uses. Operands of 16 bits have
+// one type, and any layout; those of 8 bits any two, and are K-major.
+template <DataType kA, DataType kB, uint32_t kN>
 struct Wgmma;
 
 // The operand list of the instruction names every accumulator register, eight to a row here.
@@ -66,24 +75,32 @@ struct Wgmma;
 #define JAXBW_FLOATS_TO_96(d) JAXBW_FLOATS_TO_80(d), JAXBW_FLOATS_16(d, 80)
 #define JAXBW_FLOATS_TO_128(d) JAXBW_FLOATS_TO_96(d), JAXBW_FLOATS_32(d, 96)
 
-// REGISTERS = N / 2 accumulators; A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B: the numbers of the operands after them.
-#define JAXBW_DEFINE_WGMMA(ENUM, NAME, N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B)                            \
+// REGISTERS = N / 2 accumulators; A, B, SCALE: the numbers of the operands after them; LAYOUTS, and what follows: the
+// transpose bits, of instructions that have them. `accumulate`: 0 overwrites the accumulators, 1 adds to them.
+#define JAXBW_DEFINE_WGMMA(A_TYPE, B_TYPE, NAME, N, REGISTERS, A, B, SCALE, LAYOUTS, ...)                              \
   template <>                                                                                                          \
-  struct Wgmma<ENUM, N> {                                                                                              \
+  struct Wgmma<A_TYPE, B_TYPE, N> {                                                                                    \
     static constexpr uint32_t kRegisters = REGISTERS;                                                                  \
-    /* accumulate: 0 overwrites the accumulators, 1 adds to them. */                                                   \
     template <Major kA, Major kB>                                                                                      \
     static JAXBW_DEVICE void issue(float (&d)[REGISTERS], uint64_t a, uint64_t b, uint32_t accumulate) {               \
-      asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #SCALE ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #N      \
-                   "k16.f32." NAME "." NAME " {" JAXBW_NAMES_TO_##REGISTERS                                            \
-                   "}, %" #A ", %" #B ", p, 1, 1, %" #TRANSPOSE_A ", %" #TRANSPOSE_B ";\n\t}"                          \
+      static_assert(!is_8bit(A_TYPE) || (kA == Major::kK && kB == Major::kK), "8 bits are K-major");                   \
+      asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #SCALE ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #N NAME \
+                   " {" JAXBW_NAMES_TO_##REGISTERS "}, %" #A ", %" #B ", p, 1, 1" LAYOUTS ";\n\t}"                     \
                    : JAXBW_FLOATS_TO_##REGISTERS(d)                                                                    \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(static_cast<uint32_t>(kA)), "n"(static_cast<uint32_t>(kB))); \
+                   : "l"(a), "l"(b), "r"(accumulate)__VA_OPT__(, ) __VA_ARGS__);                                       \
     }                                                                                                                  \
   };
-#define JAXBW_DEFINE_WGMMA_TYPES(N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B)              \
-  JAXBW_DEFINE_WGMMA(DataType::kBF16, "bf16", N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B) \
-  JAXBW_DEFINE_WGMMA(DataType::kF16, "f16", N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B)
+#define JAXBW_DEFINE_WGMMA_16BIT(TYPE, NAME, N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B) \
+  JAXBW_DEFINE_WGMMA(TYPE, TYPE, "k16.f32." NAME "." NAME, N, REGISTERS, A, B, SCALE,             \
+                     ", %" #TRANSPOSE_A ", %" #TRANSPOSE_B, "n"(static_cast<uint32_t>(kA)),       \
+                     "n"(static_cast<uint32_t>(kB)))
+#define JAXBW_DEFINE_WGMMA_TYPES(N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B)                      \
+  JAXBW_DEFINE_WGMMA_16BIT(DataType::kBF16, "bf16", N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B)   \
+  JAXBW_DEFINE_WGMMA_16BIT(DataType::kF16, "f16", N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B)     \
+  JAXBW_DEFINE_WGMMA(DataType::kE4M3, DataType::kE4M3, "k32.f32.e4m3.e4m3", N, REGISTERS, A, B, SCALE, "") \
+  JAXBW_DEFINE_WGMMA(DataType::kE4M3, DataType::kE5M2, "k32.f32.e4m3.e5m2", N, REGISTERS, A, B, SCALE, "") \
+  JAXBW_DEFINE_WGMMA(DataType::kE5M2, DataType::kE4M3, "k32.f32.e5m2.e4m3", N, REGISTERS, A, B, SCALE, "") \
+  JAXBW_DEFINE_WGMMA(DataType::kE5M2, DataType::kE5M2, "k32.f32.e5m2.e5m2", N, REGISTERS, A, B, SCALE, "")
 
 JAXBW_DEFINE_WGMMA_TYPES(32, 16, 16, 17, 18, 19, 20)
 JAXBW_DEFINE_WGMMA_TYPES(64, 32, 32, 33, 34, 35, 36)

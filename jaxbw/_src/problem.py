@@ -26,7 +26,13 @@ ACTIVATIONS = {
     "gelu": Activation.GELU,
     "gelu_exact": Activation.GELU_EXACT,
 }
-DATA_TYPES = {"float16": DataType.F16, "bfloat16": DataType.BF16, "float32": DataType.F32}
+DATA_TYPES = {
+    "float16": DataType.F16,
+    "bfloat16": DataType.BF16,
+    "float32": DataType.F32,
+    "float8_e4m3fn": DataType.E4M3,
+    "float8_e5m2": DataType.E5M2,
+}
 
 _LEAST_OF_STACK = 64  # rows, or columns, of each matrix: those of the smallest tile
 
@@ -63,6 +69,20 @@ class GemmProblem:
         lhs = "n" if self.lhs_major == Major.K else "t"
         rhs = "n" if self.rhs_major == Major.MN else "t"
         return lhs + rhs
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums of 8-bit products must have float32's accuracy.
+
+        Hopper's tensor cores keep 13 fraction bits of them, which is "fast accumulation". XLA and
+        Flax take DEFAULT for leave to do so, and HIGHEST for the opposite.
+        """
+        if self.lhs_dtype.itemsize != 1:
+            return False
+        if isinstance(self.precision, lax.DotAlgorithmPreset):
+            return self.precision == lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
+        pair = self.precision if isinstance(self.precision, tuple) else (self.precision,)
+        return lax.Precision.HIGHEST in pair
 
     @property
     def is_sized(self) -> bool:
@@ -112,8 +132,10 @@ class GemmProblem:
             rhs_batched=self.rhs_batched,
             lhs_major=self.lhs_major,
             rhs_major=self.rhs_major,
-            input=DATA_TYPES[self.lhs_dtype.name],
+            lhs=DATA_TYPES[self.lhs_dtype.name],
+            rhs=DATA_TYPES[self.rhs_dtype.name],
             output=DATA_TYPES[self.output.name],
+            promoted=self.promoted,
             alpha=1.0 if e.alpha is None else e.alpha,
             beta=1.0 if e.beta is None else e.beta,
             factors_in_memory=e.factors_in_memory,
@@ -200,7 +222,10 @@ class Reduction:
 
 def describe(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
     """A type as JAX prints it, for messages: bf16[16,32]."""
-    short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
+    short = {
+        **{"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"},
+        **{"float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2"},
+    }
     return f"{short.get(dtype.name, dtype.name)}[{','.join(map(str, shape))}]"
 
 

@@ -26,6 +26,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f32": np.dtype(np.float32),  # operands: multiplied as TF32
 }
+OPERANDS = DTYPES | {
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
 ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24}  # unit roundoff
 SMALLEST = {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150}  # half of the least subnormal
 # A tensor core truncates where float32 addition rounds, and adds in an order of its own: twice the
@@ -49,6 +53,8 @@ class Case:
     shared: tuple[str, ...] = ()  # operands with one matrix for all batch indices
     layout: str = "nn"
     dtype: str = "bf16"
+    rhs_dtype: str | None = None  # where it differs from the lhs's
+    promoted: bool = False  # 8 bits: sums in float32
     output: str = "f32"
     activation: str = "none"
     alpha: float = 1.0
@@ -96,10 +102,13 @@ class Case:
 
     @property
     def repacked(self) -> tuple[str, ...]:
-        """Operands of 16 bits whose rows TMA cannot address: they are copied first."""
+        """Operands that are copied first: TMA, or the instruction, cannot read them."""
         lhs = self.k if self.layout[0] == "n" else self.m
         rhs = self.n if self.layout[1] == "n" else self.k
-        return ("lhs",) * (lhs % 8 != 0) + ("rhs",) * (rhs % 8 != 0)
+        row = 16 // OPERANDS[self.dtype].itemsize
+        k_major = self.family == "sm90" and row == 16
+        of_lhs, of_rhs = k_major and self.layout[0] == "t", k_major and self.layout[1] == "n"
+        return ("lhs",) * (lhs % row != 0 or of_lhs) + ("rhs",) * (rhs % row != 0 or of_rhs)
 
     @property
     def sm_count(self) -> int:
@@ -122,7 +131,7 @@ class Case:
         )
         if self.stages:
             return config
-        itemsize = DTYPES[self.dtype].itemsize
+        itemsize = OPERANDS[self.dtype].itemsize
         return replace(config, stages=gemm_launch.max_stages(config, itemsize))
 
     def gemm_config(self) -> GemmConfig:
@@ -130,7 +139,7 @@ class Case:
         names = {spec.name for spec in fields(GemmConfig)} & {spec.name for spec in fields(self)}
         return replace(
             GemmConfig(**{name: getattr(self, name) for name in names}),
-            block_k=self.k_spans * SPAN_BYTES // DTYPES[self.dtype].itemsize,
+            block_k=self.k_spans * SPAN_BYTES // OPERANDS[self.dtype].itemsize,
             accumulators=None if self.family == "sm90" else self.accumulators,
         )
 
@@ -149,7 +158,9 @@ class Case:
             rhs_batched="rhs" not in self.shared or self.batch == 1,
             lhs_major=Major.K if self.layout[0] == "n" else Major.MN,
             rhs_major=Major.MN if self.layout[1] == "n" else Major.K,
-            input=DataType[self.dtype.upper()],
+            lhs=DataType[self.dtype.upper()],
+            rhs=DataType[(self.rhs_dtype or self.dtype).upper()],
+            promoted=self.promoted,
             output=DataType[self.output.upper()],
             alpha=self.alpha,
             beta=0.0 if self.c is None else BETA,
@@ -179,19 +190,22 @@ class Case:
         """Random operands, the same on every run.
 
         Integers are so small that float32 holds every sum of K matmuls exactly, in halves, and of
-        a gated matmul the matmul of two sums.
+        a gated matmul the matmul of two sums. Hopper keeps 13 fraction bits of sums of 8 bits.
         """
         rng = np.random.default_rng(zlib.crc32(str(self).encode()))
-        largest = max(1, min(8, math.isqrt(2**21 // self.k))) if not self.gated else 1
+        coarse = self.family == "sm90" and OPERANDS[self.dtype].itemsize == 1 and not self.promoted
+        most = 2**13 if coarse else 2**21
+        largest = max(1, min(8, math.isqrt(most // self.k))) if not self.gated else 1
 
         def draw(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
             if self.integers:
-                return rng.integers(-largest, largest + 1, shape).astype(DTYPES[dtype])
-            return rng.standard_normal(shape).astype(DTYPES[dtype])
+                return rng.integers(-largest, largest + 1, shape).astype(OPERANDS[dtype])
+            return rng.standard_normal(shape).astype(OPERANDS[dtype])
 
         def operand(name: str, rows: int, columns: int) -> npt.NDArray[Any]:
             batch = 1 if name in self.shared else self.batch
-            values = draw((batch, rows, columns), self.dtype)
+            dtype = self.dtype if name == "lhs" else self.rhs_dtype or self.dtype
+            values = draw((batch, rows, columns), dtype)
             if self.dtype == "f32":  # exactly what the tensor core multiplies
                 mask = np.uint32(0xFFFFFFFF << TF32_BITS & 0xFFFFFFFF)
                 values = (values.view(np.uint32) & mask).view(np.float32)
@@ -204,7 +218,9 @@ class Case:
         return Matmul(
             operand("lhs", self.m, self.k),
             operand("rhs", self.k, self.n),
-            DTYPES[self.dtype],
+            OPERANDS[self.dtype],
+            None if self.rhs_dtype is None else OPERANDS[self.rhs_dtype],
+            self.promoted,
             rhs_up=operand("rhs", self.k, self.n) if self.gated else None,
             alpha=self.alpha,
             beta=0.0 if self.c is None else BETA,

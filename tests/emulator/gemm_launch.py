@@ -25,6 +25,8 @@ TYPES = {
     np.dtype(np.float16): DataType.F16,
     BF16: DataType.BF16,
     np.dtype(np.float32): DataType.F32,
+    np.dtype(ml_dtypes.float8_e4m3fn): DataType.E4M3,
+    np.dtype(ml_dtypes.float8_e5m2): DataType.E5M2,
 }
 ACTIVATIONS = ("none", "relu", "gelu", "silu", "gelu_exact")  # as Activation counts them
 SPAN = 128  # bytes of a swizzle span
@@ -86,6 +88,8 @@ class Matmul:
     lhs: Array
     rhs: Array
     dtype: np.dtype[Any]
+    rhs_dtype: np.dtype[Any] | None = None  # where it differs
+    promoted: bool = False
     rhs_up: Array | None = None
     alpha: float = 1.0
     beta: float = 0.0
@@ -156,7 +160,7 @@ def loaded_columns(config: Config, itemsize: int = 2) -> int:
     """Of B, that a CTA loads: on sm100 whole spans where they are MN-major, as tf32 never is."""
     c = config
     columns = c.block_n // c.cta_group
-    mn_major = itemsize == 2 and (c.lhs_major if c.swap_ab else c.rhs_major)
+    mn_major = itemsize != 4 and (c.lhs_major if c.swap_ab else c.rhs_major)
     step = SPAN // itemsize if mn_major and c.family == SM100 else 1
     return ceil_div(columns, step) * step
 
@@ -188,7 +192,9 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
         rhs_batched=p.rhs.shape[0] == batch,
         lhs_major=Major(c.lhs_major),
         rhs_major=Major(c.rhs_major),
-        input=TYPES[p.dtype],
+        lhs=TYPES[p.dtype],
+        rhs=TYPES[p.rhs_dtype or p.dtype],
+        promoted=p.promoted,
         output=TYPES[c.output],
         alpha=np.nan if p.in_memory else p.alpha,
         beta=np.nan if p.in_memory else p.beta,
@@ -343,8 +349,8 @@ def _operands(config: Config, matmul: Matmul) -> dict[str, Array]:
         return values if values is None or c.rhs_major else values.swapaxes(1, 2)
 
     store("lhs", p.lhs.swapaxes(1, 2) if c.lhs_major else p.lhs, p.dtype)
-    store("rhs", right(p.rhs), p.dtype)
-    store("rhs_up", right(p.rhs_up), p.dtype)
+    store("rhs", right(p.rhs), p.rhs_dtype or p.dtype)
+    store("rhs_up", right(p.rhs_up), p.rhs_dtype or p.dtype)
     store("c", None if p.in_place else p.c)
     store("bias", p.bias)
     store("residual", p.residual)

@@ -15,13 +15,15 @@ from jaxbw._src.selection import manifest
 from jaxbw._src.selection.kernel_table import Kernel
 
 from ..emulator import gemm_cases
-from ..emulator.gemm_cases import DTYPES, verify_results
+from ..emulator.gemm_cases import DTYPES, OPERANDS, verify_results
 from ..emulator.gemm_launch import Matmul
 
 TYPES = {
     "bf16": _native.DataType.BF16,
     "f16": _native.DataType.F16,
     "f32": _native.DataType.F32,  # operands: multiplied as TF32
+    "e4m3": _native.DataType.E4M3,
+    "e5m2": _native.DataType.E5M2,
 }
 GUARD = 4096  # bytes
 
@@ -72,13 +74,13 @@ def launch(
     `options` are more of `_native.launch_gemm`.
     """
     device = device_for(case.family)
-    operand = DTYPES[case.dtype]
+    left, right = case.dtype, case.rhs_dtype or case.dtype
     stored = [
-        (_stored(matmul.lhs.astype(operand), case.layout[0]), case.dtype),
-        (_stored(matmul.rhs.astype(operand), case.layout[1]), case.dtype),
+        (_stored(matmul.lhs.astype(OPERANDS[left]), case.layout[0]), left),
+        (_stored(matmul.rhs.astype(OPERANDS[right]), case.layout[1]), right),
     ]
     if matmul.rhs_up is not None:
-        stored.append((_stored(matmul.rhs_up.astype(operand), case.layout[1]), case.dtype))
+        stored.append((_stored(matmul.rhs_up.astype(OPERANDS[right]), case.layout[1]), right))
     for array, dtype in (
         (matmul.c, case.c),
         (matmul.bias, case.bias),

@@ -53,7 +53,7 @@ def made_up(path: Path, l2_bytes_per_ns: float) -> None:
         matmul = Matmul(m, n, k)
         measured = []
         for config in CONFIGS:
-            work = workload(matmul.problem, swapped=config.swap_ab)
+            work = workload(matmul.problem, "sm90", swapped=config.swap_ab)
             total = price("sm90", machine, work, config).cost.total
             measured.append(Measured(config, total - memset_us(machine, config), total))
         entries = [to_json(each) for each in measured]
@@ -86,7 +86,7 @@ def test_only_the_order_of_tiles_that_would_be_chosen_counts() -> None:
     narrow = dataclasses.replace(CONFIGS[1], swizzle=1, raster="m")
     alone = dataclasses.replace(CONFIGS[0], swizzle=1, raster="m")  # in no other order
     table = Candidates.of([narrow], "sm90", 2)
-    chosen = evaluate(workload(large.problem, swapped=False), H200, table)
+    chosen = evaluate(workload(large.problem, "sm90", swapped=False), H200, table)
     raster: Literal["m", "n"] = "n" if chosen.band_along_n[0] else "m"
     best = dataclasses.replace(narrow, swizzle=int(chosen.swizzle[0]), raster=raster)
     assert best != narrow

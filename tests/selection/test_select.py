@@ -162,7 +162,7 @@ def test_every_candidate_is_launchable(device: str, layout: str, epilogue: str, 
         return
     seen = 0
     for swapped in (False, True):
-        work = workload(p, swapped=swapped)
+        work = workload(p, family, swapped=swapped)
         lhs, rhs = (work.b_major, work.a_major) if swapped else (work.a_major, work.b_major)
         table = candidates(
             family,

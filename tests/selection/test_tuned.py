@@ -200,7 +200,7 @@ def measurements(count: int) -> list[Measurements]:
 
         @functools.cache
         def microseconds(config: GemmConfig, problem: GemmProblem = problem) -> float:
-            side = as_workload(problem, swapped=config.swap_ab)
+            side = as_workload(problem, "sm90", swapped=config.swap_ab)
             cost = price("sm90", H200, side, config).cost
             return cost.total * hidden(config) - memset_us(H200, config)
 

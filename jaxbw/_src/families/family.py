@@ -16,6 +16,7 @@ SPAN_BYTES = 128  # hardware: one span of the 128-byte swizzle
 
 BF16 = np.dtype("bfloat16")  # registered by ml_dtypes, which jax imports
 F16, F32 = np.dtype("float16"), np.dtype("float32")
+E4M3, E5M2 = np.dtype("float8_e4m3fn"), np.dtype("float8_e5m2")
 
 Tile = tuple[tuple[int, int], int, bool]  # (block_m, block_n), cta_group, pingpong
 
@@ -29,7 +30,9 @@ class Family(ABC):
       emulator: the name of the implementation that runs them on the CPU.
       capabilities: compute capabilities of the GPUs that run them; gpus: the same in words.
       default_target: the GPU that a strict call is lowered for where none is there.
-      inputs: dtypes of operands, and the `input` of the instances that take them.
+      inputs: dtypes of operands, and the `input` of the instances that take them. Both operands
+        have one, or 8 bits each.
+      k_major_only: dtypes that its instructions take K-major only.
       has_tensor_memory: whether accumulators are there, not in registers.
       mma_rows: hardware: of one instruction, in one CTA.
       chunks: columns that a warp stores at a time, the first that divides its tile's.
@@ -44,6 +47,7 @@ class Family(ABC):
     gpus: str
     default_target: str
     inputs: Mapping[np.dtype[Any], str]
+    k_major_only: tuple[np.dtype[Any], ...]
     has_tensor_memory: bool
     mma_rows: int
     chunks: tuple[int, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxbw._src.families.family import BF16, F16, F32, Family, Tile
+from jaxbw._src.families.family import BF16, E4M3, E5M2, F16, F32, Family, Tile
 
 # (block_m, cta_group) -> block_n. Steps of 16 where the tile is the usual one: against wave
 # quantisation. Few where it is for a purpose: 64 rows for small matmuls, the tall ones, which fill
@@ -32,7 +32,8 @@ SM100 = _Sm100(
     capabilities=((10, 0), (10, 3)),
     gpus="10.0 or 10.3 (B200, GB200, B300)",
     default_target="B200",
-    inputs={BF16: "16bit", F16: "16bit", F32: "tf32"},
+    inputs={BF16: "16bit", F16: "16bit", E4M3: "8bit", E5M2: "8bit", F32: "tf32"},
+    k_major_only=(F32,),
     has_tensor_memory=True,
     mma_rows=128,
     chunks=(64, 32, 16),

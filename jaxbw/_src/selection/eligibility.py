@@ -8,7 +8,7 @@ from jax.errors import InconclusiveDimensionOperation
 
 from jaxbw._native import Major
 from jaxbw._src.families import FAMILIES
-from jaxbw._src.families.family import BF16, F16, F32
+from jaxbw._src.families.family import BF16, E4M3, E5M2, F16, F32
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import planner
 from jaxbw._src.selection.config import CANONICAL_M
@@ -20,10 +20,12 @@ ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
 # Algorithms that kernels implement: exact matmuls of the inputs (or of their TF32 roundings),
 # float32 sums. The inputs must already be of the dtype that the algorithm would convert them to.
 _ALGORITHMS = {
-    lax.DotAlgorithmPreset.DEFAULT: (BF16, F16, F32),
+    lax.DotAlgorithmPreset.DEFAULT: (BF16, F16, F32, E4M3, E5M2),
     lax.DotAlgorithmPreset.BF16_BF16_F32: (BF16,),
     lax.DotAlgorithmPreset.F16_F16_F32: (F16,),
     lax.DotAlgorithmPreset.TF32_TF32_F32: (F32,),
+    lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32: (E4M3, E5M2),
+    lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM: (E4M3, E5M2),
 }
 
 
@@ -35,43 +37,47 @@ def refusal(problem: GemmProblem, family: str, *, for_every_m: bool = False) -> 
     """
     reason = _type_refusal(problem, family)
     if reason is None and not problem.is_sized:
-        reason = _symbolic_refusal(problem, for_every_m)
+        reason = _symbolic_refusal(problem, family, for_every_m)
     return reason or planner.problem_refusal(problem.sized(CANONICAL_M), family)
 
 
-def repacked(problem: GemmProblem) -> tuple[str, ...]:
+def repacked(problem: GemmProblem, family: str) -> tuple[str, ...]:
     """Which of "lhs" and "rhs" are copied before the matmul, in the same call, for TMA to load.
 
     Those are operands whose rows do not start at multiples of 16 bytes (a single row does, so far
-    as is known here), and f32 that is MN-major: tcgen05 takes TF32 K-major only, so it is
-    transposed.
+    as is known here), and those that are MN-major where the instruction takes K-major only, TF32 of
+    tcgen05 and 8 bits of wgmma: these are transposed.
     """
     p = problem
-    lhs = _needs_repack(p.lhs_dtype, p.lhs_shape, p.lhs_major)
-    rhs = _needs_repack(p.rhs_dtype, p.rhs_shape, p.rhs_major)
+    lhs = _needs_repack(p.lhs_dtype, p.lhs_shape, p.lhs_major, family)
+    rhs = _needs_repack(p.rhs_dtype, p.rhs_shape, p.rhs_major, family)
     return ("lhs",) * lhs + ("rhs",) * rhs
 
 
-def effective_major(dtype: np.dtype[Any], major: Major) -> Major:
+def effective_major(dtype: np.dtype[Any], major: Major, family: str) -> Major:
     """The layout of an operand when the matmul's kernel sees it."""
-    return Major.K if dtype == F32 else major
+    return Major.K if dtype in FAMILIES[family].k_major_only else major
 
 
-def _needs_repack(dtype: np.dtype[Any], shape: tuple[int, int, int], major: Major) -> bool:
+def _needs_repack(
+    dtype: np.dtype[Any], shape: tuple[int, int, int], major: Major, family: str
+) -> bool:
     batch, outer, contiguous = shape
     aligned = contiguous * dtype.itemsize % ALIGNMENT == 0 or batch * outer == 1
-    return not aligned or effective_major(dtype, major) != major
+    return not aligned or effective_major(dtype, major, family) != major
 
 
 def _type_refusal(p: GemmProblem, family: str) -> str | None:
-    if p.lhs_dtype != p.rhs_dtype:
+    inputs = FAMILIES[family].inputs
+    if p.lhs_dtype != p.rhs_dtype and inputs.get(p.lhs_dtype) != inputs.get(p.rhs_dtype, "8bit"):
         return (
             f"the operands have different dtypes, {p.lhs_dtype} and {p.rhs_dtype}; "
             "cast them to one of bfloat16, float16"
         )
-    if p.lhs_dtype not in (inputs := FAMILIES[family].inputs):
-        *some, last = (dtype.name for dtype in inputs)
-        return f"the operands are {p.lhs_dtype}; {family} kernels take {', '.join(some)} and {last}"
+    for operand in (p.lhs_dtype, p.rhs_dtype):
+        if operand not in inputs:
+            *some, last = (each.name for each in inputs)
+            return f"the operands are {operand}; {family} kernels take {', '.join(some)} and {last}"
     arrays = {
         "result": p.output,
         "c": p.epilogue.c,
@@ -111,7 +117,7 @@ def asks_for_default(precision: Any) -> bool:
     return all(each in (None, lax.Precision.DEFAULT) for each in pair)
 
 
-def _symbolic_refusal(p: GemmProblem, for_every_m: bool) -> str | None:
+def _symbolic_refusal(p: GemmProblem, family: str, for_every_m: bool) -> str | None:
     if not (isinstance(p.n, int) and isinstance(p.k, int)):
         return "n or k is symbolic; kernels are chosen for known sizes, or for every m and batch"
     if not for_every_m:
@@ -120,7 +126,7 @@ def _symbolic_refusal(p: GemmProblem, for_every_m: bool) -> str | None:
             "jaxbw.batch_invariant()"
         )
     shapes = {"lhs": p.lhs_shape, "rhs": p.rhs_shape}
-    for name in repacked(p):
+    for name in repacked(p, family):
         if not all(isinstance(extent, int) for extent in shapes[name]):
             return (
                 f"a dimension of {name} is symbolic, and a copy of it would be needed, of unknown "

@@ -17,7 +17,7 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 # epilogue warps.
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
 _OTHER_THREADS = {"repack": 256, "reduce": 512}
-_SPAN = 64  # elements of 16 bits in one 128-byte swizzle span
+_SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128}  # elements in one 128-byte swizzle span
 _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk)
 
 # Keys of a row, by its role.
@@ -145,8 +145,8 @@ def _faults(kernel: Kernel) -> Iterator[str]:
     elif kernel.role not in _ROW_KEYS:
         yield f"role is not one of {', '.join(_ROW_KEYS)}"
     elif kernel.role == "repack":
-        if kernel.input not in ("16bit", "32bit"):
-            yield 'input is not "16bit" or "32bit", the size of what is copied'
+        if kernel.input not in ("8bit", "16bit", "32bit"):
+            yield 'input is not "8bit", "16bit" or "32bit", the size of what is copied'
     elif kernel.role == "reduce":
         if (kernel.family, kernel.input) != ("sm90", "f32"):
             yield 'there is one, for arch "sm_90a" and input "f32"'
@@ -157,8 +157,12 @@ def _faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.input not in ("bf16", "f16"):
-        yield 'input is not "bf16" or "f16": wgmma has it in the instruction'
+    if kernel.input not in _SPANS:
+        yield 'input is not "bf16", "f16", "8bit" or "8bit_promoted"'
+    elif kernel.block_k != (span := _SPANS[kernel.input]):
+        yield f"block_k is not {span}"
+    if _SPANS.get(kernel.input) == 128 and kernel.layout != "nt":
+        yield 'layout is not "nt": wgmma takes 8 bits K-major only'
     if kernel.layout not in ("nn", "nt", "tn", "tt"):
         yield 'layout is not "nn", "nt", "tn" or "tt": wgmma has it in the instruction'
     if kernel.cta_group != 1:
@@ -167,13 +171,11 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
         yield "block_m is not 64 or 128, one or two m64 of a warpgroup"
     if kernel.block_n is None or kernel.block_n % _CHUNK or not _CHUNK <= kernel.block_n <= 256:
         yield f"block_n is not a multiple of {_CHUNK} up to 256"
-    if kernel.block_k != _SPAN:
-        yield f"block_k is not {_SPAN}"
 
 
 def _sm100_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.input not in ("16bit", "tf32"):
-        yield 'input is not "16bit" or "tf32", the kinds of tcgen05.mma'
+    if kernel.input not in ("16bit", "8bit", "tf32"):
+        yield 'input is not "16bit", "8bit" or "tf32", the kinds of tcgen05.mma'
     if kernel.layout != "any" or any((kernel.block_m, kernel.block_n, kernel.block_k)):
         yield 'layout "any" and tile "any" are chosen at launch for tcgen05'
     if kernel.cta_group not in (1, 2):

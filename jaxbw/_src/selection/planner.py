@@ -58,6 +58,7 @@ MESSAGES: Mapping[str, str] = {
     "stages": "stages is {stages}; this tile takes {least} to {most}, or None for as many as fit",
     # of both
     "no_kernel": "there is no kernel for this tile, dtype and layout",
+    "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",
     "gated_swap": "swap_ab is True and the matmul is gated; that is not for gated matmuls",
     "gated_pair": "a gated matmul in 128 rows of a pair; take block_m 256, or cta_group 1",
     "gated_columns": "block_n is {block_n}; a gated matmul takes multiples of {step}, half of it "
@@ -107,7 +108,7 @@ def config_refusal(config: GemmConfig, family: str) -> str | None:
 
 def problem_refusal(problem: GemmProblem, family: str) -> str | None:
     """Why no kernel takes a problem, whatever the configuration; None where one may."""
-    broken = _native.check_problem(problem.native)
+    broken = _native.check_problem(family, problem.native)
     return None if broken is None else message(broken, family, GemmConfig(), problem)
 
 
@@ -174,6 +175,7 @@ def any_problem(
         k=2**16,
         lhs_major=lhs_major,
         rhs_major=rhs_major,
-        input=input,
+        lhs=input,
+        rhs=input,
         gated=gated,
     )

@@ -171,7 +171,7 @@ def _no_candidate(
         return Refusal(family, fault)
     whole = wanted.batch_invariant
     for swapped in (False,) if whole else (False, True):
-        work = workload(problem, swapped=swapped)
+        work = workload(problem, family, swapped=swapped)
         if len(available(family, work, _installed(kernels), whole=whole)) > 0:
             return None
     return Refusal(family, "this installation has no kernel for the matmul's dtype and layout")
@@ -218,7 +218,7 @@ def ranking(
     """
     installed = _installed(kernels)
     straight, swapped_side = (
-        (workload(problem, swapped=swapped), installed) for swapped in (False, True)
+        (workload(problem, family, swapped=swapped), installed) for swapped in (False, True)
     )
     return search(
         family,
@@ -248,10 +248,10 @@ def _chosen(
     reason = f"the least modelled time of {count} candidates"
     if device.machine.corners:
         reason += ", weighed over uncertain constants"
-    if tuned is not None and tuned.covers(workload(problem, swapped=False)):
+    if tuned is not None and tuned.covers(workload(problem, family, swapped=False)):
         reason += f", corrected by measurements of {tuned}"
     if wanted.batch_invariant:  # ranked for the canonical problem; what is told is this one's
-        straight = workload(problem, swapped=False)
+        straight = workload(problem, family, swapped=False)
         ranked = tuple(_price(device, family, straight, r.config) for r in ranked)
         reason += ", for every m and batch"
     best, xla = ranked[0], xla_time(problem, device) if weighs_xla else None
@@ -321,7 +321,7 @@ def _given(
     """The configuration that the user gives, if it can be launched."""
     if (refusal := _refusal_of(problem, family, config, kernels)) is not None:
         return refusal
-    priced = _price(device, family, workload(problem, swapped=config.swap_ab), config)
+    priced = _price(device, family, workload(problem, family, swapped=config.swap_ab), config)
     return _choice(problem, device, family, priced, "the given configuration", ())
 
 
@@ -356,7 +356,7 @@ def _choice(
         config=best.config,
         cost=best.cost,
         wave=best.wave,
-        repacked=eligibility.repacked(problem),
+        repacked=eligibility.repacked(problem, family),
         candidates=ranked,
         reason=reason,
         refused=(),

@@ -1,7 +1,7 @@
 """Workload: a problem as the kernel sees it, straight or with its operands exchanged (swap-AB)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxbw._native import Activation, DataType, Major, Problem
@@ -31,6 +31,7 @@ class Workload:
         of 128 bytes.
       repack_bytes, repacks: what is read and written ahead of the matmul, and by how many kernels:
         one copies all operands that have to be.
+      promoted: whether sums of 8 bits are added up in float32 (sm90).
     """
 
     batch: int
@@ -54,11 +55,12 @@ class Workload:
     b_straddles: bool
     repack_bytes: int
     repacks: int
+    promoted: bool = False
 
     @property
     def itemsize(self) -> int:
         """Bytes of an element of an operand."""
-        return 4 if self.input == DataType.F32 else 2
+        return {DataType.F32: 4, DataType.E4M3: 1, DataType.E5M2: 1}.get(self.input, 2)
 
     @property
     def native(self) -> Problem:
@@ -74,7 +76,9 @@ class Workload:
             rhs_batched=rhs[2],
             lhs_major=lhs[1],
             rhs_major=rhs[1],
-            input=self.input,
+            lhs=self.input,
+            rhs=self.input,
+            promoted=self.promoted,
             output=DataType.F32 if self.output_size == 4 else DataType.BF16,
             activation=Activation.RELU if self.activated else Activation.NONE,
             residual=DataType.BF16 if self.residual_by_tma else None,
@@ -83,16 +87,17 @@ class Workload:
         )
 
 
-def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
-    """The workload of a problem."""
+def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
+    """The workload of a problem, to the kernels of a family."""
     p, epilogue = problem, problem.epilogue
     arrays = [dtype.itemsize for dtype in (epilogue.c, epilogue.residual) if dtype is not None]
     arrays += [p.output.itemsize] * (epilogue.results - 1)
-    copies = list(_repacked_bytes(p))
-    lhs = effective_major(p.lhs_dtype, p.lhs_major), p.lhs_batched
-    rhs = effective_major(p.rhs_dtype, p.rhs_major), p.rhs_batched
+    repacked_here = repacked(p, family)
+    copies = list(_repacked_bytes(p, repacked_here))
+    lhs = effective_major(p.lhs_dtype, p.lhs_major, family), p.lhs_batched
+    rhs = effective_major(p.rhs_dtype, p.rhs_major, family), p.rhs_batched
     (a_major, a_batched), (b_major, b_batched) = (rhs, lhs) if swapped else (lhs, rhs)
-    straddles = [name not in repacked(p) and _straddles(p, name) for name in ("lhs", "rhs")]
+    straddles = [name not in repacked_here and _straddles(p, name) for name in ("lhs", "rhs")]
     a_straddles, b_straddles = reversed(straddles) if swapped else straddles
     return Workload(
         batch=p.batch,
@@ -116,6 +121,7 @@ def workload(problem: GemmProblem, *, swapped: bool) -> Workload:
         b_straddles=b_straddles,
         repack_bytes=sum(copies),
         repacks=int(bool(copies)),
+        promoted=p.promoted and family == "sm90",
     )
 
 
@@ -137,9 +143,9 @@ def _straddles(p: GemmProblem, name: str) -> bool:
     return outer > 1 and contiguous * p.lhs_dtype.itemsize % LINE != 0
 
 
-def _repacked_bytes(p: GemmProblem) -> Iterator[int]:
+def _repacked_bytes(p: GemmProblem, names: Sequence[str]) -> Iterator[int]:
     """For each array that is repacked, the bytes that are read and written."""
     elements = {"lhs": math.prod(p.lhs_shape), "rhs": math.prod(p.rhs_shape)}
-    for name in repacked(p):
+    for name in names:
         for _ in range(2 if name == "rhs" and p.epilogue.gated else 1):
             yield 2 * elements[name] * p.lhs_dtype.itemsize

@@ -131,7 +131,7 @@ def _work(args: argparse.Namespace) -> Workload:
     """The matmul as the selection sees it."""
     lhs, rhs, dims = operands((args.M, args.N, args.K), args.layout, DTYPES[args.dtype])
     problem = reduce_dot_general(lhs, rhs, dims, lhs.dtype).problem
-    return workload(problem, swapped=False)
+    return workload(problem, "sm100", swapped=False)
 
 
 def _others(choice: Choice, top: int) -> list[dict[str, Any]]:

@@ -64,7 +64,9 @@ class Table:
         return f"{self.made['products']} matmuls"
 
     def covers(self, work: Workload) -> bool:
-        """Whether a matmul is between those that were measured."""
+        """Whether a matmul is between those that were measured, all of 16-bit operands."""
+        if work.itemsize != 2:
+            return False
         m, n, k = (work.n, work.m, work.k) if work.swapped else (work.m, work.n, work.k)
         return self.sizes.cover(m, n, k)
 

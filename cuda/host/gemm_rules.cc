@@ -228,6 +228,16 @@ Verdict check_gated(const KernelFamily& family, const GemmConfig& c) {
   return {};
 }
 
+// PTX 9.7.16.2.1: the columns of an MMA whose B has 8 bits and is MN-major.
+Verdict check_8bit_columns(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  const uint32_t step = 16 * c.cta_group;
+  if (family.is_sm90() || !is_8bit(p.b_type) || p.b_major == Major::kK || c.block_n % step == 0) return {};
+  return broken(Rule::columns_8bit, {{"operand", operand_number(RuleOperand::kRhs, c)},
+                                     {"block_n", c.block_n},
+                                     {"cta_group", c.cta_group},
+                                     {"step", step}});
+}
+
 Verdict check_parts(const GemmProblem& p, const GemmConfig& c) {
   const uint64_t blocks = ceil_div(p.k, block_k(p, c));
   if (c.split_k * c.cluster_k <= blocks) return {};
@@ -411,6 +421,7 @@ Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const G
   if (p.gated) verdict = check_gated(family, c);
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
   if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(family, p), c, b_extent(p, c), b_peers(c));
+  if (!verdict) verdict = check_8bit_columns(family, p, c);
   if (!verdict) verdict = check_stages(family, c);
   if (!verdict) verdict = check_parts(p, c);
   return verdict;

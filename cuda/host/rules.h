@@ -68,6 +68,8 @@ namespace jaxbw {
   X(gated_columns_sm90, "block_n is {block_n}; of a gated matmul it is {takes}")                                       \
   X(gated_pair, "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated matmul")   \
   X(columns, "{operand} is MN-major and its tile is {extent} wide; it is loaded in columns of {step}")                 \
+  X(columns_8bit,                                                                                                      \
+    "block_n is {block_n}; {operand} has 8 bits and is MN-major: cta_group {cta_group} takes multiples of {step}")     \
   X(shares, "{operand} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in groups of {group}")  \
   X(parts, "split_k is {split_k}; K has {blocks} blocks of {block_k} elements")                                        \
   X(parts_of_cluster, "split_k is {split_k} and cluster_k {cluster_k}; K has {blocks} blocks of {block_k} elements")   \

@@ -30,11 +30,24 @@ OPERANDS = DTYPES | {
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
+# By the input of an instance: what its operands may be, each side's.
+INPUTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "bf16": (("bf16", "bf16"),),
+    "f16": (("f16", "f16"),),
+    "16bit": (("bf16", "bf16"), ("f16", "f16")),
+    "tf32": (("f32", "f32"),),
+    **dict.fromkeys(
+        ("8bit", "8bit_promoted"), tuple((a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2"))
+    ),
+}
 ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24}  # unit roundoff
 SMALLEST = {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150}  # half of the least subnormal
 # A tensor core truncates where float32 addition rounds, and adds in an order of its own: twice the
 # textbook bound K * 2^-24 * (|A| @ |B|).
 ACCUMULATION = 2 * 2.0**-24
+# Hopper truncates the 32 products of an instruction of 8 bits, and the sum so far, to 13 fraction
+# bits of the largest of them.
+ACCUMULATION_8BIT = 33 * 2.0**-13
 ACTIVATION = 2.0**-20  # of functions that are built on ex2.approx and rcp.approx
 SLOPE = 1.2  # of an activation, at most
 BETA = 0.5  # exact, so that integers stay exact; so are the alphas of cases
@@ -249,9 +262,12 @@ def transposed(layout: str) -> str:
 def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
     """D and what is saved, in float64 before the cast, each with the error that it may have."""
     p = matmul
+    accumulation = ACCUMULATION * (case.k + 2)
+    if case.family == "sm90" and OPERANDS[case.dtype].itemsize == 1:
+        accumulation += ACCUMULATION_8BIT * (4 if case.promoted else math.ceil(case.k / 32))
 
     def sums(rhs: npt.NDArray[Any]) -> tuple[Values, Values]:
-        allowed = ACCUMULATION * (case.k + 2) * (np.abs(p.lhs) @ np.abs(rhs))
+        allowed = accumulation * (np.abs(p.lhs) @ np.abs(rhs))
         return p.alpha * (p.lhs @ rhs), abs(p.alpha) * allowed
 
     z, error = sums(p.rhs)

@@ -8,7 +8,7 @@ from jaxbw._native import Violation, limits
 from jaxbw._src.selection.kernel_table import Kernel
 
 from . import gemm_launch
-from .gemm_cases import DTYPES, Case, transposed
+from .gemm_cases import DTYPES, INPUTS, OPERANDS, Case, transposed
 from .gemm_launch import ACTIVATIONS, SM100, Config, ceil_div
 
 OPTIONAL = (None, None, "f32", "f16", "bf16")
@@ -17,7 +17,7 @@ WORK = 1 << 24  # multiply-adds of a drawn case, about: a fraction of a second
 AREA = 1 << 17  # elements of a cluster tile, likewise
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if m * n <= 16)
 PROPOSALS = 1000  # of launches, some tens of which are legal
-SPAN_ELEMENTS = {2: 64, 4: 32}  # of a swizzle span, by their size
+SPAN_ELEMENTS = {1: 128, 2: 64, 4: 32}  # of a swizzle span, by their size
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     """
     group = rng.choice((1, 2) if not kernel else (int(kernel[-4]),))
     block_m = rng.choice((64, 128, 256) if group == 1 else (128, 256, 512))
-    dtypes = ("f32",) if "tf32" in kernel else ("bf16", "f16")
-    dtype = rng.choice(dtypes if kernel else ("bf16", "f16", "bf16", "f16", "f32"))
+    inputs = kernel.split("_")[2] if kernel else rng.choice(("16bit", "16bit", "8bit", "tf32"))
+    dtype, rhs_dtype = rng.choice(INPUTS[inputs])
     gated = (block_m, group) != (128, 2) and rng.random() < 0.25
     swap_ab = not gated and rng.random() < 0.2
     # Of the operands as the kernel sees them.
@@ -91,7 +91,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         if shares(
             replace(shape, cluster=cluster, k_spans=k_spans),
             gated,
-            DTYPES[dtype].itemsize,
+            OPERANDS[dtype].itemsize,
         )
     ]
     # Most of the time a cluster whose tile the emulator computes quickly.
@@ -104,7 +104,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
 
     tile_m = cluster[0] * block_m // group
     tile_n = cluster[1] * (block_n // 2 if gated else block_n)
-    block_k = k_spans * SPAN_ELEMENTS[DTYPES[dtype].itemsize]
+    block_k = k_spans * SPAN_ELEMENTS[OPERANDS[dtype].itemsize]
     k = rng.choice((1, 8, block_k, 2 * block_k, 3 * block_k + 1, 5 * block_k - 7))
     k = max(1, min(k, WORK // (tile_m * tile_n)))
     tiles = max(1, min(6, WORK // (tile_m * tile_n * k), 4 * AREA // (tile_m * tile_n)))
@@ -124,6 +124,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         shared=rng.choice(((), ("lhs",), ("rhs",))) if batch > 1 else (),
         layout=transposed(layout) if swap_ab else layout,
         dtype=dtype,
+        rhs_dtype=None if rhs_dtype == dtype else rhs_dtype,
         output=output,
         gated=gated,
         **_epilogue(rng, output, gated),
@@ -206,6 +207,9 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     n = _extent(rng, items // tiles_m // batch, tile_n)
     k = max(1, min(rng.choice(gpu.ks), gpu.work // (batch * m * n)))
     output = rng.choice(tuple(DTYPES))
+    dtype, rhs_dtype = rng.choice(INPUTS[kernel.input])
+    # Operands of 8 bits that are not K-major are repacked.
+    layout = kernel.layout if dtype in DTYPES else rng.choice(("nt", "nt", "nn", "tn", "tt"))
     split_k = rng.choice((1, 1, 2, 3, 4, 6, limits("sm90")["max_split"]))
     return Case(
         m=n if swap_ab else m,
@@ -213,8 +217,10 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
         k=k,
         batch=batch,
         shared=rng.choice(((), ("lhs",), ("rhs",))) if batch > 1 else (),
-        layout=transposed(kernel.layout) if swap_ab else kernel.layout,
-        dtype=kernel.input,
+        layout=transposed(layout) if swap_ab else layout,
+        dtype=dtype,
+        rhs_dtype=None if rhs_dtype == dtype else rhs_dtype,
+        promoted=kernel.input == "8bit_promoted",
         output=output,
         gated=gated,
         **_epilogue(rng, output, gated),

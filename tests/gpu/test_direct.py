@@ -10,6 +10,7 @@ import itertools
 import numpy as np
 import pytest
 
+from ..emulator.gemm_cases import INPUTS
 from . import direct
 from .direct import Case
 
@@ -34,11 +35,9 @@ def instances() -> list[Case]:
     cases = []
     for kernel in direct.kernels():
         layouts = LAYOUTS if kernel.layout == "any" else (kernel.layout,)
-        dtypes = ("bf16", "f16") if kernel.input == "16bit" else (kernel.input,)
+        dtypes = INPUTS[kernel.input]
         widths = (32, 128, 256) if kernel.block_n is None else (kernel.block_n,)
-        if kernel.input == "tf32":
-            dtypes = ("f32",)
-        for layout, dtype, width in itertools.product(layouts, dtypes, widths):
+        for layout, (dtype, rhs_dtype), width in itertools.product(layouts, dtypes, widths):
             if layout[1] == "n" and width // kernel.cta_group % 64 != 0:
                 continue  # an MN-major rhs is loaded 64 columns at a time
             cluster = (kernel.cta_group, 1)
@@ -46,7 +45,9 @@ def instances() -> list[Case]:
                 *(264, 328, 200),
                 layout=layout,
                 dtype=dtype,
-                block_m=128 * kernel.cta_group,
+                rhs_dtype=None if rhs_dtype == dtype else rhs_dtype,
+                promoted=kernel.input == "8bit_promoted",
+                block_m=(2 * kernel.block_m) if kernel.block_m else 128 * kernel.cta_group,
                 block_n=width,
                 cluster=cluster,
                 cta_group=kernel.cta_group,

@@ -107,7 +107,7 @@ INTEGERS = """
     scheduler split_k split_tail stages swap_ab swizzle wave
 """
 SIGNATURES: dict[str, Any] = {
-    "jaxbw_gemm_v3": {
+    "jaxbw_gemm_v4": {
         "attributes": {
             "kernel": "string",
             **dict.fromkeys(("alpha", "beta"), "f32"),

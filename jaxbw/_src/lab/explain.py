@@ -156,7 +156,9 @@ def estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choice
     """A choice of a kernel for Blackwell, with what the pipeline model says of it."""
     if choice.implementation != "sm100" or choice.config is None or on is None:
         return choice
-    work = workload(problem.sized(CANONICAL_M), choice.implementation, swapped=choice.config.swap_ab)
+    work = workload(
+        problem.sized(CANONICAL_M), choice.implementation, swapped=choice.config.swap_ab
+    )
     return replace(choice, estimate=estimate_of(on.machine, work, choice.config))
 
 

@@ -17,7 +17,12 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 # epilogue warps.
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
 _OTHER_THREADS = {"repack": 256, "reduce": 512}
-_SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128}  # elements in one 128-byte swizzle span
+_SPANS = {
+    "bf16": 64,
+    "f16": 64,
+    "8bit": 128,
+    "8bit_promoted": 128,
+}  # elements in one 128-byte swizzle span
 _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk)
 
 # Keys of a row, by its role.

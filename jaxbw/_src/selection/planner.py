@@ -66,6 +66,8 @@ MESSAGES: Mapping[str, str] = {
     "gated_columns_sm90": "block_n is {block_n}; a gated matmul on sm90 takes {takes}",
     "columns": "{array} is MN-major and a CTA's part of the tile is {extent} wide; it is loaded in "
     "columns of {step}",
+    "columns_8bit": "block_n is {block_n}; {array} has 8 bits and is MN-major, which takes "
+    "multiples of {step} with cta_group {cta_group}",
     "shares": "{array} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in "
     "groups of {group}",
     "parts": "split_k is {split_k}; a contraction of {k} in stages of {block_k} has no more than "

@@ -21,6 +21,7 @@ DTYPES: dict[str, tuple[Any, _native.DataType]] = {
     "bf16": (ml_dtypes.bfloat16, _native.DataType.BF16),
     "f16": (np.float16, _native.DataType.F16),
     "f32": (np.float32, _native.DataType.F32),
+    "e4m3": (ml_dtypes.float8_e4m3fn, _native.DataType.E4M3),
 }
 
 
@@ -51,6 +52,7 @@ class Matmul:
     shared: tuple[str, ...] = ()  # operands with one matrix for all batch indices
     layout: str = "nn"
     dtype: str = "bf16"
+    promoted: bool = False
     output: str = "f32"
     alpha: float = 1.0
     beta: float = 0.0
@@ -69,10 +71,11 @@ class Matmul:
     def kernel(self) -> str:
         """The kernel that serves it."""
         if self.family == "sm100":
-            kind = "tf32" if self.dtype == "f32" else "16bit"
+            kind = {"f32": "tf32", "e4m3": "8bit"}.get(self.dtype, "16bit")
             return f"jaxbw_sm100_{kind}_{self.config.get('cta_group', 1)}cta"
         tile = f"{self.config['block_m'] // 2}x{self.config['block_n']}"
-        return f"jaxbw_sm90_{self.dtype}_{self.layout}_{tile}"
+        kind = self.dtype if self.dtype != "e4m3" else f"8bit{'_promoted' * self.promoted}"
+        return f"jaxbw_sm90_{kind}_{self.layout}_{tile}"
 
     @property
     def device(self) -> int:
@@ -95,6 +98,7 @@ class Matmul:
             "activation": _native.Activation[self.activation.upper()].value,
             "lhs_major": int(self.layout[0] == "t"),
             "rhs_major": int(self.layout[1] == "n"),
+            "promoted": int(self.promoted),
             "block_m": 0,
             "block_n": 0,
             "pingpong": 0,

@@ -9,6 +9,7 @@ import pytest
 from jaxbw import _native
 from jaxbw._native import limits
 
+from ...emulator.gemm_cases import INPUTS
 from .conftest import KERNELS, Call, FakeDriver
 from .matmul import PAIR, SM90, SM100, Matmul
 
@@ -230,7 +231,8 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
             tile |= {"block_m": 2 * kernel.block_m, "stages": 3}
         matmul = Matmul(
             layout="nn" if kernel.layout == "any" else kernel.layout,
-            dtype={"16bit": "bf16", "tf32": "f32"}.get(kernel.input, kernel.input),
+            dtype=INPUTS[kernel.input][0][0],
+            promoted=kernel.input == "8bit_promoted",
             family=kernel.family,
             config=config | tile,
         )

@@ -14,7 +14,7 @@ CONTRACTING = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,)), "tt":
 # The gradients of an "nn" matmul, as JAX computes them: [m, n] by [k, n], and [m, k] by [m, n].
 GRADIENTS = ("dlhs", "drhs")
 LAYOUTS = (*CONTRACTING, *GRADIENTS)
-DTYPES = {"bf16": "bfloat16", "f16": "float16"}
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "e4m3": "float8_e4m3fn"}
 EPILOGUES = ("none", "bias_gelu", "bias_silu", "swiglu")
 
 Shape = tuple[int, ...]
@@ -37,8 +37,9 @@ class Case:
       group: of the suite; "other" where the suite does not have the shape.
       m, n, k: of the "nn" matmul, also where a gradient of it is computed.
       layout: one of LAYOUTS.
-      dtype: of operands and result, "bfloat16" or "float16".
+      dtype: of operands and result, one of DTYPES; of fp8 operands the result is bfloat16.
       epilogue: one of EPILOGUES; other than "none" only in layout "nn".
+      precise: fp8 is summed as accurately as float32, not as fast as the hardware likes.
 
     Raises:
       ValueError: an epilogue in another layout.
@@ -54,6 +55,7 @@ class Case:
     layout: str = "nn"
     dtype: str = "bfloat16"
     epilogue: str = "none"
+    precise: bool = False
 
     def __post_init__(self) -> None:
         if self.epilogue != "none" and self.layout != "nn":
@@ -64,6 +66,7 @@ class Case:
 
     def __str__(self) -> str:
         suffix = "" if self.epilogue == "none" else f" {self.epilogue}"
+        suffix += " precise" if self.precise else ""
         return f"{self.m}x{self.n}x{self.k} {self.layout} {self.dtype}{suffix}"
 
     @property
@@ -89,6 +92,11 @@ class Case:
         return (lhs, rhs, *extra.get(self.epilogue, ((n,),)))
 
     @property
+    def result_dtype(self) -> str:
+        """Of the result."""
+        return "bfloat16" if self.dtype == DTYPES["e4m3"] else self.dtype
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of the matmuls."""
         return 2 * self.m * self.n * self.k * (2 if self.epilogue == "swiglu" else 1)
@@ -96,8 +104,8 @@ class Case:
     @property
     def bytes(self) -> int:
         """Bytes of operands and result, each counted once."""
-        elements = [_size(shape) for shape in self.operands]
-        return (sum(elements) + self.plain.m * self.plain.n) * jnp.dtype(self.dtype).itemsize
+        read = sum(_size(shape) for shape in self.operands) * jnp.dtype(self.dtype).itemsize
+        return read + self.plain.m * self.plain.n * jnp.dtype(self.result_dtype).itemsize
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
@@ -131,6 +139,7 @@ def select(
     layouts: Sequence[str] = ("nn",),
     dtypes: Sequence[str] = ("bf16",),
     epilogues: Sequence[str] = ("none",),
+    precise: bool = False,
 ) -> list[Case]:
     """The cases asked for: of the given groups, or shapes; else of the whole suite."""
     known = suite()
@@ -139,7 +148,7 @@ def select(
         *(shape for shape in shapes if known.get(shape) not in groups),
     ]
     return [
-        Case(known.get(shape, "other"), *shape, layout, DTYPES[dtype], epilogue)
+        Case(known.get(shape, "other"), *shape, layout, DTYPES[dtype], epilogue, precise)
         for dtype in dtypes
         for epilogue in epilogues
         for layout in layouts

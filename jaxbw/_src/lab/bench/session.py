@@ -9,7 +9,7 @@ from jaxbw._src.lab.bench import environment
 from jaxbw._src.lab.bench.arms.arm import Arm
 from jaxbw._src.lab.bench.case import Case
 from jaxbw._src.lab.bench.contest import Contest, guarded
-from jaxbw._src.lab.bench.inputs import LARGEST_ERROR, draw
+from jaxbw._src.lab.bench.inputs import draw, largest_error
 from jaxbw._src.lab.bench.measure import MODES
 from jaxbw._src.lab.bench.results import ArmTimes, Results, Row
 from jaxbw._src.lab.bench.timer import Timer
@@ -94,7 +94,7 @@ class Session:
                 rounds=[list(calls) for calls in timing.rounds],
                 kernels=list(timing.kernels),
                 relative_error=errors[name],
-                correct=errors[name] <= LARGEST_ERROR,
+                correct=errors[name] <= largest_error(case),
                 details=contest.arms[name].matmul.details,
             )
             for name, timing in timings.items()

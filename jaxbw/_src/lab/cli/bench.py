@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of lhs and rhs, n as written, t transposed; dlhs and drhs: gradients, as jax.grad",
     )
     which.add_argument("--dtype", nargs="+", choices=case.DTYPES, default=["bf16"])
+    which.add_argument(
+        "--precise", action="store_true", help="sums of fp8 as accurate as float32's"
+    )
     which.add_argument("--epilogue", nargs="+", choices=case.EPILOGUES, default=["none"])
     names = [arm.name for arm in arms.ARMS]
     which.add_argument("--arms", nargs="+", choices=names, default=names)
@@ -112,6 +115,7 @@ def _plan(args: argparse.Namespace) -> session.Plan:
             layouts=args.layouts,
             dtypes=args.dtype,
             epilogues=args.epilogue,
+            precise=args.precise,
         ),
         mode="sustained" if args.sustained else "burst",
         arms=[arm for arm in arms.ARMS if arm.name in args.arms],

@@ -8,7 +8,7 @@ import jax
 
 import jaxbw
 from jaxbw._src.lab.bench.arms.arm import Arm, specs
-from jaxbw._src.lab.bench.arms.xla import matmul_function
+from jaxbw._src.lab.bench.arms.xla import matmul_function, options
 from jaxbw._src.lab.bench.case import CONTRACTING, Case
 from jaxbw._src.lab.bench.results import Config
 from jaxbw._src.lab.bench.timer import Matmul
@@ -52,4 +52,4 @@ def _explain(case: Case) -> Choice:
         operand = "rhs_up" if case.epilogue == "swiglu" else "bias"
         epilogue = {operand: extra[0], "activation": _ACTIVATIONS[case.epilogue]}
     dims = (CONTRACTING[case.plain.layout], ((), ()))
-    return jaxbw.explain(lhs, rhs, dimension_numbers=dims, **epilogue)
+    return jaxbw.explain(lhs, rhs, dimension_numbers=dims, **epilogue, **options(case))

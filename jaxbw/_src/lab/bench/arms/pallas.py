@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxbw._src.lab.bench.arms.arm import Arm, specs
-from jaxbw._src.lab.bench.arms.torch import no_epilogue
+from jaxbw._src.lab.bench.arms.torch import no_epilogue, only_16bit
 from jaxbw._src.lab.bench.case import Case
 from jaxbw._src.lab.bench.results import Config
 from jaxbw._src.lab.bench.timer import Matmul
@@ -74,7 +74,7 @@ class Pallas(Arm):
         """It has one layout."""
         if case.plain.layout != "nn":
             return "Pallas's Hopper kernel takes layout nn only"
-        return super().refusal(case) or no_epilogue(case)
+        return super().refusal(case) or no_epilogue(case) or only_16bit(case)
 
     def candidates(self, case: Case) -> Sequence[Config]:
         """Tiles that may suit the shape."""

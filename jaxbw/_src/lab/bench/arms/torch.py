@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
+
 from jaxbw._src.lab.bench.arms.arm import Arm
 from jaxbw._src.lab.bench.case import Case
 from jaxbw._src.lab.bench.results import Config
@@ -16,13 +19,15 @@ class Torch(Arm):
 
     def refusal(self, case: Case) -> str | None:
         """Its epilogues are kernels of their own, which nobody would pick."""
-        return super().refusal(case) or no_epilogue(case)
+        return super().refusal(case) or no_epilogue(case) or _fp8_layout(case)
 
     def prepare(self, case: Case, config: Config) -> Matmul:
         """Nothing is compiled."""
         import torch
 
         layout = case.plain.layout
+        if case.dtype != case.result_dtype:
+            return _scaled_matmul(case)
 
         def matmul(lhs: Any, rhs: Any) -> Any:
             return torch.matmul(
@@ -30,6 +35,37 @@ class Torch(Arm):
             )
 
         return torch_matmul(matmul)
+
+
+def _fp8_layout(case: Case) -> str | None:
+    """The refusal of operands of 8 bits that cuBLASLt does not take."""
+    if case.dtype == case.result_dtype or case.plain.layout == "nt":
+        return None
+    return "torch._scaled_mm takes fp8 in layout nt only"
+
+
+def _scaled_matmul(case: Case) -> Matmul:
+    """`torch._scaled_mm` with scales of 1, which is cuBLASLt."""
+    import torch
+
+    one = torch.ones((), device="cuda")
+
+    def matmul(lhs: Any, rhs: Any) -> Any:
+        types = {"out_dtype": torch.bfloat16, "use_fast_accum": not case.precise}
+        return torch._scaled_mm(lhs, rhs.T, scale_a=one, scale_b=one, **types)
+
+    def tensor(array: jax.Array) -> Any:
+        return torch.from_dlpack(array.view(jnp.uint8)).view(torch.float8_e4m3fn)
+
+    def wait(results: Any) -> None:
+        torch.cuda.synchronize()
+
+    return Matmul(matmul, tensor, wait, {})
+
+
+def only_16bit(case: Case) -> str | None:
+    """The refusal of operands of 8 bits."""
+    return None if case.dtype == case.result_dtype else "it is written for 16 bits"
 
 
 def no_epilogue(case: Case) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jaxbw._src.lab.bench.arms.arm import Arm
-from jaxbw._src.lab.bench.arms.torch import no_epilogue, torch_matmul
+from jaxbw._src.lab.bench.arms.torch import no_epilogue, only_16bit, torch_matmul
 from jaxbw._src.lab.bench.case import Case
 from jaxbw._src.lab.bench.results import Config
 from jaxbw._src.lab.bench.timer import Matmul
@@ -44,7 +44,7 @@ class Triton(Arm):
         """It works on torch's tensors."""
         if importlib.util.find_spec("torch") is None:
             return "torch is not installed"
-        return super().refusal(case) or no_epilogue(case)
+        return super().refusal(case) or no_epilogue(case) or only_16bit(case)
 
     def candidates(self, case: Case) -> Sequence[Config]:
         """The whole table: it is small."""

@@ -39,12 +39,20 @@ def _function(case: Case) -> Callable[..., Any]:
     return matmul_function(case, lax.dot_general)
 
 
+def options(case: Case) -> dict[str, Any]:
+    """What a user gives a `dot_general` of such operands."""
+    if case.dtype == case.result_dtype:
+        return {}
+    precision = lax.Precision.HIGHEST if case.precise else None
+    return {"preferred_element_type": case.result_dtype, "precision": precision}
+
+
 def matmul_function(case: Case, dot_general: Callable[..., Any]) -> Callable[..., Any]:
     """The matmul of a case without epilogue, by a `dot_general`; a gradient by transposition."""
     dims = (CONTRACTING[case.layout if case.layout in CONTRACTING else "nn"], ((), ()))
 
     def dot(lhs: Any, rhs: Any) -> Any:
-        return dot_general(lhs, rhs, dimension_numbers=dims)
+        return dot_general(lhs, rhs, dimension_numbers=dims, **options(case))
 
     def lhs_gradient(cotangent: Any, rhs: Any) -> Any:
         lhs = jax.ShapeDtypeStruct((case.m, case.k), case.dtype)

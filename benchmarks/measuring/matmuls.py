@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.lab.bench.case import CONTRACTING, suite
@@ -36,7 +37,10 @@ EPILOGUES: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
 
 @dataclass(frozen=True, order=True)
 class Matmul:
-    """[m, k] @ [k, n]; layout "n" is row-major, "t" its transpose, first lhs, then rhs."""
+    """[m, k] @ [k, n]; layout "n" is row-major, "t" its transpose, first lhs, then rhs.
+
+    `precise`: fp8 is summed as accurately as float32.
+    """
 
     m: int
     n: int
@@ -44,6 +48,7 @@ class Matmul:
     layout: str = "nn"
     dtype: str = "bfloat16"
     epilogue: str = "none"
+    precise: bool = False
 
     def __str__(self) -> str:
         suffix = "" if self.epilogue == "none" else f" {self.epilogue}"
@@ -51,23 +56,25 @@ class Matmul:
 
     @property
     def problem(self) -> GemmProblem:
-        """As the selection sees it; the result has the operands' dtype."""
+        """As the selection sees it; the result has the operands' dtype, or is bfloat16 of fp8."""
         dtype = jnp.dtype(self.dtype)
+        result = jnp.dtype(jnp.bfloat16) if dtype.itemsize == 1 else dtype
         lhs = (self.m, self.k) if self.layout[0] == "n" else (self.k, self.m)
         rhs = (self.k, self.n) if self.layout[1] == "n" else (self.n, self.k)
         return reduce_dot_general(
             jax.ShapeDtypeStruct(lhs, dtype),
             jax.ShapeDtypeStruct(rhs, dtype),
             (CONTRACTING[self.layout], ((), ())),
-            dtype,
-            epilogue=EPILOGUES[self.epilogue](dtype),
+            result,
+            precision=lax.Precision.HIGHEST if self.precise else None,
+            epilogue=EPILOGUES[self.epilogue](result),
         ).problem
 
 
 def parse(text: str) -> Matmul:
     """'m,n,k,layout' or 'm,n,k,layout,epilogue' to a matmul."""
     m, n, k, layout, *epilogue = text.split(",")
-    return Matmul(int(m), int(n), int(k), layout, "bfloat16", *epilogue)
+    return Matmul(int(m), int(n), int(k), layout, epilogue=epilogue[0] if epilogue else "none")
 
 
 def draw(

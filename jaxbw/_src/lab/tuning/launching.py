@@ -65,9 +65,11 @@ class Bench(Protocol):
 class Gpu:
     """The first GPU of JAX."""
 
-    def __init__(self) -> None:
-        """Allocates; the operands are iid normal bfloat16, whatever dtype they are then read as."""
-        draw = jax.random.normal(jax.random.key(0), (_DRAWN,), jnp.bfloat16)
+    def __init__(self, dtype: Any = jnp.bfloat16) -> None:
+        """Allocates; the operands are iid normal, drawn in a dtype of the size they are read as."""
+        count = _DRAWN * 2 // jnp.dtype(dtype).itemsize
+        draw = jax.random.normal(jax.random.key(0), (count,), jnp.bfloat16).astype(dtype)
+        draw = draw.view(jnp.bfloat16)
         self._operands = jnp.tile(draw, _OPERANDS // _DRAWN)
         self._results = jnp.zeros(_RESULTS // 2, jnp.bfloat16)
         self._workspace = jnp.zeros(_RESULTS, jnp.uint8)

@@ -79,7 +79,7 @@ JAXBW_DEVICE void keep(const float (&d)[kCount], uint64_t* out) {
 // Cycles of `depth` wgmma of N columns, from the first issue until all are complete; out[0]: the least of the loops.
 template <uint32_t kN>
 JAXBW_DEVICE void wgmma_batches(const Arguments& a) {
-  using Instruction = ptx::Wgmma<DataType::kBF16, kN>;
+  using Instruction = ptx::Wgmma<DataType::kBF16, DataType::kBF16, kN>;
   const OperandTile a_tile = operand_tile(Major::kK, DataType::kBF16, 64, 1);
   const OperandTile b_tile = operand_tile(Major::kK, DataType::kBF16, kN, 1);
   for (uint32_t i = threadIdx.x; i < (64 + kN) * kSwizzleSpan / 4; i += blockDim.x) {

@@ -93,8 +93,8 @@ JAXBW_DEVICE void copy_piece(const RepackCopy& p, uint32_t piece) {
 
 // Tile by tile through shared memory, so that both reads and writes are along rows.
 template <typename Element>
-JAXBW_DEVICE void transpose_elements(const RepackCopy& p, uint32_t piece) {
-  constexpr uint32_t kTile = repack_transpose_tile(sizeof(Element));
+JAXBW_DEVICE void transpose_piece(const RepackCopy& p, uint32_t piece) {
+  constexpr uint32_t kTile = kRepackTransposeTile;
   constexpr uint32_t kPitch = kTile + 4 / sizeof(Element);  // an odd number of words: a column touches every bank
   constexpr uint32_t kStep = kRepackThreads / kTile;
   __shared__ Element tile[kTile * kPitch];
@@ -124,44 +124,40 @@ JAXBW_DEVICE uint32_t gather_byte(const uint32_t (&words)[4], uint32_t index) {
   return __byte_perm(__byte_perm(words[0], words[1], select), __byte_perm(words[2], words[3], select), 0x5410);
 }
 
-// Of bytes: a thread turns blocks of four by four in its registers, and memory is accessed by words, a warp at a row of
-// 128 bytes. Lane x of a warp has the four rows 4x .. 4x + 3 of a column of words: lanes that are eight apart would
-// write them to the same banks, so each begins at another of the four.
-JAXBW_DEVICE void transpose_words(const RepackCopy& p, uint32_t piece) {
-  constexpr uint32_t kTile = repack_transpose_tile(1), kWords = kTile / 4, kPitch = kWords + 1;
-  constexpr uint32_t kWarps = kRepackThreads / ptx::kWarpSize, kBlocks = kWords / kWarps;
-  static_assert(kWords == ptx::kWarpSize, "a warp has a row");
+// Of bytes: a thread turns blocks of four by four in its registers, so that memory is accessed by words.
+template <>
+JAXBW_DEVICE void transpose_piece<uint8_t>(const RepackCopy& p, uint32_t piece) {
+  constexpr uint32_t kTile = kRepackTransposeTile, kWords = kTile / 4;
+  constexpr uint32_t kPitch = kWords + 1;
+  static_assert(kRepackThreads == kWords * kWords, "a thread has one block of a tile");
   __shared__ uint32_t tile[kTile * kPitch];
-  const uint32_t x = threadIdx.x % kWords, warp = threadIdx.x / kWords;
+  const uint32_t x = threadIdx.x % kWords, y = threadIdx.x / kWords;
   const uint32_t tiles_i = (p.rows + kTile - 1) / kTile, tiles_j = (p.columns + kTile - 1) / kTile;
   const uint32_t i = piece % tiles_i * kTile, j = piece / tiles_i % tiles_j * kTile;
   const uint64_t first_row = uint64_t{piece / tiles_i / tiles_j} * p.rows;  // of the batch index
   const auto* source = static_cast<const uint8_t*>(p.source) + first_row * p.columns;
   auto* destination = static_cast<uint8_t*>(p.destination) + first_row * p.destination_pitch;
   const uint32_t from = i + 4 * x;
-  uint32_t words[kBlocks][4] = {};
+  uint32_t words[4];
 #pragma unroll
-  for (uint32_t block = 0; block < kBlocks; ++block) {
-#pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) {
-      const uint32_t row = j + 4 * (warp + block * kWarps) + k;
-      if (row < p.columns && from < p.rows) {
-        words[block][k] = __ldcs(reinterpret_cast<const uint32_t*>(source + uint64_t{row} * p.rows + from));
-      }
+  for (uint32_t k = 0; k < 4; ++k) {
+    const uint32_t row = j + 4 * y + k;
+    const uint8_t* at = source + uint64_t{row} * p.rows + from;
+    words[k] = 0;
+    if (row >= p.columns) continue;
+    if (p.rows % 4 == 0) {
+      if (from < p.rows) words[k] = *reinterpret_cast<const uint32_t*>(at);
+    } else {
+#pragma unroll 1
+      for (uint32_t byte = 0; byte < 4 && from + byte < p.rows; ++byte) words[k] |= uint32_t{at[byte]} << 8 * byte;
     }
   }
 #pragma unroll
-  for (uint32_t block = 0; block < kBlocks; ++block) {
-#pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) {
-      const uint32_t row = (k + x / 8) % 4;
-      tile[(4 * x + row) * kPitch + warp + block * kWarps] = gather_byte(words[block], row);
-    }
-  }
+  for (uint32_t k = 0; k < 4; ++k) tile[(4 * x + k) * kPitch + y] = gather_byte(words, k);
   __syncthreads();
-  const uint32_t column = j + 4 * x;
-#pragma unroll 4
-  for (uint32_t row = warp; row < kTile; row += kWarps) {
+#pragma unroll
+  for (uint32_t k = 0; k < 4; ++k) {
+    const uint32_t row = y + k * kWords, column = j + 4 * x;
     // A row's pitch is a multiple of 16 bytes: a word that begins in it ends in it.
     if (i + row < p.rows && column < p.columns) {
       *reinterpret_cast<uint32_t*>(destination + uint64_t{i + row} * p.destination_pitch + column) =
@@ -169,14 +165,6 @@ JAXBW_DEVICE void transpose_words(const RepackCopy& p, uint32_t piece) {
     }
   }
   __syncthreads();
-}
-
-template <typename Element>
-JAXBW_DEVICE void transpose_piece(const RepackCopy& p, uint32_t piece) {
-  if constexpr (sizeof(Element) == 1) {
-    if (p.rows % 4 == 0) return transpose_words(p, piece);
-  }
-  transpose_elements<Element>(p, piece);
 }
 
 template <typename Element>

@@ -8,11 +8,9 @@
 namespace jaxbw {
 
 constexpr uint32_t kRepackThreads = 256;
-constexpr uint32_t kRepackVector = 16;   // bytes of the destination that a thread writes at a time
-constexpr uint32_t kRepackInFlight = 3;  // vectors of a thread: loaded before the first is stored
-
-// Elements of a tile that is transposed, either way: of bytes a line of the cache.
-constexpr uint32_t repack_transpose_tile(uint32_t element_bytes) { return element_bytes == 1 ? 128 : 64; }
+constexpr uint32_t kRepackVector = 16;         // bytes of the destination that a thread writes at a time
+constexpr uint32_t kRepackInFlight = 3;        // vectors of a thread: loaded before the first is stored
+constexpr uint32_t kRepackTransposeTile = 64;  // elements, either way
 
 // A copy is cut into pieces: `rows` rows of the matrix, as many as the block has groups of `lanes` threads, and a chunk
 // of each. Every thread has kRepackInFlight vectors of a piece at most.
@@ -42,7 +40,7 @@ static_assert(repack_rows(4100, 2).vectors == 513 && repack_rows(4100, 2).rows =
 // Pieces of all batch indices together; blocks walk them, so that any grid will do.
 constexpr uint64_t repack_pieces(const RepackCopy& copy, uint32_t element_bytes) {
   if (copy.transposed != 0) {
-    const uint64_t tile = repack_transpose_tile(element_bytes);
+    const uint64_t tile = kRepackTransposeTile;
     return (copy.rows + tile - 1) / tile * ((copy.columns + tile - 1) / tile) * copy.batch;
   }
   const RepackRows cut = repack_rows(copy.columns, element_bytes);

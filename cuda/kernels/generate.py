@@ -28,10 +28,8 @@ _B_MAJOR = {"n": "kMN", "t": "kK"}
 
 # Of a role; others are named as their role is.
 _HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce"}
-# At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency,
-# as far as registers go: a thread that transposes bytes holds 64 of them.
+# At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
 _BLOCKS_PER_SM = {"gemm": 1, "reduce": 1, "repack": 4}
-_BLOCKS_OF_BYTES_PER_SM = 3
 
 _KINDS = {"16bit": "k16Bit", "8bit": "k8Bit", "tf32": "kTf32"}
 _ELEMENTS = {"8bit": "uint8_t", "16bit": "uint16_t", "32bit": "uint32_t"}
@@ -69,16 +67,11 @@ def source(kernel: Any, *, profiled: bool = False) -> str:
         why=kernel.why,
         header=_HEADERS.get(kernel.role, kernel.role).format(family=kernel.family),
         threads=kernel.threads,
-        blocks_per_sm=f", {_blocks_per_sm(kernel)}",
+        blocks_per_sm=f", {_BLOCKS_PER_SM[kernel.role]}" if kernel.role in _BLOCKS_PER_SM else "",
         name=kernel.name,
         params="RepackParams" if kernel.role == "repack" else "GemmParams",
         function=_function(kernel),
     )
-
-
-def _blocks_per_sm(kernel: Any) -> int:
-    bytes_are_copied = (kernel.role, kernel.input) == ("repack", "8bit")
-    return _BLOCKS_OF_BYTES_PER_SM if bytes_are_copied else _BLOCKS_PER_SM[kernel.role]
 
 
 def _function(kernel: Any) -> str:

@@ -17,7 +17,7 @@ def test_the_source_of_a_hopper_instance() -> None:
     assert '#include "gemm/sm90.cuh"' in text
     assert "__launch_bounds__(384, 1)\n    jaxbw_sm90_f16_nn_64x192(" in text
     assert ".input = jaxbw::DataType::kF16" in text
-    assert ".block_n = 192}" in text
+    assert ".block_n = 192, .promoted = false}" in text
 
 
 @pytest.mark.parametrize(

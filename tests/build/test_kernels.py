@@ -84,8 +84,13 @@ def test_instructions(name: str, kernel_dir: Path, opcodes: Opcodes) -> None:
 
 def assert_hopper_instructions(name: str, counts: Counter[str]) -> None:
     kernel = next(kernel for kernel in TABLE if kernel.name == name)
-    dtype = ".BF16" if kernel.input == "bf16" else ""
-    assert matching(counts, r"HGMMA\..*") == {f"HGMMA.64x{kernel.block_n}x16.F32{dtype}"}
+    width = f"64x{kernel.block_n}"
+    if kernel.input.startswith("8bit"):
+        mixes = [f"{a}.{b}" for a in ("E4M3", "E5M2") for b in ("E4M3", "E5M2")]
+        assert matching(counts, r"QGMMA\..*") == {f"QGMMA.{width}x32.F32.{mix}" for mix in mixes}
+    else:
+        dtype = ".BF16" if kernel.input == "bf16" else ""
+        assert matching(counts, r"HGMMA\..*") == {f"HGMMA.{width}x16.F32{dtype}"}
     assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D", "UTMALDG.3D.MULTICAST"}
     assert matching(counts, r"UTMASTG\.3D")
     assert matching(counts, r"STSM\.16\..*")

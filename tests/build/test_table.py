@@ -97,7 +97,7 @@ why = "a test"
 """
     names = [kernel.name for kernel in load(tmp_path, row)]
     assert names == ["jaxbw_sm90_repack_16bit", "jaxbw_sm100_repack_16bit"]
-    with pytest.raises(ValueError, match='input is not "16bit" or "32bit"'):
+    with pytest.raises(ValueError, match='input is not "8bit", "16bit" or "32bit"'):
         load(tmp_path, row.replace('"16bit"', '"bf16"'))
     with pytest.raises(ValueError, match='there is one, for arch "sm_90a" and input "f32"'):
         load(tmp_path, row.replace('"repack"', '"reduce"'))

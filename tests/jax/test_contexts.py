@@ -156,7 +156,10 @@ def test_explain_says_why_xla_serves(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "no CUDA GPU" in jaxbw.explain(X, W).reason
     with jaxbw.target("H200"):
         integers = jaxbw.explain(X.astype(int), W.astype(int))
-        assert "the operands are int32; sm90 kernels take bfloat16 and float16" in str(integers)
+        assert (
+            "the operands are int32; sm90 kernels take bfloat16, float16, "
+            "float8_e4m3fn and float8_e5m2" in str(integers)
+        )
 
 
 def test_explain_says_what_the_epilogue_is_and_what_is_repacked() -> None:

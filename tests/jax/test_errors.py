@@ -126,7 +126,8 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         call(X.astype(jnp.float32), W.astype(jnp.float32), implementation="sm90"),
         NotImplementedError,
-        r"the operands are float32; sm90 kernels take bfloat16 and float16.\n"
+        r"the operands are float32; sm90 kernels take bfloat16, float16, "
+        r"float8_e4m3fn and float8_e5m2.\n"
         "Leave implementation=None to run on XLA",
     ),
     (

@@ -371,7 +371,18 @@ uint16_t store_f16(float value) {
   return static_cast<uint16_t>(sign | (((scale + 24) << 10) + quotient));
 }
 
+// e4m3 or e5m2, but for infinities and NaN, which no matmul here has.
+float load_8bit(DataType type, uint8_t bits) {
+  const int mantissa_bits = type == DataType::kE4M3 ? 3 : 2, bias = type == DataType::kE4M3 ? 7 : 15;
+  const int exponent = (bits & 0x7f) >> mantissa_bits, mantissa = bits & ((1 << mantissa_bits) - 1);
+  const int significand = exponent == 0 ? mantissa : mantissa | 1 << mantissa_bits;
+  const float value =
+      std::ldexp(static_cast<float>(significand), (exponent == 0 ? 1 : exponent) - bias - mantissa_bits);
+  return bits & 0x80 ? -value : value;
+}
+
 float load(DataType type, const void* address) {
+  if (is_8bit(type)) return load_8bit(type, *static_cast<const uint8_t*>(address));
   if (type == DataType::kF32) return *static_cast<const float*>(address);
   const uint16_t bits = *static_cast<const uint16_t*>(address);
   return type == DataType::kBF16 ? load_bf16(bits) : load_f16(bits);
@@ -443,9 +454,9 @@ char* result_element(const GemmParams& p, const jaxbw::TensorMap& encoded, const
 }
 
 void compute(const GemmParams& p) {
-  const Operand a(p.a, p.a_major, p.input, p.a_batched);
-  const Operand b(p.b, p.b_major, p.input, p.b_batched);
-  const Operand b_up(p.b_up, p.b_major, p.input, p.b_batched);
+  const Operand a(p.a, p.a_major, p.a_type, p.a_batched);
+  const Operand b(p.b, p.b_major, p.b_type, p.b_batched);
+  const Operand b_up(p.b_up, p.b_major, p.b_type, p.b_batched);
   const jaxbw::Epilogue& e = p.epilogue;
   const float alpha = e.alpha_data == nullptr ? e.alpha : *e.alpha_data;
   const float beta = e.beta_data == nullptr ? e.beta : *e.beta_data;

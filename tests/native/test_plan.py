@@ -183,7 +183,7 @@ def test_tensor_maps_of_the_emulator(layout: str) -> None:
     )
     _, (repack, gemm, reduce) = launches(
         "sm100",
-        dict(m=136, n=264, k=72, input=DataType.F16, output=DataType.F32) | majors,
+        dict(m=136, n=264, k=72, lhs=DataType.F16, rhs=DataType.F16, output=DataType.F32) | majors,
         GemmConfig(128, 128, cluster=(2, 1)),
     )
     assert repack is None
@@ -288,6 +288,7 @@ def test_arrays_that_a_launch_does_not_take(arrays: dict[str, int], message: str
 SIZES = {"batch": 1, "m": 1024, "n": 1024, "k": 1024}
 HUGE = {"m": 2**19, "n": 2**19, "k": 128}
 PAIR = {"cta_group": 2, "cluster": (2, 1)}
+EIGHT_BITS = {"lhs": DataType.E4M3, "rhs": DataType.E5M2}
 BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "empty": ("sm100", {"m": 0}, {}),
     "gated_c": ("sm100", {"gated": True, "c": DataType.F32}, {}),
@@ -323,12 +324,14 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cluster_sums": ("sm90", {}, {"block_n": 192, "cluster_k": 2}),
     "stages": ("sm90", {}, {"stages": 1}),
     "stage": ("sm100", {}, {"block_m": 256, "block_n": 256, "block_k": 256}),
-    "no_kernel": ("sm90", {"input": DataType.F32}, {}),
+    "no_kernel": ("sm90", {"lhs": DataType.F32, "rhs": DataType.F32}, {}),
+    "block_n_of_operands": ("sm90", EIGHT_BITS | {"promoted": True}, {"block_n": 256}),
     "gated_swap": ("sm100", {"gated": True}, {"swap_ab": True}),
     "gated_columns": ("sm100", {"gated": True}, {"block_n": 144}),
     "gated_columns_sm90": ("sm90", {"gated": True}, {"block_n": 192}),
     "gated_pair": ("sm100", {"gated": True}, PAIR),
     "columns": ("sm100", {"rhs_major": Major.MN, "gated": True}, {"block_n": 96}),
+    "columns_8bit": ("sm100", EIGHT_BITS | {"rhs_major": Major.MN}, {"block_n": 72, "block_m": 64}),
     "shares": ("sm100", {}, {"block_n": 96, "cluster": (8, 1)}),
     "parts": ("sm100", {"k": 64}, {"split_k": 2}),
     "parts_of_cluster": ("sm90", {"k": 64}, {"cluster_k": 2}),

@@ -366,7 +366,10 @@ def test_a_sequence_is_tried_in_order() -> None:
     choice = select(f32, TARGETS["H200"], ("sm90", "xla"), None, manifest.kernels())
     assert isinstance(choice, Choice)
     assert choice.implementation == "xla"
-    assert "sm90 kernels take bfloat16 and float16" in choice.refused[0].reason
+    assert (
+        "sm90 kernels take bfloat16, float16, float8_e4m3fn and float8_e5m2"
+        in choice.refused[0].reason
+    )
 
 
 def test_explain_takes_a_device() -> None:

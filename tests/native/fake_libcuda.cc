@@ -314,13 +314,18 @@ CUresult tensor_map_encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
       std::vector<uint32_t>(element_strides, element_strides + rank), "interleave", static_cast<int>(interleave),
       "swizzle", static_cast<int>(swizzle), "promotion", static_cast<int>(promotion), "fill", static_cast<int>(fill));
   const bool is_f32 = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  const unsigned element = is_f32 ? 4 : 2, span = swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
-                                                  : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
-                                                  : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32
-                                                                                         : 4096;
-  bool legal = rank == 3 && reinterpret_cast<uintptr_t>(address) % 16 == 0 &&
-               (is_f32 || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) &&
-               box[0] * element <= span && box[0] * element % 16 == 0;
+  const bool is_byte = type == CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  const unsigned element = is_f32    ? 4
+                           : is_byte ? 1
+                                     : 2,
+                 span = swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
+                        : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
+                        : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32
+                                                               : 4096;
+  bool legal =
+      rank == 3 && reinterpret_cast<uintptr_t>(address) % 16 == 0 &&
+      (is_f32 || is_byte || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) &&
+      box[0] * element <= span && box[0] * element % 16 == 0;
   for (unsigned i = 0; i < rank; ++i) {
     legal = legal && dims[i] >= 1 && dims[i] <= uint64_t{1} << 32 && box[i] >= 1 && box[i] <= 256;
   }

@@ -545,7 +545,8 @@ CUresult launch_repack(const CUlaunchConfig* launch, const Kernel& kernel, const
                         reinterpret_cast<uintptr_t>(launch->hStream), "shapes", shapes, "pitches", pitches,
                         "transposed", transposed);
   if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
-  const size_t size = kernel.name.find("32bit") != std::string::npos ? 4 : 2;
+  const bool is_byte = kernel.name.find("_8bit") != std::string::npos;
+  const size_t size = kernel.name.find("32bit") != std::string::npos ? 4 : is_byte ? 1 : 2;
   for (const jaxbw::RepackCopy& copy : p.copies) {
     if (copy.pieces != 0) copy_operand(copy, size);
   }

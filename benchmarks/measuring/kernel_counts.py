@@ -121,10 +121,6 @@ class Row:
             pattern: max(1, int(spans * count)) if count else 0
             for pattern, count in self.epilogue.items()
         }
-        # Added to the accumulators: promoted sums of a block, or the second set of a narrow tile.
-        if "promoted" in self.kernel or (wgmmas == 1 and self.tile[1] <= 64):
-            added = wgmmas * self.tile[1] // 2
-            epilogue = {p: n + added if "FADD" in p else n for p, n in epilogue.items()}
         # Boxes of the tile before, stored beside a tile's first matmuls, are its epilogue's.
         steady = multiply | {"UTMACMDFLUSH": 0}
         return issued | {"multiply": steady, "epilogue": epilogue | multiply}

@@ -51,6 +51,7 @@ ROOMS = [
 def test_public_names() -> None:
     assert sorted(jaxbw.__all__) == [
         "GemmConfig",
+        "Quantized",
         "__version__",
         "accelerate",
         "autotune",
@@ -62,10 +63,12 @@ def test_public_names() -> None:
         "explain",
         "explain_function",
         "export_disabled_checks",
+        "fp8_dot_general",
         "gated_matmul",
         "implementation",
         "matmul",
         "profile",
+        "quantize",
         "target",
         "use_tuned",
     ]

@@ -20,7 +20,6 @@ _INFINITY = np.uint32(0x7F800000)
 _FRACTION = 23  # bits, of float32
 _IMPLICIT = np.uint32(1 << _FRACTION)
 _BIAS = 127
-_LEAST_NORMAL = np.float32(2.0**-126)
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,14 @@ def finite_amax(x: Any, axis: Sequence[int]) -> Any:
 def scale_of(amax: Any, format: Format) -> Any:
     """amax / format.max, correctly rounded; 1 for an amax of 0, and never below 2^-126."""
     scale = divide(amax, jnp.full_like(amax, format.max))
-    return jnp.where(amax == 0, np.float32(1), jnp.maximum(scale, _LEAST_NORMAL))
+    return jnp.where(amax == 0, np.float32(1), scale)
 
 
 def divide(x: Any, y: Any) -> Any:
     """x / y of positive normal float32 numbers, rounded to nearest even.
 
-    A quotient that is no normal number has the nearest exponent that is one's. Long division, in
-    base 256: a remainder is less than 2^24, and 256 of it fit.
+    A quotient below the normal numbers is the least of them, 2^-126; none may be above them. Long
+    division, in base 256: a remainder is less than 2^24, and 256 of it fit.
     """
     x, y = _bits(x), _bits(y)
     divisor = (y & (_IMPLICIT - 1)) | _IMPLICIT
@@ -85,8 +84,9 @@ def divide(x: Any, y: Any) -> Any:
     twice = rest << 1
     up = (twice > divisor) | ((twice == divisor) & (quotient & 1 == 1))
     quotient = quotient + up.astype(jnp.uint32)  # a carry lands in the exponent, as it should
-    field = jnp.clip(exponent + _BIAS, 1, 254).astype(jnp.uint32)
-    return _float((field << _FRACTION) + (quotient - _IMPLICIT))
+    field = jnp.maximum(exponent + _BIAS, 1).astype(jnp.uint32)
+    normal = (field << _FRACTION) + (quotient - _IMPLICIT)
+    return _float(jnp.where(exponent + _BIAS < 1, _IMPLICIT, normal))
 
 
 def rounded(x: Any, format: Format) -> Any:

@@ -258,6 +258,7 @@ class Optimizer(nnx.Optimizer):  # type: ignore[type-arg]
     Raises:
       ValueError: gradients that lack the state; when it is updated.
 
+    >>> import optax
     >>> model = Linear(4, 8, dot_general=Fp8DotGeneral(), rngs=nnx.Rngs(0))
     >>> optimizer = Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     >>> loss = lambda model: model(jnp.ones((2, 4))).sum()

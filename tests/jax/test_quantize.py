@@ -224,3 +224,6 @@ def test_explain() -> None:
     assert only.choice.kernel is None
     assert "alpha * float8_e4m3fn[1,256,256] @ float8_e4m3fn" in only.problem
     assert "the operands are float8_e4m3fn" in str(report)
+    choice = jaxbw.explain(x, x, device="B200")
+    assert choice.problem == only.problem
+    assert choice.implementation == "xla"

@@ -75,9 +75,9 @@ def fp8_dot_general(
       TypeError, ValueError: as `jaxbw.dot_general`; operands that are not real floating.
       NotImplementedError: an out_sharding.
 
-    >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
+    >>> x, w = jnp.full((2, 3), 7.0), jnp.full((3, 4), 3.5)
     >>> jaxbw.fp8_dot_general(x, w, (((1,), (0,)), ((), ())))[0]
-    Array([3., 3., 3., 3.], dtype=float32)
+    Array([73.5, 73.5, 73.5, 73.5], dtype=float32)
     """
     del precision
     given = _given("jaxbw.fp8_dot_general", lhs, rhs, dimension_numbers, preferred_element_type)

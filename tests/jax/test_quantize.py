@@ -218,12 +218,31 @@ def test_a_derivative_is_refused() -> None:
 
 
 def test_explain() -> None:
+    """The scales are the kernel's alpha; where none fits, it says so."""
     x = jaxbw.quantize(jnp.ones((256, 256), jnp.bfloat16), "e4m3")
-    report = jaxbw.explain_function(jaxbw.matmul, x, x, device="B200")
-    (only,) = report.matmuls
-    assert only.choice.kernel is None
-    assert "alpha * float8_e4m3fn[1,256,256] @ float8_e4m3fn" in only.problem
-    assert "the operands are float8_e4m3fn" in str(report)
-    choice = jaxbw.explain(x, x, device="B200")
-    assert choice.problem == only.problem
-    assert choice.implementation == "xla"
+    (only,) = jaxbw.explain_function(jaxbw.matmul, x, x, device="B200").matmuls
+    assert only.problem.startswith("alpha * f8_e4m3fn[1,256,256] @ f8_e4m3fn[1,256,256] -> bf16")
+    assert only.choice.kernel == "jaxbw_sm100_8bit_1cta"
+    assert jaxbw.explain(x, x, device="B200").problem == only.problem
+    mixed = jaxbw.explain(jnp.ones((256, 256), jnp.bfloat16), x, device="B200")
+    assert mixed.kernel is None
+    assert "bfloat16 and float8_e4m3fn" in str(mixed)
+
+
+@pytest.mark.parametrize("implementation", ["emulator", "emulator-sm90"])
+def test_on_emulated_kernels(implementation: Any) -> None:
+    """Integers, so that every order of the sums has one result."""
+    x, w = _operand((24, 64), 0, jnp.bfloat16), _operand((64, 16), 1, jnp.bfloat16)
+    q, u = jaxbw.quantize(4 * x, "e4m3"), jaxbw.quantize(w, "e4m3", both=True)
+    wanted = 4 * x.astype(np.float64) @ w.astype(np.float64)
+    options: Any = {"implementation": implementation, "preferred_element_type": np.float32}
+    np.testing.assert_array_equal(np.asarray(jaxbw.matmul(q, u, **options)), wanted)
+
+
+@pytest.mark.xfail(raises=NotImplementedError, strict=True, reason="needs lhs_scale= of matmul")
+def test_rows_scales_before_a_bias() -> None:
+    x = _operand((4, 8), 0) * np.exp2(np.arange(4, dtype=np.float32))[:, None]
+    w, bias = _operand((8, 6), 1), np.arange(6, dtype=np.float32)
+    q = jaxbw.quantize(x, "e4m3", axis=-1)
+    got = jaxbw.matmul(q, jaxbw.quantize(w, "e4m3"), bias=bias, activation="relu")
+    np.testing.assert_array_equal(np.asarray(got), np.maximum(x @ w + bias, 0))

@@ -59,8 +59,8 @@ def fp8_dot_general(
 
     Both operands are quantized as e4m3, each with one scale; in the backward pass the cotangent as
     e5m2, and the gradients are in the operands' dtypes. Reverse mode only. It has no state:
-    `nn.Dense(512, dot_general=jaxbw.fp8_dot_general)`. No kernel takes float8 yet: `explain` says
-    what serves.
+    `nn.Dense(512, dot_general=jaxbw.fp8_dot_general)`. Kernels
+    read the scales as alpha.
 
     Args:
       lhs, rhs, dimension_numbers: as of `lax.dot_general`, of real floating dtypes.

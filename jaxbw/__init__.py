@@ -17,6 +17,7 @@ except ImportError as error:
 
 from jaxbw._src import log as _log
 from jaxbw._src.api.matmul import dot_general, gated_matmul, matmul
+from jaxbw._src.api.quantize import Quantized, quantize
 from jaxbw._src.primitives.gemm import register as _register
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import target
@@ -28,6 +29,7 @@ if _TYPE_CHECKING:
     from jaxbw._src.api.collective import collective_matmul
     from jaxbw._src.api.einsum import einsum
     from jaxbw._src.api.exporting import export_disabled_checks
+    from jaxbw._src.api.fp8_training import fp8_dot_general
     from jaxbw._src.lab.explain import explain
     from jaxbw._src.lab.explain_function import explain_function
     from jaxbw._src.lab.profiling.call import profile
@@ -35,6 +37,7 @@ if _TYPE_CHECKING:
 
 __all__ = [
     "GemmConfig",
+    "Quantized",
     "__version__",
     "accelerate",
     "autotune",
@@ -46,10 +49,12 @@ __all__ = [
     "explain",
     "explain_function",
     "export_disabled_checks",
+    "fp8_dot_general",
     "gated_matmul",
     "implementation",
     "matmul",
     "profile",
+    "quantize",
     "target",
     "use_tuned",
 ]
@@ -65,6 +70,7 @@ _LAZY = {
     "explain": "jaxbw._src.lab.explain",
     "explain_function": "jaxbw._src.lab.explain_function",
     "export_disabled_checks": "jaxbw._src.api.exporting",
+    "fp8_dot_general": "jaxbw._src.api.fp8_training",
     "profile": "jaxbw._src.lab.profiling.call",
 }
 

@@ -139,6 +139,20 @@ def vary(x: Any, axis_name: str | tuple[str, ...]) -> Any:
     return _parallel.insert_collective_pvary(axis_name, x)
 
 
+def max_over(x: Any, *, like: Any) -> Any:
+    """x as its largest value over the mesh axes that it varies over, and `like` does not."""
+
+    def varying(x: Any) -> frozenset[Any]:
+        aval = jax.typeof(x)
+        # Older versions have it on the type itself.
+        kind = getattr(aval, "manual_axis_type", None)
+        axes: frozenset[Any] = aval.vma if kind is None else kind.varying
+        return axes
+
+    axes = tuple(varying(x) - varying(like))
+    return jax.lax.pmax(x, axes) if axes else x
+
+
 def spec_entries(x: Any) -> tuple[Any, ...]:
     """How each dimension of an array is sharded in explicit mode; None where it is not."""
     spec = abstract_type(x).sharding.spec

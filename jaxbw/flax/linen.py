@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax.linen import module
+from flax.linen import fp8_ops, module
 from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import default_kernel_init
 from flax.linen.module import merge_param
 
+from jaxbw._src.api.fp8_training import Meta, State, delayed_dot_general
 from jaxbw._src.api.pending import dot_general as deferred
 from jaxbw._src.api.pending import einsum, run, run_gated
 
@@ -28,6 +29,7 @@ __all__ = [
     "Dense",
     "DenseGeneral",
     "Einsum",
+    "Fp8DirectDotGeneralOp",
     "MultiHeadAttention",
     "MultiHeadDotProductAttention",
 ]
@@ -294,3 +296,45 @@ class MultiHeadAttention(MultiHeadDotProductAttention):
 def _run_projection(method: Any, args: Any, keywords: Any, context: Any) -> Any:
     """Flax's attention takes the results of its projections for arrays: here they become some."""
     return run(_name(context.module), method(*args, **keywords), None)
+
+
+class Fp8DirectDotGeneralOp(fp8_ops.Fp8DirectDotGeneralOp):
+    """Flax's `dot_general_cls` for float8 with delayed scaling, on jaxbw's matmuls.
+
+    State, names, shapes and collection are Flax's, so that checkpoints move both ways. It computes
+    what Flax's does, but that the result is rounded to its dtype once, behind the scales. In a
+    `jax.shard_map` the amax is that of all devices that share the state. `precision` is not looked
+    at. Of the state, the gradient is the next state: see docs/flax.md.
+
+    Attributes:
+      amax_history_length: default 1024, as in Flax.
+
+    Raises:
+      ValueError: other formats than e4m3 and e5m2.
+
+    >>> layer = Dense(8, dot_general_cls=Fp8DirectDotGeneralOp)
+    >>> variables = layer.init(jax.random.key(0), jnp.ones((2, 4)))
+    >>> sorted(variables)
+    ['_overwrite_with_gradient', 'params']
+    """
+
+    def __call__(
+        self,
+        lhs: Any,
+        rhs: Any,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """As `lax.dot_general`."""
+        if (self.e4m3_dtype, self.e5m2_dtype) != (jnp.float8_e4m3fn, jnp.float8_e5m2):
+            raise ValueError(
+                f"{_name(self)}: e4m3_dtype is {self.e4m3_dtype}, e5m2_dtype {self.e5m2_dtype}; "
+                "they are float8_e4m3fn and float8_e5m2"
+            )
+        state = State(
+            Meta(self.input_scale.value, self.input_amax_history.value),
+            Meta(self.kernel_scale.value, self.kernel_amax_history.value),
+            Meta(self.output_grad_scale.value, self.output_grad_amax_history.value),
+        )
+        return delayed_dot_general(lhs, rhs, dimension_numbers, state, preferred_element_type)

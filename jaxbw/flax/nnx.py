@@ -7,6 +7,7 @@ with that, as Flax does.
 Bias and activation are float32 up to the cast to the result's dtype: see `jaxbw.matmul`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,11 +15,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxbw._src.api.accelerate import accelerate
+from jaxbw._src.api.fp8_training import Meta, State, delayed_dot_general, fp8_dot_general
 from jaxbw._src.api.matmul import dot_general
 from jaxbw._src.api.pending import dot_general as deferred
 from jaxbw._src.api.pending import einsum, run, run_gated
 
-__all__ = ["MLP", "Einsum", "Linear", "LinearGeneral", "swap_layers"]
+__all__ = [
+    "MLP",
+    "TRAINED",
+    "Einsum",
+    "Fp8DotGeneral",
+    "Linear",
+    "LinearGeneral",
+    "Optimizer",
+    "OverwriteWithGradient",
+    "accumulate",
+    "swap_layers",
+]
 
 
 def _name(module: nnx.Module) -> str:
@@ -183,7 +196,121 @@ class MLP(nnx.Module):
         return result
 
 
-def swap_layers(model: nnx.Module) -> tuple[str, ...]:
+class OverwriteWithGradient(nnx.Variable[jax.Array]):
+    """State whose gradient is its next value: scales and amax histories of float8 layers."""
+
+
+# What `nnx.grad` differentiates with respect to: `nnx.DiffState(0, TRAINED)`.
+TRAINED = nnx.Any(nnx.Param, OverwriteWithGradient)
+
+
+class Fp8DotGeneral(nnx.Module):
+    """`lax.dot_general` in float8 with delayed scaling, for a layer's `dot_general`.
+
+    Its variables have the names and shapes of those of linen's `Fp8DirectDotGeneralOp`.
+
+    Args:
+      amax_history_length: how many steps back amax is the largest of; default 1024.
+
+    >>> layer = Linear(4, 8, dot_general=Fp8DotGeneral(), rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 4))).shape
+    (2, 8)
+    """
+
+    def __init__(self, amax_history_length: int = 1024) -> None:
+        for name in State._fields:
+            scale = OverwriteWithGradient(jnp.ones(1))
+            history = OverwriteWithGradient(jnp.zeros(amax_history_length))
+            setattr(self, f"{name}_scale", scale)
+            setattr(self, f"{name}_amax_history", history)
+
+    def __call__(
+        self,
+        lhs: Any,
+        rhs: Any,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        *,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """As `lax.dot_general`; the precision is not looked at.
+
+        Raises:
+          NotImplementedError: an out_sharding.
+        """
+        if out_sharding is not None:
+            raise NotImplementedError(f"{_name(self)}: out_sharding is to be None")
+        state = State(
+            *(
+                Meta(
+                    getattr(self, f"{name}_scale")[...], getattr(self, f"{name}_amax_history")[...]
+                )
+                for name in State._fields
+            )
+        )
+        return delayed_dot_general(lhs, rhs, dimension_numbers, state, preferred_element_type)
+
+
+class Optimizer(nnx.Optimizer):  # type: ignore[type-arg]
+    """`nnx.Optimizer`, which also gives the float8 layers their next state.
+
+    Raises:
+      ValueError: gradients that lack the state; when it is updated.
+
+    >>> import optax
+    >>> model = Linear(4, 8, dot_general=Fp8DotGeneral(), rngs=nnx.Rngs(0))
+    >>> optimizer = Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    >>> loss = lambda model: model(jnp.ones((2, 4))).sum()
+    >>> gradients = nnx.grad(loss, argnums=nnx.DiffState(0, TRAINED))(model)
+    >>> _ = optimizer.update(model, gradients)
+    >>> model.dot_general.input_amax_history[0]
+    Array(1., dtype=float32)
+    """
+
+    def update(self, model: Any, grads: Any, /, **keywords: Any) -> Any:
+        """As of `nnx.Optimizer`; of `grads`, the state of float8 layers replaces the model's."""
+        following = nnx.state(grads, OverwriteWithGradient)
+        state = nnx.state(model, OverwriteWithGradient)
+        if {*nnx.to_flat_state(state).paths} != {*nnx.to_flat_state(following).paths}:
+            raise ValueError(
+                f"{type(self).__module__}.Optimizer: the gradients lack the state of the float8 "
+                "layers; pass argnums=nnx.DiffState(0, jaxbw.flax.nnx.TRAINED) to nnx.grad"
+            )
+        result = super().update(model, grads, **keywords)
+        nnx.update(model, following)
+        return result
+
+
+def accumulate(total: Any, gradients: Any, weight: float = 1.0) -> Any:
+    """`total + weight * gradients`; of the state of float8 layers the larger, element by element.
+
+    Args:
+      total, gradients: gradients with respect to `TRAINED`, of nnx, or of all variables of a linen
+        model; a total to begin with may be zeros.
+      weight: one by the number of batches, for the mean; default 1.
+
+    Returns:
+      As `gradients`.
+
+    >>> tree = {"params": jnp.array([2.0]), "_overwrite_with_gradient": jnp.array([4.0])}
+    >>> accumulate(jax.tree.map(jnp.zeros_like, tree), tree, 0.5)["params"]
+    Array([1.], dtype=float32)
+    """
+
+    def is_variable(x: Any) -> bool:
+        return isinstance(x, nnx.Variable)
+
+    def add(path: Any, old: Any, new: Any) -> Any:
+        in_linen = any(getattr(key, "key", None) == "_overwrite_with_gradient" for key in path)
+        if in_linen or isinstance(new, OverwriteWithGradient):
+            return jax.tree.map(jnp.maximum, old, new)
+        return jax.tree.map(lambda x, y: x + weight * y, old, new)
+
+    return jax.tree_util.tree_map_with_path(add, total, gradients, is_leaf=is_variable)
+
+
+def swap_layers(model: nnx.Module, recipe: str | None = None) -> tuple[str, ...]:
     """Makes the linear layers of a model jaxbw's, in place; their parameters stay as they are.
 
     Every `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` becomes the layer of that name here,
@@ -196,12 +323,17 @@ def swap_layers(model: nnx.Module) -> tuple[str, ...]:
 
     Args:
       model: any module, a single layer too. Call this outside of `nnx.jit`.
+      recipe: None: the layers compute in their dtypes. "fp8_delayed": `Linear` and `LinearGeneral`,
+        jaxbw's too, multiply in float8 by an `Fp8DotGeneral`, whose state is new variables of the
+        model; "fp8_current": by `jaxbw.fp8_dot_general`, without state. `Einsum` stays as it is.
+        Default None.
 
     Returns:
       The paths of the layers that were swapped, such as "blocks.0.attention.query".
 
     Raises:
       TypeError: the model is no `nnx.Module`.
+      ValueError: an unknown recipe.
 
     >>> model = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
     >>> swap_layers(model)
@@ -214,9 +346,14 @@ def swap_layers(model: nnx.Module) -> tuple[str, ...]:
             f"jaxbw.flax.nnx.swap_layers: {type(model).__name__} is no nnx.Module; the layers of "
             "linen are replaced where they are written, by those of jaxbw.flax.linen"
         )
+    if recipe not in _RECIPES:
+        raise ValueError(
+            f"jaxbw.flax.nnx.swap_layers: recipe is {recipe!r}; it is one of "
+            f"{', '.join(map(repr, _RECIPES))}"
+        )
     swapped = []
     for path, module in list(nnx.iter_modules(model, graph=True)):
-        if _swap(module):
+        if _swap(module, _RECIPES[recipe]):
             swapped.append(".".join(map(str, path)))
     return tuple(swapped)
 
@@ -226,7 +363,15 @@ _DEFAULTS = (None, jax.lax.dot_general, jnp.einsum, dot_general)
 _attention = accelerate(nnx.dot_product_attention)
 
 
-def _swap(module: Any) -> bool:
+# What makes the dot_general of a layer.
+_RECIPES: dict[str | None, Callable[[], Any] | None] = {
+    None: None,
+    "fp8_delayed": Fp8DotGeneral,
+    "fp8_current": lambda: fp8_dot_general,
+}
+
+
+def _swap(module: Any, recipe: Callable[[], Any] | None) -> bool:
     """Swaps one layer; false where it is to be left alone."""
     if type(module) is nnx.MultiHeadAttention:
         is_default = module.attention_fn is nnx.dot_product_attention
@@ -239,12 +384,16 @@ def _swap(module: Any) -> bool:
         nnx.Einsum: Einsum,
     }
     layer = ours.get(type(module))
-    if layer is None or getattr(module, "dot_general_cls", None) is not None:
+    in_float8 = recipe is not None and (layer or type(module)) in (Linear, LinearGeneral)
+    if (layer is None and not in_float8) or getattr(module, "dot_general_cls", None) is not None:
         return False
     name, pending = ("einsum_op", einsum) if layer is Einsum else ("dot_general", deferred)
-    if getattr(module, name) not in _DEFAULTS:
+    given = getattr(module, name)
+    if isinstance(given, nnx.Module) or given not in (*_DEFAULTS, *[deferred] * in_float8):
         return False
-    setattr(module, name, pending)
-    module.activation = None
-    object.__setattr__(module, "__class__", layer)  # nnx.Module sets attributes in its own way
+    made = recipe() if in_float8 and recipe is not None else pending
+    setattr(module, name, nnx.data(made) if isinstance(made, nnx.Module) else made)
+    if layer is not None:
+        module.activation = None
+        object.__setattr__(module, "__class__", layer)  # nnx.Module sets attributes in its own way
     return True

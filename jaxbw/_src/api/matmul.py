@@ -8,12 +8,14 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
 from jaxbw._src.api.arguments import EpilogueArguments, MatmulArguments
 from jaxbw._src.api.matmul_plan import MatmulPlan, plan_matmul
+from jaxbw._src.api.quantize import Quantized, data_of, scales
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.primitives import dot_general as plain
 from jaxbw._src.primitives import experimental, fused, originals, serve
@@ -55,7 +57,8 @@ def matmul(
     where `precision` leaves XLA as free. The rest is XLA's: see `explain`.
 
     Args:
-      lhs: `[..., m, k]` or `[k]`, of any dtype that `jnp.matmul` takes.
+      lhs: `[..., m, k]` or `[k]`, of any dtype that `jnp.matmul` takes; either operand may be a
+        `Quantized`, of `quantize`, whose scales multiply the matmul.
       rhs: `[..., k, n]` or `[k]`. Batch dimensions broadcast.
       a, b: `jnp.matmul`'s names of lhs and rhs, as keywords.
       bias: `[n]`, or `[m]` with `bias_axis=-2`, a real floating dtype; default none.
@@ -98,6 +101,20 @@ def matmul(
         lhs, rhs = (
             arguments.renamed(call, "lhs", lhs, "a", a),
             arguments.renamed(call, "rhs", rhs, "b", b),
+        )
+    if isinstance(lhs, Quantized) or isinstance(rhs, Quantized):
+        return _quantized(
+            call,
+            lhs,
+            rhs,
+            alpha,
+            preferred_element_type,
+            {"bias": bias, "c": c, "residual": residual, "activation": activation, "beta": beta},
+            bias_axis=bias_axis,
+            precision=precision,
+            out_sharding=out_sharding,
+            implementation=implementation,
+            config=config,
         )
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *factors(terms, alpha, beta))
@@ -218,6 +235,40 @@ def dot_general(
     )
     matmul: jax.Array = _dot_general(given, terms, *operands)
     return matmul
+
+
+def _quantized(
+    call: str,
+    lhs: Any,
+    rhs: Any,
+    alpha: Any,
+    preferred_element_type: Any,
+    epilogue: dict[str, Any],
+    **others: Any,
+) -> jax.Array:
+    """`matmul` of operands with scales: one for all of both is alpha, read by the kernel.
+
+    Scales of rows or columns multiply the result behind the matmul, in float32.
+    """
+    scalar, rows, columns = scales(call, lhs, rhs)
+    dtype = preferred_element_type
+    if dtype is None:
+        dtype = jnp.result_type(lhs.dtype, rhs.dtype)
+    left, right = data_of(lhs), data_of(rhs)
+    if scalar is not None:
+        alpha = scalar if isinstance(alpha, float) and alpha == 1 else alpha * scalar
+    if rows is None and columns is None:
+        return matmul(left, right, alpha=alpha, preferred_element_type=dtype, **epilogue, **others)
+    there = [name for name, x in epilogue.items() if x is not None and name != "beta"]
+    if there:
+        raise NotImplementedError(
+            f"{call}: scales of rows or columns, and {' and '.join(there)}: not in one call yet; "
+            "apply them to the matmul, or quantize with axis=None"
+        )
+    result = matmul(left, right, alpha=alpha, preferred_element_type=np.float32, **others)
+    for scale in (rows, columns):
+        result = result if scale is None else result * scale
+    return result.astype(dtype)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=compat.INLINED)

@@ -10,6 +10,7 @@ from jaxbw._src import compat
 from jaxbw._src.api import arguments
 from jaxbw._src.api.matmul import factors, operands_of, problem_of
 from jaxbw._src.api.matmul_plan import plan_matmul
+from jaxbw._src.api.quantize import Quantized, data_of, scales
 from jaxbw._src.lab.model.report import estimate_of
 from jaxbw._src.primitives import serve
 from jaxbw._src.problem import GemmProblem, Operands
@@ -50,7 +51,7 @@ def explain(
 
     Args:
       lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct` objects; likewise an alpha or
-        beta that is no number.
+        beta that is no number. Of a `matmul`, lhs and rhs may be `Quantized`.
       rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
       dimension_numbers: of a `dot_general`; default None, a `matmul`.
       bias_axis, activation, alpha, beta, precision, preferred_element_type, implementation, config:
@@ -118,6 +119,12 @@ def examined(
 
     `weighs_xla` is as of `select`: False where only kernels are asked about.
     """
+    if dimension_numbers is None and any(isinstance(x, Quantized) for x in (lhs, rhs)):
+        scalar, *_ = scales(call, lhs, rhs)
+        if preferred_element_type is None:
+            preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+        lhs, rhs = data_of(lhs), data_of(rhs)
+        alpha = alpha if scalar is None else jax.ShapeDtypeStruct((), jnp.float32)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     arrays = (lhs, rhs, rhs_up, c, bias, residual, *factors(terms, alpha, beta))
     operands = Operands(

@@ -1,0 +1,231 @@
+"""dot_generals that multiply in float8, forward and backward: with current, or delayed scales.
+
+Forward e4m3 by e4m3 at DEFAULT precision (fast accumulation); backward the result's cotangent is
+e5m2, and the precision HIGHEST, as of Flax. The scales are one factor in the matmul's epilogue.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxbw._src import compat
+from jaxbw._src.api import arguments
+from jaxbw._src.api.matmul import dot_general
+from jaxbw._src.api.quantize import quantize
+from jaxbw._src.fp8 import FORMATS
+from jaxbw._src.primitives.transposition import transposition
+from jaxbw._src.problem import DimensionNumbers
+
+
+class Meta(NamedTuple):
+    """The state of one tensor under delayed scaling, float32 or a dtype that converts to it.
+
+    Attributes:
+      scale: `[1]`, of the step before.
+      amax_history: `[length]`, the latest amax first.
+    """
+
+    scale: Any
+    amax_history: Any
+
+
+class State(NamedTuple):
+    """That of a layer."""
+
+    input: Meta
+    kernel: Meta
+    output_grad: Meta
+
+
+class _Static(NamedTuple):
+    dims: DimensionNumbers
+    dtype: Any  # of the results
+    compute: Any  # in which Flax divides by the scale
+
+
+def fp8_dot_general(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """`lax.dot_general` in float8 with current scaling: the recipe "fp8_current".
+
+    Both operands are quantized as e4m3, each with one scale; in the backward pass the cotangent as
+    e5m2, and the gradients are in the operands' dtypes. Reverse mode only. It has no state:
+    `nn.Dense(512, dot_general=jaxbw.fp8_dot_general)`. Kernels
+    read the scales as alpha.
+
+    Args:
+      lhs, rhs, dimension_numbers: as of `lax.dot_general`, of real floating dtypes.
+      precision: not looked at: forward DEFAULT, which allows fast accumulation, backward HIGHEST.
+      preferred_element_type: dtype of the result; default that of the operands together.
+      out_sharding: None.
+
+    Returns:
+      As of `lax.dot_general`.
+
+    Raises:
+      TypeError, ValueError: as `jaxbw.dot_general`; operands that are not real floating.
+      NotImplementedError: an out_sharding.
+
+    >>> x, w = jnp.full((2, 3), 7.0), jnp.full((3, 4), 3.5)
+    >>> jaxbw.fp8_dot_general(x, w, (((1,), (0,)), ((), ())))[0]
+    Array([73.5, 73.5, 73.5, 73.5], dtype=float32)
+    """
+    del precision
+    given = _given("jaxbw.fp8_dot_general", lhs, rhs, dimension_numbers, preferred_element_type)
+    if out_sharding is not None:
+        raise NotImplementedError("jaxbw.fp8_dot_general: out_sharding is to be None")
+    return _current(*given)
+
+
+def delayed_dot_general(
+    lhs: Any, rhs: Any, dimension_numbers: Any, state: State, preferred_element_type: Any = None
+) -> jax.Array:
+    """`fp8_dot_general` with scales from the history: the recipe "fp8_delayed".
+
+    Flax's `Fp8DirectDotGeneralOp`, operation by operation, but that the result is rounded to its
+    dtype once, behind the scales. The cotangent of the state is the state of the next step.
+    """
+    call = "fp8_delayed"
+    compute = jnp.asarray(rhs).dtype
+    lhs = jnp.asarray(lhs, compute)
+    static, lhs, rhs = _given(call, lhs, rhs, dimension_numbers, preferred_element_type)
+    return _delayed(static, lhs, rhs, state)
+
+
+def _given(
+    call: str, lhs: Any, rhs: Any, dims: Any, preferred_element_type: Any
+) -> tuple[_Static, Any, Any]:
+    lhs, rhs = arguments.array(call, "lhs", lhs), arguments.array(call, "rhs", rhs)
+    for name, x in (("lhs", lhs), ("rhs", rhs)):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
+    dims = arguments.dimension_numbers(call, dims, (lhs.ndim, rhs.ndim))
+    dtype = preferred_element_type or jnp.result_type(lhs, rhs)
+    # Here, so that the operands vary over the same mesh axes as their cotangents.
+    lhs, rhs = compat.insert_reshard(lhs, rhs)
+    return _Static(dims, jnp.dtype(dtype), rhs.dtype), lhs, rhs
+
+
+def _forward(static: _Static, lhs: Any, rhs: Any, scale: Any) -> jax.Array:
+    default = lax.Precision.DEFAULT
+    return dot_general(lhs, rhs, static.dims, default, static.dtype, alpha=scale)
+
+
+def _backward(
+    static: _Static, types: Any, scaled: tuple[Any, Any], cotangent: tuple[Any, Any]
+) -> tuple[Any, Any]:
+    """The cotangents of lhs and rhs: each operand is data and scale."""
+    bars = []
+    ranks = (types[0].ndim, types[1].ndim)
+    for side in (0, 1):
+        plan = transposition(ranks, static.dims, of_rhs=bool(side))
+        data, scale = scaled[1 - side]
+        matmul = dot_general(
+            *plan.operands(cotangent[0], data),
+            plan.dimension_numbers,
+            lax.Precision.HIGHEST,
+            static.dtype,
+            alpha=scale * cotangent[1],
+        )
+        bars.append(plan.result(matmul, types[side]))
+    return bars[0], bars[1]
+
+
+# Current scaling
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _current(static: _Static, lhs: Any, rhs: Any) -> jax.Array:
+    out: jax.Array = _current_forward(static, lhs, rhs)[0]
+    return out
+
+
+def _current_forward(static: _Static, lhs: Any, rhs: Any) -> Any:
+    pairs = tuple((q.data, q.scale) for q in (quantize(x, "e4m3") for x in (lhs, rhs)))
+    (left, left_scale), (right, right_scale) = pairs
+    out = _forward(static, left, right, left_scale * right_scale)
+    return out, (pairs, _nothing(lhs), _nothing(rhs))
+
+
+def _current_backward(static: _Static, kept: Any, bar: Any) -> Any:
+    pairs, *nothings = kept
+    types = _types(pairs, nothings)
+    q = quantize(bar, "e5m2")
+    return _backward(static, types, pairs, (q.data, q.scale))
+
+
+_current.defvjp(_current_forward, _current_backward)
+
+
+# Delayed scaling
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _delayed(static: _Static, lhs: Any, rhs: Any, state: State) -> jax.Array:
+    out: jax.Array = _delayed_forward(static, lhs, rhs, state)[0]
+    return out
+
+
+def _delayed_forward(static: _Static, lhs: Any, rhs: Any, state: State) -> Any:
+    left, left_meta = _by_history(lhs, "e4m3", state.input, static.compute)
+    right, right_meta = _by_history(rhs, "e4m3", state.kernel, static.compute)
+    pairs = ((left, _scalar(left_meta)), (right, _scalar(right_meta)))
+    out = _forward(static, left, right, pairs[0][1] * pairs[1][1])
+    return out, (pairs, _nothing(lhs), _nothing(rhs), left_meta, right_meta, state.output_grad)
+
+
+def _delayed_backward(static: _Static, kept: Any, bar: Any) -> Any:
+    pairs, *nothings, left_meta, right_meta, meta = kept
+    types = _types(pairs, nothings)
+    data, new_meta = _by_history(bar, "e5m2", meta, static.dtype)
+    bars = _backward(static, types, pairs, (data, _scalar(new_meta)))
+    return *bars, State(left_meta, right_meta, new_meta)
+
+
+_delayed.defvjp(_delayed_forward, _delayed_backward)
+
+
+def _by_history(x: Any, format: str, meta: Meta, compute: Any) -> tuple[Any, Meta]:
+    """x as float8 by the scale of the history, and the state of the next step."""
+    scale, history = (lax.convert_element_type(each, jnp.float32) for each in meta)
+    largest = jnp.asarray(FORMATS[format].max, jnp.float32)
+    amax = jnp.max(history, axis=0)
+    inverse = jnp.where(amax > 0, largest / amax, 1.0 / scale)
+    inverse = jnp.where(jnp.isfinite(amax), inverse, 1.0 / scale)
+    new_scale = 1.0 / inverse
+    latest = jnp.max(jnp.abs(x)).astype(jnp.float32)
+    # In a shard_map the state is that of all devices which share it.
+    latest = compat.max_over(latest, like=history)
+    new_history = jnp.roll(history, -1).at[0].set(latest)
+    most = largest.astype(compute)
+    data = jnp.clip(x / new_scale.astype(compute), -most, most).astype(FORMATS[format].dtype)
+    new = (
+        lax.convert_element_type(a, b.dtype)
+        for a, b in zip((new_scale, new_history), meta, strict=True)
+    )
+    return data, Meta(*new)
+
+
+def _scalar(meta: Meta) -> Any:
+    return lax.convert_element_type(meta.scale, jnp.float32).reshape(())
+
+
+def _nothing(x: Any) -> Any:
+    """An array of x's dtype without elements: what a residual can say of it."""
+    return jnp.zeros(0, x.dtype)
+
+
+def _types(pairs: Any, nothings: Any) -> list[Any]:
+    return [
+        jax.core.ShapedArray(data.shape, nothing.dtype)
+        for (data, _), nothing in zip(pairs, nothings, strict=True)
+    ]

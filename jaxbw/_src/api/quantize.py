@@ -1,0 +1,182 @@
+"""`jaxbw.quantize`: an array as float8 with scales, which `jaxbw.matmul` takes as an operand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxbw._src import compat, fp8
+from jaxbw._src.api import arguments
+from jaxbw._src.problem import describe
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["data", "scale", "transposed"],
+    meta_fields=["dtype"],
+)
+@dataclass(frozen=True)
+class Quantized:
+    """An array as float8 and float32 scales: `data * scale`. A pytree; `quantize` makes it.
+
+    Attributes:
+      data: float8, shaped as the array.
+      scale: float32: a scalar, or shaped as the array with size 1 where it is shared.
+      transposed: data with its last two dimensions swapped, where both were asked for; else None.
+      dtype: that of the array, which decides the dtype of a matmul's result.
+    """
+
+    data: Any
+    scale: Any
+    transposed: Any
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the array."""
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    @property
+    def ndim(self) -> int:
+        """Its dimensions."""
+        return len(self.shape)
+
+    @property
+    def mT(self) -> "Quantized":
+        """The same with the last two dimensions swapped."""
+        data = jnp.matrix_transpose(self.data) if self.transposed is None else self.transposed
+        scale = self.scale if jnp.ndim(self.scale) == 0 else jnp.matrix_transpose(self.scale)
+        transposed = None if self.transposed is None else self.data
+        return replace(self, data=data, scale=scale, transposed=transposed)
+
+    def dequantized(self) -> jax.Array:
+        """`data * scale`, computed in float32, in the array's dtype."""
+        wide: jax.Array = fp8.as_float32(self.data) * self.scale
+        return wide.astype(self.dtype)
+
+
+def quantize(
+    x: Any, format: str, *, axis: int | Sequence[int] | None = None, both: bool = False
+) -> Quantized:
+    """An array as float8, with the scales that use the whole range of the format.
+
+    A scale is amax / max: the largest finite magnitude of what shares the scale, by the largest
+    number of the format, 448 of "e4m3" and 57344 of "e5m2"; 1 where amax is 0. The data are
+    x / scale (x times the rounded reciprocal), rounded to nearest even. They saturate: infinities
+    become the largest numbers, as of PTX's cvt.satfinite, and do not count for amax. NaN stays NaN.
+    All is computed from x in float32, whose subnormal numbers count as 0, and gives the same bits
+    on every platform. Under `jit`, amax over a sharded axis is that of all shards.
+
+    It has no derivative, since a cotangent in float8 without a scale would vanish: what is
+    differentiated is refused. `jaxbw.fp8_dot_general` has gradients.
+
+    Args:
+      x: an array of a real floating dtype.
+      format: "e4m3" or "e5m2".
+      axis: the dimensions along which a scale is shared; default None, all. For `matmul` that is
+        the one that is contracted: -1 of lhs, for a scale of each row, and -2 of rhs, for a scale
+        of each column.
+      both: also the transposed data, for weights that a kernel reads in both directions; default
+        False.
+
+    Returns:
+      A `Quantized`: a scalar scale if `axis` is None, else one with size 1 along `axis`.
+
+    Raises:
+      TypeError: x is no array, or not real floating; it is differentiated.
+      ValueError: an unknown format; an axis that x has not; `both` of less than two dimensions.
+
+    >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "e4m3", axis=-1)
+    >>> q.data
+    Array([[64, -448],
+           [128, 448]], dtype=float8_e4m3fn)
+    >>> q.scale.shape, q.dequantized().tolist()
+    ((2, 1), [[1.0, -7.0], [0.5, 1.75]])
+    """
+    call = "jaxbw.quantize"
+    x = arguments.array(call, "x", x)
+    if not isinstance(format, str) or format not in fp8.FORMATS:
+        names = ", ".join(map(repr, fp8.FORMATS))
+        raise ValueError(f"{call}: format is {arguments.shown(format)}; it is one of {names}")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{call}: x is {x.dtype}; cast it to a real floating dtype")
+    if both and x.ndim < 2:
+        raise ValueError(
+            f"{call}: x is {describe(x.dtype, x.shape)} and both=True; only matrices are transposed"
+        )
+    quantized: Quantized = _quantize(x, format, _axes(call, x, axis), both)
+    return quantized
+
+
+def _axes(call: str, x: Any, axis: Any) -> tuple[int, ...] | None:
+    if axis is None:
+        return None
+    given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
+    if any(not isinstance(i, int | np.integer) or not -x.ndim <= i < x.ndim for i in given):
+        raise ValueError(
+            f"{call}: axis is {axis!r} and x {describe(x.dtype, x.shape)}; it is a dimension of x, "
+            "a sequence of them, or None (blocks of 128 are not supported yet)"
+        )
+    return tuple(sorted({int(i) % x.ndim for i in given}))
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3), inline=compat.INLINED)
+def _quantize(x: Any, format: str, axis: tuple[int, ...] | None, both: bool) -> Quantized:
+    data, scale = _rounded(format, axis, x)
+    transposed = jnp.matrix_transpose(data) if both else None
+    return Quantized(data, scale, transposed, np.dtype(x.dtype))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _rounded(format: str, axis: tuple[int, ...] | None, x: Any) -> tuple[Any, Any]:
+    form = fp8.FORMATS[format]
+    wide = fp8.as_float32(x)
+    shared = range(x.ndim) if axis is None else axis
+    scale = fp8.scale_of(fp8.finite_amax(wide, shared), form)
+    data = fp8.scaled_down(wide, scale, form)
+    return data, scale.reshape(()) if axis is None else scale
+
+
+@_rounded.defjvp
+def _refuse(*_: Any) -> Any:
+    raise TypeError(
+        "jaxbw.quantize: x is differentiated, and float8 has no useful derivative; take "
+        "jax.lax.stop_gradient(x), or jaxbw.fp8_dot_general, whose gradients are scaled"
+    )
+
+
+def scales(call: str, lhs: Any, rhs: Any) -> tuple[Any, Any, Any]:
+    """What the scales of a matmul's operands multiply it by: a scalar, rows' and columns' scales.
+
+    Each is None where there is none.
+
+    Raises:
+      ValueError: scales that differ along the contraction.
+    """
+    scalar, vectors = None, [None, None]
+    for side, (name, x, contracted) in enumerate((("lhs", lhs, -1), ("rhs", rhs, -2))):
+        if not isinstance(x, Quantized):
+            continue
+        scale = x.scale
+        if np.size(scale) == 1:
+            scalar = scale.reshape(()) if scalar is None else scalar * scale.reshape(())
+            continue
+        other = (rhs, lhs)[side]
+        if scale.shape[contracted] != 1 or min(x.ndim, np.ndim(other)) < 2:
+            raise ValueError(
+                f"{call}: {name} {describe(x.dtype, x.shape)} has scales of shape "
+                f"{list(scale.shape)}; they are to be shared along the contraction of two "
+                f"matrices: jaxbw.quantize({name}, ..., axis={contracted}), or axis=None"
+            )
+        vectors[side] = scale
+    return scalar, vectors[0], vectors[1]
+
+
+def data_of(x: Any) -> Any:
+    """An operand without its scales."""
+    return x.data if isinstance(x, Quantized) else x

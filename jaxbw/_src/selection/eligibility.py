@@ -69,7 +69,7 @@ def _needs_repack(
 
 def _type_refusal(p: GemmProblem, family: str) -> str | None:
     inputs = FAMILIES[family].inputs
-    if p.lhs_dtype != p.rhs_dtype and inputs.get(p.lhs_dtype) != inputs.get(p.rhs_dtype, "8bit"):
+    if p.lhs_dtype != p.rhs_dtype and not {p.lhs_dtype, p.rhs_dtype} <= {E4M3, E5M2}:
         return (
             f"the operands have different dtypes, {p.lhs_dtype} and {p.rhs_dtype}; "
             "cast them to one of bfloat16, float16"

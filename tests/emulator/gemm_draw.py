@@ -36,18 +36,22 @@ class Gpu:
 EMULATED = Gpu(None, ks=(24, 64, 136, 200, 328), area=1 << 24, work=4 * WORK)
 
 
-def widths(block_m: int, cta_group: int, rhs_mn_major: bool, gated: bool) -> list[int]:
+def widths(
+    block_m: int, cta_group: int, rhs_mn_major: bool, gated: bool, itemsize: int
+) -> list[int]:
     """The legal block_n of a tile of the sm100 kernel."""
     step = 16
     if block_m == 64:
         step = 8
     elif (block_m, cta_group) == (128, 2):
         step = 32
+    if rhs_mn_major and itemsize == 1:
+        step = max(step, 16 * cta_group)
     if gated:
         step = max(step, 32)
     # Gate and up lie side by side in a CTA alone, and nothing between them.
     if gated and cta_group == 1 and rhs_mn_major:
-        step = 128
+        step = 2 * SPAN_ELEMENTS[itemsize]
     return list(range(step, 257, step))
 
 
@@ -79,9 +83,12 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     gated = (block_m, group) != (128, 2) and rng.random() < 0.25
     swap_ab = not gated and rng.random() < 0.2
     # Of the operands as the kernel sees them.
+    itemsize = OPERANDS[dtype].itemsize
     majors = (0, 0) if dtype == "f32" else (rng.randrange(2), rng.randrange(2))
+    if block_m // group % SPAN_ELEMENTS[itemsize]:  # an MN-major lhs is whole spans wide
+        majors = (0, majors[1])
     layout = "nt"[majors[0]] + "tn"[majors[1]]
-    block_n = rng.choice(widths(block_m, group, majors[1] == 1, gated))
+    block_n = rng.choice(widths(block_m, group, majors[1] == 1, gated, itemsize))
     k_spans = rng.choice((1, 1, 1, 2, 3, 4))
     clusters = [c for c in CLUSTERS if c[0] % group == 0]
     shape = Config(SM100, block_m, block_n, group, lhs_major=majors[0], rhs_major=majors[1])

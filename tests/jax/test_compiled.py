@@ -103,7 +103,7 @@ def test_donated_operands(implementation: str, operand: Operand) -> None:
 # operands or values is another version: raise the number in TARGET and kGemmTarget, and begin anew.
 INTEGERS = """
     accumulators activation bias_along_m block_m block_n cluster_k cluster_m cluster_n cta_group
-    gated has_bias has_c has_residual k_spans lhs_major pingpong raster rhs_major save
+    gated has_bias has_c has_residual k_spans lhs_major pingpong promoted raster rhs_major save
     scheduler split_k split_tail stages swap_ab swizzle wave
 """
 SIGNATURES: dict[str, Any] = {

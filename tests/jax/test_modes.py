@@ -101,6 +101,16 @@ OTHERS = {
     "explain_function",
     *("export_disabled_checks", "profile"),
     *("linen.MultiHeadDotProductAttention", "nnx.swap_layers"),
+    # Without a forward mode: tests/jax/test_quantize.py and tests/flax/test_fp8.py.
+    *(
+        "Quantized",
+        "quantize",
+        "fp8_dot_general",
+        "linen.Fp8DirectDotGeneralOp",
+        "linen.accumulate",
+    ),
+    *("nnx.Fp8DotGeneral", "nnx.Optimizer", "nnx.OverwriteWithGradient", "nnx.TRAINED"),
+    "nnx.accumulate",
 }
 
 

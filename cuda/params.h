@@ -18,6 +18,8 @@ namespace jaxbw {
 enum class DataType : uint32_t { kF16 = 0, kBF16 = 1, kF32 = 2, kE4M3 = 8, kE5M2 = 9 };
 
 constexpr bool is_8bit(DataType type) { return type >= DataType::kE4M3; }
+// Whether an instruction multiplies operands of these two types.
+constexpr bool multiplied_together(DataType a, DataType b) { return a == b || (is_8bit(a) && is_8bit(b)); }
 constexpr uint32_t size_bytes(DataType type) { return is_8bit(type) ? 1 : type == DataType::kF32 ? 4 : 2; }
 
 // Which dimension of an operand is contiguous in memory: K, or the other one (M of A, N of B).

@@ -130,6 +130,9 @@ struct KernelFamily {
 const KernelFamily* find_family(std::string_view name);
 const KernelFamily* family_of_kernel(std::string_view kernel);
 
+// A type of operands that a gemm kernel takes: all of its have one size.
+DataType operand_type(const KernelInstance& instance);
+
 // The gemm kernels that take the operands of a problem, as it is launched.
 class InstancesOfProblem {
  public:

@@ -87,13 +87,6 @@ Status match(const char* kind, std::span<const Array> given, std::span<const Cal
   return Status();
 }
 
-// A type that the kernel takes: all of its have one size.
-DataType type_for(const KernelInstance& instance) {
-  return instance.input == "tf32"             ? DataType::kF32
-         : instance.input.starts_with("8bit") ? DataType::kE4M3
-                                              : DataType::kBF16;
-}
-
 // A negative value becomes a huge one, which gemm_rules.cc refuses.
 GemmConfig config_of(const GemmAttributes& attributes) {
   GemmConfig config{.kernel = attributes.kernel};
@@ -103,8 +96,8 @@ GemmConfig config_of(const GemmAttributes& attributes) {
   if (const KernelInstance* instance = find_instance(attributes.kernel); instance != nullptr && config.cta_group != 0) {
     const GemmProblem problem{.a_major = static_cast<Major>(attributes.lhs_major),
                               .b_major = static_cast<Major>(attributes.rhs_major),
-                              .a_type = type_for(*instance),
-                              .b_type = type_for(*instance),
+                              .a_type = operand_type(*instance),
+                              .b_type = operand_type(*instance),
                               .gated = attributes.gated != 0};
     const KernelFamily* family = find_family(instance->family);
     config.b_columns = b_columns(*family, as_launched(problem, config), config);
@@ -137,8 +130,8 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
   const std::string shapes = concat("lhs ", shape(lhs.dims), ", rhs ", shape(rhs.dims), ": ");
   const auto extent = [](const Array& array, int axis) { return static_cast<uint64_t>(array.dims[axis]); };
   if (lhs.dims.size() != 3 || rhs.dims.size() != 3) return invalid(shapes, "they have rank 3");
-  const bool same = lhs.type && (lhs.type == rhs.type || (rhs.type && is_8bit(*lhs.type) && is_8bit(*rhs.type)));
-  if (!same) return invalid(shapes, "they have one dtype, f16, bf16 or f32, or 8 bits each, e4m3 or e5m2");
+  if (!lhs.type || !rhs.type || !multiplied_together(*lhs.type, *rhs.type))
+    return invalid(shapes, "they have one dtype, f16, bf16 or f32, or 8 bits each, e4m3 or e5m2");
   const bool a_k_major = attributes.lhs_major == 0, b_k_major = attributes.rhs_major == 0;
   GemmProblem problem{.batch = std::max(extent(lhs, 0), extent(rhs, 0)),
                       .m = extent(lhs, a_k_major ? 1 : 2),

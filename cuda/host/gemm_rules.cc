@@ -283,6 +283,11 @@ const KernelFamily* family_of_kernel(std::string_view kernel) {
   return instance == nullptr || instance->role != "gemm" ? nullptr : find_family(instance->family);
 }
 
+DataType operand_type(const KernelInstance& instance) {
+  if (instance.input == "tf32") return DataType::kF32;
+  return instance.input.starts_with("8bit") ? DataType::kE4M3 : DataType::kBF16;
+}
+
 InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched) {
   const bool is_sm90 = family.is_sm90();
   const bool narrow = is_8bit(launched.a_type);
@@ -317,12 +322,8 @@ Violation InstancesOfProblem::missing(const GemmConfig& c) const {
 }
 
 std::string_view repack_kernel(const KernelFamily& family, std::string_view kernel) {
-  const std::string_view input = find_instance(kernel)->input;
-  return find_companion(family.name, "repack",
-                        input == "tf32"             ? "32bit"
-                        : input.starts_with("8bit") ? "8bit"
-                                                    : "16bit")
-      ->name;
+  const uint32_t size = size_bytes(operand_type(*find_instance(kernel)));
+  return find_companion(family.name, "repack", size == 4 ? "32bit" : size == 1 ? "8bit" : "16bit")->name;
 }
 
 std::string_view reduce_kernel(const KernelFamily& family) {
@@ -384,8 +385,8 @@ StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmC
 
 Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
   if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0) return broken(Rule::empty);
-  const bool mixed = p.a_type != p.b_type && !(is_8bit(p.a_type) && is_8bit(p.b_type));
-  if (!is_known(p.a_type) || !is_known(p.b_type) || p.output > DataType::kF32 || mixed) return broken(Rule::dtype);
+  const bool known = is_known(p.a_type) && is_known(p.b_type) && p.output <= DataType::kF32;
+  if (!known || !multiplied_together(p.a_type, p.b_type)) return broken(Rule::dtype);
   if (p.activation > Activation::kGeluExact) {
     return broken(Rule::activation, {{"activation", static_cast<int64_t>(p.activation)}});
   }

@@ -91,6 +91,24 @@ JAXBW_DEVICE void copy_piece(const RepackCopy& p, uint32_t piece) {
   copy.copy(first + threadIdx.x % cut.lanes, min(first + cut.chunk, cut.vectors), cut.lanes);
 }
 
+// The tile of a piece: its first row and column in the destination, and the two matrices of its batch index.
+template <typename Element>
+struct TransposedTile {
+  uint32_t i, j;
+  const Element* source;
+  Element* destination;
+};
+
+template <typename Element>
+JAXBW_DEVICE TransposedTile<Element> transposed_tile(const RepackCopy& p, uint32_t piece) {
+  constexpr uint32_t kTile = kRepackTransposeTile;
+  const uint32_t tiles_i = (p.rows + kTile - 1) / kTile, tiles_j = (p.columns + kTile - 1) / kTile;
+  const uint64_t first_row = uint64_t{piece / tiles_i / tiles_j} * p.rows;
+  return {piece % tiles_i * kTile, piece / tiles_i % tiles_j * kTile,
+          static_cast<const Element*>(p.source) + first_row * p.columns,
+          static_cast<Element*>(p.destination) + first_row * p.destination_pitch};
+}
+
 // Tile by tile through shared memory, so that both reads and writes are along rows.
 template <typename Element>
 JAXBW_DEVICE void transpose_piece(const RepackCopy& p, uint32_t piece) {
@@ -99,11 +117,7 @@ JAXBW_DEVICE void transpose_piece(const RepackCopy& p, uint32_t piece) {
   constexpr uint32_t kStep = kRepackThreads / kTile;
   __shared__ Element tile[kTile * kPitch];
   const uint32_t x = threadIdx.x % kTile, y = threadIdx.x / kTile;
-  const uint32_t tiles_i = (p.rows + kTile - 1) / kTile, tiles_j = (p.columns + kTile - 1) / kTile;
-  const uint32_t i = piece % tiles_i * kTile, j = piece / tiles_i % tiles_j * kTile;
-  const uint64_t first_row = uint64_t{piece / tiles_i / tiles_j} * p.rows;  // of the batch index
-  const auto* source = static_cast<const Element*>(p.source) + first_row * p.columns;
-  auto* destination = static_cast<Element*>(p.destination) + first_row * p.destination_pitch;
+  const auto [i, j, source, destination] = transposed_tile<Element>(p, piece);
 #pragma unroll
   for (uint32_t k = y; k < kTile; k += kStep) {
     if (i + x < p.rows && j + k < p.columns) tile[k * kPitch + x] = source[uint64_t{j + k} * p.rows + i + x];
@@ -132,11 +146,7 @@ JAXBW_DEVICE void transpose_piece<uint8_t>(const RepackCopy& p, uint32_t piece) 
   static_assert(kRepackThreads == kWords * kWords, "a thread has one block of a tile");
   __shared__ uint32_t tile[kTile * kPitch];
   const uint32_t x = threadIdx.x % kWords, y = threadIdx.x / kWords;
-  const uint32_t tiles_i = (p.rows + kTile - 1) / kTile, tiles_j = (p.columns + kTile - 1) / kTile;
-  const uint32_t i = piece % tiles_i * kTile, j = piece / tiles_i % tiles_j * kTile;
-  const uint64_t first_row = uint64_t{piece / tiles_i / tiles_j} * p.rows;  // of the batch index
-  const auto* source = static_cast<const uint8_t*>(p.source) + first_row * p.columns;
-  auto* destination = static_cast<uint8_t*>(p.destination) + first_row * p.destination_pitch;
+  const auto [i, j, source, destination] = transposed_tile<uint8_t>(p, piece);
   const uint32_t from = i + 4 * x;
   uint32_t words[4];
 #pragma unroll

@@ -16,8 +16,8 @@ except ImportError as error:
     ) from error
 
 from jaxbw._src import log as _log
+from jaxbw._src.api.arguments import Quantized
 from jaxbw._src.api.matmul import dot_general, gated_matmul, matmul
-from jaxbw._src.api.quantize import Quantized, quantize
 from jaxbw._src.primitives.gemm import register as _register
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import target
@@ -30,6 +30,7 @@ if _TYPE_CHECKING:
     from jaxbw._src.api.einsum import einsum
     from jaxbw._src.api.exporting import export_disabled_checks
     from jaxbw._src.api.fp8_training import fp8_dot_general
+    from jaxbw._src.api.quantize import quantize
     from jaxbw._src.lab.explain import explain
     from jaxbw._src.lab.explain_function import explain_function
     from jaxbw._src.lab.profiling.call import profile
@@ -72,6 +73,7 @@ _LAZY = {
     "export_disabled_checks": "jaxbw._src.api.exporting",
     "fp8_dot_general": "jaxbw._src.api.fp8_training",
     "profile": "jaxbw._src.lab.profiling.call",
+    "quantize": "jaxbw._src.api.quantize",
 }
 
 __version__ = _metadata.version("jaxbw")

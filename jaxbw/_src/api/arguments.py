@@ -1,13 +1,19 @@
-"""The arguments of the public functions: canonical forms, and what is wrong with them."""
+"""The arguments of the public functions: canonical forms, and what is wrong with them.
+
+It is long because `matmul` needs all of it, and every module that it loads costs an import.
+"""
 
 import numbers
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxbw._src import compat
 from jaxbw._src.epilogue import ACTIVATIONS, Epilogue
@@ -18,6 +24,52 @@ from jaxbw._src.selection.implementations import FAMILIES, Implementation
 from jaxbw._src.selection.policy import policy_of
 
 _BIAS_AXES = {-1: "n", -2: "m"}
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["data", "scale", "transposed"],
+    meta_fields=["dtype"],
+)
+@dataclass(frozen=True)
+class Quantized:
+    """An array as float8 and float32 scales: `data * scale`. A pytree; `quantize` makes it.
+
+    Attributes:
+      data: float8, shaped as the array.
+      scale: float32: a scalar, or shaped as the array with size 1 where it is shared.
+      transposed: data with its last two dimensions swapped, where both were asked for; else None.
+      dtype: that of the array, which decides the dtype of a matmul's result.
+    """
+
+    data: Any
+    scale: Any
+    transposed: Any
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the array."""
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    @property
+    def ndim(self) -> int:
+        """Its dimensions."""
+        return len(self.shape)
+
+    @property
+    def mT(self) -> "Quantized":
+        """The same with the last two dimensions swapped."""
+        data = jnp.matrix_transpose(self.data) if self.transposed is None else self.transposed
+        scale = self.scale if jnp.ndim(self.scale) == 0 else jnp.matrix_transpose(self.scale)
+        transposed = None if self.transposed is None else self.data
+        return replace(self, data=data, scale=scale, transposed=transposed)
+
+    def dequantized(self) -> jax.Array:
+        """`data * scale`, computed in float32, in the array's dtype."""
+        wide: jax.Array = lax.convert_element_type(self.data, jnp.float32) * self.scale
+        return wide.astype(self.dtype)
 
 
 # The arguments beside arrays, as they were given but hashable: `jit` keys its programs with them.
@@ -338,3 +390,35 @@ def _check_config(call: str, names: tuple[str, ...] | None, config: GemmConfig |
         raise ValueError(
             f"{call}: config {config}: {listed}. Leave config=None to have one chosen."
         )
+
+
+def scales(call: str, lhs: Any, rhs: Any) -> tuple[Any, Any, Any]:
+    """What the scales of a matmul's operands multiply it by: a scalar, rows' and columns' scales.
+
+    Each is None where there is none.
+
+    Raises:
+      ValueError: scales that differ along the contraction.
+    """
+    scalar, vectors = None, [None, None]
+    for side, (name, x, contracted) in enumerate((("lhs", lhs, -1), ("rhs", rhs, -2))):
+        if not isinstance(x, Quantized):
+            continue
+        scale = x.scale
+        if np.size(scale) == 1:
+            scalar = scale.reshape(()) if scalar is None else scalar * scale.reshape(())
+            continue
+        other = (rhs, lhs)[side]
+        if scale.shape[contracted] != 1 or min(x.ndim, np.ndim(other)) < 2:
+            raise ValueError(
+                f"{call}: {name} {describe(x.dtype, x.shape)} has scales of shape "
+                f"{list(scale.shape)}; they are to be shared along the contraction of two "
+                f"matrices: jaxbw.quantize({name}, ..., axis={contracted}), or axis=None"
+            )
+        vectors[side] = scale
+    return scalar, vectors[0], vectors[1]
+
+
+def data_of(x: Any) -> Any:
+    """An operand without its scales."""
+    return x.data if isinstance(x, Quantized) else x

@@ -13,9 +13,14 @@ import numpy as np
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
-from jaxbw._src.api.arguments import EpilogueArguments, MatmulArguments
+from jaxbw._src.api.arguments import (
+    EpilogueArguments,
+    MatmulArguments,
+    Quantized,
+    data_of,
+    scales,
+)
 from jaxbw._src.api.matmul_plan import MatmulPlan, plan_matmul
-from jaxbw._src.api.quantize import Quantized, data_of, scales
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.primitives import dot_general as plain
 from jaxbw._src.primitives import experimental, fused, originals, serve

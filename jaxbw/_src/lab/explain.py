@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
+from jaxbw._src.api.arguments import Quantized, data_of, scales
 from jaxbw._src.api.matmul import factors, operands_of, problem_of
 from jaxbw._src.api.matmul_plan import plan_matmul
-from jaxbw._src.api.quantize import Quantized, data_of, scales
 from jaxbw._src.lab.model.report import estimate_of
 from jaxbw._src.primitives import serve
 from jaxbw._src.problem import GemmProblem, Operands

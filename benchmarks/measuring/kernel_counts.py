@@ -38,9 +38,9 @@ ROLES: dict[str, dict[str, tuple[str, ...]]] = {
     "sm90": {
         # Of lhs, rhs and the second one: the loop that brings a residual has one load in its code.
         "load": ("UTMALDG.*", "UTMALDG.*", "UTMALDG.*", WAIT),
-        "multiply": ("[HQ]GMMA.*", WAIT),
+        "multiply": ("HGMMA.*", WAIT),
         # The warps that multiply also store: the loop over tiles, with one block of K.
-        "epilogue": ("STSM.*", "UTMASTG.*", "[HQ]GMMA.*"),
+        "epilogue": ("STSM.*", "UTMASTG.*", "HGMMA.*"),
     },
 }
 # Columns of a swizzle span of D, the unit of static_report.toml, and of a lane's elements in one:
@@ -115,7 +115,7 @@ class Row:
             return issued | {"multiply": multiply | {WAIT: 1}, "epilogue": self.epilogue}
         wgmmas = self.tile[0] // 128  # one below the other, of each of two warpgroups
         spans = wgmmas * self.tile[1] / SPAN
-        multiply = {"[HQ]GMMA.*": MMAS * wgmmas, WAIT: 1}
+        multiply = {"HGMMA.*": MMAS * wgmmas, WAIT: 1}
         # A box narrower than a span is stored by one instruction, too.
         epilogue = {
             pattern: max(1, int(spans * count)) if count else 0

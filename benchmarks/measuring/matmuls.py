@@ -73,8 +73,9 @@ class Matmul:
 
 def parse(text: str) -> Matmul:
     """'m,n,k,layout' or 'm,n,k,layout,epilogue' to a matmul."""
-    m, n, k, layout, *epilogue = text.split(",")
-    return Matmul(int(m), int(n), int(k), layout, epilogue=epilogue[0] if epilogue else "none")
+    m, n, k, layout, *rest = text.split(",")
+    [epilogue] = rest or ["none"]
+    return Matmul(int(m), int(n), int(k), layout, epilogue=epilogue)
 
 
 def draw(

@@ -92,9 +92,14 @@ class Case:
         return (lhs, rhs, *extra.get(self.epilogue, ((n,),)))
 
     @property
+    def is_fp8(self) -> bool:
+        """Whether the operands are."""
+        return self.dtype == DTYPES["e4m3"]
+
+    @property
     def result_dtype(self) -> str:
         """Of the result."""
-        return "bfloat16" if self.dtype == DTYPES["e4m3"] else self.dtype
+        return "bfloat16" if self.is_fp8 else self.dtype
 
     @property
     def flops(self) -> int:

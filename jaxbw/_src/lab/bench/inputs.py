@@ -28,7 +28,7 @@ _Matrix = npt.NDArray[np.float64]
 
 def largest_error(case: Case) -> float:
     """A relative error that a result must not exceed."""
-    fast = jnp.dtype(case.dtype).itemsize == 1 and not case.precise
+    fast = case.is_fp8 and not case.precise
     return LARGEST_ERROR + fast * FAST_SUM * case.plain.k / 32
 
 

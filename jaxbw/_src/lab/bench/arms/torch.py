@@ -1,5 +1,6 @@
 """torch, whose matmuls are cuBLAS's."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ class Torch(Arm):
         import torch
 
         layout = case.plain.layout
-        if case.dtype != case.result_dtype:
+        if case.is_fp8:
             return _scaled_matmul(case)
 
         def matmul(lhs: Any, rhs: Any) -> Any:
@@ -39,9 +40,8 @@ class Torch(Arm):
 
 def _fp8_layout(case: Case) -> str | None:
     """The refusal of operands of 8 bits that cuBLASLt does not take."""
-    if case.dtype == case.result_dtype or case.plain.layout == "nt":
-        return None
-    return "torch._scaled_mm takes fp8 in layout nt only"
+    refused = case.is_fp8 and case.plain.layout != "nt"
+    return "torch._scaled_mm takes fp8 in layout nt only" if refused else None
 
 
 def _scaled_matmul(case: Case) -> Matmul:
@@ -57,15 +57,12 @@ def _scaled_matmul(case: Case) -> Matmul:
     def tensor(array: jax.Array) -> Any:
         return torch.from_dlpack(array.view(jnp.uint8)).view(torch.float8_e4m3fn)
 
-    def wait(results: Any) -> None:
-        torch.cuda.synchronize()
-
-    return Matmul(matmul, tensor, wait, {})
+    return dataclasses.replace(torch_matmul(matmul), adopt=tensor)
 
 
 def only_16bit(case: Case) -> str | None:
     """The refusal of operands of 8 bits."""
-    return None if case.dtype == case.result_dtype else "it is written for 16 bits"
+    return "it is written for 16 bits" if case.is_fp8 else None
 
 
 def no_epilogue(case: Case) -> str | None:

@@ -41,7 +41,7 @@ def _function(case: Case) -> Callable[..., Any]:
 
 def options(case: Case) -> dict[str, Any]:
     """What a user gives a `dot_general` of such operands."""
-    if case.dtype == case.result_dtype:
+    if not case.is_fp8:
         return {}
     precision = lax.Precision.HIGHEST if case.precise else None
     return {"preferred_element_type": case.result_dtype, "precision": precision}

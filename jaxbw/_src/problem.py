@@ -81,8 +81,7 @@ class GemmProblem:
             return False
         if isinstance(self.precision, lax.DotAlgorithmPreset):
             return self.precision == lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
-        pair = self.precision if isinstance(self.precision, tuple) else (self.precision,)
-        return lax.Precision.HIGHEST in pair
+        return lax.Precision.HIGHEST in precisions(self.precision)
 
     @property
     def is_sized(self) -> bool:
@@ -218,6 +217,11 @@ class Reduction:
     lhs: OperandView
     rhs: OperandView
     result: OperandView
+
+
+def precisions(precision: Any) -> tuple[Any, ...]:
+    """That of each operand, or the one of both."""
+    return precision if isinstance(precision, tuple) else (precision,)
 
 
 def describe(dtype: np.dtype[Any], shape: Sequence[int]) -> str:

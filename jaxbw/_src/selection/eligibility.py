@@ -9,7 +9,7 @@ from jax.errors import InconclusiveDimensionOperation
 from jaxbw._native import Major
 from jaxbw._src.families import FAMILIES
 from jaxbw._src.families.family import BF16, E4M3, E5M2, F16, F32
-from jaxbw._src.problem import GemmProblem
+from jaxbw._src.problem import GemmProblem, precisions
 from jaxbw._src.selection import planner
 from jaxbw._src.selection.config import CANONICAL_M
 
@@ -113,8 +113,7 @@ def asks_for_default(precision: Any) -> bool:
     """Whether a precision leaves XLA as free as None does."""
     if isinstance(precision, lax.DotAlgorithmPreset):
         return True
-    pair = precision if isinstance(precision, tuple) else (precision,)
-    return all(each in (None, lax.Precision.DEFAULT) for each in pair)
+    return all(each in (None, lax.Precision.DEFAULT) for each in precisions(precision))
 
 
 def _symbolic_refusal(p: GemmProblem, family: str, for_every_m: bool) -> str | None:

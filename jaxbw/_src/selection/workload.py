@@ -31,7 +31,7 @@ class Workload:
         of 128 bytes.
       repack_bytes, repacks: what is read and written ahead of the matmul, and by how many kernels:
         one copies all operands that have to be.
-      promoted: whether sums of 8 bits are added up in float32 (sm90).
+      promoted: whether sums of 8 bits must be as accurate as float32's.
     """
 
     batch: int
@@ -121,7 +121,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         b_straddles=b_straddles,
         repack_bytes=sum(copies),
         repacks=int(bool(copies)),
-        promoted=p.promoted and family == "sm90",
+        promoted=p.promoted,
     )
 
 

@@ -436,7 +436,8 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   } else if (const uint32_t span = span_elements(problem ? problem->a_type : DataType::kBF16),
              block_k = *request.block_k;
              family.is_sm90()) {
-    if (block_k != span) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});
+    const bool of_bytes = problem == nullptr && block_k == span_elements(DataType::kE4M3);  // perhaps
+    if (block_k != span && !of_bytes) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});
   } else if (problem == nullptr) {  // perhaps for elements of 4 bytes
     const uint32_t least = span_elements(DataType::kF32);
     if (block_k == 0 || block_k % least != 0 || block_k > kMaxKSpans * span) {

@@ -20,7 +20,7 @@ from jaxbw import GemmConfig
 from jaxbw._src.primitives.gemm import TARGET
 
 from ..emulator import gemm_draw
-from ..emulator.gemm_cases import BETA, DTYPES, Case, verify_results
+from ..emulator.gemm_cases import BETA, DTYPES, OPERANDS, Case, verify_results
 from ..emulator.gemm_launch import Matmul
 from . import fuzz_direct, fuzzing
 from .campaign import Outcome
@@ -75,7 +75,10 @@ def call(case: Case, config: GemmConfig | None, operands: dict[str, Any]) -> Any
     """The matmul of a case, traced."""
     lhs, rhs, *up = (operands.get(name) for name in ("lhs", "rhs", "rhs_up"))
     options: dict[str, Any] = dict(
-        preferred_element_type=DTYPES[case.output], implementation=IMPLEMENTATION, config=config
+        preferred_element_type=DTYPES[case.output],
+        precision=jax.lax.Precision.HIGHEST if case.promoted else None,
+        implementation=IMPLEMENTATION,
+        config=config,
     )
     if is_plain(case):
         contracting = (2 if case.layout[0] == "n" else 1,), (1 if case.layout[1] == "n" else 2,)
@@ -100,7 +103,8 @@ def operands(case: Case, matmul: Matmul) -> dict[str, Any]:
     arrays = {name: getattr(matmul, name) for name in names}
     for name, letter in zip(names[:3], (*case.layout, case.layout[1]), strict=True):
         if arrays[name] is not None:
-            stored = arrays[name].astype(DTYPES[case.dtype])
+            dtype = case.dtype if name == "lhs" else case.rhs_dtype or case.dtype
+            stored = arrays[name].astype(OPERANDS[dtype])
             arrays[name] = stored if letter == "n" else np.swapaxes(stored, 1, 2)
     for name in case.shared:
         for operand in (name, "rhs_up") if name == "rhs" else (name,):

@@ -55,8 +55,10 @@ def choose(p: Any, device: str, family: str) -> Choice:
     return choice
 
 
-def refusals(p: Any, device: Any, implementations: Any, kernels: Any) -> Any:
-    outcome = select(p, device, implementations, None, kernels)
+def refusals(
+    p: Any, device: Any, implementations: Any, kernels: Any, config: GemmConfig | None = None
+) -> Any:
+    outcome = select(p, device, implementations, config, kernels)
     assert not isinstance(outcome, Choice)
     return outcome
 
@@ -417,3 +419,14 @@ def test_whether_a_kernel_fits_is_answered_without_ranking(monkeypatch: pytest.M
     for config in (None, GemmConfig(batch_invariant=True), GemmConfig(128, 128)):
         matmul = functools.partial(jaxbw.matmul, implementation="sm90", config=config)
         assert jax.eval_shape(matmul, x, x).shape == (1024, 1024)
+
+
+def test_a_stage_of_fp8_is_128_deep_on_hopper() -> None:
+    """It was refused, since a configuration is checked before its operands are known."""
+    config = GemmConfig(128, 128, block_k=128)
+    narrow = problem(512, 512, 512, "nt", jnp.float8_e4m3fn, jnp.bfloat16)
+    found = select(narrow, TARGETS["H200"], ("sm90",), config, manifest.kernels())
+    assert isinstance(found, Choice), found
+    wide = problem(512, 512, 512, "nt")
+    (refused,) = refusals(wide, TARGETS["H200"], ("sm90",), manifest.kernels(), config)
+    assert "block_k is 128; sm90 kernels have 64" in refused.reason

@@ -23,8 +23,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxbw import _native
-from jaxbw._src.lab.bench.case import suite
+from jaxbw._src.lab.bench.case import DTYPES, suite
 from jaxbw._src.lab.tuning.launching import Bench, Gpu, Launch
 from jaxbw._src.lab.tuning.measure import launch_of, off, rotated
 from jaxbw._src.selection import manifest
@@ -127,6 +129,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=[], metavar="M,N,K,LAYOUT[,EPILOGUE]")
     parser.add_argument("--draw", type=int, default=0, help="how many random matmuls")
     parser.add_argument("--seed", type=int, default=1, help="of the random matmuls")
+    matmuls.add_types(parser)
     parser.add_argument("--count", type=int, default=4, help="configurations of each")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
@@ -137,8 +140,8 @@ def main() -> None:
     device = running_gpu(parser)
     wanted = [matmuls.parse(text) for text in arguments.shapes]
     wanted += matmuls.draw(arguments.draw, arguments.seed)
-    wanted = wanted or [Matmul(*shape) for shape in suite()]
-    bench, rows = Gpu(), list[dict[str, Any]]()
+    wanted = matmuls.of_types(wanted or [Matmul(*shape) for shape in suite()], arguments)
+    bench, rows = Gpu(jnp.dtype(DTYPES[arguments.dtype])), list[dict[str, Any]]()
     here = environment(device, "device time (CUPTI) of all kernels of a call")
     for matmul in wanted:
         found = compare(bench, matmul, builds, device, arguments.count)

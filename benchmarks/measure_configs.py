@@ -11,7 +11,6 @@ those that --out has already are left out: a run can be resumed.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 import jax.numpy as jnp
 
@@ -32,17 +31,15 @@ def main() -> None:
     parser.add_argument(
         "--multiples", type=int, nargs="+", default=matmuls.MULTIPLES, help="sizes are of one of"
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--precise", action="store_true", help="sums of fp8 as float32's")
+    matmuls.add_types(parser)
     arguments, device = parse(parser, draw=0, seed=1)
     wanted = [matmuls.parse(text) for text in arguments.shapes]
     wanted += matmuls.draw(
         *(arguments.draw, arguments.seed, arguments.epilogue, arguments.least, arguments.multiples)
     )
-    dtype = DTYPES[arguments.dtype]
-    wanted = [replace(each, dtype=dtype, precise=arguments.precise) for each in wanted]
+    wanted = matmuls.of_types(wanted, arguments)
     effort = Effort(count=arguments.count)
-    bench = Gpu(jnp.float8_e4m3fn if arguments.dtype == "e4m3" else jnp.bfloat16)
+    bench = Gpu(jnp.dtype(DTYPES[arguments.dtype]))
     for matmul, measured in run(bench, wanted, device, effort, arguments.out, arguments.budget):
         fastest = measured[0]
         by_model = min(measured, key=lambda each: each.modelled)

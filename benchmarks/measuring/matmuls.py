@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jaxbw._src.epilogue import IDENTITY, Epilogue
-from jaxbw._src.lab.bench.case import CONTRACTING, suite
+from jaxbw._src.lab.bench.case import CONTRACTING, DTYPES, suite
 from jaxbw._src.problem import GemmProblem, reduce_dot_general
 
 MOST_FLOPS = 1.2e12  # of a drawn matmul, some 1.5 ms on an H200
@@ -76,6 +77,18 @@ def parse(text: str) -> Matmul:
     m, n, k, layout, *rest = text.split(",")
     [epilogue] = rest or ["none"]
     return Matmul(int(m), int(n), int(k), layout, epilogue=epilogue)
+
+
+def add_types(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `of_types` reads."""
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the operands")
+    parser.add_argument("--precise", action="store_true", help="sums of fp8 as float32's")
+
+
+def of_types(wanted: Sequence[Matmul], arguments: argparse.Namespace) -> list[Matmul]:
+    """The same matmuls of the asked types."""
+    dtype = DTYPES[arguments.dtype]
+    return [replace(each, dtype=dtype, precise=arguments.precise) for each in wanted]
 
 
 def draw(

@@ -26,6 +26,7 @@
 #include "gemm/sm90_delayed.cuh"
 #include "gemm/sm90_elementwise.cuh"
 #include "gemm/sm90_epilogue.cuh"
+#include "gemm/sm90_multiply.cuh"
 #include "gemm/sm90_residual.cuh"
 #include "gemm/sm90_stages.h"
 #include "gemm/tile_scheduler.h"
@@ -35,12 +36,6 @@
 #include "ptx/wgmma.h"
 
 namespace jaxbw::sm90 {
-
-// How an operand's part of a stage lies in shared memory.
-template <Config kConfig>
-constexpr OperandTile stage_tile(Major major, uint32_t extent) {
-  return operand_tile(major, kConfig.input, extent, 1);
-}
 
 // What the load role brings.
 struct Loaders {
@@ -189,79 +184,6 @@ class Stagger {
   uint32_t last_before_ = ~0u;
 };
 
-// Multiply role's main loop: accumulators = A * B over `blocks` stages, of whose rows this warpgroup's start at
-// `first_row`. One group of wgmmas stays in flight while the next stage is awaited, so the tensor core does not run
-// dry. Calls `meanwhile` beside the MMAs of every block, with its number, and `issued` once nothing more is awaited.
-//
-// Where sums are promoted, those of each block are waited for and added to the accumulators, beside MMAs of the other
-// warpgroup.
-template <Config kConfig, DataType kA, DataType kB, typename Meanwhile, typename Issued>
-JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t blocks,
-                           uint32_t first_row, StageReader& reader, const Meanwhile& meanwhile, const Issued& issued) {
-  using Wgmma = ptx::Wgmma<kA, kB, kConfig.block_n>;
-  constexpr OperandTile kATile = stage_tile<kConfig>(kConfig.a_major, kConfig.warpgroup_rows);
-  constexpr OperandTile kBTile = stage_tile<kConfig>(kConfig.b_major, kConfig.block_n);
-  constexpr DescriptorSteps kASteps = descriptor_steps(kATile), kBSteps = descriptor_steps(kBTile);
-  const uint64_t to_first_row = descriptor_mma_tile_step(kATile, first_row);
-  constexpr bool kPromoted = kConfig.promoted;
-  constexpr uint32_t kSets = kPromoted ? 1 : kConfig.accumulator_sets();
-  float other[kConfig.accumulators()];  // the second set, or the sums of a block
-  const auto add_other = [&] {
-#pragma unroll
-    for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] += other[i];
-  };
-  if constexpr (is_8bit(kConfig.input)) {
-    // Undefined registers at the head of one loop are nothing to ptxas; of several loops, it serializes the wgmmas.
-#pragma unroll
-    for (float& sum : accumulators) sum = 0;
-#pragma unroll
-    for (float& sum : other) sum = 0;
-  }
-  uint32_t previous = 0;
-  for (uint32_t block = 0; block < blocks; ++block) {
-    context.profile.enter(Activity::kAwaitFull, block);
-    const uint32_t slot = reader.acquire();
-    context.profile.enter(Activity::kMultiply, block);
-    const uint64_t a = wgmma_descriptor(context.a(slot), kATile) + to_first_row;
-    const uint64_t b = wgmma_descriptor(context.b(slot), kBTile);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
-      float (&sums)[kConfig.accumulators()] = !kPromoted && step % kSets == 0 ? accumulators : other;
-      for_each_step<Wgmma::kRegisters, kConfig.accumulators()>([&]<uint32_t kFirst>() {
-        constexpr uint64_t kBelow = descriptor_mma_tile_step(kATile, kFirst / Wgmma::kRegisters * kWgmmaRows);
-        Wgmma::template issue<kConfig.a_major, kConfig.b_major>(
-            reinterpret_cast<float (&)[Wgmma::kRegisters]>(sums[kFirst]), a + kBelow + step * kASteps.mma,
-            b + step * kBSteps.mma, (!kPromoted && block > 0) || step >= kSets);
-      });
-    }
-    ptx::wgmma_commit_group();
-    if constexpr (kPromoted) {
-      meanwhile(block);
-      if (block + 1 == blocks) issued();
-      context.profile.enter(Activity::kAwaitMultiply, block);
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_fence_registers(other);
-      reader.release(slot);
-      add_other();
-    } else {
-      if (block > 0) {
-        context.profile.enter(Activity::kAwaitMultiply, block - 1);
-        ptx::wgmma_wait_group<1>();
-        reader.release(previous);
-      }
-      meanwhile(block);
-      previous = slot;
-    }
-  }
-  if constexpr (kPromoted) return;
-  issued();
-  context.profile.enter(Activity::kAwaitMultiply, blocks - 1);
-  ptx::wgmma_wait_group<0>();
-  reader.release(previous);
-  if constexpr (kSets == 2) add_other();
-}
-
 // Calls function.operator()<kA, kB>() with the types of the operands.
 template <Config kConfig, typename Function>
 JAXBW_DEVICE void with_operand_types(const GemmParams& p, const Function& function) {
@@ -337,20 +259,24 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
       prefetch_terms<kConfig.block_n>(p, tile, row, kConfig.wgmmas());
     }
     with_operand_types<kConfig>(p, [&]<DataType kA, DataType kB>() {
-      multiply<kConfig, kA, kB>(
-          accumulators, context, blocks, warpgroup_in_tile * kConfig.warpgroup_rows, reader,
-          [&](uint32_t block) {
-            delayed.store_one();
-            if (!stagger.stops_behind(block)) return;
-            context.profile.enter(Activity::kAwaitTurn);
-            turn.await();
-          },
-          [&] {
-            if (pingpong) reader.await_full(p.residual_stages);
-            if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
-            delayed.await_buffers();
-            if (path == EpiloguePath::kElementwise) bias.load(p, tile, row);
-          });
+      const uint32_t first_row = warpgroup_in_tile * kConfig.warpgroup_rows;
+      const auto meanwhile = [&](uint32_t block) {
+        delayed.store_one();
+        if (!stagger.stops_behind(block)) return;
+        context.profile.enter(Activity::kAwaitTurn);
+        turn.await();
+      };
+      const auto issued = [&] {
+        if (pingpong) reader.await_full(p.residual_stages);
+        if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
+        delayed.await_buffers();
+        if (path == EpiloguePath::kElementwise) bias.load(p, tile, row);
+      };
+      if constexpr (kConfig.promoted) {
+        multiply_promoted<kConfig, kA, kB>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
+      } else {
+        multiply<kConfig, kA, kB>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
+      }
     });
 
     context.profile.enter(Activity::kEpilogue);

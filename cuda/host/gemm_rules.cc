@@ -291,13 +291,14 @@ DataType operand_type(const KernelInstance& instance) {
 InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched) {
   const bool is_sm90 = family.is_sm90();
   const bool narrow = is_8bit(launched.a_type);
-  const std::string_view of_type = !narrow ? name(launched.a_type) : launched.promoted ? "8bit_promoted" : "8bit";
-  const std::string_view kind = narrow ? "8bit" : launched.a_type == DataType::kF32 ? "tf32" : "16bit";
+  const bool wide = launched.a_type == DataType::kF32;
+  const std::string_view kind = narrow ? "8bit" : wide ? "tf32" : "16bit";
+  const std::string_view of_sm90 = !narrow && !wide ? name(launched.a_type) : launched.promoted ? "8bit_promoted" : kind;
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
   for (const KernelInstance& instance : kKernelInstances) {
     if (instance.family != family.name || instance.role != "gemm") continue;
-    if (instance.input != (is_sm90 ? of_type : kind)) continue;
+    if (instance.input != (is_sm90 ? of_sm90 : kind)) continue;
     if (instance.layout == "any" || instance.layout == std::string_view(layout, 2)) instances_.push_back(&instance);
   }
 }
@@ -436,8 +437,9 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   } else if (const uint32_t span = span_elements(problem ? problem->a_type : DataType::kBF16),
              block_k = *request.block_k;
              family.is_sm90()) {
-    const bool of_bytes = problem == nullptr && block_k == span_elements(DataType::kE4M3);  // perhaps
-    if (block_k != span && !of_bytes) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});
+    const bool of_others = problem == nullptr && (block_k == span_elements(DataType::kE4M3) ||
+                                                  block_k == span_elements(DataType::kF32));  // perhaps
+    if (block_k != span && !of_others) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});
   } else if (problem == nullptr) {  // perhaps for elements of 4 bytes
     const uint32_t least = span_elements(DataType::kF32);
     if (block_k == 0 || block_k % least != 0 || block_k > kMaxKSpans * span) {

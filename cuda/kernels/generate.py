@@ -21,7 +21,10 @@ from assemble import Report
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = 2  # of the manifest's format
 
-_INPUTS = {"bf16": "kBF16", "f16": "kF16", "8bit": "kE4M3", "8bit_promoted": "kE4M3"}
+_INPUTS = {
+    **{"bf16": "kBF16", "f16": "kF16", "tf32": "kF32"},
+    **{"8bit": "kE4M3", "8bit_promoted": "kE4M3"},
+}
 # Row-major, "n", is K-major for lhs [m, k] and MN-major for rhs [k, n].
 _A_MAJOR = {"n": "kK", "t": "kMN"}
 _B_MAJOR = {"n": "kMN", "t": "kK"}

@@ -31,7 +31,7 @@ JAXBW_DEVICE void wgmma_fence_registers(float (&accumulators)[kCount]) {
 }
 
 // m64 x kN x 32 bytes of K. Specialised below for each legal width that the kernel table uses. Operands of 16 bits have
-// one type, and any layout; those of 8 bits any two, and are K-major.
+// one type, and any layout; those of 8 bits any two, and are K-major, as TF32 is (kF32, whose low 13 bits are ignored).
 template <DataType kA, DataType kB, uint32_t kN>
 struct Wgmma;
 
@@ -83,7 +83,7 @@ struct Wgmma;
     static constexpr uint32_t kRegisters = REGISTERS;                                                                  \
     template <Major kA, Major kB>                                                                                      \
     static JAXBW_DEVICE void issue(float (&d)[REGISTERS], uint64_t a, uint64_t b, uint32_t accumulate) {               \
-      static_assert(!is_8bit(A_TYPE) || (kA == Major::kK && kB == Major::kK), "8 bits are K-major");                   \
+      static_assert(size_bytes(A_TYPE) == 2 || (kA == Major::kK && kB == Major::kK), "others are K-major");            \
       asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #SCALE ", 0;\n\twgmma.mma_async.sync.aligned.m64n" #N NAME \
                    " {" JAXBW_NAMES_TO_##REGISTERS "}, %" #A ", %" #B ", p, 1, 1" LAYOUTS ";\n\t}"                     \
                    : JAXBW_FLOATS_TO_##REGISTERS(d)                                                                    \
@@ -97,6 +97,7 @@ struct Wgmma;
 #define JAXBW_DEFINE_WGMMA_TYPES(N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B)                      \
   JAXBW_DEFINE_WGMMA_16BIT(DataType::kBF16, "bf16", N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B)   \
   JAXBW_DEFINE_WGMMA_16BIT(DataType::kF16, "f16", N, REGISTERS, A, B, SCALE, TRANSPOSE_A, TRANSPOSE_B)     \
+  JAXBW_DEFINE_WGMMA(DataType::kF32, DataType::kF32, "k8.f32.tf32.tf32", N, REGISTERS, A, B, SCALE, "")    \
   JAXBW_DEFINE_WGMMA(DataType::kE4M3, DataType::kE4M3, "k32.f32.e4m3.e4m3", N, REGISTERS, A, B, SCALE, "") \
   JAXBW_DEFINE_WGMMA(DataType::kE4M3, DataType::kE5M2, "k32.f32.e4m3.e5m2", N, REGISTERS, A, B, SCALE, "") \
   JAXBW_DEFINE_WGMMA(DataType::kE5M2, DataType::kE4M3, "k32.f32.e5m2.e4m3", N, REGISTERS, A, B, SCALE, "") \

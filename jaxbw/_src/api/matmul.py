@@ -58,8 +58,8 @@ def matmul(
     the result's dtype. All derivatives work, in both modes.
 
     Kernels take bfloat16 and float16 operands, which they multiply exactly and sum in float32: as
-    exact as any `jax.lax.Precision` asks for. On sm100 they also take float32 operands, as TF32,
-    where `precision` leaves XLA as free. The rest is XLA's: see `explain`.
+    exact as any `jax.lax.Precision` asks for; and float32 operands, as TF32, where `precision`
+    leaves XLA as free. The rest is XLA's: see `explain`.
 
     Args:
       lhs: `[..., m, k]` or `[k]`, of any dtype that `jnp.matmul` takes; either operand may be a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxbw._src.families.family import BF16, E4M3, E5M2, F16, Family, Tile
+from jaxbw._src.families.family import BF16, E4M3, E5M2, F16, F32, Family, Tile
 
 # (block_m, pingpong) -> block_n.
 _TILES = {
@@ -27,8 +27,8 @@ SM90 = _Sm90(
     capabilities=((9, 0),),
     gpus="9.0 (H100, H200)",
     default_target="H200",
-    inputs={BF16: "bf16", F16: "f16", E4M3: "8bit", E5M2: "8bit"},
-    k_major_only=(E4M3, E5M2),
+    inputs={BF16: "bf16", F16: "f16", E4M3: "8bit", E5M2: "8bit", F32: "tf32"},
+    k_major_only=(E4M3, E5M2, F32),
     has_tensor_memory=False,
     mma_rows=64,
     chunks=(64, 32),

@@ -18,7 +18,7 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
 _OTHER_THREADS = {"repack": 256, "reduce": 512}
 # Elements in one 128-byte swizzle span.
-_SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128}
+_SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk)
 
 # Keys of a row, by its role.
@@ -159,11 +159,11 @@ def _faults(kernel: Kernel) -> Iterator[str]:
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:
     if kernel.input not in _SPANS:
-        yield 'input is not "bf16", "f16", "8bit" or "8bit_promoted"'
+        yield f'input is not one of {", ".join(_SPANS)}'
     elif kernel.block_k != (span := _SPANS[kernel.input]):
         yield f"block_k is not {span}"
-    if kernel.input.startswith("8bit") and kernel.layout != "nt":
-        yield 'layout is not "nt": wgmma takes 8 bits K-major only'
+    if kernel.input not in ("bf16", "f16") and kernel.layout != "nt":
+        yield 'layout is not "nt": wgmma takes what is not of 16 bits K-major only'
     if kernel.layout not in ("nn", "nt", "tn", "tt"):
         yield 'layout is not "nn", "nt", "tn" or "tt": wgmma has it in the instruction'
     if kernel.cta_group != 1:

@@ -14,7 +14,7 @@ CONTRACTING = {"nn": ((1,), (0,)), "nt": ((1,), (1,)), "tn": ((0,), (0,)), "tt":
 # The gradients of an "nn" matmul, as JAX computes them: [m, n] by [k, n], and [m, k] by [m, n].
 GRADIENTS = ("dlhs", "drhs")
 LAYOUTS = (*CONTRACTING, *GRADIENTS)
-DTYPES = {"bf16": "bfloat16", "f16": "float16", "e4m3": "float8_e4m3fn"}
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "e4m3": "float8_e4m3fn"}
 EPILOGUES = ("none", "bias_gelu", "bias_silu", "swiglu")
 
 Shape = tuple[int, ...]

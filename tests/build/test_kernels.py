@@ -89,8 +89,8 @@ def assert_hopper_instructions(name: str, counts: Counter[str]) -> None:
         mixes = [f"{a}.{b}" for a in ("E4M3", "E5M2") for b in ("E4M3", "E5M2")]
         assert matching(counts, r"QGMMA\..*") == {f"QGMMA.{width}x32.F32.{mix}" for mix in mixes}
     else:
-        dtype = ".BF16" if kernel.input == "bf16" else ""
-        assert matching(counts, r"HGMMA\..*") == {f"HGMMA.{width}x16.F32{dtype}"}
+        mma = {"bf16": "x16.F32.BF16", "f16": "x16.F32", "tf32": "x8.F32.TF32"}[kernel.input]
+        assert matching(counts, r"HGMMA\..*") == {f"HGMMA.{width}{mma}"}
     assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D", "UTMALDG.3D.MULTICAST"}
     assert matching(counts, r"UTMASTG\.3D")
     assert matching(counts, r"STSM\.16\..*")

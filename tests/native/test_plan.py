@@ -324,7 +324,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cluster_sums": ("sm90", {}, {"block_n": 192, "cluster_k": 2}),
     "stages": ("sm90", {}, {"stages": 1}),
     "stage": ("sm100", {}, {"block_m": 256, "block_n": 256, "block_k": 256}),
-    "no_kernel": ("sm90", {"lhs": DataType.F32, "rhs": DataType.F32}, {}),
+    "no_kernel": ("sm90", {"lhs": DataType.F32, "rhs": DataType.F32}, {"block_m": 256}),
     "block_n_of_operands": ("sm90", EIGHT_BITS | {"promoted": True}, {"block_n": 256}),
     "gated_swap": ("sm100", {"gated": True}, {"swap_ab": True}),
     "gated_columns": ("sm100", {"gated": True}, {"block_n": 144}),

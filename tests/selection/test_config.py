@@ -26,7 +26,7 @@ BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
         ("sm90", {"block_m": 64}, "block_m is 64; sm90 takes 128 or 256"),
         ("sm90", {"block_n": 80}, "sm90 takes 32, 64, 96, 128, 160, 192, 256"),
         ("sm90", {"block_m": 256, "block_n": 256}, "sm90 takes 64, 96, 128 here"),
-        ("sm90", {"block_k": 32}, "block_k is 32; sm90 kernels have 64"),
+        ("sm90", {"block_k": 16}, "block_k is 16; sm90 kernels have 64"),
         ("sm90", {"block_k": 192}, "block_k is 192; sm90 kernels have 64"),
         ("sm90", {"cta_group": 2}, "sm90 takes 1"),
         ("sm90", {"cluster": (4, 4)}, "1 to 8 CTAs"),

@@ -239,10 +239,8 @@ def test_what_measures_wrongly_is_refused(
 
 @pytest.mark.usefixtures("gpu")
 def test_what_no_kernel_takes_is_left_to_xla(capsys: pytest.CaptureFixture[str]) -> None:
-    told = run(capsys, "64x64x64", "--dtype", "f32")
-    assert (
-        "not measured: XLA serves it: the operands are float32; sm90 kernels take bfloat16" in told
-    )
+    told = run(capsys, "64x64x4294967296")
+    assert "not measured: XLA serves it: " in told
 
 
 # --- stopping and going on

@@ -74,7 +74,8 @@ class Matmul:
             kind = {"f32": "tf32", "e4m3": "8bit"}.get(self.dtype, "16bit")
             return f"jaxbw_sm100_{kind}_{self.config.get('cta_group', 1)}cta"
         tile = f"{self.config['block_m'] // 2}x{self.config['block_n']}"
-        kind = self.dtype if self.dtype != "e4m3" else f"8bit{'_promoted' * self.promoted}"
+        kinds = {"f32": "tf32", "e4m3": f"8bit{'_promoted' * self.promoted}"}
+        kind = kinds.get(self.dtype, self.dtype)
         return f"jaxbw_sm90_{kind}_{self.layout}_{tile}"
 
     @property

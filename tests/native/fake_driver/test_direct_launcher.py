@@ -179,7 +179,7 @@ F32_MATMUL = replace(HOPPER, dtype="f32")
         (HOPPER, {"scheduler": 1}, "cluster launch control, which sm_90 does not have"),
         (HOPPER, {"kernel": "gemm"}, "no kernel family is known for kernel 'gemm'"),
         (HOPPER, {"kernel": "jaxbw_sm90_f16_nt_64x128"}, "needs kernel jaxbw_sm90_bf16_nt_64x128"),
-        (F32_MATMUL, {"kernel": "jaxbw_sm90_bf16_nt_64x128"}, "no kernel takes such operands"),
+        (F32_MATMUL, {"block_m": 256}, "no kernel takes such operands"),
         (HOPPER, {"raster": 2}, "raster is 2; it is 0 to 1"),
         (HOPPER, {"split_k": 0}, "split_k is 0; it is 1 to 64"),
         (HOPPER, {"split_k": 65}, "split_k is 65"),

@@ -13,7 +13,7 @@ from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.workload import Workload
 
 FULL_ROWS = 128  # of an MMA on sm100, in one CTA; 64 take as long
-_MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
+MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
     """An instruction takes so many cycles per column, whatever its rows: 64 rows of sm100 run at
     half the rate of 128. It reads its operands from shared memory, which bounds narrow ones."""
     height = FAMILIES[machine.family].mma_rows
-    steps = table.k_spans * (SPAN_BYTES // _MMA_BYTES)
+    steps = table.k_spans * (SPAN_BYTES // MMA_BYTES)
     mmas = steps * np.maximum(cut.rows // height, 1)
     columns = table.block_n / table.cta_group
     useful = mmas * machine.mma_cycles_per_column * height / FULL_ROWS * table.block_n
-    read = (np.minimum(cut.rows, height) + columns) * _MMA_BYTES / machine.smem_bytes_per_cycle
+    read = (np.minimum(cut.rows, height) + columns) * MMA_BYTES / machine.smem_bytes_per_cycle
     issued = mmas * machine.mma_issue_cycles + machine.stage_issue_cycles
     # A matmul of a warpgroup waits for the accumulators of the one before it.
     chain = steps * machine.mma_interval_cycles

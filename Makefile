@@ -3,6 +3,7 @@
 #   make demo    install, train the example classifier, run it on emulated Blackwell kernels
 #   make test    install, run the tests that need no GPU: of the longest sweeps a sample
 #   make check-fast  install, run the fast tier of the tests: under a minute on two cores
+#   make check-python  install, run the tier of another Python: the fast one, and a sample of what leans on Python and JAX
 #   make test-long   install, run the tests that need no GPU, the whole of every sweep
 #   make build   (re)build an editable install, for development
 #   make lint    ruff, mypy, clang-format
@@ -16,6 +17,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PACKAGE ?= .
+# What is installed with it: test has what the tests need; dev all tools.
+EXTRAS ?= dev
 PYTEST_FLAGS ?= -n auto --maxprocesses 8 --dist worksteal
 # Files and folders of `make test`; empty: all.
 TESTS ?=
@@ -25,7 +28,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake cuda jaxbw -type f \
   -not -path 'jaxbw/kernels/*' -not -path '*/__pycache__/*' -not -name '*.so')
 CPP_SOURCES := $(shell find cuda -name '*.h' -o -name '*.cc' -o -name '*.cuh' -o -name '*.cu')
 
-.PHONY: demo test test-long check-fast build lint format docs cross sanitize check install clean
+.PHONY: demo test test-long check-fast check-python build lint format docs cross sanitize check install clean
 
 demo: install
 	mkdir -p build
@@ -40,6 +43,10 @@ test-long: install $(VENV)/gpu-compilers
 
 check-fast: install
 	PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --fast
+
+# XLA optimizes as it does for a user, which tests/conftest.py saves elsewhere.
+check-python: install $(VENV)/gpu-compilers
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) --other-python
 
 check: lint docs cross test
 
@@ -102,7 +109,7 @@ install: $(VENV)/installed
 
 $(VENV)/installed: $(SOURCES) | $(BIN)/python
 	@echo "Installing jaxbw and its tools into $(VENV): a minute or three the first time."
-	if [ -e $(VENV)/editable ]; then $(MAKE) build; else $(BIN)/pip install --quiet '$(PACKAGE)[dev]'; fi
+	if [ -e $(VENV)/editable ]; then $(MAKE) build; else $(BIN)/pip install --quiet '$(PACKAGE)[$(EXTRAS)]'; fi
 	touch $@
 
 $(VENV)/gpu-compilers: tools/gpu_compilers.py | install

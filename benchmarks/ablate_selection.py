@@ -31,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxbw._src.families.family import SPAN_BYTES
-from jaxbw._src.selection.cost_model import Costs, evaluate, grid
+from jaxbw._src.selection.cost_model import Costs, evaluate
+from jaxbw._src.selection.cost_model.grid import grid
 from jaxbw._src.selection.machine import Machine, machines
 from jaxbw._src.selection.tuned import MOST, REACH
 from jaxbw._src.selection.tuned.features import FEATURES, features

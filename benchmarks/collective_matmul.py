@@ -26,7 +26,6 @@ import argparse
 import itertools
 import json
 import pathlib
-import random
 import re
 import shlex
 import sys
@@ -47,6 +46,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxbw
 from jaxbw._src.lab.bench import environment, statistics
+from jaxbw._src.lab.interleaving import interleaved
 
 AXIS = "model"
 # The first two tell the most, if there is no time for all.
@@ -356,10 +356,8 @@ def measure(
         }
         if arm.is_ours and not is_right(rows[name]):
             raise WrongResultError(f"{name}, {case}: error {rows[name]['error']:.2f}, 1 is allowed")
-    order = random.Random(0)
-    for _ in range(rounds):
-        for name in order.sample(list(calls_of), len(calls_of)):
-            rows[name]["rounds_us"].append(seconds(calls_of[name], calls) * 1e6)
+    for name in interleaved(calls_of, rounds, seed=0):
+        rows[name]["rounds_us"].append(seconds(calls_of[name], calls) * 1e6)
     samples = {name: [[value] for value in rows[name]["rounds_us"]] for name in calls_of}
     for name, call in calls_of.items():
         row = rows[name]

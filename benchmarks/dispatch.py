@@ -19,7 +19,6 @@ import argparse
 import collections
 import json
 import pathlib
-import random
 import shlex
 import sys
 import tempfile
@@ -34,6 +33,7 @@ import numpy as np
 
 import jaxbw
 from jaxbw._src.lab.bench import environment
+from jaxbw._src.lab.interleaving import interleaved
 
 EDGE = 128
 CHAIN = 64
@@ -65,14 +65,12 @@ def sample(call: Call, calls: int) -> dict[str, float]:
 
 def measure(arms: dict[str, Call], rounds: int, calls: int) -> dict[str, Samples]:
     """Samples of every arm; the order of the arms is drawn anew in each round."""
-    order = random.Random(0)
     samples: dict[str, Samples] = {name: collections.defaultdict(list) for name in arms}
     for call in arms.values():
         sample(call, calls)  # compiles, loads, warms up
-    for _ in range(rounds):
-        for name in order.sample(list(arms), len(arms)):
-            for measure, value in sample(arms[name], calls).items():
-                samples[name][measure].append(value)
+    for name in interleaved(arms, rounds, seed=0):
+        for measure, value in sample(arms[name], calls).items():
+            samples[name][measure].append(value)
     return samples
 
 

@@ -19,7 +19,7 @@ from jaxbw._src.lab.tuning.launching import Gpu
 from jaxbw._src.lab.tuning.measure import Effort, Measured
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.cost_model import memset_us
+from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.select import ranking
 from jaxbw._src.selection.tuned import Table, table_for

@@ -82,6 +82,10 @@ FAST: dict[str, tuple[str, ...]] = {
     "jax/test_transformations.py": ("test_reverse_mode", "test_vmap_is_one_launch"),
     "selection/test_select.py": ("test_every_candidate",),
 }
+# The tier of another Python, `pytest --other-python`: the fast one, and every test of what leans on
+# Python and JAX, with one in so many of its parameters.
+OTHER_PYTHON = ("build/test_package.py", "jax/", "native/")
+OTHER_PYTHON_SAMPLE = 6
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,22 +100,36 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only the fast tier: tests/conftest.py")
+    parser.addoption(
+        "--other-python", action="store_true", help="only the tier of another Python, likewise"
+    )
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(Path(__file__).parent))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files of other tiers are not even imported."""
-    outside = str(collection_path.relative_to(Path(__file__).parent)) not in FAST
-    return True if config.getoption("--fast") and collection_path.is_file() and outside else None
+    name, other = _name(collection_path), config.getoption("--other-python")
+    inside = name in FAST or (other and name.startswith(OTHER_PYTHON))
+    tier = other or config.getoption("--fast")
+    return True if tier and collection_path.is_file() and not inside else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    sampling.mark(items)
-    if config.getoption("--fast"):
-        here = Path(__file__).parent
-        kept = [i for i in items if i.name.startswith(FAST[str(i.path.relative_to(here))])]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+    other = config.getoption("--other-python")
+    if not other and not config.getoption("--fast"):
+        sampling.mark(items)
+        return
+    fast = [i for i in items if i.name.startswith(FAST.get(_name(i.path), ("no test",)))]
+    rest = [i for i in items if other and _name(i.path).startswith(OTHER_PYTHON) and i not in fast]
+    sampling.mark(fast)
+    sampling.mark(rest, OTHER_PYTHON_SAMPLE)
+    kept = {*fast, *rest}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 _GPUS = {"gpu": 1, "gpus": 2}  # by marker, how many a test needs

@@ -49,14 +49,18 @@ def sample(of_axes: Sequence[Sequence[int]], every: int, seed: str) -> set[int]:
     return chosen
 
 
-def mark(items: Iterable[pytest.Item]) -> None:
-    """Marks as `long` what is not in the sample of its test."""
+def mark(items: Iterable[pytest.Item], unmarked: int = 1) -> None:
+    """Marks as `long` what is not in the sample of its test.
+
+    `unmarked`: of a test that says nothing, one in so many.
+    """
     groups: dict[str, tuple[int, list[pytest.Function]]] = {}
     for item in items:
         marker = item.get_closest_marker("sampled")
-        if marker and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        every = marker.args[0] if marker else unmarked
+        if every > 1 and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             test = item.nodeid.partition("[")[0]
-            groups.setdefault(test, (marker.args[0], []))[1].append(item)
+            groups.setdefault(test, (every, []))[1].append(item)
     for test, (every, members) in groups.items():
         chosen = sample(axes([member.callspec.params for member in members]), every, test)
         for number, member in enumerate(members):

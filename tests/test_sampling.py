@@ -1,8 +1,11 @@
 """What runs by default is a sample that leaves nothing out on an axis."""
 
 import itertools
+from types import SimpleNamespace
 
-from .sampling import axes, sample
+import pytest
+
+from .sampling import axes, mark, sample
 
 KINDS, SIZES, FLAGS = ["a", "b", "c"], [10, 20, 30, 40, 50], [False, True]
 
@@ -28,6 +31,21 @@ def test_of_one_axis_so_many_are_left() -> None:
     assert len(sample(one, 3, "seed")) == 4
     assert sample(one, 3, "seed") == sample(one, 3, "seed") != sample(one, 3, "other")
     assert sample(one, 1, "seed") == set(range(10))
+
+
+def test_a_test_without_a_marker_runs_whole_unless_asked(request: pytest.FixtureRequest) -> None:
+    """As `pytest --other-python` asks."""
+    items = []
+    for number in range(6):
+        item = pytest.Function.from_parent(
+            request.node.parent, name=f"test_it[{number}]", callobj=lambda: None
+        )
+        item.callspec = SimpleNamespace(params={"of": number})  # type: ignore[assignment]
+        items.append(item)
+    mark(items)
+    assert not any(item.get_closest_marker("long") for item in items)
+    mark(items, 3)
+    assert sum(item.get_closest_marker("long") is None for item in items) == 2
 
 
 def test_a_small_sample_is_of_no_single_value() -> None:

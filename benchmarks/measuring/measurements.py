@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from jaxbw._src.lab.tuning.measure import Measured
 from jaxbw._src.selection.candidates import Candidates
-from jaxbw._src.selection.cost_model import Costs, evaluate, memset_us
+from jaxbw._src.selection.cost_model import Costs, evaluate
+from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.workload import Workload, workload
 from measuring import configurations

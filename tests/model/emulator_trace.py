@@ -17,8 +17,8 @@ from typing import Any
 
 from jaxbw._native import emulator as _core
 from jaxbw._src.lab.model.costs import L2, MEMORY, PORT, SHARED, STORE, TENSOR, TMEM, Costs
-from jaxbw._src.lab.model.kernel import FULL_ROWS
 from jaxbw._src.lab.model.replay import Action, Agent, Arrive, Drain, Settle, Start, Wait, Work
+from jaxbw._src.selection.cost_model.stage import FULL_ROWS
 
 SCHEMA = 3  # of `Trace`; counted up where its meaning changes
 

@@ -381,15 +381,32 @@ ONE_PLACE = {
         "cuda/host/gemm_call.cc",
         "jaxbw/_native.pyi",
     },
+    # constants of a machine; between the two tables, tests/model/test_machine.py
+    r"(_ghz|_ns|_cycles|_per_cycle)(: float)?\s*=\s*[1-9{]": {"jaxbw/_src/selection/machines.toml"},
+    # the law of the clock
+    r"throttle_exponent\b.*\*\*|\*\*.*throttle_exponent": {"jaxbw/_src/selection/machine.py"},
+    # the timer of kernels
+    r"\bcupti_start\(\)": {"jaxbw/_src/compat.py", "jaxbw/_src/lab/cupti.py"},
+    # the order in which what is compared takes turns
+    r"\.(sample|shuffle|permutation)\(.*(arms|each|launches|programs|names|calls)": {
+        "jaxbw/_src/lab/interleaving.py"
+    },
+}
+
+
+SOURCES = {
+    "cuda": ("*.cc", "*.h", "*.cuh"),
+    "jaxbw": ("*.py", "*.pyi", "*.toml"),
+    "benchmarks": ("*.py",),
 }
 
 
 @pytest.mark.parametrize("pattern", ONE_PLACE)
 def test_it_stands_in_one_place(pattern: str) -> None:
-    """In what ships; what of it the laboratory's replay models has names of its own."""
+    """In what ships and what measures it; the laboratory's replay has names of its own."""
     sources = [
         path
-        for folder, kinds in (("cuda", ("*.cc", "*.h", "*.cuh")), ("jaxbw", ("*.py", "*.pyi")))
+        for folder, kinds in SOURCES.items()
         for kind in kinds
         for path in (ROOT / folder).rglob(kind)
         if "lab/model" not in path.as_posix()

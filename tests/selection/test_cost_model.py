@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from jaxbw._native import Major
-from jaxbw._src.selection import cost_model
 from jaxbw._src.selection.candidates import Candidates, candidates
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.cost_model import evaluate
+from jaxbw._src.selection.cost_model.epilogue import memset_us
+from jaxbw._src.selection.cost_model.grid import grid, is_excluded
+from jaxbw._src.selection.cost_model.rasterization import SWIZZLES
 from jaxbw._src.selection.machine import Machine, constants, machine_for, machines
 from jaxbw._src.selection.search import price, search
 
@@ -80,7 +82,7 @@ def test_decoding_fills_most_sms(machine: str, m: int, n_and_k: tuple[int, int])
     config = ranked.config
     work = workload(m, *n_and_k, "nn", swapped=config.swap_ab)
     table = Candidates.of([config], machines()[machine].family, 2)
-    cut = cost_model.grid(work, machines()[machine], table)
+    cut = grid(work, machines()[machine], table)
     ctas = int(cut.items[0] * table.ctas[0])
     # Parts cost 2 to 4 us: two thirds, or half, of the SMs have to do for 17 tiles of 7168.
     assert ctas >= (0.66 if machine == "B200" else 0.48) * machines()[machine].sm_count
@@ -108,7 +110,7 @@ def test_swizzle_has_the_least_footprint() -> None:
     def rows_and_columns(swizzle: int) -> float:
         return 256 * (swizzle + 74 / swizzle)
 
-    best = min(cost_model.SWIZZLES, key=rows_and_columns)
+    best = min(SWIZZLES, key=rows_and_columns)
     assert costs.swizzle[0] == best == 8
     # Of a wide matmul only tiles along N can be walked together, so B's columns make the band.
     wide = evaluate(workload(256, 2**16, 8192), B200, table)
@@ -373,7 +375,7 @@ def test_many_parts_are_added_up_by_all_sms() -> None:
     # On sm100 the last part of a tile adds up, whatever their number.
     read = 16 * sums / B200.epilogue_bytes_per_cycle / B200.max_clock_ghz
     assert term("split", many, work, B200) > read
-    memsets = [cost_model.memset_us(H200, GemmConfig(128, 128, split_k=k)) for k in (1, 11, 12)]
+    memsets = [memset_us(H200, GemmConfig(128, 128, split_k=k)) for k in (1, 11, 12)]
     assert memsets == [0.0, H200.memset_ns / 1000, 0.0]
 
 
@@ -432,8 +434,8 @@ def test_what_is_not_compared(
     shape: tuple[int, int, int], config: GemmConfig, excluded: bool
 ) -> None:
     work, table = workload(*shape), Candidates.of([config], "sm100", 2)
-    cut = cost_model.grid(work, B200, table)
-    assert cost_model.is_excluded(work, B200, table, cut).tolist() == [excluded]
+    cut = grid(work, B200, table)
+    assert is_excluded(work, B200, table, cut).tolist() == [excluded]
 
 
 # --- machines

@@ -15,7 +15,8 @@ import pytest
 from jaxbw._src.lab.tuning.measure import Measured
 from jaxbw._src.selection.candidates import Candidates
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.cost_model import evaluate, memset_us
+from jaxbw._src.selection.cost_model import evaluate
+from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.machine import machines
 from jaxbw._src.selection.search import price
 from jaxbw._src.selection.workload import workload

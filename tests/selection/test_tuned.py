@@ -20,7 +20,8 @@ from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import tuned
 from jaxbw._src.selection.candidates import Candidates
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.cost_model import evaluate, memset_us
+from jaxbw._src.selection.cost_model import evaluate
+from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.devices import TARGETS
 from jaxbw._src.selection.machine import machines
 from jaxbw._src.selection.search import price

@@ -45,8 +45,8 @@ def repacked(problem: GemmProblem, family: str) -> tuple[str, ...]:
     """Which of "lhs" and "rhs" are copied before the matmul, in the same call, for TMA to load.
 
     Those are operands whose rows do not start at multiples of 16 bytes (a single row does, so far
-    as is known here), and those that are MN-major where the instruction takes K-major only, TF32 and,
-    of wgmma, 8 bits: these are transposed.
+    as is known here), and those that are MN-major where the instruction takes K-major only, TF32
+    and, of wgmma, 8 bits: these are transposed.
     """
     p = problem
     lhs = _needs_repack(p.lhs_dtype, p.lhs_shape, p.lhs_major, family)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from jaxbw._src.selection.candidates import Candidates, Integers
-from jaxbw._src.selection.cost_model import Costs, Floats, Grid, evaluate
+from jaxbw._src.selection.cost_model import Costs, evaluate
+from jaxbw._src.selection.cost_model.grid import Floats, Grid
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.workload import Workload
 

@@ -9,7 +9,8 @@ import numpy as np
 from jaxbw._src.selection import planner
 from jaxbw._src.selection.candidates import Candidates, Integers, candidates
 from jaxbw._src.selection.config import ANY, GemmConfig
-from jaxbw._src.selection.cost_model import Costs, Floats, Grid, evaluate, grid, is_excluded
+from jaxbw._src.selection.cost_model import Costs, evaluate
+from jaxbw._src.selection.cost_model.grid import Floats, Grid, grid, is_excluded
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.robust import MOST, Side, by_price, by_worst_case
 from jaxbw._src.selection.tuned import Table

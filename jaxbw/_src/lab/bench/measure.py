@@ -1,16 +1,16 @@
 """How arms are timed against each other: interleaved, in random order, in several rounds.
 
-A fixed order biases big matmuls by up to 5 %. In a burst the GPU is fresh from idleness and clocks
+In a burst the GPU is fresh from idleness and clocks
 high; sustained, it has been at work for long enough to be held back by its power limit.
 """
 
-import random
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxbw._src.lab.bench.timer import Rotation, Timer
+from jaxbw._src.lab.interleaving import interleaved
 
 BURST_US, FEWEST_CALLS, MOST_CALLS = 4e3, 4, 30
 IDLE_S = 0.05  # before a burst: the clock recovers
@@ -47,7 +47,7 @@ def bursts(
         for name, calls in arms.items()
     }
     timings = {name: Timing() for name in arms}
-    for name in _interleaved(list(arms), rounds, seed):
+    for name in interleaved(arms, rounds, seed):
         time.sleep(IDLE_S if idle_s is None else idle_s)
         burst = timer.burst(arms[name], counts[name] + 1)
         timings[name].rounds.append(burst.microseconds[1:])  # the first call wakes the clock
@@ -61,7 +61,7 @@ def sustained(
     """Times all arms under their own load: power-capped, where they are heavy enough."""
     estimates = {name: max(LAUNCH_US, quick(timer, calls)) for name, calls in arms.items()}
     timings = {name: Timing() for name in arms}
-    for name in _interleaved(list(arms), rounds, seed):
+    for name in interleaved(arms, rounds, seed):
         arms[name].repeat(max(3, int(WARM_UP_S * 1e6 / estimates[name])))
         burst = timer.burst(arms[name], max(3, int(SUSTAINED_S * 1e6 / estimates[name])))
         stride = -(-len(burst.microseconds) // MOST_KEPT)
@@ -71,8 +71,3 @@ def sustained(
 
 
 MODES = {"burst": bursts, "sustained": sustained}
-
-
-def _interleaved(names: list[str], rounds: int, seed: int) -> list[str]:
-    order = random.Random(seed)
-    return [name for _ in range(rounds) for name in order.sample(names, len(names))]

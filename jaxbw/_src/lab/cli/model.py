@@ -28,7 +28,7 @@ from jaxbw._src.problem import reduce_dot_general
 from jaxbw._src.selection.candidates import Candidates
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.cost_model import grid
+from jaxbw._src.selection.cost_model.grid import grid
 from jaxbw._src.selection.devices import TARGETS
 from jaxbw._src.selection.workload import Workload, workload
 

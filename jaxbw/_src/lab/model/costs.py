@@ -7,11 +7,12 @@ those of one CTA, with its share of what they all use: L2, memory. Of a pair it 
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxbw._src.lab.model.kernel import FULL_ROWS, MMA_BYTES, Kernel
+from jaxbw._src.lab.model.kernel import Kernel
 from jaxbw._src.lab.model.machine import Replayed
 from jaxbw._src.lab.model.memory import Traffic
 from jaxbw._src.lab.model.replay import Start
 from jaxbw._src.lab.model.schedule import Schedule, Shape
+from jaxbw._src.selection.cost_model.stage import FULL_ROWS, MMA_BYTES
 
 PORT, L2, MEMORY, TENSOR, TMEM, SHARED, STORE = (
     "SM port",

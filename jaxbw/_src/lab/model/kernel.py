@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from jaxbw._src.selection.cost_model.stage import FULL_ROWS, MMA_BYTES
+
 ROW_BYTES = 128  # a swizzle span: what a box holds of a row
-MMA_BYTES = 32  # of K, in one instruction, whatever the type
-FULL_ROWS = 128  # of an MMA in one CTA; 64 take as long
 WARPGROUP_ROWS = 64  # of an MMA of a Hopper warpgroup
 
 

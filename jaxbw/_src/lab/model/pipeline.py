@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from jaxbw._src.lab.model.costs import L2, MEMORY, PORT, SHARED, STORE, TENSOR, TMEM, Costs
 from jaxbw._src.lab.model.replay import Action, Agent, Arrive, Drain, Settle, Start, Wait, Work
 from jaxbw._src.lab.model.warpgroups import warpgroups
-from jaxbw._src.selection.cost_model import EPILOGUE_WARPS
+from jaxbw._src.selection.cost_model.epilogue import EPILOGUE_WARPS
 
 
 def agents(costs: Costs) -> tuple[dict[str, Agent], dict[str, int]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from jaxbw._src.lab.model.costs import SHARED, TENSOR, Costs
 from jaxbw._src.lab.model.replay import Action, Agent, Arrive, Settle, Start, Wait, Work
-from jaxbw._src.selection.cost_model import STAGING_BUFFERS, WARPGROUPS
+from jaxbw._src.selection.cost_model.epilogue import STAGING_BUFFERS, WARPGROUPS
 
 _CAST = 2  # bytes of what is rounded, and kept
 _OF_A_BOX = 3  # actions of `_stored`

@@ -6,12 +6,12 @@ more, longer. Launches go in random order, round after round, with pauses where 
 that the clock is that of short bursts. The results of all configurations must agree.
 """
 
-import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from jaxbw._src.lab.interleaving import interleaved
 from jaxbw._src.lab.tuning.launching import Bench, Launch
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import manifest
@@ -123,8 +123,7 @@ def rotated(
     seed: int,
 ) -> dict[Key, float]:
     """The median time of each launch over rounds in random order; all in microseconds."""
-    source = random.Random(seed)
-    order = [key for _ in range(rounds) for key in source.sample(list(launches), len(launches))]
+    order = interleaved(launches, rounds, seed)
     bursts: list[list[Key]] = [[]]
     for key in order:
         if bursts[-1] and sum(expected[each] for each in bursts[-1]) * repeats > BURST_US:

@@ -12,7 +12,7 @@ from jaxbw._src.lab.tuning.measure import Effort, measure
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.choice import Choice
-from jaxbw._src.selection.cost_model import memset_us
+from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.select import select
 from jaxbw._src.selection.tuned_matmuls import Entry, TunedMatmuls, add, new_entry

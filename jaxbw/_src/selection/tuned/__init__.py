@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxbw._src.selection.candidates import Candidates
-from jaxbw._src.selection.cost_model import Costs, Grid
+from jaxbw._src.selection.cost_model import Costs
+from jaxbw._src.selection.cost_model.grid import Grid
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.tuned.features import FEATURES, features
 from jaxbw._src.selection.tuned.files import Sizes, check, read

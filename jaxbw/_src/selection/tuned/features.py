@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from jaxbw._native import Major
 from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection.candidates import Candidates
-from jaxbw._src.selection.cost_model import Costs, Grid, grid
+from jaxbw._src.selection.cost_model import Costs
+from jaxbw._src.selection.cost_model.grid import Grid, grid
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.workload import Workload
 

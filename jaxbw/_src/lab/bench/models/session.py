@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from jaxbw._src.lab.bench.models.form import FORMS, PLAIN, Form
 from jaxbw._src.lab.bench.models.program import Launches, Program
 from jaxbw._src.lab.bench.models.transformer import Transformer
 from jaxbw._src.lab.bench.results import write_whole
+from jaxbw._src.lab.interleaving import interleaved
 
 WARM_UP = 3
 CALLS = 3  # in a round
@@ -166,14 +166,12 @@ def _measure(
             _, arguments, value = program.run(arguments)
         values[name] = float(np.mean(np.asarray(value, np.float64)))
     rounds: dict[str, list[list[float]]] = {name: [] for name in programs}
-    order = random.Random(seed)
-    for _ in range(ROUNDS):
-        for name in order.sample(list(programs), len(programs)):
-            times = []
-            for _ in range(CALLS):
-                ms, arguments, _ = programs[name].run(arguments)
-                times.append(round(ms, 4))
-            rounds[name].append(times)
+    for name in interleaved(programs, ROUNDS, seed):
+        times = []
+        for _ in range(CALLS):
+            ms, arguments, _ = programs[name].run(arguments)
+            times.append(round(ms, 4))
+        rounds[name].append(times)
     launches = {}
     for name, program in programs.items():
         launches[name], arguments = program.launches(arguments)

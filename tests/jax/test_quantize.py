@@ -143,6 +143,7 @@ def _operand(shape: tuple[int, ...], number: int, dtype: Any = np.float32) -> An
     return x.astype(dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("axes", [(None, None), (-1, None), (None, -2), (-1, -2)])
 @pytest.mark.parametrize("shapes", [((4, 8), (8, 6)), ((2, 4, 8), (8, 6)), ((2, 4, 8), (2, 8, 6))])
 def test_matmul(axes: Any, shapes: Any) -> None:

@@ -363,18 +363,19 @@ class TurnedTile {
     }
   }
 
-  // Where rows begin anywhere: one after the other.
+  // Where rows begin anywhere: one element after the other, and zeros up to a whole word of rows.
   template <DataType kType, DataType kFormat>
   JAXBW_DEVICE void quantize_elements(float inverse) const {
     constexpr uint32_t kRowsAtATime = kQuantizeThreads / kQuantizeTile;
     const uint32_t column = threadIdx.x % kQuantizeTile;
     if (j_ + column >= p_.columns) return;
+    const uint32_t rows = min(kQuantizeTile, p_.rows - i_), whole = (rows + 3) / 4 * 4;
 #pragma unroll 4
-    for (uint32_t row = threadIdx.x / kQuantizeTile; row < kQuantizeTile; row += kRowsAtATime) {
-      if (i_ + row >= p_.rows) break;
+    for (uint32_t row = threadIdx.x / kQuantizeTile; row < whole; row += kRowsAtATime) {
       const uint64_t at = matrix_ + uint64_t{i_ + row} * p_.columns + j_ + column;
-      const uint8_t byte = quantized<kType, kFormat>(load_element<kType>(p_.x, at), inverse);
-      static_cast<uint8_t*>(p_.data)[at] = byte;
+      const bool inside = row < rows;
+      const uint8_t byte = quantized<kType, kFormat>(inside ? load_element<kType>(p_.x, at) : 0, inverse);
+      if (inside) static_cast<uint8_t*>(p_.data)[at] = byte;
       reinterpret_cast<uint8_t*>(word(column, row / 4))[row % 4] = byte;
     }
   }

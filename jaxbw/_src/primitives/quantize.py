@@ -79,7 +79,7 @@ def _abstract_eval(x: Any, *, format: str, axis: tuple[int, ...], both: bool, **
 
 
 def _batch(operands: Any, batched: Any, *, axis: tuple[int, ...], **params: Any) -> Any:
-    """A scale for each, so that the new dimension comes first: then the groups stay in one piece."""
+    """A scale for each. The new dimension comes first, so that the groups stay in one piece."""
     x = batching.moveaxis(operands[0], batched[0], 0)
     results = quantize_p.bind(x, axis=tuple(i + 1 for i in axis), **params)
     return results, (0,) * len(results)

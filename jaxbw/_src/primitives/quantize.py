@@ -113,12 +113,10 @@ def _kernel(
     """The kernel that serves an array, or why there is none."""
     (x,) = ctx.avals_in
     served = serve.SERVED.get(platform or "", ())
-    if names is None:
-        names = FAMILIES if platform == "cuda" else ("xla",)
-    reason = "asked for" if "xla" in names else serve.elsewhere(names)
-    for name in names:
+    reason = serve.elsewhere(names or ())
+    for name in names or (FAMILIES if platform == "cuda" else ()):
         if name == "xla":
-            break
+            return "asked for" if names == ("xla",) else reason
         if name not in served:
             continue
         family = EMULATED.get(name, name)
@@ -134,7 +132,7 @@ def _kernel(
     return reason
 
 
-def _device_refusal(family: str, names: tuple[str, ...], target: str | None) -> str | None:
+def _device_refusal(family: str, names: tuple[str, ...] | None, target: str | None) -> str | None:
     device = serve.device_for(names, target)
     if device is None:
         return "there is no CUDA GPU, and no target is named"

@@ -64,23 +64,24 @@ def on_xla(x: Any, *, format: str, axis: tuple[int, ...], both: bool) -> tuple[A
 
 def _abstract_eval(x: Any, *, format: str, axis: tuple[int, ...], both: bool, **_: Any) -> Any:
     dtype = fp8.FORMATS[format].dtype
-    data = x.update(dtype=dtype, weak_type=False)
     shape = tuple(1 if i in axis else n for i, n in enumerate(x.shape))
-    scale = x.update(shape=shape, dtype=np.dtype(np.float32), weak_type=False)
+    # An update keeps what else the type says, as over which mesh axes of a shard_map it varies.
+    of_scale: Any = {"shape": shape, "dtype": np.dtype(np.float32), "weak_type": False}
     if compat.is_explicit(x):
-        scale = scale.update(sharding=compat.unsharded(x, axis))
-    if not both:
-        return data, scale
-    order = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
-    turned = x.update(shape=tuple(x.shape[i] for i in order), dtype=dtype, weak_type=False)
-    if compat.is_explicit(x):
-        turned = turned.update(sharding=compat.permuted_sharding(x, order))
-    return data, scale, turned
+        of_scale["sharding"] = compat.unsharded(x, axis)
+    types = [x.update(dtype=dtype, weak_type=False), x.update(**of_scale)]
+    if both:
+        order = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
+        of_turned: Any = {"shape": tuple(x.shape[i] for i in order), "dtype": dtype}
+        if compat.is_explicit(x):
+            of_turned["sharding"] = compat.permuted_sharding(x, order)
+        types.append(x.update(**of_turned, weak_type=False))
+    return types
 
 
 def _batch(operands: Any, batched: Any, *, axis: tuple[int, ...], **params: Any) -> Any:
     """A scale for each. The new dimension comes first, so that the groups stay in one piece."""
-    x = batching.moveaxis(operands[0], batched[0], 0)
+    x = jnp.moveaxis(operands[0], batched[0], 0)
     results = quantize_p.bind(x, axis=tuple(i + 1 for i in axis), **params)
     return results, (0,) * len(results)
 
@@ -198,7 +199,6 @@ def _call_abstract_eval(x: Any, *, format: str, kernel: str) -> Any:
     workspace = _native.quantize_workspace_bytes(
         list(x.shape), DATA_TYPES[x.dtype.name], DATA_TYPES[dtype.name]
     )
-    # An update keeps what else the type says, as over which mesh axes of a shard_map it varies.
     results = [
         x.update(dtype=dtype, weak_type=False),
         x.update(shape=x.shape[:1], dtype=np.dtype(np.float32), weak_type=False),

@@ -28,7 +28,7 @@ _B_MAJOR = {"n": "kMN", "t": "kK"}
 
 # Of a role; others are named as their role is.
 _HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce"}
-# At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency (kQuantizeBlocks).
+# At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
 _BLOCKS_PER_SM = {"gemm": 1, "reduce": 1, "repack": 4, "quantize": 4}
 _PARAMS = {"repack": "RepackParams", "quantize": "QuantizeParams"}
 

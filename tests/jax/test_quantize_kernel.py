@@ -28,11 +28,11 @@ def strict_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def any_numbers(shape: tuple[int, ...], dtype: str) -> Any:
     """Every kind of number, and in the first of dimension 0 normal ones alone."""
-    random, dtype = np.random.default_rng(0), jnp.dtype(dtype)
-    bits = np.dtype(f"u{dtype.itemsize}")
-    x = random.integers(0, 2 ** (8 * bits.itemsize), shape, bits).view(dtype)
+    random, of_jax = np.random.default_rng(0), jnp.dtype(dtype)
+    bits = np.dtype(f"u{of_jax.itemsize}")
+    x = random.integers(0, 2 ** (8 * bits.itemsize), shape, bits).view(of_jax)
     if shape:
-        x[0] = random.standard_normal(x[0].shape).astype(dtype)
+        x[0] = random.standard_normal(x[0].shape).astype(of_jax)
     return x
 
 

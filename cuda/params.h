@@ -163,4 +163,27 @@ struct RepackParams {
   RepackCopy copies[kMaxRepacks];
 };
 
+// data[i] = e4m3 or e5m2 of x[i] / scale: x in groups of `group` elements, one behind the other, and each with one
+// scale. What that is exactly is said in jaxbw/_src/fp8.py: these are the same bits. All arrays are dense.
+//
+// A group that a block can hold takes one launch, kGroups. Others take two: kAmax leaves the maximum of each slice of
+// each group, and kData or kBoth goes on from there. kBoth also writes the transpose of each matrix of data.
+enum class QuantizePass : uint32_t { kGroups, kAmax, kData, kBoth };
+
+struct QuantizeParams {
+  const void* x;
+  void* data;
+  void* transposed;  // kBoth
+  float* scale;      // of each group
+  uint32_t* maxima;  // of each slice: the bits of a float32; not of kGroups
+  uint64_t group;
+  uint32_t groups;
+  uint32_t slices;                   // of a group
+  uint64_t slice;                    // elements of one, but for the last of a group
+  uint32_t lanes;                    // kGroups: threads that share a group
+  uint32_t matrices, rows, columns;  // kBoth: matrices of a group, and their shape
+  QuantizePass pass;
+  DataType format;  // of data: kE4M3 or kE5M2
+};
+
 }  // namespace jaxbw

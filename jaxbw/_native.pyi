@@ -111,6 +111,18 @@ def ffi_targets() -> dict[str, dict[str, object]]:
 
     The last tiles % wave cluster tiles are split where split_tail is 1: wave is how many clusters
     the device is taken to run at a time. It is 0 where split_tail is 0.
+
+    "jaxbw_quantize_v1" is an array as float8 with scales (see `QuantizeParams`): operand x, f16,
+    bf16 or f32 [groups, group]; results data, e4m3 or e5m2, shaped as x, scale, f32 [groups], and
+    workspace, uint8 [W] where W = `quantize_workspace_bytes` is not 0; attribute kernel. For an x
+    [groups, matrices, rows, columns] transposed [groups, matrices, columns, rows] follows scale.
+    """
+
+def quantize_workspace_bytes(x: Sequence[int], dtype: DataType, format: DataType) -> int:
+    """Scratch memory of "jaxbw_quantize_v1" of an x of this shape and dtype.
+
+    Raises:
+      ValueError: there is no such call.
     """
 
 def ffi_types() -> dict[str, Any]:

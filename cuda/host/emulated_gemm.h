@@ -2,20 +2,10 @@
 #pragma once
 
 #include "emulator/report.h"
+#include "host/emulated_launch.h"
 #include "host/gemm_launch.h"
-#include "host/kernel_launch.h"
 
 namespace jaxbw {
-
-// Says how much the emulator checks: "off" (the default), "hardware" or "strict", see cuda/emulator/machine.h.
-inline constexpr const char* kEmulatorChecksVariable = "JAXBW_EMULATOR_CHECKS";
-
-// A kernel of a call, as the emulator takes it.
-struct EmulatedLaunch {
-  std::string_view kernel;
-  LaunchShape shape;
-  std::vector<uint8_t> parameters;
-};
 
 // What computes a matmul, in this order. The counters are to be set to zero before.
 struct EmulatedCall {

@@ -2,12 +2,11 @@
 
 #include <cuda.h>
 
-#include <array>
 #include <memory>
 
 #include "host/call_site.h"
 #include "host/emulated_gemm.h"
-#include "xla/ffi/api/ffi.h"
+#include "host/ffi_arrays.h"
 
 #define JAXBW_MEMBER(name, ...) , xla::ffi::StructMember<int32_t>(#name)
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxbw::GemmAttributes, xla::ffi::StructMember<std::string_view>("kernel"),
@@ -20,54 +19,6 @@ namespace jaxbw {
 namespace {
 
 namespace ffi = xla::ffi;
-
-ffi::Error to_error(const Status& status) {
-  if (status.ok()) return ffi::Error::Success();
-  if (status.code() == StatusCode::kInvalid) return ffi::Error::InvalidArgument(status.message());
-  return ffi::Error::Internal(status.message());
-}
-
-std::optional<DataType> data_type(ffi::DataType type) {
-  switch (type) {
-    case ffi::DataType::F16:
-      return DataType::kF16;
-    case ffi::DataType::BF16:
-      return DataType::kBF16;
-    case ffi::DataType::F32:
-      return DataType::kF32;
-    case ffi::DataType::F8E4M3FN:
-      return DataType::kE4M3;
-    case ffi::DataType::F8E5M2:
-      return DataType::kE5M2;
-    default:
-      return std::nullopt;
-  }
-}
-
-Array array_of(const ffi::AnyBuffer& buffer) {
-  const auto dims = buffer.dimensions();
-  return {data_type(buffer.element_type()),
-          {dims.begin(), dims.size()},
-          reinterpret_cast<CUdeviceptr>(buffer.untyped_data())};
-}
-
-// The arrays of a call, on the stack: an execution allocates nothing.
-class GivenArrays {
- public:
-  GivenArrays(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets)
-      : operand_count_(std::min(args.size(), kMost)), result_count_(std::min(rets.size(), kMost)) {
-    for (size_t i = 0; i < operand_count_; ++i) operands_[i] = array_of(*args.get<ffi::AnyBuffer>(i));
-    for (size_t i = 0; i < result_count_; ++i) results_[i] = array_of(**rets.get<ffi::AnyBuffer>(i));
-  }
-
-  std::span<const Array> operands() const { return {operands_.data(), operand_count_}; }
-  std::span<const Array> results() const { return {results_.data(), result_count_}; }
-
- private:
-  static constexpr size_t kMost = 8;  // more than any call has, so that one too many is seen
-  std::array<Array, kMost> operands_, results_;
-  size_t operand_count_, result_count_;
-};
 
 struct CallState {
   explicit CallState(const GemmAttributes& attributes) : site(attributes) {}

@@ -2,21 +2,12 @@
 
 #include "gemm/repack.h"
 #include "host/device.h"
-#include "host/driver.h"
 #include "host/gemm_launch.h"
 #include "host/kernel_launch.h"
 #include "host/kernel_library.h"
 
 namespace jaxbw {
 namespace {
-
-// A CUkernel stands for its function in the stream's context (cuLaunchKernelEx).
-template <typename... Params>
-Status enqueue(const Driver& driver, CUkernel kernel, const LaunchShape& shape, CUstream stream, Params&... params) {
-  const KernelLaunch launch(shape, stream);
-  void* arguments[] = {&params...};
-  return driver.cuLaunchKernelEx(launch.get(), reinterpret_cast<CUfunction>(kernel), arguments, nullptr);
-}
 
 // Unlike a launch, this works on the current context, which a stream of XLA need not belong to.
 Status clear_counters(const Driver& driver, const GemmLaunch& gemm, int device, CUstream stream) {

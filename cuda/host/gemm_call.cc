@@ -6,12 +6,6 @@
 namespace jaxbw {
 namespace {
 
-std::string shape(std::span<const int64_t> dims) {
-  std::string text = "[";
-  for (const int64_t extent : dims) text += (text.size() > 1 ? "," : "") + std::to_string(extent);
-  return text + "]";
-}
-
 // Operands of a call, of which two are there, but for the factors.
 size_t operand_count(const GemmAttributes& a) {
   return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0);
@@ -34,6 +28,12 @@ Status check_flags(const GemmAttributes& a) {
 }
 
 }  // namespace
+
+std::string shape_text(std::span<const int64_t> dims) {
+  std::string text = "[";
+  for (const int64_t extent : dims) text += (text.size() > 1 ? "," : "") + std::to_string(extent);
+  return text + "]";
+}
 
 uint64_t CallArray::bytes() const {
   uint64_t bytes = type ? size_bytes(*type) : 1;
@@ -77,7 +77,7 @@ Status match(const char* kind, std::span<const Array> given, std::span<const Cal
   }
   for (size_t i = 0; i < given.size(); ++i) {
     if (!std::ranges::equal(given[i].dims, wanted[i].dims)) {
-      return invalid(wanted[i].name, " is ", shape(given[i].dims), "; here it is ", shape(wanted[i].dims));
+      return invalid(wanted[i].name, " is ", shape_text(given[i].dims), "; here it is ", shape_text(wanted[i].dims));
     }
     if (given[i].type != wanted[i].type) {
       return invalid(wanted[i].name, " has another dtype than it must have beside the other arrays");
@@ -127,7 +127,7 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
 
 Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& lhs, const Array& rhs) {
   if (Status status = check_flags(attributes); !status.ok()) return status;
-  const std::string shapes = concat("lhs ", shape(lhs.dims), ", rhs ", shape(rhs.dims), ": ");
+  const std::string shapes = concat("lhs ", shape_text(lhs.dims), ", rhs ", shape_text(rhs.dims), ": ");
   const auto extent = [](const Array& array, int axis) { return static_cast<uint64_t>(array.dims[axis]); };
   if (lhs.dims.size() != 3 || rhs.dims.size() != 3) return invalid(shapes, "they have rank 3");
   if (!lhs.type || !rhs.type || !multiplied_together(*lhs.type, *rhs.type))

@@ -41,6 +41,9 @@ struct Array {
   CUdeviceptr address = 0;
 };
 
+// "[2,3]"
+std::string shape_text(std::span<const int64_t> dims);
+
 // An array that a call must have, and where its address goes.
 struct CallArray {
   const char* name;

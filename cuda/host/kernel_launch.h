@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include "gemm/reduce.h"
+#include "host/driver.h"
 #include "host/gemm.h"
 
 namespace jaxbw {
@@ -75,5 +76,13 @@ class KernelLaunch {
   CUlaunchAttribute attributes_[2] = {};
   CUlaunchConfig config_ = {};
 };
+
+// A CUkernel stands for its function in the stream's context (cuLaunchKernelEx).
+template <typename... Params>
+Status enqueue(const Driver& driver, CUkernel kernel, const LaunchShape& shape, CUstream stream, Params&... params) {
+  const KernelLaunch launch(shape, stream);
+  void* arguments[] = {&params...};
+  return driver.cuLaunchKernelEx(launch.get(), reinterpret_cast<CUfunction>(kernel), arguments, nullptr);
+}
 
 }  // namespace jaxbw

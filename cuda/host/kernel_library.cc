@@ -100,7 +100,7 @@ Result<uint32_t> resident_clusters(const Driver& driver, const KernelFamily& fam
                        shared_memory_bytes(family, config), " bytes of shared memory fits the device"));
 }
 
-// A kernel that goes before a matmul or behind it, in the current context.
+// A kernel that is no gemm kernel, in the current context.
 Result<CUkernel> load_companion(const Driver& driver, Cache& cache, const KernelFamily& family, std::string_view name) {
   const Result<CUkernel> kernel = load(driver, cache, family, name, cache.directory);
   if (!kernel.ok()) return kernel;
@@ -148,6 +148,25 @@ std::string kernel_directory() {
   return cache().directory;
 }
 
+namespace {
+
+// What is prepared under a key, by a function of driver and device where it is not there yet.
+template <typename Prepare>
+Result<PreparedKernel> cached(Cache& cache, const PreparedKeyView& key, const KernelFamily& family, int device,
+                              const Prepare& prepare) {
+  if (const auto found = cache.prepared.find(key); found != cache.prepared.end()) return found->second;
+  const Result<const Driver*> driver = jaxbw::driver();
+  if (!driver.ok()) return driver.status();
+  const Result<DeviceInfo> info = query_device(device);
+  if (!info.ok()) return info.status();
+  if (Status status = check_device(family, *info); !status.ok()) return status;
+  const Result<PreparedKernel> prepared = prepare(**driver, *info);
+  if (prepared.ok()) cache.prepared.emplace(PreparedKey(key), *prepared);
+  return prepared;
+}
+
+}  // namespace
+
 Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConfig& config, int device,
                                       std::string_view directory) {
   Cache& cache = jaxbw::cache();
@@ -155,16 +174,26 @@ Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConf
   if (directory.empty()) directory = cache.directory;
   const PreparedKeyView key(directory, config.kernel, device, config.cluster_size(),
                             shared_memory_bytes(family, config));
-  if (const auto found = cache.prepared.find(key); found != cache.prepared.end()) return found->second;
+  return cached(cache, key, family, device, [&](const Driver& driver, const DeviceInfo& info) {
+    return prepare(driver, cache, family, config, info, directory);
+  });
+}
 
-  const Result<const Driver*> driver = jaxbw::driver();
-  if (!driver.ok()) return driver.status();
-  const Result<DeviceInfo> info = query_device(device);
-  if (!info.ok()) return info.status();
-  if (Status status = check_device(family, *info); !status.ok()) return status;
-  const Result<PreparedKernel> prepared = prepare(**driver, cache, family, config, *info, directory);
-  if (prepared.ok()) cache.prepared.emplace(PreparedKey(key), *prepared);
-  return prepared;
+Result<PreparedKernel> prepare_alone(std::string_view kernel, int device) {
+  const KernelInstance* instance = find_instance(kernel);
+  if (instance == nullptr) return invalid("there is no kernel ", kernel);
+  const KernelFamily& family = *find_family(instance->family);
+  Cache& cache = jaxbw::cache();
+  const std::lock_guard lock(cache.mutex);
+  const PreparedKeyView key(cache.directory, kernel, device, 1, 0);
+  return cached(cache, key, family, device,
+                [&](const Driver& driver, const DeviceInfo& info) -> Result<PreparedKernel> {
+                  const ScopedContext context(info.ordinal);
+                  if (!context.status().ok()) return context.status();
+                  const Result<CUkernel> handle = load_companion(driver, cache, family, kernel);
+                  if (!handle.ok()) return handle.status();
+                  return PreparedKernel{*handle, 0, nullptr, nullptr, static_cast<uint32_t>(info.sm_count)};
+                });
 }
 
 }  // namespace jaxbw

@@ -28,4 +28,7 @@ struct PreparedKernel {
 Result<PreparedKernel> prepare_kernel(const KernelFamily& family, const GemmConfig& config, int device,
                                       std::string_view directory = {});
 
+// A kernel that is no gemm kernel, on a device: the handle alone, and the device's SMs.
+Result<PreparedKernel> prepare_alone(std::string_view kernel, int device);
+
 }  // namespace jaxbw

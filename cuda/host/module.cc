@@ -17,10 +17,12 @@
 #include "host/direct_launcher.h"
 #include "host/emulated_gemm.h"
 #include "host/ffi_handler.h"
+#include "host/ffi_quantize.h"
 #include "host/gemm_launch.h"
 #include "host/kernel_library.h"
 #include "host/launch_bindings.h"
 #include "host/plan_bindings.h"
+#include "host/quantize.h"
 
 namespace nb = nanobind;
 
@@ -62,7 +64,8 @@ FfiTargets ffi_targets() {
   return {{kGemmTarget,
            {{"instantiate", capsule(gemm_instantiate)},
             {"initialize", capsule(gemm_initialize)},
-            {"execute", capsule(gemm_execute)}}}};
+            {"execute", capsule(gemm_execute)}}},
+          {kQuantizeTarget, {{"initialize", capsule(quantize_initialize)}, {"execute", capsule(quantize_execute)}}}};
 }
 
 // By name, what XLA has to know of a type of state.
@@ -70,7 +73,16 @@ FfiTargets ffi_types() {
   return {{kCallSiteType, {{"type_id", nb::capsule(call_site_id())}, {"type_info", nb::capsule(call_site_info())}}}};
 }
 
-FfiTargets emulator_ffi_targets() { return {{kGemmTarget, {{"execute", capsule(gemm_emulate)}}}}; }
+FfiTargets emulator_ffi_targets() {
+  return {{kGemmTarget, {{"execute", capsule(gemm_emulate)}}},
+          {kQuantizeTarget, {{"execute", capsule(quantize_emulate)}}}};
+}
+
+uint64_t quantize_workspace_bytes(const std::vector<int64_t>& x, DataType type, DataType format) {
+  const Result<QuantizePlan> plan = plan_quantize({x, type, format});
+  raise_unless_ok(plan.status());
+  return plan->workspace_bytes;
+}
 
 // The attributes of a call from a dict that has exactly these. The kernel's name lives in the dict.
 GemmAttributes attributes_of(const nb::dict& given) {
@@ -256,6 +268,7 @@ NB_MODULE(_native, m) {
       nb::arg("k_spans") = 1);
   m.def("workspace_bytes", &workspace_bytes_of, nb::arg("lhs"), nb::arg("rhs"), nb::arg("input"),
         nb::arg("attributes"));
+  m.def("quantize_workspace_bytes", &quantize_workspace_bytes, nb::arg("x"), nb::arg("dtype"), nb::arg("format"));
   m.def("launch_gemm", &launch_gemm_direct, nb::arg("operands"), nb::arg("dtypes"), nb::arg("output"),
         nb::arg("attributes"), nb::kw_only(), nb::arg("alias_c") = false, nb::arg("device") = 0,
         nb::arg("guard_bytes") = DirectLaunch().guard_bytes, nb::arg("repeats") = 1, nb::arg("poison") = true,

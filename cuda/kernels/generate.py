@@ -32,9 +32,11 @@ _B_MAJOR = {"n": "kMN", "t": "kK"}
 # Of a role; others are named as their role is.
 _HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce"}
 # At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
-_BLOCKS_PER_SM = {"gemm": 1, "reduce": 1, "repack": 4}
+_BLOCKS_PER_SM = {"gemm": 1, "reduce": 1, "repack": 4, "quantize": 4}
+_PARAMS = {"repack": "RepackParams", "quantize": "QuantizeParams"}
 
 _KINDS = {"16bit": "k16Bit", "8bit": "k8Bit", "tf32": "kTf32"}
+_TYPES = {"f32": "kF32", "bf16": "kBF16", "f16": "kF16"}
 _ELEMENTS = {"8bit": "uint8_t", "16bit": "uint16_t", "32bit": "uint32_t"}
 
 _SOURCE = """\
@@ -72,7 +74,7 @@ def source(kernel: Any, *, profiled: bool = False) -> str:
         threads=kernel.threads,
         blocks_per_sm=f", {_BLOCKS_PER_SM[kernel.role]}" if kernel.role in _BLOCKS_PER_SM else "",
         name=kernel.name,
-        params="RepackParams" if kernel.role == "repack" else "GemmParams",
+        params=_PARAMS.get(kernel.role, "GemmParams"),
         function=_function(kernel),
     )
 
@@ -81,6 +83,8 @@ def _function(kernel: Any) -> str:
     """The body, with the template arguments that make the instance."""
     if kernel.role == "repack":
         return f"repack<{_ELEMENTS[kernel.input]}>"
+    if kernel.role == "quantize":
+        return f"quantize<jaxbw::DataType::{_TYPES[kernel.input]}>"
     if kernel.role == "reduce":
         return f"{kernel.family}::reduce"
     if kernel.family == "sm100":

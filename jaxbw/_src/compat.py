@@ -174,6 +174,16 @@ def permuted_sharding(aval: Any, axes: tuple[int, ...]) -> Any:
     return sharding.update(spec=jax.sharding.PartitionSpec(*permuted))
 
 
+def unsharded(aval: Any, axes: tuple[int, ...]) -> Any:
+    """The explicit sharding of an array without that of these dimensions."""
+    spec = aval.sharding.spec
+    entries = tuple(getattr(spec, "partitions", spec))
+    kept = tuple(None if i in axes else entry for i, entry in enumerate(entries))
+    if hasattr(spec, "update"):
+        return aval.sharding.update(spec=spec.update(partitions=kept))
+    return aval.sharding.update(spec=jax.sharding.PartitionSpec(*kept))
+
+
 def vmapped_sharding(axis_data: Any, out_sharding: Any, dimension: int) -> Any:
     """An `out_sharding` with the dimension that `vmap` adds."""
     if out_sharding is None:

@@ -56,6 +56,14 @@ def test_the_source_of_the_instance_that_adds_up_parts() -> None:
     assert "jaxbw::sm90::reduce(params);" in text
 
 
+def test_the_source_of_a_quantize_instance() -> None:
+    text = source(untiled("sm_100f", "quantize", "f16"))
+    assert '#include "gemm/quantize.cuh"' in text
+    assert "__launch_bounds__(256, 4)\n    jaxbw_sm100_quantize_f16(" in text
+    assert "const __grid_constant__ jaxbw::QuantizeParams params" in text
+    assert "jaxbw::quantize<jaxbw::DataType::kF16>(params);" in text
+
+
 def test_the_manifest_joins_table_and_report(tmp_path: Path) -> None:
     kernel = sm90("tt")
     report = "0 bytes spill stores, 0 bytes spill loads\nUsed 168 registers, used 8 barriers"

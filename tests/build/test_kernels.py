@@ -112,6 +112,15 @@ def test_blackwell_single_cta_instructions(kernel_dir: Path, opcodes: Opcodes) -
     assert_common_blackwell_instructions(counts)
 
 
+@pytest.mark.parametrize("family", ["sm90", "sm100"])
+def test_quantize_instructions(family: str, kernel_dir: Path, opcodes: Opcodes) -> None:
+    """Four blocks on an SM; vectors, packed maxima, and conversions in hardware."""
+    name = f"jaxbw_{family}_quantize_bf16"
+    counts = opcodes(kernel_dir / f"{name}.cubin")
+    for pattern in (r"LDG.*\.128.*", r"V?I?MNMX3?\.S16x2.*", r"F2FP\.SATFINITE\.E[45]M[32]\..*"):
+        assert matching(counts, pattern), pattern
+
+
 def assert_common_blackwell_instructions(counts: Counter[str]) -> None:
     assert matching(counts, r"LDTM\..*"), "accumulators are read from tensor memory"
     assert matching(counts, r"UTMASTG\.3D"), "D is written by TMA"

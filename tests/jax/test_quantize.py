@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,23 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxbw
 from jaxbw._src import fp8
 
-FORMATS = {"e4m3": (ml_dtypes.float8_e4m3fn, 448.0), "e5m2": (ml_dtypes.float8_e5m2, 57344.0)}
-
-
-def quantized(x: Any, name: str, axis: Any = None) -> tuple[Any, Any]:
-    """The documented formula in NumPy: the bits of the data, and the scales."""
-    dtype, largest = FORMATS[name]
-    x = np.asarray(x).astype(np.float32)
-    tiny = np.finfo(np.float32).tiny
-    x = np.where(np.abs(x) < tiny, np.copysign(np.float32(0), x), x)
-    counted = np.where(np.isfinite(x), np.abs(x), np.float32(0))
-    amax = counted.max(axis=axis, keepdims=axis is not None, initial=0)
-    scale = np.where(amax == 0, np.float32(1), np.maximum(amax / np.float32(largest), tiny))
-    scale = scale.astype(np.float32)
-    with np.errstate(invalid="ignore", over="ignore"):
-        scaled = np.clip(x * (np.float32(1) / scale), -largest, largest)
-        bits = scaled.astype(dtype).view(np.uint8)
-    return np.where(np.isnan(x), np.uint8(0x7F), bits), scale
+from ..quantized import FORMATS, quantized
 
 
 def assert_as_documented(q: Any, x: Any, name: str, axis: Any = None) -> None:

@@ -566,10 +566,25 @@ CUresult launch_reduce(const CUlaunchConfig* launch, const Kernel& kernel, const
   return CUDA_SUCCESS;
 }
 
+// Records only.
+CUresult launch_quantize(const CUlaunchConfig* launch, const Kernel& kernel, const jaxbw::QuantizeParams& p) {
+  FAKE_RETURN_IF_FAILED(
+      "cuLaunchKernelEx", "kernel", kernel.name, "grid", std::vector<unsigned>{launch->gridDimX}, "block",
+      std::vector<unsigned>{launch->blockDimX}, "overlaps", overlaps(*launch), "stream",
+      reinterpret_cast<uintptr_t>(launch->hStream), "pass", static_cast<int>(p.pass), "addresses",
+      std::vector<uint64_t>{reinterpret_cast<uint64_t>(p.x), reinterpret_cast<uint64_t>(p.data),
+                            reinterpret_cast<uint64_t>(p.scale), reinterpret_cast<uint64_t>(p.transposed),
+                            reinterpret_cast<uint64_t>(p.maxima)});
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void** arguments, void**) {
   const Kernel& kernel = *reinterpret_cast<const Kernel*>(function);
   if (kernel.name.find("_repack_") != std::string::npos) {
     return launch_repack(launch, kernel, *static_cast<const jaxbw::RepackParams*>(arguments[0]));
+  }
+  if (kernel.name.find("_quantize_") != std::string::npos) {
+    return launch_quantize(launch, kernel, *static_cast<const jaxbw::QuantizeParams*>(arguments[0]));
   }
   const auto& p = *static_cast<const GemmParams*>(arguments[0]);
   if (kernel.name.find("_reduce_") != std::string::npos) return launch_reduce(launch, kernel, p);

@@ -2,10 +2,11 @@
 
 from jax.export import DisabledSafetyCheck
 
-from jaxbw._src.primitives import gemm, partitioning
+from jaxbw._src.primitives import gemm, partitioning, quantize
 
 export_disabled_checks = tuple(
-    DisabledSafetyCheck.custom_call(target) for target in (gemm.TARGET, partitioning.TARGET)
+    DisabledSafetyCheck.custom_call(target)
+    for target in (gemm.TARGET, partitioning.TARGET, quantize.TARGET)
 )
 """For `jax.export.export(..., disabled_checks=)`, which else refuses custom calls not of JAX's own.
 

@@ -11,11 +11,19 @@ import numpy as np
 from jaxbw._src import compat, fp8
 from jaxbw._src.api import arguments
 from jaxbw._src.api.arguments import Quantized
+from jaxbw._src.primitives import quantize as primitive
 from jaxbw._src.problem import describe
+from jaxbw._src.selection.implementations import Implementation
+from jaxbw._src.selection.policy import policy_of
 
 
 def quantize(
-    x: Any, format: str, *, axis: int | Sequence[int] | None = None, both: bool = False
+    x: Any,
+    format: str,
+    *,
+    axis: int | Sequence[int] | None = None,
+    both: bool = False,
+    implementation: Implementation = None,
 ) -> Quantized:
     """An array as float8, with the scales that use the whole range of the format.
 
@@ -25,6 +33,10 @@ def quantize(
     become the largest numbers, as of PTX's cvt.satfinite, and do not count for amax. NaN stays NaN.
     All is computed from x in float32, whose subnormal numbers count as 0, and gives the same bits
     on every platform. Under `jit`, amax over a sharded axis is that of all shards.
+
+    On CUDA a kernel serves float32, bfloat16 and float16 whose scales are shared along the last
+    dimensions, in programs of one device and in a `shard_map`; XLA what is left. The results are
+    the same.
 
     It has no derivative, since a cotangent in float8 without a scale would vanish: what is
     differentiated is refused. `jaxbw.fp8_dot_general` has gradients.
@@ -37,13 +49,17 @@ def quantize(
         of each column.
       both: also the transposed data, for weights that a kernel reads in both directions; default
         False.
+      implementation: as of `matmul`, and as strict; default None. What the context
+        `jaxbw.implementation` names serves where it can, and XLA elsewhere.
 
     Returns:
       A `Quantized`: a scalar scale if `axis` is None, else one with size 1 along `axis`.
 
     Raises:
       TypeError: x is no array, or not real floating; it is differentiated.
-      ValueError: an unknown format; an axis that x has not; `both` of less than two dimensions.
+      ValueError: an unknown format; an axis that x has not; `both` of less than two dimensions; an
+        unknown implementation.
+      NotImplementedError: a strict implementation that does not take x.
 
     >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "e4m3", axis=-1)
     >>> q.data
@@ -63,7 +79,13 @@ def quantize(
         raise ValueError(
             f"{call}: x is {describe(x.dtype, x.shape)} and both=True; only matrices are transposed"
         )
-    quantized: Quantized = _quantize(x, format, _axes(call, x, axis), both)
+    if implementation is not None:
+        implementation = arguments.hashable(call, "implementation", implementation)
+    policy = policy_of(implementation, None, call)
+    if implementation is None:  # a context's is about matmuls, first of all
+        policy = policy.for_gradients
+    served_by = (policy.implementation, policy.target)
+    quantized: Quantized = _quantize(x, format, _axes(call, x, axis), bool(both), served_by)
     return quantized
 
 
@@ -79,21 +101,27 @@ def _axes(call: str, x: Any, axis: Any) -> tuple[int, ...] | None:
     return tuple(sorted({int(i) % x.ndim for i in given}))
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3), inline=compat.INLINED)
-def _quantize(x: Any, format: str, axis: tuple[int, ...] | None, both: bool) -> Quantized:
-    data, scale = _rounded(format, axis, x)
-    transposed = jnp.matrix_transpose(data) if both else None
-    return Quantized(data, scale, transposed, np.dtype(x.dtype))
+_ServedBy = tuple[tuple[str, ...] | None, str | None]  # implementation and target
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _rounded(format: str, axis: tuple[int, ...] | None, x: Any) -> tuple[Any, Any]:
-    form = fp8.FORMATS[format]
-    wide = fp8.as_float32(x)
-    shared = range(x.ndim) if axis is None else axis
-    scale = fp8.scale_of(fp8.finite_amax(wide, shared), form)
-    data = fp8.scaled_down(wide, scale, form)
-    return data, scale.reshape(()) if axis is None else scale
+@partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=compat.INLINED)
+def _quantize(
+    x: Any, format: str, axis: tuple[int, ...] | None, both: bool, served_by: _ServedBy
+) -> Quantized:
+    shared = tuple(range(x.ndim)) if axis is None else axis
+    data, scale, *transposed = _rounded(format, shared, both, served_by, x)
+    if axis is None:
+        scale = scale.reshape(())
+    return Quantized(data, scale, transposed[0] if both else None, np.dtype(x.dtype))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+def _rounded(
+    format: str, axis: tuple[int, ...], both: bool, served_by: _ServedBy, x: Any
+) -> tuple[Any, ...]:
+    implementation, target = served_by
+    options: Any = {"both": both, "implementation": implementation, "target": target}
+    return tuple(primitive.quantize(x, format, axis, **options))
 
 
 @_rounded.defjvp

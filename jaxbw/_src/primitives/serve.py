@@ -121,7 +121,7 @@ def lower(
         )
     none_here = platform != "cuda" if names is None else set(names) <= {"xla"}
     if none_here and implementation != ("xla",):
-        reason = _elsewhere(implementation or ())
+        reason = elsewhere(implementation or ())
         return _lower_to_xla(ctx, operands, reduction, on_xla, implementation, reason)
     is_one_device = compat.is_one_device(ctx)
     if not is_one_device and (refusal := _partition_refusal(ctx)) is not None:
@@ -149,7 +149,7 @@ def _partition_refusal(ctx: Any) -> str | None:
     return compat.partition_refusal(ctx)
 
 
-def _elsewhere(names: Sequence[str]) -> str:
+def elsewhere(names: Sequence[str]) -> str:
     """Where the implementations would run that do not run on this platform; () is free choice."""
     places = []
     if not names or any(name in FAMILIES for name in names):

@@ -16,7 +16,7 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 # Threads of a CTA. sm90: a producer warpgroup and two consumers. sm100: four role warps and four
 # epilogue warps.
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
-_OTHER_THREADS = {"repack": 256, "reduce": 512}
+_OTHER_THREADS = {"repack": 256, "reduce": 512, "quantize": 256}
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk)
@@ -27,6 +27,7 @@ _ROW_KEYS = {
     "gemm": _KEYS | {"layout", "tile", "cta_group"},
     "repack": _KEYS,
     "reduce": _KEYS,
+    "quantize": _KEYS,
 }
 
 
@@ -39,7 +40,7 @@ class Kernel:
     Args:
       arch: compile target, "sm_90a" or "sm_100f".
       role: "gemm"; "repack", which copies operands that TMA cannot address; "reduce", which adds up
-        the parts of a matmul that is split along K.
+        the parts of a matmul that is split along K; "quantize", of arrays to 8-bit floats.
       input: dtype of the operands, or a class of them.
       layout: which of m, k and k, n are contiguous.
       block_m, block_n, block_k: the tile of a multiplying warpgroup.
@@ -151,6 +152,9 @@ def _faults(kernel: Kernel) -> Iterator[str]:
     elif kernel.role == "reduce":
         if (kernel.family, kernel.input) != ("sm90", "f32"):
             yield 'there is one, for arch "sm_90a" and input "f32"'
+    elif kernel.role == "quantize":
+        if kernel.input not in ("f32", "bf16", "f16"):
+            yield 'input is not "f32", "bf16" or "f16", what is quantized'
     elif kernel.family == "sm90":
         yield from _sm90_faults(kernel)
     else:

@@ -20,6 +20,7 @@ DTYPES = {  # XLA_FFI_DataType
     np.dtype(np.float32): 11,
     np.dtype(np.float64): 12,
     np.dtype(ml_dtypes.bfloat16): 16,
+    np.dtype(ml_dtypes.float8_e4m3fn): 20,
 }
 
 
@@ -62,8 +63,8 @@ def _pointer(capsule: object) -> ctypes.c_void_p:
     return ctypes.c_void_p(pointer(capsule, None))
 
 
-def _handler(stage: str) -> ctypes.c_void_p:
-    return _pointer(_native.ffi_targets()["jaxbw_gemm_v4"][stage])
+def _handler(stage: str, target: str = "jaxbw_gemm_v4") -> ctypes.c_void_p:
+    return _pointer(_native.ffi_targets()[target][stage])
 
 
 def _type(part: str) -> ctypes.c_void_p:
@@ -88,15 +89,19 @@ class Program:
 
     Args:
       attributes: an integer is an int32 attribute, a float a float32 one.
+      target: of the custom call. Only the matmul's has the stage "instantiate", and a state.
 
     Raises:
       FfiError: a handler returned an error; here, and in `run`.
     """
 
-    def __init__(self, attributes: Mapping[str, str | int | float]) -> None:
-        self._attributes = dict(attributes)
+    def __init__(
+        self, attributes: Mapping[str, str | int | float], target: str = "jaxbw_gemm_v4"
+    ) -> None:
+        self._attributes, self._target = dict(attributes), target
         self._state = ctypes.c_void_p()
-        self.run("instantiate")
+        if "instantiate" in _native.ffi_targets()[target]:
+            self.run("instantiate")
 
     def __del__(self) -> None:
         if self._state:
@@ -116,7 +121,7 @@ class Program:
         buffers = [*operands, *results]
         message = ctypes.create_string_buffer(4096)
         code = _harness().harness_call(
-            _handler(stage),
+            _handler(stage, self._target),
             STAGES[stage],
             device,
             ctypes.c_void_p(stream),
@@ -148,6 +153,6 @@ def call(
         program.run(stage, operands, results, device=device, stream=stream)
 
 
-def traits(stage: str) -> int:
+def traits(stage: str, target: str = "jaxbw_gemm_v4") -> int:
     """What the handler declares of itself, XLA_FFI_Handler_TraitsBits."""
-    return int(_harness().harness_traits(_handler(stage)))
+    return int(_harness().harness_traits(_handler(stage, target)))

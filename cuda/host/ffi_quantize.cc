@@ -1,0 +1,55 @@
+#include "host/ffi_quantize.h"
+
+#include <cuda.h>
+
+#include "host/ffi_arrays.h"
+#include "host/quantize.h"
+
+namespace jaxbw {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// noexcept: nothing may be thrown into XLA, which is compiled without exceptions.
+
+ffi::Error initialize(int32_t device, std::string_view kernel) noexcept {
+  return to_error(prepare_quantize(kernel, device));
+}
+
+ffi::Error execute(CUstream stream, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   std::string_view kernel) noexcept {
+  const GivenArrays given(args, rets);
+  return to_error(launch_quantize(kernel, given.operands(), given.results(), device, stream));
+}
+
+ffi::Error emulate(ffi::RemainingArgs args, ffi::RemainingRets rets, std::string_view kernel) noexcept {
+  const GivenArrays given(args, rets);
+  return to_error(emulate_quantize(kernel, given.operands(), given.results()));
+}
+
+}  // namespace
+
+XLA_FFI_Error* quantize_initialize(XLA_FFI_CallFrame* frame) {
+  static const auto handler =
+      ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().Attr<std::string_view>("kernel").To(initialize);
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* quantize_execute(XLA_FFI_CallFrame* frame) {
+  static const auto handler = ffi::Ffi::BindExecute()
+                                  .Ctx<ffi::PlatformStream<CUstream>>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<std::string_view>("kernel")
+                                  .To(execute, {ffi::Traits::kCmdBufferCompatible});
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* quantize_emulate(XLA_FFI_CallFrame* frame) {
+  static const auto handler =
+      ffi::Ffi::BindExecute().RemainingArgs().RemainingRets().Attr<std::string_view>("kernel").To(emulate);
+  return handler->Call(frame);
+}
+
+}  // namespace jaxbw

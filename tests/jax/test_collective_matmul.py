@@ -394,14 +394,17 @@ def test_it_is_for_shard_map() -> None:
 def test_a_strict_kernel_refuses_at_trace_time(
     form: dict[str, int], overlap: bool | None, problem: str
 ) -> None:
-    keywords: dict[str, Any] = {"overlap": overlap, "implementation": "sm90", **form}
+    keywords: dict[str, Any] = {
+        **{"overlap": overlap, "implementation": "sm90", "precision": "highest"},
+        **form,
+    }
     matmul = jax.shard_map(
         lambda x, w: jaxbw.collective_matmul(x, w, AXIS, **keywords),
         mesh=mesh_of(2),
         in_specs=P(),
         out_specs=P(AXIS),
     )
-    with pytest.raises(NotImplementedError, match=f"{problem}.* are float32"):
+    with pytest.raises(NotImplementedError, match=f"{problem}.* precision is"):
         jax.eval_shape(matmul, X, W)
 
 

@@ -158,7 +158,7 @@ def test_explain_says_why_xla_serves(monkeypatch: pytest.MonkeyPatch) -> None:
         integers = jaxbw.explain(X.astype(int), W.astype(int))
         assert (
             "the operands are int32; sm90 kernels take bfloat16, float16, "
-            "float8_e4m3fn and float8_e5m2" in str(integers)
+            "float8_e4m3fn, float8_e5m2 and float32" in str(integers)
         )
 
 

@@ -124,10 +124,10 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "that is not for gated matmuls",
     ),
     (
-        call(X.astype(jnp.float32), W.astype(jnp.float32), implementation="sm90"),
+        call(X.astype(jnp.int8), W.astype(jnp.int8), implementation="sm90"),
         NotImplementedError,
-        r"the operands are float32; sm90 kernels take bfloat16, float16, "
-        r"float8_e4m3fn and float8_e5m2.\n"
+        r"the operands are int8; sm90 kernels take bfloat16, float16, "
+        r"float8_e4m3fn, float8_e5m2 and float32.\n"
         "Leave implementation=None to run on XLA",
     ),
     (

@@ -163,7 +163,7 @@ def _faults(kernel: Kernel) -> Iterator[str]:
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:
     if kernel.input not in _SPANS:
-        yield f'input is not one of {", ".join(_SPANS)}'
+        yield f"input is not one of {', '.join(_SPANS)}"
     elif kernel.block_k != (span := _SPANS[kernel.input]):
         yield f"block_k is not {span}"
     if kernel.input not in ("bf16", "f16") and kernel.layout != "nt":

@@ -63,7 +63,7 @@ def _pointer(capsule: object) -> ctypes.c_void_p:
 
 
 def _handler(stage: str) -> ctypes.c_void_p:
-    return _pointer(_native.ffi_targets()["jaxbw_gemm_v4"][stage])
+    return _pointer(_native.ffi_targets()["jaxbw_gemm_v5"][stage])
 
 
 def _type(part: str) -> ctypes.c_void_p:

@@ -8,8 +8,9 @@ A gated matmul has a second right operand:
     z = alpha * scales * (lhs @ rhs) + bias,  u = alpha * scales_up * (lhs @ rhs_up)
     d = cast(activation(z) * u + residual)                    saved: cast(z), cast(u)
 
-scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Everything up to the casts is float32 (float64 where the result is). The kernels' side of it is
-`Epilogue` in cuda/params.h; `evaluate` is XLA's.
+scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Everything up to the casts is
+float32 (float64 where the result is). The kernels' side of it is `Epilogue` in cuda/params.h;
+`evaluate` is XLA's.
 """
 
 from collections.abc import Callable
@@ -177,7 +178,7 @@ def evaluate(
       ranks: of the matmul.
       matmul, up: lhs @ rhs and lhs @ rhs_up, in `wide_dtype(dtype)`.
       c, residual: shaped as the matmul.
-      bias, lhs_scale, rhs_scale, rhs_up_scale: of the sizes of those dimensions along which it lies.
+      bias, lhs_scale, rhs_scale, rhs_up_scale: shaped as the dimensions along which they lie.
       alpha, beta: scalar arrays, where the epilogue does not know them.
     """
     alpha = epilogue.alpha if alpha is None else alpha

@@ -283,7 +283,7 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
 
     def sums(rhs: npt.NDArray[Any], columns: npt.NDArray[Any] | None) -> tuple[Values, Values]:
         allowed = accumulation * (np.abs(p.lhs) @ np.abs(rhs))
-        factor = np.float64(p.alpha)
+        factor: Values = np.array(p.alpha)
         if p.lhs_scale is not None:
             factor = factor * p.lhs_scale[:, :, None].astype(np.float64)
         if columns is not None:

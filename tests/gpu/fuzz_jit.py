@@ -89,7 +89,7 @@ def call(case: Case, config: GemmConfig | None, operands: dict[str, Any]) -> Any
     if case.gated:
         if "rhs_scale" in scales:
             scales["rhs_gate_scale"] = scales.pop("rhs_scale")
-        return jaxbw.gated_matmul(lhs, rhs, *up, **scales, **options)
+        return jaxbw.gated_matmul(lhs, rhs, up[0], **scales, **options)
     epilogue = {"alpha": case.alpha, "beta": 1.0 if case.c is None else BETA}
     names = ("c", "bias", "residual", *epilogue)
     return jaxbw.matmul(

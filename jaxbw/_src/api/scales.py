@@ -1,6 +1,6 @@
 """Scales of a matmul's operands: what is wrong with them, and how the epilogue takes them.
 
-One that all rows, or columns, share is a factor of alpha. Others are arrays of all rows, or columns.
+One that all rows share, or all columns, is a factor of alpha. Others are arrays.
 """
 
 from typing import Any

@@ -173,7 +173,11 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         r"lhs_scale f32\[8\] does not fit lhs f32\[4,8\]; it is a scalar, or \[4\].*: reshape it",
     ),
-    "blocks": ({"rhs_scale": jnp.ones((2, 6))}, ValueError, r"rhs f32\[8,6\].*along the contract"),
+    "blocks": (
+        {"rhs_scale": jnp.ones((2, 6))},
+        ValueError,
+        r"rhs_scale f32.*along the contraction",
+    ),
     "integers": ({"rhs_scale": jnp.ones(6, int)}, TypeError, "rhs_scale is int32; cast it to floa"),
     "a list": ({"lhs_scale": [1.0]}, TypeError, r"lhs_scale is a list; .*asarray\(lhs_scale\)"),
 }

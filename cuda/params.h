@@ -66,15 +66,16 @@ enum class EpiloguePath : uint32_t {
 
 // What happens to an accumulator on its way out, in float32 up to the casts:
 //
-//   z = alpha * accumulator + beta * c + bias
+//   z = alpha * a_scale * b_scale * accumulator + beta * c + bias
 //   d = cast(activation(z) + residual)                   saved[0] = cast(z), if wanted
 //
 // A gated matmul has two right operands, whose accumulators are gate and up:
 //
-//   z = alpha * gate + bias,  u = alpha * up             saved[0] = cast(z), saved[1] = cast(u), if wanted
+//   z = alpha * a_scale * b_scale * gate + bias,  u = alpha * a_scale * b_up_scale * up
+//                                                        saved[0] = cast(z), saved[1] = cast(u), if wanted
 //   d = cast(activation(z) * u + residual)
 //
-// alpha and beta are numbers that the host knows, or lie in memory.
+// alpha and beta are numbers that the host knows, or lie in memory. Each row of A, and column of B, may have a scale.
 struct Epilogue {
   float alpha, beta;
   const float *alpha_data, *beta_data;  // null: those above
@@ -85,6 +86,8 @@ struct Epilogue {
   Activation activation;
   uint32_t gated;  // 1: b_up is the second right operand
   EpiloguePath path;
+  // [batch or 1, m] and [batch or 1, n], batched as A and B are; or null.
+  const float *a_scales, *b_scales, *b_up_scales;
 };
 
 // D[batch, m, n] = epilogue(sum_k A[batch, m, k] * B[batch, k, n])

@@ -91,20 +91,21 @@ def devices() -> list[DeviceInfo]:
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 
-    Each is a dict of stages. "jaxbw_gemm_v3" is one matmul with its epilogue (see `Epilogue` in
+    Each is a dict of stages. "jaxbw_gemm_v5" is one matmul with its epilogue (see `Epilogue` in
     cuda/params.h), one call, one or several kernels:
 
     - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
       [B|1, k, n] (MN-major), then as far as the attributes say: rhs_up (gated; shaped as rhs),
-      c [B, m, n], bias [n] or (bias_along_m) [m], residual [B, m, n]; and perhaps the scalars
-      alpha and (with c) beta, f32, instead of the attributes;
+      c [B, m, n], bias [n] or (bias_along_m) [m], residual [B, m, n]; perhaps the scalars alpha
+      and (with c) beta, f32, instead of the attributes; then lhs_scale [B|1, m], rhs_scale and
+      (gated) rhs_up_scale [B|1, n], f32, batched as lhs and rhs are;
     - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), and
       workspace, uint8 [W] where W = `workspace_bytes` is not 0;
     - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32; every other array
       is f16, bf16 or f32, saved results as d. d may be the memory of c;
     - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
-      of the matmul has_c, has_bias, bias_along_m, has_residual, gated, save (0 or 1), activation,
-      lhs_major, rhs_major (values of the enums here);
+      of the matmul has_c, has_bias, bias_along_m, has_residual, has_lhs_scale, has_rhs_scale,
+      gated, save (0 or 1), activation, lhs_major, rhs_major (values of the enums here);
       of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
@@ -129,7 +130,7 @@ def ffi_types() -> dict[str, Any]:
     """The types of state that the custom calls for platform "CUDA" leave with XLA.
 
     As `jax.ffi.register_ffi_type` takes them, which comes before the calls. "jaxbw_call_site" is
-    what "jaxbw_gemm_v3" keeps between executions: all that does not depend on addresses.
+    what "jaxbw_gemm_v5" keeps between executions: all that does not depend on addresses.
     """
 
 def emulator_ffi_targets() -> dict[str, dict[str, object]]:
@@ -154,7 +155,8 @@ class Problem:
 
     lhs is [batch|1, m, k] (`Major.K`) or [batch|1, k, m], rhs [batch|1, n, k] or [batch|1, k, n].
     c, bias and residual are dtypes of what there is. `factors_in_memory`: alpha and
-    (with c) beta are operands instead.
+    (with c) beta are operands instead. `lhs_scale`, `rhs_scale`: there are scales of rows, of
+    columns (of a gated matmul's both right operands).
     """
 
     def __init__(
@@ -182,6 +184,8 @@ class Problem:
         gated: bool = False,
         save: bool = False,
         factors_in_memory: bool = False,
+        lhs_scale: bool = False,
+        rhs_scale: bool = False,
     ) -> None: ...
 
 @final
@@ -437,7 +441,7 @@ def shared_memory_bytes(
 def workspace_bytes(
     lhs: Sequence[int], rhs: Sequence[int], input: DataType, attributes: Mapping[str, _Attribute]
 ) -> int:
-    """How much scratch memory a call of "jaxbw_gemm_v3" takes: the size of its result `workspace`.
+    """How much scratch memory a call of "jaxbw_gemm_v5" takes: the size of its result `workspace`.
 
     It holds what has to be repacked for TMA, and the partial sums of split tiles.
 
@@ -462,7 +466,7 @@ def launch_gemm(
     poison: bool = True,
     stream: int = 0,
 ) -> list[NDArray[np.uint8]]:
-    """Calls "jaxbw_gemm_v3" on host arrays without JAX, for tests and sanitizers; waits for it.
+    """Calls "jaxbw_gemm_v5" on host arrays without JAX, for tests and sanitizers; waits for it.
 
     Every buffer lies between guard regions. Before each launch the results are poisoned with NaN,
     the workspace is filled with garbage.
@@ -502,7 +506,7 @@ def enqueue_gemm(
     wait: bool = False,
     profiling: _Profiling | None = None,
 ) -> None:
-    """Enqueues "jaxbw_gemm_v3" on arrays in device memory, without JAX, for measuring.
+    """Enqueues "jaxbw_gemm_v5" on arrays in device memory, without JAX, for measuring.
 
     It goes to the null stream, which is not ordered with those of XLA: wait for what made the
     operands, and before what reads the results.
@@ -531,7 +535,7 @@ def trace_gemm(
     sm_count: int,
     profiling: _Profiling | None = None,
 ) -> Any:
-    """Runs "jaxbw_gemm_v3" in the emulator, on one machine of so many SMs, and traces it.
+    """Runs "jaxbw_gemm_v5" in the emulator, on one machine of so many SMs, and traces it.
 
     Returns what `jaxbw._src.emulator.report.make_report` takes.
 
@@ -571,7 +575,7 @@ def emulated_launches(
       plan: on a device that runs `plan.resident` clusters at a time.
       arrays: the addresses of host arrays by name: "lhs", "rhs", "result", and as far as the
         problem has them "rhs_up", "c" (which may be the result), "bias", "residual", "alpha",
-        "beta", "saved", "saved_up", and "workspace".
+        "beta", "lhs_scale", "rhs_scale", "rhs_up_scale", "saved", "saved_up", and "workspace".
       sm_count: SMs of the emulated GPU.
 
     Raises:

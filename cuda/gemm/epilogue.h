@@ -127,6 +127,11 @@ JAXBW_DEVICE uint64_t element_index(const GemmParams& p, uint32_t row, uint32_t 
   return batch * p.batch_stride + row * p.row_stride + column * p.column_stride;
 }
 
+// The scales of a batch index's rows of A, or columns of B, of which there are so many; null where there are none.
+JAXBW_DEVICE const float* scales_of(const float* scales, uint32_t batched, uint32_t extent, uint32_t batch) {
+  return scales == nullptr || batched == 0 ? scales : scales + uint64_t{batch} * extent;
+}
+
 // The bias of an element; rows and columns outside the matrix have none.
 JAXBW_DEVICE float load_bias(const GemmParams& p, uint32_t row, uint32_t column) {
   const uint32_t index = p.epilogue.bias_along_m ? row : column;

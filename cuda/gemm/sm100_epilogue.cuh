@@ -61,6 +61,16 @@ JAXBW_DEVICE void add_bias(float (&values)[kColumns], const GemmParams& p, Chunk
   }
 }
 
+// values *= the scales of their columns, of which lane l loads that of column l.
+template <uint32_t kColumns>
+JAXBW_DEVICE void scale_columns(float (&values)[kColumns], const GemmParams& p, const float* b_scales, ChunkOrigin at) {
+  const float* const scales = scales_of(b_scales, p.b_batched, p.n, at.batch);
+  const uint32_t lane = ptx::lane_index(), column = at.column + (lane < kColumns ? lane : 0);
+  const float scale = column < p.n ? scales[column] : 0.0f;
+#pragma unroll
+  for (uint32_t i = 0; i < kColumns; ++i) values[i] *= __shfl_sync(ptx::kFullWarp, scale, i);
+}
+
 // Values as they are stored, in 32-bit words of one or two elements each.
 template <DataType kType, uint32_t kCount, uint32_t kWords>
 JAXBW_DEVICE void cast(const float (&values)[kCount], uint32_t (&words)[kWords], uint32_t first_word = 0) {
@@ -134,7 +144,8 @@ template <uint32_t kColumns>
 JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
                                const SplitSum& split, StoreRing& stores, AccumulatorRelease release) {
   const Epilogue& e = p.epilogue;
-  const float alpha = factor(e.alpha, e.alpha_data), beta = factor(e.beta, e.beta_data);
+  const float beta = factor(e.beta, e.beta_data);
+  float alpha = factor(e.alpha, e.alpha_data);
   const bool gated = kColumns % 16 == 0 && e.gated != 0;  // of each half it has a multiple of 16 columns
   const bool holds_row = ptx::lane_index() < slice.rows;
   const uint32_t columns = gated ? slice.columns / 2 : slice.columns;
@@ -152,6 +163,8 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
     release.fence();  // last() synchronises the warp
     if (!split.last()) return release.arrive();
   }
+  const uint32_t row = holds_row ? box.row + ptx::lane_index() : p.m;
+  if (e.a_scales != nullptr && row < p.m) alpha *= scales_of(e.a_scales, p.a_batched, p.m, box.batch)[row];
   for (uint32_t column = 0; column < columns; column += kColumns, box.column += kColumns) {
     float z[kColumns], up[kColumns];
     read(z, column);
@@ -162,10 +175,14 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
       if (gated) split.gather(up, column + columns);
     }
 
-    const ChunkOrigin at{holds_row ? box.row + ptx::lane_index() : p.m, box.column, box.batch};
+    const ChunkOrigin at{row, box.column, box.batch};
     const auto scale = [&](float value) { return value * alpha; };
     apply<kColumns>(z, scale);
     if (gated) apply<kColumns>(up, scale);
+    if (e.b_scales != nullptr) {
+      scale_columns(z, p, e.b_scales, at);
+      if (gated) scale_columns(up, p, e.b_up_scales, at);
+    }
     if (e.c.data != nullptr) add_operand(z, p, e.c, beta, at);
     if (e.bias.data != nullptr) add_bias(z, p, at);
 
@@ -190,7 +207,8 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
 JAXBW_DEVICE bool is_short(const GemmParams& p) {
   const Epilogue& e = p.epilogue;
   return p.store_path == StorePath::kTma && e.c.data == nullptr && e.residual.data == nullptr &&
-         p.saved_output[0].data == nullptr && e.gated == 0 && e.activation != Activation::kGeluExact;
+         p.saved_output[0].data == nullptr && e.gated == 0 && e.activation != Activation::kGeluExact &&
+         e.a_scales == nullptr && e.b_scales == nullptr;
 }
 
 // Such a formula, kColumns at a time, the next of which are loaded meanwhile.

@@ -36,11 +36,13 @@ JAXBW_DEVICE void stage_fragment(const float* v, uint32_t block, uint32_t eighth
 // Whether neighbours in D are below each other, not beside each other.
 JAXBW_DEVICE bool runs_down(const GemmParams& p) { return p.store_path == StorePath::kColumns; }
 
-// Whether the contiguous runs of every array that is shaped as D, and the bias, are vectors at multiples of 16 bytes.
+// Whether the contiguous runs of every array that is shaped as D, the bias, and scales, are vectors at multiples of 16
+// bytes.
 JAXBW_DEVICE bool runs_hold_vectors(const GemmParams& p) {
   const Epilogue& e = p.epilogue;
-  const void* const arrays[] = {p.output.data, p.saved_output[0].data, p.saved_output[1].data,
-                                e.c.data,      e.residual.data,        e.bias.data};
+  const void* const arrays[] = {
+      p.output.data, p.saved_output[0].data, p.saved_output[1].data, e.c.data, e.residual.data, e.bias.data, e.a_scales,
+      e.b_scales,    e.b_up_scales};
   uint64_t bits = 0;
   for (const void* data : arrays) bits |= reinterpret_cast<uint64_t>(data);
   return (runs_down(p) ? p.m : p.n) % kVector == 0 && bits % 16 == 0;
@@ -129,6 +131,25 @@ JAXBW_DEVICE void prefetch_terms(const GemmParams& p, StoreOrigin tile, uint32_t
   prefetch(p.epilogue.residual);
 }
 
+// Multiplies sums by the scales of their rows and columns, of which one differs from neighbour to neighbour.
+template <uint32_t kWidth>
+JAXBW_DEVICE void scale_sums(float (&sums)[kWidth], const GemmParams& p, const float* b_scales, uint32_t row,
+                             uint32_t column, uint32_t batch, bool down) {
+  const float* const of_rows = scales_of(p.epilogue.a_scales, p.a_batched, p.m, batch);
+  const float* const of_columns = scales_of(b_scales, p.b_batched, p.n, batch);
+  const float *const along = down ? of_rows : of_columns, *const across = down ? of_columns : of_rows;
+  if (along != nullptr) {
+    float scales[kWidth];
+    load_elements(scales, {along, DataType::kF32}, down ? row : column);
+#pragma unroll
+    for (uint32_t k = 0; k < kWidth; ++k) sums[k] *= scales[k];
+  }
+  if (across != nullptr) {
+    const float of_run = across[down ? column : row];
+    apply<kWidth>(sums, [&](float sum) { return sum * of_run; });
+  }
+}
+
 // Sums -> results, kWidth at a time: with kVector if runs_hold_vectors.
 template <uint32_t kWidth, uint32_t kThreads>
 JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigin box, uint32_t thread) {
@@ -156,9 +177,11 @@ JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigi
 
     float z[kWidth], up[kWidth] = {};
     load_sums(z, blocks.z(), i, j, down);
+    scale_sums(z, p, e.b_scales, row, column, box.batch, down);
     apply<kWidth>(z, [&](float value) { return value * alpha; });
     if (e.gated) {
       load_sums(up, blocks.up(), i, j, down);
+      scale_sums(up, p, e.b_up_scales, row, column, box.batch, down);
       apply<kWidth>(up, [&](float value) { return value * alpha; });
     }
     if (e.c.data != nullptr) add(z, c, beta);

@@ -31,6 +31,7 @@ struct GemmProblem {
   bool promoted = false;  // sm_90, operands of 8 bits: sums of a block of K are added up in float32
   float alpha = 1, beta = 0;
   bool factors_in_memory = false;  // these are numbers on the device instead: alpha, and beta where there is a C
+  bool a_scaled = false, b_scaled = false;  // their rows and columns have scales, of a gated matmul B_up's, too
   std::optional<DataType> c = std::nullopt, bias = std::nullopt, residual = std::nullopt;
   bool bias_along_m = false;
   Activation activation = Activation::kNone;
@@ -100,6 +101,7 @@ struct ConfigRequest {
 struct GemmBuffers {
   CUdeviceptr a = 0, b = 0, b_up = 0;
   CUdeviceptr c = 0, bias = 0, residual = 0, alpha = 0, beta = 0;
+  CUdeviceptr a_scales = 0, b_scales = 0, b_up_scales = 0;
   CUdeviceptr d = 0, saved = 0, saved_up = 0;
   CUdeviceptr workspace = 0;
 };

@@ -8,7 +8,9 @@ namespace {
 
 // Operands of a call, of which two are there, but for the factors.
 size_t operand_count(const GemmAttributes& a) {
-  return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0);
+  const size_t right_scales = a.has_rhs_scale == 0 ? 0 : a.gated != 0 ? 2 : 1;
+  return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0) + (a.has_lhs_scale != 0) +
+         right_scales;
 }
 
 Status check_flags(const GemmAttributes& a) {
@@ -16,6 +18,8 @@ Status check_flags(const GemmAttributes& a) {
                                                    {"has_bias", a.has_bias},
                                                    {"bias_along_m", a.bias_along_m},
                                                    {"has_residual", a.has_residual},
+                                                   {"has_lhs_scale", a.has_lhs_scale},
+                                                   {"has_rhs_scale", a.has_rhs_scale},
                                                    {"gated", a.gated},
                                                    {"save", a.save},
                                                    {"lhs_major", a.lhs_major},
@@ -54,6 +58,7 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
     return major == Major::kK ? Dims{batch, extent, p.k} : Dims{batch, p.k, extent};
   };
   const Dims rhs = stored(p.b_batched, p.b_major, p.n), result{p.batch, p.m, p.n};
+  const Dims rows{p.a_batched ? p.batch : 1, p.m}, columns{p.b_batched ? p.batch : 1, p.n};
   add(true, "lhs", p.a_type, stored(p.a_batched, p.a_major, p.m), false, &Buffers::a);
   add(true, "rhs", p.b_type, rhs, false, &Buffers::b);
   add(p.gated, "rhs_up", p.b_type, rhs, false, &Buffers::b_up);
@@ -62,6 +67,9 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(p.residual.has_value(), "residual", p.residual, result, false, &Buffers::residual);
   add(p.factors_in_memory, "alpha", DataType::kF32, {}, false, &Buffers::alpha);
   add(p.factors_in_memory && p.c, "beta", DataType::kF32, {}, false, &Buffers::beta);
+  add(p.a_scaled, "lhs_scale", DataType::kF32, rows, false, &Buffers::a_scales);
+  add(p.b_scaled, "rhs_scale", DataType::kF32, columns, false, &Buffers::b_scales);
+  add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
   add(true, "result", p.output, result, true, &Buffers::d);
   add(p.save, "saved", p.output, result, true, &Buffers::saved);
   add(p.save && p.gated, "saved_up", p.output, result, true, &Buffers::saved_up);
@@ -113,6 +121,8 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
                             .has_bias = p.bias.has_value(),
                             .bias_along_m = p.bias_along_m,
                             .has_residual = p.residual.has_value(),
+                            .has_lhs_scale = p.a_scaled,
+                            .has_rhs_scale = p.b_scaled,
                             .gated = p.gated,
                             .save = p.save,
                             .activation = static_cast<int32_t>(p.activation),
@@ -144,6 +154,8 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
                       .promoted = attributes.promoted != 0,
                       .alpha = attributes.alpha,
                       .beta = attributes.beta,
+                      .a_scaled = attributes.has_lhs_scale != 0,
+                      .b_scaled = attributes.has_rhs_scale != 0,
                       .bias_along_m = attributes.bias_along_m != 0,
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,

@@ -9,7 +9,7 @@
 
 namespace jaxbw {
 
-inline constexpr const char* kGemmTarget = "jaxbw_gemm_v4";
+inline constexpr const char* kGemmTarget = "jaxbw_gemm_v5";
 
 // The int32 attributes that describe the matmul; the names are also Python's.
 #define JAXBW_PROBLEM_ATTRIBUTES(X) \
@@ -17,6 +17,8 @@ inline constexpr const char* kGemmTarget = "jaxbw_gemm_v4";
   X(has_bias)                       \
   X(bias_along_m)                   \
   X(has_residual)                   \
+  X(has_lhs_scale)                  \
+  X(has_rhs_scale)                  \
   X(gated)                          \
   X(save)                           \
   X(activation)                     \
@@ -56,8 +58,8 @@ struct CallArray {
 };
 
 // All arrays of a call in their order: operands, then results, the workspace last. For a problem that is known but for
-// rules on the launch, and `workspace_bytes` of scratch memory. Factors that lie in memory are the last operands; that
-// there are so many tells that they do, and those among the attributes do not count.
+// rules on the launch, and `workspace_bytes` of scratch memory. Factors may lie in memory: that there are so many
+// operands tells that they do, and those among the attributes do not count.
 std::vector<CallArray> arrays_of(const GemmProblem& problem, uint64_t workspace_bytes);
 
 // Fails unless given arrays are those that a call must have; takes their addresses. `kind`: "operands" or "results".

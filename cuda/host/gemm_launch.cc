@@ -30,7 +30,10 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .bias_along_m = p.bias_along_m,
                      .activation = p.activation,
                      .gated = p.gated,
-                     .path = epilogue_path(family, p, c, params.residual_stages)};
+                     .path = epilogue_path(family, p, c, params.residual_stages),
+                     .a_scales = reinterpret_cast<const float*>(buffers.a_scales),
+                     .b_scales = reinterpret_cast<const float*>(buffers.b_scales),
+                     .b_up_scales = reinterpret_cast<const float*>(buffers.b_up_scales)};
   params.output = epilogue_result(p.output, buffers.d);
   params.saved_output[0] = epilogue_result(p.output, buffers.saved);
   params.saved_output[1] = epilogue_result(p.output, buffers.saved_up);
@@ -86,6 +89,9 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {p.residual.has_value(), "residual", buffers.residual, size_bytes(p.residual.value_or(DataType::kF16))},
       {p.factors_in_memory, "alpha", buffers.alpha, sizeof(float)},
       {p.factors_in_memory && p.c, "beta", buffers.beta, sizeof(float)},
+      {p.a_scaled, "lhs_scale", buffers.a_scales, sizeof(float)},
+      {p.b_scaled, "rhs_scale", buffers.b_scales, sizeof(float)},
+      {p.b_scaled && p.gated, "rhs_up_scale", buffers.b_up_scales, sizeof(float)},
       {true, "result", buffers.d, output},
       {p.save, "saved", buffers.saved, output},
       {p.save && p.gated, "saved_up", buffers.saved_up, output},
@@ -114,7 +120,9 @@ RepackCopy repack(const Operand& operand, CUdeviceptr source, CUdeviceptr destin
 
 GemmBuffers as_launched(const GemmBuffers& buffers, const GemmConfig& config) {
   GemmBuffers launched = buffers;
-  if (config.swap_ab != 0) std::swap(launched.a, launched.b);
+  if (config.swap_ab == 0) return launched;
+  std::swap(launched.a, launched.b);
+  std::swap(launched.a_scales, launched.b_scales);
   return launched;
 }
 

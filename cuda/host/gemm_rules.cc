@@ -87,7 +87,7 @@ const std::vector<uint32_t>& sm90_columns(uint32_t warpgroup_rows) {
 // Whether a formula, whatever arrays it reads beside the bias, may be EpiloguePath::kElementwise. Once for each
 // accumulator, the code of gelu_exact would be longer than all else.
 bool allows_registers(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  return family.is_sm90() && !p.c && !p.save && p.activation != Activation::kGeluExact &&
+  return family.is_sm90() && !p.c && !p.save && !p.a_scaled && !p.b_scaled && p.activation != Activation::kGeluExact &&
          (!p.gated || sm90_gated_in_boxes(c.block_n));
 }
 
@@ -368,7 +368,7 @@ uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const
 EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
                            uint32_t residual_stages) {
   if (p.c || p.save || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
-  const bool scales = p.factors_in_memory || p.alpha != 1;
+  const bool scales = p.factors_in_memory || p.alpha != 1 || p.a_scaled || p.b_scaled;
   const bool casts = !scales && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated;
   if (casts && (family.is_sm90() || c.split_k == 1)) return EpiloguePath::kCast;
   return allows_registers(family, p, c) ? EpiloguePath::kElementwise : EpiloguePath::kGeneral;
@@ -466,8 +466,11 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
 std::string describe(const GemmProblem& p) {
   std::string text = concat(shape(operand_a(p)), p.a_major == Major::kMN ? "^T" : "", " @ ", shape(operand_b(p)),
                             p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
-  const std::pair<bool, const char*> terms[] = {
-      {p.c.has_value(), " + c"}, {p.bias.has_value(), " + bias"}, {p.residual.has_value(), " + residual"}};
+  const std::pair<bool, const char*> terms[] = {{p.a_scaled, " * lhs_scale"},
+                                                {p.b_scaled, " * rhs_scale"},
+                                                {p.c.has_value(), " + c"},
+                                                {p.bias.has_value(), " + bias"},
+                                                {p.residual.has_value(), " + residual"}};
   for (const auto& [present, term] : terms) text += present ? term : "";
   return concat(text, " -> ", shape(p.output, p.batch, p.m, p.n), p.save ? ", saved" : "");
 }

@@ -1,21 +1,22 @@
 """Epilogue: what happens to a matmul on its way out; the one description that all layers use.
 
-    z = alpha * (lhs @ rhs) + beta * c + bias
+    z = alpha * scales * (lhs @ rhs) + beta * c + bias
     d = cast(activation(z) + residual)                        saved: cast(z)
 
 A gated matmul has a second right operand:
 
-    z = alpha * (lhs @ rhs) + bias,  u = alpha * (lhs @ rhs_up)
+    z = alpha * scales * (lhs @ rhs) + bias,  u = alpha * scales_up * (lhs @ rhs_up)
     d = cast(activation(z) * u + residual)                    saved: cast(z), cast(u)
 
-Everything up to the casts is float32 (float64 where the result is). The kernels' side of it is
-`Epilogue` in cuda/params.h; `evaluate` is XLA's.
+scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Everything up to the casts is
+float32 (float64 where the result is). The kernels' side of it is `Epilogue` in cuda/params.h;
+`evaluate` is XLA's.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -44,6 +45,7 @@ class Epilogue:
       bias_rank: its dimensions: the last ones of those that make up m or n.
       activation: a name in `ACTIVATIONS`.
       gated: there is a second right operand.
+      lhs_scale, rhs_scale: rows have scales, or columns; of a gated matmul both operands' columns.
       save: z, and u of a gated matmul, are results, too, in the dtype of d.
     """
 
@@ -56,6 +58,8 @@ class Epilogue:
     activation: str | None = None
     residual: np.dtype[Any] | None = None
     gated: bool = False
+    lhs_scale: bool = False
+    rhs_scale: bool = False
     save: bool = False
 
     @property
@@ -64,7 +68,12 @@ class Epilogue:
         # Field by field: to NumPy, None is a dtype, and equal to float64.
         arrays = (self.c, self.bias, self.residual)
         plain = self.alpha == 1 and self.activation is None and all(x is None for x in arrays)
-        return plain and not self.gated and not self.save
+        return plain and not self.gated and not self.is_scaled and not self.save
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether rows or columns have scales."""
+        return self.lhs_scale or self.rhs_scale
 
     @property
     def factors_in_memory(self) -> bool:
@@ -83,7 +92,8 @@ class Epilogue:
     def describe(self, matmul: str) -> str:
         """The formula in words, around a matmul's."""
         alpha, beta = _times("alpha", self.alpha), _times("beta", self.beta)
-        z = f"{alpha}{matmul}"
+        scales = "lhs_scale * " * self.lhs_scale + "rhs_scale * " * self.rhs_scale
+        z = f"{alpha}{scales}{matmul}"
         if self.c is not None:
             z += f" + {beta}c {self.c}"
         if self.bias is not None:
@@ -99,6 +109,43 @@ class Epilogue:
 IDENTITY = Epilogue()
 
 
+class Ranks(NamedTuple):
+    """How many dimensions of a matmul are batch, of lhs and of rhs; they come in this order."""
+
+    batch: int
+    lhs: int
+    rhs: int
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The dimensions along which the scales of lhs lie."""
+        return tuple(range(self.batch + self.lhs))
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The dimensions along which those of rhs lie."""
+        return (*range(self.batch), *range(self.batch + self.lhs, sum(self)))
+
+    def of_bias(self, epilogue: Epilogue) -> tuple[int, ...]:
+        """The dimensions along which the bias lies."""
+        end = self.batch + self.lhs if epilogue.bias_axis == "m" else sum(self)
+        return tuple(range(end - epilogue.bias_rank, end))
+
+    def others(self, along: tuple[int, ...]) -> tuple[int, ...]:
+        """All dimensions but these."""
+        return tuple(i for i in range(sum(self)) if i not in along)
+
+    def spread(self, x: Any, along: tuple[int, ...], dtype: Any) -> Any:
+        """What lies along some dimensions, as it broadcasts over the others."""
+        return lax.expand_dims(x.astype(dtype), self.others(along))
+
+    def scaled(self, x: Any, lhs_scale: Any, rhs_scale: Any) -> Any:
+        """x times the scales of its rows and columns, each of which may be None."""
+        for scale, along in ((lhs_scale, self.rows), (rhs_scale, self.columns)):
+            x = x if scale is None else x * self.spread(scale, along, x.dtype)
+        return x
+
+
 def _times(name: str, factor: float | None) -> str:
     return f"{name} * " if factor is None else f"{factor:g} * " if factor != 1 else ""
 
@@ -111,7 +158,7 @@ def wide_dtype(dtype: Any) -> Any:
 def evaluate(
     epilogue: Epilogue,
     dtype: Any,
-    bias_dimensions: tuple[int, ...],
+    ranks: Ranks,
     matmul: Any,
     up: Any = None,
     c: Any = None,
@@ -119,28 +166,30 @@ def evaluate(
     residual: Any = None,
     alpha: Any = None,
     beta: Any = None,
+    lhs_scale: Any = None,
+    rhs_scale: Any = None,
+    rhs_up_scale: Any = None,
 ) -> tuple[Any, ...]:
     """d, and what is saved, by XLA's operations.
 
     Args:
       epilogue: which of the arrays there are, and how they come together.
       dtype: of the results.
-      bias_dimensions: those of the matmul along which the bias lies, in order.
+      ranks: of the matmul.
       matmul, up: lhs @ rhs and lhs @ rhs_up, in `wide_dtype(dtype)`.
       c, residual: shaped as the matmul.
-      bias: of the sizes of these dimensions.
+      bias, lhs_scale, rhs_scale, rhs_up_scale: shaped as the dimensions along which they lie.
       alpha, beta: scalar arrays, where the epilogue does not know them.
     """
     alpha = epilogue.alpha if alpha is None else alpha
-    z = scaled(alpha, matmul)
+    z = scaled(alpha, ranks.scaled(matmul, lhs_scale, rhs_scale))
     if c is not None:
         z = z + scaled(epilogue.beta if beta is None else beta, c.astype(z.dtype))
     if bias is not None:
-        others = tuple(i for i in range(z.ndim) if i not in bias_dimensions)
-        z = z + lax.expand_dims(bias.astype(z.dtype), others)
+        z = z + ranks.spread(bias, ranks.of_bias(epilogue), z.dtype)
     d, saved = ACTIVATIONS[epilogue.activation](z), [z]
     if epilogue.gated:
-        saved.append(scaled(alpha, up))
+        saved.append(scaled(alpha, ranks.scaled(up, lhs_scale, rhs_up_scale)))
         d = d * saved[1]
     if residual is not None:
         d = d + residual.astype(z.dtype)

@@ -138,6 +138,8 @@ class GemmProblem:
             alpha=1.0 if e.alpha is None else e.alpha,
             beta=1.0 if e.beta is None else e.beta,
             factors_in_memory=e.factors_in_memory,
+            lhs_scale=e.lhs_scale,
+            rhs_scale=e.rhs_scale,
             c=c,
             bias=bias,
             bias_along_m=e.bias is not None and e.bias_axis == "m",
@@ -169,6 +171,9 @@ class Operands(NamedTuple):
     residual: Any = None
     alpha: Any = None
     beta: Any = None
+    lhs_scale: Any = None
+    rhs_scale: Any = None
+    rhs_up_scale: Any = None
 
     def given(self) -> list[Any]:
         """Those that are there, in order."""
@@ -186,7 +191,8 @@ class Operands(NamedTuple):
         """The inverse of `given`."""
         arrays = (epilogue.c, epilogue.bias, epilogue.residual)
         factors = (epilogue.alpha is None, epilogue.beta is None)
-        there = (True, True, epilogue.gated, *(x is not None for x in arrays), *factors)
+        scales = (epilogue.lhs_scale, epilogue.rhs_scale, epilogue.rhs_scale and epilogue.gated)
+        there = (True, True, epilogue.gated, *(x is not None for x in arrays), *factors, *scales)
         rest = iter(given)
         return cls(*(next(rest) if is_there else None for is_there in there))
 

@@ -78,6 +78,8 @@ class Case:
     bias_along_m: bool = False
     residual: str | None = None
     gated: bool = False
+    lhs_scale: bool = False
+    rhs_scale: bool = False
     save: bool = False
     integers: bool = True  # then float32 holds every partial sum, and the result is exact
     family: str = "sm100"
@@ -178,6 +180,8 @@ class Case:
             alpha=self.alpha,
             beta=0.0 if self.c is None else BETA,
             factors_in_memory=self.in_memory,
+            lhs_scale=self.lhs_scale,
+            rhs_scale=self.rhs_scale,
             c=optional(self.c),
             bias=optional(self.bias),
             bias_along_m=self.bias_along_m,
@@ -227,6 +231,14 @@ class Case:
         def optional(dtype: str | None, shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
             return None if dtype is None else draw(shape, dtype)
 
+        def scales(name: str, size: int, present: bool) -> npt.NDArray[Any] | None:
+            shape = (1 if name in self.shared else self.batch, size)
+            if not present:
+                return None
+            if self.integers:
+                return rng.choice(np.array([1, -1, 2, -2], np.float32), shape)
+            return rng.standard_normal(shape).astype(np.float32)
+
         full = (self.batch, self.m, self.n)
         return Matmul(
             operand("lhs", self.m, self.k),
@@ -244,6 +256,9 @@ class Case:
             bias_along_m=self.bias_along_m,
             residual=optional(self.residual, full),
             save=self.save,
+            lhs_scale=scales("lhs", self.m, self.lhs_scale),
+            rhs_scale=scales("rhs", self.n, self.rhs_scale),
+            rhs_up_scale=scales("rhs", self.n, self.rhs_scale and self.gated),
         )
 
 
@@ -262,15 +277,20 @@ def transposed(layout: str) -> str:
 def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
     """D and what is saved, in float64 before the cast, each with the error that it may have."""
     p = matmul
-    accumulation = ACCUMULATION * (case.k + 2)
+    accumulation = ACCUMULATION * (case.k + 2 + case.lhs_scale + case.rhs_scale)
     if case.family == "sm90" and OPERANDS[case.dtype].itemsize == 1:
         accumulation += ACCUMULATION_8BIT * (4 if case.promoted else math.ceil(case.k / 32))
 
-    def sums(rhs: npt.NDArray[Any]) -> tuple[Values, Values]:
+    def sums(rhs: npt.NDArray[Any], columns: npt.NDArray[Any] | None) -> tuple[Values, Values]:
         allowed = accumulation * (np.abs(p.lhs) @ np.abs(rhs))
-        return p.alpha * (p.lhs @ rhs), abs(p.alpha) * allowed
+        factor: Values = np.array(p.alpha)
+        if p.lhs_scale is not None:
+            factor = factor * p.lhs_scale[:, :, None].astype(np.float64)
+        if columns is not None:
+            factor = factor * columns[:, None, :]
+        return factor * (p.lhs @ rhs), np.abs(factor) * allowed
 
-    z, error = sums(p.rhs)
+    z, error = sums(p.rhs, p.rhs_scale)
     terms = [] if p.c is None else [p.beta * p.c.astype(np.float64)]
     if p.bias is not None:
         bias = p.bias.astype(np.float64)
@@ -282,7 +302,7 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
     d_error = SLOPE * error + (ACTIVATION * np.abs(z) if smooth(case.activation) else 0.0)
     saved = [(z, error)]
     if p.rhs_up is not None:
-        up, up_error = sums(p.rhs_up)
+        up, up_error = sums(p.rhs_up, p.rhs_up_scale)
         saved.append((up, up_error))
         d, d_error = d * up, d_error * (np.abs(up) + up_error) + np.abs(d) * up_error
         d_error = d_error + ACCUMULATION * np.abs(d)

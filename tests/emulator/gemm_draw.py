@@ -169,6 +169,8 @@ def _epilogue(rng: random.Random, output: str, gated: bool) -> dict[str, Any]:
         residual=rng.choice(OPTIONAL),
         save=rng.random() < 0.2,
         in_memory=rng.random() < 0.2,
+        lhs_scale=rng.random() < 0.2,
+        rhs_scale=rng.random() < 0.2,
     )
 
 

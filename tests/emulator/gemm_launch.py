@@ -82,7 +82,7 @@ class Matmul:
 
     c and residual are [batch, m, n], bias is [n], or [m] with `bias_along_m`. With `rhs_up` the
     matmul is gated. `in_place`: c lies where the result will. `in_memory`: alpha and beta are read
-    there.
+    there. Scales are [batch|1, m], and [batch|1, n], as lhs and rhs.
     """
 
     lhs: Array
@@ -99,6 +99,9 @@ class Matmul:
     bias: Array | None = None
     bias_along_m: bool = False
     residual: Array | None = None
+    lhs_scale: Array | None = None
+    rhs_scale: Array | None = None
+    rhs_up_scale: Array | None = None
     save: bool = False
 
     @property
@@ -113,6 +116,13 @@ class Matmul:
         given = {"alpha": self.alpha} | ({} if self.c is None else {"beta": self.beta})
         numbers = given.items() if self.in_memory else ()
         return {name: np.array(number, np.float32) for name, number in numbers}
+
+    @property
+    def scales(self) -> dict[str, Array]:
+        """Those that there are."""
+        names = ("lhs_scale", "rhs_scale", "rhs_up_scale")
+        given = {name: getattr(self, name) for name in names}
+        return {name: scales for name, scales in given.items() if scales is not None}
 
 
 @dataclass
@@ -199,6 +209,8 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
         alpha=np.nan if p.in_memory else p.alpha,
         beta=np.nan if p.in_memory else p.beta,
         factors_in_memory=p.in_memory,
+        lhs_scale=p.lhs_scale is not None,
+        rhs_scale=p.rhs_scale is not None,
         c=optional(p.c),
         bias=optional(p.bias),
         bias_along_m=p.bias_along_m,
@@ -354,8 +366,8 @@ def _operands(config: Config, matmul: Matmul) -> dict[str, Array]:
     store("c", None if p.in_place else p.c)
     store("bias", p.bias)
     store("residual", p.residual)
-    for name, number in p.factors.items():
-        store(name, number)
+    for name, numbers in (p.factors | p.scales).items():
+        store(name, numbers)
     return operands
 
 

@@ -24,6 +24,7 @@ def check(case: Case, schedule: str = "eager", seed: int = 0) -> gemm_launch.Out
 ONE: dict[str, Any] = dict(output="bf16", stages=3)
 PAIR: dict[str, Any] = dict(ONE, block_m=256, cta_group=2, cluster=(2, 1))
 SMALL: dict[str, Any] = dict(ONE, block_m=64, block_n=64)
+SCALES: dict[str, Any] = dict(lhs_scale=True, rhs_scale=True)
 ALL: dict[str, Any] = dict(
     c="f32", bias="bf16", residual="f16", save=True, alpha=0.5, activation="relu"
 )
@@ -79,6 +80,31 @@ SM100 = {
     "factors": Case(200, 133, 72, **ONE | ALL, in_memory=True),
     "a factor": Case(300, 300, 72, **ONE, alpha=0.5, in_memory=True),
     "a factor of a pair": Case(500, 264, 136, **PAIR, block_n=256, alpha=-2.0, in_memory=True),
+    # scales of rows and columns, each batch index's or one for all; with a factor of all in memory
+    "scales": Case(200, 136, 72, batch=2, **ONE | ALL, **SCALES, in_memory=True),
+    "scales of rows": Case(
+        200, 133, 72, batch=2, shared=("lhs",), **ONE, lhs_scale=True, bias="f32", activation="silu"
+    ),
+    "scales of columns": Case(72, 40, 72, **SMALL | dict(block_n=8), layout="nt", rhs_scale=True),
+    "scales of a pair": Case(
+        500, 264, 136, batch=2, shared=("rhs",), **PAIR, **SCALES, integers=False, dtype="f16"
+    ),
+    "scales, 16 columns of a pair": Case(300, 40, 72, **PAIR, **SCALES, block_n=16, layout="nt"),
+    "scales of full TMEM": Case(500, 250, 136, **ONE, **SCALES, block_m=256, bias="bf16"),
+    "scales, split": Case(200, 200, 500, **ONE, **SCALES, split_k=4),
+    "scales, swapped": Case(
+        5, 200, 136, batch=2, **SMALL | dict(block_n=8) | ALL, **SCALES, layout="nt", swap_ab=True
+    ),
+    "scales of columns, swapped": Case(
+        33, 200, 136, **SMALL, layout="tt", swap_ab=True, rhs_scale=True
+    ),
+    "scales, gated": Case(
+        200, 120, 136, batch=2, **ONE, **SCALES, gated=True, activation="relu", save=True
+    ),
+    "scales, gated pair": Case(500, 200, 136, **PAIR, **SCALES, gated=True, bias="f32"),
+    "scales, 8 bits": Case(
+        200, 136, 136, **ONE, **SCALES, dtype="e4m3", rhs_dtype="e5m2", bias="bf16"
+    ),
     "swapped": Case(5, 200, 136, **SMALL | dict(block_n=8) | ALL, layout="nt", swap_ab=True),
     "swapped, tt": Case(33, 200, 136, **SMALL, layout="tt", swap_ab=True, bias="f32"),
     "swapped and split": Case(
@@ -132,6 +158,38 @@ SM90 = {
     "delayed, two m64": Case(700, 264, 200, output="f16", block_m=256),
     "delayed, then split": Case(
         650, 512, 200, output="bf16", block_n=192, split_k=2, split_tail=True
+    ),
+    # Scales of rows and columns: vectors, elements, those of one row or column beside each other.
+    "scales": Case(200, 136, 72, batch=2, output="bf16", **ALL, **SCALES, in_memory=True),
+    "scales of rows": Case(
+        200, 133, 72, batch=2, shared=("lhs",), lhs_scale=True, bias="f32", activation="silu"
+    ),
+    "scales of columns": Case(140, 200, 72, batch=2, shared=("rhs",), rhs_scale=True),
+    "scales, two m64": Case(
+        300, 264, 200, batch=2, output="bf16", block_m=256, **SCALES, integers=False
+    ),
+    "scales, pingpong": Case(320, 264, 136, **ONE, **SCALES, block_m=64, pingpong=True),
+    "scales, split": Case(300, 200, 500, output="bf16", **SCALES, split_k=3, bias="bf16"),
+    "scales, shared parts": Case(200, 264, 500, **SCALES, split_k=6),
+    "scales behind 12 parts": Case(70, 72, 800, batch=2, **SCALES, split_k=12, alpha=0.5),
+    "scales of a cluster's parts": Case(200, 200, 200, output="bf16", **SCALES, cluster_k=2),
+    "scales, swapped": Case(
+        100, 200, 136, batch=2, output="bf16", layout="nn", swap_ab=True, **SCALES, **ALL
+    ),
+    "scales of rows, swapped": Case(
+        70, 149, 136, batch=2, layout="nn", swap_ab=True, lhs_scale=True, bias="f32"
+    ),
+    "scales, gated": Case(
+        300, 250, 136, batch=2, block_n=256, **SCALES, gated=True, activation="relu", bias="bf16"
+    ),
+    "scales, gated and saved": Case(
+        140, 72, 136, **SCALES, gated=True, save=True, layout="nt", residual="f32"
+    ),
+    "scales, 8 bits": Case(
+        200, 136, 136, output="bf16", **SCALES, dtype="e4m3", rhs_dtype="e5m2", layout="nt"
+    ),
+    "scales, promoted": Case(
+        200, 136, 264, output="bf16", **SCALES, dtype="e4m3", promoted=True, layout="nt", bias="f32"
     ),
     # Formulas that are computed in the accumulators' registers, whatever becomes of the results.
     "in registers": Case(

@@ -88,7 +88,7 @@ def launch(
     ):
         if array is not None and dtype is not None:
             stored.append((array, dtype))
-    stored += [(number, "f32") for number in matmul.factors.values()]
+    stored += [(numbers, "f32") for numbers in (matmul.factors | matmul.scales).values()]
     results = _native.launch_gemm(
         [x.view(f"u{x.itemsize}") for x, _ in stored],
         [TYPES[dtype] for _, dtype in stored],

@@ -41,7 +41,7 @@ def as_called(case: Case) -> Case:
     """A case as the functions of jaxbw can say it.
 
     They save nothing by themselves; XLA decides where c lies; matmul's operands are row-major, and
-    gated_matmul's have no more of an epilogue than the activation.
+    gated_matmul's have no more of an epilogue than scales and the activation.
     """
     case = replace(case, save=False, in_place=False)
     if case.gated:
@@ -57,6 +57,7 @@ def is_plain(case: Case) -> bool:
         and case.alpha == 1
         and not case.in_memory
         and case.activation == "none"
+        and not (case.lhs_scale or case.rhs_scale)
         and all(array is None for array in arrays)
     )
 
@@ -84,8 +85,11 @@ def call(case: Case, config: GemmConfig | None, operands: dict[str, Any]) -> Any
         contracting = (2 if case.layout[0] == "n" else 1,), (1 if case.layout[1] == "n" else 2,)
         return jaxbw.dot_general(lhs, rhs, (contracting, ((0,), (0,))), **options)
     options["activation"] = None if case.activation == "none" else case.activation
+    scales = {name: operands[name] for name in operands if name.endswith("_scale")}
     if case.gated:
-        return jaxbw.gated_matmul(lhs, rhs, *up, **options)
+        if "rhs_scale" in scales:
+            scales["rhs_gate_scale"] = scales.pop("rhs_scale")
+        return jaxbw.gated_matmul(lhs, rhs, up[0], **scales, **options)
     epilogue = {"alpha": case.alpha, "beta": 1.0 if case.c is None else BETA}
     names = ("c", "bias", "residual", *epilogue)
     return jaxbw.matmul(
@@ -93,6 +97,7 @@ def call(case: Case, config: GemmConfig | None, operands: dict[str, Any]) -> Any
         rhs,
         **epilogue | {name: operands[name] for name in names if name in operands},
         bias_axis=-2 if case.bias_along_m else -1,
+        **scales,
         **options,
     )
 
@@ -100,15 +105,16 @@ def call(case: Case, config: GemmConfig | None, operands: dict[str, Any]) -> Any
 def operands(case: Case, matmul: Matmul) -> dict[str, Any]:
     """The arrays of a call."""
     names = ("lhs", "rhs", "rhs_up", "c", "bias", "residual")
-    arrays = {name: getattr(matmul, name) for name in names}
+    arrays = {name: getattr(matmul, name) for name in names} | matmul.scales
     for name, letter in zip(names[:3], (*case.layout, case.layout[1]), strict=True):
         if arrays[name] is not None:
             dtype = case.dtype if name == "lhs" else case.rhs_dtype or case.dtype
             stored = arrays[name].astype(OPERANDS[dtype])
             arrays[name] = stored if letter == "n" else np.swapaxes(stored, 1, 2)
     for name in case.shared:
-        for operand in (name, "rhs_up") if name == "rhs" else (name,):
-            if arrays[operand] is not None:
+        own = (name, "rhs_up") if name == "rhs" else (name,)
+        for operand in (*own, *(f"{each}_scale" for each in own)):
+            if arrays.get(operand) is not None:
                 arrays[operand] = arrays[operand][0]
     there = {name: array for name, array in arrays.items() if array is not None}
     return there | matmul.factors

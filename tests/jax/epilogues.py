@@ -9,7 +9,8 @@ import numpy as np
 
 M, K, N = 6, 16, 8
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
-ARRAYS = ("c", "bias", "residual", "alpha", "beta")
+VECTORS = ("bias", "alpha", "beta", "lhs_scale", "rhs_scale")  # and scalars: in float32
+ARRAYS = ("c", "residual", *VECTORS)
 
 # What stands in a call beside lhs and rhs; True for an array, which `arrays` makes.
 CASES: dict[str, Mapping[str, Any]] = {
@@ -43,6 +44,18 @@ CASES: dict[str, Mapping[str, Any]] = {
     },
     "traced alpha and beta": {"alpha": True, "c": True, "beta": True},
     "traced alpha, silu": {"alpha": True, "bias": True, "activation": "silu", "residual": True},
+    "scales": {"lhs_scale": True, "rhs_scale": True},
+    "scales of rows, silu": {"lhs_scale": True, "bias": True, "activation": "silu"},
+    "scales, all": {
+        "lhs_scale": True,
+        "rhs_scale": True,
+        "alpha": True,
+        "c": True,
+        "beta": 0.5,
+        "bias": True,
+        "activation": "relu",
+        "residual": True,
+    },
 }
 
 Arrays = dict[str, Any]
@@ -66,12 +79,12 @@ def arrays(
         "residual": (*batch, m, n),
         "alpha": (),
         "beta": (),
+        "lhs_scale": (*batch, m),
+        "rhs_scale": (*batch, n),
     }
     names = ["lhs", "rhs", *(name for name in ARRAYS if case.get(name) is True)]
     return {
-        name: operand(
-            shapes[name], "float32" if name in ("bias", "alpha", "beta") else dtype, number
-        )
+        name: operand(shapes[name], "float32" if name in VECTORS else dtype, number)
         for number, name in enumerate(names)
     }
 
@@ -92,9 +105,15 @@ def formula(
     residual: Any = None,
     alpha: Any = 1,
     beta: Any = 1,
+    lhs_scale: Any = None,
+    rhs_scale: Any = None,
 ) -> Any:
     """What the operation means, in the operands' own dtype."""
     z = alpha * jnp.matmul(lhs, rhs)
+    if lhs_scale is not None:
+        z = z * lhs_scale[..., :, None]
+    if rhs_scale is not None:
+        z = z * rhs_scale[..., None, :]
     if c is not None:
         z = z + beta * c
     if bias is not None:

@@ -103,11 +103,11 @@ def test_donated_operands(implementation: str, operand: Operand) -> None:
 # operands or values is another version: raise the number in TARGET and kGemmTarget, and begin anew.
 INTEGERS = """
     accumulators activation bias_along_m block_m block_n cluster_k cluster_m cluster_n cta_group
-    gated has_bias has_c has_residual k_spans lhs_major pingpong promoted raster rhs_major save
-    scheduler split_k split_tail stages swap_ab swizzle wave
+    gated has_bias has_c has_lhs_scale has_residual has_rhs_scale k_spans lhs_major pingpong
+    promoted raster rhs_major save scheduler split_k split_tail stages swap_ab swizzle wave
 """
 SIGNATURES: dict[str, Any] = {
-    "jaxbw_gemm_v4": {
+    "jaxbw_gemm_v5": {
         "attributes": {
             "kernel": "string",
             **dict.fromkeys(("alpha", "beta"), "f32"),
@@ -115,8 +115,8 @@ SIGNATURES: dict[str, Any] = {
         },
         "activations": {"NONE": 0, "RELU": 1, "GELU": 2, "SILU": 3, "GELU_EXACT": 4},
         "majors": {"K": 0, "MN": 1},
-        # of a matmul that is not gated: lhs, rhs, c, bias, residual; d, z
-        "operands": [(1, M, K), (1, K, N), (1, M, N), (N,), (1, M, N)],
+        # of a matmul that is not gated: lhs, rhs, c, bias, residual, scales; d, z
+        "operands": [(1, M, K), (1, K, N), (1, M, N), (N,), (1, M, N), (1, M), (1, N)],
         "results": [(1, M, N), (1, M, N)],
     }
 }
@@ -129,7 +129,17 @@ def test_the_version_of_the_custom_call(
 
     def matmul(x: Any, w: Any, c: Any, bias: Any) -> Any:
         d, pull_back = jax.vjp(
-            lambda x: jaxbw.matmul(x, w, c=c, bias=bias, residual=c, activation="gelu"), x
+            lambda x: jaxbw.matmul(
+                x,
+                w,
+                c=c,
+                bias=bias,
+                residual=c,
+                activation="gelu",
+                lhs_scale=c[:, 0],
+                rhs_scale=bias,
+            ),
+            x,
         )
         return d, pull_back(d)
 
@@ -139,7 +149,7 @@ def test_the_version_of_the_custom_call(
     attributes = dict(entry.split(" = ", 1) for entry in block.split(", "))
     types = call.rsplit(" : ", 1)[1].split(" -> ")
     operands, results = (
-        [tuple(map(int, found.split("x"))) for found in re.findall(r"tensor<([\dx]+)xbf16>", side)]
+        [tuple(map(int, found.split("x"))) for found in re.findall(r"tensor<([\dx]+)xb?f\d", side)]
         for side in types
     )
     assert SIGNATURES[TARGET] == {

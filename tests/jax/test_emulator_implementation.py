@@ -156,13 +156,16 @@ def test_fused(
     assert not re.search(r"stablehlo\.(dot_general|add|multiply|tanh|logistic)\b", text)
     reference = in_float64(lambda given: formula(**given, **numbers(keywords)), given)
     x, y = abs(wide(given["lhs"])), abs(wide(given["rhs"]))
+    x = x * abs(wide(given.get("lhs_scale", jnp.ones(1))))[:, None]
+    y = y * abs(wide(given.get("rhs_scale", jnp.ones(1))))
     others = sum(np.abs(wide(given[key])).max() for key in given if key not in ("lhs", "rhs"))
     # An activation has a slope of at most 1.13, and its value is within 2^-20 of z, relatively.
     assert_matmul_close(fused(given), reference, 1.13 * (2 * x @ y + 2 * others), 64 + 16)
 
 
 @pytest.mark.parametrize(
-    "case", ["bias along m", "alpha and beta", "relu", "all, relu", "traced alpha and beta"]
+    "case",
+    ["bias along m", "alpha and beta", "relu", "all, relu", "traced alpha and beta"],
 )
 def test_fused_gradients(case: str, name: str, operand: Operand) -> None:
     keywords = CASES[case]

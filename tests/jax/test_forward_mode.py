@@ -47,6 +47,19 @@ def form(name: str, operand: Operand) -> tuple[Any, Any, Any]:
             arrays(CASES[name], operand),
         )
     activation = None if name == "gated None" else name.removeprefix("gated ")
+    if activation == "scales":
+        operands = form("gated silu", operand)[-1]
+        scales = {
+            "lhs_scale": operand((M,), "float32", 3),
+            "rhs_gate_scale": operand((N,), "float32", 4),
+            "rhs_up_scale": operand((N,), "float32", 5),
+        }
+
+        def scaled(given: Any) -> Any:
+            x, gate, up, rows, of_gate, of_up = given.values()
+            return gated_formula("silu", x * rows[:, None], gate * of_gate, up * of_up)
+
+        return lambda given: jaxbw.gated_matmul(**given), scaled, operands | scales
     return (
         lambda given: jaxbw.gated_matmul(**given, activation=activation),
         lambda given: gated_formula(activation, *given.values()),
@@ -58,7 +71,7 @@ def form(name: str, operand: Operand) -> tuple[Any, Any, Any]:
     )
 
 
-FORMS = [*CASES, *(f"gated {name}" for name in GATED)]
+FORMS = [*CASES, *(f"gated {name}" for name in GATED), "gated scales"]
 
 
 def derivatives(matmul: Any, given: Any, v: Any, w: Any) -> dict[str, Any]:
@@ -110,12 +123,12 @@ def test_derivatives_are_exact(name: str, operand: Operand) -> None:
     assert_same(derivatives, (ours, reference), given, v, w)
 
 
-@pytest.mark.parametrize("name", ["silu, bias", "alpha and beta", "gated silu"])
+@pytest.mark.parametrize("name", ["silu, bias", "alpha and beta", "gated silu", "gated scales"])
 @pytest.mark.parametrize("moving", range(3))
 def test_operands_that_do_not_move(name: str, moving: int, operand: Operand) -> None:
     """One operand's tangent alone: forward, and of its gradient."""
     ours, reference, given = form(name, operand)
-    key = list(given)[moving]
+    key = list(given)[-1 - moving]
     v = operand(given[key].shape, "float32", 10)
 
     def one(matmul: Any, given: Any, v: Any) -> Any:

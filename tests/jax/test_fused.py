@@ -99,7 +99,8 @@ def _scaled(name: str, given: Any, weights: Any) -> Any:
 
 def _magnitude(given: Any) -> Any:
     sizes = {name: np.abs(np.asarray(x).astype(np.float64)) for name, x in given.items()}
-    total = 2 * sizes.pop("lhs") @ sizes.pop("rhs")
+    rows, columns = (sizes.pop(f"{side}_scale", np.ones(1)) for side in ("lhs", "rhs"))
+    total = 2 * rows[:, None] * columns * (sizes.pop("lhs") @ sizes.pop("rhs"))
     return total.max() + sum(2 * x.max() for x in sizes.values())
 
 

@@ -286,7 +286,9 @@ def test_epilogue(x: P, w: P, b: P, r: P, epilogue_in_kernel: bool) -> None:
 
 
 @pytest.mark.parametrize("divided", ["n", "k"])
-@pytest.mark.parametrize("name", ["all, relu", "bias along m", "traced alpha and beta"])
+@pytest.mark.parametrize(
+    "name", ["all, relu", "bias along m", "traced alpha and beta", "scales, all"]
+)
 def test_every_term_of_an_epilogue(name: str, divided: str) -> None:
     case, mesh = EPILOGUES[name], mesh_of(AxisType.Auto)
     by_k = divided == "k"
@@ -299,6 +301,8 @@ def test_every_term_of_an_epilogue(name: str, divided: str) -> None:
         "residual": ((16, 64), P(None, "y")),
         "alpha": ((), P()),
         "beta": ((), P()),
+        "lhs_scale": ((16,), P("x")),
+        "rhs_scale": ((64,), P()),
     }
     whole = {
         key: integers(shape, number)

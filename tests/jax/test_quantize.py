@@ -185,8 +185,8 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"along the contraction.*axis=-1\), or axis=None"):
         jaxbw.matmul(rows, w)
     rows = jaxbw.quantize(x * jnp.arange(4)[:, None], "e4m3", axis=-1)
-    with pytest.raises(NotImplementedError, match="scales of rows or columns, and bias"):
-        jaxbw.matmul(rows, w, bias=jnp.ones(6))
+    with pytest.raises(TypeError, match=r"lhs is a Quantized, .* lhs_scale is given; .* lhs\.data"):
+        jaxbw.matmul(rows, w, lhs_scale=jnp.ones(4))
 
 
 def test_a_derivative_is_refused() -> None:
@@ -208,6 +208,10 @@ def test_explain() -> None:
     assert only.problem.startswith("alpha * f8_e4m3fn[1,256,256] @ f8_e4m3fn[1,256,256] -> bf16")
     assert only.choice.kernel == "jaxbw_sm100_8bit_1cta"
     assert jaxbw.explain(x, x, device="B200").problem == only.problem
+    rows = jaxbw.quantize(jnp.eye(256, dtype=jnp.bfloat16), "e4m3", axis=-1)
+    scaled = jaxbw.explain(rows, x, bias=x.data[0].astype(jnp.bfloat16), device="B200")
+    assert scaled.problem.startswith("alpha * lhs_scale * f8_e4m3fn[1,256,256] @ ")
+    assert scaled.kernel == only.choice.kernel
     mixed = jaxbw.explain(jnp.ones((256, 256), jnp.bfloat16), x, device="B200")
     assert mixed.kernel is None
     assert "bfloat16 and float8_e4m3fn" in str(mixed)
@@ -223,7 +227,6 @@ def test_on_emulated_kernels(implementation: Any) -> None:
     np.testing.assert_array_equal(np.asarray(jaxbw.matmul(q, u, **options)), wanted)
 
 
-@pytest.mark.xfail(raises=NotImplementedError, strict=True, reason="needs lhs_scale= of matmul")
 def test_rows_scales_before_a_bias() -> None:
     x = _operand((4, 8), 0) * np.exp2(np.arange(4, dtype=np.float32))[:, None]
     w, bias = _operand((8, 6), 1), np.arange(6, dtype=np.float32)

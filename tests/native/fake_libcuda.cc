@@ -465,16 +465,19 @@ void compute(const GemmParams& p) {
   const jaxbw::Epilogue& e = p.epilogue;
   const float alpha = e.alpha_data == nullptr ? e.alpha : *e.alpha_data;
   const float beta = e.beta_data == nullptr ? e.beta : *e.beta_data;
-  const auto matmul = [&](const Operand& right, uint64_t i, uint64_t j, uint64_t batch) {
+  const auto scale = [](const float* scales, bool batched, uint64_t extent, uint64_t i, uint64_t batch) {
+    return scales == nullptr ? 1.0f : scales[(batched ? batch * extent : 0) + i];
+  };
+  const auto matmul = [&](const Operand& right, const float* scales, uint64_t i, uint64_t j, uint64_t batch) {
     float sum = 0;
     for (uint64_t k = 0; k < p.k; ++k) sum += a.at(i, k, batch) * right.at(j, k, batch);
-    return alpha * sum;
+    return alpha * sum * scale(e.a_scales, p.a_batched, p.m, i, batch) * scale(scales, p.b_batched, p.n, j, batch);
   };
   for (uint64_t batch = 0; batch < p.batch; ++batch) {
     for (uint64_t j = 0; j < p.n; ++j) {
       for (uint64_t i = 0; i < p.m; ++i) {
         const uint64_t index = element_index(p, i, j, batch);
-        float z = matmul(b, i, j, batch);
+        float z = matmul(b, e.b_scales, i, j, batch);
         if (e.c.data != nullptr) z += beta * load_operand(e.c, index);
         if (e.bias.data != nullptr) z += load_operand(e.bias, e.bias_along_m != 0 ? i : j);
         float value = activate(e.activation, z);
@@ -482,7 +485,7 @@ void compute(const GemmParams& p) {
           store(p.output.type, result_element(p, p.saved[0], p.saved_output[0], i, j, batch), z);
         }
         if (e.gated != 0) {
-          const float up = matmul(b_up, i, j, batch);
+          const float up = matmul(b_up, e.b_up_scales, i, j, batch);
           value *= up;
           if (p.saved_output[1].data != nullptr) {
             store(p.output.type, result_element(p, p.saved[1], p.saved_output[1], i, j, batch), up);

@@ -376,7 +376,7 @@ ONE_PLACE = {
         "jaxbw/_src/selection/kernel_table.py"
     },
     # attributes of the custom call
-    r"\bhas_residual\b.*[\s\S]{0,40}\bgated\b.*[\s\S]{0,40}\bsave\b": {
+    r"\bhas_rhs_scale\b.*[\s\S]{0,40}\bgated\b.*[\s\S]{0,40}\bsave\b": {
         "cuda/host/gemm_call.h",
         "cuda/host/gemm_call.cc",
         "jaxbw/_native.pyi",

@@ -29,6 +29,11 @@ MATMULS: dict[str, Any] = {
     ),
     "factors": lambda: jaxbw.matmul(X, W, c=R, beta=R[0, 0], activation="gelu"),
     "gated": lambda: jaxbw.gated_matmul(X, W, W),
+    "scales": lambda: jaxbw.matmul(X, W, c=R, beta=R[0, 0], lhs_scale=R[:, 0], rhs_scale=R[0]),
+    "scales, gated": lambda: jaxbw.gated_matmul(X, W, W, lhs_scale=R[:, 0], rhs_up_scale=R[0]),
+    "scales, batched": lambda: jaxbw.matmul(
+        jnp.stack([X, X]), jnp.stack([W, W]), lhs_scale=R[:2, :40], rhs_scale=R[:2]
+    ),
     "saving z": lambda: jax.grad(
         lambda x: jaxbw.matmul(x, W, activation="silu").astype(jnp.float32).sum()
     )(X),
@@ -51,6 +56,8 @@ def in_float64(problem: GemmProblem, arrays: list[Any]) -> list[Any]:
     """The formula of Epilogue, of a problem's arrays."""
     p, e = problem, problem.epilogue
     rest = [np.asarray(x, np.float64) for x in arrays]
+    columns = [rest.pop() for _ in range(e.rhs_scale * (1 + e.gated))]
+    rows = rest.pop() if e.lhs_scale else np.ones((1, p.m))
     numbers: tuple[Any, Any] = e.alpha, e.beta
     alpha, beta = (rest.pop(-2), rest.pop()) if e.factors_in_memory else numbers
     lhs = rest.pop(0)
@@ -58,7 +65,8 @@ def in_float64(problem: GemmProblem, arrays: list[Any]) -> list[Any]:
 
     def matmul() -> Any:
         rhs = rest.pop(0)
-        return lhs @ (rhs if p.rhs_shape[1:] == (p.k, p.n) else rhs.swapaxes(1, 2))
+        scales = rows[:, :, None] * (columns.pop()[:, None, :] if columns else 1.0)
+        return scales * (lhs @ (rhs if p.rhs_shape[1:] == (p.k, p.n) else rhs.swapaxes(1, 2)))
 
     z = alpha * matmul()
     up = alpha * matmul() if e.gated else 1.0

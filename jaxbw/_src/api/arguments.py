@@ -225,6 +225,8 @@ def dimension_numbers(call: str, given: Any, ranks: tuple[int, int]) -> Dimensio
 def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogue:
     """The epilogue of a call, by its arguments alone; `check_epilogue` knows the matmul."""
     alpha, beta, bias_axis, activation = given
+    if operands.alpha is not None:  # of a scale that all elements share
+        alpha = None
     check_activation(call, activation)
     if operands.c is None and beta != 1:
         given_beta = "an array" if beta is None else f"{beta:g}"
@@ -243,6 +245,8 @@ def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogu
         activation=activation,
         residual=dtype(operands.residual),
         gated=operands.rhs_up is not None,
+        lhs_scale=operands.lhs_scale is not None,
+        rhs_scale=operands.rhs_scale is not None,
     )
 
 
@@ -390,35 +394,3 @@ def _check_config(call: str, names: tuple[str, ...] | None, config: GemmConfig |
         raise ValueError(
             f"{call}: config {config}: {listed}. Leave config=None to have one chosen."
         )
-
-
-def scales(call: str, lhs: Any, rhs: Any) -> tuple[Any, Any, Any]:
-    """What the scales of a matmul's operands multiply it by: a scalar, rows' and columns' scales.
-
-    Each is None where there is none.
-
-    Raises:
-      ValueError: scales that differ along the contraction.
-    """
-    scalar, vectors = None, [None, None]
-    for side, (name, x, contracted) in enumerate((("lhs", lhs, -1), ("rhs", rhs, -2))):
-        if not isinstance(x, Quantized):
-            continue
-        scale = x.scale
-        if np.size(scale) == 1:
-            scalar = scale.reshape(()) if scalar is None else scalar * scale.reshape(())
-            continue
-        other = (rhs, lhs)[side]
-        if scale.shape[contracted] != 1 or min(x.ndim, np.ndim(other)) < 2:
-            raise ValueError(
-                f"{call}: {name} {describe(x.dtype, x.shape)} has scales of shape "
-                f"{list(scale.shape)}; they are to be shared along the contraction of two "
-                f"matrices: jaxbw.quantize({name}, ..., axis={contracted}), or axis=None"
-            )
-        vectors[side] = scale
-    return scalar, vectors[0], vectors[1]
-
-
-def data_of(x: Any) -> Any:
-    """An operand without its scales."""
-    return x.data if isinstance(x, Quantized) else x

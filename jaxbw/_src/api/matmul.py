@@ -13,13 +13,7 @@ import numpy as np
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
-from jaxbw._src.api.arguments import (
-    EpilogueArguments,
-    MatmulArguments,
-    Quantized,
-    data_of,
-    scales,
-)
+from jaxbw._src.api.arguments import EpilogueArguments, MatmulArguments, Quantized
 from jaxbw._src.api.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.primitives import dot_general as plain
@@ -42,6 +36,8 @@ def matmul(
     c: Any = None,
     alpha: Any = 1.0,
     beta: Any = 1.0,
+    lhs_scale: Any = None,
+    rhs_scale: Any = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
@@ -52,7 +48,7 @@ def matmul(
 
     With any of the arguments of an epilogue it computes
 
-        activation(alpha * (lhs @ rhs) + beta * c + bias) + residual
+        activation(alpha * lhs_scale * rhs_scale * (lhs @ rhs) + beta * c + bias) + residual
 
     in one kernel where one fits, and in float32 (for 64-bit results in float64) up to the cast to
     the result's dtype. All derivatives work, in both modes.
@@ -75,6 +71,10 @@ def matmul(
         not used again.
       alpha, beta: Python or NumPy numbers, which the program is compiled for; or scalar arrays,
         real, which it is given, and which have derivatives.
+      lhs_scale: of each row of lhs, shaped as lhs without its last dimension, where sizes of 1
+        broadcast; or a scalar, of all; real floating arrays, used in float32. It multiplies the
+        sums, and has a derivative. Default none.
+      rhs_scale: of each column of rhs, shaped as rhs without its next to last dimension; likewise.
       precision: as of `jnp.matmul`; default None.
       preferred_element_type: dtype of the result; default as of `jnp.matmul`.
       out_sharding: as of `jnp.matmul`; default None.
@@ -89,7 +89,8 @@ def matmul(
       `[..., m, n]`, without m or n where an operand has one dimension.
 
     Raises:
-      TypeError: operands that are no arrays; an epilogue on a dtype that is not real floating.
+      TypeError: operands that are no arrays; an epilogue on a dtype that is not real floating; a
+        scale of a `Quantized`.
       ValueError: shapes that do not fit; an unknown name; a configuration that no kernel takes.
       NotImplementedError: a strict implementation that cannot run the matmul: at trace time where
         the matmul is the reason, when it is lowered where the platform is.
@@ -108,21 +109,15 @@ def matmul(
             arguments.renamed(call, "rhs", rhs, "b", b),
         )
     if isinstance(lhs, Quantized) or isinstance(rhs, Quantized):
-        return _quantized(
-            call,
-            lhs,
-            rhs,
-            alpha,
-            preferred_element_type,
-            {"bias": bias, "c": c, "residual": residual, "activation": activation, "beta": beta},
-            bias_axis=bias_axis,
-            precision=precision,
-            out_sharding=out_sharding,
-            implementation=implementation,
-            config=config,
-        )
+        from jaxbw._src.api import scales
+
+        if preferred_element_type is None:
+            preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+        lhs, lhs_scale = scales.of_quantized(call, "lhs", lhs, lhs_scale)
+        rhs, rhs_scale = scales.of_quantized(call, "rhs", rhs, rhs_scale)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *factors(terms, alpha, beta))
+    last = factors(terms, alpha, beta, lhs_scale, rhs_scale)
+    operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *last)
     given = arguments.matmul(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
@@ -136,6 +131,9 @@ def gated_matmul(
     rhs_up: Any,
     *,
     activation: str | None = "silu",
+    lhs_scale: Any = None,
+    rhs_gate_scale: Any = None,
+    rhs_up_scale: Any = None,
     recompute: bool = False,
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -153,6 +151,8 @@ def gated_matmul(
       lhs: `[..., m, k]` or `[k]`.
       rhs_gate, rhs_up: `[..., k, n]`, of one shape and one dtype.
       activation: as of `matmul`; default "silu".
+      lhs_scale, rhs_gate_scale, rhs_up_scale: scales of rows of lhs, and of columns of the right
+        operands, as of `matmul`; default none.
       recompute: False: the forward pass keeps both matmuls, in the result's dtype, for the
         backward pass. True: it keeps the operands only, and the backward pass computes them again:
         `jax.checkpoint` around this call. Inside of a `jax.checkpoint`, the outer policy decides.
@@ -169,11 +169,14 @@ def gated_matmul(
     Array([-9., -9., -9., -9.], dtype=float32)
     """
     call = "jaxbw.gated_matmul"
-    operands = _arguments(call, (lhs, rhs_gate, rhs_up))
+    terms = arguments.terms(call, 1.0, 1.0, -1, activation)
+    last = factors(terms, 1.0, 1.0, lhs_scale, rhs_gate_scale, rhs_up_scale)
+    operands = _arguments(
+        call, (lhs, rhs_gate, rhs_up), *((None, None, None, *last) if last else ())
+    )
     given = arguments.matmul(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
-    terms = arguments.terms(call, 1.0, 1.0, -1, activation)
     if not isinstance(recompute, bool):
         raise TypeError(f"{call}: recompute is {arguments.shown(recompute)}; it is True or False")
     result: jax.Array = _matmul(given, terms, recompute, *operands)
@@ -195,6 +198,8 @@ def dot_general(
     c: Any = None,
     alpha: Any = 1.0,
     beta: Any = 1.0,
+    lhs_scale: Any = None,
+    rhs_scale: Any = None,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
 ) -> jax.Array:
@@ -214,6 +219,8 @@ def dot_general(
       bias: shaped as the last of rhs's dimensions that are in the result, one of them or more, or
         as those of lhs with `bias_axis=-2`; a real floating dtype; default none.
       residual, c: shaped as the result, a real floating dtype; default none.
+      lhs_scale, rhs_scale: shaped as the operand without its contracting dimensions, else as of
+        `matmul`; default none.
       bias_axis, activation, alpha, beta, implementation, config: as of `matmul`.
 
     Returns:
@@ -232,7 +239,8 @@ def dot_general(
     """
     call = "jaxbw.dot_general"
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *factors(terms, alpha, beta))
+    last = factors(terms, alpha, beta, lhs_scale, rhs_scale)
+    operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *last)
     ranks = (np.ndim(operands[0]), np.ndim(operands[1]))
     dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
     given = arguments.matmul(
@@ -242,40 +250,6 @@ def dot_general(
     return matmul
 
 
-def _quantized(
-    call: str,
-    lhs: Any,
-    rhs: Any,
-    alpha: Any,
-    preferred_element_type: Any,
-    epilogue: dict[str, Any],
-    **others: Any,
-) -> jax.Array:
-    """`matmul` of operands with scales: one for all of both is alpha, read by the kernel.
-
-    Scales of rows or columns multiply the result behind the matmul, in float32.
-    """
-    scalar, rows, columns = scales(call, lhs, rhs)
-    dtype = preferred_element_type
-    if dtype is None:
-        dtype = jnp.result_type(lhs.dtype, rhs.dtype)
-    left, right = data_of(lhs), data_of(rhs)
-    if scalar is not None:
-        alpha = scalar if isinstance(alpha, float) and alpha == 1 else alpha * scalar
-    if rows is None and columns is None:
-        return matmul(left, right, alpha=alpha, preferred_element_type=dtype, **epilogue, **others)
-    there = [name for name, x in epilogue.items() if x is not None and name != "beta"]
-    if there:
-        raise NotImplementedError(
-            f"{call}: scales of rows or columns, and {' and '.join(there)}: not in one call yet; "
-            "apply them to the matmul, or quantize with axis=None"
-        )
-    result = matmul(left, right, alpha=alpha, preferred_element_type=np.float32, **others)
-    for scale in (rows, columns):
-        result = result if scale is None else result * scale
-    return result.astype(dtype)
-
-
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=compat.INLINED)
 def _matmul(
     given: MatmulArguments, terms: EpilogueArguments, recompute: bool, *operands_given: Any
@@ -283,9 +257,11 @@ def _matmul(
     """`jnp.matmul` with an epilogue, of `_arguments`."""
     operands = originals.transposed(operands_given)
     call, lhs, rhs = given.call, operands.lhs, operands.rhs
-    epilogue = arguments.epilogue(call, operands, terms)
+    arguments.check_activation(call, terms.activation)
     plan = plan_matmul(call, lhs, rhs)
     arguments.check_gated(call, operands)
+    operands = scaled(call, operands, terms)
+    epilogue = arguments.epilogue(call, operands, terms)
     given = given._replace(dimension_numbers=plan.dimension_numbers)
     weak_type = False
     if given.preferred_element_type is None:
@@ -304,9 +280,10 @@ def _dot_general(
 ) -> jax.Array:
     """`lax.dot_general` with an epilogue, of `_arguments`."""
     operands = originals.transposed(operands_given)
-    epilogue = arguments.epilogue(given.call, operands, terms)
     params = arguments.matmul_params(given)
     _check_dimensions(given.call, operands, params)
+    operands = scaled(given.call, operands, terms, params["dimension_numbers"])
+    epilogue = arguments.epilogue(given.call, operands, terms)
     result: jax.Array = _with_epilogue(given.call, operands, epilogue, params)
     return result
 
@@ -325,9 +302,23 @@ def _check_dimensions(call: str, operands: Operands, params: dict[str, Any]) -> 
         ) from None
 
 
+def scaled(
+    call: str, operands: Operands, terms: EpilogueArguments, dims: DimensionNumbers | None = None
+) -> Operands:
+    """Operands with the scales that the epilogue has: of a dot_general, or else of a matmul."""
+    if operands.lhs_scale is operands.rhs_scale is operands.rhs_up_scale is None:
+        return operands
+    from jaxbw._src.api import scales  # which most calls do without
+
+    if dims is not None:
+        return scales.in_order(scales.checked(call, operands, terms.alpha, dims[0]), dims)
+    contracting = (operands.lhs.ndim - 1,), (max(operands.rhs.ndim - 2, 0),)
+    return scales.checked(call, operands, terms.alpha, contracting)
+
+
 def operands_of(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
     """The operands of the plan's dot_general."""
-    lhs, rhs, rhs_up, c, bias, residual, *factors = operands
+    lhs, rhs, rhs_up, c, bias, residual, alpha, beta, *_ = operands
     if bias is not None and bias.ndim != 1:
         raise ValueError(
             f"{call}: bias {describe(bias.dtype, bias.shape)} is not a vector; add it to the "
@@ -340,7 +331,17 @@ def operands_of(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
         None if x is None else plan.like_matmul(call, name, x)
         for name, x in (("c", c), ("residual", residual))
     )
-    return Operands(lhs, rhs, rhs_up, c, bias, residual, *factors)
+    planned = Operands(lhs, rhs, rhs_up, c, bias, residual, alpha, beta)
+    of_lhs, *of_rhs = operands[-3:]
+    if of_lhs is of_rhs[0] is of_rhs[1] is None:
+        return planned
+    from jaxbw._src.api import scales
+
+    # They have the batch dimensions of their operands, which are squeezed alike.
+    left = None if of_lhs is None else plan.operands(of_lhs, operands.rhs)[0]
+    rights = [None if x is None else plan.operands(operands.lhs, x)[1] for x in of_rhs]
+    planned = planned._replace(lhs_scale=left, rhs_scale=rights[0], rhs_up_scale=rights[1])
+    return scales.in_order(planned, plan.dimension_numbers)
 
 
 def _with_epilogue(
@@ -389,11 +390,13 @@ def problem_of(
     ).problem
 
 
-def factors(terms: EpilogueArguments, alpha: Any, beta: Any) -> tuple[Any, ...]:
-    """Alpha and beta as operands, if one of them is an array."""
-    if terms.alpha is not None and terms.beta is not None:
-        return ()
-    return alpha if terms.alpha is None else None, beta if terms.beta is None else None
+def factors(terms: EpilogueArguments, alpha: Any, beta: Any, *scales: Any) -> tuple[Any, ...]:
+    """Alpha, beta and scales as operands, if one of them is an array."""
+    if not any(scale is not None for scale in scales):
+        scales = ()
+        if terms.alpha is not None and terms.beta is not None:
+            return ()
+    return alpha if terms.alpha is None else None, beta if terms.beta is None else None, *scales
 
 
 def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, ...]:

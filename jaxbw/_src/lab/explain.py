@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxbw._src import compat
-from jaxbw._src.api import arguments
-from jaxbw._src.api.arguments import Quantized, data_of, scales
-from jaxbw._src.api.matmul import factors, operands_of, problem_of
+from jaxbw._src.api import arguments, scales
+from jaxbw._src.api.arguments import Quantized
+from jaxbw._src.api.matmul import factors, operands_of, problem_of, scaled
 from jaxbw._src.api.matmul_plan import plan_matmul
 from jaxbw._src.lab.model.report import estimate_of
 from jaxbw._src.primitives import serve
@@ -36,6 +36,9 @@ def explain(
     c: Any = None,
     alpha: Any = 1.0,
     beta: Any = 1.0,
+    lhs_scale: Any = None,
+    rhs_scale: Any = None,
+    rhs_up_scale: Any = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     implementation: Implementation = None,
@@ -53,9 +56,10 @@ def explain(
       lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct` objects; likewise an alpha or
         beta that is no number. Of a `matmul`, lhs and rhs may be `Quantized`.
       rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
+      rhs_up_scale: likewise, of the columns of rhs_up; default None.
       dimension_numbers: of a `dot_general`; default None, a `matmul`.
-      bias_axis, activation, alpha, beta, precision, preferred_element_type, implementation, config:
-        as of `matmul`.
+      bias_axis, activation, alpha, beta, lhs_scale, rhs_scale, precision, preferred_element_type,
+        implementation, config: as of `matmul`.
       device: a name that `target` takes; default None.
 
     Returns:
@@ -85,6 +89,9 @@ def explain(
         c=c,
         alpha=alpha,
         beta=beta,
+        lhs_scale=lhs_scale,
+        rhs_scale=rhs_scale,
+        rhs_up_scale=rhs_up_scale,
         precision=precision,
         preferred_element_type=preferred_element_type,
         implementation=implementation,
@@ -108,6 +115,9 @@ def examined(
     c: Any = None,
     alpha: Any = 1.0,
     beta: Any = 1.0,
+    lhs_scale: Any = None,
+    rhs_scale: Any = None,
+    rhs_up_scale: Any = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     implementation: Implementation = None,
@@ -120,28 +130,36 @@ def examined(
     `weighs_xla` is as of `select`: False where only kernels are asked about.
     """
     if dimension_numbers is None and any(isinstance(x, Quantized) for x in (lhs, rhs)):
-        scalar, *_ = scales(call, lhs, rhs)
         if preferred_element_type is None:
             preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
-        lhs, rhs = data_of(lhs), data_of(rhs)
-        alpha = alpha if scalar is None else jax.ShapeDtypeStruct((), jnp.float32)
+        lhs, lhs_scale = scales.of_quantized(call, "lhs", lhs, lhs_scale)
+        rhs, rhs_scale = scales.of_quantized(call, "rhs", rhs, rhs_scale)
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    arrays = (lhs, rhs, rhs_up, c, bias, residual, *factors(terms, alpha, beta))
+    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, rhs_up_scale)
+    arrays = (lhs, rhs, rhs_up, c, bias, residual, *last)
     operands = Operands(
         *(_typed(call, name, x) for name, x in zip(Operands._fields, arrays, strict=False))
     )
-    epilogue = arguments.epilogue(call, operands, terms)
     if dimension_numbers is None:
         plan = plan_matmul(call, operands.lhs, operands.rhs)
         dims = plan.dimension_numbers
         if preferred_element_type is None:
             preferred_element_type = jnp.result_type(operands.lhs.dtype, operands.rhs.dtype)
         arguments.check_gated(call, operands)
-        planned = jax.eval_shape(lambda *x: operands_of(call, plan, Operands(*x)), *operands)
-        operands = Operands(*(None if x is None else compat.abstract_type(x) for x in planned))
+
+        def of_call(*given: Any) -> Operands:
+            return operands_of(call, plan, scaled(call, Operands(*given), terms))
+
     else:
         ranks = (operands.lhs.ndim, operands.rhs.ndim)
         dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
+
+        def of_call(*given: Any) -> Operands:
+            return scaled(call, Operands(*given), terms, dims)
+
+    types = jax.eval_shape(of_call, *operands)
+    operands = Operands(*(None if x is None else compat.abstract_type(x) for x in types))
+    epilogue = arguments.epilogue(call, operands, terms)
     params = arguments.matmul_params(
         arguments.matmul(
             call, dims, precision, preferred_element_type, None, implementation, config

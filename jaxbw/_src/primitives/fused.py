@@ -1,7 +1,8 @@
 """A matmul with an epilogue: the primitive that computes it, and its derivative.
 
-Forward it is one kernel, differentiated or not: where the derivative needs z = alpha * lhs @ rhs +
-beta * c + bias (and u, of a gated matmul), the same kernel writes it beside d, in d's dtype.
+Forward it is one kernel, differentiated or not: where the derivative needs z = alpha * scales *
+lhs @ rhs + beta * c + bias (and u, of a gated matmul), the same kernel writes it beside d, in d's
+dtype.
 
 - Without activation nothing is saved.
 - "relu" without residual: the sign of d says where the derivative is 1.
@@ -22,9 +23,9 @@ from jax.interpreters import ad
 from jaxbw._src import compat
 from jaxbw._src.epilogue import PREACTIVATION, Epilogue
 from jaxbw._src.primitives.fused_dot_general import (
-    bias_dimensions,
     fused_dot_general,
     fused_dot_general_p,
+    ranks_of,
 )
 from jaxbw._src.primitives.fused_dot_general import matmul as matmul
 from jaxbw._src.primitives.fused_tangent import Kept, asked_of, cotangents_of, or_none, tangents_of
@@ -74,10 +75,9 @@ def _results_move(
         still: list[Any] = [ad.Zero(jax.typeof(x)) for x in results[: e.results]]
         return still if moves.residual is None else [moves.residual.astype(d.dtype), *still[1:]]
     seen = [results[i] for i in _sees(e)]
-    ranks = operands.lhs.ndim, operands.rhs.ndim
-    along = bias_dimensions(e, *ranks, params["dimension_numbers"])
+    ranks = ranks_of(operands.lhs.ndim, operands.rhs.ndim, params["dimension_numbers"])
     return tangents_of(
-        Kept(operands, seen), moves, epilogue=e, result=jax.typeof(d), bias_along=along, **params
+        Kept(operands, seen), moves, epilogue=e, result=jax.typeof(d), ranks=ranks, **params
     )
 
 
@@ -117,7 +117,10 @@ def _transpose_linear(
     """Of the matmul itself: without activation it is linear in one of each term's factors."""
     e, operands = epilogue, Operands.of(epilogue, given)
     asked = asked_of(operands)
-    terms = (asked.lhs, asked.rhs, asked.alpha), (asked.c, asked.beta)
+    terms = (
+        (asked.lhs, asked.rhs, asked.alpha, asked.lhs_scale, asked.rhs_scale),
+        (asked.c, asked.beta),
+    )
     is_linear = all(sum(x is not None for x in factors) <= 1 for factors in terms)
     if e.activation is not None or e.gated or not is_linear:
         raise NotImplementedError(
@@ -125,13 +128,14 @@ def _transpose_linear(
             "for; use jax.vjp"
         )
     lhs, rhs = (x if y is None else y for x, y in zip(operands[:2], asked, strict=False))
+    known = Operands(*(None if ad.is_undefined_primal(x) else x for x in operands))
     found = cotangents_of(
-        Kept(operands, ()),
+        Kept(known, ()),
         asked,
         bars,
         epilogue=e,
         result=next(jax.typeof(x) for x in bars if or_none(x) is not None),
-        bias_along=bias_dimensions(e, lhs.ndim, rhs.ndim, params["dimension_numbers"]),
+        ranks=ranks_of(lhs.ndim, rhs.ndim, params["dimension_numbers"]),
         **params,
     )
     return [bar for bar, x in zip(found, operands, strict=True) if x is not None]

@@ -5,7 +5,7 @@ XLA's operations by the same formula (epilogue.py). Its derivative is in fused.p
 
 It is not one primitive with dot_general_p. That one is bilinear in exactly two operands with one
 result, so that JAX derives jvp, transposition and linear_transpose from two rules; this one has up
-to eight operands and three results, is linear in none of its epilogue, and has dead code and
+to ten operands and three results, is linear in none of its epilogue, and has dead code and
 batching rules that the other does not need. Merged, each rule but lowering and partitioning, which
 they share already, would begin by asking which of the two it is for.
 """
@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching
 
 from jaxbw._src import compat
-from jaxbw._src.epilogue import Epilogue, evaluate, wide_dtype
+from jaxbw._src.epilogue import Epilogue, Ranks, evaluate, wide_dtype
 from jaxbw._src.primitives import partitioning, serve
 from jaxbw._src.primitives.dot_general import (
     batched_dimension_numbers,
@@ -54,7 +54,8 @@ def fused_dot_general(
     """Binds the primitive.
 
     c and residual are shaped as the dot_general. The bias lies along n, the last dimensions of rhs
-    that are in the result, or along m, the last such dimensions of lhs.
+    that are in the result, or along m, the last such dimensions of lhs. Scales are shaped as the
+    result's batch dimensions and those of lhs, or of rhs.
     """
     results = fused_dot_general_p.bind(
         *compat.insert_reshard(*operands.given()),
@@ -75,15 +76,14 @@ def matmul(operands: Operands, epilogue: Epilogue, params: Mapping[str, Any]) ->
     return fused_dot_general(operands, epilogue, **params)[0]
 
 
-def bias_dimensions(
-    epilogue: Epilogue, lhs_rank: int, rhs_rank: int, dims: DimensionNumbers
-) -> tuple[int, ...]:
-    """The dimensions of the dot_general along which the bias of an epilogue lies."""
+def ranks_of(lhs_rank: int, rhs_rank: int, dims: DimensionNumbers) -> Ranks:
+    """How many dimensions of the dot_general there are of which kind."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims
-    rows = len(lhs_batch) + len(kept(lhs_rank, lhs_contract, lhs_batch))
-    columns = len(kept(rhs_rank, rhs_contract, rhs_batch))
-    end = rows if epilogue.bias_axis == "m" else rows + columns
-    return tuple(range(end - epilogue.bias_rank, end))
+    return Ranks(
+        len(lhs_batch),
+        len(kept(lhs_rank, lhs_contract, lhs_batch)),
+        len(kept(rhs_rank, rhs_contract, rhs_batch)),
+    )
 
 
 def _formula(
@@ -102,7 +102,7 @@ def _formula(
     return evaluate(
         epilogue,
         output.dtype,
-        bias_dimensions(epilogue, lhs.ndim, rhs.ndim, dimension_numbers),
+        ranks_of(lhs.ndim, rhs.ndim, dimension_numbers),
         multiply(lhs, rhs, params),
         None if rhs_up is None else multiply(lhs, rhs_up, params),
         *others,
@@ -178,9 +178,19 @@ def _batch(axis_data: Any, given: Any, batched: Any, **params: Any) -> Any:
         params.pop("dimension_numbers"),
     )
     params["out_sharding"] = compat.vmapped_sharding(axis_data, params["out_sharding"], result)
+    # Of those arrays that have the new dimension, where it is: scales of rhs have none of lhs.
+    new = {"c": result, "residual": result}
+    if axes.lhs is not None:
+        new["lhs_scale"] = result
+    if axes.rhs is not None:
+        ranks = ranks_of(operands.lhs.ndim, operands.rhs.ndim, dims)
+        in_columns = result if axes.lhs is not None else result - ranks.lhs
+        new |= dict.fromkeys(("rhs_scale", "rhs_up_scale"), in_columns)
     operands = operands._replace(
-        c=_at(operands.c, axes.c, result, axis_data.size),
-        residual=_at(operands.residual, axes.residual, result, axis_data.size),
+        **{
+            name: _at(getattr(operands, name), getattr(axes, name), axis, axis_data.size)
+            for name, axis in new.items()
+        }
     )
     results = fused_dot_general(operands, dimension_numbers=dims, **params)
     return results, [result] * len(results)
@@ -207,11 +217,15 @@ def _stays_one(
 
     It is not where the matmul has no new dimension, or the bias has: it runs along the last
     dimensions of one operand. Nor is it where the new dimension has come among those, or a kernel
-    would have several factors.
+    would have several factors, or several scales of one row or column.
     """
     if any(axis is not None for axis in (axes.bias, axes.alpha, axes.beta)):
         return False
     if axes.lhs is None and axes.rhs is None:
+        return False
+    if axes.lhs is None and axes.lhs_scale is not None:
+        return False
+    if axes.rhs is None and (axes.rhs_scale is not None or axes.rhs_up_scale is not None):
         return False
     if epilogue.bias is None or (axes.lhs is not None and axes.rhs is not None):
         return True

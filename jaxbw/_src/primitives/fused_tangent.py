@@ -11,7 +11,7 @@ have derivatives of their own.
 
 The cotangent of alpha, where that is an array, takes no matmul beside the one of lhs: as z is
 linear in both, alpha times the one is lhs times the other. It is right for an alpha of 0, which a
-division by alpha would not be.
+division by alpha would not be. Those of scales take the matmul itself, once more.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxbw._src import compat
-from jaxbw._src.epilogue import ACTIVATIONS, Epilogue, scaled, wide_dtype
+from jaxbw._src.epilogue import ACTIVATIONS, Epilogue, Ranks, scaled, wide_dtype
 from jaxbw._src.primitives.dot_general import dot_general
 from jaxbw._src.primitives.fused_dot_general import matmul
 from jaxbw._src.primitives.transposition import backward_params, transposition
@@ -58,20 +57,25 @@ def tangents_of(kept: Kept, moves: Operands, **params: Any) -> Sequence[Any]:
     Args:
       kept: more than is needed for the operands that move is left out.
       moves: the operands' tangents; None where there is none.
-      params: those of the matmul, its epilogue, the type of its results, and the dimensions along
-        which the bias lies.
+      params: those of the matmul, its epilogue, the type of its results, and its ranks.
     """
     x = kept.operands
     right = _first(moves.rhs, moves.rhs_up)
-    by_left, by_right = _first(moves.lhs, moves.alpha), _first(right, moves.alpha)
+    scale = _first(moves.lhs_scale, moves.rhs_scale, moves.rhs_up_scale)
+    factor = _first(moves.alpha, scale)
+    by_left, by_right = _first(moves.lhs, factor), _first(right, factor)
     needed = Operands(
         None if by_right is None else x.lhs,
         None if by_left is None else x.rhs,
         None if by_left is None else x.rhs_up,
         c=None if moves.beta is None else x.c,
-        alpha=None if _first(moves.lhs, right) is None else x.alpha,
+        alpha=None if _first(moves.lhs, right, scale) is None else x.alpha,
         beta=None if moves.c is None else x.beta,
     )
+    if _first(by_left, right) is not None:
+        needed = needed._replace(
+            lhs_scale=x.lhs_scale, rhs_scale=x.rhs_scale, rhs_up_scale=x.rhs_up_scale
+        )
     given, tree = jax.tree.flatten((Kept(needed, kept.seen), moves))
     tangents: Sequence[Any] = fused_tangent_p.bind(*given, tree=tree, **params)
     return tangents
@@ -82,7 +86,7 @@ def _first(*arrays: Any) -> Any:
 
 
 def _formula(
-    *given: Any, tree: Any, epilogue: Epilogue, result: Any, bias_along: Any, **params: Any
+    *given: Any, tree: Any, epilogue: Epilogue, result: Any, ranks: Ranks, **params: Any
 ) -> list[Any]:
     """The operation in terms of others: at most three matmuls for each right operand."""
     (x, seen), moves = jax.tree.unflatten(tree, given)
@@ -91,22 +95,31 @@ def _formula(
     zero = ad.zeros_like_aval(result.update(dtype=wide))
     alpha, beta = x.factors(e)
 
-    def of_matmul(right: Any, right_moves: Any) -> Any:
-        factors = ((moves.lhs, right), (x.lhs, right_moves))
+    def of_matmul(right: str, scale: str) -> Any:
+        rhs, rhs_moves = getattr(x, right), getattr(moves, right)
+        scales, scale_moves = (x.lhs_scale, getattr(x, scale)), getattr(moves, scale)
+        factors = ((moves.lhs, rhs), (x.lhs, rhs_moves))
         terms = [dot_general(x, y, **params) for x, y in factors if x is not None and y is not None]
-        total = sum(terms, zero) if alpha is None else scaled(alpha, sum(terms, zero))
-        if moves.alpha is not None and right is not None:
-            total += scaled(moves.alpha, dot_general(x.lhs, right, **params))
+        total = ranks.scaled(sum(terms, zero), *scales)
+        total = total if alpha is None else scaled(alpha, total)
+        if rhs is None or _first(moves.alpha, moves.lhs_scale, scale_moves) is None:
+            return total
+        matmul = dot_general(x.lhs, rhs, **params)
+        if moves.alpha is not None:
+            total += scaled(moves.alpha, ranks.scaled(matmul, *scales))
+        if moves.lhs_scale is not None:
+            total += scaled(alpha, ranks.scaled(matmul, moves.lhs_scale, scales[1]))
+        if scale_moves is not None:
+            total += scaled(alpha, ranks.scaled(matmul, scales[0], scale_moves))
         return total
 
-    z = of_matmul(x.rhs, moves.rhs)
+    z = of_matmul("rhs", "rhs_scale")
     for factor, c in ((beta, moves.c), (moves.beta, x.c)):
         if factor is not None and c is not None:
             z += scaled(factor, c.astype(wide))
     if moves.bias is not None:
-        others = [i for i in range(z.ndim) if i not in bias_along]
-        z += lax.expand_dims(moves.bias.astype(wide), others)
-    saved = (z, of_matmul(x.rhs_up, moves.rhs_up)) if e.gated else (z,)
+        z += ranks.spread(moves.bias, ranks.of_bias(e), wide)
+    saved = (z, of_matmul("rhs_up", "rhs_up_scale")) if e.gated else (z,)
     d = _slope(e, [y.astype(wide) for y in seen], saved)
     if moves.residual is not None:
         d += moves.residual.astype(wide)
@@ -141,6 +154,8 @@ def _jvp_of_tangent(
     kept_moves, moves_move = jax.tree.unflatten(tree, [or_none(x) for x in tangents])
     curves = any(x is not None for x in kept_moves.seen)
     e = epilogue
+    if e.is_scaled:
+        return _jvp_of_formula(primals, tangents, tree=tree, epilogue=e, **params)
     d, *saved = tangents_of(kept, moves, epilogue=e.saving() if curves else e, **params)
     results = [d, *saved][: e.results]
 
@@ -172,6 +187,20 @@ def _jvp_of_tangent(
     return results, sums
 
 
+def _jvp_of_formula(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    """Where scales are factors, too, the second derivative is that of the operations."""
+    moving = [i for i, x in enumerate(tangents) if or_none(x) is not None]
+
+    def formula(*moved: Any) -> list[Any]:
+        given = [*primals]
+        for i, x in zip(moving, moved, strict=True):
+            given[i] = x
+        return _formula(*given, **params)
+
+    inputs, moves = ([xs[i] for i in moving] for xs in (primals, tangents))
+    return fused_tangent_p.bind(*primals, **params), jax.jvp(formula, inputs, moves)[1]
+
+
 def _transpose(bars: Sequence[Any], *given: Any, tree: Any, **params: Any) -> list[Any]:
     kept, moves = jax.tree.unflatten(tree, given)
     found = cotangents_of(kept, asked_of(moves), bars, **params)
@@ -191,13 +220,13 @@ def cotangents_of(
     *,
     epilogue: Epilogue,
     result: Any,
-    bias_along: tuple[int, ...],
+    ranks: Ranks,
     **params: Any,
 ) -> Operands:
     """The cotangents of operands, of those of the results; None for those that are not asked for.
 
     Args:
-      kept, epilogue, result, bias_along, params: as of `tangents_of`.
+      kept, epilogue, result, ranks, params: as of `tangents_of`.
       asked: the types of the operands.
     """
     e, wide = epilogue, wide_dtype(result.dtype)
@@ -208,10 +237,15 @@ def cotangents_of(
         wide_bars = pull_back(wide_bars[0])
     if saved_bars:
         wide_bars = [x + y.astype(wide) for x, y in zip(wide_bars, saved_bars, strict=True)]
-    bars = [x.astype(result.dtype) for x in wide_bars]
 
     operands = kept.operands
-    _, beta = operands.factors(e)
+    alpha_of_z, beta = operands.factors(e)
+    lefts, rights = (operands.lhs,), (operands.rhs, operands.rhs_up)
+    right_scales = operands.rhs_scale, operands.rhs_up_scale
+    bars = [
+        ranks.scaled(bar, operands.lhs_scale, scale).astype(result.dtype)
+        for bar, scale in zip(wide_bars, right_scales, strict=False)
+    ]
 
     def operand_bar(
         x: Any,
@@ -242,8 +276,26 @@ def cotangents_of(
             total = matmul(arrays, summed, keywords)
         return plan.result(total, x)
 
-    z_bar, others = wide_bars[0], tuple(i for i in range(result.ndim) if i not in bias_along)
-    lefts, rights = (operands.lhs,), (operands.rhs, operands.rhs_up)
+    def scale_bars() -> tuple[Any, Any, Any]:
+        """Of the scales of rows, and of both operands' columns: by the matmul itself."""
+        if _first(asked.lhs_scale, asked.rhs_scale, asked.rhs_up_scale) is None:
+            return None, None, None
+        keywords = {
+            **params,
+            "preferred_element_type": wide,
+            "policy": params["policy"].for_gradients,
+        }
+        of_rows, of_columns = 0.0, [None, None]
+        for i, (bar, scale) in enumerate(zip(wide_bars, right_scales, strict=False)):
+            product = scaled(alpha_of_z, bar * dot_general(operands.lhs, rights[i], **keywords))
+            of_rows += ranks.scaled(product, None, scale).sum(ranks.others(ranks.rows))
+            by_rows = ranks.scaled(product, operands.lhs_scale, None)
+            of_columns[i] = by_rows.sum(ranks.others(ranks.columns))
+        found = zip(asked[-3:], (of_rows, *of_columns), strict=True)
+        of_lhs, of_rhs, of_up = (None if x is None else _like(x, bar) for x, bar in found)
+        return of_lhs, of_rhs, of_up
+
+    z_bar = wide_bars[0]
     alpha_bar = None
     if asked.alpha is None:
         lhs_bar = operand_bar(asked.lhs, bars, rights, of_rhs=False)
@@ -257,10 +309,13 @@ def cotangents_of(
         operand_bar(asked.rhs, bars[:1], lefts, of_rhs=True),
         operand_bar(asked.rhs_up, bars[1:], lefts, of_rhs=True),
         None if asked.c is None else _like(asked.c, scaled(beta, z_bar)),
-        None if asked.bias is None else _like(asked.bias, z_bar.sum(axis=others)),
+        None
+        if asked.bias is None
+        else _like(asked.bias, z_bar.sum(ranks.others(ranks.of_bias(e)))),
         None if asked.residual is None else _like(asked.residual, d_bar),
         None if alpha_bar is None else _like(asked.alpha, alpha_bar),
         None if asked.beta is None else _like(asked.beta, (z_bar * operands.c.astype(wide)).sum()),
+        *scale_bars(),
     )
 
 

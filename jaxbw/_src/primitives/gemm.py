@@ -23,7 +23,7 @@ from jaxbw._src.selection.implementations import EMULATED
 
 # The number counts changes of attributes, operands or results: a program that was compiled or
 # exported for another number is not run in their stead.
-TARGET = "jaxbw_gemm_v4"
+TARGET = "jaxbw_gemm_v5"
 
 gemm_p = Primitive("jaxbw_gemm")
 gemm_p.multiple_results = True
@@ -53,7 +53,11 @@ def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any,
         None if c is None else jax.lax.reshape(c, problem.output_shape),
         None if bias is None else _repeated(bias, problem),
         None if residual is None else jax.lax.reshape(residual, problem.output_shape),
-        *(factors if c is not None else factors[:1]),
+        alpha=factors[0] if factors else None,
+        beta=factors[1] if factors and c is not None else None,
+        lhs_scale=_vectors(operands.lhs_scale, problem, of_lhs=True),
+        rhs_scale=_vectors(operands.rhs_scale, problem, of_lhs=False),
+        rhs_up_scale=_vectors(operands.rhs_up_scale, problem, of_lhs=False),
     )
     # The workspace does not depend on an m that is symbolic.
     plan = plan_of(problem.sized(CANONICAL_M), choice)
@@ -89,6 +93,15 @@ def _repeated(bias: Any, problem: GemmProblem) -> Any:
     if bias.size != extent:
         bias = jnp.broadcast_to(bias, (extent // bias.size, *bias.shape))
     return jax.lax.reshape(bias, (extent,))
+
+
+def _vectors(scales: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:
+    """The scales of an operand as vectors along m or n, as many as it has matrices."""
+    if scales is None:
+        return None
+    batched = problem.lhs_batched if of_lhs else problem.rhs_batched
+    shape = (problem.batch if batched else 1, problem.m if of_lhs else problem.n)
+    return jax.lax.reshape(scales.astype(np.float32), shape)
 
 
 def _abstract_eval(

@@ -66,6 +66,7 @@ def factors_of(
     lhs, rhs = (tuple(its[i] for i in range(len(its))) for its in of)
     e = epilogue
     end = ends[e.bias_axis == "n"]
+    of_columns = (*result[: len(lhs_batch)], *result[ends[0] :])
     arrays = Operands(
         lhs,
         rhs,
@@ -75,6 +76,9 @@ def factors_of(
         None if e.residual is None else tuple(result),
         () if e.alpha is None else None,
         () if e.beta is None else None,
+        tuple(result[: ends[0]]) if e.lhs_scale else None,
+        of_columns if e.rhs_scale else None,
+        of_columns if e.rhs_scale and e.gated else None,
     )
     summed = results[0].dtype if e.is_identity else np.dtype(wide_dtype(results[0].dtype))
     return Factors(

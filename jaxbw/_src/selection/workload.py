@@ -23,8 +23,8 @@ class Workload:
       input: dtype of the operands; output_size: bytes of an element of the result.
       extra_bytes: per element of the result, that the epilogue reads and writes beside it.
       activated, gated, swapped: whether it is.
-      general: whether the epilogue reads or saves arrays that are shaped as the result, or has a
-        long activation.
+      general: whether the epilogue reads or saves arrays that are shaped as the result, or has
+        scales or a long activation.
       residual_by_tma: whether all that it reads is a residual that TMA can bring.
       tma_rows: whether TMA can store the result's rows.
       a_straddles, b_straddles: whether an operand's rows, as they are loaded, do not begin at lines
@@ -113,7 +113,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         extra_bytes=sum(arrays),
         activated=epilogue.activation is not None,
         gated=epilogue.gated,
-        general=bool(arrays) or epilogue.activation == "gelu_exact",
+        general=bool(arrays) or epilogue.is_scaled or epilogue.activation == "gelu_exact",
         residual_by_tma=_residual_by_tma(p) and not swapped,
         swapped=swapped,
         tma_rows=p.n * p.output.itemsize % ALIGNMENT == 0,
@@ -133,7 +133,7 @@ def canonical(work: Workload) -> Workload:
 
 def _residual_by_tma(p: GemmProblem) -> bool:
     e = p.epilogue
-    alone = e.c is None and e.results == 1 and e.activation != "gelu_exact"
+    alone = e.c is None and not e.is_scaled and e.results == 1 and e.activation != "gelu_exact"
     itemsize = 0 if e.residual is None else e.residual.itemsize
     return alone and itemsize == 2 and p.n * itemsize % ALIGNMENT == 0
 

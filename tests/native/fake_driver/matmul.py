@@ -61,6 +61,8 @@ class Matmul:
     bias: str | None = None
     bias_along_m: bool = False
     residual: str | None = None
+    lhs_scale: bool = False
+    rhs_scale: bool = False
     activation: str = "none"
     gated: bool = False
     save: bool = False
@@ -94,6 +96,8 @@ class Matmul:
             "has_bias": int(self.bias is not None),
             "bias_along_m": int(self.bias_along_m),
             "has_residual": int(self.residual is not None),
+            "has_lhs_scale": int(self.lhs_scale),
+            "has_rhs_scale": int(self.rhs_scale),
             "gated": int(self.gated),
             "save": int(self.save),
             "activation": _native.Activation[self.activation.upper()].value,
@@ -124,7 +128,7 @@ class Matmul:
     def dtypes(self) -> list[str]:
         """Of the operands, in their order."""
         named = (self.c, self.bias, self.residual)
-        factors = ["f32"] * len(self.factors)
+        factors = ["f32"] * (len(self.factors) + self.lhs_scale + self.rhs_scale * (1 + self.gated))
         return [self.dtype] * (3 if self.gated else 2) + [name for name in named if name] + factors
 
     @property
@@ -134,7 +138,7 @@ class Matmul:
         return [np.array(number, np.float32) for number in numbers] if self.in_memory else []
 
     def operands(self) -> list[Values]:
-        """lhs, rhs, and what there is of the others, then factors; as they lie in memory."""
+        """lhs, rhs, and what there is of the others, factors, scales; as they lie in memory."""
         random = np.random.default_rng(zlib.crc32(repr(self).encode()))
 
         def draw(dtype: str, *shape: int) -> Values:
@@ -156,7 +160,13 @@ class Matmul:
             drawn.append(draw(self.bias, self.m if self.bias_along_m else self.n))
         if self.residual:
             drawn.append(draw(self.residual, *shape))
-        return drawn + self.factors
+        scales = [("lhs", self.m)] * self.lhs_scale
+        scales += [("rhs", self.n)] * (self.rhs_scale * (1 + self.gated))
+        return (
+            drawn
+            + self.factors
+            + [draw("f32", 1 if name in self.shared else self.batch, size) for name, size in scales]
+        )
 
     def expected(self, operands: list[Values]) -> list[Values]:
         """d and the saved results."""
@@ -167,13 +177,19 @@ class Matmul:
 
         lhs, rhs, up = given.pop(0), given.pop(0), take(self.gated)
         c, bias, residual = take(self.c), take(self.bias), take(self.residual)
-        factors: tuple[Any, ...] = (*given, 0) if self.in_memory else (self.alpha, self.beta)
-        alpha, beta = factors[:2]
+        alpha: Any = self.alpha
+        beta: Any = self.beta
+        if self.in_memory:
+            alpha, beta = given.pop(0), take(self.c)
+        rows = take(self.lhs_scale)
         lhs = lhs if self.layout[0] == "n" else lhs.swapaxes(1, 2)
 
         def times(right: Values) -> Values:
             right = right if self.layout[1] == "n" else right.swapaxes(1, 2)
-            return np.asarray(np.float32(alpha) * (lhs @ right))
+            columns = take(self.rhs_scale)
+            z = np.float32(alpha) * (lhs @ right)
+            z = z if rows is None else z * rows[:, :, None]
+            return np.asarray(z if columns is None else z * columns[:, None, :])
 
         z = times(rhs)
         if c is not None:

@@ -179,7 +179,7 @@ def test_a_bad_configuration_is_refused_when_the_program_is_compiled(
 def test_attributes_must_be_exactly_these(fake: FakeDriver) -> None:
     fewer = {name: value for name, value in ATTRIBUTES.items() if name != "stages"}
     for attributes in (fewer, ATTRIBUTES | {"split": 1}):
-        with pytest.raises(xla.FfiError, match="Wrong number of attributes: expected 30"):
+        with pytest.raises(xla.FfiError, match="Wrong number of attributes: expected 32"):
             xla.call("instantiate", attributes)
 
 
@@ -228,6 +228,9 @@ WRONG_CALLS: list[tuple[dict[str, int], list[Any], list[Any], str]] = [
     ({"has_bias": 1}, [], [], "2 operands; the attributes say that there are 3"),
     ({"has_bias": 1}, [random((256,))], [], r"bias is \[256\]; here it is \[264\]"),
     ({"has_bias": 1}, [random((264,), np.float64)], [], "bias is not f16, bf16 or f32"),
+    ({"has_rhs_scale": 1}, [random((1, 136))], [], r"rhs_scale is \[1,136\]; here it is \[1,264\]"),
+    ({"has_lhs_scale": 1}, [random((1, 136), np.float16)], [], "lhs_scale has another dtype"),
+    ({"has_lhs_scale": 2}, [random((1, 136))], [], "attribute has_lhs_scale is 2; it is 0 or 1"),
     ({}, [], [random((1, 136, 264))], "2 results; this call has 1: result"),
     ({"save": 1}, [], [], "1 results; this call has 2: result, saved"),
     ({"save": 1}, [], [random((1, 136, 264))], "saved has another dtype"),

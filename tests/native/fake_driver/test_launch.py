@@ -300,6 +300,10 @@ def test_what_is_computed_in_registers(
         {"gated": True, "bias": "f32", "residual": "bf16", "save": True, "alpha": 2.0},
         {"in_memory": True},  # though alpha is 1
         {"in_memory": True, "alpha": 0.5, "c": "bf16", "beta": -2.0},
+        {"lhs_scale": True, "bias": "f32", "activation": "relu"},
+        {"rhs_scale": True, "in_memory": True, "c": "bf16", "beta": 2.0, "alpha": -0.5},
+        {"lhs_scale": True, "rhs_scale": True, "shared": ("rhs",), "residual": "bf16"},
+        {"lhs_scale": True, "rhs_scale": True, "gated": True, "activation": "relu", "save": True},
     ],
     ids=str,
 )
@@ -307,7 +311,9 @@ def test_what_is_computed_in_registers(
 def test_epilogues(fake: FakeDriver, terms: dict[str, Any], family: str) -> None:
     config = SM90 if family == "sm90" else PAIR
     Matmul(output="bf16", batch=2, family=family, config=config, **terms).check()
-    arrays = terms.keys() & {"c", "save"} or terms.get("residual") == "f32"
+    arrays = (
+        terms.keys() & {"c", "save", "lhs_scale", "rhs_scale"} or terms.get("residual") == "f32"
+    )
     in_registers = family == "sm90" and not arrays
     assert fake.launches()[-1]["formula"] == (ELEMENTWISE if in_registers else GENERAL)
 

@@ -171,6 +171,11 @@ def operands(problem: GemmProblem) -> list[xla_form.Array]:
         found.append((p.output_shape, e.residual))
     if e.factors_in_memory:
         found += [((), np.dtype(np.float32))] * (1 if e.c is None else 2)
+    if e.lhs_scale:
+        found.append(((p.batch if p.lhs_batched else 1, p.m), np.dtype(np.float32)))
+    if e.rhs_scale:
+        columns = (p.batch if p.rhs_batched else 1, p.n), np.dtype(np.float32)
+        found += [columns] * (1 + e.gated)
     return found
 
 

@@ -51,7 +51,8 @@ def function(problem: GemmProblem) -> Callable[..., Any]:
         batched += [
             x is not given.bias for x in (given.c, given.bias, given.residual) if x is not None
         ]
-        batched += [False] * (len(arrays) - len(batched))  # factors
+        scales = [p.lhs_batched] * e.lhs_scale + [p.rhs_batched] * e.rhs_scale * (1 + e.gated)
+        batched += [False] * (len(arrays) - len(batched) - len(scales)) + scales
         is_stack = [p.batch > 1 and each for each in batched]
         whole = [
             x if keeps or x.ndim < 2 else x[0] for x, keeps in zip(arrays, is_stack, strict=True)

@@ -1,0 +1,123 @@
+"""Scales of a matmul's operands: what is wrong with them, and how the epilogue takes them.
+
+One that all rows share, or all columns, is a factor of alpha. Others are arrays.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxbw._src.api.arguments import Quantized
+from jaxbw._src.primitives.transposition import kept
+from jaxbw._src.problem import DimensionNumbers, Operands, describe
+
+_OPERANDS = {"lhs_scale": "lhs", "rhs_scale": "rhs", "rhs_up_scale": "rhs_up"}
+Contracting = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of lhs, and of rhs
+
+
+def of_quantized(call: str, name: str, x: Any, scale: Any) -> tuple[Any, Any]:
+    """An operand of `matmul` and its scale, which a `Quantized` has with it.
+
+    Raises:
+      TypeError: it has one, and another is given.
+      ValueError: scales that differ along the contraction.
+    """
+    if not isinstance(x, Quantized):
+        return x, scale
+    if scale is not None:
+        raise TypeError(
+            f"{call}: {name} is a Quantized, which has scales, and {name}_scale is given; leave it "
+            f"out, or pass {name}.data"
+        )
+    contracted = -2 if name == "rhs" and x.ndim > 1 else -1
+    if x.scale.size != 1 and x.scale.shape[contracted] != 1:
+        raise ValueError(
+            f"{call}: {name} {describe(x.dtype, x.shape)} has scales of shape "
+            f"{list(x.scale.shape)}; they are to be shared along the contraction: "
+            f"jaxbw.quantize({name}, ..., axis={contracted}), or axis=None"
+        )
+    return x.data, x.scale
+
+
+def checked(
+    call: str, operands: Operands, alpha: float | None, contracting: Contracting
+) -> Operands:
+    """Operands whose scales, if they have any, are factors of alpha, or arrays.
+
+    An array is shaped as its operand without the contracting dimensions. Of a gated matmul both
+    right operands have one, or none.
+
+    Args:
+      call: the function that a user called.
+      operands: with scales as they were given.
+      alpha: that of the call, where it is a number.
+      contracting: dimensions of the operands.
+
+    Raises:
+      TypeError: scales that are not real floating.
+      ValueError: scales of another shape.
+    """
+    found = {name: getattr(operands, name) for name in _OPERANDS}
+    if all(scale is None for scale in found.values()):
+        return operands
+    factor: Any = operands.alpha if alpha is None else alpha
+    gated = operands.rhs_up is not None
+    for name, scale in found.items():
+        if scale is None:
+            continue
+        scale = _shaped(call, name, scale, operands, contracting)
+        if scale.shape == () and not (gated and name != "lhs_scale"):
+            factor, scale = scale if alpha == 1 and factor is alpha else factor * scale, None
+        found[name] = scale
+    if gated and (found["rhs_scale"] is not None or found["rhs_up_scale"] is not None):
+        columns = _without(operands.rhs, contracting[1])
+        for name in ("rhs_scale", "rhs_up_scale"):
+            scale = jnp.float32(1) if found[name] is None else found[name]
+            found[name] = jnp.broadcast_to(scale, columns)
+    return operands._replace(**found, alpha=None if isinstance(factor, float) else factor)
+
+
+def _shaped(call: str, name: str, scale: Any, operands: Operands, contracting: Contracting) -> Any:
+    """A scale as a scalar, or with all its dimensions."""
+    of = _OPERANDS[name]
+    x, dims = getattr(operands, of), contracting[of != "lhs"]
+    shown = describe(scale.dtype, scale.shape)
+    if operands.rhs_up is not None and of == "rhs":
+        name, of = "rhs_gate_scale", "rhs_gate"
+    if not jnp.issubdtype(scale.dtype, jnp.floating):
+        raise TypeError(f"{call}: {name} is {scale.dtype}; cast it to float32")
+    wanted = _without(x, dims)
+    scale = scale.astype(jnp.promote_types(scale.dtype, jnp.float32))
+    if scale.ndim == x.ndim and all(scale.shape[i] == 1 for i in dims):
+        scale = lax.squeeze(scale, dims)
+    if scale.size == 1 and scale.ndim <= len(wanted):
+        return scale.reshape(())
+    fits = scale.ndim == len(wanted) and all(
+        size in (1, extent) for size, extent in zip(scale.shape, wanted, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{call}: {name} {shown} does not fit {of} {describe(x.dtype, x.shape)}; it is a "
+            f"scalar, or [{','.join(map(str, wanted))}], where sizes of 1 broadcast: reshape it "
+            "(scales that differ along the contraction are not supported)"
+        )
+    return jnp.broadcast_to(scale, wanted)
+
+
+def _without(x: Any, dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for i, size in enumerate(x.shape) if i not in dims)
+
+
+def in_order(operands: Operands, dims: DimensionNumbers) -> Operands:
+    """Operands of a dot_general, whose scales have their dimensions in the order of its result."""
+    found = {}
+    for name, of in _OPERANDS.items():
+        scale, side = getattr(operands, name), int(of != "lhs")
+        if scale is None:
+            continue
+        rank, contracting, batch = getattr(operands, of).ndim, dims[0][side], dims[1][side]
+        own = [i for i in range(rank) if i not in contracting]
+        order = [own.index(i) for i in (*batch, *kept(rank, contracting, batch))]
+        found[name] = scale if order == sorted(order) else lax.transpose(scale, order)
+    return operands._replace(**found)

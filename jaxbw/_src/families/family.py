@@ -32,6 +32,7 @@ class Family(ABC):
       default_target: the GPU that a strict call is lowered for where none is there.
       inputs: dtypes of operands, and the `input` of the instances that take them. Both operands
         have one, or 8 bits each.
+      on_request: dtypes of operands that are left to XLA unless the kernels are asked for by name.
       k_major_only: dtypes that its instructions take K-major only.
       has_tensor_memory: whether accumulators are there, not in registers.
       mma_rows: hardware: of one instruction, in one CTA.
@@ -47,6 +48,7 @@ class Family(ABC):
     gpus: str
     default_target: str
     inputs: Mapping[np.dtype[Any], str]
+    on_request: tuple[np.dtype[Any], ...]
     k_major_only: tuple[np.dtype[Any], ...]
     has_tensor_memory: bool
     mma_rows: int

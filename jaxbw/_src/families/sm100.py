@@ -33,6 +33,7 @@ SM100 = _Sm100(
     gpus="10.0 or 10.3 (B200, GB200, B300)",
     default_target="B200",
     inputs={BF16: "16bit", F16: "16bit", E4M3: "8bit", E5M2: "8bit", F32: "tf32"},
+    on_request=(),
     k_major_only=(F32,),
     has_tensor_memory=True,
     mma_rows=128,

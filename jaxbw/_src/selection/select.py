@@ -60,8 +60,8 @@ def select(
         on = for_family(device, family) if name in EMULATED else device
         for_every_m = config is not None and config.is_for_every_m
         reason_against = _family_refusal(problem, on, family, kernels, for_every_m=for_every_m)
-        if reason_against is None and implementations is None and name not in VERIFIED_FAMILIES:
-            reason_against = "kernel not yet verified"
+        if reason_against is None and implementations is None:
+            reason_against = _reason_to_leave(problem, name, config)
         if reason_against is not None:
             refused.append(Refusal(name, reason_against))
             continue
@@ -90,6 +90,18 @@ def select(
         else:
             return replace(chosen, refused=tuple(refused))
     return tuple(refused)
+
+
+def _reason_to_leave(problem: GemmProblem, name: str, config: GemmConfig | None) -> str | None:
+    """Why a family is passed over where no implementation is asked for."""
+    if name not in VERIFIED_FAMILIES:
+        return "kernel not yet verified"
+    if config is None and problem.lhs_dtype in FAMILIES[name].on_request:
+        return (
+            f"the operands are {problem.lhs_dtype}, at which XLA is as quick or quicker; "
+            f"implementation={name!r} asks for the kernel"
+        )
+    return None
 
 
 def _free_choice(device: Device | None) -> tuple[str, ...]:

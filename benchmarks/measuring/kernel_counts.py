@@ -121,6 +121,8 @@ class Row:
             pattern: max(1, int(spans * count)) if count else 0
             for pattern, count in self.epilogue.items()
         }
+        if wgmmas == 1 and self.tile[1] <= SPAN:  # sm90_context.h, accumulator_sets
+            epilogue["FADD.*"] = self.tile[1] // 2
         # Boxes of the tile before, stored beside a tile's first matmuls, are its epilogue's.
         steady = multiply | {"UTMACMDFLUSH": 0}
         return issued | {"multiply": steady, "epilogue": epilogue | multiply}

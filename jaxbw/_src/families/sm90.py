@@ -28,8 +28,8 @@ SM90 = _Sm90(
     gpus="9.0 (H100, H200)",
     default_target="H200",
     inputs={BF16: "bf16", F16: "f16", E4M3: "8bit", E5M2: "8bit", F32: "tf32"},
-    # cuBLAS rounds float32 to TF32, where wgmma truncates, and reads it MN-major. Its time over ours
-    # on an H100, at 1024^3 and 4096^3: NT 1.06 and 0.98, NN 0.58 and 0.79
+    # cuBLAS rounds float32 to TF32, where wgmma truncates, and reads it MN-major. Its time over
+    # ours on an H100, at 1024^3 and 4096^3: NT 1.06 and 0.98, NN 0.58 and 0.79
     # (benchmarks/results/2026-11-25_h100_bench_tf32.json).
     on_request=(F32,),
     k_major_only=(E4M3, E5M2, F32),

@@ -10,7 +10,7 @@ import numpy as np
 M, K, N = 6, 16, 8
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 VECTORS = ("bias", "alpha", "beta", "lhs_scale", "rhs_scale")  # and scalars: in float32
-ARRAYS = ("c", "residual", *VECTORS)
+ARRAYS = ("c", "bias", "residual", "alpha", "beta", "lhs_scale", "rhs_scale")
 
 # What stands in a call beside lhs and rhs; True for an array, which `arrays` makes.
 CASES: dict[str, Mapping[str, Any]] = {

@@ -163,7 +163,7 @@ def test_the_version_of_the_custom_call(
         "results": results,
     }
     for targets in (_native.ffi_targets(), _native.emulator_ffi_targets()):
-        assert list(targets) == [TARGET]
+        assert TARGET in targets
 
 
 def test_a_program_for_another_version_is_refused() -> None:

@@ -56,8 +56,8 @@ def form(name: str, operand: Operand) -> tuple[Any, Any, Any]:
         }
 
         def scaled(given: Any) -> Any:
-            x, gate, up, rows, of_gate, of_up = given.values()
-            return gated_formula("silu", x * rows[:, None], gate * of_gate, up * of_up)
+            gate, up = (given[f"rhs_{x}"] * given[f"rhs_{x}_scale"] for x in ("gate", "up"))
+            return gated_formula("silu", given["lhs"] * given["lhs_scale"][:, None], gate, up)
 
         return lambda given: jaxbw.gated_matmul(**given), scaled, operands | scales
     return (

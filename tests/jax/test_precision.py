@@ -47,18 +47,19 @@ _SIXTEEN_BITS = [
     (Precision.HIGHEST, Precision.DEFAULT),
     DotAlgorithmPreset.DEFAULT,
 ]
+_TF32 = [
+    None,
+    Precision.DEFAULT,
+    DotAlgorithmPreset.DEFAULT,
+    DotAlgorithmPreset.TF32_TF32_F32,
+]
 NATIVE: dict[tuple[str, str], list[Any]] = {
     ("sm90", "bfloat16"): [*_SIXTEEN_BITS, DotAlgorithmPreset.BF16_BF16_F32],
     ("sm90", "float16"): [*_SIXTEEN_BITS, DotAlgorithmPreset.F16_F16_F32],
-    ("sm90", "float32"): [],
+    ("sm90", "float32"): [],  # unless it is asked for by name
     ("sm100", "bfloat16"): [*_SIXTEEN_BITS, DotAlgorithmPreset.BF16_BF16_F32],
     ("sm100", "float16"): [*_SIXTEEN_BITS, DotAlgorithmPreset.F16_F16_F32],
-    ("sm100", "float32"): [
-        None,
-        Precision.DEFAULT,
-        DotAlgorithmPreset.DEFAULT,
-        DotAlgorithmPreset.TF32_TF32_F32,
-    ],
+    ("sm100", "float32"): _TF32,
 }
 
 
@@ -86,7 +87,8 @@ def test_a_kernel_where_it_is_native_else_lax(
         return
     assert choice.implementation == "xla"
     (refusal,) = choice.refused
-    assert ("precision is" in refusal.reason) != (family == "sm90" and dtype == "float32")
+    on_request = family == "sm90" and dtype == "float32" and precision in _TF32
+    assert ("asks for the kernel" if on_request else "precision is") in refusal.reason
     expected = outcome(cuda_hlo, functools.partial(lax.dot_general, **keywords), lhs, rhs)
     assert outcome(cuda_hlo, matmul, lhs, rhs) == expected
 

@@ -293,7 +293,8 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   const bool narrow = is_8bit(launched.a_type);
   const bool wide = launched.a_type == DataType::kF32;
   const std::string_view kind = narrow ? "8bit" : wide ? "tf32" : "16bit";
-  const std::string_view of_sm90 = !narrow && !wide ? name(launched.a_type) : launched.promoted ? "8bit_promoted" : kind;
+  const std::string_view of_16bit = kind == "16bit" ? name(launched.a_type) : kind;
+  const std::string_view of_sm90 = narrow && launched.promoted ? "8bit_promoted" : of_16bit;
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
   for (const KernelInstance& instance : kKernelInstances) {

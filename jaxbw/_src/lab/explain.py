@@ -58,8 +58,8 @@ def explain(
       rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
       rhs_up_scale: likewise, of the columns of rhs_up; default None.
       dimension_numbers: of a `dot_general`; default None, a `matmul`.
-      bias_axis, activation, alpha, beta, lhs_scale, rhs_scale, precision, preferred_element_type,
-        implementation, config: as of `matmul`.
+      bias_axis, activation, alpha, beta, lhs_scale, rhs_scale: as of `matmul`.
+      precision, preferred_element_type, implementation, config: likewise.
       device: a name that `target` takes; default None.
 
     Returns:

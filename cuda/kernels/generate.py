@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VERSION = 2  # of the manifest's format
 
 _INPUTS = {
-    **{"bf16": "kBF16", "f16": "kF16", "tf32": "kF32"},
+    **{"bf16": "kBF16", "f16": "kF16", "f32": "kF32", "tf32": "kF32"},
     **{"8bit": "kE4M3", "8bit_promoted": "kE4M3"},
 }
 # Row-major, "n", is K-major for lhs [m, k] and MN-major for rhs [k, n].
@@ -36,7 +36,6 @@ _BLOCKS_PER_SM = {"gemm": 1, "reduce": 1, "repack": 4, "quantize": 4}
 _PARAMS = {"repack": "RepackParams", "quantize": "QuantizeParams"}
 
 _KINDS = {"16bit": "k16Bit", "8bit": "k8Bit", "tf32": "kTf32"}
-_TYPES = {"f32": "kF32", "bf16": "kBF16", "f16": "kF16"}
 _ELEMENTS = {"8bit": "uint8_t", "16bit": "uint16_t", "32bit": "uint32_t"}
 
 _SOURCE = """\
@@ -84,7 +83,7 @@ def _function(kernel: Any) -> str:
     if kernel.role == "repack":
         return f"repack<{_ELEMENTS[kernel.input]}>"
     if kernel.role == "quantize":
-        return f"quantize<jaxbw::DataType::{_TYPES[kernel.input]}>"
+        return f"quantize<jaxbw::DataType::{_INPUTS[kernel.input]}>"
     if kernel.role == "reduce":
         return f"{kernel.family}::reduce"
     if kernel.family == "sm100":

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxbw._src import compat
@@ -112,10 +111,9 @@ def matmul(
     if isinstance(lhs, Quantized) or isinstance(rhs, Quantized):
         from jaxbw._src.api import scales
 
-        if preferred_element_type is None:
-            preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
-        lhs, lhs_scale = scales.of_quantized(call, "lhs", lhs, lhs_scale)
-        rhs, rhs_scale = scales.of_quantized(call, "rhs", rhs, rhs_scale)
+        lhs, rhs, lhs_scale, rhs_scale, preferred_element_type = scales.unquantized(
+            call, lhs, rhs, (lhs_scale, rhs_scale), preferred_element_type
+        )
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     last = factors(terms, alpha, beta, lhs_scale, rhs_scale)
     operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *last)

@@ -16,7 +16,18 @@ _OPERANDS = {"lhs_scale": "lhs", "rhs_scale": "rhs", "rhs_up_scale": "rhs_up"}
 Contracting = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of lhs, and of rhs
 
 
-def of_quantized(call: str, name: str, x: Any, scale: Any) -> tuple[Any, Any]:
+def unquantized(
+    call: str, lhs: Any, rhs: Any, scales: tuple[Any, Any], dtype: Any
+) -> tuple[Any, Any, Any, Any, Any]:
+    """The operands of a matmul of a `Quantized` or two, their scales, and the result's dtype."""
+    if dtype is None:
+        dtype = jnp.result_type(lhs.dtype, rhs.dtype)
+    lhs, lhs_scale = _of_quantized(call, "lhs", lhs, scales[0])
+    rhs, rhs_scale = _of_quantized(call, "rhs", rhs, scales[1])
+    return lhs, rhs, lhs_scale, rhs_scale, dtype
+
+
+def _of_quantized(call: str, name: str, x: Any, scale: Any) -> tuple[Any, Any]:
     """An operand of `matmul` and its scale, which a `Quantized` has with it.
 
     Raises:
@@ -43,7 +54,7 @@ def of_quantized(call: str, name: str, x: Any, scale: Any) -> tuple[Any, Any]:
 def checked(
     call: str, operands: Operands, alpha: float | None, contracting: Contracting
 ) -> Operands:
-    """Operands whose scales, if they have any, are factors of alpha, or arrays.
+    """Operands whose scales, of which there are some, are factors of alpha, or arrays.
 
     An array is shaped as its operand without the contracting dimensions. Of a gated matmul both
     right operands have one, or none.
@@ -59,8 +70,6 @@ def checked(
       ValueError: scales of another shape.
     """
     found = {name: getattr(operands, name) for name in _OPERANDS}
-    if all(scale is None for scale in found.values()):
-        return operands
     factor: Any = operands.alpha if alpha is None else alpha
     gated = operands.rhs_up is not None
     for name, scale in found.items():

@@ -130,10 +130,9 @@ def examined(
     `weighs_xla` is as of `select`: False where only kernels are asked about.
     """
     if dimension_numbers is None and any(isinstance(x, Quantized) for x in (lhs, rhs)):
-        if preferred_element_type is None:
-            preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
-        lhs, lhs_scale = scales.of_quantized(call, "lhs", lhs, lhs_scale)
-        rhs, rhs_scale = scales.of_quantized(call, "rhs", rhs, rhs_scale)
+        lhs, rhs, lhs_scale, rhs_scale, preferred_element_type = scales.unquantized(
+            call, lhs, rhs, (lhs_scale, rhs_scale), preferred_element_type
+        )
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     last = factors(terms, alpha, beta, lhs_scale, rhs_scale, rhs_up_scale)
     arrays = (lhs, rhs, rhs_up, c, bias, residual, *last)

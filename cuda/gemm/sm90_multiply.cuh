@@ -8,6 +8,27 @@
 
 namespace jaxbw::sm90 {
 
+// Where wgmma finds a warpgroup's operands in a stage: descriptors of its first step along K, and what leads to others.
+template <Config kConfig>
+class StageDescriptors {
+ public:
+  static constexpr OperandTile a_tile() { return stage_tile<kConfig>(kConfig.a_major, kConfig.warpgroup_rows); }
+  static constexpr OperandTile b_tile() { return stage_tile<kConfig>(kConfig.b_major, kConfig.block_n); }
+  static constexpr uint64_t a_step() { return descriptor_steps(a_tile()).mma; }
+  static constexpr uint64_t b_step() { return descriptor_steps(b_tile()).mma; }
+
+  // `first_row`: of the stage's rows of A.
+  JAXBW_DEVICE StageDescriptors(const Context& context, uint32_t first_row)
+      : context_(context), to_first_row_(descriptor_mma_tile_step(a_tile(), first_row)) {}
+
+  JAXBW_DEVICE uint64_t a(uint32_t slot) const { return wgmma_descriptor(context_.a(slot), a_tile()) + to_first_row_; }
+  JAXBW_DEVICE uint64_t b(uint32_t slot) const { return wgmma_descriptor(context_.b(slot), b_tile()); }
+
+ private:
+  const Context& context_;
+  uint64_t to_first_row_;
+};
+
 // Accumulators = A * B over `blocks` stages, of whose rows this warpgroup's start at `first_row`. One group of wgmmas
 // stays in flight while the next stage is awaited, so the tensor core does not run dry. Calls `meanwhile` beside the
 // MMAs of every block, with its number, and `issued` once nothing more is awaited.
@@ -15,10 +36,8 @@ template <Config kConfig, DataType kA, DataType kB, typename Meanwhile, typename
 JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t blocks,
                            uint32_t first_row, StageReader& reader, const Meanwhile& meanwhile, const Issued& issued) {
   using Wgmma = ptx::Wgmma<kA, kB, kConfig.block_n>;
-  constexpr OperandTile kATile = stage_tile<kConfig>(kConfig.a_major, kConfig.warpgroup_rows);
-  constexpr OperandTile kBTile = stage_tile<kConfig>(kConfig.b_major, kConfig.block_n);
-  constexpr DescriptorSteps kASteps = descriptor_steps(kATile), kBSteps = descriptor_steps(kBTile);
-  const uint64_t to_first_row = descriptor_mma_tile_step(kATile, first_row);
+  using Stage = StageDescriptors<kConfig>;
+  const Stage stage(context, first_row);
   constexpr uint32_t kSets = kConfig.accumulator_sets();
   float other[kConfig.accumulators()];  // the second set
   if constexpr (is_8bit(kConfig.input)) {
@@ -33,17 +52,16 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
     context.profile.enter(Activity::kAwaitFull, block);
     const uint32_t slot = reader.acquire();
     context.profile.enter(Activity::kMultiply, block);
-    const uint64_t a = wgmma_descriptor(context.a(slot), kATile) + to_first_row;
-    const uint64_t b = wgmma_descriptor(context.b(slot), kBTile);
+    const uint64_t a = stage.a(slot), b = stage.b(slot);
     ptx::wgmma_fence();
 #pragma unroll
     for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
       float (&sums)[kConfig.accumulators()] = step % kSets == 0 ? accumulators : other;
       for_each_step<Wgmma::kRegisters, kConfig.accumulators()>([&]<uint32_t kFirst>() {
-        constexpr uint64_t kBelow = descriptor_mma_tile_step(kATile, kFirst / Wgmma::kRegisters * kWgmmaRows);
+        constexpr uint64_t kBelow = descriptor_mma_tile_step(Stage::a_tile(), kFirst / Wgmma::kRegisters * kWgmmaRows);
         Wgmma::template issue<kConfig.a_major, kConfig.b_major>(
-            reinterpret_cast<float (&)[Wgmma::kRegisters]>(sums[kFirst]), a + kBelow + step * kASteps.mma,
-            b + step * kBSteps.mma, block > 0 || step >= kSets);
+            reinterpret_cast<float (&)[Wgmma::kRegisters]>(sums[kFirst]), a + kBelow + step * Stage::a_step(),
+            b + step * Stage::b_step(), block > 0 || step >= kSets);
       });
     }
     ptx::wgmma_commit_group();
@@ -74,10 +92,8 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
                                     const Meanwhile& meanwhile, const Issued& issued) {
   using Wgmma = ptx::Wgmma<kA, kB, kConfig.block_n>;
   static_assert(Wgmma::kRegisters == kConfig.accumulators());
-  constexpr OperandTile kATile = stage_tile<kConfig>(kConfig.a_major, kConfig.warpgroup_rows);
-  constexpr OperandTile kBTile = stage_tile<kConfig>(kConfig.b_major, kConfig.block_n);
-  constexpr DescriptorSteps kASteps = descriptor_steps(kATile), kBSteps = descriptor_steps(kBTile);
-  const uint64_t to_first_row = descriptor_mma_tile_step(kATile, first_row);
+  using Stage = StageDescriptors<kConfig>;
+  const Stage stage(context, first_row);
   float sums[2][Wgmma::kRegisters] = {};  // of a block and the next
 #pragma unroll
   for (float& sum : accumulators) sum = 0;
@@ -89,13 +105,12 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
   };
   const auto issue = [&]<uint32_t kSet>(uint32_t block, uint32_t slot) {
     context.profile.enter(Activity::kMultiply, block);
-    const uint64_t a = wgmma_descriptor(context.a(slot), kATile) + to_first_row;
-    const uint64_t b = wgmma_descriptor(context.b(slot), kBTile);
+    const uint64_t a = stage.a(slot), b = stage.b(slot);
     ptx::wgmma_fence();
 #pragma unroll
     for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
-      Wgmma::template issue<kConfig.a_major, kConfig.b_major>(sums[kSet], a + step * kASteps.mma,
-                                                              b + step * kBSteps.mma, step > 0);
+      Wgmma::template issue<kConfig.a_major, kConfig.b_major>(sums[kSet], a + step * Stage::a_step(),
+                                                              b + step * Stage::b_step(), step > 0);
     }
     ptx::wgmma_commit_group();
   };

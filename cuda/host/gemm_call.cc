@@ -39,10 +39,18 @@ std::string shape_text(std::span<const int64_t> dims) {
   return text + "]";
 }
 
-uint64_t CallArray::bytes() const {
+uint64_t array_bytes(std::optional<DataType> type, std::span<const int64_t> dims) {
   uint64_t bytes = type ? size_bytes(*type) : 1;
   for (const int64_t extent : dims) bytes *= static_cast<uint64_t>(extent);
   return bytes;
+}
+
+Status check_array(const char* name, const Array& given, std::optional<DataType> type, std::span<const int64_t> dims) {
+  if (!std::ranges::equal(given.dims, dims)) {
+    return invalid(name, " is ", shape_text(given.dims), "; here it is ", shape_text(dims));
+  }
+  if (given.type != type) return invalid(name, " has another dtype than it must have beside the other arrays");
+  return Status();
 }
 
 std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes) {
@@ -84,13 +92,9 @@ Status match(const char* kind, std::span<const Array> given, std::span<const Cal
     return invalid(given.size(), " ", kind, "; this call has ", wanted.size(), ": ", names);
   }
   for (size_t i = 0; i < given.size(); ++i) {
-    if (!std::ranges::equal(given[i].dims, wanted[i].dims)) {
-      return invalid(wanted[i].name, " is ", shape_text(given[i].dims), "; here it is ", shape_text(wanted[i].dims));
-    }
-    if (given[i].type != wanted[i].type) {
-      return invalid(wanted[i].name, " has another dtype than it must have beside the other arrays");
-    }
-    buffers.*wanted[i].address = given[i].address;
+    const auto& [name, type, dims, _, address] = wanted[i];
+    if (Status status = check_array(name, given[i], type, dims); !status.ok()) return status;
+    buffers.*address = given[i].address;
   }
   return Status();
 }

@@ -46,6 +46,12 @@ struct Array {
 // "[2,3]"
 std::string shape_text(std::span<const int64_t> dims);
 
+// Of an array; those of no type are bytes.
+uint64_t array_bytes(std::optional<DataType> type, std::span<const int64_t> dims);
+
+// Fails unless a given array is as it must be.
+Status check_array(const char* name, const Array& given, std::optional<DataType> type, std::span<const int64_t> dims);
+
 // An array that a call must have, and where its address goes.
 struct CallArray {
   const char* name;
@@ -54,7 +60,7 @@ struct CallArray {
   bool result;
   CUdeviceptr GemmBuffers::* address;
 
-  uint64_t bytes() const;
+  uint64_t bytes() const { return array_bytes(type, dims); }
 };
 
 // All arrays of a call in their order: operands, then results, the workspace last. For a problem that is known but for

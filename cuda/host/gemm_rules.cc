@@ -289,17 +289,15 @@ DataType operand_type(const KernelInstance& instance) {
 }
 
 InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched) {
-  const bool is_sm90 = family.is_sm90();
   const bool narrow = is_8bit(launched.a_type);
-  const bool wide = launched.a_type == DataType::kF32;
-  const std::string_view kind = narrow ? "8bit" : wide ? "tf32" : "16bit";
-  const std::string_view of_16bit = kind == "16bit" ? name(launched.a_type) : kind;
-  const std::string_view of_sm90 = narrow && launched.promoted ? "8bit_promoted" : of_16bit;
+  std::string_view input = narrow ? "8bit" : launched.a_type == DataType::kF32 ? "tf32" : "16bit";
+  if (family.is_sm90() && input == "16bit") input = name(launched.a_type);
+  if (family.is_sm90() && narrow && launched.promoted) input = "8bit_promoted";
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
   for (const KernelInstance& instance : kKernelInstances) {
     if (instance.family != family.name || instance.role != "gemm") continue;
-    if (instance.input != (is_sm90 ? of_sm90 : kind)) continue;
+    if (instance.input != input) continue;
     if (instance.layout == "any" || instance.layout == std::string_view(layout, 2)) instances_.push_back(&instance);
   }
 }

@@ -38,10 +38,7 @@ struct Wanted {
 
 Status take(const Array& given, Wanted& wanted) {
   const auto& [name, type, dims, _] = wanted;
-  if (!std::ranges::equal(given.dims, dims)) {
-    return invalid(name, " is ", shape_text(given.dims), "; here it is ", shape_text(dims));
-  }
-  if (given.type != type) return invalid(name, " has another dtype than it must have beside the other arrays");
+  if (Status status = check_array(name, given, type, dims); !status.ok()) return status;
   if (given.address == 0 || given.address % kQuantizeVector != 0) {
     return invalid(name, " is at address ", given.address, "; it needs a multiple of ", kQuantizeVector, " bytes");
   }

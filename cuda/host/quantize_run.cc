@@ -25,8 +25,7 @@ Status launch(std::string_view kernel, std::span<const Array> operands, std::spa
 }
 
 emulator::Buffer buffer_of(const Array& array, bool written) {
-  uint64_t bytes = array.type ? size_bytes(*array.type) : 1;
-  for (const int64_t extent : array.dims) bytes *= static_cast<uint64_t>(extent);
+  const uint64_t bytes = array_bytes(array.type, array.dims);
   return {array.address, {reinterpret_cast<uint8_t*>(array.address), bytes}, written};
 }
 

@@ -1,5 +1,5 @@
-# The kernels: cuda/kernels.toml -> <name>.cu -> nvcc -> <name>.ptx -> ptxas -> <name>.cubin, and manifest.json.
-# Each instance is two commands of its own, so that ninja builds them in parallel and again only when needed.
+# The kernels: cuda/kernels.toml -> <shared>.cu -> nvcc -> <shared>.ptx -> <name>.ptx -> ptxas -> <name>.cubin, and
+# manifest.json. Each step is a command of its own, so that ninja runs them in parallel and again only when needed.
 set(generate "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/generate.py")
 set(assemble "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/assemble.py")
 set(table "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.toml")
@@ -26,20 +26,30 @@ endif()
 
 set(reports "")
 set(products "")
+set(compiled "")
 foreach(instance IN LISTS instances)
   string(REPLACE " " ";" instance "${instance}")
   list(GET instance 0 name)
   list(GET instance 1 arch)
+  list(GET instance 2 shared)
   string(REPLACE "sm_" "compute_" virtual_arch "${arch}")
-  set(source "${work_dir}/${name}.cu")
+  set(source "${work_dir}/${shared}.cu")
+  set(shared_ptx "${work_dir}/${shared}.ptx")
   set(ptx "${kernel_dir}/${name}.ptx")
   set(cubin "${kernel_dir}/${name}.cubin")
   set(report "${work_dir}/${name}.ptxas")
 
+  if(NOT shared IN_LIST compiled)
+    add_custom_command(
+      OUTPUT "${shared_ptx}"
+      COMMAND "${JAXBW_NVCC}" -ptx -arch=${virtual_arch} ${nvcc_flags} -MD -MF "${source}.d" -o "${shared_ptx}" "${source}"
+      DEPENDS "${source}" DEPFILE "${source}.d" VERBATIM COMMENT "nvcc ${shared}")
+    list(APPEND compiled "${shared}")
+  endif()
   add_custom_command(
     OUTPUT "${ptx}"
-    COMMAND "${JAXBW_NVCC}" -ptx -arch=${virtual_arch} ${nvcc_flags} -MD -MF "${source}.d" -o "${ptx}" "${source}"
-    DEPENDS "${source}" DEPFILE "${source}.d" VERBATIM COMMENT "nvcc ${name}")
+    COMMAND "${Python_EXECUTABLE}" "${generate}" ptx ${name} --table "${table}" --input "${shared_ptx}" --output "${ptx}"
+    DEPENDS "${shared_ptx}" "${generate}" VERBATIM COMMENT "")
   add_custom_command(
     OUTPUT "${cubin}" "${report}"
     COMMAND "${Python_EXECUTABLE}" "${assemble}" --ptxas "${JAXBW_PTXAS}" --arch ${arch} --report "${report}"

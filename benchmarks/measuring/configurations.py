@@ -19,8 +19,6 @@ from measuring import matmuls, records
 from measuring.environment import running_gpu
 from measuring.matmuls import Matmul
 
-_FIELDS = [field.name for field in dataclasses.fields(Matmul)]  # of a row: older ones have less
-
 
 def to_json(measured: Measured) -> dict[str, Any]:
     """A configuration as what differs from the default, and its times."""
@@ -49,8 +47,7 @@ def read(path: pathlib.Path) -> dict[Matmul, list[Measured]]:
     found: dict[Matmul, list[Measured]] = {}
     for line in whole_lines(path):
         row = json.loads(line)
-        matmul = Matmul(**{name: row[name] for name in _FIELDS if name in row})
-        found[matmul] = [from_json(entry) for entry in row["measured"]]
+        found[Matmul.of_row(row)] = [from_json(entry) for entry in row["measured"]]
     return found
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,11 @@ class Matmul:
     dtype: str = "bfloat16"
     epilogue: str = "none"
     precise: bool = False
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Self:
+        """The matmul of a row of a results file, where older ones have fewer fields."""
+        return cls(**{field.name: row[field.name] for field in fields(cls) if field.name in row})
 
     def __str__(self) -> str:
         suffix = "" if self.epilogue == "none" else f" {self.epilogue}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import lzma
 import pathlib
@@ -16,10 +15,9 @@ Row = dict[str, Any]
 
 def read(path: pathlib.Path) -> dict[Matmul, Row]:
     """The rows of a file, which may be compressed by xz."""
-    names = [field.name for field in dataclasses.fields(Matmul)]
     if path.suffix == ".xz":
         lines = lzma.decompress(path.read_bytes()).decode().splitlines()
     else:
         lines = whole_lines(path)
     rows = map(json.loads, lines)
-    return {Matmul(**{name: row[name] for name in names}): row for row in rows}
+    return {Matmul.of_row(row): row for row in rows}

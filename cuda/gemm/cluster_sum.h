@@ -22,6 +22,8 @@
 
 namespace jaxbw {
 
+constexpr uint32_t kSumBarrier = 6;  // a named barrier; sm90_context.h has those before
+
 // One multiplying warp's view. kChunk: values that a lane has of a slice, in groups of four, which cover eight columns.
 // Of a gated matmul a slice has two halves, of so many values each.
 template <uint32_t kChunk>
@@ -130,7 +132,6 @@ class ClusterSum {
   }
 
  private:
-  static constexpr uint32_t kSumBarrier = 4;  // the named barrier of this; sm90.cuh has those before
   static constexpr uint32_t kRows = kSm90Epilogue.rows_per_warp;
   static constexpr uint32_t kGroup = 4, kGroupColumns = 8;
   static constexpr uint32_t kColumns = kChunk / kGroup * kGroupColumns;

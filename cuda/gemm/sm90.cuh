@@ -100,10 +100,11 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const uint32_t rank = context.rank;
   const bool gated = p.tile_columns != kConfig.block_n;  // what says so by name is far from all that is needed here
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
-  const OperandTile b_tile = stage_tile<kConfig>(kConfig.b_major, kConfig.block_n);
+  const OperandsOfKernel<kConfig> operands;
+  const OperandTile b_tile = stage_tile<kConfig>(operands.b_major(), kConfig.block_n);
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
   Loaders load{{p.a,
-                stage_tile<kConfig>(kConfig.a_major, p.block_m),
+                stage_tile<kConfig>(operands.a_major(), p.block_m),
                 kConfig.input,
                 0,
                 p.block_m,
@@ -184,25 +185,6 @@ class Stagger {
   uint32_t last_before_ = ~0u;
 };
 
-// Calls function.operator()<kA, kB>() with the types of the operands.
-template <Config kConfig, typename Function>
-JAXBW_DEVICE void with_operand_types(const GemmParams& p, const Function& function) {
-  if constexpr (!is_8bit(kConfig.input)) {
-    function.template operator()<kConfig.input, kConfig.input>();
-  } else {
-    const auto with_type = [](DataType type, const auto& next) {
-      if (type == DataType::kE4M3) {
-        next.template operator()<DataType::kE4M3>();
-      } else {
-        next.template operator()<DataType::kE5M2>();
-      }
-    };
-    with_type(p.a_type, [&]<DataType kA>() {
-      with_type(p.b_type, [&]<DataType kB>() { function.template operator()<kA, kB>(); });
-    });
-  }
-}
-
 // Multiply role: two warpgroups of warps 0-3 and 4-7.
 template <Config kConfig>
 JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
@@ -258,26 +240,26 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     if (path == EpiloguePath::kGeneral && item.parts == 1 && !cluster.shared()) {
       prefetch_terms<kConfig.block_n>(p, tile, row, kConfig.wgmmas());
     }
-    with_operand_types<kConfig>(p, [&]<DataType kA, DataType kB>() {
-      const uint32_t first_row = warpgroup_in_tile * kConfig.warpgroup_rows;
-      const auto meanwhile = [&](uint32_t block) {
-        delayed.store_one();
-        if (!stagger.stops_behind(block)) return;
-        context.profile.enter(Activity::kAwaitTurn);
-        turn.await();
-      };
-      const auto issued = [&] {
-        if (pingpong) reader.await_full(p.residual_stages);
-        if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
-        delayed.await_buffers();
-        if (path == EpiloguePath::kElementwise) bias.load(p, tile, row);
-      };
-      if constexpr (kConfig.promoted) {
-        multiply_promoted<kConfig, kA, kB>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
-      } else {
-        multiply<kConfig, kA, kB>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
-      }
-    });
+    const uint32_t first_row = warpgroup_in_tile * kConfig.warpgroup_rows;
+    const auto meanwhile = [&](uint32_t block) {
+      delayed.store_one();
+      if (!stagger.stops_behind(block)) return;
+      context.profile.enter(Activity::kAwaitTurn);
+      turn.await();
+    };
+    const auto issued = [&] {
+      if (pingpong) reader.await_full(p.residual_stages);
+      if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
+      delayed.await_buffers();
+      if (path == EpiloguePath::kElementwise) bias.load(p, tile, row);
+    };
+    if constexpr (kConfig.promoted) {
+      OperandsOfKernel<kConfig>().call(p, [&]<typename Operands>() {
+        multiply_promoted<kConfig, Operands>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
+      });
+    } else {
+      multiply<kConfig>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
+    }
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();

@@ -2,6 +2,7 @@
 // place in the grid.
 #pragma once
 
+#include "gemm/cluster_sum.h"
 #include "gemm/kernel_context.h"
 #include "gemm/pipeline.h"
 #include "gemm/storage.h"
@@ -11,10 +12,9 @@
 
 namespace jaxbw::sm90 {
 
-// What the instruction fixes at compile time; the rest is in GemmParams.
+// What is fixed where CUDA C++ is compiled to PTX. The rest is in GemmParams, but for OperandsOfKernel.
 struct Config {
-  DataType input;  // kE4M3 stands for both types of 8 bits: GemmParams says which, and the kernel has a loop for each
-  Major a_major, b_major;
+  DataType input;  // stands for all types of its size: kBF16 for kF16, kE4M3 for kE5M2
   uint32_t warpgroup_rows, block_n;
   bool promoted;  // of 8 bits: a block of K is summed by itself, and added to the accumulators in float32
 
@@ -31,9 +31,11 @@ constexpr uint32_t kConsumerWarpgroups = kSm90ConsumerWarpgroups;
 constexpr uint32_t kWarpgroupWarps = kSm90WarpgroupWarps;
 constexpr uint32_t kLoadWarp = 0, kInitWarp = 1, kRequestWarp = 2, kPrefetchWarp = 3;
 constexpr uint32_t kThreads = (1 + kConsumerWarpgroups) * kWarpgroupWarps * ptx::kWarpSize;
-// Named barriers; 0 is __syncthreads'. Of those of turns and of warpgroups there is one for each warpgroup.
+// Named barriers; 0 is __syncthreads'. Of those of turns and of warpgroups there is one for each warpgroup. Another one
+// is kSumBarrier (cluster_sum.h).
 constexpr uint32_t kStartBarrier = 1, kFirstTurnBarrier = 2,
                    kFirstWarpgroupBarrier = kFirstTurnBarrier + kConsumerWarpgroups;
+static_assert(kFirstWarpgroupBarrier + kConsumerWarpgroups == kSumBarrier);
 
 // A CTA is launched with the registers that ptxas gives all its threads alike: 168 at most, as 384 threads share 65536.
 // What the load warps return of them, the multiplying ones may take; asking for more would wait for ever.

@@ -8,75 +8,135 @@
 
 namespace jaxbw::sm90 {
 
-// Where wgmma finds a warpgroup's operands in a stage: descriptors of its first step along K, and what leads to others.
-template <Config kConfig>
-class StageDescriptors {
- public:
-  static constexpr OperandTile a_tile() { return stage_tile<kConfig>(kConfig.a_major, kConfig.warpgroup_rows); }
-  static constexpr OperandTile b_tile() { return stage_tile<kConfig>(kConfig.b_major, kConfig.block_n); }
-  static constexpr uint64_t a_step() { return descriptor_steps(a_tile()).mma; }
-  static constexpr uint64_t b_step() { return descriptor_steps(b_tile()).mma; }
-
-  // `first_row`: of the stage's rows of A.
-  JAXBW_DEVICE StageDescriptors(const Context& context, uint32_t first_row)
-      : context_(context), to_first_row_(descriptor_mma_tile_step(a_tile(), first_row)) {}
-
-  JAXBW_DEVICE uint64_t a(uint32_t slot) const { return wgmma_descriptor(context_.a(slot), a_tile()) + to_first_row_; }
-  JAXBW_DEVICE uint64_t b(uint32_t slot) const { return wgmma_descriptor(context_.b(slot), b_tile()); }
-
- private:
-  const Context& context_;
-  uint64_t to_first_row_;
+// What wgmma has of the operands in its instruction.
+template <DataType kTypeOfA, DataType kTypeOfB, Major kMajorOfA, Major kMajorOfB>
+struct Operands {
+  static constexpr DataType kA = kTypeOfA, kB = kTypeOfB;
+  static constexpr Major kAMajor = kMajorOfA, kBMajor = kMajorOfB;
 };
 
-// Accumulators = A * B over `blocks` stages, of whose rows this warpgroup's start at `first_row`. One group of wgmmas
-// stays in flight while the next stage is awaited, so the tensor core does not run dry. Calls `meanwhile` beside the
-// MMAs of every block, with its number, and `issued` once nothing more is awaited.
-template <Config kConfig, DataType kA, DataType kB, typename Meanwhile, typename Issued>
+// Which instructions a kernel takes. Of 16 bits each type and layout has an instance of its own; these are compiled to
+// PTX once, where a name stands for what they differ in. The build writes a number there (instance_ptx() in
+// cuda/kernels/generate.py), and ptxas drops the instructions of the other instances. Of 8 bits the launch says which.
+template <Config kConfig>
+class OperandsOfKernel {
+ public:
+  JAXBW_DEVICE OperandsOfKernel() {
+    if constexpr (k16Bit) asm("mov.u32 %0, 0x4a584257;" : "=r"(bits_));
+  }
+
+  JAXBW_DEVICE Major a_major() const { return k16Bit && (bits_ & 1) != 0 ? Major::kMN : Major::kK; }
+  JAXBW_DEVICE Major b_major() const { return k16Bit && (bits_ & 2) != 0 ? Major::kMN : Major::kK; }
+
+  // Calls function.operator()<Operands>().
+  template <typename Function>
+  JAXBW_DEVICE void call(const GemmParams& p, const Function& function) const {
+    constexpr Major kK = Major::kK, kMN = Major::kMN;
+    if constexpr (k16Bit) {
+      const auto with_majors = [&]<DataType kType>() {
+        if (a_major() == kK) {
+          if (b_major() == kK) return function.template operator()<Operands<kType, kType, kK, kK>>();
+          function.template operator()<Operands<kType, kType, kK, kMN>>();
+        } else {
+          if (b_major() == kK) return function.template operator()<Operands<kType, kType, kMN, kK>>();
+          function.template operator()<Operands<kType, kType, kMN, kMN>>();
+        }
+      };
+      if ((bits_ & 4) == 0) return with_majors.template operator()<DataType::kBF16>();
+      with_majors.template operator()<DataType::kF16>();
+    } else if constexpr (is_8bit(kConfig.input)) {
+      const auto with_type = [](DataType type, const auto& next) {
+        if (type == DataType::kE4M3) return next.template operator()<DataType::kE4M3>();
+        next.template operator()<DataType::kE5M2>();
+      };
+      with_type(p.a_type, [&]<DataType kA>() {
+        with_type(p.b_type, [&]<DataType kB>() { function.template operator()<Operands<kA, kB, kK, kK>>(); });
+      });
+    } else {
+      function.template operator()<Operands<kConfig.input, kConfig.input, kK, kK>>();
+    }
+  }
+
+ private:
+  static constexpr bool k16Bit = size_bytes(kConfig.input) == 2;
+
+  uint32_t bits_ = 0;
+};
+
+// A descriptor and what is added to it. As in UmmaOperand, the lower word never carries.
+constexpr uint64_t stepped(uint64_t descriptor, uint32_t step) {
+  return descriptor >> 32 << 32 | (static_cast<uint32_t>(descriptor) + step);
+}
+
+// Issues the wgmmas of a stage, a group of its own. The warpgroup's rows of the stage start at `first_row`. Steps along
+// K take turns at kSets sets of accumulators. `accumulate`: 0 overwrites them.
+template <Config kConfig, typename Operands, uint32_t kSets>
+JAXBW_DEVICE void issue_stage(float (&accumulators)[kConfig.accumulators()], float (&other)[kConfig.accumulators()],
+                              const Context& context, uint32_t slot, uint32_t first_row, uint32_t accumulate) {
+  using Wgmma = ptx::Wgmma<Operands::kA, Operands::kB, kConfig.block_n>;
+  constexpr OperandTile kATile = stage_tile<kConfig>(Operands::kAMajor, kConfig.warpgroup_rows);
+  constexpr OperandTile kBTile = stage_tile<kConfig>(Operands::kBMajor, kConfig.block_n);
+  const uint64_t a = stepped(wgmma_descriptor(context.a(slot), kATile), descriptor_mma_tile_step(kATile, first_row));
+  const uint64_t b = wgmma_descriptor(context.b(slot), kBTile);
+  ptx::wgmma_fence();
+  for_each_step<1, kMmasPerSpan>([&]<uint32_t kStep>() {
+    constexpr uint32_t kToA = kStep * descriptor_steps(kATile).mma, kToB = kStep * descriptor_steps(kBTile).mma;
+    float (&sums)[kConfig.accumulators()] = kStep % kSets == 0 ? accumulators : other;
+    for_each_step<Wgmma::kRegisters, kConfig.accumulators()>([&]<uint32_t kFirst>() {
+      constexpr uint32_t kBelow = descriptor_mma_tile_step(kATile, kFirst / Wgmma::kRegisters * kWgmmaRows);
+      Wgmma::template issue<Operands::kAMajor, Operands::kBMajor>(
+          reinterpret_cast<float (&)[Wgmma::kRegisters]>(sums[kFirst]), stepped(a, kToA + kBelow), stepped(b, kToB),
+          kStep < kSets ? accumulate : 1);
+    });
+  });
+  ptx::wgmma_commit_group();
+}
+
+// Accumulators = A * B over `blocks` stages. One group of wgmmas stays in flight while the next stage is awaited, so
+// the tensor core does not run dry. Calls `meanwhile` beside the MMAs of every block, with its number, and `issued`
+// once nothing more is awaited.
+template <Config kConfig, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t blocks,
                            uint32_t first_row, StageReader& reader, const Meanwhile& meanwhile, const Issued& issued) {
-  using Wgmma = ptx::Wgmma<kA, kB, kConfig.block_n>;
-  using Stage = StageDescriptors<kConfig>;
-  const Stage stage(context, first_row);
   constexpr uint32_t kSets = kConfig.accumulator_sets();
+  const OperandsOfKernel<kConfig> operands;
   float other[kConfig.accumulators()];  // the second set
-  if constexpr (is_8bit(kConfig.input)) {
+  const auto loop = [&](const auto& issue) {
+    uint32_t previous = 0;
+    for (uint32_t block = 0; block < blocks; ++block) {
+      context.profile.enter(Activity::kAwaitFull, block);
+      const uint32_t slot = reader.acquire();
+      context.profile.enter(Activity::kMultiply, block);
+      issue(slot, block > 0);
+      if (block > 0) {
+        context.profile.enter(Activity::kAwaitMultiply, block - 1);
+        ptx::wgmma_wait_group<1>();
+        reader.release(previous);
+      }
+      meanwhile(block);
+      previous = slot;
+    }
+    issued();
+    context.profile.enter(Activity::kAwaitMultiply, blocks - 1);
+    ptx::wgmma_wait_group<0>();
+    reader.release(previous);
+  };
+  if constexpr (is_8bit(kConfig.input) && kSets == 2) {  // no time to look for the types at each narrow block
+    operands.call(context.params, [&]<typename Operands>() {
     // Undefined registers at the head of one loop are nothing to ptxas; of several loops, it serializes the wgmmas.
 #pragma unroll
-    for (float& sum : accumulators) sum = 0;
-#pragma unroll
-    for (float& sum : other) sum = 0;
-  }
-  uint32_t previous = 0;
-  for (uint32_t block = 0; block < blocks; ++block) {
-    context.profile.enter(Activity::kAwaitFull, block);
-    const uint32_t slot = reader.acquire();
-    context.profile.enter(Activity::kMultiply, block);
-    const uint64_t a = stage.a(slot), b = stage.b(slot);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
-      float (&sums)[kConfig.accumulators()] = step % kSets == 0 ? accumulators : other;
-      for_each_step<Wgmma::kRegisters, kConfig.accumulators()>([&]<uint32_t kFirst>() {
-        constexpr uint64_t kBelow = descriptor_mma_tile_step(Stage::a_tile(), kFirst / Wgmma::kRegisters * kWgmmaRows);
-        Wgmma::template issue<kConfig.a_major, kConfig.b_major>(
-            reinterpret_cast<float (&)[Wgmma::kRegisters]>(sums[kFirst]), a + kBelow + step * Stage::a_step(),
-            b + step * Stage::b_step(), block > 0 || step >= kSets);
+      for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] = other[i] = 0;
+      loop([&](uint32_t slot, uint32_t accumulate) {
+        issue_stage<kConfig, Operands, kSets>(accumulators, other, context, slot, first_row, accumulate);
       });
-    }
-    ptx::wgmma_commit_group();
-    if (block > 0) {
-      context.profile.enter(Activity::kAwaitMultiply, block - 1);
-      ptx::wgmma_wait_group<1>();
-      reader.release(previous);
-    }
-    meanwhile(block);
-    previous = slot;
+    });
+  } else {
+    loop([&](uint32_t slot, uint32_t accumulate) {
+      operands.call(context.params, [&]<typename Operands>() {
+        issue_stage<kConfig, Operands, kSets>(accumulators, other, context, slot, first_row, accumulate);
+      });
+    });
   }
-  issued();
-  context.profile.enter(Activity::kAwaitMultiply, blocks - 1);
-  ptx::wgmma_wait_group<0>();
-  reader.release(previous);
   if constexpr (kSets == 2) {
 #pragma unroll
     for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] += other[i];
@@ -86,15 +146,11 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
 // The same with sums promoted: those of each block of K are added to the accumulators in float32. Blocks use two sets
 // of registers in turn, and the sums of one are added beside the MMAs of the next: the tensor cores do not wait for
 // additions, not even where both warpgroups do the same at the same time.
-template <Config kConfig, DataType kA, DataType kB, typename Meanwhile, typename Issued>
+template <Config kConfig, typename Operands, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()], const Context& context,
                                     uint32_t blocks, uint32_t first_row, StageReader& reader,
                                     const Meanwhile& meanwhile, const Issued& issued) {
-  using Wgmma = ptx::Wgmma<kA, kB, kConfig.block_n>;
-  static_assert(Wgmma::kRegisters == kConfig.accumulators());
-  using Stage = StageDescriptors<kConfig>;
-  const Stage stage(context, first_row);
-  float sums[2][Wgmma::kRegisters] = {};  // of a block and the next
+  float sums[2][kConfig.accumulators()] = {};  // of a block and the next
 #pragma unroll
   for (float& sum : accumulators) sum = 0;
 
@@ -105,14 +161,7 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
   };
   const auto issue = [&]<uint32_t kSet>(uint32_t block, uint32_t slot) {
     context.profile.enter(Activity::kMultiply, block);
-    const uint64_t a = stage.a(slot), b = stage.b(slot);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
-      Wgmma::template issue<kConfig.a_major, kConfig.b_major>(sums[kSet], a + step * Stage::a_step(),
-                                                              b + step * Stage::b_step(), step > 0);
-    }
-    ptx::wgmma_commit_group();
+    issue_stage<kConfig, Operands, 1>(sums[kSet], sums[kSet], context, slot, first_row, 0);
   };
   const auto add = [&]<uint32_t kSet, uint32_t kPending>(uint32_t block) {
     context.profile.enter(Activity::kAwaitMultiply, block);
@@ -120,7 +169,7 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
     reader.release(previous);
     ptx::wgmma_fence_registers(sums[kSet]);
 #pragma unroll
-    for (uint32_t i = 0; i < Wgmma::kRegisters; ++i) accumulators[i] += sums[kSet][i];
+    for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] += sums[kSet][i];
   };
   const auto add_last = [&]<uint32_t kSet>() {
     issued();

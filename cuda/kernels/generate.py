@@ -1,6 +1,7 @@
 """Turn the instance table into kernel sources, and what ptxas reports of them into the manifest.
 
-  generate.py sources   --table kernels.toml --output DIR    writes DIR/<name>.cu
+  generate.py sources   --table kernels.toml --output DIR    writes DIR/<shared name>.cu
+  generate.py ptx NAME  --table kernels.toml --input PTX --output PTX   of NAME, from its source's
   generate.py instances --table kernels.toml --output FILE   the table as the host knows it
   generate.py manifest  --table kernels.toml --reports DIR --output FILE    reads DIR/<name>.ptxas
 
@@ -25,9 +26,11 @@ _INPUTS = {
     **{"bf16": "kBF16", "f16": "kF16", "f32": "kF32", "tf32": "kF32"},
     **{"8bit": "kE4M3", "8bit_promoted": "kE4M3"},
 }
-# Row-major, "n", is K-major for lhs [m, k] and MN-major for rhs [k, n].
-_A_MAJOR = {"n": "kK", "t": "kMN"}
-_B_MAJOR = {"n": "kMN", "t": "kK"}
+# What stands in a source's PTX for the operands of an instance, whose bits say: lhs MN-major, rhs
+# MN-major, f16 (OperandsOfKernel in cuda/gemm/sm90_multiply.cuh). Row-major, "n", is K-major for
+# lhs [m, k] and MN-major for rhs [k, n].
+_OPERANDS = "0x4a584257"
+_OPERAND_BITS = {"nn": 2, "nt": 0, "tn": 3, "tt": 1}
 
 # Of a role; others are named as their role is.
 _HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce"}
@@ -62,8 +65,32 @@ def load_table_module() -> ModuleType:
     return module
 
 
+def shared_name(kernel: Any) -> str:
+    """The name of an instance's CUDA C++, and of the kernel in its PTX.
+
+    Instances of sm90 that differ only in the layout or type of operands of 16 bits share it.
+    """
+    if kernel.input not in ("bf16", "f16") or kernel.role != "gemm":
+        return str(kernel.name)
+    return f"jaxbw_{kernel.family}_16bit_{kernel.block_m}x{kernel.block_n}"
+
+
+def instance_ptx(shared: str, kernel: Any) -> str:
+    """The PTX of an instance from that of its source.
+
+    nvcc takes twice as long as ptxas, which knows this number for a constant and drops the
+    instructions of other instances.
+    """
+    name = shared_name(kernel)
+    if name == kernel.name:
+        return shared
+    assert _OPERANDS in shared
+    operands = _OPERAND_BITS[kernel.layout] + (4 if kernel.input == "f16" else 0)
+    return shared.replace(name, kernel.name).replace(_OPERANDS, str(operands))
+
+
 def source(kernel: Any, *, profiled: bool = False) -> str:
-    """The CUDA C++ of one instance; `profiled`: that which stamps what its warps do."""
+    """The CUDA C++ of an instance and all that share it; `profiled`: it stamps what warps do."""
     return _SOURCE.format(
         define="#define JAXBW_PROFILE\n" if profiled else "",
         parameter=", const __grid_constant__ jaxbw::ProfileMemory profile" if profiled else "",
@@ -72,7 +99,7 @@ def source(kernel: Any, *, profiled: bool = False) -> str:
         header=_HEADERS.get(kernel.role, kernel.role).format(family=kernel.family),
         threads=kernel.threads,
         blocks_per_sm=f", {_BLOCKS_PER_SM[kernel.role]}" if kernel.role in _BLOCKS_PER_SM else "",
-        name=kernel.name,
+        name=shared_name(kernel),
         params=_PARAMS.get(kernel.role, "GemmParams"),
         function=_function(kernel),
     )
@@ -88,12 +115,10 @@ def _function(kernel: Any) -> str:
         return f"{kernel.family}::reduce"
     if kernel.family == "sm100":
         return f"sm100::gemm<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
-    lhs, rhs = kernel.layout
+    input_class = "bf16" if kernel.input == "f16" else kernel.input
     return (
         "sm90::gemm<jaxbw::sm90::Config{"
-        f".input = jaxbw::DataType::{_INPUTS[kernel.input]}, "
-        f".a_major = jaxbw::Major::{_A_MAJOR[lhs]}, "
-        f".b_major = jaxbw::Major::{_B_MAJOR[rhs]}, "
+        f".input = jaxbw::DataType::{_INPUTS[input_class]}, "
         f".warpgroup_rows = {kernel.block_m}, .block_n = {kernel.block_n}, "
         f".promoted = {str(kernel.input == '8bit_promoted').lower()}}}>"
     )
@@ -139,8 +164,9 @@ def _write_manifest(kernels: tuple[Any, ...], reports: Path, output: Path) -> No
 
 def _write_sources(kernels: tuple[Any, ...], output: Path) -> None:
     for kernel in kernels:
-        _write_if_changed(output / f"{kernel.name}.cu", source(kernel))
-        print(kernel.name, kernel.arch)
+        name = shared_name(kernel)
+        _write_if_changed(output / f"{name}.cu", source(kernel))
+        print(kernel.name, kernel.arch, name)
 
 
 def _write_if_changed(path: Path, text: str) -> None:
@@ -153,7 +179,9 @@ def _main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("command", choices=["sources", "instances", "manifest"])
+    parser.add_argument("command", choices=["sources", "ptx", "instances", "manifest"])
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--input", type=Path)
     parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--reports", type=Path)
@@ -162,6 +190,9 @@ def _main() -> None:
     kernels = load_table_module().load(args.table)
     if args.command == "sources":
         _write_sources(kernels, args.output)
+    elif args.command == "ptx":
+        [kernel] = [each for each in kernels if each.name == args.name]
+        _write_if_changed(args.output, instance_ptx(args.input.read_text(), kernel))
     elif args.command == "instances":
         _write_if_changed(args.output, instances(kernels))
     else:

@@ -15,7 +15,7 @@ from typing import Any
 
 import toolchain
 from assemble import Report
-from generate import ROOT, load_table_module, source
+from generate import ROOT, instance_ptx, load_table_module, source
 
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr")  # as in cmake/kernels.cmake
 
@@ -31,6 +31,7 @@ def write_ptx(kernel: Any, tools: toolchain.Toolchain, output: Path) -> Path:
     virtual = kernel.arch.replace("sm_", "compute_")
     include = ("-I", ROOT / "cuda", "-o", ptx)
     toolchain.output(tools.nvcc, "-ptx", f"-arch={virtual}", *FLAGS, *include, text)
+    ptx.write_text(instance_ptx(ptx.read_text(), kernel))
     return ptx
 
 

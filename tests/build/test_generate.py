@@ -3,30 +3,34 @@
 from pathlib import Path
 
 import pytest
-from generate import manifest, source
+from generate import instance_ptx, manifest, source
 
 from jaxbw._src.selection.kernel_table import Kernel
 
-
-def sm90(layout: str) -> Kernel:
-    return Kernel("sm_90a", "gemm", "f16", layout, 64, 192, 64, 1, "a test")
+LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
-def test_the_source_of_a_hopper_instance() -> None:
-    text = source(sm90("nn"))
+def sm90(dtype: str, layout: str) -> Kernel:
+    return Kernel("sm_90a", "gemm", dtype, layout, 64, 192, 64, 1, "a test")
+
+
+def test_the_source_of_hopper_instances() -> None:
+    text = source(sm90("f16", "nn"))
     assert '#include "gemm/sm90.cuh"' in text
-    assert "__launch_bounds__(384, 1)\n    jaxbw_sm90_f16_nn_64x192(" in text
-    assert ".input = jaxbw::DataType::kF16" in text
+    assert "__launch_bounds__(384, 1)\n    jaxbw_sm90_16bit_64x192(" in text
+    assert ".input = jaxbw::DataType::kBF16" in text
     assert ".block_n = 192, .promoted = false}" in text
+    assert text == source(sm90("bf16", "tt"))
 
 
-@pytest.mark.parametrize(
-    ("layout", "a_major", "b_major"),
-    [("nn", "kK", "kMN"), ("nt", "kK", "kK"), ("tn", "kMN", "kMN"), ("tt", "kMN", "kK")],
-)
-def test_the_majors_of_a_layout(layout: str, a_major: str, b_major: str) -> None:
-    text = source(sm90(layout))
-    assert f".a_major = jaxbw::Major::{a_major}, .b_major = jaxbw::Major::{b_major}," in text
+def test_instances_of_one_source_differ_in_a_number() -> None:
+    shared = ".entry jaxbw_sm90_16bit_64x192(\nmov.u32 %r1, 0x4a584257;\n"
+    kernels = [sm90(dtype, layout) for dtype in ("bf16", "f16") for layout in LAYOUTS]
+    texts = [instance_ptx(shared, kernel) for kernel in kernels]
+    assert texts[0] == ".entry jaxbw_sm90_bf16_nn_64x192(\nmov.u32 %r1, 2;\n"
+    assert len({text.split()[-1] for text in texts}) == 8
+    with pytest.raises(AssertionError):  # the number is not in it
+        instance_ptx(".entry jaxbw_sm90_16bit_64x192", kernels[0])
 
 
 def untiled(arch: str, role: str, dtype: str, cta_group: int = 1) -> Kernel:
@@ -65,7 +69,7 @@ def test_the_source_of_a_quantize_instance() -> None:
 
 
 def test_the_manifest_joins_table_and_report(tmp_path: Path) -> None:
-    kernel = sm90("tt")
+    kernel = sm90("f16", "tt")
     report = "0 bytes spill stores, 0 bytes spill loads\nUsed 168 registers, used 8 barriers"
     (tmp_path / f"{kernel.name}.ptxas").write_text(report)
     [entry] = manifest((kernel,), tmp_path)["kernels"]

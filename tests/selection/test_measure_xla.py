@@ -1,6 +1,7 @@
 """benchmarks/measure_xla.py without a GPU: what it computes, draws, keeps and refuses."""
 
 import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -66,6 +67,14 @@ def run_all(
     return list(
         run(compiler, MadeUpTimer(), wanted, H200, out, seconds=seconds, workers=2, batch=2)
     )
+
+
+def test_rows_from_before_a_field_are_read(tmp_path: Path) -> None:
+    """`--of` an H200's record ended with a KeyError once matmuls had the field `precise`."""
+    row = {"m": 8, "n": 16, "k": 32, "layout": "nt", "dtype": "float16", "epilogue": "bias"}
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    assert list(read(path)) == [Matmul(8, 16, 32, "nt", "float16", "bias")]
 
 
 def test_each_matmul_has_the_times_of_all_arms(tmp_path: Path) -> None:

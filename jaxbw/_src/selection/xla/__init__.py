@@ -30,7 +30,8 @@ from jaxbw._src.selection.xla.features import FEATURES, SPAN, Rates, features, r
 
 VERSION = 2
 ADVANTAGE = 1.03  # XLA is taken where the kernel takes so many times as long, or longer
-_FILES = {"H200": "h200.npz"}  # by machine: times of one GPU say nothing of another one's memory
+# By machine: times of one GPU say nothing of another one's memory.
+_FILES = {"H200": "h200.npz", "H100": "h100.npz"}
 _KEYS = {"version", "made", "sizes", "layouts", "kinds", "rates", "features", "trees", "margins"}
 
 

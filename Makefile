@@ -73,7 +73,7 @@ cross: install
 	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -DPython_INCLUDE_DIR=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))") \
-	  -DCMAKE_BUILD_TYPE=Release -DJAXBW_KERNELS=OFF -DJAXBW_WERROR=ON
+	  -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DJAXBW_KERNELS=OFF -DJAXBW_WERROR=ON
 	$(BIN)/cmake --build build/aarch64
 	readelf --file-header build/aarch64/_native.*.so | grep AArch64
 

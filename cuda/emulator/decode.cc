@@ -100,7 +100,7 @@ void decode_statement(RowAllocator& rows, const Statement& statement, Instructio
     const size_t end = std::min(name.find('.', at + 1), name.size());
     const std::string_view modifier = name.substr(at + 1, end - at - 1);
     if (!lists(opcode->modifiers, modifier)) {
-      const std::string text = "." + std::string(modifier);
+      const std::string text = std::string(".").append(modifier);
       decoder.fail(ptx_has_modifier(modifier) ? "has the modifier " + text + ", which the emulator does not know here"
                                               : "has the modifier " + text + ": PTX has no such modifier");
     }

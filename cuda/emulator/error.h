@@ -21,6 +21,10 @@ class LocatedError : public Error {
       : Error(file + ":" + std::to_string(line) + ": " + message) {}
 };
 
-inline std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
+inline std::string quoted(std::string_view text) {
+  std::string result = "'";
+  result += text;
+  return result += "'";
+}
 
 }  // namespace jaxbw::emulator

@@ -104,7 +104,8 @@ class Formatter {
 
   // %[flags][width][.precision][size]type
   std::string conversion() {
-    std::string spec = "%" + take("#+- 0");
+    std::string spec = "%";
+    spec += take("#+- 0");
     spec += number();
     if (peek() == '.') {
       ++at_;

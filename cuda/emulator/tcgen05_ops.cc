@@ -562,7 +562,7 @@ void access_operands(Decoder& d, size_t address, const Operand& registers, bool 
       std::find_if(std::begin(kShapes), std::end(kShapes), [&](const auto& row) { return d.has(row.first); });
   uint32_t repeat = 0;
   for (uint32_t n = 1; n <= 128; n *= 2)
-    if (d.has("x" + std::to_string(n))) repeat = n;
+    if (d.has(std::string("x").append(std::to_string(n)))) repeat = n;
   if (shape == std::end(kShapes) || repeat == 0) d.fail("needs a shape and a repeat count");
   d.address(address, Space::kShared);
   const bool packed = d.has("pack::16b") || d.has("unpack::16b");

@@ -35,7 +35,10 @@ Status check_flags(const GemmAttributes& a) {
 
 std::string shape_text(std::span<const int64_t> dims) {
   std::string text = "[";
-  for (const int64_t extent : dims) text += (text.size() > 1 ? "," : "") + std::to_string(extent);
+  for (const int64_t extent : dims) {
+    if (text.size() > 1) text += ",";
+    text += std::to_string(extent);
+  }
   return text + "]";
 }
 

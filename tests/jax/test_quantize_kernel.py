@@ -169,6 +169,29 @@ def test_a_kernel_is_chosen_on_its_device(cuda_hlo: Lower, target: str) -> None:
         assert calls(cuda_hlo(quantize, jnp.ones((0, 4)))) == 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options", "kernels"),
+    [
+        ((8192, 8192), "float32", {}, 0),
+        ((2, 4096, 4096), "float32", {}, 0),
+        ((8192, 8192), "float32", {"axis": -1}, 1),
+        ((8192, 8192), "float32", {"both": True}, 1),
+        ((64, 8192), "float32", {}, 1),
+        ((8192, 8192), "bfloat16", {}, 1),
+        ((4095, 4097), "bfloat16", {}, 1),
+        ((4095, 4097), "bfloat16", {"both": True}, 0),
+    ],
+)
+def test_xla_serves_what_it_is_quicker_at(
+    cuda_hlo: Lower, shape: tuple[int, ...], dtype: str, options: dict[str, Any], kernels: int
+) -> None:
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    with jaxbw.target("H200"):
+        assert calls(cuda_hlo(partial(jaxbw.quantize, format="e4m3", **options), x)) == kernels
+        strict = partial(jaxbw.quantize, format="e4m3", implementation="sm90", **options)
+        assert calls(cuda_hlo(strict, x)) == 1
+
+
 def test_a_context_is_not_strict(cuda_hlo: Lower) -> None:
     """It is about matmuls: what no kernel quantizes is XLA's."""
     with jaxbw.implementation("sm90"):

@@ -263,6 +263,19 @@ def test_accumulate_of_nnx() -> None:
     )
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["fp8_delayed", "fp8_current"])
+@pytest.mark.parametrize("implementation", ["emulator", "emulator-sm90"])
+def test_two_steps_of_a_gpt_on_emulated_kernels(recipe: str, implementation: Any) -> None:
+    """XLA rounds a matmul to bf16 before its scales, kernels once: half of bf16's 2^-8."""
+    sizes = {"width": 32, "heads": 2, "layers": 1, "length": 16, "batch": 2}
+    expected = losses(recipe, 2, **sizes)
+    with jaxbw.implementation(implementation):
+        emulated = losses(recipe, 2, **sizes)
+    np.testing.assert_allclose(emulated, expected, rtol=2**-9)
+    assert expected[0] - expected[1] > 0.1
+
+
 def test_a_gpt_learns_as_in_bf16() -> None:
     """12 steps: what float8 does to the loss is little of what training does."""
     sizes = {"width": 32, "heads": 2, "layers": 1, "length": 16, "batch": 16}

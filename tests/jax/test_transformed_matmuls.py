@@ -1,6 +1,6 @@
 """Matmuls under compositions of JAX's transformations: those of lax, in type and in value.
 
-2,000 of them, in parts for several workers. tests/gpu/property.py runs more on a GPU.
+4,000 of them, a quarter of float8, in parts for several workers. tests/gpu/property.py runs more on a GPU.
 """
 
 import random
@@ -14,7 +14,7 @@ import pytest
 
 from .transformed_matmuls import DTYPES, TRANSFORMATIONS, Case, check, draw
 
-CASES, PARTS, TOGETHER = 2000, 8, 10  # so many are compiled together
+CASES, PARTS, TOGETHER = 4000, 16, 10  # so many are compiled together
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _with_64_bits() -> Iterator[None]:
 cases = st.randoms(use_true_random=False).map(draw)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_are_those_of_lax(part: int) -> None:
     @hypothesis.seed(part)

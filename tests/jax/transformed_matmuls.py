@@ -38,6 +38,10 @@ DTYPES = (
     ("int32", "int32", None),
     ("int8", "int8", "int32"),
     ("bool", "bool", None),
+    ("float8_e4m3fn", "float8_e4m3fn", None),
+    ("float8_e4m3fn", "float8_e4m3fn", "float32"),
+    ("float8_e5m2", "float8_e4m3fn", "float32"),
+    ("float8_e4m3fn", "float8_e5m2", "bfloat16"),
 )
 POLICIES = {
     "nothing": jax.checkpoint_policies.nothing_saveable,
@@ -212,6 +216,8 @@ def _weighted_sum(results: Any) -> Any:
     """A real number to differentiate: each element counts by a weight of its own."""
     total: Any = 0.0
     for x in jax.tree.leaves(results):
+        if x.dtype.name.startswith("float8"):  # which JAX promotes to nothing
+            x = x.astype(jnp.float32)
         weights = (jnp.arange(x.size) % 5 - 2).reshape(x.shape)
         total += jnp.sum(jnp.real(x) * weights.astype(jnp.real(x).dtype))
     return total

@@ -1,11 +1,11 @@
-# The kernels: cuda/kernels.toml -> <shared>.cu -> nvcc -> <shared>.ptx -> <name>.ptx -> ptxas -> <name>.cubin, and
-# manifest.json. Each step is a command of its own, so that ninja runs them in parallel and again only when needed.
+# The kernels: cuda/kernels.toml -> <source>.cu -> nvcc -> <source>.ptx -> <name>.ptx -> ptxas -> <name>.cubin, and
+# manifest.json. Of the PTX the package has the sources': the instances' differ in a number (kernel_table.py). Each step is a command of its own, so that ninja runs them in parallel and again only when needed.
 set(generate "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/generate.py")
 set(assemble "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/assemble.py")
 set(table "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.toml")
 set(work_dir "${CMAKE_CURRENT_BINARY_DIR}/kernels")
 set(kernel_dir "${JAXBW_PACKAGE_DIR}/kernels")
-file(MAKE_DIRECTORY "${work_dir}" "${kernel_dir}")
+file(MAKE_DIRECTORY "${work_dir}/instances" "${kernel_dir}")
 
 # The table says which instances there are: configure again when it, or what reads it, changes.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
@@ -31,32 +31,33 @@ foreach(instance IN LISTS instances)
   string(REPLACE " " ";" instance "${instance}")
   list(GET instance 0 name)
   list(GET instance 1 arch)
-  list(GET instance 2 shared)
+  list(GET instance 2 source_name)
   string(REPLACE "sm_" "compute_" virtual_arch "${arch}")
-  set(source "${work_dir}/${shared}.cu")
-  set(shared_ptx "${work_dir}/${shared}.ptx")
-  set(ptx "${kernel_dir}/${name}.ptx")
+  set(source "${work_dir}/${source_name}.cu")
+  set(source_ptx "${kernel_dir}/${source_name}.ptx")
+  set(ptx "${work_dir}/instances/${name}.ptx")
   set(cubin "${kernel_dir}/${name}.cubin")
   set(report "${work_dir}/${name}.ptxas")
 
-  if(NOT shared IN_LIST compiled)
+  if(NOT source_name IN_LIST compiled)
     add_custom_command(
-      OUTPUT "${shared_ptx}"
-      COMMAND "${JAXBW_NVCC}" -ptx -arch=${virtual_arch} ${nvcc_flags} -MD -MF "${source}.d" -o "${shared_ptx}" "${source}"
-      DEPENDS "${source}" DEPFILE "${source}.d" VERBATIM COMMENT "nvcc ${shared}")
-    list(APPEND compiled "${shared}")
+      OUTPUT "${source_ptx}"
+      COMMAND "${JAXBW_NVCC}" -ptx -arch=${virtual_arch} ${nvcc_flags} -MD -MF "${source}.d" -o "${source_ptx}" "${source}"
+      DEPENDS "${source}" DEPFILE "${source}.d" VERBATIM COMMENT "nvcc ${source_name}")
+    list(APPEND compiled "${source_name}")
+    list(APPEND products "${source_ptx}")
   endif()
   add_custom_command(
     OUTPUT "${ptx}"
-    COMMAND "${Python_EXECUTABLE}" "${generate}" ptx ${name} --table "${table}" --input "${shared_ptx}" --output "${ptx}"
-    DEPENDS "${shared_ptx}" "${generate}" VERBATIM COMMENT "")
+    COMMAND "${Python_EXECUTABLE}" "${generate}" ptx ${name} --table "${table}" --input "${source_ptx}" --output "${ptx}"
+    DEPENDS "${source_ptx}" "${generate}" VERBATIM COMMENT "")
   add_custom_command(
     OUTPUT "${cubin}" "${report}"
     COMMAND "${Python_EXECUTABLE}" "${assemble}" --ptxas "${JAXBW_PTXAS}" --arch ${arch} --report "${report}"
             --output "${cubin}" "${ptx}" -- ${ptxas_flags}
     DEPENDS "${ptx}" "${assemble}" VERBATIM COMMENT "ptxas ${name}")
   list(APPEND reports "${report}")
-  list(APPEND products "${ptx}" "${cubin}")
+  list(APPEND products "${cubin}")
 endforeach()
 
 set(manifest "${kernel_dir}/manifest.json")

@@ -44,24 +44,39 @@ uint32_t emulating_threads(Checks checks) {
   return checks == Checks::kOff ? std::max(std::thread::hardware_concurrency(), 1u) : 1;
 }
 
+namespace {
+
+void replace_all(std::string& text, std::string_view old, std::string_view by) {
+  if (old.empty() || old == by) return;
+  for (size_t at = 0; (at = text.find(old, at)) != std::string::npos; at += by.size()) text.replace(at, old.size(), by);
+}
+
+}  // namespace
+
 Result<const EmulatedKernel*> load_emulated(std::string_view name, const std::string& directory) {
   static std::mutex mutex;
   static auto& kernels = *new std::map<std::string, std::unique_ptr<EmulatedKernel>>;
   const std::lock_guard lock(mutex);
-  const std::string path = concat(directory, "/", name, ".ptx");
-  if (const auto found = kernels.find(path); found != kernels.end()) return found->second.get();
+  const KernelInstance* const found_instance = find_instance(name);
+  if (found_instance == nullptr) return Status(StatusCode::kCorrupt, concat(name, " is no kernel"));
+  const KernelInstance& instance = *found_instance;
+  const std::string path = concat(directory, "/", instance.source, ".ptx"), key = concat(path, " ", name);
+  if (const auto found = kernels.find(key); found != kernels.end()) return found->second.get();
   std::ifstream file(path);
-  std::stringstream text;
-  if (!file || !(text << file.rdbuf())) return Status(StatusCode::kCorrupt, concat(path, ": cannot be read"));
+  std::stringstream content;
+  if (!file || !(content << file.rdbuf())) return Status(StatusCode::kCorrupt, concat(path, ": cannot be read"));
+  std::string text = content.str();
+  replace_all(text, instance.source, name);
+  replace_all(text, instance.placeholder, instance.operands);
   auto kernel = std::make_unique<EmulatedKernel>();
-  kernel->module = emulator::parse(text.str(), concat(name, ".ptx"));
+  kernel->module = emulator::parse(text, concat(name, ".ptx"));
   const emulator::ModuleData data = emulator::lay_out(kernel->module);
   if (!data.bytes.empty()) return Status(StatusCode::kCorrupt, concat(path, ": has variables in global memory"));
   for (const emulator::Function& function : kernel->module.functions) {
     if (function.name == name) kernel->program = emulator::decode(kernel->module, data, function);
   }
   if (kernel->program.function == nullptr) return Status(StatusCode::kCorrupt, concat(path, ": has no entry ", name));
-  return kernels.emplace(path, std::move(kernel)).first->second.get();
+  return kernels.emplace(key, std::move(kernel)).first->second.get();
 }
 
 Status run_emulated(const EmulatedLaunch& launch, Checks checks, uint32_t machines,

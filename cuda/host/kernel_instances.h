@@ -8,10 +8,12 @@
 namespace jaxbw {
 
 struct KernelInstance {
-  std::string_view name, family, role;  // "jaxbw_sm90_...", "sm90", "gemm"
-  std::string_view input;               // "bf16", "f16"; "16bit", "tf32" of sm_100; of another role what it takes
-  std::string_view layout;              // "nn", ...; "any"
-  uint32_t rows, columns;               // of a multiplying warpgroup; 0 where that is chosen at launch
+  std::string_view name, family, role;     // "jaxbw_sm90_...", "sm90", "gemm"
+  std::string_view input;                  // "bf16", "f16"; "16bit", "tf32" of sm_100; of another role what it takes
+  std::string_view layout;                 // "nn", ...; "any"
+  std::string_view source;                 // of several instances: the name of the PTX and of the kernel in it, where
+  std::string_view placeholder, operands;  // the one stands for the other; empty where there is one instance
+  uint32_t rows, columns;                  // of a multiplying warpgroup; 0 where that is chosen at launch
   uint32_t cta_group;
   uint32_t threads;  // of a CTA
 };

@@ -20,18 +20,12 @@ from typing import Any
 from assemble import Report
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSION = 2  # of the manifest's format
+VERSION = 3  # of the manifest's format
 
 _INPUTS = {
     **{"bf16": "kBF16", "f16": "kF16", "f32": "kF32", "tf32": "kF32"},
     **{"8bit": "kE4M3", "8bit_promoted": "kE4M3"},
 }
-# What stands in a source's PTX for the operands of an instance, whose bits say: lhs MN-major, rhs
-# MN-major, f16 (OperandsOfKernel in cuda/gemm/sm90_multiply.cuh). Row-major, "n", is K-major for
-# lhs [m, k] and MN-major for rhs [k, n].
-_OPERANDS = "0x4a584257"
-_OPERAND_BITS = {"nn": 2, "nt": 0, "tn": 3, "tt": 1}
-
 # Of a role; others are named as their role is.
 _HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce"}
 # At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
@@ -65,30 +59,6 @@ def load_table_module() -> ModuleType:
     return module
 
 
-def shared_name(kernel: Any) -> str:
-    """The name of an instance's CUDA C++, and of the kernel in its PTX.
-
-    Instances of sm90 that differ only in the layout or type of operands of 16 bits share it.
-    """
-    if kernel.input not in ("bf16", "f16") or kernel.role != "gemm":
-        return str(kernel.name)
-    return f"jaxbw_{kernel.family}_16bit_{kernel.block_m}x{kernel.block_n}"
-
-
-def instance_ptx(shared: str, kernel: Any) -> str:
-    """The PTX of an instance from that of its source.
-
-    nvcc takes twice as long as ptxas, which knows this number for a constant and drops the
-    instructions of other instances.
-    """
-    name = shared_name(kernel)
-    if name == kernel.name:
-        return shared
-    assert _OPERANDS in shared
-    operands = _OPERAND_BITS[kernel.layout] + (4 if kernel.input == "f16" else 0)
-    return shared.replace(name, kernel.name).replace(_OPERANDS, str(operands))
-
-
 def source(kernel: Any, *, profiled: bool = False) -> str:
     """The CUDA C++ of an instance and all that share it; `profiled`: it stamps what warps do."""
     return _SOURCE.format(
@@ -99,7 +69,7 @@ def source(kernel: Any, *, profiled: bool = False) -> str:
         header=_HEADERS.get(kernel.role, kernel.role).format(family=kernel.family),
         threads=kernel.threads,
         blocks_per_sm=f", {_BLOCKS_PER_SM[kernel.role]}" if kernel.role in _BLOCKS_PER_SM else "",
-        name=shared_name(kernel),
+        name=kernel.source_name,
         params=_PARAMS.get(kernel.role, "GemmParams"),
         function=_function(kernel),
     )
@@ -128,7 +98,7 @@ def instances(kernels: tuple[Any, ...]) -> str:
     """The table as the host knows it: the rows of kKernelInstances (host/kernel_instances.h)."""
     lines = []
     for k in kernels:
-        texts = (k.name, k.family, k.role, k.input, k.layout)
+        texts = (k.name, k.family, k.role, k.input, k.layout, k.source_name, *k.placeholder)
         numbers = (k.block_m or 0, k.block_n or 0, k.cta_group, k.threads)
         lines.append(
             "{" + ", ".join([*(f'"{text}"' for text in texts), *map(str, numbers)]) + "},\n"
@@ -147,7 +117,7 @@ def manifest(kernels: tuple[Any, ...], reports: Path) -> dict[str, Any]:
                 "registers": report.registers,
                 "spill_bytes": report.spill_bytes,
                 "cubin": f"{kernel.name}.cubin",
-                "ptx": f"{kernel.name}.ptx",
+                "ptx": f"{kernel.source_name}.ptx",
             }
         )
     return {"version": VERSION, "kernels": entries}
@@ -164,9 +134,8 @@ def _write_manifest(kernels: tuple[Any, ...], reports: Path, output: Path) -> No
 
 def _write_sources(kernels: tuple[Any, ...], output: Path) -> None:
     for kernel in kernels:
-        name = shared_name(kernel)
-        _write_if_changed(output / f"{name}.cu", source(kernel))
-        print(kernel.name, kernel.arch, name)
+        _write_if_changed(output / f"{kernel.source_name}.cu", source(kernel))
+        print(kernel.name, kernel.arch, kernel.source_name)
 
 
 def _write_if_changed(path: Path, text: str) -> None:
@@ -192,7 +161,7 @@ def _main() -> None:
         _write_sources(kernels, args.output)
     elif args.command == "ptx":
         [kernel] = [each for each in kernels if each.name == args.name]
-        _write_if_changed(args.output, instance_ptx(args.input.read_text(), kernel))
+        _write_if_changed(args.output, kernel.ptx(args.input.read_text()))
     elif args.command == "instances":
         _write_if_changed(args.output, instances(kernels))
     else:

@@ -1,4 +1,4 @@
-"""Compile kernels that stamp what their warps do when: NAME.cubin and NAME.ptx for each name.
+"""Compile kernels that stamp what their warps do when: a cubin for each name, and its source's PTX.
 
   profiled.py --output DIR jaxbw_sm90_bf16_nn_128x128 ...
 
@@ -15,23 +15,22 @@ from typing import Any
 
 import toolchain
 from assemble import Report
-from generate import ROOT, instance_ptx, load_table_module, source
+from generate import ROOT, load_table_module, source
 
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr")  # as in cmake/kernels.cmake
 
 
 def write_ptx(kernel: Any, tools: toolchain.Toolchain, output: Path) -> Path:
-    """Writes the PTX of an instance, and returns its path.
+    """Writes the PTX of an instance's source, and returns its path.
 
     Raises:
       ToolchainError: nvcc refuses it; the message holds what it printed.
     """
-    text, ptx = (output / f"{kernel.name}.{kind}" for kind in ("cu", "ptx"))
+    text, ptx = (output / f"{kernel.source_name}.{kind}" for kind in ("cu", "ptx"))
     text.write_text(source(kernel, profiled=True))
     virtual = kernel.arch.replace("sm_", "compute_")
     include = ("-I", ROOT / "cuda", "-o", ptx)
     toolchain.output(tools.nvcc, "-ptx", f"-arch={virtual}", *FLAGS, *include, text)
-    ptx.write_text(instance_ptx(ptx.read_text(), kernel))
     return ptx
 
 
@@ -43,8 +42,10 @@ def compile_kernel(kernel: Any, tools: toolchain.Toolchain, output: Path) -> Non
     """
     with TemporaryDirectory(dir=output) as work:  # others may compile the same one
         ptx = write_ptx(kernel, tools, Path(work))
-        cubin = ptx.with_suffix(".cubin")
-        said = toolchain.output(tools.ptxas, "-v", f"-arch={kernel.arch}", "-O3", ptx, "-o", cubin)
+        instance, cubin = Path(work) / "instance.ptx", Path(work) / f"{kernel.name}.cubin"
+        instance.write_text(kernel.ptx(ptx.read_text()))
+        command = (tools.ptxas, "-v", f"-arch={kernel.arch}", "-O3", instance, "-o", cubin)
+        said = toolchain.output(*command)
         # Stamps may spill some registers, as part of what they cost: a profile says that. With a
         # diagnostic, say serialized wgmmas, it would show another kernel than the one that ships.
         faults = Report.parse(said).diagnostics

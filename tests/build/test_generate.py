@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from generate import instance_ptx, manifest, source
+from generate import manifest, source
 
 from jaxbw._src.selection.kernel_table import Kernel
 
@@ -26,11 +26,11 @@ def test_the_source_of_hopper_instances() -> None:
 def test_instances_of_one_source_differ_in_a_number() -> None:
     shared = ".entry jaxbw_sm90_16bit_64x192(\nmov.u32 %r1, 0x4a584257;\n"
     kernels = [sm90(dtype, layout) for dtype in ("bf16", "f16") for layout in LAYOUTS]
-    texts = [instance_ptx(shared, kernel) for kernel in kernels]
+    texts = [kernel.ptx(shared) for kernel in kernels]
     assert texts[0] == ".entry jaxbw_sm90_bf16_nn_64x192(\nmov.u32 %r1, 2;\n"
     assert len({text.split()[-1] for text in texts}) == 8
     with pytest.raises(AssertionError):  # the number is not in it
-        instance_ptx(".entry jaxbw_sm90_16bit_64x192", kernels[0])
+        kernels[0].ptx(".entry jaxbw_sm90_16bit_64x192")
 
 
 def untiled(arch: str, role: str, dtype: str, cta_group: int = 1) -> Kernel:
@@ -75,4 +75,4 @@ def test_the_manifest_joins_table_and_report(tmp_path: Path) -> None:
     [entry] = manifest((kernel,), tmp_path)["kernels"]
     assert Kernel.from_json(entry) == kernel
     assert (entry["registers"], entry["spill_bytes"]) == (168, 0)
-    assert (entry["cubin"], entry["ptx"]) == (f"{kernel.name}.cubin", f"{kernel.name}.ptx")
+    assert (entry["cubin"], entry["ptx"]) == (f"{kernel.name}.cubin", f"{kernel.source_name}.ptx")

@@ -26,17 +26,14 @@ from typing import Any
 
 import numpy as np
 
-import jaxbw
 from jaxbw import emulator
 
-from . import gemm_cases, gemm_launch
+from . import gemm_cases, gemm_launch, installed
 from .gemm_cases import Case
 from .gemm_launch import MAX_STAGES, Matmul
 from .mutants import Mutant, marked, mutants
 from .mutation_launches import NAMES, launches
 from .redundant import REDUNDANT
-
-KERNELS = Path(jaxbw.__file__).parent / "kernels"
 
 # Changes of a barrier's initialisation, all found: counted apart, lest they flatter the others.
 ARRIVALS = ("one arrival more", "one arrival less")
@@ -122,7 +119,7 @@ def observe(
 
 @functools.cache
 def _text(name: str) -> str:
-    return (KERNELS / f"{name}.ptx").read_text()
+    return installed.text(name)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import pytest
 
 from jaxbw._native import limits
 
-from . import mutation
+from . import installed, mutation
 from .mutation_launches import NAMES, launches
 from .redundant import REDUNDANT
 
@@ -23,8 +23,7 @@ BROUGHT = 12  # and the last ones of sm90, whose residual comes by TMA
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", NAMES)
 def test_mutants_are_found(name: str, part: int) -> None:
-    if not (mutation.KERNELS / f"{name}.ptx").exists():
-        pytest.skip(f"{name} has not been built")
+    installed.text(name)  # or the test is skipped
     shared = [i for i, case in enumerate(launches(name)) if case.cluster_k > 1]
     among = [*AMONG[name.split("_")[1]], *shared[:SHARED]]
     if "sm90" in name:

@@ -1,6 +1,7 @@
 """Matmuls under compositions of JAX's transformations: those of lax, in type and in value.
 
-4,000 of them, a quarter of float8, in parts for several workers. tests/gpu/property.py runs more on a GPU.
+4,000 of them, a quarter of float8, in parts for several workers. tests/gpu/property.py runs more on
+a GPU.
 """
 
 import random

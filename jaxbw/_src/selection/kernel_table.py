@@ -19,6 +19,12 @@ _GEMM_THREADS = {"sm90": 384, "sm100": 256}
 _OTHER_THREADS = {"repack": 256, "reduce": 512, "quantize": 256}
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
+# Instances of sm90 that differ only in the layout or type of operands of 16 bits share a source,
+# and its PTX, where this stands for a number (OperandsOfKernel in cuda/gemm/sm90_multiply.cuh). Its
+# bits say: lhs MN-major, rhs MN-major, f16. Row-major, "n", is K-major for lhs [m, k] and MN-major
+# for rhs [k, n].
+_PLACEHOLDER = "0x4a584257"
+_OPERANDS = {"nn": 2, "nt": 0, "tn": 3, "tt": 1}
 _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk)
 
 # Keys of a row, by its role.
@@ -80,6 +86,27 @@ class Kernel:
         if self.family == "sm100":
             return f"jaxbw_sm100_{self.input}_{self.cta_group}cta"
         return f"jaxbw_sm90_{self.input}_{self.layout}_{self.block_m}x{self.block_n}"
+
+    @property
+    def source_name(self) -> str:
+        """The name of its CUDA C++, and of that one's PTX and the kernel in it."""
+        if self.role != "gemm" or self.input not in ("bf16", "f16"):
+            return self.name
+        return f"jaxbw_{self.family}_16bit_{self.block_m}x{self.block_n}"
+
+    @property
+    def placeholder(self) -> tuple[str, str]:
+        """What its source's PTX has for all instances, and what this one has there."""
+        if self.source_name == self.name:
+            return "", ""
+        return _PLACEHOLDER, str(_OPERANDS[self.layout] + (4 if self.input == "f16" else 0))
+
+    def ptx(self, of_source: str) -> str:
+        """Its PTX, from that of its source."""
+        placeholder, operands = self.placeholder
+        assert placeholder in of_source
+        named = of_source.replace(self.source_name, self.name)
+        return named.replace(placeholder, operands) if placeholder else named
 
     def to_json(self) -> dict[str, Any]:
         """The fields and the name, as the manifest holds them."""

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jaxbw._src.selection.kernel_table import Kernel
 
-_VERSION = 2  # of the format, see cuda/kernels/generate.py
+_VERSION = 3  # of the format, see cuda/kernels/generate.py
 
 
 def directory() -> Path:
     """The folder of the .cubin and .ptx files; it need not exist."""
     return Path(str(resources.files("jaxbw") / "kernels"))
+
+
+def ptx(kernel: Kernel) -> str:
+    """The PTX of an installed kernel."""
+    return kernel.ptx((directory() / f"{kernel.source_name}.ptx").read_text())
 
 
 @cache

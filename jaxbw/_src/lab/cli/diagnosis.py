@@ -163,17 +163,18 @@ def _kernel_problems(found: Facts) -> Iterator[Problem]:
             "pip install --force-reinstall jaxbw, or build without JAXBW_KERNELS=OFF",
             broken=True,
         )
-    for kernel in manifest.kernels():
-        for name, fault in _file_faults(kernel):
-            yield Problem(f"{manifest.directory() / name} {fault}", _REINSTALL, broken=True)
+    faults = [each for kernel in manifest.kernels() for each in _file_faults(kernel)]
+    for name, fault in dict.fromkeys(faults):  # instances share PTX
+        yield Problem(f"{manifest.directory() / name} {fault}", _REINSTALL, broken=True)
 
 
 def _file_faults(kernel: Kernel) -> Iterator[tuple[str, str]]:
     """The files of a kernel that are not whole, and what is wrong with them."""
-    for suffix, fault_of in ((".cubin", _elf_fault), (".ptx", _ptx_fault)):
-        path = manifest.directory() / (kernel.name + suffix)
+    files = ((kernel.name, ".cubin", _elf_fault), (kernel.source_name, ".ptx", _ptx_fault))
+    for name, suffix, fault_of in files:
+        path = manifest.directory() / (name + suffix)
         try:
-            fault = fault_of(path.read_bytes(), kernel.name)
+            fault = fault_of(path.read_bytes(), name)
         except OSError as error:
             fault = f"cannot be read ({error.strerror})"
         if fault is not None:

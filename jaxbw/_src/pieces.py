@@ -46,10 +46,13 @@ class Pieces:
             return x.astype(jnp.bfloat16)
         is_finite = jnp.isfinite(x)
         rest, pieces = jnp.where(is_finite, x, 0), []
-        for _ in range(self.count):
-            # Not a cast there and back, which XLA may leave out. Nothing rounds to infinity.
-            in_range = jnp.clip(rest, -_LARGEST, _LARGEST)
-            piece = lax.reduce_precision(in_range, exponent_bits=8, mantissa_bits=7)
+        for i in range(self.count):
+            limit = _LARGEST * 2.0 ** (
+                -8 * i
+            )  # the pieces of float32's largest, which add up to it
+            within = jnp.clip(rest, -limit, limit)
+            # Not a cast there and back, which XLA may leave out.
+            piece = lax.reduce_precision(within, exponent_bits=8, mantissa_bits=7)
             pieces.append(piece.astype(jnp.bfloat16))
             rest = rest - piece
         *others, _ = (pieces[pair[of_rhs]] for pair in self.matmuls)

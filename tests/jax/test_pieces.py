@@ -147,7 +147,7 @@ def test_nan_and_infinity(name: str, preset: DotAlgorithmPreset) -> None:
     lhs[5], lhs[6] = [LARGEST, 0, 0, 0], [0, -LARGEST, 0, 0]
     lhs[7] = LARGEST
     rhs[1, 1], rhs[3, 2], rhs[2, 3], rhs[0, 4] = np.inf, np.nan, 0, -0.999
-    given = (lhs, rhs)
+    given: tuple[Any, ...] = (lhs, rhs)
     if preset == X1:  # as XLA for GPUs, which rounds these operands to infinity
         given = tuple(np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in given)
     wanted = np.asarray(lax.dot(*given, precision="highest"))

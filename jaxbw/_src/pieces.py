@@ -47,9 +47,7 @@ class Pieces:
         is_finite = jnp.isfinite(x)
         rest, pieces = jnp.where(is_finite, x, 0), []
         for i in range(self.count):
-            limit = _LARGEST * 2.0 ** (
-                -8 * i
-            )  # the pieces of float32's largest, which add up to it
+            limit = _LARGEST * 2.0 ** (-8 * i)  # all limits together are below float32's
             within = jnp.clip(rest, -limit, limit)
             # Not a cast there and back, which XLA may leave out.
             piece = lax.reduce_precision(within, exponent_bits=8, mantissa_bits=7)

@@ -18,6 +18,7 @@ from jax import lax
 
 from jaxbw._native import Activation, DataType, Major, Problem
 from jaxbw._src.epilogue import IDENTITY, Epilogue
+from jaxbw._src.pieces import Pieces, pieces_of
 
 ACTIVATIONS = {
     None: Activation.NONE,
@@ -47,6 +48,8 @@ class GemmProblem:
 
     An operand that is not batched serves every batch index. `precision` is canonical
     (see `compat.canonicalize_precision`). Extents are symbolic where `jax.export`'s shapes are.
+    Where float32 operands are split into `pieces`, it is the GEMM of these: bfloat16, and k is as
+    many times as long as there are matmuls of pieces.
     """
 
     batch: int
@@ -62,6 +65,15 @@ class GemmProblem:
     output: np.dtype[Any]
     epilogue: Epilogue = IDENTITY
     precision: Any = None
+    pieces: Pieces | None = None
+
+    @property
+    def unsplit(self) -> "GemmProblem":
+        """The matmul that was asked for: with float32 operands where this has pieces of them."""
+        if self.pieces is None:
+            return self
+        f32, k = np.dtype(np.float32), self.k // len(self.pieces.matmuls)
+        return replace(self, lhs_dtype=f32, rhs_dtype=f32, k=k, pieces=None)
 
     @property
     def layout(self) -> str:
@@ -150,6 +162,9 @@ class GemmProblem:
         )
 
     def __str__(self) -> str:
+        if self.pieces is not None:
+            count, asked = len(self.pieces.matmuls), self.unsplit
+            return f"{asked} as a bfloat16 GEMM{f', k = {count} x {asked.k}' if count > 1 else ''}"
         lhs, rhs = (
             describe(self.lhs_dtype, self.lhs_shape),
             describe(self.rhs_dtype, self.rhs_shape),
@@ -265,6 +280,11 @@ def reduce_dot_general(
     )
     extents = math.prod(batch), math.prod(m_dims), math.prod(n_dims)
     output_shape = batch + m_dims + n_dims
+    dtypes = np.dtype(lhs.dtype), np.dtype(rhs.dtype)
+    k = math.prod(lhs.shape[i] for i in lhs_contract)
+    if (pieces := pieces_of(precision, *dtypes)) is not None:
+        dtypes = (np.dtype("bfloat16"),) * 2
+        k *= len(pieces.matmuls)
 
     # The order of the contraction is free, so long as both operands have the same: by either one.
     layouts = []
@@ -275,7 +295,7 @@ def reduce_dot_general(
         right = _view(rhs.shape, rhs_batch, rhs_free, rhs_k)
         in_order = OperandView(output_shape, None, output_shape)
         layouts.append(_Layout(left, right, in_order, extents))
-        for side, count in _stacks(m_dims, n_dims, batch, epilogue, lhs.dtype.itemsize):
+        for side, count in _stacks(m_dims, n_dims, batch, epilogue, dtypes[0].itemsize):
             if side == "lhs":
                 stack, rows = m_dims[:count], m_dims[count:]
                 view = _view(lhs.shape, lhs_free[:count], lhs_free[count:], lhs_k)
@@ -295,16 +315,17 @@ def reduce_dot_general(
     (lhs_view, lhs_k_major), (rhs_view, rhs_k_major) = best.lhs, best.rhs
     problem = GemmProblem(
         *best.extents,
-        k=math.prod(lhs.shape[i] for i in lhs_contract),
+        k=k,
         lhs_batched=best.lhs_batched,
         rhs_batched=best.rhs_batched,
         lhs_major=Major.K if lhs_k_major else Major.MN,
         rhs_major=Major.K if rhs_k_major else Major.MN,
-        lhs_dtype=np.dtype(lhs.dtype),
-        rhs_dtype=np.dtype(rhs.dtype),
+        lhs_dtype=dtypes[0],
+        rhs_dtype=dtypes[1],
         output=np.dtype(output),
         epilogue=epilogue,
         precision=precision,
+        pieces=pieces,
     )
     return Reduction(problem, lhs_view, rhs_view, best.result)
 

@@ -1,7 +1,7 @@
 """`precision` and `preferred_element_type` mean what they mean to lax.dot_general.
 
-A kernel serves where it computes no less than what is asked for: exact matmuls (of TF32 roundings,
-for float32) and float32 sums. All else is XLA's, in lax's own words.
+A kernel serves where it computes no less than what is asked for: exact matmuls (of TF32 roundings
+or bfloat16 pieces, for float32) and float32 sums. All else is XLA's, in lax's own words.
 """
 
 import functools
@@ -53,13 +53,19 @@ _TF32 = [
     DotAlgorithmPreset.DEFAULT,
     DotAlgorithmPreset.TF32_TF32_F32,
 ]
+_PIECES = [
+    DotAlgorithmPreset.BF16_BF16_F32,
+    DotAlgorithmPreset.BF16_BF16_F32_X3,
+    DotAlgorithmPreset.BF16_BF16_F32_X6,
+    DotAlgorithmPreset.BF16_BF16_F32_X9,
+]
 NATIVE: dict[tuple[str, str], list[Any]] = {
     ("sm90", "bfloat16"): [*_SIXTEEN_BITS, DotAlgorithmPreset.BF16_BF16_F32],
     ("sm90", "float16"): [*_SIXTEEN_BITS, DotAlgorithmPreset.F16_F16_F32],
-    ("sm90", "float32"): [],  # unless it is asked for by name
+    ("sm90", "float32"): _PIECES,  # TF32 if it is asked for by name
     ("sm100", "bfloat16"): [*_SIXTEEN_BITS, DotAlgorithmPreset.BF16_BF16_F32],
     ("sm100", "float16"): [*_SIXTEEN_BITS, DotAlgorithmPreset.F16_F16_F32],
-    ("sm100", "float32"): _TF32,
+    ("sm100", "float32"): [*_TF32, *_PIECES],
 }
 
 

@@ -54,8 +54,8 @@ def matmul(
 
     Kernels take bfloat16 and float16 operands, which they multiply exactly and sum in float32: as
     exact as any `jax.lax.Precision` asks for; and float32 operands, as TF32, where `precision`
-    leaves XLA as free (on sm90 only if `implementation` names it). The rest is XLA's: see
-    `explain`.
+    leaves XLA as free (on sm90 only if `implementation` names it), or by bfloat16 pieces, where it
+    is `BF16_BF16_F32` or that with `_X3`, `_X6` or `_X9`. The rest is XLA's: see `explain`.
 
     Args:
       lhs: `[..., m, k]` or `[k]`, of any dtype that `jnp.matmul` takes; either operand may be a

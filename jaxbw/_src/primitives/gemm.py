@@ -13,7 +13,14 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxbw._native import Plan, emulator_ffi_targets, ffi_targets, ffi_types, set_kernel_directory
+from jaxbw._native import (
+    Major,
+    Plan,
+    emulator_ffi_targets,
+    ffi_targets,
+    ffi_types,
+    set_kernel_directory,
+)
 from jaxbw._src import compat
 from jaxbw._src.problem import GemmProblem, Operands, Reduction
 from jaxbw._src.selection import manifest
@@ -47,9 +54,9 @@ def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any,
     if problem.epilogue.factors_in_memory:
         factors = [jnp.asarray(x, jnp.float32) for x in operands.factors(problem.epilogue)]
     reduced = Operands(
-        reduction.lhs(lhs),
-        reduction.rhs(rhs),
-        None if rhs_up is None else reduction.rhs(rhs_up),
+        _read(reduction, lhs, of_rhs=False),
+        _read(reduction, rhs, of_rhs=True),
+        None if rhs_up is None else _read(reduction, rhs_up, of_rhs=True),
         None if c is None else jax.lax.reshape(c, problem.output_shape),
         None if bias is None else _repeated(bias, problem),
         None if residual is None else jax.lax.reshape(residual, problem.output_shape),
@@ -85,6 +92,16 @@ def plan_of(problem: GemmProblem, choice: Choice, resident: int | None = None) -
     plan = planner.plan(problem, family, choice.config, resident or choice.wave or 1)
     assert isinstance(plan, Plan), str(plan)
     return plan
+
+
+def _read(reduction: Reduction, x: Any, *, of_rhs: bool) -> Any:
+    """An operand as the GEMM's: [batch, outer, contiguous], in pieces where it is split."""
+    x = (reduction.rhs if of_rhs else reduction.lhs)(x)
+    problem = reduction.problem
+    if problem.pieces is None:
+        return x
+    major = problem.rhs_major if of_rhs else problem.lhs_major
+    return problem.pieces.operand(x, of_rhs=of_rhs, axis=2 if major == Major.K else 1)
 
 
 def _repeated(bias: Any, problem: GemmProblem) -> Any:

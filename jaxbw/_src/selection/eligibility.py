@@ -18,7 +18,8 @@ OUTPUTS = (BF16, F16, F32)
 ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
 
 # Algorithms that kernels implement: exact matmuls of the inputs (or of their TF32 roundings),
-# float32 sums. The inputs must already be of the dtype that the algorithm would convert them to.
+# float32 sums. The inputs must already be of the dtype that the algorithm would convert them to;
+# float32 ones in pieces (pieces.py) are.
 _ALGORITHMS = {
     lax.DotAlgorithmPreset.DEFAULT: (BF16, F16, F32, E4M3, E5M2),
     lax.DotAlgorithmPreset.BF16_BF16_F32: (BF16,),
@@ -91,6 +92,8 @@ def _type_refusal(p: GemmProblem, family: str) -> str | None:
 
 
 def _precision_refusal(p: GemmProblem) -> str | None:
+    if p.pieces is not None:
+        return None
     if isinstance(p.precision, lax.DotAlgorithm) or (
         isinstance(p.precision, lax.DotAlgorithmPreset)
         and p.lhs_dtype not in _ALGORITHMS.get(p.precision, ())
@@ -104,7 +107,8 @@ def _precision_refusal(p: GemmProblem) -> str | None:
     if p.lhs_dtype == F32 and not asks_for_default(p.precision):
         return (
             f"precision is {p.precision} and the operands are float32; kernels multiply them as "
-            "TF32, which is precision=None or DEFAULT"
+            "TF32, which is precision=None or DEFAULT, or as pieces, which is BF16_BF16_F32_X3, "
+            "BF16_BF16_F32_X6 or BF16_BF16_F32_X9"
         )
     return None
 

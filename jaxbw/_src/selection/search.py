@@ -32,7 +32,7 @@ class Cost:
       epilogue: what no main loop hides.
       fixed: launch, set-up, first loads.
       split: bringing the parts of split tiles together.
-      repack: copying operands that TMA cannot address.
+      repack: copying operands that TMA cannot address, splitting float32 ones in pieces.
       tuned: what measurements of such matmuls say that the model has too little (see `tuned`).
       total: main_loop, epilogue, fixed, split, repack and tuned.
     """

@@ -30,7 +30,7 @@ class Workload:
       a_straddles, b_straddles: whether an operand's rows, as they are loaded, do not begin at lines
         of 128 bytes.
       repack_bytes, repacks: what is read and written ahead of the matmul, and by how many kernels:
-        one copies all operands that have to be.
+        one copies all operands that have to be, and one each splits float32 operands in pieces.
       promoted: whether sums of 8 bits must be as accurate as float32's.
     """
 
@@ -93,7 +93,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
     arrays = [dtype.itemsize for dtype in (epilogue.c, epilogue.residual) if dtype is not None]
     arrays += [p.output.itemsize] * (epilogue.results - 1)
     repacked_here = repacked(p, family)
-    copies = list(_repacked_bytes(p, repacked_here))
+    copies, splits = list(_repacked_bytes(p, repacked_here)), list(_split_bytes(p))
     lhs = effective_major(p.lhs_dtype, p.lhs_major, family), p.lhs_batched
     rhs = effective_major(p.rhs_dtype, p.rhs_major, family), p.rhs_batched
     (a_major, a_batched), (b_major, b_batched) = (rhs, lhs) if swapped else (lhs, rhs)
@@ -119,8 +119,8 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         tma_rows=p.n * p.output.itemsize % ALIGNMENT == 0,
         a_straddles=a_straddles,
         b_straddles=b_straddles,
-        repack_bytes=sum(copies),
-        repacks=int(bool(copies)),
+        repack_bytes=sum(copies) + sum(splits),
+        repacks=int(bool(copies)) + len(splits),
         promoted=p.promoted,
     )
 
@@ -149,3 +149,16 @@ def _repacked_bytes(p: GemmProblem, names: Sequence[str]) -> Iterator[int]:
     for name in names:
         for _ in range(2 if name == "rhs" and p.epilogue.gated else 1):
             yield 2 * elements[name] * p.lhs_dtype.itemsize
+
+
+def _split_bytes(p: GemmProblem) -> Iterator[int]:
+    """For each array that is split in pieces, the bytes that are read and written."""
+    if p.pieces is None:
+        return
+    given = p.unsplit
+    shapes = [
+        (given.lhs_shape, p.lhs_shape),
+        *[(given.rhs_shape, p.rhs_shape)] * (1 + p.epilogue.gated),
+    ]
+    for read, written in shapes:
+        yield given.lhs_dtype.itemsize * math.prod(read) + p.lhs_dtype.itemsize * math.prod(written)

@@ -111,7 +111,7 @@ def kind(problem: GemmProblem) -> str | None:
     """
     p, e = problem, problem.epilogue
     alike = p.lhs_dtype == p.rhs_dtype == p.output and eligibility.asks_for_default(p.precision)
-    if not p.is_sized or p.batch != 1 or not alike or e.save:
+    if not p.is_sized or p.batch != 1 or not alike or e.save or p.pieces is not None:
         return None
     rows = (shape[2] * p.output.itemsize for shape in (p.lhs_shape, p.rhs_shape, p.output_shape))
     if any(row % SPAN for row in rows):

@@ -253,17 +253,16 @@ class _Results:
     """Arrays in guard regions: the results of one launch."""
 
     shape: tuple[int, int, int]
-    dtype: np.dtype[Any]
     pitch: int | None
     guarded: list[Array] = field(default_factory=list)
 
-    def new(self) -> Array:
+    def new(self, dtype: np.dtype[Any]) -> Array:
         """[batch, m, n], or where rows lie apart [batch, m, pitch], unguarded and untouched."""
         if self.pitch is not None:
-            self.guarded.append(emulator.empty((*self.shape[:2], self.pitch), self.dtype))
+            self.guarded.append(emulator.empty((*self.shape[:2], self.pitch), dtype))
             return self.guarded[-1]
         size = int(np.prod(self.shape))
-        guarded = emulator.empty(size + 2 * GUARD, self.dtype)
+        guarded = emulator.empty(size + 2 * GUARD, dtype)
         guarded.view(np.uint8)[...] = POISON
         self.guarded.append(guarded)
         return guarded[GUARD:-GUARD].reshape(self.shape)
@@ -297,9 +296,11 @@ def launch(
     c, p = config, matmul
     assert pitch is None or p.shape[0] == 1
     plan = plan_of(c, p, max(1, sm_count // c.clusters))
-    results = _Results(p.shape[:3], c.output, pitch)
+    results = _Results(p.shape[:3], pitch)
     names = ("result", "saved", "saved_up")[: 1 + p.save + (p.save and p.rhs_up is not None)]
-    operands, written = _operands(c, p), {name: results.new() for name in names}
+    saved_type = BF16 if c.output.itemsize == 1 else c.output
+    operands = _operands(c, p)
+    written = {name: results.new(saved_type if name != "result" else c.output) for name in names}
     workspace = emulator.empty(plan.workspace_bytes, np.uint8)
     workspace[...] = NAN
     own = {"workspace": workspace} if workspace.size else {}

@@ -105,11 +105,12 @@ def test_other_arrays_of_8_bits_are_refused(implementation: Any) -> None:
     x = jnp.ones((64, 64), jnp.bfloat16)
     narrow = x.astype(FLOAT8[0])
     for name in ("c", "residual"):
+        arrays: dict[str, Any] = {name: narrow}
         with pytest.raises(NotImplementedError, match=f"the {name} is float8_e4m3fn; kernels have"):
             jaxbw.matmul(
                 x,
                 x,
-                **{name: narrow},
+                **arrays,
                 preferred_element_type=FLOAT8[0],
                 implementation=implementation,
             )

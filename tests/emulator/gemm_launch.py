@@ -241,6 +241,11 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
     return found
 
 
+def saved_type(output: np.dtype[Any]) -> np.dtype[Any]:
+    """Of what is saved beside a result of this dtype."""
+    return BF16 if output.itemsize == 1 else output
+
+
 def mma_tiles(config: Config) -> int:
     """MMA tiles on top of each other in a CTA's tile."""
     if config.family == SM90:
@@ -298,9 +303,10 @@ def launch(
     plan = plan_of(c, p, max(1, sm_count // c.clusters))
     results = _Results(p.shape[:3], pitch)
     names = ("result", "saved", "saved_up")[: 1 + p.save + (p.save and p.rhs_up is not None)]
-    saved_type = BF16 if c.output.itemsize == 1 else c.output
     operands = _operands(c, p)
-    written = {name: results.new(saved_type if name != "result" else c.output) for name in names}
+    written = {
+        name: results.new(c.output if name == "result" else saved_type(c.output)) for name in names
+    }
     workspace = emulator.empty(plan.workspace_bytes, np.uint8)
     workspace[...] = NAN
     own = {"workspace": workspace} if workspace.size else {}

@@ -14,7 +14,7 @@ namespace jaxbw {
 
 // Element types. The low three bits are the operand-format field of the sm_100 instruction descriptor: of kind::f16 for
 // 16-bit types, of kind::tf32 for kF32, whose operands are multiplied as TF32, and of kind::f8f6f4 for 8-bit types
-// (PTX 9.7.16.4.2). These are JAX's float8_e4m3fn and float8_e5m2; they are types of operands only.
+// (PTX 9.7.16.4.2). These are JAX's float8_e4m3fn and float8_e5m2: types of operands, and of D.
 enum class DataType : uint32_t { kF16 = 0, kBF16 = 1, kF32 = 2, kE4M3 = 8, kE5M2 = 9 };
 
 constexpr bool is_8bit(DataType type) { return type >= DataType::kE4M3; }
@@ -37,6 +37,10 @@ enum class StorePath : uint32_t { kTma = 0, kRows = 1, kColumns = 2 };
 // kStatic: cluster c of C computes the work items c, c + C, ... kClc: clusters ask the hardware for the next item
 // (cluster launch control, sm_100).
 enum class Scheduler : uint32_t { kStatic = 0, kClc = 1 };
+
+// The largest magnitude that a cast to 8 bits rounds to a finite number. Beyond, e4m3 has NaN and e5m2 infinity, as
+// in ml_dtypes and XLA.
+constexpr float float8_limit(DataType type) { return type == DataType::kE4M3 ? 464.0f : 0x1.dffffep15f; }
 
 // A CUtensorMap: 128 opaque bytes, encoded by the driver and read by the TMA unit.
 struct alignas(64) TensorMap {
@@ -143,6 +147,8 @@ struct GemmParams {
   uint32_t b_columns;   // sm_100: of B in a CTA's part of a stage, see loaded_columns() in gemm/storage.h
   float* partials;      // see partial_floats() there
   uint32_t* counters;   // zero before the launch, see slice_count(); or null
+
+  float float8_limit;  // of a D of 8 bits, see float8_limit()
 };
 
 static_assert(sizeof(TensorMap) == 128 && alignof(GemmParams) == 64);

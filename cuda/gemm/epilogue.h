@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/storage.h"
+#include "ptx/float8.h"
 #include "ptx/fragments.h"
 
 namespace jaxbw {
@@ -86,8 +87,28 @@ JAXBW_DEVICE void with_type(DataType type, const Function& function) {
       return function.template operator()<DataType::kF32>();
     case DataType::kE4M3:
     case DataType::kE5M2:
-      break;  // operands only
+      break;  // operands, and D: see with_result_type()
   }
+}
+
+// The same, of a type that D may have: kE4M3 stands for both of 8 bits, which float8_pair() tells apart.
+template <typename Function>
+JAXBW_DEVICE void with_result_type(DataType type, const Function& function) {
+  if (is_8bit(type)) return function.template operator()<DataType::kE4M3>();
+  with_type(type, function);
+}
+
+// Two elements of a D of 8 bits, `low` in the low byte. Conversions saturate: behind the code of the largest number
+// comes that of NaN in e4m3, of infinity in e5m2.
+JAXBW_DEVICE uint32_t float8_pair(const GemmParams& p, float low, float high) {
+  const uint32_t codes = p.output.type == DataType::kE4M3 ? ptx::pack_float8<DataType::kE4M3>(low, high)
+                                                          : ptx::pack_float8<DataType::kE5M2>(low, high);
+  return codes + (fabsf(low) > p.float8_limit ? 0x1 : 0) + (fabsf(high) > p.float8_limit ? 0x100 : 0);
+}
+
+// Four of them.
+JAXBW_DEVICE uint32_t float8_quad(const GemmParams& p, const float* values) {
+  return float8_pair(p, values[0], values[1]) | float8_pair(p, values[2], values[3]) << 16;
 }
 
 // The bits of one element, widened. The type is known at run time only: a switch over an element costs less code than

@@ -71,14 +71,17 @@ JAXBW_DEVICE void scale_columns(float (&values)[kColumns], const GemmParams& p, 
   for (uint32_t i = 0; i < kColumns; ++i) values[i] *= __shfl_sync(ptx::kFullWarp, scale, i);
 }
 
-// Values as they are stored, in 32-bit words of one or two elements each.
+// Values as they are stored, in 32-bit words of one, two or four elements each.
 template <DataType kType, uint32_t kCount, uint32_t kWords>
-JAXBW_DEVICE void cast(const float (&values)[kCount], uint32_t (&words)[kWords], uint32_t first_word = 0) {
+JAXBW_DEVICE void cast(const GemmParams& p, const float (&values)[kCount], uint32_t (&words)[kWords],
+                       uint32_t first_word = 0) {
   constexpr uint32_t kPerWord = 4 / size_bytes(kType);
 #pragma unroll
   for (uint32_t i = 0; i < kCount / kPerWord; ++i) {
     if constexpr (kType == DataType::kF32) {
       words[first_word + i] = __float_as_uint(values[i]);
+    } else if constexpr (is_8bit(kType)) {
+      words[first_word + i] = float8_quad(p, values + 4 * i);
     } else {
       words[first_word + i] = ptx::pack<kType>(values[2 * i], values[2 * i + 1]);
     }
@@ -101,22 +104,30 @@ template <DataType kType, uint32_t kColumns>
 JAXBW_DEVICE void store_chunk(const float (&values)[kColumns], const GemmParams& p, StoreTarget target, StoreOrigin box,
                               uint32_t rows, StoreRing& stores) {
   const uint32_t lane = ptx::lane_index();
+  constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
+  uint32_t words[kRowBytes / 4];
+  if constexpr (is_8bit(kType)) cast<kType>(p, values, words);
   if (p.store_path == StorePath::kColumns) {  // neighbouring lanes are neighbours in memory
     const uint32_t row = box.row + lane;
     uint64_t index = element_index(p, row, box.column, box.batch);
     const uint32_t columns = lane < rows && row < p.m && box.column < p.n ? p.n - box.column : 0;
 #pragma unroll
     for (uint32_t i = 0; i < kColumns; ++i, index += p.column_stride) {
-      if (i < columns) store_element<kType>(target.result.data, index, values[i]);
+      if (i >= columns) continue;
+      if constexpr (is_8bit(kType)) {
+        static_cast<uint8_t*>(target.result.data)[index] = static_cast<uint8_t>(words[i / 4] >> i % 4 * 8);
+      } else {
+        store_element<kType>(target.result.data, index, values[i]);
+      }
     }
     return;
   }
-  constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
-  uint32_t words[kRowBytes / 4];
-  cast<kType>(values, words);
-  const uint32_t buffer = stores.acquire();
-  if (lane < rows) stage_row<kRowBytes>(words, buffer);
-  stores.store<kType, kColumns>(target, box);
+  if constexpr (kRowBytes >= 16) {  // of 8 bits, narrower ones are columns
+    if constexpr (!is_8bit(kType)) cast<kType>(p, values, words);
+    const uint32_t buffer = stores.acquire();
+    if (lane < rows) stage_row<kRowBytes>(words, buffer);
+    stores.store<kType, kColumns>(target, box);
+  }
 }
 
 // How a warp lets go of an accumulator, as soon as it is in registers.
@@ -186,7 +197,7 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
     if (e.c.data != nullptr) add_operand(z, p, e.c, beta, at);
     if (e.bias.data != nullptr) add_bias(z, p, at);
 
-    with_type(p.output.type, [&]<DataType kType>() {
+    with_type(p.saved_output[0].type, [&]<DataType kType>() {
       if (p.saved_output[0].data != nullptr)
         store_chunk<kType>(z, p, {p.saved[0], p.saved_output[0]}, box, slice.rows, stores);
       if (gated && p.saved_output[1].data != nullptr)
@@ -198,17 +209,17 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
       for (uint32_t i = 0; i < kColumns; ++i) z[i] *= up[i];
     }
     if (e.residual.data != nullptr) add_operand(z, p, e.residual, 1.0f, at);
-    with_type(p.output.type,
-              [&]<DataType kType>() { store_chunk<kType>(z, p, {p.d, p.output}, box, slice.rows, stores); });
+    with_result_type(p.output.type,
+                     [&]<DataType kType>() { store_chunk<kType>(z, p, {p.d, p.output}, box, slice.rows, stores); });
   }
 }
 
 // Whether the formula is a factor, a bias and an activation of short code, which TMA stores.
 JAXBW_DEVICE bool is_short(const GemmParams& p) {
   const Epilogue& e = p.epilogue;
-  return p.store_path == StorePath::kTma && e.c.data == nullptr && e.residual.data == nullptr &&
-         p.saved_output[0].data == nullptr && e.gated == 0 && e.activation != Activation::kGeluExact &&
-         e.a_scales == nullptr && e.b_scales == nullptr;
+  return p.store_path == StorePath::kTma && !is_8bit(p.output.type) && e.c.data == nullptr &&
+         e.residual.data == nullptr && p.saved_output[0].data == nullptr && e.gated == 0 &&
+         e.activation != Activation::kGeluExact && e.a_scales == nullptr && e.b_scales == nullptr;
 }
 
 // Such a formula, kColumns at a time, the next of which are loaded meanwhile.
@@ -227,7 +238,7 @@ JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const Accumu
     with_type(p.output.type, [&]<DataType kType>() {
       constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
       uint32_t words[kRowBytes / 4];
-      cast<kType>(z, words);
+      cast<kType>(p, z, words);
       stage_row<kRowBytes>(words, stores.acquire_by_warp());
     });
     stores.store_box(p.d, box);
@@ -263,7 +274,7 @@ JAXBW_DEVICE void cast_slice(const GemmParams& p, uint32_t source, const Accumul
   float low[kHalf], high[kHalf];
   uint32_t words[kSwizzleSpan / 4];
   const auto store = [&] {
-    cast<kType>(high, words, kSwizzleSpan / 8);
+    cast<kType>(p, high, words, kSwizzleSpan / 8);
     stage_row<kSwizzleSpan>(words, stores.acquire_by_warp());
     stores.store_box(p.d, box);
   };
@@ -272,7 +283,7 @@ JAXBW_DEVICE void cast_slice(const GemmParams& p, uint32_t source, const Accumul
   for (;; box.column += kColumns) {
     ptx::tmem_wait_load(low);
     ptx::tmem_load(high, source + kHalf);
-    cast<kType>(low, words);
+    cast<kType>(p, low, words);
     ptx::tmem_wait_load(high);
     if (box.column + kColumns >= end) break;
     ptx::tmem_load(low, source += kColumns);
@@ -293,7 +304,7 @@ JAXBW_DEVICE void drain_slice(const GemmParams& p, uint32_t source, StoreOrigin 
     float values[kColumns];
     ptx::tmem_load(values, source + i * kColumns);
     ptx::tmem_wait_load(values);
-    cast<kType>(values, words, first_word);
+    cast<kType>(p, values, words, first_word);
   };
   const auto store = [&](uint32_t i, const auto& words, uint32_t first_word) {
     stage_row<kSwizzleSpan>(words, stores.acquire_by_warp(), first_word);

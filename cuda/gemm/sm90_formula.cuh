@@ -110,6 +110,17 @@ JAXBW_DEVICE void store_elements(const float (&values)[kWidth], EpilogueResult r
   });
 }
 
+// Of D.
+template <uint32_t kWidth>
+JAXBW_DEVICE void store_results(const float (&values)[kWidth], const GemmParams& p, uint64_t index) {
+  if (!is_8bit(p.output.type)) return store_elements(values, p.output, index);
+  if constexpr (kWidth == 1) {
+    static_cast<uint8_t*>(p.output.data)[index] = static_cast<uint8_t>(float8_pair(p, values[0], 0.0f));
+  } else {
+    ptx::store_global(static_cast<uint8_t*>(p.output.data) + index, float8_quad(p, values), float8_quad(p, values + 4));
+  }
+}
+
 // Has what the formula adds to a warp's rows of a tile come to L2 while the tile is multiplied: read when it is wanted,
 // block by block, each would wait for memory. Only where neighbours in D are beside each other: else few rows are left.
 template <uint32_t kBlockN>
@@ -199,7 +210,7 @@ JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigi
       for (uint32_t k = 0; k < kWidth; ++k) z[k] *= up[k];
     }
     if (e.residual.data != nullptr) add(z, residual, 1.0f);
-    store_elements(z, p.output, index);
+    store_results(z, p, index);
   }
 }
 

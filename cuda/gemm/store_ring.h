@@ -207,7 +207,7 @@ class StoreRing {
   // The elements of a row in front of what copy_whole stores, and behind it.
   template <uint32_t kSize, uint32_t kRowBytes, uint32_t kWhole>
   JAXBW_DEVICE void copy_ends(uint64_t first_row, uint64_t pitch, uint32_t rows, uint32_t columns) const {
-    using Element = std::conditional_t<kSize == 2, uint16_t, uint32_t>;
+    using Element = std::conditional_t<kSize == 1, uint8_t, std::conditional_t<kSize == 2, uint16_t, uint32_t>>;
     constexpr uint32_t kLanes = kWhole / kSize, kRows = ptx::kWarpSize / kLanes;  // of one step
     constexpr uint32_t kSteps = 8 / kRows;
     const uint32_t lane = ptx::lane_index_here(), source = buffer();

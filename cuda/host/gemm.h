@@ -36,6 +36,9 @@ struct GemmProblem {
   bool bias_along_m = false;
   Activation activation = Activation::kNone;
   bool gated = false, save = false;
+
+  // Of what is saved: 8 bits are too few for a derivative.
+  DataType saved() const { return is_8bit(output) ? DataType::kBF16 : output; }
 };
 
 // What Python's selection chose, each field an attribute of the custom call, with the value it has if nothing is

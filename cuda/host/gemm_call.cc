@@ -82,8 +82,8 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(p.b_scaled, "rhs_scale", DataType::kF32, columns, false, &Buffers::b_scales);
   add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
   add(true, "result", p.output, result, true, &Buffers::d);
-  add(p.save, "saved", p.output, result, true, &Buffers::saved);
-  add(p.save && p.gated, "saved_up", p.output, result, true, &Buffers::saved_up);
+  add(p.save, "saved", p.saved(), result, true, &Buffers::saved);
+  add(p.save && p.gated, "saved_up", p.saved(), result, true, &Buffers::saved_up);
   add(workspace_bytes != 0, "workspace", std::nullopt, {workspace_bytes}, true, &Buffers::workspace);
   return arrays;
 }
@@ -205,8 +205,7 @@ Result<GemmCall> read_call(const GemmAttributes& attributes, std::span<const Arr
   Result<GemmProblem> problem = read_operands(attributes, operands);
   if (!problem.ok()) return problem.status();
   GemmProblem whole = std::move(problem).take();
-  if (results.empty() || !results[0].type || is_8bit(*results[0].type))
-    return invalid("the result is f16, bf16 or f32");
+  if (results.empty() || !results[0].type) return invalid("the result is f16, bf16, f32, e4m3 or e5m2");
   whole.output = *results[0].type;
   const Result<GemmPlan> plan = plan_call(whole, config_of(attributes));
   if (!plan.ok()) return plan.status();

@@ -35,8 +35,9 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .b_scales = reinterpret_cast<const float*>(buffers.b_scales),
                      .b_up_scales = reinterpret_cast<const float*>(buffers.b_up_scales)};
   params.output = epilogue_result(p.output, buffers.d);
-  params.saved_output[0] = epilogue_result(p.output, buffers.saved);
-  params.saved_output[1] = epilogue_result(p.output, buffers.saved_up);
+  params.float8_limit = float8_limit(p.output);
+  params.saved_output[0] = epilogue_result(p.saved(), buffers.saved);
+  params.saved_output[1] = epilogue_result(p.saved(), buffers.saved_up);
   params.store_path = store_path(family, p, c, params.epilogue.path, buffers.d | buffers.saved | buffers.saved_up);
   const bool columns = params.store_path == StorePath::kColumns;
   params.row_stride = columns ? 1 : p.n;
@@ -74,7 +75,6 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
 
 // Fails where an address does not allow what the launch does.
 Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
-  const uint64_t output = size_bytes(p.output);
   const struct {
     bool present;
     const char* name;
@@ -92,9 +92,9 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {p.a_scaled, "lhs_scale", buffers.a_scales, sizeof(float)},
       {p.b_scaled, "rhs_scale", buffers.b_scales, sizeof(float)},
       {p.b_scaled && p.gated, "rhs_up_scale", buffers.b_up_scales, sizeof(float)},
-      {true, "result", buffers.d, output},
-      {p.save, "saved", buffers.saved, output},
-      {p.save && p.gated, "saved_up", buffers.saved_up, output},
+      {true, "result", buffers.d, size_bytes(p.output)},
+      {p.save, "saved", buffers.saved, size_bytes(p.saved())},
+      {p.save && p.gated, "saved_up", buffers.saved_up, size_bytes(p.saved())},
   };
   for (const auto& [present, name, address, alignment] : arrays) {
     if (present && (address == 0 || address % alignment != 0)) {
@@ -183,8 +183,8 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   if (params.store_path == StorePath::kTma) {
     const StoreBox box = store_box(*family, p, config);
     launch.views[3] = view_like_result(p, box, "result", p.output, at.d);
-    if (p.save) launch.views[4] = view_like_result(p, box, "saved", p.output, at.saved);
-    if (p.save && p.gated) launch.views[5] = view_like_result(p, box, "saved_up", p.output, at.saved_up);
+    if (p.save) launch.views[4] = view_like_result(p, box, "saved", p.saved(), at.saved);
+    if (p.save && p.gated) launch.views[5] = view_like_result(p, box, "saved_up", p.saved(), at.saved_up);
   }
   if (params.residual_stages != 0) {
     const StoreBox box = residual_tile(config.block_m, config.block_n).box;

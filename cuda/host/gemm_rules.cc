@@ -85,10 +85,10 @@ const std::vector<uint32_t>& sm90_columns(uint32_t warpgroup_rows) {
 }
 
 // Whether a formula, whatever arrays it reads beside the bias, may be EpiloguePath::kElementwise. Once for each
-// accumulator, the code of gelu_exact would be longer than all else.
+// accumulator, the code of gelu_exact, or of a cast to 8 bits, would be longer than all else.
 bool allows_registers(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  return family.is_sm90() && !p.c && !p.save && !p.a_scaled && !p.b_scaled && p.activation != Activation::kGeluExact &&
-         (!p.gated || sm90_gated_in_boxes(c.block_n));
+  return family.is_sm90() && !is_8bit(p.output) && !p.c && !p.save && !p.a_scaled && !p.b_scaled &&
+         p.activation != Activation::kGeluExact && (!p.gated || sm90_gated_in_boxes(c.block_n));
 }
 
 // --- rules of a configuration alone
@@ -238,6 +238,13 @@ Verdict check_8bit_columns(const KernelFamily& family, const GemmProblem& p, con
                                      {"step", step}});
 }
 
+// sm_100: a warp stages rows of 16 bytes at least; where D is column-major, it stages none.
+Verdict check_result_columns(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  const bool staged = !family.is_sm90() && is_8bit(p.output) && c.swap_ab == 0;
+  if (!staged || c.block_n % kTmaAlignment == 0) return {};
+  return broken(Rule::columns_of_result, {{"block_n", c.block_n}, {"step", kTmaAlignment}});
+}
+
 Verdict check_parts(const GemmProblem& p, const GemmConfig& c) {
   const uint64_t blocks = ceil_div(p.k, block_k(p, c));
   if (c.split_k * c.cluster_k <= blocks) return {};
@@ -366,7 +373,7 @@ uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const
 
 EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
                            uint32_t residual_stages) {
-  if (p.c || p.save || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
+  if (p.c || p.save || is_8bit(p.output) || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
   const bool scales = p.factors_in_memory || p.alpha != 1 || p.a_scaled || p.b_scaled;
   const bool casts = !scales && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated;
   if (casts && (family.is_sm90() || c.split_k == 1)) return EpiloguePath::kCast;
@@ -385,7 +392,7 @@ StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmC
 
 Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
   if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0) return broken(Rule::empty);
-  const bool known = is_known(p.a_type) && is_known(p.b_type) && p.output <= DataType::kF32;
+  const bool known = is_known(p.a_type) && is_known(p.b_type) && is_known(p.output);
   if (!known || !multiplied_together(p.a_type, p.b_type)) return broken(Rule::dtype);
   if (p.activation > Activation::kGeluExact) {
     return broken(Rule::activation, {{"activation", static_cast<int64_t>(p.activation)}});
@@ -423,6 +430,7 @@ Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const G
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
   if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(family, p), c, b_extent(p, c), b_peers(c));
   if (!verdict) verdict = check_8bit_columns(family, p, c);
+  if (!verdict) verdict = check_result_columns(family, p, c);
   if (!verdict) verdict = check_stages(family, c);
   if (!verdict) verdict = check_parts(p, c);
   return verdict;

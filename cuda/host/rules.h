@@ -70,6 +70,7 @@ namespace jaxbw {
   X(columns, "{operand} is MN-major and its tile is {extent} wide; it is loaded in columns of {step}")                 \
   X(columns_8bit,                                                                                                      \
     "block_n is {block_n}; {operand} has 8 bits and is MN-major: cta_group {cta_group} takes multiples of {step}")     \
+  X(columns_of_result, "block_n is {block_n}; a result of 8 bits takes multiples of {step}")                           \
   X(shares, "{operand} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in groups of {group}")  \
   X(parts, "split_k is {split_k}; K has {blocks} blocks of {block_k} elements")                                        \
   X(parts_of_cluster, "split_k is {split_k} and cluster_k {cluster_k}; K has {blocks} blocks of {block_k} elements")   \

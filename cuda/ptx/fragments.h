@@ -1,6 +1,8 @@
 // Ordinary shared-memory accesses, ldmatrix and stmatrix, and the conversions at their ends.
 #pragma once
 
+#include <type_traits>
+
 #include "params.h"
 #include "ptx/thread.h"
 
@@ -8,14 +10,16 @@ namespace jaxbw::ptx {
 
 template <typename T = uint32_t>
 JAXBW_DEVICE T load_shared(uint32_t address) {
-  static_assert(sizeof(T) == 2 || sizeof(T) == 4);
-  T value;
-  if constexpr (sizeof(T) == 2) {
+  static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4);
+  std::conditional_t<sizeof(T) == 1, uint16_t, T> value;  // no register is narrower
+  if constexpr (sizeof(T) == 1) {
+    asm volatile("ld.shared.b8 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+  } else if constexpr (sizeof(T) == 2) {
     asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
   } else {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   }
-  return value;
+  return static_cast<T>(value);
 }
 
 JAXBW_DEVICE void load_shared(float (&v)[4], uint32_t address) {

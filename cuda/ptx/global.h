@@ -29,6 +29,15 @@ JAXBW_DEVICE void store_global(void* address, uint32_t x, uint32_t y, uint32_t z
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
+// Eight bytes; the address is a multiple of 8.
+JAXBW_DEVICE void store_global(void* address, uint32_t x, uint32_t y) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(x), "r"(y) : "memory");
+}
+
+JAXBW_DEVICE void store_global(uint64_t address, uint8_t x) {
+  asm volatile("st.global.b8 [%0], %1;" ::"l"(address), "h"(uint16_t{x}) : "memory");
+}
+
 JAXBW_DEVICE void store_global(uint64_t address, uint16_t x) {
   asm volatile("st.global.b16 [%0], %1;" ::"l"(address), "h"(x) : "memory");
 }

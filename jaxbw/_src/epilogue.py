@@ -9,7 +9,8 @@ A gated matmul has a second right operand:
     d = cast(activation(z) * u + residual)                    saved: cast(z), cast(u)
 
 scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Everything up to the casts is
-float32 (float64 where the result is). The kernels' side of it is `Epilogue` in cuda/params.h;
+float32 (float64 where the result is). They are to d's dtype, of what is saved beside a d of 8 bits
+to bfloat16. The kernels' side of it is `Epilogue` in cuda/params.h;
 `evaluate` is XLA's.
 """
 
@@ -46,7 +47,7 @@ class Epilogue:
       activation: a name in `ACTIVATIONS`.
       gated: there is a second right operand.
       lhs_scale, rhs_scale: rows have scales, or columns; of a gated matmul both operands' columns.
-      save: z, and u of a gated matmul, are results, too, in the dtype of d.
+      save: z, and u of a gated matmul, are results, too, of `saved_dtype`.
     """
 
     alpha: float | None = 1.0
@@ -155,6 +156,11 @@ def wide_dtype(dtype: Any) -> Any:
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
+def saved_dtype(dtype: Any) -> Any:
+    """That of what is saved beside a d of this one: of 8 bits a derivative could make little."""
+    return np.dtype("bfloat16") if np.dtype(dtype).itemsize == 1 else dtype
+
+
 def evaluate(
     epilogue: Epilogue,
     dtype: Any,
@@ -174,7 +180,7 @@ def evaluate(
 
     Args:
       epilogue: which of the arrays there are, and how they come together.
-      dtype: of the results.
+      dtype: of d.
       ranks: of the matmul.
       matmul, up: lhs @ rhs and lhs @ rhs_up, in `wide_dtype(dtype)`.
       c, residual: shaped as the matmul.
@@ -193,7 +199,8 @@ def evaluate(
         d = d * saved[1]
     if residual is not None:
         d = d + residual.astype(z.dtype)
-    return tuple(x.astype(dtype) for x in ([d, *saved] if epilogue.save else [d]))
+    saved = [x.astype(saved_dtype(dtype)) for x in saved] if epilogue.save else []
+    return (d.astype(dtype), *saved)
 
 
 def scaled(factor: Any, x: Any) -> Any:

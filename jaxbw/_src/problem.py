@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxbw._native import Activation, DataType, Major, Problem
-from jaxbw._src.epilogue import IDENTITY, Epilogue
+from jaxbw._src.epilogue import IDENTITY, Epilogue, saved_dtype
 from jaxbw._src.pieces import Pieces, pieces_of
 
 ACTIVATIONS = {
@@ -126,6 +126,12 @@ class GemmProblem:
     def output_shape(self) -> tuple[int, int, int]:
         """(batch, m, n)."""
         return (self.batch, self.m, self.n)
+
+    @property
+    def results(self) -> list[tuple[tuple[int, int, int], np.dtype[Any]]]:
+        """Shape and dtype of d, and of what is saved."""
+        saved = [(self.output_shape, saved_dtype(self.output))] * (self.epilogue.results - 1)
+        return [(self.output_shape, self.output), *saved]
 
     @property
     def native(self) -> Problem:

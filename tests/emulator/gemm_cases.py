@@ -40,8 +40,12 @@ INPUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("8bit", "8bit_promoted"), tuple((a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2"))
     ),
 }
-ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24}  # unit roundoff
-SMALLEST = {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150}  # half of the least subnormal
+# Of results: unit roundoff, and half of the least subnormal number.
+ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "e4m3": 2.0**-4, "e5m2": 2.0**-3}
+SMALLEST = {
+    **{"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150, "e4m3": 2.0**-10, "e5m2": 2.0**-17}
+}
+NAMES = {dtype: name for name, dtype in OPERANDS.items()}
 # A tensor core truncates where float32 addition rounds, and adds in an order of its own: twice the
 # textbook bound K * 2^-24 * (|A| @ |B|).
 ACCUMULATION = 2 * 2.0**-24
@@ -139,7 +143,7 @@ class Case:
             | dict(
                 lhs_major=int(self.layout[0] == "t"),
                 rhs_major=int(self.layout[1] == "n"),
-                output=DTYPES[self.output],
+                output=OPERANDS[self.output],
                 activation=ACTIVATIONS.index(self.activation),
                 stages=self.stages or 1,
             )
@@ -355,17 +359,18 @@ def verify_results(case: Case, matmul: Matmul, results: Sequence[npt.NDArray[Any
     wanted = expected(case, matmul)
     names = ("d", "saved", "saved_up")[: len(wanted)]
     for name, result, (reference, error) in zip(names, results, wanted, strict=True):
-        with np.errstate(over="ignore"):  # f16 overflows to infinity, in the kernel as here
-            rounded = reference.astype(result.dtype)
+        with np.errstate(over="ignore"):  # f16 and e5m2 overflow to infinity, e4m3 to NaN
+            rounded = reference.astype(np.float32).astype(result.dtype)
         if exact or (case.integers and name != "d"):
             wrong = result != rounded
         else:
             # Casting rounds what was computed, which may be off by `error` already.
-            unit, least = ROUNDING[case.output], SMALLEST[case.output]
+            unit, least = ROUNDING[NAMES[result.dtype]], SMALLEST[NAMES[result.dtype]]
             allowed = error + unit * (np.abs(reference) + error) + least
             with np.errstate(over="ignore", invalid="ignore"):
                 wrong = ~(np.abs(result.astype(np.float64) - reference) <= allowed)
             wrong &= ~(np.isinf(rounded) & (result == rounded))
+        wrong &= ~(np.isnan(rounded) & np.isnan(result))
         if wrong.any():
             raise AssertionError(_report(case, name, result, rounded, wrong))
 

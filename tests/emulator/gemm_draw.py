@@ -122,7 +122,8 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     n = max(1, tiles_n * tile_n - rng.choice((0, 0, 4, 8, 13)))
     split_k = rng.choice((1, 1, 2, 3, 16)) if k > block_k else 1
     full = mma_tiles(block_m, group) == 2
-    output = rng.choice(tuple(DTYPES))
+    staged = block_n % 16 == 0 or swap_ab  # as results of 8 bits must be
+    output = rng.choice(tuple(OPERANDS if staged else DTYPES))
     return Case(
         m=n if swap_ab else m,
         n=m if swap_ab else n,
@@ -215,7 +216,7 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     m = _extent(rng, tiles_m, tile_m)
     n = _extent(rng, items // tiles_m // batch, tile_n)
     k = max(1, min(rng.choice(gpu.ks), gpu.work // (batch * m * n)))
-    output = rng.choice(tuple(DTYPES))
+    output = rng.choice(tuple(OPERANDS))
     dtype, rhs_dtype = rng.choice(INPUTS[kernel.input])
     # Operands of 8 bits that are not K-major are repacked.
     layout = kernel.layout if dtype in DTYPES else rng.choice(("nt", "nt", "nn", "tn", "tt"))

@@ -241,6 +241,11 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
     return found
 
 
+def saved_type(output: np.dtype[Any]) -> np.dtype[Any]:
+    """Of what is saved beside a result of this dtype."""
+    return BF16 if output.itemsize == 1 else output
+
+
 def mma_tiles(config: Config) -> int:
     """MMA tiles on top of each other in a CTA's tile."""
     if config.family == SM90:
@@ -253,17 +258,16 @@ class _Results:
     """Arrays in guard regions: the results of one launch."""
 
     shape: tuple[int, int, int]
-    dtype: np.dtype[Any]
     pitch: int | None
     guarded: list[Array] = field(default_factory=list)
 
-    def new(self) -> Array:
+    def new(self, dtype: np.dtype[Any]) -> Array:
         """[batch, m, n], or where rows lie apart [batch, m, pitch], unguarded and untouched."""
         if self.pitch is not None:
-            self.guarded.append(emulator.empty((*self.shape[:2], self.pitch), self.dtype))
+            self.guarded.append(emulator.empty((*self.shape[:2], self.pitch), dtype))
             return self.guarded[-1]
         size = int(np.prod(self.shape))
-        guarded = emulator.empty(size + 2 * GUARD, self.dtype)
+        guarded = emulator.empty(size + 2 * GUARD, dtype)
         guarded.view(np.uint8)[...] = POISON
         self.guarded.append(guarded)
         return guarded[GUARD:-GUARD].reshape(self.shape)
@@ -297,9 +301,12 @@ def launch(
     c, p = config, matmul
     assert pitch is None or p.shape[0] == 1
     plan = plan_of(c, p, max(1, sm_count // c.clusters))
-    results = _Results(p.shape[:3], c.output, pitch)
+    results = _Results(p.shape[:3], pitch)
     names = ("result", "saved", "saved_up")[: 1 + p.save + (p.save and p.rhs_up is not None)]
-    operands, written = _operands(c, p), {name: results.new() for name in names}
+    operands = _operands(c, p)
+    written = {
+        name: results.new(c.output if name == "result" else saved_type(c.output)) for name in names
+    }
     workspace = emulator.empty(plan.workspace_bytes, np.uint8)
     workspace[...] = NAN
     own = {"workspace": workspace} if workspace.size else {}

@@ -28,6 +28,8 @@ SCALES: dict[str, Any] = dict(lhs_scale=True, rhs_scale=True)
 ALL: dict[str, Any] = dict(
     c="f32", bias="bf16", residual="f16", save=True, alpha=0.5, activation="relu"
 )
+# Most results are within e4m3's range, and some beyond.
+TO8: dict[str, Any] = dict(output="e4m3", stages=3, alpha=0.5)
 
 # What one launch can be, a launch for each. The names are test ids.
 SM100 = {
@@ -114,6 +116,25 @@ SM100 = {
     "gated pair": Case(500, 200, 136, **PAIR, gated=True, bias="f32", residual="bf16"),
     "gated and split": Case(200, 120, 400, **ONE, gated=True, split_k=3),
     "gated of 4x2": Case(500, 120, 72, **ONE | dict(cluster=(4, 2)), gated=True, layout="nt"),
+    # results of 8 bits: by TMA, of 32 columns at a time and of 16; by rows; by columns
+    "to 8 bits": Case(200, 144, 136, batch=2, output="e4m3", stages=3),
+    "to 8 bits of full TMEM": Case(500, 272, 136, **TO8, block_m=256, block_n=256, bias="bf16"),
+    "to 8 bits of a pair": Case(500, 272, 136, **PAIR | TO8, dtype="f16", activation="gelu"),
+    "to 8 bits, 16 columns": Case(72, 48, 72, **SMALL | TO8 | dict(block_n=16), layout="nt"),
+    "to 8 bits, all": Case(200, 144, 72, **ALL | TO8, **SCALES, in_memory=True),
+    "to 8 bits, odd rows": Case(200, 133, 72, **TO8 | dict(output="e5m2"), residual="f32"),
+    "to 8 bits, narrow odd rows": Case(72, 45, 72, **SMALL | TO8 | dict(block_n=16), layout="nt"),
+    "to 8 bits, rows without TMA": Case(200, 144, 72, **TO8, store="rows"),
+    "to 8 bits, split": Case(200, 208, 500, **TO8, split_k=4),
+    "to 8 bits, split tail": Case(600, 300, 264, **TO8, split_k=2, split_tail=True),
+    "to 8 bits, swapped": Case(
+        5, 200, 136, batch=2, **SMALL | TO8 | ALL | dict(block_n=8), layout="nt", swap_ab=True
+    ),
+    "to 8 bits, gated": Case(200, 120, 136, **TO8, gated=True, activation="relu", save=True),
+    "8 bits to 8 bits": Case(200, 144, 264, **TO8, dtype="e4m3", rhs_dtype="e5m2"),
+    "8 bits to 8 bits, pairs": Case(
+        500, 272, 264, **PAIR | dict(output="e5m2"), alpha=8.0, dtype="e5m2"
+    ),
 }
 
 
@@ -395,6 +416,27 @@ SM90 = {
     "rows of vectors, then split": Case(
         650, 488, 200, output="bf16", block_n=192, split_k=2, split_tail=True, store="rows"
     ),
+    # Results of 8 bits, all of them the general way: vectors and elements, rows and columns.
+    "to 8 bits": Case(200, 144, 136, batch=2, output="e4m3"),
+    "to 8 bits, pingpong": Case(320, 264, 136, **TO8, block_m=64, pingpong=True, dtype="f16"),
+    "to 8 bits, all": Case(200, 264, 72, **ALL | TO8, **SCALES, in_memory=True),
+    "to 8 bits, odd rows": Case(200, 133, 72, **TO8 | dict(output="e5m2"), residual="bf16"),
+    "to 8 bits, two m64": Case(700, 264, 72, **TO8, block_m=256, bias="f16", activation="silu"),
+    "to 8 bits, split": Case(300, 200, 500, **TO8, split_k=3),
+    "to 8 bits, shared parts": Case(200, 264, 500, **TO8, split_k=6),
+    "to 8 bits, behind 12 parts": Case(70, 72, 800, batch=2, **TO8, split_k=12),
+    "to 8 bits, a cluster's parts": Case(200, 200, 200, **TO8 | dict(stages=None), cluster_k=2),
+    "to 8 bits, swapped": Case(
+        100, 200, 136, batch=2, layout="nn", swap_ab=True, **ALL | TO8, rhs_scale=True
+    ),
+    "to 8 bits, swapped, odd": Case(
+        70, 149, 136, **TO8 | dict(output="e5m2"), layout="nn", swap_ab=True
+    ),
+    "to 8 bits, gated and saved": Case(140, 72, 136, **TO8, gated=True, save=True, bias="bf16"),
+    "8 bits to 8 bits": Case(200, 144, 264, **TO8, dtype="e4m3", rhs_dtype="e5m2", layout="nt"),
+    "8 bits to 8 bits, promoted": Case(
+        200, 136, 264, output="e5m2", alpha=8.0, dtype="e4m3", promoted=True, layout="nt"
+    ),
     "odd rows, formula in registers": Case(
         520, 389, 136, batch=2, output="f16", block_n=192, bias="f32", activation="relu"
     ),
@@ -460,6 +502,30 @@ def test_columns_that_start_anywhere(block_n: int, output: str) -> None:
                 35, n, 16, family="sm90", layout="nn", block_n=block_n, output=output, swap_ab=True
             )
         )
+
+
+# --- results of 8 bits
+
+
+@pytest.mark.parametrize("swap_ab", [False, True])
+@pytest.mark.parametrize("output", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("family", ["sm90", "sm100"])
+def test_results_of_8_bits_are_rounded_as_by_lax(family: str, output: str, swap_ab: bool) -> None:
+    # Of all signs, exponents and eight bits of the fraction: what overflows, the middles between
+    # neighbours, and beside them, subnormal numbers, infinity and NaN.
+    bits = np.arange(1 << 17, dtype=np.uint32) << 15
+    values = bits.view(np.float32).reshape(1, 512, 256)
+    values = np.where(np.isnan(values), np.float32(np.nan), values)
+    case = Case(512, 256, 8, family=family, output=output, layout="nn", swap_ab=swap_ab)
+    zeros = np.zeros((1, 512, 8)), np.zeros((1, 8, 256))
+    for nudge in (0, 1, -1):
+        residual = (values.view(np.int32) + nudge).view(np.float32)
+        residual = np.where(np.isnan(values), values, residual)
+        matmul = gemm_launch.Matmul(*zeros, gemm_launch.BF16, residual=residual)
+        found = gemm_launch.launch(load(case.kernel), case.config(), matmul).d
+        with np.errstate(all="ignore"):
+            expected = residual.astype(gemm_cases.OPERANDS[output])
+        np.testing.assert_array_equal(found.astype(np.float32), expected.astype(np.float32))
 
 
 # --- scheduling

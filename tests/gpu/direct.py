@@ -15,8 +15,8 @@ from jaxbw._src.selection import manifest
 from jaxbw._src.selection.kernel_table import Kernel
 
 from ..emulator import gemm_cases
-from ..emulator.gemm_cases import DTYPES, OPERANDS, verify_results
-from ..emulator.gemm_launch import Matmul
+from ..emulator.gemm_cases import OPERANDS, verify_results
+from ..emulator.gemm_launch import Matmul, saved_type
 
 TYPES = {
     "bf16": _native.DataType.BF16,
@@ -101,7 +101,9 @@ def launch(
         **options,
     )
     shape = case.batch, case.m, case.n
-    return [data.view(DTYPES[case.output]).reshape(shape) for data in results]
+    output = OPERANDS[case.output]
+    dtypes = (output, *[saved_type(output)] * (len(results) - 1))
+    return [data.view(dtype).reshape(shape) for data, dtype in zip(results, dtypes, strict=True)]
 
 
 def check(case: gemm_cases.Case, **options: Any) -> None:

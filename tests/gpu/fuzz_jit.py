@@ -20,7 +20,7 @@ from jaxbw import GemmConfig
 from jaxbw._src.primitives.gemm import TARGET
 
 from ..emulator import gemm_draw
-from ..emulator.gemm_cases import BETA, DTYPES, OPERANDS, Case, verify_results
+from ..emulator.gemm_cases import BETA, OPERANDS, Case, verify_results
 from ..emulator.gemm_launch import Matmul
 from . import fuzz_direct, fuzzing
 from .campaign import Outcome
@@ -76,7 +76,7 @@ def call(case: Case, config: GemmConfig | None, operands: dict[str, Any]) -> Any
     """The matmul of a case, traced."""
     lhs, rhs, *up = (operands.get(name) for name in ("lhs", "rhs", "rhs_up"))
     options: dict[str, Any] = dict(
-        preferred_element_type=DTYPES[case.output],
+        preferred_element_type=OPERANDS[case.output],
         precision=jax.lax.Precision.HIGHEST if case.promoted else None,
         implementation=IMPLEMENTATION,
         config=config,

@@ -43,6 +43,14 @@ def test_bits_are_the_emulators(
     assert (found.view("u4") == emulated.d.view("u4")).all(), (found - emulated.d).max()
 
 
+@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
+@pytest.mark.parametrize(("dtype", "output"), itertools.product(("bf16", "e4m3"), ("e4m3", "e5m2")))
+def test_results_of_8_bits(dtype: str, output: str, launch: dict[str, object]) -> None:
+    given: dict[str, object] = dict(launch, dtype=dtype, output=output, alpha=0.5, residual="f32")
+    for n in (264, 133):
+        direct.check(Case(m=200, n=n, k=520, layout="nt", family="sm90", **given))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
 def test_operands_are_transposed_first(layout: str) -> None:
     for m, n, k in ((130, 203, 271), (256, 512, 384), (33, 65, 129)):

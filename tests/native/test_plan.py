@@ -332,6 +332,11 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gated_pair": ("sm100", {"gated": True}, PAIR),
     "columns": ("sm100", {"rhs_major": Major.MN, "gated": True}, {"block_n": 96}),
     "columns_8bit": ("sm100", EIGHT_BITS | {"rhs_major": Major.MN}, {"block_n": 72, "block_m": 64}),
+    "columns_of_result": (
+        "sm100",
+        {"output": DataType.E4M3},
+        {"block_n": 24, "block_m": 64},
+    ),
     "shares": ("sm100", {}, {"block_n": 96, "cluster": (8, 1)}),
     "parts": ("sm100", {"k": 64}, {"split_k": 2}),
     "parts_of_cluster": ("sm90", {"k": 64}, {"cluster_k": 2}),

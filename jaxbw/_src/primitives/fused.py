@@ -2,7 +2,7 @@
 
 Forward it is one kernel, differentiated or not: where the derivative needs z = alpha * scales *
 lhs @ rhs + beta * c + bias (and u, of a gated matmul), the same kernel writes it beside d, in d's
-dtype.
+dtype, or in bfloat16 beside a d of 8 bits.
 
 - Without activation nothing is saved.
 - "relu" without residual: the sign of d says where the derivative is 1.

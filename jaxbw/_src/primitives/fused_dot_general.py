@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching
 
 from jaxbw._src import compat
-from jaxbw._src.epilogue import Epilogue, Ranks, evaluate, wide_dtype
+from jaxbw._src.epilogue import Epilogue, Ranks, evaluate, saved_dtype, wide_dtype
 from jaxbw._src.primitives import partitioning, serve
 from jaxbw._src.primitives.dot_general import (
     batched_dimension_numbers,
@@ -120,14 +120,16 @@ def in_parts(operands: Operands, **params: Any) -> Results:
 
 def _abstract_eval(lhs: Any, rhs: Any, *_: Any, epilogue: Epilogue, **params: Any) -> Any:
     result, effects = compat.dot_general_type(lhs, rhs, lax_params(params))
-    return [result] * epilogue.results, effects
+    saved = result.update(dtype=saved_dtype(result.dtype))
+    return [result, *[saved] * (epilogue.results - 1)], effects
 
 
 # What is not used is not computed: jax.checkpoint drops what its policy does not keep.
 
 
 def _without_unused(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
-    epilogue: Epilogue = equation.params["epilogue"]
+    params = dict(equation.params)
+    epilogue: Epilogue = params["epilogue"]
     if not any(used):
         return [False] * len(equation.invars), None
     uses_d, *uses_saved = used
@@ -136,12 +138,13 @@ def _without_unused(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
         epilogue = replace(epilogue, save=False)
     elif not uses_d and not epilogue.gated:  # z alone
         operands = operands._replace(residual=None)
+        params["preferred_element_type"] = equation.outvars[1].aval.dtype
         epilogue = replace(epilogue, activation=None, residual=None, save=False)
     else:
         return [True] * len(equation.invars), equation
     kept_invars = operands.given()
     return [x in kept_invars for x in equation.invars], equation.replace(
-        params={**equation.params, "epilogue": epilogue},
+        params={**params, "epilogue": epilogue},
         invars=kept_invars,
         outvars=[x for x, is_used in zip(equation.outvars, used, strict=True) if is_used],
     )

@@ -24,7 +24,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxbw._src import compat
-from jaxbw._src.epilogue import ACTIVATIONS, Epilogue, Ranks, scaled, wide_dtype
+from jaxbw._src.epilogue import ACTIVATIONS, Epilogue, Ranks, saved_dtype, scaled, wide_dtype
 from jaxbw._src.primitives.dot_general import dot_general
 from jaxbw._src.primitives.fused_dot_general import matmul
 from jaxbw._src.primitives.transposition import backward_params, transposition
@@ -123,7 +123,8 @@ def _formula(
     d = _slope(e, [y.astype(wide) for y in seen], saved)
     if moves.residual is not None:
         d += moves.residual.astype(wide)
-    return [y.astype(result.dtype) for y in (d, *saved)][: e.results]
+    saves = [y.astype(saved_dtype(result.dtype)) for y in saved]
+    return [d.astype(result.dtype), *saves][: e.results]
 
 
 def tangent_jaxpr(equation: JaxprEqn) -> Jaxpr:
@@ -230,6 +231,8 @@ def cotangents_of(
       asked: the types of the operands.
     """
     e, wide = epilogue, wide_dtype(result.dtype)
+    if result.dtype.itemsize == 1:  # as d, a gradient would overflow to NaN
+        params["preferred_element_type"] = saved_dtype(result.dtype)
     d_bar, *saved_bars = map(ad.instantiate_zeros, bars)
     wide_bars = [d_bar.astype(wide)]
     if kept.seen:
@@ -243,7 +246,7 @@ def cotangents_of(
     lefts, rights = (operands.lhs,), (operands.rhs, operands.rhs_up)
     right_scales = operands.rhs_scale, operands.rhs_up_scale
     bars = [
-        ranks.scaled(bar, operands.lhs_scale, scale).astype(result.dtype)
+        ranks.scaled(bar, operands.lhs_scale, scale).astype(saved_dtype(result.dtype))
         for bar, scale in zip(wide_bars, right_scales, strict=False)
     ]
 
@@ -336,7 +339,10 @@ def _lower(ctx: Any, *given: Any, **params: Any) -> Any:
 
 
 fused_tangent_p.def_abstract_eval(
-    lambda *_, epilogue, result, **__: [result] * epilogue.results,
+    lambda *_, epilogue, result, **__: [
+        result,
+        *[result.update(dtype=saved_dtype(result.dtype))] * (epilogue.results - 1),
+    ],
 )
 compat.apply_eagerly(fused_tangent_p)
 mlir.register_lowering(fused_tangent_p, _lower)

@@ -22,6 +22,7 @@ from jaxbw._native import (
     set_kernel_directory,
 )
 from jaxbw._src import compat
+from jaxbw._src.epilogue import saved_dtype
 from jaxbw._src.problem import GemmProblem, Operands, Reduction
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.choice import Choice
@@ -125,7 +126,8 @@ def _abstract_eval(
     lhs: Any, *_: Any, shape: Any, dtype: Any, workspace: int, gated: int, save: int, **__: Any
 ) -> Any:
     # An update keeps what else the type says, as over which mesh axes of a shard_map it varies.
-    results = [lhs.update(shape=shape, dtype=dtype, weak_type=False)] * (1 + save * (1 + gated))
+    dtypes = [dtype, *[saved_dtype(dtype)] * (save * (1 + gated))]
+    results = [lhs.update(shape=shape, dtype=each, weak_type=False) for each in dtypes]
     if workspace:
         results.append(lhs.update(shape=(workspace,), dtype=np.dtype(np.uint8), weak_type=False))
     return results

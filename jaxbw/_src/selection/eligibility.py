@@ -13,7 +13,7 @@ from jaxbw._src.problem import GemmProblem, precisions
 from jaxbw._src.selection import planner
 from jaxbw._src.selection.config import CANONICAL_M
 
-OUTPUTS = (BF16, F16, F32)
+OUTPUTS = (BF16, F16, F32)  # and of 8 bits, the result alone
 
 ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
 
@@ -79,8 +79,12 @@ def _type_refusal(p: GemmProblem, family: str) -> str | None:
         if operand not in inputs:
             *some, last = (each.name for each in inputs)
             return f"the operands are {operand}; {family} kernels take {', '.join(some)} and {last}"
+    if p.output not in (*OUTPUTS, E4M3, E5M2):
+        return (
+            f"the result is {p.output}; kernels have bfloat16, float16, float32, float8_e4m3fn and "
+            "float8_e5m2"
+        )
     arrays = {
-        "result": p.output,
         "c": p.epilogue.c,
         "bias": p.epilogue.bias,
         "residual": p.epilogue.residual,

@@ -68,6 +68,7 @@ MESSAGES: Mapping[str, str] = {
     "columns of {step}",
     "columns_8bit": "block_n is {block_n}; {array} has 8 bits and is MN-major, which takes "
     "multiples of {step} with cta_group {cta_group}",
+    "columns_of_result": "block_n is {block_n}; a result of 8 bits takes multiples of {step}",
     "shares": "{array} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in "
     "groups of {group}",
     "parts": "split_k is {split_k}; a contraction of {k} in stages of {block_k} has no more than "

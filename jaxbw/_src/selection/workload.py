@@ -9,6 +9,7 @@ from jaxbw._src.problem import DATA_TYPES, GemmProblem
 from jaxbw._src.selection.config import CANONICAL_M
 from jaxbw._src.selection.eligibility import ALIGNMENT, effective_major, repacked
 
+_OF_SIZE = {1: DataType.E4M3, 2: DataType.BF16, 4: DataType.F32}
 LINE = 128  # hardware: bytes of a line of L2; copies have a pitch of whole lines
 
 
@@ -79,7 +80,7 @@ class Workload:
             lhs=self.input,
             rhs=self.input,
             promoted=self.promoted,
-            output=DataType.F32 if self.output_size == 4 else DataType.BF16,
+            output=_OF_SIZE[self.output_size],
             activation=Activation.RELU if self.activated else Activation.NONE,
             residual=DataType.BF16 if self.residual_by_tma else None,
             save=self.general and not self.residual_by_tma,
@@ -91,7 +92,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
     """The workload of a problem, to the kernels of a family."""
     p, epilogue = problem, problem.epilogue
     arrays = [dtype.itemsize for dtype in (epilogue.c, epilogue.residual) if dtype is not None]
-    arrays += [p.output.itemsize] * (epilogue.results - 1)
+    arrays += [dtype.itemsize for _, dtype in p.results[1:]]
     repacked_here = repacked(p, family)
     copies, splits = list(_repacked_bytes(p, repacked_here)), list(_split_bytes(p))
     lhs = effective_major(p.lhs_dtype, p.lhs_major, family), p.lhs_batched

@@ -63,8 +63,7 @@ def launch(
     stamps there.
     """
     plan = plan_of(problem, choice)
-    read, written = operands(problem), [(problem.output_shape, problem.output)]
-    written *= problem.epilogue.results
+    read, written = operands(problem), problem.results
     arrays = [tensor_map.empty(shape, dtype) for shape, dtype in (*read, *written)]
     for array in arrays:
         array[...] = 0

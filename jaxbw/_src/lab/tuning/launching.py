@@ -89,7 +89,7 @@ class Gpu:
         p = problem
         plan = plan_of(p, choice)
         attributes, workspace = plan.attributes, plan.workspace_bytes
-        read, written = operands(p), [(p.output_shape, p.output)] * p.epilogue.results
+        read, written = operands(p), p.results
         starts, size = _laid_out(read)
         result_starts, result_size = _laid_out(written)
         if size > 2 * _OPERANDS or max(result_size, workspace) > _RESULTS:

@@ -44,7 +44,8 @@ def test_bits_are_the_emulators(
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
-@pytest.mark.parametrize(("dtype", "output"), itertools.product(("bf16", "e4m3"), ("e4m3", "e5m2")))
+@pytest.mark.parametrize("output", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
 def test_results_of_8_bits(dtype: str, output: str, launch: dict[str, object]) -> None:
     given: dict[str, object] = dict(launch, dtype=dtype, output=output, alpha=0.5, residual="f32")
     for n in (264, 133):

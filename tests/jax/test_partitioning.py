@@ -199,6 +199,21 @@ def test_results_are_those_of_one_device(name: str, kind: AxisType) -> None:
         np.testing.assert_array_equal(exact(x), exact(wanted))
 
 
+def test_parts_of_float8_results_are_summed_in_float32() -> None:
+    """They were rounded to float8 first: 400 - 375 was 0."""
+    mesh = jax.make_mesh((2,), ("k",), (AxisType.Auto,))
+    lhs = np.concatenate([np.full((1, 50), 8), np.full((1, 50), -6)], 1)
+    rhs = np.concatenate([np.full((50, 1), 1), np.full((50, 1), 1.25)])
+    given = [
+        jax.device_put(jnp.asarray(x, jnp.float8_e4m3fn), NamedSharding(mesh, spec))
+        for x, spec in ((lhs, P(None, "k")), (rhs, P("k")))
+    ]
+    dims = (((1,), (0,)), ((), ()))
+    result = jax.jit(functools.partial(EMULATED, dimension_numbers=dims))(*given)
+    assert result.dtype == jnp.float8_e4m3fn
+    assert float(result[0, 0]) == float(jnp.asarray(400 - 375, jnp.float8_e4m3fn))
+
+
 def received(program: Any) -> float:
     """Elements that a device receives in collectives, as these are implemented in rings."""
     total = 0.0

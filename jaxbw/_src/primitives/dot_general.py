@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
@@ -169,8 +171,14 @@ def lower(platform: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> 
 
 
 def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) -> Sequence[Any]:
-    matmul = dot_general(*shards, **params)
-    return [matmul if total is None else total(matmul)]
+    if total is None:
+        return [dot_general(*shards, **params)]
+    dtype = jax.eval_shape(partial(dot_general, **params), *shards).dtype
+    if dtype.itemsize == 1 and jnp.issubdtype(
+        dtype, jnp.floating
+    ):  # too few bits for parts of a sum
+        params = params | {"preferred_element_type": np.dtype(np.float32)}
+    return [total(dot_general(*shards, **params)).astype(dtype)]
 
 
 dot_general_p.def_effectful_abstract_eval(_abstract_eval)

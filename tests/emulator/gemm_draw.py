@@ -216,7 +216,7 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     m = _extent(rng, tiles_m, tile_m)
     n = _extent(rng, items // tiles_m // batch, tile_n)
     k = max(1, min(rng.choice(gpu.ks), gpu.work // (batch * m * n)))
-    output = rng.choice(tuple(OPERANDS))
+    output = rng.choice(tuple(DTYPES))
     dtype, rhs_dtype = rng.choice(INPUTS[kernel.input])
     # Operands of 8 bits that are not K-major are repacked.
     layout = kernel.layout if dtype in DTYPES else rng.choice(("nt", "nt", "nn", "tn", "tt"))

@@ -355,7 +355,6 @@ SM90 = {
     "96 columns pingpong": Case(
         200, 300, 136, **ONE, block_m=64, block_n=96, layout="nt", pingpong=True, cluster=(4, 1)
     ),
-    "96 columns, two m64": Case(600, 200, 136, **ONE, block_m=256, block_n=96, layout="nt"),
     "96 columns, swapped and split": Case(
         96, 264, 500, **ONE, block_n=96, layout="nn", swap_ab=True, split_k=3
     ),
@@ -368,9 +367,6 @@ SM90 = {
     # an MN-major rhs that is no whole number of swizzle spans wide: half spans, the 64-byte swizzle
     "32 columns, nn": Case(300, 72, 136, **ONE, block_n=32, cluster=(4, 1)),
     "96 columns, nn": Case(300, 264, 200, **ONE, block_n=96, cluster=(2, 1)),
-    "96 columns, tn, two m64": Case(
-        300, 200, 136, **ONE, block_m=128, block_n=96, layout="tn", pingpong=True, cluster=(1, 2)
-    ),
     "160 columns, nn": Case(300, 392, 200, batch=2, **ONE, block_n=160, cluster=(2, 2)),
     "160 columns, pingpong": Case(
         200, 392, 264, **ONE, block_m=64, block_n=160, pingpong=True, bias="bf16", activation="gelu"

@@ -234,7 +234,6 @@ def test_nothing_is_transposed_in_memory(family: str) -> None:
 NOT_TAKEN: dict[str, tuple[Function, Any]] = {
     "integers": (jnp.matmul, jnp.ones((32, 32), int)),
     "complex": (jnp.matmul, jnp.ones((32, 32), jnp.complex64)),
-    "fp8": (jnp.matmul, jnp.ones((32, 32), jnp.float8_e4m3fn)),
     "an algorithm": (partial(jnp.matmul, precision="F32_F32_F32"), jnp.ones((32, 32))),
 }
 

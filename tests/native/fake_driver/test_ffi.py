@@ -191,7 +191,7 @@ def test_attributes_must_be_exactly_these(fake: FakeDriver) -> None:
         (0, random((2, 136, 72)), r"result is \[1,136,264\]; here it is \[2,136,264\]"),
         (0, random((1, 136, 72), np.float16), "they have one dtype"),
         (1, random((1, 72, 256)), r"result is \[1,136,264\]; here it is \[1,136,256\]"),
-        (2, random((1, 136, 264), np.float64), "the result is f16, bf16 or f32"),
+        (2, random((1, 136, 264), np.float64), "the result is f16, bf16, f32, e4m3 or e5m2"),
         (2, random((0, 136, 264), np.float32), r"result is \[0,136,264\]; here"),
     ],
 )

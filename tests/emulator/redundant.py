@@ -75,17 +75,10 @@ _add(_LAST, _PAIRS, "schedule", "xor.b32", 3, change="parity never flips")
 
 # --- sm90. Of its load role's bar.warp.sync, and those where other warps get ready and leave.
 _REGISTERS = "setmaxnreg.sync.aligned behind it, which all lanes of a warp execute together"
-_ALIGNED_EITHER = (
-    "barrier.cluster.arrive.aligned, or barrier.cta.sync.aligned, behind it, which all lanes of a "
-    "warp execute together"
-)
 _add(_REGISTERS, "sm90", "setup", _BAR, 1)
 for _kernel in (_NN, _NT, _TT):
     _add(_ELECT, _kernel, "load", _BAR, *range(1, 13))
-_add(_ELECT, _TN, "load", _BAR, 1, 2, 3, *range(7, 16))
-_add(_ALIGNED_EITHER, _NT, "load", _BAR, 13)
-for _kernel in (_NN, _TN, _TT):
-    _add(_ALIGNED_EITHER, _kernel, "exit", _BAR, 1)
+_add(_ELECT, _TN, "load", _BAR, 1, 2, 3, *range(7, 13))
 # Slots that never hold a residual, which threads read: TMA brings none there (residual_stages).
 _ACQUIRE = "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster"
 _add("none: both dimensions of the cluster share operands", "sm90", "load", _ACQUIRE, 3)
@@ -96,8 +89,8 @@ for _kernel in (_NN, _NT, _TN, _TT):
     _add(_NEXT, _kernel, "load", _MEET, 5)
     _add(_NEXT, _kernel, "multiply", _MEET, 1)
 for _kernel in (_NN, _TN, _TT):
-    _add(_NEXT, _kernel, "exit", _MEET, 1, 2)
-_add(_NEXT, _NT, "load", _MEET, 6, 7)
+    _add(_NEXT, _kernel, "exit", _MEET, 1)
+    _add(_NEXT, _kernel, "epilogue", _MEET, 3 if _kernel == _TN else 2)
 # Where a tile's epilogue begins.
 _SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
 _ACQUIRED = "bar.warp.sync behind the wait for the staging buffers: sums of others are read later"

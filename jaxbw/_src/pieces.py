@@ -58,7 +58,7 @@ class Pieces:
         return jnp.concatenate([*others, first], axis)
 
 
-_ALGORITHMS: Mapping[Any, Pieces] = {
+_ALGORITHMS: Mapping[lax.DotAlgorithmPreset, Pieces] = {
     lax.DotAlgorithmPreset.BF16_BF16_F32: Pieces(count=1, order=0),
     lax.DotAlgorithmPreset.BF16_BF16_F32_X3: Pieces(count=2, order=1),
     lax.DotAlgorithmPreset.BF16_BF16_F32_X6: Pieces(count=3, order=2),
@@ -66,8 +66,6 @@ _ALGORITHMS: Mapping[Any, Pieces] = {
 }
 
 
-def pieces_of(precision: Any, *dtypes: np.dtype[Any]) -> Pieces | None:
+def pieces_of(precision: lax.DotAlgorithmPreset, *dtypes: np.dtype[Any]) -> Pieces | None:
     """The algorithm that a precision asks for, of float32 operands; None for any other."""
-    if not isinstance(precision, lax.DotAlgorithmPreset):
-        return None
     return _ALGORITHMS.get(precision) if {*dtypes} == {np.dtype(np.float32)} else None

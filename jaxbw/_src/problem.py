@@ -11,14 +11,16 @@ they may be a batch that the other operand serves whole.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jax import lax
 
 from jaxbw._native import Activation, DataType, Major, Problem
 from jaxbw._src.epilogue import IDENTITY, Epilogue, saved_dtype
-from jaxbw._src.pieces import Pieces, pieces_of
+
+if TYPE_CHECKING:
+    from jaxbw._src.pieces import Pieces
 
 ACTIVATIONS = {
     None: Activation.NONE,
@@ -65,7 +67,7 @@ class GemmProblem:
     output: np.dtype[Any]
     epilogue: Epilogue = IDENTITY
     precision: Any = None
-    pieces: Pieces | None = None
+    pieces: "Pieces | None" = None
 
     @property
     def unsplit(self) -> "GemmProblem":
@@ -260,6 +262,15 @@ def describe(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
     return f"{short.get(dtype.name, dtype.name)}[{','.join(map(str, shape))}]"
 
 
+def _pieces(precision: Any, *dtypes: np.dtype[Any]) -> "Pieces | None":
+    """Those that a matmul's precision asks for."""
+    if not isinstance(precision, lax.DotAlgorithmPreset):
+        return None
+    from jaxbw._src.pieces import pieces_of  # wanted by few
+
+    return pieces_of(precision, *dtypes)
+
+
 def reduce_dot_general(
     lhs: Any,
     rhs: Any,
@@ -288,7 +299,7 @@ def reduce_dot_general(
     output_shape = batch + m_dims + n_dims
     dtypes = np.dtype(lhs.dtype), np.dtype(rhs.dtype)
     k = math.prod(lhs.shape[i] for i in lhs_contract)
-    if (pieces := pieces_of(precision, *dtypes)) is not None:
+    if (pieces := _pieces(precision, *dtypes)) is not None:
         dtypes = (np.dtype("bfloat16"),) * 2
         k *= len(pieces.matmuls)
 

@@ -66,8 +66,8 @@ docs: install
 	PYTHONSAFEPATH=1 $(BIN)/python -m sphinx -W --keep-going -q -c docs -d build/site-cache . build/site
 	cp build/site/README.html build/site/index.html
 
-# Shows that the extension compiles and links for aarch64 without a warning; not that it runs. From a precompiled header
-# g++ 12 has not what libstdc++ says against its false warnings.
+# Shows that the extension compiles and links for aarch64 without a warning; not that it runs. A precompiled header loses
+# the pragmas by which libstdc++ silences false warnings of g++ 12.
 # Python's headers are this machine's, for which CMake 4.4 does not look: they are the same on both, as both are 64-bit Linux.
 cross: install
 	@command -v aarch64-linux-gnu-g++ > /dev/null || { echo "make cross needs Debian's g++-aarch64-linux-gnu"; exit 1; }

@@ -1,5 +1,6 @@
 # The kernels: cuda/kernels.toml -> <source>.cu -> nvcc -> <source>.ptx -> <name>.ptx -> ptxas -> <name>.cubin, and
-# manifest.json. Of the PTX the package has the sources': the instances' differ in a number (kernel_table.py). Each step is a command of its own, so that ninja runs them in parallel and again only when needed.
+# manifest.json. The package has the PTX of sources: that of their instances differs in a number (kernel_table.py).
+# Each step is a command of its own, so that ninja runs them in parallel and again only when needed.
 set(generate "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/generate.py")
 set(assemble "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/assemble.py")
 set(table "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.toml")

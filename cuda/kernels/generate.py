@@ -1,6 +1,6 @@
 """Turn the instance table into kernel sources, and what ptxas reports of them into the manifest.
 
-  generate.py sources   --table kernels.toml --output DIR    writes DIR/<shared name>.cu
+  generate.py sources   --table kernels.toml --output DIR    writes DIR/<source name>.cu
   generate.py ptx NAME  --table kernels.toml --input PTX --output PTX   of NAME, from its source's
   generate.py instances --table kernels.toml --output FILE   the table as the host knows it
   generate.py manifest  --table kernels.toml --reports DIR --output FILE    reads DIR/<name>.ptxas

@@ -17,7 +17,8 @@ from jaxbw._src.selection import kernel_table
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")
-ALL = [kernel.name for kernel in TABLE]
+BY_NAME = {kernel.name: kernel for kernel in TABLE}
+ALL = list(BY_NAME)
 HOPPER = [k.name for k in TABLE if (k.family, k.role) == ("sm90", "gemm")]
 
 Opcodes = Callable[[Path], Counter[str]]
@@ -53,8 +54,7 @@ def test_hopper_moves_no_more_registers_than_it_was_launched_with(
     Every launch hung on the H200: the multiplying warps waited for registers that nobody returned.
     The emulator has no register file, and did not see it.
     """
-    kernel = next(kernel for kernel in TABLE if kernel.name == name)
-    ptx = (kernel_dir / f"{kernel.source_name}.ptx").read_text()
+    ptx = (kernel_dir / f"{BY_NAME[name].source_name}.ptx").read_text()
     [returned] = map(int, re.findall(r"setmaxnreg\.dec\S* (\d+)", ptx))
     [taken] = map(int, re.findall(r"setmaxnreg\.inc\S* (\d+)", ptx))
     launched = resource_usage(kernel_dir / f"{name}.cubin")["REG"]
@@ -85,7 +85,7 @@ def test_instructions(name: str, kernel_dir: Path, opcodes: Opcodes) -> None:
 
 
 def assert_hopper_instructions(name: str, counts: Counter[str]) -> None:
-    kernel = next(kernel for kernel in TABLE if kernel.name == name)
+    kernel = BY_NAME[name]
     width = f"64x{kernel.block_n}"
     if kernel.input.startswith("8bit"):
         mixes = [f"{a}.{b}" for a in ("E4M3", "E5M2") for b in ("E4M3", "E5M2")]
@@ -138,7 +138,7 @@ def test_the_family_target_costs_nothing(
     """Built for sm_100a, an instance has the instructions of the one that ships, for sm_100f."""
     tools = toolchain.find()
     cu, ptx, cubin = (tmp_path / f"{name}.{kind}" for kind in ("cu", "ptx", "cubin"))
-    cu.write_text(source(next(kernel for kernel in TABLE if kernel.name == name)))
+    cu.write_text(source(BY_NAME[name]))
     flags = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-I{root / 'cuda'}"]
     toolchain.output(tools.nvcc, "-ptx", "-arch=compute_100a", *flags, "-o", ptx, cu)
     toolchain.output(tools.ptxas, "-O3", "-arch=sm_100a", ptx, "-o", cubin)

@@ -118,14 +118,9 @@ def observe(
 
 
 @functools.cache
-def _text(name: str) -> str:
-    return installed.text(name)
-
-
-@functools.cache
 def baseline(name: str, index: int) -> int:
     """Steps that a launch of the kernel itself takes; it must be free of findings."""
-    module = emulator.Module(_text(name), name)
+    module = emulator.Module(installed.text(name), name)
     found, message, steps = observe(module, launches(name)[index], ("latest", 0))
     if found:
         raise AssertionError(f"{name}, launch {index}: the kernel itself shows {found}: {message}")
@@ -135,7 +130,7 @@ def baseline(name: str, index: int) -> int:
 @functools.cache
 def _marked(name: str) -> tuple[emulator.Module, dict[tuple[int, str], int], Any]:
     flags = emulator.empty(1 << 16, np.uint32)
-    text, numbers = marked(_text(name), flags.ctypes.data)
+    text, numbers = marked(installed.text(name), flags.ctypes.data)
     return emulator.Module(text, name), numbers, flags
 
 
@@ -187,7 +182,7 @@ def examine(
     out = Outcome(name, mutant.line + 1, mutant.role, mutant.instruction, mutant.change)
     out.redundant = redundant(name, mutant)
     out.reached = bool(reaching)
-    module = emulator.Module(mutant.apply(_text(name)), name)
+    module = emulator.Module(mutant.apply(installed.text(name)), name)
     if out.redundant:
         first, others = [], schedules[:KNOWN]
     else:
@@ -210,7 +205,7 @@ def _work(job: tuple[str, Mutant, list[int]]) -> Outcome:
 
 @functools.cache
 def _digest(name: str) -> str:
-    return hashlib.sha256(_text(name).encode()).hexdigest()[:16]
+    return hashlib.sha256(installed.text(name).encode()).hexdigest()[:16]
 
 
 def _journal(path: Path) -> dict[tuple[str, int, str, str], Outcome]:
@@ -227,7 +222,7 @@ def _journal(path: Path) -> dict[tuple[str, int, str, str], Outcome]:
 def all_mutants(names: tuple[str, ...]) -> Iterator[tuple[str, Mutant]]:
     """Every mutant of the kernels."""
     for name in names:
-        for mutant in mutants(_text(name)):
+        for mutant in mutants(installed.text(name)):
             yield name, mutant
 
 

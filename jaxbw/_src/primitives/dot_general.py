@@ -174,9 +174,8 @@ def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) 
     if total is None:
         return [dot_general(*shards, **params)]
     dtype = jax.eval_shape(partial(dot_general, **params), *shards).dtype
-    if dtype.itemsize == 1 and jnp.issubdtype(
-        dtype, jnp.floating
-    ):  # too few bits for parts of a sum
+    is_float8 = dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.floating)
+    if is_float8:  # too few bits for parts of a sum
         params = params | {"preferred_element_type": np.dtype(np.float32)}
     return [total(dot_general(*shards, **params)).astype(dtype)]
 

@@ -103,10 +103,11 @@ class Kernel:
 
     def ptx(self, of_source: str) -> str:
         """Its PTX, from that of its source."""
+        if self.source_name == self.name:
+            return of_source
         placeholder, operands = self.placeholder
         assert placeholder in of_source
-        named = of_source.replace(self.source_name, self.name)
-        return named.replace(placeholder, operands) if placeholder else named
+        return of_source.replace(self.source_name, self.name).replace(placeholder, operands)
 
     def to_json(self) -> dict[str, Any]:
         """The fields and the name, as the manifest holds them."""

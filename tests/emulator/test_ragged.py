@@ -34,6 +34,12 @@ ROWS = {
     "128 rows in turns": Ragged((70, 0, 101), tile=(64, 256), pingpong=True, k=264, sm_count=1),
     "staggered": Ragged((5, 120, 33), tile=(128, 256), k=328, n=520, swizzle=1, dtype="f16"),
     "results of f32": Ragged((37, 90, 50), tile=(128, 256), n=260, output="f32", transposed=True),
+    "256 rows": Ragged((37, 300, 50), m=400, tile=(256, 128), transposed=True),
+    "1x2": Ragged((37, 0, 300), m=400, n=264, tile=(256, 128), cluster=(1, 2), sm_count=4),
+    "1x4": Ragged((37, 0, 90, 50), k=264, n=520, cluster=(1, 4), transposed=True, sm_count=4),
+    "1x2 in turns": Ragged(
+        (37, 90, 0, 50), n=392, tile=(64, 128), pingpong=True, cluster=(1, 2), sm_count=4
+    ),
     "batch": Ragged(BATCH),
     "batch, one rhs": Ragged(BATCH, shared=("rhs",), transposed=True),
     "batch, one lhs": Ragged(BATCH, shared=("lhs",), groups=2, offset=1),
@@ -55,6 +61,13 @@ CONTRACTION = {
     "wide": Ragged((37, 0, 90, 73), tile=(128, 256), k=264, n=520),
     "in turns": Ragged((37, 0, 90, 73), tile=(64, 128), pingpong=True, sm_count=1),
     "in turns, wide": Ragged((300, 0, 9), m=320, tile=(64, 256), pingpong=True, n=264, output="f32"),
+    "256 rows": Ragged((37, 90, 0, 50), k=264, tile=(256, 128)),
+    "2x1": Ragged((37, 90, 0, 50), k=328, n=264, tile=(128, 256), cluster=(2, 1), sm_count=4),
+    "1x2": Ragged((37, 90, 0, 50), k=264, n=264, tile=(256, 128), cluster=(1, 2), sm_count=2),
+    "2x2": Ragged((37, 90, 0, 50), k=264, n=264, cluster=(2, 2), sm_count=8),
+    "2x2 in turns": Ragged(
+        (137, 0, 50), k=200, n=264, tile=(64, 128), pingpong=True, cluster=(2, 2), sm_count=4
+    ),
     "staggered": Ragged((320, 257), m=600, tile=(128, 256), k=264, n=264, swizzle=1),
     "batch": Ragged(BATCH),
     "batch, one rhs": Ragged(BATCH, shared=("rhs",), groups=2, offset=1),

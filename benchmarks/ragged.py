@@ -2,10 +2,10 @@
 
     python benchmarks/ragged.py --out results.json
 
-Forward, and the two matmuls of the gradient: of lhs by transposed weights, of the weights by a ragged
-contraction. Sizes are uniform, Zipf's, of one group alone, and random; the sum of them is m. Device
-time by CUPTI, in bursts, arms in random order, arrays rotating over 400 MB where memory allows; a
-number is the median over all calls. lax.ragged_dot is timed at m = 4096 alone, where XLA's
+Forward, and the two matmuls of the gradient: of lhs by transposed weights, and of the weights by a
+ragged contraction. Sizes are uniform, Zipf's, of one group alone, and random; their sum is m.
+Device time by CUPTI, in bursts, arms in random order, arrays rotating over 400 MB, two sets at
+least; a number is the median over all calls. lax.ragged_dot is timed up to m = 4096, where XLA's
 temporaries fit: it multiplies every row by every group's weights.
 """
 
@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from measuring.environment import running_gpu
 
 import jaxbw
 from jaxbw._native import Major
@@ -38,6 +37,7 @@ from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.ragged import RaggedChoice, choose
+from measuring.environment import running_gpu
 
 ROTATED = 400e6  # bytes
 FORMS = ("forward", "dlhs", "drhs")

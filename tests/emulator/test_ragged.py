@@ -21,7 +21,9 @@ ROWS = {
     "one takes all": Ragged((0, 0, 200, 0), transposed=True, k=136),
     "all empty": Ragged((0, 0, 0)),
     "a row each, and nothing": Ragged((1, 0, 1, 0, 0, 1), m=3, dtype="f16", output="f16"),
-    "more groups than rows": Ragged((0, 1, 0, 0, 2, 0, 1, 0, 0, 1), m=5, tile=(64, 128), pingpong=True),
+    "more groups than rows": Ragged(
+        (0, 1, 0, 0, 2, 0, 1, 0, 0, 1), m=5, tile=(64, 128), pingpong=True
+    ),
     "more groups than threads": Ragged((0, 0, 1) * 250, m=240, groups=3, offset=700, k=8, n=8),
     "negative sizes": Ragged((-5, 70, -(2**31), 60, -1)),
     "oversized": Ragged((70, 2**31 - 1, 9, 2**31 - 1), output="f32"),
@@ -60,7 +62,9 @@ CONTRACTION = {
     "offset behind the last": Ragged((70, 31), groups=3, offset=1),
     "wide": Ragged((37, 0, 90, 73), tile=(128, 256), k=264, n=520),
     "in turns": Ragged((37, 0, 90, 73), tile=(64, 128), pingpong=True, sm_count=1),
-    "in turns, wide": Ragged((300, 0, 9), m=320, tile=(64, 256), pingpong=True, n=264, output="f32"),
+    "in turns, wide": Ragged(
+        (300, 0, 9), m=320, tile=(64, 256), pingpong=True, n=264, output="f32"
+    ),
     "256 rows": Ragged((37, 90, 0, 50), k=264, tile=(256, 128)),
     "2x1": Ragged((37, 90, 0, 50), k=328, n=264, tile=(128, 256), cluster=(2, 1), sm_count=4),
     "1x2": Ragged((37, 90, 0, 50), k=264, n=264, tile=(256, 128), cluster=(1, 2), sm_count=2),

@@ -1,4 +1,4 @@
-"""Grouped matmuls on the GPU, through jax.jit: bit-exact on integers, with NaN in all other rows."""
+"""Grouped matmuls on the GPU, through jax.jit: bit-exact on integers, NaN in all other rows."""
 
 from dataclasses import replace
 from typing import Any

@@ -78,11 +78,12 @@ def cases(quick: bool) -> list[Case]:
     found = []
     for layer, groups, k, n, rows in layers:
         for each in rows:
-            if quick and each not in (128, 512):
-                continue
             for form in FORMS:
-                for kind in KINDS[:1] if quick else KINDS:
-                    found.append(Case(layer, groups, each * groups, k, n, form, kind))
+                for kind in KINDS:
+                    case = Case(layer, groups, each * groups, k, n, form, kind)
+                    is_short = kind == "uniform" and each in (8, 128, 512) and form != "dlhs"
+                    if is_short or not quick:
+                        found.append(case)
     return found
 
 
@@ -192,10 +193,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="128 and 512 rows a group, uniform")
+    parser.add_argument("--quick", action="store_true", help="uniform sizes of 8, 128 and 512")
     parser.add_argument("--only", default="", help="cases whose text has this in it")
     parser.add_argument(
-        "--tiles", nargs="*", default=[], help="also 256x128/1x2, or 64x128p for pingpong, ..."
+        "--tiles", nargs="*", default=[], help="also 256x128/1x2, 64x128p in turns, ..."
     )
     parser.add_argument("--out", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
@@ -218,14 +219,18 @@ def main() -> None:
 
 
 def config_of(text: str) -> GemmConfig:
-    """ "256x128/1x2" is a tile and a cluster, "64x128p" a tile that warpgroups take turns at."""
+    """A tile and a cluster, "256x128/1x2".
+
+    With "p" warpgroups take turns at tiles, with "n" every cluster has one.
+    """
     tile, _, cluster = text.partition("/")
-    block_m, block_n = map(int, tile.rstrip("p").split("x"))
+    block_m, block_n = map(int, tile.rstrip("pn").split("x"))
     ctas = tuple(map(int, cluster.split("x"))) if cluster else (1, 1)
     return GemmConfig(
         block_m,
         block_n,
-        pingpong=tile.endswith("p"),
+        pingpong="p" in tile,
+        scheduler="none" if "n" in tile else None,
         cluster=(ctas[0], ctas[1]),
         swizzle=max(1, 16 // ctas[0]),
     )

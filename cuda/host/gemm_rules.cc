@@ -301,9 +301,7 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
 // What the grouped kernels leave out, see sm90_grouped.cuh.
 Verdict check_grouped_config(const GemmProblem& p, const GemmConfig& c) {
   const bool one_group = p.grouped == Grouped::kContraction || c.cluster_m == 1;
-  const bool plain = one_group && c.cluster_k == 1 && c.split_k == 1 && c.swap_ab == 0 && c.raster == 0 &&
-                     static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kStatic;
-  if (plain) return {};
+  if (one_group && c.cluster_k == 1 && c.split_k == 1 && c.swap_ab == 0 && c.raster == 0) return {};
   return broken(Rule::grouped_config);
 }
 

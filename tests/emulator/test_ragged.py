@@ -36,6 +36,7 @@ ROWS = {
     "128 rows in turns": Ragged((70, 0, 101), tile=(64, 256), pingpong=True, k=264, sm_count=1),
     "staggered": Ragged((5, 120, 33), tile=(128, 256), k=328, n=520, swizzle=1, dtype="f16"),
     "results of f32": Ragged((37, 90, 50), tile=(128, 256), n=260, output="f32", transposed=True),
+    "a CTA for each tile": Ragged((37, 0, 90, 50), scheduler="none"),
     "256 rows": Ragged((37, 300, 50), m=400, tile=(256, 128), transposed=True),
     "1x2": Ragged((37, 0, 300), m=400, n=264, tile=(256, 128), cluster=(1, 2), sm_count=4),
     "1x4": Ragged((37, 0, 90, 50), k=264, n=520, cluster=(1, 4), transposed=True, sm_count=4),
@@ -65,6 +66,7 @@ CONTRACTION = {
     "in turns, wide": Ragged(
         (300, 0, 9), m=320, tile=(64, 256), pingpong=True, n=264, output="f32"
     ),
+    "a CTA for each tile": Ragged((37, 0, 90, 50), k=264, scheduler="none"),
     "256 rows": Ragged((37, 90, 0, 50), k=264, tile=(256, 128)),
     "2x1": Ragged((37, 90, 0, 50), k=328, n=264, tile=(128, 256), cluster=(2, 1), sm_count=4),
     "1x2": Ragged((37, 90, 0, 50), k=264, n=264, tile=(256, 128), cluster=(1, 2), sm_count=2),

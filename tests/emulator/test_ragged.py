@@ -90,3 +90,26 @@ CASES = {f"rows: {name}": case for name, case in ROWS.items()} | {
 def test_grouped(name: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
     check(CASES[name], schedule=how, seed=seed)
+
+
+@pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
+@pytest.mark.parametrize("cluster", [(1, 1), (1, 2)], ids=str)
+def test_what_is_loaded(contraction: bool, cluster: tuple[int, int]) -> None:
+    """Rows of groups alone, once for each cluster tile; of a tile of zeros nothing."""
+    case = Ragged(
+        (37, 0, 90, 50),
+        n=264,
+        tile=(128, 256),
+        cluster=cluster,
+        sm_count=2,
+        contraction=contraction,
+    )
+    _, report = check(case)
+    rows, itemsize = sum(case.sizes), 2
+    beside = -(-2 // cluster[1])  # cluster tiles, of two of 256 columns
+    lhs = rows * case.k * beside
+    rhs = (rows if contraction else case.k * 3) * case.n  # three tiles of rows that are not zeros
+    # Nine warps of each CTA read 16 bytes of the table for an item, and the number of items.
+    items = 4 * beside * cluster[1]
+    table = 9 * 32 * (16 * items + (0 if contraction else 4 * case.sm_count))
+    assert report.bytes["global load"] == (lhs + rhs) * itemsize + table

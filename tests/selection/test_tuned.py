@@ -180,7 +180,9 @@ def test_a_damaged_file_is_refused(
 
 def test_each_hopper_has_a_table_of_its_own() -> None:
     h100, h200 = table_for("H100"), table_for("H200")
-    assert h100 is not None and h200 is not None and h100 is not h200
+    assert h100 is not None
+    assert h200 is not None
+    assert h100 is not h200
     assert table_for("B200") is None
 
 

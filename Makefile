@@ -100,10 +100,10 @@ sanitize: install
 	  $(SANITIZED)/venv/bin/python -m pytest $(PYTEST_FLAGS) $(SANITIZED_TESTS)
 
 # An editable install: Python sources are used in place, compiled files appear beside them. The tools come as the
-# package's dependencies; the kernels of that first install would be compiled for nothing.
+# package's dependencies, by an install of its Python sources alone.
 build: $(BIN)/python
 	$(BIN)/python -c "import nanobind, scikit_build_core" 2> /dev/null || \
-	  CMAKE_ARGS=-DJAXBW_KERNELS=OFF $(BIN)/pip install --quiet '.[dev]'
+	  $(BIN)/pip install --quiet --config-settings=wheel.cmake=false --config-settings=wheel.py-api=py3 '.[dev]'
 	$(BIN)/pip install --no-build-isolation --no-deps --editable .
 	touch $(VENV)/editable $(VENV)/installed
 

@@ -86,6 +86,7 @@ FAST: dict[str, tuple[str, ...]] = {
 # Python and JAX, with one in so many of its parameters.
 OTHER_PYTHON = ("build/test_package.py", "jax/", "native/")
 OTHER_PYTHON_SAMPLE = 6
+GRID_SAMPLE = 2  # of a test with several axes: sampling.mark
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -121,12 +122,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     other = config.getoption("--other-python")
     if not other and not config.getoption("--fast"):
-        sampling.mark(items)
+        sampling.mark(items, grids=GRID_SAMPLE)
         return
     fast = [i for i in items if i.name.startswith(FAST.get(_name(i.path), ("no test",)))]
     rest = [i for i in items if other and _name(i.path).startswith(OTHER_PYTHON) and i not in fast]
     sampling.mark(fast)
-    sampling.mark(rest, OTHER_PYTHON_SAMPLE)
+    sampling.mark(rest, unmarked=OTHER_PYTHON_SAMPLE)
     kept = {*fast, *rest}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

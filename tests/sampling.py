@@ -1,7 +1,8 @@
 """Which of a test's parameters run by default: a sample, drawn the same each time.
 
 `@pytest.mark.sampled(n)` leaves one in n of a test's parameters, and more where a value of one of
-its axes would not occur. The others are marked `long`: `make test-long` runs them, too.
+its axes would not occur. The others are marked `long`: `make test-long` runs them, too. conftest.py
+samples tests with several axes that say nothing.
 """
 
 import random
@@ -49,20 +50,21 @@ def sample(of_axes: Sequence[Sequence[int]], every: int, seed: str) -> set[int]:
     return chosen
 
 
-def mark(items: Iterable[pytest.Item], unmarked: int = 1) -> None:
+def mark(items: Iterable[pytest.Item], unmarked: int = 1, grids: int = 1) -> None:
     """Marks as `long` what is not in the sample of its test.
 
-    `unmarked`: of a test that says nothing, one in so many.
+    Of a test that says nothing, one in `unmarked` runs; where it has several axes, one in `grids`
+    if that is fewer.
     """
-    groups: dict[str, tuple[int, list[pytest.Function]]] = {}
+    groups: dict[str, list[pytest.Function]] = {}
     for item in items:
-        marker = item.get_closest_marker("sampled")
-        every = marker.args[0] if marker else unmarked
-        if every > 1 and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            test = item.nodeid.partition("[")[0]
-            groups.setdefault(test, (every, []))[1].append(item)
-    for test, (every, members) in groups.items():
-        chosen = sample(axes([member.callspec.params for member in members]), every, test)
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for test, members in groups.items():
+        marker = members[0].get_closest_marker("sampled")
+        of_axes = axes([member.callspec.params for member in members])
+        every = unmarked if len(of_axes) == 1 else max(unmarked, grids)
+        chosen = sample(of_axes, marker.args[0] if marker else every, test)
         for number, member in enumerate(members):
             if number not in chosen:
                 member.add_marker("long")

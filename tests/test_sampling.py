@@ -44,8 +44,26 @@ def test_a_test_without_a_marker_runs_whole_unless_asked(request: pytest.Fixture
         items.append(item)
     mark(items)
     assert not any(item.get_closest_marker("long") for item in items)
-    mark(items, 3)
+    mark(items, unmarked=3)
     assert sum(item.get_closest_marker("long") is None for item in items) == 2
+
+
+def test_only_grids_are_sampled_where_a_test_says_nothing(request: pytest.FixtureRequest) -> None:
+    def of(name: str, parameters: list[dict[str, int]]) -> list[pytest.Function]:
+        items = []
+        for number, each in enumerate(parameters):
+            item = pytest.Function.from_parent(
+                request.node.parent, name=f"{name}[{number}]", callobj=lambda: None
+            )
+            item.callspec = SimpleNamespace(params=each)  # type: ignore[assignment]
+            items.append(item)
+        return items
+
+    grid = of("test_grid", [{"m": m, "n": n} for m in range(4) for n in range(4)])
+    listed = of("test_list", [{"m": m} for m in range(6)])
+    mark([*grid, *listed], grids=2)
+    assert sum(item.get_closest_marker("long") is None for item in grid) == 8
+    assert not any(item.get_closest_marker("long") for item in listed)
 
 
 def test_a_small_sample_is_of_no_single_value() -> None:

@@ -130,8 +130,15 @@ def assert_common_blackwell_instructions(counts: Counter[str]) -> None:
     assert not matching(counts, r"[HI]MMA.*"), "no matmul is left to the old tensor-core path"
 
 
-@pytest.mark.sampled(99)  # one: nvcc takes ten seconds and more for each
-@pytest.mark.parametrize("name", [name for name in ALL if "sm100" in name])
+# nvcc takes ten seconds and more for a GEMM.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (BY_NAME[name].role == "gemm"))
+        for name in ALL
+        if "sm100" in name
+    ],
+)
 def test_the_family_target_costs_nothing(
     name: str, root: Path, kernel_dir: Path, tmp_path: Path, opcodes: Opcodes
 ) -> None:

@@ -32,8 +32,8 @@ def subject(mutation: Any, name: str) -> Any:
         ("Gluon, tile", 5),
         ("Triton, softmax", 1),
         # Its warps store 16 bits at a time.
-        ("Triton, attention by mma.sync, 16x16", 5),
-        ("CuTe DSL, rows, launch control", 1),
+        pytest.param("Triton, attention by mma.sync, 16x16", 5, marks=pytest.mark.long),
+        pytest.param("CuTe DSL, rows, launch control", 1, marks=pytest.mark.long),
     ],
 )
 def test_every_mutant_with_another_result_is_found(mutation: Any, name: str, at_least: int) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from .transformed_matmuls import DTYPES, TRANSFORMATIONS, Case, check, draw
 
-CASES, PARTS, TOGETHER = 4000, 16, 10  # so many are compiled together
+CASES, PARTS, TOGETHER = 4000, 32, 10  # so many are compiled together
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def _with_64_bits() -> Iterator[None]:
 cases = st.randoms(use_true_random=False).map(draw)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_are_those_of_lax(part: int) -> None:
     @hypothesis.seed(part)

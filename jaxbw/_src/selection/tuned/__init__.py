@@ -33,7 +33,7 @@ from jaxbw._src.selection.workload import Workload
 VERSION = 3
 MOST = 2.0  # a factor beyond it says that the model is wrong, not that it is inexact
 REACH = 2.0  # times the least modelled time: beyond it nothing is corrected, and nothing was learnt
-_FILES = {"H200": "h200.npz", "H100": "h200.npz"}  # factors of the H200 serve the H100, too
+_FILES = {"H200": "h200.npz", "H100": "h100.npz"}
 _KEYS = {"version", "made", "sizes", "features", "trees"}
 
 Floats = NDArray[np.float64]

@@ -1,8 +1,7 @@
 """`jaxbw.ragged_dot` and its relatives: grouped matmuls, with `lax.ragged_dot`'s arguments."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,27 +10,13 @@ from jax import lax
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
-from jaxbw._src.api.arguments import MatmulArguments
-from jaxbw._src.api.matmul import dot_general
-from jaxbw._src.api.ragged_plan import plan_ragged
-from jaxbw._src.epilogue import ACTIVATIONS, wide_dtype
-from jaxbw._src.primitives.ragged_dot import ragged_dot as grouped
-from jaxbw._src.primitives.transposition import kept
+from jaxbw._src.api.ragged_call import RaggedArguments, RaggedCall
+from jaxbw._src.epilogue import ACTIVATIONS
 from jaxbw._src.problem import Operands, describe
 from jaxbw._src.selection.implementations import Implementation
-from jaxbw._src.selection.policy import Policy
 
 _ROWS = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
 _ROWS_BY_TRANSPOSED = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
-
-
-class RaggedArguments(NamedTuple):
-    """The arguments beside arrays, as they were given but hashable: `jit` keys with them."""
-
-    matmul: MatmulArguments
-    dims: lax.RaggedDotDimensionNumbers
-    activation: str | None
-    rows_per_group: int | None
 
 
 def ragged_dot(
@@ -205,7 +190,11 @@ def ragged_dot_general(
 def _given(
     call: str,
     dims: lax.RaggedDotDimensionNumbers,
-    *matmul: Any,
+    precision: Any,
+    preferred_element_type: Any,
+    out_sharding: Any,
+    implementation: Implementation,
+    *,
     activation: str | None,
     rows_per_group: int | None,
 ) -> RaggedArguments:
@@ -214,7 +203,9 @@ def _given(
     if hint is not None and (not isinstance(hint, int | np.integer) or hint < 0):
         raise ValueError(f"{call}: rows_per_group is {hint!r}; it is a number of rows, or None")
     return RaggedArguments(
-        arguments.matmul(call, None, *matmul, None),
+        arguments.matmul(
+            call, None, precision, preferred_element_type, out_sharding, implementation, None
+        ),
         dims,
         activation,
         None if hint is None else int(hint),
@@ -247,7 +238,7 @@ def _ragged_dot(
     group_sizes: Any,
     bias: Any = None,
 ) -> Any:
-    call = _Call(given, lhs, rhs, group_sizes, group_offset)
+    call = RaggedCall(given, lhs, rhs, group_sizes, group_offset)
     if bias is not None:
         call.check_bias(bias)
 
@@ -272,161 +263,12 @@ def _gated(
     rhs_up: Any,
     group_sizes: Any,
 ) -> Any:
-    call = _Call(given, lhs, rhs_gate, group_sizes, group_offset)
+    call = RaggedCall(given, lhs, rhs_gate, group_sizes, group_offset)
     arguments.check_gated(given.matmul.call, Operands(lhs, rhs_gate, rhs_up))
 
-    def compute(lhs: Any, rhs_gate: Any, rhs_up: Any, *groups: Any) -> Any:
+    def compute(lhs: Any, rhs_gate: Any, rhs_up: Any, group_sizes: Any, group_offset: Any) -> Any:
+        groups = group_sizes, group_offset
         gate, up = (call.matmul(lhs, rhs, *groups, call.wide) for rhs in (rhs_gate, rhs_up))
         return (ACTIVATIONS[given.activation](gate) * up).astype(call.result.dtype)
 
     return call.placed(compute)(lhs, rhs_gate, rhs_up, group_sizes, group_offset)
-
-
-class _Call:
-    """A call whose arguments are checked: what its result is, and how a matmul of it is computed.
-
-    Attributes:
-      result: shape and dtype of the result.
-      wide: the same in the dtype of everything before the cast.
-    """
-
-    def __init__(
-        self, given: RaggedArguments, lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any
-    ) -> None:
-        self._given = given
-        self._params = arguments.matmul_params(given.matmul)
-        self._types = tuple(jax.typeof(x) for x in (lhs, rhs, group_sizes))
-        self.result = self._result(*self._types, has_offset=group_offset is not None)
-        self.wide = jax.ShapeDtypeStruct(self.result.shape, wide_dtype(self.result.dtype))
-        self._plan = plan_ragged(lhs, rhs, given.dims)
-        if self._plan is None and group_offset is not None:
-            raise ValueError(
-                f"{given.matmul.call}: the ragged dimension is a batch dimension, whose groups do "
-                "not matter; leave group_offset=None"
-            )
-        if given.activation is not None and not jnp.issubdtype(self.result.dtype, jnp.floating):
-            self._refuse_epilogue()
-
-    def _result(
-        self, lhs: Any, rhs: Any, group_sizes: Any, *, has_offset: bool
-    ) -> jax.ShapeDtypeStruct:
-        """Raises what `lax.ragged_dot_general` would, and says where."""
-        dims, params = self._given.dims, self._params
-        sizes = jax.ShapeDtypeStruct(group_sizes.shape, group_sizes.dtype)
-        grouped_dims = [i for i in dims.rhs_group_dimensions if i < rhs.ndim]
-        if has_offset and grouped_dims and sizes.ndim > 0:  # rhs has some of the groups
-            shape = (*sizes.shape[:-1], rhs.shape[grouped_dims[0]])
-            sizes = jax.ShapeDtypeStruct(shape, sizes.dtype)
-        names = "ragged_dot_dimension_numbers", "precision", "preferred_element_type"
-        values = dims, params["precision"], params["preferred_element_type"]
-        try:
-            return compat.ragged_dot_general_type(
-                lhs, rhs, sizes, dict(zip(names, values, strict=True))
-            )
-        except TypeError as error:
-            shown = ", ".join(
-                f"{name} {describe(x.dtype, x.shape)}"
-                for name, x in zip(("lhs", "rhs", "group_sizes"), self._types, strict=True)
-            )
-            raise TypeError(f"{self._given.matmul.call}: {shown}: {error}") from None
-
-    def _refuse_epilogue(self) -> None:
-        raise TypeError(
-            f"{self._given.matmul.call}: an epilogue needs a real floating result, and this one is "
-            f"{self.result.dtype}; apply it to the matmul, or set preferred_element_type"
-        )
-
-    def check_bias(self, bias: Any) -> None:
-        """Raises where a bias does not fit."""
-        if not jnp.issubdtype(self.result.dtype, jnp.floating):
-            self._refuse_epilogue()
-        call, (_, rhs, _) = self._given.matmul.call, self._types
-        if not jnp.issubdtype(bias.dtype, jnp.floating):
-            raise TypeError(f"{call}: bias is {bias.dtype}; cast it to a real floating dtype")
-        wanted = rhs.shape[0], self.result.shape[1]
-        if bias.shape != wanted:
-            raise ValueError(
-                f"{call}: bias {describe(bias.dtype, bias.shape)} is not "
-                f"[{wanted[0]},{wanted[1]}], a row for each group of rhs"
-            )
-
-    def matmul(
-        self, lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any, result: jax.ShapeDtypeStruct
-    ) -> Any:
-        """The grouped matmul, in the dtype of `result`."""
-        plan, params, given = self._plan, self._params, self._given
-        if plan is None:
-            return dot_general(
-                *(lhs, rhs, given.dims.dot_dimension_numbers),
-                precision=params["precision"],
-                preferred_element_type=result.dtype,
-                implementation=given.matmul.implementation,
-            )
-        lhs, rhs = plan.operands(lhs, rhs)
-        is_summed = plan.ragged_contraction and plan.fronts != 1
-        product = grouped(
-            *(lhs, rhs, plan.sizes(group_sizes, len(lhs)), _scalar(group_offset)),
-            ragged_contraction=plan.ragged_contraction,
-            groups=group_sizes.shape[-1] if plan.ragged_contraction else rhs.shape[1],
-            output=wide_dtype(result.dtype) if is_summed else result.dtype,
-            transposed=plan.transposed,
-            precision=params["precision"],
-            rows_per_group=given.rows_per_group,
-            policy=params["policy"],
-        )
-        return plan.result(product, result)
-
-    def rows_of(self, bias: Any, group_sizes: Any, group_offset: Any) -> Any:
-        """The bias of each row: a column of ones by it, so that its gradient is a grouped matmul."""
-        ones = jnp.ones((1, self.result.shape[0], 1), self.wide.dtype)
-        assert self._plan is not None
-        sizes = self._plan.sizes(group_sizes, 1)
-        return grouped(
-            *(ones, bias.astype(self.wide.dtype)[None, :, None], sizes, _scalar(group_offset)),
-            ragged_contraction=False,
-            groups=len(bias),
-            output=self.wide.dtype,
-            policy=Policy(("xla",)),
-        )[0]
-
-    def placed(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that computes the result, with explicit axes of a mesh left to XLA inside."""
-        out_sharding = self._params["out_sharding"]
-        if out_sharding is None and any(map(compat.is_explicit, self._types)):
-            out_sharding = self._derived_sharding()
-        if out_sharding is None:
-            return compute
-        placed: Callable[..., Any] = jax.sharding.auto_axes(compute, out_sharding=out_sharding)
-        return placed
-
-    def _derived_sharding(self) -> jax.sharding.NamedSharding:
-        """That of the result where no dimension is sharded that it does not have."""
-        dims = self._given.dims
-        contracting, batch = dims.dot_dimension_numbers
-        left, right = (compat.spec_entries(x) for x in self._types[:2])
-        groups = dims.rhs_group_dimensions
-        gone = [left[i] for i in contracting[0]] + [right[i] for i in (*contracting[1], *groups)]
-        if any(entry is not None for entry in gone):
-            raise ValueError(
-                f"{self._given.matmul.call}: a dimension is sharded that is contracted, or has the "
-                "groups; pass out_sharding, or call it under jax.shard_map"
-            )
-        lhs, rhs, _ = self._types
-        spec = [left[i] for i in (*batch[0], *kept(lhs.ndim, contracting[0], batch[0]))]
-        spec += [right[i] for i in kept(rhs.ndim, contracting[1], batch[1], tuple(groups))]
-        spec = [*[None] * (len(self.result.shape) - len(spec)), *spec]
-        mesh = next(x.sharding.mesh for x in self._types if compat.is_explicit(x))
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
-
-
-def _scalar(group_offset: Any) -> Any:
-    """An offset as the primitive takes it."""
-    if group_offset is None:
-        return np.int32(0)
-    limits = jnp.iinfo(np.int32)
-    inside = jnp.clip(
-        group_offset.reshape(()),
-        max(limits.min, jnp.iinfo(group_offset.dtype).min),
-        min(limits.max, jnp.iinfo(group_offset.dtype).max),
-    )
-    return inside.astype(np.int32)

@@ -55,10 +55,9 @@ class RaggedPlan:
 
     def sizes(self, group_sizes: Any, batch: int) -> Any:
         """int32 [batch, groups], of rows."""
-        sizes = group_sizes
-        if sizes.dtype != np.int32 or self.inner != 1:
-            most = min(self.ragged, jnp.iinfo(sizes.dtype).max)
-            sizes = jnp.clip(sizes, 0, most).astype(np.int32) * np.int32(self.inner)
+        sizes = as_int32(group_sizes)
+        if self.inner != 1:
+            sizes = jnp.clip(sizes, 0, self.ragged) * np.int32(self.inner)
         if sizes.ndim == 1:
             return jnp.broadcast_to(sizes, (batch, *sizes.shape))
         return sizes.reshape(batch, sizes.shape[-1])
@@ -68,13 +67,14 @@ class RaggedPlan:
         if self.ragged_contraction:
             _, *matrices = product.shape
             if self.fronts != 1:
-                product = product.reshape(len(product) // max(self.fronts, 1), self.fronts, *matrices).sum(1).astype(result.dtype)
+                parts = product.reshape(len(product) // self.fronts, self.fronts, *matrices)
+                product = parts.sum(1).astype(result.dtype)
             product = product.swapaxes(0, 1)
         return product.reshape(result.shape)
 
 
 def plan_ragged(lhs: Any, rhs: Any, dims: Any) -> RaggedPlan | None:
-    """The plan of operands that `lax.ragged_dot_general` takes; None if the ragged one is a batch."""
+    """The plan of what `lax.ragged_dot_general` takes; None where a batch dimension is ragged."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dims.dot_dimension_numbers
     (ragged,) = dims.lhs_ragged_dimensions
     if ragged in lhs_batch:
@@ -114,3 +114,12 @@ def _joined(x: Any, dims: Sequence[tuple[int, ...]]) -> Any:
     x = x if order == sorted(order) else lax.transpose(x, order)
     shape = iter(x.shape)
     return x.reshape([math.prod(next(shape) for _ in some) for some in dims])
+
+
+def as_int32(x: Any) -> Any:
+    """Integers as int32; what is beyond its range becomes one of its ends."""
+    if x.dtype.itemsize >= 4 and x.dtype != np.int32:
+        limits = np.iinfo(np.int32)
+        x = jnp.minimum(x, limits.max)
+        x = jnp.maximum(x, limits.min) if jnp.issubdtype(x.dtype, jnp.signedinteger) else x
+    return x.astype(np.int32)

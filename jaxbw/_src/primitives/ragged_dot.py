@@ -8,8 +8,6 @@ first form are one of each form, and those of the second are two of the first. S
 every order. Which implementation serves it is settled when it is lowered.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
 from jaxbw._native import Major
 from jaxbw._src import compat, log
@@ -70,6 +68,7 @@ def ragged_dot(
 
 def _abstract_eval(lhs: Any, rhs: Any, group_sizes: Any, _: Any, **params: Any) -> Any:
     batch = group_sizes.shape[0]
+    shape: tuple[int, ...]
     if params["ragged_contraction"]:
         shape = (batch, params["groups"], lhs.shape[2], rhs.shape[2])
     else:
@@ -124,9 +123,7 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *sizes: Any, **params: Any) -
     return (None, product, None, None) if of_rhs else (product, None, None, None)
 
 
-def _narrowed(
-    cotangent: Any, dtype: np.dtype[Any], other: np.dtype[Any], precision: Any
-) -> Any:
+def _narrowed(cotangent: Any, dtype: np.dtype[Any], other: np.dtype[Any], precision: Any) -> Any:
     """The cotangent as the kernels multiply it.
 
     Of bfloat16 operands with a float32 result it is float32, and no kernel multiplies both. It is
@@ -144,12 +141,11 @@ def _narrowed(
 
 def _batch(operands: Any, dims: Any, **params: Any) -> Any:
     """The new dimension joins the batch. Arrays that have neither stay one for all of it."""
-    sizes, offset = operands[2:]
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-    batch = sizes.shape[0] if dims[2] is None else sizes.shape[0 if dims[2] else 1]
     lhs, rhs, sizes, offset = (
         x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)
     )
+    batch = sizes.shape[-2]
     if dims[2] is None:
         sizes = jnp.broadcast_to(sizes, (size, *sizes.shape))
     if dims[3] is not None:
@@ -183,7 +179,6 @@ def _into_batch(x: Any, *, is_batched: bool, size: int, batch: int) -> Any:
 
 
 def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any:
-    lhs, rhs, *_ = ctx.avals_in
     policy = params["policy"]
     text = f"ragged {_described(ctx.avals_in, ctx.avals_out, params)}"
     choice = _choice(platform, ctx, params)
@@ -203,9 +198,10 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
 
 
 def problem_of(operands: Any, results: Any, params: Any) -> RaggedProblem:
-    """What the selection is asked, of the types of operands and results: lhs and rhs of one dtype."""
+    """What the selection is asked, of the types of operands, which have one dtype, and results."""
     lhs, rhs, sizes, _ = operands
-    (batch, total), (_, m, k) = sizes.shape, lhs.shape
+    batch, total = sizes.shape
+    _, m, k = lhs.shape
     return RaggedProblem(
         ragged_contraction=params["ragged_contraction"],
         batch=batch,
@@ -227,7 +223,9 @@ def _choice(platform: str | None, ctx: Any, params: Any) -> Any:
     """The choice of a kernel, or why there is none."""
     policy: Policy = params["policy"]
     names = policy.implementation
-    here = names and tuple(x for x in names if x == "xla" or x in serve.SERVED.get(platform or "", ()))
+    here = names and tuple(
+        x for x in names if x == "xla" or x in serve.SERVED.get(platform or "", ())
+    )
     if names == ("xla",):
         return "asked for"
     if platform != "cuda" if here is None else set(here) <= {"xla"}:
@@ -246,7 +244,8 @@ def _described(operands: Any, results: Any, params: Any) -> str:
     left, right = (
         f"{describe(x.dtype, x.shape)}{t}" for x, t in zip((lhs, rhs), turned, strict=True)
     )
-    return f"{left} @ {right} -> {describe(results[0].dtype, results[0].shape)} by {sizes.shape[1]} groups"
+    out = describe(results[0].dtype, results[0].shape)
+    return f"{left} @ {right} -> {out} by {sizes.shape[1]} groups"
 
 
 def _message(names: tuple[str, ...], text: str, reason: str) -> str:

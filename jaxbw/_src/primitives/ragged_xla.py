@@ -1,10 +1,11 @@
 """A grouped matmul by XLA's operations, for what no kernel takes: blocks of rows in a loop.
 
 `lax.ragged_dot` masks its operands for each group: as many times the arithmetic and the memory as
-there are groups, and the masks multiply, so that a NaN in one group is one in all. Here each step of
-a loop multiplies a block of one group's rows, which it slices out of the operands: hardly more than
-the arithmetic that is asked for, and nothing in memory beside operands and result. Rows of other
-groups in a block are selected away, never multiplied by zero.
+there are groups; and what is masked is multiplied, so that NaN in one group's matrix is NaN in all.
+Here each step of a loop multiplies a block of one group's rows, which it slices out of the
+operands: hardly more than the arithmetic that is asked for, and nothing in memory but a block
+beside operands and result (on CPUs a copy of what is 16 bits wide). Rows of other groups in a block
+are selected away, never multiplied by zero.
 """
 
 from dataclasses import dataclass, replace
@@ -107,11 +108,6 @@ def ragged_dot(
     batch = group_sizes.shape[0]
     if batch == 1:
         return multiply(lhs[0], rhs[0], bounds[0])[None]
-    if batch == 0:
-        shape = (groups, lhs.shape[2], rhs.shape[2])
-        if not ragged_contraction:
-            shape = (lhs.shape[1], rhs.shape[2 if transposed else 3])
-        return jnp.zeros((0, *shape), output)
     each = [x if len(x) == batch else None for x in (lhs, rhs)]
 
     def one(given: Any) -> Any:
@@ -131,9 +127,14 @@ def group_bounds(group_sizes: Any, group_offset: Any, groups: int, m: int) -> An
     batch, total = group_sizes.shape
     sizes = jnp.clip(group_sizes, 0, m)
     zero = np.int32(0)
-    ends = lax.reduce_window(  # their sum so far, up to m; no sum is beyond the range of int32
-        *(sizes, zero, lambda a, b: a + jnp.minimum(b, m - a)),
-        *((1, max(total, 1)), (1, 1), ((0, 0), (max(total, 1) - 1, 0))),
+    window = max(total, 1)
+    ends = lax.reduce_window(  # their sums so far, up to m: none is beyond the range of int32
+        sizes,
+        zero,
+        lambda a, b: a + jnp.minimum(b, m - a),
+        window_dimensions=(1, window),
+        window_strides=(1, 1),
+        padding=((0, 0), (window - 1, 0)),
     )
     starts_and_ends = jnp.concatenate([jnp.zeros((batch, 1), np.int32), ends], axis=1)
     offset = jnp.clip(group_offset, -groups, total)
@@ -174,16 +175,17 @@ def _rows(
     counts_steps: bool,
 ) -> Any:
     """[m, k] by [g, k, n], or by [g, n, k] if `transposed`: [m, n]."""
-    (m, k), groups, n = lhs.shape, rhs.shape[0], rhs.shape[1 if transposed else 2]
-    out = jnp.zeros((m, n), output)
+    m, k = lhs.shape
+    groups, n = rhs.shape[0], rhs.shape[1 if transposed else 2]
+    zeros = jnp.zeros((m, n), output)
     if 0 in (m, k, n, groups):
-        return out
+        return zeros
     if k == 1:
         return _outer(lhs, rhs[:, :, 0] if transposed else rhs[:, 0], bounds, output)
     dims = (((1,), (1 if transposed else 0,)), ((), ()))
     block = _block(m, groups)
     steps = _steps(bounds, block, m)
-    lhs, rhs, out = map(Slices.of, (lhs, rhs, out))
+    lhs, rhs = Slices.of(lhs), Slices.of(rhs)
 
     def step(i: Any, out: Any) -> Any:
         origin, is_own = _window(steps, i, block, m)
@@ -197,7 +199,9 @@ def _rows(
         own = jnp.where(is_own, product, out.rows(origin, block))
         return out.updated(own, origin)
 
-    out = lax.fori_loop(0, steps.count if counts_steps else len(steps.group), step, out)
+    out = lax.fori_loop(
+        0, steps.count if counts_steps else len(steps.group), step, Slices.of(zeros)
+    )
     return out.array
 
 
@@ -221,14 +225,15 @@ def _weight_gradient(
     counts_steps: bool,
 ) -> Any:
     """[m, k] and [m, n], of each group lhs^T @ rhs: [g, k, n]."""
-    (m, k), n, groups = lhs.shape, rhs.shape[1], bounds.shape[0] - 1
-    out = jnp.zeros((groups, k, n), output)
+    m, k = lhs.shape
+    groups, n = len(bounds) - 1, rhs.shape[1]
+    zeros = jnp.zeros((groups, k, n), output)
     if 0 in (m, k, n, groups):
-        return out
+        return zeros
     block = _block(m, groups)
     steps = _steps(bounds, block, m)
     sums = _dtype_of_sums(lhs.dtype, rhs.dtype, output)
-    lhs, rhs, out = map(Slices.of, (lhs, rhs, out))
+    lhs, rhs = Slices.of(lhs), Slices.of(rhs)
 
     def step(i: Any, carry: Any) -> Any:
         total, out = carry
@@ -248,7 +253,7 @@ def _weight_gradient(
         return total, out.updated(total.astype(output)[None], group)
 
     count = steps.count if counts_steps else len(steps.group)
-    _, out = lax.fori_loop(0, count, step, (jnp.zeros((k, n), sums), out))
+    _, out = lax.fori_loop(0, count, step, (jnp.zeros((k, n), sums), Slices.of(zeros)))
     return out.array
 
 

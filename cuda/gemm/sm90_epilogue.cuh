@@ -217,9 +217,9 @@ JAXBW_DEVICE bool holds_results(const GemmParams& p, uint32_t first) {
 }
 
 // Where a cast is all that is left to do: straight from the accumulators, a box at a time.
-template <DataType kType, uint32_t kBlockN, uint32_t kCount>
+template <DataType kType, uint32_t kBlockN, uint32_t kCount, typename Stores>
 JAXBW_DEVICE void cast_boxes(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
-                             StoreRing& stores, const Profile& profile) {
+                             Stores& stores, const Profile& profile) {
   constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns;
   for_each_step<registers_of(kColumns), kCount>([&]<uint32_t kFirst>() {
     if (!holds_results<kBlockN>(p, kFirst)) return;

@@ -9,7 +9,7 @@ namespace jaxbw {
 
 // What computes a matmul, in this order. The counters are to be set to zero before.
 struct EmulatedCall {
-  std::optional<EmulatedLaunch> repack;
+  std::optional<EmulatedLaunch> before;  // a repack, or of a grouped matmul what makes the table
   EmulatedLaunch gemm;
   std::optional<EmulatedLaunch> reduce;
   uint32_t* counters;

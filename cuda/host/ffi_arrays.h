@@ -37,7 +37,8 @@ inline Array array_of(const xla::ffi::AnyBuffer& buffer) {
   const auto dims = buffer.dimensions();
   return {data_type(buffer.element_type()),
           {dims.begin(), dims.size()},
-          reinterpret_cast<CUdeviceptr>(buffer.untyped_data())};
+          reinterpret_cast<CUdeviceptr>(buffer.untyped_data()),
+          buffer.element_type() == xla::ffi::DataType::S32};
 }
 
 // The arrays of a call, on the stack: an execution allocates nothing.

@@ -1,5 +1,6 @@
 #include "host/gemm.h"
 
+#include "gemm/groups.h"
 #include "gemm/repack.h"
 #include "host/device.h"
 #include "host/gemm_launch.h"
@@ -31,15 +32,22 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
     if (Status status = clear_counters(driver, gemm, device, stream); !status.ok()) return status;
   }
   // The first kernel waits for all that was enqueued before it; those behind it start while it runs.
-  const bool repacks = gemm.repack_blocks != 0;
+  const bool repacks = gemm.repack_blocks != 0, grouped = gemm.groups.has_value();
   if (repacks) {
     const LaunchShape shape{.blocks = gemm.repack_blocks, .threads = kRepackThreads};
     if (Status status = enqueue(driver, kernel.repack, shape, stream, gemm.repack); !status.ok()) return status;
   }
+  if (grouped) {
+    const LaunchShape shape{.blocks = 1, .threads = kGroupTableThreads};
+    if (Status status = enqueue(driver, kernel.group_table, shape, stream, *gemm.groups); !status.ok()) return status;
+  }
   const uint32_t clusters = gemm.clusters(kernel.resident_clusters);
-  const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, clusters, repacks);
+  const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, clusters, repacks || grouped);
   Status status;
-  if (profiling == nullptr) {
+  if (grouped) {
+    GroupedParams params = gemm.grouped();
+    status = enqueue(driver, kernel.handle, shape, stream, params);
+  } else if (profiling == nullptr) {
     status = enqueue(driver, kernel.handle, shape, stream, gemm.params);
   } else if (status = check_profiling(*profiling, shape); status.ok()) {
     ProfileMemory memory = profiling->memory;

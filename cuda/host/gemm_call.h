@@ -41,6 +41,7 @@ struct Array {
   std::optional<DataType> type;
   std::span<const int64_t> dims;
   CUdeviceptr address = 0;
+  bool integers = false;  // of 32 bits, where it has no type
 };
 
 // "[2,3]"
@@ -59,8 +60,9 @@ struct CallArray {
   std::vector<int64_t> dims;
   bool result;
   CUdeviceptr GemmBuffers::* address;
+  bool integers = false;  // of 32 bits, where it has no type
 
-  uint64_t bytes() const { return array_bytes(type, dims); }
+  uint64_t bytes() const { return array_bytes(type, dims) * (integers ? sizeof(int32_t) : 1); }
 };
 
 // All arrays of a call in their order: operands, then results, the workspace last. For a problem that is known but for

@@ -75,6 +75,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
 
 // Fails where an address does not allow what the launch does.
 Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
+  const bool grouped = p.grouped != Grouped::kNone;  // stored by TMA alone
   const struct {
     bool present;
     const char* name;
@@ -92,7 +93,9 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {p.a_scaled, "lhs_scale", buffers.a_scales, sizeof(float)},
       {p.b_scaled, "rhs_scale", buffers.b_scales, sizeof(float)},
       {p.b_scaled && p.gated, "rhs_up_scale", buffers.b_up_scales, sizeof(float)},
-      {true, "result", buffers.d, size_bytes(p.output)},
+      {grouped, "group_sizes", buffers.group_sizes, sizeof(int32_t)},
+      {grouped, "group_offset", buffers.group_offset, sizeof(int32_t)},
+      {true, "result", buffers.d, grouped ? kTmaAlignment : size_bytes(p.output)},
       {p.save, "saved", buffers.saved, size_bytes(p.saved())},
       {p.save && p.gated, "saved_up", buffers.saved_up, size_bytes(p.saved())},
   };
@@ -102,6 +105,22 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
     }
   }
   return Status();
+}
+
+GroupTableParams group_table(const GemmProblem& p, const GemmConfig& c, const GemmBuffers& at,
+                             const WorkspaceLayout& layout) {
+  const bool of_rows = p.grouped == Grouped::kRows;
+  return {.sizes = reinterpret_cast<const int32_t*>(at.group_sizes),
+          .offset = reinterpret_cast<const int32_t*>(at.group_offset),
+          .table = reinterpret_cast<GroupRows*>(at.workspace + layout.group_table),
+          .count = of_rows ? reinterpret_cast<uint32_t*>(at.workspace + layout.group_count) : nullptr,
+          .batch = static_cast<uint32_t>(p.batch),
+          .total_groups = static_cast<uint32_t>(p.total_groups),
+          .groups = static_cast<uint32_t>(p.groups),
+          .rows = static_cast<uint32_t>(p.grouped_rows()),
+          .block_m = c.block_m,
+          .a_batched = p.a_batched,
+          .b_batched = p.b_batched};
 }
 
 RepackCopy repack(const Operand& operand, CUdeviceptr source, CUdeviceptr destination) {
@@ -176,6 +195,8 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   }
   // The repack waits for everything before it, as every kernel does that is launched without an overlap.
   params.b_is_ready = repacks != 0 && !b_repacked;
+
+  if (p.grouped != Grouped::kNone) launch.groups = group_table(p, config, at, layout);
 
   launch.views[0] = view_a(*family, p, config, at.a);
   launch.views[1] = view_b(*family, p, config, "rhs", at.b);

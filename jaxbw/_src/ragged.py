@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxbw._native import Major
+from jaxbw._native import Grouped, Major, Problem
+from jaxbw._src.problem import DATA_TYPES, describe
 
 
 @dataclass(frozen=True)
@@ -62,3 +63,38 @@ class RaggedProblem:
         if self.ragged_contraction:
             return (self.batch, self.groups, self.k, self.n)
         return (self.batch, self.m, self.n)
+
+    @property
+    def expected_rows(self) -> int:
+        """Of a group: the caller's word, or what there is on average; at least 1."""
+        if self.rows_per_group is not None:
+            return max(self.rows_per_group, 1)
+        return -(-self.m // max(self.total_groups, 1))
+
+    @property
+    def native(self) -> Problem:
+        """The same for the planner: extents are known, dtypes among `DATA_TYPES`."""
+        contraction = self.ragged_contraction
+        return Problem(
+            batch=self.batch,
+            m=self.k if contraction else self.m,
+            n=self.n,
+            k=self.m if contraction else self.k,
+            lhs_batched=self.lhs_batched,
+            rhs_batched=self.rhs_batched,
+            lhs_major=Major.MN if contraction else Major.K,
+            rhs_major=self.rhs_major,
+            lhs=DATA_TYPES[self.dtype.name],
+            rhs=DATA_TYPES[self.dtype.name],
+            output=DATA_TYPES[self.output.name],
+            grouped=Grouped.CONTRACTION if contraction else Grouped.ROWS,
+            groups=self.groups,
+            total_groups=self.total_groups,
+        )
+
+    def __str__(self) -> str:
+        lhs, rhs = describe(self.dtype, self.lhs_shape), describe(self.dtype, self.rhs_shape)
+        turned = "^T" if self.ragged_contraction else ""
+        transposed = "^T" if self.rhs_major == Major.K else ""
+        result = describe(self.output, self.output_shape)
+        return f"ragged {lhs}{turned} @ {rhs}{transposed} -> {result}"

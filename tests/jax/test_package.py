@@ -36,6 +36,7 @@ ROOMS = [
     "jaxbw._src.primitives",
     "jaxbw._src.selection",
     "jaxbw._src.families",
+    "jaxbw._src.ragged",
     "jaxbw._src.problem",
     "jaxbw._src.pieces",
     "jaxbw._src.epilogue",

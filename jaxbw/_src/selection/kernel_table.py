@@ -16,7 +16,8 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 # Threads of a CTA. sm90: a producer warpgroup and two consumers. sm100: four role warps and four
 # epilogue warps.
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
-_OTHER_THREADS = {"repack": 256, "reduce": 512, "quantize": 256}
+_OTHER_THREADS = {"repack": 256, "reduce": 512, "quantize": 256, "group_table": 512}
+_MATMULS = ("gemm", "grouped")
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 # Instances of sm90 that differ only in the layout or type of operands of 16 bits share a source,
@@ -31,9 +32,11 @@ _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk
 _KEYS = {"arch", "role", "input", "why"}
 _ROW_KEYS = {
     "gemm": _KEYS | {"layout", "tile", "cta_group"},
+    "grouped": _KEYS | {"layout", "tile", "cta_group"},
     "repack": _KEYS,
     "reduce": _KEYS,
     "quantize": _KEYS,
+    "group_table": _KEYS,
 }
 
 
@@ -45,7 +48,8 @@ class Kernel:
 
     Args:
       arch: compile target, "sm_90a" or "sm_100f".
-      role: "gemm"; "repack", which copies operands that TMA cannot address; "reduce", which adds up
+      role: "gemm"; "grouped", of rows or a contraction that fall into groups, and "group_table", which
+        says what their tiles are; "repack", which copies operands that TMA cannot address; "reduce", which adds up
         the parts of a matmul that is split along K; "quantize", of arrays to 8-bit floats.
       input: dtype of the operands, or a class of them.
       layout: which of m, k and k, n are contiguous.
@@ -76,23 +80,28 @@ class Kernel:
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return _GEMM_THREADS[self.family] if self.role == "gemm" else _OTHER_THREADS[self.role]
+        return _GEMM_THREADS[self.family] if self.role in _MATMULS else _OTHER_THREADS[self.role]
 
     @property
     def name(self) -> str:
         """The name of the kernel function, of its files, and in a profile."""
-        if self.role != "gemm":
+        if self.role not in _MATMULS:
             return f"jaxbw_{self.family}_{self.role}_{self.input}"
         if self.family == "sm100":
             return f"jaxbw_sm100_{self.input}_{self.cta_group}cta"
-        return f"jaxbw_sm90_{self.input}_{self.layout}_{self.block_m}x{self.block_n}"
+        return f"{self._prefix}_{self.input}_{self.layout}_{self.block_m}x{self.block_n}"
+
+    @property
+    def _prefix(self) -> str:
+        role = "" if self.role == "gemm" else f"_{self.role}"
+        return f"jaxbw_{self.family}{role}"
 
     @property
     def source_name(self) -> str:
         """The name of its CUDA C++, and of that one's PTX and the kernel in it."""
-        if self.role != "gemm" or self.input not in ("bf16", "f16"):
+        if self.role not in _MATMULS or self.input not in ("bf16", "f16"):
             return self.name
-        return f"jaxbw_{self.family}_16bit_{self.block_m}x{self.block_n}"
+        return f"{self._prefix}_16bit_{self.block_m}x{self.block_n}"
 
     @property
     def placeholder(self) -> tuple[str, str]:
@@ -183,6 +192,16 @@ def _faults(kernel: Kernel) -> Iterator[str]:
     elif kernel.role == "quantize":
         if kernel.input not in ("f32", "bf16", "f16"):
             yield 'input is not "f32", "bf16" or "f16", what is quantized'
+    elif kernel.role == "group_table":
+        if (kernel.family, kernel.input) != ("sm90", "s32"):
+            yield 'there is one, for arch "sm_90a" and input "s32"'
+    elif kernel.role == "grouped" and (kernel.family, kernel.input in ("bf16", "f16")) != (
+        "sm90",
+        True,
+    ):
+        yield 'grouped matmuls have arch "sm_90a" and input "bf16" or "f16"'
+    elif kernel.role == "grouped" and kernel.layout not in ("nn", "nt", "tn"):
+        yield 'layout is not "nn" or "nt", where rows are grouped, or "tn", where the contraction is'
     elif kernel.family == "sm90":
         yield from _sm90_faults(kernel)
     else:

@@ -13,6 +13,7 @@ from jaxbw._src.api import arguments
 from jaxbw._src.api.ragged_call import RaggedArguments, RaggedCall
 from jaxbw._src.epilogue import ACTIVATIONS
 from jaxbw._src.problem import Operands, describe
+from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.implementations import Implementation
 
 _ROWS = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
@@ -32,6 +33,7 @@ def ragged_dot(
     activation: str | None = None,
     rows_per_group: int | None = None,
     implementation: Implementation = None,
+    config: GemmConfig | None = None,
 ) -> jax.Array:
     """`jax.lax.ragged_dot`: each group of rows by a matrix of its own, as of a mixture of experts.
 
@@ -62,6 +64,7 @@ def ragged_dot(
       activation: as of `matmul`; default None.
       rows_per_group: how many rows are expected, for the choice of a kernel; default None, m / g.
       implementation: as of `matmul`, and as strict; default None.
+      config: the kernel's tile; default None, chosen. It is not for the backward pass.
 
     Returns:
       `[m, n]`.
@@ -82,7 +85,7 @@ def ragged_dot(
     original, permutation = compat.before_transposition(rhs)
     if permutation == (0, 2, 1):
         rhs, dims = original, _ROWS_BY_TRANSPOSED
-    matmul = (precision, preferred_element_type, out_sharding, implementation)
+    matmul = (precision, preferred_element_type, out_sharding, implementation, config)
     given = _given(call, dims, *matmul, activation=activation, rows_per_group=rows_per_group)
     arrays = _arrays(call, group_offset, lhs=lhs, rhs=rhs, group_sizes=group_sizes, bias=bias)
     result: jax.Array = _ragged_dot(given, *arrays)
@@ -102,6 +105,7 @@ def gated_ragged_dot(
     activation: str | None = "silu",
     rows_per_group: int | None = None,
     implementation: Implementation = None,
+    config: GemmConfig | None = None,
 ) -> jax.Array:
     """`activation(ragged_dot(lhs, rhs_gate)) * ragged_dot(lhs, rhs_up)`, in float32 up to the cast.
 
@@ -113,7 +117,7 @@ def gated_ragged_dot(
       rhs_gate, rhs_up: `[g, k, n]`, of one shape and one dtype.
       activation: as of `matmul`; default "silu".
       group_sizes, precision, preferred_element_type, group_offset, out_sharding, rows_per_group,
-        implementation: as of `ragged_dot`.
+        implementation, config: as of `ragged_dot`.
 
     Returns:
       `[m, n]`.
@@ -126,7 +130,7 @@ def gated_ragged_dot(
     Array([-4., -4.,  0.], dtype=float32)
     """
     call = "jaxbw.gated_ragged_dot"
-    matmul = (precision, preferred_element_type, out_sharding, implementation)
+    matmul = (precision, preferred_element_type, out_sharding, implementation, config)
     given = _given(call, _ROWS, *matmul, activation=activation, rows_per_group=rows_per_group)
     arrays = _arrays(
         call, group_offset, lhs=lhs, rhs_gate=rhs_gate, rhs_up=rhs_up, group_sizes=group_sizes
@@ -147,6 +151,7 @@ def ragged_dot_general(
     *,
     rows_per_group: int | None = None,
     implementation: Implementation = None,
+    config: GemmConfig | None = None,
 ) -> jax.Array:
     """`jax.lax.ragged_dot_general`, with what `ragged_dot` has beyond `lax.ragged_dot`.
 
@@ -157,7 +162,8 @@ def ragged_dot_general(
     Args:
       lhs, rhs, group_sizes: as of `lax.ragged_dot_general`.
       ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`.
-      precision, preferred_element_type, rows_per_group, implementation: as of `ragged_dot`.
+      precision, preferred_element_type, rows_per_group, implementation, config: as of
+        `ragged_dot`.
       group_offset: as of `ragged_dot`. Where a contracted dimension has groups, the result is of as
         many as `group_sizes`, from this one on; those that there are not are zeros.
       out_sharding: as of `lax.ragged_dot_general`, and as of `ragged_dot`.
@@ -180,7 +186,7 @@ def ragged_dot_general(
             f"{call}: ragged_dot_dimension_numbers is {arguments.shown(dims)}; it is a "
             "jax.lax.RaggedDotDimensionNumbers"
         )
-    matmul = (precision, preferred_element_type, out_sharding, implementation)
+    matmul = (precision, preferred_element_type, out_sharding, implementation, config)
     given = _given(call, dims, *matmul, activation=None, rows_per_group=rows_per_group)
     arrays = _arrays(call, group_offset, lhs=lhs, rhs=rhs, group_sizes=group_sizes)
     result: jax.Array = _ragged_dot(given, *arrays)
@@ -194,6 +200,7 @@ def _given(
     preferred_element_type: Any,
     out_sharding: Any,
     implementation: Implementation,
+    config: GemmConfig | None,
     *,
     activation: str | None,
     rows_per_group: int | None,
@@ -204,7 +211,7 @@ def _given(
         raise ValueError(f"{call}: rows_per_group is {hint!r}; it is a number of rows, or None")
     return RaggedArguments(
         arguments.matmul(
-            call, None, precision, preferred_element_type, out_sharding, implementation, None
+            call, None, precision, preferred_element_type, out_sharding, implementation, config
         ),
         dims,
         activation,

@@ -14,7 +14,7 @@ from jaxbw._src.api.arguments import MatmulArguments
 from jaxbw._src.api.matmul import dot_general
 from jaxbw._src.api.ragged_plan import as_int32, plan_ragged
 from jaxbw._src.epilogue import wide_dtype
-from jaxbw._src.primitives.ragged_dot import ragged_dot
+from jaxbw._src.primitives.ragged_dot import check, ragged_dot
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import describe
 from jaxbw._src.selection.policy import Policy
@@ -110,17 +110,19 @@ class RaggedCall:
                 implementation=given.matmul.implementation,
             )
         lhs, rhs = plan.operands(lhs, rhs)
+        operands = lhs, rhs, plan.sizes(group_sizes, len(lhs)), _offset(group_offset)
         is_summed = plan.ragged_contraction and plan.fronts != 1
-        product = ragged_dot(
-            *(lhs, rhs, plan.sizes(group_sizes, len(lhs)), _offset(group_offset)),
-            ragged_contraction=plan.ragged_contraction,
-            groups=group_sizes.shape[-1] if plan.ragged_contraction else rhs.shape[1],
-            output=wide_dtype(result.dtype) if is_summed else result.dtype,
-            transposed=plan.transposed,
-            precision=params["precision"],
-            rows_per_group=given.rows_per_group,
-            policy=params["policy"],
-        )
+        of_primitive = {
+            "ragged_contraction": plan.ragged_contraction,
+            "groups": group_sizes.shape[-1] if plan.ragged_contraction else rhs.shape[1],
+            "output": wide_dtype(result.dtype) if is_summed else result.dtype,
+            "transposed": plan.transposed,
+            "precision": params["precision"],
+            "rows_per_group": given.rows_per_group,
+            "policy": params["policy"],
+        }
+        check(given.matmul.call, operands, of_primitive)
+        product = ragged_dot(*operands, **of_primitive)
         return plan.result(product, result)
 
     def rows_of(self, bias: Any, group_sizes: Any, group_offset: Any) -> Any:

@@ -8,6 +8,7 @@ first form are one of each form, and those of the second are two of the first. S
 every order. Which implementation serves it is settled when it is lowered.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,11 +22,17 @@ from jax.interpreters import ad, batching
 from jaxbw._native import Major
 from jaxbw._src import compat, log
 from jaxbw._src.primitives import ragged_xla, serve
-from jaxbw._src.problem import describe, precisions
+from jaxbw._src.problem import precisions
 from jaxbw._src.ragged import RaggedProblem
+from jaxbw._src.selection import devices
+from jaxbw._src.selection.choice import Refusal
+from jaxbw._src.selection.implementations import EMULATED
 from jaxbw._src.selection.policy import FREE, Policy
 
 ragged_dot_p = Primitive("jaxbw_ragged_dot")
+
+_Preset = lax.DotAlgorithmPreset
+_OF_KERNELS = (_Preset.DEFAULT, _Preset.BF16_BF16_F32, _Preset.F16_F16_F32)  # as they multiply
 
 
 def ragged_dot(
@@ -179,26 +186,24 @@ def _into_batch(x: Any, *, is_batched: bool, size: int, batch: int) -> Any:
 
 
 def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any:
-    policy = params["policy"]
-    text = f"ragged {_described(ctx.avals_in, ctx.avals_out, params)}"
-    choice = _choice(platform, ctx, params)
-    if isinstance(choice, str):
-        names = policy.implementation
+    problem = problem_of(ctx.avals_in, params)
+    choice = _choice(platform, ctx, problem, params)
+    if isinstance(choice, Refusal):
+        names = params["policy"].implementation
         if names is not None and "xla" not in names:
-            raise NotImplementedError(_message(names, text, choice))
-        log.once(lambda: f"{text}: xla: {choice}")
+            raise NotImplementedError(_message("jaxbw", names, problem, [choice]))
+        log.once(lambda: f"{problem}: xla: {choice.reason}")
         form = {k: v for k, v in params.items() if k not in ("policy", "rows_per_group")}
         on_xla = partial(ragged_xla.ragged_dot, counts_steps=platform != "cuda", **form)
         return compat.lower_unplaced(on_xla, ctx, operands)
     from jaxbw._src.primitives.ragged_gemm import ragged_gemm
 
     log.once(choice.summary)
-    problem = problem_of(ctx.avals_in, ctx.avals_out, params)
     return compat.lower_unplaced(partial(ragged_gemm, problem, choice), ctx, operands)
 
 
-def problem_of(operands: Any, results: Any, params: Any) -> RaggedProblem:
-    """What the selection is asked, of the types of operands, which have one dtype, and results."""
+def problem_of(operands: Any, params: Any) -> RaggedProblem:
+    """What the selection is asked, of the types of the operands; its dtype is that of lhs."""
     lhs, rhs, sizes, _ = operands
     batch, total = sizes.shape
     _, m, k = lhs.shape
@@ -207,7 +212,7 @@ def problem_of(operands: Any, results: Any, params: Any) -> RaggedProblem:
         batch=batch,
         m=m,
         k=k,
-        n=results[0].shape[-1],
+        n=rhs.shape[-2 if params["transposed"] else -1],
         groups=params["groups"],
         total_groups=total,
         lhs_batched=batch > 1 and lhs.shape[0] == batch,
@@ -219,38 +224,67 @@ def problem_of(operands: Any, results: Any, params: Any) -> RaggedProblem:
     )
 
 
-def _choice(platform: str | None, ctx: Any, params: Any) -> Any:
-    """The choice of a kernel, or why there is none."""
+def check(call: str, operands: Any, params: Any) -> None:
+    """Raises at trace time what no device could change, of the types of the operands.
+
+    Raises:
+      NotImplementedError: none of the strict implementations takes the matmul.
+    """
     policy: Policy = params["policy"]
     names = policy.implementation
-    here = names and tuple(
-        x for x in names if x == "xla" or x in serve.SERVED.get(platform or "", ())
-    )
+    if names is None or "xla" in names:
+        return
+    problem = problem_of(operands, params)
+    named = None if policy.target is None else devices.TARGETS[policy.target]
+    refused = []
+    for name in names:
+        # Each family is asked about a device that it runs on: this machine's is not known here.
+        device = devices.for_family(named, EMULATED.get(name, name))
+        choice = _chosen(problem, operands, device, replace(policy, implementation=(name,)), params)
+        if not isinstance(choice, Refusal):
+            return
+        refused.append(choice)
+    raise NotImplementedError(_message(call, names, problem, refused))
+
+
+def _choice(platform: str | None, ctx: Any, problem: RaggedProblem, params: Any) -> Any:
+    """The choice of a kernel on a platform, or why there is none."""
+    policy: Policy = params["policy"]
+    names = policy.implementation
+    served = ("xla", *serve.SERVED.get(platform or "", ()))
+    here = None if names is None else tuple(name for name in names if name in served)
     if names == ("xla",):
-        return "asked for"
+        return Refusal("kernels", "asked for")
     if platform != "cuda" if here is None else set(here) <= {"xla"}:
-        return serve.elsewhere(names or ())
-    lhs, rhs, *_ = ctx.avals_in
-    if lhs.dtype != rhs.dtype:
-        return f"the operands are {lhs.dtype} and {rhs.dtype}; kernels multiply what has one dtype"
+        return Refusal("kernels", serve.elsewhere(names or ()))
     if not compat.is_one_device(ctx):
-        return "the program is of several devices; kernels serve it in a shard_map over all axes"
-    return "there are no kernels for grouped matmuls yet"
+        reason = "the program is of several devices; kernels serve it in a shard_map over all axes"
+        return Refusal("kernels", reason)
+    device = serve.device_for(here, policy.target)
+    return _chosen(problem, ctx.avals_in, device, replace(policy, implementation=here), params)
 
 
-def _described(operands: Any, results: Any, params: Any) -> str:
-    lhs, rhs, sizes, _ = operands
-    turned = ("^T" if params["ragged_contraction"] else "", "^T" if params["transposed"] else "")
-    left, right = (
-        f"{describe(x.dtype, x.shape)}{t}" for x, t in zip((lhs, rhs), turned, strict=True)
-    )
-    out = describe(results[0].dtype, results[0].shape)
-    return f"{left} @ {right} -> {out} by {sizes.shape[1]} groups"
+def _chosen(problem: RaggedProblem, operands: Any, device: Any, policy: Policy, params: Any) -> Any:
+    """The same on a device."""
+    lhs, rhs, *_ = operands
+    precision = params["precision"]
+    if lhs.dtype != rhs.dtype:
+        reason = f"rhs is {rhs.dtype}; kernels multiply operands of one dtype"
+        return Refusal("kernels", reason)
+    if isinstance(precision, lax.DotAlgorithm | _Preset) and precision not in _OF_KERNELS:
+        return Refusal("kernels", f"precision is {precision}; kernels sum in float32")
+    # Loaded at the first choice: what XLA serves needs no planner.
+    from jaxbw._src.selection.ragged import choose
+
+    return choose(problem, device, policy)
 
 
-def _message(names: tuple[str, ...], text: str, reason: str) -> str:
+def _message(
+    call: str, names: tuple[str, ...], problem: RaggedProblem, refused: list[Refusal]
+) -> str:
     given = names[0] if len(names) == 1 else names
-    return f"jaxbw(implementation={given!r}): {text}: {reason}.\n{serve.WAY_OUT}"
+    reasons = refused[0].reason if len(refused) == 1 else "; ".join(map(str, refused))
+    return f"{call}(implementation={given!r}): {problem}: {reasons}.\n{serve.WAY_OUT}"
 
 
 ragged_dot_p.def_abstract_eval(_abstract_eval)

@@ -89,7 +89,6 @@ def test_nan_of_neighbours_stays_there() -> None:
     starts = np.cumsum((0, *SIZES))
     operands = [integers((M, K)), integers((G, K, N)), integers((M, N), 1)]
     for group in range(G):
-        mine = np.arange(M) // 1
         is_own = (starts[group] <= np.arange(M)) & (np.arange(M) < starts[group + 1])
         lhs, cotangent = (np.where(is_own[:, None], x, np.nan) for x in operands[::2])
         rhs = np.where(np.arange(G)[:, None, None] == group, operands[1], np.nan)
@@ -191,11 +190,9 @@ def numbers(contract: Any, batch: Any, ragged: int, groups: Any) -> lax.RaggedDo
 # Shapes of lhs, rhs and sizes, and the dimension numbers.
 GENERAL: dict[str, Any] = {
     "rhs transposed": ((12, 4), (3, 5, 4), (3,), numbers(((1,), (2,)), ((), ()), 0, (0,))),
-    "lhs transposed": ((4, 12), (3, 4, 5), (3,), numbers(((0,), (1,)), ((), ()), 1, (0,))),
     "groups last": ((12, 4), (4, 5, 3), (3,), numbers(((1,), (0,)), ((), ()), 0, (2,))),
-    "batch": ((2, 12, 4), (3, 2, 4, 5), (3,), numbers(((2,), (2,)), ((0,), (1,)), 1, (0,))),
-    "sizes of each": ((2, 12, 4), (3, 2, 4, 5), (2, 3), numbers(((2,), (2,)), ((0,), (1,)), 1, (0,))),
-    "in front": ((2, 12, 4), (3, 4, 5), (2, 3), numbers(((2,), (1,)), ((), ()), 1, (0,))),
+    "batch": ((12, 2, 4), (3, 2, 4, 5), (3,), numbers(((2,), (2,)), ((1,), (1,)), 0, (0,))),
+        "in front": ((2, 12, 4), (3, 4, 5), (2, 3), numbers(((2,), (1,)), ((), ()), 1, (0,))),
     "in front, one": ((2, 12, 4), (3, 4, 5), (3,), numbers(((2,), (1,)), ((), ()), 1, (0,))),
     "behind": ((12, 2, 4), (3, 4, 5), (3,), numbers(((2,), (1,)), ((), ()), 0, (0,))),
     "all": (
@@ -217,13 +214,15 @@ def test_general(case: str) -> None:
     *shapes, of_sizes, dims = GENERAL[case]
     operands = [integers(shape, i) for i, shape in enumerate(shapes)]
     sizes = np.random.default_rng(0).multinomial(10, [1 / 3] * 3, of_sizes[:-1]).astype(np.int32)
-    has_gradient = len(dims.rhs_group_dimensions) == 1
+    has_gradient = case == "all"  # of the others, JAX's transposes of reshapes are no news
 
     @jax.jit
     def both(*operands: Any) -> Any:
         def of(function: Callable[..., Any]) -> Any:
+            if not has_gradient:
+                return function(*operands, sizes, dims)
             y, pull_back = jax.vjp(lambda *given: function(*given, sizes, dims), *operands)
-            return y, pull_back(y) if has_gradient else ()  # lax has it there only
+            return y, pull_back(y)
 
         return of(jaxbw.ragged_dot_general), of(lax.ragged_dot_general)
 
@@ -338,7 +337,7 @@ def test_errors_are_those_of_lax(operands: Any, message: str) -> None:
         ),
         (
             lambda: jaxbw.ragged_dot_general(
-                *(X[:3], W, S, GENERAL["batch groups"][-1]), group_offset=0
+                *(X[:3, None], W, S, GENERAL["batch groups"][-1]), group_offset=0
             ),
             *(ValueError, "whose groups do not matter"),
         ),
@@ -350,15 +349,18 @@ def test_errors_of_our_own(call: Any, error: type[Exception], message: str) -> N
 
 
 def test_memory() -> None:
-    """Nothing is larger than an operand or the result, where lax has 1160 MiB: masked copies."""
+    """Forward and both gradients, in MiB: of lax they are 1160 for the value alone.
+
+    Narrow operands are copied on CPUs, and a result: no temporary is larger than rhs.
+    """
     m, groups, k, n = 4096, 64, 1024, 512
 
     def step(lhs: Any, rhs: Any, sizes: Any, cotangent: Any) -> Any:
         y, pull_back = jax.vjp(lambda lhs, rhs: jaxbw.ragged_dot(lhs, rhs, sizes), lhs, rhs)
         return y, *pull_back(cotangent)
 
-    for dtype, most in (("float32", 2**23), ("bfloat16", groups * k * n * 2 * 1.25)):
+    for dtype, most in (("float32", 8), ("bfloat16", 4 + 64 + 8 + 4 + 4)):
         types = [jax.ShapeDtypeStruct(x, dtype) for x in ((m, k), (groups, k, n), (m, n))]
         sizes = jax.ShapeDtypeStruct((groups,), "int32")
-        traced = jax.jit(step).trace(types[0], types[1], sizes, types[2])
-        assert traced.lower().compile().memory_analysis().temp_size_in_bytes <= most
+        compiled = jax.jit(step).trace(types[0], types[1], sizes, types[2]).lower().compile()
+        assert compiled.memory_analysis().temp_size_in_bytes <= most * 2**20

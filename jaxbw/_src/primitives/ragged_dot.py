@@ -60,6 +60,7 @@ def ragged_dot(
       transposed: rhs is [.., groups, n, k].
       rows_per_group: what is expected, for the choice of a kernel.
     """
+    compat.register_float_check(ragged_dot_p)
     result: Any = ragged_dot_p.bind(
         *compat.insert_reshard(lhs, rhs, group_sizes, group_offset),
         ragged_contraction=ragged_contraction,

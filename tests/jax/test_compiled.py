@@ -107,7 +107,7 @@ INTEGERS = """
     promoted raster rhs_major save scheduler split_k split_tail stages swap_ab swizzle wave
 """
 SIGNATURES: dict[str, Any] = {
-    "jaxbw_gemm_v5": {
+    "jaxbw_gemm_v6": {
         "attributes": {
             "kernel": "string",
             **dict.fromkeys(("alpha", "beta"), "f32"),

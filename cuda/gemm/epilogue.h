@@ -113,22 +113,22 @@ JAXBW_DEVICE uint32_t float8_quad(const GemmParams& p, const float* values) {
   return float8_pair(p, values[0], values[1]) | float8_pair(p, values[2], values[3]) << 16;
 }
 
-// What a warp does to its results where a D of 8 bits has a scale (GemmParams::out_scale).
+// What a warp does to its results where a D of 8 bits has a scale (GemmParams::out_scale). Between its chunks of a tile
+// it keeps nothing but the maximum: registers are scarce while sums are gathered.
 class OutputScale {
  public:
-  JAXBW_DEVICE explicit OutputScale(const GemmParams& p) : p_(p) {
-    if (wanted()) inverse_ = inverse_of(*p.out_scale);
-  }
+  JAXBW_DEVICE explicit OutputScale(const GemmParams& p) : p_(p) {}
 
   JAXBW_DEVICE bool wanted() const { return p_.out_scale != nullptr; }
 
   // Of the values the first `inside` are elements of D, which alone count.
   template <uint32_t kCount>
   JAXBW_DEVICE void apply(float (&values)[kCount], uint32_t inside = kCount) {
+    const float inverse = inverse_of(*p_.out_scale);
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) {
       if (i < inside) maximum_.see(__float_as_uint(values[i]));
-      values[i] = ptx::multiply_flushed(values[i], inverse_);
+      values[i] = ptx::multiply_flushed(values[i], inverse);
     }
   }
 
@@ -148,7 +148,6 @@ class OutputScale {
   }
 
   const GemmParams& p_;
-  float inverse_ = 1.0f;
   FiniteMaximum<DataType::kF32> maximum_;
 };
 

@@ -304,8 +304,8 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
     epilogue: Epilogue = params["epilogue"]
 
     def on_kernel(reduced: Reduction, choice: Choice) -> Any:
-        (lhs, *_), ((batch, _)) = ctx.avals_in, params["dimension_numbers"][1]
-        sizes = tuple(lhs.shape[i] for i in batch)
+        _, (batch, _) = params["dimension_numbers"]
+        sizes = tuple(ctx.avals_in[0].shape[i] for i in batch)
         return lambda *given: gemm(reduced, choice, Operands.of(epilogue, given), sizes)
 
     return serve.lower(

@@ -106,7 +106,7 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       bits. d may be the memory of c;
     - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
       of the matmul has_c, has_bias, bias_along_m, has_residual, has_lhs_scale, has_rhs_scale,
-      has_out_scale, gated, save (0 or 1), activation, lhs_major, rhs_major (values of the enums here);
+      has_out_scale, gated, save (0 or 1), activation, lhs_major, rhs_major (values of the enums);
       of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).

@@ -149,10 +149,8 @@ Result<EmulatedCall> emulated_call(const GemmPlan& plan, const GemmBuffers& buff
   if (Status status = encode_maps(launch, encode_emulated_map); !status.ok()) return status;
   const GemmConfig& config = launch.config;
   const LaunchShape shape = gemm_shape(*launch.family, config, launch.clusters(resident), false);
-  EmulatedCall call{.repack = {},
-                    .gemm = {config.kernel, shape, bytes_of(launch.params)},
-                    .reduce = {},
-                    .zeroed = launch.zeroed};
+  EmulatedCall call{
+      .repack = {}, .gemm = {config.kernel, shape, bytes_of(launch.params)}, .reduce = {}, .zeroed = launch.zeroed};
   if (launch.repack_blocks != 0) {
     call.repack = {repack_kernel(*launch.family, config.kernel),
                    {.blocks = std::min(launch.repack_blocks, sm_count), .threads = kRepackThreads},

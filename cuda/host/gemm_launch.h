@@ -84,7 +84,7 @@ struct GemmLaunch {
   RepackParams repack;                             // what is copied before, where repack_blocks is not 0
   uint32_t repack_blocks;
   std::array<Words, 2> zeroed;  // to be set to zero before: counters, and what amax begins with
-  uint64_t reduced_chunks;  // that a launch behind adds up, where it is not 0 (reduces_apart)
+  uint64_t reduced_chunks;      // that a launch behind adds up, where it is not 0 (reduces_apart)
 
   // Its blocks: each fills an SM.
   uint32_t reduce_blocks(uint32_t sm_count) const;

@@ -382,10 +382,10 @@ void bind_plan(nb::module_& m) {
              bool promoted, float alpha, float beta, std::optional<DataType> c, std::optional<DataType> bias,
              bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated, bool save,
              bool factors_in_memory, bool lhs_scale, bool rhs_scale, bool out_scale) {
-            new (self) GemmProblem(make_problem(batch, rows, n, k, lhs_batched, rhs_batched, lhs_major, rhs_major, lhs,
-                                                rhs, output, promoted, alpha, beta, c, bias, bias_along_m, residual,
-                                                activation, gated, save, factors_in_memory, lhs_scale, rhs_scale,
-                                                out_scale));
+            new (self)
+                GemmProblem(make_problem(batch, rows, n, k, lhs_batched, rhs_batched, lhs_major, rhs_major, lhs, rhs,
+                                         output, promoted, alpha, beta, c, bias, bias_along_m, residual, activation,
+                                         gated, save, factors_in_memory, lhs_scale, rhs_scale, out_scale));
           },
           nb::kw_only(), nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("lhs_batched") = true,
           nb::arg("rhs_batched") = true, nb::arg("lhs_major") = Major::kK, nb::arg("rhs_major") = Major::kMN,

@@ -11,8 +11,9 @@ A gated matmul has a second right operand:
 scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Everything up to the casts is
 float32 (float64 where the result is). They are to d's dtype, of what is saved beside a d of 8 bits
 to bfloat16. A d of 8 bits may have an out_scale: it is scaled_down of fp8.py, which saturates, and
-the last result is its amax, finite_amax before that, of each batch index. The kernels' side of it is `Epilogue` in cuda/params.h;
-`evaluate` is XLA's.
+the last result is its amax, finite_amax before that, of each batch index.
+
+The kernels' side of it is `Epilogue` in cuda/params.h; `evaluate` is XLA's.
 """
 
 from collections.abc import Callable

@@ -316,9 +316,7 @@ def _with_scale(d: Any, out_scale: Any, amax: Any) -> tuple[Any, Any, Any]:
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=compat.INLINED)
-def _dot_general(
-    given: MatmulArguments, terms: EpilogueArguments, *operands_given: Any
-) -> Any:
+def _dot_general(given: MatmulArguments, terms: EpilogueArguments, *operands_given: Any) -> Any:
     """`lax.dot_general` with an epilogue, of `_arguments`; else as `_matmul`."""
     operands = originals.transposed(operands_given)
     params = arguments.matmul_params(given)
@@ -396,7 +394,8 @@ def _with_epilogue(
 ) -> Any:
     """A dot_general with an epilogue: checked, and bound to the primitive that it needs.
 
-    With an `out_scale`, d and amax. With `recompute` nothing but the operands is kept for the backward pass.
+    With an `out_scale`, d and amax. With `recompute` nothing but the operands is kept for the
+    backward pass.
     """
     operands, dims = originals.read_in_place(
         operands, params["dimension_numbers"], params["policy"].config

@@ -4,7 +4,6 @@ One that all rows share, or all columns, is a factor of alpha. Others are arrays
 """
 
 from collections.abc import Sequence
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -153,6 +153,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
   }
   const SumBlocks blocks{stores.acquire_all()};  // where all lanes wait for the one that drains
   const uint32_t halves = p.epilogue.gated != 0 ? 2 : 1, results = kTile / halves;
+  OutputScale out_scale(p);
   const auto chunk = [&](uint32_t i, uint32_t first, StoreOrigin box) {
     const SplitSum slice = shared ? split.behind(cluster.number(i)) : split;
     if (shared && split.split()) {
@@ -184,7 +185,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
       stage_box<DataType::kF32, kSm90Chunk, 0>(sums, blocks.at(half));
     }
     __syncwarp();
-    finish_block<ptx::kWarpSize>(p, blocks, box, ptx::lane_index_here());
+    finish_block<ptx::kWarpSize>(p, blocks, box, ptx::lane_index_here(), out_scale);
     __syncwarp();
   };
   // Slices are numbered down the rows first; those below each other are so far apart.
@@ -200,6 +201,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
     chunk(i, below * kTile + beside * kChunk,
           {first_row + below * row_step, tile.column + beside * kSm90Chunk, tile.batch});
   }
+  out_scale.leave_maximum(tile.batch);
 }
 
 // Where the box whose registers start at kFirst lies in D.

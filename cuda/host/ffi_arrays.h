@@ -54,7 +54,7 @@ class GivenArrays {
   std::span<const Array> results() const { return {results_.data(), result_count_}; }
 
  private:
-  static constexpr size_t kMost = 10;  // more than any call has, so that one too many is seen
+  static constexpr size_t kMost = 12;  // more than any call has, so that one too many is seen
   std::array<Array, kMost> operands_, results_;
   size_t operand_count_, result_count_;
 };

@@ -42,6 +42,7 @@ struct GemmProblem {
   bool bias_along_m = false;
   Activation activation = Activation::kNone;
   bool gated = false, save = false;
+  bool out_scaled = false;  // D, of 8 bits, has a scale, and its amax is a result
   Grouped grouped = Grouped::kNone;
   uint64_t groups = 1, total_groups = 0;  // matrices of B or D of a batch index; sizes, of which theirs are a part
 
@@ -118,9 +119,9 @@ struct ConfigRequest {
 struct GemmBuffers {
   CUdeviceptr a = 0, b = 0, b_up = 0;
   CUdeviceptr c = 0, bias = 0, residual = 0, alpha = 0, beta = 0;
-  CUdeviceptr a_scales = 0, b_scales = 0, b_up_scales = 0;
+  CUdeviceptr a_scales = 0, b_scales = 0, b_up_scales = 0, out_scale = 0;
   CUdeviceptr group_sizes = 0, group_offset = 0;
-  CUdeviceptr d = 0, saved = 0, saved_up = 0;
+  CUdeviceptr d = 0, saved = 0, saved_up = 0, amax = 0;
   CUdeviceptr workspace = 0;
 };
 

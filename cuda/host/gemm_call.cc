@@ -10,7 +10,7 @@ namespace {
 size_t operand_count(const GemmAttributes& a) {
   const size_t right_scales = a.has_rhs_scale == 0 ? 0 : a.gated != 0 ? 2 : 1;
   return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0) + (a.has_lhs_scale != 0) +
-         right_scales;
+         right_scales + (a.has_out_scale != 0);
 }
 
 Status check_flags(const GemmAttributes& a) {
@@ -20,6 +20,7 @@ Status check_flags(const GemmAttributes& a) {
                                                    {"has_residual", a.has_residual},
                                                    {"has_lhs_scale", a.has_lhs_scale},
                                                    {"has_rhs_scale", a.has_rhs_scale},
+                                                   {"has_out_scale", a.has_out_scale},
                                                    {"gated", a.gated},
                                                    {"save", a.save},
                                                    {"lhs_major", a.lhs_major},
@@ -89,9 +90,11 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes);
   add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset);
   for (CallArray& array : arrays) array.integers = !array.type;
+  add(p.out_scaled, "out_scale", DataType::kF32, {}, false, &Buffers::out_scale);
   add(true, "result", p.output, result, true, &Buffers::d);
   add(p.save, "saved", p.saved(), result, true, &Buffers::saved);
   add(p.save && p.gated, "saved_up", p.saved(), result, true, &Buffers::saved_up);
+  add(p.out_scaled, "amax", DataType::kF32, {p.batch}, true, &Buffers::amax);
   add(workspace_bytes != 0, "workspace", std::nullopt, {workspace_bytes}, true, &Buffers::workspace);
   return arrays;
 }
@@ -139,6 +142,7 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
                             .has_residual = p.residual.has_value(),
                             .has_lhs_scale = p.a_scaled,
                             .has_rhs_scale = p.b_scaled,
+                            .has_out_scale = p.out_scaled,
                             .gated = p.gated,
                             .save = p.save,
                             .activation = static_cast<int32_t>(p.activation),
@@ -175,7 +179,8 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
                       .bias_along_m = attributes.bias_along_m != 0,
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,
-                      .save = attributes.save != 0};
+                      .save = attributes.save != 0,
+                      .out_scaled = attributes.has_out_scale != 0};
   problem.a_batched = extent(lhs, 0) == problem.batch;
   problem.b_batched = extent(rhs, 0) == problem.batch;
   if (extent(rhs, b_k_major ? 2 : 1) != problem.k || (!problem.a_batched && extent(lhs, 0) != 1) ||

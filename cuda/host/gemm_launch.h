@@ -70,6 +70,12 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
 // The same of a call, which names its kernel: it must be the right one.
 Result<GemmPlan> plan_call(const GemmProblem& problem, const GemmConfig& config);
 
+// 32-bit words in device memory, perhaps none.
+struct Words {
+  CUdeviceptr address;
+  uint64_t count;
+};
+
 // All but who encodes the tensor maps, and how many clusters run at a time. Threads and shared memory of a block are
 // those of the family and the configuration.
 struct GemmLaunch {
@@ -79,9 +85,8 @@ struct GemmLaunch {
   std::array<std::optional<TensorView>, 7> views;  // in the order of the tensor maps in GemmParams
   RepackParams repack;                             // what is copied before, where repack_blocks is not 0
   uint32_t repack_blocks;
-  CUdeviceptr counters;  // to be set to zero before
-  uint64_t counter_count;
-  uint64_t reduced_chunks;  // that a launch behind adds up, where it is not 0 (reduces_apart)
+  std::array<Words, 2> zeroed;  // to be set to zero before: counters, and what amax begins with
+  uint64_t reduced_chunks;      // that a launch behind adds up, where it is not 0 (reduces_apart)
   std::optional<GroupTableParams> groups = std::nullopt;  // of a grouped matmul: what a launch before it makes
 
   // The parameters of a grouped matmul.

@@ -444,6 +444,7 @@ Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
     return broken(Rule::activation, {{"activation", static_cast<int64_t>(p.activation)}});
   }
   if (p.gated && p.c) return broken(Rule::gated_c);
+  if (p.out_scaled && !is_8bit(p.output)) return broken(Rule::out_scale);
   Verdict verdict = check_extents(RuleOperand::kLhs, operand_a(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kRhs, operand_b(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kResult, p.output, p.results(), p.m, p.n);
@@ -527,7 +528,8 @@ std::string describe(const GemmProblem& p) {
                                                 {p.bias.has_value(), " + bias"},
                                                 {p.residual.has_value(), " + residual"}};
   for (const auto& [present, term] : terms) text += present ? term : "";
-  return concat(text, " -> ", shape(p.output, p.results(), p.m, p.n), p.save ? ", saved" : "");
+  return concat(text, " -> ", shape(p.output, p.results(), p.m, p.n), p.save ? ", saved" : "",
+                p.out_scaled ? " / out_scale" : "");
 }
 
 std::string describe(const GemmConfig& c) {

@@ -19,6 +19,7 @@ namespace jaxbw {
   X(dtype, "unknown dtype")                                                                                            \
   X(activation, "unknown activation {activation}")                                                                     \
   X(gated_c, "a gated matmul has no c")                                                                                \
+  X(out_scale, "only a result of 8 bits has a scale")                                                                  \
   X(extent, "{operand} has a dimension of 2^31 or more; TMA coordinates are int32")                                    \
   X(stride, "{operand} has matrices of 2^40 bytes or more, beyond the strides of TMA")                                 \
   X(address_space, "{operand} is larger than any address space")                                                       \

@@ -393,8 +393,27 @@ float load(DataType type, const void* address) {
   return type == DataType::kBF16 ? load_bf16(bits) : load_f16(bits);
 }
 
-void store(DataType type, void* address, float value) {
-  if (type == DataType::kF32) {
+// Rounded to nearest even; what is beyond the largest number becomes that where the cast saturates.
+uint8_t store_8bit(DataType type, float value, bool saturates) {
+  const int mantissa_bits = type == DataType::kE4M3 ? 3 : 2, bias = type == DataType::kE4M3 ? 7 : 15;
+  const float largest = type == DataType::kE4M3 ? 448.0f : 57344.0f;
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  float magnitude = std::fabs(value);
+  if (std::isnan(value)) return 0x7f;
+  if (!saturates && magnitude > jaxbw::float8_limit(type)) return sign | (type == DataType::kE4M3 ? 0x7f : 0x7c);
+  magnitude = std::min(magnitude, largest);
+  if (magnitude == 0) return sign;
+  int exponent;
+  std::frexp(magnitude, &exponent);
+  const int least = 1 - bias - mantissa_bits, scale = std::max(exponent - 1 - mantissa_bits, least);
+  const int quotient = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -scale)));
+  return static_cast<uint8_t>(sign | (((scale - least) << mantissa_bits) + quotient));
+}
+
+void store(DataType type, void* address, float value, bool saturates = false) {
+  if (is_8bit(type)) {
+    *static_cast<uint8_t*>(address) = store_8bit(type, value, saturates);
+  } else if (type == DataType::kF32) {
     *static_cast<float*>(address) = value;
   } else {
     *static_cast<uint16_t*>(address) = type == DataType::kBF16 ? store_bf16(value) : store_f16(value);
@@ -482,17 +501,24 @@ void compute(const GemmParams& p) {
         if (e.bias.data != nullptr) z += load_operand(e.bias, e.bias_along_m != 0 ? i : j);
         float value = activate(e.activation, z);
         if (p.saved_output[0].data != nullptr) {
-          store(p.output.type, result_element(p, p.saved[0], p.saved_output[0], i, j, batch), z);
+          store(p.saved_output[0].type, result_element(p, p.saved[0], p.saved_output[0], i, j, batch), z);
         }
         if (e.gated != 0) {
           const float up = matmul(b_up, e.b_up_scales, i, j, batch);
           value *= up;
           if (p.saved_output[1].data != nullptr) {
-            store(p.output.type, result_element(p, p.saved[1], p.saved_output[1], i, j, batch), up);
+            store(p.saved_output[1].type, result_element(p, p.saved[1], p.saved_output[1], i, j, batch), up);
           }
         }
         if (e.residual.data != nullptr) value += load_operand(e.residual, index);
-        store(p.output.type, result_element(p, p.d, p.output, i, j, batch), value);
+        if (p.out_scale != nullptr) {
+          uint32_t bits;
+          const float magnitude = std::fabs(value);
+          std::memcpy(&bits, &magnitude, sizeof(bits));
+          p.amax[batch] = std::max(p.amax[batch], bits);
+          value /= *p.out_scale;
+        }
+        store(p.output.type, result_element(p, p.d, p.output, i, j, batch), value, p.out_scale != nullptr);
       }
     }
   }

@@ -311,6 +311,7 @@ EIGHT_BITS = {"lhs": DataType.E4M3, "rhs": DataType.E5M2}
 BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "empty": ("sm100", {"m": 0}, {}),
     "gated_c": ("sm100", {"gated": True, "c": DataType.F32}, {}),
+    "out_scale": ("sm100", {"out_scale": True}, {}),
     "extent": ("sm100", {"m": 2**31}, {}),
     "stride": ("sm100", {"m": 2**20, "n": 2**20}, {}),
     "address_space": ("sm100", HUGE | {"batch": 2**18}, {}),
@@ -404,7 +405,7 @@ ONE_PLACE = {
         "jaxbw/_src/selection/kernel_table.py"
     },
     # attributes of the custom call
-    r"\bhas_rhs_scale\b.*[\s\S]{0,40}\bgated\b.*[\s\S]{0,40}\bsave\b": {
+    r"\bhas_out_scale\b.*[\s\S]{0,40}\bgated\b.*[\s\S]{0,40}\bsave\b": {
         "cuda/host/gemm_call.h",
         "cuda/host/gemm_call.cc",
         "jaxbw/_native.pyi",

@@ -20,6 +20,7 @@ MESSAGES: Mapping[str, str] = {
     # of a problem
     "empty": "a dimension is 0; there is nothing to launch",
     "gated_c": "the matmul is gated and has a c; add c as the residual",
+    "out_scale": "the result has not 8 bits; only such a one has a scale",
     "extent": "{array} has a dimension of 2^31 or more; TMA coordinates are int32",
     "stride": "{array} has matrices of 2^40 bytes or more, the largest stride of TMA",
     "address_space": "{array} is larger than any address space",

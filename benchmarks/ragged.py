@@ -233,7 +233,7 @@ def config_of(text: str) -> GemmConfig:
         pingpong="p" in tile,
         scheduler="none" if "n" in tile else None,
         cluster=(ctas[0], ctas[1]),
-        swizzle=max(1, 16 // ctas[0]),
+        swizzle=min(2048 // (block_m * ctas[0]), 16),  # so many rows in a band
     )
 
 

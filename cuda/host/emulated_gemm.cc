@@ -149,19 +149,20 @@ Result<EmulatedCall> emulated_call(const GemmPlan& plan, const GemmBuffers& buff
   if (Status status = encode_maps(launch, encode_emulated_map); !status.ok()) return status;
   const GemmConfig& config = launch.config;
   const LaunchShape shape = gemm_shape(*launch.family, config, launch.clusters(resident), false);
-  EmulatedCall call{.before = {},
-                    .gemm = {config.kernel, shape, launch.groups ? bytes_of(launch.grouped()) : bytes_of(launch.params)},
-                    .reduce = {},
-                    .counters = reinterpret_cast<uint32_t*>(launch.counters),
-                    .counter_count = launch.counter_count};
+  EmulatedCall call{
+      .before = {},
+      .gemm = {config.kernel, shape, launch.groups ? bytes_of(launch.grouped()) : bytes_of(launch.params)},
+      .reduce = {},
+      .counters = reinterpret_cast<uint32_t*>(launch.counters),
+      .counter_count = launch.counter_count};
   if (launch.repack_blocks != 0) {
     call.before = {repack_kernel(*launch.family, config.kernel),
                    {.blocks = std::min(launch.repack_blocks, sm_count), .threads = kRepackThreads},
                    bytes_of(launch.repack)};
   }
   if (launch.groups) {
-    call.before = {group_table_kernel(*launch.family), {.blocks = 1, .threads = kGroupTableThreads},
-                   bytes_of(*launch.groups)};
+    call.before = {
+        group_table_kernel(*launch.family), {.blocks = 1, .threads = kGroupTableThreads}, bytes_of(*launch.groups)};
   }
   if (launch.reduced_chunks != 0) {
     call.reduce = {reduce_kernel(*launch.family), reduce_shape(launch.reduce_blocks(sm_count)), call.gemm.parameters};

@@ -392,8 +392,8 @@ void bind_plan(nb::module_& m) {
              uint64_t total_groups) {
             new (self) GemmProblem(make_problem(batch, rows, n, k, lhs_batched, rhs_batched, lhs_major, rhs_major, lhs,
                                                 rhs, output, promoted, alpha, beta, c, bias, bias_along_m, residual,
-                                                activation, gated, save, factors_in_memory, lhs_scale, rhs_scale, grouped,
-                                                groups, total_groups));
+                                                activation, gated, save, factors_in_memory, lhs_scale, rhs_scale,
+                                                grouped, groups, total_groups));
           },
           nb::kw_only(), nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("lhs_batched") = true,
           nb::arg("rhs_batched") = true, nb::arg("lhs_major") = Major::kK, nb::arg("rhs_major") = Major::kMN,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import re
 import shlex
 import statistics
 import sys
@@ -194,7 +195,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="uniform sizes of 8, 128 and 512")
-    parser.add_argument("--only", default="", help="cases whose text has this in it")
+    parser.add_argument("--only", default="", help="cases whose text this pattern is found in")
     parser.add_argument(
         "--tiles", nargs="*", default=[], help="also 256x128/1x2, 64x128p in turns, ..."
     )
@@ -208,7 +209,7 @@ def main() -> None:
     }
     rows = []
     for case in cases(arguments.quick):
-        if arguments.only not in str(case):
+        if re.search(arguments.only, str(case)) is None:
             continue
         row = measure(case, device, timer, arguments.rounds, configs)
         rows.append(row)
@@ -232,7 +233,7 @@ def config_of(text: str) -> GemmConfig:
         pingpong="p" in tile,
         scheduler="none" if "n" in tile else None,
         cluster=(ctas[0], ctas[1]),
-        swizzle=max(1, 16 // ctas[0]),
+        swizzle=min(2048 // (block_m * ctas[0]), 16),  # so many rows in a band
     )
 
 

@@ -75,8 +75,8 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
       const uint32_t group = first + threadIdx.x;
       uint32_t size = group == p.total_groups ? p.rows : 0;
       if (group < p.total_groups) {
-        size = static_cast<uint32_t>(min(max(p.sizes[uint64_t{batch} * p.total_groups + group], 0),
-                                         static_cast<int32_t>(p.rows)));
+        size = static_cast<uint32_t>(
+            min(max(p.sizes[uint64_t{batch} * p.total_groups + group], 0), static_cast<int32_t>(p.rows)));
       }
       const auto up_to_all = [&](uint32_t a, uint32_t b) { return min(a + b, p.rows); };
       const BlockScan::Sums rows = BlockScan::scan(size, up_to_all);
@@ -101,8 +101,8 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
         const uint32_t found = last_not_above(first_tiles, tile), of = first + found, matrix = of - offset;
         const uint32_t row = first_rows[found] + (tile - first_tiles[found]) * p.block_m, last = end_rows[found];
         const bool here = of < p.total_groups && matrix < p.groups;
-        store_rows(p.table + tiles + tile, {last - row, a_first + last, batch * p.rows + last,
-                                            here ? b_first * p.groups + matrix : kNoMatrix});
+        store_rows(p.table + tiles + tile,
+                   {last - row, a_first + last, batch * p.rows + last, here ? b_first * p.groups + matrix : kNoMatrix});
       }
       tiles += counts.all;
       __syncthreads();
@@ -110,7 +110,8 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
     if (of_rows) continue;
     for (uint32_t matrix = threadIdx.x; matrix < p.groups; matrix += kGroupTableThreads) {
       if (matrix + offset >= p.total_groups) {
-        store_rows(p.table + uint64_t{batch} * p.groups + matrix, {0, a_first, b_first * p.rows, batch * p.groups + matrix});
+        store_rows(p.table + uint64_t{batch} * p.groups + matrix,
+                   {0, a_first, b_first * p.rows, batch * p.groups + matrix});
       }
     }
   }

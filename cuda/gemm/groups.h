@@ -14,9 +14,9 @@
 //   wrap         kRaggedExtent    2^34 - s     kRaggedRows = 2^30
 //   end          kRaggedExtent    s            the group's end, a row of the array
 //
-// The sum of these is the address of the row, and 2^64, which is nothing. Rows at the group's end and behind are outside
-// of the second dimension: they read as zeros, whatever lies there, and are not written. (As Triton's and QuACK's ragged
-// tensor maps. Groups start at any row.)
+// The sum of these is the address of the row, and 2^64, which is nothing. Rows at the group's end and behind are
+// outside of the second dimension: they read as zeros, whatever lies there, and are not written. (As Triton's and
+// QuACK's ragged tensor maps. Groups start at any row.)
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// Grouped matmuls by the Hopper kernel (groups.h): the roles, ring, main loop and stores of sm90.cuh, where the tiles of
-// D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have: parts of
-// K, more than a cast on the way out. All CTAs of a cluster have tiles of one group, hence as many blocks of K: where
-// rows are grouped a cluster has one row of tiles.
+// Grouped matmuls by the Hopper kernel (groups.h): the roles, ring, main loop and stores of sm90.cuh, where the tiles
+// of D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have: parts
+// of K, more than a cast on the way out. All CTAs of a cluster have tiles of one group, hence as many blocks of K:
+// where rows are grouped a cluster has one row of tiles.
 //
 // Whether rows or the contraction fall into groups follows from the layout of A: its rows are K-major, "n", or they are
 // the contraction, "t". So the instances of a tile share one source, as those of sm90.cuh do.
@@ -265,10 +265,10 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
   const GemmParams& p = params.gemm;
   const RequestedParameters requested(p, threadIdx.x / ptx::kWarpSize == kRequestWarp);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
-  const Context context{{p, without_pairs(p.cluster), ptx::cluster_rank(),
-                         storage_layout(p.block_m, kConfig.block_n, 1, kSm90Epilogue),
-                         ptx::shared_address(shared_memory), Profile(profile)},
-                        kConfig.block_k()};
+  const Context context{
+      {p, without_pairs(p.cluster), ptx::cluster_rank(), storage_layout(p.block_m, kConfig.block_n, 1, kSm90Epilogue),
+       ptx::shared_address(shared_memory), Profile(profile)},
+      kConfig.block_k()};
   const uint32_t warp = ptx::warp_index();
   if (warp >= kWarpgroupWarps) {
     multiply_grouped_tiles<kConfig>(context, params, warp - kWarpgroupWarps);

@@ -160,8 +160,8 @@ Result<EmulatedCall> emulated_call(const GemmPlan& plan, const GemmBuffers& buff
                    bytes_of(launch.repack)};
   }
   if (launch.groups) {
-    call.before = {group_table_kernel(*launch.family), {.blocks = 1, .threads = kGroupTableThreads},
-                   bytes_of(*launch.groups)};
+    call.before = {
+        group_table_kernel(*launch.family), {.blocks = 1, .threads = kGroupTableThreads}, bytes_of(*launch.groups)};
   }
   if (launch.reduced_chunks != 0) {
     call.reduce = {reduce_kernel(*launch.family), reduce_shape(launch.reduce_blocks(sm_count)), call.gemm.parameters};

@@ -520,8 +520,9 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
 }
 
 std::string describe(const GemmProblem& p) {
-  std::string text = concat(p.grouped == Grouped::kNone ? "" : "grouped ", shape(operand_a(p)), p.a_major == Major::kMN ? "^T" : "", " @ ", shape(operand_b(p)),
-                            p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
+  std::string text =
+      concat(p.grouped == Grouped::kNone ? "" : "grouped ", shape(operand_a(p)), p.a_major == Major::kMN ? "^T" : "",
+             " @ ", shape(operand_b(p)), p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
   const std::pair<bool, const char*> terms[] = {{p.a_scaled, " * lhs_scale"},
                                                 {p.b_scaled, " * rhs_scale"},
                                                 {p.c.has_value(), " + c"},

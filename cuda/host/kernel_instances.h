@@ -31,7 +31,8 @@ constexpr const KernelInstance* find_instance(std::string_view name) {
   return nullptr;
 }
 
-// The kernel that stands beside the gemm kernels of a family: "repack", "reduce" or "group_table"; null where there is none.
+// The kernel that stands beside the gemm kernels of a family: "repack", "reduce" or "group_table"; null where there is
+// none.
 constexpr const KernelInstance* find_companion(std::string_view family, std::string_view role, std::string_view input) {
   for (const KernelInstance& instance : kKernelInstances) {
     if (instance.family == family && instance.role == role && instance.input == input) return &instance;

@@ -97,8 +97,9 @@ Status encode_tensor_map(const Driver& driver, const TensorView& view, TensorMap
 
   CUtensorMap encoded;
   const Status status = driver.cuTensorMapEncodeTiled(
-      &encoded, encoded_type(view.type), map_of.rank, reinterpret_cast<void*>(view.address), map_of.extents, map_of.strides, box, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, encoded_swizzle(view.swizzle_bytes), CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+      &encoded, encoded_type(view.type), map_of.rank, reinterpret_cast<void*>(view.address), map_of.extents,
+      map_of.strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, encoded_swizzle(view.swizzle_bytes),
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);  // "none" fills with zeros; the other choice is NaN
   if (!status.ok()) return status;
 

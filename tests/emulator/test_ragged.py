@@ -6,6 +6,8 @@ multiples of anything.
 
 from dataclasses import replace
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from .ragged_launch import Ragged, check
@@ -113,3 +115,42 @@ def test_what_is_loaded(contraction: bool, cluster: tuple[int, int]) -> None:
     items = 4 * beside * cluster[1]
     table = 9 * 32 * (16 * items + (0 if contraction else 4 * case.sm_count))
     assert report.bytes["global load"] == (lhs + rhs) * itemsize + table
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Ragged:
+    """Whatever is legal, of some ten thousand elements."""
+    contraction, pingpong = draw(st.booleans()), draw(st.booleans())
+    batch, total = draw(st.integers(1, 2)), draw(st.integers(1, 6))
+    tiles = [(64, 128), (64, 256), (128, 128)] if pingpong else [(128, 128), (128, 256), (256, 128)]
+    clusters = [(1, 1), (1, 2), (2, 1)] if contraction else [(1, 1), (1, 2)]
+    m = draw(st.integers(1, 300))
+    size = st.one_of(st.just(0), st.integers(0, m), st.integers(-(2**31), 2**31 - 1))
+    of_batch = st.lists(size, min_size=total, max_size=total).map(tuple)
+    return Ragged(
+        tuple(draw(of_batch) for _ in range(batch)),
+        m=m,
+        k=8 * draw(st.integers(1, 20)),
+        n=8 * draw(st.integers(1, 40)),
+        contraction=contraction,
+        groups=draw(st.integers(1, total)),
+        offset=draw(st.integers(-2, total)),
+        shared=tuple(name for name in ("lhs", "rhs") if draw(st.booleans())),
+        transposed=not contraction and draw(st.booleans()),
+        dtype=draw(st.sampled_from(["bf16", "f16"])),
+        output=draw(st.sampled_from(["bf16", "f16", "f32"])),
+        tile=draw(st.sampled_from(tiles)),
+        pingpong=pingpong,
+        cluster=draw(st.sampled_from(clusters)),
+        stages=draw(st.integers(2, 4)),
+        swizzle=draw(st.integers(1, 4)),
+        scheduler=draw(st.sampled_from([None, "none"])),
+        sm_count=draw(st.integers(2, 5)),
+    )
+
+
+@hypothesis.given(cases(), st.sampled_from(SCHEDULES))
+@hypothesis.settings(max_examples=40)
+def test_whatever_is_legal(case: Ragged, schedule: tuple[str, int]) -> None:
+    how, seed = schedule
+    check(case, schedule=how, seed=seed)

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "gemm/groups.h"
 #include "params.h"
 
 namespace {
@@ -323,7 +324,7 @@ CUresult tensor_map_encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
                         : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32
                                                                : 4096;
   bool legal =
-      rank == 3 && reinterpret_cast<uintptr_t>(address) % 16 == 0 &&
+      (rank == 3 || rank == 4) && reinterpret_cast<uintptr_t>(address) % 16 == 0 &&
       (is_f32 || is_byte || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) &&
       box[0] * element <= span && box[0] * element % 16 == 0;
   for (unsigned i = 0; i < rank; ++i) {
@@ -607,6 +608,14 @@ CUresult launch_quantize(const CUlaunchConfig* launch, const Kernel& kernel, con
   return CUDA_SUCCESS;
 }
 
+CUresult launch_group_table(const CUlaunchConfig* launch, const Kernel& kernel, const jaxbw::GroupTableParams& p) {
+  FAKE_RETURN_IF_FAILED("cuLaunchKernelEx", "kernel", kernel.name, "grid", std::vector<unsigned>{launch->gridDimX},
+                        "block", std::vector<unsigned>{launch->blockDimX}, "overlaps", overlaps(*launch), "stream",
+                        reinterpret_cast<uintptr_t>(launch->hStream), "groups",
+                        std::vector<uint32_t>{p.batch, p.total_groups, p.groups, p.rows, p.block_m});
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void** arguments, void**) {
   const Kernel& kernel = *reinterpret_cast<const Kernel*>(function);
   if (kernel.name.find("_repack_") != std::string::npos) {
@@ -615,7 +624,10 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
   if (kernel.name.find("_quantize_") != std::string::npos) {
     return launch_quantize(launch, kernel, *static_cast<const jaxbw::QuantizeParams*>(arguments[0]));
   }
-  const auto& p = *static_cast<const GemmParams*>(arguments[0]);
+  if (kernel.name.find("_group_table_") != std::string::npos) {
+    return launch_group_table(launch, kernel, *static_cast<const jaxbw::GroupTableParams*>(arguments[0]));
+  }
+  const auto& p = *static_cast<const GemmParams*>(arguments[0]);  // which those of a grouped matmul begin with
   if (kernel.name.find("_reduce_") != std::string::npos) return launch_reduce(launch, kernel, p);
   const bool along_m = p.order.raster == jaxbw::Raster::kAlongM;
   FAKE_RETURN_IF_FAILED(
@@ -644,7 +656,8 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
     matmul_with_parts = p.output.data;
     return CUDA_SUCCESS;
   }
-  if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
+  if (environment("FAKE_CUDA_COMPUTE") == "0" || kernel.name.find("_grouped_") != std::string::npos)
+    return CUDA_SUCCESS;
   if (!counters_are_ready(p, cluster)) return CUDA_ERROR_INVALID_VALUE;
   compute(p);
   return CUDA_SUCCESS;

@@ -94,15 +94,15 @@ def plan_of(problem: RaggedProblem, choice: RaggedChoice) -> Plan:
 def by_rule(problem: RaggedProblem, sm_count: int) -> GemmConfig:
     """The launch for a problem on a device of so many SMs.
 
-    Rows of a tile are 128, or 64 where that is what a group has. Columns are 256, or 128 where the
-    last tile of 256 would be half empty, or there would be less of them than SMs.
+    Rows of a tile are 128, or 64 where that is what a group has. Columns are 256, or 128 where
+    there are no more, or there would be fewer tiles than SMs.
     """
     rows, columns = problem.expected_rows, problem.n
     few = rows <= 64 and not problem.ragged_contraction
     block_m = 64 if few else 128
     down = problem.k if problem.ragged_contraction else rows
     tiles = problem.batch * problem.groups * -(-down // block_m) * -(-columns // 256)
-    narrow = 0 < columns % 256 <= 128 or tiles < sm_count
+    narrow = columns <= 128 or tiles < sm_count
     return GemmConfig(block_m, 128 if narrow else 256, pingpong=few, swizzle=_SWIZZLE)
 
 

@@ -15,6 +15,7 @@ from jaxbw import _native
 STAGES = {"instantiate": 0, "initialize": 2, "execute": 3}  # XLA_FFI_ExecutionStage
 INVALID_ARGUMENT, INTERNAL = 3, 13  # XLA_FFI_Error_Code
 DTYPES = {  # XLA_FFI_DataType
+    np.dtype(np.int32): 4,
     np.dtype(np.uint8): 6,
     np.dtype(np.float16): 10,
     np.dtype(np.float32): 11,

@@ -111,9 +111,9 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
 
     With a grouped kernel there are four operands: group_sizes, int32 [B, total_groups], and
-    group_offset, int32 [], follow lhs and rhs. With an lhs that is K-major, rows of lhs are grouped,
-    and rhs is [B|1, groups, ...]; with one that is MN-major the contraction is, and d is
-    [B, groups, m, n]. The first of the groups is number group_offset. Sizes are clamped.
+    group_offset, int32 [], follow lhs and rhs. With a K-major lhs its rows are grouped, and rhs is
+    [B|1, groups, ...]; with one that is MN-major the contraction is, and d is [B, groups, m, n].
+    The first of these groups is number group_offset. Sizes are clamped.
 
     The last tiles % wave cluster tiles are split where split_tail is 1: wave is how many clusters
     the device is taken to run at a time. It is 0 where split_tail is 0.
@@ -169,8 +169,8 @@ class Problem:
     lhs is [batch|1, m, k] (`Major.K`) or [batch|1, k, m], rhs [batch|1, n, k] or [batch|1, k, n].
     c, bias and residual are dtypes of what there is. `factors_in_memory`: alpha and
     (with c) beta are operands instead. `lhs_scale`, `rhs_scale`: there are scales of rows, of
-    columns (of a gated matmul's both right operands). `grouped`: rows, or the contraction, fall into
-    groups: rhs is [batch|1, groups, ...], or the result [batch, groups, m, n], and there are
+    columns (of a gated matmul's both right operands). `grouped`: rows, or the contraction, fall
+    into groups: rhs is [batch|1, groups, ...], or the result [batch, groups, m, n], and there are
     total_groups sizes for each batch index.
     """
 

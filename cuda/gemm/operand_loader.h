@@ -72,8 +72,12 @@ class OperandLoader {
   template <bool kMulticast, bool kRagged>
   JAXBW_DEVICE void load_box(uint32_t destination, ptx::BoxOrigin box, uint32_t barrier) const {
     if constexpr (kRagged) {
-      static_assert(!kMulticast);
-      ptx::tma_load_ragged(destination, map_, {box.x, box.y, kRaggedRows, box.z}, barrier);
+      const ptx::RaggedBoxOrigin ragged{box.x, box.y, kRaggedRows, box.z};
+      if constexpr (kMulticast) {
+        ptx::tma_load_ragged_multicast(destination, map_, ragged, barrier, mask_);
+      } else {
+        ptx::tma_load_ragged(destination, map_, ragged, barrier);
+      }
     } else if constexpr (kMulticast) {
       ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
     } else {

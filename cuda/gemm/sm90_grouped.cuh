@@ -1,6 +1,7 @@
 // Grouped matmuls by the Hopper kernel (groups.h): the roles, ring, main loop and stores of sm90.cuh, where the tiles of
-// D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have: clusters,
-// parts of K, more than a cast on the way out.
+// D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have: parts of
+// K, more than a cast on the way out. All CTAs of a cluster have tiles of one group, hence as many blocks of K: where
+// rows are grouped a cluster has one row of tiles.
 //
 // Whether rows or the contraction fall into groups follows from the layout of A: its rows are K-major, "n", or they are
 // the contraction, "t". So the instances of a tile share one source, as those of sm90.cuh do.
@@ -22,8 +23,11 @@ struct GroupedItem {
 // The work items, in the order in which they are handed out.
 class GroupedItems {
  public:
-  JAXBW_DEVICE GroupedItems(const GroupedParams& params, bool contraction)
-      : params_(params), contraction_(contraction), row_tiles_(contraction ? 0 : ptx::load_relaxed(params.count)) {}
+  JAXBW_DEVICE GroupedItems(const Context& context, const GroupedParams& params, bool contraction)
+      : context_(context),
+        params_(params),
+        contraction_(contraction),
+        row_tiles_(contraction ? 0 : ptx::load_relaxed(params.count)) {}
 
   JAXBW_DEVICE uint32_t count() const {
     return contraction_ ? params_.gemm.work_items : row_tiles_ * params_.gemm.order.along;
@@ -38,8 +42,9 @@ class GroupedItems {
     uint32_t words[4];
     ptx::load_global(words, params_.table + (contraction_ ? tile.batch : tile.m));
     item.group = {words[0], words[1], words[2], words[3]};
-    item.row = tile.m * p.block_m;
-    item.column = tile.n * p.block_n;
+    const Tile origin = cta_origin(p, context_.cluster, tile, context_.rank);
+    item.row = origin.m;
+    item.column = origin.n;
     return item;
   }
 
@@ -62,6 +67,7 @@ class GroupedItems {
     return {first + within - column * width, column, 0};
   }
 
+  const Context& context_;
   const GroupedParams& params_;
   bool contraction_;
   uint32_t row_tiles_;
@@ -98,28 +104,12 @@ class GroupedStores : public StoreRing {
   bool contraction_;
 };
 
-// Load role: one warp.
-template <Config kConfig>
-JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams& params) {
-  const GemmParams& p = params.gemm;
-  const OperandsOfKernel<kConfig> operands;
-  const bool contraction = operands.a_major() == Major::kMN;
-  const LoadShare alone{context.cluster.a_peers(), 0, 1};
-  OperandLoader a(p.a, stage_tile<kConfig>(operands.a_major(), p.block_m), kConfig.input, 0, p.block_m, alone);
-  OperandLoader b(p.b, stage_tile<kConfig>(operands.b_major(), kConfig.block_n), kConfig.input, 0, kConfig.block_n,
-                  alone);
-  const RingBarriers ring = context.ring();
-  const uint32_t stage_bytes = context.layout.stage_bytes(), step = context.cluster_count();
-  context.await_barriers();
-  context.profile.enter(Activity::kAwaitUpstream);
-  ptx::wait_for_upstream();
-  const GroupedItems items(params, contraction);
-  RingPosition at = RingPosition::producer(p.stages);
-  GroupedItem next = items.at(context.cluster_index());
-  for (uint32_t number = context.cluster_index(); number < items.count(); number += step) {
-    context.profile.enter(Activity::kNextItem, number);
-    const GroupedItem item = next;
-    next = items.at(number + step);
+// What the load role brings.
+struct GroupedLoaders {
+  OperandLoader a, b;
+  bool contraction;
+
+  JAXBW_DEVICE void start_at(const GroupedItem& item) {
     const uint32_t ragged = GroupedItems::ragged(item);
     if (contraction) {
       a.start_at(item.row, ragged, item.group.a_end);
@@ -128,26 +118,80 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
       a.start_at(ragged, 0, item.group.a_end);
       b.start_at(item.column, 0, item.group.matrix);
     }
-    for (uint32_t blocks = items.blocks(item); blocks > 0; --blocks, at.advance()) {
-      context.profile.enter(Activity::kAwaitEmpty, at.slot());
-      ring.wait_empty(at);
-      context.profile.enter(Activity::kLoad, at.slot());
-      if (ptx::elect_one()) {
-        const uint32_t full = ring.full(at.slot());
-        ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
-        a.template load<false, true>(context.a(at.slot()), full);
-        if (contraction) {
-          b.template load<false, true>(context.b(at.slot()), full);
-        } else {
-          b.template load<false>(context.b(at.slot()), full);
-        }
+  }
+};
+
+// As fill_stages.
+template <bool kMulticastA, bool kMulticastB>
+JAXBW_DEVICE void fill_grouped_stages(const Context& context, GroupedLoaders& load, RingPosition& at, uint32_t blocks) {
+  const RingBarriers ring = context.ring();
+  const uint32_t stage_bytes = context.layout.stage_bytes();
+  for (; blocks > 0; --blocks, at.advance()) {
+    context.profile.enter(Activity::kAwaitEmpty, at.slot());
+    ring.wait_empty(at);
+    context.profile.enter(Activity::kLoad, at.slot());
+    if (ptx::elect_one()) {
+      const uint32_t full = ring.full(at.slot()), a = context.a(at.slot()), b = context.b(at.slot());
+      ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
+      load.a.load<kMulticastA, true>(a, full);
+      if (load.contraction) {
+        load.b.load<kMulticastB, true>(b, full);
+      } else {
+        load.b.load<kMulticastB>(b, full);
       }
-      __syncwarp();
-      a.advance();
-      b.advance();
+    }
+    __syncwarp();
+    load.a.advance();
+    load.b.advance();
+  }
+}
+
+// Load role: one warp.
+template <Config kConfig>
+JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams& params) {
+  const GemmParams& p = params.gemm;
+  const ClusterShape cluster = context.cluster;
+  const uint32_t rank = context.rank, step = context.cluster_count();
+  const OperandsOfKernel<kConfig> operands;
+  const bool contraction = operands.a_major() == Major::kMN;
+  GroupedLoaders load{{p.a,
+                       stage_tile<kConfig>(operands.a_major(), p.block_m),
+                       kConfig.input,
+                       0,
+                       p.block_m,
+                       {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
+                      {p.b,
+                       stage_tile<kConfig>(operands.b_major(), kConfig.block_n),
+                       kConfig.input,
+                       0,
+                       kConfig.block_n,
+                       {cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)}},
+                      contraction};
+  const bool multicast_a = load.a.multicast(), multicast_b = load.b.multicast();
+  context.await_barriers();
+  context.profile.enter(Activity::kAwaitUpstream);
+  ptx::wait_for_upstream();
+  const GroupedItems items(context, params, contraction);
+  RingPosition at = RingPosition::producer(p.stages);
+  GroupedItem next = items.at(context.cluster_index());
+  for (uint32_t number = context.cluster_index(); number < items.count(); number += step) {
+    context.profile.enter(Activity::kNextItem, number);
+    const GroupedItem item = next;
+    next = items.at(number + step);
+    load.start_at(item);
+    const uint32_t blocks = items.blocks(item);
+    if (multicast_a && multicast_b) {
+      fill_grouped_stages<true, true>(context, load, at, blocks);
+    } else if (multicast_a) {
+      fill_grouped_stages<true, false>(context, load, at, blocks);
+    } else if (multicast_b) {
+      fill_grouped_stages<false, true>(context, load, at, blocks);
+    } else {
+      fill_grouped_stages<false, false>(context, load, at, blocks);
     }
   }
   context.profile.enter(Activity::kAwaitExit);
+  if (context.has_peers()) context.ring().await_empty(at, p.stages);
 }
 
 // Multiply role: two warpgroups of warps 0-3 and 4-7, which share tiles or take turns at them, as multiply_tiles says.
@@ -167,7 +211,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
-  const GroupedItems items(params, contraction);
+  const GroupedItems items(context, params, contraction);
   GroupedItem next = items.at(context.cluster_index());
   for (uint32_t number = context.cluster_index(), count = 0; number < items.count(); number += step, ++count) {
     const GroupedItem item = next;
@@ -221,7 +265,8 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
   const GemmParams& p = params.gemm;
   const RequestedParameters requested(p, threadIdx.x / ptx::kWarpSize == kRequestWarp);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
-  const Context context{{p, cluster_shape(1, 1, 1), 0, storage_layout(p.block_m, kConfig.block_n, 1, kSm90Epilogue),
+  const Context context{{p, without_pairs(p.cluster), ptx::cluster_rank(),
+                         storage_layout(p.block_m, kConfig.block_n, 1, kSm90Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
                         kConfig.block_k()};
   const uint32_t warp = ptx::warp_index();
@@ -232,6 +277,11 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
   }
   ptx::decrease_registers<kLoadRegisters>();
   if (warp == kLoadWarp) {
+    if (p.cluster.size() == 1) {
+      const Context alone = context.alone();
+      load_grouped_tiles<kConfig>(alone, params);
+      return alone.profile.finish();  // which has counted the stamps
+    }
     load_grouped_tiles<kConfig>(context, params);
     return context.profile.finish();
   }

@@ -58,8 +58,8 @@ GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
 
 Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Work work;
-  work.tiles_m = p.grouped == Grouped::kRows ? p.batch * max_row_tiles(p.m, p.total_groups, c.block_m)
-                                             : ceil_div(p.m, uint64_t{c.cluster_m} * c.cta_rows());
+  work.tiles_m = ceil_div(p.m, uint64_t{c.cluster_m} * c.cta_rows());
+  if (p.grouped == Grouped::kRows) work.tiles_m = p.batch * max_row_tiles(p.m, p.total_groups, c.block_m);
   work.tiles_n = ceil_div(p.n, uint64_t{c.cluster_n} * tile_columns(p, c));
   work.tiles = work.tiles_m * work.tiles_n * p.tiled();
   work.whole_tiles = c.split_k == 1 ? work.tiles : c.split_tail != 0 ? work.tiles / c.wave * c.wave : 0;

@@ -11,11 +11,11 @@ from jaxbw._src.problem import DATA_TYPES, describe
 
 @dataclass(frozen=True)
 class RaggedProblem:
-    """A matmul whose rows, or whose contraction, fall into groups of sizes that only the device knows.
+    """A matmul whose rows, or contraction, fall into groups of sizes that only the device knows.
 
     With `ragged_contraction` False, ``out[b, r] = lhs[b, r] @ rhs[b, group of r]``: lhs is
-    [batch|1, m, k], rhs [batch|1, groups, k, n] or its transpose [.., n, k], out [batch, m, n]. Rows
-    that belong to no group, or to one that this rhs does not have, are zeros.
+    [batch|1, m, k], rhs [batch|1, groups, k, n] or its transpose [.., n, k], out [batch, m, n].
+    Rows that belong to no group, or to one that this rhs does not have, are zeros.
 
     With `ragged_contraction` True, ``out[b, g] = lhs[b, rows of g]^T @ rhs[b, rows of g]``: lhs is
     [batch|1, m, k], rhs [batch|1, m, n], out [batch, groups, k, n]. An empty group is zeros.
@@ -50,7 +50,7 @@ class RaggedProblem:
 
     @property
     def rhs_shape(self) -> tuple[int, ...]:
-        """[batch|1, groups, k, n] or [.., n, k]; [batch|1, m, n] where the contraction is ragged."""
+        """[batch|1, groups, k, n] or [.., n, k]; of a ragged contraction [batch|1, m, n]."""
         batch = self.batch if self.rhs_batched else 1
         if self.ragged_contraction:
             return (batch, self.m, self.n)

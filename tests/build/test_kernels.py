@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")
 BY_NAME = {kernel.name: kernel for kernel in TABLE}
 ALL = list(BY_NAME)
-HOPPER = [k.name for k in TABLE if (k.family, k.role) == ("sm90", "gemm")]
+HOPPER = [k.name for k in TABLE if k.family == "sm90" and k.role in ("gemm", "grouped")]
 
 Opcodes = Callable[[Path], Counter[str]]
 

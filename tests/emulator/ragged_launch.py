@@ -45,6 +45,7 @@ class Ragged:
     cluster: tuple[int, int] = (1, 1)
     stages: int | None = 3
     swizzle: int = 2
+    scheduler: str | None = None
     sm_count: int = 3
 
     @property
@@ -80,6 +81,7 @@ class Ragged:
             cluster=self.cluster,
             stages=self.stages,
             swizzle=self.swizzle,
+            scheduler=self.scheduler,
         )
 
     def plan(self) -> Plan:

@@ -21,7 +21,9 @@ ROWS = {
     "one takes all": Ragged((0, 0, 200, 0), transposed=True, k=136),
     "all empty": Ragged((0, 0, 0)),
     "a row each, and nothing": Ragged((1, 0, 1, 0, 0, 1), m=3, dtype="f16", output="f16"),
-    "more groups than rows": Ragged((0, 1, 0, 0, 2, 0, 1, 0, 0, 1), m=5, tile=(64, 128), pingpong=True),
+    "more groups than rows": Ragged(
+        (0, 1, 0, 0, 2, 0, 1, 0, 0, 1), m=5, tile=(64, 128), pingpong=True
+    ),
     "more groups than threads": Ragged((0, 0, 1) * 250, m=240, groups=3, offset=700, k=8, n=8),
     "negative sizes": Ragged((-5, 70, -(2**31), 60, -1)),
     "oversized": Ragged((70, 2**31 - 1, 9, 2**31 - 1), output="f32"),
@@ -34,6 +36,13 @@ ROWS = {
     "128 rows in turns": Ragged((70, 0, 101), tile=(64, 256), pingpong=True, k=264, sm_count=1),
     "staggered": Ragged((5, 120, 33), tile=(128, 256), k=328, n=520, swizzle=1, dtype="f16"),
     "results of f32": Ragged((37, 90, 50), tile=(128, 256), n=260, output="f32", transposed=True),
+    "a CTA for each tile": Ragged((37, 0, 90, 50), scheduler="none"),
+    "256 rows": Ragged((37, 300, 50), m=400, tile=(256, 128), transposed=True),
+    "1x2": Ragged((37, 0, 300), m=400, n=264, tile=(256, 128), cluster=(1, 2), sm_count=4),
+    "1x4": Ragged((37, 0, 90, 50), k=264, n=520, cluster=(1, 4), transposed=True, sm_count=4),
+    "1x2 in turns": Ragged(
+        (37, 90, 0, 50), n=392, tile=(64, 128), pingpong=True, cluster=(1, 2), sm_count=4
+    ),
     "batch": Ragged(BATCH),
     "batch, one rhs": Ragged(BATCH, shared=("rhs",), transposed=True),
     "batch, one lhs": Ragged(BATCH, shared=("lhs",), groups=2, offset=1),
@@ -54,7 +63,17 @@ CONTRACTION = {
     "offset behind the last": Ragged((70, 31), groups=3, offset=1),
     "wide": Ragged((37, 0, 90, 73), tile=(128, 256), k=264, n=520),
     "in turns": Ragged((37, 0, 90, 73), tile=(64, 128), pingpong=True, sm_count=1),
-    "in turns, wide": Ragged((300, 0, 9), m=320, tile=(64, 256), pingpong=True, n=264, output="f32"),
+    "in turns, wide": Ragged(
+        (300, 0, 9), m=320, tile=(64, 256), pingpong=True, n=264, output="f32"
+    ),
+    "a CTA for each tile": Ragged((37, 0, 90, 50), k=264, scheduler="none"),
+    "256 rows": Ragged((37, 90, 0, 50), k=264, tile=(256, 128)),
+    "2x1": Ragged((37, 90, 0, 50), k=328, n=264, tile=(128, 256), cluster=(2, 1), sm_count=4),
+    "1x2": Ragged((37, 90, 0, 50), k=264, n=264, tile=(256, 128), cluster=(1, 2), sm_count=2),
+    "2x2": Ragged((37, 90, 0, 50), k=264, n=264, cluster=(2, 2), sm_count=8),
+    "2x2 in turns": Ragged(
+        (137, 0, 50), k=200, n=264, tile=(64, 128), pingpong=True, cluster=(2, 2), sm_count=4
+    ),
     "staggered": Ragged((320, 257), m=600, tile=(128, 256), k=264, n=264, swizzle=1),
     "batch": Ragged(BATCH),
     "batch, one rhs": Ragged(BATCH, shared=("rhs",), groups=2, offset=1),
@@ -71,3 +90,26 @@ CASES = {f"rows: {name}": case for name, case in ROWS.items()} | {
 def test_grouped(name: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
     check(CASES[name], schedule=how, seed=seed)
+
+
+@pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
+@pytest.mark.parametrize("cluster", [(1, 1), (1, 2)], ids=str)
+def test_what_is_loaded(contraction: bool, cluster: tuple[int, int]) -> None:
+    """Rows of groups alone, once for each cluster tile; of a tile of zeros nothing."""
+    case = Ragged(
+        (37, 0, 90, 50),
+        n=264,
+        tile=(128, 256),
+        cluster=cluster,
+        sm_count=2,
+        contraction=contraction,
+    )
+    _, report = check(case)
+    rows, itemsize = sum(case.sizes), 2
+    beside = -(-2 // cluster[1])  # cluster tiles, of two of 256 columns
+    lhs = rows * case.k * beside
+    rhs = (rows if contraction else case.k * 3) * case.n  # three tiles of rows that are not zeros
+    # Nine warps of each CTA read 16 bytes of the table for an item, and the number of items.
+    items = 4 * beside * cluster[1]
+    table = 9 * 32 * (16 * items + (0 if contraction else 4 * case.sm_count))
+    assert report.bytes["global load"] == (lhs + rhs) * itemsize + table

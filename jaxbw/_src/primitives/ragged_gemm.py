@@ -1,7 +1,6 @@
 """ragged_gemm: a grouped matmul by the kernel that was chosen for it, as one custom call.
 
-It is bound inside lowering rules, as `gemm_p` is, and is a call of the same target: the kernel's name
-says that there are groups.
+It is a `gemm_p`, bound inside lowering rules as ever: the kernel's name says that there are groups.
 """
 
 from typing import Any

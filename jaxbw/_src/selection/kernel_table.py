@@ -17,7 +17,7 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 # epilogue warps.
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
 _OTHER_THREADS = {"repack": 256, "reduce": 512, "quantize": 256, "group_table": 512}
-_MATMULS = ("gemm", "grouped")
+_MATMULS = ("gemm", "grouped")  # roles
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 # Instances of sm90 that differ only in the layout or type of operands of 16 bits share a source,
@@ -48,9 +48,10 @@ class Kernel:
 
     Args:
       arch: compile target, "sm_90a" or "sm_100f".
-      role: "gemm"; "grouped", of rows or a contraction that fall into groups, and "group_table", which
-        says what their tiles are; "repack", which copies operands that TMA cannot address; "reduce", which adds up
-        the parts of a matmul that is split along K; "quantize", of arrays to 8-bit floats.
+      role: "gemm"; "grouped", a matmul of rows or a contraction that fall into groups, and
+        "group_table", which says what its tiles are; "repack", which copies operands that TMA
+        cannot address; "reduce", which adds up the parts of a matmul that is split along K;
+        "quantize", of arrays to 8-bit floats.
       input: dtype of the operands, or a class of them.
       layout: which of m, k and k, n are contiguous.
       block_m, block_n, block_k: the tile of a multiplying warpgroup.
@@ -195,13 +196,6 @@ def _faults(kernel: Kernel) -> Iterator[str]:
     elif kernel.role == "group_table":
         if (kernel.family, kernel.input) != ("sm90", "s32"):
             yield 'there is one, for arch "sm_90a" and input "s32"'
-    elif kernel.role == "grouped" and (kernel.family, kernel.input in ("bf16", "f16")) != (
-        "sm90",
-        True,
-    ):
-        yield 'grouped matmuls have arch "sm_90a" and input "bf16" or "f16"'
-    elif kernel.role == "grouped" and kernel.layout not in ("nn", "nt", "tn"):
-        yield 'layout is not "nn" or "nt", where rows are grouped, or "tn", where the contraction is'
     elif kernel.family == "sm90":
         yield from _sm90_faults(kernel)
     else:
@@ -209,6 +203,10 @@ def _faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:
+    if kernel.role == "grouped" and kernel.input not in ("bf16", "f16"):
+        yield 'input is not "bf16" or "f16", what grouped matmuls take'
+    if kernel.role == "grouped" and kernel.layout not in ("nn", "nt", "tn"):
+        yield 'layout is not "nn" or "nt", of grouped rows, or "tn", of a grouped contraction'
     if kernel.input not in _SPANS:
         yield f"input is not one of {', '.join(_SPANS)}"
     elif kernel.block_k != (span := _SPANS[kernel.input]):
@@ -226,6 +224,8 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm100_faults(kernel: Kernel) -> Iterator[str]:
+    if kernel.role == "grouped":
+        yield "arch is not sm_90a, which alone has grouped matmuls"
     if kernel.input not in ("16bit", "8bit", "tf32"):
         yield 'input is not "16bit", "8bit" or "tf32", the kinds of tcgen05.mma'
     if kernel.layout != "any" or any((kernel.block_m, kernel.block_n, kernel.block_k)):

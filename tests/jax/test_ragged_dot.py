@@ -1,7 +1,6 @@
 """Grouped matmuls: values, gradients and errors, beside NumPy and beside `lax.ragged_dot`."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from jax import lax
 
 import jaxbw
 
+from .epilogues import in_float64
 from .ragged_cases import contraction, integers, normal, rows
 
 CONTRACTION = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
@@ -76,7 +76,7 @@ def test_random_sizes() -> None:
         )
 
 
-@pytest.mark.parametrize(("m", "groups"), [(1, 1), (2, 5), (300, 2), (1100, 1)])
+@pytest.mark.parametrize(("m", "groups"), [(2, 5), (1100, 2)])
 def test_shapes(m: int, groups: int) -> None:
     """Less rows than groups; more blocks of rows than one, of several sizes."""
     generator = np.random.default_rng(m)
@@ -87,17 +87,18 @@ def test_shapes(m: int, groups: int) -> None:
 def test_nan_of_neighbours_stays_there() -> None:
     """Each group alone is finite; all others, and the rows behind the last one, are NaN."""
     starts = np.cumsum((0, *SIZES))
+
+    def alone(lhs: Any, rhs: Any, cotangent: Any) -> Any:
+        return program(lhs, rhs, np.array(SIZES, np.int32), cotangent)
+
     operands = [integers((M, K)), integers((G, K, N)), integers((M, N), 1)]
     for group in range(G):
         is_own = (starts[group] <= np.arange(M)) & (np.arange(M) < starts[group + 1])
         lhs, cotangent = (np.where(is_own[:, None], x, np.nan) for x in operands[::2])
         rhs = np.where(np.arange(G)[:, None, None] == group, operands[1], np.nan)
-        y, of_lhs, of_rhs = program(
-            *(x.astype(np.float32) for x in (lhs, rhs)),
-            np.array(SIZES, np.int32),
-            cotangent.astype(np.float32),
-        )
-        wanted = reference(*operands[:2], SIZES, operands[2])
+        given = (x.astype(np.float32) for x in (lhs, rhs, cotangent))
+        y, of_lhs, of_rhs = map(np.asarray, alone(*given))
+        wanted = reference(operands[0], operands[1], SIZES, operands[2])
         np.testing.assert_array_equal(y[is_own], wanted[0][is_own])
         np.testing.assert_array_equal(of_lhs[is_own], wanted[1][is_own])
         np.testing.assert_array_equal(of_rhs[group], wanted[2][group])
@@ -132,11 +133,15 @@ def test_offset() -> None:
     np.testing.assert_array_equal(one, rows(lhs, rhs, SIZES, 5))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32"])
-def test_dtypes_of_sizes(dtype: str) -> None:
+def test_dtypes_of_sizes() -> None:
     lhs, rhs = integers((M, K)), integers((G, K, N))
-    sizes = np.array([*SIZES[:-1], np.iinfo(dtype).max], dtype)
-    np.testing.assert_array_equal(jaxbw.ragged_dot(lhs, rhs, sizes), rows(lhs, rhs, sizes))
+    sizes = [
+        np.array([*SIZES[:-1], np.iinfo(dtype).max], dtype)
+        for dtype in (np.uint8, np.int16, np.uint32)
+    ]
+    got = jax.jit(lambda: [jaxbw.ragged_dot(lhs, rhs, each) for each in sizes])()
+    for x, each in zip(got, sizes, strict=True):
+        np.testing.assert_array_equal(x, rows(lhs, rhs, each))
 
 
 def test_sizes_of_64_bits() -> None:
@@ -149,38 +154,45 @@ def test_sizes_of_64_bits() -> None:
 
 DTYPES = [
     ("bfloat16", "bfloat16", None),
-    ("bfloat16", "bfloat16", "float32"),
-    ("float32", "float32", "bfloat16"),
     ("bfloat16", "float32", None),
-    ("float16", "float16", None),
     ("float8_e4m3fn", "float8_e4m3fn", "bfloat16"),
-    ("int8", "int8", "int32"),
     ("bfloat16", "bfloat16", "int32"),
+    ("float32", "float32", "bfloat16"),
+    ("float16", "float16", None),
+    ("bfloat16", "bfloat16", "float32"),
+    ("float8_e4m3fn", "float8_e5m2", None),
+    ("int8", "int8", None),
+    ("int8", "int8", "int32"),
     ("bool", "bool", None),
     ("complex64", "float32", None),
 ]
 
 
-@pytest.mark.parametrize(("lhs", "rhs", "preferred"), DTYPES)
-def test_dtypes_are_those_of_lax(lhs: str, rhs: str, preferred: str | None) -> None:
+@pytest.mark.parametrize("number", range(len(DTYPES)))
+def test_dtypes_are_those_of_lax(number: int) -> None:
+    """Types of all; values, exact ones, of the first four."""
+    lhs, rhs, preferred = DTYPES[number]
     x, w = integers((M, K)).astype(lhs), integers((G, K, N)).astype(rhs)
     dy = integers((M, N), 1).astype(rhs)
     sizes = np.array(SIZES, np.int32)
 
-    @jax.jit
+    pairs: list[Any] = [
+        (jaxbw.ragged_dot, jaxbw.ragged_dot_general),
+        (lax.ragged_dot, lax.ragged_dot_general),
+    ]
+
     def both(x: Any, w: Any, dy: Any) -> Any:
         return [
             (rows_of(x, w, sizes, None, preferred), of(x, dy, sizes, CONTRACTION, None, preferred))
-            for rows_of, of in (
-                (jaxbw.ragged_dot, jaxbw.ragged_dot_general),
-                (lax.ragged_dot, lax.ragged_dot_general),
-            )
+            for rows_of, of in pairs
         ]
 
-    ours, theirs = both(x, w, dy)
+    ours, theirs = jax.eval_shape(both, x, w, dy)
     for a, b in zip(ours, theirs, strict=True):
         assert (a.dtype, a.shape, a.weak_type) == (b.dtype, b.shape, b.weak_type)
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    if number < 4:
+        ours, theirs = jax.jit(both)(x, w, dy)
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 def numbers(contract: Any, batch: Any, ragged: int, groups: Any) -> lax.RaggedDotDimensionNumbers:
@@ -214,20 +226,14 @@ def test_general(case: str) -> None:
     *shapes, of_sizes, dims = GENERAL[case]
     operands = [integers(shape, i) for i, shape in enumerate(shapes)]
     sizes = np.random.default_rng(0).multinomial(10, [1 / 3] * 3, of_sizes[:-1]).astype(np.int32)
-    has_gradient = case == "all"  # of the others, JAX's transposes of reshapes are no news
 
     @jax.jit
     def both(*operands: Any) -> Any:
-        def of(function: Callable[..., Any]) -> Any:
-            if not has_gradient:
-                return function(*operands, sizes, dims)
-            y, pull_back = jax.vjp(lambda *given: function(*given, sizes, dims), *operands)
-            return y, pull_back(y)
-
-        return of(jaxbw.ragged_dot_general), of(lax.ragged_dot_general)
+        functions: list[Any] = [jaxbw.ragged_dot_general, lax.ragged_dot_general]
+        return [function(*operands, sizes, dims) for function in functions]
 
     ours, theirs = both(*operands)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("shape", [(0, K, N, G), (M, 0, N, G), (M, K, 0, G), (M, K, N, 0)])
@@ -242,30 +248,35 @@ def test_nothing(shape: tuple[int, int, int, int]) -> None:
 
 
 def test_epilogue() -> None:
-    """Bias and activation, and a gate, with gradients; rows that have no group stay zeros."""
-    x, w, u, bias = normal((M, K)), normal((G, K, N)), normal((G, K, N), 1), normal((G, N))
+    """Bias and activation, with gradients, and a gate; rows that have no group stay zeros."""
+    arrays = normal((M, K)), normal((G, K, N)), normal((G, N)), normal((G, K, N), 1)
     sizes = np.array(SIZES, np.int32)
-    group = np.repeat(np.arange(G), SIZES)
-    used = np.arange(sum(SIZES))
+    group, used = np.repeat(np.arange(G), SIZES), np.arange(sum(SIZES))
 
-    def ours(x: Any, w: Any, u: Any, bias: Any) -> Any:
-        gated = jaxbw.gated_ragged_dot(x, w, u, sizes)
-        return jaxbw.ragged_dot(x, w, sizes, bias=bias, activation="gelu"), gated
+    def ours(x: Any, w: Any, bias: Any) -> Any:
+        return jaxbw.ragged_dot(x, w, sizes, bias=bias, activation="gelu")
 
-    def formula(x: Any, w: Any, u: Any, bias: Any) -> Any:
-        z, up = (jnp.einsum("mk,mkn->mn", x[used], y[group]) for y in (w, u))
-        tail = ((0, M - len(used)), (0, 0))
-        return jnp.pad(jax.nn.gelu(z + bias[group]), tail), jnp.pad(jax.nn.silu(z) * up, tail)
+    def product(x: Any, w: Any) -> Any:
+        return jnp.einsum("mk,mkn->mn", x[used], w[group])
 
-    def derivatives(function: Any) -> Any:
-        def loss(*operands: Any) -> Any:
-            return sum((y * jnp.cos(y)).sum() for y in function(*operands))
+    def whole(y: Any) -> Any:
+        return jnp.pad(y, ((0, M - len(used)), (0, 0)))
 
-        operands = x, w, u, bias
-        return function(*operands), jax.grad(loss, (0, 1, 2, 3))(*operands)
+    def formula(x: Any, w: Any, bias: Any) -> Any:
+        return whole(jax.nn.gelu(product(x, w) + bias[group]))
 
-    with jax.enable_x64(True):
-        got, wanted = jax.jit(lambda: [derivatives(f) for f in (ours, formula)])()
+    def derivatives(function: Any, *operands: Any) -> Any:
+        y, pull_back = jax.vjp(function, *operands)
+        return y, pull_back(jnp.cos(y))
+
+    def both(x: Any, w: Any, bias: Any, u: Any) -> Any:
+        gated = whole(jax.nn.silu(product(x, w)) * product(x, u))
+        return (
+            (jaxbw.gated_ragged_dot(x, w, u, sizes), derivatives(ours, x, w, bias)),
+            (gated, derivatives(formula, x, w, bias)),
+        )
+
+    got, wanted = in_float64(both, *arrays)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), got, wanted)
 
 
@@ -276,7 +287,7 @@ def test_epilogue_is_wide() -> None:
     bias[1] = np.nan
     y = jaxbw.ragged_dot(x, w, np.array(SIZES, np.int32), bias=bias, activation="relu")
     assert y.dtype == jnp.bfloat16
-    wanted = rows(*(z.astype(np.float32) for z in (x, w)), SIZES)
+    wanted = rows(x.astype(np.float32), w.astype(np.float32), SIZES)
     wanted = np.maximum(wanted + 1 / 256, 0).astype(jnp.bfloat16)
     wanted[sum(SIZES) :], wanted[SIZES[0] : SIZES[0] + SIZES[1]] = 0, np.nan
     np.testing.assert_array_equal(np.asarray(y, np.float32), wanted.astype(np.float32))
@@ -324,9 +335,9 @@ def test_errors_are_those_of_lax(operands: Any, message: str) -> None:
         (lambda: jaxbw.ragged_dot(X, W, S, bias=W[0].astype(int)), TypeError, "cast it to a real"),
         (lambda: jaxbw.ragged_dot(X, W, S, activation="tanh"), ValueError, "activation is 'tanh'"),
         (
-            lambda: jaxbw.ragged_dot(X, W, S, rows_per_group=1.5),
+            lambda: jaxbw.ragged_dot(X, W, S, rows_per_group=-1),
             ValueError,
-            "rows_per_group is 1.5",
+            "rows_per_group is -1",
         ),
         (lambda: jaxbw.ragged_dot(X, W, S, "hi"), ValueError, "precision is 'hi'"),
         (lambda: jaxbw.ragged_dot_general(X, W, S, 3), TypeError, "dimension_numbers is 3"),

@@ -136,7 +136,7 @@ class OutputScale {
   JAXBW_DEVICE void leave_maximum(uint32_t batch) const {
     if (!wanted()) return;
     const uint32_t largest = __reduce_max_sync(ptx::kFullWarp, maximum_.bits());
-    if (ptx::lane_index_here() == 0) ptx::max_relaxed(p_.amax + batch, largest);
+    if (ptx::elect_one()) ptx::max_relaxed(p_.amax + batch, largest);
   }
 
  private:

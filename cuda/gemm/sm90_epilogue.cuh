@@ -200,8 +200,10 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
     const uint32_t beside = shared ? cluster.beside(number) : number / kTiles;
     chunk(i, below * kTile + beside * kChunk,
           {first_row + below * row_step, tile.column + beside * kSm90Chunk, tile.batch});
+    // Not behind the loop: there it takes the uniform registers of some tiles' main loops, which become half as long
+    // again.
+    if (i + step >= end) out_scale.leave_maximum(tile.batch);
   }
-  out_scale.leave_maximum(tile.batch);
 }
 
 // Where the box whose registers start at kFirst lies in D.

@@ -150,10 +150,11 @@ Result<EmulatedCall> emulated_call(const GemmPlan& plan, const GemmBuffers& buff
   if (Status status = encode_maps(launch, encode_emulated_map); !status.ok()) return status;
   const GemmConfig& config = launch.config;
   const LaunchShape shape = gemm_shape(*launch.family, config, launch.clusters(resident), false);
-  EmulatedCall call{.before = {},
-                    .gemm = {config.kernel, shape, launch.groups ? bytes_of(launch.grouped()) : bytes_of(launch.params)},
-                    .reduce = {},
-                    .zeroed = launch.zeroed};
+  EmulatedCall call{
+      .before = {},
+      .gemm = {config.kernel, shape, launch.groups ? bytes_of(launch.grouped()) : bytes_of(launch.params)},
+      .reduce = {},
+      .zeroed = launch.zeroed};
   if (launch.repack_blocks != 0) {
     call.before = {repack_kernel(*launch.family, config.kernel),
                    {.blocks = std::min(launch.repack_blocks, sm_count), .threads = kRepackThreads},

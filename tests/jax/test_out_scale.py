@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxbw
 from jaxbw._src import fp8
+from jaxbw._src.api.arguments import Quantized
 from jaxbw._src.epilogue import Epilogue, Ranks, evaluate
 
 from ..quantized import FORMATS, scaled
@@ -55,17 +56,18 @@ def test_the_formula_by_xla(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bits_of_real_values(implementation: Any, name: str) -> None:
-    x, w, bias = normal((40, 96), 0), normal((96, 50), 1), normal((50,), 2, np.float32)
+    x, w, c = normal((40, 96), 0), normal((96, 50), 1), normal((40, 50), 2, np.float32)
 
     @jax.jit
-    def layer(x: Any, w: Any, bias: Any, scale: Any) -> Any:
-        keywords: Any = dict(bias=bias, activation="gelu", implementation=implementation)
+    def layer(x: Any, w: Any, c: Any, scale: Any) -> Any:
+        # With a c, both take the same way through the epilogue.
+        keywords: Any = dict(c=c, activation="gelu", implementation=implementation)
         exact = jaxbw.matmul(x, w, preferred_element_type=np.float32, **keywords)
         keywords["preferred_element_type"] = NAMES[name]
         return exact, jaxbw.matmul(x, w, out_scale=scale, **keywords)
 
     for scale in (0.37, 1e-4):
-        exact, found = layer(x, w, bias, np.float32(scale))
+        exact, found = layer(x, w, c, np.float32(scale))
         wanted, amax = scaled(exact, scale, name)
         np.testing.assert_array_equal(bits(found.data), wanted)
         assert (found.amax, found.scale) == (amax, np.float32(scale))
@@ -96,7 +98,7 @@ def test_special_values(implementation: Any) -> None:
     assert (float(nothing.amax), bits(nothing.data).any()) == (0, False)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[1:])
 def test_what_lies_outside_of_the_result_does_not_count(implementation: Any) -> None:
     """A bias makes of what tiles have behind the last row or column something large."""
     x, w = -np.ones((33, 40), jnp.bfloat16), np.ones((40, 37), jnp.bfloat16)
@@ -171,7 +173,10 @@ def test_a_scan_of_delayed_scales() -> None:
 def test_a_hidden_layer_exists_in_float8_only(implementation: Any) -> None:
     """Two layers, the second of which takes what the first gives: no wider array between them."""
     x, w1, w2 = (normal(shape, i) for i, shape in enumerate(((32, 48), (48, 64), (64, 16))))
-    qs = [jaxbw.quantize(a, "e4m3") for a in (x, w1, w2)]
+    qs = [
+        Quantized(a.astype(fp8.FORMATS["e4m3"].dtype), np.float32(1), None, a.dtype)
+        for a in (x, w1, w2)
+    ]
 
     def mlp(x: Any, w1: Any, w2: Any, scale: Any) -> Any:
         hidden = jaxbw.matmul(
@@ -185,7 +190,7 @@ def test_a_hidden_layer_exists_in_float8_only(implementation: Any) -> None:
 
     arguments = (*qs, np.float32(0.05))
     y, amax = jax.jit(mlp)(*arguments)
-    exact = np.asarray(qs[0].dequantized(), np.float32) @ np.asarray(qs[1].dequantized())
+    exact = qs[0].data.astype(np.float32) @ qs[1].data.astype(np.float32)
     exact = exact / (1 + np.exp(-exact))
     np.testing.assert_allclose(amax, np.abs(exact).max(), rtol=0.05)
     assert y.dtype == jnp.bfloat16
@@ -201,15 +206,20 @@ def test_a_hidden_layer_exists_in_float8_only(implementation: Any) -> None:
 def test_quantized_operands_of_every_function(implementation: Any) -> None:
     """Those of matmul, which has tests of its own, are data and scales; so are the others'."""
     rng = np.random.default_rng(0)
-    x, w, u = (rng.integers(-7, 8, s).astype(np.float32) for s in ((20, 32), *[(32, 24)] * 2))
-    for a, axis in ((x, -1), (w, 0), (u, 0)):
-        np.moveaxis(a, axis, 0)[0] = 7
-    x *= np.exp2(np.arange(20) % 3)[:, None].astype(np.float32)
+    q, v, t = (
+        Quantized(
+            rng.integers(-7, 8, shape).astype(fp8.FORMATS["e4m3"].dtype),
+            np.exp2(rng.integers(-1, 2, scales)).astype(np.float32),
+            None,
+            np.dtype(np.float32),
+        )
+        for shape, scales in (((20, 32), (20, 1)), *[((32, 24), (1, 24))] * 2)
+    )
+    x, w, u = (a.data.astype(np.float32) * a.scale for a in (q, v, t))
 
     @jax.jit
-    def function(x: Any, w: Any, u: Any) -> Any:
-        q, v, t = (jaxbw.quantize(a, "e4m3", axis=i) for a, i in ((x, -1), (w, -2), (u, -2)))
-        turned = jaxbw.quantize(w.T, "e4m3", axis=1)
+    def function(q: Any, v: Any, t: Any) -> Any:
+        turned = v.mT
         options: Any = {"implementation": implementation}
         dims = (((1,), (1,)), ((), ()))
         return (
@@ -217,7 +227,7 @@ def test_quantized_operands_of_every_function(implementation: Any) -> None:
             jaxbw.dot_general(q, turned, dims, **options),
         )
 
-    gated, turned = function(x, w, u)
+    gated, turned = function(q, v, t)
     np.testing.assert_array_equal(gated, np.maximum(x @ w, 0) * (x @ u))
     np.testing.assert_array_equal(turned, x @ w)
 

@@ -160,11 +160,11 @@ def test_a_scan_of_delayed_scales() -> None:
         return q.amax / 448, (q.data, q.amax)
 
     _, (data, amax) = jax.jit(lambda xs: jax.lax.scan(step, jnp.float32(1), xs))(xs)
-    scale = np.float32(1)
+    scale: Any = np.float32(1)
     for i, x in enumerate(xs):
         exact = x.astype(np.float32) @ w.astype(np.float32)
         np.testing.assert_allclose(amax[i], np.abs(exact).max(), rtol=1e-6)
-        largest = np.abs(np.asarray(data[i]).astype(np.float32)).max()
+        largest = float(np.abs(np.asarray(data[i]).astype(np.float32)).max())
         assert largest == min(448, np.float32(amax[i] / scale).astype(ml_dtypes.float8_e4m3fn))
         scale = np.asarray(amax[i]) / np.float32(448)
 

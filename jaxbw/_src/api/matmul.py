@@ -181,7 +181,7 @@ def gated_matmul(
     if any(isinstance(x, Quantized) for x in all_three):
         from jaxbw._src.api import scales
 
-        of_operands = (lhs_scale, rhs_gate_scale, rhs_up_scale)
+        of_operands: Any = (lhs_scale, rhs_gate_scale, rhs_up_scale)
         (lhs, rhs_gate, rhs_up), of_operands, preferred_element_type = scales.unquantized(
             call, all_three, of_operands, preferred_element_type
         )

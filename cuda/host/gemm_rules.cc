@@ -437,7 +437,8 @@ StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmC
 }
 
 Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
-  if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0 || p.groups == 0) return broken(Rule::empty);
+  const bool no_groups = p.groups == 0 || (p.grouped != Grouped::kNone && p.total_groups == 0);
+  if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0 || no_groups) return broken(Rule::empty);
   const bool known = is_known(p.a_type) && is_known(p.b_type) && is_known(p.output);
   if (!known || !multiplied_together(p.a_type, p.b_type)) return broken(Rule::dtype);
   if (p.activation > Activation::kGeluExact) {

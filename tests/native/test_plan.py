@@ -383,6 +383,14 @@ def test_every_rule(rule: str) -> None:
     assert not re.search(r"[{}]|None;", words)
 
 
+@pytest.mark.parametrize("name", ["groups", "total_groups"])
+def test_without_groups_there_is_nothing_to_launch(name: str) -> None:
+    given = Problem(**SIZES | ROWS | {name: 0})
+    found = _native.plan("sm90", given, GemmConfig(128, 128))
+    assert isinstance(found, Violation)
+    assert found.rule == "empty"
+
+
 def test_these_are_all_rules_that_a_configuration_can_break() -> None:
     without_a_problem = {"block_k_of_any"}
     assert set(BROKEN) | without_a_problem == set(planner.MESSAGES)

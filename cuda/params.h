@@ -79,6 +79,9 @@ enum class EpiloguePath : uint32_t {
 //                                                        saved[0] = cast(z), saved[1] = cast(u), if wanted
 //   d = cast(activation(z) * u + residual)
 //
+// A d of 8 bits may have a scale, by which it is divided before the cast, which then saturates; beside it comes the
+// largest magnitude before: GemmParams::out_scale.
+//
 // alpha and beta are numbers that the host knows, or lie in memory. Each row of A, and column of B, may have a scale.
 struct Epilogue {
   float alpha, beta;
@@ -148,7 +151,12 @@ struct GemmParams {
   float* partials;      // see partial_floats() there
   uint32_t* counters;   // zero before the launch, see slice_count(); or null
 
-  float float8_limit;  // of a D of 8 bits, see float8_limit()
+  float float8_limit;  // of a D of 8 bits, see float8_limit(); infinite where the cast saturates
+
+  // The scale of a D of 8 bits, and the largest magnitude that each batch index of it would have without, as the bits
+  // of a float32, zero before the launch; or null. What these are exactly is said in jaxbw/_src/fp8.py.
+  const float* out_scale;
+  uint32_t* amax;
 };
 
 static_assert(sizeof(TensorMap) == 128 && alignof(GemmParams) == 64);

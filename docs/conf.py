@@ -34,6 +34,7 @@ NAVIGATION = {
         "docs/getting_started",
         "docs/flax",
         "docs/transformations",
+        "docs/ragged",
         "docs/sharding",
         "docs/collective_matmul",
         "docs/selection",

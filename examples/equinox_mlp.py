@@ -30,7 +30,8 @@ class Linear(eqx.Module):
         """`[in]` to `[out]`."""
         del key
         x, weight = x.astype(jnp.bfloat16), self.weight.astype(jnp.bfloat16)
-        return jaxbw.matmul(x, weight.T, bias=self.bias, activation=self.activation)
+        out: jax.Array = jaxbw.matmul(x, weight.T, bias=self.bias, activation=self.activation)
+        return out
 
 
 def on_jaxbw(model: eqx.nn.MLP, activation: str) -> eqx.nn.MLP:

@@ -35,7 +35,8 @@ def classify(parameters: Parameters, pixels: jax.Array) -> jax.Array:
     *hidden, (w, b) = parameters
     for weights, bias in hidden:
         x = jaxbw.matmul(x, weights.astype(jnp.bfloat16), bias=bias, activation="relu")
-    return jaxbw.matmul(x, w.astype(jnp.bfloat16), bias=b)
+    logits: jax.Array = jaxbw.matmul(x, w.astype(jnp.bfloat16), bias=b)
+    return logits
 
 
 def loss(parameters: Parameters, pixels: jax.Array, digits: jax.Array) -> jax.Array:

@@ -31,6 +31,7 @@ if _TYPE_CHECKING:
     from jaxbw._src.api.exporting import export_disabled_checks
     from jaxbw._src.api.fp8_training import fp8_dot_general
     from jaxbw._src.api.quantize import quantize
+    from jaxbw._src.api.ragged import gated_ragged_dot, ragged_dot, ragged_dot_general
     from jaxbw._src.lab.explain import explain
     from jaxbw._src.lab.explain_function import explain_function
     from jaxbw._src.lab.profiling.call import profile
@@ -52,10 +53,13 @@ __all__ = [
     "export_disabled_checks",
     "fp8_dot_general",
     "gated_matmul",
+    "gated_ragged_dot",
     "implementation",
     "matmul",
     "profile",
     "quantize",
+    "ragged_dot",
+    "ragged_dot_general",
     "target",
     "use_tuned",
 ]
@@ -72,8 +76,11 @@ _LAZY = {
     "explain_function": "jaxbw._src.lab.explain_function",
     "export_disabled_checks": "jaxbw._src.api.exporting",
     "fp8_dot_general": "jaxbw._src.api.fp8_training",
+    "gated_ragged_dot": "jaxbw._src.api.ragged",
     "profile": "jaxbw._src.lab.profiling.call",
     "quantize": "jaxbw._src.api.quantize",
+    "ragged_dot": "jaxbw._src.api.ragged",
+    "ragged_dot_general": "jaxbw._src.api.ragged",
 }
 
 __version__ = _metadata.version("jaxbw")

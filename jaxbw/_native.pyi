@@ -91,24 +91,30 @@ def devices() -> list[DeviceInfo]:
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 
-    Each is a dict of stages. "jaxbw_gemm_v5" is one matmul with its epilogue (see `Epilogue` in
+    Each is a dict of stages. "jaxbw_gemm_v6" is one matmul with its epilogue (see `Epilogue` in
     cuda/params.h), one call, one or several kernels:
 
     - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
       [B|1, k, n] (MN-major), then as far as the attributes say: rhs_up (gated; shaped as rhs),
       c [B, m, n], bias [n] or (bias_along_m) [m], residual [B, m, n]; perhaps the scalars alpha
       and (with c) beta, f32, instead of the attributes; then lhs_scale [B|1, m], rhs_scale and
-      (gated) rhs_up_scale [B|1, n], f32, batched as lhs and rhs are;
-    - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), and
-      workspace, uint8 [W] where W = `workspace_bytes` is not 0;
-    - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32; every other array
-      is f16, bf16 or f32, saved results as d. d may be the memory of c;
+      (gated) rhs_up_scale [B|1, n], f32, batched as lhs and rhs are; and the scalar out_scale, f32;
+    - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), amax
+      [B], f32 (with an out_scale), and workspace, uint8 [W] where W = `workspace_bytes` is not 0;
+    - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32, or 8 bits each; d
+      any of these, every other array is f16, bf16 or f32, saved results as d, but bf16 beside 8
+      bits. d may be the memory of c;
     - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
       of the matmul has_c, has_bias, bias_along_m, has_residual, has_lhs_scale, has_rhs_scale,
-      gated, save (0 or 1), activation, lhs_major, rhs_major (values of the enums here);
+      has_out_scale, gated, save (0 or 1), activation, lhs_major, rhs_major (values of the enums);
       of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
+
+    With a grouped kernel there are four operands: group_sizes, int32 [B, total_groups], and
+    group_offset, int32 [], follow lhs and rhs. With a K-major lhs its rows are grouped, and rhs is
+    [B|1, groups, ...]; with one that is MN-major the contraction is, and d is [B, groups, m, n].
+    The first of these groups is number group_offset. Sizes are clamped.
 
     The last tiles % wave cluster tiles are split where split_tail is 1: wave is how many clusters
     the device is taken to run at a time. It is 0 where split_tail is 0.
@@ -130,7 +136,7 @@ def ffi_types() -> dict[str, Any]:
     """The types of state that the custom calls for platform "CUDA" leave with XLA.
 
     As `jax.ffi.register_ffi_type` takes them, which comes before the calls. "jaxbw_call_site" is
-    what "jaxbw_gemm_v5" keeps between executions: all that does not depend on addresses.
+    what "jaxbw_gemm_v6" keeps between executions: all that does not depend on addresses.
     """
 
 def emulator_ffi_targets() -> dict[str, dict[str, object]]:
@@ -150,13 +156,23 @@ def set_kernel_directory(path: str) -> None:
 # --- the planner
 
 @final
+class Grouped(Enum):
+    """What of a matmul falls into groups of consecutive rows."""
+
+    NONE = ...
+    ROWS = ...
+    CONTRACTION = ...
+
+@final
 class Problem:
     """One matmul with its epilogue, as the operands lie in memory.
 
     lhs is [batch|1, m, k] (`Major.K`) or [batch|1, k, m], rhs [batch|1, n, k] or [batch|1, k, n].
     c, bias and residual are dtypes of what there is. `factors_in_memory`: alpha and
     (with c) beta are operands instead. `lhs_scale`, `rhs_scale`: there are scales of rows, of
-    columns (of a gated matmul's both right operands).
+    columns (of a gated matmul's both right operands). `out_scale`: a result of 8 bits has one.
+    `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], or the
+    result [batch, groups, m, n], and there are total_groups sizes for each batch index.
     """
 
     def __init__(
@@ -186,6 +202,10 @@ class Problem:
         factors_in_memory: bool = False,
         lhs_scale: bool = False,
         rhs_scale: bool = False,
+        out_scale: bool = False,
+        grouped: Grouped = ...,
+        groups: int = 1,
+        total_groups: int = 0,
     ) -> None: ...
 
 @final
@@ -441,7 +461,7 @@ def shared_memory_bytes(
 def workspace_bytes(
     lhs: Sequence[int], rhs: Sequence[int], input: DataType, attributes: Mapping[str, _Attribute]
 ) -> int:
-    """How much scratch memory a call of "jaxbw_gemm_v5" takes: the size of its result `workspace`.
+    """How much scratch memory a call of "jaxbw_gemm_v6" takes: the size of its result `workspace`.
 
     It holds what has to be repacked for TMA, and the partial sums of split tiles.
 
@@ -466,7 +486,7 @@ def launch_gemm(
     poison: bool = True,
     stream: int = 0,
 ) -> list[NDArray[np.uint8]]:
-    """Calls "jaxbw_gemm_v5" on host arrays without JAX, for tests and sanitizers; waits for it.
+    """Calls "jaxbw_gemm_v6" on host arrays without JAX, for tests and sanitizers; waits for it.
 
     Every buffer lies between guard regions. Before each launch the results are poisoned with NaN,
     the workspace is filled with garbage.
@@ -485,7 +505,7 @@ def launch_gemm(
       stream: a CUstream of the device's primary context; 0: the null stream.
 
     Returns:
-      The bytes of d and of the saved results, each [B, m, n] of `output`.
+      The bytes of each result but for the workspace.
 
     Raises:
       ValueError: the operands do not belong to one matmul, or the configuration is not
@@ -506,7 +526,7 @@ def enqueue_gemm(
     wait: bool = False,
     profiling: _Profiling | None = None,
 ) -> None:
-    """Enqueues "jaxbw_gemm_v5" on arrays in device memory, without JAX, for measuring.
+    """Enqueues "jaxbw_gemm_v6" on arrays in device memory, without JAX, for measuring.
 
     It goes to the null stream, which is not ordered with those of XLA: wait for what made the
     operands, and before what reads the results.
@@ -535,7 +555,7 @@ def trace_gemm(
     sm_count: int,
     profiling: _Profiling | None = None,
 ) -> Any:
-    """Runs "jaxbw_gemm_v5" in the emulator, on one machine of so many SMs, and traces it.
+    """Runs "jaxbw_gemm_v6" in the emulator, on one machine of so many SMs, and traces it.
 
     Returns what `jaxbw._src.emulator.report.make_report` takes.
 
@@ -569,13 +589,15 @@ def emulated_launches(
 ) -> tuple[EmulatedLaunch | None, EmulatedLaunch, EmulatedLaunch | None]:
     """The launches of a plan's repack, gemm, and reduce kernels, in this order. Runs nothing.
 
-    For tests, which run them by `jaxbw.emulator`. The counters in the workspace must be 0 before.
+    For tests, which run them by `jaxbw.emulator`. The counters in the workspace, and amax, must
+    be 0 before.
 
     Args:
       plan: on a device that runs `plan.resident` clusters at a time.
       arrays: the addresses of host arrays by name: "lhs", "rhs", "result", and as far as the
         problem has them "rhs_up", "c" (which may be the result), "bias", "residual", "alpha",
-        "beta", "lhs_scale", "rhs_scale", "rhs_up_scale", "saved", "saved_up", and "workspace".
+        "beta", "lhs_scale", "rhs_scale", "rhs_up_scale", "out_scale", "saved", "saved_up", "amax",
+        and "workspace".
       sm_count: SMs of the emulated GPU.
 
     Raises:

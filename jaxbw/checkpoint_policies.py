@@ -18,7 +18,7 @@ What the gradient of an epilogue looks at has the name `PREACTIVATION`, for the 
 names. docs/transformations.md has a table of what each policy keeps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ def dots_saveable(primitive: Any, *types: Any, **params: Any) -> bool:
     >>> policy = jaxbw.checkpoint_policies.dots_saveable
     >>> layer = jax.checkpoint(jaxbw.matmul, policy=policy)
     """
-    if _matmul(primitive, params) is not None:
+    if primitive.name in _MATMULS:
         return True
     return bool(jax.checkpoint_policies.dots_saveable(primitive, *types, **params))
 
@@ -64,8 +64,8 @@ def dots_with_no_batch_dims_saveable(primitive: Any, *types: Any, **params: Any)
     >>> policy = jaxbw.checkpoint_policies.dots_with_no_batch_dims_saveable
     >>> layer = jax.checkpoint(jaxbw.matmul, policy=policy)
     """
-    if (matmul := _matmul(primitive, params)) is not None:
-        return not _has_batch(matmul)
+    if primitive.name in _MATMULS:
+        return not _has_batch(primitive, types, params)
     theirs = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     return bool(theirs(primitive, *types, **params))
 
@@ -87,9 +87,9 @@ def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callab
     theirs = jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst)
 
     def policy(primitive: Any, *types: Any, **params: Any) -> Any:
-        if (matmul := _matmul(primitive, params)) is None:
+        if primitive.name not in _MATMULS:
             return theirs(primitive, *types, **params)
-        if _has_batch(matmul):
+        if _has_batch(primitive, types, params):
             return Recompute
         return Offloadable(src=offload_src, dst=offload_dst)
 
@@ -97,14 +97,15 @@ def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callab
 
 
 # The primitives, by name: those of collective_matmul are loaded where it is first called.
-_MATMULS = {"jaxbw_dot_general", "jaxbw_fused_dot_general", "jaxbw_collective_dot_general"}
+_DOTS = {"jaxbw_dot_general", "jaxbw_fused_dot_general", "jaxbw_collective_dot_general"}
+_RAGGED_DOT = "jaxbw_ragged_dot"
+_MATMULS = {*_DOTS, _RAGGED_DOT}
 
 
-def _matmul(primitive: Primitive, params: dict[str, Any]) -> dict[str, Any] | None:
-    """The parameters of the matmul of jaxbw that an operation is; None where it is none."""
-    return params if primitive.name in _MATMULS else None
-
-
-def _has_batch(matmul: dict[str, Any]) -> bool:
-    _, (lhs_batch, _) = matmul["dimension_numbers"]
+def _has_batch(primitive: Primitive, types: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether a matmul of jaxbw has batch dimensions; groups are none."""
+    if primitive.name == _RAGGED_DOT:
+        _, _, group_sizes, _ = types
+        return int(group_sizes.shape[0]) > 1
+    _, (lhs_batch, _) = params["dimension_numbers"]
     return len(lhs_batch) > 0

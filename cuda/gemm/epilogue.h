@@ -1,9 +1,11 @@
 // What happens to accumulators on their way out, in float32. The formula stands in params.h (Epilogue).
 #pragma once
 
+#include "gemm/finite_maximum.h"
 #include "gemm/storage.h"
 #include "ptx/float8.h"
 #include "ptx/fragments.h"
+#include "ptx/global.h"
 
 namespace jaxbw {
 
@@ -110,6 +112,44 @@ JAXBW_DEVICE uint32_t float8_pair(const GemmParams& p, float low, float high) {
 JAXBW_DEVICE uint32_t float8_quad(const GemmParams& p, const float* values) {
   return float8_pair(p, values[0], values[1]) | float8_pair(p, values[2], values[3]) << 16;
 }
+
+// What a warp does to its results where a D of 8 bits has a scale (GemmParams::out_scale). Between its chunks of a tile
+// it keeps nothing but the maximum: registers are scarce while sums are gathered.
+class OutputScale {
+ public:
+  JAXBW_DEVICE explicit OutputScale(const GemmParams& p) : p_(p) {}
+
+  JAXBW_DEVICE bool wanted() const { return p_.out_scale != nullptr; }
+
+  // Of the values the first `inside` are elements of D, which alone count.
+  template <uint32_t kCount>
+  JAXBW_DEVICE void apply(float (&values)[kCount], uint32_t inside = kCount) {
+    const float inverse = inverse_of(*p_.out_scale);
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) {
+      if (i < inside) maximum_.see(__float_as_uint(values[i]));
+      values[i] = ptx::multiply_flushed(values[i], inverse);
+    }
+  }
+
+  // By all lanes, once for all that the warp has of a tile.
+  JAXBW_DEVICE void leave_maximum(uint32_t batch) const {
+    if (!wanted()) return;
+    const uint32_t largest = __reduce_max_sync(ptx::kFullWarp, maximum_.bits());
+    if (ptx::elect_one()) ptx::max_relaxed(p_.amax + batch, largest);
+  }
+
+ private:
+  // NaN of what is no positive normal number.
+  static JAXBW_DEVICE float inverse_of(float scale) {
+    constexpr float kLeastNormal = 0x1p-126f;
+    const bool is_scale = scale >= kLeastNormal && scale < __uint_as_float(0x7f800000);
+    return is_scale ? fmaxf(__frcp_rn(scale), kLeastNormal) : __uint_as_float(0x7fffffff);
+  }
+
+  const GemmParams& p_;
+  FiniteMaximum<DataType::kF32> maximum_;
+};
 
 // The bits of one element, widened. The type is known at run time only: a switch over an element costs less code than
 // a copy of the epilogue for each type.

@@ -2,8 +2,9 @@
 // from global memory, and send it to all CTAs of the cluster that need the tile.
 #pragma once
 
+#include "gemm/groups.h"
 #include "gemm/storage.h"
-#include "ptx/tma.h"
+#include "ptx/tma_ragged.h"
 
 namespace jaxbw {
 
@@ -29,7 +30,8 @@ class OperandLoader {
     y_step_ = k_major ? 0 : block_k;
   }
 
-  // The next tile to load is the one at (mn, k) of batch index `batch`.
+  // The next tile to load is the one at (mn, k) of batch index `batch`. Of an array whose rows fall into groups
+  // (groups.h): mn or k is kRaggedRows - rows before the group's end, and `batch` this end.
   JAXBW_DEVICE void start_at(uint32_t mn, uint32_t k, uint32_t batch) {
     box_ = k_major_ ? ptx::BoxOrigin{k, mn + row_, batch} : ptx::BoxOrigin{mn, k + row_, batch};
   }
@@ -38,13 +40,13 @@ class OperandLoader {
   JAXBW_DEVICE bool multicast() const { return multicast_; }
 
   // Loads the tile to `destination`, counted on `barrier`. One thread of the CTA does.
-  template <bool kMulticast>
+  template <bool kMulticast, bool kRagged = false>
   JAXBW_DEVICE void load(uint32_t destination, uint32_t barrier) const {
-    load_box<kMulticast>(destination + offset_, box_, barrier);
+    load_box<kMulticast, kRagged>(destination + offset_, box_, barrier);
 #pragma unroll 1
     for (uint32_t block = 1; block < blocks_; ++block) {
-      load_box<kMulticast>(destination + offset_ + block * block_bytes_, {box_.x + block * block_step_, box_.y, box_.z},
-                           barrier);
+      load_box<kMulticast, kRagged>(destination + offset_ + block * block_bytes_,
+                                    {box_.x + block * block_step_, box_.y, box_.z}, barrier);
     }
   }
 
@@ -67,9 +69,16 @@ class OperandLoader {
 
  private:
   // A multicast to this CTA alone would do what a plain load does, but slower: 7.9 us for 7.0 at 1024^3 on an H200.
-  template <bool kMulticast>
+  template <bool kMulticast, bool kRagged>
   JAXBW_DEVICE void load_box(uint32_t destination, ptx::BoxOrigin box, uint32_t barrier) const {
-    if constexpr (kMulticast) {
+    if constexpr (kRagged) {
+      const ptx::RaggedBoxOrigin ragged{box.x, box.y, kRaggedRows, box.z};
+      if constexpr (kMulticast) {
+        ptx::tma_load_ragged_multicast(destination, map_, ragged, barrier, mask_);
+      } else {
+        ptx::tma_load_ragged(destination, map_, ragged, barrier);
+      }
+    } else if constexpr (kMulticast) {
       ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
     } else {
       ptx::tma_load(destination, map_, box, barrier);

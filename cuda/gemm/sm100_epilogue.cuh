@@ -175,6 +175,7 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
     if (!split.last()) return release.arrive();
   }
   const uint32_t row = holds_row ? box.row + ptx::lane_index() : p.m;
+  OutputScale out_scale(p);
   if (e.a_scales != nullptr && row < p.m) alpha *= scales_of(e.a_scales, p.a_batched, p.m, box.batch)[row];
   for (uint32_t column = 0; column < columns; column += kColumns, box.column += kColumns) {
     float z[kColumns], up[kColumns];
@@ -209,9 +210,11 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
       for (uint32_t i = 0; i < kColumns; ++i) z[i] *= up[i];
     }
     if (e.residual.data != nullptr) add_operand(z, p, e.residual, 1.0f, at);
+    if (out_scale.wanted()) out_scale.apply(z, row < p.m && box.column < p.n ? p.n - box.column : 0);
     with_result_type(p.output.type,
                      [&]<DataType kType>() { store_chunk<kType>(z, p, {p.d, p.output}, box, slice.rows, stores); });
   }
+  out_scale.leave_maximum(box.batch);
 }
 
 // Whether the formula is a factor, a bias and an activation of short code, which TMA stores.

@@ -14,10 +14,10 @@
 namespace jaxbw::sm90 {
 
 // A warp's part of one such tile, of kCount accumulators.
-template <uint32_t kBlockN, uint32_t kCount>
+template <uint32_t kBlockN, uint32_t kCount, typename Stores = StoreRing>
 class DelayedStores {
  public:
-  JAXBW_DEVICE DelayedStores(const GemmParams& params, StoreRing& stores) : params_(params), stores_(stores) {}
+  JAXBW_DEVICE DelayedStores(const GemmParams& params, Stores& stores) : params_(params), stores_(stores) {}
 
   // Whether it takes such tiles. (Of a gated one there is half as much to store.)
   JAXBW_DEVICE bool takes() const {
@@ -100,7 +100,7 @@ class DelayedStores {
   }
 
   const GemmParams& params_;
-  StoreRing& stores_;
+  Stores& stores_;
   uint32_t pairs_[kPairs > 0 ? kPairs : 1];  // neighbours in a row
   StoreOrigin origin_;                       // of the warp's part of the tile
   uint32_t next_ = kKept;

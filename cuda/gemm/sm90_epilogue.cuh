@@ -153,6 +153,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
   }
   const SumBlocks blocks{stores.acquire_all()};  // where all lanes wait for the one that drains
   const uint32_t halves = p.epilogue.gated != 0 ? 2 : 1, results = kTile / halves;
+  OutputScale out_scale(p);
   const auto chunk = [&](uint32_t i, uint32_t first, StoreOrigin box) {
     const SplitSum slice = shared ? split.behind(cluster.number(i)) : split;
     if (shared && split.split()) {
@@ -184,7 +185,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
       stage_box<DataType::kF32, kSm90Chunk, 0>(sums, blocks.at(half));
     }
     __syncwarp();
-    finish_block<ptx::kWarpSize>(p, blocks, box, ptx::lane_index_here());
+    finish_block<ptx::kWarpSize>(p, blocks, box, ptx::lane_index_here(), out_scale);
     __syncwarp();
   };
   // Slices are numbered down the rows first; those below each other are so far apart.
@@ -199,6 +200,9 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
     const uint32_t beside = shared ? cluster.beside(number) : number / kTiles;
     chunk(i, below * kTile + beside * kChunk,
           {first_row + below * row_step, tile.column + beside * kSm90Chunk, tile.batch});
+    // Not behind the loop: there it takes the uniform registers of some tiles' main loops, which become half as long
+    // again.
+    if (i + step >= end) out_scale.leave_maximum(tile.batch);
   }
 }
 
@@ -217,9 +221,9 @@ JAXBW_DEVICE bool holds_results(const GemmParams& p, uint32_t first) {
 }
 
 // Where a cast is all that is left to do: straight from the accumulators, a box at a time.
-template <DataType kType, uint32_t kBlockN, uint32_t kCount>
+template <DataType kType, uint32_t kBlockN, uint32_t kCount, typename Stores>
 JAXBW_DEVICE void cast_boxes(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
-                             StoreRing& stores, const Profile& profile) {
+                             Stores& stores, const Profile& profile) {
   constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns;
   for_each_step<registers_of(kColumns), kCount>([&]<uint32_t kFirst>() {
     if (!holds_results<kBlockN>(p, kFirst)) return;

@@ -163,7 +163,8 @@ JAXBW_DEVICE void scale_sums(float (&sums)[kWidth], const GemmParams& p, const f
 
 // Sums -> results, kWidth at a time: with kVector if runs_hold_vectors.
 template <uint32_t kWidth, uint32_t kThreads>
-JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigin box, uint32_t thread) {
+JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigin box, uint32_t thread,
+                               OutputScale& out_scale) {
   const Epilogue& e = p.epilogue;
   const float alpha = factor(e.alpha, e.alpha_data), beta = factor(e.beta, e.beta_data);
   const bool down = runs_down(p);
@@ -210,17 +211,19 @@ JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigi
       for (uint32_t k = 0; k < kWidth; ++k) z[k] *= up[k];
     }
     if (e.residual.data != nullptr) add(z, residual, 1.0f);
+    if (out_scale.wanted()) out_scale.apply(z);
     store_results(z, p, index);
   }
 }
 
 // Sums -> results, by kThreads threads of which this is number `thread`. `box`: where the block starts in D.
 template <uint32_t kThreads>
-JAXBW_DEVICE void finish_block(const GemmParams& p, SumBlocks blocks, StoreOrigin box, uint32_t thread) {
+JAXBW_DEVICE void finish_block(const GemmParams& p, SumBlocks blocks, StoreOrigin box, uint32_t thread,
+                               OutputScale& out_scale) {
   if (runs_hold_vectors(p)) {
-    finish_units<kVector, kThreads>(p, blocks, box, thread);
+    finish_units<kVector, kThreads>(p, blocks, box, thread, out_scale);
   } else {
-    finish_units<1, kThreads>(p, blocks, box, thread);
+    finish_units<1, kThreads>(p, blocks, box, thread, out_scale);
   }
 }
 

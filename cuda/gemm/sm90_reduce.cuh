@@ -85,7 +85,9 @@ JAXBW_DEVICE void reduce(const GemmParams& p) {
       stage_fragment(sums, blocks.at(half), fragment);
     }
     await_warpgroup();
-    finish_block<kReduceWarpgroupThreads>(p, blocks, chunk.box, thread);
+    OutputScale out_scale(p);
+    finish_block<kReduceWarpgroupThreads>(p, blocks, chunk.box, thread, out_scale);
+    out_scale.leave_maximum(chunk.box.batch);
     await_warpgroup();
   }
 }

@@ -131,10 +131,13 @@ class StoreRing {
     if (ptx::elect_one()) ptx::bulk_wait_group_read<0>();
   }
 
- private:
+ protected:
   JAXBW_DEVICE uint32_t buffer() const { return buffers_ + slot_ * buffer_bytes_; }
   JAXBW_DEVICE void advance() { slot_ = (slot_ + 1) % kStoreBuffers; }
 
+  const GemmParams& params_;
+
+ private:
   // Of so many indices from `first` on, those that the matrix has.
   static JAXBW_DEVICE uint32_t inside(uint32_t first, uint32_t count, uint32_t extent) {
     return first < extent ? min(count, extent - first) : 0;
@@ -234,7 +237,6 @@ class StoreRing {
     }
   }
 
-  const GemmParams& params_;
   uint32_t buffers_, buffer_bytes_, box_rows_;
   uint32_t slot_ = 0;
 };

@@ -41,11 +41,12 @@ emulator::Swizzle encoded_swizzle(uint32_t bytes) {
 }
 
 Status encode_emulated_map(const TensorView& view, TensorMap& map) {
+  const auto& [rank, extents, strides] = map_dimensions(view);
   const auto bytes = emulator::encode_tensor_map({.type = encoded_type(view.type),
-                                                  .rank = 3,
+                                                  .rank = rank,
                                                   .address = view.address,
-                                                  .extents = {view.contiguous, view.outer, view.batch, 1, 1},
-                                                  .strides = {view.row_stride, view.row_stride * view.outer},
+                                                  .extents = {extents[0], extents[1], extents[2], extents[3], 1},
+                                                  .strides = {strides[0], strides[1], strides[2]},
                                                   .box = {view.box_contiguous, view.box_outer, 1, 1, 1},
                                                   .swizzle = encoded_swizzle(view.swizzle_bytes),
                                                   .l2_promotion = emulator::L2Promotion::k128B});
@@ -77,8 +78,10 @@ Status run_blocks(const std::optional<EmulatedLaunch>& launch, Checks checks, ui
 
 // What goes before the gemm kernel.
 Status lead_up(const EmulatedCall& call, Checks checks, uint32_t threads, const std::vector<emulator::Buffer>& memory) {
-  if (Status status = run_blocks(call.repack, checks, threads, memory); !status.ok()) return status;
-  if (call.counter_count != 0) std::memset(call.counters, 0, call.counter_count * sizeof(uint32_t));
+  if (Status status = run_blocks(call.before, checks, threads, memory); !status.ok()) return status;
+  for (const auto& [address, count] : call.zeroed) {
+    if (count != 0) std::memset(reinterpret_cast<void*>(address), 0, count * sizeof(uint32_t));
+  }
   return Status();
 }
 
@@ -86,15 +89,14 @@ Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
   const Result<Checks> checks = requested_checks();
   if (!checks.ok()) return checks.status();
   const std::vector<emulator::Buffer> memory = memory_of(plan, buffers);
-  const uint32_t threads = emulating_threads(*checks);
   const Result<EmulatedCall> call = emulated_call(plan, buffers, kOneWave, kOneWave);
   if (!call.ok()) return call.status();
+  const uint32_t threads = emulating_threads(*checks), together = call->meet_at_words() ? 1 : threads;
   if (Status status = lead_up(*call, *checks, threads, memory); !status.ok()) return status;
   const LaunchShape& shape = call->gemm.shape;
-  // Clusters that count each other's parts of a tile run on one machine: the emulator's atomics are atomic within one.
-  const uint32_t machines = call->counter_count != 0 ? 1 : std::min(threads, shape.blocks / shape.cluster_size);
+  const uint32_t machines = std::min(together, shape.blocks / shape.cluster_size);
   const Status status = run_emulated(call->gemm, *checks, machines, memory);
-  return status.ok() ? run_blocks(call->reduce, *checks, threads, memory) : status;
+  return status.ok() ? run_blocks(call->reduce, *checks, together, memory) : status;
 }
 
 Result<emulator::Report> trace(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t sm_count,
@@ -148,15 +150,19 @@ Result<EmulatedCall> emulated_call(const GemmPlan& plan, const GemmBuffers& buff
   if (Status status = encode_maps(launch, encode_emulated_map); !status.ok()) return status;
   const GemmConfig& config = launch.config;
   const LaunchShape shape = gemm_shape(*launch.family, config, launch.clusters(resident), false);
-  EmulatedCall call{.repack = {},
-                    .gemm = {config.kernel, shape, bytes_of(launch.params)},
-                    .reduce = {},
-                    .counters = reinterpret_cast<uint32_t*>(launch.counters),
-                    .counter_count = launch.counter_count};
+  EmulatedCall call{
+      .before = {},
+      .gemm = {config.kernel, shape, launch.groups ? bytes_of(launch.grouped()) : bytes_of(launch.params)},
+      .reduce = {},
+      .zeroed = launch.zeroed};
   if (launch.repack_blocks != 0) {
-    call.repack = {repack_kernel(*launch.family, config.kernel),
+    call.before = {repack_kernel(*launch.family, config.kernel),
                    {.blocks = std::min(launch.repack_blocks, sm_count), .threads = kRepackThreads},
                    bytes_of(launch.repack)};
+  }
+  if (launch.groups) {
+    call.before = {
+        group_table_kernel(*launch.family), {.blocks = 1, .threads = kGroupTableThreads}, bytes_of(*launch.groups)};
   }
   if (launch.reduced_chunks != 0) {
     call.reduce = {reduce_kernel(*launch.family), reduce_shape(launch.reduce_blocks(sm_count)), call.gemm.parameters};

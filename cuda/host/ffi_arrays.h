@@ -37,7 +37,8 @@ inline Array array_of(const xla::ffi::AnyBuffer& buffer) {
   const auto dims = buffer.dimensions();
   return {data_type(buffer.element_type()),
           {dims.begin(), dims.size()},
-          reinterpret_cast<CUdeviceptr>(buffer.untyped_data())};
+          reinterpret_cast<CUdeviceptr>(buffer.untyped_data()),
+          buffer.element_type() == xla::ffi::DataType::S32};
 }
 
 // The arrays of a call, on the stack: an execution allocates nothing.
@@ -53,7 +54,7 @@ class GivenArrays {
   std::span<const Array> results() const { return {results_.data(), result_count_}; }
 
  private:
-  static constexpr size_t kMost = 10;  // more than any call has, so that one too many is seen
+  static constexpr size_t kMost = 12;  // more than any call has, so that one too many is seen
   std::array<Array, kMost> operands_, results_;
   size_t operand_count_, result_count_;
 };

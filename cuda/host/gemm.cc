@@ -1,5 +1,6 @@
 #include "host/gemm.h"
 
+#include "gemm/groups.h"
 #include "gemm/repack.h"
 #include "host/device.h"
 #include "host/gemm_launch.h"
@@ -10,10 +11,11 @@ namespace jaxbw {
 namespace {
 
 // Unlike a launch, this works on the current context, which a stream of XLA need not belong to.
-Status clear_counters(const Driver& driver, const GemmLaunch& gemm, int device, CUstream stream) {
+Status set_to_zero(const Driver& driver, const Words& words, int device, CUstream stream) {
+  if (words.count == 0) return Status();
   const ScopedContext context(device);
   if (!context.status().ok()) return context.status();
-  return driver.cuMemsetD32Async(gemm.counters, 0, gemm.counter_count, stream);
+  return driver.cuMemsetD32Async(words.address, 0, words.count, stream);
 }
 
 Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuffers& buffers, int device,
@@ -27,19 +29,26 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
   const auto encode = [&](const TensorView& view, TensorMap& map) { return encode_tensor_map(driver, view, map); };
   if (Status status = encode_maps(gemm, encode); !status.ok()) return status;
 
-  if (gemm.counter_count != 0) {
-    if (Status status = clear_counters(driver, gemm, device, stream); !status.ok()) return status;
+  for (const Words& words : gemm.zeroed) {
+    if (Status status = set_to_zero(driver, words, device, stream); !status.ok()) return status;
   }
   // The first kernel waits for all that was enqueued before it; those behind it start while it runs.
-  const bool repacks = gemm.repack_blocks != 0;
+  const bool repacks = gemm.repack_blocks != 0, grouped = gemm.groups.has_value();
   if (repacks) {
     const LaunchShape shape{.blocks = gemm.repack_blocks, .threads = kRepackThreads};
     if (Status status = enqueue(driver, kernel.repack, shape, stream, gemm.repack); !status.ok()) return status;
   }
+  if (grouped) {
+    const LaunchShape shape{.blocks = 1, .threads = kGroupTableThreads};
+    if (Status status = enqueue(driver, kernel.group_table, shape, stream, *gemm.groups); !status.ok()) return status;
+  }
   const uint32_t clusters = gemm.clusters(kernel.resident_clusters);
-  const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, clusters, repacks);
+  const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, clusters, repacks || grouped);
   Status status;
-  if (profiling == nullptr) {
+  if (grouped) {
+    GroupedParams params = gemm.grouped();
+    status = enqueue(driver, kernel.handle, shape, stream, params);
+  } else if (profiling == nullptr) {
     status = enqueue(driver, kernel.handle, shape, stream, gemm.params);
   } else if (status = check_profiling(*profiling, shape); status.ok()) {
     ProfileMemory memory = profiling->memory;

@@ -20,9 +20,15 @@
 
 namespace jaxbw {
 
+// What of a matmul falls into groups of consecutive rows, whose sizes lie in device memory (gemm/groups.h).
+enum class Grouped : uint32_t { kNone, kRows, kContraction };
+
 // What is computed is said at Epilogue in params.h. A is [batch|1, m, k] (K-major) or [batch|1, k, m] (MN-major), B and
 // for a gated matmul B_up are [batch|1, n, k] (K-major) or [batch|1, k, n] (MN-major); C, the residual and all results
 // are [batch, m, n]. Everything is dense.
+//
+// A grouped matmul is cast and nothing more. Where its rows are grouped, B is [batch|1, groups, ...]; where its
+// contraction is, both operands are MN-major and the result is [batch, groups, m, n].
 struct GemmProblem {
   uint64_t batch = 0, m = 0, n = 0, k = 0;
   bool a_batched = true, b_batched = true;  // false: one matrix for every batch index
@@ -36,6 +42,15 @@ struct GemmProblem {
   bool bias_along_m = false;
   Activation activation = Activation::kNone;
   bool gated = false, save = false;
+  bool out_scaled = false;  // D, of 8 bits, has a scale, and its amax is a result
+  Grouped grouped = Grouped::kNone;
+  uint64_t groups = 1, total_groups = 0;  // matrices of B or D of a batch index; sizes, of which theirs are a part
+
+  // Matrices of the result, and of what the kernel takes for one with its own grid of tiles.
+  uint64_t results() const { return grouped == Grouped::kContraction ? batch * groups : batch; }
+  uint64_t tiled() const { return grouped == Grouped::kRows ? 1 : results(); }
+  // Rows that fall into groups.
+  uint64_t grouped_rows() const { return grouped == Grouped::kContraction ? k : m; }
 
   // Of what is saved: 8 bits are too few for a derivative.
   DataType saved() const { return is_8bit(output) ? DataType::kBF16 : output; }
@@ -104,8 +119,9 @@ struct ConfigRequest {
 struct GemmBuffers {
   CUdeviceptr a = 0, b = 0, b_up = 0;
   CUdeviceptr c = 0, bias = 0, residual = 0, alpha = 0, beta = 0;
-  CUdeviceptr a_scales = 0, b_scales = 0, b_up_scales = 0;
-  CUdeviceptr d = 0, saved = 0, saved_up = 0;
+  CUdeviceptr a_scales = 0, b_scales = 0, b_up_scales = 0, out_scale = 0;
+  CUdeviceptr group_sizes = 0, group_offset = 0;
+  CUdeviceptr d = 0, saved = 0, saved_up = 0, amax = 0;
   CUdeviceptr workspace = 0;
 };
 
@@ -134,6 +150,9 @@ struct KernelFamily {
 // By family name ("sm90") and by kernel name ("jaxbw_sm90_..."); null where there is none.
 const KernelFamily* find_family(std::string_view name);
 const KernelFamily* family_of_kernel(std::string_view kernel);
+
+// What the matmuls of a kernel with such a left operand have in groups.
+Grouped grouped_by(std::string_view kernel, Major a_major);
 
 // A type of operands that a gemm kernel takes: all of its have one size.
 DataType operand_type(const KernelInstance& instance);

@@ -10,7 +10,7 @@ namespace {
 size_t operand_count(const GemmAttributes& a) {
   const size_t right_scales = a.has_rhs_scale == 0 ? 0 : a.gated != 0 ? 2 : 1;
   return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0) + (a.has_lhs_scale != 0) +
-         right_scales;
+         right_scales + (a.has_out_scale != 0);
 }
 
 Status check_flags(const GemmAttributes& a) {
@@ -20,6 +20,7 @@ Status check_flags(const GemmAttributes& a) {
                                                    {"has_residual", a.has_residual},
                                                    {"has_lhs_scale", a.has_lhs_scale},
                                                    {"has_rhs_scale", a.has_rhs_scale},
+                                                   {"has_out_scale", a.has_out_scale},
                                                    {"gated", a.gated},
                                                    {"save", a.save},
                                                    {"lhs_major", a.lhs_major},
@@ -64,11 +65,16 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
                        CUdeviceptr Buffers::* address) {
     if (present) arrays.push_back({name, type, {dims.begin(), dims.end()}, result, address});
   };
+  const bool grouped = p.grouped != Grouped::kNone;
   const auto stored = [&](bool batched, Major major, uint64_t extent) {
     const uint64_t batch = batched ? p.batch : 1;
     return major == Major::kK ? Dims{batch, extent, p.k} : Dims{batch, p.k, extent};
   };
-  const Dims rhs = stored(p.b_batched, p.b_major, p.n), result{p.batch, p.m, p.n};
+  Dims rhs = stored(p.b_batched, p.b_major, p.n), result{p.batch, p.m, p.n};
+  if (grouped) {
+    Dims& of_groups = p.grouped == Grouped::kRows ? rhs : result;
+    of_groups.insert(of_groups.begin() + 1, p.groups);
+  }
   const Dims rows{p.a_batched ? p.batch : 1, p.m}, columns{p.b_batched ? p.batch : 1, p.n};
   add(true, "lhs", p.a_type, stored(p.a_batched, p.a_major, p.m), false, &Buffers::a);
   add(true, "rhs", p.b_type, rhs, false, &Buffers::b);
@@ -81,9 +87,14 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(p.a_scaled, "lhs_scale", DataType::kF32, rows, false, &Buffers::a_scales);
   add(p.b_scaled, "rhs_scale", DataType::kF32, columns, false, &Buffers::b_scales);
   add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
+  add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes);
+  add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset);
+  for (CallArray& array : arrays) array.integers = !array.type;
+  add(p.out_scaled, "out_scale", DataType::kF32, {}, false, &Buffers::out_scale);
   add(true, "result", p.output, result, true, &Buffers::d);
   add(p.save, "saved", p.saved(), result, true, &Buffers::saved);
   add(p.save && p.gated, "saved_up", p.saved(), result, true, &Buffers::saved_up);
+  add(p.out_scaled, "amax", DataType::kF32, {p.batch}, true, &Buffers::amax);
   add(workspace_bytes != 0, "workspace", std::nullopt, {workspace_bytes}, true, &Buffers::workspace);
   return arrays;
 }
@@ -95,8 +106,9 @@ Status match(const char* kind, std::span<const Array> given, std::span<const Cal
     return invalid(given.size(), " ", kind, "; this call has ", wanted.size(), ": ", names);
   }
   for (size_t i = 0; i < given.size(); ++i) {
-    const auto& [name, type, dims, _, address] = wanted[i];
+    const auto& [name, type, dims, _, address, integers] = wanted[i];
     if (Status status = check_array(name, given[i], type, dims); !status.ok()) return status;
+    if (integers != given[i].integers) return invalid(name, " is not int32");
     buffers.*address = given[i].address;
   }
   return Status();
@@ -130,6 +142,7 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
                             .has_residual = p.residual.has_value(),
                             .has_lhs_scale = p.a_scaled,
                             .has_rhs_scale = p.b_scaled,
+                            .has_out_scale = p.out_scaled,
                             .gated = p.gated,
                             .save = p.save,
                             .activation = static_cast<int32_t>(p.activation),
@@ -166,7 +179,8 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
                       .bias_along_m = attributes.bias_along_m != 0,
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,
-                      .save = attributes.save != 0};
+                      .save = attributes.save != 0,
+                      .out_scaled = attributes.has_out_scale != 0};
   problem.a_batched = extent(lhs, 0) == problem.batch;
   problem.b_batched = extent(rhs, 0) == problem.batch;
   if (extent(rhs, b_k_major ? 2 : 1) != problem.k || (!problem.a_batched && extent(lhs, 0) != 1) ||
@@ -200,12 +214,50 @@ Result<GemmProblem> read_operands(const GemmAttributes& attributes, std::span<co
   return problem;
 }
 
+namespace {
+
+// The problem of a grouped call, as far as ranks go: match() sees to the rest.
+Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped grouped, std::span<const Array> operands,
+                                 std::span<const Array> results) {
+  const bool of_rows = grouped == Grouped::kRows;
+  const size_t ranks[] = {3, of_rows ? 4u : 3u, 2, 0};
+  if (!std::ranges::equal(operands, ranks, {}, [](const Array& array) { return array.dims.size(); }) ||
+      results[0].dims.size() != (of_rows ? 3u : 4u)) {
+    return invalid("a grouped call has lhs, rhs, group_sizes and group_offset of ranks 3, ", ranks[1], ", 2 and 0");
+  }
+  const Array &lhs = operands[0], &rhs = operands[1], &sizes = operands[2];
+  if (!lhs.type || lhs.type != rhs.type) return invalid("lhs and rhs have one dtype, f16 or bf16");
+  const auto extent = [](const Array& array, size_t axis) { return static_cast<uint64_t>(array.dims[axis]); };
+  const bool b_k_major = attributes.rhs_major == 0;
+  GemmProblem problem{.batch = extent(sizes, 0),
+                      .m = extent(lhs, of_rows ? 1 : 2),
+                      .n = extent(rhs, rhs.dims.size() - (b_k_major ? 2 : 1)),
+                      .k = extent(lhs, of_rows ? 2 : 1),
+                      .a_major = static_cast<Major>(attributes.lhs_major),
+                      .b_major = static_cast<Major>(attributes.rhs_major),
+                      .a_type = *lhs.type,
+                      .b_type = *rhs.type,
+                      .alpha = attributes.alpha,
+                      .beta = attributes.beta,
+                      .grouped = grouped,
+                      .groups = extent(of_rows ? rhs : results[0], 1),
+                      .total_groups = extent(sizes, 1)};
+  problem.a_batched = extent(lhs, 0) == problem.batch;
+  problem.b_batched = extent(rhs, 0) == problem.batch;
+  return problem;
+}
+
+}  // namespace
+
 Result<GemmCall> read_call(const GemmAttributes& attributes, std::span<const Array> operands,
                            std::span<const Array> results) {
-  Result<GemmProblem> problem = read_operands(attributes, operands);
+  if (Status status = check_flags(attributes); !status.ok()) return status;
+  if (results.empty() || !results[0].type) return invalid("the result is f16, bf16, f32, e4m3 or e5m2");
+  const Grouped grouped = grouped_by(attributes.kernel, static_cast<Major>(attributes.lhs_major));
+  Result<GemmProblem> problem = grouped == Grouped::kNone ? read_operands(attributes, operands)
+                                                          : read_grouped(attributes, grouped, operands, results);
   if (!problem.ok()) return problem.status();
   GemmProblem whole = std::move(problem).take();
-  if (results.empty() || !results[0].type) return invalid("the result is f16, bf16, f32, e4m3 or e5m2");
   whole.output = *results[0].type;
   const Result<GemmPlan> plan = plan_call(whole, config_of(attributes));
   if (!plan.ok()) return plan.status();

@@ -9,7 +9,7 @@
 
 namespace jaxbw {
 
-inline constexpr const char* kGemmTarget = "jaxbw_gemm_v5";
+inline constexpr const char* kGemmTarget = "jaxbw_gemm_v6";
 
 // The int32 attributes that describe the matmul; the names are also Python's.
 #define JAXBW_PROBLEM_ATTRIBUTES(X) \
@@ -19,6 +19,7 @@ inline constexpr const char* kGemmTarget = "jaxbw_gemm_v5";
   X(has_residual)                   \
   X(has_lhs_scale)                  \
   X(has_rhs_scale)                  \
+  X(has_out_scale)                  \
   X(gated)                          \
   X(save)                           \
   X(activation)                     \
@@ -41,6 +42,7 @@ struct Array {
   std::optional<DataType> type;
   std::span<const int64_t> dims;
   CUdeviceptr address = 0;
+  bool integers = false;  // of 32 bits, where it has no type
 };
 
 // "[2,3]"
@@ -59,8 +61,9 @@ struct CallArray {
   std::vector<int64_t> dims;
   bool result;
   CUdeviceptr GemmBuffers::* address;
+  bool integers = false;  // of 32 bits, where it has no type
 
-  uint64_t bytes() const { return array_bytes(type, dims); }
+  uint64_t bytes() const { return array_bytes(type, dims) * (integers ? sizeof(int32_t) : 1); }
 };
 
 // All arrays of a call in their order: operands, then results, the workspace last. For a problem that is known but for

@@ -1,6 +1,7 @@
 #include "host/gemm_launch.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "gemm/repack.h"
 
@@ -35,7 +36,9 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .b_scales = reinterpret_cast<const float*>(buffers.b_scales),
                      .b_up_scales = reinterpret_cast<const float*>(buffers.b_up_scales)};
   params.output = epilogue_result(p.output, buffers.d);
-  params.float8_limit = float8_limit(p.output);
+  params.float8_limit = p.out_scaled ? std::numeric_limits<float>::infinity() : float8_limit(p.output);
+  params.out_scale = reinterpret_cast<const float*>(buffers.out_scale);
+  params.amax = reinterpret_cast<uint32_t*>(buffers.amax);
   params.saved_output[0] = epilogue_result(p.saved(), buffers.saved);
   params.saved_output[1] = epilogue_result(p.saved(), buffers.saved_up);
   params.store_path = store_path(family, p, c, params.epilogue.path, buffers.d | buffers.saved | buffers.saved_up);
@@ -75,6 +78,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
 
 // Fails where an address does not allow what the launch does.
 Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
+  const bool grouped = p.grouped != Grouped::kNone;  // stored by TMA alone
   const struct {
     bool present;
     const char* name;
@@ -92,9 +96,13 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {p.a_scaled, "lhs_scale", buffers.a_scales, sizeof(float)},
       {p.b_scaled, "rhs_scale", buffers.b_scales, sizeof(float)},
       {p.b_scaled && p.gated, "rhs_up_scale", buffers.b_up_scales, sizeof(float)},
-      {true, "result", buffers.d, size_bytes(p.output)},
+      {grouped, "group_sizes", buffers.group_sizes, sizeof(int32_t)},
+      {grouped, "group_offset", buffers.group_offset, sizeof(int32_t)},
+      {p.out_scaled, "out_scale", buffers.out_scale, sizeof(float)},
+      {true, "result", buffers.d, grouped ? kTmaAlignment : size_bytes(p.output)},
       {p.save, "saved", buffers.saved, size_bytes(p.saved())},
       {p.save && p.gated, "saved_up", buffers.saved_up, size_bytes(p.saved())},
+      {p.out_scaled, "amax", buffers.amax, sizeof(float)},
   };
   for (const auto& [present, name, address, alignment] : arrays) {
     if (present && (address == 0 || address % alignment != 0)) {
@@ -102,6 +110,22 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
     }
   }
   return Status();
+}
+
+GroupTableParams group_table(const GemmProblem& p, const GemmConfig& c, const GemmBuffers& at,
+                             const WorkspaceLayout& layout) {
+  const bool of_rows = p.grouped == Grouped::kRows;
+  return {.sizes = reinterpret_cast<const int32_t*>(at.group_sizes),
+          .offset = reinterpret_cast<const int32_t*>(at.group_offset),
+          .table = reinterpret_cast<GroupRows*>(at.workspace + layout.group_table),
+          .count = of_rows ? reinterpret_cast<uint32_t*>(at.workspace + layout.group_count) : nullptr,
+          .batch = static_cast<uint32_t>(p.batch),
+          .total_groups = static_cast<uint32_t>(p.total_groups),
+          .groups = static_cast<uint32_t>(p.groups),
+          .rows = static_cast<uint32_t>(p.grouped_rows()),
+          .block_m = c.block_m,
+          .a_batched = p.a_batched,
+          .b_batched = p.b_batched};
 }
 
 RepackCopy repack(const Operand& operand, CUdeviceptr source, CUdeviceptr destination) {
@@ -146,8 +170,8 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
                     .views = {},
                     .repack = {},
                     .repack_blocks = 0,
-                    .counters = at.workspace + layout.counters,
-                    .counter_count = layout.counter_count,
+                    .zeroed = {Words{at.workspace + layout.counters, layout.counter_count},
+                               Words{at.amax, p.out_scaled ? p.batch : 0}},
                     .reduced_chunks = 0};
   uint32_t repacks = 0;
   uint64_t pieces = 0;
@@ -168,7 +192,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
 
   GemmParams& params = launch.params = make_params(*family, p, config, at, work);
   params.partials = work.slices != 0 ? reinterpret_cast<float*>(at.workspace + layout.partials) : nullptr;
-  params.counters = layout.counter_count != 0 ? reinterpret_cast<uint32_t*>(launch.counters) : nullptr;
+  params.counters = layout.counter_count != 0 ? reinterpret_cast<uint32_t*>(launch.zeroed[0].address) : nullptr;
   if (reduces_apart(*family, config)) {
     const uint64_t tiles = (work.tiles - work.whole_tiles) * config.cluster_tiles();
     params.tile_slices = divisor(cluster_slices(config.block_m, params.tile_columns));
@@ -176,6 +200,8 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   }
   // The repack waits for everything before it, as every kernel does that is launched without an overlap.
   params.b_is_ready = repacks != 0 && !b_repacked;
+
+  if (p.grouped != Grouped::kNone) launch.groups = group_table(p, config, at, layout);
 
   launch.views[0] = view_a(*family, p, config, at.a);
   launch.views[1] = view_b(*family, p, config, "rhs", at.b);

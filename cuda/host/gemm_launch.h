@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "gemm/groups.h"
 #include "host/gemm.h"
 #include "host/tensor_map.h"
 
@@ -19,12 +20,13 @@ GemmBuffers as_launched(const GemmBuffers& buffers, const GemmConfig& config);
 struct WorkspaceLayout {
   uint64_t a = 0, b = 0, b_up = 0, partials = 0, counters = 0;
   uint64_t counter_count = 0;
+  uint64_t group_table = 0, group_count = 0;  // of a grouped matmul
   uint64_t bytes = 0;
 };
 
 // How the cluster tiles of D become work items.
 struct Work {
-  uint64_t tiles_m, tiles_n;  // of one batch index
+  uint64_t tiles_m, tiles_n;  // of one batch index; where rows are grouped of all, as many as there may be
   uint64_t tiles, whole_tiles, items;
   uint64_t slices;        // of the split tiles: each has sums of every part, and perhaps a counter
   uint64_t slice_floats;  // of one part
@@ -68,6 +70,12 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
 // The same of a call, which names its kernel: it must be the right one.
 Result<GemmPlan> plan_call(const GemmProblem& problem, const GemmConfig& config);
 
+// 32-bit words in device memory, perhaps none.
+struct Words {
+  CUdeviceptr address;
+  uint64_t count;
+};
+
 // All but who encodes the tensor maps, and how many clusters run at a time. Threads and shared memory of a block are
 // those of the family and the configuration.
 struct GemmLaunch {
@@ -77,9 +85,12 @@ struct GemmLaunch {
   std::array<std::optional<TensorView>, 7> views;  // in the order of the tensor maps in GemmParams
   RepackParams repack;                             // what is copied before, where repack_blocks is not 0
   uint32_t repack_blocks;
-  CUdeviceptr counters;  // to be set to zero before
-  uint64_t counter_count;
-  uint64_t reduced_chunks;  // that a launch behind adds up, where it is not 0 (reduces_apart)
+  std::array<Words, 2> zeroed;  // to be set to zero before: counters, and what amax begins with
+  uint64_t reduced_chunks;      // that a launch behind adds up, where it is not 0 (reduces_apart)
+  std::optional<GroupTableParams> groups = std::nullopt;  // of a grouped matmul: what a launch before it makes
+
+  // The parameters of a grouped matmul.
+  GroupedParams grouped() const { return {params, groups->table, groups->count}; }
 
   // Its blocks: each fills an SM.
   uint32_t reduce_blocks(uint32_t sm_count) const;
@@ -96,6 +107,9 @@ std::string_view repack_kernel(const KernelFamily& family, std::string_view kern
 
 // The kernel that adds up the parts of split tiles.
 std::string_view reduce_kernel(const KernelFamily& family);
+
+// The kernel that says what the tiles of a grouped matmul are.
+std::string_view group_table_kernel(const KernelFamily& family);
 
 // Fails on a configuration that no problem can be launched with.
 Status check_call(const GemmConfig& config);

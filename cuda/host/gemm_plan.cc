@@ -35,6 +35,10 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   layout.partials = section(work.slices * c.split_k * work.slice_floats * sizeof(float));
   layout.counter_count = reduces_apart(family, c) ? 0 : work.slices;
   layout.counters = section(layout.counter_count * sizeof(uint32_t));
+  if (p.grouped == Grouped::kNone) return layout;
+  const bool of_rows = p.grouped == Grouped::kRows;
+  layout.group_table = section((of_rows ? work.tiles_m : p.results()) * sizeof(GroupRows));
+  layout.group_count = section(of_rows ? sizeof(uint32_t) : 0);
   return layout;
 }
 
@@ -55,8 +59,9 @@ GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
 Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Work work;
   work.tiles_m = ceil_div(p.m, uint64_t{c.cluster_m} * c.cta_rows());
+  if (p.grouped == Grouped::kRows) work.tiles_m = p.batch * max_row_tiles(p.m, p.total_groups, c.block_m);
   work.tiles_n = ceil_div(p.n, uint64_t{c.cluster_n} * tile_columns(p, c));
-  work.tiles = work.tiles_m * work.tiles_n * p.batch;
+  work.tiles = work.tiles_m * work.tiles_n * p.tiled();
   work.whole_tiles = c.split_k == 1 ? work.tiles : c.split_tail != 0 ? work.tiles / c.wave * c.wave : 0;
   work.items = work.whole_tiles + (work.tiles - work.whole_tiles) * c.split_k;
   const auto [slices, floats] = slices_of(family, p, c);
@@ -66,7 +71,7 @@ Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig&
 }
 
 Verdict check_work(const Work& work, const GemmProblem& p, const GemmConfig& c) {
-  if (work.tiles_m * work.tiles_n > kMaxGrid / p.batch / c.cluster_size() / c.split_k) {
+  if (work.tiles_m * work.tiles_n > kMaxGrid / p.tiled() / c.cluster_size() / c.split_k) {
     return Violation{Rule::grid,
                      {{"tiles_m", static_cast<int64_t>(work.tiles_m)},
                       {"tiles_n", static_cast<int64_t>(work.tiles_n)},

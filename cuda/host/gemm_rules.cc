@@ -270,6 +270,41 @@ Verdict check_extents(RuleOperand array, const Operand& operand) {
   return check_extents(array, read.type, read.batch, read.rows(), read.columns());
 }
 
+// Rows are addressed by TMA from the end of their group on (gemm/groups.h).
+Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
+  const bool of_rows = p.grouped == Grouped::kRows;
+  const bool layouts = of_rows ? p.a_major == Major::kK : p.a_major == Major::kMN && p.b_major == Major::kMN;
+  const bool types = size_bytes(p.a_type) == 2 && !is_8bit(p.output);
+  if (!family.is_sm90() || !layouts || !types) return broken(Rule::no_kernel);
+  const bool plain = p.alpha == 1 && !p.factors_in_memory && !p.a_scaled && !p.b_scaled && !p.c && !p.bias &&
+                     !p.residual && p.activation == Activation::kNone && !p.gated && !p.save;
+  if (!plain) return broken(Rule::grouped_epilogue);
+  const std::pair<RuleOperand, uint64_t> rows[] = {{RuleOperand::kLhs, operand_a(p).row_bytes()},
+                                                   {RuleOperand::kRhs, operand_b(p).row_bytes()},
+                                                   {RuleOperand::kResult, p.n * size_bytes(p.output)}};
+  for (const auto& [array, bytes] : rows) {
+    if (bytes % kTmaAlignment != 0) {
+      return broken(Rule::grouped_alignment,
+                    {{"operand", static_cast<int64_t>(array)}, {"bytes", static_cast<int64_t>(bytes)}});
+    }
+    if (bytes >= kRaggedWrap) return broken(Rule::stride, {{"operand", static_cast<int64_t>(array)}});
+  }
+  if (p.grouped_rows() > kRaggedRows || p.grouped_rows() > (kRaggedExtent - 1) / p.batch) {
+    return broken(Rule::grouped_rows, {{"rows", static_cast<int64_t>(p.grouped_rows())},
+                                       {"batch", static_cast<int64_t>(p.batch)},
+                                       {"most", kRaggedRows}});
+  }
+  if (p.total_groups > kMaxExtent) return broken(Rule::extent, {{"operand", static_cast<int64_t>(RuleOperand::kRhs)}});
+  return {};
+}
+
+// What the grouped kernels leave out, see sm90_grouped.cuh.
+Verdict check_grouped_config(const GemmProblem& p, const GemmConfig& c) {
+  const bool one_group = p.grouped == Grouped::kContraction || c.cluster_m == 1;
+  if (one_group && c.cluster_k == 1 && c.split_k == 1 && c.swap_ab == 0 && c.raster == 0) return {};
+  return broken(Rule::grouped_config);
+}
+
 std::string shape(DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
   return concat(name(type), "[", batch, ",", rows, ",", columns, "]");
 }
@@ -287,7 +322,13 @@ const KernelFamily* find_family(std::string_view name) {
 
 const KernelFamily* family_of_kernel(std::string_view kernel) {
   const KernelInstance* instance = find_instance(kernel);
-  return instance == nullptr || instance->role != "gemm" ? nullptr : find_family(instance->family);
+  return instance == nullptr || !instance->is_matmul() ? nullptr : find_family(instance->family);
+}
+
+Grouped grouped_by(std::string_view kernel, Major a_major) {
+  const KernelInstance* instance = find_instance(kernel);
+  if (instance == nullptr || instance->role != "grouped") return Grouped::kNone;
+  return a_major == Major::kMN ? Grouped::kContraction : Grouped::kRows;
 }
 
 DataType operand_type(const KernelInstance& instance) {
@@ -303,7 +344,8 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
   for (const KernelInstance& instance : kKernelInstances) {
-    if (instance.family != family.name || instance.role != "gemm") continue;
+    const std::string_view role = launched.grouped == Grouped::kNone ? "gemm" : "grouped";
+    if (instance.family != family.name || instance.role != role) continue;
     if (instance.input != input) continue;
     if (instance.layout == "any" || instance.layout == std::string_view(layout, 2)) instances_.push_back(&instance);
   }
@@ -335,6 +377,10 @@ std::string_view repack_kernel(const KernelFamily& family, std::string_view kern
 
 std::string_view reduce_kernel(const KernelFamily& family) {
   return find_companion(family.name, "reduce", "f32")->name;
+}
+
+std::string_view group_table_kernel(const KernelFamily& family) {
+  return find_companion(family.name, "group_table", "s32")->name;
 }
 
 uint32_t b_columns(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
@@ -391,16 +437,19 @@ StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmC
 }
 
 Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
-  if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0) return broken(Rule::empty);
+  const bool no_groups = p.groups == 0 || (p.grouped != Grouped::kNone && p.total_groups == 0);
+  if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0 || no_groups) return broken(Rule::empty);
   const bool known = is_known(p.a_type) && is_known(p.b_type) && is_known(p.output);
   if (!known || !multiplied_together(p.a_type, p.b_type)) return broken(Rule::dtype);
   if (p.activation > Activation::kGeluExact) {
     return broken(Rule::activation, {{"activation", static_cast<int64_t>(p.activation)}});
   }
   if (p.gated && p.c) return broken(Rule::gated_c);
+  if (p.out_scaled && !is_8bit(p.output)) return broken(Rule::out_scale);
   Verdict verdict = check_extents(RuleOperand::kLhs, operand_a(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kRhs, operand_b(family, p));
-  if (!verdict) verdict = check_extents(RuleOperand::kResult, p.output, p.batch, p.m, p.n);
+  if (!verdict) verdict = check_extents(RuleOperand::kResult, p.output, p.results(), p.m, p.n);
+  if (!verdict && p.grouped != Grouped::kNone) verdict = check_grouped(family, p);
   return verdict;
 }
 
@@ -426,7 +475,8 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
 
 Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Verdict verdict;
-  if (p.gated) verdict = check_gated(family, c);
+  if (p.grouped != Grouped::kNone) verdict = check_grouped_config(p, c);
+  if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
   if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(family, p), c, b_extent(p, c), b_peers(c));
   if (!verdict) verdict = check_8bit_columns(family, p, c);
@@ -471,15 +521,17 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
 }
 
 std::string describe(const GemmProblem& p) {
-  std::string text = concat(shape(operand_a(p)), p.a_major == Major::kMN ? "^T" : "", " @ ", shape(operand_b(p)),
-                            p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
+  std::string text =
+      concat(p.grouped == Grouped::kNone ? "" : "grouped ", shape(operand_a(p)), p.a_major == Major::kMN ? "^T" : "",
+             " @ ", shape(operand_b(p)), p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
   const std::pair<bool, const char*> terms[] = {{p.a_scaled, " * lhs_scale"},
                                                 {p.b_scaled, " * rhs_scale"},
                                                 {p.c.has_value(), " + c"},
                                                 {p.bias.has_value(), " + bias"},
                                                 {p.residual.has_value(), " + residual"}};
   for (const auto& [present, term] : terms) text += present ? term : "";
-  return concat(text, " -> ", shape(p.output, p.batch, p.m, p.n), p.save ? ", saved" : "");
+  return concat(text, " -> ", shape(p.output, p.results(), p.m, p.n), p.save ? ", saved" : "",
+                p.out_scaled ? " / out_scale" : "");
 }
 
 std::string describe(const GemmConfig& c) {

@@ -8,7 +8,7 @@
 namespace jaxbw {
 
 struct KernelInstance {
-  std::string_view name, family, role;     // "jaxbw_sm90_...", "sm90", "gemm"
+  std::string_view name, family, role;     // "jaxbw_sm90_...", "sm90", "gemm" or "grouped"
   std::string_view input;                  // "bf16", "f16"; "16bit", "tf32" of sm_100; of another role what it takes
   std::string_view layout;                 // "nn", ...; "any"
   std::string_view source;                 // of several instances: the name of the PTX and of the kernel in it, where
@@ -16,6 +16,8 @@ struct KernelInstance {
   uint32_t rows, columns;                  // of a multiplying warpgroup; 0 where that is chosen at launch
   uint32_t cta_group;
   uint32_t threads;  // of a CTA
+
+  constexpr bool is_matmul() const { return role == "gemm" || role == "grouped"; }
 };
 
 inline constexpr KernelInstance kKernelInstances[] = {
@@ -29,7 +31,8 @@ constexpr const KernelInstance* find_instance(std::string_view name) {
   return nullptr;
 }
 
-// The kernel that stands beside the gemm kernels of a family: "repack" or "reduce"; null where there is none.
+// The kernel that stands beside the gemm kernels of a family: "repack", "reduce" or "group_table"; null where there is
+// none.
 constexpr const KernelInstance* find_companion(std::string_view family, std::string_view role, std::string_view input) {
   for (const KernelInstance& instance : kKernelInstances) {
     if (instance.family == family && instance.role == role && instance.input == input) return &instance;

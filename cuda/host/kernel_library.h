@@ -20,6 +20,7 @@ struct PreparedKernel {
   CUkernel repack;             // copies operands for it; null for a kernel that needs none
   CUkernel reduce;             // adds up the parts of its tiles; null in a family that has none
   uint32_t sm_count;
+  CUkernel group_table = nullptr;  // of a grouped one: says what its tiles are
 };
 
 // Loads the libraries once per process, then once per device raises the kernel's limits and asks for its occupancy.

@@ -34,11 +34,11 @@ GemmBuffers buffers_of(const GemmPlan& plan, const std::map<std::string, uint64_
 
 using Launches = std::tuple<std::optional<EmulatedLaunch>, EmulatedLaunch, std::optional<EmulatedLaunch>>;
 
-// Of the repack, gemm and reduce kernels.
+// Of what goes before, the gemm kernel, and the reduce kernel.
 Launches emulated_launches(const PlanOnDevice& plan, const std::map<std::string, uint64_t>& arrays, uint32_t sm_count) {
   const Result<EmulatedCall> call = emulated_call(plan.plan, buffers_of(plan.plan, arrays), plan.resident, sm_count);
   if (!call.ok()) throw nb::value_error(call.status().message().c_str());
-  return {call->repack, call->gemm, call->reduce};
+  return {call->before, call->gemm, call->reduce};
 }
 
 #define JAXBW_PARAMS_FIELDS(X) \

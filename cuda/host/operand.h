@@ -57,7 +57,8 @@ inline Operand operand_a(const GemmProblem& p) {
   return {"lhs", p.a_type, p.a_major, p.m, p.k, p.a_batched ? p.batch : 1};
 }
 inline Operand operand_b(const GemmProblem& p) {
-  return {"rhs", p.b_type, p.b_major, p.n, p.k, p.b_batched ? p.batch : 1};
+  const uint64_t matrices = p.grouped == Grouped::kRows ? p.groups : 1;
+  return {"rhs", p.b_type, p.b_major, p.n, p.k, (p.b_batched ? p.batch : 1) * matrices};
 }
 inline Operand operand_a(const KernelFamily& family, const GemmProblem& p) {
   Operand a = operand_a(p);

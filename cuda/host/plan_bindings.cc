@@ -84,7 +84,8 @@ GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, boo
                          Major lhs_major, Major rhs_major, DataType lhs, DataType rhs, DataType output, bool promoted,
                          float alpha, float beta, std::optional<DataType> c, std::optional<DataType> bias,
                          bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated,
-                         bool save, bool factors_in_memory, bool lhs_scale, bool rhs_scale) {
+                         bool save, bool factors_in_memory, bool lhs_scale, bool rhs_scale, bool out_scale,
+                         Grouped grouped, uint64_t groups, uint64_t total_groups) {
   return {.batch = batch,
           .m = m,
           .n = n,
@@ -108,7 +109,11 @@ GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, boo
           .bias_along_m = bias_along_m,
           .activation = activation,
           .gated = gated,
-          .save = save};
+          .save = save,
+          .out_scaled = out_scale,
+          .grouped = grouped,
+          .groups = groups,
+          .total_groups = total_groups};
 }
 
 // --- what goes out
@@ -373,6 +378,10 @@ std::string rule_name(const Violation& violation) { return name(violation.rule);
 }  // namespace
 
 void bind_plan(nb::module_& m) {
+  nb::enum_<Grouped>(m, "Grouped")
+      .value("NONE", Grouped::kNone)
+      .value("ROWS", Grouped::kRows)
+      .value("CONTRACTION", Grouped::kContraction);
   nb::class_<GemmProblem>(m, "Problem")
       .def(
           "__init__",
@@ -380,10 +389,12 @@ void bind_plan(nb::module_& m) {
              bool rhs_batched, Major lhs_major, Major rhs_major, DataType lhs, DataType rhs, DataType output,
              bool promoted, float alpha, float beta, std::optional<DataType> c, std::optional<DataType> bias,
              bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated, bool save,
-             bool factors_in_memory, bool lhs_scale, bool rhs_scale) {
+             bool factors_in_memory, bool lhs_scale, bool rhs_scale, bool out_scale, Grouped grouped, uint64_t groups,
+             uint64_t total_groups) {
             new (self) GemmProblem(make_problem(batch, rows, n, k, lhs_batched, rhs_batched, lhs_major, rhs_major, lhs,
                                                 rhs, output, promoted, alpha, beta, c, bias, bias_along_m, residual,
-                                                activation, gated, save, factors_in_memory, lhs_scale, rhs_scale));
+                                                activation, gated, save, factors_in_memory, lhs_scale, rhs_scale,
+                                                out_scale, grouped, groups, total_groups));
           },
           nb::kw_only(), nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("lhs_batched") = true,
           nb::arg("rhs_batched") = true, nb::arg("lhs_major") = Major::kK, nb::arg("rhs_major") = Major::kMN,
@@ -391,7 +402,9 @@ void bind_plan(nb::module_& m) {
           nb::arg("promoted") = false, nb::arg("alpha") = 1.0f, nb::arg("beta") = 0.0f, nb::arg("c") = nb::none(),
           nb::arg("bias") = nb::none(), nb::arg("bias_along_m") = false, nb::arg("residual") = nb::none(),
           nb::arg("activation") = Activation::kNone, nb::arg("gated") = false, nb::arg("save") = false,
-          nb::arg("factors_in_memory") = false, nb::arg("lhs_scale") = false, nb::arg("rhs_scale") = false)
+          nb::arg("factors_in_memory") = false, nb::arg("lhs_scale") = false, nb::arg("rhs_scale") = false,
+          nb::arg("out_scale") = false, nb::arg("grouped") = Grouped::kNone, nb::arg("groups") = 1,
+          nb::arg("total_groups") = 0)
       .def("__repr__", [](const GemmProblem& p) { return concat("<Problem ", describe(p), ">"); });
 
   nb::class_<Violation>(m, "Violation")

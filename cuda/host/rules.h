@@ -19,9 +19,13 @@ namespace jaxbw {
   X(dtype, "unknown dtype")                                                                                            \
   X(activation, "unknown activation {activation}")                                                                     \
   X(gated_c, "a gated matmul has no c")                                                                                \
+  X(out_scale, "only a result of 8 bits has a scale")                                                                  \
   X(extent, "{operand} has a dimension of 2^31 or more; TMA coordinates are int32")                                    \
   X(stride, "{operand} has matrices of 2^40 bytes or more, beyond the strides of TMA")                                 \
   X(address_space, "{operand} is larger than any address space")                                                       \
+  X(grouped_epilogue, "a grouped matmul is cast and nothing more")                                                     \
+  X(grouped_alignment, "{operand} has rows of {bytes} bytes; of a grouped matmul they are multiples of 16")            \
+  X(grouped_rows, "{batch} times {rows} rows in groups; they are up to {most}, and fewer than 2^31 in all")            \
   /* of a configuration alone */                                                                                       \
   X(block_k, "block_k is {block_k}; it is a multiple of {span}, up to {most}")                                         \
   X(block_k_of_any, "block_k is {block_k}; it is {spans} spans at most, of 64 elements of 16 bits or 32 of f32")       \
@@ -62,6 +66,7 @@ namespace jaxbw {
   X(stages, "{stages} stages; a {block_m}x{block_n} tile with k_spans {k_spans} takes {least} to {most}")              \
   /* of both */                                                                                                        \
   X(no_kernel, "no kernel takes such operands")                                                                        \
+  X(grouped_config, "a grouped matmul takes raster 0, no split, no swap, and where rows are grouped a cluster of 1xN") \
   X(block_n_of_operands, "block_n is {block_n}; of such operands, with {rows} rows in each warpgroup, it is {takes}")  \
   X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
   X(gated_columns, "block_n is {block_n}; of a gated matmul it is a multiple of {step}")                               \

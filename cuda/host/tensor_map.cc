@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "gemm/groups.h"
+
 namespace jaxbw {
 namespace {
 
@@ -52,15 +54,24 @@ TensorView view(const Operand& operand, CUdeviceptr address, const GemmConfig& c
 
 }  // namespace
 
+MapDimensions map_dimensions(const TensorView& view) {
+  const uint64_t row = view.row_stride;
+  if (!view.ragged) return {3, {view.contiguous, view.outer, view.batch, 1}, {row, row * view.outer, 0}};
+  return {4, {view.contiguous, kRaggedRows, kRaggedExtent, kRaggedExtent}, {row, kRaggedWrap - row, row}};
+}
+
 TensorView view_a(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
                   CUdeviceptr address) {
-  return view(operand_a(family, problem), address, config, a_extent(config), a_peers(config));
+  TensorView a = view(operand_a(family, problem), address, config, a_extent(config), a_peers(config));
+  a.ragged = problem.grouped != Grouped::kNone;
+  return a;
 }
 
 TensorView view_b(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config, const char* name,
                   CUdeviceptr address) {
   TensorView b = view(operand_b(family, problem), address, config, b_extent(problem, config), b_peers(config));
   b.name = name;
+  b.ragged = problem.grouped == Grouped::kContraction;
   return b;
 }
 
@@ -71,23 +82,24 @@ TensorView view_like_result(const GemmProblem& problem, StoreBox box, const char
           .type = type,
           .contiguous = problem.n,
           .outer = problem.m,
-          .batch = problem.batch,
+          .batch = problem.results(),
           .row_stride = problem.n * size_bytes(type),
           .box_contiguous = box.columns,
           .box_outer = box.rows,
-          .swizzle_bytes = box.row_bytes(type)};
+          .swizzle_bytes = box.row_bytes(type),
+          .ragged = problem.grouped == Grouped::kRows};
 }
 
 Status encode_tensor_map(const Driver& driver, const TensorView& view, TensorMap& map) {
-  const cuuint64_t dims[3] = {view.contiguous, view.outer, view.batch};
-  const cuuint64_t strides[2] = {view.row_stride, view.row_stride * view.outer};
-  const cuuint32_t box[3] = {view.box_contiguous, view.box_outer, 1};
-  const cuuint32_t element_strides[3] = {1, 1, 1};
+  const MapDimensions map_of = map_dimensions(view);
+  const cuuint32_t box[4] = {view.box_contiguous, view.box_outer, 1, 1};
+  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
 
   CUtensorMap encoded;
   const Status status = driver.cuTensorMapEncodeTiled(
-      &encoded, encoded_type(view.type), 3, reinterpret_cast<void*>(view.address), dims, strides, box, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, encoded_swizzle(view.swizzle_bytes), CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+      &encoded, encoded_type(view.type), map_of.rank, reinterpret_cast<void*>(view.address), map_of.extents,
+      map_of.strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, encoded_swizzle(view.swizzle_bytes),
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);  // "none" fills with zeros; the other choice is NaN
   if (!status.ok()) return status;
 

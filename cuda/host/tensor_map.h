@@ -15,14 +15,22 @@ struct TensorView {
   uint64_t row_stride;  // bytes: a multiple of 16
   uint32_t box_contiguous, box_outer;
   uint32_t swizzle_bytes;  // 128, 64, 32, or 16 for none
+  bool ragged = false;     // of all batch indices one behind the other, rows are addressed by their group's end
 };
+
+// The dimensions of its tensor map: contiguous, outer, batch; of a ragged one as gemm/groups.h has them.
+struct MapDimensions {
+  uint32_t rank;
+  uint64_t extents[4], strides[3];
+};
+MapDimensions map_dimensions(const TensorView& view);
 
 // `address`: of the operand as the kernel reads it.
 TensorView view_a(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
                   CUdeviceptr address);
 TensorView view_b(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config, const char* name,
                   CUdeviceptr address);
-// Of an array that is shaped as the result.
+// Of an array that is shaped as the result, which it is where rows are grouped.
 TensorView view_like_result(const GemmProblem& problem, StoreBox box, const char* name, DataType type,
                             CUdeviceptr address);
 

@@ -27,10 +27,16 @@ _INPUTS = {
     **{"8bit": "kE4M3", "8bit_promoted": "kE4M3"},
 }
 # Of a role; others are named as their role is.
-_HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce"}
+_HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce", "grouped": "{family}_grouped"}
 # At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
-_BLOCKS_PER_SM = {"gemm": 1, "reduce": 1, "repack": 4, "quantize": 4}
-_PARAMS = {"repack": "RepackParams", "quantize": "QuantizeParams"}
+_BLOCKS_PER_SM = {
+    **{"gemm": 1, "reduce": 1, "repack": 4, "quantize": 4},
+    **{"grouped": 1, "group_table": 1},
+}
+_PARAMS = {
+    **{"repack": "RepackParams", "quantize": "QuantizeParams"},
+    **{"grouped": "GroupedParams", "group_table": "GroupTableParams"},
+}
 
 _KINDS = {"16bit": "k16Bit", "8bit": "k8Bit", "tf32": "kTf32"}
 _ELEMENTS = {"8bit": "uint8_t", "16bit": "uint16_t", "32bit": "uint32_t"}
@@ -81,13 +87,15 @@ def _function(kernel: Any) -> str:
         return f"repack<{_ELEMENTS[kernel.input]}>"
     if kernel.role == "quantize":
         return f"quantize<jaxbw::DataType::{_INPUTS[kernel.input]}>"
+    if kernel.role == "group_table":
+        return "group_table"
     if kernel.role == "reduce":
         return f"{kernel.family}::reduce"
     if kernel.family == "sm100":
         return f"sm100::gemm<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     input_class = "bf16" if kernel.input == "f16" else kernel.input
     return (
-        "sm90::gemm<jaxbw::sm90::Config{"
+        f"sm90::{'grouped_gemm' if kernel.role == 'grouped' else 'gemm'}<jaxbw::sm90::Config{{"
         f".input = jaxbw::DataType::{_INPUTS[input_class]}, "
         f".warpgroup_rows = {kernel.block_m}, .block_n = {kernel.block_n}, "
         f".promoted = {str(kernel.input == '8bit_promoted').lower()}}}>"

@@ -64,6 +64,11 @@ JAXBW_DEVICE void add_relaxed(uint32_t* counter, uint32_t value) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
+// Makes a number the larger one of itself and another, likewise.
+JAXBW_DEVICE void max_relaxed(uint32_t* number, uint32_t other) {
+  asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(number), "r"(other) : "memory");
+}
+
 JAXBW_DEVICE uint32_t load_relaxed(const uint32_t* counter) {
   uint32_t value;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");

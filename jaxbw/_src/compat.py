@@ -265,6 +265,17 @@ def dot_general_type(lhs: Any, rhs: Any, params: Mapping[str, Any]) -> tuple[Any
     return cast("tuple[Any, Any]", _primitives.dot_general_p.abstract_eval(lhs, rhs, **params))
 
 
+def ragged_dot_general_type(
+    lhs: Any, rhs: Any, group_sizes: Any, params: Mapping[str, Any]
+) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of `lax.ragged_dot_general`; also its errors. Of shapes and dtypes alone."""
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        given = (_core.ShapedArray(x.shape, x.dtype) for x in (lhs, rhs, group_sizes))
+        primitive = _lax.ragged_dot_general_p
+        result, _ = primitive.abstract_eval(*given, **params, group_offset=None, out_sharding=None)
+    return jax.ShapeDtypeStruct(result.shape, result.dtype)
+
+
 def lax_dot_general(lhs: Any, rhs: Any, params: Mapping[str, Any]) -> Any:
     """`lax.dot_general` with parameters that are already canonical, and XLA's in any case.
 
@@ -532,6 +543,19 @@ def without_mesh() -> Iterator[None]:
         jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())),
     ):
         yield
+
+
+def lower_unplaced(function: Callable[..., Any], ctx: Any, operands: Sequence[Any]) -> Any:
+    """Lowers a function, of one result, as if of one device.
+
+    Nothing in it says over which mesh axes an array varies, or how it is sharded: so a loop may
+    begin with zeros.
+    """
+    with without_mesh():
+        avals = [_core.ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
+        plain = ctx.replace(primitive=None, avals_in=avals, avals_out=None)
+        with without_error_checks():
+            return mlir.lower_fun(function, multiple_results=False)(plain, *operands)
 
 
 def register_partitioner(target: str, partition: Callable[..., Any]) -> None:

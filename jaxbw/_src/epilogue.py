@@ -10,8 +10,10 @@ A gated matmul has a second right operand:
 
 scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Everything up to the casts is
 float32 (float64 where the result is). They are to d's dtype, of what is saved beside a d of 8 bits
-to bfloat16. The kernels' side of it is `Epilogue` in cuda/params.h;
-`evaluate` is XLA's.
+to bfloat16. A d of 8 bits may have an out_scale: it is scaled_down of fp8.py, which saturates, and
+the last result is its amax, finite_amax before that, of each batch index.
+
+The kernels' side of it is `Epilogue` in cuda/params.h; `evaluate` is XLA's.
 """
 
 from collections.abc import Callable
@@ -48,6 +50,7 @@ class Epilogue:
       gated: there is a second right operand.
       lhs_scale, rhs_scale: rows have scales, or columns; of a gated matmul both operands' columns.
       save: z, and u of a gated matmul, are results, too, of `saved_dtype`.
+      out_scale: d has a scale, and its amax is a result.
     """
 
     alpha: float | None = 1.0
@@ -62,6 +65,7 @@ class Epilogue:
     lhs_scale: bool = False
     rhs_scale: bool = False
     save: bool = False
+    out_scale: bool = False
 
     @property
     def is_identity(self) -> bool:
@@ -69,7 +73,7 @@ class Epilogue:
         # Field by field: to NumPy, None is a dtype, and equal to float64.
         arrays = (self.c, self.bias, self.residual)
         plain = self.alpha == 1 and self.activation is None and all(x is None for x in arrays)
-        return plain and not self.gated and not self.is_scaled and not self.save
+        return plain and not (self.gated or self.is_scaled or self.save or self.out_scale)
 
     @property
     def is_scaled(self) -> bool:
@@ -82,9 +86,14 @@ class Epilogue:
         return self.alpha is None or self.beta is None
 
     @property
+    def saves(self) -> int:
+        """How many arrays are saved beside d."""
+        return self.save * (1 + self.gated)
+
+    @property
     def results(self) -> int:
-        """How many arrays come out."""
-        return 1 + self.save * (1 + self.gated)
+        """How many arrays come out: d, what is saved, and amax."""
+        return 1 + self.saves + self.out_scale
 
     def saving(self) -> "Epilogue":
         """The same, with z (and u) as results."""
@@ -104,7 +113,7 @@ class Epilogue:
             d += " * up"
         if self.residual is not None:
             d += f" + residual {self.residual}"
-        return d
+        return f"({d}) / out_scale" if self.out_scale else d
 
 
 IDENTITY = Epilogue()
@@ -175,8 +184,9 @@ def evaluate(
     lhs_scale: Any = None,
     rhs_scale: Any = None,
     rhs_up_scale: Any = None,
+    out_scale: Any = None,
 ) -> tuple[Any, ...]:
-    """d, and what is saved, by XLA's operations.
+    """d, what is saved, and amax, by XLA's operations.
 
     Args:
       epilogue: which of the arrays there are, and how they come together.
@@ -186,6 +196,7 @@ def evaluate(
       c, residual: shaped as the matmul.
       bias, lhs_scale, rhs_scale, rhs_up_scale: shaped as the dimensions along which they lie.
       alpha, beta: scalar arrays, where the epilogue does not know them.
+      out_scale: a scalar, float32.
     """
     alpha = epilogue.alpha if alpha is None else alpha
     z = scaled(alpha, ranks.scaled(matmul, lhs_scale, rhs_scale))
@@ -200,7 +211,15 @@ def evaluate(
     if residual is not None:
         d = d + residual.astype(z.dtype)
     saved = [x.astype(saved_dtype(dtype)) for x in saved] if epilogue.save else []
-    return (d.astype(dtype), *saved)
+    if out_scale is None:
+        return (d.astype(dtype), *saved)
+    from jaxbw._src import fp8  # wanted by few
+
+    format = fp8.format_of(dtype)
+    assert format is not None
+    apart = tuple(range(ranks.batch, sum(ranks)))
+    amax = lax.squeeze(fp8.finite_amax(d, apart), apart)
+    return (fp8.scaled_down(d, out_scale, format), *saved, amax)
 
 
 def scaled(factor: Any, x: Any) -> Any:

@@ -48,6 +48,11 @@ FORMATS = {
 _NAN = np.uint32(0x7F)  # PTX's, in both formats
 
 
+def format_of(dtype: Any) -> Format | None:
+    """The format of a dtype; None where it is of none."""
+    return next((format for format in FORMATS.values() if format.dtype == dtype), None)
+
+
 def finite_amax(x: Any, axis: Sequence[int]) -> Any:
     """The largest magnitude of the finite numbers in float32 x; subnormal ones count as 0.
 
@@ -114,9 +119,15 @@ def rounded(x: Any, format: Format) -> Any:
 
 
 def scaled_down(x: Any, scale: Any, format: Format) -> Any:
-    """float32 x / scale in this format: x times the rounded reciprocal of the scale."""
+    """float32 x / scale in this format: x times the rounded reciprocal of the scale.
+
+    Subnormal x count as 0. By a scale that is no positive normal number all become NaN.
+    """
     flushed = jnp.where(_bits(x) & _MAGNITUDE < _IMPLICIT, _float(_bits(x) & _SIGN), x)
-    return rounded(flushed * divide(jnp.ones_like(scale), scale), format)
+    is_scale = (_bits(scale) >= _IMPLICIT) & (_bits(scale) < _INFINITY)
+    divisor = jnp.where(is_scale, scale, np.float32(1))
+    inverse = jnp.where(is_scale, divide(jnp.ones_like(divisor), divisor), np.float32(np.nan))
+    return rounded(flushed * inverse, format)
 
 
 def _bits(x: Any) -> Any:

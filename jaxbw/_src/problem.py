@@ -130,10 +130,11 @@ class GemmProblem:
         return (self.batch, self.m, self.n)
 
     @property
-    def results(self) -> list[tuple[tuple[int, int, int], np.dtype[Any]]]:
-        """Shape and dtype of d, and of what is saved."""
-        saved = [(self.output_shape, saved_dtype(self.output))] * (self.epilogue.results - 1)
-        return [(self.output_shape, self.output), *saved]
+    def results(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and dtype of d, of what is saved, and of amax."""
+        saved = [(self.output_shape, saved_dtype(self.output))] * self.epilogue.saves
+        amax = [((self.batch,), np.dtype(np.float32))] * self.epilogue.out_scale
+        return [(self.output_shape, self.output), *saved, *amax]
 
     @property
     def native(self) -> Problem:
@@ -167,6 +168,7 @@ class GemmProblem:
             activation=ACTIVATIONS[e.activation],
             gated=e.gated,
             save=e.save,
+            out_scale=e.out_scale,
         )
 
     def __str__(self) -> str:
@@ -197,6 +199,7 @@ class Operands(NamedTuple):
     lhs_scale: Any = None
     rhs_scale: Any = None
     rhs_up_scale: Any = None
+    out_scale: Any = None
 
     def given(self) -> list[Any]:
         """Those that are there, in order."""
@@ -216,6 +219,7 @@ class Operands(NamedTuple):
         factors = (epilogue.alpha is None, epilogue.beta is None)
         scales = (epilogue.lhs_scale, epilogue.rhs_scale, epilogue.rhs_scale and epilogue.gated)
         there = (True, True, epilogue.gated, *(x is not None for x in arrays), *factors, *scales)
+        there = (*there, epilogue.out_scale)
         rest = iter(given)
         return cls(*(next(rest) if is_there else None for is_there in there))
 
@@ -364,7 +368,7 @@ class _Layout:
     def copied(self, epilogue: Epilogue, itemsizes: tuple[int, int, int]) -> int:
         """The bytes that are transposed, so far as sizes are known."""
         views = (self.lhs[0], self.rhs[0], self.result)
-        counts = (1, 1 + epilogue.gated, epilogue.results)
+        counts = (1, 1 + epilogue.gated, 1 + epilogue.saves)
         return sum(
             count * itemsize * math.prod(size for size in view.shape if isinstance(size, int))
             for view, count, itemsize in zip(views, counts, itemsizes, strict=True)

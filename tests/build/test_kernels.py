@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")
 BY_NAME = {kernel.name: kernel for kernel in TABLE}
 ALL = list(BY_NAME)
-HOPPER = [k.name for k in TABLE if (k.family, k.role) == ("sm90", "gemm")]
+HOPPER = [k.name for k in TABLE if k.family == "sm90" and k.role in ("gemm", "grouped")]
 
 Opcodes = Callable[[Path], Counter[str]]
 
@@ -93,8 +93,13 @@ def assert_hopper_instructions(name: str, counts: Counter[str]) -> None:
     else:
         mma = {"bf16": "x16.F32.BF16", "f16": "x16.F32", "tf32": "x8.F32.TF32"}[kernel.input]
         assert matching(counts, r"HGMMA\..*") == {f"HGMMA.{width}{mma}"}
-    assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D", "UTMALDG.3D.MULTICAST"}
-    assert matching(counts, r"UTMASTG\.3D")
+    # Arrays whose rows are grouped have tensor maps of rank 4; instances are pruned of the others.
+    loads, store = {"3D"}, "3D"
+    if kernel.role == "grouped":
+        loads, store = ({"4D"}, "3D") if kernel.layout == "tn" else ({"3D", "4D"}, "4D")
+    expected = {f"UTMALDG.{rank}{how}" for rank in loads for how in ("", ".MULTICAST")}
+    assert matching(counts, r"UTMALDG.*") == expected
+    assert matching(counts, r"UTMASTG.*") == {f"UTMASTG.{store}"}
     assert matching(counts, r"STSM\.16\..*")
 
 

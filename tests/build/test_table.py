@@ -70,7 +70,8 @@ def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:
         (("why =", 'note = ""\nwhy ='), "note"),
         (('"gemm"', '"repack"'), r"unknown keys \['cta_group', 'layout', 'tile'\]"),
         (('role = "gemm"\n', ""), r"missing keys \['role'\]"),
-        (('"gemm"', '"other"'), "role is not one of gemm, repack, reduce, quantize"),
+        (('"gemm"', '"other"'), "role is not one of gemm, grouped, repack"),
+        (('"gemm"', '"grouped"'), 'layout is not "nn" or "nt"'),
         (('"sm_90a"', '"sm_80"'), "sm_80"),
         (('"f16"]', '"bf16"]'), "jaxbw_sm90_bf16_nn_64x256"),
         (('"tt"]', '"any"]'), "layout"),
@@ -101,6 +102,8 @@ why = "a test"
         load(tmp_path, row.replace('"16bit"', '"bf16"'))
     with pytest.raises(ValueError, match='there is one, for arch "sm_90a" and input "f32"'):
         load(tmp_path, row.replace('"repack"', '"reduce"'))
+    with pytest.raises(ValueError, match='there is one, for arch "sm_90a" and input "s32"'):
+        load(tmp_path, row.replace('"repack"', '"group_table"'))
     with pytest.raises(ValueError, match='input is not "f32", "bf16" or "f16"'):
         load(tmp_path, row.replace('"repack"', '"quantize"'))
 

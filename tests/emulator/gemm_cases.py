@@ -30,6 +30,7 @@ OPERANDS = DTYPES | {
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 # By the input of an instance: what its operands may be, each side's.
 INPUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "bf16": (("bf16", "bf16"),),
@@ -85,6 +86,7 @@ class Case:
     lhs_scale: bool = False
     rhs_scale: bool = False
     save: bool = False
+    out_scale: float | None = None  # exact: a power of two
     integers: bool = True  # then float32 holds every partial sum, and the result is exact
     family: str = "sm100"
     block_m: int = 128
@@ -193,6 +195,7 @@ class Case:
             activation=Activation[self.activation.upper()],
             gated=self.gated,
             save=self.save,
+            out_scale=self.out_scale is not None,
         )
 
     def planned(self, resident: int | None = None) -> Plan | Violation:
@@ -260,6 +263,7 @@ class Case:
             bias_along_m=self.bias_along_m,
             residual=optional(self.residual, full),
             save=self.save,
+            out_scale=self.out_scale,
             lhs_scale=scales("lhs", self.m, self.lhs_scale),
             rhs_scale=scales("rhs", self.n, self.rhs_scale),
             rhs_up_scale=scales("rhs", self.n, self.rhs_scale and self.gated),
@@ -279,7 +283,7 @@ def transposed(layout: str) -> str:
 
 
 def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
-    """D and what is saved, in float64 before the cast, each with the error that it may have."""
+    """D, what is saved, and amax, in float64 before the cast, each with the error it may have."""
     p = matmul
     accumulation = ACCUMULATION * (case.k + 2 + case.lhs_scale + case.rhs_scale)
     if case.family == "sm90" and OPERANDS[case.dtype].itemsize == 1:
@@ -314,7 +318,12 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
         residual = p.residual.astype(np.float64)
         d_error = d_error + ACCUMULATION * (np.abs(d) + np.abs(residual))
         d = d + residual
-    return [(d, d_error), *(saved if p.save else [])]
+    found = [(d, d_error), *(saved if p.save else [])]
+    if case.out_scale is not None:
+        largest = LARGEST[case.output]
+        found[0] = np.clip(d / case.out_scale, -largest, largest), d_error / case.out_scale
+        found.append((np.abs(d).max((1, 2)), d_error.max((1, 2))))
+    return found
 
 
 def smooth(activation: str) -> bool:
@@ -346,22 +355,24 @@ def verify(case: Case, matmul: Matmul, outcome: gemm_launch.Outcome) -> None:
       AssertionError: an element is wrong, or was not written; or the emulator has found something.
     """
     assert outcome.report.findings == [], f"{case}: {outcome.report.findings}"
-    verify_results(case, matmul, [outcome.d, *outcome.saved])
+    amax = [] if outcome.amax is None else [outcome.amax]
+    verify_results(case, matmul, [outcome.d, *outcome.saved, *amax])
 
 
 def verify_results(case: Case, matmul: Matmul, results: Sequence[npt.NDArray[Any]]) -> None:
-    """Compares what a launch has written, each [batch, m, n], with the oracle.
+    """Compares what a launch has written, each [batch, m, n] or an amax, with the oracle.
 
     Raises:
       AssertionError: an element is wrong, or was not written.
     """
     exact = case.integers and not smooth(case.activation)
     wanted = expected(case, matmul)
-    names = ("d", "saved", "saved_up")[: len(wanted)]
+    names = ["d", *(("saved", "saved_up")[: 1 + case.gated] if case.save else ())]
+    names += ["amax"] * (case.out_scale is not None)
     for name, result, (reference, error) in zip(names, results, wanted, strict=True):
         with np.errstate(over="ignore"):  # f16 and e5m2 overflow to infinity, e4m3 to NaN
             rounded = reference.astype(np.float32).astype(result.dtype)
-        if exact or (case.integers and name != "d"):
+        if exact or (case.integers and name.startswith("saved")):
             wrong = result != rounded
         else:
             # Casting rounds what was computed, which may be off by `error` already.

@@ -172,6 +172,7 @@ def _epilogue(rng: random.Random, output: str, gated: bool) -> dict[str, Any]:
         in_memory=rng.random() < 0.2,
         lhs_scale=rng.random() < 0.2,
         rhs_scale=rng.random() < 0.2,
+        out_scale=rng.choice((None, 0.25, 64.0)) if OPERANDS[output].itemsize == 1 else None,
     )
 
 
@@ -216,7 +217,7 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     m = _extent(rng, tiles_m, tile_m)
     n = _extent(rng, items // tiles_m // batch, tile_n)
     k = max(1, min(rng.choice(gpu.ks), gpu.work // (batch * m * n)))
-    output = rng.choice(tuple(DTYPES))
+    output = rng.choice(tuple(OPERANDS))
     dtype, rhs_dtype = rng.choice(INPUTS[kernel.input])
     # Operands of 8 bits that are not K-major are repacked.
     layout = kernel.layout if dtype in DTYPES else rng.choice(("nt", "nt", "nn", "tn", "tt"))

@@ -103,6 +103,7 @@ class Matmul:
     rhs_scale: Array | None = None
     rhs_up_scale: Array | None = None
     save: bool = False
+    out_scale: float | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -122,17 +123,23 @@ class Matmul:
         """Those that there are."""
         names = ("lhs_scale", "rhs_scale", "rhs_up_scale")
         given = {name: getattr(self, name) for name in names}
+        if self.out_scale is not None:
+            given["out_scale"] = np.array(self.out_scale, np.float32)
         return {name: scales for name, scales in given.items() if scales is not None}
 
 
 @dataclass
 class Outcome:
-    """Results [batch, m, n], and the report of the launch, or of the first that shows something."""
+    """Results [batch, m, n], and the report of the launch, or of the first that shows something.
+
+    `amax`: [batch], beside a d that has a scale.
+    """
 
     d: Array
     saved: list[Array]
     report: emulator.Report
     counters: Array  # of the slices of split tiles, as they were left
+    amax: Array | None = None
 
 
 def from_gemm_config(
@@ -218,6 +225,7 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
         activation=Activation(c.activation),
         gated=p.rhs_up is not None,
         save=p.save,
+        out_scale=p.out_scale is not None,
     )
     given = GemmConfig(
         c.block_m,
@@ -272,6 +280,12 @@ class _Results:
         self.guarded.append(guarded)
         return guarded[GUARD:-GUARD].reshape(self.shape)
 
+    def amax(self) -> Array:
+        """[batch], zero."""
+        found = replace(self, shape=(self.shape[0], 1, 1), pitch=None).new(np.dtype(np.float32))
+        found[...] = 0
+        return found[:, 0, 0]
+
     def check(self) -> None:
         for guarded in self.guarded if self.pitch is None else []:
             edges = np.concatenate([guarded[:GUARD], guarded[-GUARD:]])
@@ -307,6 +321,8 @@ def launch(
     written = {
         name: results.new(c.output if name == "result" else saved_type(c.output)) for name in names
     }
+    if p.out_scale is not None:
+        written["amax"] = results.amax()
     workspace = emulator.empty(plan.workspace_bytes, np.uint8)
     workspace[...] = NAN
     own = {"workspace": workspace} if workspace.size else {}
@@ -348,8 +364,9 @@ def launch(
             break
     assert report is not None
     results.check()
+    amax = written.pop("amax", None)
     d, *saved = (array[..., : p.shape[2]] for array in written.values())
-    return Outcome(d, saved, report, counters)
+    return Outcome(d, saved, report, counters, amax)
 
 
 def _operands(config: Config, matmul: Matmul) -> dict[str, Array]:

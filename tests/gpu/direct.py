@@ -69,7 +69,7 @@ def launch(
     guard_bytes: int = GUARD,
     **options: Any,
 ) -> Results:
-    """d and what is saved, each [batch, m, n], on the first device that runs the kernel.
+    """d and what is saved, each [batch, m, n], and amax, on the first device that runs the kernel.
 
     `options` are more of `_native.launch_gemm`.
     """
@@ -102,8 +102,10 @@ def launch(
     )
     shape = case.batch, case.m, case.n
     output = OPERANDS[case.output]
-    dtypes = (output, *[saved_type(output)] * (len(results) - 1))
-    return [data.view(dtype).reshape(shape) for data, dtype in zip(results, dtypes, strict=True)]
+    saves = case.save * (1 + case.gated)
+    types: list[Any] = [(output, shape), *[(saved_type(output), shape)] * saves]
+    types += [(np.float32, shape[:1])] * (case.out_scale is not None)
+    return [data.view(dtype).reshape(of) for data, (dtype, of) in zip(results, types, strict=True)]
 
 
 def check(case: gemm_cases.Case, **options: Any) -> None:

@@ -5,10 +5,18 @@ which ones, so real values can be compared exactly, not within a bound that noth
 """
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import jaxbw
+
 from ..emulator import gemm_launch, installed
+from ..quantized import scaled
 from . import direct
 from .direct import Case
 
@@ -56,3 +64,50 @@ def test_results_of_8_bits(dtype: str, output: str, launch: dict[str, object]) -
 def test_operands_are_transposed_first(layout: str) -> None:
     for m, n, k in ((130, 203, 271), (256, 512, 384), (33, 65, 129)):
         direct.check(Case(m=m, n=n, k=k, layout=layout, dtype="e4m3", family="sm90"))
+
+
+@pytest.mark.parametrize("launch", [*LAUNCHES, dict(block_m=128, block_n=128, split_k=14)], ids=str)
+@pytest.mark.parametrize(("dtype", "output"), [("bf16", "e4m3"), ("e4m3", "e5m2")])
+def test_results_with_a_scale(dtype: str, output: str, launch: dict[str, object]) -> None:
+    """Bit by bit what the formula makes of the float32 that the same launch gives without one."""
+    given: Any = dict(launch, dtype=dtype, c="f32", bias="f32", activation="gelu", integers=False)
+    for n in (264, 133):
+        case = Case(
+            m=200, n=n, k=1800, batch=2, layout="nt", output=output, out_scale=0.37, **given
+        )
+        matmul = case.matmul()
+        exact, *_ = direct.launch(
+            replace(case, output="f32", out_scale=None), replace(matmul, out_scale=None)
+        )
+        found, amax = direct.launch(case, matmul, repeats=2)
+        for i in range(2):
+            bits, largest = scaled(exact[i], 0.37, output)
+            np.testing.assert_array_equal(found[i].view(np.uint8), bits)
+            assert amax[i] == largest
+
+
+def test_a_scale_in_compiled_programs() -> None:
+    """XLA's bits; each call begins with an amax of zero, also within a loop."""
+    rng = np.random.default_rng(0)
+    xs = (
+        rng.integers(-3, 4, (4, 256, 512)).astype(np.float32)
+        * np.array([4, 1, 2, 1])[:, None, None]
+    )
+    xs, w = xs.astype(jnp.bfloat16), rng.integers(-3, 4, (512, 384)).astype(jnp.bfloat16)
+
+    def step(scale: Any, x: Any, implementation: Any) -> Any:
+        options: Any = {"preferred_element_type": "float8_e4m3fn", "activation": "relu"}
+        q = jaxbw.matmul(x, w, out_scale=scale, implementation=implementation, **options)
+        return q.amax / 512, (q.data, q.amax)
+
+    def run(implementation: Any) -> Any:
+        scan = lambda xs: jax.lax.scan(  # noqa: E731
+            lambda s, x: step(s, x, implementation), jnp.float32(1), xs
+        )
+        return jax.jit(scan)(xs)
+
+    found, wanted = run("kernel"), run("xla")
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+    first, second, *_ = np.asarray(found[1][1])
+    assert first > second

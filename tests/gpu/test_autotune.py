@@ -1,6 +1,7 @@
 """jaxbw.autotune on a GPU: what it stores is used, right, and not slower than what it replaces."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.gpu
 def step(x: jax.Array, w: jax.Array) -> jax.Array:
     """A loss's gradient: matmuls with and without an epilogue, in three layouts."""
 
-    def loss(w: jax.Array) -> jax.Array:
+    def loss(w: jax.Array) -> Any:
         return jaxbw.matmul(jaxbw.matmul(x, w, activation="gelu"), w.T).astype(jnp.float32).sum()
 
     gradient: jax.Array = jax.grad(loss)(w)

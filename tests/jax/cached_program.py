@@ -4,6 +4,7 @@ Prints the sum of the result, then how often the cache had the program, and how 
 """
 
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ def main(implementation: str, block_n: int) -> None:
             counts[event] += 1
 
     @jax.jit
-    def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
+    def matmul(x: jax.Array, w: jax.Array) -> Any:
         config = jaxbw.GemmConfig(block_m=128, block_n=block_n)
         out = jaxbw.matmul(x, w, activation="relu", implementation=implementation, config=config)
         return out.astype("float32").sum()

@@ -144,6 +144,21 @@ def test_dot_general_type_and_matmul() -> None:
         compat.dot_general_type(jax.typeof(wide), jax.typeof(wide), PARAMS)
 
 
+def test_ragged_dot_general_type() -> None:
+    dims = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+    params = {
+        "ragged_dot_dimension_numbers": dims,
+        "precision": None,
+        "preferred_element_type": None,
+    }
+    lhs, rhs, sizes = (jax.ShapeDtypeStruct(x, jnp.int16) for x in ((5, 2), (3, 2, 4), (3,)))
+    with jax.set_mesh(explicit_mesh()):  # there lax asks for an out_sharding
+        result = compat.ragged_dot_general_type(lhs, rhs, sizes, params)
+    assert (result.shape, result.dtype) == ((5, 4), jnp.int16)
+    with pytest.raises(TypeError, match="group dimension size"):
+        compat.ragged_dot_general_type(lhs, rhs, jax.ShapeDtypeStruct((2,), jnp.int16), params)
+
+
 def explicit_mesh() -> jax.sharding.Mesh:
     return jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
 
@@ -364,6 +379,28 @@ def test_without_mesh() -> None:
             outside = jax.jit(jnp.cos).lower(MATRIX).as_text()
         assert "num_partitions = 1" in inside
         assert "num_partitions = 2" in outside
+
+
+def test_lower_unplaced() -> None:
+    """A loop that begins with a constant, in a rule for what varies over a mesh axis."""
+    primitive = Primitive("sum_in_a_loop")
+    primitive.def_abstract_eval(lambda x: x.update(shape=()))
+
+    def total(x: Any) -> Any:
+        return jax.lax.fori_loop(0, len(x), lambda i, y: y + x[i], jnp.float32(0))
+
+    def rule(ctx: Any, x: Any) -> Any:
+        return compat.lower_unplaced(total, ctx, (x,))
+
+    mlir.register_lowering(primitive, rule)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    each = jax.shard_map(
+        lambda x: jax.lax.psum(primitive.bind(x), "x"),
+        mesh=mesh,
+        in_specs=PartitionSpec("x"),
+        out_specs=PartitionSpec(),
+    )
+    assert jax.jit(each)(np.arange(6, dtype=np.float32)) == 15
 
 
 def test_register_partitioner() -> None:

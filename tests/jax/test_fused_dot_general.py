@@ -111,7 +111,7 @@ def test_the_kernel_reads_the_bias_as_one_vector(name: str) -> None:
     )
 
     @functools.partial(jax.jit, static_argnums=0)
-    def matmul(implementation: str) -> jax.Array:
+    def matmul(implementation: str) -> Any:
         return jaxbw.dot_general(
             x,
             w,

@@ -77,6 +77,19 @@ def test_why_xla_serves_is_told(
     assert message.startswith(f"{MATMUL}: {reason}")
 
 
+def test_grouped_matmuls_are_told(told: Told) -> None:
+    def grouped(x: Any, w: Any) -> Any:
+        return jaxbw.ragged_dot(x, w[None], jnp.full(1, 48))
+
+    lowered(grouped, X, W, platform="cpu")
+    with jaxbw.target("H200"):
+        lowered(grouped, X, W)
+    by_xla, by_kernel = told()
+    matmul = "ragged bf16[1,48,64] @ bf16[1,1,64,80] -> bf16[1,48,80]"
+    assert by_xla == f"{matmul}: xla: the kernels run on CUDA, not on this platform"
+    assert by_kernel.startswith(f"{matmul}: sm90 on H200, jaxbw_sm90_grouped_bf16_nn_")
+
+
 def test_refusals_are_told(told: Told) -> None:
     with jaxbw.target("H200"):
         lowered(matmul, X.astype("float32"), W.astype("float32"))

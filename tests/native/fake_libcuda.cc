@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "gemm/groups.h"
 #include "params.h"
 
 namespace {
@@ -323,7 +324,7 @@ CUresult tensor_map_encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
                         : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32
                                                                : 4096;
   bool legal =
-      rank == 3 && reinterpret_cast<uintptr_t>(address) % 16 == 0 &&
+      (rank == 3 || rank == 4) && reinterpret_cast<uintptr_t>(address) % 16 == 0 &&
       (is_f32 || is_byte || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) &&
       box[0] * element <= span && box[0] * element % 16 == 0;
   for (unsigned i = 0; i < rank; ++i) {
@@ -393,8 +394,27 @@ float load(DataType type, const void* address) {
   return type == DataType::kBF16 ? load_bf16(bits) : load_f16(bits);
 }
 
-void store(DataType type, void* address, float value) {
-  if (type == DataType::kF32) {
+// Rounded to nearest even; what is beyond the largest number becomes that where the cast saturates.
+uint8_t store_8bit(DataType type, float value, bool saturates) {
+  const int mantissa_bits = type == DataType::kE4M3 ? 3 : 2, bias = type == DataType::kE4M3 ? 7 : 15;
+  const float largest = type == DataType::kE4M3 ? 448.0f : 57344.0f;
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  float magnitude = std::fabs(value);
+  if (std::isnan(value)) return 0x7f;
+  if (!saturates && magnitude > jaxbw::float8_limit(type)) return sign | (type == DataType::kE4M3 ? 0x7f : 0x7c);
+  magnitude = std::min(magnitude, largest);
+  if (magnitude == 0) return sign;
+  int exponent;
+  std::frexp(magnitude, &exponent);
+  const int least = 1 - bias - mantissa_bits, scale = std::max(exponent - 1 - mantissa_bits, least);
+  const int quotient = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -scale)));
+  return static_cast<uint8_t>(sign | (((scale - least) << mantissa_bits) + quotient));
+}
+
+void store(DataType type, void* address, float value, bool saturates = false) {
+  if (is_8bit(type)) {
+    *static_cast<uint8_t*>(address) = store_8bit(type, value, saturates);
+  } else if (type == DataType::kF32) {
     *static_cast<float*>(address) = value;
   } else {
     *static_cast<uint16_t*>(address) = type == DataType::kBF16 ? store_bf16(value) : store_f16(value);
@@ -482,17 +502,24 @@ void compute(const GemmParams& p) {
         if (e.bias.data != nullptr) z += load_operand(e.bias, e.bias_along_m != 0 ? i : j);
         float value = activate(e.activation, z);
         if (p.saved_output[0].data != nullptr) {
-          store(p.output.type, result_element(p, p.saved[0], p.saved_output[0], i, j, batch), z);
+          store(p.saved_output[0].type, result_element(p, p.saved[0], p.saved_output[0], i, j, batch), z);
         }
         if (e.gated != 0) {
           const float up = matmul(b_up, e.b_up_scales, i, j, batch);
           value *= up;
           if (p.saved_output[1].data != nullptr) {
-            store(p.output.type, result_element(p, p.saved[1], p.saved_output[1], i, j, batch), up);
+            store(p.saved_output[1].type, result_element(p, p.saved[1], p.saved_output[1], i, j, batch), up);
           }
         }
         if (e.residual.data != nullptr) value += load_operand(e.residual, index);
-        store(p.output.type, result_element(p, p.d, p.output, i, j, batch), value);
+        if (p.out_scale != nullptr) {
+          uint32_t bits;
+          const float magnitude = std::fabs(value);
+          std::memcpy(&bits, &magnitude, sizeof(bits));
+          p.amax[batch] = std::max(p.amax[batch], bits);
+          value /= *p.out_scale;
+        }
+        store(p.output.type, result_element(p, p.d, p.output, i, j, batch), value, p.out_scale != nullptr);
       }
     }
   }
@@ -581,6 +608,14 @@ CUresult launch_quantize(const CUlaunchConfig* launch, const Kernel& kernel, con
   return CUDA_SUCCESS;
 }
 
+CUresult launch_group_table(const CUlaunchConfig* launch, const Kernel& kernel, const jaxbw::GroupTableParams& p) {
+  FAKE_RETURN_IF_FAILED("cuLaunchKernelEx", "kernel", kernel.name, "grid", std::vector<unsigned>{launch->gridDimX},
+                        "block", std::vector<unsigned>{launch->blockDimX}, "overlaps", overlaps(*launch), "stream",
+                        reinterpret_cast<uintptr_t>(launch->hStream), "groups",
+                        std::vector<uint32_t>{p.batch, p.total_groups, p.groups, p.rows, p.block_m});
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void** arguments, void**) {
   const Kernel& kernel = *reinterpret_cast<const Kernel*>(function);
   if (kernel.name.find("_repack_") != std::string::npos) {
@@ -589,7 +624,10 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
   if (kernel.name.find("_quantize_") != std::string::npos) {
     return launch_quantize(launch, kernel, *static_cast<const jaxbw::QuantizeParams*>(arguments[0]));
   }
-  const auto& p = *static_cast<const GemmParams*>(arguments[0]);
+  if (kernel.name.find("_group_table_") != std::string::npos) {
+    return launch_group_table(launch, kernel, *static_cast<const jaxbw::GroupTableParams*>(arguments[0]));
+  }
+  const auto& p = *static_cast<const GemmParams*>(arguments[0]);  // which those of a grouped matmul begin with
   if (kernel.name.find("_reduce_") != std::string::npos) return launch_reduce(launch, kernel, p);
   const bool along_m = p.order.raster == jaxbw::Raster::kAlongM;
   FAKE_RETURN_IF_FAILED(
@@ -618,7 +656,8 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
     matmul_with_parts = p.output.data;
     return CUDA_SUCCESS;
   }
-  if (environment("FAKE_CUDA_COMPUTE") == "0") return CUDA_SUCCESS;
+  if (environment("FAKE_CUDA_COMPUTE") == "0" || kernel.name.find("_grouped_") != std::string::npos)
+    return CUDA_SUCCESS;
   if (!counters_are_ready(p, cluster)) return CUDA_ERROR_INVALID_VALUE;
   compute(p);
   return CUDA_SUCCESS;

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxbw import GemmConfig, _native
-from jaxbw._native import DataType, Major, Plan, Problem, Violation
+from jaxbw._native import DataType, Grouped, Major, Plan, Problem, Violation
 from jaxbw._src.selection import planner
 
 from .conftest import ROOT
@@ -91,6 +91,24 @@ PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = 
         GemmConfig(128, 256),
         132,
         dict(residual_stages=2, formula="elementwise", store_path="tma"),
+    ),
+    # Four groups and what is behind them waste a tile each, but for a row; 16 bytes describe one.
+    "rows in groups": (
+        "sm90",
+        dict(m=1000, n=512, k=512, grouped=Grouped.ROWS, groups=4, total_groups=4),
+        GemmConfig(128, 128, cluster=(1, 2)),
+        66,
+        dict(kernel="jaxbw_sm90_grouped_bf16_nn_64x128", tiles_m=12, tiles_n=2, items=24)
+        | dict(clusters=24, workspace_bytes=256 + 256, store_path="tma", formula="cast"),
+    ),
+    "a contraction in groups": (
+        "sm90",
+        dict(m=512, n=512, k=1000, lhs_major=Major.MN, batch=3)
+        | dict(grouped=Grouped.CONTRACTION, groups=4, total_groups=9),
+        GemmConfig(128, 256),
+        132,
+        dict(kernel="jaxbw_sm90_grouped_bf16_tn_64x256", tiles_m=4, tiles_n=2, items=96)
+        | dict(workspace_bytes=256),
     ),
     "results that TMA cannot store": (
         "sm100",
@@ -288,10 +306,12 @@ def test_arrays_that_a_launch_does_not_take(arrays: dict[str, int], message: str
 SIZES = {"batch": 1, "m": 1024, "n": 1024, "k": 1024}
 HUGE = {"m": 2**19, "n": 2**19, "k": 128}
 PAIR = {"cta_group": 2, "cluster": (2, 1)}
+ROWS = {"grouped": Grouped.ROWS, "groups": 4, "total_groups": 4}
 EIGHT_BITS = {"lhs": DataType.E4M3, "rhs": DataType.E5M2}
 BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "empty": ("sm100", {"m": 0}, {}),
     "gated_c": ("sm100", {"gated": True, "c": DataType.F32}, {}),
+    "out_scale": ("sm100", {"out_scale": True}, {}),
     "extent": ("sm100", {"m": 2**31}, {}),
     "stride": ("sm100", {"m": 2**20, "n": 2**20}, {}),
     "address_space": ("sm100", HUGE | {"batch": 2**18}, {}),
@@ -327,6 +347,10 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no_kernel": ("sm90", {"lhs": DataType.F32, "rhs": DataType.F32}, {"block_m": 256}),
     "block_n_of_operands": ("sm90", EIGHT_BITS | {"promoted": True}, {"block_n": 256}),
     "gated_swap": ("sm100", {"gated": True}, {"swap_ab": True}),
+    "grouped_epilogue": ("sm90", ROWS | {"bias": DataType.F32}, {}),
+    "grouped_alignment": ("sm90", ROWS | {"k": 1004}, {}),
+    "grouped_rows": ("sm90", ROWS | {"m": 2**30, "n": 64, "k": 64, "batch": 2}, {}),
+    "grouped_config": ("sm90", ROWS, {"cluster": (2, 1)}),
     "gated_columns": ("sm100", {"gated": True}, {"block_n": 144}),
     "gated_columns_sm90": ("sm90", {"gated": True}, {"block_n": 192}),
     "gated_pair": ("sm100", {"gated": True}, PAIR),
@@ -359,6 +383,14 @@ def test_every_rule(rule: str) -> None:
     assert not re.search(r"[{}]|None;", words)
 
 
+@pytest.mark.parametrize("name", ["groups", "total_groups"])
+def test_without_groups_there_is_nothing_to_launch(name: str) -> None:
+    given = Problem(**SIZES | ROWS | {name: 0})
+    found = _native.plan("sm90", given, GemmConfig(128, 128))
+    assert isinstance(found, Violation)
+    assert found.rule == "empty"
+
+
 def test_these_are_all_rules_that_a_configuration_can_break() -> None:
     without_a_problem = {"block_k_of_any"}
     assert set(BROKEN) | without_a_problem == set(planner.MESSAGES)
@@ -381,7 +413,7 @@ ONE_PLACE = {
         "jaxbw/_src/selection/kernel_table.py"
     },
     # attributes of the custom call
-    r"\bhas_rhs_scale\b.*[\s\S]{0,40}\bgated\b.*[\s\S]{0,40}\bsave\b": {
+    r"\bhas_out_scale\b.*[\s\S]{0,40}\bgated\b.*[\s\S]{0,40}\bsave\b": {
         "cuda/host/gemm_call.h",
         "cuda/host/gemm_call.cc",
         "jaxbw/_native.pyi",

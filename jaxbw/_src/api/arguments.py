@@ -24,28 +24,34 @@ from jaxbw._src.selection.implementations import FAMILIES, Implementation
 from jaxbw._src.selection.policy import policy_of
 
 _BIAS_AXES = {-1: "n", -2: "m"}
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")  # of which there are results with a scale
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["data", "scale", "transposed"],
+    data_fields=["data", "scale", "transposed", "amax"],
     meta_fields=["dtype"],
 )
 @dataclass(frozen=True)
 class Quantized:
     """An array as float8 and float32 scales: `data * scale`. A pytree; `quantize` makes it.
 
+    A matmul with an `out_scale` makes it, too.
+
     Attributes:
       data: float8, shaped as the array.
       scale: float32: a scalar, or shaped as the array with size 1 where it is shared.
       transposed: data with its last two dimensions swapped, where both were asked for; else None.
       dtype: that of the array, which decides the dtype of a matmul's result.
+      amax: of a matmul with an `out_scale`: float32, the largest finite magnitude of the array;
+        else None.
     """
 
     data: Any
     scale: Any
     transposed: Any
     dtype: Any
+    amax: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -247,6 +253,7 @@ def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogu
         gated=operands.rhs_up is not None,
         lhs_scale=operands.lhs_scale is not None,
         rhs_scale=operands.rhs_scale is not None,
+        out_scale=operands.out_scale is not None,
     )
 
 
@@ -310,6 +317,11 @@ def check_epilogue(
         raise TypeError(
             f"{call}: an epilogue needs a real floating result, and this one is {output.dtype}; "
             "apply it to the matmul, or set preferred_element_type"
+        )
+    if epilogue.out_scale and output.dtype.name not in FLOAT8:
+        raise TypeError(
+            f"{call}: out_scale is for results of 8 bits, and this one is {output.dtype}: set "
+            f"preferred_element_type to {' or '.join(FLOAT8)}, or multiply alpha by it"
         )
     for name in ("alpha", "beta"):
         x = getattr(operands, name)

@@ -117,7 +117,8 @@ def _given(
 
 def _forward(static: _Static, lhs: Any, rhs: Any, scale: Any) -> jax.Array:
     default = lax.Precision.DEFAULT
-    return dot_general(lhs, rhs, static.dims, default, static.dtype, alpha=scale)
+    out: jax.Array = dot_general(lhs, rhs, static.dims, default, static.dtype, alpha=scale)
+    return out
 
 
 def _backward(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxbw._src import compat
@@ -37,12 +38,13 @@ def matmul(
     beta: Any = 1.0,
     lhs_scale: Any = None,
     rhs_scale: Any = None,
+    out_scale: Any = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
-) -> jax.Array:
+) -> Any:
     """Matmul with `jnp.matmul`'s semantics, on a hand-written kernel where one fits.
 
     With any of the arguments of an epilogue it computes
@@ -75,6 +77,8 @@ def matmul(
         broadcast; or a scalar, of all; real floating arrays, used in float32. It multiplies the
         sums, and has a derivative. Default none.
       rhs_scale: of each column of rhs, shaped as rhs without its next to last dimension; likewise.
+      out_scale: of a result in float8, which is divided by it and saturates, as of `quantize`: a
+        number or a scalar array, used in float32, known before the call. Default none.
       precision: as of `jnp.matmul`; default None.
       preferred_element_type: dtype of the result; default as of `jnp.matmul`.
       out_sharding: as of `jnp.matmul`; default None.
@@ -86,11 +90,13 @@ def matmul(
       config: the kernel's configuration; default None, chosen. It is not for the backward pass.
 
     Returns:
-      `[..., m, n]`, without m or n where an operand has one dimension.
+      `[..., m, n]`, without m or n where an operand has one dimension. With an `out_scale` a
+      `Quantized` of that, `out_scale` and amax: it takes the place of lhs in the next matmul, and
+      amax gives the next step's scale. It has no derivative.
 
     Raises:
       TypeError: operands that are no arrays; an epilogue on a dtype that is not real floating; a
-        scale of a `Quantized`.
+        scale of a `Quantized`; an `out_scale` of what is not float8, or is differentiated.
       ValueError: shapes that do not fit; an unknown name; a configuration that no kernel takes.
       NotImplementedError: a strict implementation that cannot run the matmul: at trace time where
         the matmul is the reason, when it is lowered where the platform is.
@@ -108,20 +114,21 @@ def matmul(
             arguments.renamed(call, "lhs", lhs, "a", a),
             arguments.renamed(call, "rhs", rhs, "b", b),
         )
+    both = (lhs, rhs)
     if isinstance(lhs, Quantized) or isinstance(rhs, Quantized):
         from jaxbw._src.api import scales
 
-        lhs, rhs, lhs_scale, rhs_scale, preferred_element_type = scales.unquantized(
-            call, lhs, rhs, (lhs_scale, rhs_scale), preferred_element_type
+        (lhs, rhs), (lhs_scale, rhs_scale), preferred_element_type = scales.unquantized(
+            call, both, (lhs_scale, rhs_scale), preferred_element_type
         )
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    last = factors(terms, alpha, beta, lhs_scale, rhs_scale)
+    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, None, out_scale)
     operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *last)
     given = arguments.matmul(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
-    result: jax.Array = _matmul(given, terms, False, *operands)
-    return result
+    result = _matmul(given, terms, False, *operands)
+    return result if out_scale is None else _quantized(result, both)
 
 
 def gated_matmul(
@@ -133,13 +140,14 @@ def gated_matmul(
     lhs_scale: Any = None,
     rhs_gate_scale: Any = None,
     rhs_up_scale: Any = None,
+    out_scale: Any = None,
     recompute: bool = False,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
-) -> jax.Array:
+) -> Any:
     """`activation(lhs @ rhs_gate) * (lhs @ rhs_up)`, in one kernel where one fits.
 
     The first half of a gated feed-forward layer: SwiGLU with "silu", GEGLU with "gelu". Both right
@@ -147,11 +155,12 @@ def gated_matmul(
     float64) up to the cast to the result's dtype.
 
     Args:
-      lhs: `[..., m, k]` or `[k]`.
+      lhs: `[..., m, k]` or `[k]`; a `Quantized`, as of `matmul`, as may be both of the others.
       rhs_gate, rhs_up: `[..., k, n]`, of one shape and one dtype.
       activation: as of `matmul`; default "silu".
       lhs_scale, rhs_gate_scale, rhs_up_scale: scales of rows of lhs, and of columns of the right
         operands, as of `matmul`; default none.
+      out_scale: as of `matmul`; default none.
       recompute: False: the forward pass keeps both matmuls, in the result's dtype, for the
         backward pass. True: it keeps the operands only, and the backward pass computes them again:
         `jax.checkpoint` around this call. Inside of a `jax.checkpoint`, the outer policy decides.
@@ -168,8 +177,17 @@ def gated_matmul(
     Array([-9., -9., -9., -9.], dtype=float32)
     """
     call = "jaxbw.gated_matmul"
+    all_three = (lhs, rhs_gate, rhs_up)
+    if any(isinstance(x, Quantized) for x in all_three):
+        from jaxbw._src.api import scales
+
+        of_operands: Any = (lhs_scale, rhs_gate_scale, rhs_up_scale)
+        (lhs, rhs_gate, rhs_up), of_operands, preferred_element_type = scales.unquantized(
+            call, all_three, of_operands, preferred_element_type
+        )
+        lhs_scale, rhs_gate_scale, rhs_up_scale = of_operands
     terms = arguments.terms(call, 1.0, 1.0, -1, activation)
-    last = factors(terms, 1.0, 1.0, lhs_scale, rhs_gate_scale, rhs_up_scale)
+    last = factors(terms, 1.0, 1.0, lhs_scale, rhs_gate_scale, rhs_up_scale, out_scale)
     operands = _arguments(
         call, (lhs, rhs_gate, rhs_up), *((None, None, None, *last) if last else ())
     )
@@ -178,8 +196,8 @@ def gated_matmul(
     )
     if not isinstance(recompute, bool):
         raise TypeError(f"{call}: recompute is {arguments.shown(recompute)}; it is True or False")
-    result: jax.Array = _matmul(given, terms, recompute, *operands)
-    return result
+    result = _matmul(given, terms, recompute, *operands)
+    return result if out_scale is None else _quantized(result, all_three)
 
 
 def dot_general(
@@ -199,9 +217,10 @@ def dot_general(
     beta: Any = 1.0,
     lhs_scale: Any = None,
     rhs_scale: Any = None,
+    out_scale: Any = None,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
-) -> jax.Array:
+) -> Any:
     """`jax.lax.dot_general`, on a hand-written kernel where one fits.
 
     A drop-in for Flax's `dot_general=` and for `jnp.einsum(_dot_general=)`. Operands whose
@@ -209,7 +228,8 @@ def dot_general(
     transpositions of such, under `jit`. The epilogue is that of `matmul`.
 
     Args:
-      lhs, rhs: arrays of any rank and of any dtype that `lax.dot_general` takes.
+      lhs, rhs: arrays of any rank and of any dtype that `lax.dot_general` takes, or `Quantized`
+        with scales that are shared along the contraction.
       dimension_numbers: `((lhs contracting, rhs contracting), (lhs batch, rhs batch))`; None as of
         `lax.dot_general`, for operands of one or two dimensions.
       precision: as of `lax.dot_general`; default None.
@@ -220,10 +240,11 @@ def dot_general(
       residual, c: shaped as the result, a real floating dtype; default none.
       lhs_scale, rhs_scale: shaped as the operand without its contracting dimensions, else as of
         `matmul`; default none.
-      bias_axis, activation, alpha, beta, implementation, config: as of `matmul`.
+      bias_axis, activation, alpha, beta, out_scale, implementation, config: as of `matmul`.
 
     Returns:
-      Batch dimensions, then the other ones of lhs, then those of rhs.
+      Batch dimensions, then the other ones of lhs, then those of rhs. With an `out_scale` a
+      `Quantized`, as of `matmul`.
 
     Raises:
       TypeError: dimension numbers that do not fit the operands, or dtypes that have no matmul.
@@ -237,23 +258,37 @@ def dot_general(
     (8, 3, 3, 4)
     """
     call = "jaxbw.dot_general"
+    both, dims = (lhs, rhs), dimension_numbers
+    if isinstance(lhs, Quantized) or isinstance(rhs, Quantized):
+        from jaxbw._src.api import scales
+
+        dims = arguments.dimension_numbers(call, dims, (np.ndim(lhs), np.ndim(rhs)))
+        (lhs, rhs), (lhs_scale, rhs_scale), preferred_element_type = scales.unquantized(
+            call, both, (lhs_scale, rhs_scale), preferred_element_type, dims[0]
+        )
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    last = factors(terms, alpha, beta, lhs_scale, rhs_scale)
+    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, None, out_scale)
     operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *last)
     ranks = (np.ndim(operands[0]), np.ndim(operands[1]))
-    dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
+    dims = arguments.dimension_numbers(call, dims, ranks)
     given = arguments.matmul(
         call, dims, precision, preferred_element_type, out_sharding, implementation, config
     )
-    matmul: jax.Array = _dot_general(given, terms, *operands)
-    return matmul
+    result = _dot_general(given, terms, *operands)
+    return result if out_scale is None else _quantized(result, both)
+
+
+def _quantized(results: Any, operands: tuple[Any, ...]) -> Quantized:
+    from jaxbw._src.api import scales
+
+    return scales.quantized(results, operands)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=compat.INLINED)
 def _matmul(
     given: MatmulArguments, terms: EpilogueArguments, recompute: bool, *operands_given: Any
-) -> jax.Array:
-    """`jnp.matmul` with an epilogue, of `_arguments`."""
+) -> Any:
+    """`jnp.matmul` with an epilogue, of `_arguments`; with an `out_scale` also that, and amax."""
     operands = originals.transposed(operands_given)
     call, lhs, rhs = given.call, operands.lhs, operands.rhs
     arguments.check_activation(call, terms.activation)
@@ -268,23 +303,28 @@ def _matmul(
         given = given._replace(preferred_element_type=dtype)
     params = arguments.matmul_params(given)
     planned = operands_of(call, plan, operands)
-    matmul = plan.result(_with_epilogue(call, planned, epilogue, params, recompute=recompute))
-    result: jax.Array = compat.convert_element_type(matmul, matmul.dtype, weak_type)
-    return result
+    found = _with_epilogue(call, planned, epilogue, params, recompute=recompute)
+    if epilogue.out_scale:
+        return _with_scale(plan.result(found[0]), operands.out_scale, found[1])
+    matmul = plan.result(found)
+    return compat.convert_element_type(matmul, matmul.dtype, weak_type)
+
+
+def _with_scale(d: Any, out_scale: Any, amax: Any) -> tuple[Any, Any, Any]:
+    """The same with the amax of all batch indices."""
+    return d, out_scale, jnp.max(amax, initial=np.float32(0)) if amax.ndim else amax
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=compat.INLINED)
-def _dot_general(
-    given: MatmulArguments, terms: EpilogueArguments, *operands_given: Any
-) -> jax.Array:
-    """`lax.dot_general` with an epilogue, of `_arguments`."""
+def _dot_general(given: MatmulArguments, terms: EpilogueArguments, *operands_given: Any) -> Any:
+    """`lax.dot_general` with an epilogue, of `_arguments`; else as `_matmul`."""
     operands = originals.transposed(operands_given)
     params = arguments.matmul_params(given)
     _check_dimensions(given.call, operands, params)
     operands = scaled(given.call, operands, terms, params["dimension_numbers"])
     epilogue = arguments.epilogue(given.call, operands, terms)
-    result: jax.Array = _with_epilogue(given.call, operands, epilogue, params)
-    return result
+    found = _with_epilogue(given.call, operands, epilogue, params)
+    return _with_scale(found[0], operands.out_scale, found[1]) if epilogue.out_scale else found
 
 
 def _check_dimensions(call: str, operands: Operands, params: dict[str, Any]) -> None:
@@ -305,7 +345,7 @@ def scaled(
     call: str, operands: Operands, terms: EpilogueArguments, dims: DimensionNumbers | None = None
 ) -> Operands:
     """Operands with the scales that the epilogue has: of a dot_general, or else of a matmul."""
-    if operands.lhs_scale is operands.rhs_scale is operands.rhs_up_scale is None:
+    if all(x is None for x in operands[-4:]):
         return operands
     from jaxbw._src.api import scales  # which most calls do without
 
@@ -330,8 +370,9 @@ def operands_of(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
         None if x is None else plan.like_matmul(call, name, x)
         for name, x in (("c", c), ("residual", residual))
     )
-    planned = Operands(lhs, rhs, rhs_up, c, bias, residual, alpha, beta)
-    of_lhs, *of_rhs = operands[-3:]
+    out_scale = operands.out_scale
+    planned = Operands(lhs, rhs, rhs_up, c, bias, residual, alpha, beta, out_scale=out_scale)
+    of_lhs, *of_rhs = operands[-4:-1]
     if of_lhs is of_rhs[0] is of_rhs[1] is None:
         return planned
     from jaxbw._src.api import scales
@@ -353,7 +394,8 @@ def _with_epilogue(
 ) -> Any:
     """A dot_general with an epilogue: checked, and bound to the primitive that it needs.
 
-    With `recompute` nothing but the operands is kept for the backward pass.
+    With an `out_scale`, d and amax. With `recompute` nothing but the operands is kept for the
+    backward pass.
     """
     operands, dims = originals.read_in_place(
         operands, params["dimension_numbers"], params["policy"].config

@@ -1,14 +1,17 @@
-"""Scales of a matmul's operands: what is wrong with them, and how the epilogue takes them.
+"""Scales of a matmul's operands and result: what is wrong with them, how the epilogue takes them.
 
 One that all rows share, or all columns, is a factor of alpha. Others are arrays.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxbw._src.api.arguments import Quantized
+from jaxbw._src.epilogue import saved_dtype
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import DimensionNumbers, Operands, describe
 
@@ -17,38 +20,62 @@ Contracting = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of lhs, and 
 
 
 def unquantized(
-    call: str, lhs: Any, rhs: Any, scales: tuple[Any, Any], dtype: Any
-) -> tuple[Any, Any, Any, Any, Any]:
-    """The operands of a matmul of a `Quantized` or two, their scales, and the result's dtype."""
-    if dtype is None:
-        dtype = jnp.result_type(lhs.dtype, rhs.dtype)
-    lhs, lhs_scale = _of_quantized(call, "lhs", lhs, scales[0])
-    rhs, rhs_scale = _of_quantized(call, "rhs", rhs, scales[1])
-    return lhs, rhs, lhs_scale, rhs_scale, dtype
+    call: str,
+    operands: Sequence[Any],
+    scales: Sequence[Any],
+    dtype: Any,
+    contracting: Contracting | None = None,
+) -> tuple[Sequence[Any], Sequence[Any], Any]:
+    """The operands of a matmul some of which are `Quantized`, their scales, and its dtype.
 
-
-def _of_quantized(call: str, name: str, x: Any, scale: Any) -> tuple[Any, Any]:
-    """An operand of `matmul` and its scale, which a `Quantized` has with it.
+    Args:
+      call: the function that a user called.
+      operands: lhs, rhs, and of a gated matmul rhs_up.
+      scales: those that were given.
+      dtype: of the result, where it was given.
+      contracting: of a dot_general; None of a matmul.
 
     Raises:
-      TypeError: it has one, and another is given.
+      TypeError: a `Quantized` has a scale, and another is given.
       ValueError: scales that differ along the contraction.
     """
-    if not isinstance(x, Quantized):
-        return x, scale
-    if scale is not None:
-        raise TypeError(
-            f"{call}: {name} is a Quantized, which has scales, and {name}_scale is given; leave it "
-            f"out, or pass {name}.data"
-        )
-    contracted = -2 if name == "rhs" and x.ndim > 1 else -1
-    if x.scale.size != 1 and x.scale.shape[contracted] != 1:
-        raise ValueError(
-            f"{call}: {name} {describe(x.dtype, x.shape)} has scales of shape "
-            f"{list(x.scale.shape)}; they are to be shared along the contraction: "
-            f"jaxbw.quantize({name}, ..., axis={contracted}), or axis=None"
-        )
-    return x.data, x.scale
+    if dtype is None:
+        dtype = jnp.result_type(*(np.dtype(x.dtype) for x in operands))
+    names = ("lhs", "rhs") if len(operands) == 2 else ("lhs", "rhs_gate", "rhs_up")
+    pairs = []
+    for name, x, scale in zip(names, operands, scales, strict=True):
+        if not isinstance(x, Quantized):
+            pairs.append((x, scale))
+            continue
+        if scale is not None:
+            raise TypeError(
+                f"{call}: {name} is a Quantized, which has scales, and {name}_scale is given; "
+                f"leave it out, or pass {name}.data"
+            )
+        axes: Any = (-2 if name != "lhs" and x.ndim > 1 else -1,)
+        if contracting is not None:
+            axes = contracting[name != "lhs"]
+        if x.scale.size != 1 and any(x.scale.shape[axis] != 1 for axis in axes):
+            shared = axes[0] if len(axes) == 1 else axes
+            raise ValueError(
+                f"{call}: {name} {describe(x.dtype, x.shape)} has scales of shape "
+                f"{list(x.scale.shape)}; they are to be shared along the contraction: "
+                f"jaxbw.quantize({name}, ..., axis={shared}), or axis=None"
+            )
+        pairs.append((x.data, x.scale))
+    arrays, found = zip(*pairs, strict=True)
+    return arrays, found, dtype
+
+
+def quantized(results: tuple[Any, Any, Any], operands: Sequence[Any]) -> Quantized:
+    """What a matmul with an `out_scale` gives: of d, the scale, and d's amax.
+
+    As an array it has the dtype of the operands together, but bfloat16 where that has 8 bits.
+    """
+    data, scale, amax = results
+    wide = [x.dtype for x in operands if np.dtype(x.dtype).itemsize > 1]
+    dtype = jnp.result_type(*wide) if wide else saved_dtype(data.dtype)
+    return Quantized(data, scale, None, np.dtype(dtype), amax)
 
 
 def checked(
@@ -69,6 +96,8 @@ def checked(
       TypeError: scales that are not real floating.
       ValueError: scales of another shape.
     """
+    if operands.out_scale is not None:
+        operands = operands._replace(out_scale=_of_result(call, operands.out_scale))
     found = {name: getattr(operands, name) for name in _OPERANDS}
     factor: Any = operands.alpha if alpha is None else alpha
     gated = operands.rhs_up is not None
@@ -112,6 +141,18 @@ def _shaped(call: str, name: str, scale: Any, operands: Operands, contracting: C
             "(scales that differ along the contraction are not supported)"
         )
     return jnp.broadcast_to(scale, wanted)
+
+
+def _of_result(call: str, scale: Any) -> Any:
+    """An `out_scale` as a scalar."""
+    if not jnp.issubdtype(scale.dtype, jnp.floating):
+        raise TypeError(f"{call}: out_scale is {scale.dtype}; cast it to float32")
+    if scale.size != 1:
+        raise ValueError(
+            f"{call}: out_scale {describe(scale.dtype, scale.shape)} is no scalar; the result has "
+            "one scale"
+        )
+    return scale.astype(np.float32).reshape(())
 
 
 def _without(x: Any, dims: tuple[int, ...]) -> tuple[int, ...]:

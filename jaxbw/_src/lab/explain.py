@@ -39,6 +39,7 @@ def explain(
     lhs_scale: Any = None,
     rhs_scale: Any = None,
     rhs_up_scale: Any = None,
+    out_scale: Any = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     implementation: Implementation = None,
@@ -54,11 +55,11 @@ def explain(
 
     Args:
       lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct` objects; likewise an alpha or
-        beta that is no number. Of a `matmul`, lhs and rhs may be `Quantized`.
+        beta that is no number. lhs, rhs and rhs_up may be `Quantized`.
       rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
       rhs_up_scale: likewise, of the columns of rhs_up; default None.
       dimension_numbers: of a `dot_general`; default None, a `matmul`.
-      bias_axis, activation, alpha, beta, lhs_scale, rhs_scale: as of `matmul`.
+      bias_axis, activation, alpha, beta, lhs_scale, rhs_scale, out_scale: as of `matmul`.
       precision, preferred_element_type, implementation, config: likewise.
       device: a name that `target` takes; default None.
 
@@ -92,6 +93,7 @@ def explain(
         lhs_scale=lhs_scale,
         rhs_scale=rhs_scale,
         rhs_up_scale=rhs_up_scale,
+        out_scale=out_scale,
         precision=precision,
         preferred_element_type=preferred_element_type,
         implementation=implementation,
@@ -118,6 +120,7 @@ def examined(
     lhs_scale: Any = None,
     rhs_scale: Any = None,
     rhs_up_scale: Any = None,
+    out_scale: Any = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     implementation: Implementation = None,
@@ -129,12 +132,23 @@ def examined(
 
     `weighs_xla` is as of `select`: False where only kernels are asked about.
     """
-    if dimension_numbers is None and any(isinstance(x, Quantized) for x in (lhs, rhs)):
-        lhs, rhs, lhs_scale, rhs_scale, preferred_element_type = scales.unquantized(
-            call, lhs, rhs, (lhs_scale, rhs_scale), preferred_element_type
+    if any(isinstance(x, Quantized) for x in (lhs, rhs, rhs_up)):
+        count, contracting = 2 if rhs_up is None else 3, None
+        if dimension_numbers is not None:
+            contracting = arguments.dimension_numbers(
+                call, dimension_numbers, (len(lhs.shape), len(rhs.shape))
+            )[0]
+        operands_given, scales_given, preferred_element_type = scales.unquantized(
+            call,
+            (lhs, rhs, rhs_up)[:count],
+            (lhs_scale, rhs_scale, rhs_up_scale)[:count],
+            preferred_element_type,
+            contracting,
         )
+        lhs, rhs, rhs_up = (*operands_given, None)[:3]
+        lhs_scale, rhs_scale, rhs_up_scale = (*scales_given, None)[:3]
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, rhs_up_scale)
+    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, rhs_up_scale, out_scale)
     arrays = (lhs, rhs, rhs_up, c, bias, residual, *last)
     operands = Operands(
         *(_typed(call, name, x) for name, x in zip(Operands._fields, arrays, strict=False))

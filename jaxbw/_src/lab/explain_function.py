@@ -166,6 +166,7 @@ def _fused(problem: GemmProblem) -> tuple[str, ...]:
         e.activation or "": e.activation is not None,
         "gate": e.gated,
         "residual": e.residual is not None,
+        "out_scale": e.out_scale,
     }
     return tuple(name for name, is_there in parts.items() if is_there)
 

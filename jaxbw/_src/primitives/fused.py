@@ -8,6 +8,8 @@ dtype, or in bfloat16 beside a d of 8 bits.
 - "relu" without residual: the sign of d says where the derivative is 1.
 - Else z.
 
+- Beside an out_scale: there is no derivative, as of `jaxbw.quantize`.
+
 What is saved has a name for `jax.checkpoint`'s policies: `checkpoint_policies.PREACTIVATION`. The
 tangent is one operation, fused_tangent_p.
 """
@@ -38,6 +40,12 @@ def _jvp(
     operands = Operands.of(epilogue, primals)
     moves = Operands.of(epilogue, [or_none(x) for x in tangents])
     e = epilogue
+    if e.out_scale and moves.given():
+        raise TypeError(
+            "jaxbw: a matmul with an out_scale is differentiated, and float8 has no useful "
+            "derivative; take jax.lax.stop_gradient of its operands, leave out_scale out, or use "
+            "jaxbw.fp8_dot_general, whose gradients are scaled"
+        )
     looks = _z_moves(moves) and _sees(e)
     results = fused_dot_general(operands, _saving(e) if looks else e, **params)
     if looks:  # one array each, under the name wherever it is used
@@ -54,7 +62,7 @@ def _z_moves(moves: Operands) -> bool:
 def _sees(epilogue: Epilogue) -> range:
     """Which of the results, d, z and u, the activation's derivative is a function of."""
     e = epilogue
-    if e.activation is None and not e.gated:
+    if (e.activation is None and not e.gated) or e.out_scale:
         return range(0)
     # relu has at its result the slope that it has at z.
     d_will_do = e.activation == "relu" and e.residual is None and not e.gated

@@ -5,7 +5,7 @@ XLA's operations by the same formula (epilogue.py). Its derivative is in fused.p
 
 It is not one primitive with dot_general_p. That one is bilinear in exactly two operands with one
 result, so that JAX derives jvp, transposition and linear_transpose from two rules; this one has up
-to ten operands and three results, is linear in none of its epilogue, and has dead code and
+to eleven operands and four results, is linear in none of its epilogue, and has dead code and
 batching rules that the other does not need. Merged, each rule but lowering and partitioning, which
 they share already, would begin by asking which of the two it is for.
 """
@@ -17,8 +17,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import batching
+from jax.interpreters import batching, mlir
 
 from jaxbw._src import compat
 from jaxbw._src.epilogue import Epilogue, Ranks, evaluate, saved_dtype, wide_dtype
@@ -37,7 +38,7 @@ from jaxbw._src.selection.policy import Policy
 fused_dot_general_p = Primitive("jaxbw_fused_dot_general")
 fused_dot_general_p.multiple_results = True
 
-Results = tuple[Any, ...]  # d, then what the epilogue saves
+Results = tuple[Any, ...]  # d, what the epilogue saves, and amax
 Multiply = Callable[[Any, Any, dict[str, Any]], Any]
 
 
@@ -70,10 +71,14 @@ def fused_dot_general(
 
 
 def matmul(operands: Operands, epilogue: Epilogue, params: Mapping[str, Any]) -> Any:
-    """d, by the primitive that is needed, of operands as `fused_dot_general` has them."""
+    """d, by the primitive that is needed, of operands as `fused_dot_general` has them.
+
+    With an `out_scale`, d and amax.
+    """
     if epilogue.is_identity:
         return dot_general(operands.lhs, operands.rhs, **params)
-    return fused_dot_general(operands, epilogue, **params)[0]
+    results = fused_dot_general(operands, epilogue, **params)
+    return results if epilogue.out_scale else results[0]
 
 
 def ranks_of(lhs_rank: int, rhs_rank: int, dims: DimensionNumbers) -> Ranks:
@@ -121,7 +126,14 @@ def in_parts(operands: Operands, **params: Any) -> Results:
 def _abstract_eval(lhs: Any, rhs: Any, *_: Any, epilogue: Epilogue, **params: Any) -> Any:
     result, effects = compat.dot_general_type(lhs, rhs, lax_params(params))
     saved = result.update(dtype=saved_dtype(result.dtype))
-    return [result, *[saved] * (epilogue.results - 1)], effects
+    results = [result, *[saved] * epilogue.saves]
+    if epilogue.out_scale:
+        batch = tuple(range(len(params["dimension_numbers"][1][0])))
+        amax: Any = {"shape": tuple(result.shape[i] for i in batch), "dtype": np.dtype(np.float32)}
+        if compat.is_explicit(result):
+            amax["sharding"] = compat.permuted_sharding(result, batch)
+        results.append(result.update(**amax))
+    return results, effects
 
 
 # What is not used is not computed: jax.checkpoint drops what its policy does not keep.
@@ -132,6 +144,8 @@ def _without_unused(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
     epilogue: Epilogue = params["epilogue"]
     if not any(used):
         return [False] * len(equation.invars), None
+    if epilogue.out_scale:
+        return [True] * len(equation.invars), equation
     uses_d, *uses_saved = used
     operands = Operands.of(epilogue, equation.invars)
     if epilogue.save and not any(uses_saved):
@@ -220,9 +234,12 @@ def _stays_one(
 
     It is not where the matmul has no new dimension, or the bias has: it runs along the last
     dimensions of one operand. Nor is it where the new dimension has come among those, or a kernel
-    would have several factors, or several scales of one row or column.
+    would have several factors, or several scales of one row or column; nor where an amax is of a
+    part of one matrix.
     """
-    if any(axis is not None for axis in (axes.bias, axes.alpha, axes.beta)):
+    if any(axis is not None for axis in (axes.bias, axes.alpha, axes.beta, axes.out_scale)):
+        return False
+    if epilogue.out_scale and (axes.lhs is None or axes.rhs is None):
         return False
     if axes.lhs is None and axes.rhs is None:
         return False
@@ -287,7 +304,9 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
     epilogue: Epilogue = params["epilogue"]
 
     def on_kernel(reduced: Reduction, choice: Choice) -> Any:
-        return lambda *given: gemm(reduced, choice, Operands.of(epilogue, given))
+        _, (batch, _) = params["dimension_numbers"]
+        sizes = tuple(ctx.avals_in[0].shape[i] for i in batch)
+        return lambda *given: gemm(reduced, choice, Operands.of(epilogue, given), sizes)
 
     return serve.lower(
         ctx,
@@ -295,10 +314,22 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
         partial(reduction, ctx.avals_in, ctx.avals_out, params),
         on_kernel,
         _on_xla(params),
-        partial(partitioning.lower, fused_dot_general_p, params),
+        partial(_on_devices, params),
         platform=platform,
         policy=params["policy"],
     )
+
+
+def _on_devices(params: dict[str, Any], ctx: Any, operands: Any, platform: str) -> Any:
+    """In a program of several devices: an amax over shards is XLA's, and so is the epilogue."""
+    epilogue: Epilogue = params["epilogue"]
+    if not epilogue.out_scale:
+        return partitioning.lower(fused_dot_general_p, params, ctx, operands, platform)
+
+    def apart(*given: Any) -> Results:
+        return in_parts(Operands.of(epilogue, given), **params)
+
+    return mlir.lower_fun(apart, multiple_results=True)(ctx, *operands)
 
 
 def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) -> Results:

@@ -294,7 +294,8 @@ def cotangents_of(
             of_rows += ranks.scaled(product, None, scale).sum(ranks.others(ranks.rows))
             by_rows = ranks.scaled(product, operands.lhs_scale, None)
             of_columns[i] = by_rows.sum(ranks.others(ranks.columns))
-        found = zip(asked[-3:], (of_rows, *of_columns), strict=True)
+        scales = (asked.lhs_scale, asked.rhs_scale, asked.rhs_up_scale)
+        found = zip(scales, (of_rows, *of_columns), strict=True)
         of_lhs, of_rhs, of_up = (None if x is None else _like(x, bar) for x, bar in found)
         return of_lhs, of_rhs, of_up
 

@@ -31,7 +31,7 @@ from jaxbw._src.selection.implementations import EMULATED
 
 # The number counts changes of attributes, operands or results: a program that was compiled or
 # exported for another number is not run in their stead.
-TARGET = "jaxbw_gemm_v5"
+TARGET = "jaxbw_gemm_v6"
 
 gemm_p = Primitive("jaxbw_gemm")
 gemm_p.multiple_results = True
@@ -47,8 +47,13 @@ def register() -> None:
             jax.ffi.register_ffi_target(name, stages, platform=platform)
 
 
-def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any, ...]:
-    """The kernel that was chosen, on the operands of a dot_general; the results have its shape."""
+def gemm(
+    reduction: Reduction, choice: Choice, operands: Operands, batch: tuple[int, ...] = ()
+) -> tuple[Any, ...]:
+    """The kernel that was chosen, on the operands of a dot_general; the results have its shape.
+
+    `batch`: of the dot_general, the shape of an amax.
+    """
     problem = reduction.problem
     lhs, rhs, rhs_up, c, bias, residual, *_ = operands
     factors: list[Any] = []
@@ -66,6 +71,7 @@ def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any,
         lhs_scale=_vectors(operands.lhs_scale, problem, of_lhs=True),
         rhs_scale=_vectors(operands.rhs_scale, problem, of_lhs=False),
         rhs_up_scale=_vectors(operands.rhs_up_scale, problem, of_lhs=False),
+        out_scale=operands.out_scale,
     )
     # The workspace does not depend on an m that is symbolic.
     plan = plan_of(problem.sized(CANONICAL_M), choice)
@@ -77,8 +83,16 @@ def gemm(reduction: Reduction, choice: Choice, operands: Operands) -> tuple[Any,
         in_place=problem.epilogue.c == problem.output,
         **plan.attributes,
     )
-    wanted = results[: problem.epilogue.results]
-    return tuple(compat.computed_once(reduction.result(x)) for x in wanted)
+    e = problem.epilogue
+    found = [compat.computed_once(reduction.result(x)) for x in results[: 1 + e.saves]]
+    if e.out_scale:
+        found.append(_amax(results[1 + e.saves], batch))
+    return tuple(found)
+
+
+def _amax(of_matrices: Any, batch: tuple[int, ...]) -> Any:
+    """That of each batch index of a dot_general; without, the GEMM's batch is a stack."""
+    return jax.lax.reshape(of_matrices, batch) if batch else jnp.max(of_matrices)
 
 
 def plan_of(problem: GemmProblem, choice: Choice, resident: int | None = None) -> Plan:
@@ -123,11 +137,21 @@ def _vectors(scales: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:
 
 
 def _abstract_eval(
-    lhs: Any, *_: Any, shape: Any, dtype: Any, workspace: int, gated: int, save: int, **__: Any
+    lhs: Any,
+    *_: Any,
+    shape: Any,
+    dtype: Any,
+    workspace: int,
+    gated: int,
+    save: int,
+    has_out_scale: int,
+    **__: Any,
 ) -> Any:
     # An update keeps what else the type says, as over which mesh axes of a shard_map it varies.
     dtypes = [dtype, *[saved_dtype(dtype)] * (save * (1 + gated))]
     results = [lhs.update(shape=shape, dtype=each, weak_type=False) for each in dtypes]
+    if has_out_scale:
+        results.append(lhs.update(shape=shape[:1], dtype=np.dtype(np.float32), weak_type=False))
     if workspace:
         results.append(lhs.update(shape=(workspace,), dtype=np.dtype(np.uint8), weak_type=False))
     return results

@@ -79,6 +79,7 @@ def factors_of(
         tuple(result[: ends[0]]) if e.lhs_scale else None,
         of_columns if e.rhs_scale else None,
         of_columns if e.rhs_scale and e.gated else None,
+        () if e.out_scale else None,
     )
     summed = results[0].dtype if e.is_identity else np.dtype(wide_dtype(results[0].dtype))
     return Factors(

@@ -16,7 +16,8 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 # Threads of a CTA. sm90: a producer warpgroup and two consumers. sm100: four role warps and four
 # epilogue warps.
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
-_OTHER_THREADS = {"repack": 256, "reduce": 512, "quantize": 256}
+_OTHER_THREADS = {"repack": 256, "reduce": 512, "quantize": 256, "group_table": 512}
+_MATMULS = ("gemm", "grouped")  # roles
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 # Instances of sm90 that differ only in the layout or type of operands of 16 bits share a source,
@@ -31,9 +32,11 @@ _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk
 _KEYS = {"arch", "role", "input", "why"}
 _ROW_KEYS = {
     "gemm": _KEYS | {"layout", "tile", "cta_group"},
+    "grouped": _KEYS | {"layout", "tile", "cta_group"},
     "repack": _KEYS,
     "reduce": _KEYS,
     "quantize": _KEYS,
+    "group_table": _KEYS,
 }
 
 
@@ -45,8 +48,10 @@ class Kernel:
 
     Args:
       arch: compile target, "sm_90a" or "sm_100f".
-      role: "gemm"; "repack", which copies operands that TMA cannot address; "reduce", which adds up
-        the parts of a matmul that is split along K; "quantize", of arrays to 8-bit floats.
+      role: "gemm"; "grouped", a matmul of rows or a contraction that fall into groups, and
+        "group_table", which says what its tiles are; "repack", which copies operands that TMA
+        cannot address; "reduce", which adds up the parts of a matmul that is split along K;
+        "quantize", of arrays to 8-bit floats.
       input: dtype of the operands, or a class of them.
       layout: which of m, k and k, n are contiguous.
       block_m, block_n, block_k: the tile of a multiplying warpgroup.
@@ -76,23 +81,28 @@ class Kernel:
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return _GEMM_THREADS[self.family] if self.role == "gemm" else _OTHER_THREADS[self.role]
+        return _GEMM_THREADS[self.family] if self.role in _MATMULS else _OTHER_THREADS[self.role]
 
     @property
     def name(self) -> str:
         """The name of the kernel function, of its files, and in a profile."""
-        if self.role != "gemm":
+        if self.role not in _MATMULS:
             return f"jaxbw_{self.family}_{self.role}_{self.input}"
         if self.family == "sm100":
             return f"jaxbw_sm100_{self.input}_{self.cta_group}cta"
-        return f"jaxbw_sm90_{self.input}_{self.layout}_{self.block_m}x{self.block_n}"
+        return f"{self._prefix}_{self.input}_{self.layout}_{self.block_m}x{self.block_n}"
+
+    @property
+    def _prefix(self) -> str:
+        role = "" if self.role == "gemm" else f"_{self.role}"
+        return f"jaxbw_{self.family}{role}"
 
     @property
     def source_name(self) -> str:
         """The name of its CUDA C++, and of that one's PTX and the kernel in it."""
-        if self.role != "gemm" or self.input not in ("bf16", "f16"):
+        if self.role not in _MATMULS or self.input not in ("bf16", "f16"):
             return self.name
-        return f"jaxbw_{self.family}_16bit_{self.block_m}x{self.block_n}"
+        return f"{self._prefix}_16bit_{self.block_m}x{self.block_n}"
 
     @property
     def placeholder(self) -> tuple[str, str]:
@@ -183,6 +193,9 @@ def _faults(kernel: Kernel) -> Iterator[str]:
     elif kernel.role == "quantize":
         if kernel.input not in ("f32", "bf16", "f16"):
             yield 'input is not "f32", "bf16" or "f16", what is quantized'
+    elif kernel.role == "group_table":
+        if (kernel.family, kernel.input) != ("sm90", "s32"):
+            yield 'there is one, for arch "sm_90a" and input "s32"'
     elif kernel.family == "sm90":
         yield from _sm90_faults(kernel)
     else:
@@ -190,6 +203,10 @@ def _faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:
+    if kernel.role == "grouped" and kernel.input not in ("bf16", "f16"):
+        yield 'input is not "bf16" or "f16", what grouped matmuls take'
+    if kernel.role == "grouped" and kernel.layout not in ("nn", "nt", "tn"):
+        yield 'layout is not "nn" or "nt", of grouped rows, or "tn", of a grouped contraction'
     if kernel.input not in _SPANS:
         yield f"input is not one of {', '.join(_SPANS)}"
     elif kernel.block_k != (span := _SPANS[kernel.input]):
@@ -207,6 +224,8 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm100_faults(kernel: Kernel) -> Iterator[str]:
+    if kernel.role == "grouped":
+        yield "arch is not sm_90a, which alone has grouped matmuls"
     if kernel.input not in ("16bit", "8bit", "tf32"):
         yield 'input is not "16bit", "8bit" or "tf32", the kinds of tcgen05.mma'
     if kernel.layout != "any" or any((kernel.block_m, kernel.block_n, kernel.block_k)):

@@ -11,6 +11,7 @@ from functools import cache
 from jaxbw import _native
 from jaxbw._native import DataType, Major, Plan, Problem, Violation
 from jaxbw._src.problem import GemmProblem, describe
+from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.config import GemmConfig
 
 # By the code of a rule. Fields are those of the violation and of GemmConfig; `takes` is a list,
@@ -19,9 +20,14 @@ MESSAGES: Mapping[str, str] = {
     # of a problem
     "empty": "a dimension is 0; there is nothing to launch",
     "gated_c": "the matmul is gated and has a c; add c as the residual",
+    "out_scale": "the result has not 8 bits; only such a one has a scale",
     "extent": "{array} has a dimension of 2^31 or more; TMA coordinates are int32",
     "stride": "{array} has matrices of 2^40 bytes or more, the largest stride of TMA",
     "address_space": "{array} is larger than any address space",
+    "grouped_epilogue": "a grouped matmul has no epilogue: leave it to XLA",
+    "grouped_alignment": "{array} has rows of {bytes} bytes; of grouped matmuls kernels take "
+    "multiples of 16",
+    "grouped_rows": "{batch} x {rows} rows; grouped are up to {most}, and fewer than 2^31 in all",
     # of a configuration
     "block_k": "block_k is {block_k}; operands of {itemsize} bytes take multiples of {span} up to "
     "{most}, or None for {span}",
@@ -57,6 +63,8 @@ MESSAGES: Mapping[str, str] = {
     "stage": "block_k is {block_k}; one such stage does not fit shared memory: take a smaller",
     "stages": "stages is {stages}; this tile takes {least} to {most}, or None for as many as fit",
     # of both
+    "grouped_config": "the configuration has split_k, swap_ab, raster 'n' or, where rows are "
+    "grouped, a cluster along m; these are not for grouped matmuls",
     "no_kernel": "there is no kernel for this tile, dtype and layout",
     "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",
     "gated_swap": "swap_ab is True and the matmul is gated; that is not for gated matmuls",
@@ -83,7 +91,7 @@ _ARRAYS = ("lhs", "rhs", "the result")
 
 
 def plan(
-    problem: GemmProblem, family: str, config: GemmConfig, resident: int = 1
+    problem: GemmProblem | RaggedProblem, family: str, config: GemmConfig, resident: int = 1
 ) -> Plan | Violation:
     """What a launch will do, or the rule that forbids it.
 

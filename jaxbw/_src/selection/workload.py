@@ -92,7 +92,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
     """The workload of a problem, to the kernels of a family."""
     p, epilogue = problem, problem.epilogue
     arrays = [dtype.itemsize for dtype in (epilogue.c, epilogue.residual) if dtype is not None]
-    arrays += [dtype.itemsize for _, dtype in p.results[1:]]
+    arrays += [dtype.itemsize for _, dtype in p.results[1 : 1 + epilogue.saves]]
     repacked_here = repacked(p, family)
     copies, splits = list(_repacked_bytes(p, repacked_here)), list(_split_bytes(p))
     lhs = effective_major(p.lhs_dtype, p.lhs_major, family), p.lhs_batched

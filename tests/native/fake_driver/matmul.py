@@ -98,6 +98,7 @@ class Matmul:
             "has_residual": int(self.residual is not None),
             "has_lhs_scale": int(self.lhs_scale),
             "has_rhs_scale": int(self.rhs_scale),
+            "has_out_scale": 0,
             "gated": int(self.gated),
             "save": int(self.save),
             "activation": _native.Activation[self.activation.upper()].value,

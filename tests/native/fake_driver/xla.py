@@ -15,6 +15,7 @@ from jaxbw import _native
 STAGES = {"instantiate": 0, "initialize": 2, "execute": 3}  # XLA_FFI_ExecutionStage
 INVALID_ARGUMENT, INTERNAL = 3, 13  # XLA_FFI_Error_Code
 DTYPES = {  # XLA_FFI_DataType
+    np.dtype(np.int32): 4,
     np.dtype(np.uint8): 6,
     np.dtype(np.float16): 10,
     np.dtype(np.float32): 11,
@@ -63,7 +64,7 @@ def _pointer(capsule: object) -> ctypes.c_void_p:
     return ctypes.c_void_p(pointer(capsule, None))
 
 
-def _handler(stage: str, target: str = "jaxbw_gemm_v5") -> ctypes.c_void_p:
+def _handler(stage: str, target: str = "jaxbw_gemm_v6") -> ctypes.c_void_p:
     return _pointer(_native.ffi_targets()[target][stage])
 
 
@@ -96,7 +97,7 @@ class Program:
     """
 
     def __init__(
-        self, attributes: Mapping[str, str | int | float], target: str = "jaxbw_gemm_v5"
+        self, attributes: Mapping[str, str | int | float], target: str = "jaxbw_gemm_v6"
     ) -> None:
         self._attributes, self._target = dict(attributes), target
         self._state = ctypes.c_void_p()
@@ -153,6 +154,6 @@ def call(
         program.run(stage, operands, results, device=device, stream=stream)
 
 
-def traits(stage: str, target: str = "jaxbw_gemm_v5") -> int:
+def traits(stage: str, target: str = "jaxbw_gemm_v6") -> int:
     """What the handler declares of itself, XLA_FFI_Handler_TraitsBits."""
     return int(_harness().harness_traits(_handler(stage, target)))

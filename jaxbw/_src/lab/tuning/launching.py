@@ -176,6 +176,8 @@ def operands(problem: GemmProblem) -> list[xla_form.Array]:
     if e.rhs_scale:
         columns = (p.batch if p.rhs_batched else 1, p.n), np.dtype(np.float32)
         found += [columns] * (1 + e.gated)
+    if e.out_scale:
+        found.append(((), np.dtype(np.float32)))
     return found
 
 

@@ -1,0 +1,241 @@
+"""Grouped matmuls on one GPU: our kernels, lax.ragged_dot, and one dense matmul of as many rows.
+
+    python benchmarks/ragged.py --out results.json
+
+Forward, and the two matmuls of the gradient: of lhs by transposed weights, and of the weights by a
+ragged contraction. Sizes are uniform, Zipf's, of one group alone, and random; their sum is m.
+Device time by CUPTI, in bursts, arms in random order, arrays rotating over 400 MB, two sets at
+least; a number is the median over all calls. lax.ragged_dot is timed up to m = 4096, where XLA's
+temporaries fit: it multiplies every row by every group's weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import shlex
+import statistics
+import sys
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import jaxbw
+from jaxbw._native import Major
+from jaxbw._src.lab.bench import environment
+from jaxbw._src.lab.bench.measure import bursts
+from jaxbw._src.lab.bench.timer import Cupti, Matmul, Rotation
+from jaxbw._src.primitives.ragged_gemm import ragged_gemm
+from jaxbw._src.ragged import RaggedProblem
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import Device
+from jaxbw._src.selection.policy import Policy
+from jaxbw._src.selection.ragged import RaggedChoice, choose
+from measuring.environment import running_gpu
+
+ROTATED = 400e6  # bytes
+FORMS = ("forward", "dlhs", "drhs")
+KINDS = ("uniform", "zipf", "one", "random")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer of experts: m rows in all, weights [groups, k, n]."""
+
+    layer: str
+    groups: int
+    m: int
+    k: int
+    n: int
+    form: str
+    kind: str
+
+    @property
+    def flops(self) -> float:
+        """Of what has to be multiplied, where all rows belong to groups."""
+        return 2.0 * self.m * self.k * self.n
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layer} {self.groups} x {self.m / self.groups:.0f} rows, {self.k}x{self.n} "
+            f"{self.form} {self.kind}"
+        )
+
+
+def cases(quick: bool) -> list[Case]:
+    """What is timed."""
+    layers = [
+        ("Mixtral", 8, 4096, 14336, (64, 512, 2048)),
+        ("DeepSeek-V3", 64, 7168, 2048, (8, 64, 128, 512)),
+        ("Qwen3-30B", 128, 2048, 768, (8, 64, 128, 512)),
+    ]
+    found = []
+    for layer, groups, k, n, rows in layers:
+        for each in rows:
+            for form in FORMS:
+                for kind in KINDS:
+                    case = Case(layer, groups, each * groups, k, n, form, kind)
+                    is_short = kind == "uniform" and each in (8, 128, 512) and form != "dlhs"
+                    if is_short or not quick:
+                        found.append(case)
+    return found
+
+
+def sizes_of(case: Case) -> Any:
+    """int32 [groups], which sum to m."""
+    rng = np.random.default_rng(case.groups + case.m)
+    if case.kind == "one":
+        sizes = np.zeros(case.groups, np.int32)
+        sizes[case.groups // 2] = case.m
+        return sizes
+    if case.kind == "uniform":
+        return np.full(case.groups, case.m // case.groups, np.int32)
+    weights = 1.0 / np.arange(1, case.groups + 1) if case.kind == "zipf" else np.ones(case.groups)
+    if case.kind == "random":
+        weights = rng.exponential(size=case.groups)
+    return rng.multinomial(case.m, rng.permutation(weights / weights.sum())).astype(np.int32)
+
+
+def problem_of(case: Case) -> RaggedProblem:
+    """The matmul of a case's form."""
+    bf16 = np.dtype(jnp.bfloat16)
+    forward = RaggedProblem(
+        ragged_contraction=False,
+        batch=1,
+        m=case.m,
+        k=case.k,
+        n=case.n,
+        groups=case.groups,
+        total_groups=case.groups,
+        lhs_batched=True,
+        rhs_batched=True,
+        rhs_major=Major.MN,
+        dtype=bf16,
+        output=bf16,
+    )
+    if case.form == "dlhs":  # the weights as they are stored, read transposed
+        return replace(forward, k=case.n, n=case.k, rhs_major=Major.K)
+    return replace(forward, ragged_contraction=case.form == "drhs")
+
+
+def dense(case: Case, lhs: Any, rhs: Any) -> Any:
+    """The same rows by one group's weights; of the contraction, all rows together."""
+    if case.form == "drhs":
+        return jaxbw.matmul(lhs[0].T, rhs[0])
+    return jaxbw.matmul(lhs[0], rhs[0, 0].T if case.form == "dlhs" else rhs[0, 0])
+
+
+def by_lax(case: Case, lhs: Any, rhs: Any, sizes: Any) -> Any:
+    """lax.ragged_dot, or for the weights' gradient lax.ragged_dot_general."""
+    contract = (((0,), (0,)), ((), ()))
+    if case.form == "drhs":
+        numbers = lax.RaggedDotDimensionNumbers(contract, [0], [])
+        return lax.ragged_dot_general(lhs[0], rhs[0], sizes[0], numbers)
+    if case.form == "dlhs":
+        rhs = rhs.swapaxes(2, 3)
+    return lax.ragged_dot(lhs[0], rhs[0], sizes[0])
+
+
+def arms(case: Case, device: Device, configs: list[GemmConfig | None]) -> dict[str, Any]:
+    """The calls to be timed, by name."""
+    problem, sizes = problem_of(case), sizes_of(case)[None]
+    shapes = problem.lhs_shape, problem.rhs_shape
+    moved = sum(2.0 * np.prod(shape) for shape in (*shapes, problem.output_shape))
+    count = max(2, int(ROTATED // moved) + 1)
+    keys = jax.random.split(jax.random.key(0), 2 * count)
+    arrays = [
+        tuple(jax.random.normal(keys[2 * i + j], shapes[j], jnp.bfloat16) for j in range(2))
+        for i in range(count)
+    ]
+    found: dict[str, Any] = {}
+    sized = [(*each, jnp.asarray(sizes)) for each in arrays]
+    for config in configs:
+        choice = choose(problem, device, Policy(implementation=("sm90",), config=config))
+        if not isinstance(choice, RaggedChoice):
+            print(f"{config}: {choice}")
+            continue
+
+        def ours(lhs: Any, rhs: Any, sizes: Any, choice: RaggedChoice = choice) -> Any:
+            return ragged_gemm(problem, choice, lhs, rhs, sizes, jnp.int32(0))
+
+        name = "kernel" if config is None else str(choice.config)
+        found[name] = Rotation(Matmul(jax.jit(ours)), sized)
+    found["dense"] = Rotation(Matmul(jax.jit(partial(dense, case))), arrays)
+    if case.m <= 4096 and case.kind == "uniform":
+        found["lax"] = Rotation(Matmul(jax.jit(partial(by_lax, case))), sized)
+    return found
+
+
+def measure(case: Case, device: Device, timer: Cupti, rounds: int, configs: Any) -> dict[str, Any]:
+    """Microseconds and TFLOP/s of each arm."""
+    timings = bursts(timer, arms(case, device, configs), rounds=rounds, seed=0)
+    row: dict[str, Any] = {"case": asdict(case), "arms": {}}
+    for name, timing in timings.items():
+        us = statistics.median(us for calls in timing.rounds for us in calls)
+        row["arms"][name] = {
+            "us": us,
+            "tflops": case.flops / us / 1e6,
+            "kernels": timing.kernels,
+            "rounds_us": timing.rounds,
+        }
+    return row
+
+
+def main() -> None:
+    """Parse arguments, measure, print a table, write the results file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="uniform sizes of 8, 128 and 512")
+    parser.add_argument("--only", default="", help="cases whose text this pattern is found in")
+    parser.add_argument(
+        "--tiles", nargs="*", default=[], help="also 256x128/1x2, 64x128p in turns, ..."
+    )
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    arguments = parser.parse_args()
+    device = running_gpu(parser)
+    configs: list[GemmConfig | None] = [None, *map(config_of, arguments.tiles)]
+    timer = Cupti()
+    described = environment.describe(0, arguments.rounds, "") | {
+        "command": shlex.join(["python", *sys.argv]),
+    }
+    rows = []
+    for case in cases(arguments.quick):
+        if re.search(arguments.only, str(case)) is None:
+            continue
+        row = measure(case, device, timer, arguments.rounds, configs)
+        rows.append(row)
+        cells = [f"{n} {a['us']:9.2f} us {a['tflops']:4.0f} TF" for n, a in row["arms"].items()]
+        print(f"{case!s:58} {'  '.join(cells)}", flush=True)
+        results = {"environment": described, "rows": rows}
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def config_of(text: str) -> GemmConfig:
+    """A tile and a cluster, "256x128/1x2".
+
+    With "p" warpgroups take turns at tiles, with "n" every cluster has one.
+    """
+    tile, _, cluster = text.partition("/")
+    block_m, block_n = map(int, tile.rstrip("pn").split("x"))
+    ctas = tuple(map(int, cluster.split("x"))) if cluster else (1, 1)
+    return GemmConfig(
+        block_m,
+        block_n,
+        pingpong="p" in tile,
+        scheduler="none" if "n" in tile else None,
+        cluster=(ctas[0], ctas[1]),
+        swizzle=min(2048 // (block_m * ctas[0]), 16),  # so many rows in a band
+    )
+
+
+if __name__ == "__main__":
+    main()

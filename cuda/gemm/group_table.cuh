@@ -1,0 +1,121 @@
+// Turns the sizes of groups into the table of a grouped matmul (groups.h), by one block. Sizes are clamped: negative
+// ones are zero, and no group reaches beyond the rows that there are. Rows behind the last group, and those of groups
+// that the matmul has no matrix for, become tiles of zeros.
+#pragma once
+
+#include "gemm/groups.h"
+#include "ptx/global.h"
+#include "ptx/programmatic_launch.h"
+
+namespace jaxbw {
+
+// Sums of a value of each thread: over those before it, and over all.
+class BlockScan {
+ public:
+  struct Sums {
+    uint32_t before, all;
+  };
+
+  // `sum` is associative, and 0 is nothing to it.
+  template <typename Sum>
+  static JAXBW_DEVICE Sums scan(uint32_t value, const Sum& sum) {
+    constexpr uint32_t kWarps = kGroupTableThreads / ptx::kWarpSize;
+    __shared__ uint32_t of_warps[kWarps];
+    const uint32_t lane = ptx::lane_index(), warp = threadIdx.x / ptx::kWarpSize;
+    uint32_t through = value;
+#pragma unroll
+    for (uint32_t step = 1; step < ptx::kWarpSize; step *= 2) {
+      const uint32_t below = __shfl_up_sync(ptx::kFullWarp, through, step);
+      if (lane >= step) through = sum(through, below);
+    }
+    if (lane == ptx::kWarpSize - 1) of_warps[warp] = through;
+    uint32_t before = __shfl_up_sync(ptx::kFullWarp, through, 1);
+    if (lane == 0) before = 0;
+    __syncthreads();
+    Sums sums{before, 0};
+#pragma unroll
+    for (uint32_t i = 0; i < kWarps; ++i) {
+      if (i == warp) sums.before = sum(sums.all, before);
+      sums.all = sum(sums.all, of_warps[i]);
+    }
+    __syncthreads();
+    return sums;
+  }
+};
+
+// The last of the ascending values that is not above `value`, of which the first is one.
+JAXBW_DEVICE uint32_t last_not_above(const uint32_t (&values)[kGroupTableThreads], uint32_t value) {
+  uint32_t found = 0;
+#pragma unroll
+  for (uint32_t step = kGroupTableThreads / 2; step > 0; step /= 2) {
+    if (values[found + step] <= value) found += step;
+  }
+  return found;
+}
+
+JAXBW_DEVICE void store_rows(GroupRows* entry, const GroupRows& rows) {
+  ptx::store_global(entry, rows.rows, rows.a_end, rows.other_end, rows.matrix);
+}
+
+JAXBW_DEVICE void group_table(const GroupTableParams& p) {
+  __shared__ uint32_t first_tiles[kGroupTableThreads], first_rows[kGroupTableThreads], end_rows[kGroupTableThreads];
+  const bool of_rows = p.count != nullptr;
+  ptx::wait_for_upstream();
+  ptx::launch_dependents();  // they wait for what is written here
+  const uint32_t offset = static_cast<uint32_t>(*p.offset);
+  uint32_t tiles = 0;  // written so far
+#pragma unroll 1
+  for (uint32_t batch = 0; batch < p.batch; ++batch) {
+    const uint32_t a_first = batch * p.a_batched * p.rows, b_first = batch * p.b_batched;
+    // The group behind the last one takes what is left.
+    const uint32_t segments = p.total_groups + 1;
+    uint32_t rows_before = 0;
+#pragma unroll 1
+    for (uint32_t first = 0; first < segments; first += kGroupTableThreads) {
+      const uint32_t group = first + threadIdx.x;
+      uint32_t size = group == p.total_groups ? p.rows : 0;
+      if (group < p.total_groups) {
+        size = static_cast<uint32_t>(
+            min(max(p.sizes[uint64_t{batch} * p.total_groups + group], 0), static_cast<int32_t>(p.rows)));
+      }
+      const auto up_to_all = [&](uint32_t a, uint32_t b) { return min(a + b, p.rows); };
+      const BlockScan::Sums rows = BlockScan::scan(size, up_to_all);
+      const uint32_t start = up_to_all(rows_before, rows.before), end = up_to_all(start, size);
+      rows_before = up_to_all(rows_before, rows.all);
+      if (!of_rows) {
+        const uint32_t matrix = group - offset;
+        if (group < p.total_groups && matrix < p.groups) {
+          store_rows(p.table + uint64_t{batch} * p.groups + matrix,
+                     {end - start, a_first + end, b_first * p.rows + end, batch * p.groups + matrix});
+        }
+        continue;
+      }
+      const uint32_t of_group = (end - start + p.block_m - 1) / p.block_m;
+      const BlockScan::Sums counts = BlockScan::scan(of_group, [](uint32_t a, uint32_t b) { return a + b; });
+      first_tiles[threadIdx.x] = counts.before;
+      first_rows[threadIdx.x] = start;
+      end_rows[threadIdx.x] = end;
+      __syncthreads();
+#pragma unroll 1
+      for (uint32_t tile = threadIdx.x; tile < counts.all; tile += kGroupTableThreads) {
+        const uint32_t found = last_not_above(first_tiles, tile), of = first + found, matrix = of - offset;
+        const uint32_t row = first_rows[found] + (tile - first_tiles[found]) * p.block_m, last = end_rows[found];
+        const bool here = of < p.total_groups && matrix < p.groups;
+        store_rows(p.table + tiles + tile,
+                   {last - row, a_first + last, batch * p.rows + last, here ? b_first * p.groups + matrix : kNoMatrix});
+      }
+      tiles += counts.all;
+      __syncthreads();
+    }
+    if (of_rows) continue;
+    for (uint32_t matrix = threadIdx.x; matrix < p.groups; matrix += kGroupTableThreads) {
+      if (matrix + offset >= p.total_groups) {
+        store_rows(p.table + uint64_t{batch} * p.groups + matrix,
+                   {0, a_first, b_first * p.rows, batch * p.groups + matrix});
+      }
+    }
+  }
+  if (of_rows && threadIdx.x == 0) *p.count = tiles;
+}
+
+}  // namespace jaxbw

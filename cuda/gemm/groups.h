@@ -1,0 +1,71 @@
+// Grouped matmuls: consecutive rows of A, of sizes that lie in device memory, are groups.
+//
+//   rows           D[rows of g] = A[rows of g] * B[g]            tiles of D begin at the first row of their group
+//   contraction    D[g] = A[rows of g]^T * B[rows of g]          a group is the K of its matrix of D
+//
+// A launch in front of the matmul (group_table.cuh) turns sizes into a table in the workspace, which says what there is
+// to do: the host never knows.
+//
+// An array of rows that fall into groups has a tensor map of rank 4, by which no box reaches beyond a group:
+//
+//   dimension    extent           stride       coordinate
+//   columns      columns          -            column
+//   rows         kRaggedRows      s            kRaggedRows - left, `left` rows before the group's end
+//   wrap         kRaggedExtent    2^34 - s     kRaggedRows = 2^30
+//   end          kRaggedExtent    s            the group's end, a row of the array
+//
+// The sum of these is the address of the row, and 2^64, which is nothing. Rows at the group's end and behind are
+// outside of the second dimension: they read as zeros, whatever lies there, and are not written. (As Triton's and
+// QuACK's ragged tensor maps. Groups start at any row.)
+#pragma once
+
+#include <cstdint>
+
+#include "params.h"
+
+namespace jaxbw {
+
+constexpr uint32_t kRaggedRows = 1u << 30;
+constexpr uint32_t kRaggedExtent = 0x7fffffff;
+constexpr uint64_t kRaggedWrap = 1ull << 34;  // bytes
+static_assert(kRaggedRows * kRaggedWrap == 0);
+
+// Of a matmul whose rows are grouped: rows of A that one tile of D begins with, which go on to the group's end. Of one
+// whose contraction is: all rows of a group.
+struct alignas(16) GroupRows {
+  uint32_t rows;       // up to the group's end
+  uint32_t a_end;      // the end: a row of A, all batch indices one behind the other,
+  uint32_t other_end;  // and one of D, or where the contraction is grouped of B
+  uint32_t matrix;     // of B, or of D; kNoMatrix: D is zero here
+};
+constexpr uint32_t kNoMatrix = ~0u;
+
+struct GroupedParams {
+  GemmParams gemm;
+  const GroupRows* table;
+  const uint32_t* count;  // entries of the table; null where the contraction is grouped, which has gemm.batch
+};
+
+// What the launch in front does: see group_table.cuh.
+struct GroupTableParams {
+  const int32_t* sizes;   // [batch, total_groups]
+  const int32_t* offset;  // the group of the first matrix
+  GroupRows* table;
+  uint32_t* count;  // null where the contraction is grouped
+  uint32_t batch, total_groups, groups;
+  uint32_t rows;     // of a batch index
+  uint32_t block_m;  // of a tile of D
+  uint32_t a_batched, b_batched;
+};
+
+// Threads of its one block: each has a group at a time.
+constexpr uint32_t kGroupTableThreads = 512;
+
+// Tiles of so many rows of D that begin where groups do; rows behind the last group are one more.
+constexpr uint64_t max_row_tiles(uint64_t rows, uint64_t total_groups, uint64_t block_m) {
+  const uint64_t groups = total_groups + 1 < rows ? total_groups + 1 : rows;
+  return (rows + groups * (block_m - 1)) / block_m;
+}
+static_assert(max_row_tiles(256, 0, 128) == 2 && max_row_tiles(3, 8, 128) == 3 && max_row_tiles(256, 1, 128) == 3);
+
+}  // namespace jaxbw

@@ -1,0 +1,304 @@
+// Grouped matmuls by the Hopper kernel (groups.h): the roles, ring, main loop and stores of sm90.cuh, where the tiles
+// of D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have: parts
+// of K, more than a cast on the way out. All CTAs of a cluster have tiles of one group, hence as many blocks of K:
+// where rows are grouped a cluster has one row of tiles.
+//
+// Whether rows or the contraction fall into groups follows from the layout of A: its rows are K-major, "n", or they are
+// the contraction, "t". So the instances of a tile share one source, as those of sm90.cuh do.
+#pragma once
+
+#include "gemm/groups.h"
+#include "gemm/sm90.cuh"
+#include "ptx/global.h"
+#include "ptx/tma_ragged.h"
+
+namespace jaxbw::sm90 {
+
+// A tile of D: its rows by their group, the first row in D's matrix where the contraction is grouped, the first column.
+struct GroupedItem {
+  GroupRows group;
+  uint32_t row, column;
+};
+
+// The work items, in the order in which they are handed out.
+class GroupedItems {
+ public:
+  JAXBW_DEVICE GroupedItems(const Context& context, const GroupedParams& params, bool contraction)
+      : context_(context),
+        params_(params),
+        contraction_(contraction),
+        row_tiles_(contraction ? 0 : ptx::load_relaxed(params.count)) {}
+
+  JAXBW_DEVICE uint32_t count() const {
+    return contraction_ ? params_.gemm.work_items : row_tiles_ * params_.gemm.order.along;
+  }
+
+  // The group comes from memory: it is asked for one item ahead. Behind the last item there is none.
+  JAXBW_DEVICE GroupedItem at(uint32_t number) const {
+    GroupedItem item{};
+    if (number >= count()) return item;
+    const GemmParams& p = params_.gemm;
+    const Tile tile = contraction_ ? rasterise(number, p.order) : in_bands(number, p.order);
+    uint32_t words[4];
+    ptx::load_global(words, params_.table + (contraction_ ? tile.batch : tile.m));
+    item.group = {words[0], words[1], words[2], words[3]};
+    const Tile origin = cta_origin(p, context_.cluster, tile, context_.rank);
+    item.row = origin.m;
+    item.column = origin.n;
+    return item;
+  }
+
+  JAXBW_DEVICE uint32_t blocks(const GroupedItem& item) const {
+    constexpr uint32_t kBlockK = span_elements(DataType::kBF16);
+    const uint32_t k = contraction_ ? item.group.rows : item.group.matrix == kNoMatrix ? 0 : params_.gemm.k;
+    return (k + kBlockK - 1) / kBlockK;
+  }
+
+  // Where rows are grouped: kRaggedRows less what is left of the group.
+  static JAXBW_DEVICE uint32_t ragged(const GroupedItem& item) { return kRaggedRows - item.group.rows; }
+
+ private:
+  // rasterise() for a number of row tiles that is only known here. The last band may be narrower.
+  JAXBW_DEVICE Tile in_bands(uint32_t number, const TileOrder& order) const {
+    const uint32_t first = number / order.band * order.width.value;
+    const uint32_t within = number - first * order.along;
+    const uint32_t width = min(order.width.value, row_tiles_ - first);
+    const uint32_t column = width == order.width.value ? within / order.width : within / width;
+    return {first + within - column * width, column, 0};
+  }
+
+  const Context& context_;
+  const GroupedParams& params_;
+  bool contraction_;
+  uint32_t row_tiles_;
+};
+
+// Stores of tiles whose rows are those of a group: the others of a box are left alone. There `row` of a StoreOrigin is
+// that of RaggedBoxOrigin, and `batch` the group's end.
+class GroupedStores : public StoreRing {
+ public:
+  JAXBW_DEVICE GroupedStores(const GemmParams& params, uint32_t buffers, bool contraction)
+      : StoreRing(params, buffers, kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp),
+        rows_(contraction ? params.m : kRaggedRows),
+        contraction_(contraction) {}
+
+  // In place of StoreRing's.
+  JAXBW_DEVICE void store_by_tma(const TensorMap& map, StoreOrigin origin) {
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (ptx::elect_one()) {
+      if (origin.column < params_.n && origin.row < rows_) {
+        if (contraction_) {
+          ptx::tma_store(map, {origin.column, origin.row, origin.batch}, buffer());
+        } else {
+          ptx::tma_store_ragged(map, {origin.column, origin.row, kRaggedRows, origin.batch}, buffer());
+        }
+      }
+      ptx::bulk_commit_group();
+    }
+    advance();
+  }
+
+ private:
+  uint32_t rows_;
+  bool contraction_;
+};
+
+// What the load role brings.
+struct GroupedLoaders {
+  OperandLoader a, b;
+  bool contraction;
+
+  JAXBW_DEVICE void start_at(const GroupedItem& item) {
+    const uint32_t ragged = GroupedItems::ragged(item);
+    if (contraction) {
+      a.start_at(item.row, ragged, item.group.a_end);
+      b.start_at(item.column, ragged, item.group.other_end);
+    } else {
+      a.start_at(ragged, 0, item.group.a_end);
+      b.start_at(item.column, 0, item.group.matrix);
+    }
+  }
+};
+
+// As fill_stages.
+template <bool kMulticastA, bool kMulticastB>
+JAXBW_DEVICE void fill_grouped_stages(const Context& context, GroupedLoaders& load, RingPosition& at, uint32_t blocks) {
+  const RingBarriers ring = context.ring();
+  const uint32_t stage_bytes = context.layout.stage_bytes();
+  for (; blocks > 0; --blocks, at.advance()) {
+    context.profile.enter(Activity::kAwaitEmpty, at.slot());
+    ring.wait_empty(at);
+    context.profile.enter(Activity::kLoad, at.slot());
+    if (ptx::elect_one()) {
+      const uint32_t full = ring.full(at.slot()), a = context.a(at.slot()), b = context.b(at.slot());
+      ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
+      load.a.load<kMulticastA, true>(a, full);
+      if (load.contraction) {
+        load.b.load<kMulticastB, true>(b, full);
+      } else {
+        load.b.load<kMulticastB>(b, full);
+      }
+    }
+    __syncwarp();
+    load.a.advance();
+    load.b.advance();
+  }
+}
+
+// Load role: one warp.
+template <Config kConfig>
+JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams& params) {
+  const GemmParams& p = params.gemm;
+  const ClusterShape cluster = context.cluster;
+  const uint32_t rank = context.rank, step = context.cluster_count();
+  const OperandsOfKernel<kConfig> operands;
+  const bool contraction = operands.a_major() == Major::kMN;
+  GroupedLoaders load{{p.a,
+                       stage_tile<kConfig>(operands.a_major(), p.block_m),
+                       kConfig.input,
+                       0,
+                       p.block_m,
+                       {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
+                      {p.b,
+                       stage_tile<kConfig>(operands.b_major(), kConfig.block_n),
+                       kConfig.input,
+                       0,
+                       kConfig.block_n,
+                       {cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)}},
+                      contraction};
+  const bool multicast_a = load.a.multicast(), multicast_b = load.b.multicast();
+  context.await_barriers();
+  context.profile.enter(Activity::kAwaitUpstream);
+  ptx::wait_for_upstream();
+  const GroupedItems items(context, params, contraction);
+  RingPosition at = RingPosition::producer(p.stages);
+  GroupedItem next = items.at(context.cluster_index());
+  for (uint32_t number = context.cluster_index(); number < items.count(); number += step) {
+    context.profile.enter(Activity::kNextItem, number);
+    const GroupedItem item = next;
+    next = items.at(number + step);
+    load.start_at(item);
+    const uint32_t blocks = items.blocks(item);
+    if (multicast_a && multicast_b) {
+      fill_grouped_stages<true, true>(context, load, at, blocks);
+    } else if (multicast_a) {
+      fill_grouped_stages<true, false>(context, load, at, blocks);
+    } else if (multicast_b) {
+      fill_grouped_stages<false, true>(context, load, at, blocks);
+    } else {
+      fill_grouped_stages<false, false>(context, load, at, blocks);
+    }
+  }
+  context.profile.enter(Activity::kAwaitExit);
+  if (context.has_peers()) context.ring().await_empty(at, p.stages);
+}
+
+// Multiply role: two warpgroups of warps 0-3 and 4-7, which share tiles or take turns at them, as multiply_tiles says.
+template <Config kConfig>
+JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedParams& params, uint32_t warp) {
+  constexpr uint32_t kAccumulators = kConfig.accumulators();
+  ptx::increase_registers<kConsumerRegisters>();
+  const GemmParams& p = params.gemm;
+  const bool contraction = OperandsOfKernel<kConfig>().a_major() == Major::kMN, pingpong = p.pingpong != 0;
+  const uint32_t warpgroup = warp / kWarpgroupWarps, warp_in_warpgroup = warp % kWarpgroupWarps;
+  const uint32_t first_row = pingpong ? 0 : warpgroup * kConfig.warpgroup_rows;
+  const uint32_t row = first_row + warp_in_warpgroup * kSm90Epilogue.rows_per_warp, step = context.cluster_count();
+  StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
+  GroupedStores stores(p, context.staging(warp), contraction);
+  DelayedStores<kConfig.block_n, kAccumulators, GroupedStores> delayed(p, stores);
+  const Turn turn(warpgroup);
+  context.await_barriers();
+  context.profile.enter(Activity::kAwaitUpstream);
+  ptx::wait_for_upstream();
+  const GroupedItems items(context, params, contraction);
+  GroupedItem next = items.at(context.cluster_index());
+  for (uint32_t number = context.cluster_index(), count = 0; number < items.count(); number += step, ++count) {
+    const GroupedItem item = next;
+    next = items.at(number + step);
+    const uint32_t blocks = items.blocks(item);
+    if (pingpong && count % kConsumerWarpgroups != warpgroup) {
+      reader.skip(blocks);
+      continue;
+    }
+    context.profile.enter(Activity::kNextItem, number);
+    const StoreOrigin tile = contraction ? StoreOrigin{item.row, item.column, item.group.matrix}
+                                         : StoreOrigin{GroupedItems::ragged(item), item.column, item.group.other_end};
+    float accumulators[kAccumulators];
+    context.profile.enter(Activity::kAwaitTurn);
+    if (pingpong && count > 0) turn.await();
+    const Stagger stagger(p, warpgroup, blocks);
+    const auto meanwhile = [&](uint32_t block) {
+      delayed.store_one();
+      if (!stagger.stops_behind(block)) return;
+      context.profile.enter(Activity::kAwaitTurn);
+      turn.await();
+    };
+    const auto issued = [&] {
+      if (pingpong ? number + step < items.count() : stagger.leads()) turn.pass();
+      delayed.await_buffers();
+    };
+    if (blocks > 0) {
+      multiply<kConfig>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
+    } else {  // no stage to wait for, or to let go of
+#pragma unroll
+      for (float& sum : accumulators) sum = 0;
+      issued();
+    }
+    context.profile.enter(Activity::kEpilogue);
+    delayed.store_all();
+    if (delayed.takes() && !(pingpong && delayed.keeps())) {
+      delayed.take(accumulators, tile, row, context.profile);
+    } else {
+      with_type(p.output.type, [&]<DataType kType>() {
+        cast_boxes<kType, kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
+      });
+    }
+  }
+  delayed.store_all();
+  context.profile.enter(Activity::kAwaitStaging);
+  stores.drain();
+}
+
+template <Config kConfig>
+JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument profile = {}) {
+  const GemmParams& p = params.gemm;
+  const RequestedParameters requested(p, threadIdx.x / ptx::kWarpSize == kRequestWarp);
+  extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
+  const Context context{
+      {p, without_pairs(p.cluster), ptx::cluster_rank(), storage_layout(p.block_m, kConfig.block_n, 1, kSm90Epilogue),
+       ptx::shared_address(shared_memory), Profile(profile)},
+      kConfig.block_k()};
+  const uint32_t warp = ptx::warp_index();
+  if (warp >= kWarpgroupWarps) {
+    multiply_grouped_tiles<kConfig>(context, params, warp - kWarpgroupWarps);
+    context.profile.enter(Activity::kAwaitExit);
+    return context.profile.finish();
+  }
+  ptx::decrease_registers<kLoadRegisters>();
+  if (warp == kLoadWarp) {
+    if (p.cluster.size() == 1) {
+      const Context alone = context.alone();
+      load_grouped_tiles<kConfig>(alone, params);
+      return alone.profile.finish();  // which has counted the stamps
+    }
+    load_grouped_tiles<kConfig>(context, params);
+    return context.profile.finish();
+  }
+  if (warp == kInitWarp) {
+    if (ptx::elect_one()) init_barriers(context);
+  } else if (warp == kRequestWarp) {
+    requested.await();
+  } else if (ptx::elect_one()) {
+    ptx::prefetch_tensor_map(p.a);
+    ptx::prefetch_tensor_map(p.b);
+    ptx::prefetch_tensor_map(p.d);
+  }
+  __syncwarp();
+  context.await_barriers();
+  context.profile.pair_clocks();
+  context.profile.enter(Activity::kAwaitExit);
+  context.profile.finish();
+}
+
+}  // namespace jaxbw::sm90

@@ -1,0 +1,281 @@
+"""`jaxbw.ragged_dot` and its relatives: grouped matmuls, with `lax.ragged_dot`'s arguments."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxbw._src import compat
+from jaxbw._src.api import arguments
+from jaxbw._src.api.ragged_call import RaggedArguments, RaggedCall
+from jaxbw._src.epilogue import ACTIVATIONS
+from jaxbw._src.problem import Operands, describe
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.implementations import Implementation
+
+_ROWS = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+_ROWS_BY_TRANSPOSED = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
+
+
+def ragged_dot(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: Any = None,
+    out_sharding: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    rows_per_group: int | None = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+) -> jax.Array:
+    """`jax.lax.ragged_dot`: each group of rows by a matrix of its own, as of a mixture of experts.
+
+        activation(lhs[r] @ rhs[group of r] + bias[group of r])
+
+    The first `group_sizes[0]` rows are group 0, and so on. Rows behind the last group are zeros,
+    and have zero gradients. Sizes are data: nothing is compiled for them, and nothing is trusted.
+    Negative ones count as 0, and groups end at m. No value of a row or a matrix, NaN included,
+    reaches another group's result or gradient. All derivatives work, of any order, in both modes,
+    and `jax.vmap` over any of the arrays.
+
+    Bias and activation are computed in float32, and by XLA: the kernel writes float32 for them.
+
+    Args:
+      lhs: `[m, k]`, of any dtype that `lax.ragged_dot` takes.
+      rhs: `[g, k, n]`. Under `jit` a transposition of its last two dimensions is read in place.
+      group_sizes: integers `[g]`; with a `group_offset` those of all groups, `[G]`.
+      precision: as of `lax.ragged_dot`; default None.
+      preferred_element_type: dtype of the result; default as of `lax.ragged_dot`. For a float32
+        result of bfloat16 operands the cotangent is rounded to bfloat16, so that a kernel takes
+        it, unless the precision is HIGHEST.
+      group_offset: an integer array `()` or `(1,)`, which may be traced: rhs has the groups
+        `group_offset` to `group_offset + g - 1` of G. Rows of other groups are zeros: with each
+        device's experts under `jax.shard_map`, the sum over devices is the result. Default 0.
+      out_sharding: as of `lax.ragged_dot`; default None, and in explicit mode derived where rows of
+        lhs and columns of rhs are all that is sharded.
+      bias: `[g, n]`, a real floating dtype; default none.
+      activation: as of `matmul`; default None.
+      rows_per_group: how many rows are expected, for the choice of a kernel; default None, m / g.
+      implementation: as of `matmul`, and as strict; default None.
+      config: the kernel's tile; default None, chosen. It is not for the backward pass.
+
+    Returns:
+      `[m, n]`.
+
+    Raises:
+      TypeError: shapes or dtypes that do not fit, as `lax.ragged_dot`.
+      ValueError: an unknown name; a bias or a `group_offset` of another shape.
+      NotImplementedError: a strict implementation that cannot run it.
+
+    >>> x, experts = jnp.ones((5, 3)), jnp.stack([jnp.ones((3, 2)), -jnp.ones((3, 2))])
+    >>> jaxbw.ragged_dot(x, experts, jnp.array([1, 3]))[:, 0]
+    Array([ 3., -3., -3., -3.,  0.], dtype=float32)
+    >>> jaxbw.ragged_dot(x, experts[1:], jnp.array([1, 3]), group_offset=1)[:, 0]
+    Array([ 0., -3., -3., -3.,  0.], dtype=float32)
+    """
+    call = "jaxbw.ragged_dot"
+    dims = _ROWS
+    original, permutation = compat.before_transposition(rhs)
+    if permutation == (0, 2, 1):
+        rhs, dims = original, _ROWS_BY_TRANSPOSED
+    matmul = (precision, preferred_element_type, out_sharding, implementation, config)
+    given = _given(call, dims, *matmul, activation=activation, rows_per_group=rows_per_group)
+    arrays = _arrays(call, group_offset, lhs=lhs, rhs=rhs, group_sizes=group_sizes, bias=bias)
+    result: jax.Array = _ragged_dot(given, *arrays)
+    return result
+
+
+def gated_ragged_dot(
+    lhs: Any,
+    rhs_gate: Any,
+    rhs_up: Any,
+    group_sizes: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: Any = None,
+    out_sharding: Any = None,
+    *,
+    activation: str | None = "silu",
+    rows_per_group: int | None = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+) -> jax.Array:
+    """`activation(ragged_dot(lhs, rhs_gate)) * ragged_dot(lhs, rhs_up)`, in float32 up to the cast.
+
+    The first half of an expert's gated feed-forward layer. The weights are two arrays, never
+    interleaved. Each is a kernel of its own, which writes float32; XLA multiplies them.
+
+    Args:
+      lhs: `[m, k]`.
+      rhs_gate, rhs_up: `[g, k, n]`, of one shape and one dtype.
+      activation: as of `matmul`; default "silu".
+      group_sizes, precision, preferred_element_type, group_offset, out_sharding, rows_per_group,
+        implementation, config: as of `ragged_dot`.
+
+    Returns:
+      `[m, n]`.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as `ragged_dot`.
+
+    >>> x, w = jnp.ones((3, 2)), jnp.ones((2, 2, 1))
+    >>> jaxbw.gated_ragged_dot(x, w, -w, jnp.array([1, 1]), activation="relu")[:, 0]
+    Array([-4., -4.,  0.], dtype=float32)
+    """
+    call = "jaxbw.gated_ragged_dot"
+    matmul = (precision, preferred_element_type, out_sharding, implementation, config)
+    given = _given(call, _ROWS, *matmul, activation=activation, rows_per_group=rows_per_group)
+    arrays = _arrays(
+        call, group_offset, lhs=lhs, rhs_gate=rhs_gate, rhs_up=rhs_up, group_sizes=group_sizes
+    )
+    result: jax.Array = _gated(given, *arrays)
+    return result
+
+
+def ragged_dot_general(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    ragged_dot_dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: Any = None,
+    out_sharding: Any = None,
+    *,
+    rows_per_group: int | None = None,
+    implementation: Implementation = None,
+    config: GemmConfig | None = None,
+) -> jax.Array:
+    """`jax.lax.ragged_dot_general`, with what `ragged_dot` has beyond `lax.ragged_dot`.
+
+    Groups may be of a free dimension of lhs, as of `ragged_dot`; of a contracted one, as of the
+    gradient of weights: `[m, k]` and `[m, n]` to `[g, k, n]`; or of a batch dimension, where it is
+    `dot_general`, and the sizes do not matter.
+
+    Args:
+      lhs, rhs, group_sizes: as of `lax.ragged_dot_general`.
+      ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`.
+      precision, preferred_element_type, rows_per_group, implementation, config: as of
+        `ragged_dot`.
+      group_offset: as of `ragged_dot`. Where a contracted dimension has groups, the result is of as
+        many as `group_sizes`, from this one on; those that there are not are zeros.
+      out_sharding: as of `lax.ragged_dot_general`, and as of `ragged_dot`.
+
+    Returns:
+      As `lax.ragged_dot_general`.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as `ragged_dot`.
+
+    >>> contraction = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+    >>> x, dy = jnp.ones((5, 3)), jnp.ones((5, 2))
+    >>> jaxbw.ragged_dot_general(x, dy, jnp.array([1, 3]), contraction)[:, 0, 0]
+    Array([1., 3.], dtype=float32)
+    """
+    call = "jaxbw.ragged_dot_general"
+    dims = ragged_dot_dimension_numbers
+    if not isinstance(dims, lax.RaggedDotDimensionNumbers):
+        raise TypeError(
+            f"{call}: ragged_dot_dimension_numbers is {arguments.shown(dims)}; it is a "
+            "jax.lax.RaggedDotDimensionNumbers"
+        )
+    matmul = (precision, preferred_element_type, out_sharding, implementation, config)
+    given = _given(call, dims, *matmul, activation=None, rows_per_group=rows_per_group)
+    arrays = _arrays(call, group_offset, lhs=lhs, rhs=rhs, group_sizes=group_sizes)
+    result: jax.Array = _ragged_dot(given, *arrays)
+    return result
+
+
+def _given(
+    call: str,
+    dims: lax.RaggedDotDimensionNumbers,
+    precision: Any,
+    preferred_element_type: Any,
+    out_sharding: Any,
+    implementation: Implementation,
+    config: GemmConfig | None,
+    *,
+    activation: str | None,
+    rows_per_group: int | None,
+) -> RaggedArguments:
+    arguments.check_activation(call, activation)
+    hint = rows_per_group
+    if hint is not None and (not isinstance(hint, int | np.integer) or hint < 0):
+        raise ValueError(f"{call}: rows_per_group is {hint!r}; it is a number of rows, or None")
+    return RaggedArguments(
+        arguments.matmul(
+            call, None, precision, preferred_element_type, out_sharding, implementation, config
+        ),
+        dims,
+        activation,
+        None if hint is None else int(hint),
+    )
+
+
+def _arrays(call: str, group_offset: Any, **named: Any) -> tuple[Any, ...]:
+    """The operands, arrays or None, and the offset."""
+    operands = [
+        None if x is None and name == "bias" else arguments.array(call, name, x)
+        for name, x in named.items()
+    ]
+    if group_offset is not None:
+        group_offset = jnp.asarray(group_offset)
+        if group_offset.shape not in ((), (1,)) or not jnp.issubdtype(
+            group_offset.dtype, jnp.integer
+        ):
+            kind = ValueError if jnp.issubdtype(group_offset.dtype, jnp.integer) else TypeError
+            shown = describe(group_offset.dtype, group_offset.shape)
+            raise kind(f"{call}: group_offset is {shown}; it is an integer, [] or [1]")
+    return group_offset, *operands
+
+
+@partial(jax.jit, static_argnums=0, inline=compat.INLINED)
+def _ragged_dot(
+    given: RaggedArguments,
+    group_offset: Any,
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    bias: Any = None,
+) -> Any:
+    call = RaggedCall(given, lhs, rhs, group_sizes, group_offset)
+    if bias is not None:
+        call.check_bias(bias)
+
+    def compute(lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any, bias: Any) -> Any:
+        groups = group_sizes, group_offset
+        if bias is None and given.activation is None:
+            return call.matmul(lhs, rhs, *groups, call.result)
+        z = call.matmul(lhs, rhs, *groups, call.wide)
+        if bias is not None:
+            z = z + call.rows_of(bias, *groups)
+        return ACTIVATIONS[given.activation](z).astype(call.result.dtype)
+
+    return call.placed(compute)(lhs, rhs, group_sizes, group_offset, bias)
+
+
+@partial(jax.jit, static_argnums=0, inline=compat.INLINED)
+def _gated(
+    given: RaggedArguments,
+    group_offset: Any,
+    lhs: Any,
+    rhs_gate: Any,
+    rhs_up: Any,
+    group_sizes: Any,
+) -> Any:
+    call = RaggedCall(given, lhs, rhs_gate, group_sizes, group_offset)
+    arguments.check_gated(given.matmul.call, Operands(lhs, rhs_gate, rhs_up))
+
+    def compute(lhs: Any, rhs_gate: Any, rhs_up: Any, group_sizes: Any, group_offset: Any) -> Any:
+        groups = group_sizes, group_offset
+        gate, up = (call.matmul(lhs, rhs, *groups, call.wide) for rhs in (rhs_gate, rhs_up))
+        return (ACTIVATIONS[given.activation](gate) * up).astype(call.result.dtype)
+
+    return call.placed(compute)(lhs, rhs_gate, rhs_up, group_sizes, group_offset)

@@ -1,0 +1,100 @@
+"""A grouped matmul: the problem as the kernels and their selection see it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxbw._native import Grouped, Major, Problem
+from jaxbw._src.problem import DATA_TYPES, describe
+
+
+@dataclass(frozen=True)
+class RaggedProblem:
+    """A matmul whose rows, or contraction, fall into groups of sizes that only the device knows.
+
+    With `ragged_contraction` False, ``out[b, r] = lhs[b, r] @ rhs[b, group of r]``: lhs is
+    [batch|1, m, k], rhs [batch|1, groups, k, n] or its transpose [.., n, k], out [batch, m, n].
+    Rows that belong to no group, or to one that this rhs does not have, are zeros.
+
+    With `ragged_contraction` True, ``out[b, g] = lhs[b, rows of g]^T @ rhs[b, rows of g]``: lhs is
+    [batch|1, m, k], rhs [batch|1, m, n], out [batch, groups, k, n]. An empty group is zeros.
+
+    Attributes:
+      batch: as many rows of group_sizes; 1 where there is no vmap.
+      groups: of this rhs or out.
+      total_groups: entries of group_sizes; the first group of rhs or out is at group_offset in it.
+      rhs_major: MN for [.., k, n], K for [.., n, k].
+      dtype: of lhs and rhs.
+      rows_per_group: what the caller expects; only the choice of a kernel looks at it.
+    """
+
+    ragged_contraction: bool
+    batch: int
+    m: int
+    k: int
+    n: int
+    groups: int
+    total_groups: int
+    lhs_batched: bool
+    rhs_batched: bool
+    rhs_major: Major
+    dtype: np.dtype[Any]
+    output: np.dtype[Any]
+    rows_per_group: int | None = None
+
+    @property
+    def lhs_shape(self) -> tuple[int, int, int]:
+        """[batch|1, m, k]."""
+        return (self.batch if self.lhs_batched else 1, self.m, self.k)
+
+    @property
+    def rhs_shape(self) -> tuple[int, ...]:
+        """[batch|1, groups, k, n] or [.., n, k]; of a ragged contraction [batch|1, m, n]."""
+        batch = self.batch if self.rhs_batched else 1
+        if self.ragged_contraction:
+            return (batch, self.m, self.n)
+        matrix = (self.n, self.k) if self.rhs_major == Major.K else (self.k, self.n)
+        return (batch, self.groups, *matrix)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """[batch, m, n]; [batch, groups, k, n] where the contraction is ragged."""
+        if self.ragged_contraction:
+            return (self.batch, self.groups, self.k, self.n)
+        return (self.batch, self.m, self.n)
+
+    @property
+    def expected_rows(self) -> int:
+        """Of a group: the caller's word, or what there is on average; at least 1."""
+        if self.rows_per_group is not None:
+            return max(self.rows_per_group, 1)
+        return -(-self.m // max(self.total_groups, 1))
+
+    @property
+    def native(self) -> Problem:
+        """The same for the planner: extents are known, dtypes among `DATA_TYPES`."""
+        contraction = self.ragged_contraction
+        return Problem(
+            batch=self.batch,
+            m=self.k if contraction else self.m,
+            n=self.n,
+            k=self.m if contraction else self.k,
+            lhs_batched=self.lhs_batched,
+            rhs_batched=self.rhs_batched,
+            lhs_major=Major.MN if contraction else Major.K,
+            rhs_major=self.rhs_major,
+            lhs=DATA_TYPES[self.dtype.name],
+            rhs=DATA_TYPES[self.dtype.name],
+            output=DATA_TYPES[self.output.name],
+            grouped=Grouped.CONTRACTION if contraction else Grouped.ROWS,
+            groups=self.groups,
+            total_groups=self.total_groups,
+        )
+
+    def __str__(self) -> str:
+        lhs, rhs = describe(self.dtype, self.lhs_shape), describe(self.dtype, self.rhs_shape)
+        turned = "^T" if self.ragged_contraction else ""
+        transposed = "^T" if self.rhs_major == Major.K else ""
+        result = describe(self.output, self.output_shape)
+        return f"ragged {lhs}{turned} @ {rhs}{transposed} -> {result}"

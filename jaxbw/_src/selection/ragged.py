@@ -1,0 +1,136 @@
+"""The choice of a kernel for a grouped matmul, by a short rule: its sizes only the device knows.
+
+What there is to choose is the tile. Of every group a tile is partly empty, by half of its rows on
+average, and multiplied nevertheless; a large tile loads less for each multiplication. A row's
+result has the same bits whatever the tile and the other groups are: all tiles sum along the
+contraction in one order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxbw._native import Plan
+from jaxbw._src.problem import DATA_TYPES
+from jaxbw._src.ragged import RaggedProblem
+from jaxbw._src.selection import manifest, planner
+from jaxbw._src.selection.choice import Refusal
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.devices import Device, for_family
+from jaxbw._src.selection.implementations import EMULATED
+
+if TYPE_CHECKING:
+    from jaxbw._src.selection.policy import Policy
+
+_FAMILY = "sm90"
+_SWIZZLE = 16  # rows of tiles that are walked together: by 8 columns they are a wave of 132 SMs
+
+
+@dataclass(frozen=True)
+class RaggedChoice:
+    """What serves a grouped matmul, and why.
+
+    Attributes:
+      implementation: "sm90", or "emulator-sm90".
+      kernel: its name.
+      config: its launch configuration.
+      reason: why this one.
+      problem: the matmul, in words.
+      device: the GPU that the choice is for, or that is emulated.
+    """
+
+    implementation: str
+    kernel: str
+    config: GemmConfig
+    reason: str
+    problem: str
+    device: str
+
+    def summary(self) -> str:
+        """What serves the matmul, how and why, in a line."""
+        how = f"{self.implementation} on {self.device}, {self.kernel}, {self.config}"
+        return f"{self.problem}: {how}: {self.reason}"
+
+
+def choose(problem: RaggedProblem, device: Device | None, policy: Policy) -> RaggedChoice | Refusal:
+    """The kernel for a grouped matmul, or why there is none.
+
+    Args:
+      problem: of known sizes.
+      device: the GPU it is for; None where there is none.
+      policy: which implementations may serve it, in order; where it has none, the kernels.
+    """
+    refusal = Refusal("xla", "asked for")
+    for name in policy.implementation or (_FAMILY,):
+        if name == "xla":
+            break
+        family = EMULATED.get(name, name)
+        on = for_family(device, family) if name in EMULATED else device
+        if (reason := _refusal(problem, on, family)) is not None:
+            refusal = Refusal(name, reason)
+            continue
+        assert on is not None
+        config, why = policy.config, "the given configuration"
+        if config is None or config.leaves_tile_open:
+            config = by_rule(problem, on.sm_count)
+            why = f"the tile for {problem.expected_rows} rows of a group"
+        plan = _planned(problem, config)
+        if isinstance(plan, str):
+            refusal = Refusal(name, plan)
+            continue
+        device_name = f"{on.name}, emulated on the CPU" if name in EMULATED else on.name
+        return RaggedChoice(name, plan.kernel, config, why, str(problem), device_name)
+    return refusal
+
+
+def plan_of(problem: RaggedProblem, choice: RaggedChoice) -> Plan:
+    """What the launch that was chosen for a problem will do; the call has its attributes."""
+    plan = planner.plan(problem, _FAMILY, choice.config)
+    assert isinstance(plan, Plan), str(plan)
+    return plan
+
+
+def by_rule(problem: RaggedProblem, sm_count: int) -> GemmConfig:
+    """The launch for a problem on a device of so many SMs.
+
+    Rows of a tile are 128, or 64 where that is what a group has. Columns are 256, or 128 where
+    there are no more, or there would be fewer tiles than SMs.
+    """
+    rows, columns = problem.expected_rows, problem.n
+    few = rows <= 64 and not problem.ragged_contraction
+    block_m = 64 if few else 128
+    down = problem.k if problem.ragged_contraction else rows
+    tiles = problem.batch * problem.groups * -(-down // block_m) * -(-columns // 256)
+    narrow = columns <= 128 or tiles < sm_count
+    return GemmConfig(block_m, 128 if narrow else 256, pingpong=few, swizzle=_SWIZZLE)
+
+
+def _planned(problem: RaggedProblem, config: GemmConfig) -> Plan | str:
+    """The plan of a launch, or why there is none."""
+    if (fault := planner.config_refusal(config, _FAMILY)) is not None:
+        return fault
+    plan = planner.plan(problem, _FAMILY, config)
+    if not isinstance(plan, Plan):
+        return planner.message(plan, _FAMILY, config)
+    if plan.kernel not in {kernel.name for kernel in manifest.kernels()}:
+        return "this installation has no kernel for this tile, dtype and layout"
+    return plan
+
+
+def _refusal(problem: RaggedProblem, device: Device | None, family: str) -> str | None:
+    """Why no kernel takes a problem on a device, whatever the configuration; None where one may."""
+    p = problem
+    if family != _FAMILY:
+        return f"grouped matmuls have kernels of {_FAMILY} only, not of {family}"
+    if p.dtype.name not in ("bfloat16", "float16"):
+        return f"the operands are {p.dtype}; grouped matmuls have kernels for bfloat16 and float16"
+    if p.output.name not in DATA_TYPES or p.output.itemsize == 1:
+        return f"the result is {p.output}; grouped matmuls have bfloat16, float16 and float32"
+    if not all(isinstance(x, int) for x in (p.batch, p.m, p.k, p.n, p.groups, p.total_groups)):
+        return "a dimension is symbolic; a kernel is chosen for known sizes"
+    if device is None:
+        return "there is no CUDA GPU, and no target is named"
+    if device.family != family:
+        return f"this is {device}; the kernels need a Hopper GPU (H100, H200)"
+    return f"{device.name}: {device.problem}" if device.problem is not None else None

@@ -1,0 +1,194 @@
+"""Launches grouped matmuls in the emulator, as the host does it there, and an oracle for them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jaxbw import _native, emulator
+from jaxbw._native import Major, Plan
+from jaxbw._src.ragged import RaggedProblem
+from jaxbw._src.selection.config import GemmConfig
+
+from . import installed
+
+Array = npt.NDArray[Any]
+DTYPES = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+}
+GUARD = 256  # elements in front of the result and behind it
+POISON = 0xA5
+NAN = 0xFF  # bytes of a NaN of any type
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A grouped matmul: `sizes` of one batch index, or of each; the first matrix's is `offset`."""
+
+    sizes: tuple[Any, ...]
+    m: int = 200
+    k: int = 72
+    n: int = 136
+    contraction: bool = False
+    groups: int | None = None  # as many as there are sizes
+    offset: int = 0
+    shared: tuple[str, ...] = ()  # "lhs", "rhs": one for the whole batch
+    transposed: bool = False
+    dtype: str = "bf16"
+    output: str = "bf16"
+    tile: tuple[int, int] = (128, 128)
+    pingpong: bool = False
+    cluster: tuple[int, int] = (1, 1)
+    stages: int | None = 3
+    swizzle: int = 2
+    scheduler: str | None = None
+    sm_count: int = 3
+
+    @property
+    def table(self) -> Array:
+        """[batch, total groups]."""
+        return np.atleast_2d(np.array(self.sizes, np.int64)).astype(np.int32)
+
+    @property
+    def problem(self) -> RaggedProblem:
+        """What the planner is asked."""
+        batch, total = self.table.shape
+        return RaggedProblem(
+            ragged_contraction=self.contraction,
+            batch=batch,
+            m=self.m,
+            k=self.k,
+            n=self.n,
+            groups=total if self.groups is None else self.groups,
+            total_groups=total,
+            lhs_batched="lhs" not in self.shared,
+            rhs_batched="rhs" not in self.shared,
+            rhs_major=Major.K if self.transposed else Major.MN,
+            dtype=DTYPES[self.dtype],
+            output=DTYPES[self.output],
+        )
+
+    @property
+    def config(self) -> GemmConfig:
+        """The launch."""
+        return GemmConfig(
+            *self.tile,
+            pingpong=self.pingpong,
+            cluster=self.cluster,
+            stages=self.stages,
+            swizzle=self.swizzle,
+            scheduler=self.scheduler,
+        )
+
+    def plan(self) -> Plan:
+        """What a launch will do."""
+        resident = max(1, self.sm_count // (self.cluster[0] * self.cluster[1]))
+        found = _native.plan("sm90", self.problem.native, self.config, resident)
+        assert isinstance(found, Plan), str(found)
+        return found
+
+    def bounds(self) -> Array:
+        """[batch, groups, 2]: first row of a matrix's group, and its end."""
+        problem = self.problem
+        sizes = np.minimum(np.maximum(self.table.astype(np.int64), 0), self.m)
+        ends = np.minimum(np.cumsum(sizes, axis=1), self.m)
+        starts = np.concatenate([np.zeros((len(ends), 1), np.int64), ends[:, :-1]], axis=1)
+        found = np.zeros((problem.batch, problem.groups, 2), np.int64)
+        for matrix in range(problem.groups):
+            if 0 <= (group := matrix + self.offset) < problem.total_groups:
+                found[:, matrix] = np.stack([starts[:, group], ends[:, group]], axis=1)
+        return found
+
+    def operands(self, seed: int = 0) -> tuple[Array, Array]:
+        """Small integers, and NaN in all rows that belong to no group of the matrices."""
+        rng = np.random.default_rng(seed)
+        lhs, rhs = (
+            rng.integers(-3, 4, shape).astype(np.float32)
+            for shape in (self.problem.lhs_shape, self.problem.rhs_shape)
+        )
+        for x in (lhs, rhs) if self.contraction else (lhs,):
+            used = np.zeros(x.shape[:2], bool)
+            for batch, groups in enumerate(self.bounds()):
+                for first, end in groups:
+                    used[batch if len(x) > 1 else 0, first:end] = True
+            x[~used] = np.nan
+        return lhs, rhs
+
+    def expected(self, lhs: Array, rhs: Array) -> Array:
+        """The product in float64, rounded once."""
+        problem = self.problem
+        out = np.zeros(problem.output_shape)
+        for batch, groups in enumerate(self.bounds()):
+            a, b = (x[batch if len(x) > 1 else 0].astype(np.float64) for x in (lhs, rhs))
+            for matrix, (first, end) in enumerate(groups):
+                if self.contraction:
+                    out[batch, matrix] = a[first:end].T @ b[first:end]
+                else:
+                    of_group = b[matrix].T if self.transposed else b[matrix]
+                    out[batch, first:end] = a[first:end] @ of_group
+        return out.astype(np.float32).astype(problem.output)
+
+
+def launch(
+    case: Ragged, lhs: Array, rhs: Array, **options: Any
+) -> tuple[Array, list[emulator.Report]]:
+    """The result, and the reports of the table's kernel and the matmul's.
+
+    Raises:
+      AssertionError: something around the result has changed, or was found.
+    """
+    problem, plan = case.problem, case.plan()
+    operands = {
+        "lhs": lhs.astype(problem.dtype),
+        "rhs": rhs.astype(problem.dtype),
+        "group_sizes": case.table,
+        "group_offset": np.array(case.offset, np.int64).astype(np.int32),
+    }
+    placed: dict[str, Array] = {}
+    for name, values in operands.items():
+        placed[name] = emulator.empty(values.shape, values.dtype)
+        placed[name][...] = values
+        placed[name].flags.writeable = False
+    guarded = emulator.empty(int(np.prod(problem.output_shape)) + 2 * GUARD, problem.output)
+    guarded.view(np.uint8)[...] = POISON
+    result = guarded[GUARD:-GUARD].reshape(problem.output_shape)
+    result.view(np.uint8)[...] = NAN
+    workspace = emulator.empty(plan.workspace_bytes, np.uint8)
+    workspace[...] = NAN
+    arrays = placed | {"result": result, "workspace": workspace}
+    addresses = {name: array.ctypes.data for name, array in arrays.items()}
+    reports = []
+    for call in _native.emulated_launches(plan, addresses, sm_count=case.sm_count):
+        if call is None:
+            continue
+        module = installed.load(call.kernel)
+        report = module.launch(
+            module.entries()[0],
+            grid=call.blocks,
+            block=call.threads,
+            cluster=call.cluster_ctas,
+            dynamic_smem=call.shared_memory,
+            args=[call.parameters],
+            buffers=[guarded, workspace, *placed.values()],
+            sm_count=case.sm_count,
+            **options,
+        )
+        assert not report.findings, report.findings
+        reports.append(report)
+    edges = np.concatenate([guarded[:GUARD], guarded[-GUARD:]])
+    assert (edges.view(np.uint8) == POISON).all(), "the kernel wrote outside the result"
+    return result, reports
+
+
+def check(case: Ragged, **options: Any) -> list[emulator.Report]:
+    """Runs a case and compares every element with the oracle; the reports."""
+    lhs, rhs = case.operands()
+    result, reports = launch(case, lhs, rhs, **options)
+    np.testing.assert_array_equal(
+        result.astype(np.float32), case.expected(lhs, rhs).astype(np.float32)
+    )
+    return reports

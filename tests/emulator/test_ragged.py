@@ -1,0 +1,156 @@
+"""Grouped matmuls by the kernels that ship, run as PTX: bit-exact, in every schedule, no finding.
+
+Every row that belongs to no group is NaN, and so is the result before the launch. Sizes are no
+multiples of anything.
+"""
+
+from dataclasses import replace
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from .ragged_launch import Ragged, check
+
+SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("pct", 3)]
+BATCH = ((37, 90, 50), (0, 130, 70), (200, 0, 0))
+
+# Rows are grouped. There are 200 of them, and tiles of 128 or 64.
+ROWS = {
+    "a tail": Ragged((37, 90, 50)),
+    "no tail": Ragged((37, 90, 73), transposed=True),
+    "one group": Ragged((200,), tile=(128, 256), n=264),
+    "one takes all": Ragged((0, 0, 200, 0), transposed=True, k=136),
+    "all empty": Ragged((0, 0, 0)),
+    "a row each, and nothing": Ragged((1, 0, 1, 0, 0, 1), m=3, dtype="f16", output="f16"),
+    "more groups than rows": Ragged(
+        (0, 1, 0, 0, 2, 0, 1, 0, 0, 1), m=5, tile=(64, 128), pingpong=True
+    ),
+    "more groups than threads": Ragged((0, 0, 1) * 250, m=240, groups=3, offset=700, k=8, n=8),
+    "negative sizes": Ragged((-5, 70, -(2**31), 60, -1)),
+    "oversized": Ragged((70, 2**31 - 1, 9, 2**31 - 1), output="f32"),
+    "some groups": Ragged((20, 31, 45, 17, 60), groups=2, offset=2),
+    "offset before the first": Ragged((70, 31, 45), groups=2, offset=-1, m=150),
+    "offset behind the last": Ragged((70, 31), groups=3, offset=2**31 - 1, m=150),
+    "offset, and no group of them": Ragged((70, 31), groups=1, offset=-(2**31), m=150),
+    "64 rows": Ragged((37, 90, 50), tile=(64, 128), pingpong=True, transposed=True),
+    "64 rows, wide": Ragged((37, 90, 50), tile=(64, 256), pingpong=True, n=264, output="f32"),
+    "128 rows in turns": Ragged((70, 0, 101), tile=(64, 256), pingpong=True, k=264, sm_count=1),
+    "staggered": Ragged((5, 120, 33), tile=(128, 256), k=328, n=520, swizzle=1, dtype="f16"),
+    "results of f32": Ragged((37, 90, 50), tile=(128, 256), n=260, output="f32", transposed=True),
+    "a CTA for each tile": Ragged((37, 0, 90, 50), scheduler="none"),
+    "256 rows": Ragged((37, 300, 50), m=400, tile=(256, 128), transposed=True),
+    "1x2": Ragged((37, 0, 300), m=400, n=264, tile=(256, 128), cluster=(1, 2), sm_count=4),
+    "1x4": Ragged((37, 0, 90, 50), k=264, n=520, cluster=(1, 4), transposed=True, sm_count=4),
+    "1x2 in turns": Ragged(
+        (37, 90, 0, 50), n=392, tile=(64, 128), pingpong=True, cluster=(1, 2), sm_count=4
+    ),
+    "batch": Ragged(BATCH),
+    "batch, one rhs": Ragged(BATCH, shared=("rhs",), transposed=True),
+    "batch, one lhs": Ragged(BATCH, shared=("lhs",), groups=2, offset=1),
+    "batch, one of both": Ragged(BATCH, shared=("lhs", "rhs")),
+}
+# The contraction is: groups of any size next to blocks of 64.
+CONTRACTION = {
+    "plain": Ragged((37, 90, 50)),
+    "whole blocks": Ragged((64, 128, 0, 8), k=136),
+    "one group": Ragged((200,), tile=(128, 256), n=264),
+    "one takes all": Ragged((0, 0, 200, 0), k=136),
+    "all empty": Ragged((0, 0, 0), output="f32"),
+    "more groups than rows": Ragged((0, 1, 0, 0, 2, 0, 1, 0, 0, 1), m=5, dtype="f16"),
+    "more groups than threads": Ragged((0, 0, 1) * 250, m=240, groups=3, offset=700, k=8, n=8),
+    "negative and oversized": Ragged((-5, 70, -(2**31), 2**31 - 1, 7), output="f32"),
+    "some groups": Ragged((20, 31, 45, 17, 60), groups=2, offset=2),
+    "offset before the first": Ragged((70, 31, 45), groups=2, offset=-1),
+    "offset behind the last": Ragged((70, 31), groups=3, offset=1),
+    "wide": Ragged((37, 0, 90, 73), tile=(128, 256), k=264, n=520),
+    "in turns": Ragged((37, 0, 90, 73), tile=(64, 128), pingpong=True, sm_count=1),
+    "in turns, wide": Ragged(
+        (300, 0, 9), m=320, tile=(64, 256), pingpong=True, n=264, output="f32"
+    ),
+    "a CTA for each tile": Ragged((37, 0, 90, 50), k=264, scheduler="none"),
+    "256 rows": Ragged((37, 90, 0, 50), k=264, tile=(256, 128)),
+    "2x1": Ragged((37, 90, 0, 50), k=328, n=264, tile=(128, 256), cluster=(2, 1), sm_count=4),
+    "1x2": Ragged((37, 90, 0, 50), k=264, n=264, tile=(256, 128), cluster=(1, 2), sm_count=2),
+    "2x2": Ragged((37, 90, 0, 50), k=264, n=264, cluster=(2, 2), sm_count=8),
+    "2x2 in turns": Ragged(
+        (137, 0, 50), k=200, n=264, tile=(64, 128), pingpong=True, cluster=(2, 2), sm_count=4
+    ),
+    "staggered": Ragged((320, 257), m=600, tile=(128, 256), k=264, n=264, swizzle=1),
+    "batch": Ragged(BATCH),
+    "batch, one rhs": Ragged(BATCH, shared=("rhs",), groups=2, offset=1),
+    "batch, one lhs": Ragged(BATCH, shared=("lhs",)),
+}
+CASES = {f"rows: {name}": case for name, case in ROWS.items()} | {
+    f"contraction: {name}": replace(case, contraction=True) for name, case in CONTRACTION.items()
+}
+
+
+@pytest.mark.sampled(len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_grouped(name: str, schedule: tuple[str, int]) -> None:
+    how, seed = schedule
+    check(CASES[name], schedule=how, seed=seed)
+
+
+@pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
+@pytest.mark.parametrize("cluster", [(1, 1), (1, 2)], ids=str)
+def test_what_is_loaded(contraction: bool, cluster: tuple[int, int]) -> None:
+    """Rows of groups alone, once for each cluster tile; of a tile of zeros nothing."""
+    case = Ragged(
+        (37, 0, 90, 50),
+        n=264,
+        tile=(128, 256),
+        cluster=cluster,
+        sm_count=2,
+        contraction=contraction,
+    )
+    _, report = check(case)
+    rows, itemsize = sum(case.sizes), 2
+    beside = -(-2 // cluster[1])  # cluster tiles, of two of 256 columns
+    lhs = rows * case.k * beside
+    rhs = (rows if contraction else case.k * 3) * case.n  # three tiles of rows that are not zeros
+    # Nine warps of each CTA read 16 bytes of the table for an item, and the number of items.
+    items = 4 * beside * cluster[1]
+    table = 9 * 32 * (16 * items + (0 if contraction else 4 * case.sm_count))
+    assert report.bytes["global load"] == (lhs + rhs) * itemsize + table
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Ragged:
+    """Whatever is legal, of some ten thousand elements."""
+    contraction, pingpong = draw(st.booleans()), draw(st.booleans())
+    batch, total = draw(st.integers(1, 2)), draw(st.integers(1, 6))
+    tiles = [(64, 128), (64, 256), (128, 128)] if pingpong else [(128, 128), (128, 256), (256, 128)]
+    clusters = [(1, 1), (1, 2), (2, 1)] if contraction else [(1, 1), (1, 2)]
+    m = draw(st.integers(1, 300))
+    size = st.one_of(st.just(0), st.integers(0, m), st.integers(-(2**31), 2**31 - 1))
+    of_batch = st.lists(size, min_size=total, max_size=total).map(tuple)
+    return Ragged(
+        tuple(draw(of_batch) for _ in range(batch)),
+        m=m,
+        k=8 * draw(st.integers(1, 20)),
+        n=8 * draw(st.integers(1, 40)),
+        contraction=contraction,
+        groups=draw(st.integers(1, total)),
+        offset=draw(st.integers(-2, total)),
+        shared=tuple(name for name in ("lhs", "rhs") if draw(st.booleans())),
+        transposed=not contraction and draw(st.booleans()),
+        dtype=draw(st.sampled_from(["bf16", "f16"])),
+        output=draw(st.sampled_from(["bf16", "f16", "f32"])),
+        tile=draw(st.sampled_from(tiles)),
+        pingpong=pingpong,
+        cluster=draw(st.sampled_from(clusters)),
+        stages=draw(st.integers(2, 4)),
+        swizzle=draw(st.integers(1, 4)),
+        scheduler=draw(st.sampled_from([None, "none"])),
+        sm_count=draw(st.integers(2, 5)),
+    )
+
+
+@hypothesis.given(cases(), st.sampled_from(SCHEDULES))
+@hypothesis.settings(max_examples=40)
+def test_whatever_is_legal(case: Ragged, schedule: tuple[str, int]) -> None:
+    how, seed = schedule
+    check(case, schedule=how, seed=seed)

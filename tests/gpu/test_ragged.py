@@ -1,0 +1,109 @@
+"""Grouped matmuls on the GPU, through jax.jit: bit-exact on integers, NaN in all other rows."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxbw._src.primitives.ragged_gemm import ragged_gemm
+from jaxbw._src.selection import devices
+from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.policy import Policy
+from jaxbw._src.selection.ragged import RaggedChoice, choose
+
+from ..emulator.ragged_launch import Ragged
+from ..emulator.test_ragged import CASES
+
+pytestmark = pytest.mark.gpu
+
+
+def run(case: Ragged, config: GemmConfig | None) -> None:
+    """With a configuration, or the one that is chosen."""
+    device = devices.running_device()
+    assert device is not None
+    if device.family != "sm90":
+        pytest.skip("grouped kernels are for Hopper")
+    problem = case.problem
+    choice = choose(problem, device, Policy(implementation=("sm90",), config=config))
+    assert isinstance(choice, RaggedChoice), str(choice)
+    lhs, rhs = case.operands()
+    given = (lhs.astype(problem.dtype), rhs.astype(problem.dtype), case.table)
+    offset = np.array(case.offset, np.int64).astype(np.int32)
+
+    @jax.jit
+    def compute(lhs: Any, rhs: Any, sizes: Any, offset: Any) -> Any:
+        return ragged_gemm(problem, choice, lhs, rhs, sizes, offset)
+
+    # What the allocator hands out next.
+    jnp.full((2**26,), jnp.nan, problem.output).block_until_ready().delete()
+    expected = case.expected(lhs, rhs).astype(np.float32)
+    for _ in range(2):
+        result = np.asarray(compute(*given, offset)).astype(np.float32)
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cases_of_the_emulator(name: str) -> None:
+    case = CASES[name]
+    run(case, replace(case.config, stages=None))
+
+
+def drawn(kind: str, groups: int, m: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """Sizes of so many groups."""
+    if kind == "one":
+        sizes = np.zeros(groups, int)
+        sizes[rng.integers(groups)] = m
+    elif kind == "uniform":
+        sizes = np.full(groups, m // groups)
+    else:
+        weights = rng.permutation(1.0 / np.arange(1, groups + 1))
+        sizes = rng.multinomial(m - 37, weights / weights.sum())
+    return tuple(int(size) for size in sizes)
+
+
+@pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
+@pytest.mark.parametrize("kind", ["uniform", "one", "zipf"])
+@pytest.mark.parametrize(("m", "groups"), [(8000, 7), (2111, 64), (333, 300)], ids=str)
+def test_sizes_of_layers(kind: str, m: int, groups: int, contraction: bool) -> None:
+    rng = np.random.default_rng(m)
+    sizes = drawn(kind, groups, m, rng)
+    case = Ragged(
+        sizes,
+        m=m,
+        k=328,
+        n=712,
+        contraction=contraction,
+        transposed=not contraction and groups == 64,
+        output="f32" if kind == "one" else "bf16",
+    )
+    run(case, None)
+
+
+@pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
+def test_it_repeats_in_a_loop(contraction: bool) -> None:
+    """XLA captures the calls of a loop into CUDA graphs; sizes change from call to call."""
+    device = devices.running_device()
+    assert device is not None
+    case = Ragged((300, 500, 100, 100), m=1000, k=136, n=264, contraction=contraction, output="f32")
+    problem = case.problem
+    choice = choose(problem, device, Policy(implementation=("sm90",)))
+    if not isinstance(choice, RaggedChoice):
+        pytest.skip(str(choice))
+    lhs, rhs = case.operands()
+    given = (lhs.astype(problem.dtype), rhs.astype(problem.dtype))
+
+    @jax.jit
+    def loop(lhs: Any, rhs: Any, sizes: Any) -> Any:
+        def step(i: Any, total: Any) -> Any:
+            rolled = jnp.roll(sizes, i, axis=1)
+            return total + ragged_gemm(problem, choice, lhs, rhs, rolled, jnp.int32(0))
+
+        return jax.lax.fori_loop(0, 8, step, jnp.zeros(problem.output_shape, jnp.float32))
+
+    expected = sum(
+        replace(case, sizes=tuple(np.roll(case.sizes, i))).expected(lhs, rhs) for i in range(8)
+    )
+    np.testing.assert_array_equal(np.asarray(loop(*given, case.table)), expected)

@@ -1,0 +1,93 @@
+"""The custom call of a grouped matmul: what it launches. The emulator has what it computes."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxbw import _native
+from jaxbw._native import DataType, Grouped, Major, Plan, Problem
+from jaxbw._src.selection.config import GemmConfig
+
+from . import xla
+from .conftest import FakeDriver
+
+BF16 = ml_dtypes.bfloat16
+TABLE = "jaxbw_sm90_group_table_s32"
+ROWS: dict[str, Any] = dict(m=1000, n=264, k=136, grouped=Grouped.ROWS)
+CONTRACTION: dict[str, Any] = dict(
+    m=136, n=264, k=1000, lhs_major=Major.MN, grouped=Grouped.CONTRACTION
+)
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + 16, np.uint8)
+    start = -memory.ctypes.data % 16
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def planned(problem: dict[str, Any]) -> Plan:
+    given = Problem(batch=2, groups=3, total_groups=5, output=DataType.F32, **problem)
+    plan = _native.plan("sm90", given, GemmConfig(128, 128, stages=3), resident=132)
+    assert isinstance(plan, Plan), str(plan)
+    return plan
+
+
+def operands(shapes: list[tuple[int, ...]]) -> list[Any]:
+    return [aligned(shape, BF16) for shape in shapes] + [
+        aligned((2, 5), np.int32),
+        aligned((), np.int32),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("problem", "lhs", "rhs", "result", "ranks"),
+    [
+        (ROWS, (2, 1000, 136), (2, 3, 136, 264), (2, 1000, 264), [4, 3, 4]),
+        (CONTRACTION, (2, 1000, 136), (2, 1000, 264), (2, 3, 136, 264), [4, 4, 3]),
+    ],
+    ids=["rows", "contraction"],
+)
+def test_two_launches(
+    fake: FakeDriver, problem: dict[str, Any], lhs: Any, rhs: Any, result: Any, ranks: list[int]
+) -> None:
+    plan = planned(problem)
+    program = xla.Program(plan.attributes)
+    program.run("initialize")
+    loaded = [call["path"].rsplit("/", 1)[1] for call in fake.calls("cuLibraryLoadFromFile")]
+    assert {f"{TABLE}.cubin", f"{plan.kernel}.cubin"} <= set(loaded)
+    fake.log.unlink()
+    results = [aligned(result, np.float32), aligned((plan.workspace_bytes,), np.uint8)]
+    program.run("execute", operands([lhs, rhs]), results, stream=0x1230)
+    asked = {line.split('"')[3] for line in fake.log.read_text().splitlines()}
+    assert asked == {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"}  # all that may be captured
+    table, matmul = fake.calls("cuLaunchKernelEx")
+    assert (table["kernel"], matmul["kernel"]) == (TABLE, plan.kernel)
+    assert (table["grid"], table["block"], table["groups"]) == ([1], [512], [2, 5, 3, 1000, 128])
+    # The matmul starts beside it, and waits on the device.
+    assert (table["overlaps"], matmul["overlaps"]) == (0, 1)
+    assert table["stream"] == matmul["stream"] == 0x1230
+    maps = fake.calls("cuTensorMapEncodeTiled")
+    assert [each["rank"] for each in maps] == ranks
+    ragged = maps[0]
+    assert ragged["dims"] == [136, 2**30, 2**31 - 1, 2**31 - 1]
+    assert ragged["strides"] == [272, 2**34 - 272, 272]
+
+
+def test_what_is_refused(fake: FakeDriver) -> None:
+    plan = planned(ROWS)
+    program = xla.Program(plan.attributes)
+    results = [aligned((2, 1000, 264), np.float32), aligned((plan.workspace_bytes,), np.uint8)]
+    lhs, rhs, sizes, offset = operands([(2, 1000, 136), (2, 3, 136, 264)])
+    for given, message in (
+        ([lhs, rhs, sizes], "has lhs, rhs, group_sizes and group_offset"),
+        ([lhs, rhs, sizes.view(np.float32), offset], "group_sizes has another dtype"),
+        ([lhs, rhs, sizes, aligned((1,), np.int32)], "of ranks 3, 4, 2 and 0"),
+        ([lhs[:, :, :128], rhs, sizes, offset], r"rhs is \[2,3,136,264\]; here it is"),
+        ([lhs, rhs[0], sizes, offset], "of ranks 3, 4, 2 and 0"),
+    ):
+        with pytest.raises(xla.FfiError, match=message):
+            program.run("execute", given, results)
+    assert not fake.calls("cuLaunchKernelEx")

@@ -95,7 +95,9 @@ def by_rule(problem: RaggedProblem, sm_count: int) -> GemmConfig:
     """The launch for a problem on a device of so many SMs.
 
     Rows of a tile are 128, or 64 where that is what a group has. Columns are 256, or 128 where
-    there are no more, or there would be fewer tiles than SMs.
+    there are no more, or there would be fewer tiles than SMs. On an H100 these were the fastest at
+    8 to 512 rows of a group, but for 2 % here and there; clusters and tiles of 256 rows gained
+    nothing (benchmarks/results/2026-11-26_h100_ragged.json).
     """
     rows, columns = problem.expected_rows, problem.n
     few = rows <= 64 and not problem.ragged_contraction

@@ -42,8 +42,7 @@ def test_equals_the_dense_form(top_k: int, gated: bool, normalize: bool) -> None
     of_nnx = MoE(WIDTH, HIDDEN, OUT, num_experts=EXPERTS, **options, rngs=nnx.Rngs(0))
     params = layer.init(jax.random.key(0), X)["params"]
     graph, state = nnx.split(of_nnx)
-    state = nnx.to_pure_dict(state)
-    assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, params)
+    assert jax.tree.map(jnp.shape, nnx.to_pure_dict(state)) == jax.tree.map(jnp.shape, params)
 
     @jax.jit
     def both(params: Any, x: Any) -> Any:
@@ -57,15 +56,17 @@ def test_equals_the_dense_form(top_k: int, gated: bool, normalize: bool) -> None
 
     ours, theirs, by_nnx = both(params, X)
     # Sums of up to 14 tokens, of some 6 terms each, of size 1: 84 roundings or less, twice.
-    close = {"rtol": 200 * 2.0**-24, "atol": 200 * 2.0**-24}
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), ours, theirs)
+    bound = 200 * 2.0**-24
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=bound, atol=bound), ours, theirs
+    )
     np.testing.assert_array_equal(by_nnx, ours[0])
 
 
 def test_dtypes() -> None:
     """The router is float32, the experts are what they are told; its logits are sown."""
     layer = linen.MoE(EXPERTS, HIDDEN, dtype=jnp.bfloat16)
-    x = X.astype(jnp.bfloat16)
+    x = jnp.asarray(X, jnp.bfloat16)
     variables = layer.init(jax.random.key(0), x)
     assert {leaf.dtype for leaf in jax.tree.leaves(variables["params"])} == {np.dtype("float32")}
     y, sown = layer.apply(variables, x, mutable=["intermediates"])

@@ -20,6 +20,7 @@ from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import default_kernel_init
 from flax.linen.module import merge_param
 
+from jaxbw._src.api.experts import route, through_experts
 from jaxbw._src.api.fp8_training import Meta, State, delayed_dot_general
 from jaxbw._src.api.pending import dot_general as deferred
 from jaxbw._src.api.pending import einsum, run, run_gated
@@ -30,6 +31,7 @@ __all__ = [
     "DenseGeneral",
     "Einsum",
     "Fp8DirectDotGeneralOp",
+    "MoE",
     "MultiHeadAttention",
     "MultiHeadDotProductAttention",
 ]
@@ -251,6 +253,74 @@ class MLP(nn.Module):
         down = _awaited(dense(out_features, name="down"), hidden)
         result: jax.Array = run(_name(self), down, None)
         return result
+
+
+class MoE(nn.Module):
+    """A mixture of experts: the sum of each token's `top_k` feed-forward blocks, by their weights.
+
+    An expert is `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))`. No token is
+    dropped, however many go to one expert: grouped matmuls (`jaxbw.ragged_dot`) compute them all.
+    The parameters are `router`, a `Dense` without bias, in float32, and `gate`, `up` and `down`,
+    arrays of a matrix for each expert. The router's logits are sown as "router_logits" into
+    "intermediates", for losses that balance the experts.
+
+    Attributes:
+      num_experts: how many there are.
+      hidden_features: width of `up` and `gate`.
+      top_k: how many serve a token; default 2.
+      out_features: width of `down`; default None, that of the inputs.
+      activation: as of `Dense`; default "silu".
+      gated: default True.
+      normalize: whether the weights of a token's experts add up to 1; default True.
+      dtype, param_dtype, precision: as of `flax.linen.Dense`, for the experts.
+      kernel_init: of the experts' matrices; default that of `flax.linen.Dense`, for each.
+
+    Raises:
+      ValueError: there is no such activation.
+
+    >>> block = MoE(num_experts=8, hidden_features=16)
+    >>> variables = block.init(jax.random.key(0), jnp.ones((3, 4)))
+    >>> jax.tree.map(jnp.shape, variables["params"])["up"]
+    (8, 4, 16)
+    >>> block.apply(variables, jnp.ones((3, 4))).shape
+    (3, 4)
+    """
+
+    num_experts: int
+    hidden_features: int
+    top_k: int = 2
+    out_features: int | None = None
+    activation: str | None = "silu"
+    gated: bool = True
+    normalize: bool = True
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Any = nn.initializers.lecun_normal(batch_axis=0)
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """The block's outputs, `[..., out_features]`."""
+        features = inputs.shape[-1]
+        tokens = inputs.reshape(-1, features)
+        logits = nn.Dense(self.num_experts, use_bias=False, dtype=jnp.float32, name="router")(
+            tokens
+        )
+        self.sow("intermediates", "router_logits", logits)
+
+        def matrices(name: str, *shape: int) -> Any:
+            return self.param(name, self.kernel_init, (self.num_experts, *shape), self.param_dtype)
+
+        up = matrices("up", features, self.hidden_features)
+        gate = matrices("gate", features, self.hidden_features) if self.gated else None
+        down = matrices("down", self.hidden_features, self.out_features or features)
+        tokens, gate, up, down = promote_dtype(tokens, gate, up, down, dtype=self.dtype)
+        outputs: jax.Array = through_experts(
+            *(tokens, *route(logits, self.top_k, normalize=self.normalize), gate, up, down),
+            activation=self.activation,
+            precision=self.precision,
+        )
+        return outputs.reshape(*inputs.shape[:-1], -1)
 
 
 class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):

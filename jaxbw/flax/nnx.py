@@ -13,8 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
 
 from jaxbw._src.api.accelerate import accelerate
+from jaxbw._src.api.experts import route, through_experts
 from jaxbw._src.api.fp8_training import Meta, State, delayed_dot_general, fp8_dot_general
 from jaxbw._src.api.matmul import dot_general
 from jaxbw._src.api.pending import dot_general as deferred
@@ -27,6 +29,7 @@ __all__ = [
     "Fp8DotGeneral",
     "Linear",
     "LinearGeneral",
+    "MoE",
     "Optimizer",
     "OverwriteWithGradient",
     "accumulate",
@@ -194,6 +197,83 @@ class MLP(nnx.Module):
             hidden = run_gated(_name(self), gate, up, self.gate.activation)
         result: jax.Array = self.down(hidden)
         return result
+
+
+_default_experts_init = nnx.initializers.lecun_normal(batch_axis=0)
+
+
+class MoE(nnx.Module):
+    """A mixture of experts: the sum of each token's `top_k` feed-forward blocks, by their weights.
+
+    An expert is `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))`. No token is
+    dropped, however many go to one expert: grouped matmuls (`jaxbw.ragged_dot`) compute them all.
+    `router` is an `nnx.Linear` without bias, in float32; `gate`, `up` and `down` are parameters, a
+    matrix for each expert.
+
+    Args:
+      in_features: width of the inputs.
+      hidden_features: width of `up` and `gate`.
+      out_features: width of `down`; default None, `in_features`.
+      num_experts: how many there are.
+      top_k: how many serve a token; default 2.
+      activation: as of `Linear`; default "silu".
+      gated: default True.
+      normalize: whether the weights of a token's experts add up to 1; default True.
+      dtype, param_dtype, precision: as of `flax.nnx.Linear`, for the experts.
+      kernel_init: of the experts' matrices; default that of `flax.nnx.Linear`, for each.
+      rngs: as of `flax.nnx.Linear`; drawn from for the router, `up`, `gate`, `down`.
+
+    Raises:
+      ValueError: there is no such activation; when it is called.
+
+    >>> block = MoE(4, 16, num_experts=8, rngs=nnx.Rngs(0))
+    >>> block(jnp.ones((3, 4))).shape
+    (3, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int | None = None,
+        *,
+        num_experts: int,
+        top_k: int = 2,
+        activation: str | None = "silu",
+        gated: bool = True,
+        normalize: bool = True,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        precision: Any = None,
+        kernel_init: Any = _default_experts_init,
+        rngs: nnx.Rngs,
+    ) -> None:
+        def matrices(*shape: int) -> nnx.Param[jax.Array]:
+            return nnx.Param(kernel_init(rngs.params(), (num_experts, *shape), param_dtype))
+
+        self.router = nnx.Linear(
+            in_features, num_experts, use_bias=False, dtype=jnp.float32, rngs=rngs
+        )
+        self.up = matrices(in_features, hidden_features)
+        self.gate = matrices(in_features, hidden_features) if gated else None
+        self.down = matrices(hidden_features, out_features or in_features)
+        self.top_k, self.normalize, self.activation = top_k, normalize, activation
+        self.dtype, self.precision = dtype, precision
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """The block's outputs, `[..., out_features]`."""
+        tokens = inputs.reshape(-1, inputs.shape[-1])
+        weights, experts = route(self.router(tokens), self.top_k, normalize=self.normalize)
+        gate = None if self.gate is None else self.gate[...]
+        tokens, gate, up, down = promote_dtype(
+            (tokens, gate, self.up[...], self.down[...]), dtype=self.dtype
+        )
+        outputs: jax.Array = through_experts(
+            *(tokens, weights, experts, gate, up, down),
+            activation=self.activation,
+            precision=self.precision,
+        )
+        return outputs.reshape(*inputs.shape[:-1], -1)
 
 
 class OverwriteWithGradient(nnx.Variable[jax.Array]):

@@ -1,0 +1,77 @@
+"""Layers of experts: against all experts of every token, of which the others have the weight 0."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxbw.flax import linen
+from jaxbw.flax.nnx import MoE
+
+from .oracle import normal
+
+EXPERTS, WIDTH, HIDDEN, OUT = 5, 4, 6, 3
+X = np.asarray(normal((2, 7, WIDTH)))
+
+
+def dense(params: Any, x: Any, top_k: int, *, normalize: bool) -> Any:
+    """The layer with `silu`, by ordinary matmuls."""
+    x = x.reshape(-1, WIDTH)
+    probabilities = jax.nn.softmax(x @ params["router"]["kernel"])
+    least = jnp.sort(probabilities, axis=-1)[:, -top_k, None]
+    weights = jnp.where(probabilities >= least, probabilities, 0)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdims=True)
+    up = jnp.einsum("td,edh->teh", x, params["up"])
+    if "gate" in params:
+        hidden = jax.nn.silu(jnp.einsum("td,edh->teh", x, params["gate"])) * up
+    else:
+        hidden = jax.nn.silu(up)
+    out = jnp.einsum("teh,ehn,te->tn", hidden, params["down"], weights)
+    return out.reshape(2, 7, OUT)
+
+
+@pytest.mark.parametrize(("top_k", "gated", "normalize"), [(2, True, True), (1, False, False)])
+def test_equals_the_dense_form(top_k: int, gated: bool, normalize: bool) -> None:
+    """Linen's value and gradients, and nnx's value, in float32."""
+    options: dict[str, Any] = {"top_k": top_k, "gated": gated, "normalize": normalize}
+    layer = linen.MoE(EXPERTS, HIDDEN, out_features=OUT, **options)
+    of_nnx = MoE(WIDTH, HIDDEN, OUT, num_experts=EXPERTS, **options, rngs=nnx.Rngs(0))
+    params = layer.init(jax.random.key(0), X)["params"]
+    graph, state = nnx.split(of_nnx)
+    assert jax.tree.map(jnp.shape, nnx.to_pure_dict(state)) == jax.tree.map(jnp.shape, params)
+
+    @jax.jit
+    def both(params: Any, x: Any) -> Any:
+        def derivatives(function: Any) -> Any:
+            y, pull_back = jax.vjp(function, params, x)
+            return y, pull_back(jnp.cos(y))
+
+        ours = derivatives(lambda params, x: layer.apply({"params": params}, x))
+        theirs = derivatives(lambda params, x: dense(params, x, top_k, normalize=normalize))
+        return ours, theirs, nnx.merge(graph, params)(x)
+
+    ours, theirs, by_nnx = both(params, X)
+    # Sums of up to 14 tokens, of some 6 terms each, of size 1: 84 roundings or less, twice.
+    bound = 200 * 2.0**-24
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=bound, atol=bound), ours, theirs
+    )
+    np.testing.assert_array_equal(by_nnx, ours[0])
+
+
+def test_dtypes() -> None:
+    """The router is float32, the experts are what they are told; its logits are sown."""
+    layer = linen.MoE(EXPERTS, HIDDEN, dtype=jnp.bfloat16)
+    x = jnp.asarray(X, jnp.bfloat16)
+    variables = layer.init(jax.random.key(0), x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables["params"])} == {np.dtype("float32")}
+    y, sown = layer.apply(variables, x, mutable=["intermediates"])
+    (logits,) = sown["intermediates"]["router_logits"]
+    assert (y.dtype, y.shape, logits.dtype) == (jnp.bfloat16, X.shape, jnp.float32)
+    assert logits.shape == (14, EXPERTS)
+    of_nnx = MoE(WIDTH, HIDDEN, num_experts=EXPERTS, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    assert of_nnx(x).dtype == jnp.bfloat16

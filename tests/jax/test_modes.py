@@ -73,6 +73,12 @@ CALLS: dict[str, Callable[..., Any]] = {
         )
         for overlap in (False, True)
     },
+    "ragged_dot": lambda x, w: jaxbw.ragged_dot(x, jnp.stack([w, -w]), np.array([3, 4])),
+    "ragged_dot_general": lambda x, w: jaxbw.ragged_dot_general(
+        *(x, x @ w, np.array([3, 4])),
+        jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ()),
+    ),
+    "gated_ragged_dot": lambda x, w: jaxbw.gated_ragged_dot(x, w[None], w[None], np.array([7])),
     "accelerate": jaxbw.accelerate(jnp.matmul),
     "einsum": partial(jaxbw.einsum, "mk,kn->mn"),
     "implementation": lambda x, w: within(jaxbw.implementation("emulator"), x, w),
@@ -83,6 +89,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "linen.DenseGeneral": layer(linen.DenseGeneral((2, 4), dtype=BF16, activation="relu")),
     "linen.Einsum": layer(linen.Einsum((16, 4), "bd,df->bf", dtype=BF16, activation="silu")),
     "linen.MLP": layer(linen.MLP(8, gated=True, activation="silu", dtype=BF16)),
+    "linen.MoE": layer(linen.MoE(4, 8, dtype=BF16)),
     "linen.MultiHeadAttention": layer(linen.MultiHeadAttention(2, dtype=BF16)),
     "nnx.Linear": nnx_layer(
         lambda: jnnx.Linear(16, 4, dtype=BF16, activation="gelu", rngs=nnx.Rngs(0))
@@ -94,6 +101,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         lambda: jnnx.Einsum("bd,df->bf", (16, 4), (4,), dtype=BF16, rngs=nnx.Rngs(0))
     ),
     "nnx.MLP": nnx_layer(lambda: jnnx.MLP(16, 8, dtype=BF16, rngs=nnx.Rngs(0))),
+    "nnx.MoE": nnx_layer(lambda: jnnx.MoE(16, 8, num_experts=4, dtype=BF16, rngs=nnx.Rngs(0))),
 }
 # What computes nothing, or is one of these by another name.
 OTHERS = {

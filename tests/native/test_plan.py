@@ -385,7 +385,7 @@ def test_every_rule(rule: str) -> None:
 
 @pytest.mark.parametrize("name", ["groups", "total_groups"])
 def test_without_groups_there_is_nothing_to_launch(name: str) -> None:
-    given = Problem(**SIZES | ROWS | {name: 0})
+    given = Problem(**{**SIZES, **ROWS, name: 0})  # type: ignore[arg-type]
     found = _native.plan("sm90", given, GemmConfig(128, 128))
     assert isinstance(found, Violation)
     assert found.rule == "empty"

@@ -116,8 +116,8 @@ def gated_ragged_dot(
       lhs: `[m, k]`.
       rhs_gate, rhs_up: `[g, k, n]`, of one shape and one dtype.
       activation: as of `matmul`; default "silu".
-      group_sizes, precision, preferred_element_type, group_offset, out_sharding, rows_per_group,
-        implementation, config: as of `ragged_dot`.
+      group_sizes, precision, preferred_element_type, group_offset: as of `ragged_dot`.
+      out_sharding, rows_per_group, implementation, config: as of `ragged_dot`.
 
     Returns:
       `[m, n]`.

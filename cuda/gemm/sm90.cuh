@@ -47,6 +47,22 @@ struct Loaders {
     b.start_at(origin.n, k, origin.batch * p.b_batched);
     b_up.start_at(origin.n, k, origin.batch * p.b_batched);
   }
+
+  // To a stage that has been free, and is announced; one thread does.
+  template <bool kMulticastA, bool kMulticastB>
+  JAXBW_DEVICE void load(uint32_t to_a, uint32_t to_b, uint32_t full) const {
+    a.load<kMulticastA>(to_a, full);
+    b.load<kMulticastB>(to_b, full);
+    if (gated) b_up.load<kMulticastB>(to_b, full);
+  }
+
+  JAXBW_DEVICE void advance() {
+    a.advance();
+    b.advance();
+    b_up.advance();
+  }
+
+  static constexpr bool kMayBeResidual = true;  // what a stage has held
 };
 
 // Before the first load of all.
@@ -59,11 +75,9 @@ JAXBW_DEVICE void await_start(const Context& context, const Loaders& load, uint3
 }
 
 // The load role's main loop: fills `blocks` stages. One of narrow tiles is used up in 256 cycles, and this is where it
-// would be late: hence a loop of its own for each way to share the operands. The wait for the start is here, too: what
-// leads to the loop does not stand between it and the first load.
-template <bool kMulticastA, bool kMulticastB>
-JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPosition& at, uint32_t blocks, bool first) {
-  if (first) await_start(context, load, blocks);
+// would be late: hence a loop of its own for each way to share the operands.
+template <bool kMulticastA, bool kMulticastB, typename Loads>
+JAXBW_DEVICE void fill_stages(const Context& context, Loads& load, RingPosition& at, uint32_t blocks) {
   const RingBarriers ring = context.ring();
   const uint32_t stage_bytes = context.layout.stage_bytes();
   for (; blocks > 0; --blocks, at.advance()) {
@@ -71,18 +85,22 @@ JAXBW_DEVICE void fill_stages(const Context& context, Loaders& load, RingPositio
     ring.wait_empty(at);
     context.profile.enter(Activity::kLoad, at.slot());
     if (ptx::elect_one()) {
-      ptx::acquire_slot();  // it may have held some of a residual
+      if constexpr (Loads::kMayBeResidual) ptx::acquire_slot();
       const uint32_t full = ring.full(at.slot()), a = context.a(at.slot()), b = context.b(at.slot());
       ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
-      load.a.load<kMulticastA>(a, full);
-      load.b.load<kMulticastB>(b, full);
-      if (load.gated) load.b_up.load<kMulticastB>(b, full);
+      load.template load<kMulticastA, kMulticastB>(a, b, full);
     }
     __syncwarp();
-    load.a.advance();
-    load.b.advance();
-    load.b_up.advance();
+    load.advance();
   }
+}
+
+// The same, behind the wait for the start: what leads to the loop does not stand between that and the first load.
+template <bool kMulticastA, bool kMulticastB>
+JAXBW_DEVICE void fill_first_stages(const Context& context, Loaders& load, RingPosition& at, uint32_t blocks,
+                                    bool first) {
+  if (first) await_start(context, load, blocks);
+  fill_stages<kMulticastA, kMulticastB>(context, load, at, blocks);
 }
 
 // Where CTAs share a tile along K, all warps of their cluster meet before sums are sent: all rings are free then.
@@ -124,13 +142,13 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     load.start_at(origin, part.first_block(k_blocks) * kConfig.block_k(), p);
     const uint32_t blocks = part.block_count(k_blocks);
     if (multicast_a && multicast_b) {
-      fill_stages<true, true>(context, load, at, blocks, first);
+      fill_first_stages<true, true>(context, load, at, blocks, first);
     } else if (multicast_a) {
-      fill_stages<true, false>(context, load, at, blocks, first);
+      fill_first_stages<true, false>(context, load, at, blocks, first);
     } else if (multicast_b) {
-      fill_stages<false, true>(context, load, at, blocks, first);
+      fill_first_stages<false, true>(context, load, at, blocks, first);
     } else {
-      fill_stages<false, false>(context, load, at, blocks, first);
+      fill_first_stages<false, false>(context, load, at, blocks, first);
     }
     if (p.residual_stages != 0) load_residual<kConfig>(context, at, origin);
     first = false;

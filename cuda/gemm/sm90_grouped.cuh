@@ -104,7 +104,7 @@ class GroupedStores : public StoreRing {
   bool contraction_;
 };
 
-// What the load role brings.
+// What the load role brings, as Loaders.
 struct GroupedLoaders {
   OperandLoader a, b;
   bool contraction;
@@ -119,32 +119,24 @@ struct GroupedLoaders {
       b.start_at(item.column, 0, item.group.matrix);
     }
   }
-};
 
-// As fill_stages.
-template <bool kMulticastA, bool kMulticastB>
-JAXBW_DEVICE void fill_grouped_stages(const Context& context, GroupedLoaders& load, RingPosition& at, uint32_t blocks) {
-  const RingBarriers ring = context.ring();
-  const uint32_t stage_bytes = context.layout.stage_bytes();
-  for (; blocks > 0; --blocks, at.advance()) {
-    context.profile.enter(Activity::kAwaitEmpty, at.slot());
-    ring.wait_empty(at);
-    context.profile.enter(Activity::kLoad, at.slot());
-    if (ptx::elect_one()) {
-      const uint32_t full = ring.full(at.slot()), a = context.a(at.slot()), b = context.b(at.slot());
-      ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
-      load.a.load<kMulticastA, true>(a, full);
-      if (load.contraction) {
-        load.b.load<kMulticastB, true>(b, full);
-      } else {
-        load.b.load<kMulticastB>(b, full);
-      }
+  template <bool kMulticastA, bool kMulticastB>
+  JAXBW_DEVICE void load(uint32_t to_a, uint32_t to_b, uint32_t full) const {
+    a.load<kMulticastA, true>(to_a, full);
+    if (contraction) {
+      b.load<kMulticastB, true>(to_b, full);
+    } else {
+      b.load<kMulticastB>(to_b, full);
     }
-    __syncwarp();
-    load.a.advance();
-    load.b.advance();
   }
-}
+
+  JAXBW_DEVICE void advance() {
+    a.advance();
+    b.advance();
+  }
+
+  static constexpr bool kMayBeResidual = false;
+};
 
 // Load role: one warp.
 template <Config kConfig>
@@ -181,13 +173,13 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
     load.start_at(item);
     const uint32_t blocks = items.blocks(item);
     if (multicast_a && multicast_b) {
-      fill_grouped_stages<true, true>(context, load, at, blocks);
+      fill_stages<true, true>(context, load, at, blocks);
     } else if (multicast_a) {
-      fill_grouped_stages<true, false>(context, load, at, blocks);
+      fill_stages<true, false>(context, load, at, blocks);
     } else if (multicast_b) {
-      fill_grouped_stages<false, true>(context, load, at, blocks);
+      fill_stages<false, true>(context, load, at, blocks);
     } else {
-      fill_grouped_stages<false, false>(context, load, at, blocks);
+      fill_stages<false, false>(context, load, at, blocks);
     }
   }
   context.profile.enter(Activity::kAwaitExit);

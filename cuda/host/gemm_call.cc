@@ -219,6 +219,7 @@ namespace {
 // The problem of a grouped call, as far as ranks go: match() sees to the rest.
 Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped grouped, std::span<const Array> operands,
                                  std::span<const Array> results) {
+  if (Status status = check_flags(attributes); !status.ok()) return status;
   const bool of_rows = grouped == Grouped::kRows;
   const size_t ranks[] = {3, of_rows ? 4u : 3u, 2, 0};
   if (!std::ranges::equal(operands, ranks, {}, [](const Array& array) { return array.dims.size(); }) ||
@@ -251,7 +252,6 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
 
 Result<GemmCall> read_call(const GemmAttributes& attributes, std::span<const Array> operands,
                            std::span<const Array> results) {
-  if (Status status = check_flags(attributes); !status.ok()) return status;
   if (results.empty() || !results[0].type) return invalid("the result is f16, bf16, f32, e4m3 or e5m2");
   const Grouped grouped = grouped_by(attributes.kernel, static_cast<Major>(attributes.lhs_major));
   Result<GemmProblem> problem = grouped == Grouped::kNone ? read_operands(attributes, operands)

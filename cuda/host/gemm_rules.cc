@@ -343,8 +343,8 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   if (family.is_sm90() && narrow && launched.promoted) input = "8bit_promoted";
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
+  const std::string_view role = launched.grouped == Grouped::kNone ? "gemm" : "grouped";
   for (const KernelInstance& instance : kKernelInstances) {
-    const std::string_view role = launched.grouped == Grouped::kNone ? "gemm" : "grouped";
     if (instance.family != family.name || instance.role != role) continue;
     if (instance.input != input) continue;
     if (instance.layout == "any" || instance.layout == std::string_view(layout, 2)) instances_.push_back(&instance);

@@ -30,12 +30,14 @@ _INPUTS = {
 _HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce", "grouped": "{family}_grouped"}
 # At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
 _BLOCKS_PER_SM = {
-    **{"gemm": 1, "reduce": 1, "repack": 4, "quantize": 4},
-    **{"grouped": 1, "group_table": 1},
+    **dict.fromkeys(("gemm", "grouped", "reduce", "group_table"), 1),
+    **dict.fromkeys(("repack", "quantize"), 4),
 }
 _PARAMS = {
-    **{"repack": "RepackParams", "quantize": "QuantizeParams"},
-    **{"grouped": "GroupedParams", "group_table": "GroupTableParams"},
+    "grouped": "GroupedParams",
+    "group_table": "GroupTableParams",
+    "repack": "RepackParams",
+    "quantize": "QuantizeParams",
 }
 
 _KINDS = {"16bit": "k16Bit", "8bit": "k8Bit", "tf32": "kTf32"}

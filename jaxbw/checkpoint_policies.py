@@ -97,9 +97,11 @@ def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callab
 
 
 # The primitives, by name: those of collective_matmul are loaded where it is first called.
-_DOTS = {"jaxbw_dot_general", "jaxbw_fused_dot_general", "jaxbw_collective_dot_general"}
 _RAGGED_DOT = "jaxbw_ragged_dot"
-_MATMULS = {*_DOTS, _RAGGED_DOT}
+_MATMULS = {
+    *("jaxbw_dot_general", "jaxbw_fused_dot_general", "jaxbw_collective_dot_general"),
+    _RAGGED_DOT,
+}
 
 
 def _has_batch(primitive: Primitive, types: Sequence[Any], params: dict[str, Any]) -> bool:

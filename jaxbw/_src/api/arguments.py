@@ -24,7 +24,6 @@ from jaxbw._src.selection.implementations import FAMILIES, Implementation
 from jaxbw._src.selection.policy import policy_of
 
 _BIAS_AXES = {-1: "n", -2: "m"}
-FLOAT8 = ("float8_e4m3fn", "float8_e5m2")  # of which there are results with a scale
 
 
 @partial(
@@ -318,11 +317,15 @@ def check_epilogue(
             f"{call}: an epilogue needs a real floating result, and this one is {output.dtype}; "
             "apply it to the matmul, or set preferred_element_type"
         )
-    if epilogue.out_scale and output.dtype.name not in FLOAT8:
-        raise TypeError(
-            f"{call}: out_scale is for results of 8 bits, and this one is {output.dtype}: set "
-            f"preferred_element_type to {' or '.join(FLOAT8)}, or multiply alpha by it"
-        )
+    if epilogue.out_scale:
+        from jaxbw._src import fp8  # wanted by few
+
+        if fp8.format_of(output.dtype) is None:
+            names = " or ".join(format.dtype.name for format in fp8.FORMATS.values())
+            raise TypeError(
+                f"{call}: out_scale is for results of 8 bits, and this one is {output.dtype}: set "
+                f"preferred_element_type to {names}, or multiply alpha by it"
+            )
     for name in ("alpha", "beta"):
         x = getattr(operands, name)
         if x is not None and x.shape:

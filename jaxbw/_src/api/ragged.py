@@ -227,10 +227,9 @@ def _arrays(call: str, group_offset: Any, **named: Any) -> tuple[Any, ...]:
     ]
     if group_offset is not None:
         group_offset = jnp.asarray(group_offset)
-        if group_offset.shape not in ((), (1,)) or not jnp.issubdtype(
-            group_offset.dtype, jnp.integer
-        ):
-            kind = ValueError if jnp.issubdtype(group_offset.dtype, jnp.integer) else TypeError
+        is_integer = jnp.issubdtype(group_offset.dtype, jnp.integer)
+        if group_offset.shape not in ((), (1,)) or not is_integer:
+            kind = ValueError if is_integer else TypeError
             shown = describe(group_offset.dtype, group_offset.shape)
             raise kind(f"{call}: group_offset is {shown}; it is an integer, [] or [1]")
     return group_offset, *operands

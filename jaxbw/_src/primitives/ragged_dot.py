@@ -192,7 +192,7 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
     if isinstance(choice, Refusal):
         names = params["policy"].implementation
         if names is not None and "xla" not in names:
-            raise NotImplementedError(_message("jaxbw", names, problem, [choice]))
+            raise NotImplementedError(serve.message("jaxbw", names, problem, [choice]))
         log.once(lambda: f"{problem}: xla: {choice.reason}")
         form = {k: v for k, v in params.items() if k not in ("policy", "rows_per_group")}
         on_xla = partial(ragged_xla.ragged_dot, counts_steps=platform != "cuda", **form)
@@ -245,18 +245,17 @@ def check(call: str, operands: Any, params: Any) -> None:
         if not isinstance(choice, Refusal):
             return
         refused.append(choice)
-    raise NotImplementedError(_message(call, names, problem, refused))
+    raise NotImplementedError(serve.message(call, names, problem, refused))
 
 
 def _choice(platform: str | None, ctx: Any, problem: RaggedProblem, params: Any) -> Any:
     """The choice of a kernel on a platform, or why there is none."""
     policy: Policy = params["policy"]
     names = policy.implementation
-    served = ("xla", *serve.SERVED.get(platform or "", ()))
-    here = None if names is None else tuple(name for name in names if name in served)
+    here = serve.named_here(names, platform)
     if names == ("xla",):
         return Refusal("kernels", "asked for")
-    if platform != "cuda" if here is None else set(here) <= {"xla"}:
+    if not serve.has_kernels(here, platform):
         return Refusal("kernels", serve.elsewhere(names or ()))
     if not compat.is_one_device(ctx):
         reason = "the program is of several devices; kernels serve it in a shard_map over all axes"
@@ -278,14 +277,6 @@ def _chosen(problem: RaggedProblem, operands: Any, device: Any, policy: Policy, 
     from jaxbw._src.selection.ragged import choose
 
     return choose(problem, device, policy)
-
-
-def _message(
-    call: str, names: tuple[str, ...], problem: RaggedProblem, refused: list[Refusal]
-) -> str:
-    given = names[0] if len(names) == 1 else names
-    reasons = refused[0].reason if len(refused) == 1 else "; ".join(map(str, refused))
-    return f"{call}(implementation={given!r}): {problem}: {reasons}.\n{serve.WAY_OUT}"
 
 
 ragged_dot_p.def_abstract_eval(_abstract_eval)

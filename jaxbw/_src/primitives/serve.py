@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -20,6 +20,9 @@ from jaxbw._src.selection import devices, manifest
 from jaxbw._src.selection.choice import Choice, Refusal
 from jaxbw._src.selection.implementations import EMULATED, FAMILIES
 from jaxbw._src.selection.policy import Policy
+
+if TYPE_CHECKING:
+    from jaxbw._src.ragged import RaggedProblem
 
 WAY_OUT = "Leave implementation=None to run on XLA."
 SERVED = {"cuda": FAMILIES, "cpu": tuple(EMULATED)}  # beside "xla", by platform
@@ -48,7 +51,7 @@ def choose(
         *(problem, device, names, policy.config, kernels, policy.tuned), weighs_xla=weighs_xla
     )
     if not isinstance(choice, Choice):
-        raise NotImplementedError(_message(call, names, problem, choice))
+        raise NotImplementedError(message(call, names, problem, choice))
     return choice
 
 
@@ -81,7 +84,7 @@ def check(
     ]
     refused = problem_refusals(problem, names, policy.config, wanted, manifest.kernels())
     if refused:
-        raise NotImplementedError(_message(call, names, problem, refused))
+        raise NotImplementedError(message(call, names, problem, refused))
 
 
 def register(primitive: Primitive, rule: Callable[..., Any]) -> None:
@@ -112,15 +115,8 @@ def lower(
       platform: "cuda", "cpu", or None for any other.
     """
     implementation = policy.implementation
-    names = None
-    if implementation is not None:
-        names = tuple(
-            name
-            for name in implementation
-            if name == "xla" or name in SERVED.get(platform or "", ())
-        )
-    none_here = platform != "cuda" if names is None else set(names) <= {"xla"}
-    if none_here and implementation != ("xla",):
+    names = named_here(implementation, platform)
+    if not has_kernels(names, platform) and implementation != ("xla",):
         reason = elsewhere(implementation or ())
         return _lower_to_xla(ctx, operands, reduction, on_xla, implementation, reason)
     is_one_device = compat.is_one_device(ctx)
@@ -140,6 +136,20 @@ def lower(
             _warn_once(device)
         return _xla_operations(ctx, operands, on_xla)
     return mlir.lower_fun(on_kernel(reduced, choice), multiple_results=True)(ctx, *operands)
+
+
+def named_here(
+    implementation: tuple[str, ...] | None, platform: str | None
+) -> tuple[str, ...] | None:
+    """Those of the implementations that the platform runs; None is free choice."""
+    if implementation is None:
+        return None
+    return tuple(n for n in implementation if n == "xla" or n in SERVED.get(platform or "", ()))
+
+
+def has_kernels(names: tuple[str, ...] | None, platform: str | None) -> bool:
+    """Whether there is anything but XLA among what the platform runs."""
+    return platform == "cuda" if names is None else not set(names) <= {"xla"}
 
 
 def _partition_refusal(ctx: Any) -> str | None:
@@ -200,12 +210,13 @@ def _warn_once(device: devices.Device | None) -> None:
         warnings.warn(message, stacklevel=2)
 
 
-def _message(
+def message(
     call: str,
     implementation: tuple[str, ...] | None,
-    problem: GemmProblem,
+    problem: "GemmProblem | RaggedProblem",
     refused: Sequence[Refusal],
 ) -> str:
+    """What to say where every one of the implementations refuses."""
     names = implementation or ()
     given = names[0] if len(names) == 1 else names
     if len(refused) == 1:

@@ -20,7 +20,7 @@ from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import default_kernel_init
 from flax.linen.module import merge_param
 
-from jaxbw._src.api.experts import route, through_experts
+from jaxbw._src.api.experts import through_experts
 from jaxbw._src.api.fp8_training import Meta, State, delayed_dot_general
 from jaxbw._src.api.pending import dot_general as deferred
 from jaxbw._src.api.pending import einsum, run, run_gated
@@ -315,8 +315,10 @@ class MoE(nn.Module):
         gate = matrices("gate", features, self.hidden_features) if self.gated else None
         down = matrices("down", self.hidden_features, self.out_features or features)
         tokens, gate, up, down = promote_dtype(tokens, gate, up, down, dtype=self.dtype)
-        outputs: jax.Array = through_experts(
-            *(tokens, *route(logits, self.top_k, normalize=self.normalize), gate, up, down),
+        outputs = through_experts(
+            *(tokens, logits, gate, up, down),
+            top_k=self.top_k,
+            normalize=self.normalize,
             activation=self.activation,
             precision=self.precision,
         )

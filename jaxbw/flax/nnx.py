@@ -16,7 +16,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 
 from jaxbw._src.api.accelerate import accelerate
-from jaxbw._src.api.experts import route, through_experts
+from jaxbw._src.api.experts import through_experts
 from jaxbw._src.api.fp8_training import Meta, State, delayed_dot_general, fp8_dot_general
 from jaxbw._src.api.matmul import dot_general
 from jaxbw._src.api.pending import dot_general as deferred
@@ -263,13 +263,15 @@ class MoE(nnx.Module):
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """The block's outputs, `[..., out_features]`."""
         tokens = inputs.reshape(-1, inputs.shape[-1])
-        weights, experts = route(self.router(tokens), self.top_k, normalize=self.normalize)
+        logits = self.router(tokens)
         gate = None if self.gate is None else self.gate[...]
         tokens, gate, up, down = promote_dtype(
             (tokens, gate, self.up[...], self.down[...]), dtype=self.dtype
         )
-        outputs: jax.Array = through_experts(
-            *(tokens, weights, experts, gate, up, down),
+        outputs = through_experts(
+            *(tokens, logits, gate, up, down),
+            top_k=self.top_k,
+            normalize=self.normalize,
             activation=self.activation,
             precision=self.precision,
         )

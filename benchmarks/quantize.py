@@ -14,7 +14,6 @@ import argparse
 import json
 import pathlib
 import shlex
-import statistics
 import sys
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -87,7 +86,7 @@ def measure(case: Case, timer: Cupti, rounds: int) -> dict[str, Any]:
     timings = bursts(timer, arms(case, jax.random.key(0)), rounds=rounds, seed=0)
     row: dict[str, Any] = {"case": asdict(case), "bytes": case.bytes, "arms": {}}
     for name, timing in timings.items():
-        us = statistics.median(us for calls in timing.rounds for us in calls)
+        us = timing.median_us
         row["arms"][name] = {
             "us": us,
             "gb_per_s": case.bytes / us / 1e3,

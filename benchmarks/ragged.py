@@ -16,7 +16,6 @@ import json
 import pathlib
 import re
 import shlex
-import statistics
 import sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -178,7 +177,7 @@ def measure(case: Case, device: Device, timer: Cupti, rounds: int, configs: Any)
     timings = bursts(timer, arms(case, device, configs), rounds=rounds, seed=0)
     row: dict[str, Any] = {"case": asdict(case), "arms": {}}
     for name, timing in timings.items():
-        us = statistics.median(us for calls in timing.rounds for us in calls)
+        us = timing.median_us
         row["arms"][name] = {
             "us": us,
             "tflops": case.flops / us / 1e6,

@@ -33,15 +33,22 @@ def test_of_one_axis_so_many_are_left() -> None:
     assert sample(one, 1, "seed") == set(range(10))
 
 
+def items_of(
+    request: pytest.FixtureRequest, name: str, parameters: list[dict[str, int]]
+) -> list[pytest.Function]:
+    items = []
+    for number, each in enumerate(parameters):
+        item = pytest.Function.from_parent(
+            request.node.parent, name=f"{name}[{number}]", callobj=lambda: None
+        )
+        item.callspec = SimpleNamespace(params=each)  # type: ignore[assignment]
+        items.append(item)
+    return items
+
+
 def test_a_test_without_a_marker_runs_whole_unless_asked(request: pytest.FixtureRequest) -> None:
     """As `pytest --other-python` asks."""
-    items = []
-    for number in range(6):
-        item = pytest.Function.from_parent(
-            request.node.parent, name=f"test_it[{number}]", callobj=lambda: None
-        )
-        item.callspec = SimpleNamespace(params={"of": number})  # type: ignore[assignment]
-        items.append(item)
+    items = items_of(request, "test_it", [{"of": number} for number in range(6)])
     mark(items)
     assert not any(item.get_closest_marker("long") for item in items)
     mark(items, unmarked=3)
@@ -49,18 +56,8 @@ def test_a_test_without_a_marker_runs_whole_unless_asked(request: pytest.Fixture
 
 
 def test_only_grids_are_sampled_where_a_test_says_nothing(request: pytest.FixtureRequest) -> None:
-    def of(name: str, parameters: list[dict[str, int]]) -> list[pytest.Function]:
-        items = []
-        for number, each in enumerate(parameters):
-            item = pytest.Function.from_parent(
-                request.node.parent, name=f"{name}[{number}]", callobj=lambda: None
-            )
-            item.callspec = SimpleNamespace(params=each)  # type: ignore[assignment]
-            items.append(item)
-        return items
-
-    grid = of("test_grid", [{"m": m, "n": n} for m in range(4) for n in range(4)])
-    listed = of("test_list", [{"m": m} for m in range(6)])
+    grid = items_of(request, "test_grid", [{"m": m, "n": n} for m in range(4) for n in range(4)])
+    listed = items_of(request, "test_list", [{"m": m} for m in range(6)])
     mark([*grid, *listed], grids=2)
     assert sum(item.get_closest_marker("long") is None for item in grid) == 8
     assert not any(item.get_closest_marker("long") for item in listed)

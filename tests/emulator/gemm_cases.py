@@ -18,6 +18,7 @@ from jaxbw._native import Activation, DataType, Major, Plan, Problem, Violation,
 from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection.config import GemmConfig
 
+from ..quantized import FORMATS
 from . import gemm_launch
 from .gemm_launch import ACTIVATIONS, Config, Matmul
 
@@ -30,7 +31,6 @@ OPERANDS = DTYPES | {
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
-LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 # By the input of an instance: what its operands may be, each side's.
 INPUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "bf16": (("bf16", "bf16"),),
@@ -320,7 +320,7 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
         d = d + residual
     found = [(d, d_error), *(saved if p.save else [])]
     if case.out_scale is not None:
-        largest = LARGEST[case.output]
+        _, largest = FORMATS[case.output]
         found[0] = np.clip(d / case.out_scale, -largest, largest), d_error / case.out_scale
         found.append((np.abs(d).max((1, 2)), d_error.max((1, 2))))
     return found

@@ -4,6 +4,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+
+CONTRACTION = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 
 
 def integers(shape: tuple[int, ...], number: int = 0) -> Any:

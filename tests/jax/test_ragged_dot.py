@@ -12,9 +12,8 @@ from jax import lax
 import jaxbw
 
 from .epilogues import in_float64
-from .ragged_cases import contraction, integers, normal, rows
+from .ragged_cases import CONTRACTION, contraction, integers, normal, rows
 
-CONTRACTION = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 SIZES = (3, 1, 5, 2, 4, 1, 6, 2)
 M, K, N, G = 27, 4, 3, len(SIZES)
 

@@ -14,9 +14,8 @@ from jax.sharding import PartitionSpec as P
 import jaxbw
 
 from .epilogues import assert_same
-from .ragged_cases import dense, dense_contraction, integers, normal, rows
+from .ragged_cases import CONTRACTION, dense, dense_contraction, integers, normal, rows
 
-CONTRACTION = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 SIZES = np.array([3, 0, 4, 2], np.int32)
 M, K, N, G = 11, 3, 2, len(SIZES)
 X, W, DY = normal((M, K)), normal((G, K, N)), normal((M, N))

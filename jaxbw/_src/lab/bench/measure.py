@@ -26,6 +26,11 @@ class Timing:
     rounds: list[tuple[float, ...]] = field(default_factory=list)
     kernels: tuple[str, ...] = ()
 
+    @property
+    def median_us(self) -> float:
+        """Over all calls."""
+        return statistics.median(us for calls in self.rounds for us in calls)
+
 
 def quick(timer: Timer, calls: Rotation, count: int = 8) -> float:
     """A first estimate, in microseconds: the median of few calls."""

@@ -126,7 +126,7 @@ def _shaped(call: str, name: str, scale: Any, operands: Operands, contracting: C
     if not jnp.issubdtype(scale.dtype, jnp.floating):
         raise TypeError(f"{call}: {name} is {scale.dtype}; cast it to float32")
     wanted = _without(x, dims)
-    scale = scale.astype(jnp.promote_types(scale.dtype, jnp.float32))
+    scale = scale.astype(jnp.float32 if scale.dtype.itemsize < 4 else scale.dtype)
     if scale.ndim == x.ndim and all(scale.shape[i] == 1 for i in dims):
         scale = lax.squeeze(scale, dims)
     if scale.size == 1 and scale.ndim <= len(wanted):

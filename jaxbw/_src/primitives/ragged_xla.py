@@ -268,6 +268,7 @@ def _window(steps: Steps, i: Any, block: int, m: int) -> tuple[Any, Any]:
 def _dtype_of_sums(lhs: np.dtype[Any], rhs: np.dtype[Any], output: np.dtype[Any]) -> Any:
     """That of a group's sum over its blocks, which is rounded once, at its end."""
     if jnp.issubdtype(output, jnp.inexact):
-        return jnp.promote_types(output, np.float32) if output.itemsize < 4 else output
+        return np.dtype(np.float32) if output.itemsize < 4 else output
     # Integers of floats: not of the parts.
-    return jnp.promote_types(jnp.promote_types(lhs, rhs), output)
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(jnp.promote_types(lhs, rhs), output)

@@ -545,8 +545,8 @@ std::string describe(const GemmProblem& p) {
                                                 {p.bias.has_value(), " + bias"},
                                                 {p.residual.has_value(), " + residual"}};
   for (const auto& [present, term] : terms) text += present ? term : "";
-  return concat(text, " -> ", shape(p.output, p.results(), p.m, p.n), p.save ? ", saved" : "",
-                p.out_scaled ? " / out_scale" : "");
+  return concat(text, p.out_scaled ? " / out_scale" : "", " -> ", shape(p.output, p.results(), p.m, p.n),
+                p.save ? ", saved" : "");
 }
 
 std::string describe(const GemmConfig& c) {

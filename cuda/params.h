@@ -162,6 +162,22 @@ struct GemmParams {
 static_assert(sizeof(TensorMap) == 128 && alignof(GemmParams) == 64);
 static_assert(offsetof(GemmParams, block_m) == 7 * sizeof(TensorMap));
 
+// Elements along K, and columns of B, that share a scale.
+constexpr uint32_t kScaleBlock = 128;
+
+// sm_90, of 8 bits, where sums of a block of K are added up in float32: what they are multiplied by before. A has a
+// scale for each row and block of K, B for each block of K and of columns; null where there are none.
+struct BlockScales {
+  const float* a;  // [batch or 1, m, blocks of k]
+  const float* b;  // [batch or 1, blocks of n, blocks of k]
+};
+
+// The argument of the kernels that do.
+struct PromotedParams {
+  GemmParams gemm;
+  BlockScales scales;
+};
+
 // destination[batch, i, j] = source[batch, i, j], or with `transposed` source[batch, j, i], as the GEMM kernels want
 // their operands: rows of destination_pitch elements, a multiple of 16 bytes. What lies behind a row's end is
 // undefined.

@@ -91,14 +91,16 @@ def devices() -> list[DeviceInfo]:
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 
-    Each is a dict of stages. "jaxbw_gemm_v6" is one matmul with its epilogue (see `Epilogue` in
+    Each is a dict of stages. "jaxbw_gemm_v7" is one matmul with its epilogue (see `Epilogue` in
     cuda/params.h), one call, one or several kernels:
 
     - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
       [B|1, k, n] (MN-major), then as far as the attributes say: rhs_up (gated; shaped as rhs),
       c [B, m, n], bias [n] or (bias_along_m) [m], residual [B, m, n]; perhaps the scalars alpha
       and (with c) beta, f32, instead of the attributes; then lhs_scale [B|1, m], rhs_scale and
-      (gated) rhs_up_scale [B|1, n], f32, batched as lhs and rhs are; and the scalar out_scale, f32;
+      (gated) rhs_up_scale [B|1, n], f32, batched as lhs and rhs are, or (lhs_blocks, rhs_blocks)
+      lhs_scale [B|1, m, k/128] and rhs_scale [B|1, n/128, k/128], rounded up; and the scalar
+      out_scale, f32;
     - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), amax
       [B], f32 (with an out_scale), and workspace, uint8 [W] where W = `workspace_bytes` is not 0;
     - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32, or 8 bits each; d
@@ -106,7 +108,8 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       bits. d may be the memory of c;
     - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
       of the matmul has_c, has_bias, bias_along_m, has_residual, has_lhs_scale, has_rhs_scale,
-      has_out_scale, gated, save (0 or 1), activation, lhs_major, rhs_major (values of the enums);
+      has_out_scale, gated, save (0 or 1), lhs_blocks (0 or 1), rhs_blocks (0 or 128), activation,
+      lhs_major, rhs_major (values of the enums);
       of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
@@ -136,7 +139,7 @@ def ffi_types() -> dict[str, Any]:
     """The types of state that the custom calls for platform "CUDA" leave with XLA.
 
     As `jax.ffi.register_ffi_type` takes them, which comes before the calls. "jaxbw_call_site" is
-    what "jaxbw_gemm_v6" keeps between executions: all that does not depend on addresses.
+    what "jaxbw_gemm_v7" keeps between executions: all that does not depend on addresses.
     """
 
 def emulator_ffi_targets() -> dict[str, dict[str, object]]:
@@ -170,7 +173,9 @@ class Problem:
     lhs is [batch|1, m, k] (`Major.K`) or [batch|1, k, m], rhs [batch|1, n, k] or [batch|1, k, n].
     c, bias and residual are dtypes of what there is. `factors_in_memory`: alpha and
     (with c) beta are operands instead. `lhs_scale`, `rhs_scale`: there are scales of rows, of
-    columns (of a gated matmul's both right operands). `out_scale`: a result of 8 bits has one.
+    columns (of a gated matmul's both right operands). `lhs_blocks`, `rhs_blocks`: how many rows, or
+    columns, share a scale of each 128 of k: 1, 128, or 0 for no such scales. `out_scale`: a result
+    of 8 bits has one.
     `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], or the
     result [batch, groups, m, n], and there are total_groups sizes for each batch index.
     """
@@ -202,6 +207,8 @@ class Problem:
         factors_in_memory: bool = False,
         lhs_scale: bool = False,
         rhs_scale: bool = False,
+        lhs_blocks: int = 0,
+        rhs_blocks: int = 0,
         out_scale: bool = False,
         grouped: Grouped = ...,
         groups: int = 1,
@@ -461,7 +468,7 @@ def shared_memory_bytes(
 def workspace_bytes(
     lhs: Sequence[int], rhs: Sequence[int], input: DataType, attributes: Mapping[str, _Attribute]
 ) -> int:
-    """How much scratch memory a call of "jaxbw_gemm_v6" takes: the size of its result `workspace`.
+    """How much scratch memory a call of "jaxbw_gemm_v7" takes: the size of its result `workspace`.
 
     It holds what has to be repacked for TMA, and the partial sums of split tiles.
 
@@ -486,7 +493,7 @@ def launch_gemm(
     poison: bool = True,
     stream: int = 0,
 ) -> list[NDArray[np.uint8]]:
-    """Calls "jaxbw_gemm_v6" on host arrays without JAX, for tests and sanitizers; waits for it.
+    """Calls "jaxbw_gemm_v7" on host arrays without JAX, for tests and sanitizers; waits for it.
 
     Every buffer lies between guard regions. Before each launch the results are poisoned with NaN,
     the workspace is filled with garbage.
@@ -526,7 +533,7 @@ def enqueue_gemm(
     wait: bool = False,
     profiling: _Profiling | None = None,
 ) -> None:
-    """Enqueues "jaxbw_gemm_v6" on arrays in device memory, without JAX, for measuring.
+    """Enqueues "jaxbw_gemm_v7" on arrays in device memory, without JAX, for measuring.
 
     It goes to the null stream, which is not ordered with those of XLA: wait for what made the
     operands, and before what reads the results.
@@ -555,7 +562,7 @@ def trace_gemm(
     sm_count: int,
     profiling: _Profiling | None = None,
 ) -> Any:
-    """Runs "jaxbw_gemm_v6" in the emulator, on one machine of so many SMs, and traces it.
+    """Runs "jaxbw_gemm_v7" in the emulator, on one machine of so many SMs, and traces it.
 
     Returns what `jaxbw._src.emulator.report.make_report` takes.
 

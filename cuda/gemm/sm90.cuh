@@ -205,7 +205,7 @@ class Stagger {
 
 // Multiply role: two warpgroups of warps 0-3 and 4-7.
 template <Config kConfig>
-JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
+JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kConfig>& params, uint32_t warp) {
   // A warp polls until the load warps have returned registers: late, it finds them. Where accumulators take most of
   // them, ptxas would spill some.
   constexpr bool kLate = kConfig.accumulators() <= 64;
@@ -273,7 +273,12 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, uint32_t warp) {
     };
     if constexpr (kConfig.promoted) {
       OperandsOfKernel<kConfig>().call(p, [&]<typename Operands>() {
-        multiply_promoted<kConfig, Operands>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
+        const auto by = [&](auto scales) {
+          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, first_row, reader, scales, meanwhile,
+                                               issued);
+        };
+        if (params.scales.a == nullptr && params.scales.b == nullptr) return by(Unscaled<kConfig>());
+        by(Scaled<kConfig>(params, tile, row, k_blocks, context.k_part(number).first_block(k_blocks)));
       });
     } else {
       multiply<kConfig>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
@@ -333,7 +338,8 @@ JAXBW_DEVICE ClusterShape without_pairs(ClusterShape cluster) {
 }
 
 template <Config kConfig>
-JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
+JAXBW_DEVICE void gemm(const LaunchParams<kConfig>& launch, ProfileArgument profile = {}) {
+  const GemmParams& params = gemm_params(launch);
   const RequestedParameters requested(params, threadIdx.x / ptx::kWarpSize == kRequestWarp);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{{params, without_pairs(params.cluster), ptx::cluster_rank(),
@@ -374,7 +380,7 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
       meet_before_sums(context);
     }
   } else {
-    multiply_tiles<kConfig>(context, warp - kWarpgroupWarps);
+    multiply_tiles<kConfig>(context, launch, warp - kWarpgroupWarps);
   }
   context.profile.enter(Activity::kAwaitExit);
   if (params.cluster.k.value > 1) ptx::cluster_sync();  // no CTA leaves while a peer may still receive what it has sent

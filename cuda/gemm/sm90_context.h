@@ -2,6 +2,8 @@
 // place in the grid.
 #pragma once
 
+#include <type_traits>
+
 #include "gemm/cluster_sum.h"
 #include "gemm/kernel_context.h"
 #include "gemm/pipeline.h"
@@ -26,6 +28,12 @@ struct Config {
   // accumulators may begin. Measured on an H200: 4 % of the time of 64 x 64 tiles, nothing from 96 columns on.
   constexpr uint32_t accumulator_sets() const { return wgmmas() == 1 && block_n <= 64 ? 2 : 1; }
 };
+
+// What a kernel is launched with.
+template <Config kConfig>
+using LaunchParams = std::conditional_t<kConfig.promoted, PromotedParams, GemmParams>;
+JAXBW_DEVICE const GemmParams& gemm_params(const GemmParams& params) { return params; }
+JAXBW_DEVICE const GemmParams& gemm_params(const PromotedParams& params) { return params.gemm; }
 
 constexpr uint32_t kConsumerWarpgroups = kSm90ConsumerWarpgroups;
 constexpr uint32_t kWarpgroupWarps = kSm90WarpgroupWarps;

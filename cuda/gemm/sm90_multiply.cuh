@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/descriptors.h"
+#include "gemm/sm90_block_scales.cuh"
 #include "gemm/sm90_context.h"
 #include "gemm/sm90_stages.h"
 #include "ptx/wgmma.h"
@@ -145,10 +146,11 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
 
 // The same with sums promoted: those of each block of K are added to the accumulators in float32. Blocks use two sets
 // of registers in turn, and the sums of one are added beside the MMAs of the next: the tensor cores do not wait for
-// additions, not even where both warpgroups do the same at the same time.
-template <Config kConfig, typename Operands, typename Meanwhile, typename Issued>
+// additions, not even where both warpgroups do the same at the same time. `scales` multiplies them: Unscaled, or
+// Scaled.
+template <Config kConfig, typename Operands, typename Scales, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()], const Context& context,
-                                    uint32_t blocks, uint32_t first_row, StageReader& reader,
+                                    uint32_t blocks, uint32_t first_row, StageReader& reader, Scales scales,
                                     const Meanwhile& meanwhile, const Issued& issued) {
   float sums[2][kConfig.accumulators()] = {};  // of a block and the next
 #pragma unroll
@@ -162,14 +164,14 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
   const auto issue = [&]<uint32_t kSet>(uint32_t block, uint32_t slot) {
     context.profile.enter(Activity::kMultiply, block);
     issue_stage<kConfig, Operands, 1>(sums[kSet], sums[kSet], context, slot, first_row, 0);
+    scales.template request<kSet>(block);
   };
   const auto add = [&]<uint32_t kSet, uint32_t kPending>(uint32_t block) {
     context.profile.enter(Activity::kAwaitMultiply, block);
     ptx::wgmma_wait_group<kPending>();
     reader.release(previous);
     ptx::wgmma_fence_registers(sums[kSet]);
-#pragma unroll
-    for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] += sums[kSet][i];
+    scales.template add<kSet>(accumulators, sums[kSet]);
   };
   const auto add_last = [&]<uint32_t kSet>() {
     issued();

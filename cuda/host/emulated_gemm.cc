@@ -152,7 +152,7 @@ Result<EmulatedCall> emulated_call(const GemmPlan& plan, const GemmBuffers& buff
   const LaunchShape shape = gemm_shape(*launch.family, config, launch.clusters(resident), false);
   EmulatedCall call{
       .before = {},
-      .gemm = {config.kernel, shape, launch.groups ? bytes_of(launch.grouped()) : bytes_of(launch.params)},
+      .gemm = {config.kernel, shape, launch.with_argument([](const auto& argument) { return bytes_of(argument); })},
       .reduce = {},
       .zeroed = launch.zeroed};
   if (launch.repack_blocks != 0) {
@@ -165,7 +165,8 @@ Result<EmulatedCall> emulated_call(const GemmPlan& plan, const GemmBuffers& buff
         group_table_kernel(*launch.family), {.blocks = 1, .threads = kGroupTableThreads}, bytes_of(*launch.groups)};
   }
   if (launch.reduced_chunks != 0) {
-    call.reduce = {reduce_kernel(*launch.family), reduce_shape(launch.reduce_blocks(sm_count)), call.gemm.parameters};
+    call.reduce = {reduce_kernel(*launch.family), reduce_shape(launch.reduce_blocks(sm_count)),
+                   bytes_of(launch.params)};
   }
   return call;
 }

@@ -44,16 +44,13 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
   }
   const uint32_t clusters = gemm.clusters(kernel.resident_clusters);
   const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, clusters, repacks || grouped);
-  Status status;
-  if (grouped) {
-    GroupedParams params = gemm.grouped();
-    status = enqueue(driver, kernel.handle, shape, stream, params);
-  } else if (profiling == nullptr) {
-    status = enqueue(driver, kernel.handle, shape, stream, gemm.params);
-  } else if (status = check_profiling(*profiling, shape); status.ok()) {
+  const Status status = gemm.with_argument([&](const auto& given) {
+    auto argument = given;  // cuLaunchKernelEx's are not const
+    if (profiling == nullptr) return enqueue(driver, kernel.handle, shape, stream, argument);
+    if (Status checked = check_profiling(*profiling, shape); !checked.ok()) return checked;
     ProfileMemory memory = profiling->memory;
-    status = enqueue(driver, kernel.handle, shape, stream, gemm.params, memory);
-  }
+    return enqueue(driver, kernel.handle, shape, stream, argument, memory);
+  });
   if (!status.ok() || gemm.reduced_chunks == 0) return status;
   return enqueue(driver, kernel.reduce, reduce_shape(gemm.reduce_blocks(kernel.sm_count)), stream, gemm.params);
 }

@@ -38,6 +38,8 @@ struct GemmProblem {
   float alpha = 1, beta = 0;
   bool factors_in_memory = false;  // these are numbers on the device instead: alpha, and beta where there is a C
   bool a_scaled = false, b_scaled = false;  // their rows and columns have scales, of a gated matmul B_up's, too
+  // Rows of A, and columns of B, that share a scale of each kScaleBlock of K: 1, kScaleBlock, or 0 where there is none.
+  uint32_t a_blocks = 0, b_blocks = 0;
   std::optional<DataType> c = std::nullopt, bias = std::nullopt, residual = std::nullopt;
   bool bias_along_m = false;
   Activation activation = Activation::kNone;

@@ -9,8 +9,8 @@ namespace {
 // Operands of a call, of which two are there, but for the factors.
 size_t operand_count(const GemmAttributes& a) {
   const size_t right_scales = a.has_rhs_scale == 0 ? 0 : a.gated != 0 ? 2 : 1;
-  return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0) + (a.has_lhs_scale != 0) +
-         right_scales + (a.has_out_scale != 0);
+  return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0) +
+         (a.has_lhs_scale != 0 || a.lhs_blocks != 0) + right_scales + (a.rhs_blocks != 0) + (a.has_out_scale != 0);
 }
 
 Status check_flags(const GemmAttributes& a) {
@@ -28,6 +28,10 @@ Status check_flags(const GemmAttributes& a) {
                                                    {"promoted", a.promoted}};
   for (const auto& [name, value] : flags) {
     if (value != 0 && value != 1) return invalid("attribute ", name, " is ", value, "; it is 0 or 1");
+  }
+  for (const auto& [name, value] : {std::pair("lhs_blocks", a.lhs_blocks), std::pair("rhs_blocks", a.rhs_blocks)}) {
+    const bool known = value == 0 || value == 1 || value == int32_t{kScaleBlock};
+    if (!known) return invalid("attribute ", name, " is ", value, "; it is 0, 1 or ", kScaleBlock);
   }
   return Status();
 }
@@ -76,6 +80,9 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
     of_groups.insert(of_groups.begin() + 1, p.groups);
   }
   const Dims rows{p.a_batched ? p.batch : 1, p.m}, columns{p.b_batched ? p.batch : 1, p.n};
+  const auto of_blocks = [&](bool batched, uint64_t extent, uint32_t shared) {
+    return Dims{batched ? p.batch : 1, ceil_div(extent, std::max(shared, 1u)), ceil_div(p.k, kScaleBlock)};
+  };
   add(true, "lhs", p.a_type, stored(p.a_batched, p.a_major, p.m), false, &Buffers::a);
   add(true, "rhs", p.b_type, rhs, false, &Buffers::b);
   add(p.gated, "rhs_up", p.b_type, rhs, false, &Buffers::b_up);
@@ -85,7 +92,9 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(p.factors_in_memory, "alpha", DataType::kF32, {}, false, &Buffers::alpha);
   add(p.factors_in_memory && p.c, "beta", DataType::kF32, {}, false, &Buffers::beta);
   add(p.a_scaled, "lhs_scale", DataType::kF32, rows, false, &Buffers::a_scales);
+  add(p.a_blocks != 0, "lhs_scale", DataType::kF32, of_blocks(p.a_batched, p.m, p.a_blocks), false, &Buffers::a_scales);
   add(p.b_scaled, "rhs_scale", DataType::kF32, columns, false, &Buffers::b_scales);
+  add(p.b_blocks != 0, "rhs_scale", DataType::kF32, of_blocks(p.b_batched, p.n, p.b_blocks), false, &Buffers::b_scales);
   add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
   add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes);
   add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset);
@@ -142,6 +151,8 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
                             .has_residual = p.residual.has_value(),
                             .has_lhs_scale = p.a_scaled,
                             .has_rhs_scale = p.b_scaled,
+                            .lhs_blocks = static_cast<int32_t>(p.a_blocks),
+                            .rhs_blocks = static_cast<int32_t>(p.b_blocks),
                             .has_out_scale = p.out_scaled,
                             .gated = p.gated,
                             .save = p.save,
@@ -176,6 +187,8 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
                       .beta = attributes.beta,
                       .a_scaled = attributes.has_lhs_scale != 0,
                       .b_scaled = attributes.has_rhs_scale != 0,
+                      .a_blocks = static_cast<uint32_t>(attributes.lhs_blocks),
+                      .b_blocks = static_cast<uint32_t>(attributes.rhs_blocks),
                       .bias_along_m = attributes.bias_along_m != 0,
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,

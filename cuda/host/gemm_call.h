@@ -9,7 +9,7 @@
 
 namespace jaxbw {
 
-inline constexpr const char* kGemmTarget = "jaxbw_gemm_v6";
+inline constexpr const char* kGemmTarget = "jaxbw_gemm_v7";
 
 // The int32 attributes that describe the matmul; the names are also Python's.
 #define JAXBW_PROBLEM_ATTRIBUTES(X) \
@@ -19,6 +19,8 @@ inline constexpr const char* kGemmTarget = "jaxbw_gemm_v6";
   X(has_residual)                   \
   X(has_lhs_scale)                  \
   X(has_rhs_scale)                  \
+  X(lhs_blocks)                     \
+  X(rhs_blocks)                     \
   X(has_out_scale)                  \
   X(gated)                          \
   X(save)                           \

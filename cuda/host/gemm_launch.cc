@@ -32,8 +32,8 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .activation = p.activation,
                      .gated = p.gated,
                      .path = epilogue_path(family, p, c, params.residual_stages),
-                     .a_scales = reinterpret_cast<const float*>(buffers.a_scales),
-                     .b_scales = reinterpret_cast<const float*>(buffers.b_scales),
+                     .a_scales = reinterpret_cast<const float*>(p.a_scaled ? buffers.a_scales : 0),
+                     .b_scales = reinterpret_cast<const float*>(p.b_scaled ? buffers.b_scales : 0),
                      .b_up_scales = reinterpret_cast<const float*>(buffers.b_up_scales)};
   params.output = epilogue_result(p.output, buffers.d);
   params.float8_limit = p.out_scaled ? std::numeric_limits<float>::infinity() : float8_limit(p.output);
@@ -93,8 +93,8 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {p.residual.has_value(), "residual", buffers.residual, size_bytes(p.residual.value_or(DataType::kF16))},
       {p.factors_in_memory, "alpha", buffers.alpha, sizeof(float)},
       {p.factors_in_memory && p.c, "beta", buffers.beta, sizeof(float)},
-      {p.a_scaled, "lhs_scale", buffers.a_scales, sizeof(float)},
-      {p.b_scaled, "rhs_scale", buffers.b_scales, sizeof(float)},
+      {p.a_scaled || p.a_blocks != 0, "lhs_scale", buffers.a_scales, sizeof(float)},
+      {p.b_scaled || p.b_blocks != 0, "rhs_scale", buffers.b_scales, sizeof(float)},
       {p.b_scaled && p.gated, "rhs_up_scale", buffers.b_up_scales, sizeof(float)},
       {grouped, "group_sizes", buffers.group_sizes, sizeof(int32_t)},
       {grouped, "group_offset", buffers.group_offset, sizeof(int32_t)},
@@ -201,6 +201,10 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   // The repack waits for everything before it, as every kernel does that is launched without an overlap.
   params.b_is_ready = repacks != 0 && !b_repacked;
 
+  if (family->is_sm90() && p.promoted) {
+    launch.scales = BlockScales{reinterpret_cast<const float*>(p.a_blocks != 0 ? at.a_scales : 0),
+                                reinterpret_cast<const float*>(p.b_blocks != 0 ? at.b_scales : 0)};
+  }
   if (p.grouped != Grouped::kNone) launch.groups = group_table(p, config, at, layout);
 
   launch.views[0] = view_a(*family, p, config, at.a);

@@ -89,8 +89,15 @@ struct GemmLaunch {
   uint64_t reduced_chunks;      // that a launch behind adds up, where it is not 0 (reduces_apart)
   std::optional<GroupTableParams> groups = std::nullopt;  // of a grouped matmul: what a launch before it makes
 
-  // The parameters of a grouped matmul.
-  GroupedParams grouped() const { return {params, groups->table, groups->count}; }
+  std::optional<BlockScales> scales = std::nullopt;  // of a promoting kernel, perhaps none
+
+  // Calls function(argument) with the argument of the gemm kernel, of the type that it has.
+  template <typename Function>
+  auto with_argument(const Function& function) const {
+    if (groups) return function(GroupedParams{params, groups->table, groups->count});
+    if (scales) return function(PromotedParams{params, *scales});
+    return function(params);
+  }
 
   // Its blocks: each fills an SM.
   uint32_t reduce_blocks(uint32_t sm_count) const;

@@ -52,6 +52,7 @@ GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
   std::swap(launched.a_type, launched.b_type);
   std::swap(launched.a_major, launched.b_major);
   std::swap(launched.a_scaled, launched.b_scaled);
+  std::swap(launched.a_blocks, launched.b_blocks);
   launched.bias_along_m = !problem.bias_along_m;
   return launched;
 }

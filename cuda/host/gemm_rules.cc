@@ -270,6 +270,17 @@ Verdict check_extents(RuleOperand array, const Operand& operand) {
   return check_extents(array, read.type, read.batch, read.rows(), read.columns());
 }
 
+// What the promotion of sums multiplies (sm90_block_scales.cuh).
+Verdict check_block_scales(const KernelFamily& family, const GemmProblem& p) {
+  if (p.a_blocks == 0 && p.b_blocks == 0) return {};
+  if (!family.is_sm90()) return broken(Rule::block_scales_sm100);
+  if (!is_8bit(p.a_type) || !p.promoted) return broken(Rule::block_scales_8bit);
+  if (p.gated) return broken(Rule::block_scales_gated);
+  if (p.a_blocks > 1) return broken(Rule::block_scales_rows);
+  if (p.b_blocks == 1) return broken(Rule::block_scales_columns);
+  return {};
+}
+
 // Rows are addressed by TMA from the end of their group on (gemm/groups.h).
 Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   const bool of_rows = p.grouped == Grouped::kRows;
@@ -446,6 +457,7 @@ Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
   }
   if (p.gated && p.c) return broken(Rule::gated_c);
   if (p.out_scaled && !is_8bit(p.output)) return broken(Rule::out_scale);
+  if (Verdict verdict = check_block_scales(family, p)) return verdict;
   Verdict verdict = check_extents(RuleOperand::kLhs, operand_a(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kRhs, operand_b(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kResult, p.output, p.results(), p.m, p.n);
@@ -477,6 +489,7 @@ Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const G
   Verdict verdict;
   if (p.grouped != Grouped::kNone) verdict = check_grouped_config(p, c);
   if (!verdict && p.gated) verdict = check_gated(family, c);
+  if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
   if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(family, p), c, b_extent(p, c), b_peers(c));
   if (!verdict) verdict = check_8bit_columns(family, p, c);
@@ -525,13 +538,15 @@ std::string describe(const GemmProblem& p) {
       concat(p.grouped == Grouped::kNone ? "" : "grouped ", shape(operand_a(p)), p.a_major == Major::kMN ? "^T" : "",
              " @ ", shape(operand_b(p)), p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
   const std::pair<bool, const char*> terms[] = {{p.a_scaled, " * lhs_scale"},
+                                                {p.a_blocks != 0, " * lhs_scale of blocks"},
                                                 {p.b_scaled, " * rhs_scale"},
+                                                {p.b_blocks != 0, " * rhs_scale of blocks"},
                                                 {p.c.has_value(), " + c"},
                                                 {p.bias.has_value(), " + bias"},
                                                 {p.residual.has_value(), " + residual"}};
   for (const auto& [present, term] : terms) text += present ? term : "";
-  return concat(text, " -> ", shape(p.output, p.results(), p.m, p.n), p.save ? ", saved" : "",
-                p.out_scaled ? " / out_scale" : "");
+  return concat(text, p.out_scaled ? " / out_scale" : "", " -> ", shape(p.output, p.results(), p.m, p.n),
+                p.save ? ", saved" : "");
 }
 
 std::string describe(const GemmConfig& c) {

@@ -20,6 +20,11 @@ namespace jaxbw {
   X(activation, "unknown activation {activation}")                                                                     \
   X(gated_c, "a gated matmul has no c")                                                                                \
   X(out_scale, "only a result of 8 bits has a scale")                                                                  \
+  X(block_scales_sm100, "scales of blocks are for sm_90, which promotes its sums")                                     \
+  X(block_scales_8bit, "scales of blocks are for operands of 8 bits whose sums are promoted")                          \
+  X(block_scales_gated, "a gated matmul has no scales of blocks")                                                      \
+  X(block_scales_rows, "rows of lhs share the scales of blocks; each has its own")                                     \
+  X(block_scales_columns, "each column of rhs has scales of blocks; 128 share them")                                   \
   X(extent, "{operand} has a dimension of 2^31 or more; TMA coordinates are int32")                                    \
   X(stride, "{operand} has matrices of 2^40 bytes or more, beyond the strides of TMA")                                 \
   X(address_space, "{operand} is larger than any address space")                                                       \
@@ -69,6 +74,7 @@ namespace jaxbw {
   X(grouped_config, "a grouped matmul takes raster 0, no split, no swap, and where rows are grouped a cluster of 1xN") \
   X(block_n_of_operands, "block_n is {block_n}; of such operands, with {rows} rows in each warpgroup, it is {takes}")  \
   X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
+  X(block_scales_swap, "swap_ab does not go with scales of blocks")                                                    \
   X(gated_columns, "block_n is {block_n}; of a gated matmul it is a multiple of {step}")                               \
   X(gated_columns_sm90, "block_n is {block_n}; of a gated matmul it is {takes}")                                       \
   X(gated_pair, "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated matmul")   \

@@ -78,9 +78,16 @@ def source(kernel: Any, *, profiled: bool = False) -> str:
         threads=kernel.threads,
         blocks_per_sm=f", {_BLOCKS_PER_SM[kernel.role]}" if kernel.role in _BLOCKS_PER_SM else "",
         name=kernel.source_name,
-        params=_PARAMS.get(kernel.role, "GemmParams"),
+        params=_params(kernel),
         function=_function(kernel),
     )
+
+
+def _params(kernel: Any) -> str:
+    """The type of the argument."""
+    if kernel.input == "8bit_promoted":
+        return "PromotedParams"
+    return _PARAMS.get(kernel.role, "GemmParams")
 
 
 def _function(kernel: Any) -> str:

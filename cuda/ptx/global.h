@@ -17,6 +17,13 @@ JAXBW_DEVICE void load_global(float (&v)[4], const float* address) {
                : "memory");
 }
 
+// What no kernel writes before this one ends, through the cache of the SM.
+JAXBW_DEVICE float load_read_only(const float* address) {
+  float value;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(address));
+  return value;
+}
+
 // Sixteen bytes; the address is a multiple of 16.
 JAXBW_DEVICE void load_global(uint32_t (&v)[4], const void* address) {
   asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"

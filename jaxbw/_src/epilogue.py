@@ -8,10 +8,11 @@ A gated matmul has a second right operand:
     z = alpha * scales * (lhs @ rhs) + bias,  u = alpha * scales_up * (lhs @ rhs_up)
     d = cast(activation(z) * u + residual)                    saved: cast(z), cast(u)
 
-scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Everything up to the casts is
-float32 (float64 where the result is). They are to d's dtype, of what is saved beside a d of 8 bits
-to bfloat16. A d of 8 bits may have an out_scale: it is scaled_down of fp8.py, which saturates, and
-the last result is its amax, finite_amax before that, of each batch index.
+scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Scales of blocks of 128 along k
+multiply their operands instead. Everything up to the casts is float32 (float64 where the result
+is). They are to d's dtype, of what is saved beside a d of 8 bits to bfloat16. A d of 8 bits may
+have an out_scale: it is scaled_down of fp8.py, which saturates, and the last result is its amax,
+finite_amax before that, of each batch index.
 
 The kernels' side of it is `Epilogue` in cuda/params.h; `evaluate` is XLA's.
 """
@@ -49,6 +50,8 @@ class Epilogue:
       activation: a name in `ACTIVATIONS`.
       gated: there is a second right operand.
       lhs_scale, rhs_scale: rows have scales, or columns; of a gated matmul both operands' columns.
+      lhs_blocks, rhs_blocks: rows, or columns, that share a scale of each 128 of k, 1 or 128; 0
+        where there is none.
       save: z, and u of a gated matmul, are results, too, of `saved_dtype`.
       out_scale: d has a scale, and its amax is a result.
     """
@@ -64,6 +67,8 @@ class Epilogue:
     gated: bool = False
     lhs_scale: bool = False
     rhs_scale: bool = False
+    lhs_blocks: int = 0
+    rhs_blocks: int = 0
     save: bool = False
     out_scale: bool = False
 
@@ -73,12 +78,18 @@ class Epilogue:
         # Field by field: to NumPy, None is a dtype, and equal to float64.
         arrays = (self.c, self.bias, self.residual)
         plain = self.alpha == 1 and self.activation is None and all(x is None for x in arrays)
-        return plain and not (self.gated or self.is_scaled or self.save or self.out_scale)
+        scales = self.is_scaled or self.has_blocks or self.out_scale
+        return plain and not (self.gated or scales or self.save)
 
     @property
     def is_scaled(self) -> bool:
         """Whether rows or columns have scales."""
         return self.lhs_scale or self.rhs_scale
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether there are scales of blocks."""
+        return bool(self.lhs_blocks or self.rhs_blocks)
 
     @property
     def factors_in_memory(self) -> bool:
@@ -103,6 +114,8 @@ class Epilogue:
         """The formula in words, around a matmul's."""
         alpha, beta = _times("alpha", self.alpha), _times("beta", self.beta)
         scales = "lhs_scale * " * self.lhs_scale + "rhs_scale * " * self.rhs_scale
+        scales += "lhs_scale of blocks * " * bool(self.lhs_blocks)
+        scales += "rhs_scale of blocks * " * bool(self.rhs_blocks)
         z = f"{alpha}{scales}{matmul}"
         if self.c is not None:
             z += f" + {beta}c {self.c}"

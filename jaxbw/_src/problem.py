@@ -89,10 +89,13 @@ class GemmProblem:
         """Whether sums of 8-bit products must have float32's accuracy.
 
         Hopper's tensor cores keep 13 fraction bits of them, which is "fast accumulation". XLA and
-        Flax take DEFAULT for leave to do so, and HIGHEST for the opposite.
+        Flax take DEFAULT for leave to do so, and HIGHEST for the opposite. Scales of blocks
+        multiply the sums that are promoted.
         """
         if self.lhs_dtype.itemsize != 1:
             return False
+        if self.epilogue.has_blocks:
+            return True
         if isinstance(self.precision, lax.DotAlgorithmPreset):
             return self.precision == lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
         return lax.Precision.HIGHEST in precisions(self.precision)
@@ -161,6 +164,8 @@ class GemmProblem:
             factors_in_memory=e.factors_in_memory,
             lhs_scale=e.lhs_scale,
             rhs_scale=e.rhs_scale,
+            lhs_blocks=min(e.lhs_blocks, 1),  # of 128 rows is given to each of them
+            rhs_blocks=e.rhs_blocks,
             c=c,
             bias=bias,
             bias_along_m=e.bias is not None and e.bias_axis == "m",
@@ -217,7 +222,8 @@ class Operands(NamedTuple):
         """The inverse of `given`."""
         arrays = (epilogue.c, epilogue.bias, epilogue.residual)
         factors = (epilogue.alpha is None, epilogue.beta is None)
-        scales = (epilogue.lhs_scale, epilogue.rhs_scale, epilogue.rhs_scale and epilogue.gated)
+        of_rhs = epilogue.rhs_scale or epilogue.rhs_blocks != 0
+        scales = (epilogue.lhs_scale or epilogue.lhs_blocks != 0, of_rhs, of_rhs and epilogue.gated)
         there = (True, True, epilogue.gated, *(x is not None for x in arrays), *factors, *scales)
         there = (*there, epilogue.out_scale)
         rest = iter(given)

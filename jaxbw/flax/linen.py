@@ -205,8 +205,9 @@ class MLP(nn.Module):
       activation: as of `Dense`; default "gelu".
       gated: default False.
       use_bias: of all layers; default True.
-      dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype: as of
-        `flax.linen.Dense`, for all layers.
+      dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, dot_general_cls: as of
+        `flax.linen.Dense`, for all layers. With `Fp8DirectDotGeneralOp` the hidden layer is
+        float8 and nothing else, but for a gated one with biases.
 
     Raises:
       ValueError: there is no such activation.
@@ -228,10 +229,13 @@ class MLP(nn.Module):
     kernel_init: Any = default_kernel_init
     bias_init: Any = nn.initializers.zeros_init()
     promote_dtype: Any = promote_dtype
+    dot_general_cls: Any = None
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """The block's outputs, `[..., out_features]`."""
+        if self.dot_general_cls is Fp8DirectDotGeneralOp and not (self.gated and self.use_bias):
+            return self._in_float8(inputs)
         dense = partial(
             nn.Dense,
             use_bias=self.use_bias,
@@ -241,7 +245,8 @@ class MLP(nn.Module):
             kernel_init=self.kernel_init,
             bias_init=self.bias_init,
             promote_dtype=self.promote_dtype,
-            dot_general=deferred,
+            dot_general=deferred if self.dot_general_cls is None else None,
+            dot_general_cls=self.dot_general_cls,
         )
         up = _awaited(dense(self.hidden_features, name="up"), inputs)
         if self.gated:
@@ -253,6 +258,48 @@ class MLP(nn.Module):
         down = _awaited(dense(out_features, name="down"), hidden)
         result: jax.Array = run(_name(self), down, None)
         return result
+
+    def _in_float8(self, inputs: jax.Array) -> jax.Array:
+        """The same in one pass, of the parameters and states that the layers would have."""
+        from jaxbw._src.api.fp8_mlp import Layer, delayed_mlp
+
+        out_features = self.out_features or inputs.shape[-1]
+        widths = [("up", inputs.shape[-1], self.hidden_features)]
+        widths += [("gate", inputs.shape[-1], self.hidden_features)] * self.gated
+        widths += [("down", self.hidden_features, out_features)]
+        layers = {}
+        bias_init = self.bias_init if self.use_bias else None
+        for name, *shape in widths:
+            layers[name] = _Fp8Parameters(
+                (shape[0], shape[1]), self.kernel_init, bias_init, self.param_dtype, name=name
+            )()
+        arrays = [x for kernel, bias, _ in layers.values() for x in (kernel, bias)]
+        inputs, *arrays = self.promote_dtype(inputs, *arrays, dtype=self.dtype)
+        pairs = zip(arrays[::2], arrays[1::2], strict=True)
+        found = {
+            name: Layer(*pair, state)
+            for (name, (_, _, state)), pair in zip(layers.items(), pairs, strict=True)
+        }
+        down = found.pop("down")
+        ups = tuple(found[name] for name in ("gate", "up") if name in found)
+        return delayed_mlp(inputs, ups, down, self.activation, inputs.dtype)
+
+
+class _Fp8Parameters(nn.Module):
+    """What `Dense` with `Fp8DirectDotGeneralOp` has: kernel, bias or None, and state."""
+
+    shape: tuple[int, int]
+    kernel_init: Any
+    bias_init: Any  # None: there is none
+    param_dtype: Any
+
+    @nn.compact
+    def __call__(self) -> tuple[Any, Any, State]:
+        kernel = self.param("kernel", self.kernel_init, self.shape, self.param_dtype)
+        bias = None
+        if self.bias_init is not None:
+            bias = self.param("bias", self.bias_init, self.shape[-1:], self.param_dtype)
+        return kernel, bias, Fp8DirectDotGeneralOp(name="Fp8DirectDotGeneralOp_0").state()
 
 
 class MoE(nn.Module):
@@ -404,9 +451,13 @@ class Fp8DirectDotGeneralOp(fp8_ops.Fp8DirectDotGeneralOp):
                 f"{_name(self)}: e4m3_dtype is {self.e4m3_dtype}, e5m2_dtype {self.e5m2_dtype}; "
                 "they are float8_e4m3fn and float8_e5m2"
             )
-        state = State(
+        state = self.state()
+        return delayed_dot_general(lhs, rhs, dimension_numbers, state, preferred_element_type)
+
+    def state(self) -> State:
+        """Its variables."""
+        return State(
             Meta(self.input_scale.value, self.input_amax_history.value),
             Meta(self.kernel_scale.value, self.kernel_amax_history.value),
             Meta(self.output_grad_scale.value, self.output_grad_amax_history.value),
         )
-        return delayed_dot_general(lhs, rhs, dimension_numbers, state, preferred_element_type)

@@ -146,7 +146,8 @@ class MLP(nnx.Module):
     """The feed-forward block, `down(activation(up(x)))`, or `down(activation(gate(x)) * up(x))`.
 
     Gated without biases, `activation(gate(x)) * up(x)` is one kernel that reads both weights where
-    they are: SwiGLU with "silu", GEGLU with "gelu". Its layers are `gate`, `up` and `down`.
+    they are: SwiGLU with "silu", GEGLU with "gelu". Its layers are `gate`, `up` and `down`. With an
+    `Fp8DotGeneral` each, its hidden layer is float8 and nothing else, unless gated with biases.
 
     Args:
       in_features: width of the inputs.
@@ -189,6 +190,10 @@ class MLP(nnx.Module):
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """The block's outputs, `[..., out_features]`."""
+        layers = [x for x in (self.gate, self.up, self.down) if x is not None]
+        is_float8 = all(type(layer.dot_general) is Fp8DotGeneral for layer in layers)
+        if is_float8 and (self.gate is None or self.up.bias is None):
+            return _in_float8(layers, inputs)
         if self.gate is None:
             hidden = self.up(inputs)
         else:
@@ -197,6 +202,22 @@ class MLP(nnx.Module):
             hidden = run_gated(_name(self), gate, up, self.gate.activation)
         result: jax.Array = self.down(hidden)
         return result
+
+
+def _in_float8(layers: list[Any], inputs: jax.Array) -> jax.Array:
+    """`down` of the activation of the first one, perhaps times the second, in one pass."""
+    from jaxbw._src.api.fp8_mlp import Layer, delayed_mlp
+
+    first, last = layers[0], layers[-1]
+    given = [None if x is None else x[...] for each in layers for x in (each.kernel, each.bias)]
+    x, *arrays = first.promote_dtype((inputs, *given), dtype=first.dtype)
+    *ups, down = (
+        Layer(kernel, bias, layer.dot_general.state())
+        for kernel, bias, layer in zip(arrays[::2], arrays[1::2], layers, strict=True)
+    )
+    result = delayed_mlp(x, tuple(ups), down, first.activation, x.dtype)
+    activated: jax.Array = run(_name(last), result, last.activation)
+    return activated
 
 
 _default_experts_init = nnx.initializers.lecun_normal(batch_axis=0)
@@ -323,7 +344,12 @@ class Fp8DotGeneral(nnx.Module):
         """
         if out_sharding is not None:
             raise NotImplementedError(f"{_name(self)}: out_sharding is to be None")
-        state = State(
+        dims = dimension_numbers
+        return delayed_dot_general(lhs, rhs, dims, self.state(), preferred_element_type)
+
+    def state(self) -> State:
+        """Its variables."""
+        return State(
             *(
                 Meta(
                     getattr(self, f"{name}_scale")[...], getattr(self, f"{name}_amax_history")[...]
@@ -331,7 +357,6 @@ class Fp8DotGeneral(nnx.Module):
                 for name in State._fields
             )
         )
-        return delayed_dot_general(lhs, rhs, dimension_numbers, state, preferred_element_type)
 
 
 class Optimizer(nnx.Optimizer):  # type: ignore[type-arg]

@@ -85,6 +85,7 @@ class Case:
     gated: bool = False
     lhs_scale: bool = False
     rhs_scale: bool = False
+    blocks: bool = False  # scales of 1x128 of lhs and of 128x128 of rhs, in the place of these
     save: bool = False
     out_scale: float | None = None  # exact: a power of two
     integers: bool = True  # then float32 holds every partial sum, and the result is exact
@@ -188,6 +189,8 @@ class Case:
             factors_in_memory=self.in_memory,
             lhs_scale=self.lhs_scale,
             rhs_scale=self.rhs_scale,
+            lhs_blocks=int(self.blocks),
+            rhs_blocks=128 * self.blocks,
             c=optional(self.c),
             bias=optional(self.bias),
             bias_along_m=self.bias_along_m,
@@ -239,7 +242,10 @@ class Case:
             return None if dtype is None else draw(shape, dtype)
 
         def scales(name: str, size: int, present: bool) -> npt.NDArray[Any] | None:
-            shape = (1 if name in self.shared else self.batch, size)
+            shape: tuple[int, ...] = (1 if name in self.shared else self.batch, size)
+            if self.blocks:
+                rows = size if name == "lhs" else gemm_launch.ceil_div(size, 128)
+                shape = (shape[0], rows, gemm_launch.ceil_div(self.k, 128))
             if not present:
                 return None
             if self.integers:
@@ -264,8 +270,8 @@ class Case:
             residual=optional(self.residual, full),
             save=self.save,
             out_scale=self.out_scale,
-            lhs_scale=scales("lhs", self.m, self.lhs_scale),
-            rhs_scale=scales("rhs", self.n, self.rhs_scale),
+            lhs_scale=scales("lhs", self.m, self.lhs_scale or self.blocks),
+            rhs_scale=scales("rhs", self.n, self.rhs_scale or self.blocks),
             rhs_up_scale=scales("rhs", self.n, self.rhs_scale and self.gated),
         )
 
@@ -285,20 +291,31 @@ def transposed(layout: str) -> str:
 def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
     """D, what is saved, and amax, in float64 before the cast, each with the error it may have."""
     p = matmul
-    accumulation = ACCUMULATION * (case.k + 2 + case.lhs_scale + case.rhs_scale)
+    lhs, right, of_rows, of_columns = p.lhs, p.rhs, p.lhs_scale, p.rhs_scale
+    if case.blocks:
+        assert of_rows is not None
+        assert of_columns is not None
+        of_blocks = (
+            x.astype(np.float64).repeat(128, 2)[..., : case.k] for x in (of_rows, of_columns)
+        )
+        lhs = lhs * next(of_blocks)
+        right = right * next(of_blocks).repeat(128, 1)[:, : case.n].swapaxes(1, 2)
+        of_rows = of_columns = None
+    scales = 2 * case.blocks + case.lhs_scale + case.rhs_scale
+    accumulation = ACCUMULATION * (case.k + 2 + scales)
     if case.family == "sm90" and OPERANDS[case.dtype].itemsize == 1:
         accumulation += ACCUMULATION_8BIT * (4 if case.promoted else math.ceil(case.k / 32))
 
     def sums(rhs: npt.NDArray[Any], columns: npt.NDArray[Any] | None) -> tuple[Values, Values]:
-        allowed = accumulation * (np.abs(p.lhs) @ np.abs(rhs))
+        allowed = accumulation * (np.abs(lhs) @ np.abs(rhs))
         factor: Values = np.array(p.alpha)
-        if p.lhs_scale is not None:
-            factor = factor * p.lhs_scale[:, :, None].astype(np.float64)
+        if of_rows is not None:
+            factor = factor * of_rows[:, :, None].astype(np.float64)
         if columns is not None:
             factor = factor * columns[:, None, :]
-        return factor * (p.lhs @ rhs), np.abs(factor) * allowed
+        return factor * (lhs @ rhs), np.abs(factor) * allowed
 
-    z, error = sums(p.rhs, p.rhs_scale)
+    z, error = sums(right, of_columns)
     terms = [] if p.c is None else [p.beta * p.c.astype(np.float64)]
     if p.bias is not None:
         bias = p.bias.astype(np.float64)

@@ -222,6 +222,11 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
     # Operands of 8 bits that are not K-major are repacked.
     layout = kernel.layout if dtype in DTYPES else rng.choice(("nt", "nt", "nn", "tn", "tt"))
     split_k = rng.choice((1, 1, 2, 3, 4, 6, limits("sm90")["max_split"]))
+    epilogue = _epilogue(rng, output, gated)
+    promoted = kernel.input == "8bit_promoted"
+    blocks = promoted and not (gated or swap_ab) and rng.random() < 0.4
+    if blocks:
+        epilogue |= {"lhs_scale": False, "rhs_scale": False}
     return Case(
         m=n if swap_ab else m,
         n=m if swap_ab else n,
@@ -231,10 +236,11 @@ def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: G
         layout=transposed(layout) if swap_ab else layout,
         dtype=dtype,
         rhs_dtype=None if rhs_dtype == dtype else rhs_dtype,
-        promoted=kernel.input == "8bit_promoted",
+        promoted=promoted,
         output=output,
         gated=gated,
-        **_epilogue(rng, output, gated),
+        blocks=blocks,
+        **epilogue,
         integers=rng.random() < 0.5,
         family="sm90",
         block_m=block_m,

@@ -82,7 +82,8 @@ class Matmul:
 
     c and residual are [batch, m, n], bias is [n], or [m] with `bias_along_m`. With `rhs_up` the
     matmul is gated. `in_place`: c lies where the result will. `in_memory`: alpha and beta are read
-    there. Scales are [batch|1, m], and [batch|1, n], as lhs and rhs.
+    there. Scales are [batch|1, m], and [batch|1, n], as lhs and rhs; of blocks [batch|1, m, k/128]
+    and [batch|1, n/128, k/128].
     """
 
     lhs: Array
@@ -216,8 +217,10 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
         alpha=np.nan if p.in_memory else p.alpha,
         beta=np.nan if p.in_memory else p.beta,
         factors_in_memory=p.in_memory,
-        lhs_scale=p.lhs_scale is not None,
-        rhs_scale=p.rhs_scale is not None,
+        lhs_scale=p.lhs_scale is not None and p.lhs_scale.ndim == 2,
+        rhs_scale=p.rhs_scale is not None and p.rhs_scale.ndim == 2,
+        lhs_blocks=int(p.lhs_scale is not None and p.lhs_scale.ndim == 3),
+        rhs_blocks=128 * int(p.rhs_scale is not None and p.rhs_scale.ndim == 3),
         c=optional(p.c),
         bias=optional(p.bias),
         bias_along_m=p.bias_along_m,

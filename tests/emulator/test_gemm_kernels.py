@@ -24,6 +24,7 @@ def check(case: Case, schedule: str = "eager", seed: int = 0) -> gemm_launch.Out
 ONE: dict[str, Any] = dict(output="bf16", stages=3)
 PAIR: dict[str, Any] = dict(ONE, block_m=256, cta_group=2, cluster=(2, 1))
 SMALL: dict[str, Any] = dict(ONE, block_m=64, block_n=64)
+BLOCKS: dict[str, Any] = dict(dtype="e4m3", promoted=True, layout="nt", blocks=True)
 SCALES: dict[str, Any] = dict(lhs_scale=True, rhs_scale=True)
 ALL: dict[str, Any] = dict(
     c="f32", bias="bf16", residual="f16", save=True, alpha=0.5, activation="relu"
@@ -212,6 +213,18 @@ SM90 = {
     "scales, promoted": Case(
         200, 136, 264, output="bf16", **SCALES, dtype="e4m3", promoted=True, layout="nt", bias="f32"
     ),
+    "blocks": Case(200, 264, 400, **BLOCKS, output="bf16"),
+    "blocks, real values": Case(70, 100, 1100, **BLOCKS, integers=False, block_n=64),
+    "blocks, pingpong": Case(200, 400, 272, **BLOCKS, block_m=64, pingpong=True, batch=2),
+    "blocks, one of lhs, epilogue": Case(
+        70, 200, 264, **BLOCKS | {"layout": "nn"}, batch=2, shared=("lhs",), block_n=32, bias="f32"
+    ),
+    "blocks, one of rhs, to 8 bits": Case(
+        200, 144, 264, **BLOCKS, batch=2, shared=("rhs",), output="e5m2", out_scale=64.0
+    ),
+    "blocks, split": Case(130, 136, 900, **BLOCKS, split_k=3, residual="bf16", activation="relu"),
+    "blocks, a cluster's parts": Case(130, 136, 900, **BLOCKS, cluster_k=2),
+    "blocks, multicast": Case(300, 264, 400, **BLOCKS, cluster=(2, 1), rhs_dtype="e5m2"),
     # Formulas that are computed in the accumulators' registers, whatever becomes of the results.
     "in registers": Case(
         520, 512, 200, output="bf16", block_n=256, bias="bf16", activation="gelu", alpha=0.5
@@ -444,6 +457,12 @@ SM90 = {
 @pytest.mark.parametrize("name", SM90)
 def test_sm90(name: str, schedule: tuple[str, int]) -> None:
     check(replace(SM90[name], family="sm90"), *schedule)
+
+
+@pytest.mark.parametrize("name", ["blocks, real values", "blocks, one of rhs, to 8 bits"])
+def test_sums_of_blocks_have_13_fraction_bits(name: str) -> None:
+    case = replace(SM90[name], family="sm90", integers=False)
+    gemm_cases.check(load(case.kernel), case, sums="fused")
 
 
 LAUNCHES = {f"sm100 {name}": case for name, case in SM100.items()} | {

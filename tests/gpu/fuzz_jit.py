@@ -44,7 +44,7 @@ def as_called(case: Case) -> Case:
     gated_matmul's have no more of an epilogue than scales and the activation. Their amax is of all
     matrices of a batch, where the oracle's is of each: test_8bit.py has it.
     """
-    case = replace(case, save=False, in_place=False, out_scale=None)
+    case = replace(case, save=False, in_place=False, out_scale=None, blocks=False)
     if case.gated:
         case = replace(case, alpha=1.0, in_memory=False, c=None, bias=None, residual=None)
     return replace(case, shared=()) if is_plain(case) else replace(case, layout="nn")

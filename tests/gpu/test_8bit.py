@@ -51,6 +51,20 @@ def test_bits_are_the_emulators(
     assert (found.view("u4") == emulated.d.view("u4")).all(), (found - emulated.d).max()
 
 
+@pytest.mark.parametrize("launch", [x for x in LAUNCHES if "swap_ab" not in x], ids=str)
+@pytest.mark.parametrize(("lhs", "rhs"), MIXES)
+def test_scales_of_blocks(lhs: str, rhs: str, launch: dict[str, object]) -> None:
+    given: Any = dict(launch, dtype=lhs, rhs_dtype=rhs, promoted=True, blocks=True, family="sm90")
+    direct.check(Case(m=200, n=264, k=1040, batch=2, layout="nn", **given))
+    case = Case(m=200, n=264, k=1040, layout="nt", integers=False, **given)
+    matmul = case.matmul()
+    emulated = gemm_launch.launch(
+        installed.load(case.kernel), case.config(), matmul, sm_count=case.sm_count, sums="fused"
+    )
+    found, *_ = direct.launch(case, matmul)
+    assert (found.view("u4") == emulated.d.view("u4")).all(), (found - emulated.d).max()
+
+
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
 @pytest.mark.parametrize("output", ["e4m3", "e5m2"])
 @pytest.mark.parametrize("dtype", ["bf16", "e4m3"])

@@ -478,7 +478,14 @@ char* result_element(const GemmParams& p, const jaxbw::TensorMap& encoded, const
   return element(map, result.type, j, i, batch);
 }
 
-void compute(const GemmParams& p) {
+// The scale of a block of K, of A's row or the block of B's column that begins at `index`.
+float block_scale(const GemmParams& p, const float* scales, bool batched, uint64_t extent, uint64_t index, uint64_t k,
+                  uint64_t batch) {
+  const uint64_t k_blocks = (p.k + jaxbw::kScaleBlock - 1) / jaxbw::kScaleBlock;
+  return scales == nullptr ? 1 : scales[((batched ? batch * extent : 0) + index) * k_blocks + k / jaxbw::kScaleBlock];
+}
+
+void compute(const GemmParams& p, const jaxbw::BlockScales& blocks = {}) {
   const Operand a(p.a, p.a_major, p.a_type, p.a_batched);
   const Operand b(p.b, p.b_major, p.b_type, p.b_batched);
   const Operand b_up(p.b_up, p.b_major, p.b_type, p.b_batched);
@@ -490,7 +497,11 @@ void compute(const GemmParams& p) {
   };
   const auto matmul = [&](const Operand& right, const float* scales, uint64_t i, uint64_t j, uint64_t batch) {
     float sum = 0;
-    for (uint64_t k = 0; k < p.k; ++k) sum += a.at(i, k, batch) * right.at(j, k, batch);
+    for (uint64_t k = 0; k < p.k; ++k) {
+      constexpr uint64_t kBlock = jaxbw::kScaleBlock;
+      sum += a.at(i, k, batch) * block_scale(p, blocks.a, p.a_batched, p.m, i, k, batch) * right.at(j, k, batch) *
+             block_scale(p, blocks.b, p.b_batched, (p.n + kBlock - 1) / kBlock, j / kBlock, k, batch);
+    }
     return alpha * sum * scale(e.a_scales, p.a_batched, p.m, i, batch) * scale(scales, p.b_batched, p.n, j, batch);
   };
   for (uint64_t batch = 0; batch < p.batch; ++batch) {
@@ -659,7 +670,8 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
   if (environment("FAKE_CUDA_COMPUTE") == "0" || kernel.name.find("_grouped_") != std::string::npos)
     return CUDA_SUCCESS;
   if (!counters_are_ready(p, cluster)) return CUDA_ERROR_INVALID_VALUE;
-  compute(p);
+  const bool promoted = kernel.name.find("_promoted_") != std::string::npos;
+  compute(p, promoted ? static_cast<const jaxbw::PromotedParams*>(arguments[0])->scales : jaxbw::BlockScales{});
   return CUDA_SUCCESS;
 }
 

@@ -308,10 +308,16 @@ HUGE = {"m": 2**19, "n": 2**19, "k": 128}
 PAIR = {"cta_group": 2, "cluster": (2, 1)}
 ROWS = {"grouped": Grouped.ROWS, "groups": 4, "total_groups": 4}
 EIGHT_BITS = {"lhs": DataType.E4M3, "rhs": DataType.E5M2}
+BLOCKS = {"promoted": True, "lhs_blocks": 1, "rhs_blocks": 128}
 BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "empty": ("sm100", {"m": 0}, {}),
     "gated_c": ("sm100", {"gated": True, "c": DataType.F32}, {}),
     "out_scale": ("sm100", {"out_scale": True}, {}),
+    "block_scales_sm100": ("sm100", EIGHT_BITS | BLOCKS, {}),
+    "block_scales_8bit": ("sm90", BLOCKS, {}),
+    "block_scales_gated": ("sm90", EIGHT_BITS | BLOCKS | {"gated": True}, {}),
+    "block_scales_columns": ("sm90", EIGHT_BITS | BLOCKS | {"rhs_blocks": 1}, {}),
+    "block_scales_swap": ("sm90", EIGHT_BITS | BLOCKS, {"swap_ab": True}),
     "extent": ("sm100", {"m": 2**31}, {}),
     "stride": ("sm100", {"m": 2**20, "n": 2**20}, {}),
     "address_space": ("sm100", HUGE | {"batch": 2**18}, {}),

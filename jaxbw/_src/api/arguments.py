@@ -39,7 +39,8 @@ class Quantized:
 
     Attributes:
       data: float8, shaped as the array.
-      scale: float32: a scalar, or shaped as the array with size 1 where it is shared.
+      scale: float32: a scalar, or shaped as the array with size 1 where it is shared, or one
+        element for each block of 128.
       transposed: data with its last two dimensions swapped, where both were asked for; else None.
       dtype: that of the array, which decides the dtype of a matmul's result.
       amax: of a matmul with an `out_scale`: float32, the largest finite magnitude of the array;
@@ -73,7 +74,10 @@ class Quantized:
 
     def dequantized(self) -> jax.Array:
         """`data * scale`, computed in float32, in the array's dtype."""
-        wide: jax.Array = lax.convert_element_type(self.data, jnp.float32) * self.scale
+        from jaxbw._src.blocks import spread
+
+        scale = self.scale if jnp.ndim(self.scale) == 0 else spread(self.scale, self.shape)
+        wide: jax.Array = lax.convert_element_type(self.data, jnp.float32) * scale
         return wide.astype(self.dtype)
 
 
@@ -227,8 +231,13 @@ def dimension_numbers(call: str, given: Any, ranks: tuple[int, int]) -> Dimensio
         ) from None
 
 
-def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogue:
-    """The epilogue of a call, by its arguments alone; `check_epilogue` knows the matmul."""
+def epilogue(
+    call: str, operands: Operands, given: EpilogueArguments, blocks: tuple[int, int] = (0, 0)
+) -> Epilogue:
+    """The epilogue of a call, by its arguments alone; `check_epilogue` knows the matmul.
+
+    `blocks`: `lhs_blocks` and `rhs_blocks`.
+    """
     alpha, beta, bias_axis, activation = given
     if operands.alpha is not None:  # of a scale that all elements share
         alpha = None
@@ -250,8 +259,10 @@ def epilogue(call: str, operands: Operands, given: EpilogueArguments) -> Epilogu
         activation=activation,
         residual=dtype(operands.residual),
         gated=operands.rhs_up is not None,
-        lhs_scale=operands.lhs_scale is not None,
-        rhs_scale=operands.rhs_scale is not None,
+        lhs_scale=operands.lhs_scale is not None and not blocks[0],
+        rhs_scale=operands.rhs_scale is not None and not blocks[1],
+        lhs_blocks=blocks[0],
+        rhs_blocks=blocks[1],
         out_scale=operands.out_scale is not None,
     )
 

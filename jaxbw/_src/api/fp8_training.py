@@ -1,5 +1,7 @@
 """dot_generals that multiply in float8, forward and backward: with current, or delayed scales.
 
+fp8_mlp.py has a feed-forward block whose hidden layer is float8 and nothing else.
+
 Forward e4m3 by e4m3 at DEFAULT precision (fast accumulation); backward the result's cotangent is
 e5m2, and the precision HIGHEST, as of Flax. The scales are one factor in the matmul's epilogue.
 """
@@ -40,7 +42,7 @@ class State(NamedTuple):
     output_grad: Meta
 
 
-class _Static(NamedTuple):
+class Static(NamedTuple):
     dims: DimensionNumbers
     dtype: Any  # of the results
     compute: Any  # in which Flax divides by the scale
@@ -103,7 +105,7 @@ def delayed_dot_general(
 
 def _given(
     call: str, lhs: Any, rhs: Any, dims: Any, preferred_element_type: Any
-) -> tuple[_Static, Any, Any]:
+) -> tuple[Static, Any, Any]:
     lhs, rhs = arguments.array(call, "lhs", lhs), arguments.array(call, "rhs", rhs)
     for name, x in (("lhs", lhs), ("rhs", rhs)):
         if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -112,17 +114,17 @@ def _given(
     dtype = preferred_element_type or jnp.result_type(lhs, rhs)
     # Here, so that the operands vary over the same mesh axes as their cotangents.
     lhs, rhs = compat.insert_reshard(lhs, rhs)
-    return _Static(dims, jnp.dtype(dtype), rhs.dtype), lhs, rhs
+    return Static(dims, jnp.dtype(dtype), rhs.dtype), lhs, rhs
 
 
-def _forward(static: _Static, lhs: Any, rhs: Any, scale: Any) -> jax.Array:
+def _forward(static: Static, lhs: Any, rhs: Any, scale: Any) -> jax.Array:
     default = lax.Precision.DEFAULT
     out: jax.Array = dot_general(lhs, rhs, static.dims, default, static.dtype, alpha=scale)
     return out
 
 
-def _backward(
-    static: _Static, types: Any, scaled: tuple[Any, Any], cotangent: tuple[Any, Any]
+def backward(
+    static: Static, types: Any, scaled: tuple[Any, Any], cotangent: tuple[Any, Any]
 ) -> tuple[Any, Any]:
     """The cotangents of lhs and rhs: each operand is data and scale."""
     bars = []
@@ -145,23 +147,23 @@ def _backward(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _current(static: _Static, lhs: Any, rhs: Any) -> jax.Array:
+def _current(static: Static, lhs: Any, rhs: Any) -> jax.Array:
     out: jax.Array = _current_forward(static, lhs, rhs)[0]
     return out
 
 
-def _current_forward(static: _Static, lhs: Any, rhs: Any) -> Any:
+def _current_forward(static: Static, lhs: Any, rhs: Any) -> Any:
     pairs = tuple((q.data, q.scale) for q in (quantize(x, "e4m3") for x in (lhs, rhs)))
     (left, left_scale), (right, right_scale) = pairs
     out = _forward(static, left, right, left_scale * right_scale)
-    return out, (pairs, _nothing(lhs), _nothing(rhs))
+    return out, (pairs, nothing(lhs), nothing(rhs))
 
 
-def _current_backward(static: _Static, kept: Any, bar: Any) -> Any:
+def _current_backward(static: Static, kept: Any, bar: Any) -> Any:
     pairs, *nothings = kept
-    types = _types(pairs, nothings)
+    types = types_of(pairs, nothings)
     q = quantize(bar, "e5m2")
-    return _backward(static, types, pairs, (q.data, q.scale))
+    return backward(static, types, pairs, (q.data, q.scale))
 
 
 _current.defvjp(_current_forward, _current_backward)
@@ -171,61 +173,67 @@ _current.defvjp(_current_forward, _current_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _delayed(static: _Static, lhs: Any, rhs: Any, state: State) -> jax.Array:
+def _delayed(static: Static, lhs: Any, rhs: Any, state: State) -> jax.Array:
     out: jax.Array = _delayed_forward(static, lhs, rhs, state)[0]
     return out
 
 
-def _delayed_forward(static: _Static, lhs: Any, rhs: Any, state: State) -> Any:
-    left, left_meta = _by_history(lhs, "e4m3", state.input, static.compute)
-    right, right_meta = _by_history(rhs, "e4m3", state.kernel, static.compute)
-    pairs = ((left, _scalar(left_meta)), (right, _scalar(right_meta)))
+def _delayed_forward(static: Static, lhs: Any, rhs: Any, state: State) -> Any:
+    left, left_meta = by_history(lhs, "e4m3", state.input, static.compute)
+    right, right_meta = by_history(rhs, "e4m3", state.kernel, static.compute)
+    pairs = ((left, scalar(left_meta)), (right, scalar(right_meta)))
     out = _forward(static, left, right, pairs[0][1] * pairs[1][1])
-    return out, (pairs, _nothing(lhs), _nothing(rhs), left_meta, right_meta, state.output_grad)
+    return out, (pairs, nothing(lhs), nothing(rhs), left_meta, right_meta, state.output_grad)
 
 
-def _delayed_backward(static: _Static, kept: Any, bar: Any) -> Any:
+def _delayed_backward(static: Static, kept: Any, bar: Any) -> Any:
     pairs, *nothings, left_meta, right_meta, meta = kept
-    types = _types(pairs, nothings)
-    data, new_meta = _by_history(bar, "e5m2", meta, static.dtype)
-    bars = _backward(static, types, pairs, (data, _scalar(new_meta)))
+    types = types_of(pairs, nothings)
+    data, new_meta = by_history(bar, "e5m2", meta, static.dtype)
+    bars = backward(static, types, pairs, (data, scalar(new_meta)))
     return *bars, State(left_meta, right_meta, new_meta)
 
 
 _delayed.defvjp(_delayed_forward, _delayed_backward)
 
 
-def _by_history(x: Any, format: str, meta: Meta, compute: Any) -> tuple[Any, Meta]:
+def by_history(x: Any, format: str, meta: Meta, compute: Any) -> tuple[Any, Meta]:
     """x as float8 by the scale of the history, and the state of the next step."""
+    new_scale = next_scale(format, meta)
+    most = jnp.asarray(FORMATS[format].max, jnp.float32).astype(compute)
+    data = jnp.clip(x / new_scale.astype(compute), -most, most).astype(FORMATS[format].dtype)
+    return data, next_state(meta, new_scale, jnp.max(jnp.abs(x)))
+
+
+def next_scale(format: str, meta: Meta) -> jax.Array:
+    """The scale of this step, which the history says before there is a tensor."""
     scale, history = (lax.convert_element_type(each, jnp.float32) for each in meta)
     largest = jnp.asarray(FORMATS[format].max, jnp.float32)
     amax = jnp.max(history, axis=0)
     inverse = jnp.where(amax > 0, largest / amax, 1.0 / scale)
     inverse = jnp.where(jnp.isfinite(amax), inverse, 1.0 / scale)
-    new_scale = 1.0 / inverse
-    latest = jnp.max(jnp.abs(x)).astype(jnp.float32)
+    return 1.0 / inverse
+
+
+def next_state(meta: Meta, scale: jax.Array, amax: jax.Array) -> Meta:
+    """The state of the next step, by the scale and the amax of this one."""
+    history = lax.convert_element_type(meta.amax_history, jnp.float32)
     # In a shard_map the state is that of all devices which share it.
-    latest = compat.max_over(latest, like=history)
-    new_history = jnp.roll(history, -1).at[0].set(latest)
-    most = largest.astype(compute)
-    data = jnp.clip(x / new_scale.astype(compute), -most, most).astype(FORMATS[format].dtype)
-    new = (
-        lax.convert_element_type(a, b.dtype)
-        for a, b in zip((new_scale, new_history), meta, strict=True)
-    )
-    return data, Meta(*new)
+    latest = compat.max_over(amax.astype(jnp.float32), like=history)
+    new = (scale, jnp.roll(history, -1).at[0].set(latest))
+    return Meta(*(lax.convert_element_type(a, b.dtype) for a, b in zip(new, meta, strict=True)))
 
 
-def _scalar(meta: Meta) -> Any:
+def scalar(meta: Meta) -> Any:
     return lax.convert_element_type(meta.scale, jnp.float32).reshape(())
 
 
-def _nothing(x: Any) -> Any:
+def nothing(x: Any) -> Any:
     """An array of x's dtype without elements: what a residual can say of it."""
     return jnp.zeros(0, x.dtype)
 
 
-def _types(pairs: Any, nothings: Any) -> list[Any]:
+def types_of(pairs: Any, nothings: Any) -> list[Any]:
     return [
         jax.core.ShapedArray(data.shape, nothing.dtype)
         for (data, _), nothing in zip(pairs, nothings, strict=True)

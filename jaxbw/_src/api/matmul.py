@@ -75,7 +75,8 @@ def matmul(
         real, which it is given, and which have derivatives.
       lhs_scale: of each row of lhs, shaped as lhs without its last dimension, where sizes of 1
         broadcast; or a scalar, of all; real floating arrays, used in float32. It multiplies the
-        sums, and has a derivative. Default none.
+        sums, and has a derivative. Default none. Of blocks it is shaped as lhs, with 1 for 128
+        elements of the last dimension and perhaps of others, as of `quantize` with `block=128`.
       rhs_scale: of each column of rhs, shaped as rhs without its next to last dimension; likewise.
       out_scale: of a result in float8, which is divided by it and saturates, as of `quantize`: a
         number or a scalar array, used in float32, known before the call. Default none.
@@ -294,8 +295,8 @@ def _matmul(
     arguments.check_activation(call, terms.activation)
     plan = plan_matmul(call, lhs, rhs)
     arguments.check_gated(call, operands)
-    operands = scaled(call, operands, terms)
-    epilogue = arguments.epilogue(call, operands, terms)
+    operands, blocks = scaled(call, operands, terms)
+    epilogue = arguments.epilogue(call, operands, terms, blocks)
     given = given._replace(dimension_numbers=plan.dimension_numbers)
     weak_type = False
     if given.preferred_element_type is None:
@@ -321,8 +322,8 @@ def _dot_general(given: MatmulArguments, terms: EpilogueArguments, *operands_giv
     operands = originals.transposed(operands_given)
     params = arguments.matmul_params(given)
     _check_dimensions(given.call, operands, params)
-    operands = scaled(given.call, operands, terms, params["dimension_numbers"])
-    epilogue = arguments.epilogue(given.call, operands, terms)
+    operands, blocks = scaled(given.call, operands, terms, params["dimension_numbers"])
+    epilogue = arguments.epilogue(given.call, operands, terms, blocks)
     found = _with_epilogue(given.call, operands, epilogue, params)
     return _with_scale(found[0], operands.out_scale, found[1]) if epilogue.out_scale else found
 
@@ -343,14 +344,18 @@ def _check_dimensions(call: str, operands: Operands, params: dict[str, Any]) -> 
 
 def scaled(
     call: str, operands: Operands, terms: EpilogueArguments, dims: DimensionNumbers | None = None
-) -> Operands:
-    """Operands with the scales that the epilogue has: of a dot_general, or else of a matmul."""
+) -> tuple[Operands, tuple[int, int]]:
+    """Operands with the scales that they have: of a dot_general, or else of a matmul.
+
+    And which of these are of blocks: `lhs_blocks` and `rhs_blocks` of an `Epilogue`.
+    """
     if all(x is None for x in operands[-4:]):
-        return operands
+        return operands, (0, 0)
     from jaxbw._src.api import scales  # which most calls do without
 
     if dims is not None:
-        return scales.in_order(scales.checked(call, operands, terms.alpha, dims[0]), dims)
+        operands, blocks = scales.checked(call, operands, terms.alpha, dims[0])
+        return scales.in_order(operands, dims), blocks
     contracting = (operands.lhs.ndim - 1,), (max(operands.rhs.ndim - 2, 0),)
     return scales.checked(call, operands, terms.alpha, contracting)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxbw._src import compat, fp8
+from jaxbw._src import blocks, compat, fp8
 from jaxbw._src.api import arguments
 from jaxbw._src.api.arguments import Quantized
 from jaxbw._src.primitives import quantize as primitive
@@ -22,6 +22,7 @@ def quantize(
     format: str,
     *,
     axis: int | Sequence[int] | None = None,
+    block: int | None = None,
     both: bool = False,
     implementation: Implementation = None,
 ) -> Quantized:
@@ -47,18 +48,22 @@ def quantize(
       axis: the dimensions along which a scale is shared; default None, all. For `matmul` that is
         the one that is contracted: -1 of lhs, for a scale of each row, and -2 of rhs, for a scale
         of each column.
+      block: 128: along these dimensions each 128 elements share a scale, and what is left of them;
+        default None, all. axis=-1 gives DeepSeek's scales of activations, 1x128, and axis=(-2, -1)
+        of weights, 128x128, which `matmul` takes together.
       both: also the transposed data, for weights that a kernel reads in both directions; default
         False.
       implementation: as of `matmul`, and as strict; default None. What the context
         `jaxbw.implementation` names serves where it can, and XLA elsewhere.
 
     Returns:
-      A `Quantized`: a scalar scale if `axis` is None, else one with size 1 along `axis`.
+      A `Quantized`: a scalar scale if `axis` is None, else one with size 1 along `axis`, or of
+      blocks with their number.
 
     Raises:
       TypeError: x is no array, or not real floating; it is differentiated.
-      ValueError: an unknown format; an axis that x has not; `both` of less than two dimensions; an
-        unknown implementation.
+      ValueError: an unknown format; an axis that x has not; another `block`; `both`
+        of less than two dimensions; an unknown implementation.
       NotImplementedError: a strict implementation that does not take x.
 
     >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "e4m3", axis=-1)
@@ -81,11 +86,15 @@ def quantize(
         )
     if implementation is not None:
         implementation = arguments.hashable(call, "implementation", implementation)
+    if block not in (None, blocks.BLOCK):
+        raise ValueError(f"{call}: block is {arguments.shown(block)}; it is {blocks.BLOCK} or None")
     policy = policy_of(implementation, None, call)
     if implementation is None:  # a context's is about matmuls, first of all
         policy = policy.for_gradients
     served_by = (policy.implementation, policy.target)
-    quantized: Quantized = _quantize(x, format, _axes(call, x, axis), bool(both), served_by)
+    quantized: Quantized = _quantize(
+        x, format, _axes(call, x, axis), block is not None, bool(both), served_by
+    )
     return quantized
 
 
@@ -96,7 +105,7 @@ def _axes(call: str, x: Any, axis: Any) -> tuple[int, ...] | None:
     if any(not isinstance(i, int | np.integer) or not -x.ndim <= i < x.ndim for i in given):
         raise ValueError(
             f"{call}: axis is {axis!r} and x {describe(x.dtype, x.shape)}; it is a dimension of x, "
-            "a sequence of them, or None (blocks of 128 are not supported yet)"
+            "a sequence of them, or None"
         )
     return tuple(sorted({int(i) % x.ndim for i in given}))
 
@@ -104,15 +113,38 @@ def _axes(call: str, x: Any, axis: Any) -> tuple[int, ...] | None:
 _ServedBy = tuple[tuple[str, ...] | None, str | None]  # implementation and target
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3, 4), inline=compat.INLINED)
+@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5), inline=compat.INLINED)
 def _quantize(
-    x: Any, format: str, axis: tuple[int, ...] | None, both: bool, served_by: _ServedBy
+    x: Any,
+    format: str,
+    axis: tuple[int, ...] | None,
+    in_blocks: bool,
+    both: bool,
+    served_by: _ServedBy,
 ) -> Quantized:
     shared = tuple(range(x.ndim)) if axis is None else axis
+    if in_blocks:
+        data, scale = _blockwise(format, shared, served_by, x)
+        turned = jnp.matrix_transpose(data) if both else None
+        return Quantized(data, scale, turned, np.dtype(x.dtype))
     data, scale, *transposed = _rounded(format, shared, both, served_by, x)
     if axis is None:
         scale = scale.reshape(())
     return Quantized(data, scale, transposed[0] if both else None, np.dtype(x.dtype))
+
+
+def _blockwise(format: str, axis: tuple[int, ...], served_by: _ServedBy, x: Any) -> tuple[Any, Any]:
+    """The data, and a scale for each block: whole blocks, as a dimension of x that has two then."""
+    behind = [-n % blocks.BLOCK if i in axis else 0 for i, n in enumerate(x.shape)]
+    whole = jnp.pad(x, [(0, more) for more in behind]) if any(behind) else x
+    shape: list[int] = []
+    shared: list[int] = []
+    for i, n in enumerate(whole.shape):
+        shape += [n // blocks.BLOCK, blocks.BLOCK] if i in axis else [n]
+        shared += [len(shape) - 1] if i in axis else []
+    data, scale = _rounded(format, tuple(shared), False, served_by, whole.reshape(shape))
+    data = data.reshape(whole.shape)[tuple(map(slice, x.shape))]
+    return data, scale.reshape([blocks.count(n) if i in axis else n for i, n in enumerate(x.shape)])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))

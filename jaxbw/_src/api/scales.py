@@ -1,6 +1,7 @@
 """Scales of a matmul's operands and result: what is wrong with them, how the epilogue takes them.
 
-One that all rows share, or all columns, is a factor of alpha. Others are arrays.
+One that all rows share, or all columns, is a factor of alpha. Others are arrays: of the epilogue,
+or where they differ along the contraction, in blocks of 128, of the operands.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxbw._src import blocks
 from jaxbw._src.api.arguments import Quantized
 from jaxbw._src.epilogue import saved_dtype
 from jaxbw._src.primitives.transposition import kept
@@ -37,7 +39,7 @@ def unquantized(
 
     Raises:
       TypeError: a `Quantized` has a scale, and another is given.
-      ValueError: scales that differ along the contraction.
+      ValueError: scales that differ along the contraction, and not by blocks of one dimension.
     """
     if dtype is None:
         dtype = jnp.result_type(*(np.dtype(x.dtype) for x in operands))
@@ -55,12 +57,17 @@ def unquantized(
         axes: Any = (-2 if name != "lhs" and x.ndim > 1 else -1,)
         if contracting is not None:
             axes = contracting[name != "lhs"]
-        if x.scale.size != 1 and any(x.scale.shape[axis] != 1 for axis in axes):
+        by_blocks = (
+            len(axes) == 1
+            and x.scale.ndim == x.ndim
+            and x.scale.shape[axes[0]] == blocks.count(x.shape[axes[0]])
+        )
+        if x.scale.size != 1 and any(x.scale.shape[axis] != 1 for axis in axes) and not by_blocks:
             shared = axes[0] if len(axes) == 1 else axes
             raise ValueError(
                 f"{call}: {name} {describe(x.dtype, x.shape)} has scales of shape "
                 f"{list(x.scale.shape)}; they are to be shared along the contraction: "
-                f"jaxbw.quantize({name}, ..., axis={shared}), or axis=None"
+                f"jaxbw.quantize({name}, ..., axis={shared}), or axis=None, perhaps with block=128"
             )
         pairs.append((x.data, x.scale))
     arrays, found = zip(*pairs, strict=True)
@@ -80,11 +87,13 @@ def quantized(results: tuple[Any, Any, Any], operands: Sequence[Any]) -> Quantiz
 
 def checked(
     call: str, operands: Operands, alpha: float | None, contracting: Contracting
-) -> Operands:
+) -> tuple[Operands, tuple[int, int]]:
     """Operands whose scales, of which there are some, are factors of alpha, or arrays.
 
-    An array is shaped as its operand without the contracting dimensions. Of a gated matmul both
-    right operands have one, or none.
+    An array is shaped as its operand without the contracting dimensions; that of blocks as its
+    operand, with blocks of the contracting dimension, and perhaps of the only other one of rhs. Of
+    a gated matmul both right operands have one, or none. Beside them, how many rows and columns
+    have a scale of blocks together, 1 or 128; 0 where there are none.
 
     Args:
       call: the function that a user called.
@@ -101,19 +110,68 @@ def checked(
     found = {name: getattr(operands, name) for name in _OPERANDS}
     factor: Any = operands.alpha if alpha is None else alpha
     gated = operands.rhs_up is not None
+    shared = {"lhs_scale": 0, "rhs_scale": 0, "rhs_up_scale": 0}
     for name, scale in found.items():
         if scale is None:
+            continue
+        if _is_of_blocks(name, scale, operands, contracting):
+            found[name], shared[name] = _of_blocks(name, scale, operands, contracting)
             continue
         scale = _shaped(call, name, scale, operands, contracting)
         if scale.shape == () and not (gated and name != "lhs_scale"):
             factor, scale = scale if alpha == 1 and factor is alpha else factor * scale, None
         found[name] = scale
-    if gated and (found["rhs_scale"] is not None or found["rhs_up_scale"] is not None):
+    of_rhs = max(shared["rhs_scale"], shared["rhs_up_scale"])
+    if gated and of_rhs:
+        (k,) = contracting[1]
+        for name in ("rhs_scale", "rhs_up_scale"):
+            scale = jnp.float32(1) if found[name] is None else found[name]
+            scale = lax.expand_dims(scale, (k,)) if 0 < scale.ndim < operands.rhs.ndim else scale
+            found[name] = blocks.spread(scale, _grid(operands.rhs, k))
+        of_rhs = 1
+    elif gated and (found["rhs_scale"] is not None or found["rhs_up_scale"] is not None):
         columns = _without(operands.rhs, contracting[1])
         for name in ("rhs_scale", "rhs_up_scale"):
             scale = jnp.float32(1) if found[name] is None else found[name]
             found[name] = jnp.broadcast_to(scale, columns)
-    return operands._replace(**found, alpha=None if isinstance(factor, float) else factor)
+    operands = operands._replace(**found, alpha=None if isinstance(factor, float) else factor)
+    return operands, (shared["lhs_scale"], of_rhs)
+
+
+def _is_of_blocks(name: str, scale: Any, operands: Operands, contracting: Contracting) -> bool:
+    """Whether a scale has an element for each block of a dimension, and is none of a vector."""
+    of = _OPERANDS[name]
+    x, dims = getattr(operands, of), contracting[of != "lhs"]
+    if scale.ndim != x.ndim or len(dims) != 1 or not jnp.issubdtype(scale.dtype, jnp.floating):
+        return False
+    sizes = [*zip(scale.shape, x.shape, strict=True)]
+    if any(given not in (1, size, blocks.count(size)) for given, size in sizes):
+        return False
+    given, size = sizes[dims[0]]
+    is_vector = given == 1 and all(n in (1, whole) for n, whole in sizes)
+    return not is_vector and given in (1, blocks.count(size))
+
+
+def _of_blocks(
+    name: str, scale: Any, operands: Operands, contracting: Contracting
+) -> tuple[Any, int]:
+    """Such a scale with all that kernels want of its elements, and how many share one beside k.
+
+    Of lhs each row has its own. Of rhs a block of columns, where there is one dimension of them.
+    """
+    of = _OPERANDS[name]
+    x, (k,) = getattr(operands, of), contracting[of != "lhs"]
+    columns = [i for i in range(x.ndim) if i != k][-1:] if of == "rhs" else []
+    if not all(scale.shape[i] in (1, blocks.count(x.shape[i])) for i in columns):
+        columns = []
+    scale = scale.astype(jnp.float32 if scale.dtype.itemsize < 4 else scale.dtype)
+    in_blocks = of == "rhs" and (bool(columns) or x.ndim == 1)
+    return blocks.spread(scale, _grid(x, k, *columns)), blocks.BLOCK if in_blocks else 1
+
+
+def _grid(x: Any, *dims: int) -> tuple[int, ...]:
+    """The shape of the scales of blocks along some dimensions."""
+    return tuple(blocks.count(size) if i in dims else size for i, size in enumerate(x.shape))
 
 
 def _shaped(call: str, name: str, scale: Any, operands: Operands, contracting: Contracting) -> Any:
@@ -160,7 +218,10 @@ def _without(x: Any, dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def in_order(operands: Operands, dims: DimensionNumbers) -> Operands:
-    """Operands of a dot_general, whose scales have their dimensions in the order of its result."""
+    """Operands of a dot_general, whose scales have their dimensions in the order of its result.
+
+    Those of blocks have the contracting one last.
+    """
     found = {}
     for name, of in _OPERANDS.items():
         scale, side = getattr(operands, name), int(of != "lhs")
@@ -169,5 +230,7 @@ def in_order(operands: Operands, dims: DimensionNumbers) -> Operands:
         rank, contracting, batch = getattr(operands, of).ndim, dims[0][side], dims[1][side]
         own = [i for i in range(rank) if i not in contracting]
         order = [own.index(i) for i in (*batch, *kept(rank, contracting, batch))]
+        if scale.ndim == rank:
+            order = [*batch, *kept(rank, contracting, batch), *contracting]
         found[name] = scale if order == sorted(order) else lax.transpose(scale, order)
     return operands._replace(**found)

@@ -153,6 +153,7 @@ def examined(
     operands = Operands(
         *(_typed(call, name, x) for name, x in zip(Operands._fields, arrays, strict=False))
     )
+    blocks = 0, 0
     if dimension_numbers is None:
         plan = plan_matmul(call, operands.lhs, operands.rhs)
         dims = plan.dimension_numbers
@@ -161,18 +162,22 @@ def examined(
         arguments.check_gated(call, operands)
 
         def of_call(*given: Any) -> Operands:
-            return operands_of(call, plan, scaled(call, Operands(*given), terms))
+            nonlocal blocks
+            operands, blocks = scaled(call, Operands(*given), terms)
+            return operands_of(call, plan, operands)
 
     else:
         ranks = (operands.lhs.ndim, operands.rhs.ndim)
         dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
 
         def of_call(*given: Any) -> Operands:
-            return scaled(call, Operands(*given), terms, dims)
+            nonlocal blocks
+            operands, blocks = scaled(call, Operands(*given), terms, dims)
+            return operands
 
     types = jax.eval_shape(of_call, *operands)
     operands = Operands(*(None if x is None else compat.abstract_type(x) for x in types))
-    epilogue = arguments.epilogue(call, operands, terms)
+    epilogue = arguments.epilogue(call, operands, terms, blocks)
     params = arguments.matmul_params(
         arguments.matmul(
             call, dims, precision, preferred_element_type, None, implementation, config

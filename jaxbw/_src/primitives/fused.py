@@ -8,6 +8,7 @@ dtype, or in bfloat16 beside a d of 8 bits.
 - "relu" without residual: the sign of d says where the derivative is 1.
 - Else z.
 
+- Beside scales of blocks nothing: the tangent is that of XLA's form.
 - Beside an out_scale: there is no derivative, as of `jaxbw.quantize`.
 
 What is saved has a name for `jax.checkpoint`'s policies: `checkpoint_policies.PREACTIVATION`. The
@@ -27,6 +28,7 @@ from jaxbw._src.epilogue import PREACTIVATION, Epilogue
 from jaxbw._src.primitives.fused_dot_general import (
     fused_dot_general,
     fused_dot_general_p,
+    in_parts,
     ranks_of,
 )
 from jaxbw._src.primitives.fused_dot_general import matmul as matmul
@@ -62,7 +64,7 @@ def _z_moves(moves: Operands) -> bool:
 def _sees(epilogue: Epilogue) -> range:
     """Which of the results, d, z and u, the activation's derivative is a function of."""
     e = epilogue
-    if (e.activation is None and not e.gated) or e.out_scale:
+    if (e.activation is None and not e.gated) or e.out_scale or e.has_blocks:
         return range(0)
     # relu has at its result the slope that it has at z.
     d_will_do = e.activation == "relu" and e.residual is None and not e.gated
@@ -82,11 +84,27 @@ def _results_move(
     if not _z_moves(moves):
         still: list[Any] = [ad.Zero(jax.typeof(x)) for x in results[: e.results]]
         return still if moves.residual is None else [moves.residual.astype(d.dtype), *still[1:]]
+    if e.has_blocks:
+        return _move_of_parts(operands, moves, e, params)
     seen = [results[i] for i in _sees(e)]
     ranks = ranks_of(operands.lhs.ndim, operands.rhs.ndim, params["dimension_numbers"])
     return tangents_of(
         Kept(operands, seen), moves, epilogue=e, result=jax.typeof(d), ranks=ranks, **params
     )
+
+
+def _move_of_parts(operands: Operands, moves: Operands, e: Epilogue, params: Any) -> Sequence[Any]:
+    """Those of the matmul of dequantized operands."""
+    params = {**params, "policy": params["policy"].for_gradients}
+    moving = [name for name in Operands._fields if getattr(moves, name) is not None]
+
+    def formula(*moved: Any) -> Sequence[Any]:
+        changed = dict(zip(moving, moved, strict=True))
+        return in_parts(operands._replace(**changed), epilogue=e, **params)
+
+    primals, tangents = ([getattr(xs, name) for name in moving] for xs in (operands, moves))
+    found: Sequence[Any] = jax.jvp(formula, primals, tangents)[1]
+    return found
 
 
 # Under jax_remat3 what is kept is d, and what its derivative looks at.
@@ -130,7 +148,7 @@ def _transpose_linear(
         (asked.c, asked.beta),
     )
     is_linear = all(sum(x is not None for x in factors) <= 1 for factors in terms)
-    if e.activation is not None or e.gated or not is_linear:
+    if e.activation is not None or e.gated or e.has_blocks or not is_linear:
         raise NotImplementedError(
             f"jaxbw: {e.describe('lhs @ rhs')} is not linear in what jax.linear_transpose is asked "
             "for; use jax.vjp"

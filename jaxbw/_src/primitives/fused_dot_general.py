@@ -56,7 +56,8 @@ def fused_dot_general(
 
     c and residual are shaped as the dot_general. The bias lies along n, the last dimensions of rhs
     that are in the result, or along m, the last such dimensions of lhs. Scales are shaped as the
-    result's batch dimensions and those of lhs, or of rhs.
+    result's batch dimensions and those of lhs, or of rhs; of blocks, the contracting one comes
+    behind.
     """
     results = fused_dot_general_p.bind(
         *compat.insert_reshard(*operands.given()),
@@ -100,10 +101,16 @@ def _formula(
     **params: Any,
 ) -> Results:
     """The operation in XLA's terms, over a matmul that gives the wide dtype."""
-    lhs, rhs, rhs_up, *others = operands
     params["dimension_numbers"] = dimension_numbers
-    output, _ = compat.dot_general_type(jax.typeof(lhs), jax.typeof(rhs), lax_params(params))
-    params["preferred_element_type"] = wide_dtype(output.dtype)
+    types = jax.typeof(operands.lhs), jax.typeof(operands.rhs)
+    output, _ = compat.dot_general_type(*types, lax_params(params))
+    wide = params["preferred_element_type"] = wide_dtype(output.dtype)
+    if epilogue.has_blocks:
+        from jaxbw._src.primitives import dequantized  # wanted by few
+
+        operands = dequantized.dequantized(operands, epilogue, dimension_numbers, wide)
+        params["precision"] = dequantized.precision_of(params["precision"])
+    lhs, rhs, rhs_up, *others = operands
     return evaluate(
         epilogue,
         output.dtype,
@@ -321,9 +328,12 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
 
 
 def _on_devices(params: dict[str, Any], ctx: Any, operands: Any, platform: str) -> Any:
-    """In a program of several devices: an amax over shards is XLA's, and so is the epilogue."""
+    """In a program of several devices: an amax over shards is XLA's, and so is the epilogue.
+
+    Scales of blocks are, too, whose shards need not be whole blocks.
+    """
     epilogue: Epilogue = params["epilogue"]
-    if not epilogue.out_scale:
+    if not (epilogue.out_scale or epilogue.has_blocks):
         return partitioning.lower(fused_dot_general_p, params, ctx, operands, platform)
 
     def apart(*given: Any) -> Results:

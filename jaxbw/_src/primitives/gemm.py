@@ -31,7 +31,7 @@ from jaxbw._src.selection.implementations import EMULATED
 
 # The number counts changes of attributes, operands or results: a program that was compiled or
 # exported for another number is not run in their stead.
-TARGET = "jaxbw_gemm_v6"
+TARGET = "jaxbw_gemm_v7"
 
 gemm_p = Primitive("jaxbw_gemm")
 gemm_p.multiple_results = True
@@ -128,11 +128,22 @@ def _repeated(bias: Any, problem: GemmProblem) -> Any:
 
 
 def _vectors(scales: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:
-    """The scales of an operand as vectors along m or n, as many as it has matrices."""
+    """The scales of an operand as vectors along m or n, as many as it has matrices.
+
+    Those of blocks have blocks of k behind, of lhs for each row.
+    """
     if scales is None:
         return None
+    e = problem.epilogue
     batched = problem.lhs_batched if of_lhs else problem.rhs_batched
-    shape = (problem.batch if batched else 1, problem.m if of_lhs else problem.n)
+    shape: tuple[Any, ...] = (problem.batch if batched else 1, problem.m if of_lhs else problem.n)
+    if e.has_blocks:
+        from jaxbw._src import blocks  # wanted by few
+
+    if of_lhs and e.lhs_blocks:
+        shape = (*shape, blocks.count(problem.k))
+    elif not of_lhs and e.rhs_blocks:
+        shape = (shape[0], blocks.count(problem.n), blocks.count(problem.k))
     return jax.lax.reshape(scales.astype(np.float32), shape)
 
 

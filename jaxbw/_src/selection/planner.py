@@ -21,6 +21,11 @@ MESSAGES: Mapping[str, str] = {
     "empty": "a dimension is 0; there is nothing to launch",
     "gated_c": "the matmul is gated and has a c; add c as the residual",
     "out_scale": "the result has not 8 bits; only such a one has a scale",
+    "block_scales_sm100": "scales of blocks of 128 are for sm90: leave them to XLA",
+    "block_scales_8bit": "scales of blocks of 128 are for operands of which both have 8 bits",
+    "block_scales_gated": "the matmul is gated and has scales of blocks of 128: take two matmuls",
+    "block_scales_columns": "each column of rhs has scales of its own along k; kernels take those "
+    "of 128x128 blocks, and of rows of lhs: swap the operands, or leave it to XLA",
     "extent": "{array} has a dimension of 2^31 or more; TMA coordinates are int32",
     "stride": "{array} has matrices of 2^40 bytes or more, the largest stride of TMA",
     "address_space": "{array} is larger than any address space",
@@ -67,6 +72,7 @@ MESSAGES: Mapping[str, str] = {
     "grouped, a cluster along m; these are not for grouped matmuls",
     "no_kernel": "there is no kernel for this tile, dtype and layout",
     "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",
+    "block_scales_swap": "swap_ab is True and there are scales of blocks of 128: leave it False",
     "gated_swap": "swap_ab is True and the matmul is gated; that is not for gated matmuls",
     "gated_pair": "a gated matmul in 128 rows of a pair; take block_m 256, or cta_group 1",
     "gated_columns": "block_n is {block_n}; a gated matmul takes multiples of {step}, half of it "

@@ -63,6 +63,7 @@ class Matmul:
     residual: str | None = None
     lhs_scale: bool = False
     rhs_scale: bool = False
+    blocks: bool = False  # scales of 1x128 of lhs and of 128x128 of rhs
     activation: str = "none"
     gated: bool = False
     save: bool = False
@@ -98,6 +99,8 @@ class Matmul:
             "has_residual": int(self.residual is not None),
             "has_lhs_scale": int(self.lhs_scale),
             "has_rhs_scale": int(self.rhs_scale),
+            "lhs_blocks": int(self.blocks),
+            "rhs_blocks": 128 * self.blocks,
             "has_out_scale": 0,
             "gated": int(self.gated),
             "save": int(self.save),
@@ -129,7 +132,8 @@ class Matmul:
     def dtypes(self) -> list[str]:
         """Of the operands, in their order."""
         named = (self.c, self.bias, self.residual)
-        factors = ["f32"] * (len(self.factors) + self.lhs_scale + self.rhs_scale * (1 + self.gated))
+        scales = self.lhs_scale + self.rhs_scale * (1 + self.gated) + 2 * self.blocks
+        factors = ["f32"] * (len(self.factors) + scales)
         return [self.dtype] * (3 if self.gated else 2) + [name for name in named if name] + factors
 
     @property
@@ -161,12 +165,18 @@ class Matmul:
             drawn.append(draw(self.bias, self.m if self.bias_along_m else self.n))
         if self.residual:
             drawn.append(draw(self.residual, *shape))
-        scales = [("lhs", self.m)] * self.lhs_scale
-        scales += [("rhs", self.n)] * (self.rhs_scale * (1 + self.gated))
+        scales: list[tuple[str, tuple[int, ...]]] = [("lhs", (self.m,))] * self.lhs_scale
+        scales += [("rhs", (self.n,))] * (self.rhs_scale * (1 + self.gated))
+        if self.blocks:
+            k_blocks = -(-self.k // 128)
+            scales = [("lhs", (self.m, k_blocks)), ("rhs", (-(-self.n // 128), k_blocks))]
         return (
             drawn
             + self.factors
-            + [draw("f32", 1 if name in self.shared else self.batch, size) for name, size in scales]
+            + [
+                draw("f32", 1 if name in self.shared else self.batch, *size)
+                for name, size in scales
+            ]
         )
 
     def expected(self, operands: list[Values]) -> list[Values]:
@@ -184,6 +194,10 @@ class Matmul:
             alpha, beta = given.pop(0), take(self.c)
         rows = take(self.lhs_scale)
         lhs = lhs if self.layout[0] == "n" else lhs.swapaxes(1, 2)
+        if self.blocks:
+            of_rows, of_columns = (scales.repeat(128, 2)[..., : self.k] for scales in given[-2:])
+            lhs, of_columns = lhs * of_rows, of_columns.repeat(128, 1)[:, : self.n]
+            rhs = rhs * (of_columns if self.layout[1] == "t" else of_columns.swapaxes(1, 2))
 
         def times(right: Values) -> Values:
             right = right if self.layout[1] == "n" else right.swapaxes(1, 2)

@@ -318,6 +318,14 @@ def test_epilogues(fake: FakeDriver, terms: dict[str, Any], family: str) -> None
     assert fake.launches()[-1]["formula"] == (ELEMENTWISE if in_registers else GENERAL)
 
 
+@pytest.mark.parametrize("shared", [(), ("lhs",), ("rhs",)])
+def test_scales_of_blocks(fake: FakeDriver, shared: tuple[str, ...]) -> None:
+    config = SM90 | {"block_n": 64}
+    matmul = Matmul(m=70, n=264, k=272, batch=2, shared=shared, config=config, layout="nt")
+    dataclasses.replace(matmul, dtype="e4m3", promoted=True, blocks=True, output="f32").check()
+    assert "promoted" in fake.launches()[-1]["kernel"]
+
+
 @pytest.mark.parametrize(
     ("family", "config", "b_box", "d_box"),
     [

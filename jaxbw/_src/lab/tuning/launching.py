@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxbw import _native
+from jaxbw._src import blocks
 from jaxbw._src.lab import cupti
 from jaxbw._src.lab.tuning import xla_form
 from jaxbw._src.primitives.gemm import plan_of
@@ -176,6 +177,12 @@ def operands(problem: GemmProblem) -> list[xla_form.Array]:
     if e.rhs_scale:
         columns = (p.batch if p.rhs_batched else 1, p.n), np.dtype(np.float32)
         found += [columns] * (1 + e.gated)
+    k_blocks = blocks.count(p.k)
+    if e.lhs_blocks:
+        found.append(((p.batch if p.lhs_batched else 1, p.m, k_blocks), np.dtype(np.float32)))
+    if e.rhs_blocks:
+        of_columns = (p.batch if p.rhs_batched else 1, blocks.count(p.n), k_blocks)
+        found.append((of_columns, np.dtype(np.float32)))
     if e.out_scale:
         found.append(((), np.dtype(np.float32)))
     return found

@@ -18,6 +18,7 @@ from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.cost_model.grid import grid, is_excluded
 from jaxbw._src.selection.cost_model.rasterization import SWIZZLES
 from jaxbw._src.selection.machine import Machine, constants, machine_for, machines
+from jaxbw._src.selection.robust import MOST
 from jaxbw._src.selection.search import price, search
 
 from .workloads import ranking, workload
@@ -150,8 +151,9 @@ def test_more_sms_are_never_slower(
 ) -> None:
     machine = machines()[name]
     larger = machine_for(name, machine.family, machine.sm_count + more)
-    before = ranking(machine, m, n, k, layout)[0].cost.total
-    after = ranking(larger, m, n, k, layout)[0].cost.total
+    # By the point estimate: the least regret may give some of it away.
+    before = ranking(machine, m, n, k, layout, kept=MOST + 1)[0].cost.total
+    after = ranking(larger, m, n, k, layout, kept=MOST + 1)[0].cost.total
     assert after <= before * (1 + machine.margin) * (1 + 1e-9)
 
 
@@ -341,6 +343,14 @@ def test_what_ctas_that_share_k_send() -> None:
     assert sending(cluster_k=8) == pytest.approx(7 / 4 * sending(cluster_k=2), rel=1e-2)
     half = sending(cluster_k=2, pingpong=True) / 2
     assert half == pytest.approx(sending(cluster_k=2), rel=1e-2)
+
+
+@pytest.mark.parametrize("n", [256, 512, 2560])
+@pytest.mark.parametrize("m", [1, 32])
+def test_few_rows_of_few_columns_divide_k_in_clusters(m: int, n: int) -> None:
+    """The matmuls of flashinfer#4266 on a B200: no counters to clear, no sums in memory."""
+    best = ranking("B200", m, n, 8192)[0]
+    assert (best.config.cluster_k > 1, best.config.swap_ab, best.config.split_k) == (True, True, 1)
 
 
 def test_short_rows_take_time_unless_they_are_shared() -> None:

@@ -30,6 +30,7 @@ struct Control {
   uint64_t response_full[kResponses], response_empty[kResponses];
   alignas(ptx::kClcResponseBytes) uint8_t response[kResponses][ptx::kClcResponseBytes];
   uint32_t tmem;
+  uint64_t sums[kSm100Epilogue.warps];
 };
 static_assert(sizeof(Control) <= kControlBytes);
 
@@ -77,10 +78,11 @@ struct Context : KernelContext<kSm100Epilogue> {
     return params.k_spans == 1 ? spans : (spans + params.k_spans - 1) / params.k_spans;  // a division is slow
   }
 
-  // Of these, a work item's.
+  // Of these, a work item's, or where CTAs of the cluster divide it, this CTA's.
   JAXBW_DEVICE KBlocks k_blocks_of(uint32_t item, uint32_t k_blocks) const {
-    if (item < params.whole_tiles) return {0, k_blocks};
-    const KPart part = k_part(params, item, divisor(1), 0);
+    const bool divided = cluster.cta_group == 1 && cluster.k.value > 1;
+    if (item < params.whole_tiles && !divided) return {0, k_blocks};
+    const KPart part = divided ? KPart{cluster.part(rank), cluster.k} : k_part(params, item, divisor(1), 0);
     return {part.first_block(k_blocks), part.block_count(k_blocks)};
   }
 

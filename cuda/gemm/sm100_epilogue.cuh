@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gemm/epilogue.h"
+#include "gemm/sm100_cluster_sum.cuh"
 #include "gemm/sm100_context.h"
 #include "gemm/split_k.h"
 #include "gemm/store_ring.h"
@@ -150,10 +151,16 @@ struct AccumulatorRelease {
 // What an epilogue warp does with one MMA tile of a work item. `source`: its slice of the accumulator. `box`: where the
 // slice starts in D.
 
-// The whole formula, kColumns at a time.
-template <uint32_t kColumns>
+// Where no CTA of the cluster shares the tile: in place of a ClusterSum.
+struct TileAlone {
+  static constexpr bool kShared = false;
+};
+
+// The whole formula, kColumns at a time. Where CTAs of the cluster share the tile, of the slices that the warp owns.
+template <uint32_t kColumns, typename Sums = TileAlone>
 JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
-                               const SplitSum& split, StoreRing& stores, AccumulatorRelease release) {
+                               const SplitSum& split, StoreRing& stores, AccumulatorRelease release,
+                               const Sums& cluster = {}) {
   const Epilogue& e = p.epilogue;
   const float beta = factor(e.beta, e.beta_data);
   float alpha = factor(e.alpha, e.alpha_data);
@@ -174,14 +181,31 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
     release.fence();  // last() synchronises the warp
     if (!split.last()) return release.arrive();
   }
+  uint32_t first = 0, step = kColumns;
+  if constexpr (Sums::kShared) {
+    for (uint32_t column = 0; column < columns; column += kColumns) {
+      float values[kColumns];
+      read(values, column);
+      cluster.lay_down(values, column / kColumns);
+    }
+    release();
+    cluster.exchange();
+    first = cluster.first() * kColumns;
+    step = cluster.step() * kColumns;
+    box.column += first;
+  }
   const uint32_t row = holds_row ? box.row + ptx::lane_index() : p.m;
   OutputScale out_scale(p);
   if (e.a_scales != nullptr && row < p.m) alpha *= scales_of(e.a_scales, p.a_batched, p.m, box.batch)[row];
-  for (uint32_t column = 0; column < columns; column += kColumns, box.column += kColumns) {
+  for (uint32_t column = first; column < columns; column += step, box.column += step) {
     float z[kColumns], up[kColumns];
-    read(z, column);
+    if constexpr (Sums::kShared) {
+      cluster.gather(z, column / kColumns);
+    } else {
+      read(z, column);
+    }
     if (gated) read(up, column + columns);
-    if (column + kColumns == columns) release();
+    if (!Sums::kShared && column + kColumns == columns) release();
     if (split.split()) {
       split.gather(z, column);
       if (gated) split.gather(up, column + columns);
@@ -351,10 +375,31 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
   finish_slice<8>(p, source, slice, box, split, stores, release);
 }
 
+// The epilogue role's one work item, where CTAs of the cluster share its tile.
+JAXBW_DEVICE void store_shared_tile(const Context& context, uint32_t tmem, uint32_t warp) {
+  const GemmParams& p = context.params;
+  const AccumulatorSlice slice = sm100_slice(warp, context.mma_rows(), p.block_n, 1);
+  const ClusterSum cluster(context, warp, slice.rows);
+  cluster.announce();
+  const RingBarriers accumulators = context.accumulators();
+  const WorkItem item = work_item(p, context.cluster_index());
+  const Tile tile = context.origin(item.tile);
+  StoreRing stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp * kSwizzleSpan, slice.rows);
+  context.profile.enter(Activity::kAwaitAccumulator);
+  accumulators.wait_full(RingPosition::consumer(p.accumulators));
+  context.profile.enter(Activity::kEpilogue);
+  ptx::tcgen05_fence_after_sync();
+  finish_slice<kSumColumns>(p, tmem + (warp * ptx::kWarpSize << 16), slice,
+                            {tile.m + slice.first_row, tile.n + slice.first_column, tile.batch},
+                            SplitSum(p, item, 0, 0), stores,
+                            AccumulatorRelease{ptx::map_to_rank(accumulators.first_empty, context.rank)}, cluster);
+}
+
 // Epilogue role: `warp` 0 to 3 of every CTA.
 template <uint32_t kCtaGroup>
 JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t warp) {
   const GemmParams& p = context.params;
+  if (kCtaGroup == 1 && context.cluster.k.value > 1) return store_shared_tile(context, tmem, warp);
   const uint32_t mma_rows = context.mma_rows(), mma_tiles = context.mma_tiles();
   const AccumulatorSlice slice = sm100_slice(warp, mma_rows, p.block_n, kCtaGroup);
   const uint32_t chunk = sm100_chunk(p.epilogue.gated ? slice.columns / 2 : slice.columns);

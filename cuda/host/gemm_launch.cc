@@ -61,8 +61,8 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.stages = c.stages;
   params.k_spans = c.k_spans;
   params.accumulators = c.accumulators;
-  params.scheduler =
-      static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc ? Scheduler::kClc : Scheduler::kStatic;
+  const bool clc = static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc && c.cluster_k == 1;
+  params.scheduler = clc ? Scheduler::kClc : Scheduler::kStatic;
   params.order = tile_order(static_cast<uint32_t>(work.tiles_m), static_cast<uint32_t>(work.tiles_n), c.swizzle,
                             static_cast<Raster>(c.raster));
   params.whole_tiles = static_cast<uint32_t>(work.whole_tiles);

@@ -12,7 +12,7 @@ constexpr uint64_t kSectionAlignment = 256;
 
 // Slices of a CTA's tile, and values in one.
 std::pair<uint64_t, uint64_t> slices_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  if (c.cluster_k > 1) {
+  if (family.is_sm90() && c.cluster_k > 1) {
     // None in a gated tile that is too narrow, which check_launched refuses.
     const uint32_t slices = std::max(cluster_slices(c.block_m, tile_columns(p, c)), 1u);
     return {slices, uint64_t{c.block_m} * c.block_n / slices};

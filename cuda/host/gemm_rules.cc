@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "gemm/sm100_cluster_sum.h"
 #include "host/gemm_launch.h"
 
 namespace jaxbw {
@@ -26,7 +27,7 @@ constexpr KernelFamily kFamilies[] = {
      .epilogue = kSm100Epilogue,
      .threads = threads_of("sm100", "gemm"),
      .max_cluster_size = 16,
-     .max_cluster_k = 1,
+     .max_cluster_k = 16,
      .max_split_k = 16,
      .max_accumulators = 2,
      .scheduler = LaunchScheduler::kClc,
@@ -130,12 +131,28 @@ Verdict check_sm100_tile(const GemmConfig& c) {
   return {};
 }
 
-// A power of two, so that the CTAs of a tile own equal shares of its slices.
+// On sm_90 a power of two, so that the CTAs of a tile own equal shares of its slices.
+bool takes_cluster_k(const KernelFamily& family, uint32_t parts) {
+  return parts > 0 && parts <= family.max_cluster_k && (!family.is_sm90() || std::has_single_bit(parts));
+}
+
+// See sm100_cluster_sum.cuh.
+Verdict check_cluster_k_sm100(const GemmConfig& c) {
+  const std::pair<const char*, int64_t> parts = {"cluster_k", c.cluster_k};
+  if (c.swap_ab == 0 || c.cta_group != 1 || c.split_k != 1) return broken(Rule::cluster_k_sm100, {parts});
+  const uint32_t rows = c.cta_rows();
+  if (sm100_mma_tiles(rows) == 1 && sums_fit(sm100_slice(0, rows, c.block_n, 1).rows, c.block_n, c.cluster_k))
+    return {};
+  return broken(Rule::cluster_sums_sm100, {parts, {"block_m", c.block_m}, {"block_n", c.block_n}});
+}
+
 Verdict check_cluster_k(const KernelFamily& family, const GemmConfig& c) {
   if (c.cluster_k == 1) return {};
-  if (!std::has_single_bit(c.cluster_k) || c.cluster_k > family.max_cluster_k) {
+  if (!takes_cluster_k(family, c.cluster_k)) {
     std::vector<uint32_t> takes;
-    for (uint32_t parts = 1; parts <= family.max_cluster_k; parts *= 2) takes.push_back(parts);
+    for (uint32_t parts = 1; parts <= family.max_cluster_k; ++parts) {
+      if (takes_cluster_k(family, parts)) takes.push_back(parts);
+    }
     return broken(Rule::cluster_k, {{"cluster_k", c.cluster_k}}, takes);
   }
   if (c.cluster_size() > family.max_cluster_size) {
@@ -145,6 +162,7 @@ Verdict check_cluster_k(const KernelFamily& family, const GemmConfig& c) {
                                        {"ctas", c.cluster_size()},
                                        {"most", family.max_cluster_size}});
   }
+  if (!family.is_sm90()) return check_cluster_k_sm100(c);
   if (const uint32_t rows = family.epilogue.rows_per_warp; c.block_m % (c.cluster_k * rows) != 0) {
     return broken(Rule::cluster_slices, {{"cluster_k", c.cluster_k}, {"rows", rows}, {"block_m", c.block_m}});
   }
@@ -414,7 +432,11 @@ uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {
 }
 
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
-  return c.cluster_k == 1 ? family.min_stages : std::max(family.min_stages, cluster_sum_stages(c.block_m, c.block_n));
+  if (c.cluster_k == 1) return family.min_stages;
+  if (family.is_sm90()) return std::max(family.min_stages, cluster_sum_stages(c.block_m, c.block_n));
+  const uint32_t sums = c.block_m * c.block_n * uint32_t{sizeof(float)};  // those that are sent lie in the ring
+  const StorageLayout layout = storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue);
+  return static_cast<uint32_t>(ceil_div(sums, layout.stage_bytes()));
 }
 
 uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, CUdeviceptr residual) {

@@ -67,6 +67,9 @@ namespace jaxbw {
   X(cluster_sums,                                                                                                      \
     "cluster_k is {cluster_k}; shared memory does not hold the sums of a {block_m}x{block_n} tile twice, as they are " \
     "sent and received")                                                                                               \
+  X(cluster_k_sm100, "cluster_k is {cluster_k}; on sm_100 it goes with swap_ab, and not with split_k or cta_group 2")  \
+  X(cluster_sums_sm100,                                                                                                \
+    "cluster_k is {cluster_k}; staging buffers do not hold the sums of a {block_m}x{block_n} tile from all parts")     \
   X(stage, "k_spans is {k_spans}; one such stage of a {block_m}x{block_n} tile does not fit shared memory")            \
   X(stages, "{stages} stages; a {block_m}x{block_n} tile with k_spans {k_spans} takes {least} to {most}")              \
   /* of both */                                                                                                        \

@@ -124,7 +124,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     full = mma_tiles(block_m, group) == 2
     staged = block_n % 16 == 0 or swap_ab  # as results of 8 bits must be
     output = rng.choice(tuple(OPERANDS if staged else DTYPES))
-    return Case(
+    case = Case(
         m=n if swap_ab else m,
         n=m if swap_ab else n,
         k=k,
@@ -153,6 +153,11 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         swap_ab=swap_ab,
         b_is_ready=rng.random() < 0.5,
     )
+    if not swap_ab:
+        return case
+    parts = rng.choice((2, 3, 5, 16))
+    divided = replace(case, cluster_k=parts, split_k=1, split_tail=False)
+    return case if isinstance(divided.planned(), Violation) else divided
 
 
 def _epilogue(rng: random.Random, output: str, gated: bool) -> dict[str, Any]:

@@ -23,6 +23,7 @@ FULL: dict[str, Any] = {
     "save": True,
     "activation": "relu",
 }
+SHARED: dict[str, Any] = dict(output="bf16", block_m=64, layout="nt", swap_ab=True, stages=2)
 
 
 def launches(name: str) -> tuple[Case, ...]:
@@ -212,3 +213,6 @@ def _sm100(group: int) -> Iterator[Case]:
     for output in OUTPUTS:  # warps without rows of D
         yield alone(128, (2, 4, 2), m=136 * group, output=output)
     yield tiles((group, 1), 128, "nn", (2, 2, 3), k_spans=2)
+    if group == 1:  # parts of K in a cluster
+        yield Case(5, 120, 500, **SHARED, block_n=8, cluster_k=3)
+        yield Case(30, 120, 328, **SHARED, block_n=32, cluster_k=2, cluster=(2, 1), bias="f32")

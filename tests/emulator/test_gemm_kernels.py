@@ -25,6 +25,7 @@ ONE: dict[str, Any] = dict(output="bf16", stages=3)
 PAIR: dict[str, Any] = dict(ONE, block_m=256, cta_group=2, cluster=(2, 1))
 SMALL: dict[str, Any] = dict(ONE, block_m=64, block_n=64)
 BLOCKS: dict[str, Any] = dict(dtype="e4m3", promoted=True, layout="nt", blocks=True)
+SHARED: dict[str, Any] = dict(output="bf16", block_m=64, layout="nt", swap_ab=True)
 SCALES: dict[str, Any] = dict(lhs_scale=True, rhs_scale=True)
 ALL: dict[str, Any] = dict(
     c="f32", bias="bf16", residual="f16", save=True, alpha=0.5, activation="relu"
@@ -112,6 +113,19 @@ SM100 = {
     "swapped, tt": Case(33, 200, 136, **SMALL, layout="tt", swap_ab=True, bias="f32"),
     "swapped and split": Case(
         16, 300, 500, **SMALL | dict(block_n=16), layout="nt", split_k=4, swap_ab=True
+    ),
+    # parts of K in the CTAs of a cluster: more slices of a warp than parts, fewer, of batches, of
+    # clusters of several tiles, of 128 rows; as many parts as blocks of K
+    "3 parts": Case(5, 200, 500, **SHARED, block_n=8, cluster_k=3),
+    "16 parts": Case(9, 40, 1024, **SHARED, block_n=16, cluster_k=16, bias="f32"),
+    "8 parts of 128 rows": Case(
+        60, 200, 600, **SHARED | dict(block_m=128), block_n=64, cluster_k=8
+    ),
+    "2 parts of 2x2": Case(
+        30, 200, 264, batch=2, **SHARED | ALL | SCALES, block_n=16, cluster=(2, 2), cluster_k=2
+    ),
+    "to 8 bits, 2 parts": Case(
+        20, 72, 200, **SHARED | TO8 | dict(stages=None), block_n=24, cluster_k=2
     ),
     "gated": Case(200, 120, 136, **ONE, gated=True, activation="relu", save=True),
     "gated pair": Case(500, 200, 136, **PAIR, gated=True, bias="f32", residual="bf16"),

@@ -137,7 +137,8 @@ def test_who_tells_whom(shape: Any) -> None:
         return int(rank // cluster_m)
 
     # Full: of all stages that there may be, accumulators, responses of launch control.
-    counts = Counter({1: MAX_STAGES + 2 + 2})
+    # ... and of CTAs alone, sums of parts, of each epilogue warp.
+    counts = Counter({1: MAX_STAGES + 2 + 2 + (EPILOGUE_WARPS if group == 1 else 0)})
     counts[cluster_n + cluster_m // group - 1] += MAX_STAGES  # empty, likewise
     counts[group * EPILOGUE_WARPS] += 2
     counts[size * (1 + EPILOGUE_WARPS) + size // group + 1] += 2

@@ -348,6 +348,8 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cluster_size": ("sm90", {}, {"cluster": (4, 1), "cluster_k": 4}),
     "cluster_slices": ("sm90", {}, {"block_m": 64, "pingpong": True, "cluster_k": 8}),
     "cluster_sums": ("sm90", {}, {"block_n": 192, "cluster_k": 2}),
+    "cluster_k_sm100": ("sm100", {}, {"cluster_k": 2}),
+    "cluster_sums_sm100": ("sm100", {}, {"block_n": 16, "cluster_k": 9, "swap_ab": True}),
     "stages": ("sm90", {}, {"stages": 1}),
     "stage": ("sm100", {}, {"block_m": 256, "block_n": 256, "block_k": 256}),
     "no_kernel": ("sm90", {"lhs": DataType.F32, "rhs": DataType.F32}, {"block_m": 256}),

@@ -150,8 +150,9 @@ def test_more_sms_are_never_slower(
 ) -> None:
     machine = machines()[name]
     larger = machine_for(name, machine.family, machine.sm_count + more)
-    before = ranking(machine, m, n, k, layout)[0].cost.total
-    after = ranking(larger, m, n, k, layout)[0].cost.total
+    # Of the best, the fastest: the least regret may give some time away.
+    before = min(each.cost.total for each in ranking(machine, m, n, k, layout))
+    after = min(each.cost.total for each in ranking(larger, m, n, k, layout))
     assert after <= before * (1 + machine.margin) * (1 + 1e-9)
 
 
@@ -341,6 +342,14 @@ def test_what_ctas_that_share_k_send() -> None:
     assert sending(cluster_k=8) == pytest.approx(7 / 4 * sending(cluster_k=2), rel=1e-2)
     half = sending(cluster_k=2, pingpong=True) / 2
     assert half == pytest.approx(sending(cluster_k=2), rel=1e-2)
+
+
+@pytest.mark.parametrize("n", [256, 512, 2560])
+@pytest.mark.parametrize("m", [1, 32])
+def test_few_rows_of_few_columns_divide_k_in_clusters(m: int, n: int) -> None:
+    """The matmuls of flashinfer#4266 on a B200: no counters to clear, no sums in memory."""
+    best = ranking("B200", m, n, 8192)[0]
+    assert (best.config.cluster_k > 1, best.config.swap_ab, best.config.split_k) == (True, True, 1)
 
 
 def test_short_rows_take_time_unless_they_are_shared() -> None:

@@ -30,11 +30,11 @@ class GemmConfig:
         one. sm90: one.
       cluster: CTAs (along M, along N) that share their loads by multicast, at most 16 in all on
         sm100, 8 on sm90.
-      cluster_k: CTAs that compute parts along K of the same tile, 1, 2, 4 or 8 on sm90: they belong
-        to one cluster, which has so many times cluster's CTAs, and add up what they have through
-        distributed shared memory, in a fixed order. A tile has up to 128x128 accumulators, then,
+      cluster_k: CTAs that compute parts along K of the same tile: they belong to one cluster, which
+        has so many times cluster's CTAs, and add up what they have through distributed shared
+        memory, in a fixed order. sm90: 1, 2, 4 or 8; a tile has up to 128x128 accumulators, then,
         and with pingpong one warpgroup multiplies. With split_k as well, K is cut into
-        split_k * cluster_k parts.
+        split_k * cluster_k parts. sm100: 1 to 16, with swap_ab, and without split_k.
       cta_group: CTAs that share one MMA tile: 1, or on sm100 also 2.
       pingpong: sm90: the two multiplying warpgroups take turns at tiles of block_m rows, so that
         one's epilogue runs beside the other's main loop; False: they share each tile.

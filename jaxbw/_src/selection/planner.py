@@ -65,6 +65,10 @@ MESSAGES: Mapping[str, str] = {
     "block_m is {block_m}",
     "cluster_sums": "cluster_k is {cluster_k}; shared memory does not hold the sums of a "
     "{block_m}x{block_n} tile twice: take a smaller tile",
+    "cluster_k_sm100": "cluster_k is {cluster_k}; sm100 takes it with swap_ab True, split_k 1 and "
+    "cta_group 1",
+    "cluster_sums_sm100": "cluster_k is {cluster_k}; staging buffers do not hold the sums of a "
+    "{block_m}x{block_n} tile from all parts: take a smaller tile, or fewer parts",
     "stage": "block_k is {block_k}; one such stage does not fit shared memory: take a smaller",
     "stages": "stages is {stages}; this tile takes {least} to {most}, or None for as many as fit",
     # of both

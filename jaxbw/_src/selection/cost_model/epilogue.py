@@ -76,7 +76,7 @@ def epilogues(
     waits = (table.accumulators == 1) | (table.relaunched == 1)
     holding = np.where(waits, alone, np.where(full, held, 0.0))
     return (
-        Epilogue(Time(alone), Time(holding)),
+        Epilogue(Time(alone, share_ns), Time(holding, np.where(waits, share_ns, 0.0))),
         Epilogue(Time(leaving), Time(np.where(waits | full, leaving, 0.0))),
     )
 

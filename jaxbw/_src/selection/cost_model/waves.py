@@ -89,17 +89,19 @@ def tile_period(
 ) -> Floats:
     """Nanoseconds from one tile to the next, of a CTA that has several."""
     cycle, commit = epilogue.cycle, stage.commit * epilogue.cycle
+    # CTAs that share K have one tile, and the next ones start when they are gone.
+    shared = table.cluster_k > 1
+    gone = together + commit + epilogue.alone
     if FAMILIES[machine.family].has_tensor_memory:
         handed = epilogue.held + commit + stage.handover * cycle
         waits = np.where(epilogue.held > 0, handed, 0.0)
-        return np.asarray(np.maximum(together + waits, epilogue.alone))
+        return np.where(shared, gone, np.maximum(together + waits, epilogue.alone))
     # Nobody multiplies until a tile is on its way, or the other warpgroup does; loads go on.
     whole = bounds[0] + commit + epilogue.held
     turn = bounds[0] + stage.turn * cycle
     busy = np.where(table.pingpong == 1, np.maximum(turn, whole / WARPGROUPS), whole)
     beside = overlapping(machine, np.array([busy, *bounds[1:]]))
-    # CTAs that share K have one tile, and the next ones start when they are gone.
-    return np.where(table.cluster_k > 1, together + commit + epilogue.alone, beside)
+    return np.where(shared, gone, beside)
 
 
 def overlapping(machine: Machine, bounds: Floats) -> Floats:

@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="uniform sizes of 8, 128 and 512")
     parser.add_argument("--only", default="", help="cases whose text this pattern is found in")
     parser.add_argument(
-        "--tiles", nargs="*", default=[], help="also 256x128/1x2, 64x128p in turns, ..."
+        "--tiles", nargs="*", default=[], help="also 128x128, 64x128p in turns, ..."
     )
     parser.add_argument("--out", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
@@ -219,20 +219,14 @@ def main() -> None:
 
 
 def config_of(text: str) -> GemmConfig:
-    """A tile and a cluster, "256x128/1x2".
-
-    With "p" warpgroups take turns at tiles, with "n" every cluster has one.
-    """
-    tile, _, cluster = text.partition("/")
-    block_m, block_n = map(int, tile.rstrip("pn").split("x"))
-    ctas = tuple(map(int, cluster.split("x"))) if cluster else (1, 1)
+    """A tile, "128x256": with "p" warpgroups take turns at tiles, with "n" a CTA has one."""
+    block_m, block_n = map(int, text.rstrip("pn").split("x"))
     return GemmConfig(
         block_m,
         block_n,
-        pingpong="p" in tile,
-        scheduler="none" if "n" in tile else None,
-        cluster=(ctas[0], ctas[1]),
-        swizzle=min(2048 // (block_m * ctas[0]), 16),  # so many rows in a band
+        pingpong="p" in text,
+        scheduler="none" if "n" in text else None,
+        swizzle=min(2048 // block_m, 16),  # so many rows in a band
     )
 
 

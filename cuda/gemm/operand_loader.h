@@ -71,13 +71,9 @@ class OperandLoader {
   // A multicast to this CTA alone would do what a plain load does, but slower: 7.9 us for 7.0 at 1024^3 on an H200.
   template <bool kMulticast, bool kRagged>
   JAXBW_DEVICE void load_box(uint32_t destination, ptx::BoxOrigin box, uint32_t barrier) const {
+    static_assert(!(kMulticast && kRagged));
     if constexpr (kRagged) {
-      const ptx::RaggedBoxOrigin ragged{box.x, box.y, kRaggedRows, box.z};
-      if constexpr (kMulticast) {
-        ptx::tma_load_ragged_multicast(destination, map_, ragged, barrier, mask_);
-      } else {
-        ptx::tma_load_ragged(destination, map_, ragged, barrier);
-      }
+      ptx::tma_load_ragged(destination, map_, {box.x, box.y, kRaggedRows, box.z}, barrier);
     } else if constexpr (kMulticast) {
       ptx::tma_load_multicast(destination, map_, box, barrier, mask_);
     } else {

@@ -1,7 +1,6 @@
 // Grouped matmuls by the Hopper kernel (groups.h): the roles, ring, main loop and stores of sm90.cuh, where the tiles
 // of D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have: parts
-// of K, more than a cast on the way out. All CTAs of a cluster have tiles of one group, hence as many blocks of K:
-// where rows are grouped a cluster has one row of tiles.
+// of K, clusters, more than a cast on the way out.
 //
 // Whether rows or the contraction fall into groups follows from the layout of A: its rows are K-major, "n", or they are
 // the contraction, "t". So the instances of a tile share one source, as those of sm90.cuh do.
@@ -23,11 +22,8 @@ struct GroupedItem {
 // The work items, in the order in which they are handed out.
 class GroupedItems {
  public:
-  JAXBW_DEVICE GroupedItems(const Context& context, const GroupedParams& params, bool contraction)
-      : context_(context),
-        params_(params),
-        contraction_(contraction),
-        row_tiles_(contraction ? 0 : ptx::load_relaxed(params.count)) {}
+  JAXBW_DEVICE GroupedItems(const GroupedParams& params, bool contraction)
+      : params_(params), contraction_(contraction), row_tiles_(contraction ? 0 : ptx::load_relaxed(params.count)) {}
 
   JAXBW_DEVICE uint32_t count() const {
     return contraction_ ? params_.gemm.work_items : row_tiles_ * params_.gemm.order.along;
@@ -42,9 +38,8 @@ class GroupedItems {
     uint32_t words[4];
     ptx::load_global(words, params_.table + (contraction_ ? tile.batch : tile.m));
     item.group = {words[0], words[1], words[2], words[3]};
-    const Tile origin = cta_origin(p, context_.cluster, tile, context_.rank);
-    item.row = origin.m;
-    item.column = origin.n;
+    item.row = tile.m * p.block_m;
+    item.column = tile.n * p.tile_columns;
     return item;
   }
 
@@ -67,7 +62,6 @@ class GroupedItems {
     return {first + within - column * width, column, 0};
   }
 
-  const Context& context_;
   const GroupedParams& params_;
   bool contraction_;
   uint32_t row_tiles_;
@@ -142,48 +136,29 @@ struct GroupedLoaders {
 template <Config kConfig>
 JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams& params) {
   const GemmParams& p = params.gemm;
-  const ClusterShape cluster = context.cluster;
-  const uint32_t rank = context.rank, step = context.cluster_count();
+  const uint32_t step = gridDim.x;
+  const LoadShare everything{divisor(1), 0, 0};
   const OperandsOfKernel<kConfig> operands;
   const bool contraction = operands.a_major() == Major::kMN;
-  GroupedLoaders load{{p.a,
-                       stage_tile<kConfig>(operands.a_major(), p.block_m),
-                       kConfig.input,
-                       0,
-                       p.block_m,
-                       {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
-                      {p.b,
-                       stage_tile<kConfig>(operands.b_major(), kConfig.block_n),
-                       kConfig.input,
-                       0,
-                       kConfig.block_n,
-                       {cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)}},
+  const OperandTile a_tile = stage_tile<kConfig>(operands.a_major(), p.block_m);
+  const OperandTile b_tile = stage_tile<kConfig>(operands.b_major(), kConfig.block_n);
+  GroupedLoaders load{{p.a, a_tile, kConfig.input, 0, p.block_m, everything},
+                      {p.b, b_tile, kConfig.input, 0, kConfig.block_n, everything},
                       contraction};
-  const bool multicast_a = load.a.multicast(), multicast_b = load.b.multicast();
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
-  const GroupedItems items(context, params, contraction);
+  const GroupedItems items(params, contraction);
   RingPosition at = RingPosition::producer(p.stages);
-  GroupedItem next = items.at(context.cluster_index());
-  for (uint32_t number = context.cluster_index(); number < items.count(); number += step) {
+  GroupedItem next = items.at(blockIdx.x);
+  for (uint32_t number = blockIdx.x; number < items.count(); number += step) {
     context.profile.enter(Activity::kNextItem, number);
     const GroupedItem item = next;
     next = items.at(number + step);
     load.start_at(item);
-    const uint32_t blocks = items.blocks(item);
-    if (multicast_a && multicast_b) {
-      fill_stages<true, true>(context, load, at, blocks);
-    } else if (multicast_a) {
-      fill_stages<true, false>(context, load, at, blocks);
-    } else if (multicast_b) {
-      fill_stages<false, true>(context, load, at, blocks);
-    } else {
-      fill_stages<false, false>(context, load, at, blocks);
-    }
+    fill_stages<false, false>(context, load, at, items.blocks(item));
   }
   context.profile.enter(Activity::kAwaitExit);
-  if (context.has_peers()) context.ring().await_empty(at, p.stages);
 }
 
 // Multiply role: two warpgroups of warps 0-3 and 4-7, which share tiles or take turns at them, as multiply_tiles says.
@@ -195,7 +170,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   const bool contraction = OperandsOfKernel<kConfig>().a_major() == Major::kMN, pingpong = p.pingpong != 0;
   const uint32_t warpgroup = warp / kWarpgroupWarps, warp_in_warpgroup = warp % kWarpgroupWarps;
   const uint32_t first_row = pingpong ? 0 : warpgroup * kConfig.warpgroup_rows;
-  const uint32_t row = first_row + warp_in_warpgroup * kSm90Epilogue.rows_per_warp, step = context.cluster_count();
+  const uint32_t row = first_row + warp_in_warpgroup * kSm90Epilogue.rows_per_warp, step = gridDim.x;
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
   GroupedStores stores(p, context.staging(warp), contraction);
   DelayedStores<kConfig.block_n, kAccumulators, GroupedStores> delayed(p, stores);
@@ -203,9 +178,9 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
-  const GroupedItems items(context, params, contraction);
-  GroupedItem next = items.at(context.cluster_index());
-  for (uint32_t number = context.cluster_index(), count = 0; number < items.count(); number += step, ++count) {
+  const GroupedItems items(params, contraction);
+  GroupedItem next = items.at(blockIdx.x);
+  for (uint32_t number = blockIdx.x, count = 0; number < items.count(); number += step, ++count) {
     const GroupedItem item = next;
     next = items.at(number + step);
     const uint32_t blocks = items.blocks(item);
@@ -257,10 +232,9 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
   const GemmParams& p = params.gemm;
   const RequestedParameters requested(p, threadIdx.x / ptx::kWarpSize == kRequestWarp);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
-  const Context context{
-      {p, without_pairs(p.cluster), ptx::cluster_rank(), storage_layout(p.block_m, kConfig.block_n, 1, kSm90Epilogue),
-       ptx::shared_address(shared_memory), Profile(profile)},
-      kConfig.block_k()};
+  const Context context{{p, cluster_shape(1, 1, 1), 0, storage_layout(p.block_m, kConfig.block_n, 1, kSm90Epilogue),
+                         ptx::shared_address(shared_memory), Profile(profile)},
+                        kConfig.block_k()};
   const uint32_t warp = ptx::warp_index();
   if (warp >= kWarpgroupWarps) {
     multiply_grouped_tiles<kConfig>(context, params, warp - kWarpgroupWarps);
@@ -269,11 +243,6 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
   }
   ptx::decrease_registers<kLoadRegisters>();
   if (warp == kLoadWarp) {
-    if (p.cluster.size() == 1) {
-      const Context alone = context.alone();
-      load_grouped_tiles<kConfig>(alone, params);
-      return alone.profile.finish();  // which has counted the stamps
-    }
     load_grouped_tiles<kConfig>(context, params);
     return context.profile.finish();
   }

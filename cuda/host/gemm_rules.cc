@@ -328,9 +328,8 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
 }
 
 // What the grouped kernels leave out, see sm90_grouped.cuh.
-Verdict check_grouped_config(const GemmProblem& p, const GemmConfig& c) {
-  const bool one_group = p.grouped == Grouped::kContraction || c.cluster_m == 1;
-  if (one_group && c.cluster_k == 1 && c.split_k == 1 && c.swap_ab == 0 && c.raster == 0) return {};
+Verdict check_grouped_config(const GemmConfig& c) {
+  if (c.cluster_size() == 1 && c.split_k == 1 && c.swap_ab == 0 && c.raster == 0) return {};
   return broken(Rule::grouped_config);
 }
 
@@ -509,7 +508,7 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
 
 Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Verdict verdict;
-  if (p.grouped != Grouped::kNone) verdict = check_grouped_config(p, c);
+  if (p.grouped != Grouped::kNone) verdict = check_grouped_config(c);
   if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));

@@ -74,7 +74,7 @@ namespace jaxbw {
   X(stages, "{stages} stages; a {block_m}x{block_n} tile with k_spans {k_spans} takes {least} to {most}")              \
   /* of both */                                                                                                        \
   X(no_kernel, "no kernel takes such operands")                                                                        \
-  X(grouped_config, "a grouped matmul takes raster 0, no split, no swap, and where rows are grouped a cluster of 1xN") \
+  X(grouped_config, "a grouped matmul takes raster 0, no cluster, no split and no swap")                               \
   X(block_n_of_operands, "block_n is {block_n}; of such operands, with {rows} rows in each warpgroup, it is {takes}")  \
   X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
   X(block_scales_swap, "swap_ab does not go with scales of blocks")                                                    \

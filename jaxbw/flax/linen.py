@@ -321,6 +321,10 @@ class MoE(nn.Module):
       normalize: whether the weights of a token's experts add up to 1; default True.
       dtype, param_dtype, precision: as of `flax.linen.Dense`, for the experts.
       kernel_init: of the experts' matrices; default that of `flax.linen.Dense`, for each.
+      expert_axis: default None; or an axis of an enclosing `jax.shard_map` over which tokens and
+        experts are divided: each device has its tokens, all of `router`, and its part of `gate`,
+        `up` and `down`. Tokens are gathered there, and what experts make of them is scattered.
+        `init` is called outside, and makes all.
 
     Raises:
       ValueError: there is no such activation.
@@ -344,6 +348,7 @@ class MoE(nn.Module):
     param_dtype: Any = jnp.float32
     precision: Any = None
     kernel_init: Any = nn.initializers.lecun_normal(batch_axis=0)
+    expert_axis: str | None = None
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -355,8 +360,11 @@ class MoE(nn.Module):
         )
         self.sow("intermediates", "router_logits", logits)
 
+        axis = None if self.is_initializing() else self.expert_axis
+        here = self.num_experts // (1 if axis is None else jax.lax.axis_size(axis))
+
         def matrices(name: str, *shape: int) -> Any:
-            return self.param(name, self.kernel_init, (self.num_experts, *shape), self.param_dtype)
+            return self.param(name, self.kernel_init, (here, *shape), self.param_dtype)
 
         up = matrices("up", features, self.hidden_features)
         gate = matrices("gate", features, self.hidden_features) if self.gated else None
@@ -368,6 +376,7 @@ class MoE(nn.Module):
             normalize=self.normalize,
             activation=self.activation,
             precision=self.precision,
+            axis=axis,
         )
         return outputs.reshape(*inputs.shape[:-1], -1)
 

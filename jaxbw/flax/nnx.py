@@ -242,6 +242,9 @@ class MoE(nnx.Module):
       normalize: whether the weights of a token's experts add up to 1; default True.
       dtype, param_dtype, precision: as of `flax.nnx.Linear`, for the experts.
       kernel_init: of the experts' matrices; default that of `flax.nnx.Linear`, for each.
+      expert_axis: default None; or an axis of an enclosing `jax.shard_map` over which tokens and
+        experts are divided: each device has its tokens, all of `router`, and its part of `gate`,
+        `up` and `down`. Tokens are gathered there, and what experts make of them is scattered.
       rngs: as of `flax.nnx.Linear`; drawn from for the router, `up`, `gate`, `down`.
 
     Raises:
@@ -267,6 +270,7 @@ class MoE(nnx.Module):
         param_dtype: Any = jnp.float32,
         precision: Any = None,
         kernel_init: Any = _default_experts_init,
+        expert_axis: str | None = None,
         rngs: nnx.Rngs,
     ) -> None:
         def matrices(*shape: int) -> nnx.Param[jax.Array]:
@@ -279,7 +283,7 @@ class MoE(nnx.Module):
         self.gate = matrices(in_features, hidden_features) if gated else None
         self.down = matrices(hidden_features, out_features or in_features)
         self.top_k, self.normalize, self.activation = top_k, normalize, activation
-        self.dtype, self.precision = dtype, precision
+        self.dtype, self.precision, self.expert_axis = dtype, precision, expert_axis
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """The block's outputs, `[..., out_features]`."""
@@ -295,6 +299,7 @@ class MoE(nnx.Module):
             normalize=self.normalize,
             activation=self.activation,
             precision=self.precision,
+            axis=self.expert_axis,
         )
         return outputs.reshape(*inputs.shape[:-1], -1)
 

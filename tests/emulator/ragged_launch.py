@@ -42,7 +42,6 @@ class Ragged:
     output: str = "bf16"
     tile: tuple[int, int] = (128, 128)
     pingpong: bool = False
-    cluster: tuple[int, int] = (1, 1)
     stages: int | None = 3
     swizzle: int = 2
     scheduler: str | None = None
@@ -78,7 +77,6 @@ class Ragged:
         return GemmConfig(
             *self.tile,
             pingpong=self.pingpong,
-            cluster=self.cluster,
             stages=self.stages,
             swizzle=self.swizzle,
             scheduler=self.scheduler,
@@ -86,8 +84,7 @@ class Ragged:
 
     def plan(self) -> Plan:
         """What a launch will do."""
-        resident = max(1, self.sm_count // (self.cluster[0] * self.cluster[1]))
-        found = _native.plan("sm90", self.problem.native, self.config, resident)
+        found = _native.plan("sm90", self.problem.native, self.config, self.sm_count)
         assert isinstance(found, Plan), str(found)
         return found
 

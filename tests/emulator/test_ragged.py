@@ -39,12 +39,6 @@ ROWS = {
     "staggered": Ragged((5, 120, 33), tile=(128, 256), k=328, n=520, swizzle=1, dtype="f16"),
     "results of f32": Ragged((37, 90, 50), tile=(128, 256), n=260, output="f32", transposed=True),
     "a CTA for each tile": Ragged((37, 0, 90, 50), scheduler="none"),
-    "256 rows": Ragged((37, 300, 50), m=400, tile=(256, 128), transposed=True),
-    "1x2": Ragged((37, 0, 300), m=400, n=264, tile=(256, 128), cluster=(1, 2), sm_count=4),
-    "1x4": Ragged((37, 0, 90, 50), k=264, n=520, cluster=(1, 4), transposed=True, sm_count=4),
-    "1x2 in turns": Ragged(
-        (37, 90, 0, 50), n=392, tile=(64, 128), pingpong=True, cluster=(1, 2), sm_count=4
-    ),
     "batch": Ragged(BATCH),
     "batch, one rhs": Ragged(BATCH, shared=("rhs",), transposed=True),
     "batch, one lhs": Ragged(BATCH, shared=("lhs",), groups=2, offset=1),
@@ -69,13 +63,6 @@ CONTRACTION = {
         (300, 0, 9), m=320, tile=(64, 256), pingpong=True, n=264, output="f32"
     ),
     "a CTA for each tile": Ragged((37, 0, 90, 50), k=264, scheduler="none"),
-    "256 rows": Ragged((37, 90, 0, 50), k=264, tile=(256, 128)),
-    "2x1": Ragged((37, 90, 0, 50), k=328, n=264, tile=(128, 256), cluster=(2, 1), sm_count=4),
-    "1x2": Ragged((37, 90, 0, 50), k=264, n=264, tile=(256, 128), cluster=(1, 2), sm_count=2),
-    "2x2": Ragged((37, 90, 0, 50), k=264, n=264, cluster=(2, 2), sm_count=8),
-    "2x2 in turns": Ragged(
-        (137, 0, 50), k=200, n=264, tile=(64, 128), pingpong=True, cluster=(2, 2), sm_count=4
-    ),
     "staggered": Ragged((320, 257), m=600, tile=(128, 256), k=264, n=264, swizzle=1),
     "batch": Ragged(BATCH),
     "batch, one rhs": Ragged(BATCH, shared=("rhs",), groups=2, offset=1),
@@ -95,25 +82,15 @@ def test_grouped(name: str, schedule: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
-@pytest.mark.parametrize("cluster", [(1, 1), (1, 2)], ids=str)
-def test_what_is_loaded(contraction: bool, cluster: tuple[int, int]) -> None:
-    """Rows of groups alone, once for each cluster tile; of a tile of zeros nothing."""
-    case = Ragged(
-        (37, 0, 90, 50),
-        n=264,
-        tile=(128, 256),
-        cluster=cluster,
-        sm_count=2,
-        contraction=contraction,
-    )
+def test_what_is_loaded(contraction: bool) -> None:
+    """Rows of groups alone, once for each tile; of a tile of zeros nothing."""
+    case = Ragged((37, 0, 90, 50), n=264, tile=(128, 256), sm_count=2, contraction=contraction)
     _, report = check(case)
     rows, itemsize = sum(case.sizes), 2
-    beside = -(-2 // cluster[1])  # cluster tiles, of two of 256 columns
-    lhs = rows * case.k * beside
+    lhs = rows * case.k * 2  # tiles of 256 columns
     rhs = (rows if contraction else case.k * 3) * case.n  # three tiles of rows that are not zeros
     # Nine warps of each CTA read 16 bytes of the table for an item, and the number of items.
-    items = 4 * beside * cluster[1]
-    table = 9 * 32 * (16 * items + (0 if contraction else 4 * case.sm_count))
+    table = 9 * 32 * (16 * 4 * 2 + (0 if contraction else 4 * case.sm_count))
     assert report.bytes["global load"] == (lhs + rhs) * itemsize + table
 
 
@@ -122,8 +99,7 @@ def cases(draw: st.DrawFn) -> Ragged:
     """Whatever is legal, of some ten thousand elements."""
     contraction, pingpong = draw(st.booleans()), draw(st.booleans())
     batch, total = draw(st.integers(1, 2)), draw(st.integers(1, 6))
-    tiles = [(64, 128), (64, 256), (128, 128)] if pingpong else [(128, 128), (128, 256), (256, 128)]
-    clusters = [(1, 1), (1, 2), (2, 1)] if contraction else [(1, 1), (1, 2)]
+    block_m = 64 if pingpong else 128
     m = draw(st.integers(1, 300))
     size = st.one_of(st.just(0), st.integers(0, m), st.integers(-(2**31), 2**31 - 1))
     of_batch = st.lists(size, min_size=total, max_size=total).map(tuple)
@@ -139,9 +115,8 @@ def cases(draw: st.DrawFn) -> Ragged:
         transposed=not contraction and draw(st.booleans()),
         dtype=draw(st.sampled_from(["bf16", "f16"])),
         output=draw(st.sampled_from(["bf16", "f16", "f32"])),
-        tile=draw(st.sampled_from(tiles)),
+        tile=(block_m, draw(st.sampled_from([128, 256]))),
         pingpong=pingpong,
-        cluster=draw(st.sampled_from(clusters)),
         stages=draw(st.integers(2, 4)),
         swizzle=draw(st.integers(1, 4)),
         scheduler=draw(st.sampled_from([None, "none"])),

@@ -96,10 +96,10 @@ PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = 
     "rows in groups": (
         "sm90",
         dict(m=1000, n=512, k=512, grouped=Grouped.ROWS, groups=4, total_groups=4),
-        GemmConfig(128, 128, cluster=(1, 2)),
-        66,
-        dict(kernel="jaxbw_sm90_grouped_bf16_nn_64x128", tiles_m=12, tiles_n=2, items=24)
-        | dict(clusters=24, workspace_bytes=256 + 256, store_path="tma", formula="cast"),
+        GemmConfig(128, 128),
+        132,
+        dict(kernel="jaxbw_sm90_grouped_bf16_nn_64x128", tiles_m=12, tiles_n=4, items=48)
+        | dict(clusters=48, workspace_bytes=256 + 256, store_path="tma", formula="cast"),
     ),
     "a contraction in groups": (
         "sm90",
@@ -358,7 +358,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "grouped_epilogue": ("sm90", ROWS | {"bias": DataType.F32}, {}),
     "grouped_alignment": ("sm90", ROWS | {"k": 1004}, {}),
     "grouped_rows": ("sm90", ROWS | {"m": 2**30, "n": 64, "k": 64, "batch": 2}, {}),
-    "grouped_config": ("sm90", ROWS, {"cluster": (2, 1)}),
+    "grouped_config": ("sm90", ROWS, {"cluster": (1, 2)}),
     "gated_columns": ("sm100", {"gated": True}, {"block_n": 144}),
     "gated_columns_sm90": ("sm90", {"gated": True}, {"block_n": 192}),
     "gated_pair": ("sm100", {"gated": True}, PAIR),

@@ -72,8 +72,8 @@ MESSAGES: Mapping[str, str] = {
     "stage": "block_k is {block_k}; one such stage does not fit shared memory: take a smaller",
     "stages": "stages is {stages}; this tile takes {least} to {most}, or None for as many as fit",
     # of both
-    "grouped_config": "the configuration has split_k, swap_ab, raster 'n' or, where rows are "
-    "grouped, a cluster along m; these are not for grouped matmuls",
+    "grouped_config": "the configuration has a cluster, split_k, swap_ab or raster 'n'; these "
+    "are not for grouped matmuls",
     "no_kernel": "there is no kernel for this tile, dtype and layout",
     "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",
     "block_scales_swap": "swap_ab is True and there are scales of blocks of 128: leave it False",

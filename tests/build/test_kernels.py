@@ -75,7 +75,7 @@ def test_the_cubin_uses_no_local_memory(
     assert usage["REG"] == entry["registers"]
 
 
-@pytest.mark.sampled(6)  # disassembly takes most of a second
+@pytest.mark.sampled(12)  # disassembly takes most of a second
 @pytest.mark.parametrize("name", ALL)
 def test_instructions(name: str, kernel_dir: Path, opcodes: Opcodes) -> None:
     counts = opcodes(kernel_dir / f"{name}.cubin")
@@ -135,6 +135,7 @@ def assert_common_blackwell_instructions(counts: Counter[str]) -> None:
 
 
 # nvcc takes ten seconds and more for a GEMM.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -484,7 +484,7 @@ LAUNCHES = {f"sm100 {name}": case for name, case in SM100.items()} | {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_hardware_finds_nothing_either(name: str) -> None:
     case, schedule = LAUNCHES[name], SCHEDULES[len(name) % len(SCHEDULES)]
@@ -506,7 +506,7 @@ def test_narrow_results(block_n: int, output: str) -> None:
         check(Case(21, n, 16, family="sm90", layout="nt", block_n=block_n, output=output))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("output", ["f16", "f32"])
 @pytest.mark.parametrize("block_n", [32, 64, 96, 128, 160, 192, 256])
 def test_rows_that_start_anywhere(block_n: int, output: str) -> None:

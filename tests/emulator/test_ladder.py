@@ -26,22 +26,21 @@ def operands(m: int, n: int, k: int) -> Any:
     return gemm_launch.integers(rng, m, k), gemm_launch.integers(rng, n, k)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
-def test_a_step_is_right_in_every_order(rung: Rung) -> None:
+def test_a_step_is_right_in_every_order(rung: Rung, schedule: str, seed: int) -> None:
     # Less than a cluster tile, and a cluster more.
     rows, columns = (16, 64) if rung.kernel == "naive" else rung.cluster_tile
     lhs, rhs = operands(rows + 136, columns - 56, 136)
-    for schedule, seed in SCHEDULES:
-        result, report = ladder.launch(
-            rung, lhs, rhs, schedule=schedule, seed=seed, checks="strict"
-        )
-        assert report.findings == [], f"{schedule}: {report.summary()}"
-        ladder.check(rung, result, lhs, rhs)
+    result, report = ladder.launch(rung, lhs, rhs, schedule=schedule, seed=seed, checks="strict")
+    assert report.findings == [], report.summary()
+    ladder.check(rung, result, lhs, rhs)
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("rung", OWN, ids=lambda rung: rung.name)
-@pytest.mark.parametrize("sizes", [(1, 8, 8), (128, 256, 64), (129, 264, 72), (300, 520, 200)])
+@pytest.mark.parametrize("sizes", [(1, 8, 8), (128, 256, 64), (129, 264, 72), (260, 264, 72)])
 def test_a_kernel_of_its_own_at_every_edge(rung: Rung, sizes: tuple[int, int, int]) -> None:
     lhs, rhs = operands(*sizes)
     result, report = ladder.launch(rung, lhs, rhs, schedule="random")

@@ -8,7 +8,7 @@ from . import installed, mutation
 from .mutation_launches import NAMES, launches
 from .redundant import REDUNDANT
 
-EVERY = 36  # of the mutants, one is tried
+EVERY = 72  # of the mutants, one is tried
 PARTS = 3  # of those
 SCHEDULES = mutation.SCHEDULES[:9]
 AMONG = {  # launches

@@ -57,7 +57,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("schedule", [("eager", 0), ("latest", 0), ("random", 1)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_the_parts_are_added_up(name: str, schedule: tuple[str, int]) -> None:

@@ -29,6 +29,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_clusters_compute_what_the_order_says(case: Case) -> None:
     """With a cluster for each work item, cluster number i has item i."""

@@ -67,6 +67,7 @@ def test_layer_norm(triton: Any, rows: int, columns: int) -> None:
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=2**-8, atol=2**-18)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("length", "heads", "width", "causal", "block"),
     [

@@ -29,7 +29,7 @@ def subject(mutation: Any, name: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "at_least"),
     [
-        ("Gluon, tile", 5),
+        pytest.param("Gluon, tile", 5, marks=pytest.mark.long),
         ("Triton, softmax", 1),
         # Its warps store 16 bits at a time.
         pytest.param("Triton, attention by mma.sync, 16x16", 5, marks=pytest.mark.long),

@@ -105,6 +105,7 @@ REMATERIALIZED: dict[str, tuple[Callable[..., Any], int]] = {
 
 
 @pytest.mark.skipif(not hasattr(jax.config, "jax_remat3"), reason="this JAX has no jax_remat3")
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("policy", "recomputed"),
     [

@@ -167,7 +167,7 @@ def without_any_mode(name: str) -> Any:
     return jax.jit(partial(value_and_derivatives, name))(X, W)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CALLS)
 def test_modes(name: str, mode: str) -> None:

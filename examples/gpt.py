@@ -79,7 +79,9 @@ class Block(nnx.Module):
         layer: dict[str, Any] = {"dtype": COMPUTE_DTYPE, "rngs": rngs}
         self.norms = nnx.List([nnx.LayerNorm(width, **layer) for _ in range(2)])
         self.attention = nnx.MultiHeadAttention(heads, width, decode=False, **layer)
-        self.mlp = MLP(width, 4 * width, activation="gelu", **layer)
+        self.mlp: Callable[[jax.Array], jax.Array] = MLP(
+            width, 4 * width, activation="gelu", **layer
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The residual stream behind this block, `[batch, length, width]`."""

@@ -46,15 +46,9 @@ class MoEGPT(gpt.GPT):
         seed: int,
     ) -> None:
         super().__init__(characters, length, width, heads, layers, seed)
-        rngs = nnx.Rngs(seed + 1)
+        options: dict[str, Any] = {"dtype": gpt.COMPUTE_DTYPE, "rngs": nnx.Rngs(seed + 1)}
         for block in self.blocks:
-            block.mlp = MoE(
-                *(width, 2 * width),
-                num_experts=experts,
-                dtype=gpt.COMPUTE_DTYPE,
-                expert_axis=AXIS,
-                rngs=rngs,
-            )
+            block.mlp = MoE(width, 2 * width, num_experts=experts, expert_axis=AXIS, **options)
 
 
 def placement(parameters: Any) -> Any:
@@ -80,10 +74,11 @@ def mean_loss(definition: Any, parameters: Any, mesh: Mesh) -> Callable[[Any, An
     @partial(jax.shard_map, mesh=mesh, in_specs=parts, out_specs=PartitionSpec())
     def mean(parameters: Any, tokens: jax.Array) -> jax.Array:
         loss = gpt.loss(nnx.merge(definition, parameters), tokens)
-        of_all: jax.Array = jax.lax.pmean(loss, AXIS)
-        return of_all
+        of_batch: jax.Array = jax.lax.pmean(loss, AXIS)
+        return of_batch
 
-    return mean
+    of_all: Callable[[Any, Any], jax.Array] = mean
+    return of_all
 
 
 def training_step(loss: Callable[[Any, Any], jax.Array], optimizer: Any) -> Callable[..., Any]:

@@ -34,10 +34,12 @@ def test_run_as_a_user_would(tmp_path: Path) -> None:
     sizes = {"steps": 100, "width": 48, "layers": 1, "length": 16, "experts": 4}
     cpu = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     cpu["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
+    environment = {**os.environ}
+    environment.pop("PYTHONSAFEPATH", None)  # it imports gpt.py, which lies beside it
     run = subprocess.run(
         [sys.executable, EXAMPLES / "moe.py", *(f"--{key}={size}" for key, size in sizes.items())],
         cwd=tmp_path,
-        env={**os.environ, **cpu},
+        env=environment | cpu,
         capture_output=True,
         text=True,
         timeout=240,

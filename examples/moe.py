@@ -62,7 +62,7 @@ def placement(parameters: Any) -> Any:
 
 
 def placed(parameters: Any, mesh: Mesh) -> Any:
-    """The parameters on the devices of a mesh."""
+    """The parameters, or a state of an optimizer that has as many, on the devices of a mesh."""
     shardings = jax.tree.map(partial(NamedSharding, mesh), placement(parameters))
     return jax.device_put(parameters, shardings)
 
@@ -94,12 +94,16 @@ def training_step(loss: Callable[[Any, Any], jax.Array], optimizer: Any) -> Call
 
 
 def train(
-    loss: Callable[[Any, Any], jax.Array], parameters: Any, batches: Iterator[Any], steps: int
+    loss: Callable[[Any, Any], jax.Array],
+    parameters: Any,
+    mesh: Mesh,
+    batches: Iterator[Any],
+    steps: int,
 ) -> tuple[Any, list[float]]:
     """The trained parameters; the loss of each step's batch, before the step."""
     schedule = optax.warmup_cosine_decay_schedule(0, gpt.PEAK_LEARNING_RATE, steps // 10, steps)
     optimizer = optax.chain(optax.clip_by_global_norm(1), optax.adamw(schedule))
-    state = optimizer.init(parameters)
+    state = placed(optimizer.init(parameters), mesh)  # where a step leaves it: compiled once
     step = training_step(loss, optimizer)
     losses: list[jax.Array] = []
     for _, tokens in zip(range(steps), batches, strict=False):
@@ -142,7 +146,7 @@ def main() -> None:
     before = held_out_loss(parameters)
     start = time.perf_counter()
     batches = gpt.windows(text.train, given.length, given.batch, given.seed)
-    parameters, _ = train(loss, parameters, batches, given.steps)
+    parameters, _ = train(loss, parameters, mesh, batches, given.steps)
     seconds = time.perf_counter() - start
     print(f"{given.steps} steps in {seconds:.0f} s")
     print(f"held-out loss {before:.3f} before, {held_out_loss(parameters):.3f} after training")

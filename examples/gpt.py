@@ -147,21 +147,34 @@ def training_step(definition: Any, optimizer: Any) -> Callable[..., Any]:
     return step
 
 
-def train(model: GPT, text: Text, length: int, batch: int, steps: int, seed: int) -> list[float]:
-    """Trains the model in place; the loss of each step's batch, before the step."""
+def optimizer_for(steps: int) -> Any:
+    """AdamW, whose learning rate rises for a tenth of the steps, and then falls."""
     schedule = optax.warmup_cosine_decay_schedule(0, PEAK_LEARNING_RATE, steps // 10, steps)
-    optimizer = optax.chain(optax.clip_by_global_norm(1), optax.adamw(schedule))
-    definition, parameters = nnx.split(model)
-    state = optimizer.init(parameters)
-    step = training_step(definition, optimizer)
+    return optax.chain(optax.clip_by_global_norm(1), optax.adamw(schedule))
+
+
+def run(
+    step: Callable[..., Any], parameters: Any, state: Any, batches: Iterator[Any], steps: int
+) -> tuple[Any, list[float]]:
+    """The trained parameters; the loss of each step's batch, before the step."""
     losses: list[jax.Array] = []
-    for _, tokens in zip(range(steps), windows(text.train, length, batch, seed), strict=False):
+    for _, tokens in zip(range(steps), batches, strict=False):
         parameters, state, value = step(parameters, state, tokens)
         losses.append(value)
         if len(losses) > STEPS_AHEAD:
             losses[-1 - STEPS_AHEAD].block_until_ready()
+    return parameters, [float(value) for value in losses]
+
+
+def train(model: GPT, text: Text, length: int, batch: int, steps: int, seed: int) -> list[float]:
+    """Trains the model in place; the loss of each step's batch, before the step."""
+    optimizer = optimizer_for(steps)
+    definition, parameters = nnx.split(model)
+    step = training_step(definition, optimizer)
+    batches = windows(text.train, length, batch, seed)
+    parameters, losses = run(step, parameters, optimizer.init(parameters), batches, steps)
     nnx.update(model, parameters)
-    return [float(value) for value in losses]
+    return losses
 
 
 def held_out_loss(model: GPT, text: Text, length: int, batch: int) -> float:
@@ -198,9 +211,9 @@ def plot(losses: list[float], held_out: float, path: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    """Trains, prints the losses and some text, and draws the curve."""
-    parser = argparse.ArgumentParser(description="A character-level GPT on jaxbw's matmuls.")
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """The arguments that the examples of a GPT share."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=16, help="a multiple of the devices")
     parser.add_argument("--length", type=int, default=64)
@@ -208,6 +221,12 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def main() -> None:
+    """Trains, prints the losses and some text, and draws the curve."""
+    parser = parser_of("A character-level GPT on jaxbw's matmuls.")
     parser.add_argument("--write", type=int, default=300, help="characters of text to write")
     parser.add_argument("--png", type=Path, default=Path("gpt.png"))
     given = parser.parse_args()

@@ -13,9 +13,8 @@ At the end it prints the loss on text that it has not seen, beside the best that
 without looking at any context.
 """
 
-import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -93,38 +92,10 @@ def training_step(loss: Callable[[Any, Any], jax.Array], optimizer: Any) -> Call
     return step
 
 
-def train(
-    loss: Callable[[Any, Any], jax.Array],
-    parameters: Any,
-    mesh: Mesh,
-    batches: Iterator[Any],
-    steps: int,
-) -> tuple[Any, list[float]]:
-    """The trained parameters; the loss of each step's batch, before the step."""
-    schedule = optax.warmup_cosine_decay_schedule(0, gpt.PEAK_LEARNING_RATE, steps // 10, steps)
-    optimizer = optax.chain(optax.clip_by_global_norm(1), optax.adamw(schedule))
-    state = placed(optimizer.init(parameters), mesh)  # where a step leaves it: compiled once
-    step = training_step(loss, optimizer)
-    losses: list[jax.Array] = []
-    for _, tokens in zip(range(steps), batches, strict=False):
-        parameters, state, value = step(parameters, state, tokens)
-        losses.append(value)
-        if len(losses) > gpt.STEPS_AHEAD:
-            losses[-1 - gpt.STEPS_AHEAD].block_until_ready()
-    return parameters, [float(value) for value in losses]
-
-
 def main() -> None:
     """Trains, and prints the losses."""
-    parser = argparse.ArgumentParser(description="A GPT with experts, on jaxbw's grouped matmuls.")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch", type=int, default=16, help="a multiple of the devices")
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=2)
+    parser = gpt.parser_of("A GPT with experts, on jaxbw's grouped matmuls.")
     parser.add_argument("--experts", type=int, default=8, help="a multiple of the devices")
-    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
 
     text = gpt.Text.of_the_manual()
@@ -145,8 +116,11 @@ def main() -> None:
 
     before = held_out_loss(parameters)
     start = time.perf_counter()
+    optimizer = gpt.optimizer_for(given.steps)
+    state = placed(optimizer.init(parameters), mesh)  # where a step leaves it: compiled once
     batches = gpt.windows(text.train, given.length, given.batch, given.seed)
-    parameters, _ = train(loss, parameters, mesh, batches, given.steps)
+    step = training_step(loss, optimizer)
+    parameters, _ = gpt.run(step, parameters, state, batches, given.steps)
     seconds = time.perf_counter() - start
     print(f"{given.steps} steps in {seconds:.0f} s")
     print(f"held-out loss {before:.3f} before, {held_out_loss(parameters):.3f} after training")

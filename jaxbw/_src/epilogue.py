@@ -87,6 +87,11 @@ class Epilogue:
         return self.lhs_scale or self.rhs_scale
 
     @property
+    def scaled_operands(self) -> tuple[bool, bool]:
+        """Whether lhs and rhs have scales of either kind: of rows and columns, or of blocks."""
+        return self.lhs_scale or self.lhs_blocks != 0, self.rhs_scale or self.rhs_blocks != 0
+
+    @property
     def has_blocks(self) -> bool:
         """Whether there are scales of blocks."""
         return bool(self.lhs_blocks or self.rhs_blocks)

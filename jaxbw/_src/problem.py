@@ -222,8 +222,8 @@ class Operands(NamedTuple):
         """The inverse of `given`."""
         arrays = (epilogue.c, epilogue.bias, epilogue.residual)
         factors = (epilogue.alpha is None, epilogue.beta is None)
-        of_rhs = epilogue.rhs_scale or epilogue.rhs_blocks != 0
-        scales = (epilogue.lhs_scale or epilogue.lhs_blocks != 0, of_rhs, of_rhs and epilogue.gated)
+        of_lhs, of_rhs = epilogue.scaled_operands
+        scales = (of_lhs, of_rhs, of_rhs and epilogue.gated)
         there = (True, True, epilogue.gated, *(x is not None for x in arrays), *factors, *scales)
         there = (*there, epilogue.out_scale)
         rest = iter(given)

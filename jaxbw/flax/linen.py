@@ -261,28 +261,19 @@ class MLP(nn.Module):
 
     def _in_float8(self, inputs: jax.Array) -> jax.Array:
         """The same in one pass, of the parameters and states that the layers would have."""
-        from jaxbw._src.api.fp8_mlp import Layer, delayed_mlp
+        from jaxbw._src.api.fp8_mlp import delayed_mlp
 
-        out_features = self.out_features or inputs.shape[-1]
-        widths = [("up", inputs.shape[-1], self.hidden_features)]
-        widths += [("gate", inputs.shape[-1], self.hidden_features)] * self.gated
-        widths += [("down", self.hidden_features, out_features)]
-        layers = {}
+        features, hidden = inputs.shape[-1], self.hidden_features
+        shapes = {"gate": (features, hidden)} if self.gated else {}
+        shapes |= {"up": (features, hidden), "down": (hidden, self.out_features or features)}
         bias_init = self.bias_init if self.use_bias else None
-        for name, *shape in widths:
-            layers[name] = _Fp8Parameters(
-                (shape[0], shape[1]), self.kernel_init, bias_init, self.param_dtype, name=name
-            )()
-        arrays = [x for kernel, bias, _ in layers.values() for x in (kernel, bias)]
-        inputs, *arrays = self.promote_dtype(inputs, *arrays, dtype=self.dtype)
-        pairs = zip(arrays[::2], arrays[1::2], strict=True)
-        found = {
-            name: Layer(*pair, state)
-            for (name, (_, _, state)), pair in zip(layers.items(), pairs, strict=True)
-        }
-        down = found.pop("down")
-        ups = tuple(found[name] for name in ("gate", "up") if name in found)
-        return delayed_mlp(inputs, ups, down, self.activation, inputs.dtype)
+        layers = [
+            _Fp8Parameters(shape, self.kernel_init, bias_init, self.param_dtype, name=name)()
+            for name, shape in shapes.items()
+        ]
+        given = [x for kernel, bias, _ in layers for x in (kernel, bias)]
+        inputs, *arrays = self.promote_dtype(inputs, *given, dtype=self.dtype)
+        return delayed_mlp(inputs, arrays, [state for *_, state in layers], self.activation)
 
 
 class _Fp8Parameters(nn.Module):

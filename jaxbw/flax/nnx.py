@@ -206,16 +206,13 @@ class MLP(nnx.Module):
 
 def _in_float8(layers: list[Any], inputs: jax.Array) -> jax.Array:
     """`down` of the activation of the first one, perhaps times the second, in one pass."""
-    from jaxbw._src.api.fp8_mlp import Layer, delayed_mlp
+    from jaxbw._src.api.fp8_mlp import delayed_mlp
 
     first, last = layers[0], layers[-1]
     given = [None if x is None else x[...] for each in layers for x in (each.kernel, each.bias)]
     x, *arrays = first.promote_dtype((inputs, *given), dtype=first.dtype)
-    *ups, down = (
-        Layer(kernel, bias, layer.dot_general.state())
-        for kernel, bias, layer in zip(arrays[::2], arrays[1::2], layers, strict=True)
-    )
-    result = delayed_mlp(x, tuple(ups), down, first.activation, x.dtype)
+    states = [layer.dot_general.state() for layer in layers]
+    result = delayed_mlp(x, arrays, states, first.activation)
     activated: jax.Array = run(_name(last), result, last.activation)
     return activated
 

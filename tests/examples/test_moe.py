@@ -1,9 +1,5 @@
 """examples/moe.py as a user runs it, on two devices; and its loss, beside that by einsum."""
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +15,7 @@ from jax.sharding import AxisType
 import jaxbw
 from jaxbw.flax.nnx import MoE
 
-from .loading import EXAMPLES, load
+from .loading import load, trained
 
 LENGTH, CHARACTERS = 16, 40
 
@@ -32,26 +28,8 @@ def moe() -> ModuleType:
 def test_run_as_a_user_would(tmp_path: Path) -> None:
     """It learns more than how frequent each character is, in a fraction of the default's steps."""
     sizes = {"steps": 100, "width": 32, "layers": 1, "length": 16, "experts": 4}
-    cpu = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-    environment = {**os.environ}
-    environment.pop("PYTHONSAFEPATH", None)  # it imports gpt.py, which lies beside it
-    run = subprocess.run(
-        [sys.executable, EXAMPLES / "moe.py", *(f"--{key}={size}" for key, size in sizes.items())],
-        cwd=tmp_path,
-        env=environment | cpu,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stderr
-    assert "2 x cpu" in run.stdout
-    losses = re.search(r"held-out loss (\S+) before, (\S+) after training", run.stdout)
-    without = re.search(r"without any context (\S+)", run.stdout)
-    assert losses is not None
-    assert without is not None
-    before, after = map(float, losses.groups())
-    assert before > np.log(50)  # nothing is known of some hundred characters
-    assert after < float(without.group(1)) - 0.2
+    _, loss, without_context = trained("moe", tmp_path, sizes)
+    assert loss < without_context - 0.2
 
 
 class EinsumMoE(MoE):

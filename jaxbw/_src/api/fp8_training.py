@@ -117,9 +117,12 @@ def _given(
     return Static(dims, jnp.dtype(dtype), rhs.dtype), lhs, rhs
 
 
-def _forward(static: Static, lhs: Any, rhs: Any, scale: Any) -> jax.Array:
+def forward(static: Static, lhs: Any, rhs: Any, scale: Any, bias: Any = None) -> jax.Array:
+    """The matmul of float8 arrays, by the product of their scales."""
     default = lax.Precision.DEFAULT
-    out: jax.Array = dot_general(lhs, rhs, static.dims, default, static.dtype, alpha=scale)
+    out: jax.Array = dot_general(
+        *(lhs, rhs, static.dims, default, static.dtype), alpha=scale, bias=bias
+    )
     return out
 
 
@@ -155,7 +158,7 @@ def _current(static: Static, lhs: Any, rhs: Any) -> jax.Array:
 def _current_forward(static: Static, lhs: Any, rhs: Any) -> Any:
     pairs = tuple((q.data, q.scale) for q in (quantize(x, "e4m3") for x in (lhs, rhs)))
     (left, left_scale), (right, right_scale) = pairs
-    out = _forward(static, left, right, left_scale * right_scale)
+    out = forward(static, left, right, left_scale * right_scale)
     return out, (pairs, nothing(lhs), nothing(rhs))
 
 
@@ -182,7 +185,7 @@ def _delayed_forward(static: Static, lhs: Any, rhs: Any, state: State) -> Any:
     left, left_meta = by_history(lhs, "e4m3", state.input, static.compute)
     right, right_meta = by_history(rhs, "e4m3", state.kernel, static.compute)
     pairs = ((left, scalar(left_meta)), (right, scalar(right_meta)))
-    out = _forward(static, left, right, pairs[0][1] * pairs[1][1])
+    out = forward(static, left, right, pairs[0][1] * pairs[1][1])
     return out, (pairs, nothing(lhs), nothing(rhs), left_meta, right_meta, state.output_grad)
 
 

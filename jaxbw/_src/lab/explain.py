@@ -153,27 +153,22 @@ def examined(
     operands = Operands(
         *(_typed(call, name, x) for name, x in zip(Operands._fields, arrays, strict=False))
     )
-    blocks = 0, 0
+    blocks, plan = (0, 0), None
     if dimension_numbers is None:
         plan = plan_matmul(call, operands.lhs, operands.rhs)
         dims = plan.dimension_numbers
         if preferred_element_type is None:
             preferred_element_type = jnp.result_type(operands.lhs.dtype, operands.rhs.dtype)
         arguments.check_gated(call, operands)
-
-        def of_call(*given: Any) -> Operands:
-            nonlocal blocks
-            operands, blocks = scaled(call, Operands(*given), terms)
-            return operands_of(call, plan, operands)
-
     else:
         ranks = (operands.lhs.ndim, operands.rhs.ndim)
         dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
 
-        def of_call(*given: Any) -> Operands:
-            nonlocal blocks
-            operands, blocks = scaled(call, Operands(*given), terms, dims)
-            return operands
+    def of_call(*given: Any) -> Operands:
+        nonlocal blocks
+        in_order_of = dims if plan is None else None
+        operands, blocks = scaled(call, Operands(*given), terms, in_order_of)
+        return operands if plan is None else operands_of(call, plan, operands)
 
     types = jax.eval_shape(of_call, *operands)
     operands = Operands(*(None if x is None else compat.abstract_type(x) for x in types))

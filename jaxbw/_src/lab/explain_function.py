@@ -159,8 +159,7 @@ def _fused(problem: GemmProblem) -> tuple[str, ...]:
     e = problem.epilogue
     parts = {
         "alpha": e.alpha != 1,
-        "lhs_scale": e.lhs_scale or e.lhs_blocks != 0,
-        "rhs_scale": e.rhs_scale or e.rhs_blocks != 0,
+        **dict(zip(("lhs_scale", "rhs_scale"), e.scaled_operands, strict=True)),
         "c": e.c is not None,
         "bias": e.bias is not None,
         e.activation or "": e.activation is not None,

@@ -134,9 +134,9 @@ def tangent_jaxpr(equation: JaxprEqn) -> Jaxpr:
     return jaxpr
 
 
-def _outer(epilogue: Epilogue, z: Any, *u: Any) -> Any:
+def outer(activation: str | None, z: Any, *u: Any) -> Any:
     """What comes between z, or z and u, and the residual."""
-    d = ACTIVATIONS[epilogue.activation](z)
+    d = ACTIVATIONS[activation](z)
     return d * u[0] if u else d
 
 
@@ -144,7 +144,7 @@ def _slope(epilogue: Epilogue, seen: Sequence[Any], moves: Sequence[Any]) -> Any
     """The tangent of what comes there."""
     if not seen:
         return moves[0]
-    return jax.jvp(partial(_outer, epilogue), tuple(seen), tuple(moves))[1]
+    return jax.jvp(partial(outer, epilogue.activation), tuple(seen), tuple(moves))[1]
 
 
 def _jvp_of_tangent(
@@ -236,7 +236,7 @@ def cotangents_of(
     d_bar, *saved_bars = map(ad.instantiate_zeros, bars)
     wide_bars = [d_bar.astype(wide)]
     if kept.seen:
-        _, pull_back = jax.vjp(partial(_outer, e), *(x.astype(wide) for x in kept.seen))
+        _, pull_back = jax.vjp(partial(outer, e.activation), *(x.astype(wide) for x in kept.seen))
         wide_bars = pull_back(wide_bars[0])
     if saved_bars:
         wide_bars = [x + y.astype(wide) for x, y in zip(wide_bars, saved_bars, strict=True)]

@@ -51,8 +51,8 @@ def function(problem: GemmProblem) -> Callable[..., Any]:
         batched += [
             x is not given.bias for x in (given.c, given.bias, given.residual) if x is not None
         ]
-        scales = [p.lhs_batched] * (e.lhs_scale or e.lhs_blocks != 0)
-        scales += [p.rhs_batched] * (e.rhs_scale or e.rhs_blocks != 0) * (1 + e.gated)
+        of_lhs, of_rhs = e.scaled_operands
+        scales = [p.lhs_batched] * of_lhs + [p.rhs_batched] * of_rhs * (1 + e.gated)
         scales += [False] * e.out_scale
         batched += [False] * (len(arrays) - len(batched) - len(scales)) + scales
         is_stack = [p.batch > 1 and each for each in batched]

@@ -17,9 +17,8 @@
 //   accumulator empty      leader of the group       the epilogue warps of the group
 //   response full          every CTA                 the scheduler of rank 0, and the 16 bytes of the response
 //   response empty         rank 0 of the cluster     every reader of the response in the cluster
-//   sums                   every CTA, each epilogue  that warp, and the bytes of the sums that it owns, from the CTAs
-//   of
-//                          warp                      the other parts of K (sm100_cluster_sum.cuh)
+//   sums                   each epilogue warp        that warp, and the bytes of the sums that it owns, from the CTAs
+//                                                    of the other parts of K (sm100_cluster_sum.cuh)
 //
 // All tcgen05 instructions are ordered by those waits together with tcgen05_fence_after_sync, and by commits or
 // tcgen05_fence_before_sync ahead of the arrivals (PTX 9.7.16.6.4).
@@ -153,7 +152,7 @@ JAXBW_DEVICE void init_barriers(const Context& context) {
   if constexpr (kCtaGroup == 1) {
 #pragma unroll
     for (uint32_t warp = 0; warp < kSm100Epilogue.warps; ++warp) {
-      ptx::mbarrier_init(context.control(offsetof(Control, sums)) + warp * RingBarriers::kBarrierBytes, kSumArrivals);
+      ptx::mbarrier_init(context.sums(warp), kSumArrivals);
     }
   }
   ptx::fence_mbarrier_init();

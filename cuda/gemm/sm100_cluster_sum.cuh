@@ -27,9 +27,11 @@ class ClusterSum {
 
   // `rows`: of the warp's slice of the accumulator.
   JAXBW_DEVICE ClusterSum(const Context& context, uint32_t warp, uint32_t rows)
-      : context_(context), rows_(rows), slices_(sum_slices(context.params.block_n)), warp_(warp) {
-    barrier_ = context.control(offsetof(Control, sums)) + warp * uint32_t{sizeof(uint64_t)};
-  }
+      : context_(context),
+        rows_(rows),
+        slices_(sum_slices(context.params.block_n)),
+        warp_(warp),
+        barrier_(context.sums(warp)) {}
 
   // The slices that this warp owns are first(), first() + parts, ... below the number of slices.
   JAXBW_DEVICE uint32_t first() const { return (part() + parts().value - warp_ % parts()) % parts(); }

@@ -51,6 +51,10 @@ struct Context : KernelContext<kSm100Epilogue> {
   JAXBW_DEVICE RingBarriers responses() const {
     return {control(offsetof(Control, response_full)), control(offsetof(Control, response_empty))};
   }
+  // The barrier of an epilogue warp's sums.
+  JAXBW_DEVICE uint32_t sums(uint32_t warp) const {
+    return control(offsetof(Control, sums)) + warp * RingBarriers::kBarrierBytes;
+  }
   JAXBW_DEVICE uint32_t response(uint32_t slot) const {
     return control(offsetof(Control, response)) + slot * ptx::kClcResponseBytes;
   }

@@ -148,13 +148,13 @@ struct AccumulatorRelease {
   }
 };
 
-// What an epilogue warp does with one MMA tile of a work item. `source`: its slice of the accumulator. `box`: where the
-// slice starts in D.
-
 // Where no CTA of the cluster shares the tile: in place of a ClusterSum.
 struct TileAlone {
   static constexpr bool kShared = false;
 };
+
+// What an epilogue warp does with one MMA tile of a work item. `source`: its slice of the accumulator. `box`: where the
+// slice starts in D.
 
 // The whole formula, kColumns at a time. Where CTAs of the cluster share the tile, of the slices that the warp owns.
 template <uint32_t kColumns, typename Sums = TileAlone>

@@ -44,12 +44,10 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
   }
   const uint32_t clusters = gemm.clusters(kernel.resident_clusters);
   const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, clusters, repacks || grouped);
-  const Status status = gemm.with_argument([&](const auto& given) {
-    auto argument = given;  // cuLaunchKernelEx's are not const
+  const Status status = gemm.with_argument([&](const auto& argument) {
     if (profiling == nullptr) return enqueue(driver, kernel.handle, shape, stream, argument);
     if (Status checked = check_profiling(*profiling, shape); !checked.ok()) return checked;
-    ProfileMemory memory = profiling->memory;
-    return enqueue(driver, kernel.handle, shape, stream, argument, memory);
+    return enqueue(driver, kernel.handle, shape, stream, argument, profiling->memory);
   });
   if (!status.ok() || gemm.reduced_chunks == 0) return status;
   return enqueue(driver, kernel.reduce, reduce_shape(gemm.reduce_blocks(kernel.sm_count)), stream, gemm.params);

@@ -79,9 +79,10 @@ class KernelLaunch {
 
 // A CUkernel stands for its function in the stream's context (cuLaunchKernelEx).
 template <typename... Params>
-Status enqueue(const Driver& driver, CUkernel kernel, const LaunchShape& shape, CUstream stream, Params&... params) {
+Status enqueue(const Driver& driver, CUkernel kernel, const LaunchShape& shape, CUstream stream,
+               const Params&... params) {
   const KernelLaunch launch(shape, stream);
-  void* arguments[] = {&params...};
+  void* arguments[] = {const_cast<Params*>(&params)...};  // which the driver reads
   return driver.cuLaunchKernelEx(launch.get(), reinterpret_cast<CUfunction>(kernel), arguments, nullptr);
 }
 

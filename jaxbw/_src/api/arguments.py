@@ -26,13 +26,17 @@ from jaxbw._src.selection.policy import policy_of
 _BIAS_AXES = {-1: "n", -2: "m"}
 
 
+class WithScales:
+    """An operand that has scales: a `Quantized`, or a `BlockScaled`, whose module few need."""
+
+
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["data", "scale", "transposed", "amax"],
     meta_fields=["dtype"],
 )
 @dataclass(frozen=True)
-class Quantized:
+class Quantized(WithScales):
     """An array as float8 and float32 scales: `data * scale`. A pytree; `quantize` makes it.
 
     A matmul with an `out_scale` makes it, too.

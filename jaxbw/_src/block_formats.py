@@ -128,10 +128,11 @@ def dequantized(data: Any, scale: Any, dtype: Any = np.float32) -> Any:
 
 
 def scales_of(tiles: Any, data: Any, block: int) -> Any:
-    """The scales of `quantized`, of their tiles and the data."""
-    rows = data.shape[-2] if data.ndim > 1 else 1
+    """Those of each block, of their tiles and the data; of vectors the tiles have one row."""
+    are_vectors = tiles.ndim == data.ndim + 2
+    rows = 1 if are_vectors else data.shape[-2]
     scale = scale_tiles.untiled(tiles, rows, data.shape[-1] // block)
-    return scale if data.ndim > 1 else scale[..., 0, :]
+    return scale[..., 0, :] if are_vectors else scale
 
 
 def _divided(x: Any, divisor: Any) -> Any:

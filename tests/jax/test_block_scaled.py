@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -99,6 +99,7 @@ def test_bits_of_jax(name: Any, dtype: str) -> None:
     np.testing.assert_array_equal(bits(q.data)[read], bits(data)[read])
 
 
+@settings(max_examples=settings().max_examples // 3)  # each is a program
 @given(shape=st.tuples(st.integers(0, 300), st.integers(0, 300)), turned=st.booleans())
 def test_shapes(shape: Any, turned: bool) -> None:
     """Of any size: what pads data and scales is zero, and nothing of it is seen."""

@@ -1,8 +1,9 @@
 """`BlockScaled`: an array in a block-scaled format, as kernels read it, and how it is made."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 from jaxbw._src import block_formats, compat, scale_tiles
 from jaxbw._src.api.arguments import WithScales
 from jaxbw._src.block_formats import BlockFormat
+from jaxbw._src.primitives.originals import Transposed
 from jaxbw._src.primitives.quantize import undifferentiated
 from jaxbw._src.problem import describe
 
@@ -117,6 +119,100 @@ class BlockScaled(WithScales):
             wide = wide * self.global_scale
         array: jax.Array = jnp.moveaxis(wide, -1, self.axis).astype(self.dtype)
         return array
+
+
+class BlockScales(NamedTuple):
+    """What a matmul takes of operands all of which are `BlockScaled`.
+
+    Attributes:
+      data: in the order of the arrays' dimensions.
+      scales: global ones, or None.
+      tiles: of lhs, rhs, and of a gated matmul the other rhs.
+      formats: of lhs and rhs.
+    """
+
+    data: tuple[Any, ...]
+    scales: tuple[Any, ...]
+    tiles: tuple[Any, ...]
+    formats: tuple[str, str]
+
+
+def unscaled(
+    call: str,
+    names: Sequence[str],
+    operands: Sequence[Any],
+    scales: Sequence[Any],
+    contracting: tuple[tuple[int, ...], tuple[int, ...]] | None,
+) -> BlockScales | None:
+    """Operands, some of which are `BlockScaled`, for a matmul; None where others are not.
+
+    Args:
+      names: of the operands.
+      scales: those that were given beside them.
+      contracting: as of `scales.unquantized`.
+
+    Raises:
+      TypeError: an operand has a scale, and another is given.
+      ValueError: blocks that lie along another dimension than the contracted one; sizes or formats
+        that differ.
+    """
+    for name, x, scale in zip(names, operands, scales, strict=True):
+        if isinstance(x, BlockScaled) and scale is not None:
+            raise TypeError(
+                f"{call}: {name} is a BlockScaled, which has scales, and {name}_scale is given; "
+                "leave it out"
+            )
+    if not all(isinstance(x, BlockScaled) for x in operands):
+        return None
+    found = []
+    for name, x in zip(names, operands, strict=True):
+        axes: tuple[int, ...] = (-2 if name != "lhs" and x.ndim > 1 else -1,)
+        axes = axes if contracting is None else contracting[name != "lhs"]
+        if len(axes) != 1:
+            raise ValueError(
+                f"{call}: {len(axes)} dimensions of {name} are contracted, and blocks lie along "
+                "one; reshape it before quantizing"
+            )
+        try:
+            found.append(x.along(axes[0]))
+        except ValueError as error:
+            raise ValueError(f"{call}: {name}: {error}") from None
+    lhs, *rights = found
+    for name, x in zip(names[1:], rights, strict=True):
+        if x.size != lhs.size:
+            raise ValueError(
+                f"{call}: {names[0]} {describe(np.dtype(lhs.dtype), lhs.shape)}, {name} "
+                f"{describe(np.dtype(x.dtype), x.shape)}: {lhs.size} elements are contracted with "
+                f"{x.size}"
+            )
+        if x.format != rights[0].format:
+            raise ValueError(
+                f"{call}: the right operands are {rights[0].format} and {x.format}; they have one "
+                "format"
+            )
+    return BlockScales(
+        tuple(_in_order(x) for x in found),
+        tuple(x.global_scale for x in found),
+        (*(x.scale for x in found), None)[:3],
+        (lhs.format, rights[0].format),
+    )
+
+
+def _in_order(x: BlockScaled) -> Any:
+    """Data as the array has its dimensions: a transposition that a matmul reads in place."""
+    if x.axis == -1:
+        return x.data
+    permutation = [*range(x.ndim - 1)]
+    permutation.insert(x.ndim + x.axis, x.ndim - 1)
+    return Transposed(x.data, tuple(permutation))
+
+
+def unblocked(x: Any) -> Any:
+    """An operand beside which one has no such scales: a `BlockScaled` as an array."""
+    if not isinstance(x, BlockScaled):
+        return x
+    is_described = isinstance(x.data, jax.ShapeDtypeStruct)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_described else x.dequantized()
 
 
 def block_scaled(

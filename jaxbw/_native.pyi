@@ -344,7 +344,10 @@ class Plan:
 
     @property
     def workspace_offsets(self) -> dict[str, int]:
-        """Where its sections begin: "a", "b", "b_up" of the kernel, "partials", "counters"."""
+        """Where its sections begin: "a", "b", "b_up" of the kernel, "partials", "counters".
+
+        Of a grouped matmul also "group_table" and "group_count".
+        """
 
     @property
     def counters(self) -> int:

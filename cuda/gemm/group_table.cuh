@@ -57,13 +57,55 @@ JAXBW_DEVICE void store_rows(GroupRows* entry, const GroupRows& rows) {
   ptx::store_global(entry, rows.rows, rows.a_end, rows.other_end, rows.matrix);
 }
 
+// The entries of a matmul whose contraction is grouped: groups that have rows from the front on, others from the back.
+// Of those in front, so many at a time, the longest is followed by the shortest, then the second longest: a long group's
+// tiles keep the tensor cores busy while the results of a short one, as large as any, are written. (Longest first would
+// leave these to the end, together: by a simulation 3 to 7 % slower than in the given order where sizes are unequal,
+// and this 2 to 3 % quicker.)
+class GroupOrder {
+ public:
+  JAXBW_DEVICE explicit GroupOrder(const GroupTableParams& p) : p_(p) {}
+
+  // By all threads, each with a group of its own, or none; those of `threads` and behind have none.
+  JAXBW_DEVICE void add(bool is_there, const GroupRows& group, uint32_t threads) {
+    __shared__ uint32_t lengths[kGroupTableThreads];
+    constexpr uint32_t kEmpty = 1u << 16;  // counted in the upper half of a word
+    static_assert(kGroupTableThreads < kEmpty);
+    const bool has_rows = is_there && group.rows > 0, is_empty = is_there && group.rows == 0;
+    const BlockScan::Sums sums =
+        BlockScan::scan(has_rows ? 1 : is_empty ? kEmpty : 0, [](uint32_t a, uint32_t b) { return a + b; });
+    const uint32_t length = has_rows ? group.rows : 0, count = sums.all % kEmpty;
+    lengths[threadIdx.x] = length;
+    __syncthreads();
+    if (has_rows) {
+      uint32_t longer = 0;
+#pragma unroll 4
+      for (uint32_t i = 0; i < threads; ++i) longer += lengths[i] > length || (lengths[i] == length && i < threadIdx.x);
+      const uint32_t shorter = count - 1 - longer;
+      store_rows(p_.table + with_rows_ + (longer <= shorter ? 2 * longer : 2 * shorter + 1), group);
+    } else if (is_empty) {
+      store_rows(p_.table + p_.batch * p_.groups - 1 - empty_ - sums.before / kEmpty, group);
+    }
+    with_rows_ += count;
+    empty_ += sums.all / kEmpty;
+    __syncthreads();
+  }
+
+  JAXBW_DEVICE uint32_t with_rows() const { return with_rows_; }
+
+ private:
+  const GroupTableParams& p_;
+  uint32_t with_rows_ = 0, empty_ = 0;  // entries written so far
+};
+
 JAXBW_DEVICE void group_table(const GroupTableParams& p) {
   __shared__ uint32_t first_tiles[kGroupTableThreads], first_rows[kGroupTableThreads], end_rows[kGroupTableThreads];
-  const bool of_rows = p.count != nullptr;
+  const bool contraction = p.contraction != 0;
   ptx::wait_for_upstream();
   ptx::launch_dependents();  // they wait for what is written here
   const uint32_t offset = static_cast<uint32_t>(*p.offset);
   uint32_t tiles = 0;  // written so far
+  GroupOrder order(p);
 #pragma unroll 1
   for (uint32_t batch = 0; batch < p.batch; ++batch) {
     const uint32_t a_first = batch * p.a_batched * p.rows, b_first = batch * p.b_batched;
@@ -82,12 +124,11 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
       const BlockScan::Sums rows = BlockScan::scan(size, up_to_all);
       const uint32_t start = up_to_all(rows_before, rows.before), end = up_to_all(start, size);
       rows_before = up_to_all(rows_before, rows.all);
-      if (!of_rows) {
+      if (contraction) {
         const uint32_t matrix = group - offset;
-        if (group < p.total_groups && matrix < p.groups) {
-          store_rows(p.table + uint64_t{batch} * p.groups + matrix,
-                     {end - start, a_first + end, b_first * p.rows + end, batch * p.groups + matrix});
-        }
+        order.add(group < p.total_groups && matrix < p.groups,
+                  {end - start, a_first + end, b_first * p.rows + end, batch * p.groups + matrix},
+                  min(kGroupTableThreads, segments - first));
         continue;
       }
       const uint32_t of_group = (end - start + p.block_m - 1) / p.block_m;
@@ -107,15 +148,15 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
       tiles += counts.all;
       __syncthreads();
     }
-    if (of_rows) continue;
-    for (uint32_t matrix = threadIdx.x; matrix < p.groups; matrix += kGroupTableThreads) {
-      if (matrix + offset >= p.total_groups) {
-        store_rows(p.table + uint64_t{batch} * p.groups + matrix,
-                   {0, a_first, b_first * p.rows, batch * p.groups + matrix});
-      }
+    if (!contraction) continue;
+    // Matrices of groups that there are not.
+#pragma unroll 1
+    for (uint32_t first = 0; first < p.groups; first += kGroupTableThreads) {
+      const uint32_t matrix = first + threadIdx.x;
+      order.add(matrix < p.groups && matrix + offset >= p.total_groups, {0, 0, 0, batch * p.groups + matrix}, 0);
     }
   }
-  if (of_rows && threadIdx.x == 0) *p.count = tiles;
+  if (threadIdx.x == 0) *p.count = contraction ? order.with_rows() : tiles;
 }
 
 }  // namespace jaxbw

@@ -13,6 +13,8 @@
 
 namespace jaxbw::sm90 {
 
+constexpr uint32_t kClearWarp = kPrefetchWarp;  // when that is done
+
 // A tile of D: its rows by their group, the first row in D's matrix where the contraction is grouped, the first column.
 struct GroupedItem {
   GroupRows group;
@@ -23,10 +25,11 @@ struct GroupedItem {
 class GroupedItems {
  public:
   JAXBW_DEVICE GroupedItems(const GroupedParams& params, bool contraction)
-      : params_(params), contraction_(contraction), row_tiles_(contraction ? 0 : ptx::load_relaxed(params.count)) {}
+      : params_(params), contraction_(contraction), entries_(ptx::load_relaxed(params.count)) {}
 
   JAXBW_DEVICE uint32_t count() const {
-    return contraction_ ? params_.gemm.work_items : row_tiles_ * params_.gemm.order.along;
+    const TileOrder& order = params_.gemm.order;
+    return entries_ * (contraction_ ? order.batch.value : order.along);
   }
 
   // The group comes from memory: it is asked for one item ahead. Behind the last item there is none.
@@ -57,14 +60,14 @@ class GroupedItems {
   JAXBW_DEVICE Tile in_bands(uint32_t number, const TileOrder& order) const {
     const uint32_t first = number / order.band * order.width.value;
     const uint32_t within = number - first * order.along;
-    const uint32_t width = min(order.width.value, row_tiles_ - first);
+    const uint32_t width = min(order.width.value, entries_ - first);
     const uint32_t column = width == order.width.value ? within / order.width : within / width;
     return {first + within - column * width, column, 0};
   }
 
   const GroupedParams& params_;
   bool contraction_;
-  uint32_t row_tiles_;
+  uint32_t entries_;
 };
 
 // Stores of tiles whose rows are those of a group: the others of a box are left alone. There `row` of a StoreOrigin is
@@ -97,6 +100,26 @@ class GroupedStores : public StoreRing {
   uint32_t rows_;
   bool contraction_;
 };
+
+// Has what empty groups of a contraction have for results, zeros, by a warp that does nothing else: so they are written
+// beside the multiplications, and their tiles are nobody's work.
+JAXBW_DEVICE void clear_empty_groups(const GroupedParams& params) {
+  constexpr uint32_t kVectorBytes = 16;
+  const GemmParams& p = params.gemm;
+  ptx::wait_for_upstream();
+  const uint32_t matrices = p.work_items / p.order.batch;
+  const uint64_t vectors = uint64_t{p.m} * p.n * size_bytes(p.output.type) / kVectorBytes;
+#pragma unroll 1
+  for (uint32_t entry = ptx::load_relaxed(params.count); entry < matrices; ++entry) {
+    uint32_t group[4];
+    ptx::load_global(group, params.table + entry);
+    auto* const matrix = static_cast<uint8_t*>(p.output.data) + group[3] * vectors * kVectorBytes;
+#pragma unroll 4
+    for (uint64_t i = blockIdx.x * ptx::kWarpSize + ptx::lane_index(); i < vectors; i += gridDim.x * ptx::kWarpSize) {
+      ptx::store_global(matrix + i * kVectorBytes, 0, 0, 0, 0);
+    }
+  }
+}
 
 // What the load role brings, as Loaders.
 struct GroupedLoaders {
@@ -258,6 +281,10 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
   __syncwarp();
   context.await_barriers();
   context.profile.pair_clocks();
+  if (warp == kClearWarp && OperandsOfKernel<kConfig>().a_major() == Major::kMN) {
+    context.profile.enter(Activity::kStore);
+    clear_empty_groups(params);
+  }
   context.profile.enter(Activity::kAwaitExit);
   context.profile.finish();
 }

@@ -114,11 +114,11 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
 
 GroupTableParams group_table(const GemmProblem& p, const GemmConfig& c, const GemmBuffers& at,
                              const WorkspaceLayout& layout) {
-  const bool of_rows = p.grouped == Grouped::kRows;
   return {.sizes = reinterpret_cast<const int32_t*>(at.group_sizes),
           .offset = reinterpret_cast<const int32_t*>(at.group_offset),
           .table = reinterpret_cast<GroupRows*>(at.workspace + layout.group_table),
-          .count = of_rows ? reinterpret_cast<uint32_t*>(at.workspace + layout.group_count) : nullptr,
+          .count = reinterpret_cast<uint32_t*>(at.workspace + layout.group_count),
+          .contraction = p.grouped == Grouped::kContraction,
           .batch = static_cast<uint32_t>(p.batch),
           .total_groups = static_cast<uint32_t>(p.total_groups),
           .groups = static_cast<uint32_t>(p.groups),

@@ -38,7 +38,7 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   if (p.grouped == Grouped::kNone) return layout;
   const bool of_rows = p.grouped == Grouped::kRows;
   layout.group_table = section((of_rows ? work.tiles_m : p.results()) * sizeof(GroupRows));
-  layout.group_count = section(of_rows ? sizeof(uint32_t) : 0);
+  layout.group_count = section(sizeof(uint32_t));
   return layout;
 }
 

@@ -472,6 +472,10 @@ void bind_plan(nb::module_& m) {
                      named["b_up"] = layout.b_up;
                      named["partials"] = layout.partials;
                      named["counters"] = layout.counters;
+                     if (p.plan.launched.grouped != Grouped::kNone) {
+                       named["group_table"] = layout.group_table;
+                       named["group_count"] = layout.group_count;
+                     }
                      return named;
                    })
       .def_prop_ro("counters", [](const PlanOnDevice& p) { return p.plan.workspace.counter_count; })

@@ -132,8 +132,8 @@ class Ragged:
 
 def launch(
     case: Ragged, lhs: Array, rhs: Array, **options: Any
-) -> tuple[Array, list[emulator.Report]]:
-    """The result, and the reports of the table's kernel and the matmul's.
+) -> tuple[Array, Array, list[emulator.Report]]:
+    """The result, the workspace, and the reports of the table's kernel and the matmul's.
 
     Raises:
       AssertionError: something around the result has changed, or was found.
@@ -178,13 +178,13 @@ def launch(
         reports.append(report)
     edges = np.concatenate([guarded[:GUARD], guarded[-GUARD:]])
     assert (edges.view(np.uint8) == POISON).all(), "the kernel wrote outside the result"
-    return result, reports
+    return result, workspace, reports
 
 
 def check(case: Ragged, **options: Any) -> list[emulator.Report]:
     """Runs a case and compares every element with the oracle; the reports."""
     lhs, rhs = case.operands()
-    result, reports = launch(case, lhs, rhs, **options)
+    result, _, reports = launch(case, lhs, rhs, **options)
     np.testing.assert_array_equal(
         result.astype(np.float32), case.expected(lhs, rhs).astype(np.float32)
     )

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 
-from .ragged_launch import Ragged, check
+from .ragged_launch import Ragged, check, launch
 
 SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("pct", 3)]
 BATCH = ((37, 90, 50), (0, 130, 70), (200, 0, 0))
@@ -58,6 +59,7 @@ CONTRACTION = {
     "offset before the first": Ragged((70, 31, 45), groups=2, offset=-1),
     "offset behind the last": Ragged((70, 31), groups=3, offset=1),
     "wide": Ragged((37, 0, 90, 73), tile=(128, 256), k=264, n=520),
+    "in any order": Ragged((9, 0, 64, 1, 9, 0, 70, 3, 2, 0, 40), n=16, output="f32"),
     "in turns": Ragged((37, 0, 90, 73), tile=(64, 128), pingpong=True, sm_count=1),
     "in turns, wide": Ragged(
         (300, 0, 9), m=320, tile=(64, 256), pingpong=True, n=264, output="f32"
@@ -89,9 +91,25 @@ def test_what_is_loaded(contraction: bool) -> None:
     rows, itemsize = sum(case.sizes), 2
     lhs = rows * case.k * 2  # tiles of 256 columns
     rhs = (rows if contraction else case.k * 3) * case.n  # three tiles of rows that are not zeros
-    # Nine warps of each CTA read 16 bytes of the table for an item, and the number of items.
-    table = 9 * 32 * (16 * 4 * 2 + (0 if contraction else 4 * case.sm_count))
+    # Nine warps of each CTA read 16 bytes of the table for an item, and the number of items; of a
+    # contraction a tenth reads the entry of the group that is empty.
+    items = 2 * (3 if contraction else 4)
+    table = 9 * 32 * (16 * items + 4 * case.sm_count)
+    if contraction:
+        table += 32 * (16 + 4) * case.sm_count
     assert report.bytes["global load"] == (lhs + rhs) * itemsize + table
+
+
+def test_the_order_of_groups() -> None:
+    """Of a contraction: the longest, the shortest, the second longest ...; empty ones last."""
+    case = Ragged((9, 0, 64, 1, 9, 0, 70, 3, 2, 0), k=8, n=8, contraction=True, groups=9, offset=-1)
+    _, workspace, _ = launch(case, *case.operands())
+    offsets, matrices = case.plan().workspace_offsets, 9
+    table = workspace[offsets["group_table"] :][: 16 * matrices].view(np.uint32).reshape(-1, 4)
+    assert workspace[offsets["group_count"] :][:4].view(np.uint32) == [6]
+    assert [*table[:6, 3]] == [7, 4, 3, 8, 1, 5]  # of 70, 1, 64, 3, 9 and 9 rows
+    assert [*table[:6, 0]] == [70, 1, 64, 3, 9, 9]
+    assert {*table[6:, 3]} == {0, 2, 6} and not table[6:, 0].any()
 
 
 @st.composite

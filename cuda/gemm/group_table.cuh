@@ -58,10 +58,10 @@ JAXBW_DEVICE void store_rows(GroupRows* entry, const GroupRows& rows) {
 }
 
 // The entries of a matmul whose contraction is grouped: groups that have rows from the front on, others from the back.
-// Of those in front, so many at a time, the longest is followed by the shortest, then the second longest: a long group's
-// tiles keep the tensor cores busy while the results of a short one, as large as any, are written. (Longest first would
-// leave these to the end, together: by a simulation 3 to 7 % slower than in the given order where sizes are unequal,
-// and this 2 to 3 % quicker.)
+// Of those in front, so many at a time, the longest is followed by the shortest, then the second longest: a long
+// group's tiles keep the tensor cores busy while the results of a short one, as large as any, are written. (Longest
+// first would leave these to the end, together: by a simulation 3 to 7 % slower than in the given order where sizes are
+// unequal, and this 2 to 3 % quicker.)
 class GroupOrder {
  public:
   JAXBW_DEVICE explicit GroupOrder(const GroupTableParams& p) : p_(p) {}

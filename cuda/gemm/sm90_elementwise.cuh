@@ -20,9 +20,10 @@ template <uint32_t kBlockN>
 class HeldBias {
  public:
   // `row`: the warp's first one in the tile.
-  JAXBW_DEVICE void load(const GemmParams& p, StoreOrigin tile, uint32_t row) {
+  JAXBW_DEVICE void load(const GemmParams& p, StoreOrigin tile, uint32_t row) { load(p, p.epilogue.bias, tile, row); }
+
+  JAXBW_DEVICE void load(const GemmParams& p, EpilogueOperand bias, StoreOrigin tile, uint32_t row) {
     constexpr uint32_t kColumns = kBlockN / kQuarters, kRowsBelow = 8;
-    const EpilogueOperand bias = p.epilogue.bias;
     if (bias.data == nullptr) return;
     const uint32_t lane = ptx::lane_index_here();
     const bool along_m = p.epilogue.bias_along_m != 0;

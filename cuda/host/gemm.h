@@ -27,8 +27,8 @@ enum class Grouped : uint32_t { kNone, kRows, kContraction };
 // for a gated matmul B_up are [batch|1, n, k] (K-major) or [batch|1, k, n] (MN-major); C, the residual and all results
 // are [batch, m, n]. Everything is dense.
 //
-// A grouped matmul is cast and nothing more. Where its rows are grouped, B is [batch|1, groups, ...]; where its
-// contraction is, both operands are MN-major and the result is [batch, groups, m, n].
+// Where the rows of a grouped matmul are grouped, B is [batch|1, groups, ...], and so is B_up, and the bias is
+// [batch|1, groups, n]; where its contraction is, both operands are MN-major, result and C [batch, groups, m, n].
 struct GemmProblem {
   uint64_t batch = 0, m = 0, n = 0, k = 0;
   bool a_batched = true, b_batched = true;  // false: one matrix for every batch index

@@ -109,6 +109,7 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       return invalid(name, " is at address ", address, "; it needs a multiple of ", alignment, " bytes");
     }
   }
+  if (grouped && p.c && buffers.c != buffers.d) return invalid("the c of a grouped matmul is its result");
   return Status();
 }
 

@@ -85,10 +85,13 @@ const std::vector<uint32_t>& sm90_columns(uint32_t warpgroup_rows) {
   return warpgroup_rows == kWgmmaRows ? one : two;
 }
 
+// Whether the epilogue does: of a grouped matmul c is the result, and TMA adds to it.
+bool reads_c(const GemmProblem& p) { return p.c && p.grouped == Grouped::kNone; }
+
 // Whether a formula, whatever arrays it reads beside the bias, may be EpiloguePath::kElementwise. Once for each
 // accumulator, the code of gelu_exact, or of a cast to 8 bits, would be longer than all else.
 bool allows_registers(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  return family.is_sm90() && !is_8bit(p.output) && !p.c && !p.save && !p.a_scaled && !p.b_scaled &&
+  return family.is_sm90() && !is_8bit(p.output) && !reads_c(p) && !p.save && !p.a_scaled && !p.b_scaled &&
          p.activation != Activation::kGeluExact && (!p.gated || sm90_gated_in_boxes(c.block_n));
 }
 
@@ -305,9 +308,13 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   const bool layouts = of_rows ? p.a_major == Major::kK : p.a_major == Major::kMN && p.b_major == Major::kMN;
   const bool types = size_bytes(p.a_type) == 2 && !is_8bit(p.output);
   if (!family.is_sm90() || !layouts || !types) return broken(Rule::no_kernel);
-  const bool plain = p.alpha == 1 && !p.factors_in_memory && !p.a_scaled && !p.b_scaled && !p.c && !p.bias &&
-                     !p.residual && p.activation == Activation::kNone && !p.gated && !p.save;
-  if (!plain) return broken(Rule::grouped_epilogue);
+  // What is elementwise whatever the tile. (Of a grouped contraction there is no row of a bias to a group.)
+  const bool elementwise = !p.factors_in_memory && !p.a_scaled && !p.b_scaled && !p.residual && !p.save &&
+                           !p.bias_along_m && p.activation != Activation::kGeluExact;
+  const bool of_rows_only = p.bias || p.gated;
+  const bool added = p.c == DataType::kF32 && p.output == DataType::kF32 && p.beta == 1 &&
+                     p.activation == Activation::kNone && !of_rows;
+  if (!elementwise || (of_rows_only && !of_rows) || (p.c && !added)) return broken(Rule::grouped_epilogue);
   const std::pair<RuleOperand, uint64_t> rows[] = {{RuleOperand::kLhs, operand_a(p).row_bytes()},
                                                    {RuleOperand::kRhs, operand_b(p).row_bytes()},
                                                    {RuleOperand::kResult, p.n * size_bytes(p.output)}};
@@ -451,7 +458,7 @@ uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const
 
 EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
                            uint32_t residual_stages) {
-  if (p.c || p.save || is_8bit(p.output) || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
+  if (reads_c(p) || p.save || is_8bit(p.output) || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
   const bool scales = p.factors_in_memory || p.alpha != 1 || p.a_scaled || p.b_scaled;
   const bool casts = !scales && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated;
   if (casts && (family.is_sm90() || c.split_k == 1)) return EpiloguePath::kCast;

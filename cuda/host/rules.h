@@ -28,7 +28,7 @@ namespace jaxbw {
   X(extent, "{operand} has a dimension of 2^31 or more; TMA coordinates are int32")                                    \
   X(stride, "{operand} has matrices of 2^40 bytes or more, beyond the strides of TMA")                                 \
   X(address_space, "{operand} is larger than any address space")                                                       \
-  X(grouped_epilogue, "a grouped matmul is cast and nothing more")                                                     \
+  X(grouped_epilogue, "grouped rows have alpha, bias, gate, activation; a contraction alpha, and c as f32")            \
   X(grouped_alignment, "{operand} has rows of {bytes} bytes; of a grouped matmul they are multiples of 16")            \
   X(grouped_rows, "{batch} times {rows} rows in groups; they are up to {most}, and fewer than 2^31 in all")            \
   /* of a configuration alone */                                                                                       \

@@ -3,9 +3,11 @@
     python benchmarks/ragged.py --out results.json
 
 Forward, and the two matmuls of the gradient: of lhs by transposed weights, and of the weights by a
-ragged contraction. With --epilogues instead those in one kernel, "fused", beside kernels that write
-float32 and XLA's operations, "apart": "gated" is silu(x gate) * (x up), "sums" adds the gradients of
-weights of four microbatches up in float32. Sizes are uniform, Zipf's, of one group alone, and random; their sum is m.
+ragged contraction. With --epilogues instead those in one kernel, "fused", beside kernels that
+write float32 and XLA's operations, "apart": "gated" is silu(x gate) * (x up), "sums" adds up the
+gradients of weights of four microbatches in float32.
+
+Sizes are uniform, Zipf's, of one group alone, and random; their sum is m.
 Device time by CUPTI, in bursts, arms in random order, arrays rotating over 400 MB, two sets at
 least; a number is the median over all calls. lax.ragged_dot is timed up to m = 4096, where XLA's
 temporaries fit: it multiplies every row by every group's weights.

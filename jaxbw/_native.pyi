@@ -114,10 +114,11 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
 
-    With a grouped kernel there are four operands: group_sizes, int32 [B, total_groups], and
-    group_offset, int32 [], follow lhs and rhs. With a K-major lhs its rows are grouped, and rhs is
-    [B|1, groups, ...]; with one that is MN-major the contraction is, and d is [B, groups, m, n].
-    The first of these groups is number group_offset. Sizes are clamped.
+    With a grouped kernel group_sizes, int32 [B, total_groups], and group_offset, int32 [], are the
+    last operands. With a K-major lhs its rows are grouped, rhs and rhs_up are [B|1, groups, ...],
+    and bias is [B|1, groups, n]; with one that is MN-major the contraction is, and d is
+    [B, groups, m, n]: c is the same array, to which is added. The first of these groups is number
+    group_offset. Sizes are clamped.
 
     The last tiles % wave cluster tiles are split where split_tail is 1: wave is how many clusters
     the device is taken to run at a time. It is 0 where split_tail is 0.

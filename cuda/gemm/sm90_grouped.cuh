@@ -79,7 +79,7 @@ class GroupedStores : public StoreRing {
       : StoreRing(params, buffers, kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp),
         rows_(contraction ? params.m : kRaggedRows),
         contraction_(contraction),
-        adds_(params.epilogue.c.data != nullptr) {}
+        adds_(contraction && params.epilogue.c.data != nullptr) {}
 
   // In place of StoreRing's.
   JAXBW_DEVICE void store_by_tma(const TensorMap& map, StoreOrigin origin) {
@@ -249,7 +249,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     const auto issued = [&] {
       if (pingpong ? number + step < items.count() : stagger.leads()) turn.pass();
       delayed.await_buffers();
-      if (elementwise) bias.load(p, bias_of(p, item.group.matrix), tile, row);
+      if (elementwise && !contraction) bias.load(p, bias_of(p, item.group.matrix), tile, row);
     };
     if (blocks > 0) {
       multiply<kConfig>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
@@ -260,7 +260,11 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     }
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
-    if (elementwise) apply_elementwise(accumulators, p.epilogue, bias);
+    if (elementwise && contraction) {
+      scale_by_alpha(accumulators, p.epilogue);
+    } else if (elementwise) {
+      apply_elementwise(accumulators, p.epilogue, bias);
+    }
     if (delayed.takes() && !(pingpong && delayed.keeps())) {
       delayed.take(accumulators, tile, row, context.profile);
     } else {

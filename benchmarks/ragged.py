@@ -205,9 +205,11 @@ def fused_and_apart(case: Case) -> dict[str, Any]:
     def gated_apart(x: Any, gate: Any, up: Any) -> Any:
         return (jax.nn.silu(product(x, gate, sizes)) * product(x, up, sizes)).astype(x.dtype)
 
-    found = {
+    found: dict[str, Any] = {
         "gated": {
-            "fused": lambda *xs: jaxbw.gated_ragged_dot(*xs, sizes, implementation="sm90"),
+            "fused": lambda x, gate, up: jaxbw.gated_ragged_dot(
+                x, gate, up, sizes, implementation="sm90"
+            ),
             "apart": gated_apart,
         },
         "sums": {

@@ -72,8 +72,10 @@ class GroupOrder {
     constexpr uint32_t kEmpty = 1u << 16;  // counted in the upper half of a word
     static_assert(kGroupTableThreads < kEmpty);
     const bool has_rows = is_there && group.rows > 0, is_empty = is_there && group.rows == 0;
-    const BlockScan::Sums sums =
-        BlockScan::scan(has_rows ? 1 : is_empty ? kEmpty : 0, [](uint32_t a, uint32_t b) { return a + b; });
+    const BlockScan::Sums sums = BlockScan::scan(has_rows   ? 1
+                                                 : is_empty ? kEmpty
+                                                            : 0,
+                                                 [](uint32_t a, uint32_t b) { return a + b; });
     const uint32_t length = has_rows ? group.rows : 0, count = sums.all % kEmpty;
     lengths[threadIdx.x] = length;
     __syncthreads();

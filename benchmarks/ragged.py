@@ -205,7 +205,7 @@ def fused_and_apart(case: Case) -> dict[str, Any]:
     def gated_apart(x: Any, gate: Any, up: Any) -> Any:
         return (jax.nn.silu(product(x, gate, sizes)) * product(x, up, sizes)).astype(x.dtype)
 
-    found: dict[str, Any] = {
+    forms: dict[str, dict[str, Any]] = {
         "gated": {
             "fused": lambda x, gate, up: jaxbw.gated_ragged_dot(
                 x, gate, up, sizes, implementation="sm90"
@@ -216,8 +216,9 @@ def fused_and_apart(case: Case) -> dict[str, Any]:
             "fused": partial(summed, lambda x, dy, c: gradient(x, dy, sizes, c=c)),
             "apart": partial(summed, lambda x, dy, c: c + gradient(x, dy, sizes)),
         },
-    }[case.form]
-    return {name: Rotation(Matmul(jax.jit(call)), arrays) for name, call in found.items()}
+    }
+    calls = forms[case.form].items()
+    return {name: Rotation(Matmul(jax.jit(call)), arrays) for name, call in calls}
 
 
 def measure(case: Case, device: Device, timer: Cupti, rounds: int, configs: Any) -> dict[str, Any]:

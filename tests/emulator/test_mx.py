@@ -1,5 +1,6 @@
 """The MXFP8 kernels of sm100: scaled integers bit by bit, over shapes with tails, strictly."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+from jaxbw import emulator
 
 from . import installed
 from .gemm_launch import SM100, Config, Matmul, integers, launch, plan_of
@@ -128,3 +131,29 @@ def test_a_nan_among_scales_reaches_its_row_alone() -> None:
     found = launch(installed.load(plan_of(NT, matmul).kernel), NT, matmul)
     np.testing.assert_array_equal(np.flatnonzero(np.isnan(found.d[0]).any(1)), [37])
     assert np.isnan(found.d[0, 37]).all()
+
+
+# What the load role says to the multiply role: that the columns of a stage are free.
+PASSES_ON = re.compile(
+    r"tcgen05\.fence::after_thread_sync;(\s*// end inline asm\s*// begin inline asm\s*)"
+    r"tcgen05\.fence::before_thread_sync;"
+)
+
+
+@pytest.mark.parametrize("config", [replace(NT, block_n=64), PAIR], ids=str)
+@pytest.mark.parametrize(
+    ("pattern", "by", "finding"),
+    [
+        (PASSES_ON, r"\1", "race"),
+        (re.compile(r"tcgen05\.cp\."), "// tcgen05.cp.", "poison"),
+    ],
+)
+def test_mutants_are_found(config: Config, pattern: re.Pattern[str], by: str, finding: str) -> None:
+    rng = np.random.default_rng(3)
+    left, left_scales, _ = operand(rng, 1, 300, 1000)
+    right, right_scales, _ = operand(rng, 1, 130, 1000)
+    matmul = Matmul(left, right.swapaxes(1, 2), E4M3, lhs_scale=left_scales, rhs_scale=right_scales)
+    mutant, count = pattern.subn(by, installed.text(plan_of(config, matmul).kernel))
+    assert count
+    report = launch(emulator.Module(mutant), config, matmul, checks="strict").report
+    assert finding in {found.kind for found in report.findings}

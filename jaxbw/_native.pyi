@@ -175,8 +175,9 @@ class Problem:
     c, bias and residual are dtypes of what there is. `factors_in_memory`: alpha and
     (with c) beta are operands instead. `lhs_scale`, `rhs_scale`: there are scales of rows, of
     columns (of a gated matmul's both right operands). `lhs_blocks`, `rhs_blocks`: how many rows, or
-    columns, share a scale of each 128 of k: 1, 128, or 0 for no such scales. `out_scale`: a result
-    of 8 bits has one.
+    columns, share a scale of each 128 of k: 1, 128, or 0 for no such scales. `mx`: on sm100 each
+    row and column has a ue8m0 scale of each 32 of k, in tiles [batch|1, rows/128, k/128, 512]
+    (MxParams in cuda/params.h), uint8. `out_scale`: a result of 8 bits has one.
     `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], or the
     result [batch, groups, m, n], and there are total_groups sizes for each batch index.
     """
@@ -210,6 +211,7 @@ class Problem:
         rhs_scale: bool = False,
         lhs_blocks: int = 0,
         rhs_blocks: int = 0,
+        mx: bool = False,
         out_scale: bool = False,
         grouped: Grouped = ...,
         groups: int = 1,

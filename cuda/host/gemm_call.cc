@@ -96,6 +96,11 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(p.a_blocks != 0, "lhs_scale", DataType::kF32, of_blocks(p.a_batched, p.m, p.a_blocks), false, &Buffers::a_scales);
   add(p.b_scaled, "rhs_scale", DataType::kF32, columns, false, &Buffers::b_scales);
   add(p.b_blocks != 0, "rhs_scale", DataType::kF32, of_blocks(p.b_batched, p.n, p.b_blocks), false, &Buffers::b_scales);
+  const auto scale_tiles = [](const Operand& operand) {
+    return Dims{operand.batch, row_tiles(operand), k_tiles(operand), kScaleTileBytes};
+  };
+  add(p.mx, "lhs_scale", DataType::kE4M3, scale_tiles(operand_a(p)), false, &Buffers::a_scales);
+  add(p.mx, "rhs_scale", DataType::kE4M3, scale_tiles(operand_b(p)), false, &Buffers::b_scales);
   add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
   add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes);
   add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset);

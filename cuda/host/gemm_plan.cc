@@ -105,6 +105,7 @@ uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident
 
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {
   GemmConfig config = given;
+  config.mx = problem.mx;
   if (Verdict broken = check_problem(family, problem)) return *std::move(broken);
   if (Verdict broken = check_config(family, config)) return *std::move(broken);
   const GemmProblem launched = as_launched(problem, config);

@@ -25,6 +25,7 @@ namespace jaxbw {
   X(block_scales_gated, "a gated matmul has no scales of blocks")                                                      \
   X(block_scales_rows, "rows of lhs share the scales of blocks; each has its own")                                     \
   X(block_scales_columns, "each column of rhs has scales of blocks; 128 share them")                                   \
+  X(mx, "MX formats are for sm_100, operands of 8 bits, and go without other scales")                                  \
   X(extent, "{operand} has a dimension of 2^31 or more; TMA coordinates are int32")                                    \
   X(stride, "{operand} has matrices of 2^40 bytes or more, beyond the strides of TMA")                                 \
   X(address_space, "{operand} is larger than any address space")                                                       \
@@ -78,6 +79,11 @@ namespace jaxbw {
   X(block_n_of_operands, "block_n is {block_n}; of such operands, with {rows} rows in each warpgroup, it is {takes}")  \
   X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
   X(block_scales_swap, "swap_ab does not go with scales of blocks")                                                    \
+  X(mx_gated, "a gated matmul has no MX format")                                                                       \
+  X(mx_rows, "block_m is {block_m}; of MX formats it is {takes}")                                                      \
+  X(mx_columns, "block_n is {block_n}; of MX formats it is a multiple of {step}")                                      \
+  X(mx_accumulators, "{accumulators} accumulators of {block_n} columns leave none for the scales of MX formats")       \
+  X(mx_cluster_k, "cluster_k does not go with MX formats")                                                             \
   X(gated_columns, "block_n is {block_n}; of a gated matmul it is a multiple of {step}")                               \
   X(gated_columns_sm90, "block_n is {block_n}; of a gated matmul it is {takes}")                                       \
   X(gated_pair, "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated matmul")   \

@@ -58,39 +58,23 @@ JAXBW_DEVICE void store_rows(GroupRows* entry, const GroupRows& rows) {
 }
 
 // The entries of a matmul whose contraction is grouped: groups that have rows from the front on, others from the back.
-// Of those in front, so many at a time, the longest is followed by the shortest, then the second longest: a long
-// group's tiles keep the tensor cores busy while the results of a short one, as large as any, are written. (Longest
-// first would leave these to the end, together: by a simulation 3 to 7 % slower than in the given order where sizes are
-// unequal, and this 2 to 3 % quicker.)
 class GroupOrder {
  public:
   JAXBW_DEVICE explicit GroupOrder(const GroupTableParams& p) : p_(p) {}
 
-  // By all threads, each with a group of its own, or none; those of `threads` and behind have none.
-  JAXBW_DEVICE void add(bool is_there, const GroupRows& group, uint32_t threads) {
-    __shared__ uint32_t lengths[kGroupTableThreads];
+  // By all threads, each with a group of its own, or none.
+  JAXBW_DEVICE void add(bool is_there, const GroupRows& group) {
     constexpr uint32_t kEmpty = 1u << 16;  // counted in the upper half of a word
     static_assert(kGroupTableThreads < kEmpty);
-    const bool has_rows = is_there && group.rows > 0, is_empty = is_there && group.rows == 0;
-    const BlockScan::Sums sums = BlockScan::scan(has_rows   ? 1
-                                                 : is_empty ? kEmpty
-                                                            : 0,
-                                                 [](uint32_t a, uint32_t b) { return a + b; });
-    const uint32_t length = has_rows ? group.rows : 0, count = sums.all % kEmpty;
-    lengths[threadIdx.x] = length;
-    __syncthreads();
-    if (has_rows) {
-      uint32_t longer = 0;
-#pragma unroll 4
-      for (uint32_t i = 0; i < threads; ++i) longer += lengths[i] > length || (lengths[i] == length && i < threadIdx.x);
-      const uint32_t shorter = count - 1 - longer;
-      store_rows(p_.table + with_rows_ + (longer <= shorter ? 2 * longer : 2 * shorter + 1), group);
-    } else if (is_empty) {
+    const uint32_t counted = !is_there ? 0 : group.rows > 0 ? 1 : kEmpty;
+    const BlockScan::Sums sums = BlockScan::scan(counted, [](uint32_t a, uint32_t b) { return a + b; });
+    if (counted == 1) {
+      store_rows(p_.table + with_rows_ + sums.before % kEmpty, group);
+    } else if (counted == kEmpty) {
       store_rows(p_.table + p_.batch * p_.groups - 1 - empty_ - sums.before / kEmpty, group);
     }
-    with_rows_ += count;
+    with_rows_ += sums.all % kEmpty;
     empty_ += sums.all / kEmpty;
-    __syncthreads();
   }
 
   JAXBW_DEVICE uint32_t with_rows() const { return with_rows_; }
@@ -129,8 +113,7 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
       if (contraction) {
         const uint32_t matrix = group - offset;
         order.add(group < p.total_groups && matrix < p.groups,
-                  {end - start, a_first + end, b_first * p.rows + end, batch * p.groups + matrix},
-                  min(kGroupTableThreads, segments - first));
+                  {end - start, a_first + end, b_first * p.rows + end, batch * p.groups + matrix});
         continue;
       }
       const uint32_t of_group = (end - start + p.block_m - 1) / p.block_m;
@@ -155,7 +138,7 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
 #pragma unroll 1
     for (uint32_t first = 0; first < p.groups; first += kGroupTableThreads) {
       const uint32_t matrix = first + threadIdx.x;
-      order.add(matrix < p.groups && matrix + offset >= p.total_groups, {0, 0, 0, batch * p.groups + matrix}, 0);
+      order.add(matrix < p.groups && matrix + offset >= p.total_groups, {0, 0, 0, batch * p.groups + matrix});
     }
   }
   if (threadIdx.x == 0) *p.count = contraction ? order.with_rows() : tiles;

@@ -8,14 +8,11 @@
 #include "error.h"
 #include "fused_sum.h"
 #include "mma_kernel.h"
+#include "umma_rules.h"
 #include "umma_scales.h"
 
 namespace jaxbw::emulator {
 namespace {
-
-void require(bool condition, const std::string& rule) {
-  if (!condition) throw Error("tcgen05.mma: " + rule);
-}
 
 // Rows of A and D, and columns of B, that one CTA holds.
 uint32_t rows_per_cta(const Umma& op) { return op.instruction.m / op.cta_group; }
@@ -23,9 +20,7 @@ uint32_t b_columns_per_cta(const Umma& op) { return op.instruction.n / op.cta_gr
 bool is_layout_b(const Umma& op) { return op.cta_group == 2 && op.instruction.m == 128; }
 bool is_layout_f(const Umma& op) { return op.cta_group == 1 && op.instruction.m == 64; }
 
-// Elements of K, and the cells of a row of A in tensor memory.
-uint32_t k_extent(const Umma& op) { return kMmaKBytes / kChunkBytes * chunk_elements(op.instruction.a_format); }
-constexpr uint32_t kAColumns = kMmaKBytes / 4;
+constexpr uint32_t kAColumns = kMmaKBytes / 4;  // the cells of a row of A in tensor memory
 
 // Table 39. It lists N in steps of 8 for M = 128 with one CTA, CUTLASS asserts steps of 16 unless block-scaled: the
 // stricter rule. Of a block-scaled pair with M = 128 nothing says where its scales lie.
@@ -199,6 +194,7 @@ std::vector<TmemRegion> umma_a_regions(const Umma& op) {
 }
 
 std::vector<TmemRegion> umma_scale_regions(const Umma& op) {
+  if (!is_block_scaled(op.instruction.kind)) return {};
   check_umma(op);
   return scale_regions(op);
 }

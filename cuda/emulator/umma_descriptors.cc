@@ -4,13 +4,10 @@
 #include "bits.h"
 #include "error.h"
 #include "umma.h"
+#include "umma_rules.h"
 
 namespace jaxbw::emulator {
 namespace {
-
-void require(bool condition, const std::string& rule) {
-  if (!condition) throw Error("tcgen05.mma: " + rule);
-}
 
 NumberFormat decode_format(uint64_t code, UmmaKind kind) {
   if (kind == UmmaKind::kF16 && code == 0) return NumberFormat::kF16;

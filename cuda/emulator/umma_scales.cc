@@ -9,15 +9,11 @@
 #include "error.h"
 #include "fused_sum.h"
 #include "mma_kernel.h"
+#include "umma_rules.h"
 
 namespace jaxbw::emulator {
 namespace {
 
-void require(bool condition, const std::string& rule) {
-  if (!condition) throw Error("tcgen05.mma: " + rule);
-}
-
-uint32_t k_extent(const Umma& op) { return kMmaKBytes / kChunkBytes * chunk_elements(op.instruction.a_format); }
 uint32_t scale_count(const Umma& op) { return k_extent(op) / op.block; }
 
 void check_scales_of(const char* name, uint32_t address, uint32_t id, uint32_t count) {

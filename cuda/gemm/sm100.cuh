@@ -183,8 +183,6 @@ JAXBW_DEVICE uint32_t set_up(const Context& context, uint32_t warp) {
   return ptx::load_shared(tmem_slot);
 }
 
-JAXBW_DEVICE const GemmParams& gemm_params(const GemmParams& argument) { return argument; }
-JAXBW_DEVICE const GemmParams& gemm_params(const MxParams& argument) { return argument.gemm; }
 template <uint32_t kCtaGroup>
 JAXBW_DEVICE NoScales scale_loads(const GemmParams&, const Context&) {
   return {};

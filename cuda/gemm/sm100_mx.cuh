@@ -30,8 +30,8 @@ class ScaleLoads {
   JAXBW_DEVICE void start_at(const Tile& origin, uint32_t k) {
     const GemmParams& p = params_.gemm;
     k_tile_ = k / (kMxBlock * kScaleTileBlocks);
-    a_tile_ = origin.batch * p.a_batched * tiles(p.m) + origin.m / kScaleTileRows;
-    b_tile_ = origin.batch * p.b_batched * tiles(p.n) + origin.n / kScaleTileRows;
+    a_tile_ = origin.batch * p.a_batched * scale_tiles(p.m) + origin.m / kScaleTileRows;
+    b_tile_ = origin.batch * p.b_batched * scale_tiles(p.n) + origin.n / kScaleTileRows;
   }
 
   JAXBW_DEVICE void load(uint32_t slot, uint32_t barrier) {
@@ -39,7 +39,7 @@ class ScaleLoads {
     uint32_t destination = first_stage_ + slot * stage_bytes();
     copy(destination, params_.a_scales, a_tile_, barrier);
 #pragma unroll 1
-    for (uint32_t tile = 0; tile < mx_b_tiles(params_.gemm.block_n); ++tile) {
+    for (uint32_t tile = 0; tile < scale_tiles(params_.gemm.block_n); ++tile) {
       destination += part;
       copy(destination, params_.b_scales, b_tile_ + tile, barrier);
     }
@@ -47,8 +47,6 @@ class ScaleLoads {
   }
 
  private:
-  static JAXBW_DEVICE uint32_t tiles(uint32_t rows) { return (rows + kScaleTileRows - 1) / kScaleTileRows; }
-
   JAXBW_DEVICE void copy(uint32_t destination, const TensorMap& map, uint32_t row_tile, uint32_t barrier) const {
     const ptx::BoxOrigin box{0, k_tile_, row_tile};
     if constexpr (kCtaGroup == 2) {
@@ -74,7 +72,7 @@ JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
       mx_instruction(p.a_type, p.b_type, p.a_major, p.b_major, mma_rows * kCtaGroup, p.block_n);
   const auto sources = static_cast<uint16_t>(context.cluster.source_mask(context.rank));
   const auto group = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
-  const uint32_t k_blocks = context.k_blocks(), k_spans = p.k_spans, parts = 1 + mx_b_tiles(p.block_n);
+  const uint32_t k_blocks = context.k_blocks(), k_spans = p.k_spans, parts = 1 + scale_tiles(p.block_n);
   const uint32_t scale_columns = mx_stage_tiles(p.block_n, k_spans) * kScaleTileColumns;
   const uint32_t scales = tmem + ptx::kTmemColumns - p.stages * scale_columns;  // those of the first stage
   const uint64_t source = scales_descriptor(context.a(p.stages));

@@ -16,6 +16,12 @@ namespace jaxbw::sm90 {
 
 constexpr uint32_t kClearWarp = kPrefetchWarp;  // when that is done
 
+JAXBW_DEVICE GroupRows group_at(const GroupRows* entry) {
+  uint32_t words[4];
+  ptx::load_global(words, entry);
+  return {words[0], words[1], words[2], words[3]};
+}
+
 // A tile of D: its rows by their group, the first row in D's matrix where the contraction is grouped, the first column.
 struct GroupedItem {
   GroupRows group;
@@ -39,9 +45,7 @@ class GroupedItems {
     if (number >= count()) return item;
     const GemmParams& p = params_.gemm;
     const Tile tile = contraction_ ? rasterise(number, p.order) : in_bands(number, p.order);
-    uint32_t words[4];
-    ptx::load_global(words, params_.table + (contraction_ ? tile.batch : tile.m));
-    item.group = {words[0], words[1], words[2], words[3]};
+    item.group = group_at(params_.table + (contraction_ ? tile.batch : tile.m));
     item.row = tile.m * p.block_m;
     item.column = tile.n * p.tile_columns;
     return item;
@@ -124,9 +128,8 @@ JAXBW_DEVICE void clear_empty_groups(const GroupedParams& params) {
   const uint64_t vectors = uint64_t{p.m} * p.n * size_bytes(p.output.type) / kVectorBytes;
 #pragma unroll 1
   for (uint32_t entry = ptx::load_relaxed(params.count); entry < matrices; ++entry) {
-    uint32_t group[4];
-    ptx::load_global(group, params.table + entry);
-    auto* const matrix = static_cast<uint8_t*>(p.output.data) + group[3] * vectors * kVectorBytes;
+    const uint64_t first = group_at(params.table + entry).matrix * vectors;
+    auto* const matrix = static_cast<uint8_t*>(p.output.data) + first * kVectorBytes;
 #pragma unroll 4
     for (uint64_t i = blockIdx.x * ptx::kWarpSize + ptx::lane_index(); i < vectors; i += gridDim.x * ptx::kWarpSize) {
       ptx::store_global(matrix + i * kVectorBytes, 0, 0, 0, 0);

@@ -206,8 +206,8 @@ constexpr uint32_t cluster_sum_stages(uint32_t block_m, uint32_t block_n) {
 // the top of Tensor Memory, to columns of their stage: what an MMA still reads is then never overwritten.
 constexpr uint32_t kScaleTileColumns = 4;  // of Tensor Memory
 constexpr uint32_t kMxColumnStep = 64;     // of block_n
-constexpr uint32_t mx_b_tiles(uint32_t block_n) { return (block_n + kScaleTileRows - 1) / kScaleTileRows; }
-constexpr uint32_t mx_stage_tiles(uint32_t block_n, uint32_t k_spans) { return (1 + mx_b_tiles(block_n)) * k_spans; }
+constexpr uint32_t scale_tiles(uint32_t rows) { return (rows + kScaleTileRows - 1) / kScaleTileRows; }
+constexpr uint32_t mx_stage_tiles(uint32_t block_n, uint32_t k_spans) { return (1 + scale_tiles(block_n)) * k_spans; }
 constexpr uint32_t mx_stage_bytes(uint32_t block_n, uint32_t k_spans) {
   return mx_stage_tiles(block_n, k_spans) * kScaleTileBytes;
 }

@@ -76,22 +76,19 @@ class RaggedCall:
             )
             raise TypeError(f"{self._given.matmul.call}: {shown}: {error}") from None
 
-    def _refuse_epilogue(self) -> None:
-        raise TypeError(
-            f"{self._given.matmul.call}: an epilogue needs a real floating result, and this one is "
-            f"{self.result.dtype}; apply it to the matmul, or set preferred_element_type"
-        )
-
     def check_terms(self, terms: dict[str, Any]) -> None:
         """Raises where the arrays of an epilogue do not fit, or there can be none."""
         given, (_, rhs, _) = self._given, self._types
+        call = given.matmul.call
         has_any = bool(terms) or given.activation is not None or given.alpha != 1
         if has_any and not jnp.issubdtype(self.result.dtype, jnp.floating):
-            self._refuse_epilogue()
+            raise TypeError(
+                f"{call}: an epilogue needs a real floating result, and this one is "
+                f"{self.result.dtype}; apply it to the matmul, or set preferred_element_type"
+            )
         for name, x in terms.items():
             if name == "rhs_up":
                 continue
-            call = given.matmul.call
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
             of_bias = name == "bias"
@@ -116,26 +113,19 @@ class RaggedCall:
             gated="rhs_up" in fused,
         )
         matmul = (lhs, rhs, group_sizes, group_offset)
-        product = self._matmul(*matmul, epilogue, fused, dtype if residual is None else wide)
+        product = self._matmul(matmul, epilogue, fused, dtype if residual is None else wide)
         return product if residual is None else (product + residual.astype(wide)).astype(dtype)
 
     def _matmul(
-        self,
-        lhs: Any,
-        rhs: Any,
-        group_sizes: Any,
-        group_offset: Any,
-        epilogue: Epilogue,
-        terms: dict[str, Any],
-        dtype: Any,
+        self, matmul: tuple[Any, ...], epilogue: Epilogue, terms: dict[str, Any], dtype: Any
     ) -> Any:
-        """The grouped matmul with its epilogue, of this dtype."""
+        """The grouped matmul of lhs, rhs, sizes and offset with its epilogue, of this dtype."""
+        lhs, rhs, group_sizes, group_offset = matmul
         plan, given, params = self._plan, self._given, self._params
         is_summed = plan is not None and plan.ragged_contraction and plan.fronts != 1
         if not epilogue.is_identity and (plan is None or is_summed):
             # Only of ragged_dot_general, which has alpha and c.
-            matmul = (lhs, rhs, group_sizes, group_offset)
-            z = scaled(given.alpha, self._matmul(*matmul, IDENTITY, {}, self.wide.dtype))
+            z = scaled(given.alpha, self._matmul(matmul, IDENTITY, {}, self.wide.dtype))
             return sum((x.astype(z.dtype) for x in terms.values()), z).astype(dtype)
         if plan is None:
             return dot_general(

@@ -201,6 +201,11 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
         form = {k: v for k, v in params.items() if k not in ("policy", "rows_per_group")}
         on_xla = partial(ragged_xla.ragged_dot, counts_steps=platform != "cuda", **form)
         return compat.lower_unplaced(on_xla, ctx, operands)
+    return lower_kernel(problem, choice, ctx, operands)
+
+
+def lower_kernel(problem: RaggedProblem, choice: Any, ctx: Any, operands: Any) -> Any:
+    """Lowers to the kernel that was chosen."""
     from jaxbw._src.primitives.ragged_gemm import ragged_gemm
 
     log.once(choice.summary)

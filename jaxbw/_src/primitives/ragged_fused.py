@@ -21,7 +21,14 @@ from jax.interpreters import ad, batching
 from jaxbw._src import compat, log
 from jaxbw._src.epilogue import ACTIVATIONS, Epilogue, scaled, wide_dtype
 from jaxbw._src.primitives import serve
-from jaxbw._src.primitives.ragged_dot import choice_of, output_shape, problem_of, ragged_dot
+from jaxbw._src.primitives.fused_tangent import of_some
+from jaxbw._src.primitives.ragged_dot import (
+    choice_of,
+    lower_kernel,
+    output_shape,
+    problem_of,
+    ragged_dot,
+)
 from jaxbw._src.selection.choice import Refusal
 from jaxbw._src.selection.policy import Policy
 
@@ -100,25 +107,13 @@ def _abstract_eval(lhs: Any, rhs: Any, group_sizes: Any, *_: Any, **params: Any)
 # Transformations: those of the formula.
 
 
-def _with(operands: Sequence[Any], numbers: Sequence[int], **params: Any) -> Any:
-    """The formula as a function of the operands of these numbers."""
-
-    def function(*xs: Any) -> Any:
-        given = [*operands]
-        for i, x in zip(numbers, xs, strict=True):
-            given[i] = x
-        return formula(*given, **params)
-
-    return function
-
-
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     moving = [i for i, x in enumerate(tangents) if i not in (2, 3) and type(x) is not ad.Zero]
     if not moving:
         out = ragged_fused_p.bind(*primals, **params)
         return out, ad.Zero(jax.typeof(out))
     at, along = ([xs[i] for i in moving] for xs in (primals, tangents))
-    return jax.jvp(_with(primals, moving, **params), at, along)
+    return jax.jvp(of_some(partial(formula, **params), primals, moving), at, along)
 
 
 def _transpose(cotangent: Any, *operands: Any, **params: Any) -> Any:
@@ -127,7 +122,8 @@ def _transpose(cotangent: Any, *operands: Any, **params: Any) -> Any:
     if type(cotangent) is ad.Zero:
         return bars
     types = [jax.ShapeDtypeStruct(operands[i].aval.shape, operands[i].aval.dtype) for i in asked]
-    transposed = jax.linear_transpose(_with(operands, asked, **params), *types)
+    function = of_some(partial(formula, **params), operands, asked)
+    transposed = jax.linear_transpose(function, *types)
     for i, bar in zip(asked, transposed(cotangent), strict=True):
         bars[i] = bar
     return bars
@@ -148,10 +144,7 @@ def _lower(
     if isinstance(choice, Refusal):
         log.once(lambda: f"{problem}: apart: {choice.reason}")
         return compat.lower_unplaced(partial(formula, epilogue=epilogue, **params), ctx, operands)
-    from jaxbw._src.primitives.ragged_gemm import ragged_gemm
-
-    log.once(choice.summary)
-    return compat.lower_unplaced(partial(ragged_gemm, problem, choice), ctx, operands)
+    return lower_kernel(problem, choice, ctx, operands)
 
 
 ragged_fused_p.def_abstract_eval(_abstract_eval)

@@ -3,7 +3,11 @@
     python benchmarks/ragged.py --out results.json
 
 Forward, and the two matmuls of the gradient: of lhs by transposed weights, and of the weights by a
-ragged contraction. Sizes are uniform, Zipf's, of one group alone, and random; their sum is m.
+ragged contraction. With --epilogues instead those in one kernel, "fused", beside kernels that
+write float32 and XLA's operations, "apart": "gated" is silu(x gate) * (x up), "sums" adds up the
+gradients of weights of four microbatches in float32.
+
+Sizes are uniform, Zipf's, of one group alone, and random; their sum is m.
 Device time by CUPTI, in bursts, arms in random order, arrays rotating over 400 MB, two sets at
 least; a number is the median over all calls. lax.ragged_dot is timed up to m = 4096, where XLA's
 temporaries fit: it multiplies every row by every group's weights.
@@ -41,6 +45,8 @@ from measuring.environment import running_gpu
 
 ROTATED = 400e6  # bytes
 FORMS = ("forward", "dlhs", "drhs")
+EPILOGUES = ("gated", "sums")
+MICROBATCHES = 4
 KINDS = ("uniform", "zipf", "one", "random")
 
 
@@ -59,7 +65,8 @@ class Case:
     @property
     def flops(self) -> float:
         """Of what has to be multiplied, where all rows belong to groups."""
-        return 2.0 * self.m * self.k * self.n
+        matmuls = {"gated": 2, "sums": MICROBATCHES}.get(self.form, 1)
+        return 2.0 * matmuls * self.m * self.k * self.n
 
     def __str__(self) -> str:
         return (
@@ -68,7 +75,7 @@ class Case:
         )
 
 
-def cases(quick: bool) -> list[Case]:
+def cases(quick: bool, forms: tuple[str, ...]) -> list[Case]:
     """What is timed."""
     layers = [
         ("Mixtral", 8, 4096, 14336, (64, 512, 2048)),
@@ -78,7 +85,7 @@ def cases(quick: bool) -> list[Case]:
     found = []
     for layer, groups, k, n, rows in layers:
         for each in rows:
-            for form in FORMS:
+            for form in forms:
                 for kind in KINDS:
                     case = Case(layer, groups, each * groups, k, n, form, kind)
                     is_short = kind == "uniform" and each in (8, 128, 512) and form != "dlhs"
@@ -172,9 +179,53 @@ def arms(case: Case, device: Device, configs: list[GemmConfig | None]) -> dict[s
     return found
 
 
+def fused_and_apart(case: Case) -> dict[str, Any]:
+    """The calls to be timed of an epilogue, by name."""
+    sizes, f32 = jnp.asarray(sizes_of(case)), jnp.float32
+    weights = (case.groups, case.k, case.n)
+    shapes = [(case.m, case.k), *([(case.m, case.n)] if case.form == "sums" else [weights] * 2)]
+    count = max(2, int(ROTATED // sum(2.0 * np.prod(shape) for shape in shapes)) + 1)
+    keys = jax.random.split(jax.random.key(0), (count, len(shapes)))
+    arrays = [
+        tuple(jax.random.normal(key, s, jnp.bfloat16) for key, s in zip(row, shapes, strict=True))
+        for row in keys
+    ]
+    numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+    gradient = partial(
+        jaxbw.ragged_dot_general,
+        ragged_dot_dimension_numbers=numbers,
+        preferred_element_type=f32,
+        implementation="sm90",
+    )
+    product = partial(jaxbw.ragged_dot, preferred_element_type=f32, implementation="sm90")
+
+    def summed(add: Any, x: Any, dy: Any) -> Any:
+        return lax.fori_loop(0, MICROBATCHES, lambda _, c: add(x, dy, c), jnp.zeros(weights, f32))
+
+    def gated_apart(x: Any, gate: Any, up: Any) -> Any:
+        return (jax.nn.silu(product(x, gate, sizes)) * product(x, up, sizes)).astype(x.dtype)
+
+    forms: dict[str, dict[str, Any]] = {
+        "gated": {
+            "fused": lambda x, gate, up: jaxbw.gated_ragged_dot(
+                x, gate, up, sizes, implementation="sm90"
+            ),
+            "apart": gated_apart,
+        },
+        "sums": {
+            "fused": partial(summed, lambda x, dy, c: gradient(x, dy, sizes, c=c)),
+            "apart": partial(summed, lambda x, dy, c: c + gradient(x, dy, sizes)),
+        },
+    }
+    calls = forms[case.form].items()
+    return {name: Rotation(Matmul(jax.jit(call)), arrays) for name, call in calls}
+
+
 def measure(case: Case, device: Device, timer: Cupti, rounds: int, configs: Any) -> dict[str, Any]:
     """Microseconds and TFLOP/s of each arm."""
-    timings = bursts(timer, arms(case, device, configs), rounds=rounds, seed=0)
+    plain = case.form in FORMS
+    calls = arms(case, device, configs) if plain else fused_and_apart(case)
+    timings = bursts(timer, calls, rounds=rounds, seed=0)
     row: dict[str, Any] = {"case": asdict(case), "arms": {}}
     for name, timing in timings.items():
         us = timing.median_us
@@ -198,6 +249,7 @@ def main() -> None:
     parser.add_argument(
         "--tiles", nargs="*", default=[], help="also 128x128, 64x128p in turns, ..."
     )
+    parser.add_argument("--epilogues", action="store_true", help="these alone")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
     device = running_gpu(parser)
@@ -207,7 +259,7 @@ def main() -> None:
         "command": shlex.join(["python", *sys.argv]),
     }
     rows = []
-    for case in cases(arguments.quick):
+    for case in cases(arguments.quick, EPILOGUES if arguments.epilogues else FORMS):
         if re.search(arguments.only, str(case)) is None:
             continue
         row = measure(case, device, timer, arguments.rounds, configs)

@@ -178,6 +178,20 @@ struct PromotedParams {
   BlockScales scales;
 };
 
+// sm_100, of 8 bits: each row of A, and column of B, has a scale for each kMxBlock of K, a power of two (ue8m0). In
+// memory they lie in tiles of 128 rows by 4 blocks, [batch or 1, tiles of rows, tiles of K, 512 bytes]: the scale of
+// (row, block) is byte row % 32 * 16 + row / 32 % 4 * 4 + block % 4. cuBLAS has the same order. What stands for rows
+// and blocks beyond the array may be anything but a NaN (255).
+constexpr uint32_t kMxBlock = 32;
+constexpr uint32_t kScaleTileRows = 128, kScaleTileBlocks = 4;
+constexpr uint32_t kScaleTileBytes = kScaleTileRows * kScaleTileBlocks;
+
+// The argument of the kernels that do. The maps are of rank 3: a tile, tiles of K, tiles of rows of all batch indices.
+struct MxParams {
+  GemmParams gemm;
+  TensorMap a_scales, b_scales;
+};
+
 // destination[batch, i, j] = source[batch, i, j], or with `transposed` source[batch, j, i], as the GEMM kernels want
 // their operands: rows of destination_pitch elements, a multiple of 16 bytes. What lies behind a row's end is
 // undefined.

@@ -114,10 +114,11 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
 
-    With a grouped kernel there are four operands: group_sizes, int32 [B, total_groups], and
-    group_offset, int32 [], follow lhs and rhs. With a K-major lhs its rows are grouped, and rhs is
-    [B|1, groups, ...]; with one that is MN-major the contraction is, and d is [B, groups, m, n].
-    The first of these groups is number group_offset. Sizes are clamped.
+    With a grouped kernel group_sizes, int32 [B, total_groups], and group_offset, int32 [], are the
+    last operands. With a K-major lhs its rows are grouped, rhs and rhs_up are [B|1, groups, ...],
+    and bias is [B|1, groups, n]; with one that is MN-major the contraction is, and d is
+    [B, groups, m, n]: c is the same array, to which is added. The first of these groups is number
+    group_offset. Sizes are clamped.
 
     The last tiles % wave cluster tiles are split where split_tail is 1: wave is how many clusters
     the device is taken to run at a time. It is 0 where split_tail is 0.
@@ -174,8 +175,9 @@ class Problem:
     c, bias and residual are dtypes of what there is. `factors_in_memory`: alpha and
     (with c) beta are operands instead. `lhs_scale`, `rhs_scale`: there are scales of rows, of
     columns (of a gated matmul's both right operands). `lhs_blocks`, `rhs_blocks`: how many rows, or
-    columns, share a scale of each 128 of k: 1, 128, or 0 for no such scales. `out_scale`: a result
-    of 8 bits has one.
+    columns, share a scale of each 128 of k: 1, 128, or 0 for no such scales. `mx`: on sm100 each
+    row and column has a ue8m0 scale of each 32 of k, in tiles [batch|1, rows/128, k/128, 512]
+    (MxParams in cuda/params.h), uint8. `out_scale`: a result of 8 bits has one.
     `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], or the
     result [batch, groups, m, n], and there are total_groups sizes for each batch index.
     """
@@ -209,6 +211,7 @@ class Problem:
         rhs_scale: bool = False,
         lhs_blocks: int = 0,
         rhs_blocks: int = 0,
+        mx: bool = False,
         out_scale: bool = False,
         grouped: Grouped = ...,
         groups: int = 1,
@@ -344,7 +347,10 @@ class Plan:
 
     @property
     def workspace_offsets(self) -> dict[str, int]:
-        """Where its sections begin: "a", "b", "b_up" of the kernel, "partials", "counters"."""
+        """Where its sections begin: "a", "b", "b_up" of the kernel, "partials", "counters".
+
+        Of a grouped matmul also "group_table" and "group_count".
+        """
 
     @property
     def counters(self) -> int:

@@ -254,7 +254,10 @@ void bind_umma(nb::module_& m) {
   nb::enum_<UmmaKind>(m, "UmmaKind")
       .value("F16", UmmaKind::kF16)
       .value("TF32", UmmaKind::kTf32)
-      .value("F8F6F4", UmmaKind::kF8F6F4);
+      .value("F8F6F4", UmmaKind::kF8F6F4)
+      .value("MXF8F6F4", UmmaKind::kMxF8F6F4)
+      .value("MXF4", UmmaKind::kMxF4)
+      .value("MXF4NVF4", UmmaKind::kMxF4NvF4);
   nb::enum_<NumberFormat>(m, "NumberFormat")
       .value("F16", NumberFormat::kF16)
       .value("BF16", NumberFormat::kBf16)
@@ -263,12 +266,13 @@ void bind_umma(nb::module_& m) {
       .value("E5M2", NumberFormat::kE5M2)
       .value("E2M3", NumberFormat::kE2M3)
       .value("E3M2", NumberFormat::kE3M2)
-      .value("E2M1", NumberFormat::kE2M1);
+      .value("E2M1", NumberFormat::kE2M1)
+      .value("E2M1_PACKED", NumberFormat::kE2M1Packed);
   m.def(
       "decode_chunk",
       [](NumberFormat format, const Input<uint8_t>& chunk) {
         if (chunk.size() != kChunkBytes) throw nb::value_error("a chunk has 16 bytes");
-        std::vector<float> values(kChunkBytes / container_bytes(format));
+        std::vector<float> values(chunk_elements(format));
         decode_chunk(format, chunk.data(), values.data());
         return to_numpy(std::move(values));
       },
@@ -290,7 +294,8 @@ void bind_umma(nb::module_& m) {
           "__init__",
           [](Umma* self, UmmaKind kind, uint32_t instruction, uint64_t a, uint64_t b, uint32_t d, uint32_t cta_group,
              bool a_in_tmem, bool accumulate, uint32_t scale_input_d,
-             const std::array<uint32_t, 8>& disable_output_lane, bool fused_sum) {
+             const std::array<uint32_t, 8>& disable_output_lane, bool fused_sum, uint32_t sfa, uint32_t sfb,
+             uint32_t block) {
             new (self) Umma{.instruction = decode_umma_instruction(instruction, kind),
                             .cta_group = cta_group,
                             .a_in_tmem = a_in_tmem,
@@ -301,15 +306,19 @@ void bind_umma(nb::module_& m) {
                             .accumulate = accumulate,
                             .scale_input_d = scale_input_d,
                             .fused_sum = fused_sum,
-                            .disable_output_lane = disable_output_lane};
+                            .disable_output_lane = disable_output_lane,
+                            .sfa_address = sfa,
+                            .sfb_address = sfb,
+                            .block = block};
           },
           "kind"_a, "instruction"_a, "a"_a, "b"_a, "d"_a, "cta_group"_a = 1, "a_in_tmem"_a = false,
           "accumulate"_a = false, "scale_input_d"_a = 0, "disable_output_lane"_a = std::array<uint32_t, 8>{},
-          "fused_sum"_a = false)
+          "fused_sum"_a = false, "sfa"_a = 0, "sfb"_a = 0, "block"_a = 32)
       .def("check", &check_umma)
       .def("shared_chunks", &umma_shared_chunks)
       .def("d_regions", &umma_d_regions)
       .def("a_regions", &umma_a_regions)
+      .def("scale_regions", &umma_scale_regions)
       .def(
           "execute",
           [](const Umma& op, const std::vector<Input<uint8_t>>& shared, uint32_t base,

@@ -35,7 +35,8 @@ FusedSum FusedSum::of_wgmma(NumberFormat a, NumberFormat b, bool f32_result) {
 FusedSum FusedSum::of_umma(NumberFormat a, NumberFormat b, bool f32_result) { return {a, b, f32_result, 25, 23}; }
 
 void fused_multiply_accumulate(const FusedSum& sum, const float* a, const float* b, uint32_t b_stride, uint32_t m,
-                               uint32_t n, uint32_t k, float scale, uint32_t* const* d) {
+                               uint32_t n, uint32_t k, float scale, uint32_t* const* d,
+                               const FusedSum::Scales* scales) {
   const int a_smallest = smallest_exponent(sum.a_format), b_smallest = smallest_exponent(sum.b_format);
   const int d_smallest = sum.f32_result ? kSmallestExponent : smallest_exponent(NumberFormat::kF16);
   std::vector<int> a_exponents(m * k), b_exponents(k * n);
@@ -46,11 +47,14 @@ void fused_multiply_accumulate(const FusedSum& sum, const float* a, const float*
   for (uint32_t i = 0; i < m; ++i) {
     for (uint32_t j = 0; j < n; ++j) {
       const float initial = scale == 0 ? 0 : std::bit_cast<float>(d[i][j]) * scale;
+      const double factor = scales ? double(scales->a[i]) * scales->b[j] : 1;
+      const int shift = std::isfinite(factor) ? std::ilogb(factor) : 0;
       int largest = exponent_of(initial, d_smallest);
       double plain = initial;  // has the infinities and NaNs of the sum
       for (uint32_t p = 0; p < k; ++p) {
-        largest = std::max(largest, a_exponents[i * k + p] + b_exponents[p * n + j]);
-        plain += double(a[i * k + p]) * b[p * b_stride + j];
+        const double product = double(a[i * k + p]) * b[p * b_stride + j];
+        largest = std::max(largest, a_exponents[i * k + p] + b_exponents[p * n + j] + (product == 0 ? 0 : shift));
+        plain += product * factor;
       }
       if (!std::isfinite(plain)) {
         d[i][j] = plain != plain ? kNan : std::bit_cast<uint32_t>(float(plain));
@@ -59,7 +63,7 @@ void fused_multiply_accumulate(const FusedSum& sum, const float* a, const float*
       // A power of two, by which all of this stays exact: terms have at most 24 + 25 bits.
       const double units = std::ldexp(1.0, int(sum.fraction_bits) - largest);
       double total = std::trunc(initial * units);
-      for (uint32_t p = 0; p < k; ++p) total += std::trunc(double(a[i * k + p]) * b[p * b_stride + j] * units);
+      for (uint32_t p = 0; p < k; ++p) total += std::trunc(double(a[i * k + p]) * b[p * b_stride + j] * factor * units);
       d[i][j] = truncate(total / units, sum.f32_result ? sum.result_bits : 23, !sum.f32_result);
     }
   }

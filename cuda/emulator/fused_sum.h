@@ -18,6 +18,11 @@ struct FusedSum {
   uint32_t fraction_bits;  // of the terms
   uint32_t result_bits;    // fraction bits of a float32 result, at most 23
 
+  // Powers of two by which the rows of a and the columns of b count. They only add to the exponents of products.
+  struct Scales {
+    const float *a, *b;
+  };
+
   // 13 for fp8 on Hopper, whose result has no more either; 25 for all others.
   static FusedSum of_wgmma(NumberFormat a, NumberFormat b, bool f32_result);
   static FusedSum of_umma(NumberFormat a, NumberFormat b, bool f32_result);
@@ -25,6 +30,7 @@ struct FusedSum {
 
 // As multiply_accumulate (mma_kernel.h). An f16 result is left as a float32 that f32_to_f16 rounds correctly.
 void fused_multiply_accumulate(const FusedSum& sum, const float* a, const float* b, uint32_t b_stride, uint32_t m,
-                               uint32_t n, uint32_t k, float scale, uint32_t* const* d);
+                               uint32_t n, uint32_t k, float scale, uint32_t* const* d,
+                               const FusedSum::Scales* scales = nullptr);
 
 }  // namespace jaxbw::emulator

@@ -55,7 +55,7 @@ struct Instruction {
   uint8_t flags = 0;
   uint8_t destinations = 0, sources = 0;
   Reg d[2];
-  Reg s[6];
+  Reg s[7];
   uint32_t line = 0;
   uint32_t target = 0;     // branch target, or a mode that the handler knows
   uint64_t immediate = 0;  // address offset, or bits that the handler knows

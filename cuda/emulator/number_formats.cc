@@ -164,6 +164,9 @@ void decode_chunk(NumberFormat format, const uint8_t* chunk, float* values) {
       return decode_packed(kE3M2, chunk, values);
     case NumberFormat::kE2M1:
       return decode_packed(kE2M1, chunk, values);
+    case NumberFormat::kE2M1Packed:
+      for (uint32_t i = 0; i < 32; ++i) values[i] = kE2M1[chunk[i / 2] >> i % 2 * 4 & 15];
+      return;
   }
 }
 

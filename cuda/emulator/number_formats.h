@@ -8,10 +8,11 @@
 
 namespace jaxbw::emulator {
 
-enum class NumberFormat : uint8_t { kF16, kBf16, kTf32, kE4M3, kE5M2, kE2M3, kE3M2, kE2M1 };
+// kE2M1Packed is E2M1 as kind::mxf4 and kind::mxf4nvf4 read it: two elements a byte, the lower half first.
+enum class NumberFormat : uint8_t { kF16, kBf16, kTf32, kE4M3, kE5M2, kE2M3, kE3M2, kE2M1, kE2M1Packed };
 
-// Bits of an element, and of the place it occupies in a matrix operand: 6- and 4-bit elements lie packed
-// in the first 12 or 8 bytes of every 16, as TMA's 16U6/16U4_ALIGN16B types leave them (PTX 9.7.16.10.4).
+// Bits of an element, and how many lie in 16 bytes of a matrix operand: 6- and 4-bit elements lie packed
+// in the first 12 or 8 bytes of these, as TMA's 16U6/16U4_ALIGN16B types leave them (PTX 9.7.16.10.4).
 constexpr uint32_t format_bits(NumberFormat format) {
   switch (format) {
     case NumberFormat::kTf32:
@@ -23,16 +24,21 @@ constexpr uint32_t format_bits(NumberFormat format) {
     case NumberFormat::kE3M2:
       return 6;
     case NumberFormat::kE2M1:
+    case NumberFormat::kE2M1Packed:
       return 4;
     default:
       return 8;
   }
 }
+// Of all formats but kE2M1Packed, whose elements have no bytes of their own.
 constexpr uint32_t container_bytes(NumberFormat format) {
   return format_bits(format) <= 8 ? 1 : format_bits(format) / 8;
 }
+constexpr uint32_t chunk_elements(NumberFormat format) {
+  return format == NumberFormat::kE2M1Packed ? 32 : 16 / container_bytes(format);
+}
 
-// Decodes the elements of one 16-byte chunk of a matrix operand: 16 / container_bytes(format) of them.
+// Decodes the elements of one 16-byte chunk of a matrix operand.
 // tf32 ignores the low 13 bits (PTX 9.7.15.5.2).
 void decode_chunk(NumberFormat format, const uint8_t* chunk, float* values);
 

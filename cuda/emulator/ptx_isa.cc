@@ -14,8 +14,7 @@ constexpr std::string_view kInstructions =
 
 // Modifiers that PTX has and no row of opcodes.inc.
 constexpr std::string_view kModifiers =
-    "abs sp ws shift down red block_scale scale_vec::1X scale_vec::2X scale_vec::4X block16 block32 kind::i8 "
-    "kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4 ashift b8x16.b6x16_p32 b8x16 b6x16_p32 b4x16_p64 im2col im2col::w "
+    "abs sp ws shift down red kind::i8 ashift b8x16.b6x16_p32 b8x16 b6x16_p32 b4x16_p64 im2col im2col::w "
     "im2col::w::128 im2col_no_offs cp_mask ignore_oob scaled::n2::ue8m0 rs rna e4m3x4 "
     "e5m2x4 e2m3x4 e3m2x4 e2m1x4 m8n16 spformat unified bulk s4 u4 b1 "
     "collector::b0::fill collector::b0::use collector::b0::lastuse collector::b0::discard collector::b1::fill "

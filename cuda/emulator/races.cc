@@ -204,6 +204,15 @@ Clocks RaceDetector::issue_to_tensor_core(AgentId engine, Actor issuer) {
   return enqueue(engine, known);
 }
 
+AgentId RaceDetector::begin_tensor_copy(AgentId engine, Actor issuer) {
+  if (rules_ == RaceRules::kHardware) return engine;
+  const AgentId copy = begin_operation(issuer);
+  Clocks& queue = issued_[engine - engine_agent(0)];
+  for (VectorClock* clock : {&queue.seen, &queue.fenced, &queue.tmem, &queue.read, &queue.tmem_read})
+    clock->raise(copy, time(copy));
+  return copy;
+}
+
 Clocks RaceDetector::enqueue(AgentId engine, const Clocks& known) {
   Clocks& queue = issued_[engine - engine_agent(0)];
   queue.join(known);

@@ -54,8 +54,8 @@ struct Actor {
 };
 
 // What orders two accesses: all that PTX asks for, or what GPUs need. These carry to tensor memory and the tensor core
-// what a thread knows without tcgen05.fence, and let what threads have accessed be overwritten asynchronously without
-// fence.proxy.async.
+// what a thread knows without tcgen05.fence, let what threads have accessed be overwritten asynchronously without
+// fence.proxy.async, and copy into tensor memory behind the MMAs that were issued before.
 enum class RaceRules : uint8_t { kPtx, kHardware };
 
 // Access::lane, where it is no lane: several, each of which it is an access of; or one cannot tell.
@@ -87,6 +87,9 @@ class RaceDetector {
   Clocks issue_to_engine(AgentId engine, Actor issuer);
   Clocks issue_to_tensor_core(AgentId engine, Actor issuer);
   void begin_engine_step(AgentId engine, const Clocks& known);
+  // A tcgen05.cp, by the agent that writes its columns. What the tensor core is given later comes after it, but PTX
+  // does not put it after an mma that was given earlier (9.7.16.6.2): kPtx wants its issuer to know of that.
+  AgentId begin_tensor_copy(AgentId engine, Actor issuer);
   void end_operation(AgentId operation, SyncClocks& sync);    // whoever waits there knows that it is complete
   void observe(Actor who, AgentId operation);                 // they know it, by a wait_group or wait::ld
   void observe(Actor who, AgentId operation, uint32_t time);  // that it has come so far

@@ -40,14 +40,14 @@ uint32_t chunk_address(const SharedMatrix& matrix, OperandMajor major, uint32_t 
 
 void read_operand(const SharedView& shared, const SharedMatrix& matrix, OperandMajor major, NumberFormat format,
                   uint32_t mn, float* values, uint32_t row_stride, uint32_t k_stride) {
-  const uint32_t count = kChunkBytes / container_bytes(format);
+  const uint32_t count = chunk_elements(format);
   const bool k_major = major == OperandMajor::kK;
   const uint32_t outer_stride = k_major ? row_stride : k_stride, inner_stride = k_major ? k_stride : row_stride;
   for_each_chunk(matrix, major, format, mn, [&](uint32_t address, uint32_t outer, uint32_t inner) {
     float* first = values + outer * outer_stride + inner * count * inner_stride;
     const uint8_t* bytes = shared.at(address, kChunkBytes);
     if (inner_stride == 1) return decode_chunk(format, bytes, first);
-    float chunk[16];
+    float chunk[32];
     decode_chunk(format, bytes, chunk);
     for (uint32_t i = 0; i < count; ++i) first[i * inner_stride] = chunk[i];
   });

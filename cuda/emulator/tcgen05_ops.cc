@@ -371,6 +371,7 @@ class Multiply final : public TensorCoreOperation {
         check_allocated(tmem, region, "tcgen05.mma");
         mark_pending(tmem, region, 1);
       }
+      for (const TmemRegion& region : umma_scale_regions(op_)) check_allocated(tmem, region, "tcgen05.mma");
     }
     ++s.machine.report().operations["mma"];
     const UmmaInstruction& mma = op_.instruction;
@@ -403,6 +404,7 @@ class Multiply final : public TensorCoreOperation {
     for (const uint32_t address : umma_shared_chunks(op_))
       machine.touch_shared(*this, agent, cta, address - kSharedBase, kChunkBytes, false);
     for (const TmemRegion& region : umma_a_regions(op_)) machine.touch_tensor(*this, agent, cta, region, false);
+    for (const TmemRegion& region : umma_scale_regions(op_)) machine.touch_tensor(*this, agent, cta, region, false);
     for (const TmemRegion& region : umma_d_regions(op_)) machine.touch_tensor(*this, agent, cta, region, true);
   }
 
@@ -414,6 +416,9 @@ class Multiply final : public TensorCoreOperation {
     for (const TmemRegion& region : umma_a_regions(op_))
       if (any_undefined(tmem, region))
         machine.finding("poison", *this, "tcgen05.mma reads an A in tensor memory that was never written");
+    for (const TmemRegion& region : umma_scale_regions(op_))
+      if (any_undefined(tmem, region))
+        machine.finding("poison", *this, "tcgen05.mma reads scales that were never written");
     if (!op_.accumulate) return;
     for (const TmemRegion& region : umma_d_regions(op_))
       if (any_undefined(tmem, region))
@@ -428,6 +433,8 @@ class Copy final : public TensorCoreOperation {
  public:
   Copy(Step& s, TmemCopyShape shape, SharedMatrix source, uint32_t address, uint32_t cta_group)
       : TensorCoreOperation(s), shape_(shape), source_(source), address_(address), ctas_(group_of(s.cta, cta_group)) {
+    if (RaceDetector* races = s.cta.cluster->races.get())
+      writer_ = races->begin_tensor_copy(s.cta.tensor_core_agent, actor_of(s));
     for (Cta* cta : ctas_) {
       ++cta->operations;
       for (const TmemRegion& region : tmem_copy_regions(shape_, address_)) {
@@ -448,12 +455,14 @@ class Copy final : public TensorCoreOperation {
         machine.finding("poison", *this, "tcgen05.cp reads shared memory that was never written");
       tmem_copy(shape_, shared_view(*cta), source_, tmem.memory, address_);
       for (const TmemRegion& region : tmem_copy_regions(shape_, address_)) {
-        machine.touch_tensor(*this, agent, *cta, region, true);
+        machine.touch_tensor(*this, writer_, *cta, region, true);
         mark_pending(tmem, region, -1);
         mark_defined(tmem, region);
       }
       --cta->operations;
     }
+    RaceDetector* races = issuer->cluster->races.get();
+    if (races && writer_ != agent) races->retire(writer_);
     return true;
   }
 
@@ -462,6 +471,7 @@ class Copy final : public TensorCoreOperation {
   const SharedMatrix source_;
   const uint32_t address_;
   const std::vector<Cta*> ctas_;
+  AgentId writer_ = kNoAgent;
 };
 
 // Arrives on its barriers when it has its turn: everything before it in the queue is complete. What comes behind it
@@ -498,9 +508,18 @@ class Commit final : public TensorCoreOperation {
   const uint32_t offset_;
 };
 
-enum MmaFlag : uint64_t { kAInTmem = 2, kNegatedEnable = 4, kKindShift = 8, kScaleShift = 16 };
+enum MmaFlag : uint64_t { kAInTmem = 2, kNegatedEnable = 4, kKindShift = 8, kScaleShift = 16, kBlockShift = 24 };
 
-// sources: d, a, b, instruction descriptor, enable; in.list: the disable-output-lane vector.
+// The address of scales; CUTLASS leaves their id in its highest two bits, as it does in the instruction descriptor.
+uint32_t scales_address(uint32_t address, uint32_t id) {
+  constexpr uint32_t kIdShift = 30;
+  if (address >> kIdShift != 0 && address >> kIdShift != id)
+    throw Error("tcgen05.mma: the address of scales names another id than the instruction descriptor");
+  return address & ((1u << kIdShift) - 1);
+}
+
+// sources: d, a, b, instruction descriptor, addresses of scales (block-scaled kinds), enable; in.list: the
+// disable-output-lane vector.
 void multiply(Step& s, const Instruction& in) {
   const auto& operands = in.statement->operands;
   for (uint32_t i = 0; i < in.sources; ++i) check_use(s, in.s[i], "an operand of tcgen05.mma");
@@ -515,7 +534,13 @@ void multiply(Step& s, const Instruction& in) {
     else
       op.a = decode_umma_shared_descriptor(row64(s, in.s[1])[lane]);
     op.b = decode_umma_shared_descriptor(row64(s, in.s[2])[lane]);
-    op.accumulate = (predicate(s, in.s[4]) >> lane & 1) != (in.detail & kNegatedEnable ? 1 : 0);
+    if (is_block_scaled(op.instruction.kind)) {
+      op.block = uint32_t(in.detail >> kBlockShift & 255);
+      const auto address = [&](size_t i) { return uint32_t(row32(s, in.s[i])[lane] + operands[i].bits); };
+      op.sfa_address = scales_address(address(4), op.instruction.sfa_id);
+      op.sfb_address = scales_address(address(5), op.instruction.sfb_id);
+    }
+    op.accumulate = (predicate(s, in.s[in.sources - 1]) >> lane & 1) != (in.detail & kNegatedEnable ? 1 : 0);
     op.fused_sum = s.machine.options().fused_sums;
     op.scale_input_d = uint32_t(in.detail >> kScaleShift & 255);
     for (size_t i = 0; i < in.list.size(); ++i) op.disable_output_lane[i] = row32(s, in.list[i])[lane];
@@ -577,6 +602,20 @@ void access_operands(Decoder& d, size_t address, const Operand& registers, bool 
   d.out.flags |= kAligned;
 }
 
+// Elements of K that share a scale (PTX 9.7.16.10.9.1). A family target refuses .scale_vec, as ptxas does.
+uint32_t scale_block(const Decoder& d, UmmaKind kind) {
+  if (!d.has("block_scale")) d.fail("needs .block_scale");
+  for (const std::string_view vector : {"scale_vec::1X", "scale_vec::2X", "scale_vec::4X"})
+    if (d.has(vector) && d.rows.module.target.ends_with('f'))
+      d.fail(std::string(vector) + " does not exist for " + d.rows.module.target + ": use block16 or block32");
+  const bool of_16 = d.has("block16") || d.has("scale_vec::4X");
+  const bool of_32 = d.has("block32") || d.has(kind == UmmaKind::kMxF8F6F4 ? "scale_vec::1X" : "scale_vec::2X");
+  if (of_16 && (of_32 || kind != UmmaKind::kMxF4NvF4)) d.fail("blocks of 16 are kind::mxf4nvf4's");
+  if (!of_16 && !of_32 && (kind == UmmaKind::kMxF4NvF4 || d.has("scale_vec::1X") || d.has("scale_vec::2X")))
+    d.fail("needs the size of blocks that its kind has");
+  return of_16 ? 16 : 32;
+}
+
 uint64_t pair_flag(const Decoder& d) {
   if (d.has("cta_group::1") == d.has("cta_group::2")) d.fail("needs .cta_group::1 or .cta_group::2");
   return d.bits_if("cta_group::2", kPair);
@@ -619,10 +658,12 @@ void decode_tcgen05_wait(Decoder& d) {
 
 void decode_tcgen05_mma(Decoder& d) {
   static constexpr std::pair<std::string_view, UmmaKind> kKinds[] = {
-      {"kind::f16", UmmaKind::kF16}, {"kind::tf32", UmmaKind::kTf32}, {"kind::f8f6f4", UmmaKind::kF8F6F4}};
+      {"kind::f16", UmmaKind::kF16},       {"kind::tf32", UmmaKind::kTf32},
+      {"kind::f8f6f4", UmmaKind::kF8F6F4}, {"kind::mxf8f6f4", UmmaKind::kMxF8F6F4},
+      {"kind::mxf4", UmmaKind::kMxF4},     {"kind::mxf4nvf4", UmmaKind::kMxF4NvF4}};
   const auto* kind =
       std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& row) { return d.has(row.first); });
-  if (kind == std::end(kKinds)) d.fail("needs a kind that is supported: f16, tf32 or f8f6f4");
+  if (kind == std::end(kKinds)) d.fail("needs a kind that is supported, any but i8");
   d.out.detail = pair_flag(d) | uint64_t(kind->second) << kKindShift;
   const auto tmem_address = [&](const Operand& operand) {
     if (operand.kind != Operand::Kind::kAddress) d.fail("needs a tensor memory address in []");
@@ -638,7 +679,13 @@ void decode_tcgen05_mma(Decoder& d) {
   d.source(2, Type::k_b64);
   d.source(3, Type::k_b32);
   size_t at = 4;
-  if (d.operand(at).kind == Operand::Kind::kVector) {
+  if (is_block_scaled(kind->second)) {
+    d.out.detail |= uint64_t{scale_block(d, kind->second)} << kBlockShift;
+    tmem_address(d.operand(at++));
+    tmem_address(d.operand(at++));
+  } else if (d.has("block_scale")) {
+    d.fail("needs a block-scaled kind");
+  } else if (d.operand(at).kind == Operand::Kind::kVector) {
     const auto& lanes = d.operand(at).parts;
     if (lanes.size() != (d.out.detail & kPair ? 8u : 4u)) d.fail("needs 4 or, in pairs, 8 words of lanes to disable");
     for (const Operand& word : lanes) d.out.list.push_back(d.read(word, Type::k_b32));

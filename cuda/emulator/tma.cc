@@ -111,7 +111,8 @@ void reduce_16bit(Reduction op, std::span<const uint8_t> source, std::span<uint8
 
 void check_tma_supported(const TensorMapFields& map) {
   require(map.interleave == Interleave::kNone, "interleaved layouts are not supported");
-  require(element_bits(map.type) >= 8, "4- and 6-bit element types are not supported");
+  require(element_bits(map.type) >= 8 || map.type == TensorMapType::k16U4Align8B,
+          "the padded 4- and 6-bit element types are not supported");
   require(map.fill == OobFill::kZero, "the NaN of OOB_FILL_NAN is not documented: not supported");
   require(map.swizzle == Swizzle::kNone || map.box[0] * element_bits(map.type) / 8 == swizzle_span(map.swizzle),
           "a swizzled box must be as wide as its swizzle span: the row pitch of a narrower one is not documented");

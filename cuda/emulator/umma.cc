@@ -8,35 +8,11 @@
 #include "error.h"
 #include "fused_sum.h"
 #include "mma_kernel.h"
+#include "umma_rules.h"
+#include "umma_scales.h"
 
 namespace jaxbw::emulator {
 namespace {
-
-void require(bool condition, const std::string& rule) {
-  if (!condition) throw Error("tcgen05.mma: " + rule);
-}
-
-NumberFormat decode_format(uint64_t code, UmmaKind kind) {
-  if (kind == UmmaKind::kF16 && code == 0) return NumberFormat::kF16;
-  if (kind == UmmaKind::kF16 && code == 1) return NumberFormat::kBf16;
-  if (kind == UmmaKind::kTf32 && code == 2) return NumberFormat::kTf32;
-  if (kind == UmmaKind::kF8F6F4) {
-    switch (code) {
-      case 0:
-        return NumberFormat::kE4M3;
-      case 1:
-        return NumberFormat::kE5M2;
-      case 3:
-        return NumberFormat::kE2M3;
-      case 4:
-        return NumberFormat::kE3M2;
-      case 5:
-        return NumberFormat::kE2M1;
-    }
-  }
-  throw Error("tcgen05.mma: instruction descriptor: operand type " + std::to_string(code) +
-              " does not exist for this kind (PTX table 42)");
-}
 
 // Rows of A and D, and columns of B, that one CTA holds.
 uint32_t rows_per_cta(const Umma& op) { return op.instruction.m / op.cta_group; }
@@ -44,19 +20,20 @@ uint32_t b_columns_per_cta(const Umma& op) { return op.instruction.n / op.cta_gr
 bool is_layout_b(const Umma& op) { return op.cta_group == 2 && op.instruction.m == 128; }
 bool is_layout_f(const Umma& op) { return op.cta_group == 1 && op.instruction.m == 64; }
 
-// Elements of K, and the cells of a row of A in tensor memory.
-uint32_t k_extent(const Umma& op) { return kMmaKBytes / container_bytes(op.instruction.a_format); }
-constexpr uint32_t kAColumns = kMmaKBytes / 4;
+constexpr uint32_t kAColumns = kMmaKBytes / 4;  // the cells of a row of A in tensor memory
 
-// Table 39. It lists N in steps of 8 for M = 128 with one CTA, CUTLASS asserts steps of 16: the stricter rule.
+// Table 39. It lists N in steps of 8 for M = 128 with one CTA, CUTLASS asserts steps of 16 unless block-scaled: the
+// stricter rule. Of a block-scaled pair with M = 128 nothing says where its scales lie.
 void check_shape(const Umma& op) {
   const uint32_t m = op.instruction.m, n = op.instruction.n;
   const std::string shape =
       "M = " + std::to_string(m) + ", N = " + std::to_string(n) + ", cta_group::" + std::to_string(op.cta_group) + ": ";
+  const bool scaled = is_block_scaled(op.instruction.kind);
   require(op.cta_group == 1 || op.cta_group == 2, "cta_group must be 1 or 2");
+  require(!scaled || m == 128 * op.cta_group, shape + "M of a block-scaled kind is 128, or 256 of a pair");
   if (op.cta_group == 1) {
     require(m == 64 || m == 128, shape + "M must be 64 or 128 (PTX 9.7.16.2.1)");
-    const uint32_t step = m == 64 ? 8 : 16;
+    const uint32_t step = m == 64 || scaled ? 8 : 16;
     require(n % step == 0 && n >= step && n <= 256,
             shape + "N must be a multiple of " + std::to_string(step) + " up to 256 (PTX 9.7.16.2.1)");
   } else {
@@ -64,7 +41,7 @@ void check_shape(const Umma& op) {
     require(n % 16 == 0 && n >= 16 && n <= 256, shape + "N must be a multiple of 16 up to 256 (PTX 9.7.16.2.1)");
     require(!op.a_in_tmem || n % 32 == 0, shape + "A in tensor memory needs N in steps of 32");
   }
-  if (op.instruction.b_major == OperandMajor::kMN && container_bytes(op.instruction.b_format) == 1) {
+  if (op.instruction.b_major == OperandMajor::kMN && format_bits(op.instruction.b_format) == 8) {
     require(n % (16 * op.cta_group) == 0, shape + "a transposed 8-bit B needs N in steps of " +
                                               std::to_string(16 * op.cta_group) + " (PTX table 52)");
   }
@@ -124,7 +101,7 @@ void read_a(const Umma& op, const UmmaCta& cta, uint32_t first_lane, std::vector
   const uint32_t rows = rows_per_cta(op), k = k_extent(op);
   values.resize(rows * k);
   if (op.a_in_tmem) {
-    const uint32_t count = kChunkBytes / container_bytes(instruction.a_format);
+    const uint32_t count = chunk_elements(instruction.a_format);
     for (uint32_t row = 0; row < rows; ++row) {
       const uint32_t* cells = cta.tmem->row(first_lane + tmem_lane(op.a_address) + row_lane(op, row));
       const uint8_t* bytes = reinterpret_cast<const uint8_t*>(cells + tmem_column(op.a_address));
@@ -184,68 +161,16 @@ void multiply(const Umma& op, const std::vector<float>& a, const float* b, uint3
 
 }  // namespace
 
-SharedMatrix decode_umma_shared_descriptor(uint64_t descriptor) {
-  require(bit_field(descriptor, 46, 3) == 1, "shared-memory descriptor: bits 46-48 must be 0b001 (PTX table 40)");
-  require(bit_field(descriptor, 52, 1) == 0,
-          "shared-memory descriptor: absolute leading address (bit 52) is sm_103a's");
-  require(bit_field(descriptor, 53, 8) == 0, "shared-memory descriptor: bits 53-60 must be 0 (PTX table 40)");
-  require(bit_field(descriptor, 14, 2) == 0 && bit_field(descriptor, 30, 2) == 0,
-          "shared-memory descriptor: bits 14-15 and 30-31 are not part of any field (PTX table 40)");
-  const uint64_t mode = bit_field(descriptor, 61, 3);
-  switch (mode) {
-    case 0:
-      return decode_shared_matrix(descriptor, Swizzle::kNone);
-    case 1:
-      return decode_shared_matrix(descriptor, Swizzle::k128BAtom32B);
-    case 2:
-      return decode_shared_matrix(descriptor, Swizzle::k128B);
-    case 4:
-      return decode_shared_matrix(descriptor, Swizzle::k64B);
-    case 6:
-      return decode_shared_matrix(descriptor, Swizzle::k32B);
-  }
-  throw Error("tcgen05.mma: shared-memory descriptor: swizzle mode " + std::to_string(mode) +
-              " is invalid (PTX table 40)");
-}
-
-UmmaInstruction decode_umma_instruction(uint32_t descriptor, UmmaKind kind) {
-  const auto field = [&](uint32_t first, uint32_t count) { return bit_field(descriptor, first, count); };
-  require(field(2, 1) == 0 && field(0, 2) == 0, "instruction descriptor: sparsity is not supported");
-  require(field(3, 1) == 0, "instruction descriptor: saturation is for kind::i8 (PTX table 42)");
-  require(field(6, 1) == 0 && field(23, 1) == 0 && field(29, 1) == 0,
-          "instruction descriptor: bits 6, 23 and 29 are reserved (PTX table 42)");
-  require(field(30, 2) == 0, "instruction descriptor: the maximum shift is for .ws, which is not supported");
-  const uint64_t d_type = field(4, 2);
-  require(d_type == 1 || (d_type == 0 && kind != UmmaKind::kTf32),
-          "instruction descriptor: D type " + std::to_string(d_type) + " does not exist for this kind (PTX table 42)");
-  const UmmaInstruction instruction = {.kind = kind,
-                                       .m = static_cast<uint32_t>(field(24, 5)) << 4,
-                                       .n = static_cast<uint32_t>(field(17, 6)) << 3,
-                                       .a_format = decode_format(field(7, 3), kind),
-                                       .b_format = decode_format(field(10, 3), kind),
-                                       .f32_result = d_type == 1,
-                                       .negate_a = field(13, 1) != 0,
-                                       .negate_b = field(14, 1) != 0,
-                                       .a_major = static_cast<OperandMajor>(field(15, 1)),
-                                       .b_major = static_cast<OperandMajor>(field(16, 1))};
-  if (kind == UmmaKind::kF16) {
-    // Table 39: an f16 result takes f16 operands only; a and b share their type in this kind.
-    require(instruction.a_format == instruction.b_format, "kind::f16: A and B must have the same type");
-    require(instruction.f32_result || instruction.a_format == NumberFormat::kF16,
-            "kind::f16: an f16 D needs f16 operands (PTX table 39)");
-  }
-  return instruction;
-}
-
 void check_umma(const Umma& op) {
   const UmmaInstruction& instruction = op.instruction;
   check_shape(op);
   if (!op.a_in_tmem) check_operand("A", instruction.a_format, instruction.a_major, op.a);
   check_operand("B", instruction.b_format, instruction.b_major, op.b);
   require(op.scale_input_d <= 15, "scale-input-d must be 0 to 15");
-  require(op.scale_input_d == 0 || instruction.kind != UmmaKind::kF8F6F4,
+  require(op.scale_input_d == 0 || instruction.kind == UmmaKind::kF16 || instruction.kind == UmmaKind::kTf32,
           "scale-input-d is for kind::f16 and kind::tf32");
   check_tmem_operands(op);
+  check_umma_scales(op);
 }
 
 std::vector<uint32_t> umma_shared_chunks(const Umma& op) {
@@ -268,11 +193,18 @@ std::vector<TmemRegion> umma_a_regions(const Umma& op) {
   return a_regions(op);
 }
 
+std::vector<TmemRegion> umma_scale_regions(const Umma& op) {
+  if (!is_block_scaled(op.instruction.kind)) return {};
+  check_umma(op);
+  return scale_regions(op);
+}
+
 void execute_umma(const Umma& op, std::span<const UmmaCta> ctas) {
   check_umma(op);
   require(ctas.size() == op.cta_group, "needs as many CTAs as its cta_group");
   const uint32_t rows = rows_per_cta(op), halves = is_layout_b(op) ? 2 : 1;
   const uint32_t columns = op.instruction.n / halves;
+  const bool scaled = is_block_scaled(op.instruction.kind);
   const std::vector<float> b = read_b(op, ctas);
   std::vector<float> a;
   std::vector<uint32_t*> cells(rows);
@@ -285,7 +217,10 @@ void execute_umma(const Umma& op, std::span<const UmmaCta> ctas) {
         const bool disabled = op.disable_output_lane[4 * c + lane / 32] >> lane % 32 & 1;
         cells[row] = disabled ? discarded.data() : ctas[c].tmem->row(lane) + tmem_column(op.d_address);
       }
-      multiply(op, a, &b[half * columns], columns, cells);
+      if (scaled)
+        multiply_scaled(op, a, b, *ctas[c].tmem, cells);
+      else
+        multiply(op, a, &b[half * columns], columns, cells);
     }
   }
 }

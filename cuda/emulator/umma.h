@@ -1,7 +1,7 @@
 // tcgen05.mma: descriptors, legality, operands, and the multiply itself (PTX 9.7.16).
 //
-// Dense kind::f16, kind::tf32 and kind::f8f6f4. Everything else (i8, block-scaled kinds, sparsity, .ws,
-// .ashift, A with 6- or 4-bit elements in tensor memory) is refused.
+// Dense kind::f16, kind::tf32 and kind::f8f6f4, and the block-scaled kinds (umma_scales.h). Everything else (i8,
+// sparsity, .ws, .ashift, A with 6- or 4-bit elements in tensor memory) is refused.
 //
 // Where D lies (PTX 9.7.16.10.5), and A when it is in tensor memory:
 //
@@ -39,9 +39,10 @@ namespace jaxbw::emulator {
 // invalid swizzle mode and on the absolute-address mode of sm_103a.
 SharedMatrix decode_umma_shared_descriptor(uint64_t descriptor);
 
-enum class UmmaKind : uint8_t { kF16, kTf32, kF8F6F4 };
+enum class UmmaKind : uint8_t { kF16, kTf32, kF8F6F4, kMxF8F6F4, kMxF4, kMxF4NvF4 };
+constexpr bool is_block_scaled(UmmaKind kind) { return kind >= UmmaKind::kMxF8F6F4; }
 
-// Instruction descriptor (PTX table 42).
+// Instruction descriptor (PTX table 42; of block-scaled kinds 43 and 44).
 struct UmmaInstruction {
   UmmaKind kind;
   uint32_t m, n;
@@ -49,6 +50,9 @@ struct UmmaInstruction {
   bool f32_result;  // or f16
   bool negate_a, negate_b;
   OperandMajor a_major, b_major;
+  // Of block-scaled kinds.
+  bool ue8m0_scales = false;        // or ue4m3
+  uint32_t sfa_id = 0, sfb_id = 0;  // which byte of a cell has the scale of the first block
 
   bool operator==(const UmmaInstruction&) const = default;
 };
@@ -68,6 +72,9 @@ struct Umma {
   uint32_t scale_input_d = 0;  // D * 2^-scale_input_d
   bool fused_sum = false;
   std::array<uint32_t, 8> disable_output_lane = {};  // lane l of CTA c: bit l%32 of word 4c + l/32
+  // Of block-scaled kinds: where the scales lie in tensor memory, and the elements of K that share one.
+  uint32_t sfa_address = 0, sfb_address = 0;
+  uint32_t block = 32;
 };
 
 // Throws Error, naming the rule and its section, on whatever the instruction may not be.
@@ -75,9 +82,10 @@ void check_umma(const Umma& op);
 
 // What each CTA's half of the instruction touches. All of these check the instruction first; shared addresses are
 // those that the descriptors give, which may lie outside the CTA's memory (execute_umma then throws).
-std::vector<uint32_t> umma_shared_chunks(const Umma& op);  // addresses of 16 bytes: A's, then B's
-std::vector<TmemRegion> umma_d_regions(const Umma& op);    // written, and read if `accumulate`
-std::vector<TmemRegion> umma_a_regions(const Umma& op);    // read; empty unless A is in tensor memory
+std::vector<uint32_t> umma_shared_chunks(const Umma& op);    // addresses of 16 bytes: A's, then B's
+std::vector<TmemRegion> umma_d_regions(const Umma& op);      // written, and read if `accumulate`
+std::vector<TmemRegion> umma_a_regions(const Umma& op);      // read; empty unless A is in tensor memory
+std::vector<TmemRegion> umma_scale_regions(const Umma& op);  // read; empty unless block-scaled
 
 struct UmmaCta {
   SharedView shared;
@@ -85,7 +93,8 @@ struct UmmaCta {
 };
 
 // Checks and executes; `ctas` holds one CTA, or the even and the odd one of the pair. Accumulation is in
-// float32 (mma_kernel.h), rounded to f16 at the end for an f16 D; or as in fused_sum.h.
+// float32 (mma_kernel.h), rounded to f16 at the end for an f16 D; or as in fused_sum.h. Block-scaled: the product of
+// each block of K in float32, which is then scaled and added to D, rounded once.
 void execute_umma(const Umma& op, std::span<const UmmaCta> ctas);
 
 }  // namespace jaxbw::emulator

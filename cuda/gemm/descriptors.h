@@ -84,6 +84,22 @@ constexpr uint32_t umma_instruction(DataType a, DataType b, Major a_major, Major
                                | field(n >> 3, 17, 6) | field(m >> 4, 24, 5));
 }
 
+// PTX 9.7.16.4.2, table for kind::mxf8f6f4: ue8m0 scales, which begin in byte 0 of their cells.
+constexpr uint32_t mx_instruction(DataType a, DataType b, Major a_major, Major b_major, uint32_t m, uint32_t n) {
+  return static_cast<uint32_t>(field(static_cast<uint64_t>(a), 7, 3)           // A's format
+                               | field(static_cast<uint64_t>(b), 10, 3)        // B's format
+                               | field(static_cast<uint64_t>(a_major), 15, 1)  // A MN-major
+                               | field(static_cast<uint64_t>(b_major), 16, 1)  // B MN-major
+                               | field(n >> 3, 17, 6) | field(1, 23, 1) | field(m >> 7, 27, 2));
+}
+// Added to it: they begin in the next byte, A's and B's.
+constexpr uint32_t kNextScale = static_cast<uint32_t>(field(1, 29, 2) | field(1, 4, 2));
+
+// The source of tcgen05.cp of a tile of scales: no swizzle, 8 rows of 16 bytes to the next 8.
+constexpr uint64_t scales_descriptor(uint32_t address) {
+  return field(address >> 4, 0, 14) | field(kSwizzleRows * 16 >> 4, 32, 14) | field(1, 46, 3);
+}
+
 namespace descriptors_check {
 constexpr OperandTile kKMajor = operand_tile(Major::kK, DataType::kBF16, 128, 1);
 constexpr OperandTile kMnMajor = operand_tile(Major::kMN, DataType::kBF16, 128, 1);
@@ -97,6 +113,12 @@ constexpr OperandTile k8Bit = operand_tile(Major::kMN, DataType::kE5M2, 128, 1);
 static_assert(descriptor_steps(k8Bit).mma == 4096 >> 4 && descriptor_steps(kMnMajor).mma == 2048 >> 4);
 static_assert(umma_instruction(DataType::kBF16, DataType::kBF16, Major::kK, Major::kMN, 256, 256) == 0x1041'0490);
 static_assert(umma_instruction(DataType::kE4M3, DataType::kE5M2, Major::kK, Major::kK, 128, 256) == 0x0840'0410);
+// As Triton and the CuTe DSL have them.
+static_assert(mx_instruction(DataType::kE4M3, DataType::kE4M3, Major::kK, Major::kK, 128, 128) == 0x08A0'0000);
+static_assert(mx_instruction(DataType::kE4M3, DataType::kE4M3, Major::kK, Major::kMN, 128, 128) == 0x08A1'0000);
+static_assert(mx_instruction(DataType::kE4M3, DataType::kE4M3, Major::kK, Major::kK, 256, 256) == 0x10C0'0000);
+static_assert(0x08A0'0000 + 3 * kNextScale == 0x68A0'0030);
+static_assert(scales_descriptor(0) >> 32 == 0x4008);
 }  // namespace descriptors_check
 
 }  // namespace jaxbw

@@ -57,13 +57,41 @@ JAXBW_DEVICE void store_rows(GroupRows* entry, const GroupRows& rows) {
   ptx::store_global(entry, rows.rows, rows.a_end, rows.other_end, rows.matrix);
 }
 
+// The entries of a matmul whose contraction is grouped: groups that have rows from the front on, others from the back.
+class GroupOrder {
+ public:
+  JAXBW_DEVICE explicit GroupOrder(const GroupTableParams& p) : p_(p) {}
+
+  // By all threads, each with a group of its own, or none.
+  JAXBW_DEVICE void add(bool is_there, const GroupRows& group) {
+    constexpr uint32_t kEmpty = 1u << 16;  // counted in the upper half of a word
+    static_assert(kGroupTableThreads < kEmpty);
+    const uint32_t counted = !is_there ? 0 : group.rows > 0 ? 1 : kEmpty;
+    const BlockScan::Sums sums = BlockScan::scan(counted, [](uint32_t a, uint32_t b) { return a + b; });
+    if (counted == 1) {
+      store_rows(p_.table + with_rows_ + sums.before % kEmpty, group);
+    } else if (counted == kEmpty) {
+      store_rows(p_.table + p_.batch * p_.groups - 1 - empty_ - sums.before / kEmpty, group);
+    }
+    with_rows_ += sums.all % kEmpty;
+    empty_ += sums.all / kEmpty;
+  }
+
+  JAXBW_DEVICE uint32_t with_rows() const { return with_rows_; }
+
+ private:
+  const GroupTableParams& p_;
+  uint32_t with_rows_ = 0, empty_ = 0;  // entries written so far
+};
+
 JAXBW_DEVICE void group_table(const GroupTableParams& p) {
   __shared__ uint32_t first_tiles[kGroupTableThreads], first_rows[kGroupTableThreads], end_rows[kGroupTableThreads];
-  const bool of_rows = p.count != nullptr;
+  const bool contraction = p.contraction != 0;
   ptx::wait_for_upstream();
   ptx::launch_dependents();  // they wait for what is written here
   const uint32_t offset = static_cast<uint32_t>(*p.offset);
   uint32_t tiles = 0;  // written so far
+  GroupOrder order(p);
 #pragma unroll 1
   for (uint32_t batch = 0; batch < p.batch; ++batch) {
     const uint32_t a_first = batch * p.a_batched * p.rows, b_first = batch * p.b_batched;
@@ -82,12 +110,10 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
       const BlockScan::Sums rows = BlockScan::scan(size, up_to_all);
       const uint32_t start = up_to_all(rows_before, rows.before), end = up_to_all(start, size);
       rows_before = up_to_all(rows_before, rows.all);
-      if (!of_rows) {
+      if (contraction) {
         const uint32_t matrix = group - offset;
-        if (group < p.total_groups && matrix < p.groups) {
-          store_rows(p.table + uint64_t{batch} * p.groups + matrix,
-                     {end - start, a_first + end, b_first * p.rows + end, batch * p.groups + matrix});
-        }
+        order.add(group < p.total_groups && matrix < p.groups,
+                  {end - start, a_first + end, b_first * p.rows + end, batch * p.groups + matrix});
         continue;
       }
       const uint32_t of_group = (end - start + p.block_m - 1) / p.block_m;
@@ -107,15 +133,15 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
       tiles += counts.all;
       __syncthreads();
     }
-    if (of_rows) continue;
-    for (uint32_t matrix = threadIdx.x; matrix < p.groups; matrix += kGroupTableThreads) {
-      if (matrix + offset >= p.total_groups) {
-        store_rows(p.table + uint64_t{batch} * p.groups + matrix,
-                   {0, a_first, b_first * p.rows, batch * p.groups + matrix});
-      }
+    if (!contraction) continue;
+    // Matrices of groups that there are not.
+#pragma unroll 1
+    for (uint32_t first = 0; first < p.groups; first += kGroupTableThreads) {
+      const uint32_t matrix = first + threadIdx.x;
+      order.add(matrix < p.groups && matrix + offset >= p.total_groups, {0, 0, 0, batch * p.groups + matrix});
     }
   }
-  if (of_rows && threadIdx.x == 0) *p.count = tiles;
+  if (threadIdx.x == 0) *p.count = contraction ? order.with_rows() : tiles;
 }
 
 }  // namespace jaxbw

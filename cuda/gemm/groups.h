@@ -43,7 +43,7 @@ constexpr uint32_t kNoMatrix = ~0u;
 struct GroupedParams {
   GemmParams gemm;
   const GroupRows* table;
-  const uint32_t* count;  // entries of the table; null where the contraction is grouped, which has gemm.batch
+  const uint32_t* count;  // entries of the table that have tiles; where the contraction is grouped empty groups follow
 };
 
 // What the launch in front does: see group_table.cuh.
@@ -51,7 +51,8 @@ struct GroupTableParams {
   const int32_t* sizes;   // [batch, total_groups]
   const int32_t* offset;  // the group of the first matrix
   GroupRows* table;
-  uint32_t* count;  // null where the contraction is grouped
+  uint32_t* count;
+  uint32_t contraction;  // 1: it is what is grouped
   uint32_t batch, total_groups, groups;
   uint32_t rows;     // of a batch index
   uint32_t block_m;  // of a tile of D

@@ -9,6 +9,11 @@
 
 namespace jaxbw {
 
+// What every kernel's argument has.
+JAXBW_DEVICE const GemmParams& gemm_params(const GemmParams& argument) { return argument; }
+JAXBW_DEVICE const GemmParams& gemm_params(const PromotedParams& argument) { return argument.gemm; }
+JAXBW_DEVICE const GemmParams& gemm_params(const MxParams& argument) { return argument.gemm; }
+
 template <EpilogueShape kEpilogue>
 struct KernelContext {
   const GemmParams& params;

@@ -29,13 +29,14 @@
 #include "gemm/sm100_context.h"
 #include "gemm/sm100_epilogue.cuh"
 #include "gemm/sm100_load.cuh"
+#include "gemm/sm100_mx.cuh"
 #include "ptx/programmatic_launch.h"
 
 namespace jaxbw::sm100 {
 
 using Kind = ptx::UmmaKind;
 
-constexpr uint32_t element_bytes(Kind kind) { return kind == Kind::k8Bit ? 1 : kind == Kind::k16Bit ? 2 : 4; }
+constexpr uint32_t element_bytes(Kind kind) { return kind == Kind::k16Bit ? 2 : kind == Kind::kTf32 ? 4 : 1; }
 
 enum Warp : uint32_t { kLoadWarp = 0, kMultiplyWarp = 1, kScheduleWarp = 2, kTmemWarp = 3, kFirstEpilogueWarp = 4 };
 static_assert(kFirstEpilogueWarp % 4 == 0, "epilogue warp w reaches the TMEM lanes 32 (w % 4) ...");
@@ -182,8 +183,19 @@ JAXBW_DEVICE uint32_t set_up(const Context& context, uint32_t warp) {
   return ptx::load_shared(tmem_slot);
 }
 
-template <uint32_t kCtaGroup, Kind kKind>
-JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE NoScales scale_loads(const GemmParams&, const Context&) {
+  return {};
+}
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE ScaleLoads<kCtaGroup> scale_loads(const MxParams& argument, const Context& context) {
+  return {argument, context};
+}
+
+// The argument: MxParams of kMx8Bit, GemmParams of others.
+template <uint32_t kCtaGroup, Kind kKind, typename Argument>
+JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
+  const GemmParams& params = gemm_params(argument);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   ClusterShape cluster = params.cluster;
   cluster.cta_group = kCtaGroup;  // known at compile time
@@ -199,10 +211,10 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
     // first load are the cluster's: hence a copy without them.
     if (cluster.size() == kCtaGroup) {
       const Context alone = context.alone<kCtaGroup>();
-      load_tiles<kCtaGroup>(alone);
+      load_tiles<kCtaGroup>(alone, scale_loads<kCtaGroup>(argument, alone));
       context.profile.go_on_from(alone.profile);
     } else {
-      load_tiles<kCtaGroup>(context);
+      load_tiles<kCtaGroup>(context, scale_loads<kCtaGroup>(argument, context));
     }
   } else {
     tmem = set_up<kCtaGroup>(context, warp);
@@ -213,7 +225,9 @@ JAXBW_DEVICE void gemm(const GemmParams& params, ProfileArgument profile = {}) {
   }
 
   if (warp == kMultiplyWarp) {
-    if (context.leads_group()) {
+    if constexpr (kKind == Kind::kMx8Bit) {
+      if (context.leads_group()) multiply_mx_tiles<kCtaGroup>(context, tmem);
+    } else if (context.leads_group()) {
       with_bool(params.k_spans == 1, [&]<bool kOneSpan>() {
         if (context.mma_tiles() == 1) {
           multiply_tiles<kCtaGroup, kKind, 1, kOneSpan>(context, tmem);

@@ -20,8 +20,7 @@ constexpr uint32_t kMeetBarrier = 1;                              // all threads
 constexpr uint32_t kTmemBarrier = 2;                              // the warps that access or allocate Tensor Memory:
 constexpr uint32_t kTmemThreads = kThreads - 2 * ptx::kWarpSize;  // all but the load and the schedule warp
 
-constexpr uint32_t kMaxAccumulators = 2;
-constexpr uint32_t kAccumulatorColumns = ptx::kTmemColumns / kMaxAccumulators;
+static_assert(kTmemColumns == ptx::kTmemColumns);
 constexpr uint32_t kResponses = 2;
 
 struct Control {

@@ -11,6 +11,14 @@
 
 namespace jaxbw::sm100 {
 
+// Of a matmul without scales of blocks; sm100_mx.cuh has the others'.
+struct NoScales {
+  JAXBW_DEVICE uint32_t stage_bytes() const { return 0; }
+  JAXBW_DEVICE void pass_on() const {}
+  JAXBW_DEVICE void start_at(const Tile&, uint32_t) {}
+  JAXBW_DEVICE void load(uint32_t, uint32_t) {}
+};
+
 // How an operand's part of a stage comes: to several CTAs or to one, and in one box along K or in any boxes.
 template <bool kMulticastValue, bool kOneBoxValue>
 struct LoadForm {
@@ -111,34 +119,38 @@ class OperandLoads {
   ptx::BoxOrigin box_{};
 };
 
-// What of a stage is the same for all work items.
-template <uint32_t kCtaGroup>
+// What of a stage is the same for all work items. Scales: the loads of scales, NoScales where there are none.
+template <uint32_t kCtaGroup, typename Scales>
 struct StageLoads {
   OperandLoads<kCtaGroup> a, b, b_up;
+  [[no_unique_address]] Scales scales;
   bool announces;  // this lane tells the leader's barrier how many bytes come
   uint32_t group_bytes, b_offset, stage_bytes;
 };
 
 // Loads neighbouring stages, the first of them to `destination`, which goes on behind the last. kBoth: gate and up.
-template <typename FormA, typename FormB, bool kBoth, uint32_t kCtaGroup>
-JAXBW_DEVICE void load_run(const Context& context, StageLoads<kCtaGroup>& loads, RingRun run, uint32_t& destination) {
+template <typename FormA, typename FormB, bool kBoth, uint32_t kCtaGroup, typename Scales>
+JAXBW_DEVICE void load_run(const Context& context, StageLoads<kCtaGroup, Scales>& loads, RingRun run,
+                           uint32_t& destination) {
 #pragma unroll 1
   do {
     context.profile.enter(Activity::kAwaitEmpty, run.slot());
     run.wait_empty();
     context.profile.enter(Activity::kLoad, run.slot());
+    loads.scales.pass_on();
     if (loads.announces) ptx::mbarrier_arrive_expect_tx(run.signalled(), loads.group_bytes);
     loads.a.template load<FormA>(destination, run.signalled());
     loads.b.template load<FormB>(destination + loads.b_offset, run.signalled());
     if (kBoth) loads.b_up.template load<FormB>(destination + loads.b_offset, run.signalled());
+    loads.scales.load(run.slot(), run.signalled());
     destination += loads.stage_bytes;
   } while (run.next());
 }
 
 // A gated matmul's tile of B is block_n / 2 columns of the gate and as many of up, side by side. A CTA alone loads
 // both; of a pair, the even CTA loads its half, the gate, and the odd one up.
-template <uint32_t kCtaGroup>
-JAXBW_DEVICE void load_tiles(const Context& context) {
+template <uint32_t kCtaGroup, typename Scales = NoScales>
+JAXBW_DEVICE void load_tiles(const Context& context, const Scales& scales = {}) {
   const GemmParams& p = context.params;
   const ClusterShape cluster = context.cluster;
   const uint32_t rank = context.rank;
@@ -147,12 +159,13 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const uint32_t b_first = odd && !gated ? p.block_n / kCtaGroup : 0;  // this CTA's columns of the pair's tile
   const uint32_t b_extent = both ? p.b_columns / 2 : p.b_columns;
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
-  StageLoads<kCtaGroup> loads{
+  StageLoads<kCtaGroup, Scales> loads{
       {p.a, context, a_tile, 0, context.cta_rows(), {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
       {gated && odd ? p.b_up : p.b, context, b_tile, 0, b_extent, b_share},
       {p.b_up, context, b_tile, b_extent, b_extent, b_share},
+      scales,
       context.leads_group() && ptx::elect_one(),
-      kCtaGroup * (a_tile.bytes() + b_tile.bytes()),
+      kCtaGroup * (a_tile.bytes() + b_tile.bytes() + scales.stage_bytes()),
       context.layout.a_stage_bytes,
       context.layout.stage_bytes()};
   const uint32_t k_blocks = context.k_blocks();
@@ -169,6 +182,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     loads.a.start_at(origin.m, k, origin.batch * p.a_batched);
     loads.b.start_at(origin.n + b_first, k, origin.batch * p.b_batched);
     loads.b_up.start_at(origin.n, k, origin.batch * p.b_batched);
+    loads.scales.start_at(origin, k);
     if (first) {
       context.await_barriers();
       if (p.b_is_ready && ptx::elect_one()) loads.b.prefetch(min(p.stages, k_blocks));

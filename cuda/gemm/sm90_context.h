@@ -32,8 +32,6 @@ struct Config {
 // What a kernel is launched with.
 template <Config kConfig>
 using LaunchParams = std::conditional_t<kConfig.promoted, PromotedParams, GemmParams>;
-JAXBW_DEVICE const GemmParams& gemm_params(const GemmParams& params) { return params; }
-JAXBW_DEVICE const GemmParams& gemm_params(const PromotedParams& params) { return params.gemm; }
 
 constexpr uint32_t kConsumerWarpgroups = kSm90ConsumerWarpgroups;
 constexpr uint32_t kWarpgroupWarps = kSm90WarpgroupWarps;

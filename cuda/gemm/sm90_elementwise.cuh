@@ -20,9 +20,10 @@ template <uint32_t kBlockN>
 class HeldBias {
  public:
   // `row`: the warp's first one in the tile.
-  JAXBW_DEVICE void load(const GemmParams& p, StoreOrigin tile, uint32_t row) {
+  JAXBW_DEVICE void load(const GemmParams& p, StoreOrigin tile, uint32_t row) { load(p, p.epilogue.bias, tile, row); }
+
+  JAXBW_DEVICE void load(const GemmParams& p, EpilogueOperand bias, StoreOrigin tile, uint32_t row) {
     constexpr uint32_t kColumns = kBlockN / kQuarters, kRowsBelow = 8;
-    const EpilogueOperand bias = p.epilogue.bias;
     if (bias.data == nullptr) return;
     const uint32_t lane = ptx::lane_index_here();
     const bool along_m = p.epilogue.bias_along_m != 0;
@@ -65,6 +66,14 @@ class HeldBias {
   float values_[kQuarters][2];
 };
 
+template <uint32_t kCount>
+JAXBW_DEVICE void scale_by_alpha(float (&accumulators)[kCount], const Epilogue& e) {
+  if (const float alpha = factor(e.alpha, e.alpha_data); alpha != 1.0f) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) accumulators[i] *= alpha;
+  }
+}
+
 // Sums -> what is left to be cast. Of a gated matmul the first half of an m64's registers is gate, and becomes the
 // result; the second is up.
 template <uint32_t kBlockN, uint32_t kCount>
@@ -72,10 +81,7 @@ JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogu
   constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / kQuarters;
   static_assert(kStep % registers_of(kFragmentColumns) == 0);
   const bool gated = sm90_gated_in_boxes(kBlockN) && e.gated != 0;
-  if (const float alpha = factor(e.alpha, e.alpha_data); alpha != 1.0f) {
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i) accumulators[i] *= alpha;
-  }
+  scale_by_alpha(accumulators, e);
   for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
     constexpr uint32_t kQuarter = kFirst % kTile / kStep;
     auto& sums = reinterpret_cast<float (&)[kStep]>(accumulators[kFirst]);

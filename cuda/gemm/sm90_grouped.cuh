@@ -1,6 +1,7 @@
 // Grouped matmuls by the Hopper kernel (groups.h): the roles, ring, main loop and stores of sm90.cuh, where the tiles
 // of D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have: parts
-// of K, clusters, more than a cast on the way out.
+// of K, clusters, and of epilogues what EpiloguePath::kElementwise is not. A C of a grouped contraction is D itself, in
+// float32, to which TMA adds.
 //
 // Whether rows or the contraction fall into groups follows from the layout of A: its rows are K-major, "n", or they are
 // the contraction, "t". So the instances of a tile share one source, as those of sm90.cuh do.
@@ -13,6 +14,14 @@
 
 namespace jaxbw::sm90 {
 
+constexpr uint32_t kClearWarp = kPrefetchWarp;  // when that is done
+
+JAXBW_DEVICE GroupRows group_at(const GroupRows* entry) {
+  uint32_t words[4];
+  ptx::load_global(words, entry);
+  return {words[0], words[1], words[2], words[3]};
+}
+
 // A tile of D: its rows by their group, the first row in D's matrix where the contraction is grouped, the first column.
 struct GroupedItem {
   GroupRows group;
@@ -23,10 +32,11 @@ struct GroupedItem {
 class GroupedItems {
  public:
   JAXBW_DEVICE GroupedItems(const GroupedParams& params, bool contraction)
-      : params_(params), contraction_(contraction), row_tiles_(contraction ? 0 : ptx::load_relaxed(params.count)) {}
+      : params_(params), contraction_(contraction), entries_(ptx::load_relaxed(params.count)) {}
 
   JAXBW_DEVICE uint32_t count() const {
-    return contraction_ ? params_.gemm.work_items : row_tiles_ * params_.gemm.order.along;
+    const TileOrder& order = params_.gemm.order;
+    return entries_ * (contraction_ ? order.batch.value : order.along);
   }
 
   // The group comes from memory: it is asked for one item ahead. Behind the last item there is none.
@@ -35,9 +45,7 @@ class GroupedItems {
     if (number >= count()) return item;
     const GemmParams& p = params_.gemm;
     const Tile tile = contraction_ ? rasterise(number, p.order) : in_bands(number, p.order);
-    uint32_t words[4];
-    ptx::load_global(words, params_.table + (contraction_ ? tile.batch : tile.m));
-    item.group = {words[0], words[1], words[2], words[3]};
+    item.group = group_at(params_.table + (contraction_ ? tile.batch : tile.m));
     item.row = tile.m * p.block_m;
     item.column = tile.n * p.tile_columns;
     return item;
@@ -57,14 +65,14 @@ class GroupedItems {
   JAXBW_DEVICE Tile in_bands(uint32_t number, const TileOrder& order) const {
     const uint32_t first = number / order.band * order.width.value;
     const uint32_t within = number - first * order.along;
-    const uint32_t width = min(order.width.value, row_tiles_ - first);
+    const uint32_t width = min(order.width.value, entries_ - first);
     const uint32_t column = width == order.width.value ? within / order.width : within / width;
     return {first + within - column * width, column, 0};
   }
 
   const GroupedParams& params_;
   bool contraction_;
-  uint32_t row_tiles_;
+  uint32_t entries_;
 };
 
 // Stores of tiles whose rows are those of a group: the others of a box are left alone. There `row` of a StoreOrigin is
@@ -74,7 +82,8 @@ class GroupedStores : public StoreRing {
   JAXBW_DEVICE GroupedStores(const GemmParams& params, uint32_t buffers, bool contraction)
       : StoreRing(params, buffers, kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp),
         rows_(contraction ? params.m : kRaggedRows),
-        contraction_(contraction) {}
+        contraction_(contraction),
+        adds_(contraction && params.epilogue.c.data != nullptr) {}
 
   // In place of StoreRing's.
   JAXBW_DEVICE void store_by_tma(const TensorMap& map, StoreOrigin origin) {
@@ -82,7 +91,9 @@ class GroupedStores : public StoreRing {
     __syncwarp();
     if (ptx::elect_one()) {
       if (origin.column < params_.n && origin.row < rows_) {
-        if (contraction_) {
+        if (adds_) {
+          ptx::tma_add(map, {origin.column, origin.row, origin.batch}, buffer());
+        } else if (contraction_) {
           ptx::tma_store(map, {origin.column, origin.row, origin.batch}, buffer());
         } else {
           ptx::tma_store_ragged(map, {origin.column, origin.row, kRaggedRows, origin.batch}, buffer());
@@ -95,13 +106,41 @@ class GroupedStores : public StoreRing {
 
  private:
   uint32_t rows_;
-  bool contraction_;
+  bool contraction_, adds_;
 };
+
+// The row of the bias that a group has: one for each matrix of B.
+JAXBW_DEVICE EpilogueOperand bias_of(const GemmParams& p, uint32_t matrix) {
+  EpilogueOperand bias = p.epilogue.bias;
+  const uint64_t first = uint64_t{matrix} * p.n * size_bytes(bias.type);
+  if (bias.data != nullptr) bias.data = static_cast<const uint8_t*>(bias.data) + first;
+  return bias;
+}
+
+// Has what empty groups of a contraction have for results, zeros, by a warp that does nothing else: so they are written
+// beside the multiplications, and their tiles are nobody's work. (A C is their result as it is.)
+JAXBW_DEVICE void clear_empty_groups(const GroupedParams& params) {
+  constexpr uint32_t kVectorBytes = 16;
+  const GemmParams& p = params.gemm;
+  if (p.epilogue.c.data != nullptr) return;
+  ptx::wait_for_upstream();
+  const uint32_t matrices = p.work_items / p.order.batch;
+  const uint64_t vectors = uint64_t{p.m} * p.n * size_bytes(p.output.type) / kVectorBytes;
+#pragma unroll 1
+  for (uint32_t entry = ptx::load_relaxed(params.count); entry < matrices; ++entry) {
+    const uint64_t first = group_at(params.table + entry).matrix * vectors;
+    auto* const matrix = static_cast<uint8_t*>(p.output.data) + first * kVectorBytes;
+#pragma unroll 4
+    for (uint64_t i = blockIdx.x * ptx::kWarpSize + ptx::lane_index(); i < vectors; i += gridDim.x * ptx::kWarpSize) {
+      ptx::store_global(matrix + i * kVectorBytes, 0, 0, 0, 0);
+    }
+  }
+}
 
 // What the load role brings, as Loaders.
 struct GroupedLoaders {
-  OperandLoader a, b;
-  bool contraction;
+  OperandLoader a, b, b_up;
+  bool contraction, gated;
 
   JAXBW_DEVICE void start_at(const GroupedItem& item) {
     const uint32_t ragged = GroupedItems::ragged(item);
@@ -111,6 +150,7 @@ struct GroupedLoaders {
     } else {
       a.start_at(ragged, 0, item.group.a_end);
       b.start_at(item.column, 0, item.group.matrix);
+      b_up.start_at(item.column, 0, item.group.matrix);
     }
   }
 
@@ -121,30 +161,35 @@ struct GroupedLoaders {
       b.load<kMulticastB, true>(to_b, full);
     } else {
       b.load<kMulticastB>(to_b, full);
+      if (gated) b_up.load<kMulticastB>(to_b, full);
     }
   }
 
   JAXBW_DEVICE void advance() {
     a.advance();
     b.advance();
+    b_up.advance();
   }
 
   static constexpr bool kMayBeResidual = false;
 };
 
-// Load role: one warp.
+// Load role: one warp. A gated matmul's tile of B is half gate, half up, side by side.
 template <Config kConfig>
 JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams& params) {
   const GemmParams& p = params.gemm;
   const uint32_t step = gridDim.x;
   const LoadShare everything{divisor(1), 0, 0};
   const OperandsOfKernel<kConfig> operands;
-  const bool contraction = operands.a_major() == Major::kMN;
+  const bool contraction = operands.a_major() == Major::kMN, gated = p.tile_columns != kConfig.block_n;
+  const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
   const OperandTile a_tile = stage_tile<kConfig>(operands.a_major(), p.block_m);
   const OperandTile b_tile = stage_tile<kConfig>(operands.b_major(), kConfig.block_n);
   GroupedLoaders load{{p.a, a_tile, kConfig.input, 0, p.block_m, everything},
-                      {p.b, b_tile, kConfig.input, 0, kConfig.block_n, everything},
-                      contraction};
+                      {p.b, b_tile, kConfig.input, 0, b_extent, everything},
+                      {p.b_up, b_tile, kConfig.input, b_extent, b_extent, everything},
+                      contraction,
+                      gated};
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
@@ -191,7 +236,10 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     context.profile.enter(Activity::kNextItem, number);
     const StoreOrigin tile = contraction ? StoreOrigin{item.row, item.column, item.group.matrix}
                                          : StoreOrigin{GroupedItems::ragged(item), item.column, item.group.other_end};
+    // Rows of no group stay zeros.
+    const bool elementwise = p.epilogue.path == EpiloguePath::kElementwise && item.group.matrix != kNoMatrix;
     float accumulators[kAccumulators];
+    HeldBias<kConfig.block_n> bias;
     context.profile.enter(Activity::kAwaitTurn);
     if (pingpong && count > 0) turn.await();
     const Stagger stagger(p, warpgroup, blocks);
@@ -204,6 +252,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     const auto issued = [&] {
       if (pingpong ? number + step < items.count() : stagger.leads()) turn.pass();
       delayed.await_buffers();
+      if (elementwise && !contraction) bias.load(p, bias_of(p, item.group.matrix), tile, row);
     };
     if (blocks > 0) {
       multiply<kConfig>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
@@ -214,6 +263,11 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     }
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
+    if (elementwise && contraction) {
+      scale_by_alpha(accumulators, p.epilogue);
+    } else if (elementwise) {
+      apply_elementwise(accumulators, p.epilogue, bias);
+    }
     if (delayed.takes() && !(pingpong && delayed.keeps())) {
       delayed.take(accumulators, tile, row, context.profile);
     } else {
@@ -258,6 +312,10 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
   __syncwarp();
   context.await_barriers();
   context.profile.pair_clocks();
+  if (warp == kClearWarp && OperandsOfKernel<kConfig>().a_major() == Major::kMN) {
+    context.profile.enter(Activity::kStore);
+    clear_empty_groups(params);
+  }
   context.profile.enter(Activity::kAwaitExit);
   context.profile.finish();
 }

@@ -98,7 +98,9 @@ constexpr StoreBox sm100_store_box(uint32_t rows, uint32_t columns, uint32_t cta
 }
 
 // Rows of one MMA of a CTA. A CTA's tile may be two of them (full TMEM).
-constexpr uint32_t kTmemLanes = 128;
+constexpr uint32_t kTmemLanes = 128, kTmemColumns = 512;
+constexpr uint32_t kMaxAccumulators = 2;
+constexpr uint32_t kAccumulatorColumns = kTmemColumns / kMaxAccumulators;  // from one to the next
 constexpr uint32_t sm100_mma_rows(uint32_t cta_rows) { return cta_rows < kTmemLanes ? cta_rows : kTmemLanes; }
 constexpr uint32_t sm100_mma_tiles(uint32_t cta_rows) { return cta_rows > kTmemLanes ? cta_rows / kTmemLanes : 1; }
 
@@ -197,6 +199,29 @@ constexpr uint32_t cluster_sum_stages(uint32_t block_m, uint32_t block_n) {
   const uint32_t sums = 2 * block_m * block_n * uint32_t{sizeof(float)};
   const uint32_t stage = storage_layout(block_m, block_n, 1, kSm90Epilogue).stage_bytes();
   return (sums + stage - 1) / stage;
+}
+
+// sm_100, with scales of kMxBlock along K: behind the ring lies a second one, of tiles of scales. A stage has for each
+// span of K one of A's, and those that the columns of B touch, which may begin in the middle of the first. They go to
+// the top of Tensor Memory, to columns of their stage: what an MMA still reads is then never overwritten.
+constexpr uint32_t kScaleTileColumns = 4;  // of Tensor Memory
+constexpr uint32_t kMxColumnStep = 64;     // of block_n
+constexpr uint32_t scale_tiles(uint32_t rows) { return (rows + kScaleTileRows - 1) / kScaleTileRows; }
+constexpr uint32_t mx_stage_tiles(uint32_t block_n, uint32_t k_spans) { return (1 + scale_tiles(block_n)) * k_spans; }
+constexpr uint32_t mx_stage_bytes(uint32_t block_n, uint32_t k_spans) {
+  return mx_stage_tiles(block_n, k_spans) * kScaleTileBytes;
+}
+
+// How many stages leave room, in Tensor Memory for the accumulators, and in shared memory.
+constexpr uint32_t kMxTwoAccumulators = 192;  // up to so many columns there are two
+constexpr uint32_t mx_max_stages(const StorageLayout& layout, uint32_t block_n, uint32_t k_spans,
+                                 uint32_t accumulators) {
+  const uint32_t used = (accumulators - 1) * kAccumulatorColumns + block_n;
+  const uint32_t in_tmem = (kTmemColumns - used) / (mx_stage_tiles(block_n, k_spans) * kScaleTileColumns);
+  const uint32_t in_shared =
+      (kMaxSharedMemory - layout.stage_offset(0)) / (layout.stage_bytes() + mx_stage_bytes(block_n, k_spans));
+  const uint32_t fit = in_tmem < in_shared ? in_tmem : in_shared;
+  return fit < kMaxStages ? fit : kMaxStages;
 }
 
 // Split tiles. Every epilogue warp reduces its slices on its own: each has a counter, and floats for the sums of one

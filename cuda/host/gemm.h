@@ -27,8 +27,8 @@ enum class Grouped : uint32_t { kNone, kRows, kContraction };
 // for a gated matmul B_up are [batch|1, n, k] (K-major) or [batch|1, k, n] (MN-major); C, the residual and all results
 // are [batch, m, n]. Everything is dense.
 //
-// A grouped matmul is cast and nothing more. Where its rows are grouped, B is [batch|1, groups, ...]; where its
-// contraction is, both operands are MN-major and the result is [batch, groups, m, n].
+// Where the rows of a grouped matmul are grouped, B is [batch|1, groups, ...], and so is B_up, and the bias is
+// [batch|1, groups, n]; where its contraction is, both operands are MN-major, result and C [batch, groups, m, n].
 struct GemmProblem {
   uint64_t batch = 0, m = 0, n = 0, k = 0;
   bool a_batched = true, b_batched = true;  // false: one matrix for every batch index
@@ -40,6 +40,7 @@ struct GemmProblem {
   bool a_scaled = false, b_scaled = false;  // their rows and columns have scales, of a gated matmul B_up's, too
   // Rows of A, and columns of B, that share a scale of each kScaleBlock of K: 1, kScaleBlock, or 0 where there is none.
   uint32_t a_blocks = 0, b_blocks = 0;
+  bool mx = false;  // sm_100, operands of 8 bits: each row and column has a scale for each kMxBlock of K (MxParams)
   std::optional<DataType> c = std::nullopt, bias = std::nullopt, residual = std::nullopt;
   bool bias_along_m = false;
   Activation activation = Activation::kNone;
@@ -100,7 +101,8 @@ struct GemmConfig {
 #define JAXBW_FIELD(name, initial) uint32_t name = initial;
   JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
-  uint32_t b_columns = 0;  // that a CTA loads, if more than it multiplies (sm_100); a plan finds that, too
+  uint32_t b_columns = 0;  // that a CTA loads, if more than it multiplies (sm_100); a plan finds that, too,
+  bool mx = false;         // and whether a stage has scales
 
   uint32_t cta_columns() const { return b_columns != 0 ? b_columns : block_n / cta_group; }  // loaded
   uint32_t cluster_tiles() const { return cluster_m * cluster_n; }  // CTA tiles (of a pair, halves of one)

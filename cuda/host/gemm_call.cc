@@ -87,7 +87,8 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(true, "rhs", p.b_type, rhs, false, &Buffers::b);
   add(p.gated, "rhs_up", p.b_type, rhs, false, &Buffers::b_up);
   add(p.c.has_value(), "c", p.c, result, false, &Buffers::c);
-  add(p.bias.has_value(), "bias", p.bias, {p.bias_along_m ? p.m : p.n}, false, &Buffers::bias);
+  const Dims bias = grouped ? Dims{p.b_batched ? p.batch : 1, p.groups, p.n} : Dims{p.bias_along_m ? p.m : p.n};
+  add(p.bias.has_value(), "bias", p.bias, bias, false, &Buffers::bias);
   add(p.residual.has_value(), "residual", p.residual, result, false, &Buffers::residual);
   add(p.factors_in_memory, "alpha", DataType::kF32, {}, false, &Buffers::alpha);
   add(p.factors_in_memory && p.c, "beta", DataType::kF32, {}, false, &Buffers::beta);
@@ -95,6 +96,11 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(p.a_blocks != 0, "lhs_scale", DataType::kF32, of_blocks(p.a_batched, p.m, p.a_blocks), false, &Buffers::a_scales);
   add(p.b_scaled, "rhs_scale", DataType::kF32, columns, false, &Buffers::b_scales);
   add(p.b_blocks != 0, "rhs_scale", DataType::kF32, of_blocks(p.b_batched, p.n, p.b_blocks), false, &Buffers::b_scales);
+  const auto scale_tiles = [](const Operand& operand) {
+    return Dims{operand.batch, row_tiles(operand), k_tiles(operand), kScaleTileBytes};
+  };
+  add(p.mx, "lhs_scale", DataType::kE4M3, scale_tiles(operand_a(p)), false, &Buffers::a_scales);
+  add(p.mx, "rhs_scale", DataType::kE4M3, scale_tiles(operand_b(p)), false, &Buffers::b_scales);
   add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
   add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes);
   add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset);
@@ -229,17 +235,19 @@ Result<GemmProblem> read_operands(const GemmAttributes& attributes, std::span<co
 
 namespace {
 
-// The problem of a grouped call, as far as ranks go: match() sees to the rest.
+// The problem of a grouped call, as far as ranks of the first two and the last two go: match() sees to the rest.
 Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped grouped, std::span<const Array> operands,
                                  std::span<const Array> results) {
   if (Status status = check_flags(attributes); !status.ok()) return status;
   const bool of_rows = grouped == Grouped::kRows;
-  const size_t ranks[] = {3, of_rows ? 4u : 3u, 2, 0};
-  if (!std::ranges::equal(operands, ranks, {}, [](const Array& array) { return array.dims.size(); }) ||
-      results[0].dims.size() != (of_rows ? 3u : 4u)) {
-    return invalid("a grouped call has lhs, rhs, group_sizes and group_offset of ranks 3, ", ranks[1], ", 2 and 0");
+  const size_t ranks[] = {3, of_rows ? 4u : 3u, 2, 0}, count = operand_count(attributes) + 2;
+  const auto rank_is = [&](size_t i, size_t rank) { return operands[i].dims.size() == rank; };
+  if (operands.size() != count || !rank_is(0, ranks[0]) || !rank_is(1, ranks[1]) || !rank_is(count - 2, ranks[2]) ||
+      !rank_is(count - 1, ranks[3]) || results[0].dims.size() != (of_rows ? 3u : 4u)) {
+    return invalid("a grouped call has lhs, rhs, group_sizes and group_offset of ranks 3, ", ranks[1],
+                   ", 2 and 0, and what the attributes say");
   }
-  const Array &lhs = operands[0], &rhs = operands[1], &sizes = operands[2];
+  const Array &lhs = operands[0], &rhs = operands[1], &sizes = operands[count - 2];
   if (!lhs.type || lhs.type != rhs.type) return invalid("lhs and rhs have one dtype, f16 or bf16");
   const auto extent = [](const Array& array, size_t axis) { return static_cast<uint64_t>(array.dims[axis]); };
   const bool b_k_major = attributes.rhs_major == 0;
@@ -253,11 +261,17 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
                       .b_type = *rhs.type,
                       .alpha = attributes.alpha,
                       .beta = attributes.beta,
+                      .activation = static_cast<Activation>(attributes.activation),
+                      .gated = attributes.gated != 0,
                       .grouped = grouped,
                       .groups = extent(of_rows ? rhs : results[0], 1),
                       .total_groups = extent(sizes, 1)};
   problem.a_batched = extent(lhs, 0) == problem.batch;
   problem.b_batched = extent(rhs, 0) == problem.batch;
+  size_t next = problem.gated ? 3 : 2;
+  if (attributes.has_c != 0) problem.c = operands[next++].type;
+  if (attributes.has_bias != 0) problem.bias = operands[next++].type;
+  if (problem.bias && is_8bit(*problem.bias)) return invalid("bias is not f16, bf16 or f32");
   return problem;
 }
 

@@ -96,6 +96,8 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {p.a_scaled || p.a_blocks != 0, "lhs_scale", buffers.a_scales, sizeof(float)},
       {p.b_scaled || p.b_blocks != 0, "rhs_scale", buffers.b_scales, sizeof(float)},
       {p.b_scaled && p.gated, "rhs_up_scale", buffers.b_up_scales, sizeof(float)},
+      {p.mx, "lhs_scale", buffers.a_scales, kTmaAlignment},
+      {p.mx, "rhs_scale", buffers.b_scales, kTmaAlignment},
       {grouped, "group_sizes", buffers.group_sizes, sizeof(int32_t)},
       {grouped, "group_offset", buffers.group_offset, sizeof(int32_t)},
       {p.out_scaled, "out_scale", buffers.out_scale, sizeof(float)},
@@ -109,16 +111,17 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       return invalid(name, " is at address ", address, "; it needs a multiple of ", alignment, " bytes");
     }
   }
+  if (grouped && p.c && buffers.c != buffers.d) return invalid("the c of a grouped matmul is its result");
   return Status();
 }
 
 GroupTableParams group_table(const GemmProblem& p, const GemmConfig& c, const GemmBuffers& at,
                              const WorkspaceLayout& layout) {
-  const bool of_rows = p.grouped == Grouped::kRows;
   return {.sizes = reinterpret_cast<const int32_t*>(at.group_sizes),
           .offset = reinterpret_cast<const int32_t*>(at.group_offset),
           .table = reinterpret_cast<GroupRows*>(at.workspace + layout.group_table),
-          .count = of_rows ? reinterpret_cast<uint32_t*>(at.workspace + layout.group_count) : nullptr,
+          .count = reinterpret_cast<uint32_t*>(at.workspace + layout.group_count),
+          .contraction = p.grouped == Grouped::kContraction,
           .batch = static_cast<uint32_t>(p.batch),
           .total_groups = static_cast<uint32_t>(p.total_groups),
           .groups = static_cast<uint32_t>(p.groups),
@@ -168,6 +171,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
                     .config = config,
                     .params = {},
                     .views = {},
+                    .scale_views = {},
                     .repack = {},
                     .repack_blocks = 0,
                     .zeroed = {Words{at.workspace + layout.counters, layout.counter_count},
@@ -207,6 +211,10 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   }
   if (p.grouped != Grouped::kNone) launch.groups = group_table(p, config, at, layout);
 
+  if (p.mx) {
+    launch.scale_views = {view_scales(operand_a(p), config, "lhs_scale", at.a_scales),
+                          view_scales(operand_b(p), config, "rhs_scale", at.b_scales)};
+  }
   launch.views[0] = view_a(*family, p, config, at.a);
   launch.views[1] = view_b(*family, p, config, "rhs", at.b);
   if (p.gated) launch.views[2] = view_b(*family, p, config, "rhs_up", at.b_up);

@@ -81,21 +81,24 @@ struct Words {
 struct GemmLaunch {
   const KernelFamily* family;
   GemmConfig config;
-  GemmParams params;                               // its tensor maps are still to be encoded
-  std::array<std::optional<TensorView>, 7> views;  // in the order of the tensor maps in GemmParams
-  RepackParams repack;                             // what is copied before, where repack_blocks is not 0
+  GemmParams params;                                     // its tensor maps are still to be encoded
+  std::array<std::optional<TensorView>, 7> views;        // in the order of the tensor maps in GemmParams
+  std::array<std::optional<TensorView>, 2> scale_views;  // of MxParams, where the kernel takes that
+  RepackParams repack;                                   // what is copied before, where repack_blocks is not 0
   uint32_t repack_blocks;
   std::array<Words, 2> zeroed;  // to be set to zero before: counters, and what amax begins with
   uint64_t reduced_chunks;      // that a launch behind adds up, where it is not 0 (reduces_apart)
   std::optional<GroupTableParams> groups = std::nullopt;  // of a grouped matmul: what a launch before it makes
 
   std::optional<BlockScales> scales = std::nullopt;  // of a promoting kernel, perhaps none
+  std::array<TensorMap, 2> scale_maps = {};          // of scale_views
 
   // Calls function(argument) with the argument of the gemm kernel, of the type that it has.
   template <typename Function>
   auto with_argument(const Function& function) const {
     if (groups) return function(GroupedParams{params, groups->table, groups->count});
     if (scales) return function(PromotedParams{params, *scales});
+    if (config.mx) return function(MxParams{params, scale_maps[0], scale_maps[1]});
     return function(params);
   }
 
@@ -126,11 +129,15 @@ template <typename Encode>
 Status encode_maps(GemmLaunch& launch, Encode encode) {
   GemmParams& p = launch.params;
   TensorMap* const maps[] = {&p.a, &p.b, &p.b_up, &p.d, &p.saved[0], &p.saved[1], &p.residual};
+  const auto fill_in = [&](const std::optional<TensorView>& view, TensorMap& map) {
+    const Status status = view ? encode(*view, map) : Status();
+    return status.ok() ? status : with_context(concat("tensor map of ", view->name), status);
+  };
   for (size_t i = 0; i < launch.views.size(); ++i) {
-    if (!launch.views[i]) continue;
-    if (Status status = encode(*launch.views[i], *maps[i]); !status.ok()) {
-      return with_context(concat("tensor map of ", launch.views[i]->name), status);
-    }
+    if (Status status = fill_in(launch.views[i], *maps[i]); !status.ok()) return status;
+  }
+  for (size_t i = 0; i < launch.scale_views.size(); ++i) {
+    if (Status status = fill_in(launch.scale_views[i], launch.scale_maps[i]); !status.ok()) return status;
   }
   return Status();
 }

@@ -38,7 +38,7 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   if (p.grouped == Grouped::kNone) return layout;
   const bool of_rows = p.grouped == Grouped::kRows;
   layout.group_table = section((of_rows ? work.tiles_m : p.results()) * sizeof(GroupRows));
-  layout.group_count = section(of_rows ? sizeof(uint32_t) : 0);
+  layout.group_count = section(sizeof(uint32_t));
   return layout;
 }
 
@@ -105,6 +105,7 @@ uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident
 
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {
   GemmConfig config = given;
+  config.mx = problem.mx;
   if (Verdict broken = check_problem(family, problem)) return *std::move(broken);
   if (Verdict broken = check_config(family, config)) return *std::move(broken);
   const GemmProblem launched = as_launched(problem, config);

@@ -85,10 +85,13 @@ const std::vector<uint32_t>& sm90_columns(uint32_t warpgroup_rows) {
   return warpgroup_rows == kWgmmaRows ? one : two;
 }
 
+// Whether the epilogue does: of a grouped matmul c is the result, and TMA adds to it.
+bool reads_c(const GemmProblem& p) { return p.c && p.grouped == Grouped::kNone; }
+
 // Whether a formula, whatever arrays it reads beside the bias, may be EpiloguePath::kElementwise. Once for each
 // accumulator, the code of gelu_exact, or of a cast to 8 bits, would be longer than all else.
 bool allows_registers(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  return family.is_sm90() && !is_8bit(p.output) && !p.c && !p.save && !p.a_scaled && !p.b_scaled &&
+  return family.is_sm90() && !is_8bit(p.output) && !reads_c(p) && !p.save && !p.a_scaled && !p.b_scaled &&
          p.activation != Activation::kGeluExact && (!p.gated || sm90_gated_in_boxes(c.block_n));
 }
 
@@ -203,6 +206,9 @@ Verdict check_stages(const KernelFamily& family, const GemmConfig& c) {
   const uint32_t most = max_stages(family, c), least = min_stages(family, c);
   const std::pair<const char*, int64_t> tile[] = {
       {"block_m", c.block_m}, {"block_n", c.block_n}, {"k_spans", c.k_spans}};
+  if (most == 0 && c.mx && c.block_n > kMxTwoAccumulators && c.accumulators > 1) {
+    return broken(Rule::mx_accumulators, {tile[1], {"accumulators", c.accumulators}});
+  }
   if (most == 0) return broken(Rule::stage, {tile[0], tile[1], tile[2]});
   if (least > most) return broken(Rule::cluster_sums, {tile[0], tile[1], {"cluster_k", c.cluster_k}});
   if (c.stages < least || c.stages > most) {
@@ -212,6 +218,17 @@ Verdict check_stages(const KernelFamily& family, const GemmConfig& c) {
 }
 
 // --- rules of a configuration for a problem
+
+// What kernels of MX formats leave out, and what Tensor Memory holds beside their accumulators.
+Verdict check_mx(const GemmProblem& p, const GemmConfig& c) {
+  if (p.gated) return broken(Rule::mx_gated);
+  if (c.cta_rows() != kTmemLanes) return broken(Rule::mx_rows, {{"block_m", c.block_m}}, {kTmemLanes * c.cta_group});
+  if (c.block_n % kMxColumnStep != 0) {
+    return broken(Rule::mx_columns, {{"block_n", c.block_n}, {"step", kMxColumnStep}});
+  }
+  if (c.cluster_k != 1) return broken(Rule::mx_cluster_k);
+  return {};
+}
 
 // As the user named it.
 int64_t operand_number(RuleOperand launched, const GemmConfig& c) {
@@ -305,9 +322,13 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   const bool layouts = of_rows ? p.a_major == Major::kK : p.a_major == Major::kMN && p.b_major == Major::kMN;
   const bool types = size_bytes(p.a_type) == 2 && !is_8bit(p.output);
   if (!family.is_sm90() || !layouts || !types) return broken(Rule::no_kernel);
-  const bool plain = p.alpha == 1 && !p.factors_in_memory && !p.a_scaled && !p.b_scaled && !p.c && !p.bias &&
-                     !p.residual && p.activation == Activation::kNone && !p.gated && !p.save;
-  if (!plain) return broken(Rule::grouped_epilogue);
+  // What is elementwise whatever the tile. (Of a grouped contraction there is no row of a bias to a group.)
+  const bool elementwise = !p.factors_in_memory && !p.a_scaled && !p.b_scaled && !p.residual && !p.save &&
+                           !p.bias_along_m && p.activation != Activation::kGeluExact;
+  const bool of_rows_only = p.bias || p.gated;
+  const bool added = p.c == DataType::kF32 && p.output == DataType::kF32 && p.beta == 1 &&
+                     p.activation == Activation::kNone && !of_rows;
+  if (!elementwise || (of_rows_only && !of_rows) || (p.c && !added)) return broken(Rule::grouped_epilogue);
   const std::pair<RuleOperand, uint64_t> rows[] = {{RuleOperand::kLhs, operand_a(p).row_bytes()},
                                                    {RuleOperand::kRhs, operand_b(p).row_bytes()},
                                                    {RuleOperand::kResult, p.n * size_bytes(p.output)}};
@@ -369,6 +390,7 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   std::string_view input = narrow ? "8bit" : launched.a_type == DataType::kF32 ? "tf32" : "16bit";
   if (family.is_sm90() && input == "16bit") input = name(launched.a_type);
   if (family.is_sm90() && narrow && launched.promoted) input = "8bit_promoted";
+  if (launched.mx) input = "8bit_mx";
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
   const std::string_view role = launched.grouped == Grouped::kNone ? "gemm" : "grouped";
@@ -419,7 +441,8 @@ uint32_t b_columns(const KernelFamily& family, const GemmProblem& p, const GemmC
 }
 
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
-  return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).total_bytes(c.stages);
+  const uint32_t scales = c.mx ? c.stages * mx_stage_bytes(c.block_n, c.k_spans) : 0;
+  return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).total_bytes(c.stages) + scales;
 }
 
 uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
@@ -427,7 +450,8 @@ uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
 }
 
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {
-  return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).max_stages();
+  const StorageLayout layout = storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue);
+  return c.mx ? mx_max_stages(layout, c.block_n, c.k_spans, c.accumulators) : layout.max_stages();
 }
 
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
@@ -451,7 +475,7 @@ uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const
 
 EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
                            uint32_t residual_stages) {
-  if (p.c || p.save || is_8bit(p.output) || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
+  if (reads_c(p) || p.save || is_8bit(p.output) || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
   const bool scales = p.factors_in_memory || p.alpha != 1 || p.a_scaled || p.b_scaled;
   const bool casts = !scales && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated;
   if (casts && (family.is_sm90() || c.split_k == 1)) return EpiloguePath::kCast;
@@ -479,6 +503,7 @@ Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
   if (p.gated && p.c) return broken(Rule::gated_c);
   if (p.out_scaled && !is_8bit(p.output)) return broken(Rule::out_scale);
   if (Verdict verdict = check_block_scales(family, p)) return verdict;
+  if (p.mx && (family.is_sm90() || !is_8bit(p.a_type) || p.a_scaled || p.b_scaled)) return broken(Rule::mx);
   Verdict verdict = check_extents(RuleOperand::kLhs, operand_a(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kRhs, operand_b(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kResult, p.output, p.results(), p.m, p.n);
@@ -509,6 +534,7 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
 Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Verdict verdict;
   if (p.grouped != Grouped::kNone) verdict = check_grouped_config(c);
+  if (!verdict && p.mx) verdict = check_mx(p, c);
   if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
@@ -546,7 +572,9 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
     }
     c.k_spans = block_k / span;
   }
-  c.accumulators = request.accumulators.value_or(family.max_accumulators);
+  c.mx = problem != nullptr && problem->mx;
+  const bool full = c.mx && c.block_n > kMxTwoAccumulators;  // scales stand beside accumulators
+  c.accumulators = request.accumulators.value_or(full ? 1 : family.max_accumulators);
   c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(family.scheduler));
   const bool has_tile = c.block_m != 0 && c.block_n != 0 && c.cta_group != 0;
   if (has_tile && problem != nullptr) c.b_columns = b_columns(family, as_launched(*problem, c), c);
@@ -558,13 +586,11 @@ std::string describe(const GemmProblem& p) {
   std::string text =
       concat(p.grouped == Grouped::kNone ? "" : "grouped ", shape(operand_a(p)), p.a_major == Major::kMN ? "^T" : "",
              " @ ", shape(operand_b(p)), p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
-  const std::pair<bool, const char*> terms[] = {{p.a_scaled, " * lhs_scale"},
-                                                {p.a_blocks != 0, " * lhs_scale of blocks"},
-                                                {p.b_scaled, " * rhs_scale"},
-                                                {p.b_blocks != 0, " * rhs_scale of blocks"},
-                                                {p.c.has_value(), " + c"},
-                                                {p.bias.has_value(), " + bias"},
-                                                {p.residual.has_value(), " + residual"}};
+  const std::pair<bool, const char*> terms[] = {
+      {p.a_scaled, " * lhs_scale"},    {p.a_blocks != 0, " * lhs_scale of blocks"},
+      {p.b_scaled, " * rhs_scale"},    {p.b_blocks != 0, " * rhs_scale of blocks"},
+      {p.mx, " in MX format"},         {p.c.has_value(), " + c"},
+      {p.bias.has_value(), " + bias"}, {p.residual.has_value(), " + residual"}};
   for (const auto& [present, term] : terms) text += present ? term : "";
   return concat(text, p.out_scaled ? " / out_scale" : "", " -> ", shape(p.output, p.results(), p.m, p.n),
                 p.save ? ", saved" : "");

@@ -47,6 +47,10 @@ struct Operand {
   uint64_t repacked_bytes() const { return repacked() ? batch * as_read().rows() * pitch() : 0; }
 };
 
+// Tiles of an operand's scales along its rows, of one batch index, and along K (MxParams).
+inline uint64_t row_tiles(const Operand& operand) { return ceil_div(operand.extent, kScaleTileRows); }
+inline uint64_t k_tiles(const Operand& operand) { return ceil_div(operand.k, kScaleTileBlocks * kMxBlock); }
+
 // PTX 9.7.15.5.1: wgmma has its transpose bits for 16-bit types only.
 inline bool takes_k_major_only(const KernelFamily& family, DataType type) {
   return type == DataType::kF32 || (family.is_sm90() && is_8bit(type));

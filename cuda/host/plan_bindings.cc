@@ -85,7 +85,8 @@ GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, boo
                          float alpha, float beta, std::optional<DataType> c, std::optional<DataType> bias,
                          bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated,
                          bool save, bool factors_in_memory, bool lhs_scale, bool rhs_scale, uint32_t lhs_blocks,
-                         uint32_t rhs_blocks, bool out_scale, Grouped grouped, uint64_t groups, uint64_t total_groups) {
+                         uint32_t rhs_blocks, bool mx, bool out_scale, Grouped grouped, uint64_t groups,
+                         uint64_t total_groups) {
   return {.batch = batch,
           .m = m,
           .n = n,
@@ -105,6 +106,7 @@ GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, boo
           .b_scaled = rhs_scale,
           .a_blocks = lhs_blocks,
           .b_blocks = rhs_blocks,
+          .mx = mx,
           .c = c,
           .bias = bias,
           .residual = residual,
@@ -391,12 +393,12 @@ void bind_plan(nb::module_& m) {
              bool rhs_batched, Major lhs_major, Major rhs_major, DataType lhs, DataType rhs, DataType output,
              bool promoted, float alpha, float beta, std::optional<DataType> c, std::optional<DataType> bias,
              bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated, bool save,
-             bool factors_in_memory, bool lhs_scale, bool rhs_scale, uint32_t lhs_blocks, uint32_t rhs_blocks,
+             bool factors_in_memory, bool lhs_scale, bool rhs_scale, uint32_t lhs_blocks, uint32_t rhs_blocks, bool mx,
              bool out_scale, Grouped grouped, uint64_t groups, uint64_t total_groups) {
             new (self) GemmProblem(make_problem(batch, rows, n, k, lhs_batched, rhs_batched, lhs_major, rhs_major, lhs,
                                                 rhs, output, promoted, alpha, beta, c, bias, bias_along_m, residual,
                                                 activation, gated, save, factors_in_memory, lhs_scale, rhs_scale,
-                                                lhs_blocks, rhs_blocks, out_scale, grouped, groups, total_groups));
+                                                lhs_blocks, rhs_blocks, mx, out_scale, grouped, groups, total_groups));
           },
           nb::kw_only(), nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("lhs_batched") = true,
           nb::arg("rhs_batched") = true, nb::arg("lhs_major") = Major::kK, nb::arg("rhs_major") = Major::kMN,
@@ -405,7 +407,7 @@ void bind_plan(nb::module_& m) {
           nb::arg("bias") = nb::none(), nb::arg("bias_along_m") = false, nb::arg("residual") = nb::none(),
           nb::arg("activation") = Activation::kNone, nb::arg("gated") = false, nb::arg("save") = false,
           nb::arg("factors_in_memory") = false, nb::arg("lhs_scale") = false, nb::arg("rhs_scale") = false,
-          nb::arg("lhs_blocks") = 0, nb::arg("rhs_blocks") = 0, nb::arg("out_scale") = false,
+          nb::arg("lhs_blocks") = 0, nb::arg("rhs_blocks") = 0, nb::arg("mx") = false, nb::arg("out_scale") = false,
           nb::arg("grouped") = Grouped::kNone, nb::arg("groups") = 1, nb::arg("total_groups") = 0)
       .def("__repr__", [](const GemmProblem& p) { return concat("<Problem ", describe(p), ">"); });
 
@@ -472,6 +474,10 @@ void bind_plan(nb::module_& m) {
                      named["b_up"] = layout.b_up;
                      named["partials"] = layout.partials;
                      named["counters"] = layout.counters;
+                     if (p.plan.launched.grouped != Grouped::kNone) {
+                       named["group_table"] = layout.group_table;
+                       named["group_count"] = layout.group_count;
+                     }
                      return named;
                    })
       .def_prop_ro("counters", [](const PlanOnDevice& p) { return p.plan.workspace.counter_count; })

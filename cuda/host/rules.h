@@ -25,10 +25,11 @@ namespace jaxbw {
   X(block_scales_gated, "a gated matmul has no scales of blocks")                                                      \
   X(block_scales_rows, "rows of lhs share the scales of blocks; each has its own")                                     \
   X(block_scales_columns, "each column of rhs has scales of blocks; 128 share them")                                   \
+  X(mx, "MX formats are for sm_100, operands of 8 bits, and go without other scales")                                  \
   X(extent, "{operand} has a dimension of 2^31 or more; TMA coordinates are int32")                                    \
   X(stride, "{operand} has matrices of 2^40 bytes or more, beyond the strides of TMA")                                 \
   X(address_space, "{operand} is larger than any address space")                                                       \
-  X(grouped_epilogue, "a grouped matmul is cast and nothing more")                                                     \
+  X(grouped_epilogue, "grouped rows have alpha, bias, gate, activation; a contraction alpha, and c as f32")            \
   X(grouped_alignment, "{operand} has rows of {bytes} bytes; of a grouped matmul they are multiples of 16")            \
   X(grouped_rows, "{batch} times {rows} rows in groups; they are up to {most}, and fewer than 2^31 in all")            \
   /* of a configuration alone */                                                                                       \
@@ -78,6 +79,11 @@ namespace jaxbw {
   X(block_n_of_operands, "block_n is {block_n}; of such operands, with {rows} rows in each warpgroup, it is {takes}")  \
   X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
   X(block_scales_swap, "swap_ab does not go with scales of blocks")                                                    \
+  X(mx_gated, "a gated matmul has no MX format")                                                                       \
+  X(mx_rows, "block_m is {block_m}; of MX formats it is {takes}")                                                      \
+  X(mx_columns, "block_n is {block_n}; of MX formats it is a multiple of {step}")                                      \
+  X(mx_accumulators, "{accumulators} accumulators of {block_n} columns leave none for the scales of MX formats")       \
+  X(mx_cluster_k, "cluster_k does not go with MX formats")                                                             \
   X(gated_columns, "block_n is {block_n}; of a gated matmul it is a multiple of {step}")                               \
   X(gated_columns_sm90, "block_n is {block_n}; of a gated matmul it is {takes}")                                       \
   X(gated_pair, "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated matmul")   \

@@ -75,6 +75,20 @@ TensorView view_b(const KernelFamily& family, const GemmProblem& problem, const 
   return b;
 }
 
+TensorView view_scales(const Operand& operand, const GemmConfig& config, const char* name, CUdeviceptr address) {
+  constexpr DataType kType = DataType::kBF16;  // a tile has more bytes than a box elements
+  return {.name = name,
+          .address = address,
+          .type = kType,
+          .contiguous = kScaleTileBytes / size_bytes(kType),
+          .outer = k_tiles(operand),
+          .batch = operand.batch * row_tiles(operand),
+          .row_stride = kScaleTileBytes,
+          .box_contiguous = kScaleTileBytes / size_bytes(kType),
+          .box_outer = config.k_spans,
+          .swizzle_bytes = kTmaAlignment};
+}
+
 TensorView view_like_result(const GemmProblem& problem, StoreBox box, const char* name, DataType type,
                             CUdeviceptr address) {
   return {.name = name,

@@ -35,8 +35,8 @@ JAXBW_DEVICE void tcgen05_fence_before_sync() { asm volatile("tcgen05.fence::bef
 JAXBW_DEVICE void tcgen05_fence_after_sync() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 
 // What the operands are: f16 or bf16; e4m3 or e5m2, each its own; or float32 that is multiplied as TF32
-// (PTX 9.7.16.2.1).
-enum class UmmaKind : uint32_t { k16Bit, k8Bit, kTf32 };
+// (PTX 9.7.16.2.1). kMx8Bit: e4m3 or e5m2, with a scale for each block of 32 along K.
+enum class UmmaKind : uint32_t { k16Bit, k8Bit, kTf32, kMx8Bit };
 
 // D[tmem] (+)= A * B, one k-step of 32 bytes (PTX 9.7.16.10.9.1). One thread of the leader CTA issues it.
 template <uint32_t kCtaGroup, UmmaKind kKind>
@@ -59,6 +59,29 @@ JAXBW_DEVICE void umma(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,
     JAXBW_UMMA("tf32");
   }
 #undef JAXBW_UMMA
+}
+
+// The same of kMx8Bit, whose scales lie in Tensor Memory. The instruction says in which bytes of their cells.
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE void umma_scaled(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, uint32_t a_scales,
+                              uint32_t b_scales, bool accumulate) {
+  asm volatile(
+      "{\n\t"
+      ".reg .pred p;\n\t"
+      "setp.ne.b32 p, %6, 0;\n\t"
+      "tcgen05.mma.cta_group::%7.kind::mxf8f6f4.block_scale.block32 [%0], %1, %2, %3, [%4], [%5], p;\n\t"
+      "}" ::"r"(d),
+      "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales), "r"(static_cast<uint32_t>(accumulate)),
+      "n"(kCtaGroup)
+      : "memory");
+}
+
+// Copies 32 rows of 16 bytes from each CTA's shared memory to four columns of its Tensor Memory, row r to the lanes r,
+// r + 32, r + 64 and r + 96 (PTX 9.7.16.9.2). MMAs that the thread issues later come after it.
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE void tmem_copy_scales(uint32_t address, uint64_t source) {
+  asm volatile("tcgen05.cp.cta_group::%2.32x128b.warpx4 [%0], %1;" ::"r"(address), "l"(source), "n"(kCtaGroup)
+               : "memory");
 }
 
 // Arrives once on the barrier at this offset of each CTA of the mask, when the MMAs that this thread has issued are

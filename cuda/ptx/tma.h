@@ -75,6 +75,14 @@ JAXBW_DEVICE void tma_store(const TensorMap& map, BoxOrigin box, uint32_t source
       : "memory");
 }
 
+// The same, added to what lies there, element by element (PTX 9.7.9.25.5.3).
+JAXBW_DEVICE void tma_add(const TensorMap& map, BoxOrigin box, uint32_t source) {
+  asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
+                   map_address(map)),
+               "r"(box.x), "r"(box.y), "r"(box.z), "r"(source)
+               : "memory");
+}
+
 // Bulk groups are a thread's own (PTX 9.7.9.25.1.1).
 JAXBW_DEVICE void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxbw._native import Grouped, Major, Problem
-from jaxbw._src.problem import DATA_TYPES, describe
+from jaxbw._src.epilogue import IDENTITY, Epilogue
+from jaxbw._src.problem import ACTIVATIONS, DATA_TYPES, describe
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class RaggedProblem:
     With `ragged_contraction` True, ``out[b, g] = lhs[b, rows of g]^T @ rhs[b, rows of g]``: lhs is
     [batch|1, m, k], rhs [batch|1, m, n], out [batch, groups, k, n]. An empty group is zeros.
 
+    An epilogue's bias, of rows in groups, has a row for each matrix, [batch|1, groups, n]; rows
+    that are zeros stay so. Its c, of a contraction, is shaped as out.
+
     Attributes:
       batch: as many rows of group_sizes; 1 where there is no vmap.
       groups: of this rhs or out.
@@ -27,6 +31,7 @@ class RaggedProblem:
       rhs_major: MN for [.., k, n], K for [.., n, k].
       dtype: of lhs and rhs.
       rows_per_group: what the caller expects; only the choice of a kernel looks at it.
+      epilogue: what happens to the product on its way out.
     """
 
     ragged_contraction: bool
@@ -42,6 +47,7 @@ class RaggedProblem:
     dtype: np.dtype[Any]
     output: np.dtype[Any]
     rows_per_group: int | None = None
+    epilogue: Epilogue = IDENTITY
 
     @property
     def lhs_shape(self) -> tuple[int, int, int]:
@@ -74,7 +80,8 @@ class RaggedProblem:
     @property
     def native(self) -> Problem:
         """The same for the planner: extents are known, dtypes among `DATA_TYPES`."""
-        contraction = self.ragged_contraction
+        contraction, e = self.ragged_contraction, self.epilogue
+        c, bias = (None if dtype is None else DATA_TYPES[dtype.name] for dtype in (e.c, e.bias))
         return Problem(
             batch=self.batch,
             m=self.k if contraction else self.m,
@@ -87,6 +94,13 @@ class RaggedProblem:
             lhs=DATA_TYPES[self.dtype.name],
             rhs=DATA_TYPES[self.dtype.name],
             output=DATA_TYPES[self.output.name],
+            alpha=1.0 if e.alpha is None else e.alpha,
+            beta=1.0 if e.beta is None else e.beta,
+            factors_in_memory=e.factors_in_memory,
+            c=c,
+            bias=bias,
+            activation=ACTIVATIONS[e.activation],
+            gated=e.gated,
             grouped=Grouped.CONTRACTION if contraction else Grouped.ROWS,
             groups=self.groups,
             total_groups=self.total_groups,
@@ -97,4 +111,5 @@ class RaggedProblem:
         turned = "^T" if self.ragged_contraction else ""
         transposed = "^T" if self.rhs_major == Major.K else ""
         result = describe(self.output, self.output_shape)
-        return f"ragged {lhs}{turned} @ {rhs}{transposed} -> {result}"
+        matmul = self.epilogue.describe(f"{lhs}{turned} @ {rhs}{transposed}")
+        return f"ragged {matmul} -> {result}"

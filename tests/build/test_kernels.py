@@ -99,6 +99,8 @@ def assert_hopper_instructions(name: str, counts: Counter[str]) -> None:
         loads, store = ({"4D"}, "3D") if kernel.layout == "tn" else ({"3D", "4D"}, "4D")
     assert matching(counts, r"UTMALDG.*") == {f"UTMALDG.{load}" for load in loads}
     assert matching(counts, r"UTMASTG.*") == {f"UTMASTG.{store}"}
+    adds_to_c = kernel.role == "grouped" and kernel.layout == "tn"
+    assert len(matching(counts, r"UTMAREDG\.3D\.ADD")) == adds_to_c
     assert matching(counts, r"STSM\.16\..*")
 
 

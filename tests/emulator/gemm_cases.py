@@ -5,7 +5,7 @@ Serves the emulator and, through tests/gpu/direct.py, the GPU: the same cases, t
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,7 +16,9 @@ import numpy.typing as npt
 from jaxbw import emulator
 from jaxbw._native import Activation, DataType, Major, Plan, Problem, Violation, plan
 from jaxbw._src.families.family import SPAN_BYTES
+from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.kernel_table import Kernel
 
 from ..quantized import FORMATS
 from . import gemm_launch
@@ -58,6 +60,12 @@ SLOPE = 1.2  # of an activation, at most
 BETA = 0.5  # exact, so that integers stay exact; so are the alphas of cases
 TF32_BITS = 13  # of a float32's mantissa, that TF32 does not have
 Values = npt.NDArray[np.float64]
+
+
+def gemms(kernels: Iterable[Kernel] | None = None) -> tuple[Kernel, ...]:
+    """The GEMM kernels among these, or among the installed ones; test_mx.py has MX formats'."""
+    found = manifest.kernels() if kernels is None else kernels
+    return tuple(k for k in found if k.role == "gemm" and k.input != "8bit_mx")
 
 
 @dataclass(frozen=True)

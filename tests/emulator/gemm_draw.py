@@ -105,9 +105,9 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     area = block_m // group * block_n
     quick = [c for c in fitting if c[0] * c[1] * area <= AREA]
     cluster = rng.choice(quick if quick and rng.random() < 0.9 else fitting)
-    deepest = gemm_launch.max_stages(replace(shape, k_spans=k_spans))
+    deepest = gemm_launch.max_stages(replace(shape, k_spans=k_spans), itemsize)
     if not deepest:
-        k_spans, deepest = 1, gemm_launch.max_stages(shape)
+        k_spans, deepest = 1, gemm_launch.max_stages(shape, itemsize)
 
     tile_m = cluster[0] * block_m // group
     tile_n = cluster[1] * (block_n // 2 if gated else block_n)

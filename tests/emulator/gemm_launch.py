@@ -83,7 +83,7 @@ class Matmul:
     c and residual are [batch, m, n], bias is [n], or [m] with `bias_along_m`. With `rhs_up` the
     matmul is gated. `in_place`: c lies where the result will. `in_memory`: alpha and beta are read
     there. Scales are [batch|1, m], and [batch|1, n], as lhs and rhs; of blocks [batch|1, m, k/128]
-    and [batch|1, n/128, k/128].
+    and [batch|1, n/128, k/128]; of MX formats uint8 tiles [batch|1, rows/128, k/128, 512].
     """
 
     lhs: Array
@@ -221,6 +221,7 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
         rhs_scale=p.rhs_scale is not None and p.rhs_scale.ndim == 2,
         lhs_blocks=int(p.lhs_scale is not None and p.lhs_scale.ndim == 3),
         rhs_blocks=128 * int(p.rhs_scale is not None and p.rhs_scale.ndim == 3),
+        mx=p.lhs_scale is not None and p.lhs_scale.ndim == 4,
         c=optional(p.c),
         bias=optional(p.bias),
         bias_along_m=p.bias_along_m,

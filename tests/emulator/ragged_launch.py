@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from jaxbw import _native, emulator
 from jaxbw._native import Major, Plan
+from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.config import GemmConfig
 
@@ -19,6 +20,11 @@ DTYPES = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f16": np.dtype(np.float16),
     "f32": np.dtype(np.float32),
+}
+ACTIVATIONS: dict[str | None, Any] = {
+    None: lambda z: z,
+    "relu": lambda z: np.maximum(z, 0),
+    "silu": lambda z: z / (1 + np.exp(-z)),
 }
 GUARD = 256  # elements in front of the result and behind it
 POISON = 0xA5
@@ -46,6 +52,11 @@ class Ragged:
     swizzle: int = 2
     scheduler: str | None = None
     sm_count: int = 3
+    alpha: float = 1.0
+    bias: str | None = None
+    activation: str | None = None
+    gated: bool = False
+    adds: bool = False  # to a c
 
     @property
     def table(self) -> Array:
@@ -69,6 +80,13 @@ class Ragged:
             rhs_major=Major.K if self.transposed else Major.MN,
             dtype=DTYPES[self.dtype],
             output=DTYPES[self.output],
+            epilogue=Epilogue(
+                alpha=self.alpha,
+                c=DTYPES["f32"] if self.adds else None,
+                bias=None if self.bias is None else DTYPES[self.bias],
+                activation=self.activation,
+                gated=self.gated,
+            ),
         )
 
     @property
@@ -115,33 +133,72 @@ class Ragged:
             x[~used] = np.nan
         return lhs, rhs
 
+    def terms(self) -> dict[str, Array]:
+        """What the epilogue reads: small integers, and NaN in the bias of groups without rows."""
+        rng = np.random.default_rng(1)
+        problem, terms = self.problem, {}
+        if self.gated:
+            terms["rhs_up"] = rng.integers(-3, 4, problem.rhs_shape).astype(problem.dtype)
+        if self.adds:
+            terms["c"] = rng.integers(-9, 10, problem.output_shape).astype(np.float32)
+        if self.bias is not None:
+            shape = (problem.rhs_shape[0], problem.groups, problem.n)
+            bias = rng.integers(-9, 10, shape).astype(np.float32)
+            has_rows = (self.bounds()[..., 1] > self.bounds()[..., 0]).reshape(-1, problem.groups)
+            bias[:, ~has_rows.any(axis=0)] = np.nan
+            terms["bias"] = bias.astype(DTYPES[self.bias])
+        return terms
+
     def expected(self, lhs: Array, rhs: Array) -> Array:
-        """The product in float64, rounded once."""
-        problem = self.problem
-        out = np.zeros(problem.output_shape)
+        """The formula in float64, rounded once."""
+        problem, terms = self.problem, self.terms()
+        out = terms.get("c", np.zeros(problem.output_shape)).astype(np.float64)
         for batch, groups in enumerate(self.bounds()):
-            a, b = (x[batch if len(x) > 1 else 0].astype(np.float64) for x in (lhs, rhs))
+            a, *bs = (
+                x[batch if len(x) > 1 else 0].astype(np.float64)
+                for x in (lhs, rhs, terms.get("rhs_up", rhs))
+            )
             for matrix, (first, end) in enumerate(groups):
+                rows = a[first:end]
                 if self.contraction:
-                    out[batch, matrix] = a[first:end].T @ b[first:end]
-                else:
-                    of_group = b[matrix].T if self.transposed else b[matrix]
-                    out[batch, first:end] = a[first:end] @ of_group
+                    out[batch, matrix] += self.alpha * (rows.T @ bs[0][first:end])
+                    continue
+                z, up = (
+                    self.alpha * (rows @ (b[matrix].T if self.transposed else b[matrix]))
+                    for b in bs
+                )
+                if "bias" in terms and first < end:
+                    bias = terms["bias"][batch if len(terms["bias"]) > 1 else 0, matrix]
+                    z = z + bias.astype(np.float64)
+                z = ACTIVATIONS[self.activation](z)
+                out[batch, first:end] = z * up if self.gated else z
         return out.astype(np.float32).astype(problem.output)
+
+    def compare(self, result: Array) -> None:
+        """Raises where a result of the operands is not what is expected."""
+        expected = self.expected(*self.operands()).astype(np.float32)
+        got = result.astype(np.float32)
+        if self.activation == "silu":  # by approximations of 2 ulp, then rounded
+            error = max(2.0**-21, {"bf16": 2.0**-8, "f16": 2.0**-11}.get(self.output, 0))
+            np.testing.assert_allclose(got, expected, rtol=error, atol=2.0**-21)
+        else:
+            np.testing.assert_array_equal(got, expected)
 
 
 def launch(
     case: Ragged, lhs: Array, rhs: Array, **options: Any
-) -> tuple[Array, list[emulator.Report]]:
-    """The result, and the reports of the table's kernel and the matmul's.
+) -> tuple[Array, Array, list[emulator.Report]]:
+    """The result, the workspace, and the reports of the table's kernel and the matmul's.
 
     Raises:
       AssertionError: something around the result has changed, or was found.
     """
-    problem, plan = case.problem, case.plan()
+    problem, plan, terms = case.problem, case.plan(), case.terms()
+    c = terms.pop("c", None)
     operands = {
         "lhs": lhs.astype(problem.dtype),
         "rhs": rhs.astype(problem.dtype),
+        **terms,
         "group_sizes": case.table,
         "group_offset": np.array(case.offset, np.int64).astype(np.int32),
     }
@@ -154,9 +211,13 @@ def launch(
     guarded.view(np.uint8)[...] = POISON
     result = guarded[GUARD:-GUARD].reshape(problem.output_shape)
     result.view(np.uint8)[...] = NAN
+    if c is not None:
+        result[...] = c
     workspace = emulator.empty(plan.workspace_bytes, np.uint8)
     workspace[...] = NAN
     arrays = placed | {"result": result, "workspace": workspace}
+    if c is not None:
+        arrays["c"] = result
     addresses = {name: array.ctypes.data for name, array in arrays.items()}
     reports = []
     for call in _native.emulated_launches(plan, addresses, sm_count=case.sm_count):
@@ -178,14 +239,11 @@ def launch(
         reports.append(report)
     edges = np.concatenate([guarded[:GUARD], guarded[-GUARD:]])
     assert (edges.view(np.uint8) == POISON).all(), "the kernel wrote outside the result"
-    return result, reports
+    return result, workspace, reports
 
 
 def check(case: Ragged, **options: Any) -> list[emulator.Report]:
     """Runs a case and compares every element with the oracle; the reports."""
-    lhs, rhs = case.operands()
-    result, reports = launch(case, lhs, rhs, **options)
-    np.testing.assert_array_equal(
-        result.astype(np.float32), case.expected(lhs, rhs).astype(np.float32)
-    )
+    result, _, reports = launch(case, *case.operands(), **options)
+    case.compare(result)
     return reports

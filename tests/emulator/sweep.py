@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxbw import emulator
-from jaxbw._src.selection import manifest
 from jaxbw._src.selection.kernel_table import Kernel
 
 from . import gemm_cases, gemm_draw, installed
@@ -38,11 +37,6 @@ SCHEDULES: tuple[Schedule, ...] = (
     *(("random", seed) for seed in range(1, 13)),
     *(("pct", seed) for seed in range(1, 7)),
 )
-
-
-def kernels() -> tuple[Kernel, ...]:
-    """The installed instances that multiply on tensor cores."""
-    return tuple(kernel for kernel in manifest.kernels() if kernel.role == "gemm")
 
 
 def cases(kernel: Kernel, full: bool = False) -> Iterator[Case]:
@@ -113,7 +107,7 @@ def main() -> None:
     parser.add_argument("--kernels", default="", help="only instances with this in their name")
     parser.add_argument("--out", type=Path, default=Path("sweep.json"))
     args = parser.parse_args()
-    chosen = [kernel for kernel in kernels() if args.kernels in kernel.name]
+    chosen = [kernel for kernel in gemm_cases.gemms() if args.kernels in kernel.name]
     grid = [case for kernel in chosen for case in cases(kernel, args.full)]
     jobs = [(case, schedule) for schedule in SCHEDULES for case in grid]
     note = args.out.with_suffix(f".{installed.fingerprint()}.jsonl")

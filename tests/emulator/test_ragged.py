@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 
-from .ragged_launch import Ragged, check
+from .ragged_launch import Ragged, check, launch
 
 SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("pct", 3)]
 BATCH = ((37, 90, 50), (0, 130, 70), (200, 0, 0))
@@ -58,6 +59,7 @@ CONTRACTION = {
     "offset before the first": Ragged((70, 31, 45), groups=2, offset=-1),
     "offset behind the last": Ragged((70, 31), groups=3, offset=1),
     "wide": Ragged((37, 0, 90, 73), tile=(128, 256), k=264, n=520),
+    "in any order": Ragged((9, 0, 64, 1, 9, 0, 70, 3, 2, 0, 40), n=16, output="f32"),
     "in turns": Ragged((37, 0, 90, 73), tile=(64, 128), pingpong=True, sm_count=1),
     "in turns, wide": Ragged(
         (300, 0, 9), m=320, tile=(64, 256), pingpong=True, n=264, output="f32"
@@ -68,8 +70,39 @@ CONTRACTION = {
     "batch, one rhs": Ragged(BATCH, shared=("rhs",), groups=2, offset=1),
     "batch, one lhs": Ragged(BATCH, shared=("lhs",)),
 }
-CASES = {f"rows: {name}": case for name, case in ROWS.items()} | {
-    f"contraction: {name}": replace(case, contraction=True) for name, case in CONTRACTION.items()
+# What is done on the way out. Rows of no group are zeros, whatever that is.
+EPILOGUES = {
+    "bias": Ragged((37, 0, 90, 50), bias="f32", alpha=-0.5, output="f32"),
+    "relu": Ragged((37, 0, 90, 73), bias="bf16", activation="relu", transposed=True, n=264),
+    "wide": Ragged((70, 31, 0), bias="f16", activation="relu", dtype="f16", tile=(128, 256), n=520),
+    "silu": Ragged((37, 90, 50), activation="silu", alpha=0.125, tile=(128, 256), k=264, n=264),
+    "64 rows": Ragged((37, 90, 5), bias="f32", activation="relu", tile=(64, 128), pingpong=True),
+    "in turns": Ragged(
+        (70, 0, 101), bias="bf16", tile=(64, 256), pingpong=True, k=264, n=264, sm_count=1
+    ),
+    "gated": Ragged((37, 90, 50), gated=True, activation="relu", alpha=0.5, output="f32"),
+    "gated, wide": Ragged(
+        (37, 0, 90, 50), gated=True, bias="f32", tile=(128, 256), n=328, k=264, transposed=True
+    ),
+    "gated, in turns": Ragged((9, 90, 50), gated=True, tile=(64, 256), pingpong=True, n=264),
+    "gated, some groups": Ragged((20, 31, 45, 17), groups=2, offset=1, gated=True, bias="f32"),
+    "batch": Ragged(BATCH, bias="f32", gated=True, activation="relu"),
+    "batch, one rhs": Ragged(BATCH, shared=("rhs",), bias="bf16", offset=1, groups=2),
+    "a CTA for each tile": Ragged((37, 0, 90), bias="f32", gated=True, scheduler="none"),
+}
+SUMS = {
+    "c": Ragged((37, 0, 90, 50), output="f32", adds=True),
+    "c, wide": Ragged((37, 0, 90, 73), tile=(128, 256), k=264, n=520, adds=True, output="f32"),
+    "c, in turns": Ragged(
+        (0, 130, 0), tile=(64, 128), pingpong=True, adds=True, output="f32", alpha=0.5
+    ),
+    "c, all empty": Ragged((0, 0), output="f32", adds=True, groups=3, offset=-1),
+    "c, batch": Ragged(BATCH, shared=("rhs",), output="f32", adds=True),
+    "alpha": Ragged((37, 0, 90, 50), alpha=-2.0),
+}
+CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()} | {
+    f"contraction: {name}": replace(case, contraction=True)
+    for name, case in (CONTRACTION | SUMS).items()
 }
 
 
@@ -89,9 +122,26 @@ def test_what_is_loaded(contraction: bool) -> None:
     rows, itemsize = sum(case.sizes), 2
     lhs = rows * case.k * 2  # tiles of 256 columns
     rhs = (rows if contraction else case.k * 3) * case.n  # three tiles of rows that are not zeros
-    # Nine warps of each CTA read 16 bytes of the table for an item, and the number of items.
-    table = 9 * 32 * (16 * 4 * 2 + (0 if contraction else 4 * case.sm_count))
+    # Nine warps of each CTA read 16 bytes of the table for an item, and the number of items; of a
+    # contraction a tenth reads the entry of the group that is empty.
+    items = 2 * (3 if contraction else 4)
+    table = 9 * 32 * (16 * items + 4 * case.sm_count)
+    if contraction:
+        table += 32 * (16 + 4) * case.sm_count
     assert report.bytes["global load"] == (lhs + rhs) * itemsize + table
+
+
+def test_the_order_of_groups() -> None:
+    """Of a contraction: as given, but empty ones last."""
+    case = Ragged((9, 0, 64, 1, 9, 0, 70, 3, 2, 0), k=8, n=8, contraction=True, groups=9, offset=-1)
+    _, workspace, _ = launch(case, *case.operands())
+    offsets, matrices = case.plan().workspace_offsets, 9
+    table = workspace[offsets["group_table"] :][: 16 * matrices].view(np.uint32).reshape(-1, 4)
+    assert workspace[offsets["group_count"] :][:4].view(np.uint32) == [6]
+    assert [*table[:6, 3]] == [1, 3, 4, 5, 7, 8]
+    assert [*table[:6, 0]] == [9, 64, 1, 9, 70, 3]
+    assert {*table[6:, 3]} == {0, 2, 6}
+    assert not table[6:, 0].any()
 
 
 @st.composite
@@ -102,6 +152,7 @@ def cases(draw: st.DrawFn) -> Ragged:
     block_m = 64 if pingpong else 128
     m = draw(st.integers(1, 300))
     size = st.one_of(st.just(0), st.integers(0, m), st.integers(-(2**31), 2**31 - 1))
+    output = draw(st.sampled_from(["bf16", "f16", "f32"]))
     of_batch = st.lists(size, min_size=total, max_size=total).map(tuple)
     return Ragged(
         tuple(draw(of_batch) for _ in range(batch)),
@@ -114,13 +165,18 @@ def cases(draw: st.DrawFn) -> Ragged:
         shared=tuple(name for name in ("lhs", "rhs") if draw(st.booleans())),
         transposed=not contraction and draw(st.booleans()),
         dtype=draw(st.sampled_from(["bf16", "f16"])),
-        output=draw(st.sampled_from(["bf16", "f16", "f32"])),
+        output=output,
         tile=(block_m, draw(st.sampled_from([128, 256]))),
         pingpong=pingpong,
         stages=draw(st.integers(2, 4)),
         swizzle=draw(st.integers(1, 4)),
         scheduler=draw(st.sampled_from([None, "none"])),
         sm_count=draw(st.integers(2, 5)),
+        alpha=draw(st.sampled_from([1.0, -0.5])),
+        adds=contraction and output == "f32" and draw(st.booleans()),
+        bias=None if contraction else draw(st.sampled_from([None, "bf16", "f16", "f32"])),
+        activation=None if contraction else draw(st.sampled_from([None, "relu"])),
+        gated=not contraction and draw(st.booleans()),
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from jaxbw._src.selection.kernel_table import Kernel
 
 from . import sweep
+from .gemm_cases import gemms
 from .gemm_launch import ACTIVATIONS
 
 SAMPLE = {"sm90": 2, "sm100": 12}  # launches of an instance
@@ -15,18 +16,21 @@ PARTS = 2  # of the sample
 
 @pytest.mark.sampled(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("kernel", sweep.kernels(), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", gemms(), ids=lambda kernel: kernel.name)
 def test_instance(kernel: Kernel, part: int) -> None:
     # Instances and cases take turns with the schedules, so that all of them are used.
-    number = sweep.kernels().index(kernel) + part
+    number = gemms().index(kernel) + part
     turns = itertools.islice(itertools.cycle(sweep.SCHEDULES), 3 * number, None)
     drawn = list(sweep.cases(kernel))
     for case in drawn[:: len(drawn) // SAMPLE[kernel.family]][part::PARTS]:
         sweep.check(case, next(turns))
 
 
-def test_the_grid_has_every_alternative() -> None:
-    drawn = [case for kernel in sweep.kernels() for case in sweep.cases(kernel)]
+def test_the_grid_is_legal_and_has_every_alternative() -> None:
+    """The stages of an 8-bit tile were drawn as for 16 bits: a sweep ended at such a launch."""
+    drawn = [case for kernel in gemms() for case in sweep.cases(kernel)]
+    for case in drawn:
+        case.plan()
     for family, axes in {
         "sm90": dict(cluster=10, layout=4, dtype=2, output=3, bias=4, c=4, residual=4, batch=2),
         "sm100": dict(cluster=12, layout=4, dtype=3, output=3, bias=4, c=4, residual=4, batch=3)

@@ -165,7 +165,12 @@ def simple(**changes: object) -> Any:
         ({}, 0x400, [0, 0, 0], "3 coordinates for a tensor map of rank 2"),
         ({"fill": datapath.OobFill.NAN}, 0x400, [0, 0], "NaN"),
         ({"swizzle": Swizzle.B128, "box": [32, 8]}, 0x400, [0, 0], "as wide as its swizzle span"),
-        ({"type": Type.U4X16_ALIGN_8B}, 0x400, [0, 0], "4- and 6-bit"),
+        (
+            {"type": Type.U4X16_ALIGN_16B, "box": [128, 8], "extents": [128, 64]},
+            0x400,
+            [0, 0],
+            "padded 4- and 6-bit",
+        ),
         (
             {"box": [256, 256, 256], "extents": [256] * 3, "strides": [512, 131072]},
             0x400,

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from jaxbw.flax import linen
 from jaxbw.flax.nnx import MoE
@@ -61,6 +63,36 @@ def test_equals_the_dense_form(top_k: int, gated: bool, normalize: bool) -> None
         lambda a, b: np.testing.assert_allclose(a, b, rtol=bound, atol=bound), ours, theirs
     )
     np.testing.assert_array_equal(by_nnx, ours[0])
+
+
+def test_expert_axis() -> None:
+    """Linen's value and gradients of experts, and tokens, of two devices: those of one."""
+    alone = linen.MoE(4, HIDDEN, out_features=OUT)
+    divided = alone.clone(expert_axis="expert")
+    params = divided.init(jax.random.key(0), X)["params"]
+    mesh = jax.make_mesh((2,), ("expert",), (AxisType.Auto,), devices=jax.devices()[:2])
+    specs = {name: P() if name == "router" else P("expert") for name in params}
+    tokens = P("expert")
+
+    @jax.shard_map(mesh=mesh, in_specs=(specs, tokens), out_specs=tokens)
+    def on_two(params: Any, x: Any) -> Any:
+        return divided.apply({"params": params}, x)
+
+    @jax.jit
+    def both(params: Any, x: Any) -> Any:
+        def derivatives(function: Any) -> Any:
+            y, pull_back = jax.vjp(function, params, x)
+            return y, pull_back(jnp.cos(y))
+
+        return (
+            derivatives(on_two),
+            derivatives(lambda params, x: alone.apply({"params": params}, x)),
+        )
+
+    bound = 200 * 2.0**-24  # as above
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=bound, atol=bound), *both(params, X)
+    )
 
 
 def test_dtypes() -> None:

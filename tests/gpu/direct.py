@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import _native
-from jaxbw._src.selection import manifest
 from jaxbw._src.selection.kernel_table import Kernel
 
 from ..emulator import gemm_cases
@@ -39,11 +38,7 @@ class Case(gemm_cases.Case):
 
 def kernels(family: str | None = None) -> tuple[Kernel, ...]:
     """The installed GEMM kernels, of all families or of one."""
-    return tuple(
-        kernel
-        for kernel in manifest.kernels()
-        if kernel.role == "gemm" and family in (None, kernel.family)
-    )
+    return tuple(kernel for kernel in gemm_cases.gemms() if family in (None, kernel.family))
 
 
 def device_for(family: str) -> _native.DeviceInfo | None:

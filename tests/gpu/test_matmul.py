@@ -18,9 +18,9 @@ import pytest
 
 import jaxbw
 from jaxbw._src.primitives.gemm import TARGET
-from jaxbw._src.selection import devices, manifest
+from jaxbw._src.selection import devices
 
-from ..emulator.gemm_cases import ACCUMULATION_8BIT, INPUTS
+from ..emulator.gemm_cases import ACCUMULATION_8BIT, INPUTS, gemms
 
 pytestmark = pytest.mark.gpu
 
@@ -115,10 +115,7 @@ def check(
     assert_close(result, reference, magnitude, k, narrow * ACCUMULATION_8BIT * -(-k // 32))
 
 
-GEMMS = [kernel for kernel in manifest.kernels() if kernel.role == "gemm"]
-
-
-@pytest.mark.parametrize("kernel", GEMMS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", gemms(), ids=lambda kernel: kernel.name)
 def test_every_kernel_of_the_table(kernel: Any, family: str) -> None:
     """Each instance by configuration, at a shape with a tail in every dimension."""
     if kernel.family != family:

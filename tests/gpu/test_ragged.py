@@ -30,19 +30,18 @@ def run(case: Ragged, config: GemmConfig | None) -> None:
     choice = choose(problem, device, Policy(implementation=("sm90",), config=config))
     assert isinstance(choice, RaggedChoice), str(choice)
     lhs, rhs = case.operands()
-    given = (lhs.astype(problem.dtype), rhs.astype(problem.dtype), case.table)
     offset = np.array(case.offset, np.int64).astype(np.int32)
+    given = (lhs.astype(problem.dtype), rhs.astype(problem.dtype), case.table, offset)
+    terms = [x for name in ("rhs_up", "c", "bias") if (x := case.terms().get(name)) is not None]
 
     @jax.jit
-    def compute(lhs: Any, rhs: Any, sizes: Any, offset: Any) -> Any:
-        return ragged_gemm(problem, choice, lhs, rhs, sizes, offset)
+    def compute(*operands: Any) -> Any:
+        return ragged_gemm(problem, choice, *operands)
 
     # What the allocator hands out next.
     jnp.full((2**26,), jnp.nan, problem.output).block_until_ready().delete()
-    expected = case.expected(lhs, rhs).astype(np.float32)
     for _ in range(2):
-        result = np.asarray(compute(*given, offset)).astype(np.float32)
-        np.testing.assert_array_equal(result, expected)
+        case.compare(np.asarray(compute(*given, *terms)))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,7 +12,7 @@ from jax import lax
 import jaxbw
 
 from .epilogues import in_float64
-from .ragged_cases import CONTRACTION, contraction, integers, normal, rows
+from .ragged_cases import CONTRACTION, contraction, dense_contraction, integers, normal, rows
 
 SIZES = (3, 1, 5, 2, 4, 1, 6, 2)
 M, K, N, G = 27, 4, 3, len(SIZES)
@@ -247,13 +247,14 @@ def test_nothing(shape: tuple[int, int, int, int]) -> None:
 
 
 def test_epilogue() -> None:
-    """Bias and activation, with gradients, and a gate; rows that have no group stay zeros."""
-    arrays = normal((M, K)), normal((G, K, N)), normal((G, N)), normal((G, K, N), 1)
+    """With gradients; but for a residual, rows that have no group stay zeros."""
+    arrays = normal((M, K)), normal((G, K, N)), normal((G, N)), normal((M, N)), normal((G, K, N), 1)
     sizes = np.array(SIZES, np.int32)
     group, used = np.repeat(np.arange(G), SIZES), np.arange(sum(SIZES))
 
-    def ours(x: Any, w: Any, bias: Any) -> Any:
-        return jaxbw.ragged_dot(x, w, sizes, bias=bias, activation="gelu")
+    def ours(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+        terms = {"bias": bias, "residual": residual, "alpha": 0.5}
+        return jaxbw.ragged_dot(x, w, sizes, activation="gelu", **terms)
 
     def product(x: Any, w: Any) -> Any:
         return jnp.einsum("mk,mkn->mn", x[used], w[group])
@@ -261,21 +262,52 @@ def test_epilogue() -> None:
     def whole(y: Any) -> Any:
         return jnp.pad(y, ((0, M - len(used)), (0, 0)))
 
-    def formula(x: Any, w: Any, bias: Any) -> Any:
-        return whole(jax.nn.gelu(product(x, w) + bias[group]))
+    def formula(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+        return whole(jax.nn.gelu(0.5 * product(x, w) + bias[group])) + residual
 
     def derivatives(function: Any, *operands: Any) -> Any:
         y, pull_back = jax.vjp(function, *operands)
         return y, pull_back(jnp.cos(y))
 
-    def both(x: Any, w: Any, bias: Any, u: Any) -> Any:
-        gated = whole(jax.nn.silu(product(x, w)) * product(x, u))
+    def gate(x: Any, w: Any, u: Any) -> Any:
+        return jaxbw.gated_ragged_dot(x, w, u, sizes)
+
+    def gate_formula(x: Any, w: Any, u: Any) -> Any:
+        return whole(jax.nn.silu(product(x, w)) * product(x, u))
+
+    def both(x: Any, w: Any, bias: Any, residual: Any, u: Any) -> Any:
+        terms = x, w, bias, residual
         return (
-            (jaxbw.gated_ragged_dot(x, w, u, sizes), derivatives(ours, x, w, bias)),
-            (gated, derivatives(formula, x, w, bias)),
+            (derivatives(gate, x, w, u), derivatives(ours, *terms)),
+            (derivatives(gate_formula, x, w, u), derivatives(formula, *terms)),
         )
 
     got, wanted = in_float64(both, *arrays)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), got, wanted)
+
+
+def test_sums_of_contractions() -> None:
+    """Over microbatches, with gradients; linear in c and in either operand; mapped."""
+    x, dy, c = normal((2, M, K)), normal((2, M, N)), normal((2, G, K, N))
+    sizes = np.array(SIZES, np.int32)
+
+    def plus(x: Any, dy: Any, c: Any) -> Any:
+        return jaxbw.ragged_dot_general(x, dy, sizes, CONTRACTION, c=c, alpha=0.5)
+
+    def program(x: Any, dy: Any, c: Any) -> Any:
+        value, pull_back = jax.vjp(lambda *terms: jax.vmap(plus)(*terms).sum(0), x, dy, c)
+        both = jax.linear_transpose(lambda x, c: plus(x, dy[0], c), x[0], c[0])(c[1])
+        return value, pull_back(jnp.cos(value)), both
+
+    def oracle(x: Any, dy: Any, c: Any) -> Any:
+        def plus(x: Any, dy: Any, c: Any) -> Any:
+            return c + 0.5 * dense_contraction(x, dy, sizes)
+
+        value, pull_back = jax.vjp(lambda *terms: jax.vmap(plus)(*terms).sum(0), x, dy, c)
+        of_x = jax.vjp(lambda x: plus(x, dy[0], c[0]), x[0])[1](c[1])
+        return value, pull_back(jnp.cos(value)), (*of_x, c[1])
+
+    got, wanted = in_float64(lambda *given: (program(*given), oracle(*given)), x, dy, c)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), got, wanted)
 
 

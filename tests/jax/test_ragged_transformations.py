@@ -338,3 +338,33 @@ def test_kernels(cuda_hlo: Callable[..., str], custom_calls: Callable[..., list[
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
     with jaxbw.target("H200"):
         assert len(custom_calls(cuda_hlo(both, x, w, dy))) == 3
+
+
+def test_kernels_with_epilogues(
+    cuda_hlo: Callable[..., str], custom_calls: Callable[..., list[str]]
+) -> None:
+    """Each is one launch, and right in the emulator; c is added to in place."""
+    x, w, u = (integers(s, 1).astype(jnp.bfloat16) for s in ((80, 16), (3, 16, 24), (3, 16, 24)))
+    dy, sizes = integers((80, 24)).astype(jnp.bfloat16), np.array([17, 0, 50], np.int32)
+    bias, c = integers((3, 24)), integers((3, 16, 24))
+
+    def results(x: Any, w: Any, u: Any, bias: Any, dy: Any, c: Any, how: Any = None) -> Any:
+        return (
+            jaxbw.ragged_dot(
+                *(x, w, sizes), bias=bias, alpha=0.5, activation="relu", implementation=how
+            ),
+            jaxbw.gated_ragged_dot(x, w, u, sizes, activation="relu", implementation=how),
+            jaxbw.ragged_dot_general(
+                *(x, dy, sizes, CONTRACTION, None, np.float32), c=c, implementation=how
+            ),
+        )
+
+    operands = x, w, u, bias, dy, c
+    ours = jax.jit(results, static_argnums=6)(*operands, "emulator-sm90")
+    theirs = jax.jit(results)(*operands)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    with jaxbw.target("H200"):
+        calls = custom_calls(cuda_hlo(results, *operands))
+    assert len(calls) == 3
+    assert ["output_operand_alias" in call for call in calls] == [False, False, True]

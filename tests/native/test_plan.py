@@ -108,7 +108,7 @@ PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = 
         GemmConfig(128, 256),
         132,
         dict(kernel="jaxbw_sm90_grouped_bf16_tn_64x256", tiles_m=4, tiles_n=2, items=96)
-        | dict(workspace_bytes=256),
+        | dict(workspace_bytes=256 + 256),
     ),
     "results that TMA cannot store": (
         "sm100",
@@ -318,6 +318,20 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "block_scales_gated": ("sm90", EIGHT_BITS | BLOCKS | {"gated": True}, {}),
     "block_scales_columns": ("sm90", EIGHT_BITS | BLOCKS | {"rhs_blocks": 1}, {}),
     "block_scales_swap": ("sm90", EIGHT_BITS | BLOCKS, {"swap_ab": True}),
+    "mx": ("sm100", {"mx": True}, {}),
+    "mx_gated": ("sm100", EIGHT_BITS | {"mx": True, "gated": True}, {}),
+    "mx_rows": ("sm100", EIGHT_BITS | {"mx": True}, {"block_m": 64}),
+    "mx_columns": ("sm100", EIGHT_BITS | {"mx": True}, {"block_n": 96}),
+    "mx_accumulators": (
+        "sm100",
+        EIGHT_BITS | {"mx": True},
+        {"block_n": 256, "accumulators": 2},
+    ),
+    "mx_cluster_k": (
+        "sm100",
+        EIGHT_BITS | {"mx": True},
+        {"cluster_k": 2, "swap_ab": True, "block_n": 64},
+    ),
     "extent": ("sm100", {"m": 2**31}, {}),
     "stride": ("sm100", {"m": 2**20, "n": 2**20}, {}),
     "address_space": ("sm100", HUGE | {"batch": 2**18}, {}),
@@ -355,7 +369,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no_kernel": ("sm90", {"lhs": DataType.F32, "rhs": DataType.F32}, {"block_m": 256}),
     "block_n_of_operands": ("sm90", EIGHT_BITS | {"promoted": True}, {"block_n": 256}),
     "gated_swap": ("sm100", {"gated": True}, {"swap_ab": True}),
-    "grouped_epilogue": ("sm90", ROWS | {"bias": DataType.F32}, {}),
+    "grouped_epilogue": ("sm90", ROWS | {"residual": DataType.F32}, {}),
     "grouped_alignment": ("sm90", ROWS | {"k": 1004}, {}),
     "grouped_rows": ("sm90", ROWS | {"m": 2**30, "n": 64, "k": 64, "batch": 2}, {}),
     "grouped_config": ("sm90", ROWS, {"cluster": (1, 2)}),

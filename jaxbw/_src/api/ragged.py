@@ -11,7 +11,6 @@ from jax import lax
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
 from jaxbw._src.api.ragged_call import RaggedArguments, RaggedCall
-from jaxbw._src.epilogue import ACTIVATIONS
 from jaxbw._src.problem import Operands, describe
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.implementations import Implementation
@@ -31,13 +30,15 @@ def ragged_dot(
     *,
     bias: Any = None,
     activation: str | None = None,
+    alpha: float = 1.0,
+    residual: Any = None,
     rows_per_group: int | None = None,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
 ) -> jax.Array:
     """`jax.lax.ragged_dot`: each group of rows by a matrix of its own, as of a mixture of experts.
 
-        activation(lhs[r] @ rhs[group of r] + bias[group of r])
+        activation(alpha * lhs[r] @ rhs[group of r] + bias[group of r]) + residual[r]
 
     The first `group_sizes[0]` rows are group 0, and so on. Rows behind the last group are zeros,
     and have zero gradients. Sizes are data: nothing is compiled for them, and nothing is trusted.
@@ -45,7 +46,8 @@ def ragged_dot(
     reaches another group's result or gradient. All derivatives work, of any order, in both modes,
     and `jax.vmap` over any of the arrays.
 
-    Bias and activation are computed in float32, and by XLA: the kernel writes float32 for them.
+    All of the formula is float32 up to the cast. The kernel computes it, but for "gelu_exact" and
+    the residual; where a derivative is wanted it writes float32, and XLA computes the rest.
 
     Args:
       lhs: `[m, k]`, of any dtype that `lax.ragged_dot` takes.
@@ -62,6 +64,8 @@ def ragged_dot(
         lhs and columns of rhs are all that is sharded.
       bias: `[g, n]`, a real floating dtype; default none.
       activation: as of `matmul`; default None.
+      alpha: a number; default 1.
+      residual: `[m, n]`, a real floating dtype; default none.
       rows_per_group: how many rows are expected, for the choice of a kernel; default None, m / g.
       implementation: as of `matmul`, and as strict; default None.
       config: the kernel's tile; default None, chosen. It is not for the backward pass.
@@ -86,8 +90,9 @@ def ragged_dot(
     if permutation == (0, 2, 1):
         rhs, dims = original, _ROWS_BY_TRANSPOSED
     matmul = (precision, preferred_element_type, out_sharding, implementation, config)
-    given = _given(call, dims, *matmul, activation=activation, rows_per_group=rows_per_group)
-    arrays = _arrays(call, group_offset, lhs=lhs, rhs=rhs, group_sizes=group_sizes, bias=bias)
+    given = _given(call, dims, *matmul, activation, alpha, rows_per_group)
+    terms = {"bias": bias, "residual": residual}
+    arrays = _arrays(call, group_offset, terms, lhs=lhs, rhs=rhs, group_sizes=group_sizes)
     result: jax.Array = _ragged_dot(given, *arrays)
     return result
 
@@ -110,7 +115,8 @@ def gated_ragged_dot(
     """`activation(ragged_dot(lhs, rhs_gate)) * ragged_dot(lhs, rhs_up)`, in float32 up to the cast.
 
     The first half of an expert's gated feed-forward layer. The weights are two arrays, never
-    interleaved. Each is a kernel of its own, which writes float32; XLA multiplies them.
+    interleaved. It is one kernel, but for "gelu_exact"; where a derivative is wanted it is two,
+    which write float32 for XLA to multiply.
 
     Args:
       lhs: `[m, k]`.
@@ -131,11 +137,13 @@ def gated_ragged_dot(
     """
     call = "jaxbw.gated_ragged_dot"
     matmul = (precision, preferred_element_type, out_sharding, implementation, config)
-    given = _given(call, _ROWS, *matmul, activation=activation, rows_per_group=rows_per_group)
-    arrays = _arrays(
-        call, group_offset, lhs=lhs, rhs_gate=rhs_gate, rhs_up=rhs_up, group_sizes=group_sizes
+    given = _given(call, _ROWS, *matmul, activation, 1.0, rows_per_group)
+    arrays = {"lhs": lhs, "rhs_gate": rhs_gate, "rhs_up": rhs_up, "group_sizes": group_sizes}
+    group_offset, terms, lhs, rhs_gate, rhs_up, group_sizes = _arrays(
+        call, group_offset, {}, **arrays
     )
-    result: jax.Array = _gated(given, *arrays)
+    terms["rhs_up"] = rhs_up
+    result: jax.Array = _ragged_dot(given, group_offset, terms, lhs, rhs_gate, group_sizes)
     return result
 
 
@@ -149,15 +157,20 @@ def ragged_dot_general(
     group_offset: Any = None,
     out_sharding: Any = None,
     *,
+    c: Any = None,
+    alpha: float = 1.0,
     rows_per_group: int | None = None,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
 ) -> jax.Array:
-    """`jax.lax.ragged_dot_general`, with what `ragged_dot` has beyond `lax.ragged_dot`.
+    """`alpha * jax.lax.ragged_dot_general + c`, with what `ragged_dot` has beyond `lax.ragged_dot`.
 
     Groups may be of a free dimension of lhs, as of `ragged_dot`; of a contracted one, as of the
     gradient of weights: `[m, k]` and `[m, n]` to `[g, k, n]`; or of a batch dimension, where it is
     `dot_general`, and the sizes do not matter.
+
+    Gradients of weights, summed over microbatches: with a float32 c and `preferred_element_type`
+    float32 the kernel adds to c in place, where the program has no other use for it.
 
     Args:
       lhs, rhs, group_sizes: as of `lax.ragged_dot_general`.
@@ -167,6 +180,8 @@ def ragged_dot_general(
       group_offset: as of `ragged_dot`. Where a contracted dimension has groups, the result is of as
         many as `group_sizes`, from this one on; those that there are not are zeros.
       out_sharding: as of `lax.ragged_dot_general`, and as of `ragged_dot`.
+      c: shaped as the result, a real floating dtype; default none.
+      alpha: a number; default 1.
 
     Returns:
       As `lax.ragged_dot_general`.
@@ -187,8 +202,8 @@ def ragged_dot_general(
             "jax.lax.RaggedDotDimensionNumbers"
         )
     matmul = (precision, preferred_element_type, out_sharding, implementation, config)
-    given = _given(call, dims, *matmul, activation=None, rows_per_group=rows_per_group)
-    arrays = _arrays(call, group_offset, lhs=lhs, rhs=rhs, group_sizes=group_sizes)
+    given = _given(call, dims, *matmul, None, alpha, rows_per_group)
+    arrays = _arrays(call, group_offset, {"c": c}, lhs=lhs, rhs=rhs, group_sizes=group_sizes)
     result: jax.Array = _ragged_dot(given, *arrays)
     return result
 
@@ -201,11 +216,14 @@ def _given(
     out_sharding: Any,
     implementation: Implementation,
     config: GemmConfig | None,
-    *,
     activation: str | None,
+    alpha: float,
     rows_per_group: int | None,
 ) -> RaggedArguments:
     arguments.check_activation(call, activation)
+    factor = arguments.terms(call, alpha, 1.0, -1, None).alpha
+    if factor is None:
+        raise TypeError(f"{call}: alpha is an array; it is a number. Scale an operand by arrays")
     hint = rows_per_group
     if hint is not None and (not isinstance(hint, int | np.integer) or hint < 0):
         raise ValueError(f"{call}: rows_per_group is {hint!r}; it is a number of rows, or None")
@@ -215,16 +233,17 @@ def _given(
         ),
         dims,
         activation,
+        factor,
         None if hint is None else int(hint),
     )
 
 
-def _arrays(call: str, group_offset: Any, **named: Any) -> tuple[Any, ...]:
-    """The operands, arrays or None, and the offset."""
-    operands = [
-        None if x is None and name == "bias" else arguments.array(call, name, x)
-        for name, x in named.items()
-    ]
+def _arrays(
+    call: str, group_offset: Any, terms: dict[str, Any], **operands: Any
+) -> tuple[Any, ...]:
+    """All as arrays: the offset or None, those of the terms that there are, and the operands."""
+    given = [arguments.array(call, name, x) for name, x in operands.items()]
+    terms = {name: arguments.array(call, name, x) for name, x in terms.items() if x is not None}
     if group_offset is not None:
         group_offset = jnp.asarray(group_offset)
         is_integer = jnp.issubdtype(group_offset.dtype, jnp.integer)
@@ -232,49 +251,21 @@ def _arrays(call: str, group_offset: Any, **named: Any) -> tuple[Any, ...]:
             kind = ValueError if is_integer else TypeError
             shown = describe(group_offset.dtype, group_offset.shape)
             raise kind(f"{call}: group_offset is {shown}; it is an integer, [] or [1]")
-    return group_offset, *operands
+    return group_offset, terms, *given
 
 
 @partial(jax.jit, static_argnums=0, inline=compat.INLINED)
 def _ragged_dot(
     given: RaggedArguments,
     group_offset: Any,
+    terms: dict[str, Any],
     lhs: Any,
     rhs: Any,
     group_sizes: Any,
-    bias: Any = None,
 ) -> Any:
+    """`terms`: of the epilogue, by the names that `ragged_fused` and the residual have."""
     call = RaggedCall(given, lhs, rhs, group_sizes, group_offset)
-    if bias is not None:
-        call.check_bias(bias)
-
-    def compute(lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any, bias: Any) -> Any:
-        groups = group_sizes, group_offset
-        if bias is None and given.activation is None:
-            return call.matmul(lhs, rhs, *groups, call.result)
-        z = call.matmul(lhs, rhs, *groups, call.wide)
-        if bias is not None:
-            z = z + call.rows_of(bias, *groups)
-        return ACTIVATIONS[given.activation](z).astype(call.result.dtype)
-
-    return call.placed(compute)(lhs, rhs, group_sizes, group_offset, bias)
-
-
-@partial(jax.jit, static_argnums=0, inline=compat.INLINED)
-def _gated(
-    given: RaggedArguments,
-    group_offset: Any,
-    lhs: Any,
-    rhs_gate: Any,
-    rhs_up: Any,
-    group_sizes: Any,
-) -> Any:
-    call = RaggedCall(given, lhs, rhs_gate, group_sizes, group_offset)
-    arguments.check_gated(given.matmul.call, Operands(lhs, rhs_gate, rhs_up))
-
-    def compute(lhs: Any, rhs_gate: Any, rhs_up: Any, group_sizes: Any, group_offset: Any) -> Any:
-        groups = group_sizes, group_offset
-        gate, up = (call.matmul(lhs, rhs, *groups, call.wide) for rhs in (rhs_gate, rhs_up))
-        return (ACTIVATIONS[given.activation](gate) * up).astype(call.result.dtype)
-
-    return call.placed(compute)(lhs, rhs_gate, rhs_up, group_sizes, group_offset)
+    call.check_terms(terms)
+    if "rhs_up" in terms:
+        arguments.check_gated(given.matmul.call, Operands(lhs, rhs, terms["rhs_up"]))
+    return call.placed(call.compute)(lhs, rhs, group_sizes, group_offset, terms)

@@ -13,11 +13,11 @@ from jaxbw._src.api import arguments
 from jaxbw._src.api.arguments import MatmulArguments
 from jaxbw._src.api.matmul import dot_general
 from jaxbw._src.api.ragged_plan import as_int32, plan_ragged
-from jaxbw._src.epilogue import wide_dtype
-from jaxbw._src.primitives.ragged_dot import check, ragged_dot
+from jaxbw._src.epilogue import IDENTITY, Epilogue, scaled, wide_dtype
+from jaxbw._src.primitives.ragged_dot import check, output_shape, ragged_dot
+from jaxbw._src.primitives.ragged_fused import ragged_fused
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import describe
-from jaxbw._src.selection.policy import Policy
 
 
 class RaggedArguments(NamedTuple):
@@ -26,6 +26,7 @@ class RaggedArguments(NamedTuple):
     matmul: MatmulArguments
     dims: lax.RaggedDotDimensionNumbers
     activation: str | None
+    alpha: float
     rows_per_group: int | None
 
 
@@ -51,8 +52,6 @@ class RaggedCall:
                 f"{given.matmul.call}: the ragged dimension is a batch dimension, whose groups do "
                 "not matter; leave group_offset=None"
             )
-        if given.activation is not None and not jnp.issubdtype(self.result.dtype, jnp.floating):
-            self._refuse_epilogue()
 
     def _result(
         self, lhs: Any, rhs: Any, group_sizes: Any, *, has_offset: bool
@@ -77,66 +76,87 @@ class RaggedCall:
             )
             raise TypeError(f"{self._given.matmul.call}: {shown}: {error}") from None
 
-    def _refuse_epilogue(self) -> None:
-        raise TypeError(
-            f"{self._given.matmul.call}: an epilogue needs a real floating result, and this one is "
-            f"{self.result.dtype}; apply it to the matmul, or set preferred_element_type"
-        )
-
-    def check_bias(self, bias: Any) -> None:
-        """Raises where a bias does not fit."""
-        if not jnp.issubdtype(self.result.dtype, jnp.floating):
-            self._refuse_epilogue()
-        call, (_, rhs, _) = self._given.matmul.call, self._types
-        if not jnp.issubdtype(bias.dtype, jnp.floating):
-            raise TypeError(f"{call}: bias is {bias.dtype}; cast it to a real floating dtype")
-        wanted = rhs.shape[0], self.result.shape[1]
-        if bias.shape != wanted:
-            raise ValueError(
-                f"{call}: bias {describe(bias.dtype, bias.shape)} is not "
-                f"[{wanted[0]},{wanted[1]}], a row for each group of rhs"
+    def check_terms(self, terms: dict[str, Any]) -> None:
+        """Raises where the arrays of an epilogue do not fit, or there can be none."""
+        given, (_, rhs, _) = self._given, self._types
+        call = given.matmul.call
+        has_any = bool(terms) or given.activation is not None or given.alpha != 1
+        if has_any and not jnp.issubdtype(self.result.dtype, jnp.floating):
+            raise TypeError(
+                f"{call}: an epilogue needs a real floating result, and this one is "
+                f"{self.result.dtype}; apply it to the matmul, or set preferred_element_type"
             )
+        for name, x in terms.items():
+            if name == "rhs_up":
+                continue
+            if not jnp.issubdtype(x.dtype, jnp.floating):
+                raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
+            of_bias = name == "bias"
+            wanted = (rhs.shape[0], self.result.shape[1]) if of_bias else self.result.shape
+            if x.shape != wanted:
+                what = "a row for each group of rhs" if of_bias else "the result's shape"
+                shown, needed = describe(x.dtype, x.shape), ",".join(map(str, wanted))
+                raise ValueError(f"{call}: {name} {shown} is not [{needed}], {what}")
 
-    def matmul(
-        self, lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any, result: jax.ShapeDtypeStruct
+    def compute(
+        self, lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any, terms: dict[str, Any]
     ) -> Any:
-        """The grouped matmul, in the dtype of `result`."""
-        plan, params, given = self._plan, self._params, self._given
+        """The result, of arrays whose types were checked."""
+        given, wide, dtype = self._given, self.wide.dtype, self.result.dtype
+        residual = terms.get("residual")
+        fused = {name: x for name, x in terms.items() if name != "residual"}
+        epilogue = Epilogue(
+            alpha=given.alpha,
+            c=fused["c"].dtype if "c" in fused else None,
+            bias=fused["bias"].dtype if "bias" in fused else None,
+            activation=given.activation,
+            gated="rhs_up" in fused,
+        )
+        matmul = (lhs, rhs, group_sizes, group_offset)
+        product = self._matmul(matmul, epilogue, fused, dtype if residual is None else wide)
+        return product if residual is None else (product + residual.astype(wide)).astype(dtype)
+
+    def _matmul(
+        self, matmul: tuple[Any, ...], epilogue: Epilogue, terms: dict[str, Any], dtype: Any
+    ) -> Any:
+        """The grouped matmul of lhs, rhs, sizes and offset with its epilogue, of this dtype."""
+        lhs, rhs, group_sizes, group_offset = matmul
+        plan, given, params = self._plan, self._given, self._params
+        is_summed = plan is not None and plan.ragged_contraction and plan.fronts != 1
+        if not epilogue.is_identity and (plan is None or is_summed):
+            # Only of ragged_dot_general, which has alpha and c.
+            z = scaled(given.alpha, self._matmul(matmul, IDENTITY, {}, self.wide.dtype))
+            return sum((x.astype(z.dtype) for x in terms.values()), z).astype(dtype)
         if plan is None:
             return dot_general(
                 *(lhs, rhs, given.dims.dot_dimension_numbers),
                 precision=params["precision"],
-                preferred_element_type=result.dtype,
+                preferred_element_type=dtype,
                 implementation=given.matmul.implementation,
             )
-        lhs, rhs = plan.operands(lhs, rhs)
-        operands = lhs, rhs, plan.sizes(group_sizes, len(lhs)), _offset(group_offset)
-        is_summed = plan.ragged_contraction and plan.fronts != 1
+        left, right = plan.operands(lhs, rhs)
+        operands = left, right, plan.sizes(group_sizes, len(left)), _offset(group_offset)
         of_primitive = {
             "ragged_contraction": plan.ragged_contraction,
-            "groups": group_sizes.shape[-1] if plan.ragged_contraction else rhs.shape[1],
-            "output": wide_dtype(result.dtype) if is_summed else result.dtype,
+            "groups": group_sizes.shape[-1] if plan.ragged_contraction else right.shape[1],
+            "output": wide_dtype(dtype) if is_summed else dtype,
             "transposed": plan.transposed,
             "precision": params["precision"],
             "rows_per_group": given.rows_per_group,
             "policy": params["policy"],
         }
         check(given.matmul.call, operands, of_primitive)
-        product = ragged_dot(*operands, **of_primitive)
+        result = jax.ShapeDtypeStruct(self.result.shape, dtype)
+        if epilogue.is_identity:
+            return plan.result(ragged_dot(*operands, **of_primitive), result)
+        planned = {
+            "rhs_up": lambda x: plan.operands(lhs, x)[1],
+            "c": lambda x: plan.like_product(x, output_shape(*operands[:3], of_primitive)),
+            "bias": lambda x: x[None],
+        }
+        arrays = {name: planned[name](x) for name, x in terms.items()}
+        product = ragged_fused(*operands, epilogue=epilogue, terms=arrays, **of_primitive)
         return plan.result(product, result)
-
-    def rows_of(self, bias: Any, group_sizes: Any, group_offset: Any) -> Any:
-        """The bias of each row: a column of ones by it, so that its derivative is a matmul, too."""
-        ones = jnp.ones((1, self.result.shape[0], 1), self.wide.dtype)
-        assert self._plan is not None
-        sizes = self._plan.sizes(group_sizes, 1)
-        return ragged_dot(
-            *(ones, bias.astype(self.wide.dtype)[None, :, None], sizes, _offset(group_offset)),
-            ragged_contraction=False,
-            groups=len(bias),
-            output=self.wide.dtype,
-            policy=Policy(("xla",)),
-        )[0]
 
     def placed(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """A function that computes the result, with explicit axes of a mesh left to XLA inside."""

@@ -72,6 +72,13 @@ class RaggedPlan:
             product = product.swapaxes(0, 1)
         return product.reshape(result.shape)
 
+    def like_product(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """An array that is shaped as the result, as the primitive gives it."""
+        if not self.ragged_contraction:
+            return x.reshape(shape)
+        batch, groups, *matrix = shape
+        return x.reshape(groups, batch, *matrix).swapaxes(0, 1)
+
 
 def plan_ragged(lhs: Any, rhs: Any, dims: Any) -> RaggedPlan | None:
     """The plan of what `lax.ragged_dot_general` takes; None where a batch dimension is ragged."""

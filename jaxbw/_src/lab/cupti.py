@@ -2,6 +2,9 @@
 
 Whoever launches them, JAX, torch or Triton. Launch gaps and host time stay out. A memset is no
 kernel. Where a kernel starts before the one ahead of it ends, their shared time counts twice.
+
+Record ahead of any CUDA graph: once a process has launched one, JAX's binding finds that records
+were dropped, throws out of CUPTI's C callback, and the process aborts.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ linear in both, alpha times the one is lhs times the other. It is right for an a
 division by alpha would not be. Those of scales take the matmul itself, once more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,6 +37,20 @@ fused_tangent_p.multiple_results = True
 def or_none(tangent: Any) -> Any:
     """A tangent; None for one that is zero."""
     return None if type(tangent) is ad.Zero else tangent
+
+
+def of_some(
+    function: Callable[..., Any], operands: Sequence[Any], numbers: Sequence[int]
+) -> Callable[..., Any]:
+    """The function of the operands of these numbers alone; the others are as given."""
+
+    def of_those(*xs: Any) -> Any:
+        given = [*operands]
+        for i, x in zip(numbers, xs, strict=True):
+            given[i] = x
+        return function(*given)
+
+    return of_those
 
 
 class Kept(NamedTuple):
@@ -191,13 +205,7 @@ def _jvp_of_tangent(
 def _jvp_of_formula(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     """Where scales are factors, too, the second derivative is that of the operations."""
     moving = [i for i, x in enumerate(tangents) if or_none(x) is not None]
-
-    def formula(*moved: Any) -> list[Any]:
-        given = [*primals]
-        for i, x in zip(moving, moved, strict=True):
-            given[i] = x
-        return _formula(*given, **params)
-
+    formula = of_some(partial(_formula, **params), primals, moving)
     inputs, moves = ([xs[i] for i in moving] for xs in (primals, tangents))
     return fused_tangent_p.bind(*primals, **params), jax.jvp(formula, inputs, moves)[1]
 

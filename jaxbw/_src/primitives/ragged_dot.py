@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching
 
 from jaxbw._native import Major
 from jaxbw._src import compat, log
+from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.primitives import ragged_xla, serve
 from jaxbw._src.problem import precisions
 from jaxbw._src.ragged import RaggedProblem
@@ -74,13 +75,16 @@ def ragged_dot(
     return result
 
 
-def _abstract_eval(lhs: Any, rhs: Any, group_sizes: Any, _: Any, **params: Any) -> Any:
+def output_shape(lhs: Any, rhs: Any, group_sizes: Any, params: Any) -> tuple[int, ...]:
+    """That of the result."""
     batch = group_sizes.shape[0]
-    shape: tuple[int, ...]
     if params["ragged_contraction"]:
-        shape = (batch, params["groups"], lhs.shape[2], rhs.shape[2])
-    else:
-        shape = (batch, lhs.shape[1], rhs.shape[2 if params["transposed"] else 3])
+        return (batch, params["groups"], lhs.shape[2], rhs.shape[2])
+    return (batch, lhs.shape[1], rhs.shape[2 if params["transposed"] else 3])
+
+
+def _abstract_eval(lhs: Any, rhs: Any, group_sizes: Any, _: Any, **params: Any) -> Any:
+    shape = output_shape(lhs, rhs, group_sizes, params)
     # An update keeps what else the type says, as over which mesh axes of a shard_map it varies.
     return lhs.update(shape=shape, dtype=params["output"], weak_type=False)
 
@@ -188,7 +192,7 @@ def _into_batch(x: Any, *, is_batched: bool, size: int, batch: int) -> Any:
 
 def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any:
     problem = problem_of(ctx.avals_in, params)
-    choice = _choice(platform, ctx, problem, params)
+    choice = choice_of(platform, ctx, problem, params)
     if isinstance(choice, Refusal):
         names = params["policy"].implementation
         if names is not None and "xla" not in names:
@@ -197,13 +201,18 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
         form = {k: v for k, v in params.items() if k not in ("policy", "rows_per_group")}
         on_xla = partial(ragged_xla.ragged_dot, counts_steps=platform != "cuda", **form)
         return compat.lower_unplaced(on_xla, ctx, operands)
+    return lower_kernel(problem, choice, ctx, operands)
+
+
+def lower_kernel(problem: RaggedProblem, choice: Any, ctx: Any, operands: Any) -> Any:
+    """Lowers to the kernel that was chosen."""
     from jaxbw._src.primitives.ragged_gemm import ragged_gemm
 
     log.once(choice.summary)
     return compat.lower_unplaced(partial(ragged_gemm, problem, choice), ctx, operands)
 
 
-def problem_of(operands: Any, params: Any) -> RaggedProblem:
+def problem_of(operands: Any, params: Any, epilogue: Epilogue = IDENTITY) -> RaggedProblem:
     """What the selection is asked, of the types of the operands; its dtype is that of lhs."""
     lhs, rhs, sizes, _ = operands
     batch, total = sizes.shape
@@ -222,6 +231,7 @@ def problem_of(operands: Any, params: Any) -> RaggedProblem:
         dtype=lhs.dtype,
         output=params["output"],
         rows_per_group=params["rows_per_group"],
+        epilogue=epilogue,
     )
 
 
@@ -248,7 +258,7 @@ def check(call: str, operands: Any, params: Any) -> None:
     raise NotImplementedError(serve.message(call, names, problem, refused))
 
 
-def _choice(platform: str | None, ctx: Any, problem: RaggedProblem, params: Any) -> Any:
+def choice_of(platform: str | None, ctx: Any, problem: RaggedProblem, params: Any) -> Any:
     """The choice of a kernel on a platform, or why there is none."""
     policy: Policy = params["policy"]
     names = policy.implementation

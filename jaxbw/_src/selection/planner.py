@@ -26,10 +26,12 @@ MESSAGES: Mapping[str, str] = {
     "block_scales_gated": "the matmul is gated and has scales of blocks of 128: take two matmuls",
     "block_scales_columns": "each column of rhs has scales of its own along k; kernels take those "
     "of 128x128 blocks, and of rows of lhs: swap the operands, or leave it to XLA",
+    "mx": "MX formats are for sm100, for operands of 8 bits, and go without other scales",
     "extent": "{array} has a dimension of 2^31 or more; TMA coordinates are int32",
     "stride": "{array} has matrices of 2^40 bytes or more, the largest stride of TMA",
     "address_space": "{array} is larger than any address space",
-    "grouped_epilogue": "a grouped matmul has no epilogue: leave it to XLA",
+    "grouped_epilogue": "of grouped rows kernels take alpha, bias, gate and short activations, of "
+    "a grouped contraction alpha and a float32 c of a float32 result",
     "grouped_alignment": "{array} has rows of {bytes} bytes; of grouped matmuls kernels take "
     "multiples of 16",
     "grouped_rows": "{batch} x {rows} rows; grouped are up to {most}, and fewer than 2^31 in all",
@@ -77,6 +79,12 @@ MESSAGES: Mapping[str, str] = {
     "no_kernel": "there is no kernel for this tile, dtype and layout",
     "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",
     "block_scales_swap": "swap_ab is True and there are scales of blocks of 128: leave it False",
+    "mx_gated": "the matmul is gated and in an MX format: take two matmuls",
+    "mx_rows": "block_m is {block_m}; in MX formats it is {takes}",
+    "mx_columns": "block_n is {block_n}; in MX formats it is a multiple of {step}",
+    "mx_accumulators": "{accumulators} accumulators of {block_n} columns leave no room for scales; "
+    "set accumulators to 1",
+    "mx_cluster_k": "cluster_k is not for MX formats; take split_k",
     "gated_swap": "swap_ab is True and the matmul is gated; that is not for gated matmuls",
     "gated_pair": "a gated matmul in 128 rows of a pair; take block_m 256, or cta_group 1",
     "gated_columns": "block_n is {block_n}; a gated matmul takes multiples of {step}, half of it "

@@ -99,7 +99,7 @@ def by_rule(problem: RaggedProblem, sm_count: int) -> GemmConfig:
     group, these were within 4 % of the fastest that was tried (benchmarks/NOTEBOOK.md), but for the
     gradient of weights of which one group has all rows: 12 % less by scheduler="none".
     """
-    rows, columns = problem.expected_rows, problem.n
+    rows, columns = problem.expected_rows, problem.n * (1 + problem.epilogue.gated)
     few = rows <= 64 and not problem.ragged_contraction
     block_m = 64 if few else 128
     down = problem.k if problem.ragged_contraction else rows

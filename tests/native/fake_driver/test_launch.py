@@ -9,7 +9,7 @@ import pytest
 from jaxbw import _native
 from jaxbw._native import limits
 
-from ...emulator.gemm_cases import INPUTS
+from ...emulator.gemm_cases import INPUTS, gemms
 from .conftest import KERNELS, Call, FakeDriver
 from .matmul import PAIR, SM90, SM100, Matmul
 
@@ -222,9 +222,7 @@ def test_dimensions_of_one(fake: FakeDriver, matmul: Matmul, a: Any, b: Any, d: 
 
 def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDriver) -> None:
     fake.launch_only()
-    for kernel in KERNELS:
-        if kernel.role != "gemm":
-            continue
+    for kernel in gemms(KERNELS):
         config = dict(SM90 if kernel.family == "sm90" else PAIR if kernel.cta_group == 2 else SM100)
         tile = {"block_n": kernel.block_n or 128}
         if kernel.block_m is not None:  # of one of the two warpgroups

@@ -1,0 +1,155 @@
+"""ragged_fused_p: a grouped matmul with an epilogue, one kernel where there is one for it.
+
+    rows fall into groups:          out[b, r] = activation(z) (* u, of a gated matmul)
+                                    z = alpha * lhs[b, r] @ rhs[b, group of r] + bias[b, group of r]
+                                    u = alpha * lhs[b, r] @ rhs_up[b, group of r]
+    the contraction does:           out[b, g] = c[b, g] + alpha * lhs[b, rows of g]^T @ rhs[...]
+
+`formula` says the same in grouped matmuls and XLA's operations: it is what is computed where no
+kernel takes the epilogue, under `vmap`, and whenever JAX asks for a derivative, which needs z.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+
+from jaxbw._src import compat, log
+from jaxbw._src.epilogue import ACTIVATIONS, Epilogue, scaled, wide_dtype
+from jaxbw._src.primitives import serve
+from jaxbw._src.primitives.fused_tangent import of_some
+from jaxbw._src.primitives.ragged_dot import (
+    choice_of,
+    lower_kernel,
+    output_shape,
+    problem_of,
+    ragged_dot,
+)
+from jaxbw._src.selection.choice import Refusal
+from jaxbw._src.selection.policy import Policy
+
+ragged_fused_p = Primitive("jaxbw_ragged_fused")
+_MATMUL = 4  # operands: lhs, rhs, group_sizes, group_offset
+
+
+def ragged_fused(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    group_offset: Any,
+    *,
+    epilogue: Epilogue,
+    terms: dict[str, Any],
+    **params: Any,
+) -> Any:
+    """Binds the primitive.
+
+    Args:
+      lhs, rhs, group_sizes, group_offset, params: as of `ragged_dot`.
+      epilogue: which terms there are, their dtypes, a known alpha, and the activation.
+      terms: "rhs_up" is as rhs, of a gated matmul; "c" is shaped as the result; "bias" is
+        `[batch or 1, groups, n]`.
+    """
+    compat.register_float_check(ragged_fused_p)
+    given = [terms[name] for name in _names(epilogue)]
+    operands = compat.insert_reshard(lhs, rhs, group_sizes, group_offset, *given)
+    result: Any = ragged_fused_p.bind(*operands, epilogue=epilogue, **params)
+    return result
+
+
+def formula(*operands: Any, epilogue: Epilogue, output: Any, **params: Any) -> Any:
+    """The same by grouped matmuls, each of `wide_dtype`, and XLA's operations."""
+    e, wide = epilogue, wide_dtype(output)
+    lhs, rhs, *sizes = operands[:_MATMUL]
+    terms = dict(zip(_names(e), operands[_MATMUL:], strict=True))
+
+    def times(right: Any) -> Any:
+        return scaled(e.alpha, ragged_dot(lhs, right, *sizes, output=wide, **params))
+
+    z = times(rhs)
+    if "c" in terms:
+        z = z + terms["c"].astype(wide)
+    if "bias" in terms:
+        z = z + _bias_of_rows(terms["bias"].astype(wide), lhs, sizes, params["groups"])
+    d = ACTIVATIONS[e.activation](z)
+    if e.gated:
+        d = d * times(terms["rhs_up"])
+    return d.astype(output)
+
+
+def _names(epilogue: Epilogue) -> list[str]:
+    """Those of the operands behind those of the matmul."""
+    e = epilogue
+    named = {"rhs_up": e.gated, "c": e.c is not None, "bias": e.bias is not None}
+    return [name for name, is_there in named.items() if is_there]
+
+
+def _bias_of_rows(bias: Any, lhs: Any, sizes: Any, groups: int) -> Any:
+    """The bias of each row: a column of ones by it, so that its derivative is a matmul, too."""
+    return ragged_dot(
+        *(jnp.ones((1, lhs.shape[1], 1), bias.dtype), bias[:, :, None], *sizes),
+        ragged_contraction=False,
+        groups=groups,
+        output=bias.dtype,
+        policy=Policy(("xla",)),
+    )
+
+
+def _abstract_eval(lhs: Any, rhs: Any, group_sizes: Any, *_: Any, **params: Any) -> Any:
+    shape = output_shape(lhs, rhs, group_sizes, params)
+    return lhs.update(shape=shape, dtype=params["output"], weak_type=False)
+
+
+# Transformations: those of the formula.
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    moving = [i for i, x in enumerate(tangents) if i not in (2, 3) and type(x) is not ad.Zero]
+    if not moving:
+        out = ragged_fused_p.bind(*primals, **params)
+        return out, ad.Zero(jax.typeof(out))
+    at, along = ([xs[i] for i in moving] for xs in (primals, tangents))
+    return jax.jvp(of_some(partial(formula, **params), primals, moving), at, along)
+
+
+def _transpose(cotangent: Any, *operands: Any, **params: Any) -> Any:
+    asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    bars: list[Any] = [None] * len(operands)
+    if type(cotangent) is ad.Zero:
+        return bars
+    types = [jax.ShapeDtypeStruct(operands[i].aval.shape, operands[i].aval.dtype) for i in asked]
+    function = of_some(partial(formula, **params), operands, asked)
+    transposed = jax.linear_transpose(function, *types)
+    for i, bar in zip(asked, transposed(cotangent), strict=True):
+        bars[i] = bar
+    return bars
+
+
+def _batch(operands: Any, dims: Any, **params: Any) -> Any:
+    return jax.vmap(partial(formula, **params), in_axes=tuple(dims))(*operands), 0
+
+
+# Lowering
+
+
+def _lower(
+    platform: str | None, ctx: Any, *operands: Any, epilogue: Epilogue, **params: Any
+) -> Any:
+    problem = problem_of(ctx.avals_in[:_MATMUL], params, epilogue)
+    choice = choice_of(platform, ctx, problem, params)
+    if isinstance(choice, Refusal):
+        log.once(lambda: f"{problem}: apart: {choice.reason}")
+        return compat.lower_unplaced(partial(formula, epilogue=epilogue, **params), ctx, operands)
+    return lower_kernel(problem, choice, ctx, operands)
+
+
+ragged_fused_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[ragged_fused_p] = _jvp
+ad.primitive_transposes[ragged_fused_p] = _transpose
+batching.primitive_batchers[ragged_fused_p] = _batch
+serve.register(ragged_fused_p, _lower)
+compat.register_remat_rule(ragged_fused_p)

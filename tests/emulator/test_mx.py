@@ -1,0 +1,159 @@
+"""The MXFP8 kernels of sm100: scaled integers bit by bit, over shapes with tails, strictly."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from jaxbw import emulator
+
+from . import installed
+from .gemm_launch import SM100, Config, Matmul, integers, launch, plan_of
+
+Array = npt.NDArray[Any]
+E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+BLOCK, ROWS, BLOCKS = 32, 128, 4
+F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+
+
+def tiles(exponents: Array) -> Array:
+    """`[batch, rows, blocks of k]` as ue8m0 in tiles; what pads them is not the same for all."""
+    batch, rows, blocks = exponents.shape
+    padded = np.random.default_rng(9).integers(
+        100, 150, (batch, -(-rows // ROWS) * ROWS, -(-blocks // BLOCKS) * BLOCKS)
+    )
+    padded[:, :rows, :blocks] = 127 + exponents
+    parts = padded.reshape(batch, -1, 4, 32, padded.shape[2] // BLOCKS, BLOCKS)
+    # Byte row % 32 * 16 + row / 32 % 4 * 4 + block % 4 of [tiles of rows, tiles of k].
+    ordered = parts.transpose(0, 1, 4, 3, 2, 5)
+    return ordered.reshape(batch, ordered.shape[1], ordered.shape[2], 512).astype(np.uint8)
+
+
+def operand(rng: np.random.Generator, batch: int, rows: int, k: int) -> tuple[Array, Array, Array]:
+    """Values, tiles of scales, and scaled values, `[batch, rows, k]`."""
+    values = integers(rng, batch, rows, k)
+    exponents = rng.integers(-2, 3, (batch, rows, -(-k // BLOCK)))
+    scaled = values * np.exp2(exponents).astype(np.float32).repeat(BLOCK, axis=2)[:, :, :k]
+    return values, tiles(exponents), scaled
+
+
+def check(
+    config: Config,
+    shape: tuple[int, int, int],
+    batch: tuple[int, int] = (1, 1),
+    rhs_dtype: Any = None,
+    schedules: Any = (("eager", 0), ("latest", 0), ("random", 1), ("pct", 2), ("hold", 3)),
+    **epilogue: Any,
+) -> None:
+    m, n, k = shape
+    rng = np.random.default_rng(m * 7 + n * 5 + k)
+    left, left_scales, a = operand(rng, batch[0], m, k)
+    right, right_scales, b = operand(rng, batch[1], n, k)
+    matmul = Matmul(
+        left,
+        right.swapaxes(1, 2),
+        E4M3,
+        rhs_dtype,
+        lhs_scale=left_scales,
+        rhs_scale=right_scales,
+        **epilogue,
+    )
+    expected = a @ b.swapaxes(1, 2)
+    if matmul.bias is not None:
+        expected = np.maximum(matmul.alpha * expected + matmul.bias, 0)
+    kernel = installed.load(plan_of(config, matmul).kernel)
+    for schedule, seed in schedules:
+        found = launch(kernel, config, matmul, schedule=schedule, seed=seed, checks="strict")
+        assert found.report.findings == [], (schedule, seed, found.report.summary())
+        np.testing.assert_array_equal(
+            found.d.astype(np.float32), expected.astype(config.output).astype(np.float32)
+        )
+
+
+NT = Config(SM100, 128, 128, rhs_major=0, output=F32)
+PAIR = replace(NT, block_m=256, cta_group=2, cluster=(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (NT, (200, 150, 400)),
+        (replace(NT, block_n=64), (130, 200, 176)),
+        (replace(NT, block_n=192, stages=4), (128, 400, 304)),
+        (replace(NT, block_n=256, accumulators=1), (100, 300, 656)),
+        (replace(NT, block_n=64, k_spans=2, stages=2), (128, 136, 656)),
+        (replace(NT, cluster=(2, 2)), (300, 300, 272)),
+        (PAIR, (300, 140, 400)),
+        (replace(PAIR, block_n=64), (260, 200, 272)),
+        (replace(PAIR, block_n=192), (200, 400, 304)),
+        (replace(PAIR, block_n=256, accumulators=1, stages=4), (512, 300, 656)),
+        (replace(PAIR, cluster=(4, 2), block_n=64), (600, 250, 272)),
+    ],
+    ids=str,
+)
+def test_shapes_with_tails(config: Config, shape: tuple[int, int, int]) -> None:
+    check(config, shape)
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (replace(NT, lhs_major=1, rhs_major=1), {}),
+        (replace(PAIR, lhs_major=1, rhs_major=1, block_n=256, accumulators=1), {}),
+        (replace(PAIR, scheduler="static", raster="n", swizzle=2), {"rhs_dtype": E5M2}),
+        (replace(NT, split_k=3), {}),
+        (replace(PAIR, split_k=2, block_n=64), {"batch": (2, 1)}),
+        (replace(NT, swap_ab=True, block_n=64), {}),
+        (replace(NT, swap_ab=True, cluster=(2, 1)), {"batch": (2, 2), "rhs_dtype": E5M2}),
+        (replace(NT, activation=1), {"alpha": 2.0, "bias": True}),
+        (replace(PAIR, activation=1, output=BF16), {"batch": (1, 2), "bias": True}),
+    ],
+    ids=str,
+)
+def test_what_the_other_kernels_can_do(config: Config, options: dict[str, Any]) -> None:
+    m, n, k = 300, 208, 528
+    if options.get("bias"):
+        options = options | {"bias": integers(np.random.default_rng(1), n)}
+    check(config, (m, n, k), schedules=(("latest", 0), ("random", 1), ("hold", 2)), **options)
+
+
+def test_a_nan_among_scales_reaches_its_row_alone() -> None:
+    rng = np.random.default_rng(2)
+    left, left_scales, _ = operand(rng, 1, 128, 128)
+    right, right_scales, _ = operand(rng, 1, 128, 128)
+    left_scales[0, 0, 0, 5 * 16 + 1 * 4 + 2] = 255  # row 37, block 2
+    left[0, 37] = 0
+    matmul = Matmul(left, right.swapaxes(1, 2), E4M3, lhs_scale=left_scales, rhs_scale=right_scales)
+    found = launch(installed.load(plan_of(NT, matmul).kernel), NT, matmul)
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(found.d[0]).any(1)), [37])
+    assert np.isnan(found.d[0, 37]).all()
+
+
+# What the load role says to the multiply role: that the columns of a stage are free.
+PASSES_ON = re.compile(
+    r"tcgen05\.fence::after_thread_sync;(\s*// end inline asm\s*// begin inline asm\s*)"
+    r"tcgen05\.fence::before_thread_sync;"
+)
+
+
+@pytest.mark.parametrize("config", [replace(NT, block_n=64), PAIR], ids=str)
+@pytest.mark.parametrize(
+    ("pattern", "by", "finding"),
+    [
+        (PASSES_ON, r"\1", "race"),
+        (re.compile(r"tcgen05\.cp\."), "// tcgen05.cp.", "poison"),
+    ],
+)
+def test_mutants_are_found(config: Config, pattern: re.Pattern[str], by: str, finding: str) -> None:
+    rng = np.random.default_rng(3)
+    left, left_scales, _ = operand(rng, 1, 300, 1000)
+    right, right_scales, _ = operand(rng, 1, 130, 1000)
+    matmul = Matmul(left, right.swapaxes(1, 2), E4M3, lhs_scale=left_scales, rhs_scale=right_scales)
+    mutant, count = pattern.subn(by, installed.text(plan_of(config, matmul).kernel))
+    assert count
+    report = launch(emulator.Module(mutant), config, matmul, checks="strict").report
+    assert finding in {found.kind for found in report.findings}

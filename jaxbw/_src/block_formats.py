@@ -58,6 +58,11 @@ class BlockFormat:
         """Whether a float32 scale multiplies the whole array, too."""
         return bool(self.scale != E8M0)
 
+    @property
+    def largest(self) -> float:
+        """The largest number, data times scale, where there is a global scale besides."""
+        return self.element.max * _UE4M3.max
+
 
 FORMATS = {
     format.name: format
@@ -84,8 +89,7 @@ def padded(size: Any) -> Any:
 def global_scale(x: Any, format: BlockFormat) -> Any:
     """That of an array: its largest finite magnitude becomes the largest number of the format."""
     amax = fp8.finite_amax(fp8.as_float32(x), range(x.ndim)).reshape(())
-    largest = np.float32(format.element.max * _UE4M3.max)
-    scale = fp8.divide(amax, jnp.full_like(amax, largest))
+    scale = fp8.divide(amax, jnp.full_like(amax, format.largest))
     return jnp.where(amax == 0, np.float32(1), scale)
 
 

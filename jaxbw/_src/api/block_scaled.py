@@ -99,7 +99,7 @@ class BlockScaled(WithScales):
             )
         data = self.transposed
         if data is None:
-            data = _padded(jnp.matrix_transpose(self.data[..., : self.size]))
+            data = padded(jnp.matrix_transpose(self.data[..., : self.size]))
         return replace(
             self,
             data=data,
@@ -109,6 +109,10 @@ class BlockScaled(WithScales):
             axis=axis,
             size=self.shape[axis],
         )
+
+    def alone(self) -> "BlockScaled":
+        """The same without what `both` added."""
+        return replace(self, transposed=None, transposed_scale=None)
 
     def dequantized(self) -> jax.Array:
         """Data times scales, computed in float32, in the array's dtype."""
@@ -277,6 +281,7 @@ def _along(
     return data if x.ndim > 1 else data[0], scale_tiles.tiled(scale)
 
 
-def _padded(data: Any) -> Any:
+def padded(data: Any) -> Any:
+    """Data with zeros behind k, as `BlockScaled` has them."""
     behind = block_formats.padded(data.shape[-1]) - data.shape[-1]
     return jnp.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, behind)]) if behind else data

@@ -259,10 +259,11 @@ def _block_scaled(
     x = undifferentiated(x)
     if format.has_global_scale and global_scale is None:
         global_scale = block_formats.global_scale(x, format)
-    data, scale = _along(format, axis, square, x, global_scale)
+    scaled = x if global_scale is None else block_formats.divided(x, global_scale)
+    data, scale = _along(format, axis, square, scaled)
     transposed = of_transposed = None
     if both:
-        transposed, of_transposed = _along(format, -3 - axis, square, x, global_scale)
+        transposed, of_transposed = _along(format, -3 - axis, square, scaled)
         if square and format.element.bits == 8:
             transposed = None
     dtype, size = np.dtype(x.dtype), x.shape[axis]
@@ -271,13 +272,11 @@ def _block_scaled(
     )
 
 
-def _along(
-    format: BlockFormat, axis: int, square: bool, x: Any, global_scale: Any
-) -> tuple[Any, Any]:
+def _along(format: BlockFormat, axis: int, square: bool, x: Any) -> tuple[Any, Any]:
     """Data and tiles of scales, with blocks along one dimension."""
     x = jnp.moveaxis(x, axis, -1)
     matrix = x if x.ndim > 1 else x[None]
-    data, scale = block_formats.quantized(matrix, format, global_scale, square=square)
+    data, scale = block_formats.quantized(matrix, format, square=square)
     return data if x.ndim > 1 else data[0], scale_tiles.tiled(scale)
 
 

@@ -104,7 +104,7 @@ def nvfp4_dot_general(
     and nothing is rotated before.
 
     >>> x, w = jnp.full((2, 40), 7.0), jnp.full((40, 3), 3.5)
-    >>> jaxbw.nvfp4_dot_general(x, w, (((1,), (0,)), ((), ())))[0]
+    >>> jaxbw.nvfp4_dot_general(x, w, (((1,), (0,)), ((), ())))[0].round()
     Array([980., 980., 980.], dtype=float32)
     """
     del precision
@@ -159,7 +159,10 @@ def scaled_dot_general(
     """
     call, dtype = "jaxbw.scaled_dot_general", preferred_element_type
     if configs is None:
-        return dot_general(lhs, rhs, dimension_numbers, None, dtype, implementation=implementation)
+        plain: jax.Array = dot_general(
+            lhs, rhs, dimension_numbers, None, dtype, implementation=implementation
+        )
+        return plain
     if len(configs) != 3:
         raise ValueError(f"{call}: there are {len(configs)} configs; they are for lhs, rhs, grad")
     left, right, cotangent = (_format_of(call, config) for config in configs)
@@ -230,10 +233,10 @@ def _forward(static: _Static, lhs: Any, rhs: Any, global_scales: Any) -> Any:
     recipe = static.recipe
     both = recipe.cotangent is not None
     of_lhs, of_rhs = global_scales
-    left = quantize(lhs, recipe.lhs, axis=-1, both=both, global_scale=of_lhs)
+    left: Any = quantize(lhs, recipe.lhs, axis=-1, both=both, global_scale=of_lhs)
     square = recipe.square_rhs
     options: Any = {"axis": -2, "square": square, "both": both, "global_scale": of_rhs}
-    right = quantize(rhs, recipe.rhs, **options)
+    right: Any = quantize(rhs, recipe.rhs, **options)
     result = matmul(
         left,
         right,

@@ -74,13 +74,14 @@ def scaled_matmul(
         )
     left, right = _operands((left_block, right_block), lhs, rhs, lhs_scales, rhs_scales)
     wide = not isinstance(left, BlockScaled)
-    return matmul(
+    result: jax.Array = matmul(
         left,
         right.mT if right.ndim > 1 else right,
         precision=lax.Precision.HIGHEST if wide else None,
         preferred_element_type=preferred_element_type,
         implementation=implementation,
     )
+    return result
 
 
 def _block_of(name: str, x: Any, scales: Any, given: int | None) -> int:

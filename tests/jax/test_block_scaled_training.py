@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxbw
 
@@ -166,6 +168,31 @@ def test_vmap(name: str, axes: Any) -> None:
     _assert_close(
         jax.jit(jax.vmap(one, axes))(*given), jax.tree.map(lambda *a: jnp.stack(a), *each)
     )
+
+
+@pytest.mark.parametrize("kind", ["jit", "shard_map"])
+def test_data_parallel(kind: str) -> None:
+    """Rows on two devices, in whole blocks: the numbers of one device."""
+    mesh = jax.make_mesh((2,), ("rows",), (AxisType.Auto,), devices=jax.devices("cpu")[:2])
+    x, w, bar = array((2, 64, 40)), array((40, 24), 1), array((2, 64, 24), 2)
+    dims = (((2,), (0,)), ((), ()))
+
+    def gradients(x: Any, w: Any, bar: Any) -> Any:
+        def loss(x: Any, w: Any) -> Any:
+            total = (jaxbw.mxfp8_dot_general(x, w, dims) * bar).sum()
+            return jax.lax.psum(total, "rows") if kind == "shard_map" else total
+
+        return jax.value_and_grad(loss, (0, 1))(x, w)
+
+    rows, whole = P("rows"), P()
+    if kind == "jit":
+        shardings = [NamedSharding(mesh, spec) for spec in (rows, whole, rows)]
+        got = jax.jit(gradients, in_shardings=shardings)(x, w, bar)
+    else:
+        specs: Any = {"in_specs": (rows, whole, rows), "out_specs": (whole, (rows, whole))}
+        got = jax.jit(jax.shard_map(gradients, mesh=mesh, **specs))(x, w, bar)
+        kind = "one device"
+    _assert_close(got, jax.jit(gradients)(x, w, bar))
 
 
 # jax.nn's

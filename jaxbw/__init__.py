@@ -26,6 +26,7 @@ from jaxbw._src.selection.policy import batch_invariant, implementation, use_tun
 if _TYPE_CHECKING:
     from jaxbw import checkpoint_policies
     from jaxbw._src.api.accelerate import accelerate
+    from jaxbw._src.api.block_scaled import BlockScaled
     from jaxbw._src.api.collective import collective_matmul
     from jaxbw._src.api.einsum import einsum
     from jaxbw._src.api.exporting import export_disabled_checks
@@ -38,6 +39,7 @@ if _TYPE_CHECKING:
     from jaxbw._src.lab.tuning.autotune import autotune
 
 __all__ = [
+    "BlockScaled",
     "GemmConfig",
     "Quantized",
     "__version__",
@@ -67,6 +69,7 @@ __all__ = [
 # Names that few programs need: their modules are loaded when they are first asked for. One is a
 # module itself.
 _LAZY = {
+    "BlockScaled": "jaxbw._src.api.block_scaled",
     "accelerate": "jaxbw._src.api.accelerate",
     "autotune": "jaxbw._src.lab.tuning.autotune",
     "checkpoint_policies": "jaxbw.checkpoint_policies",

@@ -8,11 +8,11 @@ A gated matmul has a second right operand:
     z = alpha * scales * (lhs @ rhs) + bias,  u = alpha * scales_up * (lhs @ rhs_up)
     d = cast(activation(z) * u + residual)                    saved: cast(z), cast(u)
 
-scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Scales of blocks of 128 along k
-multiply their operands instead. Everything up to the casts is float32 (float64 where the result
-is). They are to d's dtype, of what is saved beside a d of 8 bits to bfloat16. A d of 8 bits may
-have an out_scale: it is scaled_down of fp8.py, which saturates, and the last result is its amax,
-finite_amax before that, of each batch index.
+scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Scales of blocks along k, of 128 or
+of a block-scaled format, multiply their operands instead. Everything up to the casts is float32
+(float64 where the result is). They are to d's dtype, of what is saved beside a d of 8 bits to
+bfloat16. A d of 8 bits may have an out_scale: it is scaled_down of fp8.py, which saturates, and the
+last result is its amax, finite_amax before that, of each batch index.
 
 The kernels' side of it is `Epilogue` in cuda/params.h; `evaluate` is XLA's.
 """
@@ -52,6 +52,8 @@ class Epilogue:
       lhs_scale, rhs_scale: rows have scales, or columns; of a gated matmul both operands' columns.
       lhs_blocks, rhs_blocks: rows, or columns, that share a scale of each 128 of k, 1 or 128; 0
         where there is none.
+      lhs_format, rhs_format: the names of block-scaled formats (block_formats.py), whose scales are
+        in tiles; None where there is none.
       save: z, and u of a gated matmul, are results, too, of `saved_dtype`.
       out_scale: d has a scale, and its amax is a result.
     """
@@ -69,6 +71,8 @@ class Epilogue:
     rhs_scale: bool = False
     lhs_blocks: int = 0
     rhs_blocks: int = 0
+    lhs_format: str | None = None
+    rhs_format: str | None = None
     save: bool = False
     out_scale: bool = False
 
@@ -94,7 +98,12 @@ class Epilogue:
     @property
     def has_blocks(self) -> bool:
         """Whether there are scales of blocks."""
-        return bool(self.lhs_blocks or self.rhs_blocks)
+        return bool(self.lhs_blocks or self.rhs_blocks or self.formats)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Those of the operands that have one."""
+        return tuple(name for name in (self.lhs_format, self.rhs_format) if name is not None)
 
     @property
     def factors_in_memory(self) -> bool:
@@ -121,6 +130,8 @@ class Epilogue:
         scales = "lhs_scale * " * self.lhs_scale + "rhs_scale * " * self.rhs_scale
         scales += "lhs_scale of blocks * " * bool(self.lhs_blocks)
         scales += "rhs_scale of blocks * " * bool(self.rhs_blocks)
+        for name, format in (("lhs", self.lhs_format), ("rhs", self.rhs_format)):
+            scales += "" if format is None else f"{name}_scale of {format} * "
         z = f"{alpha}{scales}{matmul}"
         if self.c is not None:
             z += f" + {beta}c {self.c}"

@@ -1,4 +1,4 @@
-"""float8 arrays and their scales, with the same bits on every platform.
+"""Arrays of 8 and 4 bits and their scales, with the same bits on every platform.
 
 XLA divides float32 on GPUs with an error of up to 2 ulp (openxla/xla#37181), flushes subnormals on
 CPUs, and may convert to float8 by way of float16. So what is rounded here is rounded in integers;
@@ -16,18 +16,18 @@ import numpy as np
 from jax import lax
 
 _SIGN, _MAGNITUDE = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
-_INFINITY = np.uint32(0x7F800000)
+INFINITY = np.uint32(0x7F800000)
 _FRACTION = 23  # bits, of float32
-_IMPLICIT = np.uint32(1 << _FRACTION)
+LEAST_NORMAL = np.uint32(1 << _FRACTION)  # and a significand's implicit bit
 _BIAS = 127
 
 
 @dataclass(frozen=True)
 class Format:
-    """A float8 format.
+    """A floating format of 8 bits, or of 4.
 
     Attributes:
-      name: "e4m3" or "e5m2".
+      name: "e4m3", "e5m2" or "e2m1".
       dtype: JAX's.
       max: the largest finite number.
       fraction: bits of it.
@@ -39,13 +39,19 @@ class Format:
     max: float
     fraction: int
     least_exponent: int
+    bits: int = 8
+
+    @property
+    def nan(self) -> np.uint32:
+        """What PTX's cvt.satfinite makes of NaN: of 8 bits NaN, of e2m1, which has none, 6."""
+        return np.uint32((1 << (self.bits - 1)) - 1)
 
 
 FORMATS = {
     "e4m3": Format("e4m3", np.dtype(jnp.float8_e4m3fn), 448.0, 3, -6),
     "e5m2": Format("e5m2", np.dtype(jnp.float8_e5m2), 57344.0, 2, -14),
 }
-_NAN = np.uint32(0x7F)  # PTX's, in both formats
+E2M1 = Format("e2m1", np.dtype(jnp.float4_e2m1fn), 6.0, 1, 0, bits=4)
 
 
 def format_of(dtype: Any) -> Format | None:
@@ -58,9 +64,9 @@ def finite_amax(x: Any, axis: Sequence[int]) -> Any:
 
     Over these dimensions, which stay with size 1.
     """
-    bits = _bits(x) & _MAGNITUDE
-    counted = jnp.where((bits >= _IMPLICIT) & (bits < _INFINITY), bits, np.uint32(0))
-    return _float(jnp.max(counted, axis=tuple(axis), keepdims=True, initial=np.uint32(0)))
+    bits = magnitude(x)
+    counted = jnp.where((bits >= LEAST_NORMAL) & (bits < INFINITY), bits, np.uint32(0))
+    return of_bits(jnp.max(counted, axis=tuple(axis), keepdims=True, initial=np.uint32(0)))
 
 
 def scale_of(amax: Any, format: Format) -> Any:
@@ -72,12 +78,12 @@ def scale_of(amax: Any, format: Format) -> Any:
 def divide(x: Any, y: Any) -> Any:
     """x / y of positive normal float32 numbers, rounded to nearest even.
 
-    A quotient below the normal numbers is the least of them, 2^-126; none may be above them. Long
-    division, in base 256: a remainder is less than 2^24, and 256 of it fit.
+    A quotient below the normal numbers is the least of them, 2^-126; one above them is some number
+    from 2^127 on. Long division, in base 256: a remainder is less than 2^24, and 256 of it fit.
     """
     x, y = _bits(x), _bits(y)
-    divisor = (y & (_IMPLICIT - 1)) | _IMPLICIT
-    rest = (x & (_IMPLICIT - 1)) | _IMPLICIT
+    divisor = (y & (LEAST_NORMAL - 1)) | LEAST_NORMAL
+    rest = (x & (LEAST_NORMAL - 1)) | LEAST_NORMAL
     exponent = (x >> _FRACTION).astype(jnp.int32) - (y >> _FRACTION).astype(jnp.int32)
     smaller = rest < divisor
     rest = jnp.where(smaller, rest << 1, rest)  # the quotient is in [1, 2)
@@ -89,9 +95,9 @@ def divide(x: Any, y: Any) -> Any:
     twice = rest << 1
     up = (twice > divisor) | ((twice == divisor) & (quotient & 1 == 1))
     quotient = quotient + up.astype(jnp.uint32)  # a carry lands in the exponent, as it should
-    field = jnp.maximum(exponent + _BIAS, 1).astype(jnp.uint32)
-    normal = (field << _FRACTION) + (quotient - _IMPLICIT)
-    return _float(jnp.where(exponent + _BIAS < 1, _IMPLICIT, normal))
+    field = jnp.clip(exponent + _BIAS, 1, 2 * _BIAS).astype(jnp.uint32)
+    normal = (field << _FRACTION) + (quotient - LEAST_NORMAL)
+    return of_bits(jnp.where(exponent + _BIAS < 1, LEAST_NORMAL, normal))
 
 
 def rounded(x: Any, format: Format) -> Any:
@@ -100,13 +106,11 @@ def rounded(x: Any, format: Format) -> Any:
     What is beyond the largest finite number becomes that, infinity too; NaN stays NaN. Subnormal
     results are exact, and the sign of zero is kept.
     """
-    bits = _bits(x)
-    magnitude = bits & _MAGNITUDE
     largest = np.float32(format.max).view(np.uint32)
-    finite = jnp.minimum(magnitude, largest)
+    finite = jnp.minimum(magnitude(x), largest)
     exponent = (finite >> _FRACTION).astype(jnp.int32)
     above = exponent - (format.least_exponent + _BIAS)  # the least normal number's
-    significand = (finite & (_IMPLICIT - 1)) | _IMPLICIT
+    significand = (finite & (LEAST_NORMAL - 1)) | LEAST_NORMAL
     # Below the least normal number more bits go. With 25 of them, nothing is left of any.
     dropped = _FRACTION - format.fraction + jnp.clip(-above, 0, 4 + format.fraction)
     dropped = jnp.minimum(dropped, 25).astype(jnp.uint32)
@@ -114,8 +118,19 @@ def rounded(x: Any, format: Format) -> Any:
     kept = (significand + (np.uint32(1) << (dropped - 1)) - 1 + last) >> dropped
     # Of a normal number `kept` has the implicit bit, which counts as one exponent.
     code = (jnp.maximum(above, 0).astype(jnp.uint32) << format.fraction) + kept
-    code = jnp.where(magnitude > _INFINITY, _NAN, code | ((bits & _SIGN) >> 24))
-    return lax.bitcast_convert_type(code.astype(jnp.uint8), format.dtype)
+    code = jnp.where(magnitude(x) > INFINITY, format.nan, code | sign_of(x, format))
+    return of_code(code, format)
+
+
+def sign_of(x: Any, format: Format) -> Any:
+    """The sign bit of float32 x, where the format has it."""
+    return (_bits(x) & _SIGN) >> (32 - format.bits)
+
+
+def of_code(code: Any, format: Format) -> Any:
+    """The numbers with these bits, uint32."""
+    bits = code.astype(jnp.uint8 if format.bits == 8 else jnp.uint4)
+    return lax.bitcast_convert_type(bits, format.dtype)
 
 
 def scaled_down(x: Any, scale: Any, format: Format) -> Any:
@@ -123,19 +138,29 @@ def scaled_down(x: Any, scale: Any, format: Format) -> Any:
 
     Subnormal x count as 0. By a scale that is no positive normal number all become NaN.
     """
-    flushed = jnp.where(_bits(x) & _MAGNITUDE < _IMPLICIT, _float(_bits(x) & _SIGN), x)
-    is_scale = (_bits(scale) >= _IMPLICIT) & (_bits(scale) < _INFINITY)
+    is_scale = (_bits(scale) >= LEAST_NORMAL) & (_bits(scale) < INFINITY)
     divisor = jnp.where(is_scale, scale, np.float32(1))
     inverse = jnp.where(is_scale, divide(jnp.ones_like(divisor), divisor), np.float32(np.nan))
-    return rounded(flushed * inverse, format)
+    return rounded(flushed(x) * inverse, format)
+
+
+def flushed(x: Any) -> Any:
+    """x with a zero of the same sign for each subnormal number."""
+    return jnp.where(magnitude(x) < LEAST_NORMAL, of_bits(_bits(x) & _SIGN), x)
 
 
 def _bits(x: Any) -> Any:
     return lax.bitcast_convert_type(x, jnp.uint32)
 
 
-def _float(bits: Any) -> Any:
+def of_bits(bits: Any) -> Any:
+    """The float32 numbers with these bits."""
     return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def magnitude(x: Any) -> Any:
+    """The bits of |x|, uint32, ordered as the numbers; then come infinity and NaN."""
+    return _bits(x) & _MAGNITUDE
 
 
 def as_float32(x: Any) -> jax.Array:

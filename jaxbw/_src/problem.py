@@ -190,8 +190,15 @@ class GemmProblem:
         return f"{self.epilogue.describe(text)} -> {result}"
 
 
+# Operands, and their tiles of scales.
+TILES = {"lhs": "lhs_tiles", "rhs": "rhs_tiles", "rhs_up": "rhs_up_tiles"}
+
+
 class Operands(NamedTuple):
-    """The arrays that a matmul and its epilogue read; None for what its epilogue does not have."""
+    """The arrays that a matmul and its epilogue read; None for what its epilogue does not have.
+
+    The last three are tiles of scales (scale_tiles.py), of operands with k as their last dimension.
+    """
 
     lhs: Any
     rhs: Any
@@ -205,6 +212,9 @@ class Operands(NamedTuple):
     rhs_scale: Any = None
     rhs_up_scale: Any = None
     out_scale: Any = None
+    lhs_tiles: Any = None
+    rhs_tiles: Any = None
+    rhs_up_tiles: Any = None
 
     def given(self) -> list[Any]:
         """Those that are there, in order."""
@@ -220,12 +230,14 @@ class Operands(NamedTuple):
     @classmethod
     def of(cls, epilogue: Epilogue, given: Sequence[Any]) -> "Operands":
         """The inverse of `given`."""
-        arrays = (epilogue.c, epilogue.bias, epilogue.residual)
-        factors = (epilogue.alpha is None, epilogue.beta is None)
-        of_lhs, of_rhs = epilogue.scaled_operands
-        scales = (of_lhs, of_rhs, of_rhs and epilogue.gated)
-        there = (True, True, epilogue.gated, *(x is not None for x in arrays), *factors, *scales)
-        there = (*there, epilogue.out_scale)
+        e = epilogue
+        arrays = (e.c, e.bias, e.residual)
+        factors = (e.alpha is None, e.beta is None)
+        of_lhs, of_rhs = e.scaled_operands
+        scales = (of_lhs, of_rhs, of_rhs and e.gated)
+        there = (True, True, e.gated, *(x is not None for x in arrays), *factors, *scales)
+        tiles = (e.lhs_format is not None, of_blocks := e.rhs_format is not None)
+        there = (*there, e.out_scale, *tiles, of_blocks and e.gated)
         rest = iter(given)
         return cls(*(next(rest) if is_there else None for is_there in there))
 

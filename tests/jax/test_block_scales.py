@@ -179,7 +179,7 @@ def test_derivatives_are_those_of_the_dequantized(activation: str | None) -> Non
 
 def test_what_is_refused() -> None:
     lhs, rhs = quantized(40, 300, 200)
-    with pytest.raises(ValueError, match="block is 64; it is 128 or None"):
+    with pytest.raises(ValueError, match="block is 64; of e4m3 it is 128 or None"):
         jaxbw.quantize(random(4, 4), "e4m3", axis=-1, block=64)
     with pytest.raises(ValueError, match=r"block=128"):
         jaxbw.matmul(jaxbw.quantize(random(40, 300), "e4m3", axis=0), rhs)

@@ -52,6 +52,7 @@ ROOMS = [
 
 def test_public_names() -> None:
     assert sorted(jaxbw.__all__) == [
+        "BlockScaled",
         "GemmConfig",
         "Quantized",
         "__version__",

@@ -26,13 +26,17 @@ from jaxbw._src.selection.policy import policy_of
 _BIAS_AXES = {-1: "n", -2: "m"}
 
 
+class WithScales:
+    """An operand that has scales: a `Quantized`, or a `BlockScaled`, whose module few need."""
+
+
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["data", "scale", "transposed", "amax"],
     meta_fields=["dtype"],
 )
 @dataclass(frozen=True)
-class Quantized:
+class Quantized(WithScales):
     """An array as float8 and float32 scales: `data * scale`. A pytree; `quantize` makes it.
 
     A matmul with an `out_scale` makes it, too.
@@ -104,6 +108,7 @@ class EpilogueArguments(NamedTuple):
     beta: float | None = 1.0
     bias_axis: int = -1
     activation: str | None = None
+    formats: tuple[str | None, str | None] = (None, None)  # block-scaled, of lhs and rhs
 
 
 def matmul(
@@ -238,7 +243,7 @@ def epilogue(
 
     `blocks`: `lhs_blocks` and `rhs_blocks`.
     """
-    alpha, beta, bias_axis, activation = given
+    alpha, beta, bias_axis, activation, formats = given
     if operands.alpha is not None:  # of a scale that all elements share
         alpha = None
     check_activation(call, activation)
@@ -263,6 +268,8 @@ def epilogue(
         rhs_scale=operands.rhs_scale is not None and not blocks[1],
         lhs_blocks=blocks[0],
         rhs_blocks=blocks[1],
+        lhs_format=formats[0],
+        rhs_format=formats[1],
         out_scale=operands.out_scale is not None,
     )
 

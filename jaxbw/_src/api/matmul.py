@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
-from jaxbw._src.api.arguments import EpilogueArguments, MatmulArguments, Quantized
+from jaxbw._src.api.arguments import EpilogueArguments, MatmulArguments, Quantized, WithScales
 from jaxbw._src.api.matmul_plan import MatmulPlan, plan_matmul
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.primitives import dot_general as plain
@@ -60,8 +60,9 @@ def matmul(
     is `BF16_BF16_F32` or that with `_X3`, `_X6` or `_X9`. The rest is XLA's: see `explain`.
 
     Args:
-      lhs: `[..., m, k]` or `[k]`, of any dtype that `jnp.matmul` takes; either operand may be a
-        `Quantized`, of `quantize`, whose scales multiply the matmul.
+      lhs: `[..., m, k]` or `[k]`, of any dtype that `jnp.matmul` takes; either operand may be what
+        `quantize` returns, whose scales multiply the matmul. A `BlockScaled` beside an operand that
+        is none is dequantized.
       rhs: `[..., k, n]` or `[k]`. Batch dimensions broadcast.
       a, b: `jnp.matmul`'s names of lhs and rhs, as keywords.
       bias: `[n]`, or `[m]` with `bias_axis=-2`, a real floating dtype; default none.
@@ -115,15 +116,16 @@ def matmul(
             arguments.renamed(call, "lhs", lhs, "a", a),
             arguments.renamed(call, "rhs", rhs, "b", b),
         )
-    both = (lhs, rhs)
-    if isinstance(lhs, Quantized) or isinstance(rhs, Quantized):
+    both, blocks = (lhs, rhs), None
+    if isinstance(lhs, WithScales) or isinstance(rhs, WithScales):
         from jaxbw._src.api import scales
 
-        (lhs, rhs), (lhs_scale, rhs_scale), preferred_element_type = scales.unquantized(
+        (lhs, rhs), (lhs_scale, rhs_scale), preferred_element_type, blocks = scales.unquantized(
             call, both, (lhs_scale, rhs_scale), preferred_element_type
         )
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, None, out_scale)
+    terms, tiles = with_formats(terms, blocks)
+    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, None, out_scale, *tiles)
     operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *last)
     given = arguments.matmul(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
@@ -156,7 +158,7 @@ def gated_matmul(
     float64) up to the cast to the result's dtype.
 
     Args:
-      lhs: `[..., m, k]` or `[k]`; a `Quantized`, as of `matmul`, as may be both of the others.
+      lhs: `[..., m, k]` or `[k]`; or of `quantize`, as of `matmul`, as may be both of the others.
       rhs_gate, rhs_up: `[..., k, n]`, of one shape and one dtype.
       activation: as of `matmul`; default "silu".
       lhs_scale, rhs_gate_scale, rhs_up_scale: scales of rows of lhs, and of columns of the right
@@ -178,17 +180,18 @@ def gated_matmul(
     Array([-9., -9., -9., -9.], dtype=float32)
     """
     call = "jaxbw.gated_matmul"
-    all_three = (lhs, rhs_gate, rhs_up)
-    if any(isinstance(x, Quantized) for x in all_three):
+    all_three, blocks = (lhs, rhs_gate, rhs_up), None
+    if any(isinstance(x, WithScales) for x in all_three):
         from jaxbw._src.api import scales
 
         of_operands: Any = (lhs_scale, rhs_gate_scale, rhs_up_scale)
-        (lhs, rhs_gate, rhs_up), of_operands, preferred_element_type = scales.unquantized(
+        (lhs, rhs_gate, rhs_up), of_operands, preferred_element_type, blocks = scales.unquantized(
             call, all_three, of_operands, preferred_element_type
         )
         lhs_scale, rhs_gate_scale, rhs_up_scale = of_operands
     terms = arguments.terms(call, 1.0, 1.0, -1, activation)
-    last = factors(terms, 1.0, 1.0, lhs_scale, rhs_gate_scale, rhs_up_scale, out_scale)
+    terms, tiles = with_formats(terms, blocks)
+    last = factors(terms, 1.0, 1.0, lhs_scale, rhs_gate_scale, rhs_up_scale, out_scale, *tiles)
     operands = _arguments(
         call, (lhs, rhs_gate, rhs_up), *((None, None, None, *last) if last else ())
     )
@@ -229,8 +232,8 @@ def dot_general(
     transpositions of such, under `jit`. The epilogue is that of `matmul`.
 
     Args:
-      lhs, rhs: arrays of any rank and of any dtype that `lax.dot_general` takes, or `Quantized`
-        with scales that are shared along the contraction.
+      lhs, rhs: arrays of any rank and of any dtype that `lax.dot_general` takes, or of `quantize`,
+        with scales that are shared along the contraction, or in blocks along it.
       dimension_numbers: `((lhs contracting, rhs contracting), (lhs batch, rhs batch))`; None as of
         `lax.dot_general`, for operands of one or two dimensions.
       precision: as of `lax.dot_general`; default None.
@@ -259,24 +262,34 @@ def dot_general(
     (8, 3, 3, 4)
     """
     call = "jaxbw.dot_general"
-    both, dims = (lhs, rhs), dimension_numbers
-    if isinstance(lhs, Quantized) or isinstance(rhs, Quantized):
+    both, dims, blocks = (lhs, rhs), dimension_numbers, None
+    if isinstance(lhs, WithScales) or isinstance(rhs, WithScales):
         from jaxbw._src.api import scales
 
         dims = arguments.dimension_numbers(call, dims, (np.ndim(lhs), np.ndim(rhs)))
-        (lhs, rhs), (lhs_scale, rhs_scale), preferred_element_type = scales.unquantized(
+        (lhs, rhs), (lhs_scale, rhs_scale), preferred_element_type, blocks = scales.unquantized(
             call, both, (lhs_scale, rhs_scale), preferred_element_type, dims[0]
         )
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, None, out_scale)
+    terms, tiles = with_formats(terms, blocks)
+    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, None, out_scale, *tiles)
     operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *last)
-    ranks = (np.ndim(operands[0]), np.ndim(operands[1]))
+    ranks = (np.ndim(both[0]), np.ndim(both[1]))
     dims = arguments.dimension_numbers(call, dims, ranks)
     given = arguments.matmul(
         call, dims, precision, preferred_element_type, out_sharding, implementation, config
     )
     result = _dot_general(given, terms, *operands)
     return result if out_scale is None else _quantized(result, both)
+
+
+def with_formats(
+    terms: EpilogueArguments, blocks: Any
+) -> tuple[EpilogueArguments, tuple[Any, ...]]:
+    """The same with the formats of block-scaled operands, and their tiles."""
+    if blocks is None:
+        return terms, ()
+    return terms._replace(formats=blocks.formats), blocks.tiles
 
 
 def _quantized(results: Any, operands: tuple[Any, ...]) -> Quantized:
@@ -349,7 +362,8 @@ def scaled(
 
     And which of these are of blocks: `lhs_blocks` and `rhs_blocks` of an `Epilogue`.
     """
-    if all(x is None for x in operands[-4:]):
+    scales_given = (operands.lhs_scale, operands.rhs_scale, operands.rhs_up_scale)
+    if operands.out_scale is None and all(x is None for x in scales_given):
         return operands, (0, 0)
     from jaxbw._src.api import scales  # which most calls do without
 
@@ -377,7 +391,14 @@ def operands_of(call: str, plan: MatmulPlan, operands: Operands) -> Operands:
     )
     out_scale = operands.out_scale
     planned = Operands(lhs, rhs, rhs_up, c, bias, residual, alpha, beta, out_scale=out_scale)
-    of_lhs, *of_rhs = operands[-4:-1]
+    if any(x is not None for x in operands[-3:]):  # tiles: batch dimensions are squeezed alike
+        left, *rights = operands[-3:]
+        planned = planned._replace(
+            lhs_tiles=None if left is None else plan.operands(left, operands.rhs)[0],
+            rhs_tiles=None if rights[0] is None else plan.operands(operands.lhs, rights[0])[1],
+            rhs_up_tiles=None if rights[1] is None else plan.operands(operands.lhs, rights[1])[1],
+        )
+    of_lhs, *of_rhs = operands.lhs_scale, operands.rhs_scale, operands.rhs_up_scale
     if of_lhs is of_rhs[0] is of_rhs[1] is None:
         return planned
     from jaxbw._src.api import scales
@@ -458,7 +479,10 @@ def _arguments(call: str, factors: tuple[Any, ...], *others: Any) -> tuple[Any, 
             return *factors, *others
     experimental.register()
     names = ("lhs", "rhs") if len(factors) == 2 else ("lhs", "rhs_gate", "rhs_up")
-    arrays = [arguments.array(call, *named) for named in zip(names, factors, strict=True)]
+    arrays = [
+        x if isinstance(x, originals.Transposed) else arguments.array(call, name, x)
+        for name, x in zip(names, factors, strict=True)
+    ]
     arrays += [
         None if x is None else arguments.array(call, name, x)
         for name, x in zip(Operands._fields[len(factors) :], others, strict=False)

@@ -1,4 +1,4 @@
-"""`jaxbw.quantize`: an array as float8 with scales, which `jaxbw.matmul` takes as an operand."""
+"""`jaxbw.quantize`: an array of 8 or 4 bits with scales, an operand of `jaxbw.matmul`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxbw._src import blocks, compat, fp8
+from jaxbw._src import block_formats, blocks, compat, fp8
 from jaxbw._src.api import arguments
 from jaxbw._src.api.arguments import Quantized
+from jaxbw._src.api.block_scaled import BlockScaled, block_scaled
 from jaxbw._src.primitives import quantize as primitive
+from jaxbw._src.primitives import serve
 from jaxbw._src.problem import describe
 from jaxbw._src.selection.implementations import Implementation
 from jaxbw._src.selection.policy import policy_of
@@ -23,47 +25,65 @@ def quantize(
     *,
     axis: int | Sequence[int] | None = None,
     block: int | None = None,
+    square: bool = False,
     both: bool = False,
+    global_scale: Any = None,
     implementation: Implementation = None,
-) -> Quantized:
-    """An array as float8, with the scales that use the whole range of the format.
+) -> Quantized | BlockScaled:
+    """An array as float8 or float4, with the scales that use the whole range of the format.
 
-    A scale is amax / max: the largest finite magnitude of what shares the scale, by the largest
-    number of the format, 448 of "e4m3" and 57344 of "e5m2"; 1 where amax is 0. The data are
-    x / scale (x times the rounded reciprocal), rounded to nearest even. They saturate: infinities
-    become the largest numbers, as of PTX's cvt.satfinite, and do not count for amax. NaN stays NaN.
-    All is computed from x in float32, whose subnormal numbers count as 0, and gives the same bits
-    on every platform. Under `jit`, amax over a sharded axis is that of all shards.
+    Of "e4m3" and "e5m2" a scale is amax / max: the largest finite magnitude of what shares the
+    scale, by the largest number of the format, 448 of "e4m3" and 57344 of "e5m2"; 1 where amax is
+    0. The data are x / scale (x times the rounded reciprocal), rounded to nearest even. They
+    saturate: infinities become the largest numbers, as of PTX's cvt.satfinite, and do not count for
+    amax. NaN stays NaN. All is computed from x in float32, whose subnormal numbers count as 0, and
+    gives the same bits on every platform. Under `jit`, amax over a sharded axis is that of all
+    shards.
 
     On CUDA a kernel serves float32, bfloat16 and float16 whose scales are shared along the last
     dimensions, in programs of one device and in a `shard_map`; XLA what is left. The results are
     the same.
+
+    The other formats are block-scaled, as Blackwell multiplies them: along `axis`, each 32 numbers
+    (16 of "nvfp4") share a scale of 8 bits. Of MX formats
+    (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf) it is a
+    power of two, amax / max of the block rounded up to one (https://arxiv.org/abs/2506.08027). Of
+    "nvfp4" it is amax / 6 of x / global_scale, rounded to e4m3. A block with NaN or an infinity
+    has the scale NaN, so that it is NaN as a whole; other bits are those of
+    `jax.nn.scaled_dot_general`. XLA computes all of this.
 
     It has no derivative, since a cotangent in float8 without a scale would vanish: what is
     differentiated is refused. `jaxbw.fp8_dot_general` has gradients.
 
     Args:
       x: an array of a real floating dtype.
-      format: "e4m3" or "e5m2".
-      axis: the dimensions along which a scale is shared; default None, all. For `matmul` that is
-        the one that is contracted: -1 of lhs, for a scale of each row, and -2 of rhs, for a scale
-        of each column.
-      block: 128: along these dimensions each 128 elements share a scale, and what is left of them;
-        default None, all. axis=-1 gives DeepSeek's scales of activations, 1x128, and axis=(-2, -1)
-        of weights, 128x128, which `matmul` takes together.
-      both: also the transposed data, for weights that a kernel reads in both directions; default
-        False.
+      format: "e4m3" or "e5m2"; block-scaled "mxfp8" (e4m3), "mxfp8_e5m2", "mxfp4" or "nvfp4" (both
+        e2m1).
+      axis: the dimensions along which a scale is shared; default None, all, or of a block-scaled
+        format -1, the only dimension then. For `matmul` that is the one that is contracted: -1 of
+        lhs, for a scale of each row, and -2 of rhs, for a scale of each column.
+      block: 128, of "e4m3" and "e5m2": along these dimensions each 128 elements share a scale, and
+        what is left of them; default None, all. axis=-1 gives DeepSeek's scales of activations,
+        1x128, and axis=(-2, -1) of weights, 128x128, which `matmul` takes together.
+      square: of a block-scaled format: blocks are square, of the last two dimensions, so that they
+        are the same for an array and its transpose; default False.
+      both: also the transposed data, for weights that a kernel reads in both directions; of a
+        block-scaled format the array in blocks along the other one of its last two dimensions;
+        default False.
+      global_scale: of "nvfp4": a scalar that multiplies the whole array; default None, amax /
+        (448 * 6) of it, 1 where that is 0.
       implementation: as of `matmul`, and as strict; default None. What the context
         `jaxbw.implementation` names serves where it can, and XLA elsewhere.
 
     Returns:
       A `Quantized`: a scalar scale if `axis` is None, else one with size 1 along `axis`, or of
-      blocks with their number.
+      blocks with their number. Of a block-scaled format a `BlockScaled`.
 
     Raises:
       TypeError: x is no array, or not real floating; it is differentiated.
-      ValueError: an unknown format; an axis that x has not; another `block`; `both`
-        of less than two dimensions; an unknown implementation.
+      ValueError: an unknown format; an axis that x has not, or of a block-scaled format several;
+        another `block`; `both` or `square` of less than two dimensions; a `square` or
+        `global_scale` that the format has not; an unknown implementation.
       NotImplementedError: a strict implementation that does not take x.
 
     >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "e4m3", axis=-1)
@@ -72,25 +92,43 @@ def quantize(
            [128, 448]], dtype=float8_e4m3fn)
     >>> q.scale.shape, q.dequantized().tolist()
     ((2, 1), [[1.0, -7.0], [0.5, 1.75]])
+    >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "mxfp4")
+    >>> q.data.shape, q.scale.shape, q.dequantized().tolist()
+    ((2, 32), (1, 1, 512), [[1.0, -8.0], [0.5, 2.0]])
     """
     call = "jaxbw.quantize"
     x = arguments.array(call, "x", x)
-    if not isinstance(format, str) or format not in fp8.FORMATS:
-        names = ", ".join(map(repr, fp8.FORMATS))
+    is_block_scaled = isinstance(format, str) and format in block_formats.FORMATS
+    if not is_block_scaled and not (isinstance(format, str) and format in fp8.FORMATS):
+        names = ", ".join(map(repr, (*fp8.FORMATS, *block_formats.FORMATS)))
         raise ValueError(f"{call}: format is {arguments.shown(format)}; it is one of {names}")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{call}: x is {x.dtype}; cast it to a real floating dtype")
+    if implementation is not None:
+        implementation = arguments.hashable(call, "implementation", implementation)
+    policy = policy_of(implementation, None, call)
+    if implementation is None:  # a context's is about matmuls, first of all
+        policy = policy.for_gradients
+    known = (None,) if is_block_scaled else (None, blocks.BLOCK)
+    if block not in known:
+        expected = " or ".join(map(str, reversed(known)))
+        raise ValueError(f"{call}: block is {arguments.shown(block)}; of {format} it is {expected}")
+    if is_block_scaled:
+        if policy.implementation is not None and "xla" not in policy.implementation:
+            raise NotImplementedError(
+                f"{call}(implementation={implementation!r}): x {describe(x.dtype, x.shape)}: no "
+                f"kernel quantizes to {format} yet.\n{serve.WAY_OUT}"
+            )
+        axis = -1 if axis is None else axis
+        options: Any = {"square": square, "both": both, "global_scale": global_scale}
+        return block_scaled(call, x, format, axis, **options)
+    if square or global_scale is not None:
+        name = "square" if square else "global_scale"
+        raise ValueError(f"{call}: {name} is given and format is {format!r}, which has none")
     if both and x.ndim < 2:
         raise ValueError(
             f"{call}: x is {describe(x.dtype, x.shape)} and both=True; only matrices are transposed"
         )
-    if implementation is not None:
-        implementation = arguments.hashable(call, "implementation", implementation)
-    if block not in (None, blocks.BLOCK):
-        raise ValueError(f"{call}: block is {arguments.shown(block)}; it is {blocks.BLOCK} or None")
-    policy = policy_of(implementation, None, call)
-    if implementation is None:  # a context's is about matmuls, first of all
-        policy = policy.for_gradients
     served_by = (policy.implementation, policy.target)
     quantized: Quantized = _quantize(
         x, format, _axes(call, x, axis), block is not None, bool(both), served_by
@@ -122,6 +160,7 @@ def _quantize(
     both: bool,
     served_by: _ServedBy,
 ) -> Quantized:
+    x = primitive.undifferentiated(x)
     shared = tuple(range(x.ndim)) if axis is None else axis
     if in_blocks:
         data, scale = _blockwise(format, shared, served_by, x)
@@ -147,18 +186,9 @@ def _blockwise(format: str, axis: tuple[int, ...], served_by: _ServedBy, x: Any)
     return data, scale.reshape([blocks.count(n) if i in axis else n for i, n in enumerate(x.shape)])
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _rounded(
     format: str, axis: tuple[int, ...], both: bool, served_by: _ServedBy, x: Any
 ) -> tuple[Any, ...]:
     implementation, target = served_by
     options: Any = {"both": both, "implementation": implementation, "target": target}
     return tuple(primitive.quantize(x, format, axis, **options))
-
-
-@_rounded.defjvp
-def _refuse(*_: Any) -> Any:
-    raise TypeError(
-        "jaxbw.quantize: x is differentiated, and float8 has no useful derivative; take "
-        "jax.lax.stop_gradient(x), or jaxbw.fp8_dot_general, whose gradients are scaled"
-    )

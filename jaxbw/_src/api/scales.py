@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxbw._src import blocks
 from jaxbw._src.api.arguments import Quantized
+from jaxbw._src.api.block_scaled import BlockScaled, BlockScales, unblocked, unscaled
 from jaxbw._src.epilogue import saved_dtype
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import DimensionNumbers, Operands, describe
@@ -27,8 +28,11 @@ def unquantized(
     scales: Sequence[Any],
     dtype: Any,
     contracting: Contracting | None = None,
-) -> tuple[Sequence[Any], Sequence[Any], Any]:
+) -> tuple[Sequence[Any], Sequence[Any], Any, BlockScales | None]:
     """The operands of a matmul some of which are `Quantized`, their scales, and its dtype.
+
+    Of `BlockScaled` ones, too: these have their scales in what is returned last. Beside an operand
+    without such scales they are dequantized, since no tensor core multiplies the two.
 
     Args:
       call: the function that a user called.
@@ -44,6 +48,11 @@ def unquantized(
     if dtype is None:
         dtype = jnp.result_type(*(np.dtype(x.dtype) for x in operands))
     names = ("lhs", "rhs") if len(operands) == 2 else ("lhs", "rhs_gate", "rhs_up")
+    if any(isinstance(x, BlockScaled) for x in operands):
+        blocks_of = unscaled(call, names, operands, scales, contracting)
+        if blocks_of is not None:
+            return blocks_of.data, blocks_of.scales, dtype, blocks_of
+        operands = [unblocked(x) for x in operands]
     pairs = []
     for name, x, scale in zip(names, operands, scales, strict=True):
         if not isinstance(x, Quantized):
@@ -71,7 +80,7 @@ def unquantized(
             )
         pairs.append((x.data, x.scale))
     arrays, found = zip(*pairs, strict=True)
-    return arrays, found, dtype
+    return arrays, found, dtype, None
 
 
 def quantized(results: tuple[Any, Any, Any], operands: Sequence[Any]) -> Quantized:

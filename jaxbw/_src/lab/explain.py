@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments, scales
-from jaxbw._src.api.arguments import Quantized
-from jaxbw._src.api.matmul import factors, operands_of, problem_of, scaled
+from jaxbw._src.api.arguments import WithScales
+from jaxbw._src.api.matmul import factors, operands_of, problem_of, scaled, with_formats
 from jaxbw._src.api.matmul_plan import plan_matmul
 from jaxbw._src.lab.model.report import estimate_of
 from jaxbw._src.primitives import serve
+from jaxbw._src.primitives.originals import Transposed
 from jaxbw._src.problem import GemmProblem, Operands
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.choice import Choice
@@ -55,7 +56,7 @@ def explain(
 
     Args:
       lhs, rhs, bias, residual, c: arrays or `jax.ShapeDtypeStruct` objects; likewise an alpha or
-        beta that is no number. lhs, rhs and rhs_up may be `Quantized`.
+        beta that is no number. lhs, rhs and rhs_up may be what `quantize` returns.
       rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
       rhs_up_scale: likewise, of the columns of rhs_up; default None.
       dimension_numbers: of a `dot_general`; default None, a `matmul`.
@@ -132,13 +133,14 @@ def examined(
 
     `weighs_xla` is as of `select`: False where only kernels are asked about.
     """
-    if any(isinstance(x, Quantized) for x in (lhs, rhs, rhs_up)):
+    blocks_of: Any = None
+    if any(isinstance(x, WithScales) for x in (lhs, rhs, rhs_up)):
         count, contracting = 2 if rhs_up is None else 3, None
         if dimension_numbers is not None:
             contracting = arguments.dimension_numbers(
                 call, dimension_numbers, (len(lhs.shape), len(rhs.shape))
             )[0]
-        operands_given, scales_given, preferred_element_type = scales.unquantized(
+        operands_given, scales_given, preferred_element_type, blocks_of = scales.unquantized(
             call,
             (lhs, rhs, rhs_up)[:count],
             (lhs_scale, rhs_scale, rhs_up_scale)[:count],
@@ -148,7 +150,8 @@ def examined(
         lhs, rhs, rhs_up = (*operands_given, None)[:3]
         lhs_scale, rhs_scale, rhs_up_scale = (*scales_given, None)[:3]
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
-    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, rhs_up_scale, out_scale)
+    terms, tiles = with_formats(terms, blocks_of)
+    last = factors(terms, alpha, beta, lhs_scale, rhs_scale, rhs_up_scale, out_scale, *tiles)
     arrays = (lhs, rhs, rhs_up, c, bias, residual, *last)
     operands = Operands(
         *(_typed(call, name, x) for name, x in zip(Operands._fields, arrays, strict=False))
@@ -204,5 +207,6 @@ def _typed(call: str, name: str, x: Any) -> Any:
     """The type of an array, or of what describes one; None stays None where it may."""
     if x is None and name not in ("lhs", "rhs"):
         return None
+    x = x.type if isinstance(x, Transposed) else x
     described = isinstance(x, jax.ShapeDtypeStruct)
     return compat.abstract_type(x if described else arguments.array(call, name, x))

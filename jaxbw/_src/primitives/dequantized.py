@@ -1,17 +1,19 @@
 """XLA's form of scales of blocks: they multiply the operands, in the dtype of the sums.
 
-A product of float8 and a scale is rounded there, where the kernels multiply sums.
+A product of float8 and a scale is rounded there, where the kernels multiply sums; of the formats of
+block_formats.py it is exact, so long as it is a normal number, and also in bfloat16.
 """
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxbw._src import blocks
+from jaxbw._src import block_formats, blocks
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.primitives.transposition import kept
-from jaxbw._src.problem import DimensionNumbers, Operands
+from jaxbw._src.problem import TILES, DimensionNumbers, Operands
 
 _SCALES = {"lhs": "lhs_scale", "rhs": "rhs_scale", "rhs_up": "rhs_up_scale"}
 
@@ -28,6 +30,11 @@ def dequantized(
         x, scale, side = getattr(operands, of), getattr(operands, of_scale), int(of != "lhs")
         if x is None:
             continue
+        if (format := (epilogue.lhs_format, epilogue.rhs_format)[side]) is not None:
+            tiles, (k,) = getattr(operands, TILES[of]), dims[0][side]
+            found[of] = _of_format(format, x, tiles, k, dtype)
+            found[TILES[of]] = None
+            continue
         found[of] = x.astype(dtype)
         if not (epilogue.lhs_blocks, epilogue.rhs_blocks)[side]:
             continue
@@ -37,6 +44,13 @@ def dequantized(
         found[of] *= blocks.spread(in_place, x.shape).astype(dtype)
         found[of_scale] = None
     return operands._replace(**found)
+
+
+def _of_format(format: str, x: Any, tiles: Any, k: int, dtype: Any) -> Any:
+    """Data whose dimension k has blocks, times their scales."""
+    data = jnp.moveaxis(x, k, -1)
+    scale = block_formats.scales_of(tiles, data, block_formats.FORMATS[format].block)
+    return jnp.moveaxis(block_formats.dequantized(data, scale, dtype), -1, k)
 
 
 def precision_of(precision: Any) -> Any:

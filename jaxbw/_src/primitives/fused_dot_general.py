@@ -31,7 +31,13 @@ from jaxbw._src.primitives.dot_general import (
 )
 from jaxbw._src.primitives.gemm import gemm
 from jaxbw._src.primitives.transposition import kept
-from jaxbw._src.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
+from jaxbw._src.problem import (
+    TILES,
+    DimensionNumbers,
+    Operands,
+    Reduction,
+    reduce_dot_general,
+)
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.policy import Policy
 
@@ -98,9 +104,13 @@ def _formula(
     *,
     epilogue: Epilogue,
     dimension_numbers: DimensionNumbers,
+    in_bfloat16: bool = False,
     **params: Any,
 ) -> Results:
-    """The operation in XLA's terms, over a matmul that gives the wide dtype."""
+    """The operation in XLA's terms, over a matmul that gives the wide dtype.
+
+    `in_bfloat16`: operands of block-scaled formats become that, which holds them exactly.
+    """
     params["dimension_numbers"] = dimension_numbers
     types = jax.typeof(operands.lhs), jax.typeof(operands.rhs)
     output, _ = compat.dot_general_type(*types, lax_params(params))
@@ -108,9 +118,11 @@ def _formula(
     if epilogue.has_blocks:
         from jaxbw._src.primitives import dequantized  # wanted by few
 
-        operands = dequantized.dequantized(operands, epilogue, dimension_numbers, wide)
+        narrow = in_bfloat16 and len(epilogue.formats) == 2
+        exact = jnp.bfloat16 if narrow else wide
+        operands = dequantized.dequantized(operands, epilogue, dimension_numbers, exact)
         params["precision"] = dequantized.precision_of(params["precision"])
-    lhs, rhs, rhs_up, *others = operands
+    lhs, rhs, rhs_up, *others, _, _, _ = operands
     return evaluate(
         epilogue,
         output.dtype,
@@ -193,6 +205,8 @@ def _batch(axis_data: Any, given: Any, batched: Any, **params: Any) -> Any:
             operands._replace(rhs=rhs, rhs_up=rhs_up),
             axes._replace(rhs=axis, rhs_up=axis),
         )
+    if epilogue.formats:
+        operands, axes = _with_batch_in_front(operands, axes)
     if not _stays_one(operands, axes, **params):
         return _apart(operands, axes, **params)
 
@@ -220,6 +234,16 @@ def _batch(axis_data: Any, given: Any, batched: Any, **params: Any) -> Any:
     return results, [result] * len(results)
 
 
+def _with_batch_in_front(operands: Operands, axes: Operands) -> tuple[Operands, Operands]:
+    """Where an operand and its tiles have the new dimension, it becomes the first one of both."""
+    for names in TILES.items():
+        if any(getattr(axes, name) is None for name in names):
+            continue
+        moved = {n: jnp.moveaxis(getattr(operands, n), getattr(axes, n), 0) for n in names}
+        operands, axes = operands._replace(**moved), axes._replace(**dict.fromkeys(names, 0))
+    return operands, axes
+
+
 def _at(x: Any, axis: int | None, wanted: int, size: int) -> Any:
     """An operand with the new dimension where it is wanted."""
     if x is None or axis == wanted:
@@ -241,8 +265,8 @@ def _stays_one(
 
     It is not where the matmul has no new dimension, or the bias has: it runs along the last
     dimensions of one operand. Nor is it where the new dimension has come among those, or a kernel
-    would have several factors, or several scales of one row or column; nor where an amax is of a
-    part of one matrix.
+    would have several factors, or several scales of one row or column, or of a block; nor where an
+    amax is of a part of one matrix.
     """
     if any(axis is not None for axis in (axes.bias, axes.alpha, axes.beta, axes.out_scale)):
         return False
@@ -253,6 +277,12 @@ def _stays_one(
     if axes.lhs is None and axes.lhs_scale is not None:
         return False
     if axes.rhs is None and (axes.rhs_scale is not None or axes.rhs_up_scale is not None):
+        return False
+    of_tiles = zip(TILES.items(), (epilogue.lhs_format, *[epilogue.rhs_format] * 2), strict=True)
+    if any(
+        format is not None and getattr(axes, x) != getattr(axes, tiles)
+        for (x, tiles), format in of_tiles
+    ):
         return False
     if epilogue.bias is None or (axes.lhs is not None and axes.rhs is not None):
         return True
@@ -279,15 +309,16 @@ batching.fancy_primitive_batchers[fused_dot_general_p] = _batch
 # Lowering
 
 
-def _on_xla(params: dict[str, Any]) -> Callable[..., Any]:
+def _on_xla(params: dict[str, Any], platform: str | None) -> Callable[..., Any]:
     epilogue = params["epilogue"]
+    options: Any = {"epilogue": epilogue, "in_bfloat16": platform == "cuda"}
 
     def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
         return compat.lax_dot_general(lhs, rhs, params)
 
     def formula(*given: Any) -> Results:
         operands = Operands.of(epilogue, given)
-        return _formula(operands, multiply, epilogue=epilogue, **lax_params(params))
+        return _formula(operands, multiply, **options, **lax_params(params))
 
     return formula
 
@@ -320,7 +351,7 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
         operands,
         partial(reduction, ctx.avals_in, ctx.avals_out, params),
         on_kernel,
-        _on_xla(params),
+        _on_xla(params, platform),
         partial(_on_devices, params),
         platform=platform,
         policy=params["policy"],

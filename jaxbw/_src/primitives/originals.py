@@ -24,19 +24,27 @@ _FACTORS = ("lhs", "rhs", "rhs_up")
 
 @partial(jax.tree_util.register_dataclass, data_fields=("original",), meta_fields=("permutation",))
 @dataclass(frozen=True)
-class _Transposed:
+class Transposed:
     """A transposition still to be done: an argument of a compiled function, which sees it so."""
 
     original: Any
     permutation: tuple[int, ...]
+
+    @property
+    def type(self) -> jax.ShapeDtypeStruct:
+        """That of what is transposed."""
+        shape = tuple(self.original.shape[i] for i in self.permutation)
+        return jax.ShapeDtypeStruct(shape, self.original.dtype)
 
 
 def untransposed(operands: Operands) -> Operands:
     """Arguments for a compiled function that calls `transposed`, hence `read_in_place`, on them."""
 
     def before(x: Any) -> Any:
+        if isinstance(x, Transposed):
+            return x
         original, permutation = compat.before_transposition(x)
-        return x if permutation is None else _Transposed(original, permutation)
+        return x if permutation is None else Transposed(original, permutation)
 
     return operands._replace(
         **{name: before(x) for name, x in zip(_FACTORS, operands, strict=False) if x is not None}
@@ -47,7 +55,7 @@ def transposed(given: Sequence[Any]) -> Operands:
     """The inverse of `untransposed`, which leaves a trace of what is transposed."""
     return Operands(
         *(
-            lax.transpose(x.original, x.permutation) if isinstance(x, _Transposed) else x
+            lax.transpose(x.original, x.permutation) if isinstance(x, Transposed) else x
             for x in given
         )
     )

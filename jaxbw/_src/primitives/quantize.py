@@ -54,6 +54,20 @@ def quantize(
     return quantize_p.bind(x, **params, implementation=implementation, target=target)
 
 
+@jax.custom_jvp
+def undifferentiated(x: Any) -> Any:
+    """x, of which a derivative is refused."""
+    return x
+
+
+@undifferentiated.defjvp
+def _refuse(*_: Any) -> Any:
+    raise TypeError(
+        f"{_CALL}: x is differentiated, and what is quantized has no useful derivative; take "
+        "jax.lax.stop_gradient(x), or jaxbw.fp8_dot_general, whose gradients are scaled"
+    )
+
+
 def on_xla(x: Any, *, format: str, axis: tuple[int, ...], both: bool) -> tuple[Any, ...]:
     """The same in XLA's operations."""
     form = fp8.FORMATS[format]

@@ -70,6 +70,11 @@ def _needs_repack(
 
 def _type_refusal(p: GemmProblem, family: str) -> str | None:
     inputs = FAMILIES[family].inputs
+    if p.epilogue.formats:
+        formats = " and ".join(dict.fromkeys(p.epilogue.formats))
+        return (
+            f"the operands are {formats}; calls of kernels for block-scaled formats are not built"
+        )
     if p.lhs_dtype != p.rhs_dtype and not {p.lhs_dtype, p.rhs_dtype} <= {E4M3, E5M2}:
         return (
             f"the operands have different dtypes, {p.lhs_dtype} and {p.rhs_dtype}; "

@@ -1,0 +1,282 @@
+"""`BlockScaled`: an array in a block-scaled format, as kernels read it, and how it is made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxbw._src import block_formats, compat, scale_tiles
+from jaxbw._src.api.arguments import WithScales
+from jaxbw._src.block_formats import BlockFormat
+from jaxbw._src.primitives.originals import Transposed
+from jaxbw._src.primitives.quantize import undifferentiated
+from jaxbw._src.problem import describe
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["data", "scale", "global_scale", "transposed", "transposed_scale"],
+    meta_fields=["format", "axis", "size", "dtype"],
+)
+@dataclass(frozen=True)
+class BlockScaled(WithScales):
+    """An array in MXFP8, MXFP4 or NVFP4, which `quantize` makes: a pytree.
+
+    Data and scales lie as tensor cores read them, so that no call has to rearrange them: along k,
+    the dimension whose elements share scales, and which a matmul contracts. Of an array of more
+    than two dimensions the leading ones are in front, so that `jax.vmap`, `jax.lax.scan` and
+    indexing of all leaves take parts of it.
+
+    Attributes:
+      data: `[..., rows, k]`, the array with k as its last dimension, padded with zeros to a
+        multiple of 32: float8_e4m3fn, float8_e5m2 or float4_e2m1fn. Of an array of one dimension
+        `[k]`.
+      scale: `[..., row tiles, k tiles, 512]`, float8_e8m0fnu or float8_e4m3fn: tiles of 128 rows by
+        4 blocks, that of row r and block c at (r % 32) * 16 + (r // 32) * 4 + c; zero bytes behind
+        the array.
+      global_scale: of "nvfp4" a float32 scalar, else None.
+      transposed: with `both=True` data and scales of blocks along the other one of the last two
+        dimensions, k and rows exchanged. Data are None where `data` serves both directions:
+        square blocks of 8 bits.
+      transposed_scale: likewise.
+      format: its name.
+      axis: where k is in the array, counted from its end: -1, -2, ...
+      size: of k, without padding.
+      dtype: that of the array, which decides the dtype of a matmul's result.
+    """
+
+    data: Any
+    scale: Any
+    global_scale: Any
+    transposed: Any
+    transposed_scale: Any
+    format: str
+    axis: int
+    size: Any
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the array."""
+        *others, _ = self.data.shape
+        others.insert(self.data.ndim + self.axis, self.size)
+        return tuple(others)
+
+    @property
+    def ndim(self) -> int:
+        """Its dimensions."""
+        rank: int = self.data.ndim
+        return rank
+
+    @property
+    def mT(self) -> "BlockScaled":
+        """The same with the last two dimensions swapped. Nothing is computed."""
+        if self.axis < -2 or self.ndim < 2:
+            raise ValueError(
+                f"mT: the array is {describe(np.dtype(self.dtype), self.shape)} with blocks along "
+                f"dimension {self.axis}; only what has them along -1 or -2 is transposed"
+            )
+        return replace(self, axis=-3 - self.axis)
+
+    def along(self, axis: int) -> "BlockScaled":
+        """The same array with blocks along this dimension: itself, or the other of `both`.
+
+        Raises:
+          ValueError: there are no such blocks.
+        """
+        axis = axis - self.ndim if axis >= 0 else axis
+        if axis == self.axis:
+            return self
+        if self.transposed_scale is None or axis != -3 - self.axis:
+            raise ValueError(
+                f"the array is {describe(np.dtype(self.dtype), self.shape)} in {self.format} with "
+                f"blocks along dimension {self.axis}, and {axis} is contracted: "
+                f"jaxbw.quantize(..., axis={axis}), or of the last two dimensions both=True"
+            )
+        data = self.transposed
+        if data is None:
+            data = _padded(jnp.matrix_transpose(self.data[..., : self.size]))
+        return replace(
+            self,
+            data=data,
+            scale=self.transposed_scale,
+            transposed=None if self.transposed is None else self.data,
+            transposed_scale=self.scale,
+            axis=axis,
+            size=self.shape[axis],
+        )
+
+    def dequantized(self) -> jax.Array:
+        """Data times scales, computed in float32, in the array's dtype."""
+        format = block_formats.FORMATS[self.format]
+        scale = block_formats.scales_of(self.scale, self.data, format.block)
+        wide = block_formats.dequantized(self.data, scale)[..., : self.size]
+        if self.global_scale is not None:
+            wide = wide * self.global_scale
+        array: jax.Array = jnp.moveaxis(wide, -1, self.axis).astype(self.dtype)
+        return array
+
+
+class BlockScales(NamedTuple):
+    """What a matmul takes of operands all of which are `BlockScaled`.
+
+    Attributes:
+      data: in the order of the arrays' dimensions.
+      scales: global ones, or None.
+      tiles: of lhs, rhs, and of a gated matmul the other rhs.
+      formats: of lhs and rhs.
+    """
+
+    data: tuple[Any, ...]
+    scales: tuple[Any, ...]
+    tiles: tuple[Any, ...]
+    formats: tuple[str, str]
+
+
+def unscaled(
+    call: str,
+    names: Sequence[str],
+    operands: Sequence[Any],
+    scales: Sequence[Any],
+    contracting: tuple[tuple[int, ...], tuple[int, ...]] | None,
+) -> BlockScales | None:
+    """Operands, some of which are `BlockScaled`, for a matmul; None where others are not.
+
+    Args:
+      names: of the operands.
+      scales: those that were given beside them.
+      contracting: as of `scales.unquantized`.
+
+    Raises:
+      TypeError: an operand has a scale, and another is given.
+      ValueError: blocks that lie along another dimension than the contracted one; sizes or formats
+        that differ.
+    """
+    for name, x, scale in zip(names, operands, scales, strict=True):
+        if isinstance(x, BlockScaled) and scale is not None:
+            raise TypeError(
+                f"{call}: {name} is a BlockScaled, which has scales, and {name}_scale is given; "
+                "leave it out"
+            )
+    if not all(isinstance(x, BlockScaled) for x in operands):
+        return None
+    found = []
+    for name, x in zip(names, operands, strict=True):
+        axes: tuple[int, ...] = (-2 if name != "lhs" and x.ndim > 1 else -1,)
+        axes = axes if contracting is None else contracting[name != "lhs"]
+        if len(axes) != 1:
+            raise ValueError(
+                f"{call}: {len(axes)} dimensions of {name} are contracted, and blocks lie along "
+                "one; reshape it before quantizing"
+            )
+        try:
+            found.append(x.along(axes[0]))
+        except ValueError as error:
+            raise ValueError(f"{call}: {name}: {error}") from None
+    lhs, *rights = found
+    for name, x in zip(names[1:], rights, strict=True):
+        if x.size != lhs.size:
+            raise ValueError(
+                f"{call}: {names[0]} {describe(np.dtype(lhs.dtype), lhs.shape)}, {name} "
+                f"{describe(np.dtype(x.dtype), x.shape)}: {lhs.size} elements are contracted with "
+                f"{x.size}"
+            )
+        if x.format != rights[0].format:
+            raise ValueError(
+                f"{call}: the right operands are {rights[0].format} and {x.format}; they have one "
+                "format"
+            )
+    return BlockScales(
+        tuple(_in_order(x) for x in found),
+        tuple(x.global_scale for x in found),
+        (*(x.scale for x in found), None)[:3],
+        (lhs.format, rights[0].format),
+    )
+
+
+def _in_order(x: BlockScaled) -> Any:
+    """Data as the array has its dimensions: a transposition that a matmul reads in place."""
+    if x.axis == -1:
+        return x.data
+    permutation = [*range(x.ndim - 1)]
+    permutation.insert(x.ndim + x.axis, x.ndim - 1)
+    return Transposed(x.data, tuple(permutation))
+
+
+def unblocked(x: Any) -> Any:
+    """An operand beside which one has no such scales: a `BlockScaled` as an array."""
+    if not isinstance(x, BlockScaled):
+        return x
+    is_described = isinstance(x.data, jax.ShapeDtypeStruct)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_described else x.dequantized()
+
+
+def block_scaled(
+    call: str, x: Any, format: str, axis: Any, *, square: bool, both: bool, global_scale: Any
+) -> BlockScaled:
+    """An array in the format of this name, checked.
+
+    Raises:
+      ValueError: another `axis` than one dimension; too few dimensions for `both` or `square`; a
+        global scale of a format that has none, or that is no scalar.
+    """
+    described = describe(x.dtype, x.shape)
+    if not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
+        raise ValueError(
+            f"{call}: axis is {axis!r} and x {described}; {format} has blocks along one dimension"
+        )
+    axis = int(axis) if axis < 0 else int(axis) - x.ndim
+    if (both or square) and (x.ndim < 2 or axis < -2):
+        raise ValueError(
+            f"{call}: x is {described}, axis {axis}, and {'both' if both else 'square'}=True; that "
+            "is for the last two dimensions"
+        )
+    chosen = block_formats.FORMATS[format]
+    if global_scale is not None:
+        global_scale = jnp.asarray(global_scale, np.float32)
+        if not chosen.has_global_scale or global_scale.size != 1:
+            raise ValueError(
+                f"{call}: global_scale has shape {list(global_scale.shape)} and format is "
+                f"{format!r}; it is a scalar, of 'nvfp4'"
+            )
+        global_scale = global_scale.reshape(())
+    made: BlockScaled = _block_scaled(chosen, axis, bool(square), bool(both), x, global_scale)
+    return made
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=compat.INLINED)
+def _block_scaled(
+    format: BlockFormat, axis: int, square: bool, both: bool, x: Any, global_scale: Any
+) -> BlockScaled:
+    x = undifferentiated(x)
+    if format.has_global_scale and global_scale is None:
+        global_scale = block_formats.global_scale(x, format)
+    data, scale = _along(format, axis, square, x, global_scale)
+    transposed = of_transposed = None
+    if both:
+        transposed, of_transposed = _along(format, -3 - axis, square, x, global_scale)
+        if square and format.element.bits == 8:
+            transposed = None
+    dtype, size = np.dtype(x.dtype), x.shape[axis]
+    return BlockScaled(
+        data, scale, global_scale, transposed, of_transposed, format.name, axis, size, dtype
+    )
+
+
+def _along(
+    format: BlockFormat, axis: int, square: bool, x: Any, global_scale: Any
+) -> tuple[Any, Any]:
+    """Data and tiles of scales, with blocks along one dimension."""
+    x = jnp.moveaxis(x, axis, -1)
+    matrix = x if x.ndim > 1 else x[None]
+    data, scale = block_formats.quantized(matrix, format, global_scale, square=square)
+    return data if x.ndim > 1 else data[0], scale_tiles.tiled(scale)
+
+
+def _padded(data: Any) -> Any:
+    behind = block_formats.padded(data.shape[-1]) - data.shape[-1]
+    return jnp.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, behind)]) if behind else data

@@ -1,0 +1,195 @@
+"""MXFP8, MXFP4 and NVFP4: blocks of a few numbers of 8 or 4 bits that share a scale of 8 bits.
+
+The scale of an MX block is a power of two, amax / max rounded up to one, so that nothing
+saturates: NVIDIA's recipe (https://arxiv.org/abs/2506.08027), and that of jax.nn. An NVFP4 block
+has a scale in e4m3, amax / 6 rounded to nearest even, of an array that a float32 scale of all of it
+has divided before.
+
+A block with NaN or an infinity has the scale NaN: all of it reads as NaN. A block of zeros has the
+least scale. Subnormal float32 numbers count as 0. As in fp8.py, what is rounded here is rounded in
+integers, or exact: every platform has the same bits.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxbw._src import fp8, scale_tiles
+
+E8M0 = np.dtype(jnp.float8_e8m0fnu)
+_UE4M3 = fp8.FORMATS["e4m3"]  # whose sign stays 0
+_PADDED = 32  # data are padded along k to rows of 16 bytes or 32, which TMA can load
+_NAN = np.uint32(0x7F)  # in e4m3
+_E8M0_NAN = np.int32(0xFF)
+
+# Magnitudes half-way between two numbers of e2m1, and whether such a tie goes up, to the even one.
+_E2M1_TIES = (
+    (0.25, False),
+    (0.75, True),
+    (1.25, False),
+    (1.75, True),
+    (2.5, False),
+    (3.5, True),
+    (5.0, False),
+)
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """A block-scaled format.
+
+    Attributes:
+      name: as `jaxbw.quantize` takes it.
+      element: the format of the data.
+      scale: dtype of the scales.
+      block: numbers along k that share one.
+    """
+
+    name: str
+    element: fp8.Format
+    scale: Any
+    block: int
+
+    @property
+    def has_global_scale(self) -> bool:
+        """Whether a float32 scale multiplies the whole array, too."""
+        return bool(self.scale != E8M0)
+
+
+FORMATS = {
+    format.name: format
+    for format in (
+        BlockFormat("mxfp8", fp8.FORMATS["e4m3"], E8M0, 32),
+        BlockFormat("mxfp8_e5m2", fp8.FORMATS["e5m2"], E8M0, 32),
+        BlockFormat("mxfp4", fp8.E2M1, E8M0, 32),
+        BlockFormat("nvfp4", fp8.E2M1, _UE4M3.dtype, 16),
+    )
+}
+
+
+def format_of(element: Any, scale: Any) -> BlockFormat | None:
+    """The format with data and scales of these dtypes; None where there is none."""
+    found = (f for f in FORMATS.values() if f.element.dtype == element and f.scale == scale)
+    return next(found, None)
+
+
+def padded(size: Any) -> Any:
+    """How many elements the data have along k."""
+    return -(-size // _PADDED) * _PADDED
+
+
+def global_scale(x: Any, format: BlockFormat) -> Any:
+    """That of an array: its largest finite magnitude becomes the largest number of the format."""
+    amax = fp8.finite_amax(fp8.as_float32(x), range(x.ndim)).reshape(())
+    largest = np.float32(format.element.max * _UE4M3.max)
+    scale = fp8.divide(amax, jnp.full_like(amax, largest))
+    return jnp.where(amax == 0, np.float32(1), scale)
+
+
+def quantized(
+    x: Any, format: BlockFormat, of_all: Any = None, *, square: bool = False
+) -> tuple[Any, Any]:
+    """Data and scales of an array whose last dimension is k.
+
+    Args:
+      x: `[..., rows, k]`, real floating.
+      format: of data and scales.
+      of_all: the global scale, a float32 scalar, where the format has one.
+      square: as many rows as elements of k share a scale, too.
+
+    Returns:
+      Data `[..., rows, padded(k)]`, and scales `[..., rows, padded(k) / block]`.
+    """
+    wide = fp8.as_float32(x)
+    *batch, rows, k = wide.shape
+    behind = padded(k) - k
+    if not (isinstance(behind, int) and behind == 0):
+        wide = jnp.pad(wide, [(0, 0)] * (wide.ndim - 1) + [(0, behind)])
+    wide = fp8.flushed(wide)
+    if of_all is not None:
+        wide = _divided(wide, of_all)
+    blocks = wide.reshape(*batch, rows, wide.shape[-1] // format.block, format.block)
+    amax = jnp.max(fp8.magnitude(blocks), axis=-1, initial=np.uint32(0))
+    if square:
+        amax = _over_rows(amax, format.block)
+    encode = _by_e4m3 if format.has_global_scale else _by_power_of_two
+    data, scale = encode(blocks, amax, format)
+    return data.reshape(wide.shape), scale
+
+
+def dequantized(data: Any, scale: Any, dtype: Any = np.float32) -> Any:
+    """Data `[..., k]` times scales `[..., blocks]`, without the global scale; exact in float32."""
+    block = data.shape[-1] // scale.shape[-1] if scale.shape[-1] else 1
+    factors = jnp.repeat(scale.astype(dtype), block, axis=-1)
+    return data.astype(dtype) * factors
+
+
+def scales_of(tiles: Any, data: Any, block: int) -> Any:
+    """Those of each block, of their tiles and the data; of vectors the tiles have one row."""
+    are_vectors = tiles.ndim == data.ndim + 2
+    rows = 1 if are_vectors else data.shape[-2]
+    scale = scale_tiles.untiled(tiles, rows, data.shape[-1] // block)
+    return scale[..., 0, :] if are_vectors else scale
+
+
+def _divided(x: Any, divisor: Any) -> Any:
+    """x / divisor, correctly rounded; NaN where the divisor is no positive normal number.
+
+    Quotients that are no normal numbers are as of `fp8.divide`.
+    """
+    is_scale = (divisor >= np.finfo(np.float32).tiny) & (divisor < np.inf)
+    safe = jnp.where(is_scale, divisor, np.float32(1))
+    magnitude = jnp.abs(x)
+    is_number = (magnitude > 0) & (magnitude < np.inf)
+    quotient = fp8.divide(
+        jnp.where(is_number, magnitude, np.float32(1)), jnp.broadcast_to(safe, x.shape)
+    )
+    quotient = jnp.where(is_number, jnp.where(x < 0, -quotient, quotient), x)
+    return jnp.where(is_scale, quotient, np.float32(np.nan))
+
+
+def _over_rows(amax: Any, count: int) -> Any:
+    """Of so many rows together, as each of them has it."""
+    *batch, rows, blocks = amax.shape
+    padding = [(0, 0)] * len(batch) + [(0, -rows % count), (0, 0)]
+    whole = jnp.pad(amax, padding)
+    apart = whole.reshape(*batch, whole.shape[-2] // count, count, blocks)
+    most = jnp.max(apart, axis=-2, keepdims=True, initial=np.uint32(0))
+    return jnp.broadcast_to(most, apart.shape).reshape(whole.shape)[..., :rows, :]
+
+
+def _by_power_of_two(blocks: Any, amax: Any, format: BlockFormat) -> tuple[Any, Any]:
+    """Data and scales, of amax as bits."""
+    exponent, fraction = divmod(int(np.float32(format.element.max).view(np.uint32)), 1 << 23)
+    # 2**e >= amax / max: one more where amax has the larger fraction. It fits: amax < 2**128.
+    up = (amax & np.uint32((1 << 23) - 1)) > np.uint32(fraction)
+    code = (amax >> 23).astype(jnp.int32) - (exponent - 127) + up
+    code = jnp.maximum(code, 0)
+    is_number = amax < fp8.INFINITY
+    inverse = fp8.of_bits((254 - jnp.minimum(code, 253)).astype(jnp.uint32) << 23)
+    inverse = jnp.where(is_number, inverse, np.float32(0))
+    code = jnp.where(is_number, code, _E8M0_NAN)
+    scale = lax.bitcast_convert_type(code.astype(jnp.uint8), format.scale)
+    return fp8.rounded(blocks * inverse[..., None], format.element), scale
+
+
+def _by_e4m3(blocks: Any, amax: Any, format: BlockFormat) -> tuple[Any, Any]:
+    """Likewise. x / scale is never computed: |x| is compared with exact multiples of the scale."""
+    is_number = amax < fp8.INFINITY
+    counted = jnp.where(is_number & (amax > 0), amax, fp8.LEAST_NORMAL)
+    largest = fp8.of_bits(counted)
+    quotient = fp8.divide(largest, jnp.full_like(largest, format.element.max))
+    rounded = lax.bitcast_convert_type(fp8.rounded(quotient, _UE4M3), jnp.uint8)
+    code = jnp.where(is_number, rounded, _NAN.astype(np.uint8))
+    scale = lax.bitcast_convert_type(code, format.scale)
+    factor = jnp.where(is_number, scale.astype(jnp.float32), np.float32(0))[..., None]
+    magnitude = jnp.abs(blocks)
+    data = sum(
+        (magnitude >= tie * factor if up else magnitude > tie * factor).astype(jnp.uint32)
+        for tie, up in _E2M1_TIES
+    )
+    data = jnp.where(factor == 0, np.uint32(0), data)
+    return fp8.of_code(data | fp8.sign_of(blocks, format.element), format.element), scale

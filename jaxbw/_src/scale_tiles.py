@@ -1,0 +1,47 @@
+"""The order in which tensor cores read the scales of blocks: tiles of 128 rows by 4 blocks of k.
+
+A tile is 512 bytes, that of row r and block c at (r % 32) * 16 + (r // 32) * 4 + c; tiles follow
+each other along k, then along the rows. What pads them is zero bytes, which are no NaN. cuBLAS
+calls it the layout of 1D block scaling factors; CUTLASS and XLA's call of cuDNN have the same.
+"""
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+ROWS = 128
+BLOCKS = 4
+SIZE = ROWS * BLOCKS  # bytes
+_LANES = 32  # of Tensor Memory: rows that far apart share 16 bytes
+
+
+def shape(rows: Any, blocks: Any) -> tuple[Any, Any, int]:
+    """That of the tiles of so many rows and blocks."""
+    return -(-rows // ROWS), -(-blocks // BLOCKS), SIZE
+
+
+def tiled(scale: Any) -> Any:
+    """Scales `[..., rows, blocks]` as tiles, `[..., row tiles, k tiles, 512]`."""
+    *batch, rows, blocks = scale.shape
+    row_tiles, k_tiles, _ = shape(rows, blocks)
+    behind = (row_tiles * ROWS - rows, k_tiles * BLOCKS - blocks)
+    if behind != (0, 0):
+        zero = np.zeros((), np.uint8).view(scale.dtype)  # of e8m0 that is no 0, which it has not
+        padding = [(0, 0, 0)] * len(batch) + [(0, more, 0) for more in behind]
+        scale = lax.pad(scale, zero, padding)
+    apart = scale.reshape(*batch, row_tiles, ROWS // _LANES, _LANES, k_tiles, BLOCKS)
+    front = range(len(batch))
+    tile, quarter, lane, k_tile, block = range(len(batch), len(batch) + 5)
+    tiles = apart.transpose(*front, tile, k_tile, lane, quarter, block)
+    return tiles.reshape(*batch, row_tiles, k_tiles, SIZE)
+
+
+def untiled(tiles: Any, rows: Any, blocks: Any) -> Any:
+    """The inverse of `tiled`."""
+    *batch, row_tiles, k_tiles, _ = tiles.shape
+    apart = tiles.reshape(*batch, row_tiles, k_tiles, _LANES, ROWS // _LANES, BLOCKS)
+    front = range(len(batch))
+    tile, k_tile, lane, quarter, block = range(len(batch), len(batch) + 5)
+    scale = apart.transpose(*front, tile, quarter, lane, k_tile, block)
+    return scale.reshape(*batch, row_tiles * ROWS, k_tiles * BLOCKS)[..., :rows, :blocks]

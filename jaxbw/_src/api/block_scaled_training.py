@@ -5,6 +5,7 @@ dimension that the backward matmul contracts. These, made beside those of the fo
 all that is kept for it.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -219,7 +220,7 @@ def _dot_general(
 def _flattened(x: Any, batch: Any, *parts: Any) -> Any:
     """x with these dimensions in front, and those of each part as one."""
     order = (*batch, *(i for part in parts for i in part))
-    sizes = [np.prod([x.shape[i] for i in part], dtype=int) for part in parts]
+    sizes = [math.prod(x.shape[i] for i in part) for part in parts]
     return lax.transpose(x, order).reshape(*(x.shape[i] for i in batch), *sizes)
 
 

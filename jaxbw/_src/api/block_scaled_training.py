@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxbw._src import block_formats
+from jaxbw._src.api import arguments
 from jaxbw._src.api.fp8_training import checked
 from jaxbw._src.api.matmul import dot_general, matmul
 from jaxbw._src.api.quantize import quantize
@@ -198,6 +199,7 @@ def _dot_general(
     implementation: Implementation,
 ) -> jax.Array:
     """As one matmul of `[..., m, k]` and `[..., k, n]`: blocks lie along a single dimension."""
+    implementation = arguments.hashable(call, "implementation", implementation)
     static, lhs, rhs = checked(call, lhs, rhs, dims, dtype)
     contracted, batch = static.dims
     for of_lhs, of_rhs in (contracted, batch):
@@ -269,7 +271,7 @@ def _backward(static: _Static, residuals: Any, bar: Any) -> Any:
 def _within_reach(bar: Any, x: Any, format: str, global_scale: Any) -> Any:
     """A gradient, 0 where x is beyond the largest number of its format."""
     form = block_formats.FORMATS[format]
-    if not form.has_global_scale:
+    if not form.has_global_scale or global_scale is None:  # one of amax reaches all
         return bar
     return jnp.where(jnp.abs(x) <= form.largest * global_scale, bar, 0)
 

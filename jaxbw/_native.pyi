@@ -91,7 +91,7 @@ def devices() -> list[DeviceInfo]:
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 
-    Each is a dict of stages. "jaxbw_gemm_v7" is one matmul with its epilogue (see `Epilogue` in
+    Each is a dict of stages. "jaxbw_gemm_v8" is one matmul with its epilogue (see `Epilogue` in
     cuda/params.h), one call, one or several kernels:
 
     - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
@@ -140,7 +140,7 @@ def ffi_types() -> dict[str, Any]:
     """The types of state that the custom calls for platform "CUDA" leave with XLA.
 
     As `jax.ffi.register_ffi_type` takes them, which comes before the calls. "jaxbw_call_site" is
-    what "jaxbw_gemm_v7" keeps between executions: all that does not depend on addresses.
+    what "jaxbw_gemm_v8" keeps between executions: all that does not depend on addresses.
     """
 
 def emulator_ffi_targets() -> dict[str, dict[str, object]]:
@@ -412,7 +412,7 @@ def plan_many(
       loads), cluster_rows, cluster_columns, tiles_m, tiles_n, tiles, resident, whole_tiles,
       whole_waves, part_waves,
       part_rounds (of split tiles that an SM brings to their end), parts, items, accumulators (the
-      fewest), general (1: the epilogue's way), gathered (who adds up parts: 0 the last, 1 all that
+      fewest), most_accumulators (those that there are), general (1: the epilogue's way), gathered (who adds up parts: 0 the last, 1 all that
       are there, 2 a launch behind).
     """
 
@@ -474,7 +474,7 @@ def shared_memory_bytes(
 def workspace_bytes(
     lhs: Sequence[int], rhs: Sequence[int], input: DataType, attributes: Mapping[str, _Attribute]
 ) -> int:
-    """How much scratch memory a call of "jaxbw_gemm_v7" takes: the size of its result `workspace`.
+    """How much scratch memory a call of "jaxbw_gemm_v8" takes: the size of its result `workspace`.
 
     It holds what has to be repacked for TMA, and the partial sums of split tiles.
 
@@ -499,7 +499,7 @@ def launch_gemm(
     poison: bool = True,
     stream: int = 0,
 ) -> list[NDArray[np.uint8]]:
-    """Calls "jaxbw_gemm_v7" on host arrays without JAX, for tests and sanitizers; waits for it.
+    """Calls "jaxbw_gemm_v8" on host arrays without JAX, for tests and sanitizers; waits for it.
 
     Every buffer lies between guard regions. Before each launch the results are poisoned with NaN,
     the workspace is filled with garbage.
@@ -539,7 +539,7 @@ def enqueue_gemm(
     wait: bool = False,
     profiling: _Profiling | None = None,
 ) -> None:
-    """Enqueues "jaxbw_gemm_v7" on arrays in device memory, without JAX, for measuring.
+    """Enqueues "jaxbw_gemm_v8" on arrays in device memory, without JAX, for measuring.
 
     It goes to the null stream, which is not ordered with those of XLA: wait for what made the
     operands, and before what reads the results.
@@ -568,7 +568,7 @@ def trace_gemm(
     sm_count: int,
     profiling: _Profiling | None = None,
 ) -> Any:
-    """Runs "jaxbw_gemm_v7" in the emulator, on one machine of so many SMs, and traces it.
+    """Runs "jaxbw_gemm_v8" in the emulator, on one machine of so many SMs, and traces it.
 
     Returns what `jaxbw._src.emulator.report.make_report` takes.
 

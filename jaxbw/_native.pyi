@@ -412,8 +412,8 @@ def plan_many(
       loads), cluster_rows, cluster_columns, tiles_m, tiles_n, tiles, resident, whole_tiles,
       whole_waves, part_waves,
       part_rounds (of split tiles that an SM brings to their end), parts, items, accumulators (the
-      fewest), most_accumulators (those that there are), general (1: the epilogue's way), gathered (who adds up parts: 0 the last, 1 all that
-      are there, 2 a launch behind).
+      fewest), most_accumulators (those that there are), general (1: the epilogue's way), gathered
+      (who adds up parts: 0 the last, 1 all that are there, 2 a launch behind).
     """
 
 def check_problem(family: str, problem: Problem) -> Violation | None:
@@ -488,7 +488,7 @@ def workspace_bytes(
 
 def launch_gemm(
     operands: Sequence[NDArray[Any]],
-    dtypes: Sequence[DataType],
+    dtypes: Sequence[DataType | None],
     output: DataType,
     attributes: Mapping[str, _Attribute],
     *,

@@ -112,11 +112,19 @@ class _Vmapped:
 
 
 def _batch(
-    axis_data: Any, given: Sequence[Any], axes: Sequence[Any], *, rule: Rule, tree: Any, **params: Any
+    axis_data: Any,
+    given: Sequence[Any],
+    axes: Sequence[Any],
+    *,
+    rule: Rule,
+    tree: Any,
+    **params: Any,
 ) -> Any:
     count = tree.num_leaves
     moves = [
-        jnp.broadcast_to(x, (axis_data.size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+        jnp.broadcast_to(x, (axis_data.size, *x.shape))
+        if axis is None
+        else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(given[count:], axes[count:], strict=True)
     ]
     vmapped = _Vmapped(rule, tuple(axes[:count]))
@@ -125,9 +133,7 @@ def _batch(
 
 def _lower(ctx: Any, *given: Any, **params: Any) -> Any:
     with compat.without_error_checks():
-        lowered = mlir.lower_fun(
-            lambda *given: _tangent(*given, **params), multiple_results=False
-        )
+        lowered = mlir.lower_fun(lambda *given: _tangent(*given, **params), multiple_results=False)
         return lowered(ctx, *given)
 
 

@@ -99,8 +99,8 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       c [B, m, n], bias [n] or (bias_along_m) [m], residual [B, m, n]; perhaps the scalars alpha
       and (with c) beta, f32, instead of the attributes; then lhs_scale [B|1, m], rhs_scale and
       (gated) rhs_up_scale [B|1, n], f32, batched as lhs and rhs are, or (lhs_blocks, rhs_blocks)
-      lhs_scale [B|1, m, k/128] and rhs_scale [B|1, n/128, k/128], rounded up; and the scalar
-      out_scale, f32;
+      lhs_scale [B|1, m, k/128] and rhs_scale [B|1, n/128, k/128], rounded up, or (mx) tiles of
+      both, uint8 or float8_e8m0fnu [B|1, rows/128, k/128, 512]; and the scalar out_scale, f32;
     - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), amax
       [B], f32 (with an out_scale), and workspace, uint8 [W] where W = `workspace_bytes` is not 0;
     - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32, or 8 bits each; d
@@ -108,8 +108,8 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       bits. d may be the memory of c;
     - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
       of the matmul has_c, has_bias, bias_along_m, has_residual, has_lhs_scale, has_rhs_scale,
-      has_out_scale, gated, save (0 or 1), lhs_blocks (0 or 1), rhs_blocks (0 or 128), activation,
-      lhs_major, rhs_major (values of the enums);
+      has_out_scale, mx, gated, save (0 or 1), lhs_blocks (0 or 1), rhs_blocks (0 or 128),
+      activation, lhs_major, rhs_major (values of the enums);
       of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
@@ -506,7 +506,7 @@ def launch_gemm(
 
     Args:
       operands: those of the custom call (see `ffi_targets`), C-contiguous bit patterns (uint16 or
-        uint32) of `dtypes`.
+        uint32) of `dtypes`, which is None of tiles of scales (uint8).
       output: dtype of the results.
       attributes: all attributes of the call.
       alias_c: c lies in the memory of d.

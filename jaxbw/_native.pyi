@@ -88,6 +88,18 @@ def driver_problem() -> str | None:
 def devices() -> list[DeviceInfo]:
     """The CUDA devices of this process; empty where there is no driver or no GPU."""
 
+def start_kernel_times(libraries: Sequence[str]) -> None:
+    """Records from here on when kernels run, by CUPTI, which is the first of these that opens.
+
+    One that the process has loaded goes first.
+
+    Raises:
+      DriverError: none opens, or CUPTI fails: another profiler is at work, for example.
+    """
+
+def stop_kernel_times() -> tuple[list[tuple[str, int, int]], int]:
+    """Up to here: name, start and end (ns) of each kernel that has ended; records CUPTI dropped."""
+
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 

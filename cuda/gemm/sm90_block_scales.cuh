@@ -18,7 +18,7 @@ struct Unscaled {
   JAXBW_DEVICE void request(uint32_t) {}
 
   template <uint32_t kSet>
-  JAXBW_DEVICE void add(Sums<kConfig>& accumulators, const Sums<kConfig>& sums) const {
+  JAXBW_DEVICE void add(Sums<kConfig>& accumulators, const Sums<kConfig>& sums, uint32_t) const {
 #pragma unroll
     for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] += sums[i];
   }
@@ -43,7 +43,8 @@ class Scaled {
                    first_block);
   }
 
-  // Those of a block are under way while it is multiplied.
+  // Two blocks ahead: a load waits behind wgmmas that were issued before it, and what waits for a load of one block
+  // waits for those of later ones, too.
   template <uint32_t kSet>
   JAXBW_DEVICE void request(uint32_t block) {
 #pragma unroll
@@ -51,11 +52,13 @@ class Scaled {
     of_columns_[kSet] = b_ == nullptr ? 1 : ptx::load_read_only(b_ + block);
   }
 
+  // Requests those of `next` in the place of those it has used.
   template <uint32_t kSet>
-  JAXBW_DEVICE void add(Sums<kConfig>& accumulators, const Sums<kConfig>& sums) const {
+  JAXBW_DEVICE void add(Sums<kConfig>& accumulators, const Sums<kConfig>& sums, uint32_t next) {
     float scales[kRows];
 #pragma unroll
     for (uint32_t i = 0; i < kRows; ++i) scales[i] = of_rows_[kSet][i] * of_columns_[kSet];
+    request<kSet>(next);
 #pragma unroll
     for (uint32_t i = 0; i < kConfig.accumulators(); ++i) {
       accumulators[i] = __fmaf_rn(sums[i], scales[i % 4 / 2], accumulators[i]);

@@ -164,14 +164,13 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
   const auto issue = [&]<uint32_t kSet>(uint32_t block, uint32_t slot) {
     context.profile.enter(Activity::kMultiply, block);
     issue_stage<kConfig, Operands, 1>(sums[kSet], sums[kSet], context, slot, first_row, 0);
-    scales.template request<kSet>(block);
   };
   const auto add = [&]<uint32_t kSet, uint32_t kPending>(uint32_t block) {
     context.profile.enter(Activity::kAwaitMultiply, block);
     ptx::wgmma_wait_group<kPending>();
     reader.release(previous);
     ptx::wgmma_fence_registers(sums[kSet]);
-    scales.template add<kSet>(accumulators, sums[kSet]);
+    scales.template add<kSet>(accumulators, sums[kSet], min(block + 2, blocks - 1));
   };
   const auto add_last = [&]<uint32_t kSet>() {
     issued();
@@ -184,6 +183,8 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
     meanwhile(block);
     previous = slot;
   };
+  scales.template request<0>(0);
+  scales.template request<1>(min(1u, blocks - 1));
   previous = acquire(0);
   issue.template operator()<0>(0, previous);
   meanwhile(0);

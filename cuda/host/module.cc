@@ -20,6 +20,7 @@
 #include "host/ffi_quantize.h"
 #include "host/gemm_launch.h"
 #include "host/kernel_library.h"
+#include "host/kernel_times.h"
 #include "host/launch_bindings.h"
 #include "host/plan_bindings.h"
 #include "host/quantize.h"
@@ -183,6 +184,18 @@ void enqueue_gemm(const std::vector<DeviceArray>& operands, const std::vector<De
   raise_unless_ok(status);
 }
 
+// Name, start and end of each kernel; records dropped.
+std::tuple<std::vector<std::tuple<std::string, uint64_t, uint64_t>>, uint64_t> kernel_times() {
+  const Result<KernelTimes> times = [] {
+    const nb::gil_scoped_release release;
+    return stop_kernel_times();
+  }();
+  raise_unless_ok(times.status());
+  std::vector<std::tuple<std::string, uint64_t, uint64_t>> kernels;
+  for (const KernelTime& kernel : times->kernels) kernels.emplace_back(kernel.name, kernel.start, kernel.end);
+  return {std::move(kernels), times->dropped};
+}
+
 emulator::Report emulate_traced(const std::vector<DeviceArray>& operands, const std::vector<DeviceArray>& results,
                                 const nb::dict& attributes, uint32_t sm_count,
                                 const std::optional<ProfilingTuple>& profiled) {
@@ -250,6 +263,12 @@ NB_MODULE(_native, m) {
     const Result<std::vector<DeviceInfo>> devices = query_devices();
     return devices.ok() ? *devices : std::vector<DeviceInfo>();
   });
+
+  m.def(
+      "start_kernel_times",
+      [](const std::vector<std::string>& libraries) { raise_unless_ok(start_kernel_times(libraries)); },
+      nb::arg("libraries"));
+  m.def("stop_kernel_times", &kernel_times);
 
   m.def("ffi_targets", &ffi_targets);
   m.def("ffi_types", &ffi_types);

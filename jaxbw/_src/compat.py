@@ -621,25 +621,3 @@ def hlo_sharding(axes: Sequence[int], tiling: Sequence[Sequence[int]]) -> Any:
 def hlo_tuple_sharding(shape: Any, shardings: Sequence[Any]) -> Any:
     """The XLA sharding of a tuple."""
     return _xla_client.HloSharding.tuple_sharding(shape, list(shardings))
-
-
-def cupti_start() -> None:
-    """Begins to record every CUDA kernel of this process, through Mosaic GPU's profiler binding.
-
-    Raises:
-      RuntimeError: this jaxlib has no such binding: it is not one for CUDA.
-    """
-    _cupti()._cupti_init()
-
-
-def cupti_stop() -> list[tuple[str, float]]:
-    """Ends it; name and milliseconds of each kernel, in the order of their starts."""
-    return list(_cupti()._cupti_get_timings(False))
-
-
-def _cupti() -> Any:
-    try:
-        from jax._src.lib import mosaic_gpu
-    except ImportError as error:
-        raise RuntimeError('no CUPTI in this jaxlib; pip install "jax[cuda13]"') from error
-    return mosaic_gpu._mosaic_gpu_ext  # type: ignore[attr-defined]

@@ -201,6 +201,10 @@ class GemmProblem:
         return f"{self.epilogue.describe(text)} -> {result}"
 
 
+# Operands, and their tiles of scales.
+TILES = {"lhs": "lhs_tiles", "rhs": "rhs_tiles", "rhs_up": "rhs_up_tiles"}
+
+
 class Operands(NamedTuple):
     """The arrays that a matmul and its epilogue read; None for what its epilogue does not have.
 

@@ -1,5 +1,6 @@
 """`python -m jaxbw bench model`: the models, and the command, with kernels that are made up."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw._src import compat
+from jaxbw._src.lab import cupti
 from jaxbw._src.lab.bench.models import session
 from jaxbw._src.lab.bench.models.form import FORMS
 from jaxbw._src.lab.bench.models.program import PROFILED_STEPS, count_matmuls, kind
@@ -42,9 +43,9 @@ EACH_ONCE = [(model, WAYS[model.name]) for model in MODELS_SMALL if model.name i
 
 
 @pytest.fixture(autouse=True)
-def cupti(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "cupti_start", lambda: None)
-    monkeypatch.setattr(compat, "cupti_stop", lambda: KERNELS * PROFILED_STEPS)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = contextlib.nullcontext(KERNELS * PROFILED_STEPS)
+    monkeypatch.setattr(cupti, "recorded", lambda: recorded)
     for name, value in {"WARM_UP": 1, "CALLS": 1, "ROUNDS": 2}.items():
         monkeypatch.setattr(session, name, value)
 

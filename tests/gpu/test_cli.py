@@ -27,7 +27,6 @@ def test_doctor_tries_the_kernels_of_this_gpu() -> None:
     assert "gpu" in told["platforms"]
 
 
-@pytest.mark.alone  # as test_profile.py says
 def test_a_profile_names_the_kernel() -> None:
     """CUPTI sees the name that is in the table, which is what profilers show."""
     import jax

@@ -1,8 +1,4 @@
-"""jaxbw.profile on a GPU: stamps of the kernel that runs there.
-
-Alone, with no test that makes CUDA graphs ahead of them: where a process has launched one, JAX's
-CUPTI binding drops records later, throws out of a C callback, and so aborts the process.
-"""
+"""jaxbw.profile on a GPU: stamps of the kernel that runs there."""
 
 import json
 from pathlib import Path
@@ -16,7 +12,7 @@ import jaxbw
 from jaxbw._src.lab.profiling import build
 from jaxbw._src.lab.profiling.profile import MOMENTS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,7 +1,5 @@
 """Each private part of JAX that jaxbw leans on does what jaxbw takes it to do."""
 
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -438,24 +436,3 @@ def test_register_partitioner() -> None:
     given = jax.device_put(MATRIX, jax.sharding.NamedSharding(mesh, PartitionSpec("x")))
     np.testing.assert_array_equal(jax.jit(double.bind)(given), [2 * MATRIX, 2 * MATRIX])
     assert asked == [((2, 2), True, b"a text")]
-
-
-def test_cupti(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, `python -m jaxbw bench` shows more. Here: the binding's names, and none at all."""
-    calls: list[Any] = []
-
-    def timings(finalize: bool) -> list[tuple[str, float]]:
-        calls.append(finalize)
-        return [("kernel", 0.5)]
-
-    binding = SimpleNamespace(_cupti_init=lambda: calls.append("init"), _cupti_get_timings=timings)
-    library = SimpleNamespace(_mosaic_gpu_ext=binding)
-    monkeypatch.setattr("jax._src.lib.mosaic_gpu", library, raising=False)
-    monkeypatch.setitem(sys.modules, "jax._src.lib.mosaic_gpu", library)
-    compat.cupti_start()
-    assert compat.cupti_stop() == [("kernel", 0.5)]
-    assert calls == ["init", False]
-    monkeypatch.delattr("jax._src.lib.mosaic_gpu")
-    monkeypatch.setitem(sys.modules, "jax._src.lib.mosaic_gpu", None)
-    with pytest.raises(RuntimeError, match="no CUPTI in this jaxlib"):
-        compat.cupti_start()

@@ -445,7 +445,13 @@ ONE_PLACE = {
     # the law of the clock
     r"throttle_exponent\b.*\*\*|\*\*.*throttle_exponent": {"jaxbw/_src/selection/machine.py"},
     # the timer of kernels
-    r"\bcupti_start\(\)": {"jaxbw/_src/compat.py", "jaxbw/_src/lab/cupti.py"},
+    r"\bstart_kernel_times\(": {
+        "cuda/host/kernel_times.cc",
+        "cuda/host/kernel_times.h",
+        "cuda/host/module.cc",
+        "jaxbw/_native.pyi",
+        "jaxbw/_src/lab/cupti.py",
+    },
     # the order in which what is compared takes turns
     r"\.(sample|shuffle|permutation)\(.*(arms|each|launches|programs|names|calls)": {
         "jaxbw/_src/lab/interleaving.py"

@@ -1,5 +1,6 @@
 """XLA's form of a problem, which tuning measures: what it computes, and how its times are taken."""
 
+import contextlib
 from typing import Any
 
 import jax
@@ -8,7 +9,6 @@ import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw._src import compat
 from jaxbw._src.lab import cupti
 from jaxbw._src.lab.tuning import find, xla_form
 from jaxbw._src.lab.tuning.launching import operands
@@ -120,8 +120,7 @@ def test_the_median_call_counts_and_not_the_first(monkeypatch: pytest.MonkeyPatc
         [("gemm", 99.0), *[("gemm", 0.002 + 0.001 * (i == 2))] * xla_form.REPEATS]
         for i in range(xla_form.ROUNDS)
     ]
-    monkeypatch.setattr(compat, "cupti_start", lambda: None)
-    monkeypatch.setattr(compat, "cupti_stop", lambda: bursts.pop())
+    monkeypatch.setattr(cupti, "recorded", lambda: contextlib.nullcontext(bursts.pop()))
     (found,) = find.matmuls(MATMULS["plain"])
     drawn = jnp.ones(2**14, jnp.bfloat16)
     us = microseconds(found.problem, operands(found.problem), drawn, rotated=1e5, pause_s=0)

@@ -13,10 +13,9 @@ from jax import lax
 from jaxbw._src import block_formats, blocks
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.primitives.transposition import kept
-from jaxbw._src.problem import DimensionNumbers, Operands
+from jaxbw._src.problem import TILES, DimensionNumbers, Operands
 
 _SCALES = {"lhs": "lhs_scale", "rhs": "rhs_scale", "rhs_up": "rhs_up_scale"}
-_TILES = {"lhs": "lhs_tiles", "rhs": "rhs_tiles", "rhs_up": "rhs_up_tiles"}
 
 
 def dequantized(
@@ -32,9 +31,9 @@ def dequantized(
         if x is None:
             continue
         if (format := (epilogue.lhs_format, epilogue.rhs_format)[side]) is not None:
-            tiles, (k,) = getattr(operands, _TILES[of]), dims[0][side]
+            tiles, (k,) = getattr(operands, TILES[of]), dims[0][side]
             found[of] = _of_format(format, x, tiles, k, dtype)
-            found[_TILES[of]] = None
+            found[TILES[of]] = None
             continue
         found[of] = x.astype(dtype)
         if not (epilogue.lhs_blocks, epilogue.rhs_blocks)[side]:

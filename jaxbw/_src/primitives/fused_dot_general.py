@@ -31,7 +31,13 @@ from jaxbw._src.primitives.dot_general import (
 )
 from jaxbw._src.primitives.gemm import gemm
 from jaxbw._src.primitives.transposition import kept
-from jaxbw._src.problem import DimensionNumbers, Operands, Reduction, reduce_dot_general
+from jaxbw._src.problem import (
+    TILES,
+    DimensionNumbers,
+    Operands,
+    Reduction,
+    reduce_dot_general,
+)
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.policy import Policy
 
@@ -228,12 +234,9 @@ def _batch(axis_data: Any, given: Any, batched: Any, **params: Any) -> Any:
     return results, [result] * len(results)
 
 
-_TILES = (("lhs", "lhs_tiles"), ("rhs", "rhs_tiles"), ("rhs_up", "rhs_up_tiles"))
-
-
 def _with_batch_in_front(operands: Operands, axes: Operands) -> tuple[Operands, Operands]:
     """Where an operand and its tiles have the new dimension, it becomes the first one of both."""
-    for names in _TILES:
+    for names in TILES.items():
         if any(getattr(axes, name) is None for name in names):
             continue
         moved = {n: jnp.moveaxis(getattr(operands, n), getattr(axes, n), 0) for n in names}
@@ -275,7 +278,7 @@ def _stays_one(
         return False
     if axes.rhs is None and (axes.rhs_scale is not None or axes.rhs_up_scale is not None):
         return False
-    of_tiles = zip(_TILES, (epilogue.lhs_format, *[epilogue.rhs_format] * 2), strict=True)
+    of_tiles = zip(TILES.items(), (epilogue.lhs_format, *[epilogue.rhs_format] * 2), strict=True)
     if any(
         format is not None and getattr(axes, x) != getattr(axes, tiles)
         for (x, tiles), format in of_tiles

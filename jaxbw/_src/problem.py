@@ -37,7 +37,6 @@ DATA_TYPES = {
     "float8_e5m2": DataType.E5M2,
 }
 
-_TILE_ROWS = 128  # of scale_tiles.py
 MXFP8 = frozenset({"mxfp8", "mxfp8_e5m2"})  # of block_formats.py
 
 _LEAST_OF_STACK = 64  # rows, or columns, of each matrix: those of the smallest tile
@@ -344,15 +343,17 @@ def reduce_dot_general(
         left = _view(lhs.shape, lhs_batch, lhs_free, lhs_k)
         right = _view(rhs.shape, rhs_batch, rhs_free, rhs_k)
         in_order = OperandView(output_shape, None, output_shape)
-        m_tiles = _has_tiles(lhs.shape, lhs_batch, lhs_free)
-        n_tiles = _has_tiles(rhs.shape, rhs_batch, rhs_free)
+        m_tiles = _has_tiles(epilogue, lhs.shape, lhs_batch, lhs_free)
+        n_tiles = _has_tiles(epilogue, rhs.shape, rhs_batch, rhs_free)
         layouts.append(_Layout(left, right, in_order, extents, has_tiles=m_tiles and n_tiles))
         for side, count in _stacks(m_dims, n_dims, batch, epilogue, dtypes[0].itemsize):
             if side == "lhs":
                 stack, rows = m_dims[:count], m_dims[count:]
                 view = _view(lhs.shape, lhs_free[:count], lhs_free[count:], lhs_k)
                 sizes = math.prod(stack), math.prod(rows), math.prod(n_dims)
-                tiles = n_tiles and _has_tiles(lhs.shape, lhs_free[:count], lhs_free[count:])
+                tiles = n_tiles and _has_tiles(
+                    epilogue, lhs.shape, lhs_free[:count], lhs_free[count:]
+                )
                 layouts.append(
                     _Layout(view, right, in_order, sizes, rhs_batched=False, has_tiles=tiles)
                 )
@@ -363,17 +364,16 @@ def reduce_dot_general(
                 back = (*range(count, count + len(m_dims)), *range(count))
                 back = (*back, *range(len(back), len(output_shape)))
                 result = OperandView((*stack, *m_dims, *columns), back, output_shape)
-                tiles = m_tiles and _has_tiles(rhs.shape, rhs_free[:count], rhs_free[count:])
+                tiles = m_tiles and _has_tiles(
+                    epilogue, rhs.shape, rhs_free[:count], rhs_free[count:]
+                )
                 layouts.append(
                     _Layout(left, view, result, sizes, lhs_batched=False, has_tiles=tiles)
                 )
     itemsizes = lhs.dtype.itemsize, rhs.dtype.itemsize, output.itemsize
     best = min(
         layouts,
-        key=lambda layout: (
-            bool(epilogue.formats) and not layout.has_tiles,
-            layout.copied(epilogue, itemsizes),
-        ),
+        key=lambda layout: (not layout.has_tiles, layout.copied(epilogue, itemsizes)),
     )
 
     (lhs_view, lhs_k_major), (rhs_view, rhs_k_major) = best.lhs, best.rhs
@@ -447,11 +447,17 @@ def _stacks(
                 yield side, count
 
 
-def _has_tiles(shape: Sequence[int], batch: Sequence[int], rows: Sequence[int]) -> bool:
-    """Whether an operand's tiles of scales are those of the GEMM's matrices.
+def _has_tiles(
+    epilogue: Epilogue, shape: Sequence[int], batch: Sequence[int], rows: Sequence[int]
+) -> bool:
+    """Whether an operand's tiles of scales, if it has any, are those of the GEMM's matrices.
 
     They are of its rows, the last dimension but k: of that alone, or of whole tiles of it.
     """
+    if not epilogue.formats:
+        return True
+    from jaxbw._src import scale_tiles  # wanted by few
+
     order = [*batch, *rows]
     if order != sorted(order):
         return False
@@ -459,7 +465,7 @@ def _has_tiles(shape: Sequence[int], batch: Sequence[int], rows: Sequence[int]) 
         return not batch or shape[batch[-1]] == 1
     count = math.prod(shape[i] for i in rows)
     last = shape[rows[-1]]
-    return bool(count == last) or (isinstance(last, int) and last % _TILE_ROWS == 0)
+    return bool(count == last) or (isinstance(last, int) and last % scale_tiles.ROWS == 0)
 
 
 def is_read_in_place(shape: Sequence[int], contract: Sequence[int], batch: Sequence[int]) -> bool:

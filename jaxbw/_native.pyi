@@ -103,7 +103,7 @@ def stop_kernel_times() -> tuple[list[tuple[str, int, int]], int]:
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 
-    Each is a dict of stages. "jaxbw_gemm_v7" is one matmul with its epilogue (see `Epilogue` in
+    Each is a dict of stages. "jaxbw_gemm_v8" is one matmul with its epilogue (see `Epilogue` in
     cuda/params.h), one call, one or several kernels:
 
     - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
@@ -111,8 +111,8 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       c [B, m, n], bias [n] or (bias_along_m) [m], residual [B, m, n]; perhaps the scalars alpha
       and (with c) beta, f32, instead of the attributes; then lhs_scale [B|1, m], rhs_scale and
       (gated) rhs_up_scale [B|1, n], f32, batched as lhs and rhs are, or (lhs_blocks, rhs_blocks)
-      lhs_scale [B|1, m, k/128] and rhs_scale [B|1, n/128, k/128], rounded up; and the scalar
-      out_scale, f32;
+      lhs_scale [B|1, m, k/128] and rhs_scale [B|1, n/128, k/128], rounded up, or (mx) tiles of
+      both, uint8 or float8_e8m0fnu [B|1, rows/128, k/128, 512]; and the scalar out_scale, f32;
     - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), amax
       [B], f32 (with an out_scale), and workspace, uint8 [W] where W = `workspace_bytes` is not 0;
     - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32, or 8 bits each; d
@@ -120,8 +120,8 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       bits. d may be the memory of c;
     - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
       of the matmul has_c, has_bias, bias_along_m, has_residual, has_lhs_scale, has_rhs_scale,
-      has_out_scale, gated, save (0 or 1), lhs_blocks (0 or 1), rhs_blocks (0 or 128), activation,
-      lhs_major, rhs_major (values of the enums);
+      has_out_scale, mx, gated, save (0 or 1), lhs_blocks (0 or 1), rhs_blocks (0 or 128),
+      activation, lhs_major, rhs_major (values of the enums);
       of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
@@ -152,7 +152,7 @@ def ffi_types() -> dict[str, Any]:
     """The types of state that the custom calls for platform "CUDA" leave with XLA.
 
     As `jax.ffi.register_ffi_type` takes them, which comes before the calls. "jaxbw_call_site" is
-    what "jaxbw_gemm_v7" keeps between executions: all that does not depend on addresses.
+    what "jaxbw_gemm_v8" keeps between executions: all that does not depend on addresses.
     """
 
 def emulator_ffi_targets() -> dict[str, dict[str, object]]:
@@ -424,8 +424,8 @@ def plan_many(
       loads), cluster_rows, cluster_columns, tiles_m, tiles_n, tiles, resident, whole_tiles,
       whole_waves, part_waves,
       part_rounds (of split tiles that an SM brings to their end), parts, items, accumulators (the
-      fewest), general (1: the epilogue's way), gathered (who adds up parts: 0 the last, 1 all that
-      are there, 2 a launch behind).
+      fewest), most_accumulators (those that there are), general (1: the epilogue's way), gathered
+      (who adds up parts: 0 the last, 1 all that are there, 2 a launch behind).
     """
 
 def check_problem(family: str, problem: Problem) -> Violation | None:
@@ -486,7 +486,7 @@ def shared_memory_bytes(
 def workspace_bytes(
     lhs: Sequence[int], rhs: Sequence[int], input: DataType, attributes: Mapping[str, _Attribute]
 ) -> int:
-    """How much scratch memory a call of "jaxbw_gemm_v7" takes: the size of its result `workspace`.
+    """How much scratch memory a call of "jaxbw_gemm_v8" takes: the size of its result `workspace`.
 
     It holds what has to be repacked for TMA, and the partial sums of split tiles.
 
@@ -500,7 +500,7 @@ def workspace_bytes(
 
 def launch_gemm(
     operands: Sequence[NDArray[Any]],
-    dtypes: Sequence[DataType],
+    dtypes: Sequence[DataType | None],
     output: DataType,
     attributes: Mapping[str, _Attribute],
     *,
@@ -511,14 +511,14 @@ def launch_gemm(
     poison: bool = True,
     stream: int = 0,
 ) -> list[NDArray[np.uint8]]:
-    """Calls "jaxbw_gemm_v7" on host arrays without JAX, for tests and sanitizers; waits for it.
+    """Calls "jaxbw_gemm_v8" on host arrays without JAX, for tests and sanitizers; waits for it.
 
     Every buffer lies between guard regions. Before each launch the results are poisoned with NaN,
     the workspace is filled with garbage.
 
     Args:
       operands: those of the custom call (see `ffi_targets`), C-contiguous bit patterns (uint16 or
-        uint32) of `dtypes`.
+        uint32) of `dtypes`, which is None of tiles of scales (uint8).
       output: dtype of the results.
       attributes: all attributes of the call.
       alias_c: c lies in the memory of d.
@@ -551,7 +551,7 @@ def enqueue_gemm(
     wait: bool = False,
     profiling: _Profiling | None = None,
 ) -> None:
-    """Enqueues "jaxbw_gemm_v7" on arrays in device memory, without JAX, for measuring.
+    """Enqueues "jaxbw_gemm_v8" on arrays in device memory, without JAX, for measuring.
 
     It goes to the null stream, which is not ordered with those of XLA: wait for what made the
     operands, and before what reads the results.
@@ -580,7 +580,7 @@ def trace_gemm(
     sm_count: int,
     profiling: _Profiling | None = None,
 ) -> Any:
-    """Runs "jaxbw_gemm_v7" in the emulator, on one machine of so many SMs, and traces it.
+    """Runs "jaxbw_gemm_v8" in the emulator, on one machine of so many SMs, and traces it.
 
     Returns what `jaxbw._src.emulator.report.make_report` takes.
 

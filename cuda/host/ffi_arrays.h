@@ -33,12 +33,24 @@ inline std::optional<DataType> data_type(xla::ffi::DataType type) {
   }
 }
 
+inline Untyped untyped(xla::ffi::DataType type) {
+  switch (type) {
+    case xla::ffi::DataType::U8:
+    case xla::ffi::DataType::F8E8M0FNU:
+      return Untyped::kBytes;
+    case xla::ffi::DataType::S32:
+      return Untyped::kInt32;
+    default:
+      return Untyped::kUnknown;
+  }
+}
+
 inline Array array_of(const xla::ffi::AnyBuffer& buffer) {
   const auto dims = buffer.dimensions();
   return {data_type(buffer.element_type()),
           {dims.begin(), dims.size()},
           reinterpret_cast<CUdeviceptr>(buffer.untyped_data()),
-          buffer.element_type() == xla::ffi::DataType::S32};
+          untyped(buffer.element_type())};
 }
 
 // The arrays of a call, on the stack: an execution allocates nothing.

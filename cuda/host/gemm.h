@@ -180,7 +180,8 @@ class InstancesOfProblem {
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& config);
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& config);
 
-// Of a CTA, whose tile may take all that there are.
+// Of a CTA, whose tile may take all that there are; and where none are chosen.
+uint32_t most_accumulators(const KernelFamily& family, const GemmConfig& config);
 uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& config);
 
 // Dynamic shared memory of a launch, in bytes.

@@ -10,7 +10,7 @@ namespace {
 size_t operand_count(const GemmAttributes& a) {
   const size_t right_scales = a.has_rhs_scale == 0 ? 0 : a.gated != 0 ? 2 : 1;
   return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0) +
-         (a.has_lhs_scale != 0 || a.lhs_blocks != 0) + right_scales + (a.rhs_blocks != 0) + (a.has_out_scale != 0);
+         (a.has_lhs_scale != 0 || a.lhs_blocks != 0) + right_scales + (a.rhs_blocks != 0) + (a.mx != 0 ? 2 : 0) + (a.has_out_scale != 0);
 }
 
 Status check_flags(const GemmAttributes& a) {
@@ -20,6 +20,7 @@ Status check_flags(const GemmAttributes& a) {
                                                    {"has_residual", a.has_residual},
                                                    {"has_lhs_scale", a.has_lhs_scale},
                                                    {"has_rhs_scale", a.has_rhs_scale},
+                                                   {"mx", a.mx},
                                                    {"has_out_scale", a.has_out_scale},
                                                    {"gated", a.gated},
                                                    {"save", a.save},
@@ -66,8 +67,8 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   using Dims = std::vector<uint64_t>;
   std::vector<CallArray> arrays;
   const auto add = [&](bool present, const char* name, std::optional<DataType> type, const Dims& dims, bool result,
-                       CUdeviceptr Buffers::* address) {
-    if (present) arrays.push_back({name, type, {dims.begin(), dims.end()}, result, address});
+                       CUdeviceptr Buffers::* address, Untyped untyped = Untyped::kBytes) {
+    if (present) arrays.push_back({name, type, {dims.begin(), dims.end()}, result, address, untyped});
   };
   const bool grouped = p.grouped != Grouped::kNone;
   const auto stored = [&](bool batched, Major major, uint64_t extent) {
@@ -99,12 +100,11 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   const auto scale_tiles = [](const Operand& operand) {
     return Dims{operand.batch, row_tiles(operand), k_tiles(operand), kScaleTileBytes};
   };
-  add(p.mx, "lhs_scale", DataType::kE4M3, scale_tiles(operand_a(p)), false, &Buffers::a_scales);
-  add(p.mx, "rhs_scale", DataType::kE4M3, scale_tiles(operand_b(p)), false, &Buffers::b_scales);
+  add(p.mx, "lhs_scale", std::nullopt, scale_tiles(operand_a(p)), false, &Buffers::a_scales);
+  add(p.mx, "rhs_scale", std::nullopt, scale_tiles(operand_b(p)), false, &Buffers::b_scales);
   add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
-  add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes);
-  add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset);
-  for (CallArray& array : arrays) array.integers = !array.type;
+  add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes, Untyped::kInt32);
+  add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset, Untyped::kInt32);
   add(p.out_scaled, "out_scale", DataType::kF32, {}, false, &Buffers::out_scale);
   add(true, "result", p.output, result, true, &Buffers::d);
   add(p.save, "saved", p.saved(), result, true, &Buffers::saved);
@@ -121,9 +121,11 @@ Status match(const char* kind, std::span<const Array> given, std::span<const Cal
     return invalid(given.size(), " ", kind, "; this call has ", wanted.size(), ": ", names);
   }
   for (size_t i = 0; i < given.size(); ++i) {
-    const auto& [name, type, dims, _, address, integers] = wanted[i];
+    const auto& [name, type, dims, _, address, untyped] = wanted[i];
     if (Status status = check_array(name, given[i], type, dims); !status.ok()) return status;
-    if (integers != given[i].integers) return invalid(name, " is not int32");
+    if (!type && untyped != given[i].untyped) {
+      return invalid(name, untyped == Untyped::kInt32 ? " is not int32" : " is not uint8 or float8_e8m0fnu");
+    }
     buffers.*address = given[i].address;
   }
   return Status();
@@ -159,6 +161,7 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
                             .has_rhs_scale = p.b_scaled,
                             .lhs_blocks = static_cast<int32_t>(p.a_blocks),
                             .rhs_blocks = static_cast<int32_t>(p.b_blocks),
+                            .mx = p.mx,
                             .has_out_scale = p.out_scaled,
                             .gated = p.gated,
                             .save = p.save,
@@ -195,6 +198,7 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
                       .b_scaled = attributes.has_rhs_scale != 0,
                       .a_blocks = static_cast<uint32_t>(attributes.lhs_blocks),
                       .b_blocks = static_cast<uint32_t>(attributes.rhs_blocks),
+                      .mx = attributes.mx != 0,
                       .bias_along_m = attributes.bias_along_m != 0,
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,

@@ -9,7 +9,7 @@
 
 namespace jaxbw {
 
-inline constexpr const char* kGemmTarget = "jaxbw_gemm_v7";
+inline constexpr const char* kGemmTarget = "jaxbw_gemm_v8";
 
 // The int32 attributes that describe the matmul; the names are also Python's.
 #define JAXBW_PROBLEM_ATTRIBUTES(X) \
@@ -21,6 +21,7 @@ inline constexpr const char* kGemmTarget = "jaxbw_gemm_v7";
   X(has_rhs_scale)                  \
   X(lhs_blocks)                     \
   X(rhs_blocks)                     \
+  X(mx)                             \
   X(has_out_scale)                  \
   X(gated)                          \
   X(save)                           \
@@ -39,12 +40,15 @@ struct GemmAttributes {
 #undef JAXBW_FIELD
 };
 
+// Elements of an array whose type is none that a GEMM multiplies: bytes are uint8, or float8_e8m0fnu.
+enum class Untyped { kBytes, kInt32, kUnknown };
+
 // An array that is given; no type where it is none that a GEMM has.
 struct Array {
   std::optional<DataType> type;
   std::span<const int64_t> dims;
   CUdeviceptr address = 0;
-  bool integers = false;  // of 32 bits, where it has no type
+  Untyped untyped = Untyped::kBytes;  // where it has no type
 };
 
 // "[2,3]"
@@ -59,13 +63,13 @@ Status check_array(const char* name, const Array& given, std::optional<DataType>
 // An array that a call must have, and where its address goes.
 struct CallArray {
   const char* name;
-  std::optional<DataType> type;  // none: bytes
+  std::optional<DataType> type;
   std::vector<int64_t> dims;
   bool result;
   CUdeviceptr GemmBuffers::* address;
-  bool integers = false;  // of 32 bits, where it has no type
+  Untyped untyped = Untyped::kBytes;  // where it has no type
 
-  uint64_t bytes() const { return array_bytes(type, dims) * (integers ? sizeof(int32_t) : 1); }
+  uint64_t bytes() const { return array_bytes(type, dims) * (untyped == Untyped::kInt32 ? sizeof(int32_t) : 1); }
 };
 
 // All arrays of a call in their order: operands, then results, the workspace last. For a problem that is known but for

@@ -220,8 +220,7 @@ Verdict check_stages(const KernelFamily& family, const GemmConfig& c) {
 // --- rules of a configuration for a problem
 
 // What kernels of MX formats leave out, and what Tensor Memory holds beside their accumulators.
-Verdict check_mx(const GemmProblem& p, const GemmConfig& c) {
-  if (p.gated) return broken(Rule::mx_gated);
+Verdict check_mx(const GemmConfig& c) {
   if (c.cta_rows() != kTmemLanes) return broken(Rule::mx_rows, {{"block_m", c.block_m}}, {kTmemLanes * c.cta_group});
   if (c.block_n % kMxColumnStep != 0) {
     return broken(Rule::mx_columns, {{"block_n", c.block_n}, {"step", kMxColumnStep}});
@@ -449,6 +448,11 @@ uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
   return family.is_sm90() ? 1 : sm100_mma_tiles(c.cta_rows());
 }
 
+uint32_t most_accumulators(const KernelFamily& family, const GemmConfig& c) {
+  const bool full = c.mx && c.block_n > kMxTwoAccumulators;  // scales stand beside accumulators
+  return full ? 1 : family.max_accumulators;
+}
+
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {
   const StorageLayout layout = storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue);
   return c.mx ? mx_max_stages(layout, c.block_n, c.k_spans, c.accumulators) : layout.max_stages();
@@ -504,6 +508,7 @@ Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
   if (p.out_scaled && !is_8bit(p.output)) return broken(Rule::out_scale);
   if (Verdict verdict = check_block_scales(family, p)) return verdict;
   if (p.mx && (family.is_sm90() || !is_8bit(p.a_type) || p.a_scaled || p.b_scaled)) return broken(Rule::mx);
+  if (p.mx && p.gated) return broken(Rule::mx_gated);
   Verdict verdict = check_extents(RuleOperand::kLhs, operand_a(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kRhs, operand_b(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kResult, p.output, p.results(), p.m, p.n);
@@ -534,7 +539,7 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
 Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Verdict verdict;
   if (p.grouped != Grouped::kNone) verdict = check_grouped_config(c);
-  if (!verdict && p.mx) verdict = check_mx(p, c);
+  if (!verdict && p.mx) verdict = check_mx(c);
   if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
@@ -573,8 +578,7 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
     c.k_spans = block_k / span;
   }
   c.mx = problem != nullptr && problem->mx;
-  const bool full = c.mx && c.block_n > kMxTwoAccumulators;  // scales stand beside accumulators
-  c.accumulators = request.accumulators.value_or(full ? 1 : family.max_accumulators);
+  c.accumulators = request.accumulators.value_or(most_accumulators(family, c));
   c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(family.scheduler));
   const bool has_tile = c.block_m != 0 && c.block_n != 0 && c.cta_group != 0;
   if (has_tile && problem != nullptr) c.b_columns = b_columns(family, as_launched(*problem, c), c);

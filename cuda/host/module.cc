@@ -123,14 +123,15 @@ ByteArray byte_array(Bytes data) {
   return ByteArray(bytes->data(), {bytes->size()}, owner);
 }
 
-std::vector<ByteArray> launch_gemm_direct(const std::vector<HostArray>& operands, const std::vector<DataType>& dtypes,
+std::vector<ByteArray> launch_gemm_direct(const std::vector<HostArray>& operands,
+                                          const std::vector<std::optional<DataType>>& dtypes,
                                           DataType output, const nb::dict& attributes, bool alias_c, int device,
                                           uint64_t guard_bytes, int repeats, bool poison, uintptr_t stream) {
   if (operands.size() != dtypes.size()) throw nb::value_error("every operand has one of dtypes");
   std::vector<Array> arrays;
   for (size_t i = 0; i < operands.size(); ++i) {
     const HostArray& operand = operands[i];
-    if (operand.itemsize() != size_bytes(dtypes[i])) {
+    if (operand.itemsize() != (dtypes[i] ? size_bytes(*dtypes[i]) : 1)) {
       throw nb::value_error(
           concat("operand ", i, " has elements of ", operand.itemsize(), " bytes, which its dtype has not").c_str());
     }

@@ -223,6 +223,7 @@ class CandidateTable {
     JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
     base_.swap_ab = swap_ab;
+    base_.mx = launched.mx;
     base_.scheduler = static_cast<uint32_t>(family.scheduler);
   }
 
@@ -234,7 +235,7 @@ class CandidateTable {
   if (name##_ != nullptr) c.name = static_cast<uint32_t>(name##_[index]);
     JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
-    if (c.accumulators == 0) c.accumulators = family_.max_accumulators;
+    if (c.accumulators == 0) c.accumulators = most_accumulators(family_, c);
     if (c.split_tail != 0 && c.cluster_size() < resident.size()) c.wave = resident[c.cluster_size()];
     if (c.block_m == 0 || c.block_n == 0 || c.cta_group == 0 || c.k_spans == 0) return c;
     c.b_columns = b_columns(family_, launched_, c);
@@ -280,6 +281,7 @@ class CandidateTable {
   X(parts)                   \
   X(items)                   \
   X(accumulators)            \
+  X(most_accumulators)       \
   X(general)                 \
   X(gathered)
 
@@ -345,6 +347,7 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
     set(GridField::parts, parts);
     set(GridField::items, work.items);
     set(GridField::accumulators, min_accumulators(family, c));
+    set(GridField::most_accumulators, c.accumulators);
     const uint32_t in_ring = residual_stages(family, launched, c, 0);
     set(GridField::general, epilogue_path(family, launched, c, in_ring) == EpiloguePath::kGeneral);
     set(GridField::gathered, static_cast<uint64_t>(gathered(family, c)));

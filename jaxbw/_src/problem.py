@@ -37,6 +37,8 @@ DATA_TYPES = {
     "float8_e5m2": DataType.E5M2,
 }
 
+MXFP8 = frozenset({"mxfp8", "mxfp8_e5m2"})  # of block_formats.py
+
 _LEAST_OF_STACK = 64  # rows, or columns, of each matrix: those of the smallest tile
 
 DimensionNumbers = tuple[
@@ -51,7 +53,8 @@ class GemmProblem:
     An operand that is not batched serves every batch index. `precision` is canonical
     (see `compat.canonicalize_precision`). Extents are symbolic where `jax.export`'s shapes are.
     Where float32 operands are split into `pieces`, it is the GEMM of these: bfloat16, and k is as
-    many times as long as there are matmuls of pieces.
+    many times as long as there are matmuls of pieces. `has_tiles`: where operands have a format of
+    blocks, their tiles of scales are those of the GEMM's matrices.
     """
 
     batch: int
@@ -68,6 +71,7 @@ class GemmProblem:
     epilogue: Epilogue = IDENTITY
     precision: Any = None
     pieces: "Pieces | None" = None
+    has_tiles: bool = True
 
     @property
     def unsplit(self) -> "GemmProblem":
@@ -94,11 +98,16 @@ class GemmProblem:
         """
         if self.lhs_dtype.itemsize != 1:
             return False
-        if self.epilogue.has_blocks:
+        if self.epilogue.lhs_blocks or self.epilogue.rhs_blocks:
             return True
         if isinstance(self.precision, lax.DotAlgorithmPreset):
             return self.precision == lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
         return lax.Precision.HIGHEST in precisions(self.precision)
+
+    @property
+    def is_mx(self) -> bool:
+        """Whether both operands are MXFP8, which Blackwell's tensor cores multiply as they are."""
+        return len(self.epilogue.formats) == 2 and set(self.epilogue.formats) <= MXFP8
 
     @property
     def is_sized(self) -> bool:
@@ -166,6 +175,7 @@ class GemmProblem:
             rhs_scale=e.rhs_scale,
             lhs_blocks=min(e.lhs_blocks, 1),  # of 128 rows is given to each of them
             rhs_blocks=e.rhs_blocks,
+            mx=self.is_mx,
             c=c,
             bias=bias,
             bias_along_m=e.bias is not None and e.bias_axis == "m",
@@ -333,13 +343,20 @@ def reduce_dot_general(
         left = _view(lhs.shape, lhs_batch, lhs_free, lhs_k)
         right = _view(rhs.shape, rhs_batch, rhs_free, rhs_k)
         in_order = OperandView(output_shape, None, output_shape)
-        layouts.append(_Layout(left, right, in_order, extents))
+        m_tiles = _has_tiles(epilogue, lhs.shape, lhs_batch, lhs_free)
+        n_tiles = _has_tiles(epilogue, rhs.shape, rhs_batch, rhs_free)
+        layouts.append(_Layout(left, right, in_order, extents, has_tiles=m_tiles and n_tiles))
         for side, count in _stacks(m_dims, n_dims, batch, epilogue, dtypes[0].itemsize):
             if side == "lhs":
                 stack, rows = m_dims[:count], m_dims[count:]
                 view = _view(lhs.shape, lhs_free[:count], lhs_free[count:], lhs_k)
                 sizes = math.prod(stack), math.prod(rows), math.prod(n_dims)
-                layouts.append(_Layout(view, right, in_order, sizes, rhs_batched=False))
+                tiles = n_tiles and _has_tiles(
+                    epilogue, lhs.shape, lhs_free[:count], lhs_free[count:]
+                )
+                layouts.append(
+                    _Layout(view, right, in_order, sizes, rhs_batched=False, has_tiles=tiles)
+                )
             else:
                 stack, columns = n_dims[:count], n_dims[count:]
                 view = _view(rhs.shape, rhs_free[:count], rhs_free[count:], rhs_k)
@@ -347,9 +364,17 @@ def reduce_dot_general(
                 back = (*range(count, count + len(m_dims)), *range(count))
                 back = (*back, *range(len(back), len(output_shape)))
                 result = OperandView((*stack, *m_dims, *columns), back, output_shape)
-                layouts.append(_Layout(left, view, result, sizes, lhs_batched=False))
+                tiles = m_tiles and _has_tiles(
+                    epilogue, rhs.shape, rhs_free[:count], rhs_free[count:]
+                )
+                layouts.append(
+                    _Layout(left, view, result, sizes, lhs_batched=False, has_tiles=tiles)
+                )
     itemsizes = lhs.dtype.itemsize, rhs.dtype.itemsize, output.itemsize
-    best = min(layouts, key=lambda layout: layout.copied(epilogue, itemsizes))
+    best = min(
+        layouts,
+        key=lambda layout: (not layout.has_tiles, layout.copied(epilogue, itemsizes)),
+    )
 
     (lhs_view, lhs_k_major), (rhs_view, rhs_k_major) = best.lhs, best.rhs
     problem = GemmProblem(
@@ -365,6 +390,7 @@ def reduce_dot_general(
         epilogue=epilogue,
         precision=precision,
         pieces=pieces,
+        has_tiles=best.has_tiles,
     )
     return Reduction(problem, lhs_view, rhs_view, best.result)
 
@@ -382,6 +408,7 @@ class _Layout:
     extents: tuple[int, int, int]
     lhs_batched: bool = True
     rhs_batched: bool = True
+    has_tiles: bool = True
 
     def copied(self, epilogue: Epilogue, itemsizes: tuple[int, int, int]) -> int:
         """The bytes that are transposed, so far as sizes are known."""
@@ -404,7 +431,8 @@ def _stacks(
     """Which operand may be a stack that the other one serves whole, and of how many dimensions.
 
     Not where both have a batch; where the epilogue's arrays would have to be moved with it; nor
-    where tiles would stay empty, or the rows of a matrix be no multiples of 16 bytes.
+    where tiles would stay empty, or the rows of a matrix be no multiples of 16 bytes: unless it has
+    a format of blocks, whose tiles of scales are those of each matrix.
     """
     if batch or not all(isinstance(size, int) for size in (*m_dims, *n_dims)):
         return
@@ -415,8 +443,29 @@ def _stacks(
         whole = e.bias_rank if e.bias is not None and e.bias_axis == axis else 1
         for count in range(1, len(dims) - whole + 1):
             extent = math.prod(dims[count:])
-            if extent >= _LEAST_OF_STACK and extent * itemsize % 16 == 0:
+            if e.formats or (extent >= _LEAST_OF_STACK and extent * itemsize % 16 == 0):
                 yield side, count
+
+
+def _has_tiles(
+    epilogue: Epilogue, shape: Sequence[int], batch: Sequence[int], rows: Sequence[int]
+) -> bool:
+    """Whether an operand's tiles of scales, if it has any, are those of the GEMM's matrices.
+
+    They are of its rows, the last dimension but k: of that alone, or of whole tiles of it.
+    """
+    if not epilogue.formats:
+        return True
+    from jaxbw._src import scale_tiles  # wanted by few
+
+    order = [*batch, *rows]
+    if order != sorted(order):
+        return False
+    if not rows:
+        return not batch or shape[batch[-1]] == 1
+    count = math.prod(shape[i] for i in rows)
+    last = shape[rows[-1]]
+    return bool(count == last) or (isinstance(last, int) and last % scale_tiles.ROWS == 0)
 
 
 def is_read_in_place(shape: Sequence[int], contract: Sequence[int], batch: Sequence[int]) -> bool:

@@ -198,12 +198,12 @@ def test_one_nan_scale_is_a_row() -> None:
 
 
 def test_explain_and_what_is_strict() -> None:
-    q = jaxbw.quantize(jnp.ones((256, 256), jnp.bfloat16), "mxfp8", both=True)
+    q = jaxbw.quantize(jnp.ones((256, 256), jnp.bfloat16), "nvfp4", both=True)
     choice = jaxbw.explain(q, q.mT, device="B200")
     assert choice.implementation == "xla"
-    reason = "the operands are mxfp8; calls of kernels for block-scaled formats are not built"
+    reason = "the operands are nvfp4; kernels take mxfp8 and mxfp8_e5m2, of both"
     assert reason in str(choice)
-    assert choice.problem.startswith("lhs_scale of mxfp8 * rhs_scale of mxfp8 * f8_e4m3fn[1,256,")
+    assert "lhs_scale of nvfp4 * rhs_scale of nvfp4 * " in choice.problem
     (only,) = jaxbw.explain_function(jaxbw.matmul, q, q.mT, device="B200").matmuls
     assert only.choice.implementation == "xla"
     for strict in ("kernel", "sm100", "emulator"):

@@ -423,9 +423,9 @@ def _with_epilogue(
     With an `out_scale`, d and amax. With `recompute` nothing but the operands is kept for the
     backward pass.
     """
-    operands, dims = originals.read_in_place(
-        operands, params["dimension_numbers"], params["policy"].config
-    )
+    # Blocks lie along k whatever the order of dimensions: a configuration is for what lies there.
+    config = None if epilogue.formats else params["policy"].config
+    operands, dims = originals.read_in_place(operands, params["dimension_numbers"], config)
     params = {**params, "dimension_numbers": dims}
     # Here, so that the operands of a fused matmul vary over the same mesh axes as its cotangents.
     operands = Operands.of(epilogue, compat.insert_reshard(*operands.given()))

@@ -12,7 +12,7 @@ from jaxbw._src.api.arguments import WithScales
 from jaxbw._src.api.matmul import factors, operands_of, problem_of, scaled, with_formats
 from jaxbw._src.api.matmul_plan import plan_matmul
 from jaxbw._src.lab.model.report import estimate_of
-from jaxbw._src.primitives import serve
+from jaxbw._src.primitives import originals, serve
 from jaxbw._src.primitives.originals import Transposed
 from jaxbw._src.problem import GemmProblem, Operands
 from jaxbw._src.selection import devices
@@ -153,8 +153,9 @@ def examined(
     terms, tiles = with_formats(terms, blocks_of)
     last = factors(terms, alpha, beta, lhs_scale, rhs_scale, rhs_up_scale, out_scale, *tiles)
     arrays = (lhs, rhs, rhs_up, c, bias, residual, *last)
-    operands = Operands(
-        *(_typed(call, name, x) for name, x in zip(Operands._fields, arrays, strict=False))
+    operands, stored = (
+        Operands(*(of(call, name, x) for name, x in zip(Operands._fields, arrays, strict=False)))
+        for of in (_typed, _stored)
     )
     blocks, plan = (0, 0), None
     if dimension_numbers is None:
@@ -168,12 +169,15 @@ def examined(
         dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
 
     def of_call(*given: Any) -> Operands:
-        nonlocal blocks
+        nonlocal blocks, dims
         in_order_of = dims if plan is None else None
-        operands, blocks = scaled(call, Operands(*given), terms, in_order_of)
-        return operands if plan is None else operands_of(call, plan, operands)
+        operands, blocks = scaled(call, originals.transposed(given), terms, in_order_of)
+        operands = operands if plan is None else operands_of(call, plan, operands)
+        if blocks_of is not None:
+            operands, dims = originals.read_in_place(operands, dims, None)
+        return operands
 
-    types = jax.eval_shape(of_call, *operands)
+    types = jax.eval_shape(of_call, *stored)
     operands = Operands(*(None if x is None else compat.abstract_type(x) for x in types))
     epilogue = arguments.epilogue(call, operands, terms, blocks)
     params = arguments.matmul_params(
@@ -201,6 +205,11 @@ def estimated(choice: Choice, problem: GemmProblem, on: Device | None) -> Choice
         problem.sized(CANONICAL_M), choice.implementation, swapped=choice.config.swap_ab
     )
     return replace(choice, estimate=estimate_of(on.machine, work, choice.config))
+
+
+def _stored(call: str, name: str, x: Any) -> Any:
+    """The same, but of a transposition: that of what lies in memory."""
+    return x if isinstance(x, Transposed) else _typed(call, name, x)
 
 
 def _typed(call: str, name: str, x: Any) -> Any:

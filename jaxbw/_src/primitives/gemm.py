@@ -31,7 +31,7 @@ from jaxbw._src.selection.implementations import EMULATED
 
 # The number counts changes of attributes, operands or results: a program that was compiled or
 # exported for another number is not run in their stead.
-TARGET = "jaxbw_gemm_v7"
+TARGET = "jaxbw_gemm_v8"
 
 gemm_p = Primitive("jaxbw_gemm")
 gemm_p.multiple_results = True
@@ -68,8 +68,8 @@ def gemm(
         None if residual is None else jax.lax.reshape(residual, problem.output_shape),
         alpha=factors[0] if factors else None,
         beta=factors[1] if factors and c is not None else None,
-        lhs_scale=_vectors(operands.lhs_scale, problem, of_lhs=True),
-        rhs_scale=_vectors(operands.rhs_scale, problem, of_lhs=False),
+        lhs_scale=_scales(operands.lhs_scale, operands.lhs_tiles, problem, of_lhs=True),
+        rhs_scale=_scales(operands.rhs_scale, operands.rhs_tiles, problem, of_lhs=False),
         rhs_up_scale=_vectors(operands.rhs_up_scale, problem, of_lhs=False),
         out_scale=operands.out_scale,
     )
@@ -125,6 +125,19 @@ def _repeated(bias: Any, problem: GemmProblem) -> Any:
     if bias.size != extent:
         bias = jnp.broadcast_to(bias, (extent // bias.size, *bias.shape))
     return jax.lax.reshape(bias, (extent,))
+
+
+def _scales(scales: Any, tiles: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:
+    """Those of an operand: vectors, or tiles of each of its matrices."""
+    if tiles is None:
+        return _vectors(scales, problem, of_lhs=of_lhs)
+    from jaxbw._src import scale_tiles  # wanted by few
+
+    batched = problem.lhs_batched if of_lhs else problem.rhs_batched
+    rows = problem.m if of_lhs else problem.n
+    row_tiles = -(-rows // scale_tiles.ROWS)
+    shape = (problem.batch if batched else 1, row_tiles, *tiles.shape[-2:])
+    return jax.lax.reshape(tiles, shape)
 
 
 def _vectors(scales: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:

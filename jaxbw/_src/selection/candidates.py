@@ -101,6 +101,7 @@ def candidates(
     input: DataType,
     *,
     gated: bool,
+    mx: bool = False,
     swap_ab: bool,
     whole: bool,
     instances: frozenset[str] = frozenset(kernel_names()),
@@ -112,12 +113,13 @@ def candidates(
       lhs_major, rhs_major: layouts as the problem has them, after any repacking.
       input: dtype of the operands.
       gated: whether the matmul is gated.
+      mx: whether its operands are MXFP8.
       swap_ab: the candidates that exchange the operands, or those that do not.
       whole: no tile is split along K.
       instances: the names of the kernels that there are; all, by default.
     """
     bases = _bases(family, 4 if input == DataType.F32 else 2)
-    problem = planner.any_problem(input, lhs_major, rhs_major, gated=gated)
+    problem = planner.any_problem(input, lhs_major, rhs_major, gated=gated, mx=mx)
     plans = bases.plans(family, problem, swap_ab=swap_ab)
     installed = [place for place, name in enumerate(kernel_names()) if name in instances]
     bases = replace(bases, stages=plans["stages"])

@@ -72,9 +72,14 @@ def _type_refusal(p: GemmProblem, family: str) -> str | None:
     inputs = FAMILIES[family].inputs
     if p.epilogue.formats:
         formats = " and ".join(dict.fromkeys(p.epilogue.formats))
-        return (
-            f"the operands are {formats}; calls of kernels for block-scaled formats are not built"
-        )
+        if not p.is_mx:
+            return f"the operands are {formats}; kernels take mxfp8 and mxfp8_e5m2, of both"
+        if not p.has_tiles:
+            return (
+                f"the operands are {formats}, and several dimensions make up m, n or the batch so "
+                "that tiles of scales are not those of the matrices; quantize them as matrices, "
+                "or rows that are multiples of 128"
+            )
     if p.lhs_dtype != p.rhs_dtype and not {p.lhs_dtype, p.rhs_dtype} <= {E4M3, E5M2}:
         return (
             f"the operands have different dtypes, {p.lhs_dtype} and {p.rhs_dtype}; "

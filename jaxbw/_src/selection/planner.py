@@ -181,20 +181,13 @@ def scheduler_on(scheduler: str | None, family: str) -> str:
     return str(scheduler) if isinstance(found, Violation) else str(found["scheduler"])
 
 
-@cache
-def accumulators_of(family: str) -> int:
-    """Of a CTA, where a configuration says no number."""
-    found = filled(GemmConfig(128, 128), family, any_problem()).accumulators
-    assert found is not None
-    return found
-
-
 def any_problem(
     input: DataType = DataType.BF16,
     lhs_major: Major = Major.K,
     rhs_major: Major = Major.K,
     *,
     gated: bool = False,
+    mx: bool = False,
 ) -> Problem:
     """A problem of which no size breaks a rule."""
     return Problem(
@@ -207,4 +200,5 @@ def any_problem(
         lhs=input,
         rhs=input,
         gated=gated,
+        mx=mx,
     )

@@ -163,6 +163,7 @@ def available(family: str, work: Workload, instances: Instances, *, whole: bool)
         rhs,
         work.input,
         gated=work.gated,
+        mx=work.mx,
         swap_ab=work.swapped,
         whole=whole,
         instances=instances,
@@ -183,7 +184,7 @@ def _handicap(work: Workload, machine: Machine, table: Candidates) -> Floats:
 
 
 def _ranked(family: str, side: Side, row: int, wanted: GemmConfig) -> Ranked:
-    work, table, costs = side.work, side.table, side.costs
+    work, table, cut, costs = side.work, side.table, side.cut, side.costs
     # A second accumulator is for the next item; without one its half of Tensor Memory stays free.
     several = costs.waves[row] > 1 or wanted.batch_invariant
     config = table.config(
@@ -192,7 +193,7 @@ def _ranked(family: str, side: Side, row: int, wanted: GemmConfig) -> Ranked:
         swap_ab=work.swapped,
         raster="n" if costs.band_along_n[row] else "m",
         swizzle=int(costs.swizzle[row]),
-        accumulators=planner.accumulators_of(family) if several else int(costs.accumulators[row]),
+        accumulators=int((cut.most_accumulators if several else cut.accumulators)[row]),
         scheduler=planner.scheduler_on(wanted.scheduler, family),
         batch_invariant=wanted.batch_invariant,
     )

@@ -33,6 +33,7 @@ class Workload:
       repack_bytes, repacks: what is read and written ahead of the matmul, and by how many kernels:
         one copies all operands that have to be, and one each splits float32 operands in pieces.
       promoted: whether sums of 8 bits must be as accurate as float32's.
+      mx: whether the operands are MXFP8, with a scale for each 32 of k.
     """
 
     batch: int
@@ -57,6 +58,7 @@ class Workload:
     repack_bytes: int
     repacks: int
     promoted: bool = False
+    mx: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -80,6 +82,7 @@ class Workload:
             lhs=self.input,
             rhs=self.input,
             promoted=self.promoted,
+            mx=self.mx,
             output=_OF_SIZE[self.output_size],
             activation=Activation.RELU if self.activated else Activation.NONE,
             residual=DataType.BF16 if self.residual_by_tma else None,
@@ -123,6 +126,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         repack_bytes=sum(copies) + sum(splits),
         repacks=int(bool(copies)) + len(splits),
         promoted=p.promoted,
+        mx=p.is_mx,
     )
 
 

@@ -101,6 +101,7 @@ class Matmul:
             "has_rhs_scale": int(self.rhs_scale),
             "lhs_blocks": int(self.blocks),
             "rhs_blocks": 128 * self.blocks,
+            "mx": 0,
             "has_out_scale": 0,
             "gated": int(self.gated),
             "save": int(self.save),

@@ -73,7 +73,7 @@ def epilogues(
         left = Time(leaving)
         return Epilogue(Time(alone, share_ns), Time(waiting, share_ns)), Epilogue(left, left)
     full = cut.rows > FULL_ROWS
-    waits = (table.accumulators == 1) | (table.relaunched == 1)
+    waits = (cut.most_accumulators == 1) | (table.relaunched == 1)
     holding = np.where(waits, alone, np.where(full, held, 0.0))
     return (
         Epilogue(Time(alone, share_ns), Time(holding, np.where(waits, share_ns, 0.0))),

@@ -37,6 +37,7 @@ class Grid:
     parts: Integers  # of split tiles
     items: Integers
     accumulators: Integers  # the fewest that there can be
+    most_accumulators: Integers  # those that there are where several items follow each other
     general: Integers  # 1: the epilogue takes the general way
     gathered: Integers  # who adds up parts: the last, all that are there, a launch behind
 

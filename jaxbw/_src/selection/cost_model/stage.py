@@ -14,6 +14,8 @@ from jaxbw._src.selection.workload import Workload
 
 FULL_ROWS = 128  # of an MMA on sm100, in one CTA; 64 take as long
 MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
+SCALE_ROWS = 128  # of a tile of scales
+SCALE_TILE = 512  # bytes of the scales of 128 rows in a span
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
     narrow = (narrow_a / table.cluster_n + narrow_b / table.cluster_m) * machine.narrow_row_cycles
     fill = filled * bytes_of_row / machine.ingest_bytes_per_cycle
     fill = fill + narrow * bytes_of_row / work.itemsize
+    scales = work.mx * _scale_bytes(table, cut)
+    fill = fill + scales / machine.ingest_bytes_per_cycle
     a = a_used / table.cluster_n
     slow = machine.straddle_slowdown
     straddled = a * (slow if work.a_straddles else 1)
@@ -100,11 +104,17 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
         mma=mma,
         useful=useful,
         fill=fill,
-        asked=(a + b_used * b_share) * bytes_of_row,
-        straddled=straddled * bytes_of_row,
+        asked=(a + b_used * b_share) * bytes_of_row + scales,
+        straddled=straddled * bytes_of_row + scales,
         load=Time(np.asarray(machine.tma_latency_cycles), machine.tma_latency_ns),
         round_trip=Time(round_trip, machine.tma_latency_ns),
         commit=commit + machine.wake_cycles,
         handover=remote + machine.wake_cycles,
         turn=machine.sync_cycles,
     )
+
+
+def _scale_bytes(table: Candidates, cut: Grid) -> Floats:
+    """The scales in a stage of a CTA: of its rows, and of all columns of its pair."""
+    tiles = np.ceil(cut.rows / SCALE_ROWS) + np.ceil(table.block_n / SCALE_ROWS)
+    return np.asarray(tiles * table.k_spans * SCALE_TILE)

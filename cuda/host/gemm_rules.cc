@@ -321,7 +321,7 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   const bool of_rows = p.grouped == Grouped::kRows;
   const bool layouts = of_rows ? p.a_major == Major::kK : p.a_major == Major::kMN && p.b_major == Major::kMN;
   const bool types = size_bytes(p.a_type) == 2 && !is_8bit(p.output);
-  if (!family.is_sm90() || !layouts || !types) return broken(Rule::no_kernel);
+  if (!layouts || !types) return broken(Rule::no_kernel);
   // What is elementwise whatever the tile. (Of a grouped contraction there is no row of a bias to a group.)
   const bool elementwise = !p.factors_in_memory && !p.a_scaled && !p.b_scaled && !p.residual && !p.save &&
                            !p.bias_along_m && p.activation != Activation::kGeluExact;
@@ -348,10 +348,15 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   return {};
 }
 
-// What the grouped kernels leave out, see sm90_grouped.cuh.
-Verdict check_grouped_config(const GemmConfig& c) {
-  if (c.cluster_size() == 1 && c.split_k == 1 && c.swap_ab == 0 && c.raster == 0) return {};
-  return broken(Rule::grouped_config);
+// What the grouped kernels leave out, see sm90_grouped.cuh and sm100_grouped.cuh.
+Verdict check_grouped_config(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  const bool whole = c.cluster_size() == 1 && c.split_k == 1 && c.swap_ab == 0 && c.raster == 0;
+  if (!whole) return broken(Rule::grouped_config);
+  if (family.is_sm90()) return {};
+  const bool clc = static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc;
+  const bool boxes = tile_columns(p, c) % kGroupedChunk == 0;
+  if (clc || !boxes || c.k_spans != 1 || c.block_m > kTmemLanes) return broken(Rule::grouped_config_sm100);
+  return {};
 }
 
 std::string shape(DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
@@ -488,6 +493,7 @@ bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
 
 StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   if (family.is_sm90()) return sm90_store_box(c.block_n, p.output);
+  if (p.grouped != Grouped::kNone) return {sm100_slice(0, c.block_m, c.block_n, 1).rows, kGroupedChunk};
   return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated,
                          epilogue_path(family, p, c, 0) == EpiloguePath::kCast, p.output);
 }
@@ -533,7 +539,7 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
 
 Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Verdict verdict;
-  if (p.grouped != Grouped::kNone) verdict = check_grouped_config(c);
+  if (p.grouped != Grouped::kNone) verdict = check_grouped_config(family, p, c);
   if (!verdict && p.mx) verdict = check_mx(p, c);
   if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
@@ -575,7 +581,9 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   c.mx = problem != nullptr && problem->mx;
   const bool full = c.mx && c.block_n > kMxTwoAccumulators;  // scales stand beside accumulators
   c.accumulators = request.accumulators.value_or(full ? 1 : family.max_accumulators);
-  c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(family.scheduler));
+  const bool grouped = problem != nullptr && problem->grouped != Grouped::kNone;  // what there is to do, nobody asks
+  c.scheduler =
+      static_cast<uint32_t>(request.scheduler.value_or(grouped ? LaunchScheduler::kStatic : family.scheduler));
   const bool has_tile = c.block_m != 0 && c.block_n != 0 && c.cta_group != 0;
   if (has_tile && problem != nullptr) c.b_columns = b_columns(family, as_launched(*problem, c), c);
   c.stages = request.stages.value_or(has_tile ? max_stages(family, c) : 0);

@@ -13,6 +13,7 @@ import pytest
 
 from .ragged_launch import Ragged, check, launch
 
+FAMILIES = ["sm90", "sm100"]
 SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("pct", 3)]
 BATCH = ((37, 90, 50), (0, 130, 70), (200, 0, 0))
 
@@ -108,10 +109,11 @@ CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()} | {
 
 @pytest.mark.sampled(len(SCHEDULES))
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", CASES)
-def test_grouped(name: str, schedule: tuple[str, int]) -> None:
+def test_grouped(name: str, family: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
-    check(CASES[name], schedule=how, seed=seed)
+    check(CASES[name].on(family), schedule=how, seed=seed)
 
 
 @pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
@@ -180,8 +182,8 @@ def cases(draw: st.DrawFn) -> Ragged:
     )
 
 
-@hypothesis.given(cases(), st.sampled_from(SCHEDULES))
-@hypothesis.settings(max_examples=40)
-def test_whatever_is_legal(case: Ragged, schedule: tuple[str, int]) -> None:
+@hypothesis.given(cases(), st.sampled_from(FAMILIES), st.sampled_from(SCHEDULES))
+@hypothesis.settings(max_examples=60)
+def test_whatever_is_legal(case: Ragged, family: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
-    check(case, schedule=how, seed=seed)
+    check(case.on(family), schedule=how, seed=seed)

@@ -1,4 +1,4 @@
-// What the kernels of grouped matmuls (groups.h) of both families do alike: the tiles of D as their table in device memory
+// What grouped matmuls (groups.h) do alike in both families: the tiles of D as their table in device memory
 // has them, their loads, their stores, and the results of empty groups.
 #pragma once
 

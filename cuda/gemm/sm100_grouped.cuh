@@ -1,5 +1,5 @@
-// Grouped matmuls by the Blackwell kernel (groups.h): the roles and rings of sm100.cuh, of one CTA and one MMA tile of 64
-// or 128 rows, where the tiles of D are those of a table that lies in device memory (grouped_items.cuh). All roles
+// Grouped matmuls by the Blackwell kernel (groups.h): the roles and rings of sm100.cuh, of one CTA and one MMA tile of
+// 64 or 128 rows, where the tiles of D are those of a table that lies in device memory (grouped_items.cuh). All roles
 // read it, a tile ahead. A tile without a main loop, rows of no group, has no accumulator either: zeros are stored.
 //
 // Where the contraction is grouped the schedule warp, which has nothing to ask for, clears the results of empty groups.
@@ -153,8 +153,7 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParam
   for_each_item(context, items, [&](const GroupedItem& item) {
     const bool multiplied = items.blocks(item) > 0;
     const uint32_t source = tmem + (warp * ptx::kWarpSize << 16) + accumulator.slot() * kAccumulatorColumns;
-    const AccumulatorRelease release{
-        ptx::map_to_rank(accumulators.empty(accumulator.slot()), context.rank)};
+    const AccumulatorRelease release{ptx::map_to_rank(accumulators.empty(accumulator.slot()), context.rank)};
     if (multiplied) {
       context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
       accumulators.wait_full(accumulator);
@@ -165,9 +164,9 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParam
     const StoreOrigin tile = contraction ? StoreOrigin{item.row, item.column, item.group.matrix}
                                          : StoreOrigin{GroupedItems::ragged(item), item.column, item.group.other_end};
     with_type(p.output.type, [&]<DataType kType>() {
-      finish_grouped_slice<kType, kGroupedChunk>(p, source, columns, multiplied,
-                                                 bias_of(p, contraction ? 0 : item.group.matrix),
-                                                 {tile.row + slice.first_row, tile.column, tile.batch}, stores, release);
+      finish_grouped_slice<kType, kGroupedChunk>(
+          p, source, columns, multiplied, bias_of(p, contraction ? 0 : item.group.matrix),
+          {tile.row + slice.first_row, tile.column, tile.batch}, stores, release);
     });
   });
 }

@@ -450,6 +450,10 @@ uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
   return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).total_bytes(c.stages) + scales;
 }
 
+LaunchScheduler default_scheduler(const KernelFamily& family, Grouped grouped) {
+  return grouped == Grouped::kNone ? family.scheduler : LaunchScheduler::kStatic;
+}
+
 uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
   return family.is_sm90() ? 1 : sm100_mma_tiles(c.cta_rows());
 }
@@ -581,9 +585,8 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   c.mx = problem != nullptr && problem->mx;
   const bool full = c.mx && c.block_n > kMxTwoAccumulators;  // scales stand beside accumulators
   c.accumulators = request.accumulators.value_or(full ? 1 : family.max_accumulators);
-  const bool grouped = problem != nullptr && problem->grouped != Grouped::kNone;  // what there is to do, nobody asks
-  c.scheduler =
-      static_cast<uint32_t>(request.scheduler.value_or(grouped ? LaunchScheduler::kStatic : family.scheduler));
+  const Grouped grouped = problem == nullptr ? Grouped::kNone : problem->grouped;
+  c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(default_scheduler(family, grouped)));
   const bool has_tile = c.block_m != 0 && c.block_n != 0 && c.cta_group != 0;
   if (has_tile && problem != nullptr) c.b_columns = b_columns(family, as_launched(*problem, c), c);
   c.stages = request.stages.value_or(has_tile ? max_stages(family, c) : 0);

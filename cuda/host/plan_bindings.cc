@@ -223,7 +223,7 @@ class CandidateTable {
     JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
     base_.swap_ab = swap_ab;
-    base_.scheduler = static_cast<uint32_t>(family.scheduler);
+    base_.scheduler = static_cast<uint32_t>(default_scheduler(family, launched.grouped));
   }
 
   size_t size() const { return size_; }

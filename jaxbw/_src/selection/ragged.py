@@ -63,8 +63,8 @@ def choose(problem: RaggedProblem, device: Device | None, policy: Policy) -> Rag
       policy: which implementations may serve it, in order; where it has none, the kernels.
     """
     refusal = Refusal("xla", "asked for")
-    families = (_FAMILIES[0],) if device is None else (device.family,)
-    for name in policy.implementation or families:
+    own = None if device is None else device.family
+    for name in policy.implementation or (own or _FAMILIES[0],):
         if name == "xla":
             break
         family = EMULATED.get(name, name)
@@ -109,7 +109,9 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     down = problem.k if problem.ragged_contraction else rows
     tiles = problem.batch * problem.groups * -(-down // block_m) * -(-columns // 256)
     narrow = columns <= 128 or tiles < sm_count
-    return GemmConfig(block_m, 128 if narrow else 256, pingpong=few and family == "sm90", swizzle=_SWIZZLE)
+    return GemmConfig(
+        block_m, 128 if narrow else 256, pingpong=few and family == "sm90", swizzle=_SWIZZLE
+    )
 
 
 def _planned(problem: RaggedProblem, family: str, config: GemmConfig) -> Plan | str:

@@ -49,6 +49,7 @@ constexpr AccumulatorSlice sm100_slice(uint32_t warp, uint32_t rows, uint32_t co
 constexpr uint32_t sm100_chunk(uint32_t slice_columns) {
   return slice_columns % 32 == 0 ? 32 : slice_columns % 16 == 0 ? 16 : 8;
 }
+constexpr uint32_t kGroupedChunk = 32;  // where a matmul is grouped
 
 // One TMA store, and one box of the tensor map of D. Its staging buffer is swizzled over its row: 128, 64 or 32 bytes,
 // or not at all where a row has 16.

@@ -180,6 +180,9 @@ class InstancesOfProblem {
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& config);
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& config);
 
+// Where none is chosen. How many items of a grouped matmul there are only the device knows: nothing hands them out.
+LaunchScheduler default_scheduler(const KernelFamily& family, Grouped grouped);
+
 // Of a CTA, whose tile may take all that there are; and where none are chosen.
 uint32_t most_accumulators(const KernelFamily& family, const GemmConfig& config);
 uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& config);

@@ -320,7 +320,7 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   const bool of_rows = p.grouped == Grouped::kRows;
   const bool layouts = of_rows ? p.a_major == Major::kK : p.a_major == Major::kMN && p.b_major == Major::kMN;
   const bool types = size_bytes(p.a_type) == 2 && !is_8bit(p.output);
-  if (!family.is_sm90() || !layouts || !types) return broken(Rule::no_kernel);
+  if (!layouts || !types) return broken(Rule::no_kernel);
   // What is elementwise whatever the tile. (Of a grouped contraction there is no row of a bias to a group.)
   const bool elementwise = !p.factors_in_memory && !p.a_scaled && !p.b_scaled && !p.residual && !p.save &&
                            !p.bias_along_m && p.activation != Activation::kGeluExact;
@@ -347,10 +347,15 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   return {};
 }
 
-// What the grouped kernels leave out, see sm90_grouped.cuh.
-Verdict check_grouped_config(const GemmConfig& c) {
-  if (c.cluster_size() == 1 && c.split_k == 1 && c.swap_ab == 0 && c.raster == 0) return {};
-  return broken(Rule::grouped_config);
+// What the grouped kernels leave out, see sm90_grouped.cuh and sm100_grouped.cuh.
+Verdict check_grouped_config(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+  const bool whole = c.cluster_size() == 1 && c.split_k == 1 && c.swap_ab == 0 && c.raster == 0;
+  if (!whole) return broken(Rule::grouped_config);
+  if (family.is_sm90()) return {};
+  const bool clc = static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc;
+  const bool boxes = tile_columns(p, c) % kGroupedChunk == 0;
+  if (clc || !boxes || c.k_spans != 1 || c.block_m > kTmemLanes) return broken(Rule::grouped_config_sm100);
+  return {};
 }
 
 std::string shape(DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
@@ -444,6 +449,10 @@ uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
   return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).total_bytes(c.stages) + scales;
 }
 
+LaunchScheduler default_scheduler(const KernelFamily& family, Grouped grouped) {
+  return grouped == Grouped::kNone ? family.scheduler : LaunchScheduler::kStatic;
+}
+
 uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
   return family.is_sm90() ? 1 : sm100_mma_tiles(c.cta_rows());
 }
@@ -492,6 +501,7 @@ bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
 
 StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   if (family.is_sm90()) return sm90_store_box(c.block_n, p.output);
+  if (p.grouped != Grouped::kNone) return {sm100_slice(0, c.block_m, c.block_n, 1).rows, kGroupedChunk};
   return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated,
                          epilogue_path(family, p, c, 0) == EpiloguePath::kCast, p.output);
 }
@@ -538,7 +548,7 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
 
 Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Verdict verdict;
-  if (p.grouped != Grouped::kNone) verdict = check_grouped_config(c);
+  if (p.grouped != Grouped::kNone) verdict = check_grouped_config(family, p, c);
   if (!verdict && p.mx) verdict = check_mx(c);
   if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
@@ -579,7 +589,8 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   }
   c.mx = problem != nullptr && problem->mx;
   c.accumulators = request.accumulators.value_or(most_accumulators(family, c));
-  c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(family.scheduler));
+  const Grouped grouped = problem == nullptr ? Grouped::kNone : problem->grouped;
+  c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(default_scheduler(family, grouped)));
   const bool has_tile = c.block_m != 0 && c.block_n != 0 && c.cta_group != 0;
   if (has_tile && problem != nullptr) c.b_columns = b_columns(family, as_launched(*problem, c), c);
   c.stages = request.stages.value_or(has_tile ? max_stages(family, c) : 0);

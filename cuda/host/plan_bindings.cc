@@ -224,7 +224,7 @@ class CandidateTable {
 #undef JAXBW_FIELD
     base_.swap_ab = swap_ab;
     base_.mx = launched.mx;
-    base_.scheduler = static_cast<uint32_t>(family.scheduler);
+    base_.scheduler = static_cast<uint32_t>(default_scheduler(family, launched.grouped));
   }
 
   size_t size() const { return size_; }

@@ -120,6 +120,16 @@ def test_blackwell_single_cta_instructions(kernel_dir: Path, opcodes: Opcodes) -
     assert_common_blackwell_instructions(counts)
 
 
+def test_blackwell_grouped_instructions(kernel_dir: Path, opcodes: Opcodes) -> None:
+    """Rows and a contraction of groups, results beside them and sums; items at fixed distances."""
+    counts = opcodes(kernel_dir / "jaxbw_sm100_grouped_16bit_1cta.cubin")
+    assert matching(counts, r"UTCHMMA.*") == {"UTCHMMA"}
+    assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D", "UTMALDG.4D"}
+    assert matching(counts, r"UTMASTG.*") == {"UTMASTG.3D", "UTMASTG.4D"}
+    assert len(matching(counts, r"UTMAREDG\.3D\.ADD")) == 1
+    assert not matching(counts, r"UGETNEXTWORKID.*")
+
+
 @pytest.mark.parametrize("family", ["sm90", "sm100"])
 def test_quantize_instructions(family: str, kernel_dir: Path, opcodes: Opcodes) -> None:
     """Four blocks on an SM; vectors, packed maxima, and conversions in hardware."""

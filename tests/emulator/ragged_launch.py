@@ -1,6 +1,6 @@
 """Launches grouped matmuls in the emulator, as the host does it there, and an oracle for them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -57,6 +57,11 @@ class Ragged:
     activation: str | None = None
     gated: bool = False
     adds: bool = False  # to a c
+    family: str = "sm90"
+
+    def on(self, family: str) -> "Ragged":
+        """The same by another family's kernel, which may have no turns of warpgroups."""
+        return replace(self, family=family, pingpong=self.pingpong and family == "sm90")
 
     @property
     def table(self) -> Array:
@@ -102,7 +107,7 @@ class Ragged:
 
     def plan(self) -> Plan:
         """What a launch will do."""
-        found = _native.plan("sm90", self.problem.native, self.config, self.sm_count)
+        found = _native.plan(self.family, self.problem.native, self.config, self.sm_count)
         assert isinstance(found, Plan), str(found)
         return found
 

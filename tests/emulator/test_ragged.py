@@ -13,6 +13,7 @@ import pytest
 
 from .ragged_launch import Ragged, check, launch
 
+FAMILIES = ["sm90", "sm100"]
 SCHEDULES = [("eager", 0), ("latest", 0), ("random", 1), ("pct", 3)]
 BATCH = ((37, 90, 50), (0, 130, 70), (200, 0, 0))
 
@@ -108,24 +109,26 @@ CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()} | {
 
 @pytest.mark.sampled(len(SCHEDULES))
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", CASES)
-def test_grouped(name: str, schedule: tuple[str, int]) -> None:
+def test_grouped(name: str, family: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
-    check(CASES[name], schedule=how, seed=seed)
+    check(CASES[name].on(family), schedule=how, seed=seed)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
-def test_what_is_loaded(contraction: bool) -> None:
+def test_what_is_loaded(contraction: bool, family: str) -> None:
     """Rows of groups alone, once for each tile; of a tile of zeros nothing."""
     case = Ragged((37, 0, 90, 50), n=264, tile=(128, 256), sm_count=2, contraction=contraction)
-    _, report = check(case)
+    _, report = check(case.on(family))
     rows, itemsize = sum(case.sizes), 2
     lhs = rows * case.k * 2  # tiles of 256 columns
     rhs = (rows if contraction else case.k * 3) * case.n  # three tiles of rows that are not zeros
-    # Nine warps of each CTA read 16 bytes of the table for an item, and the number of items; of a
-    # contraction a tenth reads the entry of the group that is empty.
+    # Nine warps of each CTA, or six, read 16 bytes of the table for an item, and the number of
+    # items; of a contraction one more reads the entry of the group that is empty.
     items = 2 * (3 if contraction else 4)
-    table = 9 * 32 * (16 * items + 4 * case.sm_count)
+    table = {"sm90": 9, "sm100": 6}[family] * 32 * (16 * items + 4 * case.sm_count)
     if contraction:
         table += 32 * (16 + 4) * case.sm_count
     assert report.bytes["global load"] == (lhs + rhs) * itemsize + table
@@ -180,8 +183,8 @@ def cases(draw: st.DrawFn) -> Ragged:
     )
 
 
-@hypothesis.given(cases(), st.sampled_from(SCHEDULES))
-@hypothesis.settings(max_examples=40)
-def test_whatever_is_legal(case: Ragged, schedule: tuple[str, int]) -> None:
+@hypothesis.given(cases(), st.sampled_from(FAMILIES), st.sampled_from(SCHEDULES))
+@hypothesis.settings(max_examples=60)
+def test_whatever_is_legal(case: Ragged, family: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
-    check(case, schedule=how, seed=seed)
+    check(case.on(family), schedule=how, seed=seed)

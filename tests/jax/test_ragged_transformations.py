@@ -306,6 +306,10 @@ def test_explicit_sharding() -> None:
 
 # What serves it
 
+KERNELS = pytest.mark.parametrize(
+    ("emulated", "target"), [("emulator-sm90", "H200"), ("emulator", "B200")]
+)
+
 
 def test_a_strict_implementation_says_why_not() -> None:
     x, w = np.ones((M, 8), jnp.bfloat16), np.ones((G, 8, 8), jnp.bfloat16)
@@ -320,7 +324,13 @@ def test_a_strict_implementation_says_why_not() -> None:
     np.testing.assert_array_equal(np.asarray(y)[:, 0], [8] * 9 + [0] * 2)
 
 
-def test_kernels(cuda_hlo: Callable[..., str], custom_calls: Callable[..., list[str]]) -> None:
+@KERNELS
+def test_kernels(
+    emulated: str,
+    target: str,
+    cuda_hlo: Callable[..., str],
+    custom_calls: Callable[..., list[str]],
+) -> None:
     """The value and both gradients are a launch each, and right in the emulator."""
     x, w = (integers(shape).astype(jnp.bfloat16) for shape in ((80, 16), (3, 16, 24)))
     dy, sizes = integers((80, 24)).astype(jnp.bfloat16), np.array([17, 0, 50], np.int32)
@@ -332,16 +342,20 @@ def test_kernels(cuda_hlo: Callable[..., str], custom_calls: Callable[..., list[
         y, pull_back = jax.vjp(call, x, w)
         return y, *pull_back(dy)
 
-    ours = jax.jit(both, static_argnums=3)(x, w, dy, "emulator-sm90")
+    ours = jax.jit(both, static_argnums=3)(x, w, dy, emulated)
     theirs = jax.jit(both)(x, w, dy)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
-    with jaxbw.target("H200"):
+    with jaxbw.target(target):
         assert len(custom_calls(cuda_hlo(both, x, w, dy))) == 3
 
 
+@KERNELS
 def test_kernels_with_epilogues(
-    cuda_hlo: Callable[..., str], custom_calls: Callable[..., list[str]]
+    emulated: str,
+    target: str,
+    cuda_hlo: Callable[..., str],
+    custom_calls: Callable[..., list[str]],
 ) -> None:
     """Each is one launch, and right in the emulator; c is added to in place."""
     x, w, u = (integers(s, 1).astype(jnp.bfloat16) for s in ((80, 16), (3, 16, 24), (3, 16, 24)))
@@ -360,11 +374,11 @@ def test_kernels_with_epilogues(
         )
 
     operands = x, w, u, bias, dy, c
-    ours = jax.jit(results, static_argnums=6)(*operands, "emulator-sm90")
+    ours = jax.jit(results, static_argnums=6)(*operands, emulated)
     theirs = jax.jit(results)(*operands)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
-    with jaxbw.target("H200"):
+    with jaxbw.target(target):
         calls = custom_calls(cuda_hlo(results, *operands))
     assert len(calls) == 3
     assert ["output_operand_alias" in call for call in calls] == [False, False, True]

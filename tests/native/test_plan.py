@@ -110,6 +110,14 @@ PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = 
         dict(kernel="jaxbw_sm90_grouped_bf16_tn_64x256", tiles_m=4, tiles_n=2, items=96)
         | dict(workspace_bytes=256 + 256),
     ),
+    "rows in groups of sm100, which nobody asks for": (
+        "sm100",
+        dict(m=1000, n=512, k=512, grouped=Grouped.ROWS, groups=4, total_groups=4),
+        GemmConfig(64, 96),
+        148,
+        dict(kernel="jaxbw_sm100_grouped_16bit_1cta", tiles_m=20, tiles_n=6, items=120)
+        | dict(clusters=120, workspace_bytes=512 + 256, store_path="tma"),
+    ),
     "results that TMA cannot store": (
         "sm100",
         dict(m=512, n=500, k=512, save=True),
@@ -373,6 +381,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "grouped_alignment": ("sm90", ROWS | {"k": 1004}, {}),
     "grouped_rows": ("sm90", ROWS | {"m": 2**30, "n": 64, "k": 64, "batch": 2}, {}),
     "grouped_config": ("sm90", ROWS, {"cluster": (1, 2)}),
+    "grouped_config_sm100": ("sm100", ROWS, {"scheduler": "clc"}),
     "gated_columns": ("sm100", {"gated": True}, {"block_n": 144}),
     "gated_columns_sm90": ("sm90", {"gated": True}, {"block_n": 192}),
     "gated_pair": ("sm100", {"gated": True}, PAIR),

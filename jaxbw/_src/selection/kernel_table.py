@@ -89,7 +89,7 @@ class Kernel:
         if self.role not in _MATMULS:
             return f"jaxbw_{self.family}_{self.role}_{self.input}"
         if self.family == "sm100":
-            return f"jaxbw_sm100_{self.input}_{self.cta_group}cta"
+            return f"{self._prefix}_{self.input}_{self.cta_group}cta"
         return f"{self._prefix}_{self.input}_{self.layout}_{self.block_m}x{self.block_n}"
 
     @property
@@ -194,8 +194,8 @@ def _faults(kernel: Kernel) -> Iterator[str]:
         if kernel.input not in ("f32", "bf16", "f16"):
             yield 'input is not "f32", "bf16" or "f16", what is quantized'
     elif kernel.role == "group_table":
-        if (kernel.family, kernel.input) != ("sm90", "s32"):
-            yield 'there is one, for arch "sm_90a" and input "s32"'
+        if kernel.input != "s32":
+            yield 'input is not "s32", the sizes'
     elif kernel.family == "sm90":
         yield from _sm90_faults(kernel)
     else:
@@ -224,8 +224,8 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm100_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.role == "grouped":
-        yield "arch is not sm_90a, which alone has grouped matmuls"
+    if kernel.role == "grouped" and (kernel.input, kernel.cta_group) != ("16bit", 1):
+        yield 'there is one grouped kernel, of input "16bit" and cta_group 1'
     if kernel.input not in ("16bit", "8bit", "tf32", "8bit_mx"):
         yield 'input is not "16bit", "8bit", "tf32" or "8bit_mx", kinds of tcgen05.mma'
     if kernel.layout != "any" or any((kernel.block_m, kernel.block_n, kernel.block_k)):

@@ -76,6 +76,8 @@ MESSAGES: Mapping[str, str] = {
     # of both
     "grouped_config": "the configuration has a cluster, split_k, swap_ab or raster 'n'; these "
     "are not for grouped matmuls",
+    "grouped_config_sm100": "the configuration has scheduler 'clc', a block_k of more than 64, "
+    "more than 128 rows, or columns that are no multiple of 32; these are not for grouped matmuls",
     "no_kernel": "there is no kernel for this tile, dtype and layout",
     "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",
     "block_scales_swap": "swap_ab is True and there are scales of blocks of 128: leave it False",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxbw._native import Plan
+from jaxbw._src.families import FAMILIES
 from jaxbw._src.problem import DATA_TYPES
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection import manifest, planner
@@ -23,7 +24,7 @@ from jaxbw._src.selection.implementations import EMULATED
 if TYPE_CHECKING:
     from jaxbw._src.selection.policy import Policy
 
-_FAMILY = "sm90"
+_FAMILIES = ("sm90", "sm100")
 _SWIZZLE = 16  # rows of tiles that are walked together: by 8 columns they are a wave of 132 SMs
 
 
@@ -32,7 +33,7 @@ class RaggedChoice:
     """What serves a grouped matmul, and why.
 
     Attributes:
-      implementation: "sm90", or "emulator-sm90".
+      implementation: "sm90", "sm100", or their emulators'.
       kernel: its name.
       config: its launch configuration.
       reason: why this one.
@@ -62,7 +63,8 @@ def choose(problem: RaggedProblem, device: Device | None, policy: Policy) -> Rag
       policy: which implementations may serve it, in order; where it has none, the kernels.
     """
     refusal = Refusal("xla", "asked for")
-    for name in policy.implementation or (_FAMILY,):
+    own = None if device is None else device.family
+    for name in policy.implementation or (own or _FAMILIES[0],):
         if name == "xla":
             break
         family = EMULATED.get(name, name)
@@ -73,9 +75,9 @@ def choose(problem: RaggedProblem, device: Device | None, policy: Policy) -> Rag
         assert on is not None
         config, why = policy.config, "the given configuration"
         if config is None or config.leaves_tile_open:
-            config = by_rule(problem, on.sm_count)
+            config = by_rule(problem, family, on.sm_count)
             why = f"the tile for {problem.expected_rows} rows of a group"
-        plan = _planned(problem, config)
+        plan = _planned(problem, family, config)
         if isinstance(plan, str):
             refusal = Refusal(name, plan)
             continue
@@ -86,18 +88,20 @@ def choose(problem: RaggedProblem, device: Device | None, policy: Policy) -> Rag
 
 def plan_of(problem: RaggedProblem, choice: RaggedChoice) -> Plan:
     """What the launch that was chosen for a problem will do; the call has its attributes."""
-    plan = planner.plan(problem, _FAMILY, choice.config)
+    family = EMULATED.get(choice.implementation, choice.implementation)
+    plan = planner.plan(problem, family, choice.config)
     assert isinstance(plan, Plan), str(plan)
     return plan
 
 
-def by_rule(problem: RaggedProblem, sm_count: int) -> GemmConfig:
-    """The launch for a problem on a device of so many SMs.
+def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
+    """The launch for a problem on a family's device of so many SMs.
 
     Rows of a tile are 128, or 64 where that is what a group has. Columns are 256, or 128 where
     there are no more, or there would be fewer tiles than SMs. On an H100, with 8 to 512 rows of a
     group, these were within 4 % of the fastest that was tried (benchmarks/NOTEBOOK.md), but for the
-    gradient of weights of which one group has all rows: 12 % less by scheduler="none".
+    gradient of weights of which one group has all rows: 12 % less by scheduler="none". Of sm100,
+    which no one has measured, it is the same rule.
     """
     rows, columns = problem.expected_rows, problem.n * (1 + problem.epilogue.gated)
     few = rows <= 64 and not problem.ragged_contraction
@@ -105,16 +109,18 @@ def by_rule(problem: RaggedProblem, sm_count: int) -> GemmConfig:
     down = problem.k if problem.ragged_contraction else rows
     tiles = problem.batch * problem.groups * -(-down // block_m) * -(-columns // 256)
     narrow = columns <= 128 or tiles < sm_count
-    return GemmConfig(block_m, 128 if narrow else 256, pingpong=few, swizzle=_SWIZZLE)
+    return GemmConfig(
+        block_m, 128 if narrow else 256, pingpong=few and family == "sm90", swizzle=_SWIZZLE
+    )
 
 
-def _planned(problem: RaggedProblem, config: GemmConfig) -> Plan | str:
+def _planned(problem: RaggedProblem, family: str, config: GemmConfig) -> Plan | str:
     """The plan of a launch, or why there is none."""
-    if (fault := planner.config_refusal(config, _FAMILY)) is not None:
+    if (fault := planner.config_refusal(config, family)) is not None:
         return fault
-    plan = planner.plan(problem, _FAMILY, config)
+    plan = planner.plan(problem, family, config)
     if not isinstance(plan, Plan):
-        return planner.message(plan, _FAMILY, config)
+        return planner.message(plan, family, config)
     if plan.kernel not in {kernel.name for kernel in manifest.kernels()}:
         return "this installation has no kernel for this tile, dtype and layout"
     return plan
@@ -123,8 +129,8 @@ def _planned(problem: RaggedProblem, config: GemmConfig) -> Plan | str:
 def _refusal(problem: RaggedProblem, device: Device | None, family: str) -> str | None:
     """Why no kernel takes a problem on a device, whatever the configuration; None where one may."""
     p = problem
-    if family != _FAMILY:
-        return f"grouped matmuls have kernels of {_FAMILY} only, not of {family}"
+    if family not in _FAMILIES:
+        return f"grouped matmuls have kernels of {' and '.join(_FAMILIES)}, not of {family}"
     if p.dtype.name not in ("bfloat16", "float16"):
         return f"the operands are {p.dtype}; grouped matmuls have kernels for bfloat16 and float16"
     if p.output.name not in DATA_TYPES or p.output.itemsize == 1:
@@ -134,5 +140,5 @@ def _refusal(problem: RaggedProblem, device: Device | None, family: str) -> str 
     if device is None:
         return "there is no CUDA GPU, and no target is named"
     if device.family != family:
-        return f"this is {device}; the kernels need a Hopper GPU (H100, H200)"
+        return f"this is {device}; the kernels need compute capability {FAMILIES[family].gpus}"
     return f"{device.name}: {device.problem}" if device.problem is not None else None

@@ -14,7 +14,6 @@ from . import xla
 from .conftest import FakeDriver
 
 BF16 = ml_dtypes.bfloat16
-TABLE = "jaxbw_sm90_group_table_s32"
 ROWS: dict[str, Any] = dict(m=1000, n=264, k=136, grouped=Grouped.ROWS)
 CONTRACTION: dict[str, Any] = dict(
     m=136, n=264, k=1000, lhs_major=Major.MN, grouped=Grouped.CONTRACTION
@@ -28,9 +27,9 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def planned(problem: dict[str, Any]) -> Plan:
+def planned(problem: dict[str, Any], family: str = "sm90") -> Plan:
     given = Problem(batch=2, groups=3, total_groups=5, output=DataType.F32, **problem)
-    plan = _native.plan("sm90", given, GemmConfig(128, 128, stages=3), resident=132)
+    plan = _native.plan(family, given, GemmConfig(128, 128, stages=3), resident=132)
     assert isinstance(plan, Plan), str(plan)
     return plan
 
@@ -42,6 +41,7 @@ def operands(shapes: list[tuple[int, ...]]) -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize("family", ["sm90", "sm100"])
 @pytest.mark.parametrize(
     ("problem", "lhs", "rhs", "result", "ranks"),
     [
@@ -51,20 +51,26 @@ def operands(shapes: list[tuple[int, ...]]) -> list[Any]:
     ids=["rows", "contraction"],
 )
 def test_two_launches(
-    fake: FakeDriver, problem: dict[str, Any], lhs: Any, rhs: Any, result: Any, ranks: list[int]
+    fake: FakeDriver,
+    family: str,
+    problem: dict[str, Any],
+    lhs: Any,
+    rhs: Any,
+    result: Any,
+    ranks: list[int],
 ) -> None:
-    plan = planned(problem)
+    plan, of_table = planned(problem, family), f"jaxbw_{family}_group_table_s32"
     program = xla.Program(plan.attributes)
     program.run("initialize")
     loaded = [call["path"].rsplit("/", 1)[1] for call in fake.calls("cuLibraryLoadFromFile")]
-    assert {f"{TABLE}.cubin", f"{plan.kernel}.cubin"} <= set(loaded)
+    assert {f"{of_table}.cubin", f"{plan.kernel}.cubin"} <= set(loaded)
     fake.log.unlink()
     results = [aligned(result, np.float32), aligned((plan.workspace_bytes,), np.uint8)]
     program.run("execute", operands([lhs, rhs]), results, stream=0x1230)
     asked = {line.split('"')[3] for line in fake.log.read_text().splitlines()}
     assert asked == {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"}  # all that may be captured
     table, matmul = fake.calls("cuLaunchKernelEx")
-    assert (table["kernel"], matmul["kernel"]) == (TABLE, plan.kernel)
+    assert (table["kernel"], matmul["kernel"]) == (of_table, plan.kernel)
     assert (table["grid"], table["block"], table["groups"]) == ([1], [512], [2, 5, 3, 1000, 128])
     # The matmul starts beside it, and waits on the device.
     assert (table["overlaps"], matmul["overlaps"]) == (0, 1)

@@ -1,0 +1,174 @@
+// What grouped matmuls (groups.h) do alike in both families: the tiles of D as their table in device memory
+// has them, their loads, their stores, and the results of empty groups.
+#pragma once
+
+#include "gemm/groups.h"
+#include "gemm/operand_loader.h"
+#include "gemm/store_ring.h"
+#include "gemm/tile_scheduler.h"
+#include "ptx/global.h"
+#include "ptx/programmatic_launch.h"
+#include "ptx/tma_ragged.h"
+
+namespace jaxbw {
+
+JAXBW_DEVICE GroupRows group_at(const GroupRows* entry) {
+  uint32_t words[4];
+  ptx::load_global(words, entry);
+  return {words[0], words[1], words[2], words[3]};
+}
+
+// A tile of D: its rows by their group, the first row in D's matrix where the contraction is grouped, the first column.
+struct GroupedItem {
+  GroupRows group;
+  uint32_t row, column;
+};
+
+// The work items, in the order in which they are handed out.
+class GroupedItems {
+ public:
+  JAXBW_DEVICE GroupedItems(const GroupedParams& params, bool contraction)
+      : params_(params), contraction_(contraction), entries_(ptx::load_relaxed(params.count)) {}
+
+  JAXBW_DEVICE uint32_t count() const {
+    const TileOrder& order = params_.gemm.order;
+    return entries_ * (contraction_ ? order.batch.value : order.along);
+  }
+
+  // The group comes from memory: it is asked for one item ahead. Behind the last item there is none.
+  JAXBW_DEVICE GroupedItem at(uint32_t number) const {
+    GroupedItem item{};
+    if (number >= count()) return item;
+    const GemmParams& p = params_.gemm;
+    const Tile tile = contraction_ ? rasterise(number, p.order) : in_bands(number, p.order);
+    item.group = group_at(params_.table + (contraction_ ? tile.batch : tile.m));
+    item.row = tile.m * p.block_m;
+    item.column = tile.n * p.tile_columns;
+    return item;
+  }
+
+  JAXBW_DEVICE uint32_t blocks(const GroupedItem& item) const {
+    constexpr uint32_t kBlockK = span_elements(DataType::kBF16);
+    const uint32_t k = contraction_ ? item.group.rows : item.group.matrix == kNoMatrix ? 0 : params_.gemm.k;
+    return (k + kBlockK - 1) / kBlockK;
+  }
+
+  // Where rows are grouped: kRaggedRows less what is left of the group.
+  static JAXBW_DEVICE uint32_t ragged(const GroupedItem& item) { return kRaggedRows - item.group.rows; }
+
+ private:
+  // rasterise() for a number of row tiles that is only known here. The last band may be narrower.
+  JAXBW_DEVICE Tile in_bands(uint32_t number, const TileOrder& order) const {
+    const uint32_t first = number / order.band * order.width.value;
+    const uint32_t within = number - first * order.along;
+    const uint32_t width = min(order.width.value, entries_ - first);
+    const uint32_t column = width == order.width.value ? within / order.width : within / width;
+    return {first + within - column * width, column, 0};
+  }
+
+  const GroupedParams& params_;
+  bool contraction_;
+  uint32_t entries_;
+};
+
+// Stores of tiles whose rows are those of a group: the others of a box are left alone. There `row` of a StoreOrigin is
+// that of RaggedBoxOrigin, and `batch` the group's end.
+class GroupedStores : public StoreRing {
+ public:
+  // `rows`: of a warp's box.
+  JAXBW_DEVICE GroupedStores(const GemmParams& params, uint32_t buffers, uint32_t rows, bool contraction)
+      : StoreRing(params, buffers, rows * kSwizzleSpan, rows),
+        rows_(contraction ? params.m : kRaggedRows),
+        contraction_(contraction),
+        adds_(contraction && params.epilogue.c.data != nullptr) {}
+
+  // In place of StoreRing's.
+  JAXBW_DEVICE void store_by_tma(const TensorMap& map, StoreOrigin origin) {
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (ptx::elect_one()) {
+      if (origin.column < params_.n && origin.row < rows_) {
+        if (adds_) {
+          ptx::tma_add(map, {origin.column, origin.row, origin.batch}, buffer());
+        } else if (contraction_) {
+          ptx::tma_store(map, {origin.column, origin.row, origin.batch}, buffer());
+        } else {
+          ptx::tma_store_ragged(map, {origin.column, origin.row, kRaggedRows, origin.batch}, buffer());
+        }
+      }
+      ptx::bulk_commit_group();
+    }
+    advance();
+  }
+
+ private:
+  uint32_t rows_;
+  bool contraction_, adds_;
+};
+
+// The row of the bias that a group has: one for each matrix of B.
+JAXBW_DEVICE EpilogueOperand bias_of(const GemmParams& p, uint32_t matrix) {
+  EpilogueOperand bias = p.epilogue.bias;
+  const uint64_t first = uint64_t{matrix} * p.n * size_bytes(bias.type);
+  if (bias.data != nullptr) bias.data = static_cast<const uint8_t*>(bias.data) + first;
+  return bias;
+}
+
+// Has what empty groups of a contraction have for results, zeros, by a warp that does nothing else: so they are written
+// beside the multiplications, and their tiles are nobody's work. (A C is their result as it is.)
+JAXBW_DEVICE void clear_empty_groups(const GroupedParams& params) {
+  constexpr uint32_t kVectorBytes = 16;
+  const GemmParams& p = params.gemm;
+  if (p.epilogue.c.data != nullptr) return;
+  ptx::wait_for_upstream();
+  const uint32_t matrices = p.work_items / p.order.batch;
+  const uint64_t vectors = uint64_t{p.m} * p.n * size_bytes(p.output.type) / kVectorBytes;
+#pragma unroll 1
+  for (uint32_t entry = ptx::load_relaxed(params.count); entry < matrices; ++entry) {
+    const uint64_t first = group_at(params.table + entry).matrix * vectors;
+    auto* const matrix = static_cast<uint8_t*>(p.output.data) + first * kVectorBytes;
+#pragma unroll 4
+    for (uint64_t i = blockIdx.x * ptx::kWarpSize + ptx::lane_index(); i < vectors; i += gridDim.x * ptx::kWarpSize) {
+      ptx::store_global(matrix + i * kVectorBytes, 0, 0, 0, 0);
+    }
+  }
+}
+
+// What the load role brings, as Loaders.
+struct GroupedLoaders {
+  OperandLoader a, b, b_up;
+  bool contraction, gated;
+
+  JAXBW_DEVICE void start_at(const GroupedItem& item) {
+    const uint32_t ragged = GroupedItems::ragged(item);
+    if (contraction) {
+      a.start_at(item.row, ragged, item.group.a_end);
+      b.start_at(item.column, ragged, item.group.other_end);
+    } else {
+      a.start_at(ragged, 0, item.group.a_end);
+      b.start_at(item.column, 0, item.group.matrix);
+      b_up.start_at(item.column, 0, item.group.matrix);
+    }
+  }
+
+  template <bool kMulticastA, bool kMulticastB>
+  JAXBW_DEVICE void load(uint32_t to_a, uint32_t to_b, uint32_t full) const {
+    a.load<kMulticastA, true>(to_a, full);
+    if (contraction) {
+      b.load<kMulticastB, true>(to_b, full);
+    } else {
+      b.load<kMulticastB>(to_b, full);
+      if (gated) b_up.load<kMulticastB>(to_b, full);
+    }
+  }
+
+  JAXBW_DEVICE void advance() {
+    a.advance();
+    b.advance();
+    b_up.advance();
+  }
+
+  static constexpr bool kMayBeResidual = false;
+};
+
+}  // namespace jaxbw

@@ -1,0 +1,209 @@
+// Grouped matmuls by the Blackwell kernel (groups.h): the roles and rings of sm100.cuh, of one CTA and one MMA tile of
+// 64 or 128 rows, where the tiles of D are those of a table that lies in device memory (grouped_items.cuh). All roles
+// read it, a tile ahead. A tile without a main loop, rows of no group, has no accumulator either: zeros are stored.
+//
+// Where the contraction is grouped the schedule warp, which has nothing to ask for, clears the results of empty groups.
+#pragma once
+
+#include "gemm/grouped_items.cuh"
+#include "gemm/sm100.cuh"
+
+namespace jaxbw::sm100 {
+
+// Calls function(number, item) for each work item of this CTA.
+template <typename Function>
+JAXBW_DEVICE void for_each_item(const Context& context, const GroupedItems& items, const Function& function) {
+  GroupedItem next = items.at(blockIdx.x);
+#pragma unroll 1
+  for (uint32_t number = blockIdx.x; number < items.count(); number += gridDim.x) {
+    context.profile.enter(Activity::kNextItem, number);
+    const GroupedItem item = next;
+    next = items.at(number + gridDim.x);
+    function(item);
+  }
+}
+
+// Load role: one warp.
+JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction) {
+  const GemmParams& p = context.params;
+  const LoadShare everything{divisor(1), 0, 0};
+  const bool gated = p.epilogue.gated != 0;
+  const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
+  const uint32_t b_extent = gated ? p.b_columns / 2 : p.b_columns, bytes = a_tile.bytes() + b_tile.bytes();
+  GroupedLoaders load{{p.a, a_tile, DataType::kBF16, 0, p.block_m, everything},
+                      {p.b, b_tile, DataType::kBF16, 0, b_extent, everything},
+                      {p.b_up, b_tile, DataType::kBF16, b_extent, b_extent, everything},
+                      contraction,
+                      gated};
+  context.await_barriers();
+  context.profile.enter(Activity::kAwaitUpstream);
+  ptx::wait_for_upstream();
+  const GroupedItems items(params, contraction);
+  const RingBarriers stages = context.stages();
+  RingPosition at = RingPosition::producer(p.stages);
+  for_each_item(context, items, [&](const GroupedItem& item) {
+    load.start_at(item);
+#pragma unroll 1
+    for (uint32_t left = items.blocks(item); left > 0; --left, at.advance()) {
+      context.profile.enter(Activity::kAwaitEmpty, at.slot());
+      stages.wait_empty(at);
+      context.profile.enter(Activity::kLoad, at.slot());
+      if (ptx::elect_one()) {
+        const uint32_t full = stages.full(at.slot());
+        ptx::mbarrier_arrive_expect_tx(full, bytes);
+        load.load<false, false>(context.a(at.slot()), context.b(at.slot()), full);
+      }
+      load.advance();
+    }
+  });
+  context.profile.enter(Activity::kAwaitExit);
+  stages.await_empty(at, p.stages);
+}
+
+// Multiply role: one warp.
+JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction,
+                                         uint32_t tmem) {
+  const GemmParams& p = context.params;
+  const uint32_t stage_step = context.layout.stage_bytes() >> 4;
+  const UmmaOperand a(context.a(0), context.a_tile(), p.block_m), b(context.b(0), context.b_tile(), p.block_m);
+  const uint32_t a_to_b = b.first - a.first;
+  const uint32_t instruction = umma_instruction(p.a_type, p.b_type, p.a_major, p.b_major, p.block_m, p.block_n);
+  const auto self = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
+  const RingBarriers stages = context.stages(), accumulators = context.accumulators();
+  RingPosition stage = RingPosition::consumer(p.stages), accumulator = RingPosition::producer(p.accumulators);
+  const GroupedItems items(params, contraction);
+  for_each_item(context, items, [&](const GroupedItem& item) {
+    uint32_t left = items.blocks(item);
+    if (left == 0) return;
+    context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
+    accumulators.wait_empty(accumulator);
+    const uint32_t d = tmem + accumulator.slot() * kAccumulatorColumns;
+    bool accumulate = false;
+    do {
+      RingRun run = RingRun::consumer(stages, stage, left);
+      uint32_t a_low = a.first + stage.slot() * stage_step;
+      left -= run.slots();
+      stage.advance(run.slots());
+#pragma unroll 1
+      do {
+        context.profile.enter(Activity::kAwaitFull, run.slot());
+        run.wait_full();
+        context.profile.enter(Activity::kMultiply, run.slot());
+        ptx::tcgen05_fence_after_sync();
+        multiply_span<1, Kind::k16Bit>(d, a, a_low, b, a_low + a_to_b, instruction, accumulate);
+        accumulate = true;
+        if (ptx::elect_one()) ptx::umma_commit<1>(run.signalled(), self);
+        a_low += stage_step;
+      } while (run.next());
+    } while (left > 0);
+    if (ptx::elect_one()) ptx::umma_commit<1>(accumulators.full(accumulator.slot()), self);
+    accumulator.advance();
+  });
+}
+
+// What an epilogue warp does with a tile, kColumns at a time: the formula of rows in groups, or alpha. `bias`: of the
+// tile's group.
+template <DataType kType, uint32_t kColumns>
+JAXBW_DEVICE void finish_grouped_slice(const GemmParams& p, uint32_t source, uint32_t columns, bool multiplied,
+                                       EpilogueOperand bias, StoreOrigin box, GroupedStores& stores,
+                                       AccumulatorRelease release) {
+  constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
+  const Epilogue& e = p.epilogue;
+  const bool gated = kColumns % 16 == 0 && e.gated != 0;
+  const uint32_t lane = ptx::lane_index();
+#pragma unroll 1
+  for (uint32_t column = 0; column < columns; column += kColumns, box.column += kColumns) {
+    float z[kColumns];
+#pragma unroll
+    for (float& value : z) value = 0;
+    if (multiplied) {
+      float up[kColumns];
+      ptx::tmem_load(z, source + column);
+      if (gated) ptx::tmem_load(up, source + column + columns);
+      const uint32_t of_lane = box.column + (lane < kColumns ? lane : 0);
+      const float of_column = bias.data != nullptr && of_lane < p.n ? load_element(bias, of_lane) : 0.0f;
+      ptx::tmem_wait_load(z);
+      if (gated) ptx::tmem_wait_load(up);
+      if (column + kColumns == columns) release();
+#pragma unroll
+      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(z[i], e.alpha, ptx::of_lane(of_column, i));
+      activate<kColumns, false>(z, e.activation);
+      if (gated) {
+#pragma unroll
+        for (uint32_t i = 0; i < kColumns; ++i) z[i] *= e.alpha * up[i];
+      }
+    }
+    uint32_t words[kRowBytes / 4];
+    cast<kType>(p, z, words);
+    stage_row<kRowBytes>(words, stores.acquire_by_warp());
+    stores.store_by_tma(p.d, box);
+  }
+}
+
+// Epilogue role: `warp` 0 to 3. It lets go of the last box before it stores it; shared memory outlives the store.
+JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction,
+                                      uint32_t tmem, uint32_t warp) {
+  const GemmParams& p = context.params;
+  const AccumulatorSlice slice = sm100_slice(warp, p.block_m, p.block_n, 1);
+  const uint32_t columns = p.epilogue.gated ? slice.columns / 2 : slice.columns;
+  const RingBarriers accumulators = context.accumulators();
+  RingPosition accumulator = RingPosition::consumer(p.accumulators);
+  GroupedStores stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp, contraction);
+  const GroupedItems items(params, contraction);
+  for_each_item(context, items, [&](const GroupedItem& item) {
+    const bool multiplied = items.blocks(item) > 0;
+    const uint32_t source = tmem + (warp * ptx::kWarpSize << 16) + accumulator.slot() * kAccumulatorColumns;
+    const AccumulatorRelease release{ptx::map_to_rank(accumulators.empty(accumulator.slot()), context.rank)};
+    if (multiplied) {
+      context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
+      accumulators.wait_full(accumulator);
+      ptx::tcgen05_fence_after_sync();
+      accumulator.advance();
+    }
+    context.profile.enter(Activity::kEpilogue);
+    const StoreOrigin tile = contraction ? StoreOrigin{item.row, item.column, item.group.matrix}
+                                         : StoreOrigin{GroupedItems::ragged(item), item.column, item.group.other_end};
+    with_type(p.output.type, [&]<DataType kType>() {
+      finish_grouped_slice<kType, kGroupedChunk>(
+          p, source, columns, multiplied, bias_of(p, contraction ? 0 : item.group.matrix),
+          {tile.row + slice.first_row, tile.column, tile.batch}, stores, release);
+    });
+  });
+}
+
+JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument profile = {}) {
+  const GemmParams& p = params.gemm;
+  extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
+  const Context context{{p, cluster_shape(1, 1, 1), 0, storage_layout(p.block_m, p.b_columns, 1, kSm100Epilogue),
+                         ptx::shared_address(shared_memory), Profile(profile)},
+                        element_bytes(Kind::k16Bit)};
+  const uint32_t warp = ptx::warp_index();
+  const bool contraction = p.a_major == Major::kMN;
+  uint32_t tmem = 0;
+  if (warp == kLoadWarp) {
+    load_grouped_tiles(context, params, contraction);
+  } else {
+    tmem = set_up<1>(context, warp);
+    context.profile.enter(Activity::kAwaitUpstream);
+    ptx::wait_for_upstream();
+    context.profile.pair_clocks();
+  }
+  if (warp == kMultiplyWarp) {
+    multiply_grouped_tiles(context, params, contraction, tmem);
+  } else if (warp == kScheduleWarp) {
+    if (contraction) clear_empty_groups(params);
+  } else if (warp >= kFirstEpilogueWarp) {
+    store_grouped_tiles(context, params, contraction, tmem, warp - kFirstEpilogueWarp);
+  }
+  __syncwarp();
+
+  context.profile.enter(Activity::kAwaitExit);
+  context.meet();  // no TMEM is freed while somebody needs it
+  ptx::tcgen05_fence_after_sync();
+  if (warp == kTmemWarp) ptx::tmem_free<1, ptx::kTmemColumns>(tmem);
+  // Shared memory must outlive the stores that read it.
+  if (warp >= kFirstEpilogueWarp) ptx::bulk_wait_group_read<0>();
+  context.profile.finish();
+}
+
+}  // namespace jaxbw::sm100

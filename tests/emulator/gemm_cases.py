@@ -40,7 +40,8 @@ INPUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "16bit": (("bf16", "bf16"), ("f16", "f16")),
     "tf32": (("f32", "f32"),),
     **dict.fromkeys(
-        ("8bit", "8bit_promoted"), tuple((a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2"))
+        ("8bit", "8bit_promoted", "8bit_mx"),
+        tuple((a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
     ),
 }
 MX_BLOCK = 32  # of k, that share a scale of an MX format

@@ -172,3 +172,23 @@ def test_bytes_of_scales(config: Config) -> None:
     assert report.bytes["tma load"] == data + scales
     # Data is read once by a cluster, scales by each of its CTAs.
     assert report.bytes["global load"] == k * (rows + columns) + scales
+
+
+# Of the MMAs of a span the instruction descriptor, in which they differ by the id of their scales.
+IDS = re.compile(r"(tcgen05\.mma\.[^;]*block_scale\S* \[%r\d+\], %rd\d+, %rd\d+, )(%r\d+)")
+
+
+@pytest.mark.parametrize("config", [replace(NT, block_n=64), PAIR], ids=str)
+def test_each_scale_id_matters(config: Config) -> None:
+    """With that of the first block in its place the result is another one."""
+    rng = np.random.default_rng(5)
+    left, left_scales, a = operand(rng, 1, 64, 128)
+    right, right_scales, b = operand(rng, 1, 64, 128)
+    matmul = Matmul(left, right.swapaxes(1, 2), E4M3, lhs_scale=left_scales, rhs_scale=right_scales)
+    text = installed.text(plan_of(config, matmul).kernel)
+    first, *others = IDS.finditer(text)
+    assert len({first[2], *(each[2] for each in others)}) == BLOCKS
+    for each in others:
+        mutant = f"{text[: each.start(2)]}{first[2]}{text[each.end(2) :]}"
+        found = launch(emulator.Module(mutant), config, matmul)
+        assert (found.d != a @ b.swapaxes(1, 2)).any()

@@ -10,7 +10,8 @@ namespace {
 size_t operand_count(const GemmAttributes& a) {
   const size_t right_scales = a.has_rhs_scale == 0 ? 0 : a.gated != 0 ? 2 : 1;
   return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0) +
-         (a.has_lhs_scale != 0 || a.lhs_blocks != 0) + right_scales + (a.rhs_blocks != 0) + (a.mx != 0 ? 2 : 0) + (a.has_out_scale != 0);
+         (a.has_lhs_scale != 0 || a.lhs_blocks != 0) + right_scales + (a.rhs_blocks != 0) + (a.mx != 0 ? 2 : 0) +
+         (a.has_out_scale != 0);
 }
 
 Status check_flags(const GemmAttributes& a) {

@@ -124,9 +124,9 @@ ByteArray byte_array(Bytes data) {
 }
 
 std::vector<ByteArray> launch_gemm_direct(const std::vector<HostArray>& operands,
-                                          const std::vector<std::optional<DataType>>& dtypes,
-                                          DataType output, const nb::dict& attributes, bool alias_c, int device,
-                                          uint64_t guard_bytes, int repeats, bool poison, uintptr_t stream) {
+                                          const std::vector<std::optional<DataType>>& dtypes, DataType output,
+                                          const nb::dict& attributes, bool alias_c, int device, uint64_t guard_bytes,
+                                          int repeats, bool poison, uintptr_t stream) {
   if (operands.size() != dtypes.size()) throw nb::value_error("every operand has one of dtypes");
   std::vector<Array> arrays;
   for (size_t i = 0; i < operands.size(); ++i) {

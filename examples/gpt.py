@@ -228,6 +228,8 @@ def main() -> None:
     """Trains, prints the losses and some text, and draws the curve."""
     parser = parser_of("A character-level GPT on jaxbw's matmuls.")
     parser.add_argument("--write", type=int, default=300, help="characters of text to write")
+    recipes = ("fp8_current", "mxfp8", "nvfp4")
+    parser.add_argument("--recipe", choices=recipes, help="of the blocks' matmuls; default bf16")
     parser.add_argument("--png", type=Path, default=Path("gpt.png"))
     given = parser.parse_args()
 
@@ -235,6 +237,8 @@ def main() -> None:
     model = GPT(
         len(text.characters), given.length, given.width, given.heads, given.layers, given.seed
     )
+    if given.recipe is not None:
+        swap_layers(model.blocks, given.recipe)
     devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     count = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(f"{len(text.train):,} characters, {count:,} parameters, {devices}")

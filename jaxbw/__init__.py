@@ -27,12 +27,18 @@ if _TYPE_CHECKING:
     from jaxbw import checkpoint_policies
     from jaxbw._src.api.accelerate import accelerate
     from jaxbw._src.api.block_scaled import BlockScaled
+    from jaxbw._src.api.block_scaled_training import (
+        mxfp8_dot_general,
+        nvfp4_dot_general,
+        scaled_dot_general,
+    )
     from jaxbw._src.api.collective import collective_matmul
     from jaxbw._src.api.einsum import einsum
     from jaxbw._src.api.exporting import export_disabled_checks
     from jaxbw._src.api.fp8_training import fp8_dot_general
     from jaxbw._src.api.quantize import quantize
     from jaxbw._src.api.ragged import gated_ragged_dot, ragged_dot, ragged_dot_general
+    from jaxbw._src.api.scaled import scaled_matmul
     from jaxbw._src.lab.explain import explain
     from jaxbw._src.lab.explain_function import explain_function
     from jaxbw._src.lab.profiling.call import profile
@@ -58,10 +64,14 @@ __all__ = [
     "gated_ragged_dot",
     "implementation",
     "matmul",
+    "mxfp8_dot_general",
+    "nvfp4_dot_general",
     "profile",
     "quantize",
     "ragged_dot",
     "ragged_dot_general",
+    "scaled_dot_general",
+    "scaled_matmul",
     "target",
     "use_tuned",
 ]
@@ -80,10 +90,14 @@ _LAZY = {
     "export_disabled_checks": "jaxbw._src.api.exporting",
     "fp8_dot_general": "jaxbw._src.api.fp8_training",
     "gated_ragged_dot": "jaxbw._src.api.ragged",
+    "mxfp8_dot_general": "jaxbw._src.api.block_scaled_training",
+    "nvfp4_dot_general": "jaxbw._src.api.block_scaled_training",
     "profile": "jaxbw._src.lab.profiling.call",
     "quantize": "jaxbw._src.api.quantize",
     "ragged_dot": "jaxbw._src.api.ragged",
     "ragged_dot_general": "jaxbw._src.api.ragged",
+    "scaled_dot_general": "jaxbw._src.api.block_scaled_training",
+    "scaled_matmul": "jaxbw._src.api.scaled",
 }
 
 __version__ = _metadata.version("jaxbw")

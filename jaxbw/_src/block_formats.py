@@ -58,6 +58,11 @@ class BlockFormat:
         """Whether a float32 scale multiplies the whole array, too."""
         return bool(self.scale != E8M0)
 
+    @property
+    def largest(self) -> float:
+        """The largest number, data times scale, where there is a global scale besides."""
+        return self.element.max * _UE4M3.max
+
 
 FORMATS = {
     format.name: format
@@ -84,20 +89,33 @@ def padded(size: Any) -> Any:
 def global_scale(x: Any, format: BlockFormat) -> Any:
     """That of an array: its largest finite magnitude becomes the largest number of the format."""
     amax = fp8.finite_amax(fp8.as_float32(x), range(x.ndim)).reshape(())
-    largest = np.float32(format.element.max * _UE4M3.max)
-    scale = fp8.divide(amax, jnp.full_like(amax, largest))
+    scale = fp8.divide(amax, jnp.full_like(amax, format.largest))
     return jnp.where(amax == 0, np.float32(1), scale)
 
 
-def quantized(
-    x: Any, format: BlockFormat, of_all: Any = None, *, square: bool = False
-) -> tuple[Any, Any]:
+def divided(x: Any, divisor: Any) -> Any:
+    """x / divisor in float32, correctly rounded; NaN if the divisor is no positive normal number.
+
+    Quotients that are no normal numbers are as of `fp8.divide`.
+    """
+    x = fp8.flushed(fp8.as_float32(x))
+    is_scale = (divisor >= np.finfo(np.float32).tiny) & (divisor < np.inf)
+    safe = jnp.where(is_scale, divisor, np.float32(1))
+    magnitude = jnp.abs(x)
+    is_number = (magnitude > 0) & (magnitude < np.inf)
+    quotient = fp8.divide(
+        jnp.where(is_number, magnitude, np.float32(1)), jnp.broadcast_to(safe, x.shape)
+    )
+    quotient = jnp.where(is_number, jnp.where(x < 0, -quotient, quotient), x)
+    return jnp.where(is_scale, quotient, np.float32(np.nan))
+
+
+def quantized(x: Any, format: BlockFormat, *, square: bool = False) -> tuple[Any, Any]:
     """Data and scales of an array whose last dimension is k.
 
     Args:
-      x: `[..., rows, k]`, real floating.
+      x: `[..., rows, k]`, real floating; `divided` by a global scale.
       format: of data and scales.
-      of_all: the global scale, a float32 scalar, where the format has one.
       square: as many rows as elements of k share a scale, too.
 
     Returns:
@@ -109,8 +127,6 @@ def quantized(
     if not (isinstance(behind, int) and behind == 0):
         wide = jnp.pad(wide, [(0, 0)] * (wide.ndim - 1) + [(0, behind)])
     wide = fp8.flushed(wide)
-    if of_all is not None:
-        wide = _divided(wide, of_all)
     blocks = wide.reshape(*batch, rows, wide.shape[-1] // format.block, format.block)
     amax = jnp.max(fp8.magnitude(blocks), axis=-1, initial=np.uint32(0))
     if square:
@@ -133,22 +149,6 @@ def scales_of(tiles: Any, data: Any, block: int) -> Any:
     rows = 1 if are_vectors else data.shape[-2]
     scale = scale_tiles.untiled(tiles, rows, data.shape[-1] // block)
     return scale[..., 0, :] if are_vectors else scale
-
-
-def _divided(x: Any, divisor: Any) -> Any:
-    """x / divisor, correctly rounded; NaN where the divisor is no positive normal number.
-
-    Quotients that are no normal numbers are as of `fp8.divide`.
-    """
-    is_scale = (divisor >= np.finfo(np.float32).tiny) & (divisor < np.inf)
-    safe = jnp.where(is_scale, divisor, np.float32(1))
-    magnitude = jnp.abs(x)
-    is_number = (magnitude > 0) & (magnitude < np.inf)
-    quotient = fp8.divide(
-        jnp.where(is_number, magnitude, np.float32(1)), jnp.broadcast_to(safe, x.shape)
-    )
-    quotient = jnp.where(is_number, jnp.where(x < 0, -quotient, quotient), x)
-    return jnp.where(is_scale, quotient, np.float32(np.nan))
 
 
 def _over_rows(amax: Any, count: int) -> Any:

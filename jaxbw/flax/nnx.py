@@ -16,6 +16,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 
 from jaxbw._src.api.accelerate import accelerate
+from jaxbw._src.api.block_scaled_training import mxfp8_dot_general, nvfp4_dot_general
 from jaxbw._src.api.experts import through_experts
 from jaxbw._src.api.fp8_training import Meta, State, delayed_dot_general, fp8_dot_general
 from jaxbw._src.api.matmul import dot_general
@@ -434,8 +435,9 @@ def swap_layers(model: nnx.Module, recipe: str | None = None) -> tuple[str, ...]
       model: any module, a single layer too. Call this outside of `nnx.jit`.
       recipe: None: the layers compute in their dtypes. "fp8_delayed": `Linear` and `LinearGeneral`,
         jaxbw's too, multiply in float8 by an `Fp8DotGeneral`, whose state is new variables of the
-        model; "fp8_current": by `jaxbw.fp8_dot_general`, without state. `Einsum` stays as it is.
-        Default None.
+        model; without state "fp8_current": by `jaxbw.fp8_dot_general`, "mxfp8" and "nvfp4": by
+        `jaxbw.mxfp8_dot_general` and `jaxbw.nvfp4_dot_general`. `Einsum` stays as it is. Default
+        None.
 
     Returns:
       The paths of the layers that were swapped, such as "blocks.0.attention.query".
@@ -477,6 +479,8 @@ _RECIPES: dict[str | None, Callable[[], Any] | None] = {
     None: None,
     "fp8_delayed": Fp8DotGeneral,
     "fp8_current": lambda: fp8_dot_general,
+    "mxfp8": lambda: mxfp8_dot_general,
+    "nvfp4": lambda: nvfp4_dot_general,
 }
 
 

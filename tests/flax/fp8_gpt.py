@@ -1,4 +1,4 @@
-"""examples/gpt.py trained in bf16 and by the float8 recipes, on one device.
+"""examples/gpt.py trained in bf16 and by the recipes of low precision, on one device.
 
 python -m tests.flax.fp8_gpt --steps 200     # the losses side by side
 """
@@ -14,11 +14,11 @@ from jaxbw.flax.nnx import TRAINED, Optimizer, swap_layers
 
 from ..examples.loading import load
 
-RECIPES = (None, "fp8_delayed", "fp8_current")
+RECIPES = (None, "fp8_delayed", "fp8_current", "mxfp8", "nvfp4")
 
 
 def losses(recipe: str | None, steps: int, **sizes: int) -> list[float]:
-    """The loss of each step; of the model the blocks are in float8, its head is not."""
+    """The loss of each step; of the model the blocks are in low precision, its head is not."""
     gpt = load("gpt")
     text = gpt.Text.of_the_manual()
     length, batch = sizes.pop("length"), sizes.pop("batch")

@@ -276,12 +276,21 @@ def test_two_steps_of_a_gpt_on_emulated_kernels(recipe: str, implementation: Any
     assert expected[0] - expected[1] > 0.1
 
 
-def test_a_gpt_learns_as_in_bf16() -> None:
-    """12 steps: what float8 does to the loss is little of what training does."""
-    sizes = {"width": 32, "heads": 2, "layers": 1, "length": 16, "batch": 16}
-    bf16, delayed, current = (losses(recipe, 12, **sizes) for recipe in RECIPES)
-    learned = bf16[0] - bf16[-1]
+SIZES = {"width": 32, "heads": 2, "layers": 1, "length": 16, "batch": 16}
+
+
+@pytest.fixture(scope="module")
+def in_bf16() -> list[float]:
+    return losses(None, 12, **SIZES)
+
+
+@pytest.mark.parametrize(
+    "recipe", [*RECIPES[1:4], pytest.param(RECIPES[4], marks=pytest.mark.long)]
+)
+def test_a_gpt_learns_as_in_bf16(recipe: str, in_bf16: list[float]) -> None:
+    """12 steps: what low precision does to the loss is little of what training does."""
+    learned = in_bf16[0] - in_bf16[-1]
     assert learned > 0.5
-    for float8 in (delayed, current):
-        assert float8 != bf16
-        assert abs(float8[-1] - bf16[-1]) < learned / 10
+    found = losses(recipe, 12, **SIZES)
+    assert found != in_bf16
+    assert abs(found[-1] - in_bf16[-1]) < learned / 10

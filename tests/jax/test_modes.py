@@ -79,6 +79,9 @@ CALLS: dict[str, Callable[..., Any]] = {
         jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ()),
     ),
     "gated_ragged_dot": lambda x, w: jaxbw.gated_ragged_dot(x, w[None], w[None], np.array([7])),
+    "scaled_matmul": lambda x, w: jaxbw.scaled_matmul(
+        *(x, w.T, full((8, 2), 0.5), full((32, 1), 2))
+    ),
     "accelerate": jaxbw.accelerate(jnp.matmul),
     "einsum": partial(jaxbw.einsum, "mk,kn->mn"),
     "implementation": lambda x, w: within(jaxbw.implementation("emulator"), x, w),
@@ -112,8 +115,12 @@ OTHERS = {
     # Without a forward mode: tests/jax/test_quantize.py and tests/flax/test_fp8.py.
     *(
         "Quantized",
+        "BlockScaled",
         "quantize",
         "fp8_dot_general",
+        "mxfp8_dot_general",
+        "nvfp4_dot_general",
+        "scaled_dot_general",
         "linen.Fp8DirectDotGeneralOp",
         "linen.accumulate",
     ),

@@ -99,7 +99,7 @@ class BlockScaled(WithScales):
             )
         data = self.transposed
         if data is None:
-            data = _padded(jnp.matrix_transpose(self.data[..., : self.size]))
+            data = padded(jnp.matrix_transpose(self.data[..., : self.size]))
         return replace(
             self,
             data=data,
@@ -109,6 +109,10 @@ class BlockScaled(WithScales):
             axis=axis,
             size=self.shape[axis],
         )
+
+    def alone(self) -> "BlockScaled":
+        """The same without what `both` added."""
+        return replace(self, transposed=None, transposed_scale=None)
 
     def dequantized(self) -> jax.Array:
         """Data times scales, computed in float32, in the array's dtype."""
@@ -255,10 +259,11 @@ def _block_scaled(
     x = undifferentiated(x)
     if format.has_global_scale and global_scale is None:
         global_scale = block_formats.global_scale(x, format)
-    data, scale = _along(format, axis, square, x, global_scale)
+    scaled = x if global_scale is None else block_formats.divided(x, global_scale)
+    data, scale = _along(format, axis, square, scaled)
     transposed = of_transposed = None
     if both:
-        transposed, of_transposed = _along(format, -3 - axis, square, x, global_scale)
+        transposed, of_transposed = _along(format, -3 - axis, square, scaled)
         if square and format.element.bits == 8:
             transposed = None
     dtype, size = np.dtype(x.dtype), x.shape[axis]
@@ -267,16 +272,15 @@ def _block_scaled(
     )
 
 
-def _along(
-    format: BlockFormat, axis: int, square: bool, x: Any, global_scale: Any
-) -> tuple[Any, Any]:
+def _along(format: BlockFormat, axis: int, square: bool, x: Any) -> tuple[Any, Any]:
     """Data and tiles of scales, with blocks along one dimension."""
     x = jnp.moveaxis(x, axis, -1)
     matrix = x if x.ndim > 1 else x[None]
-    data, scale = block_formats.quantized(matrix, format, global_scale, square=square)
+    data, scale = block_formats.quantized(matrix, format, square=square)
     return data if x.ndim > 1 else data[0], scale_tiles.tiled(scale)
 
 
-def _padded(data: Any) -> Any:
+def padded(data: Any) -> Any:
+    """Data with zeros behind k, as `BlockScaled` has them."""
     behind = block_formats.padded(data.shape[-1]) - data.shape[-1]
     return jnp.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, behind)]) if behind else data

@@ -55,7 +55,8 @@ def through_experts(
     else:
         hidden = gated_ragged_dot(rows, gate, up, sizes, activation=activation, **by_expert)
     out = _permuted(ragged_dot(hidden, down, sizes, **by_expert), jnp.argsort(order))
-    mixed = (out.reshape(*experts.shape, -1) * weights[..., None]).sum(1)
+    each = out.reshape(*experts.shape, -1).astype(weights.dtype)
+    mixed = (each * weights[..., None]).sum(1)
     if axis is not None:  # rows of other devices' experts are zeros
         mixed = jax.lax.psum_scatter(mixed, axis, tiled=True)
     rounded: jax.Array = mixed.astype(out.dtype)

@@ -82,7 +82,7 @@ def fp8_dot_general(
     Array([73.5, 73.5, 73.5, 73.5], dtype=float32)
     """
     del precision
-    given = _given("jaxbw.fp8_dot_general", lhs, rhs, dimension_numbers, preferred_element_type)
+    given = checked("jaxbw.fp8_dot_general", lhs, rhs, dimension_numbers, preferred_element_type)
     if out_sharding is not None:
         raise NotImplementedError("jaxbw.fp8_dot_general: out_sharding is to be None")
     return _current(*given)
@@ -99,13 +99,14 @@ def delayed_dot_general(
     call = "fp8_delayed"
     compute = jnp.asarray(rhs).dtype
     lhs = jnp.asarray(lhs, compute)
-    static, lhs, rhs = _given(call, lhs, rhs, dimension_numbers, preferred_element_type)
+    static, lhs, rhs = checked(call, lhs, rhs, dimension_numbers, preferred_element_type)
     return _delayed(static, lhs, rhs, state)
 
 
-def _given(
+def checked(
     call: str, lhs: Any, rhs: Any, dims: Any, preferred_element_type: Any
 ) -> tuple[Static, Any, Any]:
+    """What does not depend on the numbers, and the operands as arrays."""
     lhs, rhs = arguments.array(call, "lhs", lhs), arguments.array(call, "rhs", rhs)
     for name, x in (("lhs", lhs), ("rhs", rhs)):
         if not jnp.issubdtype(x.dtype, jnp.floating):

@@ -1,0 +1,88 @@
+"""The recipes "mxfp8" and "nvfp4" in Flax's layers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import nnx
+
+import jaxbw
+from jaxbw.flax import linen
+from jaxbw.flax import nnx as ours
+
+DIMS: Any = (((2,), (0,)), ((), ()))
+X = np.random.default_rng(0).standard_normal((2, 20, 48)).astype(np.float32)
+
+
+def test_layers_of_both_libraries() -> None:
+    """Linen's and nnx's Dense, Flax's and ours: value and gradients are the plain function's."""
+    dot_general = jaxbw.mxfp8_dot_general
+    kernel = np.random.default_rng(1).standard_normal((48, 8)).astype(np.float32)
+    bias = np.arange(8, dtype=np.float32)
+
+    def evaluated(function: Any) -> Any:
+        return jax.jit(jax.value_and_grad(lambda *p: (function(*p) ** 2).sum(), (0, 1, 2)))(
+            X, kernel, bias
+        )
+
+    def in_linen(layer: Any) -> Any:
+        return lambda x, kernel, bias: layer.apply({"params": {"kernel": kernel, "bias": bias}}, x)
+
+    swapped: Any = nnx.Linear(48, 8, rngs=nnx.Rngs(0))
+    assert ours.swap_layers(swapped, "mxfp8") == ("",)
+    assert type(swapped) is ours.Linear
+    definition, _ = nnx.split(swapped)
+
+    def in_nnx(x: Any, kernel: Any, bias: Any) -> Any:
+        state = nnx.state(swapped)
+        nnx.replace_by_pure_dict(state, {"kernel": kernel, "bias": bias})
+        return nnx.merge(definition, state)(x)
+
+    value, gradients = evaluated(lambda x, w, b: dot_general(x, w, DIMS) + b)
+    for function in (
+        in_linen(nn.Dense(8, dot_general=dot_general)),
+        in_linen(linen.Dense(8, dot_general_cls=lambda: dot_general)),
+        in_nnx,
+    ):
+        got = evaluated(function)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-12, atol=2**-8),
+            got,
+            (value, gradients),
+        )
+
+
+def test_nvfp4() -> None:
+    layer: Any = nnx.LinearGeneral((20, 48), (2, 3), axis=(1, 2), rngs=nnx.Rngs(0))
+    assert ours.swap_layers(layer, "nvfp4") == ("",)
+    dims: Any = (((1, 2), (0, 1)), ((), ()))
+    wanted = jax.jit(lambda x, w: jaxbw.nvfp4_dot_general(x, w, dims))(X, layer.kernel[...])
+    got = nnx.jit(lambda layer, x: layer(x))(layer, X)
+    np.testing.assert_allclose(got, wanted, rtol=2**-12, atol=2**-12)
+
+
+def test_feed_forward_blocks() -> None:
+    """Each matmul of a gated block is in MXFP8, in the library of whichever."""
+    block = linen.MLP(
+        64, activation="silu", gated=True, dot_general_cls=lambda: jaxbw.mxfp8_dot_general
+    )
+    variables = block.init(jax.random.key(0), X)
+    model = ours.MLP(48, 64, activation="silu", gated=True, rngs=nnx.Rngs(0))
+    assert ours.swap_layers(model, "mxfp8") == ("down", "gate", "up")
+    state = nnx.state(model, nnx.Param)
+    nnx.replace_by_pure_dict(state, jax.tree.map(np.asarray, variables["params"]))
+    nnx.update(model, state)
+
+    def apart(p: Any, x: Any) -> Any:
+        def dense(name: str, x: Any) -> Any:
+            return jaxbw.mxfp8_dot_general(x, p[name]["kernel"], DIMS) + p[name]["bias"]
+
+        return dense("down", jax.nn.silu(dense("gate", x)) * dense("up", x))
+
+    wanted = jax.jit(apart)(variables["params"], X)
+    for got in (jax.jit(block.apply)(variables, X), nnx.jit(lambda m, x: m(x))(model, X)):
+        np.testing.assert_allclose(got, wanted, rtol=2**-5, atol=2**-5)
+    program = str(jax.make_jaxpr(block.apply)(variables, jnp.asarray(X)))
+    assert program.count("jaxbw_fused_dot_general") == 3

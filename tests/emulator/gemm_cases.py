@@ -20,7 +20,7 @@ from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.kernel_table import Kernel
 
-from ..quantized import FORMATS
+from ..quantized import FORMATS, untiled
 from . import gemm_launch
 from .gemm_launch import ACTIVATIONS, Config, Matmul
 
@@ -40,9 +40,11 @@ INPUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "16bit": (("bf16", "bf16"), ("f16", "f16")),
     "tf32": (("f32", "f32"),),
     **dict.fromkeys(
-        ("8bit", "8bit_promoted"), tuple((a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2"))
+        ("8bit", "8bit_promoted", "8bit_mx"),
+        tuple((a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
     ),
 }
+MX_BLOCK = 32  # of k, that share a scale of an MX format
 # Of results: unit roundoff, and half of the least subnormal number.
 ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "e4m3": 2.0**-4, "e5m2": 2.0**-3}
 SMALLEST = {
@@ -62,10 +64,10 @@ TF32_BITS = 13  # of a float32's mantissa, that TF32 does not have
 Values = npt.NDArray[np.float64]
 
 
-def gemms(kernels: Iterable[Kernel] | None = None) -> tuple[Kernel, ...]:
-    """The GEMM kernels among these, or among the installed ones; test_mx.py has MX formats'."""
+def gemms(kernels: Iterable[Kernel] | None = None, *, has_mx: bool = False) -> tuple[Kernel, ...]:
+    """The GEMM kernels among these, or among the installed ones; MX formats' only with `has_mx`."""
     found = manifest.kernels() if kernels is None else kernels
-    return tuple(k for k in found if k.role == "gemm" and k.input != "8bit_mx")
+    return tuple(k for k in found if k.role == "gemm" and (has_mx or k.input != "8bit_mx"))
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Case:
     dtype: str = "bf16"
     rhs_dtype: str | None = None  # where it differs from the lhs's
     promoted: bool = False  # 8 bits: sums in float32
+    mx: bool = False  # sm100, 8 bits: powers of two of each 32 of k
     output: str = "f32"
     activation: str = "none"
     alpha: float = 1.0
@@ -199,6 +202,7 @@ class Case:
             rhs_scale=self.rhs_scale,
             lhs_blocks=int(self.blocks),
             rhs_blocks=128 * self.blocks,
+            mx=self.mx,
             c=optional(self.c),
             bias=optional(self.bias),
             bias_along_m=self.bias_along_m,
@@ -229,7 +233,7 @@ class Case:
         """
         rng = np.random.default_rng(zlib.crc32(str(self).encode()))
         coarse = self.family == "sm90" and OPERANDS[self.dtype].itemsize == 1 and not self.promoted
-        most = 2**13 if coarse else 2**21
+        most = 2**13 if coarse else 2**16 if self.mx else 2**21
         largest = max(1, min(8, math.isqrt(most // self.k))) if not self.gated else 1
 
         def draw(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
@@ -256,6 +260,9 @@ class Case:
                 shape = (shape[0], rows, gemm_launch.ceil_div(self.k, 128))
             if not present:
                 return None
+            if self.mx:
+                exponents = rng.integers(-1, 2, (*shape, gemm_launch.ceil_div(self.k, MX_BLOCK)))
+                return gemm_launch.scale_tiles(exponents)
             if self.integers:
                 return rng.choice(np.array([1, -1, 2, -2], np.float32), shape)
             return rng.standard_normal(shape).astype(np.float32)
@@ -278,8 +285,8 @@ class Case:
             residual=optional(self.residual, full),
             save=self.save,
             out_scale=self.out_scale,
-            lhs_scale=scales("lhs", self.m, self.lhs_scale or self.blocks),
-            rhs_scale=scales("rhs", self.n, self.rhs_scale or self.blocks),
+            lhs_scale=scales("lhs", self.m, self.lhs_scale or self.blocks or self.mx),
+            rhs_scale=scales("rhs", self.n, self.rhs_scale or self.blocks or self.mx),
             rhs_up_scale=scales("rhs", self.n, self.rhs_scale and self.gated),
         )
 
@@ -308,6 +315,10 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
         )
         lhs = lhs * next(of_blocks)
         right = right * next(of_blocks).repeat(128, 1)[:, : case.n].swapaxes(1, 2)
+        of_rows = of_columns = None
+    if case.mx:
+        lhs = lhs * _powers(of_rows, case.m, case.k)
+        right = right * _powers(of_columns, case.n, case.k).swapaxes(1, 2)
         of_rows = of_columns = None
     scales = 2 * case.blocks + case.lhs_scale + case.rhs_scale
     accumulation = ACCUMULATION * (case.k + 2 + scales)
@@ -349,6 +360,13 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
         found[0] = np.clip(d / case.out_scale, -largest, largest), d_error / case.out_scale
         found.append((np.abs(d).max((1, 2)), d_error.max((1, 2))))
     return found
+
+
+def _powers(tiles: npt.NDArray[Any] | None, rows: int, k: int) -> Values:
+    """What tiles of scales say of each element, [batch, rows, k]."""
+    exponents = untiled(tiles, rows, gemm_launch.ceil_div(k, MX_BLOCK)).astype(np.float64) - 127
+    powers: Values = np.exp2(exponents).repeat(MX_BLOCK, 2)[..., :k]
+    return powers
 
 
 def smooth(activation: str) -> bool:

@@ -16,6 +16,8 @@ PLAIN = 0.3  # of the launches have an epilogue that only casts: kernels have a 
 WORK = 1 << 24  # multiply-adds of a drawn case, about: a fraction of a second
 AREA = 1 << 17  # elements of a cluster tile, likewise
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if m * n <= 16)
+MX_STEP = 64  # of the columns of a tile of MX formats
+NO_SCALES = {"lhs_scale": False, "rhs_scale": False}
 PROPOSALS = 1000  # of launches, some tens of which are legal
 SPAN_ELEMENTS = {1: 128, 2: 64, 4: 32}  # of a swizzle span, by their size
 
@@ -77,10 +79,12 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
       kernel: the name of the kernel; of any, where none is given.
     """
     group = rng.choice((1, 2) if not kernel else (int(kernel[-4]),))
+    mx = "_mx_" in kernel
     block_m = rng.choice((64, 128, 256) if group == 1 else (128, 256, 512))
+    block_m = 128 * group if mx else block_m
     inputs = kernel.split("_")[2] if kernel else rng.choice(("16bit", "16bit", "8bit", "tf32"))
     dtype, rhs_dtype = rng.choice(INPUTS[inputs])
-    gated = (block_m, group) != (128, 2) and rng.random() < 0.25
+    gated = not mx and (block_m, group) != (128, 2) and rng.random() < 0.25
     swap_ab = not gated and rng.random() < 0.2
     # Of the operands as the kernel sees them.
     itemsize = OPERANDS[dtype].itemsize
@@ -88,7 +92,8 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     if block_m // group % SPAN_ELEMENTS[itemsize]:  # an MN-major lhs is whole spans wide
         majors = (0, majors[1])
     layout = "nt"[majors[0]] + "tn"[majors[1]]
-    block_n = rng.choice(widths(block_m, group, majors[1] == 1, gated, itemsize))
+    steps = widths(block_m, group, majors[1] == 1, gated, itemsize)
+    block_n = rng.choice([step for step in steps if not mx or step % MX_STEP == 0])
     k_spans = rng.choice((1, 1, 1, 2, 3, 4))
     clusters = [c for c in CLUSTERS if c[0] % group == 0]
     shape = Config(SM100, block_m, block_n, group, lhs_major=majors[0], rhs_major=majors[1])
@@ -133,9 +138,10 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         layout=transposed(layout) if swap_ab else layout,
         dtype=dtype,
         rhs_dtype=None if rhs_dtype == dtype else rhs_dtype,
+        mx=mx,
         output=output,
         gated=gated,
-        **_epilogue(rng, output, gated),
+        **_epilogue(rng, output, gated) | (NO_SCALES if mx else {}),
         integers=rng.random() < 0.5,
         block_m=block_m,
         block_n=block_n,
@@ -153,11 +159,26 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         swap_ab=swap_ab,
         b_is_ready=rng.random() < 0.5,
     )
+    if mx:
+        return _with_room_for_scales(rng, case)
     if not swap_ab:
         return case
     parts = rng.choice((2, 3, 5, 16))
     divided = replace(case, cluster_k=parts, split_k=1, split_tail=False)
     return case if isinstance(divided.planned(), Violation) else divided
+
+
+def _with_room_for_scales(rng: random.Random, case: Case) -> Case:
+    """The same with a ring and accumulators beside which Tensor Memory holds the scales."""
+    for spans in (case.k_spans, 1):
+        rings = [
+            replace(case, k_spans=spans, accumulators=accumulators, stages=stages)
+            for accumulators in (1, 2)
+            for stages in range(1, gemm_launch.MAX_STAGES + 1)
+        ]
+        if legal := [ring for ring in rings if not isinstance(ring.planned(), Violation)]:
+            return rng.choice((legal[0], legal[-1], rng.choice(legal)))
+    raise ValueError(f"no legal launch was found: {case.planned()}")
 
 
 def _epilogue(rng: random.Random, output: str, gated: bool) -> dict[str, Any]:

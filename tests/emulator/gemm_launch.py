@@ -36,6 +36,7 @@ MAX_STAGES = 12
 GUARD = 256  # elements in front of a result and behind it
 POISON = 0xA5
 NAN = 0xFF  # bytes of a NaN of any type
+ROWS, BLOCKS = 128, 4  # of a tile of scales of MX formats
 STORE_ROWS = 1  # StorePath::kRows of cuda/params.h
 SM90, SM100 = "sm90", "sm100"
 FIELDS = _native.gemm_params_fields()
@@ -181,6 +182,19 @@ def loaded_columns(config: Config, itemsize: int = 2) -> int:
     mn_major = itemsize != 4 and (c.lhs_major if c.swap_ab else c.rhs_major)
     step = SPAN // itemsize if mn_major and c.family == SM100 else 1
     return ceil_div(columns, step) * step
+
+
+def scale_tiles(exponents: Array) -> Array:
+    """`[batch, rows, blocks of k]` as ue8m0 in tiles; what pads them is not the same for all."""
+    batch, rows, blocks = exponents.shape
+    padded = np.random.default_rng(9).integers(
+        100, 150, (batch, -(-rows // ROWS) * ROWS, -(-blocks // BLOCKS) * BLOCKS)
+    )
+    padded[:, :rows, :blocks] = 127 + exponents
+    parts = padded.reshape(batch, -1, 4, 32, padded.shape[2] // BLOCKS, BLOCKS)
+    # Byte row % 32 * 16 + row / 32 % 4 * 4 + block % 4 of [tiles of rows, tiles of k].
+    ordered = parts.transpose(0, 1, 4, 3, 2, 5)
+    return ordered.reshape(batch, ordered.shape[1], ordered.shape[2], 512).astype(np.uint8)
 
 
 def max_stages(config: Config, itemsize: int = 2) -> int:

@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--kernels", default="", help="only instances with this in their name")
     parser.add_argument("--out", type=Path, default=Path("sweep.json"))
     args = parser.parse_args()
-    chosen = [kernel for kernel in gemm_cases.gemms() if args.kernels in kernel.name]
+    chosen = [kernel for kernel in gemm_cases.gemms(has_mx=True) if args.kernels in kernel.name]
     grid = [case for kernel in chosen for case in cases(kernel, args.full)]
     jobs = [(case, schedule) for schedule in SCHEDULES for case in grid]
     note = args.out.with_suffix(f".{installed.fingerprint()}.jsonl")

@@ -12,25 +12,12 @@ import pytest
 from jaxbw import emulator
 
 from . import installed
-from .gemm_launch import SM100, Config, Matmul, integers, launch, plan_of
+from .gemm_launch import BLOCKS, ROWS, SM100, Config, Matmul, integers, launch, plan_of, scale_tiles
 
 Array = npt.NDArray[Any]
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
-BLOCK, ROWS, BLOCKS = 32, 128, 4
+BLOCK = 32
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
-
-
-def tiles(exponents: Array) -> Array:
-    """`[batch, rows, blocks of k]` as ue8m0 in tiles; what pads them is not the same for all."""
-    batch, rows, blocks = exponents.shape
-    padded = np.random.default_rng(9).integers(
-        100, 150, (batch, -(-rows // ROWS) * ROWS, -(-blocks // BLOCKS) * BLOCKS)
-    )
-    padded[:, :rows, :blocks] = 127 + exponents
-    parts = padded.reshape(batch, -1, 4, 32, padded.shape[2] // BLOCKS, BLOCKS)
-    # Byte row % 32 * 16 + row / 32 % 4 * 4 + block % 4 of [tiles of rows, tiles of k].
-    ordered = parts.transpose(0, 1, 4, 3, 2, 5)
-    return ordered.reshape(batch, ordered.shape[1], ordered.shape[2], 512).astype(np.uint8)
 
 
 def operand(rng: np.random.Generator, batch: int, rows: int, k: int) -> tuple[Array, Array, Array]:
@@ -38,7 +25,7 @@ def operand(rng: np.random.Generator, batch: int, rows: int, k: int) -> tuple[Ar
     values = integers(rng, batch, rows, k)
     exponents = rng.integers(-2, 3, (batch, rows, -(-k // BLOCK)))
     scaled = values * np.exp2(exponents).astype(np.float32).repeat(BLOCK, axis=2)[:, :, :k]
-    return values, tiles(exponents), scaled
+    return values, scale_tiles(exponents), scaled
 
 
 def check(
@@ -157,3 +144,51 @@ def test_mutants_are_found(config: Config, pattern: re.Pattern[str], by: str, fi
     assert count
     report = launch(emulator.Module(mutant), config, matmul, checks="strict").report
     assert finding in {found.kind for found in report.findings}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(NT, block_n=192, stages=2),
+        replace(NT, cluster=(2, 2)),
+        PAIR,
+        replace(PAIR, block_n=256, accumulators=1, cluster=(4, 2)),
+    ],
+    ids=str,
+)
+def test_bytes_of_scales(config: Config) -> None:
+    """A CTA loads those of its rows, and of all columns of its tile: 1/32 of an operand's bytes."""
+    (cluster_m, cluster_n), k = config.cluster, 512
+    ctas, rows = cluster_m * cluster_n, cluster_m * config.block_m // config.cta_group
+    columns = cluster_n * config.block_n
+    rng = np.random.default_rng(4)
+    left, left_scales, _ = operand(rng, 1, rows, k)
+    right, right_scales, _ = operand(rng, 1, columns, k)
+    matmul = Matmul(left, right.swapaxes(1, 2), E4M3, lhs_scale=left_scales, rhs_scale=right_scales)
+    report = launch(installed.load(plan_of(config, matmul).kernel), config, matmul).report
+    tiles = 1 + -(-config.block_n // ROWS)
+    scales = ctas * tiles * (k // (BLOCK * BLOCKS)) * ROWS * BLOCKS
+    data = ctas * k * (config.block_m + config.block_n) // config.cta_group
+    assert report.bytes["tma load"] == data + scales
+    # Data is read once by a cluster, scales by each of its CTAs.
+    assert report.bytes["global load"] == k * (rows + columns) + scales
+
+
+# Of the MMAs of a span the instruction descriptor, in which they differ by the id of their scales.
+IDS = re.compile(r"(tcgen05\.mma\.[^;]*block_scale\S* \[%r\d+\], %rd\d+, %rd\d+, )(%r\d+)")
+
+
+@pytest.mark.parametrize("config", [replace(NT, block_n=64), PAIR], ids=str)
+def test_each_scale_id_matters(config: Config) -> None:
+    """With that of the first block in its place the result is another one."""
+    rng = np.random.default_rng(5)
+    left, left_scales, a = operand(rng, 1, 64, 128)
+    right, right_scales, b = operand(rng, 1, 64, 128)
+    matmul = Matmul(left, right.swapaxes(1, 2), E4M3, lhs_scale=left_scales, rhs_scale=right_scales)
+    text = installed.text(plan_of(config, matmul).kernel)
+    first, *others = IDS.finditer(text)
+    assert len({first[2], *(each[2] for each in others)}) == BLOCKS
+    for each in others:
+        mutant = f"{text[: each.start(2)]}{first[2]}{text[each.end(2) :]}"
+        found = launch(emulator.Module(mutant), config, matmul)
+        assert (found.d != a @ b.swapaxes(1, 2)).any()

@@ -17,11 +17,12 @@ import numpy.typing as npt
 from jaxbw import _native
 
 Values = npt.NDArray[Any]
-DTYPES: dict[str, tuple[Any, _native.DataType]] = {
+DTYPES: dict[str, tuple[Any, Any]] = {
     "bf16": (ml_dtypes.bfloat16, _native.DataType.BF16),
     "f16": (np.float16, _native.DataType.F16),
     "f32": (np.float32, _native.DataType.F32),
     "e4m3": (ml_dtypes.float8_e4m3fn, _native.DataType.E4M3),
+    "e8m0": (np.uint8, None),  # in tiles
 }
 
 
@@ -53,6 +54,7 @@ class Matmul:
     layout: str = "nn"
     dtype: str = "bf16"
     promoted: bool = False
+    mx: bool = False  # with tiles of scales
     output: str = "f32"
     alpha: float = 1.0
     beta: float = 0.0
@@ -74,7 +76,7 @@ class Matmul:
     def kernel(self) -> str:
         """The kernel that serves it."""
         if self.family == "sm100":
-            kind = {"f32": "tf32", "e4m3": "8bit"}.get(self.dtype, "16bit")
+            kind = {"f32": "tf32", "e4m3": f"8bit{'_mx' * self.mx}"}.get(self.dtype, "16bit")
             return f"jaxbw_sm100_{kind}_{self.config.get('cta_group', 1)}cta"
         tile = f"{self.config['block_m'] // 2}x{self.config['block_n']}"
         kinds = {"f32": "tf32", "e4m3": f"8bit{'_promoted' * self.promoted}"}
@@ -101,7 +103,7 @@ class Matmul:
             "has_rhs_scale": int(self.rhs_scale),
             "lhs_blocks": int(self.blocks),
             "rhs_blocks": 128 * self.blocks,
-            "mx": 0,
+            "mx": int(self.mx),
             "has_out_scale": 0,
             "gated": int(self.gated),
             "save": int(self.save),
@@ -135,7 +137,8 @@ class Matmul:
         named = (self.c, self.bias, self.residual)
         scales = self.lhs_scale + self.rhs_scale * (1 + self.gated) + 2 * self.blocks
         factors = ["f32"] * (len(self.factors) + scales)
-        return [self.dtype] * (3 if self.gated else 2) + [name for name in named if name] + factors
+        arrays = [self.dtype] * (3 if self.gated else 2) + [name for name in named if name]
+        return arrays + factors + ["e8m0"] * (2 * self.mx)
 
     @property
     def factors(self) -> list[Values]:
@@ -171,13 +174,17 @@ class Matmul:
         if self.blocks:
             k_blocks = -(-self.k // 128)
             scales = [("lhs", (self.m, k_blocks)), ("rhs", (-(-self.n // 128), k_blocks))]
+        of = "f32"
+        if self.mx:
+            of = "e8m0"
+            scales = [
+                (name, (-(-rows // 128), -(-self.k // 128), 512))
+                for name, rows in (("lhs", self.m), ("rhs", self.n))
+            ]
         return (
             drawn
             + self.factors
-            + [
-                draw("f32", 1 if name in self.shared else self.batch, *size)
-                for name, size in scales
-            ]
+            + [draw(of, 1 if name in self.shared else self.batch, *size) for name, size in scales]
         )
 
     def expected(self, operands: list[Values]) -> list[Values]:

@@ -222,7 +222,7 @@ def test_dimensions_of_one(fake: FakeDriver, matmul: Matmul, a: Any, b: Any, d: 
 
 def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDriver) -> None:
     fake.launch_only()
-    for kernel in gemms(KERNELS):
+    for kernel in gemms(KERNELS, has_mx=True):
         config = dict(SM90 if kernel.family == "sm90" else PAIR if kernel.cta_group == 2 else SM100)
         tile = {"block_n": kernel.block_n or 128}
         if kernel.block_m is not None:  # of one of the two warpgroups
@@ -231,6 +231,7 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
             layout="nn" if kernel.layout == "any" else kernel.layout,
             dtype=INPUTS[kernel.input][0][0],
             promoted=kernel.input == "8bit_promoted",
+            mx=kernel.input == "8bit_mx",
             family=kernel.family,
             config=config | tile,
         )

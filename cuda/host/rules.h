@@ -25,7 +25,9 @@ namespace jaxbw {
   X(block_scales_gated, "a gated matmul has no scales of blocks")                                                      \
   X(block_scales_rows, "rows of lhs share the scales of blocks; each has its own")                                     \
   X(block_scales_columns, "each column of rhs has scales of blocks; 128 share them")                                   \
-  X(mx, "MX formats are for sm_100, operands of 8 bits, and go without other scales")                                  \
+  X(mx, "MX formats are for sm_100, operands of 8 or 4 bits, and go without other scales")                             \
+  X(mx_block, "{block} numbers share a scale; of operands of 8 bits it is 32, of 4 bits 16 or 32")                     \
+  X(mx_4bit, "{operand} has 4 bits: it is K-major, k is a multiple of {step}, and there are scales of blocks")         \
   X(extent, "{operand} has a dimension of 2^31 or more; TMA coordinates are int32")                                    \
   X(stride, "{operand} has matrices of 2^40 bytes or more, beyond the strides of TMA")                                 \
   X(address_space, "{operand} is larger than any address space")                                                       \

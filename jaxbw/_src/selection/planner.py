@@ -26,7 +26,7 @@ MESSAGES: Mapping[str, str] = {
     "block_scales_gated": "the matmul is gated and has scales of blocks of 128: take two matmuls",
     "block_scales_columns": "each column of rhs has scales of its own along k; kernels take those "
     "of 128x128 blocks, and of rows of lhs: swap the operands, or leave it to XLA",
-    "mx": "MX formats are for sm100, for operands of 8 bits, and go without other scales",
+    "mx": "MX formats are for sm100, for operands of 8 or 4 bits, and go without other scales",
     "extent": "{array} has a dimension of 2^31 or more; TMA coordinates are int32",
     "stride": "{array} has matrices of 2^40 bytes or more, the largest stride of TMA",
     "address_space": "{array} is larger than any address space",
@@ -189,7 +189,7 @@ def any_problem(
     rhs_major: Major = Major.K,
     *,
     gated: bool = False,
-    mx: bool = False,
+    mx: int = 0,
 ) -> Problem:
     """A problem of which no size breaks a rule."""
     return Problem(

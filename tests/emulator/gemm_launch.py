@@ -185,6 +185,11 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def span_elements(dtype: np.dtype[Any]) -> int:
+    """Numbers in a swizzle span."""
+    return SPAN // dtype.itemsize * (2 if dtype == E2M1 else 1)
+
+
 def loaded_columns(config: Config, itemsize: int = 2) -> int:
     """Of B, that a CTA loads: on sm100 whole spans where they are MN-major, as tf32 never is."""
     c = config
@@ -271,7 +276,7 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
     given = GemmConfig(
         c.block_m,
         c.block_n,
-        block_k=c.k_spans * SPAN // p.dtype.itemsize * (1 + (p.dtype == E2M1)),
+        block_k=c.k_spans * span_elements(p.dtype),
         cluster=c.cluster,
         cluster_k=c.cluster_k,
         cta_group=c.cta_group,

@@ -50,8 +50,8 @@ def drawn(
     left, left_scales, a = operand(rng, batch[0], m, k, block)
     right, right_scales, b = operand(rng, batch[1], n, k, block)
     right = right.swapaxes(1, 2)
-    scales = {"lhs_scale": left_scales, "rhs_scale": right_scales}
-    return Matmul(left, right, E2M1, **scales, **epilogue), a @ b.swapaxes(1, 2)
+    matmul = Matmul(left, right, E2M1, lhs_scale=left_scales, rhs_scale=right_scales, **epilogue)
+    return matmul, a @ b.swapaxes(1, 2)
 
 
 def check(
@@ -157,6 +157,28 @@ def test_a_nan_among_scales_reaches_its_row_alone(block: int) -> None:
     found = launch(installed.load(plan_of(NT, matmul).kernel), NT, matmul)
     np.testing.assert_array_equal(np.flatnonzero(np.isnan(found.d[0]).any(1)), [37])
     assert np.isnan(found.d[0, 37]).all()
+
+
+# What the load role says to the multiply role: that the columns of a stage are free.
+PASSES_ON = re.compile(
+    r"tcgen05\.fence::after_thread_sync;(\s*// end inline asm\s*// begin inline asm\s*)"
+    r"tcgen05\.fence::before_thread_sync;"
+)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "by", "finding"),
+    [
+        (PASSES_ON, r"\1", "race"),
+        (re.compile(r"tcgen05\.cp\."), "// tcgen05.cp.", "poison"),
+    ],
+)
+def test_mutants_are_found(pattern: re.Pattern[str], by: str, finding: str) -> None:
+    matmul, _ = drawn((300, 130, 1024), NV)
+    mutant, count = pattern.subn(by, installed.text(plan_of(PAIR, matmul).kernel))
+    assert count
+    report = launch(emulator.Module(mutant), PAIR, matmul, checks="strict").report
+    assert finding in {found.kind for found in report.findings}
 
 
 # Of the MMAs of a span of MXFP4 the instruction descriptor, in which two differ by the id of their

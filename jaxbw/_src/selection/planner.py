@@ -27,6 +27,9 @@ MESSAGES: Mapping[str, str] = {
     "block_scales_columns": "each column of rhs has scales of its own along k; kernels take those "
     "of 128x128 blocks, and of rows of lhs: swap the operands, or leave it to XLA",
     "mx": "MX formats are for sm100, for operands of 8 or 4 bits, and go without other scales",
+    "mx_block": "{block} numbers share a scale; of 8 bits that is 32, of 4 bits 16 or 32",
+    "mx_4bit": "{array} has 4 bits; of these kernels take what jaxbw.quantize makes, K-major, with "
+    "scales, and k a multiple of {step}",
     "extent": "{array} has a dimension of 2^31 or more; TMA coordinates are int32",
     "stride": "{array} has matrices of 2^40 bytes or more, the largest stride of TMA",
     "address_space": "{array} is larger than any address space",

@@ -1,6 +1,6 @@
 // The sm_100 kernels of formats with a scale for each block of K, by which the tensor core multiplies: of 8 bits MXFP8,
-// of 4 bits MXFP4 and NVFP4. Everything but loading and multiplying is that of the other kernels; how scales lie is said
-// at MxParams in params.h, and in storage.h.
+// of 4 bits MXFP4 and NVFP4. Everything but loading and multiplying is that of the other kernels; how scales lie is
+// said at MxParams in params.h, and in storage.h.
 //
 // A CTA loads the scales of its rows of A and, of a pair too, those of all columns of B: by TMA, on the barrier of the
 // stage. Ahead of a stage's MMAs the leader copies them into Tensor Memory, at the leader for both.

@@ -137,6 +137,15 @@ Verdict check_sm100_tile(const GemmConfig& c) {
   return {};
 }
 
+// The fewest spans that are so deep, whatever the operands; 0 where there are none.
+uint32_t spans_of_any(uint32_t block_k) {
+  for (const DataType type : {DataType::kE2M1, DataType::kE4M3, DataType::kBF16, DataType::kF32}) {
+    const uint32_t span = span_elements(type);
+    if (block_k % span == 0 && block_k <= kMaxKSpans * span) return block_k / span;
+  }
+  return 0;
+}
+
 // On sm_90 a power of two, so that the CTAs of a tile own equal shares of its slices.
 bool takes_cluster_k(const KernelFamily& family, uint32_t parts) {
   return parts > 0 && parts <= family.max_cluster_k && (!family.is_sm90() || std::has_single_bit(parts));
@@ -322,15 +331,15 @@ Verdict check_block_scales(const KernelFamily& family, const GemmProblem& p) {
 Verdict check_formats(const KernelFamily& family, const GemmProblem& p) {
   const bool packed = packing(p.a_type) > 1;
   if (p.mx != 0) {
-    if (family.is_sm90() || !is_8bit(p.a_type) || p.a_scaled || p.b_scaled) return broken(Rule::mx);
+    if (family.is_sm90() || !is_8bit(p.a_type)) return broken(Rule::mx);
     if (p.mx != kMxBlock && (p.mx != kNvBlock || !packed)) return broken(Rule::mx_block, {{"block", p.mx}});
     if (p.gated) return broken(Rule::mx_gated);
+    if (p.a_scaled || p.b_scaled) return broken(Rule::mx);
   }
   const uint64_t step = kTmaAlignment * packing(p.a_type);
   if (packed && (p.mx == 0 || p.a_major != Major::kK || p.b_major != Major::kK || p.k % step != 0)) {
     const RuleOperand operand = p.a_major != Major::kK ? RuleOperand::kLhs : RuleOperand::kRhs;
-    return broken(Rule::mx_4bit,
-                  {{"operand", static_cast<int64_t>(operand)}, {"step", static_cast<int64_t>(step)}});
+    return broken(Rule::mx_4bit, {{"operand", static_cast<int64_t>(operand)}, {"step", static_cast<int64_t>(step)}});
   }
   return {};
 }
@@ -594,12 +603,9 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
     const bool of_others = problem == nullptr && (block_k == span_elements(DataType::kE4M3) ||
                                                   block_k == span_elements(DataType::kF32));  // perhaps
     if (block_k != span && !of_others) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});
-  } else if (problem == nullptr) {  // perhaps for elements of 4 bytes
-    const uint32_t least = span_elements(DataType::kF32);
-    if (block_k == 0 || block_k % least != 0 || block_k > kMaxKSpans * span) {
-      return broken(Rule::block_k_of_any, {{"block_k", block_k}, {"spans", kMaxKSpans}});
-    }
-    c.k_spans = std::max(block_k / span, 1u);
+  } else if (problem == nullptr) {
+    c.k_spans = spans_of_any(block_k);
+    if (c.k_spans == 0) return broken(Rule::block_k_of_any, {{"block_k", block_k}, {"spans", kMaxKSpans}});
   } else {
     if (block_k == 0 || block_k % span != 0 || block_k > kMaxKSpans * span) {
       return broken(Rule::block_k, {{"block_k", block_k},
@@ -626,7 +632,7 @@ std::string describe(const GemmProblem& p) {
   const std::pair<bool, const char*> terms[] = {
       {p.a_scaled, " * lhs_scale"},    {p.a_blocks != 0, " * lhs_scale of blocks"},
       {p.b_scaled, " * rhs_scale"},    {p.b_blocks != 0, " * rhs_scale of blocks"},
-      {p.mx != 0, " in MX format"},         {p.c.has_value(), " + c"},
+      {p.mx != 0, " in MX format"},    {p.c.has_value(), " + c"},
       {p.bias.has_value(), " + bias"}, {p.residual.has_value(), " + residual"}};
   for (const auto& [present, term] : terms) text += present ? term : "";
   return concat(text, p.out_scaled ? " / out_scale" : "", " -> ", shape(p.output, p.results(), p.m, p.n),

@@ -49,7 +49,9 @@ struct Operand {
 
 // Tiles of an operand's scales along its rows, of one batch index, and along K, of which `block` share one (MxParams).
 inline uint64_t row_tiles(const Operand& operand) { return ceil_div(operand.extent, kScaleTileRows); }
-inline uint64_t k_tiles(const Operand& operand, uint32_t block) { return ceil_div(operand.k, kScaleTileBlocks * block); }
+inline uint64_t k_tiles(const Operand& operand, uint32_t block) {
+  return ceil_div(operand.k, kScaleTileBlocks * block);
+}
 
 // PTX 9.7.15.5.1: wgmma has its transpose bits for 16-bit types only.
 inline bool takes_k_major_only(const KernelFamily& family, DataType type) {

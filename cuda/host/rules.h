@@ -36,7 +36,8 @@ namespace jaxbw {
   X(grouped_rows, "{batch} times {rows} rows in groups; they are up to {most}, and fewer than 2^31 in all")            \
   /* of a configuration alone */                                                                                       \
   X(block_k, "block_k is {block_k}; it is a multiple of {span}, up to {most}")                                         \
-  X(block_k_of_any, "block_k is {block_k}; it is {spans} spans at most, of 64 elements of 16 bits or 32 of f32")       \
+  X(block_k_of_any,                                                                                                    \
+    "block_k is {block_k}; it is 1 to {spans} spans: of 32 elements of f32, 64 of 16, 128 of 8, 256 of 4 bits")        \
   X(block_k_sm90, "block_k is {block_k}; the sm_90 kernels take {span}")                                               \
   X(k_spans, "k_spans is {k_spans}; it is 1 to {most}")                                                                \
   X(k_spans_sm90, "k_spans is {k_spans}; the sm_90 kernels take 1")                                                    \

@@ -66,16 +66,16 @@ JAXBW_DEVICE void umma(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,
 template <uint32_t kCtaGroup, UmmaKind kKind>
 JAXBW_DEVICE void umma_scaled(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, uint32_t a_scales,
                               uint32_t b_scales, bool accumulate) {
-#define JAXBW_UMMA(KIND)                                                                                            \
-  asm volatile(                                                                                                     \
-      "{\n\t"                                                                                                       \
-      ".reg .pred p;\n\t"                                                                                           \
-      "setp.ne.b32 p, %6, 0;\n\t"                                                                                   \
-      "tcgen05.mma.cta_group::%7.kind::" KIND                                                                       \
-      " [%0], %1, %2, %3, [%4], [%5], p;\n\t"                                                                       \
-      "}" ::"r"(d),                                                                                                 \
-      "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales), "r"(static_cast<uint32_t>(accumulate)),       \
-      "n"(kCtaGroup)                                                                                                \
+#define JAXBW_UMMA(KIND)                                                                                      \
+  asm volatile(                                                                                               \
+      "{\n\t"                                                                                                 \
+      ".reg .pred p;\n\t"                                                                                     \
+      "setp.ne.b32 p, %6, 0;\n\t"                                                                             \
+      "tcgen05.mma.cta_group::%7.kind::" KIND                                                                 \
+      " [%0], %1, %2, %3, [%4], [%5], p;\n\t"                                                                 \
+      "}" ::"r"(d),                                                                                           \
+      "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales), "r"(static_cast<uint32_t>(accumulate)), \
+      "n"(kCtaGroup)                                                                                          \
       : "memory")
   if constexpr (kKind == UmmaKind::kMx8Bit) {
     JAXBW_UMMA("mxf8f6f4.block_scale.block32");

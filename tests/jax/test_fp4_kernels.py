@@ -171,6 +171,7 @@ def test_price() -> None:
         x = jax.eval_shape(lambda x, name=name: jaxbw.quantize(x, name), large)
         choice = jaxbw.explain(x, x.mT, device="B200")
         assert choice.estimate is not None
+        assert jaxbw.explain(x, x.mT, device="B200", config=choice.config).config == choice.config
         times[name] = choice.estimate.us
     assert 0.45 < times["nvfp4"] / times["mxfp8"] < 0.6
     assert times["mxfp4"] <= times["nvfp4"]

@@ -134,8 +134,8 @@ JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
             const uint32_t first = from + tile * (kScaleTileBytes >> 4);
 #pragma unroll 1
             for (uint32_t part = 0; part < parts; ++part) {
-              const uint64_t source = ptx::wide(first + part * (k_tiles * kScaleTileBytes >> 4), source_high);
-              if (ptx::elect_one()) ptx::tmem_copy_scales<kCtaGroup>(a_scales + part * kScaleTileColumns, source);
+              const uint64_t copied = ptx::wide(first + part * (k_tiles * kScaleTileBytes >> 4), source_high);
+              if (ptx::elect_one()) ptx::tmem_copy_scales<kCtaGroup>(a_scales + part * kScaleTileColumns, copied);
             }
 #pragma unroll
             for (uint32_t mma = 0; mma < Kind::kTileMmas; ++mma) {

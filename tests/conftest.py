@@ -87,12 +87,17 @@ FAST: dict[str, tuple[str, ...]] = {
 # Python and JAX, with one in so many of its parameters.
 OTHER_PYTHON = ("build/test_package.py", "jax/", "native/")
 OTHER_PYTHON_SAMPLE = 6
+PROGRAMS = Path(__file__).parents[1] / "build" / "programs-of-tests"  # see pytest_configure
 QUICK_XLA = (
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
     "--xla_cpu_emitter_verification_level=0",
 )
-GRID_SAMPLE = 2  # of a test with several axes: sampling.mark
+# Rooms of which a test runs with one in so many of its parameters, but in files that the fast tier
+# has whole. A list of errors is `sampled(1)`: none may lose its test.
+SAMPLED_ROOMS = ("bench/", "emulator/", "flax/", "independent/", "jax/", "selection/")
+SAMPLE = 4
+GRID_SAMPLE = 2  # elsewhere of a test with several axes: sampling.mark
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -100,9 +105,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
     By the environment, so that the processes that tests start do so too. A run with
     JAX_DISABLE_MOST_OPTIMIZATIONS=0 has what a user has.
+
+    What was compiled is kept: a quarter of the programs recur in a run, and nearly all in the next.
     """
     if "not gpu" not in config.getoption("markexpr"):
         return
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    # One that another worker is just writing is compiled again.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:Error reading persistent compilation cache entry"
+    )
     if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "0":
         return
     if metadata.version("jaxlib").startswith("0.10."):  # XLA ends a process for an unknown flag
@@ -133,7 +147,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     other = config.getoption("--other-python")
     if not other and not config.getoption("--fast"):
-        sampling.mark(items, grids=GRID_SAMPLE)
+        of_rooms = [
+            item
+            for item in items
+            if (name := _name(item.path)).startswith(SAMPLED_ROOMS) and FAST.get(name) != _ALL
+        ]
+        sampling.mark(of_rooms, unmarked=SAMPLE)
+        sampling.mark((item for item in items if item not in of_rooms), grids=GRID_SAMPLE)
         return
     fast = [i for i in items if i.name.startswith(FAST.get(_name(i.path), ("no test",)))]
     rest = [i for i in items if other and _name(i.path).startswith(OTHER_PYTHON) and i not in fast]

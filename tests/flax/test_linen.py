@@ -435,6 +435,7 @@ def test_an_unknown_activation(layer: str) -> None:
         linen.MLP(4, gated=True, activation="tanh").init(jax.random.key(0), normal((2, 3)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("equation", ["bd,df", "bd->b"])
 def test_an_equation_that_flax_refuses(equation: str) -> None:
     for library in (nn, linen):

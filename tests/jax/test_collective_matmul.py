@@ -358,6 +358,7 @@ REFUSED: list[tuple[dict[str, Any], Any, Any, str]] = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("form", "x", "w", "message"), REFUSED)
 def test_errors(form: dict[str, Any], x: Any, w: Any, message: str) -> None:
     matmul = jax.shard_map(

@@ -236,6 +236,7 @@ def test_export() -> None:
 # Refusals
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("shape", "axis", "dtype", "reason"),
     [
@@ -287,6 +288,7 @@ def test_workspace_and_what_is_planned() -> None:
         _native.quantize_workspace_bytes([4, 4], F32, F32)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kernel", "change", "complaint"),
     [

@@ -183,6 +183,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused(case: str) -> None:
     keywords, error, message = REFUSED[case]

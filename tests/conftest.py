@@ -86,6 +86,8 @@ FAST: dict[str, tuple[str, ...]] = {
 # The tier of another Python, `pytest --other-python`: the fast one, and every test of what leans on
 # Python and JAX, with one in so many of its parameters.
 OTHER_PYTHON = ("build/test_package.py", "jax/", "native/")
+# ... but for minutes of what depends on neither.
+NOT_OTHER_PYTHON = ("jax/test_processes.py", "jax/test_profile.py", "native/test_doctor.py")
 OTHER_PYTHON_SAMPLE = 6
 PROGRAMS = Path(__file__).parents[1] / "build" / "programs-of-tests"  # see pytest_configure
 QUICK_XLA = (
@@ -93,11 +95,7 @@ QUICK_XLA = (
     "--xla_cpu_parallel_codegen_split_count=1",
     "--xla_cpu_emitter_verification_level=0",
 )
-# Rooms of which a test runs with one in so many of its parameters, but in files that the fast tier
-# has whole. A list of errors is `sampled(1)`: none may lose its test.
-SAMPLED_ROOMS = ("bench/", "emulator/", "flax/", "independent/", "jax/", "selection/")
-SAMPLE = 4
-GRID_SAMPLE = 2  # elsewhere of a test with several axes: sampling.mark
+GRID_SAMPLE = 2  # of a test with several axes: sampling.mark
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -135,10 +133,14 @@ def _name(path: Path) -> str:
     return str(path.relative_to(Path(__file__).parent))
 
 
+def _of_other_python(name: str) -> bool:
+    return name.startswith(OTHER_PYTHON) and name not in NOT_OTHER_PYTHON
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files of other tiers are not even imported."""
     name, other = _name(collection_path), config.getoption("--other-python")
-    inside = name in FAST or (other and name.startswith(OTHER_PYTHON))
+    inside = name in FAST or (other and _of_other_python(name))
     tier = other or config.getoption("--fast")
     return True if tier and collection_path.is_file() and not inside else None
 
@@ -147,16 +149,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     other = config.getoption("--other-python")
     if not other and not config.getoption("--fast"):
-        of_rooms = [
-            item
-            for item in items
-            if (name := _name(item.path)).startswith(SAMPLED_ROOMS) and FAST.get(name) != _ALL
-        ]
-        sampling.mark(of_rooms, unmarked=SAMPLE)
-        sampling.mark((item for item in items if item not in of_rooms), grids=GRID_SAMPLE)
+        sampling.mark(items, grids=GRID_SAMPLE)
         return
     fast = [i for i in items if i.name.startswith(FAST.get(_name(i.path), ("no test",)))]
-    rest = [i for i in items if other and _name(i.path).startswith(OTHER_PYTHON) and i not in fast]
+    rest = [i for i in items if other and _of_other_python(_name(i.path)) and i not in fast]
     sampling.mark(fast)
     sampling.mark(rest, unmarked=OTHER_PYTHON_SAMPLE)
     kept = {*fast, *rest}

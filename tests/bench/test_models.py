@@ -143,7 +143,6 @@ def test_it_stops_in_time(tmp_path: Path) -> None:
     assert results.rows == []
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [(["--report"], "measure first, without --report"), ([], "there is no GPU that JAX can use")],

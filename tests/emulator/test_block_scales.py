@@ -178,7 +178,6 @@ def test_descriptors_of_other_compilers_are_legal(case: Case, bits: int, expecte
 NV = Case(Kind.MXF4NVF4, block=16, scale=E4M3)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "bits", "changes", "rule"),
     [
@@ -374,7 +373,6 @@ def launch(program: str) -> None:
 DECODED = "descriptor: "  # the error of its operands, which are zeros
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("modifiers", "target", "rule"),
     [

@@ -181,7 +181,6 @@ def test_poison_goes_through_a_call() -> None:
     assert [finding.kind for finding in report.findings] == ["poison"]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("functions", "body", "message"),
     [
@@ -346,7 +345,6 @@ def printing(format_: str, value: str = "5", body: str = "") -> str:
     return text(VPRINTF + data, body or PRINT.format(value=value))
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("format_", "message"),
     [

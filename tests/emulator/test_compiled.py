@@ -92,7 +92,6 @@ def test_taken(instruction: str) -> None:
     decode(instruction)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("instruction", instructions(REFUSED))
 def test_refused_as_a_gap(instruction: str) -> None:
     with pytest.raises(emulator.EmulatorError, match="the emulator does not know"):

@@ -105,6 +105,7 @@ def variables_of(name: str) -> Any:
     return jax.jit(lambda key, x: [layer.init(key, x) for layer in both])(jax.random.key(1), x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_are_flaxs(name: str) -> None:
     """Names, shapes and values for equal keys; hence a checkpoint of either is one of both."""
@@ -115,6 +116,7 @@ def test_parameters_are_flaxs(name: str) -> None:
     assert_one_tree(loaded, wanted)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str) -> None:
     theirs, ours, activation = layers(name)
@@ -435,7 +437,6 @@ def test_an_unknown_activation(layer: str) -> None:
         linen.MLP(4, gated=True, activation="tanh").init(jax.random.key(0), normal((2, 3)))
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("equation", ["bd,df", "bd->b"])
 def test_an_equation_that_flax_refuses(equation: str) -> None:
     for library in (nn, linen):

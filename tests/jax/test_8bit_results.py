@@ -100,7 +100,6 @@ def test_what_is_saved_has_more_bits(implementation: Any) -> None:
     np.testing.assert_array_equal(wide(again), wide(bars[0][0]))
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["sm100", "sm90"])
 def test_other_arrays_of_8_bits_are_refused(implementation: Any) -> None:
     x = jnp.ones((64, 64), jnp.bfloat16)

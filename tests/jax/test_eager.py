@@ -127,7 +127,6 @@ def test_a_scalar_array_is_no_part_of_the_program(kind: Callable[..., Any], dtyp
     assert programs() == before
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wrong", [None, [[1.0, 2.0]]], ids=str)
 def test_what_is_no_array_is_refused(call: Callable[..., Any], wrong: Any) -> None:
     for operands in ((wrong, W), (X, wrong)):

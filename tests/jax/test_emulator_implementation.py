@@ -380,7 +380,6 @@ def test_a_sequence_takes_what_the_platform_has() -> None:
 # Errors
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("action", "error", "message"),
     [

@@ -128,7 +128,6 @@ def test_the_kernel_reads_the_bias_as_one_vector(name: str) -> None:
     assert len(np.unique(kernel)) > 20
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [

@@ -275,7 +275,6 @@ def test_explain_says_how(family: str) -> None:
     assert jaxbw.explain(x, y, precision=X3, implementation="xla").implementation == "xla"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", EMULATORS)
 def test_what_is_refused(name: str, operand: Operand) -> None:
     lhs, rhs = operand((16, 32), "float32"), operand((32, 8), "float32", 1)

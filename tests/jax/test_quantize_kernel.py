@@ -236,7 +236,6 @@ def test_export() -> None:
 # Refusals
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("shape", "axis", "dtype", "reason"),
     [
@@ -288,7 +287,6 @@ def test_workspace_and_what_is_planned() -> None:
         _native.quantize_workspace_bytes([4, 4], F32, F32)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kernel", "change", "complaint"),
     [

@@ -341,7 +341,6 @@ AS_LAX: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("operands", "message"), AS_LAX)
 def test_errors_are_those_of_lax(operands: Any, message: str) -> None:
     with pytest.raises(Exception) as theirs:  # noqa: PT011
@@ -350,7 +349,6 @@ def test_errors_are_those_of_lax(operands: Any, message: str) -> None:
         jaxbw.ragged_dot(*operands)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

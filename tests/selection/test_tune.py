@@ -360,7 +360,6 @@ def test_nothing_is_measured_while_a_function_is_traced(tmp_path: Path) -> None:
         inside(X)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("device", "message"),
     [

@@ -129,7 +129,6 @@ def test_a_choice_follows_the_table_and_says_so(monkeypatch: pytest.MonkeyPatch)
     assert jaxbw.explain(x, x, device="B200").cost.tuned == 0  # type: ignore[union-attr]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -162,7 +161,6 @@ def test_a_file_that_is_no_table_is_refused(
     assert tuned._load.__wrapped__("h200.npz") is None
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("damage", ["", "{", "no header", "no column", "cut off"])
 def test_a_damaged_file_is_refused(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -240,7 +240,6 @@ GOOD: Any = {"format": tuned_matmuls.FORMAT, "version": 2, "products": [entry().
 ROW = GOOD["products"][0]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("content", "fault"),
     [

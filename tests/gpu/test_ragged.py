@@ -15,7 +15,7 @@ from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.ragged import RaggedChoice, choose
 
 from ..emulator.ragged_launch import Ragged
-from ..emulator.test_ragged import CASES
+from ..emulator.test_ragged import CASES, FLOAT8
 
 pytestmark = pytest.mark.gpu
 
@@ -31,8 +31,8 @@ def run(case: Ragged, config: GemmConfig | None) -> None:
     assert isinstance(choice, RaggedChoice), str(choice)
     lhs, rhs = case.operands()
     offset = np.array(case.offset, np.int64).astype(np.int32)
-    given = (lhs.astype(problem.dtype), rhs.astype(problem.dtype), case.table, offset)
-    terms = [x for name in ("rhs_up", "c", "bias") if (x := case.terms().get(name)) is not None]
+    given = (lhs.astype(problem.lhs_dtype), rhs.astype(problem.rhs_dtype), case.table, offset)
+    terms = [*case.terms().values()]
 
     @jax.jit
     def compute(*operands: Any) -> Any:
@@ -44,9 +44,9 @@ def run(case: Ragged, config: GemmConfig | None) -> None:
         case.compare(np.asarray(compute(*given, *terms)))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES | FLOAT8)
 def test_the_cases_of_the_emulator(name: str) -> None:
-    case = CASES[name]
+    case = (CASES | FLOAT8)[name]
     run(case, replace(case.config, stages=None))
 
 
@@ -92,7 +92,7 @@ def test_it_repeats_in_a_loop(contraction: bool) -> None:
     if not isinstance(choice, RaggedChoice):
         pytest.skip(str(choice))
     lhs, rhs = case.operands()
-    given = (lhs.astype(problem.dtype), rhs.astype(problem.dtype))
+    given = (lhs.astype(problem.lhs_dtype), rhs.astype(problem.rhs_dtype))
 
     @jax.jit
     def loop(lhs: Any, rhs: Any, sizes: Any) -> Any:

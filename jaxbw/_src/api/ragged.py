@@ -219,9 +219,7 @@ def _of_rows(
         from jaxbw._src.api import group_scales  # wanted by few
 
         operands, scales, transposed, dtype = group_scales.unquantized(call, operands, dtype)
-    before = {
-        name: compat.before_transposition(x) for name, x in operands.items() if name != "lhs"
-    }
+    before = {name: compat.before_transposition(x) for name, x in operands.items() if name != "lhs"}
     if not transposed and all(turned == (0, 2, 1) for _, turned in before.values()):
         operands |= {name: original for name, (original, _) in before.items()}
         transposed = True

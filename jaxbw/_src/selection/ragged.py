@@ -101,10 +101,11 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     """The launch for a problem on a family's device of so many SMs.
 
     Rows of a tile are 128, or 64 where that is what a group has. Columns are 256, or 128 where
-    there are no more, or there would be fewer tiles than SMs, or sums are promoted. On an H100, with 8 to 512 rows of a
-    group, these were within 4 % of the fastest that was tried (benchmarks/NOTEBOOK.md), but for the
-    gradient of weights of which one group has all rows: 12 % less by scheduler="none". Of sm100,
-    which no one has measured, it is the same rule.
+    there are no more, or there would be fewer tiles than SMs, or sums are promoted. On an H100,
+    with 8 to 512 rows of a group, these were within 4 % of the fastest that was tried
+    (benchmarks/NOTEBOOK.md), but for the gradient of weights of which one group has all rows: 12 %
+    less by scheduler="none". Of sm100, and of float8, which no one has measured, it is the same
+    rule.
     """
     rows, columns = problem.expected_rows, problem.n * (1 + problem.epilogue.gated)
     few = rows <= 64 and not problem.ragged_contraction

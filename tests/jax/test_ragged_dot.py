@@ -11,6 +11,8 @@ from jax import lax
 
 import jaxbw
 
+from ..quantized import FORMATS
+from ..quantized import quantized as of_numpy
 from .epilogues import in_float64
 from .ragged_cases import CONTRACTION, contraction, dense_contraction, integers, normal, rows
 
@@ -412,10 +414,13 @@ def test_memory() -> None:
         assert compiled.memory_analysis().temp_size_in_bytes <= most * 2**20
 
 
-def quantized(x: Any, format: str, axis: Any, **options: Any) -> tuple[jaxbw.Quantized, Any]:
+def quantized(x: Any, name: str, axis: Any, *, both: bool = False) -> tuple[jaxbw.Quantized, Any]:
     """A `Quantized`, and what it means, in float64."""
-    q = jaxbw.quantize(x, format, axis=axis, **options)
-    return q, np.asarray(q.data, np.float64) * np.asarray(q.scale, np.float64)
+    bits, scale = of_numpy(x, name, axis)
+    data = bits.view(FORMATS[name][0])
+    turned = data.swapaxes(-1, -2) if both else None
+    q = jaxbw.Quantized(data, scale, turned, np.dtype(np.float32))
+    return q, data.astype(np.float64) * scale
 
 
 # Of which dimensions share the scales of lhs, and of rhs, whose transpose may be there, too.

@@ -389,7 +389,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "block_n_of_operands": ("sm90", EIGHT_BITS | {"promoted": True}, {"block_n": 256}),
     "gated_swap": ("sm100", {"gated": True}, {"swap_ab": True}),
     "grouped_epilogue": ("sm90", ROWS | {"residual": DataType.F32}, {}),
-    "grouped_8bit_major": ("sm90", ROWS | EIGHT_BITS, {}),
+    "grouped_8bit_major": ("sm90", ROWS | EIGHT_BITS | {"rhs_major": Major.MN}, {}),
     "grouped_alignment": ("sm90", ROWS | {"k": 1004}, {}),
     "grouped_rows": ("sm90", ROWS | {"m": 2**30, "n": 64, "k": 64, "batch": 2}, {}),
     "grouped_config": ("sm90", ROWS, {"cluster": (1, 2)}),

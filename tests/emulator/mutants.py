@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 # Instructions that order something and have no result: a mutant is the kernel without one.
 _DELETED = re.compile(
-    r"(fence\.|tcgen05\.fence|tcgen05\.wait|tcgen05\.commit|wgmma\.(fence|commit_group|wait_group)"
+    r"(fence\.|tcgen05\.fence|tcgen05\.wait|tcgen05\.commit|tcgen05\.cp|wgmma\.(fence|commit_group|wait_group)"
     r"|cp\.async\.bulk\.(wait_group|commit_group)|mbarrier\.arrive|bar\.(warp\.)?sync"
     r"|barrier\.(cta\.(sync|arrive)|cluster\.(arrive|wait)))"
 )
@@ -19,14 +19,17 @@ _INIT = re.compile(r"(mbarrier\.init\S* \[.*?\]), (%\w+|\d+);")
 _GROUPS = re.compile(r"((?:cp\.async\.bulk|wgmma)\.wait_group\S*)\s+(\d+);")
 _MULTICAST = re.compile(r"^(\S*\.multicast::cluster\S* .*), (%rs\d+);")
 _FLIP = re.compile(r"xor\.b32\s+(%\w+), \1, %\w+;")
+# With scales: descriptor of the instruction, addresses of A's and of B's.
+_SCALED = re.compile(r"(tcgen05\.mma\S*block_scale\S* .*), (%\w+), \[(%\w+)\], \[(%\w+)\], (\w+);")
+_SCALE_IDS = {"A": 1 << 29, "B": 1 << 4}  # lowest bits in the descriptor: cuda/gemm/descriptors.h
 
 # What tells the warp roles apart, by their nearest instruction of these kinds.
 _ROLES = {
     "setup": re.compile(r"mbarrier\.init|tcgen05\.alloc"),
-    "load": re.compile(r"cp\.async\.bulk\.tensor\.3d\.shared"),
+    "load": re.compile(r"cp\.async\.bulk\.tensor\.\dd\.shared"),
     "multiply": re.compile(r"tcgen05\.mma|wgmma\.mma_async"),
     "schedule": re.compile(r"clusterlaunchcontrol\.try_cancel"),
-    "epilogue": re.compile(r"tcgen05\.ld|cp\.async\.bulk\.tensor\.3d\.global"),
+    "epilogue": re.compile(r"tcgen05\.ld|cp\.async\.bulk\.tensor\.\dd\.global"),
 }
 MASK_BITS = 16  # ranks of the largest cluster
 _CLUSTER_BARRIER = re.compile(r"barrier\.cluster\.arrive")
@@ -104,6 +107,9 @@ def _mutants(ptx: str) -> Iterator[Mutant]:
             yield Mutant(number, role, statement, change, replacement)
         if match := _MULTICAST.match(statement):
             yield from _mask_mutants(number, role, statement, match[1], match[2])
+        if match := _SCALED.match(statement):
+            for change, replacement in _scale_mutants(*match.groups()):
+                yield Mutant(number, role, statement, change, replacement)
         if _CLUSTER_BARRIER.match(statement) and "barrier.cluster.wait" in lines[number + 1]:
             yield Mutant(number, role, statement, "deleted, with its wait", "", 2)
 
@@ -114,6 +120,18 @@ def _mask_mutants(number: int, role: str, statement: str, head: str, mask: str) 
         present = f".reg .b16 m; and.b16 m, {mask}, {1 << bit}; setp.ne.b16 q, m, 0;"
         change = f"mask without bit {bit}"
         yield Mutant(number, role, statement, change, dropped, condition=present)
+
+
+def _scale_mutants(
+    head: str, descriptor: str, a: str, b: str, accumulate: str
+) -> Iterator[tuple[str, str]]:
+    for side, bit in _SCALE_IDS.items():
+        mutated = f"{{ .reg .b32 m; xor.b32 m, {descriptor}, {bit}; {head}, m, "
+        yield f"another scale id of {side}", f"{mutated}[{a}], [{b}], {accumulate}; }}"
+    for side, address in (("A", a), ("B", b)):
+        shifted = f"{{ .reg .b32 m; add.s32 m, {address}, 4; {head}, {descriptor}, "
+        addresses = f"[m], [{b}]" if side == "A" else f"[{a}], [m]"
+        yield f"scales of {side} of the next rows", f"{shifted}{addresses}, {accumulate}; }}"
 
 
 def _changes(statement: str, waited: set[str]) -> Iterator[tuple[str, str]]:
@@ -157,7 +175,8 @@ def _roles(lines: list[str]) -> Callable[[int], str]:
         if pattern.search(line)
     ]
     barriers = [i for i, line in enumerate(lines) if _CLUSTER_BARRIER.search(line)]
-    anchors += [(barriers[0], "setup"), (barriers[-1], "exit")]
+    if barriers:
+        anchors += [(barriers[0], "setup"), (barriers[-1], "exit")]
 
     def role_of(number: int) -> str:
         return min(anchors, key=lambda anchor: abs(anchor[0] - number))[1]

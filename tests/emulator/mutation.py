@@ -28,12 +28,12 @@ import numpy as np
 
 from jaxbw import emulator
 
-from . import gemm_cases, gemm_launch, installed
-from .gemm_cases import Case
-from .gemm_launch import MAX_STAGES, Matmul
+from . import installed
+from .gemm_launch import MAX_STAGES
 from .mutants import Mutant, marked, mutants
-from .mutation_launches import NAMES, launches
+from .mutation_launches import GROUPED_NAMES, NAMES, Launch, launches
 from .redundant import REDUNDANT
+from .run_case import run, stages
 
 # Changes of a barrier's initialisation, all found: counted apart, lest they flatter the others.
 ARRIVALS = ("one arrival more", "one arrival less")
@@ -69,31 +69,12 @@ class Outcome:
         return self.found[0] if self.found else "redundant" if self.redundant else "survived"
 
 
-@functools.cache
-def _matmul(case: Case) -> Matmul:
-    return case.matmul()
-
-
-def _sm_count(case: Case) -> int:
-    """For one cluster, so that it has many tiles; parts of a tile are added by several."""
-    return case.config().clusters * (1 if case.split_k == 1 else 2)
-
-
 def observe(
-    module: emulator.Module, case: Case, schedule: Schedule, step_limit: int = 1 << 36
+    module: emulator.Module, case: Launch, schedule: Schedule, step_limit: int = 1 << 36
 ) -> tuple[list[str], str, int]:
     """What one run of a kernel shows: the checks that fail, a message, and the steps it took."""
-    matmul = _matmul(case)
     try:
-        outcome = gemm_launch.launch(
-            module,
-            case.config(),
-            matmul,
-            sm_count=_sm_count(case),
-            schedule=schedule[0],
-            seed=schedule[1],
-            step_limit=step_limit,
-        )
+        ran = run(module, case, schedule=schedule[0], seed=schedule[1], step_limit=step_limit)
     except emulator.EmulatorError as error:
         message = str(error)
         kind = (
@@ -106,15 +87,15 @@ def observe(
         return [kind], message.split("\n")[0], 0
     except AssertionError as error:
         return ["wrong result"], str(error), 0
-    findings = outcome.report.findings
+    findings = ran.findings
     found = sorted({finding.kind for finding in findings})
     messages = [f"line {f.line}: {f.message}" for f in findings[:1]]
     try:
-        gemm_cases.verify_results(case, matmul, [outcome.d, *outcome.saved])
+        ran.verify()
     except AssertionError as error:
         found.insert(0, "wrong result")
         messages.append(str(error))
-    return found, "; ".join(messages), outcome.report.steps
+    return found, "; ".join(messages), ran.steps
 
 
 @functools.cache
@@ -138,32 +119,25 @@ def _marked(name: str) -> tuple[emulator.Module, dict[tuple[int, str], int], Any
 def reached(name: str, index: int) -> frozenset[tuple[int, str]]:
     """Lines, and conditions there, to which the kernel comes in a launch."""
     module, numbers, flags = _marked(name)
-    case = launches(name)[index]
     flags[...] = 0
-    gemm_launch.launch(
-        module,
-        case.config(),
-        _matmul(case),
-        sm_count=_sm_count(case),
-        checks="off",
-        more_buffers=[flags],
-    )
+    run(module, launches(name)[index], checks="off", more_buffers=[flags])
     return frozenset(place for place, number in numbers.items() if flags[number])
 
 
-def reaches(case: Case, places: Collection[tuple[int, str]], mutant: Mutant) -> bool:
+def reaches(case: Launch, places: Collection[tuple[int, str]], mutant: Mutant) -> bool:
     """Whether a mutant makes a difference in a launch, in which the kernel comes to `places`."""
     if mutant.place not in places:
         return False
     # All slots that a ring of stages may have are initialised first, a full and an empty barrier in
     # turn, however many the launch has.
     of_ring = mutant.opcode.startswith("mbarrier.init") and mutant.occurrence <= 2 * MAX_STAGES
-    return not of_ring or mutant.occurrence <= 2 * case.config().stages
+    return not of_ring or mutant.occurrence <= 2 * stages(case)
 
 
 def sites(name: str, mutant: Mutant) -> Iterator[tuple[str, str, str, int, str]]:
     """The keys under which REDUNDANT may have a mutant of a kernel."""
-    for where in (name, name.split("_")[1]):
+    family = name.split("_")[1]
+    for where in (name, f"{family}_grouped" if name in GROUPED_NAMES else family):
         yield where, mutant.role, mutant.opcode, mutant.occurrence, mutant.change
 
 

@@ -1,16 +1,33 @@
 """The launches of mutation testing: small matmuls that reach all synchronisation of a kernel."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from jaxbw._native import limits
+from jaxbw._native import Plan, limits
 
 from .gemm_cases import Case, transposed
+from .ragged_launch import Ragged
+
+Launch = Case | Ragged
 
 TILES = {"nn": "64x64", "nt": "64x128", "tn": "128x128", "tt": "64x32"}
 SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.items())
-NAMES = ("jaxbw_sm100_16bit_1cta", "jaxbw_sm100_16bit_2cta", *SM90_NAMES)  # the kernels
+MX_NAMES = ("jaxbw_sm100_8bit_mx_1cta", "jaxbw_sm100_8bit_mx_2cta")
+GROUPED_NAMES = (
+    "jaxbw_sm100_grouped_16bit_1cta",
+    "jaxbw_sm90_grouped_bf16_nn_64x256",
+    "jaxbw_sm90_grouped_bf16_nt_64x128",
+    "jaxbw_sm90_grouped_bf16_tn_64x256",
+)
+NAMES = (  # the kernels
+    "jaxbw_sm100_16bit_1cta",
+    "jaxbw_sm100_16bit_2cta",
+    *SM90_NAMES,
+    *MX_NAMES,
+    *GROUPED_NAMES,
+)
 
 OUTPUTS = ("bf16", "f16", "f32")
 # How an epilogue warp stores: by TMA, or in rows, of 4 bytes or of single elements at a time.
@@ -26,9 +43,15 @@ FULL: dict[str, Any] = {
 SHARED: dict[str, Any] = dict(output="bf16", block_m=64, layout="nt", swap_ab=True, stages=2)
 
 
-def launches(name: str) -> tuple[Case, ...]:
+@functools.cache
+def launches(name: str) -> tuple[Launch, ...]:
     """The launches of a kernel. Together they also wrap all its rings."""
-    return tuple(_sm90(name) if "sm90" in name else _sm100(2 if "2cta" in name else 1))
+    if name in GROUPED_NAMES:
+        return tuple(_grouped(name))
+    if "sm90" in name:
+        return tuple(_sm90(name))
+    group = 2 if "2cta" in name else 1
+    return tuple(_mx(group) if name in MX_NAMES else _sm100(group))
 
 
 def _sm90(name: str) -> Iterator[Case]:
@@ -216,3 +239,42 @@ def _sm100(group: int) -> Iterator[Case]:
     if group == 1:  # parts of K in a cluster
         yield Case(5, 120, 500, **SHARED, block_n=8, cluster_k=3)
         yield Case(30, 120, 328, **SHARED, block_n=32, cluster_k=2, cluster=(2, 1), bias="f32")
+
+
+def _mx(group: int) -> Iterator[Case]:
+    """Those of 16 bits that are legal for MX formats, whose spans have twice as many elements."""
+    for case in _sm100(group):
+        found = replace(case, mx=True, dtype="e4m3", k=2 * case.k)
+        if isinstance(found.planned(), Plan):
+            yield found
+
+
+def _grouped(name: str) -> Iterator[Ragged]:
+    base = Ragged((37, 0, 150, 13), stages=2, sm_count=1, family=name.split("_")[1])
+    if base.family == "sm100":
+        tiles, layouts = [(128, 128), (128, 256)], ["nn", "nt", "tn"]
+        deepest = (128, 32)
+    else:
+        layout, tile = name.split("_")[-2:]
+        columns = int(tile.split("x")[1])
+        tiles, layouts = [(128, columns), (64, columns)], [layout]
+        deepest = (64, columns)
+    for rows, columns in tiles:
+        of_tile = replace(base, tile=(rows, columns), n=columns + 8, pingpong=rows == 64)
+        for layout in layouts:
+            way = replace(of_tile, transposed=layout == "nt", contraction=layout == "tn")
+            yield way
+            yield replace(way, k=328, sm_count=2)
+            yield replace(way, scheduler="none", n=2 * columns + 8)
+            yield replace(way, sizes=((0, 90, 9, 0), (70, 0, 101, 0)), k=264, stages=3)
+            for output in OUTPUTS:
+                yield replace(way, output=output)
+                if not way.contraction:
+                    yield replace(way, output=output, bias="f32", activation="relu", k=136)
+                    yield replace(way, output=output, gated=True, k=136, n=2 * columns)
+            if way.contraction:
+                yield replace(way, sizes=(0, 0, 0))
+                yield replace(way, sizes=(300, 0, 20), m=320, adds=True, output="f32")
+    way = replace(base, tile=deepest, pingpong=deepest[0] == 64)
+    way = replace(way, transposed=layouts[-1] == "nt", contraction=layouts == ["tn"])
+    yield replace(way, stages=None, k=64 * 14)  # all slots of the deepest ring

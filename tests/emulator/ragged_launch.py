@@ -1,5 +1,6 @@
 """Launches grouped matmuls in the emulator, as the host does it there, and an oracle for them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,12 +227,19 @@ class Ragged:
 
 
 def launch(
-    case: Ragged, lhs: Array, rhs: Array, **options: Any
+    case: Ragged,
+    lhs: Array,
+    rhs: Array,
+    kernel: emulator.Module | None = None,
+    more_buffers: Iterable[Array] = (),
+    **options: Any,
 ) -> tuple[Array, Array, list[emulator.Report]]:
     """The result, the workspace, and the reports of the table's kernel and the matmul's.
 
+    Of them `kernel` takes the place of the one that has its name; it may access `more_buffers`.
+
     Raises:
-      AssertionError: something around the result has changed, or was found.
+      AssertionError: something around the result has changed.
     """
     problem, plan, terms = case.problem, case.plan(), case.terms()
     c = terms.pop("c", None)
@@ -259,11 +267,17 @@ def launch(
     if c is not None:
         arrays["c"] = result
     addresses = {name: array.ctypes.data for name, array in arrays.items()}
+    calls = [
+        call
+        for call in _native.emulated_launches(plan, addresses, sm_count=case.sm_count)
+        if call is not None
+    ]
+    modules = [installed.load(call.kernel) for call in calls]
+    if kernel is not None:
+        (place,) = (i for i, module in enumerate(modules) if module.entries() == kernel.entries())
+        modules[place] = kernel
     reports = []
-    for call in _native.emulated_launches(plan, addresses, sm_count=case.sm_count):
-        if call is None:
-            continue
-        module = installed.load(call.kernel)
+    for call, module in zip(calls, modules, strict=True):
         report = module.launch(
             module.entries()[0],
             grid=call.blocks,
@@ -271,11 +285,10 @@ def launch(
             cluster=call.cluster_ctas,
             dynamic_smem=call.shared_memory,
             args=[call.parameters],
-            buffers=[guarded, workspace, *placed.values()],
+            buffers=[guarded, workspace, *placed.values(), *more_buffers],
             sm_count=case.sm_count,
             **options,
         )
-        assert not report.findings, report.findings
         reports.append(report)
     edges = np.concatenate([guarded[:GUARD], guarded[-GUARD:]])
     assert (edges.view(np.uint8) == POISON).all(), "the kernel wrote outside the result"
@@ -283,7 +296,9 @@ def launch(
 
 
 def check(case: Ragged, **options: Any) -> list[emulator.Report]:
-    """Runs a case and compares every element with the oracle; the reports."""
+    """Runs a case and compares every element with the oracle; the reports, without findings."""
     result, _, reports = launch(case, *case.operands(), **options)
+    for report in reports:
+        assert not report.findings, report.findings
     case.compare(result)
     return reports

@@ -5,7 +5,8 @@ import pytest
 from jaxbw._native import limits
 
 from . import installed, mutation
-from .mutation_launches import NAMES, launches
+from .gemm_cases import Case
+from .mutation_launches import GROUPED_NAMES, MX_NAMES, NAMES, launches
 from .redundant import REDUNDANT
 
 EVERY = 72  # of the mutants, one is tried
@@ -19,22 +20,32 @@ SHARED = 2  # more of them, whose CTAs share a tile
 BROUGHT = 12  # and the last ones of sm90, whose residual comes by TMA
 
 
+def _among(name: str) -> list[int]:
+    """The launches in which a kernel's mutants are tried."""
+    if name in MX_NAMES + GROUPED_NAMES:
+        return list(range(0, len(launches(name)), 4))
+    family = name.split("_")[1]
+    cases = [(i, case) for i, case in enumerate(launches(name)) if isinstance(case, Case)]
+    shared = [i for i, case in cases if case.cluster_k > 1]
+    among = [*AMONG[family], *shared[:SHARED]]
+    if family == "sm90":
+        # ... and parts that share what is left to do: floats, and behind whole tiles.
+        parts = limits("sm90")["min_shared_parts"]
+        among += [
+            i
+            for i, case in cases
+            if case.split_k == parts and (case.output == "f32" or case.split_tail)
+        ]
+        among += range(len(cases))[-BROUGHT:]
+    return among
+
+
 @pytest.mark.sampled(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", NAMES)
 def test_mutants_are_found(name: str, part: int) -> None:
     installed.text(name)  # or the test is skipped
-    shared = [i for i, case in enumerate(launches(name)) if case.cluster_k > 1]
-    among = [*AMONG[name.split("_")[1]], *shared[:SHARED]]
-    if "sm90" in name:
-        # ... and parts that share what is left to do: floats, and behind whole tiles.
-        parts = limits("sm90")["min_shared_parts"]
-        cast = [
-            i
-            for i, case in enumerate(launches(name))
-            if case.split_k == parts and (case.output == "f32" or case.split_tail)
-        ]
-        among += [*cast, *range(len(launches(name)))[-BROUGHT:]]
+    among = _among(name)
     for _, mutant in list(mutation.all_mutants((name,)))[part * EVERY :: EVERY * PARTS]:
         reaching = [
             i

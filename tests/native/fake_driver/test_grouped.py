@@ -14,6 +14,7 @@ from . import xla
 from .conftest import FakeDriver
 
 BF16 = ml_dtypes.bfloat16
+DEVICES = {"sm90": 0, "sm100": 1}  # of the fake driver
 ROWS: dict[str, Any] = dict(m=1000, n=264, k=136, grouped=Grouped.ROWS)
 CONTRACTION: dict[str, Any] = dict(
     m=136, n=264, k=1000, lhs_major=Major.MN, grouped=Grouped.CONTRACTION
@@ -61,12 +62,12 @@ def test_two_launches(
 ) -> None:
     plan, of_table = planned(problem, family), f"jaxbw_{family}_group_table_s32"
     program = xla.Program(plan.attributes)
-    program.run("initialize")
+    program.run("initialize", device=(device := DEVICES[family]))
     loaded = [call["path"].rsplit("/", 1)[1] for call in fake.calls("cuLibraryLoadFromFile")]
     assert {f"{of_table}.cubin", f"{plan.kernel}.cubin"} <= set(loaded)
     fake.log.unlink()
     results = [aligned(result, np.float32), aligned((plan.workspace_bytes,), np.uint8)]
-    program.run("execute", operands([lhs, rhs]), results, stream=0x1230)
+    program.run("execute", operands([lhs, rhs]), results, device=device, stream=0x1230)
     asked = {line.split('"')[3] for line in fake.log.read_text().splitlines()}
     assert asked == {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"}  # all that may be captured
     table, matmul = fake.calls("cuLaunchKernelEx")

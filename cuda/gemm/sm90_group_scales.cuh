@@ -1,5 +1,5 @@
-// What grouped rows of 8 bits have of their own on the way out, on accumulators where wgmma leaves them: scales of
-// their rows of A, and of the columns of their group's matrix of B.
+// What sums of grouped rows of 8 bits are multiplied by, on accumulators where wgmma leaves them: scales of their rows
+// of A, and of the columns of their group's matrix of B.
 #pragma once
 
 #include "gemm/grouped_items.cuh"
@@ -26,11 +26,13 @@ class HeldColumns {
     }
   }
 
+  // As a bias (apply_elementwise).
   template <uint32_t kBelow, uint32_t kQuarter, uint32_t kCount>
   JAXBW_DEVICE void add(float (&sums)[kCount], const Epilogue&) const {
     apply<kQuarter>(sums, [](float sum, float column) { return sum + column; });
   }
 
+  // function(sum, what its column has), of the accumulators of one quarter.
   template <uint32_t kQuarter, uint32_t kCount, typename Function>
   JAXBW_DEVICE void apply(float (&sums)[kCount], const Function& function) const {
     const uint32_t of_fragment = ptx::lane_index_here() % 4;
@@ -98,17 +100,16 @@ class HeldScales {
   HeldColumns<kBlockN> columns_;
 };
 
-// As apply_elementwise, of sums that are scaled first. The bias comes from memory only then: there are not the registers
-// to hold both.
+// As apply_elementwise, of sums that are scaled first. The bias comes from memory only then: there are not the
+// registers to hold both.
 template <uint32_t kBlockN, uint32_t kCount>
 JAXBW_DEVICE void apply_scaled(float (&accumulators)[kCount], const GemmParams& p, const GroupedItem& item,
                                const HeldScales<kBlockN>& scales) {
   scales.multiply(accumulators, p.epilogue);
   HeldColumns<kBlockN> bias;
   if (const EpilogueOperand of_group = bias_of(p, item.group.matrix); of_group.data != nullptr) {
-    with_type(of_group.type, [&]<DataType kType>() {
-      bias.template load<kType, 0, kQuarters>(p, of_group.data, item.column);
-    });
+    with_type(of_group.type,
+              [&]<DataType kType>() { bias.template load<kType, 0, kQuarters>(p, of_group.data, item.column); });
   }
   apply_elementwise(accumulators, p.epilogue, bias);
 }

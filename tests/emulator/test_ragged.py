@@ -167,6 +167,16 @@ def test_float8(name: str, schedule: tuple[str, int]) -> None:
     check(FLOAT8[name], schedule=how, seed=seed)
 
 
+def test_promoted_sums() -> None:
+    """Hopper's 13 fraction bits hold what a block of K sums up to, and not what all of it does."""
+    case = of_8_bits(Ragged((5, 0, 3), m=8, k=2048, n=8, output="f32", promoted=True))
+    lhs, rhs = np.full(case.problem.lhs_shape, 1.125), np.ones(case.problem.rhs_shape)
+    exact, *_ = launch(case, lhs, rhs, sums="fused")
+    np.testing.assert_array_equal(exact, 1.125 * case.k)
+    short, *_ = launch(replace(case, promoted=False), lhs, rhs, sums="fused")
+    assert (short < exact).all()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
 def test_what_is_loaded(contraction: bool, family: str) -> None:

@@ -154,7 +154,7 @@ class RaggedCall:
         m, n = left.shape[1], output_shape(*operands[:3], of_primitive)[-1]
 
         def of_columns(x: Any) -> Any:  # with size 1 for k
-            return jnp.broadcast_to(x, (right.shape[1], 1, n)).reshape(1, -1, n)
+            return jnp.broadcast_to(x, (right.shape[1], 1, n)).reshape(1, right.shape[1], n)
 
         planned = {
             "rhs_up": lambda x: plan.operands(lhs, x)[1],

@@ -86,7 +86,10 @@ FAST: dict[str, tuple[str, ...]] = {
 # The tier of another Python, `pytest --other-python`: the fast one, and every test of what leans on
 # Python and JAX, with one in so many of its parameters.
 OTHER_PYTHON = ("build/test_package.py", "jax/", "native/")
+# ... but for minutes of what depends on neither.
+NOT_OTHER_PYTHON = ("jax/test_processes.py", "jax/test_profile.py", "native/test_doctor.py")
 OTHER_PYTHON_SAMPLE = 6
+PROGRAMS = Path(__file__).parents[1] / "build" / "programs-of-tests"  # see pytest_configure
 QUICK_XLA = (
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
@@ -100,9 +103,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
     By the environment, so that the processes that tests start do so too. A run with
     JAX_DISABLE_MOST_OPTIMIZATIONS=0 has what a user has.
+
+    What was compiled is kept: a quarter of the programs recur in a run, and nearly all in the next.
     """
     if "not gpu" not in config.getoption("markexpr"):
         return
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    # One that another worker is just writing is compiled again.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:Error reading persistent compilation cache entry"
+    )
     if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "0":
         return
     if metadata.version("jaxlib").startswith("0.10."):  # XLA ends a process for an unknown flag
@@ -121,10 +133,14 @@ def _name(path: Path) -> str:
     return str(path.relative_to(Path(__file__).parent))
 
 
+def _of_other_python(name: str) -> bool:
+    return name.startswith(OTHER_PYTHON) and name not in NOT_OTHER_PYTHON
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files of other tiers are not even imported."""
     name, other = _name(collection_path), config.getoption("--other-python")
-    inside = name in FAST or (other and name.startswith(OTHER_PYTHON))
+    inside = name in FAST or (other and _of_other_python(name))
     tier = other or config.getoption("--fast")
     return True if tier and collection_path.is_file() and not inside else None
 
@@ -136,7 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         sampling.mark(items, grids=GRID_SAMPLE)
         return
     fast = [i for i in items if i.name.startswith(FAST.get(_name(i.path), ("no test",)))]
-    rest = [i for i in items if other and _name(i.path).startswith(OTHER_PYTHON) and i not in fast]
+    rest = [i for i in items if other and _of_other_python(_name(i.path)) and i not in fast]
     sampling.mark(fast)
     sampling.mark(rest, unmarked=OTHER_PYTHON_SAMPLE)
     kept = {*fast, *rest}

@@ -195,6 +195,7 @@ def test_the_committed_table_has_the_built_instances() -> None:
 COUNTED = [i for i in DATA["instances"] if "sm100" in i["name"] or "bf16_nn_64x256" in i["name"]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [i["name"] for i in COUNTED])
 def test_the_committed_counts_are_those_of_the_built_kernel(name: str, kernel_dir: Path) -> None:
     cubin = kernel_dir / f"{name}.cubin"

@@ -12,6 +12,7 @@ from . import pictures
 from .picture_data import DATA
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", DATA)
 def test_a_picture_shows_what_the_kernels_do(name: str) -> None:
     now = json.loads(json.dumps(DATA[name]()))

@@ -1,5 +1,7 @@
 """A sample of mutation testing (mutation.py): broken kernels are found."""
 
+import itertools
+
 import pytest
 
 from jaxbw._native import limits
@@ -40,10 +42,10 @@ def _among(name: str) -> list[int]:
     return among
 
 
-@pytest.mark.sampled(PARTS)
-@pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("name", NAMES)
-def test_mutants_are_found(name: str, part: int) -> None:
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("where", [*itertools.product(NAMES, range(PARTS))], ids=str)
+def test_mutants_are_found(where: tuple[str, int]) -> None:
+    name, part = where
     installed.text(name)  # or the test is skipped
     among = _among(name)
     for _, mutant in list(mutation.all_mutants((name,)))[part * EVERY :: EVERY * PARTS]:

@@ -93,6 +93,7 @@ TAILS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TAILS)
 def test_a_split_tile_waits_for_the_stores_of_whole_ones(name: str) -> None:
     case = TAILS[name]
@@ -127,6 +128,7 @@ def test_from_so_many_parts_on_they_share() -> None:
         assert (begun == (parts if parts == limits("sm90")["min_shared_parts"] else 0)).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", ["cast", "elementwise", "general", "two m64, pingpong", "more parts than boxes"]
 )

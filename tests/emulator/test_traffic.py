@@ -91,6 +91,7 @@ def test_a_gated_matmul_reads_the_left_operand_once() -> None:
         assert report.bytes["global load"] == 2 * K * (case.m + 2 * case.n)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rung", RUNGS[1:], ids=lambda rung: rung.name)
 def test_the_ladder_reads_what_its_formula_says(rung: Any) -> None:
     m, n = 1024, 1024

@@ -105,6 +105,7 @@ def variables_of(name: str) -> Any:
     return jax.jit(lambda key, x: [layer.init(key, x) for layer in both])(jax.random.key(1), x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_are_flaxs(name: str) -> None:
     """Names, shapes and values for equal keys; hence a checkpoint of either is one of both."""
@@ -115,6 +116,7 @@ def test_parameters_are_flaxs(name: str) -> None:
     assert_one_tree(loaded, wanted)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str) -> None:
     theirs, ours, activation = layers(name)

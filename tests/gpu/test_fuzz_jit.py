@@ -9,6 +9,7 @@ from . import fuzz_direct, fuzz_jit
 TINY = replace(fuzz_direct.H200, area=1 << 14, work=1 << 20)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_calls_say_what_their_cases_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_jit, "IMPLEMENTATION", "emulator-sm90")

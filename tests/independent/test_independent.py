@@ -35,6 +35,7 @@ def check(kernel: launching.Kernel, problem: Problem) -> list[Any]:
     return reports
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("problem", "block"),
     [
@@ -47,6 +48,7 @@ def test_triton_with_pointers(problem: Problem, block: tuple[int, int, int]) -> 
     check(language("triton", "triton").pointers(problem, block), problem)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("problem", "block", "specialize"),
     [

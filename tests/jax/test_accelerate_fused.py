@@ -154,6 +154,7 @@ CASES: dict[str, tuple[Function, tuple[Any, ...], Fused]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_one_kernel_does_all(case: str) -> None:
     """What it does; and values and gradients: in float64, too, where nothing may differ."""

@@ -50,6 +50,7 @@ def test_is_the_matmul_of_whole_arrays(
     assert_equal(jax.jit(with_gradients(matmul))(x, w, cotangent), reference(x, w, cotangent))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_only_permutes_communicate(form: dict[str, int]) -> None:
     """One less than there are devices; an all-reduce only for what every device had all of."""

@@ -45,6 +45,7 @@ def test_a_symbolic_default_is_one_collective() -> None:
     assert "stablehlo.collective_permute" not in text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_the_collectives_of_xla(form: dict[str, int]) -> None:
     """Without overlapping: forward, backward, and both in one program, which gathers once."""

@@ -84,6 +84,7 @@ CHECKED: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHECKED)
 def test_checkify_float_checks(name: str) -> None:
     """Also of arrays that are no arguments, as checkify makes of all that it is given."""

@@ -29,6 +29,7 @@ from .epilogues import (
 ACTIVATIONS = [None, "relu", "silu", "gelu", "gelu_exact"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_exact(case: str, operand: Operand) -> None:
     """Value, gradient, gradient of the gradient."""

@@ -78,6 +78,7 @@ def outcome(lower: Lower, matmul: Callable[..., Any], *operands: Any) -> Any:
     return [line for line in text.splitlines() if "stablehlo." in line]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 def test_a_kernel_where_it_is_native_else_lax(

@@ -104,6 +104,7 @@ def test_gated(given: tuple[bool, bool]) -> None:
 AXES = [*itertools.product((None, 0, 1), (None, 1), (None, 0), (None, 0))]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("axes", [axes for axes in AXES if any(x is not None for x in axes)])
 def test_vmap(axes: Any, operand: Any) -> None:
     shapes = (4, 8), (8, 6), (4,), (6,)

@@ -1,19 +1,23 @@
 """`jaxbw.explain_function`: what serves each matmul of a function, and why. Nothing is computed."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxbw._src import compat
 from jaxbw._src.lab.explain import estimated
 from jaxbw._src.lab.tuning import find
-from jaxbw._src.primitives import serve
+from jaxbw._src.primitives import ragged_dot, ragged_fused, serve
 from jaxbw._src.problem import GemmProblem
+from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection import devices
-from jaxbw._src.selection.choice import Choice
+from jaxbw._src.selection.choice import Choice, Refusal
 from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.xla import xla_time
 
@@ -28,12 +32,14 @@ class ExplainedMatmul:
       count: how often a call of the function computes it, so far as that is known: the body of a
         `lax.scan` counts as often as it runs, that of a `lax.while_loop` once, and each branch of a
         `lax.cond`.
-      problem: the matmul, reduced to one batched GEMM, in words, with what is fused.
+      problem: the matmul, reduced to one batched GEMM, in words, with what is fused; or a grouped
+        one, as of `jaxbw.ragged_dot`.
       fused: what the kernel does behind the matmul: of "alpha", "c", "bias", the activation's name,
         "gate", "residual".
       choice: what serves it, and why, as `jaxbw.explain` has it.
       us: the modelled time of one, in microseconds; None where there is no model.
-      flops: floating-point operations of one; 0 where a size is symbolic.
+      flops: floating-point operations of one; 0 where a size is symbolic. Of a grouped one as if
+        all rows were in groups.
     """
 
     count: int
@@ -132,7 +138,14 @@ def explain_function(
         jaxpr = compat.without_dead_code(jax.make_jaxpr(function)(*args).jaxpr)
         for problem, policy, times in find.matmuls_in(jaxpr):
             counts[problem, policy] = counts.get((problem, policy), 0) + times
-    explained = [_explained(*key, count, target, call) for key, count in counts.items()]
+        explained = [_explained(*key, count, target, call) for key, count in counts.items()]
+        grouped: dict[tuple[RaggedProblem, Choice], int] = {}
+        for part, served, times in _grouped(jaxpr, target):
+            grouped[part, served] = grouped.get((part, served), 0) + times
+    explained += [
+        ExplainedMatmul(times, choice.problem, _fused(part), choice, None, _flops(part))
+        for (part, choice), times in grouped.items()
+    ]
     return ExplainedFunction(tuple(sorted(explained, key=lambda x: -x.count * x.flops)))
 
 
@@ -155,7 +168,44 @@ def _explained(
     return ExplainedMatmul(count, choice.problem, _fused(problem), choice, us, _flops(problem))
 
 
-def _fused(problem: GemmProblem) -> tuple[str, ...]:
+def _grouped(jaxpr: Jaxpr, target: str | None) -> Iterator[tuple[RaggedProblem, Choice, int]]:
+    """The grouped matmuls of a program, what serves each, and how often it runs."""
+    for problem, equation, times in find.ragged_matmuls_in(jaxpr):
+        choice = _grouped_choice(problem, equation, target)
+        if choice.kernel is not None or equation.primitive is not ragged_fused.ragged_fused_p:
+            yield problem, choice, times
+            continue
+        # No kernel takes it with its epilogue: its formula is computed.
+        formula = partial(ragged_fused.formula, **equation.params)
+        types: list[Any] = [each.aval for each in equation.invars]
+        for part, served, count in _grouped(jax.make_jaxpr(formula)(*types).jaxpr, target):
+            yield part, served, times * count
+
+
+def _grouped_choice(problem: RaggedProblem, equation: JaxprEqn, target: str | None) -> Choice:
+    policy = equation.params["policy"]
+    names, target = policy.implementation, policy.target or target
+    has_device = target is not None or jax.default_backend() == "gpu"
+    on = serve.device_for(names, target) if has_device else None
+    operands = [each.aval for each in equation.invars]
+    found = ragged_dot.chosen(problem, operands, on, policy, equation.params)
+    kernel = None if isinstance(found, Refusal) else found
+    return Choice(
+        implementation="xla" if kernel is None else kernel.implementation,
+        kernel=None if kernel is None else kernel.kernel,
+        config=None if kernel is None else kernel.config,
+        cost=None,
+        wave=None,
+        repacked=(),
+        candidates=(),
+        reason=found.reason,
+        refused=(),
+        problem=str(problem),
+        device=None if on is None else on.name,
+    )
+
+
+def _fused(problem: GemmProblem | RaggedProblem) -> tuple[str, ...]:
     e = problem.epilogue
     parts = {
         "alpha": e.alpha != 1,
@@ -170,9 +220,13 @@ def _fused(problem: GemmProblem) -> tuple[str, ...]:
     return tuple(name for name, is_there in parts.items() if is_there)
 
 
-def _flops(problem: GemmProblem) -> int:
+def _flops(problem: GemmProblem | RaggedProblem) -> int:
+    """Of a grouped matmul those of all its rows."""
     p = problem
-    return 2 * p.batch * p.m * p.n * p.k * (1 + p.epilogue.gated) if p.is_sized else 0
+    sizes = (p.batch, p.m, p.n, p.k)
+    if not all(isinstance(size, int) for size in sizes):
+        return 0
+    return 2 * math.prod(sizes) * (1 + p.epilogue.gated)
 
 
 def _why(choice: Choice) -> str:

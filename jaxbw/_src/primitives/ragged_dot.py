@@ -31,6 +31,7 @@ from jaxbw._src.selection.implementations import EMULATED
 from jaxbw._src.selection.policy import FREE, Policy
 
 ragged_dot_p = Primitive("jaxbw_ragged_dot")
+OPERANDS = 4  # lhs, rhs, group_sizes, group_offset
 
 _Preset = lax.DotAlgorithmPreset
 # As kernels multiply, of 16 bits and of 8.
@@ -255,7 +256,7 @@ def check(call: str, operands: Any, params: Any) -> None:
     for name in names:
         # Each family is asked about a device that it runs on: this machine's is not known here.
         device = devices.for_family(named, EMULATED.get(name, name))
-        choice = _chosen(problem, operands, device, replace(policy, implementation=(name,)), params)
+        choice = chosen(problem, operands, device, replace(policy, implementation=(name,)), params)
         if not isinstance(choice, Refusal):
             return
         refused.append(choice)
@@ -275,11 +276,11 @@ def choice_of(platform: str | None, ctx: Any, problem: RaggedProblem, params: An
         reason = "the program is of several devices; kernels serve it in a shard_map over all axes"
         return Refusal("kernels", reason)
     device = serve.device_for(here, policy.target)
-    return _chosen(problem, ctx.avals_in, device, replace(policy, implementation=here), params)
+    return chosen(problem, ctx.avals_in, device, replace(policy, implementation=here), params)
 
 
-def _chosen(problem: RaggedProblem, operands: Any, device: Any, policy: Policy, params: Any) -> Any:
-    """The same on a device."""
+def chosen(problem: RaggedProblem, operands: Any, device: Any, policy: Policy, params: Any) -> Any:
+    """The same on a device; of the operands only the types count."""
     lhs, rhs, *_ = operands
     precision = params["precision"]
     are_float8 = _is_float8(lhs.dtype) and _is_float8(rhs.dtype)

@@ -24,6 +24,7 @@ from jaxbw._src.epilogue import ACTIVATIONS, Epilogue, scaled, wide_dtype
 from jaxbw._src.primitives import serve
 from jaxbw._src.primitives.fused_tangent import of_some
 from jaxbw._src.primitives.ragged_dot import (
+    OPERANDS,
     choice_of,
     lower_kernel,
     output_shape,
@@ -34,7 +35,6 @@ from jaxbw._src.selection.choice import Refusal
 from jaxbw._src.selection.policy import Policy
 
 ragged_fused_p = Primitive("jaxbw_ragged_fused")
-_MATMUL = 4  # operands: lhs, rhs, group_sizes, group_offset
 
 
 def ragged_fused(
@@ -66,8 +66,8 @@ def ragged_fused(
 def formula(*operands: Any, epilogue: Epilogue, output: Any, **params: Any) -> Any:
     """The same by grouped matmuls, each of `wide_dtype`, and XLA's operations."""
     e, wide = epilogue, wide_dtype(output)
-    lhs, rhs, *sizes = operands[:_MATMUL]
-    terms = dict(zip(_names(e), operands[_MATMUL:], strict=True))
+    lhs, rhs, *sizes = operands[:OPERANDS]
+    terms = dict(zip(_names(e), operands[OPERANDS:], strict=True))
 
     def of_groups(name: str) -> Any:
         ones = jnp.ones((1, lhs.shape[1], 1), wide)
@@ -156,7 +156,7 @@ def _batch(operands: Any, dims: Any, **params: Any) -> Any:
 def _lower(
     platform: str | None, ctx: Any, *operands: Any, epilogue: Epilogue, **params: Any
 ) -> Any:
-    problem = problem_of(ctx.avals_in[:_MATMUL], params, epilogue)
+    problem = problem_of(ctx.avals_in[:OPERANDS], params, epilogue)
     choice = choice_of(platform, ctx, problem, params)
     if isinstance(choice, Refusal):
         log.once(lambda: f"{problem}: apart: {choice.reason}")

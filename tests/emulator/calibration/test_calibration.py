@@ -93,6 +93,7 @@ def test_the_vectors_are_of_a_gpu_and_of_these_cases() -> None:
     assert facts["encodings"] == [encoding.name for encoding in encodings()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("module", suite.modules())
 def test_same_memory(module: str) -> None:
     found = {case.name: fault(case) for case in cases()[module]}

@@ -10,8 +10,17 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params, primitives
 
-from jaxbw._src.primitives import accelerate, dot_general, fused_dot_general, fused_tangent
+from jaxbw._src.epilogue import IDENTITY
+from jaxbw._src.primitives import (
+    accelerate,
+    dot_general,
+    fused_dot_general,
+    fused_tangent,
+    ragged_dot,
+    ragged_fused,
+)
 from jaxbw._src.problem import GemmProblem, Reduction
+from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.tuned_matmuls import matmul_key
 
@@ -76,6 +85,15 @@ def matmuls_in(jaxpr: Jaxpr) -> Iterator[tuple[GemmProblem, Policy | None, int]]
             )
             policy = equation.params.get("policy") or accelerate.policy_of_equation(equation)
             yield rule(operands, results, equation.params).problem, policy, times
+
+
+def ragged_matmuls_in(jaxpr: Jaxpr) -> Iterator[tuple[RaggedProblem, JaxprEqn, int]]:
+    """Each grouped matmul of a program, its equation, and how often it runs, as of `Found`."""
+    for equation, times in _equations(jaxpr, 1):
+        if equation.primitive in (ragged_dot.ragged_dot_p, ragged_fused.ragged_fused_p):
+            matmul = [each.aval for each in equation.invars[: ragged_dot.OPERANDS]]
+            epilogue = equation.params.get("epilogue", IDENTITY)
+            yield ragged_dot.problem_of(matmul, equation.params, epilogue), equation, times
 
 
 def _equations(jaxpr: Jaxpr, times: int) -> Iterator[tuple[JaxprEqn, int]]:

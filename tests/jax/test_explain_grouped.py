@@ -1,0 +1,66 @@
+"""What `jaxbw.explain_function` says of grouped matmuls."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxbw
+
+X = jax.ShapeDtypeStruct((512, 128), jnp.bfloat16)
+EXPERTS = jax.ShapeDtypeStruct((8, 128, 256), jnp.bfloat16)
+SIZES = jax.ShapeDtypeStruct((8,), jnp.int32)
+
+
+def explained(function: Any, device: str | None) -> list[tuple[int, str | None, str]]:
+    report = jaxbw.explain_function(function, X, EXPERTS, SIZES, device=device)
+    return [(each.count, each.choice.kernel, each.problem) for each in report.matmuls]
+
+
+def test_both_gradients_have_a_kernel() -> None:
+    gradients = jax.grad(lambda x, w, sizes: jaxbw.ragged_dot(x, w, sizes).sum(), (0, 1))
+    of_experts = "ragged bf16[1,512,128]^T @ bf16[1,512,256] -> bf16[1,8,128,256]"
+    of_x = "ragged bf16[1,512,256] @ bf16[1,8,128,256]^T -> bf16[1,512,128]"
+    assert explained(gradients, "H200") == [
+        (1, "jaxbw_sm90_grouped_bf16_tn_64x128", of_experts),
+        (1, "jaxbw_sm90_grouped_bf16_nt_64x128", of_x),
+    ]
+    assert {kernel for _, kernel, _ in explained(gradients, "B200")} == {
+        "jaxbw_sm100_grouped_16bit_1cta"
+    }
+    report = jaxbw.explain_function(gradients, X, EXPERTS, SIZES)
+    assert report.on_xla == 2
+    assert "XLA: there is no CUDA GPU, and no target is named" in str(report)
+
+
+def test_an_epilogue_that_no_kernel_takes_leaves_a_matmul() -> None:
+    def gated(x: Any, w: Any, sizes: Any) -> Any:
+        def layer(x: Any, _: None) -> Any:
+            h = jaxbw.gated_ragged_dot(x, w, w, sizes, activation="silu")
+            return h[:, :128], None
+
+        return jax.lax.scan(layer, x, None, length=3)[0]
+
+    kernel = "jaxbw_sm90_grouped_bf16_nn_64x128"
+    fused = "ragged silu(bf16[1,512,128] @ bf16[1,8,128,256]) * up -> bf16[1,512,256]"
+    assert explained(gated, "H200") == [(3, kernel, fused)]
+    wide = "ragged bf16[1,512,128] @ bf16[1,8,128,256] -> f32[1,512,256]"
+    assert explained(gated, None) == [(6, None, wide)]  # gate and up
+
+
+def test_float8_has_a_kernel_where_weights_lie_k_major() -> None:
+    def quantized(x: Any, w: Any, sizes: Any) -> Any:
+        q = jaxbw.quantize(x, "e4m3", axis=-1)
+        return [
+            jaxbw.ragged_dot(q, jaxbw.quantize(w, "e5m2", axis=-2, both=both), sizes)
+            for both in (False, True)
+        ]
+
+    report = jaxbw.explain_function(quantized, X, EXPERTS, SIZES, device="H200")
+    (served,) = [each for each in report.matmuls if each.choice.kernel is not None]
+    assert served.choice.kernel == "jaxbw_sm90_grouped_8bit_nt_64x128"
+    assert served.problem == (
+        "ragged lhs_scale * rhs_scale * f8_e4m3fn[1,512,128] @ f8_e5m2[1,8,256,128]^T"
+        " -> bf16[1,512,256]"
+    )
+    assert "pass the mT of weights [groups, n, k], or what jaxbw.quantize" in str(report)

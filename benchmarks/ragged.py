@@ -5,7 +5,9 @@
 Forward, and the two matmuls of the gradient: of lhs by transposed weights, and of the weights by a
 ragged contraction. With --epilogues instead those in one kernel, "fused", beside kernels that
 write float32 and XLA's operations, "apart": "gated" is silu(x gate) * (x up), "sums" adds up the
-gradients of weights of four microbatches in float32.
+gradients of weights of four microbatches in float32. With --float8 the forward matmul of operands
+in e4m3 with a scale for each row, and for each column of each matrix, beside bfloat16's, and one
+dense matmul of float8.
 
 Sizes are uniform, Zipf's, of one group alone, and random; their sum is m.
 Device time by CUPTI, in bursts, arms in random order, arrays rotating over 400 MB, two sets at
@@ -46,6 +48,7 @@ from measuring.environment import running_gpu
 ROTATED = 400e6  # bytes
 FORMS = ("forward", "dlhs", "drhs")
 EPILOGUES = ("gated", "sums")
+FLOAT8 = ("float8",)
 MICROBATCHES = 4
 KINDS = ("uniform", "zipf", "one", "random")
 
@@ -82,6 +85,8 @@ def cases(quick: bool, forms: tuple[str, ...]) -> list[Case]:
         ("DeepSeek-V3", 64, 7168, 2048, (8, 64, 128, 512)),
         ("Qwen3-30B", 128, 2048, 768, (8, 64, 128, 512)),
     ]
+    if forms == FLOAT8:  # which leave room for all experts
+        layers[1:] = [("DeepSeek-V3", 256, 7168, 2048, (8, 128, 512))]
     found = []
     for layer, groups, k, n, rows in layers:
         for each in rows:
@@ -123,7 +128,8 @@ def problem_of(case: Case) -> RaggedProblem:
         lhs_batched=True,
         rhs_batched=True,
         rhs_major=Major.MN,
-        dtype=bf16,
+        lhs_dtype=bf16,
+        rhs_dtype=bf16,
         output=bf16,
     )
     if case.form == "dlhs":  # the weights as they are stored, read transposed
@@ -179,6 +185,42 @@ def arms(case: Case, device: Device, configs: list[GemmConfig | None]) -> dict[s
     return found
 
 
+def float8_and_bfloat16(case: Case) -> dict[str, Any]:
+    """The calls to be timed of float8, by name: weights lie as tensor cores take them."""
+    sizes = jnp.asarray(sizes_of(case))
+    keys = jax.random.split(jax.random.key(0), 2)
+    wide = (
+        jax.random.normal(keys[0], (case.m, case.k), jnp.bfloat16),
+        jax.random.normal(keys[1], (case.groups, case.n, case.k), jnp.bfloat16),
+    )
+    narrow = tuple(jax.jit(lambda x: jaxbw.quantize(x, "e4m3", axis=-1))(x) for x in wide)
+    flat = tuple(leaf for q in narrow for leaf in (q.data, q.scale))
+
+    def of_float8(x: Any, s: Any, w: Any, t: Any) -> tuple[Any, Any]:
+        bf16 = np.dtype(jnp.bfloat16)
+        return jaxbw.Quantized(x, s, None, bf16), jaxbw.Quantized(w, t, None, bf16).mT
+
+    def grouped(precision: Any, *leaves: Any) -> Any:
+        x, w = of_float8(*leaves)
+        return jaxbw.ragged_dot(x, w, sizes, precision, implementation="sm90")
+
+    def dense(*leaves: Any) -> Any:
+        x, w = of_float8(*leaves[:2], *(leaf[0] for leaf in leaves[2:]))
+        return jaxbw.matmul(x, w, implementation="sm90")
+
+    def bfloat16(x: Any, w: Any) -> Any:
+        return jaxbw.ragged_dot(x, w.mT, sizes, implementation="sm90")
+
+    calls: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "float8": (partial(grouped, None), flat),
+        "highest": (partial(grouped, "highest"), flat),
+        "dense": (dense, flat),
+        "bfloat16": (bfloat16, wide),
+    }
+    # One set: weights alone are more than the L2 cache.
+    return {name: Rotation(Matmul(jax.jit(call)), [xs]) for name, (call, xs) in calls.items()}
+
+
 def fused_and_apart(case: Case) -> dict[str, Any]:
     """The calls to be timed of an epilogue, by name."""
     sizes, f32 = jnp.asarray(sizes_of(case)), jnp.float32
@@ -223,8 +265,10 @@ def fused_and_apart(case: Case) -> dict[str, Any]:
 
 def measure(case: Case, device: Device, timer: Cupti, rounds: int, configs: Any) -> dict[str, Any]:
     """Microseconds and TFLOP/s of each arm."""
-    plain = case.form in FORMS
-    calls = arms(case, device, configs) if plain else fused_and_apart(case)
+    if case.form in FORMS:
+        calls = arms(case, device, configs)
+    else:
+        calls = float8_and_bfloat16(case) if case.form in FLOAT8 else fused_and_apart(case)
     timings = bursts(timer, calls, rounds=rounds, seed=0)
     row: dict[str, Any] = {"case": asdict(case), "arms": {}}
     for name, timing in timings.items():
@@ -249,7 +293,9 @@ def main() -> None:
     parser.add_argument(
         "--tiles", nargs="*", default=[], help="also 128x128, 64x128p in turns, ..."
     )
-    parser.add_argument("--epilogues", action="store_true", help="these alone")
+    alone = parser.add_mutually_exclusive_group()
+    alone.add_argument("--epilogues", action="store_true", help="these alone")
+    alone.add_argument("--float8", action="store_true", help="this alone")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
     device = running_gpu(parser)
@@ -259,7 +305,8 @@ def main() -> None:
         "command": shlex.join(["python", *sys.argv]),
     }
     rows = []
-    for case in cases(arguments.quick, EPILOGUES if arguments.epilogues else FORMS):
+    forms = EPILOGUES if arguments.epilogues else FLOAT8 if arguments.float8 else FORMS
+    for case in cases(arguments.quick, forms):
         if re.search(arguments.only, str(case)) is None:
             continue
         row = measure(case, device, timer, arguments.rounds, configs)

@@ -47,8 +47,9 @@ class GroupedItems {
     return item;
   }
 
+  // Of kBlockK elements along K each.
+  template <uint32_t kBlockK>
   JAXBW_DEVICE uint32_t blocks(const GroupedItem& item) const {
-    constexpr uint32_t kBlockK = span_elements(DataType::kBF16);
     const uint32_t k = contraction_ ? item.group.rows : item.group.matrix == kNoMatrix ? 0 : params_.gemm.k;
     return (k + kBlockK - 1) / kBlockK;
   }

@@ -10,6 +10,8 @@
 
 namespace jaxbw::sm100 {
 
+constexpr uint32_t kGroupedBlockK = span_elements(DataType::kBF16);
+
 // Calls function(number, item) for each work item of this CTA.
 template <typename Function>
 JAXBW_DEVICE void for_each_item(const Context& context, const GroupedItems& items, const Function& function) {
@@ -44,7 +46,7 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   for_each_item(context, items, [&](const GroupedItem& item) {
     load.start_at(item);
 #pragma unroll 1
-    for (uint32_t left = items.blocks(item); left > 0; --left, at.advance()) {
+    for (uint32_t left = items.blocks<kGroupedBlockK>(item); left > 0; --left, at.advance()) {
       context.profile.enter(Activity::kAwaitEmpty, at.slot());
       stages.wait_empty(at);
       context.profile.enter(Activity::kLoad, at.slot());
@@ -73,7 +75,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   RingPosition stage = RingPosition::consumer(p.stages), accumulator = RingPosition::producer(p.accumulators);
   const GroupedItems items(params, contraction);
   for_each_item(context, items, [&](const GroupedItem& item) {
-    uint32_t left = items.blocks(item);
+    uint32_t left = items.blocks<kGroupedBlockK>(item);
     if (left == 0) return;
     context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
     accumulators.wait_empty(accumulator);
@@ -151,7 +153,7 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParam
   GroupedStores stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp, contraction);
   const GroupedItems items(params, contraction);
   for_each_item(context, items, [&](const GroupedItem& item) {
-    const bool multiplied = items.blocks(item) > 0;
+    const bool multiplied = items.blocks<kGroupedBlockK>(item) > 0;
     const uint32_t source = tmem + (warp * ptx::kWarpSize << 16) + accumulator.slot() * kAccumulatorColumns;
     const AccumulatorRelease release{ptx::map_to_rank(accumulators.empty(accumulator.slot()), context.rank)};
     if (multiplied) {

@@ -75,9 +75,9 @@ JAXBW_DEVICE void scale_by_alpha(float (&accumulators)[kCount], const Epilogue& 
 }
 
 // Sums -> what is left to be cast. Of a gated matmul the first half of an m64's registers is gate, and becomes the
-// result; the second is up.
-template <uint32_t kBlockN, uint32_t kCount>
-JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogue& e, const HeldBias<kBlockN>& bias) {
+// result; the second is up. Bias: HeldBias, or what adds as it does.
+template <template <uint32_t> typename Bias, uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogue& e, const Bias<kBlockN>& bias) {
   constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / kQuarters;
   static_assert(kStep % registers_of(kFragmentColumns) == 0);
   const bool gated = sm90_gated_in_boxes(kBlockN) && e.gated != 0;

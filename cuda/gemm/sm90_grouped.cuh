@@ -1,7 +1,7 @@
 // Grouped matmuls by the Hopper kernel (groups.h): the roles, ring, main loop and stores of sm90.cuh, where the tiles
 // of D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have: parts
 // of K, clusters, and of epilogues what EpiloguePath::kElementwise is not. A C of a grouped contraction is D itself, in
-// float32, to which TMA adds.
+// float32, to which TMA adds. Of 8 bits, which wgmma takes K-major only, rows alone are grouped, and these have scales.
 //
 // Whether rows or the contraction fall into groups follows from the layout of A: its rows are K-major, "n", or they are
 // the contraction, "t". So the instances of a tile share one source, as those of sm90.cuh do.
@@ -9,6 +9,7 @@
 
 #include "gemm/grouped_items.cuh"
 #include "gemm/sm90.cuh"
+#include "gemm/sm90_group_scales.cuh"
 
 namespace jaxbw::sm90 {
 
@@ -41,7 +42,7 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
     const GroupedItem item = next;
     next = items.at(number + step);
     load.start_at(item);
-    fill_stages<false, false>(context, load, at, items.blocks(item));
+    fill_stages<false, false>(context, load, at, items.template blocks<kConfig.block_k()>(item));
   }
   context.profile.enter(Activity::kAwaitExit);
 }
@@ -50,6 +51,7 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
 template <Config kConfig>
 JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedParams& params, uint32_t warp) {
   constexpr uint32_t kAccumulators = kConfig.accumulators();
+  constexpr bool kScaled = is_8bit(kConfig.input);
   ptx::increase_registers<kConsumerRegisters>();
   const GemmParams& p = params.gemm;
   const bool contraction = OperandsOfKernel<kConfig>().a_major() == Major::kMN, pingpong = p.pingpong != 0;
@@ -68,7 +70,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   for (uint32_t number = blockIdx.x, count = 0; number < items.count(); number += step, ++count) {
     const GroupedItem item = next;
     next = items.at(number + step);
-    const uint32_t blocks = items.blocks(item);
+    const uint32_t blocks = items.template blocks<kConfig.block_k()>(item);
     if (pingpong && count % kConsumerWarpgroups != warpgroup) {
       reader.skip(blocks);
       continue;
@@ -80,6 +82,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     const bool elementwise = p.epilogue.path == EpiloguePath::kElementwise && item.group.matrix != kNoMatrix;
     float accumulators[kAccumulators];
     HeldBias<kConfig.block_n> bias;
+    HeldScales<kConfig.block_n> scales;
     context.profile.enter(Activity::kAwaitTurn);
     if (pingpong && count > 0) turn.await();
     const Stagger stagger(p, warpgroup, blocks);
@@ -92,10 +95,21 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     const auto issued = [&] {
       if (pingpong ? number + step < items.count() : stagger.leads()) turn.pass();
       delayed.await_buffers();
-      if (elementwise && !contraction) bias.load(p, bias_of(p, item.group.matrix), tile, row);
+      if constexpr (kScaled) {
+        if (elementwise) scales.load(p, item, row);
+      } else {
+        if (elementwise && !contraction) bias.load(p, bias_of(p, item.group.matrix), tile, row);
+      }
     };
     if (blocks > 0) {
-      multiply<kConfig>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
+      if constexpr (kConfig.promoted) {
+        OperandsOfKernel<kConfig>().call(p, [&]<typename Operands>() {
+          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, first_row, reader, Unscaled<kConfig>(),
+                                               meanwhile, issued);
+        });
+      } else {
+        multiply<kConfig>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
+      }
     } else {  // no stage to wait for, or to let go of
 #pragma unroll
       for (float& sum : accumulators) sum = 0;
@@ -106,7 +120,11 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     if (elementwise && contraction) {
       scale_by_alpha(accumulators, p.epilogue);
     } else if (elementwise) {
-      apply_elementwise(accumulators, p.epilogue, bias);
+      if constexpr (kScaled) {
+        apply_scaled(accumulators, p, item, scales);
+      } else {
+        apply_elementwise(accumulators, p.epilogue, bias);
+      }
     }
     if (delayed.takes() && !(pingpong && delayed.keeps())) {
       delayed.take(accumulators, tile, row, context.profile);

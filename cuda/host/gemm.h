@@ -28,7 +28,8 @@ enum class Grouped : uint32_t { kNone, kRows, kContraction };
 // are [batch, m, n]. Everything is dense.
 //
 // Where the rows of a grouped matmul are grouped, B is [batch|1, groups, ...], and so is B_up, and the bias is
-// [batch|1, groups, n]; where its contraction is, both operands are MN-major, result and C [batch, groups, m, n].
+// [batch|1, groups, n], as are scales of B; where its contraction is, both operands are MN-major, result and C
+// [batch, groups, m, n].
 struct GemmProblem {
   uint64_t batch = 0, m = 0, n = 0, k = 0;
   bool a_batched = true, b_batched = true;  // false: one matrix for every batch index

@@ -83,7 +83,8 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
     Dims& of_groups = p.grouped == Grouped::kRows ? rhs : result;
     of_groups.insert(of_groups.begin() + 1, p.groups);
   }
-  const Dims rows{p.a_batched ? p.batch : 1, p.m}, columns{p.b_batched ? p.batch : 1, p.n};
+  const Dims rows{p.a_batched ? p.batch : 1, p.m};
+  const Dims columns = grouped ? Dims{p.b_batched ? p.batch : 1, p.groups, p.n} : Dims{p.b_batched ? p.batch : 1, p.n};
   const auto of_blocks = [&](bool batched, uint64_t extent, uint32_t shared) {
     return Dims{batched ? p.batch : 1, ceil_div(extent, std::max(shared, 1u)), ceil_div(p.k, kScaleBlock)};
   };
@@ -91,7 +92,7 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(true, "rhs", p.b_type, rhs, false, &Buffers::b);
   add(p.gated, "rhs_up", p.b_type, rhs, false, &Buffers::b_up);
   add(p.c.has_value(), "c", p.c, result, false, &Buffers::c);
-  const Dims bias = grouped ? Dims{p.b_batched ? p.batch : 1, p.groups, p.n} : Dims{p.bias_along_m ? p.m : p.n};
+  const Dims bias = grouped ? columns : Dims{p.bias_along_m ? p.m : p.n};
   add(p.bias.has_value(), "bias", p.bias, bias, false, &Buffers::bias);
   add(p.residual.has_value(), "residual", p.residual, result, false, &Buffers::residual);
   add(p.factors_in_memory, "alpha", DataType::kF32, {}, false, &Buffers::alpha);
@@ -258,7 +259,9 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
                    ", 2 and 0, and what the attributes say");
   }
   const Array &lhs = operands[0], &rhs = operands[1], &sizes = operands[count - 2];
-  if (!lhs.type || lhs.type != rhs.type) return invalid("lhs and rhs have one dtype, f16 or bf16");
+  if (!lhs.type || !rhs.type || !multiplied_together(*lhs.type, *rhs.type)) {
+    return invalid("lhs and rhs have one dtype, f16 or bf16, or 8 bits each, e4m3 or e5m2");
+  }
   const auto extent = [](const Array& array, size_t axis) { return static_cast<uint64_t>(array.dims[axis]); };
   const bool b_k_major = attributes.rhs_major == 0;
   GemmProblem problem{.batch = extent(sizes, 0),
@@ -269,8 +272,11 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
                       .b_major = static_cast<Major>(attributes.rhs_major),
                       .a_type = *lhs.type,
                       .b_type = *rhs.type,
+                      .promoted = attributes.promoted != 0,
                       .alpha = attributes.alpha,
                       .beta = attributes.beta,
+                      .a_scaled = attributes.has_lhs_scale != 0,
+                      .b_scaled = attributes.has_rhs_scale != 0,
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,
                       .grouped = grouped,

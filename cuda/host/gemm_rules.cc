@@ -94,7 +94,8 @@ bool reads_c(const GemmProblem& p) { return p.c && p.grouped == Grouped::kNone; 
 // Whether a formula, whatever arrays it reads beside the bias, may be EpiloguePath::kElementwise. Once for each
 // accumulator, the code of gelu_exact, or of a cast to 8 bits, would be longer than all else.
 bool allows_registers(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  return family.is_sm90() && !is_8bit(p.output) && !reads_c(p) && !p.save && !p.a_scaled && !p.b_scaled &&
+  const bool scaled = (p.a_scaled || p.b_scaled) && p.grouped == Grouped::kNone;  // grouped rows: HeldScales
+  return family.is_sm90() && !is_8bit(p.output) && !reads_c(p) && !p.save && !scaled &&
          p.activation != Activation::kGeluExact && (!p.gated || sm90_gated_in_boxes(c.block_n));
 }
 
@@ -346,13 +347,15 @@ Verdict check_formats(const KernelFamily& family, const GemmProblem& p) {
 
 // Rows are addressed by TMA from the end of their group on (gemm/groups.h).
 Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
-  const bool of_rows = p.grouped == Grouped::kRows;
+  const bool of_rows = p.grouped == Grouped::kRows, narrow = is_8bit(p.a_type);
   const bool layouts = of_rows ? p.a_major == Major::kK : p.a_major == Major::kMN && p.b_major == Major::kMN;
-  const bool types = size_bytes(p.a_type) == 2 && !is_8bit(p.output);
+  const bool types = (narrow ? family.is_sm90() && of_rows : size_bytes(p.a_type) == 2) && !is_8bit(p.output);
   if (!layouts || !types) return broken(Rule::no_kernel);
+  if (narrow && p.b_major == Major::kMN) return broken(Rule::grouped_8bit_major);
   // What is elementwise whatever the tile. (Of a grouped contraction there is no row of a bias to a group.)
-  const bool elementwise = !p.factors_in_memory && !p.a_scaled && !p.b_scaled && !p.residual && !p.save &&
-                           !p.bias_along_m && p.activation != Activation::kGeluExact;
+  const bool scales = narrow ? p.a_blocks == 0 && p.b_blocks == 0 : !p.a_scaled && !p.b_scaled;
+  const bool elementwise = !p.factors_in_memory && scales && !p.residual && !p.save && !p.bias_along_m &&
+                           p.activation != Activation::kGeluExact;
   const bool of_rows_only = p.bias || p.gated;
   const bool added = p.c == DataType::kF32 && p.output == DataType::kF32 && p.beta == 1 &&
                      p.activation == Activation::kNone && !of_rows;

@@ -122,10 +122,11 @@ Result<PreparedKernel> prepare(const Driver& driver, Cache& cache, const KernelF
   const Result<CUkernel> repack = load_companion(driver, cache, family, repack_kernel(family, config.kernel));
   if (!repack.ok()) return repack.status();
   prepared.repack = *repack;
-  if (!family.is_sm90()) return prepared;
-  const Result<CUkernel> reduce = load_companion(driver, cache, family, reduce_kernel(family));
-  if (!reduce.ok()) return reduce.status();
-  prepared.reduce = *reduce;
+  if (family.is_sm90()) {
+    const Result<CUkernel> reduce = load_companion(driver, cache, family, reduce_kernel(family));
+    if (!reduce.ok()) return reduce.status();
+    prepared.reduce = *reduce;
+  }
   if (find_instance(config.kernel)->role != "grouped") return prepared;
   const Result<CUkernel> group_table = load_companion(driver, cache, family, group_table_kernel(family));
   if (!group_table.ok()) return group_table.status();

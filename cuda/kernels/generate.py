@@ -93,9 +93,7 @@ def source(kernel: Any, *, profiled: bool = False) -> str:
 
 def _params(kernel: Any) -> str:
     """The type of the argument."""
-    if kernel.input in _PARAMS_OF_INPUT:
-        return _PARAMS_OF_INPUT[kernel.input]
-    return _PARAMS.get(kernel.role, "GemmParams")
+    return _PARAMS.get(kernel.role) or _PARAMS_OF_INPUT.get(kernel.input, "GemmParams")
 
 
 def _function(kernel: Any) -> str:

@@ -105,11 +105,8 @@ class GemmProblem:
         """
         if self.lhs_dtype.itemsize != 1:
             return False
-        if self.epilogue.lhs_blocks or self.epilogue.rhs_blocks:
-            return True
-        if isinstance(self.precision, lax.DotAlgorithmPreset):
-            return self.precision == lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
-        return lax.Precision.HIGHEST in precisions(self.precision)
+        has_blocks = self.epilogue.lhs_blocks or self.epilogue.rhs_blocks
+        return bool(has_blocks) or asks_for_accurate_sums(self.precision)
 
     @property
     def mx(self) -> int:
@@ -298,6 +295,13 @@ def itemsize(dtype: np.dtype[Any]) -> float:
 def precisions(precision: Any) -> tuple[Any, ...]:
     """That of each operand, or the one of both."""
     return precision if isinstance(precision, tuple) else (precision,)
+
+
+def asks_for_accurate_sums(precision: Any) -> bool:
+    """Whether float8 operands are to be summed in float32."""
+    if isinstance(precision, lax.DotAlgorithmPreset):
+        return precision == lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
+    return lax.Precision.HIGHEST in precisions(precision)
 
 
 def describe(dtype: np.dtype[Any], shape: Sequence[int]) -> str:

@@ -21,15 +21,15 @@ class RaggedProblem:
     With `ragged_contraction` True, ``out[b, g] = lhs[b, rows of g]^T @ rhs[b, rows of g]``: lhs is
     [batch|1, m, k], rhs [batch|1, m, n], out [batch, groups, k, n]. An empty group is zeros.
 
-    An epilogue's bias, of rows in groups, has a row for each matrix, [batch|1, groups, n]; rows
-    that are zeros stay so. Its c, of a contraction, is shaped as out.
+    An epilogue's bias, of rows in groups, has a row for each matrix, [batch|1, groups, n], as have
+    the scales of rhs; rows that are zeros stay so. Its c, of a contraction, is shaped as out.
 
     Attributes:
       batch: as many rows of group_sizes; 1 where there is no vmap.
       groups: of this rhs or out.
       total_groups: entries of group_sizes; the first group of rhs or out is at group_offset in it.
       rhs_major: MN for [.., k, n], K for [.., n, k].
-      dtype: of lhs and rhs.
+      promoted: as of `GemmProblem`.
       rows_per_group: what the caller expects; only the choice of a kernel looks at it.
       epilogue: what happens to the product on its way out.
     """
@@ -44,8 +44,10 @@ class RaggedProblem:
     lhs_batched: bool
     rhs_batched: bool
     rhs_major: Major
-    dtype: np.dtype[Any]
+    lhs_dtype: np.dtype[Any]
+    rhs_dtype: np.dtype[Any]
     output: np.dtype[Any]
+    promoted: bool = False
     rows_per_group: int | None = None
     epilogue: Epilogue = IDENTITY
 
@@ -91,12 +93,15 @@ class RaggedProblem:
             rhs_batched=self.rhs_batched,
             lhs_major=Major.MN if contraction else Major.K,
             rhs_major=self.rhs_major,
-            lhs=DATA_TYPES[self.dtype.name],
-            rhs=DATA_TYPES[self.dtype.name],
+            lhs=DATA_TYPES[self.lhs_dtype.name],
+            rhs=DATA_TYPES[self.rhs_dtype.name],
             output=DATA_TYPES[self.output.name],
+            promoted=self.promoted,
             alpha=1.0 if e.alpha is None else e.alpha,
             beta=1.0 if e.beta is None else e.beta,
             factors_in_memory=e.factors_in_memory,
+            lhs_scale=e.lhs_scale,
+            rhs_scale=e.rhs_scale,
             c=c,
             bias=bias,
             activation=ACTIVATIONS[e.activation],
@@ -107,7 +112,8 @@ class RaggedProblem:
         )
 
     def __str__(self) -> str:
-        lhs, rhs = describe(self.dtype, self.lhs_shape), describe(self.dtype, self.rhs_shape)
+        lhs = describe(self.lhs_dtype, self.lhs_shape)
+        rhs = describe(self.rhs_dtype, self.rhs_shape)
         turned = "^T" if self.ragged_contraction else ""
         transposed = "^T" if self.rhs_major == Major.K else ""
         result = describe(self.output, self.output_shape)

@@ -21,6 +21,8 @@ DTYPES = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f16": np.dtype(np.float16),
     "f32": np.dtype(np.float32),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
 ACTIVATIONS: dict[str | None, Any] = {
     None: lambda z: z,
@@ -46,6 +48,9 @@ class Ragged:
     shared: tuple[str, ...] = ()  # "lhs", "rhs": one for the whole batch
     transposed: bool = False
     dtype: str = "bf16"
+    rhs_dtype: str | None = None  # as lhs
+    promoted: bool = False
+    scales: tuple[str, ...] = ()  # "lhs", "rhs": operands that have some
     output: str = "bf16"
     tile: tuple[int, int] = (128, 128)
     pingpong: bool = False
@@ -84,14 +89,18 @@ class Ragged:
             lhs_batched="lhs" not in self.shared,
             rhs_batched="rhs" not in self.shared,
             rhs_major=Major.K if self.transposed else Major.MN,
-            dtype=DTYPES[self.dtype],
+            lhs_dtype=DTYPES[self.dtype],
+            rhs_dtype=DTYPES[self.rhs_dtype or self.dtype],
             output=DTYPES[self.output],
+            promoted=self.promoted,
             epilogue=Epilogue(
                 alpha=self.alpha,
                 c=DTYPES["f32"] if self.adds else None,
                 bias=None if self.bias is None else DTYPES[self.bias],
                 activation=self.activation,
                 gated=self.gated,
+                lhs_scale="lhs" in self.scales,
+                rhs_scale="rhs" in self.scales,
             ),
         )
 
@@ -132,28 +141,44 @@ class Ragged:
             for shape in (self.problem.lhs_shape, self.problem.rhs_shape)
         )
         for x in (lhs, rhs) if self.contraction else (lhs,):
-            used = np.zeros(x.shape[:2], bool)
-            for batch, groups in enumerate(self.bounds()):
-                for first, end in groups:
-                    used[batch if len(x) > 1 else 0, first:end] = True
-            x[~used] = np.nan
+            x[~self.used(x.shape[:2])] = np.nan
         return lhs, rhs
 
     def terms(self) -> dict[str, Array]:
-        """What the epilogue reads: small integers, and NaN in the bias of groups without rows."""
+        """What the epilogue reads, in the order of a call: small integers, powers of two as scales.
+
+        And NaN for rows that have no group, and for groups without rows.
+        """
         rng = np.random.default_rng(1)
         problem, terms = self.problem, {}
+        has_rows = (self.bounds()[..., 1] > self.bounds()[..., 0]).any(axis=0)
         if self.gated:
-            terms["rhs_up"] = rng.integers(-3, 4, problem.rhs_shape).astype(problem.dtype)
+            terms["rhs_up"] = rng.integers(-3, 4, problem.rhs_shape).astype(problem.rhs_dtype)
         if self.adds:
             terms["c"] = rng.integers(-9, 10, problem.output_shape).astype(np.float32)
         if self.bias is not None:
             shape = (problem.rhs_shape[0], problem.groups, problem.n)
             bias = rng.integers(-9, 10, shape).astype(np.float32)
-            has_rows = (self.bounds()[..., 1] > self.bounds()[..., 0]).reshape(-1, problem.groups)
-            bias[:, ~has_rows.any(axis=0)] = np.nan
+            bias[:, ~has_rows] = np.nan
             terms["bias"] = bias.astype(DTYPES[self.bias])
+        if "lhs" in self.scales:
+            of_rows = np.exp2(rng.integers(-2, 3, problem.lhs_shape[:2])).astype(np.float32)
+            of_rows[~self.used(of_rows.shape)] = np.nan
+            terms["lhs_scale"] = of_rows
+        for name in ("rhs", *["rhs_up"] * self.gated) if "rhs" in self.scales else ():
+            shape = (problem.rhs_shape[0], problem.groups, problem.n)
+            of_columns = np.exp2(rng.integers(-2, 3, shape)).astype(np.float32)
+            of_columns[:, ~has_rows] = np.nan
+            terms[f"{name}_scale"] = of_columns
         return terms
+
+    def used(self, shape: tuple[int, ...]) -> Array:
+        """Which rows of an array [batch|1, m] belong to a group of the matrices."""
+        used = np.zeros(shape, bool)
+        for batch, groups in enumerate(self.bounds()):
+            for first, end in groups:
+                used[batch if len(used) > 1 else 0, first:end] = True
+        return used
 
     def expected(self, lhs: Array, rhs: Array) -> Array:
         """The formula in float64, rounded once."""
@@ -173,6 +198,16 @@ class Ragged:
                     self.alpha * (rows @ (b[matrix].T if self.transposed else b[matrix]))
                     for b in bs
                 )
+                if "lhs_scale" in terms:
+                    of_lhs = terms["lhs_scale"]
+                    of_rows = of_lhs[batch if len(of_lhs) > 1 else 0, first:end, None]
+                    z, up = z * of_rows, up * of_rows
+                if "rhs_scale" in terms and first < end:
+                    of_rhs = [terms["rhs_scale"], terms.get("rhs_up_scale", terms["rhs_scale"])]
+                    z, up = (
+                        x * scale[batch if len(scale) > 1 else 0, matrix]
+                        for x, scale in zip((z, up), of_rhs, strict=True)
+                    )
                 if "bias" in terms and first < end:
                     bias = terms["bias"][batch if len(terms["bias"]) > 1 else 0, matrix]
                     z = z + bias.astype(np.float64)
@@ -209,8 +244,8 @@ def launch(
     problem, plan, terms = case.problem, case.plan(), case.terms()
     c = terms.pop("c", None)
     operands = {
-        "lhs": lhs.astype(problem.dtype),
-        "rhs": rhs.astype(problem.dtype),
+        "lhs": lhs.astype(problem.lhs_dtype),
+        "rhs": rhs.astype(problem.rhs_dtype),
         **terms,
         "group_sizes": case.table,
         "group_offset": np.array(case.offset, np.int64).astype(np.int32),

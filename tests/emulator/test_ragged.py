@@ -101,6 +101,49 @@ SUMS = {
     "c, batch": Ragged(BATCH, shared=("rhs",), output="f32", adds=True),
     "alpha": Ragged((37, 0, 90, 50), alpha=-2.0),
 }
+# Operands of 8 bits, by Hopper alone, and what scales their sums.
+BOTH = ("lhs", "rhs")
+FLOAT8 = {
+    "a tail": Ragged((37, 90, 50), output="f32"),
+    "no tail": Ragged((37, 90, 73), scales=BOTH, rhs_dtype="e5m2", tile=(128, 256), n=264),
+    "rows have scales": Ragged((0, 70, 0, 101), scales=("lhs",), dtype="e5m2", k=272, output="f16"),
+    "columns have": Ragged((200,), scales=("rhs",), tile=(128, 256), k=272, n=328, output="f32"),
+    "all empty": Ragged((0, 0, 0), scales=BOTH),
+    "one takes all": Ragged((0, 0, 200, 0), scales=BOTH, k=144, n=8),
+    "64 rows": Ragged((37, 90, 5), scales=BOTH, tile=(64, 128), pingpong=True, output="f16"),
+    "in turns": Ragged(
+        (70, 0, 101), scales=BOTH, tile=(64, 256), pingpong=True, k=528, n=264, sm_count=1
+    ),
+    "staggered": Ragged(
+        (5, 120, 33), scales=BOTH, tile=(128, 256), k=656, n=520, swizzle=1, bias="bf16"
+    ),
+    "some groups": Ragged((20, 31, 45, 17, 60), groups=2, offset=2, scales=BOTH, output="f32"),
+    "oversized": Ragged((70, 2**31 - 1, 9), scales=BOTH, bias="f32", activation="relu", alpha=-0.5),
+    "batch": Ragged(BATCH, scales=BOTH),
+    "batch, one rhs": Ragged(BATCH, shared=("rhs",), scales=BOTH, bias="f16", output="f16"),
+    "batch, one lhs": Ragged(BATCH, shared=("lhs",), groups=2, offset=1, scales=BOTH),
+    "gated": Ragged((37, 90, 50), gated=True, scales=BOTH, activation="relu", output="f32"),
+    "gated, wide": Ragged(
+        (37, 0, 90, 50), gated=True, scales=BOTH, bias="f32", tile=(128, 256), n=328, k=272
+    ),
+    "promoted": Ragged((37, 90, 50), promoted=True, k=144),
+    "promoted, one block": Ragged((37, 90, 73), promoted=True, scales=BOTH, rhs_dtype="e5m2"),
+    "promoted, in turns": Ragged(
+        (70, 0, 101), promoted=True, scales=BOTH, tile=(64, 128), pingpong=True, k=528, gated=True
+    ),
+    "promoted, staggered": Ragged(
+        (120, 33), promoted=True, scales=BOTH, k=656, n=520, sm_count=1, bias="bf16", output="f32"
+    ),
+}
+
+
+def of_8_bits(case: Ragged) -> Ragged:
+    """The same by float8 operands, of weights as the tensor cores take them."""
+    dtype = case.dtype if case.dtype.startswith("e") else "e4m3"
+    return replace(case, dtype=dtype, transposed=True, k=-(-case.k // 16) * 16)
+
+
+FLOAT8 = {f"float8: {name}": of_8_bits(case) for name, case in FLOAT8.items()}
 CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()} | {
     f"contraction: {name}": replace(case, contraction=True)
     for name, case in (CONTRACTION | SUMS).items()
@@ -114,6 +157,24 @@ CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()} | {
 def test_grouped(name: str, family: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
     check(CASES[name].on(family), schedule=how, seed=seed)
+
+
+@pytest.mark.sampled(len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8(name: str, schedule: tuple[str, int]) -> None:
+    how, seed = schedule
+    check(FLOAT8[name], schedule=how, seed=seed)
+
+
+def test_promoted_sums() -> None:
+    """Hopper's 13 fraction bits hold what a block of K sums up to, and not what all of it does."""
+    case = of_8_bits(Ragged((5, 0, 3), m=8, k=2048, n=8, output="f32", promoted=True))
+    lhs, rhs = np.full(case.problem.lhs_shape, 1.125), np.ones(case.problem.rhs_shape)
+    exact, *_ = launch(case, lhs, rhs, sums="fused")
+    np.testing.assert_array_equal(exact, 1.125 * case.k)
+    short, *_ = launch(replace(case, promoted=False), lhs, rhs, sums="fused")
+    assert (short < exact).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -188,3 +249,27 @@ def cases(draw: st.DrawFn) -> Ragged:
 def test_whatever_is_legal(case: Ragged, family: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
     check(case.on(family), schedule=how, seed=seed)
+
+
+@st.composite
+def float8_cases(draw: st.DrawFn) -> Ragged:
+    """The same of float8 operands."""
+    case = draw(cases().filter(lambda case: not case.contraction))
+    promoted = draw(st.booleans())
+    return replace(
+        of_8_bits(case),
+        dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
+        rhs_dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
+        output="f32" if case.gated else case.output,  # beyond float16
+        k=16 * draw(st.integers(1, 20)),
+        promoted=promoted,
+        tile=(case.tile[0], 128) if promoted else case.tile,
+        scales=tuple(name for name in BOTH if draw(st.booleans())),
+    )
+
+
+@hypothesis.given(float8_cases(), st.sampled_from(SCHEDULES))
+@hypothesis.settings(max_examples=20)
+def test_whatever_is_legal_of_float8(case: Ragged, schedule: tuple[str, int]) -> None:
+    how, seed = schedule
+    check(case, schedule=how, seed=seed)

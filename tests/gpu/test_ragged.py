@@ -14,14 +14,20 @@ from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.ragged import RaggedChoice, choose
 
-from ..emulator.ragged_launch import Ragged
-from ..emulator.test_ragged import CASES
+from ..emulator.ragged_launch import Ragged, launch
+from ..emulator.test_ragged import BOTH, CASES, FLOAT8, of_8_bits
 
 pytestmark = pytest.mark.gpu
 
 
 def run(case: Ragged, config: GemmConfig | None) -> None:
     """With a configuration, or the one that is chosen."""
+    for _ in range(2):
+        case.compare(computed(case, config, *case.operands()))
+
+
+def computed(case: Ragged, config: GemmConfig | None, lhs: Any, rhs: Any) -> Any:
+    """The result, in memory that was NaN before."""
     device = devices.running_device()
     assert device is not None
     if device.family != "sm90":
@@ -29,10 +35,9 @@ def run(case: Ragged, config: GemmConfig | None) -> None:
     problem = case.problem
     choice = choose(problem, device, Policy(implementation=("sm90",), config=config))
     assert isinstance(choice, RaggedChoice), str(choice)
-    lhs, rhs = case.operands()
     offset = np.array(case.offset, np.int64).astype(np.int32)
-    given = (lhs.astype(problem.dtype), rhs.astype(problem.dtype), case.table, offset)
-    terms = [x for name in ("rhs_up", "c", "bias") if (x := case.terms().get(name)) is not None]
+    given = (lhs.astype(problem.lhs_dtype), rhs.astype(problem.rhs_dtype), case.table, offset)
+    terms = [*case.terms().values()]
 
     @jax.jit
     def compute(*operands: Any) -> Any:
@@ -40,13 +45,34 @@ def run(case: Ragged, config: GemmConfig | None) -> None:
 
     # What the allocator hands out next.
     jnp.full((2**26,), jnp.nan, problem.output).block_until_ready().delete()
-    for _ in range(2):
-        case.compare(np.asarray(compute(*given, *terms)))
+    return np.asarray(compute(*given, *terms))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("tile", [(128, 256), (128, 128), (64, 128)], ids=str)
+@pytest.mark.parametrize("promoted", [False, True])
+@pytest.mark.parametrize("rhs_dtype", ["e4m3", "e5m2"])
+def test_float8_has_the_bits_of_the_emulator(
+    rhs_dtype: str, promoted: bool, tile: tuple[int, int]
+) -> None:
+    """Of real values: Hopper keeps 13 fraction bits of their sums."""
+    if promoted and tile == (128, 256):
+        pytest.skip("promoted sums have tiles of 128 columns")
+    case = Ragged(
+        (37, 0, 90, 50), k=1040, n=264, rhs_dtype=rhs_dtype, promoted=promoted, scales=BOTH
+    )
+    case = replace(
+        of_8_bits(case), output="f32", tile=tile, pingpong=tile[0] == 64, bias="f32", alpha=0.3
+    )
+    rng = np.random.default_rng(0)
+    lhs, rhs = (rng.standard_normal(s) for s in (case.problem.lhs_shape, case.problem.rhs_shape))
+    emulated, *_ = launch(case, lhs, rhs, sums="fused")
+    found = computed(case, case.config, lhs, rhs)
+    np.testing.assert_array_equal(found.view(np.uint32), emulated.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", CASES | FLOAT8)
 def test_the_cases_of_the_emulator(name: str) -> None:
-    case = CASES[name]
+    case = (CASES | FLOAT8)[name]
     run(case, replace(case.config, stages=None))
 
 
@@ -92,7 +118,7 @@ def test_it_repeats_in_a_loop(contraction: bool) -> None:
     if not isinstance(choice, RaggedChoice):
         pytest.skip(str(choice))
     lhs, rhs = case.operands()
-    given = (lhs.astype(problem.dtype), rhs.astype(problem.dtype))
+    given = (lhs.astype(problem.lhs_dtype), rhs.astype(problem.rhs_dtype))
 
     @jax.jit
     def loop(lhs: Any, rhs: Any, sizes: Any) -> Any:

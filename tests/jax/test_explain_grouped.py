@@ -46,3 +46,21 @@ def test_an_epilogue_that_no_kernel_takes_leaves_a_matmul() -> None:
     assert explained(gated, "H200") == [(3, kernel, fused)]
     wide = "ragged bf16[1,512,128] @ bf16[1,8,128,256] -> f32[1,512,256]"
     assert explained(gated, None) == [(6, None, wide)]  # gate and up
+
+
+def test_float8_has_a_kernel_where_weights_lie_k_major() -> None:
+    def quantized(x: Any, w: Any, sizes: Any) -> Any:
+        q = jaxbw.quantize(x, "e4m3", axis=-1)
+        return [
+            jaxbw.ragged_dot(q, jaxbw.quantize(w, "e5m2", axis=-2, both=both), sizes)
+            for both in (False, True)
+        ]
+
+    report = jaxbw.explain_function(quantized, X, EXPERTS, SIZES, device="H200")
+    (served,) = [each for each in report.matmuls if each.choice.kernel is not None]
+    assert served.choice.kernel == "jaxbw_sm90_grouped_8bit_nt_64x128"
+    assert served.problem == (
+        "ragged lhs_scale * rhs_scale * f8_e4m3fn[1,512,128] @ f8_e5m2[1,8,256,128]^T"
+        " -> bf16[1,512,256]"
+    )
+    assert "pass the mT of weights [groups, n, k], or what jaxbw.quantize" in str(report)

@@ -11,6 +11,8 @@ from jax import lax
 
 import jaxbw
 
+from ..quantized import FORMATS
+from ..quantized import quantized as of_numpy
 from .epilogues import in_float64
 from .ragged_cases import CONTRACTION, contraction, dense_contraction, integers, normal, rows
 
@@ -374,6 +376,10 @@ def test_errors_are_those_of_lax(operands: Any, message: str) -> None:
         (lambda: jaxbw.ragged_dot_general(X, W, S, 3), TypeError, "dimension_numbers is 3"),
         (lambda: jaxbw.gated_ragged_dot(X, W, W[:2], S), ValueError, "one shape and one dtype"),
         (
+            lambda: jaxbw.ragged_dot(X, jaxbw.quantize(W, "e4m3", axis=-1), S),
+            *(ValueError, r"scales of shape \[3, 4, 1\].*axis=-2\), or axis=None"),
+        ),
+        (
             lambda: jaxbw.ragged_dot(X.astype(int), W.astype(int), S, activation="relu"),
             *(TypeError, "needs a real floating result"),
         ),
@@ -406,3 +412,68 @@ def test_memory() -> None:
         sizes = jax.ShapeDtypeStruct((groups,), "int32")
         compiled = jax.jit(step).trace(types[0], types[1], sizes, types[2]).lower().compile()
         assert compiled.memory_analysis().temp_size_in_bytes <= most * 2**20
+
+
+def quantized(x: Any, name: str, axis: Any, *, both: bool = False) -> tuple[jaxbw.Quantized, Any]:
+    """A `Quantized`, and what it means, in float64."""
+    bits, scale = of_numpy(x, name, axis)
+    data = bits.view(FORMATS[name][0])
+    turned = data.swapaxes(-1, -2) if both else None
+    q = jaxbw.Quantized(data, scale, turned, np.dtype(np.float32))
+    return q, data.astype(np.float64) * scale
+
+
+# Of which dimensions share the scales of lhs, and of rhs, whose transpose may be there, too.
+AXES: list[tuple[Any, Any, bool]] = [
+    (-1, -2, False),
+    (-1, -2, True),
+    (None, None, False),
+    ((0, 1), (1, 2), True),
+    (-1, 1, True),
+]
+
+
+@pytest.mark.parametrize("number", range(len(AXES)))
+def test_scales(number: int) -> None:
+    """Of every kind, with an epilogue and a gate; within the roundings of K sums and four terms."""
+    of_lhs, of_rhs, both = AXES[number]
+    formats = "e4m3", ("e5m2", "e4m3")[number % 2]
+    x, wide_x = quantized(normal((M, K)), formats[0], of_lhs)
+    w, wide_w = quantized(normal((G, K, N)), formats[1], of_rhs, both=both)
+    u, wide_u = quantized(normal((G, K, N), 1), formats[1], of_rhs, both=both)
+    bias = normal((G, N)).astype(np.float32)
+    sizes, group = np.array(SIZES, np.int32), np.repeat(np.arange(G), SIZES)
+
+    @jax.jit
+    def results(x: Any, w: Any, u: Any) -> Any:
+        return (
+            jaxbw.ragged_dot(x, w, sizes, bias=bias, alpha=0.5, activation="relu"),
+            jaxbw.gated_ragged_dot(x, w, u, sizes, activation=None),
+        )
+
+    z, magnitude = rows(wide_x, wide_w, SIZES), rows(abs(wide_x), abs(wide_w), SIZES)
+    up, of_up = rows(wide_x, wide_u, SIZES), rows(abs(wide_x), abs(wide_u), SIZES)
+    wanted = 0.5 * z
+    wanted[: len(group)] += bias[group]
+    bound = (K + 4) * 2.0**-24 * (magnitude + 4), (2 * K + 5) * 2.0**-24 * magnitude * of_up
+    both_wanted = np.maximum(wanted, 0), z * up
+    for y, of_float64, most in zip(results(x, w, u), both_wanted, bound, strict=True):
+        assert y.dtype == jnp.float32
+        assert np.all(np.abs(np.asarray(y, np.float64) - of_float64) <= most)
+
+
+def test_scales_of_other_rows() -> None:
+    """NaN as the scale of a row of no group, or of a group's columns, stays there."""
+    of_rows, of_columns = np.ones((M, 1), np.float32), np.ones((G, 1, N), np.float32)
+    of_rows[sum(SIZES) :], of_columns[2] = np.nan, np.nan
+    operands = (integers((M, K)), of_rows), (integers((G, K, N)), of_columns)
+    q, u = (
+        jaxbw.Quantized(x.astype("float8_e4m3fn"), scale, None, np.dtype(jnp.bfloat16))
+        for x, scale in operands
+    )
+    y = jaxbw.ragged_dot(q, u, np.array(SIZES, np.int32))
+    assert y.dtype == jnp.bfloat16
+    is_nan = np.isnan(np.asarray(y, np.float32))
+    assert [*np.flatnonzero(is_nan.all(1))] == [*range(4, 9)]
+    assert is_nan.sum() == 5 * N
+    np.testing.assert_array_equal(np.asarray(y, np.float32)[sum(SIZES) :], 0)

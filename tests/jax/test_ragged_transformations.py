@@ -1,5 +1,6 @@
 """Grouped matmuls under JAX's transformations, against a dense form that JAX knows all about."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -235,6 +236,38 @@ def test_cotangent_of_a_wide_result() -> None:
         assert np.abs(a - b).max() <= 2**-8 * (1 + 4) * np.abs(b).max()
 
 
+def test_scales() -> None:
+    """Derivatives of both modes of all there is of `Quantized` operands, and under `vmap`."""
+    wide = np.dtype(np.float64)
+    of_rows, of_columns = normal((M, 1), 1), normal((G, 1, N), 1)
+    up, of_up = normal((G, K, N), 2), normal((G, 1, N), 2)
+    axes = (0, None, None, None, 0, None)
+
+    def ours(x: Any, w: Any, u: Any, s: Any, t: Any, r: Any) -> Any:
+        q = jaxbw.Quantized(x, s, None, wide)
+        left, right = (jaxbw.Quantized(y, z, y.mT, wide) for y, z in ((w, t), (u, r)))
+        return (
+            jaxbw.ragged_dot(q, left, SIZES, activation="silu"),
+            jaxbw.gated_ragged_dot(q, left, right, SIZES),
+        )
+
+    def formula(x: Any, w: Any, u: Any, s: Any, t: Any, r: Any) -> Any:
+        z, other = dense(s * x, w * t, SIZES), dense(s * x, u * r, SIZES)
+        return jax.nn.silu(z), jax.nn.silu(z) * other
+
+    def transformed(function: Callable[..., Any], *given: Any) -> Any:
+        y, pull_back = jax.vjp(function, *given)
+        cotangents = pull_back(jax.tree.map(jnp.cos, y))
+        pushed = jax.jvp(function, given, tuple(map(jnp.cos, given)))[1]
+        mapped = [
+            x if axis is None else jnp.stack([x, 2 * x], axis)
+            for x, axis in zip(given, axes, strict=True)
+        ]
+        return cotangents, pushed, jax.vmap(function, axes)(*mapped)
+
+    assert_same(transformed, (ours, formula), X, W, up, of_rows, of_columns, of_up)
+
+
 # Several devices
 
 
@@ -316,6 +349,11 @@ def test_a_strict_implementation_says_why_not() -> None:
     wide = np.ones((G, 8, 8), np.float32)
     with pytest.raises(NotImplementedError, match=r"ragged_dot.*'sm90'.*float32.*\n.*run on XLA"):
         jaxbw.ragged_dot(x.astype(np.float32), wide, SIZES, implementation="sm90")
+    q, u = jaxbw.quantize(x, "e4m3", axis=-1), jaxbw.quantize(wide, "e4m3", axis=-2)
+    with pytest.raises(NotImplementedError, match=r"'sm90'.*rhs has n as its last dimension.*both"):
+        jaxbw.ragged_dot(q, u, SIZES, None, "bfloat16", implementation="sm90")
+    with pytest.raises(NotImplementedError, match=r"'sm100'.*float8_e4m3fn; grouped matmuls have"):
+        jaxbw.ragged_dot(q, u, SIZES, None, "bfloat16", implementation="sm100")
     with pytest.raises(NotImplementedError, match="rhs is float32; kernels multiply operands of"):
         jaxbw.ragged_dot(x, wide, SIZES, implementation="kernel")
     with pytest.raises(NotImplementedError, match="kernels run on CUDA, not on this platform"):
@@ -382,3 +420,39 @@ def test_kernels_with_epilogues(
         calls = custom_calls(cuda_hlo(results, *operands))
     assert len(calls) == 3
     assert ["output_operand_alias" in call for call in calls] == [False, False, True]
+
+
+def test_kernels_of_float8(
+    cuda_hlo: Callable[..., str], custom_calls: Callable[..., list[str]]
+) -> None:
+    """One launch each, of weights as they lie, and right in the emulator."""
+    sizes, bias = np.array([17, 0, 50], np.int32), integers((3, 24))
+    x, w, u = (integers(s, 1) for s in ((80, 160), (3, 24, 160), (3, 24, 160)))
+    q = jaxbw.quantize(x, "e5m2", axis=-1)
+    t, r = (jaxbw.quantize(y, "e4m3", axis=-1) for y in (w, u))
+    narrow = jnp.float8_e4m3fn
+    plain = x.astype(narrow), w.astype(narrow)
+
+    def results(q: Any, t: Any, r: Any, plain: Any, how: Any = None) -> Any:
+        kept = jaxbw.Quantized(jnp.matrix_transpose(t.data), t.mT.scale, t.data, t.dtype)
+        return (
+            jaxbw.ragged_dot(
+                *(q, kept, sizes), bias=bias, alpha=0.5, activation="relu", implementation=how
+            ),
+            jaxbw.ragged_dot(q, t.mT, sizes, "highest", "bfloat16", implementation=how),
+            jaxbw.gated_ragged_dot(q, t.mT, r.mT, sizes, activation="relu", implementation=how),
+            jaxbw.ragged_dot(plain[0], plain[1].mT, sizes, None, "float16", implementation=how),
+        )
+
+    operands = q, t, r, plain
+    ours = jax.jit(results, static_argnums=4)(*operands, "emulator-sm90")
+    theirs = jax.jit(results)(*operands)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    np.testing.assert_array_equal(ours[3], rows(x, w.swapaxes(1, 2), sizes).astype(np.float16))
+    with jaxbw.target("H200"):
+        calls = custom_calls(cuda_hlo(results, *operands))
+    assert len(calls) == 4
+    kernels = [re.search(r"jaxbw_sm90_grouped_(\w+?)_nt", call) for call in calls]
+    assert sorted(found[1] for found in kernels if found) == ["8bit"] * 3 + ["8bit_promoted"]

@@ -101,6 +101,17 @@ PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = 
         dict(kernel="jaxbw_sm90_grouped_bf16_nn_64x128", tiles_m=12, tiles_n=4, items=48)
         | dict(clusters=48, workspace_bytes=256 + 256, store_path="tma", formula="cast"),
     ),
+    # Columns with scales are stored as they leave the registers; 128 of K are a block.
+    "rows in groups of 8 bits": (
+        "sm90",
+        dict(m=1000, n=512, k=512, grouped=Grouped.ROWS, groups=4, total_groups=4)
+        | dict(lhs=DataType.E4M3, rhs=DataType.E5M2, rhs_major=Major.K, promoted=True)
+        | dict(lhs_scale=True, rhs_scale=True),
+        GemmConfig(64, 128, pingpong=True),
+        132,
+        dict(kernel="jaxbw_sm90_grouped_8bit_promoted_nt_64x128", tiles_m=20, tiles_n=4, items=80)
+        | dict(workspace_bytes=512 + 256, store_path="tma", formula="elementwise"),
+    ),
     "a contraction in groups": (
         "sm90",
         dict(m=512, n=512, k=1000, lhs_major=Major.MN, batch=3)
@@ -381,6 +392,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "block_n_of_operands": ("sm90", EIGHT_BITS | {"promoted": True}, {"block_n": 256}),
     "gated_swap": ("sm100", {"gated": True}, {"swap_ab": True}),
     "grouped_epilogue": ("sm90", ROWS | {"residual": DataType.F32}, {}),
+    "grouped_8bit_major": ("sm90", ROWS | EIGHT_BITS | {"rhs_major": Major.MN}, {}),
     "grouped_alignment": ("sm90", ROWS | {"k": 1004}, {}),
     "grouped_rows": ("sm90", ROWS | {"m": 2**30, "n": 64, "k": 64, "batch": 2}, {}),
     "grouped_config": ("sm90", ROWS, {"cluster": (1, 2)}),

@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
+from jaxbw._src.api.arguments import Quantized
 from jaxbw._src.api.ragged_call import RaggedArguments, RaggedCall
 from jaxbw._src.problem import Operands, describe
 from jaxbw._src.selection.config import GemmConfig
@@ -50,8 +51,10 @@ def ragged_dot(
     the residual; where a derivative is wanted it writes float32, and XLA computes the rest.
 
     Args:
-      lhs: `[m, k]`, of any dtype that `lax.ragged_dot` takes.
+      lhs: `[m, k]`, of any dtype that `lax.ragged_dot` takes; either operand may be what `quantize`
+        returns, with scales that are shared along k: they multiply the sums.
       rhs: `[g, k, n]`. Under `jit` a transposition of its last two dimensions is read in place.
+        Kernels take float8 where it lies as `[g, n, k]`: such a transposition, or `both=True`.
       group_sizes: integers `[g]`; with a `group_offset` those of all groups, `[G]`.
       precision: as of `lax.ragged_dot`; default None.
       preferred_element_type: dtype of the result; default as of `lax.ragged_dot`. For a float32
@@ -85,14 +88,11 @@ def ragged_dot(
     Array([ 0., -3., -3., -3.,  0.], dtype=float32)
     """
     call = "jaxbw.ragged_dot"
-    dims = _ROWS
-    original, permutation = compat.before_transposition(rhs)
-    if permutation == (0, 2, 1):
-        rhs, dims = original, _ROWS_BY_TRANSPOSED
-    matmul = (precision, preferred_element_type, out_sharding, implementation, config)
+    operands, scales, dims, dtype = _of_rows(call, preferred_element_type, lhs=lhs, rhs=rhs)
+    matmul = (precision, dtype, out_sharding, implementation, config)
     given = _given(call, dims, *matmul, activation, alpha, rows_per_group)
-    terms = {"bias": bias, "residual": residual}
-    arrays = _arrays(call, group_offset, terms, lhs=lhs, rhs=rhs, group_sizes=group_sizes)
+    terms = {"bias": bias, "residual": residual} | scales
+    arrays = _arrays(call, group_offset, terms, **operands, group_sizes=group_sizes)
     result: jax.Array = _ragged_dot(given, *arrays)
     return result
 
@@ -119,8 +119,8 @@ def gated_ragged_dot(
     which write float32 for XLA to multiply.
 
     Args:
-      lhs: `[m, k]`.
-      rhs_gate, rhs_up: `[g, k, n]`, of one shape and one dtype.
+      lhs: as of `ragged_dot`.
+      rhs_gate, rhs_up: `[g, k, n]`, of one shape and one dtype; likewise.
       activation: as of `matmul`; default "silu".
       group_sizes, precision, preferred_element_type, group_offset: as of `ragged_dot`.
       out_sharding, rows_per_group, implementation, config: as of `ragged_dot`.
@@ -136,11 +136,12 @@ def gated_ragged_dot(
     Array([-4., -4.,  0.], dtype=float32)
     """
     call = "jaxbw.gated_ragged_dot"
-    matmul = (precision, preferred_element_type, out_sharding, implementation, config)
-    given = _given(call, _ROWS, *matmul, activation, 1.0, rows_per_group)
-    arrays = {"lhs": lhs, "rhs_gate": rhs_gate, "rhs_up": rhs_up, "group_sizes": group_sizes}
+    operands = {"lhs": lhs, "rhs_gate": rhs_gate, "rhs_up": rhs_up}
+    operands, scales, dims, dtype = _of_rows(call, preferred_element_type, **operands)
+    matmul = (precision, dtype, out_sharding, implementation, config)
+    given = _given(call, dims, *matmul, activation, 1.0, rows_per_group)
     group_offset, terms, lhs, rhs_gate, rhs_up, group_sizes = _arrays(
-        call, group_offset, {}, **arrays
+        call, group_offset, scales, **operands, group_sizes=group_sizes
     )
     terms["rhs_up"] = rhs_up
     result: jax.Array = _ragged_dot(given, group_offset, terms, lhs, rhs_gate, group_sizes)
@@ -206,6 +207,23 @@ def ragged_dot_general(
     arrays = _arrays(call, group_offset, {"c": c}, lhs=lhs, rhs=rhs, group_sizes=group_sizes)
     result: jax.Array = _ragged_dot(given, *arrays)
     return result
+
+
+def _of_rows(
+    call: str, dtype: Any, **operands: Any
+) -> tuple[dict[str, Any], dict[str, Any], lax.RaggedDotDimensionNumbers, Any]:
+    """Operands as they lie, the scales that they have, dimension numbers, the result's dtype."""
+    scales: dict[str, Any] = {}
+    transposed = False
+    if any(isinstance(x, Quantized) for x in operands.values()):
+        from jaxbw._src.api import group_scales  # wanted by few
+
+        operands, scales, transposed, dtype = group_scales.unquantized(call, operands, dtype)
+    before = {name: compat.before_transposition(x) for name, x in operands.items() if name != "lhs"}
+    if not transposed and all(turned == (0, 2, 1) for _, turned in before.values()):
+        operands |= {name: original for name, (original, _) in before.items()}
+        transposed = True
+    return operands, scales, _ROWS_BY_TRANSPOSED if transposed else _ROWS, dtype
 
 
 def _given(

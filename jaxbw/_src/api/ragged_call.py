@@ -87,7 +87,7 @@ class RaggedCall:
                 f"{self.result.dtype}; apply it to the matmul, or set preferred_element_type"
             )
         for name, x in terms.items():
-            if name == "rhs_up":
+            if name == "rhs_up" or name.endswith("scale"):
                 continue
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
@@ -111,6 +111,8 @@ class RaggedCall:
             bias=fused["bias"].dtype if "bias" in fused else None,
             activation=given.activation,
             gated="rhs_up" in fused,
+            lhs_scale="lhs_scale" in fused,
+            rhs_scale="rhs_scale" in fused,
         )
         matmul = (lhs, rhs, group_sizes, group_offset)
         product = self._matmul(matmul, epilogue, fused, dtype if residual is None else wide)
@@ -149,10 +151,18 @@ class RaggedCall:
         result = jax.ShapeDtypeStruct(self.result.shape, dtype)
         if epilogue.is_identity:
             return plan.result(ragged_dot(*operands, **of_primitive), result)
+        m, n = left.shape[1], output_shape(*operands[:3], of_primitive)[-1]
+
+        def of_columns(x: Any) -> Any:  # with size 1 for k
+            return jnp.broadcast_to(x, (right.shape[1], 1, n)).reshape(1, right.shape[1], n)
+
         planned = {
             "rhs_up": lambda x: plan.operands(lhs, x)[1],
             "c": lambda x: plan.like_product(x, output_shape(*operands[:3], of_primitive)),
             "bias": lambda x: x[None],
+            "lhs_scale": lambda x: jnp.broadcast_to(x, (m, 1)).reshape(1, m),
+            "rhs_scale": of_columns,
+            "rhs_up_scale": of_columns,
         }
         arrays = {name: planned[name](x) for name, x in terms.items()}
         product = ragged_fused(*operands, epilogue=epilogue, terms=arrays, **of_primitive)

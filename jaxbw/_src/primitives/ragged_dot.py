@@ -23,7 +23,7 @@ from jaxbw._native import Major
 from jaxbw._src import compat, log
 from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.primitives import ragged_xla, serve
-from jaxbw._src.problem import precisions
+from jaxbw._src.problem import asks_for_accurate_sums, precisions
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.choice import Refusal
@@ -34,7 +34,9 @@ ragged_dot_p = Primitive("jaxbw_ragged_dot")
 OPERANDS = 4  # lhs, rhs, group_sizes, group_offset
 
 _Preset = lax.DotAlgorithmPreset
-_OF_KERNELS = (_Preset.DEFAULT, _Preset.BF16_BF16_F32, _Preset.F16_F16_F32)  # as they multiply
+# As kernels multiply, of 16 bits and of 8.
+_OF_KERNELS = (_Preset.DEFAULT, _Preset.BF16_BF16_F32, _Preset.F16_F16_F32)
+_OF_FLOAT8 = (_Preset.ANY_F8_ANY_F8_F32, _Preset.ANY_F8_ANY_F8_F32_FAST_ACCUM)
 
 
 def ragged_dot(
@@ -214,7 +216,7 @@ def lower_kernel(problem: RaggedProblem, choice: Any, ctx: Any, operands: Any) -
 
 
 def problem_of(operands: Any, params: Any, epilogue: Epilogue = IDENTITY) -> RaggedProblem:
-    """What the selection is asked, of the types of the operands; its dtype is that of lhs."""
+    """What the selection is asked, of the types of the operands."""
     lhs, rhs, sizes, _ = operands
     batch, total = sizes.shape
     _, m, k = lhs.shape
@@ -229,8 +231,10 @@ def problem_of(operands: Any, params: Any, epilogue: Epilogue = IDENTITY) -> Rag
         lhs_batched=batch > 1 and lhs.shape[0] == batch,
         rhs_batched=batch > 1 and rhs.shape[0] == batch,
         rhs_major=Major.K if params["transposed"] else Major.MN,
-        dtype=lhs.dtype,
+        lhs_dtype=lhs.dtype,
+        rhs_dtype=rhs.dtype,
         output=params["output"],
+        promoted=_is_float8(lhs.dtype) and asks_for_accurate_sums(params["precision"]),
         rows_per_group=params["rows_per_group"],
         epilogue=epilogue,
     )
@@ -279,15 +283,21 @@ def chosen(problem: RaggedProblem, operands: Any, device: Any, policy: Policy, p
     """The same on a device; of the operands only the types count."""
     lhs, rhs, *_ = operands
     precision = params["precision"]
-    if lhs.dtype != rhs.dtype:
-        reason = f"rhs is {rhs.dtype}; kernels multiply operands of one dtype"
+    are_float8 = _is_float8(lhs.dtype) and _is_float8(rhs.dtype)
+    if lhs.dtype != rhs.dtype and not are_float8:
+        reason = f"rhs is {rhs.dtype}; kernels multiply operands of one dtype, or float8 ones"
         return Refusal("kernels", reason)
-    if isinstance(precision, lax.DotAlgorithm | _Preset) and precision not in _OF_KERNELS:
+    known = _OF_FLOAT8 if are_float8 else _OF_KERNELS
+    if isinstance(precision, lax.DotAlgorithm | _Preset) and precision not in known:
         return Refusal("kernels", f"precision is {precision}; kernels sum in float32")
     # Loaded at the first choice: what XLA serves needs no planner.
     from jaxbw._src.selection.ragged import choose
 
     return choose(problem, device, policy)
+
+
+def _is_float8(dtype: np.dtype[Any]) -> bool:
+    return dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 
 ragged_dot_p.def_abstract_eval(_abstract_eval)

@@ -3,6 +3,7 @@
     rows fall into groups:          out[b, r] = activation(z) (* u, of a gated matmul)
                                     z = alpha * lhs[b, r] @ rhs[b, group of r] + bias[b, group of r]
                                     u = alpha * lhs[b, r] @ rhs_up[b, group of r]
+                                    both times lhs_scale[b, r] and rhs_scale[b, group of r]
     the contraction does:           out[b, g] = c[b, g] + alpha * lhs[b, rows of g]^T @ rhs[...]
 
 `formula` says the same in grouped matmuls and XLA's operations: it is what is computed where no
@@ -52,7 +53,8 @@ def ragged_fused(
       lhs, rhs, group_sizes, group_offset, params: as of `ragged_dot`.
       epilogue: which terms there are, their dtypes, a known alpha, and the activation.
       terms: "rhs_up" is as rhs, of a gated matmul; "c" is shaped as the result; "bias" is
-        `[batch or 1, groups, n]`.
+        `[batch or 1, groups, n]`, as are "rhs_scale" and "rhs_up_scale", which a gated matmul has
+        both; "lhs_scale" is `[batch or 1, m]`. Scales are float32.
     """
     compat.register_float_check(ragged_fused_p)
     given = [terms[name] for name in _names(epilogue)]
@@ -67,17 +69,27 @@ def formula(*operands: Any, epilogue: Epilogue, output: Any, **params: Any) -> A
     lhs, rhs, *sizes = operands[:OPERANDS]
     terms = dict(zip(_names(e), operands[OPERANDS:], strict=True))
 
-    def times(right: Any) -> Any:
-        return scaled(e.alpha, ragged_dot(lhs, right, *sizes, output=wide, **params))
+    def of_groups(name: str) -> Any:
+        ones = jnp.ones((1, lhs.shape[1], 1), wide)
+        return _outer(ones, terms[name].astype(wide)[:, :, None], sizes)
 
-    z = times(rhs)
+    def times(right: Any, scale: str) -> Any:
+        product = ragged_dot(lhs, right, *sizes, output=wide, **params)
+        if e.lhs_scale:  # of rows that have a group
+            ones = jnp.ones((1, params["groups"], 1, 1), wide)
+            product = product * _outer(terms["lhs_scale"].astype(wide)[:, :, None], ones, sizes)
+        if e.rhs_scale:
+            product = product * of_groups(scale)
+        return scaled(e.alpha, product)
+
+    z = times(rhs, "rhs_scale")
     if "c" in terms:
         z = z + terms["c"].astype(wide)
     if "bias" in terms:
-        z = z + _bias_of_rows(terms["bias"].astype(wide), lhs, sizes, params["groups"])
+        z = z + of_groups("bias")
     d = ACTIVATIONS[e.activation](z)
     if e.gated:
-        d = d * times(terms["rhs_up"])
+        d = d * times(terms["rhs_up"], "rhs_up_scale")
     return d.astype(output)
 
 
@@ -85,16 +97,21 @@ def _names(epilogue: Epilogue) -> list[str]:
     """Those of the operands behind those of the matmul."""
     e = epilogue
     named = {"rhs_up": e.gated, "c": e.c is not None, "bias": e.bias is not None}
+    named |= {"lhs_scale": e.lhs_scale, "rhs_scale": e.rhs_scale}
+    named["rhs_up_scale"] = e.rhs_scale and e.gated
     return [name for name, is_there in named.items() if is_there]
 
 
-def _bias_of_rows(bias: Any, lhs: Any, sizes: Any, groups: int) -> Any:
-    """The bias of each row: a column of ones by it, so that its derivative is a matmul, too."""
+def _outer(of_rows: Any, of_groups: Any, sizes: Any) -> Any:
+    """[batch, m, n] of what each row has, [.., m, 1], times what its group has, [.., g, 1, n].
+
+    As a matmul, so that its derivative is one, too.
+    """
     return ragged_dot(
-        *(jnp.ones((1, lhs.shape[1], 1), bias.dtype), bias[:, :, None], *sizes),
+        *(of_rows, of_groups, *sizes),
         ragged_contraction=False,
-        groups=groups,
-        output=bias.dtype,
+        groups=of_groups.shape[1],
+        output=of_rows.dtype,
         policy=Policy(("xla",)),
     )
 

@@ -29,7 +29,8 @@ def ragged_gemm(
       lhs, rhs: of the problem's shapes.
       group_sizes: int32 [batch, total_groups]; negative ones are 0, and none goes beyond m.
       group_offset: int32 []: the group of rhs's first matrix, or of the result's.
-      terms: what the problem's epilogue has of rhs_up, c and bias, in this order.
+      terms: what the problem's epilogue has of rhs_up, c, bias, and the scales of lhs, rhs, and
+        rhs_up, in this order.
     """
     plan = plan_of(problem, choice)
     result, *_ = gemm_p.bind(

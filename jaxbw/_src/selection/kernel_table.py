@@ -203,8 +203,8 @@ def _faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.role == "grouped" and kernel.input not in ("bf16", "f16"):
-        yield 'input is not "bf16" or "f16", what grouped matmuls take'
+    if kernel.role == "grouped" and kernel.input == "tf32":
+        yield 'input is "tf32", which grouped matmuls do not take'
     if kernel.role == "grouped" and kernel.layout not in ("nn", "nt", "tn"):
         yield 'layout is not "nn" or "nt", of grouped rows, or "tn", of a grouped contraction'
     if kernel.input not in _SPANS:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jaxbw._native import Plan
 from jaxbw._src.families import FAMILIES
+from jaxbw._src.families.family import BF16, E4M3, E5M2, F16
 from jaxbw._src.problem import DATA_TYPES
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection import manifest, planner
@@ -24,7 +25,9 @@ from jaxbw._src.selection.implementations import EMULATED
 if TYPE_CHECKING:
     from jaxbw._src.selection.policy import Policy
 
-_FAMILIES = ("sm90", "sm100")
+_FLOAT8 = (E4M3, E5M2)
+_DTYPES = {"sm90": (BF16, F16, *_FLOAT8), "sm100": (BF16, F16)}
+_FAMILIES = tuple(_DTYPES)
 _SWIZZLE = 16  # rows of tiles that are walked together: by 8 columns they are a wave of 132 SMs
 
 
@@ -98,17 +101,18 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     """The launch for a problem on a family's device of so many SMs.
 
     Rows of a tile are 128, or 64 where that is what a group has. Columns are 256, or 128 where
-    there are no more, or there would be fewer tiles than SMs. On an H100, with 8 to 512 rows of a
-    group, these were within 4 % of the fastest that was tried (benchmarks/NOTEBOOK.md), but for the
-    gradient of weights of which one group has all rows: 12 % less by scheduler="none". Of sm100,
-    which no one has measured, it is the same rule.
+    there are no more, or there would be fewer tiles than SMs, or sums are promoted. On an H100,
+    with 8 to 512 rows of a group, these were within 4 % of the fastest that was tried
+    (benchmarks/NOTEBOOK.md), but for the gradient of weights of which one group has all rows: 12 %
+    less by scheduler="none". Of sm100, and of float8, which no one has measured, it is the same
+    rule.
     """
     rows, columns = problem.expected_rows, problem.n * (1 + problem.epilogue.gated)
     few = rows <= 64 and not problem.ragged_contraction
     block_m = 64 if few else 128
     down = problem.k if problem.ragged_contraction else rows
     tiles = problem.batch * problem.groups * -(-down // block_m) * -(-columns // 256)
-    narrow = columns <= 128 or tiles < sm_count
+    narrow = columns <= 128 or tiles < sm_count or problem.promoted
     return GemmConfig(
         block_m, 128 if narrow else 256, pingpong=few and family == "sm90", swizzle=_SWIZZLE
     )
@@ -131,8 +135,13 @@ def _refusal(problem: RaggedProblem, device: Device | None, family: str) -> str 
     p = problem
     if family not in _FAMILIES:
         return f"grouped matmuls have kernels of {' and '.join(_FAMILIES)}, not of {family}"
-    if p.dtype.name not in ("bfloat16", "float16"):
-        return f"the operands are {p.dtype}; grouped matmuls have kernels for bfloat16 and float16"
+    if not {p.lhs_dtype, p.rhs_dtype} <= {*_DTYPES[family]}:
+        *some, last = (dtype.name for dtype in _DTYPES[family])
+        found = " and ".join(dict.fromkeys((p.lhs_dtype.name, p.rhs_dtype.name)))
+        taken = f"{', '.join(some)} and {last}"
+        return f"the operands are {found}; grouped matmuls have {family} kernels for {taken}"
+    if p.ragged_contraction and p.lhs_dtype in _FLOAT8:
+        return f"the operands are {p.lhs_dtype}, of which kernels take groups of rows alone"
     if p.output.name not in DATA_TYPES or p.output.itemsize == 1:
         return f"the result is {p.output}; grouped matmuls have bfloat16, float16 and float32"
     if not all(isinstance(x, int) for x in (p.batch, p.m, p.k, p.n, p.groups, p.total_groups)):

@@ -14,6 +14,7 @@ from . import xla
 from .conftest import FakeDriver
 
 BF16 = ml_dtypes.bfloat16
+DEVICES = {"sm90": 0, "sm100": 1}  # of the fake driver
 ROWS: dict[str, Any] = dict(m=1000, n=264, k=136, grouped=Grouped.ROWS)
 CONTRACTION: dict[str, Any] = dict(
     m=136, n=264, k=1000, lhs_major=Major.MN, grouped=Grouped.CONTRACTION
@@ -61,12 +62,12 @@ def test_two_launches(
 ) -> None:
     plan, of_table = planned(problem, family), f"jaxbw_{family}_group_table_s32"
     program = xla.Program(plan.attributes)
-    program.run("initialize")
+    program.run("initialize", device=(device := DEVICES[family]))
     loaded = [call["path"].rsplit("/", 1)[1] for call in fake.calls("cuLibraryLoadFromFile")]
     assert {f"{of_table}.cubin", f"{plan.kernel}.cubin"} <= set(loaded)
     fake.log.unlink()
     results = [aligned(result, np.float32), aligned((plan.workspace_bytes,), np.uint8)]
-    program.run("execute", operands([lhs, rhs]), results, stream=0x1230)
+    program.run("execute", operands([lhs, rhs]), results, device=device, stream=0x1230)
     asked = {line.split('"')[3] for line in fake.log.read_text().splitlines()}
     assert asked == {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"}  # all that may be captured
     table, matmul = fake.calls("cuLaunchKernelEx")
@@ -97,3 +98,27 @@ def test_what_is_refused(fake: FakeDriver) -> None:
         with pytest.raises(xla.FfiError, match=message):
             program.run("execute", given, results)
     assert not fake.calls("cuLaunchKernelEx")
+
+
+def test_float8(fake: FakeDriver) -> None:
+    """Operands of two types, scales behind them, and maps of bytes."""
+    narrow: dict[str, Any] = dict(lhs=DataType.E4M3, rhs=DataType.E5M2, rhs_major=Major.K)
+    scaled = dict(lhs_scale=True, rhs_scale=True)
+    plan = planned(ROWS | {"k": 144} | narrow | scaled)
+    program = xla.Program(plan.attributes)
+    results = [aligned((2, 1000, 264), np.float32), aligned((plan.workspace_bytes,), np.uint8)]
+    lhs = aligned((2, 1000, 144), ml_dtypes.float8_e4m3fn)
+    rhs = aligned((2, 3, 264, 144), ml_dtypes.float8_e5m2)
+    of_rows, of_columns = aligned((2, 1000), np.float32), aligned((2, 3, 264), np.float32)
+    *_, sizes, offset = operands([])
+    program.run("execute", [lhs, rhs, of_rows, of_columns, sizes, offset], results)
+    _, matmul = fake.calls("cuLaunchKernelEx")
+    assert matmul["kernel"] == plan.kernel == "jaxbw_sm90_grouped_8bit_nt_64x128"
+    assert fake.calls("cuTensorMapEncodeTiled")[0]["strides"] == [144, 2**34 - 144, 144]
+    for given, message in (
+        ([lhs, rhs, sizes, offset], "a grouped call has"),
+        ([lhs, rhs, of_rows, of_columns[:, 0], sizes, offset], r"rhs_scale is \[2,264\]; here it"),
+        ([lhs, rhs.view(np.uint8), of_rows, of_columns, sizes, offset], "or 8 bits each"),
+    ):
+        with pytest.raises(xla.FfiError, match=message):
+            program.run("execute", given, results)

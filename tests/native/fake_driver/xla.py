@@ -21,6 +21,7 @@ DTYPES = {  # XLA_FFI_DataType
     np.dtype(np.float32): 11,
     np.dtype(np.float64): 12,
     np.dtype(ml_dtypes.bfloat16): 16,
+    np.dtype(ml_dtypes.float8_e5m2): 19,
     np.dtype(ml_dtypes.float8_e4m3fn): 20,
 }
 

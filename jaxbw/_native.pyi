@@ -112,9 +112,9 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       c [B, m, n], bias [n] or (bias_along_m) [m], residual [B, m, n]; perhaps the scalars alpha
       and (with c) beta, f32, instead of the attributes; then lhs_scale [B|1, m], rhs_scale and
       (gated) rhs_up_scale [B|1, n], f32, batched as lhs and rhs are, or (lhs_blocks, rhs_blocks)
-      lhs_scale [B|1, m, k/128] and rhs_scale [B|1, n/128, k/128], rounded up, or (mx) tiles of
-      both [B|1, rows/128, k/(4 mx), 512], of mx 32 uint8 or float8_e8m0fnu, of 16 float8_e4m3fn;
-      and the scalar out_scale, f32;
+      lhs_scale [B|1, m, k/128] and rhs_scale [B|1, n/128, k/128], rounded up; (mx) lhs_tiles,
+      rhs_tiles and (gated) rhs_up_tiles, of scales, [B|1, rows/128, k/(4 mx), 512], of mx 32 uint8
+      or float8_e8m0fnu, of 16 float8_e4m3fn; and the scalar out_scale, f32;
     - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), amax
       [B], f32 (with an out_scale), and workspace, uint8 [W] where W = `workspace_bytes` is not 0;
     - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32, or 8 bits each, or

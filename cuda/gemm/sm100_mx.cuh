@@ -3,7 +3,8 @@
 // said at MxParams in params.h, and in storage.h.
 //
 // A CTA loads the scales of its rows of A and, of a pair too, those of all columns of B: by TMA, on the barrier of the
-// stage. Ahead of a stage's MMAs the leader copies them into Tensor Memory, at the leader for both.
+// stage. Ahead of a stage's MMAs the leader copies them into Tensor Memory, at the leader for both. Of a gated tile half
+// of B's columns, those of one tile of scales, are the gate's, the others up's.
 #pragma once
 
 #include "gemm/descriptors.h"
@@ -41,11 +42,13 @@ class ScaleLoads {
   JAXBW_DEVICE void load(uint32_t slot, uint32_t barrier) {
     const uint32_t part = k_tiles() * kScaleTileBytes;
     uint32_t destination = first_stage_ + slot * stage_bytes();
+    const bool gated = params_.gemm.epilogue.gated != 0;
     copy(destination, params_.a_scales, a_tile_, barrier);
 #pragma unroll 1
     for (uint32_t tile = 0; tile < scale_tiles(params_.gemm.block_n); ++tile) {
       destination += part;
-      copy(destination, params_.b_scales, b_tile_ + tile, barrier);
+      copy(destination, gated && tile > 0 ? params_.b_up_scales : params_.b_scales, b_tile_ + (gated ? 0 : tile),
+           barrier);
     }
     k_tile_ += k_tiles();
   }

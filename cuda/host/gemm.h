@@ -126,6 +126,7 @@ struct GemmBuffers {
   CUdeviceptr a = 0, b = 0, b_up = 0;
   CUdeviceptr c = 0, bias = 0, residual = 0, alpha = 0, beta = 0;
   CUdeviceptr a_scales = 0, b_scales = 0, b_up_scales = 0, out_scale = 0;
+  CUdeviceptr a_tiles = 0, b_tiles = 0, b_up_tiles = 0;  // of scales of MX formats
   CUdeviceptr group_sizes = 0, group_offset = 0;
   CUdeviceptr d = 0, saved = 0, saved_up = 0, amax = 0;
   CUdeviceptr workspace = 0;

@@ -10,7 +10,7 @@ namespace {
 size_t operand_count(const GemmAttributes& a) {
   const size_t right_scales = a.has_rhs_scale == 0 ? 0 : a.gated != 0 ? 2 : 1;
   return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0) +
-         (a.has_lhs_scale != 0 || a.lhs_blocks != 0) + right_scales + (a.rhs_blocks != 0) + (a.mx != 0 ? 2 : 0) +
+         (a.has_lhs_scale != 0 || a.lhs_blocks != 0) + right_scales + (a.rhs_blocks != 0) + (a.mx == 0 ? 0 : a.gated != 0 ? 3 : 2) +
          (a.has_out_scale != 0);
 }
 
@@ -101,15 +101,16 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(p.a_blocks != 0, "lhs_scale", DataType::kF32, of_blocks(p.a_batched, p.m, p.a_blocks), false, &Buffers::a_scales);
   add(p.b_scaled, "rhs_scale", DataType::kF32, columns, false, &Buffers::b_scales);
   add(p.b_blocks != 0, "rhs_scale", DataType::kF32, of_blocks(p.b_batched, p.n, p.b_blocks), false, &Buffers::b_scales);
+  add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
   if (p.mx != 0) {
     const std::optional<DataType> type = p.mx == kNvBlock ? std::optional(DataType::kE4M3) : std::nullopt;  // or ue8m0
     const auto scale_tiles = [&](const Operand& operand) {
       return Dims{operand.batch, row_tiles(operand), k_tiles(operand, p.mx), kScaleTileBytes};
     };
-    add(true, "lhs_scale", type, scale_tiles(operand_a(p)), false, &Buffers::a_scales);
-    add(true, "rhs_scale", type, scale_tiles(operand_b(p)), false, &Buffers::b_scales);
+    add(true, "lhs_tiles", type, scale_tiles(operand_a(p)), false, &Buffers::a_tiles);
+    add(true, "rhs_tiles", type, scale_tiles(operand_b(p)), false, &Buffers::b_tiles);
+    add(p.gated, "rhs_up_tiles", type, scale_tiles(operand_b(p)), false, &Buffers::b_up_tiles);
   }
-  add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
   add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes, Untyped::kInt32);
   add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset, Untyped::kInt32);
   add(p.out_scaled, "out_scale", DataType::kF32, {}, false, &Buffers::out_scale);

@@ -96,8 +96,9 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {p.a_scaled || p.a_blocks != 0, "lhs_scale", buffers.a_scales, sizeof(float)},
       {p.b_scaled || p.b_blocks != 0, "rhs_scale", buffers.b_scales, sizeof(float)},
       {p.b_scaled && p.gated, "rhs_up_scale", buffers.b_up_scales, sizeof(float)},
-      {p.mx != 0, "lhs_scale", buffers.a_scales, kTmaAlignment},
-      {p.mx != 0, "rhs_scale", buffers.b_scales, kTmaAlignment},
+      {p.mx != 0, "lhs_tiles", buffers.a_tiles, kTmaAlignment},
+      {p.mx != 0, "rhs_tiles", buffers.b_tiles, kTmaAlignment},
+      {p.mx != 0 && p.gated, "rhs_up_tiles", buffers.b_up_tiles, kTmaAlignment},
       {grouped, "group_sizes", buffers.group_sizes, sizeof(int32_t)},
       {grouped, "group_offset", buffers.group_offset, sizeof(int32_t)},
       {p.out_scaled, "out_scale", buffers.out_scale, sizeof(float)},
@@ -150,6 +151,7 @@ GemmBuffers as_launched(const GemmBuffers& buffers, const GemmConfig& config) {
   if (config.swap_ab == 0) return launched;
   std::swap(launched.a, launched.b);
   std::swap(launched.a_scales, launched.b_scales);
+  std::swap(launched.a_tiles, launched.b_tiles);
   return launched;
 }
 
@@ -212,8 +214,9 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   if (p.grouped != Grouped::kNone) launch.groups = group_table(p, config, at, layout);
 
   if (p.mx != 0) {
-    launch.scale_views = {view_scales(p, operand_a(p), config, "lhs_scale", at.a_scales),
-                          view_scales(p, operand_b(p), config, "rhs_scale", at.b_scales)};
+    launch.scale_views[0] = view_scales(p, operand_a(p), config, "lhs_tiles", at.a_tiles);
+    launch.scale_views[1] = view_scales(p, operand_b(p), config, "rhs_tiles", at.b_tiles);
+    if (p.gated) launch.scale_views[2] = view_scales(p, operand_b(p), config, "rhs_up_tiles", at.b_up_tiles);
   }
   launch.views[0] = view_a(*family, p, config, at.a);
   launch.views[1] = view_b(*family, p, config, "rhs", at.b);

@@ -83,7 +83,7 @@ struct GemmLaunch {
   GemmConfig config;
   GemmParams params;                                     // its tensor maps are still to be encoded
   std::array<std::optional<TensorView>, 7> views;        // in the order of the tensor maps in GemmParams
-  std::array<std::optional<TensorView>, 2> scale_views;  // of MX formats
+  std::array<std::optional<TensorView>, 3> scale_views;  // of MX formats: of A, B, and where it is gated B_up
   RepackParams repack;                                   // what is copied before, where repack_blocks is not 0
   uint32_t repack_blocks;
   std::array<Words, 2> zeroed;  // to be set to zero before: counters, and what amax begins with
@@ -91,7 +91,7 @@ struct GemmLaunch {
   std::optional<GroupTableParams> groups = std::nullopt;  // of a grouped matmul: what a launch before it makes
 
   std::optional<BlockScales> scales = std::nullopt;  // of a promoting kernel, perhaps none
-  std::array<TensorMap, 2> scale_maps = {};          // of scale_views
+  std::array<TensorMap, 3> scale_maps = {};          // of scale_views
 
   // Calls function(argument) with the argument of the gemm kernel, of the type that it has.
   template <typename Function>
@@ -99,9 +99,9 @@ struct GemmLaunch {
     if (groups) return function(GroupedParams{params, groups->table, groups->count});
     if (scales) return function(PromotedParams{params, *scales});
     if (config.span_tiles != 0 && packing(params.a_type) > 1) {
-      return function(Mx4BitParams{params, scale_maps[0], scale_maps[1], config.span_tiles});
+      return function(Mx4BitParams{params, scale_maps[0], scale_maps[1], scale_maps[2], config.span_tiles});
     }
-    if (config.span_tiles != 0) return function(MxParams{params, scale_maps[0], scale_maps[1]});
+    if (config.span_tiles != 0) return function(MxParams{params, scale_maps[0], scale_maps[1], scale_maps[2]});
     return function(params);
   }
 

@@ -233,10 +233,13 @@ Verdict check_stages(const KernelFamily& family, const GemmConfig& c) {
 // --- rules of a configuration for a problem
 
 // What kernels of MX formats leave out, and what Tensor Memory holds beside their accumulators.
-Verdict check_mx(const GemmConfig& c) {
+Verdict check_mx(const GemmProblem& p, const GemmConfig& c) {
   if (c.cta_rows() != kTmemLanes) return broken(Rule::mx_rows, {{"block_m", c.block_m}}, {kTmemLanes * c.cta_group});
   if (c.block_n % kMxColumnStep != 0) {
     return broken(Rule::mx_columns, {{"block_n", c.block_n}, {"step", kMxColumnStep}});
+  }
+  if (p.gated && c.block_n != kMxGatedColumns) {
+    return broken(Rule::mx_gated, {{"block_n", c.block_n}}, {kMxGatedColumns});
   }
   if (c.cluster_k != 1) return broken(Rule::mx_cluster_k);
   return {};
@@ -334,8 +337,8 @@ Verdict check_formats(const KernelFamily& family, const GemmProblem& p) {
   if (p.mx != 0) {
     if (family.is_sm90() || !is_8bit(p.a_type)) return broken(Rule::mx);
     if (p.mx != kMxBlock && (p.mx != kNvBlock || !packed)) return broken(Rule::mx_block, {{"block", p.mx}});
-    if (p.gated) return broken(Rule::mx_gated);
-    if (p.a_scaled || p.b_scaled) return broken(Rule::mx);
+    // NVFP4's global scales are factors; but of gate and up, which have one each, they are scales of columns.
+    if (p.a_scaled || (p.b_scaled && !p.gated)) return broken(Rule::mx);
   }
   const uint64_t step = kTmaAlignment * packing(p.a_type);
   if (packed && (p.mx == 0 || p.a_major != Major::kK || p.b_major != Major::kK || p.k % step != 0)) {
@@ -583,7 +586,7 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
 Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Verdict verdict;
   if (p.grouped != Grouped::kNone) verdict = check_grouped_config(family, p, c);
-  if (!verdict && p.mx != 0) verdict = check_mx(c);
+  if (!verdict && p.mx != 0) verdict = check_mx(p, c);
   if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));

@@ -290,7 +290,7 @@ class Case:
             out_scale=self.out_scale,
             lhs_scale=scales("lhs", self.m, self.lhs_scale or self.blocks or self.mx > 0),
             rhs_scale=scales("rhs", self.n, self.rhs_scale or self.blocks or self.mx > 0),
-            rhs_up_scale=scales("rhs", self.n, self.rhs_scale and self.gated),
+            rhs_up_scale=scales("rhs", self.n, (self.rhs_scale or self.mx > 0) and self.gated),
         )
 
 
@@ -310,6 +310,7 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
     """D, what is saved, and amax, in float64 before the cast, each with the error it may have."""
     p = matmul
     lhs, right, of_rows, of_columns = p.lhs, p.rhs, p.lhs_scale, p.rhs_scale
+    right_up, of_columns_up = p.rhs_up, p.rhs_up_scale
     if case.blocks:
         assert of_rows is not None
         assert of_columns is not None
@@ -322,7 +323,9 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
     if case.mx:
         lhs = lhs * _powers(of_rows, case.m, case)
         right = right * _powers(of_columns, case.n, case).swapaxes(1, 2)
-        of_rows = of_columns = None
+        if right_up is not None:
+            right_up = right_up * _powers(of_columns_up, case.n, case).swapaxes(1, 2)
+        of_rows = of_columns = of_columns_up = None
     scales = 2 * case.blocks + case.lhs_scale + case.rhs_scale
     accumulation = ACCUMULATION * (case.k + 2 + scales)
     if case.family == "sm90" and INPUT_TYPES[case.dtype].itemsize == 1:
@@ -348,8 +351,8 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
     d = activate(case.activation, z)
     d_error = SLOPE * error + (ACTIVATION * np.abs(z) if smooth(case.activation) else 0.0)
     saved = [(z, error)]
-    if p.rhs_up is not None:
-        up, up_error = sums(p.rhs_up, p.rhs_up_scale)
+    if right_up is not None:
+        up, up_error = sums(right_up, of_columns_up)
         saved.append((up, up_error))
         d, d_error = d * up, d_error * (np.abs(up) + up_error) + np.abs(d) * up_error
         d_error = d_error + ACCUMULATION * np.abs(d)

@@ -16,7 +16,7 @@ PLAIN = 0.3  # of the launches have an epilogue that only casts: kernels have a 
 WORK = 1 << 24  # multiply-adds of a drawn case, about: a fraction of a second
 AREA = 1 << 17  # elements of a cluster tile, likewise
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if m * n <= 16)
-MX_STEP = 64  # of the columns of a tile of MX formats
+MX_STEP, MX_GATED = 64, 256  # of the columns of a tile of MX formats; those of a gated one
 NO_SCALES = {"lhs_scale": False, "rhs_scale": False}
 PROPOSALS = 1000  # of launches, some tens of which are legal
 SPAN_ELEMENTS = {1: 128, 2: 64, 4: 32}  # of a swizzle span, by their size
@@ -85,7 +85,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     block_m = 128 * group if mx else block_m
     inputs = inputs or rng.choice(("16bit", "16bit", "8bit", "tf32"))
     dtype, rhs_dtype = rng.choice(INPUTS[inputs])
-    gated = not mx and (block_m, group) != (128, 2) and rng.random() < 0.25
+    gated = (block_m, group) != (128, 2) and rng.random() < 0.25
     swap_ab = not gated and rng.random() < 0.2
     # Of the operands as the kernel sees them.
     itemsize = INPUT_TYPES[dtype].itemsize
@@ -94,7 +94,8 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         majors = (0, majors[1])
     layout = "nt"[majors[0]] + "tn"[majors[1]]
     steps = widths(block_m, group, majors[1] == 1, gated, itemsize)
-    block_n = rng.choice([step for step in steps if not mx or step % MX_STEP == 0])
+    mx_steps = range(MX_GATED if gated else MX_STEP, 257, MX_STEP)
+    block_n = rng.choice([step for step in steps if not mx or step in mx_steps])
     k_spans = rng.choice((1, 1, 1, 2, 3, 4))
     clusters = [c for c in CLUSTERS if c[0] % group == 0]
     shape = Config(SM100, block_m, block_n, group, lhs_major=majors[0], rhs_major=majors[1])

@@ -134,7 +134,9 @@ class Matmul:
     def scales(self) -> dict[str, Array]:
         """Those that there are."""
         names = ("lhs_scale", "rhs_scale", "rhs_up_scale")
-        given = {name: getattr(self, name) for name in names}
+        tiles = ("lhs_tiles", "rhs_tiles", "rhs_up_tiles")
+        named = zip(names, tiles if self.mx else names, strict=True)
+        given = {as_launched: getattr(self, name) for name, as_launched in named}
         if self.out_scale is not None:
             given["out_scale"] = np.array(self.out_scale, np.float32)
         return {name: scales for name, scales in given.items() if scales is not None}

@@ -36,8 +36,8 @@ def array(name: str, shape: Any, number: int = 0, axis: int = -1) -> Any:
     return np.moveaxis(values * np.exp2(exponents[..., :k]), -1, axis).astype(F32)
 
 
-def quantized(name: str, x: Any, axis: int = -1) -> Any:
-    scale = GLOBAL_SCALE if name == "nvfp4" else None
+def quantized(name: str, x: Any, axis: int = -1, global_scale: float = GLOBAL_SCALE) -> Any:
+    scale = global_scale if name == "nvfp4" else None
     return jaxbw.quantize(x, name, axis=axis, global_scale=scale)
 
 
@@ -90,6 +90,18 @@ def test_configurations(name: str, config: str) -> None:
         )
 
     both_ways(product, q, u)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_gated(name: str) -> None:
+    """Of NVFP4 with a global scale of gate, and another of up: those of its columns."""
+    q, gate = operands(name, 130, 150, 320)
+    up = quantized(name, array(name, (320, 150), 2, axis=0), axis=0, global_scale=2.0)
+
+    def gated(implementation: str, q: Any, gate: Any, up: Any) -> Any:
+        return jaxbw.gated_matmul(q, gate, up, activation="relu", implementation=implementation)
+
+    both_ways(gated, q, gate, up)
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (None, 0)], ids=str)
@@ -183,7 +195,6 @@ def test_what_is_refused() -> None:
     e2m1 = np.ones((64, 64), jnp.float4_e2m1fn)
     reasons = {
         "the operands are nvfp4 and mxfp4; kernels take": ((f, h), "B200"),
-        "the matmul is gated and in an MX format: take two matmuls": ((f, g, g), "B200"),
         "MX formats are for sm100": ((f, g), "H200"),
         "the operands are float4_e2m1fn; sm100 kernels take": ((e2m1, e2m1), "B200"),
     }

@@ -128,6 +128,60 @@ def test_dimensions_in_front_of_rows() -> None:
         both_ways(lambda by, x, w: jaxbw.matmul(x, w, implementation=by), x, w)
 
 
+def gated_operands(m: int, n: int, k: int, right: str = "mxfp8") -> tuple[Any, Any, Any]:
+    q, gate = operands(m, n, k, right)
+    return q, gate, jaxbw.quantize(integers((k, n), 2, axis=0), right, axis=0)
+
+
+@settings(max_examples=settings().max_examples // 10)  # each is a program
+@given(m=_extent, n=_extent, k=_extent)
+def test_gated_shapes(m: int, n: int, k: int) -> None:
+    def gated(implementation: str, q: Any, gate: Any, up: Any) -> Any:
+        return jaxbw.gated_matmul(q, gate, up, activation="relu", implementation=implementation)
+
+    both_ways(gated, *gated_operands(m, n, k))
+
+
+GATED_CONFIGS = {
+    "alone": GemmConfig(128, 256),
+    "pair": GemmConfig(256, 256, cta_group=2, cluster=(2, 1)),
+    "split": GemmConfig(128, 256, split_k=2),
+}
+
+
+@pytest.mark.parametrize("config", GATED_CONFIGS)
+def test_gated_configurations(config: str) -> None:
+    """With a result of 8 bits and its scale, and other bits in the right operands."""
+
+    def gated(implementation: str, q: Any, gate: Any, up: Any) -> Any:
+        given: Any = {"config": GATED_CONFIGS[config]} if implementation == "emulator" else {}
+        return jaxbw.gated_matmul(
+            *(q, gate, up),
+            activation="relu",
+            out_scale=64.0,
+            preferred_element_type="float8_e4m3fn",
+            implementation=implementation,
+            **given,
+        )
+
+    both_ways(gated, *gated_operands(200, 144, 500, "mxfp8_e5m2"))
+
+
+@pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, None), (None, 0, 0)], ids=str)
+def test_gated_vmap(axes: Any) -> None:
+    x = integers((3, 72, 96)[axes[0] is None :])
+    rights = (integers((3, 96, 40)[axes[1] is None :], i, axis=-2) for i in (1, 2))
+    q, gate, up = jaxbw.quantize(x, "mxfp8"), *(jaxbw.quantize(w, "mxfp8", axis=-2) for w in rights)
+
+    def gated(implementation: str, *operands: Any) -> Any:
+        def one(q: Any, gate: Any, up: Any) -> Any:
+            return jaxbw.gated_matmul(q, gate, up, activation="relu", implementation=implementation)
+
+        return jax.vmap(one, axes)(*operands)
+
+    both_ways(gated, q, gate, up)
+
+
 def test_one_nan_is_a_row() -> None:
     x = integers((130, 40))
     x[3, 35] = np.nan
@@ -147,6 +201,29 @@ def test_lowering(cuda_hlo: Lower, custom_calls: Calls) -> None:
     assert "mx = 32 : i32" in call
     assert "tensor<1x4x8x512xf8E8M0FNU>, tensor<1x2x8x512xf8E8M0FNU>" in call
     assert not re.search(r"stablehlo\.(transpose|convert|pad|dot_general)", text)
+
+
+def test_gated_lowering(cuda_hlo: Lower, custom_calls: Calls) -> None:
+    """The tiles of all three go into the one call as they are."""
+    with jaxbw.target("B200"):
+        text = cuda_hlo(jaxbw.gated_matmul, *gated_operands(512, 256, 1024))
+    (call,) = custom_calls(text)
+    assert re.search(r'kernel = "jaxbw_sm100_8bit_mx_[12]cta"', call)
+    assert "gated = 1 : i32" in call
+    tiles = "tensor<1x2x8x512xf8E8M0FNU>"
+    assert f"tensor<1x4x8x512xf8E8M0FNU>, {tiles}, {tiles})" in call
+    assert not re.search(r"stablehlo\.(transpose|convert|pad|dot_general)", text)
+
+
+def test_gated_tile() -> None:
+    """Whole tiles of scales of gate and up: selection knows, and says so of another."""
+    operands = gated_operands(512, 256, 1024)
+    choice = jaxbw.explain(*operands, device="B200")
+    assert str(choice.kernel).startswith("jaxbw_sm100_8bit_mx_")
+    assert choice.config is not None
+    assert choice.config.block_n == 256
+    with pytest.raises(NotImplementedError, match="of a gated matmul in an MX format it is 256"):
+        jaxbw.explain(*operands, device="B200", implementation="sm100", config=GemmConfig(128, 128))
 
 
 def test_explain() -> None:
@@ -181,7 +258,6 @@ def test_what_is_refused() -> None:
     f = jaxbw.quantize(jnp.ones((64, 64)), "nvfp4")
     reasons = {
         "the operands are mxfp8 and nvfp4; kernels take": ((q, f.mT), "B200"),
-        "the matmul is gated and in an MX format: take two matmuls": ((q, u, u), "B200"),
         "MX formats are for sm100": ((q, u), "H200"),
     }
     for reason, (call, device) in reasons.items():

@@ -68,15 +68,19 @@ def gemm(
         None if residual is None else jax.lax.reshape(residual, problem.output_shape),
         alpha=factors[0] if factors else None,
         beta=factors[1] if factors and c is not None else None,
-        lhs_scale=_scales(operands.lhs_scale, operands.lhs_tiles, problem, of_lhs=True),
-        rhs_scale=_scales(operands.rhs_scale, operands.rhs_tiles, problem, of_lhs=False),
+        lhs_scale=_vectors(operands.lhs_scale, problem, of_lhs=True),
+        rhs_scale=_vectors(operands.rhs_scale, problem, of_lhs=False),
         rhs_up_scale=_vectors(operands.rhs_up_scale, problem, of_lhs=False),
-        out_scale=operands.out_scale,
+        lhs_tiles=_tiles(operands.lhs_tiles, problem, of_lhs=True),
+        rhs_tiles=_tiles(operands.rhs_tiles, problem, of_lhs=False),
+        rhs_up_tiles=_tiles(operands.rhs_up_tiles, problem, of_lhs=False),
     )
+    out_scale = [] if operands.out_scale is None else [operands.out_scale]  # behind all others
     # The workspace does not depend on an m that is symbolic.
     plan = plan_of(problem.sized(CANONICAL_M), choice)
     results = gemm_p.bind(
         *reduced.given(),
+        *out_scale,
         shape=problem.output_shape,
         dtype=problem.output,
         workspace=plan.workspace_bytes,
@@ -127,10 +131,10 @@ def _repeated(bias: Any, problem: GemmProblem) -> Any:
     return jax.lax.reshape(bias, (extent,))
 
 
-def _scales(scales: Any, tiles: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:
-    """Those of an operand: vectors, or tiles of each of its matrices."""
+def _tiles(tiles: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:
+    """The tiles of scales of each of an operand's matrices."""
     if tiles is None:
-        return _vectors(scales, problem, of_lhs=of_lhs)
+        return None
     from jaxbw._src import scale_tiles  # wanted by few
 
     batched = problem.lhs_batched if of_lhs else problem.rhs_batched

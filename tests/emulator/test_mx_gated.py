@@ -1,0 +1,154 @@
+"""Gated matmuls of MX formats: scaled integers bit by bit, strictly; scales of gate and up."""
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from jaxbw._native import Violation
+
+from . import installed
+from .gemm_cases import Case
+from .gemm_launch import (
+    ACTIVATIONS,
+    BLOCKS,
+    E2M1,
+    ROWS,
+    SM100,
+    Config,
+    Matmul,
+    integers,
+    launch,
+    plan_of,
+    scale_tiles,
+)
+
+Array = npt.NDArray[Any]
+F32 = np.dtype(np.float32)
+E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+FORMATS = {"mxfp8": (E4M3, 32), "mxfp4": (E2M1, 32), "nvfp4": (E2M1, 16)}  # and its blocks
+SCHEDULES = (("eager", 0), ("latest", 0), ("random", 1), ("pct", 2), ("hold", 3))
+
+
+def operand(
+    rng: np.random.Generator, batch: int, rows: int, k: int, block: int
+) -> tuple[Array, Array, Array]:
+    """Values, tiles of scales, and scaled values, `[batch, rows, k]`."""
+    values = integers(rng, batch, rows, k)
+    exponents = rng.integers(-2, 3, (batch, rows, -(-k // block)))
+    scaled = values * np.exp2(exponents).astype(np.float32).repeat(block, axis=2)[:, :, :k]
+    return values, scale_tiles(exponents, block), scaled
+
+
+def drawn(
+    shape: tuple[int, int, int],
+    name: str = "mxfp8",
+    batch: tuple[int, int] = (1, 1),
+    rhs_dtype: Any = None,
+    **epilogue: Any,
+) -> tuple[Matmul, Array, Array]:
+    """A matmul, and the products with gate and up."""
+    m, n, k = shape
+    dtype, block = FORMATS[name]
+    rng = np.random.default_rng(m * 7 + n * 5 + k)
+    left, left_scales, a = operand(rng, batch[0], m, k, block)
+    gate, gate_scales, g = operand(rng, batch[1], n, k, block)
+    up, up_scales, u = operand(rng, batch[1], n, k, block)
+    matmul = Matmul(
+        left,
+        gate.swapaxes(1, 2),
+        dtype,
+        rhs_dtype,
+        rhs_up=up.swapaxes(1, 2),
+        lhs_scale=left_scales,
+        rhs_scale=gate_scales,
+        rhs_up_scale=up_scales,
+        **epilogue,
+    )
+    return matmul, a @ g.swapaxes(1, 2), a @ u.swapaxes(1, 2)
+
+
+def check(
+    config: Config, matmul: Matmul, gate: Array, up: Array, schedules: Any = SCHEDULES
+) -> None:
+    """All results: an activation, if there is one, is relu."""
+    z, u = np.float32(matmul.alpha) * gate, np.float32(matmul.alpha) * up
+    if matmul.bias is not None:
+        z = z + matmul.bias
+    d = (np.maximum(z, 0) if config.activation else z) * u
+    wanted = [x.astype(config.output) for x in (d, z, u)]
+    kernel = installed.load(plan_of(config, matmul).kernel)
+    for schedule, seed in schedules:
+        found = launch(kernel, config, matmul, schedule=schedule, seed=seed, checks="strict")
+        assert found.report.findings == [], (schedule, seed, found.report.summary())
+        assert len(found.saved) == 2 * matmul.save
+        for got, expected in zip([found.d, *found.saved], wanted, strict=False):
+            np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
+
+
+ALONE = Config(SM100, 128, 256, rhs_major=0, output=F32, accumulators=1)
+PAIR = replace(ALONE, block_m=256, cta_group=2, cluster=(2, 1))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (ALONE, (200, 150, 416)),
+        (replace(ALONE, stages=1), (100, 40, 672)),
+        (replace(ALONE, k_spans=2, stages=1), (128, 130, 1312)),
+        (replace(ALONE, cluster=(2, 2)), (200, 300, 288)),
+        (PAIR, (300, 140, 416)),
+        (replace(PAIR, stages=4), (256, 260, 800)),
+        (replace(PAIR, cluster=(4, 2)), (500, 250, 288)),
+    ],
+    ids=str,
+)
+def test_shapes_with_tails(config: Config, shape: tuple[int, int, int], name: str) -> None:
+    check(config, *drawn(shape, name))
+
+
+RELU = ACTIVATIONS.index("relu")
+OPTIONS: list[tuple[Config, dict[str, Any]]] = [
+    (replace(ALONE, lhs_major=1, rhs_major=1), {}),
+    (replace(PAIR, lhs_major=1, rhs_major=1), {"rhs_dtype": E5M2}),
+    (replace(PAIR, scheduler="static", raster="n", swizzle=2), {"batch": (1, 2)}),
+    (replace(ALONE, split_k=3), {"batch": (2, 1)}),
+    (replace(PAIR, split_k=2), {"batch": (2, 2)}),
+    (replace(ALONE, activation=RELU), {"alpha": 0.5, "bias": True, "save": True}),
+    (replace(PAIR, activation=RELU, output=np.dtype(ml_dtypes.bfloat16)), {"save": True}),
+]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("config", "options"), OPTIONS, ids=str)
+def test_what_the_other_kernels_can_do(config: Config, options: dict[str, Any]) -> None:
+    m, n, k = 300, 208, 272
+    if options.get("bias"):
+        options = options | {"bias": integers(np.random.default_rng(1), n)}
+    check(config, *drawn((m, n, k), **options), schedules=SCHEDULES[1:3])
+
+
+@pytest.mark.parametrize("config", [ALONE, replace(PAIR, cluster=(4, 2))], ids=str)
+def test_bytes(config: Config) -> None:
+    """Each CTA loads the scales of its rows, and of all columns of gate and of up."""
+    (cluster_m, cluster_n), k = config.cluster, 512
+    ctas, rows = cluster_m * cluster_n, cluster_m * config.block_m // config.cta_group
+    matmul, _, _ = drawn((rows, cluster_n * ROWS, k))
+    report = launch(installed.load(plan_of(config, matmul).kernel), config, matmul).report
+    scales = ctas * 3 * (k // (32 * BLOCKS)) * ROWS * BLOCKS
+    data = ctas * k * (config.block_m + config.block_n) // config.cta_group
+    assert report.bytes["tma load"] == data + scales
+    assert report.bytes["global load"] == k * (rows + 2 * cluster_n * ROWS) + scales
+
+
+@pytest.mark.parametrize("block_n", [64, 128, 192])
+def test_other_tiles_are_refused(block_n: int) -> None:
+    case = Case(128, 128, 128, dtype="e4m3", mx=32, gated=True, block_n=block_n, stages=1)
+    found = case.planned()
+    assert isinstance(found, Violation)
+    assert "of a gated matmul of MX formats it is 256" in str(found)

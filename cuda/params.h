@@ -194,13 +194,13 @@ constexpr uint32_t kScaleTileBytes = kScaleTileRows * kScaleTileBlocks;
 // The argument of the kernels that do. The maps are of rank 3: a tile, tiles of K, tiles of rows of all batch indices.
 struct MxParams {
   GemmParams gemm;
-  TensorMap a_scales, b_scales, b_up_scales;
+  TensorMap a_scales, b_scales[2];  // of B, and where it is gated of B_up
 };
 
 // The same of 4 bits, whose K counts bytes: to the kernel a pair of numbers is an element.
 struct Mx4BitParams {
   GemmParams gemm;
-  TensorMap a_scales, b_scales, b_up_scales;
+  TensorMap a_scales, b_scales[2];  // of B, and where it is gated of B_up
   uint32_t span_tiles;  // tiles of scales along K in a swizzle span: 2 of kMxBlock, 4 of kNvBlock
 };
 

@@ -47,8 +47,8 @@ class ScaleLoads {
 #pragma unroll 1
     for (uint32_t tile = 0; tile < scale_tiles(params_.gemm.block_n); ++tile) {
       destination += part;
-      copy(destination, gated && tile > 0 ? params_.b_up_scales : params_.b_scales, b_tile_ + (gated ? 0 : tile),
-           barrier);
+      const uint32_t up = gated ? tile : 0;
+      copy(destination, params_.b_scales[up], b_tile_ + tile - up, barrier);
     }
     k_tile_ += k_tiles();
   }

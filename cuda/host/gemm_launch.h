@@ -99,9 +99,9 @@ struct GemmLaunch {
     if (groups) return function(GroupedParams{params, groups->table, groups->count});
     if (scales) return function(PromotedParams{params, *scales});
     if (config.span_tiles != 0 && packing(params.a_type) > 1) {
-      return function(Mx4BitParams{params, scale_maps[0], scale_maps[1], scale_maps[2], config.span_tiles});
+      return function(Mx4BitParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, config.span_tiles});
     }
-    if (config.span_tiles != 0) return function(MxParams{params, scale_maps[0], scale_maps[1], scale_maps[2]});
+    if (config.span_tiles != 0) return function(MxParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}});
     return function(params);
   }
 

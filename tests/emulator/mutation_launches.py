@@ -243,9 +243,14 @@ def _sm100(group: int) -> Iterator[Case]:
 
 
 def _mx(name: str, group: int) -> Iterator[Case]:
-    """Those of 16 bits that are legal for MX formats, whose spans have more numbers."""
+    """Those of 16 bits that are legal for MX formats, whose spans have more numbers.
+
+    Gated ones in the tile that they have.
+    """
     of_4bit = itertools.cycle(MX_BLOCKS["4bit_mx"])
     for case in _sm100(group):
+        if case.gated:
+            case = replace(case, block_n=256, accumulators=1)
         found = replace(case, mx=32, dtype="e4m3", k=2 * case.k)
         if "4bit" in name:
             k = -(-4 * case.k // 32) * 32

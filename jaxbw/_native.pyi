@@ -190,8 +190,9 @@ class Problem:
     columns, share a scale of each 128 of k: 1, 128, or 0 for no such scales. `mx`: on sm100 each
     row and column has a ue8m0 scale of each 32 of k, in tiles [batch|1, rows/128, k/128, 512]
     (MxParams in cuda/params.h), uint8. `out_scale`: a result of 8 bits has one.
-    `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], or the
-    result [batch, groups, m, n], and there are total_groups sizes for each batch index.
+    `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], as are its
+    scales, or the result [batch, groups, m, n], and there are total_groups sizes for each batch
+    index.
     """
 
     def __init__(

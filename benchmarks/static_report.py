@@ -43,13 +43,13 @@ PACKAGES = ("triton", "nvidia-cutlass-dsl")
 def gemm_entries() -> list[dict[str, Any]]:
     """The GEMM instances of the installed package, as its manifest describes them.
 
-    Without those of 8 bits: on Hopper each has four main loops, one for each mix of types, and more
-    ways through its code than can be enumerated. Nor Hopper's of TF32, which differ from bf16's in
-    the instruction.
+    Without those of 8 and 4 bits: on Hopper each has four main loops, one for each mix of types,
+    and more ways through its code than can be enumerated. Nor Hopper's of TF32, which differ from
+    bf16's in the instruction.
     """
     manifest = json.loads((KERNELS / "manifest.json").read_text())
     gemms = [entry for entry in manifest["kernels"] if entry.get("role", "gemm") == "gemm"]
-    left_out = ("_8bit", "sm90_tf32")
+    left_out = ("_8bit", "_4bit", "sm90_tf32")
     return [entry for entry in gemms if not any(each in entry["name"] for each in left_out)]
 
 

@@ -13,13 +13,18 @@
 namespace jaxbw {
 
 // Element types. The low three bits are the operand-format field of the sm_100 instruction descriptor: of kind::f16 for
-// 16-bit types, of kind::tf32 for kF32, whose operands are multiplied as TF32, and of kind::f8f6f4 for 8-bit types
-// (PTX 9.7.16.4.2). These are JAX's float8_e4m3fn and float8_e5m2: types of operands, and of D.
-enum class DataType : uint32_t { kF16 = 0, kBF16 = 1, kF32 = 2, kE4M3 = 8, kE5M2 = 9 };
+// 16-bit types, of kind::tf32 for kF32, whose operands are multiplied as TF32, of kind::f8f6f4 for 8-bit types, and of
+// kind::mxf4nvf4 for kE2M1 (PTX 9.7.16.4.2). 8-bit types are JAX's float8_e4m3fn and float8_e5m2: types of operands,
+// and of D. kE2M1 is float4_e2m1fn, two numbers in a byte, the first in its lower half: of operands with scales.
+enum class DataType : uint32_t { kF16 = 0, kBF16 = 1, kF32 = 2, kE4M3 = 8, kE5M2 = 9, kE2M1 = 17 };
 
+// Whether an element in memory is a byte; and how many numbers one has.
 constexpr bool is_8bit(DataType type) { return type >= DataType::kE4M3; }
+constexpr uint32_t packing(DataType type) { return type == DataType::kE2M1 ? 2 : 1; }
 // Whether an instruction multiplies operands of these two types.
-constexpr bool multiplied_together(DataType a, DataType b) { return a == b || (is_8bit(a) && is_8bit(b)); }
+constexpr bool multiplied_together(DataType a, DataType b) {
+  return a == b || (is_8bit(a) && is_8bit(b) && packing(a) == packing(b));
+}
 constexpr uint32_t size_bytes(DataType type) { return is_8bit(type) ? 1 : type == DataType::kF32 ? 4 : 2; }
 
 // Which dimension of an operand is contiguous in memory: K, or the other one (M of A, N of B).
@@ -178,11 +183,11 @@ struct PromotedParams {
   BlockScales scales;
 };
 
-// sm_100, of 8 bits: each row of A, and column of B, has a scale for each kMxBlock of K, a power of two (ue8m0). In
-// memory they lie in tiles of 128 rows by 4 blocks, [batch or 1, tiles of rows, tiles of K, 512 bytes]: the scale of
-// (row, block) is byte row % 32 * 16 + row / 32 % 4 * 4 + block % 4. cuBLAS has the same order. What stands for rows
-// and blocks beyond the array may be anything but a NaN (255).
-constexpr uint32_t kMxBlock = 32;
+// sm_100, of 8 and 4 bits: each row of A, and column of B, has a scale for each kMxBlock of K, a power of two (ue8m0);
+// or, of 4 bits, for each kNvBlock, in ue4m3. In memory they lie in tiles of 128 rows by 4 blocks, [batch or 1, tiles
+// of rows, tiles of K, 512 bytes]: the scale of (row, block) is byte row % 32 * 16 + row / 32 % 4 * 4 + block % 4.
+// cuBLAS has the same order. What stands for rows and blocks beyond the array may be anything but a NaN.
+constexpr uint32_t kMxBlock = 32, kNvBlock = 16;
 constexpr uint32_t kScaleTileRows = 128, kScaleTileBlocks = 4;
 constexpr uint32_t kScaleTileBytes = kScaleTileRows * kScaleTileBlocks;
 
@@ -190,6 +195,13 @@ constexpr uint32_t kScaleTileBytes = kScaleTileRows * kScaleTileBlocks;
 struct MxParams {
   GemmParams gemm;
   TensorMap a_scales, b_scales;
+};
+
+// The same of 4 bits, whose K counts bytes: to the kernel a pair of numbers is an element.
+struct Mx4BitParams {
+  GemmParams gemm;
+  TensorMap a_scales, b_scales;
+  uint32_t span_tiles;  // tiles of scales along K in a swizzle span: 2 of kMxBlock, 4 of kNvBlock
 };
 
 // destination[batch, i, j] = source[batch, i, j], or with `transposed` source[batch, j, i], as the GEMM kernels want

@@ -32,6 +32,7 @@ class DataType(Enum):
     F32 = 2
     E4M3 = 8
     E5M2 = 9
+    E2M1 = 17  # two in a byte
 
 class Major(Enum):
     """The dimension of an operand that is contiguous in memory: K, or the other one."""
@@ -112,16 +113,17 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       and (with c) beta, f32, instead of the attributes; then lhs_scale [B|1, m], rhs_scale and
       (gated) rhs_up_scale [B|1, n], f32, batched as lhs and rhs are, or (lhs_blocks, rhs_blocks)
       lhs_scale [B|1, m, k/128] and rhs_scale [B|1, n/128, k/128], rounded up, or (mx) tiles of
-      both, uint8 or float8_e8m0fnu [B|1, rows/128, k/128, 512]; and the scalar out_scale, f32;
+      both [B|1, rows/128, k/(4 mx), 512], of mx 32 uint8 or float8_e8m0fnu, of 16 float8_e4m3fn;
+      and the scalar out_scale, f32;
     - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), amax
       [B], f32 (with an out_scale), and workspace, uint8 [W] where W = `workspace_bytes` is not 0;
-    - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32, or 8 bits each; d
-      any of these, every other array is f16, bf16 or f32, saved results as d, but bf16 beside 8
-      bits. d may be the memory of c;
+    - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32, or 8 bits each, or
+      (mx) are float4_e2m1fn, two in a byte; d any of these but the last, every other array is f16,
+      bf16 or f32, saved results as d, but bf16 beside 8 bits. d may be the memory of c;
     - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
       of the matmul has_c, has_bias, bias_along_m, has_residual, has_lhs_scale, has_rhs_scale,
-      has_out_scale, mx, gated, save (0 or 1), lhs_blocks (0 or 1), rhs_blocks (0 or 128),
-      activation, lhs_major, rhs_major (values of the enums);
+      has_out_scale, gated, save (0 or 1), lhs_blocks (0 or 1), rhs_blocks (0 or 128), mx (0, 16
+      or 32), activation, lhs_major, rhs_major (values of the enums);
       of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
@@ -187,9 +189,10 @@ class Problem:
     c, bias and residual are dtypes of what there is. `factors_in_memory`: alpha and
     (with c) beta are operands instead. `lhs_scale`, `rhs_scale`: there are scales of rows, of
     columns (of a gated matmul's both right operands). `lhs_blocks`, `rhs_blocks`: how many rows, or
-    columns, share a scale of each 128 of k: 1, 128, or 0 for no such scales. `mx`: on sm100 each
-    row and column has a ue8m0 scale of each 32 of k, in tiles [batch|1, rows/128, k/128, 512]
-    (MxParams in cuda/params.h), uint8. `out_scale`: a result of 8 bits has one.
+    columns, share a scale of each 128 of k: 1, 128, or 0 for no such scales. `mx`: on sm100 so
+    many of k of each row and column share a scale, 32 a ue8m0 one, of 4 bits also 16 one in ue4m3,
+    in tiles [batch|1, rows/128, k/(4 mx), 512] (MxParams in cuda/params.h); 0 for none.
+    `out_scale`: a result of 8 bits has one.
     `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], as are its
     scales, or the result [batch, groups, m, n], and there are total_groups sizes for each batch
     index.
@@ -224,7 +227,7 @@ class Problem:
         rhs_scale: bool = False,
         lhs_blocks: int = 0,
         rhs_blocks: int = 0,
-        mx: bool = False,
+        mx: int = 0,
         out_scale: bool = False,
         grouped: Grouped = ...,
         groups: int = 1,
@@ -519,7 +522,7 @@ def launch_gemm(
 
     Args:
       operands: those of the custom call (see `ffi_targets`), C-contiguous bit patterns (uint16 or
-        uint32) of `dtypes`, which is None of tiles of scales (uint8).
+        uint32; uint8 of two E2M1) of `dtypes`, which is None of tiles of ue8m0 scales (uint8).
       output: dtype of the results.
       attributes: all attributes of the call.
       alias_c: c lies in the memory of d.

@@ -84,13 +84,15 @@ constexpr uint32_t umma_instruction(DataType a, DataType b, Major a_major, Major
                                | field(n >> 3, 17, 6) | field(m >> 4, 24, 5));
 }
 
-// PTX 9.7.16.4.2, table for kind::mxf8f6f4: ue8m0 scales, which begin in byte 0 of their cells.
-constexpr uint32_t mx_instruction(DataType a, DataType b, Major a_major, Major b_major, uint32_t m, uint32_t n) {
+// PTX 9.7.16.4.2, tables for kind::mxf8f6f4 and kind::mxf4nvf4: scales, ue8m0 or ue4m3, which begin in byte 0 of their
+// cells.
+constexpr uint32_t mx_instruction(DataType a, DataType b, Major a_major, Major b_major, uint32_t m, uint32_t n,
+                                  bool ue8m0 = true) {
   return static_cast<uint32_t>(field(static_cast<uint64_t>(a), 7, 3)           // A's format
                                | field(static_cast<uint64_t>(b), 10, 3)        // B's format
                                | field(static_cast<uint64_t>(a_major), 15, 1)  // A MN-major
                                | field(static_cast<uint64_t>(b_major), 16, 1)  // B MN-major
-                               | field(n >> 3, 17, 6) | field(1, 23, 1) | field(m >> 7, 27, 2));
+                               | field(n >> 3, 17, 6) | field(ue8m0, 23, 1) | field(m >> 7, 27, 2));
 }
 // Added to it: they begin in the next byte, A's and B's.
 constexpr uint32_t kNextScale = static_cast<uint32_t>(field(1, 29, 2) | field(1, 4, 2));
@@ -118,6 +120,8 @@ static_assert(mx_instruction(DataType::kE4M3, DataType::kE4M3, Major::kK, Major:
 static_assert(mx_instruction(DataType::kE4M3, DataType::kE4M3, Major::kK, Major::kMN, 128, 128) == 0x08A1'0000);
 static_assert(mx_instruction(DataType::kE4M3, DataType::kE4M3, Major::kK, Major::kK, 256, 256) == 0x10C0'0000);
 static_assert(0x08A0'0000 + 3 * kNextScale == 0x68A0'0030);
+static_assert(mx_instruction(DataType::kE2M1, DataType::kE2M1, Major::kK, Major::kK, 128, 192) == 0x08B0'0480);
+static_assert(mx_instruction(DataType::kE2M1, DataType::kE2M1, Major::kK, Major::kK, 256, 256, false) == 0x1040'0480);
 static_assert(scales_descriptor(0) >> 32 == 0x4008);
 }  // namespace descriptors_check
 

@@ -13,6 +13,7 @@ namespace jaxbw {
 JAXBW_DEVICE const GemmParams& gemm_params(const GemmParams& argument) { return argument; }
 JAXBW_DEVICE const GemmParams& gemm_params(const PromotedParams& argument) { return argument.gemm; }
 JAXBW_DEVICE const GemmParams& gemm_params(const MxParams& argument) { return argument.gemm; }
+JAXBW_DEVICE const GemmParams& gemm_params(const Mx4BitParams& argument) { return argument.gemm; }
 
 template <EpilogueShape kEpilogue>
 struct KernelContext {

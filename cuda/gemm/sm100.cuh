@@ -187,12 +187,12 @@ template <uint32_t kCtaGroup>
 JAXBW_DEVICE NoScales scale_loads(const GemmParams&, const Context&) {
   return {};
 }
-template <uint32_t kCtaGroup>
-JAXBW_DEVICE ScaleLoads<kCtaGroup> scale_loads(const MxParams& argument, const Context& context) {
+template <uint32_t kCtaGroup, typename Params>
+JAXBW_DEVICE ScaleLoads<kCtaGroup, Params> scale_loads(const Params& argument, const Context& context) {
   return {argument, context};
 }
 
-// The argument: MxParams of kMx8Bit, GemmParams of others.
+// The argument: MxParams of kMx8Bit, Mx4BitParams of kMx4Bit, which is both of 4 bits, GemmParams of others.
 template <uint32_t kCtaGroup, Kind kKind, typename Argument>
 JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
   const GemmParams& params = gemm_params(argument);
@@ -225,8 +225,8 @@ JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
   }
 
   if (warp == kMultiplyWarp) {
-    if constexpr (kKind == Kind::kMx8Bit) {
-      if (context.leads_group()) multiply_mx_tiles<kCtaGroup>(context, tmem);
+    if constexpr (kKind == Kind::kMx8Bit || kKind == Kind::kMx4Bit) {
+      if (context.leads_group()) multiply_scaled<kCtaGroup>(argument, context, tmem);
     } else if (context.leads_group()) {
       with_bool(params.k_spans == 1, [&]<bool kOneSpan>() {
         if (context.mma_tiles() == 1) {

@@ -1,6 +1,6 @@
-// The sm_100 kernel of MX formats: operands of 8 bits with a power of two for each 32 of K, by which the tensor core
-// multiplies. Everything but loading and multiplying is that of the other kernels; how scales lie is said at MxParams
-// in params.h, and in storage.h.
+// The sm_100 kernels of formats with a scale for each block of K, by which the tensor core multiplies: of 8 bits MXFP8,
+// of 4 bits MXFP4 and NVFP4. Everything but loading and multiplying is that of the other kernels; how scales lie is
+// said at MxParams in params.h, and in storage.h.
 //
 // A CTA loads the scales of its rows of A and, of a pair too, those of all columns of B: by TMA, on the barrier of the
 // stage. Ahead of a stage's MMAs the leader copies them into Tensor Memory, at the leader for both.
@@ -11,14 +11,18 @@
 
 namespace jaxbw::sm100 {
 
-// The loads of scales, as the load role does them beside those of operands.
-template <uint32_t kCtaGroup>
+// Tiles of scales along K in a swizzle span.
+JAXBW_DEVICE uint32_t span_tiles(const MxParams&) { return span_scale_tiles(DataType::kE4M3, kMxBlock); }
+JAXBW_DEVICE uint32_t span_tiles(const Mx4BitParams& params) { return params.span_tiles; }
+
+// The loads of scales, as the load role does them beside those of operands. Params: MxParams or Mx4BitParams.
+template <uint32_t kCtaGroup, typename Params>
 class ScaleLoads {
  public:
-  JAXBW_DEVICE ScaleLoads(const MxParams& params, const Context& context)
+  JAXBW_DEVICE ScaleLoads(const Params& params, const Context& context)
       : params_(params), first_stage_(context.a(params.gemm.stages)) {}
 
-  JAXBW_DEVICE uint32_t stage_bytes() const { return mx_stage_bytes(params_.gemm.block_n, params_.gemm.k_spans); }
+  JAXBW_DEVICE uint32_t stage_bytes() const { return mx_stage_bytes(params_.gemm.block_n, k_tiles()); }
 
   // A stage that is empty is so for Tensor Memory, too, whose columns the multiply role then overwrites: the load role
   // hands on what it was told (PTX 9.7.16.6.4).
@@ -29,13 +33,13 @@ class ScaleLoads {
 
   JAXBW_DEVICE void start_at(const Tile& origin, uint32_t k) {
     const GemmParams& p = params_.gemm;
-    k_tile_ = k / (kMxBlock * kScaleTileBlocks);
+    k_tile_ = k * span_tiles(params_) / kSwizzleSpan;
     a_tile_ = origin.batch * p.a_batched * scale_tiles(p.m) + origin.m / kScaleTileRows;
     b_tile_ = origin.batch * p.b_batched * scale_tiles(p.n) + origin.n / kScaleTileRows;
   }
 
   JAXBW_DEVICE void load(uint32_t slot, uint32_t barrier) {
-    const uint32_t part = params_.gemm.k_spans * kScaleTileBytes;
+    const uint32_t part = k_tiles() * kScaleTileBytes;
     uint32_t destination = first_stage_ + slot * stage_bytes();
     copy(destination, params_.a_scales, a_tile_, barrier);
 #pragma unroll 1
@@ -43,10 +47,13 @@ class ScaleLoads {
       destination += part;
       copy(destination, params_.b_scales, b_tile_ + tile, barrier);
     }
-    k_tile_ += params_.gemm.k_spans;
+    k_tile_ += k_tiles();
   }
 
  private:
+  // Of a stage.
+  JAXBW_DEVICE uint32_t k_tiles() const { return params_.gemm.k_spans * span_tiles(params_); }
+
   JAXBW_DEVICE void copy(uint32_t destination, const TensorMap& map, uint32_t row_tile, uint32_t barrier) const {
     const ptx::BoxOrigin box{0, k_tile_, row_tile};
     if constexpr (kCtaGroup == 2) {
@@ -56,24 +63,40 @@ class ScaleLoads {
     }
   }
 
-  const MxParams& params_;
+  const Params& params_;
   uint32_t first_stage_;
   uint32_t k_tile_ = 0, a_tile_ = 0, b_tile_ = 0;
 };
 
+// Of a kind with scales.
+template <ptx::UmmaKind kKind>
+struct Scaled {
+  static constexpr bool k8Bit = kKind == ptx::UmmaKind::kMx8Bit, kUe8m0 = kKind != ptx::UmmaKind::kNv4Bit;
+  static constexpr uint32_t kSpanTiles =
+      span_scale_tiles(k8Bit ? DataType::kE4M3 : DataType::kE2M1, kUe8m0 ? kMxBlock : kNvBlock);
+  static constexpr uint32_t kTileMmas = kMmasPerSpan / kSpanTiles;  // that take their scales from one tile
+  static constexpr uint32_t kNextMma = kScaleTileBlocks / kTileMmas * kNextScale;
+
+  static constexpr uint32_t instruction(const GemmParams& p, uint32_t rows) {
+    if (k8Bit) return mx_instruction(p.a_type, p.b_type, p.a_major, p.b_major, rows, p.block_n);
+    return mx_instruction(DataType::kE2M1, DataType::kE2M1, Major::kK, Major::kK, rows, p.block_n, kUe8m0);
+  }
+};
+
 // Multiply role, as multiply_tiles has it for the other kinds.
-template <uint32_t kCtaGroup>
+template <uint32_t kCtaGroup, ptx::UmmaKind kKind>
 JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
+  using Kind = Scaled<kKind>;
   const GemmParams& p = context.params;
   const uint32_t mma_rows = context.mma_rows(), stage_step = context.layout.stage_bytes() >> 4;
   const UmmaOperand a(context.a(0), context.a_tile(), mma_rows), b(context.b(0), context.b_tile(), mma_rows);
   const uint32_t a_to_b = b.first - a.first;
-  const uint32_t instruction =
-      mx_instruction(p.a_type, p.b_type, p.a_major, p.b_major, mma_rows * kCtaGroup, p.block_n);
+  const uint32_t instruction = Kind::instruction(p, mma_rows * kCtaGroup);
   const auto sources = static_cast<uint16_t>(context.cluster.source_mask(context.rank));
   const auto group = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
   const uint32_t k_blocks = context.k_blocks(), k_spans = p.k_spans, parts = 1 + scale_tiles(p.block_n);
-  const uint32_t scale_columns = mx_stage_tiles(p.block_n, k_spans) * kScaleTileColumns;
+  const uint32_t k_tiles = k_spans * Kind::kSpanTiles;  // of a stage
+  const uint32_t scale_columns = mx_stage_tiles(p.block_n, k_tiles) * kScaleTileColumns;
   const uint32_t scales = tmem + ptx::kTmemColumns - p.stages * scale_columns;  // those of the first stage
   const uint64_t source = scales_descriptor(context.a(p.stages));
   const uint32_t source_low = static_cast<uint32_t>(source), source_high = static_cast<uint32_t>(source >> 32);
@@ -102,28 +125,34 @@ JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
         ptx::tcgen05_fence_after_sync();
         uint32_t a_low = a.first + slot * stage_step, b_low = a_low + a_to_b;
         uint32_t at = scales + slot * scale_columns;
-        uint32_t from = source_low + slot * (mx_stage_bytes(p.block_n, k_spans) >> 4);
+        uint32_t from = source_low + slot * (mx_stage_bytes(p.block_n, k_tiles) >> 4);
 #pragma unroll 1
         for (uint32_t span = 0; span < k_spans; ++span) {
-#pragma unroll 1
-          for (uint32_t part = 0; part < parts; ++part) {
-            const uint64_t tile = ptx::wide(from + part * (k_spans * kScaleTileBytes >> 4), source_high);
-            if (ptx::elect_one()) ptx::tmem_copy_scales<kCtaGroup>(at + part * kScaleTileColumns, tile);
-          }
 #pragma unroll
-          for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
-            const uint64_t a_at = ptx::wide(a_low + step * a.step, kUmmaDescriptorHigh);
-            const uint64_t b_at = ptx::wide(b_low + step * b.step, kUmmaDescriptorHigh);
-            if (ptx::elect_one()) {
-              ptx::umma_scaled<kCtaGroup>(d, a_at, b_at, instruction + step * kNextScale, at,
-                                          at + kScaleTileColumns + b_first, accumulate || step > 0);
+          for (uint32_t tile = 0; tile < Kind::kSpanTiles; ++tile) {
+            const uint32_t a_scales = at + tile * parts * kScaleTileColumns, b_scales = a_scales + kScaleTileColumns;
+            const uint32_t first = from + tile * (kScaleTileBytes >> 4);
+#pragma unroll 1
+            for (uint32_t part = 0; part < parts; ++part) {
+              const uint64_t copied = ptx::wide(first + part * (k_tiles * kScaleTileBytes >> 4), source_high);
+              if (ptx::elect_one()) ptx::tmem_copy_scales<kCtaGroup>(a_scales + part * kScaleTileColumns, copied);
+            }
+#pragma unroll
+            for (uint32_t mma = 0; mma < Kind::kTileMmas; ++mma) {
+              const uint32_t step = tile * Kind::kTileMmas + mma;
+              const uint64_t a_at = ptx::wide(a_low + step * a.step, kUmmaDescriptorHigh);
+              const uint64_t b_at = ptx::wide(b_low + step * b.step, kUmmaDescriptorHigh);
+              if (ptx::elect_one()) {
+                ptx::umma_scaled<kCtaGroup, kKind>(d, a_at, b_at, instruction + mma * Kind::kNextMma, a_scales,
+                                                   b_scales + b_first, accumulate || step > 0);
+              }
             }
           }
           accumulate = true;
           a_low += a.span_step;
           b_low += b.span_step;
-          at += parts * kScaleTileColumns;
-          from += kScaleTileBytes >> 4;
+          at += Kind::kSpanTiles * parts * kScaleTileColumns;
+          from += Kind::kSpanTiles * kScaleTileBytes >> 4;
         }
         if (ptx::elect_one()) ptx::umma_commit<kCtaGroup>(run.signalled(), sources);
         ++slot;
@@ -134,6 +163,19 @@ JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
   }
   context.profile.enter(Activity::kAwaitExit);
   if (kCtaGroup > 1) accumulators.await_empty(accumulator, p.accumulators);
+}
+
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE void multiply_scaled(const MxParams&, const Context& context, uint32_t tmem) {
+  multiply_mx_tiles<kCtaGroup, ptx::UmmaKind::kMx8Bit>(context, tmem);
+}
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE void multiply_scaled(const Mx4BitParams& argument, const Context& context, uint32_t tmem) {
+  if (argument.span_tiles == Scaled<ptx::UmmaKind::kNv4Bit>::kSpanTiles) {
+    multiply_mx_tiles<kCtaGroup, ptx::UmmaKind::kNv4Bit>(context, tmem);
+  } else {
+    multiply_mx_tiles<kCtaGroup, ptx::UmmaKind::kMx4Bit>(context, tmem);
+  }
 }
 
 }  // namespace jaxbw::sm100

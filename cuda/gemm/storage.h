@@ -18,8 +18,8 @@ constexpr uint32_t kMaxKSpans = 4;             // in a stage
 constexpr uint32_t kStoreBuffers = 2;          // staging buffers of an epilogue warp
 constexpr uint32_t kMaxSharedMemory = 232448;  // per block on sm_90 and sm_100, opt-in (227 KB)
 
-// Elements of K in one swizzle span.
-constexpr uint32_t span_elements(DataType input) { return kSwizzleSpan / size_bytes(input); }
+// Numbers of K in one swizzle span.
+constexpr uint32_t span_elements(DataType input) { return kSwizzleSpan / size_bytes(input) * packing(input); }
 
 // Epilogue warps of a CTA, and the rows of the accumulator that each of them owns.
 struct EpilogueShape {
@@ -202,28 +202,36 @@ constexpr uint32_t cluster_sum_stages(uint32_t block_m, uint32_t block_n) {
   return (sums + stage - 1) / stage;
 }
 
-// sm_100, with scales of kMxBlock along K: behind the ring lies a second one, of tiles of scales. A stage has for each
-// span of K one of A's, and those that the columns of B touch, which may begin in the middle of the first. They go to
-// the top of Tensor Memory, to columns of their stage: what an MMA still reads is then never overwritten.
+// sm_100, with scales of blocks along K: behind the ring lies a second one, of tiles of scales. A stage has for each
+// of its `k_tiles` along K one of A's, and those that the columns of B touch, which may begin in the middle of the
+// first. They go to the top of Tensor Memory, to columns of their stage: what an MMA still reads is then never
+// overwritten.
 constexpr uint32_t kScaleTileColumns = 4;  // of Tensor Memory
 constexpr uint32_t kMxColumnStep = 64;     // of block_n
 constexpr uint32_t scale_tiles(uint32_t rows) { return (rows + kScaleTileRows - 1) / kScaleTileRows; }
-constexpr uint32_t mx_stage_tiles(uint32_t block_n, uint32_t k_spans) { return (1 + scale_tiles(block_n)) * k_spans; }
-constexpr uint32_t mx_stage_bytes(uint32_t block_n, uint32_t k_spans) {
-  return mx_stage_tiles(block_n, k_spans) * kScaleTileBytes;
+constexpr uint32_t mx_stage_tiles(uint32_t block_n, uint32_t k_tiles) { return (1 + scale_tiles(block_n)) * k_tiles; }
+constexpr uint32_t mx_stage_bytes(uint32_t block_n, uint32_t k_tiles) {
+  return mx_stage_tiles(block_n, k_tiles) * kScaleTileBytes;
 }
+// Of numbers of such a type, `block` of which share a scale: tiles along K in a span.
+constexpr uint32_t span_scale_tiles(DataType input, uint32_t block) {
+  return span_elements(input) / (block * kScaleTileBlocks);
+}
+static_assert(span_scale_tiles(DataType::kE4M3, kMxBlock) == 1);
+static_assert(span_scale_tiles(DataType::kE2M1, kMxBlock) == 2 && span_scale_tiles(DataType::kE2M1, kNvBlock) == 4);
 
 // How many stages leave room, in Tensor Memory for the accumulators, and in shared memory.
-constexpr uint32_t kMxTwoAccumulators = 192;  // up to so many columns there are two
-constexpr uint32_t mx_max_stages(const StorageLayout& layout, uint32_t block_n, uint32_t k_spans,
+constexpr uint32_t mx_max_stages(const StorageLayout& layout, uint32_t block_n, uint32_t k_tiles,
                                  uint32_t accumulators) {
   const uint32_t used = (accumulators - 1) * kAccumulatorColumns + block_n;
-  const uint32_t in_tmem = (kTmemColumns - used) / (mx_stage_tiles(block_n, k_spans) * kScaleTileColumns);
+  const uint32_t in_tmem = (kTmemColumns - used) / (mx_stage_tiles(block_n, k_tiles) * kScaleTileColumns);
   const uint32_t in_shared =
-      (kMaxSharedMemory - layout.stage_offset(0)) / (layout.stage_bytes() + mx_stage_bytes(block_n, k_spans));
+      (kMaxSharedMemory - layout.stage_offset(0)) / (layout.stage_bytes() + mx_stage_bytes(block_n, k_tiles));
   const uint32_t fit = in_tmem < in_shared ? in_tmem : in_shared;
   return fit < kMaxStages ? fit : kMaxStages;
 }
+// Up to so many columns there are two accumulators: then with four stages or more of one span.
+constexpr uint32_t mx_two_accumulators(uint32_t span_tiles) { return span_tiles == 1 ? 192 : 128; }
 
 // Split tiles. Every epilogue warp reduces its slices on its own: each has a counter, and floats for the sums of one
 // part. A slice is what the warp has of an MMA tile; where CTAs of a cluster share a tile, what was said of it above.

@@ -23,6 +23,7 @@ emulator::TensorMapType encoded_type(DataType type) {
       return emulator::TensorMapType::kF32;
     case DataType::kE4M3:
     case DataType::kE5M2:
+    case DataType::kE2M1:
       break;
   }
   return emulator::TensorMapType::kU8;

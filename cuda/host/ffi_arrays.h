@@ -28,6 +28,8 @@ inline std::optional<DataType> data_type(xla::ffi::DataType type) {
       return DataType::kE4M3;
     case xla::ffi::DataType::F8E5M2:
       return DataType::kE5M2;
+    case xla::ffi::DataType::F4E2M1FN:  // XLA packs them, on every platform
+      return DataType::kE2M1;
     default:
       return std::nullopt;
   }

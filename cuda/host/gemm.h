@@ -41,7 +41,7 @@ struct GemmProblem {
   bool a_scaled = false, b_scaled = false;  // their rows and columns have scales, of a gated matmul B_up's, too
   // Rows of A, and columns of B, that share a scale of each kScaleBlock of K: 1, kScaleBlock, or 0 where there is none.
   uint32_t a_blocks = 0, b_blocks = 0;
-  bool mx = false;  // sm_100, operands of 8 bits: each row and column has a scale for each kMxBlock of K (MxParams)
+  uint32_t mx = 0;  // sm_100: numbers along K of each row and column that share a scale (MxParams); 0: there are none
   std::optional<DataType> c = std::nullopt, bias = std::nullopt, residual = std::nullopt;
   bool bias_along_m = false;
   Activation activation = Activation::kNone;
@@ -102,9 +102,10 @@ struct GemmConfig {
 #define JAXBW_FIELD(name, initial) uint32_t name = initial;
   JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
-  uint32_t b_columns = 0;  // that a CTA loads, if more than it multiplies (sm_100); a plan finds that, too,
-  bool mx = false;         // and whether a stage has scales
+  uint32_t b_columns = 0;   // that a CTA loads, if more than it multiplies (sm_100); a plan finds that, too,
+  uint32_t span_tiles = 0;  // and the tiles of scales of MX formats along K in a span
 
+  uint32_t stage_k_tiles() const { return k_spans * span_tiles; }
   uint32_t cta_columns() const { return b_columns != 0 ? b_columns : block_n / cta_group; }  // loaded
   uint32_t cluster_tiles() const { return cluster_m * cluster_n; }  // CTA tiles (of a pair, halves of one)
   uint32_t cluster_size() const { return cluster_tiles() * cluster_k; }
@@ -207,6 +208,9 @@ inline uint32_t a_extent(const GemmConfig& c) { return c.cta_rows(); }
 inline uint32_t b_extent(const GemmProblem& p, const GemmConfig& c) {
   return c.cta_columns() / (loads_both(p, c) ? 2 : 1);
 }
+
+// GemmConfig::span_tiles.
+inline uint32_t span_tiles(const GemmProblem& p) { return p.mx == 0 ? 0 : span_scale_tiles(p.a_type, p.mx); }
 
 // GemmConfig::b_columns, of a problem as it is launched.
 uint32_t b_columns(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);

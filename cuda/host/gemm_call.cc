@@ -21,7 +21,6 @@ Status check_flags(const GemmAttributes& a) {
                                                    {"has_residual", a.has_residual},
                                                    {"has_lhs_scale", a.has_lhs_scale},
                                                    {"has_rhs_scale", a.has_rhs_scale},
-                                                   {"mx", a.mx},
                                                    {"has_out_scale", a.has_out_scale},
                                                    {"gated", a.gated},
                                                    {"save", a.save},
@@ -34,6 +33,9 @@ Status check_flags(const GemmAttributes& a) {
   for (const auto& [name, value] : {std::pair("lhs_blocks", a.lhs_blocks), std::pair("rhs_blocks", a.rhs_blocks)}) {
     const bool known = value == 0 || value == 1 || value == int32_t{kScaleBlock};
     if (!known) return invalid("attribute ", name, " is ", value, "; it is 0, 1 or ", kScaleBlock);
+  }
+  if (a.mx != 0 && a.mx != int32_t{kNvBlock} && a.mx != int32_t{kMxBlock}) {
+    return invalid("attribute mx is ", a.mx, "; it is 0, ", kNvBlock, " or ", kMxBlock);
   }
   return Status();
 }
@@ -52,7 +54,7 @@ std::string shape_text(std::span<const int64_t> dims) {
 uint64_t array_bytes(std::optional<DataType> type, std::span<const int64_t> dims) {
   uint64_t bytes = type ? size_bytes(*type) : 1;
   for (const int64_t extent : dims) bytes *= static_cast<uint64_t>(extent);
-  return bytes;
+  return type ? bytes / packing(*type) : bytes;
 }
 
 Status check_array(const char* name, const Array& given, std::optional<DataType> type, std::span<const int64_t> dims) {
@@ -99,11 +101,14 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(p.a_blocks != 0, "lhs_scale", DataType::kF32, of_blocks(p.a_batched, p.m, p.a_blocks), false, &Buffers::a_scales);
   add(p.b_scaled, "rhs_scale", DataType::kF32, columns, false, &Buffers::b_scales);
   add(p.b_blocks != 0, "rhs_scale", DataType::kF32, of_blocks(p.b_batched, p.n, p.b_blocks), false, &Buffers::b_scales);
-  const auto scale_tiles = [](const Operand& operand) {
-    return Dims{operand.batch, row_tiles(operand), k_tiles(operand), kScaleTileBytes};
-  };
-  add(p.mx, "lhs_scale", std::nullopt, scale_tiles(operand_a(p)), false, &Buffers::a_scales);
-  add(p.mx, "rhs_scale", std::nullopt, scale_tiles(operand_b(p)), false, &Buffers::b_scales);
+  if (p.mx != 0) {
+    const std::optional<DataType> type = p.mx == kNvBlock ? std::optional(DataType::kE4M3) : std::nullopt;  // or ue8m0
+    const auto scale_tiles = [&](const Operand& operand) {
+      return Dims{operand.batch, row_tiles(operand), k_tiles(operand, p.mx), kScaleTileBytes};
+    };
+    add(true, "lhs_scale", type, scale_tiles(operand_a(p)), false, &Buffers::a_scales);
+    add(true, "rhs_scale", type, scale_tiles(operand_b(p)), false, &Buffers::b_scales);
+  }
   add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
   add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes, Untyped::kInt32);
   add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset, Untyped::kInt32);
@@ -163,7 +168,7 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
                             .has_rhs_scale = p.b_scaled,
                             .lhs_blocks = static_cast<int32_t>(p.a_blocks),
                             .rhs_blocks = static_cast<int32_t>(p.b_blocks),
-                            .mx = p.mx,
+                            .mx = static_cast<int32_t>(p.mx),
                             .has_out_scale = p.out_scaled,
                             .gated = p.gated,
                             .save = p.save,
@@ -183,7 +188,7 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
   const auto extent = [](const Array& array, int axis) { return static_cast<uint64_t>(array.dims[axis]); };
   if (lhs.dims.size() != 3 || rhs.dims.size() != 3) return invalid(shapes, "they have rank 3");
   if (!lhs.type || !rhs.type || !multiplied_together(*lhs.type, *rhs.type))
-    return invalid(shapes, "they have one dtype, f16, bf16 or f32, or 8 bits each, e4m3 or e5m2");
+    return invalid(shapes, "they have one dtype, f16, bf16, f32 or e2m1, or 8 bits each, e4m3 or e5m2");
   const bool a_k_major = attributes.lhs_major == 0, b_k_major = attributes.rhs_major == 0;
   GemmProblem problem{.batch = std::max(extent(lhs, 0), extent(rhs, 0)),
                       .m = extent(lhs, a_k_major ? 1 : 2),
@@ -200,7 +205,7 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
                       .b_scaled = attributes.has_rhs_scale != 0,
                       .a_blocks = static_cast<uint32_t>(attributes.lhs_blocks),
                       .b_blocks = static_cast<uint32_t>(attributes.rhs_blocks),
-                      .mx = attributes.mx != 0,
+                      .mx = static_cast<uint32_t>(attributes.mx),
                       .bias_along_m = attributes.bias_along_m != 0,
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,

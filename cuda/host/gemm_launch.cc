@@ -48,7 +48,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.batch_stride = p.m * p.n;
   params.m = static_cast<uint32_t>(p.m);
   params.n = static_cast<uint32_t>(p.n);
-  params.k = static_cast<uint32_t>(p.k);
+  params.k = static_cast<uint32_t>(p.k / packing(p.a_type));
   params.batch = static_cast<uint32_t>(p.batch);
   params.a_batched = p.a_batched;
   params.b_batched = p.b_batched;
@@ -96,8 +96,8 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {p.a_scaled || p.a_blocks != 0, "lhs_scale", buffers.a_scales, sizeof(float)},
       {p.b_scaled || p.b_blocks != 0, "rhs_scale", buffers.b_scales, sizeof(float)},
       {p.b_scaled && p.gated, "rhs_up_scale", buffers.b_up_scales, sizeof(float)},
-      {p.mx, "lhs_scale", buffers.a_scales, kTmaAlignment},
-      {p.mx, "rhs_scale", buffers.b_scales, kTmaAlignment},
+      {p.mx != 0, "lhs_scale", buffers.a_scales, kTmaAlignment},
+      {p.mx != 0, "rhs_scale", buffers.b_scales, kTmaAlignment},
       {grouped, "group_sizes", buffers.group_sizes, sizeof(int32_t)},
       {grouped, "group_offset", buffers.group_offset, sizeof(int32_t)},
       {p.out_scaled, "out_scale", buffers.out_scale, sizeof(float)},
@@ -211,9 +211,9 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   }
   if (p.grouped != Grouped::kNone) launch.groups = group_table(p, config, at, layout);
 
-  if (p.mx) {
-    launch.scale_views = {view_scales(operand_a(p), config, "lhs_scale", at.a_scales),
-                          view_scales(operand_b(p), config, "rhs_scale", at.b_scales)};
+  if (p.mx != 0) {
+    launch.scale_views = {view_scales(p, operand_a(p), config, "lhs_scale", at.a_scales),
+                          view_scales(p, operand_b(p), config, "rhs_scale", at.b_scales)};
   }
   launch.views[0] = view_a(*family, p, config, at.a);
   launch.views[1] = view_b(*family, p, config, "rhs", at.b);

@@ -83,7 +83,7 @@ struct GemmLaunch {
   GemmConfig config;
   GemmParams params;                                     // its tensor maps are still to be encoded
   std::array<std::optional<TensorView>, 7> views;        // in the order of the tensor maps in GemmParams
-  std::array<std::optional<TensorView>, 2> scale_views;  // of MxParams, where the kernel takes that
+  std::array<std::optional<TensorView>, 2> scale_views;  // of MX formats
   RepackParams repack;                                   // what is copied before, where repack_blocks is not 0
   uint32_t repack_blocks;
   std::array<Words, 2> zeroed;  // to be set to zero before: counters, and what amax begins with
@@ -98,7 +98,10 @@ struct GemmLaunch {
   auto with_argument(const Function& function) const {
     if (groups) return function(GroupedParams{params, groups->table, groups->count});
     if (scales) return function(PromotedParams{params, *scales});
-    if (config.mx) return function(MxParams{params, scale_maps[0], scale_maps[1]});
+    if (config.span_tiles != 0 && packing(params.a_type) > 1) {
+      return function(Mx4BitParams{params, scale_maps[0], scale_maps[1], config.span_tiles});
+    }
+    if (config.span_tiles != 0) return function(MxParams{params, scale_maps[0], scale_maps[1]});
     return function(params);
   }
 

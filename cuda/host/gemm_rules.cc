@@ -57,11 +57,14 @@ const char* name(DataType type) {
       return "f8_e4m3";
     case DataType::kE5M2:
       return "f8_e5m2";
+    case DataType::kE2M1:
+      return "f4_e2m1";
   }
   return "unknown";
 }
 
 bool is_known(DataType type) { return type <= DataType::kF32 || type == DataType::kE4M3 || type == DataType::kE5M2; }
+bool is_operand(DataType type) { return is_known(type) || type == DataType::kE2M1; }
 
 Violation broken(Rule rule, std::vector<std::pair<const char*, int64_t>> fields = {},
                  std::vector<uint32_t> takes = {}) {
@@ -133,6 +136,15 @@ Verdict check_sm100_tile(const GemmConfig& c) {
     return broken(Rule::accumulators_full, {{"block_m", c.block_m}});
   }
   return {};
+}
+
+// The fewest spans that are so deep, whatever the operands; 0 where there are none.
+uint32_t spans_of_any(uint32_t block_k) {
+  for (const DataType type : {DataType::kE2M1, DataType::kE4M3, DataType::kBF16, DataType::kF32}) {
+    const uint32_t span = span_elements(type);
+    if (block_k % span == 0 && block_k <= kMaxKSpans * span) return block_k / span;
+  }
+  return 0;
 }
 
 // On sm_90 a power of two, so that the CTAs of a tile own equal shares of its slices.
@@ -207,7 +219,7 @@ Verdict check_stages(const KernelFamily& family, const GemmConfig& c) {
   const uint32_t most = max_stages(family, c), least = min_stages(family, c);
   const std::pair<const char*, int64_t> tile[] = {
       {"block_m", c.block_m}, {"block_n", c.block_n}, {"k_spans", c.k_spans}};
-  if (most == 0 && c.mx && c.block_n > kMxTwoAccumulators && c.accumulators > 1) {
+  if (most == 0 && c.span_tiles != 0 && c.accumulators > most_accumulators(family, c)) {
     return broken(Rule::mx_accumulators, {tile[1], {"accumulators", c.accumulators}});
   }
   if (most == 0) return broken(Rule::stage, {tile[0], tile[1], tile[2]});
@@ -294,7 +306,7 @@ Verdict check_parts(const GemmProblem& p, const GemmConfig& c) {
 Verdict check_extents(RuleOperand array, DataType type, uint64_t batch, uint64_t rows, uint64_t columns) {
   const std::pair<const char*, int64_t> operand = {"operand", static_cast<int64_t>(array)};
   if (columns > kMaxExtent || rows > kMaxExtent || batch > kMaxExtent) return broken(Rule::extent, {operand});
-  const uint64_t matrix = ceil_div(columns * size_bytes(type), kTmaAlignment) * kTmaAlignment * rows;  // below 2^65
+  const uint64_t matrix = ceil_div(columns / packing(type) * size_bytes(type), kTmaAlignment) * kTmaAlignment * rows;
   if (columns > kMaxStride / rows || matrix >= kMaxStride) return broken(Rule::stride, {operand});
   if (matrix > kMaxArray / batch) return broken(Rule::address_space, {operand});
   return {};
@@ -313,6 +325,23 @@ Verdict check_block_scales(const KernelFamily& family, const GemmProblem& p) {
   if (p.gated) return broken(Rule::block_scales_gated);
   if (p.a_blocks > 1) return broken(Rule::block_scales_rows);
   if (p.b_blocks == 1) return broken(Rule::block_scales_columns);
+  return {};
+}
+
+// Those with a scale for each block of K, and numbers that share a byte, whose rows TMA loads as they are.
+Verdict check_formats(const KernelFamily& family, const GemmProblem& p) {
+  const bool packed = packing(p.a_type) > 1;
+  if (p.mx != 0) {
+    if (family.is_sm90() || !is_8bit(p.a_type)) return broken(Rule::mx);
+    if (p.mx != kMxBlock && (p.mx != kNvBlock || !packed)) return broken(Rule::mx_block, {{"block", p.mx}});
+    if (p.gated) return broken(Rule::mx_gated);
+    if (p.a_scaled || p.b_scaled) return broken(Rule::mx);
+  }
+  const uint64_t step = kTmaAlignment * packing(p.a_type);
+  if (packed && (p.mx == 0 || p.a_major != Major::kK || p.b_major != Major::kK || p.k % step != 0)) {
+    const RuleOperand operand = p.a_major != Major::kK ? RuleOperand::kLhs : RuleOperand::kRhs;
+    return broken(Rule::mx_4bit, {{"operand", static_cast<int64_t>(operand)}, {"step", static_cast<int64_t>(step)}});
+  }
   return {};
 }
 
@@ -389,6 +418,7 @@ Grouped grouped_by(std::string_view kernel, Major a_major) {
 
 DataType operand_type(const KernelInstance& instance) {
   if (instance.input == "tf32") return DataType::kF32;
+  if (instance.input.starts_with("4bit")) return DataType::kE2M1;
   return instance.input.starts_with("8bit") ? DataType::kE4M3 : DataType::kBF16;
 }
 
@@ -397,7 +427,7 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   std::string_view input = narrow ? "8bit" : launched.a_type == DataType::kF32 ? "tf32" : "16bit";
   if (family.is_sm90() && input == "16bit") input = name(launched.a_type);
   if (family.is_sm90() && narrow && launched.promoted) input = "8bit_promoted";
-  if (launched.mx) input = "8bit_mx";
+  if (launched.mx != 0) input = packing(launched.a_type) > 1 ? "4bit_mx" : "8bit_mx";
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
   const std::string_view role = launched.grouped == Grouped::kNone ? "gemm" : "grouped";
@@ -448,7 +478,7 @@ uint32_t b_columns(const KernelFamily& family, const GemmProblem& p, const GemmC
 }
 
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
-  const uint32_t scales = c.mx ? c.stages * mx_stage_bytes(c.block_n, c.k_spans) : 0;
+  const uint32_t scales = c.stages * mx_stage_bytes(c.block_n, c.stage_k_tiles());
   return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).total_bytes(c.stages) + scales;
 }
 
@@ -461,13 +491,15 @@ uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
 }
 
 uint32_t most_accumulators(const KernelFamily& family, const GemmConfig& c) {
-  const bool full = c.mx && c.block_n > kMxTwoAccumulators;  // scales stand beside accumulators
+  // Scales stand beside accumulators.
+  const bool full = c.span_tiles != 0 && c.block_n > mx_two_accumulators(c.span_tiles);
   return full ? 1 : family.max_accumulators;
 }
 
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {
   const StorageLayout layout = storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue);
-  return c.mx ? mx_max_stages(layout, c.block_n, c.k_spans, c.accumulators) : layout.max_stages();
+  if (c.span_tiles == 0) return layout.max_stages();
+  return mx_max_stages(layout, c.block_n, c.stage_k_tiles(), c.accumulators);
 }
 
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
@@ -512,7 +544,7 @@ StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmC
 Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
   const bool no_groups = p.groups == 0 || (p.grouped != Grouped::kNone && p.total_groups == 0);
   if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0 || no_groups) return broken(Rule::empty);
-  const bool known = is_known(p.a_type) && is_known(p.b_type) && is_known(p.output);
+  const bool known = is_operand(p.a_type) && is_operand(p.b_type) && is_known(p.output);
   if (!known || !multiplied_together(p.a_type, p.b_type)) return broken(Rule::dtype);
   if (p.activation > Activation::kGeluExact) {
     return broken(Rule::activation, {{"activation", static_cast<int64_t>(p.activation)}});
@@ -520,8 +552,7 @@ Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
   if (p.gated && p.c) return broken(Rule::gated_c);
   if (p.out_scaled && !is_8bit(p.output)) return broken(Rule::out_scale);
   if (Verdict verdict = check_block_scales(family, p)) return verdict;
-  if (p.mx && (family.is_sm90() || !is_8bit(p.a_type) || p.a_scaled || p.b_scaled)) return broken(Rule::mx);
-  if (p.mx && p.gated) return broken(Rule::mx_gated);
+  if (Verdict verdict = check_formats(family, p)) return verdict;
   Verdict verdict = check_extents(RuleOperand::kLhs, operand_a(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kRhs, operand_b(family, p));
   if (!verdict) verdict = check_extents(RuleOperand::kResult, p.output, p.results(), p.m, p.n);
@@ -552,7 +583,7 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
 Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Verdict verdict;
   if (p.grouped != Grouped::kNone) verdict = check_grouped_config(family, p, c);
-  if (!verdict && p.mx) verdict = check_mx(c);
+  if (!verdict && p.mx != 0) verdict = check_mx(c);
   if (!verdict && p.gated) verdict = check_gated(family, c);
   if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
@@ -575,12 +606,9 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
     const bool of_others = problem == nullptr && (block_k == span_elements(DataType::kE4M3) ||
                                                   block_k == span_elements(DataType::kF32));  // perhaps
     if (block_k != span && !of_others) return broken(Rule::block_k_sm90, {{"block_k", block_k}, {"span", span}});
-  } else if (problem == nullptr) {  // perhaps for elements of 4 bytes
-    const uint32_t least = span_elements(DataType::kF32);
-    if (block_k == 0 || block_k % least != 0 || block_k > kMaxKSpans * span) {
-      return broken(Rule::block_k_of_any, {{"block_k", block_k}, {"spans", kMaxKSpans}});
-    }
-    c.k_spans = std::max(block_k / span, 1u);
+  } else if (problem == nullptr) {
+    c.k_spans = spans_of_any(block_k);
+    if (c.k_spans == 0) return broken(Rule::block_k_of_any, {{"block_k", block_k}, {"spans", kMaxKSpans}});
   } else {
     if (block_k == 0 || block_k % span != 0 || block_k > kMaxKSpans * span) {
       return broken(Rule::block_k, {{"block_k", block_k},
@@ -590,7 +618,7 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
     }
     c.k_spans = block_k / span;
   }
-  c.mx = problem != nullptr && problem->mx;
+  c.span_tiles = problem == nullptr ? 0 : span_tiles(*problem);
   c.accumulators = request.accumulators.value_or(most_accumulators(family, c));
   const Grouped grouped = problem == nullptr ? Grouped::kNone : problem->grouped;
   c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(default_scheduler(family, grouped)));
@@ -607,7 +635,7 @@ std::string describe(const GemmProblem& p) {
   const std::pair<bool, const char*> terms[] = {
       {p.a_scaled, " * lhs_scale"},    {p.a_blocks != 0, " * lhs_scale of blocks"},
       {p.b_scaled, " * rhs_scale"},    {p.b_blocks != 0, " * rhs_scale of blocks"},
-      {p.mx, " in MX format"},         {p.c.has_value(), " + c"},
+      {p.mx != 0, " in MX format"},    {p.c.has_value(), " + c"},
       {p.bias.has_value(), " + bias"}, {p.residual.has_value(), " + residual"}};
   for (const auto& [present, term] : terms) text += present ? term : "";
   return concat(text, p.out_scaled ? " / out_scale" : "", " -> ", shape(p.output, p.results(), p.m, p.n),

@@ -129,13 +129,16 @@ std::vector<ByteArray> launch_gemm_direct(const std::vector<HostArray>& operands
                                           int repeats, bool poison, uintptr_t stream) {
   if (operands.size() != dtypes.size()) throw nb::value_error("every operand has one of dtypes");
   std::vector<Array> arrays;
+  std::vector<std::vector<int64_t>> shapes(operands.size());  // in numbers, which may share a byte
   for (size_t i = 0; i < operands.size(); ++i) {
     const HostArray& operand = operands[i];
     if (operand.itemsize() != (dtypes[i] ? size_bytes(*dtypes[i]) : 1)) {
       throw nb::value_error(
           concat("operand ", i, " has elements of ", operand.itemsize(), " bytes, which its dtype has not").c_str());
     }
-    arrays.push_back({dtypes[i], {operand.shape_ptr(), operand.ndim()}, reinterpret_cast<CUdeviceptr>(operand.data())});
+    shapes[i].assign(operand.shape_ptr(), operand.shape_ptr() + operand.ndim());
+    if (dtypes[i] && !shapes[i].empty()) shapes[i].back() *= packing(*dtypes[i]);
+    arrays.push_back({dtypes[i], shapes[i], reinterpret_cast<CUdeviceptr>(operand.data())});
   }
   const GemmAttributes given = attributes_of(attributes);
   const DirectLaunch options{.device = device,
@@ -233,7 +236,8 @@ NB_MODULE(_native, m) {
       .value("BF16", DataType::kBF16)
       .value("F32", DataType::kF32)
       .value("E4M3", DataType::kE4M3)
-      .value("E5M2", DataType::kE5M2);
+      .value("E5M2", DataType::kE5M2)
+      .value("E2M1", DataType::kE2M1);
   nb::enum_<Major>(m, "Major").value("K", Major::kK).value("MN", Major::kMN);
   nb::enum_<Activation>(m, "Activation")
       .value("NONE", Activation::kNone)

@@ -24,7 +24,7 @@ struct Operand {
 
   uint64_t columns() const { return major == Major::kK ? k : extent; }
   uint64_t rows() const { return major == Major::kK ? extent : k; }
-  uint64_t row_bytes() const { return columns() * size_bytes(type); }
+  uint64_t row_bytes() const { return columns() / packing(type) * size_bytes(type); }
 
   bool transposed() const { return k_major_only && major == Major::kMN; }
   // Where there is one row, its distance to the next is never used.
@@ -47,9 +47,11 @@ struct Operand {
   uint64_t repacked_bytes() const { return repacked() ? batch * as_read().rows() * pitch() : 0; }
 };
 
-// Tiles of an operand's scales along its rows, of one batch index, and along K (MxParams).
+// Tiles of an operand's scales along its rows, of one batch index, and along K, of which `block` share one (MxParams).
 inline uint64_t row_tiles(const Operand& operand) { return ceil_div(operand.extent, kScaleTileRows); }
-inline uint64_t k_tiles(const Operand& operand) { return ceil_div(operand.k, kScaleTileBlocks * kMxBlock); }
+inline uint64_t k_tiles(const Operand& operand, uint32_t block) {
+  return ceil_div(operand.k, kScaleTileBlocks * block);
+}
 
 // PTX 9.7.15.5.1: wgmma has its transpose bits for 16-bit types only.
 inline bool takes_k_major_only(const KernelFamily& family, DataType type) {

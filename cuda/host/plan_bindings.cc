@@ -85,7 +85,7 @@ GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, boo
                          float alpha, float beta, std::optional<DataType> c, std::optional<DataType> bias,
                          bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated,
                          bool save, bool factors_in_memory, bool lhs_scale, bool rhs_scale, uint32_t lhs_blocks,
-                         uint32_t rhs_blocks, bool mx, bool out_scale, Grouped grouped, uint64_t groups,
+                         uint32_t rhs_blocks, uint32_t mx, bool out_scale, Grouped grouped, uint64_t groups,
                          uint64_t total_groups) {
   return {.batch = batch,
           .m = m,
@@ -223,7 +223,7 @@ class CandidateTable {
     JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
     base_.swap_ab = swap_ab;
-    base_.mx = launched.mx;
+    base_.span_tiles = span_tiles(launched);
     base_.scheduler = static_cast<uint32_t>(default_scheduler(family, launched.grouped));
   }
 
@@ -396,8 +396,8 @@ void bind_plan(nb::module_& m) {
              bool rhs_batched, Major lhs_major, Major rhs_major, DataType lhs, DataType rhs, DataType output,
              bool promoted, float alpha, float beta, std::optional<DataType> c, std::optional<DataType> bias,
              bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated, bool save,
-             bool factors_in_memory, bool lhs_scale, bool rhs_scale, uint32_t lhs_blocks, uint32_t rhs_blocks, bool mx,
-             bool out_scale, Grouped grouped, uint64_t groups, uint64_t total_groups) {
+             bool factors_in_memory, bool lhs_scale, bool rhs_scale, uint32_t lhs_blocks, uint32_t rhs_blocks,
+             uint32_t mx, bool out_scale, Grouped grouped, uint64_t groups, uint64_t total_groups) {
             new (self) GemmProblem(make_problem(batch, rows, n, k, lhs_batched, rhs_batched, lhs_major, rhs_major, lhs,
                                                 rhs, output, promoted, alpha, beta, c, bias, bias_along_m, residual,
                                                 activation, gated, save, factors_in_memory, lhs_scale, rhs_scale,
@@ -410,7 +410,7 @@ void bind_plan(nb::module_& m) {
           nb::arg("bias") = nb::none(), nb::arg("bias_along_m") = false, nb::arg("residual") = nb::none(),
           nb::arg("activation") = Activation::kNone, nb::arg("gated") = false, nb::arg("save") = false,
           nb::arg("factors_in_memory") = false, nb::arg("lhs_scale") = false, nb::arg("rhs_scale") = false,
-          nb::arg("lhs_blocks") = 0, nb::arg("rhs_blocks") = 0, nb::arg("mx") = false, nb::arg("out_scale") = false,
+          nb::arg("lhs_blocks") = 0, nb::arg("rhs_blocks") = 0, nb::arg("mx") = 0, nb::arg("out_scale") = false,
           nb::arg("grouped") = Grouped::kNone, nb::arg("groups") = 1, nb::arg("total_groups") = 0)
       .def("__repr__", [](const GemmProblem& p) { return concat("<Problem ", describe(p), ">"); });
 

@@ -15,7 +15,8 @@ std::string_view input_of(DataType type) {
 Status check(const QuantizeProblem& problem) {
   const std::string text = concat("x ", shape_text(problem.x), ": ");
   if (!problem.type || is_8bit(*problem.type)) return invalid(text, "it is f16, bf16 or f32");
-  if (!problem.format || !is_8bit(*problem.format)) return invalid(text, "data are e4m3 or e5m2");
+  const bool is_float8 = problem.format && is_8bit(*problem.format) && packing(*problem.format) == 1;
+  if (!is_float8) return invalid(text, "data are e4m3 or e5m2");
   if (problem.x.size() != 2 && problem.x.size() != 4) {
     return invalid(text, "it is [groups, group] or [groups, matrices, rows, columns]");
   }

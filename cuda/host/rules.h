@@ -25,7 +25,9 @@ namespace jaxbw {
   X(block_scales_gated, "a gated matmul has no scales of blocks")                                                      \
   X(block_scales_rows, "rows of lhs share the scales of blocks; each has its own")                                     \
   X(block_scales_columns, "each column of rhs has scales of blocks; 128 share them")                                   \
-  X(mx, "MX formats are for sm_100, operands of 8 bits, and go without other scales")                                  \
+  X(mx, "MX formats are for sm_100, operands of 8 or 4 bits, and go without other scales")                             \
+  X(mx_block, "{block} numbers share a scale; of operands of 8 bits it is 32, of 4 bits 16 or 32")                     \
+  X(mx_4bit, "{operand} has 4 bits: it is K-major, k is a multiple of {step}, and there are scales of blocks")         \
   X(extent, "{operand} has a dimension of 2^31 or more; TMA coordinates are int32")                                    \
   X(stride, "{operand} has matrices of 2^40 bytes or more, beyond the strides of TMA")                                 \
   X(address_space, "{operand} is larger than any address space")                                                       \
@@ -35,7 +37,8 @@ namespace jaxbw {
   X(grouped_rows, "{batch} times {rows} rows in groups; they are up to {most}, and fewer than 2^31 in all")            \
   /* of a configuration alone */                                                                                       \
   X(block_k, "block_k is {block_k}; it is a multiple of {span}, up to {most}")                                         \
-  X(block_k_of_any, "block_k is {block_k}; it is {spans} spans at most, of 64 elements of 16 bits or 32 of f32")       \
+  X(block_k_of_any,                                                                                                    \
+    "block_k is {block_k}; it is 1 to {spans} spans: of 32 elements of f32, 64 of 16, 128 of 8, 256 of 4 bits")        \
   X(block_k_sm90, "block_k is {block_k}; the sm_90 kernels take {span}")                                               \
   X(k_spans, "k_spans is {k_spans}; it is 1 to {most}")                                                                \
   X(k_spans_sm90, "k_spans is {k_spans}; the sm_90 kernels take 1")                                                    \

@@ -17,6 +17,7 @@ CUtensorMapDataType encoded_type(DataType type) {
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     case DataType::kE4M3:
     case DataType::kE5M2:
+    case DataType::kE2M1:
       break;
   }
   return CU_TENSOR_MAP_DATA_TYPE_UINT8;
@@ -35,7 +36,8 @@ CUtensorMapSwizzle encoded_swizzle(uint32_t bytes) {
 }
 
 // A box is one block of an OperandTile (storage.h), or the part of its rows that one of `peers` CTAs loads: one row of
-// the block wide, `extent` rows of M or N high (K-major), or all of the stage's K (MN-major).
+// the block wide, `extent` rows of M or N high (K-major), or all of the stage's K (MN-major). Of numbers that share a
+// byte these are the elements.
 TensorView view(const Operand& operand, CUdeviceptr address, const GemmConfig& config, uint32_t extent,
                 uint32_t peers) {
   const Operand read = operand.as_read();
@@ -43,7 +45,7 @@ TensorView view(const Operand& operand, CUdeviceptr address, const GemmConfig& c
   return {.name = operand.name,
           .address = address,
           .type = read.type,
-          .contiguous = read.columns(),
+          .contiguous = read.columns() / packing(read.type),
           .outer = read.rows(),
           .batch = read.batch,
           .row_stride = operand.pitch(),
@@ -75,17 +77,18 @@ TensorView view_b(const KernelFamily& family, const GemmProblem& problem, const 
   return b;
 }
 
-TensorView view_scales(const Operand& operand, const GemmConfig& config, const char* name, CUdeviceptr address) {
+TensorView view_scales(const GemmProblem& problem, const Operand& operand, const GemmConfig& config, const char* name,
+                       CUdeviceptr address) {
   constexpr DataType kType = DataType::kBF16;  // a tile has more bytes than a box elements
   return {.name = name,
           .address = address,
           .type = kType,
           .contiguous = kScaleTileBytes / size_bytes(kType),
-          .outer = k_tiles(operand),
+          .outer = k_tiles(operand, problem.mx),
           .batch = operand.batch * row_tiles(operand),
           .row_stride = kScaleTileBytes,
           .box_contiguous = kScaleTileBytes / size_bytes(kType),
-          .box_outer = config.k_spans,
+          .box_outer = config.stage_k_tiles(),
           .swizzle_bytes = kTmaAlignment};
 }
 

@@ -24,7 +24,7 @@ VERSION = 3  # of the manifest's format
 
 _INPUTS = {
     **{"bf16": "kBF16", "f16": "kF16", "f32": "kF32", "tf32": "kF32"},
-    **{"8bit": "kE4M3", "8bit_promoted": "kE4M3", "8bit_mx": "kE4M3"},
+    **{"8bit": "kE4M3", "8bit_promoted": "kE4M3", "8bit_mx": "kE4M3", "4bit_mx": "kE2M1"},
 }
 # Of a role; others are named as their role is.
 _HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce", "grouped": "{family}_grouped"}
@@ -40,9 +40,15 @@ _PARAMS = {
     "quantize": "QuantizeParams",
 }
 
-_PARAMS_OF_INPUT = {"8bit_promoted": "PromotedParams", "8bit_mx": "MxParams"}
+_PARAMS_OF_INPUT = {
+    **{"8bit_promoted": "PromotedParams", "8bit_mx": "MxParams"},
+    "4bit_mx": "Mx4BitParams",
+}
 
-_KINDS = {"16bit": "k16Bit", "8bit": "k8Bit", "tf32": "kTf32", "8bit_mx": "kMx8Bit"}
+_KINDS = {
+    **{"16bit": "k16Bit", "8bit": "k8Bit", "tf32": "kTf32"},
+    **{"8bit_mx": "kMx8Bit", "4bit_mx": "kMx4Bit"},
+}
 _ELEMENTS = {"8bit": "uint8_t", "16bit": "uint16_t", "32bit": "uint32_t"}
 
 _SOURCE = """\

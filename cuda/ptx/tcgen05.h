@@ -35,8 +35,9 @@ JAXBW_DEVICE void tcgen05_fence_before_sync() { asm volatile("tcgen05.fence::bef
 JAXBW_DEVICE void tcgen05_fence_after_sync() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 
 // What the operands are: f16 or bf16; e4m3 or e5m2, each its own; or float32 that is multiplied as TF32
-// (PTX 9.7.16.2.1). kMx8Bit: e4m3 or e5m2, with a scale for each block of 32 along K.
-enum class UmmaKind : uint32_t { k16Bit, k8Bit, kTf32, kMx8Bit };
+// (PTX 9.7.16.2.1). kMx8Bit: e4m3 or e5m2, with a scale for each block of 32 along K. Of e2m1 kMx4Bit has the same, and
+// kNv4Bit one for each 16.
+enum class UmmaKind : uint32_t { k16Bit, k8Bit, kTf32, kMx8Bit, kMx4Bit, kNv4Bit };
 
 // D[tmem] (+)= A * B, one k-step of 32 bytes (PTX 9.7.16.10.9.1). One thread of the leader CTA issues it.
 template <uint32_t kCtaGroup, UmmaKind kKind>
@@ -61,19 +62,30 @@ JAXBW_DEVICE void umma(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction,
 #undef JAXBW_UMMA
 }
 
-// The same of kMx8Bit, whose scales lie in Tensor Memory. The instruction says in which bytes of their cells.
-template <uint32_t kCtaGroup>
+// The same of the kinds whose scales lie in Tensor Memory. The instruction says in which bytes of their cells.
+template <uint32_t kCtaGroup, UmmaKind kKind>
 JAXBW_DEVICE void umma_scaled(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, uint32_t a_scales,
                               uint32_t b_scales, bool accumulate) {
-  asm volatile(
-      "{\n\t"
-      ".reg .pred p;\n\t"
-      "setp.ne.b32 p, %6, 0;\n\t"
-      "tcgen05.mma.cta_group::%7.kind::mxf8f6f4.block_scale.block32 [%0], %1, %2, %3, [%4], [%5], p;\n\t"
-      "}" ::"r"(d),
-      "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales), "r"(static_cast<uint32_t>(accumulate)),
-      "n"(kCtaGroup)
-      : "memory");
+#define JAXBW_UMMA(KIND)                                                                                      \
+  asm volatile(                                                                                               \
+      "{\n\t"                                                                                                 \
+      ".reg .pred p;\n\t"                                                                                     \
+      "setp.ne.b32 p, %6, 0;\n\t"                                                                             \
+      "tcgen05.mma.cta_group::%7.kind::" KIND                                                                 \
+      " [%0], %1, %2, %3, [%4], [%5], p;\n\t"                                                                 \
+      "}" ::"r"(d),                                                                                           \
+      "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales), "r"(static_cast<uint32_t>(accumulate)), \
+      "n"(kCtaGroup)                                                                                          \
+      : "memory")
+  if constexpr (kKind == UmmaKind::kMx8Bit) {
+    JAXBW_UMMA("mxf8f6f4.block_scale.block32");
+  } else if constexpr (kKind == UmmaKind::kMx4Bit) {
+    JAXBW_UMMA("mxf4nvf4.block_scale.block32");
+  } else {
+    static_assert(kKind == UmmaKind::kNv4Bit);
+    JAXBW_UMMA("mxf4nvf4.block_scale.block16");
+  }
+#undef JAXBW_UMMA
 }
 
 // Copies 32 rows of 16 bytes from each CTA's shared memory to four columns of its Tensor Memory, row r to the lanes r,

@@ -35,9 +35,16 @@ DATA_TYPES = {
     "float32": DataType.F32,
     "float8_e4m3fn": DataType.E4M3,
     "float8_e5m2": DataType.E5M2,
+    "float4_e2m1fn": DataType.E2M1,
 }
 
-MXFP8 = frozenset({"mxfp8", "mxfp8_e5m2"})  # of block_formats.py
+# Formats of block_formats.py, any two of a set of which kernels multiply as they are, and the
+# numbers of k that share a scale.
+MX_FORMATS = {
+    frozenset({"mxfp8", "mxfp8_e5m2"}): 32,
+    frozenset({"mxfp4"}): 32,
+    frozenset({"nvfp4"}): 16,
+}
 
 _LEAST_OF_STACK = 64  # rows, or columns, of each matrix: those of the smallest tile
 
@@ -102,9 +109,12 @@ class GemmProblem:
         return bool(has_blocks) or asks_for_accurate_sums(self.precision)
 
     @property
-    def is_mx(self) -> bool:
-        """Whether both operands are MXFP8, which Blackwell's tensor cores multiply as they are."""
-        return len(self.epilogue.formats) == 2 and set(self.epilogue.formats) <= MXFP8
+    def mx(self) -> int:
+        """Numbers of k that share a scale where Blackwell's tensor cores multiply both; else 0."""
+        if len(self.epilogue.formats) != 2:
+            return 0
+        given = set(self.epilogue.formats)
+        return next((block for alike, block in MX_FORMATS.items() if given <= alike), 0)
 
     @property
     def is_sized(self) -> bool:
@@ -172,7 +182,7 @@ class GemmProblem:
             rhs_scale=e.rhs_scale,
             lhs_blocks=min(e.lhs_blocks, 1),  # of 128 rows is given to each of them
             rhs_blocks=e.rhs_blocks,
-            mx=self.is_mx,
+            mx=self.mx,
             c=c,
             bias=bias,
             bias_along_m=e.bias is not None and e.bias_axis == "m",
@@ -277,6 +287,11 @@ class Reduction:
     result: OperandView
 
 
+def itemsize(dtype: np.dtype[Any]) -> float:
+    """Bytes of a number on a device, where two of 4 bits share one."""
+    return 0.5 if dtype.name == "float4_e2m1fn" else dtype.itemsize
+
+
 def precisions(precision: Any) -> tuple[Any, ...]:
     """That of each operand, or the one of both."""
     return precision if isinstance(precision, tuple) else (precision,)
@@ -294,6 +309,7 @@ def describe(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
     short = {
         **{"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"},
         **{"float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2"},
+        "float4_e2m1fn": "f4_e2m1fn",
     }
     return f"{short.get(dtype.name, dtype.name)}[{','.join(map(str, shape))}]"
 

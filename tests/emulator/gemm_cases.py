@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from jaxbw import emulator
 from jaxbw._native import Activation, DataType, Major, Plan, Problem, Violation, plan
-from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.kernel_table import Kernel
 
 from ..quantized import FORMATS, untiled
 from . import gemm_launch
-from .gemm_launch import ACTIVATIONS, Config, Matmul
+from .gemm_launch import ACTIVATIONS, E2M1, Config, Matmul
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
@@ -33,6 +32,7 @@ OPERANDS = DTYPES | {
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
+INPUT_TYPES = OPERANDS | {"e2m1": E2M1}  # of what may be no result
 # By the input of an instance: what its operands may be, each side's.
 INPUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "bf16": (("bf16", "bf16"),),
@@ -43,8 +43,10 @@ INPUTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("8bit", "8bit_promoted", "8bit_mx"),
         tuple((a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
     ),
+    "4bit_mx": (("e2m1", "e2m1"),),
 }
-MX_BLOCK = 32  # of k, that share a scale of an MX format
+# Numbers of k that share a scale of an MX format.
+MX_BLOCKS = {"8bit_mx": (32,), "4bit_mx": (16, 32)}
 # Of results: unit roundoff, and half of the least subnormal number.
 ROUNDING = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "e4m3": 2.0**-4, "e5m2": 2.0**-3}
 SMALLEST = {
@@ -67,7 +69,7 @@ Values = npt.NDArray[np.float64]
 def gemms(kernels: Iterable[Kernel] | None = None, *, has_mx: bool = False) -> tuple[Kernel, ...]:
     """The GEMM kernels among these, or among the installed ones; MX formats' only with `has_mx`."""
     found = manifest.kernels() if kernels is None else kernels
-    return tuple(k for k in found if k.role == "gemm" and (has_mx or k.input != "8bit_mx"))
+    return tuple(k for k in found if k.role == "gemm" and (has_mx or k.input not in MX_BLOCKS))
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Case:
     dtype: str = "bf16"
     rhs_dtype: str | None = None  # where it differs from the lhs's
     promoted: bool = False  # 8 bits: sums in float32
-    mx: bool = False  # sm100, 8 bits: powers of two of each 32 of k
+    mx: int = 0  # sm100, 8 and 4 bits: so many of k have a power of two
     output: str = "f32"
     activation: str = "none"
     alpha: float = 1.0
@@ -138,7 +140,7 @@ class Case:
         """Operands that are copied first: TMA, or the instruction, cannot read them."""
         lhs = self.k if self.layout[0] == "n" else self.m
         rhs = self.n if self.layout[1] == "n" else self.k
-        row = 16 // OPERANDS[self.dtype].itemsize
+        row = 16 // INPUT_TYPES[self.dtype].itemsize
         k_major = self.family == "sm90" and row == 16
         of_lhs, of_rhs = k_major and self.layout[0] == "t", k_major and self.layout[1] == "n"
         return ("lhs",) * (lhs % row != 0 or of_lhs) + ("rhs",) * (rhs % row != 0 or of_rhs)
@@ -164,7 +166,7 @@ class Case:
         )
         if self.stages:
             return config
-        itemsize = OPERANDS[self.dtype].itemsize
+        itemsize = INPUT_TYPES[self.dtype].itemsize
         return replace(config, stages=gemm_launch.max_stages(config, itemsize))
 
     def gemm_config(self) -> GemmConfig:
@@ -172,7 +174,7 @@ class Case:
         names = {spec.name for spec in fields(GemmConfig)} & {spec.name for spec in fields(self)}
         return replace(
             GemmConfig(**{name: getattr(self, name) for name in names}),
-            block_k=self.k_spans * SPAN_BYTES // OPERANDS[self.dtype].itemsize,
+            block_k=self.k_spans * gemm_launch.span_elements(INPUT_TYPES[self.dtype]),
             accumulators=None if self.family == "sm90" else self.accumulators,
         )
 
@@ -232,14 +234,15 @@ class Case:
         a gated matmul the matmul of two sums. Hopper keeps 13 fraction bits of sums of 8 bits.
         """
         rng = np.random.default_rng(zlib.crc32(str(self).encode()))
-        coarse = self.family == "sm90" and OPERANDS[self.dtype].itemsize == 1 and not self.promoted
+        narrow = INPUT_TYPES[self.dtype].itemsize == 1
+        coarse = self.family == "sm90" and narrow and not self.promoted
         most = 2**13 if coarse else 2**16 if self.mx else 2**21
         largest = max(1, min(8, math.isqrt(most // self.k))) if not self.gated else 1
 
         def draw(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
             if self.integers:
-                return rng.integers(-largest, largest + 1, shape).astype(OPERANDS[dtype])
-            return rng.standard_normal(shape).astype(OPERANDS[dtype])
+                return rng.integers(-largest, largest + 1, shape).astype(INPUT_TYPES[dtype])
+            return rng.standard_normal(shape).astype(INPUT_TYPES[dtype])
 
         def operand(name: str, rows: int, columns: int) -> npt.NDArray[Any]:
             batch = 1 if name in self.shared else self.batch
@@ -261,8 +264,8 @@ class Case:
             if not present:
                 return None
             if self.mx:
-                exponents = rng.integers(-1, 2, (*shape, gemm_launch.ceil_div(self.k, MX_BLOCK)))
-                return gemm_launch.scale_tiles(exponents)
+                exponents = rng.integers(-1, 2, (*shape, gemm_launch.ceil_div(self.k, self.mx)))
+                return gemm_launch.scale_tiles(exponents, self.mx)
             if self.integers:
                 return rng.choice(np.array([1, -1, 2, -2], np.float32), shape)
             return rng.standard_normal(shape).astype(np.float32)
@@ -271,7 +274,7 @@ class Case:
         return Matmul(
             operand("lhs", self.m, self.k),
             operand("rhs", self.k, self.n),
-            OPERANDS[self.dtype],
+            INPUT_TYPES[self.dtype],
             None if self.rhs_dtype is None else OPERANDS[self.rhs_dtype],
             self.promoted,
             rhs_up=operand("rhs", self.k, self.n) if self.gated else None,
@@ -285,8 +288,8 @@ class Case:
             residual=optional(self.residual, full),
             save=self.save,
             out_scale=self.out_scale,
-            lhs_scale=scales("lhs", self.m, self.lhs_scale or self.blocks or self.mx),
-            rhs_scale=scales("rhs", self.n, self.rhs_scale or self.blocks or self.mx),
+            lhs_scale=scales("lhs", self.m, self.lhs_scale or self.blocks or self.mx > 0),
+            rhs_scale=scales("rhs", self.n, self.rhs_scale or self.blocks or self.mx > 0),
             rhs_up_scale=scales("rhs", self.n, self.rhs_scale and self.gated),
         )
 
@@ -317,12 +320,12 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
         right = right * next(of_blocks).repeat(128, 1)[:, : case.n].swapaxes(1, 2)
         of_rows = of_columns = None
     if case.mx:
-        lhs = lhs * _powers(of_rows, case.m, case.k)
-        right = right * _powers(of_columns, case.n, case.k).swapaxes(1, 2)
+        lhs = lhs * _powers(of_rows, case.m, case)
+        right = right * _powers(of_columns, case.n, case).swapaxes(1, 2)
         of_rows = of_columns = None
     scales = 2 * case.blocks + case.lhs_scale + case.rhs_scale
     accumulation = ACCUMULATION * (case.k + 2 + scales)
-    if case.family == "sm90" and OPERANDS[case.dtype].itemsize == 1:
+    if case.family == "sm90" and INPUT_TYPES[case.dtype].itemsize == 1:
         accumulation += ACCUMULATION_8BIT * (4 if case.promoted else math.ceil(case.k / 32))
 
     def sums(rhs: npt.NDArray[Any], columns: npt.NDArray[Any] | None) -> tuple[Values, Values]:
@@ -362,11 +365,13 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
     return found
 
 
-def _powers(tiles: npt.NDArray[Any] | None, rows: int, k: int) -> Values:
+def _powers(tiles: npt.NDArray[Any] | None, rows: int, case: Case) -> Values:
     """What tiles of scales say of each element, [batch, rows, k]."""
-    exponents = untiled(tiles, rows, gemm_launch.ceil_div(k, MX_BLOCK)).astype(np.float64) - 127
-    powers: Values = np.exp2(exponents).repeat(MX_BLOCK, 2)[..., :k]
-    return powers
+    scales = untiled(tiles, rows, gemm_launch.ceil_div(case.k, case.mx))
+    is_exponent = scales.dtype == np.uint8
+    scales = scales.astype(np.float64)
+    powers: Values = np.exp2(scales - 127) if is_exponent else scales
+    return powers.repeat(case.mx, 2)[..., : case.k]
 
 
 def smooth(activation: str) -> bool:

@@ -8,7 +8,7 @@ from jaxbw._native import Violation, limits
 from jaxbw._src.selection.kernel_table import Kernel
 
 from . import gemm_launch
-from .gemm_cases import DTYPES, INPUTS, OPERANDS, Case, transposed
+from .gemm_cases import DTYPES, INPUT_TYPES, INPUTS, MX_BLOCKS, OPERANDS, Case, transposed
 from .gemm_launch import ACTIVATIONS, SM100, Config, ceil_div
 
 OPTIONAL = (None, None, "f32", "f16", "bf16")
@@ -79,16 +79,17 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
       kernel: the name of the kernel; of any, where none is given.
     """
     group = rng.choice((1, 2) if not kernel else (int(kernel[-4]),))
-    mx = "_mx_" in kernel
+    inputs = "_".join(kernel.split("_")[2:-1])
+    mx = inputs in MX_BLOCKS
     block_m = rng.choice((64, 128, 256) if group == 1 else (128, 256, 512))
     block_m = 128 * group if mx else block_m
-    inputs = kernel.split("_")[2] if kernel else rng.choice(("16bit", "16bit", "8bit", "tf32"))
+    inputs = inputs or rng.choice(("16bit", "16bit", "8bit", "tf32"))
     dtype, rhs_dtype = rng.choice(INPUTS[inputs])
     gated = not mx and (block_m, group) != (128, 2) and rng.random() < 0.25
     swap_ab = not gated and rng.random() < 0.2
     # Of the operands as the kernel sees them.
-    itemsize = OPERANDS[dtype].itemsize
-    majors = (0, 0) if dtype == "f32" else (rng.randrange(2), rng.randrange(2))
+    itemsize = INPUT_TYPES[dtype].itemsize
+    majors = (0, 0) if dtype in ("f32", "e2m1") else (rng.randrange(2), rng.randrange(2))
     if block_m // group % SPAN_ELEMENTS[itemsize]:  # an MN-major lhs is whole spans wide
         majors = (0, majors[1])
     layout = "nt"[majors[0]] + "tn"[majors[1]]
@@ -103,7 +104,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         if shares(
             replace(shape, cluster=cluster, k_spans=k_spans),
             gated,
-            OPERANDS[dtype].itemsize,
+            itemsize,
         )
     ]
     # Most of the time a cluster whose tile the emulator computes quickly.
@@ -116,9 +117,11 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
 
     tile_m = cluster[0] * block_m // group
     tile_n = cluster[1] * (block_n // 2 if gated else block_n)
-    block_k = k_spans * SPAN_ELEMENTS[OPERANDS[dtype].itemsize]
+    block_k = k_spans * gemm_launch.span_elements(INPUT_TYPES[dtype])
     k = rng.choice((1, 8, block_k, 2 * block_k, 3 * block_k + 1, 5 * block_k - 7))
     k = max(1, min(k, WORK // (tile_m * tile_n)))
+    if dtype == "e2m1":  # rows of 16 bytes
+        k = ceil_div(k, 32) * 32
     tiles = max(1, min(6, WORK // (tile_m * tile_n * k), 4 * AREA // (tile_m * tile_n)))
     tiles_m = rng.randint(1, tiles)
     tiles_n = rng.randint(1, tiles // tiles_m)
@@ -138,7 +141,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         layout=transposed(layout) if swap_ab else layout,
         dtype=dtype,
         rhs_dtype=None if rhs_dtype == dtype else rhs_dtype,
-        mx=mx,
+        mx=rng.choice(MX_BLOCKS[inputs]) if mx else 0,
         output=output,
         gated=gated,
         **_epilogue(rng, output, gated) | (NO_SCALES if mx else {}),

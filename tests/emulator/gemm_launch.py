@@ -21,12 +21,14 @@ from . import installed
 
 Array = npt.NDArray[Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
+E2M1 = np.dtype(ml_dtypes.float4_e2m1fn)  # two numbers in a byte, but not in NumPy
 TYPES = {
     np.dtype(np.float16): DataType.F16,
     BF16: DataType.BF16,
     np.dtype(np.float32): DataType.F32,
     np.dtype(ml_dtypes.float8_e4m3fn): DataType.E4M3,
     np.dtype(ml_dtypes.float8_e5m2): DataType.E5M2,
+    E2M1: DataType.E2M1,
 }
 ACTIVATIONS = ("none", "relu", "gelu", "silu", "gelu_exact")  # as Activation counts them
 SPAN = 128  # bytes of a swizzle span
@@ -84,7 +86,8 @@ class Matmul:
     c and residual are [batch, m, n], bias is [n], or [m] with `bias_along_m`. With `rhs_up` the
     matmul is gated. `in_place`: c lies where the result will. `in_memory`: alpha and beta are read
     there. Scales are [batch|1, m], and [batch|1, n], as lhs and rhs; of blocks [batch|1, m, k/128]
-    and [batch|1, n/128, k/128]; of MX formats uint8 tiles [batch|1, rows/128, k/128, 512].
+    and [batch|1, n/128, k/128]; of MX formats tiles [batch|1, rows/128, blocks of k/4, 512], uint8
+    of blocks of 32, float8_e4m3fn of 16.
     """
 
     lhs: Array
@@ -112,6 +115,13 @@ class Matmul:
         """Batch, m, n, k."""
         batch = max(self.lhs.shape[0], self.rhs.shape[0])
         return batch, self.lhs.shape[1], self.rhs.shape[2], self.lhs.shape[2]
+
+    @property
+    def mx(self) -> int:
+        """Numbers of k that share a scale; 0 where it is no MX format."""
+        if self.lhs_scale is None or self.lhs_scale.ndim != 4:
+            return 0
+        return 32 if self.lhs_scale.dtype == np.uint8 else 16
 
     @property
     def factors(self) -> dict[str, Array]:
@@ -175,6 +185,11 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def span_elements(dtype: np.dtype[Any]) -> int:
+    """Numbers in a swizzle span."""
+    return SPAN // dtype.itemsize * (2 if dtype == E2M1 else 1)
+
+
 def loaded_columns(config: Config, itemsize: int = 2) -> int:
     """Of B, that a CTA loads: on sm100 whole spans where they are MN-major, as tf32 never is."""
     c = config
@@ -184,17 +199,30 @@ def loaded_columns(config: Config, itemsize: int = 2) -> int:
     return ceil_div(columns, step) * step
 
 
-def scale_tiles(exponents: Array) -> Array:
-    """`[batch, rows, blocks of k]` as ue8m0 in tiles; what pads them is not the same for all."""
+def scale_tiles(exponents: Array, block: int = 32) -> Array:
+    """Powers of two `[batch, rows, blocks of k]` in tiles: ue8m0 of blocks of 32, ue4m3 of 16.
+
+    What pads them is not the same for all.
+    """
     batch, rows, blocks = exponents.shape
     padded = np.random.default_rng(9).integers(
-        100, 150, (batch, -(-rows // ROWS) * ROWS, -(-blocks // BLOCKS) * BLOCKS)
+        100,
+        150 if block == 32 else 127,
+        (batch, -(-rows // ROWS) * ROWS, -(-blocks // BLOCKS) * BLOCKS),
     )
-    padded[:, :rows, :blocks] = 127 + exponents
+    padded[:, :rows, :blocks] = 127 + exponents if block == 32 else (7 + exponents) << 3
     parts = padded.reshape(batch, -1, 4, 32, padded.shape[2] // BLOCKS, BLOCKS)
     # Byte row % 32 * 16 + row / 32 % 4 * 4 + block % 4 of [tiles of rows, tiles of k].
     ordered = parts.transpose(0, 1, 4, 3, 2, 5)
-    return ordered.reshape(batch, ordered.shape[1], ordered.shape[2], 512).astype(np.uint8)
+    tiles = ordered.reshape(batch, ordered.shape[1], ordered.shape[2], 512).astype(np.uint8)
+    return tiles if block == 32 else tiles.view(ml_dtypes.float8_e4m3fn)
+
+
+def packed(values: Array) -> Array:
+    """Numbers of `E2M1` as bytes, the first of two in the lower half."""
+    codes = values.astype(E2M1).view(np.uint8)
+    halves: Array = codes[..., ::2] | codes[..., 1::2] << 4
+    return halves
 
 
 def max_stages(config: Config, itemsize: int = 2) -> int:
@@ -235,7 +263,7 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
         rhs_scale=p.rhs_scale is not None and p.rhs_scale.ndim == 2,
         lhs_blocks=int(p.lhs_scale is not None and p.lhs_scale.ndim == 3),
         rhs_blocks=128 * int(p.rhs_scale is not None and p.rhs_scale.ndim == 3),
-        mx=p.lhs_scale is not None and p.lhs_scale.ndim == 4,
+        mx=p.mx,
         c=optional(p.c),
         bias=optional(p.bias),
         bias_along_m=p.bias_along_m,
@@ -248,7 +276,7 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
     given = GemmConfig(
         c.block_m,
         c.block_n,
-        block_k=c.k_spans * SPAN // p.dtype.itemsize,
+        block_k=c.k_spans * span_elements(p.dtype),
         cluster=c.cluster,
         cluster_k=c.cluster_k,
         cta_group=c.cta_group,
@@ -395,6 +423,8 @@ def _operands(config: Config, matmul: Matmul) -> dict[str, Array]:
     def store(name: str, values: Array | None, dtype: np.dtype[Any] | None = None) -> None:
         if values is None:
             return
+        if dtype == E2M1:
+            values, dtype = packed(values), np.dtype(np.uint8)
         operands[name] = emulator.empty(values.shape, dtype or values.dtype)
         operands[name][...] = values
         operands[name].flags.writeable = False

@@ -1,20 +1,21 @@
 """The launches of mutation testing: small matmuls that reach all synchronisation of a kernel."""
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from jaxbw._native import Plan, limits
 
-from .gemm_cases import Case, transposed
+from .gemm_cases import MX_BLOCKS, Case, transposed
 from .ragged_launch import Ragged
 
 Launch = Case | Ragged
 
 TILES = {"nn": "64x64", "nt": "64x128", "tn": "128x128", "tt": "64x32"}
 SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.items())
-MX_NAMES = ("jaxbw_sm100_8bit_mx_1cta", "jaxbw_sm100_8bit_mx_2cta")
+MX_NAMES = tuple(f"jaxbw_sm100_{bits}bit_mx_{group}cta" for bits in (8, 4) for group in (1, 2))
 GROUPED_NAMES = (
     "jaxbw_sm100_grouped_16bit_1cta",
     "jaxbw_sm90_grouped_bf16_nn_64x256",
@@ -51,7 +52,7 @@ def launches(name: str) -> tuple[Launch, ...]:
     if "sm90" in name:
         return tuple(_sm90(name))
     group = 2 if "2cta" in name else 1
-    return tuple(_mx(group) if name in MX_NAMES else _sm100(group))
+    return tuple(_mx(name, group) if name in MX_NAMES else _sm100(group))
 
 
 def _sm90(name: str) -> Iterator[Case]:
@@ -241,10 +242,14 @@ def _sm100(group: int) -> Iterator[Case]:
         yield Case(30, 120, 328, **SHARED, block_n=32, cluster_k=2, cluster=(2, 1), bias="f32")
 
 
-def _mx(group: int) -> Iterator[Case]:
-    """Those of 16 bits that are legal for MX formats, whose spans have twice as many elements."""
+def _mx(name: str, group: int) -> Iterator[Case]:
+    """Those of 16 bits that are legal for MX formats, whose spans have more numbers."""
+    of_4bit = itertools.cycle(MX_BLOCKS["4bit_mx"])
     for case in _sm100(group):
-        found = replace(case, mx=True, dtype="e4m3", k=2 * case.k)
+        found = replace(case, mx=32, dtype="e4m3", k=2 * case.k)
+        if "4bit" in name:
+            k = -(-4 * case.k // 32) * 32
+            found = replace(case, mx=next(of_4bit), dtype="e2m1", layout="nt", k=k)
         if isinstance(found.planned(), Plan):
             yield found
 

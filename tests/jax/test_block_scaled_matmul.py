@@ -198,17 +198,18 @@ def test_one_nan_scale_is_a_row() -> None:
 
 
 def test_explain_and_what_is_strict() -> None:
-    q = jaxbw.quantize(jnp.ones((256, 256), jnp.bfloat16), "nvfp4", both=True)
-    choice = jaxbw.explain(q, q.mT, device="B200")
+    ones = jnp.ones((256, 256), jnp.bfloat16)
+    q, u = jaxbw.quantize(ones, "nvfp4"), jaxbw.quantize(ones, "mxfp4", axis=0)
+    choice = jaxbw.explain(q, u, device="B200")
     assert choice.implementation == "xla"
-    reason = "the operands are nvfp4; kernels take mxfp8 and mxfp8_e5m2, of both"
+    reason = "the operands are nvfp4 and mxfp4; kernels take mxfp8 and mxfp8_e5m2, mxfp4, or nvfp4,"
     assert reason in str(choice)
-    assert "lhs_scale of nvfp4 * rhs_scale of nvfp4 * " in choice.problem
-    (only,) = jaxbw.explain_function(jaxbw.matmul, q, q.mT, device="B200").matmuls
+    assert "lhs_scale of nvfp4 * rhs_scale of mxfp4 * " in choice.problem
+    (only,) = jaxbw.explain_function(jaxbw.matmul, q, u, device="B200").matmuls
     assert only.choice.implementation == "xla"
     for strict in ("kernel", "sm100", "emulator"):
         with pytest.raises(NotImplementedError, match=reason):
-            jaxbw.matmul(q, q.mT, implementation=strict)
+            jaxbw.matmul(q, u, implementation=strict)
 
 
 def test_what_is_refused() -> None:

@@ -144,7 +144,7 @@ def test_lowering(cuda_hlo: Lower, custom_calls: Calls) -> None:
         text = cuda_hlo(jaxbw.matmul, q, u)
     (call,) = custom_calls(text)
     assert re.search(r'kernel = "jaxbw_sm100_8bit_mx_[12]cta"', call)
-    assert "mx = 1 : i32" in call
+    assert "mx = 32 : i32" in call
     assert "tensor<1x4x8x512xf8E8M0FNU>, tensor<1x2x8x512xf8E8M0FNU>" in call
     assert not re.search(r"stablehlo\.(transpose|convert|pad|dot_general)", text)
 
@@ -180,7 +180,6 @@ def test_what_is_refused() -> None:
     q, u = operands(64, 64, 64)
     f = jaxbw.quantize(jnp.ones((64, 64)), "nvfp4")
     reasons = {
-        "the operands are nvfp4; kernels take mxfp8 and mxfp8_e5m2": ((f, f.mT), "B200"),
         "the operands are mxfp8 and nvfp4; kernels take": ((q, f.mT), "B200"),
         "the matmul is gated and in an MX format: take two matmuls": ((q, u, u), "B200"),
         "MX formats are for sm100": ((q, u), "H200"),

@@ -327,6 +327,7 @@ HUGE = {"m": 2**19, "n": 2**19, "k": 128}
 PAIR = {"cta_group": 2, "cluster": (2, 1)}
 ROWS = {"grouped": Grouped.ROWS, "groups": 4, "total_groups": 4}
 EIGHT_BITS = {"lhs": DataType.E4M3, "rhs": DataType.E5M2}
+FOUR_BITS = {"lhs": DataType.E2M1, "rhs": DataType.E2M1, "rhs_major": Major.K}
 BLOCKS = {"promoted": True, "lhs_blocks": 1, "rhs_blocks": 128}
 BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "empty": ("sm100", {"m": 0}, {}),
@@ -337,18 +338,20 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "block_scales_gated": ("sm90", EIGHT_BITS | BLOCKS | {"gated": True}, {}),
     "block_scales_columns": ("sm90", EIGHT_BITS | BLOCKS | {"rhs_blocks": 1}, {}),
     "block_scales_swap": ("sm90", EIGHT_BITS | BLOCKS, {"swap_ab": True}),
-    "mx": ("sm100", {"mx": True}, {}),
-    "mx_gated": ("sm100", EIGHT_BITS | {"mx": True, "gated": True}, {}),
-    "mx_rows": ("sm100", EIGHT_BITS | {"mx": True}, {"block_m": 64}),
-    "mx_columns": ("sm100", EIGHT_BITS | {"mx": True}, {"block_n": 96}),
+    "mx": ("sm100", {"mx": 32}, {}),
+    "mx_block": ("sm100", EIGHT_BITS | {"mx": 16}, {}),
+    "mx_4bit": ("sm100", FOUR_BITS | {"mx": 16, "k": 80}, {}),
+    "mx_gated": ("sm100", EIGHT_BITS | {"mx": 32, "gated": True}, {}),
+    "mx_rows": ("sm100", EIGHT_BITS | {"mx": 32}, {"block_m": 64}),
+    "mx_columns": ("sm100", EIGHT_BITS | {"mx": 32}, {"block_n": 96}),
     "mx_accumulators": (
         "sm100",
-        EIGHT_BITS | {"mx": True},
+        EIGHT_BITS | {"mx": 32},
         {"block_n": 256, "accumulators": 2},
     ),
     "mx_cluster_k": (
         "sm100",
-        EIGHT_BITS | {"mx": True},
+        EIGHT_BITS | {"mx": 32},
         {"cluster_k": 2, "swap_ab": True, "block_n": 64},
     ),
     "extent": ("sm100", {"m": 2**31}, {}),

@@ -17,6 +17,7 @@ SPAN_BYTES = 128  # hardware: one span of the 128-byte swizzle
 BF16 = np.dtype("bfloat16")  # registered by ml_dtypes, which jax imports
 F16, F32 = np.dtype("float16"), np.dtype("float32")
 E4M3, E5M2 = np.dtype("float8_e4m3fn"), np.dtype("float8_e5m2")
+E2M1 = np.dtype("float4_e2m1fn")
 
 Tile = tuple[tuple[int, int], int, bool]  # (block_m, block_n), cta_group, pingpong
 

@@ -54,7 +54,7 @@ class Candidates:
         return len(self.block_m)
 
     @classmethod
-    def of(cls, given: Sequence[GemmConfig], family: str, itemsize: int) -> Self:
+    def of(cls, given: Sequence[GemmConfig], family: str, itemsize: float) -> Self:
         """The columns of configurations that have a tile."""
         rows = [_row(config, family, itemsize) for config in given]
         columns = np.array(rows, np.int64).reshape(len(rows), len(fields(cls))).T
@@ -75,13 +75,13 @@ class Candidates:
         """Some of the rows: a mask, or indices."""
         return type(self)(*(getattr(self, field.name)[keep] for field in fields(self)))
 
-    def config(self, row: int, itemsize: int, **others: Any) -> GemmConfig:
+    def config(self, row: int, itemsize: float, **others: Any) -> GemmConfig:
         """One row as a configuration, with other fields."""
         values = {field.name: int(getattr(self, field.name)[row]) for field in fields(self)}
         return GemmConfig(
             block_m=values["block_m"],
             block_n=values["block_n"],
-            block_k=values["k_spans"] * SPAN_BYTES // itemsize,
+            block_k=int(values["k_spans"] * SPAN_BYTES / itemsize),
             cluster=(values["cluster_m"], values["cluster_n"]),
             cluster_k=values["cluster_k"],
             cta_group=values["cta_group"],
@@ -101,7 +101,7 @@ def candidates(
     input: DataType,
     *,
     gated: bool,
-    mx: bool = False,
+    mx: int = 0,
     swap_ab: bool,
     whole: bool,
     instances: frozenset[str] = frozenset(kernel_names()),
@@ -113,7 +113,7 @@ def candidates(
       lhs_major, rhs_major: layouts as the problem has them, after any repacking.
       input: dtype of the operands.
       gated: whether the matmul is gated.
-      mx: whether its operands are MXFP8.
+      mx: numbers of k that share a scale, where it has an MX format.
       swap_ab: the candidates that exchange the operands, or those that do not.
       whole: no tile is split along K.
       instances: the names of the kernels that there are; all, by default.
@@ -154,14 +154,14 @@ def _bases(family: str, itemsize: int) -> Candidates:
     return Candidates.of(bases, family, itemsize)
 
 
-def _row(c: GemmConfig, family: str, itemsize: int) -> tuple[int, ...]:
+def _row(c: GemmConfig, family: str, itemsize: float) -> tuple[int, ...]:
     return (
         *c.tile,
         c.cta_group,
         c.pingpong,
         *c.cluster,
         c.cluster_k,
-        1 if c.block_k is None else c.block_k * itemsize // SPAN_BYTES,
+        1 if c.block_k is None else int(c.block_k * itemsize) // SPAN_BYTES,
         c.stages or 0,
         c.split_k,
         c.split_tail,

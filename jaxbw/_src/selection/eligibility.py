@@ -8,8 +8,8 @@ from jax.errors import InconclusiveDimensionOperation
 
 from jaxbw._native import Major
 from jaxbw._src.families import FAMILIES
-from jaxbw._src.families.family import BF16, E4M3, E5M2, F16, F32
-from jaxbw._src.problem import GemmProblem, precisions
+from jaxbw._src.families.family import BF16, E2M1, E4M3, E5M2, F16, F32
+from jaxbw._src.problem import GemmProblem, itemsize, precisions
 from jaxbw._src.selection import planner
 from jaxbw._src.selection.config import CANONICAL_M
 
@@ -21,7 +21,7 @@ ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
 # float32 sums. The inputs must already be of the dtype that the algorithm would convert them to;
 # float32 ones in pieces (pieces.py) are.
 _ALGORITHMS = {
-    lax.DotAlgorithmPreset.DEFAULT: (BF16, F16, F32, E4M3, E5M2),
+    lax.DotAlgorithmPreset.DEFAULT: (BF16, F16, F32, E4M3, E5M2, E2M1),
     lax.DotAlgorithmPreset.BF16_BF16_F32: (BF16,),
     lax.DotAlgorithmPreset.F16_F16_F32: (F16,),
     lax.DotAlgorithmPreset.TF32_TF32_F32: (F32,),
@@ -64,7 +64,7 @@ def _needs_repack(
     dtype: np.dtype[Any], shape: tuple[int, int, int], major: Major, family: str
 ) -> bool:
     batch, outer, contiguous = shape
-    aligned = contiguous * dtype.itemsize % ALIGNMENT == 0 or batch * outer == 1
+    aligned = contiguous * itemsize(dtype) % ALIGNMENT == 0 or batch * outer == 1
     return not aligned or effective_major(dtype, major, family) != major
 
 
@@ -72,8 +72,11 @@ def _type_refusal(p: GemmProblem, family: str) -> str | None:
     inputs = FAMILIES[family].inputs
     if p.epilogue.formats:
         formats = " and ".join(dict.fromkeys(p.epilogue.formats))
-        if not p.is_mx:
-            return f"the operands are {formats}; kernels take mxfp8 and mxfp8_e5m2, of both"
+        if not p.mx:
+            return (
+                f"the operands are {formats}; kernels take mxfp8 and mxfp8_e5m2, mxfp4, or nvfp4, "
+                "of both"
+            )
         if not p.has_tiles:
             return (
                 f"the operands are {formats}, and several dimensions make up m, n or the batch so "
@@ -86,7 +89,7 @@ def _type_refusal(p: GemmProblem, family: str) -> str | None:
             "cast them to one of bfloat16, float16"
         )
     for operand in (p.lhs_dtype, p.rhs_dtype):
-        if operand not in inputs:
+        if operand not in inputs and not p.mx:
             *some, last = (each.name for each in inputs)
             return f"the operands are {operand}; {family} kernels take {', '.join(some)} and {last}"
     if p.output not in (*OUTPUTS, E4M3, E5M2):

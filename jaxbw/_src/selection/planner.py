@@ -26,7 +26,10 @@ MESSAGES: Mapping[str, str] = {
     "block_scales_gated": "the matmul is gated and has scales of blocks of 128: take two matmuls",
     "block_scales_columns": "each column of rhs has scales of its own along k; kernels take those "
     "of 128x128 blocks, and of rows of lhs: swap the operands, or leave it to XLA",
-    "mx": "MX formats are for sm100, for operands of 8 bits, and go without other scales",
+    "mx": "MX formats are for sm100, for operands of 8 or 4 bits, and go without other scales",
+    "mx_block": "{block} numbers share a scale; of 8 bits that is 32, of 4 bits 16 or 32",
+    "mx_4bit": "{array} has 4 bits; of these kernels take what jaxbw.quantize makes, K-major, with "
+    "scales, and k a multiple of {step}",
     "extent": "{array} has a dimension of 2^31 or more; TMA coordinates are int32",
     "stride": "{array} has matrices of 2^40 bytes or more, the largest stride of TMA",
     "address_space": "{array} is larger than any address space",
@@ -40,8 +43,8 @@ MESSAGES: Mapping[str, str] = {
     # of a configuration
     "block_k": "block_k is {block_k}; operands of {itemsize} bytes take multiples of {span} up to "
     "{most}, or None for {span}",
-    "block_k_of_any": "block_k is {block_k}; it is 1 to {spans} spans: multiples of 64 elements of "
-    "16 bits or of 32 of f32",
+    "block_k_of_any": "block_k is {block_k}; it is 1 to {spans} spans: of 32 elements of f32, 64 of "
+    "16 bits, 128 of 8, or 256 of 4",
     "block_k_sm90": "block_k is {block_k}; sm90 kernels have {span}",
     "pingpong_sm100": "pingpong is True; it is for sm90",
     "swizzle": "swizzle is {swizzle}; it is 1 to {most}",
@@ -191,7 +194,7 @@ def any_problem(
     rhs_major: Major = Major.K,
     *,
     gated: bool = False,
-    mx: bool = False,
+    mx: int = 0,
 ) -> Problem:
     """A problem of which no size breaks a rule."""
     return Problem(

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxbw._native import Activation, DataType, Major, Problem
-from jaxbw._src.problem import DATA_TYPES, GemmProblem
+from jaxbw._src.problem import DATA_TYPES, GemmProblem, itemsize
 from jaxbw._src.selection.config import CANONICAL_M
 from jaxbw._src.selection.eligibility import ALIGNMENT, effective_major, repacked
 
+_SIZES = {DataType.F32: 4, DataType.E4M3: 1, DataType.E5M2: 1, DataType.E2M1: 0.5}
 _OF_SIZE = {1: DataType.E4M3, 2: DataType.BF16, 4: DataType.F32}
 LINE = 128  # hardware: bytes of a line of L2; copies have a pitch of whole lines
 
@@ -33,7 +34,7 @@ class Workload:
       repack_bytes, repacks: what is read and written ahead of the matmul, and by how many kernels:
         one copies all operands that have to be, and one each splits float32 operands in pieces.
       promoted: whether sums of 8 bits must be as accurate as float32's.
-      mx: whether the operands are MXFP8, with a scale for each 32 of k.
+      mx: numbers of k that share a scale, where the operands have an MX format; else 0.
     """
 
     batch: int
@@ -58,12 +59,12 @@ class Workload:
     repack_bytes: int
     repacks: int
     promoted: bool = False
-    mx: bool = False
+    mx: int = 0
 
     @property
-    def itemsize(self) -> int:
+    def itemsize(self) -> float:
         """Bytes of an element of an operand."""
-        return {DataType.F32: 4, DataType.E4M3: 1, DataType.E5M2: 1}.get(self.input, 2)
+        return _SIZES.get(self.input, 2)
 
     @property
     def native(self) -> Problem:
@@ -126,7 +127,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         repack_bytes=sum(copies) + sum(splits),
         repacks=int(bool(copies)) + len(splits),
         promoted=p.promoted,
-        mx=p.is_mx,
+        mx=p.mx,
     )
 
 
@@ -139,13 +140,13 @@ def canonical(work: Workload) -> Workload:
 def _residual_by_tma(p: GemmProblem) -> bool:
     e = p.epilogue
     alone = e.c is None and not e.is_scaled and e.results == 1 and e.activation != "gelu_exact"
-    itemsize = 0 if e.residual is None else e.residual.itemsize
-    return alone and itemsize == 2 and p.n * itemsize % ALIGNMENT == 0
+    size = 0 if e.residual is None else e.residual.itemsize
+    return alone and size == 2 and p.n * size % ALIGNMENT == 0
 
 
 def _straddles(p: GemmProblem, name: str) -> bool:
     _, outer, contiguous = p.lhs_shape if name == "lhs" else p.rhs_shape
-    return outer > 1 and contiguous * p.lhs_dtype.itemsize % LINE != 0
+    return outer > 1 and contiguous * itemsize(p.lhs_dtype) % LINE != 0
 
 
 def _repacked_bytes(p: GemmProblem, names: Sequence[str]) -> Iterator[int]:

@@ -22,6 +22,7 @@ DTYPES: dict[str, tuple[Any, Any]] = {
     "f16": (np.float16, _native.DataType.F16),
     "f32": (np.float32, _native.DataType.F32),
     "e4m3": (ml_dtypes.float8_e4m3fn, _native.DataType.E4M3),
+    "e2m1": (np.uint8, _native.DataType.E2M1),  # two in a byte
     "e8m0": (np.uint8, None),  # in tiles
 }
 
@@ -54,7 +55,7 @@ class Matmul:
     layout: str = "nn"
     dtype: str = "bf16"
     promoted: bool = False
-    mx: bool = False  # with tiles of scales
+    mx: int = 0  # so many of k share a scale, of tiles
     output: str = "f32"
     alpha: float = 1.0
     beta: float = 0.0
@@ -76,7 +77,8 @@ class Matmul:
     def kernel(self) -> str:
         """The kernel that serves it."""
         if self.family == "sm100":
-            kind = {"f32": "tf32", "e4m3": f"8bit{'_mx' * self.mx}"}.get(self.dtype, "16bit")
+            kinds = {"f32": "tf32", "e4m3": "8bit", "e2m1": "4bit"}
+            kind = kinds.get(self.dtype, "16bit") + "_mx" * (self.mx != 0)
             return f"jaxbw_sm100_{kind}_{self.config.get('cta_group', 1)}cta"
         tile = f"{self.config['block_m'] // 2}x{self.config['block_n']}"
         kinds = {"f32": "tf32", "e4m3": f"8bit{'_promoted' * self.promoted}"}
@@ -103,7 +105,7 @@ class Matmul:
             "has_rhs_scale": int(self.rhs_scale),
             "lhs_blocks": int(self.blocks),
             "rhs_blocks": 128 * self.blocks,
-            "mx": int(self.mx),
+            "mx": self.mx,
             "has_out_scale": 0,
             "gated": int(self.gated),
             "save": int(self.save),
@@ -138,7 +140,12 @@ class Matmul:
         scales = self.lhs_scale + self.rhs_scale * (1 + self.gated) + 2 * self.blocks
         factors = ["f32"] * (len(self.factors) + scales)
         arrays = [self.dtype] * (3 if self.gated else 2) + [name for name in named if name]
-        return arrays + factors + ["e8m0"] * (2 * self.mx)
+        return arrays + factors + [self.mx_scale] * (2 if self.mx else 0)
+
+    @property
+    def mx_scale(self) -> str:
+        """The dtype of tiles of scales."""
+        return "e8m0" if self.mx == 32 else "e4m3"
 
     @property
     def factors(self) -> list[Values]:
@@ -156,6 +163,8 @@ class Matmul:
 
         def matrix(name: str, letter: str, rows: int, columns: int) -> Values:
             batch = 1 if name in self.shared else self.batch
+            if self.dtype == "e2m1":
+                return draw(self.dtype, batch, rows if letter == "n" else columns, self.k // 2)
             return draw(self.dtype, batch, *((rows, columns) if letter == "n" else (columns, rows)))
 
         drawn = [matrix("lhs", self.layout[0], self.m, self.k)]
@@ -176,9 +185,9 @@ class Matmul:
             scales = [("lhs", (self.m, k_blocks)), ("rhs", (-(-self.n // 128), k_blocks))]
         of = "f32"
         if self.mx:
-            of = "e8m0"
+            of = self.mx_scale
             scales = [
-                (name, (-(-rows // 128), -(-self.k // 128), 512))
+                (name, (-(-rows // 128), -(-self.k // (4 * self.mx)), 512))
                 for name, rows in (("lhs", self.m), ("rhs", self.n))
             ]
         return (

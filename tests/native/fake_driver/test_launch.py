@@ -9,7 +9,7 @@ import pytest
 from jaxbw import _native
 from jaxbw._native import limits
 
-from ...emulator.gemm_cases import INPUTS, gemms
+from ...emulator.gemm_cases import INPUTS, MX_BLOCKS, gemms
 from .conftest import KERNELS, Call, FakeDriver
 from .matmul import PAIR, SM90, SM100, Matmul
 
@@ -227,11 +227,14 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
         tile = {"block_n": kernel.block_n or 128}
         if kernel.block_m is not None:  # of one of the two warpgroups
             tile |= {"block_m": 2 * kernel.block_m, "stages": 3}
+        dtype, _ = INPUTS[kernel.input][0]
+        layout = "nt" if dtype == "e2m1" else "nn"
         matmul = Matmul(
-            layout="nn" if kernel.layout == "any" else kernel.layout,
-            dtype=INPUTS[kernel.input][0][0],
+            k=96,
+            layout=layout if kernel.layout == "any" else kernel.layout,
+            dtype=dtype,
             promoted=kernel.input == "8bit_promoted",
-            mx=kernel.input == "8bit_mx",
+            mx=MX_BLOCKS.get(kernel.input, (0,))[0],
             family=kernel.family,
             config=config | tile,
         )

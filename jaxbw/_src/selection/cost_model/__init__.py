@@ -146,7 +146,7 @@ def _parts(
     rasterisation: tuple[Integers, Integers] | None,
 ) -> _Parts:
     walk = walk_tiles(work, machine, cut, table, rasterisation)
-    blocks = ceil(work.k, table.k_spans * (SPAN_BYTES // work.itemsize))
+    blocks = ceil(work.k, table.k_spans * int(SPAN_BYTES / work.itemsize))
     one, leaving = epilogues(work, machine, table, cut)
     # A cluster that shares K has one item, whatever the scheduler.
     relaunched = (table.relaunched == 1) | (table.cluster_k > 1)

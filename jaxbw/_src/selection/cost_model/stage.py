@@ -14,8 +14,7 @@ from jaxbw._src.selection.workload import Workload
 
 FULL_ROWS = 128  # of an MMA on sm100, in one CTA; 64 take as long
 MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
-SCALE_ROWS = 128  # of a tile of scales
-SCALE_TILE = 512  # bytes of the scales of 128 rows in a span
+SCALE_ROWS = 128  # of a tile of scales, each of which is a byte
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
     narrow = (narrow_a / table.cluster_n + narrow_b / table.cluster_m) * machine.narrow_row_cycles
     fill = filled * bytes_of_row / machine.ingest_bytes_per_cycle
     fill = fill + narrow * bytes_of_row / work.itemsize
-    scales = work.mx * _scale_bytes(table, cut)
+    scales = _scale_bytes(work, table, cut) if work.mx else 0.0
     fill = fill + scales / machine.ingest_bytes_per_cycle
     a = a_used / table.cluster_n
     slow = machine.straddle_slowdown
@@ -114,7 +113,8 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
     )
 
 
-def _scale_bytes(table: Candidates, cut: Grid) -> Floats:
+def _scale_bytes(work: Workload, table: Candidates, cut: Grid) -> Floats:
     """The scales in a stage of a CTA: of its rows, and of all columns of its pair."""
-    tiles = np.ceil(cut.rows / SCALE_ROWS) + np.ceil(table.block_n / SCALE_ROWS)
-    return np.asarray(tiles * table.k_spans * SCALE_TILE)
+    rows = np.ceil(cut.rows / SCALE_ROWS) + np.ceil(table.block_n / SCALE_ROWS)
+    blocks = table.k_spans * SPAN_BYTES / work.itemsize / work.mx  # whole tiles
+    return np.asarray(rows * SCALE_ROWS * blocks)

@@ -193,8 +193,9 @@ class Problem:
     many of k of each row and column share a scale, 32 a ue8m0 one, of 4 bits also 16 one in ue4m3,
     in tiles [batch|1, rows/128, k/(4 mx), 512] (MxParams in cuda/params.h); 0 for none.
     `out_scale`: a result of 8 bits has one.
-    `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], or the
-    result [batch, groups, m, n], and there are total_groups sizes for each batch index.
+    `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], as are its
+    scales, or the result [batch, groups, m, n], and there are total_groups sizes for each batch
+    index.
     """
 
     def __init__(

@@ -28,6 +28,7 @@
 #include "gemm/sm90_epilogue.cuh"
 #include "gemm/sm90_multiply.cuh"
 #include "gemm/sm90_residual.cuh"
+#include "gemm/sm90_scales.cuh"
 #include "gemm/sm90_stages.h"
 #include "gemm/tile_scheduler.h"
 #include "params.h"
@@ -203,12 +204,20 @@ class Stagger {
   uint32_t last_before_ = ~0u;
 };
 
+JAXBW_DEVICE ScaleArrays scale_arrays(const GemmParams& p, StoreOrigin tile) {
+  const Epilogue& e = p.epilogue;
+  return {scales_of(e.a_scales, p.a_batched, p.m, tile.batch), p.m, scales_of(e.b_scales, p.b_batched, p.n, tile.batch),
+          scales_of(e.b_up_scales, p.b_batched, p.n, tile.batch)};
+}
+
 // Multiply role: two warpgroups of warps 0-3 and 4-7.
 template <Config kConfig>
 JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kConfig>& params, uint32_t warp) {
   // A warp polls until the load warps have returned registers: late, it finds them. Where accumulators take most of
   // them, ptxas would spill some.
   constexpr bool kLate = kConfig.accumulators() <= 64;
+  // Scales that the elementwise way knows: promoted sums leave no registers for them.
+  constexpr bool kScaled = is_8bit(kConfig.input) && !kConfig.promoted;
   if constexpr (!kLate) ptx::increase_registers<kConsumerRegisters>();
   const GemmParams& p = context.params;
   const bool pingpong = p.pingpong != 0;
@@ -249,6 +258,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
     };
     float accumulators[kConfig.accumulators()];
     HeldBias<kConfig.block_n> bias;
+    [[maybe_unused]] HeldScales<kConfig.block_n, kConfig.wgmmas()> scales;
     context.profile.enter(Activity::kAwaitTurn);
     if (pingpong && count > 0) turn.await();
     const bool shares = SplitSum::shared_by(item.parts) && !cluster.shared();
@@ -269,7 +279,10 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
       if (pingpong) reader.await_full(p.residual_stages);
       if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
       delayed.await_buffers();
-      if (path == EpiloguePath::kElementwise) bias.load(p, tile, row);
+      if (path == EpiloguePath::kElementwise) {
+        bias.load(p, tile, row);
+        if constexpr (kScaled) scales.load(p, scale_arrays(p, tile), tile.row + row, tile.column);
+      }
     };
     if constexpr (kConfig.promoted) {
       OperandsOfKernel<kConfig>().call(p, [&]<typename Operands>() {
@@ -305,6 +318,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
         split.gather_all(accumulators);
       }
       if (path == EpiloguePath::kElementwise) {
+        if constexpr (kScaled) scales.multiply(accumulators, p);
         apply_elementwise(accumulators, p.epilogue, bias);
         if (p.residual_stages != 0) add_residual<kConfig>(accumulators, context, warpgroup, row, reader);
       }

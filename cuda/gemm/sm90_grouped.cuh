@@ -9,7 +9,7 @@
 
 #include "gemm/grouped_items.cuh"
 #include "gemm/sm90.cuh"
-#include "gemm/sm90_group_scales.cuh"
+#include "gemm/sm90_scales.cuh"
 
 namespace jaxbw::sm90 {
 
@@ -47,6 +47,29 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   context.profile.enter(Activity::kAwaitExit);
 }
 
+// Those of the rows of A of an item's group, and of the columns of its matrix.
+JAXBW_DEVICE ScaleArrays scales_of_group(const GemmParams& p, const GroupedItem& item) {
+  const Epilogue& e = p.epilogue;
+  const GroupRows& group = item.group;
+  const uint64_t of_matrix = uint64_t{group.matrix} * p.n;
+  return {e.a_scales == nullptr ? nullptr : e.a_scales + (group.a_end - group.rows), group.rows,
+          e.b_scales == nullptr ? nullptr : e.b_scales + of_matrix, e.b_up_scales + of_matrix};
+}
+
+// As apply_elementwise, of sums that are scaled first. The bias comes from memory only then: there are not the
+// registers to hold both.
+template <uint32_t kBlockN, uint32_t kM64s, uint32_t kCount>
+JAXBW_DEVICE void apply_scaled(float (&accumulators)[kCount], const GemmParams& p, const GroupedItem& item,
+                               const HeldScales<kBlockN, kM64s>& scales) {
+  scales.multiply(accumulators, p);
+  HeldColumns<kBlockN> bias;
+  if (const EpilogueOperand of_group = bias_of(p, item.group.matrix); of_group.data != nullptr) {
+    with_type(of_group.type,
+              [&]<DataType kType>() { bias.template load<kType, 0, kQuarters>(p, of_group.data, item.column); });
+  }
+  apply_elementwise(accumulators, p.epilogue, bias);
+}
+
 // Multiply role: two warpgroups of warps 0-3 and 4-7, which share tiles or take turns at them, as multiply_tiles says.
 template <Config kConfig>
 JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedParams& params, uint32_t warp) {
@@ -82,7 +105,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     const bool elementwise = p.epilogue.path == EpiloguePath::kElementwise && item.group.matrix != kNoMatrix;
     float accumulators[kAccumulators];
     HeldBias<kConfig.block_n> bias;
-    HeldScales<kConfig.block_n> scales;
+    HeldScales<kConfig.block_n, kConfig.wgmmas()> scales;
     context.profile.enter(Activity::kAwaitTurn);
     if (pingpong && count > 0) turn.await();
     const Stagger stagger(p, warpgroup, blocks);
@@ -96,7 +119,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
       if (pingpong ? number + step < items.count() : stagger.leads()) turn.pass();
       delayed.await_buffers();
       if constexpr (kScaled) {
-        if (elementwise) scales.load(p, item, row);
+        if (elementwise) scales.load(p, scales_of_group(p, item), row, item.column);
       } else {
         if (elementwise && !contraction) bias.load(p, bias_of(p, item.group.matrix), tile, row);
       }

@@ -4,12 +4,13 @@ Kept by family or kernel, role, opcode, its occurrence in the role, and change. 
 moves occurrences: `mutation.py` says which entries were found, and which mutants survive.
 """
 
-from .mutation_launches import NAMES, SM90_NAMES
+from .mutation_launches import MX_NAMES, NAMES, SM90_NAMES
 
 Site = tuple[str, str, str, int, str]
 
 REDUNDANT: dict[Site, str] = {}
 _ALONE, _PAIRS = NAMES[:2]
+_MX_PAIRS = MX_NAMES[-1]  # of 4 bits
 _NN, _NT, _TN, _TT = SM90_NAMES
 _BAR = "bar.warp.sync"
 _READ = "cp.async.bulk.wait_group.read"
@@ -38,6 +39,7 @@ _add(_ELECT, "sm100", "setup", _BAR, 1)
 _add(_ALIGNED, "sm100", "setup", _BAR, 2)
 _add(_ELECT, _ALONE, "load", _BAR, 1)
 _add(_ELECT, _PAIRS, "load", _BAR, 2)
+_add(_ELECT, _MX_PAIRS, "load", _BAR, 2)
 _add(_ALIGNED, "sm100", "exit", _BAR, 2)
 _add(
     "the wait for the other half of a span, for both: until then floats are only passed on",

@@ -605,6 +605,32 @@ def test_a_formula_in_registers_is_the_general_one(
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lhs_scale": True, "rhs_scale": False},
+        {"block_n": 64, "pingpong": True, "block_m": 64, "bias_along_m": True},
+        {"gated": True, "block_n": 256},
+        {"swap_ab": True, "block_n": 64},
+        {"batch": 2, "shared": ("rhs",), "block_n": 192},
+        {"split_k": 2, "in_memory": True},
+    ],
+    ids=str,
+)
+def test_scales_in_registers_are_the_general_ones(options: dict[str, Any]) -> None:
+    """On an H100 the general way took 0.7 ms more for scales of 16384 x 14336 results, of 2."""
+    formula: dict[str, Any] = dict(bias="bf16", activation="silu", alpha=0.75, integers=False)
+    fp8: dict[str, Any] = dict(family="sm90", dtype="e4m3", rhs_dtype="e5m2", layout="nt")
+    case = Case(140, 200, 400, **fp8 | formula | SCALES | {"output": "bf16"} | options)
+    kernel = load(case.kernel)
+    config, matmul = case.config(), case.matmul()
+    assert gemm_launch.plan_of(config, matmul).formula == "elementwise"
+    general = replace(matmul, residual=np.zeros(matmul.shape, np.float32))
+    assert gemm_launch.plan_of(config, general).formula == "general"
+    found, expected = (gemm_launch.launch(kernel, config, each).d for each in (matmul, general))
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("residual", ["bf16", "f16"])
 @pytest.mark.parametrize("pingpong", [False, True])
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])

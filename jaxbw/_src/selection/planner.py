@@ -43,8 +43,8 @@ MESSAGES: Mapping[str, str] = {
     # of a configuration
     "block_k": "block_k is {block_k}; operands of {itemsize} bytes take multiples of {span} up to "
     "{most}, or None for {span}",
-    "block_k_of_any": "block_k is {block_k}; it is 1 to {spans} spans: of 32 elements of f32, 64 of "
-    "16 bits, 128 of 8, or 256 of 4",
+    "block_k_of_any": "block_k is {block_k}; it is 1 to {spans} spans: of 32 elements of f32, 64 "
+    "of 16 bits, 128 of 8, or 256 of 4",
     "block_k_sm90": "block_k is {block_k}; sm90 kernels have {span}",
     "pingpong_sm100": "pingpong is True; it is for sm90",
     "swizzle": "swizzle is {swizzle}; it is 1 to {most}",

@@ -1,0 +1,116 @@
+// What sums of 8 bits are multiplied by, on accumulators where wgmma leaves them: scales of their rows of A, and of
+// their columns of B.
+#pragma once
+
+#include "gemm/sm90_elementwise.cuh"
+
+namespace jaxbw::sm90 {
+
+// What the columns of a warp's part of a tile have, in the layout of HeldBias.
+template <uint32_t kBlockN>
+class HeldColumns {
+ public:
+  // Of the quarters from kFirst to kEnd - 1. `data`: of all columns of D; the tile's first is `column`.
+  template <DataType kType, uint32_t kFirst, uint32_t kEnd>
+  JAXBW_DEVICE void load(const GemmParams& p, const void* data, uint32_t column) {
+    const uint32_t mine = column + 2 * ptx::lane_index_here();
+    const auto* const from = static_cast<const uint8_t*>(data) + uint64_t{mine} * size_bytes(kType);
+#pragma unroll
+    for (uint32_t i = kFirst; i < kEnd; ++i) {
+#pragma unroll
+      for (uint32_t j = 0; j < 2; ++j) {
+        const uint32_t at = (i - kFirst) * kColumns + j;
+        values_[i][j] = mine + at < p.n ? load_element<kType>(from, at) : 0.0f;
+      }
+    }
+  }
+
+  // As a bias (apply_elementwise).
+  template <uint32_t kBelow, uint32_t kQuarter, uint32_t kCount>
+  JAXBW_DEVICE void add(float (&sums)[kCount], const Epilogue&) const {
+    apply<kQuarter>(sums, [](float sum, float column) { return sum + column; });
+  }
+
+  // function(sum, what its column has), of the accumulators of one quarter.
+  template <uint32_t kQuarter, uint32_t kCount, typename Function>
+  JAXBW_DEVICE void apply(float (&sums)[kCount], const Function& function) const {
+    const uint32_t of_fragment = ptx::lane_index_here() % 4;
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; i += 4) {
+#pragma unroll
+      for (uint32_t j = 0; j < 2; ++j) {
+        const float column = ptx::of_lane(values_[kQuarter][j], i + of_fragment);
+        sums[i + j] = function(sums[i + j], column);
+        sums[i + j + 2] = function(sums[i + j + 2], column);
+      }
+    }
+  }
+
+ private:
+  static constexpr uint32_t kColumns = kBlockN / kQuarters;
+
+  float values_[kQuarters][2];
+};
+
+// Of all rows and columns that a tile is cut from; null where there are none.
+struct ScaleArrays {
+  const float* rows;
+  uint32_t row_count;
+  const float *columns, *up_columns;
+};
+
+// The scales of a warp's part of a tile: of its two rows in each of kM64s, and of its columns.
+template <uint32_t kBlockN, uint32_t kM64s>
+class HeldScales {
+ public:
+  // `row`: the warp's first one; `column`: the tile's.
+  JAXBW_DEVICE void load(const GemmParams& p, const ScaleArrays& from, uint32_t row, uint32_t column) {
+    constexpr uint32_t kRowsBelow = 8, kHalf = kQuarters / 2;
+    if (from.rows != nullptr) {
+#pragma unroll
+      for (uint32_t i = 0; i < 2 * kM64s; ++i) {
+        const uint32_t at = row + ptx::lane_index_here() / 4 + i / 2 * kWgmmaRows + i % 2 * kRowsBelow;
+        rows_[i] = at < from.row_count ? from.rows[at] : 0.0f;
+      }
+    }
+    if (from.columns == nullptr) return;
+    if (p.epilogue.gated == 0) {
+      columns_.template load<DataType::kF32, 0, kQuarters>(p, from.columns, column);
+    } else {
+      columns_.template load<DataType::kF32, 0, kHalf>(p, from.columns, column);
+      columns_.template load<DataType::kF32, kHalf, kQuarters>(p, from.up_columns, column);
+    }
+  }
+
+  // In the order in which the general way does (scale_sums): first by the scales along runs of D.
+  template <uint32_t kCount>
+  JAXBW_DEVICE void multiply(float (&accumulators)[kCount], const GemmParams& p) const {
+    const bool by_rows = p.epilogue.a_scales != nullptr, down = runs_down(p);
+    if (by_rows && down) multiply_rows(accumulators);
+    if (p.epilogue.b_scales != nullptr) multiply_columns(accumulators);
+    if (by_rows && !down) multiply_rows(accumulators);
+  }
+
+ private:
+  static constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / kQuarters;
+
+  template <uint32_t kCount>
+  JAXBW_DEVICE void multiply_rows(float (&accumulators)[kCount]) const {
+    static_assert(kCount == kM64s * kTile);
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) accumulators[i] *= rows_[i / kTile * 2 + i % 4 / 2];
+  }
+
+  template <uint32_t kCount>
+  JAXBW_DEVICE void multiply_columns(float (&accumulators)[kCount]) const {
+    for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
+      columns_.template apply<kFirst % kTile / kStep>(reinterpret_cast<float (&)[kStep]>(accumulators[kFirst]),
+                                                      [](float sum, float scale) { return sum * scale; });
+    });
+  }
+
+  float rows_[2 * kM64s];
+  HeldColumns<kBlockN> columns_;
+};
+
+}  // namespace jaxbw::sm90

@@ -201,7 +201,7 @@ struct MxParams {
 struct Mx4BitParams {
   GemmParams gemm;
   TensorMap a_scales, b_scales[2];  // of B, and where it is gated of B_up
-  uint32_t span_tiles;  // tiles of scales along K in a swizzle span: 2 of kMxBlock, 4 of kNvBlock
+  uint32_t span_tiles;              // tiles of scales along K in a swizzle span: 2 of kMxBlock, 4 of kNvBlock
 };
 
 // destination[batch, i, j] = source[batch, i, j], or with `transposed` source[batch, j, i], as the GEMM kernels want

@@ -3,8 +3,8 @@
 // said at MxParams in params.h, and in storage.h.
 //
 // A CTA loads the scales of its rows of A and, of a pair too, those of all columns of B: by TMA, on the barrier of the
-// stage. Ahead of a stage's MMAs the leader copies them into Tensor Memory, at the leader for both. Of a gated tile half
-// of B's columns, those of one tile of scales, are the gate's, the others up's.
+// stage. Ahead of a stage's MMAs the leader copies them into Tensor Memory, at the leader for both. Of a gated tile
+// half of B's columns, those of one tile of scales, are the gate's, the others up's.
 #pragma once
 
 #include "gemm/descriptors.h"

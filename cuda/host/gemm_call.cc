@@ -8,9 +8,10 @@ namespace {
 
 // Operands of a call, of which two are there, but for the factors.
 size_t operand_count(const GemmAttributes& a) {
-  const size_t right_scales = a.has_rhs_scale == 0 ? 0 : a.gated != 0 ? 2 : 1;
+  const size_t rights = a.gated != 0 ? 2 : 1;
+  const size_t right_scales = a.has_rhs_scale == 0 ? 0 : rights, tiles = a.mx == 0 ? 0 : 1 + rights;
   return 2 + (a.gated != 0) + (a.has_c != 0) + (a.has_bias != 0) + (a.has_residual != 0) +
-         (a.has_lhs_scale != 0 || a.lhs_blocks != 0) + right_scales + (a.rhs_blocks != 0) + (a.mx == 0 ? 0 : a.gated != 0 ? 3 : 2) +
+         (a.has_lhs_scale != 0 || a.lhs_blocks != 0) + right_scales + (a.rhs_blocks != 0) + tiles +
          (a.has_out_scale != 0);
 }
 

@@ -4,7 +4,7 @@ Kept by family or kernel, role, opcode, its occurrence in the role, and change. 
 moves occurrences: `mutation.py` says which entries were found, and which mutants survive.
 """
 
-from .mutation_launches import MX_NAMES, NAMES, SM90_NAMES
+from .mutation_launches import GROUPED_NAMES, MX_NAMES, NAMES, SM90_NAMES
 
 Site = tuple[str, str, str, int, str]
 
@@ -127,6 +127,9 @@ _add(_FIRST_BOX, _NT, "epilogue", _BAR, 3, 35, 43, 47)
 _add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _TT, "epilogue", _READ, 1, 2, 3)
 _add(_BETWEEN, _TT, "epilogue", _BAR, 10, 12, 14, 20)
+_, _, _GROUPED_NT, _ = GROUPED_NAMES
+_SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
+_add(_SECOND_BOX, _GROUPED_NT, "epilogue", _BAR, 1)
 # Main loops.
 _STAGGER = "none: it is for speed that warpgroups of one tile begin their epilogues in turn"
 _ACQUIRES = "the wait before the residual is read, which acquires"

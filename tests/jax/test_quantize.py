@@ -1,5 +1,7 @@
 """jaxbw.quantize: its bits against NumPy and ml_dtypes, and matmuls of what it returns."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -225,6 +227,27 @@ def test_on_emulated_kernels(implementation: Any) -> None:
     wanted = 4 * x.astype(np.float64) @ w.astype(np.float64)
     options: Any = {"implementation": implementation, "preferred_element_type": np.float32}
     np.testing.assert_array_equal(np.asarray(jaxbw.matmul(q, u, **options)), wanted)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_copy_with_k_contiguous_is_read(jit: bool) -> None:
+    """Hopper's kernels take no other: NaN in the data that was not to be read is in no result."""
+    x, w = _operand((24, 64), 0, jnp.bfloat16), _operand((64, 16), 1, jnp.bfloat16)
+    wanted = x.astype(np.float64) @ w.astype(np.float64)
+    q, u = jaxbw.quantize(x.T, "e4m3", both=True), jaxbw.quantize(w, "e4m3", both=True)
+    q, u = (replace(a, data=jnp.full_like(a.data, jnp.nan)) for a in (q, u))
+    kernel: Any = {"implementation": "emulator-sm90", "preferred_element_type": np.float32}
+    contract_first = partial(
+        jaxbw.dot_general, dimension_numbers=(((0,), (0,)), ((), ())), **kernel
+    )
+    lhs = jaxbw.quantize(x, "e4m3")
+    for call, args, expected in (
+        (partial(jaxbw.matmul, **kernel), (lhs, u), wanted),
+        (contract_first, (q, u), wanted),
+        (partial(jaxbw.gated_matmul, activation=None, **kernel), (lhs, u, u), wanted**2),
+    ):
+        got = (jax.jit(call) if jit else call)(*args)
+        np.testing.assert_array_equal(np.asarray(got), expected)
 
 
 def test_rows_scales_before_a_bias() -> None:

@@ -15,6 +15,7 @@ from jaxbw._src import blocks
 from jaxbw._src.api.arguments import Quantized
 from jaxbw._src.api.block_scaled import BlockScaled, BlockScales, unblocked, unscaled
 from jaxbw._src.epilogue import saved_dtype
+from jaxbw._src.primitives.originals import Transposed
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import DimensionNumbers, Operands, describe
 
@@ -78,9 +79,16 @@ def unquantized(
                 f"{list(x.scale.shape)}; they are to be shared along the contraction: "
                 f"jaxbw.quantize({name}, ..., axis={shared}), or axis=None, perhaps with block=128"
             )
-        pairs.append((x.data, x.scale))
+        pairs.append((_read_along(x, axes), x.scale))
     arrays, found = zip(*pairs, strict=True)
     return arrays, found, dtype, None
+
+
+def _read_along(x: Quantized, contracted: Sequence[int]) -> Any:
+    """Its data as the array has its dimensions; where both were stored, those with k contiguous."""
+    if x.transposed is None or [axis % x.ndim for axis in contracted] != [x.ndim - 2]:
+        return x.data
+    return Transposed(x.transposed, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
 def quantized(results: tuple[Any, Any, Any], operands: Sequence[Any]) -> Quantized:

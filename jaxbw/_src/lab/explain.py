@@ -173,8 +173,7 @@ def examined(
         in_order_of = dims if plan is None else None
         operands, blocks = scaled(call, originals.transposed(given), terms, in_order_of)
         operands = operands if plan is None else operands_of(call, plan, operands)
-        if blocks_of is not None:
-            operands, dims = originals.read_in_place(operands, dims, None)
+        operands, dims = originals.read_in_place(operands, dims, None)
         return operands
 
     types = jax.eval_shape(of_call, *stored)

@@ -25,14 +25,15 @@ class Workload:
       input: dtype of the operands; output_size: bytes of an element of the result.
       extra_bytes: per element of the result, that the epilogue reads and writes beside it.
       activated, gated, swapped: whether it is.
-      general: whether the epilogue reads or saves arrays that are shaped as the result, or has
-        scales or a long activation.
+      general: whether the epilogue reads or saves arrays that are shaped as the result, or has a
+        long activation.
       residual_by_tma: whether all that it reads is a residual that TMA can bring.
       tma_rows: whether TMA can store the result's rows.
       a_straddles, b_straddles: whether an operand's rows, as they are loaded, do not begin at lines
         of 128 bytes.
       repack_bytes, repacks: what is read and written ahead of the matmul, and by how many kernels:
         one copies all operands that have to be, and one each splits float32 operands in pieces.
+      scaled: whether rows or columns have scales, which not every kernel holds in registers.
       promoted: whether sums of 8 bits must be as accurate as float32's.
       mx: numbers of k that share a scale, where the operands have an MX format; else 0.
     """
@@ -58,6 +59,7 @@ class Workload:
     b_straddles: bool
     repack_bytes: int
     repacks: int
+    scaled: bool = False
     promoted: bool = False
     mx: int = 0
 
@@ -89,6 +91,8 @@ class Workload:
             residual=DataType.BF16 if self.residual_by_tma else None,
             save=self.general and not self.residual_by_tma,
             gated=self.gated,
+            lhs_scale=self.scaled,
+            rhs_scale=self.scaled,
         )
 
 
@@ -118,7 +122,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         extra_bytes=sum(arrays),
         activated=epilogue.activation is not None,
         gated=epilogue.gated,
-        general=bool(arrays) or epilogue.is_scaled or epilogue.activation == "gelu_exact",
+        general=bool(arrays) or epilogue.activation == "gelu_exact",
         residual_by_tma=_residual_by_tma(p) and not swapped,
         swapped=swapped,
         tma_rows=p.n * p.output.itemsize % ALIGNMENT == 0,
@@ -126,6 +130,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         b_straddles=b_straddles,
         repack_bytes=sum(copies) + sum(splits),
         repacks=int(bool(copies)) + len(splits),
+        scaled=epilogue.is_scaled,
         promoted=p.promoted,
         mx=p.mx,
     )

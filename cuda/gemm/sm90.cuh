@@ -216,8 +216,8 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
   // A warp polls until the load warps have returned registers: late, it finds them. Where accumulators take most of
   // them, ptxas would spill some.
   constexpr bool kLate = kConfig.accumulators() <= 64;
-  // Scales that the elementwise way knows: promoted sums leave no registers for them.
-  constexpr bool kScaled = is_8bit(kConfig.input) && !kConfig.promoted;
+  // Scales that the elementwise way knows. Promoted sums leave registers for them only behind wgmmas.
+  constexpr bool kScaled = is_8bit(kConfig.input), kScalesLate = kConfig.promoted;
   if constexpr (!kLate) ptx::increase_registers<kConsumerRegisters>();
   const GemmParams& p = context.params;
   const bool pingpong = p.pingpong != 0;
@@ -281,7 +281,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
       delayed.await_buffers();
       if (path == EpiloguePath::kElementwise) {
         bias.load(p, tile, row);
-        if constexpr (kScaled) scales.load(p, scale_arrays(p, tile), tile.row + row, tile.column);
+        if constexpr (kScaled && !kScalesLate) scales.load(p, scale_arrays(p, tile), tile.row + row, tile.column);
       }
     };
     if constexpr (kConfig.promoted) {
@@ -318,7 +318,11 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
         split.gather_all(accumulators);
       }
       if (path == EpiloguePath::kElementwise) {
-        if constexpr (kScaled) scales.multiply(accumulators, p);
+        if constexpr (kScaled && !kScalesLate) {
+          scales.multiply(accumulators, p);
+        } else if constexpr (kScaled) {
+          scales.load_and_multiply(accumulators, p, scale_arrays(p, tile), tile.row + row, tile.column);
+        }
         apply_elementwise(accumulators, p.epilogue, bias);
         if (p.residual_stages != 0) add_residual<kConfig>(accumulators, context, warpgroup, row, reader);
       }

@@ -65,15 +65,53 @@ class HeldScales {
  public:
   // `row`: the warp's first one; `column`: the tile's.
   JAXBW_DEVICE void load(const GemmParams& p, const ScaleArrays& from, uint32_t row, uint32_t column) {
-    constexpr uint32_t kRowsBelow = 8, kHalf = kQuarters / 2;
-    if (from.rows != nullptr) {
+    if (from.rows != nullptr) load_rows(from, row);
+    if (from.columns != nullptr) load_columns(p, from, column);
+  }
+
+  template <uint32_t kCount>
+  JAXBW_DEVICE void multiply(float (&accumulators)[kCount], const GemmParams& p) const {
+    in_order(p, [&] { multiply_rows(accumulators); }, [&] { multiply_columns(accumulators); });
+  }
+
+  // Both, behind the main loop. ptxas would spill what one branch loads and another uses.
+  template <uint32_t kCount>
+  JAXBW_DEVICE void load_and_multiply(float (&accumulators)[kCount], const GemmParams& p, const ScaleArrays& from,
+                                      uint32_t row, uint32_t column) {
+    const auto by_rows = [&] {
+      load_rows(from, row);
+      multiply_rows(accumulators);
+    };
+    const auto by_columns = [&] {
+      load_columns(p, from, column);
+      multiply_columns(accumulators);
+    };
+    in_order(p, by_rows, by_columns);
+  }
+
+ private:
+  static constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / kQuarters;
+
+  // As the general way does (scale_sums): first by the scales along runs of D.
+  template <typename ByRows, typename ByColumns>
+  JAXBW_DEVICE static void in_order(const GemmParams& p, const ByRows& by_rows, const ByColumns& by_columns) {
+    const bool rows = p.epilogue.a_scales != nullptr, down = runs_down(p);
+    if (rows && down) by_rows();
+    if (p.epilogue.b_scales != nullptr) by_columns();
+    if (rows && !down) by_rows();
+  }
+
+  JAXBW_DEVICE void load_rows(const ScaleArrays& from, uint32_t row) {
+    constexpr uint32_t kRowsBelow = 8;
 #pragma unroll
-      for (uint32_t i = 0; i < 2 * kM64s; ++i) {
-        const uint32_t at = row + ptx::lane_index_here() / 4 + i / 2 * kWgmmaRows + i % 2 * kRowsBelow;
-        rows_[i] = at < from.row_count ? from.rows[at] : 0.0f;
-      }
+    for (uint32_t i = 0; i < 2 * kM64s; ++i) {
+      const uint32_t at = row + ptx::lane_index_here() / 4 + i / 2 * kWgmmaRows + i % 2 * kRowsBelow;
+      rows_[i] = at < from.row_count ? from.rows[at] : 0.0f;
     }
-    if (from.columns == nullptr) return;
+  }
+
+  JAXBW_DEVICE void load_columns(const GemmParams& p, const ScaleArrays& from, uint32_t column) {
+    constexpr uint32_t kHalf = kQuarters / 2;
     if (p.epilogue.gated == 0) {
       columns_.template load<DataType::kF32, 0, kQuarters>(p, from.columns, column);
     } else {
@@ -81,18 +119,6 @@ class HeldScales {
       columns_.template load<DataType::kF32, kHalf, kQuarters>(p, from.up_columns, column);
     }
   }
-
-  // In the order in which the general way does (scale_sums): first by the scales along runs of D.
-  template <uint32_t kCount>
-  JAXBW_DEVICE void multiply(float (&accumulators)[kCount], const GemmParams& p) const {
-    const bool by_rows = p.epilogue.a_scales != nullptr, down = runs_down(p);
-    if (by_rows && down) multiply_rows(accumulators);
-    if (p.epilogue.b_scales != nullptr) multiply_columns(accumulators);
-    if (by_rows && !down) multiply_rows(accumulators);
-  }
-
- private:
-  static constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / kQuarters;
 
   template <uint32_t kCount>
   JAXBW_DEVICE void multiply_rows(float (&accumulators)[kCount]) const {

@@ -94,9 +94,8 @@ bool reads_c(const GemmProblem& p) { return p.c && p.grouped == Grouped::kNone; 
 // Whether a formula, whatever arrays it reads beside the bias, may be EpiloguePath::kElementwise. Once for each
 // accumulator, the code of gelu_exact, or of a cast to 8 bits, would be longer than all else.
 bool allows_registers(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  const bool holds_scales = is_8bit(p.a_type) && (!p.promoted || p.grouped != Grouped::kNone);
   const bool scaled = p.a_scaled || p.b_scaled;
-  return family.is_sm90() && !is_8bit(p.output) && !reads_c(p) && !p.save && (!scaled || holds_scales) &&
+  return family.is_sm90() && !is_8bit(p.output) && !reads_c(p) && !p.save && (!scaled || is_8bit(p.a_type)) &&
          p.activation != Activation::kGeluExact && (!p.gated || sm90_gated_in_boxes(c.block_n));
 }
 

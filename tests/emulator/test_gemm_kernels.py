@@ -24,7 +24,8 @@ def check(case: Case, schedule: str = "eager", seed: int = 0) -> gemm_launch.Out
 ONE: dict[str, Any] = dict(output="bf16", stages=3)
 PAIR: dict[str, Any] = dict(ONE, block_m=256, cta_group=2, cluster=(2, 1))
 SMALL: dict[str, Any] = dict(ONE, block_m=64, block_n=64)
-BLOCKS: dict[str, Any] = dict(dtype="e4m3", promoted=True, layout="nt", blocks=True)
+PROMOTED: dict[str, Any] = dict(dtype="e4m3", promoted=True, layout="nt")
+BLOCKS: dict[str, Any] = dict(**PROMOTED, blocks=True)
 SHARED: dict[str, Any] = dict(output="bf16", block_m=64, layout="nt", swap_ab=True)
 SCALES: dict[str, Any] = dict(lhs_scale=True, rhs_scale=True)
 ALL: dict[str, Any] = dict(
@@ -224,8 +225,12 @@ SM90 = {
     "scales, 8 bits": Case(
         200, 136, 136, output="bf16", **SCALES, dtype="e4m3", rhs_dtype="e5m2", layout="nt"
     ),
-    "scales, promoted": Case(
-        200, 136, 264, output="bf16", **SCALES, dtype="e4m3", promoted=True, layout="nt", bias="f32"
+    "scales, promoted": Case(200, 136, 264, output="bf16", **SCALES, **PROMOTED, bias="f32"),
+    "scales, promoted in turns, swapped": Case(
+        70, 149, 264, block_m=64, pingpong=True, swap_ab=True, **SCALES, **PROMOTED, integers=False
+    ),
+    "scales of columns, promoted, gated": Case(
+        200, 250, 264, output="bf16", gated=True, rhs_scale=True, activation="relu", **PROMOTED
     ),
     "blocks": Case(200, 264, 400, **BLOCKS, output="bf16"),
     "blocks, real values": Case(70, 100, 1100, **BLOCKS, integers=False, block_n=64),
@@ -457,9 +462,7 @@ SM90 = {
     ),
     "to 8 bits, gated and saved": Case(140, 72, 136, **TO8, gated=True, save=True, bias="bf16"),
     "8 bits to 8 bits": Case(200, 144, 264, **TO8, dtype="e4m3", rhs_dtype="e5m2", layout="nt"),
-    "8 bits to 8 bits, promoted": Case(
-        200, 136, 264, output="e5m2", alpha=8.0, dtype="e4m3", promoted=True, layout="nt"
-    ),
+    "8 bits to 8 bits, promoted": Case(200, 136, 264, output="e5m2", alpha=8.0, **PROMOTED),
     "odd rows, formula in registers": Case(
         520, 389, 136, batch=2, output="f16", block_n=192, bias="f32", activation="relu"
     ),

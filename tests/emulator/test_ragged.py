@@ -230,6 +230,17 @@ def test_the_order_of_groups() -> None:
     assert not table[6:, 0].any()
 
 
+def test_the_longest_group_is_last() -> None:
+    """Of those that have rows, if its tiles are split. The one tile there is has two parts."""
+    case = Ragged((9, 0, 140, 1, 9), k=8, n=8, contraction=True, split=2)
+    _, workspace, _ = launch(case, *case.operands())
+    offsets = case.plan().workspace_offsets
+    table = workspace[offsets["group_table"] :][: 16 * 5].view(np.uint32).reshape(-1, 4)
+    assert [*table[:, 3]] == [0, 3, 4, 2, 1]
+    counts = workspace[offsets["group_counts"] :][:12].view(np.uint32)
+    assert [*counts] == [4, 1, 1]  # entries, split tiles, empty groups
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Ragged:
     """Whatever is legal, of some ten thousand elements."""

@@ -1,8 +1,8 @@
 // Grouped matmuls by the Hopper kernel (groups.h): the roles, ring, main loop and stores of sm90.cuh, where the tiles
 // of D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have:
-// clusters, parts of K where rows are grouped, and of epilogues what EpiloguePath::kElementwise is not. A C of a grouped
-// contraction is D itself, in float32, to which TMA adds. Of 8 bits, which wgmma takes K-major only, rows alone are
-// grouped, and these have scales.
+// clusters, parts of K where rows are grouped, and of epilogues what EpiloguePath::kElementwise is not. A C of a
+// grouped contraction is D itself, in float32, to which TMA adds. Of 8 bits, which wgmma takes K-major only, rows alone
+// are grouped, and these have scales.
 //
 // Whether rows or the contraction fall into groups follows from the layout of A: its rows are K-major, "n", or they are
 // the contraction, "t". So the instances of a tile share one source, as those of sm90.cuh do.

@@ -26,10 +26,10 @@ struct WorkspaceLayout {
 
 // How the cluster tiles of D become work items.
 struct Work {
-  uint64_t tiles_m, tiles_n;  // of one batch index; where rows are grouped of all, as many as there may be
-  uint64_t tiles, whole_tiles, items;      // of a grouped contraction, of which only the device knows, as many as may be
-  uint64_t slices;        // of the split tiles: each has sums of every part, and perhaps a counter
-  uint64_t slice_floats;  // of one part
+  uint64_t tiles_m, tiles_n;           // of one batch index; where rows are grouped of all, as many as there may be
+  uint64_t tiles, whole_tiles, items;  // of a grouped contraction as many as there may be
+  uint64_t slices;                     // of the split tiles: each has sums of every part, and perhaps a counter
+  uint64_t slice_floats;               // of one part
 
   // Rounds of whole tiles, then of parts, on a device that holds `resident` clusters at a time.
   uint64_t waves(uint64_t resident) const;

@@ -71,7 +71,7 @@ CONTRACTION = {
     "batch, one rhs": Ragged(BATCH, shared=("rhs",), groups=2, offset=1),
     "batch, one lhs": Ragged(BATCH, shared=("lhs",)),
 }
-# So are parts of the tiles of a group that has most of the rows: of 264 columns by 128 there are 6, or 12 of 64 rows.
+# A group has most of the rows: the tiles behind whole waves of CTAs are split.
 PARTS = {
     "one takes all": Ragged((0, 0, 200, 0), n=264, k=136, split=2, sm_count=4),
     "most": Ragged((40, 9, 120, 31), n=264, k=136, split=2, sm_count=4, dtype="f16", output="f16"),

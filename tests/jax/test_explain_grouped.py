@@ -77,6 +77,7 @@ def test_tiles_behind_whole_waves_are_split_for_a_group_that_has_most_rows() -> 
         x, dy = (jax.ShapeDtypeStruct((m, columns), jnp.bfloat16) for columns in (k, n))
         (matmul,) = jaxbw.explain_function(gradient, x, dy, SIZES, device=device).matmuls
         config = matmul.choice.config
+        assert config is not None
         return config.split_k, config.split_tail
 
     assert parts(32768, 7168, 2048, "H100") == (2, True)

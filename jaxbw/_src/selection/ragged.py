@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 _FLOAT8 = (E4M3, E5M2)
 _DTYPES = {"sm90": (BF16, F16, *_FLOAT8), "sm100": (BF16, F16)}
 _FAMILIES = tuple(_DTYPES)
-_SPLIT_ROWS = 8192  # with half of them a tile takes 44 us on an H100, and to add up its parts some 12
+_SPLIT_ROWS = (
+    8192  # with half of them a tile takes 44 us on an H100, and to add up its parts some 12
+)
 _MOST_PARTS = 4  # the warp that comes last adds them up
 _SWIZZLE = 16  # rows of tiles that are walked together: by 8 columns they are a wave of 132 SMs
 
@@ -157,7 +159,10 @@ def _refusal(problem: RaggedProblem, device: Device | None, family: str) -> str 
         taken = f"{', '.join(some)} and {last}"
         return f"the operands are {found}; grouped matmuls have {family} kernels for {taken}"
     if p.ragged_contraction and p.lhs_dtype in _FLOAT8:
-        return f"the operands are {p.lhs_dtype}, of which kernels take groups of rows alone"
+        return (
+            f"the operands are {p.lhs_dtype}, and tensor cores take 8 bits along the contraction, "
+            "where these lie along k and n: cast both to bfloat16"
+        )
     if p.output.name not in DATA_TYPES or p.output.itemsize == 1:
         return f"the result is {p.output}; grouped matmuls have bfloat16, float16 and float32"
     if not all(isinstance(x, int) for x in (p.batch, p.m, p.k, p.n, p.groups, p.total_groups)):

@@ -35,6 +35,7 @@ if _TYPE_CHECKING:
     from jaxbw._src.api.collective import collective_matmul
     from jaxbw._src.api.einsum import einsum
     from jaxbw._src.api.exporting import export_disabled_checks
+    from jaxbw._src.api.fp8_ragged import fp8_ragged_dot
     from jaxbw._src.api.fp8_training import fp8_dot_general
     from jaxbw._src.api.quantize import quantize
     from jaxbw._src.api.ragged import gated_ragged_dot, ragged_dot, ragged_dot_general
@@ -60,6 +61,7 @@ __all__ = [
     "explain_function",
     "export_disabled_checks",
     "fp8_dot_general",
+    "fp8_ragged_dot",
     "gated_matmul",
     "gated_ragged_dot",
     "implementation",
@@ -89,6 +91,7 @@ _LAZY = {
     "explain_function": "jaxbw._src.lab.explain_function",
     "export_disabled_checks": "jaxbw._src.api.exporting",
     "fp8_dot_general": "jaxbw._src.api.fp8_training",
+    "fp8_ragged_dot": "jaxbw._src.api.fp8_ragged",
     "gated_ragged_dot": "jaxbw._src.api.ragged",
     "mxfp8_dot_general": "jaxbw._src.api.block_scaled_training",
     "nvfp4_dot_general": "jaxbw._src.api.block_scaled_training",

@@ -365,7 +365,7 @@ class Plan:
     def workspace_offsets(self) -> dict[str, int]:
         """Where its sections begin: "a", "b", "b_up" of the kernel, "partials", "counters".
 
-        Of a grouped matmul also "group_table" and "group_count".
+        Of a grouped matmul also "group_table" and "group_counts".
         """
 
     @property

@@ -58,15 +58,22 @@ JAXBW_DEVICE void store_rows(GroupRows* entry, const GroupRows& rows) {
 }
 
 // The entries of a matmul whose contraction is grouped: groups that have rows from the front on, others from the back.
+// If one has more than half of all rows, and its tiles are to be split, it is the last of those that have any.
 class GroupOrder {
  public:
-  JAXBW_DEVICE explicit GroupOrder(const GroupTableParams& p) : p_(p) {}
+  // `longest`: in shared memory.
+  JAXBW_DEVICE GroupOrder(const GroupTableParams& p, GroupRows& longest) : p_(p), longest_(longest) {
+    if (threadIdx.x == 0) longest.rows = 0;
+    __syncthreads();
+  }
 
   // By all threads, each with a group of its own, or none.
   JAXBW_DEVICE void add(bool is_there, const GroupRows& group) {
     constexpr uint32_t kEmpty = 1u << 16;  // counted in the upper half of a word
     static_assert(kGroupTableThreads < kEmpty);
-    const uint32_t counted = !is_there ? 0 : group.rows > 0 ? 1 : kEmpty;
+    const bool is_longest = is_there && p_.split_tiles != 0 && group.rows > p_.batch * p_.rows / 2;
+    if (is_longest) longest_ = group;
+    const uint32_t counted = !is_there || is_longest ? 0 : group.rows > 0 ? 1 : kEmpty;
     const BlockScan::Sums sums = BlockScan::scan(counted, [](uint32_t a, uint32_t b) { return a + b; });
     if (counted == 1) {
       store_rows(p_.table + with_rows_ + sums.before % kEmpty, group);
@@ -77,21 +84,29 @@ class GroupOrder {
     empty_ += sums.all / kEmpty;
   }
 
-  JAXBW_DEVICE uint32_t with_rows() const { return with_rows_; }
+  // Behind the last group: what has been added up.
+  JAXBW_DEVICE GroupCounts finish() const {
+    const bool is_split = longest_.rows != 0;
+    if (threadIdx.x == 0 && is_split) store_rows(p_.table + with_rows_, longest_);
+    return {with_rows_ + is_split, is_split ? p_.split_tiles : 0, empty_, 0};
+  }
 
  private:
   const GroupTableParams& p_;
+  GroupRows& longest_;
   uint32_t with_rows_ = 0, empty_ = 0;  // entries written so far
 };
 
 JAXBW_DEVICE void group_table(const GroupTableParams& p) {
   __shared__ uint32_t first_tiles[kGroupTableThreads], first_rows[kGroupTableThreads], end_rows[kGroupTableThreads];
+  __shared__ GroupRows longest;
   const bool contraction = p.contraction != 0;
   ptx::wait_for_upstream();
   ptx::launch_dependents();  // they wait for what is written here
   const uint32_t offset = static_cast<uint32_t>(*p.offset);
   uint32_t tiles = 0;  // written so far
-  GroupOrder order(p);
+  GroupOrder order(p, longest);
+  for (uint32_t i = threadIdx.x; i < p.counter_count; i += kGroupTableThreads) p.counters[i] = 0;
 #pragma unroll 1
   for (uint32_t batch = 0; batch < p.batch; ++batch) {
     const uint32_t a_first = batch * p.a_batched * p.rows, b_first = batch * p.b_batched;
@@ -141,7 +156,8 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
       order.add(matrix < p.groups && matrix + offset >= p.total_groups, {0, 0, 0, batch * p.groups + matrix});
     }
   }
-  if (threadIdx.x == 0) *p.count = contraction ? order.with_rows() : tiles;
+  const GroupCounts counts = contraction ? order.finish() : GroupCounts{tiles, 0, 0, 0};
+  if (threadIdx.x == 0) *p.counts = counts;
 }
 
 }  // namespace jaxbw

@@ -4,6 +4,7 @@
 
 #include "gemm/groups.h"
 #include "gemm/operand_loader.h"
+#include "gemm/split_k.h"
 #include "gemm/store_ring.h"
 #include "gemm/tile_scheduler.h"
 #include "ptx/global.h"
@@ -19,27 +20,42 @@ JAXBW_DEVICE GroupRows group_at(const GroupRows* entry) {
 }
 
 // A tile of D: its rows by their group, the first row in D's matrix where the contraction is grouped, the first column.
+// Or a part of one along K.
 struct GroupedItem {
   GroupRows group;
   uint32_t row, column;
+  uint32_t split_tile, part;  // number of the tile among those that are split, or kWhole
+
+  static constexpr uint32_t kWhole = ~0u;
+  JAXBW_DEVICE bool is_split() const { return split_tile != kWhole; }
 };
 
 // The work items, in the order in which they are handed out.
 class GroupedItems {
  public:
   JAXBW_DEVICE GroupedItems(const GroupedParams& params, bool contraction)
-      : params_(params), contraction_(contraction), entries_(ptx::load_relaxed(params.count)) {}
-
-  JAXBW_DEVICE uint32_t count() const {
-    const TileOrder& order = params_.gemm.order;
-    return entries_ * (contraction_ ? order.batch.value : order.along);
+      : params_(params), contraction_(contraction), entries_(ptx::load_relaxed(&params.counts->entries)) {
+    const GemmParams& p = params.gemm;
+    whole_ = count_ = entries_ * (contraction ? p.order.batch.value : p.order.along);
+    if (!contraction) return;
+    const uint32_t split = ptx::load_relaxed(&params.counts->split_tiles);
+    whole_ -= split;
+    count_ = whole_ + split * p.split_k.value;
   }
+
+  JAXBW_DEVICE uint32_t count() const { return count_; }
 
   // The group comes from memory: it is asked for one item ahead. Behind the last item there is none.
   JAXBW_DEVICE GroupedItem at(uint32_t number) const {
     GroupedItem item{};
     if (number >= count()) return item;
     const GemmParams& p = params_.gemm;
+    item.split_tile = GroupedItem::kWhole;
+    if (contraction_ && number >= whole_) {
+      item.split_tile = (number - whole_) / p.split_k;
+      item.part = (number - whole_) % p.split_k;
+      number = whole_ + item.split_tile;
+    }
     const Tile tile = contraction_ ? rasterise(number, p.order) : in_bands(number, p.order);
     item.group = group_at(params_.table + (contraction_ ? tile.batch : tile.m));
     item.row = tile.m * p.block_m;
@@ -50,14 +66,29 @@ class GroupedItems {
   // Of kBlockK elements along K each.
   template <uint32_t kBlockK>
   JAXBW_DEVICE uint32_t blocks(const GroupedItem& item) const {
-    const uint32_t k = contraction_ ? item.group.rows : item.group.matrix == kNoMatrix ? 0 : params_.gemm.k;
-    return (k + kBlockK - 1) / kBlockK;
+    const uint32_t all = blocks_of_tile<kBlockK>(item);
+    return contraction_ && item.is_split() ? k_part(item).block_count(all) : all;
+  }
+
+  // Elements along K in front of those of a part.
+  template <uint32_t kBlockK>
+  JAXBW_DEVICE uint32_t first(const GroupedItem& item) const {
+    if (!contraction_ || !item.is_split()) return 0;
+    return k_part(item).first_block(blocks_of_tile<kBlockK>(item)) * kBlockK;
   }
 
   // Where rows are grouped: kRaggedRows less what is left of the group.
   static JAXBW_DEVICE uint32_t ragged(const GroupedItem& item) { return kRaggedRows - item.group.rows; }
 
  private:
+  JAXBW_DEVICE KPart k_part(const GroupedItem& item) const { return {item.part, params_.gemm.split_k}; }
+
+  template <uint32_t kBlockK>
+  JAXBW_DEVICE uint32_t blocks_of_tile(const GroupedItem& item) const {
+    const uint32_t k = contraction_ ? item.group.rows : item.group.matrix == kNoMatrix ? 0 : params_.gemm.k;
+    return (k + kBlockK - 1) / kBlockK;
+  }
+
   // rasterise() for a number of row tiles that is only known here. The last band may be narrower.
   JAXBW_DEVICE Tile in_bands(uint32_t number, const TileOrder& order) const {
     const uint32_t first = number / order.band * order.width.value;
@@ -69,7 +100,7 @@ class GroupedItems {
 
   const GroupedParams& params_;
   bool contraction_;
-  uint32_t entries_;
+  uint32_t entries_, whole_, count_;  // whole_: items of these are whole tiles
 };
 
 // Stores of tiles whose rows are those of a group: the others of a box are left alone. There `row` of a StoreOrigin is
@@ -115,23 +146,37 @@ JAXBW_DEVICE EpilogueOperand bias_of(const GemmParams& p, uint32_t matrix) {
   return bias;
 }
 
-// Has what empty groups of a contraction have for results, zeros, by a warp that does nothing else: so they are written
-// beside the multiplications, and their tiles are nobody's work. (A C is their result as it is.)
-JAXBW_DEVICE void clear_empty_groups(const GroupedParams& params) {
-  constexpr uint32_t kVectorBytes = 16;
+// Between two chunks, by a warp that clears beside multiplications: 132 SMs that write as fast as they can take all of
+// the memory's bandwidth, and then whoever multiplies waits for operands.
+constexpr uint32_t kClearPause = 500;  // nanoseconds
+
+// Has what empty groups of a contraction have for results, zeros: their tiles are nobody's work. A chunk at a time is
+// taken by whoever is there, an otherwise idle warp all the while, at a pace, and those that have no tile left, without
+// `pause`. (A C is their result as it is.)
+JAXBW_DEVICE void clear_empty_groups(const GroupedParams& params, uint32_t pause) {
+  constexpr uint32_t kVectorBytes = 16, kChunkVectors = 1024;
   const GemmParams& p = params.gemm;
-  if (p.epilogue.c.data != nullptr) return;
-  ptx::wait_for_upstream();
-  const uint32_t matrices = p.work_items / p.order.batch;
+  const uint32_t empty = ptx::load_relaxed(&params.counts->empty);
+  if (empty == 0 || p.epilogue.c.data != nullptr) return;
+  const GroupRows* const entries = params.table + ptx::load_relaxed(&params.counts->entries);
   const uint64_t vectors = uint64_t{p.m} * p.n * size_bytes(p.output.type) / kVectorBytes;
+  const auto chunks = static_cast<uint32_t>((vectors + kChunkVectors - 1) / kChunkVectors);  // of a matrix
 #pragma unroll 1
-  for (uint32_t entry = ptx::load_relaxed(params.count); entry < matrices; ++entry) {
-    const uint64_t first = group_at(params.table + entry).matrix * vectors;
-    auto* const matrix = static_cast<uint8_t*>(p.output.data) + first * kVectorBytes;
+  while (true) {
+    uint32_t taken = 0;
+    if (ptx::lane_index() == 0) taken = ptx::fetch_add_relaxed(&params.counts->cleared, 1);
+    taken = ptx::uniform(taken);
+    if (taken >= empty * chunks) return;
+    const uint32_t entry = taken / chunks;
+    const uint64_t first = uint64_t{taken - entry * chunks} * kChunkVectors;
+    const uint64_t end = min(first + kChunkVectors, vectors);
+    auto* const matrix =
+        static_cast<uint8_t*>(p.output.data) + group_at(entries + entry).matrix * vectors * kVectorBytes;
 #pragma unroll 4
-    for (uint64_t i = blockIdx.x * ptx::kWarpSize + ptx::lane_index(); i < vectors; i += gridDim.x * ptx::kWarpSize) {
+    for (uint64_t i = first + ptx::lane_index(); i < end; i += ptx::kWarpSize) {
       ptx::store_global(matrix + i * kVectorBytes, 0, 0, 0, 0);
     }
+    if (pause != 0) ptx::sleep(pause);
   }
 }
 
@@ -140,8 +185,9 @@ struct GroupedLoaders {
   OperandLoader a, b, b_up;
   bool contraction, gated;
 
-  JAXBW_DEVICE void start_at(const GroupedItem& item) {
-    const uint32_t ragged = GroupedItems::ragged(item);
+  // `first`: element along K, where the contraction is grouped.
+  JAXBW_DEVICE void start_at(const GroupedItem& item, uint32_t first) {
+    const uint32_t ragged = GroupedItems::ragged(item) + first;
     if (contraction) {
       a.start_at(item.row, ragged, item.group.a_end);
       b.start_at(item.column, ragged, item.group.other_end);

@@ -6,6 +6,10 @@
 // A launch in front of the matmul (group_table.cuh) turns sizes into a table in the workspace, which says what there is
 // to do: the host never knows.
 //
+// Tiles of a contraction have as much to do as their groups have rows. Where one group has most of them, its tiles are
+// nearly all the work, and the last, incomplete wave of them may be long: so its tiles are split into parts of K, which
+// are items of their own (split_k.h). No other group is.
+//
 // An array of rows that fall into groups has a tensor map of rank 4, by which no box reaches beyond a group:
 //
 //   dimension    extent           stride       coordinate
@@ -40,10 +44,18 @@ struct alignas(16) GroupRows {
 };
 constexpr uint32_t kNoMatrix = ~0u;
 
+// What there is to do, beside the table. Where the contraction is grouped:
+struct GroupCounts {
+  uint32_t entries;      // of the table that have tiles;
+  uint32_t split_tiles;  // of the last of them the last so many tiles have their K in parts;
+  uint32_t empty;        // groups that follow, without rows;
+  uint32_t cleared;      // chunks of their results that somebody clears, or has.
+};
+
 struct GroupedParams {
   GemmParams gemm;
   const GroupRows* table;
-  const uint32_t* count;  // entries of the table that have tiles; where the contraction is grouped empty groups follow
+  GroupCounts* counts;
 };
 
 // What the launch in front does: see group_table.cuh.
@@ -51,7 +63,10 @@ struct GroupTableParams {
   const int32_t* sizes;   // [batch, total_groups]
   const int32_t* offset;  // the group of the first matrix
   GroupRows* table;
-  uint32_t* count;
+  GroupCounts* counts;
+  uint32_t* counters;  // of the parts of split tiles: GemmParams::counters
+  uint32_t counter_count;
+  uint32_t split_tiles;  // GroupCounts' where a group has most of the rows
   uint32_t contraction;  // 1: it is what is grouped
   uint32_t batch, total_groups, groups;
   uint32_t rows;     // of a batch index

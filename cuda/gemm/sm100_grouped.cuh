@@ -2,7 +2,8 @@
 // 64 or 128 rows, where the tiles of D are those of a table that lies in device memory (grouped_items.cuh). All roles
 // read it, a tile ahead. A tile without a main loop, rows of no group, has no accumulator either: zeros are stored.
 //
-// Where the contraction is grouped the schedule warp, which has nothing to ask for, clears the results of empty groups.
+// Where the contraction is grouped the schedule warp, which has nothing to ask for, clears the results of empty groups,
+// and so do epilogue warps that have no tile left.
 #pragma once
 
 #include "gemm/grouped_items.cuh"
@@ -44,7 +45,7 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   const RingBarriers stages = context.stages();
   RingPosition at = RingPosition::producer(p.stages);
   for_each_item(context, items, [&](const GroupedItem& item) {
-    load.start_at(item);
+    load.start_at(item, items.first<kGroupedBlockK>(item));
 #pragma unroll 1
     for (uint32_t left = items.blocks<kGroupedBlockK>(item); left > 0; --left, at.advance()) {
       context.profile.enter(Activity::kAwaitEmpty, at.slot());
@@ -193,9 +194,10 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
   if (warp == kMultiplyWarp) {
     multiply_grouped_tiles(context, params, contraction, tmem);
   } else if (warp == kScheduleWarp) {
-    if (contraction) clear_empty_groups(params);
+    if (contraction) clear_empty_groups(params, kClearPause);
   } else if (warp >= kFirstEpilogueWarp) {
     store_grouped_tiles(context, params, contraction, tmem, warp - kFirstEpilogueWarp);
+    if (contraction) clear_empty_groups(params, 0);
   }
   __syncwarp();
 

@@ -1,7 +1,8 @@
 // Grouped matmuls by the Hopper kernel (groups.h): the roles, ring, main loop and stores of sm90.cuh, where the tiles
-// of D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have: parts
-// of K, clusters, and of epilogues what EpiloguePath::kElementwise is not. A C of a grouped contraction is D itself, in
-// float32, to which TMA adds. Of 8 bits, which wgmma takes K-major only, rows alone are grouped, and these have scales.
+// of D are those of a table that lies in device memory. What is left out is what a grouped matmul does not have:
+// clusters, parts of K where rows are grouped, and of epilogues what EpiloguePath::kElementwise is not. A C of a
+// grouped contraction is D itself, in float32, to which TMA adds. Of 8 bits, which wgmma takes K-major only, rows alone
+// are grouped, and these have scales.
 //
 // Whether rows or the contraction fall into groups follows from the layout of A: its rows are K-major, "n", or they are
 // the contraction, "t". So the instances of a tile share one source, as those of sm90.cuh do.
@@ -41,7 +42,7 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
     context.profile.enter(Activity::kNextItem, number);
     const GroupedItem item = next;
     next = items.at(number + step);
-    load.start_at(item);
+    load.start_at(item, items.template first<kConfig.block_k()>(item));
     fill_stages<false, false>(context, load, at, items.template blocks<kConfig.block_k()>(item));
   }
   context.profile.enter(Activity::kAwaitExit);
@@ -81,6 +82,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   const uint32_t warpgroup = warp / kWarpgroupWarps, warp_in_warpgroup = warp % kWarpgroupWarps;
   const uint32_t first_row = pingpong ? 0 : warpgroup * kConfig.warpgroup_rows;
   const uint32_t row = first_row + warp_in_warpgroup * kSm90Epilogue.rows_per_warp, step = gridDim.x;
+  const uint32_t tile_warps = pingpong ? kWarpgroupWarps : kSm90Epilogue.warps;
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
   GroupedStores stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp, contraction);
   DelayedStores<kConfig.block_n, kAccumulators, GroupedStores> delayed(p, stores);
@@ -140,6 +142,14 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     }
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
+    if (contraction && item.is_split()) {
+      const SplitSum split(p, {{}, item.part, p.split_k.value, item.split_tile},
+                           item.split_tile * kSm90Epilogue.warps + warp % tile_warps,
+                           partial_floats(kConfig.wgmmas() * kConfig.block_n, kSm90Epilogue));
+      split.leave(accumulators, 0);
+      if (!split.last()) continue;
+      split.gather_all(accumulators);
+    }
     if (elementwise && contraction) {
       scale_by_alpha(accumulators, p.epilogue);
     } else if (elementwise) {
@@ -160,6 +170,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   delayed.store_all();
   context.profile.enter(Activity::kAwaitStaging);
   stores.drain();
+  if (contraction) clear_empty_groups(params, 0);
 }
 
 template <Config kConfig>
@@ -195,7 +206,8 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
   context.profile.pair_clocks();
   if (warp == kClearWarp && OperandsOfKernel<kConfig>().a_major() == Major::kMN) {
     context.profile.enter(Activity::kStore);
-    clear_empty_groups(params);
+    ptx::wait_for_upstream();
+    clear_empty_groups(params, kClearPause);
   }
   context.profile.enter(Activity::kAwaitExit);
   context.profile.finish();

@@ -117,11 +117,14 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
 }
 
 GroupTableParams group_table(const GemmProblem& p, const GemmConfig& c, const GemmBuffers& at,
-                             const WorkspaceLayout& layout) {
+                             const WorkspaceLayout& layout, const Work& work) {
   return {.sizes = reinterpret_cast<const int32_t*>(at.group_sizes),
           .offset = reinterpret_cast<const int32_t*>(at.group_offset),
           .table = reinterpret_cast<GroupRows*>(at.workspace + layout.group_table),
-          .count = reinterpret_cast<uint32_t*>(at.workspace + layout.group_count),
+          .counts = reinterpret_cast<GroupCounts*>(at.workspace + layout.group_counts),
+          .counters = reinterpret_cast<uint32_t*>(at.workspace + layout.counters),
+          .counter_count = static_cast<uint32_t>(layout.counter_count),
+          .split_tiles = static_cast<uint32_t>(work.tiles - work.whole_tiles),
           .contraction = p.grouped == Grouped::kContraction,
           .batch = static_cast<uint32_t>(p.batch),
           .total_groups = static_cast<uint32_t>(p.total_groups),
@@ -169,6 +172,8 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
     return invalid("workspace is at address ", at.workspace, "; it needs a multiple of ", kTmaAlignment, " bytes");
   }
 
+  const Words counters = {at.workspace + layout.counters, layout.counter_count};
+  const bool grouped = p.grouped != Grouped::kNone;  // then the launch in front sets them to zero
   GemmLaunch launch{.family = family,
                     .config = config,
                     .params = {},
@@ -176,8 +181,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
                     .scale_views = {},
                     .repack = {},
                     .repack_blocks = 0,
-                    .zeroed = {Words{at.workspace + layout.counters, layout.counter_count},
-                               Words{at.amax, p.out_scaled ? p.batch : 0}},
+                    .zeroed = {grouped ? Words{} : counters, Words{at.amax, p.out_scaled ? p.batch : 0}},
                     .reduced_chunks = 0};
   uint32_t repacks = 0;
   uint64_t pieces = 0;
@@ -198,7 +202,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
 
   GemmParams& params = launch.params = make_params(*family, p, config, at, work);
   params.partials = work.slices != 0 ? reinterpret_cast<float*>(at.workspace + layout.partials) : nullptr;
-  params.counters = layout.counter_count != 0 ? reinterpret_cast<uint32_t*>(launch.zeroed[0].address) : nullptr;
+  params.counters = counters.count != 0 ? reinterpret_cast<uint32_t*>(counters.address) : nullptr;
   if (reduces_apart(*family, config)) {
     const uint64_t tiles = (work.tiles - work.whole_tiles) * config.cluster_tiles();
     params.tile_slices = divisor(cluster_slices(config.block_m, params.tile_columns));
@@ -211,7 +215,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
     launch.scales = BlockScales{reinterpret_cast<const float*>(p.a_blocks != 0 ? at.a_scales : 0),
                                 reinterpret_cast<const float*>(p.b_blocks != 0 ? at.b_scales : 0)};
   }
-  if (p.grouped != Grouped::kNone) launch.groups = group_table(p, config, at, layout);
+  if (grouped) launch.groups = group_table(p, config, at, layout, work);
 
   if (p.mx != 0) {
     launch.scale_views[0] = view_scales(p, operand_a(p), config, "lhs_tiles", at.a_tiles);

@@ -20,16 +20,16 @@ GemmBuffers as_launched(const GemmBuffers& buffers, const GemmConfig& config);
 struct WorkspaceLayout {
   uint64_t a = 0, b = 0, b_up = 0, partials = 0, counters = 0;
   uint64_t counter_count = 0;
-  uint64_t group_table = 0, group_count = 0;  // of a grouped matmul
+  uint64_t group_table = 0, group_counts = 0;  // of a grouped matmul
   uint64_t bytes = 0;
 };
 
 // How the cluster tiles of D become work items.
 struct Work {
-  uint64_t tiles_m, tiles_n;  // of one batch index; where rows are grouped of all, as many as there may be
-  uint64_t tiles, whole_tiles, items;
-  uint64_t slices;        // of the split tiles: each has sums of every part, and perhaps a counter
-  uint64_t slice_floats;  // of one part
+  uint64_t tiles_m, tiles_n;           // of one batch index; where rows are grouped of all, as many as there may be
+  uint64_t tiles, whole_tiles, items;  // of a grouped contraction as many as there may be
+  uint64_t slices;                     // of the split tiles: each has sums of every part, and perhaps a counter
+  uint64_t slice_floats;               // of one part
 
   // Rounds of whole tiles, then of parts, on a device that holds `resident` clusters at a time.
   uint64_t waves(uint64_t resident) const;
@@ -96,7 +96,7 @@ struct GemmLaunch {
   // Calls function(argument) with the argument of the gemm kernel, of the type that it has.
   template <typename Function>
   auto with_argument(const Function& function) const {
-    if (groups) return function(GroupedParams{params, groups->table, groups->count});
+    if (groups) return function(GroupedParams{params, groups->table, groups->counts});
     if (scales) return function(PromotedParams{params, *scales});
     if (config.span_tiles != 0 && packing(params.a_type) > 1) {
       return function(Mx4BitParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, config.span_tiles});

@@ -38,7 +38,7 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   if (p.grouped == Grouped::kNone) return layout;
   const bool of_rows = p.grouped == Grouped::kRows;
   layout.group_table = section((of_rows ? work.tiles_m : p.results()) * sizeof(GroupRows));
-  layout.group_count = section(sizeof(uint32_t));
+  layout.group_counts = section(sizeof(GroupCounts));
   return layout;
 }
 
@@ -64,6 +64,10 @@ Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig&
   work.tiles_n = ceil_div(p.n, uint64_t{c.cluster_n} * tile_columns(p, c));
   work.tiles = work.tiles_m * work.tiles_n * p.tiled();
   work.whole_tiles = c.split_k == 1 ? work.tiles : c.split_tail != 0 ? work.tiles / c.wave * c.wave : 0;
+  // Of one group's tiles, which are nearly all the work where they are split (gemm/groups.h).
+  if (p.grouped == Grouped::kContraction && c.split_tail != 0) {
+    work.whole_tiles = work.tiles - work.tiles_m * work.tiles_n % c.wave;
+  }
   work.items = work.whole_tiles + (work.tiles - work.whole_tiles) * c.split_k;
   const auto [slices, floats] = slices_of(family, p, c);
   work.slices = (work.tiles - work.whole_tiles) * c.cluster_tiles() * slices;

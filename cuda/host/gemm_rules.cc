@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "gemm/reduce.h"
 #include "gemm/sm100_cluster_sum.h"
 #include "host/gemm_launch.h"
 
@@ -384,8 +385,9 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
 
 // What the grouped kernels leave out, see sm90_grouped.cuh and sm100_grouped.cuh.
 Verdict check_grouped_config(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  const bool whole = c.cluster_size() == 1 && c.split_k == 1 && c.swap_ab == 0 && c.raster == 0;
-  if (!whole) return broken(Rule::grouped_config);
+  const bool may_split = family.is_sm90() && p.grouped == Grouped::kContraction;
+  const bool whole = c.split_k == 1 || (may_split && c.split_tail != 0 && c.split_k < kMinSharedParts);
+  if (c.cluster_size() != 1 || !whole || c.swap_ab != 0 || c.raster != 0) return broken(Rule::grouped_config);
   if (family.is_sm90()) return {};
   const bool clc = static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc;
   const bool boxes = tile_columns(p, c) % kGroupedChunk == 0;

@@ -66,7 +66,14 @@ JAXBW_DEVICE uint32_t add_acq_rel(uint32_t* counter, uint32_t value) {
   return before;
 }
 
-// The same, ordering nothing and without an answer to wait for.
+// The same, ordering nothing.
+JAXBW_DEVICE uint32_t fetch_add_relaxed(uint32_t* counter, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(value) : "memory");
+  return before;
+}
+
+// The same, without an answer to wait for.
 JAXBW_DEVICE void add_relaxed(uint32_t* counter, uint32_t value) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }

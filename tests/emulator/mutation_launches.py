@@ -285,6 +285,8 @@ def _grouped(name: str) -> Iterator[Ragged]:
             if way.contraction:
                 yield replace(way, sizes=(0, 0, 0))
                 yield replace(way, sizes=(300, 0, 20), m=320, adds=True, output="f32")
+                if base.family == "sm90":
+                    yield replace(way, sizes=(300, 0, 20), m=320, split=2, sm_count=3)
     way = replace(base, tile=deepest, pingpong=deepest[0] == 64)
     way = replace(way, transposed=layouts[-1] == "nt", contraction=layouts == ["tn"])
     yield replace(way, stages=None, k=64 * 14)  # all slots of the deepest ring

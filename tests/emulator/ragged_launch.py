@@ -57,6 +57,7 @@ class Ragged:
     stages: int | None = 3
     swizzle: int = 2
     scheduler: str | None = None
+    split: int = 1  # parts of the last tiles of a group that has most of the rows
     sm_count: int = 3
     alpha: float = 1.0
     bias: str | None = None
@@ -66,8 +67,10 @@ class Ragged:
     family: str = "sm90"
 
     def on(self, family: str) -> "Ragged":
-        """The same by another family's kernel, which may have no turns of warpgroups."""
-        return replace(self, family=family, pingpong=self.pingpong and family == "sm90")
+        """The same by another family's kernel, which may have no turns of warpgroups, nor parts."""
+        if family == "sm90":
+            return self
+        return replace(self, family=family, pingpong=False, split=1)
 
     @property
     def table(self) -> Array:
@@ -113,6 +116,8 @@ class Ragged:
             stages=self.stages,
             swizzle=self.swizzle,
             scheduler=self.scheduler,
+            split_k=self.split,
+            split_tail=self.split > 1,
         )
 
     def plan(self) -> Plan:

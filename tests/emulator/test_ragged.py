@@ -71,6 +71,25 @@ CONTRACTION = {
     "batch, one rhs": Ragged(BATCH, shared=("rhs",), groups=2, offset=1),
     "batch, one lhs": Ragged(BATCH, shared=("lhs",)),
 }
+# A group has most of the rows: the tiles behind whole waves of CTAs are split.
+PARTS = {
+    "one takes all": Ragged((0, 0, 200, 0), n=264, k=136, split=2, sm_count=4),
+    "most": Ragged((40, 9, 120, 31), n=264, k=136, split=2, sm_count=4, dtype="f16", output="f16"),
+    "half is not": Ragged((100, 9, 60, 31), n=264, k=136, split=2, sm_count=4),
+    "fewer blocks than parts": Ragged((0, 60, 3), m=70, n=264, k=136, split=2, sm_count=4),
+    "three, wide": Ragged((3, 500, 9), m=600, tile=(128, 256), n=520, k=264, split=3, sm_count=7),
+    "fewer tiles than CTAs": Ragged((3, 0, 300, 9), m=312, n=264, k=136, split=2, sm_count=9),
+    "in turns": Ragged(
+        (3, 0, 190, 7), tile=(64, 128), pingpong=True, n=264, k=136, split=4, sm_count=5
+    ),
+    "a CTA for each tile": Ragged((7, 193), n=264, k=136, split=2, sm_count=4, scheduler="none"),
+    "c": Ragged(
+        (0, 150, 50), n=264, k=136, split=2, sm_count=4, adds=True, output="f32", alpha=0.5
+    ),
+    "batch": Ragged(((37, 0, 50), (10, 20, 500)), m=600, n=264, k=136, split=2, sm_count=8),
+    "some groups": Ragged((9, 150, 0, 40), groups=2, offset=1, n=264, k=136, split=2, sm_count=4),
+    "of others": Ragged((150, 9, 0, 40), groups=2, offset=1, n=264, k=136, split=2, sm_count=4),
+}
 # What is done on the way out. Rows of no group are zeros, whatever that is.
 EPILOGUES = {
     "bias": Ragged((37, 0, 90, 50), bias="f32", alpha=-0.5, output="f32"),
@@ -146,7 +165,9 @@ def of_8_bits(case: Ragged) -> Ragged:
 FLOAT8 = {f"float8: {name}": of_8_bits(case) for name, case in FLOAT8.items()}
 CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()} | {
     f"contraction: {name}": replace(case, contraction=True)
-    for name, case in (CONTRACTION | SUMS).items()
+    for name, case in (
+        CONTRACTION | SUMS | {f"parts: {name}": case for name, case in PARTS.items()}
+    ).items()
 }
 
 
@@ -187,11 +208,12 @@ def test_what_is_loaded(contraction: bool, family: str) -> None:
     lhs = rows * case.k * 2  # tiles of 256 columns
     rhs = (rows if contraction else case.k * 3) * case.n  # three tiles of rows that are not zeros
     # Nine warps of each CTA, or six, read 16 bytes of the table for an item, and the number of
-    # items; of a contraction one more reads the entry of the group that is empty.
-    items = 2 * (3 if contraction else 4)
-    table = {"sm90": 9, "sm100": 6}[family] * 32 * (16 * items + 4 * case.sm_count)
+    # items. Of a contraction that is two numbers, and nine or five warps clear what the empty group
+    # has, three chunks: they read two more, and its entry for each chunk.
+    items, warps = 2 * (3 if contraction else 4), {"sm90": 9, "sm100": 6}[family]
+    table = warps * 32 * (16 * items + 4 * (1 + contraction) * case.sm_count)
     if contraction:
-        table += 32 * (16 + 4) * case.sm_count
+        table += 32 * (3 * 16 + {"sm90": 9, "sm100": 5}[family] * 2 * 4 * case.sm_count)
     assert report.bytes["global load"] == (lhs + rhs) * itemsize + table
 
 
@@ -201,11 +223,22 @@ def test_the_order_of_groups() -> None:
     _, workspace, _ = launch(case, *case.operands())
     offsets, matrices = case.plan().workspace_offsets, 9
     table = workspace[offsets["group_table"] :][: 16 * matrices].view(np.uint32).reshape(-1, 4)
-    assert workspace[offsets["group_count"] :][:4].view(np.uint32) == [6]
+    assert workspace[offsets["group_counts"] :][:4].view(np.uint32) == [6]
     assert [*table[:6, 3]] == [1, 3, 4, 5, 7, 8]
     assert [*table[:6, 0]] == [9, 64, 1, 9, 70, 3]
     assert {*table[6:, 3]} == {0, 2, 6}
     assert not table[6:, 0].any()
+
+
+def test_the_longest_group_is_last() -> None:
+    """Of those that have rows, if its tiles are split. The one tile there is has two parts."""
+    case = Ragged((9, 0, 140, 1, 9), k=8, n=8, contraction=True, split=2)
+    _, workspace, _ = launch(case, *case.operands())
+    offsets = case.plan().workspace_offsets
+    table = workspace[offsets["group_table"] :][: 16 * 5].view(np.uint32).reshape(-1, 4)
+    assert [*table[:, 3]] == [0, 3, 4, 2, 1]
+    counts = workspace[offsets["group_counts"] :][:12].view(np.uint32)
+    assert [*counts] == [4, 1, 1]  # entries, split tiles, empty groups
 
 
 @st.composite

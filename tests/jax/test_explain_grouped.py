@@ -64,3 +64,25 @@ def test_float8_has_a_kernel_where_weights_lie_k_major() -> None:
         " -> bf16[1,512,256]"
     )
     assert "pass the mT of weights [groups, n, k], or what jaxbw.quantize" in str(report)
+
+
+def test_tiles_behind_whole_waves_are_split_for_a_group_that_has_most_rows() -> None:
+    """Of the weights' gradient on Hopper: 12 tiles of 276 in four parts, 52 of 448 in two."""
+
+    def gradient(x: Any, dy: Any, sizes: Any) -> Any:
+        contraction = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+        return jaxbw.ragged_dot_general(x, dy, sizes, contraction)
+
+    def parts(m: int, k: int, n: int, device: str) -> Any:
+        x, dy = (jax.ShapeDtypeStruct((m, columns), jnp.bfloat16) for columns in (k, n))
+        (matmul,) = jaxbw.explain_function(gradient, x, dy, SIZES, device=device).matmuls
+        config = matmul.choice.config
+        assert config is not None
+        return config.split_k, config.split_tail
+
+    assert parts(32768, 7168, 2048, "H100") == (2, True)
+    assert parts(32768, 2880, 2880, "H100") == (4, True)
+    assert parts(32768, 4096, 14336, "H100") == (1, False)  # 76 of 1792
+    assert parts(32768, 4096, 33792 // 4, "H100") == (1, False)  # none of 1056
+    assert parts(4096, 7168, 2048, "H100") == (1, False)
+    assert parts(32768, 7168, 2048, "B200") == (1, False)

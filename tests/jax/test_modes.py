@@ -112,12 +112,13 @@ OTHERS = {
     "explain_function",
     *("export_disabled_checks", "profile"),
     *("linen.MultiHeadDotProductAttention", "nnx.swap_layers"),
-    # Without a forward mode: tests/jax/test_quantize.py and tests/flax/test_fp8.py.
+    # Without a forward mode: test_quantize.py, test_fp8_ragged.py, tests/flax/test_fp8.py.
     *(
         "Quantized",
         "BlockScaled",
         "quantize",
         "fp8_dot_general",
+        "fp8_ragged_dot",
         "mxfp8_dot_general",
         "nvfp4_dot_general",
         "scaled_dot_general",

@@ -67,6 +67,7 @@ def test_public_names() -> None:
         "explain_function",
         "export_disabled_checks",
         "fp8_dot_general",
+        "fp8_ragged_dot",
         "gated_matmul",
         "gated_ragged_dot",
         "implementation",

@@ -121,6 +121,16 @@ PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = 
         dict(kernel="jaxbw_sm90_grouped_bf16_tn_64x256", tiles_m=4, tiles_n=2, items=96)
         | dict(workspace_bytes=256 + 256),
     ),
+    # Of the 8 tiles of a matrix 2 are behind a wave of 6; 8 warps leave sums of 16 rows of each.
+    "a contraction of which a group may have most": (
+        "sm90",
+        dict(m=512, n=512, k=1000, lhs_major=Major.MN, batch=3)
+        | dict(grouped=Grouped.CONTRACTION, groups=4, total_groups=9),
+        GemmConfig(128, 256, split_k=2, split_tail=True),
+        6,
+        dict(kernel="jaxbw_sm90_grouped_bf16_tn_64x256", items=96 + 2, clusters=6)
+        | dict(workspace_bytes=2 * 2 * 128 * 256 * 4 + 256 + 256 + 256),
+    ),
     "rows in groups of sm100, which nobody asks for": (
         "sm100",
         dict(m=1000, n=512, k=512, grouped=Grouped.ROWS, groups=4, total_groups=4),

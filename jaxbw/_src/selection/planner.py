@@ -80,7 +80,7 @@ MESSAGES: Mapping[str, str] = {
     "stages": "stages is {stages}; this tile takes {least} to {most}, or None for as many as fit",
     # of both
     "grouped_config": "the configuration has a cluster, split_k, swap_ab or raster 'n'; these "
-    "are not for grouped matmuls",
+    "are not for grouped matmuls, but for split_k up to 4 with split_tail of a contraction on sm90",
     "grouped_config_sm100": "the configuration has scheduler 'clc', a block_k of more than 64, "
     "more than 128 rows, or columns that are no multiple of 32; these are not for grouped matmuls",
     "no_kernel": "there is no kernel for this tile, dtype and layout",

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _FLOAT8 = (E4M3, E5M2)
 _DTYPES = {"sm90": (BF16, F16, *_FLOAT8), "sm100": (BF16, F16)}
 _FAMILIES = tuple(_DTYPES)
+_SPLIT_ROWS = (
+    8192  # with half of them a tile takes 44 us on an H100, and to add up its parts some 12
+)
+_MOST_PARTS = 4  # the warp that comes last adds them up
 _SWIZZLE = 16  # rows of tiles that are walked together: by 8 columns they are a wave of 132 SMs
 
 
@@ -42,6 +46,7 @@ class RaggedChoice:
       reason: why this one.
       problem: the matmul, in words.
       device: the GPU that the choice is for, or that is emulated.
+      wave: CTAs that it runs at a time; where `split_tail`, the tiles behind whole waves are split.
     """
 
     implementation: str
@@ -50,6 +55,7 @@ class RaggedChoice:
     reason: str
     problem: str
     device: str
+    wave: int
 
     def summary(self) -> str:
         """What serves the matmul, how and why, in a line."""
@@ -80,19 +86,19 @@ def choose(problem: RaggedProblem, device: Device | None, policy: Policy) -> Rag
         if config is None or config.leaves_tile_open:
             config = by_rule(problem, family, on.sm_count)
             why = f"the tile for {problem.expected_rows} rows of a group"
-        plan = _planned(problem, family, config)
+        plan = _planned(problem, family, config, on.sm_count)
         if isinstance(plan, str):
             refusal = Refusal(name, plan)
             continue
         device_name = f"{on.name}, emulated on the CPU" if name in EMULATED else on.name
-        return RaggedChoice(name, plan.kernel, config, why, str(problem), device_name)
+        return RaggedChoice(name, plan.kernel, config, why, str(problem), device_name, on.sm_count)
     return refusal
 
 
 def plan_of(problem: RaggedProblem, choice: RaggedChoice) -> Plan:
     """What the launch that was chosen for a problem will do; the call has its attributes."""
     family = EMULATED.get(choice.implementation, choice.implementation)
-    plan = planner.plan(problem, family, choice.config)
+    plan = planner.plan(problem, family, choice.config, choice.wave)
     assert isinstance(plan, Plan), str(plan)
     return plan
 
@@ -103,9 +109,11 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     Rows of a tile are 128, or 64 where that is what a group has. Columns are 256, or 128 where
     there are no more, or there would be fewer tiles than SMs, or sums are promoted. On an H100,
     with 8 to 512 rows of a group, these were within 4 % of the fastest that was tried
-    (benchmarks/NOTEBOOK.md), but for the gradient of weights of which one group has all rows: 12 %
-    less by scheduler="none". Of sm100, and of float8, which no one has measured, it is the same
+    (benchmarks/NOTEBOOK.md). Of sm100, and of float8, which no one has measured, it is the same
     rule.
+
+    Of a contraction on Hopper, the tiles behind whole waves are to be split if a group has most of
+    the rows and their parts fit one wave.
     """
     rows, columns = problem.expected_rows, problem.n * (1 + problem.epilogue.gated)
     few = rows <= 64 and not problem.ragged_contraction
@@ -113,16 +121,26 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     down = problem.k if problem.ragged_contraction else rows
     tiles = problem.batch * problem.groups * -(-down // block_m) * -(-columns // 256)
     narrow = columns <= 128 or tiles < sm_count or problem.promoted
+    block_n = 128 if narrow else 256
+    parts = 1
+    if family == "sm90" and problem.ragged_contraction and problem.m >= _SPLIT_ROWS:
+        behind = -(-down // block_m) * -(-columns // block_n) % sm_count
+        parts = max(min(sm_count // behind, _MOST_PARTS), 1) if behind else 1
     return GemmConfig(
-        block_m, 128 if narrow else 256, pingpong=few and family == "sm90", swizzle=_SWIZZLE
+        block_m,
+        block_n,
+        pingpong=few and family == "sm90",
+        swizzle=_SWIZZLE,
+        split_k=parts,
+        split_tail=parts > 1,
     )
 
 
-def _planned(problem: RaggedProblem, family: str, config: GemmConfig) -> Plan | str:
+def _planned(problem: RaggedProblem, family: str, config: GemmConfig, wave: int) -> Plan | str:
     """The plan of a launch, or why there is none."""
     if (fault := planner.config_refusal(config, family)) is not None:
         return fault
-    plan = planner.plan(problem, family, config)
+    plan = planner.plan(problem, family, config, wave)
     if not isinstance(plan, Plan):
         return planner.message(plan, family, config)
     if plan.kernel not in {kernel.name for kernel in manifest.kernels()}:
@@ -141,7 +159,10 @@ def _refusal(problem: RaggedProblem, device: Device | None, family: str) -> str 
         taken = f"{', '.join(some)} and {last}"
         return f"the operands are {found}; grouped matmuls have {family} kernels for {taken}"
     if p.ragged_contraction and p.lhs_dtype in _FLOAT8:
-        return f"the operands are {p.lhs_dtype}, of which kernels take groups of rows alone"
+        return (
+            f"the operands are {p.lhs_dtype}, and tensor cores take 8 bits along the contraction, "
+            "where these lie along k and n: cast both to bfloat16"
+        )
     if p.output.name not in DATA_TYPES or p.output.itemsize == 1:
         return f"the result is {p.output}; grouped matmuls have bfloat16, float16 and float32"
     if not all(isinstance(x, int) for x in (p.batch, p.m, p.k, p.n, p.groups, p.total_groups)):

@@ -1,0 +1,109 @@
+"""ragged_dot that multiplies in float8, with gradients: current scales, of each row and matrix.
+
+Hopper's tensor cores take 8 bits along k alone. That is what the result and the gradient of lhs are
+summed along, of weights in either orientation, which `quantize(both=True)` writes; the gradient of
+the weights is summed along rows, for which lhs and cotangent would have to be transposed within
+their groups. So it is a matmul of 16 bits.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxbw._src import compat
+from jaxbw._src.api import arguments
+from jaxbw._src.api.fp8_training import nothing
+from jaxbw._src.api.quantize import quantize
+from jaxbw._src.api.ragged import ragged_dot
+
+
+class _Static(NamedTuple):
+    precision: Any
+    dtype: Any  # of the result
+    rows_per_group: int | None
+
+
+def fp8_ragged_dot(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: Any = None,
+    *,
+    rows_per_group: int | None = None,
+) -> jax.Array:
+    """`ragged_dot` in float8 with current scaling.
+
+    Rows of lhs are quantized as e4m3 with a scale each, matrices of rhs with one each; in the
+    backward pass rows of the cotangent as e5m2, which gives the gradient of lhs. That of rhs is a
+    matmul of lhs and the cotangent in 16 bits: bfloat16, or float16 of float16 operands. Gradients
+    are in the operands' dtypes. Reverse mode only, once. On Hopper each of the three is a kernel.
+
+    Args:
+      lhs, rhs, group_sizes, group_offset, rows_per_group: as of `ragged_dot`; operands are real
+        floating, and none is `Quantized`.
+      precision: of both matmuls in float8. Default None: fast accumulation; "highest" sums in
+        float32.
+      preferred_element_type: dtype of the result; default that of the operands together.
+
+    Returns:
+      `[m, n]`.
+
+    Raises:
+      TypeError, ValueError: as `ragged_dot`; operands that are not real floating.
+
+    >>> x, experts = jnp.full((3, 2), 7.0), jnp.full((2, 2, 1), 3.5)
+    >>> jaxbw.fp8_ragged_dot(x, experts, jnp.array([1, 1]))[:, 0]
+    Array([49., 49.,  0.], dtype=float32)
+    """
+    call = "jaxbw.fp8_ragged_dot"
+    lhs, rhs = arguments.array(call, "lhs", lhs), arguments.array(call, "rhs", rhs)
+    for name, x in (("lhs", lhs), ("rhs", rhs)):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
+    dtype = preferred_element_type or jnp.result_type(lhs, rhs)
+    # Here, so that the operands vary over the same mesh axes as their cotangents.
+    lhs, rhs = compat.insert_reshard(lhs, rhs)
+    static = _Static(precision, jnp.dtype(dtype), rows_per_group)
+    out: jax.Array = _grouped(static, lhs, rhs, group_sizes, group_offset)
+    return out
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped(static: _Static, lhs: Any, rhs: Any, sizes: Any, offset: Any) -> jax.Array:
+    out: jax.Array = _forward(static, lhs, rhs, sizes, offset)[0]
+    return out
+
+
+def _forward(static: _Static, lhs: Any, rhs: Any, sizes: Any, offset: Any) -> Any:
+    rows = quantize(lhs, "e4m3", axis=-1)
+    matrices = quantize(rhs, "e4m3", axis=(-2, -1), both=True)
+    out = _multiply(static, rows, matrices, sizes, offset, static.precision, static.dtype)
+    return out, (lhs, matrices, sizes, offset, nothing(rhs))
+
+
+def _backward(static: _Static, kept: Any, bar: Any) -> Any:
+    lhs, matrices, sizes, offset, of_rhs = kept
+    rows = quantize(bar, "e5m2", axis=-1)
+    of_lhs = _multiply(static, rows, matrices.mT, sizes, offset, static.precision, lhs.dtype)
+    narrow = jnp.float16 if lhs.dtype == jnp.float16 == bar.dtype else jnp.bfloat16
+
+    def in_16_bits(matrices: Any) -> jax.Array:
+        return _multiply(static, lhs.astype(narrow), matrices, sizes, offset, None, narrow)
+
+    transposed = jax.linear_transpose(in_16_bits, matrices.data.astype(narrow))
+    (product,) = transposed(bar.astype(narrow))
+    return of_lhs, product.astype(of_rhs.dtype), None, None
+
+
+def _multiply(
+    static: _Static, rows: Any, matrices: Any, sizes: Any, offset: Any, precision: Any, dtype: Any
+) -> jax.Array:
+    hint = static.rows_per_group
+    return ragged_dot(rows, matrices, sizes, precision, dtype, offset, rows_per_group=hint)
+
+
+_grouped.defvjp(_forward, _backward)

@@ -7,7 +7,7 @@ ragged contraction. With --epilogues instead those in one kernel, "fused", besid
 write float32 and XLA's operations, "apart": "gated" is silu(x gate) * (x up), "sums" adds up the
 gradients of weights of four microbatches in float32. With --float8 the forward matmul of operands
 in e4m3 with a scale for each row, and for each column of each matrix, beside bfloat16's, and one
-dense matmul of float8.
+dense matmul of float8; --tiles are then of "highest".
 
 Sizes are uniform, Zipf's, of one group alone, and random; their sum is m.
 Device time by CUPTI, in bursts, arms in random order, arrays rotating over 400 MB, two sets at
@@ -185,7 +185,7 @@ def arms(case: Case, device: Device, configs: list[GemmConfig | None]) -> dict[s
     return found
 
 
-def float8_and_bfloat16(case: Case) -> dict[str, Any]:
+def float8_and_bfloat16(case: Case, configs: list[GemmConfig | None]) -> dict[str, Any]:
     """The calls to be timed of float8, by name: weights lie as tensor cores take them."""
     sizes = jnp.asarray(sizes_of(case))
     keys = jax.random.split(jax.random.key(0), 2)
@@ -200,9 +200,9 @@ def float8_and_bfloat16(case: Case) -> dict[str, Any]:
         bf16 = np.dtype(jnp.bfloat16)
         return jaxbw.Quantized(x, s, None, bf16), jaxbw.Quantized(w, t, None, bf16).mT
 
-    def grouped(precision: Any, *leaves: Any) -> Any:
+    def grouped(precision: Any, config: Any, *leaves: Any) -> Any:
         x, w = of_float8(*leaves)
-        return jaxbw.ragged_dot(x, w, sizes, precision, implementation="sm90")
+        return jaxbw.ragged_dot(x, w, sizes, precision, implementation="sm90", config=config)
 
     def dense(*leaves: Any) -> Any:
         x, w = of_float8(*leaves[:2], *(leaf[0] for leaf in leaves[2:]))
@@ -212,11 +212,13 @@ def float8_and_bfloat16(case: Case) -> dict[str, Any]:
         return jaxbw.ragged_dot(x, w.mT, sizes, implementation="sm90")
 
     calls: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "float8": (partial(grouped, None), flat),
-        "highest": (partial(grouped, "highest"), flat),
+        "float8": (partial(grouped, None, None), flat),
         "dense": (dense, flat),
         "bfloat16": (bfloat16, wide),
     }
+    for config in configs:
+        name = "highest" if config is None else f"highest, {config}"
+        calls[name] = (partial(grouped, "highest", config), flat)
     # One set: weights alone are more than the L2 cache.
     return {name: Rotation(Matmul(jax.jit(call)), [xs]) for name, (call, xs) in calls.items()}
 
@@ -268,7 +270,8 @@ def measure(case: Case, device: Device, timer: Cupti, rounds: int, configs: Any)
     if case.form in FORMS:
         calls = arms(case, device, configs)
     else:
-        calls = float8_and_bfloat16(case) if case.form in FLOAT8 else fused_and_apart(case)
+        of_float8 = case.form in FLOAT8
+        calls = float8_and_bfloat16(case, configs) if of_float8 else fused_and_apart(case)
     timings = bursts(timer, calls, rounds=rounds, seed=0)
     row: dict[str, Any] = {"case": asdict(case), "arms": {}}
     for name, timing in timings.items():
@@ -291,7 +294,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="uniform sizes of 8, 128 and 512")
     parser.add_argument("--only", default="", help="cases whose text this pattern is found in")
     parser.add_argument(
-        "--tiles", nargs="*", default=[], help="also 128x128, 64x128p in turns, ..."
+        "--tiles", nargs="*", default=[], help="also 128x128, 64x128p in turns, 128x128/8, ..."
     )
     alone = parser.add_mutually_exclusive_group()
     alone.add_argument("--epilogues", action="store_true", help="these alone")
@@ -318,14 +321,18 @@ def main() -> None:
 
 
 def config_of(text: str) -> GemmConfig:
-    """A tile, "128x256": with "p" warpgroups take turns at tiles, with "n" a CTA has one."""
+    """A tile, "128x256": with "p" warpgroups take turns at tiles, with "n" a CTA has one.
+
+    With "/8" bands are 8 tiles high, else 2048 rows, and 16 tiles at most.
+    """
+    text, _, band = text.partition("/")
     block_m, block_n = map(int, text.rstrip("pn").split("x"))
     return GemmConfig(
         block_m,
         block_n,
         pingpong="p" in text,
         scheduler="none" if "n" in text else None,
-        swizzle=min(2048 // block_m, 16),  # so many rows in a band
+        swizzle=int(band) if band else min(2048 // block_m, 16),
     )
 
 

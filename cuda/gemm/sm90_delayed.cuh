@@ -13,8 +13,9 @@
 
 namespace jaxbw::sm90 {
 
-// A warp's part of one such tile, of kCount accumulators.
-template <uint32_t kBlockN, uint32_t kCount, typename Stores = StoreRing>
+// A warp's part of one such tile, of kCount accumulators. Where there are no registers to keep any, all boxes are
+// stored before the next tile.
+template <uint32_t kBlockN, uint32_t kCount, typename Stores = StoreRing, bool kMayKeep = true>
 class DelayedStores {
  public:
   JAXBW_DEVICE DelayedStores(const GemmParams& params, Stores& stores) : params_(params), stores_(stores) {}
@@ -78,7 +79,7 @@ class DelayedStores {
   static constexpr uint32_t kColumns = sm90_store_box(kBlockN, DataType::kBF16).columns;
   static constexpr uint32_t kStep = registers_of(kColumns);  // accumulators of a box
   static constexpr uint32_t kBoxes = kCount / kStep;
-  static constexpr uint32_t kAtOnce = kBoxes < kStoreBuffers ? kBoxes : kStoreBuffers;
+  static constexpr uint32_t kAtOnce = kMayKeep && kBoxes > kStoreBuffers ? kStoreBuffers : kBoxes;
   static constexpr uint32_t kKept = kBoxes - kAtOnce;
   static constexpr uint32_t kPairs = kKept * kStep / 2;
 

@@ -85,7 +85,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   const uint32_t tile_warps = pingpong ? kWarpgroupWarps : kSm90Epilogue.warps;
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
   GroupedStores stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp, contraction);
-  DelayedStores<kConfig.block_n, kAccumulators, GroupedStores> delayed(p, stores);
+  DelayedStores<kConfig.block_n, kAccumulators, GroupedStores, !kConfig.promoted> delayed(p, stores);
   const Turn turn(warpgroup);
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);

@@ -146,13 +146,14 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
 
 // The same with sums promoted: those of each block of K are added to the accumulators in float32. Blocks use two sets
 // of registers in turn, and the sums of one are added beside the MMAs of the next: the tensor cores do not wait for
-// additions, not even where both warpgroups do the same at the same time. `scales` multiplies them: Unscaled, or
-// Scaled.
+// additions, not even where both warpgroups do the same at the same time. Wide tiles leave registers for one set: then
+// one warpgroup adds beside the MMAs of the other. `scales` multiplies them: Unscaled, or Scaled.
 template <Config kConfig, typename Operands, typename Scales, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()], const Context& context,
                                     uint32_t blocks, uint32_t first_row, StageReader& reader, Scales scales,
                                     const Meanwhile& meanwhile, const Issued& issued) {
-  float sums[2][kConfig.accumulators()] = {};  // of a block and the next
+  constexpr uint32_t kSets = kConfig.accumulators() <= 64 ? 2 : 1;
+  float sums[kSets][kConfig.accumulators()] = {};  // of a block and the next
 #pragma unroll
   for (float& sum : accumulators) sum = 0;
 
@@ -183,16 +184,27 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
     meanwhile(block);
     previous = slot;
   };
-  scales.template request<0>(0);
-  scales.template request<1>(min(1u, blocks - 1));
-  previous = acquire(0);
-  issue.template operator()<0>(0, previous);
-  meanwhile(0);
-  for (uint32_t block = 1;; ++block) {  // at every branch ptxas must know which set is in flight
-    if (block == blocks) return add_last.template operator()<0>();
-    step.template operator()<1>(block);
-    if (++block == blocks) return add_last.template operator()<1>();
-    step.template operator()<0>(block);
+  if constexpr (kSets == 1) {
+#pragma unroll 1
+    for (uint32_t block = 0; block < blocks; ++block) {
+      previous = acquire(block);
+      issue.template operator()<0>(block, previous);
+      meanwhile(block);
+      if (block + 1 == blocks) issued();
+      add.template operator()<0, 0>(block);
+    }
+  } else {
+    scales.template request<0>(0);
+    scales.template request<1>(min(1u, blocks - 1));
+    previous = acquire(0);
+    issue.template operator()<0>(0, previous);
+    meanwhile(0);
+    for (uint32_t block = 1;; ++block) {  // at every branch ptxas must know which set is in flight
+      if (block == blocks) return add_last.template operator()<0>();
+      step.template operator()<1>(block);
+      if (++block == blocks) return add_last.template operator()<1>();
+      step.template operator()<0>(block);
+    }
   }
 }
 

@@ -153,6 +153,18 @@ FLOAT8 = {
     "promoted, staggered": Ragged(
         (120, 33), promoted=True, scales=BOTH, k=656, n=520, sm_count=1, bias="bf16", output="f32"
     ),
+    "promoted, wide": Ragged(
+        (37, 0, 90, 70), promoted=True, scales=BOTH, tile=(128, 192), k=144, n=392, sm_count=2
+    ),
+    "promoted, wide, one block": Ragged(
+        (37, 90), promoted=True, tile=(128, 192), k=64, n=200, output="f32"
+    ),
+    "promoted, wide, staggered": Ragged(
+        (120, 33), promoted=True, scales=BOTH, tile=(128, 192), k=656, n=584, bias="f32"
+    ),
+    "promoted, wide, in turns": Ragged(
+        (70, 0, 101), promoted=True, tile=(64, 192), pingpong=True, k=528, n=200, output="f16"
+    ),
 }
 
 
@@ -289,6 +301,7 @@ def float8_cases(draw: st.DrawFn) -> Ragged:
     """The same of float8 operands."""
     case = draw(cases().filter(lambda case: not case.contraction))
     promoted = draw(st.booleans())
+    wide = 128 if case.gated else draw(st.sampled_from([128, 192]))
     return replace(
         of_8_bits(case),
         dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
@@ -296,7 +309,7 @@ def float8_cases(draw: st.DrawFn) -> Ragged:
         output="f32" if case.gated else case.output,  # beyond float16
         k=16 * draw(st.integers(1, 20)),
         promoted=promoted,
-        tile=(case.tile[0], 128) if promoted else case.tile,
+        tile=(case.tile[0], wide if promoted else case.tile[1]),
         scales=tuple(name for name in BOTH if draw(st.booleans())),
     )
 

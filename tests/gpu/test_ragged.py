@@ -56,7 +56,7 @@ def test_float8_has_the_bits_of_the_emulator(
 ) -> None:
     """Of real values: Hopper keeps 13 fraction bits of their sums."""
     if promoted and tile == (128, 256):
-        pytest.skip("promoted sums have tiles of 128 columns")
+        tile = (128, 192)  # which is as wide as they are
     case = Ragged(
         (37, 0, 90, 50), k=1040, n=264, rhs_dtype=rhs_dtype, promoted=promoted, scales=BOTH
     )

@@ -112,6 +112,9 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     (benchmarks/NOTEBOOK.md). Of sm100, and of float8, which no one has measured, it is the same
     rule.
 
+    Promoted sums have 192 columns where these load less, and the warpgroups share tiles, as one
+    adds beside the MMAs of the other.
+
     Of a contraction on Hopper, the tiles behind whole waves are to be split if a group has most of
     the rows and their parts fit one wave.
     """
@@ -122,6 +125,8 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     tiles = problem.batch * problem.groups * -(-down // block_m) * -(-columns // 256)
     narrow = columns <= 128 or tiles < sm_count or problem.promoted
     block_n = 128 if narrow else 256
+    if problem.promoted and not (few or problem.epilogue.gated) and tiles >= sm_count:
+        block_n = min(128, 192, key=lambda width: -(-columns // width) * (block_m + width))
     parts = 1
     if family == "sm90" and problem.ragged_contraction and problem.m >= _SPLIT_ROWS:
         behind = -(-down // block_m) * -(-columns // block_n) % sm_count

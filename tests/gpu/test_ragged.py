@@ -16,6 +16,7 @@ from jaxbw._src.selection.ragged import RaggedChoice, choose
 
 from ..emulator.ragged_launch import Ragged, launch
 from ..emulator.test_ragged import BOTH, CASES, FLOAT8, of_8_bits
+from ..jax import test_fp8_ragged
 
 pytestmark = pytest.mark.gpu
 
@@ -132,3 +133,26 @@ def test_it_repeats_in_a_loop(contraction: bool) -> None:
         replace(case, sizes=tuple(np.roll(case.sizes, i))).expected(lhs, rhs) for i in range(8)
     )
     np.testing.assert_array_equal(np.asarray(loop(*given, case.table)), expected)
+
+
+@pytest.mark.parametrize("sizes", [(0, 9000, 200, 0), (0, 0, 9216, 0)], ids=str)
+def test_parts_of_a_long_group_repeat_bit_by_bit(sizes: tuple[int, ...]) -> None:
+    """Of real values, as chosen: 64 tiles in two parts each, and zeros beside them."""
+    case = Ragged(sizes, m=9216, k=1024, n=2048, contraction=True, output="f32")
+    rng = np.random.default_rng(0)
+    lhs, rhs = (rng.standard_normal(s) for s in (case.problem.lhs_shape, case.problem.rhs_shape))
+    first, *others = (computed(case, None, lhs, rhs) for _ in range(5))
+    for other in others:
+        np.testing.assert_array_equal(other.view(np.uint32), first.view(np.uint32))
+    assert not first[0, [i for i, size in enumerate(sizes) if size == 0]].any()
+    (longest,) = (i for i, size in enumerate(sizes) if size >= 9000)
+    start = sum(sizes[:longest])
+    rows = slice(start, start + sizes[longest])
+    narrow = [x.astype(jnp.bfloat16).astype(np.float64)[0, rows] for x in (lhs, rhs)]
+    exact = narrow[0].T @ narrow[1]
+    # Sums of so many products of normal numbers, each within 2^-23 of the largest partial sum.
+    np.testing.assert_allclose(first[0, longest], exact, atol=9216 * 2**-23 * 500, rtol=0)
+
+
+def test_gradients_in_float8() -> None:
+    test_fp8_ragged.test_gradients("kernel", None)

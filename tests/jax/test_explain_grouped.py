@@ -86,3 +86,24 @@ def test_tiles_behind_whole_waves_are_split_for_a_group_that_has_most_rows() -> 
     assert parts(32768, 4096, 33792 // 4, "H100") == (1, False)  # none of 1056
     assert parts(4096, 7168, 2048, "H100") == (1, False)
     assert parts(32768, 7168, 2048, "B200") == (1, False)
+
+
+def test_promoted_sums_have_wide_tiles_where_these_load_less() -> None:
+    def kernel(m: int, n: int, function: Any = jaxbw.ragged_dot) -> str | None:
+        x = jax.ShapeDtypeStruct((m, 1024), jnp.float8_e4m3fn)
+        w = jax.ShapeDtypeStruct((8, n, 1024), jnp.float8_e4m3fn)
+
+        def highest(x: Any, w: Any, sizes: Any) -> Any:
+            weights = [w.mT] * (2 if function is jaxbw.gated_ragged_dot else 1)
+            return function(x, *weights, sizes, "highest", jnp.bfloat16)
+
+        report = jaxbw.explain_function(highest, x, w, SIZES, device="H100")
+        (matmul,) = report.matmuls
+        kernel: str | None = matmul.choice.kernel
+        return kernel
+
+    wide, narrow = (f"jaxbw_sm90_grouped_8bit_promoted_nt_64x{n}" for n in (192, 128))
+    assert kernel(8192, 2048) == wide
+    assert kernel(32768, 256) == narrow  # two tiles load 512 rows and columns, of 192 columns 640
+    assert kernel(512, 2048) == narrow  # a warpgroup has a tile to itself
+    assert kernel(8192, 2048, jaxbw.gated_ragged_dot) == narrow

@@ -28,9 +28,9 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def planned(problem: dict[str, Any], family: str = "sm90") -> Plan:
+def planned(problem: dict[str, Any], family: str = "sm90", **config: Any) -> Plan:
     given = Problem(batch=2, groups=3, total_groups=5, output=DataType.F32, **problem)
-    plan = _native.plan(family, given, GemmConfig(128, 128, stages=3), resident=132)
+    plan = _native.plan(family, given, GemmConfig(128, 128, stages=3, **config), resident=132)
     assert isinstance(plan, Plan), str(plan)
     return plan
 
@@ -81,6 +81,19 @@ def test_two_launches(
     ragged = maps[0]
     assert ragged["dims"] == [136, 2**30, 2**31 - 1, 2**31 - 1]
     assert ragged["strides"] == [272, 2**34 - 272, 272]
+
+
+def test_counters_of_parts_are_set_to_zero_by_the_first_launch(fake: FakeDriver) -> None:
+    plan = planned(CONTRACTION, split_k=2, split_tail=True)
+    assert plan.counters == 6 * 8  # tiles, of warps
+    program = xla.Program(plan.attributes)
+    arrays = operands([(2, 1000, 136), (2, 1000, 264)])
+    results = [aligned((2, 3, 136, 264), np.float32), aligned((plan.workspace_bytes,), np.uint8)]
+    program.run("execute", arrays, results)
+    assert not fake.calls("cuMemsetD32Async")
+    _, matmul = fake.calls("cuLaunchKernelEx")
+    assert matmul["work"] == [30, 2, 42]  # whole tiles, parts of each other one, items
+    assert matmul["counters"] % 256 == results[1].ctypes.data % 256
 
 
 def test_what_is_refused(fake: FakeDriver) -> None:

@@ -50,7 +50,9 @@ Result<QuantizeBlocksPlan> read_quantize_blocks(const QuantizeBlocksAttributes& 
   const bool is_nv = operands.size() == 2;
   const uint32_t block = is_nv ? kNvBlock : kMxBlock;
   const int64_t matrices = given.dims[0], rows = given.dims[1], columns = given.dims[2];
-  const std::optional<DataType> element = results.empty() ? std::nullopt : results[0].type;
+  // Of columns there may be scales alone, before the data of rows.
+  const size_t data = attributes.columns == static_cast<int32_t>(BlocksWanted::kScales);
+  const std::optional<DataType> element = data < results.size() ? results[data].type : std::nullopt;
   const bool is_element = element && is_8bit(*element) && (!is_nv || *element == DataType::kE2M1);
   if (!is_element) return invalid("data are e2m1 with global scales, and else e4m3, e5m2 or e2m1");
 

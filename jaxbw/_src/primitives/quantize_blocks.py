@@ -37,9 +37,6 @@ class Wanted(IntEnum):
     DATA_AND_SCALES = 2
 
 
-_IN_ORDER = (Wanted.DATA_AND_SCALES, Wanted.SCALES)  # the results: from which on they are there
-
-
 def quantize_blocks(
     x: Any,
     divisor: Any,
@@ -68,11 +65,12 @@ def quantize_blocks(
     results = iter(
         quantize_blocks_p.bind(*operands, **params, implementation=implementation, target=target)
     )
-    of_columns, of_rows = (
-        tuple(next(results) if wanted >= each else None for each in _IN_ORDER)
-        for wanted in (columns, rows)
-    )
-    return of_columns, of_rows
+
+    def taken(wanted: Wanted) -> tuple[Any, Any]:
+        data = next(results) if wanted is Wanted.DATA_AND_SCALES else None
+        return data, next(results) if wanted is not Wanted.NOTHING else None
+
+    return taken(columns), taken(rows)
 
 
 def on_xla(
@@ -115,7 +113,7 @@ def _without_unused(used: list[bool], equation: Any) -> Any:
         return [False] * len(equation.invars), None
     params, outvars, results = dict(equation.params), [], zip(equation.outvars, used, strict=True)
     for name in ("columns", "rows"):
-        of_one = [next(results) for each in _IN_ORDER if params[name] >= each]
+        of_one = [next(results) for _ in range(params[name])]
         while of_one and not of_one[0][1]:
             of_one = of_one[1:]
         params[name] = Wanted(len(of_one))

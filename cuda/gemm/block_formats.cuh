@@ -24,6 +24,7 @@ JAXBW_DEVICE float quotient_by_short(float x, float divisor, float inverse) {
 }
 
 // The magnitudes of four numbers as e2m1 of four bits each: rounded to nearest even, and 6 of what is beyond, NaN too.
+// No instruction of sm_90 does it.
 //
 // A code is y * 2 up to 2, y + 2 up to 4 and y / 2 + 4 from there, the least of the three everywhere; a sum with 2^23
 // rounds it to an integer, in its last bits, and an even code is an even integer in each.
@@ -46,6 +47,15 @@ JAXBW_DEVICE uint32_t e2m1_signs(const float (&y)[4]) {
   const uint32_t even = __byte_perm(__float_as_uint(y[0]), __float_as_uint(y[2]), 0x73),
                  odd = __byte_perm(__float_as_uint(y[1]), __float_as_uint(y[3]), 0x73);
   return (even >> 4 & 0x0808) | (odd & 0x8080);
+}
+
+// Four numbers as e2m1, the first one lowest; NaN becomes 7.
+JAXBW_DEVICE uint32_t e2m1_numbers(const float (&y)[4]) {
+#if __CUDA_ARCH__ >= 1000
+  return ptx::pack_e2m1(y);
+#else
+  return e2m1_magnitudes(y) | e2m1_signs(y);
+#endif
 }
 
 // MXFP8 and MXFP4: the scale is a power of two.
@@ -79,7 +89,7 @@ class MxFormat {
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) y[i] = ptx::multiply_flushed(x[i], scale.inverse);
     if constexpr (kOf == DataType::kE2M1) {
-      return e2m1_magnitudes(y) | e2m1_signs(y);
+      return e2m1_numbers(y);
     } else {
       return ptx::pack_float8<kOf>(y[0], y[1]) | uint32_t{ptx::pack_float8<kOf>(y[2], y[3])} << 16;
     }
@@ -125,7 +135,8 @@ class NvFormat {
       of_all[i] = ptx::multiply_flushed(x[i], power_);
       y[i] = quotient_by_short(divided(of_all[i]), scale.scale, scale.inverse);  // beyond the range infinity, or NaN
     }
-    return (e2m1_magnitudes(y) & (scale.inverse == 0 ? 0 : 0x7777)) | e2m1_signs(of_all);
+    // The signs of infinities and of NaN, which those of y are not.
+    return (e2m1_numbers(y) & (scale.inverse == 0 ? 0 : 0x7777)) | e2m1_signs(of_all);
   }
 
  private:

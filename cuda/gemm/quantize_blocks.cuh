@@ -316,10 +316,8 @@ template <DataType kType>
 JAXBW_DEVICE void quantize_blocks(const QuantizeBlocksParams& p) {
   ptx::wait_for_upstream();
   ptx::launch_dependents();  // they wait for what is written here
-  const auto down = static_cast<uint32_t>(blocks_tiles(p.matrix_rows)),
-             along = static_cast<uint32_t>(blocks_tiles(p.matrix_columns));
-  const uint32_t matrix = blockIdx.x / (down * along), i = blockIdx.x / along % down * kBlocksTile,
-                 j = blockIdx.x % along * kBlocksTile;
+  const uint32_t matrix = blockIdx.x / p.tiles_of_matrix, tile = blockIdx.x % p.tiles_of_matrix;
+  const uint32_t i = tile / p.tiles_across * kBlocksTile, j = tile % p.tiles_across * kBlocksTile;
   const uint32_t row = i + threadIdx.x / ptx::kWarpSize * kBlocksRows, column = j + ptx::lane_index() * kBlocksColumns;
   BlocksPart<kType> part;
   part.load(p, uint64_t{matrix} * p.matrix_rows * p.matrix_columns, row, column);

@@ -77,22 +77,24 @@ Result<QuantizeBlocksPlan> read_quantize_blocks(const QuantizeBlocksAttributes& 
   read({attributes.rows, matrices, columns, rows, block}, params.rows);
   if (!status.ok()) return status;
   if (taken != results.size()) return invalid(results.size(), " results; this call has ", taken);
-  params.matrices_per_scale = 1;
   if (is_nv) {
     const int64_t scales = operands[1].dims.size() == 1 ? operands[1].dims[0] : 0;
     if (scales <= 0 || matrices % scales != 0) return invalid("global scales are one for each so many matrices");
     WantedArray global{"global scales", DataType::kF32, operands[1].dims};
     if (status = take(operands[1], global); !status.ok()) return status;
     params.global_scale = global.pointer<const float>();
-    params.matrices_per_scale = static_cast<uint32_t>(matrices / scales);
+    params.matrices_per_scale = divisor(static_cast<uint32_t>(matrices / scales));
   }
   params.x = x.pointer();
   params.matrix_rows = static_cast<uint32_t>(rows);
   params.matrix_columns = static_cast<uint32_t>(columns);
   params.square = attributes.square != 0;
   params.element = *element;
-  const uint64_t tiles = static_cast<uint64_t>(matrices) * blocks_tiles(rows) * blocks_tiles(columns);
-  plan.shape = {.blocks = static_cast<uint32_t>(tiles), .threads = kBlocksThreads};
+  const auto across = static_cast<uint32_t>(blocks_tiles(columns)),
+             of_matrix = static_cast<uint32_t>(blocks_tiles(rows)) * across;
+  params.tiles_across = divisor(across);
+  params.tiles_of_matrix = divisor(of_matrix);
+  plan.shape = {.blocks = static_cast<uint32_t>(matrices) * of_matrix, .threads = kBlocksThreads};
   return plan;
 }
 

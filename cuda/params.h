@@ -245,4 +245,22 @@ struct QuantizeParams {
   DataType format;  // of data: kE4M3 or kE5M2
 };
 
+// An array in blocks along k that share a scale of 8 bits, as jaxbw/_src/block_formats.py has it: these are the same
+// bits. x is [matrices, rows, columns]. `data` and `scale` are null where they are not wanted.
+struct BlocksAlong {
+  void* data;   // [matrices, other dimension, padded_k(k)], k last
+  void* scale;  // in tiles, one behind the other along k, then along the other dimension (scale_tiles.py)
+};
+
+struct QuantizeBlocksParams {
+  const void* x;
+  const float* global_scale;  // of kNvBlock: of each so many matrices, and null of the other formats
+  BlocksAlong columns, rows;  // what k is
+  Divisor matrices_per_scale;
+  Divisor tiles_across, tiles_of_matrix;  // of kBlocksTile rows and columns
+  uint32_t matrix_rows, matrix_columns;
+  uint32_t square;   // as many rows as columns share a scale
+  DataType element;  // kE4M3, kE5M2 or kE2M1
+};
+
 }  // namespace jaxbw

@@ -5,6 +5,7 @@
 
 #include "gemm/finite_maximum.h"
 #include "gemm/quantize.h"
+#include "gemm/quantize_elements.cuh"
 #include "ptx/float8.h"
 #include "ptx/fragments.h"
 #include "ptx/programmatic_launch.h"
@@ -43,16 +44,6 @@ JAXBW_DEVICE Scale scale_of(uint32_t amax) {
   return {scale, __frcp_rn(scale)};
 }
 
-// One of the elements in these words.
-template <DataType kType>
-JAXBW_DEVICE float element(const uint32_t* words, uint32_t index) {
-  if constexpr (kType == DataType::kF32) {
-    return __uint_as_float(words[index]);
-  } else {
-    return ptx::widen<kType>(static_cast<uint16_t>(words[index / 2] >> index % 2 * 16));
-  }
-}
-
 // Four elements as four bytes.
 template <DataType kType, DataType kFormat>
 JAXBW_DEVICE uint32_t quantized_quad(const uint32_t* words, float inverse) {
@@ -68,16 +59,6 @@ template <DataType kType, DataType kFormat>
 JAXBW_DEVICE uint8_t quantized(uint32_t bits, float inverse) {
   return static_cast<uint8_t>(
       ptx::pack_float8<kFormat>(ptx::multiply_flushed(element<kType>(&bits, 0), inverse), 0.0f));
-}
-
-// An element's bits, of x in whichever type.
-template <DataType kType>
-JAXBW_DEVICE uint32_t load_element(const void* x, uint64_t index) {
-  if constexpr (kType == DataType::kF32) {
-    return __ldcs(static_cast<const uint32_t*>(x) + index);
-  } else {
-    return __ldcs(static_cast<const uint16_t*>(x) + index);
-  }
 }
 
 // What one of `lanes` threads has of neighbouring elements: of the whole vectors every lanes-th, and one of the

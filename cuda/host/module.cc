@@ -24,6 +24,7 @@
 #include "host/launch_bindings.h"
 #include "host/plan_bindings.h"
 #include "host/quantize.h"
+#include "host/quantize_blocks.h"
 
 namespace nb = nanobind;
 
@@ -66,7 +67,9 @@ FfiTargets ffi_targets() {
            {{"instantiate", capsule(gemm_instantiate)},
             {"initialize", capsule(gemm_initialize)},
             {"execute", capsule(gemm_execute)}}},
-          {kQuantizeTarget, {{"initialize", capsule(quantize_initialize)}, {"execute", capsule(quantize_execute)}}}};
+          {kQuantizeTarget, {{"initialize", capsule(quantize_initialize)}, {"execute", capsule(quantize_execute)}}},
+          {kQuantizeBlocksTarget,
+           {{"initialize", capsule(quantize_blocks_initialize)}, {"execute", capsule(quantize_blocks_execute)}}}};
 }
 
 // By name, what XLA has to know of a type of state.
@@ -76,7 +79,8 @@ FfiTargets ffi_types() {
 
 FfiTargets emulator_ffi_targets() {
   return {{kGemmTarget, {{"execute", capsule(gemm_emulate)}}},
-          {kQuantizeTarget, {{"execute", capsule(quantize_emulate)}}}};
+          {kQuantizeTarget, {{"execute", capsule(quantize_emulate)}}},
+          {kQuantizeBlocksTarget, {{"execute", capsule(quantize_blocks_emulate)}}}};
 }
 
 uint64_t quantize_workspace_bytes(const std::vector<int64_t>& x, DataType type, DataType format) {

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 
+#include "host/call_arrays.h"
+
 namespace jaxbw {
 namespace {
 
 constexpr uint64_t kMaxElements = uint64_t{1} << 40;
 constexpr uint64_t kMaxGroupBlocks = 1 << 20;  // each goes on to further groups
-
-std::string_view input_of(DataType type) {
-  return type == DataType::kF32 ? "f32" : type == DataType::kBF16 ? "bf16" : "f16";
-}
 
 Status check(const QuantizeProblem& problem) {
   const std::string text = concat("x ", shape_text(problem.x), ": ");
@@ -27,29 +25,6 @@ Status check(const QuantizeProblem& problem) {
     elements *= static_cast<uint64_t>(extent);
   }
   return Status();
-}
-
-// One result or operand of a call: as it must be, and where its address goes.
-struct Wanted {
-  const char* name;
-  std::optional<DataType> type;
-  std::span<const int64_t> dims;
-  CUdeviceptr address = 0;
-};
-
-Status take(const Array& given, Wanted& wanted) {
-  const auto& [name, type, dims, _] = wanted;
-  if (Status status = check_array(name, given, type, dims); !status.ok()) return status;
-  if (given.address == 0 || given.address % kQuantizeVector != 0) {
-    return invalid(name, " is at address ", given.address, "; it needs a multiple of ", kQuantizeVector, " bytes");
-  }
-  wanted.address = given.address;
-  return Status();
-}
-
-template <typename T>
-T* pointer(const Wanted& wanted) {
-  return reinterpret_cast<T*>(wanted.address);
 }
 
 }  // namespace
@@ -108,18 +83,18 @@ Result<QuantizePlan> read_quantize(std::string_view kernel, std::span<const Arra
   Result<QuantizePlan> planned = plan_quantize(problem);
   if (!planned.ok()) return planned;
   const KernelInstance* instance = find_instance(kernel);
-  if (instance == nullptr || instance->role != "quantize" || instance->input != input_of(*given.type)) {
-    return invalid("kernel ", kernel, " does not quantize ", input_of(*given.type));
+  if (instance == nullptr || instance->role != "quantize" || instance->input != quantized_input(*given.type)) {
+    return invalid("kernel ", kernel, " does not quantize ", quantized_input(*given.type));
   }
 
   QuantizePlan plan = std::move(planned).take();
   const auto bytes = static_cast<int64_t>(plan.workspace_bytes);
   std::array<int64_t, 4> turned = {};
   if (problem.both()) turned = {given.dims[0], given.dims[1], given.dims[3], given.dims[2]};
-  Wanted x{"x", given.type, given.dims}, data{"data", problem.format, given.dims};
-  Wanted scale{"scale", DataType::kF32, given.dims.first(1)}, transposed{"transposed", problem.format, turned};
-  Wanted workspace{"workspace", std::nullopt, {&bytes, 1}};
-  std::array<Wanted*, 4> wanted = {&data, &scale};
+  WantedArray x{"x", given.type, given.dims}, data{"data", problem.format, given.dims};
+  WantedArray scale{"scale", DataType::kF32, given.dims.first(1)}, transposed{"transposed", problem.format, turned};
+  WantedArray workspace{"workspace", std::nullopt, {&bytes, 1}};
+  std::array<WantedArray*, 4> wanted = {&data, &scale};
   size_t count = 2;
   if (problem.both()) wanted[count++] = &transposed;
   if (bytes != 0) wanted[count++] = &workspace;
@@ -127,11 +102,11 @@ Result<QuantizePlan> read_quantize(std::string_view kernel, std::span<const Arra
   Status status = take(given, x);
   for (size_t i = 0; status.ok() && i < count; ++i) status = take(results[i], *wanted[i]);
   if (!status.ok()) return status;
-  plan.params.x = pointer<const void>(x);
-  plan.params.data = pointer<void>(data);
-  plan.params.scale = pointer<float>(scale);
-  plan.params.transposed = pointer<void>(transposed);
-  plan.params.maxima = pointer<uint32_t>(workspace);
+  plan.params.x = x.pointer<const void>();
+  plan.params.data = data.pointer<void>();
+  plan.params.scale = scale.pointer<float>();
+  plan.params.transposed = transposed.pointer<void>();
+  plan.params.maxima = workspace.pointer<uint32_t>();
   return plan;
 }
 

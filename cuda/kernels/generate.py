@@ -32,12 +32,14 @@ _HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce", "grouped": "{family
 _BLOCKS_PER_SM = {
     **dict.fromkeys(("gemm", "grouped", "reduce", "group_table"), 1),
     **dict.fromkeys(("repack", "quantize"), 4),
+    "quantize_blocks": 2,
 }
 _PARAMS = {
     "grouped": "GroupedParams",
     "group_table": "GroupTableParams",
     "repack": "RepackParams",
     "quantize": "QuantizeParams",
+    "quantize_blocks": "QuantizeBlocksParams",
 }
 
 _PARAMS_OF_INPUT = {
@@ -100,8 +102,8 @@ def _function(kernel: Any) -> str:
     """The body, with the template arguments that make the instance."""
     if kernel.role == "repack":
         return f"repack<{_ELEMENTS[kernel.input]}>"
-    if kernel.role == "quantize":
-        return f"quantize<jaxbw::DataType::{_INPUTS[kernel.input]}>"
+    if kernel.role in ("quantize", "quantize_blocks"):
+        return f"{kernel.role}<jaxbw::DataType::{_INPUTS[kernel.input]}>"
     if kernel.role == "group_table":
         return "group_table"
     if kernel.role == "reduce":

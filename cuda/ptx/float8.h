@@ -1,4 +1,4 @@
-// Conversions to 8-bit floating point.
+// Conversions to floating point of 8 and 4 bits.
 #pragma once
 
 #include "params.h"
@@ -19,6 +19,22 @@ JAXBW_DEVICE uint16_t pack_float8(float low, float high) {
   }
   return packed;
 }
+
+#if __CUDA_ARCH__ >= 1000
+// Four floats as e2m1 likewise, the first one lowest; NaN becomes 7.
+JAXBW_DEVICE uint32_t pack_e2m1(const float (&x)[4]) {
+  uint32_t packed;
+  asm("{\n\t"
+      ".reg .b8 low, high;\n\t"
+      "cvt.rn.satfinite.e2m1x2.f32 low, %2, %1;\n\t"
+      "cvt.rn.satfinite.e2m1x2.f32 high, %4, %3;\n\t"
+      "mov.b32 %0, {low, high, 0, 0};\n\t"
+      "}"
+      : "=r"(packed)
+      : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
+  return packed;
+}
+#endif
 
 // The product, of which subnormal factors count as 0 with their sign, and so does a subnormal result.
 JAXBW_DEVICE float multiply_flushed(float x, float y) {

@@ -107,7 +107,8 @@ def divided(x: Any, divisor: Any) -> Any:
         jnp.where(is_number, magnitude, np.float32(1)), jnp.broadcast_to(safe, x.shape)
     )
     quotient = jnp.where(is_number, jnp.where(x < 0, -quotient, quotient), x)
-    return jnp.where(is_scale, quotient, np.float32(np.nan))
+    # Of NaN with a sign platforms differ in which one they keep.
+    return jnp.where(is_scale & ~jnp.isnan(x), quotient, np.float32(np.nan))
 
 
 def quantized(x: Any, format: BlockFormat, *, square: bool = False) -> tuple[Any, Any]:

@@ -185,8 +185,6 @@ def test_what_is_refused() -> None:
         jaxbw.quantize(x, "e4m3", square=True)
     with pytest.raises(ValueError, match=r"global_scale has shape \[\] and format is 'mxfp8'"):
         jaxbw.quantize(x, "mxfp8", global_scale=1.0)
-    with pytest.raises(NotImplementedError, match="no kernel quantizes to mxfp8 yet"):
-        jaxbw.quantize(x, "mxfp8", implementation="kernel")
     with pytest.raises(ValueError, match=r"blocks along dimension -1, and -2 is contracted"):
         _quantize(x, "mxfp8").along(-2)
     with pytest.raises(TypeError, match="x is differentiated"):

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxbw._src import block_formats, compat, scale_tiles
+from jaxbw._src import block_formats, compat
 from jaxbw._src.api.arguments import WithScales
 from jaxbw._src.block_formats import BlockFormat
 from jaxbw._src.primitives.originals import Transposed
-from jaxbw._src.primitives.quantize import undifferentiated
+from jaxbw._src.primitives.quantize_blocks import Wanted, quantize_blocks
+from jaxbw._src.primitives.quantizing import undifferentiated
 from jaxbw._src.problem import describe
 
 
@@ -220,9 +221,17 @@ def unblocked(x: Any) -> Any:
 
 
 def block_scaled(
-    call: str, x: Any, format: str, axis: Any, *, square: bool, both: bool, global_scale: Any
+    call: str,
+    x: Any,
+    format: str,
+    axis: Any,
+    *,
+    square: bool,
+    both: bool,
+    global_scale: Any,
+    served_by: tuple[tuple[str, ...] | None, str | None],
 ) -> BlockScaled:
-    """An array in the format of this name, checked.
+    """An array in the format of this name, checked; `served_by`: implementations and a target.
 
     Raises:
       ValueError: another `axis` than one dimension; too few dimensions for `both` or `square`; a
@@ -248,36 +257,49 @@ def block_scaled(
                 f"{format!r}; it is a scalar, of 'nvfp4'"
             )
         global_scale = global_scale.reshape(())
-    made: BlockScaled = _block_scaled(chosen, axis, bool(square), bool(both), x, global_scale)
+    made: BlockScaled = _block_scaled(
+        chosen, axis, bool(square), bool(both), served_by, x, global_scale
+    )
     return made
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=compat.INLINED)
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), inline=compat.INLINED)
 def _block_scaled(
-    format: BlockFormat, axis: int, square: bool, both: bool, x: Any, global_scale: Any
+    format: BlockFormat,
+    axis: int,
+    square: bool,
+    both: bool,
+    served_by: tuple[Any, Any],
+    x: Any,
+    global_scale: Any,
 ) -> BlockScaled:
     x = undifferentiated(x)
     if format.has_global_scale and global_scale is None:
         global_scale = block_formats.global_scale(x, format)
-    scaled = x if global_scale is None else block_formats.divided(x, global_scale)
-    data, scale = _along(format, axis, square, scaled)
-    transposed = of_transposed = None
+    # A matrix in whichever direction, or k is brought to the end.
+    along = axis if axis >= -2 and x.ndim > 1 else -1
+    matrix = jnp.moveaxis(x, axis, along)
+    other = Wanted.NOTHING
     if both:
-        transposed, of_transposed = _along(format, -3 - axis, square, scaled)
-        if square and format.element.bits == 8:
-            transposed = None
-    dtype, size = np.dtype(x.dtype), x.shape[axis]
-    return BlockScaled(
-        data, scale, global_scale, transposed, of_transposed, format.name, axis, size, dtype
+        serves_both = square and format.element.bits == 8
+        other = Wanted.SCALES if serves_both else Wanted.DATA_AND_SCALES
+    wanted = (Wanted.DATA_AND_SCALES, other)
+    columns, rows = wanted if along == -1 else wanted[::-1]
+    implementation, target = served_by
+    of_columns, of_rows = quantize_blocks(
+        matrix if x.ndim > 1 else matrix[None],
+        global_scale,
+        format.name,
+        columns=columns,
+        rows=rows,
+        square=square,
+        implementation=implementation,
+        target=target,
     )
-
-
-def _along(format: BlockFormat, axis: int, square: bool, x: Any) -> tuple[Any, Any]:
-    """Data and tiles of scales, with blocks along one dimension."""
-    x = jnp.moveaxis(x, axis, -1)
-    matrix = x if x.ndim > 1 else x[None]
-    data, scale = block_formats.quantized(matrix, format, square=square)
-    return data if x.ndim > 1 else data[0], scale_tiles.tiled(scale)
+    (data, scale), turned = (of_columns, of_rows) if along == -1 else (of_rows, of_columns)
+    dtype, size = np.dtype(x.dtype), x.shape[axis]
+    data = data if x.ndim > 1 else data[0]
+    return BlockScaled(data, scale, global_scale, *turned, format.name, axis, size, dtype)
 
 
 def padded(data: Any) -> Any:

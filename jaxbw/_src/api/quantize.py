@@ -13,7 +13,7 @@ from jaxbw._src.api import arguments
 from jaxbw._src.api.arguments import Quantized
 from jaxbw._src.api.block_scaled import BlockScaled, block_scaled
 from jaxbw._src.primitives import quantize as primitive
-from jaxbw._src.primitives import serve
+from jaxbw._src.primitives.quantizing import undifferentiated
 from jaxbw._src.problem import describe
 from jaxbw._src.selection.implementations import Implementation
 from jaxbw._src.selection.policy import policy_of
@@ -109,19 +109,15 @@ def quantize(
     policy = policy_of(implementation, None, call)
     if implementation is None:  # a context's is about matmuls, first of all
         policy = policy.for_gradients
+    served_by = (policy.implementation, policy.target)
     known = (None,) if is_block_scaled else (None, blocks.BLOCK)
     if block not in known:
         expected = " or ".join(map(str, reversed(known)))
         raise ValueError(f"{call}: block is {arguments.shown(block)}; of {format} it is {expected}")
     if is_block_scaled:
-        if policy.implementation is not None and "xla" not in policy.implementation:
-            raise NotImplementedError(
-                f"{call}(implementation={implementation!r}): x {describe(x.dtype, x.shape)}: no "
-                f"kernel quantizes to {format} yet.\n{serve.WAY_OUT}"
-            )
         axis = -1 if axis is None else axis
         options: Any = {"square": square, "both": both, "global_scale": global_scale}
-        return block_scaled(call, x, format, axis, **options)
+        return block_scaled(call, x, format, axis, served_by=served_by, **options)
     if square or global_scale is not None:
         name = "square" if square else "global_scale"
         raise ValueError(f"{call}: {name} is given and format is {format!r}, which has none")
@@ -129,7 +125,6 @@ def quantize(
         raise ValueError(
             f"{call}: x is {describe(x.dtype, x.shape)} and both=True; only matrices are transposed"
         )
-    served_by = (policy.implementation, policy.target)
     quantized: Quantized = _quantize(
         x, format, _axes(call, x, axis), block is not None, bool(both), served_by
     )
@@ -160,7 +155,7 @@ def _quantize(
     both: bool,
     served_by: _ServedBy,
 ) -> Quantized:
-    x = primitive.undifferentiated(x)
+    x = undifferentiated(x)
     shared = tuple(range(x.ndim)) if axis is None else axis
     if in_blocks:
         data, scale = _blockwise(format, shared, served_by, x)

@@ -16,15 +16,12 @@ from jax.interpreters import batching, mlir
 
 from jaxbw import _native
 from jaxbw._src import compat, fp8, log
-from jaxbw._src.primitives import serve
+from jaxbw._src.primitives import quantizing, serve
 from jaxbw._src.problem import DATA_TYPES, describe
-from jaxbw._src.selection import manifest
-from jaxbw._src.selection.implementations import EMULATED, FAMILIES
 
 TARGET = "jaxbw_quantize_v1"
-_CALL = "jaxbw.quantize"
+_ROLE = "quantize"  # of the kernels
 _MANY = 2**23  # elements: with fewer, launches are the longer part, of which XLA has more
-_INPUTS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # as the table has them
 
 quantize_p = Primitive("jaxbw_quantize")
 quantize_p.multiple_results = True
@@ -46,26 +43,9 @@ def quantize(
     Raises:
       NotImplementedError: none of the strict implementations takes such an array.
     """
-    if implementation is not None and "xla" not in implementation:
-        reason = _refusal(x.dtype, x.shape, axis) or _no_kernel(implementation, x.dtype)
-        if reason is not None:
-            raise NotImplementedError(_message(implementation, x, reason))
+    quantizing.check(implementation, _ROLE, x, _refusal(x.dtype, x.shape, axis))
     params = {"format": format, "axis": axis, "both": both}
     return quantize_p.bind(x, **params, implementation=implementation, target=target)
-
-
-@jax.custom_jvp
-def undifferentiated(x: Any) -> Any:
-    """x, of which a derivative is refused."""
-    return x
-
-
-@undifferentiated.defjvp
-def _refuse(*_: Any) -> Any:
-    raise TypeError(
-        f"{_CALL}: x is differentiated, and what is quantized has no useful derivative; take "
-        "jax.lax.stop_gradient(x), or jaxbw.fp8_dot_general, whose gradients are scaled"
-    )
 
 
 def on_xla(x: Any, *, format: str, axis: tuple[int, ...], both: bool) -> tuple[Any, ...]:
@@ -107,47 +87,19 @@ def _batch(operands: Any, batched: Any, *, axis: tuple[int, ...], **params: Any)
 def _lower(platform: str | None, ctx: Any, x: Any, **params: Any) -> Any:
     names, target = params.pop("implementation"), params.pop("target")
     (aval,) = ctx.avals_in
-    kernel = _kernel(platform, ctx, names, target, params["axis"])
+    refusal = partial(_refusal, aval.dtype, aval.shape, params["axis"])
+    kernel = quantizing.kernel(platform, ctx, _ROLE, names, target, refusal)
     if names is None and not isinstance(kernel, str):
         kernel = _quicker_by_xla(aval, params["axis"], both=params["both"]) or kernel
     if isinstance(kernel, str):
         if names is not None and "xla" not in names:
-            raise NotImplementedError(_message(names, aval, kernel))
+            raise NotImplementedError(quantizing.message(names, aval, kernel))
         log.once(lambda: f"quantize {describe(aval.dtype, aval.shape)}: xla: {kernel}")
         with compat.without_error_checks():
             return mlir.lower_fun(partial(on_xla, **params), multiple_results=True)(ctx, x)
     name = kernel.name
     log.once(lambda: f"quantize {describe(aval.dtype, aval.shape)}: {name}")
     return mlir.lower_fun(partial(_on_kernel, name, **params), multiple_results=True)(ctx, x)
-
-
-def _kernel(
-    platform: str | None,
-    ctx: Any,
-    names: tuple[str, ...] | None,
-    target: str | None,
-    axis: tuple[int, ...],
-) -> Any:
-    """The kernel that serves an array, or why there is none."""
-    (x,) = ctx.avals_in
-    served = serve.SERVED.get(platform or "", ())
-    reason = serve.elsewhere(names or ())
-    for name in names or (FAMILIES if platform == "cuda" else ()):
-        if name == "xla":
-            return "asked for" if names == ("xla",) else reason
-        if name not in served:
-            continue
-        family = EMULATED.get(name, name)
-        on_device = _device_refusal(family, names, target) if platform == "cuda" else None
-        if not compat.is_one_device(ctx):
-            reason = "the program is of several devices"
-        elif (refusal := on_device or _refusal(x.dtype, x.shape, axis)) is not None:
-            reason = refusal
-        elif (kernel := _instance(family, x.dtype)) is None:
-            reason = f"this installation has no {family} kernel that quantizes {x.dtype}"
-        else:
-            return kernel
-    return reason
 
 
 def _quicker_by_xla(x: Any, axis: tuple[int, ...], *, both: bool) -> str | None:
@@ -166,35 +118,10 @@ def _quicker_by_xla(x: Any, axis: tuple[int, ...], *, both: bool) -> str | None:
     return None
 
 
-def _device_refusal(family: str, names: tuple[str, ...] | None, target: str | None) -> str | None:
-    device = serve.device_for(names, target)
-    if device is None:
-        return "there is no CUDA GPU, and no target is named"
-    if device.family != family:
-        return f"this is {device}"
-    return device.problem
-
-
-def _instance(family: str, dtype: Any) -> Any:
-    wanted = (family, "quantize", _INPUTS[dtype.name])
-    found = (k for k in manifest.kernels() if (k.family, k.role, k.input) == wanted)
-    return next(found, None)
-
-
-def _no_kernel(names: tuple[str, ...], dtype: Any) -> str | None:
-    if any(_instance(EMULATED.get(name, name), dtype) is not None for name in names):
-        return None
-    return f"this installation has no kernel that quantizes {dtype}"
-
-
 def _refusal(dtype: Any, shape: Sequence[Any], axis: tuple[int, ...]) -> str | None:
     """Why no kernel takes an array; None where one does."""
-    if dtype.name not in _INPUTS:
-        return f"the kernels quantize float32, bfloat16 and float16, not {dtype}"
-    if not all(isinstance(extent, int) for extent in shape):
-        return "a dimension is symbolic"
-    if 0 in shape:
-        return "a dimension is 0; there is nothing to launch"
+    if (refusal := quantizing.array_refusal(dtype, shape)) is not None:
+        return refusal
     apart = [i for i, extent in enumerate(shape) if extent > 1 and i not in axis]
     shared = [i for i, extent in enumerate(shape) if extent > 1 and i in axis]
     if apart and shared and apart[-1] > shared[0]:
@@ -248,12 +175,6 @@ def _call_abstract_eval(x: Any, *, format: str, kernel: str) -> Any:
 def _call_lower(ctx: Any, x: Any, *, format: str, kernel: str) -> Any:
     del format  # implied by the results
     return jax.ffi.ffi_lowering(TARGET)(ctx, x, kernel=kernel)
-
-
-def _message(names: tuple[str, ...], x: Any, reason: str) -> str:
-    given = names[0] if len(names) == 1 else names
-    array = describe(x.dtype, x.shape)
-    return f"{_CALL}(implementation={given!r}): x {array}: {reason}.\n{serve.WAY_OUT}"
 
 
 quantize_p.def_abstract_eval(_abstract_eval)

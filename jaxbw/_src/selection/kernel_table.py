@@ -16,7 +16,10 @@ _FAMILIES = {"sm_90a": "sm90", "sm_100f": "sm100"}
 # Threads of a CTA. sm90: a producer warpgroup and two consumers. sm100: four role warps and four
 # epilogue warps.
 _GEMM_THREADS = {"sm90": 384, "sm100": 256}
-_OTHER_THREADS = {"repack": 256, "reduce": 512, "quantize": 256, "group_table": 512}
+_OTHER_THREADS = {
+    **{"repack": 256, "reduce": 512, "quantize": 256, "quantize_blocks": 512},
+    "group_table": 512,
+}
 _MATMULS = ("gemm", "grouped")  # roles
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
@@ -36,6 +39,7 @@ _ROW_KEYS = {
     "repack": _KEYS,
     "reduce": _KEYS,
     "quantize": _KEYS,
+    "quantize_blocks": _KEYS,
     "group_table": _KEYS,
 }
 
@@ -51,7 +55,7 @@ class Kernel:
       role: "gemm"; "grouped", a matmul of rows or a contraction that fall into groups, and
         "group_table", which says what its tiles are; "repack", which copies operands that TMA
         cannot address; "reduce", which adds up the parts of a matmul that is split along K;
-        "quantize", of arrays to 8-bit floats.
+        "quantize", of arrays to 8-bit floats, and "quantize_blocks", to block-scaled formats.
       input: dtype of the operands, or a class of them.
       layout: which of m, k and k, n are contiguous.
       block_m, block_n, block_k: the tile of a multiplying warpgroup.
@@ -190,7 +194,7 @@ def _faults(kernel: Kernel) -> Iterator[str]:
     elif kernel.role == "reduce":
         if (kernel.family, kernel.input) != ("sm90", "f32"):
             yield 'there is one, for arch "sm_90a" and input "f32"'
-    elif kernel.role == "quantize":
+    elif kernel.role in ("quantize", "quantize_blocks"):
         if kernel.input not in ("f32", "bf16", "f16"):
             yield 'input is not "f32", "bf16" or "f16", what is quantized'
     elif kernel.role == "group_table":

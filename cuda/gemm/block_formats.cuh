@@ -1,0 +1,151 @@
+// The arithmetic of block-scaled formats: jaxbw/_src/block_formats.py says what it is, and these are the same bits.
+//
+// A format makes of the amax of a block, the bits of a float32 that may be infinity or NaN, its Scale and that's code,
+// a byte; and of numbers and their Scale what is stored.
+#pragma once
+
+#include "gemm/quantize_blocks.h"
+#include "ptx/float8.h"
+#include "ptx/thread.h"
+
+namespace jaxbw {
+
+constexpr uint32_t kInfinity = 0x7f800000, kFractionBits = 23, kFraction = (1u << kFractionBits) - 1;
+
+// x / divisor of the divisor's rounded reciprocal, by one step of Newton's. Correctly rounded if x * inverse, as given,
+// is within a unit in the last place. Else it is at least on the right side of all numbers of few bits, and equal where
+// the quotient is one: with a divisor of four bits or fewer x is no nearer to their product than half a unit of the
+// quotient's, and more.
+JAXBW_DEVICE float corrected_quotient(float quotient, float x, float divisor, float inverse) {
+  return __fmaf_rn(__fmaf_rn(-quotient, divisor, x), inverse, quotient);
+}
+JAXBW_DEVICE float quotient_by_short(float x, float divisor, float inverse) {
+  return corrected_quotient(__fmul_rn(x, inverse), x, divisor, inverse);
+}
+
+// The magnitudes of four numbers as e2m1 of four bits each: rounded to nearest even, and 6 of what is beyond, NaN too.
+// No instruction of sm_90 does it.
+//
+// A code is y * 2 up to 2, y + 2 up to 4 and y / 2 + 4 from there, the least of the three everywhere; a sum with 2^23
+// rounds it to an integer, in its last bits, and an even code is an even integer in each.
+JAXBW_DEVICE uint32_t e2m1_magnitudes(const float (&y)[4]) {
+  constexpr float kInteger = 0x1p23f;
+  uint32_t codes = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    const float magnitude = fminf(fabsf(y[i]), 6.0f);
+    const uint32_t low = __float_as_uint(__fmaf_rn(magnitude, 2.0f, kInteger)),
+                   middle = __float_as_uint(__fadd_rn(magnitude, kInteger + 2)),
+                   high = __float_as_uint(__fmaf_rn(magnitude, 0.5f, kInteger + 4));
+    codes += min(min(low, middle), high) << 4 * i;  // what is above 2^23's exponent is not read
+  }
+  return codes & 0x7777;
+}
+
+// Their signs, where e2m1 has them.
+JAXBW_DEVICE uint32_t e2m1_signs(const float (&y)[4]) {
+  const uint32_t even = __byte_perm(__float_as_uint(y[0]), __float_as_uint(y[2]), 0x73),
+                 odd = __byte_perm(__float_as_uint(y[1]), __float_as_uint(y[3]), 0x73);
+  return (even >> 4 & 0x0808) | (odd & 0x8080);
+}
+
+// Four numbers as e2m1, the first one lowest; NaN becomes 7.
+JAXBW_DEVICE uint32_t e2m1_numbers(const float (&y)[4]) {
+#if __CUDA_ARCH__ >= 1000
+  return ptx::pack_e2m1(y);
+#else
+  return e2m1_magnitudes(y) | e2m1_signs(y);
+#endif
+}
+
+// MXFP8 and MXFP4: the scale is a power of two.
+template <DataType kOf>
+class MxFormat {
+ public:
+  static constexpr DataType kElement = kOf;
+  static constexpr uint32_t kBlock = kMxBlock;
+
+  struct Scale {
+    float inverse;  // 0 of NaN: what is finite becomes 0, the rest NaN
+
+    JAXBW_DEVICE Scale of_lane(uint32_t lane) const { return {ptx::of_lane(inverse, lane)}; }
+  };
+
+  // 2^e >= amax / max: one more than of the quotient of exponents where amax has the larger fraction.
+  JAXBW_DEVICE Scale scale_of(uint32_t amax, uint32_t& code) const {
+    constexpr uint32_t kLargest = kOf == DataType::kE4M3   ? 0x43e00000   // 448
+                                  : kOf == DataType::kE5M2 ? 0x47600000   // 57344
+                                                           : 0x40c00000;  // 6
+    constexpr uint32_t kUp = kFraction - (kLargest & kFraction), kExponent = (kLargest >> kFractionBits) - 127;
+    const bool is_number = amax < kInfinity;
+    const uint32_t exponent = max((amax + kUp) >> kFractionBits, kExponent) - kExponent;
+    code = is_number ? exponent : 0xff;
+    return {__uint_as_float(is_number ? (254 - exponent) << kFractionBits : 0)};
+  }
+
+  // Four numbers, the first one lowest.
+  JAXBW_DEVICE uint32_t quantized(const float (&x)[4], Scale scale) const {
+    float y[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) y[i] = ptx::multiply_flushed(x[i], scale.inverse);
+    if constexpr (kOf == DataType::kE2M1) {
+      return e2m1_numbers(y);
+    } else {
+      return ptx::pack_float8<kOf>(y[0], y[1]) | uint32_t{ptx::pack_float8<kOf>(y[2], y[3])} << 16;
+    }
+  }
+};
+
+// NVFP4: the scale is e4m3, of what a scale of the whole array has divided.
+class NvFormat {
+ public:
+  static constexpr DataType kElement = DataType::kE2M1;
+  static constexpr uint32_t kBlock = kNvBlock;
+
+  struct Scale {
+    float scale, inverse;  // 0 of a scale of 0 and of NaN: all becomes 0
+
+    JAXBW_DEVICE Scale of_lane(uint32_t lane) const { return {ptx::of_lane(scale, lane), ptx::of_lane(inverse, lane)}; }
+  };
+
+  // The global scale as a power of two and a number in [2, 4): no power is subnormal. `whole`: a positive normal
+  // number.
+  JAXBW_DEVICE explicit NvFormat(float whole)
+      : power_(__uint_as_float(0x7f800000 - (__float_as_uint(whole) & kInfinity))),
+        divisor_(__uint_as_float((__float_as_uint(whole) & kFraction) | 0x40000000)),
+        inverse_(__frcp_rn(divisor_)),
+        inverse_rest_(__fmaf_rn(-inverse_, divisor_, 1.0f) * inverse_) {}
+
+  JAXBW_DEVICE Scale scale_of(uint32_t amax, uint32_t& code) const {
+    const float largest = divided(ptx::multiply_flushed(__uint_as_float(amax), power_));
+    const float sixth = quotient_by_short(largest, 6.0f, 1.0f / 6.0f);
+    // Beyond the range that is infinity or NaN, and 448.
+    const uint32_t rounded = ptx::pack_float8<DataType::kE4M3>(fminf(sixth, 448.0f), 0.0f);
+    const bool is_number = amax < kInfinity;
+    code = is_number ? rounded : 0x7f;
+    if (!is_number || code == 0) return {0.0f, 0.0f};
+    const float scale = __uint_as_float(code << (kFractionBits - 3)) * 0x1p120f;
+    return {scale, __frcp_rn(scale)};
+  }
+
+  JAXBW_DEVICE uint32_t quantized(const float (&x)[4], Scale scale) const {
+    float of_all[4], y[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      of_all[i] = ptx::multiply_flushed(x[i], power_);
+      y[i] = quotient_by_short(divided(of_all[i]), scale.scale, scale.inverse);  // beyond the range infinity, or NaN
+    }
+    // The signs of infinities and of NaN, which those of y are not.
+    return (e2m1_numbers(y) & (scale.inverse == 0 ? 0 : 0x7777)) | e2m1_signs(of_all);
+  }
+
+ private:
+  // By the divisor, correctly rounded: what is corrected is within a unit by its reciprocal's rest.
+  JAXBW_DEVICE float divided(float x) const {
+    return corrected_quotient(__fmaf_rn(x, inverse_, __fmul_rn(x, inverse_rest_)), x, divisor_, inverse_);
+  }
+
+  float power_, divisor_, inverse_, inverse_rest_;
+};
+
+}  // namespace jaxbw

@@ -7,7 +7,8 @@ ragged contraction. With --epilogues instead those in one kernel, "fused", besid
 write float32 and XLA's operations, "apart": "gated" is silu(x gate) * (x up), "sums" adds up the
 gradients of weights of four microbatches in float32. With --float8 the forward matmul of operands
 in e4m3 with a scale for each row, and for each column of each matrix, beside bfloat16's, and one
-dense matmul of float8; --tiles are then of "highest".
+dense matmul of float8; --tiles are then of "highest". Its "training" is the value and both
+gradients, of arrays in bfloat16, which `fp8_ragged_dot` quantizes at each call.
 
 Sizes are uniform, Zipf's, of one group alone, and random; their sum is m.
 Device time by CUPTI, in bursts, arms in random order, arrays rotating over 400 MB, two sets at
@@ -48,7 +49,7 @@ from measuring.environment import running_gpu
 ROTATED = 400e6  # bytes
 FORMS = ("forward", "dlhs", "drhs")
 EPILOGUES = ("gated", "sums")
-FLOAT8 = ("float8",)
+FLOAT8 = ("float8", "training")
 MICROBATCHES = 4
 KINDS = ("uniform", "zipf", "one", "random")
 
@@ -68,7 +69,7 @@ class Case:
     @property
     def flops(self) -> float:
         """Of what has to be multiplied, where all rows belong to groups."""
-        matmuls = {"gated": 2, "sums": MICROBATCHES}.get(self.form, 1)
+        matmuls = {"gated": 2, "sums": MICROBATCHES, "training": 3}.get(self.form, 1)
         return 2.0 * matmuls * self.m * self.k * self.n
 
     def __str__(self) -> str:
@@ -223,6 +224,24 @@ def float8_and_bfloat16(case: Case, configs: list[GemmConfig | None]) -> dict[st
     return {name: Rotation(Matmul(jax.jit(call)), [xs]) for name, (call, xs) in calls.items()}
 
 
+def training(case: Case) -> dict[str, Any]:
+    """The calls to be timed of a value and its gradients, by name."""
+    sizes = jnp.asarray(sizes_of(case))
+    shapes = (case.m, case.k), (case.groups, case.k, case.n), (case.m, case.n)
+    keys = jax.random.split(jax.random.key(0), 3)
+    arrays = [jax.random.normal(k, s, jnp.bfloat16) for k, s in zip(keys, shapes, strict=True)]
+
+    def with_gradients(multiply: Any, x: Any, w: Any, bar: Any) -> Any:
+        out, pull = jax.vjp(lambda x, w: multiply(x, w, sizes), x, w)
+        return out, pull(bar)
+
+    calls = {"float8": jaxbw.fp8_ragged_dot, "bfloat16": jaxbw.ragged_dot}
+    return {
+        name: Rotation(Matmul(jax.jit(partial(with_gradients, call))), [tuple(arrays)])
+        for name, call in calls.items()
+    }
+
+
 def fused_and_apart(case: Case) -> dict[str, Any]:
     """The calls to be timed of an epilogue, by name."""
     sizes, f32 = jnp.asarray(sizes_of(case)), jnp.float32
@@ -269,9 +288,10 @@ def measure(case: Case, device: Device, timer: Cupti, rounds: int, configs: Any)
     """Microseconds and TFLOP/s of each arm."""
     if case.form in FORMS:
         calls = arms(case, device, configs)
+    elif case.form == "float8":
+        calls = float8_and_bfloat16(case, configs)
     else:
-        of_float8 = case.form in FLOAT8
-        calls = float8_and_bfloat16(case, configs) if of_float8 else fused_and_apart(case)
+        calls = training(case) if case.form == "training" else fused_and_apart(case)
     timings = bursts(timer, calls, rounds=rounds, seed=0)
     row: dict[str, Any] = {"case": asdict(case), "arms": {}}
     for name, timing in timings.items():

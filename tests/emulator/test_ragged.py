@@ -280,6 +280,7 @@ def cases(draw: st.DrawFn) -> Ragged:
         stages=draw(st.integers(2, 4)),
         swizzle=draw(st.integers(1, 4)),
         scheduler=draw(st.sampled_from([None, "none"])),
+        split=draw(st.integers(1, min(4, -(-m // 64)))) if contraction else 1,
         sm_count=draw(st.integers(2, 5)),
         alpha=draw(st.sampled_from([1.0, -0.5])),
         adds=contraction and output == "f32" and draw(st.booleans()),

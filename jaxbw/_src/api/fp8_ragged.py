@@ -41,6 +41,7 @@ def fp8_ragged_dot(
     backward pass rows of the cotangent as e5m2, which gives the gradient of lhs. That of rhs is a
     matmul of lhs and the cotangent in 16 bits: bfloat16, or float16 of float16 operands. Gradients
     are in the operands' dtypes. Reverse mode only, once. On Hopper each of the three is a kernel.
+    Weights are quantized at each call: it takes some thousand rows of a group to gain.
 
     Args:
       lhs, rhs, group_sizes, group_offset, rows_per_group: as of `ragged_dot`; operands are real

@@ -43,7 +43,8 @@ class GemmConfig:
       raster: the dimension that is cut into bands, "m" or "n".
       split_k: parts along K that are computed apart and summed in a fixed order, 1 to 64, on sm100
         to 16.
-      split_tail: split only the tiles of the last, incomplete wave.
+      split_tail: split only the tiles of the last, incomplete wave; of a grouped contraction, those
+        of a group that has more than half of the rows.
       swap_ab: compute the transposed matmul, for a small m. Not for gated matmuls.
       accumulators: accumulators in Tensor Memory, 1 or 2; default 2. sm90 has one, in registers.
       scheduler: "clc" (sm100's default), "static" (sm90's; a persistent grid of one wave), "none"

@@ -63,7 +63,9 @@ class Case:
         given = jax.ShapeDtypeStruct((self.rows, self.columns), self.dtype)
         leaves = jax.tree.leaves(jax.eval_shape(partial(jaxbw.quantize, **self.options), given))
         bits = {jnp.dtype(jnp.float4_e2m1fn): 4}
-        return read + sum(a.size * bits.get(a.dtype, 8 * a.dtype.itemsize) // 8 for a in leaves)
+        return read + sum(
+            int(a.size) * bits.get(a.dtype, 8 * int(a.dtype.itemsize)) // 8 for a in leaves
+        )
 
     def __str__(self) -> str:
         form = {None: "tensor", -1: "rows", -2: "columns"}[self.axis]

@@ -44,7 +44,7 @@ def check(
     whole = aligned((1,), np.float32)
     whole[0] = 0.75
     options: Any = {"global_scale": whole[0]} if name == "nvfp4" else {}
-    q = jaxbw.quantize(x, name, square=square, both=True, implementation="xla", **options)
+    q: Any = jaxbw.quantize(x, name, square=square, both=True, implementation="xla", **options)
     turned = q.along(-2)
     wanted = [packed(np.asarray(a)) for a in (q.data, q.scale, turned.data, turned.scale)]
     results = [aligned((each.size + GUARD,), np.uint8) for each in wanted]

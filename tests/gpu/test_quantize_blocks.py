@@ -25,7 +25,7 @@ def bits(x: Any) -> Any:
 def check(x: Any, name: str, **options: Any) -> None:
     """The kernel, XLA on the GPU, and XLA on the CPU."""
     given = options.pop("global_scale", None)
-    run = partial(jaxbw.quantize, format=name, **options)
+    run: Any = partial(jaxbw.quantize, format=name, **options)
     for_all = [
         jax.jit(lambda x, s, i=implementation: run(x, global_scale=s, implementation=i))(x, given)
         for implementation in ("kernel", "xla")

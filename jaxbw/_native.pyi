@@ -141,6 +141,14 @@ def ffi_targets() -> dict[str, dict[str, object]]:
     bf16 or f32 [groups, group]; results data, e4m3 or e5m2, shaped as x, scale, f32 [groups], and
     workspace, uint8 [W] where W = `quantize_workspace_bytes` is not 0; attribute kernel. For an x
     [groups, matrices, rows, columns] transposed [groups, matrices, columns, rows] follows scale.
+
+    "jaxbw_quantize_blocks_v1" is an array in a block-scaled format (see `QuantizeBlocksParams`):
+    operands x, f16, bf16 or f32 [matrices, rows, columns], and of NVFP4 global scales, f32 [S],
+    each of matrices / S of them; attributes kernel, a string, and int32 columns, rows (of blocks
+    along that dimension 0: nothing, 1: scales, 2: data and scales) and square (0 or 1). Results of
+    columns are data, e4m3, e5m2 or e2m1 [matrices, rows, K], K the columns padded to a multiple of
+    32, and scales [matrices, tiles of rows, tiles of K, 512], uint8 or float8_e8m0fnu, of NVFP4
+    float8_e4m3fn; then those of rows, likewise of the transpose. There are data of one of them.
     """
 
 def quantize_workspace_bytes(x: Sequence[int], dtype: DataType, format: DataType) -> int:

@@ -66,6 +66,11 @@ def test_the_source_of_a_quantize_instance() -> None:
     assert "__launch_bounds__(256, 4)\n    jaxbw_sm100_quantize_f16(" in text
     assert "const __grid_constant__ jaxbw::QuantizeParams params" in text
     assert "jaxbw::quantize<jaxbw::DataType::kF16>(params);" in text
+    text = source(untiled("sm_90a", "quantize_blocks", "bf16"))
+    assert '#include "gemm/quantize_blocks.cuh"' in text
+    assert "__launch_bounds__(512, 2)\n    jaxbw_sm90_quantize_blocks_bf16(" in text
+    assert "const __grid_constant__ jaxbw::QuantizeBlocksParams params" in text
+    assert "jaxbw::quantize_blocks<jaxbw::DataType::kBF16>(params);" in text
 
 
 def test_the_manifest_joins_table_and_report(tmp_path: Path) -> None:

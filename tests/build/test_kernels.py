@@ -139,6 +139,17 @@ def test_quantize_instructions(family: str, kernel_dir: Path, opcodes: Opcodes) 
         assert matching(counts, pattern), pattern
 
 
+@pytest.mark.parametrize("family", ["sm90", "sm100"])
+def test_instructions_that_quantize_to_blocks(
+    family: str, kernel_dir: Path, opcodes: Opcodes
+) -> None:
+    """Conversions in hardware: to e2m1, too, where there is one."""
+    counts = opcodes(kernel_dir / f"jaxbw_{family}_quantize_blocks_bf16.cubin")
+    for pattern in (r"LDG.*\.64.*", r"V?I?MNMX3?\.S16x2.*", r"F2FP\.SATFINITE\.E[45]M[32]\..*"):
+        assert matching(counts, pattern), pattern
+    assert bool(matching(counts, r"F2FP\.SATFINITE\.E2M1\..*")) == (family == "sm100")
+
+
 def assert_common_blackwell_instructions(counts: Counter[str]) -> None:
     assert matching(counts, r"LDTM\..*"), "accumulators are read from tensor memory"
     assert matching(counts, r"UTMASTG\.3D"), "D is written by TMA"

@@ -619,6 +619,21 @@ CUresult launch_quantize(const CUlaunchConfig* launch, const Kernel& kernel, con
   return CUDA_SUCCESS;
 }
 
+// Records only.
+CUresult launch_quantize_blocks(const CUlaunchConfig* launch, const Kernel& kernel,
+                                const jaxbw::QuantizeBlocksParams& p) {
+  const auto address = [](const void* pointer) { return reinterpret_cast<uint64_t>(pointer); };
+  FAKE_RETURN_IF_FAILED(
+      "cuLaunchKernelEx", "kernel", kernel.name, "grid", std::vector<unsigned>{launch->gridDimX}, "block",
+      std::vector<unsigned>{launch->blockDimX}, "stream", reinterpret_cast<uintptr_t>(launch->hStream), "numbers",
+      std::vector<uint32_t>{p.matrix_rows, p.matrix_columns, p.tiles_across.value, p.tiles_of_matrix.value,
+                            p.matrices_per_scale.value, p.square, static_cast<uint32_t>(p.element)},
+      "addresses",
+      std::vector<uint64_t>{address(p.x), address(p.global_scale), address(p.columns.data), address(p.columns.scale),
+                            address(p.rows.data), address(p.rows.scale)});
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_group_table(const CUlaunchConfig* launch, const Kernel& kernel, const jaxbw::GroupTableParams& p) {
   FAKE_RETURN_IF_FAILED("cuLaunchKernelEx", "kernel", kernel.name, "grid", std::vector<unsigned>{launch->gridDimX},
                         "block", std::vector<unsigned>{launch->blockDimX}, "overlaps", overlaps(*launch), "stream",
@@ -631,6 +646,9 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
   const Kernel& kernel = *reinterpret_cast<const Kernel*>(function);
   if (kernel.name.find("_repack_") != std::string::npos) {
     return launch_repack(launch, kernel, *static_cast<const jaxbw::RepackParams*>(arguments[0]));
+  }
+  if (kernel.name.find("_quantize_blocks_") != std::string::npos) {
+    return launch_quantize_blocks(launch, kernel, *static_cast<const jaxbw::QuantizeBlocksParams*>(arguments[0]));
   }
   if (kernel.name.find("_quantize_") != std::string::npos) {
     return launch_quantize(launch, kernel, *static_cast<const jaxbw::QuantizeParams*>(arguments[0]));

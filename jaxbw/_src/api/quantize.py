@@ -40,9 +40,9 @@ def quantize(
     gives the same bits on every platform. Under `jit`, amax over a sharded axis is that of all
     shards.
 
-    On CUDA a kernel serves float32, bfloat16 and float16 whose scales are shared along the last
-    dimensions, in programs of one device and in a `shard_map`; XLA what is left. The results are
-    the same.
+    On CUDA a kernel serves float32, bfloat16 and float16, in programs of one device and in a
+    `shard_map`: block-scaled formats, all results in one pass over x, and scales that are shared
+    along the last dimensions. XLA serves what is left. The results are the same.
 
     The other formats are block-scaled, as Blackwell multiplies them: along `axis`, each 32 numbers
     (16 of "nvfp4") share a scale of 8 bits. Of MX formats
@@ -50,7 +50,7 @@ def quantize(
     power of two, amax / max of the block rounded up to one (https://arxiv.org/abs/2506.08027). Of
     "nvfp4" it is amax / 6 of x / global_scale, rounded to e4m3. A block with NaN or an infinity
     has the scale NaN, so that it is NaN as a whole; other bits are those of
-    `jax.nn.scaled_dot_general`. XLA computes all of this.
+    `jax.nn.scaled_dot_general`. A global scale that is not given XLA finds.
 
     It has no derivative, since a cotangent in float8 without a scale would vanish: what is
     differentiated is refused. `jaxbw.fp8_dot_general` has gradients.

@@ -1,0 +1,87 @@
+"""The PTX that quantizes to blocks in the emulator: any schedule, nothing else touched.
+
+Their bits, and what the host plans, are tested through the custom call
+(tests/jax/test_quantize_blocks_kernel.py).
+"""
+
+import struct
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxbw
+from jaxbw.emulator import Module
+
+from .test_quantize import DTYPES, FAMILIES, any_bits, loaded
+from .test_repack import aligned
+
+THREADS = 512
+ELEMENTS = {"mxfp8": 8, "mxfp8_e5m2": 9, "mxfp4": 17, "nvfp4": 17}  # DataType in cuda/params.h
+GUARD = 64
+
+
+def divisor(value: int) -> tuple[int, int, int]:
+    """As in cuda/gemm/division.h."""
+    shift = (value - 1).bit_length()
+    return value, -(-(1 << (31 + shift)) // value), shift
+
+
+def packed(x: Any) -> Any:
+    """The bytes of data, of 4 bits two in a byte."""
+    flat = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return flat[::2] | flat[1::2] << 4 if x.dtype == jnp.float4_e2m1fn else flat
+
+
+def check(
+    kind: str, name: str, shape: tuple[int, int, int], *, family: str, square: bool, **launch: Any
+) -> None:
+    """Both directions of [matrices, rows, columns]."""
+    kernel = f"jaxbw_{family}_quantize_blocks_{kind}"
+    module: Module = loaded(kernel)
+    x = any_bits(shape, DTYPES[kind])
+    whole = aligned((1,), np.float32)
+    whole[0] = 0.75
+    options: Any = {"global_scale": whole[0]} if name == "nvfp4" else {}
+    q: Any = jaxbw.quantize(x, name, square=square, both=True, implementation="xla", **options)
+    turned = q.along(-2)
+    wanted = [packed(np.asarray(a)) for a in (q.data, q.scale, turned.data, turned.scale)]
+    results = [aligned((each.size + GUARD,), np.uint8) for each in wanted]
+    for each in results:
+        each[...] = 0xA5
+    for array in (x, whole):
+        array.flags.writeable = False
+    across, down = (-(-extent // 128) for extent in shape[:0:-1])
+    params = struct.pack(
+        "<6Q9I4I4x",
+        x.ctypes.data,
+        whole.ctypes.data if options else 0,
+        *(each.ctypes.data for each in results),
+        *divisor(shape[0]),
+        *divisor(across),
+        *divisor(across * down),
+        *(*shape[1:], square, ELEMENTS[name]),
+    )
+    report = module.launch(
+        kernel,
+        grid=shape[0] * across * down,
+        block=THREADS,
+        args=[params],
+        buffers=[x, whole, *results],
+        **launch,
+    )
+    assert not report.findings
+    for got, each in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(got[:-GUARD], each)
+        assert (got[-GUARD:] == 0xA5).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("square", [False, True])
+@pytest.mark.parametrize("name", ELEMENTS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_any_schedule(family: str, square: bool, name: str, seed: int) -> None:
+    launch: Any = {"family": family, "square": square, "schedule": "random", "seed": seed}
+    check("bf16", name, (2, 40, 136), **launch)
+    check("f32", name, (1, 130, 19), **launch)

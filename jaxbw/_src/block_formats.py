@@ -25,7 +25,9 @@ _PADDED = 32  # data are padded along k to rows of 16 bytes or 32, which TMA can
 _NAN = np.uint32(0x7F)  # in e4m3
 _E8M0_NAN = np.int32(0xFF)
 
-# Magnitudes half-way between two numbers of e2m1, and whether such a tie goes up, to the even one.
+# Magnitudes of e2m1 below its largest, and how far the next one is.
+_E2M1_STEPS = ((0.0, 0.5), (0.5, 0.5), (1.0, 0.5), (1.5, 0.5), (2.0, 1.0), (3.0, 1.0), (4.0, 2.0))
+# Half-way between two of them, and whether such a tie goes up, to the even one.
 _E2M1_TIES = (
     (0.25, False),
     (0.75, True),
@@ -111,13 +113,16 @@ def divided(x: Any, divisor: Any) -> Any:
     return jnp.where(is_scale & ~jnp.isnan(x), quotient, np.float32(np.nan))
 
 
-def quantized(x: Any, format: BlockFormat, *, square: bool = False) -> tuple[Any, Any]:
+def quantized(
+    x: Any, format: BlockFormat, *, square: bool = False, dither: Any = None
+) -> tuple[Any, Any]:
     """Data and scales of an array whose last dimension is k.
 
     Args:
       x: `[..., rows, k]`, real floating; `divided` by a global scale.
       format: of data and scales.
       square: as many rows as elements of k share a scale, too.
+      dither: random bits, uint16, shaped as x: data are rounded stochastically. Of "nvfp4".
 
     Returns:
       Data `[..., rows, padded(k)]`, and scales `[..., rows, padded(k) / block]`.
@@ -125,16 +130,21 @@ def quantized(x: Any, format: BlockFormat, *, square: bool = False) -> tuple[Any
     wide = fp8.as_float32(x)
     *batch, rows, k = wide.shape
     behind = padded(k) - k
-    if not (isinstance(behind, int) and behind == 0):
-        wide = jnp.pad(wide, [(0, 0)] * (wide.ndim - 1) + [(0, behind)])
-    wide = fp8.flushed(wide)
-    blocks = wide.reshape(*batch, rows, wide.shape[-1] // format.block, format.block)
+
+    def in_blocks(x: Any) -> Any:
+        if not (isinstance(behind, int) and behind == 0):
+            x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, behind)])
+        return x.reshape(*batch, rows, x.shape[-1] // format.block, format.block)
+
+    blocks = in_blocks(fp8.flushed(wide))
     amax = jnp.max(fp8.magnitude(blocks), axis=-1, initial=np.uint32(0))
     if square:
         amax = _over_rows(amax, format.block)
-    encode = _by_e4m3 if format.has_global_scale else _by_power_of_two
-    data, scale = encode(blocks, amax, format)
-    return data.reshape(wide.shape), scale
+    if format.has_global_scale:
+        data, scale = _by_e4m3(blocks, amax, format, None if dither is None else in_blocks(dither))
+    else:
+        data, scale = _by_power_of_two(blocks, amax, format)
+    return data.reshape(*batch, rows, padded(k)), scale
 
 
 def dequantized(data: Any, scale: Any, dtype: Any = np.float32) -> Any:
@@ -177,8 +187,12 @@ def _by_power_of_two(blocks: Any, amax: Any, format: BlockFormat) -> tuple[Any, 
     return fp8.rounded(blocks * inverse[..., None], format.element), scale
 
 
-def _by_e4m3(blocks: Any, amax: Any, format: BlockFormat) -> tuple[Any, Any]:
-    """Likewise. x / scale is never computed: |x| is compared with exact multiples of the scale."""
+def _by_e4m3(blocks: Any, amax: Any, format: BlockFormat, dither: Any) -> tuple[Any, Any]:
+    """Likewise. x / scale is never computed: |x| is compared with exact multiples of the scale.
+
+    Rounded stochastically, x goes up where it is beyond a random point of its step. That has 17
+    bits: with a step, and times a scale, it is exact.
+    """
     is_number = amax < fp8.INFINITY
     counted = jnp.where(is_number & (amax > 0), amax, fp8.LEAST_NORMAL)
     largest = fp8.of_bits(counted)
@@ -188,9 +202,13 @@ def _by_e4m3(blocks: Any, amax: Any, format: BlockFormat) -> tuple[Any, Any]:
     scale = lax.bitcast_convert_type(code, format.scale)
     factor = jnp.where(is_number, scale.astype(jnp.float32), np.float32(0))[..., None]
     magnitude = jnp.abs(blocks)
-    data = sum(
-        (magnitude >= tie * factor if up else magnitude > tie * factor).astype(jnp.uint32)
-        for tie, up in _E2M1_TIES
-    )
+    if dither is None:
+        beyond = [
+            magnitude >= tie * factor if up else magnitude > tie * factor for tie, up in _E2M1_TIES
+        ]
+    else:
+        point = (dither.astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-16)
+        beyond = [magnitude > (low + point * step) * factor for low, step in _E2M1_STEPS]
+    data = sum(each.astype(jnp.uint32) for each in beyond)
     data = jnp.where(factor == 0, np.uint32(0), data)
     return fp8.of_code(data | fp8.sign_of(blocks, format.element), format.element), scale

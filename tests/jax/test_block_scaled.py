@@ -170,6 +170,31 @@ def test_a_number_that_is_none_is_the_whole_block() -> None:
         np.testing.assert_allclose(got, wanted, rtol=2**-20)
 
 
+def test_stochastic_rounding() -> None:
+    """To one of two neighbours, so that the mean is the number; the scales do not depend on it."""
+    x, keys = (
+        np.random.default_rng(0).normal(size=(16, 40)),
+        jax.random.split(jax.random.key(0), 4096),
+    )
+    x = x.astype(np.float32)
+    rounded = jax.jit(lambda key: jaxbw.quantize(x, "nvfp4", key=key))
+    found = np.asarray(jax.jit(jax.vmap(lambda key: rounded(key).dequantized()))(keys))
+    low, high = found.min(axis=0), found.max(axis=0)
+    assert ((found == low) | (found == high)).all()
+    # Where a scale was rounded down its largest number is less than x.
+    beyond = (x < low) | (x > high)
+    assert (low[beyond] == high[beyond]).all()
+    assert (np.abs(x[beyond] / low[beyond]) < 1 + 2**-3.9).all()
+    five_sigma = 5 * (high - low) / 2 / np.sqrt(len(keys))
+    assert (np.abs(found.mean(axis=0, dtype=np.float64) - x) <= five_sigma + 1e-6)[~beyond].all()
+    nearest, once = jaxbw.quantize(x, "nvfp4"), rounded(keys[0])
+    np.testing.assert_array_equal(nearest.scale, once.scale)
+    assert (low <= nearest.dequantized()).all()
+    assert (nearest.dequantized() <= high).all()
+    eager = jaxbw.quantize(x, "nvfp4", key=keys[0])
+    np.testing.assert_array_equal(eager.data, once.data)
+
+
 def test_what_is_refused() -> None:
     x = jnp.ones((4, 8))
     with pytest.raises(ValueError, match=r"it is one of .*'mxfp8', 'mxfp8_e5m2', 'mxfp4', 'nvfp4'"):
@@ -183,6 +208,11 @@ def test_what_is_refused() -> None:
         jaxbw.quantize(x[0], "mxfp8", square=True)
     with pytest.raises(ValueError, match="square is given and format is 'e4m3'"):
         jaxbw.quantize(x, "e4m3", square=True)
+    for name in ("e4m3", "mxfp4"):
+        with pytest.raises(ValueError, match=f"key is given and format is '{name}'"):
+            jaxbw.quantize(x, name, key=jax.random.key(0))
+    with pytest.raises(NotImplementedError, match="it is rounded stochastically"):
+        jaxbw.quantize(x, "nvfp4", key=jax.random.key(0), implementation="kernel")
     with pytest.raises(ValueError, match=r"global_scale has shape \[\] and format is 'mxfp8'"):
         jaxbw.quantize(x, "mxfp8", global_scale=1.0)
     with pytest.raises(ValueError, match=r"blocks along dimension -1, and -2 is contracted"):

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
+from jaxbw._src.api.block_scaled_training import _rotated as rotated
 
 from ..quantized import BLOCK_FORMATS
 
@@ -121,6 +122,44 @@ def test_what_is_kept_is_quantized(name: str) -> None:
     assert of_x.dtype == of_w.dtype == jnp.bfloat16
     with pytest.raises(TypeError, match="x is differentiated"):
         jax.grad(lambda bar: transpose(bar)[0].astype(np.float32).sum())(y)
+
+
+def test_a_key_is_for_the_backward_pass() -> None:
+    """Gradients vary with it, about their means; an outlier does not cost its block's precision."""
+    x, w, bar = array((40, 32)), array((32, 48), 1), array((40, 48), 2)
+    x[3] *= 64
+    function = partial(jaxbw.nvfp4_dot_general, dimension_numbers=PLAIN)
+    y, of_x, of_w = with_gradients(function, x, w, bar)
+
+    @jax.jit
+    @jax.vmap
+    def drawn(key: Any) -> Any:
+        return with_gradients(partial(function, key=key), x, w, bar)
+
+    keys = jax.random.split(jax.random.key(0), 256)
+    ys, of_xs, of_ws = map(np.asarray, drawn(keys))
+    np.testing.assert_array_equal(ys, np.broadcast_to(y, ys.shape))
+    assert of_xs.std(axis=0).min() > 0
+    for once, many in zip(drawn(keys[:1])[1:], (of_xs, of_ws), strict=True):
+        np.testing.assert_array_equal(once[0], many[0])
+
+    def error(got: Any, wanted: Any) -> Any:
+        return np.linalg.norm(np.asarray(got, np.float64) - wanted) / np.linalg.norm(wanted)
+
+    exact = bar @ quantized(w, "nvfp4", axis=-1, square=True).T
+    assert error(of_xs.mean(axis=0), exact) < 0.2 * error(of_x, exact)
+    exact = x.astype(np.float64).T @ bar
+    assert error(of_ws.mean(axis=0), exact) < 0.75 * error(of_w, exact)
+
+
+def test_rotated_operands_have_the_same_product() -> None:
+    """Also where rows, which are contracted, are no multiple of what is rotated together."""
+    x, y, key = array((2, 37, 5)), array((2, 37, 3), 1), jax.random.key(3)
+    left, right = (np.asarray(rotated(a, key)).astype(np.float64) for a in (x, y))
+    assert left.shape == (2, 48, 5)
+    assert np.abs(left[:, :37] - x).max() > 0.5
+    wanted = x.astype(np.float64).swapaxes(1, 2) @ y
+    np.testing.assert_allclose(left.swapaxes(1, 2) @ right, wanted, atol=1e-5)
 
 
 def test_scan_and_remat() -> None:

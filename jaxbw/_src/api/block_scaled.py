@@ -229,13 +229,14 @@ def block_scaled(
     square: bool,
     both: bool,
     global_scale: Any,
+    key: Any,
     served_by: tuple[tuple[str, ...] | None, str | None],
 ) -> BlockScaled:
     """An array in the format of this name, checked; `served_by`: implementations and a target.
 
     Raises:
       ValueError: another `axis` than one dimension; too few dimensions for `both` or `square`; a
-        global scale of a format that has none, or that is no scalar.
+        global scale of a format that has none, or that is no scalar; a key of another than "nvfp4".
     """
     described = describe(x.dtype, x.shape)
     if not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
@@ -257,8 +258,12 @@ def block_scaled(
                 f"{format!r}; it is a scalar, of 'nvfp4'"
             )
         global_scale = global_scale.reshape(())
+    if key is not None and not chosen.has_global_scale:
+        raise ValueError(
+            f"{call}: key is given and format is {format!r}; only 'nvfp4' is rounded stochastically"
+        )
     made: BlockScaled = _block_scaled(
-        chosen, axis, bool(square), bool(both), served_by, x, global_scale
+        chosen, axis, bool(square), bool(both), served_by, x, global_scale, key
     )
     return made
 
@@ -272,6 +277,7 @@ def _block_scaled(
     served_by: tuple[Any, Any],
     x: Any,
     global_scale: Any,
+    key: Any,
 ) -> BlockScaled:
     x = undifferentiated(x)
     if format.has_global_scale and global_scale is None:
@@ -286,13 +292,15 @@ def _block_scaled(
     wanted = (Wanted.DATA_AND_SCALES, other)
     columns, rows = wanted if along == -1 else wanted[::-1]
     implementation, target = served_by
+    matrix = matrix if x.ndim > 1 else matrix[None]
     of_columns, of_rows = quantize_blocks(
-        matrix if x.ndim > 1 else matrix[None],
+        matrix,
         global_scale,
         format.name,
         columns=columns,
         rows=rows,
         square=square,
+        dither=None if key is None else jax.random.bits(key, matrix.shape, np.uint16),
         implementation=implementation,
         target=target,
     )

@@ -47,6 +47,10 @@ class _Static(NamedTuple):
     implementation: Implementation
 
 
+_ROTATED = 16  # rows that are mixed: those of a block of NVFP4
+_HADAMARD = np.array(
+    [[(-1) ** (i & j).bit_count() for j in range(_ROTATED)] for i in range(_ROTATED)], np.float32
+) / np.float32(4)
 _MXFP8 = _Recipe("mxfp8", "mxfp8", "mxfp8")
 _NVFP4 = _Recipe("nvfp4", "nvfp4", "nvfp4", square_rhs=True)
 
@@ -97,13 +101,18 @@ def nvfp4_dot_general(
     precision: Any = None,
     preferred_element_type: Any = None,
     *,
+    key: Any = None,
     out_sharding: Any = None,
 ) -> jax.Array:
     """`lax.dot_general` in NVFP4, forward and backward: the recipe "nvfp4".
 
     As `mxfp8_dot_general`, with a global scale of each array at each call. rhs, the weights of a
-    layer, has square blocks, 16x16 (https://arxiv.org/abs/2509.25149). Roundings are to nearest,
-    and nothing is rotated before.
+    layer, has square blocks, 16x16 (https://arxiv.org/abs/2509.25149). With a key of jax.random
+    the backward pass is as there, too: the cotangent is rounded stochastically, and what the
+    gradient of rhs contracts, both operands, is rotated by a random Hadamard transform of 16, which
+    spreads outliers and leaves the product as it is. The same key gives the same bits; take another
+    at each call, as `nn.Dense(512, dot_general=partial(jaxbw.nvfp4_dot_general, key=key))`. Default
+    None: to nearest, unrotated.
 
     >>> x, w = jnp.full((2, 40), 7.0), jnp.full((40, 3), 3.5)
     >>> jaxbw.nvfp4_dot_general(x, w, (((1,), (0,)), ((), ())))[0].round()
@@ -112,16 +121,23 @@ def nvfp4_dot_general(
     del precision
     call = "jaxbw.nvfp4_dot_general"
     return _by_recipe(
-        call, lhs, rhs, dimension_numbers, preferred_element_type, out_sharding, _NVFP4
+        call, lhs, rhs, dimension_numbers, preferred_element_type, out_sharding, _NVFP4, key
     )
 
 
 def _by_recipe(
-    call: str, lhs: Any, rhs: Any, dims: Any, dtype: Any, out_sharding: Any, recipe: _Recipe
+    call: str,
+    lhs: Any,
+    rhs: Any,
+    dims: Any,
+    dtype: Any,
+    out_sharding: Any,
+    recipe: _Recipe,
+    key: Any = None,
 ) -> jax.Array:
     if out_sharding is not None:
         raise NotImplementedError(f"{call}: out_sharding is to be None")
-    return _dot_general(call, lhs, rhs, dims, dtype, recipe, (None, None), None)
+    return _dot_general(call, lhs, rhs, dims, dtype, recipe, (None, None), None, key)
 
 
 def scaled_dot_general(
@@ -197,6 +213,7 @@ def _dot_general(
     recipe: _Recipe,
     global_scales: Any,
     implementation: Implementation,
+    key: Any = None,
 ) -> jax.Array:
     """As one matmul of `[..., m, k]` and `[..., k, n]`: blocks lie along a single dimension."""
     implementation = arguments.hashable(call, "implementation", implementation)
@@ -214,7 +231,7 @@ def _dot_general(
     left = _flattened(lhs, batch[0], rows, contracted[0])
     right = _flattened(rhs, batch[1], contracted[1], columns)
     matmul_static = _Static(recipe, static.dtype, implementation)
-    result = _matmul(matmul_static, left, right, global_scales)
+    result = _matmul(matmul_static, left, right, global_scales, key)
     shape = [lhs.shape[i] for i in (*batch[0], *rows)] + [rhs.shape[i] for i in columns]
     return result.reshape(shape)
 
@@ -227,16 +244,16 @@ def _flattened(x: Any, batch: Any, *parts: Any) -> Any:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _matmul(static: _Static, lhs: Any, rhs: Any, global_scales: Any) -> jax.Array:
-    result: jax.Array = _forward(static, lhs, rhs, global_scales)[0]
+def _matmul(static: _Static, lhs: Any, rhs: Any, global_scales: Any, key: Any) -> jax.Array:
+    result: jax.Array = _forward(static, lhs, rhs, global_scales, key)[0]
     return result
 
 
-def _forward(static: _Static, lhs: Any, rhs: Any, global_scales: Any) -> Any:
+def _forward(static: _Static, lhs: Any, rhs: Any, global_scales: Any, key: Any) -> Any:
     recipe = static.recipe
     both = recipe.cotangent is not None
     of_lhs, of_rhs = global_scales
-    left: Any = quantize(lhs, recipe.lhs, axis=-1, both=both, global_scale=of_lhs)
+    left: Any = quantize(lhs, recipe.lhs, axis=-1, both=both and key is None, global_scale=of_lhs)
     square = recipe.square_rhs
     options: Any = {"axis": -2, "square": square, "both": both, "global_scale": of_rhs}
     right: Any = quantize(rhs, recipe.rhs, **options)
@@ -246,18 +263,27 @@ def _forward(static: _Static, lhs: Any, rhs: Any, global_scales: Any) -> Any:
         preferred_element_type=static.dtype,
         implementation=static.implementation,
     )
-    if both:
-        return result, (left.along(-2).alone(), right.along(-1).alone(), None)
-    return result, (lhs, rhs, global_scales)
+    if not both:
+        return result, (lhs, rhs, global_scales, key)
+    if key is None:
+        left = left.along(-2).alone()
+    else:
+        left = quantize(_rotated(lhs, key), recipe.lhs, axis=-2)
+    return result, (left, right.along(-1).alone(), None, key)
 
 
 def _backward(static: _Static, residuals: Any, bar: Any) -> Any:
-    lhs, rhs, global_scales = residuals
+    lhs, rhs, global_scales, key = residuals
     cotangent = static.recipe.cotangent
-    if cotangent is not None:
-        bar = quantize(bar, cotangent, both=True)
-    of_lhs = matmul(bar, rhs.mT, preferred_element_type=lhs.dtype)
-    of_rhs = matmul(lhs.mT, bar, preferred_element_type=rhs.dtype)
+    along_rows = along_columns = bar
+    if cotangent is not None and key is None:
+        along_rows = along_columns = quantize(bar, cotangent, both=True)
+    elif cotangent is not None:
+        of_rows, of_columns = jax.random.split(key)
+        along_rows = quantize(bar, cotangent, key=of_rows)
+        along_columns = quantize(_rotated(bar, key), cotangent, axis=-2, key=of_columns)
+    of_lhs = matmul(along_rows, rhs.mT, preferred_element_type=lhs.dtype)
+    of_rhs = matmul(lhs.mT, along_columns, preferred_element_type=rhs.dtype)
     if cotangent is None:
         of_lhs, of_rhs = (
             _within_reach(of_x, x, name, scale)
@@ -265,7 +291,20 @@ def _backward(static: _Static, residuals: Any, bar: Any) -> Any:
                 (of_lhs, of_rhs), (lhs, rhs), static.recipe[:2], global_scales, strict=True
             )
         )
-    return of_lhs, of_rhs, (None, None)
+    return of_lhs, of_rhs, (None, None), None
+
+
+def _rotated(x: Any, key: Any) -> Any:
+    """x `[..., rows, n]`, each 16 rows of which, or what is left, have random signs and are mixed.
+
+    Of two operands so rotated by one key the product along rows is that of the two.
+    """
+    *batch, rows, n = x.shape
+    padded = jnp.pad(x, [(0, 0)] * len(batch) + [(0, -rows % _ROTATED), (0, 0)])
+    blocks = padded.reshape(*batch, padded.shape[-2] // _ROTATED, _ROTATED, n)
+    signs = jax.random.rademacher(key, (_ROTATED,), np.float32)
+    mixed = jnp.einsum("ij,...jn->...in", _HADAMARD * signs, blocks, precision="highest")
+    return mixed.astype(x.dtype).reshape(padded.shape)
 
 
 def _within_reach(bar: Any, x: Any, format: str, global_scale: Any) -> Any:

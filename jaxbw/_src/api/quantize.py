@@ -28,6 +28,7 @@ def quantize(
     square: bool = False,
     both: bool = False,
     global_scale: Any = None,
+    key: Any = None,
     implementation: Implementation = None,
 ) -> Quantized | BlockScaled:
     """An array as float8 or float4, with the scales that use the whole range of the format.
@@ -72,6 +73,9 @@ def quantize(
         default False.
       global_scale: of "nvfp4": a scalar that multiplies the whole array; default None, amax /
         (448 * 6) of it, 1 where that is 0.
+      key: of "nvfp4": a key of jax.random, with which data are rounded stochastically, to either
+        neighbour with the probability that makes the mean x; by XLA. What is beyond 6 times its
+        scale, since that was rounded down, becomes 6 times it. Default None, to nearest even.
       implementation: as of `matmul`, and as strict; default None. What the context
         `jaxbw.implementation` names serves where it can, and XLA elsewhere.
 
@@ -82,8 +86,8 @@ def quantize(
     Raises:
       TypeError: x is no array, or not real floating; it is differentiated.
       ValueError: an unknown format; an axis that x has not, or of a block-scaled format several;
-        another `block`; `both` or `square` of less than two dimensions; a `square` or
-        `global_scale` that the format has not; an unknown implementation.
+        another `block`; `both` or `square` of less than two dimensions; a `square`,
+        `global_scale` or `key` that the format has not; an unknown implementation.
       NotImplementedError: a strict implementation that does not take x.
 
     >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "e4m3", axis=-1)
@@ -116,10 +120,10 @@ def quantize(
         raise ValueError(f"{call}: block is {arguments.shown(block)}; of {format} it is {expected}")
     if is_block_scaled:
         axis = -1 if axis is None else axis
-        options: Any = {"square": square, "both": both, "global_scale": global_scale}
+        options: Any = {"square": square, "both": both, "global_scale": global_scale, "key": key}
         return block_scaled(call, x, format, axis, served_by=served_by, **options)
-    if square or global_scale is not None:
-        name = "square" if square else "global_scale"
+    others = {"square": square, "global_scale": global_scale is not None, "key": key is not None}
+    if name := next((name for name, is_given in others.items() if is_given), None):
         raise ValueError(f"{call}: {name} is given and format is {format!r}, which has none")
     if both and x.ndim < 2:
         raise ValueError(

@@ -45,6 +45,7 @@ def quantize_blocks(
     columns: Wanted,
     rows: Wanted,
     square: bool,
+    dither: Any,
     implementation: tuple[str, ...] | None,
     target: str | None,
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
@@ -55,16 +56,20 @@ def quantize_blocks(
       divisor: the global scale, a scalar; None of a format without.
       columns, rows: what is wanted of blocks along the last dimension, and then of those along the
         one before it, whose data are transposed.
+      dither: as of `block_formats.quantized`: then it is XLA's form.
 
     Raises:
       NotImplementedError: none of the strict implementations takes such an array.
     """
-    quantizing.check(implementation, _ROLE, x, _refusal(x.dtype, x.shape))
+    refusal = _refusal(x.dtype, x.shape) if dither is None else "it is rounded stochastically"
+    quantizing.check(implementation, _ROLE, x, refusal)
     operands = (x,) if divisor is None else tuple(compat.insert_reshard(x, divisor))
     params: Any = {"format": format, "columns": columns, "rows": rows, "square": square}
-    results = iter(
-        quantize_blocks_p.bind(*operands, **params, implementation=implementation, target=target)
-    )
+    if dither is None:
+        params |= {"implementation": implementation, "target": target}
+        results = iter(quantize_blocks_p.bind(*operands, **params))
+    else:
+        results = iter(on_xla(*operands, **params, dither=dither))
 
     def taken(wanted: Wanted) -> tuple[Any, Any]:
         data = next(results) if wanted is Wanted.DATA_AND_SCALES else None
@@ -74,16 +79,23 @@ def quantize_blocks(
 
 
 def on_xla(
-    x: Any, *divisor: Any, format: str, columns: Wanted, rows: Wanted, square: bool
+    x: Any,
+    *divisor: Any,
+    format: str,
+    columns: Wanted,
+    rows: Wanted,
+    square: bool,
+    dither: Any = None,
 ) -> list[Any]:
     """The same in XLA's operations."""
     chosen = block_formats.FORMATS[format]
     for scale in divisor:
         x = block_formats.divided(x, scale.reshape(scale.shape + (1,) * (x.ndim - scale.ndim)))
     results = []
-    for wanted, along in ((columns, lambda: x), (rows, lambda: jnp.matrix_transpose(x))):
+    for wanted, along in ((columns, lambda x: x), (rows, jnp.matrix_transpose)):
         if wanted is not Wanted.NOTHING:
-            data, scale = block_formats.quantized(along(), chosen, square=square)
+            points = None if dither is None else along(dither)
+            data, scale = block_formats.quantized(along(x), chosen, square=square, dither=points)
             results += [data] if wanted is Wanted.DATA_AND_SCALES else []
             results += [scale_tiles.tiled(scale)]
     return results

@@ -395,14 +395,16 @@ JAXBW_DEVICE void store_shared_tile(const Context& context, uint32_t tmem, uint3
                             AccumulatorRelease{ptx::map_to_rank(accumulators.first_empty, context.rank)}, cluster);
 }
 
-// Epilogue role: `warp` 0 to 3 of every CTA.
-template <uint32_t kCtaGroup>
+// Epilogue role: `warp` 0 to 3 of every CTA. kMx: a tile is as check_mx() of the host has it, one MMA tile of all
+// lanes, in whole chunks and spans of columns; the compiler leaves out what others take.
+template <uint32_t kCtaGroup, bool kMx>
 JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t warp) {
   const GemmParams& p = context.params;
-  if (kCtaGroup == 1 && context.cluster.k.value > 1) return store_shared_tile(context, tmem, warp);
-  const uint32_t mma_rows = context.mma_rows(), mma_tiles = context.mma_tiles();
+  if (kCtaGroup == 1 && !kMx && context.cluster.k.value > 1) return store_shared_tile(context, tmem, warp);
+  const uint32_t mma_rows = kMx ? kTmemLanes : context.mma_rows(), mma_tiles = kMx ? 1 : context.mma_tiles();
   const AccumulatorSlice slice = sm100_slice(warp, mma_rows, p.block_n, kCtaGroup);
-  const uint32_t chunk = sm100_chunk(p.epilogue.gated ? slice.columns / 2 : slice.columns);
+  if (kMx) __builtin_assume(slice.columns % kMxColumnStep == 0);
+  const uint32_t chunk = kMx ? kMxChunk : sm100_chunk(p.epilogue.gated ? slice.columns / 2 : slice.columns);
   const RingBarriers accumulators = context.accumulators();
   const uint32_t leader_empty = ptx::map_to_rank(accumulators.first_empty, context.cluster.pair_leader(context.rank));
   RingPosition accumulator = RingPosition::consumer(p.accumulators);

@@ -193,6 +193,12 @@ JAXBW_DEVICE ScaleLoads<kCtaGroup, Params> scale_loads(const Params& argument, c
   return {argument, context};
 }
 
+JAXBW_DEVICE NoMxResult mx_result(const GemmParams&) { return {}; }
+template <typename Params>
+JAXBW_DEVICE MxResult mx_result(const Params& argument) {
+  return MxResult(argument.d_scales);
+}
+
 // The argument: MxParams of kMx8Bit, Mx4BitParams of kMx4Bit, which is both of 4 bits, GemmParams of others.
 template <uint32_t kCtaGroup, Kind kKind, typename Argument>
 JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
@@ -241,7 +247,7 @@ JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
   } else if (warp == kScheduleWarp) {
     if (context.rank == 0 && params.scheduler == Scheduler::kClc) schedule(context);
   } else if (warp >= kFirstEpilogueWarp) {
-    store_tiles<kCtaGroup, is_mx(kKind)>(context, tmem, warp - kFirstEpilogueWarp);
+    store_tiles<kCtaGroup>(context, tmem, warp - kFirstEpilogueWarp, mx_result(argument));
   }
   __syncwarp();
 

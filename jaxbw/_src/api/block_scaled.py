@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxbw._src import block_formats, compat, scale_tiles
+from jaxbw._src import block_formats, compat
 from jaxbw._src.api.arguments import WithScales
 from jaxbw._src.block_formats import BlockFormat
+from jaxbw._src.epilogue import saved_dtype
 from jaxbw._src.primitives.originals import Transposed
 from jaxbw._src.primitives.quantize import undifferentiated
 from jaxbw._src.problem import describe
@@ -211,6 +212,41 @@ def _in_order(x: BlockScaled) -> Any:
     return Transposed(x.data, tuple(permutation))
 
 
+OUT_FORMATS = ("mxfp8",)  # of results
+
+
+def result_dtype(
+    call: str, format: Any, operands: Sequence[Any], out_scale: Any, dtype: Any
+) -> Any:
+    """That of the array that a matmul with this `out_format` stands for.
+
+    Raises:
+      TypeError: an `out_scale` beside it.
+      ValueError: an unknown format; right operands that are no matrices.
+    """
+    if format not in OUT_FORMATS:
+        names = " or ".join(map(repr, OUT_FORMATS))
+        raise ValueError(f"{call}: out_format is {format!r}; it is {names}, or None")
+    if out_scale is not None:
+        raise TypeError(f"{call}: out_format and out_scale are given; {format} has its own scales")
+    if any(np.ndim(x) != 2 for x in operands[1:]):
+        rank = np.ndim(operands[1])
+        raise ValueError(
+            f"{call}: out_format is {format!r} and the right operand has {rank} dimensions; it has "
+            "2: use jax.vmap over the others, or jaxbw.quantize of the result"
+        )
+    known = [x.dtype for x in operands if hasattr(x, "dtype")]  # others are refused later
+    return np.dtype(
+        saved_dtype(jnp.result_type(*known or [np.float32])) if dtype is None else dtype
+    )
+
+
+def of_result(results: tuple[Any, Any], format: str, size: int, dtype: Any) -> BlockScaled:
+    """What a matmul with an `out_format` gives, of the data and the tiles of scales."""
+    data, tiles = results
+    return BlockScaled(data, tiles, None, None, None, format, -1, size, dtype)
+
+
 def unblocked(x: Any) -> Any:
     """An operand beside which one has no such scales: a `BlockScaled` as an array."""
     if not isinstance(x, BlockScaled):
@@ -275,9 +311,7 @@ def _block_scaled(
 def _along(format: BlockFormat, axis: int, square: bool, x: Any) -> tuple[Any, Any]:
     """Data and tiles of scales, with blocks along one dimension."""
     x = jnp.moveaxis(x, axis, -1)
-    matrix = x if x.ndim > 1 else x[None]
-    data, scale = block_formats.quantized(matrix, format, square=square)
-    return data if x.ndim > 1 else data[0], scale_tiles.tiled(scale)
+    return block_formats.in_memory(x, format, square=square)
 
 
 def padded(data: Any) -> Any:

@@ -629,7 +629,7 @@ def emulated_launches(
       arrays: the addresses of host arrays by name: "lhs", "rhs", "result", and as far as the
         problem has them "rhs_up", "c" (which may be the result), "bias", "residual", "alpha",
         "beta", "lhs_scale", "rhs_scale", "rhs_up_scale", "out_scale", "saved", "saved_up", "amax",
-        and "workspace".
+        "result_tiles" and "workspace".
       sm_count: SMs of the emulated GPU.
 
     Raises:

@@ -25,7 +25,7 @@ from .gemm_launch import (
     launch,
     plan_of,
 )
-from .test_mx_gated import FORMATS, drawn, operand
+from .mx_operands import FORMATS, drawn, operand
 
 Array = npt.NDArray[Any]
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)

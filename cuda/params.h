@@ -190,17 +190,22 @@ struct PromotedParams {
 constexpr uint32_t kMxBlock = 32, kNvBlock = 16;
 constexpr uint32_t kScaleTileRows = 128, kScaleTileBlocks = 4;
 constexpr uint32_t kScaleTileBytes = kScaleTileRows * kScaleTileBlocks;
+constexpr uint32_t scale_offset(uint32_t row) { return row % 32 * 16 + row / 32 % 4 * kScaleTileBlocks; }  // of block 0
 
 // The argument of the kernels that do. The maps are of rank 3: a tile, tiles of K, tiles of rows of all batch indices.
+// D may be in MXFP8: then it is e4m3, each kMxBlock of its columns have a scale in tiles that lie as those of A, and
+// its rows in memory are whole blocks.
 struct MxParams {
   GemmParams gemm;
   TensorMap a_scales, b_scales[2];  // of B, and where it is gated of B_up
+  uint8_t* d_scales;                // null where D has none
 };
 
 // The same of 4 bits, whose K counts bytes: to the kernel a pair of numbers is an element.
 struct Mx4BitParams {
   GemmParams gemm;
   TensorMap a_scales, b_scales[2];  // of B, and where it is gated of B_up
+  uint8_t* d_scales;                // null where D has none
   uint32_t span_tiles;              // tiles of scales along K in a swizzle span: 2 of kMxBlock, 4 of kNvBlock
 };
 

@@ -104,7 +104,7 @@ def stop_kernel_times() -> tuple[list[tuple[str, int, int]], int]:
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 
-    Each is a dict of stages. "jaxbw_gemm_v8" is one matmul with its epilogue (see `Epilogue` in
+    Each is a dict of stages. "jaxbw_gemm_v9" is one matmul with its epilogue (see `Epilogue` in
     cuda/params.h), one call, one or several kernels:
 
     - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
@@ -116,14 +116,16 @@ def ffi_targets() -> dict[str, dict[str, object]]:
       rhs_tiles and (gated) rhs_up_tiles, of scales, [B|1, rows/128, k/(4 mx), 512], of mx 32 uint8
       or float8_e8m0fnu, of 16 float8_e4m3fn; and the scalar out_scale, f32;
     - results d [B, m, n], then saved [B, m, n] (save), saved_up [B, m, n] (save and gated), amax
-      [B], f32 (with an out_scale), and workspace, uint8 [W] where W = `workspace_bytes` is not 0;
+      [B], f32 (with an out_scale), result_tiles, of the scales of d in MXFP8 (out_mx), [B, m/128,
+      n/128, 512], uint8 or float8_e8m0fnu, d then having n rounded up to 32; and workspace, uint8
+      [W] where W = `workspace_bytes` is not 0;
     - lhs, rhs and rhs_up have one dtype, f16, bf16 or (multiplied as TF32) f32, or 8 bits each, or
       (mx) are float4_e2m1fn, two in a byte; d any of these but the last, every other array is f16,
       bf16 or f32, saved results as d, but bf16 beside 8 bits. d may be the memory of c;
     - attributes, exactly these. kernel: string. alpha, beta: float32. All others int32:
       of the matmul has_c, has_bias, bias_along_m, has_residual, has_lhs_scale, has_rhs_scale,
-      has_out_scale, gated, save (0 or 1), lhs_blocks (0 or 1), rhs_blocks (0 or 128), mx (0, 16
-      or 32), activation, lhs_major, rhs_major (values of the enums);
+      has_out_scale, out_mx, gated, save (0 or 1), lhs_blocks (0 or 1), rhs_blocks (0 or 128), mx
+      (0, 16 or 32), activation, lhs_major, rhs_major (values of the enums);
       of the configuration block_m, block_n, pingpong, k_spans, cluster_m, cluster_n, cluster_k,
       cta_group, stages, swizzle, raster (0: bands along m, 1: along n), split_k, split_tail, wave,
       swap_ab, accumulators, scheduler (0 static, 1 CLC, 2 none).
@@ -162,7 +164,7 @@ def ffi_types() -> dict[str, Any]:
     """The types of state that the custom calls for platform "CUDA" leave with XLA.
 
     As `jax.ffi.register_ffi_type` takes them, which comes before the calls. "jaxbw_call_site" is
-    what "jaxbw_gemm_v8" keeps between executions: all that does not depend on addresses.
+    what "jaxbw_gemm_v9" keeps between executions: all that does not depend on addresses.
     """
 
 def emulator_ffi_targets() -> dict[str, dict[str, object]]:
@@ -200,7 +202,7 @@ class Problem:
     columns, share a scale of each 128 of k: 1, 128, or 0 for no such scales. `mx`: on sm100 so
     many of k of each row and column share a scale, 32 a ue8m0 one, of 4 bits also 16 one in ue4m3,
     in tiles [batch|1, rows/128, k/(4 mx), 512] (MxParams in cuda/params.h); 0 for none.
-    `out_scale`: a result of 8 bits has one.
+    `out_scale`: a result of 8 bits has one. `out_mx`: it is in MXFP8.
     `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], as are its
     scales, or the result [batch, groups, m, n], and there are total_groups sizes for each batch
     index.
@@ -237,6 +239,7 @@ class Problem:
         rhs_blocks: int = 0,
         mx: int = 0,
         out_scale: bool = False,
+        out_mx: bool = False,
         grouped: Grouped = ...,
         groups: int = 1,
         total_groups: int = 0,
@@ -498,7 +501,7 @@ def shared_memory_bytes(
 def workspace_bytes(
     lhs: Sequence[int], rhs: Sequence[int], input: DataType, attributes: Mapping[str, _Attribute]
 ) -> int:
-    """How much scratch memory a call of "jaxbw_gemm_v8" takes: the size of its result `workspace`.
+    """How much scratch memory a call of "jaxbw_gemm_v9" takes: the size of its result `workspace`.
 
     It holds what has to be repacked for TMA, and the partial sums of split tiles.
 
@@ -523,7 +526,7 @@ def launch_gemm(
     poison: bool = True,
     stream: int = 0,
 ) -> list[NDArray[np.uint8]]:
-    """Calls "jaxbw_gemm_v8" on host arrays without JAX, for tests and sanitizers; waits for it.
+    """Calls "jaxbw_gemm_v9" on host arrays without JAX, for tests and sanitizers; waits for it.
 
     Every buffer lies between guard regions. Before each launch the results are poisoned with NaN,
     the workspace is filled with garbage.
@@ -563,7 +566,7 @@ def enqueue_gemm(
     wait: bool = False,
     profiling: _Profiling | None = None,
 ) -> None:
-    """Enqueues "jaxbw_gemm_v8" on arrays in device memory, without JAX, for measuring.
+    """Enqueues "jaxbw_gemm_v9" on arrays in device memory, without JAX, for measuring.
 
     It goes to the null stream, which is not ordered with those of XLA: wait for what made the
     operands, and before what reads the results.
@@ -592,7 +595,7 @@ def trace_gemm(
     sm_count: int,
     profiling: _Profiling | None = None,
 ) -> Any:
-    """Runs "jaxbw_gemm_v8" in the emulator, on one machine of so many SMs, and traces it.
+    """Runs "jaxbw_gemm_v9" in the emulator, on one machine of so many SMs, and traces it.
 
     Returns what `jaxbw._src.emulator.report.make_report` takes.
 
@@ -634,7 +637,7 @@ def emulated_launches(
       arrays: the addresses of host arrays by name: "lhs", "rhs", "result", and as far as the
         problem has them "rhs_up", "c" (which may be the result), "bias", "residual", "alpha",
         "beta", "lhs_scale", "rhs_scale", "rhs_up_scale", "out_scale", "saved", "saved_up", "amax",
-        and "workspace".
+        "result_tiles" and "workspace".
       sm_count: SMs of the emulated GPU.
 
     Raises:

@@ -91,3 +91,12 @@ def untiled(tiles: Any, rows: int, blocks: int) -> Any:
     r, c = np.indices((rows, blocks))
     place = r % 32 * 16 + r % 128 // 32 * 4 + c % 4
     return np.asarray(tiles)[..., r // 128, c // 4, place]
+
+
+def tiled(scales: Any) -> Any:
+    """The inverse, of scales `[..., rows, blocks]`, with zeros behind."""
+    *batch, rows, blocks = scales.shape
+    tiles = np.zeros((*batch, -(-rows // 128), -(-blocks // 4), 512), scales.dtype)
+    r, c = np.indices((rows, blocks))
+    tiles[..., r // 128, c // 4, r % 32 * 16 + r % 128 // 32 * 4 + c % 4] = scales
+    return tiles

@@ -189,6 +189,7 @@ class Store final : public Operation {
     data_.resize(transfer_.pieces.size() * kPieceBytes);
     s.machine.report().bytes["tma store"] += bytes = transfer_.bytes;
     ++s.machine.report().operations["tma store"];
+    for (const TmaPiece& piece : transfer_.pieces) s.machine.report().bytes["global store"] += piece.count;
   }
 
   bool step(Machine& machine) override {

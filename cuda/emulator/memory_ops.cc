@@ -91,9 +91,11 @@ void load(Step& s, const Instruction& in) {
 void store(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   const uint32_t bytes = element_of(in), parts = uint32_t(in.list.size());
+  uint64_t global = 0;
   for_lanes(s.active, [&](uint32_t i) {
     const Location at =
         s.machine.locate(s, space_of(in), lane_address(s, in.s[0], in.immediate, i), bytes * parts, i, true);
+    if (at.global) global += bytes * parts;
     uint8_t data[kMaxAccessBytes];
     for (uint32_t part = 0; part < parts; ++part) {
       const Reg reg = in.list[part];
@@ -115,6 +117,7 @@ void store(Step& s, const Instruction& in) {
         s.machine.finding("poison", s, "a value that was never written is stored to global memory");
     }
   });
+  if (global) s.machine.report().bytes["global store"] += global;
 }
 
 // Cache operators and hints change no value; a cache policy may follow as an operand.

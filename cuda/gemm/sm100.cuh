@@ -37,6 +37,7 @@ namespace jaxbw::sm100 {
 using Kind = ptx::UmmaKind;
 
 constexpr uint32_t element_bytes(Kind kind) { return kind == Kind::k16Bit ? 2 : kind == Kind::kTf32 ? 4 : 1; }
+constexpr bool is_mx(Kind kind) { return kind == Kind::kMx8Bit || kind == Kind::kMx4Bit; }
 
 enum Warp : uint32_t { kLoadWarp = 0, kMultiplyWarp = 1, kScheduleWarp = 2, kTmemWarp = 3, kFirstEpilogueWarp = 4 };
 static_assert(kFirstEpilogueWarp % 4 == 0, "epilogue warp w reaches the TMEM lanes 32 (w % 4) ...");
@@ -192,6 +193,12 @@ JAXBW_DEVICE ScaleLoads<kCtaGroup, Params> scale_loads(const Params& argument, c
   return {argument, context};
 }
 
+JAXBW_DEVICE NoMxResult mx_result(const GemmParams&) { return {}; }
+template <typename Params>
+JAXBW_DEVICE MxResult mx_result(const Params& argument) {
+  return MxResult(argument.d_scales);
+}
+
 // The argument: MxParams of kMx8Bit, Mx4BitParams of kMx4Bit, which is both of 4 bits, GemmParams of others.
 template <uint32_t kCtaGroup, Kind kKind, typename Argument>
 JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
@@ -199,6 +206,7 @@ JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   ClusterShape cluster = params.cluster;
   cluster.cta_group = kCtaGroup;  // known at compile time
+  if constexpr (is_mx(kKind)) cluster.k = divisor(1);
   const Context context{{params, cluster, ptx::cluster_rank(),
                          storage_layout(params.block_m / kCtaGroup, params.b_columns, params.k_spans, kSm100Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
@@ -225,7 +233,7 @@ JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
   }
 
   if (warp == kMultiplyWarp) {
-    if constexpr (kKind == Kind::kMx8Bit || kKind == Kind::kMx4Bit) {
+    if constexpr (is_mx(kKind)) {
       if (context.leads_group()) multiply_scaled<kCtaGroup>(argument, context, tmem);
     } else if (context.leads_group()) {
       with_bool(params.k_spans == 1, [&]<bool kOneSpan>() {
@@ -239,7 +247,7 @@ JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
   } else if (warp == kScheduleWarp) {
     if (context.rank == 0 && params.scheduler == Scheduler::kClc) schedule(context);
   } else if (warp >= kFirstEpilogueWarp) {
-    store_tiles<kCtaGroup>(context, tmem, warp - kFirstEpilogueWarp);
+    store_tiles<kCtaGroup>(context, tmem, warp - kFirstEpilogueWarp, mx_result(argument));
   }
   __syncwarp();
 

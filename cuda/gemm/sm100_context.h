@@ -65,9 +65,15 @@ struct Context : KernelContext<kSm100Epilogue> {
   JAXBW_DEVICE uint32_t mma_rows() const { return sm100_mma_rows(cta_rows()); }
   JAXBW_DEVICE uint32_t mma_tiles() const { return sm100_mma_tiles(cta_rows()); }
 
-  // This CTA's parts of a stage, where MN-major operands are whole spans wide.
-  JAXBW_DEVICE OperandTile a_tile() const { return tile(params.a_major, cta_rows()); }
-  JAXBW_DEVICE OperandTile b_tile() const { return tile(params.b_major, params.b_columns); }
+  // This CTA's parts of a stage, where MN-major operands are whole spans wide. kKMajorOnly: there are none.
+  template <bool kKMajorOnly = false>
+  JAXBW_DEVICE OperandTile a_tile() const {
+    return tile(kKMajorOnly ? Major::kK : params.a_major, cta_rows());
+  }
+  template <bool kKMajorOnly = false>
+  JAXBW_DEVICE OperandTile b_tile() const {
+    return tile(kKMajorOnly ? Major::kK : params.b_major, params.b_columns);
+  }
   JAXBW_DEVICE OperandTile tile(Major major, uint32_t extent) const {
     if (major == Major::kK) return {major, element_bytes, kSwizzleSpan, extent, params.k_spans};
     return {major, element_bytes, kSwizzleSpan, block_k(), extent / span()};

@@ -6,6 +6,7 @@
 #include "gemm/epilogue.h"
 #include "gemm/sm100_cluster_sum.cuh"
 #include "gemm/sm100_context.h"
+#include "gemm/sm100_mx_result.cuh"
 #include "gemm/split_k.h"
 #include "gemm/store_ring.h"
 
@@ -157,10 +158,10 @@ struct TileAlone {
 // slice starts in D.
 
 // The whole formula, kColumns at a time. Where CTAs of the cluster share the tile, of the slices that the warp owns.
-template <uint32_t kColumns, typename Sums = TileAlone>
+template <uint32_t kColumns, typename Result, typename Sums = TileAlone>
 JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
                                const SplitSum& split, StoreRing& stores, AccumulatorRelease release,
-                               const Sums& cluster = {}) {
+                               [[maybe_unused]] Result mx, const Sums& cluster = {}) {
   const Epilogue& e = p.epilogue;
   const float beta = factor(e.beta, e.beta_data);
   float alpha = factor(e.alpha, e.alpha_data);
@@ -234,7 +235,11 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
       for (uint32_t i = 0; i < kColumns; ++i) z[i] *= up[i];
     }
     if (e.residual.data != nullptr) add_operand(z, p, e.residual, 1.0f, at);
-    if (out_scale.wanted()) out_scale.apply(z, row < p.m && box.column < p.n ? p.n - box.column : 0);
+    const auto inside = [&] { return row < p.m && box.column < p.n ? p.n - box.column : 0; };
+    if (out_scale.wanted()) out_scale.apply(z, inside());
+    if constexpr (Result::kOfMx && kColumns == kMxBlock) {
+      if (mx.wanted()) mx.apply(z, p, box.batch, row, box.column, inside());
+    }
     with_result_type(p.output.type,
                      [&]<DataType kType>() { store_chunk<kType>(z, p, {p.d, p.output}, box, slice.rows, stores); });
   }
@@ -352,10 +357,10 @@ JAXBW_DEVICE void drain_slice(const GemmParams& p, uint32_t source, StoreOrigin 
 }
 
 // Chooses among these. The slice of a CTA of a pair is a multiple of 16 columns wide.
-template <uint32_t kCtaGroup>
+template <uint32_t kCtaGroup, typename Result>
 JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, uint32_t chunk,
                               StoreOrigin box, bool drain, const SplitSum& split, StoreRing& stores,
-                              AccumulatorRelease release) {
+                              AccumulatorRelease release, Result mx) {
   if (p.epilogue.path == EpiloguePath::kCast && p.store_path == StorePath::kTma) {
     drain = drain && slice.columns == kAccumulatorColumns;
     if (p.output.type == DataType::kF32) {
@@ -370,9 +375,9 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
     }
   }
   if (chunk == 32 && is_short(p) && !split.split()) return short_slice<32>(p, source, slice, box, stores, release);
-  if (chunk == 32) return finish_slice<32>(p, source, slice, box, split, stores, release);
-  if (kCtaGroup == 2 || chunk == 16) return finish_slice<16>(p, source, slice, box, split, stores, release);
-  finish_slice<8>(p, source, slice, box, split, stores, release);
+  if (chunk == 32) return finish_slice<32>(p, source, slice, box, split, stores, release, mx);
+  if (kCtaGroup == 2 || chunk == 16) return finish_slice<16>(p, source, slice, box, split, stores, release, mx);
+  finish_slice<8>(p, source, slice, box, split, stores, release, mx);
 }
 
 // The epilogue role's one work item, where CTAs of the cluster share its tile.
@@ -389,20 +394,24 @@ JAXBW_DEVICE void store_shared_tile(const Context& context, uint32_t tmem, uint3
   accumulators.wait_full(RingPosition::consumer(p.accumulators));
   context.profile.enter(Activity::kEpilogue);
   ptx::tcgen05_fence_after_sync();
-  finish_slice<kSumColumns>(p, tmem + (warp * ptx::kWarpSize << 16), slice,
-                            {tile.m + slice.first_row, tile.n + slice.first_column, tile.batch},
-                            SplitSum(p, item, 0, 0), stores,
-                            AccumulatorRelease{ptx::map_to_rank(accumulators.first_empty, context.rank)}, cluster);
+  finish_slice<kSumColumns>(
+      p, tmem + (warp * ptx::kWarpSize << 16), slice,
+      {tile.m + slice.first_row, tile.n + slice.first_column, tile.batch}, SplitSum(p, item, 0, 0), stores,
+      AccumulatorRelease{ptx::map_to_rank(accumulators.first_empty, context.rank)}, NoMxResult{}, cluster);
 }
 
-// Epilogue role: `warp` 0 to 3 of every CTA.
-template <uint32_t kCtaGroup>
-JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t warp) {
+// Epilogue role: `warp` 0 to 3 of every CTA. Result: MxResult of an MX format, whose tiles are as check_mx() of the
+// host has them, one MMA tile of all lanes, in whole chunks and spans of columns; the compiler leaves out what others
+// take. Else NoMxResult.
+template <uint32_t kCtaGroup, typename Result>
+JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t warp, Result mx) {
+  constexpr bool kMx = Result::kOfMx;
   const GemmParams& p = context.params;
-  if (kCtaGroup == 1 && context.cluster.k.value > 1) return store_shared_tile(context, tmem, warp);
-  const uint32_t mma_rows = context.mma_rows(), mma_tiles = context.mma_tiles();
+  if (kCtaGroup == 1 && !kMx && context.cluster.k.value > 1) return store_shared_tile(context, tmem, warp);
+  const uint32_t mma_rows = kMx ? kTmemLanes : context.mma_rows(), mma_tiles = kMx ? 1 : context.mma_tiles();
   const AccumulatorSlice slice = sm100_slice(warp, mma_rows, p.block_n, kCtaGroup);
-  const uint32_t chunk = sm100_chunk(p.epilogue.gated ? slice.columns / 2 : slice.columns);
+  if (kMx) __builtin_assume(slice.columns % kMxColumnStep == 0);
+  const uint32_t chunk = kMx ? kMxChunk : sm100_chunk(p.epilogue.gated ? slice.columns / 2 : slice.columns);
   const RingBarriers accumulators = context.accumulators();
   const uint32_t leader_empty = ptx::map_to_rank(accumulators.first_empty, context.cluster.pair_leader(context.rank));
   RingPosition accumulator = RingPosition::consumer(p.accumulators);
@@ -424,7 +433,7 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
       accumulators.wait_full(accumulator);
       context.profile.enter(Activity::kEpilogue, slot);
       ptx::tcgen05_fence_after_sync();
-      store_slice<kCtaGroup>(p, source, slice, chunk, box, mma_tiles > 1, split, stores, release);
+      store_slice<kCtaGroup>(p, source, slice, chunk, box, mma_tiles > 1, split, stores, release, mx);
     }
   }
 }

@@ -13,6 +13,8 @@ namespace jaxbw::sm100 {
 
 // Of a matmul without scales of blocks; sm100_mx.cuh has the others'.
 struct NoScales {
+  static constexpr bool kKMajorOnly = false;  // operands of 4 bits are
+
   JAXBW_DEVICE uint32_t stage_bytes() const { return 0; }
   JAXBW_DEVICE void pass_on() const {}
   JAXBW_DEVICE void start_at(const Tile&, uint32_t) {}
@@ -154,7 +156,7 @@ JAXBW_DEVICE void load_tiles(const Context& context, const Scales& scales = {}) 
   const GemmParams& p = context.params;
   const ClusterShape cluster = context.cluster;
   const uint32_t rank = context.rank;
-  const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
+  const OperandTile a_tile = context.a_tile<Scales::kKMajorOnly>(), b_tile = context.b_tile<Scales::kKMajorOnly>();
   const bool gated = p.epilogue.gated != 0, both = gated && kCtaGroup == 1, odd = rank % kCtaGroup != 0;
   const uint32_t b_first = odd && !gated ? p.block_n / kCtaGroup : 0;  // this CTA's columns of the pair's tile
   const uint32_t b_extent = both ? p.b_columns / 2 : p.b_columns;

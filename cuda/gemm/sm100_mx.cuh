@@ -7,6 +7,8 @@
 // half of B's columns, those of one tile of scales, are the gate's, the others up's.
 #pragma once
 
+#include <type_traits>
+
 #include "gemm/descriptors.h"
 #include "gemm/sm100_load.cuh"
 
@@ -20,6 +22,8 @@ JAXBW_DEVICE uint32_t span_tiles(const Mx4BitParams& params) { return params.spa
 template <uint32_t kCtaGroup, typename Params>
 class ScaleLoads {
  public:
+  static constexpr bool kKMajorOnly = std::is_same_v<Params, Mx4BitParams>;
+
   JAXBW_DEVICE ScaleLoads(const Params& params, const Context& context)
       : params_(params), first_stage_(context.a(params.gemm.stages)) {}
 
@@ -91,8 +95,10 @@ template <uint32_t kCtaGroup, ptx::UmmaKind kKind>
 JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
   using Kind = Scaled<kKind>;
   const GemmParams& p = context.params;
-  const uint32_t mma_rows = context.mma_rows(), stage_step = context.layout.stage_bytes() >> 4;
-  const UmmaOperand a(context.a(0), context.a_tile(), mma_rows), b(context.b(0), context.b_tile(), mma_rows);
+  constexpr uint32_t mma_rows = kTmemLanes;
+  const uint32_t stage_step = context.layout.stage_bytes() >> 4;
+  const UmmaOperand a(context.a(0), context.a_tile<!Kind::k8Bit>(), mma_rows);
+  const UmmaOperand b(context.b(0), context.b_tile<!Kind::k8Bit>(), mma_rows);
   const uint32_t a_to_b = b.first - a.first;
   const uint32_t instruction = Kind::instruction(p, mma_rows * kCtaGroup);
   const auto sources = static_cast<uint16_t>(context.cluster.source_mask(context.rank));

@@ -209,6 +209,8 @@ constexpr uint32_t cluster_sum_stages(uint32_t block_m, uint32_t block_n) {
 constexpr uint32_t kScaleTileColumns = 4;                 // of Tensor Memory
 constexpr uint32_t kMxColumnStep = 64;                    // of block_n
 constexpr uint32_t kMxGatedColumns = 2 * kScaleTileRows;  // block_n: whole tiles of scales of gate and up
+constexpr uint32_t kMxChunk = 32;                         // sm100_chunk() of these
+static_assert(sm100_chunk(kMxColumnStep) == kMxChunk && sm100_chunk(kMxGatedColumns / 2) == kMxChunk);
 constexpr uint32_t scale_tiles(uint32_t rows) { return (rows + kScaleTileRows - 1) / kScaleTileRows; }
 constexpr uint32_t mx_stage_tiles(uint32_t block_n, uint32_t k_tiles) { return (1 + scale_tiles(block_n)) * k_tiles; }
 constexpr uint32_t mx_stage_bytes(uint32_t block_n, uint32_t k_tiles) {

@@ -75,7 +75,7 @@ struct DeviceArray {
   const void* source;  // on the host, of an operand
   std::unique_ptr<GuardedBuffer> buffer;
 
-  bool workspace() const { return !call.type; }
+  bool workspace() const { return call.address == &GemmBuffers::workspace; }
 
   // What a launch finds in it: an operand is not written, so it was uploaded once.
   Status prepare(bool poison) {
@@ -99,7 +99,7 @@ Status collect(const DeviceArray& array, bool first, Bytes& kept, int launch, in
   const auto difference = std::mismatch(kept.begin(), kept.end(), latest.begin()).first - kept.begin();
   return Status(StatusCode::kCorrupt,
                 concat("launch ", launch + 1, " of ", repeats, " differs from the first at element ",
-                       difference / size_bytes(*array.call.type), " of the ", array.call.name));
+                       difference / array_bytes(array.call.type, {}), " of the ", array.call.name));
 }
 
 }  // namespace

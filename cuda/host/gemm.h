@@ -47,12 +47,15 @@ struct GemmProblem {
   Activation activation = Activation::kNone;
   bool gated = false, save = false;
   bool out_scaled = false;  // D, of 8 bits, has a scale, and its amax is a result
+  bool out_mx = false;      // D is in MXFP8, and the tiles of its scales are a result (MxParams)
   Grouped grouped = Grouped::kNone;
   uint64_t groups = 1, total_groups = 0;  // matrices of B or D of a batch index; sizes, of which theirs are a part
 
   // Matrices of the result, and of what the kernel takes for one with its own grid of tiles.
   uint64_t results() const { return grouped == Grouped::kContraction ? batch * groups : batch; }
   uint64_t tiled() const { return grouped == Grouped::kRows ? 1 : results(); }
+  // Of D in memory, where blocks that share a scale are whole.
+  uint64_t result_columns() const { return out_mx ? (n + kMxBlock - 1) / kMxBlock * kMxBlock : n; }
   // Rows that fall into groups.
   uint64_t grouped_rows() const { return grouped == Grouped::kContraction ? k : m; }
 
@@ -128,7 +131,7 @@ struct GemmBuffers {
   CUdeviceptr a_scales = 0, b_scales = 0, b_up_scales = 0, out_scale = 0;
   CUdeviceptr a_tiles = 0, b_tiles = 0, b_up_tiles = 0;  // of scales of MX formats
   CUdeviceptr group_sizes = 0, group_offset = 0;
-  CUdeviceptr d = 0, saved = 0, saved_up = 0, amax = 0;
+  CUdeviceptr d = 0, saved = 0, saved_up = 0, amax = 0, d_tiles = 0;
   CUdeviceptr workspace = 0;
 };
 

@@ -23,6 +23,7 @@ Status check_flags(const GemmAttributes& a) {
                                                    {"has_lhs_scale", a.has_lhs_scale},
                                                    {"has_rhs_scale", a.has_rhs_scale},
                                                    {"has_out_scale", a.has_out_scale},
+                                                   {"out_mx", a.out_mx},
                                                    {"gated", a.gated},
                                                    {"save", a.save},
                                                    {"lhs_major", a.lhs_major},
@@ -115,10 +116,14 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes, Untyped::kInt32);
   add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset, Untyped::kInt32);
   add(p.out_scaled, "out_scale", DataType::kF32, {}, false, &Buffers::out_scale);
-  add(true, "result", p.output, result, true, &Buffers::d);
+  const Dims stored_result = p.out_mx ? Dims{p.batch, p.m, p.result_columns()} : result;
+  add(true, "result", p.output, stored_result, true, &Buffers::d);
   add(p.save, "saved", p.saved(), result, true, &Buffers::saved);
   add(p.save && p.gated, "saved_up", p.saved(), result, true, &Buffers::saved_up);
   add(p.out_scaled, "amax", DataType::kF32, {p.batch}, true, &Buffers::amax);
+  const Dims result_tiles{p.batch, ceil_div(p.m, kScaleTileRows), ceil_div(p.n, kMxBlock * kScaleTileBlocks),
+                          kScaleTileBytes};
+  add(p.out_mx, "result_tiles", std::nullopt, result_tiles, true, &Buffers::d_tiles);
   add(workspace_bytes != 0, "workspace", std::nullopt, {workspace_bytes}, true, &Buffers::workspace);
   return arrays;
 }
@@ -172,6 +177,7 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
                             .rhs_blocks = static_cast<int32_t>(p.b_blocks),
                             .mx = static_cast<int32_t>(p.mx),
                             .has_out_scale = p.out_scaled,
+                            .out_mx = p.out_mx,
                             .gated = p.gated,
                             .save = p.save,
                             .activation = static_cast<int32_t>(p.activation),
@@ -212,7 +218,8 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,
                       .save = attributes.save != 0,
-                      .out_scaled = attributes.has_out_scale != 0};
+                      .out_scaled = attributes.has_out_scale != 0,
+                      .out_mx = attributes.out_mx != 0};
   problem.a_batched = extent(lhs, 0) == problem.batch;
   problem.b_batched = extent(rhs, 0) == problem.batch;
   if (extent(rhs, b_k_major ? 2 : 1) != problem.k || (!problem.a_batched && extent(lhs, 0) != 1) ||

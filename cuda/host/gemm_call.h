@@ -9,7 +9,7 @@
 
 namespace jaxbw {
 
-inline constexpr const char* kGemmTarget = "jaxbw_gemm_v8";
+inline constexpr const char* kGemmTarget = "jaxbw_gemm_v9";
 
 // The int32 attributes that describe the matmul; the names are also Python's.
 #define JAXBW_PROBLEM_ATTRIBUTES(X) \
@@ -23,6 +23,7 @@ inline constexpr const char* kGemmTarget = "jaxbw_gemm_v8";
   X(rhs_blocks)                     \
   X(mx)                             \
   X(has_out_scale)                  \
+  X(out_mx)                         \
   X(gated)                          \
   X(save)                           \
   X(activation)                     \

@@ -36,7 +36,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .b_scales = reinterpret_cast<const float*>(p.b_scaled ? buffers.b_scales : 0),
                      .b_up_scales = reinterpret_cast<const float*>(buffers.b_up_scales)};
   params.output = epilogue_result(p.output, buffers.d);
-  params.float8_limit = p.out_scaled ? std::numeric_limits<float>::infinity() : float8_limit(p.output);
+  params.float8_limit = p.out_scaled || p.out_mx ? std::numeric_limits<float>::infinity() : float8_limit(p.output);
   params.out_scale = reinterpret_cast<const float*>(buffers.out_scale);
   params.amax = reinterpret_cast<uint32_t*>(buffers.amax);
   params.saved_output[0] = epilogue_result(p.saved(), buffers.saved);
@@ -102,10 +102,11 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {grouped, "group_sizes", buffers.group_sizes, sizeof(int32_t)},
       {grouped, "group_offset", buffers.group_offset, sizeof(int32_t)},
       {p.out_scaled, "out_scale", buffers.out_scale, sizeof(float)},
-      {true, "result", buffers.d, grouped ? kTmaAlignment : size_bytes(p.output)},
+      {true, "result", buffers.d, grouped || p.out_mx ? kTmaAlignment : size_bytes(p.output)},
       {p.save, "saved", buffers.saved, size_bytes(p.saved())},
       {p.save && p.gated, "saved_up", buffers.saved_up, size_bytes(p.saved())},
       {p.out_scaled, "amax", buffers.amax, sizeof(float)},
+      {p.out_mx, "result_tiles", buffers.d_tiles, sizeof(uint32_t)},
   };
   for (const auto& [present, name, address, alignment] : arrays) {
     if (present && (address == 0 || address % alignment != 0)) {
@@ -217,6 +218,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   }
   if (grouped) launch.groups = group_table(p, config, at, layout, work);
 
+  launch.d_scales = reinterpret_cast<uint8_t*>(at.d_tiles);
   if (p.mx != 0) {
     launch.scale_views[0] = view_scales(p, operand_a(p), config, "lhs_tiles", at.a_tiles);
     launch.scale_views[1] = view_scales(p, operand_b(p), config, "rhs_tiles", at.b_tiles);

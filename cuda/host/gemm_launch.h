@@ -92,6 +92,7 @@ struct GemmLaunch {
 
   std::optional<BlockScales> scales = std::nullopt;  // of a promoting kernel, perhaps none
   std::array<TensorMap, 3> scale_maps = {};          // of scale_views
+  uint8_t* d_scales = nullptr;                       // MxParams::d_scales
 
   // Calls function(argument) with the argument of the gemm kernel, of the type that it has.
   template <typename Function>
@@ -99,9 +100,11 @@ struct GemmLaunch {
     if (groups) return function(GroupedParams{params, groups->table, groups->counts});
     if (scales) return function(PromotedParams{params, *scales});
     if (config.span_tiles != 0 && packing(params.a_type) > 1) {
-      return function(Mx4BitParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, config.span_tiles});
+      return function(Mx4BitParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, config.span_tiles});
     }
-    if (config.span_tiles != 0) return function(MxParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}});
+    if (config.span_tiles != 0) {
+      return function(MxParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales});
+    }
     return function(params);
   }
 

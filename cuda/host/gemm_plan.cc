@@ -97,7 +97,7 @@ StorePath store_path(const KernelFamily& family, const GemmProblem& p, const Gem
   if (family.is_sm90() && path == EpiloguePath::kGeneral) return StorePath::kRows;
   // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
   // what followed it): so the rule holds for a single row too.
-  const bool aligned = (p.n * size_bytes(p.output) | results) % kTmaAlignment == 0;
+  const bool aligned = (p.result_columns() * size_bytes(p.output) | results) % kTmaAlignment == 0;
   return aligned ? StorePath::kTma : StorePath::kRows;
 }
 

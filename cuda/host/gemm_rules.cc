@@ -243,6 +243,11 @@ Verdict check_mx(const GemmProblem& p, const GemmConfig& c) {
     return broken(Rule::mx_gated, {{"block_n", c.block_n}}, {kMxGatedColumns});
   }
   if (c.cluster_k != 1) return broken(Rule::mx_cluster_k);
+  if (!p.out_mx) return {};
+  if (c.swap_ab != 0) return broken(Rule::out_mx_swap);
+  if (tile_columns(p, c) % kScaleTileRows != 0) {  // whole tiles of scales, which are as wide as high
+    return broken(Rule::out_mx_columns, {{"block_n", c.block_n}, {"step", kScaleTileRows}});
+  }
   return {};
 }
 
@@ -556,6 +561,7 @@ Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {
   }
   if (p.gated && p.c) return broken(Rule::gated_c);
   if (p.out_scaled && !is_8bit(p.output)) return broken(Rule::out_scale);
+  if (p.out_mx && (p.mx == 0 || p.output != DataType::kE4M3 || p.out_scaled || p.save)) return broken(Rule::out_mx);
   if (Verdict verdict = check_block_scales(family, p)) return verdict;
   if (Verdict verdict = check_formats(family, p)) return verdict;
   Verdict verdict = check_extents(RuleOperand::kLhs, operand_a(family, p));
@@ -643,8 +649,8 @@ std::string describe(const GemmProblem& p) {
       {p.mx != 0, " in MX format"},    {p.c.has_value(), " + c"},
       {p.bias.has_value(), " + bias"}, {p.residual.has_value(), " + residual"}};
   for (const auto& [present, term] : terms) text += present ? term : "";
-  return concat(text, p.out_scaled ? " / out_scale" : "", " -> ", shape(p.output, p.results(), p.m, p.n),
-                p.save ? ", saved" : "");
+  return concat(text, p.out_scaled ? " / out_scale" : "", p.out_mx ? " in MXFP8" : "", " -> ",
+                shape(p.output, p.results(), p.m, p.n), p.save ? ", saved" : "");
 }
 
 std::string describe(const GemmConfig& c) {

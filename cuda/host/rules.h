@@ -28,6 +28,7 @@ namespace jaxbw {
   X(mx, "MX formats are for sm_100, operands of 8 or 4 bits, and go without other scales")                             \
   X(mx_block, "{block} numbers share a scale; of operands of 8 bits it is 32, of 4 bits 16 or 32")                     \
   X(mx_4bit, "{operand} has 4 bits: it is K-major, k is a multiple of {step}, and there are scales of blocks")         \
+  X(out_mx, "a result in MXFP8 is e4m3, of operands of MX formats, and alone")                                         \
   X(extent, "{operand} has a dimension of 2^31 or more; TMA coordinates are int32")                                    \
   X(stride, "{operand} has matrices of 2^40 bytes or more, beyond the strides of TMA")                                 \
   X(address_space, "{operand} is larger than any address space")                                                       \
@@ -90,6 +91,8 @@ namespace jaxbw {
   X(mx_columns, "block_n is {block_n}; of MX formats it is a multiple of {step}")                                      \
   X(mx_accumulators, "{accumulators} accumulators of {block_n} columns leave none for the scales of MX formats")       \
   X(mx_cluster_k, "cluster_k does not go with MX formats")                                                             \
+  X(out_mx_swap, "swap_ab does not go with a result in MXFP8")                                                         \
+  X(out_mx_columns, "block_n is {block_n}; of a result in MXFP8 it is a multiple of {step}")                           \
   X(gated_columns, "block_n is {block_n}; of a gated matmul it is a multiple of {step}")                               \
   X(gated_columns_sm90, "block_n is {block_n}; of a gated matmul it is {takes}")                                       \
   X(gated_pair, "a pair of 64 rows a CTA has half of the columns in each half of its lanes: not for a gated matmul")   \

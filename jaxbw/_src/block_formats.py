@@ -10,6 +10,7 @@ least scale. Subnormal float32 numbers count as 0. As in fp8.py, what is rounded
 integers, or exact: every platform has the same bits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +146,20 @@ def quantized(
     else:
         data, scale = _by_power_of_two(blocks, amax, format)
     return data.reshape(*batch, rows, padded(k)), scale
+
+
+def in_memory(x: Any, format: BlockFormat, *, square: bool = False) -> tuple[Any, Any]:
+    """As `quantized`, but scales in tiles; a vector is a matrix of one row, but for its data."""
+    data, scale = quantized(x if x.ndim > 1 else x[None], format, square=square)
+    return data.reshape(*x.shape[:-1], data.shape[-1]), scale_tiles.tiled(scale)
+
+
+def shapes(shape: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Those of the data and of the tiles of an array of this shape, in blocks of 32."""
+    *others, k = shape
+    rows = others[-1] if others else 1
+    tiles = scale_tiles.shape(rows, padded(k) // _PADDED)
+    return (*others, padded(k)), (*others[:-1], *tiles)
 
 
 def dequantized(data: Any, scale: Any, dtype: Any = np.float32) -> Any:

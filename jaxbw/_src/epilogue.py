@@ -12,7 +12,8 @@ scales[i, j] = lhs_scale[i] * rhs_scale[j], of each batch index. Scales of block
 of a block-scaled format, multiply their operands instead. Everything up to the casts is float32
 (float64 where the result is). They are to d's dtype, of what is saved beside a d of 8 bits to
 bfloat16. A d of 8 bits may have an out_scale: it is scaled_down of fp8.py, which saturates, and the
-last result is its amax, finite_amax before that, of each batch index.
+last result is its amax, finite_amax before that, of each batch index. Or an out_format: it is the
+data of `quantized` of block_formats.py, and the last result is the tiles of scales.
 
 The kernels' side of it is `Epilogue` in cuda/params.h; `evaluate` is XLA's.
 """
@@ -56,6 +57,8 @@ class Epilogue:
         in tiles; None where there is none.
       save: z, and u of a gated matmul, are results, too, of `saved_dtype`.
       out_scale: d has a scale, and its amax is a result.
+      out_format: the name of the block-scaled format that d is in, along its last dimension, whose
+        tiles of scales are a result; None where it is in none.
     """
 
     alpha: float | None = 1.0
@@ -75,6 +78,7 @@ class Epilogue:
     rhs_format: str | None = None
     save: bool = False
     out_scale: bool = False
+    out_format: str | None = None
 
     @property
     def is_identity(self) -> bool:
@@ -82,7 +86,7 @@ class Epilogue:
         # Field by field: to NumPy, None is a dtype, and equal to float64.
         arrays = (self.c, self.bias, self.residual)
         plain = self.alpha == 1 and self.activation is None and all(x is None for x in arrays)
-        scales = self.is_scaled or self.has_blocks or self.out_scale
+        scales = self.is_scaled or self.has_blocks or self.has_more_results
         return plain and not (self.gated or scales or self.save)
 
     @property
@@ -117,8 +121,13 @@ class Epilogue:
 
     @property
     def results(self) -> int:
-        """How many arrays come out: d, what is saved, and amax."""
-        return 1 + self.saves + self.out_scale
+        """How many arrays come out: d, what is saved, and amax or tiles of scales."""
+        return 1 + self.saves + self.has_more_results
+
+    @property
+    def has_more_results(self) -> bool:
+        """Whether something comes out that says what d is divided by; it has no derivative then."""
+        return self.out_scale or self.out_format is not None
 
     def saving(self) -> "Epilogue":
         """The same, with z (and u) as results."""
@@ -142,6 +151,7 @@ class Epilogue:
             d += " * up"
         if self.residual is not None:
             d += f" + residual {self.residual}"
+        d = d if self.out_format is None else f"({d}) in {self.out_format}"
         return f"({d}) / out_scale" if self.out_scale else d
 
 
@@ -215,7 +225,7 @@ def evaluate(
     rhs_up_scale: Any = None,
     out_scale: Any = None,
 ) -> tuple[Any, ...]:
-    """d, what is saved, and amax, by XLA's operations.
+    """d, what is saved, and amax or tiles of scales, by XLA's operations.
 
     Args:
       epilogue: which of the arrays there are, and how they come together.
@@ -240,6 +250,12 @@ def evaluate(
     if residual is not None:
         d = d + residual.astype(z.dtype)
     saved = [x.astype(saved_dtype(dtype)) for x in saved] if epilogue.save else []
+    if epilogue.out_format is not None:
+        from jaxbw._src import block_formats  # wanted by few
+
+        format_of_d = block_formats.FORMATS[epilogue.out_format]
+        data, tiles = block_formats.in_memory(d, format_of_d)
+        return (data, *saved, tiles)
     if out_scale is None:
         return (d.astype(dtype), *saved)
     from jaxbw._src import fp8  # wanted by few

@@ -150,7 +150,12 @@ class GemmProblem:
 
     @property
     def results(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shape and dtype of d, of what is saved, and of amax."""
+        """Shape and dtype of d, of what is saved, and of amax, or of tiles of scales."""
+        if self.epilogue.out_format is not None:
+            from jaxbw._src import block_formats  # wanted by few
+
+            data, tiles = block_formats.shapes(self.output_shape)
+            return [(data, self.output), (tiles, block_formats.E8M0)]
         saved = [(self.output_shape, saved_dtype(self.output))] * self.epilogue.saves
         amax = [((self.batch,), np.dtype(np.float32))] * self.epilogue.out_scale
         return [(self.output_shape, self.output), *saved, *amax]
@@ -191,6 +196,7 @@ class GemmProblem:
             gated=e.gated,
             save=e.save,
             out_scale=e.out_scale,
+            out_mx=e.out_format is not None,
         )
 
     def __str__(self) -> str:

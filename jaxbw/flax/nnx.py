@@ -148,7 +148,8 @@ class MLP(nnx.Module):
 
     Gated without biases, `activation(gate(x)) * up(x)` is one kernel that reads both weights where
     they are: SwiGLU with "silu", GEGLU with "gelu". Its layers are `gate`, `up` and `down`. With an
-    `Fp8DotGeneral` each, its hidden layer is float8 and nothing else, unless gated with biases.
+    `Fp8DotGeneral` each, or `mxfp8_dot_general`, its hidden layer is that and nothing else, unless
+    gated with biases.
 
     Args:
       in_features: width of the inputs.
@@ -193,8 +194,9 @@ class MLP(nnx.Module):
         """The block's outputs, `[..., out_features]`."""
         layers = [x for x in (self.gate, self.up, self.down) if x is not None]
         is_float8 = all(type(layer.dot_general) is Fp8DotGeneral for layer in layers)
-        if is_float8 and (self.gate is None or self.up.bias is None):
-            return _in_float8(layers, inputs)
+        is_mxfp8 = all(layer.dot_general is mxfp8_dot_general for layer in layers)
+        if (is_float8 or is_mxfp8) and (self.gate is None or self.up.bias is None):
+            return _in_float8(layers, inputs, is_mxfp8=is_mxfp8)
         if self.gate is None:
             hidden = self.up(inputs)
         else:
@@ -205,15 +207,20 @@ class MLP(nnx.Module):
         return result
 
 
-def _in_float8(layers: list[Any], inputs: jax.Array) -> jax.Array:
+def _in_float8(layers: list[Any], inputs: jax.Array, *, is_mxfp8: bool) -> jax.Array:
     """`down` of the activation of the first one, perhaps times the second, in one pass."""
-    from jaxbw._src.api.fp8_mlp import delayed_mlp
-
     first, last = layers[0], layers[-1]
     given = [None if x is None else x[...] for each in layers for x in (each.kernel, each.bias)]
     x, *arrays = first.promote_dtype((inputs, *given), dtype=first.dtype)
-    states = [layer.dot_general.state() for layer in layers]
-    result = delayed_mlp(x, arrays, states, first.activation)
+    if is_mxfp8:
+        from jaxbw._src.api.mxfp8_mlp import mxfp8_mlp
+
+        result = mxfp8_mlp(x, arrays, first.activation)
+    else:
+        from jaxbw._src.api.fp8_mlp import delayed_mlp
+
+        states = [layer.dot_general.state() for layer in layers]
+        result = delayed_mlp(x, arrays, states, first.activation)
     activated: jax.Array = run(_name(last), result, last.activation)
     return activated
 

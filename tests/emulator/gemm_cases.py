@@ -19,7 +19,7 @@ from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.kernel_table import Kernel
 
-from ..quantized import FORMATS, untiled
+from ..quantized import FORMATS, block_scaled, tiled, untiled
 from . import gemm_launch
 from .gemm_launch import ACTIVATIONS, E2M1, Config, Matmul
 
@@ -101,6 +101,7 @@ class Case:
     blocks: bool = False  # scales of 1x128 of lhs and of 128x128 of rhs, in the place of these
     save: bool = False
     out_scale: float | None = None  # exact: a power of two
+    out_mx: bool = False  # the result is in MXFP8
     integers: bool = True  # then float32 holds every partial sum, and the result is exact
     family: str = "sm100"
     block_m: int = 128
@@ -213,6 +214,7 @@ class Case:
             gated=self.gated,
             save=self.save,
             out_scale=self.out_scale is not None,
+            out_mx=self.out_mx,
         )
 
     def planned(self, resident: int | None = None) -> Plan | Violation:
@@ -288,6 +290,7 @@ class Case:
             residual=optional(self.residual, full),
             save=self.save,
             out_scale=self.out_scale,
+            out_mx=self.out_mx,
             lhs_scale=scales("lhs", self.m, self.lhs_scale or self.blocks or self.mx > 0),
             rhs_scale=scales("rhs", self.n, self.rhs_scale or self.blocks or self.mx > 0),
             rhs_up_scale=scales("rhs", self.n, (self.rhs_scale or self.mx > 0) and self.gated),
@@ -307,7 +310,10 @@ def transposed(layout: str) -> str:
 
 
 def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
-    """D, what is saved, and amax, in float64 before the cast, each with the error it may have."""
+    """D, what is saved, and amax, in float64 before the cast, each with the error it may have.
+
+    In MXFP8 d is exact, and its data in whole blocks; then come the tiles of its scales.
+    """
     p = matmul
     lhs, right, of_rows, of_columns = p.lhs, p.rhs, p.lhs_scale, p.rhs_scale
     right_up, of_columns_up = p.rhs_up, p.rhs_up_scale
@@ -365,6 +371,10 @@ def expected(case: Case, matmul: Matmul) -> list[tuple[Values, Values]]:
         _, largest = FORMATS[case.output]
         found[0] = np.clip(d / case.out_scale, -largest, largest), d_error / case.out_scale
         found.append((np.abs(d).max((1, 2)), d_error.max((1, 2))))
+    if case.out_mx:
+        data, scales, _ = block_scaled(np.pad(d, [(0, 0), (0, 0), (0, -case.n % 32)]), "mxfp8")
+        in_memory = data, tiled(scales.view(np.uint8))
+        found = [(x.astype(np.float64), np.zeros(x.shape)) for x in in_memory]
     return found
 
 
@@ -406,8 +416,7 @@ def verify(case: Case, matmul: Matmul, outcome: gemm_launch.Outcome) -> None:
       AssertionError: an element is wrong, or was not written; or the emulator has found something.
     """
     assert outcome.report.findings == [], f"{case}: {outcome.report.findings}"
-    amax = [] if outcome.amax is None else [outcome.amax]
-    verify_results(case, matmul, [outcome.d, *outcome.saved, *amax])
+    verify_results(case, matmul, outcome.results)
 
 
 def verify_results(case: Case, matmul: Matmul, results: Sequence[npt.NDArray[Any]]) -> None:
@@ -419,7 +428,7 @@ def verify_results(case: Case, matmul: Matmul, results: Sequence[npt.NDArray[Any
     exact = case.integers and not smooth(case.activation)
     wanted = expected(case, matmul)
     names = ["d", *(("saved", "saved_up")[: 1 + case.gated] if case.save else ())]
-    names += ["amax"] * (case.out_scale is not None)
+    names += ["amax"] * (case.out_scale is not None) + ["tiles"] * case.out_mx
     for name, result, (reference, error) in zip(names, results, wanted, strict=True):
         with np.errstate(over="ignore"):  # f16 and e5m2 overflow to infinity, e4m3 to NaN
             rounded = reference.astype(np.float32).astype(result.dtype)

@@ -164,7 +164,13 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         b_is_ready=rng.random() < 0.5,
     )
     if mx:
-        return _with_room_for_scales(rng, case)
+        case = _with_room_for_scales(rng, case)
+        # Of numbers that are exact, as a scale's exponent is.
+        exact: dict[str, Any] = {"integers": True, "activation": rng.choice(("none", "relu"))}
+        alone: dict[str, Any] = {"save": False, "out_scale": None, "in_place": False}
+        in_mxfp8 = replace(case, output="e4m3", out_mx=True, store="tma", **exact, **alone)
+        refused = isinstance(in_mxfp8.planned(), Violation)
+        return case if refused or rng.random() < 0.7 else in_mxfp8
     if not swap_ab:
         return case
     parts = rng.choice((2, 3, 5, 16))

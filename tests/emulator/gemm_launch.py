@@ -109,6 +109,7 @@ class Matmul:
     rhs_up_scale: Array | None = None
     save: bool = False
     out_scale: float | None = None
+    out_mx: bool = False  # the result is in MXFP8
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -146,7 +147,8 @@ class Matmul:
 class Outcome:
     """Results [batch, m, n], and the report of the launch, or of the first that shows something.
 
-    `amax`: [batch], beside a d that has a scale.
+    `amax`: [batch], beside a d that has a scale. `tiles`: those of scales, [batch, rows/128, n/128,
+    512], uint8, beside a d in MXFP8, which has whole blocks of columns.
     """
 
     d: Array
@@ -154,6 +156,12 @@ class Outcome:
     report: emulator.Report
     counters: Array  # of the slices of split tiles, as they were left
     amax: Array | None = None
+    tiles: Array | None = None
+
+    @property
+    def results(self) -> list[Array]:
+        """All that there are."""
+        return [self.d, *self.saved, *(x for x in (self.amax, self.tiles) if x is not None)]
 
 
 def from_gemm_config(
@@ -274,6 +282,7 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
         gated=p.rhs_up is not None,
         save=p.save,
         out_scale=p.out_scale is not None,
+        out_mx=p.out_mx,
     )
     given = GemmConfig(
         c.block_m,
@@ -334,6 +343,16 @@ class _Results:
         found[...] = 0
         return found[:, 0, 0]
 
+    def in_mxfp8(self) -> dict[str, Array]:
+        """Data in whole blocks of columns, and tiles of their scales."""
+        batch, m, n = self.shape
+        data = replace(self, shape=(batch, m, ceil_div(n, 32) * 32))
+        tiles = replace(self, shape=(batch * ceil_div(m, ROWS), ceil_div(n, 32 * BLOCKS), 512))
+        return {
+            "result": data.new(np.dtype(ml_dtypes.float8_e4m3fn)),
+            "result_tiles": tiles.new(np.dtype(np.uint8)),
+        }
+
     def check(self) -> None:
         for guarded in self.guarded if self.pitch is None else []:
             edges = np.concatenate([guarded[:GUARD], guarded[-GUARD:]])
@@ -371,6 +390,8 @@ def launch(
     }
     if p.out_scale is not None:
         written["amax"] = results.amax()
+    if p.out_mx:
+        written |= results.in_mxfp8()
     workspace = emulator.empty(plan.workspace_bytes, np.uint8)
     workspace[...] = NAN
     own = {"workspace": workspace} if workspace.size else {}
@@ -412,9 +433,12 @@ def launch(
             break
     assert report is not None
     results.check()
-    amax = written.pop("amax", None)
-    d, *saved = (array[..., : p.shape[2]] for array in written.values())
-    return Outcome(d, saved, report, counters, amax)
+    amax, tiles = written.pop("amax", None), written.pop("result_tiles", None)
+    columns = None if p.out_mx else p.shape[2]
+    d, *saved = (array[..., :columns] for array in written.values())
+    if tiles is not None:
+        tiles = tiles.reshape(d.shape[0], -1, *tiles.shape[1:])
+    return Outcome(d, saved, report, counters, amax, tiles)
 
 
 def _operands(config: Config, matmul: Matmul) -> dict[str, Array]:

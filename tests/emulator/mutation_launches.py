@@ -245,10 +245,10 @@ def _sm100(group: int) -> Iterator[Case]:
 def _mx(name: str, group: int) -> Iterator[Case]:
     """Those of 16 bits that are legal for MX formats, whose spans have more numbers.
 
-    Gated ones in the tile that they have.
+    Gated ones in the tile that they have. And results in MXFP8.
     """
     of_4bit = itertools.cycle(MX_BLOCKS["4bit_mx"])
-    for case in _sm100(group):
+    for case in (*_sm100(group), *_in_mxfp8(group)):
         if case.gated:
             case = replace(case, block_n=256, accumulators=1)
         found = replace(case, mx=32, dtype="e4m3", k=2 * case.k)
@@ -257,6 +257,16 @@ def _mx(name: str, group: int) -> Iterator[Case]:
             found = replace(case, mx=next(of_4bit), dtype="e2m1", layout="nt", k=k)
         if isinstance(found.planned(), Plan):
             yield found
+
+
+def _in_mxfp8(group: int) -> Iterator[Case]:
+    rows = 128 * group
+    base = Case(2 * rows - 8, 3 * 128 - 8, 104, layout="nt", block_m=rows, cta_group=group)
+    base = replace(base, cluster=(group, 1), stages=2, output="e4m3", out_mx=True)
+    yield base
+    yield replace(base, gated=True)
+    yield replace(base, k=296, split_k=2)
+    yield replace(base, scheduler="static", bias="f32", residual="bf16", activation="relu")
 
 
 def _grouped(name: str) -> Iterator[Ragged]:

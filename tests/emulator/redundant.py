@@ -58,8 +58,13 @@ _add(
 )
 # Where it lets go of an accumulator, of which none of its rows is D's.
 _NOTHING_READ = "none: this warp has read nothing since it last let go of an accumulator"
-_add(_NOTHING_READ, "sm100", "epilogue", "tcgen05.fence::before_thread_sync", 1, 4, 7, 9)
-_add(_NOTHING_READ, "sm100", "epilogue", _BAR, 1, 16, 31, 37)
+_BEFORE = "tcgen05.fence::before_thread_sync"
+for _kernel in (_ALONE, _PAIRS):
+    _add(_NOTHING_READ, _kernel, "epilogue", _BEFORE, 1, 4, 7, 9)
+    _add(_NOTHING_READ, _kernel, "epilogue", _BAR, 1, 16, 31, 37)
+for _kernel in MX_NAMES:  # nothing is drained there
+    _add(_NOTHING_READ, _kernel, "epilogue", _BEFORE, 1, 3, 5, 7)
+    _add(_NOTHING_READ, _kernel, "epilogue", _BAR, 1, 7, 13, 19)
 _LATER = "the wait for the ring's next slot: what a warp tells comes in order in the emulator"
 _add(_LATER, _ALONE, "schedule", _WAIT_EMPTY, 2, change="always done")
 _add(_LATER, _PAIRS, "schedule", _WAIT_EMPTY, 3, change="always done")

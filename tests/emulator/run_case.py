@@ -49,8 +49,7 @@ def run(module: emulator.Module, case: Case | Ragged, **options: Any) -> Run:
     config, matmul = case.config(), _matmul(case)
     sm_count = config.clusters * (1 if case.split_k == 1 else 2)
     outcome = gemm_launch.launch(module, config, matmul, sm_count=sm_count, **options)
-    written = [outcome.d, *outcome.saved]
-    verify = functools.partial(gemm_cases.verify_results, case, matmul, written)
+    verify = functools.partial(gemm_cases.verify_results, case, matmul, outcome.results)
     return Run([outcome.report], verify)
 
 

@@ -1,10 +1,12 @@
 """The recipes "mxfp8" and "nvfp4" in Flax's layers."""
 
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn
 from flax import nnx
 
@@ -86,3 +88,23 @@ def test_feed_forward_blocks() -> None:
         np.testing.assert_allclose(got, wanted, rtol=2**-5, atol=2**-5)
     program = str(jax.make_jaxpr(block.apply)(variables, jnp.asarray(X)))
     assert program.count("jaxbw_fused_dot_general") == 3
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_hidden_layer_in_mxfp8_and_nothing_else(gated: bool) -> None:
+    """A swapped `MLP`, its program for a B200, and its value beside that of its layers."""
+    model = ours.MLP(48, 96, activation="silu", gated=gated, use_bias=not gated, rngs=nnx.Rngs(0))
+    ours.swap_layers(model, "mxfp8")
+    definition, state = nnx.split(model)
+
+    def block(state: Any, x: Any) -> Any:
+        return nnx.merge(definition, state)(x)
+
+    with jaxbw.target("B200"), jaxbw.implementation("sm100"):
+        lowered = jax.jit(block).trace(state, X).lower(lowering_platforms=("cuda",))
+    hidden = re.findall(r"tensor<(?:1x)?(?:40|2x20)x96x(\w+)>", lowered.as_text())
+    assert set(hidden) == {"f8E4M3FN"}
+    up = model.up(X)
+    apart = model.down(model.gate(X) * up if model.gate is not None else up)
+    found = jax.jit(block)(state, X)
+    assert np.linalg.norm(found - apart) <= 2.0**-7 * np.linalg.norm(apart)

@@ -62,7 +62,7 @@ def call(matmul: Matmul, operands: list[Values]) -> list[Values]:
         results.append(jax.ShapeDtypeStruct((size,), np.uint8))
     wrap = {str: str, int: np.int32, float: np.float32}
     typed = {name: wrap[type(value)](value) for name, value in given.items()}
-    found = jax.ffi.ffi_call("jaxbw_gemm_v8", results)(*operands, **typed)
+    found = jax.ffi.ffi_call("jaxbw_gemm_v9", results)(*operands, **typed)
     return [np.asarray(values) for values in found[:count]]
 
 

@@ -338,6 +338,7 @@ PAIR = {"cta_group": 2, "cluster": (2, 1)}
 ROWS = {"grouped": Grouped.ROWS, "groups": 4, "total_groups": 4}
 EIGHT_BITS = {"lhs": DataType.E4M3, "rhs": DataType.E5M2}
 FOUR_BITS = {"lhs": DataType.E2M1, "rhs": DataType.E2M1, "rhs_major": Major.K}
+IN_MXFP8 = EIGHT_BITS | {"mx": 32, "out_mx": True, "output": DataType.E4M3}
 BLOCKS = {"promoted": True, "lhs_blocks": 1, "rhs_blocks": 128}
 BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "empty": ("sm100", {"m": 0}, {}),
@@ -364,6 +365,9 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         EIGHT_BITS | {"mx": 32},
         {"cluster_k": 2, "swap_ab": True, "block_n": 64},
     ),
+    "out_mx": ("sm100", EIGHT_BITS | {"out_mx": True, "output": DataType.E4M3}, {}),
+    "out_mx_swap": ("sm100", IN_MXFP8, {"swap_ab": True}),
+    "out_mx_columns": ("sm100", IN_MXFP8, {"block_n": 192}),
     "extent": ("sm100", {"m": 2**31}, {}),
     "stride": ("sm100", {"m": 2**20, "n": 2**20}, {}),
     "address_space": ("sm100", HUGE | {"batch": 2**18}, {}),
@@ -469,7 +473,7 @@ ONE_PLACE = {
         "jaxbw/_src/selection/kernel_table.py"
     },
     # attributes of the custom call
-    r"\bhas_out_scale\b.*[\s\S]{0,40}\bgated\b.*[\s\S]{0,40}\bsave\b": {
+    r"\bhas_out_scale\b.*[\s\S]{0,40}\bout_mx\b.*[\s\S]{0,40}\bgated\b.*[\s\S]{0,40}\bsave\b": {
         "cuda/host/gemm_call.h",
         "cuda/host/gemm_call.cc",
         "jaxbw/_native.pyi",

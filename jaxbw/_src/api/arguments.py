@@ -109,6 +109,7 @@ class EpilogueArguments(NamedTuple):
     bias_axis: int = -1
     activation: str | None = None
     formats: tuple[str | None, str | None] = (None, None)  # block-scaled, of lhs and rhs
+    out_format: str | None = None
 
 
 def matmul(
@@ -243,7 +244,7 @@ def epilogue(
 
     `blocks`: `lhs_blocks` and `rhs_blocks`.
     """
-    alpha, beta, bias_axis, activation, formats = given
+    alpha, beta, bias_axis, activation, formats, out_format = given
     if operands.alpha is not None:  # of a scale that all elements share
         alpha = None
     check_activation(call, activation)
@@ -271,6 +272,7 @@ def epilogue(
         lhs_format=formats[0],
         rhs_format=formats[1],
         out_scale=operands.out_scale is not None,
+        out_format=out_format,
     )
 
 

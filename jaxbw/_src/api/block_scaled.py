@@ -12,6 +12,7 @@ import numpy as np
 from jaxbw._src import block_formats, compat
 from jaxbw._src.api.arguments import WithScales
 from jaxbw._src.block_formats import BlockFormat
+from jaxbw._src.epilogue import saved_dtype
 from jaxbw._src.primitives.originals import Transposed
 from jaxbw._src.primitives.quantize_blocks import Wanted, quantize_blocks
 from jaxbw._src.primitives.quantizing import undifferentiated
@@ -210,6 +211,41 @@ def _in_order(x: BlockScaled) -> Any:
     permutation = [*range(x.ndim - 1)]
     permutation.insert(x.ndim + x.axis, x.ndim - 1)
     return Transposed(x.data, tuple(permutation))
+
+
+OUT_FORMATS = ("mxfp8",)  # of results
+
+
+def result_dtype(
+    call: str, format: Any, operands: Sequence[Any], out_scale: Any, dtype: Any
+) -> Any:
+    """That of the array that a matmul with this `out_format` stands for.
+
+    Raises:
+      TypeError: an `out_scale` beside it.
+      ValueError: an unknown format; right operands that are no matrices.
+    """
+    if format not in OUT_FORMATS:
+        names = " or ".join(map(repr, OUT_FORMATS))
+        raise ValueError(f"{call}: out_format is {format!r}; it is {names}, or None")
+    if out_scale is not None:
+        raise TypeError(f"{call}: out_format and out_scale are given; {format} has its own scales")
+    if any(np.ndim(x) != 2 for x in operands[1:]):
+        rank = np.ndim(operands[1])
+        raise ValueError(
+            f"{call}: out_format is {format!r} and the right operand has {rank} dimensions; it has "
+            "2: use jax.vmap over the others, or jaxbw.quantize of the result"
+        )
+    known = [x.dtype for x in operands if hasattr(x, "dtype")]  # others are refused later
+    return np.dtype(
+        saved_dtype(jnp.result_type(*known or [np.float32])) if dtype is None else dtype
+    )
+
+
+def of_result(results: tuple[Any, Any], format: str, size: int, dtype: Any) -> BlockScaled:
+    """What a matmul with an `out_format` gives, of the data and the tiles of scales."""
+    data, tiles = results
+    return BlockScaled(data, tiles, None, None, None, format, -1, size, dtype)
 
 
 def unblocked(x: Any) -> Any:

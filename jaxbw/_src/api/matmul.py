@@ -39,6 +39,7 @@ def matmul(
     lhs_scale: Any = None,
     rhs_scale: Any = None,
     out_scale: Any = None,
+    out_format: str | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
@@ -81,8 +82,12 @@ def matmul(
       rhs_scale: of each column of rhs, shaped as rhs without its next to last dimension; likewise.
       out_scale: of a result in float8, which is divided by it and saturates, as of `quantize`: a
         number or a scalar array, used in float32, known before the call. Default none.
+      out_format: "mxfp8": the result is a `BlockScaled` with blocks along its last dimension, bit
+        by bit `quantize` of the float32 result. rhs has two dimensions. Of operands of MX formats
+        a Blackwell kernel does it, and writes nothing else. Default None.
       precision: as of `jnp.matmul`; default None.
-      preferred_element_type: dtype of the result; default as of `jnp.matmul`.
+      preferred_element_type: dtype of the result, of a `BlockScaled` that of the array it stands
+        for; default as of `jnp.matmul`.
       out_sharding: as of `jnp.matmul`; default None.
       implementation: None: a kernel where one fits, or XLA where that is expected to be quicker
         (docs/selection.md), or none fits. Strict: "kernel", of whatever family the device runs,
@@ -94,11 +99,13 @@ def matmul(
     Returns:
       `[..., m, n]`, without m or n where an operand has one dimension. With an `out_scale` a
       `Quantized` of that, `out_scale` and amax: it takes the place of lhs in the next matmul, and
-      amax gives the next step's scale. It has no derivative.
+      amax gives the next step's scale. With an `out_format` a `BlockScaled`. Neither has a
+      derivative.
 
     Raises:
       TypeError: operands that are no arrays; an epilogue on a dtype that is not real floating; a
-        scale of a `Quantized`; an `out_scale` of what is not float8, or is differentiated.
+        scale of a `Quantized`; an `out_scale` of what is not float8, or is differentiated, as is an
+        `out_format`, or both of these.
       ValueError: shapes that do not fit; an unknown name; a configuration that no kernel takes.
       NotImplementedError: a strict implementation that cannot run the matmul: at trace time where
         the matmul is the reason, when it is lowered where the platform is.
@@ -125,12 +132,19 @@ def matmul(
         )
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     terms, tiles = with_formats(terms, blocks)
+    dtype = preferred_element_type
+    if out_format is not None:
+        terms, preferred_element_type, dtype = in_format(
+            call, terms, out_format, both, out_scale, dtype
+        )
     last = factors(terms, alpha, beta, lhs_scale, rhs_scale, None, out_scale, *tiles)
     operands = _arguments(call, (lhs, rhs), None, c, bias, residual, *last)
     given = arguments.matmul(
         call, None, precision, preferred_element_type, out_sharding, implementation, config
     )
     result = _matmul(given, terms, False, *operands)
+    if out_format is not None:
+        return _block_scaled(result, out_format, both, dtype)
     return result if out_scale is None else _quantized(result, both)
 
 
@@ -144,6 +158,7 @@ def gated_matmul(
     rhs_gate_scale: Any = None,
     rhs_up_scale: Any = None,
     out_scale: Any = None,
+    out_format: str | None = None,
     recompute: bool = False,
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -163,7 +178,7 @@ def gated_matmul(
       activation: as of `matmul`; default "silu".
       lhs_scale, rhs_gate_scale, rhs_up_scale: scales of rows of lhs, and of columns of the right
         operands, as of `matmul`; default none.
-      out_scale: as of `matmul`; default none.
+      out_scale, out_format: as of `matmul`; default none.
       recompute: False: the forward pass keeps both matmuls, in the result's dtype, for the
         backward pass. True: it keeps the operands only, and the backward pass computes them again:
         `jax.checkpoint` around this call. Inside of a `jax.checkpoint`, the outer policy decides.
@@ -191,6 +206,11 @@ def gated_matmul(
         lhs_scale, rhs_gate_scale, rhs_up_scale = of_operands
     terms = arguments.terms(call, 1.0, 1.0, -1, activation)
     terms, tiles = with_formats(terms, blocks)
+    dtype = preferred_element_type
+    if out_format is not None:
+        terms, preferred_element_type, dtype = in_format(
+            call, terms, out_format, all_three, out_scale, dtype
+        )
     last = factors(terms, 1.0, 1.0, lhs_scale, rhs_gate_scale, rhs_up_scale, out_scale, *tiles)
     operands = _arguments(
         call, (lhs, rhs_gate, rhs_up), *((None, None, None, *last) if last else ())
@@ -201,6 +221,8 @@ def gated_matmul(
     if not isinstance(recompute, bool):
         raise TypeError(f"{call}: recompute is {arguments.shown(recompute)}; it is True or False")
     result = _matmul(given, terms, recompute, *operands)
+    if out_format is not None:
+        return _block_scaled(result, out_format, all_three, dtype)
     return result if out_scale is None else _quantized(result, all_three)
 
 
@@ -292,6 +314,27 @@ def with_formats(
     return terms._replace(formats=blocks.formats), blocks.tiles
 
 
+def in_format(
+    call: str,
+    terms: EpilogueArguments,
+    format: str,
+    operands: tuple[Any, ...],
+    out_scale: Any,
+    dtype: Any,
+) -> tuple[EpilogueArguments, str, Any]:
+    """The same with the format of the result, the dtype of its data, and that of the array."""
+    from jaxbw._src.api import block_scaled
+
+    dtype = block_scaled.result_dtype(call, format, operands, out_scale, dtype)
+    return terms._replace(out_format=format), "float8_e4m3fn", dtype
+
+
+def _block_scaled(results: Any, format: str, operands: tuple[Any, ...], dtype: Any) -> Any:
+    from jaxbw._src.api import block_scaled
+
+    return block_scaled.of_result(results, format, operands[1].shape[-1], dtype)
+
+
 def _quantized(results: Any, operands: tuple[Any, ...]) -> Quantized:
     from jaxbw._src.api import scales
 
@@ -318,6 +361,8 @@ def _matmul(
     params = arguments.matmul_params(given)
     planned = operands_of(call, plan, operands)
     found = _with_epilogue(call, planned, epilogue, params, recompute=recompute)
+    if epilogue.out_format is not None:  # rhs has no batch dimension: the result is as it should be
+        return found
     if epilogue.out_scale:
         return _with_scale(plan.result(found[0]), operands.out_scale, found[1])
     matmul = plan.result(found)

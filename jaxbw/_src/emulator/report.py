@@ -85,7 +85,8 @@ class Report:
       roles: counts by role of the warps.
       instructions: executed by warps, by index of the warp in its CTA.
       bytes, operations: moved and started, by engine. Of the bytes, "global load" is what is read
-        from global memory, by TMA or by ordinary loads; "tma load" what thereof reaches shared
+        from global memory, by TMA or by ordinary loads, "global store" what is written there
+        likewise; "tma load" what thereof reaches shared
         memory, in every CTA of a multicast; "mma operands" what tcgen05.mma reads there.
       steps: executed instructions of warps.
       output: what the kernel's printf wrote, in the order of the emulated steps.

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 from jaxbw._src import compat
 from jaxbw._src.api import arguments, scales
 from jaxbw._src.api.arguments import WithScales
-from jaxbw._src.api.matmul import factors, operands_of, problem_of, scaled, with_formats
+from jaxbw._src.api.matmul import (
+    factors,
+    in_format,
+    operands_of,
+    problem_of,
+    scaled,
+    with_formats,
+)
 from jaxbw._src.api.matmul_plan import plan_matmul
 from jaxbw._src.lab.model.report import estimate_of
 from jaxbw._src.primitives import originals, serve
@@ -41,6 +48,7 @@ def explain(
     rhs_scale: Any = None,
     rhs_up_scale: Any = None,
     out_scale: Any = None,
+    out_format: str | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     implementation: Implementation = None,
@@ -60,7 +68,8 @@ def explain(
       rhs_up: likewise, for a `gated_matmul` of lhs, rhs and rhs_up; default None.
       rhs_up_scale: likewise, of the columns of rhs_up; default None.
       dimension_numbers: of a `dot_general`; default None, a `matmul`.
-      bias_axis, activation, alpha, beta, lhs_scale, rhs_scale, out_scale: as of `matmul`.
+      bias_axis, activation, alpha, beta, lhs_scale, rhs_scale, out_scale, out_format: as of
+        `matmul`.
       precision, preferred_element_type, implementation, config: likewise.
       device: a name that `target` takes; default None.
 
@@ -95,6 +104,7 @@ def explain(
         rhs_scale=rhs_scale,
         rhs_up_scale=rhs_up_scale,
         out_scale=out_scale,
+        out_format=out_format,
         precision=precision,
         preferred_element_type=preferred_element_type,
         implementation=implementation,
@@ -122,6 +132,7 @@ def examined(
     rhs_scale: Any = None,
     rhs_up_scale: Any = None,
     out_scale: Any = None,
+    out_format: str | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     implementation: Implementation = None,
@@ -134,6 +145,7 @@ def examined(
     `weighs_xla` is as of `select`: False where only kernels are asked about.
     """
     blocks_of: Any = None
+    given = (lhs, rhs) if rhs_up is None else (lhs, rhs, rhs_up)
     if any(isinstance(x, WithScales) for x in (lhs, rhs, rhs_up)):
         count, contracting = 2 if rhs_up is None else 3, None
         if dimension_numbers is not None:
@@ -151,6 +163,10 @@ def examined(
         lhs_scale, rhs_scale, rhs_up_scale = (*scales_given, None)[:3]
     terms = arguments.terms(call, alpha, beta, bias_axis, activation)
     terms, tiles = with_formats(terms, blocks_of)
+    if out_format is not None:
+        terms, preferred_element_type, _ = in_format(
+            call, terms, out_format, given, out_scale, preferred_element_type
+        )
     last = factors(terms, alpha, beta, lhs_scale, rhs_scale, rhs_up_scale, out_scale, *tiles)
     arrays = (lhs, rhs, rhs_up, c, bias, residual, *last)
     operands, stored = (
@@ -168,10 +184,10 @@ def examined(
         ranks = (operands.lhs.ndim, operands.rhs.ndim)
         dims = arguments.dimension_numbers(call, dimension_numbers, ranks)
 
-    def of_call(*given: Any) -> Operands:
+    def of_call(*arrays: Any) -> Operands:
         nonlocal blocks, dims
         in_order_of = dims if plan is None else None
-        operands, blocks = scaled(call, originals.transposed(given), terms, in_order_of)
+        operands, blocks = scaled(call, originals.transposed(arrays), terms, in_order_of)
         operands = operands if plan is None else operands_of(call, plan, operands)
         operands, dims = originals.read_in_place(operands, dims, None)
         return operands

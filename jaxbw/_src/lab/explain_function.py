@@ -216,6 +216,7 @@ def _fused(problem: GemmProblem | RaggedProblem) -> tuple[str, ...]:
         "gate": e.gated,
         "residual": e.residual is not None,
         "out_scale": e.out_scale,
+        "out_format": e.out_format is not None,
     }
     return tuple(name for name, is_there in parts.items() if is_there)
 

@@ -9,7 +9,7 @@ dtype, or in bfloat16 beside a d of 8 bits.
 - Else z.
 
 - Beside scales of blocks nothing: the tangent is that of XLA's form.
-- Beside an out_scale: there is no derivative, as of `jaxbw.quantize`.
+- Beside an out_scale, or in an out_format: there is no derivative, as of `jaxbw.quantize`.
 
 What is saved has a name for `jax.checkpoint`'s policies: `checkpoint_policies.PREACTIVATION`. The
 tangent is one operation, fused_tangent_p.
@@ -48,6 +48,11 @@ def _jvp(
             "derivative; take jax.lax.stop_gradient of its operands, leave out_scale out, or use "
             "jaxbw.fp8_dot_general, whose gradients are scaled"
         )
+    if e.out_format is not None and moves.given():
+        raise TypeError(
+            "jaxbw: a matmul with an out_format is differentiated, and quantized numbers have no "
+            "useful derivative; take jax.lax.stop_gradient of its operands, or leave out_format out"
+        )
     looks = _z_moves(moves) and _sees(e)
     results = fused_dot_general(operands, _saving(e) if looks else e, **params)
     if looks:  # one array each, under the name wherever it is used
@@ -64,7 +69,7 @@ def _z_moves(moves: Operands) -> bool:
 def _sees(epilogue: Epilogue) -> range:
     """Which of the results, d, z and u, the activation's derivative is a function of."""
     e = epilogue
-    if (e.activation is None and not e.gated) or e.out_scale or e.has_blocks:
+    if (e.activation is None and not e.gated) or e.has_more_results or e.has_blocks:
         return range(0)
     # relu has at its result the slope that it has at z.
     d_will_do = e.activation == "relu" and e.residual is None and not e.gated

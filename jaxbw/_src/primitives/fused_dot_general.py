@@ -44,7 +44,7 @@ from jaxbw._src.selection.policy import Policy
 fused_dot_general_p = Primitive("jaxbw_fused_dot_general")
 fused_dot_general_p.multiple_results = True
 
-Results = tuple[Any, ...]  # d, what the epilogue saves, and amax
+Results = tuple[Any, ...]  # d, what the epilogue saves, and amax or tiles of scales
 Multiply = Callable[[Any, Any, dict[str, Any]], Any]
 
 
@@ -65,6 +65,12 @@ def fused_dot_general(
     result's batch dimensions and those of lhs, or of rhs; of blocks, the contracting one comes
     behind.
     """
+    if epilogue.out_format is not None and compat.is_explicit(jax.typeof(operands.lhs)):
+        # Whole blocks of a dimension that is padded need not be divisible among devices.
+        params: Any = {"precision": precision, "preferred_element_type": preferred_element_type}
+        params |= {"out_sharding": out_sharding, "policy": policy}
+        dims = dimension_numbers
+        return in_parts(operands, epilogue=epilogue, dimension_numbers=dims, **params)
     results = fused_dot_general_p.bind(
         *compat.insert_reshard(*operands.given()),
         epilogue=epilogue,
@@ -80,12 +86,12 @@ def fused_dot_general(
 def matmul(operands: Operands, epilogue: Epilogue, params: Mapping[str, Any]) -> Any:
     """d, by the primitive that is needed, of operands as `fused_dot_general` has them.
 
-    With an `out_scale`, d and amax.
+    With an `out_scale`, d and amax; with an `out_format`, data and tiles of scales.
     """
     if epilogue.is_identity:
         return dot_general(operands.lhs, operands.rhs, **params)
     results = fused_dot_general(operands, epilogue, **params)
-    return results if epilogue.out_scale else results[0]
+    return results if epilogue.has_more_results else results[0]
 
 
 def ranks_of(lhs_rank: int, rhs_rank: int, dims: DimensionNumbers) -> Ranks:
@@ -144,6 +150,12 @@ def in_parts(operands: Operands, **params: Any) -> Results:
 
 def _abstract_eval(lhs: Any, rhs: Any, *_: Any, epilogue: Epilogue, **params: Any) -> Any:
     result, effects = compat.dot_general_type(lhs, rhs, lax_params(params))
+    if epilogue.out_format is not None:
+        from jaxbw._src import block_formats  # wanted by few
+
+        data, tiles = block_formats.shapes(result.shape)
+        in_tiles = result.update(shape=tiles, dtype=block_formats.E8M0)
+        return [result.update(shape=data), in_tiles], effects
     saved = result.update(dtype=saved_dtype(result.dtype))
     results = [result, *[saved] * epilogue.saves]
     if epilogue.out_scale:
@@ -163,7 +175,7 @@ def _without_unused(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
     epilogue: Epilogue = params["epilogue"]
     if not any(used):
         return [False] * len(equation.invars), None
-    if epilogue.out_scale:
+    if epilogue.has_more_results:
         return [True] * len(equation.invars), equation
     uses_d, *uses_saved = used
     operands = Operands.of(epilogue, equation.invars)
@@ -266,8 +278,10 @@ def _stays_one(
     It is not where the matmul has no new dimension, or the bias has: it runs along the last
     dimensions of one operand. Nor is it where the new dimension has come among those, or a kernel
     would have several factors, or several scales of one row or column, or of a block; nor where an
-    amax is of a part of one matrix.
+    amax is of a part of one matrix, or tiles of scales are of its rows.
     """
+    if epilogue.out_format is not None:
+        return False
     if any(axis is not None for axis in (axes.bias, axes.alpha, axes.beta, axes.out_scale)):
         return False
     if epilogue.out_scale and (axes.lhs is None or axes.rhs is None):
@@ -364,7 +378,7 @@ def _on_devices(params: dict[str, Any], ctx: Any, operands: Any, platform: str) 
     Scales of blocks are, too, whose shards need not be whole blocks.
     """
     epilogue: Epilogue = params["epilogue"]
-    if not (epilogue.out_scale or epilogue.has_blocks):
+    if not (epilogue.has_more_results or epilogue.has_blocks):
         return partitioning.lower(fused_dot_general_p, params, ctx, operands, platform)
 
     def apart(*given: Any) -> Results:

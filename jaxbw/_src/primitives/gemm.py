@@ -31,7 +31,7 @@ from jaxbw._src.selection.implementations import EMULATED
 
 # The number counts changes of attributes, operands or results: a program that was compiled or
 # exported for another number is not run in their stead.
-TARGET = "jaxbw_gemm_v8"
+TARGET = "jaxbw_gemm_v9"
 
 gemm_p = Primitive("jaxbw_gemm")
 gemm_p.multiple_results = True
@@ -88,6 +88,11 @@ def gemm(
         **plan.attributes,
     )
     e = problem.epilogue
+    if e.out_format is not None:
+        from jaxbw._src import block_formats  # wanted by few
+
+        shapes = block_formats.shapes(reduction.result.shape)
+        return tuple(map(jax.lax.reshape, map(compat.computed_once, results[:2]), shapes))
     found = [compat.computed_once(reduction.result(x)) for x in results[: 1 + e.saves]]
     if e.out_scale:
         found.append(_amax(results[1 + e.saves], batch))
@@ -173,11 +178,16 @@ def _abstract_eval(
     gated: int,
     save: int,
     has_out_scale: int,
+    out_mx: int,
     **__: Any,
 ) -> Any:
     # An update keeps what else the type says, as over which mesh axes of a shard_map it varies.
-    dtypes = [dtype, *[saved_dtype(dtype)] * (save * (1 + gated))]
-    results = [lhs.update(shape=shape, dtype=each, weak_type=False) for each in dtypes]
+    described = [(shape, dtype), *[(shape, saved_dtype(dtype))] * (save * (1 + gated))]
+    if out_mx:
+        from jaxbw._src import block_formats  # wanted by few
+
+        described = [*zip(block_formats.shapes(shape), (dtype, block_formats.E8M0), strict=True)]
+    results = [lhs.update(shape=s, dtype=each, weak_type=False) for s, each in described]
     if has_out_scale:
         results.append(lhs.update(shape=shape[:1], dtype=np.dtype(np.float32), weak_type=False))
     if workspace:

@@ -102,6 +102,7 @@ def candidates(
     *,
     gated: bool,
     mx: int = 0,
+    out_mx: bool = False,
     swap_ab: bool,
     whole: bool,
     instances: frozenset[str] = frozenset(kernel_names()),
@@ -114,12 +115,13 @@ def candidates(
       input: dtype of the operands.
       gated: whether the matmul is gated.
       mx: numbers of k that share a scale, where it has an MX format.
+      out_mx: whether its result is in MXFP8.
       swap_ab: the candidates that exchange the operands, or those that do not.
       whole: no tile is split along K.
       instances: the names of the kernels that there are; all, by default.
     """
     bases = _bases(family, 4 if input == DataType.F32 else 2)
-    problem = planner.any_problem(input, lhs_major, rhs_major, gated=gated, mx=mx)
+    problem = planner.any_problem(input, lhs_major, rhs_major, gated=gated, mx=mx, out_mx=out_mx)
     plans = bases.plans(family, problem, swap_ab=swap_ab)
     installed = [place for place, name in enumerate(kernel_names()) if name in instances]
     bases = replace(bases, stages=plans["stages"])

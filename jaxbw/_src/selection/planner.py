@@ -30,6 +30,8 @@ MESSAGES: Mapping[str, str] = {
     "mx_block": "{block} numbers share a scale; of 8 bits that is 32, of 4 bits 16 or 32",
     "mx_4bit": "{array} has 4 bits; of these kernels take what jaxbw.quantize makes, K-major, with "
     "scales, and k a multiple of {step}",
+    "out_mx": "a result in mxfp8 is for sm100, for operands of which both have an MX format, and "
+    "goes without out_scale",
     "extent": "{array} has a dimension of 2^31 or more; TMA coordinates are int32",
     "stride": "{array} has matrices of 2^40 bytes or more, the largest stride of TMA",
     "address_space": "{array} is larger than any address space",
@@ -92,6 +94,8 @@ MESSAGES: Mapping[str, str] = {
     "mx_accumulators": "{accumulators} accumulators of {block_n} columns leave no room for scales; "
     "set accumulators to 1",
     "mx_cluster_k": "cluster_k is not for MX formats; take split_k",
+    "out_mx_swap": "swap_ab is True and the result is in mxfp8: leave it False",
+    "out_mx_columns": "block_n is {block_n}; of a result in mxfp8 it is a multiple of {step}",
     "gated_swap": "swap_ab is True and the matmul is gated; that is not for gated matmuls",
     "gated_pair": "a gated matmul in 128 rows of a pair; take block_m 256, or cta_group 1",
     "gated_columns": "block_n is {block_n}; a gated matmul takes multiples of {step}, half of it "
@@ -195,6 +199,7 @@ def any_problem(
     *,
     gated: bool = False,
     mx: int = 0,
+    out_mx: bool = False,
 ) -> Problem:
     """A problem of which no size breaks a rule."""
     return Problem(
@@ -208,4 +213,6 @@ def any_problem(
         rhs=input,
         gated=gated,
         mx=mx,
+        out_mx=out_mx,
+        output=DataType.E4M3 if out_mx else DataType.BF16,
     )

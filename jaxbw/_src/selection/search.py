@@ -164,6 +164,7 @@ def available(family: str, work: Workload, instances: Instances, *, whole: bool)
         work.input,
         gated=work.gated,
         mx=work.mx,
+        out_mx=work.out_mx,
         swap_ab=work.swapped,
         whole=whole,
         instances=instances,

@@ -36,6 +36,7 @@ class Workload:
       scaled: whether rows or columns have scales, which not every kernel holds in registers.
       promoted: whether sums of 8 bits must be as accurate as float32's.
       mx: numbers of k that share a scale, where the operands have an MX format; else 0.
+      out_mx: whether the result is in MXFP8.
     """
 
     batch: int
@@ -62,6 +63,7 @@ class Workload:
     scaled: bool = False
     promoted: bool = False
     mx: int = 0
+    out_mx: bool = False
 
     @property
     def itemsize(self) -> float:
@@ -86,10 +88,11 @@ class Workload:
             rhs=self.input,
             promoted=self.promoted,
             mx=self.mx,
+            out_mx=self.out_mx,
             output=_OF_SIZE[self.output_size],
             activation=Activation.RELU if self.activated else Activation.NONE,
             residual=DataType.BF16 if self.residual_by_tma else None,
-            save=self.general and not self.residual_by_tma,
+            save=self.general and not (self.residual_by_tma or self.out_mx),
             gated=self.gated,
             lhs_scale=self.scaled,
             rhs_scale=self.scaled,
@@ -125,7 +128,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         general=bool(arrays) or epilogue.activation == "gelu_exact",
         residual_by_tma=_residual_by_tma(p) and not swapped,
         swapped=swapped,
-        tma_rows=p.n * p.output.itemsize % ALIGNMENT == 0,
+        tma_rows=epilogue.out_format is not None or p.n * p.output.itemsize % ALIGNMENT == 0,
         a_straddles=a_straddles,
         b_straddles=b_straddles,
         repack_bytes=sum(copies) + sum(splits),
@@ -133,6 +136,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         scaled=epilogue.is_scaled,
         promoted=p.promoted,
         mx=p.mx,
+        out_mx=epilogue.out_format is not None,
     )
 
 

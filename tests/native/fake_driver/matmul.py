@@ -56,6 +56,7 @@ class Matmul:
     dtype: str = "bf16"
     promoted: bool = False
     mx: int = 0  # so many of k share a scale, of tiles
+    out_mx: bool = False  # the result is in MXFP8
     output: str = "f32"
     alpha: float = 1.0
     beta: float = 0.0
@@ -107,6 +108,7 @@ class Matmul:
             "rhs_blocks": 128 * self.blocks,
             "mx": self.mx,
             "has_out_scale": 0,
+            "out_mx": int(self.out_mx),
             "gated": int(self.gated),
             "save": int(self.save),
             "activation": _native.Activation[self.activation.upper()].value,
@@ -140,7 +142,7 @@ class Matmul:
         scales = self.lhs_scale + self.rhs_scale * (1 + self.gated) + 2 * self.blocks
         factors = ["f32"] * (len(self.factors) + scales)
         arrays = [self.dtype] * (3 if self.gated else 2) + [name for name in named if name]
-        return arrays + factors + [self.mx_scale] * (2 if self.mx else 0)
+        return arrays + factors + [self.mx_scale] * ((2 + self.gated) if self.mx else 0)
 
     @property
     def mx_scale(self) -> str:
@@ -188,7 +190,7 @@ class Matmul:
             of = self.mx_scale
             scales = [
                 (name, (-(-rows // 128), -(-self.k // (4 * self.mx)), 512))
-                for name, rows in (("lhs", self.m), ("rhs", self.n))
+                for name, rows in (("lhs", self.m), *[("rhs", self.n)] * (1 + self.gated))
             ]
         return (
             drawn

@@ -179,7 +179,7 @@ def test_a_bad_configuration_is_refused_when_the_program_is_compiled(
 def test_attributes_must_be_exactly_these(fake: FakeDriver) -> None:
     fewer = {name: value for name, value in ATTRIBUTES.items() if name != "stages"}
     for attributes in (fewer, ATTRIBUTES | {"split": 1}):
-        with pytest.raises(xla.FfiError, match="Wrong number of attributes: expected 36"):
+        with pytest.raises(xla.FfiError, match="Wrong number of attributes: expected 37"):
             xla.call("instantiate", attributes)
 
 

@@ -11,9 +11,9 @@ from jaxbw._native import limits
 
 from ...emulator.gemm_cases import INPUTS, MX_BLOCKS, gemms
 from .conftest import KERNELS, Call, FakeDriver
-from .matmul import PAIR, SM90, SM100, Matmul
+from .matmul import DTYPES, PAIR, SM90, SM100, Matmul
 
-F16, BF16, F32 = 6, 9, 7  # CUtensorMapDataType
+U8, F16, BF16, F32 = 0, 6, 9, 7  # CUtensorMapDataType
 L2_128B = 2
 # CUtensorMapSwizzle of a box, by the bytes of its rows.
 SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
@@ -243,6 +243,37 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
         assert launch["kernel"] == kernel.name
         assert launch["block"] == [kernel.threads, 1, 1]
         assert launch["stream"] == 0
+
+
+def test_a_gated_matmul_of_mxfp8_whose_result_is_in_mxfp8(fake: FakeDriver) -> None:
+    """Rows of whole blocks, boxes of one, and a result of tiles of scales: 2x2 of 136x140."""
+    fake.launch_only()
+    config = PAIR | {"block_n": 256, "accumulators": 1, "stages": 2}
+    matmul = Matmul(
+        *(136, 140, 160),
+        layout="nt",
+        dtype="e4m3",
+        mx=32,
+        output="e4m3",
+        out_mx=True,
+        gated=True,
+        activation="silu",
+        family="sm100",
+        config=config,
+    )
+    operands = matmul.operands()
+    data, tiles = _native.launch_gemm(
+        [x.view(f"u{x.itemsize}") for x in operands],
+        [DTYPES[name][1] for name in matmul.dtypes],
+        DTYPES["e4m3"][1],
+        matmul.attributes,
+        device=1,
+    )
+    assert (data.size, tiles.size) == (136 * 160, 2 * 2 * 512)
+    maps = [map_of(call) for call in fake.calls("cuTensorMapEncodeTiled")]
+    assert maps.count((U8, [160, 136, 1], [160, 160 * 136], [32, 32, 1])) == 1
+    (launch,) = fake.launches()
+    assert launch["kernel"] == "jaxbw_sm100_8bit_mx_2cta"
 
 
 @pytest.mark.parametrize("raster", [0, 1])

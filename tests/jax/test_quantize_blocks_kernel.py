@@ -163,7 +163,7 @@ def hardest_quotients(exact: float) -> tuple[Any, Any]:
 
 
 def test_a_division_by_the_global_scale_is_correctly_rounded() -> None:
-    """Else such a quotient would be on the wrong side of a tie: of a divisor all of ones is one."""
+    """Else such a quotient would be on the wrong side of a tie."""
     found = 0
     for scale in (1.0, 1.125, 1.375, 1.875):
         for tie in TIES:

@@ -12,15 +12,12 @@ namespace jaxbw {
 
 constexpr uint32_t kInfinity = 0x7f800000, kFractionBits = 23, kFraction = (1u << kFractionBits) - 1;
 
-// x / divisor of the divisor's rounded reciprocal, by one step of Newton's. Correctly rounded if x * inverse, as given,
-// is within a unit in the last place. Else it is at least on the right side of all numbers of few bits, and equal where
-// the quotient is one: with a divisor of four bits or fewer x is no nearer to their product than half a unit of the
-// quotient's, and more.
-JAXBW_DEVICE float corrected_quotient(float quotient, float x, float divisor, float inverse) {
-  return __fmaf_rn(__fmaf_rn(-quotient, divisor, x), inverse, quotient);
-}
-JAXBW_DEVICE float quotient_by_short(float x, float divisor, float inverse) {
-  return corrected_quotient(__fmul_rn(x, inverse), x, divisor, inverse);
+// x / divisor, by the divisor's rounded reciprocal and one correction. It is on the side of each tie on which the
+// rounded quotient is, and equal to it where that is a tie (tests/emulator/test_quantize_blocks.py has all that come
+// near).
+JAXBW_DEVICE float quotient(float x, float divisor, float inverse) {
+  const float close = __fmul_rn(x, inverse);
+  return __fmaf_rn(__fmaf_rn(-close, divisor, x), inverse, close);
 }
 
 // The magnitudes of four numbers as e2m1 of four bits each: rounded to nearest even, and 6 of what is beyond, NaN too.
@@ -113,12 +110,11 @@ class NvFormat {
   JAXBW_DEVICE explicit NvFormat(float whole)
       : power_(__uint_as_float(0x7f800000 - (__float_as_uint(whole) & kInfinity))),
         divisor_(__uint_as_float((__float_as_uint(whole) & kFraction) | 0x40000000)),
-        inverse_(__frcp_rn(divisor_)),
-        inverse_rest_(__fmaf_rn(-inverse_, divisor_, 1.0f) * inverse_) {}
+        inverse_(__frcp_rn(divisor_)) {}
 
   JAXBW_DEVICE Scale scale_of(uint32_t amax, uint32_t& code) const {
-    const float largest = divided(ptx::multiply_flushed(__uint_as_float(amax), power_));
-    const float sixth = quotient_by_short(largest, 6.0f, 1.0f / 6.0f);
+    const float largest = quotient(ptx::multiply_flushed(__uint_as_float(amax), power_), divisor_, inverse_);
+    const float sixth = quotient(largest, 6.0f, 1.0f / 6.0f);
     // Beyond the range that is infinity or NaN, and 448.
     const uint32_t rounded = ptx::pack_float8<DataType::kE4M3>(fminf(sixth, 448.0f), 0.0f);
     const bool is_number = amax < kInfinity;
@@ -133,19 +129,15 @@ class NvFormat {
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       of_all[i] = ptx::multiply_flushed(x[i], power_);
-      y[i] = quotient_by_short(divided(of_all[i]), scale.scale, scale.inverse);  // beyond the range infinity, or NaN
+      const float divided = quotient(of_all[i], divisor_, inverse_);
+      y[i] = quotient(divided, scale.scale, scale.inverse);  // beyond the range infinity, or NaN
     }
     // The signs of infinities and of NaN, which those of y are not.
     return (e2m1_numbers(y) & (scale.inverse == 0 ? 0 : 0x7777)) | e2m1_signs(of_all);
   }
 
  private:
-  // By the divisor, correctly rounded: what is corrected is within a unit by its reciprocal's rest.
-  JAXBW_DEVICE float divided(float x) const {
-    return corrected_quotient(__fmaf_rn(x, inverse_, __fmul_rn(x, inverse_rest_)), x, divisor_, inverse_);
-  }
-
-  float power_, divisor_, inverse_, inverse_rest_;
+  float power_, divisor_, inverse_;
 };
 
 }  // namespace jaxbw

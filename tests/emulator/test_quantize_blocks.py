@@ -4,7 +4,9 @@ Their bits, and what the host plans, are tested through the custom call
 (tests/jax/test_quantize_blocks_kernel.py).
 """
 
+import itertools
 import struct
+from fractions import Fraction
 from typing import Any
 
 import jax.numpy as jnp
@@ -85,3 +87,52 @@ def test_any_schedule(family: str, square: bool, name: str, seed: int) -> None:
     launch: Any = {"family": family, "square": square, "schedule": "random", "seed": seed}
     check("bf16", name, (2, 40, 136), **launch)
     check("f32", name, (1, 130, 19), **launch)
+
+
+# NVFP4 divides by a global scale, and what is rounded to float32 then by 6 and by scales of few
+# bits: by a rounded reciprocal and one correction. All that matters is on which side of ties it is.
+
+
+def rounded(x: Fraction) -> Fraction:
+    """A positive number to 24 bits, to nearest even."""
+    exponent = x.numerator.bit_length() - x.denominator.bit_length()
+    exponent -= x < Fraction(2) ** exponent
+    unit = Fraction(2) ** (exponent - 23)
+    return round(x / unit) * unit
+
+
+def quotient(x: Fraction, y: Fraction) -> Fraction:
+    """As cuda/gemm/block_formats.cuh has it."""
+    inverse = rounded(1 / y)
+    close = rounded(x * inverse)
+    return rounded(close + (x - close * y) * inverse)  # the remainder is exact
+
+
+# Significands of ties between codes times scales, and of those between scales.
+TIES = sorted({s * tie for s in range(1, 16) for tie in (1, 3, 5, 7)} | set(range(1, 32, 2)))
+
+
+def test_quotients_nearest_to_what_is_rounded_to_a_tie() -> None:
+    """The dividends and divisors of 24 bits that are hardest: half a unit from a tie, and 2^-25."""
+    count = 0
+    for tie in TIES:
+        significand = tie << 25 - tie.bit_length()
+        below = 2 * significand - 1 if significand == 2**24 else significand - 1
+        for middle, shift in itertools.product((below, significand + 1), (24, 25)):
+            for rest in range(-64, 65):
+                y = -rest * pow(middle, -1, 2**shift) % 2**shift
+                x = (middle * y + rest) >> shift
+                if 2**23 <= x < 2**24 and 2**23 <= y < 2**24:
+                    assert quotient(Fraction(x), Fraction(y)) == rounded(Fraction(x, y))
+                    count += 1
+    assert count > 2000
+
+
+def test_quotients_by_few_bits() -> None:
+    """Beside a tie and on it, by whichever scale, and by 6."""
+    for y, tie in itertools.product(range(1, 16), TIES):
+        product = Fraction(tie * y)
+        unit = rounded(product * (1 + Fraction(1, 2**22))) - product
+        for x in (product, product - unit / 4, product - unit / 2, product + unit / 2):
+            got = quotient(rounded(x), Fraction(y))
+            assert (got > tie) - (got < tie) == (rounded(x) > product) - (rounded(x) < product)

@@ -1,5 +1,6 @@
 """jaxbw.quantize to block-scaled formats on the GPU: the kernels' bits are those of XLA's form."""
 
+import functools
 from functools import partial
 from typing import Any
 
@@ -22,19 +23,20 @@ def bits(x: Any) -> Any:
     return [np.atleast_1d(np.asarray(leaf)).view(np.uint8) for leaf in jax.tree.leaves(x)]
 
 
-def check(x: Any, name: str, **options: Any) -> None:
+@functools.cache
+def compiled(name: str, implementation: str | None, options: tuple[tuple[str, Any], ...]) -> Any:
+    run: Any = partial(jaxbw.quantize, format=name, implementation=implementation, **dict(options))
+    return jax.jit(lambda x, whole: run(x, global_scale=whole))
+
+
+def check(x: Any, name: str, whole: Any = None, **options: Any) -> None:
     """The kernel, XLA on the GPU, and XLA on the CPU."""
-    given = options.pop("global_scale", None)
-    run: Any = partial(jaxbw.quantize, format=name, **options)
-    for_all = [
-        jax.jit(lambda x, s, i=implementation: run(x, global_scale=s, implementation=i))(x, given)
-        for implementation in ("kernel", "xla")
-    ]
+    kernel, on_gpu = (compiled(name, i, tuple(options.items())) for i in ("kernel", "xla"))
+    wanted = bits(kernel(x, whole))
+    jax.tree.map(np.testing.assert_array_equal, bits(on_gpu(x, whole)), wanted)
     with jax.default_device(jax.devices("cpu")[0]):
-        for_all.append(jax.jit(lambda x, s: run(x, global_scale=s))(x, given))
-    kernel, *others = map(bits, for_all)
-    for other in others:
-        jax.tree.map(np.testing.assert_array_equal, kernel, other)
+        on_cpu = compiled(name, None, tuple(options.items()))
+        jax.tree.map(np.testing.assert_array_equal, bits(on_cpu(x, whole)), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -74,7 +76,7 @@ def test_every_half_and_bfloat16_by_many_global_scales() -> None:
     for dtype in (jnp.float16, jnp.bfloat16):
         x = random.permuted(every, axis=0).view(np.dtype(dtype))
         for whole in (1.0, 1 / 3, 0.0123, 3e38, 2.0**-126, *random.uniform(1, 2, 20)):
-            check(x, "nvfp4", global_scale=np.float32(whole))
+            check(x, "nvfp4", np.float32(whole))
 
 
 def test_it_is_chosen_and_repeats_in_a_loop() -> None:

@@ -3,6 +3,7 @@
 XLA's form against NumPy is test_block_scaled.py's.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -141,29 +142,24 @@ def test_every_scale_and_ties_of_nvfp4(whole: float) -> None:
     blocks = np.concatenate([np.full(1, 6, np.float32), around(TIES[:5])])
     more = np.concatenate([np.full(10, 6, np.float32), around(TIES[5:])])
     middles = np.append((SCALES[1:] + SCALES[:-1]) / 2, np.float32(464))[:, None]
-    x = np.concatenate(
-        [
-            np.concatenate([blocks, more]) * SCALES[:, None],
-            np.concatenate([around(6 * middles)[..., i : i + 1].repeat(16, 1) for i in (0, 1)], 1),
-        ]
-    )
-    with np.errstate(over="ignore"):
-        scaled = np.clip(x.astype(np.float64) * np.float32(whole), -3e38, 3e38).astype(np.float32)
-    check(scaled, "nvfp4", global_scale=np.float32(whole))
+    for x in (np.concatenate([blocks, more]) * SCALES[:, None], around(6 * middles).repeat(16, 1)):
+        with np.errstate(over="ignore"):
+            scaled = np.clip(x.astype(np.float64) * np.float32(whole), -3e38, 3e38)
+        check(scaled.astype(np.float32), "nvfp4", global_scale=np.float32(whole))
 
 
 def hardest_quotients(exact: float) -> tuple[Any, Any]:
     """float32 x and y with x / y as near as they come to half-way between `exact` and the next."""
-    x, y = [], []
+    found = []
     significand = int(exact * 2.0 ** (24 - np.floor(np.log2(exact))))
     for middle in (significand - 1, significand + 1):  # of 25 bits, odd
-        for rest in (-3, -1, 1, 3):
-            divisor = -rest * pow(middle, -1, 2**24) % 2**24  # so that 2^24 x = middle y + rest
-            dividend = (middle * divisor + rest) >> 24
-            if divisor >= 2**23 and 2**23 <= dividend < 2**24:
-                x.append(dividend)
-                y.append(divisor)
-    return np.array(x, np.float32), np.array(y, np.float32)
+        for shift, rest in itertools.product((24, 25), (-3, -1, 1, 3)):
+            y = -rest * pow(middle, -1, 2**shift) % 2**shift  # so that 2^shift x = middle y + rest
+            x = (middle * y + rest) >> shift
+            if 2**23 <= x < 2**24 and 2**23 <= y < 2**24:
+                found.append((x, y))
+    dividends, divisors = np.array(found, np.float32).reshape(-1, 2).T
+    return dividends, divisors
 
 
 def test_a_division_by_the_global_scale_is_correctly_rounded() -> None:
@@ -180,10 +176,11 @@ def test_a_division_by_the_global_scale_is_correctly_rounded() -> None:
     assert found > 40
 
 
-@pytest.mark.parametrize("whole", [0.0, -1.0, 1e-40, np.inf, np.nan])
-def test_a_global_scale_that_is_none(whole: float) -> None:
-    x = any_numbers((33, 50), "float16")
-    check(x, "nvfp4", both=True, square=True, global_scale=np.float32(whole))
+@pytest.mark.parametrize("whole", [0.0, -1.0, 1e-40, np.inf, np.nan, 2.0**-126, 1e-30, 3e38])
+def test_a_global_scale_that_is_none_or_leaves_the_range(whole: float) -> None:
+    for dtype in ("float16", "float32"):
+        x = any_numbers((33, 50), dtype)
+        check(x, "nvfp4", both=True, square=True, global_scale=np.float32(whole))
 
 
 def test_dimensions() -> None:

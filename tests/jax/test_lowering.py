@@ -51,7 +51,7 @@ def test_attributes(family: str, operand: Operand, cuda_hlo: Lower, custom_calls
         "promoted": 0,
         **dict.fromkeys(("has_c", "has_bias", "has_residual", "bias_along_m"), 0),
         **dict.fromkeys(("has_lhs_scale", "has_rhs_scale", "has_out_scale"), 0),
-        **dict.fromkeys(("lhs_blocks", "rhs_blocks", "mx"), 0),
+        **dict.fromkeys(("lhs_blocks", "rhs_blocks", "mx", "out_mx"), 0),
         **dict.fromkeys(("gated", "save", "activation", "split_tail", "wave"), 0),
         "block_m": config.block_m,
         "block_n": config.block_n,

@@ -368,12 +368,14 @@ def launch(
     more_buffers: Iterable[Array] = (),
     pitch: int | None = None,
     reduce: emulator.Module | None = None,
+    step_limit: int = 1 << 36,
     **options: Any,
 ) -> Outcome:
     """Runs a kernel, which may also access `more_buffers`. Nothing around its results may change.
 
     With `pitch` the rows of the one result lie so many elements apart. `reduce` is what adds up the
-    parts of split tiles where a launch behind does: by default the installed kernel.
+    parts of split tiles where a launch behind does: by default the installed kernel. `step_limit`
+    is of the kernel, not of the launches around it.
 
     Raises:
       AssertionError: it does.
@@ -425,7 +427,7 @@ def launch(
             args=[call.parameters if call is repack else _patched(call.parameters, patches)],
             buffers=[array for array in buffers if array.size],
             sm_count=sm_count,
-            **options,
+            **(options | {"step_limit": step_limit} if call is gemm else options),
         )
         if call is gemm or found.findings:
             report = found

@@ -1,9 +1,11 @@
 """A sample of mutation testing (mutation.py): broken kernels are found."""
 
 import itertools
+from typing import Any
 
 import pytest
 
+from jaxbw import emulator
 from jaxbw._native import limits
 
 from . import installed, mutation
@@ -56,6 +58,20 @@ def test_mutants_are_found(where: tuple[str, int]) -> None:
         ]
         outcome = mutation.examine(name, mutant, reaching, SCHEDULES)
         assert outcome.verdict != "survived", outcome
+
+
+def test_a_limit_is_of_the_kernel_alone() -> None:
+    """Not of the copy ahead of it, whose lanes part under a random schedule.
+
+    There the copy took 900,000 instructions, the kernel 52,000, and the limit was 40 times what the
+    kernel takes under the first schedule: redundant instructions were "found", as hangs.
+    """
+    name = "jaxbw_sm100_8bit_mx_2cta"
+    module = emulator.Module(installed.text(name), name)
+    pair: Any = {"block_m": 256, "cta_group": 2, "cluster": (2, 2), "stages": 2}
+    case = Case(248, 248, 592, layout="tn", dtype="e4m3", mx=32, output="bf16", **pair)
+    _, _, steps = mutation.observe(module, case, ("latest", 0))
+    assert mutation.observe(module, case, ("random", 4), 40 * steps)[0] == []
 
 
 def test_redundant_instructions_exist() -> None:

@@ -1,12 +1,11 @@
 // Results in MXFP8: what a lane has of a chunk, kMxBlock columns of a row of D, is a block that shares a scale. Scales
-// go to tiles as those of operands lie (MxParams in params.h), so that a next matmul reads D as its A. Bits are those
-// of jaxbw/_src/block_formats.py. A tile of D is whole tiles of scales, whose padding is zero bytes: it is of blocks of
-// zeros.
+// go to tiles as those of operands lie (MxParams in params.h), so that a next matmul reads D as its A. A tile of D is
+// whole tiles of scales, whose padding is zero bytes: it is of blocks of zeros.
 #pragma once
 
+#include "gemm/block_formats.cuh"
 #include "gemm/storage.h"
 #include "params.h"
-#include "ptx/float8.h"
 #include "ptx/global.h"
 
 namespace jaxbw::sm100 {
@@ -36,22 +35,17 @@ class MxResult {
       if (i >= inside) values[i] = 0;
       amax = max(amax, __float_as_uint(values[i]) & 0x7fffffff);
     }
-    const bool is_number = amax < 0x7f800000;
-    const uint32_t code = is_number ? scale_code(amax) : 0xff;
-    const float inverse = is_number ? __uint_as_float((254 - code) << 23) : 0.0f;  // by which infinity becomes NaN
+    uint32_t code = 0;
+    const Format::Scale scale = Format().scale_of(amax, code);
 #pragma unroll
-    for (uint32_t i = 0; i < kMxBlock; ++i) values[i] = ptx::multiply_flushed(values[i], inverse);
+    for (uint32_t i = 0; i < kMxBlock; ++i) values[i] = ptx::multiply_flushed(values[i], scale.inverse);
     codes_ = codes_ >> 8 | code << 24;
     constexpr uint32_t kTileColumns = kMxBlock * kScaleTileBlocks;
     if (column % kTileColumns == kTileColumns - kMxBlock) store(p, batch, row, column / kTileColumns);
   }
 
  private:
-  // The exponent of the least power of two from amax / 448 on, biased: 448 is 1.75 * 2^8. 0 stands for 2^-127.
-  static JAXBW_DEVICE uint32_t scale_code(uint32_t amax) {
-    const int32_t code = static_cast<int32_t>(amax >> 23) - 8 + ((amax & 0x7fffff) > 0x600000 ? 1 : 0);
-    return static_cast<uint32_t>(max(code, 0));
-  }
+  using Format = MxFormat<DataType::kE4M3>;
 
   // The scales of a row's blocks in one tile.
   JAXBW_DEVICE void store(const GemmParams& p, uint32_t batch, uint32_t row, uint32_t column_tile) const {

@@ -316,11 +316,11 @@ def test_formulas_on_hopper() -> None:
     assert gelu == pytest.approx(tiles * 2 / 16 / GHZ, rel=0.2)
     general = epilogue(config, general=True)
     assert general == pytest.approx(tiles * H200.general_cycles / GHZ, rel=0.2)
-    assert epilogue(config, scaled=True) == general
+    assert epilogue(config, lhs_scaled=True) == general
     # Scales of 8 bits are held in registers.
     for of_8_bits in ({"input": DataType.E4M3}, {"input": DataType.E4M3, "promoted": True}):
         narrow = GemmConfig(128, 128, cluster=(2, 1))
-        assert epilogue(narrow, scaled=True, **of_8_bits) == epilogue(narrow, **of_8_bits)
+        assert epilogue(narrow, rhs_scaled=True, **of_8_bits) == epilogue(narrow, **of_8_bits)
     # Of a gated tile half of the columns are results, and there are twice as many tiles.
     assert epilogue(config, general=True, gated=True) == pytest.approx(general, rel=0.05)
     # Beside the other warpgroup's matmuls it shows once, at the end.

@@ -33,7 +33,8 @@ class Workload:
         of 128 bytes.
       repack_bytes, repacks: what is read and written ahead of the matmul, and by how many kernels:
         one copies all operands that have to be, and one each splits float32 operands in pieces.
-      scaled: whether rows or columns have scales, which not every kernel holds in registers.
+      lhs_scaled, rhs_scaled: whether rows of lhs, and columns of rhs, have scales, which not every
+        kernel holds in registers.
       promoted: whether sums of 8 bits must be as accurate as float32's.
       mx: numbers of k that share a scale, where the operands have an MX format; else 0.
       out_mx: whether the result is in MXFP8.
@@ -60,7 +61,8 @@ class Workload:
     b_straddles: bool
     repack_bytes: int
     repacks: int
-    scaled: bool = False
+    lhs_scaled: bool = False
+    rhs_scaled: bool = False
     promoted: bool = False
     mx: int = 0
     out_mx: bool = False
@@ -94,8 +96,8 @@ class Workload:
             residual=DataType.BF16 if self.residual_by_tma else None,
             save=self.general and not (self.residual_by_tma or self.out_mx),
             gated=self.gated,
-            lhs_scale=self.scaled,
-            rhs_scale=self.scaled,
+            lhs_scale=self.lhs_scaled,
+            rhs_scale=self.rhs_scaled,
         )
 
 
@@ -133,7 +135,8 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         b_straddles=b_straddles,
         repack_bytes=sum(copies) + sum(splits),
         repacks=int(bool(copies)) + len(splits),
-        scaled=epilogue.is_scaled,
+        lhs_scaled=epilogue.lhs_scale,
+        rhs_scaled=epilogue.rhs_scale,
         promoted=p.promoted,
         mx=p.mx,
         out_mx=epilogue.out_format is not None,

@@ -18,6 +18,7 @@ SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.
 MX_NAMES = tuple(f"jaxbw_sm100_{bits}bit_mx_{group}cta" for bits in (8, 4) for group in (1, 2))
 GROUPED_NAMES = (
     "jaxbw_sm100_grouped_16bit_1cta",
+    "jaxbw_sm100_grouped_8bit_1cta",
     "jaxbw_sm90_grouped_bf16_nn_64x256",
     "jaxbw_sm90_grouped_bf16_nt_64x128",
     "jaxbw_sm90_grouped_bf16_tn_64x256",

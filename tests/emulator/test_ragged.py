@@ -120,7 +120,7 @@ SUMS = {
     "c, batch": Ragged(BATCH, shared=("rhs",), output="f32", adds=True),
     "alpha": Ragged((37, 0, 90, 50), alpha=-2.0),
 }
-# Operands of 8 bits, by Hopper alone, and what scales their sums.
+# Operands of 8 bits, and what scales their sums.
 BOTH = ("lhs", "rhs")
 FLOAT8 = {
     "a tail": Ragged((37, 90, 50), output="f32"),
@@ -168,13 +168,41 @@ FLOAT8 = {
 }
 
 
-def of_8_bits(case: Ragged) -> Ragged:
-    """The same by float8 operands, of weights as the tensor cores take them."""
+def of_8_bits(case: Ragged, *, transposed: bool = True) -> Ragged:
+    """The same by float8 operands, of weights as Hopper's tensor cores take them, or as they lie.
+
+    Their rows are aligned.
+    """
     dtype = case.dtype if case.dtype.startswith("e") else "e4m3"
-    return replace(case, dtype=dtype, transposed=True, k=-(-case.k // 16) * 16)
+    n = case.n if transposed else -(-case.n // 16) * 16
+    return replace(case, dtype=dtype, transposed=transposed, k=-(-case.k // 16) * 16, n=n)
 
 
+# Rows along n, which Blackwell takes: a span of them has 128, of which a gate takes half a tile.
+ALONG_N = {
+    **{name: ROWS[name] for name in ("a tail", "one group", "some groups", "batch, one rhs")},
+    **{name: ROWS[name] for name in ("more groups than rows", "64 rows, wide")},
+    "scales": Ragged((37, 0, 90, 50), scales=BOTH, rhs_dtype="e5m2", k=264, bias="f32"),
+    "narrow": Ragged((70, 31, 45), tile=(128, 32), n=80, k=264, dtype="e5m2"),
+    "gated": Ragged(
+        (37, 0, 90, 50), gated=True, scales=BOTH, bias="f32", tile=(128, 256), n=328, k=272
+    ),
+}
+CONTRACTION_ALONG_N = {
+    **{name: case for name, case in (CONTRACTION | SUMS).items() if "in turns" not in name},
+    "mixed": Ragged((130, 0, 257, 13), m=420, rhs_dtype="e5m2", output="f32"),
+}
 FLOAT8 = {f"float8: {name}": of_8_bits(case) for name, case in FLOAT8.items()}
+FLOAT8_ALONG_N = {
+    f"float8 along n: {name}": of_8_bits(case, transposed=False).on("sm100")
+    for name, case in (
+        ALONG_N
+        | {
+            f"contraction: {name}": replace(case, contraction=True)
+            for name, case in CONTRACTION_ALONG_N.items()
+        }
+    ).items()
+}
 CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()} | {
     f"contraction: {name}": replace(case, contraction=True)
     for name, case in (
@@ -194,10 +222,15 @@ def test_grouped(name: str, family: str, schedule: tuple[str, int]) -> None:
 
 @pytest.mark.sampled(len(SCHEDULES))
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("name", FLOAT8)
-def test_float8(name: str, schedule: tuple[str, int]) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [FLOAT8[name].on(family) for family in FAMILIES for name in FLOAT8]
+    + [*FLOAT8_ALONG_N.values()],
+    ids=[f"{family}: {name}" for family in FAMILIES for name in FLOAT8] + [*FLOAT8_ALONG_N],
+)
+def test_float8(case: Ragged, schedule: tuple[str, int]) -> None:
     how, seed = schedule
-    check(FLOAT8[name], schedule=how, seed=seed)
+    check(case, schedule=how, seed=seed)
 
 
 def test_promoted_sums() -> None:
@@ -299,24 +332,30 @@ def test_whatever_is_legal(case: Ragged, family: str, schedule: tuple[str, int])
 
 @st.composite
 def float8_cases(draw: st.DrawFn) -> Ragged:
-    """The same of float8 operands."""
-    case = draw(cases().filter(lambda case: not case.contraction))
+    """The same of float8 operands, as each family takes them."""
+    family = draw(st.sampled_from(FAMILIES))
+    case = draw(cases().filter(lambda case: family == "sm100" or not case.contraction))
+    transposed = family == "sm90" or case.transposed
     promoted = draw(st.booleans())
-    wide = 128 if case.gated else draw(st.sampled_from([128, 192]))
+    columns = case.tile[1]
+    if case.gated and not transposed:
+        columns = 256
+    elif promoted:
+        columns = 128 if case.gated else draw(st.sampled_from([128, 192]))
     return replace(
-        of_8_bits(case),
+        of_8_bits(case.on(family), transposed=transposed),
         dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
         rhs_dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
         output="f32" if case.gated else case.output,  # beyond float16
         k=16 * draw(st.integers(1, 20)),
         promoted=promoted,
-        tile=(case.tile[0], wide if promoted else case.tile[1]),
-        scales=tuple(name for name in BOTH if draw(st.booleans())),
+        tile=(128 if case.contraction else case.tile[0], columns),
+        scales=() if case.contraction else tuple(name for name in BOTH if draw(st.booleans())),
     )
 
 
 @hypothesis.given(float8_cases(), st.sampled_from(SCHEDULES))
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=40)
 def test_whatever_is_legal_of_float8(case: Ragged, schedule: tuple[str, int]) -> None:
     how, seed = schedule
     check(case, schedule=how, seed=seed)

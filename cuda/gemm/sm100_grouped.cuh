@@ -109,56 +109,54 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   });
 }
 
-// What a lane's row of sums is multiplied by, of 16 bits: alpha.
-struct UnscaledRow {
-  JAXBW_DEVICE UnscaledRow(const GemmParams& p, const GroupedItem&, uint32_t) : e(p.epilogue) {}
+// The scales of a lane's row of sums: of 16 bits there are none.
+struct NoGroupScales {
+  JAXBW_DEVICE NoGroupScales(const GemmParams&, const GroupedItem&, uint32_t) {}
 
-  JAXBW_DEVICE float factor() const { return e.alpha; }
   JAXBW_DEVICE void load_columns(uint32_t, bool) {}
   JAXBW_DEVICE void multiply(auto&) const {}
   JAXBW_DEVICE void multiply_up(auto&) const {}
-
-  const Epilogue& e;
 };
 
-// ... of 8 bits by its scale, too, and by those of columns, of which a lane loads one for all.
-class ScaledRow {
+// Of 8 bits its own, and those of columns, of which a lane loads one for all.
+class GroupScales {
  public:
-  // `row`: of the tile. A tile of no group has no scales.
-  JAXBW_DEVICE ScaledRow(const GemmParams& p, const GroupedItem& item, uint32_t row)
-      : n_(p.n), factor_(p.epilogue.alpha) {
+  // `row`: of the tile. A tile of no group has none.
+  JAXBW_DEVICE GroupScales(const GemmParams& p, const GroupedItem& item, uint32_t row) : n_(p.n) {
     if (item.group.matrix == kNoMatrix) return;
-    scales_ = scales_of_group(p, item);
-    if (scales_.rows != nullptr && row < scales_.row_count) factor_ *= scales_.rows[row];
+    arrays_ = scales_of_group(p, item);
+    if (arrays_.rows != nullptr && row < arrays_.row_count) of_row_ = arrays_.rows[row];
   }
-
-  JAXBW_DEVICE float factor() const { return factor_; }
 
   JAXBW_DEVICE void load_columns(uint32_t column, bool gated) {
-    if (scales_.columns == nullptr || column >= n_) return;
-    of_column_ = scales_.columns[column];
-    if (gated) of_up_column_ = scales_.up_columns[column];
+    if (arrays_.columns == nullptr || column >= n_) return;
+    of_column_ = arrays_.columns[column];
+    if (gated) of_up_column_ = arrays_.up_columns[column];
   }
   template <uint32_t kColumns>
-  JAXBW_DEVICE void multiply(float (&values)[kColumns]) const {
-    multiply(values, of_column_);
+  JAXBW_DEVICE void multiply(float (&sums)[kColumns]) const {
+    multiply(sums, of_column_);
   }
   template <uint32_t kColumns>
-  JAXBW_DEVICE void multiply_up(float (&values)[kColumns]) const {
-    multiply(values, of_up_column_);
+  JAXBW_DEVICE void multiply_up(float (&sums)[kColumns]) const {
+    multiply(sums, of_up_column_);
   }
 
  private:
+  // In Hopper's order.
   template <uint32_t kColumns>
-  JAXBW_DEVICE void multiply(float (&values)[kColumns], float of_lane) const {
-    if (scales_.columns == nullptr) return;
+  JAXBW_DEVICE void multiply(float (&sums)[kColumns], float of_lane) const {
+    if (arrays_.columns != nullptr) {
 #pragma unroll
-    for (uint32_t i = 0; i < kColumns; ++i) values[i] *= ptx::of_lane(of_lane, i);
+      for (uint32_t i = 0; i < kColumns; ++i) sums[i] *= ptx::of_lane(of_lane, i);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns; ++i) sums[i] *= of_row_;
   }
 
   uint32_t n_;
-  float factor_, of_column_ = 1, of_up_column_ = 1;
-  ScaleArrays scales_{};
+  float of_row_ = 1, of_column_ = 1, of_up_column_ = 1;
+  ScaleArrays arrays_{};
 };
 
 // What an epilogue warp does with a tile, kColumns at a time: the formula of rows in groups, or alpha. `bias`: of the
@@ -188,12 +186,12 @@ JAXBW_DEVICE void finish_grouped_slice(const GemmParams& p, uint32_t source, uin
       if (column + kColumns == columns) release();
       scales.multiply(z);
 #pragma unroll
-      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(z[i], scales.factor(), ptx::of_lane(of_column, i));
+      for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(z[i], e.alpha, ptx::of_lane(of_column, i));
       activate<kColumns, false>(z, e.activation);
       if (gated) {
         scales.multiply_up(up);
 #pragma unroll
-        for (uint32_t i = 0; i < kColumns; ++i) z[i] *= scales.factor() * up[i];
+        for (uint32_t i = 0; i < kColumns; ++i) z[i] *= e.alpha * up[i];
       }
     }
     uint32_t words[kRowBytes / 4];
@@ -207,7 +205,7 @@ JAXBW_DEVICE void finish_grouped_slice(const GemmParams& p, uint32_t source, uin
 template <Kind kKind>
 JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction,
                                       uint32_t tmem, uint32_t warp) {
-  using Scales = std::conditional_t<kKind == Kind::k8Bit, ScaledRow, UnscaledRow>;
+  using Scales = std::conditional_t<kKind == Kind::k8Bit, GroupScales, NoGroupScales>;
   const GemmParams& p = context.params;
   const AccumulatorSlice slice = sm100_slice(warp, p.block_m, p.block_n, 1);
   const uint32_t columns = p.epilogue.gated ? slice.columns / 2 : slice.columns;

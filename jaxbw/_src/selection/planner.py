@@ -37,8 +37,8 @@ MESSAGES: Mapping[str, str] = {
     "address_space": "{array} is larger than any address space",
     "grouped_epilogue": "of grouped rows kernels take alpha, bias, gate and short activations, and "
     "scales of 8 bits, of a grouped contraction alpha and a float32 c of a float32 result",
-    "grouped_8bit_major": "rhs has n as its last dimension, and of 8 bits {family} takes k: pass the "
-    "mT of weights [groups, n, k], or what jaxbw.quantize(..., both=True) returns",
+    "grouped_8bit_major": "rhs has n as its last dimension, and of 8 bits {family} takes k: pass "
+    "the mT of weights [groups, n, k], or what jaxbw.quantize(..., both=True) returns",
     "grouped_alignment": "{array} has rows of {bytes} bytes; of grouped matmuls kernels take "
     "multiples of 16",
     "grouped_rows": "{batch} x {rows} rows; grouped are up to {most}, and fewer than 2^31 in all",

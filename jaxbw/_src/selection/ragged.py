@@ -107,14 +107,13 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     """The launch for a problem on a family's device of so many SMs.
 
     Rows of a tile are 128, or 64 where that is what a group has. Columns are 256, or 128 where
-    there are no more, or there would be fewer tiles than SMs, or sums are promoted; but half of
-    them must be whole spans of a gate of float8 whose rows are along n. On an H100,
+    there are no more, or there would be fewer tiles than SMs, or sums are promoted. On an H100,
     with 8 to 512 rows of a group, these were within 4 % of the fastest that was tried
     (benchmarks/NOTEBOOK.md). Of sm100, and of float8, which no one has measured, it is the same
-    rule.
+    rule; but of a gate and up in float8 along n, a span of each, a tile has 256.
 
-    Promoted sums, which are Hopper's, have 192 columns where these load less, and the warpgroups share tiles, as one
-    adds beside the MMAs of the other.
+    Promoted sums, which are Hopper's, have 192 columns where these load less, and the warpgroups
+    share tiles, as one adds beside the MMAs of the other.
 
     Of a contraction on Hopper, the tiles behind whole waves are to be split if a group has most of
     the rows and their parts fit one wave.
@@ -125,11 +124,9 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     block_m = 64 if few else 128
     down = problem.k if problem.ragged_contraction else rows
     tiles = problem.batch * problem.groups * -(-down // block_m) * -(-columns // 256)
-    halves = (
-        problem.epilogue.gated and problem.rhs_major == Major.MN and problem.rhs_dtype in _FLOAT8
-    )
-    narrow = (columns <= 128 or tiles < sm_count or promoted) and not halves
-    block_n = 128 if narrow else 256
+    along_n = problem.rhs_major == Major.MN and problem.rhs_dtype in _FLOAT8
+    narrow = columns <= 128 or tiles < sm_count or promoted
+    block_n = 256 if along_n and problem.epilogue.gated else 128 if narrow else 256
     if promoted and not (few or problem.epilogue.gated) and tiles >= sm_count:
         block_n = min(128, 192, key=lambda width: -(-columns // width) * (block_m + width))
     parts = 1

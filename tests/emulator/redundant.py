@@ -132,7 +132,7 @@ _add(_FIRST_BOX, _NT, "epilogue", _BAR, 3, 35, 43, 47)
 _add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _TT, "epilogue", _READ, 1, 2, 3)
 _add(_BETWEEN, _TT, "epilogue", _BAR, 10, 12, 14, 20)
-_, _, _GROUPED_NT, _ = GROUPED_NAMES
+(_GROUPED_NT,) = (name for name in GROUPED_NAMES if "_nt_" in name)
 _SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
 _add(_SECOND_BOX, _GROUPED_NT, "epilogue", _BAR, 1)
 # Main loops.

@@ -166,18 +166,6 @@ FLOAT8 = {
         (70, 0, 101), promoted=True, tile=(64, 192), pingpong=True, k=528, n=200, output="f16"
     ),
 }
-
-
-def of_8_bits(case: Ragged, *, transposed: bool = True) -> Ragged:
-    """The same by float8 operands, of weights as Hopper's tensor cores take them, or as they lie.
-
-    Their rows are aligned.
-    """
-    dtype = case.dtype if case.dtype.startswith("e") else "e4m3"
-    n = case.n if transposed else -(-case.n // 16) * 16
-    return replace(case, dtype=dtype, transposed=transposed, k=-(-case.k // 16) * 16, n=n)
-
-
 # Rows along n, which Blackwell takes: a span of them has 128, of which a gate takes half a tile.
 ALONG_N = {
     **{name: ROWS[name] for name in ("a tail", "one group", "some groups", "batch, one rhs")},
@@ -187,24 +175,21 @@ ALONG_N = {
     "gated": Ragged(
         (37, 0, 90, 50), gated=True, scales=BOTH, bias="f32", tile=(128, 256), n=328, k=272
     ),
-}
-CONTRACTION_ALONG_N = {
-    **{name: case for name, case in (CONTRACTION | SUMS).items() if "in turns" not in name},
-    "mixed": Ragged((130, 0, 257, 13), m=420, rhs_dtype="e5m2", output="f32"),
-}
-FLOAT8 = {
-    f"float8, {family}: {name}": of_8_bits(case).on(family)
-    for family in FAMILIES
-    for name, case in FLOAT8.items()
 } | {
-    f"float8 along n: {name}": of_8_bits(case, transposed=False).on("sm100")
+    f"contraction: {name}": replace(case, contraction=True)
     for name, case in (
-        ALONG_N
-        | {
-            f"contraction: {name}": replace(case, contraction=True)
-            for name, case in CONTRACTION_ALONG_N.items()
-        }
+        CONTRACTION
+        | SUMS
+        | {"mixed": Ragged((130, 0, 257, 13), m=420, rhs_dtype="e5m2", output="f32")}
     ).items()
+    if "in turns" not in name  # of 64 rows, half a span
+}
+FLOAT8 = {f"float8: {name}": case.of_8_bits() for name, case in FLOAT8.items()}
+OF_FAMILIES = {
+    f"{family}, {name}": case.on(family) for family in FAMILIES for name, case in FLOAT8.items()
+} | {
+    f"sm100, float8 along n: {name}": case.of_8_bits(transposed=False).on("sm100")
+    for name, case in ALONG_N.items()
 }
 CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()} | {
     f"contraction: {name}": replace(case, contraction=True)
@@ -225,15 +210,15 @@ def test_grouped(name: str, family: str, schedule: tuple[str, int]) -> None:
 
 @pytest.mark.sampled(len(SCHEDULES))
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("name", FLOAT8)
+@pytest.mark.parametrize("name", OF_FAMILIES)
 def test_float8(name: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
-    check(FLOAT8[name], schedule=how, seed=seed)
+    check(OF_FAMILIES[name], schedule=how, seed=seed)
 
 
 def test_promoted_sums() -> None:
     """Hopper's 13 fraction bits hold what a block of K sums up to, and not what all of it does."""
-    case = of_8_bits(Ragged((5, 0, 3), m=8, k=2048, n=8, output="f32", promoted=True))
+    case = Ragged((5, 0, 3), m=8, k=2048, n=8, output="f32", promoted=True).of_8_bits()
     lhs, rhs = np.full(case.problem.lhs_shape, 1.125), np.ones(case.problem.rhs_shape)
     exact, *_ = launch(case, lhs, rhs, sums="fused")
     np.testing.assert_array_equal(exact, 1.125 * case.k)
@@ -341,7 +326,7 @@ def float8_cases(draw: st.DrawFn) -> Ragged:
     elif promoted:
         columns = 128 if case.gated else draw(st.sampled_from([128, 192]))
     return replace(
-        of_8_bits(case.on(family), transposed=transposed),
+        case.on(family).of_8_bits(transposed=transposed),
         dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
         rhs_dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
         output="f32" if case.gated else case.output,  # beyond float16

@@ -48,14 +48,14 @@ _add(
     "tcgen05.wait::ld.sync.aligned",
     1,
 )
-_add(
-    "the epilogue's wait for a later commit: a CTA without peers gets no arrival from others",
-    _ALONE,
-    "load",
-    _WAIT_EMPTY,
-    9,
-    change="always done",
-)
+_LATER = "the epilogue's wait for a later commit: a CTA without peers gets no arrival from others"
+_add(_LATER, _ALONE, "load", _WAIT_EMPTY, 9, change="always done")
+_add(_LATER, "sm100_grouped", "setup", _WAIT_EMPTY, 1, change="always done")
+_add(_LATER, "sm100_grouped", "setup", "xor.b32", 1, change="parity never flips")
+_UNUSED = "none: grouped matmuls ask for no work item, and sum up nothing in a cluster"
+_INIT = "mbarrier.init.shared::cta.b64"
+_add(_UNUSED, "sm100_grouped", "setup", _INIT, *range(29, 37), change="one arrival more")
+_add(_UNUSED, "sm100_grouped", "setup", _INIT, 30, 32, change="one arrival less")
 # Where it lets go of an accumulator, of which none of its rows is D's.
 _NOTHING_READ = "none: this warp has read nothing since it last let go of an accumulator"
 _BEFORE = "tcgen05.fence::before_thread_sync"

@@ -52,6 +52,9 @@ _LATER = "the epilogue's wait for a later commit: a CTA without peers gets no ar
 _add(_LATER, _ALONE, "load", _WAIT_EMPTY, 9, change="always done")
 _add(_LATER, "sm100_grouped", "setup", _WAIT_EMPTY, 1, change="always done")
 _add(_LATER, "sm100_grouped", "setup", "xor.b32", 1, change="parity never flips")
+_MEETS = "barrier.cta.sync.aligned behind it, for which all lanes wait"
+_add(_MEETS, "sm100_grouped", "setup", _BAR, 1)
+_add(_MEETS, "sm100_grouped", "multiply", _BAR, 1)
 _UNUSED = "none: grouped matmuls ask for no work item, and sum up nothing in a cluster"
 _INIT = "mbarrier.init.shared::cta.b64"
 _add(_UNUSED, "sm100_grouped", "setup", _INIT, *range(29, 37), change="one arrival more")

@@ -41,13 +41,13 @@ _add(_ELECT, _ALONE, "load", _BAR, 1)
 _add(_ELECT, _PAIRS, "load", _BAR, 2)
 _add(_ELECT, _MX_PAIRS, "load", _BAR, 2)
 _add(_ALIGNED, "sm100", "exit", _BAR, 2)
+_WAIT_LOAD = "tcgen05.wait::ld.sync.aligned"
 _add(
     "the wait for the other half of a span, for both: until then floats are only passed on",
-    "sm100",
-    "epilogue",
-    "tcgen05.wait::ld.sync.aligned",
-    1,
+    *("sm100", "epilogue", _WAIT_LOAD, 1),
 )
+_BOTH = "the wait before it, which is for all loads: of the gate, and of up"
+_add(_BOTH, "sm100_grouped", "epilogue", _WAIT_LOAD, 2, 4, 6)
 _LATER = "the epilogue's wait for a later commit: a CTA without peers gets no arrival from others"
 _add(_LATER, _ALONE, "load", _WAIT_EMPTY, 9, change="always done")
 _add(_LATER, "sm100_grouped", "setup", _WAIT_EMPTY, 1, change="always done")

@@ -188,6 +188,13 @@ JAXBW_DEVICE uint64_t element_index(const GemmParams& p, uint32_t row, uint32_t 
   return batch * p.batch_stride + row * p.row_stride + column * p.column_stride;
 }
 
+// Of all rows and columns that a tile is cut from; null where there are none.
+struct ScaleArrays {
+  const float* rows;
+  uint32_t row_count;
+  const float *columns, *up_columns;
+};
+
 // The scales of a batch index's rows of A, or columns of B, of which there are so many; null where there are none.
 JAXBW_DEVICE const float* scales_of(const float* scales, uint32_t batched, uint32_t extent, uint32_t batch) {
   return scales == nullptr || batched == 0 ? scales : scales + uint64_t{batch} * extent;

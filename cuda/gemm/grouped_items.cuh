@@ -146,6 +146,15 @@ JAXBW_DEVICE EpilogueOperand bias_of(const GemmParams& p, uint32_t matrix) {
   return bias;
 }
 
+// The scales of the rows of A of an item's group, and of the columns of its matrix.
+JAXBW_DEVICE ScaleArrays scales_of_group(const GemmParams& p, const GroupedItem& item) {
+  const Epilogue& e = p.epilogue;
+  const GroupRows& group = item.group;
+  const uint64_t of_matrix = uint64_t{group.matrix} * p.n;
+  return {e.a_scales == nullptr ? nullptr : e.a_scales + (group.a_end - group.rows), group.rows,
+          e.b_scales == nullptr ? nullptr : e.b_scales + of_matrix, e.b_up_scales + of_matrix};
+}
+
 // Between two chunks, by a warp that clears beside multiplications: 132 SMs that write as fast as they can take all of
 // the memory's bandwidth, and then whoever multiplies waits for operands.
 constexpr uint32_t kClearPause = 500;  // nanoseconds

@@ -1,6 +1,7 @@
 // Grouped matmuls by the Blackwell kernel (groups.h): the roles and rings of sm100.cuh, of one CTA and one MMA tile of
 // 64 or 128 rows, where the tiles of D are those of a table that lies in device memory (grouped_items.cuh). All roles
 // read it, a tile ahead. A tile without a main loop, rows of no group, has no accumulator either: zeros are stored.
+// Of 8 bits rows in groups have scales, and so have the columns of each matrix.
 //
 // Where the contraction is grouped the schedule warp, which has nothing to ask for, clears the results of empty groups,
 // and so do epilogue warps that have no tile left.
@@ -11,7 +12,7 @@
 
 namespace jaxbw::sm100 {
 
-constexpr uint32_t kGroupedBlockK = span_elements(DataType::kBF16);
+constexpr uint32_t grouped_block_k(Kind kind) { return kSwizzleSpan / element_bytes(kind); }
 
 // Calls function(number, item) for each work item of this CTA.
 template <typename Function>
@@ -27,15 +28,18 @@ JAXBW_DEVICE void for_each_item(const Context& context, const GroupedItems& item
 }
 
 // Load role: one warp.
+template <Kind kKind>
 JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction) {
   const GemmParams& p = context.params;
+  constexpr uint32_t kBlockK = grouped_block_k(kKind);
+  constexpr DataType kInput = kKind == Kind::k8Bit ? DataType::kE4M3 : DataType::kBF16;  // or of as many bits
   const LoadShare everything{divisor(1), 0, 0};
   const bool gated = p.epilogue.gated != 0;
   const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
   const uint32_t b_extent = gated ? p.b_columns / 2 : p.b_columns, bytes = a_tile.bytes() + b_tile.bytes();
-  GroupedLoaders load{{p.a, a_tile, DataType::kBF16, 0, p.block_m, everything},
-                      {p.b, b_tile, DataType::kBF16, 0, b_extent, everything},
-                      {p.b_up, b_tile, DataType::kBF16, b_extent, b_extent, everything},
+  GroupedLoaders load{{p.a, a_tile, kInput, 0, p.block_m, everything},
+                      {p.b, b_tile, kInput, 0, b_extent, everything},
+                      {p.b_up, b_tile, kInput, b_extent, b_extent, everything},
                       contraction,
                       gated};
   context.await_barriers();
@@ -45,9 +49,9 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   const RingBarriers stages = context.stages();
   RingPosition at = RingPosition::producer(p.stages);
   for_each_item(context, items, [&](const GroupedItem& item) {
-    load.start_at(item, items.first<kGroupedBlockK>(item));
+    load.start_at(item, items.template first<kBlockK>(item));
 #pragma unroll 1
-    for (uint32_t left = items.blocks<kGroupedBlockK>(item); left > 0; --left, at.advance()) {
+    for (uint32_t left = items.template blocks<kBlockK>(item); left > 0; --left, at.advance()) {
       context.profile.enter(Activity::kAwaitEmpty, at.slot());
       stages.wait_empty(at);
       context.profile.enter(Activity::kLoad, at.slot());
@@ -64,6 +68,7 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
 }
 
 // Multiply role: one warp.
+template <Kind kKind>
 JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction,
                                          uint32_t tmem) {
   const GemmParams& p = context.params;
@@ -76,7 +81,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   RingPosition stage = RingPosition::consumer(p.stages), accumulator = RingPosition::producer(p.accumulators);
   const GroupedItems items(params, contraction);
   for_each_item(context, items, [&](const GroupedItem& item) {
-    uint32_t left = items.blocks<kGroupedBlockK>(item);
+    uint32_t left = items.template blocks<grouped_block_k(kKind)>(item);
     if (left == 0) return;
     context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
     accumulators.wait_empty(accumulator);
@@ -93,7 +98,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
         run.wait_full();
         context.profile.enter(Activity::kMultiply, run.slot());
         ptx::tcgen05_fence_after_sync();
-        multiply_span<1, Kind::k16Bit>(d, a, a_low, b, a_low + a_to_b, instruction, accumulate);
+        multiply_span<1, kKind>(d, a, a_low, b, a_low + a_to_b, instruction, accumulate);
         accumulate = true;
         if (ptx::elect_one()) ptx::umma_commit<1>(run.signalled(), self);
         a_low += stage_step;
@@ -104,11 +109,61 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   });
 }
 
+// The scales of a lane's row of sums: of 16 bits there are none.
+struct NoGroupScales {
+  JAXBW_DEVICE NoGroupScales(const GemmParams&, const GroupedItem&, uint32_t) {}
+
+  JAXBW_DEVICE void load_columns(uint32_t, bool) {}
+  JAXBW_DEVICE void multiply(auto&) const {}
+  JAXBW_DEVICE void multiply_up(auto&) const {}
+};
+
+// Of 8 bits its own, and those of columns, of which a lane loads one for all.
+class GroupScales {
+ public:
+  // `row`: of the tile. A tile of no group has none.
+  JAXBW_DEVICE GroupScales(const GemmParams& p, const GroupedItem& item, uint32_t row) : n_(p.n) {
+    if (item.group.matrix == kNoMatrix) return;
+    arrays_ = scales_of_group(p, item);
+    if (arrays_.rows != nullptr && row < arrays_.row_count) of_row_ = arrays_.rows[row];
+  }
+
+  JAXBW_DEVICE void load_columns(uint32_t column, bool gated) {
+    if (arrays_.columns == nullptr || column >= n_) return;
+    of_column_ = arrays_.columns[column];
+    if (gated) of_up_column_ = arrays_.up_columns[column];
+  }
+  template <uint32_t kColumns>
+  JAXBW_DEVICE void multiply(float (&sums)[kColumns]) const {
+    multiply(sums, of_column_);
+  }
+  template <uint32_t kColumns>
+  JAXBW_DEVICE void multiply_up(float (&sums)[kColumns]) const {
+    multiply(sums, of_up_column_);
+  }
+
+ private:
+  // In Hopper's order.
+  template <uint32_t kColumns>
+  JAXBW_DEVICE void multiply(float (&sums)[kColumns], float of_lane) const {
+    if (arrays_.columns != nullptr) {
+#pragma unroll
+      for (uint32_t i = 0; i < kColumns; ++i) sums[i] *= ptx::of_lane(of_lane, i);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kColumns; ++i) sums[i] *= of_row_;
+  }
+
+  uint32_t n_;
+  float of_row_ = 1, of_column_ = 1, of_up_column_ = 1;
+  ScaleArrays arrays_{};
+};
+
 // What an epilogue warp does with a tile, kColumns at a time: the formula of rows in groups, or alpha. `bias`: of the
 // tile's group.
-template <DataType kType, uint32_t kColumns>
+template <DataType kType, uint32_t kColumns, typename Scales>
 JAXBW_DEVICE void finish_grouped_slice(const GemmParams& p, uint32_t source, uint32_t columns, bool multiplied,
-                                       EpilogueOperand bias, StoreOrigin box, GroupedStores& stores,
+                                       Scales scales, EpilogueOperand bias, StoreOrigin box, GroupedStores& stores,
                                        AccumulatorRelease release) {
   constexpr uint32_t kRowBytes = kColumns * size_bytes(kType);
   const Epilogue& e = p.epilogue;
@@ -125,13 +180,16 @@ JAXBW_DEVICE void finish_grouped_slice(const GemmParams& p, uint32_t source, uin
       if (gated) ptx::tmem_load(up, source + column + columns);
       const uint32_t of_lane = box.column + (lane < kColumns ? lane : 0);
       const float of_column = bias.data != nullptr && of_lane < p.n ? load_element(bias, of_lane) : 0.0f;
+      scales.load_columns(of_lane, gated);
       ptx::tmem_wait_load(z);
       if (gated) ptx::tmem_wait_load(up);
       if (column + kColumns == columns) release();
+      scales.multiply(z);
 #pragma unroll
       for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(z[i], e.alpha, ptx::of_lane(of_column, i));
       activate<kColumns, false>(z, e.activation);
       if (gated) {
+        scales.multiply_up(up);
 #pragma unroll
         for (uint32_t i = 0; i < kColumns; ++i) z[i] *= e.alpha * up[i];
       }
@@ -144,8 +202,10 @@ JAXBW_DEVICE void finish_grouped_slice(const GemmParams& p, uint32_t source, uin
 }
 
 // Epilogue role: `warp` 0 to 3. It lets go of the last box before it stores it; shared memory outlives the store.
+template <Kind kKind>
 JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction,
                                       uint32_t tmem, uint32_t warp) {
+  using Scales = std::conditional_t<kKind == Kind::k8Bit, GroupScales, NoGroupScales>;
   const GemmParams& p = context.params;
   const AccumulatorSlice slice = sm100_slice(warp, p.block_m, p.block_n, 1);
   const uint32_t columns = p.epilogue.gated ? slice.columns / 2 : slice.columns;
@@ -154,9 +214,10 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParam
   GroupedStores stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp, contraction);
   const GroupedItems items(params, contraction);
   for_each_item(context, items, [&](const GroupedItem& item) {
-    const bool multiplied = items.blocks<kGroupedBlockK>(item) > 0;
+    const bool multiplied = items.template blocks<grouped_block_k(kKind)>(item) > 0;
     const uint32_t source = tmem + (warp * ptx::kWarpSize << 16) + accumulator.slot() * kAccumulatorColumns;
     const AccumulatorRelease release{ptx::map_to_rank(accumulators.empty(accumulator.slot()), context.rank)};
+    const Scales scales(p, item, slice.first_row + ptx::lane_index());
     if (multiplied) {
       context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
       accumulators.wait_full(accumulator);
@@ -168,23 +229,24 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParam
                                          : StoreOrigin{GroupedItems::ragged(item), item.column, item.group.other_end};
     with_type(p.output.type, [&]<DataType kType>() {
       finish_grouped_slice<kType, kGroupedChunk>(
-          p, source, columns, multiplied, bias_of(p, contraction ? 0 : item.group.matrix),
+          p, source, columns, multiplied, scales, bias_of(p, contraction ? 0 : item.group.matrix),
           {tile.row + slice.first_row, tile.column, tile.batch}, stores, release);
     });
   });
 }
 
+template <Kind kKind>
 JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument profile = {}) {
   const GemmParams& p = params.gemm;
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{{p, cluster_shape(1, 1, 1), 0, storage_layout(p.block_m, p.b_columns, 1, kSm100Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
-                        element_bytes(Kind::k16Bit)};
+                        element_bytes(kKind)};
   const uint32_t warp = ptx::warp_index();
   const bool contraction = p.a_major == Major::kMN;
   uint32_t tmem = 0;
   if (warp == kLoadWarp) {
-    load_grouped_tiles(context, params, contraction);
+    load_grouped_tiles<kKind>(context, params, contraction);
   } else {
     tmem = set_up<1>(context, warp);
     context.profile.enter(Activity::kAwaitUpstream);
@@ -192,11 +254,11 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
     context.profile.pair_clocks();
   }
   if (warp == kMultiplyWarp) {
-    multiply_grouped_tiles(context, params, contraction, tmem);
+    multiply_grouped_tiles<kKind>(context, params, contraction, tmem);
   } else if (warp == kScheduleWarp) {
     if (contraction) clear_empty_groups(params, kClearPause);
   } else if (warp >= kFirstEpilogueWarp) {
-    store_grouped_tiles(context, params, contraction, tmem, warp - kFirstEpilogueWarp);
+    store_grouped_tiles<kKind>(context, params, contraction, tmem, warp - kFirstEpilogueWarp);
     if (contraction) clear_empty_groups(params, 0);
   }
   __syncwarp();

@@ -48,15 +48,6 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   context.profile.enter(Activity::kAwaitExit);
 }
 
-// Those of the rows of A of an item's group, and of the columns of its matrix.
-JAXBW_DEVICE ScaleArrays scales_of_group(const GemmParams& p, const GroupedItem& item) {
-  const Epilogue& e = p.epilogue;
-  const GroupRows& group = item.group;
-  const uint64_t of_matrix = uint64_t{group.matrix} * p.n;
-  return {e.a_scales == nullptr ? nullptr : e.a_scales + (group.a_end - group.rows), group.rows,
-          e.b_scales == nullptr ? nullptr : e.b_scales + of_matrix, e.b_up_scales + of_matrix};
-}
-
 // As apply_elementwise, of sums that are scaled first. The bias comes from memory only then: there are not the
 // registers to hold both.
 template <uint32_t kBlockN, uint32_t kM64s, uint32_t kCount>

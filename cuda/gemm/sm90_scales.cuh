@@ -52,13 +52,6 @@ class HeldColumns {
   float values_[kQuarters][2];
 };
 
-// Of all rows and columns that a tile is cut from; null where there are none.
-struct ScaleArrays {
-  const float* rows;
-  uint32_t row_count;
-  const float *columns, *up_columns;
-};
-
 // The scales of a warp's part of a tile: of its two rows in each of kM64s, and of its columns.
 template <uint32_t kBlockN, uint32_t kM64s>
 class HeldScales {

@@ -358,11 +358,13 @@ Verdict check_formats(const KernelFamily& family, const GemmProblem& p) {
 Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   const bool of_rows = p.grouped == Grouped::kRows, narrow = is_8bit(p.a_type);
   const bool layouts = of_rows ? p.a_major == Major::kK : p.a_major == Major::kMN && p.b_major == Major::kMN;
-  const bool types = (narrow ? family.is_sm90() && of_rows : size_bytes(p.a_type) == 2) && !is_8bit(p.output);
-  if (!layouts || !types) return broken(Rule::no_kernel);
-  if (narrow && p.b_major == Major::kMN) return broken(Rule::grouped_8bit_major);
-  // What is elementwise whatever the tile. (Of a grouped contraction there is no row of a bias to a group.)
-  const bool scales = narrow ? p.a_blocks == 0 && p.b_blocks == 0 : !p.a_scaled && !p.b_scaled;
+  const bool k_major = narrow && family.is_sm90();
+  const bool types = (narrow || size_bytes(p.a_type) == 2) && !is_8bit(p.output);
+  if (!layouts || !types || (k_major && !of_rows)) return broken(Rule::no_kernel);
+  if (k_major && p.b_major == Major::kMN) return broken(Rule::grouped_8bit_major);
+  // What is elementwise whatever the tile. (Of a grouped contraction there is no row of a bias to a group, nor a
+  // scale.)
+  const bool scales = narrow && of_rows ? p.a_blocks == 0 && p.b_blocks == 0 : !p.a_scaled && !p.b_scaled;
   const bool elementwise = !p.factors_in_memory && scales && !p.residual && !p.save && !p.bias_along_m &&
                            p.activation != Activation::kGeluExact;
   const bool of_rows_only = p.bias || p.gated;

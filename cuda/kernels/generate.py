@@ -109,7 +109,7 @@ def _function(kernel: Any) -> str:
     if kernel.role == "reduce":
         return f"{kernel.family}::reduce"
     if kernel.family == "sm100" and kernel.role == "grouped":
-        return "sm100::grouped_gemm"
+        return f"sm100::grouped_gemm<jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     if kernel.family == "sm100":
         return f"sm100::gemm<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     input_class = "bf16" if kernel.input == "f16" else kernel.input

@@ -18,6 +18,7 @@ SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.
 MX_NAMES = tuple(f"jaxbw_sm100_{bits}bit_mx_{group}cta" for bits in (8, 4) for group in (1, 2))
 GROUPED_NAMES = (
     "jaxbw_sm100_grouped_16bit_1cta",
+    "jaxbw_sm100_grouped_8bit_1cta",
     "jaxbw_sm90_grouped_bf16_nn_64x256",
     "jaxbw_sm90_grouped_bf16_nt_64x128",
     "jaxbw_sm90_grouped_bf16_tn_64x256",
@@ -48,7 +49,7 @@ SHARED: dict[str, Any] = dict(output="bf16", block_m=64, layout="nt", swap_ab=Tr
 def launches(name: str) -> tuple[Launch, ...]:
     """The launches of a kernel. Together they also wrap all its rings."""
     if name in GROUPED_NAMES:
-        return tuple(_grouped(name))
+        return tuple(_grouped_8bit(name) if "8bit" in name else _grouped(name))
     if "sm90" in name:
         return tuple(_sm90(name))
     group = 2 if "2cta" in name else 1
@@ -267,6 +268,16 @@ def _in_mxfp8(group: int) -> Iterator[Case]:
     yield replace(base, gated=True)
     yield replace(base, k=296, split_k=2)
     yield replace(base, scheduler="static", bias="f32", residual="bf16", activation="relu")
+
+
+def _grouped_8bit(name: str) -> Iterator[Ragged]:
+    """Those of 16 bits that are legal, as deep, whose formulas also have scales."""
+    for case in _grouped(name):
+        if case.gated and not case.transposed and case.tile[1] < 256:  # gate and up are spans
+            continue
+        has_scales = case.bias is not None or (case.gated and case.output != "f16")  # or overflows
+        scales = ("lhs", "rhs") if has_scales else ()
+        yield replace(case, k=2 * case.k, scales=scales).of_8_bits(transposed=case.transposed)
 
 
 def _grouped(name: str) -> Iterator[Ragged]:

@@ -72,6 +72,15 @@ class Ragged:
             return self
         return replace(self, family=family, pingpong=False, split=1)
 
+    def of_8_bits(self, *, transposed: bool = True) -> "Ragged":
+        """The same by float8 operands, whose rows are aligned.
+
+        Weights are as Hopper's tensor cores take them, or as they lie.
+        """
+        dtype = self.dtype if self.dtype.startswith("e") else "e4m3"
+        n = self.n if transposed else -(-self.n // 16) * 16
+        return replace(self, dtype=dtype, transposed=transposed, k=-(-self.k // 16) * 16, n=n)
+
     @property
     def table(self) -> Array:
         """[batch, total groups]."""

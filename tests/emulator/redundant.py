@@ -41,21 +41,24 @@ _add(_ELECT, _ALONE, "load", _BAR, 1)
 _add(_ELECT, _PAIRS, "load", _BAR, 2)
 _add(_ELECT, _MX_PAIRS, "load", _BAR, 2)
 _add(_ALIGNED, "sm100", "exit", _BAR, 2)
+_WAIT_LOAD = "tcgen05.wait::ld.sync.aligned"
 _add(
     "the wait for the other half of a span, for both: until then floats are only passed on",
-    "sm100",
-    "epilogue",
-    "tcgen05.wait::ld.sync.aligned",
-    1,
+    *("sm100", "epilogue", _WAIT_LOAD, 1),
 )
-_add(
-    "the epilogue's wait for a later commit: a CTA without peers gets no arrival from others",
-    _ALONE,
-    "load",
-    _WAIT_EMPTY,
-    9,
-    change="always done",
-)
+_BOTH = "the wait before it, which is for all loads: of the gate, and of up"
+_add(_BOTH, "sm100_grouped", "epilogue", _WAIT_LOAD, 2, 4, 6)
+_LATER = "the epilogue's wait for a later commit: a CTA without peers gets no arrival from others"
+_add(_LATER, _ALONE, "load", _WAIT_EMPTY, 9, change="always done")
+_add(_LATER, "sm100_grouped", "setup", _WAIT_EMPTY, 1, change="always done")
+_add(_LATER, "sm100_grouped", "setup", "xor.b32", 1, change="parity never flips")
+_MEETS = "barrier.cta.sync.aligned behind it, for which all lanes wait"
+_add(_MEETS, "sm100_grouped", "setup", _BAR, 1)
+_add(_MEETS, "sm100_grouped", "multiply", _BAR, 1)
+_UNUSED = "none: grouped matmuls ask for no work item, and sum up nothing in a cluster"
+_INIT = "mbarrier.init.shared::cta.b64"
+_add(_UNUSED, "sm100_grouped", "setup", _INIT, *range(29, 37), change="one arrival more")
+_add(_UNUSED, "sm100_grouped", "setup", _INIT, 30, 32, change="one arrival less")
 # Where it lets go of an accumulator, of which none of its rows is D's.
 _NOTHING_READ = "none: this warp has read nothing since it last let go of an accumulator"
 _BEFORE = "tcgen05.fence::before_thread_sync"
@@ -132,7 +135,7 @@ _add(_FIRST_BOX, _NT, "epilogue", _BAR, 3, 35, 43, 47)
 _add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _TT, "epilogue", _READ, 1, 2, 3)
 _add(_BETWEEN, _TT, "epilogue", _BAR, 10, 12, 14, 20)
-_, _, _GROUPED_NT, _ = GROUPED_NAMES
+(_GROUPED_NT,) = (name for name in GROUPED_NAMES if "_nt_" in name)
 _SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
 _add(_SECOND_BOX, _GROUPED_NT, "epilogue", _BAR, 1)
 # Main loops.

@@ -120,7 +120,7 @@ SUMS = {
     "c, batch": Ragged(BATCH, shared=("rhs",), output="f32", adds=True),
     "alpha": Ragged((37, 0, 90, 50), alpha=-2.0),
 }
-# Operands of 8 bits, by Hopper alone, and what scales their sums.
+# Operands of 8 bits, and what scales their sums.
 BOTH = ("lhs", "rhs")
 FLOAT8 = {
     "a tail": Ragged((37, 90, 50), output="f32"),
@@ -166,15 +166,31 @@ FLOAT8 = {
         (70, 0, 101), promoted=True, tile=(64, 192), pingpong=True, k=528, n=200, output="f16"
     ),
 }
-
-
-def of_8_bits(case: Ragged) -> Ragged:
-    """The same by float8 operands, of weights as the tensor cores take them."""
-    dtype = case.dtype if case.dtype.startswith("e") else "e4m3"
-    return replace(case, dtype=dtype, transposed=True, k=-(-case.k // 16) * 16)
-
-
-FLOAT8 = {f"float8: {name}": of_8_bits(case) for name, case in FLOAT8.items()}
+# Rows along n, which Blackwell takes: a span of them has 128, of which a gate takes half a tile.
+ALONG_N = {
+    **{name: ROWS[name] for name in ("a tail", "one group", "some groups", "batch, one rhs")},
+    **{name: ROWS[name] for name in ("more groups than rows", "64 rows, wide")},
+    "scales": Ragged((37, 0, 90, 50), scales=BOTH, rhs_dtype="e5m2", k=264, bias="f32"),
+    "narrow": Ragged((70, 31, 45), tile=(128, 32), n=80, k=264, dtype="e5m2"),
+    "gated": Ragged(
+        (37, 0, 90, 50), gated=True, scales=BOTH, bias="f32", tile=(128, 256), n=328, k=272
+    ),
+} | {
+    f"contraction: {name}": replace(case, contraction=True)
+    for name, case in (
+        CONTRACTION
+        | SUMS
+        | {"mixed": Ragged((130, 0, 257, 13), m=420, rhs_dtype="e5m2", output="f32")}
+    ).items()
+    if "in turns" not in name  # of 64 rows, half a span
+}
+FLOAT8 = {f"float8: {name}": case.of_8_bits() for name, case in FLOAT8.items()}
+OF_FAMILIES = {
+    f"{family}, {name}": case.on(family) for family in FAMILIES for name, case in FLOAT8.items()
+} | {
+    f"sm100, float8 along n: {name}": case.of_8_bits(transposed=False).on("sm100")
+    for name, case in ALONG_N.items()
+}
 CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()} | {
     f"contraction: {name}": replace(case, contraction=True)
     for name, case in (
@@ -194,15 +210,15 @@ def test_grouped(name: str, family: str, schedule: tuple[str, int]) -> None:
 
 @pytest.mark.sampled(len(SCHEDULES))
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("name", FLOAT8)
+@pytest.mark.parametrize("name", OF_FAMILIES)
 def test_float8(name: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
-    check(FLOAT8[name], schedule=how, seed=seed)
+    check(OF_FAMILIES[name], schedule=how, seed=seed)
 
 
 def test_promoted_sums() -> None:
     """Hopper's 13 fraction bits hold what a block of K sums up to, and not what all of it does."""
-    case = of_8_bits(Ragged((5, 0, 3), m=8, k=2048, n=8, output="f32", promoted=True))
+    case = Ragged((5, 0, 3), m=8, k=2048, n=8, output="f32", promoted=True).of_8_bits()
     lhs, rhs = np.full(case.problem.lhs_shape, 1.125), np.ones(case.problem.rhs_shape)
     exact, *_ = launch(case, lhs, rhs, sums="fused")
     np.testing.assert_array_equal(exact, 1.125 * case.k)
@@ -210,13 +226,14 @@ def test_promoted_sums() -> None:
     assert (short < exact).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "itemsize"), [("sm90", 2), ("sm100", 2), ("sm100", 1)], ids=str)
 @pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
-def test_what_is_loaded(contraction: bool, family: str) -> None:
+def test_what_is_loaded(contraction: bool, family: str, itemsize: int) -> None:
     """Rows of groups alone, once for each tile; of a tile of zeros nothing."""
     case = Ragged((37, 0, 90, 50), n=264, tile=(128, 256), sm_count=2, contraction=contraction)
-    _, report = check(case.on(family))
-    rows, itemsize = sum(case.sizes), 2
+    case = (case if itemsize == 2 else case.of_8_bits(transposed=False)).on(family)
+    _, report = check(case)
+    rows = sum(case.sizes)
     lhs = rows * case.k * 2  # tiles of 256 columns
     rhs = (rows if contraction else case.k * 3) * case.n  # three tiles of rows that are not zeros
     # Nine warps of each CTA, or six, read 16 bytes of the table for an item, and the number of
@@ -299,24 +316,30 @@ def test_whatever_is_legal(case: Ragged, family: str, schedule: tuple[str, int])
 
 @st.composite
 def float8_cases(draw: st.DrawFn) -> Ragged:
-    """The same of float8 operands."""
-    case = draw(cases().filter(lambda case: not case.contraction))
+    """The same of float8 operands, as each family takes them."""
+    family = draw(st.sampled_from(FAMILIES))
+    case = draw(cases().filter(lambda case: family == "sm100" or not case.contraction))
+    transposed = family == "sm90" or case.transposed
     promoted = draw(st.booleans())
-    wide = 128 if case.gated else draw(st.sampled_from([128, 192]))
+    columns = case.tile[1]
+    if case.gated and not transposed:
+        columns = 256
+    elif promoted:
+        columns = 128 if case.gated else draw(st.sampled_from([128, 192]))
     return replace(
-        of_8_bits(case),
+        case.on(family).of_8_bits(transposed=transposed),
         dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
         rhs_dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
         output="f32" if case.gated else case.output,  # beyond float16
         k=16 * draw(st.integers(1, 20)),
         promoted=promoted,
-        tile=(case.tile[0], wide if promoted else case.tile[1]),
-        scales=tuple(name for name in BOTH if draw(st.booleans())),
+        tile=(128 if case.contraction else case.tile[0], columns),
+        scales=() if case.contraction else tuple(name for name in BOTH if draw(st.booleans())),
     )
 
 
 @hypothesis.given(float8_cases(), st.sampled_from(SCHEDULES))
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=40)
 def test_whatever_is_legal_of_float8(case: Ragged, schedule: tuple[str, int]) -> None:
     how, seed = schedule
     check(case, schedule=how, seed=seed)

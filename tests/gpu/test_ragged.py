@@ -15,7 +15,7 @@ from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.ragged import RaggedChoice, choose
 
 from ..emulator.ragged_launch import Ragged, launch
-from ..emulator.test_ragged import BOTH, CASES, FLOAT8, of_8_bits
+from ..emulator.test_ragged import BOTH, CASES, FLOAT8
 from ..jax import test_fp8_ragged
 
 pytestmark = pytest.mark.gpu
@@ -62,7 +62,7 @@ def test_float8_has_the_bits_of_the_emulator(
         (37, 0, 90, 50), k=1040, n=264, rhs_dtype=rhs_dtype, promoted=promoted, scales=BOTH
     )
     case = replace(
-        of_8_bits(case), output="f32", tile=tile, pingpong=tile[0] == 64, bias="f32", alpha=0.3
+        case.of_8_bits(), output="f32", tile=tile, pingpong=tile[0] == 64, bias="f32", alpha=0.3
     )
     rng = np.random.default_rng(0)
     lhs, rhs = (rng.standard_normal(s) for s in (case.problem.lhs_shape, case.problem.rhs_shape))

@@ -48,7 +48,7 @@ def test_an_epilogue_that_no_kernel_takes_leaves_a_matmul() -> None:
     assert explained(gated, None) == [(6, None, wide)]  # gate and up
 
 
-def test_float8_has_a_kernel_where_weights_lie_k_major() -> None:
+def test_float8_has_a_kernel_on_hopper_where_weights_lie_k_major() -> None:
     def quantized(x: Any, w: Any, sizes: Any) -> Any:
         q = jaxbw.quantize(x, "e4m3", axis=-1)
         return [
@@ -63,7 +63,9 @@ def test_float8_has_a_kernel_where_weights_lie_k_major() -> None:
         "ragged lhs_scale * rhs_scale * f8_e4m3fn[1,512,128] @ f8_e5m2[1,8,256,128]^T"
         " -> bf16[1,512,256]"
     )
-    assert "pass the mT of weights [groups, n, k], or what jaxbw.quantize" in str(report)
+    assert "of 8 bits sm90 takes k: pass the mT of weights [groups, n, k], or what" in str(report)
+    both = jaxbw.explain_function(quantized, X, EXPERTS, SIZES, device="B200").matmuls
+    assert [each.choice.kernel for each in both] == ["jaxbw_sm100_grouped_8bit_1cta"] * 2
 
 
 def test_tiles_behind_whole_waves_are_split_for_a_group_that_has_most_rows() -> None:

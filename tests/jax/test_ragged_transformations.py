@@ -352,8 +352,6 @@ def test_a_strict_implementation_says_why_not() -> None:
     q, u = jaxbw.quantize(x, "e4m3", axis=-1), jaxbw.quantize(wide, "e4m3", axis=-2)
     with pytest.raises(NotImplementedError, match=r"'sm90'.*rhs has n as its last dimension.*both"):
         jaxbw.ragged_dot(q, u, SIZES, None, "bfloat16", implementation="sm90")
-    with pytest.raises(NotImplementedError, match=r"'sm100'.*float8_e4m3fn; grouped matmuls have"):
-        jaxbw.ragged_dot(q, u, SIZES, None, "bfloat16", implementation="sm100")
     with pytest.raises(NotImplementedError, match="rhs is float32; kernels multiply operands of"):
         jaxbw.ragged_dot(x, wide, SIZES, implementation="kernel")
     with pytest.raises(NotImplementedError, match="kernels run on CUDA, not on this platform"):
@@ -422,8 +420,12 @@ def test_kernels_with_epilogues(
     assert ["output_operand_alias" in call for call in calls] == [False, False, True]
 
 
+@KERNELS
 def test_kernels_of_float8(
-    cuda_hlo: Callable[..., str], custom_calls: Callable[..., list[str]]
+    cuda_hlo: Callable[..., str],
+    custom_calls: Callable[..., list[str]],
+    emulated: str,
+    target: str,
 ) -> None:
     """One launch each, of weights as they lie, and right in the emulator."""
     sizes, bias = np.array([17, 0, 50], np.int32), integers((3, 24))
@@ -445,14 +447,39 @@ def test_kernels_of_float8(
         )
 
     operands = q, t, r, plain
-    ours = jax.jit(results, static_argnums=4)(*operands, "emulator-sm90")
+    ours = jax.jit(results, static_argnums=4)(*operands, emulated)
     theirs = jax.jit(results)(*operands)
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
     np.testing.assert_array_equal(ours[3], rows(x, w.swapaxes(1, 2), sizes).astype(np.float16))
-    with jaxbw.target("H200"):
+    with jaxbw.target(target):
         calls = custom_calls(cuda_hlo(results, *operands))
     assert len(calls) == 4
-    kernels = [re.search(r"jaxbw_sm90_grouped_(\w+?)_nt", call) for call in calls]
-    assert sorted(found[1] for found in kernels if found) == ["8bit"] * 3 + ["8bit_promoted"]
+    kernels = [re.search(r"jaxbw_\w+_grouped_(\w+?)_(nt|1cta)", call) for call in calls]
+    accurate = "8bit_promoted" if target == "H200" else "8bit"  # Blackwell's sums are float32's
+    assert sorted(found[1] for found in kernels if found) == ["8bit"] * 3 + [accurate]
+
+
+def test_kernels_of_float8_along_n() -> None:
+    """On Blackwell, of weights as they are quantized, and of a ragged contraction."""
+    sizes = np.array([17, 0, 50], np.int32)
+    x, w, u, dy = (integers(s, 1) for s in ((80, 160), (3, 160, 32), (3, 160, 32), (80, 32)))
+    q = jaxbw.quantize(x, "e5m2", axis=-1)
+    t, r = (jaxbw.quantize(y, "e4m3", axis=-2) for y in (w, u))
+    narrow, wide = jnp.float8_e4m3fn, np.float32
+    contraction = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+
+    def results(how: Any) -> Any:
+        return (
+            jaxbw.ragged_dot(q, t, sizes, None, "bfloat16", implementation=how),
+            jaxbw.gated_ragged_dot(q, t, r, sizes, activation="relu", implementation=how),
+            jaxbw.ragged_dot_general(
+                *(x.astype(narrow), dy.astype(jnp.float8_e5m2), sizes, contraction),
+                preferred_element_type=wide,
+                implementation=how,
+            ),
+        )
+
+    for ours, theirs in zip(results("emulator"), results("xla"), strict=True):
+        np.testing.assert_array_equal(ours.astype(wide), theirs.astype(wide))

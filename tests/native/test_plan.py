@@ -443,6 +443,24 @@ def test_every_rule(rule: str) -> None:
     assert not re.search(r"[{}]|None;", words)
 
 
+OF_GROUPS = ROWS | {"grouped": Grouped.CONTRACTION, "lhs_major": Major.MN, "rhs_major": Major.MN}
+BLACKWELL_LEAVES_OUT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "scales of a contraction": ("grouped_epilogue", OF_GROUPS | {"lhs_scale": True}, {}),
+    "half a span of rows": ("columns", OF_GROUPS, {"block_m": 64}),
+    "half a span of gate": ("columns", ROWS | {"rhs_major": Major.MN, "gated": True}, {}),
+    "scales of blocks": ("no_kernel", ROWS | {"mx": 32}, {}),
+}
+
+
+@pytest.mark.parametrize("name", BLACKWELL_LEAVES_OUT)
+def test_what_groups_of_8_bits_leave_out_on_blackwell(name: str) -> None:
+    rule, problem, changes = BLACKWELL_LEAVES_OUT[name]
+    given = Problem(**SIZES | EIGHT_BITS | {"rhs_major": Major.K} | problem)
+    found = _native.plan("sm100", given, GemmConfig(**{"block_m": 128, "block_n": 128} | changes))
+    assert isinstance(found, Violation)
+    assert found.rule == rule
+
+
 @pytest.mark.parametrize("name", ["groups", "total_groups"])
 def test_without_groups_there_is_nothing_to_launch(name: str) -> None:
     given = Problem(**{**SIZES, **ROWS, name: 0})  # type: ignore[arg-type]

@@ -2,8 +2,8 @@
 
 Hopper's tensor cores take 8 bits along k alone. That is what the result and the gradient of lhs are
 summed along, of weights in either orientation, which `quantize(both=True)` writes; the gradient of
-the weights is summed along rows, for which lhs and cotangent would have to be transposed within
-their groups. So it is a matmul of 16 bits.
+the weights is summed along rows, whose scales are no factors of it, and for which Hopper would have
+lhs and cotangent transposed within their groups. So it is a matmul of 16 bits.
 """
 
 from functools import partial
@@ -40,7 +40,7 @@ def fp8_ragged_dot(
     Rows of lhs are quantized as e4m3 with a scale each, matrices of rhs with one each; in the
     backward pass rows of the cotangent as e5m2, which gives the gradient of lhs. That of rhs is a
     matmul of lhs and the cotangent in 16 bits: bfloat16, or float16 of float16 operands. Gradients
-    are in the operands' dtypes. Reverse mode only, once. On Hopper each of the three is a kernel.
+    are in the operands' dtypes. Reverse mode only, once. Each of the three is a kernel.
     Weights are quantized at each call: it takes some thousand rows of a group to gain.
 
     Args:

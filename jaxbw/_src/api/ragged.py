@@ -54,7 +54,7 @@ def ragged_dot(
       lhs: `[m, k]`, of any dtype that `lax.ragged_dot` takes; either operand may be what `quantize`
         returns, with scales that are shared along k: they multiply the sums.
       rhs: `[g, k, n]`. Under `jit` a transposition of its last two dimensions is read in place.
-        Kernels take float8 where it lies as `[g, n, k]`: such a transposition, or `both=True`.
+        Hopper takes float8 where it lies as `[g, n, k]`: such a transposition, or `both=True`.
       group_sizes: integers `[g]`; with a `group_offset` those of all groups, `[G]`.
       precision: as of `lax.ragged_dot`; default None.
       preferred_element_type: dtype of the result; default as of `lax.ragged_dot`. For a float32

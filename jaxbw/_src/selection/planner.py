@@ -37,8 +37,8 @@ MESSAGES: Mapping[str, str] = {
     "address_space": "{array} is larger than any address space",
     "grouped_epilogue": "of grouped rows kernels take alpha, bias, gate and short activations, and "
     "scales of 8 bits, of a grouped contraction alpha and a float32 c of a float32 result",
-    "grouped_8bit_major": "rhs has n as its last dimension, and of 8 bits kernels take k: pass the "
-    "mT of weights [groups, n, k], or what jaxbw.quantize(..., both=True) returns",
+    "grouped_8bit_major": "rhs has n as its last dimension, and of 8 bits {family} takes k: pass "
+    "the mT of weights [groups, n, k], or what jaxbw.quantize(..., both=True) returns",
     "grouped_alignment": "{array} has rows of {bytes} bytes; of grouped matmuls kernels take "
     "multiples of 16",
     "grouped_rows": "{batch} x {rows} rows; grouped are up to {most}, and fewer than 2^31 in all",
@@ -83,7 +83,7 @@ MESSAGES: Mapping[str, str] = {
     # of both
     "grouped_config": "the configuration has a cluster, split_k, swap_ab or raster 'n'; these "
     "are not for grouped matmuls, but for split_k up to 4 with split_tail of a contraction on sm90",
-    "grouped_config_sm100": "the configuration has scheduler 'clc', a block_k of more than 64, "
+    "grouped_config_sm100": "the configuration has scheduler 'clc', a block_k of several spans, "
     "more than 128 rows, or columns that are no multiple of 32; these are not for grouped matmuls",
     "no_kernel": "there is no kernel for this tile, dtype and layout",
     "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",

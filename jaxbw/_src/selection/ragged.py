@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jaxbw._native import Plan
+from jaxbw._native import Major, Plan
 from jaxbw._src.families import FAMILIES
 from jaxbw._src.families.family import BF16, E4M3, E5M2, F16
 from jaxbw._src.problem import DATA_TYPES
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from jaxbw._src.selection.policy import Policy
 
 _FLOAT8 = (E4M3, E5M2)
-_DTYPES = {"sm90": (BF16, F16, *_FLOAT8), "sm100": (BF16, F16)}
-_FAMILIES = tuple(_DTYPES)
+_DTYPES = (BF16, F16, *_FLOAT8)
+_FAMILIES = ("sm90", "sm100")
 _SPLIT_ROWS = (
     8192  # with half of them a tile takes 44 us on an H100, and to add up its parts some 12
 )
@@ -110,22 +110,24 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     there are no more, or there would be fewer tiles than SMs, or sums are promoted. On an H100,
     with 8 to 512 rows of a group, these were within 4 % of the fastest that was tried
     (benchmarks/NOTEBOOK.md). Of sm100, and of float8, which no one has measured, it is the same
-    rule.
+    rule; but of a gate and up in float8 along n, a span of each, a tile has 256.
 
-    Promoted sums have 192 columns where these load less, and the warpgroups share tiles, as one
-    adds beside the MMAs of the other.
+    Promoted sums, which are Hopper's, have 192 columns where these load less, and the warpgroups
+    share tiles, as one adds beside the MMAs of the other.
 
     Of a contraction on Hopper, the tiles behind whole waves are to be split if a group has most of
     the rows and their parts fit one wave.
     """
     rows, columns = problem.expected_rows, problem.n * (1 + problem.epilogue.gated)
     few = rows <= 64 and not problem.ragged_contraction
+    promoted = problem.promoted and family == "sm90"
     block_m = 64 if few else 128
     down = problem.k if problem.ragged_contraction else rows
     tiles = problem.batch * problem.groups * -(-down // block_m) * -(-columns // 256)
-    narrow = columns <= 128 or tiles < sm_count or problem.promoted
-    block_n = 128 if narrow else 256
-    if problem.promoted and not (few or problem.epilogue.gated) and tiles >= sm_count:
+    along_n = problem.rhs_major == Major.MN and problem.rhs_dtype in _FLOAT8
+    narrow = columns <= 128 or tiles < sm_count or promoted
+    block_n = 256 if along_n and problem.epilogue.gated else 128 if narrow else 256
+    if promoted and not (few or problem.epilogue.gated) and tiles >= sm_count:
         block_n = min(128, 192, key=lambda width: -(-columns // width) * (block_m + width))
     parts = 1
     if family == "sm90" and problem.ragged_contraction and problem.m >= _SPLIT_ROWS:
@@ -158,12 +160,12 @@ def _refusal(problem: RaggedProblem, device: Device | None, family: str) -> str 
     p = problem
     if family not in _FAMILIES:
         return f"grouped matmuls have kernels of {' and '.join(_FAMILIES)}, not of {family}"
-    if not {p.lhs_dtype, p.rhs_dtype} <= {*_DTYPES[family]}:
-        *some, last = (dtype.name for dtype in _DTYPES[family])
+    if not {p.lhs_dtype, p.rhs_dtype} <= {*_DTYPES}:
+        *some, last = (dtype.name for dtype in _DTYPES)
         found = " and ".join(dict.fromkeys((p.lhs_dtype.name, p.rhs_dtype.name)))
         taken = f"{', '.join(some)} and {last}"
         return f"the operands are {found}; grouped matmuls have {family} kernels for {taken}"
-    if p.ragged_contraction and p.lhs_dtype in _FLOAT8:
+    if p.ragged_contraction and p.lhs_dtype in FAMILIES[family].k_major_only:
         return (
             f"the operands are {p.lhs_dtype}, and tensor cores take 8 bits along the contraction, "
             "where these lie along k and n: cast both to bfloat16"

@@ -113,20 +113,28 @@ def test_what_is_refused(fake: FakeDriver) -> None:
     assert not fake.calls("cuLaunchKernelEx")
 
 
-def test_float8(fake: FakeDriver) -> None:
+@pytest.mark.parametrize(
+    ("family", "kernel"),
+    [
+        ("sm90", "jaxbw_sm90_grouped_8bit_nt_64x128"),
+        ("sm100", "jaxbw_sm100_grouped_8bit_1cta"),
+    ],
+)
+def test_float8(fake: FakeDriver, family: str, kernel: str) -> None:
     """Operands of two types, scales behind them, and maps of bytes."""
     narrow: dict[str, Any] = dict(lhs=DataType.E4M3, rhs=DataType.E5M2, rhs_major=Major.K)
     scaled = dict(lhs_scale=True, rhs_scale=True)
-    plan = planned(ROWS | {"k": 144} | narrow | scaled)
+    plan, device = planned(ROWS | {"k": 144} | narrow | scaled, family), DEVICES[family]
     program = xla.Program(plan.attributes)
     results = [aligned((2, 1000, 264), np.float32), aligned((plan.workspace_bytes,), np.uint8)]
     lhs = aligned((2, 1000, 144), ml_dtypes.float8_e4m3fn)
     rhs = aligned((2, 3, 264, 144), ml_dtypes.float8_e5m2)
     of_rows, of_columns = aligned((2, 1000), np.float32), aligned((2, 3, 264), np.float32)
     *_, sizes, offset = operands([])
-    program.run("execute", [lhs, rhs, of_rows, of_columns, sizes, offset], results)
+    given = [lhs, rhs, of_rows, of_columns, sizes, offset]
+    program.run("execute", given, results, device=device)
     _, matmul = fake.calls("cuLaunchKernelEx")
-    assert matmul["kernel"] == plan.kernel == "jaxbw_sm90_grouped_8bit_nt_64x128"
+    assert matmul["kernel"] == plan.kernel == kernel
     assert fake.calls("cuTensorMapEncodeTiled")[0]["strides"] == [144, 2**34 - 144, 144]
     for given, message in (
         ([lhs, rhs, sizes, offset], "a grouped call has"),
@@ -134,4 +142,4 @@ def test_float8(fake: FakeDriver) -> None:
         ([lhs, rhs.view(np.uint8), of_rows, of_columns, sizes, offset], "or 8 bits each"),
     ):
         with pytest.raises(xla.FfiError, match=message):
-            program.run("execute", given, results)
+            program.run("execute", given, results, device=device)

@@ -10,7 +10,7 @@ Site = tuple[str, str, str, int, str]
 
 REDUNDANT: dict[Site, str] = {}
 _ALONE, _PAIRS = NAMES[:2]
-_MX_PAIRS = MX_NAMES[-1]  # of 4 bits
+_MX_ALONE, _MX_PAIRS = MX_NAMES[::2], MX_NAMES[1::2]  # of 8 bits and of 4
 _NN, _NT, _TN, _TT = SM90_NAMES
 _BAR = "bar.warp.sync"
 _READ = "cp.async.bulk.wait_group.read"
@@ -39,7 +39,10 @@ _add(_ELECT, "sm100", "setup", _BAR, 1)
 _add(_ALIGNED, "sm100", "setup", _BAR, 2)
 _add(_ELECT, _ALONE, "load", _BAR, 1)
 _add(_ELECT, _PAIRS, "load", _BAR, 2)
-_add(_ELECT, _MX_PAIRS, "load", _BAR, 2)
+for _kernel in _MX_ALONE:
+    _add(_ELECT, _kernel, "load", _BAR, 1)
+for _kernel in _MX_PAIRS:
+    _add(_ELECT, _kernel, "load", _BAR, 2)
 _add(_ALIGNED, "sm100", "exit", _BAR, 2)
 _WAIT_LOAD = "tcgen05.wait::ld.sync.aligned"
 _add(
@@ -49,16 +52,21 @@ _add(
 _BOTH = "the wait before it, which is for all loads: of the gate, and of up"
 _add(_BOTH, "sm100_grouped", "epilogue", _WAIT_LOAD, 2, 4, 6)
 _LATER = "the epilogue's wait for a later commit: a CTA without peers gets no arrival from others"
-_add(_LATER, _ALONE, "load", _WAIT_EMPTY, 9, change="always done")
+for _kernel, _occurrence in ((_ALONE, 9), *zip(_MX_ALONE, (9, 5), strict=True)):
+    _add(_LATER, _kernel, "load", _WAIT_EMPTY, _occurrence, change="always done")
 _add(_LATER, "sm100_grouped", "setup", _WAIT_EMPTY, 1, change="always done")
 _add(_LATER, "sm100_grouped", "setup", "xor.b32", 1, change="parity never flips")
 _MEETS = "barrier.cta.sync.aligned behind it, for which all lanes wait"
 _add(_MEETS, "sm100_grouped", "setup", _BAR, 1)
 _add(_MEETS, "sm100_grouped", "multiply", _BAR, 1)
-_UNUSED = "none: grouped matmuls ask for no work item, and sum up nothing in a cluster"
+_add(_MEETS, "sm90_grouped", "setup", _BAR, 1)
+_UNUSED = "none: such kernels ask for no work item, or sum up nothing in a cluster"
 _INIT = "mbarrier.init.shared::cta.b64"
 _add(_UNUSED, "sm100_grouped", "setup", _INIT, *range(29, 37), change="one arrival more")
 _add(_UNUSED, "sm100_grouped", "setup", _INIT, 30, 32, change="one arrival less")
+_add(_UNUSED, "sm90_grouped", "setup", _INIT, *range(25, 33), change="one arrival more")
+for _kernel in _MX_ALONE:
+    _add(_UNUSED, _kernel, "setup", _INIT, *range(33, 37), change="one arrival more")
 # Where it lets go of an accumulator, of which none of its rows is D's.
 _NOTHING_READ = "none: this warp has read nothing since it last let go of an accumulator"
 _BEFORE = "tcgen05.fence::before_thread_sync"
@@ -71,6 +79,9 @@ for _kernel in MX_NAMES:  # nothing is drained there
 _LATER = "the wait for the ring's next slot: what a warp tells comes in order in the emulator"
 _add(_LATER, _ALONE, "schedule", _WAIT_EMPTY, 2, change="always done")
 _add(_LATER, _PAIRS, "schedule", _WAIT_EMPTY, 3, change="always done")
+for _alone, _pairs in zip(_MX_ALONE, _MX_PAIRS, strict=True):
+    _add(_LATER, _alone, "schedule", _WAIT_EMPTY, 2, change="always done")
+    _add(_LATER, _pairs, "schedule", _WAIT_EMPTY, 3, change="always done")
 _BOTH = "two MMA tiles of a tile take both accumulators: their places go round every time"
 for _kernel, _role, _flips in (
     (_ALONE, "multiply", (4, 5)),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import jaxbw
 from jaxbw._src.primitives.gemm import TARGET
@@ -18,6 +19,16 @@ UNIT_ROUNDOFF = {
     "float32": 2.0**-24,
     "float64": 2.0**-53,
 }
+
+
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """Programs that an earlier run has left (tests/conftest.py) are not looked for."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(autouse=True)

@@ -401,6 +401,7 @@ def test_lower_unplaced() -> None:
     assert jax.jit(each)(np.arange(6, dtype=np.float32)) == 15
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_register_partitioner() -> None:
     """XLA asks, and does what it is told: here to double the rows that a device has."""
     asked = []

@@ -8,6 +8,7 @@ Bias and activation are float32 up to the cast to the result's dtype: see `jaxbw
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ __all__ = [
     "Linear",
     "LinearGeneral",
     "MoE",
+    "Nvfp4DotGeneral",
     "Optimizer",
     "OverwriteWithGradient",
     "accumulate",
@@ -369,6 +371,35 @@ class Fp8DotGeneral(nnx.Module):
         )
 
 
+class Nvfp4DotGeneral(nnx.Module):
+    """`jaxbw.nvfp4_dot_general` with another key at each call, for a layer's `dot_general`.
+
+    Args:
+      rngs: whose stream "nvfp4", or default one, is forked.
+
+    >>> layer = Linear(4, 8, dot_general=Nvfp4DotGeneral(nnx.Rngs(1)), rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((2, 4))).shape
+    (2, 8)
+    """
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.rngs = rngs["nvfp4"].fork()
+
+    def __call__(
+        self,
+        lhs: Any,
+        rhs: Any,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        *,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """As `jaxbw.nvfp4_dot_general`."""
+        given = (lhs, rhs, dimension_numbers, precision, preferred_element_type)
+        return nvfp4_dot_general(*given, key=self.rngs(), out_sharding=out_sharding)
+
+
 class Optimizer(nnx.Optimizer):  # type: ignore[type-arg]
     """`nnx.Optimizer`, which also gives the float8 layers their next state.
 
@@ -427,7 +458,9 @@ def accumulate(total: Any, gradients: Any, weight: float = 1.0) -> Any:
     return jax.tree_util.tree_map_with_path(add, total, gradients, is_leaf=is_variable)
 
 
-def swap_layers(model: nnx.Module, recipe: str | None = None) -> tuple[str, ...]:
+def swap_layers(
+    model: nnx.Module, recipe: str | None = None, *, rngs: nnx.Rngs | None = None
+) -> tuple[str, ...]:
     """Makes the linear layers of a model jaxbw's, in place; their parameters stay as they are.
 
     Every `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` becomes the layer of that name here,
@@ -445,13 +478,15 @@ def swap_layers(model: nnx.Module, recipe: str | None = None) -> tuple[str, ...]
         model; without state "fp8_current": by `jaxbw.fp8_dot_general`, "mxfp8" and "nvfp4": by
         `jaxbw.mxfp8_dot_general` and `jaxbw.nvfp4_dot_general`. `Einsum` stays as it is. Default
         None.
+      rngs: of "nvfp4": layers multiply by an `Nvfp4DotGeneral` each, whose gradients are rounded
+        stochastically; its stream is new variables of the model. Default None.
 
     Returns:
       The paths of the layers that were swapped, such as "blocks.0.attention.query".
 
     Raises:
       TypeError: the model is no `nnx.Module`.
-      ValueError: an unknown recipe.
+      ValueError: an unknown recipe; rngs for another than "nvfp4".
 
     >>> model = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
     >>> swap_layers(model)
@@ -469,9 +504,17 @@ def swap_layers(model: nnx.Module, recipe: str | None = None) -> tuple[str, ...]
             f"jaxbw.flax.nnx.swap_layers: recipe is {recipe!r}; it is one of "
             f"{', '.join(map(repr, _RECIPES))}"
         )
+    made = _RECIPES[recipe]
+    if rngs is not None:
+        if recipe != "nvfp4":
+            raise ValueError(
+                f"jaxbw.flax.nnx.swap_layers: recipe is {recipe!r}, which takes no rngs; only "
+                "'nvfp4' rounds stochastically"
+            )
+        made = partial(Nvfp4DotGeneral, rngs)
     swapped = []
     for path, module in list(nnx.iter_modules(model, graph=True)):
-        if _swap(module, _RECIPES[recipe]):
+        if _swap(module, made):
             swapped.append(".".join(map(str, path)))
     return tuple(swapped)
 

@@ -14,7 +14,8 @@ from jaxbw.flax.nnx import TRAINED, Optimizer, swap_layers
 
 from ..examples.loading import load
 
-RECIPES = (None, "fp8_delayed", "fp8_current", "mxfp8", "nvfp4")
+WITH_KEYS = "nvfp4 with keys"
+RECIPES = (None, "fp8_delayed", "fp8_current", "mxfp8", "nvfp4", WITH_KEYS)
 
 
 def losses(recipe: str | None, steps: int, **sizes: int) -> list[float]:
@@ -23,7 +24,9 @@ def losses(recipe: str | None, steps: int, **sizes: int) -> list[float]:
     text = gpt.Text.of_the_manual()
     length, batch = sizes.pop("length"), sizes.pop("batch")
     model = gpt.GPT(len(text.characters), length, **sizes, seed=0)
-    if recipe is not None:
+    if recipe == WITH_KEYS:
+        swap_layers(model.blocks, "nvfp4", rngs=nnx.Rngs(0))
+    elif recipe is not None:
         swap_layers(model.blocks, recipe)
     schedule = optax.warmup_cosine_decay_schedule(0, gpt.PEAK_LEARNING_RATE, steps // 10, steps)
     tx = optax.chain(optax.clip_by_global_norm(1), optax.adamw(schedule))

@@ -65,6 +65,25 @@ def test_nvfp4() -> None:
     np.testing.assert_allclose(got, wanted, rtol=2**-12, atol=2**-12)
 
 
+def test_nvfp4_with_keys() -> None:
+    """Each call has another, so that gradients differ; what is computed forward does not."""
+    layer: Any = nnx.Linear(48, 8, rngs=nnx.Rngs(0))
+    plain = nnx.clone(layer)
+    assert ours.swap_layers(layer, "nvfp4", rngs=nnx.Rngs(1)) == ("",)
+    ours.swap_layers(plain, "nvfp4")
+
+    @nnx.jit
+    def evaluated(layer: Any, x: Any) -> Any:
+        return nnx.value_and_grad(lambda layer, x: (layer(x) ** 2).sum())(layer, x)
+
+    (y, first), (_, second), (wanted, _) = (evaluated(each, X) for each in (layer, layer, plain))
+    assert y == wanted
+    assert (first["kernel"][...] != second["kernel"][...]).any()
+    assert layer.dot_general.rngs.count[...] == 2
+    with pytest.raises(ValueError, match="recipe is 'mxfp8', which takes no rngs"):
+        ours.swap_layers(plain, "mxfp8", rngs=nnx.Rngs(1))
+
+
 def test_feed_forward_blocks() -> None:
     """Each matmul of a gated block is in MXFP8, in the library of whichever."""
     block = linen.MLP(

@@ -125,7 +125,8 @@ OTHERS = {
         "linen.Fp8DirectDotGeneralOp",
         "linen.accumulate",
     ),
-    *("nnx.Fp8DotGeneral", "nnx.Optimizer", "nnx.OverwriteWithGradient", "nnx.TRAINED"),
+    *("nnx.Fp8DotGeneral", "nnx.Nvfp4DotGeneral", "nnx.Optimizer"),
+    *("nnx.OverwriteWithGradient", "nnx.TRAINED"),
     "nnx.accumulate",
 }
 

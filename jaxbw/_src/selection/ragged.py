@@ -109,8 +109,9 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     Rows of a tile are 128, or 64 where that is what a group has. Columns are 256, or 128 where
     there are no more, or there would be fewer tiles than SMs, or sums are promoted. On an H100,
     with 8 to 512 rows of a group, these were within 4 % of the fastest that was tried
-    (benchmarks/NOTEBOOK.md). Of sm100, and of float8, which no one has measured, it is the same
-    rule; but of a gate and up in float8 along n, a span of each, a tile has 256.
+    (benchmarks/NOTEBOOK.md). Of float8, of which no other tile was tried, and of sm100, which no
+    one has measured, it is the same rule; but of a gate and up in float8 along n, a span of each, a
+    tile has 256.
 
     Promoted sums, which are Hopper's, have 192 columns where these load less, and the warpgroups
     share tiles, as one adds beside the MMAs of the other.

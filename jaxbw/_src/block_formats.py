@@ -148,9 +148,9 @@ def quantized(
     return data.reshape(*batch, rows, padded(k)), scale
 
 
-def in_memory(x: Any, format: BlockFormat) -> tuple[Any, Any]:
+def in_memory(x: Any, format: BlockFormat, **options: Any) -> tuple[Any, Any]:
     """As `quantized`, but scales in tiles; a vector is a matrix of one row, but for its data."""
-    data, scale = quantized(x if x.ndim > 1 else x[None], format)
+    data, scale = quantized(x if x.ndim > 1 else x[None], format, **options)
     return data.reshape(*x.shape[:-1], data.shape[-1]), scale_tiles.tiled(scale)
 
 

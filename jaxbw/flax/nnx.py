@@ -385,19 +385,9 @@ class Nvfp4DotGeneral(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.rngs = rngs["nvfp4"].fork()
 
-    def __call__(
-        self,
-        lhs: Any,
-        rhs: Any,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        *,
-        out_sharding: Any = None,
-    ) -> jax.Array:
-        """As `jaxbw.nvfp4_dot_general`."""
-        given = (lhs, rhs, dimension_numbers, precision, preferred_element_type)
-        return nvfp4_dot_general(*given, key=self.rngs(), out_sharding=out_sharding)
+    def __call__(self, *args: Any, **options: Any) -> jax.Array:
+        """As `jaxbw.nvfp4_dot_general`, without its key."""
+        return nvfp4_dot_general(*args, **options, key=self.rngs())
 
 
 class Optimizer(nnx.Optimizer):  # type: ignore[type-arg]

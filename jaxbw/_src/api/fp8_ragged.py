@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxbw._src import compat
-from jaxbw._src.api import arguments
-from jaxbw._src.api.fp8_training import nothing
+from jaxbw._src.api.fp8_training import floating, nothing
 from jaxbw._src.api.quantize import quantize
 from jaxbw._src.api.ragged import ragged_dot
 
@@ -61,14 +59,8 @@ def fp8_ragged_dot(
     Array([49., 49.,  0.], dtype=float32)
     """
     call = "jaxbw.fp8_ragged_dot"
-    lhs, rhs = arguments.array(call, "lhs", lhs), arguments.array(call, "rhs", rhs)
-    for name, x in (("lhs", lhs), ("rhs", rhs)):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
-    dtype = preferred_element_type or jnp.result_type(lhs, rhs)
-    # Here, so that the operands vary over the same mesh axes as their cotangents.
-    lhs, rhs = compat.insert_reshard(lhs, rhs)
-    static = _Static(precision, jnp.dtype(dtype), rows_per_group)
+    dtype, lhs, rhs = floating(call, lhs, rhs, preferred_element_type)
+    static = _Static(precision, dtype, rows_per_group)
     out: jax.Array = _grouped(static, lhs, rhs, group_sizes, group_offset)
     return out
 

@@ -107,15 +107,20 @@ def checked(
     call: str, lhs: Any, rhs: Any, dims: Any, preferred_element_type: Any
 ) -> tuple[Static, Any, Any]:
     """What does not depend on the numbers, and the operands as arrays."""
+    dtype, lhs, rhs = floating(call, lhs, rhs, preferred_element_type)
+    dims = arguments.dimension_numbers(call, dims, (lhs.ndim, rhs.ndim))
+    return Static(dims, dtype, rhs.dtype), lhs, rhs
+
+
+def floating(call: str, lhs: Any, rhs: Any, preferred_element_type: Any) -> tuple[Any, Any, Any]:
+    """The dtype of the result, and the operands as arrays, checked to be real floating."""
     lhs, rhs = arguments.array(call, "lhs", lhs), arguments.array(call, "rhs", rhs)
     for name, x in (("lhs", lhs), ("rhs", rhs)):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
-    dims = arguments.dimension_numbers(call, dims, (lhs.ndim, rhs.ndim))
     dtype = preferred_element_type or jnp.result_type(lhs, rhs)
     # Here, so that the operands vary over the same mesh axes as their cotangents.
-    lhs, rhs = compat.insert_reshard(lhs, rhs)
-    return Static(dims, jnp.dtype(dtype), rhs.dtype), lhs, rhs
+    return jnp.dtype(dtype), *compat.insert_reshard(lhs, rhs)
 
 
 def forward(static: Static, lhs: Any, rhs: Any, scale: Any, bias: Any = None) -> jax.Array:

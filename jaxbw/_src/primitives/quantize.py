@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jaxbw import _native
-from jaxbw._src import compat, fp8, log
+from jaxbw._src import compat, fp8
 from jaxbw._src.primitives import quantizing, serve
 from jaxbw._src.problem import DATA_TYPES, describe
 
@@ -91,15 +91,9 @@ def _lower(platform: str | None, ctx: Any, x: Any, **params: Any) -> Any:
     kernel = quantizing.kernel(platform, ctx, _ROLE, names, target, refusal)
     if names is None and not isinstance(kernel, str):
         kernel = _quicker_by_xla(aval, params["axis"], both=params["both"]) or kernel
-    if isinstance(kernel, str):
-        if names is not None and "xla" not in names:
-            raise NotImplementedError(quantizing.message(names, aval, kernel))
-        log.once(lambda: f"quantize {describe(aval.dtype, aval.shape)}: xla: {kernel}")
-        with compat.without_error_checks():
-            return mlir.lower_fun(partial(on_xla, **params), multiple_results=True)(ctx, x)
-    name = kernel.name
-    log.once(lambda: f"quantize {describe(aval.dtype, aval.shape)}: {name}")
-    return mlir.lower_fun(partial(_on_kernel, name, **params), multiple_results=True)(ctx, x)
+    described = f"quantize {describe(aval.dtype, aval.shape)}"
+    forms = (partial(form, **params) for form in (on_xla, _on_kernel))
+    return quantizing.lower(ctx, (x,), kernel, names, described, *forms)
 
 
 def _quicker_by_xla(x: Any, axis: tuple[int, ...], *, both: bool) -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from jaxbw._src import block_formats, compat, log, scale_tiles
+from jaxbw._src import block_formats, compat
 from jaxbw._src.primitives import quantizing, serve
 from jaxbw._src.problem import describe
 
@@ -95,9 +95,9 @@ def on_xla(
     for wanted, along in ((columns, lambda x: x), (rows, jnp.matrix_transpose)):
         if wanted is not Wanted.NOTHING:
             points = None if dither is None else along(dither)
-            data, scale = block_formats.quantized(along(x), chosen, square=square, dither=points)
+            data, tiles = block_formats.in_memory(along(x), chosen, square=square, dither=points)
             results += [data] if wanted is Wanted.DATA_AND_SCALES else []
-            results += [scale_tiles.tiled(scale)]
+            results += [tiles]
     return results
 
 
@@ -144,16 +144,8 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
     refusal = partial(_refusal, x.dtype, x.shape)
     kernel = quantizing.kernel(platform, ctx, _ROLE, names, target, refusal)
     described = f"quantize {describe(x.dtype, x.shape)} to {params['format']}"
-    if isinstance(kernel, str):
-        if names is not None and "xla" not in names:
-            raise NotImplementedError(quantizing.message(names, x, kernel))
-        log.once(lambda: f"{described}: xla: {kernel}")
-        with compat.without_error_checks():
-            return mlir.lower_fun(partial(on_xla, **params), multiple_results=True)(ctx, *operands)
-    name = kernel.name
-    log.once(lambda: f"{described}: {name}")
-    on_kernel = partial(_on_kernel, name, **params)
-    return mlir.lower_fun(on_kernel, multiple_results=True)(ctx, *operands)
+    forms = (partial(form, **params) for form in (on_xla, _on_kernel))
+    return quantizing.lower(ctx, operands, kernel, names, described, *forms)
 
 
 def _refusal(dtype: Any, shape: Sequence[Any]) -> str | None:

@@ -1,12 +1,14 @@
 """What serves an array that is quantized: the kernel that an installation has for it, or XLA."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from jax.interpreters import mlir
 
-from jaxbw._src import compat
+from jaxbw._src import compat, log
 from jaxbw._src.primitives import serve
 from jaxbw._src.problem import describe
 from jaxbw._src.selection import manifest
@@ -72,6 +74,34 @@ def kernel(
         else:
             return found
     return reason
+
+
+def lower(
+    ctx: Any,
+    operands: Sequence[Any],
+    found: Any,
+    names: Names,
+    described: str,
+    on_xla: Callable[..., Any],
+    on_kernel: Callable[..., Any],
+) -> Any:
+    """Lowers to the kernel that was found, or to XLA's form, and logs which and why.
+
+    Args:
+      found: what `kernel` returned; its name is the first argument of `on_kernel`.
+      described: what is quantized, for the log.
+
+    Raises:
+      NotImplementedError: there is none, and the strict implementations do not include XLA.
+    """
+    if isinstance(found, str):
+        if names is not None and "xla" not in names:
+            raise NotImplementedError(message(names, ctx.avals_in[0], found))
+        log.once(lambda: f"{described}: xla: {found}")
+        with compat.without_error_checks():
+            return mlir.lower_fun(on_xla, multiple_results=True)(ctx, *operands)
+    log.once(lambda: f"{described}: {found.name}")
+    return mlir.lower_fun(partial(on_kernel, found.name), multiple_results=True)(ctx, *operands)
 
 
 def array_refusal(dtype: Any, shape: Sequence[Any]) -> str | None:

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 _FLOAT8 = (E4M3, E5M2)
 _DTYPES = (BF16, F16, *_FLOAT8)
 _FAMILIES = ("sm90", "sm100")
-_SPLIT_ROWS = (
-    8192  # with half of them a tile takes 44 us on an H100, and to add up its parts some 12
-)
+# With half of these rows a tile takes 44 us on an H100, and to add up its parts some 12.
+_SPLIT_ROWS = 8192
 _MOST_PARTS = 4  # the warp that comes last adds them up
 _SWIZZLE = 16  # rows of tiles that are walked together: by 8 columns they are a wave of 132 SMs
 
@@ -133,7 +132,7 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     parts = 1
     if family == "sm90" and problem.ragged_contraction and problem.m >= _SPLIT_ROWS:
         behind = -(-down // block_m) * -(-columns // block_n) % sm_count
-        parts = max(min(sm_count // behind, _MOST_PARTS), 1) if behind else 1
+        parts = min(sm_count // behind, _MOST_PARTS) if behind else 1
     return GemmConfig(
         block_m,
         block_n,

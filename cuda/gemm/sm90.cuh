@@ -227,9 +227,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
   const uint32_t k_blocks = context.k_blocks(), step = context.cluster_count();
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
-  // Promoted sums take as many registers as accumulators.
-  constexpr bool kMayKeep = !kConfig.promoted || kConfig.accumulators() <= 64;
-  DelayedStores<kConfig.block_n, kConfig.accumulators(), StoreRing, kMayKeep> delayed(p, stores);
+  DelayedStores<kConfig.block_n, kConfig.accumulators()> delayed(p, stores);
   const Turn turn(warpgroup);
   context.await_barriers();
   if constexpr (kLate) ptx::increase_registers<kConsumerRegisters>();
@@ -292,12 +290,8 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
           multiply_promoted<kConfig, Operands>(accumulators, context, blocks, first_row, reader, scales, meanwhile,
                                                issued);
         };
-        if constexpr (kConfig.takes_block_scales()) {
-          if (params.scales.a != nullptr || params.scales.b != nullptr) {
-            return by(Scaled<kConfig>(params, tile, row, k_blocks, context.k_part(number).first_block(k_blocks)));
-          }
-        }
-        by(Unscaled<kConfig>());
+        if (params.scales.a == nullptr && params.scales.b == nullptr) return by(Unscaled<kConfig>());
+        by(Scaled<kConfig>(params, tile, row, k_blocks, context.k_part(number).first_block(k_blocks)));
       });
     } else {
       multiply<kConfig>(accumulators, context, blocks, first_row, reader, meanwhile, issued);

@@ -23,7 +23,6 @@ struct Config {
   constexpr uint32_t wgmmas() const { return warpgroup_rows / kWgmmaRows; }  // of a warpgroup, one below the other
   constexpr uint32_t accumulators() const { return wgmmas() * block_n / 2; }
   constexpr uint32_t block_k() const { return span_elements(input); }  // a stage is one swizzle span deep
-  constexpr bool takes_block_scales() const { return promoted && kScaleBlock % block_n == 0; }
 
   // Sets of accumulators that the steps of K take in turn: a narrow wgmma ends sooner than one behind it on the same
   // accumulators may begin. Measured on an H200: 4 % of the time of 64 x 64 tiles, nothing from 96 columns on.

@@ -593,19 +593,12 @@ Verdict check_config(const KernelFamily& family, const GemmConfig& c) {
   return {};
 }
 
-// A tile's columns have one scale of a block of K (sm90_block_scales.cuh).
-Verdict check_block_scales(const GemmConfig& c) {
-  if (c.swap_ab != 0) return broken(Rule::block_scales_swap);
-  if (kScaleBlock % c.block_n != 0) return broken(Rule::block_scales_tile, {{"block_n", c.block_n}});
-  return {};
-}
-
 Verdict check_launched(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   Verdict verdict;
   if (p.grouped != Grouped::kNone) verdict = check_grouped_config(family, p, c);
   if (!verdict && p.mx != 0) verdict = check_mx(p, c);
   if (!verdict && p.gated) verdict = check_gated(family, c);
-  if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0)) verdict = check_block_scales(c);
+  if (!verdict && (p.a_blocks != 0 || p.b_blocks != 0) && c.swap_ab != 0) verdict = broken(Rule::block_scales_swap);
   if (!verdict) verdict = check_boxes(family, RuleOperand::kLhs, operand_a(family, p), c, a_extent(c), a_peers(c));
   if (!verdict) verdict = check_boxes(family, RuleOperand::kRhs, operand_b(family, p), c, b_extent(p, c), b_peers(c));
   if (!verdict) verdict = check_8bit_columns(family, p, c);

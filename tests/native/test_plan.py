@@ -349,7 +349,6 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "block_scales_gated": ("sm90", EIGHT_BITS | BLOCKS | {"gated": True}, {}),
     "block_scales_columns": ("sm90", EIGHT_BITS | BLOCKS | {"rhs_blocks": 1}, {}),
     "block_scales_swap": ("sm90", EIGHT_BITS | BLOCKS, {"swap_ab": True}),
-    "block_scales_tile": ("sm90", EIGHT_BITS | BLOCKS, {"block_n": 192}),
     "mx": ("sm100", {"mx": 32}, {}),
     "mx_block": ("sm100", EIGHT_BITS | {"mx": 16}, {}),
     "mx_4bit": ("sm100", FOUR_BITS | {"mx": 16, "k": 80}, {}),

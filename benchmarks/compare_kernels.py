@@ -29,6 +29,7 @@ from jaxbw import _native
 from jaxbw._src.lab.bench.case import DTYPES, suite
 from jaxbw._src.lab.tuning.launching import Bench, Gpu, Launch
 from jaxbw._src.lab.tuning.measure import launch_of, off, rotated
+from jaxbw._src.problem import itemsize
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import Device
@@ -60,7 +61,8 @@ def compare(
     Raises:
       RuntimeError: results differ.
     """
-    problem, tuned = matmul.problem, table_for(device.machine.name)
+    problem = matmul.problem
+    tuned = table_for(device.machine.name, itemsize(problem.lhs_dtype))
     _, ranked = ranking(
         problem, device, device.family or "", manifest.kernels(), tuned=tuned, kept=count
     )

@@ -15,8 +15,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
+from jaxbw._src.lab.bench.case import DTYPES
 from jaxbw._src.lab.tuning.launching import Gpu
 from jaxbw._src.lab.tuning.measure import Effort, Measured
+from jaxbw._src.problem import itemsize
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.cost_model.epilogue import memset_us
@@ -53,7 +57,8 @@ def judged(matmul: Matmul, measured: Sequence[Measured], device: Device) -> dict
         **{"matmul": str(matmul), "configurations": len(times)},
         **{"best": str(best), "best_us": round(times[best], 3)},
     }
-    for name, table in zip(NAMES, (None, table_for(device.machine.name)), strict=True):
+    tuned = table_for(device.machine.name, itemsize(matmul.problem.lhs_dtype))
+    for name, table in zip(NAMES, (None, tuned), strict=True):
         config = choice(matmul, device, table)
         row[name] = {
             "config": str(config),
@@ -78,11 +83,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    matmuls.add_types(parser)
     arguments, device = configurations.parse(parser, draw=40, seed=2026)
     wanted = matmuls.draw(arguments.draw, arguments.seed, arguments.epilogue)
+    wanted = matmuls.of_types(wanted, arguments)
     times = arguments.out.with_suffix(".jsonl")
     effort = Effort(count=arguments.count)
-    bench = Gpu()
+    dtype = jnp.dtype(DTYPES[arguments.dtype])
+    bench = Gpu(dtype)
     for _ in configurations.run(bench, wanted, device, effort, times, arguments.budget):
         pass
     rows = [judged(each, found, device) for each, found in configurations.read(times).items()]
@@ -93,7 +101,7 @@ def main() -> None:
     for name, each in summaries.items():
         print(f"{name}: {each}")
     time = "device time (CUPTI) of all kernels of a call, and the memset of a split matmul"
-    results = {"environment": environment(device, time), **summaries, "rows": rows}
+    results = {"environment": environment(device, time, dtype.itemsize), **summaries, "rows": rows}
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
 

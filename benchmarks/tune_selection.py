@@ -7,8 +7,8 @@ Reads what measure_configs.py wrote, several files where there are, and grows re
 others of the same matmul only: each matmul's errors are taken from their mean, and slow
 configurations weigh little. Of several tile orders of a configuration the one counts that selection
 would give it: the mean of all would tell against those of which several were measured. It also
-tells what choices lose without a table, and with one from other matmuls: a part of them is left
-out in turn.
+tells what choices lose without a table, and with one from matmuls of other sizes: a part of them is
+left out in turn.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ def regret(machine: Machine, measured: Measurements, table: Table | None) -> flo
 
 
 def check(machine: Machine, measured: Sequence[Measurements]) -> Iterator[float]:
-    """What choices lose with tables from other matmuls."""
+    """What choices lose with tables from matmuls of other sizes."""
     samples = [sample(machine, each) for each in measured]
+    sizes = list(dict.fromkeys(each.sizes for each in samples))
     for fold in range(FOLDS):
-        others = [each for i, each in enumerate(samples) if i % FOLDS != fold]
-        table = Table.of(tune(others, {}))
-        yield from (regret(machine, each, table) for each in measured[fold::FOLDS])
+        left_out = set(sizes[fold::FOLDS])
+        table = Table.of(tune([each for each in samples if each.sizes not in left_out], {}))
+        for each, its in zip(measured, samples, strict=True):
+            if its.sizes in left_out:
+                yield regret(machine, each, table)
 
 
 def summary(name: str, regrets: Sequence[float]) -> str:

@@ -22,10 +22,13 @@ def running_gpu(parser: argparse.ArgumentParser) -> Device:
     return device
 
 
-def environment(device: Device, time: str) -> dict[str, Any]:
-    """What a reader needs to repeat the run; `time` is what was measured."""
+def environment(device: Device, time: str, itemsize: int = 2) -> dict[str, Any]:
+    """What a reader needs to repeat the run.
+
+    `time`: what was measured; `itemsize`: bytes of a number of the operands.
+    """
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-    table = table_for(device.machine.name)
+    table = table_for(device.machine.name, itemsize)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),

@@ -1,6 +1,8 @@
 """Tuned tables: what they correct, how they are made, and what is refused."""
 
 import functools
+import json
+import lzma
 import math
 from importlib import resources
 from pathlib import Path
@@ -40,6 +42,7 @@ from .made_up_gpu import MadeUpGpu
 from .made_up_trees import Tree, columns
 from .workloads import workload
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200 = machines()["H200"]
 # One question, whether tiles have at most 128 columns, and then for those whether they are shared.
 TREE: Tree = [
@@ -132,7 +135,7 @@ def test_a_choice_follows_the_table_and_says_so(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"version": 1}, "it has version 1, not 3"),
+        ({"version": 1}, "it has version 1, not 4"),
         ({"more": 1}, "it has not the keys features, made, sizes, trees, version"),
         ({"features": ["m"]}, "its features are not those of this jaxbw"),
         ({"trees": columns()}, "it has no trees"),
@@ -178,12 +181,12 @@ def test_a_damaged_file_is_refused(
         tuned._load.__wrapped__("h200.npz")
 
 
-def test_each_hopper_has_a_table_of_its_own() -> None:
-    h100, h200 = table_for("H100"), table_for("H200")
-    assert h100 is not None
-    assert h200 is not None
-    assert h100 is not h200
-    assert table_for("B200") is None
+def test_each_hopper_has_a_table_of_its_own_and_8_bits_another_one() -> None:
+    h100, h200, float8 = table_for("H100", 2), table_for("H200", 2), table_for("H100", 1)
+    assert None not in (h100, h200, float8)
+    assert len({id(each) for each in (h100, h200, float8)}) == 3
+    assert table_for("H200", 1) is float8
+    assert table_for("H100", 4) is table_for("B200", 2) is None
 
 
 # --- how tables are made
@@ -256,7 +259,7 @@ def test_the_file_is_what_was_grown(tmp_path: Path) -> None:
     assert to_bytes(stored) == to_bytes(tune_selection.tune(seen, {"products": 4}))
 
 
-@pytest.mark.parametrize("name", ["h100.npz", "h200.npz"])
+@pytest.mark.parametrize("name", ["h100.npz", "h100_8bit.npz", "h200.npz"])
 def test_the_installed_tables_are_small(name: str) -> None:
     path = resources.files("jaxbw._src.selection.tuned") / name
     assert len(path.read_bytes()) <= 200_000
@@ -269,7 +272,7 @@ def test_the_installed_tables_are_small(name: str) -> None:
 def test_the_installed_table_has_a_factor_for_all_sizes(
     m: int, n: int, k: int, layout: str, swapped: bool
 ) -> None:
-    installed = table_for("H200")
+    installed = table_for("H200", 2)
     assert installed is not None
     work = workload(m, n, k, layout, swapped=swapped)
     split, shared = GemmConfig(128, 64, split_k=4), GemmConfig(128, 256, cluster=(2, 1))
@@ -282,4 +285,10 @@ def test_the_judged_matmuls_are_none_of_the_tables() -> None:
     seeds |= {610: 40, 611: 40, 612: 40, 613: 40, 2030: 22, 2031: 22, 2032: 22, 2033: 22}
     tuned_to = {matmul for seed, count in seeds.items() for matmul in draw(count, seed)}
     tuned_to |= set(draw(80, 701, least=1024))
-    assert not tuned_to & {matmul for seed in (2034, 2035) for matmul in draw(22, seed)}
+    judged = {matmul for seed in (2034, 2035) for matmul in draw(22, seed)}
+    assert not tuned_to & judged
+    of_8_bits = RESULTS / "2026-11-27_h100_calibration_8bit.jsonl.xz"
+    rows = map(json.loads, lzma.open(of_8_bits, "rt"))
+    sizes = {(row["m"], row["n"], row["k"]) for row in rows}
+    assert len(sizes) > 300
+    assert not sizes & {(matmul.m, matmul.n, matmul.k) for matmul in judged}

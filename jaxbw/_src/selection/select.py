@@ -6,7 +6,7 @@ from functools import cache
 
 from jaxbw._native import Plan, Violation
 from jaxbw._src.families import FAMILIES
-from jaxbw._src.problem import GemmProblem
+from jaxbw._src.problem import GemmProblem, itemsize
 from jaxbw._src.selection import eligibility, planner
 from jaxbw._src.selection.choice import Choice, Refusal
 from jaxbw._src.selection.config import ANY, CANONICAL_M, GemmConfig
@@ -255,7 +255,7 @@ def _chosen(
     """The best candidate of a family by the model, or XLA."""
     if (refusal := _no_candidate(problem, family, kernels, wanted)) is not None:
         return refusal
-    tuned = table_for(device.machine.name)
+    tuned = table_for(device.machine.name, itemsize(problem.lhs_dtype))
     count, ranked = ranking(problem, device, family, kernels, tuned=tuned, wanted=wanted)
     reason = f"the least modelled time of {count} candidates"
     if device.machine.corners:
@@ -320,7 +320,7 @@ def _measured(
 
 def _price(device: Device, family: str, work: Workload, config: GemmConfig) -> Ranked:
     machine = device.machine
-    return price(family, machine, work, config, table_for(machine.name))
+    return price(family, machine, work, config, table_for(machine.name, work.itemsize))
 
 
 def _given(

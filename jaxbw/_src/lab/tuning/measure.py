@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from jaxbw._src.lab.interleaving import interleaved
 from jaxbw._src.lab.tuning.launching import Bench, Launch
-from jaxbw._src.problem import GemmProblem
+from jaxbw._src.problem import GemmProblem, itemsize
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
@@ -70,7 +70,7 @@ def measure(
     """
     kernels, family = manifest.kernels(), device.family or ""
     _, ranked = ranking(problem, device, family, kernels, tuned=None, kept=10**6)
-    tuned = table_for(device.machine.name)
+    tuned = table_for(device.machine.name, itemsize(problem.lhs_dtype))
     firsts = ranking(problem, device, family, kernels, tuned=tuned)[1][:1] + ranked[:1]
     launches: dict[GemmConfig, Launch] = {}
     modelled = {each.config: each.cost.total for each in firsts}

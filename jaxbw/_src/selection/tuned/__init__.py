@@ -30,10 +30,15 @@ from jaxbw._src.selection.tuned.trees import Forest
 from jaxbw._src.selection.tuned_matmuls import SWITCH
 from jaxbw._src.selection.workload import Workload
 
-VERSION = 3
+VERSION = 4
 MOST = 2.0  # a factor beyond it says that the model is wrong, not that it is inexact
 REACH = 2.0  # times the least modelled time: beyond it nothing is corrected, and nothing was learnt
-_FILES = {"H200": "h200.npz", "H100": "h100.npz"}
+# By the machine, and the bytes of an operand's number. Of 8 bits an H200 has not been measured.
+_FILES = {
+    ("H200", 2): "h200.npz",
+    ("H100", 2): "h100.npz",
+    **{(machine, 1): "h100_8bit.npz" for machine in ("H200", "H100")},
+}
 _KEYS = {"version", "made", "sizes", "features", "trees"}
 
 Floats = NDArray[np.float64]
@@ -65,9 +70,7 @@ class Table:
         return f"{self.made['products']} matmuls"
 
     def covers(self, work: Workload) -> bool:
-        """Whether a matmul is between those that were measured, all of 16-bit operands."""
-        if work.itemsize != 2:
-            return False
+        """Whether a matmul is between those that were measured."""
         m, n, k = (work.n, work.m, work.k) if work.swapped else (work.m, work.n, work.k)
         return self.sizes.cover(m, n, k)
 
@@ -89,8 +92,10 @@ class Table:
         return factors
 
 
-def table_for(machine: str) -> Table | None:
+def table_for(machine: str, itemsize: float) -> Table | None:
     """The table of a machine, by its name in machines.toml; None without one, or if switched off.
+
+    `itemsize`: bytes of a number of the operands.
 
     The environment variable JAXBW_TUNED, read at each call, switches all tables off by "off".
 
@@ -99,7 +104,8 @@ def table_for(machine: str) -> Table | None:
     """
     if os.environ.get(SWITCH) == "off":
         return None
-    return _load(_FILES[machine]) if machine in _FILES else None
+    name = _FILES.get((machine, itemsize))
+    return None if name is None else _load(name)
 
 
 @cache

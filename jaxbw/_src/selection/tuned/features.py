@@ -34,6 +34,7 @@ FEATURES = (
     "rows in tiles",  # of those that tiles have
     "columns in tiles",
     "log2 blocks of a part",  # along K
+    "promoted",
 )
 
 
@@ -58,5 +59,6 @@ def features(
         work.m / (cut.tiles_m * cut.cluster_rows),
         work.n / (cut.tiles_n * cut.cluster_columns),
         np.log2(blocks / (table.split_k * table.cluster_k)),
+        float(work.promoted),
     ]
     return np.stack([np.broadcast_to(column, len(table)) for column in columns], axis=1)

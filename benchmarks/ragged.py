@@ -272,7 +272,7 @@ def gathered_and_sorted(case: Case) -> dict[str, Any]:
     def before(x: Any, *experts: Any) -> Any:
         return multiply(x.at[rows].get(mode="promise_in_bounds"), *experts)
 
-    calls = {
+    calls: dict[str, tuple[Any, list[Any]]] = {
         "load": (partial(multiply, lhs_rows=rows), of_tokens),
         "before": (before, of_tokens),
         "sorted": (multiply, of_rows),

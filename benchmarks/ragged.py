@@ -266,7 +266,7 @@ def gathered_and_sorted(case: Case) -> dict[str, Any]:
     of_rows = [(x[rows], *experts) for x, *experts in of_tokens]
 
     def multiply(x: Any, *experts: Any, **options: Any) -> Any:
-        call = jaxbw.gated_ragged_dot if is_gated else jaxbw.ragged_dot
+        call: Any = jaxbw.gated_ragged_dot if is_gated else jaxbw.ragged_dot
         return call(x, *experts, groups, implementation="sm90", **options)
 
     def before(x: Any, *experts: Any) -> Any:

@@ -8,7 +8,9 @@ write float32 and XLA's operations, "apart": "gated" is silu(x gate) * (x up), "
 gradients of weights of four microbatches in float32. With --float8 the forward matmul of operands
 in e4m3 with a scale for each row, and for each column of each matrix, beside bfloat16's, and one
 dense matmul of float8; --tiles are then of "highest". Its "training" is the value and both
-gradients, of arrays in bfloat16, which `fp8_ragged_dot` quantizes at each call.
+gradients, of arrays in bfloat16, which `fp8_ragged_dot` quantizes at each call. With --gathered
+one matmul, "chosen", and two, "chosen gated", of rows that indices choose of as many tokens as
+there are: gathered by the kernel's "load", by XLA "before", or given as an array, "sorted".
 
 Sizes are uniform, Zipf's, of one group alone, and random; their sum is m.
 Device time by CUPTI, in bursts, arms in random order, arrays rotating over 400 MB, two sets at
@@ -50,6 +52,8 @@ ROTATED = 400e6  # bytes
 FORMS = ("forward", "dlhs", "drhs")
 EPILOGUES = ("gated", "sums")
 FLOAT8 = ("float8", "training")
+GATHERED = ("chosen", "chosen gated")
+TOP_K = {"Mixtral": 2}  # experts of a token; others have 8
 MICROBATCHES = 4
 KINDS = ("uniform", "zipf", "one", "random")
 
@@ -69,7 +73,9 @@ class Case:
     @property
     def flops(self) -> float:
         """Of what has to be multiplied, where all rows belong to groups."""
-        matmuls = {"gated": 2, "sums": MICROBATCHES, "training": 3}.get(self.form, 1)
+        matmuls = {"gated": 2, "chosen gated": 2, "sums": MICROBATCHES, "training": 3}.get(
+            self.form, 1
+        )
         return 2.0 * matmuls * self.m * self.k * self.n
 
     def __str__(self) -> str:
@@ -242,6 +248,38 @@ def training(case: Case) -> dict[str, Any]:
     }
 
 
+def gathered_and_sorted(case: Case) -> dict[str, Any]:
+    """The calls to be timed of rows that are chosen, by name: each group's tokens in order."""
+    rng, sizes = np.random.default_rng(case.m), sizes_of(case)
+    tokens, is_gated = case.m // TOP_K.get(case.layer, 8), case.form == "chosen gated"
+    chosen = [np.sort(rng.choice(tokens, size, replace=size > tokens)) for size in sizes]
+    rows = jnp.asarray(np.concatenate(chosen).astype(np.int32))
+    groups = jnp.asarray(sizes)
+    count = max(2, int(ROTATED // (2.0 * case.groups * case.k * case.n * (1 + is_gated))) + 1)
+    keys = jax.random.split(jax.random.key(0), (count, 3))
+    weights = (case.groups, case.k, case.n)
+    shapes = [(tokens, case.k), weights, *([weights] if is_gated else [])]
+    of_tokens = [
+        tuple(jax.random.normal(key, s, jnp.bfloat16) for key, s in zip(row, shapes, strict=False))
+        for row in keys
+    ]
+    of_rows = [(x[rows], *experts) for x, *experts in of_tokens]
+
+    def multiply(x: Any, *experts: Any, **options: Any) -> Any:
+        call: Any = jaxbw.gated_ragged_dot if is_gated else jaxbw.ragged_dot
+        return call(x, *experts, groups, implementation="sm90", **options)
+
+    def before(x: Any, *experts: Any) -> Any:
+        return multiply(x.at[rows].get(mode="promise_in_bounds"), *experts)
+
+    calls: dict[str, tuple[Any, list[Any]]] = {
+        "load": (partial(multiply, lhs_rows=rows), of_tokens),
+        "before": (before, of_tokens),
+        "sorted": (multiply, of_rows),
+    }
+    return {name: Rotation(Matmul(jax.jit(call)), arrays) for name, (call, arrays) in calls.items()}
+
+
 def fused_and_apart(case: Case) -> dict[str, Any]:
     """The calls to be timed of an epilogue, by name."""
     sizes, f32 = jnp.asarray(sizes_of(case)), jnp.float32
@@ -288,6 +326,8 @@ def measure(case: Case, device: Device, timer: Cupti, rounds: int, configs: Any)
     """Microseconds and TFLOP/s of each arm."""
     if case.form in FORMS:
         calls = arms(case, device, configs)
+    elif case.form in GATHERED:
+        calls = gathered_and_sorted(case)
     elif case.form == "float8":
         calls = float8_and_bfloat16(case, configs)
     else:
@@ -319,6 +359,7 @@ def main() -> None:
     alone = parser.add_mutually_exclusive_group()
     alone.add_argument("--epilogues", action="store_true", help="these alone")
     alone.add_argument("--float8", action="store_true", help="this alone")
+    alone.add_argument("--gathered", action="store_true", help="this alone")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
     device = running_gpu(parser)
@@ -328,7 +369,12 @@ def main() -> None:
         "command": shlex.join(["python", *sys.argv]),
     }
     rows = []
-    forms = EPILOGUES if arguments.epilogues else FLOAT8 if arguments.float8 else FORMS
+    chosen = {
+        EPILOGUES: arguments.epilogues,
+        FLOAT8: arguments.float8,
+        GATHERED: arguments.gathered,
+    }
+    forms = next((forms for forms, is_chosen in chosen.items() if is_chosen), FORMS)
     for case in cases(arguments.quick, forms):
         if re.search(arguments.only, str(case)) is None:
             continue

@@ -205,7 +205,7 @@ class Problem:
     `out_scale`: a result of 8 bits has one. `out_mx`: it is in MXFP8.
     `grouped`: rows, or the contraction, fall into groups: rhs is [batch|1, groups, ...], as are its
     scales, or the result [batch, groups, m, n], and there are total_groups sizes for each batch
-    index.
+    index. `source_rows`: lhs has so many rows, of which m indices choose; 0 where it has m.
     """
 
     def __init__(
@@ -243,6 +243,7 @@ class Problem:
         grouped: Grouped = ...,
         groups: int = 1,
         total_groups: int = 0,
+        source_rows: int = 0,
     ) -> None: ...
 
 @final

@@ -97,17 +97,17 @@ def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callab
 
 
 # The primitives, by name: those of collective_matmul are loaded where it is first called.
-_RAGGED_DOT = "jaxbw_ragged_dot"
+_RAGGED = ("jaxbw_ragged_dot", "jaxbw_ragged_gathered")
 _MATMULS = {
     *("jaxbw_dot_general", "jaxbw_fused_dot_general", "jaxbw_collective_dot_general"),
-    _RAGGED_DOT,
+    *_RAGGED,
 }
 
 
 def _has_batch(primitive: Primitive, types: Sequence[Any], params: dict[str, Any]) -> bool:
     """Whether a matmul of jaxbw has batch dimensions; groups are none."""
-    if primitive.name == _RAGGED_DOT:
-        _, _, group_sizes, _ = types
+    if primitive.name in _RAGGED:
+        _, _, group_sizes, *_ = types
         return int(group_sizes.shape[0]) > 1
     _, (lhs_batch, _) = params["dimension_numbers"]
     return len(lhs_batch) > 0

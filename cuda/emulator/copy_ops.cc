@@ -1,7 +1,8 @@
 // cp.async without bulk (PTX 9.7.9.25.3): copies of 4, 8 or 16 bytes by each thread, from global to shared memory.
 //
-// The copies of a warp complete in order here, which hardware does not promise; groups are kept per warp. The race
-// detector does not see these copies; poison does.
+// The copies of a warp complete in order here, which hardware does not promise; groups are kept per warp, and who waits
+// for one knows of all that are complete. They go through the generic proxy: what they write has a fence.proxy.async
+// before it is read by wgmma. The race detector does not see what they read.
 #include <cstring>
 
 #include "decoder.h"
@@ -22,18 +23,27 @@ class SmallCopy final : public Operation {
   SmallCopy(Step& s, std::vector<Part> parts)
       : Operation(s.line, s.cta), warp_(s.warp), parts_(std::move(parts)), number_(++s.warp.copies_issued) {
     ++issuer->operations;
-    if (!s.machine.checking()) return;
-    for (const Part& part : parts_) std::memset(part.to.undefined, 1, part.bytes);
+    if (RaceDetector* races = issuer->cluster->races.get()) agent_ = races->begin_operation(actor_of(s));
+    for (const Part& part : parts_) {
+      if (s.machine.checking()) std::memset(part.to.undefined, 1, part.bytes);
+      bytes += part.source_bytes;
+    }
+    s.machine.report().bytes["global load"] += bytes;
   }
 
   bool step(Machine& machine) override {
     for (const Part& part : parts_) {
+      machine.touch_shared(*this, agent_, *part.to.cta, uint32_t(part.to.offset), part.bytes, true, Proxy::kGeneric);
       std::memset(part.to.bytes, 0, part.bytes);
       std::memset(part.to.undefined, 0, part.bytes);
       if (part.source_bytes)
         std::memcpy(part.to.bytes, machine.global_bytes(part.from, part.source_bytes, false), part.source_bytes);
     }
     --issuer->operations;
+    if (RaceDetector* races = issuer->cluster->races.get()) {
+      races->end_copy(agent_, warp_.copied);
+      races->retire(agent_);
+    }
     warp_.copies_complete = number_;
     machine.wake(&warp_.copies_complete);
     return true;
@@ -43,25 +53,28 @@ class SmallCopy final : public Operation {
   Warp& warp_;
   const std::vector<Part> parts_;
   const uint64_t number_;
+  AgentId agent_ = kNoAgent;
 };
 
 // Arrives when the copies before it are complete.
 class CopyArrival final : public Operation {
  public:
   CopyArrival(Step& s, const Location& barrier, bool increments)
-      : Operation(s.line, s.cta), cta_(*barrier.cta), offset_(uint32_t(barrier.offset)) {
+      : Operation(s.line, s.cta), warp_(s.warp), cta_(*barrier.cta), offset_(uint32_t(barrier.offset)) {
     ++cta_.operations;
     if (increments) ++s.machine.mbarrier(barrier).pending;
   }
 
   bool step(Machine& machine) override {
     MBarrier& barrier = machine.mbarrier_of(cta_, offset_, *this);
+    barrier.clocks.arriving.join(warp_.copied);
     machine.advance(barrier, barrier.arrive(1));
     --cta_.operations;
     return true;
   }
 
  private:
+  Warp& warp_;
   Cta& cta_;
   const uint32_t offset_;
 };
@@ -90,7 +103,8 @@ void wait(Step& s, const Instruction& in) {
   auto& groups = s.warp.copy_groups;
   while (!groups.empty() && groups.front() <= s.warp.copies_complete) groups.pop_front();
   const bool done = in.detail ? s.warp.copies_complete == s.warp.copies_issued : groups.size() <= in.immediate;
-  if (!done) s.park(Wait::kBulkGroup, &s.warp.copies_complete);
+  if (!done) return s.park(Wait::kBulkGroup, &s.warp.copies_complete);
+  if (RaceDetector* races = s.cta.cluster->races.get()) races->observe_copies(actor_of(s), s.warp.copied);
 }
 
 void arrive(Step& s, const Instruction& in) {

@@ -505,12 +505,12 @@ uint8_t lane_of(const Operation& operation) {
 }  // namespace
 
 void Machine::touch_shared(const Operation& operation, AgentId agent, Cta& cta, uint32_t offset, uint32_t bytes,
-                           bool write) {
+                           bool write, Proxy proxy) {
   if (!cta.cluster->races) return;
   if (const auto race = cta.cluster->races->shared({.line = operation.line,
                                                     .lane = lane_of(operation),
                                                     .agent = agent,
-                                                    .async = true,
+                                                    .async = proxy == Proxy::kAsync,
                                                     .warp = issuer_of(operation)},
                                                    write, cta.rank, offset, bytes))
     if (!known(*race)) add_race(cta, *race, "shared memory at " + hex(kSharedBase + offset));

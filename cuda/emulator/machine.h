@@ -178,6 +178,7 @@ struct Warp {
   Queue copies;                         // cp.async
   Queue arrivals;                       // at mbarriers of other CTAs
   uint64_t copies_issued = 0, copies_complete = 0;
+  Clocks copied;                             // what is known of those that are complete
   std::deque<uint64_t> copy_groups;          // `copies_issued` at each commit
   uint32_t in_flight = 0;                    // operations that own rows of the register file
   uint32_t tmem_loads = 0, tmem_stores = 0;  // outstanding
@@ -348,7 +349,8 @@ class Machine {
   // `repeats`: the write finds its bytes already there.
   void touch_shared(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write,
                     bool repeats = false);
-  void touch_shared(const Operation& operation, AgentId agent, Cta& cta, uint32_t offset, uint32_t bytes, bool write);
+  void touch_shared(const Operation& operation, AgentId agent, Cta& cta, uint32_t offset, uint32_t bytes, bool write,
+                    Proxy proxy = Proxy::kAsync);
   void touch_global(const Step& step, uint8_t lane, const Location& at, uint32_t bytes, bool write,
                     bool repeats = false);
   struct BulkAccess {

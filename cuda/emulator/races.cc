@@ -248,6 +248,18 @@ void RaceDetector::end_operation(AgentId operation, SyncClocks& sync) {
   sync.arriving.fenced.join(clocks_[operation].seen, engine_agent(0));
 }
 
+void RaceDetector::end_copy(AgentId copy, Clocks& copied) const {
+  copied.seen.join(clocks_[copy].seen, engine_agent(0));
+  copied.fenced.join(clocks_[copy].fenced, engine_agent(0));
+}
+
+void RaceDetector::observe_copies(Actor who, const Clocks& copied) {
+  learn(who, [&](AgentId state) {
+    clocks_[state].seen.join(copied.seen);
+    clocks_[state].read.join(copied.seen);
+  });
+}
+
 void RaceDetector::arrive_engine(AgentId engine, SyncClocks& sync) {
   end_operation(engine, sync);
   // commit implies fence::before_thread_sync (PTX 9.7.16.12.1).

@@ -53,6 +53,9 @@ struct Actor {
   Lanes lanes;
 };
 
+// By which an operation accesses memory.
+enum class Proxy : uint8_t { kGeneric, kAsync };
+
 // What orders two accesses: all that PTX asks for, or what GPUs need. These carry to tensor memory and the tensor core
 // what a thread knows without tcgen05.fence, let what threads have accessed be overwritten asynchronously without
 // fence.proxy.async, and copy into tensor memory behind the MMAs that were issued before.
@@ -94,6 +97,9 @@ class RaceDetector {
   void observe(Actor who, AgentId operation);                 // they know it, by a wait_group or wait::ld
   void observe(Actor who, AgentId operation, uint32_t time);  // that it has come so far
   void observe(Actor who, const VectorClock& operations);
+  // A cp.async, whose writes nothing has fenced: whoever is told of it knows what `copied` says; and a thread that is.
+  void end_copy(AgentId copy, Clocks& copied) const;
+  void observe_copies(Actor who, const Clocks& copied);
   void retire(AgentId operation) { free_.push_back(operation); }
   void arrive_engine(AgentId engine, SyncClocks& sync);  // commit
 

@@ -92,6 +92,8 @@ struct LoadShare {
 // Ring stages. A stage is full when its one loading thread has announced the bytes and they have come; it is empty
 // when every warpgroup (sm_90), or the one commit (sm_100), of every receiving group has let go of it.
 constexpr uint32_t kStageFullArrivals = 1;
+// Where threads copy a part of it themselves, each has an arrival, too.
+constexpr uint32_t gathered_full_arrivals(uint32_t copying_threads) { return kStageFullArrivals + copying_threads; }
 constexpr uint32_t stage_empty_arrivals(ClusterShape cluster, uint32_t arrivals_per_group) {
   return cluster.receiving_groups() * arrivals_per_group;
 }

@@ -58,6 +58,19 @@ struct GroupedParams {
   GroupCounts* counts;
 };
 
+// Where rows are grouped, A's may be those of another array: row i is the one that index i says, or the nearest one
+// that there is.
+struct GatheredRowsOfA {
+  const uint8_t* source;
+  const int32_t* indices;  // [m]
+  uint32_t source_rows;
+};
+
+struct GatheredParams {
+  GroupedParams grouped;
+  GatheredRowsOfA a;
+};
+
 // What the launch in front does: see group_table.cuh.
 struct GroupTableParams {
   const int32_t* sizes;   // [batch, total_groups]

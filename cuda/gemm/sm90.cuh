@@ -338,10 +338,10 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
   stores.drain();
 }
 
-JAXBW_DEVICE void init_barriers(const Context& context) {
+JAXBW_DEVICE void init_barriers(const Context& context, uint32_t full_arrivals = kStageFullArrivals) {
   const GemmParams& p = context.params;
   const uint32_t readers = p.pingpong != 0 ? 1 : kConsumerWarpgroups;  // warpgroups that read a stage
-  context.ring().init<kMaxStages>(kStageFullArrivals, stage_empty_arrivals(context.cluster, readers));
+  context.ring().init<kMaxStages>(full_arrivals, stage_empty_arrivals(context.cluster, readers));
 #pragma unroll
   for (uint32_t warp = 0; warp < kSm90Epilogue.warps; ++warp) {
     ptx::mbarrier_init(context.sum_barriers() + warp * RingBarriers::kBarrierBytes, 1);

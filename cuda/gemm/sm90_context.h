@@ -18,7 +18,8 @@ namespace jaxbw::sm90 {
 struct Config {
   DataType input;  // stands for all types of its size: kBF16 for kF16, kE4M3 for kE5M2
   uint32_t warpgroup_rows, block_n;
-  bool promoted;  // of 8 bits: a block of K is summed by itself, and added to the accumulators in float32
+  bool promoted;          // of 8 bits: a block of K is summed by itself, and added to the accumulators in float32
+  bool gathered = false;  // a grouped matmul's: indices choose the rows of A (sm90_gathered.cuh)
 
   constexpr uint32_t wgmmas() const { return warpgroup_rows / kWgmmaRows; }  // of a warpgroup, one below the other
   constexpr uint32_t accumulators() const { return wgmmas() * block_n / 2; }

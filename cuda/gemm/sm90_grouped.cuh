@@ -10,6 +10,7 @@
 
 #include "gemm/grouped_items.cuh"
 #include "gemm/sm90.cuh"
+#include "gemm/sm90_gathered.cuh"
 #include "gemm/sm90_scales.cuh"
 
 namespace jaxbw::sm90 {
@@ -164,8 +165,12 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   if (contraction) clear_empty_groups(params, 0);
 }
 
-template <Config kConfig>
-JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument profile = {}) {
+JAXBW_DEVICE const GroupedParams& grouped_params(const GroupedParams& argument) { return argument; }
+JAXBW_DEVICE const GroupedParams& grouped_params(const GatheredParams& argument) { return argument.grouped; }
+
+template <Config kConfig, typename Params>
+JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {}) {
+  const GroupedParams& params = grouped_params(launch);
   const GemmParams& p = params.gemm;
   const RequestedParameters requested(p, threadIdx.x / ptx::kWarpSize == kRequestWarp);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
@@ -179,20 +184,27 @@ JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument prof
     return context.profile.finish();
   }
   ptx::decrease_registers<kLoadRegisters>();
-  if (warp == kLoadWarp) {
-    load_grouped_tiles<kConfig>(context, params);
-    return context.profile.finish();
+  if constexpr (!kConfig.gathered) {
+    if (warp == kLoadWarp) {
+      load_grouped_tiles<kConfig>(context, params);
+      return context.profile.finish();
+    }
   }
   if (warp == kInitWarp) {
-    if (ptx::elect_one()) init_barriers(context);
+    constexpr uint32_t kArrivals = kConfig.gathered ? gathered_full_arrivals(kLoadThreads) : kStageFullArrivals;
+    if (ptx::elect_one()) init_barriers(context, kArrivals);
   } else if (warp == kRequestWarp) {
     requested.await();
   } else if (ptx::elect_one()) {
-    ptx::prefetch_tensor_map(p.a);
+    if constexpr (!kConfig.gathered) ptx::prefetch_tensor_map(p.a);
     ptx::prefetch_tensor_map(p.b);
     ptx::prefetch_tensor_map(p.d);
   }
   __syncwarp();
+  if constexpr (kConfig.gathered) {
+    load_gathered_tiles<kConfig>(context, launch, warp);
+    return context.profile.finish();
+  }
   context.await_barriers();
   context.profile.pair_clocks();
   if (warp == kClearWarp && OperandsOfKernel<kConfig>().a_major() == Major::kMN) {

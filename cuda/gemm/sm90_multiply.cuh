@@ -26,7 +26,9 @@ class OperandsOfKernel {
     if constexpr (k16Bit) asm("mov.u32 %0, 0x4a584257;" : "=r"(bits_));
   }
 
-  JAXBW_DEVICE Major a_major() const { return k16Bit && (bits_ & 1) != 0 ? Major::kMN : Major::kK; }
+  JAXBW_DEVICE Major a_major() const {
+    return k16Bit && !kConfig.gathered && (bits_ & 1) != 0 ? Major::kMN : Major::kK;
+  }
   JAXBW_DEVICE Major b_major() const { return k16Bit && (bits_ & 2) != 0 ? Major::kMN : Major::kK; }
 
   // Calls function.operator()<Operands>().
@@ -69,6 +71,14 @@ constexpr uint64_t stepped(uint64_t descriptor, uint32_t step) {
   return descriptor >> 32 << 32 | (static_cast<uint32_t>(descriptor) + step);
 }
 
+// The slot of the next stage, whose operands wgmma may read.
+template <Config kConfig>
+JAXBW_DEVICE uint32_t acquire_operands(StageReader& reader) {
+  const uint32_t slot = reader.acquire();
+  if constexpr (kConfig.gathered) ptx::fence_proxy_async();
+  return slot;
+}
+
 // Issues the wgmmas of a stage, a group of its own. The warpgroup's rows of the stage start at `first_row`. Steps along
 // K take turns at kSets sets of accumulators. `accumulate`: 0 overwrites them.
 template <Config kConfig, typename Operands, uint32_t kSets>
@@ -106,7 +116,7 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
     uint32_t previous = 0;
     for (uint32_t block = 0; block < blocks; ++block) {
       context.profile.enter(Activity::kAwaitFull, block);
-      const uint32_t slot = reader.acquire();
+      const uint32_t slot = acquire_operands<kConfig>(reader);
       context.profile.enter(Activity::kMultiply, block);
       issue(slot, block > 0);
       if (block > 0) {
@@ -160,7 +170,7 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
   uint32_t previous = 0;
   const auto acquire = [&](uint32_t block) {
     context.profile.enter(Activity::kAwaitFull, block);
-    return reader.acquire();
+    return acquire_operands<kConfig>(reader);
   };
   const auto issue = [&]<uint32_t kSet>(uint32_t block, uint32_t slot) {
     context.profile.enter(Activity::kMultiply, block);

@@ -30,6 +30,9 @@ enum class Grouped : uint32_t { kNone, kRows, kContraction };
 // Where the rows of a grouped matmul are grouped, B is [batch|1, groups, ...], and so is B_up, and the bias is
 // [batch|1, groups, n], as are scales of B; where its contraction is, both operands are MN-major, result and C
 // [batch, groups, m, n].
+//
+// Where rows are grouped, and there is one batch index, A's may be gathered: lhs is [1, source_rows, k], and row i of A
+// is the one of it that an index says, of which there are [m].
 struct GemmProblem {
   uint64_t batch = 0, m = 0, n = 0, k = 0;
   bool a_batched = true, b_batched = true;  // false: one matrix for every batch index
@@ -50,12 +53,14 @@ struct GemmProblem {
   bool out_mx = false;      // D is in MXFP8, and the tiles of its scales are a result (MxParams)
   Grouped grouped = Grouped::kNone;
   uint64_t groups = 1, total_groups = 0;  // matrices of B or D of a batch index; sizes, of which theirs are a part
+  uint64_t source_rows = 0;               // 0: A's rows are not gathered
 
   // Matrices of the result, and of what the kernel takes for one with its own grid of tiles.
   uint64_t results() const { return grouped == Grouped::kContraction ? batch * groups : batch; }
   uint64_t tiled() const { return grouped == Grouped::kRows ? 1 : results(); }
   // Of D in memory, where blocks that share a scale are whole.
   uint64_t result_columns() const { return out_mx ? (n + kMxBlock - 1) / kMxBlock * kMxBlock : n; }
+  bool gathered() const { return source_rows != 0; }
   // Rows that fall into groups.
   uint64_t grouped_rows() const { return grouped == Grouped::kContraction ? k : m; }
 
@@ -130,7 +135,7 @@ struct GemmBuffers {
   CUdeviceptr c = 0, bias = 0, residual = 0, alpha = 0, beta = 0;
   CUdeviceptr a_scales = 0, b_scales = 0, b_up_scales = 0, out_scale = 0;
   CUdeviceptr a_tiles = 0, b_tiles = 0, b_up_tiles = 0;  // of scales of MX formats
-  CUdeviceptr group_sizes = 0, group_offset = 0;
+  CUdeviceptr lhs_rows = 0, group_sizes = 0, group_offset = 0;
   CUdeviceptr d = 0, saved = 0, saved_up = 0, amax = 0, d_tiles = 0;
   CUdeviceptr workspace = 0;
 };

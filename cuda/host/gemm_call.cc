@@ -90,7 +90,8 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   const auto of_blocks = [&](bool batched, uint64_t extent, uint32_t shared) {
     return Dims{batched ? p.batch : 1, ceil_div(extent, std::max(shared, 1u)), ceil_div(p.k, kScaleBlock)};
   };
-  add(true, "lhs", p.a_type, stored(p.a_batched, p.a_major, p.m), false, &Buffers::a);
+  const uint64_t lhs_extent = p.gathered() ? p.source_rows : p.m;
+  add(true, "lhs", p.a_type, stored(p.a_batched, p.a_major, lhs_extent), false, &Buffers::a);
   add(true, "rhs", p.b_type, rhs, false, &Buffers::b);
   add(p.gated, "rhs_up", p.b_type, rhs, false, &Buffers::b_up);
   add(p.c.has_value(), "c", p.c, result, false, &Buffers::c);
@@ -113,6 +114,7 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
     add(true, "rhs_tiles", type, scale_tiles(operand_b(p)), false, &Buffers::b_tiles);
     add(p.gated, "rhs_up_tiles", type, scale_tiles(operand_b(p)), false, &Buffers::b_up_tiles);
   }
+  add(p.gathered(), "lhs_rows", std::nullopt, {p.m}, false, &Buffers::lhs_rows, Untyped::kInt32);
   add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes, Untyped::kInt32);
   add(grouped, "group_offset", std::nullopt, {}, false, &Buffers::group_offset, Untyped::kInt32);
   add(p.out_scaled, "out_scale", DataType::kF32, {}, false, &Buffers::out_scale);
@@ -260,10 +262,12 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
                                  std::span<const Array> results) {
   if (Status status = check_flags(attributes); !status.ok()) return status;
   const bool of_rows = grouped == Grouped::kRows;
-  const size_t ranks[] = {3, of_rows ? 4u : 3u, 2, 0}, count = operand_count(attributes) + 2;
+  const bool gathered = find_instance(attributes.kernel)->role == "gathered";
+  const size_t ranks[] = {3, of_rows ? 4u : 3u, 2, 0}, count = operand_count(attributes) + 2 + gathered;
   const auto rank_is = [&](size_t i, size_t rank) { return operands[i].dims.size() == rank; };
   if (operands.size() != count || !rank_is(0, ranks[0]) || !rank_is(1, ranks[1]) || !rank_is(count - 2, ranks[2]) ||
-      !rank_is(count - 1, ranks[3]) || results[0].dims.size() != (of_rows ? 3u : 4u)) {
+      !rank_is(count - 1, ranks[3]) || (gathered && !rank_is(count - 3, 1)) ||
+      results[0].dims.size() != (of_rows ? 3u : 4u)) {
     return invalid("a grouped call has lhs, rhs, group_sizes and group_offset of ranks 3, ", ranks[1],
                    ", 2 and 0, and what the attributes say");
   }
@@ -274,7 +278,7 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
   const auto extent = [](const Array& array, size_t axis) { return static_cast<uint64_t>(array.dims[axis]); };
   const bool b_k_major = attributes.rhs_major == 0;
   GemmProblem problem{.batch = extent(sizes, 0),
-                      .m = extent(lhs, of_rows ? 1 : 2),
+                      .m = gathered ? extent(operands[count - 3], 0) : extent(lhs, of_rows ? 1 : 2),
                       .n = extent(rhs, rhs.dims.size() - (b_k_major ? 2 : 1)),
                       .k = extent(lhs, of_rows ? 2 : 1),
                       .a_major = static_cast<Major>(attributes.lhs_major),
@@ -290,7 +294,8 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
                       .gated = attributes.gated != 0,
                       .grouped = grouped,
                       .groups = extent(of_rows ? rhs : results[0], 1),
-                      .total_groups = extent(sizes, 1)};
+                      .total_groups = extent(sizes, 1),
+                      .source_rows = gathered ? extent(lhs, 1) : 0};
   problem.a_batched = extent(lhs, 0) == problem.batch;
   problem.b_batched = extent(rhs, 0) == problem.batch;
   size_t next = problem.gated ? 3 : 2;

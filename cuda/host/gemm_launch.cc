@@ -99,6 +99,7 @@ Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
       {p.mx != 0, "lhs_tiles", buffers.a_tiles, kTmaAlignment},
       {p.mx != 0, "rhs_tiles", buffers.b_tiles, kTmaAlignment},
       {p.mx != 0 && p.gated, "rhs_up_tiles", buffers.b_up_tiles, kTmaAlignment},
+      {p.gathered(), "lhs_rows", buffers.lhs_rows, sizeof(int32_t)},
       {grouped, "group_sizes", buffers.group_sizes, sizeof(int32_t)},
       {grouped, "group_offset", buffers.group_offset, sizeof(int32_t)},
       {p.out_scaled, "out_scale", buffers.out_scale, sizeof(float)},
@@ -217,6 +218,10 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
                                 reinterpret_cast<const float*>(p.b_blocks != 0 ? at.b_scales : 0)};
   }
   if (grouped) launch.groups = group_table(p, config, at, layout, work);
+  if (p.gathered()) {
+    launch.gathered = {reinterpret_cast<const uint8_t*>(at.a), reinterpret_cast<const int32_t*>(at.lhs_rows),
+                       static_cast<uint32_t>(p.source_rows)};
+  }
 
   launch.d_scales = reinterpret_cast<uint8_t*>(at.d_tiles);
   if (p.mx != 0) {
@@ -224,7 +229,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
     launch.scale_views[1] = view_scales(p, operand_b(p), config, "rhs_tiles", at.b_tiles);
     if (p.gated) launch.scale_views[2] = view_scales(p, operand_b(p), config, "rhs_up_tiles", at.b_up_tiles);
   }
-  launch.views[0] = view_a(*family, p, config, at.a);
+  if (!p.gathered()) launch.views[0] = view_a(*family, p, config, at.a);
   launch.views[1] = view_b(*family, p, config, "rhs", at.b);
   if (p.gated) launch.views[2] = view_b(*family, p, config, "rhs_up", at.b_up);
   if (params.store_path == StorePath::kTma) {

@@ -89,6 +89,7 @@ struct GemmLaunch {
   std::array<Words, 2> zeroed;  // to be set to zero before: counters, and what amax begins with
   uint64_t reduced_chunks;      // that a launch behind adds up, where it is not 0 (reduces_apart)
   std::optional<GroupTableParams> groups = std::nullopt;  // of a grouped matmul: what a launch before it makes
+  std::optional<GatheredRowsOfA> gathered = std::nullopt;
 
   std::optional<BlockScales> scales = std::nullopt;  // of a promoting kernel, perhaps none
   std::array<TensorMap, 3> scale_maps = {};          // of scale_views
@@ -97,7 +98,11 @@ struct GemmLaunch {
   // Calls function(argument) with the argument of the gemm kernel, of the type that it has.
   template <typename Function>
   auto with_argument(const Function& function) const {
-    if (groups) return function(GroupedParams{params, groups->table, groups->counts});
+    if (groups) {
+      const GroupedParams grouped{params, groups->table, groups->counts};
+      if (gathered) return function(GatheredParams{grouped, *gathered});
+      return function(grouped);
+    }
     if (scales) return function(PromotedParams{params, *scales});
     if (config.span_tiles != 0 && packing(params.a_type) > 1) {
       return function(Mx4BitParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, config.span_tiles});

@@ -357,6 +357,7 @@ Verdict check_formats(const KernelFamily& family, const GemmProblem& p) {
 // Rows are addressed by TMA from the end of their group on (gemm/groups.h).
 Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   const bool of_rows = p.grouped == Grouped::kRows, narrow = is_8bit(p.a_type);
+  if (p.gathered() && (!of_rows || p.batch != 1)) return broken(Rule::gathered);
   const bool layouts = of_rows ? p.a_major == Major::kK : p.a_major == Major::kMN && p.b_major == Major::kMN;
   const bool k_major = narrow && family.is_sm90();
   const bool types = (narrow || size_bytes(p.a_type) == 2) && !is_8bit(p.output);
@@ -424,7 +425,7 @@ const KernelFamily* family_of_kernel(std::string_view kernel) {
 
 Grouped grouped_by(std::string_view kernel, Major a_major) {
   const KernelInstance* instance = find_instance(kernel);
-  if (instance == nullptr || instance->role != "grouped") return Grouped::kNone;
+  if (instance == nullptr || !instance->has_groups()) return Grouped::kNone;
   return a_major == Major::kMN ? Grouped::kContraction : Grouped::kRows;
 }
 
@@ -442,7 +443,9 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   if (launched.mx != 0) input = packing(launched.a_type) > 1 ? "4bit_mx" : "8bit_mx";
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
-  const std::string_view role = launched.grouped == Grouped::kNone ? "gemm" : "grouped";
+  const std::string_view role = launched.grouped == Grouped::kNone ? "gemm"
+                                : launched.gathered()              ? "gathered"
+                                                                   : "grouped";
   for (const KernelInstance& instance : kKernelInstances) {
     if (instance.family != family.name || instance.role != role) continue;
     if (instance.input != input) continue;
@@ -642,9 +645,9 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
 }
 
 std::string describe(const GemmProblem& p) {
-  std::string text =
-      concat(p.grouped == Grouped::kNone ? "" : "grouped ", shape(operand_a(p)), p.a_major == Major::kMN ? "^T" : "",
-             " @ ", shape(operand_b(p)), p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
+  std::string text = concat(p.grouped == Grouped::kNone ? "" : "grouped ", shape(operand_a(p)),
+                            p.gathered() ? "[lhs_rows]" : "", p.a_major == Major::kMN ? "^T" : "", " @ ",
+                            shape(operand_b(p)), p.b_major == Major::kK ? "^T" : "", p.gated ? " (gate and up)" : "");
   const std::pair<bool, const char*> terms[] = {
       {p.a_scaled, " * lhs_scale"},    {p.a_blocks != 0, " * lhs_scale of blocks"},
       {p.b_scaled, " * rhs_scale"},    {p.b_blocks != 0, " * rhs_scale of blocks"},

@@ -8,7 +8,7 @@
 namespace jaxbw {
 
 struct KernelInstance {
-  std::string_view name, family, role;     // "jaxbw_sm90_...", "sm90", "gemm" or "grouped"
+  std::string_view name, family, role;     // "jaxbw_sm90_...", "sm90", "gemm", "grouped" or "gathered"
   std::string_view input;                  // "bf16", "f16"; "16bit", "tf32" of sm_100; of another role what it takes
   std::string_view layout;                 // "nn", ...; "any"
   std::string_view source;                 // of several instances: the name of the PTX and of the kernel in it, where
@@ -17,7 +17,8 @@ struct KernelInstance {
   uint32_t cta_group;
   uint32_t threads;  // of a CTA
 
-  constexpr bool is_matmul() const { return role == "gemm" || role == "grouped"; }
+  constexpr bool has_groups() const { return role == "grouped" || role == "gathered"; }
+  constexpr bool is_matmul() const { return role == "gemm" || has_groups(); }
 };
 
 inline constexpr KernelInstance kKernelInstances[] = {

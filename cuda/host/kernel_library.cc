@@ -127,7 +127,7 @@ Result<PreparedKernel> prepare(const Driver& driver, Cache& cache, const KernelF
     if (!reduce.ok()) return reduce.status();
     prepared.reduce = *reduce;
   }
-  if (find_instance(config.kernel)->role != "grouped") return prepared;
+  if (!find_instance(config.kernel)->has_groups()) return prepared;
   const Result<CUkernel> group_table = load_companion(driver, cache, family, group_table_kernel(family));
   if (!group_table.ok()) return group_table.status();
   prepared.group_table = *group_table;

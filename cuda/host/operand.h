@@ -60,7 +60,7 @@ inline bool takes_k_major_only(const KernelFamily& family, DataType type) {
 
 // As they are stored, and as the kernels of a family take them.
 inline Operand operand_a(const GemmProblem& p) {
-  return {"lhs", p.a_type, p.a_major, p.m, p.k, p.a_batched ? p.batch : 1};
+  return {"lhs", p.a_type, p.a_major, p.gathered() ? p.source_rows : p.m, p.k, p.a_batched ? p.batch : 1};
 }
 inline Operand operand_b(const GemmProblem& p) {
   const uint64_t matrices = p.grouped == Grouped::kRows ? p.groups : 1;

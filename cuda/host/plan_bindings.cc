@@ -86,7 +86,7 @@ GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, boo
                          bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated,
                          bool save, bool factors_in_memory, bool lhs_scale, bool rhs_scale, uint32_t lhs_blocks,
                          uint32_t rhs_blocks, uint32_t mx, bool out_scale, bool out_mx, Grouped grouped,
-                         uint64_t groups, uint64_t total_groups) {
+                         uint64_t groups, uint64_t total_groups, uint64_t source_rows) {
   return {.batch = batch,
           .m = m,
           .n = n,
@@ -118,7 +118,8 @@ GemmProblem make_problem(uint64_t batch, uint64_t m, uint64_t n, uint64_t k, boo
           .out_mx = out_mx,
           .grouped = grouped,
           .groups = groups,
-          .total_groups = total_groups};
+          .total_groups = total_groups,
+          .source_rows = source_rows};
 }
 
 // --- what goes out
@@ -398,11 +399,12 @@ void bind_plan(nb::module_& m) {
              bool promoted, float alpha, float beta, std::optional<DataType> c, std::optional<DataType> bias,
              bool bias_along_m, std::optional<DataType> residual, Activation activation, bool gated, bool save,
              bool factors_in_memory, bool lhs_scale, bool rhs_scale, uint32_t lhs_blocks, uint32_t rhs_blocks,
-             uint32_t mx, bool out_scale, bool out_mx, Grouped grouped, uint64_t groups, uint64_t total_groups) {
+             uint32_t mx, bool out_scale, bool out_mx, Grouped grouped, uint64_t groups, uint64_t total_groups,
+             uint64_t source_rows) {
             new (self) GemmProblem(make_problem(
                 batch, rows, n, k, lhs_batched, rhs_batched, lhs_major, rhs_major, lhs, rhs, output, promoted, alpha,
                 beta, c, bias, bias_along_m, residual, activation, gated, save, factors_in_memory, lhs_scale, rhs_scale,
-                lhs_blocks, rhs_blocks, mx, out_scale, out_mx, grouped, groups, total_groups));
+                lhs_blocks, rhs_blocks, mx, out_scale, out_mx, grouped, groups, total_groups, source_rows));
           },
           nb::kw_only(), nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("lhs_batched") = true,
           nb::arg("rhs_batched") = true, nb::arg("lhs_major") = Major::kK, nb::arg("rhs_major") = Major::kMN,
@@ -413,7 +415,7 @@ void bind_plan(nb::module_& m) {
           nb::arg("factors_in_memory") = false, nb::arg("lhs_scale") = false, nb::arg("rhs_scale") = false,
           nb::arg("lhs_blocks") = 0, nb::arg("rhs_blocks") = 0, nb::arg("mx") = 0, nb::arg("out_scale") = false,
           nb::arg("out_mx") = false, nb::arg("grouped") = Grouped::kNone, nb::arg("groups") = 1,
-          nb::arg("total_groups") = 0)
+          nb::arg("total_groups") = 0, nb::arg("source_rows") = 0)
       .def("__repr__", [](const GemmProblem& p) { return concat("<Problem ", describe(p), ">"); });
 
   nb::class_<Violation>(m, "Violation")

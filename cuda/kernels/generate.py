@@ -27,15 +27,19 @@ _INPUTS = {
     **{"8bit": "kE4M3", "8bit_promoted": "kE4M3", "8bit_mx": "kE4M3", "4bit_mx": "kE2M1"},
 }
 # Of a role; others are named as their role is.
-_HEADERS = {"gemm": "{family}", "reduce": "{family}_reduce", "grouped": "{family}_grouped"}
+_HEADERS = {
+    **{"gemm": "{family}", "reduce": "{family}_reduce"},
+    **dict.fromkeys(("grouped", "gathered"), "{family}_grouped"),
+}
 # At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
 _BLOCKS_PER_SM = {
-    **dict.fromkeys(("gemm", "grouped", "reduce", "group_table"), 1),
+    **dict.fromkeys(("gemm", "grouped", "gathered", "reduce", "group_table"), 1),
     **dict.fromkeys(("repack", "quantize"), 4),
     "quantize_blocks": 2,
 }
 _PARAMS = {
     "grouped": "GroupedParams",
+    "gathered": "GatheredParams",
     "group_table": "GroupTableParams",
     "repack": "RepackParams",
     "quantize": "QuantizeParams",
@@ -114,10 +118,11 @@ def _function(kernel: Any) -> str:
         return f"sm100::gemm<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     input_class = "bf16" if kernel.input == "f16" else kernel.input
     return (
-        f"sm90::{'grouped_gemm' if kernel.role == 'grouped' else 'gemm'}<jaxbw::sm90::Config{{"
+        f"sm90::{'gemm' if kernel.role == 'gemm' else 'grouped_gemm'}<jaxbw::sm90::Config{{"
         f".input = jaxbw::DataType::{_INPUTS[input_class]}, "
         f".warpgroup_rows = {kernel.block_m}, .block_n = {kernel.block_n}, "
-        f".promoted = {str(kernel.input == '8bit_promoted').lower()}}}>"
+        f".promoted = {str(kernel.input == '8bit_promoted').lower()}"
+        f"{', .gathered = true' if kernel.role == 'gathered' else ''}}}>"
     )
 
 

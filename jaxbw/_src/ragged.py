@@ -24,6 +24,9 @@ class RaggedProblem:
     An epilogue's bias, of rows in groups, has a row for each matrix, [batch|1, groups, n], as have
     the scales of rhs; rows that are zeros stay so. Its c, of a contraction, is shaped as out.
 
+    Where rows are grouped they may be gathered: `source_rows` says how many there are, lhs is
+    [1, source_rows, k], and its row r above is the one that the r-th of m indices says.
+
     Attributes:
       batch: as many rows of group_sizes; 1 where there is no vmap.
       groups: of this rhs or out.
@@ -50,11 +53,13 @@ class RaggedProblem:
     promoted: bool = False
     rows_per_group: int | None = None
     epilogue: Epilogue = IDENTITY
+    source_rows: int | None = None
 
     @property
     def lhs_shape(self) -> tuple[int, int, int]:
-        """[batch|1, m, k]."""
-        return (self.batch if self.lhs_batched else 1, self.m, self.k)
+        """[batch|1, m, k], or of gathered rows [1, source_rows, k]."""
+        rows = self.m if self.source_rows is None else self.source_rows
+        return (self.batch if self.lhs_batched else 1, rows, self.k)
 
     @property
     def rhs_shape(self) -> tuple[int, ...]:
@@ -109,10 +114,12 @@ class RaggedProblem:
             grouped=Grouped.CONTRACTION if contraction else Grouped.ROWS,
             groups=self.groups,
             total_groups=self.total_groups,
+            source_rows=self.source_rows or 0,
         )
 
     def __str__(self) -> str:
         lhs = describe(self.lhs_dtype, self.lhs_shape)
+        lhs += "" if self.source_rows is None else "[lhs_rows]"
         rhs = describe(self.rhs_dtype, self.rhs_shape)
         turned = "^T" if self.ragged_contraction else ""
         transposed = "^T" if self.rhs_major == Major.K else ""

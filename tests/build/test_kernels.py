@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")
 BY_NAME = {kernel.name: kernel for kernel in TABLE}
 ALL = list(BY_NAME)
-HOPPER = [k.name for k in TABLE if k.family == "sm90" and k.role in ("gemm", "grouped")]
+HOPPER = [k.name for k in TABLE if k.family == "sm90" and k.role in ("gemm", "grouped", "gathered")]
 
 Opcodes = Callable[[Path], Counter[str]]
 
@@ -97,6 +97,10 @@ def assert_hopper_instructions(name: str, counts: Counter[str]) -> None:
     loads, store = {"3D", "3D.MULTICAST"}, "3D"
     if kernel.role == "grouped":
         loads, store = ({"4D"}, "3D") if kernel.layout == "tn" else ({"3D", "4D"}, "4D")
+    if kernel.role == "gathered":  # B alone comes by TMA, A by copies
+        loads, store = {"3D"}, "4D"
+    copies = {"LDGSTS.E.BYPASS.LTC128B.128"} if kernel.role == "gathered" else set()
+    assert matching(counts, r"LDGSTS.*") == copies
     assert matching(counts, r"UTMALDG.*") == {f"UTMALDG.{load}" for load in loads}
     assert matching(counts, r"UTMASTG.*") == {f"UTMASTG.{store}"}
     adds_to_c = kernel.role == "grouped" and kernel.layout == "tn"

@@ -64,13 +64,15 @@ class Ragged:
     activation: str | None = None
     gated: bool = False
     adds: bool = False  # to a c
+    source_rows: int | None = None  # lhs has so many, of which indices choose m
+    indices: tuple[int, ...] = ()  # the first of them; others are drawn
     family: str = "sm90"
 
     def on(self, family: str) -> "Ragged":
-        """The same by another family's kernel, which may have no turns of warpgroups, nor parts."""
+        """The same by another family's kernel, without turns, parts and indices, Hopper's own."""
         if family == "sm90":
             return self
-        return replace(self, family=family, pingpong=False, split=1)
+        return replace(self, family=family, pingpong=False, split=1, source_rows=None)
 
     def of_8_bits(self, *, transposed: bool = True) -> "Ragged":
         """The same by float8 operands, whose rows are aligned.
@@ -114,6 +116,7 @@ class Ragged:
                 lhs_scale="lhs" in self.scales,
                 rhs_scale="rhs" in self.scales,
             ),
+            source_rows=self.source_rows,
         )
 
     @property
@@ -154,9 +157,28 @@ class Ragged:
             rng.integers(-3, 4, shape).astype(np.float32)
             for shape in (self.problem.lhs_shape, self.problem.rhs_shape)
         )
-        for x in (lhs, rhs) if self.contraction else (lhs,):
-            x[~self.used(x.shape[:2])] = np.nan
+        if self.source_rows is None:
+            for x in (lhs, rhs) if self.contraction else (lhs,):
+                x[~self.used(x.shape[:2])] = np.nan
+        else:
+            wanted = self.chosen()[self.used((1, self.m))[0]]
+            lhs[:, ~np.isin(np.arange(self.source_rows), wanted)] = np.nan
         return lhs, rhs
+
+    def lhs_rows(self) -> Array:
+        """A call's indices: whatever number for rows of no group, few beyond lhs for others."""
+        rng = np.random.default_rng(2)
+        assert self.source_rows is not None
+        rows = rng.integers(-1, self.source_rows + 1, self.m)
+        rows[: len(self.indices)] = self.indices
+        unused = ~self.used((1, self.m))[0]
+        rows[unused] = rng.choice([-(2**31), 2**31 - 1, 0], self.m)[unused]
+        return rows.astype(np.int32)
+
+    def chosen(self) -> Array:
+        """The rows of lhs that indices say."""
+        assert self.source_rows is not None
+        return np.clip(self.lhs_rows(), 0, self.source_rows - 1)
 
     def terms(self) -> dict[str, Array]:
         """What the epilogue reads, in the order of a call: small integers, powers of two as scales.
@@ -197,6 +219,7 @@ class Ragged:
     def expected(self, lhs: Array, rhs: Array) -> Array:
         """The formula in float64, rounded once."""
         problem, terms = self.problem, self.terms()
+        lhs = lhs if self.source_rows is None else lhs[:, self.chosen()]
         out = terms.get("c", np.zeros(problem.output_shape)).astype(np.float64)
         for batch, groups in enumerate(self.bounds()):
             a, *bs = (
@@ -261,6 +284,7 @@ def launch(
         "lhs": lhs.astype(problem.lhs_dtype),
         "rhs": rhs.astype(problem.rhs_dtype),
         **terms,
+        **({} if case.source_rows is None else {"lhs_rows": case.lhs_rows()}),
         "group_sizes": case.table,
         "group_offset": np.array(case.offset, np.int64).astype(np.int32),
     }

@@ -91,6 +91,37 @@ MULTIPLIED = """
   wgmma.commit_group.sync.aligned;
   wgmma.wait_group.sync.aligned 0;
 """
+# Four warps copy what they multiply.
+COPIED_BY_THREADS = """
+  shl.b32 %r0, %tid, 4;
+  add.u32 %r0, %r0, %shared;
+  setp.ne.u32 %p0, %tid, 0;
+  @%p0 bra READY;
+  mbarrier.init.shared::cta.b64 [memory + 3072], 128;
+  fence.mbarrier_init.release.cluster;
+READY:
+  bar.sync 0;
+  mul.wide.u32 %rd2, %tid, 0;
+  add.u64 %rd2, %rd2, %out;
+  cp.async.cg.shared.global [%r0], [%rd2], 16;
+  cp.async.cg.shared.global [%r0 + 2048], [%rd2], 16, 0;
+  {told}
+  {fence}
+  mov.b64 %rd1, 0x0000000800080040;
+  setp.ne.u32 %p0, %tid, %tid;
+  wgmma.fence.sync.aligned;
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16
+    {{%f0, %f1, %f2, %f3}}, %rd1, %rd1, %p0, 1, 1, 0, 0;
+  wgmma.commit_group.sync.aligned;
+  wgmma.wait_group.sync.aligned 0;
+"""
+BY_BARRIER = """
+  cp.async.mbarrier.arrive.noinc.shared::cta.b64 [memory + 3072];
+WAIT:
+  mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 %p1, [memory + 3072], 0;
+  @!%p1 bra WAIT;
+"""
+BY_GROUP = "cp.async.commit_group; cp.async.wait_group 0; {} bar.sync 0;"
 PROXY = "fence.proxy.async.shared::cta;"
 AFTER = "tcgen05.fence::after_thread_sync;"
 CASES = [
@@ -131,6 +162,20 @@ CASES = [
         "wgmma",
         128,
         id="wgmma needs a fence",
+    ),
+    pytest.param(
+        COPIED_BY_THREADS.format(told=BY_BARRIER, fence=""),
+        COPIED_BY_THREADS.format(told=BY_BARRIER, fence=PROXY),
+        "race",
+        128,
+        id="wgmma reads what threads have copied behind a fence of who waits for them",
+    ),
+    pytest.param(
+        COPIED_BY_THREADS.format(told=BY_GROUP.format(""), fence=""),
+        COPIED_BY_THREADS.format(told=BY_GROUP.format(PROXY), fence=""),
+        "race",
+        128,
+        id="or of who has copied it",
     ),
     pytest.param(
         SENT.format("ld.shared.b32 %r0, [memory];", ""),

@@ -110,6 +110,42 @@ EPILOGUES = {
     "batch, one rhs": Ragged(BATCH, shared=("rhs",), bias="bf16", offset=1, groups=2),
     "a CTA for each tile": Ragged((37, 0, 90), bias="f32", gated=True, scheduler="none"),
 }
+# Indices choose the rows; NaN is in those that none chooses for a group, and some lie beyond lhs.
+GATHERED = {
+    "fewer than m": Ragged((37, 90, 50), source_rows=70),
+    "more than m": Ragged((37, 90, 73), source_rows=1000, transposed=True),
+    "one": Ragged((37, 90, 50), source_rows=1, output="f32"),
+    "beyond": Ragged(
+        (9, 30, 1), m=64, source_rows=40, indices=(-(2**31), 2**31 - 1, -1, 40, 41, 39, 0)
+    ),
+    "a row each, and nothing": Ragged((1, 0, 1, 0, 0, 1), m=3, dtype="f16", source_rows=9),
+    "more groups than rows": Ragged(
+        (0, 1, 0, 0, 2, 0, 1), m=5, tile=(64, 128), pingpong=True, source_rows=3
+    ),
+    "all empty": Ragged((0, 0, 0), source_rows=50),
+    "negative and oversized": Ragged((-5, 70, -(2**31), 2**31 - 1, 7), source_rows=50),
+    "some groups": Ragged((20, 31, 45, 17, 60), groups=2, offset=2, source_rows=50),
+    "wide": Ragged((37, 90, 50), tile=(128, 256), n=520, k=264, source_rows=50, swizzle=1),
+    "staggered": Ragged((5, 120, 33), tile=(128, 256), k=328, n=520, dtype="f16", source_rows=64),
+    "64 rows, wide": Ragged(
+        (37, 90, 50), tile=(64, 256), pingpong=True, n=264, output="f32", source_rows=64
+    ),
+    "in turns": Ragged(
+        (70, 0, 101), tile=(64, 256), pingpong=True, k=264, sm_count=1, source_rows=64
+    ),
+    "gated": Ragged(
+        (37, 0, 90, 50),
+        gated=True,
+        bias="f32",
+        tile=(128, 256),
+        n=328,
+        k=264,
+        transposed=True,
+        source_rows=31,
+    ),
+    "relu": Ragged((37, 0, 90, 73), bias="bf16", activation="relu", transposed=True, source_rows=9),
+    "a CTA for each tile": Ragged((37, 0, 90, 50), scheduler="none", source_rows=31),
+}
 SUMS = {
     "c": Ragged((37, 0, 90, 50), output="f32", adds=True),
     "c, wide": Ragged((37, 0, 90, 73), tile=(128, 256), k=264, n=520, adds=True, output="f32"),
@@ -226,6 +262,27 @@ def test_promoted_sums() -> None:
     assert (short < exact).all()
 
 
+@pytest.mark.sampled(len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("name", GATHERED)
+def test_gathered(name: str, schedule: tuple[str, int]) -> None:
+    how, seed = schedule
+    check(GATHERED[name], schedule=how, seed=seed)
+
+
+def test_what_is_gathered() -> None:
+    """The chosen rows of groups alone, once for each column of tiles, and so their indices."""
+    case = Ragged((37, 0, 90, 50), n=520, tile=(128, 256), sm_count=2, source_rows=31)
+    _, report = check(case)
+    rows, columns, tiles = sum(case.sizes), 3, 3 * 3
+    lhs, indices = rows * columns * case.k * 2, rows * columns * 8 * 4  # eight lanes to a row
+    rhs = 3 * case.k * case.n * 2
+    # Twelve warps of each CTA read 16 bytes of the table for an item, of which one is zeros in each
+    # column, and the number of items.
+    table = 12 * 32 * (16 * (tiles + columns) + 4 * case.sm_count)
+    assert report.bytes["global load"] == lhs + indices + rhs + table
+
+
 @pytest.mark.parametrize(("family", "itemsize"), [("sm90", 2), ("sm100", 2), ("sm100", 1)], ids=str)
 @pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
 def test_what_is_loaded(contraction: bool, family: str, itemsize: int) -> None:
@@ -304,6 +361,7 @@ def cases(draw: st.DrawFn) -> Ragged:
         bias=None if contraction else draw(st.sampled_from([None, "bf16", "f16", "f32"])),
         activation=None if contraction else draw(st.sampled_from([None, "relu"])),
         gated=not contraction and draw(st.booleans()),
+        source_rows=None if contraction or batch > 1 else draw(st.none() | st.integers(1, 400)),
     )
 
 
@@ -319,6 +377,7 @@ def float8_cases(draw: st.DrawFn) -> Ragged:
     """The same of float8 operands, as each family takes them."""
     family = draw(st.sampled_from(FAMILIES))
     case = draw(cases().filter(lambda case: family == "sm100" or not case.contraction))
+    case = replace(case, source_rows=None)
     transposed = family == "sm90" or case.transposed
     promoted = draw(st.booleans())
     columns = case.tile[1]

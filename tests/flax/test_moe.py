@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+import jaxbw
 from jaxbw.flax import linen
 from jaxbw.flax.nnx import MoE
 
@@ -93,6 +94,31 @@ def test_expert_axis() -> None:
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=bound, atol=bound), *both(params, X)
     )
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_no_token_is_copied_on_hopper(gated: bool) -> None:
+    """Experts' first matmul finds tokens where they lie; what comes out is gathered by token."""
+    options: dict[str, Any] = {"gated": gated, "dtype": jnp.bfloat16}
+    x = jnp.zeros((64, 128), jnp.bfloat16)
+    layer = linen.MoE(EXPERTS, 256, **options)
+    params = jax.eval_shape(layer.init, jax.random.key(0), x)
+    of_nnx = MoE(128, 256, num_experts=EXPERTS, **options, rngs=nnx.Rngs(0))
+
+    def programs() -> tuple[str, ...]:
+        both = jax.jit(layer.apply).trace(params, x), jax.jit(of_nnx).trace(x)
+        return tuple(str(each.lower(lowering_platforms=("cuda",)).as_text()) for each in both)
+
+    def gathers(text: str) -> list[str]:
+        of_tokens = [line for line in text.splitlines() if "stablehlo.gather" in line]
+        return [line for line in of_tokens if "128xbf16>" in line]
+
+    with jaxbw.target("H200"):
+        for text in programs():
+            assert text.count("jaxbw_sm90_gathered_bf16_nn") == 1
+            assert len(gathers(text)) == 1
+    with jaxbw.target("B200"):
+        assert [len(gathers(text)) for text in programs()] == [2, 2]
 
 
 def test_dtypes() -> None:

@@ -15,7 +15,7 @@ from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.ragged import RaggedChoice, choose
 
 from ..emulator.ragged_launch import Ragged, launch
-from ..emulator.test_ragged import BOTH, CASES, FLOAT8
+from ..emulator.test_ragged import BOTH, CASES, FLOAT8, GATHERED
 from ..jax import test_fp8_ragged
 
 pytestmark = pytest.mark.gpu
@@ -38,7 +38,7 @@ def computed(case: Ragged, config: GemmConfig | None, lhs: Any, rhs: Any) -> Any
     assert isinstance(choice, RaggedChoice), str(choice)
     offset = np.array(case.offset, np.int64).astype(np.int32)
     given = (lhs.astype(problem.lhs_dtype), rhs.astype(problem.rhs_dtype), case.table, offset)
-    terms = [*case.terms().values()]
+    terms = [*case.terms().values(), *([] if case.source_rows is None else [case.lhs_rows()])]
 
     @jax.jit
     def compute(*operands: Any) -> Any:
@@ -71,9 +71,12 @@ def test_float8_has_the_bits_of_the_emulator(
     np.testing.assert_array_equal(found.view(np.uint32), emulated.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", CASES | FLOAT8)
+OF_EMULATOR = CASES | FLOAT8 | {f"gathered: {name}": case for name, case in GATHERED.items()}
+
+
+@pytest.mark.parametrize("name", OF_EMULATOR)
 def test_the_cases_of_the_emulator(name: str) -> None:
-    case = (CASES | FLOAT8)[name]
+    case = OF_EMULATOR[name]
     run(case, replace(case.config, stages=None))
 
 
@@ -90,10 +93,11 @@ def drawn(kind: str, groups: int, m: int, rng: np.random.Generator) -> tuple[int
     return tuple(int(size) for size in sizes)
 
 
-@pytest.mark.parametrize("contraction", [False, True], ids=["rows", "contraction"])
+@pytest.mark.parametrize("form", ["rows", "gathered", "contraction"])
 @pytest.mark.parametrize("kind", ["uniform", "one", "zipf"])
 @pytest.mark.parametrize(("m", "groups"), [(8000, 7), (2111, 64), (333, 300)], ids=str)
-def test_sizes_of_layers(kind: str, m: int, groups: int, contraction: bool) -> None:
+def test_sizes_of_layers(kind: str, m: int, groups: int, form: str) -> None:
+    contraction = form == "contraction"
     rng = np.random.default_rng(m)
     sizes = drawn(kind, groups, m, rng)
     case = Ragged(
@@ -104,6 +108,7 @@ def test_sizes_of_layers(kind: str, m: int, groups: int, contraction: bool) -> N
         contraction=contraction,
         transposed=not contraction and groups == 64,
         output="f32" if kind == "one" else "bf16",
+        source_rows=1000 if form == "gathered" else None,
     )
     run(case, None)
 

@@ -685,8 +685,8 @@ CUresult launch_kernel(const CUlaunchConfig* launch, CUfunction function, void**
     matmul_with_parts = p.output.data;
     return CUDA_SUCCESS;
   }
-  if (environment("FAKE_CUDA_COMPUTE") == "0" || kernel.name.find("_grouped_") != std::string::npos)
-    return CUDA_SUCCESS;
+  const auto has = [&](const char* role) { return kernel.name.find(role) != std::string::npos; };
+  if (environment("FAKE_CUDA_COMPUTE") == "0" || has("_grouped_") || has("_gathered_")) return CUDA_SUCCESS;
   if (!counters_are_ready(p, cluster)) return CUDA_ERROR_INVALID_VALUE;
   const bool promoted = kernel.name.find("_promoted_") != std::string::npos;
   compute(p, promoted ? static_cast<const jaxbw::PromotedParams*>(arguments[0])->scales : jaxbw::BlockScales{});

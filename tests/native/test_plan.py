@@ -408,6 +408,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "grouped_epilogue": ("sm90", ROWS | {"residual": DataType.F32}, {}),
     "grouped_8bit_major": ("sm90", ROWS | EIGHT_BITS | {"rhs_major": Major.MN}, {}),
     "grouped_alignment": ("sm90", ROWS | {"k": 1004}, {}),
+    "gathered": ("sm90", ROWS | {"source_rows": 9, "batch": 2}, {}),
     "grouped_rows": ("sm90", ROWS | {"m": 2**30, "n": 64, "k": 64, "batch": 2}, {}),
     "grouped_config": ("sm90", ROWS, {"cluster": (1, 2)}),
     "grouped_config_sm100": ("sm100", ROWS, {"scheduler": "clc"}),

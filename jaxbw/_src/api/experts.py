@@ -3,12 +3,19 @@
 Tokens are sorted by expert, so that grouped matmuls compute all experts at once, and back.
 """
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxbw._src.api.ragged import gated_ragged_dot, ragged_dot
+
+
+class _Static(NamedTuple):
+    top_k: int
+    activation: str | None
+    precision: Any
 
 
 def through_experts(
@@ -47,20 +54,44 @@ def through_experts(
         weights = jnp.exp(chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
     order = jnp.argsort(experts.reshape(-1), stable=True)
     sizes = jnp.bincount(experts.reshape(-1), length=logits.shape[-1])
-    # Permutations both ways: so their gradients are permutations, too, and sums in a fixed order.
-    rows = _permuted(jnp.repeat(inputs, top_k, axis=0), order)
-    by_expert: dict[str, Any] = {"precision": precision, "group_offset": first}
-    if gate is None:
-        hidden = ragged_dot(rows, up, sizes, activation=activation, **by_expert)
-    else:
-        hidden = gated_ragged_dot(rows, gate, up, sizes, activation=activation, **by_expert)
-    out = _permuted(ragged_dot(hidden, down, sizes, **by_expert), jnp.argsort(order))
+    static = _Static(top_k, activation, precision)
+    hidden = _hidden(static, inputs, gate, up, order, sizes, first)
+    out = ragged_dot(hidden, down, sizes, precision, group_offset=first)
+    out = _permuted(out, jnp.argsort(order))
     each = out.reshape(*experts.shape, -1).astype(weights.dtype)
     mixed = (each * weights[..., None]).sum(1)
     if axis is not None:  # rows of other devices' experts are zeros
         mixed = jax.lax.psum_scatter(mixed, axis, tiled=True)
     rounded: jax.Array = mixed.astype(out.dtype)
     return rounded
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _hidden(
+    static: _Static, inputs: Any, gate: Any, up: Any, order: Any, sizes: Any, first: Any
+) -> Any:
+    """What experts' first matmuls make of the tokens, whose rows they find where these lie."""
+    return _first(static, inputs, gate, up, sizes, first, lhs_rows=order // static.top_k)
+
+
+@_hidden.defjvp
+def _by_permutation(static: _Static, primals: Any, tangents: Any) -> Any:
+    """The same by permutations: so their gradients are permutations, and sums in a fixed order."""
+
+    def permuted(inputs: Any, gate: Any, up: Any, order: Any, sizes: Any, first: Any) -> Any:
+        rows = _permuted(jnp.repeat(inputs, static.top_k, axis=0), order)
+        return _first(static, rows, gate, up, sizes, first)
+
+    return jax.jvp(permuted, primals, tangents)
+
+
+def _first(
+    static: _Static, rows: Any, gate: Any, up: Any, sizes: Any, first: Any, **options: Any
+) -> Any:
+    options |= {"activation": static.activation, "group_offset": first}
+    if gate is None:
+        return ragged_dot(rows, up, sizes, static.precision, **options)
+    return gated_ragged_dot(rows, gate, up, sizes, static.precision, **options)
 
 
 def _permuted(x: Any, order: Any) -> Any:

@@ -33,6 +33,7 @@ def ragged_dot(
     activation: str | None = None,
     alpha: float = 1.0,
     residual: Any = None,
+    lhs_rows: Any = None,
     rows_per_group: int | None = None,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
@@ -69,6 +70,11 @@ def ragged_dot(
       activation: as of `matmul`; default None.
       alpha: a number; default 1.
       residual: `[m, n]`, a real floating dtype; default none.
+      lhs_rows: integers `[m]`, each the number of a row of an lhs that may have any number of them:
+        row r above is `lhs[lhs_rows[r]]`. A negative one is the first row, one beyond the last the
+        last. Of bfloat16 and float16 Hopper's kernel reads the rows where they lie, and no copy is
+        written; elsewhere, under `vmap`, and for an epilogue's derivative XLA gathers them first.
+        Default None, all rows in order.
       rows_per_group: how many rows are expected, for the choice of a kernel; default None, m / g.
       implementation: as of `matmul`, and as strict; default None.
       config: the kernel's tile; default None, chosen. It is not for the backward pass.
@@ -86,12 +92,15 @@ def ragged_dot(
     Array([ 3., -3., -3., -3.,  0.], dtype=float32)
     >>> jaxbw.ragged_dot(x, experts[1:], jnp.array([1, 3]), group_offset=1)[:, 0]
     Array([ 0., -3., -3., -3.,  0.], dtype=float32)
+    >>> tokens, chosen = jnp.eye(3), jnp.array([2, 0, 0])
+    >>> jaxbw.ragged_dot(tokens, tokens[None], jnp.array([3]), lhs_rows=chosen).argmax(1)
+    Array([2, 0, 0], dtype=int32)
     """
     call = "jaxbw.ragged_dot"
     operands, scales, dims, dtype = _of_rows(call, preferred_element_type, lhs=lhs, rhs=rhs)
     matmul = (precision, dtype, out_sharding, implementation, config)
     given = _given(call, dims, *matmul, activation, alpha, rows_per_group)
-    terms = {"bias": bias, "residual": residual} | scales
+    terms = {"bias": bias, "residual": residual, "lhs_rows": lhs_rows} | scales
     arrays = _arrays(call, group_offset, terms, **operands, group_sizes=group_sizes)
     result: jax.Array = _ragged_dot(given, *arrays)
     return result
@@ -108,6 +117,7 @@ def gated_ragged_dot(
     out_sharding: Any = None,
     *,
     activation: str | None = "silu",
+    lhs_rows: Any = None,
     rows_per_group: int | None = None,
     implementation: Implementation = None,
     config: GemmConfig | None = None,
@@ -123,7 +133,7 @@ def gated_ragged_dot(
       rhs_gate, rhs_up: `[g, k, n]`, of one shape and one dtype; likewise.
       activation: as of `matmul`; default "silu".
       group_sizes, precision, preferred_element_type, group_offset: as of `ragged_dot`.
-      out_sharding, rows_per_group, implementation, config: as of `ragged_dot`.
+      out_sharding, lhs_rows, rows_per_group, implementation, config: as of `ragged_dot`.
 
     Returns:
       `[m, n]`.
@@ -141,7 +151,7 @@ def gated_ragged_dot(
     matmul = (precision, dtype, out_sharding, implementation, config)
     given = _given(call, dims, *matmul, activation, 1.0, rows_per_group)
     group_offset, terms, lhs, rhs_gate, rhs_up, group_sizes = _arrays(
-        call, group_offset, scales, **operands, group_sizes=group_sizes
+        call, group_offset, scales | {"lhs_rows": lhs_rows}, **operands, group_sizes=group_sizes
     )
     terms["rhs_up"] = rhs_up
     result: jax.Array = _ragged_dot(given, group_offset, terms, lhs, rhs_gate, group_sizes)
@@ -281,8 +291,8 @@ def _ragged_dot(
     rhs: Any,
     group_sizes: Any,
 ) -> Any:
-    """`terms`: of the epilogue, by the names that `ragged_fused` and the residual have."""
-    call = RaggedCall(given, lhs, rhs, group_sizes, group_offset)
+    """`terms`: of the epilogue, by `ragged_fused`'s names, and the residual and lhs_rows."""
+    call = RaggedCall(given, lhs, rhs, group_sizes, group_offset, terms.get("lhs_rows"))
     call.check_terms(terms)
     if "rhs_up" in terms:
         arguments.check_gated(given.matmul.call, Operands(lhs, rhs, terms["rhs_up"]))

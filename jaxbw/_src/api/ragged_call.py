@@ -16,6 +16,7 @@ from jaxbw._src.api.ragged_plan import as_int32, plan_ragged
 from jaxbw._src.epilogue import IDENTITY, Epilogue, scaled, wide_dtype
 from jaxbw._src.primitives.ragged_dot import check, output_shape, ragged_dot
 from jaxbw._src.primitives.ragged_fused import ragged_fused
+from jaxbw._src.primitives.ragged_gathered import ragged_gathered, rows_of
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import describe
 
@@ -39,11 +40,19 @@ class RaggedCall:
     """
 
     def __init__(
-        self, given: RaggedArguments, lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any
+        self,
+        given: RaggedArguments,
+        lhs: Any,
+        rhs: Any,
+        group_sizes: Any,
+        group_offset: Any,
+        lhs_rows: Any = None,
     ) -> None:
         self._given = given
         self._params = arguments.matmul_params(given.matmul)
         self._types = tuple(jax.typeof(x) for x in (lhs, rhs, group_sizes))
+        if lhs_rows is not None:
+            self._types = (self._gathered(lhs, lhs_rows), *self._types[1:])
         self.result = self._result(*self._types, has_offset=group_offset is not None)
         self.wide = jax.ShapeDtypeStruct(self.result.shape, wide_dtype(self.result.dtype))
         self._plan = plan_ragged(lhs, rhs, given.dims)
@@ -76,18 +85,33 @@ class RaggedCall:
             )
             raise TypeError(f"{self._given.matmul.call}: {shown}: {error}") from None
 
+    def _gathered(self, lhs: Any, lhs_rows: Any) -> Any:
+        """The type of the rows of lhs that are multiplied, as a gather gives it."""
+        call = self._given.matmul.call
+        shown = describe(lhs_rows.dtype, lhs_rows.shape)
+        if not jnp.issubdtype(lhs_rows.dtype, jnp.integer):
+            raise TypeError(f"{call}: lhs_rows is {shown}; it is integers, [m]")
+        if lhs_rows.ndim != 1:
+            raise ValueError(f"{call}: lhs_rows is {shown}; it is [m]")
+        if lhs.ndim != 2:
+            return jax.typeof(lhs)  # which lax refuses
+        if lhs.shape[0] == 0 != lhs_rows.shape[0]:
+            of_lhs = describe(lhs.dtype, lhs.shape)
+            raise ValueError(f"{call}: lhs is {of_lhs}; there is no row for lhs_rows {shown}")
+        return jax.typeof(lhs).update(shape=(lhs_rows.shape[0], lhs.shape[1]))
+
     def check_terms(self, terms: dict[str, Any]) -> None:
         """Raises where the arrays of an epilogue do not fit, or there can be none."""
         given, (_, rhs, _) = self._given, self._types
         call = given.matmul.call
-        has_any = bool(terms) or given.activation is not None or given.alpha != 1
+        has_any = bool({*terms} - {"lhs_rows"}) or given.activation is not None or given.alpha != 1
         if has_any and not jnp.issubdtype(self.result.dtype, jnp.floating):
             raise TypeError(
                 f"{call}: an epilogue needs a real floating result, and this one is "
                 f"{self.result.dtype}; apply it to the matmul, or set preferred_element_type"
             )
         for name, x in terms.items():
-            if name == "rhs_up" or name.endswith("scale"):
+            if name in ("rhs_up", "lhs_rows") or name.endswith("scale"):
                 continue
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
@@ -104,7 +128,7 @@ class RaggedCall:
         """The result, of arrays whose types were checked."""
         given, wide, dtype = self._given, self.wide.dtype, self.result.dtype
         residual = terms.get("residual")
-        fused = {name: x for name, x in terms.items() if name != "residual"}
+        fused = {name: x for name, x in terms.items() if name not in ("residual", "lhs_rows")}
         epilogue = Epilogue(
             alpha=given.alpha,
             c=fused["c"].dtype if "c" in fused else None,
@@ -114,15 +138,15 @@ class RaggedCall:
             lhs_scale="lhs_scale" in fused,
             rhs_scale="rhs_scale" in fused,
         )
-        matmul = (lhs, rhs, group_sizes, group_offset)
+        matmul = (lhs, rhs, group_sizes, group_offset, terms.get("lhs_rows"))
         product = self._matmul(matmul, epilogue, fused, dtype if residual is None else wide)
         return product if residual is None else (product + residual.astype(wide)).astype(dtype)
 
     def _matmul(
         self, matmul: tuple[Any, ...], epilogue: Epilogue, terms: dict[str, Any], dtype: Any
     ) -> Any:
-        """The grouped matmul of lhs, rhs, sizes and offset with its epilogue, of this dtype."""
-        lhs, rhs, group_sizes, group_offset = matmul
+        """The grouped matmul of lhs, rhs, sizes, offset, and rows with its epilogue."""
+        lhs, rhs, group_sizes, group_offset, lhs_rows = matmul
         plan, given, params = self._plan, self._given, self._params
         is_summed = plan is not None and plan.ragged_contraction and plan.fronts != 1
         if not epilogue.is_identity and (plan is None or is_summed):
@@ -147,11 +171,19 @@ class RaggedCall:
             "rows_per_group": given.rows_per_group,
             "policy": params["policy"],
         }
-        check(given.matmul.call, operands, of_primitive)
         result = jax.ShapeDtypeStruct(self.result.shape, dtype)
-        if epilogue.is_identity:
+        multiplied = left
+        if lhs_rows is not None:
+            lhs_rows = as_int32(lhs_rows)
+            multiplied = jax.ShapeDtypeStruct((1, *self._types[0].shape), left.dtype)
+        check(given.matmul.call, (multiplied, *operands[1:]), of_primitive)
+        if epilogue.is_identity and lhs_rows is None:
             return plan.result(ragged_dot(*operands, **of_primitive), result)
-        m, n = left.shape[1], output_shape(*operands[:3], of_primitive)[-1]
+        n = output_shape(*operands[:3], of_primitive)[-1]
+
+        def of_rows(x: Any) -> Any:
+            each = jnp.broadcast_to(x, (left.shape[1], 1)).reshape(1, left.shape[1])
+            return each if lhs_rows is None else rows_of(each, lhs_rows)
 
         def of_columns(x: Any) -> Any:  # with size 1 for k
             return jnp.broadcast_to(x, (right.shape[1], 1, n)).reshape(1, right.shape[1], n)
@@ -160,13 +192,15 @@ class RaggedCall:
             "rhs_up": lambda x: plan.operands(lhs, x)[1],
             "c": lambda x: plan.like_product(x, output_shape(*operands[:3], of_primitive)),
             "bias": lambda x: x[None],
-            "lhs_scale": lambda x: jnp.broadcast_to(x, (m, 1)).reshape(1, m),
+            "lhs_scale": of_rows,
             "rhs_scale": of_columns,
             "rhs_up_scale": of_columns,
         }
         arrays = {name: planned[name](x) for name, x in terms.items()}
-        product = ragged_fused(*operands, epilogue=epilogue, terms=arrays, **of_primitive)
-        return plan.result(product, result)
+        of_primitive |= {"epilogue": epilogue, "terms": arrays}
+        if lhs_rows is None:
+            return plan.result(ragged_fused(*operands, **of_primitive), result)
+        return plan.result(ragged_gathered(*operands, lhs_rows, **of_primitive), result)
 
     def placed(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """A function that computes the result, with explicit axes of a mesh left to XLA inside."""

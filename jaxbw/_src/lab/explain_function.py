@@ -13,7 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jaxbw._src import compat
 from jaxbw._src.lab.explain import estimated
 from jaxbw._src.lab.tuning import find
-from jaxbw._src.primitives import ragged_dot, ragged_fused, serve
+from jaxbw._src.primitives import ragged_dot, ragged_fused, ragged_gathered, serve
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection import devices
@@ -168,15 +168,21 @@ def _explained(
     return ExplainedMatmul(count, choice.problem, _fused(problem), choice, us, _flops(problem))
 
 
+# What is computed where no kernel takes a grouped matmul with its epilogue, or gathers.
+_APART: dict[Any, Callable[..., Any]] = {
+    ragged_fused.ragged_fused_p: ragged_fused.formula,
+    ragged_gathered.ragged_gathered_p: ragged_gathered.apart,
+}
+
+
 def _grouped(jaxpr: Jaxpr, target: str | None) -> Iterator[tuple[RaggedProblem, Choice, int]]:
     """The grouped matmuls of a program, what serves each, and how often it runs."""
     for problem, equation, times in find.ragged_matmuls_in(jaxpr):
         choice = _grouped_choice(problem, equation, target)
-        if choice.kernel is not None or equation.primitive is not ragged_fused.ragged_fused_p:
+        if choice.kernel is not None or equation.primitive not in _APART:
             yield problem, choice, times
             continue
-        # No kernel takes it with its epilogue: its formula is computed.
-        formula = partial(ragged_fused.formula, **equation.params)
+        formula = partial(_APART[equation.primitive], **equation.params)
         types: list[Any] = [each.aval for each in equation.invars]
         for part, served, count in _grouped(jax.make_jaxpr(formula)(*types).jaxpr, target):
             yield part, served, times * count

@@ -215,15 +215,17 @@ def lower_kernel(problem: RaggedProblem, choice: Any, ctx: Any, operands: Any) -
     return compat.lower_unplaced(partial(ragged_gemm, problem, choice), ctx, operands)
 
 
-def problem_of(operands: Any, params: Any, epilogue: Epilogue = IDENTITY) -> RaggedProblem:
-    """What the selection is asked, of the types of the operands."""
+def problem_of(
+    operands: Any, params: Any, epilogue: Epilogue = IDENTITY, lhs_rows: Any = None
+) -> RaggedProblem:
+    """What the selection is asked, of the types of the operands; `lhs_rows`: of indices."""
     lhs, rhs, sizes, _ = operands
     batch, total = sizes.shape
     _, m, k = lhs.shape
     return RaggedProblem(
         ragged_contraction=params["ragged_contraction"],
         batch=batch,
-        m=m,
+        m=m if lhs_rows is None else lhs_rows.shape[0],
         k=k,
         n=rhs.shape[-2 if params["transposed"] else -1],
         groups=params["groups"],
@@ -237,6 +239,7 @@ def problem_of(operands: Any, params: Any, epilogue: Epilogue = IDENTITY) -> Rag
         promoted=_is_float8(lhs.dtype) and asks_for_accurate_sums(params["precision"]),
         rows_per_group=params["rows_per_group"],
         epilogue=epilogue,
+        source_rows=None if lhs_rows is None else m,
     )
 
 

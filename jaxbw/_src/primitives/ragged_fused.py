@@ -10,7 +10,7 @@
 kernel takes the epilogue, under `vmap`, and whenever JAX asks for a derivative, which needs z.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,7 @@ def ragged_fused(
         both; "lhs_scale" is `[batch or 1, m]`. Scales are float32.
     """
     compat.register_float_check(ragged_fused_p)
-    given = [terms[name] for name in _names(epilogue)]
+    given = [terms[name] for name in term_names(epilogue)]
     operands = compat.insert_reshard(lhs, rhs, group_sizes, group_offset, *given)
     result: Any = ragged_fused_p.bind(*operands, epilogue=epilogue, **params)
     return result
@@ -67,7 +67,7 @@ def formula(*operands: Any, epilogue: Epilogue, output: Any, **params: Any) -> A
     """The same by grouped matmuls, each of `wide_dtype`, and XLA's operations."""
     e, wide = epilogue, wide_dtype(output)
     lhs, rhs, *sizes = operands[:OPERANDS]
-    terms = dict(zip(_names(e), operands[OPERANDS:], strict=True))
+    terms = dict(zip(term_names(e), operands[OPERANDS:], strict=True))
 
     def of_groups(name: str) -> Any:
         ones = jnp.ones((1, lhs.shape[1], 1), wide)
@@ -93,7 +93,7 @@ def formula(*operands: Any, epilogue: Epilogue, output: Any, **params: Any) -> A
     return d.astype(output)
 
 
-def _names(epilogue: Epilogue) -> list[str]:
+def term_names(epilogue: Epilogue) -> list[str]:
     """Those of the operands behind those of the matmul."""
     e = epilogue
     named = {"rhs_up": e.gated, "c": e.c is not None, "bias": e.bias is not None}
@@ -134,13 +134,17 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
 
 
 def _transpose(cotangent: Any, *operands: Any, **params: Any) -> Any:
+    return linear_transpose(partial(formula, **params), cotangent, operands)
+
+
+def linear_transpose(function: Callable[..., Any], cotangent: Any, operands: Any) -> Any:
+    """The cotangents of a function's operands, of those that it is linear in, as JAX marks them."""
     asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     bars: list[Any] = [None] * len(operands)
     if type(cotangent) is ad.Zero:
         return bars
     types = [jax.ShapeDtypeStruct(operands[i].aval.shape, operands[i].aval.dtype) for i in asked]
-    function = of_some(partial(formula, **params), operands, asked)
-    transposed = jax.linear_transpose(function, *types)
+    transposed = jax.linear_transpose(of_some(function, operands, asked), *types)
     for i, bar in zip(asked, transposed(cotangent), strict=True):
         bars[i] = bar
     return bars

@@ -20,7 +20,7 @@ _OTHER_THREADS = {
     **{"repack": 256, "reduce": 512, "quantize": 256, "quantize_blocks": 512},
     "group_table": 512,
 }
-_MATMULS = ("gemm", "grouped")  # roles
+_MATMULS = ("gemm", "grouped", "gathered")  # roles
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 # Instances of sm90 that differ only in the layout or type of operands of 16 bits share a source,
@@ -36,6 +36,7 @@ _KEYS = {"arch", "role", "input", "why"}
 _ROW_KEYS = {
     "gemm": _KEYS | {"layout", "tile", "cta_group"},
     "grouped": _KEYS | {"layout", "tile", "cta_group"},
+    "gathered": _KEYS | {"layout", "tile", "cta_group"},
     "repack": _KEYS,
     "reduce": _KEYS,
     "quantize": _KEYS,
@@ -52,8 +53,9 @@ class Kernel:
 
     Args:
       arch: compile target, "sm_90a" or "sm_100f".
-      role: "gemm"; "grouped", a matmul of rows or a contraction that fall into groups, and
-        "group_table", which says what its tiles are; "repack", which copies operands that TMA
+      role: "gemm"; "grouped", a matmul of rows or a contraction that fall into groups; "gathered",
+        one of rows that it chooses itself; "group_table", which says what the tiles of both are;
+        "repack", which copies operands that TMA
         cannot address; "reduce", which adds up the parts of a matmul that is split along K;
         "quantize", of arrays to 8-bit floats, and "quantize_blocks", to block-scaled formats.
       input: dtype of the operands, or a class of them.
@@ -207,8 +209,10 @@ def _faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.role == "grouped" and kernel.input == "tf32":
+    if kernel.role != "gemm" and kernel.input == "tf32":
         yield 'input is "tf32", which grouped matmuls do not take'
+    if kernel.role == "gathered" and kernel.layout not in ("nn", "nt"):
+        yield 'layout is not "nn" or "nt", of gathered rows'
     if kernel.role == "grouped" and kernel.layout not in ("nn", "nt", "tn"):
         yield 'layout is not "nn" or "nt", of grouped rows, or "tn", of a grouped contraction'
     if kernel.input not in _SPANS:
@@ -228,6 +232,8 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm100_faults(kernel: Kernel) -> Iterator[str]:
+    if kernel.role == "gathered":
+        yield 'role is "gathered", which is for arch "sm_90a"'
     if kernel.role == "grouped" and (
         kernel.input not in ("16bit", "8bit") or kernel.cta_group != 1
     ):

@@ -41,6 +41,7 @@ MESSAGES: Mapping[str, str] = {
     "the mT of weights [groups, n, k], or what jaxbw.quantize(..., both=True) returns",
     "grouped_alignment": "{array} has rows of {bytes} bytes; of grouped matmuls kernels take "
     "multiples of 16",
+    "gathered": "kernels gather the rows of one grouped matmul, not of a batch of them",
     "grouped_rows": "{batch} x {rows} rows; grouped are up to {most}, and fewer than 2^31 in all",
     # of a configuration
     "block_k": "block_k is {block_k}; operands of {itemsize} bytes take multiples of {span} up to "

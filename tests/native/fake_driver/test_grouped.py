@@ -29,7 +29,8 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def planned(problem: dict[str, Any], family: str = "sm90", **config: Any) -> Plan:
-    given = Problem(batch=2, groups=3, total_groups=5, output=DataType.F32, **problem)
+    sizes = {"batch": 2, "groups": 3, "total_groups": 5}
+    given = Problem(**sizes | {"output": DataType.F32} | problem)
     plan = _native.plan(family, given, GemmConfig(128, 128, stages=3, **config), resident=132)
     assert isinstance(plan, Plan), str(plan)
     return plan
@@ -94,6 +95,24 @@ def test_counters_of_parts_are_set_to_zero_by_the_first_launch(fake: FakeDriver)
     _, matmul = fake.calls("cuLaunchKernelEx")
     assert matmul["work"] == [30, 2, 42]  # whole tiles, parts of each other one, items
     assert matmul["counters"] % 256 == results[1].ctypes.data % 256
+
+
+def test_gathered_rows(fake: FakeDriver) -> None:
+    """Of lhs there is no tensor map, and as many rows of the result as indices."""
+    plan = planned(ROWS | {"batch": 1, "source_rows": 70})
+    program = xla.Program(plan.attributes)
+    results = [aligned((1, 1000, 264), np.float32), aligned((plan.workspace_bytes,), np.uint8)]
+    lhs, rhs = aligned((1, 70, 136), BF16), aligned((1, 3, 136, 264), BF16)
+    rows, sizes = aligned((1000,), np.int32), aligned((1, 5), np.int32)
+    given = [lhs, rhs, rows, sizes, aligned((), np.int32)]
+    program.run("execute", given, results)
+    table, matmul = fake.calls("cuLaunchKernelEx")
+    assert table["kernel"] == "jaxbw_sm90_group_table_s32"
+    assert matmul["kernel"] == "jaxbw_sm90_gathered_bf16_nn_64x128"
+    assert [each["rank"] for each in fake.calls("cuTensorMapEncodeTiled")] == [3, 4]
+    for wrong in (rows[:, None], rows.view(np.float32)):
+        with pytest.raises(xla.FfiError, match=r"a grouped call has|lhs_rows has another dtype"):
+            program.run("execute", [lhs, rhs, wrong, *given[3:]], results)
 
 
 def test_what_is_refused(fake: FakeDriver) -> None:

@@ -18,6 +18,7 @@ from jaxbw._src.primitives import (
     fused_tangent,
     ragged_dot,
     ragged_fused,
+    ragged_gathered,
 )
 from jaxbw._src.problem import GemmProblem, Reduction
 from jaxbw._src.ragged import RaggedProblem
@@ -90,10 +91,13 @@ def matmuls_in(jaxpr: Jaxpr) -> Iterator[tuple[GemmProblem, Policy | None, int]]
 def ragged_matmuls_in(jaxpr: Jaxpr) -> Iterator[tuple[RaggedProblem, JaxprEqn, int]]:
     """Each grouped matmul of a program, its equation, and how often it runs, as of `Found`."""
     for equation, times in _equations(jaxpr, 1):
-        if equation.primitive in (ragged_dot.ragged_dot_p, ragged_fused.ragged_fused_p):
-            matmul = [each.aval for each in equation.invars[: ragged_dot.OPERANDS]]
-            epilogue = equation.params.get("epilogue", IDENTITY)
-            yield ragged_dot.problem_of(matmul, equation.params, epilogue), equation, times
+        operands = [each.aval for each in equation.invars]
+        params, epilogue = equation.params, equation.params.get("epilogue", IDENTITY)
+        if equation.primitive is ragged_gathered.ragged_gathered_p:
+            yield ragged_gathered.problem_of_gathered(operands, epilogue, params), equation, times
+        elif equation.primitive in (ragged_dot.ragged_dot_p, ragged_fused.ragged_fused_p):
+            matmul = operands[: ragged_dot.OPERANDS]
+            yield ragged_dot.problem_of(matmul, params, epilogue), equation, times
 
 
 def _equations(jaxpr: Jaxpr, times: int) -> Iterator[tuple[JaxprEqn, int]]:

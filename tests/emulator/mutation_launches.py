@@ -22,6 +22,7 @@ GROUPED_NAMES = (
     "jaxbw_sm90_grouped_bf16_nn_64x256",
     "jaxbw_sm90_grouped_bf16_nt_64x128",
     "jaxbw_sm90_grouped_bf16_tn_64x256",
+    "jaxbw_sm100_gathered_16bit_1cta",
     "jaxbw_sm90_gathered_bf16_nn_64x256",
 )
 NAMES = (  # the kernels
@@ -288,6 +289,8 @@ def _grouped(name: str) -> Iterator[Ragged]:
         base, several = replace(base, source_rows=60), several[1]
     if base.family == "sm100":
         tiles, layouts = [(128, 128), (128, 256)], ["nn", "nt", "tn"]
+        if base.source_rows is not None:
+            layouts.remove("tn")
         deepest = (128, 32)
     else:
         layout, tile = name.split("_")[-2:]

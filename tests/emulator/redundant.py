@@ -149,11 +149,14 @@ _add(_BETWEEN, _TT, "epilogue", _BAR, 10, 12, 14, 20)
 (_GROUPED_NT,) = (name for name in GROUPED_NAMES if "_nt_" in name)
 _SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
 _add(_SECOND_BOX, _GROUPED_NT, "epilogue", _BAR, 1)
-# Grouped rows, and gathered ones, which all four load warps copy.
-(_GATHERED,) = (name for name in GROUPED_NAMES if "_gathered_" in name)
+# Rows that are gathered, which all lanes of the load warps bring.
+_GATHERED_100, _GATHERED = (name for name in GROUPED_NAMES if "_gathered_" in name)
 _GROUPED_NN = _GATHERED.replace("gathered", "grouped")
-for _kernel in (_GATHERED, _GROUPED_NN):
-    _add(_ELECT, _kernel, "load", _BAR, 1)
+_TOGETHER = "none: it brings lanes together; a stage is not full before its bytes are announced"
+for _kernel in (_GATHERED_100, _GATHERED):
+    _add(_TOGETHER, _kernel, "load", _BAR, 1)
+_add(_ELECT, _GROUPED_NN, "load", _BAR, 1)
+_add(_MEETS, _GATHERED_100, "epilogue", _BAR, 10)
 _add(_MEETS, _GATHERED, "epilogue", _BAR, 42)
 _COPIED = "the multiplying warps, which wait for all copies, and without which no CTA ends"
 _add(_COPIED, _GATHERED, "load", _WAIT_EMPTY, 2, change="always done")

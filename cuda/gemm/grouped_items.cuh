@@ -13,6 +13,10 @@
 
 namespace jaxbw {
 
+// What every grouped kernel's argument has.
+JAXBW_DEVICE const GroupedParams& grouped_params(const GroupedParams& argument) { return argument; }
+JAXBW_DEVICE const GroupedParams& grouped_params(const GatheredParams& argument) { return argument.grouped; }
+
 JAXBW_DEVICE GroupRows group_at(const GroupRows* entry) {
   uint32_t words[4];
   ptx::load_global(words, entry);

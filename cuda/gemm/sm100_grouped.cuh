@@ -7,32 +7,19 @@
 // and so do epilogue warps that have no tile left.
 #pragma once
 
-#include "gemm/grouped_items.cuh"
-#include "gemm/sm100.cuh"
+#include <type_traits>
+
+#include "gemm/sm100_gathered.cuh"
+#include "gemm/sm100_items.cuh"
 
 namespace jaxbw::sm100 {
-
-constexpr uint32_t grouped_block_k(Kind kind) { return kSwizzleSpan / element_bytes(kind); }
-
-// Calls function(number, item) for each work item of this CTA.
-template <typename Function>
-JAXBW_DEVICE void for_each_item(const Context& context, const GroupedItems& items, const Function& function) {
-  GroupedItem next = items.at(blockIdx.x);
-#pragma unroll 1
-  for (uint32_t number = blockIdx.x; number < items.count(); number += gridDim.x) {
-    context.profile.enter(Activity::kNextItem, number);
-    const GroupedItem item = next;
-    next = items.at(number + gridDim.x);
-    function(item);
-  }
-}
 
 // Load role: one warp.
 template <Kind kKind>
 JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction) {
   const GemmParams& p = context.params;
   constexpr uint32_t kBlockK = grouped_block_k(kKind);
-  constexpr DataType kInput = kKind == Kind::k8Bit ? DataType::kE4M3 : DataType::kBF16;  // or of as many bits
+  constexpr DataType kInput = grouped_input(kKind);
   const LoadShare everything{divisor(1), 0, 0};
   const bool gated = p.epilogue.gated != 0;
   const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
@@ -235,18 +222,24 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParam
   });
 }
 
-template <Kind kKind>
-JAXBW_DEVICE void grouped_gemm(const GroupedParams& params, ProfileArgument profile = {}) {
+template <Kind kKind, typename Params>
+JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {}) {
+  constexpr bool kGathered = std::is_same_v<Params, GatheredParams>;
+  const GroupedParams& params = grouped_params(launch);
   const GemmParams& p = params.gemm;
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{{p, cluster_shape(1, 1, 1), 0, storage_layout(p.block_m, p.b_columns, 1, kSm100Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
                         element_bytes(kKind)};
   const uint32_t warp = ptx::warp_index();
-  const bool contraction = p.a_major == Major::kMN;
+  const bool contraction = !kGathered && p.a_major == Major::kMN;
   uint32_t tmem = 0;
   if (warp == kLoadWarp) {
-    load_grouped_tiles<kKind>(context, params, contraction);
+    if constexpr (kGathered) {
+      load_gathered_tiles<kKind>(context, launch);
+    } else {
+      load_grouped_tiles<kKind>(context, params, contraction);
+    }
   } else {
     tmem = set_up<1>(context, warp);
     context.profile.enter(Activity::kAwaitUpstream);

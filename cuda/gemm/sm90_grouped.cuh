@@ -165,9 +165,6 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   if (contraction) clear_empty_groups(params, 0);
 }
 
-JAXBW_DEVICE const GroupedParams& grouped_params(const GroupedParams& argument) { return argument; }
-JAXBW_DEVICE const GroupedParams& grouped_params(const GatheredParams& argument) { return argument.grouped; }
-
 template <Config kConfig, typename Params>
 JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {}) {
   const GroupedParams& params = grouped_params(launch);

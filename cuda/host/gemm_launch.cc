@@ -229,7 +229,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
     launch.scale_views[1] = view_scales(p, operand_b(p), config, "rhs_tiles", at.b_tiles);
     if (p.gated) launch.scale_views[2] = view_scales(p, operand_b(p), config, "rhs_up_tiles", at.b_up_tiles);
   }
-  if (!p.gathered()) launch.views[0] = view_a(*family, p, config, at.a);
+  if (!p.gathered() || !family->is_sm90()) launch.views[0] = view_a(*family, p, config, at.a);
   launch.views[1] = view_b(*family, p, config, "rhs", at.b);
   if (p.gated) launch.views[2] = view_b(*family, p, config, "rhs_up", at.b_up);
   if (params.store_path == StorePath::kTma) {

@@ -58,6 +58,7 @@ TensorView view(const Operand& operand, CUdeviceptr address, const GemmConfig& c
 
 MapDimensions map_dimensions(const TensorView& view) {
   const uint64_t row = view.row_stride;
+  if (view.gathered) return {2, {view.contiguous, view.outer, 1, 1}, {row}};
   if (!view.ragged) return {3, {view.contiguous, view.outer, view.batch, 1}, {row, row * view.outer, 0}};
   return {4, {view.contiguous, kRaggedRows, kRaggedExtent, kRaggedExtent}, {row, kRaggedWrap - row, row}};
 }
@@ -65,7 +66,9 @@ MapDimensions map_dimensions(const TensorView& view) {
 TensorView view_a(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
                   CUdeviceptr address) {
   TensorView a = view(operand_a(family, problem), address, config, a_extent(config), a_peers(config));
-  a.ragged = problem.grouped != Grouped::kNone;
+  a.gathered = problem.gathered();
+  a.ragged = problem.grouped != Grouped::kNone && !a.gathered;
+  if (a.gathered) a.box_outer = 1;
   return a;
 }
 

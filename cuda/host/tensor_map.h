@@ -15,10 +15,12 @@ struct TensorView {
   uint64_t row_stride;  // bytes: a multiple of 16
   uint32_t box_contiguous, box_outer;
   uint32_t swizzle_bytes;  // 128, 64, 32, or 16 for none
+  bool gathered = false;   // of one batch index, rows are addressed one by one
   bool ragged = false;     // of all batch indices one behind the other, rows are addressed by their group's end
 };
 
-// The dimensions of its tensor map: contiguous, outer, batch; of a ragged one as gemm/groups.h has them.
+// The dimensions of its tensor map: contiguous, outer, batch, the last not of a gathered one; of a ragged one as
+// gemm/groups.h has them.
 struct MapDimensions {
   uint32_t rank;
   uint64_t extents[4], strides[3];

@@ -112,7 +112,7 @@ def _function(kernel: Any) -> str:
         return "group_table"
     if kernel.role == "reduce":
         return f"{kernel.family}::reduce"
-    if kernel.family == "sm100" and kernel.role == "grouped":
+    if kernel.family == "sm100" and kernel.role != "gemm":
         return f"sm100::grouped_gemm<jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     if kernel.family == "sm100":
         return f"sm100::gemm<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"

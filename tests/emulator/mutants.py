@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 # Instructions that order something and have no result: a mutant is the kernel without one.
 _DELETED = re.compile(
     r"(fence\.|tcgen05\.fence|tcgen05\.wait|tcgen05\.commit|tcgen05\.cp|wgmma\.(fence|commit_group|wait_group)"
-    r"|cp\.async\.bulk\.(wait_group|commit_group)|mbarrier\.arrive|bar\.(warp\.)?sync"
+    r"|cp\.async\.bulk\.(wait_group|commit_group)|(cp\.async\.)?mbarrier\.arrive|bar\.(warp\.)?sync"
     r"|barrier\.(cta\.(sync|arrive)|cluster\.(arrive|wait)))"
 )
 _WAIT = re.compile(r"mbarrier\.try_wait\.parity(\S*) (%?\w+), (\[.*?\]), (%\w+);")

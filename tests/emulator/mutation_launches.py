@@ -22,6 +22,8 @@ GROUPED_NAMES = (
     "jaxbw_sm90_grouped_bf16_nn_64x256",
     "jaxbw_sm90_grouped_bf16_nt_64x128",
     "jaxbw_sm90_grouped_bf16_tn_64x256",
+    "jaxbw_sm100_gathered_16bit_1cta",
+    "jaxbw_sm90_gathered_bf16_nn_64x256",
 )
 NAMES = (  # the kernels
     "jaxbw_sm100_16bit_1cta",
@@ -282,8 +284,13 @@ def _grouped_8bit(name: str) -> Iterator[Ragged]:
 
 def _grouped(name: str) -> Iterator[Ragged]:
     base = Ragged((37, 0, 150, 13), stages=2, sm_count=1, family=name.split("_")[1])
+    several: tuple[Any, ...] = ((0, 90, 9, 0), (70, 0, 101, 0))
+    if "_gathered_" in name:
+        base, several = replace(base, source_rows=60), several[1]
     if base.family == "sm100":
         tiles, layouts = [(128, 128), (128, 256)], ["nn", "nt", "tn"]
+        if base.source_rows is not None:
+            layouts.remove("tn")
         deepest = (128, 32)
     else:
         layout, tile = name.split("_")[-2:]
@@ -297,7 +304,7 @@ def _grouped(name: str) -> Iterator[Ragged]:
             yield way
             yield replace(way, k=328, sm_count=2)
             yield replace(way, scheduler="none", n=2 * columns + 8)
-            yield replace(way, sizes=((0, 90, 9, 0), (70, 0, 101, 0)), k=264, stages=3)
+            yield replace(way, sizes=several, k=264, stages=3)
             for output in OUTPUTS:
                 yield replace(way, output=output)
                 if not way.contraction:

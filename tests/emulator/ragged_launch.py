@@ -69,10 +69,10 @@ class Ragged:
     family: str = "sm90"
 
     def on(self, family: str) -> "Ragged":
-        """The same by another family's kernel, without turns, parts and indices, Hopper's own."""
+        """The same by another family's kernel, which may have no turns of warpgroups, nor parts."""
         if family == "sm90":
             return self
-        return replace(self, family=family, pingpong=False, split=1, source_rows=None)
+        return replace(self, family=family, pingpong=False, split=1)
 
     def of_8_bits(self, *, transposed: bool = True) -> "Ragged":
         """The same by float8 operands, whose rows are aligned.

@@ -149,8 +149,21 @@ _add(_BETWEEN, _TT, "epilogue", _BAR, 10, 12, 14, 20)
 (_GROUPED_NT,) = (name for name in GROUPED_NAMES if "_nt_" in name)
 _SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
 _add(_SECOND_BOX, _GROUPED_NT, "epilogue", _BAR, 1)
+# Rows that are gathered, which all lanes of the load warps bring.
+_GATHERED_100, _GATHERED = (name for name in GROUPED_NAMES if "_gathered_" in name)
+_GROUPED_NN = _GATHERED.replace("gathered", "grouped")
+_TOGETHER = "none: it brings lanes together; a stage is not full before its bytes are announced"
+for _kernel in (_GATHERED_100, _GATHERED):
+    _add(_TOGETHER, _kernel, "load", _BAR, 1)
+_add(_ELECT, _GROUPED_NN, "load", _BAR, 1)
+_add(_MEETS, _GATHERED_100, "epilogue", _BAR, 10)
+_add(_MEETS, _GATHERED, "epilogue", _BAR, 42)
+_COPIED = "the multiplying warps, which wait for all copies, and without which no CTA ends"
+_add(_COPIED, _GATHERED, "load", _WAIT_EMPTY, 2, change="always done")
 # Main loops.
 _STAGGER = "none: it is for speed that warpgroups of one tile begin their epilogues in turn"
+for _kernel in (_GATHERED, _GROUPED_NN):
+    _add(_STAGGER, _kernel, "epilogue", "barrier.cta.sync.aligned", 1)
 _ACQUIRES = "the wait before the residual is read, which acquires"
 _ONE_STAGE = "none: it is behind the last wait, as a residual's tile takes one stage"
 for _kernel, _role, _turn, _wait, _flip in (

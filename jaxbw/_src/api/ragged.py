@@ -72,8 +72,8 @@ def ragged_dot(
       residual: `[m, n]`, a real floating dtype; default none.
       lhs_rows: integers `[m]`, each the number of a row of an lhs that may have any number of them:
         row r above is `lhs[lhs_rows[r]]`. A negative one is the first row, one beyond the last the
-        last. Of bfloat16 and float16 Hopper's kernel reads the rows where they lie, and no copy is
-        written; elsewhere, under `vmap`, and for an epilogue's derivative XLA gathers them first.
+        last. Kernels read the rows where they lie, and no copy is written; but for float8 on
+        Hopper, under `vmap`, and for an epilogue's derivative XLA gathers them first.
         Default None, all rows in order.
       rows_per_group: how many rows are expected, for the choice of a kernel; default None, m / g.
       implementation: as of `matmul`, and as strict; default None.

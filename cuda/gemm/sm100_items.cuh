@@ -1,0 +1,27 @@
+// How the roles of a grouped matmul of the Blackwell kernel come to their tiles, and what these are deep.
+#pragma once
+
+#include "gemm/grouped_items.cuh"
+#include "gemm/sm100.cuh"
+
+namespace jaxbw::sm100 {
+
+constexpr uint32_t grouped_block_k(Kind kind) { return kSwizzleSpan / element_bytes(kind); }
+
+// A type of operands, which may have any of as many bits.
+constexpr DataType grouped_input(Kind kind) { return kind == Kind::k8Bit ? DataType::kE4M3 : DataType::kBF16; }
+
+// Calls function(number, item) for each work item of this CTA.
+template <typename Function>
+JAXBW_DEVICE void for_each_item(const Context& context, const GroupedItems& items, const Function& function) {
+  GroupedItem next = items.at(blockIdx.x);
+#pragma unroll 1
+  for (uint32_t number = blockIdx.x; number < items.count(); number += gridDim.x) {
+    context.profile.enter(Activity::kNextItem, number);
+    const GroupedItem item = next;
+    next = items.at(number + gridDim.x);
+    function(item);
+  }
+}
+
+}  // namespace jaxbw::sm100

@@ -20,8 +20,8 @@
 // ties to even, and gives one NaN for all; FTZ types flush nothing.
 //
 // Refused, because no public document fixes their effect on the bytes: im2col modes (no entry point),
-// interleaved layouts, the padded 6-bit type, stores of the padded 4-bit one, NaN fill (which NaN), stores of types that
-// convert, and a swizzled box narrower than its swizzle span (which row pitch).
+// interleaved layouts, the padded 6-bit type, stores of the padded 4-bit one, NaN fill (which NaN), stores of types
+// that convert, and a swizzled box narrower than its swizzle span (which row pitch).
 #pragma once
 
 #include <array>

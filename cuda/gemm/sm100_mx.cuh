@@ -1,6 +1,6 @@
 // The sm_100 kernels of formats with a scale for each block of K, by which the tensor core multiplies: of 8 bits MXFP8,
-// of 4 bits MXFP4 and NVFP4. Everything but loading and multiplying is that of the other kernels; how scales lie is
-// said at MxParams in params.h, and in storage.h.
+// of 4 bits MXFP4 and NVFP4, and MXFP4 beside MXFP8 (kE2M1Padded). Everything but loading and multiplying is that of
+// the other kernels; how scales lie is said at MxParams in params.h, and in storage.h.
 //
 // A CTA loads the scales of its rows of A and, of a pair too, those of all columns of B: by TMA, on the barrier of the
 // stage. Ahead of a stage's MMAs the leader copies them into Tensor Memory, at the leader for both. Of a gated tile
@@ -28,6 +28,12 @@ class ScaleLoads {
       : params_(params), first_stage_(context.a(params.gemm.stages)) {}
 
   JAXBW_DEVICE uint32_t stage_bytes() const { return mx_stage_bytes(params_.gemm.block_n, k_tiles()); }
+  JAXBW_DEVICE uint32_t stage_gaps() const {
+    if constexpr (kKMajorOnly)
+      return 0;
+    else
+      return params_.stage_gaps;
+  }
 
   // A stage that is empty is so for Tensor Memory, too, whose columns the multiply role then overwrites: the load role
   // hands on what it was told (PTX 9.7.16.6.4).

@@ -19,7 +19,9 @@ constexpr uint32_t kStoreBuffers = 2;          // staging buffers of an epilogue
 constexpr uint32_t kMaxSharedMemory = 232448;  // per block on sm_90 and sm_100, opt-in (227 KB)
 
 // Numbers of K in one swizzle span.
-constexpr uint32_t span_elements(DataType input) { return kSwizzleSpan / size_bytes(input) * packing(input); }
+constexpr uint32_t span_elements(DataType input) {
+  return kSwizzleSpan / size_bytes(input) * (input == DataType::kE2M1 ? 2 : 1);
+}
 
 // Epilogue warps of a CTA, and the rows of the accumulator that each of them owns.
 struct EpilogueShape {

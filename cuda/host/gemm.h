@@ -200,7 +200,15 @@ uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& confi
 
 constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
-inline uint32_t block_k(const GemmProblem& p, const GemmConfig& c) { return c.k_spans * span_elements(p.a_type); }
+// Whether one operand has 4 bits and the other 8; and the type by which both count K in shared memory.
+inline bool is_mixed(const GemmProblem& p) { return packing(p.a_type) != packing(p.b_type); }
+inline DataType counted_type(const GemmProblem& p) {
+  return packing(p.a_type) > packing(p.b_type) ? p.b_type : p.a_type;
+}
+
+inline uint32_t block_k(const GemmProblem& p, const GemmConfig& c) {
+  return c.k_spans * span_elements(counted_type(p));
+}
 
 // Columns of D in a tile.
 inline uint32_t tile_columns(const GemmProblem& p, const GemmConfig& c) { return p.gated ? c.block_n / 2 : c.block_n; }
@@ -214,7 +222,15 @@ inline uint32_t b_extent(const GemmProblem& p, const GemmConfig& c) {
 }
 
 // GemmConfig::span_tiles.
-inline uint32_t span_tiles(const GemmProblem& p) { return p.mx == 0 ? 0 : span_scale_tiles(p.a_type, p.mx); }
+inline uint32_t span_tiles(const GemmProblem& p) { return p.mx == 0 ? 0 : span_scale_tiles(counted_type(p), p.mx); }
+
+// MxParams::stage_gaps, of a problem as it is launched.
+inline uint32_t stage_gaps(const GemmProblem& p, const GemmConfig& c) {
+  const uint32_t rows = p.a_type == DataType::kE2M1Padded   ? a_extent(c)
+                        : p.b_type == DataType::kE2M1Padded ? c.cta_columns()
+                                                            : 0;
+  return rows * c.k_spans * kSwizzleSpan / 2;
+}
 
 // GemmConfig::b_columns, of a problem as it is launched.
 uint32_t b_columns(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);

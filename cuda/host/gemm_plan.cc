@@ -46,6 +46,11 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
 
 GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
   GemmProblem launched = problem;
+  if (is_mixed(problem)) {
+    for (DataType* type : {&launched.a_type, &launched.b_type}) {
+      if (packing(*type) > 1) *type = DataType::kE2M1Padded;
+    }
+  }
   if (config.swap_ab == 0) return launched;
   std::swap(launched.m, launched.n);
   std::swap(launched.a_batched, launched.b_batched);

@@ -2,6 +2,7 @@
 // because all rules stand together.
 #include <algorithm>
 #include <bit>
+#include <tuple>
 
 #include "gemm/reduce.h"
 #include "gemm/sm100_cluster_sum.h"
@@ -59,6 +60,7 @@ const char* name(DataType type) {
     case DataType::kE5M2:
       return "f8_e5m2";
     case DataType::kE2M1:
+    case DataType::kE2M1Padded:
       return "f4_e2m1";
   }
   return "unknown";
@@ -339,16 +341,17 @@ Verdict check_block_scales(const KernelFamily& family, const GemmProblem& p) {
 
 // Those with a scale for each block of K, and numbers that share a byte, whose rows TMA loads as they are.
 Verdict check_formats(const KernelFamily& family, const GemmProblem& p) {
-  const bool packed = packing(p.a_type) > 1;
   if (p.mx != 0) {
     if (family.is_sm90() || !is_8bit(p.a_type)) return broken(Rule::mx);
-    if (p.mx != kMxBlock && (p.mx != kNvBlock || !packed)) return broken(Rule::mx_block, {{"block", p.mx}});
+    if (p.mx != kMxBlock && (p.mx != kNvBlock || packing(counted_type(p)) == 1))
+      return broken(Rule::mx_block, {{"block", p.mx}});
     // NVFP4's global scales are factors; but of gate and up, which have one each, they are scales of columns.
     if (p.a_scaled || (p.b_scaled && !p.gated)) return broken(Rule::mx);
   }
-  const uint64_t step = kTmaAlignment * packing(p.a_type);
-  if (packed && (p.mx == 0 || p.a_major != Major::kK || p.b_major != Major::kK || p.k % step != 0)) {
-    const RuleOperand operand = p.a_major != Major::kK ? RuleOperand::kLhs : RuleOperand::kRhs;
+  for (const auto& [operand, type, major] :
+       {std::tuple(RuleOperand::kLhs, p.a_type, p.a_major), std::tuple(RuleOperand::kRhs, p.b_type, p.b_major)}) {
+    const uint64_t step = kTmaAlignment * packing(type);
+    if (packing(type) == 1 || (p.mx != 0 && major == Major::kK && p.k % step == 0)) continue;
     return broken(Rule::mx_4bit, {{"operand", static_cast<int64_t>(operand)}, {"step", static_cast<int64_t>(step)}});
   }
   return {};
@@ -439,7 +442,7 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   std::string_view input = narrow ? "8bit" : launched.a_type == DataType::kF32 ? "tf32" : "16bit";
   if (family.is_sm90() && input == "16bit") input = name(launched.a_type);
   if (family.is_sm90() && narrow && launched.promoted) input = "8bit_promoted";
-  if (launched.mx != 0) input = packing(launched.a_type) > 1 ? "4bit_mx" : "8bit_mx";
+  if (launched.mx != 0) input = packing(counted_type(launched)) > 1 ? "4bit_mx" : "8bit_mx";
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
   const std::string_view role = launched.grouped == Grouped::kNone ? "gemm" : "grouped";
@@ -613,7 +616,7 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   if (request.batch_invariant && c.split_tail != 0) return broken(Rule::batch_invariant_tail);
   if (!request.block_k) {
     c.k_spans = 1;
-  } else if (const uint32_t span = span_elements(problem ? problem->a_type : DataType::kBF16),
+  } else if (const uint32_t span = span_elements(problem ? counted_type(*problem) : DataType::kBF16),
              block_k = *request.block_k;
              family.is_sm90()) {
     const bool of_others = problem == nullptr && (block_k == span_elements(DataType::kE4M3) ||

@@ -144,7 +144,7 @@ std::variant<nb::dict, Violation> complete_config(const std::string& family_name
   if (!complete.ok()) return complete.violation();
   if (Verdict broken = check_config(family, *complete)) return *std::move(broken);
   nb::dict open;
-  open["block_k"] = complete->k_spans * span_elements(problem ? problem->a_type : DataType::kBF16);
+  open["block_k"] = complete->k_spans * span_elements(problem ? counted_type(*problem) : DataType::kBF16);
   open["stages"] = complete->stages;
   open["accumulators"] = complete->accumulators;
   open["scheduler"] = kSchedulers[complete->scheduler];

@@ -225,9 +225,7 @@ def test_a_padded_4_bit_box_has_a_gap_behind_each_8_bytes(swizzle: Any) -> None:
     for row, chunk in itertools.product(range(8), range(8)):
         at = chunk ^ row if swizzle == Swizzle.B128 else chunk  # SHARED_BASE + 0x400 is aligned
         np.testing.assert_array_equal(lines[row, at, :8], rows[row, chunk])
-    np.testing.assert_array_equal(
-        lines[:, :, 8:], before[0x400:0x800].reshape(8, 8, 16)[:, :, 8:]
-    )
+    np.testing.assert_array_equal(lines[:, :, 8:], before[0x400:0x800].reshape(8, 8, 16)[:, :, 8:])
     with pytest.raises(RuntimeError, match="stores of the padded 4-bit type"):
         datapath.tma_pieces(fields, datapath.TmaDirection.STORE, [0, 0], SHARED_BASE + 0x400)
 

@@ -89,7 +89,8 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     swap_ab = not gated and rng.random() < 0.2
     # Of the operands as the kernel sees them.
     itemsize = INPUT_TYPES[dtype].itemsize
-    majors = (0, 0) if dtype in ("f32", "e2m1") else (rng.randrange(2), rng.randrange(2))
+    seen = (rhs_dtype, dtype) if swap_ab else (dtype, rhs_dtype)
+    majors = tuple(0 if each in ("f32", "e2m1") else rng.randrange(2) for each in seen)
     if block_m // group % SPAN_ELEMENTS[itemsize]:  # an MN-major lhs is whole spans wide
         majors = (0, majors[1])
     layout = "nt"[majors[0]] + "tn"[majors[1]]
@@ -118,10 +119,10 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
 
     tile_m = cluster[0] * block_m // group
     tile_n = cluster[1] * (block_n // 2 if gated else block_n)
-    block_k = k_spans * gemm_launch.span_elements(INPUT_TYPES[dtype])
+    block_k = k_spans * gemm_launch.span_elements(INPUT_TYPES[dtype], INPUT_TYPES[rhs_dtype])
     k = rng.choice((1, 8, block_k, 2 * block_k, 3 * block_k + 1, 5 * block_k - 7))
     k = max(1, min(k, WORK // (tile_m * tile_n)))
-    if dtype == "e2m1":  # rows of 16 bytes
+    if "e2m1" in (dtype, rhs_dtype):  # rows of 16 bytes
         k = ceil_div(k, 32) * 32
     tiles = max(1, min(6, WORK // (tile_m * tile_n * k), 4 * AREA // (tile_m * tile_n)))
     tiles_m = rng.randint(1, tiles)

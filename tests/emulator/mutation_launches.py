@@ -258,6 +258,17 @@ def _mx(name: str, group: int) -> Iterator[Case]:
             found = replace(case, mx=next(of_4bit), dtype="e2m1", layout="nt", k=k)
         if isinstance(found.planned(), Plan):
             yield found
+    if "8bit" in name:
+        yield from _beside_4_bits(group)
+
+
+def _beside_4_bits(group: int) -> Iterator[Case]:
+    """Either operand in MXFP4, shared by all CTAs of a row or column."""
+    rows = 128 * group
+    base = Case(2 * rows - 8, 248, 288, mx=32, layout="nt", block_m=rows, cta_group=group)
+    base = replace(base, cluster=(2 * group, 2), stages=2)
+    yield replace(base, dtype="e4m3", rhs_dtype="e2m1")
+    yield replace(base, dtype="e2m1", rhs_dtype="e5m2", k=320)
 
 
 def _in_mxfp8(group: int) -> Iterator[Case]:

@@ -226,6 +226,12 @@ def test_a_padded_4_bit_box_has_a_gap_behind_each_8_bytes(swizzle: Any) -> None:
         at = chunk ^ row if swizzle == Swizzle.B128 else chunk  # SHARED_BASE + 0x400 is aligned
         np.testing.assert_array_equal(lines[row, at, :8], rows[row, chunk])
     np.testing.assert_array_equal(lines[:, :, 8:], before[0x400:0x800].reshape(8, 8, 16)[:, :, 8:])
+    array = emulator.empty((30, 128), np.uint8)
+    of_array = emulator.TensorMap.encode(array, box=(128, 8), padded_fp4=True)
+    decoded = Fields.decode(of_array.encoded)
+    assert (decoded.type, decoded.extents, decoded.strides) == (fields.type, [256, 30], [128])
+    with pytest.raises(ValueError, match="padded_fp4 is for uint8 arrays, not for float32"):
+        emulator.TensorMap.encode(np.zeros((8, 64), np.float32), box=(128, 8), padded_fp4=True)
     with pytest.raises(RuntimeError, match="stores of the padded 4-bit type"):
         datapath.tma_pieces(fields, datapath.TmaDirection.STORE, [0, 0], SHARED_BASE + 0x400)
 

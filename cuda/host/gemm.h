@@ -106,7 +106,8 @@ struct GemmConfig {
   JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
   uint32_t b_columns = 0;   // that a CTA loads, if more than it multiplies (sm_100); a plan finds that, too,
-  uint32_t span_tiles = 0;  // and the tiles of scales of MX formats along K in a span
+  uint32_t span_tiles = 0;  // and the tiles of scales of MX formats along K in a span,
+  uint32_t b_tiles = 0;     // and of B's columns
 
   uint32_t stage_k_tiles() const { return k_spans * span_tiles; }
   uint32_t cta_columns() const { return b_columns != 0 ? b_columns : block_n / cta_group; }  // loaded
@@ -223,6 +224,11 @@ inline uint32_t b_extent(const GemmProblem& p, const GemmConfig& c) {
 
 // GemmConfig::span_tiles.
 inline uint32_t span_tiles(const GemmProblem& p) { return p.mx == 0 ? 0 : span_scale_tiles(counted_type(p), p.mx); }
+
+// GemmConfig::b_tiles.
+inline uint32_t b_tiles(const GemmProblem& p, const GemmConfig& c) {
+  return p.mx == 0 ? 0 : mx_b_tiles(c.block_n, p.gated);
+}
 
 // MxParams::stage_gaps, of a problem as it is launched.
 inline uint32_t stage_gaps(const GemmProblem& p, const GemmConfig& c) {

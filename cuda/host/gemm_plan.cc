@@ -115,6 +115,7 @@ uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {
   GemmConfig config = given;
   config.span_tiles = span_tiles(problem);
+  config.b_tiles = b_tiles(problem, config);
   if (Verdict broken = check_problem(family, problem)) return *std::move(broken);
   if (Verdict broken = check_config(family, config)) return *std::move(broken);
   const GemmProblem launched = as_launched(problem, config);

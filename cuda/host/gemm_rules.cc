@@ -241,14 +241,17 @@ Verdict check_mx(const GemmProblem& p, const GemmConfig& c) {
   if (c.block_n % kMxColumnStep != 0) {
     return broken(Rule::mx_columns, {{"block_n", c.block_n}, {"step", kMxColumnStep}});
   }
-  if (p.gated && c.block_n != kMxGatedColumns) {
-    return broken(Rule::mx_gated, {{"block_n", c.block_n}}, {kMxGatedColumns});
+  const bool narrow = c.cta_group == 1 && c.block_n == kMxNarrowGatedColumns;
+  if (p.gated && c.block_n != kMxGatedColumns && !narrow) {
+    std::vector<uint32_t> takes{kMxGatedColumns};
+    if (c.cta_group == 1) takes.insert(takes.begin(), kMxNarrowGatedColumns);
+    return broken(Rule::mx_gated, {{"block_n", c.block_n}, {"cta_group", c.cta_group}}, takes);
   }
   if (c.cluster_k != 1) return broken(Rule::mx_cluster_k);
   if (!p.out_mx) return {};
   if (c.swap_ab != 0) return broken(Rule::out_mx_swap);
   if (tile_columns(p, c) % kScaleTileRows != 0) {  // whole tiles of scales, which are as wide as high
-    return broken(Rule::out_mx_columns, {{"block_n", c.block_n}, {"step", kScaleTileRows}});
+    return broken(Rule::out_mx_columns, {{"block_n", c.block_n}, {"step", kScaleTileRows * (p.gated ? 2 : 1)}});
   }
   return {};
 }
@@ -493,7 +496,7 @@ uint32_t b_columns(const KernelFamily& family, const GemmProblem& p, const GemmC
 }
 
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
-  const uint32_t scales = c.stages * mx_stage_bytes(c.block_n, c.stage_k_tiles());
+  const uint32_t scales = c.stages * mx_stage_bytes(c.b_tiles, c.stage_k_tiles());
   return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).total_bytes(c.stages) + scales;
 }
 
@@ -507,14 +510,14 @@ uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
 
 uint32_t most_accumulators(const KernelFamily& family, const GemmConfig& c) {
   // Scales stand beside accumulators.
-  const bool full = c.span_tiles != 0 && c.block_n > mx_two_accumulators(c.span_tiles);
+  const bool full = c.span_tiles != 0 && !mx_two_accumulators(c.block_n, c.b_tiles, c.span_tiles);
   return full ? 1 : family.max_accumulators;
 }
 
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {
   const StorageLayout layout = storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue);
   if (c.span_tiles == 0) return layout.max_stages();
-  return mx_max_stages(layout, c.block_n, c.stage_k_tiles(), c.accumulators);
+  return mx_max_stages(layout, c.block_n, c.b_tiles, c.stage_k_tiles(), c.accumulators);
 }
 
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
@@ -635,6 +638,7 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
     c.k_spans = block_k / span;
   }
   c.span_tiles = problem == nullptr ? 0 : span_tiles(*problem);
+  c.b_tiles = problem == nullptr ? 0 : b_tiles(*problem, c);
   c.accumulators = request.accumulators.value_or(most_accumulators(family, c));
   const Grouped grouped = problem == nullptr ? Grouped::kNone : problem->grouped;
   c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(default_scheduler(family, grouped)));

@@ -236,6 +236,7 @@ class CandidateTable {
   if (name##_ != nullptr) c.name = static_cast<uint32_t>(name##_[index]);
     JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
+    c.b_tiles = b_tiles(launched_, c);
     if (c.accumulators == 0) c.accumulators = most_accumulators(family_, c);
     if (c.split_tail != 0 && c.cluster_size() < resident.size()) c.wave = resident[c.cluster_size()];
     if (c.block_m == 0 || c.block_n == 0 || c.cta_group == 0 || c.k_spans == 0) return c;

@@ -16,7 +16,8 @@ PLAIN = 0.3  # of the launches have an epilogue that only casts: kernels have a 
 WORK = 1 << 24  # multiply-adds of a drawn case, about: a fraction of a second
 AREA = 1 << 17  # elements of a cluster tile, likewise
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if m * n <= 16)
-MX_STEP, MX_GATED = 64, 256  # of the columns of a tile of MX formats; those of a gated one
+MX_STEP = 64  # of the columns of a tile of MX formats
+MX_GATED = {1: (128, 256), 2: (256,)}  # those of a gated one, by cta_group
 NO_SCALES = {"lhs_scale": False, "rhs_scale": False}
 PROPOSALS = 1000  # of launches, some tens of which are legal
 SPAN_ELEMENTS = {1: 128, 2: 64, 4: 32}  # of a swizzle span, by their size
@@ -95,7 +96,7 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
         majors = (0, majors[1])
     layout = "nt"[majors[0]] + "tn"[majors[1]]
     steps = widths(block_m, group, majors[1] == 1, gated, itemsize)
-    mx_steps = range(MX_GATED if gated else MX_STEP, 257, MX_STEP)
+    mx_steps = MX_GATED[group] if gated else range(MX_STEP, 257, MX_STEP)
     block_n = rng.choice([step for step in steps if not mx or step in mx_steps])
     k_spans = rng.choice((1, 1, 1, 2, 3, 4))
     clusters = [c for c in CLUSTERS if c[0] % group == 0]

@@ -246,12 +246,14 @@ def _sm100(group: int) -> Iterator[Case]:
 def _mx(name: str, group: int) -> Iterator[Case]:
     """Those of 16 bits that are legal for MX formats, whose spans have more numbers.
 
-    Gated ones in the tile that they have. And results in MXFP8.
+    Gated ones in the tiles that they have. And results in MXFP8.
     """
     of_4bit = itertools.cycle(MX_BLOCKS["4bit_mx"])
-    for case in (*_sm100(group), *_in_mxfp8(group)):
-        if case.gated:
-            case = replace(case, block_n=256, accumulators=1)
+    cases = [*_sm100(group), *_in_mxfp8(group)]
+    wide = [replace(case, block_n=256, accumulators=1) if case.gated else case for case in cases]
+    alone = [case for case in cases if case.gated and group == 1 and case.output == "bf16"]
+    narrow = [replace(case, block_n=128) for case in alone]
+    for case in (*wide, *narrow):
         found = replace(case, mx=32, dtype="e4m3", k=2 * case.k)
         if "4bit" in name:
             k = -(-4 * case.k // 32) * 32

@@ -88,9 +88,13 @@ def test_what_the_kernels_can_do(config: Config, options: dict[str, Any], fp4: s
     check(config, matmul, expected, SCHEDULES[1::2])
 
 
-@pytest.mark.parametrize("config", [NT, PAIR], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [NT, replace(NT, block_n=256, accumulators=1), replace(PAIR, block_n=256, accumulators=1)],
+    ids=str,
+)
 def test_gated(config: Config) -> None:
-    config = replace(config, block_n=256, accumulators=1, activation=1)
+    config = replace(config, activation=1)
     matmul, gate, up = drawn((140, 136, 288), rhs_dtype=E2M1, alpha=0.5)
     check(config, matmul, np.maximum(0.5 * gate, 0) * (0.5 * up), SCHEDULES[1::2])
 

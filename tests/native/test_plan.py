@@ -359,7 +359,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mx_4bit, lhs": ("sm100", MIXED_LHS | {"k": 80}, {}),
     "mx_4bit, no scales": ("sm100", MIXED | {"mx": 0}, {}),
     "mx_block, 4 bits beside 8": ("sm100", MIXED | {"mx": 16}, {}),
-    "mx_gated": ("sm100", EIGHT_BITS | {"mx": 32, "gated": True}, {}),
+    "mx_gated": ("sm100", EIGHT_BITS | {"mx": 32, "gated": True}, {"block_n": 64}),
     "mx_rows": ("sm100", EIGHT_BITS | {"mx": 32}, {"block_m": 64}),
     "mx_columns": ("sm100", EIGHT_BITS | {"mx": 32}, {"block_n": 96}),
     "mx_accumulators": (

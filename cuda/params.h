@@ -16,15 +16,15 @@ namespace jaxbw {
 // 16-bit types, of kind::tf32 for kF32, whose operands are multiplied as TF32, of kind::f8f6f4 for 8-bit types, and of
 // kind::mxf4nvf4 for kE2M1 (PTX 9.7.16.4.2). 8-bit types are JAX's float8_e4m3fn and float8_e5m2: types of operands,
 // and of D. kE2M1 is float4_e2m1fn, two numbers in a byte, the first in its lower half: of operands with scales.
-enum class DataType : uint32_t { kF16 = 0, kBF16 = 1, kF32 = 2, kE4M3 = 8, kE5M2 = 9, kE2M1 = 17 };
+// Beside an operand of 8 bits a launch has kE2M1Padded in its stead, of kind::f8f6f4: the same in memory, but in shared
+// memory TMA leaves a gap of 8 bytes behind each 8, so that a number takes as much as one of 8 bits.
+enum class DataType : uint32_t { kF16 = 0, kBF16 = 1, kF32 = 2, kE4M3 = 8, kE5M2 = 9, kE2M1Padded = 13, kE2M1 = 17 };
 
 // Whether an element in memory is a byte; and how many numbers one has.
 constexpr bool is_8bit(DataType type) { return type >= DataType::kE4M3; }
-constexpr uint32_t packing(DataType type) { return type == DataType::kE2M1 ? 2 : 1; }
+constexpr uint32_t packing(DataType type) { return type == DataType::kE2M1 || type == DataType::kE2M1Padded ? 2 : 1; }
 // Whether an instruction multiplies operands of these two types.
-constexpr bool multiplied_together(DataType a, DataType b) {
-  return a == b || (is_8bit(a) && is_8bit(b) && packing(a) == packing(b));
-}
+constexpr bool multiplied_together(DataType a, DataType b) { return a == b || (is_8bit(a) && is_8bit(b)); }
 constexpr uint32_t size_bytes(DataType type) { return is_8bit(type) ? 1 : type == DataType::kF32 ? 4 : 2; }
 
 // Which dimension of an operand is contiguous in memory: K, or the other one (M of A, N of B).
@@ -199,6 +199,7 @@ struct MxParams {
   GemmParams gemm;
   TensorMap a_scales, b_scales[2];  // of B, and where it is gated of B_up
   uint8_t* d_scales;                // null where D has none
+  uint32_t stage_gaps;              // bytes of a CTA's stage that are gaps (kE2M1Padded), which barriers do not count
 };
 
 // The same of 4 bits, whose K counts bytes: to the kernel a pair of numbers is an element.

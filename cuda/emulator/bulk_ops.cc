@@ -40,8 +40,10 @@ struct Flags {
 // A box or a run of bytes, cut into pieces. `shared` addresses are CTA-relative: base + offset, no rank.
 struct Transfer {
   std::vector<TmaPiece> pieces;
-  uint32_t bytes = 0;  // in shared memory
+  uint32_t bytes = 0;  // that a barrier counts
   TensorMapType type = TensorMapType::kU8;
+
+  uint32_t shared_bytes() const { return is_padded(type) ? 2 * bytes : bytes; }
 };
 
 Transfer linear_transfer(uint64_t global, uint32_t shared, uint32_t bytes) {
@@ -407,7 +409,7 @@ void copy_in(Step& s, const Instruction& in) {
         throw Error("a bulk copy moves a multiple of 16 bytes, 16-byte aligned");
       transfer = linear_transfer(address(1, 1), shared, bytes);
     }
-    to = s.machine.locate_shared(s.cta, to_address, transfer.bytes, 16);
+    to = s.machine.locate_shared(s.cta, to_address, transfer.shared_bytes(), 16);
     auto all = destinations(s, in, to, barrier, lane, barrier_source + 1);
     s.machine.issue(std::make_unique<Load>(s, std::move(transfer), std::move(all)));
   });

@@ -315,7 +315,12 @@ void bind_umma(nb::module_& m) {
           "accumulate"_a = false, "scale_input_d"_a = 0, "disable_output_lane"_a = std::array<uint32_t, 8>{},
           "fused_sum"_a = false, "sfa"_a = 0, "sfb"_a = 0, "block"_a = 32)
       .def("check", &check_umma)
-      .def("shared_chunks", &umma_shared_chunks)
+      .def("shared_chunks",
+           [](const Umma& op) {
+             std::vector<uint32_t> addresses;
+             for (const OperandChunk& chunk : umma_shared_chunks(op)) addresses.push_back(chunk.address);
+             return addresses;
+           })
       .def("d_regions", &umma_d_regions)
       .def("a_regions", &umma_a_regions)
       .def("scale_regions", &umma_scale_regions)

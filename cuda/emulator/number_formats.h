@@ -38,6 +38,9 @@ constexpr uint32_t chunk_elements(NumberFormat format) {
   return format == NumberFormat::kE2M1Packed ? 32 : 16 / container_bytes(format);
 }
 
+// Bytes of such a chunk that hold elements.
+constexpr uint32_t chunk_data_bytes(NumberFormat format) { return chunk_elements(format) * format_bits(format) / 8; }
+
 // Decodes the elements of one 16-byte chunk of a matrix operand.
 // tf32 ignores the low 13 bits (PTX 9.7.15.5.2).
 void decode_chunk(NumberFormat format, const uint8_t* chunk, float* values);

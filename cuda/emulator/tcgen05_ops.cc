@@ -80,12 +80,10 @@ void check_allocated(CtaTmem& tmem, const TmemRegion& region, const char* what) 
                 std::to_string(region.column + region.columns - 1) + ", which are not all allocated");
 }
 
-bool poisoned_chunk(const Cta& cta, const std::vector<uint32_t>& chunks) {
-  return std::any_of(chunks.begin(), chunks.end(), [&](uint32_t address) {
-    const uint8_t* flags =
-        SharedView{cta.undefined.data(), kSharedBase, uint32_t(cta.undefined.size())}.at(address, kChunkBytes);
-    return std::any_of(flags, flags + kChunkBytes, [](uint8_t flag) { return flag != 0; });
-  });
+bool poisoned(const Cta& cta, uint32_t address, uint32_t bytes) {
+  const uint8_t* flags =
+      SharedView{cta.undefined.data(), kSharedBase, uint32_t(cta.undefined.size())}.at(address, bytes);
+  return std::any_of(flags, flags + bytes, [](uint8_t flag) { return flag != 0; });
 }
 
 // --- allocation (PTX 9.7.16.7)
@@ -401,15 +399,17 @@ class Multiply final : public TensorCoreOperation {
 
  private:
   void touch(Machine& machine, Cta& cta, AgentId agent) {
-    for (const uint32_t address : umma_shared_chunks(op_))
-      machine.touch_shared(*this, agent, cta, address - kSharedBase, kChunkBytes, false);
+    for (const auto& [address, bytes] : umma_shared_chunks(op_))
+      machine.touch_shared(*this, agent, cta, address - kSharedBase, bytes, false);
     for (const TmemRegion& region : umma_a_regions(op_)) machine.touch_tensor(*this, agent, cta, region, false);
     for (const TmemRegion& region : umma_scale_regions(op_)) machine.touch_tensor(*this, agent, cta, region, false);
     for (const TmemRegion& region : umma_d_regions(op_)) machine.touch_tensor(*this, agent, cta, region, true);
   }
 
   void check_sources(Machine& machine, Cta& cta) {
-    if (poisoned_chunk(cta, umma_shared_chunks(op_)))
+    const std::vector<OperandChunk> chunks = umma_shared_chunks(op_);
+    const auto is_poisoned = [&](const OperandChunk& chunk) { return poisoned(cta, chunk.address, chunk.bytes); };
+    if (std::any_of(chunks.begin(), chunks.end(), is_poisoned))
       machine.finding("poison", *this,
                       "tcgen05.mma reads shared memory that was never written, or that a copy in flight will write");
     CtaTmem& tmem = tmem_of(cta);
@@ -449,9 +449,11 @@ class Copy final : public TensorCoreOperation {
     const AgentId agent = begin_step();
     for (Cta* cta : ctas_) {
       CtaTmem& tmem = tmem_of(*cta);
-      for (const uint32_t address : tmem_copy_chunks(shape_, source_))
+      const std::vector<uint32_t> chunks = tmem_copy_chunks(shape_, source_);
+      for (const uint32_t address : chunks)
         machine.touch_shared(*this, agent, *cta, address - kSharedBase, kChunkBytes, false);
-      if (machine.checking() && poisoned_chunk(*cta, tmem_copy_chunks(shape_, source_)))
+      const auto is_poisoned = [&](uint32_t address) { return poisoned(*cta, address, kChunkBytes); };
+      if (machine.checking() && std::any_of(chunks.begin(), chunks.end(), is_poisoned))
         machine.finding("poison", *this, "tcgen05.cp reads shared memory that was never written");
       tmem_copy(shape_, shared_view(*cta), source_, tmem.memory, address_);
       for (const TmemRegion& region : tmem_copy_regions(shape_, address_)) {

@@ -41,10 +41,6 @@ std::string indexed(const char* name, uint32_t i, uint64_t value) {
   return std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(value) + " ";
 }
 
-bool is_padded(TensorMapType type) {
-  return type == TensorMapType::k16U4Align16B || type == TensorMapType::k16U6Align16B;
-}
-
 bool is_floating_point(TensorMapType type) { return type >= TensorMapType::kF16 && type <= TensorMapType::kTf32Ftz; }
 
 void check_packed_types(const TensorMapFields& f) {

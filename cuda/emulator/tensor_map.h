@@ -58,6 +58,11 @@ enum class OobFill : uint8_t { kZero, kNan };
 
 uint32_t element_bits(TensorMapType type);
 
+// Types whose elements are padded in shared memory: 16 of them stand packed in 8 or 12 bytes of each 16 (PTX 5.5.3).
+constexpr bool is_padded(TensorMapType type) {
+  return type == TensorMapType::k16U4Align16B || type == TensorMapType::k16U6Align16B;
+}
+
 // What a tensor map says: the arguments of cuTensorMapEncodeTiled. Dimension 0 is the contiguous one;
 // entries past `rank` are 1 (extents, boxes, element strides) or 0 (strides).
 struct TensorMapFields {

@@ -26,6 +26,10 @@ uint32_t box_elements(const TensorMapFields& map, uint32_t dimension) {
   return (map.box[dimension] + stride - 1) / stride;
 }
 
+// A row of the box in the tensor, and in shared memory, where each 8 bytes of a padded one have 16.
+uint32_t row_bytes(const TensorMapFields& map) { return map.box[0] * element_bits(map.type) / 8; }
+uint32_t shared_row_bytes(const TensorMapFields& map) { return row_bytes(map) * (is_padded(map.type) ? 2 : 1); }
+
 // The part of bytes [0, bytes) of a row of the box, which starts at byte `first` of the tensor's row, that
 // is moved.
 struct ByteRange {
@@ -111,15 +115,14 @@ void reduce_16bit(Reduction op, std::span<const uint8_t> source, std::span<uint8
 
 void check_tma_supported(const TensorMapFields& map) {
   require(map.interleave == Interleave::kNone, "interleaved layouts are not supported");
-  require(element_bits(map.type) >= 8 || map.type == TensorMapType::k16U4Align8B,
-          "the padded 4- and 6-bit element types are not supported");
+  require(map.type != TensorMapType::k16U6Align16B, "the padded 6-bit element type is not supported");
   require(map.fill == OobFill::kZero, "the NaN of OOB_FILL_NAN is not documented: not supported");
-  require(map.swizzle == Swizzle::kNone || map.box[0] * element_bits(map.type) / 8 == swizzle_span(map.swizzle),
+  require(map.swizzle == Swizzle::kNone || shared_row_bytes(map) == swizzle_span(map.swizzle),
           "a swizzled box must be as wide as its swizzle span: the row pitch of a narrower one is not documented");
 }
 
 uint32_t tma_box_bytes(const TensorMapFields& map) {
-  uint64_t bytes = map.box[0] * element_bits(map.type) / 8;
+  uint64_t bytes = row_bytes(map);
   for (uint32_t d = 1; d < map.rank; ++d) bytes *= box_elements(map, d);
   require(bytes <= kMaxBoxBytes, "the box does not fit into shared memory");
   return static_cast<uint32_t>(bytes);
@@ -134,7 +137,7 @@ class Rows {
        std::vector<TmaPiece>& pieces)
       : map_(map),
         first_(int64_t{coordinates[0]} * element_bits(map.type) / 8),
-        piece_bytes_(map.swizzle == Swizzle::k128BAtom32BFlip8B ? 8 : 16),
+        piece_bytes_(map.swizzle == Swizzle::k128BAtom32BFlip8B || is_padded(map.type) ? 8 : 16),
         row_start_(shared),
         pieces_(pieces) {
     check_tma_supported(map);
@@ -146,7 +149,12 @@ class Rows {
     require(
         direction == TmaDirection::kLoad || !tma_converts(map.type),
         "stores of types that convert on the way (FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) are not supported: use FLOAT32");
-    inner_ = moved_bytes(map, direction, first_, row_bytes());
+    if (is_padded(map.type)) {
+      require(direction == TmaDirection::kLoad, "stores of the padded 4-bit type are not supported");
+      require(coordinates[0] % int32_t(map.box[0]) == 0,
+              "16U4_ALIGN16B: the first coordinate must be a multiple of 128 (PTX 5.5.3)");
+    }
+    inner_ = moved_bytes(map, direction, first_, row_bytes(map));
     pieces_.clear();
     pieces_.reserve(tma_box_bytes(map) / piece_bytes_);
   }
@@ -157,23 +165,21 @@ class Rows {
     // reload.
     const uint64_t row = map_.address + static_cast<uint64_t>(first_) + offset;
     const ByteRange valid = in_bounds ? inner_ : ByteRange{0, 0};
-    const int64_t bytes = row_bytes(), step = piece_bytes_;
-    const uint32_t shared = row_start_;
+    const int64_t bytes = row_bytes(map_), step = piece_bytes_;
+    const uint32_t shared = row_start_, pitch = shared_row_bytes(map_) / row_bytes(map_);
     const Swizzle swizzle = map_.swizzle;
     for (int64_t at = 0; at < bytes; at += step) {
       const bool begun = valid.begin <= at;  // the tensor starts with a piece
       const int64_t count = begun ? std::clamp<int64_t>(valid.end - at, 0, step) : 0;
       pieces_.push_back({.global = row + static_cast<uint64_t>(at),
-                         .shared = swizzle_address(swizzle, shared + static_cast<uint32_t>(at)),
+                         .shared = swizzle_address(swizzle, shared + static_cast<uint32_t>(at) * pitch),
                          .bytes = static_cast<uint8_t>(step),
                          .count = static_cast<uint8_t>(count)});
     }
-    row_start_ += row_bytes();
+    row_start_ += shared_row_bytes(map_);
   }
 
  private:
-  uint32_t row_bytes() const { return map_.box[0] * element_bits(map_.type) / 8; }
-
   const TensorMapFields& map_;
   const int64_t first_;  // byte of the row
   const uint32_t piece_bytes_;

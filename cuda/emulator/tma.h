@@ -8,6 +8,10 @@
 //    | in bounds | fill  |  one piece = 16 bytes        line 2:  2 3 0 1 6 7 4 5
 //    +-----------+. . . .+  of one row of the box       ...
 //
+// 16U4_ALIGN16B puts 16 numbers of 4 bits into the first 8 bytes of each chunk. A box of it is 128 numbers wide, 64
+// bytes of the tensor and 128 of shared memory, and begins at a multiple of them. The gaps stay as they are, which is
+// one reading of "gap"; a barrier counts what is moved, as published kernels expect (CUTLASS, DeepGEMM), not the gaps.
+//
 // Three rules are no document's, but what an H200 does (tests/emulator/calibration): a box starts at a
 // multiple of 16 bytes of its row; only a load may start before the tensor; and a store or a reduction
 // moves whole pieces, the elements behind the end of a row that ends within one included.
@@ -16,8 +20,8 @@
 // ties to even, and gives one NaN for all; FTZ types flush nothing.
 //
 // Refused, because no public document fixes their effect on the bytes: im2col modes (no entry point),
-// interleaved layouts, the padded 4- and 6-bit types, NaN fill (which NaN), stores of types that convert, and a
-// swizzled box narrower than its swizzle span (which row pitch).
+// interleaved layouts, the padded 6-bit type, stores of the padded 4-bit one, NaN fill (which NaN), stores of types
+// that convert, and a swizzled box narrower than its swizzle span (which row pitch).
 #pragma once
 
 #include <array>
@@ -29,7 +33,7 @@
 
 namespace jaxbw::emulator {
 
-// A run of bytes that stays whole through the swizzle: 16 bytes, or 8 in the 8-byte-flip mode.
+// A run of bytes that stays whole through the swizzle: 16 bytes, or 8 in the 8-byte-flip mode, and of 16U4_ALIGN16B.
 struct TmaPiece {
   uint64_t global;  // address of the first byte; meaningless where count = 0
   uint32_t shared;  // address of the piece in the window that the instruction's address is in

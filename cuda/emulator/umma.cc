@@ -173,14 +173,18 @@ void check_umma(const Umma& op) {
   check_umma_scales(op);
 }
 
-std::vector<uint32_t> umma_shared_chunks(const Umma& op) {
+std::vector<OperandChunk> umma_shared_chunks(const Umma& op) {
   check_umma(op);
   const UmmaInstruction& instruction = op.instruction;
-  std::vector<uint32_t> addresses;
-  const auto add = [&](uint32_t address, uint32_t, uint32_t) { addresses.push_back(address); };
-  if (!op.a_in_tmem) for_each_chunk(op.a, instruction.a_major, instruction.a_format, rows_per_cta(op), add);
-  for_each_chunk(op.b, instruction.b_major, instruction.b_format, b_columns_per_cta(op), add);
-  return addresses;
+  std::vector<OperandChunk> chunks;
+  const auto add = [&](const SharedMatrix& matrix, OperandMajor major, NumberFormat format, uint32_t mn) {
+    for_each_chunk(matrix, major, format, mn, [&](uint32_t address, uint32_t, uint32_t) {
+      chunks.push_back({address, chunk_data_bytes(format)});
+    });
+  };
+  if (!op.a_in_tmem) add(op.a, instruction.a_major, instruction.a_format, rows_per_cta(op));
+  add(op.b, instruction.b_major, instruction.b_format, b_columns_per_cta(op));
+  return chunks;
 }
 
 std::vector<TmemRegion> umma_d_regions(const Umma& op) {

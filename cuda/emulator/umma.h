@@ -80,12 +80,17 @@ struct Umma {
 // Throws Error, naming the rule and its section, on whatever the instruction may not be.
 void check_umma(const Umma& op);
 
+// Bytes of a matrix operand in shared memory: a chunk of 16 without its padding.
+struct OperandChunk {
+  uint32_t address, bytes;
+};
+
 // What each CTA's half of the instruction touches. All of these check the instruction first; shared addresses are
 // those that the descriptors give, which may lie outside the CTA's memory (execute_umma then throws).
-std::vector<uint32_t> umma_shared_chunks(const Umma& op);    // addresses of 16 bytes: A's, then B's
-std::vector<TmemRegion> umma_d_regions(const Umma& op);      // written, and read if `accumulate`
-std::vector<TmemRegion> umma_a_regions(const Umma& op);      // read; empty unless A is in tensor memory
-std::vector<TmemRegion> umma_scale_regions(const Umma& op);  // read; empty unless block-scaled
+std::vector<OperandChunk> umma_shared_chunks(const Umma& op);  // A's, then B's
+std::vector<TmemRegion> umma_d_regions(const Umma& op);        // written, and read if `accumulate`
+std::vector<TmemRegion> umma_a_regions(const Umma& op);        // read; empty unless A is in tensor memory
+std::vector<TmemRegion> umma_scale_regions(const Umma& op);    // read; empty unless block-scaled
 
 struct UmmaCta {
   SharedView shared;

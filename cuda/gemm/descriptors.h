@@ -119,6 +119,7 @@ static_assert(umma_instruction(DataType::kE4M3, DataType::kE5M2, Major::kK, Majo
 static_assert(mx_instruction(DataType::kE4M3, DataType::kE4M3, Major::kK, Major::kK, 128, 128) == 0x08A0'0000);
 static_assert(mx_instruction(DataType::kE4M3, DataType::kE4M3, Major::kK, Major::kMN, 128, 128) == 0x08A1'0000);
 static_assert(mx_instruction(DataType::kE4M3, DataType::kE4M3, Major::kK, Major::kK, 256, 256) == 0x10C0'0000);
+static_assert(mx_instruction(DataType::kE4M3, DataType::kE2M1Padded, Major::kK, Major::kK, 128, 128) == 0x08A0'1400);
 static_assert(0x08A0'0000 + 3 * kNextScale == 0x68A0'0030);
 static_assert(mx_instruction(DataType::kE2M1, DataType::kE2M1, Major::kK, Major::kK, 128, 192) == 0x08B0'0480);
 static_assert(mx_instruction(DataType::kE2M1, DataType::kE2M1, Major::kK, Major::kK, 256, 256, false) == 0x1040'0480);

@@ -16,6 +16,7 @@ struct NoScales {
   static constexpr bool kKMajorOnly = false;  // operands of 4 bits are
 
   JAXBW_DEVICE uint32_t stage_bytes() const { return 0; }
+  JAXBW_DEVICE uint32_t stage_gaps() const { return 0; }
   JAXBW_DEVICE void pass_on() const {}
   JAXBW_DEVICE void start_at(const Tile&, uint32_t) {}
   JAXBW_DEVICE void load(uint32_t, uint32_t) {}
@@ -167,7 +168,7 @@ JAXBW_DEVICE void load_tiles(const Context& context, const Scales& scales = {}) 
       {p.b_up, context, b_tile, b_extent, b_extent, b_share},
       scales,
       context.leads_group() && ptx::elect_one(),
-      kCtaGroup * (a_tile.bytes() + b_tile.bytes() + scales.stage_bytes()),
+      kCtaGroup * (a_tile.bytes() + b_tile.bytes() + scales.stage_bytes() - scales.stage_gaps()),
       context.layout.a_stage_bytes,
       context.layout.stage_bytes()};
   const uint32_t k_blocks = context.k_blocks();

@@ -1,10 +1,11 @@
 // The sm_100 kernels of formats with a scale for each block of K, by which the tensor core multiplies: of 8 bits MXFP8,
-// of 4 bits MXFP4 and NVFP4. Everything but loading and multiplying is that of the other kernels; how scales lie is
-// said at MxParams in params.h, and in storage.h.
+// of 4 bits MXFP4 and NVFP4, and MXFP4 beside MXFP8 (kE2M1Padded). Everything but loading and multiplying is that of
+// the other kernels; how scales lie is said at MxParams in params.h, and in storage.h.
 //
 // A CTA loads the scales of its rows of A and, of a pair too, those of all columns of B: by TMA, on the barrier of the
 // stage. Ahead of a stage's MMAs the leader copies them into Tensor Memory, at the leader for both. Of a gated tile
-// half of B's columns, those of one tile of scales, are the gate's, the others up's.
+// half of B's columns, those of one tile of scales, are the gate's, the others up's. Of a narrow one each has half a
+// tile, which do not lie side by side: there gate and up are multiplied by an instruction each.
 #pragma once
 
 #include <type_traits>
@@ -18,6 +19,9 @@ namespace jaxbw::sm100 {
 JAXBW_DEVICE uint32_t span_tiles(const MxParams&) { return span_scale_tiles(DataType::kE4M3, kMxBlock); }
 JAXBW_DEVICE uint32_t span_tiles(const Mx4BitParams& params) { return params.span_tiles; }
 
+// Tiles of B's scales in a tile of K.
+JAXBW_DEVICE uint32_t b_tiles(const GemmParams& p) { return mx_b_tiles(p.block_n, p.epilogue.gated != 0); }
+
 // The loads of scales, as the load role does them beside those of operands. Params: MxParams or Mx4BitParams.
 template <uint32_t kCtaGroup, typename Params>
 class ScaleLoads {
@@ -27,7 +31,13 @@ class ScaleLoads {
   JAXBW_DEVICE ScaleLoads(const Params& params, const Context& context)
       : params_(params), first_stage_(context.a(params.gemm.stages)) {}
 
-  JAXBW_DEVICE uint32_t stage_bytes() const { return mx_stage_bytes(params_.gemm.block_n, k_tiles()); }
+  JAXBW_DEVICE uint32_t stage_bytes() const { return mx_stage_bytes(b_tiles(params_.gemm), k_tiles()); }
+  JAXBW_DEVICE uint32_t stage_gaps() const {
+    if constexpr (kKMajorOnly)
+      return 0;
+    else
+      return params_.stage_gaps;
+  }
 
   // A stage that is empty is so for Tensor Memory, too, whose columns the multiply role then overwrites: the load role
   // hands on what it was told (PTX 9.7.16.6.4).
@@ -49,7 +59,7 @@ class ScaleLoads {
     const bool gated = params_.gemm.epilogue.gated != 0;
     copy(destination, params_.a_scales, a_tile_, barrier);
 #pragma unroll 1
-    for (uint32_t tile = 0; tile < scale_tiles(params_.gemm.block_n); ++tile) {
+    for (uint32_t tile = 0; tile < b_tiles(params_.gemm); ++tile) {
       destination += part;
       const uint32_t up = gated ? tile : 0;
       copy(destination, params_.b_scales[up], b_tile_ + tile - up, barrier);
@@ -84,14 +94,15 @@ struct Scaled {
   static constexpr uint32_t kTileMmas = kMmasPerSpan / kSpanTiles;  // that take their scales from one tile
   static constexpr uint32_t kNextMma = kScaleTileBlocks / kTileMmas * kNextScale;
 
-  static constexpr uint32_t instruction(const GemmParams& p, uint32_t rows) {
-    if (k8Bit) return mx_instruction(p.a_type, p.b_type, p.a_major, p.b_major, rows, p.block_n);
-    return mx_instruction(DataType::kE2M1, DataType::kE2M1, Major::kK, Major::kK, rows, p.block_n, kUe8m0);
+  static constexpr uint32_t instruction(const GemmParams& p, uint32_t rows, uint32_t columns) {
+    if (k8Bit) return mx_instruction(p.a_type, p.b_type, p.a_major, p.b_major, rows, columns);
+    return mx_instruction(DataType::kE2M1, DataType::kE2M1, Major::kK, Major::kK, rows, columns, kUe8m0);
   }
 };
 
-// Multiply role, as multiply_tiles has it for the other kinds.
-template <uint32_t kCtaGroup, ptx::UmmaKind kKind>
+// Multiply role, as multiply_tiles has it for the other kinds. kParts: instructions side by side, 2 of a narrow gated
+// tile.
+template <uint32_t kCtaGroup, ptx::UmmaKind kKind, uint32_t kParts>
 JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
   using Kind = Scaled<kKind>;
   const GemmParams& p = context.params;
@@ -100,12 +111,12 @@ JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
   const UmmaOperand a(context.a(0), context.a_tile<!Kind::k8Bit>(), mma_rows);
   const UmmaOperand b(context.b(0), context.b_tile<!Kind::k8Bit>(), mma_rows);
   const uint32_t a_to_b = b.first - a.first;
-  const uint32_t instruction = Kind::instruction(p, mma_rows * kCtaGroup);
+  const uint32_t instruction = Kind::instruction(p, mma_rows * kCtaGroup, p.block_n / kParts);
   const auto sources = static_cast<uint16_t>(context.cluster.source_mask(context.rank));
   const auto group = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
-  const uint32_t k_blocks = context.k_blocks(), k_spans = p.k_spans, parts = 1 + scale_tiles(p.block_n);
+  const uint32_t k_blocks = context.k_blocks(), k_spans = p.k_spans, parts = 1 + b_tiles(p);
   const uint32_t k_tiles = k_spans * Kind::kSpanTiles;  // of a stage
-  const uint32_t scale_columns = mx_stage_tiles(p.block_n, k_tiles) * kScaleTileColumns;
+  const uint32_t scale_columns = mx_stage_tiles(parts - 1, k_tiles) * kScaleTileColumns;
   const uint32_t scales = tmem + ptx::kTmemColumns - p.stages * scale_columns;  // those of the first stage
   const uint64_t source = scales_descriptor(context.a(p.stages));
   const uint32_t source_low = static_cast<uint32_t>(source), source_high = static_cast<uint32_t>(source >> 32);
@@ -134,7 +145,7 @@ JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
         ptx::tcgen05_fence_after_sync();
         uint32_t a_low = a.first + slot * stage_step, b_low = a_low + a_to_b;
         uint32_t at = scales + slot * scale_columns;
-        uint32_t from = source_low + slot * (mx_stage_bytes(p.block_n, k_tiles) >> 4);
+        uint32_t from = source_low + slot * (mx_stage_bytes(parts - 1, k_tiles) >> 4);
 #pragma unroll 1
         for (uint32_t span = 0; span < k_spans; ++span) {
 #pragma unroll
@@ -150,10 +161,16 @@ JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
             for (uint32_t mma = 0; mma < Kind::kTileMmas; ++mma) {
               const uint32_t step = tile * Kind::kTileMmas + mma;
               const uint64_t a_at = ptx::wide(a_low + step * a.step, kUmmaDescriptorHigh);
-              const uint64_t b_at = ptx::wide(b_low + step * b.step, kUmmaDescriptorHigh);
-              if (ptx::elect_one()) {
-                ptx::umma_scaled<kCtaGroup, kKind>(d, a_at, b_at, instruction + mma * Kind::kNextMma, a_scales,
-                                                   b_scales + b_first, accumulate || step > 0);
+#pragma unroll
+              for (uint32_t part = 0; part < kParts; ++part) {
+                constexpr uint32_t kColumns = kMxNarrowGatedColumns / 2;  // of each of several
+                const uint32_t b_part = part * (kColumns * kSwizzleSpan >> 4);
+                const uint64_t b_at = ptx::wide(b_low + step * b.step + b_part, kUmmaDescriptorHigh);
+                if (ptx::elect_one()) {
+                  ptx::umma_scaled<kCtaGroup, kKind>(
+                      d + part * kColumns, a_at, b_at, instruction + mma * Kind::kNextMma, a_scales,
+                      b_scales + part * kScaleTileColumns + b_first, accumulate || step > 0);
+                }
               }
             }
           }
@@ -174,16 +191,27 @@ JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
   if (kCtaGroup > 1) accumulators.await_empty(accumulator, p.accumulators);
 }
 
+template <uint32_t kCtaGroup, ptx::UmmaKind kKind>
+JAXBW_DEVICE void multiply_mx(const Context& context, uint32_t tmem) {
+  if constexpr (kCtaGroup == 1) {
+    const GemmParams& p = context.params;
+    if (p.epilogue.gated != 0 && p.block_n == kMxNarrowGatedColumns) {
+      return multiply_mx_tiles<kCtaGroup, kKind, 2>(context, tmem);
+    }
+  }
+  multiply_mx_tiles<kCtaGroup, kKind, 1>(context, tmem);
+}
+
 template <uint32_t kCtaGroup>
 JAXBW_DEVICE void multiply_scaled(const MxParams&, const Context& context, uint32_t tmem) {
-  multiply_mx_tiles<kCtaGroup, ptx::UmmaKind::kMx8Bit>(context, tmem);
+  multiply_mx<kCtaGroup, ptx::UmmaKind::kMx8Bit>(context, tmem);
 }
 template <uint32_t kCtaGroup>
 JAXBW_DEVICE void multiply_scaled(const Mx4BitParams& argument, const Context& context, uint32_t tmem) {
   if (argument.span_tiles == Scaled<ptx::UmmaKind::kNv4Bit>::kSpanTiles) {
-    multiply_mx_tiles<kCtaGroup, ptx::UmmaKind::kNv4Bit>(context, tmem);
+    multiply_mx<kCtaGroup, ptx::UmmaKind::kNv4Bit>(context, tmem);
   } else {
-    multiply_mx_tiles<kCtaGroup, ptx::UmmaKind::kMx4Bit>(context, tmem);
+    multiply_mx<kCtaGroup, ptx::UmmaKind::kMx4Bit>(context, tmem);
   }
 }
 

@@ -19,7 +19,9 @@ constexpr uint32_t kStoreBuffers = 2;          // staging buffers of an epilogue
 constexpr uint32_t kMaxSharedMemory = 232448;  // per block on sm_90 and sm_100, opt-in (227 KB)
 
 // Numbers of K in one swizzle span.
-constexpr uint32_t span_elements(DataType input) { return kSwizzleSpan / size_bytes(input) * packing(input); }
+constexpr uint32_t span_elements(DataType input) {
+  return kSwizzleSpan / size_bytes(input) * (input == DataType::kE2M1 ? 2 : 1);
+}
 
 // Epilogue warps of a CTA, and the rows of the accumulator that each of them owns.
 struct EpilogueShape {
@@ -206,15 +208,18 @@ constexpr uint32_t cluster_sum_stages(uint32_t block_m, uint32_t block_n) {
 // of its `k_tiles` along K one of A's, and those that the columns of B touch, which may begin in the middle of the
 // first. They go to the top of Tensor Memory, to columns of their stage: what an MMA still reads is then never
 // overwritten.
-constexpr uint32_t kScaleTileColumns = 4;                 // of Tensor Memory
-constexpr uint32_t kMxColumnStep = 64;                    // of block_n
-constexpr uint32_t kMxGatedColumns = 2 * kScaleTileRows;  // block_n: whole tiles of scales of gate and up
-constexpr uint32_t kMxChunk = 32;                         // sm100_chunk() of these
+constexpr uint32_t kScaleTileColumns = 4;  // of Tensor Memory
+constexpr uint32_t kMxColumnStep = 64;     // of block_n
+// block_n: of gate and up whole tiles of scales, or of each half of one, which a CTA alone multiplies apart
+constexpr uint32_t kMxGatedColumns = 2 * kScaleTileRows, kMxNarrowGatedColumns = kMxGatedColumns / 2;
+constexpr uint32_t kMxChunk = 32;  // sm100_chunk() of these
 static_assert(sm100_chunk(kMxColumnStep) == kMxChunk && sm100_chunk(kMxGatedColumns / 2) == kMxChunk);
+static_assert(sm100_chunk(kMxNarrowGatedColumns / 2) == kMxChunk);
 constexpr uint32_t scale_tiles(uint32_t rows) { return (rows + kScaleTileRows - 1) / kScaleTileRows; }
-constexpr uint32_t mx_stage_tiles(uint32_t block_n, uint32_t k_tiles) { return (1 + scale_tiles(block_n)) * k_tiles; }
-constexpr uint32_t mx_stage_bytes(uint32_t block_n, uint32_t k_tiles) {
-  return mx_stage_tiles(block_n, k_tiles) * kScaleTileBytes;
+constexpr uint32_t mx_b_tiles(uint32_t block_n, bool gated) { return gated ? 2 : scale_tiles(block_n); }
+constexpr uint32_t mx_stage_tiles(uint32_t b_tiles, uint32_t k_tiles) { return (1 + b_tiles) * k_tiles; }
+constexpr uint32_t mx_stage_bytes(uint32_t b_tiles, uint32_t k_tiles) {
+  return mx_stage_tiles(b_tiles, k_tiles) * kScaleTileBytes;
 }
 // Of numbers of such a type, `block` of which share a scale: tiles along K in a span.
 constexpr uint32_t span_scale_tiles(DataType input, uint32_t block) {
@@ -224,17 +229,24 @@ static_assert(span_scale_tiles(DataType::kE4M3, kMxBlock) == 1);
 static_assert(span_scale_tiles(DataType::kE2M1, kMxBlock) == 2 && span_scale_tiles(DataType::kE2M1, kNvBlock) == 4);
 
 // How many stages leave room, in Tensor Memory for the accumulators, and in shared memory.
-constexpr uint32_t mx_max_stages(const StorageLayout& layout, uint32_t block_n, uint32_t k_tiles,
-                                 uint32_t accumulators) {
+constexpr uint32_t mx_tmem_stages(uint32_t block_n, uint32_t b_tiles, uint32_t k_tiles, uint32_t accumulators) {
   const uint32_t used = (accumulators - 1) * kAccumulatorColumns + block_n;
-  const uint32_t in_tmem = (kTmemColumns - used) / (mx_stage_tiles(block_n, k_tiles) * kScaleTileColumns);
+  return (kTmemColumns - used) / (mx_stage_tiles(b_tiles, k_tiles) * kScaleTileColumns);
+}
+constexpr uint32_t mx_max_stages(const StorageLayout& layout, uint32_t block_n, uint32_t b_tiles, uint32_t k_tiles,
+                                 uint32_t accumulators) {
+  const uint32_t in_tmem = mx_tmem_stages(block_n, b_tiles, k_tiles, accumulators);
   const uint32_t in_shared =
-      (kMaxSharedMemory - layout.stage_offset(0)) / (layout.stage_bytes() + mx_stage_bytes(block_n, k_tiles));
+      (kMaxSharedMemory - layout.stage_offset(0)) / (layout.stage_bytes() + mx_stage_bytes(b_tiles, k_tiles));
   const uint32_t fit = in_tmem < in_shared ? in_tmem : in_shared;
   return fit < kMaxStages ? fit : kMaxStages;
 }
-// Up to so many columns there are two accumulators: then with four stages or more of one span.
-constexpr uint32_t mx_two_accumulators(uint32_t span_tiles) { return span_tiles == 1 ? 192 : 128; }
+// There are two accumulators where they leave four stages or more of one span.
+constexpr bool mx_two_accumulators(uint32_t block_n, uint32_t b_tiles, uint32_t span_tiles) {
+  return mx_tmem_stages(block_n, b_tiles, span_tiles, 2) >= 4;
+}
+static_assert(mx_two_accumulators(192, 2, 1) && !mx_two_accumulators(256, 2, 1) && !mx_two_accumulators(192, 2, 2));
+static_assert(mx_two_accumulators(128, 1, 4) && mx_two_accumulators(128, 2, 2) && !mx_two_accumulators(128, 2, 4));
 
 // Split tiles. Every epilogue warp reduces its slices on its own: each has a counter, and floats for the sums of one
 // part. A slice is what the warp has of an MMA tile; where CTAs of a cluster share a tile, what was said of it above.

@@ -21,6 +21,8 @@ emulator::TensorMapType encoded_type(DataType type) {
       return emulator::TensorMapType::kBf16;
     case DataType::kF32:
       return emulator::TensorMapType::kF32;
+    case DataType::kE2M1Padded:
+      return emulator::TensorMapType::k16U4Align16B;
     case DataType::kE4M3:
     case DataType::kE5M2:
     case DataType::kE2M1:

@@ -111,7 +111,8 @@ struct GemmConfig {
   JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
   uint32_t b_columns = 0;   // that a CTA loads, if more than it multiplies (sm_100); a plan finds that, too,
-  uint32_t span_tiles = 0;  // and the tiles of scales of MX formats along K in a span
+  uint32_t span_tiles = 0;  // and the tiles of scales of MX formats along K in a span,
+  uint32_t b_tiles = 0;     // and of B's columns
 
   uint32_t stage_k_tiles() const { return k_spans * span_tiles; }
   uint32_t cta_columns() const { return b_columns != 0 ? b_columns : block_n / cta_group; }  // loaded
@@ -205,7 +206,15 @@ uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& confi
 
 constexpr uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
-inline uint32_t block_k(const GemmProblem& p, const GemmConfig& c) { return c.k_spans * span_elements(p.a_type); }
+// Whether one operand has 4 bits and the other 8; and the type by which both count K in shared memory.
+inline bool is_mixed(const GemmProblem& p) { return packing(p.a_type) != packing(p.b_type); }
+inline DataType counted_type(const GemmProblem& p) {
+  return packing(p.a_type) > packing(p.b_type) ? p.b_type : p.a_type;
+}
+
+inline uint32_t block_k(const GemmProblem& p, const GemmConfig& c) {
+  return c.k_spans * span_elements(counted_type(p));
+}
 
 // Columns of D in a tile.
 inline uint32_t tile_columns(const GemmProblem& p, const GemmConfig& c) { return p.gated ? c.block_n / 2 : c.block_n; }
@@ -219,7 +228,20 @@ inline uint32_t b_extent(const GemmProblem& p, const GemmConfig& c) {
 }
 
 // GemmConfig::span_tiles.
-inline uint32_t span_tiles(const GemmProblem& p) { return p.mx == 0 ? 0 : span_scale_tiles(p.a_type, p.mx); }
+inline uint32_t span_tiles(const GemmProblem& p) { return p.mx == 0 ? 0 : span_scale_tiles(counted_type(p), p.mx); }
+
+// GemmConfig::b_tiles.
+inline uint32_t b_tiles(const GemmProblem& p, const GemmConfig& c) {
+  return p.mx == 0 ? 0 : mx_b_tiles(c.block_n, p.gated);
+}
+
+// MxParams::stage_gaps, of a problem as it is launched.
+inline uint32_t stage_gaps(const GemmProblem& p, const GemmConfig& c) {
+  const uint32_t rows = p.a_type == DataType::kE2M1Padded   ? a_extent(c)
+                        : p.b_type == DataType::kE2M1Padded ? c.cta_columns()
+                                                            : 0;
+  return rows * c.k_spans * kSwizzleSpan / 2;
+}
 
 // GemmConfig::b_columns, of a problem as it is launched.
 uint32_t b_columns(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);

@@ -198,7 +198,7 @@ Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& l
   const auto extent = [](const Array& array, int axis) { return static_cast<uint64_t>(array.dims[axis]); };
   if (lhs.dims.size() != 3 || rhs.dims.size() != 3) return invalid(shapes, "they have rank 3");
   if (!lhs.type || !rhs.type || !multiplied_together(*lhs.type, *rhs.type))
-    return invalid(shapes, "they have one dtype, f16, bf16, f32 or e2m1, or 8 bits each, e4m3 or e5m2");
+    return invalid(shapes, "they have one dtype, f16, bf16 or f32, or 8 or 4 bits each, e4m3, e5m2 or e2m1");
   const bool a_k_major = attributes.lhs_major == 0, b_k_major = attributes.rhs_major == 0;
   GemmProblem problem{.batch = std::max(extent(lhs, 0), extent(rhs, 0)),
                       .m = extent(lhs, a_k_major ? 1 : 2),

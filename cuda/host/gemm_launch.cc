@@ -48,7 +48,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.batch_stride = p.m * p.n;
   params.m = static_cast<uint32_t>(p.m);
   params.n = static_cast<uint32_t>(p.n);
-  params.k = static_cast<uint32_t>(p.k / packing(p.a_type));
+  params.k = static_cast<uint32_t>(p.k / packing(counted_type(p)));
   params.batch = static_cast<uint32_t>(p.batch);
   params.a_batched = p.a_batched;
   params.b_batched = p.b_batched;
@@ -79,15 +79,18 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
 // Fails where an address does not allow what the launch does.
 Status check_addresses(const GemmProblem& p, const GemmBuffers& buffers) {
   const bool grouped = p.grouped != Grouped::kNone;  // stored by TMA alone
+  const auto of_operand = [&](DataType type) {
+    return is_mixed(p) && packing(type) > 1 ? kPaddedAlignment : kTmaAlignment;
+  };
   const struct {
     bool present;
     const char* name;
     CUdeviceptr address;
     uint64_t alignment;
   } arrays[] = {
-      {true, "lhs", buffers.a, kTmaAlignment},
-      {true, "rhs", buffers.b, kTmaAlignment},
-      {p.gated, "rhs_up", buffers.b_up, kTmaAlignment},
+      {true, "lhs", buffers.a, of_operand(p.a_type)},
+      {true, "rhs", buffers.b, of_operand(p.b_type)},
+      {p.gated, "rhs_up", buffers.b_up, of_operand(p.b_type)},
       {p.c.has_value(), "c", buffers.c, size_bytes(p.c.value_or(DataType::kF16))},
       {p.bias.has_value(), "bias", buffers.bias, size_bytes(p.bias.value_or(DataType::kF16))},
       {p.residual.has_value(), "residual", buffers.residual, size_bytes(p.residual.value_or(DataType::kF16))},
@@ -142,7 +145,7 @@ RepackCopy repack(const Operand& operand, CUdeviceptr source, CUdeviceptr destin
   return {.source = reinterpret_cast<const void*>(source),
           .destination = reinterpret_cast<void*>(destination),
           .rows = static_cast<uint32_t>(read.rows()),
-          .columns = static_cast<uint32_t>(read.columns()),
+          .columns = static_cast<uint32_t>(read.columns() / packing(read.type)),
           .batch = static_cast<uint32_t>(read.batch),
           .destination_pitch = static_cast<uint32_t>(operand.pitch() / size_bytes(read.type)),
           .transposed = operand.transposed(),
@@ -224,6 +227,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   }
 
   launch.d_scales = reinterpret_cast<uint8_t*>(at.d_tiles);
+  launch.stage_gaps = stage_gaps(p, config);
   if (p.mx != 0) {
     launch.scale_views[0] = view_scales(p, operand_a(p), config, "lhs_tiles", at.a_tiles);
     launch.scale_views[1] = view_scales(p, operand_b(p), config, "rhs_tiles", at.b_tiles);

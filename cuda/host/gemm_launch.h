@@ -94,6 +94,7 @@ struct GemmLaunch {
   std::optional<BlockScales> scales = std::nullopt;  // of a promoting kernel, perhaps none
   std::array<TensorMap, 3> scale_maps = {};          // of scale_views
   uint8_t* d_scales = nullptr;                       // MxParams::d_scales
+  uint32_t stage_gaps = 0;                           // MxParams::stage_gaps
 
   // Calls function(argument) with the argument of the gemm kernel, of the type that it has.
   template <typename Function>
@@ -104,11 +105,11 @@ struct GemmLaunch {
       return function(grouped);
     }
     if (scales) return function(PromotedParams{params, *scales});
-    if (config.span_tiles != 0 && packing(params.a_type) > 1) {
+    if (config.span_tiles != 0 && params.a_type == DataType::kE2M1) {
       return function(Mx4BitParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, config.span_tiles});
     }
     if (config.span_tiles != 0) {
-      return function(MxParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales});
+      return function(MxParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, stage_gaps});
     }
     return function(params);
   }

@@ -46,6 +46,11 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
 
 GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
   GemmProblem launched = problem;
+  if (is_mixed(problem)) {
+    for (DataType* type : {&launched.a_type, &launched.b_type}) {
+      if (packing(*type) > 1) *type = DataType::kE2M1Padded;
+    }
+  }
   if (config.swap_ab == 0) return launched;
   std::swap(launched.m, launched.n);
   std::swap(launched.a_batched, launched.b_batched);
@@ -110,6 +115,7 @@ uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {
   GemmConfig config = given;
   config.span_tiles = span_tiles(problem);
+  config.b_tiles = b_tiles(problem, config);
   if (Verdict broken = check_problem(family, problem)) return *std::move(broken);
   if (Verdict broken = check_config(family, config)) return *std::move(broken);
   const GemmProblem launched = as_launched(problem, config);

@@ -2,6 +2,7 @@
 // because all rules stand together.
 #include <algorithm>
 #include <bit>
+#include <tuple>
 
 #include "gemm/reduce.h"
 #include "gemm/sm100_cluster_sum.h"
@@ -59,6 +60,7 @@ const char* name(DataType type) {
     case DataType::kE5M2:
       return "f8_e5m2";
     case DataType::kE2M1:
+    case DataType::kE2M1Padded:
       return "f4_e2m1";
   }
   return "unknown";
@@ -239,14 +241,17 @@ Verdict check_mx(const GemmProblem& p, const GemmConfig& c) {
   if (c.block_n % kMxColumnStep != 0) {
     return broken(Rule::mx_columns, {{"block_n", c.block_n}, {"step", kMxColumnStep}});
   }
-  if (p.gated && c.block_n != kMxGatedColumns) {
-    return broken(Rule::mx_gated, {{"block_n", c.block_n}}, {kMxGatedColumns});
+  const bool narrow = c.cta_group == 1 && c.block_n == kMxNarrowGatedColumns;
+  if (p.gated && c.block_n != kMxGatedColumns && !narrow) {
+    std::vector<uint32_t> takes{kMxGatedColumns};
+    if (c.cta_group == 1) takes.insert(takes.begin(), kMxNarrowGatedColumns);
+    return broken(Rule::mx_gated, {{"block_n", c.block_n}, {"cta_group", c.cta_group}}, takes);
   }
   if (c.cluster_k != 1) return broken(Rule::mx_cluster_k);
   if (!p.out_mx) return {};
   if (c.swap_ab != 0) return broken(Rule::out_mx_swap);
   if (tile_columns(p, c) % kScaleTileRows != 0) {  // whole tiles of scales, which are as wide as high
-    return broken(Rule::out_mx_columns, {{"block_n", c.block_n}, {"step", kScaleTileRows}});
+    return broken(Rule::out_mx_columns, {{"block_n", c.block_n}, {"step", kScaleTileRows * (p.gated ? 2 : 1)}});
   }
   return {};
 }
@@ -339,16 +344,17 @@ Verdict check_block_scales(const KernelFamily& family, const GemmProblem& p) {
 
 // Those with a scale for each block of K, and numbers that share a byte, whose rows TMA loads as they are.
 Verdict check_formats(const KernelFamily& family, const GemmProblem& p) {
-  const bool packed = packing(p.a_type) > 1;
   if (p.mx != 0) {
     if (family.is_sm90() || !is_8bit(p.a_type)) return broken(Rule::mx);
-    if (p.mx != kMxBlock && (p.mx != kNvBlock || !packed)) return broken(Rule::mx_block, {{"block", p.mx}});
+    if (p.mx != kMxBlock && (p.mx != kNvBlock || packing(counted_type(p)) == 1))
+      return broken(Rule::mx_block, {{"block", p.mx}});
     // NVFP4's global scales are factors; but of gate and up, which have one each, they are scales of columns.
     if (p.a_scaled || (p.b_scaled && !p.gated)) return broken(Rule::mx);
   }
-  const uint64_t step = kTmaAlignment * packing(p.a_type);
-  if (packed && (p.mx == 0 || p.a_major != Major::kK || p.b_major != Major::kK || p.k % step != 0)) {
-    const RuleOperand operand = p.a_major != Major::kK ? RuleOperand::kLhs : RuleOperand::kRhs;
+  for (const auto& [operand, type, major] :
+       {std::tuple(RuleOperand::kLhs, p.a_type, p.a_major), std::tuple(RuleOperand::kRhs, p.b_type, p.b_major)}) {
+    const uint64_t step = kTmaAlignment * packing(type);
+    if (packing(type) == 1 || (p.mx != 0 && major == Major::kK && p.k % step == 0)) continue;
     return broken(Rule::mx_4bit, {{"operand", static_cast<int64_t>(operand)}, {"step", static_cast<int64_t>(step)}});
   }
   return {};
@@ -440,7 +446,7 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   std::string_view input = narrow ? "8bit" : launched.a_type == DataType::kF32 ? "tf32" : "16bit";
   if (family.is_sm90() && input == "16bit") input = name(launched.a_type);
   if (family.is_sm90() && narrow && launched.promoted) input = "8bit_promoted";
-  if (launched.mx != 0) input = packing(launched.a_type) > 1 ? "4bit_mx" : "8bit_mx";
+  if (launched.mx != 0) input = packing(counted_type(launched)) > 1 ? "4bit_mx" : "8bit_mx";
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
   const std::string_view role = launched.grouped == Grouped::kNone ? "gemm"
@@ -493,7 +499,7 @@ uint32_t b_columns(const KernelFamily& family, const GemmProblem& p, const GemmC
 }
 
 uint32_t shared_memory_bytes(const KernelFamily& family, const GemmConfig& c) {
-  const uint32_t scales = c.stages * mx_stage_bytes(c.block_n, c.stage_k_tiles());
+  const uint32_t scales = c.stages * mx_stage_bytes(c.b_tiles, c.stage_k_tiles());
   return storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue).total_bytes(c.stages) + scales;
 }
 
@@ -507,14 +513,14 @@ uint32_t min_accumulators(const KernelFamily& family, const GemmConfig& c) {
 
 uint32_t most_accumulators(const KernelFamily& family, const GemmConfig& c) {
   // Scales stand beside accumulators.
-  const bool full = c.span_tiles != 0 && c.block_n > mx_two_accumulators(c.span_tiles);
+  const bool full = c.span_tiles != 0 && !mx_two_accumulators(c.block_n, c.b_tiles, c.span_tiles);
   return full ? 1 : family.max_accumulators;
 }
 
 uint32_t max_stages(const KernelFamily& family, const GemmConfig& c) {
   const StorageLayout layout = storage_layout(c.cta_rows(), c.cta_columns(), c.k_spans, family.epilogue);
   if (c.span_tiles == 0) return layout.max_stages();
-  return mx_max_stages(layout, c.block_n, c.stage_k_tiles(), c.accumulators);
+  return mx_max_stages(layout, c.block_n, c.b_tiles, c.stage_k_tiles(), c.accumulators);
 }
 
 uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
@@ -616,7 +622,7 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
   if (request.batch_invariant && c.split_tail != 0) return broken(Rule::batch_invariant_tail);
   if (!request.block_k) {
     c.k_spans = 1;
-  } else if (const uint32_t span = span_elements(problem ? problem->a_type : DataType::kBF16),
+  } else if (const uint32_t span = span_elements(problem ? counted_type(*problem) : DataType::kBF16),
              block_k = *request.block_k;
              family.is_sm90()) {
     const bool of_others = problem == nullptr && (block_k == span_elements(DataType::kE4M3) ||
@@ -635,6 +641,7 @@ Planned<GemmConfig> complete(const KernelFamily& family, const ConfigRequest& re
     c.k_spans = block_k / span;
   }
   c.span_tiles = problem == nullptr ? 0 : span_tiles(*problem);
+  c.b_tiles = problem == nullptr ? 0 : b_tiles(*problem, c);
   c.accumulators = request.accumulators.value_or(most_accumulators(family, c));
   const Grouped grouped = problem == nullptr ? Grouped::kNone : problem->grouped;
   c.scheduler = static_cast<uint32_t>(request.scheduler.value_or(default_scheduler(family, grouped)));

@@ -13,6 +13,8 @@
 namespace jaxbw {
 
 constexpr uint64_t kTmaAlignment = 16;  // bytes, of addresses and strides: CUtensorMap
+// Of kE2M1Padded (CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B): bytes of addresses, and of whole boxes that rows consist of.
+constexpr uint64_t kPaddedAlignment = 32, kPaddedRow = 64;
 
 // A dense array [batch, rows, columns] of matrices that are `extent` (M or N) by `k`.
 struct Operand {
@@ -26,9 +28,15 @@ struct Operand {
   uint64_t rows() const { return major == Major::kK ? extent : k; }
   uint64_t row_bytes() const { return columns() / packing(type) * size_bytes(type); }
 
+  // Bytes that rows are multiples of, as TMA loads them.
+  bool padded() const { return type == DataType::kE2M1Padded; }
+  uint64_t row_unit() const { return padded() ? kPaddedRow : kTmaAlignment; }
+
   bool transposed() const { return k_major_only && major == Major::kMN; }
   // Where there is one row, its distance to the next is never used.
-  bool repacked() const { return transposed() || (row_bytes() % kTmaAlignment != 0 && (rows() > 1 || batch > 1)); }
+  bool repacked() const {
+    return transposed() || (row_bytes() % row_unit() != 0 && (rows() > 1 || batch > 1 || padded()));
+  }
 
   // What the kernel reads: this array, or the copy of it.
   Operand as_read() const {
@@ -40,8 +48,7 @@ struct Operand {
   // they must: for those that do, a matmul takes 10 % longer for each operand (4104^3 on an H200).
   uint64_t pitch() const {
     const uint64_t bytes = as_read().row_bytes();
-    const uint64_t unit =
-        repacked() ? std::clamp<uint64_t>(std::bit_ceil(bytes), kTmaAlignment, kCacheLine) : kTmaAlignment;
+    const uint64_t unit = repacked() ? std::clamp<uint64_t>(std::bit_ceil(bytes), row_unit(), kCacheLine) : row_unit();
     return ceil_div(bytes, unit) * unit;
   }
   uint64_t repacked_bytes() const { return repacked() ? batch * as_read().rows() * pitch() : 0; }

@@ -145,7 +145,7 @@ std::variant<nb::dict, Violation> complete_config(const std::string& family_name
   if (!complete.ok()) return complete.violation();
   if (Verdict broken = check_config(family, *complete)) return *std::move(broken);
   nb::dict open;
-  open["block_k"] = complete->k_spans * span_elements(problem ? problem->a_type : DataType::kBF16);
+  open["block_k"] = complete->k_spans * span_elements(problem ? counted_type(*problem) : DataType::kBF16);
   open["stages"] = complete->stages;
   open["accumulators"] = complete->accumulators;
   open["scheduler"] = kSchedulers[complete->scheduler];
@@ -237,6 +237,7 @@ class CandidateTable {
   if (name##_ != nullptr) c.name = static_cast<uint32_t>(name##_[index]);
     JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
+    c.b_tiles = b_tiles(launched_, c);
     if (c.accumulators == 0) c.accumulators = most_accumulators(family_, c);
     if (c.split_tail != 0 && c.cluster_size() < resident.size()) c.wave = resident[c.cluster_size()];
     if (c.block_m == 0 || c.block_n == 0 || c.cta_group == 0 || c.k_spans == 0) return c;

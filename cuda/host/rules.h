@@ -87,7 +87,7 @@ namespace jaxbw {
   X(block_n_of_operands, "block_n is {block_n}; of such operands, with {rows} rows in each warpgroup, it is {takes}")  \
   X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
   X(block_scales_swap, "swap_ab does not go with scales of blocks")                                                    \
-  X(mx_gated, "block_n is {block_n}; of a gated matmul of MX formats it is {takes}")                                   \
+  X(mx_gated, "block_n is {block_n}; of a gated matmul of MX formats, with cta_group {cta_group}, it is {takes}")      \
   X(mx_rows, "block_m is {block_m}; of MX formats it is {takes}")                                                      \
   X(mx_columns, "block_n is {block_n}; of MX formats it is a multiple of {step}")                                      \
   X(mx_accumulators, "{accumulators} accumulators of {block_n} columns leave none for the scales of MX formats")       \

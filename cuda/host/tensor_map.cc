@@ -15,6 +15,8 @@ CUtensorMapDataType encoded_type(DataType type) {
       return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     case DataType::kF32:
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    case DataType::kE2M1Padded:
+      return CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B;
     case DataType::kE4M3:
     case DataType::kE5M2:
     case DataType::kE2M1:
@@ -37,7 +39,8 @@ CUtensorMapSwizzle encoded_swizzle(uint32_t bytes) {
 
 // A box is one block of an OperandTile (storage.h), or the part of its rows that one of `peers` CTAs loads: one row of
 // the block wide, `extent` rows of M or N high (K-major), or all of the stage's K (MN-major). Of numbers that share a
-// byte these are the elements.
+// byte these are the elements; but padded ones are elements themselves, of rows that end with a whole box. What such a
+// row has behind K the other operand multiplies by zeros, and e2m1 has numbers only.
 TensorView view(const Operand& operand, CUdeviceptr address, const GemmConfig& config, uint32_t extent,
                 uint32_t peers) {
   const Operand read = operand.as_read();
@@ -45,7 +48,8 @@ TensorView view(const Operand& operand, CUdeviceptr address, const GemmConfig& c
   return {.name = operand.name,
           .address = address,
           .type = read.type,
-          .contiguous = read.columns() / packing(read.type),
+          .contiguous = operand.padded() ? ceil_div(read.row_bytes(), kPaddedRow) * kPaddedRow * packing(read.type)
+                                         : read.columns() / packing(read.type),
           .outer = read.rows(),
           .batch = read.batch,
           .row_stride = operand.pitch(),

@@ -41,8 +41,7 @@ DATA_TYPES = {
 # Formats of block_formats.py, any two of a set of which kernels multiply as they are, and the
 # numbers of k that share a scale.
 MX_FORMATS = {
-    frozenset({"mxfp8", "mxfp8_e5m2"}): 32,
-    frozenset({"mxfp4"}): 32,
+    frozenset({"mxfp8", "mxfp8_e5m2", "mxfp4"}): 32,
     frozenset({"nvfp4"}): 16,
 }
 
@@ -115,6 +114,11 @@ class GemmProblem:
             return 0
         given = set(self.epilogue.formats)
         return next((block for alike, block in MX_FORMATS.items() if given <= alike), 0)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether one operand has 4 bits and the other 8: both take 8 in shared memory."""
+        return itemsize(self.lhs_dtype) != itemsize(self.rhs_dtype)
 
     @property
     def is_sized(self) -> bool:

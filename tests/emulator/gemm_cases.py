@@ -40,8 +40,14 @@ INPUTS: dict[str, tuple[tuple[str, str], ...]] = {
     "16bit": (("bf16", "bf16"), ("f16", "f16")),
     "tf32": (("f32", "f32"),),
     **dict.fromkeys(
-        ("8bit", "8bit_promoted", "8bit_mx"),
+        ("8bit", "8bit_promoted"),
         tuple((a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
+    ),
+    "8bit_mx": tuple(
+        (a, b)
+        for a in ("e4m3", "e5m2", "e2m1")
+        for b in ("e4m3", "e5m2", "e2m1")
+        if "e2m1" not in (a, b) or a != b
     ),
     "4bit_mx": (("e2m1", "e2m1"),),
 }
@@ -137,10 +143,18 @@ class Case:
         return self.plan().kernel
 
     @property
+    def operand_types(self) -> tuple[np.dtype[Any], np.dtype[Any]]:
+        """Of lhs and rhs."""
+        return INPUT_TYPES[self.dtype], INPUT_TYPES[self.rhs_dtype or self.dtype]
+
+    @property
     def repacked(self) -> tuple[str, ...]:
         """Operands that are copied first: TMA, or the instruction, cannot read them."""
         lhs = self.k if self.layout[0] == "n" else self.m
         rhs = self.n if self.layout[1] == "n" else self.k
+        if "e2m1" in (self.dtype, self.rhs_dtype) and self.rhs_dtype is not None:
+            of_4_bits = "lhs" if self.dtype == "e2m1" else "rhs"
+            return () if self.k % 128 == 0 else (of_4_bits,)  # TMA pads whole boxes
         row = 16 // INPUT_TYPES[self.dtype].itemsize
         k_major = self.family == "sm90" and row == 16
         of_lhs, of_rhs = k_major and self.layout[0] == "t", k_major and self.layout[1] == "n"
@@ -175,7 +189,7 @@ class Case:
         names = {spec.name for spec in fields(GemmConfig)} & {spec.name for spec in fields(self)}
         return replace(
             GemmConfig(**{name: getattr(self, name) for name in names}),
-            block_k=self.k_spans * gemm_launch.span_elements(INPUT_TYPES[self.dtype]),
+            block_k=self.k_spans * gemm_launch.span_elements(*self.operand_types),
             accumulators=None if self.family == "sm90" else self.accumulators,
         )
 
@@ -277,7 +291,7 @@ class Case:
             operand("lhs", self.m, self.k),
             operand("rhs", self.k, self.n),
             INPUT_TYPES[self.dtype],
-            None if self.rhs_dtype is None else OPERANDS[self.rhs_dtype],
+            None if self.rhs_dtype is None else INPUT_TYPES[self.rhs_dtype],
             self.promoted,
             rhs_up=operand("rhs", self.k, self.n) if self.gated else None,
             alpha=self.alpha,

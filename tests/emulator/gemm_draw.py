@@ -16,7 +16,8 @@ PLAIN = 0.3  # of the launches have an epilogue that only casts: kernels have a 
 WORK = 1 << 24  # multiply-adds of a drawn case, about: a fraction of a second
 AREA = 1 << 17  # elements of a cluster tile, likewise
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if m * n <= 16)
-MX_STEP, MX_GATED = 64, 256  # of the columns of a tile of MX formats; those of a gated one
+MX_STEP = 64  # of the columns of a tile of MX formats
+MX_GATED = {1: (128, 256), 2: (256,)}  # those of a gated one, by cta_group
 NO_SCALES = {"lhs_scale": False, "rhs_scale": False}
 PROPOSALS = 1000  # of launches, some tens of which are legal
 SPAN_ELEMENTS = {1: 128, 2: 64, 4: 32}  # of a swizzle span, by their size
@@ -89,12 +90,13 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
     swap_ab = not gated and rng.random() < 0.2
     # Of the operands as the kernel sees them.
     itemsize = INPUT_TYPES[dtype].itemsize
-    majors = (0, 0) if dtype in ("f32", "e2m1") else (rng.randrange(2), rng.randrange(2))
+    seen = (rhs_dtype, dtype) if swap_ab else (dtype, rhs_dtype)
+    majors = tuple(0 if each in ("f32", "e2m1") else rng.randrange(2) for each in seen)
     if block_m // group % SPAN_ELEMENTS[itemsize]:  # an MN-major lhs is whole spans wide
         majors = (0, majors[1])
     layout = "nt"[majors[0]] + "tn"[majors[1]]
     steps = widths(block_m, group, majors[1] == 1, gated, itemsize)
-    mx_steps = range(MX_GATED if gated else MX_STEP, 257, MX_STEP)
+    mx_steps = MX_GATED[group] if gated else range(MX_STEP, 257, MX_STEP)
     block_n = rng.choice([step for step in steps if not mx or step in mx_steps])
     k_spans = rng.choice((1, 1, 1, 2, 3, 4))
     clusters = [c for c in CLUSTERS if c[0] % group == 0]
@@ -118,10 +120,10 @@ def draw_case(rng: random.Random, kernel: str = "") -> Case:
 
     tile_m = cluster[0] * block_m // group
     tile_n = cluster[1] * (block_n // 2 if gated else block_n)
-    block_k = k_spans * gemm_launch.span_elements(INPUT_TYPES[dtype])
+    block_k = k_spans * gemm_launch.span_elements(INPUT_TYPES[dtype], INPUT_TYPES[rhs_dtype])
     k = rng.choice((1, 8, block_k, 2 * block_k, 3 * block_k + 1, 5 * block_k - 7))
     k = max(1, min(k, WORK // (tile_m * tile_n)))
-    if dtype == "e2m1":  # rows of 16 bytes
+    if "e2m1" in (dtype, rhs_dtype):  # rows of 16 bytes
         k = ceil_div(k, 32) * 32
     tiles = max(1, min(6, WORK // (tile_m * tile_n * k), 4 * AREA // (tile_m * tile_n)))
     tiles_m = rng.randint(1, tiles)

@@ -195,9 +195,9 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def span_elements(dtype: np.dtype[Any]) -> int:
-    """Numbers in a swizzle span."""
-    return SPAN // dtype.itemsize * (2 if dtype == E2M1 else 1)
+def span_elements(dtype: np.dtype[Any], rhs_dtype: np.dtype[Any] | None = None) -> int:
+    """Numbers in a swizzle span: of 4 bits twice those of 8, unless these are beside them."""
+    return SPAN // dtype.itemsize * (2 if {dtype, rhs_dtype or dtype} == {E2M1} else 1)
 
 
 def loaded_columns(config: Config, itemsize: int = 2) -> int:
@@ -287,7 +287,7 @@ def plan_of(config: Config, matmul: Matmul, resident: int = 1) -> Plan:
     given = GemmConfig(
         c.block_m,
         c.block_n,
-        block_k=c.k_spans * span_elements(p.dtype),
+        block_k=c.k_spans * span_elements(p.dtype, p.rhs_dtype),
         cluster=c.cluster,
         cluster_k=c.cluster_k,
         cta_group=c.cta_group,

@@ -248,18 +248,31 @@ def _sm100(group: int) -> Iterator[Case]:
 def _mx(name: str, group: int) -> Iterator[Case]:
     """Those of 16 bits that are legal for MX formats, whose spans have more numbers.
 
-    Gated ones in the tile that they have. And results in MXFP8.
+    Gated ones in the tiles that they have. And results in MXFP8.
     """
     of_4bit = itertools.cycle(MX_BLOCKS["4bit_mx"])
-    for case in (*_sm100(group), *_in_mxfp8(group)):
-        if case.gated:
-            case = replace(case, block_n=256, accumulators=1)
+    cases = [*_sm100(group), *_in_mxfp8(group)]
+    wide = [replace(case, block_n=256, accumulators=1) if case.gated else case for case in cases]
+    alone = [case for case in cases if case.gated and group == 1 and case.output == "bf16"]
+    narrow = [replace(case, block_n=128) for case in alone]
+    for case in (*wide, *narrow):
         found = replace(case, mx=32, dtype="e4m3", k=2 * case.k)
         if "4bit" in name:
             k = -(-4 * case.k // 32) * 32
             found = replace(case, mx=next(of_4bit), dtype="e2m1", layout="nt", k=k)
         if isinstance(found.planned(), Plan):
             yield found
+    if "8bit" in name:
+        yield from _beside_4_bits(group)
+
+
+def _beside_4_bits(group: int) -> Iterator[Case]:
+    """Either operand in MXFP4, shared by all CTAs of a row or column."""
+    rows = 128 * group
+    base = Case(2 * rows - 8, 248, 288, mx=32, layout="nt", block_m=rows, cta_group=group)
+    base = replace(base, cluster=(2 * group, 2), stages=2)
+    yield replace(base, dtype="e4m3", rhs_dtype="e2m1")
+    yield replace(base, dtype="e2m1", rhs_dtype="e5m2", k=320)
 
 
 def _in_mxfp8(group: int) -> Iterator[Case]:

@@ -1,6 +1,7 @@
 """The MXFP8 kernels of sm100: scaled integers bit by bit, over shapes with tails, strictly."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -186,9 +187,11 @@ def test_each_scale_id_matters(config: Config) -> None:
     right, right_scales, b = operand(rng, 1, 64, 128)
     matmul = Matmul(left, right.swapaxes(1, 2), E4M3, lhs_scale=left_scales, rhs_scale=right_scales)
     text = installed.text(plan_of(config, matmul).kernel)
-    first, *others = IDS.finditer(text)
+    found = [*IDS.finditer(text)]
+    ids = Counter(each[2] for each in found)  # shared by two of a narrow gated tile
+    first, *others = (each for each in found if ids[each[2]] == 1)
     assert len({first[2], *(each[2] for each in others)}) == BLOCKS
     for each in others:
         mutant = f"{text[: each.start(2)]}{first[2]}{text[each.end(2) :]}"
-        found = launch(emulator.Module(mutant), config, matmul)
-        assert (found.d != a @ b.swapaxes(1, 2)).any()
+        outcome = launch(emulator.Module(mutant), config, matmul)
+        assert (outcome.d != a @ b.swapaxes(1, 2)).any()

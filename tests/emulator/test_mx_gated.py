@@ -51,6 +51,7 @@ def check(
 
 ALONE = Config(SM100, 128, 256, rhs_major=0, output=F32, accumulators=1)
 PAIR = replace(ALONE, block_m=256, cta_group=2, cluster=(2, 1))
+NARROW = replace(ALONE, block_n=128, accumulators=2, stages=2)
 
 
 @pytest.mark.sampled(3)
@@ -60,6 +61,9 @@ PAIR = replace(ALONE, block_m=256, cta_group=2, cluster=(2, 1))
     [
         (ALONE, (200, 150, 416)),
         (replace(ALONE, stages=1), (100, 40, 672)),
+        (NARROW, (200, 150, 416)),
+        (replace(NARROW, cluster=(2, 2), accumulators=1), (200, 250, 288)),
+        (replace(NARROW, k_spans=2, stages=1), (1, 200, 1312)),
         (replace(ALONE, k_spans=2, stages=1), (128, 130, 1312)),
         (replace(ALONE, cluster=(2, 2)), (200, 200, 288)),
         (PAIR, (200, 140, 416)),
@@ -78,6 +82,8 @@ OPTIONS: list[tuple[Config, dict[str, Any]]] = [
     (replace(PAIR, lhs_major=1, rhs_major=1), {"rhs_dtype": E5M2}),
     (replace(PAIR, scheduler="static", raster="n", swizzle=2), {"batch": (1, 2)}),
     (replace(ALONE, split_k=3), {"batch": (2, 1)}),
+    (replace(NARROW, split_k=2, scheduler="static"), {"batch": (2, 2), "rhs_dtype": E5M2}),
+    (replace(NARROW, activation=RELU), {"alpha": 0.5, "bias": True, "save": True}),
     (replace(PAIR, split_k=2), {"batch": (2, 2)}),
     (replace(ALONE, activation=RELU), {"alpha": 0.5, "bias": True, "save": True}),
     (replace(PAIR, activation=RELU, output=np.dtype(ml_dtypes.bfloat16)), {"save": True}),
@@ -93,22 +99,25 @@ def test_what_the_other_kernels_can_do(config: Config, options: dict[str, Any]) 
     check(config, *drawn((m, n, k), **options), schedules=SCHEDULES[1:3])
 
 
-@pytest.mark.parametrize("config", [ALONE, replace(PAIR, cluster=(4, 2))], ids=str)
+@pytest.mark.parametrize("config", [ALONE, NARROW, replace(PAIR, cluster=(4, 2))], ids=str)
 def test_bytes(config: Config) -> None:
     """Each CTA loads the scales of its rows, and of all columns of gate and of up."""
     (cluster_m, cluster_n), k = config.cluster, 512
     ctas, rows = cluster_m * cluster_n, cluster_m * config.block_m // config.cta_group
-    matmul, _, _ = drawn((rows, cluster_n * ROWS, k))
+    columns = cluster_n * config.block_n // 2
+    matmul, _, _ = drawn((rows, columns, k))
     report = launch(installed.load(plan_of(config, matmul).kernel), config, matmul).report
     scales = ctas * 3 * (k // (32 * BLOCKS)) * ROWS * BLOCKS
     data = ctas * k * (config.block_m + config.block_n) // config.cta_group
     assert report.bytes["tma load"] == data + scales
-    assert report.bytes["global load"] == k * (rows + 2 * cluster_n * ROWS) + scales
+    assert report.bytes["global load"] == k * (rows + 2 * columns) + scales
 
 
-@pytest.mark.parametrize("block_n", [64, 128, 192])
-def test_other_tiles_are_refused(block_n: int) -> None:
+@pytest.mark.parametrize(("group", "block_n"), [(1, 64), (1, 192), (2, 128), (2, 192)])
+def test_other_tiles_are_refused(group: int, block_n: int) -> None:
     case = Case(128, 128, 128, dtype="e4m3", mx=32, gated=True, block_n=block_n, stages=1)
+    case = replace(case, block_m=128 * group, cta_group=group, cluster=(group, 1))
     found = case.planned()
     assert isinstance(found, Violation)
-    assert "of a gated matmul of MX formats it is 256" in str(found)
+    takes = "128 or 256" if group == 1 else "256"
+    assert f"MX formats, with cta_group {group}, it is {takes}" in str(found)

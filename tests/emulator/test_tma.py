@@ -166,10 +166,16 @@ def simple(**changes: object) -> Any:
         ({"fill": datapath.OobFill.NAN}, 0x400, [0, 0], "NaN"),
         ({"swizzle": Swizzle.B128, "box": [32, 8]}, 0x400, [0, 0], "as wide as its swizzle span"),
         (
-            {"type": Type.U4X16_ALIGN_16B, "box": [128, 8], "extents": [128, 64]},
+            {"type": Type.U6X16_ALIGN_16B, "box": [128, 8], "extents": [128, 64]},
             0x400,
             [0, 0],
-            "padded 4- and 6-bit",
+            "padded 6-bit",
+        ),
+        (
+            {"type": Type.U4X16_ALIGN_16B, "box": [128, 8], "extents": [256, 64]},
+            0x400,
+            [64, 0],
+            "multiple of 128",
         ),
         (
             {"box": [256, 256, 256], "extents": [256] * 3, "strides": [512, 131072]},
@@ -195,6 +201,39 @@ def test_refuses_what_it_cannot_know(
 ) -> None:
     with pytest.raises(RuntimeError, match=reason):
         datapath.tma_pieces(simple(**changes), datapath.TmaDirection.LOAD, coordinates, address)
+
+
+@pytest.mark.parametrize("swizzle", [Swizzle.NONE, Swizzle.B128])
+def test_a_padded_4_bit_box_has_a_gap_behind_each_8_bytes(swizzle: Any) -> None:
+    """16U4_ALIGN16B: 64 bytes of a row become 128, the gaps stay, and 64 bytes are counted."""
+    memory = new_memory(3)
+    before = memory.shared.copy()
+    fields = Fields(
+        type=Type.U4X16_ALIGN_16B,
+        address=GLOBAL_BASE,
+        extents=[256, 30],
+        strides=[160],
+        box=[128, 8],
+        swizzle=swizzle,
+    )
+    assert datapath.tma_box_bytes(fields) == 8 * 64
+    memory.load(fields, [128, 27], SHARED_BASE + 0x400)
+    rows = np.zeros((8, 8, 8), np.uint8)
+    inside = memory.global_bytes[: 30 * 160].reshape(30, 160)[27:, 64:128]
+    rows[:3] = inside.reshape(3, 8, 8)
+    lines = memory.shared[0x400:0x800].reshape(8, 8, 16)
+    for row, chunk in itertools.product(range(8), range(8)):
+        at = chunk ^ row if swizzle == Swizzle.B128 else chunk  # SHARED_BASE + 0x400 is aligned
+        np.testing.assert_array_equal(lines[row, at, :8], rows[row, chunk])
+    np.testing.assert_array_equal(lines[:, :, 8:], before[0x400:0x800].reshape(8, 8, 16)[:, :, 8:])
+    array = emulator.empty((30, 128), np.uint8)
+    of_array = emulator.TensorMap.encode(array, box=(128, 8), padded_fp4=True)
+    decoded = Fields.decode(of_array.encoded)
+    assert (decoded.type, decoded.extents, decoded.strides) == (fields.type, [256, 30], [128])
+    with pytest.raises(ValueError, match="padded_fp4 is for uint8 arrays, not for float32"):
+        emulator.TensorMap.encode(np.zeros((8, 64), np.float32), box=(128, 8), padded_fp4=True)
+    with pytest.raises(RuntimeError, match="stores of the padded 4-bit type"):
+        datapath.tma_pieces(fields, datapath.TmaDirection.STORE, [0, 0], SHARED_BASE + 0x400)
 
 
 @pytest.mark.parametrize("kind", [Type.TFLOAT32, Type.TFLOAT32_FTZ, Type.FLOAT32_FTZ])

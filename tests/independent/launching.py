@@ -85,9 +85,11 @@ class Problem:
         return lhs.astype(np.float32), rhs.astype(np.float32)
 
 
-def tensor_map(array: Array, box: Sequence[int], swizzle: int = 128) -> emulator.TensorMap:
+def tensor_map(
+    array: Array, box: Sequence[int], swizzle: int = 128, **options: Any
+) -> emulator.TensorMap:
     """The map of a matrix for a box given as (contiguous, outer)."""
-    return emulator.TensorMap.encode(array, box=box, swizzle=swizzle)
+    return emulator.TensorMap.encode(array, box=box, swizzle=swizzle, **options)
 
 
 def _stored(values: Array, transposed: bool, dtype: np.dtype[Any]) -> Array:

@@ -1,4 +1,4 @@
-"""The emulator against Triton's GEMMs with scales of blocks: MXFP8, MXFP4 and NVFP4."""
+"""The emulator against Triton's GEMMs with scales of blocks: MXFP8, MXFP4, both, and NVFP4."""
 
 import importlib
 import re
@@ -16,6 +16,8 @@ CASES = [
     ("MXFP8", "MXFP8_E5M2", (128, 256, 128), "kind::mxf8f6f4"),
     ("MXFP4", "MXFP4", (128, 128, 256), "kind::mxf4"),
     ("NVFP4", "NVFP4", (128, 256, 128), "kind::mxf4nvf4"),
+    ("MXFP8", "MXFP4", (128, 128, 128), "kind::mxf8f6f4"),
+    ("MXFP4", "MXFP8_E5M2", (128, 256, 128), "kind::mxf8f6f4"),
 ]
 
 
@@ -44,7 +46,9 @@ def test_triton(
     for array, meta in zip([*left, *right, result], compiled.metadata.tensordesc_meta, strict=True):
         swizzle = (0, 32, 64, 128)[meta["swizzle"]]
         strides = np.array(array.strides) // array.itemsize
-        arguments += [tensor_map(array, meta["block_size"][::-1], swizzle)]
+        padded = meta["fp4_padded"]
+        assert padded == (lhs != rhs and array.shape[-1] == k // 2)
+        arguments += [tensor_map(array, meta["block_size"][::-1], swizzle, padded_fp4=padded)]
         arguments += [*array.shape, *strides.tolist()]
     module = emulator.Module(ptx)
     threads = re.search(r"\.reqntid (\d+)", ptx)

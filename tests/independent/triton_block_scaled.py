@@ -28,7 +28,8 @@ def matmul(
     k,
     lhs_format: tl.constexpr,
     rhs_format: tl.constexpr,
-    packed: tl.constexpr,
+    lhs_packed: tl.constexpr,
+    rhs_packed: tl.constexpr,
     block: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -40,8 +41,8 @@ def matmul(
     rep_k: tl.constexpr = block_k // block // 4
     sums = tl.zeros((block_m, block_n), tl.float32)
     for step in tl.range(0, tl.cdiv(k, block_k)):
-        a = lhs.load([row * block_m, step * (block_k // packed)])
-        b = rhs.load([column * block_n, step * (block_k // packed)])
+        a = lhs.load([row * block_m, step * (block_k // lhs_packed)])
+        b = rhs.load([column * block_n, step * (block_k // rhs_packed)])
         sa = lhs_scales.load([0, row * rep_m, step * rep_k, 0, 0])
         sb = rhs_scales.load([0, column * rep_n, step * rep_k, 0, 0])
         sa = sa.reshape(rep_m, rep_k, 32, 4, 4).trans(0, 3, 2, 1, 4)
@@ -99,7 +100,8 @@ def compiled(lhs: Format, rhs: Format, block: tuple[int, int, int], stages: int)
     constants = dict(
         lhs_format=lhs.triton,
         rhs_format=rhs.triton,
-        packed=lhs.packed,
+        lhs_packed=lhs.packed,
+        rhs_packed=rhs.packed,
         block=lhs.block,
         block_m=m,
         block_n=n,

@@ -209,6 +209,13 @@ def test_vmap(name: str, axes: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_forward_mode_is_refused(name: str) -> None:
+    x, w = array((5, 40)), array((40, 24), 1)
+    with pytest.raises(TypeError, match="to a custom_vjp function"):
+        jax.jvp(lambda x: RECIPES[name](x, w, PLAIN), (x,), (x,))
+
+
 @pytest.mark.parametrize("kind", ["jit", "shard_map"])
 def test_data_parallel(kind: str) -> None:
     """Rows on two devices, in whole blocks: the numbers of one device."""

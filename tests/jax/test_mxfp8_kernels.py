@@ -215,15 +215,24 @@ def test_gated_lowering(cuda_hlo: Lower, custom_calls: Calls) -> None:
     assert not re.search(r"stablehlo\.(transpose|convert|pad|dot_general)", text)
 
 
-def test_gated_tile() -> None:
-    """Whole tiles of scales of gate and up: selection knows, and says so of another."""
-    operands = gated_operands(512, 256, 1024)
-    choice = jaxbw.explain(*operands, device="B200")
+@pytest.mark.parametrize(("m", "block_n"), [(16, 128), (8192, 256)])
+def test_gated_tile(m: int, block_n: int) -> None:
+    """Halves, or wholes, of tiles of scales of gate and up: selection knows, and says so."""
+    operands = [jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16) for rows in (m, 8192, 8192)]
+    q, gate, up = (jax.eval_shape(lambda x: jaxbw.quantize(x, "mxfp8"), x) for x in operands)
+    choice = jaxbw.explain(q, gate.mT, device="B200", rhs_up=up.mT)
     assert str(choice.kernel).startswith("jaxbw_sm100_8bit_mx_")
     assert choice.config is not None
-    assert choice.config.block_n == 256
-    with pytest.raises(NotImplementedError, match="of a gated matmul in an MX format it is 256"):
-        jaxbw.explain(*operands, device="B200", implementation="sm100", config=GemmConfig(128, 128))
+    assert choice.config.block_n == block_n
+    refused = "of a gated matmul in an MX format, with cta_group 1, it is 128 or 256"
+    with pytest.raises(NotImplementedError, match=refused):
+        jaxbw.explain(
+            *(q, gate.mT),
+            rhs_up=up.mT,
+            device="B200",
+            implementation="sm100",
+            config=GemmConfig(128, 64),
+        )
 
 
 def test_explain() -> None:

@@ -315,7 +315,9 @@ CUresult tensor_map_encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
       std::vector<uint32_t>(element_strides, element_strides + rank), "interleave", static_cast<int>(interleave),
       "swizzle", static_cast<int>(swizzle), "promotion", static_cast<int>(promotion), "fill", static_cast<int>(fill));
   const bool is_f32 = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  const bool is_byte = type == CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  const bool is_padded = type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B;
+  const bool is_byte = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 || is_padded;  // in shared memory
+  const unsigned alignment = is_padded ? 32 : 16;
   const unsigned element = is_f32    ? 4
                            : is_byte ? 1
                                      : 2,
@@ -324,13 +326,14 @@ CUresult tensor_map_encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
                         : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32
                                                                : 4096;
   bool legal =
-      (rank == 3 || rank == 4) && reinterpret_cast<uintptr_t>(address) % 16 == 0 &&
+      (rank == 3 || rank == 4) && reinterpret_cast<uintptr_t>(address) % alignment == 0 &&
       (is_f32 || is_byte || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) &&
-      box[0] * element <= span && box[0] * element % 16 == 0;
+      box[0] * element <= span && box[0] * element % 16 == 0 && (!is_padded || (dims[0] % 128 == 0 && box[0] == 128));
   for (unsigned i = 0; i < rank; ++i) {
     legal = legal && dims[i] >= 1 && dims[i] <= uint64_t{1} << 32 && box[i] >= 1 && box[i] <= 256;
   }
-  for (unsigned i = 0; i + 1 < rank; ++i) legal = legal && strides[i] % 16 == 0 && strides[i] < uint64_t{1} << 40;
+  for (unsigned i = 0; i + 1 < rank; ++i)
+    legal = legal && strides[i] % alignment == 0 && strides[i] < uint64_t{1} << 40;
   if (!legal) return CUDA_ERROR_INVALID_VALUE;
   const EncodedMap encoded{reinterpret_cast<CUdeviceptr>(address),
                            {dims[0], dims[1], dims[2]},

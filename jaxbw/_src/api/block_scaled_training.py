@@ -68,7 +68,8 @@ def mxfp8_dot_general(
 
     Both operands and the result's cotangent are quantized (`jaxbw.quantize`), each along the
     dimensions that a matmul contracts; for the backward pass operands are kept as that. It has
-    no state: `nn.Dense(512, dot_general=jaxbw.mxfp8_dot_general)`. Reverse mode only.
+    no state: `nn.Dense(512, dot_general=jaxbw.mxfp8_dot_general)`. Reverse mode only: what is kept
+    of the operands lies in blocks for the cotangent, along which no tangent is contracted.
 
     Args:
       lhs, rhs, dimension_numbers: as of `lax.dot_general`, of real floating dtypes.
@@ -80,7 +81,8 @@ def mxfp8_dot_general(
       As of `lax.dot_general`.
 
     Raises:
-      TypeError, ValueError: as `jaxbw.dot_general`; operands that are not real floating.
+      TypeError, ValueError: as `jaxbw.dot_general`; operands that are not real floating; forward
+        mode ("to a custom_vjp function").
       NotImplementedError: an out_sharding.
 
     >>> x, w = jnp.full((2, 40), 7.0), jnp.full((40, 3), 3.5)
@@ -152,7 +154,8 @@ def scaled_dot_general(
 
     Of any rank and size, on any platform. Gradients are as of jax.nn: with "mxfp8" as the third
     config, of quantized matmuls, for which the operands are kept quantized; with "nvfp4" those of
-    the operands, 0 where a number is beyond what its global scale reaches. Reverse mode only.
+    the operands, 0 where a number is beyond what its global scale reaches. Reverse mode only, as of
+    `mxfp8_dot_general`.
 
     Args:
       lhs, rhs: arrays of real floating dtypes.

@@ -51,6 +51,7 @@ class TensorMap:
         swizzle: int = 0,
         element_strides: Sequence[int] | None = None,
         tf32: bool = False,
+        padded_fp4: bool = False,
     ) -> "TensorMap":
         """Encodes the map that cuTensorMapEncodeTiled makes of the same arguments.
 
@@ -62,20 +63,30 @@ class TensorMap:
           swizzle: width of the swizzle in bytes: 0, 32, 64 or 128.
           element_strides: steps between the elements of a box; by default 1.
           tf32: of a float32 array: loads round to TF32 (CU_TENSOR_MAP_DATA_TYPE_TFLOAT32).
+          padded_fp4: of bytes that hold two numbers of 4 bits each, which box and extents count:
+            loads leave gaps behind them (CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B).
+
         Raises:
           EmulatorError: cuTensorMapEncodeTiled would refuse; the message names the rule.
-          ValueError: tf32 is asked for, and the array is not float32.
+          ValueError: tf32 is asked for, and the array is not float32; or padded_fp4, and it is not
+            uint8.
         """
         if tf32 and array.dtype != np.float32:
             raise ValueError(f"tf32 is for float32 arrays, not for {array.dtype}")
+        if padded_fp4 and array.dtype != np.uint8:
+            raise ValueError(f"padded_fp4 is for uint8 arrays, not for {array.dtype}")
+        per_element = 2 if padded_fp4 else 1
         if extents is None:
-            extents = array.shape[::-1]
+            extents = (array.shape[-1] * per_element, *array.shape[-2::-1])
         if strides is None:
             strides = [
-                int(np.prod(extents[: i + 1])) * array.itemsize for i in range(len(extents) - 1)
+                int(np.prod(extents[: i + 1])) * array.itemsize // per_element
+                for i in range(len(extents) - 1)
             ]
+        types = _core.datapath.TensorMapType
+        named = types.TFLOAT32 if tf32 else types.U4X16_ALIGN_16B if padded_fp4 else None
         fields = _core.datapath.TensorMapFields(
-            _core.datapath.TensorMapType.TFLOAT32 if tf32 else _element_type(array.dtype),
+            _element_type(array.dtype) if named is None else named,
             array.ctypes.data,
             list(extents),
             list(strides),

@@ -16,6 +16,7 @@ from jaxbw._src.selection.config import CANONICAL_M
 OUTPUTS = (BF16, F16, F32)  # and of 8 bits, the result alone
 
 ALIGNMENT = 16  # bytes, of strides and addresses: CUtensorMap
+_BOX = 64  # bytes, of which rows of 4 bits consist beside 8: kPaddedRow of cuda/host/operand.h
 
 # Algorithms that kernels implement: exact matmuls of the inputs (or of their TF32 roundings),
 # float32 sums. The inputs must already be of the dtype that the algorithm would convert them to;
@@ -47,11 +48,11 @@ def repacked(problem: GemmProblem, family: str) -> tuple[str, ...]:
 
     Those are operands whose rows do not start at multiples of 16 bytes (a single row does, so far
     as is known here), and those that are MN-major where the instruction takes K-major only, TF32
-    and, of wgmma, 8 bits: these are transposed.
+    and, of wgmma, 8 bits: these are transposed. Rows of 4 bits beside 8 have a multiple of 64.
     """
     p = problem
-    lhs = _needs_repack(p.lhs_dtype, p.lhs_shape, p.lhs_major, family)
-    rhs = _needs_repack(p.rhs_dtype, p.rhs_shape, p.rhs_major, family)
+    lhs = _needs_repack(p.lhs_dtype, p.lhs_shape, p.lhs_major, family, mixed=p.is_mixed)
+    rhs = _needs_repack(p.rhs_dtype, p.rhs_shape, p.rhs_major, family, mixed=p.is_mixed)
     return ("lhs",) * lhs + ("rhs",) * rhs
 
 
@@ -61,9 +62,11 @@ def effective_major(dtype: np.dtype[Any], major: Major, family: str) -> Major:
 
 
 def _needs_repack(
-    dtype: np.dtype[Any], shape: tuple[int, int, int], major: Major, family: str
+    dtype: np.dtype[Any], shape: tuple[int, int, int], major: Major, family: str, *, mixed: bool
 ) -> bool:
     batch, outer, contiguous = shape
+    if mixed and dtype == E2M1:
+        return bool(contiguous * itemsize(dtype) % _BOX != 0)
     aligned = contiguous * itemsize(dtype) % ALIGNMENT == 0 or batch * outer == 1
     return not aligned or effective_major(dtype, major, family) != major
 
@@ -74,8 +77,8 @@ def _type_refusal(p: GemmProblem, family: str) -> str | None:
         formats = " and ".join(dict.fromkeys(p.epilogue.formats))
         if not p.mx:
             return (
-                f"the operands are {formats}; kernels take mxfp8 and mxfp8_e5m2, mxfp4, or nvfp4, "
-                "of both"
+                f"the operands are {formats}; kernels take mxfp8, mxfp8_e5m2 and mxfp4 in any "
+                "mix, or nvfp4 of both: take mxfp4 in place of nvfp4, or nvfp4 of both"
             )
         if not p.has_tiles:
             return (
@@ -83,7 +86,7 @@ def _type_refusal(p: GemmProblem, family: str) -> str | None:
                 "that tiles of scales are not those of the matrices; quantize them as matrices, "
                 "or rows that are multiples of 128"
             )
-    if p.lhs_dtype != p.rhs_dtype and not {p.lhs_dtype, p.rhs_dtype} <= {E4M3, E5M2}:
+    if not p.mx and p.lhs_dtype != p.rhs_dtype and not {p.lhs_dtype, p.rhs_dtype} <= {E4M3, E5M2}:
         return (
             f"the operands have different dtypes, {p.lhs_dtype} and {p.rhs_dtype}; "
             "cast them to one of bfloat16, float16"
@@ -113,7 +116,7 @@ def _precision_refusal(p: GemmProblem) -> str | None:
         return None
     if isinstance(p.precision, lax.DotAlgorithm) or (
         isinstance(p.precision, lax.DotAlgorithmPreset)
-        and p.lhs_dtype not in _ALGORITHMS.get(p.precision, ())
+        and not {p.lhs_dtype, p.rhs_dtype} <= {*_ALGORITHMS.get(p.precision, ())}
     ):
         return (
             f"precision is {p.precision}; kernels multiply {p.lhs_dtype} "

@@ -89,7 +89,8 @@ MESSAGES: Mapping[str, str] = {
     "no_kernel": "there is no kernel for this tile, dtype and layout",
     "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",
     "block_scales_swap": "swap_ab is True and there are scales of blocks of 128: leave it False",
-    "mx_gated": "block_n is {block_n}; of a gated matmul in an MX format it is {takes}",
+    "mx_gated": "block_n is {block_n}; of a gated matmul in an MX format, with cta_group "
+    "{cta_group}, it is {takes}",
     "mx_rows": "block_m is {block_m}; in MX formats it is {takes}",
     "mx_columns": "block_n is {block_n}; in MX formats it is a multiple of {step}",
     "mx_accumulators": "{accumulators} accumulators of {block_n} columns leave no room for scales; "

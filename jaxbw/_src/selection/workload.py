@@ -22,7 +22,7 @@ class Workload:
       batch, m, n, k: extents; m and n exchanged where `swapped`.
       a_major, b_major: layouts, after any repacking.
       a_batched, b_batched: whether each batch index has a matrix of its own.
-      input: dtype of the operands; output_size: bytes of an element of the result.
+      input: dtype of the operands in shared memory; output_size: bytes of an element of the result.
       extra_bytes: per element of the result, that the epilogue reads and writes beside it.
       activated, gated, swapped: whether it is.
       general: whether the epilogue reads or saves arrays that are shaped as the result, or has a
@@ -37,6 +37,8 @@ class Workload:
         kernel holds in registers.
       promoted: whether sums of 8 bits must be as accurate as float32's.
       mx: numbers of k that share a scale, where the operands have an MX format; else 0.
+      a_share, b_share: of the bytes of shared memory, those that are loaded: 0.5 of an operand of 4
+        bits beside one of 8.
       out_mx: whether the result is in MXFP8.
     """
 
@@ -65,11 +67,13 @@ class Workload:
     rhs_scaled: bool = False
     promoted: bool = False
     mx: int = 0
+    a_share: float = 1.0
+    b_share: float = 1.0
     out_mx: bool = False
 
     @property
     def itemsize(self) -> float:
-        """Bytes of an element of an operand."""
+        """Bytes of an element of an operand, in shared memory."""
         return _SIZES.get(self.input, 2)
 
     @property
@@ -113,6 +117,9 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
     (a_major, a_batched), (b_major, b_batched) = (rhs, lhs) if swapped else (lhs, rhs)
     straddles = [name not in repacked_here and _straddles(p, name) for name in ("lhs", "rhs")]
     a_straddles, b_straddles = reversed(straddles) if swapped else straddles
+    wide = max(p.lhs_dtype, p.rhs_dtype, key=itemsize)
+    shares = [itemsize(dtype) / itemsize(wide) for dtype in (p.lhs_dtype, p.rhs_dtype)]
+    a_share, b_share = reversed(shares) if swapped else shares
     return Workload(
         batch=p.batch,
         m=p.n if swapped else p.m,
@@ -122,7 +129,7 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         b_major=b_major,
         a_batched=a_batched,
         b_batched=b_batched,
-        input=DATA_TYPES[p.lhs_dtype.name],
+        input=DATA_TYPES[wide.name],
         output_size=p.output.itemsize,
         extra_bytes=sum(arrays),
         activated=epilogue.activation is not None,
@@ -139,6 +146,8 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         rhs_scaled=epilogue.rhs_scale,
         promoted=p.promoted,
         mx=p.mx,
+        a_share=a_share,
+        b_share=b_share,
         out_mx=epilogue.out_format is not None,
     )
 
@@ -157,16 +166,18 @@ def _residual_by_tma(p: GemmProblem) -> bool:
 
 
 def _straddles(p: GemmProblem, name: str) -> bool:
-    _, outer, contiguous = p.lhs_shape if name == "lhs" else p.rhs_shape
-    return outer > 1 and contiguous * itemsize(p.lhs_dtype) % LINE != 0
+    lhs, rhs = (p.lhs_shape, p.lhs_dtype), (p.rhs_shape, p.rhs_dtype)
+    (_, outer, contiguous), dtype = lhs if name == "lhs" else rhs
+    return outer > 1 and contiguous * itemsize(dtype) % LINE != 0
 
 
 def _repacked_bytes(p: GemmProblem, names: Sequence[str]) -> Iterator[int]:
     """For each array that is repacked, the bytes that are read and written."""
-    elements = {"lhs": math.prod(p.lhs_shape), "rhs": math.prod(p.rhs_shape)}
+    arrays = {"lhs": (p.lhs_shape, p.lhs_dtype), "rhs": (p.rhs_shape, p.rhs_dtype)}
     for name in names:
+        shape, dtype = arrays[name]
         for _ in range(2 if name == "rhs" and p.epilogue.gated else 1):
-            yield 2 * elements[name] * p.lhs_dtype.itemsize
+            yield int(2 * math.prod(shape) * itemsize(dtype))
 
 
 def _split_bytes(p: GemmProblem) -> Iterator[int]:

@@ -57,6 +57,7 @@ class Matmul:
     promoted: bool = False
     mx: int = 0  # so many of k share a scale, of tiles
     out_mx: bool = False  # the result is in MXFP8
+    rhs_dtype: str | None = None  # where it differs from the lhs's
     output: str = "f32"
     alpha: float = 1.0
     beta: float = 0.0
@@ -141,7 +142,8 @@ class Matmul:
         named = (self.c, self.bias, self.residual)
         scales = self.lhs_scale + self.rhs_scale * (1 + self.gated) + 2 * self.blocks
         factors = ["f32"] * (len(self.factors) + scales)
-        arrays = [self.dtype] * (3 if self.gated else 2) + [name for name in named if name]
+        rights = [self.rhs_dtype or self.dtype] * (2 if self.gated else 1)
+        arrays = [self.dtype, *rights] + [name for name in named if name]
         return arrays + factors + [self.mx_scale] * ((2 + self.gated) if self.mx else 0)
 
     @property
@@ -165,9 +167,10 @@ class Matmul:
 
         def matrix(name: str, letter: str, rows: int, columns: int) -> Values:
             batch = 1 if name in self.shared else self.batch
-            if self.dtype == "e2m1":
-                return draw(self.dtype, batch, rows if letter == "n" else columns, self.k // 2)
-            return draw(self.dtype, batch, *((rows, columns) if letter == "n" else (columns, rows)))
+            dtype = self.dtype if name == "lhs" else self.rhs_dtype or self.dtype
+            if dtype == "e2m1":
+                return draw(dtype, batch, rows if name == "lhs" else columns, self.k // 2)
+            return draw(dtype, batch, *((rows, columns) if letter == "n" else (columns, rows)))
 
         drawn = [matrix("lhs", self.layout[0], self.m, self.k)]
         drawn += [

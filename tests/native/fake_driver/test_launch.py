@@ -13,7 +13,7 @@ from ...emulator.gemm_cases import INPUTS, MX_BLOCKS, gemms
 from .conftest import KERNELS, Call, FakeDriver
 from .matmul import DTYPES, PAIR, SM90, SM100, Matmul
 
-U8, F16, BF16, F32 = 0, 6, 9, 7  # CUtensorMapDataType
+U8, F16, BF16, F32, PADDED_U4 = 0, 6, 9, 7, 14  # CUtensorMapDataType
 L2_128B = 2
 # CUtensorMapSwizzle of a box, by the bytes of its rows.
 SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
@@ -274,6 +274,26 @@ def test_a_gated_matmul_of_mxfp8_whose_result_is_in_mxfp8(fake: FakeDriver) -> N
     assert maps.count((U8, [160, 136, 1], [160, 160 * 136], [32, 32, 1])) == 1
     (launch,) = fake.launches()
     assert launch["kernel"] == "jaxbw_sm100_8bit_mx_2cta"
+
+
+@pytest.mark.parametrize("k", [256, 160])
+def test_4_bits_beside_8(fake: FakeDriver, k: int) -> None:
+    """Rows of whole boxes of 128 numbers, 64 bytes: those of 80 are copied to 128."""
+    fake.launch_only()
+    matmul = Matmul(
+        *(136, 264, k),
+        layout="nt",
+        dtype="e4m3",
+        rhs_dtype="e2m1",
+        mx=32,
+        family="sm100",
+        config=SM100,
+    )
+    matmul.launch()
+    maps = [map_of(call) for call in fake.calls("cuTensorMapEncodeTiled")]
+    assert maps[0] == (U8, [k, 136, 1], [k, k * 136], [128, 128, 1])
+    assert maps[1] == (PADDED_U4, [256, 264, 1], [128, 128 * 264], [128, 128, 1])
+    assert len(fake.repacks()) == (k % 128 != 0)
 
 
 @pytest.mark.parametrize("raster", [0, 1])

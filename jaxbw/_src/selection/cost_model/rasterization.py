@@ -44,8 +44,10 @@ def walk_tiles(
     Of what later waves read again, L2 has kept its size of a footprint.
     """
     in_wave = np.minimum(cut.resident, cut.tiles_m * cut.tiles_n)
-    all_columns = work.n * (2 if work.gated else 1)
-    panel_m, panel_n = work.m / cut.tiles_m, all_columns / cut.tiles_n
+    # In rows and columns of whole bytes.
+    all_rows = work.m * work.a_share
+    all_columns = work.n * (2 if work.gated else 1) * work.b_share
+    panel_m, panel_n = all_rows / cut.tiles_m, all_columns / cut.tiles_n
 
     def footprint_of(
         swizzle: Integers | int, across: Integers, along: Integers, panels: tuple[Floats, Floats]
@@ -75,7 +77,7 @@ def walk_tiles(
     band, bands = along * width / in_wave, across / width
 
     asked = panel_m + panel_n  # by a cluster tile
-    everything = work.m * (work.batch if work.a_batched else 1)
+    everything = all_rows * (work.batch if work.a_batched else 1)
     everything = everything + all_columns * (work.batch if work.b_batched else 1)
     kept = np.minimum(1, machine.l2_bytes / (footprint * work.k * work.itemsize))
     again = np.maximum(cut.tiles / in_wave * footprint - everything, 0) * (1 - kept)

@@ -89,10 +89,11 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
     fill = fill + narrow * bytes_of_row / work.itemsize
     scales = _scale_bytes(work, table, cut) if work.mx else 0.0
     fill = fill + scales / machine.ingest_bytes_per_cycle
-    a = a_used / table.cluster_n
+    # A gap behind numbers of 4 bits fills shared memory as they do, and is not loaded.
+    a, b = a_used / table.cluster_n * work.a_share, b_share * work.b_share
     slow = machine.straddle_slowdown
     straddled = a * (slow if work.a_straddles else 1)
-    straddled = straddled + b_read * b_share * (slow if work.b_straddles else 1)
+    straddled = straddled + b_read * b * (slow if work.b_straddles else 1)
 
     remote = np.where(table.ctas > 1, machine.remote_cycles, 0.0)
     pair, single = machine.mma_pair_latency_cycles, machine.mma_latency_cycles
@@ -103,7 +104,7 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
         mma=mma,
         useful=useful,
         fill=fill,
-        asked=(a + b_used * b_share) * bytes_of_row + scales,
+        asked=(a + b_used * b) * bytes_of_row + scales,
         straddled=straddled * bytes_of_row + scales,
         load=Time(np.asarray(machine.tma_latency_cycles), machine.tma_latency_ns),
         round_trip=Time(round_trip, machine.tma_latency_ns),
@@ -115,6 +116,7 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
 
 def _scale_bytes(work: Workload, table: Candidates, cut: Grid) -> Floats:
     """The scales in a stage of a CTA: of its rows, and of all columns of its pair."""
-    rows = np.ceil(cut.rows / SCALE_ROWS) + np.ceil(table.block_n / SCALE_ROWS)
+    of_columns = 2 if work.gated else np.ceil(table.block_n / SCALE_ROWS)
+    rows = np.ceil(cut.rows / SCALE_ROWS) + of_columns
     blocks = table.k_spans * SPAN_BYTES / work.itemsize / work.mx  # whole tiles
     return np.asarray(rows * SCALE_ROWS * blocks)

@@ -19,10 +19,10 @@ ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
 FUSED, PLAIN = "jaxbw_fused_dot_general", "jaxbw_dot_general"
 
 
-def normal(shape: tuple[int, ...], number: int = 0, dtype: Any = jnp.float32) -> jax.Array:
+def normal(shape: tuple[int, ...], number: int = 0, dtype: Any = jnp.float32) -> Any:
     """A deterministic normal array."""
     generator = np.random.default_rng([*shape, number])
-    return jnp.asarray(generator.standard_normal(shape), dtype)
+    return jax.device_put(generator.standard_normal(shape).astype(jnp.dtype(dtype)))
 
 
 def wide(tree: Any) -> Any:

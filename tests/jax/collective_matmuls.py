@@ -28,10 +28,10 @@ def mesh_of(size: int) -> Mesh:
     return Mesh(np.array(jax.devices("cpu")[:size]), (AXIS,))
 
 
-def integers(shape: tuple[int, ...], number: int = 0, dtype: Any = jnp.float32) -> jax.Array:
+def integers(shape: tuple[int, ...], number: int = 0, dtype: Any = jnp.float32) -> Any:
     """Small ones: all sums are exact."""
     generator = np.random.default_rng([*shape, number])
-    return jnp.asarray(generator.integers(-3, 4, shape), dtype)
+    return jax.device_put(generator.integers(-3, 4, shape).astype(dtype))
 
 
 def communication(function: Callable[..., Any], *operands: Any) -> Counter[str]:

@@ -41,9 +41,9 @@ def _xla_is_not_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
 def operand() -> Callable[..., Any]:
     """A deterministic normal array, of shape, dtype and number."""
 
-    def make(shape: tuple[int, ...], dtype: Any = jnp.bfloat16, number: int = 0) -> jax.Array:
+    def make(shape: tuple[int, ...], dtype: Any = jnp.bfloat16, number: int = 0) -> Any:
         generator = np.random.default_rng([*shape, number])
-        return jnp.asarray(generator.standard_normal(shape), dtype)
+        return jax.device_put(generator.standard_normal(shape).astype(jnp.dtype(dtype)))
 
     return make
 

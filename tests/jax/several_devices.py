@@ -47,8 +47,7 @@ def check(devices: Sequence[jax.Device], implementation: str | None, rounds: int
         for m, k, n in SIZES * rounds:
             x, w, cotangent = (integers(shape, number) for shape in ((m, k), (k, n), (m, n)))
             given = [
-                jax.device_put(jnp.asarray(array, jnp.bfloat16), device)
-                for array in (x, w, cotangent)
+                jax.device_put(array.astype(jnp.bfloat16), device) for array in (x, w, cotangent)
             ]
             wanted = [x @ w, cotangent @ w.T, x.T @ cotangent]
             compiled, eager = step(*given), matmul(*given[:2])

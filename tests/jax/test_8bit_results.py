@@ -15,9 +15,9 @@ IMPLEMENTATIONS = ("xla", "emulator", "emulator-sm90")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
-def integers(shape: tuple[int, ...], dtype: Any, seed: int) -> jax.Array:
+def integers(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
     drawn = np.random.default_rng(seed).integers(-6, 7, shape)
-    return jnp.asarray(drawn, dtype)
+    return jax.device_put(drawn.astype(dtype))
 
 
 def wide(x: Any) -> Any:

@@ -27,9 +27,9 @@ WIDTH = 32
 HALF = 2.0**-8  # bfloat16's unit roundoff
 
 
-def normal(*shape: int, number: int = 0) -> jax.Array:
+def normal(*shape: int, number: int = 0) -> Any:
     generator = np.random.default_rng([*shape, number])
-    return jnp.asarray(generator.standard_normal(shape) / WIDTH**0.5, jnp.bfloat16)
+    return jax.device_put((generator.standard_normal(shape) / WIDTH**0.5).astype(jnp.bfloat16))
 
 
 X, W, V, B = normal(2, 16, WIDTH), normal(WIDTH, WIDTH), normal(WIDTH, WIDTH, number=1), normal(32)
@@ -235,7 +235,7 @@ def test_the_emulator_computes_it() -> None:
     """Through vmap and grad, on a kernel: integers, so that every bit is as XLA has it."""
     generator = np.random.default_rng(0)
     x, w, b = (
-        jnp.asarray(generator.integers(-1, 2, shape), jnp.bfloat16)
+        jax.device_put(generator.integers(-1, 2, shape).astype(jnp.bfloat16))
         for shape in ((2, 32, 32), (32, 32), (32,))
     )
 

@@ -106,7 +106,7 @@ def test_the_kernel_reads_the_bias_as_one_vector(name: str) -> None:
     case = case._replace(bias=(4, 16) if case.bias_axis == -1 else (2, 3))
     generator = np.random.default_rng(0)
     x, w, b = (
-        jnp.asarray(generator.integers(-3, 4, shape), jnp.bfloat16)
+        jax.device_put(generator.integers(-3, 4, shape).astype(jnp.bfloat16))
         for shape in (case.lhs, case.rhs, case.bias)
     )
 

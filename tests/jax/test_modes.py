@@ -20,9 +20,9 @@ from jaxbw.flax import nnx as jnnx
 BF16 = jnp.bfloat16
 
 
-def full(shape: tuple[int, ...], value: float, dtype: Any = BF16) -> jax.Array:
+def full(shape: tuple[int, ...], value: float, dtype: Any = BF16) -> Any:
     """As jnp.full, which compiles a program for each shape, as this file is imported."""
-    return jnp.asarray(np.full(shape, value, dtype))
+    return jax.device_put(np.full(shape, value, dtype))
 
 
 X, W = full((8, 16), 0.5), full((16, 32), 0.25)

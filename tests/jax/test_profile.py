@@ -158,9 +158,9 @@ def test_ways_to_divide_the_work(
 
 def test_a_blackwell_kernel_leaves_stamps(tmp_path: Path) -> None:
     """Of its PTX: ptxas would take 8 seconds, and the emulator has no use for a cubin."""
-    [kernel] = [each for each in manifest.kernels() if each.name == "jaxbw_sm100_16bit_1cta"]
+    [kernel] = [each for each in manifest.kernels() if each.name == "jaxbw_sm100_16bit_2cta"]
     profiled.write_ptx(kernel, toolchain.find(), tmp_path)
-    tile: dict[str, Any] = dict(block_m=128, block_n=64, cta_group=1)
+    tile: dict[str, Any] = dict(block_m=256, block_n=64, cta_group=2, cluster=(2, 1))
     recorded, _ = stamps("emulator", M, N, K, directory=tmp_path, **tile)
     assert stamped.lost(recorded) == 0
     shares = stamped.shares(recorded)

@@ -69,6 +69,7 @@ def any_numbers(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 # Rows of every alignment; parts of tiles, of blocks and of what a thread has.
+@pytest.mark.sampled(6)  # each is four programs
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 @pytest.mark.parametrize("square", [False, True])
@@ -197,15 +198,15 @@ def test_vmap() -> None:
     for in_axis in (0, 1):
         for name in ("mxfp8", "nvfp4"):
             run = partial(jaxbw.quantize, format=name, both=True, implementation="emulator")
-            q = jax.jit(jax.vmap(run, in_axes=in_axis))(x)
+            q = jax.tree.map(np.asarray, jax.jit(jax.vmap(run, in_axes=in_axis))(x))
             for i, each in enumerate(np.moveaxis(x, in_axis, 0)):
                 wanted = _quantize(each, name, both=True, implementation="xla")
                 assert_same(jax.tree.map(lambda a, i=i: a[i], q), wanted)
     scales = np.array([1, 2, 0.5, 3], np.float32)
     run = partial(jaxbw.quantize, format="nvfp4", implementation="emulator")
-    of_all = jax.vmap(lambda s: run(x[0], global_scale=s))(scales)
+    of_all = jax.jit(jax.vmap(lambda s: run(x[0], global_scale=s)))(scales)
     one = _quantize(x[0], "nvfp4", global_scale=scales[3], implementation="xla")
-    assert_same(jax.tree.map(lambda a: a[3], of_all), one)
+    assert_same(jax.tree.map(lambda a: np.asarray(a)[3], of_all), one)
 
 
 def test_in_a_shard_map_and_among_devices() -> None:

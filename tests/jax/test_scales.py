@@ -19,11 +19,12 @@ SCALES = np.array([1, -1, 2, 0.5, -4], np.float32)  # times which integers stay 
 
 
 def integers(*shape: int, number: int = 0) -> Any:
-    return jnp.asarray(np.random.default_rng([*shape, number]).integers(-3, 4, shape), jnp.bfloat16)
+    drawn = np.random.default_rng([*shape, number]).integers(-3, 4, shape)
+    return jax.device_put(drawn.astype(jnp.bfloat16))
 
 
 def scales(*shape: int, number: int = 0) -> Any:
-    return jnp.asarray(np.random.default_rng([*shape, number]).choice(SCALES, shape))
+    return jax.device_put(np.random.default_rng([*shape, number]).choice(SCALES, shape))
 
 
 def exact(x: Any) -> Any:

@@ -87,7 +87,7 @@ def test_it_computes_the_problem(name: str) -> None:
     for found in find.matmuls(MATMULS[name]):
         source = np.random.default_rng(0)
         arrays = [
-            jnp.asarray(source.normal(size=shape), dtype)
+            jax.device_put(source.normal(size=shape).astype(dtype))
             for shape, dtype in operands(found.problem)
         ]
         run = jax.jit(function(found.problem))

@@ -73,7 +73,7 @@ class Gpu:
         count = _DRAWN * 2 // jnp.dtype(dtype).itemsize
         draw = jax.random.normal(jax.random.key(0), (count,), jnp.bfloat16).astype(dtype)
         draw = draw.view(jnp.bfloat16)
-        self._operands = jnp.resize(draw, _OPERANDS)
+        self._operands = jnp.resize(draw, (_OPERANDS,))
         self._results = jnp.zeros(_RESULTS // 2, jnp.bfloat16)
         self._workspace = jnp.zeros(_RESULTS, jnp.uint8)
         jax.block_until_ready((self._operands, self._results, self._workspace))

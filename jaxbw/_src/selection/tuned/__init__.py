@@ -34,7 +34,7 @@ VERSION = 4
 MOST = 2.0  # a factor beyond it says that the model is wrong, not that it is inexact
 REACH = 2.0  # times the least modelled time: beyond it nothing is corrected, and nothing was learnt
 # By the machine, and the bytes of an operand's number. Of 8 bits an H200 has not been measured.
-_FILES = {
+_FILES: Mapping[tuple[str, float], str] = {
     ("H200", 2): "h200.npz",
     ("H100", 2): "h100.npz",
     **{(machine, 1): "h100_8bit.npz" for machine in ("H200", "H100")},

@@ -193,21 +193,43 @@ JAXBW_DEVICE void clear_empty_groups(const GroupedParams& params, uint32_t pause
   }
 }
 
+// B's matrix of a tile's group, and up's of a gated matmul.
+struct GroupedWeights {
+  OperandLoader b, b_up;
+  bool gated;
+
+  JAXBW_DEVICE void start_at(const GroupedItem& item) {
+    b.start_at(item.column, 0, item.group.matrix);
+    b_up.start_at(item.column, 0, item.group.matrix);
+  }
+
+  template <bool kMulticast>
+  JAXBW_DEVICE void load(uint32_t to_b, uint32_t full) const {
+    b.load<kMulticast>(to_b, full);
+    if (gated) b_up.load<kMulticast>(to_b, full);
+  }
+
+  JAXBW_DEVICE void advance() {
+    b.advance();
+    b_up.advance();
+  }
+};
+
 // What the load role brings, as Loaders.
 struct GroupedLoaders {
-  OperandLoader a, b, b_up;
-  bool contraction, gated;
+  OperandLoader a;
+  GroupedWeights weights;
+  bool contraction;
 
   // `first`: element along K, where the contraction is grouped.
   JAXBW_DEVICE void start_at(const GroupedItem& item, uint32_t first) {
     const uint32_t ragged = GroupedItems::ragged(item) + first;
     if (contraction) {
       a.start_at(item.row, ragged, item.group.a_end);
-      b.start_at(item.column, ragged, item.group.other_end);
+      weights.b.start_at(item.column, ragged, item.group.other_end);
     } else {
       a.start_at(ragged, 0, item.group.a_end);
-      b.start_at(item.column, 0, item.group.matrix);
-      b_up.start_at(item.column, 0, item.group.matrix);
+      weights.start_at(item);
     }
   }
 
@@ -215,17 +237,15 @@ struct GroupedLoaders {
   JAXBW_DEVICE void load(uint32_t to_a, uint32_t to_b, uint32_t full) const {
     a.load<kMulticastA, true>(to_a, full);
     if (contraction) {
-      b.load<kMulticastB, true>(to_b, full);
+      weights.b.load<kMulticastB, true>(to_b, full);
     } else {
-      b.load<kMulticastB>(to_b, full);
-      if (gated) b_up.load<kMulticastB>(to_b, full);
+      weights.load<kMulticastB>(to_b, full);
     }
   }
 
   JAXBW_DEVICE void advance() {
     a.advance();
-    b.advance();
-    b_up.advance();
+    weights.advance();
   }
 
   static constexpr bool kMayBeResidual = false;

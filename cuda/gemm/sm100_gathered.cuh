@@ -67,8 +67,8 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
   const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
   const uint32_t b_extent = gated ? p.b_columns / 2 : p.b_columns, bytes = a_tile.bytes() + b_tile.bytes();
   GatheredRows a(params);
-  OperandLoader b{p.b, b_tile, kInput, 0, b_extent, everything};
-  OperandLoader b_up{p.b_up, b_tile, kInput, b_extent, b_extent, everything};
+  GroupedWeights b{
+      {p.b, b_tile, kInput, 0, b_extent, everything}, {p.b_up, b_tile, kInput, b_extent, b_extent, everything}, gated};
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
@@ -79,8 +79,7 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
     const uint32_t blocks = items.template blocks<kBlockK>(item);
     if (blocks == 0) return;
     a.start_at(item);
-    b.start_at(item.column, 0, item.group.matrix);
-    b_up.start_at(item.column, 0, item.group.matrix);
+    b.start_at(item);
 #pragma unroll 1
     for (uint32_t block = 0; block < blocks; ++block, at.advance()) {
       context.profile.enter(Activity::kAwaitEmpty, at.slot());
@@ -90,12 +89,10 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
       if (ptx::elect_one()) {
         ptx::mbarrier_arrive_expect_tx(full, bytes);
         b.template load<false>(context.b(at.slot()), full);
-        if (gated) b_up.template load<false>(context.b(at.slot()), full);
       }
       __syncwarp();
       a.load(context.a(at.slot()), block * kBlockK, full);
       b.advance();
-      b_up.advance();
     }
   });
   context.profile.enter(Activity::kAwaitExit);

@@ -24,11 +24,10 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   const bool gated = p.epilogue.gated != 0;
   const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
   const uint32_t b_extent = gated ? p.b_columns / 2 : p.b_columns, bytes = a_tile.bytes() + b_tile.bytes();
-  GroupedLoaders load{{p.a, a_tile, kInput, 0, p.block_m, everything},
-                      {p.b, b_tile, kInput, 0, b_extent, everything},
-                      {p.b_up, b_tile, kInput, b_extent, b_extent, everything},
-                      contraction,
-                      gated};
+  GroupedLoaders load{
+      {p.a, a_tile, kInput, 0, p.block_m, everything},
+      {{p.b, b_tile, kInput, 0, b_extent, everything}, {p.b_up, b_tile, kInput, b_extent, b_extent, everything}, gated},
+      contraction};
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();

@@ -82,8 +82,9 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
   const OperandTile b_tile = stage_tile<kConfig>(OperandsOfKernel<kConfig>().b_major(), kConfig.block_n);
   GatheredRows<kConfig> a(params, threadIdx.x);
-  OperandLoader b{p.b, b_tile, kConfig.input, 0, b_extent, everything};
-  OperandLoader b_up{p.b_up, b_tile, kConfig.input, b_extent, b_extent, everything};
+  GroupedWeights b{{p.b, b_tile, kConfig.input, 0, b_extent, everything},
+                   {p.b_up, b_tile, kConfig.input, b_extent, b_extent, everything},
+                   gated};
   const RingBarriers ring = context.ring();
   RingPosition at = RingPosition::producer(p.stages);
   context.await_barriers();
@@ -99,8 +100,7 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
     uint32_t blocks = items.template blocks<kConfig.block_k()>(item);
     if (blocks == 0) continue;
     a.start_at(item);
-    b.start_at(item.column, 0, item.group.matrix);
-    b_up.start_at(item.column, 0, item.group.matrix);
+    b.start_at(item);
     for (; blocks > 0; --blocks, at.advance()) {
       context.profile.enter(Activity::kAwaitEmpty, at.slot());
       ring.wait_empty(at);
@@ -110,14 +110,12 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
         const uint32_t to_b = context.b(at.slot());
         ptx::mbarrier_arrive_expect_tx(full, b_tile.bytes());
         b.template load<false>(to_b, full);
-        if (gated) b_up.template load<false>(to_b, full);
       }
       __syncwarp();
       a.load(context.a(at.slot()));
       ptx::async_copy_arrive(full);
       a.advance();
       b.advance();
-      b_up.advance();
     }
   }
   context.profile.enter(Activity::kAwaitExit);

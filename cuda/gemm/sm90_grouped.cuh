@@ -29,10 +29,10 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   const OperandTile a_tile = stage_tile<kConfig>(operands.a_major(), p.block_m);
   const OperandTile b_tile = stage_tile<kConfig>(operands.b_major(), kConfig.block_n);
   GroupedLoaders load{{p.a, a_tile, kConfig.input, 0, p.block_m, everything},
-                      {p.b, b_tile, kConfig.input, 0, b_extent, everything},
-                      {p.b_up, b_tile, kConfig.input, b_extent, b_extent, everything},
-                      contraction,
-                      gated};
+                      {{p.b, b_tile, kConfig.input, 0, b_extent, everything},
+                       {p.b_up, b_tile, kConfig.input, b_extent, b_extent, everything},
+                       gated},
+                      contraction};
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();

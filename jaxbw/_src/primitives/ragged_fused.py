@@ -31,6 +31,7 @@ from jaxbw._src.primitives.ragged_dot import (
     problem_of,
     ragged_dot,
 )
+from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.choice import Refusal
 from jaxbw._src.selection.policy import Policy
 
@@ -133,10 +134,6 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     return jax.jvp(of_some(partial(formula, **params), primals, moving), at, along)
 
 
-def _transpose(cotangent: Any, *operands: Any, **params: Any) -> Any:
-    return linear_transpose(partial(formula, **params), cotangent, operands)
-
-
 def linear_transpose(function: Callable[..., Any], cotangent: Any, operands: Any) -> Any:
     """The cotangents of a function's operands, of those that it is linear in, as JAX marks them."""
     asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
@@ -150,27 +147,59 @@ def linear_transpose(function: Callable[..., Any], cotangent: Any, operands: Any
     return bars
 
 
-def _batch(operands: Any, dims: Any, **params: Any) -> Any:
-    return jax.vmap(partial(formula, **params), in_axes=tuple(dims))(*operands), 0
+def register(
+    primitive: Primitive,
+    *,
+    abstract_eval: Callable[..., Any],
+    jvp: Callable[..., Any],
+    apart: Callable[..., Any],
+    problem: Callable[..., RaggedProblem],
+    how: str,
+) -> None:
+    """Says what becomes of a grouped matmul that is more than `ragged_dot_p`.
+
+    Args:
+      primitive: with the parameters of `ragged_dot_p`, and an epilogue.
+      abstract_eval, jvp: its rules.
+      apart: what says the same in other primitives: under `vmap`, of which cotangents are, and
+        where no kernel takes it.
+      problem: of the operands' types, the epilogue and the parameters, for the selection.
+      how: the log's words where it is computed apart.
+    """
+
+    def transpose(cotangent: Any, *operands: Any, **params: Any) -> Any:
+        return linear_transpose(partial(apart, **params), cotangent, operands)
+
+    def batch(operands: Any, dims: Any, **params: Any) -> Any:
+        return jax.vmap(partial(apart, **params), in_axes=tuple(dims))(*operands), 0
+
+    def lower(
+        platform: str | None, ctx: Any, *operands: Any, epilogue: Epilogue, **params: Any
+    ) -> Any:
+        asked = problem(ctx.avals_in, epilogue, params)
+        choice = choice_of(platform, ctx, asked, params)
+        if isinstance(choice, Refusal):
+            log.once(lambda: f"{asked}: {how}: {choice.reason}")
+            return compat.lower_unplaced(partial(apart, epilogue=epilogue, **params), ctx, operands)
+        return lower_kernel(asked, choice, ctx, operands)
+
+    primitive.def_abstract_eval(abstract_eval)
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+    batching.primitive_batchers[primitive] = batch
+    serve.register(primitive, lower)
+    compat.register_remat_rule(primitive)
 
 
-# Lowering
+def _problem_of(operands: Any, epilogue: Epilogue, params: Any) -> RaggedProblem:
+    return problem_of(operands[:OPERANDS], params, epilogue)
 
 
-def _lower(
-    platform: str | None, ctx: Any, *operands: Any, epilogue: Epilogue, **params: Any
-) -> Any:
-    problem = problem_of(ctx.avals_in[:OPERANDS], params, epilogue)
-    choice = choice_of(platform, ctx, problem, params)
-    if isinstance(choice, Refusal):
-        log.once(lambda: f"{problem}: apart: {choice.reason}")
-        return compat.lower_unplaced(partial(formula, epilogue=epilogue, **params), ctx, operands)
-    return lower_kernel(problem, choice, ctx, operands)
-
-
-ragged_fused_p.def_abstract_eval(_abstract_eval)
-ad.primitive_jvps[ragged_fused_p] = _jvp
-ad.primitive_transposes[ragged_fused_p] = _transpose
-batching.primitive_batchers[ragged_fused_p] = _batch
-serve.register(ragged_fused_p, _lower)
-compat.register_remat_rule(ragged_fused_p)
+register(
+    ragged_fused_p,
+    abstract_eval=_abstract_eval,
+    jvp=_jvp,
+    apart=formula,
+    problem=_problem_of,
+    how="apart",
+)

@@ -14,23 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 
-from jaxbw._src import compat, log
+from jaxbw._src import compat
 from jaxbw._src.epilogue import Epilogue
-from jaxbw._src.primitives import serve
 from jaxbw._src.primitives.fused_tangent import of_some
-from jaxbw._src.primitives.ragged_dot import (
-    OPERANDS,
-    choice_of,
-    lower_kernel,
-    output_shape,
-    problem_of,
-    ragged_dot,
-)
-from jaxbw._src.primitives.ragged_fused import linear_transpose, ragged_fused, term_names
+from jaxbw._src.primitives.ragged_dot import OPERANDS, output_shape, problem_of, ragged_dot
+from jaxbw._src.primitives.ragged_fused import ragged_fused, register, term_names
 from jaxbw._src.ragged import RaggedProblem
-from jaxbw._src.selection.choice import Refusal
 
 ragged_gathered_p = Primitive("jaxbw_ragged_gathered")
 
@@ -103,31 +94,11 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     return out, sum(parts[1:], parts[0]) if parts else ad.Zero(jax.typeof(out))
 
 
-def _transpose(cotangent: Any, *operands: Any, **params: Any) -> Any:
-    return linear_transpose(partial(apart, **params), cotangent, operands)
-
-
-def _batch(operands: Any, dims: Any, **params: Any) -> Any:
-    return jax.vmap(partial(apart, **params), in_axes=tuple(dims))(*operands), 0
-
-
-# Lowering
-
-
-def _lower(
-    platform: str | None, ctx: Any, *operands: Any, epilogue: Epilogue, **params: Any
-) -> Any:
-    problem = problem_of_gathered(ctx.avals_in, epilogue, params)
-    choice = choice_of(platform, ctx, problem, params)
-    if isinstance(choice, Refusal):
-        log.once(lambda: f"{problem}: gathered apart: {choice.reason}")
-        return compat.lower_unplaced(partial(apart, epilogue=epilogue, **params), ctx, operands)
-    return lower_kernel(problem, choice, ctx, operands)
-
-
-ragged_gathered_p.def_abstract_eval(_abstract_eval)
-ad.primitive_jvps[ragged_gathered_p] = _jvp
-ad.primitive_transposes[ragged_gathered_p] = _transpose
-batching.primitive_batchers[ragged_gathered_p] = _batch
-serve.register(ragged_gathered_p, _lower)
-compat.register_remat_rule(ragged_gathered_p)
+register(
+    ragged_gathered_p,
+    abstract_eval=_abstract_eval,
+    jvp=_jvp,
+    apart=apart,
+    problem=problem_of_gathered,
+    how="gathered apart",
+)

@@ -6,7 +6,7 @@ from functools import cache
 
 from jaxbw._native import Plan, Violation
 from jaxbw._src.families import FAMILIES
-from jaxbw._src.problem import GemmProblem, itemsize
+from jaxbw._src.problem import GemmProblem
 from jaxbw._src.selection import eligibility, planner
 from jaxbw._src.selection.choice import Choice, Refusal
 from jaxbw._src.selection.config import ANY, CANONICAL_M, GemmConfig
@@ -255,15 +255,15 @@ def _chosen(
     """The best candidate of a family by the model, or XLA."""
     if (refusal := _no_candidate(problem, family, kernels, wanted)) is not None:
         return refusal
-    tuned = table_for(device.machine.name, itemsize(problem.lhs_dtype))
+    straight = workload(problem, family, swapped=False)
+    tuned = table_for(device.machine.name, straight.itemsize)
     count, ranked = ranking(problem, device, family, kernels, tuned=tuned, wanted=wanted)
     reason = f"the least modelled time of {count} candidates"
     if device.machine.corners:
         reason += ", weighed over uncertain constants"
-    if tuned is not None and tuned.covers(workload(problem, family, swapped=False)):
+    if tuned is not None and tuned.covers(straight):
         reason += f", corrected by measurements of {tuned}"
     if wanted.batch_invariant:  # ranked for the canonical problem; what is told is this one's
-        straight = workload(problem, family, swapped=False)
         ranked = tuple(_price(device, family, straight, r.config) for r in ranked)
         reason += ", for every m and batch"
     best, xla = ranked[0], xla_time(problem, device) if weighs_xla else None

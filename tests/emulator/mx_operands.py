@@ -1,16 +1,35 @@
 """Operands of MX formats as test cases: integers times powers of two, whose products are exact."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .gemm_launch import E2M1, Matmul, integers, scale_tiles
+from . import installed
+from .gemm_launch import E2M1, Config, Matmul, integers, launch, plan_of, scale_tiles
 
 Array = npt.NDArray[Any]
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+SCHEDULES = (("eager", 0), ("latest", 0), ("random", 1), ("pct", 2), ("hold", 3))
 FORMATS = {"mxfp8": (E4M3, 32), "mxfp4": (E2M1, 32), "nvfp4": (E2M1, 16)}  # and its blocks
+
+
+def check(
+    config: Config,
+    matmul: Matmul,
+    *expected: Array,
+    schedules: Sequence[tuple[str, int]] = SCHEDULES,
+) -> None:
+    """Launches it strictly; `expected`: the result, and what is saved, in float32."""
+    kernel = installed.load(plan_of(config, matmul).kernel)
+    for schedule, seed in schedules:
+        found = launch(kernel, config, matmul, schedule=schedule, seed=seed, checks="strict")
+        assert found.report.findings == [], (schedule, seed, found.report.summary())
+        for got, wanted in zip([found.d, *found.saved], expected, strict=True):
+            rounded = wanted.astype(config.output).astype(np.float32)
+            np.testing.assert_array_equal(got.astype(np.float32), rounded)
 
 
 def operand(

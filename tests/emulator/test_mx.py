@@ -12,8 +12,8 @@ import pytest
 
 from jaxbw import emulator
 
-from . import installed
-from .gemm_launch import BLOCKS, ROWS, SM100, Config, Matmul, integers, launch, plan_of, scale_tiles
+from . import installed, mx_operands
+from .gemm_launch import BLOCKS, ROWS, SM100, Config, Matmul, integers, launch, plan_of
 
 Array = npt.NDArray[Any]
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
@@ -22,11 +22,7 @@ F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 
 
 def operand(rng: np.random.Generator, batch: int, rows: int, k: int) -> tuple[Array, Array, Array]:
-    """Values, tiles of scales, and scaled values, `[batch, rows, k]`."""
-    values = integers(rng, batch, rows, k)
-    exponents = rng.integers(-2, 3, (batch, rows, -(-k // BLOCK)))
-    scaled = values * np.exp2(exponents).astype(np.float32).repeat(BLOCK, axis=2)[:, :, :k]
-    return values, scale_tiles(exponents), scaled
+    return mx_operands.operand(rng, batch, rows, k, BLOCK)
 
 
 def check(
@@ -34,7 +30,7 @@ def check(
     shape: tuple[int, int, int],
     batch: tuple[int, int] = (1, 1),
     rhs_dtype: Any = None,
-    schedules: Any = (("eager", 0), ("latest", 0), ("random", 1), ("pct", 2), ("hold", 3)),
+    schedules: Any = mx_operands.SCHEDULES,
     **epilogue: Any,
 ) -> None:
     m, n, k = shape
@@ -53,13 +49,7 @@ def check(
     expected = a @ b.swapaxes(1, 2)
     if matmul.bias is not None:
         expected = np.maximum(matmul.alpha * expected + matmul.bias, 0)
-    kernel = installed.load(plan_of(config, matmul).kernel)
-    for schedule, seed in schedules:
-        found = launch(kernel, config, matmul, schedule=schedule, seed=seed, checks="strict")
-        assert found.report.findings == [], (schedule, seed, found.report.summary())
-        np.testing.assert_array_equal(
-            found.d.astype(np.float32), expected.astype(config.output).astype(np.float32)
-        )
+    mx_operands.check(config, matmul, expected, schedules=schedules)
 
 
 NT = Config(SM100, 128, 128, rhs_major=0, output=F32)

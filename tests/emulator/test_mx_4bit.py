@@ -25,21 +25,11 @@ from .gemm_launch import (
     plan_of,
     scale_tiles,
 )
+from .mx_operands import SCHEDULES, check, operand
 
 Array = npt.NDArray[Any]
 F32 = np.dtype(np.float32)
 MX, NV = 32, 16  # numbers that share a scale
-SCHEDULES = (("eager", 0), ("latest", 0), ("random", 1), ("pct", 2), ("hold", 3))
-
-
-def operand(
-    rng: np.random.Generator, batch: int, rows: int, k: int, block: int
-) -> tuple[Array, Array, Array]:
-    """Values, tiles of scales, and scaled values, `[batch, rows, k]`."""
-    values = integers(rng, batch, rows, k)
-    exponents = rng.integers(-2, 3, (batch, rows, k // block))
-    scaled = values * np.exp2(exponents).astype(np.float32).repeat(block, axis=2)
-    return values, scale_tiles(exponents, block), scaled
 
 
 def drawn(
@@ -53,21 +43,6 @@ def drawn(
     right = right.swapaxes(1, 2)
     matmul = Matmul(left, right, E2M1, lhs_scale=left_scales, rhs_scale=right_scales, **epilogue)
     return matmul, a @ b.swapaxes(1, 2)
-
-
-def check(
-    config: Config,
-    matmul: Matmul,
-    expected: Array,
-    schedules: Any = SCHEDULES,
-) -> None:
-    kernel = installed.load(plan_of(config, matmul).kernel)
-    for schedule, seed in schedules:
-        found = launch(kernel, config, matmul, schedule=schedule, seed=seed, checks="strict")
-        assert found.report.findings == [], (schedule, seed, found.report.summary())
-        np.testing.assert_array_equal(
-            found.d.astype(np.float32), expected.astype(config.output).astype(np.float32)
-        )
 
 
 NT = Config(SM100, 128, 128, rhs_major=0, output=F32)
@@ -119,7 +94,7 @@ def test_what_the_other_kernels_can_do(config: Config, options: dict[str, Any], 
     matmul, expected = drawn((m, n, k), block, **options | {"bias": bias})
     if bias is not None:
         expected = np.maximum(matmul.alpha * expected + bias, 0)
-    check(config, matmul, expected, SCHEDULES[1::2])
+    check(config, matmul, expected, schedules=SCHEDULES[1::2])
 
 
 @pytest.mark.parametrize("block", [MX, NV])
@@ -145,7 +120,7 @@ def test_every_number(block: int) -> None:
     ] = codes[0]
     matmul = Matmul(left, right.swapaxes(1, 2), E2M1, lhs_scale=tiles, rhs_scale=ones)
     expected = (left * factors.repeat(block, axis=2)).astype(np.float32)
-    check(NT, matmul, expected, SCHEDULES[:1])
+    check(NT, matmul, expected, schedules=SCHEDULES[:1])
 
 
 @pytest.mark.parametrize("block", [MX, NV])

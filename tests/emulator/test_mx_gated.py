@@ -10,7 +10,7 @@ import pytest
 
 from jaxbw._native import Violation
 
-from . import installed
+from . import installed, mx_operands
 from .gemm_cases import Case
 from .gemm_launch import (
     ACTIVATIONS,
@@ -23,12 +23,11 @@ from .gemm_launch import (
     launch,
     plan_of,
 )
-from .mx_operands import FORMATS, drawn
+from .mx_operands import FORMATS, SCHEDULES, drawn
 
 Array = npt.NDArray[Any]
 F32 = np.dtype(np.float32)
 E5M2 = np.dtype(ml_dtypes.float8_e5m2)
-SCHEDULES = (("eager", 0), ("latest", 0), ("random", 1), ("pct", 2), ("hold", 3))
 
 
 def check(
@@ -39,14 +38,7 @@ def check(
     if matmul.bias is not None:
         z = z + matmul.bias
     d = (np.maximum(z, 0) if config.activation else z) * u
-    wanted = [x.astype(config.output) for x in (d, z, u)]
-    kernel = installed.load(plan_of(config, matmul).kernel)
-    for schedule, seed in schedules:
-        found = launch(kernel, config, matmul, schedule=schedule, seed=seed, checks="strict")
-        assert found.report.findings == [], (schedule, seed, found.report.summary())
-        assert len(found.saved) == 2 * matmul.save
-        for got, expected in zip([found.d, *found.saved], wanted, strict=False):
-            np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
+    mx_operands.check(config, matmul, *((d, z, u) if matmul.save else (d,)), schedules=schedules)
 
 
 ALONE = Config(SM100, 128, 256, rhs_major=0, output=F32, accumulators=1)

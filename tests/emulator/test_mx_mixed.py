@@ -8,27 +8,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from . import installed
+from . import installed, mx_operands
 from .gemm_launch import BF16, E2M1, SM100, Config, Matmul, integers, launch, plan_of, scale_tiles
-from .mx_operands import E4M3, drawn
+from .mx_operands import E4M3, SCHEDULES, drawn
 
 Array = npt.NDArray[Any]
 F32, E5M2 = np.dtype(np.float32), np.dtype(ml_dtypes.float8_e5m2)
-SCHEDULES = (("eager", 0), ("latest", 0), ("random", 1), ("pct", 2), ("hold", 3))
 NT = Config(SM100, 128, 128, rhs_major=0, output=F32)
 PAIR = replace(NT, block_m=256, cta_group=2, cluster=(2, 1))
 
 
 def check(config: Config, matmul: Matmul, expected: Array, schedules: Any = SCHEDULES) -> None:
-    plan = plan_of(config, matmul)
-    assert plan.kernel == f"jaxbw_sm100_8bit_mx_{config.cta_group}cta"
-    for schedule, seed in schedules:
-        kernel = installed.load(plan.kernel)
-        found = launch(kernel, config, matmul, schedule=schedule, seed=seed, checks="strict")
-        assert found.report.findings == [], (schedule, seed, found.report.summary())
-        np.testing.assert_array_equal(
-            found.d.astype(np.float32), expected.astype(config.output).astype(np.float32)
-        )
+    assert plan_of(config, matmul).kernel == f"jaxbw_sm100_8bit_mx_{config.cta_group}cta"
+    mx_operands.check(config, matmul, expected, schedules=schedules)
 
 
 def mixed(shape: tuple[int, int, int], fp4: str, **options: Any) -> tuple[Matmul, Array]:

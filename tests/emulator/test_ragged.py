@@ -227,7 +227,9 @@ OF_FAMILIES = {
     f"sm100, float8 along n: {name}": case.of_8_bits(transposed=False).on("sm100")
     for name, case in ALONG_N.items()
 }
-CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()} | {
+CASES = {f"rows: {name}": case for name, case in (ROWS | EPILOGUES).items()}
+CASES |= {f"gathered: {name}": case for name, case in GATHERED.items()}
+CASES |= {
     f"contraction: {name}": replace(case, contraction=True)
     for name, case in (
         CONTRACTION | SUMS | {f"parts: {name}": case for name, case in PARTS.items()}
@@ -260,15 +262,6 @@ def test_promoted_sums() -> None:
     np.testing.assert_array_equal(exact, 1.125 * case.k)
     short, *_ = launch(replace(case, promoted=False), lhs, rhs, sums="fused")
     assert (short < exact).all()
-
-
-@pytest.mark.sampled(len(SCHEDULES))
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", GATHERED)
-def test_gathered(name: str, family: str, schedule: tuple[str, int]) -> None:
-    how, seed = schedule
-    check(GATHERED[name].on(family), schedule=how, seed=seed)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

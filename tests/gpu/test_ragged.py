@@ -15,7 +15,7 @@ from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.ragged import RaggedChoice, choose
 
 from ..emulator.ragged_launch import Ragged, launch
-from ..emulator.test_ragged import BOTH, CASES, FLOAT8, GATHERED
+from ..emulator.test_ragged import BOTH, CASES, FLOAT8
 from ..jax import test_fp8_ragged
 
 pytestmark = pytest.mark.gpu
@@ -71,12 +71,9 @@ def test_float8_has_the_bits_of_the_emulator(
     np.testing.assert_array_equal(found.view(np.uint32), emulated.view(np.uint32))
 
 
-OF_EMULATOR = CASES | FLOAT8 | {f"gathered: {name}": case for name, case in GATHERED.items()}
-
-
-@pytest.mark.parametrize("name", OF_EMULATOR)
+@pytest.mark.parametrize("name", CASES | FLOAT8)
 def test_the_cases_of_the_emulator(name: str) -> None:
-    case = OF_EMULATOR[name]
+    case = (CASES | FLOAT8)[name]
     run(case, replace(case.config, stages=None))
 
 

@@ -16,7 +16,7 @@ import jaxbw
 from jaxbw import GemmConfig
 
 from .test_fp4_kernels import array
-from .test_mxfp8_kernels import both_ways, integers
+from .test_mxfp8_kernels import CONFIGS, both_ways, configured, integers, mapped
 
 Lower = Callable[..., str]
 Calls = Callable[[str], list[str]]
@@ -65,29 +65,12 @@ def test_against_float64() -> None:
     assert (np.abs(got - left @ right) <= 320 * 2.0**-24 * most).all()
 
 
-CONFIGS = {
-    "pair": GemmConfig(256, 128, cta_group=2, cluster=(2, 1)),
-    "wide pair": GemmConfig(256, 256, cta_group=2, cluster=(2, 1)),
-    "swapped": GemmConfig(128, 64, swap_ab=True),
-    "split": GemmConfig(128, 128, split_k=2),
-    "deep": GemmConfig(128, 64, block_k=256),
-}
+OF_MIXED = CONFIGS | {"deep": GemmConfig(128, 64, block_k=256)}
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", OF_MIXED)
 def test_configurations(config: str) -> None:
-    """With all of an epilogue."""
-    q, u = operands(200, 136, 500, "mxfp8_e5m2")
-    c, residual, bias = integers((200, 136), 2), integers((200, 136), 3), integers((136,), 4)
-
-    def product(implementation: str, q: Any, u: Any) -> Any:
-        given: Any = {"config": CONFIGS[config]} if implementation == "emulator" else {}
-        terms = {"alpha": 0.5, "beta": 2.0, "c": c, "bias": bias, "residual": residual}
-        return jaxbw.matmul(
-            q, u, activation="relu", implementation=implementation, **terms, **given
-        )
-
-    both_ways(product, q, u)
+    configured(OF_MIXED[config], *operands(200, 136, 500, "mxfp8_e5m2"))
 
 
 def test_a_layer_whose_hidden_values_are_mxfp8() -> None:
@@ -105,17 +88,8 @@ def test_a_layer_whose_hidden_values_are_mxfp8() -> None:
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)], ids=str)
 def test_vmap(axes: Any) -> None:
-    x = integers((3, 72, 96)[axes[0] is None :])
     w = array("mxfp4", (3, 96, 40)[axes[1] is None :], 1, axis=-2)
-    q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp4", axis=-2)
-
-    def product(implementation: str, q: Any, u: Any) -> Any:
-        def one(q: Any, u: Any) -> Any:
-            return jaxbw.matmul(q, u, implementation=implementation)
-
-        return jax.vmap(one, axes)(q, u)
-
-    both_ways(product, q, u)
+    mapped(axes, jaxbw.quantize(w, "mxfp4", axis=-2))
 
 
 def test_scaled_matmul() -> None:

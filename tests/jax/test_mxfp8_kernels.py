@@ -68,11 +68,15 @@ CONFIGS = {
 @pytest.mark.parametrize("config", CONFIGS)
 def test_configurations(config: str) -> None:
     """With all of an epilogue, and other bits in rhs."""
-    q, u = operands(200, 136, 500, "mxfp8_e5m2")
+    configured(CONFIGS[config], *operands(200, 136, 500, "mxfp8_e5m2"))
+
+
+def configured(config: GemmConfig, q: Any, u: Any) -> None:
+    """A matmul of 200 x 136 with all of an epilogue, by a kernel in this configuration."""
     c, residual, bias = integers((200, 136), 2), integers((200, 136), 3), integers((136,), 4)
 
     def product(implementation: str, q: Any, u: Any) -> Any:
-        given: Any = {"config": CONFIGS[config]} if implementation == "emulator" else {}
+        given: Any = {"config": config} if implementation == "emulator" else {}
         terms = {"alpha": 0.5, "beta": 2.0, "c": c, "bias": bias, "residual": residual}
         return jaxbw.matmul(
             q, u, activation="relu", implementation=implementation, **terms, **given
@@ -107,9 +111,13 @@ def test_results_of_8_bits() -> None:
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)], ids=str)
 def test_vmap(axes: Any) -> None:
     """A batch of both, or of one, whose matrices end in the middle of a tile of scales."""
-    x = integers((3, 72, 96)[axes[0] is None :])
     w = integers((3, 96, 40)[axes[1] is None :], 1, axis=-2)
-    q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=-2)
+    mapped(axes, jaxbw.quantize(w, "mxfp8", axis=-2))
+
+
+def mapped(axes: Any, u: Any) -> None:
+    """vmap over one of 72 rows of k 96, or three, in MXFP8, and u."""
+    q = jaxbw.quantize(integers((3, 72, 96)[axes[0] is None :]), "mxfp8")
 
     def product(implementation: str, q: Any, u: Any) -> Any:
         def one(q: Any, u: Any) -> Any:

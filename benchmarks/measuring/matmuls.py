@@ -33,6 +33,8 @@ EPILOGUES: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
     "bias_gelu": lambda dtype: Epilogue(bias=dtype, activation="gelu"),
     "bias_silu": lambda dtype: Epilogue(bias=dtype, activation="silu"),
     "swiglu": lambda dtype: Epilogue(activation="silu", gated=True),
+    "bias_gelu_saved": lambda dtype: Epilogue(bias=dtype, activation="gelu", save=True),
+    "swiglu_saved": lambda dtype: Epilogue(activation="silu", gated=True, save=True),
 }
 
 

@@ -323,7 +323,14 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
         } else if constexpr (kScaled) {
           scales.load_and_multiply(accumulators, p, scale_arrays(p, tile), tile.row + row, tile.column);
         }
-        apply_elementwise(accumulators, p.epilogue, bias);
+        apply_elementwise(accumulators, p.epilogue, bias, [&] {
+          if (p.saved_output[0].data == nullptr) return;
+          if (p.saved_output[0].type == DataType::kBF16) {
+            save_boxes<DataType::kBF16, kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
+          } else {
+            save_boxes<DataType::kF16, kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
+          }
+        });
         if (p.residual_stages != 0) add_residual<kConfig>(accumulators, context, warpgroup, row, reader);
       }
     }

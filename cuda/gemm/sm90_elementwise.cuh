@@ -1,5 +1,6 @@
 // The formula of Epilogue (params.h) on accumulators where wgmma leaves them: EpiloguePath::kElementwise. What they
-// become is then cast and stored as plain sums are, the later boxes of a tile beside the next one's MMAs.
+// become is then cast and stored as plain sums are, the later boxes of a tile beside the next one's MMAs. What is saved
+// for a gradient goes the same way, all of it before.
 //
 // The general way (sm90_formula.cuh) takes sums through shared memory, in blocks of 16x32 one after the other, 3000
 // cycles each. Here an operation stands in the code once for each of many accumulators: hence the short activations
@@ -75,19 +76,26 @@ JAXBW_DEVICE void scale_by_alpha(float (&accumulators)[kCount], const Epilogue& 
 }
 
 // Sums -> what is left to be cast. Of a gated matmul the first half of an m64's registers is gate, and becomes the
-// result; the second is up. Bias: HeldBias, or what adds as it does.
-template <template <uint32_t> typename Bias, uint32_t kBlockN, uint32_t kCount>
-JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogue& e, const Bias<kBlockN>& bias) {
+// result; the second is up. Bias: HeldBias, or what adds as it does. save() is called when accumulators are z and u of
+// Epilogue.
+template <template <uint32_t> typename Bias, uint32_t kBlockN, uint32_t kCount, typename Save>
+JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogue& e, const Bias<kBlockN>& bias,
+                                    const Save& save) {
   constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / kQuarters;
   static_assert(kStep % registers_of(kFragmentColumns) == 0);
   const bool gated = sm90_gated_in_boxes(kBlockN) && e.gated != 0;
   scale_by_alpha(accumulators, e);
+  if (e.bias.data != nullptr) {
+    for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
+      constexpr uint32_t kQuarter = kFirst % kTile / kStep;
+      if (gated && kQuarter >= kQuarters / 2) return;
+      bias.template add<kFirst / kTile, kQuarter>(reinterpret_cast<float (&)[kStep]>(accumulators[kFirst]), e);
+    });
+  }
+  save();
   for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
-    constexpr uint32_t kQuarter = kFirst % kTile / kStep;
-    auto& sums = reinterpret_cast<float (&)[kStep]>(accumulators[kFirst]);
-    if (gated && kQuarter >= kQuarters / 2) return;
-    if (e.bias.data != nullptr) bias.template add<kFirst / kTile, kQuarter>(sums, e);
-    activate<kStep, false>(sums, e.activation);
+    if (gated && kFirst % kTile >= kTile / 2) return;
+    activate<kStep, false>(reinterpret_cast<float (&)[kStep]>(accumulators[kFirst]), e.activation);
   });
   if (gated) {
 #pragma unroll

@@ -220,19 +220,39 @@ JAXBW_DEVICE bool holds_results(const GemmParams& p, uint32_t first) {
   return !sm90_gated_in_boxes(kBlockN) || first % kTile < kTile / 2 || p.epilogue.gated == 0;
 }
 
+// Stores the box whose registers start at kFirst.
+template <DataType kType, uint32_t kBlockN, uint32_t kFirst, uint32_t kCount, typename Stores>
+JAXBW_DEVICE void cast_box(const float (&accumulators)[kCount], const TensorMap& map, StoreOrigin box, Stores& stores,
+                           const Profile& profile) {
+  profile.enter(Activity::kAwaitStaging);
+  const uint32_t buffer = stores.acquire();
+  profile.enter(Activity::kEpilogue);
+  stage_box<kType, sm90_store_box(kBlockN, kType).columns, kFirst>(accumulators, buffer);
+  profile.enter(Activity::kStore);
+  stores.store_by_tma(map, box);
+}
+
 // Where a cast is all that is left to do: straight from the accumulators, a box at a time.
 template <DataType kType, uint32_t kBlockN, uint32_t kCount, typename Stores>
 JAXBW_DEVICE void cast_boxes(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                              Stores& stores, const Profile& profile) {
-  constexpr uint32_t kColumns = sm90_store_box(kBlockN, kType).columns;
-  for_each_step<registers_of(kColumns), kCount>([&]<uint32_t kFirst>() {
+  constexpr uint32_t kStep = registers_of(sm90_store_box(kBlockN, kType).columns);
+  for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
     if (!holds_results<kBlockN>(p, kFirst)) return;
-    profile.enter(Activity::kAwaitStaging);
-    const uint32_t buffer = stores.acquire();
-    profile.enter(Activity::kEpilogue);
-    stage_box<kType, kColumns, kFirst>(accumulators, buffer);
-    profile.enter(Activity::kStore);
-    stores.store_by_tma(p.d, box_origin<kBlockN, kFirst>(tile, row));
+    cast_box<kType, kBlockN, kFirst>(accumulators, p.d, box_origin<kBlockN, kFirst>(tile, row), stores, profile);
+  });
+}
+
+// The same of z; of a gated matmul also of u, the second half of an m64's registers.
+template <DataType kType, uint32_t kBlockN, uint32_t kCount>
+JAXBW_DEVICE void save_boxes(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
+                             StoreRing& stores, const Profile& profile) {
+  constexpr uint32_t kTile = registers_of(kBlockN), kStep = registers_of(sm90_store_box(kBlockN, kType).columns);
+  for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
+    StoreOrigin box = box_origin<kBlockN, kFirst>(tile, row);
+    const bool up = !holds_results<kBlockN>(p, kFirst);
+    if (up) box.column -= columns_of(kTile / 2);
+    cast_box<kType, kBlockN, kFirst>(accumulators, p.saved[up ? 1 : 0], box, stores, profile);
   });
 }
 

@@ -261,9 +261,12 @@ bool reduces_apart(const KernelFamily& family, const GemmConfig& config);
 uint32_t residual_stages(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
                          CUdeviceptr residual);
 
-// Which way the epilogue takes: Epilogue::path.
+// Whether TMA can store the results, of which `results` is the addresses, ored, of a problem as it is launched.
+bool stored_by_tma(const GemmProblem& problem, const GemmConfig& config, CUdeviceptr results);
+
+// Which way the epilogue takes: Epilogue::path. `results`: as above.
 EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
-                           uint32_t residual_stages);
+                           uint32_t residual_stages, CUdeviceptr results);
 
 // One TMA store of an epilogue warp.
 StoreBox store_box(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);

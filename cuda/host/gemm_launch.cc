@@ -21,6 +21,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                        const GemmBuffers& buffers, const Work& work) {
   GemmParams params = {};
   params.residual_stages = residual_stages(family, p, c, buffers.residual);
+  const CUdeviceptr results = buffers.d | buffers.saved | buffers.saved_up;
   params.epilogue = {.alpha = p.alpha,
                      .beta = p.beta,
                      .alpha_data = reinterpret_cast<const float*>(buffers.alpha),
@@ -31,7 +32,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
                      .bias_along_m = p.bias_along_m,
                      .activation = p.activation,
                      .gated = p.gated,
-                     .path = epilogue_path(family, p, c, params.residual_stages),
+                     .path = epilogue_path(family, p, c, params.residual_stages, results),
                      .a_scales = reinterpret_cast<const float*>(p.a_scaled ? buffers.a_scales : 0),
                      .b_scales = reinterpret_cast<const float*>(p.b_scaled ? buffers.b_scales : 0),
                      .b_up_scales = reinterpret_cast<const float*>(buffers.b_up_scales)};
@@ -41,7 +42,7 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.amax = reinterpret_cast<uint32_t*>(buffers.amax);
   params.saved_output[0] = epilogue_result(p.saved(), buffers.saved);
   params.saved_output[1] = epilogue_result(p.saved(), buffers.saved_up);
-  params.store_path = store_path(family, p, c, params.epilogue.path, buffers.d | buffers.saved | buffers.saved_up);
+  params.store_path = store_path(family, p, c, params.epilogue.path, results);
   const bool columns = params.store_path == StorePath::kColumns;
   params.row_stride = columns ? 1 : p.n;
   params.column_stride = columns ? p.m : 1;

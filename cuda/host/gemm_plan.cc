@@ -100,10 +100,7 @@ StorePath store_path(const KernelFamily& family, const GemmProblem& p, const Gem
   if (c.swap_ab != 0) return StorePath::kColumns;
   // The general way of the Hopper kernel does not store by TMA: no tensor maps are encoded for it.
   if (family.is_sm90() && path == EpiloguePath::kGeneral) return StorePath::kRows;
-  // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
-  // what followed it): so the rule holds for a single row too.
-  const bool aligned = (p.result_columns() * size_bytes(p.output) | results) % kTmaAlignment == 0;
-  return aligned ? StorePath::kTma : StorePath::kRows;
+  return stored_by_tma(p, c, results) ? StorePath::kTma : StorePath::kRows;
 }
 
 uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident) {
@@ -128,7 +125,7 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
   const Work work = work_of(family, launched, config);
   if (Verdict broken = check_work(work, launched, config)) return *std::move(broken);
   const uint32_t in_ring = residual_stages(family, launched, config, 0);
-  const EpiloguePath way = epilogue_path(family, launched, config, in_ring);
+  const EpiloguePath way = epilogue_path(family, launched, config, in_ring, 0);
   return GemmPlan{&family,
                   problem,
                   config,

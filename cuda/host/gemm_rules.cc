@@ -98,7 +98,7 @@ bool reads_c(const GemmProblem& p) { return p.c && p.grouped == Grouped::kNone; 
 // accumulator, the code of gelu_exact, or of a cast to 8 bits, would be longer than all else.
 bool allows_registers(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   const bool scaled = p.a_scaled || p.b_scaled;
-  return family.is_sm90() && !is_8bit(p.output) && !reads_c(p) && !p.save && (!scaled || is_8bit(p.a_type)) &&
+  return family.is_sm90() && !is_8bit(p.output) && !reads_c(p) && (!scaled || is_8bit(p.a_type)) &&
          p.activation != Activation::kGeluExact && (!p.gated || sm90_gated_in_boxes(c.block_n));
 }
 
@@ -532,7 +532,7 @@ uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
 }
 
 uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, CUdeviceptr residual) {
-  if (!p.residual || *p.residual == DataType::kF32 || !allows_registers(family, p, c)) return 0;
+  if (!p.residual || *p.residual == DataType::kF32 || p.save || !allows_registers(family, p, c)) return 0;
   const bool whole = c.split_k == 1 && c.cluster_k == 1;
   const bool in_line = c.cluster_m == 1 || c.cluster_n == 1;  // see sm90_residual.cuh
   const bool by_tma = c.swap_ab == 0 && (p.n * size_bytes(*p.residual) | residual) % kTmaAlignment == 0;
@@ -542,11 +542,19 @@ uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const
   return stages < c.stages ? stages : 0;
 }
 
+bool stored_by_tma(const GemmProblem& p, const GemmConfig& c, CUdeviceptr results) {
+  // TMA stores 16 bytes whole, even past the end of the last row (seen on an H200: a result of one element overwrote
+  // what followed it): so the rule holds for a single row too.
+  return c.swap_ab == 0 && (p.result_columns() * size_bytes(p.output) | results) % kTmaAlignment == 0;
+}
+
 EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
-                           uint32_t residual_stages) {
-  if (reads_c(p) || p.save || is_8bit(p.output) || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
+                           uint32_t residual_stages, CUdeviceptr results) {
+  if (reads_c(p) || is_8bit(p.output) || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
+  const bool saved_by_tma = size_bytes(p.output) == 2 && stored_by_tma(p, c, results);
+  if (p.save && !saved_by_tma) return EpiloguePath::kGeneral;
   const bool scales = p.factors_in_memory || p.alpha != 1 || p.a_scaled || p.b_scaled;
-  const bool casts = !scales && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated;
+  const bool casts = !scales && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated && !p.save;
   if (casts && (family.is_sm90() || c.split_k == 1)) return EpiloguePath::kCast;
   return allows_registers(family, p, c) ? EpiloguePath::kElementwise : EpiloguePath::kGeneral;
 }
@@ -559,7 +567,7 @@ StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmC
   if (family.is_sm90()) return sm90_store_box(c.block_n, p.output);
   if (p.grouped != Grouped::kNone) return {sm100_slice(0, c.block_m, c.block_n, 1).rows, kGroupedChunk};
   return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated,
-                         epilogue_path(family, p, c, 0) == EpiloguePath::kCast, p.output);
+                         epilogue_path(family, p, c, 0, 0) == EpiloguePath::kCast, p.output);
 }
 
 Verdict check_problem(const KernelFamily& family, const GemmProblem& p) {

@@ -352,7 +352,7 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
     set(GridField::accumulators, min_accumulators(family, c));
     set(GridField::most_accumulators, c.accumulators);
     const uint32_t in_ring = residual_stages(family, launched, c, 0);
-    set(GridField::general, epilogue_path(family, launched, c, in_ring) == EpiloguePath::kGeneral);
+    set(GridField::general, epilogue_path(family, launched, c, in_ring, 0) == EpiloguePath::kGeneral);
     set(GridField::gathered, static_cast<uint64_t>(gathered(family, c)));
   }
   auto* data = new std::vector<int64_t>(std::move(values));

@@ -663,6 +663,39 @@ def test_a_residual_in_registers_is_the_general_one(
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": "bf16", "activation": "gelu"},
+        {"gated": True, "block_n": 256, "bias": "f32", "activation": "silu"},
+        {"gated": True, "block_n": 128, "output": "f16", "pingpong": True, "block_m": 64},
+        {"split_k": 2, "activation": "relu", "cluster": (2, 1)},
+        {"block_n": 96, "bias_along_m": True, "bias": "f16", "batch": 2},
+    ],
+    ids=str,
+)
+def test_what_is_saved_from_registers_is_what_the_general_way_saves(
+    options: dict[str, Any],
+) -> None:
+    """On an H100 the general way took 180 us where saving nothing took 58 (8192 x 3072 x 768)."""
+    case = Case(
+        *(300, 328, 136),
+        **ONE | {"output": "bf16"} | options,
+        family="sm90",
+        save=True,
+        alpha=0.75,
+        integers=False,
+    )
+    kernel = load(case.kernel)
+    config, matmul = case.config(), case.matmul()
+    assert gemm_launch.plan_of(config, matmul).formula == "elementwise"
+    general = replace(matmul, residual=np.zeros(matmul.shape, np.float32))
+    assert gemm_launch.plan_of(config, general).formula == "general"
+    found, expected = (gemm_launch.launch(kernel, config, each) for each in (matmul, general))
+    for mine, of_general in zip(found.results, expected.results, strict=True):
+        np.testing.assert_array_equal(mine, of_general)
+
+
 def test_a_residual_costs_no_more_than_a_formula_in_registers() -> None:
     """In instructions of warps, of one tile: the general way takes 47,600."""
     tile = Case(128, 256, 64, family="sm90", output="bf16", block_n=256)

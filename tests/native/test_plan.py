@@ -92,6 +92,21 @@ PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = 
         132,
         dict(residual_stages=2, formula="elementwise", store_path="tma"),
     ),
+    # Of two saved results of 16 bits, too; of float32 the general way stores them.
+    "a gate saved by TMA": (
+        "sm90",
+        dict(m=512, n=512, k=512, gated=True, save=True),
+        GemmConfig(128, 256),
+        132,
+        dict(formula="elementwise", store_path="tma"),
+    ),
+    "float32 saved": (
+        "sm90",
+        dict(m=512, n=512, k=512, output=DataType.F32, save=True),
+        GemmConfig(128, 128),
+        132,
+        dict(formula="general", store_path="rows"),
+    ),
     # Four groups and what is behind them waste a tile each, but for a row; 16 bytes describe one.
     "rows in groups": (
         "sm90",

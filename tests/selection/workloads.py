@@ -32,6 +32,7 @@ def workload(
         "activated": False,
         "gated": False,
         "general": False,
+        "saves": False,
         "residual_by_tma": False,
         "swapped": swapped,
         "tma_rows": n % 8 == 0,

@@ -25,8 +25,9 @@ class Workload:
       input: dtype of the operands in shared memory; output_size: bytes of an element of the result.
       extra_bytes: per element of the result, that the epilogue reads and writes beside it.
       activated, gated, swapped: whether it is.
-      general: whether the epilogue reads or saves arrays that are shaped as the result, or has a
-        long activation.
+      general: whether the epilogue reads arrays that are shaped as the result, or has a long
+        activation.
+      saves: whether the epilogue saves arrays for a gradient.
       residual_by_tma: whether all that it reads is a residual that TMA can bring.
       tma_rows: whether TMA can store the result's rows.
       a_straddles, b_straddles: whether an operand's rows, as they are loaded, do not begin at lines
@@ -56,6 +57,7 @@ class Workload:
     activated: bool
     gated: bool
     general: bool
+    saves: bool
     residual_by_tma: bool
     swapped: bool
     tma_rows: bool
@@ -96,20 +98,27 @@ class Workload:
             mx=self.mx,
             out_mx=self.out_mx,
             output=_OF_SIZE[self.output_size],
-            activation=Activation.RELU if self.activated else Activation.NONE,
+            activation=self._activation,
             residual=DataType.BF16 if self.residual_by_tma else None,
-            save=self.general and not (self.residual_by_tma or self.out_mx),
+            save=self.saves,
             gated=self.gated,
             lhs_scale=self.lhs_scaled,
             rhs_scale=self.rhs_scaled,
         )
 
+    @property
+    def _activation(self) -> Activation:
+        """One that stands for all that take the same way; a long one for whatever is general."""
+        if self.general and not (self.residual_by_tma or self.out_mx):
+            return Activation.GELU_EXACT
+        return Activation.RELU if self.activated else Activation.NONE
+
 
 def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
     """The workload of a problem, to the kernels of a family."""
     p, epilogue = problem, problem.epilogue
-    arrays = [dtype.itemsize for dtype in (epilogue.c, epilogue.residual) if dtype is not None]
-    arrays += [dtype.itemsize for _, dtype in p.results[1 : 1 + epilogue.saves]]
+    read = [dtype.itemsize for dtype in (epilogue.c, epilogue.residual) if dtype is not None]
+    saved = [dtype.itemsize for _, dtype in p.results[1 : 1 + epilogue.saves]]
     repacked_here = repacked(p, family)
     copies, splits = list(_repacked_bytes(p, repacked_here)), list(_split_bytes(p))
     lhs = effective_major(p.lhs_dtype, p.lhs_major, family), p.lhs_batched
@@ -131,10 +140,11 @@ def workload(problem: GemmProblem, family: str, *, swapped: bool) -> Workload:
         b_batched=b_batched,
         input=DATA_TYPES[wide.name],
         output_size=p.output.itemsize,
-        extra_bytes=sum(arrays),
+        extra_bytes=sum(read) + sum(saved),
         activated=epilogue.activation is not None,
         gated=epilogue.gated,
-        general=bool(arrays) or epilogue.activation == "gelu_exact",
+        general=bool(read) or epilogue.activation == "gelu_exact",
+        saves=bool(saved),
         residual_by_tma=_residual_by_tma(p) and not swapped,
         swapped=swapped,
         tma_rows=epilogue.out_format is not None or p.n * p.output.itemsize % ALIGNMENT == 0,

@@ -48,6 +48,7 @@ Launches emulated_launches(const PlanOnDevice& plan, const std::map<std::string,
   X(d)                         \
   X(residual)                  \
   X(b_is_ready)                \
+  X(epilogue.path)             \
   X(store_path)                \
   X(row_stride)                \
   X(column_stride)             \

@@ -39,7 +39,7 @@ GUARD = 256  # elements in front of a result and behind it
 POISON = 0xA5
 NAN = 0xFF  # bytes of a NaN of any type
 ROWS, BLOCKS = 128, 4  # of a tile of scales of MX formats
-STORE_ROWS = 1  # StorePath::kRows of cuda/params.h
+STORE_ROWS, GENERAL = 1, 0  # StorePath::kRows, EpiloguePath::kGeneral of cuda/params.h
 SM90, SM100 = "sm90", "sm100"
 FIELDS = _native.gemm_params_fields()
 TensorMapFields = _native.emulator.datapath.TensorMapFields
@@ -403,7 +403,7 @@ def launch(
         arrays["c"] = arrays["result"]
 
     repack, gemm, behind = _native.emulated_launches(plan, arrays, sm_count=sm_count)
-    patches = _patches(c, plan, gemm.parameters, pitch)
+    patches = _patches(c, plan, gemm.parameters, pitch, saves=p.save)
     buffers = [*results.guarded, *operands.values(), workspace, *more_buffers]
     if c.counted and plan.reduces_apart:
         counters = emulator.empty(plan.slices, np.uint32)
@@ -472,7 +472,7 @@ def _operands(config: Config, matmul: Matmul) -> dict[str, Array]:
 
 
 def _patches(
-    config: Config, plan: Plan, parameters: bytes, pitch: int | None
+    config: Config, plan: Plan, parameters: bytes, pitch: int | None, *, saves: bool
 ) -> dict[str, int | bytes]:
     """What a test has otherwise than the host: fields of GemmParams."""
     patches: dict[str, int | bytes] = {}
@@ -480,6 +480,8 @@ def _patches(
         patches["b_is_ready"] = 1
     if config.store == "rows" and plan.store_path == "tma":
         patches["store_path"] = STORE_ROWS
+        if saves and plan.formula == "elementwise":
+            patches["epilogue.path"] = GENERAL
     if pitch is not None:
         patches["column_stride" if config.swap_ab else "row_stride"] = pitch
         if plan.store_path == "tma":

@@ -23,7 +23,7 @@ PYTEST_FLAGS ?= -n auto --maxprocesses 8 --dist worksteal
 # Files and folders of `make test`; empty: all.
 TESTS ?=
 BIN := $(VENV)/bin
-# Set, it would have each process that imports the tests compile them again: five seconds of each worker.
+# Set, it would have each process that imports the tests compile them again.
 export PYTHONDONTWRITEBYTECODE :=
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake cuda jaxbw -type f \

@@ -23,6 +23,8 @@ PYTEST_FLAGS ?= -n auto --maxprocesses 8 --dist worksteal
 # Files and folders of `make test`; empty: all.
 TESTS ?=
 BIN := $(VENV)/bin
+# Set, it would have each process that imports the tests compile them again.
+export PYTHONDONTWRITEBYTECODE :=
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake cuda jaxbw -type f \
   -not -path 'jaxbw/kernels/*' -not -path '*/__pycache__/*' -not -name '*.so')

@@ -52,8 +52,7 @@ nanobind_add_module(_native STABLE_ABI NB_STATIC NOMINSIZE ${host_sources})
 target_include_directories(_native PRIVATE cuda "${instances_dir}")
 target_include_directories(_native SYSTEM PRIVATE "${jaxlib_dir}/include" "${JAXBW_CUDA_INCLUDE_DIR}")
 target_link_libraries(_native PRIVATE jaxbw_emulator ${CMAKE_DL_LIBS})
-get_target_property(headers jaxbw_emulator PRECOMPILE_HEADERS)
-target_precompile_headers(_native PRIVATE ${headers})
+target_precompile_headers(_native PRIVATE ${JAXBW_PRECOMPILED})
 # Where the compiler brings only a static libstdc++, the module carries a copy of it beside the process's shared one.
 # Exported, the two would mix: the copy would look up locale facets by the other's indices, and crash in operator<<.
 target_link_options(_native PRIVATE LINKER:--exclude-libs,ALL)

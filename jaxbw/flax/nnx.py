@@ -314,7 +314,7 @@ class MoE(nnx.Module):
             axis=self.expert_axis,
             dispatch=self.dispatch,
         )
-        return outputs.reshape(*inputs.shape[:-1], -1)
+        return outputs.reshape(*inputs.shape[:-1], outputs.shape[-1])
 
 
 class OverwriteWithGradient(nnx.Variable[jax.Array]):

@@ -186,6 +186,17 @@ def test_all_to_all_is_its_own_transpose() -> None:
     assert kinds == {("ragged_all_to_all", ""): 4}
 
 
+def test_no_tokens() -> None:
+    layer = linen.MoE(EXPERTS, HIDDEN, out_features=OUT)
+    y, _ = layer.init_with_output(jax.random.key(0), X[:0])
+    assert y.shape == (0, 7, OUT)
+    assert MoE(WIDTH, HIDDEN, num_experts=EXPERTS, rngs=nnx.Rngs(0))(jnp.asarray(X[:0])).shape == (
+        0,
+        7,
+        WIDTH,
+    )
+
+
 def test_dispatch_is_one_of_two() -> None:
     with pytest.raises(ValueError, match="dispatch is 'ring'"):
         linen.MoE(EXPERTS, HIDDEN, dispatch="ring").init(jax.random.key(0), X)

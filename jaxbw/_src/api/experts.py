@@ -69,7 +69,7 @@ def through_experts(
         out = _served(static, inputs, flat, matrices, logits.shape[-1], first)
     else:
         out = _sent(static, inputs, flat, matrices, logits.shape[-1], axis)
-    each = out.reshape(*experts.shape, -1).astype(weights.dtype)
+    each = out.reshape(*experts.shape, out.shape[-1]).astype(weights.dtype)
     mixed = (each * weights[..., None]).sum(1)
     if gathers:  # rows of other devices' experts are zeros
         mixed = jax.lax.psum_scatter(mixed, axis, tiled=True)

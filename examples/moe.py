@@ -43,11 +43,13 @@ class MoEGPT(gpt.GPT):
         layers: int,
         experts: int,
         seed: int,
+        dispatch: str = "all_gather",
     ) -> None:
         super().__init__(characters, length, width, heads, layers, seed)
         options: dict[str, Any] = {"dtype": gpt.COMPUTE_DTYPE, "rngs": nnx.Rngs(seed + 1)}
+        options |= {"num_experts": experts, "expert_axis": AXIS, "dispatch": dispatch}
         for block in self.blocks:
-            block.mlp = MoE(width, 2 * width, num_experts=experts, expert_axis=AXIS, **options)
+            block.mlp = MoE(width, 2 * width, **options)
 
 
 def placement(parameters: Any) -> Any:
@@ -96,11 +98,15 @@ def main() -> None:
     """Trains, and prints the losses."""
     parser = gpt.parser_of("A GPT with experts, on jaxbw's grouped matmuls.")
     parser.add_argument("--experts", type=int, default=8, help="a multiple of the devices")
+    parser.add_argument(
+        "--dispatch", choices=("all_gather", "all_to_all"), default="all_gather", help="as of MoE"
+    )
     given = parser.parse_args()
 
     text = gpt.Text.of_the_manual()
     sizes = given.length, given.width, given.heads, given.layers, given.experts
-    definition, parameters = nnx.split(MoEGPT(len(text.characters), *sizes, given.seed))
+    model = MoEGPT(len(text.characters), *sizes, given.seed, given.dispatch)
+    definition, parameters = nnx.split(model)
     mesh = jax.make_mesh((jax.device_count(),), (AXIS,), (AxisType.Auto,))
     parameters = placed(parameters, mesh)
     loss = mean_loss(definition, parameters, mesh)

@@ -314,11 +314,14 @@ class MoE(nn.Module):
       kernel_init: of the experts' matrices; default that of `flax.linen.Dense`, for each.
       expert_axis: default None; or an axis of an enclosing `jax.shard_map` over which tokens and
         experts are divided: each device has its tokens, all of `router`, and its part of `gate`,
-        `up` and `down`. Tokens are gathered there, and what experts make of them is scattered.
+        `up` and `down`.
         `init` is called outside, and makes all.
+      dispatch: along `expert_axis`. Default "all_gather": tokens are gathered, and what experts
+        make of them is scattered. "all_to_all": each token is sent to the devices of its experts,
+        and back, by `jax.lax.ragged_all_to_all`, on CPUs by a padded `all_to_all`.
 
     Raises:
-      ValueError: there is no such activation.
+      ValueError: there is no such activation, or dispatch.
 
     >>> block = MoE(num_experts=8, hidden_features=16)
     >>> variables = block.init(jax.random.key(0), jnp.ones((3, 4)))
@@ -340,6 +343,7 @@ class MoE(nn.Module):
     precision: Any = None
     kernel_init: Any = nn.initializers.lecun_normal(batch_axis=0)
     expert_axis: str | None = None
+    dispatch: str = "all_gather"
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -368,8 +372,9 @@ class MoE(nn.Module):
             activation=self.activation,
             precision=self.precision,
             axis=axis,
+            dispatch=self.dispatch,
         )
-        return outputs.reshape(*inputs.shape[:-1], -1)
+        return outputs.reshape(*inputs.shape[:-1], outputs.shape[-1])
 
 
 class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):

@@ -251,11 +251,14 @@ class MoE(nnx.Module):
       kernel_init: of the experts' matrices; default that of `flax.nnx.Linear`, for each.
       expert_axis: default None; or an axis of an enclosing `jax.shard_map` over which tokens and
         experts are divided: each device has its tokens, all of `router`, and its part of `gate`,
-        `up` and `down`. Tokens are gathered there, and what experts make of them is scattered.
+        `up` and `down`.
+      dispatch: along `expert_axis`. Default "all_gather": tokens are gathered, and what experts
+        make of them is scattered. "all_to_all": each token is sent to the devices of its experts,
+        and back, by `jax.lax.ragged_all_to_all`, on CPUs by a padded `all_to_all`.
       rngs: as of `flax.nnx.Linear`; drawn from for the router, `up`, `gate`, `down`.
 
     Raises:
-      ValueError: there is no such activation; when it is called.
+      ValueError: there is no such activation, or dispatch; when it is called.
 
     >>> block = MoE(4, 16, num_experts=8, rngs=nnx.Rngs(0))
     >>> block(jnp.ones((3, 4))).shape
@@ -278,6 +281,7 @@ class MoE(nnx.Module):
         precision: Any = None,
         kernel_init: Any = _default_experts_init,
         expert_axis: str | None = None,
+        dispatch: str = "all_gather",
         rngs: nnx.Rngs,
     ) -> None:
         def matrices(*shape: int) -> nnx.Param[jax.Array]:
@@ -290,7 +294,8 @@ class MoE(nnx.Module):
         self.gate = matrices(in_features, hidden_features) if gated else None
         self.down = matrices(hidden_features, out_features or in_features)
         self.top_k, self.normalize, self.activation = top_k, normalize, activation
-        self.dtype, self.precision, self.expert_axis = dtype, precision, expert_axis
+        self.dtype, self.precision = dtype, precision
+        self.expert_axis, self.dispatch = expert_axis, dispatch
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """The block's outputs, `[..., out_features]`."""
@@ -307,8 +312,9 @@ class MoE(nnx.Module):
             activation=self.activation,
             precision=self.precision,
             axis=self.expert_axis,
+            dispatch=self.dispatch,
         )
-        return outputs.reshape(*inputs.shape[:-1], -1)
+        return outputs.reshape(*inputs.shape[:-1], outputs.shape[-1])
 
 
 class OverwriteWithGradient(nnx.Variable[jax.Array]):

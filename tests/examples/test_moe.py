@@ -47,9 +47,10 @@ class EinsumMoE(MoE):
         return jnp.einsum("bteh,ehd,bte->btd", hidden, self.down[...], weights)
 
 
-def test_the_loss_of_a_step_is_that_of_the_einsum_form(moe: ModuleType) -> None:
+@pytest.mark.parametrize("dispatch", ["all_gather", "all_to_all"])
+def test_the_loss_of_a_step_is_that_of_the_einsum_form(moe: ModuleType, dispatch: str) -> None:
     """In bf16, on four devices: loss, and the experts' gradients."""
-    model = moe.MoEGPT(CHARACTERS, LENGTH, 32, 2, 1, 8, 0)
+    model = moe.MoEGPT(CHARACTERS, LENGTH, 32, 2, 1, 8, 0, dispatch)
     tokens = np.random.default_rng(0).integers(0, CHARACTERS, (8, LENGTH + 1)).astype(np.int32)
     definition, parameters = nnx.split(model)
     mesh = jax.make_mesh((4,), (moe.AXIS,), (AxisType.Auto,), devices=jax.devices()[:4])

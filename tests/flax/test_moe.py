@@ -1,5 +1,7 @@
 """Layers of experts: against all experts of every token, of which the others have the weight 0."""
 
+import re
+from collections import Counter
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
+from jaxbw._src.api import exchange
 from jaxbw.flax import linen
 from jaxbw.flax.nnx import MoE
 
@@ -94,6 +97,109 @@ def test_expert_axis() -> None:
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=bound, atol=bound), *both(params, X)
     )
+
+
+def spelled_out(
+    operand: Any, output: Any, starts: Any, sizes: Any, there: Any, received: Any, *, axis_name: str
+) -> Any:
+    """`lax.ragged_all_to_all` as its documentation has it, for CPUs; NaN where sizes disagree."""
+    me = jax.lax.axis_index(axis_name)
+    operands, starts, sizes, there = (
+        jax.lax.all_gather(x, axis_name) for x in (operand, starts, sizes, there)
+    )
+    row = jnp.arange(len(output))
+    for source, rows in enumerate(operands):
+        nth = row - there[source, me]
+        is_sent = (nth >= 0) & (nth < sizes[source, me])
+        sent = rows.at[nth + starts[source, me]].get(mode="fill", fill_value=jnp.nan)
+        output = jnp.where(is_sent[:, None], sent, output)
+    return jnp.where((received == sizes[:, me]).all(), output, jnp.nan)
+
+
+def eight_devices(**options: Any) -> tuple[Any, Any, Any, Any]:
+    """A layer on one device, the same on eight, parameters, and two microbatches of 48 tokens."""
+    alone = linen.MoE(16, HIDDEN, **options)
+    divided = alone.clone(expert_axis="expert", dispatch="all_to_all")
+    x = jnp.asarray(normal((2, 16, 3, WIDTH)))
+    params = divided.init(jax.random.key(0), x[0])["params"]
+    mesh = jax.make_mesh((8,), ("expert",), (AxisType.Auto,), devices=jax.devices()[:8])
+    specs = {name: P() if name == "router" else P("expert") for name in params}
+
+    @jax.shard_map(mesh=mesh, in_specs=(specs, P("expert")), out_specs=P("expert"))
+    def on_eight(params: Any, x: Any) -> Any:
+        return divided.apply({"params": params}, x)
+
+    return lambda params, x: alone.apply({"params": params}, x), on_eight, params, x
+
+
+@pytest.mark.parametrize("top_k", [1, 3])  # 3: of more experts than a device has
+@pytest.mark.parametrize("to_the_same", [False, True])
+@pytest.mark.parametrize("is_ragged", [False, True])
+def test_all_to_all(
+    monkeypatch: pytest.MonkeyPatch, top_k: int, to_the_same: bool, is_ragged: bool
+) -> None:
+    """Rows sent among eight devices, in a scan that recomputes: value and gradients of one.
+
+    Of random tokens some experts have none; of those alike the same `top_k` have all.
+    """
+    if is_ragged:
+        monkeypatch.setattr(jax.lax, "ragged_all_to_all", spelled_out)
+        monkeypatch.setattr(exchange, "_where_there_is", lambda ragged, _, rows: ragged(rows))
+    alone, on_eight, params, x = eight_devices(top_k=top_k)
+    if to_the_same:
+        x = jnp.abs(x)
+        params["router"]["kernel"] = jnp.tile(normal((1, 16)), (WIDTH, 1))
+
+    @jax.jit
+    def derivatives(params: Any, x: Any) -> Any:
+        def of(layer: Any) -> Any:
+            def microbatches(params: Any, x: Any) -> Any:
+                return jax.lax.scan(lambda _, x: (None, jax.checkpoint(layer)(params, x)), None, x)
+
+            (_, y), pull_back = jax.vjp(microbatches, params, x)
+            return y, pull_back((None, jnp.cos(y)))
+
+        return of(on_eight), of(alone)
+
+    # Sums of up to 96 tokens, of some 6 terms each, of size 1: 576 roundings or less, twice.
+    bound = 1200 * 2.0**-24
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=bound, atol=bound),
+        *derivatives(params, x),
+    )
+
+
+def test_all_to_all_is_its_own_transpose() -> None:
+    """A step sends rows, brings results, and cotangents the same ways; the sizes travel once."""
+    _, on_eight, params, x = eight_devices()
+
+    @jax.jit
+    def step(params: Any, x: Any) -> Any:
+        return jax.grad(lambda params, x: jnp.sum(on_eight(params, x) ** 2), (0, 1))(params, x)
+
+    text = str(step.lower(params, x[0]).compile().as_text())
+    kinds = Counter(re.findall(r" (all-\w+(?:-\w+)?|reduce-scatter|ragged\S*)\(", text))
+    assert kinds == {"all-to-all": 4, "all-gather": 1, "all-reduce": 1}  # the router's gradient
+    with jaxbw.target("H200"):
+        text = step.trace(params, x[0]).lower(lowering_platforms=("cuda",)).as_text()
+    kinds = Counter(re.findall(r"@(ragged_all_to_all)\(|stablehlo\.(all_to_all)", text))
+    assert kinds == {("ragged_all_to_all", ""): 4}
+
+
+def test_no_tokens() -> None:
+    layer = linen.MoE(EXPERTS, HIDDEN, out_features=OUT)
+    y, _ = layer.init_with_output(jax.random.key(0), X[:0])
+    assert y.shape == (0, 7, OUT)
+    assert MoE(WIDTH, HIDDEN, num_experts=EXPERTS, rngs=nnx.Rngs(0))(jnp.asarray(X[:0])).shape == (
+        0,
+        7,
+        WIDTH,
+    )
+
+
+def test_dispatch_is_one_of_two() -> None:
+    with pytest.raises(ValueError, match="dispatch is 'ring'"):
+        linen.MoE(EXPERTS, HIDDEN, dispatch="ring").init(jax.random.key(0), X)
 
 
 @pytest.mark.parametrize("gated", [True, False])

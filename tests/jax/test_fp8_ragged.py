@@ -1,6 +1,7 @@
 """`fp8_ragged_dot`: exact where its casts are, and what serves its three matmuls."""
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -8,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 import jaxbw
+from jaxbw._src.primitives.quantize import quantize_p
 
 from .ragged_cases import bounds
 
@@ -103,6 +106,59 @@ def test_a_contraction_of_float8_says_why_hopper_has_no_kernel() -> None:
     assert "tensor cores take 8 bits along the contraction" in str(report)
     (on_b200,) = jaxbw.explain_function(function, *types, device="B200").matmuls
     assert on_b200.choice.kernel == "jaxbw_sm100_grouped_8bit_1cta"
+
+
+def quantizations(jaxpr: Any, times: int = 1) -> Iterator[tuple[int, int]]:
+    """Of each quantization of a program, the rank of its operand and how often it runs."""
+    for equation in jaxpr.eqns:
+        if equation.primitive is quantize_p:
+            yield equation.invars[0].aval.ndim, times
+        inner = times * equation.params.get("length", 1)
+        for each in jaxprs_in_params(equation.params):
+            yield from quantizations(each, inner)
+
+
+def test_weights_are_quantized_once_a_step() -> None:
+    """Of four microbatches, recomputed: the same values and gradients, of one quantization.
+
+    Without, JAX takes the forward one out of the scan, but not those that are computed again.
+    """
+    xs = np.stack([X, X[::-1], 2 * X, -X])
+
+    def step(is_once: bool, w: Any, xs: Any) -> Any:
+        frozen = jax.lax.stop_gradient(w)
+        q = jaxbw.quantize(frozen, "e4m3", axis=(-2, -1), both=True) if is_once else None
+
+        @jax.checkpoint
+        def loss(total: Any, x: Any) -> Any:
+            out = jaxbw.fp8_ragged_dot(x, w, SIZES, quantized=q)
+            return total + (out * BAR).sum(), out
+
+        return jax.lax.scan(loss, 0.0, xs)
+
+    found = []
+    for is_once, expected in ((True, 1), (False, 1 + len(xs))):
+        function = jax.value_and_grad(partial(step, is_once), (0, 1), has_aux=True)
+        program = jax.make_jaxpr(function)(W, xs)
+        of_weights = [times for rank, times in quantizations(program.jaxpr) if rank == W.ndim]
+        assert sum(of_weights) == expected
+        found.append(jax.jit(function)(W, xs))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+@pytest.mark.parametrize(
+    ("options", "of"),
+    [
+        ({"axis": (-2, -1)}, W),
+        ({"axis": -2, "both": True}, W),
+        ({"axis": (-2, -1), "both": True}, W[:2]),
+    ],
+)
+def test_quantized_weights_are_those_of_rhs(options: Any, of: Any) -> None:
+    with pytest.raises(ValueError, match=r"and rhs f32\[4,16,32\]; it is quantize\(rhs"):
+        jaxbw.fp8_ragged_dot(X, W, SIZES, quantized=jaxbw.quantize(of, "e4m3", **options))
+    with pytest.raises(TypeError, match="quantized is a ndarray"):
+        jaxbw.fp8_ragged_dot(X, W, SIZES, quantized=W)
 
 
 def test_operands_that_are_not_real_floating() -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxbw._src.api.exchange import Exchange
 from jaxbw._src.api.ragged import gated_ragged_dot, ragged_dot
 
 
@@ -30,6 +31,7 @@ def through_experts(
     activation: str | None,
     precision: Any,
     axis: str | None,
+    dispatch: str,
 ) -> jax.Array:
     """The sum of what the `top_k` likeliest experts make of each token, by their weights.
 
@@ -41,10 +43,19 @@ def through_experts(
       gate, up: `[experts, features, hidden]`; gate may be None.
       down: `[experts, hidden, out]`.
       axis: of an enclosing `shard_map`, whose devices have parts of the tokens and of the experts.
-        Each computes what its experts make of all tokens.
+      dispatch: "all_gather": each device computes what its experts make of all tokens;
+        "all_to_all": of the rows that are sent to it.
+
+    Raises:
+      ValueError: another dispatch.
     """
+    if dispatch not in ("all_gather", "all_to_all"):
+        raise ValueError(
+            f"jaxbw.flax: MoE: dispatch is {dispatch!r}; it is 'all_gather' or 'all_to_all'"
+        )
+    gathers = axis is not None and dispatch == "all_gather"
     first = None
-    if axis is not None:
+    if gathers:
         inputs, logits = (jax.lax.all_gather(x, axis, tiled=True) for x in (inputs, logits))
         first = jax.lax.axis_index(axis) * up.shape[0]
     chosen, experts = jax.lax.top_k(logits, top_k)
@@ -52,18 +63,43 @@ def through_experts(
         weights = jax.nn.softmax(chosen)
     else:
         weights = jnp.exp(chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
-    order = jnp.argsort(experts.reshape(-1), stable=True)
-    sizes = jnp.bincount(experts.reshape(-1), length=logits.shape[-1])
     static = _Static(top_k, activation, precision)
-    hidden = _hidden(static, inputs, gate, up, order, sizes, first)
-    out = ragged_dot(hidden, down, sizes, precision, group_offset=first)
-    out = _permuted(out, jnp.argsort(order))
-    each = out.reshape(*experts.shape, -1).astype(weights.dtype)
+    flat, matrices = experts.reshape(-1), (gate, up, down)
+    if axis is None or gathers:
+        out = _served(static, inputs, flat, matrices, logits.shape[-1], first)
+    else:
+        out = _sent(static, inputs, flat, matrices, logits.shape[-1], axis)
+    each = out.reshape(*experts.shape, out.shape[-1]).astype(weights.dtype)
     mixed = (each * weights[..., None]).sum(1)
-    if axis is not None:  # rows of other devices' experts are zeros
+    if gathers:  # rows of other devices' experts are zeros
         mixed = jax.lax.psum_scatter(mixed, axis, tiled=True)
     rounded: jax.Array = mixed.astype(out.dtype)
     return rounded
+
+
+def _served(
+    static: _Static, inputs: Any, experts: Any, matrices: Any, count: int, first: Any
+) -> Any:
+    """What `experts[i]` of `count` makes of the token `i // top_k`; zeros if it is not here."""
+    gate, up, down = matrices
+    order = jnp.argsort(experts, stable=True)
+    sizes = jnp.bincount(experts, length=count)
+    hidden = _hidden(static, inputs, gate, up, order, sizes, first)
+    out = ragged_dot(hidden, down, sizes, static.precision, group_offset=first)
+    return _permuted(out, jnp.argsort(order))
+
+
+def _sent(static: _Static, inputs: Any, experts: Any, matrices: Any, count: int, axis: str) -> Any:
+    """The same of all experts: rows go to the devices that have them, and come back."""
+    order = jnp.argsort(experts, stable=True)
+    sizes = jnp.bincount(experts, length=count)
+    # A token's experts differ, so that a device has at most all of its own for it.
+    slots = inputs.shape[0] * min(static.top_k, matrices[1].shape[0])
+    exchange = Exchange.of(axis, len(experts), slots, sizes)
+    rows = exchange.send(_permuted(jnp.repeat(inputs, static.top_k, axis=0), order))
+    each = static._replace(top_k=1)
+    out = _served(each, rows, exchange.expert_of_slot, matrices, matrices[1].shape[0], None)
+    return _permuted(exchange.bring(out), jnp.argsort(order))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

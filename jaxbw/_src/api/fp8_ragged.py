@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxbw._src.api.arguments import Quantized
 from jaxbw._src.api.fp8_training import floating, nothing
 from jaxbw._src.api.quantize import quantize
 from jaxbw._src.api.ragged import ragged_dot
+from jaxbw._src.problem import describe
 
 
 class _Static(NamedTuple):
@@ -32,6 +34,7 @@ def fp8_ragged_dot(
     group_offset: Any = None,
     *,
     rows_per_group: int | None = None,
+    quantized: Any = None,
 ) -> jax.Array:
     """`ragged_dot` in float8 with current scaling.
 
@@ -39,7 +42,8 @@ def fp8_ragged_dot(
     backward pass rows of the cotangent as e5m2, which gives the gradient of lhs. That of rhs is a
     matmul of lhs and the cotangent in 16 bits: bfloat16, or float16 of float16 operands. Gradients
     are in the operands' dtypes. Reverse mode only, once. Each of the three is a kernel.
-    Weights are quantized at each call: it takes some thousand rows of a group to gain.
+    Weights are quantized at each call, and it takes some thousand rows of a group to gain, unless
+    `quantized` is given.
 
     Args:
       lhs, rhs, group_sizes, group_offset, rows_per_group: as of `ragged_dot`; operands are real
@@ -47,12 +51,17 @@ def fp8_ragged_dot(
       precision: of both matmuls in float8. Default None: fast accumulation; "highest" sums in
         float32.
       preferred_element_type: dtype of the result; default that of the operands together.
+      quantized: what `quantize(rhs, "e4m3", axis=(-2, -1), both=True)` gave, for several calls with
+        the same weights: a step's microbatches, or what `jax.checkpoint` computes again. The
+        gradient is rhs's, of which the values are not read. Inside of what is differentiated,
+        quantize `jax.lax.stop_gradient(rhs)`. Default None: rhs is quantized here.
 
     Returns:
       `[m, n]`.
 
     Raises:
-      TypeError, ValueError: as `ragged_dot`; operands that are not real floating.
+      TypeError, ValueError: as `ragged_dot`; operands that are not real floating; a `quantized`
+        that is not of rhs's shape, e4m3, with a scale for each matrix and its transpose.
 
     >>> x, experts = jnp.full((3, 2), 7.0), jnp.full((2, 2, 1), 3.5)
     >>> jaxbw.fp8_ragged_dot(x, experts, jnp.array([1, 1]))[:, 0]
@@ -60,20 +69,39 @@ def fp8_ragged_dot(
     """
     call = "jaxbw.fp8_ragged_dot"
     dtype, lhs, rhs = floating(call, lhs, rhs, preferred_element_type)
+    if quantized is not None:
+        _check(call, rhs, quantized)
     static = _Static(precision, dtype, rows_per_group)
-    out: jax.Array = _grouped(static, lhs, rhs, group_sizes, group_offset)
+    out: jax.Array = _grouped(static, lhs, rhs, quantized, group_sizes, group_offset)
     return out
+
+
+def _check(call: str, rhs: Any, quantized: Any) -> None:
+    if not isinstance(quantized, Quantized):
+        raise TypeError(f"{call}: quantized is a {type(quantized).__name__}, and no Quantized")
+    data, scale = quantized.data, quantized.scale
+    is_whole = data.dtype == jnp.float8_e4m3fn and quantized.transposed is not None
+    if not is_whole or data.shape != rhs.shape or scale.shape != (*rhs.shape[:-2], 1, 1):
+        raise ValueError(
+            f"{call}: quantized is {describe(data.dtype, data.shape)} with scales "
+            f"{describe(scale.dtype, scale.shape)}, and rhs {describe(rhs.dtype, rhs.shape)}; "
+            'it is quantize(rhs, "e4m3", axis=(-2, -1), both=True)'
+        )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped(static: _Static, lhs: Any, rhs: Any, sizes: Any, offset: Any) -> jax.Array:
-    out: jax.Array = _forward(static, lhs, rhs, sizes, offset)[0]
+def _grouped(
+    static: _Static, lhs: Any, rhs: Any, quantized: Any, sizes: Any, offset: Any
+) -> jax.Array:
+    out: jax.Array = _forward(static, lhs, rhs, quantized, sizes, offset)[0]
     return out
 
 
-def _forward(static: _Static, lhs: Any, rhs: Any, sizes: Any, offset: Any) -> Any:
+def _forward(static: _Static, lhs: Any, rhs: Any, quantized: Any, sizes: Any, offset: Any) -> Any:
     rows = quantize(lhs, "e4m3", axis=-1)
-    matrices = quantize(rhs, "e4m3", axis=(-2, -1), both=True)
+    matrices = quantized
+    if quantized is None:
+        matrices = quantize(rhs, "e4m3", axis=(-2, -1), both=True)
     out = _multiply(static, rows, matrices, sizes, offset, static.precision, static.dtype)
     return out, (lhs, matrices, sizes, offset, nothing(rhs))
 
@@ -89,7 +117,7 @@ def _backward(static: _Static, kept: Any, bar: Any) -> Any:
 
     transposed = jax.linear_transpose(in_16_bits, matrices.data.astype(narrow))
     (product,) = transposed(bar.astype(narrow))
-    return of_lhs, product.astype(of_rhs.dtype), None, None
+    return of_lhs, product.astype(of_rhs.dtype), None, None, None
 
 
 def _multiply(

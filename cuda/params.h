@@ -69,8 +69,8 @@ struct EpilogueResult {
 enum class EpiloguePath : uint32_t {
   kGeneral,      // all that Epilogue says
   kCast,         // d = cast(accumulator); sm_100: and no tile is split
-  kElementwise,  // sm_90: of accumulators, a bias and a residual that TMA brings, without a long activation: computed
-                 // in their registers
+  kElementwise,  // sm_90: of accumulators, a bias and a residual that TMA brings, without a long activation, what is
+                 // saved stored by TMA: computed in their registers
 };
 
 // What happens to an accumulator on its way out, in float32 up to the casts:

@@ -119,7 +119,7 @@ _ALL_BUFFERS = "bar.warp.sync before each chunk that is only cast, and one behin
 for _kernel, _role, _sent, _acquired, _buffers in (
     (_NN, "setup", 5, (7, 9), 10),
     (_NT, "epilogue", 8, (10, 12), 13),
-    (_TN, "epilogue", 49, (51, 53), 54),
+    (_TN, "epilogue", 48, (50, 52), 53),
     (_TT, "setup", 5, (7, 9), 10),
 ):
     _add(_SENT, _kernel, _role, _BAR, _sent)
@@ -127,7 +127,7 @@ for _kernel, _role, _sent, _acquired, _buffers in (
     _add(_ALL_BUFFERS, _kernel, _role, _BAR, _buffers)
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
 _add(_ONE_CHUNK, _TT, "setup", _BAR, 11, 13)
-_add(_ONE_CHUNK, _TT, "epilogue", _BAR, 1, 3)
+_add(_ONE_CHUNK, _TT, "epilogue", _BAR, 4, 10)
 # Tiles of which nothing is kept for later: beside the last MMAs all stores of the tile before are
 # awaited, and a tile has as many boxes as staging buffers, or fewer, or begins with so many.
 _DRAINED = "the wait beside the last MMAs, for all stores of the tile before"
@@ -135,17 +135,17 @@ _FIRST_BOX = "bar.warp.sync before the tile's first box, behind the wait for all
 _BETWEEN = "that of the tile between: tiles of one box take the staging buffers in turn"
 _NEXT_GROUP = "commit_group of the tile's next box: only all stores of a tile are awaited"
 _add(_DRAINED, _NN, "setup", _READ, 1, change="deleted")
-_add(_DRAINED, _NN, "epilogue", _READ, 1, 2, 3, 4)
-_add(_NEXT_GROUP, _NN, "epilogue", _COMMIT, 1)
-_add(_FIRST_BOX, _NN, "epilogue", _BAR, 12)
-_add(_BETWEEN, _NN, "epilogue", _BAR, 14, 16, 22)
+_add(_DRAINED, _NN, "epilogue", _READ, *range(1, 7))
+_add(_NEXT_GROUP, _NN, "epilogue", _COMMIT, 1, 2, 3)
+_add(_FIRST_BOX, _NN, "epilogue", _BAR, 20)
+_add(_BETWEEN, _NN, "epilogue", _BAR, 22, 24, 30)
 _add(_DRAINED, _NT, "epilogue", _READ, 2, change="deleted")
-_add(_DRAINED, _NT, "epilogue", _READ, 1, 3, 4, 7, 8, 9, 10)
+_add(_DRAINED, _NT, "epilogue", _READ, 1, *range(3, 9), *range(11, 15))
 _add(_NEXT_GROUP, _NT, "epilogue", _COMMIT, 1)
-_add(_FIRST_BOX, _NT, "epilogue", _BAR, 3, 35, 43, 47)
+_add(_FIRST_BOX, _NT, "epilogue", _BAR, 3, 43, 51, 55)
 _add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
-_add(_DRAINED, _TT, "epilogue", _READ, 1, 2, 3)
-_add(_BETWEEN, _TT, "epilogue", _BAR, 10, 12, 14, 20)
+_add(_DRAINED, _TT, "epilogue", _READ, *range(1, 6))
+_add(_BETWEEN, _TT, "epilogue", _BAR, 17, 19, 21, 27)
 (_GROUPED_NT,) = (name for name in GROUPED_NAMES if "_nt_" in name)
 _SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
 _add(_SECOND_BOX, _GROUPED_NT, "epilogue", _BAR, 1)

@@ -33,6 +33,9 @@ EPILOGUES: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
     "bias_gelu": lambda dtype: Epilogue(bias=dtype, activation="gelu"),
     "bias_silu": lambda dtype: Epilogue(bias=dtype, activation="silu"),
     "swiglu": lambda dtype: Epilogue(activation="silu", gated=True),
+}
+# Those of a forward pass with a gradient: of our kernels only.
+SAVING: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
     "bias_gelu_saved": lambda dtype: Epilogue(bias=dtype, activation="gelu", save=True),
     "swiglu_saved": lambda dtype: Epilogue(activation="silu", gated=True, save=True),
 }
@@ -75,7 +78,7 @@ class Matmul:
             (CONTRACTING[self.layout], ((), ())),
             result,
             precision=lax.Precision.HIGHEST if self.precise else None,
-            epilogue=EPILOGUES[self.epilogue](result),
+            epilogue=(EPILOGUES | SAVING)[self.epilogue](result),
         ).problem
 
 

@@ -103,6 +103,32 @@ def small(shape: tuple[int, ...], number: int) -> Any:
     return np.random.default_rng(number).integers(-1, 2, shape).astype(np.float32)
 
 
+RANKS: dict[str, tuple[Any, Any, P, P, dict[str, int]]] = {
+    "batch, k": ((8, 128, 512), (8, 512, 128), P("x", None, "y"), P("x", "y"), {"all-reduce": 1}),
+    "dimensions before rows": ((4, 256, 128), (128, 512), P("x"), P(None, "y"), {}),
+    "a vector": ((256,), (256, 512), P("x"), P("x", "y"), {"all-reduce": 1}),
+    "parameters in parts": ((256, 512), (512, 256), P("x"), P("x"), {"all-gather": 2}),
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_ranks(name: str) -> None:
+    mesh, (x_shape, w_shape, x_spec, w_spec, wanted) = mesh_of(AxisType.Auto), RANKS[name]
+    x, w = small(x_shape, 0), small(w_shape, 1)
+
+    def product(x: Any, w: Any) -> Any:
+        q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=-2)
+        return jaxbw.matmul(q, u, implementation="emulator")
+
+    given = [
+        jax.device_put(each, NamedSharding(mesh, spec)) for each, spec in ((x, x_spec), (w, w_spec))
+    ]
+    program = jax.jit(product).lower(*given).compile()
+    assert kernels(program) == 1
+    assert collectives(program) == wanted
+    np.testing.assert_array_equal(program(*given), jax.jit(product)(x, w))
+
+
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_epilogues(is_gated: bool) -> None:
     """Fused on shards of rows and columns, behind the sum where k is divided."""

@@ -133,13 +133,17 @@ def _of_tiles(
         return len(sizes) - 1
 
     *batch, row_tiles, k_tiles, size = shape
-    rows = others[len(batch)] if len(others) > len(batch) else undivided(1)  # a vector has none
+    rows = others[len(batch)] if len(others) > len(batch) else None  # a vector has none
     of_k = scale_tiles.BLOCKS * block_formats.FORMATS[format].block
     found = [*others[: len(batch)]]
     for factor, unit, count in ((rows, scale_tiles.ROWS, row_tiles), (k, of_k, k_tiles)):
-        is_whole = count > 1 and sizes[factor] == count * unit
-        units[factor] = unit if is_whole else sizes[factor]
-        found.append(factor if is_whole else undivided(count))
+        if factor is not None and count > 1 and sizes[factor] == count * unit:
+            units[factor] = unit
+            found.append(factor)
+            continue
+        if factor is not None:
+            units[factor] = sizes[factor]
+        found.append(undivided(count))
     return (*found, undivided(size))
 
 

@@ -255,6 +255,8 @@ def _mx(name: str, group: int) -> Iterator[Case]:
     wide = [replace(case, block_n=256, accumulators=1) if case.gated else case for case in cases]
     alone = [case for case in cases if case.gated and group == 1 and case.output == "bf16"]
     narrow = [replace(case, block_n=128) for case in alone]
+    if "4bit" in name:
+        narrow += narrow[-1:]  # several tiles, in both formats
     for case in (*wide, *narrow, *_brief(group)):
         found = replace(case, mx=32, dtype="e4m3", k=2 * case.k)
         if "4bit" in name:

@@ -23,6 +23,7 @@ from jaxbw._src import fp8, scale_tiles
 E8M0 = np.dtype(jnp.float8_e8m0fnu)
 _UE4M3 = fp8.FORMATS["e4m3"]  # whose sign stays 0
 _PADDED = 32  # data are padded along k to rows of 16 bytes or 32, which TMA can load
+_UNPACKED = 128  # or to whole boxes, which it can unpack to 8 bits
 _NAN = np.uint32(0x7F)  # in e4m3
 _E8M0_NAN = np.int32(0xFF)
 
@@ -62,6 +63,11 @@ class BlockFormat:
         return bool(self.scale != E8M0)
 
     @property
+    def unit(self) -> int:
+        """Of what an array's data have a multiple along k; MXFP4's may be beside 8 bits."""
+        return _UNPACKED if self.element.bits == 4 and not self.has_global_scale else _PADDED
+
+    @property
     def largest(self) -> float:
         """The largest number, data times scale, where there is a global scale besides."""
         return self.element.max * _UE4M3.max
@@ -84,9 +90,9 @@ def format_of(element: Any, scale: Any) -> BlockFormat | None:
     return next(found, None)
 
 
-def padded(size: Any) -> Any:
-    """How many elements the data have along k."""
-    return -(-size // _PADDED) * _PADDED
+def padded(size: Any, unit: int = _PADDED) -> Any:
+    """How many elements the data have along k: as they are made, or of a format's `unit`."""
+    return -(-size // unit) * unit
 
 
 def global_scale(x: Any, format: BlockFormat) -> Any:

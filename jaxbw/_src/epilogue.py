@@ -83,10 +83,15 @@ class Epilogue:
     @property
     def is_identity(self) -> bool:
         """Whether the result is the matmul itself."""
+        return self.is_product and not self.formats
+
+    @property
+    def is_product(self) -> bool:
+        """The same, of operands that may have block-scaled formats."""
         # Field by field: to NumPy, None is a dtype, and equal to float64.
         arrays = (self.c, self.bias, self.residual)
         plain = self.alpha == 1 and self.activation is None and all(x is None for x in arrays)
-        scales = self.is_scaled or self.has_blocks or self.has_more_results
+        scales = self.is_scaled or self.lhs_blocks or self.rhs_blocks or self.has_more_results
         return plain and not (self.gated or scales or self.save)
 
     @property

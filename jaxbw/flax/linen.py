@@ -20,6 +20,7 @@ from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import default_kernel_init
 from flax.linen.module import merge_param
 
+from jaxbw._src.api.block_scaled_training import mxfp8_dot_general
 from jaxbw._src.api.experts import through_experts
 from jaxbw._src.api.fp8_training import Meta, State, delayed_dot_general
 from jaxbw._src.api.pending import dot_general as deferred
@@ -205,9 +206,10 @@ class MLP(nn.Module):
       activation: as of `Dense`; default "gelu".
       gated: default False.
       use_bias: of all layers; default True.
-      dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, dot_general_cls: as of
-        `flax.linen.Dense`, for all layers. With `Fp8DirectDotGeneralOp` the hidden layer is
-        float8 and nothing else, but for a gated one with biases.
+      dtype, param_dtype, precision, kernel_init, bias_init, promote_dtype, dot_general,
+        dot_general_cls: as of `flax.linen.Dense`, for all layers. With `Fp8DirectDotGeneralOp`, or
+        a dot_general that is `jaxbw.mxfp8_dot_general`, the hidden layer is that and nothing else,
+        but for a gated one with biases.
 
     Raises:
       ValueError: there is no such activation.
@@ -229,13 +231,17 @@ class MLP(nn.Module):
     kernel_init: Any = default_kernel_init
     bias_init: Any = nn.initializers.zeros_init()
     promote_dtype: Any = promote_dtype
+    dot_general: Any = None
     dot_general_cls: Any = None
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """The block's outputs, `[..., out_features]`."""
-        if self.dot_general_cls is Fp8DirectDotGeneralOp and not (self.gated and self.use_bias):
-            return self._in_float8(inputs)
+        is_float8 = self.dot_general_cls is Fp8DirectDotGeneralOp
+        is_mxfp8 = self.dot_general_cls is None and self.dot_general is mxfp8_dot_general
+        if (is_float8 or is_mxfp8) and not (self.gated and self.use_bias):
+            return self._in_float8(inputs, is_mxfp8=is_mxfp8)
+        pending = deferred if self.dot_general_cls is None else None
         dense = partial(
             nn.Dense,
             use_bias=self.use_bias,
@@ -245,7 +251,7 @@ class MLP(nn.Module):
             kernel_init=self.kernel_init,
             bias_init=self.bias_init,
             promote_dtype=self.promote_dtype,
-            dot_general=deferred if self.dot_general_cls is None else None,
+            dot_general=self.dot_general or pending,
             dot_general_cls=self.dot_general_cls,
         )
         up = _awaited(dense(self.hidden_features, name="up"), inputs)
@@ -259,37 +265,47 @@ class MLP(nn.Module):
         result: jax.Array = run(_name(self), down, None)
         return result
 
-    def _in_float8(self, inputs: jax.Array) -> jax.Array:
+    def _in_float8(self, inputs: jax.Array, *, is_mxfp8: bool) -> jax.Array:
         """The same in one pass, of the parameters and states that the layers would have."""
-        from jaxbw._src.api.fp8_mlp import delayed_mlp
-
         features, hidden = inputs.shape[-1], self.hidden_features
         shapes = {"gate": (features, hidden)} if self.gated else {}
         shapes |= {"up": (features, hidden), "down": (hidden, self.out_features or features)}
         bias_init = self.bias_init if self.use_bias else None
         layers = [
-            _Fp8Parameters(shape, self.kernel_init, bias_init, self.param_dtype, name=name)()
+            _Parameters(
+                shape, self.kernel_init, bias_init, self.param_dtype, not is_mxfp8, name=name
+            )()
             for name, shape in shapes.items()
         ]
         given = [x for kernel, bias, _ in layers for x in (kernel, bias)]
         inputs, *arrays = self.promote_dtype(inputs, *given, dtype=self.dtype)
-        return delayed_mlp(inputs, arrays, [state for *_, state in layers], self.activation)
+        if is_mxfp8:
+            from jaxbw._src.api.mxfp8_mlp import mxfp8_mlp
+
+            return mxfp8_mlp(inputs, arrays, self.activation)
+        from jaxbw._src.api.fp8_mlp import delayed_mlp
+
+        states = [state for *_, state in layers if state is not None]
+        return delayed_mlp(inputs, arrays, states, self.activation)
 
 
-class _Fp8Parameters(nn.Module):
-    """What `Dense` with `Fp8DirectDotGeneralOp` has: kernel, bias or None, and state."""
+class _Parameters(nn.Module):
+    """What a `Dense` has: kernel, bias or None; with `Fp8DirectDotGeneralOp` state, else None."""
 
     shape: tuple[int, int]
     kernel_init: Any
     bias_init: Any  # None: there is none
     param_dtype: Any
+    has_state: bool
 
     @nn.compact
-    def __call__(self) -> tuple[Any, Any, State]:
+    def __call__(self) -> tuple[Any, Any, State | None]:
         kernel = self.param("kernel", self.kernel_init, self.shape, self.param_dtype)
         bias = None
         if self.bias_init is not None:
             bias = self.param("bias", self.bias_init, self.shape[-1:], self.param_dtype)
+        if not self.has_state:
+            return kernel, bias, None
         return kernel, bias, Fp8DirectDotGeneralOp(name="Fp8DirectDotGeneralOp_0").state()
 
 

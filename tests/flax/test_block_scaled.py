@@ -110,20 +110,49 @@ def test_feed_forward_blocks() -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_hidden_layer_in_mxfp8_and_nothing_else(gated: bool) -> None:
-    """A swapped `MLP`, its program for a B200, and its value beside that of its layers."""
-    model = ours.MLP(48, 96, activation="silu", gated=gated, use_bias=not gated, rngs=nnx.Rngs(0))
-    ours.swap_layers(model, "mxfp8")
-    definition, state = nnx.split(model)
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_a_hidden_layer_in_mxfp8_and_nothing_else(library: str, gated: bool) -> None:
+    """An `MLP`, its program for a B200, and value and gradients beside those of its layers."""
+    options: Any = {"activation": "silu", "gated": gated, "use_bias": not gated}
+    block: Any
+    if library == "linen":
+        module = linen.MLP(96, dot_general=jaxbw.mxfp8_dot_general, **options)
+        variables = linen.MLP(96, **options).init(jax.random.key(0), X)
+        of_its_own = module.init(jax.random.key(0), X)
+        jax.tree.map(np.testing.assert_array_equal, of_its_own, variables)
+        parameters = variables["params"]
 
-    def block(state: Any, x: Any) -> Any:
-        return nnx.merge(definition, state)(x)
+        def block(p: Any, x: Any) -> Any:
+            return module.apply({"params": p}, x)
+    else:
+        model = ours.MLP(48, 96, rngs=nnx.Rngs(0), **options)
+        ours.swap_layers(model, "mxfp8")
+        definition, state = nnx.split(model)
+        parameters = nnx.to_pure_dict(state)
+
+        def block(p: Any, x: Any) -> Any:
+            nnx.replace_by_pure_dict(state, p)
+            return nnx.merge(definition, state)(x)
+
+    def apart(p: Any, x: Any) -> Any:
+        def dense(name: str, x: Any) -> Any:
+            y = jaxbw.mxfp8_dot_general(x, p[name]["kernel"], DIMS)
+            return y if gated else y + p[name]["bias"]
+
+        up = dense("up", x)
+        return dense("down", jax.nn.silu(dense("gate", x)) * up if gated else jax.nn.silu(up))
 
     with jaxbw.target("B200"), jaxbw.implementation("sm100"):
-        lowered = jax.jit(block).trace(state, X).lower(lowering_platforms=("cuda",))
+        lowered = jax.jit(block).trace(parameters, X).lower(lowering_platforms=("cuda",))
     hidden = re.findall(r"tensor<(?:1x)?(?:40|2x20)x96x(\w+)>", lowered.as_text())
     assert set(hidden) == {"f8E4M3FN"}
-    up = model.up(X)
-    apart = model.down(model.gate(X) * up if model.gate is not None else up)
-    found = jax.jit(block)(state, X)
-    assert np.linalg.norm(found - apart) <= 2.0**-7 * np.linalg.norm(apart)
+
+    def step(function: Any) -> Any:
+        def loss(p: Any, x: Any) -> Any:
+            y = function(p, x)
+            return (y**2).sum(), y
+
+        return jax.jit(jax.grad(loss, has_aux=True))(parameters, X)
+
+    for found, wanted in zip(*(jax.tree.leaves(step(f)) for f in (block, apart)), strict=True):
+        assert np.linalg.norm(found - wanted) <= 2.0**-7 * np.linalg.norm(wanted)

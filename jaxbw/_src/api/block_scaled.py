@@ -1,5 +1,6 @@
 """`BlockScaled`: an array in a block-scaled format, as kernels read it, and how it is made."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,8 +36,8 @@ class BlockScaled(WithScales):
 
     Attributes:
       data: `[..., rows, k]`, the array with k as its last dimension, padded with zeros to a
-        multiple of 32: float8_e4m3fn, float8_e5m2 or float4_e2m1fn. Of an array of one dimension
-        `[k]`.
+        multiple of 32, in MXFP4 of 128: float8_e4m3fn, float8_e5m2 or float4_e2m1fn. Of an array of
+        one dimension `[k]`.
       scale: `[..., row tiles, k tiles, 512]`, float8_e8m0fnu or float8_e4m3fn: tiles of 128 rows by
         4 blocks, that of row r and block c at (r % 32) * 16 + (r // 32) * 4 + c; zero bytes behind
         the array.
@@ -197,11 +198,36 @@ def unscaled(
                 "format"
             )
     return BlockScales(
-        tuple(_in_order(x) for x in found),
+        tuple(_in_order(x) for x in _as_long(found)),
         tuple(x.global_scale for x in found),
         (*(x.scale for x in found), None)[:3],
         (lhs.format, rights[0].format),
     )
+
+
+def _as_long(operands: Sequence[BlockScaled]) -> Sequence[BlockScaled]:
+    """The same with data as long along k: those of MXFP4 may be longer than of 8 bits beside them.
+
+    What has fewer elements is copied: 8 bits are padded, or 4 shortened, which kernels then unpack.
+    """
+    lengths = [x.data.shape[-1] for x in operands]
+    if len({*lengths}) == 1:
+        return operands
+    shorter, longer = (
+        sum(math.prod(x.shape) for x in operands if x.data.shape[-1] == length)
+        for length in (min(lengths), max(lengths))
+    )
+    is_known = isinstance(shorter, int) and isinstance(longer, int)
+    length = min(lengths) if is_known and longer < shorter else max(lengths)
+
+    def cut(data: Any) -> Any:
+        return padded(data[..., :length], length)
+
+    def resized(data: Any) -> Any:
+        is_described = isinstance(data, jax.ShapeDtypeStruct)
+        return jax.eval_shape(cut, data) if is_described else cut(data)
+
+    return [replace(x, data=resized(x.data)) for x in operands]
 
 
 def _in_order(x: BlockScaled) -> Any:
@@ -342,11 +368,16 @@ def _block_scaled(
     )
     (data, scale), turned = (of_columns, of_rows) if along == -1 else (of_rows, of_columns)
     dtype, size = np.dtype(x.dtype), x.shape[axis]
-    data = data if x.ndim > 1 else data[0]
-    return BlockScaled(data, scale, global_scale, *turned, format.name, axis, size, dtype)
+    data, transposed = (
+        each if each is None or not isinstance(each.shape[-1], int) else padded(each, format.unit)
+        for each in (data if x.ndim > 1 else data[0], turned[0])
+    )
+    return BlockScaled(
+        data, scale, global_scale, transposed, turned[1], format.name, axis, size, dtype
+    )
 
 
-def padded(data: Any) -> Any:
-    """Data with zeros behind k, as `BlockScaled` has them."""
-    behind = block_formats.padded(data.shape[-1]) - data.shape[-1]
+def padded(data: Any, unit: int = block_formats.FORMATS["mxfp8"].unit) -> Any:
+    """Data with zeros behind k, up to a multiple."""
+    behind = block_formats.padded(data.shape[-1], unit) - data.shape[-1]
     return jnp.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, behind)]) if behind else data

@@ -98,7 +98,7 @@ def quantize(
     ((2, 1), [[1.0, -7.0], [0.5, 1.75]])
     >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "mxfp4")
     >>> q.data.shape, q.scale.shape, q.dequantized().tolist()
-    ((2, 32), (1, 1, 512), [[1.0, -8.0], [0.5, 2.0]])
+    ((2, 128), (1, 1, 512), [[1.0, -8.0], [0.5, 2.0]])
     """
     call = "jaxbw.quantize"
     x = arguments.array(call, "x", x)

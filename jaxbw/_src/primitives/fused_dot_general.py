@@ -69,8 +69,8 @@ def fused_dot_general(
         # Whole blocks of a dimension that is padded need not be divisible among devices.
         params: Any = {"precision": precision, "preferred_element_type": preferred_element_type}
         params |= {"out_sharding": out_sharding, "policy": policy}
-        dims = dimension_numbers
-        return in_parts(operands, epilogue=epilogue, dimension_numbers=dims, **params)
+        params |= {"epilogue": epilogue, "dimension_numbers": dimension_numbers}
+        return _apart_of_format(operands, **params)
     results = fused_dot_general_p.bind(
         *compat.insert_reshard(*operands.given()),
         epilogue=epilogue,
@@ -375,27 +375,55 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
 def _on_devices(params: dict[str, Any], ctx: Any, operands: Any, platform: str) -> Any:
     """In a program of several devices: an amax over shards is XLA's, and so is the epilogue.
 
-    Scales of blocks are, too, whose shards need not be whole blocks.
+    Scales of blocks of 128 are, too, whose shards need not be whole blocks.
     """
     epilogue: Epilogue = params["epilogue"]
-    if not (epilogue.has_more_results or epilogue.has_blocks):
+    if not (epilogue.has_more_results or epilogue.lhs_blocks or epilogue.rhs_blocks):
         return partitioning.lower(fused_dot_general_p, params, ctx, operands, platform)
 
     def apart(*given: Any) -> Results:
-        return in_parts(Operands.of(epilogue, given), **params)
+        return _apart_of_format(Operands.of(epilogue, given), **params)
 
     return mlir.lower_fun(apart, multiple_results=True)(ctx, *operands)
 
 
+def _apart_of_format(operands: Operands, *, epilogue: Epilogue, **params: Any) -> Results:
+    """As `in_parts`; but of operands that kernels multiply only what follows d is XLA's."""
+    if epilogue.out_format is None or len(epilogue.formats) != 2:
+        return in_parts(operands, epilogue=epilogue, **params)
+    from jaxbw._src import block_formats  # wanted by few
+
+    params |= {"preferred_element_type": np.dtype(np.float32)}
+    d = matmul(operands, replace(epilogue, out_format=None), params)
+    return block_formats.in_memory(d, block_formats.FORMATS[epilogue.out_format])
+
+
 def _local(shards: Any, params: dict[str, Any], total: partitioning.Sum | None) -> Results:
-    operands = Operands.of(params["epilogue"], shards)
+    params = {**params}
+    epilogue: Epilogue = params.pop("epilogue")
+    operands = Operands.of(epilogue, shards)
     if total is None:
-        return fused_dot_general(operands, **params)
+        return fused_dot_general(operands, epilogue, **params)
+    formats = Epilogue(lhs_format=epilogue.lhs_format, rhs_format=epilogue.rhs_format)
+    lhs, lhs_tiles = operands.lhs, operands.lhs_tiles
 
-    def multiply(lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-        return total(dot_general(lhs, rhs, **params))
+    def multiply(rhs: Any, rhs_tiles: Any, dtype: Any) -> Any:
+        product = Operands(lhs, rhs, lhs_tiles=lhs_tiles, rhs_tiles=rhs_tiles)
+        return total(matmul(product, formats, {**params, "preferred_element_type": dtype}))
 
-    return _formula(operands, multiply, **params)
+    types = jax.typeof(lhs), jax.typeof(operands.rhs)
+    output = compat.dot_general_type(*types, lax_params(params))[0].dtype
+    if epilogue.is_product and output.itemsize > 1:  # of 8 bits parts of a sum are too few
+        return (multiply(operands.rhs, operands.rhs_tiles, output),)
+    wide, up = wide_dtype(output), operands.rhs_up
+    return evaluate(
+        epilogue,
+        output,
+        ranks_of(lhs.ndim, operands.rhs.ndim, params["dimension_numbers"]),
+        multiply(operands.rhs, operands.rhs_tiles, wide),
+        None if up is None else multiply(up, operands.rhs_up_tiles, wide),
+        *operands[3:-3],
+    )
 
 
 fused_dot_general_p.def_effectful_abstract_eval(_abstract_eval)

@@ -26,7 +26,7 @@ from jaxbw._src import compat
 from jaxbw._src.epilogue import IDENTITY, Epilogue, wide_dtype
 from jaxbw._src.primitives.partitioned_call import PartitionedCall
 from jaxbw._src.primitives.shards import Factors, common_axes, plan
-from jaxbw._src.problem import DimensionNumbers, Operands
+from jaxbw._src.problem import TILES, DimensionNumbers, Operands
 
 TARGET = "jaxbw_partitioned_v1"
 
@@ -81,16 +81,70 @@ def factors_of(
         of_columns if e.rhs_scale and e.gated else None,
         () if e.out_scale else None,
     )
-    summed = results[0].dtype if e.is_identity else np.dtype(wide_dtype(results[0].dtype))
+    units: dict[int, int] = {}
+    for name, of_tiles in TILES.items():
+        if (tiles := getattr(given, of_tiles)) is not None:
+            side = int(name != "lhs")
+            format, (k,) = (e.lhs_format, e.rhs_format)[side], (lhs_contract, rhs_contract)[side]
+            assert format is not None
+            of_data = getattr(arrays, name)
+            others = [f for i, f in enumerate(of_data) if i != k]
+            found = _of_tiles(format, others, of_data[k], tiles.shape, sizes, units)
+            arrays = arrays._replace(**{of_tiles: found})
+    mappings = arrays.given()
+    summed = results[0].dtype if e.is_product else np.dtype(wide_dtype(results[0].dtype))
     return Factors(
         sizes=tuple(sizes),
-        operands=tuple(arrays.given()),
+        operands=tuple(mappings),
         result=tuple(result),
-        operand_bytes=tuple(x.dtype.itemsize for x in operands),
+        operand_bytes=tuple(
+            x.dtype.itemsize * math.prod(x.shape) / max(math.prod(sizes[f] for f in mapping), 1)
+            for x, mapping in zip(operands, mappings, strict=True)
+        ),
         result_bytes=tuple(x.dtype.itemsize for x in results),
         sum_bytes=summed.itemsize,
         matmuls=1 + e.gated,
+        units=units,
     )
+
+
+def _of_tiles(
+    format: str,
+    others: Sequence[int],
+    k: int,
+    shape: Sequence[int],
+    sizes: list[int],
+    units: dict[int, int],
+) -> tuple[int, ...]:
+    """The factors of tiles of scales; `sizes` and `units` grow.
+
+    Along rows and k they have those of their data, in whole tiles. Where these are not whole, what
+    the data have is not divided, and neither is what tiles have in its place.
+
+    Args:
+      others, k: factors of the data.
+      shape: of the tiles.
+    """
+    from jaxbw._src import block_formats, scale_tiles  # wanted by few
+
+    def undivided(size: int) -> int:
+        sizes.append(size)
+        units[len(sizes) - 1] = size
+        return len(sizes) - 1
+
+    *batch, row_tiles, k_tiles, size = shape
+    rows = others[len(batch)] if len(others) > len(batch) else None  # a vector has none
+    of_k = scale_tiles.BLOCKS * block_formats.FORMATS[format].block
+    found = [*others[: len(batch)]]
+    for factor, unit, count in ((rows, scale_tiles.ROWS, row_tiles), (k, of_k, k_tiles)):
+        if factor is not None and count > 1 and sizes[factor] == count * unit:
+            units[factor] = unit
+            found.append(factor)
+            continue
+        if factor is not None:
+            units[factor] = sizes[factor]
+        found.append(undivided(count))
+    return (*found, undivided(size))
 
 
 # Lowering
@@ -102,11 +156,15 @@ def lower(
     """The call that stands for a matmul until XLA partitions the program."""
     dims, epilogue = params["dimension_numbers"], params.get("epilogue", IDENTITY)
     factors = factors_of(ctx.avals_in, ctx.avals_out, dims, epilogue)
-    sizes, mappings = list(factors.sizes), list(factors.operands)
+    sizes, parts = _in_units(factors)
+    mappings = [
+        _mapping(mapping, x.shape, factors, parts)
+        for mapping, x in zip(factors.operands, ctx.avals_in, strict=True)
+    ]
     mesh = compat.partly_manual_mesh(ctx)
     if mesh is not None:
         auto = [size for size, is_manual in mesh if not is_manual]
-        mappings.append(tuple(range(len(sizes), len(sizes) + len(auto))))
+        mappings.append(_dimensions([(len(sizes) + i,) for i in range(len(auto))]))
         sizes += auto
         operands = [*operands, _divided_by_all_axes(ctx)]
     op = stablehlo.CustomCallOp(
@@ -121,9 +179,14 @@ def lower(
     )
     op.attributes["sdy.sharding_rule"] = sdy.OpShardingRuleAttr.get(
         factor_sizes=sizes,
-        operand_mappings=[_mapping(mapping) for mapping in mappings],
-        result_mappings=[_mapping(factors.result)] * len(ctx.avals_out),
-        reduction_factors=list(factors.contracted),
+        operand_mappings=mappings,
+        result_mappings=[_mapping(factors.result, x.shape, factors, parts) for x in ctx.avals_out],
+        reduction_factors=sorted(part for f in factors.contracted for part in parts[f]),
+        need_replication_factors=[
+            f
+            for f, size in enumerate(factors.sizes)
+            if factors.units.get(f) == size and f not in factors.contracted
+        ],
         is_custom=True,
     )
     return [
@@ -132,9 +195,29 @@ def lower(
     ]
 
 
-def _mapping(factors: Sequence[int]) -> Any:
+def _in_units(factors: Factors) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Sizes of the rule's factors, and which of them make up each factor: a count, and a unit."""
+    sizes = [*factors.sizes]
+    found: list[tuple[int, ...]] = [(f,) for f in range(len(sizes))]
+    for f, unit in factors.units.items():
+        if unit != factors.sizes[f]:
+            sizes[f] //= unit
+            found[f] = (f, len(sizes))
+            sizes.append(unit)
+    return sizes, found
+
+
+def _mapping(
+    mapping: Sequence[int], shape: Sequence[int], factors: Factors, parts: Sequence[tuple[int, ...]]
+) -> Any:
+    """Of an array with these factors; where it has a tile for each unit, it has the count alone."""
+    pairs = zip(mapping, shape, strict=True)
+    return _dimensions([parts[f] if size == factors.sizes[f] else (f,) for f, size in pairs])
+
+
+def _dimensions(factors: Sequence[tuple[int, ...]]) -> Any:
     return sdy.TensorMappingAttr.get(
-        dim_mappings=[sdy.DimMappingAttr.get(factor_indices=[factor]) for factor in factors]
+        dim_mappings=[sdy.DimMappingAttr.get(factor_indices=[*each]) for each in factors]
     )
 
 

@@ -6,13 +6,14 @@ of a mesh, the first one major. An array is tiled where some of its dimensions a
 axes, each axis along one dimension at most; along the other axes it is replicated.
 
 `plan` gives each axis to one factor, or to none. Arrays that are tiled otherwise are resharded
-first, and results afterwards; results of a divided contraction are summed.
+first, and results afterwards; results of a divided contraction are summed. A factor that arrays of
+tiles have, too, is divided in whole tiles, or not at all.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,24 +33,26 @@ class Factors:
       sizes: of each factor.
       operands: the factor of each dimension of each operand.
       result: likewise, of each of the results.
-      operand_bytes: of one element of each operand.
+      operand_bytes: of one element of each operand; of tiles, for each element of its factors.
       result_bytes: of one element of each result.
       sum_bytes: of one element of a matmul that is summed where the contraction is divided.
       matmuls: how many matmuls there are: two in a gated one.
+      units: by factor, how many of it stay together, where that is more than one.
     """
 
     sizes: tuple[int, ...]
     operands: tuple[tuple[int, ...], ...]
     result: tuple[int, ...]
-    operand_bytes: tuple[int, ...]
+    operand_bytes: tuple[float, ...]
     result_bytes: tuple[int, ...]
     sum_bytes: int
     matmuls: int = 1
+    units: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def contracted(self) -> tuple[int, ...]:
-        """The factors that the results do not have."""
-        return tuple(f for f in range(len(self.sizes)) if f not in self.result)
+        """The factors of the matmul that the results do not have."""
+        return tuple(f for f in self.operands[0] if f in self.operands[1] and f not in self.result)
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,7 @@ def _candidates(
     agreed: dict[int, int],
 ) -> Iterator[Plan]:
     """Every plan that leaves axes where arrays agree, and gives others to those that have them."""
+    units = dict.fromkeys(factors.contracted, 1) | dict(factors.units)
     takers = [
         [
             *(f for f, some in enumerate(wanted) if axis in some and f == agreed.get(axis, f)),
@@ -209,8 +213,9 @@ def _candidates(
         )
         # The last of the tiles would be padded by anything, which must not be summed.
         if all(
-            factors.sizes[factor] % math.prod(axes[axis] for axis in chosen.axes[factor]) == 0
-            for factor in factors.contracted
+            factors.sizes[factor] % (unit * math.prod(axes[axis] for axis in chosen.axes[factor]))
+            == 0
+            for factor, unit in units.items()
         ):
             yield chosen
 

@@ -109,9 +109,15 @@ _NEXT = "the next cluster barrier, to which these warps come instead; who has ex
 for _kernel in (_NN, _NT, _TN, _TT):
     _add(_NEXT, _kernel, "load", _MEET, 5)
     _add(_NEXT, _kernel, "multiply", _MEET, 1)
-for _kernel in (_NN, _TN, _TT):
-    _add(_NEXT, _kernel, "exit", _MEET, 1)
-    _add(_NEXT, _kernel, "epilogue", _MEET, 3 if _kernel == _TN else 2)
+# Those that prepare the others' start.
+for _kernel, _role, _start, _meets, _bar in (
+    (_NN, "epilogue", 1, 2, 30),
+    (_NT, "setup", 2, 3, 2),
+    (_TN, "epilogue", 2, 3, 91),
+    (_TT, "epilogue", 1, 2, 27),
+):
+    _add(_NEXT, _kernel, _role, _MEET, _start, _meets)
+    _add(_MEETS, _kernel, _role, _BAR, _bar)
 # Where a tile's epilogue begins.
 _SENT = "barrier.cta.sync behind it, by which every lane waits for all who lay down sums"
 _ACQUIRED = "bar.warp.sync behind the wait for the staging buffers: sums of others are read later"
@@ -138,7 +144,7 @@ _add(_DRAINED, _NN, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _NN, "epilogue", _READ, *range(1, 7))
 _add(_NEXT_GROUP, _NN, "epilogue", _COMMIT, 1, 2, 3)
 _add(_FIRST_BOX, _NN, "epilogue", _BAR, 20)
-_add(_BETWEEN, _NN, "epilogue", _BAR, 22, 24, 30)
+_add(_BETWEEN, _NN, "epilogue", _BAR, 22, 24)
 _add(_DRAINED, _NT, "epilogue", _READ, 2, change="deleted")
 _add(_DRAINED, _NT, "epilogue", _READ, 1, *range(3, 9))
 _add(_NEXT_GROUP, _NT, "epilogue", _COMMIT, 1)
@@ -146,7 +152,10 @@ _add(_FIRST_BOX, _NT, "epilogue", _BAR, 3, 43, 51, 55)
 _add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _TT, "epilogue", _READ, *range(1, 6))
 _add(_NEXT_GROUP, _TT, "epilogue", _COMMIT, 1, 2)
-_add(_BETWEEN, _TT, "epilogue", _BAR, 17, 19, 21, 27)
+_add(_BETWEEN, _TT, "epilogue", _BAR, 17, 19, 21)
+_CONVERGED = "wgmma.wait_group.sync.aligned behind the wait, which all lanes execute together"
+_add(_CONVERGED, _NN, "epilogue", _BAR, 28)
+_add(_CONVERGED, _TT, "epilogue", _BAR, 25)
 (_GROUPED_NT,) = (name for name in GROUPED_NAMES if "_nt_" in name)
 _SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
 _add(_SECOND_BOX, _GROUPED_NT, "epilogue", _BAR, 1)

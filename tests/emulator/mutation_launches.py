@@ -328,6 +328,8 @@ def _grouped(name: str) -> Iterator[Ragged]:
                     yield replace(way, output=output, gated=True, k=136, n=2 * columns)
             if group == 2 and not way.contraction:  # rows for both CTAs
                 yield replace(way, sizes=(300, 0, 13), m=320)
+            if group == 2 and way.contraction:  # stores are the last thing before the exit
+                yield replace(way, k=328, sm_count=8)
             if way.contraction:
                 yield replace(way, sizes=(0, 0, 0))
                 yield replace(way, sizes=(300, 0, 20), m=320, adds=True, output="f32")

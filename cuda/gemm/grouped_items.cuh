@@ -193,20 +193,20 @@ JAXBW_DEVICE void clear_empty_groups(const GroupedParams& params, uint32_t pause
   }
 }
 
-// B's matrix of a tile's group, and up's of a gated matmul.
+// B's matrix of a tile's group, and up's of a gated matmul, or where CTAs are pairs, one of them.
 struct GroupedWeights {
   OperandLoader b, b_up;
-  bool gated;
+  bool both;
 
   JAXBW_DEVICE void start_at(const GroupedItem& item) {
     b.start_at(item.column, 0, item.group.matrix);
     b_up.start_at(item.column, 0, item.group.matrix);
   }
 
-  template <bool kMulticast>
+  template <bool kMulticast, bool kPair = false>
   JAXBW_DEVICE void load(uint32_t to_b, uint32_t full) const {
-    b.load<kMulticast>(to_b, full);
-    if (gated) b_up.load<kMulticast>(to_b, full);
+    b.load<kMulticast, false, kPair>(to_b, full);
+    if (both) b_up.load<kMulticast, false, kPair>(to_b, full);
   }
 
   JAXBW_DEVICE void advance() {
@@ -233,13 +233,13 @@ struct GroupedLoaders {
     }
   }
 
-  template <bool kMulticastA, bool kMulticastB>
+  template <bool kMulticastA, bool kMulticastB, bool kPair = false>
   JAXBW_DEVICE void load(uint32_t to_a, uint32_t to_b, uint32_t full) const {
-    a.load<kMulticastA, true>(to_a, full);
+    a.load<kMulticastA, true, kPair>(to_a, full);
     if (contraction) {
-      weights.b.load<kMulticastB, true>(to_b, full);
+      weights.b.load<kMulticastB, true, kPair>(to_b, full);
     } else {
-      weights.load<kMulticastB>(to_b, full);
+      weights.load<kMulticastB, kPair>(to_b, full);
     }
   }
 

@@ -1,5 +1,5 @@
-// The sm_90 load role's work on one operand (sm_100's is in sm100_load.cuh): bring this CTA's share of a tile of A or B
-// from global memory, and send it to all CTAs of the cluster that need the tile.
+// The load role's work on one operand, in sm_90's kernels and in grouped ones (others of sm_100: sm100_load.cuh): bring
+// this CTA's share of a tile of A or B from global memory, and send it to all CTAs of the cluster that need the tile.
 #pragma once
 
 #include "gemm/groups.h"
@@ -39,14 +39,14 @@ class OperandLoader {
   // Whether several CTAs share the tile.
   JAXBW_DEVICE bool multicast() const { return multicast_; }
 
-  // Loads the tile to `destination`, counted on `barrier`. One thread of the CTA does.
-  template <bool kMulticast, bool kRagged = false>
+  // Loads the tile to `destination`, counted on `barrier`, kPair: of the pair's leader. One thread of the CTA does.
+  template <bool kMulticast, bool kRagged = false, bool kPair = false>
   JAXBW_DEVICE void load(uint32_t destination, uint32_t barrier) const {
-    load_box<kMulticast, kRagged>(destination + offset_, box_, barrier);
+    load_box<kMulticast, kRagged, kPair>(destination + offset_, box_, barrier);
 #pragma unroll 1
     for (uint32_t block = 1; block < blocks_; ++block) {
-      load_box<kMulticast, kRagged>(destination + offset_ + block * block_bytes_,
-                                    {box_.x + block * block_step_, box_.y, box_.z}, barrier);
+      load_box<kMulticast, kRagged, kPair>(destination + offset_ + block * block_bytes_,
+                                           {box_.x + block * block_step_, box_.y, box_.z}, barrier);
     }
   }
 
@@ -69,10 +69,15 @@ class OperandLoader {
 
  private:
   // A multicast to this CTA alone would do what a plain load does, but slower: 7.9 us for 7.0 at 1024^3 on an H200.
-  template <bool kMulticast, bool kRagged>
+  template <bool kMulticast, bool kRagged, bool kPair>
   JAXBW_DEVICE void load_box(uint32_t destination, ptx::BoxOrigin box, uint32_t barrier) const {
-    static_assert(!(kMulticast && kRagged));
-    if constexpr (kRagged) {
+    static_assert(!(kMulticast && (kRagged || kPair)));
+    if constexpr (kPair) barrier &= ptx::kPairLeaderMask;
+    if constexpr (kPair && kRagged) {
+      ptx::tma_load_pair_ragged(destination, map_, {box.x, box.y, kRaggedRows, box.z}, barrier);
+    } else if constexpr (kPair) {
+      ptx::tma_load_pair(destination, map_, box, barrier);
+    } else if constexpr (kRagged) {
       ptx::tma_load_ragged(destination, map_, {box.x, box.y, kRaggedRows, box.z}, barrier);
     } else if constexpr (kMulticast) {
       ptx::tma_load_multicast(destination, map_, box, barrier, mask_);

@@ -1,6 +1,7 @@
 // Grouped matmuls by the Blackwell kernel (groups.h): the roles and rings of sm100.cuh, of one CTA and one MMA tile of
-// 64 or 128 rows, where the tiles of D are those of a table that lies in device memory (grouped_items.cuh). All roles
-// read it, a tile ahead. A tile without a main loop, rows of no group, has no accumulator either: zeros are stored.
+// 64 or 128 rows, or of a pair and one of 256, where the tiles of D are those of a table that lies in device memory
+// (grouped_items.cuh). All roles read it, a tile ahead. A tile without a main loop, rows of no group, has no
+// accumulator either: zeros are stored.
 // Of 8 bits rows in groups have scales, and so have the columns of each matrix.
 //
 // Where the contraction is grouped the schedule warp, which has nothing to ask for, clears the results of empty groups,
@@ -14,28 +15,47 @@
 
 namespace jaxbw::sm100 {
 
+// Rows of a tile in front of this CTA's.
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE uint32_t rows_in_front(const Context& context) {
+  return context.rank % kCtaGroup * (context.params.block_m / kCtaGroup);
+}
+
 // Load role: one warp.
-template <Kind kKind>
+template <uint32_t kCtaGroup, Kind kKind>
 JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction) {
   const GemmParams& p = context.params;
   constexpr uint32_t kBlockK = grouped_block_k(kKind);
   constexpr DataType kInput = grouped_input(kKind);
+  constexpr bool kPair = kCtaGroup == 2;
   const LoadShare everything{divisor(1), 0, 0};
-  const bool gated = p.epilogue.gated != 0;
+  // Of a pair's gated tile the even CTA brings the gate, and the odd one up.
+  const bool gated = p.epilogue.gated != 0, both = gated && !kPair, odd = kPair && !context.leads_group();
   const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
-  const uint32_t b_extent = gated ? p.b_columns / 2 : p.b_columns, bytes = a_tile.bytes() + b_tile.bytes();
-  GroupedLoaders load{
-      {p.a, a_tile, kInput, 0, p.block_m, everything},
-      {{p.b, b_tile, kInput, 0, b_extent, everything}, {p.b_up, b_tile, kInput, b_extent, b_extent, everything}, gated},
-      contraction};
+  const uint32_t b_extent = both ? p.b_columns / 2 : p.b_columns;
+  const uint32_t group_bytes = kCtaGroup * (a_tile.bytes() + b_tile.bytes());
+  GroupedLoaders load{{p.a, a_tile, kInput, 0, p.block_m / kCtaGroup, everything},
+                      {{gated && odd ? p.b_up : p.b, b_tile, kInput, 0, b_extent, everything},
+                       {p.b_up, b_tile, kInput, b_extent, b_extent, everything},
+                       both},
+                      contraction};
   context.await_barriers();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
   const GroupedItems items(params, contraction);
   const RingBarriers stages = context.stages();
   RingPosition at = RingPosition::producer(p.stages);
-  for_each_item(context, items, [&](const GroupedItem& item) {
-    load.start_at(item, items.template first<kBlockK>(item));
+  for_each_item<kCtaGroup>(context, items, [&](const GroupedItem& item) {
+    GroupedItem part = item;
+    if constexpr (kPair) {  // this CTA's rows, and its columns of B
+      if (odd && !gated) part.column += p.block_n / kCtaGroup;
+      if (contraction) {
+        part.row += rows_in_front<kCtaGroup>(context);
+      } else {
+        part.group.rows -= rows_in_front<kCtaGroup>(context);  // none are left, or less: zeros are loaded
+      }
+    }
+    load.start_at(part, items.template first<kBlockK>(item));
 #pragma unroll 1
     for (uint32_t left = items.template blocks<kBlockK>(item); left > 0; --left, at.advance()) {
       context.profile.enter(Activity::kAwaitEmpty, at.slot());
@@ -43,8 +63,8 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
       context.profile.enter(Activity::kLoad, at.slot());
       if (ptx::elect_one()) {
         const uint32_t full = stages.full(at.slot());
-        ptx::mbarrier_arrive_expect_tx(full, bytes);
-        load.load<false, false>(context.a(at.slot()), context.b(at.slot()), full);
+        if (!odd) ptx::mbarrier_arrive_expect_tx(full, group_bytes);
+        load.load<false, false, kPair>(context.a(at.slot()), context.b(at.slot()), full);
       }
       load.advance();
     }
@@ -53,20 +73,21 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   stages.await_empty(at, p.stages);
 }
 
-// Multiply role: one warp.
-template <Kind kKind>
+// Multiply role: one warp, of a pair the leader's.
+template <uint32_t kCtaGroup, Kind kKind>
 JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction,
                                          uint32_t tmem) {
   const GemmParams& p = context.params;
   const uint32_t stage_step = context.layout.stage_bytes() >> 4;
-  const UmmaOperand a(context.a(0), context.a_tile(), p.block_m), b(context.b(0), context.b_tile(), p.block_m);
+  const UmmaOperand a(context.a(0), context.a_tile(), p.block_m / kCtaGroup),
+      b(context.b(0), context.b_tile(), p.block_m / kCtaGroup);
   const uint32_t a_to_b = b.first - a.first;
   const uint32_t instruction = umma_instruction(p.a_type, p.b_type, p.a_major, p.b_major, p.block_m, p.block_n);
-  const auto self = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
+  const auto group = static_cast<uint16_t>(context.cluster.group_mask(context.rank));
   const RingBarriers stages = context.stages(), accumulators = context.accumulators();
   RingPosition stage = RingPosition::consumer(p.stages), accumulator = RingPosition::producer(p.accumulators);
   const GroupedItems items(params, contraction);
-  for_each_item(context, items, [&](const GroupedItem& item) {
+  for_each_item<kCtaGroup>(context, items, [&](const GroupedItem& item) {
     uint32_t left = items.template blocks<grouped_block_k(kKind)>(item);
     if (left == 0) return;
     context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
@@ -84,15 +105,17 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
         run.wait_full();
         context.profile.enter(Activity::kMultiply, run.slot());
         ptx::tcgen05_fence_after_sync();
-        multiply_span<1, kKind>(d, a, a_low, b, a_low + a_to_b, instruction, accumulate);
+        multiply_span<kCtaGroup, kKind>(d, a, a_low, b, a_low + a_to_b, instruction, accumulate);
         accumulate = true;
-        if (ptx::elect_one()) ptx::umma_commit<1>(run.signalled(), self);
+        if (ptx::elect_one()) ptx::umma_commit<kCtaGroup>(run.signalled(), group);
         a_low += stage_step;
       } while (run.next());
     } while (left > 0);
-    if (ptx::elect_one()) ptx::umma_commit<1>(accumulators.full(accumulator.slot()), self);
+    if (ptx::elect_one()) ptx::umma_commit<kCtaGroup>(accumulators.full(accumulator.slot()), group);
     accumulator.advance();
   });
+  context.profile.enter(Activity::kAwaitExit);
+  if (kCtaGroup > 1) accumulators.await_empty(accumulator, p.accumulators);
 }
 
 // The scales of a lane's row of sums: of 16 bits there are none.
@@ -188,22 +211,24 @@ JAXBW_DEVICE void finish_grouped_slice(const GemmParams& p, uint32_t source, uin
 }
 
 // Epilogue role: `warp` 0 to 3. It lets go of the last box before it stores it; shared memory outlives the store.
-template <Kind kKind>
+template <uint32_t kCtaGroup, Kind kKind>
 JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction,
                                       uint32_t tmem, uint32_t warp) {
   using Scales = std::conditional_t<kKind == Kind::k8Bit, GroupScales, NoGroupScales>;
   const GemmParams& p = context.params;
-  const AccumulatorSlice slice = sm100_slice(warp, p.block_m, p.block_n, 1);
+  const AccumulatorSlice slice = sm100_slice(warp, p.block_m / kCtaGroup, p.block_n, kCtaGroup);
+  const uint32_t first_row = rows_in_front<kCtaGroup>(context) + slice.first_row;
   const uint32_t columns = p.epilogue.gated ? slice.columns / 2 : slice.columns;
   const RingBarriers accumulators = context.accumulators();
   RingPosition accumulator = RingPosition::consumer(p.accumulators);
   GroupedStores stores(p, context.staging(warp), kSm100Epilogue.rows_per_warp, contraction);
   const GroupedItems items(params, contraction);
-  for_each_item(context, items, [&](const GroupedItem& item) {
+  for_each_item<kCtaGroup>(context, items, [&](const GroupedItem& item) {
     const bool multiplied = items.template blocks<grouped_block_k(kKind)>(item) > 0;
     const uint32_t source = tmem + (warp * ptx::kWarpSize << 16) + accumulator.slot() * kAccumulatorColumns;
-    const AccumulatorRelease release{ptx::map_to_rank(accumulators.empty(accumulator.slot()), context.rank)};
-    const Scales scales(p, item, slice.first_row + ptx::lane_index());
+    const AccumulatorRelease release{
+        ptx::map_to_rank(accumulators.empty(accumulator.slot()), context.cluster.pair_leader(context.rank))};
+    const Scales scales(p, item, first_row + ptx::lane_index());
     if (multiplied) {
       context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
       accumulators.wait_full(accumulator);
@@ -214,20 +239,22 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParam
     const StoreOrigin tile = contraction ? StoreOrigin{item.row, item.column, item.group.matrix}
                                          : StoreOrigin{GroupedItems::ragged(item), item.column, item.group.other_end};
     with_type(p.output.type, [&]<DataType kType>() {
-      finish_grouped_slice<kType, kGroupedChunk>(
-          p, source, columns, multiplied, scales, bias_of(p, contraction ? 0 : item.group.matrix),
-          {tile.row + slice.first_row, tile.column, tile.batch}, stores, release);
+      finish_grouped_slice<kType, kGroupedChunk>(p, source, columns, multiplied, scales,
+                                                 bias_of(p, contraction ? 0 : item.group.matrix),
+                                                 {tile.row + first_row, tile.column, tile.batch}, stores, release);
     });
   });
 }
 
-template <Kind kKind, typename Params>
+template <uint32_t kCtaGroup, Kind kKind, typename Params>
 JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {}) {
   constexpr bool kGathered = std::is_same_v<Params, GatheredParams>;
+  static_assert(!kGathered || kCtaGroup == 1);
   const GroupedParams& params = grouped_params(launch);
   const GemmParams& p = params.gemm;
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
-  const Context context{{p, cluster_shape(1, 1, 1), 0, storage_layout(p.block_m, p.b_columns, 1, kSm100Epilogue),
+  const Context context{{p, cluster_shape(kCtaGroup, 1, kCtaGroup), kCtaGroup == 1 ? 0 : ptx::cluster_rank(),
+                         storage_layout(p.block_m / kCtaGroup, p.b_columns, 1, kSm100Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
                         element_bytes(kKind)};
   const uint32_t warp = ptx::warp_index();
@@ -237,20 +264,20 @@ JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {
     if constexpr (kGathered) {
       load_gathered_tiles<kKind>(context, launch);
     } else {
-      load_grouped_tiles<kKind>(context, params, contraction);
+      load_grouped_tiles<kCtaGroup, kKind>(context, params, contraction);
     }
   } else {
-    tmem = set_up<1>(context, warp);
+    tmem = set_up<kCtaGroup>(context, warp);
     context.profile.enter(Activity::kAwaitUpstream);
     ptx::wait_for_upstream();
     context.profile.pair_clocks();
   }
   if (warp == kMultiplyWarp) {
-    multiply_grouped_tiles<kKind>(context, params, contraction, tmem);
+    if (context.leads_group()) multiply_grouped_tiles<kCtaGroup, kKind>(context, params, contraction, tmem);
   } else if (warp == kScheduleWarp) {
     if (contraction) clear_empty_groups(params, kClearPause);
   } else if (warp >= kFirstEpilogueWarp) {
-    store_grouped_tiles<kKind>(context, params, contraction, tmem, warp - kFirstEpilogueWarp);
+    store_grouped_tiles<kCtaGroup, kKind>(context, params, contraction, tmem, warp - kFirstEpilogueWarp);
     if (contraction) clear_empty_groups(params, 0);
   }
   __syncwarp();
@@ -258,7 +285,7 @@ JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {
   context.profile.enter(Activity::kAwaitExit);
   context.meet();  // no TMEM is freed while somebody needs it
   ptx::tcgen05_fence_after_sync();
-  if (warp == kTmemWarp) ptx::tmem_free<1, ptx::kTmemColumns>(tmem);
+  if (warp == kTmemWarp) ptx::tmem_free<kCtaGroup, ptx::kTmemColumns>(tmem);
   // Shared memory must outlive the stores that read it.
   if (warp >= kFirstEpilogueWarp) ptx::bulk_wait_group_read<0>();
   context.profile.finish();

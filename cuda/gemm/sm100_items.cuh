@@ -11,15 +11,15 @@ constexpr uint32_t grouped_block_k(Kind kind) { return kSwizzleSpan / element_by
 // A type of operands, which may have any of as many bits.
 constexpr DataType grouped_input(Kind kind) { return kind == Kind::k8Bit ? DataType::kE4M3 : DataType::kBF16; }
 
-// Calls function(number, item) for each work item of this CTA.
-template <typename Function>
+// Calls function(item) for each work item of this CTA, or of its pair.
+template <uint32_t kCtaGroup = 1, typename Function>
 JAXBW_DEVICE void for_each_item(const Context& context, const GroupedItems& items, const Function& function) {
-  GroupedItem next = items.at(blockIdx.x);
+  GroupedItem next = items.at(blockIdx.x / kCtaGroup);
 #pragma unroll 1
-  for (uint32_t number = blockIdx.x; number < items.count(); number += gridDim.x) {
+  for (uint32_t number = blockIdx.x / kCtaGroup; number < items.count(); number += gridDim.x / kCtaGroup) {
     context.profile.enter(Activity::kNextItem, number);
     const GroupedItem item = next;
-    next = items.at(number + gridDim.x);
+    next = items.at(number + gridDim.x / kCtaGroup);
     function(item);
   }
 }

@@ -401,11 +401,12 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
 Verdict check_grouped_config(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   const bool may_split = family.is_sm90() && p.grouped == Grouped::kContraction;
   const bool whole = c.split_k == 1 || (may_split && c.split_tail != 0 && c.split_k < kMinSharedParts);
-  if (c.cluster_size() != 1 || !whole || c.swap_ab != 0 || c.raster != 0) return broken(Rule::grouped_config);
+  if (c.cluster_size() != c.cta_group || !whole || c.swap_ab != 0 || c.raster != 0) return broken(Rule::grouped_config);
   if (family.is_sm90()) return {};
   const bool clc = static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc;
   const bool boxes = tile_columns(p, c) % kGroupedChunk == 0;
-  if (clc || !boxes || c.k_spans != 1 || c.block_m > kTmemLanes) return broken(Rule::grouped_config_sm100);
+  const bool rows = c.cta_group == 1 ? c.block_m <= kTmemLanes : c.cta_rows() == kTmemLanes;
+  if (clc || !boxes || c.k_spans != 1 || !rows) return broken(Rule::grouped_config_sm100);
   return {};
 }
 
@@ -565,7 +566,7 @@ bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
 
 StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
   if (family.is_sm90()) return sm90_store_box(c.block_n, p.output);
-  if (p.grouped != Grouped::kNone) return {sm100_slice(0, c.block_m, c.block_n, 1).rows, kGroupedChunk};
+  if (p.grouped != Grouped::kNone) return {sm100_slice(0, c.cta_rows(), c.block_n, c.cta_group).rows, kGroupedChunk};
   return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated,
                          epilogue_path(family, p, c, 0, 0) == EpiloguePath::kCast, p.output);
 }

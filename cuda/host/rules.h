@@ -83,7 +83,7 @@ namespace jaxbw {
   X(no_kernel, "no kernel takes such operands")                                                                        \
   X(grouped_config, "a grouped matmul takes raster 0, no cluster, no split and no swap")                               \
   X(grouped_config_sm100,                                                                                              \
-    "of sm_100 a grouped matmul has no CLC, one span of K, 64 or 128 rows, multiples of 32 columns")                   \
+    "of sm_100 a grouped matmul has no CLC, one span of K, 64, 128 or a pair's 256 rows, 32 columns or multiples")     \
   X(block_n_of_operands, "block_n is {block_n}; of such operands, with {rows} rows in each warpgroup, it is {takes}")  \
   X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
   X(block_scales_swap, "swap_ab does not go with scales of blocks")                                                    \

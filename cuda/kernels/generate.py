@@ -112,10 +112,9 @@ def _function(kernel: Any) -> str:
         return "group_table"
     if kernel.role == "reduce":
         return f"{kernel.family}::reduce"
-    if kernel.family == "sm100" and kernel.role != "gemm":
-        return f"sm100::grouped_gemm<jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     if kernel.family == "sm100":
-        return f"sm100::gemm<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
+        name = "gemm" if kernel.role == "gemm" else "grouped_gemm"
+        return f"sm100::{name}<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     input_class = "bf16" if kernel.input == "f16" else kernel.input
     return (
         f"sm90::{'gemm' if kernel.role == 'gemm' else 'grouped_gemm'}<jaxbw::sm90::Config{{"

@@ -132,6 +132,9 @@ def test_blackwell_grouped_instructions(kernel_dir: Path, opcodes: Opcodes) -> N
     assert matching(counts, r"UTMASTG.*") == {"UTMASTG.3D", "UTMASTG.4D"}
     assert len(matching(counts, r"UTMAREDG\.3D\.ADD")) == 1
     assert not matching(counts, r"UGETNEXTWORKID.*")
+    counts = opcodes(kernel_dir / "jaxbw_sm100_grouped_16bit_2cta.cubin")
+    assert matching(counts, r"UTCHMMA.*") == {"UTCHMMA.2CTA"}
+    assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D.2CTA", "UTMALDG.4D.2CTA"}
     counts = opcodes(kernel_dir / "jaxbw_sm100_gathered_16bit_1cta.cubin")
     assert matching(counts, r"UTMALDG.*") == {"UTMALDG.2D.GATHER4", "UTMALDG.3D"}
 

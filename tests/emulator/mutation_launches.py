@@ -18,6 +18,7 @@ SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.
 MX_NAMES = tuple(f"jaxbw_sm100_{bits}bit_mx_{group}cta" for bits in (8, 4) for group in (1, 2))
 GROUPED_NAMES = (
     "jaxbw_sm100_grouped_16bit_1cta",
+    "jaxbw_sm100_grouped_16bit_2cta",
     "jaxbw_sm100_grouped_8bit_1cta",
     "jaxbw_sm90_grouped_bf16_nn_64x256",
     "jaxbw_sm90_grouped_bf16_nt_64x128",
@@ -307,15 +308,17 @@ def _grouped_8bit(name: str) -> Iterator[Ragged]:
 
 
 def _grouped(name: str) -> Iterator[Ragged]:
-    base = Ragged((37, 0, 150, 13), stages=2, sm_count=1, family=name.split("_")[1])
+    group = 2 if "2cta" in name else 1
+    base = Ragged((37, 0, 150, 13), stages=2, sm_count=group, family=name.split("_")[1])
+    base = replace(base, cta_group=group)
     several: tuple[Any, ...] = ((0, 90, 9, 0), (70, 0, 101, 0))
     if "_gathered_" in name:
         base, several = replace(base, source_rows=60), several[1]
     if base.family == "sm100":
-        tiles, layouts = [(128, 128), (128, 256)], ["nn", "nt", "tn"]
+        tiles, layouts = [(128 * group, 128), (128 * group, 256)], ["nn", "nt", "tn"]
         if base.source_rows is not None:
             layouts.remove("tn")
-        deepest = (128, 32)
+        deepest = (128 * group, 32)
     else:
         layout, tile = name.split("_")[-2:]
         columns = int(tile.split("x")[1])
@@ -326,7 +329,7 @@ def _grouped(name: str) -> Iterator[Ragged]:
         for layout in layouts:
             way = replace(of_tile, transposed=layout == "nt", contraction=layout == "tn")
             yield way
-            yield replace(way, k=328, sm_count=2)
+            yield replace(way, k=328, sm_count=2 * group)
             yield replace(way, scheduler="none", n=2 * columns + 8)
             yield replace(way, sizes=several, k=264, stages=3)
             for output in OUTPUTS:
@@ -334,6 +337,10 @@ def _grouped(name: str) -> Iterator[Ragged]:
                 if not way.contraction:
                     yield replace(way, output=output, bias="f32", activation="relu", k=136)
                     yield replace(way, output=output, gated=True, k=136, n=2 * columns)
+            if group == 2 and not way.contraction:  # rows for both CTAs
+                yield replace(way, sizes=(300, 0, 13), m=320)
+            if group == 2 and way.contraction:  # stores are the last thing before the exit
+                yield replace(way, k=328, sm_count=8)
             if way.contraction:
                 yield replace(way, sizes=(0, 0, 0))
                 yield replace(way, sizes=(300, 0, 20), m=320, adds=True, output="f32")

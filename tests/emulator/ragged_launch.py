@@ -67,12 +67,20 @@ class Ragged:
     source_rows: int | None = None  # lhs has so many, of which indices choose m
     indices: tuple[int, ...] = ()  # the first of them; others are drawn
     family: str = "sm90"
+    cta_group: int = 1
 
-    def on(self, family: str) -> "Ragged":
-        """The same by another family's kernel, which may have no turns of warpgroups, nor parts."""
-        if family == "sm90":
+    def on(self, kernel: str) -> "Ragged":
+        """The same by a kernel of another family, which may have no turns of warpgroups, nor parts.
+
+        Or, of "sm100 pairs", by as many pairs of CTAs.
+        """
+        if kernel == "sm90":
             return self
-        return replace(self, family=family, pingpong=False, split=1)
+        case = replace(self, family="sm100", pingpong=False, split=1)
+        if kernel == "sm100":
+            return case
+        tile = (256, self.tile[1])
+        return replace(case, tile=tile, cta_group=2, sm_count=2 * self.sm_count)
 
     def of_8_bits(self, *, transposed: bool = True) -> "Ragged":
         """The same by float8 operands, whose rows are aligned.
@@ -127,6 +135,8 @@ class Ragged:
             pingpong=self.pingpong,
             stages=self.stages,
             swizzle=self.swizzle,
+            cta_group=self.cta_group,
+            cluster=(self.cta_group, 1),
             scheduler=self.scheduler,
             split_k=self.split,
             split_tail=self.split > 1,
@@ -134,7 +144,8 @@ class Ragged:
 
     def plan(self) -> Plan:
         """What a launch will do."""
-        found = _native.plan(self.family, self.problem.native, self.config, self.sm_count)
+        clusters = self.sm_count // self.cta_group
+        found = _native.plan(self.family, self.problem.native, self.config, clusters)
         assert isinstance(found, Plan), str(found)
         return found
 

@@ -60,6 +60,12 @@ _MEETS = "barrier.cta.sync.aligned behind it, for which all lanes wait"
 _add(_MEETS, "sm100_grouped", "setup", _BAR, 1)
 _add(_MEETS, "sm100_grouped", "multiply", _BAR, 1)
 _add(_MEETS, "sm90_grouped", "setup", _BAR, 1)
+(_GROUPED_PAIRS,) = (name for name in GROUPED_NAMES if "2cta" in name)
+_LEADERS = "the epilogue's wait for a later commit of the leader, which alone sends arrivals"
+_add(_LEADERS, _GROUPED_PAIRS, "setup", _WAIT_EMPTY, 1, change="always done")
+_add(_LEADERS, _GROUPED_PAIRS, "setup", "xor.b32", 1, change="parity never flips")
+_add(_ALIGNED, _GROUPED_PAIRS, "setup", _BAR, 1)
+_add(_ALIGNED, _GROUPED_PAIRS, "exit", _BAR, 1)
 _UNUSED = "none: such kernels ask for no work item, or sum up nothing in a cluster"
 _INIT = "mbarrier.init.shared::cta.b64"
 _add(_UNUSED, "sm100_grouped", "setup", _INIT, *range(29, 37), change="one arrival more")

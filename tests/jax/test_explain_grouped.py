@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import jaxbw
 
@@ -109,3 +110,24 @@ def test_promoted_sums_have_wide_tiles_where_these_load_less() -> None:
     assert kernel(32768, 256) == narrow  # two tiles load 512 rows and columns, of 192 columns 640
     assert kernel(512, 2048) == narrow  # a warpgroup has a tile to itself
     assert kernel(8192, 2048, jaxbw.gated_ragged_dot) == narrow
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "forward", "backward"),
+    [(2048, 4096, 2, 2), (2047, 4096, 1, 2), (2048, 4224, 2, 1), (2047, 128, 1, 1)],
+)
+def test_blackwell_takes_pairs_where_they_waste_little(
+    rows: int, k: int, forward: int, backward: int
+) -> None:
+    """Of large groups, and of a contraction whose result is whole tiles of 256 rows."""
+    x = jax.ShapeDtypeStruct((8 * rows, k), jnp.bfloat16)
+    experts = jax.ShapeDtypeStruct((8, k, 2048), jnp.bfloat16)
+    gradient = jax.grad(lambda w, x, sizes: jaxbw.ragged_dot(x, w, sizes).sum())
+    for function, ctas in (
+        (lambda w, x, s: jaxbw.ragged_dot(x, w, s), forward),
+        (gradient, backward),
+    ):
+        report = jaxbw.explain_function(function, experts, x, SIZES, device="B200")
+        assert {each.choice.kernel for each in report.matmuls} == {
+            f"jaxbw_sm100_grouped_16bit_{ctas}cta"
+        }

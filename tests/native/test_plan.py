@@ -154,6 +154,14 @@ PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = 
         dict(kernel="jaxbw_sm100_grouped_16bit_1cta", tiles_m=20, tiles_n=6, items=120)
         | dict(clusters=120, workspace_bytes=512 + 256, store_path="tma"),
     ),
+    "rows in groups of pairs": (
+        "sm100",
+        dict(m=1000, n=512, k=512, grouped=Grouped.ROWS, groups=4, total_groups=4),
+        GemmConfig(256, 192, cta_group=2, cluster=(2, 1)),
+        74,
+        dict(kernel="jaxbw_sm100_grouped_16bit_2cta", tiles_m=8, tiles_n=3, items=24)
+        | dict(clusters=24, workspace_bytes=256 + 256, store_path="tma"),
+    ),
     "results that TMA cannot store": (
         "sm100",
         dict(m=512, n=500, k=512, save=True),

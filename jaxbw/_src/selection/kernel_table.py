@@ -232,8 +232,10 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm100_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.role != "gemm" and (kernel.input not in ("16bit", "8bit") or kernel.cta_group != 1):
-        yield 'grouped kernels have input "16bit" or "8bit", and cta_group 1'
+    if kernel.role != "gemm" and kernel.input not in ("16bit", "8bit"):
+        yield 'grouped kernels have input "16bit" or "8bit"'
+    if kernel.role == "gathered" and kernel.cta_group != 1:
+        yield "cta_group is not 1, of gathered rows"
     if kernel.input not in ("16bit", "8bit", "tf32", "8bit_mx", "4bit_mx"):
         yield 'input is not "16bit", "8bit", "tf32", "8bit_mx" or "4bit_mx", kinds of tcgen05.mma'
     if kernel.layout != "any" or any((kernel.block_m, kernel.block_n, kernel.block_k)):

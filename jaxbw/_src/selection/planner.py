@@ -85,7 +85,8 @@ MESSAGES: Mapping[str, str] = {
     "grouped_config": "the configuration has a cluster, split_k, swap_ab or raster 'n'; these "
     "are not for grouped matmuls, but for split_k up to 4 with split_tail of a contraction on sm90",
     "grouped_config_sm100": "the configuration has scheduler 'clc', a block_k of several spans, "
-    "more than 128 rows, or columns that are no multiple of 32; these are not for grouped matmuls",
+    "more than 128 rows of a CTA, or of a pair fewer, or columns that are no multiple of 32; these "
+    "are not for grouped matmuls",
     "no_kernel": "there is no kernel for this tile, dtype and layout",
     "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",
     "block_scales_swap": "swap_ab is True and there are scales of blocks of 128: leave it False",

@@ -31,6 +31,9 @@ _FAMILIES = ("sm90", "sm100")
 # With half of these rows a tile takes 44 us on an H100, and to add up its parts some 12.
 _SPLIT_ROWS = 8192
 _MOST_PARTS = 4  # the warp that comes last adds them up
+# Of each group a pair's tile wastes 64 rows more on average, for what the model of a B200 says is
+# up to 3 % of the time.
+_PAIR_ROWS = 2048
 _SWIZZLE = 16  # rows of tiles that are walked together: by 8 columns they are a wave of 132 SMs
 
 
@@ -112,12 +115,17 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     one has measured, it is the same rule; but of a gate and up in float8 along n, a span of each, a
     tile has 256.
 
+    On sm100 pairs of CTAs have tiles of 256x256 of 16 bits, where groups are so large that what
+    they waste is less than what they save, or of a contraction, where they waste nothing.
+
     Promoted sums, which are Hopper's, have 192 columns where these load less, and the warpgroups
     share tiles, as one adds beside the MMAs of the other.
 
     Of a contraction on Hopper, the tiles behind whole waves are to be split if a group has most of
     the rows and their parts fit one wave.
     """
+    if family == "sm100" and _suits_pairs(problem, sm_count):
+        return GemmConfig(256, 256, cluster=(2, 1), cta_group=2, swizzle=_SWIZZLE // 2)
     rows, columns = problem.expected_rows, problem.n * (1 + problem.epilogue.gated)
     few = rows <= 64 and not problem.ragged_contraction
     promoted = problem.promoted and family == "sm90"
@@ -141,6 +149,17 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
         split_k=parts,
         split_tail=parts > 1,
     )
+
+
+def _suits_pairs(problem: RaggedProblem, sm_count: int) -> bool:
+    """Whether tiles of 256x256 by pairs are expected to be the faster ones, see `by_rule`."""
+    if problem.lhs_dtype not in (BF16, F16) or problem.source_rows is not None:
+        return False  # there is no such kernel
+    rows, columns = problem.expected_rows, problem.n * (1 + problem.epilogue.gated)
+    down = problem.k if problem.ragged_contraction else rows
+    large = -(-down // 128) % 2 == 0 if problem.ragged_contraction else rows >= _PAIR_ROWS
+    tiles = problem.batch * problem.groups * -(-down // 256) * -(-columns // 256)
+    return large and columns > 128 and 2 * tiles >= sm_count
 
 
 def _planned(problem: RaggedProblem, family: str, config: GemmConfig, wave: int) -> Plan | str:

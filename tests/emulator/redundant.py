@@ -139,7 +139,7 @@ for _kernel, _role, _sent, _acquired, _buffers in (
     _add(_ALL_BUFFERS, _kernel, _role, _BAR, _buffers)
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
 _add(_ONE_CHUNK, _TT, "setup", _BAR, 11, 13)
-_add(_ONE_CHUNK, _TT, "epilogue", _BAR, 4, 10)
+_add(_ONE_CHUNK, _TT, "epilogue", _BAR, 2, 4)
 # Tiles of which nothing is kept for later: beside the last MMAs all stores of the tile before are
 # awaited, and a tile has as many boxes as staging buffers, or fewer, or begins with so many.
 _DRAINED = "the wait beside the last MMAs, for all stores of the tile before"
@@ -150,7 +150,7 @@ _add(_DRAINED, _NN, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _NN, "epilogue", _READ, *range(1, 7))
 _add(_NEXT_GROUP, _NN, "epilogue", _COMMIT, 1, 2, 3)
 _add(_FIRST_BOX, _NN, "epilogue", _BAR, 20)
-_add(_BETWEEN, _NN, "epilogue", _BAR, 22, 24)
+_add(_BETWEEN, _NN, "epilogue", _BAR, 22)
 _add(_DRAINED, _NT, "epilogue", _READ, 2, change="deleted")
 _add(_DRAINED, _NT, "epilogue", _READ, 1, *range(3, 9))
 _add(_NEXT_GROUP, _NT, "epilogue", _COMMIT, 1)
@@ -158,7 +158,7 @@ _add(_FIRST_BOX, _NT, "epilogue", _BAR, 3, 43)
 _add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _TT, "epilogue", _READ, *range(1, 6))
 _add(_NEXT_GROUP, _TT, "epilogue", _COMMIT, 1, 2)
-_add(_BETWEEN, _TT, "epilogue", _BAR, 17, 19, 21)
+_add(_BETWEEN, _TT, "epilogue", _BAR, 15, 17, 19)
 _CONVERGED = "wgmma.wait_group.sync.aligned behind the wait, which all lanes execute together"
 _add(_CONVERGED, _NN, "epilogue", _BAR, 28)
 _add(_CONVERGED, _TT, "epilogue", _BAR, 25)

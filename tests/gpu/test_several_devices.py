@@ -101,5 +101,6 @@ def test_experts_by_all_to_all() -> None:
     np.testing.assert_array_equal(y, expected)  # each is a sum of two rows
     for found, wanted in zip(jax.tree.leaves(gradients), jax.tree.leaves(of_gathered), strict=True):
         found, wanted = (np.asarray(each, np.float64) for each in (found, wanted))
-        # Cotangents of bfloat16, summed in another order.
-        assert np.linalg.norm(found - wanted) <= 2.0**-8 * np.linalg.norm(wanted)
+        # Each way rounds to bfloat16 up to eight times: the cotangent of a token's row, of its
+        # hidden values, gate's and up's, and of the token; and sums of these, in its own order.
+        assert np.linalg.norm(found - wanted) <= 2 * 8 * 2.0**-9 * np.linalg.norm(wanted)

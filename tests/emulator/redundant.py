@@ -103,9 +103,7 @@ _add(_LAST, _PAIRS, "schedule", "xor.b32", 3, change="parity never flips")
 # --- sm90. Of its load role's bar.warp.sync, and those where other warps get ready and leave.
 _REGISTERS = "setmaxnreg.sync.aligned behind it, which all lanes of a warp execute together"
 _add(_REGISTERS, "sm90", "setup", _BAR, 1)
-for _kernel in (_NN, _NT, _TT):
-    _add(_ELECT, _kernel, "load", _BAR, *range(1, 13))
-_add(_ELECT, _TN, "load", _BAR, 1, 2, 3, *range(7, 13))
+_add(_ELECT, "sm90", "load", _BAR, *range(1, 13))
 # Slots that never hold a residual, which threads read: TMA brings none there (residual_stages).
 _ACQUIRE = "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster"
 _add("none: both dimensions of the cluster share operands", "sm90", "load", _ACQUIRE, 3)

@@ -671,6 +671,8 @@ def test_a_residual_in_registers_is_the_general_one(
         {"gated": True, "block_n": 128, "output": "f16", "pingpong": True, "block_m": 64},
         {"split_k": 2, "activation": "relu", "cluster": (2, 1)},
         {"block_n": 96, "bias_along_m": True, "bias": "f16", "batch": 2},
+        {**SCALES, "dtype": "e4m3", "rhs_dtype": "e5m2", "layout": "nt", "output": "bf16"}
+        | {"gated": True, "block_n": 128, "activation": "silu"},
     ],
     ids=str,
 )

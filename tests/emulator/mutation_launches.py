@@ -35,6 +35,8 @@ NAMES = (  # the kernels
 )
 
 OUTPUTS = ("bf16", "f16", "f32")
+# SMs of the launch of grouped pairs in which stores are the last thing before the exit.
+STORING_LAST = 8
 # How an epilogue warp stores: by TMA, or in rows, of 4 bytes or of single elements at a time.
 WAYS: tuple[dict[str, Any], ...] = ({}, {"store": "rows"}, {"n": 37})
 # Everything that the epilogue may read.
@@ -339,8 +341,8 @@ def _grouped(name: str) -> Iterator[Ragged]:
                     yield replace(way, output=output, gated=True, k=136, n=2 * columns)
             if group == 2 and not way.contraction:  # rows for both CTAs
                 yield replace(way, sizes=(300, 0, 13), m=320)
-            if group == 2 and way.contraction:  # stores are the last thing before the exit
-                yield replace(way, k=328, sm_count=8)
+            if group == 2 and way.contraction:
+                yield replace(way, k=328, sm_count=STORING_LAST)
             if way.contraction:
                 yield replace(way, sizes=(0, 0, 0))
                 yield replace(way, sizes=(300, 0, 20), m=320, adds=True, output="f32")

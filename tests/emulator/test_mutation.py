@@ -10,7 +10,7 @@ from jaxbw._native import limits
 
 from . import installed, mutation
 from .gemm_cases import Case
-from .mutation_launches import GROUPED_NAMES, MX_NAMES, NAMES, launches
+from .mutation_launches import GROUPED_NAMES, MX_NAMES, NAMES, STORING_LAST, launches
 from .ragged_launch import Ragged
 from .redundant import REDUNDANT
 
@@ -28,11 +28,12 @@ BROUGHT = 12  # and the last ones of sm90, whose residual comes by TMA
 def _among(name: str) -> list[int]:
     """The launches in which a kernel's mutants are tried."""
     if name in MX_NAMES + GROUPED_NAMES:
-        # ... and of grouped pairs those after whose last stores nothing happens.
-        pairs = [
-            i for i, x in enumerate(launches(name)) if isinstance(x, Ragged) and x.sm_count == 8
+        storing = [
+            i
+            for i, x in enumerate(launches(name))
+            if isinstance(x, Ragged) and x.sm_count == STORING_LAST
         ]
-        return [*range(0, len(launches(name)), 4), *pairs]
+        return [*range(0, len(launches(name)), 4), *storing]
     family = name.split("_")[1]
     cases = [(i, case) for i, case in enumerate(launches(name)) if isinstance(case, Case)]
     shared = [i for i, case in cases if case.cluster_k > 1]

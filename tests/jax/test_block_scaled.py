@@ -79,7 +79,9 @@ def test_every_byte_of_data_and_scales(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits_of_jax(name: Any, dtype: str) -> None:
     """Those of what jax.nn.scaled_dot_general multiplies, where its sizes allow it."""
-    jax_quantize = pytest.importorskip("jax._src.cudnn.scaled_matmul_stablehlo").quantize
+    jax_quantize = pytest.importorskip(
+        "jax._src.cudnn.scaled_matmul_stablehlo", reason="JAX keeps its quantization elsewhere"
+    ).quantize
     rng = np.random.default_rng(0)
     x = rng.standard_normal((40, 96)) * np.exp(rng.standard_normal((40, 96)))
     x = x.astype(jnp.dtype(dtype))

@@ -265,7 +265,9 @@ def powers_of_two(x: Any) -> Any:
 @pytest.mark.parametrize("name", RECIPES)
 def test_beside_jax(name: Any, dims: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and gradients of jax.nn.scaled_dot_general, whose matmul is a GPU's: here float32."""
-    module = pytest.importorskip("jax._src.cudnn.scaled_matmul_stablehlo")
+    module = pytest.importorskip(
+        "jax._src.cudnn.scaled_matmul_stablehlo", reason="JAX keeps its scaled matmul elsewhere"
+    )
 
     def scaled_matmul(
         lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any, preferred_element_type: Any

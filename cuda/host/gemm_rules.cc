@@ -533,6 +533,7 @@ uint32_t min_stages(const KernelFamily& family, const GemmConfig& c) {
 }
 
 uint32_t residual_stages(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, CUdeviceptr residual) {
+  // The general way, which what is saved may take, reads no ring.
   if (!p.residual || *p.residual == DataType::kF32 || p.save || !allows_registers(family, p, c)) return 0;
   const bool whole = c.split_k == 1 && c.cluster_k == 1;
   const bool in_line = c.cluster_m == 1 || c.cluster_n == 1;  // see sm90_residual.cuh
@@ -552,8 +553,7 @@ bool stored_by_tma(const GemmProblem& p, const GemmConfig& c, CUdeviceptr result
 EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c,
                            uint32_t residual_stages, CUdeviceptr results) {
   if (reads_c(p) || is_8bit(p.output) || (p.residual && residual_stages == 0)) return EpiloguePath::kGeneral;
-  const bool saved_by_tma = size_bytes(p.output) == 2 && stored_by_tma(p, c, results);
-  if (p.save && !saved_by_tma) return EpiloguePath::kGeneral;
+  if (p.save && !(size_bytes(p.output) == 2 && stored_by_tma(p, c, results))) return EpiloguePath::kGeneral;
   const bool scales = p.factors_in_memory || p.alpha != 1 || p.a_scaled || p.b_scaled;
   const bool casts = !scales && !p.bias && !p.residual && p.activation == Activation::kNone && !p.gated && !p.save;
   if (casts && (family.is_sm90() || c.split_k == 1)) return EpiloguePath::kCast;

@@ -107,13 +107,18 @@ def spelled_out(
     operands, starts, sizes, there = (
         jax.lax.all_gather(x, axis_name) for x in (operand, starts, sizes, there)
     )
-    row = jnp.arange(len(output))
+    # Of each device: the updates for this one.
+    starts, sizes, there = (
+        x.reshape(*[len(operands)] * 2, -1)[:, me] for x in (starts, sizes, there)
+    )
+    row = jnp.arange(len(output))[:, None]
     for source, rows in enumerate(operands):
-        nth = row - there[source, me]
-        is_sent = (nth >= 0) & (nth < sizes[source, me])
-        sent = rows.at[nth + starts[source, me]].get(mode="fill", fill_value=jnp.nan)
-        output = jnp.where(is_sent[:, None], sent, output)
-    return jnp.where((received == sizes[:, me]).all(), output, jnp.nan)
+        nth = row - there[source]
+        is_sent = (nth >= 0) & (nth < sizes[source])
+        place = jnp.where(is_sent, nth + starts[source], 0).sum(1)  # no row is of two updates
+        sent = rows.at[place].get(mode="fill", fill_value=jnp.nan)
+        output = jnp.where(is_sent.any(1)[:, None], sent, output)
+    return jnp.where((received == sizes.reshape(-1)).all(), output, jnp.nan)
 
 
 def eight_devices(**options: Any) -> tuple[Any, Any, Any, Any]:

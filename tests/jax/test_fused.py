@@ -245,6 +245,23 @@ def test_the_backward_pass_keeps_what_it_looks_at(operand: Operand) -> None:
     assert kept("relu") == kept("relu, residual") == kept("all, relu") == kept("silu, bias") == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "steps"), [((2048,), 2), ((16, 96), 2), ((3, 341), 1), ((511,), 1), ((2, 4096), 1)]
+)
+def test_the_gradient_of_a_bias_is_summed_in_steps(rows: tuple[int, ...], steps: int) -> None:
+    """XLA's single kernel for up to 4,096 rows is slow; 1023 have no part of some 32."""
+
+    def loss(bias: Any, x: Any) -> Any:
+        out = jaxbw.matmul(x, jnp.eye(8), bias=bias, activation="relu")
+        return (out * x).sum()
+
+    x = jnp.asarray(np.random.default_rng(0).integers(-8, 9, (*rows, 8)), jnp.float32)
+    gradient = jax.grad(loss)
+    wanted = np.asarray(x).clip(0).reshape(-1, 8).sum(0)
+    np.testing.assert_array_equal(jax.jit(gradient)(jnp.zeros(8), x), wanted)
+    assert str(jax.make_jaxpr(gradient)(jnp.zeros(8), x)).count("optimization_barrier") == steps - 1
+
+
 def test_a_scan_keeps_of_each_layer_what_the_layer_does(operand: Operand) -> None:
     """Its operand and z, in 16 bits; nothing of what the activation's derivative consists of."""
     x, w = operand((M, K)), operand((3, K, K), number=1)

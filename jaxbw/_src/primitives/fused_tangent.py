@@ -14,6 +14,7 @@ linear in both, alpha times the one is lhs times the other. It is right for an a
 division by alpha would not be. Those of scales take the matmul itself, once more.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,6 +30,11 @@ from jaxbw._src.primitives.dot_general import dot_general
 from jaxbw._src.primitives.fused_dot_general import matmul
 from jaxbw._src.primitives.transposition import backward_params, transposition
 from jaxbw._src.problem import Operands
+
+# XLA for GPUs sums up to 4,096 rows in one kernel, whose threads walk far: 4096 x 1152 take an H100
+# 20.8 us, and 6.3 in two steps. More rows XLA divides by itself (benchmarks/NOTEBOOK.md).
+_DIVIDED_ROWS = range(512, 4097)
+_PARTS_OF_ROWS = (64, 48, 32, 24, 16)  # about the root of these
 
 fused_tangent_p = Primitive("jaxbw_fused_tangent")
 fused_tangent_p.multiple_results = True
@@ -323,12 +329,38 @@ def cotangents_of(
         None if asked.c is None else _like(asked.c, scaled(beta, z_bar)),
         None
         if asked.bias is None
-        else _like(asked.bias, z_bar.sum(ranks.others(ranks.of_bias(e)))),
+        else _like(asked.bias, _sum_of_rows(z_bar, ranks.others(ranks.of_bias(e)))),
         None if asked.residual is None else _like(asked.residual, d_bar),
         None if alpha_bar is None else _like(asked.alpha, alpha_bar),
         None if asked.beta is None else _like(asked.beta, (z_bar * operands.c.astype(wide)).sum()),
         *scale_bars(),
     )
+
+
+def _sum_of_rows(x: Any, axes: Sequence[int]) -> Any:
+    """The sum over some dimensions: in two steps where XLA would be slow at it in one."""
+    parts = _parts_of_rows(x, axes)
+    if parts is None:
+        return x.sum(axes)
+    first, end = axes[0], axes[-1] + 1
+    divided = x.reshape(*x.shape[:first], parts, -1, *x.shape[end:])
+    # Without the barrier XLA makes one sum of both.
+    return jax.lax.optimization_barrier(divided.sum(first + 1)).sum(first)
+
+
+def _parts_of_rows(x: Any, axes: Sequence[int]) -> int | None:
+    """None where they stay whole.
+
+    Rows are neighbors above the last dimension, along which XLA is quick. Where a mesh divides them
+    explicitly, a reshape would have to say what becomes of that.
+    """
+    are_rows = len(axes) > 0 and axes[-1] - axes[0] == len(axes) - 1 and axes[-1] < x.ndim - 1
+    if not are_rows or any(jax.typeof(x).sharding.spec[axis] is not None for axis in axes):
+        return None
+    sizes = [x.shape[axis] for axis in axes]
+    if not all(isinstance(size, int) for size in sizes) or math.prod(sizes) not in _DIVIDED_ROWS:
+        return None
+    return next((parts for parts in _PARTS_OF_ROWS if math.prod(sizes) % parts == 0), None)
 
 
 def _like(x: Any, bar: Any) -> Any:

@@ -26,9 +26,9 @@ from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.tuned.files import Sizes, check, read
 from jaxbw._src.selection.tuned.trees import Forest
 from jaxbw._src.selection.tuned_matmuls import SWITCH
-from jaxbw._src.selection.xla.features import FEATURES, SPAN, Rates, features, rough
+from jaxbw._src.selection.xla.features import ALIGNED, FEATURES, Rates, features, rough, row_bytes
 
-VERSION = 2
+VERSION = 3
 ADVANTAGE = 1.03  # XLA is taken where the kernel takes so many times as long, or longer
 # By machine: times of one GPU say nothing of another one's memory.
 _FILES = {"H200": "h200.npz", "H100": "h100.npz"}
@@ -106,15 +106,14 @@ def kind(problem: GemmProblem) -> str | None:
     """What of a problem must have been measured beside its sizes; None where nothing like it was.
 
     That is its dtype and its epilogue. There are no times of stacks, of other dtypes of the result,
-    of what is saved for a gradient, nor of a precision that is asked for. Where rows are not whole
-    spans of 128 bytes, XLA's times are all over the place: a third or three times those of kernels.
+    of what is saved for a gradient, nor of a precision that is asked for. Where rows are not
+    multiples of 16 bytes, XLA's times are all over the place: a third or three times of kernels'.
     """
     p, e = problem, problem.epilogue
     alike = p.lhs_dtype == p.rhs_dtype == p.output and eligibility.asks_for_default(p.precision)
     if not p.is_sized or p.batch != 1 or not alike or e.save or p.pieces is not None:
         return None
-    rows = (shape[2] * p.output.itemsize for shape in (p.lhs_shape, p.rhs_shape, p.output_shape))
-    if any(row % SPAN for row in rows):
+    if any(row % ALIGNED for row in row_bytes(p)):
         return None
     return e.describe(f"{p.lhs_dtype} matmul")
 

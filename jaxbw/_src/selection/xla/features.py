@@ -19,6 +19,14 @@ _LARGEST = 320 * 128  # accumulators of two warpgroups
 _PARTS = (1, 2, 4, 8, 16, 32)  # of K
 _LEAST_K = 256  # of a part
 SPAN = 128  # bytes of a row that a load takes whole
+ALIGNED = 16  # bytes that rows are multiples of, or no TMA loads them
+
+
+def row_bytes(problem: GemmProblem) -> tuple[int, int, int]:
+    """Of a row of lhs, rhs, and the result, as they lie in memory."""
+    p = problem
+    size = p.output.itemsize
+    return size * p.lhs_shape[2], size * p.rhs_shape[2], size * p.output_shape[2]
 
 
 class Rates(NamedTuple):
@@ -46,6 +54,7 @@ FEATURES = (
     *("log2 roughly us", "waves", "rows in tiles", "columns in tiles", "parts"),
     *("share of memory", "tiles of 128x128 in waves", "tiles of 128x256 in waves"),
     *("float16", "bias", "residual", "activation", "gated"),
+    *("log2 alignment of lhs", "log2 alignment of rhs", "log2 alignment of the result"),
 )
 
 
@@ -109,6 +118,7 @@ def features(problem: GemmProblem, rates: Rates) -> Floats:
             *(filled(128, 128), filled(128, 256)),
             *(p.lhs_dtype.name == "float16", e.bias is not None, e.residual is not None),
             *(e.activation is not None, e.gated),
+            *(math.log2(math.gcd(row, SPAN)) for row in row_bytes(p)),
         ],
         np.float64,
     )

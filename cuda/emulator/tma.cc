@@ -228,7 +228,7 @@ void tma_convert(TensorMapType type, std::span<uint8_t> bytes) {
   if (type != TensorMapType::kTf32 && type != TensorMapType::kTf32Ftz) return;  // FTZ flushes nothing
   constexpr uint32_t kInfinity = 0x7f800000, kNan = 0x7fffe000, kDropped = 0x1fff;
   for (size_t i = 0; i + sizeof(uint32_t) <= bytes.size(); i += sizeof(uint32_t)) {
-    auto value = load<uint32_t>(&bytes[i]);
+    auto value = value_at<uint32_t>(&bytes[i]);
     if ((value & ~(1u << 31)) > kInfinity)
       value = kNan;
     else

@@ -25,6 +25,8 @@ TESTS ?=
 BIN := $(VENV)/bin
 # Set, it would have each process that imports the tests compile them again.
 export PYTHONDONTWRITEBYTECODE :=
+# pip compiles whatever it installs: two thirds of an install's CPU time, for modules that are mostly never imported.
+export PIP_COMPILE := 0
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake cuda jaxbw -type f \
   -not -path 'jaxbw/kernels/*' -not -path '*/__pycache__/*' -not -name '*.so')

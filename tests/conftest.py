@@ -89,8 +89,12 @@ FAST: dict[str, tuple[str, ...]] = {
 # these folders, with one in so many of its parameters.
 OTHER_PYTHON = ("build/test_package.py", "jax/", "native/")
 OTHER_PYTHON_SAMPLE = 6
-# ... but for minutes of what depends on none of them.
-NOT_OTHER_PYTHON = ("jax/test_processes.py", "jax/test_profile.py", "native/test_doctor.py")
+# ... but for minutes of what depends on none of them: processes, and the host runtime, which is the
+# same library in every wheel.
+NOT_OTHER_PYTHON = (
+    *("jax/test_processes.py", "jax/test_profile.py"),
+    *(f"native/test_{name}.py" for name in ("doctor", "fake_driver", "kernel_times")),
+)
 # ... and of files about numbers only how the names of these tests begin. The kernels, the emulator
 # and the format's arithmetic are the same code for all: here is how calls reach them through JAX.
 REACHED_BY: dict[str, tuple[str, ...]] = {

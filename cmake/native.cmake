@@ -35,24 +35,12 @@ if(JAXBW_SANITIZE)
 endif()
 
 add_subdirectory(cuda/emulator)
+add_subdirectory(cuda/host)
 
-# The table of kernels as the host knows it. Configure again when it, or what reads it, changes.
-set(instances_dir "${CMAKE_CURRENT_BINARY_DIR}/generated")
-file(MAKE_DIRECTORY "${instances_dir}")
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-             "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.toml" "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/generate.py"
-             "${CMAKE_CURRENT_SOURCE_DIR}/jaxbw/_src/selection/kernel_table.py")
-execute_process(
-  COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels/generate.py" instances
-          --table "${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels.toml" --output "${instances_dir}/kernel_instances.inc"
-  COMMAND_ERROR_IS_FATAL ANY)
-
-file(GLOB host_sources CONFIGURE_DEPENDS cuda/host/*.cc)
-nanobind_add_module(_native STABLE_ABI NB_STATIC NOMINSIZE ${host_sources})
-target_include_directories(_native PRIVATE cuda "${instances_dir}")
-target_include_directories(_native SYSTEM PRIVATE "${jaxlib_dir}/include" "${JAXBW_CUDA_INCLUDE_DIR}")
-target_link_libraries(_native PRIVATE jaxbw_emulator ${CMAKE_DL_LIBS})
-target_precompile_headers(_native PRIVATE ${JAXBW_PRECOMPILED})
+file(GLOB bindings CONFIGURE_DEPENDS cuda/host/*bindings.cc)
+nanobind_add_module(_native STABLE_ABI NB_STATIC NOMINSIZE cuda/host/module.cc ${bindings})
+target_link_libraries(_native PRIVATE jaxbw_host jaxbw_emulator ${CMAKE_DL_LIBS})
+target_precompile_headers(_native PRIVATE ${JAXBW_PRECOMPILED} <nanobind/nanobind.h>)
 # Where the compiler brings only a static libstdc++, the module carries a copy of it beside the process's shared one.
 # Exported, the two would mix: the copy would look up locale facets by the other's indices, and crash in operator<<.
 target_link_options(_native PRIVATE LINKER:--exclude-libs,ALL)

@@ -84,12 +84,42 @@ FAST: dict[str, tuple[str, ...]] = {
     "jax/test_transformations.py": ("test_reverse_mode", "test_vmap_is_one_launch"),
     "selection/test_select.py": ("test_every_candidate",),
 }
-# The tier of another Python, `pytest --other-python`: the fast one, and every test of what leans on
-# Python and JAX, with one in so many of its parameters.
+# The tier of another Python, `pytest --other-python`: the fast one, and what another Python, JAX or
+# XLA can break: calls, tracing, transformations, sharding, bindings, the package. Every test of
+# these folders, with one in so many of its parameters.
 OTHER_PYTHON = ("build/test_package.py", "jax/", "native/")
-# ... but for minutes of what depends on neither.
-NOT_OTHER_PYTHON = ("jax/test_processes.py", "jax/test_profile.py", "native/test_doctor.py")
 OTHER_PYTHON_SAMPLE = 6
+# ... but for minutes of what depends on none of them: processes, and the host runtime, which is the
+# same library in every wheel.
+NOT_OTHER_PYTHON = (
+    *("jax/test_processes.py", "jax/test_profile.py"),
+    *(f"native/test_{name}.py" for name in ("doctor", "fake_driver", "kernel_times")),
+)
+# ... and of files about numbers only how the names of these tests begin. The kernels, the emulator
+# and the format's arithmetic are the same code for all: here is how calls reach them through JAX.
+REACHED_BY: dict[str, tuple[str, ...]] = {
+    "jax/test_8bit_results.py": ("test_values_are",),
+    "jax/test_block_scaled.py": ("test_bits_of_jax",),
+    "jax/test_block_scaled_matmul.py": ("test_derivatives", "test_formats", "test_layers"),
+    "jax/test_block_scaled_training.py": ("test_beside_jax", "test_forward", "test_scan"),
+    "jax/test_block_scales.py": ("test_derivatives", "test_matmul", "test_vmap"),
+    "jax/test_emulator_implementation.py": (
+        *("test_forward", "test_fused_gradients", "test_operands", "test_other", "test_refusals"),
+        *("test_several", "test_two_threads"),
+    ),
+    "jax/test_fp4_kernels.py": ("test_lowering", "test_vmap"),
+    "jax/test_fp8_ragged.py": ("test_gradients", "test_what_serves"),
+    "jax/test_mixed_kernels.py": ("test_lowering", "test_scaled_dot_general"),
+    "jax/test_mxfp8_kernels.py": ("test_lowering", "test_vmap"),
+    "jax/test_out_format.py": ("test_nothing_else", "test_what_is_kept"),
+    "jax/test_out_scale.py": ("test_a_scan", "test_several"),
+    "jax/test_pieces.py": ("test_derivatives", "test_several"),
+    "jax/test_quantize.py": ("test_a_derivative", "test_dtypes", "test_sharded", "test_vmapped"),
+    "jax/test_quantize_blocks_kernel.py": ("test_export", "test_in_a_shard_map", "test_types"),
+    "jax/test_quantize_kernel.py": ("test_a_program", "test_export", "test_in_a", "test_types"),
+    "jax/test_scaled_matmul.py": ("test_beside_jax", "test_derivatives"),
+    "jax/test_scales.py": ("test_shapes_of_matmul", "test_transposed", "test_vmap"),
+}
 PROGRAMS = Path(__file__).parents[1] / "build" / "programs-of-tests"  # see pytest_configure
 QUICK_XLA = (
     "--xla_cpu_use_fusion_emitters=false",
@@ -138,6 +168,11 @@ def _of_other_python(name: str) -> bool:
     return name.startswith(OTHER_PYTHON) and name not in NOT_OTHER_PYTHON
 
 
+def _depends_on_python(item: pytest.Item) -> bool:
+    name = _name(item.path)
+    return _of_other_python(name) and item.name.startswith(REACHED_BY.get(name, _ALL))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files of other tiers are not even imported."""
     name, other = _name(collection_path), config.getoption("--other-python")
@@ -153,7 +188,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         sampling.mark(items, grids=GRID_SAMPLE)
         return
     fast = [i for i in items if i.name.startswith(FAST.get(_name(i.path), ("no test",)))]
-    rest = [i for i in items if other and _of_other_python(_name(i.path)) and i not in fast]
+    rest = [i for i in items if other and _depends_on_python(i) and i not in fast]
     sampling.mark(fast)
     sampling.mark(rest, unmarked=OTHER_PYTHON_SAMPLE)
     kept = {*fast, *rest}

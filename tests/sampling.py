@@ -53,7 +53,7 @@ def sample(of_axes: Sequence[Sequence[int]], every: int, seed: str) -> set[int]:
 def mark(items: Iterable[pytest.Item], unmarked: int = 1, grids: int = 1) -> None:
     """Marks as `long` what is not in the sample of its test.
 
-    Of a test that says nothing, one in `unmarked` runs; where it has several axes, one in `grids`
+    At most one in `unmarked` runs; of a test that says nothing and has several axes, one in `grids`
     if that is fewer.
     """
     groups: dict[str, list[pytest.Function]] = {}
@@ -64,7 +64,9 @@ def mark(items: Iterable[pytest.Item], unmarked: int = 1, grids: int = 1) -> Non
         marker = members[0].get_closest_marker("sampled")
         of_axes = axes([member.callspec.params for member in members])
         every = unmarked if len(of_axes) == 1 else max(unmarked, grids)
-        chosen = sample(of_axes, marker.args[0] if marker else every, test)
+        if marker:
+            every = max(marker.args[0], unmarked)
+        chosen = sample(of_axes, every, test)
         for number, member in enumerate(members):
             if number not in chosen:
                 member.add_marker("long")

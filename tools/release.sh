@@ -3,9 +3,9 @@
 #
 #   tools/release.sh python3.11 python3.12
 #
-# From Python 3.12 on a wheel is of the stable ABI and serves later Pythons, too. The kernels and the emulator are
-# compiled once: of no Python, they are the same in every wheel. auditwheel gives each wheel its platform tag, the oldest
-# glibc that it runs on.
+# From Python 3.12 on a wheel is of the stable ABI and serves later Pythons, too. The kernels, the emulator and the host
+# runtime are compiled once: of no Python, they are the same in every wheel. auditwheel gives each wheel its platform tag,
+# the oldest glibc that it runs on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,6 +13,7 @@ cd "$(dirname "$0")/.."
 work=$PWD/build/release
 rm -rf dist "$work"
 mkdir -p dist "$work"
+export PIP_COMPILE=0 # as in the Makefile
 
 "$1" -m venv "$work/tools"
 tools=$work/tools/bin

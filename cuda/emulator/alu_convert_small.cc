@@ -13,7 +13,7 @@ enum How : uint64_t { kRelu = 1, kSatfinite = 2, kUp = 4 };
 
 uint32_t element_bits(Type pair) { return pair == Type::k_e2m1x2 ? 4 : 8; }  // in the pair's register
 
-NumberFormat format_of(Type pair) {
+NumberFormat pair_format(Type pair) {
   switch (pair) {
     case Type::k_e4m3x2:
       return NumberFormat::kE4M3;
@@ -45,11 +45,11 @@ uint16_t ue8m0_to_bf16(uint32_t code) {
 uint32_t narrow(Type to, float value, uint64_t how) {
   if (to == Type::k_ue8m0x2) return to_ue8m0(value, how);
   if (how & kRelu && value <= 0) value = 0;
-  return f32_to_mini(format_of(to), value);
+  return f32_to_mini(pair_format(to), value);
 }
 uint16_t widen(Type from, uint32_t code, uint64_t how) {
   if (from == Type::k_ue8m0x2) return ue8m0_to_bf16(code);
-  const float value = mini_to_f32(format_of(from), uint8_t(code));
+  const float value = mini_to_f32(pair_format(from), uint8_t(code));
   return f32_to_f16(how & kRelu && value <= 0 ? 0 : value);
 }
 

@@ -56,7 +56,7 @@ class AsyncStore final : public Operation {
   AgentId agent_ = kNoAgent;
 };
 
-void store(Step& s, const Instruction& in) {
+void store_async(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   check_use(s, in.s[1], "an address");
   const auto& operands = in.statement->operands;
@@ -95,7 +95,7 @@ void decode_async_store(Decoder& d) {
     for (const Operand& part : data.parts) d.out.list.push_back(d.read(part, d.type(), true));
   d.out.detail = size_bytes(d.type());
   if (d.out.detail * count > kMaxBytes) d.fail("stores at most 16 bytes");
-  d.out.execute = store;
+  d.out.execute = store_async;
 }
 
 }  // namespace jaxbw::emulator

@@ -79,7 +79,7 @@ class CopyArrival final : public Operation {
   const uint32_t offset_;
 };
 
-void copy(Step& s, const Instruction& in) {
+void copy_async(Step& s, const Instruction& in) {
   const auto& operands = in.statement->operands;
   const auto bytes = uint32_t(in.immediate);
   check_use(s, in.s[0], "an address");
@@ -96,10 +96,10 @@ void copy(Step& s, const Instruction& in) {
   s.machine.issue(std::make_unique<SmallCopy>(s, std::move(parts)), &s.warp.copies);
 }
 
-void commit(Step& s, const Instruction&) { s.warp.copy_groups.push_back(s.warp.copies_issued); }
+void commit_copies(Step& s, const Instruction&) { s.warp.copy_groups.push_back(s.warp.copies_issued); }
 
 // All but the `immediate` youngest groups; wait_all (detail): every copy.
-void wait(Step& s, const Instruction& in) {
+void wait_for_copies(Step& s, const Instruction& in) {
   auto& groups = s.warp.copy_groups;
   while (!groups.empty() && groups.front() <= s.warp.copies_complete) groups.pop_front();
   const bool done = in.detail ? s.warp.copies_complete == s.warp.copies_issued : groups.size() <= in.immediate;
@@ -107,7 +107,7 @@ void wait(Step& s, const Instruction& in) {
   if (RaceDetector* races = s.cta.cluster->races.get()) races->observe_copies(actor_of(s), s.warp.copied);
 }
 
-void arrive(Step& s, const Instruction& in) {
+void arrive_behind_copies(Step& s, const Instruction& in) {
   for_lanes(s.active, [&](uint32_t lane) {
     const Location barrier = s.machine.locate_shared(s.cta, lane_address(s, in.s[0], in.immediate, lane), 8, 8);
     s.machine.issue(std::make_unique<CopyArrival>(s, barrier, in.detail == 0), &s.warp.copies);
@@ -125,19 +125,19 @@ void decode_copy(Decoder& d) {
   const bool policy = d.has("L2::cache_hint");
   if (at + policy < d.operands()) d.source(at++, Type::k_u32);
   if (policy) d.read(d.operand(at++), Type::k_b64);
-  d.out.execute = copy;
+  d.out.execute = copy_async;
 }
-void decode_copy_commit(Decoder& d) { d.out.execute = commit; }
+void decode_copy_commit(Decoder& d) { d.out.execute = commit_copies; }
 void decode_copy_wait(Decoder& d) {
   d.out.detail = d.opcode.mnemonic == "cp.async.wait_all";
   if (!d.out.detail) d.out.immediate = d.constant(0);
   d.out.flags |= kMayPark;
-  d.out.execute = wait;
+  d.out.execute = wait_for_copies;
 }
 void decode_copy_arrive(Decoder& d) {
   d.address(0, Space::kShared);
   d.out.detail = d.has("noinc");
-  d.out.execute = arrive;
+  d.out.execute = arrive_behind_copies;
 }
 
 }  // namespace jaxbw::emulator

@@ -55,7 +55,7 @@ void invalidate(Step& s, const Instruction& in) {
 }
 
 // arrive, arrive_drop, expect_tx, complete_tx and arrive.expect_tx.
-void arrive(Step& s, const Instruction& in) {
+void mbarrier_arrive(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   if (in.sources > 1) check_use(s, in.s[1], "a count");
   // Lanes that arrive at one barrier together all get the state before the first of them, as on an H200; PTX leaves
@@ -89,7 +89,7 @@ void arrive(Step& s, const Instruction& in) {
 }
 
 // try_wait (in.target = 1) parks its lanes until the phase is over; test_wait only looks.
-void wait(Step& s, const Instruction& in) {
+void mbarrier_wait(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   check_use(s, in.s[1], "a phase");
   const uint32_t lane = first_lane(s);
@@ -159,7 +159,7 @@ void decode_wait(Decoder& d, bool parks) {
   d.out.detail = uint64_t{d.has("parity")} | d.bits_if("relaxed", kRelaxed);
   d.out.target = parks;
   d.out.flags |= kMayPark;
-  d.out.execute = wait;
+  d.out.execute = mbarrier_wait;
 }
 
 }  // namespace
@@ -187,13 +187,13 @@ void decode_mbarrier_arrive(Decoder& d) {
   else if (d.has("expect_tx"))
     d.fail("needs a number of bytes");
   d.out.detail = d.bits_if("expect_tx", kExpect) | d.bits_if("relaxed", kRelaxed) | (drop ? uint64_t{kDrop} : 0);
-  d.out.execute = arrive;
+  d.out.execute = mbarrier_arrive;
 }
 void decode_mbarrier_expect_tx(Decoder& d) {
   d.address(0, Space::kShared);
   d.source(1, Type::k_u32);
   d.out.detail = kNoArrive | (d.opcode.mnemonic == "mbarrier.expect_tx" ? kExpect : kComplete);
-  d.out.execute = arrive;
+  d.out.execute = mbarrier_arrive;
 }
 void decode_mbarrier_test_wait(Decoder& d) { decode_wait(d, false); }
 void decode_mbarrier_try_wait(Decoder& d) { decode_wait(d, true); }

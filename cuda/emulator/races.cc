@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <bit>
 
+#include "tmem.h"
+
 namespace jaxbw::emulator {
 namespace {
 
 constexpr uint32_t kCellBytes = 4;
 constexpr uint32_t kHalfQuarters = 8;
-constexpr uint32_t kColumns = 512;
 // Slots for operations in flight are used again as late as possible: an operation cannot be told from an earlier one of
 // its slot.
 constexpr uint32_t kFreeSlots = 64;
@@ -31,7 +32,7 @@ RaceDetector::RaceDetector(uint32_t warps, uint32_t engines, const std::vector<u
   for (uint32_t engine = 0; engine < engines; ++engine) clocks_[engine_agent(engine)].seen.set(engine_agent(engine), 1);
   for (const uint32_t bytes : shared_bytes) {
     shared_.emplace_back((bytes + kCellBytes - 1) / kCellBytes);
-    tensor_.emplace_back(kHalfQuarters * kColumns);
+    tensor_.emplace_back(kHalfQuarters * kTmemColumns);
   }
 }
 
@@ -425,7 +426,7 @@ std::optional<RaceDetector::Race> RaceDetector::tensor(Access access, bool write
                                                        uint32_t column, uint32_t columns) {
   access.time = time(access.agent);
   access.async = true;
-  const uint32_t first = half_quarter * kColumns + column;
+  const uint32_t first = half_quarter * kTmemColumns + column;
   std::optional<Race> race;
   check(tensor_[cta], first, first + columns, uint64_t{1} << 63 | uint64_t{cta} << 32, access, write, true, race);
   return race;
@@ -434,8 +435,8 @@ std::optional<RaceDetector::Race> RaceDetector::tensor(Access access, bool write
 void RaceDetector::forget_tensor(uint32_t cta, uint32_t column, uint32_t columns) {
   for (uint32_t half = 0; half < kHalfQuarters; ++half)
     for (uint32_t c = column; c < column + columns; ++c) {
-      tensor_[cta][half * kColumns + c] = {};
-      more_reads_.erase(uint64_t{1} << 63 | uint64_t{cta} << 32 | (half * kColumns + c));
+      tensor_[cta][half * kTmemColumns + c] = {};
+      more_reads_.erase(uint64_t{1} << 63 | uint64_t{cta} << 32 | (half * kTmemColumns + c));
     }
 }
 

@@ -311,12 +311,12 @@ class TmemStore final : public RegisterMove {
   bool poison_ = false;
 };
 
-void load(Step& s, const Instruction& in) {
+void load_tmem(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "a tensor memory address");
   s.machine.issue(std::make_unique<TmemLoad>(s, in));
 }
 
-void store(Step& s, const Instruction& in) {
+void store_tmem(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "a tensor memory address");
   s.machine.issue(std::make_unique<TmemStore>(s, in));
 }
@@ -550,7 +550,7 @@ void multiply(Step& s, const Instruction& in) {
   });
 }
 
-void copy(Step& s, const Instruction& in) {
+void copy_to_tmem(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   check_use(s, in.s[1], "a descriptor");
   for_lanes(s.active, [&](uint32_t lane) {
@@ -561,7 +561,7 @@ void copy(Step& s, const Instruction& in) {
   });
 }
 
-void commit(Step& s, const Instruction& in) {
+void commit_mmas(Step& s, const Instruction& in) {
   check_use(s, in.s[0], "an address");
   for_lanes(s.active, [&](uint32_t lane) {
     const Location barrier = s.machine.locate_shared(s.cta, lane_address(s, in.s[0], in.immediate, lane), 8, 8);
@@ -646,11 +646,11 @@ void decode_tcgen05_relinquish(Decoder& d) {
 }
 void decode_tcgen05_ld(Decoder& d) {
   access_operands(d, 1, d.operand(0), true);
-  d.out.execute = load;
+  d.out.execute = load_tmem;
 }
 void decode_tcgen05_st(Decoder& d) {
   access_operands(d, 0, d.operand(d.operands() - 1), false);
-  d.out.execute = store;
+  d.out.execute = store_tmem;
 }
 void decode_tcgen05_wait(Decoder& d) {
   d.out.target = d.opcode.mnemonic == "tcgen05.wait::st";
@@ -721,7 +721,7 @@ void decode_tcgen05_cp(Decoder& d) {
   d.out.target = uint32_t(row->value);
   d.address(0, Space::kShared);
   d.source(1, Type::k_b64);
-  d.out.execute = copy;
+  d.out.execute = copy_to_tmem;
 }
 
 void decode_tcgen05_commit(Decoder& d) {
@@ -731,7 +731,7 @@ void decode_tcgen05_commit(Decoder& d) {
     d.source(1, Type::k_b16);
   else if (d.operands() > 1)
     d.fail("takes a mask with .multicast::cluster only");
-  d.out.execute = commit;
+  d.out.execute = commit_mmas;
 }
 
 }  // namespace jaxbw::emulator

@@ -33,7 +33,7 @@ constexpr uint32_t kKnownControlBits = 0x003ffff0;
 constexpr uint64_t kMaxBoxBytes = 227 * 1024;
 constexpr uint32_t kAddressBits = 57;
 
-void require(bool condition, const std::string& rule) {
+void require_map(bool condition, const std::string& rule) {
   if (!condition) throw Error("tensor map: " + rule);
 }
 
@@ -44,15 +44,16 @@ std::string indexed(const char* name, uint32_t i, uint64_t value) {
 bool is_floating_point(TensorMapType type) { return type >= TensorMapType::kF16 && type <= TensorMapType::kTf32Ftz; }
 
 void check_packed_types(const TensorMapFields& f) {
-  if (f.type == TensorMapType::k16U4Align8B) require(f.extents[0] % 2 == 0, "16U4_ALIGN8B: globalDim[0] must be even");
+  if (f.type == TensorMapType::k16U4Align8B)
+    require_map(f.extents[0] % 2 == 0, "16U4_ALIGN8B: globalDim[0] must be even");
   if (!is_padded(f.type)) return;
-  require(f.extents[0] % 128 == 0, "16U4/16U6_ALIGN16B: globalDim[0] must be a multiple of 128");
-  require(f.box[0] == 128, "16U4/16U6_ALIGN16B: boxDim[0] must be 128");
-  require(f.swizzle == Swizzle::kNone || f.swizzle == Swizzle::k128B || f.swizzle == Swizzle::k128BAtom32B ||
-              (f.swizzle == Swizzle::k128BAtom64B && f.type == TensorMapType::k16U6Align16B),
-          "16U4/16U6_ALIGN16B: this swizzle mode is not supported");
-  require(f.type != TensorMapType::k16U6Align16B || f.interleave == Interleave::kNone,
-          "16U6_ALIGN16B: interleave must be NONE");
+  require_map(f.extents[0] % 128 == 0, "16U4/16U6_ALIGN16B: globalDim[0] must be a multiple of 128");
+  require_map(f.box[0] == 128, "16U4/16U6_ALIGN16B: boxDim[0] must be 128");
+  require_map(f.swizzle == Swizzle::kNone || f.swizzle == Swizzle::k128B || f.swizzle == Swizzle::k128BAtom32B ||
+                  (f.swizzle == Swizzle::k128BAtom64B && f.type == TensorMapType::k16U6Align16B),
+              "16U4/16U6_ALIGN16B: this swizzle mode is not supported");
+  require_map(f.type != TensorMapType::k16U6Align16B || f.interleave == Interleave::kNone,
+              "16U6_ALIGN16B: interleave must be NONE");
 }
 
 // Bytes of a box, counting whole element strides only: what word 16 holds, and the driver limits.
@@ -67,48 +68,48 @@ uint64_t whole_box_bytes(const TensorMapFields& f) {
 uint32_t element_bits(TensorMapType type) { return kTypes[static_cast<uint32_t>(type)].bits; }
 
 void check_tensor_map(const TensorMapFields& f) {
-  require(static_cast<uint32_t>(f.type) < kTypeCount, "tensorDataType is not a CUtensorMapDataType");
-  require(static_cast<uint32_t>(f.swizzle) < kSwizzleCount, "swizzle is not a CUtensorMapSwizzle");
-  require(f.interleave <= Interleave::k32B, "interleave is not a CUtensorMapInterleave");
-  require(f.l2_promotion <= L2Promotion::k256B, "l2Promotion is not a CUtensorMapL2promotion");
-  require(f.fill <= OobFill::kNan, "oobFill is not a CUtensorMapFloatOOBfill");
-  require(f.rank >= 1 && f.rank <= kMaxRank, "tensorRank must be 1 to 5, not " + std::to_string(f.rank));
-  require(f.interleave == Interleave::kNone || f.rank >= 3, "an interleaved layout needs tensorRank >= 3");
+  require_map(static_cast<uint32_t>(f.type) < kTypeCount, "tensorDataType is not a CUtensorMapDataType");
+  require_map(static_cast<uint32_t>(f.swizzle) < kSwizzleCount, "swizzle is not a CUtensorMapSwizzle");
+  require_map(f.interleave <= Interleave::k32B, "interleave is not a CUtensorMapInterleave");
+  require_map(f.l2_promotion <= L2Promotion::k256B, "l2Promotion is not a CUtensorMapL2promotion");
+  require_map(f.fill <= OobFill::kNan, "oobFill is not a CUtensorMapFloatOOBfill");
+  require_map(f.rank >= 1 && f.rank <= kMaxRank, "tensorRank must be 1 to 5, not " + std::to_string(f.rank));
+  require_map(f.interleave == Interleave::kNone || f.rank >= 3, "an interleaved layout needs tensorRank >= 3");
 
   const uint64_t alignment = f.interleave == Interleave::k32B || is_padded(f.type) ? 32 : 16;
   const std::string multiple = "must be a multiple of " + std::to_string(alignment);
-  require(f.address % alignment == 0, "globalAddress " + multiple);
-  require(f.address >> kAddressBits == 0, "globalAddress is no virtual address");
+  require_map(f.address % alignment == 0, "globalAddress " + multiple);
+  require_map(f.address >> kAddressBits == 0, "globalAddress is no virtual address");
   for (uint32_t i = 0; i < f.rank; ++i) {
-    require(f.extents[i] >= 1 && f.extents[i] <= uint64_t{1} << 32,
-            indexed("globalDim", i, f.extents[i]) + "must be 1 to 2^32");
-    require(f.box[i] >= 1 && f.box[i] <= 256, indexed("boxDim", i, f.box[i]) + "must be 1 to 256");
+    require_map(f.extents[i] >= 1 && f.extents[i] <= uint64_t{1} << 32,
+                indexed("globalDim", i, f.extents[i]) + "must be 1 to 2^32");
+    require_map(f.box[i] >= 1 && f.box[i] <= 256, indexed("boxDim", i, f.box[i]) + "must be 1 to 256");
     // Without interleave TMA ignores the first of them, but the driver checks it.
-    require(f.element_strides[i] >= 1 && f.element_strides[i] <= 8,
-            indexed("elementStrides", i, f.element_strides[i]) + "must be 1 to 8");
+    require_map(f.element_strides[i] >= 1 && f.element_strides[i] <= 8,
+                indexed("elementStrides", i, f.element_strides[i]) + "must be 1 to 8");
   }
   for (uint32_t i = 0; i + 1 < f.rank; ++i) {
-    require(f.strides[i] % alignment == 0, indexed("globalStrides", i, f.strides[i]) + multiple);
-    require(f.strides[i] < uint64_t{1} << 40, indexed("globalStrides", i, f.strides[i]) + "must be less than 2^40");
+    require_map(f.strides[i] % alignment == 0, indexed("globalStrides", i, f.strides[i]) + multiple);
+    require_map(f.strides[i] < uint64_t{1} << 40, indexed("globalStrides", i, f.strides[i]) + "must be less than 2^40");
   }
 
   check_packed_types(f);
   const uint64_t inner_bits = uint64_t{f.box[0]} * element_bits(f.type);
   if (f.interleave == Interleave::kNone) {
-    require(inner_bits % 128 == 0, "boxDim[0] must span a multiple of 16 bytes");
-    require(f.swizzle == Swizzle::kNone || is_padded(f.type) || inner_bits <= uint64_t{8} * swizzle_span(f.swizzle),
-            "boxDim[0] spans " + std::to_string(inner_bits / 8) + " bytes, more than the swizzle's " +
-                std::to_string(swizzle_span(f.swizzle)));
+    require_map(inner_bits % 128 == 0, "boxDim[0] must span a multiple of 16 bytes");
+    require_map(f.swizzle == Swizzle::kNone || is_padded(f.type) || inner_bits <= uint64_t{8} * swizzle_span(f.swizzle),
+                "boxDim[0] spans " + std::to_string(inner_bits / 8) + " bytes, more than the swizzle's " +
+                    std::to_string(swizzle_span(f.swizzle)));
   }
   // The documentation wants SWIZZLE_32B with INTERLEAVE_32B; the driver does not.
-  require(whole_box_bytes(f) <= kMaxBoxBytes, "boxDim does not fit into shared memory");
-  require(f.fill == OobFill::kZero || is_floating_point(f.type), "a NaN fill needs a floating-point type");
+  require_map(whole_box_bytes(f) <= kMaxBoxBytes, "boxDim does not fit into shared memory");
+  require_map(f.fill == OobFill::kZero || is_floating_point(f.type), "a NaN fill needs a floating-point type");
 }
 
 void replace_tensor_map_field(std::span<uint8_t, kTensorMapBytes> map, TensorMapField field, uint32_t dimension,
                               uint64_t value) {
   const auto put = [&](uint32_t word, uint32_t first, uint32_t width, uint64_t bits) {
-    require(bits >> width == 0, "tensormap.replace: " + std::to_string(value) + " does not fit");
+    require_map(bits >> width == 0, "tensormap.replace: " + std::to_string(value) + " does not fit");
     uint32_t all;
     std::memcpy(&all, &map[4 * word], 4);
     const auto mask = static_cast<uint32_t>(((uint64_t{1} << width) - 1) << first);
@@ -126,7 +127,8 @@ void replace_tensor_map_field(std::span<uint8_t, kTensorMapBytes> map, TensorMap
     case TensorMapField::kExtent:
       return put(8 + dimension, 0, 32, uint32_t(value) - 1u);  // 0 stands for 2^32
     case TensorMapField::kStride:
-      require(dimension + 1 < kMaxRank, "tensormap.replace: there are " + std::to_string(kMaxRank - 1) + " strides");
+      require_map(dimension + 1 < kMaxRank,
+                  "tensormap.replace: there are " + std::to_string(kMaxRank - 1) + " strides");
       put(3 + dimension, 0, 32, value >> 4 & 0xffffffff);
       return put(7, 4 * dimension, 4, value >> 36);
     case TensorMapField::kElementStride:
@@ -139,7 +141,7 @@ void replace_tensor_map_field(std::span<uint8_t, kTensorMapBytes> map, TensorMap
           TensorMapType::kF64,         TensorMapType::kBf16,        TensorMapType::kTf32,
           TensorMapType::kTf32Ftz,     TensorMapType::k16U4Align8B, TensorMapType::k16U4Align16B,
           TensorMapType::k16U6Align16B};
-      require(value < std::size(kPtxTypes), "tensormap.replace: no element type " + std::to_string(value));
+      require_map(value < std::size(kPtxTypes), "tensormap.replace: no element type " + std::to_string(value));
       const auto& type = kTypes[static_cast<uint32_t>(kPtxTypes[value])];
       put(2, 7, 4, type.code);
       return put(2, 16, 1, type.tf32);
@@ -189,7 +191,7 @@ TensorMapFields decode_tensor_map(std::span<const uint8_t, kTensorMapBytes> byte
   if (const uint32_t unknown = control & ~kKnownControlBits) {
     char text[64];
     std::snprintf(text, sizeof(text), "bits 0x%08x of word 2 have no known meaning", unknown);
-    require(false, text);
+    require_map(false, text);
   }
 
   TensorMapFields f;
@@ -209,7 +211,7 @@ TensorMapFields decode_tensor_map(std::span<const uint8_t, kTensorMapBytes> byte
   f.fill = static_cast<OobFill>(bit_field(control, 15, 1));
   f.l2_promotion = static_cast<L2Promotion>(bit_field(control, 17, 2));
   f.address = words[0] | uint64_t{words[1]} << 32;
-  require(f.rank <= kMaxRank, "rank " + std::to_string(f.rank) + " in an encoded map");
+  require_map(f.rank <= kMaxRank, "rank " + std::to_string(f.rank) + " in an encoded map");
   for (uint32_t i = 0; i < f.rank; ++i) {
     f.extents[i] = uint64_t{words[8 + i]} + 1;
     f.element_strides[i] = static_cast<uint32_t>(bit_field(words[13], 3 * i, 3)) + 1;

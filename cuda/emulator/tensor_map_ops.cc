@@ -43,7 +43,7 @@ void replace(Step& s, const Instruction& in) {
 }
 
 // The lanes give the same addresses, and copy once. in.s: from, at offset `detail`, and to.
-void copy(Step& s, const Instruction& in) {
+void copy_map(Step& s, const Instruction& in) {
   const uint32_t lane = first_lane(s);
   for (uint32_t i = 0; i < 2; ++i) check_use(s, in.s[i], "an address");
   const auto from = halves(s, in, Space::kShared, 0, in.detail, lane, false),
@@ -92,7 +92,7 @@ void decode_tensormap_copy(Decoder& d) {
   d.address(1, Space::kShared);
   d.out.detail = d.out.immediate;
   d.address(0, Space::kGlobal);
-  d.out.execute = copy;
+  d.out.execute = copy_map;
 }
 
 }  // namespace jaxbw::emulator

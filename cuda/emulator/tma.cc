@@ -13,10 +13,10 @@
 namespace jaxbw::emulator {
 namespace {
 
-constexpr uint64_t kMaxBoxBytes = 256 * 1024;  // more than the shared memory of any SM
-constexpr int64_t kStartAlignment = 16;        // bytes
+constexpr uint64_t kMostBytes = 256 * 1024;  // more than the shared memory of any SM
+constexpr int64_t kStartAlignment = 16;      // bytes
 
-void require(bool supported, const char* what) {
+void require_tma(bool supported, const char* what) {
   if (!supported) throw Error(std::string("tma: ") + what);
 }
 
@@ -42,7 +42,7 @@ ByteRange moved_bytes(const TensorMapFields& map, TmaDirection direction, int64_
 }
 
 template <class T>
-T load(const uint8_t* bytes) {
+T value_at(const uint8_t* bytes) {
   T value;
   std::memcpy(&value, bytes, sizeof(T));
   return value;
@@ -51,7 +51,7 @@ T load(const uint8_t* bytes) {
 template <class T, class Function>
 void for_each_element(std::span<const uint8_t> source, std::span<uint8_t> destination, Function function) {
   for (size_t i = 0; i < source.size(); i += sizeof(T)) {
-    const T result = function(load<T>(&destination[i]), load<T>(&source[i]));
+    const T result = function(value_at<T>(&destination[i]), value_at<T>(&source[i]));
     std::memcpy(&destination[i], &result, sizeof(T));
   }
 }
@@ -114,17 +114,17 @@ void reduce_16bit(Reduction op, std::span<const uint8_t> source, std::span<uint8
 }  // namespace
 
 void check_tma_supported(const TensorMapFields& map) {
-  require(map.interleave == Interleave::kNone, "interleaved layouts are not supported");
-  require(map.type != TensorMapType::k16U6Align16B, "the padded 6-bit element type is not supported");
-  require(map.fill == OobFill::kZero, "the NaN of OOB_FILL_NAN is not documented: not supported");
-  require(map.swizzle == Swizzle::kNone || shared_row_bytes(map) == swizzle_span(map.swizzle),
-          "a swizzled box must be as wide as its swizzle span: the row pitch of a narrower one is not documented");
+  require_tma(map.interleave == Interleave::kNone, "interleaved layouts are not supported");
+  require_tma(map.type != TensorMapType::k16U6Align16B, "the padded 6-bit element type is not supported");
+  require_tma(map.fill == OobFill::kZero, "the NaN of OOB_FILL_NAN is not documented: not supported");
+  require_tma(map.swizzle == Swizzle::kNone || shared_row_bytes(map) == swizzle_span(map.swizzle),
+              "a swizzled box must be as wide as its swizzle span: the row pitch of a narrower one is not documented");
 }
 
 uint32_t tma_box_bytes(const TensorMapFields& map) {
   uint64_t bytes = row_bytes(map);
   for (uint32_t d = 1; d < map.rank; ++d) bytes *= box_elements(map, d);
-  require(bytes <= kMaxBoxBytes, "the box does not fit into shared memory");
+  require_tma(bytes <= kMostBytes, "the box does not fit into shared memory");
   return static_cast<uint32_t>(bytes);
 }
 
@@ -141,18 +141,18 @@ class Rows {
         row_start_(shared),
         pieces_(pieces) {
     check_tma_supported(map);
-    require(shared % 128 == 0, "the shared-memory address must be a multiple of 128");
-    require(first_ % kStartAlignment == 0, "the box must start at a multiple of 16 bytes of its row");
-    require(direction == TmaDirection::kLoad ||
-                std::all_of(coordinates.begin(), coordinates.end(), [](int32_t coordinate) { return coordinate >= 0; }),
-            "a store or a reduction starts before the tensor: only a load may");
-    require(
+    require_tma(shared % 128 == 0, "the shared-memory address must be a multiple of 128");
+    require_tma(first_ % kStartAlignment == 0, "the box must start at a multiple of 16 bytes of its row");
+    require_tma(direction == TmaDirection::kLoad || std::all_of(coordinates.begin(), coordinates.end(),
+                                                                [](int32_t coordinate) { return coordinate >= 0; }),
+                "a store or a reduction starts before the tensor: only a load may");
+    require_tma(
         direction == TmaDirection::kLoad || !tma_converts(map.type),
         "stores of types that convert on the way (FLOAT32_FTZ, TFLOAT32, TFLOAT32_FTZ) are not supported: use FLOAT32");
     if (is_padded(map.type)) {
-      require(direction == TmaDirection::kLoad, "stores of the padded 4-bit type are not supported");
-      require(coordinates[0] % int32_t(map.box[0]) == 0,
-              "16U4_ALIGN16B: the first coordinate must be a multiple of 128 (PTX 5.5.3)");
+      require_tma(direction == TmaDirection::kLoad, "stores of the padded 4-bit type are not supported");
+      require_tma(coordinates[0] % int32_t(map.box[0]) == 0,
+                  "16U4_ALIGN16B: the first coordinate must be a multiple of 128 (PTX 5.5.3)");
     }
     inner_ = moved_bytes(map, direction, first_, row_bytes(map));
     pieces_.clear();
@@ -215,8 +215,8 @@ void tma_pieces(const TensorMapFields& map, TmaDirection direction, std::span<co
 
 void tma_row_pieces(const TensorMapFields& map, TmaDirection direction, std::span<const int32_t> coordinates,
                     uint32_t shared, std::vector<TmaPiece>& pieces) {
-  require(map.rank == 2 && map.box[1] == 1,
-          "tile::gather4 and tile::scatter4 take a tensor map of rank 2 whose box is one row");
+  require_tma(map.rank == 2 && map.box[1] == 1,
+              "tile::gather4 and tile::scatter4 take a tensor map of rank 2 whose box is one row");
   if (coordinates.size() != kGatheredRows + 1) throw Error("tma: a column and four rows must be given");
   Rows rows(map, direction, coordinates, shared, pieces);
   for (const int32_t row : coordinates.subspan(1))
@@ -228,7 +228,7 @@ void tma_convert(TensorMapType type, std::span<uint8_t> bytes) {
   if (type != TensorMapType::kTf32 && type != TensorMapType::kTf32Ftz) return;  // FTZ flushes nothing
   constexpr uint32_t kInfinity = 0x7f800000, kNan = 0x7fffe000, kDropped = 0x1fff;
   for (size_t i = 0; i + sizeof(uint32_t) <= bytes.size(); i += sizeof(uint32_t)) {
-    auto value = load<uint32_t>(&bytes[i]);
+    auto value = value_at<uint32_t>(&bytes[i]);
     if ((value & ~(1u << 31)) > kInfinity)
       value = kNan;
     else

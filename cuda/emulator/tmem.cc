@@ -14,7 +14,7 @@ struct ShapeFacts {
   uint32_t lanes, registers, columns;  // of one repetition
 };
 constexpr ShapeFacts kShapes[] = {{32, 1, 1}, {16, 1, 2}, {16, 2, 4}, {16, 4, 8}, {16, 1, 1}};
-constexpr uint32_t kMaxRegisters = 128;
+constexpr uint32_t kMaxAccessRegisters = 128;
 
 ShapeFacts facts(TmemShape shape) { return kShapes[static_cast<uint32_t>(shape)]; }
 
@@ -78,7 +78,7 @@ void check_tmem_region(const TmemRegion& r, const char* operation) {
 
 uint32_t tmem_register_count(const TmemAccess& access) {
   const uint32_t count = access.repeat * facts(access.shape).registers;
-  if (!std::has_single_bit(access.repeat) || access.repeat > kMaxRegisters || count > kMaxRegisters) {
+  if (!std::has_single_bit(access.repeat) || access.repeat > kMaxAccessRegisters || count > kMaxAccessRegisters) {
     throw Error("tcgen05.ld/st: .x" + std::to_string(access.repeat) + " does not exist for this shape");
   }
   return count;

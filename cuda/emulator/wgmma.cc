@@ -12,7 +12,7 @@
 namespace jaxbw::emulator {
 namespace {
 
-void require(bool condition, const std::string& rule) {
+void require_wgmma(bool condition, const std::string& rule) {
   if (!condition) throw Error("wgmma: " + rule);
 }
 
@@ -27,7 +27,7 @@ std::vector<float> read_a(const Wgmma& op, const SharedView& shared, std::span<c
   if (!op.a_in_registers) {
     read_operand(shared, op.a, op.a_major, op.a_format, kWgmmaM, values.data(), k, 1);
   } else {
-    require(registers.size() == kWgmmaARegisters * kWarpgroupThreads, "A in registers is 4 registers a thread");
+    require_wgmma(registers.size() == kWgmmaARegisters * kWarpgroupThreads, "A in registers is 4 registers a thread");
     const uint32_t count = 4 / container_bytes(op.a_format);
     for (uint32_t reg = 0; reg < kWgmmaARegisters; ++reg) {
       for (uint32_t thread = 0; thread < kWarpgroupThreads; ++thread) {
@@ -59,25 +59,25 @@ std::vector<float> read_b(const Wgmma& op, const SharedView& shared) {
 }  // namespace
 
 SharedMatrix decode_wgmma_shared_descriptor(uint64_t descriptor) {
-  require(bit_field(descriptor, 14, 2) == 0 && bit_field(descriptor, 30, 2) == 0 && bit_field(descriptor, 46, 3) == 0 &&
-              bit_field(descriptor, 52, 10) == 0,
-          "matrix descriptor: bits 14-15, 30-31, 46-48 and 52-61 belong to no field (PTX 9.7.15.5.1.2.2)");
+  require_wgmma(bit_field(descriptor, 14, 2) == 0 && bit_field(descriptor, 30, 2) == 0 &&
+                    bit_field(descriptor, 46, 3) == 0 && bit_field(descriptor, 52, 10) == 0,
+                "matrix descriptor: bits 14-15, 30-31, 46-48 and 52-61 belong to no field (PTX 9.7.15.5.1.2.2)");
   constexpr Swizzle kModes[] = {Swizzle::kNone, Swizzle::k128B, Swizzle::k64B, Swizzle::k32B};
   return decode_shared_matrix(descriptor, kModes[bit_field(descriptor, 62, 2)]);
 }
 
 void check_wgmma(const Wgmma& op) {
-  require(op.n % 8 == 0 && op.n >= 8 && op.n <= 256, "N must be a multiple of 8 up to 256 (PTX 9.7.15.2)");
-  require(format_bits(op.a_format) >= 8 && format_bits(op.b_format) >= 8,
-          "6- and 4-bit formats do not exist (PTX 9.7.15.3)");
-  require(op.a_format == op.b_format || (is_fp8(op.a_format) && is_fp8(op.b_format)),
-          "A and B must have the same type unless both are fp8 (PTX 9.7.15.5.2)");
-  require(op.f32_result || op.a_format == NumberFormat::kF16 || is_fp8(op.a_format),
-          "an f16 D needs f16 or fp8 operands (PTX 9.7.15.3)");
+  require_wgmma(op.n % 8 == 0 && op.n >= 8 && op.n <= 256, "N must be a multiple of 8 up to 256 (PTX 9.7.15.2)");
+  require_wgmma(format_bits(op.a_format) >= 8 && format_bits(op.b_format) >= 8,
+                "6- and 4-bit formats do not exist (PTX 9.7.15.3)");
+  require_wgmma(op.a_format == op.b_format || (is_fp8(op.a_format) && is_fp8(op.b_format)),
+                "A and B must have the same type unless both are fp8 (PTX 9.7.15.5.2)");
+  require_wgmma(op.f32_result || op.a_format == NumberFormat::kF16 || is_fp8(op.a_format),
+                "an f16 D needs f16 or fp8 operands (PTX 9.7.15.3)");
   const bool transposable = op.a_format == NumberFormat::kF16 || op.a_format == NumberFormat::kBf16;
-  require(transposable || (op.a_major == OperandMajor::kK && op.b_major == OperandMajor::kK),
-          "only f16 and bf16 operands can be transposed (PTX 9.7.15.5.2)");
-  require(!op.a_in_registers || op.a_major == OperandMajor::kK, "A in registers cannot be transposed");
+  require_wgmma(transposable || (op.a_major == OperandMajor::kK && op.b_major == OperandMajor::kK),
+                "only f16 and bf16 operands can be transposed (PTX 9.7.15.5.2)");
+  require_wgmma(!op.a_in_registers || op.a_major == OperandMajor::kK, "A in registers cannot be transposed");
 }
 
 uint32_t wgmma_d_registers(const Wgmma& op) { return op.f32_result ? op.n / 2 : op.n / 4; }
@@ -104,7 +104,7 @@ std::vector<uint32_t> wgmma_shared_chunks(const Wgmma& op) {
 void execute_wgmma(const Wgmma& op, const SharedView& shared, std::span<const uint32_t> a, std::span<uint32_t> d) {
   check_wgmma(op);
   const uint32_t registers = wgmma_d_registers(op), n = op.n;
-  require(d.size() == size_t{registers} * kWarpgroupThreads, "wrong number of accumulator registers");
+  require_wgmma(d.size() == size_t{registers} * kWarpgroupThreads, "wrong number of accumulator registers");
   const std::vector<float> left = read_a(op, shared, a), right = read_b(op, shared);
 
   std::vector<uint32_t> dense(kWgmmaM * n);

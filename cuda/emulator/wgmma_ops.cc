@@ -172,13 +172,13 @@ void issue(Step& s, const Instruction& in) {
   if (operation->joined == kWarpgroupWarps) s.machine.issue(std::make_unique<Run>(s, group, operation), &group.queue);
 }
 
-void commit(Step& s, const Instruction&) {
+void commit_wgmmas(Step& s, const Instruction&) {
   Warpgroup& group = warpgroup_of(s);
   const uint32_t warp = s.warp.index % kWarpgroupWarps;
   group.groups[warp].push_back(group.next[warp]);
 }
 
-void wait(Step& s, const Instruction& in) {
+void wait_for_wgmmas(Step& s, const Instruction& in) {
   Warpgroup& group = warpgroup_of(s);
   auto& commits = group.groups[s.warp.index % kWarpgroupWarps];
   while (!commits.empty() && commits.front() <= group.first) commits.pop_front();
@@ -187,9 +187,9 @@ void wait(Step& s, const Instruction& in) {
   if (in.immediate == 0) group.fenced[s.warp.index % kWarpgroupWarps] = false;  // its registers are free to use
 }
 
-void fence(Step& s, const Instruction&) { warpgroup_of(s).fenced[s.warp.index % kWarpgroupWarps] = true; }
+void fence_registers(Step& s, const Instruction&) { warpgroup_of(s).fenced[s.warp.index % kWarpgroupWarps] = true; }
 
-NumberFormat format_of(const Decoder& d, Type type) {
+NumberFormat operand_format(const Decoder& d, Type type) {
   switch (type) {
     case Type::k_f16:
       return NumberFormat::kF16;
@@ -214,8 +214,9 @@ void decode_wgmma_mma(Decoder& d) {
     if (modifier.starts_with("m64n")) std::from_chars(modifier.data() + 4, modifier.data() + modifier.size(), n);
   if (n == 0 || n > 256 || d.types.size() != 3) d.fail("needs a shape and three types");
   const bool f32 = d.type(0) == Type::k_f32;
-  d.out.detail = uint64_t(format_of(d, d.type(1))) << kFormatA | uint64_t(format_of(d, d.type(2))) << kFormatB |
-                 uint64_t{n} << kWidth | (f32 ? uint64_t{kF32} : 0);
+  d.out.detail = uint64_t(operand_format(d, d.type(1))) << kFormatA |
+                 uint64_t(operand_format(d, d.type(2))) << kFormatB | uint64_t{n} << kWidth |
+                 (f32 ? uint64_t{kF32} : 0);
   const Operand& accumulators = d.operand(0);
   if (accumulators.parts.size() != (f32 ? n / 2 : n / 4)) d.fail("has the wrong number of accumulator registers");
   for (const Operand& part : accumulators.parts) d.out.list.push_back(d.written(part, Type::k_b32));
@@ -248,12 +249,12 @@ void decode_wgmma_mma(Decoder& d) {
   d.out.flags |= kAligned | kOwnsList;
   d.out.execute = issue;
 }
-void decode_wgmma_fence(Decoder& d) { d.out.execute = fence; }
-void decode_wgmma_commit(Decoder& d) { d.out.execute = commit; }
+void decode_wgmma_fence(Decoder& d) { d.out.execute = fence_registers; }
+void decode_wgmma_commit(Decoder& d) { d.out.execute = commit_wgmmas; }
 void decode_wgmma_wait(Decoder& d) {
   d.out.immediate = d.constant(0);
   d.out.flags |= kMayPark;
-  d.out.execute = wait;
+  d.out.execute = wait_for_wgmmas;
 }
 
 }  // namespace jaxbw::emulator

@@ -13,7 +13,7 @@ namespace {
 
 using emulator::Checks;
 
-emulator::TensorMapType encoded_type(DataType type) {
+emulator::TensorMapType emulated_type(DataType type) {
   switch (type) {
     case DataType::kF16:
       return emulator::TensorMapType::kF16;
@@ -31,7 +31,7 @@ emulator::TensorMapType encoded_type(DataType type) {
   return emulator::TensorMapType::kU8;
 }
 
-emulator::Swizzle encoded_swizzle(uint32_t bytes) {
+emulator::Swizzle emulated_swizzle(uint32_t bytes) {
   switch (bytes) {
     case 128:
       return emulator::Swizzle::k128B;
@@ -45,13 +45,13 @@ emulator::Swizzle encoded_swizzle(uint32_t bytes) {
 
 Status encode_emulated_map(const TensorView& view, TensorMap& map) {
   const auto& [rank, extents, strides] = map_dimensions(view);
-  const auto bytes = emulator::encode_tensor_map({.type = encoded_type(view.type),
+  const auto bytes = emulator::encode_tensor_map({.type = emulated_type(view.type),
                                                   .rank = rank,
                                                   .address = view.address,
                                                   .extents = {extents[0], extents[1], extents[2], extents[3], 1},
                                                   .strides = {strides[0], strides[1], strides[2]},
                                                   .box = {view.box_contiguous, view.box_outer, 1, 1, 1},
-                                                  .swizzle = encoded_swizzle(view.swizzle_bytes),
+                                                  .swizzle = emulated_swizzle(view.swizzle_bytes),
                                                   .l2_promotion = emulator::L2Promotion::k128B});
   static_assert(sizeof(map) == sizeof(bytes));
   std::memcpy(&map, bytes.data(), sizeof(map));

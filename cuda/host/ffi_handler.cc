@@ -46,7 +46,7 @@ ffi::Error execute(CUstream stream, int32_t device, CallState* state, ffi::Remai
   return to_error(state->site.launch(given.operands(), given.results(), device, stream));
 }
 
-ffi::Error emulate(ffi::RemainingArgs args, ffi::RemainingRets rets, GemmAttributes attributes) noexcept {
+ffi::Error emulate_matmul(ffi::RemainingArgs args, ffi::RemainingRets rets, GemmAttributes attributes) noexcept {
   const GivenArrays given(args, rets);
   const Result<GemmCall> call = read_call(attributes, given.operands(), given.results());
   if (!call.ok()) return to_error(with_context(kGemmTarget, call.status()));
@@ -87,7 +87,7 @@ const XLA_FFI_TypeInfo* call_site_info() {
 
 XLA_FFI_Error* gemm_emulate(XLA_FFI_CallFrame* frame) {
   static const auto handler =
-      ffi::Ffi::BindExecute().RemainingArgs().RemainingRets().Attrs<GemmAttributes>().To(emulate);
+      ffi::Ffi::BindExecute().RemainingArgs().RemainingRets().Attrs<GemmAttributes>().To(emulate_matmul);
   return handler->Call(frame);
 }
 

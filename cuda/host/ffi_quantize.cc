@@ -19,17 +19,17 @@ namespace ffi = xla::ffi;
 
 // noexcept: nothing may be thrown into XLA, which is compiled without exceptions.
 
-ffi::Error initialize(int32_t device, std::string_view kernel) noexcept {
+ffi::Error initialize_tensor(int32_t device, std::string_view kernel) noexcept {
   return to_error(prepare_quantize(kernel, device));
 }
 
-ffi::Error execute(CUstream stream, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                   std::string_view kernel) noexcept {
+ffi::Error execute_tensor(CUstream stream, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                          std::string_view kernel) noexcept {
   const GivenArrays given(args, rets);
   return to_error(launch_quantize(kernel, given.operands(), given.results(), device, stream));
 }
 
-ffi::Error emulate(ffi::RemainingArgs args, ffi::RemainingRets rets, std::string_view kernel) noexcept {
+ffi::Error emulate_tensor(ffi::RemainingArgs args, ffi::RemainingRets rets, std::string_view kernel) noexcept {
   const GivenArrays given(args, rets);
   return to_error(emulate_quantize(kernel, given.operands(), given.results()));
 }
@@ -54,7 +54,7 @@ ffi::Error emulate_blocks(ffi::RemainingArgs args, ffi::RemainingRets rets,
 
 XLA_FFI_Error* quantize_initialize(XLA_FFI_CallFrame* frame) {
   static const auto handler =
-      ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().Attr<std::string_view>("kernel").To(initialize);
+      ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().Attr<std::string_view>("kernel").To(initialize_tensor);
   return handler->Call(frame);
 }
 
@@ -65,13 +65,13 @@ XLA_FFI_Error* quantize_execute(XLA_FFI_CallFrame* frame) {
                                   .RemainingArgs()
                                   .RemainingRets()
                                   .Attr<std::string_view>("kernel")
-                                  .To(execute, {ffi::Traits::kCmdBufferCompatible});
+                                  .To(execute_tensor, {ffi::Traits::kCmdBufferCompatible});
   return handler->Call(frame);
 }
 
 XLA_FFI_Error* quantize_emulate(XLA_FFI_CallFrame* frame) {
   static const auto handler =
-      ffi::Ffi::BindExecute().RemainingArgs().RemainingRets().Attr<std::string_view>("kernel").To(emulate);
+      ffi::Ffi::BindExecute().RemainingArgs().RemainingRets().Attr<std::string_view>("kernel").To(emulate_tensor);
   return handler->Call(frame);
 }
 

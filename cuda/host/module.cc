@@ -44,12 +44,6 @@ void raise_unless_ok(const Status& status) {
 
 using HostArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 
-const KernelFamily& family_named(const std::string& name) {
-  const KernelFamily* family = find_family(name);
-  if (family == nullptr) throw nb::value_error(concat("no kernel family '", name, "': 'sm90' or 'sm100'").c_str());
-  return *family;
-}
-
 StorageLayout layout(const std::string& family, uint32_t block_m, uint32_t block_n, uint32_t cta_group,
                      uint32_t k_spans) {
   if (block_m == 0 || block_n == 0 || cta_group == 0 || k_spans == 0) {
@@ -162,9 +156,9 @@ std::vector<ByteArray> launch_gemm_direct(const std::vector<HostArray>& operands
 }
 
 // Address, shape and dtype; no dtype for the workspace.
-using DeviceArray = std::tuple<uint64_t, std::vector<int64_t>, std::optional<DataType>>;
+using DeviceArrayTuple = std::tuple<uint64_t, std::vector<int64_t>, std::optional<DataType>>;
 
-std::vector<Array> device_arrays(const std::vector<DeviceArray>& given) {
+std::vector<Array> device_arrays(const std::vector<DeviceArrayTuple>& given) {
   std::vector<Array> arrays;
   for (const auto& [address, dims, type] : given) arrays.push_back({type, dims, address});
   return arrays;
@@ -179,7 +173,7 @@ std::optional<Profiling> profiling_of(const std::optional<ProfilingTuple>& given
   return Profiling{directory, {reinterpret_cast<uint64_t*>(address), slice_words}, words};
 }
 
-void enqueue_gemm(const std::vector<DeviceArray>& operands, const std::vector<DeviceArray>& results,
+void enqueue_gemm(const std::vector<DeviceArrayTuple>& operands, const std::vector<DeviceArrayTuple>& results,
                   const nb::dict& attributes, int device, bool wait, const std::optional<ProfilingTuple>& profiled) {
   const GemmAttributes given = attributes_of(attributes);
   const std::optional<Profiling> profiling = profiling_of(profiled);
@@ -203,9 +197,9 @@ std::tuple<std::vector<std::tuple<std::string, uint64_t, uint64_t>>, uint64_t> k
   return {std::move(kernels), times->dropped};
 }
 
-emulator::Report emulate_traced(const std::vector<DeviceArray>& operands, const std::vector<DeviceArray>& results,
-                                const nb::dict& attributes, uint32_t sm_count,
-                                const std::optional<ProfilingTuple>& profiled) {
+emulator::Report emulate_traced(const std::vector<DeviceArrayTuple>& operands,
+                                const std::vector<DeviceArrayTuple>& results, const nb::dict& attributes,
+                                uint32_t sm_count, const std::optional<ProfilingTuple>& profiled) {
   const GemmAttributes given = attributes_of(attributes);
   const Result<GemmCall> call = read_call(given, device_arrays(operands), device_arrays(results));
   raise_unless_ok(call.status());

@@ -17,16 +17,17 @@
 namespace nb = nanobind;
 
 namespace jaxbw {
-namespace {
-
-constexpr const char* kSchedulers[] = {"static", "clc", "none"};  // as LaunchScheduler counts them
-constexpr const char* kRasters[] = {"m", "n"};                    // as Raster does
 
 const KernelFamily& family_named(const std::string& name) {
   const KernelFamily* family = find_family(name);
   if (family == nullptr) throw nb::value_error(concat("no kernel family '", name, "': 'sm90' or 'sm100'").c_str());
   return *family;
 }
+
+namespace {
+
+constexpr const char* kSchedulers[] = {"static", "clc", "none"};  // as LaunchScheduler counts them
+constexpr const char* kRasters[] = {"m", "n"};                    // as Raster does
 
 // --- what comes in
 

@@ -13,6 +13,9 @@ struct PlanOnDevice {
   uint32_t resident;
 };
 
+// Throws nanobind's value_error where there is none of that name.
+const KernelFamily& family_named(const std::string& name);
+
 // Problem, Plan, Violation, plan and what goes with them: see jaxbw/_native.pyi.
 void bind_plan(nanobind::module_& m);
 

@@ -14,11 +14,12 @@ import pytest
 
 import jaxbw
 from jaxbw import _native
+from jaxbw._native import Plan
 from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.families import FAMILIES
 from jaxbw._src.primitives.gemm import plan_of
 from jaxbw._src.problem import reduce_dot_general
-from jaxbw._src.selection import manifest
+from jaxbw._src.selection import eligibility, manifest, planner
 from jaxbw._src.selection import select as select_module
 from jaxbw._src.selection.candidates import candidates
 from jaxbw._src.selection.choice import Choice
@@ -306,6 +307,34 @@ def test_unaligned_operands_are_repacked_and_it_costs() -> None:
     assert choose(problem(1024, 1024, 1023), "B200", "sm100").repacked == ("lhs",)
     # One row, whatever its length, starts where the array does.
     assert choose(problem(1, 1024, 1023), "B200", "sm100").repacked == ()
+
+
+@pytest.mark.parametrize("family", ["sm90", "sm100"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float8_e4m3fn"])
+def test_a_price_is_of_what_the_planner_does(family: str, layout: str, dtype: str) -> None:
+    """What a price says of a problem's arrays, whatever the configuration."""
+    sizes = (
+        (256, 256, 256),
+        (8, 264, 264),
+        (264, 1020, 68),
+        (1, 264, 264),
+        (66, 65, 67),
+        (1, 1, 7),
+    )
+    for size in sizes:
+        for residual in (None, np.dtype(np.float16)):
+            output = "float16" if dtype == "float8_e4m3fn" else None
+            p = problem(*size, layout, dtype, output, Epilogue(residual=residual))
+            plan = planner.plan(p, family, GemmConfig(128, 128))
+            assert isinstance(plan, Plan), planner.message(plan, family)
+            work = workload(p, family, swapped=False)
+            assert plan.repacked == eligibility.repacked(p, family)
+            assert work.repacks == bool(plan.repacked)
+            if plan.formula != "general":
+                assert work.tma_rows == (plan.store_path == "tma")
+            if family == "sm90":
+                assert work.residual_by_tma == (plan.residual_stages > 0)
 
 
 def test_float32_is_k_major_by_the_time_the_kernel_sees_it() -> None:

@@ -72,8 +72,8 @@ def _sees(epilogue: Epilogue) -> range:
     if (e.activation is None and not e.gated) or e.has_more_results or e.has_blocks:
         return range(0)
     # relu has at its result the slope that it has at z.
-    d_will_do = e.activation == "relu" and e.residual is None and not e.gated
-    return range(1) if d_will_do else range(1, 2 + e.gated)
+    result_suffices = e.activation == "relu" and e.residual is None and not e.gated
+    return range(1) if result_suffices else range(1, 2 + e.gated)
 
 
 def _saving(epilogue: Epilogue) -> Epilogue:

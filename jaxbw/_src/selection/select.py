@@ -368,7 +368,7 @@ def _choice(
         config=best.config,
         cost=best.cost,
         wave=best.wave,
-        repacked=eligibility.repacked(problem, family),
+        repacked=plan.repacked,
         candidates=ranked,
         reason=reason,
         refused=(),

@@ -19,7 +19,7 @@ L2_128B = 2
 SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
 TMA, ROWS, COLUMNS = 0, 1, 2  # StorePath
 STATIC, CLC, NONE = 0, 1, 2  # the scheduler attribute
-GENERAL, CAST, ELEMENTWISE = 0, 1, 2  # Formula
+GENERAL, CAST, ELEMENTWISE = 0, 1, 2  # EpiloguePath
 
 
 def launched(fake: FakeDriver, matmul: Matmul) -> tuple[list[Call], Call]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -218,6 +219,75 @@ def test_explicit_axes_and_a_shard_map_over_some() -> None:
         assert kernels(program) == 1
         assert collectives(program) == {}
         np.testing.assert_array_equal(program(*given), wanted)
+
+
+EXPLICIT: dict[str, tuple[tuple[int, ...], P]] = {
+    "rows": ((512, 256), P("x")),
+    "k": ((256, 512), P(None, "y")),
+    "both": ((256, 512), P("x", "y")),
+    "rows over two axes": ((1024, 256), P(("x", "y"))),
+    "batch, both": ((2, 256, 512), P(None, "x", "y")),
+    "less than tiles": ((64, 128), P("x", "y")),
+    "less than blocks": ((20, 72), P("x", "y")),
+    "no whole tiles": ((140, 192), P("y", "x")),
+}
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"axis": -2},
+    {"both": True},
+    {"both": True, "square": True},
+)
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("name", EXPLICIT)
+def test_types_in_an_explicit_mesh(name: str, format: str) -> None:
+    """Values of one device; what is whole on every device stays divided, and the rest is whole."""
+    (shape, spec), mesh = EXPLICIT[name], mesh_of(AxisType.Explicit)
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    with jax.set_mesh(mesh):
+        given = jax.device_put(x, NamedSharding(mesh, spec))
+
+    def run(x: Any) -> Any:
+        return [(q := jaxbw.quantize(x, format, **each), q.dequantized()) for each in OPTIONS]
+
+    with jax.set_mesh(mesh):
+        got = jax.jit(run)(given)
+    jax.tree.map(np.testing.assert_array_equal, got, jax.jit(run)(x))
+    if not name.startswith(("less", "no whole")):
+        along = [*spec, *[None] * (len(shape) - len(spec))]
+        turned = [*along[:-2], along[-1], along[-2]]
+        for q, _ in got:
+            for each in (q.data, q.scale):
+                wanted = along if q.axis == -1 else turned
+                assert [*each.sharding.spec][: len(along)] == wanted
+
+
+RECIPES: dict[str, Any] = {
+    "mxfp8": jaxbw.mxfp8_dot_general,
+    "nvfp4": jaxbw.nvfp4_dot_general,
+    "nvfp4 with a key": partial(jaxbw.nvfp4_dot_general, key=jax.random.key(0)),
+    "fp8_current": jaxbw.fp8_dot_general,
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gradients_in_an_explicit_mesh(recipe: str) -> None:
+    """They are divided as the operands are, though what they contract is divided, too."""
+    mesh, specs = mesh_of(AxisType.Explicit), (P("x", None), P(None, "y"), P("x", "y"))
+    arrays = [small(shape, i) for i, shape in enumerate([(256, 512), (512, 512), (256, 512)])]
+
+    def step(x: Any, w: Any, bar: Any) -> Any:
+        out, pull_back = jax.vjp(lambda x, w: RECIPES[recipe](x, w, DIMS), x, w)
+        return out, *pull_back(bar)
+
+    with jax.set_mesh(mesh):
+        given = [
+            jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True)
+        ]
+        out, *bars = jax.jit(step)(*given)
+    assert [each.sharding.spec for each in bars] == [*specs[:2]]
+    jax.tree.map(np.testing.assert_array_equal, (out, *bars), jax.jit(step)(*arrays))
 
 
 def test_a_block_whose_hidden_layer_is_mxfp8() -> None:

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 import jaxbw
 from jaxbw._src.api.mxfp8_mlp import mxfp8_mlp
 from jaxbw._src.primitives.partitioning import TARGET
+from jaxbw._src.primitives.quantize_blocks import PARTITIONED
+from jaxbw._src.primitives.quantize_blocks import TARGET as QUANTIZING
 
 from .test_mxfp8_kernels import integers
 from .test_partitioning import collectives, compiled, kernels, mesh_of
@@ -85,8 +87,8 @@ def test_arrays_quantized_on_shards(name: str, format: str) -> None:
     global_scale = np.float32(2**-6) if format == "nvfp4" else None
 
     def product(x: Any, w: Any) -> Any:
-        q = jaxbw.quantize(x, format, global_scale=global_scale)
-        u = jaxbw.quantize(w, format, axis=0, global_scale=global_scale)
+        options: Any = {"global_scale": global_scale, "implementation": "emulator"}
+        q, u = jaxbw.quantize(x, format, **options), jaxbw.quantize(w, format, axis=0, **options)
         return jaxbw.matmul(q, u, implementation="emulator")
 
     given = [
@@ -95,8 +97,14 @@ def test_arrays_quantized_on_shards(name: str, format: str) -> None:
     ]
     program = jax.jit(product).lower(*given).compile()
     assert kernels(program) == 1
+    assert quantizing_kernels(program) == 2
     assert collectives(program) == case.collectives
     np.testing.assert_array_equal(program(*given), jax.jit(product)(x, w))
+
+
+def quantizing_kernels(program: Any) -> int:
+    text: str = program.as_text()
+    return text.count(f'custom_call_target="{QUANTIZING}"')
 
 
 def small(shape: tuple[int, ...], number: int) -> Any:
@@ -118,14 +126,16 @@ def test_ranks(name: str) -> None:
     x, w = small(x_shape, 0), small(w_shape, 1)
 
     def product(x: Any, w: Any) -> Any:
-        q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=-2)
-        return jaxbw.matmul(q, u, implementation="emulator")
+        with jaxbw.implementation("emulator"):
+            q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=-2)
+            return jaxbw.matmul(q, u)
 
     given = [
         jax.device_put(each, NamedSharding(mesh, spec)) for each, spec in ((x, x_spec), (w, w_spec))
     ]
     program = jax.jit(product).lower(*given).compile()
     assert kernels(program) == 1
+    assert quantizing_kernels(program) == 2
     assert collectives(program) == wanted
     np.testing.assert_array_equal(program(*given), jax.jit(product)(x, w))
 
@@ -202,8 +212,9 @@ def test_explicit_axes_and_a_shard_map_over_some() -> None:
     x, w = small((256, 128), 0), small((128, 512), 1)
 
     def product(x: Any, w: Any) -> Any:
-        q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=0)
-        return jaxbw.matmul(q, u, implementation="emulator")
+        with jaxbw.implementation("emulator"):
+            q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=0)
+            return jaxbw.matmul(q, u)
 
     wanted = jax.jit(product)(x, w)
     for kind in (AxisType.Auto, AxisType.Explicit):
@@ -217,6 +228,7 @@ def test_explicit_axes_and_a_shard_map_over_some() -> None:
         ]
         program = compiled(mesh, function, *given)
         assert kernels(program) == 1
+        assert quantizing_kernels(program) == 2
         assert collectives(program) == {}
         np.testing.assert_array_equal(program(*given), wanted)
 
@@ -248,12 +260,16 @@ def test_types_in_an_explicit_mesh(name: str, format: str) -> None:
     with jax.set_mesh(mesh):
         given = jax.device_put(x, NamedSharding(mesh, spec))
 
-    def run(x: Any) -> Any:
-        return [(q := jaxbw.quantize(x, format, **each), q.dequantized()) for each in OPTIONS]
+    def run(x: Any, implementation: str) -> Any:
+        options = [{**each, "implementation": implementation} for each in OPTIONS]
+        return [(q := jaxbw.quantize(x, format, **each), q.dequantized()) for each in options]
 
     with jax.set_mesh(mesh):
-        got = jax.jit(run)(given)
-    jax.tree.map(np.testing.assert_array_equal, got, jax.jit(run)(x))
+        program = jax.jit(partial(run, implementation="emulator")).lower(given).compile()
+    assert quantizing_kernels(program) == len(OPTIONS)
+    got = program(given)
+    wanted = jax.jit(partial(run, implementation="xla"))(x)
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
     if not name.startswith(("less", "no whole")):
         along = [*spec, *[None] * (len(shape) - len(spec))]
         turned = [*along[:-2], along[-1], along[-2]]
@@ -314,3 +330,4 @@ def test_a_block_whose_hidden_layer_is_mxfp8() -> None:
     with jaxbw.target("B200"):
         lowered = jax.jit(block).trace(*given).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count(f"@{TARGET}(") == 2
+    assert lowered.as_text().count(f"@{PARTITIONED}(") == 3

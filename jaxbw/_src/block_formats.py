@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxbw._src import fp8, scale_tiles
+from jaxbw._src import compat, fp8, scale_tiles
 
 E8M0 = np.dtype(jnp.float8_e8m0fnu)
 _UE4M3 = fp8.FORMATS["e4m3"]  # whose sign stays 0
@@ -134,7 +134,7 @@ def quantized(
     Returns:
       Data `[..., rows, padded(k)]`, and scales `[..., rows, padded(k) / block]`.
     """
-    wide = fp8.as_float32(x)
+    wide = compat.in_whole(fp8.as_float32(x), {-1: _PADDED})
     *batch, rows, k = wide.shape
     behind = padded(k) - k
 
@@ -170,9 +170,9 @@ def shapes(shape: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 def dequantized(data: Any, scale: Any, dtype: Any = np.float32) -> Any:
     """Data `[..., k]` times scales `[..., blocks]`, without the global scale; exact in float32."""
-    block = data.shape[-1] // scale.shape[-1] if scale.shape[-1] else 1
-    factors = jnp.repeat(scale.astype(dtype), block, axis=-1)
-    return data.astype(dtype) * factors
+    *front, blocks = scale.shape
+    wide = data.astype(dtype).reshape(*front, blocks, data.shape[-1] // blocks if blocks else 1)
+    return (wide * scale.astype(dtype)[..., None]).reshape(data.shape)
 
 
 def scales_of(tiles: Any, data: Any, block: int) -> Any:
@@ -185,6 +185,7 @@ def scales_of(tiles: Any, data: Any, block: int) -> Any:
 
 def _over_rows(amax: Any, count: int) -> Any:
     """Of so many rows together, as each of them has it."""
+    amax = compat.in_whole(amax, {-2: count})
     *batch, rows, blocks = amax.shape
     padding = [(0, 0)] * len(batch) + [(0, -rows % count), (0, 0)]
     whole = jnp.pad(amax, padding)

@@ -184,6 +184,36 @@ def unsharded(aval: Any, axes: tuple[int, ...]) -> Any:
     return aval.sharding.update(spec=jax.sharding.PartitionSpec(*kept))
 
 
+def in_whole(x: Any, units: Mapping[int, int]) -> Any:
+    """An array of an explicit mesh, without the sharding of what it does not divide in whole units.
+
+    Args:
+      units: by dimension, counted from the end.
+    """
+    aval = abstract_type(x)
+    if not is_explicit(aval):
+        return x
+    entries, shape = spec_entries(x), aval.sharding.mesh.shape
+
+    def is_cut(axis: int, unit: int) -> bool:
+        names = entries[axis] if isinstance(entries[axis], tuple) else (entries[axis],)
+        parts = math.prod(shape[name] for name in names)
+        return bool(x.shape[axis] % (parts * unit))
+
+    cut = tuple(
+        x.ndim + axis
+        for axis, unit in units.items()
+        if entries[axis] is not None and is_cut(axis, unit)
+    )
+    return jax.sharding.reshard(x, unsharded(aval, cut)) if cut else x
+
+
+def explicit_sharding(x: Any) -> Any:
+    """The sharding that is a part of an array's type; None without an explicit mesh."""
+    aval = abstract_type(x)
+    return aval.sharding if is_explicit(aval) else None
+
+
 def vmapped_sharding(axis_data: Any, out_sharding: Any, dimension: int) -> Any:
     """An `out_sharding` with the dimension that `vmap` adds."""
     if out_sharding is None:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from jaxbw._src import compat
+
 ROWS = 128
 BLOCKS = 4
 SIZE = ROWS * BLOCKS  # bytes
@@ -23,6 +25,7 @@ def shape(rows: Any, blocks: Any) -> tuple[Any, Any, int]:
 
 def tiled(scale: Any) -> Any:
     """Scales `[..., rows, blocks]` as tiles, `[..., row tiles, k tiles, 512]`."""
+    scale = compat.in_whole(scale, {-2: ROWS, -1: BLOCKS})
     *batch, rows, blocks = scale.shape
     row_tiles, k_tiles, _ = shape(rows, blocks)
     behind = (row_tiles * ROWS - rows, k_tiles * BLOCKS - blocks)
@@ -30,7 +33,9 @@ def tiled(scale: Any) -> Any:
         zero = np.zeros((), np.uint8).view(scale.dtype)  # of e8m0 that is no 0, which it has not
         padding = [(0, 0, 0)] * len(batch) + [(0, more, 0) for more in behind]
         scale = lax.pad(scale, zero, padding)
-    apart = scale.reshape(*batch, row_tiles, ROWS // _LANES, _LANES, k_tiles, BLOCKS)
+    # Each dimension by itself: types of explicit meshes follow no other reshape.
+    apart = scale.reshape(*batch, row_tiles, ROWS // _LANES, _LANES, k_tiles * BLOCKS)
+    apart = apart.reshape(*apart.shape[:-1], k_tiles, BLOCKS)
     front = range(len(batch))
     tile, quarter, lane, k_tile, block = range(len(batch), len(batch) + 5)
     tiles = apart.transpose(*front, tile, k_tile, lane, quarter, block)
@@ -44,4 +49,5 @@ def untiled(tiles: Any, rows: Any, blocks: Any) -> Any:
     front = range(len(batch))
     tile, k_tile, lane, quarter, block = range(len(batch), len(batch) + 5)
     scale = apart.transpose(*front, tile, quarter, lane, k_tile, block)
-    return scale.reshape(*batch, row_tiles * ROWS, k_tiles * BLOCKS)[..., :rows, :blocks]
+    scale = scale.reshape(*batch, row_tiles * ROWS, k_tiles, BLOCKS)
+    return scale.reshape(*scale.shape[:-2], k_tiles * BLOCKS)[..., :rows, :blocks]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 import jaxbw
 from jaxbw._src.api.mxfp8_mlp import mxfp8_mlp
 from jaxbw._src.primitives.partitioning import TARGET
+from jaxbw._src.primitives.quantize_blocks import PARTITIONED
+from jaxbw._src.primitives.quantize_blocks import TARGET as QUANTIZING
 
 from .test_mxfp8_kernels import integers
 from .test_partitioning import collectives, compiled, kernels, mesh_of
@@ -84,8 +87,8 @@ def test_arrays_quantized_on_shards(name: str, format: str) -> None:
     global_scale = np.float32(2**-6) if format == "nvfp4" else None
 
     def product(x: Any, w: Any) -> Any:
-        q = jaxbw.quantize(x, format, global_scale=global_scale)
-        u = jaxbw.quantize(w, format, axis=0, global_scale=global_scale)
+        options: Any = {"global_scale": global_scale, "implementation": "emulator"}
+        q, u = jaxbw.quantize(x, format, **options), jaxbw.quantize(w, format, axis=0, **options)
         return jaxbw.matmul(q, u, implementation="emulator")
 
     given = [
@@ -94,8 +97,14 @@ def test_arrays_quantized_on_shards(name: str, format: str) -> None:
     ]
     program = jax.jit(product).lower(*given).compile()
     assert kernels(program) == 1
+    assert quantizing_kernels(program) == 2
     assert collectives(program) == case.collectives
     np.testing.assert_array_equal(program(*given), jax.jit(product)(x, w))
+
+
+def quantizing_kernels(program: Any) -> int:
+    text: str = program.as_text()
+    return text.count(f'custom_call_target="{QUANTIZING}"')
 
 
 def small(shape: tuple[int, ...], number: int) -> Any:
@@ -117,14 +126,16 @@ def test_ranks(name: str) -> None:
     x, w = small(x_shape, 0), small(w_shape, 1)
 
     def product(x: Any, w: Any) -> Any:
-        q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=-2)
-        return jaxbw.matmul(q, u, implementation="emulator")
+        with jaxbw.implementation("emulator"):
+            q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=-2)
+            return jaxbw.matmul(q, u)
 
     given = [
         jax.device_put(each, NamedSharding(mesh, spec)) for each, spec in ((x, x_spec), (w, w_spec))
     ]
     program = jax.jit(product).lower(*given).compile()
     assert kernels(program) == 1
+    assert quantizing_kernels(program) == 2
     assert collectives(program) == wanted
     np.testing.assert_array_equal(program(*given), jax.jit(product)(x, w))
 
@@ -201,8 +212,9 @@ def test_explicit_axes_and_a_shard_map_over_some() -> None:
     x, w = small((256, 128), 0), small((128, 512), 1)
 
     def product(x: Any, w: Any) -> Any:
-        q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=0)
-        return jaxbw.matmul(q, u, implementation="emulator")
+        with jaxbw.implementation("emulator"):
+            q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=0)
+            return jaxbw.matmul(q, u)
 
     wanted = jax.jit(product)(x, w)
     for kind in (AxisType.Auto, AxisType.Explicit):
@@ -216,8 +228,82 @@ def test_explicit_axes_and_a_shard_map_over_some() -> None:
         ]
         program = compiled(mesh, function, *given)
         assert kernels(program) == 1
+        assert quantizing_kernels(program) == 2
         assert collectives(program) == {}
         np.testing.assert_array_equal(program(*given), wanted)
+
+
+EXPLICIT: dict[str, tuple[tuple[int, ...], P]] = {
+    "rows": ((512, 256), P("x")),
+    "k": ((256, 512), P(None, "y")),
+    "both": ((256, 512), P("x", "y")),
+    "rows over two axes": ((1024, 256), P(("x", "y"))),
+    "batch, both": ((2, 256, 512), P(None, "x", "y")),
+    "less than tiles": ((64, 128), P("x", "y")),
+    "less than blocks": ((20, 72), P("x", "y")),
+    "no whole tiles": ((140, 192), P("y", "x")),
+}
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"axis": -2},
+    {"both": True},
+    {"both": True, "square": True},
+)
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("name", EXPLICIT)
+def test_types_in_an_explicit_mesh(name: str, format: str) -> None:
+    """Values of one device; what is whole on every device stays divided, and the rest is whole."""
+    (shape, spec), mesh = EXPLICIT[name], mesh_of(AxisType.Explicit)
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    with jax.set_mesh(mesh):
+        given = jax.device_put(x, NamedSharding(mesh, spec))
+
+    def run(x: Any, implementation: str) -> Any:
+        options = [{**each, "implementation": implementation} for each in OPTIONS]
+        return [(q := jaxbw.quantize(x, format, **each), q.dequantized()) for each in options]
+
+    with jax.set_mesh(mesh):
+        program = jax.jit(partial(run, implementation="emulator")).lower(given).compile()
+    assert quantizing_kernels(program) == len(OPTIONS)
+    got = program(given)
+    wanted = jax.jit(partial(run, implementation="xla"))(x)
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+    if not name.startswith(("less", "no whole")):
+        along = [*spec, *[None] * (len(shape) - len(spec))]
+        turned = [*along[:-2], along[-1], along[-2]]
+        for q, _ in got:
+            for each in (q.data, q.scale):
+                wanted = along if q.axis == -1 else turned
+                assert [*each.sharding.spec][: len(along)] == wanted
+
+
+RECIPES: dict[str, Any] = {
+    "mxfp8": jaxbw.mxfp8_dot_general,
+    "nvfp4": jaxbw.nvfp4_dot_general,
+    "nvfp4 with a key": partial(jaxbw.nvfp4_dot_general, key=jax.random.key(0)),
+    "fp8_current": jaxbw.fp8_dot_general,
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gradients_in_an_explicit_mesh(recipe: str) -> None:
+    """They are divided as the operands are, though what they contract is divided, too."""
+    mesh, specs = mesh_of(AxisType.Explicit), (P("x", None), P(None, "y"), P("x", "y"))
+    arrays = [small(shape, i) for i, shape in enumerate([(256, 512), (512, 512), (256, 512)])]
+
+    def step(x: Any, w: Any, bar: Any) -> Any:
+        out, pull_back = jax.vjp(lambda x, w: RECIPES[recipe](x, w, DIMS), x, w)
+        return out, *pull_back(bar)
+
+    with jax.set_mesh(mesh):
+        given = [
+            jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True)
+        ]
+        out, *bars = jax.jit(step)(*given)
+    assert [each.sharding.spec for each in bars] == [*specs[:2]]
+    jax.tree.map(np.testing.assert_array_equal, (out, *bars), jax.jit(step)(*arrays))
 
 
 def test_a_block_whose_hidden_layer_is_mxfp8() -> None:
@@ -244,3 +330,4 @@ def test_a_block_whose_hidden_layer_is_mxfp8() -> None:
     with jaxbw.target("B200"):
         lowered = jax.jit(block).trace(*given).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count(f"@{TARGET}(") == 2
+    assert lowered.as_text().count(f"@{PARTITIONED}(") == 3

@@ -163,12 +163,16 @@ def explicit_mesh() -> jax.sharding.Mesh:
 
 def test_shardings() -> None:
     assert compat.spec_entries(MATRIX) == (None, None)
+    assert compat.explicit_sharding(MATRIX) is None
     assert compat.permuted_sharding(jax.typeof(MATRIX), (1, 0)) is None
     with jax.set_mesh(explicit_mesh()):
         sharded = jax.device_put(MATRIX, PartitionSpec("x", None))
         assert compat.spec_entries(sharded) == ("x", None)
         permuted = compat.permuted_sharding(jax.typeof(sharded), (1, 0))
         assert tuple(permuted.spec) == (None, "x")
+        assert compat.in_whole(sharded, {-2: 2, -1: 4}) is sharded
+        assert compat.spec_entries(compat.in_whole(sharded, {-2: 4})) == (None, None)
+        assert compat.explicit_sharding(sharded) == sharded.aval.sharding
         canonical = compat.canonicalize_sharding(PartitionSpec("x", None), "call")
         assert tuple(canonical.spec) == ("x", None)
 

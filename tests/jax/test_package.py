@@ -40,6 +40,8 @@ ROOMS = [
     "jaxbw._src.problem",
     "jaxbw._src.pieces",
     "jaxbw._src.epilogue",
+    "jaxbw._src.block_formats",
+    "jaxbw._src.scale_tiles",
     "jaxbw._src.compat",
     "jaxbw._src.log",
     "jaxbw.emulator",

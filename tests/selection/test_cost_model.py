@@ -17,6 +17,7 @@ from jaxbw._src.selection.cost_model import evaluate
 from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.cost_model.grid import grid, is_excluded
 from jaxbw._src.selection.cost_model.rasterization import SWIZZLES
+from jaxbw._src.selection.cost_model.stage import stage_of
 from jaxbw._src.selection.machine import Machine, constants, machine_for, machines
 from jaxbw._src.selection.search import price, search
 
@@ -46,6 +47,15 @@ def test_gemma_gets_the_pair_tile_that_fills_one_wave() -> None:
     rounder = price("sm100", B200, workload(512, 8192, 5376), PAIR).cost
     assert rounder.efficiency == pytest.approx(128 / 148)
     assert rounder.total > best.cost.total
+
+
+def test_tiles_of_scales_hold_the_tensor_core() -> None:
+    """Of a stage of 256x256 three for each 4 blocks of K, each of which takes 4 cycles."""
+    for name, mx, copies in (("E4M3", 32, 3), ("E2M1", 32, 6), ("E2M1", 16, 12)):
+        work = workload(8192, 8192, 8192, input=DataType[name], mx=mx)
+        table = Candidates.of([PAIR], "sm100", work.itemsize)
+        (mma,) = stage_of(work, B200, table, grid(work, B200, table)).mma
+        assert mma == 4 * 128 + 4 * copies
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])

@@ -380,4 +380,5 @@ def _block_scaled(
 def padded(data: Any, unit: int = block_formats.FORMATS["mxfp8"].unit) -> Any:
     """Data with zeros behind k, up to a multiple."""
     behind = block_formats.padded(data.shape[-1], unit) - data.shape[-1]
+    data = compat.in_whole(data, {-1: unit}) if behind else data
     return jnp.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, behind)]) if behind else data

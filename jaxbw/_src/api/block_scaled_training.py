@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxbw._src import block_formats
+from jaxbw._src import block_formats, compat
 from jaxbw._src.api import arguments
 from jaxbw._src.api.fp8_training import checked
 from jaxbw._src.api.matmul import dot_general, matmul
@@ -45,6 +45,7 @@ class _Static(NamedTuple):
     recipe: _Recipe
     dtype: Any  # of the result
     implementation: Implementation
+    shardings: tuple[Any, Any]  # of the operands and their gradients, in an explicit mesh
 
 
 _ROTATED = 16  # rows that are mixed: those of a block of NVFP4
@@ -233,7 +234,8 @@ def _dot_general(
     columns = kept(rhs.ndim, contracted[1], batch[1])
     left = _flattened(lhs, batch[0], rows, contracted[0])
     right = _flattened(rhs, batch[1], contracted[1], columns)
-    matmul_static = _Static(recipe, static.dtype, implementation)
+    shardings = (compat.explicit_sharding(left), compat.explicit_sharding(right))
+    matmul_static = _Static(recipe, static.dtype, implementation, shardings)
     result = _matmul(matmul_static, left, right, global_scales, key)
     shape = [lhs.shape[i] for i in (*batch[0], *rows)] + [rhs.shape[i] for i in columns]
     return result.reshape(shape)
@@ -285,8 +287,9 @@ def _backward(static: _Static, residuals: Any, bar: Any) -> Any:
         of_rows, of_columns = jax.random.split(key)
         along_rows = quantize(bar, cotangent, key=of_rows)
         along_columns = quantize(_rotated(bar, key), cotangent, axis=-2, key=of_columns)
-    of_lhs = matmul(along_rows, rhs.mT, preferred_element_type=lhs.dtype)
-    of_rhs = matmul(lhs.mT, along_columns, preferred_element_type=rhs.dtype)
+    left, right = static.shardings
+    of_lhs = matmul(along_rows, rhs.mT, preferred_element_type=lhs.dtype, out_sharding=left)
+    of_rhs = matmul(lhs.mT, along_columns, preferred_element_type=rhs.dtype, out_sharding=right)
     if cotangent is None:
         of_lhs, of_rhs = (
             _within_reach(of_x, x, name, scale)

@@ -6,7 +6,10 @@ from jaxbw._src.primitives import gemm, partitioning, quantize, quantize_blocks
 
 export_disabled_checks = tuple(
     DisabledSafetyCheck.custom_call(target)
-    for target in (gemm.TARGET, partitioning.TARGET, quantize.TARGET, quantize_blocks.TARGET)
+    for target in (
+        *(gemm.TARGET, partitioning.TARGET),
+        *(quantize.TARGET, quantize_blocks.TARGET, quantize_blocks.PARTITIONED),
+    )
 )
 """For `jax.export.export(..., disabled_checks=)`, which else refuses custom calls not of JAX's own.
 

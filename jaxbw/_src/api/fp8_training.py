@@ -146,6 +146,7 @@ def backward(
             plan.dimension_numbers,
             lax.Precision.HIGHEST,
             static.dtype,
+            out_sharding=plan.sharding(types[side]),
             alpha=scale * cotangent[1],
         )
         bars.append(plan.result(matmul, types[side]))
@@ -244,6 +245,6 @@ def nothing(x: Any) -> Any:
 
 def types_of(pairs: Any, nothings: Any) -> list[Any]:
     return [
-        jax.core.ShapedArray(data.shape, nothing.dtype)
+        jax.typeof(data).update(dtype=nothing.dtype)
         for (data, _), nothing in zip(pairs, nothings, strict=True)
     ]

@@ -41,9 +41,10 @@ def quantize(
     gives the same bits on every platform. Under `jit`, amax over a sharded axis is that of all
     shards.
 
-    On CUDA a kernel serves float32, bfloat16 and float16, in programs of one device and in a
-    `shard_map`: block-scaled formats, all results in one pass over x, and scales that are shared
-    along the last dimensions. XLA serves what is left. The results are the same.
+    On CUDA a kernel serves float32, bfloat16 and float16: block-scaled formats, all results in one
+    pass over x, on several devices of what each has; and scales that are shared along the last
+    dimensions, in programs of one device and in a `shard_map`. XLA serves what is left. The results
+    are the same.
 
     The other formats are block-scaled, as Blackwell multiplies them: along `axis`, each 32 numbers
     (16 of "nvfp4") share a scale of 8 bits. Of MX formats

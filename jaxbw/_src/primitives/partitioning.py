@@ -164,20 +164,12 @@ def lower(
     mesh = compat.partly_manual_mesh(ctx)
     if mesh is not None:
         auto = [size for size, is_manual in mesh if not is_manual]
-        mappings.append(_dimensions([(len(sizes) + i,) for i in range(len(auto))]))
+        mappings.append(dimensions([(len(sizes) + i,) for i in range(len(auto))]))
         sizes += auto
         operands = [*operands, _divided_by_all_axes(ctx)]
-    op = stablehlo.CustomCallOp(
-        [ir.RankedTensorType.get(x.shape, mlir.dtype_to_ir_type(x.dtype)) for x in ctx.avals_out],
-        list(operands),
-        call_target_name=ir.StringAttr.get(TARGET),
-        has_side_effect=ir.BoolAttr.get(False),
-        api_version=mlir.i32_attr(2),  # the one that has a text as its backend_config
-        backend_config=ir.StringAttr.get(
-            PartitionedCall(primitive.name, platform, mesh, params).encoded()
-        ),
-    )
-    op.attributes["sdy.sharding_rule"] = sdy.OpShardingRuleAttr.get(
+    call = PartitionedCall(primitive.name, platform, mesh, params).encoded()
+    return placeholder(
+        *(ctx, operands, TARGET, call),
         factor_sizes=sizes,
         operand_mappings=mappings,
         result_mappings=[_mapping(factors.result, x.shape, factors, parts) for x in ctx.avals_out],
@@ -187,8 +179,26 @@ def lower(
             for f, size in enumerate(factors.sizes)
             if factors.units.get(f) == size and f not in factors.contracted
         ],
-        is_custom=True,
     )
+
+
+def placeholder(
+    ctx: Any, operands: Sequence[Any], target: str, text: str, **rule: Any
+) -> Sequence[Any]:
+    """A custom call that nobody executes, with what `register_partitioner` is told as its text.
+
+    Args:
+      rule: how shardings propagate through it, as of `sdy.OpShardingRuleAttr`.
+    """
+    op = stablehlo.CustomCallOp(
+        [ir.RankedTensorType.get(x.shape, mlir.dtype_to_ir_type(x.dtype)) for x in ctx.avals_out],
+        list(operands),
+        call_target_name=ir.StringAttr.get(target),
+        has_side_effect=ir.BoolAttr.get(False),
+        api_version=mlir.i32_attr(2),  # the one that has a text as its backend_config
+        backend_config=ir.StringAttr.get(text),
+    )
+    op.attributes["sdy.sharding_rule"] = sdy.OpShardingRuleAttr.get(**rule, is_custom=True)
     return [
         lower_with_sharding_in_types(ctx, result, aval)
         for result, aval in zip(op.results, ctx.avals_out, strict=True)
@@ -212,10 +222,11 @@ def _mapping(
 ) -> Any:
     """Of an array with these factors; where it has a tile for each unit, it has the count alone."""
     pairs = zip(mapping, shape, strict=True)
-    return _dimensions([parts[f] if size == factors.sizes[f] else (f,) for f, size in pairs])
+    return dimensions([parts[f] if size == factors.sizes[f] else (f,) for f, size in pairs])
 
 
-def _dimensions(factors: Sequence[tuple[int, ...]]) -> Any:
+def dimensions(factors: Sequence[tuple[int, ...]]) -> Any:
+    """For a sharding rule, the factors of each of an array's dimensions."""
     return sdy.TensorMappingAttr.get(
         dim_mappings=[sdy.DimMappingAttr.get(factor_indices=[*each]) for each in factors]
     )
@@ -259,8 +270,8 @@ def _partition(
     call = PartitionedCall.decoded(text)
     several = result_shape.is_tuple()
     count = len(arg_shapes) - (call.mesh is not None)
-    given = [_type(shape) for shape in arg_shapes[:count]]
-    results = [_type(x) for x in (result_shape.tuple_shapes() if several else [result_shape])]
+    given = [type_of(shape) for shape in arg_shapes[:count]]
+    results = [type_of(x) for x in (result_shape.tuple_shapes() if several else [result_shape])]
     shardings = [
         *arg_shardings[:count],
         *(result_sharding.tuple_elements() if several else [result_sharding]),
@@ -288,19 +299,26 @@ def _partition(
     ]
     if call.mesh is not None:
         wanted.append(arg_shardings[count])
-        last = _type(arg_shapes[count])
+        last = type_of(arg_shapes[count])
         shards.append(jax.ShapeDtypeStruct((1,) * last.ndim, last.dtype))
     result = compat.hlo_sharding(axes, chosen.tiling(factors.result))
-    with compat.without_mesh():  # that of the block in which the program is compiled
-        lowered = jax.jit(program).trace(*shards).lower(lowering_platforms=(call.platform,))
     return (
-        mlir.module_to_bytecode(lowered.compiler_ir("stablehlo")),
+        bytecode(program, shards, call.platform),
         wanted,
         compat.hlo_tuple_sharding(result_shape, [result] * len(results)) if several else result,
     )
 
 
-def _type(shape: Any) -> jax.ShapeDtypeStruct:
+def bytecode(program: Callable[..., Any], shards: Sequence[Any], platform: str) -> bytes:
+    """A device's part of a program, as XLA is given it."""
+    with compat.without_mesh():  # that of the block in which the program is compiled
+        lowered = jax.jit(program).trace(*shards).lower(lowering_platforms=(platform,))
+    code: bytes = mlir.module_to_bytecode(lowered.compiler_ir("stablehlo"))
+    return code
+
+
+def type_of(shape: Any) -> jax.ShapeDtypeStruct:
+    """An XLA shape as JAX has it."""
     return jax.ShapeDtypeStruct(shape.dimensions(), shape.numpy_dtype())
 
 

@@ -20,6 +20,7 @@ from jaxbw._src.primitives import quantizing, serve
 from jaxbw._src.problem import describe
 
 TARGET = "jaxbw_quantize_blocks_v1"
+PARTITIONED = "jaxbw_partitioned_quantize_blocks_v1"  # stands for it on several devices
 _ROLE = "quantize_blocks"  # of the kernels
 _TILE = 128  # rows and columns of what a block of a launch makes
 
@@ -142,7 +143,12 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
     names, target = params.pop("implementation"), params.pop("target")
     x = ctx.avals_in[0]
     refusal = partial(_refusal, x.dtype, x.shape)
-    kernel = quantizing.kernel(platform, ctx, _ROLE, names, target, refusal)
+    kernel = quantizing.kernel(platform, ctx, _ROLE, names, target, refusal, of_shards=True)
+    if not compat.is_one_device(ctx) and not isinstance(kernel, str):
+        from jaxbw._src.primitives import quantize_shards  # wanted by few
+
+        params |= {"implementation": names, "target": target}
+        return quantize_shards.lower(ctx, operands, platform, params)
     described = f"quantize {describe(x.dtype, x.shape)} to {params['format']}"
     forms = (partial(form, **params) for form in (on_xla, _on_kernel))
     return quantizing.lower(ctx, operands, kernel, names, described, *forms)
@@ -184,10 +190,17 @@ def _call_lower(
     return jax.ffi.ffi_lowering(TARGET)(ctx, *operands, kernel=kernel, **numbers)
 
 
+def _partition(*call: Any) -> Any:
+    from jaxbw._src.primitives import quantize_shards
+
+    return quantize_shards.partition(*call)
+
+
 quantize_blocks_p.def_abstract_eval(_abstract_eval)
 batching.primitive_batchers[quantize_blocks_p] = _batch
 serve.register(quantize_blocks_p, _lower)
 compat.register_dead_code_rule(quantize_blocks_p, _without_unused)
+compat.register_partitioner(PARTITIONED, _partition)
 quantize_blocks_call_p.def_abstract_eval(_call_abstract_eval)
 for _platform in serve.SERVED:
     mlir.register_lowering(quantize_blocks_call_p, _call_lower, platform=_platform)

@@ -53,8 +53,14 @@ def kernel(
     names: Names,
     target: str | None,
     refusal: Callable[[], str | None],
+    *,
+    of_shards: bool = False,
 ) -> Any:
-    """The kernel of this role that serves an array, or why there is none."""
+    """The kernel of this role that serves an array, or why there is none.
+
+    Args:
+      of_shards: on several devices kernels serve what each of them has.
+    """
     x = ctx.avals_in[0]
     served = serve.SERVED.get(platform or "", ())
     reason = serve.elsewhere(names or ())
@@ -65,15 +71,19 @@ def kernel(
             continue
         family = EMULATED.get(name, name)
         on_device = _device_refusal(family, names, target) if platform == "cuda" else None
-        if not compat.is_one_device(ctx):
+        if not of_shards and not compat.is_one_device(ctx):
             reason = "the program is of several devices"
-        elif (refused := on_device or refusal()) is not None:
+        elif (refused := on_device or refusal() or _partition_refusal(ctx)) is not None:
             reason = refused
         elif (found := _instance(family, role, x.dtype)) is None:
             reason = f"this installation has no {family} kernel that quantizes {x.dtype}"
         else:
             return found
     return reason
+
+
+def _partition_refusal(ctx: Any) -> str | None:
+    return None if compat.is_one_device(ctx) else compat.partition_refusal(ctx)
 
 
 def lower(

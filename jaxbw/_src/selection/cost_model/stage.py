@@ -15,6 +15,8 @@ from jaxbw._src.selection.workload import Workload
 FULL_ROWS = 128  # of an MMA on sm100, in one CTA; 64 take as long
 MMA_BYTES = 32  # hardware: of K, in one instruction, whatever the type
 SCALE_ROWS = 128  # of a tile of scales, each of which is a byte
+SCALE_BLOCKS = 4  # of K
+LANE_QUARTERS = 4  # of Tensor Memory, all of which have the scales
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,15 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
     columns = table.block_n / table.cta_group
     useful = mmas * machine.mma_cycles_per_column * height / FULL_ROWS * table.block_n
     read = (np.minimum(cut.rows, height) + columns) * MMA_BYTES / machine.smem_bytes_per_cycle
-    issued = mmas * machine.mma_issue_cycles + machine.stage_issue_cycles
+    # Scales are copied ahead of the matmuls: each tile is issued, read, and written four times.
+    scales = _scale_bytes(work, table, cut) if work.mx else 0.0
+    copies = scales / (SCALE_ROWS * SCALE_BLOCKS)
+    copied = scales * LANE_QUARTERS / machine.tmem_bytes_per_cycle
+    read = mmas * read + scales / machine.smem_bytes_per_cycle
+    issued = (mmas + copies) * machine.mma_issue_cycles + machine.stage_issue_cycles
     # A matmul of a warpgroup waits for the accumulators of the one before it.
     chain = steps * machine.mma_interval_cycles
-    mma = np.maximum.reduce([useful, mmas * read, issued, chain])
+    mma = np.maximum.reduce([useful + copied, read, issued, chain])
 
     # Rows and columns beyond the matrix are filled with zeros, slowly, and not read; so are ends of
     # rows, where an operand that is not K-major is narrower than a span. What straddles lines takes
@@ -87,7 +94,6 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
     narrow = (narrow_a / table.cluster_n + narrow_b / table.cluster_m) * machine.narrow_row_cycles
     fill = filled * bytes_of_row / machine.ingest_bytes_per_cycle
     fill = fill + narrow * bytes_of_row / work.itemsize
-    scales = _scale_bytes(work, table, cut) if work.mx else 0.0
     fill = fill + scales / machine.ingest_bytes_per_cycle
     # A gap behind numbers of 4 bits fills shared memory as they do, and is not loaded.
     a, b = a_used / table.cluster_n * work.a_share, b_share * work.b_share

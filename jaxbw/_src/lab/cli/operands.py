@@ -3,11 +3,16 @@
 import argparse
 import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
+import jaxbw
+from jaxbw._src.lab import group_sizes
 from jaxbw._src.lab.bench.case import CONTRACTING
 from jaxbw._src.problem import DimensionNumbers
 from jaxbw._src.selection.config import GemmConfig
@@ -23,6 +28,24 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
         ("K", "extent of the contraction"),
     ):
         parser.add_argument(name, type=extent, help=what)
+
+
+def add_groups(parser: Any) -> None:
+    """The arguments --groups and --group-sizes."""
+    parser.add_argument(
+        "--groups",
+        type=extent,
+        metavar="GROUPS",
+        help="a grouped matmul, as of jaxbw.ragged_dot: the rows of lhs fall into so many groups, "
+        "each of which has a matrix of rhs; in layout tn the contraction does, and each has a "
+        "matrix of the result",
+    )
+    parser.add_argument(
+        "--group-sizes",
+        choices=group_sizes.KINDS,
+        default=group_sizes.DEFAULT,
+        help=f"how rows fall into groups; default {group_sizes.DEFAULT}",
+    )
 
 
 def add_config(parser: argparse.ArgumentParser, what: str) -> None:
@@ -71,3 +94,30 @@ def operands(
         jax.ShapeDtypeStruct((*batch, *rhs), dtype),
         dims,
     )
+
+
+def grouped(
+    shape: tuple[int, int, int], layout: str, dtype: Any, out: Any, groups: int
+) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
+    """A grouped matmul of m x n x k, and its operands lhs, rhs, and sizes of groups.
+
+    Raises:
+      ValueError: there is none in this layout.
+    """
+    m, n, k = shape
+    if layout == "tt":
+        raise ValueError("--groups: layouts of grouped matmuls are nn, nt, and tn")
+    if layout == "tn":
+        dims = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+        shapes: tuple[tuple[int, ...], ...] = ((k, m), (k, n))
+    else:
+        is_transposed = layout == "nt"
+        dims = lax.RaggedDotDimensionNumbers((((1,), (1 + is_transposed,)), ((), ())), (0,), (0,))
+        shapes = ((m, k), (groups, n, k) if is_transposed else (groups, k, n))
+    lhs, rhs = (jax.ShapeDtypeStruct(each, dtype) for each in shapes)
+    call = partial(
+        jaxbw.ragged_dot_general,
+        ragged_dot_dimension_numbers=dims,
+        preferred_element_type=out,
+    )
+    return call, (lhs, rhs, jax.ShapeDtypeStruct((groups,), jnp.int32))

@@ -7,6 +7,7 @@ import argparse
 import importlib
 import math
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ import jaxbw
 from jaxbw._src.lab.bench import progress
 from jaxbw._src.lab.bench.case import parse_shape
 from jaxbw._src.lab.cli.explain import DTYPES
-from jaxbw._src.lab.cli.operands import LAYOUTS, operands
+from jaxbw._src.lab.cli.operands import LAYOUTS, add_groups, grouped, operands
 from jaxbw._src.lab.cli.outcome import Outcome
 from jaxbw._src.lab.tuning import find, session
 from jaxbw._src.lab.tuning.autotune import gpu, measurable_device
 from jaxbw._src.lab.tuning.find import Found
+from jaxbw._src.lab.tuning.launching import Matmul
 from jaxbw._src.lab.tuning.measure import Effort
 
 SUMMARY = "measure matmuls on this GPU and store the fastest configurations"
 EXAMPLES = (
     "python -m jaxbw tune 4096x4096x4096 16x4096x7168 --layouts nn nt --table tuned.json",
+    "python -m jaxbw tune 4096x14336x4096 --groups 8 --layouts nn nt --table tuned.json",
     "python -m jaxbw tune --from-jaxpr train:step --args train:example_args --table tuned.json",
     "python -m jaxbw tune --from-jaxpr train:step --args train:example_args --list",
 )
@@ -42,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["nn"],
         help="of lhs [m, k] and rhs [k, n] in memory: n as written, t transposed",
     )
+    add_groups(which)
     which.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the operands")
     which.add_argument("--out", choices=DTYPES, help="dtype of the result; default --dtype")
     which.add_argument(
@@ -93,12 +97,13 @@ def run(args: argparse.Namespace) -> Outcome:
     there = len(problems) - len(wanted)
     left, status = 0, 0
     if wanted:
+        measuring = gpu(args.group_sizes)
         effort = Effort(count=args.configurations)
         with progress.bar(len(wanted)) as advance:
             measure = partial(session.run, effort=effort, budget_s=args.budget)
             try:
                 left = measure(
-                    problems, device, gpu(), args.table, report=lambda done: advance(str(done))
+                    problems, device, measuring, args.table, report=lambda done: advance(str(done))
                 )
             except KeyboardInterrupt:
                 left, status = len(session.missing(problems, device, args.table)), INTERRUPTED
@@ -112,7 +117,7 @@ def run(args: argparse.Namespace) -> Outcome:
     return Outcome("\n".join(lines), status)
 
 
-def _matmuls(args: argparse.Namespace) -> list[Found]:
+def _matmuls(args: argparse.Namespace) -> list[Found[Matmul]]:
     """What is to be measured."""
     if bool(args.shapes) == bool(args.from_jaxpr):
         raise ValueError("type sizes, as 4096x4096x4096, or --from-jaxpr module:function")
@@ -137,14 +142,16 @@ def _matmuls(args: argparse.Namespace) -> list[Found]:
     return found
 
 
-def _of_shape(args: argparse.Namespace, shape: tuple[int, int, int], layout: str) -> Found:
-    lhs, rhs, dims = operands(shape, layout, DTYPES[args.dtype])
-    matmul = partial(
-        jaxbw.dot_general,
-        dimension_numbers=dims,
-        preferred_element_type=DTYPES[args.out or args.dtype],
-    )
-    (found,) = find.matmuls(matmul, lhs, rhs)
+def _of_shape(args: argparse.Namespace, shape: tuple[int, int, int], layout: str) -> Found[Matmul]:
+    dtype, out = DTYPES[args.dtype], DTYPES[args.out or args.dtype]
+    matmul: Callable[..., Any]
+    given: Sequence[Any]
+    if args.groups is not None:
+        matmul, given = grouped(shape, layout, dtype, out, args.groups)
+    else:
+        *given, dims = operands(shape, layout, dtype)
+        matmul = partial(jaxbw.dot_general, dimension_numbers=dims, preferred_element_type=out)
+    (found,) = find.matmuls(matmul, *given)
     return found
 
 

@@ -10,7 +10,7 @@ from jaxbw._native import emulator as _core
 from jaxbw._src.emulator import tensor_map, timeline
 from jaxbw._src.emulator.report import Report, engine, make_report
 from jaxbw._src.lab.profiling.profile import MOMENTS, Profile
-from jaxbw._src.lab.tuning.launching import operands
+from jaxbw._src.lab.tuning.arrays import operands
 from jaxbw._src.primitives.gemm import plan_of
 from jaxbw._src.problem import DATA_TYPES, GemmProblem
 from jaxbw._src.selection.choice import Choice
@@ -70,7 +70,7 @@ def launch(
     given = [(x.ctypes.data, x.shape, DATA_TYPES[x.dtype.name]) for x in arrays]
     size = plan.workspace_bytes
     workspace = tensor_map.empty(size, "uint8")
-    scratch = [(workspace.ctypes.data, (size,), None)]
+    scratch = [(workspace.ctypes.data, (size,), _native.Untyped.BYTES)]
     traced = _native.trace_gemm(
         given[: len(read)],
         [*given[len(read) :], *scratch[: size > 0]],

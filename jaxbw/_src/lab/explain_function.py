@@ -12,8 +12,9 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxbw._src import compat
 from jaxbw._src.lab.explain import estimated
+from jaxbw._src.lab.grouped import served
 from jaxbw._src.lab.tuning import find
-from jaxbw._src.primitives import ragged_dot, ragged_fused, ragged_gathered, serve
+from jaxbw._src.primitives import ragged_fused, ragged_gathered, serve
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection import devices
@@ -184,17 +185,12 @@ def _grouped(jaxpr: Jaxpr, target: str | None) -> Iterator[tuple[RaggedProblem, 
             continue
         formula = partial(_APART[equation.primitive], **equation.params)
         types: list[Any] = [each.aval for each in equation.invars]
-        for part, served, count in _grouped(jax.make_jaxpr(formula)(*types).jaxpr, target):
-            yield part, served, times * count
+        for part, its_choice, count in _grouped(jax.make_jaxpr(formula)(*types).jaxpr, target):
+            yield part, its_choice, times * count
 
 
 def _grouped_choice(problem: RaggedProblem, equation: JaxprEqn, target: str | None) -> Choice:
-    policy = equation.params["policy"]
-    names, target = policy.implementation, policy.target or target
-    has_device = target is not None or jax.default_backend() == "gpu"
-    on = serve.device_for(names, target) if has_device else None
-    operands = [each.aval for each in equation.invars]
-    found = ragged_dot.chosen(problem, operands, on, policy, equation.params)
+    found, on = served(problem, equation, target)
     kernel = None if isinstance(found, Refusal) else found
     return Choice(
         implementation="xla" if kernel is None else kernel.implementation,

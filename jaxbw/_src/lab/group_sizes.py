@@ -16,7 +16,7 @@ Sizes = npt.NDArray[np.int32]
 
 
 def known(kind: str) -> str:
-    """The name of a kind.
+    """The kind of a name.
 
     Raises:
       ValueError: there is no such one.
@@ -44,16 +44,21 @@ def drawn(kind: str, groups: int, rows: int) -> Sizes:
     return rng.multinomial(rows, rng.permutation(weights / weights.sum())).astype(np.int32)
 
 
-def of_problem(problem: RaggedProblem, kind: str = DEFAULT) -> Sizes:
+def of_problem(problem: RaggedProblem, sizes: str | Sizes = DEFAULT) -> Sizes:
     """int32 [batch, total groups], as a call of the problem would have them.
 
-    Groups have `expected_rows` on average, as many of them as there are rows for; others are empty.
+    Of a kind, groups have `expected_rows` on average, as many as there are rows for; others are
+    empty. Given ones, [total groups], are those of each index of the batch.
 
     Raises:
-      ValueError: there is no such kind.
+      ValueError: there is no such kind, or not so many groups.
     """
+    if not isinstance(sizes, str):
+        if sizes.shape != (problem.total_groups,):
+            raise ValueError(f"{sizes.shape} sizes of groups; there are {problem.total_groups}")
+        return np.tile(sizes.astype(np.int32), (problem.batch, 1))
     total, expected = problem.total_groups, problem.expected_rows
     used = max(1, min(total, -(-problem.m // expected)))
-    sizes = np.zeros(total, np.int32)
-    sizes[np.arange(used) * total // used] = drawn(kind, used, min(problem.m, expected * total))
-    return np.tile(sizes, (problem.batch, 1))
+    found = np.zeros(total, np.int32)
+    found[np.arange(used) * total // used] = drawn(sizes, used, min(problem.m, expected * total))
+    return np.tile(found, (problem.batch, 1))

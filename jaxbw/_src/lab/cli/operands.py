@@ -3,15 +3,12 @@
 import argparse
 import ast
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
-import jaxbw
 from jaxbw._src.lab import group_sizes
 from jaxbw._src.lab.bench.case import CONTRACTING
 from jaxbw._src.problem import DimensionNumbers
@@ -97,9 +94,9 @@ def operands(
 
 
 def grouped(
-    shape: tuple[int, int, int], layout: str, dtype: Any, out: Any, groups: int
-) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
-    """A grouped matmul of m x n x k, and its operands lhs, rhs, and sizes of groups.
+    shape: tuple[int, int, int], layout: str, dtype: Any, groups: int
+) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, lax.RaggedDotDimensionNumbers]:
+    """lhs, rhs and the dimension numbers of a grouped matmul of m x n x k.
 
     Raises:
       ValueError: there is none in this layout.
@@ -107,17 +104,13 @@ def grouped(
     m, n, k = shape
     if layout == "tt":
         raise ValueError("--groups: layouts of grouped matmuls are nn, nt, and tn")
+    dense = ((CONTRACTING[layout][0], CONTRACTING[layout][1]), ((), ()))
     if layout == "tn":
-        dims = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+        dims = lax.RaggedDotDimensionNumbers(dense, (0,), ())
         shapes: tuple[tuple[int, ...], ...] = ((k, m), (k, n))
     else:
-        is_transposed = layout == "nt"
-        dims = lax.RaggedDotDimensionNumbers((((1,), (1 + is_transposed,)), ((), ())), (0,), (0,))
-        shapes = ((m, k), (groups, n, k) if is_transposed else (groups, k, n))
+        (rhs_k,) = CONTRACTING[layout][1]
+        dims = lax.RaggedDotDimensionNumbers((((1,), (1 + rhs_k,)), ((), ())), (0,), (0,))
+        shapes = ((m, k), (groups, n, k) if layout == "nt" else (groups, k, n))
     lhs, rhs = (jax.ShapeDtypeStruct(each, dtype) for each in shapes)
-    call = partial(
-        jaxbw.ragged_dot_general,
-        ragged_dot_dimension_numbers=dims,
-        preferred_element_type=out,
-    )
-    return call, (lhs, rhs, jax.ShapeDtypeStruct((groups,), jnp.int32))
+    return lhs, rhs, dims

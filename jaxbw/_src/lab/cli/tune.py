@@ -7,10 +7,12 @@ import argparse
 import importlib
 import math
 import os
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 import jaxbw
 from jaxbw._src.lab.bench import progress
@@ -144,15 +146,18 @@ def _matmuls(args: argparse.Namespace) -> list[Found[Matmul]]:
 
 def _of_shape(args: argparse.Namespace, shape: tuple[int, int, int], layout: str) -> Found[Matmul]:
     dtype, out = DTYPES[args.dtype], DTYPES[args.out or args.dtype]
-    matmul: Callable[..., Any]
-    given: Sequence[Any]
-    if args.groups is not None:
-        matmul, given = grouped(shape, layout, dtype, out, args.groups)
-    else:
-        *given, dims = operands(shape, layout, dtype)
+    if args.groups is None:
+        lhs, rhs, dims = operands(shape, layout, dtype)
         matmul = partial(jaxbw.dot_general, dimension_numbers=dims, preferred_element_type=out)
-    (found,) = find.matmuls(matmul, *given)
-    return found
+        return find.matmuls(matmul, lhs, rhs)[0]
+    lhs, rhs, numbers = grouped(shape, layout, dtype, args.groups)
+    sizes = jax.ShapeDtypeStruct((args.groups,), jnp.int32)
+    ragged = partial(
+        jaxbw.ragged_dot_general,
+        ragged_dot_dimension_numbers=numbers,
+        preferred_element_type=out,
+    )
+    return find.matmuls(ragged, lhs, rhs, sizes)[0]
 
 
 def _named(text: str) -> Any:

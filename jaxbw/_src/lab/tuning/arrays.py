@@ -54,16 +54,19 @@ def operands(problem: GemmProblem | RaggedProblem) -> list[Array]:
 
 
 def indices(
-    problem: GemmProblem | RaggedProblem, kind: str = group_sizes.DEFAULT
+    problem: GemmProblem | RaggedProblem, sizes: str | group_sizes.Sizes = group_sizes.DEFAULT
 ) -> list[group_sizes.Sizes]:
-    """The operands of a grouped matmul that are behind `operands`: which rows, sizes, offset."""
+    """The operands of a grouped matmul that are behind `operands`: which rows, sizes, offset.
+
+    `sizes`: as of `group_sizes.of_problem`.
+    """
     if not isinstance(problem, RaggedProblem):
         return []
     rows = []
     if problem.source_rows is not None:
         draw = np.random.default_rng(0).integers(problem.source_rows, size=problem.m)
         rows = [draw.astype(np.int32)]
-    return [*rows, group_sizes.of_problem(problem, kind), np.zeros((), np.int32)]
+    return [*rows, group_sizes.of_problem(problem, sizes), np.zeros((), np.int32)]
 
 
 def adds_in_place(problem: GemmProblem | RaggedProblem) -> bool:

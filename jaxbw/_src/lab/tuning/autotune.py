@@ -88,8 +88,8 @@ def autotune(
     return outcomes
 
 
-def gpu(sizes: str = group_sizes.DEFAULT) -> Gpu:
-    """What measures on this machine's GPU; grouped matmuls by such sizes of `group_sizes`.
+def gpu(sizes: str | group_sizes.Sizes = group_sizes.DEFAULT) -> Gpu:
+    """What measures on this machine's GPU; `sizes` are as of `Gpu`.
 
     Raises:
       ValueError: JAX does not use it.

@@ -8,6 +8,7 @@ for small matmuls the host.) CUPTI leaves out the memset of a split matmul's cou
 """
 
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -72,15 +73,17 @@ class Bench(Protocol):
 class Gpu:
     """The first GPU of JAX."""
 
-    def __init__(self, dtype: Any = jnp.bfloat16, sizes: str = group_sizes.DEFAULT) -> None:
+    def __init__(
+        self, dtype: Any = jnp.bfloat16, sizes: str | group_sizes.Sizes = group_sizes.DEFAULT
+    ) -> None:
         """Allocates; the operands are iid normal, drawn in a dtype of the size they are read as.
 
-        `sizes`: a kind of `group_sizes.KINDS`, of grouped matmuls.
+        `sizes`: of grouped matmuls, as of `group_sizes.of_problem`.
 
         Raises:
           ValueError: there is no such kind.
         """
-        self._sizes = group_sizes.known(sizes)
+        self._sizes = group_sizes.known(sizes) if isinstance(sizes, str) else sizes
         count = _DRAWN * 2 // jnp.dtype(dtype).itemsize
         draw = jax.random.normal(jax.random.key(0), (count,), jnp.bfloat16).astype(dtype)
         self._draw = draw.view(jnp.bfloat16)
@@ -149,6 +152,17 @@ class Gpu:
             self._results = self._draw
             self._results = jnp.zeros(-(-result_size // 2), jnp.bfloat16)
         jax.block_until_ready((self._operands, self._results))
+
+    def kernels(self, launch: Launch, repeats: int) -> dict[str, float]:
+        """By name of a launch's kernels the median of so many times, in microseconds."""
+        with cupti.recorded() as kernels:
+            for number in range(repeats + 1):
+                launch(number, number, wait=number == repeats)
+        times: dict[str, list[float]] = {}
+        for each in cupti.by_call(kernels, repeats + 1)[1:]:
+            for name, milliseconds in each:
+                times.setdefault(name, []).append(1e3 * milliseconds)
+        return {name: statistics.median(found) for name, found in times.items()}
 
     def time(self, bursts: Sequence[Sequence[Launch]], repeats: int) -> list[list[float]]:
         """As in `Bench`: all kernels of a launch together, on input sets one after the other.

@@ -1,10 +1,10 @@
 """A matmul's configurations, measured against each other: which, in which order, how often.
 
 The best candidates by the model are measured, and the best of every kind (tile, cluster, parts,
-rasterisation) that it does not rate hopeless, and of grouped matmuls all; what would be chosen and
-what comes out best once more, longer. Launches go in random order, round after round, with pauses
-where they are long, so that the clock is that of short bursts. The results of all configurations
-must agree.
+rasterisation) that it does not rate hopeless, and of grouped matmuls, which have few, all; what
+would be chosen and what comes out best once more, longer. Launches go in random order, round after
+round, with pauses where they are long, so that the clock is that of short bursts. The results of
+all configurations must agree.
 """
 
 import statistics
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from jaxbw._src.epilogue import IDENTITY
 from jaxbw._src.lab.interleaving import interleaved
+from jaxbw._src.lab.model.grouped import for_even_sizes
 from jaxbw._src.lab.tuning import arrays
 from jaxbw._src.lab.tuning.launching import Bench, Chosen, Launch, Matmul
 from jaxbw._src.problem import itemsize
@@ -37,10 +38,7 @@ Key = TypeVar("Key")  # of what is measured: a configuration, or more
 
 @dataclass(frozen=True)
 class Measured:
-    """A configuration, its median time over some rounds and its modelled one, in microseconds.
-
-    Nothing models a grouped matmul without its sizes: it is 0 there.
-    """
+    """A configuration, its median time over some rounds and its modelled one, in microseconds."""
 
     config: GemmConfig
     microseconds: float
@@ -86,17 +84,12 @@ def measure(
     launches = of_compared
     if compared is not problem:
         launches = {each: launch_of(bench, problem, device, each) for each in modelled}
-    if isinstance(problem, RaggedProblem):
-        once = rotated(bench, {firsts[0]: launches[firsts[0]]}, {firsts[0]: 0.0}, 1, 1, seed)
-        expected = dict.fromkeys(modelled, once[firsts[0]])
-    else:
-        expected = modelled
 
     def timed(configs: Iterable[GemmConfig], most: int) -> dict[GemmConfig, float]:
         chosen = {config: launches[config] for config in configs}
-        once = sum(expected[config] for config in chosen) * (1 + effort.repeats)
+        once = sum(modelled[config] for config in chosen) * (1 + effort.repeats)
         rounds = min(most, max(2, int(effort.seconds * 1e6 / once)))
-        return rotated(bench, chosen, expected, rounds, effort.repeats, seed)
+        return rotated(bench, chosen, modelled, rounds, effort.repeats, seed)
 
     times = timed(launches, effort.rounds)
     best = sorted(times, key=times.__getitem__)[: effort.finalists]
@@ -114,8 +107,12 @@ def candidates(
     kernels, family = manifest.kernels(), device.family or ""
     if isinstance(problem, RaggedProblem):
         rule = ragged.by_rule(problem, family, device.sm_count)
-        all_of_them = [rule, *ragged.candidates(problem, family, device.sm_count)]
-        return [rule], dict.fromkeys(list(dict.fromkeys(all_of_them))[:count], 0.0)
+        times = {
+            config: for_even_sizes(problem, config, device.machine).total_us
+            for config in (rule, *ragged.candidates(problem, family, device.sm_count))
+        }
+        best = sorted(times, key=times.__getitem__)
+        return [rule], {each: times[each] for each in dict.fromkeys([rule, *best][:count])}
     _, ranked = ranking(problem, device, family, kernels, tuned=None, kept=10**6)
     tuned = table_for(device.machine.name, itemsize(problem.lhs_dtype))
     firsts = ranking(problem, device, family, kernels, tuned=tuned)[1][:1] + ranked[:1]

@@ -42,7 +42,7 @@ from jaxbw._src.lab.bench.inputs import MOST_SETS, ROTATED_BYTES, Operands
 from jaxbw._src.lab.bench.measure import bursts
 from jaxbw._src.lab.bench.timer import Cupti, Rotation, Timer
 from jaxbw._src.lab.bench.timer import Matmul as Calls
-from jaxbw._src.lab.tuning.launching import operands as arrays_of
+from jaxbw._src.lab.tuning.arrays import operands as arrays_of
 from jaxbw._src.lab.tuning.measure import AGREEMENT
 from jaxbw._src.lab.tuning.xla_form import cut_out
 from jaxbw._src.selection import manifest

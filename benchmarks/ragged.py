@@ -37,6 +37,7 @@ from jax import lax
 
 import jaxbw
 from jaxbw._native import Major
+from jaxbw._src.lab import group_sizes
 from jaxbw._src.lab.bench import environment
 from jaxbw._src.lab.bench.measure import bursts
 from jaxbw._src.lab.bench.timer import Cupti, Matmul, Rotation
@@ -55,7 +56,6 @@ FLOAT8 = ("float8", "training")
 GATHERED = ("chosen", "chosen gated")
 TOP_K = {"Mixtral": 2}  # experts of a token; others have 8
 MICROBATCHES = 4
-KINDS = ("uniform", "zipf", "one", "random")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def cases(quick: bool, forms: tuple[str, ...]) -> list[Case]:
     for layer, groups, k, n, rows in layers:
         for each in rows:
             for form in forms:
-                for kind in KINDS:
+                for kind in group_sizes.KINDS:
                     case = Case(layer, groups, each * groups, k, n, form, kind)
                     is_short = kind == "uniform" and each in (8, 128, 512) and form != "dlhs"
                     if is_short or not quick:
@@ -108,17 +108,7 @@ def cases(quick: bool, forms: tuple[str, ...]) -> list[Case]:
 
 def sizes_of(case: Case) -> Any:
     """int32 [groups], which sum to m."""
-    rng = np.random.default_rng(case.groups + case.m)
-    if case.kind == "one":
-        sizes = np.zeros(case.groups, np.int32)
-        sizes[case.groups // 2] = case.m
-        return sizes
-    if case.kind == "uniform":
-        return np.full(case.groups, case.m // case.groups, np.int32)
-    weights = 1.0 / np.arange(1, case.groups + 1) if case.kind == "zipf" else np.ones(case.groups)
-    if case.kind == "random":
-        weights = rng.exponential(size=case.groups)
-    return rng.multinomial(case.m, rng.permutation(weights / weights.sum())).astype(np.int32)
+    return group_sizes.drawn(case.kind, case.groups, case.m)
 
 
 def problem_of(case: Case) -> RaggedProblem:

@@ -34,6 +34,12 @@ class DataType(Enum):
     E5M2 = 9
     E2M1 = 17  # two in a byte
 
+class Untyped(Enum):
+    """Element type of an array that no kernel multiplies or adds: of a workspace, of indices."""
+
+    BYTES = 0
+    INT32 = 1
+
 class Major(Enum):
     """The dimension of an operand that is contiguous in memory: K, or the other one."""
 
@@ -555,7 +561,7 @@ def launch_gemm(
       RuntimeError: a guard was overwritten, or a repeated launch gave another result.
     """
 
-_DeviceArray: TypeAlias = tuple[int, Sequence[int], DataType | None]
+_DeviceArray: TypeAlias = tuple[int, Sequence[int], DataType | Untyped]
 _Profiling: TypeAlias = tuple[str, int, int, int]
 
 def enqueue_gemm(
@@ -574,7 +580,7 @@ def enqueue_gemm(
 
     Args:
       operands, results: those of the custom call (see `ffi_targets`), each as its address, shape
-        and dtype; the workspace as uint8, with None for the dtype.
+        and dtype; the workspace is BYTES.
       attributes: all attributes of the call.
       device: whose memory it is.
       wait: until the device has done all that was enqueued.

@@ -6,11 +6,13 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <map>
 #include <stdexcept>
+#include <variant>
 
 #include "emulator/bindings.h"
 #include "host/device.h"
@@ -155,12 +157,16 @@ std::vector<ByteArray> launch_gemm_direct(const std::vector<HostArray>& operands
   return results;
 }
 
-// Address, shape and dtype; no dtype for the workspace.
-using DeviceArrayTuple = std::tuple<uint64_t, std::vector<int64_t>, std::optional<DataType>>;
+// Address, shape and dtype.
+using DeviceArrayTuple = std::tuple<uint64_t, std::vector<int64_t>, std::variant<DataType, Untyped>>;
 
 std::vector<Array> device_arrays(const std::vector<DeviceArrayTuple>& given) {
   std::vector<Array> arrays;
-  for (const auto& [address, dims, type] : given) arrays.push_back({type, dims, address});
+  for (const auto& [address, dims, type] : given) {
+    Array& array = arrays.emplace_back(Array{.type = std::nullopt, .dims = dims, .address = address});
+    if (const DataType* multiplied = std::get_if<DataType>(&type)) array.type = *multiplied;
+    if (const Untyped* other = std::get_if<Untyped>(&type)) array.untyped = *other;
+  }
   return arrays;
 }
 
@@ -236,6 +242,7 @@ NB_MODULE(_native, m) {
       .value("E4M3", DataType::kE4M3)
       .value("E5M2", DataType::kE5M2)
       .value("E2M1", DataType::kE2M1);
+  nb::enum_<Untyped>(m, "Untyped").value("BYTES", Untyped::kBytes).value("INT32", Untyped::kInt32);
   nb::enum_<Major>(m, "Major").value("K", Major::kK).value("MN", Major::kMN);
   nb::enum_<Activation>(m, "Activation")
       .value("NONE", Activation::kNone)

@@ -56,6 +56,12 @@ class RaggedProblem:
     source_rows: int | None = None
 
     @property
+    def is_sized(self) -> bool:
+        """Whether all extents are known."""
+        extents = (self.batch, self.m, self.k, self.n, self.groups, self.total_groups)
+        return all(isinstance(extent, int) for extent in extents)
+
+    @property
     def lhs_shape(self) -> tuple[int, int, int]:
         """[batch|1, m, k], or of gathered rows [1, source_rows, k]."""
         rows = self.m if self.source_rows is None else self.source_rows
@@ -76,6 +82,11 @@ class RaggedProblem:
         if self.ragged_contraction:
             return (self.batch, self.groups, self.k, self.n)
         return (self.batch, self.m, self.n)
+
+    @property
+    def results(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and dtype of what comes out."""
+        return [(self.output_shape, self.output)]
 
     @property
     def expected_rows(self) -> int:

@@ -67,6 +67,9 @@ def test_trace_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (("4096", "4096", "4096", "--clock", "15"), "'15' is no clock; type GHz, from 0.2 to 3"),
         (("0", "4096", "4096"), "'0' is no size; type a whole number from 1 on"),
         (("16", "4096", "4096"), "are not modelled"),
+        (("64", "64", "64", "--groups", "4", "--clock", "1.5"), "--clock is for matmuls without"),
+        (("64", "60", "64", "--groups", "4"), "no kernel serves this matmul: rhs has rows of 120"),
+        (("64", "64", "64", "--device", "A100"), "'A100' is not known; type one of B200"),
     ],
 )
 def test_errors_say_what_to_type(
@@ -77,6 +80,24 @@ def test_errors_say_what_to_type(
     error = capsys.readouterr().err
     assert message in error
     assert "For example: python -m jaxbw model" in error
+
+
+def test_a_grouped_matmul_has_tiles_of_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("4096", "14336", "4096", "--groups", "8", "--device", "h100")
+    text = shown(capsys, *given, "--group-sizes", "zipf", "--top", "2")
+    for part in (
+        "ragged bf16[1,4096,4096] @ bf16[1,8,4096,14336] -> bf16[1,4096,14336] on H100",
+        "zipf: 161, 324, 1571 rows, least, median, most",
+        "2 to 13 tiles of rows in each of 8 groups that have rows, 2016 tiles in 15.27 waves",
+        "11.1 % of them empty",
+        "128x256, 15.27 waves",
+        "Modelled, not measured",
+    ):
+        assert part in text
+    answer = json.loads(shown(capsys, *given, "--layout", "tn", "--json"))
+    assert answer["sizes"] == [512] * 8
+    assert answer["time"]["of_group"] == [8, 8]
+    assert answer["time"]["total_us"] == answer["candidates"][0]["us"]
 
 
 # --- jaxbw.explain

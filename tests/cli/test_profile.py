@@ -42,6 +42,16 @@ def test_family_layout_and_configuration_can_be_named(capsys: pytest.CaptureFixt
         assert found["least"] <= found["median"] <= found["most"]
 
 
+def test_a_grouped_matmul_has_sizes_of_a_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--groups", "4", "--group-sizes", "zipf", "--layout", "tn", "--json")
+    answer = json.loads(shown(capsys, "--emulate", *given))
+    assert answer["matmul"] == "ragged bf16[1,256,128]^T @ bf16[1,256,128] -> bf16[1,4,128,128]"
+    assert answer["kernel"] == "jaxbw_sm90_grouped_bf16_tn_64x128"
+    with pytest.raises(SystemExit):
+        main(["profile", *SIZES, "--emulate", "--groups", "4", "--batch", "2"])
+    assert "--batch is not for a grouped matmul" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="there is a GPU")
 def test_without_a_gpu_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,33 @@ def test_stamps_of_a_launch_are_in_order(name: str, tmp_path: Path) -> None:
     assert {"load", "multiply + epilogue"} <= set(found.shares)
     events = json.loads(path.read_text())["traceEvents"]
     assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
+
+
+@pytest.mark.parametrize("form", ["rows", "gathered", "contraction"])
+def test_stamps_of_a_grouped_launch(form: str) -> None:
+    x = jax.ShapeDtypeStruct((2048, 1024), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((8, 1024, 768), jnp.bfloat16)
+    options: dict[str, Any] = {}
+    if form == "gathered":
+        options["lhs_rows"] = jax.ShapeDtypeStruct((4096,), jnp.int32)
+    if form == "contraction":
+        w = jax.ShapeDtypeStruct((2048, 768), jnp.bfloat16)
+        numbers = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+        options["dimension_numbers"] = numbers
+    found = jaxbw.profile(x, w, group_sizes=[100, 0, 700, 300, 1, 64, 500, 300], **options)
+    assert found.lost == 0
+    assert list(found.moments) == list(MOMENTS)
+    load, full, multiply, done, _, stored, end = map(np.asarray, found.moments.values())
+    for before, after in ((load, full), (full, multiply), (multiply, done)):
+        assert np.all(before < after)
+    assert len(stored) <= len(end)  # not every CTA has a tile
+    assert found.profiled_us is not None
+    assert 0 < max(end) < 3 * found.profiled_us + 5
+    assert {"load", "multiply + epilogue"} <= set(found.shares)
+    table, grouped = found.kernels
+    assert "group_table" in table
+    assert grouped == found.choice.kernel
+    assert "group_table" in str(found)
 
 
 def test_a_profile_does_not_change_what_matmuls_compute() -> None:

@@ -29,8 +29,11 @@ def test_both_gradients_have_a_kernel() -> None:
     assert {kernel for _, kernel, _ in explained(gradients, "B200")} == {
         "jaxbw_sm100_grouped_16bit_1cta"
     }
+    report = jaxbw.explain_function(gradients, X, EXPERTS, SIZES, device="H200")
+    assert all(each.us is not None and 1 < each.us < 100 for each in report.matmuls)
     report = jaxbw.explain_function(gradients, X, EXPERTS, SIZES)
     assert report.on_xla == 2
+    assert [each.us for each in report.matmuls] == [None, None]
     assert "XLA: there is no CUDA GPU, and no target is named" in str(report)
 
 

@@ -15,12 +15,14 @@ import toolchain
 
 import jaxbw
 from jaxbw import GemmConfig
+from jaxbw._src.lab import grouped
 from jaxbw._src.lab.explain import examined
 from jaxbw._src.lab.profiling import build, emulated, profile, stamped
 from jaxbw._src.lab.profiling.profile import MOMENTS, Profile
 from jaxbw._src.lab.profiling.record import ACTIVITIES, Layout, Recorded, read
 from jaxbw._src.perfetto import Group, Span, Track
 from jaxbw._src.selection import manifest
+from jaxbw._src.selection.ragged import RaggedChoice
 
 ROOT = Path(__file__).resolve().parents[2]
 M, N, K = 256, 256, 512
@@ -167,6 +169,72 @@ def test_a_blackwell_kernel_leaves_stamps(tmp_path: Path) -> None:
     assert list(shares) == ["epilogue", "load", "multiply", "schedule"]
     assert "await accumulator" in shares["epilogue"]
     assert list(stamped.moments(recorded, 1.0)) == list(MOMENTS)
+
+
+CONTRACTION = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+GROUPED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "rows": ("emulator-sm90", "jaxbw_sm90_grouped_bf16_nn_64x128", {}),
+    "gathered": (
+        "emulator-sm90",
+        "jaxbw_sm90_gathered_bf16_nn_64x128",
+        {"lhs_rows": jax.ShapeDtypeStruct((M,), jnp.int32)},
+    ),
+    "contraction": (
+        "emulator",
+        "jaxbw_sm100_grouped_16bit_1cta",
+        {"dimension_numbers": CONTRACTION},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_grouped_kernel_leaves_its_stamps(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXBW_EMULATOR_CHECKS", "strict")
+    implementation, kernel, options = GROUPED[name]
+    x, _ = types(M, N, K)
+    experts = jax.ShapeDtypeStruct((M, N) if name == "contraction" else (3, K, N), jnp.bfloat16)
+    config = GemmConfig(128, 128)
+    choice, problem, _ = grouped.examined(
+        "a test", x, experts, groups=3, implementation=implementation, config=config, **options
+    )
+    assert isinstance(choice, RaggedChoice)
+    assert choice.kernel == kernel
+    [row] = [each for each in manifest.kernels() if each.name == kernel]
+    profiled.write_ptx(row, toolchain.find(), tmp_path)
+    layout = Layout.of(problem, choice, SMS)
+    memory = np.zeros(layout.words, np.uint64)
+    place = (str(tmp_path), memory.ctypes.data, layout.words, layout.slice_words)
+    sizes = np.array([70, 0, 150], np.int32)
+    report = emulated.launch(problem, choice, SMS, place, sizes)
+    assert report.findings == []
+    recorded = read(memory, layout)
+    assert stamped.lost(recorded) == 0
+    loads = [stay for cta in recorded.ctas for warp in cta.warps for stay in warp.stays("load")]
+    # Blocks along K of the tiles of 1 + 2 rows, by 4 warps where these gather; or of 70 and 150.
+    of_rows, of_groups = 3 * (N // 128) * (K // 64), (2 + 3) * (K // 128) * (N // 128)
+    expected = {"rows": of_rows, "gathered": 4 * of_rows, "contraction": of_groups}
+    assert len(loads) == expected[name]
+    assert "epilogue" in {part for parts in stamped.shares(recorded).values() for part in parts}
+
+
+def test_sizes_of_groups_say_what_is_launched() -> None:
+    x, _ = types(M, 128, 64)
+    experts = jax.ShapeDtypeStruct((3, 64, 128), jnp.bfloat16)
+    options: dict[str, Any] = dict(implementation="emulator-sm90", config=GemmConfig(128, 128))
+    loaded = []
+    for sizes in ([M, 0, 0], [M // 2 + 1, 1, M // 2 - 2]):  # two tiles; four
+        found = jaxbw.profile(x, experts, group_sizes=sizes, **options)
+        assert found.choice.kernel == "jaxbw_sm90_grouped_bf16_nn_64x128"
+        assert list(found.moments) == list(MOMENTS)
+        assert found.report is not None
+        loaded.append(found.report.bytes["tma load"])
+    assert loaded[1] == 2 * loaded[0]
+    with pytest.raises(ValueError, match="XLA serves this matmul"):
+        jaxbw.profile(x, experts, group_sizes=[1, 2, 3], implementation="xla")
+    with pytest.raises(TypeError, match="group_sizes"):
+        jaxbw.profile(x, experts, group_sizes=[1, 2], implementation="emulator-sm90")
 
 
 def test_stamps_without_a_place_are_counted() -> None:

@@ -38,7 +38,7 @@ def test_stub_has_the_parameters_of_the_functions(function: ast.FunctionDef) -> 
 
 def test_stub_has_the_values_of_the_enumerations() -> None:
     classes = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
-    for name in ("DataType", "Major", "Activation"):
+    for name in ("DataType", "Untyped", "Major", "Activation"):
         declared = {
             node.targets[0].id: ast.literal_eval(node.value)
             for node in classes[name].body

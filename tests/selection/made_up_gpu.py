@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from jaxbw._src.lab.tuning.launching import Launch
+from jaxbw._src.lab.tuning.launching import Chosen, Launch, Matmul
 from jaxbw._src.problem import GemmProblem
-from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
 
 
@@ -32,7 +31,7 @@ class MadeUpGpu:
         self.wrong: GemmConfig | None = None
         self.bursts: list[list[GemmConfig]] = []
 
-    def launch(self, problem: GemmProblem, choice: Choice) -> Launch:
+    def launch(self, problem: Matmul, choice: Chosen) -> Launch:
         assert choice.config is not None
         return MadeUpLaunch(choice.config)
 
@@ -41,7 +40,7 @@ class MadeUpGpu:
         visits = [config_of(launch) for burst in bursts for launch in burst]
         return [[self.microseconds(config)] * repeats for config in visits]
 
-    def deviations(self, problem: GemmProblem, launches: Sequence[Launch]) -> list[float]:
+    def deviations(self, problem: Matmul, launches: Sequence[Launch]) -> list[float]:
         return [float("inf") if config_of(launch) == self.wrong else 0.001 for launch in launches]
 
     def xla(self, problem: GemmProblem) -> float:

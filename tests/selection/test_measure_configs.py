@@ -111,6 +111,8 @@ def test_kernels_of_a_call_are_added_up() -> None:
     assert by_launch(events, 3) == [1500.0, 2000.0, 1250.0]
     reduced = [("gemm", 1.0), ("reduce", 0.5), ("repack", 0.25), ("gemm", 1.0), ("reduce", 0.5)]
     assert by_launch(reduced, 2) == [1500.0, 1750.0]
+    grouped = [("jaxbw_sm90_group_table_s32", 0.5), ("jaxbw_sm90_grouped_bf16_nn_64x128", 1.0)] * 2
+    assert by_launch(grouped, 2) == [1500.0, 1500.0]
     with pytest.raises(RuntimeError, match="2 kernels in 1 launches"):
         by_launch([("reduce", 0.5), ("gemm", 1.0)], 1)
     with pytest.raises(RuntimeError, match="5 kernels in 4 launches"):

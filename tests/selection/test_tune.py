@@ -63,7 +63,7 @@ class Slow:
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 devices.running_device = lambda: devices.TARGETS["H200"]
-tune.gpu = Slow
+tune.gpu = lambda sizes: Slow()
 sys.exit(main(["tune", *sys.argv[1:]]))
 """
 
@@ -77,8 +77,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MadeUpGpu]:
     """The GPU of this machine."""
     made_up = MadeUpGpu(by_width)
     monkeypatch.setattr(devices, "running_device", lambda: TARGETS["H200"])
-    monkeypatch.setattr(tune, "gpu", lambda: made_up)
-    monkeypatch.setattr(autotune, "gpu", lambda: made_up)
+    monkeypatch.setattr(tune, "gpu", lambda sizes: made_up)
+    monkeypatch.setattr(autotune, "gpu", lambda sizes: made_up)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "users_model.py").write_text(MODULE)

@@ -11,7 +11,7 @@ import pytest
 import jaxbw
 from jaxbw._src.lab import cupti
 from jaxbw._src.lab.tuning import find, xla_form
-from jaxbw._src.lab.tuning.launching import operands
+from jaxbw._src.lab.tuning.arrays import operands
 from jaxbw._src.lab.tuning.xla_form import cut_out, function, microseconds
 from jaxbw._src.problem import GemmProblem
 
@@ -84,7 +84,7 @@ def in_float64(problem: GemmProblem, arrays: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("name", MATMULS)
 def test_it_computes_the_problem(name: str) -> None:
-    for found in find.matmuls(MATMULS[name]):
+    for found in find.dense_matmuls(MATMULS[name]):
         source = np.random.default_rng(0)
         arrays = [
             jax.device_put(source.normal(size=shape).astype(dtype))
@@ -121,7 +121,7 @@ def test_the_median_call_counts_and_not_the_first(monkeypatch: pytest.MonkeyPatc
         for i in range(xla_form.ROUNDS)
     ]
     monkeypatch.setattr(cupti, "recorded", lambda: contextlib.nullcontext(bursts.pop()))
-    (found,) = find.matmuls(MATMULS["plain"])
+    (found,) = find.dense_matmuls(MATMULS["plain"])
     drawn = jnp.ones(2**14, jnp.bfloat16)
     us = microseconds(found.problem, operands(found.problem), drawn, rotated=1e5, pause_s=0)
     assert us == pytest.approx(2.0)

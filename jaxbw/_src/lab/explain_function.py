@@ -12,13 +12,18 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxbw._src import compat
 from jaxbw._src.lab.explain import estimated
+from jaxbw._src.lab.grouped import served
 from jaxbw._src.lab.tuning import find
-from jaxbw._src.primitives import ragged_dot, ragged_fused, ragged_gathered, serve
+from jaxbw._src.primitives import ragged_fused, ragged_gathered, serve
 from jaxbw._src.problem import GemmProblem
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.choice import Choice, Refusal
+from jaxbw._src.selection.devices import Device
+from jaxbw._src.selection.implementations import EMULATED
 from jaxbw._src.selection.policy import Policy
+from jaxbw._src.selection.ragged import RaggedChoice
+from jaxbw._src.selection.search import Cost
 from jaxbw._src.selection.xla import xla_time
 
 _NOT_OURS = "it is jax.lax.dot_general's; jaxbw.accelerate would put it to the choice"
@@ -37,7 +42,8 @@ class ExplainedMatmul:
       fused: what the kernel does behind the matmul: of "alpha", "c", "bias", the activation's name,
         "gate", "residual".
       choice: what serves it, and why, as `jaxbw.explain` has it.
-      us: the modelled time of one, in microseconds; None where there is no model.
+      us: the modelled time of one, in microseconds; None where there is no model. Of a grouped one
+        that of a kernel, of groups as large as `rows_per_group` says, or alike.
       flops: floating-point operations of one; 0 where a size is symbolic. Of a grouped one as if
         all rows were in groups.
     """
@@ -143,7 +149,14 @@ def explain_function(
         for part, served, times in _grouped(jaxpr, target):
             grouped[part, served] = grouped.get((part, served), 0) + times
     explained += [
-        ExplainedMatmul(times, choice.problem, _fused(part), choice, None, _flops(part))
+        ExplainedMatmul(
+            times,
+            choice.problem,
+            _fused(part),
+            choice,
+            None if choice.cost is None else choice.cost.total,
+            _flops(part),
+        )
         for (part, choice), times in grouped.items()
     ]
     return ExplainedFunction(tuple(sorted(explained, key=lambda x: -x.count * x.flops)))
@@ -184,23 +197,18 @@ def _grouped(jaxpr: Jaxpr, target: str | None) -> Iterator[tuple[RaggedProblem, 
             continue
         formula = partial(_APART[equation.primitive], **equation.params)
         types: list[Any] = [each.aval for each in equation.invars]
-        for part, served, count in _grouped(jax.make_jaxpr(formula)(*types).jaxpr, target):
-            yield part, served, times * count
+        for part, its_choice, count in _grouped(jax.make_jaxpr(formula)(*types).jaxpr, target):
+            yield part, its_choice, times * count
 
 
 def _grouped_choice(problem: RaggedProblem, equation: JaxprEqn, target: str | None) -> Choice:
-    policy = equation.params["policy"]
-    names, target = policy.implementation, policy.target or target
-    has_device = target is not None or jax.default_backend() == "gpu"
-    on = serve.device_for(names, target) if has_device else None
-    operands = [each.aval for each in equation.invars]
-    found = ragged_dot.chosen(problem, operands, on, policy, equation.params)
+    found, on = served(problem, equation, target)
     kernel = None if isinstance(found, Refusal) else found
     return Choice(
         implementation="xla" if kernel is None else kernel.implementation,
         kernel=None if kernel is None else kernel.kernel,
         config=None if kernel is None else kernel.config,
-        cost=None,
+        cost=None if kernel is None else _grouped_cost(problem, kernel, on),
         wave=None,
         repacked=(),
         candidates=(),
@@ -209,6 +217,16 @@ def _grouped_choice(problem: RaggedProblem, equation: JaxprEqn, target: str | No
         problem=str(problem),
         device=None if on is None else on.name,
     )
+
+
+def _grouped_cost(problem: RaggedProblem, choice: RaggedChoice, on: Device | None) -> Cost:
+    """The modelled cost of a launch, of groups as large as the call expects."""
+    from jaxbw._src.lab.model.grouped import for_even_sizes  # wanted by few
+
+    if (name := choice.implementation) in EMULATED:
+        on = devices.for_family(on, EMULATED[name])
+    assert on is not None
+    return for_even_sizes(problem, choice.config, on.machine).cost
 
 
 def _fused(problem: GemmProblem | RaggedProblem) -> tuple[str, ...]:

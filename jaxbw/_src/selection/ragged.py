@@ -1,13 +1,15 @@
-"""The choice of a kernel for a grouped matmul, by a short rule: its sizes only the device knows.
+"""The choice of a kernel for a grouped matmul, by a short rule, or a user's table of measured ones.
 
-What there is to choose is the tile. Of every group a tile is partly empty, by half of its rows on
-average, and multiplied nevertheless; a large tile loads less for each multiplication. A row's
-result has the same bits whatever the tile and the other groups are: all tiles sum along the
-contraction in one order.
+Its sizes only the device knows. What there is to choose is the tile. Of every group a tile is
+partly empty, by half of its rows on average, and multiplied nevertheless; a large tile loads less
+for each multiplication. A row's result has the same bits whatever the tile and the other groups
+are: all tiles sum along the contraction in one order.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ from jaxbw._src.selection.implementations import EMULATED
 
 if TYPE_CHECKING:
     from jaxbw._src.selection.policy import Policy
+    from jaxbw._src.selection.tuned_matmuls import TunedMatmuls
 
 _FLOAT8 = (E4M3, E5M2)
 _DTYPES = (BF16, F16, *_FLOAT8)
@@ -34,6 +37,7 @@ _MOST_PARTS = 4  # the warp that comes last adds them up
 # Of each group a pair's tile wastes 64 rows more on average, for what the model of a B200 says is
 # up to 3 % of the time.
 _PAIR_ROWS = 2048
+_TILE_ROWS, _TILE_COLUMNS, _SWIZZLES = (64, 128, 256), range(32, 257, 32), (1, 2, 4, 8, 16)
 _SWIZZLE = 16  # rows of tiles that are walked together: by 8 columns they are a wave of 132 SMs
 
 
@@ -86,8 +90,7 @@ def choose(problem: RaggedProblem, device: Device | None, policy: Policy) -> Rag
         assert on is not None
         config, why = policy.config, "the given configuration"
         if config is None or config.leaves_tile_open:
-            config = by_rule(problem, family, on.sm_count)
-            why = f"the tile for {problem.expected_rows} rows of a group"
+            config, why = _fastest(problem, family, on, policy.tuned)
         plan = _planned(problem, family, config, on.sm_count)
         if isinstance(plan, str):
             refusal = Refusal(name, plan)
@@ -103,6 +106,42 @@ def plan_of(problem: RaggedProblem, choice: RaggedChoice) -> Plan:
     plan = planner.plan(problem, family, choice.config, choice.wave)
     assert isinstance(plan, Plan), str(plan)
     return plan
+
+
+def _fastest(
+    problem: RaggedProblem, family: str, device: Device, tuned: TunedMatmuls | None
+) -> tuple[GemmConfig, str]:
+    """What the user's table has, if that can be launched, else what the rule says; and why."""
+    rule = by_rule(problem, family, device.sm_count)
+    why = f"the tile for {problem.expected_rows} rows of a group"
+    if tuned is None or (entry := tuned.find(problem, device)) is None:
+        return rule, why
+    if isinstance(fault := _planned(problem, family, entry.config, device.sm_count), str):
+        return rule, f"{why}; not {entry.config} as {tuned.source} has it: {fault}"
+    measured = f"tuned: the fastest of {entry.configurations} configurations, {entry.us:.2f} us"
+    return entry.config, f"{measured}, by {tuned.source}"
+
+
+def candidates(problem: RaggedProblem, family: str, sm_count: int) -> Iterator[GemmConfig]:
+    """All launches that tuning compares: each tile, rows of tiles that are walked together, parts.
+
+    They are what the planner accepts, and this installation has kernels for.
+    """
+    parts = range(1, 1 + (_MOST_PARTS if problem.ragged_contraction else 1))
+    fields = (_TILE_ROWS, _TILE_COLUMNS, (False, True), (1, 2), _SWIZZLES, parts)
+    for block_m, block_n, pingpong, cta_group, swizzle, split in itertools.product(*fields):
+        config = GemmConfig(
+            block_m,
+            block_n,
+            cluster=(cta_group, 1),
+            cta_group=cta_group,
+            pingpong=pingpong,
+            swizzle=swizzle,
+            split_k=split,
+            split_tail=split > 1,
+        )
+        if isinstance(_planned(problem, family, config, sm_count), Plan):
+            yield config
 
 
 def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
@@ -191,7 +230,7 @@ def _refusal(problem: RaggedProblem, device: Device | None, family: str) -> str 
         )
     if p.output.name not in DATA_TYPES or p.output.itemsize == 1:
         return f"the result is {p.output}; grouped matmuls have bfloat16, float16 and float32"
-    if not all(isinstance(x, int) for x in (p.batch, p.m, p.k, p.n, p.groups, p.total_groups)):
+    if not p.is_sized:
         return "a dimension is symbolic; a kernel is chosen for known sizes"
     if device is None:
         return "there is no CUDA GPU, and no target is named"

@@ -203,10 +203,11 @@ def _ranked(family: str, side: Side, row: int, wanted: GemmConfig) -> Ranked:
 
 def _priced(config: GemmConfig, costs: Costs, row: int) -> Ranked:
     wave = int(costs.resident[row]) if config.split_tail else 0
-    return Ranked(config, _cost(costs, row), wave)
+    return Ranked(config, cost_of(costs, row), wave)
 
 
-def _cost(costs: Costs, row: int) -> Cost:
+def cost_of(costs: Costs, row: int) -> Cost:
+    """One configuration's terms."""
     term = {name: value / 1000 for name, value in costs.row(row).items()}
     return Cost(
         waves=int(costs.waves[row]),

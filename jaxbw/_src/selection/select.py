@@ -311,9 +311,10 @@ def _measured(
     chosen = _given(problem, device, family, entry.config, kernels)
     if isinstance(chosen, Refusal):
         return Refusal(f"{family} as {tuned.source} has it", chosen.reason)
+    xla = "" if entry.xla_us is None else f"XLA {entry.xla_us:.2f} us, "
     reason = (
         f"measured the fastest of {entry.configurations} configurations, {entry.us:.2f} us, "
-        f"XLA {entry.xla_us:.2f} us, by {tuned.source}"
+        f"{xla}by {tuned.source}"
     )
     return replace(chosen, reason=reason, xla_us=entry.xla_us)
 

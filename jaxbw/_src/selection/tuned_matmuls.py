@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxbw._src.problem import GemmProblem
+from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import Device
 
@@ -27,7 +28,8 @@ VERSION = 2
 SWITCH = "JAXBW_TUNED"  # environment variable; "off" leaves all tables out
 _KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("device", "matmul", "jaxbw", "date"), str),
-    **dict.fromkeys(("us", "untuned_us", "xla_us"), (int, float)),
+    **dict.fromkeys(("us", "untuned_us"), (int, float)),
+    "xla_us": (int, float, type(None)),
     "configurations": int,
     "config": dict,
 }
@@ -41,11 +43,17 @@ def device_key(device: Device) -> str:
     return f"{device.machine.name}, {device.sm_count} SMs"
 
 
-def matmul_key(problem: GemmProblem) -> str:
+def matmul_key(problem: GemmProblem | RaggedProblem) -> str:
     """What an entry's matmul is compared by: shapes in memory, dtypes, transpositions, epilogue.
 
-    Precision is not part of it: it decides whether a kernel serves, not which one is fast.
+    Precision is not part of it: it decides whether a kernel serves, not which one is fast. Of a
+    grouped matmul it is, where sums are promoted; and what a program knows of its groups, which
+    are how many there are, and the rows that are expected of one.
     """
+    if isinstance(problem, RaggedProblem):
+        sums = ", sums promoted" if problem.promoted else ""
+        groups = f"{problem.total_groups} groups, {problem.expected_rows} rows of one"
+        return f"{problem}, {groups}{sums}"
     return f"{problem}{', saving z' if problem.epilogue.save else ''}"
 
 
@@ -58,7 +66,7 @@ class Entry:
       jaxbw: the version that it was measured with.
       config: the fastest configuration, every field filled in.
       us: its time in microseconds, `untuned_us` that of what would have been chosen without it,
-        `xla_us` that of XLA's form.
+        `xla_us` that of XLA's form; None of a grouped matmul, where XLA is no candidate.
       configurations: how many were measured.
       date: of the measurement, ISO 8601.
     """
@@ -69,14 +77,14 @@ class Entry:
     config: GemmConfig
     us: float
     untuned_us: float
-    xla_us: float
+    xla_us: float | None
     configurations: int
     date: str
 
     @property
     def is_for_xla(self) -> bool:
         """Whether XLA is quicker than every configuration."""
-        return self.xla_us < self.us
+        return self.xla_us is not None and self.xla_us < self.us
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -163,7 +171,7 @@ class TunedMatmuls:
             f"{path} is no tuned table of this jaxbw: {fault}. `python -m jaxbw tune` writes one"
         )
 
-    def find(self, problem: GemmProblem, device: Device) -> Entry | None:
+    def find(self, problem: GemmProblem | RaggedProblem, device: Device) -> Entry | None:
         """The entry of a matmul on a device, of this version of jaxbw; None without one."""
         return self.entries.get((device_key(device), matmul_key(problem), _jaxbw_version))
 
@@ -218,7 +226,9 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def new_entry(problem: GemmProblem, device: Device, config: GemmConfig, **measured: Any) -> Entry:
+def new_entry(
+    problem: GemmProblem | RaggedProblem, device: Device, config: GemmConfig, **measured: Any
+) -> Entry:
     """An entry by this version of jaxbw; `measured` are its other attributes."""
     return Entry(device_key(device), matmul_key(problem), _jaxbw_version, config, **measured)
 

@@ -354,7 +354,7 @@ def test_arrays_in_device_memory_are_used_where_they_are(fake: FakeDriver) -> No
     ]
     results: list[Any] = [
         (result.ctypes.data, result.shape, _native.DataType.F32),
-        (workspace.ctypes.data + -workspace.ctypes.data % 16, (size,), None),
+        (workspace.ctypes.data + -workspace.ctypes.data % 16, (size,), _native.Untyped.BYTES),
     ]
     _native.enqueue_gemm(operands, results, matmul.attributes)
     assert not fake.calls("cuCtxSynchronize")

@@ -9,7 +9,9 @@ import pytest
 
 import jaxbw
 from jaxbw._src.lab.tuning import find, launching
-from jaxbw._src.lab.tuning.launching import Gpu, operands
+from jaxbw._src.lab.tuning.arrays import operands
+from jaxbw._src.lab.tuning.launching import Gpu
+from jaxbw._src.lab.tuning.measure import launch_of
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.config import GemmConfig
@@ -40,6 +42,25 @@ MATMULS: dict[str, Any] = {
 }
 
 
+EXPERTS = jnp.ones((3, 72, 264), jnp.bfloat16)
+SIZES = jnp.array([100, 0, 30], jnp.int32)
+CONTRACTION = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+# What is behind the operands that tensor maps are of.
+GROUPED: dict[str, Any] = {
+    "rows": lambda: jaxbw.ragged_dot(X, EXPERTS, SIZES),
+    "gated": lambda: jaxbw.gated_ragged_dot(X, EXPERTS, EXPERTS, SIZES, activation="silu"),
+    "gathered, with a bias": lambda: jaxbw.ragged_dot(
+        X, EXPERTS, SIZES, lhs_rows=jnp.arange(200) // 2, bias=R[:3]
+    ),
+    "contraction": lambda: jaxbw.ragged_dot_general(X, R.astype("bfloat16"), SIZES, CONTRACTION),
+    "sums in place": lambda: jaxbw.ragged_dot_general(
+        *(X, R.astype("bfloat16"), SIZES, CONTRACTION),
+        c=jnp.ones((3, 72, 264), jnp.float32),
+        preferred_element_type=jnp.float32,
+    ),
+}
+
+
 @pytest.fixture
 def gpu(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """Its memory is the host's, and little: JAX computes on the CPU."""
@@ -62,7 +83,7 @@ def test_configurations_agree_and_a_wrong_result_is_seen(
     configs = [GemmConfig(128, 128), GemmConfig(128, 256, cluster=(2, 1))]
     if name != "gated":
         configs += [GemmConfig(128, 64, split_k=2), GemmConfig(128, 128, swap_ab=True)]
-    for found in find.matmuls(MATMULS[name]):
+    for found in find.dense_matmuls(MATMULS[name]):
         launches = [gpu.launch(found.problem, choice_of(found.problem, c)) for c in configs]
         assert max(gpu.deviations(found.problem, launches)) < 0.01
         broken = [launches[0], lambda operands, result, wait: None]
@@ -70,8 +91,22 @@ def test_configurations_agree_and_a_wrong_result_is_seen(
     assert fake.launches()
 
 
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_matmuls_are_launched_behind_their_table(
+    name: str, gpu: Gpu, fake: FakeDriver
+) -> None:
+    """Sizes are read when a call of them runs: here that they are there, with what is added to."""
+    (found,) = find.matmuls(GROUPED[name])
+    launch = launch_of(gpu, found.problem, H200, GemmConfig(128, 128, swizzle=4))
+    for number in range(2):
+        launch(number, number, True)
+    kernels = [call["kernel"] for call in fake.calls("cuLaunchKernelEx")]
+    assert kernels[::2] == ["jaxbw_sm90_group_table_s32"] * 2
+    assert all("_grouped_" in each or "_gathered_" in each for each in kernels[1::2])
+
+
 def test_operands_are_those_of_the_custom_call() -> None:
-    (found,) = find.matmuls(MATMULS["c and residual"])
+    (found,) = find.dense_matmuls(MATMULS["c and residual"])
     bf16, f32 = np.dtype("bfloat16"), np.dtype("float32")
     assert operands(found.problem) == [
         ((1, 136, 72), bf16),
@@ -83,6 +118,6 @@ def test_operands_are_those_of_the_custom_call() -> None:
 
 def test_a_matmul_that_does_not_fit_is_refused(gpu: Gpu) -> None:
     x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
-    (found,) = find.matmuls(jaxbw.matmul, x, x)
+    (found,) = find.dense_matmuls(jaxbw.matmul, x, x)
     with pytest.raises(ValueError, match="does not fit the memory that is set aside"):
         gpu.launch(found.problem, choice_of(found.problem, GemmConfig(128, 128)))

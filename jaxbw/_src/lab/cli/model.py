@@ -1,5 +1,7 @@
 """`python -m jaxbw model M N K`: what a matmul would take on a Blackwell GPU. Modelled.
 
+With --groups it is a grouped one, on any GPU: model_grouped.py.
+
 It runs on any machine, and measures nothing: docs/blackwell-model.md says from which constants the
 times come, and how far the model is off where others have measured.
 """
@@ -14,8 +16,8 @@ from typing import Any
 import jax.numpy as jnp
 
 import jaxbw
-from jaxbw._src.lab.cli import timeline_picture
-from jaxbw._src.lab.cli.operands import LAYOUTS, add_sizes, extent, operands
+from jaxbw._src.lab.cli import model_grouped, timeline_picture
+from jaxbw._src.lab.cli.operands import LAYOUTS, add_groups, add_sizes, extent, operands
 from jaxbw._src.lab.cli.outcome import Outcome
 from jaxbw._src.lab.model import report
 from jaxbw._src.lab.model.clock import DATA, fixed
@@ -32,11 +34,12 @@ from jaxbw._src.selection.cost_model.grid import grid
 from jaxbw._src.selection.devices import TARGETS
 from jaxbw._src.selection.workload import Workload, workload
 
-SUMMARY = "model what a matmul would take on a Blackwell GPU"
+SUMMARY = "model what a matmul would take on a Blackwell GPU, or with groups on any"
 EXAMPLES = (
     "python -m jaxbw model 4096 4096 4096 --device B200",
     "python -m jaxbw model 4096 4096 4096 --device B200 --trace out.json --png out.png",
     "python -m jaxbw model 512 8192 5376 --device B200 --layout nt --clock 1.5 --json",
+    "python -m jaxbw model 4096 14336 4096 --groups 8 --group-sizes zipf --device H100",
 )
 DEVICES = tuple(name for name, device in TARGETS.items() if device.family == report.FAMILY)
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
@@ -49,7 +52,13 @@ CAVEAT = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add_sizes(parser)
-    parser.add_argument("--device", type=_device, default=DEVICES[0], help=", ".join(DEVICES))
+    parser.add_argument(
+        "--device",
+        type=_device,
+        default=DEVICES[0],
+        help=f"{', '.join(DEVICES)}; with --groups one of {', '.join(TARGETS)}",
+    )
+    add_groups(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of operands and result")
     parser.add_argument("--layout", choices=LAYOUTS, default="nn", help="as of explain")
     parser.add_argument(
@@ -72,6 +81,13 @@ def run(args: argparse.Namespace) -> Outcome:
     Raises:
       ValueError: the configuration that jaxbw takes is not modelled.
     """
+    if args.groups is not None:
+        return model_grouped.run(args, DTYPES[args.dtype])
+    if args.device not in DEVICES:
+        raise ValueError(
+            f"{args.device!r} is not modelled; type one of {', '.join(DEVICES)}. For Hopper "
+            "explain has the modelled time"
+        )
     machine = replayed(args.device)
     shape = Shape(args.M, args.N, args.K)
     choice, config = _chosen(args)
@@ -189,10 +205,7 @@ def _clock(text: str) -> float:
 
 
 def _device(text: str) -> str:
-    for name in DEVICES:
+    for name in TARGETS:
         if name.lower() == text.lower():
             return name
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not modelled; type one of {', '.join(DEVICES)}. For Hopper explain has the "
-        "modelled time"
-    )
+    raise argparse.ArgumentTypeError(f"{text!r} is not known; type one of {', '.join(TARGETS)}")

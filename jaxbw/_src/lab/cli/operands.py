@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax import lax
 
+from jaxbw._src.lab import group_sizes
 from jaxbw._src.lab.bench.case import CONTRACTING
 from jaxbw._src.problem import DimensionNumbers
 from jaxbw._src.selection.config import GemmConfig
@@ -23,6 +25,24 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
         ("K", "extent of the contraction"),
     ):
         parser.add_argument(name, type=extent, help=what)
+
+
+def add_groups(parser: Any) -> None:
+    """The arguments --groups and --group-sizes."""
+    parser.add_argument(
+        "--groups",
+        type=extent,
+        metavar="GROUPS",
+        help="a grouped matmul, as of jaxbw.ragged_dot: the rows of lhs fall into so many groups, "
+        "each of which has a matrix of rhs; in layout tn the contraction does, and each has a "
+        "matrix of the result",
+    )
+    parser.add_argument(
+        "--group-sizes",
+        choices=group_sizes.KINDS,
+        default=group_sizes.DEFAULT,
+        help=f"how rows fall into groups; default {group_sizes.DEFAULT}",
+    )
 
 
 def add_config(parser: argparse.ArgumentParser, what: str) -> None:
@@ -71,3 +91,26 @@ def operands(
         jax.ShapeDtypeStruct((*batch, *rhs), dtype),
         dims,
     )
+
+
+def grouped(
+    shape: tuple[int, int, int], layout: str, dtype: Any, groups: int
+) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, lax.RaggedDotDimensionNumbers]:
+    """lhs, rhs and the dimension numbers of a grouped matmul of m x n x k.
+
+    Raises:
+      ValueError: there is none in this layout.
+    """
+    m, n, k = shape
+    if layout == "tt":
+        raise ValueError("--groups: layouts of grouped matmuls are nn, nt, and tn")
+    dense = ((CONTRACTING[layout][0], CONTRACTING[layout][1]), ((), ()))
+    if layout == "tn":
+        dims = lax.RaggedDotDimensionNumbers(dense, (0,), ())
+        shapes: tuple[tuple[int, ...], ...] = ((k, m), (k, n))
+    else:
+        (rhs_k,) = CONTRACTING[layout][1]
+        dims = lax.RaggedDotDimensionNumbers((((1,), (1 + rhs_k,)), ((), ())), (0,), (0,))
+        shapes = ((m, k), (groups, n, k) if layout == "nt" else (groups, k, n))
+    lhs, rhs = (jax.ShapeDtypeStruct(each, dtype) for each in shapes)
+    return lhs, rhs, dims

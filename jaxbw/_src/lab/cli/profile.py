@@ -12,7 +12,16 @@ from typing import Any
 import jax.numpy as jnp
 
 import jaxbw
-from jaxbw._src.lab.cli.operands import LAYOUTS, add_config, add_sizes, extent, operands
+from jaxbw._src.lab import group_sizes
+from jaxbw._src.lab.cli.operands import (
+    LAYOUTS,
+    add_config,
+    add_groups,
+    add_sizes,
+    extent,
+    grouped,
+    operands,
+)
 from jaxbw._src.lab.cli.outcome import Outcome
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.implementations import EMULATED
@@ -22,6 +31,7 @@ EXAMPLES = (
     "python -m jaxbw profile 256 256 512 --emulate --out trace.json",
     "python -m jaxbw profile 4096 4096 4096 --out trace.json",
     "python -m jaxbw profile 256 256 512 --emulate sm100 --layout nt --json",
+    "python -m jaxbw profile 4096 14336 4096 --groups 8 --group-sizes zipf --out trace.json",
     "python -m jaxbw profile 256 256 512 --emulate --config block_m=128 block_n=64 stages=4",
 )
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
@@ -45,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of operands and result")
     parser.add_argument("--layout", choices=LAYOUTS, default="nn", help="as of explain")
     parser.add_argument("--batch", type=extent, default=1, help="matmuls in one call")
+    add_groups(parser)
     add_config(parser, "fields of a jaxbw.GemmConfig; default chosen")
     parser.add_argument(
         "--ctas", type=int, nargs="+", metavar="CTA", help="in the trace; default the first ones"
@@ -59,13 +70,23 @@ def run(args: argparse.Namespace) -> Outcome:
       ValueError: there is nothing to profile, or no profiling build.
     """
     batch = (args.batch,) * (args.batch > 1)
-    lhs, rhs, dims = operands((args.M, args.N, args.K), args.layout, DTYPES[args.dtype], batch)
+    shape, sizes = (args.M, args.N, args.K), None
+    dims: Any
+    if args.groups is None:
+        lhs, rhs, dims = operands(shape, args.layout, DTYPES[args.dtype], batch)
+    elif batch:
+        raise ValueError("--batch is not for a grouped matmul; leave --groups or --batch out")
+    else:
+        lhs, rhs, dims = grouped(shape, args.layout, DTYPES[args.dtype], args.groups)
+        rows = args.K if args.layout == "tn" else args.M
+        sizes = group_sizes.drawn(args.group_sizes, args.groups, rows)
     fields: dict[str, Any] = dict(args.config or ())
     try:
         found = jaxbw.profile(
             lhs,
             rhs,
             dimension_numbers=dims,
+            group_sizes=sizes,
             path=args.out,
             ctas=args.ctas,
             sm_count=args.sms,

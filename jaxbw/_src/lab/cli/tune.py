@@ -11,20 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 import jaxbw
 from jaxbw._src.lab.bench import progress
 from jaxbw._src.lab.bench.case import parse_shape
 from jaxbw._src.lab.cli.explain import DTYPES
-from jaxbw._src.lab.cli.operands import LAYOUTS, operands
+from jaxbw._src.lab.cli.operands import LAYOUTS, add_groups, grouped, operands
 from jaxbw._src.lab.cli.outcome import Outcome
 from jaxbw._src.lab.tuning import find, session
 from jaxbw._src.lab.tuning.autotune import gpu, measurable_device
 from jaxbw._src.lab.tuning.find import Found
+from jaxbw._src.lab.tuning.launching import Matmul
 from jaxbw._src.lab.tuning.measure import Effort
 
 SUMMARY = "measure matmuls on this GPU and store the fastest configurations"
 EXAMPLES = (
     "python -m jaxbw tune 4096x4096x4096 16x4096x7168 --layouts nn nt --table tuned.json",
+    "python -m jaxbw tune 4096x14336x4096 --groups 8 --layouts nn nt --table tuned.json",
     "python -m jaxbw tune --from-jaxpr train:step --args train:example_args --table tuned.json",
     "python -m jaxbw tune --from-jaxpr train:step --args train:example_args --list",
 )
@@ -42,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["nn"],
         help="of lhs [m, k] and rhs [k, n] in memory: n as written, t transposed",
     )
+    add_groups(which)
     which.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the operands")
     which.add_argument("--out", choices=DTYPES, help="dtype of the result; default --dtype")
     which.add_argument(
@@ -93,12 +99,13 @@ def run(args: argparse.Namespace) -> Outcome:
     there = len(problems) - len(wanted)
     left, status = 0, 0
     if wanted:
+        measuring = gpu(args.group_sizes)
         effort = Effort(count=args.configurations)
         with progress.bar(len(wanted)) as advance:
             measure = partial(session.run, effort=effort, budget_s=args.budget)
             try:
                 left = measure(
-                    problems, device, gpu(), args.table, report=lambda done: advance(str(done))
+                    problems, device, measuring, args.table, report=lambda done: advance(str(done))
                 )
             except KeyboardInterrupt:
                 left, status = len(session.missing(problems, device, args.table)), INTERRUPTED
@@ -112,7 +119,7 @@ def run(args: argparse.Namespace) -> Outcome:
     return Outcome("\n".join(lines), status)
 
 
-def _matmuls(args: argparse.Namespace) -> list[Found]:
+def _matmuls(args: argparse.Namespace) -> list[Found[Matmul]]:
     """What is to be measured."""
     if bool(args.shapes) == bool(args.from_jaxpr):
         raise ValueError("type sizes, as 4096x4096x4096, or --from-jaxpr module:function")
@@ -137,15 +144,20 @@ def _matmuls(args: argparse.Namespace) -> list[Found]:
     return found
 
 
-def _of_shape(args: argparse.Namespace, shape: tuple[int, int, int], layout: str) -> Found:
-    lhs, rhs, dims = operands(shape, layout, DTYPES[args.dtype])
-    matmul = partial(
-        jaxbw.dot_general,
-        dimension_numbers=dims,
-        preferred_element_type=DTYPES[args.out or args.dtype],
+def _of_shape(args: argparse.Namespace, shape: tuple[int, int, int], layout: str) -> Found[Matmul]:
+    dtype, out = DTYPES[args.dtype], DTYPES[args.out or args.dtype]
+    if args.groups is None:
+        lhs, rhs, dims = operands(shape, layout, dtype)
+        matmul = partial(jaxbw.dot_general, dimension_numbers=dims, preferred_element_type=out)
+        return find.matmuls(matmul, lhs, rhs)[0]
+    lhs, rhs, numbers = grouped(shape, layout, dtype, args.groups)
+    sizes = jax.ShapeDtypeStruct((args.groups,), jnp.int32)
+    ragged = partial(
+        jaxbw.ragged_dot_general,
+        ragged_dot_dimension_numbers=numbers,
+        preferred_element_type=out,
     )
-    (found,) = find.matmuls(matmul, lhs, rhs)
-    return found
+    return find.matmuls(ragged, lhs, rhs, sizes)[0]
 
 
 def _named(text: str) -> Any:

@@ -4,9 +4,15 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
+import numpy as np
+
+from jaxbw._src.lab import group_sizes as sizes_of_groups
+from jaxbw._src.lab import grouped
 from jaxbw._src.lab.explain import examined
 from jaxbw._src.lab.profiling.profile import Profile
 from jaxbw._src.lab.tuning import autotune
+from jaxbw._src.lab.tuning.launching import Chosen, Matmul
+from jaxbw._src.selection.choice import Refusal
 from jaxbw._src.selection.implementations import EMULATED
 
 _CALL = "jaxbw.profile"
@@ -17,6 +23,7 @@ def profile(
     rhs: Any,
     rhs_up: Any = None,
     *,
+    group_sizes: Any = None,
     path: str | PathLike[str] | None = None,
     ctas: Iterable[int] | None = None,
     sm_count: int | None = None,
@@ -38,11 +45,15 @@ def profile(
     Args:
       lhs, rhs: arrays or `jax.ShapeDtypeStruct` objects, as of `matmul`.
       rhs_up: likewise, for a `gated_matmul`; default None.
+      group_sizes: for a grouped matmul, `ragged_dot` or `gated_ragged_dot`, or with a
+        `RaggedDotDimensionNumbers` as dimension_numbers `ragged_dot_general`: the sizes, integers
+        [groups], which matter to what is shown; default None.
       path: where to write the trace, for https://ui.perfetto.dev; default nowhere, see
         `Profile.write`.
       ctas: which the trace shows; default the first ones, as many as Perfetto shows at once.
       sm_count: of the emulated GPU; default two clusters' CTAs.
-      matmul: the other arguments of `explain`, among them `implementation` and `config`.
+      matmul: the other arguments of `explain`, or of `ragged_dot`, among them `implementation`
+        and `config`.
 
     Returns:
       The `Profile`. `print` shows when the first load was issued, the first stage full, the first
@@ -64,16 +75,23 @@ def profile(
     # Loaded when they are asked for: `import jaxbw` needs neither the emulator nor what measures.
     from jaxbw._src.lab.profiling import emulated, gpu
 
-    choice, problem, _ = examined(_CALL, lhs, rhs, rhs_up, weighs_xla=False, **matmul)
-    if choice.kernel is None:
+    choice: Chosen | Refusal
+    problem: Matmul
+    sizes: str | sizes_of_groups.Sizes = sizes_of_groups.DEFAULT
+    if group_sizes is None:
+        choice, problem, _ = examined(_CALL, lhs, rhs, rhs_up, weighs_xla=False, **matmul)
+    else:
+        sizes = np.asarray(group_sizes, np.int32)
+        choice, problem, _ = grouped.examined(_CALL, lhs, rhs, rhs_up, groups=len(sizes), **matmul)
+    if isinstance(choice, Refusal) or choice.kernel is None:
         raise ValueError(
             f"{_CALL}: XLA serves this matmul ({choice.reason}), and has nothing to profile; name "
             'a kernel, or implementation="emulator-sm90" on a machine without a GPU'
         )
     if choice.implementation in EMULATED:
-        found = emulated.profile(problem, choice, sm_count)
+        found = emulated.profile(problem, choice, sm_count, sizes)
     else:
-        found = gpu.profile(problem, choice, autotune.measurable_device(), autotune.gpu())
+        found = gpu.profile(problem, choice, autotune.measurable_device(), autotune.gpu(sizes))
     if path is not None:
         found.write(path, ctas)
     return found

@@ -4,24 +4,34 @@ It needs no GPU and no compiler. It counts steps: who waited for whom, not how l
 """
 
 import math
+from typing import Any
+
+import numpy as np
 
 from jaxbw import _native
 from jaxbw._native import emulator as _core
 from jaxbw._src.emulator import tensor_map, timeline
 from jaxbw._src.emulator.report import Report, engine, make_report
+from jaxbw._src.lab import group_sizes
 from jaxbw._src.lab.profiling.profile import MOMENTS, Profile
-from jaxbw._src.lab.tuning.launching import operands
-from jaxbw._src.primitives.gemm import plan_of
-from jaxbw._src.problem import DATA_TYPES, GemmProblem
-from jaxbw._src.selection.choice import Choice
+from jaxbw._src.lab.tuning import arrays
+from jaxbw._src.lab.tuning.launching import Chosen, Matmul, plan_of
+from jaxbw._src.problem import DATA_TYPES
 
 LARGEST = 2**31  # multiply-adds: a minute or two
 
 _Kind = _core.EventKind
 
 
-def profile(problem: GemmProblem, choice: Choice, sm_count: int | None) -> Profile:
+def profile(
+    problem: Matmul,
+    choice: Chosen,
+    sm_count: int | None,
+    sizes: str | group_sizes.Sizes = group_sizes.DEFAULT,
+) -> Profile:
     """Runs the matmul on so many SMs, by default two clusters at a time.
+
+    `sizes`: as of `group_sizes.of_problem`.
 
     Raises:
       ValueError: the matmul is too large, or there are fewer SMs than a cluster has CTAs.
@@ -38,7 +48,7 @@ def profile(problem: GemmProblem, choice: Choice, sm_count: int | None) -> Profi
             f"jaxbw.profile: {choice.problem} takes {work / 1e9:.1f} G multiply-adds, more than "
             f"the {LARGEST / 1e9:.1f} G that are emulated; profile a smaller matmul"
         )
-    report = launch(problem, choice, sm_count or 2 * size)
+    report = launch(problem, choice, sm_count or 2 * size, sizes=sizes)
     if report.findings:
         raise RuntimeError(f"jaxbw.profile: the emulator has found {report.findings}")
     return Profile(
@@ -52,28 +62,37 @@ def profile(problem: GemmProblem, choice: Choice, sm_count: int | None) -> Profi
 
 
 def launch(
-    problem: GemmProblem,
-    choice: Choice,
+    problem: Matmul,
+    choice: Chosen,
     sm_count: int,
     profiling: tuple[str, int, int, int] | None = None,
+    sizes: str | group_sizes.Sizes = group_sizes.DEFAULT,
 ) -> Report:
-    """The traced launch, on zeros.
+    """The traced launch, on zeros, with these sizes of groups.
 
     With `profiling`, as of `_native.trace_gemm`, it is one of the profiling build, and leaves its
     stamps there.
     """
     plan = plan_of(problem, choice)
-    read, written = operands(problem), problem.results
-    arrays = [tensor_map.empty(shape, dtype) for shape, dtype in (*read, *written)]
-    for array in arrays:
-        array[...] = 0
-    given = [(x.ctypes.data, x.shape, DATA_TYPES[x.dtype.name]) for x in arrays]
-    size = plan.workspace_bytes
-    workspace = tensor_map.empty(size, "uint8")
-    scratch = [(workspace.ctypes.data, (size,), None)]
+    read, written, size = (arrays.operands(problem), problem.results, plan.workspace_bytes)
+    kept: list[Any] = []
+
+    def place(x: Any) -> int:
+        """The address of a copy."""
+        kept.append(tensor_map.empty(x.shape, x.dtype))
+        kept[-1][...] = x
+        return int(kept[-1].ctypes.data)
+
+    given, found = (
+        [(place(np.zeros(shape, dtype)), shape, DATA_TYPES[dtype.name]) for shape, dtype in some]
+        for some in (read, written)
+    )
+    if arrays.adds_in_place(problem):
+        given.insert(2, found[0])
+    indices = arrays.indices(problem, sizes)
     traced = _native.trace_gemm(
-        given[: len(read)],
-        [*given[len(read) :], *scratch[: size > 0]],
+        [*given, *((place(x), x.shape, _native.Untyped.INT32) for x in indices)],
+        [*found, *[(place(np.zeros(size, "uint8")), (size,), _native.Untyped.BYTES)][: size > 0]],
         plan.attributes,
         sm_count=sm_count,
         profiling=profiling,

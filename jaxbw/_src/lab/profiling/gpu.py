@@ -9,9 +9,7 @@ import numpy as np
 from jaxbw._src.lab.profiling import build, stamped
 from jaxbw._src.lab.profiling.profile import Profile
 from jaxbw._src.lab.profiling.record import Layout, read
-from jaxbw._src.lab.tuning.launching import Gpu
-from jaxbw._src.problem import GemmProblem
-from jaxbw._src.selection.choice import Choice
+from jaxbw._src.lab.tuning.launching import Chosen, Gpu, Matmul
 from jaxbw._src.selection.devices import Device
 
 BURSTS, REPEATS = 10, 20  # of each build, in turns
@@ -19,7 +17,7 @@ WARM = 10  # launches before the one that is shown
 _MICRO = 1e-3  # of a nanosecond
 
 
-def profile(problem: GemmProblem, choice: Choice, device: Device, gpu: Gpu) -> Profile:
+def profile(problem: Matmul, choice: Chosen, device: Device, gpu: Gpu) -> Profile:
     """Launches the matmul on random numbers: both builds in turns, timed; then one that is shown.
 
     Raises:
@@ -46,6 +44,7 @@ def profile(problem: GemmProblem, choice: Choice, device: Device, gpu: Gpu) -> P
         lost=stamped.lost(recorded),
         normal_us=median(time for burst in times[::2] for time in burst),
         profiled_us=median(time for burst in times[1::2] for time in burst),
+        kernels=gpu.kernels(normal, REPEATS),
         ghz=recorded.ghz,
         tick_ns=recorded.tick_ns,
         groups=stamped.groups(recorded, _MICRO),

@@ -10,6 +10,7 @@ from jaxbw._src import perfetto
 from jaxbw._src.emulator.report import Report
 from jaxbw._src.perfetto import Group
 from jaxbw._src.selection.choice import Choice
+from jaxbw._src.selection.ragged import RaggedChoice
 
 MOMENTS = (
     "first load issued",
@@ -28,7 +29,8 @@ class Profile:
     """What every warp of one launch did when. `print` shows a table, `write` writes the trace.
 
     Attributes:
-      choice: kernel and configuration, as `jaxbw.explain` gives them.
+      choice: kernel and configuration, as `jaxbw.explain` gives them; of a grouped matmul a
+        dataclass with "problem", "kernel", "config", "device" and "reason".
       machine: the GPU that it ran on, or "emulator".
       unit: "us", or of the emulator "steps", which are order, not time.
       moments: by name the moment in each CTA, from the first stamp of the launch.
@@ -36,6 +38,9 @@ class Profile:
       lost: stamps that did not fit the memory that they have.
       normal_us, profiled_us: median time of the shipped kernel and of the one that stamps; of a GPU
         only.
+      kernels: by name the median time of each kernel of a call: beside the one that is shown, what
+        makes the table of a grouped matmul's tiles, say. They overlap: the one behind starts
+        early, and waits for the one ahead. Of a GPU only.
       ghz, tick_ns: of the SMs' clocks, and of the one that they share: moments of different SMs
         compare to within a tick; of a GPU only.
       groups: the tracks of each CTA.
@@ -43,7 +48,7 @@ class Profile:
         `report.timeline(png=...)`; of the emulator only.
     """
 
-    choice: Choice
+    choice: Choice | RaggedChoice
     machine: str
     unit: str
     moments: Mapping[str, Sequence[float]]
@@ -51,6 +56,7 @@ class Profile:
     lost: int = 0
     normal_us: float | None = None
     profiled_us: float | None = None
+    kernels: Mapping[str, float] = field(default_factory=dict)
     ghz: float | None = None
     tick_ns: int | None = None
     groups: Sequence[Group] = field(default=(), repr=False)
@@ -96,6 +102,7 @@ class Profile:
             "normal_us": self.normal_us,
             "profiled_us": self.profiled_us,
             "overhead": self.overhead,
+            "kernels": self.kernels,
             "ghz": self.ghz,
             "tick_ns": self.tick_ns,
             "ctas": len(self.groups),
@@ -130,6 +137,8 @@ class Profile:
         ]
         if self.overhead is not None:
             lines.append(f"  {self._cost()}; {self.ghz:.2f} GHz, SMs within {self.tick_ns} ns")
+        if len(self.kernels) > 1:
+            lines += [f"    {us:9.2f} us  {name}" for name, us in self.kernels.items()]
         lines.append(f"  {unit} from the start of the kernel, of {len(self.groups)} CTAs:")
         lines.append(f"    {'':24s}{'least':>12s}{'median':>12s}{'most':>12s}")
         digits = 2 if self.unit == "us" else 0

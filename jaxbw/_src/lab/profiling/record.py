@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import _native
-from jaxbw._src.primitives.gemm import plan_of
-from jaxbw._src.problem import GemmProblem
-from jaxbw._src.selection.choice import Choice
+from jaxbw._src.lab.tuning.launching import Chosen, Matmul, plan_of
+from jaxbw._src.ragged import RaggedProblem
 
 ACTIVITIES = tuple(_native.activities())
 LONGEST = 2**15  # words of a slice: stamps behind that many are counted, not kept
@@ -34,13 +33,16 @@ class Layout:
     slice_words: int
 
     @classmethod
-    def of(cls, problem: GemmProblem, choice: Choice, sm_count: int) -> "Layout":
+    def of(cls, problem: Matmul, choice: Chosen, sm_count: int) -> "Layout":
         """Memory that is enough on a GPU of so many SMs, unless a CTA makes too many stamps."""
+        depth = problem.k
+        if isinstance(problem, RaggedProblem) and problem.ragged_contraction:
+            depth = problem.expected_rows + _SPAN  # whoever has more rows, another has less
         plan = plan_of(problem, choice)
         resident = max(1, sm_count // plan.cluster_ctas)
         # Twice as many as there would be, for a GPU that runs fewer clusters at a time.
         each = 2 * math.ceil(plan.items / min(plan.items, resident))
-        stages = math.ceil(problem.k / _SPAN)
+        stages = math.ceil(depth / _SPAN)
         words = _SLICE_HEAD + _PER_WARP + each * (_PER_STAGE * stages + _PER_ITEM)
         ctas = plan.clusters_on(resident) * plan.cluster_ctas
         return cls(ctas, plan.threads // 32, min(words, LONGEST))

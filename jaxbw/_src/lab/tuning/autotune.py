@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxbw._src.lab import group_sizes
 from jaxbw._src.lab.tuning import find, session
 from jaxbw._src.lab.tuning.launching import Bench, Gpu
 from jaxbw._src.lab.tuning.measure import Effort
@@ -24,6 +25,7 @@ def autotune(
     lax: bool = False,
     configurations: int = Effort.count,
     budget_s: float = math.inf,
+    group_sizes: str = group_sizes.DEFAULT,
     bench: Bench | None = None,
 ) -> list[Outcome]:
     """Measures the matmuls of a function on this machine's GPU, and stores the fastest.
@@ -42,13 +44,17 @@ def autotune(
       lax: also measure the matmuls that are `jax.lax.dot_general`'s.
       configurations: how many to try for each matmul.
       budget_s: seconds after which no matmul is begun; default no limit.
-      bench: what measures; default this machine's GPU.
+      group_sizes: how the rows of a grouped matmul (`ragged_dot`) fall into groups while it is
+        measured: only the device knows it when it runs. "uniform", "zipf", "one" or "random";
+        default "uniform". As many as the call's `rows_per_group` says, or else all rows.
+      bench: what measures; default this machine's GPU, with such groups.
 
     Returns:
       What came of each matmul that was measured now. Its `str` is a line about it.
 
     Raises:
-      ValueError: there is no GPU with kernels; the file is there and no tuned table.
+      ValueError: there is no GPU with kernels; the file is there and no tuned table; there are no
+        such sizes.
       RuntimeError: it is called while a function is traced; a measurement failed.
 
     Example, on a GPU:
@@ -73,7 +79,7 @@ def autotune(
         session.run(
             problems,
             device,
-            bench or gpu(),
+            bench or gpu(group_sizes),
             path,
             effort=Effort(count=configurations),
             budget_s=budget_s,
@@ -82,8 +88,8 @@ def autotune(
     return outcomes
 
 
-def gpu() -> Gpu:
-    """What measures on this machine's GPU.
+def gpu(sizes: str | group_sizes.Sizes = group_sizes.DEFAULT) -> Gpu:
+    """What measures on this machine's GPU; `sizes` are as of `Gpu`.
 
     Raises:
       ValueError: JAX does not use it.
@@ -92,7 +98,7 @@ def gpu() -> Gpu:
         raise ValueError(
             "there is a GPU and JAX does not use it; `python -m jaxbw doctor` says what to do"
         )
-    return Gpu()
+    return Gpu(sizes=sizes)
 
 
 def measurable_device() -> Device:

@@ -3,9 +3,9 @@
 Under `jaxbw.accelerate` lax's are jaxbw's.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params, primitives
@@ -25,6 +25,7 @@ from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.tuned_matmuls import matmul_key
 
+Problem = TypeVar("Problem", bound=GemmProblem | RaggedProblem)
 _Rule = Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Reduction]
 _RULES: dict[Any, _Rule] = {
     dot_general.dot_general_p: dot_general.reduction,
@@ -34,24 +35,26 @@ _RULES: dict[Any, _Rule] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Found(Generic[Problem]):
     """A matmul, and how often one call of the function computes it, so far as that is known.
 
     The body of a `lax.scan` counts as often as it runs, that of a `lax.while_loop` once, and of the
     branches of a `lax.cond` each.
     """
 
-    problem: GemmProblem
+    problem: Problem
     count: int
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of all of them."""
+        """Floating-point operations of all of them; of a grouped one as if groups had all rows."""
         p = self.problem
         return 2 * p.batch * p.m * p.n * p.k * (2 if p.epilogue.gated else 1) * self.count
 
 
-def matmuls(function: Callable[..., Any], *args: Any, lax: bool = False) -> list[Found]:
+def matmuls(
+    function: Callable[..., Any], *args: Any, lax: bool = False
+) -> list[Found[GemmProblem | RaggedProblem]]:
     """The different matmuls of a function, the most expensive first.
 
     It is traced, not run. What `jax.grad` adds is seen where the function itself takes the
@@ -62,12 +65,29 @@ def matmuls(function: Callable[..., Any], *args: Any, lax: bool = False) -> list
       args: its arguments; of arrays only the types count, and `jax.ShapeDtypeStruct`s do.
       lax: also matmuls that are `jax.lax.dot_general`'s.
     """
-    found: dict[str, Found] = {}
-    for problem, policy, times in matmuls_in(jax.make_jaxpr(function)(*args).jaxpr):
-        if not problem.is_sized or (policy is None and not lax):
-            continue
-        if problem.pieces is not None:
-            continue  # what is launched is not all of its time: XLA splits the operands
+    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    grouped = ((each, times) for each, _, times in ragged_matmuls_in(jaxpr) if each.is_sized)
+    return _different([*_dense(jaxpr, lax=lax), *grouped])
+
+
+def dense_matmuls(
+    function: Callable[..., Any], *args: Any, lax: bool = False
+) -> list[Found[GemmProblem]]:
+    """The same without grouped ones."""
+    return _different(_dense(jax.make_jaxpr(function)(*args).jaxpr, lax=lax))
+
+
+def _dense(jaxpr: Jaxpr, *, lax: bool) -> Iterator[tuple[GemmProblem, int]]:
+    """Those of known sizes, but not of operands that XLA splits: what is launched is not all."""
+    for problem, policy, times in matmuls_in(jaxpr):
+        if problem.is_sized and problem.pieces is None and (policy is not None or lax):
+            yield problem, times
+
+
+def _different(problems: Iterable[tuple[Problem, int]]) -> list[Found[Problem]]:
+    """Each of them once, the most expensive first."""
+    found: dict[str, Found[Problem]] = {}
+    for problem, times in problems:
         key = matmul_key(problem)
         before = found.get(key, Found(problem, 0))
         found[key] = replace(before, count=before.count + times)

@@ -7,8 +7,8 @@ before it. (Events around launches in a row would show the throughput of launche
 for small matmuls the host.) CUPTI leaves out the memset of a split matmul's counters.
 """
 
-import itertools
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -19,21 +19,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxbw import _native
-from jaxbw._src import blocks
-from jaxbw._src.lab import cupti
-from jaxbw._src.lab.tuning import xla_form
-from jaxbw._src.primitives.gemm import plan_of
-from jaxbw._src.problem import DATA_TYPES, GemmProblem
+from jaxbw._native import Plan, Untyped
+from jaxbw._src.lab import cupti, group_sizes
+from jaxbw._src.lab.tuning import arrays, xla_form
+from jaxbw._src.primitives import gemm
+from jaxbw._src.problem import GemmProblem
+from jaxbw._src.ragged import RaggedProblem
+from jaxbw._src.selection import ragged
 from jaxbw._src.selection.choice import Choice
+from jaxbw._src.selection.ragged import RaggedChoice
+
+Matmul = GemmProblem | RaggedProblem
+Chosen = Choice | RaggedChoice
 
 ROTATED = 400 * 10**6  # bytes that launches go through before they come back: over twice any L2
 PAUSE_S = 0.012  # before a burst, thrice its length: the clock recovers
-_OPERANDS = 2**30  # elements of 16 bits
-_RESULTS = 2**30  # bytes, of each of results and workspaces
+_OPERANDS = 2**30  # elements of 16 bits, and more where a matmul's are
+_RESULTS = 2**30  # bytes, of each of results and workspaces, and more of results likewise
 # Of the operands, repeated. Odd, or rows of both would be the same ones: a row times itself adds up
 # what float8's short sums truncate, 9 % at a K of 16384.
 _DRAWN = 2**26 - 1
-_LINE = 256  # XLA's alignment of buffers
 _WINDOW = 2**20  # elements of a result that are compared, at either end
 
 
@@ -48,7 +53,7 @@ class Launch(Protocol):
 class Bench(Protocol):
     """What measuring asks of a machine; tests have one that makes the times up."""
 
-    def launch(self, problem: GemmProblem, choice: Choice) -> Launch:
+    def launch(self, problem: Matmul, choice: Chosen) -> Launch:
         """The call that launches a choice."""
         ...
 
@@ -56,7 +61,7 @@ class Bench(Protocol):
         """Microseconds of so many launches of each; there is a pause before each burst."""
         ...
 
-    def deviations(self, problem: GemmProblem, launches: Sequence[Launch]) -> list[float]:
+    def deviations(self, problem: Matmul, launches: Sequence[Launch]) -> list[float]:
         """The norm of each result's difference from the first one, over the norm of that."""
         ...
 
@@ -68,57 +73,96 @@ class Bench(Protocol):
 class Gpu:
     """The first GPU of JAX."""
 
-    def __init__(self, dtype: Any = jnp.bfloat16) -> None:
-        """Allocates; the operands are iid normal, drawn in a dtype of the size they are read as."""
+    def __init__(
+        self, dtype: Any = jnp.bfloat16, sizes: str | group_sizes.Sizes = group_sizes.DEFAULT
+    ) -> None:
+        """Allocates; the operands are iid normal, drawn in a dtype of the size they are read as.
+
+        `sizes`: of grouped matmuls, as of `group_sizes.of_problem`.
+
+        Raises:
+          ValueError: there is no such kind.
+        """
+        self._sizes = group_sizes.known(sizes) if isinstance(sizes, str) else sizes
         count = _DRAWN * 2 // jnp.dtype(dtype).itemsize
         draw = jax.random.normal(jax.random.key(0), (count,), jnp.bfloat16).astype(dtype)
-        draw = draw.view(jnp.bfloat16)
-        self._operands = jnp.resize(draw, (_OPERANDS,))
+        self._draw = draw.view(jnp.bfloat16)
+        self._operands = jnp.resize(self._draw, (_OPERANDS,))
         self._results = jnp.zeros(_RESULTS // 2, jnp.bfloat16)
         self._workspace = jnp.zeros(_RESULTS, jnp.uint8)
         jax.block_until_ready((self._operands, self._results, self._workspace))
 
     def launch(
         self,
-        problem: GemmProblem,
-        choice: Choice,
+        problem: Matmul,
+        choice: Chosen,
         profiling: tuple[str, int, int, int] | None = None,
     ) -> Launch:
         """The call that launches a choice; `profiling` is as of `_native.enqueue_gemm`.
 
         Raises:
-          ValueError: the matmul does not fit what is allocated.
+          ValueError: the matmul does not fit the GPU's memory.
         """
         p = problem
         plan = plan_of(p, choice)
         attributes, workspace = plan.attributes, plan.workspace_bytes
-        read, written = operands(p), p.results
-        starts, size = _laid_out(read)
-        result_starts, result_size = _laid_out(written)
-        if size > 2 * _OPERANDS or max(result_size, workspace) > _RESULTS:
-            raise ValueError(f"{p} does not fit the memory that is set aside")
+        read, written = arrays.operands(p), p.results
+        starts, size = arrays.laid_out(read)
+        result_starts, result_size = arrays.laid_out(written)
+        self._make_room(p, size, result_size, workspace)
+        room, result_room = self._operands.nbytes, self._results.nbytes
         sets = max(2, math.ceil(ROTATED / (size + result_size)))
-        sets = max(1, min(sets, 2 * _OPERANDS // size))
-        places = max(1, min(sets, _RESULTS // result_size))
-        scratch = [(self._workspace.unsafe_buffer_pointer(), (workspace,), None)]
-        source = self._operands.unsafe_buffer_pointer()
-        target = self._results.unsafe_buffer_pointer()
+        sets = max(1, min(sets, room // size))
+        places = max(1, min(sets, result_room // result_size))
+        memory = self._operands, self._results, self._workspace
+        indices = jax.block_until_ready([*map(jnp.asarray, arrays.indices(p, self._sizes))])
 
         enqueue = _native.enqueue_gemm
         if profiling is not None:
             enqueue = partial(enqueue, profiling=profiling)
 
         def call(operands: int, result: int, wait: bool) -> None:
-            at = source + operands % sets * size
-            to = target + result % places * result_size
-            enqueue(
-                _arrays(at, starts, read),
-                [*_arrays(to, result_starts, written), *scratch[: workspace > 0]],
-                attributes,
-                wait=wait,
-            )
+            source, target, scratch = (x.unsafe_buffer_pointer() for x in memory)
+            given = arrays.placed(source + operands % sets * size, starts, read)
+            found = arrays.placed(target + result % places * result_size, result_starts, written)
+            if arrays.adds_in_place(p):
+                given.insert(2, found[0])
+            given += [(x.unsafe_buffer_pointer(), x.shape, Untyped.INT32) for x in indices]
+            if workspace > 0:
+                found.append((scratch, (workspace,), Untyped.BYTES))
+            enqueue(given, found, attributes, wait=wait)
 
         return call
+
+    def _make_room(self, problem: Matmul, size: int, result_size: int, workspace: int) -> None:
+        """Sets more memory aside where a matmul's arrays do not fit: all experts, for one.
+
+        Raises:
+          ValueError: there is not as much.
+        """
+        grows = [size > self._operands.nbytes, result_size > self._results.nbytes]
+        wanted = 2 * max(size, self._operands.nbytes) + max(result_size, self._results.nbytes)
+        has_room = not any(grows) or wanted <= _memory() - self._workspace.nbytes
+        if workspace > self._workspace.nbytes or not has_room:
+            raise ValueError(f"{problem} does not fit the memory that is set aside")
+        if grows[0]:
+            self._operands = self._draw  # what was there is free, but for launches of it
+            self._operands = jnp.resize(self._draw, (-(-size // 2),))
+        if grows[1]:
+            self._results = self._draw
+            self._results = jnp.zeros(-(-result_size // 2), jnp.bfloat16)
+        jax.block_until_ready((self._operands, self._results))
+
+    def kernels(self, launch: Launch, repeats: int) -> dict[str, float]:
+        """By name of a launch's kernels the median of so many times, in microseconds."""
+        with cupti.recorded() as kernels:
+            for number in range(repeats + 1):
+                launch(number, number, wait=number == repeats)
+        times: dict[str, list[float]] = {}
+        for each in cupti.by_call(kernels, repeats + 1)[1:]:
+            for name, milliseconds in each:
+                times.setdefault(name, []).append(1e3 * milliseconds)
+        return {name: statistics.median(found) for name, found in times.items()}
 
     def time(self, bursts: Sequence[Sequence[Launch]], repeats: int) -> list[list[float]]:
         """As in `Bench`: all kernels of a launch together, on input sets one after the other.
@@ -139,8 +183,11 @@ class Gpu:
         times = by_launch(kernels, at)
         return [times[first + 1 : first + each] for first in range(0, at, each)]
 
-    def deviations(self, problem: GemmProblem, launches: Sequence[Launch]) -> list[float]:
-        """As in `Bench`; of the results' first and last elements. Infinity where one has NaN."""
+    def deviations(self, problem: Matmul, launches: Sequence[Launch]) -> list[float]:
+        """As in `Bench`; of the results' first and last elements. Infinity where one has NaN.
+
+        Each launch must write all of its result: none adds to what is there.
+        """
         count, dtype = math.prod(problem.output_shape), problem.output
         launches[0](0, 0, True)
         # Read before it is overwritten: XLA's streams are not ordered with the launches'.
@@ -156,65 +203,33 @@ class Gpu:
     def xla(self, problem: GemmProblem) -> float:
         """As in `Bench`: bursts as of `time`, of the kernels that XLA takes."""
         return xla_form.microseconds(
-            problem, operands(problem), self._operands, rotated=ROTATED, pause_s=PAUSE_S
+            problem, arrays.operands(problem), self._operands, rotated=ROTATED, pause_s=PAUSE_S
         )
 
 
-def operands(problem: GemmProblem) -> list[xla_form.Array]:
-    """Shape and dtype of each operand of the custom call, in its order."""
-    p, e = problem, problem.epilogue
-    found: list[xla_form.Array] = [(p.lhs_shape, p.lhs_dtype), (p.rhs_shape, p.rhs_dtype)]
-    if e.gated:
-        found.append((p.rhs_shape, p.rhs_dtype))
-    if e.c is not None:
-        found.append((p.output_shape, e.c))
-    if e.bias is not None:
-        found.append(((p.m if e.bias_axis == "m" else p.n,), e.bias))
-    if e.residual is not None:
-        found.append((p.output_shape, e.residual))
-    if e.factors_in_memory:
-        found += [((), np.dtype(np.float32))] * (1 if e.c is None else 2)
-    if e.lhs_scale:
-        found.append(((p.batch if p.lhs_batched else 1, p.m), np.dtype(np.float32)))
-    if e.rhs_scale:
-        columns = (p.batch if p.rhs_batched else 1, p.n), np.dtype(np.float32)
-        found += [columns] * (1 + e.gated)
-    k_blocks = blocks.count(p.k)
-    if e.lhs_blocks:
-        found.append(((p.batch if p.lhs_batched else 1, p.m, k_blocks), np.dtype(np.float32)))
-    if e.rhs_blocks:
-        of_columns = (p.batch if p.rhs_batched else 1, blocks.count(p.n), k_blocks)
-        found.append((of_columns, np.dtype(np.float32)))
-    if e.out_scale:
-        found.append(((), np.dtype(np.float32)))
-    return found
+def plan_of(problem: Matmul, choice: Chosen) -> Plan:
+    """What the launch that was chosen for a matmul will do."""
+    if isinstance(problem, RaggedProblem):
+        assert isinstance(choice, RaggedChoice)
+        return ragged.plan_of(problem, choice)
+    assert isinstance(choice, Choice)
+    return gemm.plan_of(problem, choice)
 
 
-def _laid_out(arrays: Sequence[xla_form.Array]) -> tuple[list[int], int]:
-    """Where each array begins when they lie behind each other, and the bytes of all."""
-    sizes = [-(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE for shape, dtype in arrays]
-    *starts, end = itertools.accumulate(sizes, initial=0)
-    return starts, end
+def _memory() -> int:
+    """Bytes that JAX allocates from, of the first GPU."""
+    known = jax.local_devices()[0].memory_stats() or {}
+    return int(known.get("bytes_limit", 0))
 
 
-def _arrays(
-    at: int, starts: Sequence[int], arrays: Sequence[xla_form.Array]
-) -> list[tuple[int, tuple[int, ...], _native.DataType | None]]:
-    """The arrays as the direct launcher takes them."""
-    return [
-        (at + start, shape, DATA_TYPES[dtype.name])
-        for start, (shape, dtype) in zip(starts, arrays, strict=True)
-    ]
-
-
-@partial(jax.jit, static_argnums=2)
+@partial(jax.jit, static_argnums=(1, 2))
 def _ends(results: jax.Array, count: int, dtype: np.dtype[Any]) -> jax.Array:
     """The first and the last of so many elements, as float32."""
     words = dtype.itemsize // results.dtype.itemsize
     inside = jnp.arange(_WINDOW) < count
     windows = []
-    for start in (0, jnp.maximum(count - _WINDOW, 0)):
-        window = jax.lax.dynamic_slice(results, (start * words,), (_WINDOW * words,))
+    for start in (0, max(count - _WINDOW, 0)):
+        window = jax.lax.slice_in_dim(results, start * words, (start + _WINDOW) * words)
         bits = window if words == 1 else window.reshape(_WINDOW, words)
         values = jax.lax.bitcast_convert_type(bits, dtype)
         windows.append(jnp.where(inside, values, 0).astype(jnp.float32))
@@ -230,7 +245,7 @@ def _difference(found: jax.Array, expected: jax.Array) -> jax.Array:
 def by_launch(kernels: cupti.Kernels, count: int) -> list[float]:
     """Microseconds of each launch of ours.
 
-    Repacks go before a matmul, what adds up its parts behind it.
+    Repacks and tables of groups go before a matmul, what adds up its parts behind it.
 
     Raises:
       RuntimeError: there are not so many calls.
@@ -239,7 +254,7 @@ def by_launch(kernels: cupti.Kernels, count: int) -> list[float]:
     pending = 0.0
     for name, milliseconds in kernels:
         microseconds = 1e3 * milliseconds
-        if "repack" in name:
+        if "repack" in name or "group_table" in name:
             pending += microseconds
         elif "reduce" in name and times:
             times[-1] += microseconds

@@ -1,9 +1,10 @@
 """A matmul's configurations, measured against each other: which, in which order, how often.
 
 The best candidates by the model are measured, and the best of every kind (tile, cluster, parts,
-rasterisation) that it does not rate hopeless; what would be chosen and what comes out best once
-more, longer. Launches go in random order, round after round, with pauses where they are long, so
-that the clock is that of short bursts. The results of all configurations must agree.
+rasterisation) that it does not rate hopeless, and of grouped matmuls, which have few, all; what
+would be chosen and what comes out best once more, longer. Launches go in random order, round after
+round, with pauses where they are long, so that the clock is that of short bursts. The results of
+all configurations must agree.
 """
 
 import statistics
@@ -11,13 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from jaxbw._src.epilogue import IDENTITY
 from jaxbw._src.lab.interleaving import interleaved
-from jaxbw._src.lab.tuning.launching import Bench, Launch
-from jaxbw._src.problem import GemmProblem, itemsize
-from jaxbw._src.selection import manifest
-from jaxbw._src.selection.choice import Choice
+from jaxbw._src.lab.model.grouped import for_even_sizes
+from jaxbw._src.lab.tuning import arrays
+from jaxbw._src.lab.tuning.launching import Bench, Chosen, Launch, Matmul
+from jaxbw._src.problem import itemsize
+from jaxbw._src.ragged import RaggedProblem
+from jaxbw._src.selection import manifest, ragged
+from jaxbw._src.selection.choice import Choice, Refusal
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import Device
+from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.search import Ranked
 from jaxbw._src.selection.select import ranking, select
 from jaxbw._src.selection.tuned import table_for
@@ -61,50 +67,77 @@ class Effort:
 
 
 def measure(
-    bench: Bench, problem: GemmProblem, device: Device, effort: Effort, seed: int = 0
+    bench: Bench, problem: Matmul, device: Device, effort: Effort, seed: int = 0
 ) -> list[Measured]:
     """Measures a matmul in many configurations, the fastest first.
 
     Raises:
       RuntimeError: results differ.
     """
-    kernels, family = manifest.kernels(), device.family or ""
-    _, ranked = ranking(problem, device, family, kernels, tuned=None, kept=10**6)
-    tuned = table_for(device.machine.name, itemsize(problem.lhs_dtype))
-    firsts = ranking(problem, device, family, kernels, tuned=tuned)[1][:1] + ranked[:1]
-    launches: dict[GemmConfig, Launch] = {}
-    modelled = {each.config: each.cost.total for each in firsts}
-    modelled |= {each.config: each.cost.total for each in chosen_few(ranked, effort.count)}
-    modelled = dict(list(modelled.items())[: effort.count])
-    for config in modelled:
-        launches[config] = launch_of(bench, problem, device, config)
-    for config, deviation in off(bench, problem, launches).items():
+    firsts, modelled = candidates(problem, device, effort.count)
+    compared = problem
+    if arrays.adds_in_place(problem):  # what is added to is another thing at each launch
+        compared = replace(problem, epilogue=IDENTITY)
+    of_compared = {each: launch_of(bench, compared, device, each) for each in modelled}
+    for config, deviation in off(bench, compared, of_compared).items():
         raise RuntimeError(f"{problem}: {config} is {deviation:.2g} off")
+    launches = of_compared
+    if compared is not problem:
+        launches = {each: launch_of(bench, problem, device, each) for each in modelled}
 
     def timed(configs: Iterable[GemmConfig], most: int) -> dict[GemmConfig, float]:
         chosen = {config: launches[config] for config in configs}
-        expected = [modelled[config] for config in chosen]
-        once = sum(expected) * (1 + effort.repeats)
+        once = sum(modelled[config] for config in chosen) * (1 + effort.repeats)
         rounds = min(most, max(2, int(effort.seconds * 1e6 / once)))
         return rotated(bench, chosen, modelled, rounds, effort.repeats, seed)
 
     times = timed(launches, effort.rounds)
     best = sorted(times, key=times.__getitem__)[: effort.finalists]
-    times |= timed(dict.fromkeys([each.config for each in firsts] + best), effort.final_rounds)
+    times |= timed(dict.fromkeys([*firsts, *best]), effort.final_rounds)
     return [
         Measured(config, times[config], modelled[config])
         for config in sorted(times, key=times.__getitem__)
     ]
 
 
-def launch_of(bench: Bench, problem: GemmProblem, device: Device, config: GemmConfig) -> Launch:
+def candidates(
+    problem: Matmul, device: Device, count: int
+) -> tuple[list[GemmConfig], dict[GemmConfig, float]]:
+    """What would be chosen, and up to so many configurations with their modelled times."""
+    kernels, family = manifest.kernels(), device.family or ""
+    if isinstance(problem, RaggedProblem):
+        rule = ragged.by_rule(problem, family, device.sm_count)
+        times = {
+            config: for_even_sizes(problem, config, device.machine).total_us
+            for config in (rule, *ragged.candidates(problem, family, device.sm_count))
+        }
+        best = sorted(times, key=times.__getitem__)
+        return [rule], {each: times[each] for each in dict.fromkeys([rule, *best][:count])}
+    _, ranked = ranking(problem, device, family, kernels, tuned=None, kept=10**6)
+    tuned = table_for(device.machine.name, itemsize(problem.lhs_dtype))
+    firsts = ranking(problem, device, family, kernels, tuned=tuned)[1][:1] + ranked[:1]
+    modelled = {each.config: each.cost.total for each in firsts}
+    modelled |= {each.config: each.cost.total for each in chosen_few(ranked, count)}
+    return [each.config for each in firsts], dict(list(modelled.items())[:count])
+
+
+def launch_of(bench: Bench, problem: Matmul, device: Device, config: GemmConfig) -> Launch:
     """The call that launches a matmul in a configuration, which serves it."""
-    choice = select(problem, device, (device.family or "",), config, manifest.kernels())
-    assert isinstance(choice, Choice), choice
+    choice = chosen(problem, device, config)
+    assert not isinstance(choice, Refusal), choice
     return bench.launch(problem, choice)
 
 
-def off(bench: Bench, problem: GemmProblem, launches: Mapping[Key, Launch]) -> dict[Key, float]:
+def chosen(problem: Matmul, device: Device, config: GemmConfig | None = None) -> Chosen | Refusal:
+    """The kernel that serves a matmul without a user's table, or why none does."""
+    family = (device.family or "",)
+    if isinstance(problem, RaggedProblem):
+        return ragged.choose(problem, device, Policy(family, config))
+    found = select(problem, device, family, config, manifest.kernels())
+    return found if isinstance(found, Choice) else found[0]
+
+
+def off(bench: Bench, problem: Matmul, launches: Mapping[Key, Launch]) -> dict[Key, float]:
     """The launches whose results are not those of the first, and by how much."""
     deviations = bench.deviations(problem, list(launches.values()))
     return {

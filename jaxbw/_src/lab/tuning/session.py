@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from jaxbw._src.lab.tuning.launching import Bench
-from jaxbw._src.lab.tuning.measure import Effort, measure
-from jaxbw._src.problem import GemmProblem
+from jaxbw._src.lab.tuning.launching import Bench, Matmul
+from jaxbw._src.lab.tuning.measure import Effort, chosen, measure
+from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection import manifest
-from jaxbw._src.selection.choice import Choice
+from jaxbw._src.selection.choice import Choice, Refusal
+from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.select import select
@@ -22,7 +23,7 @@ from jaxbw._src.selection.tuned_matmuls import Entry, TunedMatmuls, add, new_ent
 class Outcome:
     """What came of a matmul: its entry, or why there is none."""
 
-    problem: GemmProblem
+    problem: Matmul
     entry: Entry | None
     refusal: str | None = None
 
@@ -30,16 +31,17 @@ class Outcome:
         if self.entry is None:
             return f"{self.problem}: not measured: {self.refusal}"
         e = self.entry
-        gain = f"{e.untuned_us / min(e.us, e.xla_us):.3f} times as fast as the choice without it"
+        least = e.us if e.xla_us is None else min(e.us, e.xla_us)
+        gain = f"{e.untuned_us / least:.3f} times as fast as the choice without it"
         kernel = f"{e.configurations} tried: {e.config}"
+        if e.xla_us is None:
+            return f"{e.matmul}: {e.us:.2f} us, {gain}; {kernel}"
         if e.is_for_xla:
             return f"{e.matmul}: XLA, {e.xla_us:.2f} us, {gain}; {e.us:.2f} us, {kernel}"
         return f"{e.matmul}: {e.us:.2f} us, {gain}; XLA {e.xla_us:.2f} us; {kernel}"
 
 
-def missing(
-    problems: Sequence[GemmProblem], device: Device, path: str | PathLike[str]
-) -> list[GemmProblem]:
+def missing(problems: Sequence[Matmul], device: Device, path: str | PathLike[str]) -> list[Matmul]:
     """The matmuls that a file has no entry for.
 
     Raises:
@@ -52,7 +54,7 @@ def missing(
 
 
 def run(
-    problems: Sequence[GemmProblem],
+    problems: Sequence[Matmul],
     device: Device,
     bench: Bench,
     path: str | PathLike[str],
@@ -89,32 +91,51 @@ def run(
 
 
 def _measured(
-    problem: GemmProblem, device: Device, bench: Bench, path: str | PathLike[str], effort: Effort
+    problem: Matmul, device: Device, bench: Bench, path: str | PathLike[str], effort: Effort
 ) -> Outcome:
     """Measures a matmul by the kernels and by XLA, and stores what is best."""
-    family, kernels = device.family or "", manifest.kernels()
-    if isinstance(none := select(problem, device, (family,), None, kernels), tuple):
-        return Outcome(problem, None, f"XLA serves it: {none[0].reason}")
-    without = select(problem, device, None, None, kernels)
-    assert isinstance(without, Choice)
+    if isinstance(none := chosen(problem, device), Refusal):
+        return Outcome(problem, None, f"XLA serves it: {none.reason}")
+    xla_us = None
     try:
         measured = measure(bench, problem, device, effort)
-        xla_us = bench.xla(problem)
+        if not isinstance(problem, RaggedProblem):
+            xla_us = bench.xla(problem)
     except ValueError as error:  # it does not fit the memory set aside
         return Outcome(problem, None, str(error))
     times = {
-        each.config: each.microseconds + memset_us(device.machine, each.config) for each in measured
+        each.config: each.microseconds + _unseen_us(problem, device, each.config)
+        for each in measured
     }
     best = min(times, key=times.__getitem__)
+    untuned = _untuned(problem, device)
+    untuned_us = xla_us if untuned is None else times[untuned]
+    assert untuned_us is not None
     entry = new_entry(
         problem,
         device,
         best,
         us=round(times[best], 3),
-        untuned_us=round(xla_us if without.config is None else times[without.config], 3),
-        xla_us=round(xla_us, 3),
+        untuned_us=round(untuned_us, 3),
+        xla_us=None if xla_us is None else round(xla_us, 3),
         configurations=len(times),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
     add(path, entry)
     return Outcome(problem, entry)
+
+
+def _untuned(problem: Matmul, device: Device) -> GemmConfig | None:
+    """What would be chosen without a table; None for XLA."""
+    if isinstance(problem, RaggedProblem):
+        choice = chosen(problem, device)
+        assert not isinstance(choice, Refusal)
+        return choice.config
+    found = select(problem, device, None, None, manifest.kernels())
+    assert isinstance(found, Choice)
+    return found.config
+
+
+def _unseen_us(problem: Matmul, device: Device, config: GemmConfig) -> float:
+    """What CUPTI leaves out: the memset of a dense matmul's counters."""
+    return 0.0 if isinstance(problem, RaggedProblem) else memset_us(device.machine, config)

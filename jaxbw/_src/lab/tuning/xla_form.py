@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxbw._native import Major
 from jaxbw._src.lab import cupti
+from jaxbw._src.lab.tuning.arrays import Array
 from jaxbw._src.primitives.dot_general import dot_general
 from jaxbw._src.primitives.fused_dot_general import fused_dot_general
 from jaxbw._src.problem import DimensionNumbers, GemmProblem, Operands
@@ -23,11 +24,9 @@ from jaxbw._src.selection.policy import Policy
 ROUNDS = 8  # bursts, of which the median counts
 REPEATS = 3  # calls of a burst, beside the first, whose code is not in the caches
 
-Array = tuple[tuple[int, ...], np.dtype[Any]]  # shape and dtype
-
 
 def function(problem: GemmProblem) -> Callable[..., Any]:
-    """The matmul by XLA's operations, of arrays as they lie in memory: of `launching.operands`."""
+    """The matmul by XLA's operations, of arrays as they lie in memory: of `arrays.operands`."""
     p, e = problem, replace(problem.epilogue, bias_rank=1)
     if e.factors_in_memory:
         e = replace(e, alpha=None, beta=1.0 if e.c is None else None)

@@ -12,7 +12,7 @@ import jax
 from jaxbw._src.lab import cupti
 from jaxbw._src.lab.bench.models.form import Form
 from jaxbw._src.lab.bench.models.transformer import Transformer
-from jaxbw._src.lab.tuning.find import matmuls
+from jaxbw._src.lab.tuning.find import dense_matmuls
 from jaxbw._src.primitives import serve
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.policy import FREE
@@ -68,12 +68,12 @@ def count_matmuls(model: Transformer, form: Form, stacking: str) -> dict[str, in
     step, given = model.step(form, stacking), model.argument_shapes(stacking)
     device = serve.device_for(None, devices.current_target())
     counts = Counter({"jaxbw": 0, "kernels": 0, "xla": 0})
-    for each in matmuls(step, *given):
+    for each in dense_matmuls(step, *given):
         counts["jaxbw"] += each.count
         choice = serve.choose(each.problem, FREE, device, "bench model")
         if choice.kernel is not None:
             counts["kernels"] += each.count
-    total = sum(each.count for each in matmuls(step, *given, lax=True))
+    total = sum(each.count for each in dense_matmuls(step, *given, lax=True))
     return {**counts, "xla": total - counts["jaxbw"]}
 
 

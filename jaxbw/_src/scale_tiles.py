@@ -7,6 +7,7 @@ calls it the layout of 1D block scaling factors; CUTLASS and XLA's call of cuDNN
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -45,3 +46,9 @@ def untiled(tiles: Any, rows: Any, blocks: Any) -> Any:
     tile, k_tile, lane, quarter, block = range(len(batch), len(batch) + 5)
     scale = apart.transpose(*front, tile, quarter, lane, k_tile, block)
     return scale.reshape(*batch, row_tiles * ROWS, k_tiles * BLOCKS)[..., :rows, :blocks]
+
+
+def of_rows(tiles: Any, count: int, rows: Any) -> Any:
+    """The tiles of those of `count` rows that indices say; of one beyond them, the nearest's."""
+    scale = untiled(tiles, count, tiles.shape[-2] * BLOCKS)
+    return tiled(jnp.take(scale, rows, axis=-2, mode="clip"))

@@ -179,6 +179,8 @@ def _refusal(problem: RaggedProblem, device: Device | None, family: str) -> str 
     p = problem
     if family not in _FAMILIES:
         return f"grouped matmuls have kernels of {' and '.join(_FAMILIES)}, not of {family}"
+    if p.epilogue.formats:
+        return "block-scaled formats have no grouped kernels"
     if not {p.lhs_dtype, p.rhs_dtype} <= {*_DTYPES}:
         *some, last = (dtype.name for dtype in _DTYPES)
         found = " and ".join(dict.fromkeys((p.lhs_dtype.name, p.rhs_dtype.name)))

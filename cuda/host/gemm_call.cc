@@ -273,7 +273,7 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
   }
   const Array &lhs = operands[0], &rhs = operands[1], &sizes = operands[count - 2];
   if (!lhs.type || !rhs.type || !multiplied_together(*lhs.type, *rhs.type)) {
-    return invalid("lhs and rhs have one dtype, f16 or bf16, or 8 bits each, e4m3 or e5m2");
+    return invalid("lhs and rhs have one dtype, f16, bf16 or e2m1, or 8 bits each, e4m3 or e5m2");
   }
   const auto extent = [](const Array& array, size_t axis) { return static_cast<uint64_t>(array.dims[axis]); };
   const bool b_k_major = attributes.rhs_major == 0;
@@ -290,6 +290,7 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
                       .beta = attributes.beta,
                       .a_scaled = attributes.has_lhs_scale != 0,
                       .b_scaled = attributes.has_rhs_scale != 0,
+                      .mx = static_cast<uint32_t>(attributes.mx),
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,
                       .grouped = grouped,

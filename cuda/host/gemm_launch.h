@@ -99,19 +99,28 @@ struct GemmLaunch {
   // Calls function(argument) with the argument of the gemm kernel, of the type that it has.
   template <typename Function>
   auto with_argument(const Function& function) const {
+    if (config.span_tiles != 0 && params.a_type == DataType::kE2M1) {
+      return with_groups(
+          function, Mx4BitParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, config.span_tiles});
+    }
+    if (config.span_tiles != 0) {
+      return with_groups(function,
+                         MxParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, stage_gaps});
+    }
     if (groups) {
       const GroupedParams grouped{params, groups->table, groups->counts};
       if (gathered) return function(GatheredParams{grouped, *gathered});
       return function(grouped);
     }
     if (scales) return function(PromotedParams{params, *scales});
-    if (config.span_tiles != 0 && params.a_type == DataType::kE2M1) {
-      return function(Mx4BitParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, config.span_tiles});
-    }
-    if (config.span_tiles != 0) {
-      return function(MxParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, stage_gaps});
-    }
     return function(params);
+  }
+
+  // Of MX formats.
+  template <typename Function, typename Mx>
+  auto with_groups(const Function& function, const Mx& mx) const {
+    if (groups) return function(GroupedMx<Mx>{mx, groups->table, groups->counts});
+    return function(mx);
   }
 
   // Its blocks: each fills an SM.

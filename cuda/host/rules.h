@@ -36,6 +36,8 @@ namespace jaxbw {
   X(grouped_8bit_major, "rhs has n as its last dimension; of sm_90 grouped rows of 8 bits take it K-major only")       \
   X(grouped_alignment, "{operand} has rows of {bytes} bytes; of a grouped matmul they are multiples of 16")            \
   X(gathered, "lhs_rows are for a matmul whose rows are grouped, with a batch of 1")                                   \
+  X(grouped_mx,                                                                                                        \
+    "of MX formats the rows of a matmul are grouped, not gathered, with a batch of 1 and one number of bits")          \
   X(grouped_rows, "{batch} times {rows} rows in groups; they are up to {most}, and fewer than 2^31 in all")            \
   /* of a configuration alone */                                                                                       \
   X(block_k, "block_k is {block_k}; it is a multiple of {span}, up to {most}")                                         \

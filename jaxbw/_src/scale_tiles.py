@@ -48,6 +48,27 @@ def untiled(tiles: Any, rows: Any, blocks: Any) -> Any:
     return scale.reshape(*batch, row_tiles * ROWS, k_tiles * BLOCKS)[..., :rows, :blocks]
 
 
+def of_groups(tiles: Any, first: Any, stop: Any) -> Any:
+    """The tiles of rows in groups, none of which has rows of two: of the i-th its rows are those
+    from first[i] up to stop[i]; behind them are zeros.
+
+    Args:
+      tiles: `[row tiles, k tiles, 512]`.
+      first, stop: int32 `[count]`.
+    """
+    *grid, _ = tiles.shape
+    words = lax.bitcast_convert_type(tiles.reshape(*grid, ROWS, BLOCKS), np.uint32)  # of each row
+    quarters = ROWS // _LANES
+    place = np.arange(ROWS, dtype=np.int32)
+    rows = first[:, None] + (place % quarters * _LANES + place // quarters)
+    row_tile, row = rows // ROWS, rows % ROWS
+    place = row % _LANES * quarters + row // _LANES
+    k_tile = np.arange(grid[1], dtype=np.int32)[:, None]
+    found = words.at[row_tile[:, None], k_tile, place[:, None]].get(mode="clip")
+    own = jnp.where((rows < stop[:, None])[:, None], found, np.uint32(0))
+    return lax.bitcast_convert_type(own, tiles.dtype).reshape(len(first), grid[1], SIZE)
+
+
 def of_rows(tiles: Any, count: int, rows: Any) -> Any:
     """The tiles of those of `count` rows that indices say; of one beyond them, the nearest's."""
     scale = untiled(tiles, count, tiles.shape[-2] * BLOCKS)

@@ -122,6 +122,51 @@ def test_what_does_not_fit() -> None:
         jaxbw.ragged_dot(q, jaxbw.quantize(w[0], "mxfp8", axis=-2), SIZES)
 
 
+# By the kernel, whose tiles of scales follow the groups: several of one, a last one, none.
+LARGE = np.array([0, 150, 1, 129, 40], np.int32)  # of 340 rows
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_by_the_kernel(name: str, is_gated: bool) -> None:
+    """NaN lies in rows of no group, and in the matrix of an empty one. Rows may be chosen."""
+    chosen = np.random.default_rng(5).permutation(340).astype(np.int32)
+    x, gate, up = normal((340, K)), normal((5, K, 136), 1), normal((5, K, 136), 2)
+    x[chosen[sum(LARGE) :]] = gate[0] = up[0] = np.nan
+    q = jaxbw.quantize(x, name)
+    rights = [jaxbw.quantize(w, name, axis=-2) for w in ((gate, up) if is_gated else (gate,))]
+    call: Any = partial(jaxbw.gated_ragged_dot, activation="relu") if is_gated else jaxbw.ragged_dot
+    function = partial(call, group_sizes=LARGE, lhs_rows=chosen)
+    with jaxbw.implementation("emulator"):
+        got = jax.jit(function)(q, *rights)
+    (served,) = jaxbw.explain_function(function, q, *rights, device="B200").matmuls
+    bits = 4 if "fp4" in name else 8
+    assert served.choice.kernel == f"jaxbw_sm100_grouped_{bits}bit_mx_1cta"
+    left = np.nan_to_num(exact(q))[chosen]
+    of_gate, *of_up = (np.nan_to_num(exact(each)) for each in rights)
+    if is_gated:
+        wanted = np.maximum(rows(left, of_gate, LARGE), 0) * rows(left, of_up[0], LARGE)
+        np.testing.assert_allclose(got, wanted, rtol=2**-16, atol=2**-14)
+    else:
+        assert_near(got, left, of_gate, LARGE)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "device", "kernel"),
+    [
+        ("mxfp8", "mxfp4", "B200", "jaxbw_sm100_grouped_16bit_1cta"),
+        ("nvfp4", "mxfp4", "B200", "jaxbw_sm100_grouped_16bit_1cta"),
+        ("mxfp8", "mxfp8", "H100", "jaxbw_sm90_grouped_bf16_nt_64x128"),
+    ],
+)
+def test_what_is_multiplied_in_bfloat16(left: str, right: str, device: str, kernel: str) -> None:
+    """Where no kernel multiplies the formats."""
+    q = jaxbw.quantize(normal((M, K)), left)
+    u = jaxbw.quantize(normal((4, K, N), 1), right, axis=-2)
+    report = jaxbw.explain_function(jaxbw.ragged_dot, q, u, SIZES, device=device)
+    assert kernel in [each.choice.kernel for each in report.matmuls]
+
+
 # `mxfp8_ragged_dot`: with a peak in each block quantization is exact.
 PEAK = 28.0  # 448 / 16
 

@@ -41,6 +41,8 @@ MESSAGES: Mapping[str, str] = {
     "the mT of weights [groups, n, k], or what jaxbw.quantize(..., both=True) returns",
     "grouped_alignment": "{array} has rows of {bytes} bytes; of grouped matmuls kernels take "
     "multiples of 16",
+    "grouped_mx": "in block-scaled formats kernels multiply rows in groups, of one group_sizes, as "
+    "they lie, and operands of as many bits",
     "gathered": "kernels gather the rows of one grouped matmul, not of a batch of them",
     "grouped_rows": "{batch} x {rows} rows; grouped are up to {most}, and fewer than 2^31 in all",
     # of a configuration

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import _native, emulator
-from jaxbw._native import Major, Plan
+from jaxbw._native import Major, Plan, Violation
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.config import GemmConfig
@@ -148,10 +148,14 @@ class Ragged:
             split_tail=self.split > 1,
         )
 
-    def plan(self) -> Plan:
-        """What a launch will do."""
+    def planned(self) -> Plan | Violation:
+        """What a launch will do, or why there is none."""
         clusters = self.sm_count // self.cta_group
-        found = _native.plan(self.family, self.problem.native, self.config, clusters)
+        return _native.plan(self.family, self.problem.native, self.config, clusters)
+
+    def plan(self) -> Plan:
+        """The same of a legal one."""
+        found = self.planned()
         assert isinstance(found, Plan), str(found)
         return found
 

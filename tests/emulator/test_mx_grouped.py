@@ -4,13 +4,20 @@ Scales are NaN for rows of no group, behind a group's end in its last tile of sc
 matrices of groups without rows.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
+from jaxbw import emulator
+
+from . import installed
 from .mx_operands import SCHEDULES
-from .ragged_launch import Ragged, check
+from .ragged_launch import Ragged, check, launch
+from .test_mx import PASSES_ON
 
 MXFP8 = Ragged(
     (37, 0, 150, 13), k=144, format="mxfp8", dtype="e4m3", transposed=True, family="sm100"
@@ -53,3 +60,74 @@ CASES = {
 def test_grouped(name: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
     check(CASES[name], schedule=how, seed=seed, checks="strict")
+
+
+@pytest.mark.parametrize(("format", "columns"), [("mxfp8", 192), ("mxfp4", 128), ("nvfp4", 128)])
+def test_what_is_loaded(format: str, columns: int) -> None:
+    """As of other formats; and scales of the rows and columns of each tile, of blocks of K."""
+    of_8_bits = format == "mxfp8"
+    case = replace(MXFP8 if of_8_bits else MXFP4, format=format, k=512, n=2 * columns)
+    case = replace(case, tile=(128, columns), sizes=(37, 0, 150, 13), sm_count=2)
+    _, report = check(case)
+    tiles = 4  # of rows
+    k_bytes = case.k // (1 if of_8_bits else 2)
+    lhs, rhs = 2 * sum(case.sizes) * k_bytes, 2 * tiles * columns * k_bytes
+    k_tiles = case.k // (4 * case.block)
+    scales = 2 * tiles * (1 + -(-columns // 128)) * k_tiles * 512
+    table = 6 * 32 * (16 * 2 * tiles + 4 * case.sm_count)
+    assert report.bytes["global load"] == lhs + rhs + scales + table
+
+
+@pytest.mark.parametrize("case", [CASES["large"], CASES["nvfp4"]], ids=["mxfp8", "nvfp4"])
+@pytest.mark.parametrize(
+    ("pattern", "by", "finding"),
+    [
+        (PASSES_ON, r"\1", "race"),
+        (re.compile(r"tcgen05\.cp\."), "// tcgen05.cp.", "poison"),
+    ],
+)
+def test_mutants_are_found(case: Ragged, pattern: Any, by: str, finding: str) -> None:
+    mutant, count = pattern.subn(by, installed.text(case.plan().kernel))
+    assert count
+    *_, reports = launch(case, *case.operands(), emulator.Module(mutant), checks="strict")
+    assert finding in {found.kind for found in reports[-1].findings}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Ragged:
+    """Whatever is legal, of some ten thousand elements."""
+    base = draw(st.sampled_from([MXFP8, MXFP4, NVFP4]))
+    total, m = draw(st.integers(1, 6)), draw(st.integers(1, 400))
+    size = st.one_of(st.just(0), st.integers(0, m), st.integers(-(2**31), 2**31 - 1))
+    gated = draw(st.booleans())
+    of_8_bits = base.format == "mxfp8"
+    case = replace(
+        base,
+        sizes=tuple(draw(st.lists(size, min_size=total, max_size=total))),
+        m=m,
+        k=(16 if of_8_bits else 32) * draw(st.integers(1, 24)),
+        n=8 * draw(st.integers(1, 50)),
+        groups=draw(st.integers(1, total)),
+        offset=draw(st.integers(-2, total)),
+        tile=(128, draw(st.sampled_from([128, 256] if gated else [64, 128, 192, 256]))),
+        stages=draw(st.sampled_from([None, 1, 2])),
+        swizzle=draw(st.integers(1, 4)),
+        scheduler=draw(st.sampled_from([None, "none"])),
+        sm_count=draw(st.integers(1, 5)),
+        output="f32" if gated else draw(st.sampled_from(["bf16", "f16", "f32"])),
+        bias=draw(st.sampled_from([None, "bf16", "f32"])),
+        activation=draw(st.sampled_from([None, "relu"])),
+        gated=gated,
+        scales=("rhs",) if base.format == "nvfp4" and draw(st.booleans()) else (),
+    )
+    if of_8_bits and draw(st.booleans()):  # rows along n: a span of each operand
+        columns = 256 if gated or case.tile[1] == 256 else 128
+        case = replace(case, transposed=False, n=-(-case.n // 16) * 16, tile=(128, columns))
+    return case
+
+
+@hypothesis.given(cases(), st.sampled_from(SCHEDULES))
+@hypothesis.settings(max_examples=40)
+def test_whatever_is_legal(case: Ragged, schedule: tuple[str, int]) -> None:
+    how, seed = schedule
+    check(case, schedule=how, seed=seed, checks="strict")

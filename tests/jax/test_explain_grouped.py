@@ -131,3 +131,34 @@ def test_blackwell_takes_pairs_where_they_waste_little(
         assert {each.choice.kernel for each in report.matmuls} == {
             f"jaxbw_sm100_grouped_16bit_{ctas}cta"
         }
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "n", "is_gated", "columns"),
+    [
+        ("mxfp8", 4096, 3072, False, 192),
+        ("mxfp8", 4096, 256, False, 128),  # two tiles of either width
+        ("mxfp8", 8, 3072, False, 128),  # fewer tiles than SMs
+        ("mxfp8", 4096, 3072, True, 128),
+        ("mxfp4", 4096, 3072, False, 128),
+        ("mxfp4", 4096, 3072, True, 128),
+        ("nvfp4", 4096, 3072, False, 128),
+        ("nvfp4", 4096, 3072, True, 256),
+    ],
+)
+def test_tiles_of_block_scaled_formats_leave_two_accumulators(
+    name: str, rows: int, n: int, is_gated: bool, columns: int
+) -> None:
+    """Where there are any that do."""
+
+    def function(x: Any, w: Any, sizes: Any) -> Any:
+        q, u = jaxbw.quantize(x, name), jaxbw.quantize(w, name, axis=-2)
+        if is_gated:
+            return jaxbw.gated_ragged_dot(q, u, u, sizes)
+        return jaxbw.ragged_dot(q, u, sizes)
+
+    x = jax.ShapeDtypeStruct((8 * rows, 1024), jnp.bfloat16)
+    experts = jax.ShapeDtypeStruct((8, 1024, n), jnp.bfloat16)
+    report = jaxbw.explain_function(function, x, experts, SIZES, device="B200")
+    configs = [each.choice.config for each in report.matmuls]
+    assert [config.block_n for config in configs if config is not None] == [columns]

@@ -42,7 +42,8 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const Params& param
   constexpr bool kKMajorOnly = decltype(scales)::kKMajorOnly;
   const OperandTile a_tile = context.a_tile<kKMajorOnly>(), b_tile = context.b_tile<kKMajorOnly>();
   const uint32_t b_extent = both ? p.b_columns / 2 : p.b_columns;
-  const uint32_t group_bytes = kCtaGroup * (a_tile.bytes() + b_tile.bytes() + scales.stage_bytes());
+  const uint32_t group_bytes =
+      kCtaGroup * (a_tile.bytes() + b_tile.bytes() + scales.stage_bytes() - scales.stage_gaps());
   GroupedLoaders load{{p.a, a_tile, kInput, 0, p.block_m / kCtaGroup, everything},
                       {{gated && odd ? p.b_up : p.b, b_tile, kInput, 0, b_extent, everything},
                        {p.b_up, b_tile, kInput, b_extent, b_extent, everything},

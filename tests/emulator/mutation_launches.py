@@ -317,9 +317,10 @@ def _grouped_mx(name: str) -> Iterator[Ragged]:
     is_4bit = "4bit" in name
     formats = itertools.cycle(["mxfp4", "nvfp4"] if is_4bit else ["mxfp8"])
     for case in _grouped(name):
-        if case.contraction or (case.gated and case.output == "f16"):  # which overflows
+        if case.contraction:
             continue
-        case = replace(case, tile=(128, max(case.tile[1], 64)))
+        alpha = 2.0**-10 if case.gated and case.output == "f16" else 1.0  # or it overflows
+        case = replace(case, tile=(128, max(case.tile[1], 64)), alpha=alpha)
         if is_4bit:
             format, k = next(formats), -(-4 * case.k // 32) * 32
             scales = ("rhs",) if format == "nvfp4" else ()
@@ -331,6 +332,8 @@ def _grouped_mx(name: str) -> Iterator[Ragged]:
         found = found.of_8_bits(transposed=case.transposed)
         if isinstance(found.planned(), Plan):
             yield found
+    if not is_4bit:  # beside 4
+        yield replace(found, k=384, rhs_dtype="e2m1", rhs_format="mxfp4", transposed=True)
 
 
 def _grouped(name: str) -> Iterator[Ragged]:

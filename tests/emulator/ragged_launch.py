@@ -69,7 +69,8 @@ class Ragged:
     adds: bool = False  # to a c
     source_rows: int | None = None  # lhs has so many, of which indices choose m
     indices: tuple[int, ...] = ()  # the first of them; others are drawn
-    format: str | None = None  # block-scaled, of both operands
+    format: str | None = None  # block-scaled
+    rhs_format: str | None = None  # as lhs's
     family: str = "sm90"
     cta_group: int = 1
 
@@ -128,7 +129,7 @@ class Ragged:
                 lhs_scale="lhs" in self.scales,
                 rhs_scale="rhs" in self.scales,
                 lhs_format=self.format,
-                rhs_format=self.format,
+                rhs_format=self.rhs_format or self.format,
             ),
             source_rows=self.source_rows,
         )

@@ -23,6 +23,7 @@ MXFP8 = Ragged(
     (37, 0, 150, 13), k=144, format="mxfp8", dtype="e4m3", transposed=True, family="sm100"
 )
 MXFP4 = replace(MXFP8, format="mxfp4", dtype="e2m1", k=288)
+W4A8 = replace(MXFP8, rhs_format="mxfp4", rhs_dtype="e2m1", k=256)  # weights in whole boxes
 NVFP4 = replace(MXFP4, format="nvfp4", scales=("rhs",))
 LARGE: dict[str, Any] = {"sizes": (300, 1, 128, 129), "m": 600}
 
@@ -44,6 +45,10 @@ CASES = {
     "epilogue": replace(MXFP8, bias="f32", activation="relu", alpha=-0.5, output="f32"),
     "gated": replace(MXFP8, **LARGE, gated=True, activation="relu", bias="bf16", n=200),
     "gated, wide": replace(MXFP8, gated=True, tile=(128, 256), n=264, k=272, output="f32"),
+    "mxfp8 by mxfp4": W4A8,
+    "mxfp8 by mxfp4, large": replace(W4A8, **LARGE, tile=(128, 192), n=424, k=640, output="f32"),
+    "mxfp8 by mxfp4, gated": replace(W4A8, gated=True, tile=(128, 256), n=264, output="f32"),
+    "mxfp8 by mxfp4, narrow": replace(W4A8, gated=True, n=136, dtype="e5m2", output="f32"),
     "mxfp4": MXFP4,
     "mxfp4, large": replace(MXFP4, **LARGE, tile=(128, 192), n=264, k=544, output="f32"),
     "mxfp4, gated": replace(MXFP4, gated=True, n=136, output="f32"),
@@ -96,16 +101,16 @@ def test_mutants_are_found(case: Ragged, pattern: Any, by: str, finding: str) ->
 @st.composite
 def cases(draw: st.DrawFn) -> Ragged:
     """Whatever is legal, of some ten thousand elements."""
-    base = draw(st.sampled_from([MXFP8, MXFP4, NVFP4]))
+    base = draw(st.sampled_from([MXFP8, MXFP4, NVFP4, W4A8]))
     total, m = draw(st.integers(1, 6)), draw(st.integers(1, 400))
     size = st.one_of(st.just(0), st.integers(0, m), st.integers(-(2**31), 2**31 - 1))
     gated = draw(st.booleans())
-    of_8_bits = base.format == "mxfp8"
+    is_mixed, of_8_bits = base.rhs_format is not None, base.format == "mxfp8"
     case = replace(
         base,
         sizes=tuple(draw(st.lists(size, min_size=total, max_size=total))),
         m=m,
-        k=(16 if of_8_bits else 32) * draw(st.integers(1, 24)),
+        k=(128 if is_mixed else 16 if of_8_bits else 32) * draw(st.integers(1, 24)),
         n=8 * draw(st.integers(1, 50)),
         groups=draw(st.integers(1, total)),
         offset=draw(st.integers(-2, total)),
@@ -120,7 +125,7 @@ def cases(draw: st.DrawFn) -> Ragged:
         gated=gated,
         scales=("rhs",) if base.format == "nvfp4" and draw(st.booleans()) else (),
     )
-    if of_8_bits and draw(st.booleans()):  # rows along n: a span of each operand
+    if of_8_bits and not is_mixed and draw(st.booleans()):  # rows along n: a span of each operand
         columns = 256 if gated or case.tile[1] == 256 else 128
         case = replace(case, transposed=False, n=-(-case.n // 16) * 16, tile=(128, columns))
     return case

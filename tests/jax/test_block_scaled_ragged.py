@@ -126,15 +126,17 @@ def test_what_does_not_fit() -> None:
 LARGE = np.array([0, 150, 1, 129, 40], np.int32)  # of 340 rows
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize(
+    ("name", "right"), [*zip(BLOCK_FORMATS, BLOCK_FORMATS, strict=True), ("mxfp8", "mxfp4")]
+)
 @pytest.mark.parametrize("is_gated", [False, True])
-def test_by_the_kernel(name: str, is_gated: bool) -> None:
+def test_by_the_kernel(name: str, right: str, is_gated: bool) -> None:
     """NaN lies in rows of no group, and in the matrix of an empty one. Rows may be chosen."""
     chosen = np.random.default_rng(5).permutation(340).astype(np.int32)
     x, gate, up = normal((340, K)), normal((5, K, 136), 1), normal((5, K, 136), 2)
     x[chosen[sum(LARGE) :]] = gate[0] = up[0] = np.nan
     q = jaxbw.quantize(x, name)
-    rights = [jaxbw.quantize(w, name, axis=-2) for w in ((gate, up) if is_gated else (gate,))]
+    rights = [jaxbw.quantize(w, right, axis=-2) for w in ((gate, up) if is_gated else (gate,))]
     call: Any = partial(jaxbw.gated_ragged_dot, activation="relu") if is_gated else jaxbw.ragged_dot
     function = partial(call, group_sizes=LARGE, lhs_rows=chosen)
     with jaxbw.implementation("emulator"):
@@ -154,7 +156,7 @@ def test_by_the_kernel(name: str, is_gated: bool) -> None:
 @pytest.mark.parametrize(
     ("left", "right", "device", "kernel"),
     [
-        ("mxfp8", "mxfp4", "B200", "jaxbw_sm100_grouped_16bit_1cta"),
+        ("mxfp4", "mxfp8", "B200", "jaxbw_sm100_grouped_16bit_1cta"),
         ("nvfp4", "mxfp4", "B200", "jaxbw_sm100_grouped_16bit_1cta"),
         ("mxfp8", "mxfp8", "H100", "jaxbw_sm90_grouped_bf16_nt_64x128"),
     ],

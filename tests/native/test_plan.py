@@ -482,7 +482,12 @@ BLACKWELL_LEAVES_OUT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "half a span of gate": ("columns", ROWS | {"rhs_major": Major.MN, "gated": True}, {}),
     "blocks of a contraction": ("grouped_mx", OF_GROUPS | {"mx": 32}, {}),
     "blocks of gathered rows": ("grouped_mx", ROWS | {"mx": 32, "source_rows": 9}, {}),
-    "blocks of 8 and 4 bits": ("grouped_mx", ROWS | {"mx": 32, "rhs": DataType.E2M1}, {}),
+    "blocks of 4 and 8 bits": ("grouped_mx", ROWS | {"mx": 32, "lhs": DataType.E2M1}, {}),
+    "half boxes of 4 bits": (
+        "grouped_alignment",
+        ROWS | {"mx": 32, "rhs": DataType.E2M1, "k": 192},
+        {},
+    ),
     "scales of columns, too": ("mx", ROWS | {"mx": 32, "rhs_scale": True}, {}),
     "64 rows": ("mx_rows", ROWS | {"mx": 32}, {"block_m": 64}),
 }

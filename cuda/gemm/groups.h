@@ -72,7 +72,7 @@ struct GatheredParams {
 };
 
 // Where rows in groups are in a block-scaled format, of MxParams or Mx4BitParams. No tile of scales has rows of two
-// groups: A's are those of the table's entries, one behind the other, which are as high (kScaleTileRows).
+// groups: A's are those of the table's entries, one behind the other, each block_m / kScaleTileRows of them.
 template <typename Mx>
 struct GroupedMx : Mx {
   const GroupRows* table;

@@ -3,7 +3,7 @@
 // (grouped_items.cuh). All roles read it, a tile ahead. A tile without a main loop, rows of no group, has no
 // accumulator either: zeros are stored.
 // Of 8 bits rows in groups have scales, and so have the columns of each matrix. In a block-scaled format (sm100_mx.cuh)
-// a tile's first tile of scales has the number of its entry in the table.
+// each entry of the table has a tile of scales for each CTA.
 //
 // Where the contraction is grouped the schedule warp, which has nothing to ask for, clears the results of empty groups,
 // and so do epilogue warps that have no tile left.
@@ -22,9 +22,12 @@ JAXBW_DEVICE uint32_t rows_in_front(const Context& context) {
   return context.rank % kCtaGroup * (context.params.block_m / kCtaGroup);
 }
 
-JAXBW_DEVICE NoScales grouped_scale_loads(const GroupedParams&, const Context&) { return {}; }
-template <typename Mx>
-JAXBW_DEVICE ScaleLoads<1, Mx> grouped_scale_loads(const GroupedMx<Mx>& params, const Context& context) {
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE NoScales grouped_scale_loads(const GroupedParams&, const Context&) {
+  return {};
+}
+template <uint32_t kCtaGroup, typename Mx>
+JAXBW_DEVICE ScaleLoads<kCtaGroup, Mx> grouped_scale_loads(const GroupedMx<Mx>& params, const Context& context) {
   return {params, context};
 }
 
@@ -38,7 +41,7 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const Params& param
   const LoadShare everything{divisor(1), 0, 0};
   // Of a pair's gated tile the even CTA brings the gate, and the odd one up.
   const bool gated = p.epilogue.gated != 0, both = gated && !kPair, odd = kPair && !context.leads_group();
-  auto scales = grouped_scale_loads(params, context);
+  auto scales = grouped_scale_loads<kCtaGroup>(params, context);
   constexpr bool kKMajorOnly = decltype(scales)::kKMajorOnly;
   const OperandTile a_tile = context.a_tile<kKMajorOnly>(), b_tile = context.b_tile<kKMajorOnly>();
   const uint32_t b_extent = both ? p.b_columns / 2 : p.b_columns;
@@ -66,8 +69,8 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const Params& param
       }
     }
     load.start_at(part, items.template first<kBlockK>(item));
-    if constexpr (is_mx(kKind)) {  // a tile of D has the rows of one of scales
-      scales.start_at_tiles(item.row / kScaleTileRows,
+    if constexpr (is_mx(kKind)) {  // each CTA has the rows of one tile of scales
+      scales.start_at_tiles((item.row + rows_in_front<kCtaGroup>(context)) / kScaleTileRows,
                             item.group.matrix * scale_tiles(p.n) + item.column / kScaleTileRows);
     }
 #pragma unroll 1
@@ -135,23 +138,23 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const Params& p
 }
 
 // The tiles that it multiplies, as MxTiles: those with a main loop.
-template <typename Params>
+template <uint32_t kCtaGroup, typename Params>
 class GroupedMxTiles {
  public:
   JAXBW_DEVICE GroupedMxTiles(const Params& params, const Context&)
-      : items_(params, false), number_(blockIdx.x), next_(items_.at(number_)) {}
+      : items_(params, false), number_(blockIdx.x / kCtaGroup), next_(items_.at(number_)) {}
 
   JAXBW_DEVICE uint32_t first() {
 #pragma unroll 1
-    for (; number_ < items_.count(); number_ += gridDim.x) {
+    for (; number_ < items_.count(); number_ += gridDim.x / kCtaGroup) {
       item_ = next_;
-      next_ = items_.at(number_ + gridDim.x);
+      next_ = items_.at(number_ + gridDim.x / kCtaGroup);
       if (item_.group.matrix != kNoMatrix) return number_;
     }
     return WorkItems::kNone;
   }
   JAXBW_DEVICE uint32_t next() {
-    number_ += gridDim.x;
+    number_ += gridDim.x / kCtaGroup;
     return first();
   }
   JAXBW_DEVICE uint32_t blocks(uint32_t, uint32_t k_blocks) const { return k_blocks; }
@@ -295,7 +298,7 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const Params& para
 template <uint32_t kCtaGroup, Kind kKind, typename Params>
 JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {}) {
   constexpr bool kGathered = std::is_same_v<Params, GatheredParams>;
-  static_assert(!(kGathered || is_mx(kKind)) || kCtaGroup == 1);
+  static_assert(!kGathered || kCtaGroup == 1);
   const auto& params = grouped_params(launch);
   const GemmParams& p = params.gemm;
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
@@ -320,9 +323,11 @@ JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {
   }
   if (warp == kMultiplyWarp) {
     if constexpr (is_mx(kKind)) {
-      multiply_scaled<kCtaGroup, GroupedMxTiles<Params>>(launch, context, tmem);
-    } else {
-      if (context.leads_group()) multiply_grouped_tiles<kCtaGroup, kKind>(context, params, contraction, tmem);
+      if (context.leads_group()) {
+        multiply_scaled<kCtaGroup, GroupedMxTiles<kCtaGroup, Params>>(launch, context, tmem);
+      }
+    } else if (context.leads_group()) {
+      multiply_grouped_tiles<kCtaGroup, kKind>(context, params, contraction, tmem);
     }
   } else if (warp == kScheduleWarp) {
     if (contraction) clear_empty_groups(params, kClearPause);

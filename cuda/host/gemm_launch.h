@@ -39,6 +39,12 @@ struct Work {
 Verdict check_work(const Work& work, const GemmProblem& launched, const GemmConfig& config);
 Work work_of(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config);
 
+// Tiles of A's scales along its rows, of one batch index. Of rows in groups there are those of all entries that their
+// table may have (GroupedMx).
+inline uint64_t a_row_tiles(const GemmProblem& p, const GemmConfig& c, const Work& work) {
+  return p.grouped == Grouped::kRows ? work.tiles_m * (c.block_m / kScaleTileRows) : row_tiles(operand_a(p));
+}
+
 // The clusters to launch for so many work items on a machine that holds `resident` of them at a time.
 uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident);
 

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "gemm/groups.h"
 #include "host/gemm.h"
 
 namespace jaxbw {
@@ -23,7 +22,6 @@ struct Operand {
   DataType type;
   Major major;
   uint64_t extent, k, batch;
-  uint64_t groups = 0;        // that its M falls into
   bool k_major_only = false;  // as its instruction takes it
 
   uint64_t columns() const { return major == Major::kK ? k : extent; }
@@ -57,11 +55,7 @@ struct Operand {
 };
 
 // Tiles of an operand's scales along its rows, of one batch index, and along K, of which `block` share one (MxParams).
-// Of A's rows in groups there are as many as there may be (GroupedMx).
-inline uint64_t row_tiles(const Operand& operand) {
-  if (operand.groups != 0) return max_row_tiles(operand.extent, operand.groups, kScaleTileRows);
-  return ceil_div(operand.extent, kScaleTileRows);
-}
+inline uint64_t row_tiles(const Operand& operand) { return ceil_div(operand.extent, kScaleTileRows); }
 inline uint64_t k_tiles(const Operand& operand, uint32_t block) {
   return ceil_div(operand.k, kScaleTileBlocks * block);
 }
@@ -73,8 +67,7 @@ inline bool takes_k_major_only(const KernelFamily& family, DataType type) {
 
 // As they are stored, and as the kernels of a family take them.
 inline Operand operand_a(const GemmProblem& p) {
-  const uint64_t groups = p.grouped == Grouped::kRows ? p.total_groups : 0;
-  return {"lhs", p.a_type, p.a_major, p.gathered() ? p.source_rows : p.m, p.k, p.a_batched ? p.batch : 1, groups};
+  return {"lhs", p.a_type, p.a_major, p.gathered() ? p.source_rows : p.m, p.k, p.a_batched ? p.batch : 1};
 }
 inline Operand operand_b(const GemmProblem& p) {
   const uint64_t matrices = p.grouped == Grouped::kRows ? p.groups : 1;

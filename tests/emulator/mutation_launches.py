@@ -16,12 +16,12 @@ Launch = Case | Ragged
 TILES = {"nn": "64x64", "nt": "64x128", "tn": "128x128", "tt": "64x32"}
 SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.items())
 MX_NAMES = tuple(f"jaxbw_sm100_{bits}bit_mx_{group}cta" for bits in (8, 4) for group in (1, 2))
+GROUPED_MX_NAMES = tuple(name.replace("sm100", "sm100_grouped") for name in MX_NAMES)
 GROUPED_NAMES = (
     "jaxbw_sm100_grouped_16bit_1cta",
     "jaxbw_sm100_grouped_16bit_2cta",
     "jaxbw_sm100_grouped_8bit_1cta",
-    "jaxbw_sm100_grouped_8bit_mx_1cta",
-    "jaxbw_sm100_grouped_4bit_mx_1cta",
+    *GROUPED_MX_NAMES,
     "jaxbw_sm90_grouped_bf16_nn_64x256",
     "jaxbw_sm90_grouped_bf16_nt_64x128",
     "jaxbw_sm90_grouped_bf16_tn_64x256",
@@ -320,7 +320,7 @@ def _grouped_mx(name: str) -> Iterator[Ragged]:
         if case.contraction:
             continue
         alpha = 2.0**-10 if case.gated and case.output == "f16" else 1.0  # or it overflows
-        case = replace(case, tile=(128, max(case.tile[1], 64)), alpha=alpha)
+        case = replace(case, tile=(case.tile[0], max(case.tile[1], 64)), alpha=alpha)
         if is_4bit:
             format, k = next(formats), -(-4 * case.k // 32) * 32
             scales = ("rhs",) if format == "nvfp4" else ()

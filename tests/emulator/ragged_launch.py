@@ -255,16 +255,16 @@ class Ragged:
         return x.astype(np.float64) * (scale.swapaxes(-1, -2) if is_turned else scale)
 
     def _tiles_of_entries(self) -> Array:
-        """Those of each 128 rows of a group, and NaN for all other rows."""
-        exponents, tiles = self.exponents("lhs"), []
+        """Those of each tile of D, by 128 rows of a group, and NaN for all other rows."""
+        exponents, tiles, height = self.exponents("lhs"), [], self.tile[0]
         used = self.used((1, self.m))[0]
         edges = np.minimum(np.cumsum(np.maximum(self.table[0].astype(np.int64), 0)), self.m)
         for first, end in itertools.pairwise([0, *edges.tolist(), self.m]):
-            for row in range(first, end, 128):
-                of_entry = exponents[row : min(row + 128, end)]
-                found = scale_tiles(of_entry[None], self.block)[0]
-                tiles.append(self._with_nan(found, len(of_entry) if used[row] else 0))
-        while len(tiles) < self.plan().tiles_m:
+            for row in range(first, first + -(-(end - first) // height) * height, 128):
+                rows = min(max(end - row, 0), 128) if used[first] else 0
+                found = scale_tiles(exponents[None, min(row, self.m - 1) :][:, :128], self.block)[0]
+                tiles.append(self._with_nan(found, rows))
+        while len(tiles) < self.plan().tiles_m * height // 128:
             tiles.append(self._with_nan(scale_tiles(exponents[None, :1], self.block)[0], 0))
         return np.concatenate(tiles)[None]
 

@@ -58,6 +58,32 @@ CASES = {
     "nvfp4, gated": replace(NVFP4, gated=True, tile=(128, 256), n=136, output="f32"),
 }
 
+# The last tile of a group has rows for both CTAs, or for one.
+PAIRS = {
+    name: CASES[name].on("sm100 pairs")
+    for name in (
+        *("tails", "large", "192 columns", "64 columns", "one group", "all empty", "along n"),
+        *("more groups than rows", "oversized", "some groups", "a CTA for each tile", "epilogue"),
+        *("gated, wide", "mxfp8 by mxfp4", "mxfp8 by mxfp4, large", "mxfp8 by mxfp4, gated"),
+        *("mxfp4", "mxfp4, large", "nvfp4", "nvfp4, large", "nvfp4, gated"),
+    )
+} | {
+    "mxfp4, gated": replace(MXFP4, gated=True, tile=(128, 256), n=264, output="f32").on(
+        "sm100 pairs"
+    ),
+    "gated, large": replace(
+        MXFP8, **LARGE, gated=True, tile=(128, 256), n=264, k=528, bias="f32", output="f32"
+    ).on("sm100 pairs"),
+}
+
+
+@pytest.mark.sampled(len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs(name: str, schedule: tuple[str, int]) -> None:
+    how, seed = schedule
+    check(PAIRS[name], schedule=how, seed=seed, checks="strict")
+
 
 @pytest.mark.sampled(len(SCHEDULES))
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -128,6 +154,9 @@ def cases(draw: st.DrawFn) -> Ragged:
     if of_8_bits and not is_mixed and draw(st.booleans()):  # rows along n: a span of each operand
         columns = 256 if gated or case.tile[1] == 256 else 128
         case = replace(case, transposed=False, n=-(-case.n // 16) * 16, tile=(128, columns))
+    if draw(st.booleans()) and not (gated and case.tile[1] == 128):  # of a CTA alone
+        halves = case.tile[1] if case.transposed else 256  # of B: spans, too
+        case = replace(case, tile=(128, halves)).on("sm100 pairs")
     return case
 
 

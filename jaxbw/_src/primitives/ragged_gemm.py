@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxbw._native import Plan
 from jaxbw._src import compat
 from jaxbw._src.primitives.gemm import gemm_p
 from jaxbw._src.primitives.ragged_xla import group_bounds, steps_of
@@ -38,7 +39,7 @@ def ragged_gemm(
     if problem.epilogue.formats:
         tiles = 2 + problem.epilogue.gated
         of_lhs, *of_rights = terms[-tiles:]
-        of_groups = _of_groups(problem, of_lhs[0], group_sizes, plan.tiles_m)
+        of_groups = _of_groups(problem, plan, of_lhs[0], group_sizes)
         terms = (*terms[:-tiles], of_groups[None], *(x[0] for x in of_rights))
     result, *_ = gemm_p.bind(
         lhs,
@@ -55,11 +56,14 @@ def ragged_gemm(
     return compat.computed_once(result)
 
 
-def _of_groups(problem: RaggedProblem, tiles: Any, group_sizes: Any, count: int) -> Any:
+def _of_groups(problem: RaggedProblem, plan: Plan, tiles: Any, group_sizes: Any) -> Any:
     """The tiles of scales of lhs, as those of the table's entries: the kernel finds them there."""
     from jaxbw._src import scale_tiles  # wanted by few
 
     bounds = group_bounds(group_sizes, np.int32(0), problem.total_groups, problem.m)[0]
     bounds = jnp.append(bounds, np.int32(problem.m))  # what is behind the last group has entries
-    entries = steps_of(bounds, scale_tiles.ROWS, count)
-    return scale_tiles.of_groups(tiles, entries.first, entries.stop)
+    rows = plan.attributes["block_m"]
+    entries = steps_of(bounds, rows, plan.tiles_m)
+    first = entries.first[:, None] + np.arange(0, rows, scale_tiles.ROWS, dtype=np.int32)
+    stop = jnp.broadcast_to(entries.stop[:, None], first.shape)
+    return scale_tiles.of_groups(tiles, first.ravel(), stop.ravel())

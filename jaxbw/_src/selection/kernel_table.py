@@ -236,11 +236,8 @@ def _sm100_faults(kernel: Kernel) -> Iterator[str]:
         yield 'input is not "16bit" or "8bit", of gathered rows'
     if kernel.role == "grouped" and kernel.input == "tf32":
         yield 'input is "tf32", which grouped matmuls do not take'
-    is_alone = kernel.role == "gathered" or (
-        kernel.role == "grouped" and kernel.input in ("8bit_mx", "4bit_mx")
-    )
-    if is_alone and kernel.cta_group != 1:
-        yield "cta_group is not 1, of gathered rows, or of block-scaled ones in groups"
+    if kernel.role == "gathered" and kernel.cta_group != 1:
+        yield "cta_group is not 1, of gathered rows"
     if kernel.input not in ("16bit", "8bit", "tf32", "8bit_mx", "4bit_mx"):
         yield 'input is not "16bit", "8bit", "tf32", "8bit_mx" or "4bit_mx", kinds of tcgen05.mma'
     if kernel.layout != "any" or any((kernel.block_m, kernel.block_n, kernel.block_k)):

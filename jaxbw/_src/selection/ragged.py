@@ -34,6 +34,7 @@ _MOST_PARTS = 4  # the warp that comes last adds them up
 # Of each group a pair's tile wastes 64 rows more on average, for what the model of a B200 says is
 # up to 3 % of the time.
 _PAIR_ROWS = 2048
+_PAIR_ROWS_OF_BLOCKS = 512  # in block-scaled formats, by the same model, see _of_blocks
 _SWIZZLE = 16  # rows of tiles that are walked together: by 8 columns they are a wave of 132 SMs
 
 
@@ -118,22 +119,17 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     On sm100 pairs of CTAs have tiles of 256x256 of 16 bits, where groups are so large that what
     they waste is less than what they save, or of a contraction, where they waste nothing.
 
-    In block-scaled formats, whose tiles have 128 rows, they have as many columns as leave Tensor
-    Memory two accumulators: 192 of 8 bits where these load less and fill all SMs, 128 of 4 and of a
-    gate and up, but of NVFP4's 256. (By the model of a B200, 4096x14336x4096 of 8 bits takes 192 us
-    with 192 columns, 204 with 128, and 218 with 256.)
-
     Promoted sums, which are Hopper's, have 192 columns where these load less, and the warpgroups
     share tiles, as one adds beside the MMAs of the other.
 
     Of a contraction on Hopper, the tiles behind whole waves are to be split if a group has most of
     the rows and their parts fit one wave.
     """
+    if family == "sm100" and mx_of(problem.epilogue):
+        return _of_blocks(problem, sm_count)
     if family == "sm100" and _suits_pairs(problem, sm_count):
         return GemmConfig(256, 256, cluster=(2, 1), cta_group=2, swizzle=_SWIZZLE // 2)
     rows, columns = problem.expected_rows, problem.n * (1 + problem.epilogue.gated)
-    if mx := mx_of(problem.epilogue):
-        return GemmConfig(128, _mx_columns(problem, columns, mx, sm_count), swizzle=_SWIZZLE)
     few = rows <= 64 and not problem.ragged_contraction
     promoted = problem.promoted and family == "sm90"
     block_m = 64 if few else 128
@@ -158,14 +154,30 @@ def by_rule(problem: RaggedProblem, family: str, sm_count: int) -> GemmConfig:
     )
 
 
-def _mx_columns(problem: RaggedProblem, columns: int, block: int, sm_count: int) -> int:
-    """Those of a tile in a block-scaled format, see `by_rule`."""
-    if problem.epilogue.gated:
-        return 256 if block == 16 and columns > 128 else 128
-    tiles = problem.groups * -(-problem.expected_rows // 128) * -(-columns // 192)
-    if problem.lhs_dtype not in _FLOAT8 or tiles < sm_count:
-        return 128
-    return min(128, 192, key=lambda width: -(-columns // width) * (128 + width))
+def _of_blocks(problem: RaggedProblem, sm_count: int) -> GemmConfig:
+    """The launch in a block-scaled format, by the model of a B200, of 4096x14336x4096.
+
+    Pairs take 164 us of MXFP8 where one CTA takes 192, 87 for 109 of MXFP4, and 95 for 114 of
+    NVFP4, and waste 64 rows of a group more on average. Columns are what the model finds fastest:
+    few enough for two accumulators, unless NVFP4's scales or a pair's gate and up leave but one.
+    """
+    gated, is_nvfp4 = problem.epilogue.gated, mx_of(problem.epilogue) == 16
+    rows, columns = problem.expected_rows, problem.n * (1 + gated)
+
+    def tiles(height: int, width: int) -> int:
+        return problem.groups * -(-rows // height) * -(-columns // width)
+
+    block_n = 256 if gated or is_nvfp4 else 128
+    if rows >= _PAIR_ROWS_OF_BLOCKS and columns > 128 and 2 * tiles(256, block_n) >= sm_count:
+        return GemmConfig(256, block_n, cluster=(2, 1), cta_group=2, swizzle=_SWIZZLE // 2)
+    is_mxfp4 = problem.lhs_dtype not in _FLOAT8 and not is_nvfp4
+    if gated:
+        block_n = 256 if is_nvfp4 and columns > 128 else 128
+    elif is_mxfp4 or tiles(128, 192) < sm_count:
+        block_n = 128
+    else:
+        block_n = min(128, 192, key=lambda width: -(-columns // width) * (128 + width))
+    return GemmConfig(128, block_n, swizzle=_SWIZZLE)
 
 
 def _suits_pairs(problem: RaggedProblem, sm_count: int) -> bool:

@@ -183,5 +183,7 @@ def test_block_scaled(fake: FakeDriver) -> None:
     assert [each["rank"] for each in maps] == [4, 3, 4, 3, 3]
     assert [each["dims"] for each in maps[3:]] == [[256, 2, 13], [256, 2, 9]]
     given[2] = aligned((1, 8, 2, 512), np.uint8)  # of rows without groups
-    with pytest.raises(xla.FfiError, match=r"lhs_tiles is \[1,8,2,512\]; here it is \[1,13,2,512\]"):
+    with pytest.raises(
+        xla.FfiError, match=r"lhs_tiles is \[1,8,2,512\]; here it is \[1,13,2,512\]"
+    ):
         program.run("execute", given, results, device=DEVICES["sm100"])

@@ -93,19 +93,22 @@ def test_grouped(name: str, schedule: tuple[str, int]) -> None:
     check(CASES[name], schedule=how, seed=seed, checks="strict")
 
 
+@pytest.mark.parametrize("ctas", [1, 2])
 @pytest.mark.parametrize(("format", "columns"), [("mxfp8", 192), ("mxfp4", 128), ("nvfp4", 128)])
-def test_what_is_loaded(format: str, columns: int) -> None:
-    """As of other formats; and scales of the rows and columns of each tile, of blocks of K."""
+def test_what_is_loaded(format: str, columns: int, ctas: int) -> None:
+    """As of other formats; and scales of each CTA's rows and of all columns of its tile."""
     of_8_bits = format == "mxfp8"
     case = replace(MXFP8 if of_8_bits else MXFP4, format=format, k=512, n=2 * columns)
     case = replace(case, tile=(128, columns), sizes=(37, 0, 150, 13), sm_count=2)
+    case = case if ctas == 1 else case.on("sm100 pairs")
     _, report = check(case)
-    tiles = 4  # of rows
+    tiles = 4 if ctas == 1 else 3  # of rows
     k_bytes = case.k // (1 if of_8_bits else 2)
     lhs, rhs = 2 * sum(case.sizes) * k_bytes, 2 * tiles * columns * k_bytes
     k_tiles = case.k // (4 * case.block)
-    scales = 2 * tiles * (1 + -(-columns // 128)) * k_tiles * 512
-    table = 6 * 32 * (16 * 2 * tiles + 4 * case.sm_count)
+    scales = 2 * tiles * ctas * (1 + -(-columns // 128)) * k_tiles * 512
+    warps = (6, 11)[ctas - 1]  # of a CTA or pair, that read the table
+    table = warps * 32 * (16 * 2 * tiles + 4 * 2)
     assert report.bytes["global load"] == lhs + rhs + scales + table
 
 

@@ -62,7 +62,7 @@ def _of_groups(problem: RaggedProblem, plan: Plan, tiles: Any, group_sizes: Any)
 
     bounds = group_bounds(group_sizes, np.int32(0), problem.total_groups, problem.m)[0]
     bounds = jnp.append(bounds, np.int32(problem.m))  # what is behind the last group has entries
-    rows = plan.attributes["block_m"]
+    rows = int(plan.attributes["block_m"])
     entries = steps_of(bounds, rows, plan.tiles_m)
     first = entries.first[:, None] + np.arange(0, rows, scale_tiles.ROWS, dtype=np.int32)
     stop = jnp.broadcast_to(entries.stop[:, None], first.shape)

@@ -49,8 +49,9 @@ def untiled(tiles: Any, rows: Any, blocks: Any) -> Any:
 
 
 def of_groups(tiles: Any, first: Any, stop: Any) -> Any:
-    """The tiles of rows in groups, none of which has rows of two: of the i-th its rows are those
-    from first[i] up to stop[i]; behind them are zeros.
+    """Tiles none of which has rows of two groups: the i-th has those from first[i] up to stop[i].
+
+    Behind these are zeros.
 
     Args:
       tiles: `[row tiles, k tiles, 512]`.

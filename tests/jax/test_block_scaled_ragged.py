@@ -154,15 +154,18 @@ def test_by_the_kernel(name: str, right: str, is_gated: bool) -> None:
 
 
 def test_by_pairs() -> None:
-    """Whose tiles of 256 rows have two of scales, the last of a group perhaps one in use."""
-    x, w = normal((1000, K)), normal((5, K, 264), 1)
-    sizes = np.array([0, 300, 1, 129, 513], np.int32)
-    x[sum(sizes) :] = w[0] = np.nan
+    """Whose tiles of 256 rows have two of scales, the last of a group perhaps one in use.
+
+    Groups that have no matrix have tiles, too.
+    """
+    x, w = normal((1000, K)), normal((3, K, 264), 1)
+    sizes = np.array([70, 0, 300, 129, 413], np.int32)
+    x[:70] = x[499:] = w[0] = np.nan
     q, u = jaxbw.quantize(x, "mxfp8"), jaxbw.quantize(w, "mxfp8", axis=-2)
     config = jaxbw.GemmConfig(256, 128, cluster=(2, 1), cta_group=2)
     with jaxbw.implementation("emulator"):
-        got = jax.jit(partial(jaxbw.ragged_dot, config=config))(q, u, sizes)
-    assert_near(got, np.nan_to_num(exact(q)), np.nan_to_num(exact(u)), sizes)
+        got = jax.jit(partial(jaxbw.ragged_dot, config=config))(q, u, sizes, group_offset=1)
+    assert_near(got, np.nan_to_num(exact(q)), np.nan_to_num(exact(u)), sizes, offset=1)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ if _TYPE_CHECKING:
     from jaxbw._src.api.collective import collective_matmul
     from jaxbw._src.api.einsum import einsum
     from jaxbw._src.api.exporting import export_disabled_checks
-    from jaxbw._src.api.fp8_ragged import fp8_ragged_dot
+    from jaxbw._src.api.fp8_ragged import fp8_ragged_dot, mxfp8_ragged_dot
     from jaxbw._src.api.fp8_training import fp8_dot_general
     from jaxbw._src.api.quantize import quantize
     from jaxbw._src.api.ragged import gated_ragged_dot, ragged_dot, ragged_dot_general
@@ -67,6 +67,7 @@ __all__ = [
     "implementation",
     "matmul",
     "mxfp8_dot_general",
+    "mxfp8_ragged_dot",
     "nvfp4_dot_general",
     "profile",
     "quantize",
@@ -94,6 +95,7 @@ _LAZY = {
     "fp8_ragged_dot": "jaxbw._src.api.fp8_ragged",
     "gated_ragged_dot": "jaxbw._src.api.ragged",
     "mxfp8_dot_general": "jaxbw._src.api.block_scaled_training",
+    "mxfp8_ragged_dot": "jaxbw._src.api.fp8_ragged",
     "nvfp4_dot_general": "jaxbw._src.api.block_scaled_training",
     "profile": "jaxbw._src.lab.profiling.call",
     "quantize": "jaxbw._src.api.quantize",

@@ -16,6 +16,10 @@ namespace jaxbw {
 // What every grouped kernel's argument has.
 JAXBW_DEVICE const GroupedParams& grouped_params(const GroupedParams& argument) { return argument; }
 JAXBW_DEVICE const GroupedParams& grouped_params(const GatheredParams& argument) { return argument.grouped; }
+template <typename Mx>
+JAXBW_DEVICE const GroupedMx<Mx>& grouped_params(const GroupedMx<Mx>& argument) {
+  return argument;
+}
 
 JAXBW_DEVICE GroupRows group_at(const GroupRows* entry) {
   uint32_t words[4];
@@ -32,12 +36,16 @@ struct GroupedItem {
 
   static constexpr uint32_t kWhole = ~0u;
   JAXBW_DEVICE bool is_split() const { return split_tile != kWhole; }
+
+  // Where rows are grouped: kRaggedRows less what is left of the group.
+  JAXBW_DEVICE uint32_t ragged() const { return kRaggedRows - group.rows; }
 };
 
-// The work items, in the order in which they are handed out.
+// The work items, in the order in which they are handed out. Params: as of grouped_params().
+template <typename Params>
 class GroupedItems {
  public:
-  JAXBW_DEVICE GroupedItems(const GroupedParams& params, bool contraction)
+  JAXBW_DEVICE GroupedItems(const Params& params, bool contraction)
       : params_(params), contraction_(contraction), entries_(ptx::load_relaxed(&params.counts->entries)) {
     const GemmParams& p = params.gemm;
     whole_ = count_ = entries_ * (contraction ? p.order.batch.value : p.order.along);
@@ -81,9 +89,6 @@ class GroupedItems {
     return k_part(item).first_block(blocks_of_tile<kBlockK>(item)) * kBlockK;
   }
 
-  // Where rows are grouped: kRaggedRows less what is left of the group.
-  static JAXBW_DEVICE uint32_t ragged(const GroupedItem& item) { return kRaggedRows - item.group.rows; }
-
  private:
   JAXBW_DEVICE KPart k_part(const GroupedItem& item) const { return {item.part, params_.gemm.split_k}; }
 
@@ -102,7 +107,7 @@ class GroupedItems {
     return {first + within - column * width, column, 0};
   }
 
-  const GroupedParams& params_;
+  const Params& params_;
   bool contraction_;
   uint32_t entries_, whole_, count_;  // whole_: items of these are whole tiles
 };
@@ -166,7 +171,8 @@ constexpr uint32_t kClearPause = 500;  // nanoseconds
 // Has what empty groups of a contraction have for results, zeros: their tiles are nobody's work. A chunk at a time is
 // taken by whoever is there, an otherwise idle warp all the while, at a pace, and those that have no tile left, without
 // `pause`. (A C is their result as it is.)
-JAXBW_DEVICE void clear_empty_groups(const GroupedParams& params, uint32_t pause) {
+template <typename Params>
+JAXBW_DEVICE void clear_empty_groups(const Params& params, uint32_t pause) {
   constexpr uint32_t kVectorBytes = 16, kChunkVectors = 1024;
   const GemmParams& p = params.gemm;
   const uint32_t empty = ptx::load_relaxed(&params.counts->empty);
@@ -223,7 +229,7 @@ struct GroupedLoaders {
 
   // `first`: element along K, where the contraction is grouped.
   JAXBW_DEVICE void start_at(const GroupedItem& item, uint32_t first) {
-    const uint32_t ragged = GroupedItems::ragged(item) + first;
+    const uint32_t ragged = item.ragged() + first;
     if (contraction) {
       a.start_at(item.row, ragged, item.group.a_end);
       weights.b.start_at(item.column, ragged, item.group.other_end);

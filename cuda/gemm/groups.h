@@ -71,6 +71,14 @@ struct GatheredParams {
   GatheredRowsOfA a;
 };
 
+// Where rows in groups are in a block-scaled format, of MxParams or Mx4BitParams. No tile of scales has rows of two
+// groups: A's are those of the table's entries, one behind the other, each block_m / kScaleTileRows of them.
+template <typename Mx>
+struct GroupedMx : Mx {
+  const GroupRows* table;
+  GroupCounts* counts;
+};
+
 // What the launch in front does: see group_table.cuh.
 struct GroupTableParams {
   const int32_t* sizes;   // [batch, total_groups]

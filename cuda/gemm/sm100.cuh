@@ -234,7 +234,7 @@ JAXBW_DEVICE void gemm(const Argument& argument, ProfileArgument profile = {}) {
 
   if (warp == kMultiplyWarp) {
     if constexpr (is_mx(kKind)) {
-      if (context.leads_group()) multiply_scaled<kCtaGroup>(argument, context, tmem);
+      if (context.leads_group()) multiply_scaled<kCtaGroup, MxTiles>(argument, context, tmem);
     } else if (context.leads_group()) {
       with_bool(params.k_spans == 1, [&]<bool kOneSpan>() {
         if (context.mma_tiles() == 1) {

@@ -2,7 +2,8 @@
 // 64 or 128 rows, or of a pair and one of 256, where the tiles of D are those of a table that lies in device memory
 // (grouped_items.cuh). All roles read it, a tile ahead. A tile without a main loop, rows of no group, has no
 // accumulator either: zeros are stored.
-// Of 8 bits rows in groups have scales, and so have the columns of each matrix.
+// Of 8 bits rows in groups have scales, and so have the columns of each matrix. In a block-scaled format (sm100_mx.cuh)
+// each entry of the table has a tile of scales for each CTA.
 //
 // Where the contraction is grouped the schedule warp, which has nothing to ask for, clears the results of empty groups,
 // and so do epilogue warps that have no tile left.
@@ -21,9 +22,18 @@ JAXBW_DEVICE uint32_t rows_in_front(const Context& context) {
   return context.rank % kCtaGroup * (context.params.block_m / kCtaGroup);
 }
 
+template <uint32_t kCtaGroup>
+JAXBW_DEVICE NoScales grouped_scale_loads(const GroupedParams&, const Context&) {
+  return {};
+}
+template <uint32_t kCtaGroup, typename Mx>
+JAXBW_DEVICE ScaleLoads<kCtaGroup, Mx> grouped_scale_loads(const GroupedMx<Mx>& params, const Context& context) {
+  return {params, context};
+}
+
 // Load role: one warp.
-template <uint32_t kCtaGroup, Kind kKind>
-JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction) {
+template <uint32_t kCtaGroup, Kind kKind, typename Params>
+JAXBW_DEVICE void load_grouped_tiles(const Context& context, const Params& params, bool contraction) {
   const GemmParams& p = context.params;
   constexpr uint32_t kBlockK = grouped_block_k(kKind);
   constexpr DataType kInput = grouped_input(kKind);
@@ -31,9 +41,12 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   const LoadShare everything{divisor(1), 0, 0};
   // Of a pair's gated tile the even CTA brings the gate, and the odd one up.
   const bool gated = p.epilogue.gated != 0, both = gated && !kPair, odd = kPair && !context.leads_group();
-  const OperandTile a_tile = context.a_tile(), b_tile = context.b_tile();
+  auto scales = grouped_scale_loads<kCtaGroup>(params, context);
+  constexpr bool kKMajorOnly = decltype(scales)::kKMajorOnly;
+  const OperandTile a_tile = context.a_tile<kKMajorOnly>(), b_tile = context.b_tile<kKMajorOnly>();
   const uint32_t b_extent = both ? p.b_columns / 2 : p.b_columns;
-  const uint32_t group_bytes = kCtaGroup * (a_tile.bytes() + b_tile.bytes());
+  const uint32_t group_bytes =
+      kCtaGroup * (a_tile.bytes() + b_tile.bytes() + scales.stage_bytes() - scales.stage_gaps());
   GroupedLoaders load{{p.a, a_tile, kInput, 0, p.block_m / kCtaGroup, everything},
                       {{gated && odd ? p.b_up : p.b, b_tile, kInput, 0, b_extent, everything},
                        {p.b_up, b_tile, kInput, b_extent, b_extent, everything},
@@ -56,16 +69,22 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
       }
     }
     load.start_at(part, items.template first<kBlockK>(item));
+    if constexpr (is_mx(kKind)) {  // each CTA has the rows of one tile of scales
+      scales.start_at_tiles((item.row + rows_in_front<kCtaGroup>(context)) / kScaleTileRows,
+                            item.group.matrix * scale_tiles(p.n) + item.column / kScaleTileRows);
+    }
 #pragma unroll 1
     for (uint32_t left = items.template blocks<kBlockK>(item); left > 0; --left, at.advance()) {
       context.profile.enter(Activity::kAwaitEmpty, at.slot());
       stages.wait_empty(at);
       context.profile.enter(Activity::kLoad, at.slot());
+      scales.pass_on();
       if (ptx::elect_one()) {
         const uint32_t full = stages.full(at.slot());
         if (!odd) ptx::mbarrier_arrive_expect_tx(full, group_bytes);
         load.load<false, false, kPair>(context.a(at.slot()), context.b(at.slot()), full);
       }
+      if constexpr (is_mx(kKind)) scales.load(at.slot(), stages.full(at.slot()));
       load.advance();
     }
   });
@@ -73,9 +92,9 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   stages.await_empty(at, p.stages);
 }
 
-// Multiply role: one warp, of a pair the leader's.
-template <uint32_t kCtaGroup, Kind kKind>
-JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction,
+// Multiply role: one warp, of a pair the leader's. Of block-scaled formats it is multiply_mx_tiles.
+template <uint32_t kCtaGroup, Kind kKind, typename Params>
+JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const Params& params, bool contraction,
                                          uint32_t tmem) {
   const GemmParams& p = context.params;
   const uint32_t stage_step = context.layout.stage_bytes() >> 4;
@@ -118,7 +137,36 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   if (kCtaGroup > 1) accumulators.await_empty(accumulator, p.accumulators);
 }
 
-// The scales of a lane's row of sums: of 16 bits there are none.
+// The tiles that it multiplies, as MxTiles: those with a main loop.
+template <uint32_t kCtaGroup, typename Params>
+class GroupedMxTiles {
+ public:
+  JAXBW_DEVICE GroupedMxTiles(const Params& params, const Context&)
+      : items_(params, false), number_(blockIdx.x / kCtaGroup), next_(items_.at(number_)) {}
+
+  JAXBW_DEVICE uint32_t first() {
+#pragma unroll 1
+    for (; number_ < items_.count(); number_ += gridDim.x / kCtaGroup) {
+      item_ = next_;
+      next_ = items_.at(number_ + gridDim.x / kCtaGroup);
+      if (item_.group.matrix != kNoMatrix) return number_;
+    }
+    return WorkItems::kNone;
+  }
+  JAXBW_DEVICE uint32_t next() {
+    number_ += gridDim.x / kCtaGroup;
+    return first();
+  }
+  JAXBW_DEVICE uint32_t blocks(uint32_t, uint32_t k_blocks) const { return k_blocks; }
+  JAXBW_DEVICE uint32_t column(uint32_t) const { return item_.column; }
+
+ private:
+  GroupedItems<Params> items_;
+  uint32_t number_;
+  GroupedItem item_{}, next_;
+};
+
+// The scales of a lane's row of sums: of 16 bits and MXFP8 there are none.
 struct NoGroupScales {
   JAXBW_DEVICE NoGroupScales(const GemmParams&, const GroupedItem&, uint32_t) {}
 
@@ -127,7 +175,7 @@ struct NoGroupScales {
   JAXBW_DEVICE void multiply_up(auto&) const {}
 };
 
-// Of 8 bits its own, and those of columns, of which a lane loads one for all.
+// Of 8 bits its own, and those of columns, of which a lane loads one for all; of NVFP4 these are its global ones.
 class GroupScales {
  public:
   // `row`: of the tile. A tile of no group has none.
@@ -211,10 +259,11 @@ JAXBW_DEVICE void finish_grouped_slice(const GemmParams& p, uint32_t source, uin
 }
 
 // Epilogue role: `warp` 0 to 3. It lets go of the last box before it stores it; shared memory outlives the store.
-template <uint32_t kCtaGroup, Kind kKind>
-JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParams& params, bool contraction,
-                                      uint32_t tmem, uint32_t warp) {
-  using Scales = std::conditional_t<kKind == Kind::k8Bit, GroupScales, NoGroupScales>;
+template <uint32_t kCtaGroup, Kind kKind, typename Params>
+JAXBW_DEVICE void store_grouped_tiles(const Context& context, const Params& params, bool contraction, uint32_t tmem,
+                                      uint32_t warp) {
+  constexpr bool kScaled = kKind == Kind::k8Bit || kKind == Kind::kMx4Bit;
+  using Scales = std::conditional_t<kScaled, GroupScales, NoGroupScales>;
   const GemmParams& p = context.params;
   const AccumulatorSlice slice = sm100_slice(warp, p.block_m / kCtaGroup, p.block_n, kCtaGroup);
   const uint32_t first_row = rows_in_front<kCtaGroup>(context) + slice.first_row;
@@ -237,7 +286,7 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const GroupedParam
     }
     context.profile.enter(Activity::kEpilogue);
     const StoreOrigin tile = contraction ? StoreOrigin{item.row, item.column, item.group.matrix}
-                                         : StoreOrigin{GroupedItems::ragged(item), item.column, item.group.other_end};
+                                         : StoreOrigin{item.ragged(), item.column, item.group.other_end};
     with_type(p.output.type, [&]<DataType kType>() {
       finish_grouped_slice<kType, kGroupedChunk>(p, source, columns, multiplied, scales,
                                                  bias_of(p, contraction ? 0 : item.group.matrix),
@@ -250,7 +299,7 @@ template <uint32_t kCtaGroup, Kind kKind, typename Params>
 JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {}) {
   constexpr bool kGathered = std::is_same_v<Params, GatheredParams>;
   static_assert(!kGathered || kCtaGroup == 1);
-  const GroupedParams& params = grouped_params(launch);
+  const auto& params = grouped_params(launch);
   const GemmParams& p = params.gemm;
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{{p, cluster_shape(kCtaGroup, 1, kCtaGroup), kCtaGroup == 1 ? 0 : ptx::cluster_rank(),
@@ -258,7 +307,7 @@ JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {
                          ptx::shared_address(shared_memory), Profile(profile)},
                         element_bytes(kKind)};
   const uint32_t warp = ptx::warp_index();
-  const bool contraction = !kGathered && p.a_major == Major::kMN;
+  const bool contraction = !kGathered && !is_mx(kKind) && p.a_major == Major::kMN;
   uint32_t tmem = 0;
   if (warp == kLoadWarp) {
     if constexpr (kGathered) {
@@ -273,7 +322,13 @@ JAXBW_DEVICE void grouped_gemm(const Params& launch, ProfileArgument profile = {
     context.profile.pair_clocks();
   }
   if (warp == kMultiplyWarp) {
-    if (context.leads_group()) multiply_grouped_tiles<kCtaGroup, kKind>(context, params, contraction, tmem);
+    if constexpr (is_mx(kKind)) {
+      if (context.leads_group()) {
+        multiply_scaled<kCtaGroup, GroupedMxTiles<kCtaGroup, Params>>(launch, context, tmem);
+      }
+    } else if (context.leads_group()) {
+      multiply_grouped_tiles<kCtaGroup, kKind>(context, params, contraction, tmem);
+    }
   } else if (warp == kScheduleWarp) {
     if (contraction) clear_empty_groups(params, kClearPause);
   } else if (warp >= kFirstEpilogueWarp) {

@@ -9,11 +9,11 @@ namespace jaxbw::sm100 {
 constexpr uint32_t grouped_block_k(Kind kind) { return kSwizzleSpan / element_bytes(kind); }
 
 // A type of operands, which may have any of as many bits.
-constexpr DataType grouped_input(Kind kind) { return kind == Kind::k8Bit ? DataType::kE4M3 : DataType::kBF16; }
+constexpr DataType grouped_input(Kind kind) { return element_bytes(kind) == 1 ? DataType::kE4M3 : DataType::kBF16; }
 
 // Calls function(item) for each work item of this CTA, or of its pair.
-template <uint32_t kCtaGroup = 1, typename Function>
-JAXBW_DEVICE void for_each_item(const Context& context, const GroupedItems& items, const Function& function) {
+template <uint32_t kCtaGroup = 1, typename Params, typename Function>
+JAXBW_DEVICE void for_each_item(const Context& context, const GroupedItems<Params>& items, const Function& function) {
   GroupedItem next = items.at(blockIdx.x / kCtaGroup);
 #pragma unroll 1
   for (uint32_t number = blockIdx.x / kCtaGroup; number < items.count(); number += gridDim.x / kCtaGroup) {

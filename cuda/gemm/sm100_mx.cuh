@@ -53,6 +53,13 @@ class ScaleLoads {
     b_tile_ = origin.batch * p.b_batched * scale_tiles(p.n) + origin.n / kScaleTileRows;
   }
 
+  // Of A and B, along all of K.
+  JAXBW_DEVICE void start_at_tiles(uint32_t a_tile, uint32_t b_tile) {
+    k_tile_ = 0;
+    a_tile_ = a_tile;
+    b_tile_ = b_tile;
+  }
+
   JAXBW_DEVICE void load(uint32_t slot, uint32_t barrier) {
     const uint32_t part = k_tiles() * kScaleTileBytes;
     uint32_t destination = first_stage_ + slot * stage_bytes();
@@ -100,10 +107,28 @@ struct Scaled {
   }
 };
 
+// The tiles that a CTA or pair multiplies: their numbers, and of each the blocks that it has of all along K, and its
+// first column.
+class MxTiles : public WorkItems {
+ public:
+  template <typename Params>
+  JAXBW_DEVICE MxTiles(const Params&, const Context& context) : WorkItems(context), context_(context) {}
+
+  JAXBW_DEVICE uint32_t blocks(uint32_t number, uint32_t k_blocks) const {
+    return context_.k_blocks_of(number, k_blocks).count;
+  }
+  JAXBW_DEVICE uint32_t column(uint32_t number) const {
+    return context_.origin(work_item(context_.params, number).tile).n;
+  }
+
+ private:
+  const Context& context_;
+};
+
 // Multiply role, as multiply_tiles has it for the other kinds. kParts: instructions side by side, 2 of a narrow gated
 // tile.
-template <uint32_t kCtaGroup, ptx::UmmaKind kKind, uint32_t kParts>
-JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
+template <uint32_t kCtaGroup, ptx::UmmaKind kKind, uint32_t kParts, typename Tiles, typename Params>
+JAXBW_DEVICE void multiply_mx_tiles(const Params& params, const Context& context, uint32_t tmem) {
   using Kind = Scaled<kKind>;
   const GemmParams& p = context.params;
   constexpr uint32_t mma_rows = kTmemLanes;
@@ -122,12 +147,12 @@ JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
   const uint32_t source_low = static_cast<uint32_t>(source), source_high = static_cast<uint32_t>(source >> 32);
   const RingBarriers stages = context.stages(), accumulators = context.accumulators();
   RingPosition stage = RingPosition::consumer(p.stages), accumulator = RingPosition::producer(p.accumulators);
-  WorkItems items(context);
-  for (uint32_t number = items.first(); number != WorkItems::kNone; number = items.next()) {
+  Tiles tiles(params, context);
+  for (uint32_t number = tiles.first(); number != WorkItems::kNone; number = tiles.next()) {
     context.profile.enter(Activity::kNextItem, number);
-    uint32_t left = context.k_blocks_of(number, k_blocks).count;
+    uint32_t left = tiles.blocks(number, k_blocks);
     // In columns: where the tile begins in its first tile of B's scales.
-    const uint32_t b_first = context.origin(work_item(p, number).tile).n % kScaleTileRows / ptx::kWarpSize;
+    const uint32_t b_first = tiles.column(number) % kScaleTileRows / ptx::kWarpSize;
     context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
     accumulators.wait_empty(accumulator);
     const uint32_t d = tmem + accumulator.slot() * kAccumulatorColumns;
@@ -191,27 +216,26 @@ JAXBW_DEVICE void multiply_mx_tiles(const Context& context, uint32_t tmem) {
   if (kCtaGroup > 1) accumulators.await_empty(accumulator, p.accumulators);
 }
 
-template <uint32_t kCtaGroup, ptx::UmmaKind kKind>
-JAXBW_DEVICE void multiply_mx(const Context& context, uint32_t tmem) {
+template <uint32_t kCtaGroup, ptx::UmmaKind kKind, typename Tiles, typename Params>
+JAXBW_DEVICE void multiply_mx(const Params& params, const Context& context, uint32_t tmem) {
   if constexpr (kCtaGroup == 1) {
     const GemmParams& p = context.params;
     if (p.epilogue.gated != 0 && p.block_n == kMxNarrowGatedColumns) {
-      return multiply_mx_tiles<kCtaGroup, kKind, 2>(context, tmem);
+      return multiply_mx_tiles<kCtaGroup, kKind, 2, Tiles>(params, context, tmem);
     }
   }
-  multiply_mx_tiles<kCtaGroup, kKind, 1>(context, tmem);
+  multiply_mx_tiles<kCtaGroup, kKind, 1, Tiles>(params, context, tmem);
 }
 
-template <uint32_t kCtaGroup>
-JAXBW_DEVICE void multiply_scaled(const MxParams&, const Context& context, uint32_t tmem) {
-  multiply_mx<kCtaGroup, ptx::UmmaKind::kMx8Bit>(context, tmem);
-}
-template <uint32_t kCtaGroup>
-JAXBW_DEVICE void multiply_scaled(const Mx4BitParams& argument, const Context& context, uint32_t tmem) {
-  if (argument.span_tiles == Scaled<ptx::UmmaKind::kNv4Bit>::kSpanTiles) {
-    multiply_mx<kCtaGroup, ptx::UmmaKind::kNv4Bit>(context, tmem);
+// Of MxParams or Mx4BitParams.
+template <uint32_t kCtaGroup, typename Tiles, typename Params>
+JAXBW_DEVICE void multiply_scaled(const Params& params, const Context& context, uint32_t tmem) {
+  if constexpr (std::is_base_of_v<MxParams, Params>) {
+    multiply_mx<kCtaGroup, ptx::UmmaKind::kMx8Bit, Tiles>(params, context, tmem);
+  } else if (params.span_tiles == Scaled<ptx::UmmaKind::kNv4Bit>::kSpanTiles) {
+    multiply_mx<kCtaGroup, ptx::UmmaKind::kNv4Bit, Tiles>(params, context, tmem);
   } else {
-    multiply_mx<kCtaGroup, ptx::UmmaKind::kMx4Bit>(context, tmem);
+    multiply_mx<kCtaGroup, ptx::UmmaKind::kMx4Bit, Tiles>(params, context, tmem);
   }
 }
 

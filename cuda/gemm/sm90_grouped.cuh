@@ -94,7 +94,7 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     }
     context.profile.enter(Activity::kNextItem, number);
     const StoreOrigin tile = contraction ? StoreOrigin{item.row, item.column, item.group.matrix}
-                                         : StoreOrigin{GroupedItems::ragged(item), item.column, item.group.other_end};
+                                         : StoreOrigin{item.ragged(), item.column, item.group.other_end};
     // Rows of no group stay zeros.
     const bool elementwise = p.epilogue.path == EpiloguePath::kElementwise && item.group.matrix != kNoMatrix;
     float accumulators[kAccumulators];

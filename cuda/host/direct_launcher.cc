@@ -120,7 +120,7 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
   if (options.alias_c && problem.c != output) return invalid("c has not the dtype of the result it is to lie in");
   const Result<GemmPlan> plan = plan_call(problem, config);
   if (!plan.ok()) return with_context(context, plan.status());
-  const std::vector<CallArray> arrays = arrays_of(problem, plan->workspace.bytes);
+  const std::vector<CallArray> arrays = arrays_of(*plan);
   GemmBuffers buffers;
   if (Status status = match("operands", operands, std::span(arrays).first(operands.size()), buffers); !status.ok()) {
     return with_context(context, status);

@@ -60,7 +60,7 @@ Status encode_emulated_map(const TensorView& view, TensorMap& map) {
 
 // All arrays of the call, but for those that lie in another one (C in the result).
 std::vector<emulator::Buffer> memory_of(const GemmPlan& plan, const GemmBuffers& buffers) {
-  std::vector<CallArray> arrays = arrays_of(plan.problem, plan.workspace.bytes);
+  std::vector<CallArray> arrays = arrays_of(plan);
   std::stable_partition(arrays.begin(), arrays.end(), [](const CallArray& array) { return array.result; });
   std::vector<emulator::Buffer> memory;
   for (const CallArray& array : arrays) {

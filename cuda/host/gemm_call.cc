@@ -67,7 +67,8 @@ Status check_array(const char* name, const Array& given, std::optional<DataType>
   return Status();
 }
 
-std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes) {
+std::vector<CallArray> arrays_of(const GemmPlan& plan) {
+  const GemmProblem& p = plan.problem;
   using Buffers = GemmBuffers;
   using Dims = std::vector<uint64_t>;
   std::vector<CallArray> arrays;
@@ -107,12 +108,13 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   add(p.b_scaled && p.gated, "rhs_up_scale", DataType::kF32, columns, false, &Buffers::b_up_scales);
   if (p.mx != 0) {
     const std::optional<DataType> type = p.mx == kNvBlock ? std::optional(DataType::kE4M3) : std::nullopt;  // or ue8m0
-    const auto scale_tiles = [&](const Operand& operand) {
-      return Dims{operand.batch, row_tiles(operand), k_tiles(operand, p.mx), kScaleTileBytes};
+    const Operand a = operand_a(p), b = operand_b(p);
+    const auto scale_tiles = [&](const Operand& operand, uint64_t row_tiles) {
+      return Dims{operand.batch, row_tiles, k_tiles(operand, p.mx), kScaleTileBytes};
     };
-    add(true, "lhs_tiles", type, scale_tiles(operand_a(p)), false, &Buffers::a_tiles);
-    add(true, "rhs_tiles", type, scale_tiles(operand_b(p)), false, &Buffers::b_tiles);
-    add(p.gated, "rhs_up_tiles", type, scale_tiles(operand_b(p)), false, &Buffers::b_up_tiles);
+    add(true, "lhs_tiles", type, scale_tiles(a, a_row_tiles(p, plan.config, plan.work)), false, &Buffers::a_tiles);
+    add(true, "rhs_tiles", type, scale_tiles(b, row_tiles(b)), false, &Buffers::b_tiles);
+    add(p.gated, "rhs_up_tiles", type, scale_tiles(b, row_tiles(b)), false, &Buffers::b_up_tiles);
   }
   add(p.gathered(), "lhs_rows", std::nullopt, {p.m}, false, &Buffers::lhs_rows, Untyped::kInt32);
   add(grouped, "group_sizes", std::nullopt, {p.batch, p.total_groups}, false, &Buffers::group_sizes, Untyped::kInt32);
@@ -126,7 +128,8 @@ std::vector<CallArray> arrays_of(const GemmProblem& p, uint64_t workspace_bytes)
   const Dims result_tiles{p.batch, ceil_div(p.m, kScaleTileRows), ceil_div(p.n, kMxBlock * kScaleTileBlocks),
                           kScaleTileBytes};
   add(p.out_mx, "result_tiles", std::nullopt, result_tiles, true, &Buffers::d_tiles);
-  add(workspace_bytes != 0, "workspace", std::nullopt, {workspace_bytes}, true, &Buffers::workspace);
+  const uint64_t workspace = plan.workspace.bytes;
+  add(workspace != 0, "workspace", std::nullopt, {workspace}, true, &Buffers::workspace);
   return arrays;
 }
 
@@ -273,7 +276,7 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
   }
   const Array &lhs = operands[0], &rhs = operands[1], &sizes = operands[count - 2];
   if (!lhs.type || !rhs.type || !multiplied_together(*lhs.type, *rhs.type)) {
-    return invalid("lhs and rhs have one dtype, f16 or bf16, or 8 bits each, e4m3 or e5m2");
+    return invalid("lhs and rhs have one dtype, f16, bf16 or e2m1, or 8 bits each, e4m3 or e5m2");
   }
   const auto extent = [](const Array& array, size_t axis) { return static_cast<uint64_t>(array.dims[axis]); };
   const bool b_k_major = attributes.rhs_major == 0;
@@ -290,6 +293,7 @@ Result<GemmProblem> read_grouped(const GemmAttributes& attributes, Grouped group
                       .beta = attributes.beta,
                       .a_scaled = attributes.has_lhs_scale != 0,
                       .b_scaled = attributes.has_rhs_scale != 0,
+                      .mx = static_cast<uint32_t>(attributes.mx),
                       .activation = static_cast<Activation>(attributes.activation),
                       .gated = attributes.gated != 0,
                       .grouped = grouped,
@@ -318,7 +322,7 @@ Result<GemmCall> read_call(const GemmAttributes& attributes, std::span<const Arr
   whole.output = *results[0].type;
   const Result<GemmPlan> plan = plan_call(whole, config_of(attributes));
   if (!plan.ok()) return plan.status();
-  GemmCall call{*plan, arrays_of(whole, plan->workspace.bytes), {}};
+  GemmCall call{*plan, arrays_of(*plan), {}};
   const std::span<const CallArray> wanted(call.arrays);
   Status status = match("operands", operands, wanted.first(operands.size()), call.buffers);
   if (status.ok()) status = match("results", results, wanted.subspan(operands.size()), call.buffers);

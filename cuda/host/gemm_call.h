@@ -76,7 +76,7 @@ struct CallArray {
 // All arrays of a call in their order: operands, then results, the workspace last. For a problem that is known but for
 // rules on the launch, and `workspace_bytes` of scratch memory. Factors may lie in memory: that there are so many
 // operands tells that they do, and those among the attributes do not count.
-std::vector<CallArray> arrays_of(const GemmProblem& problem, uint64_t workspace_bytes);
+std::vector<CallArray> arrays_of(const GemmPlan& plan);
 
 // Fails unless given arrays are those that a call must have; takes their addresses. `kind`: "operands" or "results".
 Status match(const char* kind, std::span<const Array> given, std::span<const CallArray> wanted, GemmBuffers& buffers);

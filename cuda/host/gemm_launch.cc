@@ -230,9 +230,10 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   launch.d_scales = reinterpret_cast<uint8_t*>(at.d_tiles);
   launch.stage_gaps = stage_gaps(p, config);
   if (p.mx != 0) {
-    launch.scale_views[0] = view_scales(p, operand_a(p), config, "lhs_tiles", at.a_tiles);
-    launch.scale_views[1] = view_scales(p, operand_b(p), config, "rhs_tiles", at.b_tiles);
-    if (p.gated) launch.scale_views[2] = view_scales(p, operand_b(p), config, "rhs_up_tiles", at.b_up_tiles);
+    const Operand a = operand_a(p), b = operand_b(p);
+    launch.scale_views[0] = view_scales(p, a, a_row_tiles(p, config, work), config, "lhs_tiles", at.a_tiles);
+    launch.scale_views[1] = view_scales(p, b, row_tiles(b), config, "rhs_tiles", at.b_tiles);
+    if (p.gated) launch.scale_views[2] = view_scales(p, b, row_tiles(b), config, "rhs_up_tiles", at.b_up_tiles);
   }
   if (!p.gathered() || !family->is_sm90()) launch.views[0] = view_a(*family, p, config, at.a);
   launch.views[1] = view_b(*family, p, config, "rhs", at.b);

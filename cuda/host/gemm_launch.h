@@ -39,6 +39,12 @@ struct Work {
 Verdict check_work(const Work& work, const GemmProblem& launched, const GemmConfig& config);
 Work work_of(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config);
 
+// Tiles of A's scales along its rows, of one batch index. Of rows in groups there are those of all entries that their
+// table may have (GroupedMx).
+inline uint64_t a_row_tiles(const GemmProblem& p, const GemmConfig& c, const Work& work) {
+  return p.grouped == Grouped::kRows ? work.tiles_m * (c.block_m / kScaleTileRows) : row_tiles(operand_a(p));
+}
+
 // The clusters to launch for so many work items on a machine that holds `resident` of them at a time.
 uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident);
 
@@ -99,19 +105,28 @@ struct GemmLaunch {
   // Calls function(argument) with the argument of the gemm kernel, of the type that it has.
   template <typename Function>
   auto with_argument(const Function& function) const {
+    if (config.span_tiles != 0 && params.a_type == DataType::kE2M1) {
+      return with_groups(
+          function, Mx4BitParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, config.span_tiles});
+    }
+    if (config.span_tiles != 0) {
+      return with_groups(function,
+                         MxParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, stage_gaps});
+    }
     if (groups) {
       const GroupedParams grouped{params, groups->table, groups->counts};
       if (gathered) return function(GatheredParams{grouped, *gathered});
       return function(grouped);
     }
     if (scales) return function(PromotedParams{params, *scales});
-    if (config.span_tiles != 0 && params.a_type == DataType::kE2M1) {
-      return function(Mx4BitParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, config.span_tiles});
-    }
-    if (config.span_tiles != 0) {
-      return function(MxParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, stage_gaps});
-    }
     return function(params);
+  }
+
+  // Of MX formats.
+  template <typename Function, typename Mx>
+  auto with_groups(const Function& function, const Mx& mx) const {
+    if (groups) return function(GroupedMx<Mx>{mx, groups->table, groups->counts});
+    return function(mx);
   }
 
   // Its blocks: each fills an SM.

@@ -348,8 +348,10 @@ Verdict check_formats(const KernelFamily& family, const GemmProblem& p) {
     if (family.is_sm90() || !is_8bit(p.a_type)) return broken(Rule::mx);
     if (p.mx != kMxBlock && (p.mx != kNvBlock || packing(counted_type(p)) == 1))
       return broken(Rule::mx_block, {{"block", p.mx}});
-    // NVFP4's global scales are factors; but of gate and up, which have one each, they are scales of columns.
-    if (p.a_scaled || (p.b_scaled && !p.gated)) return broken(Rule::mx);
+    // NVFP4's global scales are factors; but of gate and up, which have one each, and of groups, as each may have one,
+    // they are scales of columns.
+    const bool of_columns = p.grouped == Grouped::kNone ? p.gated : p.mx == kNvBlock;
+    if (p.a_scaled || (p.b_scaled && !of_columns)) return broken(Rule::mx);
   }
   for (const auto& [operand, type, major] :
        {std::tuple(RuleOperand::kLhs, p.a_type, p.a_major), std::tuple(RuleOperand::kRhs, p.b_type, p.b_major)}) {
@@ -368,6 +370,8 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   const bool k_major = narrow && family.is_sm90();
   const bool types = (narrow || size_bytes(p.a_type) == 2) && !is_8bit(p.output);
   if (!layouts || !types || (k_major && !of_rows)) return broken(Rule::no_kernel);
+  const bool mx_rows = of_rows && !p.gathered() && p.batch == 1 && packing(p.a_type) <= packing(p.b_type);
+  if (p.mx != 0 && !mx_rows) return broken(Rule::grouped_mx);
   if (k_major && p.b_major == Major::kMN) return broken(Rule::grouped_8bit_major);
   // What is elementwise whatever the tile. (Of a grouped contraction there is no row of a bias to a group, nor a
   // scale.)
@@ -378,13 +382,15 @@ Verdict check_grouped(const KernelFamily& family, const GemmProblem& p) {
   const bool added = p.c == DataType::kF32 && p.output == DataType::kF32 && p.beta == 1 &&
                      p.activation == Activation::kNone && !of_rows;
   if (!elementwise || (of_rows_only && !of_rows) || (p.c && !added)) return broken(Rule::grouped_epilogue);
-  const std::pair<RuleOperand, uint64_t> rows[] = {{RuleOperand::kLhs, operand_a(p).row_bytes()},
-                                                   {RuleOperand::kRhs, operand_b(p).row_bytes()},
-                                                   {RuleOperand::kResult, p.n * size_bytes(p.output)}};
-  for (const auto& [array, bytes] : rows) {
-    if (bytes % kTmaAlignment != 0) {
-      return broken(Rule::grouped_alignment,
-                    {{"operand", static_cast<int64_t>(array)}, {"bytes", static_cast<int64_t>(bytes)}});
+  const std::tuple<RuleOperand, uint64_t, uint64_t> rows[] = {
+      {RuleOperand::kLhs, operand_a(p).row_bytes(), kTmaAlignment},
+      {RuleOperand::kRhs, operand_b(p).row_bytes(), is_mixed(p) ? kPaddedRow : kTmaAlignment},
+      {RuleOperand::kResult, p.n * size_bytes(p.output), kTmaAlignment}};
+  for (const auto& [array, bytes, unit] : rows) {
+    if (bytes % unit != 0) {
+      return broken(Rule::grouped_alignment, {{"operand", static_cast<int64_t>(array)},
+                                              {"bytes", static_cast<int64_t>(bytes)},
+                                              {"unit", static_cast<int64_t>(unit)}});
     }
     if (bytes >= kRaggedWrap) return broken(Rule::stride, {{"operand", static_cast<int64_t>(array)}});
   }

@@ -19,7 +19,7 @@ namespace {
 
 // Addresses by the names of a call's arrays, which must be these.
 GemmBuffers buffers_of(const GemmPlan& plan, const std::map<std::string, uint64_t>& addresses) {
-  const std::vector<CallArray> arrays = arrays_of(plan.problem, plan.workspace.bytes);
+  const std::vector<CallArray> arrays = arrays_of(plan);
   GemmBuffers buffers;
   for (const CallArray& array : arrays) {
     const auto found = addresses.find(array.name);

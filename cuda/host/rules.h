@@ -34,8 +34,9 @@ namespace jaxbw {
   X(address_space, "{operand} is larger than any address space")                                                       \
   X(grouped_epilogue, "grouped rows have alpha, bias, gate, activation; a contraction alpha, and c as f32")            \
   X(grouped_8bit_major, "rhs has n as its last dimension; of sm_90 grouped rows of 8 bits take it K-major only")       \
-  X(grouped_alignment, "{operand} has rows of {bytes} bytes; of a grouped matmul they are multiples of 16")            \
+  X(grouped_alignment, "{operand} has rows of {bytes} bytes; of a grouped matmul they are multiples of {unit}")        \
   X(gathered, "lhs_rows are for a matmul whose rows are grouped, with a batch of 1")                                   \
+  X(grouped_mx, "of MX formats rows are grouped, not gathered, with a batch of 1; lhs has as many bits, or more")      \
   X(grouped_rows, "{batch} times {rows} rows in groups; they are up to {most}, and fewer than 2^31 in all")            \
   /* of a configuration alone */                                                                                       \
   X(block_k, "block_k is {block_k}; it is a multiple of {span}, up to {most}")                                         \

@@ -84,15 +84,15 @@ TensorView view_b(const KernelFamily& family, const GemmProblem& problem, const 
   return b;
 }
 
-TensorView view_scales(const GemmProblem& problem, const Operand& operand, const GemmConfig& config, const char* name,
-                       CUdeviceptr address) {
+TensorView view_scales(const GemmProblem& problem, const Operand& operand, uint64_t row_tiles, const GemmConfig& config,
+                       const char* name, CUdeviceptr address) {
   constexpr DataType kType = DataType::kBF16;  // a tile has more bytes than a box elements
   return {.name = name,
           .address = address,
           .type = kType,
           .contiguous = kScaleTileBytes / size_bytes(kType),
           .outer = k_tiles(operand, problem.mx),
-          .batch = operand.batch * row_tiles(operand),
+          .batch = operand.batch * row_tiles,
           .row_stride = kScaleTileBytes,
           .box_contiguous = kScaleTileBytes / size_bytes(kType),
           .box_outer = config.stage_k_tiles(),

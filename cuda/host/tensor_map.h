@@ -32,9 +32,9 @@ TensorView view_a(const KernelFamily& family, const GemmProblem& problem, const 
                   CUdeviceptr address);
 TensorView view_b(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config, const char* name,
                   CUdeviceptr address);
-// Of an operand's tiles of scales (MxParams): a box is what a stage has of one tile of rows.
-TensorView view_scales(const GemmProblem& problem, const Operand& operand, const GemmConfig& config, const char* name,
-                       CUdeviceptr address);
+// Of an operand's tiles of scales (MxParams), so many along the rows: a box is what a stage has of one tile of rows.
+TensorView view_scales(const GemmProblem& problem, const Operand& operand, uint64_t row_tiles, const GemmConfig& config,
+                       const char* name, CUdeviceptr address);
 // Of an array that is shaped as the result, which it is where rows are grouped.
 TensorView view_like_result(const GemmProblem& problem, StoreBox box, const char* name, DataType type,
                             CUdeviceptr address);

@@ -99,6 +99,8 @@ def source(kernel: Any, *, profiled: bool = False) -> str:
 
 def _params(kernel: Any) -> str:
     """The type of the argument."""
+    if kernel.role == "grouped" and kernel.input.endswith("mx"):
+        return f"GroupedMx<jaxbw::{_PARAMS_OF_INPUT[kernel.input]}>"
     return _PARAMS.get(kernel.role) or _PARAMS_OF_INPUT.get(kernel.input, "GemmParams")
 
 

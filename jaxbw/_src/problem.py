@@ -45,6 +45,15 @@ MX_FORMATS = {
     frozenset({"nvfp4"}): 16,
 }
 
+
+def mx_of(epilogue: Epilogue) -> int:
+    """Numbers of k that share a scale where Blackwell's tensor cores multiply both; else 0."""
+    if len(epilogue.formats) != 2:
+        return 0
+    given = set(epilogue.formats)
+    return next((block for alike, block in MX_FORMATS.items() if given <= alike), 0)
+
+
 _LEAST_OF_STACK = 64  # rows, or columns, of each matrix: those of the smallest tile
 
 DimensionNumbers = tuple[
@@ -109,11 +118,8 @@ class GemmProblem:
 
     @property
     def mx(self) -> int:
-        """Numbers of k that share a scale where Blackwell's tensor cores multiply both; else 0."""
-        if len(self.epilogue.formats) != 2:
-            return 0
-        given = set(self.epilogue.formats)
-        return next((block for alike, block in MX_FORMATS.items() if given <= alike), 0)
+        """As of `mx_of`."""
+        return mx_of(self.epilogue)
 
     @property
     def is_mixed(self) -> bool:

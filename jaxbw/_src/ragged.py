@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxbw._native import Grouped, Major, Problem
 from jaxbw._src.epilogue import IDENTITY, Epilogue
-from jaxbw._src.problem import ACTIVATIONS, DATA_TYPES, describe
+from jaxbw._src.problem import ACTIVATIONS, DATA_TYPES, describe, mx_of
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ class RaggedProblem:
             factors_in_memory=e.factors_in_memory,
             lhs_scale=e.lhs_scale,
             rhs_scale=e.rhs_scale,
+            mx=mx_of(e),
             c=c,
             bias=bias,
             activation=ACTIVATIONS[e.activation],

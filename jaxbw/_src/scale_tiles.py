@@ -7,6 +7,7 @@ calls it the layout of 1D block scaling factors; CUTLASS and XLA's call of cuDNN
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -51,3 +52,31 @@ def untiled(tiles: Any, rows: Any, blocks: Any) -> Any:
     scale = apart.transpose(*front, tile, quarter, lane, k_tile, block)
     scale = scale.reshape(*batch, row_tiles * ROWS, k_tiles, BLOCKS)
     return scale.reshape(*scale.shape[:-2], k_tiles * BLOCKS)[..., :rows, :blocks]
+
+
+def of_groups(tiles: Any, first: Any, stop: Any) -> Any:
+    """Tiles none of which has rows of two groups: the i-th has those from first[i] up to stop[i].
+
+    Behind these are zeros.
+
+    Args:
+      tiles: `[row tiles, k tiles, 512]`.
+      first, stop: int32 `[count]`.
+    """
+    *grid, _ = tiles.shape
+    words = lax.bitcast_convert_type(tiles.reshape(*grid, ROWS, BLOCKS), np.uint32)  # of each row
+    quarters = ROWS // _LANES
+    place = np.arange(ROWS, dtype=np.int32)
+    rows = first[:, None] + (place % quarters * _LANES + place // quarters)
+    row_tile, row = rows // ROWS, rows % ROWS
+    place = row % _LANES * quarters + row // _LANES
+    k_tile = np.arange(grid[1], dtype=np.int32)[:, None]
+    found = words.at[row_tile[:, None], k_tile, place[:, None]].get(mode="clip")
+    own = jnp.where((rows < stop[:, None])[:, None], found, np.uint32(0))
+    return lax.bitcast_convert_type(own, tiles.dtype).reshape(len(first), grid[1], SIZE)
+
+
+def of_rows(tiles: Any, count: int, rows: Any) -> Any:
+    """The tiles of those of `count` rows that indices say; of one beyond them, the nearest's."""
+    scale = untiled(tiles, count, tiles.shape[-2] * BLOCKS)
+    return tiled(jnp.take(scale, rows, axis=-2, mode="clip"))

@@ -137,6 +137,15 @@ def test_blackwell_grouped_instructions(kernel_dir: Path, opcodes: Opcodes) -> N
     assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D.2CTA", "UTMALDG.4D.2CTA"}
     counts = opcodes(kernel_dir / "jaxbw_sm100_gathered_16bit_1cta.cubin")
     assert matching(counts, r"UTMALDG.*") == {"UTMALDG.2D.GATHER4", "UTMALDG.3D"}
+    for bits, mmas in (("8", ("UTCQMMA{}",)), ("4", ("UTCOMMA{}", "UTCOMMA{}.4X"))):
+        counts = opcodes(kernel_dir / f"jaxbw_sm100_grouped_{bits}bit_mx_1cta.cubin")
+        assert matching(counts, r"UTC.MMA.*") == {mma.format("") for mma in mmas}
+        assert matching(counts, r"UTCCP.*") == {"UTCCP.T.S.4x32dp128bit"}
+        assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D", "UTMALDG.4D"}
+        assert matching(counts, r"UTMASTG.*") == {"UTMASTG.4D"}  # of rows alone
+        counts = opcodes(kernel_dir / f"jaxbw_sm100_grouped_{bits}bit_mx_2cta.cubin")
+        assert matching(counts, r"UTC.MMA.*") == {mma.format(".2CTA") for mma in mmas}
+        assert matching(counts, r"UTMALDG.*") == {"UTMALDG.3D.2CTA", "UTMALDG.4D.2CTA"}
 
 
 @pytest.mark.parametrize("family", ["sm90", "sm100"])

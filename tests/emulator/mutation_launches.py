@@ -16,10 +16,12 @@ Launch = Case | Ragged
 TILES = {"nn": "64x64", "nt": "64x128", "tn": "128x128", "tt": "64x32"}
 SM90_NAMES = tuple(f"jaxbw_sm90_bf16_{layout}_{tile}" for layout, tile in TILES.items())
 MX_NAMES = tuple(f"jaxbw_sm100_{bits}bit_mx_{group}cta" for bits in (8, 4) for group in (1, 2))
+GROUPED_MX_NAMES = tuple(name.replace("sm100", "sm100_grouped") for name in MX_NAMES)
 GROUPED_NAMES = (
     "jaxbw_sm100_grouped_16bit_1cta",
     "jaxbw_sm100_grouped_16bit_2cta",
     "jaxbw_sm100_grouped_8bit_1cta",
+    *GROUPED_MX_NAMES,
     "jaxbw_sm90_grouped_bf16_nn_64x256",
     "jaxbw_sm90_grouped_bf16_nt_64x128",
     "jaxbw_sm90_grouped_bf16_tn_64x256",
@@ -54,7 +56,8 @@ SHARED: dict[str, Any] = dict(output="bf16", block_m=64, layout="nt", swap_ab=Tr
 def launches(name: str) -> tuple[Launch, ...]:
     """The launches of a kernel. Together they also wrap all its rings."""
     if name in GROUPED_NAMES:
-        return tuple(_grouped_8bit(name) if "8bit" in name else _grouped(name))
+        narrow = _grouped_mx if "mx" in name else _grouped_8bit if "8bit" in name else _grouped
+        return tuple(narrow(name))
     if "sm90" in name:
         return tuple(_sm90(name))
     group = 2 if "2cta" in name else 1
@@ -309,6 +312,30 @@ def _grouped_8bit(name: str) -> Iterator[Ragged]:
         has_scales = case.bias is not None or (case.gated and case.output != "f16")  # or overflows
         scales = ("lhs", "rhs") if has_scales else ()
         yield replace(case, k=2 * case.k, scales=scales).of_8_bits(transposed=case.transposed)
+
+
+def _grouped_mx(name: str) -> Iterator[Ragged]:
+    """Those of rows, in the tiles that there are, and so many gates that both formats have some."""
+    is_4bit = "4bit" in name
+    formats = itertools.cycle(["mxfp4", "nvfp4"] if is_4bit else ["mxfp8"])
+    for case in _grouped(name):
+        if case.contraction:
+            continue
+        alpha = 2.0**-10 if case.gated and case.output == "f16" else 1.0  # or it overflows
+        case = replace(case, tile=(case.tile[0], max(case.tile[1], 64)), alpha=alpha)
+        if is_4bit:
+            format, k = next(formats), -(-4 * case.k // 32) * 32
+            scales = ("rhs",) if format == "nvfp4" else ()
+            found = replace(case, dtype="e2m1", transposed=True, format=format, k=k, scales=scales)
+            if isinstance(found.planned(), Plan):
+                yield found
+            continue
+        found = replace(case, format=next(formats), k=2 * case.k)
+        found = found.of_8_bits(transposed=case.transposed)
+        if isinstance(found.planned(), Plan):
+            yield found
+    if not is_4bit:  # beside 4
+        yield replace(found, k=384, rhs_dtype="e2m1", rhs_format="mxfp4", transposed=True)
 
 
 def _grouped(name: str) -> Iterator[Ragged]:

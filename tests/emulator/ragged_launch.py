@@ -1,5 +1,6 @@
 """Launches grouped matmuls in the emulator, as the host does it there, and an oracle for them."""
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxbw import _native, emulator
-from jaxbw._native import Major, Plan
+from jaxbw._native import Major, Plan, Violation
 from jaxbw._src.epilogue import Epilogue
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.config import GemmConfig
 
 from . import installed
+from .gemm_launch import E2M1, packed, scale_tiles
 
 Array = npt.NDArray[Any]
 DTYPES = {
@@ -23,6 +25,7 @@ DTYPES = {
     "f32": np.dtype(np.float32),
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "e2m1": E2M1,
 }
 ACTIVATIONS: dict[str | None, Any] = {
     None: lambda z: z,
@@ -66,6 +69,8 @@ class Ragged:
     adds: bool = False  # to a c
     source_rows: int | None = None  # lhs has so many, of which indices choose m
     indices: tuple[int, ...] = ()  # the first of them; others are drawn
+    format: str | None = None  # block-scaled
+    rhs_format: str | None = None  # as lhs's
     family: str = "sm90"
     cta_group: int = 1
 
@@ -123,6 +128,8 @@ class Ragged:
                 gated=self.gated,
                 lhs_scale="lhs" in self.scales,
                 rhs_scale="rhs" in self.scales,
+                lhs_format=self.format,
+                rhs_format=self.rhs_format or self.format,
             ),
             source_rows=self.source_rows,
         )
@@ -142,10 +149,14 @@ class Ragged:
             split_tail=self.split > 1,
         )
 
-    def plan(self) -> Plan:
-        """What a launch will do."""
+    def planned(self) -> Plan | Violation:
+        """What a launch will do, or why there is none."""
         clusters = self.sm_count // self.cta_group
-        found = _native.plan(self.family, self.problem.native, self.config, clusters)
+        return _native.plan(self.family, self.problem.native, self.config, clusters)
+
+    def plan(self) -> Plan:
+        """The same of a legal one."""
+        found = self.planned()
         assert isinstance(found, Plan), str(found)
         return found
 
@@ -198,7 +209,7 @@ class Ragged:
         """
         rng = np.random.default_rng(1)
         problem, terms = self.problem, {}
-        has_rows = (self.bounds()[..., 1] > self.bounds()[..., 0]).any(axis=0)
+        has_rows: Any = (self.bounds()[..., 1] > self.bounds()[..., 0]).any(axis=0)
         if self.gated:
             terms["rhs_up"] = rng.integers(-3, 4, problem.rhs_shape).astype(problem.rhs_dtype)
         if self.adds:
@@ -217,7 +228,59 @@ class Ragged:
             of_columns = np.exp2(rng.integers(-2, 3, shape)).astype(np.float32)
             of_columns[:, ~has_rows] = np.nan
             terms[f"{name}_scale"] = of_columns
+        if self.format is not None:
+            names = ("rhs", *["rhs_up"] * self.gated)
+            terms["lhs_tiles"] = self._tiles_of_entries()
+            terms |= {f"{name}_tiles": self._tiles_of_matrices(name, has_rows) for name in names}
         return terms
+
+    @property
+    def block(self) -> int:
+        """Numbers along k that share a scale."""
+        return 16 if self.format == "nvfp4" else 32
+
+    def exponents(self, of: str) -> Array:
+        """Of the scales of an operand, `[m, blocks]` or `[groups, n, blocks]`."""
+        rng = np.random.default_rng(len(of))
+        rows = (self.m,) if of == "lhs" else (self.problem.groups, self.n)
+        return rng.integers(-2, 3, (*rows, -(-self.k // self.block)))
+
+    def scaled(self, x: Array, of: str) -> Array:
+        """An operand, in float64, times its scales."""
+        if self.format is None:
+            return x.astype(np.float64)
+        scale = np.exp2(self.exponents(of).astype(np.float64)).repeat(self.block, axis=-1)
+        scale = scale[..., : self.k]
+        is_turned = of != "lhs" and not self.transposed
+        return x.astype(np.float64) * (scale.swapaxes(-1, -2) if is_turned else scale)
+
+    def _tiles_of_entries(self) -> Array:
+        """Those of each tile of D, by 128 rows of a group, and NaN for all other rows."""
+        exponents, tiles, height = self.exponents("lhs"), [], self.tile[0]
+        used = self.used((1, self.m))[0]
+        edges = np.minimum(np.cumsum(np.maximum(self.table[0].astype(np.int64), 0)), self.m)
+        for first, end in itertools.pairwise([0, *edges.tolist(), self.m]):
+            for row in range(first, first + -(-(end - first) // height) * height, 128):
+                rows = min(max(end - row, 0), 128) if used[first] else 0
+                found = scale_tiles(exponents[None, min(row, self.m - 1) :][:, :128], self.block)[0]
+                tiles.append(self._with_nan(found, rows))
+        while len(tiles) < self.plan().tiles_m * height // 128:
+            tiles.append(self._with_nan(scale_tiles(exponents[None, :1], self.block)[0], 0))
+        return np.concatenate(tiles)[None]
+
+    def _tiles_of_matrices(self, of: str, has_rows: Array) -> Array:
+        """Those of each matrix, and NaN where its group has no rows."""
+        tiles = scale_tiles(self.exponents(of), self.block)
+        for matrix in np.flatnonzero(~has_rows):
+            tiles[matrix] = self._with_nan(tiles[matrix], 0)
+        return tiles
+
+    def _with_nan(self, tiles: Array, rows: int) -> Array:
+        """A row of tiles, with NaN behind so many rows."""
+        row = np.arange(128)
+        places = (row % 32 * 16 + row // 32 * 4)[rows:, None] + np.arange(4)
+        tiles.view(np.uint8)[..., places] = NAN if self.block == 32 else 0x7F
+        return tiles
 
     def used(self, shape: tuple[int, ...]) -> Array:
         """Which rows of an array [batch|1, m] belong to a group of the matrices."""
@@ -234,8 +297,8 @@ class Ragged:
         out = terms.get("c", np.zeros(problem.output_shape)).astype(np.float64)
         for batch, groups in enumerate(self.bounds()):
             a, *bs = (
-                x[batch if len(x) > 1 else 0].astype(np.float64)
-                for x in (lhs, rhs, terms.get("rhs_up", rhs))
+                self.scaled(x[batch if len(x) > 1 else 0], of)
+                for of, x in (("lhs", lhs), ("rhs", rhs), ("rhs_up", terms.get("rhs_up", rhs)))
             )
             for matrix, (first, end) in enumerate(groups):
                 rows = a[first:end]
@@ -301,6 +364,7 @@ def launch(
     }
     placed: dict[str, Array] = {}
     for name, values in operands.items():
+        values = packed(values) if values.dtype == E2M1 else values
         placed[name] = emulator.empty(values.shape, values.dtype)
         placed[name][...] = values
         placed[name].flags.writeable = False

@@ -4,7 +4,7 @@ Kept by family or kernel, role, opcode, its occurrence in the role, and change. 
 moves occurrences: `mutation.py` says which entries were found, and which mutants survive.
 """
 
-from .mutation_launches import GROUPED_NAMES, MX_NAMES, NAMES, SM90_NAMES
+from .mutation_launches import GROUPED_MX_NAMES, GROUPED_NAMES, MX_NAMES, NAMES, SM90_NAMES
 
 Site = tuple[str, str, str, int, str]
 
@@ -60,12 +60,17 @@ _MEETS = "barrier.cta.sync.aligned behind it, for which all lanes wait"
 _add(_MEETS, "sm100_grouped", "setup", _BAR, 1)
 _add(_MEETS, "sm100_grouped", "multiply", _BAR, 1)
 _add(_MEETS, "sm90_grouped", "setup", _BAR, 1)
-(_GROUPED_PAIRS,) = (name for name in GROUPED_NAMES if "2cta" in name)
 _LEADERS = "the epilogue's wait for a later commit of the leader, which alone sends arrivals"
-_add(_LEADERS, _GROUPED_PAIRS, "setup", _WAIT_EMPTY, 1, change="always done")
-_add(_LEADERS, _GROUPED_PAIRS, "setup", "xor.b32", 1, change="parity never flips")
-_add(_ALIGNED, _GROUPED_PAIRS, "setup", _BAR, 1)
-_add(_ALIGNED, _GROUPED_PAIRS, "exit", _BAR, 1)
+for _kernel in (name for name in GROUPED_NAMES if "2cta" in name):
+    _add(_LEADERS, _kernel, "setup", _WAIT_EMPTY, 1, change="always done")
+    _add(_LEADERS, _kernel, "setup", "xor.b32", 1, change="parity never flips")
+    _add(_ALIGNED, _kernel, "setup", _BAR, 1)
+    _add(_ALIGNED, _kernel, "exit", _BAR, 1)
+_add(_MEETS, GROUPED_MX_NAMES[0], "epilogue", _BAR, 10)
+_ONLY_ONE = (
+    "none: NVFP4's narrow gated tiles have one accumulator, whose place goes round every time"
+)
+_add(_ONLY_ONE, GROUPED_MX_NAMES[2], "multiply", "xor.b32", 1, change="parity flips every time")
 _UNUSED = "none: such kernels ask for no work item, or sum up nothing in a cluster"
 _INIT = "mbarrier.init.shared::cta.b64"
 _add(_UNUSED, "sm100_grouped", "setup", _INIT, *range(29, 37), change="one arrival more")

@@ -134,3 +134,34 @@ def test_blackwell_takes_pairs_where_they_waste_little(
         assert {each.choice.kernel for each in report.matmuls} == {
             f"jaxbw_sm100_grouped_16bit_{ctas}cta"
         }
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "n", "is_gated", "tile"),
+    [
+        *(("mxfp8", 512, 3072, gated, (256, 128 << gated)) for gated in (False, True)),
+        *(("mxfp4", 512, 3072, gated, (256, 128 << gated)) for gated in (False, True)),
+        *(("nvfp4", 512, 3072, gated, (256, 256)) for gated in (False, True)),
+        ("mxfp8", 512, 128, False, (128, 128)),  # a pair's CTAs would have half a tile each
+        ("mxfp8", 511, 3072, False, (128, 192)),
+        ("mxfp8", 8, 3072, False, (128, 128)),  # fewer tiles than SMs
+        ("mxfp8", 511, 3072, True, (128, 128)),
+        *(("mxfp4", 511, 3072, gated, (128, 128)) for gated in (False, True)),
+        *(("nvfp4", 511, 3072, gated, (128, 192 + 64 * gated)) for gated in (False, True)),
+    ],
+)
+def test_tiles_of_block_scaled_formats(
+    name: str, rows: int, n: int, is_gated: bool, tile: tuple[int, int]
+) -> None:
+    def function(x: Any, w: Any, sizes: Any) -> Any:
+        q, u = jaxbw.quantize(x, name), jaxbw.quantize(w, name, axis=-2)
+        if is_gated:
+            return jaxbw.gated_ragged_dot(q, u, u, sizes)
+        return jaxbw.ragged_dot(q, u, sizes)
+
+    x = jax.ShapeDtypeStruct((8 * rows, 1024), jnp.bfloat16)
+    experts = jax.ShapeDtypeStruct((8, 1024, n), jnp.bfloat16)
+    report = jaxbw.explain_function(function, x, experts, SIZES, device="B200")
+    configs = [each.choice.config for each in report.matmuls]
+    found = [(config.block_m, config.block_n) for config in configs if config is not None]
+    assert found == [tile]

@@ -120,6 +120,7 @@ OTHERS = {
         "fp8_dot_general",
         "fp8_ragged_dot",
         "mxfp8_dot_general",
+        "mxfp8_ragged_dot",
         "nvfp4_dot_general",
         "scaled_dot_general",
         "linen.Fp8DirectDotGeneralOp",

@@ -75,6 +75,7 @@ def test_public_names() -> None:
         "implementation",
         "matmul",
         "mxfp8_dot_general",
+        "mxfp8_ragged_dot",
         "nvfp4_dot_general",
         "profile",
         "quantize",

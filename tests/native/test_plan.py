@@ -439,6 +439,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "grouped_8bit_major": ("sm90", ROWS | EIGHT_BITS | {"rhs_major": Major.MN}, {}),
     "grouped_alignment": ("sm90", ROWS | {"k": 1004}, {}),
     "gathered": ("sm90", ROWS | {"source_rows": 9, "batch": 2}, {}),
+    "grouped_mx": ("sm100", ROWS | EIGHT_BITS | {"mx": 32, "batch": 2}, {}),
     "grouped_rows": ("sm90", ROWS | {"m": 2**30, "n": 64, "k": 64, "batch": 2}, {}),
     "grouped_config": ("sm90", ROWS, {"cluster": (1, 2)}),
     "grouped_config_sm100": ("sm100", ROWS, {"scheduler": "clc"}),
@@ -479,7 +480,16 @@ BLACKWELL_LEAVES_OUT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "scales of a contraction": ("grouped_epilogue", OF_GROUPS | {"lhs_scale": True}, {}),
     "half a span of rows": ("columns", OF_GROUPS, {"block_m": 64}),
     "half a span of gate": ("columns", ROWS | {"rhs_major": Major.MN, "gated": True}, {}),
-    "scales of blocks": ("no_kernel", ROWS | {"mx": 32}, {}),
+    "blocks of a contraction": ("grouped_mx", OF_GROUPS | {"mx": 32}, {}),
+    "blocks of gathered rows": ("grouped_mx", ROWS | {"mx": 32, "source_rows": 9}, {}),
+    "blocks of 4 and 8 bits": ("grouped_mx", ROWS | {"mx": 32, "lhs": DataType.E2M1}, {}),
+    "half boxes of 4 bits": (
+        "grouped_alignment",
+        ROWS | {"mx": 32, "rhs": DataType.E2M1, "k": 192},
+        {},
+    ),
+    "scales of columns, too": ("mx", ROWS | {"mx": 32, "rhs_scale": True}, {}),
+    "64 rows": ("mx_rows", ROWS | {"mx": 32}, {"block_m": 64}),
 }
 
 

@@ -1,9 +1,10 @@
-"""ragged_dot that multiplies in float8, with gradients: current scales, of each row and matrix.
+"""ragged_dot that multiplies in 8 bits, with gradients: float8 with current scales, or MXFP8.
 
-Hopper's tensor cores take 8 bits along k alone. That is what the result and the gradient of lhs are
-summed along, of weights in either orientation, which `quantize(both=True)` writes; the gradient of
-the weights is summed along rows, whose scales are no factors of it, and for which Hopper would have
-lhs and cotangent transposed within their groups. So it is a matmul of 16 bits.
+Of float8 each row and each matrix has a scale. Hopper's tensor cores take 8 bits along k alone.
+That is what the result and the gradient of lhs are summed along, of weights in either orientation,
+which `quantize(both=True)` writes; the gradient of the weights is summed along rows, whose scales
+are no factors of it, and for which Hopper would have lhs and cotangent transposed within their
+groups. Blocks of MXFP8 along rows would straddle groups. So it is a matmul of 16 bits.
 """
 
 from functools import partial
@@ -13,13 +14,37 @@ import jax
 import jax.numpy as jnp
 
 from jaxbw._src.api.arguments import Quantized
+from jaxbw._src.api.block_scaled import BlockScaled
 from jaxbw._src.api.fp8_training import floating, nothing
 from jaxbw._src.api.quantize import quantize
 from jaxbw._src.api.ragged import ragged_dot
 from jaxbw._src.problem import describe
 
 
+class _Recipe(NamedTuple):
+    """What is quantized how: keywords of `quantize`."""
+
+    rows: dict[str, Any]
+    matrices: dict[str, Any]
+    cotangent: dict[str, Any]
+
+
+_RECIPES = {
+    "fp8": _Recipe(
+        rows={"format": "e4m3", "axis": -1},
+        matrices={"format": "e4m3", "axis": (-2, -1), "both": True},
+        cotangent={"format": "e5m2", "axis": -1},
+    ),
+    "mxfp8": _Recipe(
+        rows={"format": "mxfp8"},
+        matrices={"format": "mxfp8", "axis": -2, "both": True},
+        cotangent={"format": "mxfp8"},
+    ),
+}
+
+
 class _Static(NamedTuple):
+    recipe: str
     precision: Any
     dtype: Any  # of the result
     rows_per_group: int | None
@@ -71,7 +96,50 @@ def fp8_ragged_dot(
     dtype, lhs, rhs = floating(call, lhs, rhs, preferred_element_type)
     if quantized is not None:
         _check(call, rhs, quantized)
-    static = _Static(precision, dtype, rows_per_group)
+    static = _Static("fp8", precision, dtype, rows_per_group)
+    out: jax.Array = _grouped(static, lhs, rhs, quantized, group_sizes, group_offset)
+    return out
+
+
+def mxfp8_ragged_dot(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: Any = None,
+    *,
+    rows_per_group: int | None = None,
+    quantized: Any = None,
+) -> jax.Array:
+    """`ragged_dot` in MXFP8, as `mxfp8_dot_general` is a `dot_general`.
+
+    Rows of lhs and columns of rhs are quantized along k, in the backward pass those of
+    the cotangent, and rows of rhs, along n. All else is as of `fp8_ragged_dot`: the gradient of rhs
+    is a matmul in 16 bits.
+
+    Args:
+      lhs, rhs, group_sizes, preferred_element_type, group_offset, rows_per_group: as of
+        `fp8_ragged_dot`.
+      precision: not looked at.
+      quantized: what `quantize(rhs, "mxfp8", axis=-2, both=True)` gave, as of `fp8_ragged_dot`.
+
+    Returns:
+      `[m, n]`.
+
+    Raises:
+      TypeError, ValueError: as `fp8_ragged_dot`.
+
+    >>> x, experts = jnp.full((3, 40), 7.0), jnp.full((2, 40, 1), 3.5)
+    >>> jaxbw.mxfp8_ragged_dot(x, experts, jnp.array([1, 1]))[:, 0]
+    Array([980., 980.,   0.], dtype=float32)
+    """
+    del precision
+    call = "jaxbw.mxfp8_ragged_dot"
+    dtype, lhs, rhs = floating(call, lhs, rhs, preferred_element_type)
+    if quantized is not None:
+        _check_blocks(call, rhs, quantized)
+    static = _Static("mxfp8", None, dtype, rows_per_group)
     out: jax.Array = _grouped(static, lhs, rhs, quantized, group_sizes, group_offset)
     return out
 
@@ -89,6 +157,19 @@ def _check(call: str, rhs: Any, quantized: Any) -> None:
         )
 
 
+def _check_blocks(call: str, rhs: Any, quantized: Any) -> None:
+    if not isinstance(quantized, BlockScaled):
+        raise TypeError(f"{call}: quantized is a {type(quantized).__name__}, and no BlockScaled")
+    q = quantized
+    has_both = q.axis == -2 and q.transposed_scale is not None
+    if q.format != "mxfp8" or q.shape != rhs.shape or not has_both:
+        raise ValueError(
+            f"{call}: quantized is {describe(q.dtype, q.shape)} in {q.format}, with blocks along "
+            f"{q.axis}, and rhs {describe(rhs.dtype, rhs.shape)}; "
+            'it is quantize(rhs, "mxfp8", axis=-2, both=True)'
+        )
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _grouped(
     static: _Static, lhs: Any, rhs: Any, quantized: Any, sizes: Any, offset: Any
@@ -98,24 +179,28 @@ def _grouped(
 
 
 def _forward(static: _Static, lhs: Any, rhs: Any, quantized: Any, sizes: Any, offset: Any) -> Any:
-    rows = quantize(lhs, "e4m3", axis=-1)
-    matrices = quantized
-    if quantized is None:
-        matrices = quantize(rhs, "e4m3", axis=(-2, -1), both=True)
+    recipe = _RECIPES[static.recipe]
+    rows = quantize(lhs, **recipe.rows)
+    matrices = quantize(rhs, **recipe.matrices) if quantized is None else quantized
     out = _multiply(static, rows, matrices, sizes, offset, static.precision, static.dtype)
+    if isinstance(matrices, BlockScaled):
+        matrices = matrices.along(-1).alone()
     return out, (lhs, matrices, sizes, offset, nothing(rhs))
 
 
 def _backward(static: _Static, kept: Any, bar: Any) -> Any:
     lhs, matrices, sizes, offset, of_rhs = kept
-    rows = quantize(bar, "e5m2", axis=-1)
+    rows = quantize(bar, **_RECIPES[static.recipe].cotangent)
     of_lhs = _multiply(static, rows, matrices.mT, sizes, offset, static.precision, lhs.dtype)
     narrow = jnp.float16 if lhs.dtype == jnp.float16 == bar.dtype else jnp.bfloat16
 
     def in_16_bits(matrices: Any) -> jax.Array:
         return _multiply(static, lhs.astype(narrow), matrices, sizes, offset, None, narrow)
 
-    transposed = jax.linear_transpose(in_16_bits, matrices.data.astype(narrow))
+    transposed = jax.linear_transpose(
+        in_16_bits,
+        jax.ShapeDtypeStruct((*matrices.shape[:-2], lhs.shape[-1], bar.shape[-1]), narrow),
+    )
     (product,) = transposed(bar.astype(narrow))
     return of_lhs, product.astype(of_rhs.dtype), None, None, None
 

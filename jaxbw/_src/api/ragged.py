@@ -10,8 +10,8 @@ from jax import lax
 
 from jaxbw._src import compat
 from jaxbw._src.api import arguments
-from jaxbw._src.api.arguments import Quantized
-from jaxbw._src.api.ragged_call import RaggedArguments, RaggedCall
+from jaxbw._src.api.arguments import WithScales
+from jaxbw._src.api.ragged_call import RaggedArguments, RaggedCall, RaggedOperands
 from jaxbw._src.problem import Operands, describe
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.implementations import Implementation
@@ -53,7 +53,8 @@ def ragged_dot(
 
     Args:
       lhs: `[m, k]`, of any dtype that `lax.ragged_dot` takes; either operand may be what `quantize`
-        returns, with scales that are shared along k: they multiply the sums.
+        returns, with scales that are shared along k: they multiply the sums. Both may be in
+        block-scaled formats, in blocks along k; one alone is dequantized.
       rhs: `[g, k, n]`. Under `jit` a transposition of its last two dimensions is read in place.
         Hopper takes float8 where it lies as `[g, n, k]`: such a transposition, or `both=True`.
       group_sizes: integers `[g]`; with a `group_offset` those of all groups, `[G]`.
@@ -97,11 +98,11 @@ def ragged_dot(
     Array([2, 0, 0], dtype=int32)
     """
     call = "jaxbw.ragged_dot"
-    operands, scales, dims, dtype = _of_rows(call, preferred_element_type, lhs=lhs, rhs=rhs)
-    matmul = (precision, dtype, out_sharding, implementation, config)
-    given = _given(call, dims, *matmul, activation, alpha, rows_per_group)
-    terms = {"bias": bias, "residual": residual, "lhs_rows": lhs_rows} | scales
-    arrays = _arrays(call, group_offset, terms, **operands, group_sizes=group_sizes)
+    found, dims = _of_rows(call, preferred_element_type, lhs=lhs, rhs=rhs)
+    matmul = (precision, found.dtype, out_sharding, implementation, config)
+    given = _given(call, dims, *matmul, activation, alpha, rows_per_group, found.formats)
+    terms = {"bias": bias, "residual": residual, "lhs_rows": lhs_rows} | found.scales
+    arrays = _arrays(call, group_offset, terms, **found.operands, group_sizes=group_sizes)
     result: jax.Array = _ragged_dot(given, *arrays)
     return result
 
@@ -147,11 +148,12 @@ def gated_ragged_dot(
     """
     call = "jaxbw.gated_ragged_dot"
     operands = {"lhs": lhs, "rhs_gate": rhs_gate, "rhs_up": rhs_up}
-    operands, scales, dims, dtype = _of_rows(call, preferred_element_type, **operands)
-    matmul = (precision, dtype, out_sharding, implementation, config)
-    given = _given(call, dims, *matmul, activation, 1.0, rows_per_group)
+    found, dims = _of_rows(call, preferred_element_type, **operands)
+    matmul = (precision, found.dtype, out_sharding, implementation, config)
+    given = _given(call, dims, *matmul, activation, 1.0, rows_per_group, found.formats)
+    terms = found.scales | {"lhs_rows": lhs_rows}
     group_offset, terms, lhs, rhs_gate, rhs_up, group_sizes = _arrays(
-        call, group_offset, scales | {"lhs_rows": lhs_rows}, **operands, group_sizes=group_sizes
+        call, group_offset, terms, **found.operands, group_sizes=group_sizes
     )
     terms["rhs_up"] = rhs_up
     result: jax.Array = _ragged_dot(given, group_offset, terms, lhs, rhs_gate, group_sizes)
@@ -221,19 +223,19 @@ def ragged_dot_general(
 
 def _of_rows(
     call: str, dtype: Any, **operands: Any
-) -> tuple[dict[str, Any], dict[str, Any], lax.RaggedDotDimensionNumbers, Any]:
-    """Operands as they lie, the scales that they have, dimension numbers, the result's dtype."""
-    scales: dict[str, Any] = {}
-    transposed = False
-    if any(isinstance(x, Quantized) for x in operands.values()):
+) -> tuple[RaggedOperands, lax.RaggedDotDimensionNumbers]:
+    """Operands as they lie, with the scales that they have, and dimension numbers."""
+    found = RaggedOperands(operands, {}, False, dtype)
+    if any(isinstance(x, WithScales) for x in operands.values()):
         from jaxbw._src.api import group_scales  # wanted by few
 
-        operands, scales, transposed, dtype = group_scales.unquantized(call, operands, dtype)
-    before = {name: compat.before_transposition(x) for name, x in operands.items() if name != "lhs"}
-    if not transposed and all(turned == (0, 2, 1) for _, turned in before.values()):
-        operands |= {name: original for name, (original, _) in before.items()}
-        transposed = True
-    return operands, scales, _ROWS_BY_TRANSPOSED if transposed else _ROWS, dtype
+        found = group_scales.unquantized(call, operands, dtype)
+    rights = {name: x for name, x in found.operands.items() if name != "lhs"}
+    before = {name: compat.before_transposition(x) for name, x in rights.items()}
+    if not found.transposed and all(turned == (0, 2, 1) for _, turned in before.values()):
+        originals = {name: original for name, (original, _) in before.items()}
+        found = found._replace(operands=found.operands | originals, transposed=True)
+    return found, _ROWS_BY_TRANSPOSED if found.transposed else _ROWS
 
 
 def _given(
@@ -247,6 +249,7 @@ def _given(
     activation: str | None,
     alpha: float,
     rows_per_group: int | None,
+    formats: tuple[str, str] | None = None,
 ) -> RaggedArguments:
     arguments.check_activation(call, activation)
     factor = arguments.terms(call, alpha, 1.0, -1, None).alpha
@@ -263,6 +266,7 @@ def _given(
         activation,
         factor,
         None if hint is None else int(hint),
+        formats,
     )
 
 

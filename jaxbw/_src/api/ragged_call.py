@@ -15,7 +15,7 @@ from jaxbw._src.api.matmul import dot_general
 from jaxbw._src.api.ragged_plan import as_int32, plan_ragged
 from jaxbw._src.epilogue import IDENTITY, Epilogue, scaled, wide_dtype
 from jaxbw._src.primitives.ragged_dot import check, output_shape, ragged_dot
-from jaxbw._src.primitives.ragged_fused import ragged_fused
+from jaxbw._src.primitives.ragged_fused import EXACT, ragged_fused
 from jaxbw._src.primitives.ragged_gathered import ragged_gathered, rows_of
 from jaxbw._src.primitives.transposition import kept
 from jaxbw._src.problem import describe
@@ -29,6 +29,25 @@ class RaggedArguments(NamedTuple):
     activation: str | None
     alpha: float
     rows_per_group: int | None
+    formats: tuple[str, str] | None = None  # block-scaled, of lhs and rhs
+
+
+class RaggedOperands(NamedTuple):
+    """Operands of a call as arrays, and their scales.
+
+    Attributes:
+      operands: by their names.
+      scales: by the names of terms.
+      transposed: whether right operands are `[g, n, k]`.
+      dtype: of the result.
+      formats: those of lhs and rhs, where they are block-scaled.
+    """
+
+    operands: dict[str, Any]
+    scales: dict[str, Any]
+    transposed: bool
+    dtype: Any
+    formats: tuple[str, str] | None = None
 
 
 class RaggedCall:
@@ -111,7 +130,7 @@ class RaggedCall:
                 f"{self.result.dtype}; apply it to the matmul, or set preferred_element_type"
             )
         for name, x in terms.items():
-            if name in ("rhs_up", "lhs_rows") or name.endswith("scale"):
+            if name in ("rhs_up", "lhs_rows") or name.endswith(("scale", "tiles")):
                 continue
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 raise TypeError(f"{call}: {name} is {x.dtype}; cast it to a real floating dtype")
@@ -129,6 +148,7 @@ class RaggedCall:
         given, wide, dtype = self._given, self.wide.dtype, self.result.dtype
         residual = terms.get("residual")
         fused = {name: x for name, x in terms.items() if name not in ("residual", "lhs_rows")}
+        lhs_format, rhs_format = given.formats or (None, None)
         epilogue = Epilogue(
             alpha=given.alpha,
             c=fused["c"].dtype if "c" in fused else None,
@@ -137,6 +157,8 @@ class RaggedCall:
             gated="rhs_up" in fused,
             lhs_scale="lhs_scale" in fused,
             rhs_scale="rhs_scale" in fused,
+            lhs_format=lhs_format,
+            rhs_format=rhs_format,
         )
         matmul = (lhs, rhs, group_sizes, group_offset, terms.get("lhs_rows"))
         product = self._matmul(matmul, epilogue, fused, dtype if residual is None else wide)
@@ -172,11 +194,13 @@ class RaggedCall:
             "policy": params["policy"],
         }
         result = jax.ShapeDtypeStruct(self.result.shape, dtype)
-        multiplied = left
+        types = [jax.typeof(x) for x in operands]
         if lhs_rows is not None:
             lhs_rows = as_int32(lhs_rows)
-            multiplied = jax.ShapeDtypeStruct((1, *self._types[0].shape), left.dtype)
-        check(given.matmul.call, (multiplied, *operands[1:]), of_primitive)
+            types[0] = types[0].update(shape=(1, *self._types[0].shape))
+        if given.formats is not None:  # what is multiplied where no kernel multiplies these
+            types[:2] = (x.update(dtype=EXACT) for x in types[:2])
+        check(given.matmul.call, types, of_primitive)
         if epilogue.is_identity and lhs_rows is None:
             return plan.result(ragged_dot(*operands, **of_primitive), result)
         n = output_shape(*operands[:3], of_primitive)[-1]
@@ -188,13 +212,19 @@ class RaggedCall:
         def of_columns(x: Any) -> Any:  # with size 1 for k
             return jnp.broadcast_to(x, (right.shape[1], 1, n)).reshape(1, right.shape[1], n)
 
+        def of_batch(x: Any) -> Any:
+            return x[None]
+
         planned = {
             "rhs_up": lambda x: plan.operands(lhs, x)[1],
             "c": lambda x: plan.like_product(x, output_shape(*operands[:3], of_primitive)),
-            "bias": lambda x: x[None],
+            "bias": of_batch,
             "lhs_scale": of_rows,
             "rhs_scale": of_columns,
             "rhs_up_scale": of_columns,
+            "lhs_tiles": of_batch,
+            "rhs_tiles": of_batch,
+            "rhs_up_tiles": of_batch,
         }
         arrays = {name: planned[name](x) for name, x in terms.items()}
         of_primitive |= {"epilogue": epilogue, "terms": arrays}

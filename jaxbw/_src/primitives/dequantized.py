@@ -32,7 +32,7 @@ def dequantized(
             continue
         if (format := (epilogue.lhs_format, epilogue.rhs_format)[side]) is not None:
             tiles, (k,) = getattr(operands, TILES[of]), dims[0][side]
-            found[of] = _of_format(format, x, tiles, k, dtype)
+            found[of] = of_format(format, x, tiles, dtype, k)
             found[TILES[of]] = None
             continue
         found[of] = x.astype(dtype)
@@ -46,8 +46,9 @@ def dequantized(
     return operands._replace(**found)
 
 
-def _of_format(format: str, x: Any, tiles: Any, k: int, dtype: Any) -> Any:
+def of_format(format: str | None, x: Any, tiles: Any, dtype: Any, k: int = -1) -> Any:
     """Data whose dimension k has blocks, times their scales."""
+    assert format is not None
     data = jnp.moveaxis(x, k, -1)
     scale = block_formats.scales_of(tiles, data, block_formats.FORMATS[format].block)
     return jnp.moveaxis(block_formats.dequantized(data, scale, dtype), -1, k)

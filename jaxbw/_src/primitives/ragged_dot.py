@@ -23,7 +23,7 @@ from jaxbw._native import Major
 from jaxbw._src import compat, log
 from jaxbw._src.epilogue import IDENTITY, Epilogue
 from jaxbw._src.primitives import ragged_xla, serve
-from jaxbw._src.problem import asks_for_accurate_sums, precisions
+from jaxbw._src.problem import asks_for_accurate_sums, mx_of, precisions
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection import devices
 from jaxbw._src.selection.choice import Refusal
@@ -287,7 +287,7 @@ def chosen(problem: RaggedProblem, operands: Any, device: Any, policy: Policy, p
     lhs, rhs, *_ = operands
     precision = params["precision"]
     are_float8 = _is_float8(lhs.dtype) and _is_float8(rhs.dtype)
-    if lhs.dtype != rhs.dtype and not are_float8:
+    if lhs.dtype != rhs.dtype and not are_float8 and not mx_of(problem.epilogue):
         reason = f"rhs is {rhs.dtype}; kernels multiply operands of one dtype, or float8 ones"
         return Refusal("kernels", reason)
     known = _OF_FLOAT8 if are_float8 else _OF_KERNELS

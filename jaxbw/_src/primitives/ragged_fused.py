@@ -4,6 +4,7 @@
                                     z = alpha * lhs[b, r] @ rhs[b, group of r] + bias[b, group of r]
                                     u = alpha * lhs[b, r] @ rhs_up[b, group of r]
                                     both times lhs_scale[b, r] and rhs_scale[b, group of r]
+                                    or lhs and rhs have the scales of block-scaled formats
     the contraction does:           out[b, g] = c[b, g] + alpha * lhs[b, rows of g]^T @ rhs[...]
 
 `formula` says the same in grouped matmuls and XLA's operations: it is what is computed where no
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
@@ -36,6 +38,7 @@ from jaxbw._src.selection.choice import Refusal
 from jaxbw._src.selection.policy import Policy
 
 ragged_fused_p = Primitive("jaxbw_ragged_fused")
+EXACT = np.dtype("bfloat16")  # holds data of every block-scaled format times their scales
 
 
 def ragged_fused(
@@ -55,7 +58,9 @@ def ragged_fused(
       epilogue: which terms there are, their dtypes, a known alpha, and the activation.
       terms: "rhs_up" is as rhs, of a gated matmul; "c" is shaped as the result; "bias" is
         `[batch or 1, groups, n]`, as are "rhs_scale" and "rhs_up_scale", which a gated matmul has
-        both; "lhs_scale" is `[batch or 1, m]`. Scales are float32.
+        both; "lhs_scale" is `[batch or 1, m]`. Scales are float32. "lhs_tiles", "rhs_tiles" and
+        "rhs_up_tiles" are the scales of block-scaled formats, `[batch or 1, (groups,) row tiles, k
+        tiles, 512]`, of an rhs that is transposed.
     """
     compat.register_float_check(ragged_fused_p)
     given = [terms[name] for name in term_names(epilogue)]
@@ -69,6 +74,15 @@ def formula(*operands: Any, epilogue: Epilogue, output: Any, **params: Any) -> A
     e, wide = epilogue, wide_dtype(output)
     lhs, rhs, *sizes = operands[:OPERANDS]
     terms = dict(zip(term_names(e), operands[OPERANDS:], strict=True))
+    if e.formats:
+        from jaxbw._src.primitives import dequantized  # wanted by few
+
+        lhs = dequantized.of_format(e.lhs_format, lhs, terms["lhs_tiles"], EXACT)
+        rhs = dequantized.of_format(e.rhs_format, rhs, terms["rhs_tiles"], EXACT)
+        if e.gated:
+            up, tiles = terms["rhs_up"], terms["rhs_up_tiles"]
+            terms["rhs_up"] = dequantized.of_format(e.rhs_format, up, tiles, EXACT)
+        params["precision"] = dequantized.precision_of(params["precision"])
 
     def of_groups(name: str) -> Any:
         ones = jnp.ones((1, lhs.shape[1], 1), wide)
@@ -100,6 +114,8 @@ def term_names(epilogue: Epilogue) -> list[str]:
     named = {"rhs_up": e.gated, "c": e.c is not None, "bias": e.bias is not None}
     named |= {"lhs_scale": e.lhs_scale, "rhs_scale": e.rhs_scale}
     named["rhs_up_scale"] = e.rhs_scale and e.gated
+    named |= {"lhs_tiles": e.lhs_format is not None, "rhs_tiles": e.rhs_format is not None}
+    named["rhs_up_tiles"] = e.rhs_format is not None and e.gated
     return [name for name, is_there in named.items() if is_there]
 
 

@@ -43,7 +43,8 @@ def ragged_gathered(
       lhs: [1, rows, k], of at least one row.
       lhs_rows: int32 [m].
       rhs, group_sizes, group_offset, params: as of `ragged_dot`, with a batch of 1.
-      epilogue, terms: as of `ragged_fused`, or IDENTITY and none; all are of the m rows.
+      epilogue, terms: as of `ragged_fused`, or IDENTITY and none; all are of the m rows, but for
+        "lhs_tiles", which are lhs's.
     """
     compat.register_float_check(ragged_gathered_p)
     given = [terms[name] for name in term_names(epilogue)]
@@ -64,6 +65,10 @@ def apart(lhs: Any, rhs: Any, *sizes_terms_and_rows: Any, epilogue: Epilogue, **
     if epilogue.is_identity:
         return ragged_dot(*operands, **params)
     named = dict(zip(term_names(epilogue), terms, strict=True))
+    if epilogue.lhs_format is not None:
+        from jaxbw._src import scale_tiles  # wanted by few
+
+        named["lhs_tiles"] = scale_tiles.of_rows(named["lhs_tiles"], lhs.shape[1], rows)
     return ragged_fused(*operands, epilogue=epilogue, terms=named, **params)
 
 

@@ -142,13 +142,17 @@ def group_bounds(group_sizes: Any, group_offset: Any, groups: int, m: int) -> An
     return starts_and_ends[:, wanted]
 
 
-def _steps(bounds: Any, block: int, m: int) -> Steps:
+def steps_of(bounds: Any, block: int, capacity: int) -> Steps:
+    """The blocks of groups, of so many rows but for the last one of each.
+
+    Args:
+      bounds: as of `group_bounds`, of one batch index.
+      capacity: as many as there may be.
+    """
     starts, ends = bounds[:-1], bounds[1:]
     groups = starts.shape[0]
     blocks = -(-(ends - starts) // block)
     through = jnp.cumsum(blocks)
-    # Of each group the last block may be partial; and none is empty.
-    capacity = min(m, -(-m // block) + min(groups, m))
     step = np.arange(capacity, dtype=np.int32)
     group = jnp.searchsorted(through, step, side="right", method="compare_all").astype(np.int32)
     group = jnp.minimum(group, groups - 1)
@@ -157,6 +161,11 @@ def _steps(bounds: Any, block: int, m: int) -> Steps:
     return Steps(
         group, jnp.where(is_there, first, 0), jnp.where(is_there, ends[group], 0), through[-1]
     )
+
+
+def _capacity(m: int, groups: int, block: int) -> int:
+    """Of each group the last block may be partial; and none is empty."""
+    return min(m, -(-m // block) + min(groups, m))
 
 
 def _block(m: int, groups: int) -> int:
@@ -184,7 +193,7 @@ def _rows(
         return _outer(lhs, rhs[:, :, 0] if transposed else rhs[:, 0], bounds, output)
     dims = (((1,), (1 if transposed else 0,)), ((), ()))
     block = _block(m, groups)
-    steps = _steps(bounds, block, m)
+    steps = steps_of(bounds, block, _capacity(m, groups, block))
     lhs, rhs = Slices.of(lhs), Slices.of(rhs)
 
     def step(i: Any, out: Any) -> Any:
@@ -231,7 +240,7 @@ def _weight_gradient(
     if 0 in (m, k, n, groups):
         return zeros
     block = _block(m, groups)
-    steps = _steps(bounds, block, m)
+    steps = steps_of(bounds, block, _capacity(m, groups, block))
     sums = _dtype_of_sums(lhs.dtype, rhs.dtype, output)
     lhs, rhs = Slices.of(lhs), Slices.of(rhs)
 

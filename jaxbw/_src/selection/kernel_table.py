@@ -232,8 +232,10 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm100_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.role != "gemm" and kernel.input not in ("16bit", "8bit"):
-        yield 'grouped kernels have input "16bit" or "8bit"'
+    if kernel.role == "gathered" and kernel.input not in ("16bit", "8bit"):
+        yield 'input is not "16bit" or "8bit", of gathered rows'
+    if kernel.role == "grouped" and kernel.input == "tf32":
+        yield 'input is "tf32", which grouped matmuls do not take'
     if kernel.role == "gathered" and kernel.cta_group != 1:
         yield "cta_group is not 1, of gathered rows"
     if kernel.input not in ("16bit", "8bit", "tf32", "8bit_mx", "4bit_mx"):

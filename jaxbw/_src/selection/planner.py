@@ -40,7 +40,9 @@ MESSAGES: Mapping[str, str] = {
     "grouped_8bit_major": "rhs has n as its last dimension, and of 8 bits {family} takes k: pass "
     "the mT of weights [groups, n, k], or what jaxbw.quantize(..., both=True) returns",
     "grouped_alignment": "{array} has rows of {bytes} bytes; of grouped matmuls kernels take "
-    "multiples of 16",
+    "multiples of {unit}",
+    "grouped_mx": "in block-scaled formats kernels multiply rows in groups, of one group_sizes, as "
+    "they lie, and beside 8 bits rhs may have 4, but not lhs",
     "gathered": "kernels gather the rows of one grouped matmul, not of a batch of them",
     "grouped_rows": "{batch} x {rows} rows; grouped are up to {most}, and fewer than 2^31 in all",
     # of a configuration

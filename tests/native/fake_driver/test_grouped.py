@@ -162,3 +162,28 @@ def test_float8(fake: FakeDriver, family: str, kernel: str) -> None:
     ):
         with pytest.raises(xla.FfiError, match=message):
             program.run("execute", given, results, device=device)
+
+
+def test_block_scaled(fake: FakeDriver) -> None:
+    """Scales lie in a tile for each that the table may list, and in those of each matrix."""
+    blocks: dict[str, Any] = dict(lhs=DataType.E4M3, rhs=DataType.E4M3, rhs_major=Major.K, mx=32)
+    plan = planned(ROWS | {"batch": 1, "k": 144} | blocks, "sm100")
+    assert (plan.kernel, plan.tiles_m) == ("jaxbw_sm100_grouped_8bit_mx_1cta", 13)
+    program = xla.Program(plan.attributes)
+    results = [aligned((1, 1000, 264), np.float32), aligned((plan.workspace_bytes,), np.uint8)]
+    lhs = aligned((1, 1000, 144), ml_dtypes.float8_e4m3fn)
+    rhs = aligned((3, 264, 144), ml_dtypes.float8_e4m3fn)[None]
+    of_rows, of_columns = aligned((1, 13, 2, 512), np.uint8), aligned((3, 3, 2, 512), np.uint8)
+    sizes, offset = aligned((1, 5), np.int32), aligned((), np.int32)
+    given = [lhs, rhs, of_rows, of_columns, sizes, offset]
+    program.run("execute", given, results, device=DEVICES["sm100"])
+    _, matmul = fake.calls("cuLaunchKernelEx")
+    assert matmul["kernel"] == plan.kernel
+    maps = fake.calls("cuTensorMapEncodeTiled")
+    assert [each["rank"] for each in maps] == [4, 3, 4, 3, 3]
+    assert [each["dims"] for each in maps[3:]] == [[256, 2, 13], [256, 2, 9]]
+    given[2] = aligned((1, 8, 2, 512), np.uint8)  # of rows without groups
+    with pytest.raises(
+        xla.FfiError, match=r"lhs_tiles is \[1,8,2,512\]; here it is \[1,13,2,512\]"
+    ):
+        program.run("execute", given, results, device=DEVICES["sm100"])

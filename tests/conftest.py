@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import sys
 from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
@@ -139,14 +140,24 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if "not gpu" not in config.getoption("markexpr"):
         return
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    settings = {
+        "jax_compilation_cache_dir": str(PROGRAMS),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+        "jax_disable_most_optimizations": True,
+    }
+    for name, value in settings.items():
+        if name.upper() in os.environ:
+            continue
+        os.environ[name.upper()] = str(value)
+        # The conftest.py of a folder that the command line names has been loaded before, with JAX.
+        if "jax" in sys.modules:
+            sys.modules["jax"].config.update(name, value)
     # One that another worker is just writing is compiled again.
     config.addinivalue_line(
         "filterwarnings", "ignore:Error reading persistent compilation cache entry"
     )
-    if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "0":
+    if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "0":
         return
     if metadata.version("jaxlib").startswith("0.10."):  # XLA ends a process for an unknown flag
         # Emitters through MLIR take two thirds of a compilation that optimizes nothing.

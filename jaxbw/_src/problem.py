@@ -97,6 +97,14 @@ class GemmProblem:
         return replace(self, lhs_dtype=f32, rhs_dtype=f32, k=k, pieces=None)
 
     @property
+    def key(self) -> str:
+        """What a tuned table compares: shapes in memory, dtypes, transpositions, epilogue.
+
+        Precision is not part of it: it decides whether a kernel serves, not which one is fast.
+        """
+        return f"{self}{', saving z' if self.epilogue.save else ''}"
+
+    @property
     def layout(self) -> str:
         """The operands' layouts as in kernels.toml: "n" is row-major, "t" its transpose."""
         lhs = "n" if self.lhs_major == Major.K else "t"

@@ -62,6 +62,16 @@ class RaggedProblem:
         return all(isinstance(extent, int) for extent in extents)
 
     @property
+    def key(self) -> str:
+        """What a tuned table compares: as of a dense matmul, and what a program knows of groups.
+
+        That is how many there are, and the rows that are expected of one; and promoted sums, which
+        have tiles of their own.
+        """
+        sums = ", sums promoted" if self.promoted else ""
+        return f"{self}, {self.total_groups} groups, {self.expected_rows} rows of one{sums}"
+
+    @property
     def lhs_shape(self) -> tuple[int, int, int]:
         """[batch|1, m, k], or of gathered rows [1, source_rows, k]."""
         rows = self.m if self.source_rows is None else self.source_rows

@@ -29,6 +29,7 @@ ROOMS = [
     "jaxbw._src.lab.profiling",
     "jaxbw._src.lab.explain_function",
     "jaxbw._src.lab.explain",
+    "jaxbw._src.lab.explain_grouped",
     "jaxbw._src.lab.tuning",
     "jaxbw._src.lab.model",
     "jaxbw._src.lab",

@@ -15,7 +15,7 @@ import toolchain
 
 import jaxbw
 from jaxbw import GemmConfig
-from jaxbw._src.lab import grouped
+from jaxbw._src.lab import explain_grouped
 from jaxbw._src.lab.explain import examined
 from jaxbw._src.lab.profiling import build, emulated, profile, stamped
 from jaxbw._src.lab.profiling.profile import MOMENTS, Profile
@@ -196,7 +196,7 @@ def test_a_grouped_kernel_leaves_its_stamps(
     x, _ = types(M, N, K)
     experts = jax.ShapeDtypeStruct((M, N) if name == "contraction" else (3, K, N), jnp.bfloat16)
     config = GemmConfig(128, 128)
-    choice, problem, _ = grouped.examined(
+    choice, problem, _ = explain_grouped.examined(
         "a test", x, experts, groups=3, implementation=implementation, config=config, **options
     )
     assert isinstance(choice, RaggedChoice)

@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxbw._src import compat
 from jaxbw._src.lab.explain import estimated
-from jaxbw._src.lab.grouped import served
+from jaxbw._src.lab.explain_grouped import served
 from jaxbw._src.lab.tuning import find
 from jaxbw._src.primitives import ragged_fused, ragged_gathered, serve
 from jaxbw._src.problem import GemmProblem

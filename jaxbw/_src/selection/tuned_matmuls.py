@@ -6,6 +6,8 @@ the device, the matmul (shape, dtypes, layouts, epilogue) and the version of jax
 measured with, and for no other.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import fcntl
@@ -16,12 +18,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from jaxbw._src.problem import GemmProblem
-from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import Device
+
+if TYPE_CHECKING:
+    from jaxbw._src.problem import GemmProblem
+    from jaxbw._src.ragged import RaggedProblem
 
 FORMAT = "jaxbw tuned products"
 VERSION = 2
@@ -43,26 +47,12 @@ def device_key(device: Device) -> str:
     return f"{device.machine.name}, {device.sm_count} SMs"
 
 
-def matmul_key(problem: GemmProblem | RaggedProblem) -> str:
-    """What an entry's matmul is compared by: shapes in memory, dtypes, transpositions, epilogue.
-
-    Precision is not part of it: it decides whether a kernel serves, not which one is fast. Of a
-    grouped matmul it is, where sums are promoted; and what a program knows of its groups, which
-    are how many there are, and the rows that are expected of one.
-    """
-    if isinstance(problem, RaggedProblem):
-        sums = ", sums promoted" if problem.promoted else ""
-        groups = f"{problem.total_groups} groups, {problem.expected_rows} rows of one"
-        return f"{problem}, {groups}{sums}"
-    return f"{problem}{', saving z' if problem.epilogue.save else ''}"
-
-
 @dataclass(frozen=True)
 class Entry:
     """A matmul on a device, and how it was computed fastest.
 
     Attributes:
-      device, matmul: by `device_key` and `matmul_key`.
+      device, matmul: by `device_key`, and `key` of the problem.
       jaxbw: the version that it was measured with.
       config: the fastest configuration, every field filled in.
       us: its time in microseconds, `untuned_us` that of what would have been chosen without it,
@@ -173,7 +163,7 @@ class TunedMatmuls:
 
     def find(self, problem: GemmProblem | RaggedProblem, device: Device) -> Entry | None:
         """The entry of a matmul on a device, of this version of jaxbw; None without one."""
-        return self.entries.get((device_key(device), matmul_key(problem), _jaxbw_version))
+        return self.entries.get((device_key(device), problem.key, _jaxbw_version))
 
     def count(self, device: Device) -> int:
         """How many entries are for a device, of this version of jaxbw."""
@@ -230,7 +220,7 @@ def new_entry(
     problem: GemmProblem | RaggedProblem, device: Device, config: GemmConfig, **measured: Any
 ) -> Entry:
     """An entry by this version of jaxbw; `measured` are its other attributes."""
-    return Entry(device_key(device), matmul_key(problem), _jaxbw_version, config, **measured)
+    return Entry(device_key(device), problem.key, _jaxbw_version, config, **measured)
 
 
 _jaxbw_version = metadata.version("jaxbw")

@@ -1,5 +1,6 @@
 """What tuning launches, on the fake driver: every kind of matmul, each array in its place."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -121,3 +122,20 @@ def test_a_matmul_that_does_not_fit_is_refused(gpu: Gpu) -> None:
     (found,) = find.dense_matmuls(jaxbw.matmul, x, x)
     with pytest.raises(ValueError, match="does not fit the memory that is set aside"):
         gpu.launch(found.problem, choice_of(found.problem, GemmConfig(128, 128)))
+
+
+def test_memory_grows_while_there_is_some(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_OPERANDS", 2**13)  # a fourth of what the operands are
+    monkeypatch.setattr(launching, "_RESULTS", 2**16)
+    gpu, configs = Gpu(), (GemmConfig(128, 128), GemmConfig(128, 64))
+    (problem,) = (each.problem for each in find.dense_matmuls(jaxbw.matmul, X, W))
+    with pytest.raises(ValueError, match="does not fit the memory that is set aside"):
+        gpu.launch(problem, choice_of(problem, configs[0]))
+    monkeypatch.setattr(launching, "_memory", lambda: 2**20)
+    before = gpu.launch(problem, choice_of(problem, configs[0]))
+    for result in (jnp.bfloat16, jnp.float32):
+        multiply = partial(jaxbw.matmul, preferred_element_type=result)
+        (found,) = find.dense_matmuls(multiply, X, W)
+        launches = [gpu.launch(found.problem, choice_of(found.problem, c)) for c in configs]
+        assert max(gpu.deviations(found.problem, launches)) < 0.01
+    before(0, 0, True)  # where it was

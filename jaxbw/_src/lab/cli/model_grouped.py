@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxbw._src.lab import group_sizes
-from jaxbw._src.lab import grouped as calls
+from jaxbw._src.lab import explain_grouped, group_sizes
 from jaxbw._src.lab.cli.operands import grouped
 from jaxbw._src.lab.cli.outcome import Outcome
 from jaxbw._src.lab.model.grouped import GroupedTime, modelled
@@ -37,7 +36,7 @@ def run(args: argparse.Namespace, dtype: Any) -> Outcome:
             raise ValueError(f"--{name} is for matmuls without groups; leave it or --groups out")
     shape, device = (args.M, args.N, args.K), TARGETS[args.device]
     lhs, rhs, dims = grouped(shape, args.layout, dtype, args.groups)
-    choice, problem, _ = calls.examined(
+    choice, problem, _ = explain_grouped.examined(
         "jaxbw model",
         lhs,
         rhs,

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxbw._src.lab import explain_grouped
 from jaxbw._src.lab import group_sizes as sizes_of_groups
-from jaxbw._src.lab import grouped
 from jaxbw._src.lab.explain import examined
 from jaxbw._src.lab.profiling.profile import Profile
 from jaxbw._src.lab.tuning import autotune
@@ -82,7 +82,9 @@ def profile(
         choice, problem, _ = examined(_CALL, lhs, rhs, rhs_up, weighs_xla=False, **matmul)
     else:
         sizes = np.asarray(group_sizes, np.int32)
-        choice, problem, _ = grouped.examined(_CALL, lhs, rhs, rhs_up, groups=len(sizes), **matmul)
+        choice, problem, _ = explain_grouped.examined(
+            _CALL, lhs, rhs, rhs_up, groups=len(sizes), **matmul
+        )
     if isinstance(choice, Refusal) or choice.kernel is None:
         raise ValueError(
             f"{_CALL}: XLA serves this matmul ({choice.reason}), and has nothing to profile; name "

@@ -23,7 +23,6 @@ from jaxbw._src.primitives import (
 from jaxbw._src.problem import GemmProblem, Reduction
 from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.policy import Policy
-from jaxbw._src.selection.tuned_matmuls import matmul_key
 
 Problem = TypeVar("Problem", bound=GemmProblem | RaggedProblem)
 _Rule = Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Reduction]
@@ -88,9 +87,8 @@ def _different(problems: Iterable[tuple[Problem, int]]) -> list[Found[Problem]]:
     """Each of them once, the most expensive first."""
     found: dict[str, Found[Problem]] = {}
     for problem, times in problems:
-        key = matmul_key(problem)
-        before = found.get(key, Found(problem, 0))
-        found[key] = replace(before, count=before.count + times)
+        before = found.get(problem.key, Found(problem, 0))
+        found[problem.key] = replace(before, count=before.count + times)
     return sorted(found.values(), key=lambda each: -each.flops)
 
 

@@ -87,7 +87,7 @@ class Gpu:
         count = _DRAWN * 2 // jnp.dtype(dtype).itemsize
         draw = jax.random.normal(jax.random.key(0), (count,), jnp.bfloat16).astype(dtype)
         self._draw = draw.view(jnp.bfloat16)
-        self._operands = jnp.resize(self._draw, (_OPERANDS,))
+        self._operands = _repeated(self._draw, _OPERANDS)
         self._results = jnp.zeros(_RESULTS // 2, jnp.bfloat16)
         self._workspace = jnp.zeros(_RESULTS, jnp.uint8)
         jax.block_until_ready((self._operands, self._results, self._workspace))
@@ -147,7 +147,7 @@ class Gpu:
             raise ValueError(f"{problem} does not fit the memory that is set aside")
         if grows[0]:
             self._operands = self._draw  # what was there is free, but for launches of it
-            self._operands = jnp.resize(self._draw, (-(-size // 2),))
+            self._operands = _repeated(self._draw, -(-size // 2))
         if grows[1]:
             self._results = self._draw
             self._results = jnp.zeros(-(-result_size // 2), jnp.bfloat16)
@@ -214,6 +214,13 @@ def plan_of(problem: Matmul, choice: Chosen) -> Plan:
         return ragged.plan_of(problem, choice)
     assert isinstance(choice, Choice)
     return gemm.plan_of(problem, choice)
+
+
+@partial(jax.jit, static_argnums=1)
+def _repeated(draw: jax.Array, count: int) -> jax.Array:
+    """So many elements, which may be more than 32 bits count."""
+    whole = jax.lax.concatenate([draw] * -(-count // draw.size), 0)
+    return jax.lax.slice_in_dim(whole, 0, count)
 
 
 def _memory() -> int:

@@ -26,7 +26,7 @@ import pathlib
 import re
 import shlex
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -36,53 +36,23 @@ import numpy as np
 from jax import lax
 
 import jaxbw
-from jaxbw._native import Major
 from jaxbw._src.lab import group_sizes
 from jaxbw._src.lab.bench import environment
 from jaxbw._src.lab.bench.measure import bursts
 from jaxbw._src.lab.bench.timer import Cupti, Matmul, Rotation
 from jaxbw._src.primitives.ragged_gemm import ragged_gemm
-from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.policy import Policy
 from jaxbw._src.selection.ragged import RaggedChoice, choose
 from measuring.environment import running_gpu
+from measuring.ragged_cases import FORMS, MICROBATCHES, Case, problem_of, sizes_of
 
 ROTATED = 400e6  # bytes
-FORMS = ("forward", "dlhs", "drhs")
 EPILOGUES = ("gated", "sums")
 FLOAT8 = ("float8", "training")
 GATHERED = ("chosen", "chosen gated")
 TOP_K = {"Mixtral": 2}  # experts of a token; others have 8
-MICROBATCHES = 4
-
-
-@dataclass(frozen=True)
-class Case:
-    """A layer of experts: m rows in all, weights [groups, k, n]."""
-
-    layer: str
-    groups: int
-    m: int
-    k: int
-    n: int
-    form: str
-    kind: str
-
-    @property
-    def flops(self) -> float:
-        """Of what has to be multiplied, where all rows belong to groups."""
-        matmuls = {"gated": 2, "chosen gated": 2, "sums": MICROBATCHES, "training": 3}.get(
-            self.form, 1
-        )
-        return 2.0 * matmuls * self.m * self.k * self.n
-
-    def __str__(self) -> str:
-        return (
-            f"{self.layer} {self.groups} x {self.m / self.groups:.0f} rows, {self.k}x{self.n} "
-            f"{self.form} {self.kind}"
-        )
 
 
 def cases(quick: bool, forms: tuple[str, ...]) -> list[Case]:
@@ -104,34 +74,6 @@ def cases(quick: bool, forms: tuple[str, ...]) -> list[Case]:
                     if is_short or not quick:
                         found.append(case)
     return found
-
-
-def sizes_of(case: Case) -> Any:
-    """int32 [groups], which sum to m."""
-    return group_sizes.drawn(case.kind, case.groups, case.m)
-
-
-def problem_of(case: Case) -> RaggedProblem:
-    """The matmul of a case's form."""
-    bf16 = np.dtype(jnp.bfloat16)
-    forward = RaggedProblem(
-        ragged_contraction=False,
-        batch=1,
-        m=case.m,
-        k=case.k,
-        n=case.n,
-        groups=case.groups,
-        total_groups=case.groups,
-        lhs_batched=True,
-        rhs_batched=True,
-        rhs_major=Major.MN,
-        lhs_dtype=bf16,
-        rhs_dtype=bf16,
-        output=bf16,
-    )
-    if case.form == "dlhs":  # the weights as they are stored, read transposed
-        return replace(forward, k=case.n, n=case.k, rhs_major=Major.K)
-    return replace(forward, ragged_contraction=case.form == "drhs")
 
 
 def dense(case: Case, lhs: Any, rhs: Any) -> Any:

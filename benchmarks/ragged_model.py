@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
-from ragged import FORMS, Case, problem_of, sizes_of
 
 from jaxbw._native import Major
 from jaxbw._src.epilogue import Epilogue
@@ -31,6 +30,7 @@ from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS
 from jaxbw._src.selection.ragged import by_rule
+from measuring.ragged_cases import FORMS, Case, problem_of, sizes_of
 
 H100 = TARGETS["H100"]
 _TILE = re.compile(r"block (\d+)x(\d+)x\w+, cluster 1x1, cta_group 1, stages as fit, swizzle (\d+)")

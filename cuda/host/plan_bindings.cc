@@ -167,10 +167,14 @@ nb::dict attributes_of(const GemmPlan& plan) {
   return named;
 }
 
+// Of the call's operands, in the types that they are launched in.
 std::vector<const char*> repacked(const GemmPlan& plan) {
+  GemmConfig straight = plan.config;
+  straight.swap_ab = 0;
+  const GemmProblem p = as_launched(plan.problem, straight);
   std::vector<const char*> names;
-  if (operand_a(*plan.family, plan.problem).repacked()) names.push_back("lhs");
-  if (operand_b(*plan.family, plan.problem).repacked()) names.push_back("rhs");
+  if (operand_a(*plan.family, p).repacked()) names.push_back("lhs");
+  if (operand_b(*plan.family, p).repacked()) names.push_back("rhs");
   return names;
 }
 

@@ -106,6 +106,16 @@ def test_grouped_matmuls_are_launched_behind_their_table(
     assert all("_grouped_" in each or "_gathered_" in each for each in kernels[1::2])
 
 
+def test_zeros_agree(gpu: Gpu) -> None:
+    """At both ends of a contraction of one group are empty ones: it was "inf off" on an H100."""
+    (found,) = find.dense_matmuls(jaxbw.matmul, X, W)
+
+    def nothing(operands: int, result: int, wait: bool) -> None:
+        """Leaves zeros in place."""
+
+    assert gpu.deviations(found.problem, [nothing, nothing]) == [0, 0]
+
+
 def test_operands_are_those_of_the_custom_call() -> None:
     (found,) = find.dense_matmuls(MATMULS["c and residual"])
     bf16, f32 = np.dtype("bfloat16"), np.dtype("float32")

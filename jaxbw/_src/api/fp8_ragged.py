@@ -92,13 +92,8 @@ def fp8_ragged_dot(
     >>> jaxbw.fp8_ragged_dot(x, experts, jnp.array([1, 1]))[:, 0]
     Array([49., 49.,  0.], dtype=float32)
     """
-    call = "jaxbw.fp8_ragged_dot"
-    dtype, lhs, rhs = floating(call, lhs, rhs, preferred_element_type)
-    if quantized is not None:
-        _check(call, rhs, quantized)
-    static = _Static("fp8", precision, dtype, rows_per_group)
-    out: jax.Array = _grouped(static, lhs, rhs, quantized, group_sizes, group_offset)
-    return out
+    static = _Static("fp8", precision, preferred_element_type, rows_per_group)
+    return _checked(static, lhs, rhs, quantized, group_sizes, group_offset)
 
 
 def mxfp8_ragged_dot(
@@ -135,12 +130,21 @@ def mxfp8_ragged_dot(
     Array([980., 980.,   0.], dtype=float32)
     """
     del precision
-    call = "jaxbw.mxfp8_ragged_dot"
-    dtype, lhs, rhs = floating(call, lhs, rhs, preferred_element_type)
+    static = _Static("mxfp8", None, preferred_element_type, rows_per_group)
+    return _checked(static, lhs, rhs, quantized, group_sizes, group_offset)
+
+
+def _checked(
+    static: _Static, lhs: Any, rhs: Any, quantized: Any, sizes: Any, offset: Any
+) -> jax.Array:
+    """Of arguments as they are given; a dtype of None is the operands'."""
+    call = f"jaxbw.{static.recipe}_ragged_dot"
+    dtype, lhs, rhs = floating(call, lhs, rhs, static.dtype)
     if quantized is not None:
-        _check_blocks(call, rhs, quantized)
-    static = _Static("mxfp8", None, dtype, rows_per_group)
-    out: jax.Array = _grouped(static, lhs, rhs, quantized, group_sizes, group_offset)
+        check = _check_blocks if static.recipe == "mxfp8" else _check
+        check(call, rhs, quantized)
+    static = static._replace(dtype=dtype)
+    out: jax.Array = _grouped(static, lhs, rhs, quantized, sizes, offset)
     return out
 
 

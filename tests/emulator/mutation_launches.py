@@ -28,10 +28,17 @@ GROUPED_NAMES = (
     "jaxbw_sm100_gathered_16bit_1cta",
     "jaxbw_sm90_gathered_bf16_nn_64x256",
 )
+FLOAT8_NAMES = (
+    "jaxbw_sm100_8bit_1cta",
+    "jaxbw_sm100_8bit_2cta",
+    "jaxbw_sm90_8bit_nt_64x128",
+    "jaxbw_sm90_8bit_promoted_nt_64x64",
+)
 NAMES = (  # the kernels
     "jaxbw_sm100_16bit_1cta",
     "jaxbw_sm100_16bit_2cta",
     *SM90_NAMES,
+    *FLOAT8_NAMES,
     *MX_NAMES,
     *GROUPED_NAMES,
 )
@@ -58,6 +65,8 @@ def launches(name: str) -> tuple[Launch, ...]:
     if name in GROUPED_NAMES:
         narrow = _grouped_mx if "mx" in name else _grouped_8bit if "8bit" in name else _grouped
         return tuple(narrow(name))
+    if name in FLOAT8_NAMES:
+        return tuple(_float8(name))
     if "sm90" in name:
         return tuple(_sm90(name))
     group = 2 if "2cta" in name else 1
@@ -65,7 +74,7 @@ def launches(name: str) -> tuple[Launch, ...]:
 
 
 def _sm90(name: str) -> Iterator[Case]:
-    layout, tile = name.split("_")[3:]
+    layout, tile = name.split("_")[-2:]
     rows, columns = map(int, tile.split("x"))  # of a warpgroup
     base = Case(
         3 * rows + 8,
@@ -249,6 +258,25 @@ def _sm100(group: int) -> Iterator[Case]:
     if group == 1:  # parts of K in a cluster
         yield Case(5, 120, 500, **SHARED, block_n=8, cluster_k=3)
         yield Case(30, 120, 328, **SHARED, block_n=32, cluster_k=2, cluster=(2, 1), bias="f32")
+
+
+def _float8(name: str) -> Iterator[Case]:
+    """Those of 16 bits that are legal, whose spans have more numbers; scales, results of 8 bits."""
+    group = 2 if "2cta" in name else 1
+    promoted = "promoted" in name
+    cases = list(_sm90(name) if "sm90" in name else _sm100(group))
+    scaled: dict[str, Any] = {"lhs_scale": True, "rhs_scale": True}
+    some = cases[0]
+    for save in (False, True):  # with it, before scales: amax is of what is stored
+        cases.append(replace(some, output="e4m3", out_scale=2.0**-6, save=save, **scaled))
+    cases.append(replace(some, n=some.n + 1, output="e5m2", out_scale=2.0**-6))
+    cases.append(replace(some, **scaled, bias="f32", activation="relu"))
+    if promoted:
+        cases.append(replace(some, **scaled, blocks=True, k=2 * some.k))
+    for case in cases:
+        found = replace(case, dtype="e4m3", promoted=promoted, k=2 * case.k)
+        if isinstance(found.planned(), Plan):
+            yield found
 
 
 def _mx(name: str, group: int) -> Iterator[Case]:

@@ -4,12 +4,19 @@ Kept by family or kernel, role, opcode, its occurrence in the role, and change. 
 moves occurrences: `mutation.py` says which entries were found, and which mutants survive.
 """
 
-from .mutation_launches import GROUPED_MX_NAMES, GROUPED_NAMES, MX_NAMES, NAMES, SM90_NAMES
+from .mutation_launches import (
+    FLOAT8_NAMES,
+    GROUPED_MX_NAMES,
+    GROUPED_NAMES,
+    MX_NAMES,
+    NAMES,
+    SM90_NAMES,
+)
 
 Site = tuple[str, str, str, int, str]
 
 REDUNDANT: dict[Site, str] = {}
-_ALONE, _PAIRS = NAMES[:2]
+_ALONE, _PAIRS = zip(NAMES[:2], FLOAT8_NAMES[:2], strict=True)  # of 16 bits and of 8
 _MX_ALONE, _MX_PAIRS = MX_NAMES[::2], MX_NAMES[1::2]  # of 8 bits and of 4
 _NN, _NT, _TN, _TT = SM90_NAMES
 _BAR = "bar.warp.sync"
@@ -37,22 +44,21 @@ _ALIGNED = "barrier.cluster.arrive.aligned behind it, which all lanes of a warp 
 _WAIT_EMPTY = "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64"
 _add(_ELECT, "sm100", "setup", _BAR, 1)
 _add(_ALIGNED, "sm100", "setup", _BAR, 2)
-_add(_ELECT, _ALONE, "load", _BAR, 1)
-_add(_ELECT, _PAIRS, "load", _BAR, 2)
-for _kernel in _MX_ALONE:
+for _kernel in (*_ALONE, *_MX_ALONE):
     _add(_ELECT, _kernel, "load", _BAR, 1)
-for _kernel in _MX_PAIRS:
+for _kernel in (*_PAIRS, *_MX_PAIRS):
     _add(_ELECT, _kernel, "load", _BAR, 2)
 _add(_ALIGNED, "sm100", "exit", _BAR, 2)
 _WAIT_LOAD = "tcgen05.wait::ld.sync.aligned"
-_add(
-    "the wait for the other half of a span, for both: until then floats are only passed on",
-    *("sm100", "epilogue", _WAIT_LOAD, 1),
-)
+_HALVES = "the wait for the other half of a span, for both: until then floats are only passed on"
+for _kernel in _ALONE:
+    _add(_HALVES, _kernel, "epilogue", _WAIT_LOAD, 11)
+for _kernel in (*_PAIRS, *MX_NAMES):
+    _add(_HALVES, _kernel, "epilogue", _WAIT_LOAD, 1)
 _BOTH = "the wait before it, which is for all loads: of the gate, and of up"
 _add(_BOTH, "sm100_grouped", "epilogue", _WAIT_LOAD, 2, 4, 6)
 _LATER = "the epilogue's wait for a later commit: a CTA without peers gets no arrival from others"
-for _kernel, _occurrence in ((_ALONE, 9), *zip(_MX_ALONE, (9, 5), strict=True)):
+for _kernel, _occurrence in zip((*_ALONE, *_MX_ALONE), (9, 9, 9, 5), strict=True):
     _add(_LATER, _kernel, "load", _WAIT_EMPTY, _occurrence, change="always done")
 _add(_LATER, "sm100_grouped", "setup", _WAIT_EMPTY, 1, change="always done")
 _add(_LATER, "sm100_grouped", "setup", "xor.b32", 1, change="parity never flips")
@@ -81,29 +87,41 @@ for _kernel in _MX_ALONE:
 # Where it lets go of an accumulator, of which none of its rows is D's.
 _NOTHING_READ = "none: this warp has read nothing since it last let go of an accumulator"
 _BEFORE = "tcgen05.fence::before_thread_sync"
-for _kernel in (_ALONE, _PAIRS):
-    _add(_NOTHING_READ, _kernel, "epilogue", _BEFORE, 1, 4, 7, 9)
-    _add(_NOTHING_READ, _kernel, "epilogue", _BAR, 1, 16, 31, 37)
+for _kernels, _fences, _bars in (
+    (_ALONE, (3, 6, 9, 11), (24, 39, 54, 60)),
+    (_PAIRS, (1, 4, 7, 9), (1, 16, 31, 37)),
+):
+    for _kernel in _kernels:
+        _add(_NOTHING_READ, _kernel, "epilogue", _BEFORE, *_fences)
+        _add(_NOTHING_READ, _kernel, "epilogue", _BAR, *_bars)
 for _kernel in MX_NAMES:  # nothing is drained there
     _add(_NOTHING_READ, _kernel, "epilogue", _BEFORE, 1, 3, 5, 7)
     _add(_NOTHING_READ, _kernel, "epilogue", _BAR, 1, 7, 13, 19)
 _LATER = "the wait for the ring's next slot: what a warp tells comes in order in the emulator"
-_add(_LATER, _ALONE, "schedule", _WAIT_EMPTY, 2, change="always done")
-_add(_LATER, _PAIRS, "schedule", _WAIT_EMPTY, 3, change="always done")
-for _alone, _pairs in zip(_MX_ALONE, _MX_PAIRS, strict=True):
+for _alone, _pairs in zip((*_ALONE, *_MX_ALONE), (*_PAIRS, *_MX_PAIRS), strict=True):
     _add(_LATER, _alone, "schedule", _WAIT_EMPTY, 2, change="always done")
     _add(_LATER, _pairs, "schedule", _WAIT_EMPTY, 3, change="always done")
 _BOTH = "two MMA tiles of a tile take both accumulators: their places go round every time"
-for _kernel, _role, _flips in (
-    (_ALONE, "multiply", (4, 5)),
-    (_ALONE, "schedule", (2, 3)),
-    (_PAIRS, "multiply", (4, 6, 11)),
-    (_PAIRS, "schedule", (2,)),
-):
-    _add(_BOTH, _kernel, _role, "xor.b32", *_flips, change="parity flips every time")
 _LAST = "none: it is behind the last wait, as two MMA tiles begin with the first accumulator"
-_add(_LAST, _PAIRS, "multiply", "xor.b32", 7, change="parity never flips")
-_add(_LAST, _PAIRS, "schedule", "xor.b32", 3, change="parity never flips")
+for _alone, _pairs in zip(_ALONE, _PAIRS, strict=True):
+    for _kernel, _role, _flips in (
+        (_alone, "multiply", (4, 5)),
+        (_alone, "schedule", (2, 3)),
+        (_pairs, "multiply", (4, 6, 11)),
+        (_pairs, "schedule", (2,)),
+    ):
+        _add(_BOTH, _kernel, _role, "xor.b32", *_flips, change="parity flips every time")
+    _add(_LAST, _pairs, "multiply", "xor.b32", 7, change="parity never flips")
+    _add(_LAST, _pairs, "schedule", "xor.b32", 3, change="parity never flips")
+_TOGETHER = "none: it brings lanes together, which wait for bytes that copies bring"
+# Where sums of a cluster's CTAs are sent: such a launch has one work item for each cluster.
+_ARRIVE = "mbarrier.arrive.relaxed.cluster.shared::cluster.b64"
+_ONE_ITEM = "none: no later tile waits for the accumulator"
+_TWICE = "the other one of two bar.warp.sync; the fence is of the lane that copies"
+for _kernel in _ALONE:
+    _add(_ONE_ITEM, _kernel, "epilogue", _ARRIVE, 2)
+    _add(_TWICE, _kernel, "epilogue", _BAR, 3, 4)
+    _add(_TOGETHER, _kernel, "epilogue", _BAR, 5)
 
 # --- sm90. Of its load role's bar.warp.sync, and those where other warps get ready and leave.
 _REGISTERS = "setmaxnreg.sync.aligned behind it, which all lanes of a warp execute together"
@@ -171,9 +189,9 @@ _add(_SECOND_BOX, _NT, "epilogue", _BAR, 29, 33)
 # Rows that are gathered, which all lanes of the load warps bring.
 _GATHERED_100, _GATHERED = (name for name in GROUPED_NAMES if "_gathered_" in name)
 _GROUPED_NN = _GATHERED.replace("gathered", "grouped")
-_TOGETHER = "none: it brings lanes together; a stage is not full before its bytes are announced"
+_FULL = "none: it brings lanes together; a stage is not full before its bytes are announced"
 for _kernel in (_GATHERED_100, _GATHERED):
-    _add(_TOGETHER, _kernel, "load", _BAR, 1)
+    _add(_FULL, _kernel, "load", _BAR, 1)
 _add(_ELECT, _GROUPED_NN, "load", _BAR, 1)
 _add(_MEETS, _GATHERED_100, "epilogue", _BAR, 10)
 _add(_MEETS, _GATHERED, "epilogue", _BAR, 42)

@@ -19,6 +19,7 @@ REDUNDANT: dict[Site, str] = {}
 _ALONE, _PAIRS = zip(NAMES[:2], FLOAT8_NAMES[:2], strict=True)  # of 16 bits and of 8
 _MX_ALONE, _MX_PAIRS = MX_NAMES[::2], MX_NAMES[1::2]  # of 8 bits and of 4
 _NN, _NT, _TN, _TT = SM90_NAMES
+_NT_8, _PROMOTED = FLOAT8_NAMES[2:]
 _BAR = "bar.warp.sync"
 _READ = "cp.async.bulk.wait_group.read"
 _COMMIT = "cp.async.bulk.commit_group"
@@ -133,7 +134,7 @@ _add("none: both dimensions of the cluster share operands", "sm90", "load", _ACQ
 _add("none: CTAs share a tile along K", "sm90", "load", _ACQUIRE, 6)
 # Where sums are sent: warps that multiply nothing, and wait for all stages if they load.
 _NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
-for _kernel in (_NN, _NT, _TN, _TT):
+for _kernel in (_NN, _NT, _TN, _TT, _NT_8):
     _add(_NEXT, _kernel, "load", _MEET, 5)
     _add(_NEXT, _kernel, "multiply", _MEET, 1)
 # Those that prepare the others' start.
@@ -142,6 +143,7 @@ for _kernel, _role, _start, _meets, _bar in (
     (_NT, "setup", 2, 3, 2),
     (_TN, "epilogue", 2, 3, 91),
     (_TT, "epilogue", 1, 2, 27),
+    (_NT_8, "load", 6, 7, 13),
 ):
     _add(_NEXT, _kernel, _role, _MEET, _start, _meets)
     _add(_MEETS, _kernel, _role, _BAR, _bar)
@@ -158,6 +160,8 @@ for _kernel, _role, _sent, _acquired, _buffers in (
     _add(_SENT, _kernel, _role, _BAR, _sent)
     _add(_ACQUIRED, _kernel, _role, _BAR, *_acquired)
     _add(_ALL_BUFFERS, _kernel, _role, _BAR, _buffers)
+_add(_ACQUIRED, _PROMOTED, "setup", _BAR, 9)
+_add(_ALL_BUFFERS, _PROMOTED, "setup", _BAR, 10)
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
 _add(_ONE_CHUNK, _TT, "setup", _BAR, 11, 13)
 _add(_ONE_CHUNK, _TT, "epilogue", _BAR, 2, 4)
@@ -179,6 +183,10 @@ _add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _TT, "epilogue", _READ, *range(1, 6))
 _add(_NEXT_GROUP, _TT, "epilogue", _COMMIT, 1, 2)
 _add(_BETWEEN, _TT, "epilogue", _BAR, 15, 17, 19)
+_add(_NEXT_GROUP, _NT_8, "epilogue", _COMMIT, 1)
+_add(_DRAINED, _PROMOTED, "epilogue", _READ, 1, 2, 5, 6)
+_add(_NEXT_GROUP, _PROMOTED, "epilogue", _COMMIT, 1, 2)
+_add(_BETWEEN, _PROMOTED, "epilogue", _BAR, 19, 21)
 _CONVERGED = "wgmma.wait_group.sync.aligned behind the wait, which all lanes execute together"
 _add(_CONVERGED, _NN, "epilogue", _BAR, 28)
 _add(_CONVERGED, _TT, "epilogue", _BAR, 25)
@@ -208,6 +216,7 @@ for _kernel, _role, _turn, _wait, _flip in (
     (_NT, "multiply", 2, 2, 2),
     (_TN, "epilogue", 1, 1, 1),
     (_TT, "multiply", 2, 2, 2),
+    (_NT_8, "multiply", 2, 2, 2),
 ):
     _add(_STAGGER, _kernel, _role, "barrier.cta.sync.aligned", _turn)
     _try = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"

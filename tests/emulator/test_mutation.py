@@ -10,7 +10,14 @@ from jaxbw._native import limits
 
 from . import installed, mutation
 from .gemm_cases import Case
-from .mutation_launches import GROUPED_NAMES, MX_NAMES, NAMES, STORING_LAST, launches
+from .mutation_launches import (
+    FLOAT8_NAMES,
+    GROUPED_NAMES,
+    MX_NAMES,
+    NAMES,
+    STORING_LAST,
+    launches,
+)
 from .ragged_launch import Ragged
 from .redundant import REDUNDANT
 
@@ -27,7 +34,7 @@ BROUGHT = 12  # and the last ones of sm90, whose residual comes by TMA
 
 def _among(name: str) -> list[int]:
     """The launches in which a kernel's mutants are tried."""
-    if name in MX_NAMES + GROUPED_NAMES:
+    if name in FLOAT8_NAMES + MX_NAMES + GROUPED_NAMES:
         storing = [
             i
             for i, x in enumerate(launches(name))

@@ -149,6 +149,11 @@ class Ragged:
             split_tail=self.split > 1,
         )
 
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that serves it."""
+        return self.plan().kernel
+
     def planned(self) -> Plan | Violation:
         """What a launch will do, or why there is none."""
         clusters = self.sm_count // self.cta_group

@@ -4,10 +4,10 @@
 
 An sm90 instance meets every number of waves; the other axes (cluster, dtypes, edges, stages, ...)
 are drawn at random for each, always the same. An sm100 instance, which serves every tile and
-layout, meets launches that are drawn from all that is legal (gemm_draw.py). `--full` draws eight
-times as many. All runs of one schedule come before the next, and what is done is noted beside
-`--out`: a sweep that was stopped goes on where it was, as long as kernels and emulator are the
-same.
+layout, meets launches that are drawn from all that is legal (gemm_draw.py), and so does a grouped
+one of either family (ragged_draw.py). `--full` draws eight times as many. All runs of one schedule
+come before the next, and what is done is noted beside `--out`: a sweep that was stopped goes on
+where it was, as long as kernels and emulator are the same.
 """
 
 import argparse
@@ -18,17 +18,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from jaxbw import emulator
 from jaxbw._src.selection.kernel_table import Kernel
 
-from . import gemm_cases, gemm_draw, installed
+from . import gemm_cases, gemm_draw, installed, ragged_draw, ragged_launch
 from .gemm_cases import Case
+from .ragged_launch import Ragged
 
 DRAWS = 64  # launches of an sm100 instance
+GROUPED_DRAWS = 8  # of a grouped one
 WAVES = (0.5, 1.0, 1.25, 2.5)  # of an sm90 instance: work items, in rounds of the clusters
+
+SIZES = ("m", "n", "k", "sizes", "offset", "source_rows")  # no axes of the summary
 
 Schedule = tuple[str, int]
 SCHEDULES: tuple[Schedule, ...] = (
@@ -39,9 +44,18 @@ SCHEDULES: tuple[Schedule, ...] = (
 )
 
 
-def cases(kernel: Kernel, full: bool = False) -> Iterator[Case]:
+def kernels() -> tuple[Kernel, ...]:
+    """All that multiply."""
+    return (*gemm_cases.gemms(has_mx=True), *ragged_draw.kernels())
+
+
+def cases(kernel: Kernel, full: bool = False) -> Iterator[Case | Ragged]:
     """The launches of an instance, always the same."""
     times = 8 if full else 1
+    if kernel.role != "gemm":
+        for index in range(GROUPED_DRAWS * times):
+            yield ragged_draw.draw_case(random.Random(f"{kernel.name} {index}"), kernel)
+        return
     if kernel.family == "sm90":
         for waves in WAVES:
             for index in range(times):
@@ -52,17 +66,21 @@ def cases(kernel: Kernel, full: bool = False) -> Iterator[Case]:
         yield gemm_draw.draw_case(random.Random(f"{kernel.name} {index}"), kernel.name)
 
 
-def check(case: Case, schedule: Schedule) -> int:
+def check(case: Case | Ragged, schedule: Schedule) -> int:
     """Runs a case and compares it with the oracle; returns the steps it took.
 
     Raises:
       AssertionError: the result is wrong, or the emulator finds something.
       emulator.EmulatorError: the kernel did something from which there is no going on.
     """
+    if isinstance(case, Ragged):
+        how, seed = schedule
+        reports = ragged_launch.check(case, schedule=how, seed=seed, checks="strict")
+        return sum(report.steps for report in reports)
     return int(gemm_cases.check(installed.load(case.kernel), case, *schedule).report.steps)
 
 
-Job = tuple[Case, Schedule]
+Job = tuple[Case | Ragged, Schedule]
 
 
 def _key(job: Job) -> str:
@@ -84,7 +102,10 @@ def _summary(jobs: list[Job], done: dict[str, dict[str, Any]]) -> dict[str, Any]
     """Counts of what ran, by axis."""
     ran = [job for job in jobs if _key(job) in done]
     outcomes = [done[_key(job)] for job in ran]
-    axes = {axis: Counter(str(getattr(case, axis)) for case, _ in ran) for axis in gemm_cases.AXES}
+    axes: dict[str, Counter[str]] = {}
+    for case, _ in ran:
+        for axis in (spec.name for spec in fields(case) if spec.name not in SIZES):
+            axes.setdefault(axis, Counter())[str(getattr(case, axis))] += 1
     return {
         "runs": len(ran),
         "planned": len(jobs),
@@ -107,7 +128,7 @@ def main() -> None:
     parser.add_argument("--kernels", default="", help="only instances with this in their name")
     parser.add_argument("--out", type=Path, default=Path("sweep.json"))
     args = parser.parse_args()
-    chosen = [kernel for kernel in gemm_cases.gemms(has_mx=True) if args.kernels in kernel.name]
+    chosen = [kernel for kernel in kernels() if args.kernels in kernel.name]
     grid = [case for kernel in chosen for case in cases(kernel, args.full)]
     jobs = [(case, schedule) for schedule in SCHEDULES for case in grid]
     note = args.out.with_suffix(f".{installed.fingerprint()}.jsonl")

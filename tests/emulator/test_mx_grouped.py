@@ -8,8 +8,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import hypothesis
-import hypothesis.strategies as st
 import pytest
 
 from jaxbw import emulator
@@ -125,46 +123,3 @@ def test_mutants_are_found(case: Ragged, pattern: Any, by: str, finding: str) ->
     assert count
     *_, reports = launch(case, *case.operands(), emulator.Module(mutant), checks="strict")
     assert finding in {found.kind for found in reports[-1].findings}
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Ragged:
-    """Whatever is legal, of some ten thousand elements."""
-    base = draw(st.sampled_from([MXFP8, MXFP4, NVFP4, W4A8]))
-    total, m = draw(st.integers(1, 6)), draw(st.integers(1, 400))
-    size = st.one_of(st.just(0), st.integers(0, m), st.integers(-(2**31), 2**31 - 1))
-    gated = draw(st.booleans())
-    is_mixed, of_8_bits = base.rhs_format is not None, base.format == "mxfp8"
-    case = replace(
-        base,
-        sizes=tuple(draw(st.lists(size, min_size=total, max_size=total))),
-        m=m,
-        k=(128 if is_mixed else 16 if of_8_bits else 32) * draw(st.integers(1, 24)),
-        n=8 * draw(st.integers(1, 50)),
-        groups=draw(st.integers(1, total)),
-        offset=draw(st.integers(-2, total)),
-        tile=(128, draw(st.sampled_from([128, 256] if gated else [64, 128, 192, 256]))),
-        stages=draw(st.sampled_from([None, 1, 2])),
-        swizzle=draw(st.integers(1, 4)),
-        scheduler=draw(st.sampled_from([None, "none"])),
-        sm_count=draw(st.integers(1, 5)),
-        output="f32" if gated else draw(st.sampled_from(["bf16", "f16", "f32"])),
-        bias=draw(st.sampled_from([None, "bf16", "f32"])),
-        activation=draw(st.sampled_from([None, "relu"])),
-        gated=gated,
-        scales=("rhs",) if base.format == "nvfp4" and draw(st.booleans()) else (),
-    )
-    if of_8_bits and not is_mixed and draw(st.booleans()):  # rows along n: a span of each operand
-        columns = 256 if gated or case.tile[1] == 256 else 128
-        case = replace(case, transposed=False, n=-(-case.n // 16) * 16, tile=(128, columns))
-    if draw(st.booleans()) and not (gated and case.tile[1] == 128):  # of a CTA alone
-        halves = case.tile[1] if case.transposed else 256  # of B: spans, too
-        case = replace(case, tile=(128, halves)).on("sm100 pairs")
-    return case
-
-
-@hypothesis.given(cases(), st.sampled_from(SCHEDULES))
-@hypothesis.settings(max_examples=40)
-def test_whatever_is_legal(case: Ragged, schedule: tuple[str, int]) -> None:
-    how, seed = schedule
-    check(case, schedule=how, seed=seed, checks="strict")

@@ -4,6 +4,7 @@ Every row that belongs to no group is NaN, and so is the result before the launc
 multiples of anything.
 """
 
+import random
 from dataclasses import replace
 
 import hypothesis
@@ -11,6 +12,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from jaxbw._src.selection.kernel_table import Kernel
+
+from . import ragged_draw
 from .ragged_launch import Ragged, check, launch
 
 FAMILIES = ["sm90", "sm100"]
@@ -378,80 +382,12 @@ def test_the_longest_group_is_last() -> None:
     assert [*counts] == [4, 1, 1]  # entries, split tiles, empty groups
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Ragged:
-    """Whatever is legal, of some ten thousand elements."""
-    contraction, pingpong = draw(st.booleans()), draw(st.booleans())
-    batch, total = draw(st.integers(1, 2)), draw(st.integers(1, 6))
-    block_m = 64 if pingpong else 128
-    m = draw(st.integers(1, 300))
-    size = st.one_of(st.just(0), st.integers(0, m), st.integers(-(2**31), 2**31 - 1))
-    output = draw(st.sampled_from(["bf16", "f16", "f32"]))
-    of_batch = st.lists(size, min_size=total, max_size=total).map(tuple)
-    return Ragged(
-        tuple(draw(of_batch) for _ in range(batch)),
-        m=m,
-        k=8 * draw(st.integers(1, 20)),
-        n=8 * draw(st.integers(1, 40)),
-        contraction=contraction,
-        groups=draw(st.integers(1, total)),
-        offset=draw(st.integers(-2, total)),
-        shared=tuple(name for name in ("lhs", "rhs") if draw(st.booleans())),
-        transposed=not contraction and draw(st.booleans()),
-        dtype=draw(st.sampled_from(["bf16", "f16"])),
-        output=output,
-        tile=(block_m, draw(st.sampled_from([128, 256]))),
-        pingpong=pingpong,
-        stages=draw(st.integers(2, 4)),
-        swizzle=draw(st.integers(1, 4)),
-        scheduler=draw(st.sampled_from([None, "none"])),
-        split=draw(st.integers(1, min(4, -(-m // 64)))) if contraction else 1,
-        sm_count=draw(st.integers(2, 5)),
-        alpha=draw(st.sampled_from([1.0, -0.5])),
-        adds=contraction and output == "f32" and draw(st.booleans()),
-        bias=None if contraction else draw(st.sampled_from([None, "bf16", "f16", "f32"])),
-        activation=None if contraction else draw(st.sampled_from([None, "relu"])),
-        gated=not contraction and draw(st.booleans()),
-        source_rows=None if contraction or batch > 1 else draw(st.none() | st.integers(1, 400)),
-    )
-
-
-@hypothesis.given(cases(), st.sampled_from(KERNELS), st.sampled_from(SCHEDULES))
-@hypothesis.settings(max_examples=60)
-def test_whatever_is_legal(case: Ragged, kernel: str, schedule: tuple[str, int]) -> None:
+@hypothesis.given(
+    st.randoms(use_true_random=False),
+    st.sampled_from(ragged_draw.kernels()),
+    st.sampled_from(SCHEDULES),
+)
+@hypothesis.settings(max_examples=140)
+def test_whatever_is_legal(rng: random.Random, kernel: Kernel, schedule: tuple[str, int]) -> None:
     how, seed = schedule
-    hypothesis.assume(_has(kernel, case))
-    check(case.on(kernel), schedule=how, seed=seed)
-
-
-@st.composite
-def float8_cases(draw: st.DrawFn) -> Ragged:
-    """The same of float8 operands, as each family takes them."""
-    family = draw(st.sampled_from(FAMILIES))
-    case = draw(cases().filter(lambda case: family == "sm100" or not case.contraction))
-    if family == "sm90":  # has no such kernel
-        case = replace(case, source_rows=None)
-    transposed = family == "sm90" or case.transposed
-    promoted = draw(st.booleans())
-    columns = case.tile[1]
-    if case.gated and not transposed:
-        columns = 256
-    elif promoted:
-        columns = 128 if case.gated else draw(st.sampled_from([128, 192]))
-    return replace(
-        case.on(family).of_8_bits(transposed=transposed),
-        dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
-        rhs_dtype=draw(st.sampled_from(["e4m3", "e5m2"])),
-        output="f32" if case.gated else case.output,  # beyond float16
-        k=16 * draw(st.integers(1, 20)),
-        promoted=promoted,
-        tile=(128 if case.contraction else case.tile[0], columns),
-        scales=() if case.contraction else tuple(name for name in BOTH if draw(st.booleans())),
-    )
-
-
-@hypothesis.given(float8_cases(), st.sampled_from(SCHEDULES))
-@hypothesis.settings(max_examples=40)
-def test_whatever_is_legal_of_float8(case: Ragged, schedule: tuple[str, int]) -> None:
-    how, seed = schedule
-    check(case, schedule=how, seed=seed)
+    check(ragged_draw.draw_case(rng, kernel), schedule=how, seed=seed, checks="strict")

@@ -75,20 +75,15 @@ PAIRS = {
 }
 
 
-@pytest.mark.sampled(len(SCHEDULES))
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("name", PAIRS)
-def test_pairs(name: str, schedule: tuple[str, int]) -> None:
-    how, seed = schedule
-    check(PAIRS[name], schedule=how, seed=seed, checks="strict")
+EVERY = CASES | {f"pairs: {name}": case for name, case in PAIRS.items()}
 
 
 @pytest.mark.sampled(len(SCHEDULES))
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_grouped(name: str, schedule: tuple[str, int]) -> None:
     how, seed = schedule
-    check(CASES[name], schedule=how, seed=seed, checks="strict")
+    check(EVERY[name], schedule=how, seed=seed, checks="strict")
 
 
 @pytest.mark.parametrize("ctas", [1, 2])

@@ -154,13 +154,13 @@ _ALL_BUFFERS = "bar.warp.sync before each chunk that is only cast, and one behin
 for _kernel, _role, _sent, _acquired, _buffers in (
     (_NN, "setup", 5, (7, 9), 10),
     (_NT, "epilogue", 8, (10, 12), 13),
+    (_NT_8, "epilogue", 8, (10, 12), 13),
     (_TN, "epilogue", 48, (50, 52), 53),
     (_TT, "setup", 5, (7, 9), 10),
 ):
     _add(_SENT, _kernel, _role, _BAR, _sent)
     _add(_ACQUIRED, _kernel, _role, _BAR, *_acquired)
     _add(_ALL_BUFFERS, _kernel, _role, _BAR, _buffers)
-_add(_SENT, _NT_8, "epilogue", _BAR, 8)
 _add(_ACQUIRED, _PROMOTED, "setup", _BAR, 9)
 _add(_ALL_BUFFERS, _PROMOTED, "setup", _BAR, 10)
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"

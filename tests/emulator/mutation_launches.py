@@ -70,7 +70,7 @@ def launches(name: str) -> tuple[Launch, ...]:
     if "sm90" in name:
         return tuple(_sm90(name))
     group = 2 if "2cta" in name else 1
-    return tuple(_mx(name, group) if name in MX_NAMES else _sm100(group))
+    return tuple(_mx(name, group)) if name in MX_NAMES else (*_sm100(group), *_brief(group))
 
 
 def _sm90(name: str) -> Iterator[Case]:
@@ -258,14 +258,13 @@ def _sm100(group: int) -> Iterator[Case]:
     if group == 1:  # parts of K in a cluster
         yield Case(5, 120, 500, **SHARED, block_n=8, cluster_k=3)
         yield Case(30, 120, 328, **SHARED, block_n=32, cluster_k=2, cluster=(2, 1), bias="f32")
-    yield from _brief(group)
 
 
 def _float8(name: str) -> Iterator[Case]:
     """Those of 16 bits that are legal, whose spans have more numbers; scales, results of 8 bits."""
     group = 2 if "2cta" in name else 1
     promoted = "promoted" in name
-    cases = list(_sm90(name) if "sm90" in name else _sm100(group))
+    cases = list(_sm90(name)) if "sm90" in name else [*_sm100(group), *_brief(group)]
     scaled: dict[str, Any] = {"lhs_scale": True, "rhs_scale": True}
     some = replace(cases[0], n=9 * cases[0].block_n - 16)  # staging buffers are used again
     for output in ("e4m3", "e5m2"):
@@ -293,7 +292,7 @@ def _mx(name: str, group: int) -> Iterator[Case]:
     narrow = [replace(case, block_n=128) for case in alone]
     if "4bit" in name:
         narrow += narrow[-1:]  # several tiles, in both formats
-    for case in (*wide, *narrow):
+    for case in (*wide, *narrow, *_brief(group)):
         found = replace(case, mx=32, dtype="e4m3", k=2 * case.k)
         if "4bit" in name:
             k = -(-4 * case.k // 32) * 32

@@ -38,9 +38,9 @@ NAMES = (  # the kernels
     "jaxbw_sm100_16bit_1cta",
     "jaxbw_sm100_16bit_2cta",
     *SM90_NAMES,
-    *FLOAT8_NAMES,
     *MX_NAMES,
     *GROUPED_NAMES,
+    *FLOAT8_NAMES,
 )
 
 OUTPUTS = ("bf16", "f16", "f32")

@@ -7,11 +7,9 @@ from jaxbw._native import Plan
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.kernel_table import Kernel
 
-from .gemm_cases import INPUTS, MX_BLOCKS, ROUNDING
+from .gemm_cases import DTYPES, INPUTS, MX_BLOCKS
+from .gemm_draw import OPTIONAL, PROPOSALS
 from .ragged_launch import Ragged
-
-OPTIONAL = (None, None, "f32", "f16", "bf16")
-PROPOSALS = 1000  # of launches, one of some ten is legal
 
 
 def kernels() -> tuple[Kernel, ...]:
@@ -51,13 +49,14 @@ def _proposal(rng: random.Random, kernel: Kernel) -> Ragged:
     pingpong = is_hopper and rng.random() < 0.5
     group = kernel.cta_group
     gated = not contraction and rng.random() < 0.3
-    # The product of two sums is beyond float16.
-    output = "f32" if gated else rng.choice(tuple(name for name in ROUNDING if name[0] != "e"))
+    # The product of two sums is beyond float16, of long ones.
+    output = "f32" if gated and dtype[0] == "e" else rng.choice(tuple(DTYPES))
+    n_step = 8 if transposed or step == 8 else 16
     case = Ragged(
         tuple(tuple(_size(rng, m) for _ in range(total)) for _ in range(batch)),
         m=m,
-        k=step * rng.randint(1, 24 if step < 128 else 6),
-        n=(8 if transposed or step == 8 else 16) * rng.randint(1, 25),
+        k=step * rng.randint(1, 24),
+        n=n_step * rng.randint(1, 400 // n_step),
         contraction=contraction,
         groups=rng.randint(1, total),
         offset=rng.randint(-2, total),

@@ -57,6 +57,10 @@ JAXBW_DEVICE void store_rows(GroupRows* entry, const GroupRows& rows) {
   ptx::store_global(entry, rows.rows, rows.a_end, rows.other_end, rows.matrix);
 }
 
+JAXBW_DEVICE void store_place(BandPlace* address, BandPlace place) {
+  ptx::store_global(reinterpret_cast<uint64_t>(address), place.bits);
+}
+
 // The entries of a matmul whose contraction is grouped: groups that have rows from the front on, others from the back.
 // If one has more than half of all rows, and its tiles are to be split, it is the last of those that have any.
 class GroupOrder {
@@ -144,6 +148,8 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
         const bool here = of < p.total_groups && matrix < p.groups;
         store_rows(p.table + tiles + tile,
                    {last - row, a_first + last, batch * p.rows + last, here ? b_first * p.groups + matrix : kNoMatrix});
+        const uint32_t of_tile = (last - first_rows[found] + p.block_m - 1) / p.block_m;
+        store_place(p.places + tiles + tile, band_place(tile - first_tiles[found], of_tile, p.band_entries));
       }
       tiles += counts.all;
       __syncthreads();

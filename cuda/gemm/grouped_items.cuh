@@ -27,6 +27,13 @@ JAXBW_DEVICE GroupRows group_at(const GroupRows* entry) {
   return {words[0], words[1], words[2], words[3]};
 }
 
+// An item with what its entry of the table has, which comes from memory: it is asked for one item ahead.
+struct RequestedItem {
+  uint32_t number;
+  GroupRows group;
+  BandPlace place;
+};
+
 // A tile of D: its rows by their group, the first row in D's matrix where the contraction is grouped, the first column.
 // Or a part of one along K.
 struct GroupedItem {
@@ -48,7 +55,7 @@ class GroupedItems {
   JAXBW_DEVICE GroupedItems(const Params& params, bool contraction)
       : params_(params), contraction_(contraction), entries_(ptx::load_relaxed(&params.counts->entries)) {
     const GemmParams& p = params.gemm;
-    whole_ = count_ = entries_ * (contraction ? p.order.batch.value : p.order.along);
+    whole_ = count_ = entries_ * p.order.batch.value;
     if (!contraction) return;
     const uint32_t split = ptx::load_relaxed(&params.counts->split_tiles);
     whole_ -= split;
@@ -57,19 +64,26 @@ class GroupedItems {
 
   JAXBW_DEVICE uint32_t count() const { return count_; }
 
-  // The group comes from memory: it is asked for one item ahead. Behind the last item there is none.
-  JAXBW_DEVICE GroupedItem at(uint32_t number) const {
-    GroupedItem item{};
+  // Behind the last item there is none.
+  JAXBW_DEVICE RequestedItem request(uint32_t number) const {
+    RequestedItem item{number, {}, {}};
     if (number >= count()) return item;
+    const uint32_t entry = tile_of(number) / params_.gemm.order.batch;
+    item.group = group_at(params_.table + entry);
+    if (!contraction_) item.place = {ptx::load_global(params_.places + entry)};
+    return item;
+  }
+
+  JAXBW_DEVICE GroupedItem item(const RequestedItem& requested) const {
     const GemmParams& p = params_.gemm;
-    item.split_tile = GroupedItem::kWhole;
-    if (contraction_ && number >= whole_) {
+    const uint32_t number = requested.number;
+    if (!contraction_) return in_band(requested);
+    GroupedItem item{requested.group, 0, 0, GroupedItem::kWhole, 0};
+    if (number >= whole_) {
       item.split_tile = (number - whole_) / p.split_k;
       item.part = (number - whole_) % p.split_k;
-      number = whole_ + item.split_tile;
     }
-    const Tile tile = contraction_ ? rasterise(number, p.order) : in_bands(number, p.order);
-    item.group = group_at(params_.table + (contraction_ ? tile.batch : tile.m));
+    const Tile tile = rasterise(tile_of(number), p.order);
     item.row = tile.m * p.block_m;
     item.column = tile.n * p.tile_columns;
     return item;
@@ -98,13 +112,20 @@ class GroupedItems {
     return (k + kBlockK - 1) / kBlockK;
   }
 
-  // rasterise() for a number of row tiles that is only known here. The last band may be narrower.
-  JAXBW_DEVICE Tile in_bands(uint32_t number, const TileOrder& order) const {
-    const uint32_t first = number / order.band * order.width.value;
-    const uint32_t within = number - first * order.along;
-    const uint32_t width = min(order.width.value, entries_ - first);
-    const uint32_t column = width == order.width.value ? within / order.width : within / width;
-    return {first + within - column * width, column, 0};
+  JAXBW_DEVICE uint32_t tile_of(uint32_t number) const {
+    return contraction_ && number >= whole_ ? whole_ + (number - whole_) / params_.gemm.split_k : number;
+  }
+
+  // Of the tiles of a band, which are walked column by column, this one is perhaps not of the entry that was asked for,
+  // but of one that differs from it by the rows up to the group's end.
+  JAXBW_DEVICE GroupedItem in_band(const RequestedItem& requested) const {
+    const GemmParams& p = params_.gemm;
+    const uint32_t entry = requested.number / p.order.batch, first = entry - requested.place.index();
+    const uint32_t within = requested.number - first * p.order.along, column = within / requested.place.entries();
+    const uint32_t found = first + within - column * requested.place.entries();
+    GroupedItem item{requested.group, found * p.block_m, column * p.tile_columns, GroupedItem::kWhole, 0};
+    item.group.rows += (entry - found) * p.block_m;
+    return item;
   }
 
   const Params& params_;

@@ -6,6 +6,9 @@
 // A launch in front of the matmul (group_table.cuh) turns sizes into a table in the workspace, which says what there is
 // to do: the host never knows.
 //
+// Where rows are grouped, bands of at most `swizzle` rows of tiles are walked together, as in tile_order.h, and a band
+// is of one group: its tiles share columns of B. The bands of a group are equal, but for the last one.
+//
 // Tiles of a contraction have as much to do as their groups have rows. Where one group has most of them, its tiles are
 // nearly all the work, and the last, incomplete wave of them may be long: so its tiles are split into parts of K, which
 // are items of their own (split_k.h). No other group is.
@@ -44,6 +47,24 @@ struct alignas(16) GroupRows {
 };
 constexpr uint32_t kNoMatrix = ~0u;
 
+// Where rows are grouped: the place of an entry of the table in its band.
+struct BandPlace {
+  uint32_t bits = 0;  // a register of the load role's few
+
+  constexpr uint32_t index() const { return bits & 0xffff; }
+  constexpr uint32_t entries() const { return bits >> 16; }  // of the band
+};
+
+// The place of the tile with this number, of so many that a group has. `most`: entries of a band.
+constexpr BandPlace band_place(uint32_t tile, uint32_t tiles, uint32_t most) {
+  const uint32_t bands = (tiles + most - 1) / most, entries = (tiles + bands - 1) / bands;
+  const uint32_t index = tile % entries, left = tiles - (tile - index);
+  return {(left < entries ? left : entries) << 16 | index};
+}
+static_assert(band_place(8, 9, 4).index() == 2 && band_place(8, 9, 4).entries() == 3);  // 3, 3, 3
+static_assert(band_place(9, 10, 8).index() == 4 && band_place(9, 10, 8).entries() == 5);
+static_assert(band_place(4, 5, 2).index() == 0 && band_place(4, 5, 2).entries() == 1);
+
 // What there is to do, beside the table. Where the contraction is grouped:
 struct GroupCounts {
   uint32_t entries;      // of the table that have tiles;
@@ -55,6 +76,7 @@ struct GroupCounts {
 struct GroupedParams {
   GemmParams gemm;
   const GroupRows* table;
+  const BandPlace* places;
   GroupCounts* counts;
 };
 
@@ -76,6 +98,7 @@ struct GatheredParams {
 template <typename Mx>
 struct GroupedMx : Mx {
   const GroupRows* table;
+  const BandPlace* places;
   GroupCounts* counts;
 };
 
@@ -84,14 +107,16 @@ struct GroupTableParams {
   const int32_t* sizes;   // [batch, total_groups]
   const int32_t* offset;  // the group of the first matrix
   GroupRows* table;
+  BandPlace* places;
   GroupCounts* counts;
   uint32_t* counters;  // of the parts of split tiles: GemmParams::counters
   uint32_t counter_count;
   uint32_t split_tiles;  // GroupCounts' where a group has most of the rows
   uint32_t contraction;  // 1: it is what is grouped
   uint32_t batch, total_groups, groups;
-  uint32_t rows;     // of a batch index
-  uint32_t block_m;  // of a tile of D
+  uint32_t rows;          // of a batch index
+  uint32_t block_m;       // of a tile of D
+  uint32_t band_entries;  // at most
   uint32_t a_batched, b_batched;
 };
 

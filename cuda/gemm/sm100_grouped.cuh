@@ -142,13 +142,13 @@ template <uint32_t kCtaGroup, typename Params>
 class GroupedMxTiles {
  public:
   JAXBW_DEVICE GroupedMxTiles(const Params& params, const Context&)
-      : items_(params, false), number_(blockIdx.x / kCtaGroup), next_(items_.at(number_)) {}
+      : items_(params, false), number_(blockIdx.x / kCtaGroup), next_(items_.request(number_)) {}
 
   JAXBW_DEVICE uint32_t first() {
 #pragma unroll 1
     for (; number_ < items_.count(); number_ += gridDim.x / kCtaGroup) {
-      item_ = next_;
-      next_ = items_.at(number_ + gridDim.x / kCtaGroup);
+      item_ = items_.item(next_);
+      next_ = items_.request(number_ + gridDim.x / kCtaGroup);
       if (item_.group.matrix != kNoMatrix) return number_;
     }
     return WorkItems::kNone;
@@ -163,7 +163,8 @@ class GroupedMxTiles {
  private:
   GroupedItems<Params> items_;
   uint32_t number_;
-  GroupedItem item_{}, next_;
+  RequestedItem next_;
+  GroupedItem item_{};
 };
 
 // The scales of a lane's row of sums: of 16 bits and MXFP8 there are none.

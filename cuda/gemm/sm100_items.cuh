@@ -14,12 +14,12 @@ constexpr DataType grouped_input(Kind kind) { return element_bytes(kind) == 1 ? 
 // Calls function(item) for each work item of this CTA, or of its pair.
 template <uint32_t kCtaGroup = 1, typename Params, typename Function>
 JAXBW_DEVICE void for_each_item(const Context& context, const GroupedItems<Params>& items, const Function& function) {
-  GroupedItem next = items.at(blockIdx.x / kCtaGroup);
+  RequestedItem next = items.request(blockIdx.x / kCtaGroup);
 #pragma unroll 1
   for (uint32_t number = blockIdx.x / kCtaGroup; number < items.count(); number += gridDim.x / kCtaGroup) {
     context.profile.enter(Activity::kNextItem, number);
-    const GroupedItem item = next;
-    next = items.at(number + gridDim.x / kCtaGroup);
+    const GroupedItem item = items.item(next);
+    next = items.request(number + gridDim.x / kCtaGroup);
     function(item);
   }
 }

@@ -92,11 +92,11 @@ JAXBW_DEVICE void load_gathered_tiles(const Context& context, const GatheredPara
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
   const GroupedItems items(params.grouped, false);
-  GroupedItem next = items.at(blockIdx.x);
+  RequestedItem next = items.request(blockIdx.x);
   for (uint32_t number = blockIdx.x; number < items.count(); number += gridDim.x) {
     context.profile.enter(Activity::kNextItem, number);
-    const GroupedItem item = next;
-    next = items.at(number + gridDim.x);
+    const GroupedItem item = items.item(next);
+    next = items.request(number + gridDim.x);
     uint32_t blocks = items.template blocks<kConfig.block_k()>(item);
     if (blocks == 0) continue;
     a.start_at(item);

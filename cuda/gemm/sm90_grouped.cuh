@@ -38,11 +38,11 @@ JAXBW_DEVICE void load_grouped_tiles(const Context& context, const GroupedParams
   ptx::wait_for_upstream();
   const GroupedItems items(params, contraction);
   RingPosition at = RingPosition::producer(p.stages);
-  GroupedItem next = items.at(blockIdx.x);
+  RequestedItem next = items.request(blockIdx.x);
   for (uint32_t number = blockIdx.x; number < items.count(); number += step) {
     context.profile.enter(Activity::kNextItem, number);
-    const GroupedItem item = next;
-    next = items.at(number + step);
+    const GroupedItem item = items.item(next);
+    next = items.request(number + step);
     load.start_at(item, items.template first<kConfig.block_k()>(item));
     fill_stages<false, false>(context, load, at, items.template blocks<kConfig.block_k()>(item));
   }
@@ -83,10 +83,10 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
   const GroupedItems items(params, contraction);
-  GroupedItem next = items.at(blockIdx.x);
+  RequestedItem next = items.request(blockIdx.x);
   for (uint32_t number = blockIdx.x, count = 0; number < items.count(); number += step, ++count) {
-    const GroupedItem item = next;
-    next = items.at(number + step);
+    const GroupedItem item = items.item(next);
+    next = items.request(number + step);
     const uint32_t blocks = items.template blocks<kConfig.block_k()>(item);
     if (pingpong && count % kConsumerWarpgroups != warpgroup) {
       reader.skip(blocks);

@@ -64,8 +64,11 @@ GemmParams make_params(const KernelFamily& family, const GemmProblem& p, const G
   params.accumulators = c.accumulators;
   const bool clc = static_cast<LaunchScheduler>(c.scheduler) == LaunchScheduler::kClc && c.cluster_k == 1;
   params.scheduler = clc ? Scheduler::kClc : Scheduler::kStatic;
-  params.order = tile_order(static_cast<uint32_t>(work.tiles_m), static_cast<uint32_t>(work.tiles_n), c.swizzle,
-                            static_cast<Raster>(c.raster));
+  // Where rows are grouped, tiles of a row are a batch index of their own, whose group says to which band they belong.
+  params.order = p.grouped == Grouped::kRows
+                     ? tile_order(1, static_cast<uint32_t>(work.tiles_n), 1, Raster::kAlongM)
+                     : tile_order(static_cast<uint32_t>(work.tiles_m), static_cast<uint32_t>(work.tiles_n), c.swizzle,
+                                  static_cast<Raster>(c.raster));
   params.whole_tiles = static_cast<uint32_t>(work.whole_tiles);
   params.split_k = divisor(c.split_k);
   params.parts = divisor(c.split_k * c.cluster_k);
@@ -127,6 +130,7 @@ GroupTableParams group_table(const GemmProblem& p, const GemmConfig& c, const Ge
   return {.sizes = reinterpret_cast<const int32_t*>(at.group_sizes),
           .offset = reinterpret_cast<const int32_t*>(at.group_offset),
           .table = reinterpret_cast<GroupRows*>(at.workspace + layout.group_table),
+          .places = reinterpret_cast<BandPlace*>(at.workspace + layout.group_places),
           .counts = reinterpret_cast<GroupCounts*>(at.workspace + layout.group_counts),
           .counters = reinterpret_cast<uint32_t*>(at.workspace + layout.counters),
           .counter_count = static_cast<uint32_t>(layout.counter_count),
@@ -137,6 +141,7 @@ GroupTableParams group_table(const GemmProblem& p, const GemmConfig& c, const Ge
           .groups = static_cast<uint32_t>(p.groups),
           .rows = static_cast<uint32_t>(p.grouped_rows()),
           .block_m = c.block_m,
+          .band_entries = c.swizzle,
           .a_batched = p.a_batched,
           .b_batched = p.b_batched};
 }

@@ -20,7 +20,7 @@ GemmBuffers as_launched(const GemmBuffers& buffers, const GemmConfig& config);
 struct WorkspaceLayout {
   uint64_t a = 0, b = 0, b_up = 0, partials = 0, counters = 0;
   uint64_t counter_count = 0;
-  uint64_t group_table = 0, group_counts = 0;  // of a grouped matmul
+  uint64_t group_table = 0, group_places = 0, group_counts = 0;  // of a grouped matmul
   uint64_t bytes = 0;
 };
 
@@ -114,7 +114,7 @@ struct GemmLaunch {
                          MxParams{params, scale_maps[0], {scale_maps[1], scale_maps[2]}, d_scales, stage_gaps});
     }
     if (groups) {
-      const GroupedParams grouped{params, groups->table, groups->counts};
+      const GroupedParams grouped{params, groups->table, groups->places, groups->counts};
       if (gathered) return function(GatheredParams{grouped, *gathered});
       return function(grouped);
     }
@@ -125,7 +125,7 @@ struct GemmLaunch {
   // Of MX formats.
   template <typename Function, typename Mx>
   auto with_groups(const Function& function, const Mx& mx) const {
-    if (groups) return function(GroupedMx<Mx>{mx, groups->table, groups->counts});
+    if (groups) return function(GroupedMx<Mx>{mx, groups->table, groups->places, groups->counts});
     return function(mx);
   }
 

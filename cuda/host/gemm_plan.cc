@@ -38,6 +38,7 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   if (p.grouped == Grouped::kNone) return layout;
   const bool of_rows = p.grouped == Grouped::kRows;
   layout.group_table = section((of_rows ? work.tiles_m : p.results()) * sizeof(GroupRows));
+  layout.group_places = section(of_rows ? work.tiles_m * sizeof(BandPlace) : 0);
   layout.group_counts = section(sizeof(GroupCounts));
   return layout;
 }

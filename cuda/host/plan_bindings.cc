@@ -489,6 +489,7 @@ void bind_plan(nb::module_& m) {
                      named["counters"] = layout.counters;
                      if (p.plan.launched.grouped != Grouped::kNone) {
                        named["group_table"] = layout.group_table;
+                       named["group_places"] = layout.group_places;
                        named["group_counts"] = layout.group_counts;
                      }
                      return named;

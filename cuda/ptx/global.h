@@ -32,6 +32,13 @@ JAXBW_DEVICE void load_global(uint32_t (&v)[4], const void* address) {
                : "memory");
 }
 
+// Four bytes; the address is a multiple of 4.
+JAXBW_DEVICE uint32_t load_global(const void* address) {
+  uint32_t value;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
 JAXBW_DEVICE void store_global(void* address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }

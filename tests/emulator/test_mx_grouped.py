@@ -101,7 +101,7 @@ def test_what_is_loaded(format: str, columns: int, ctas: int) -> None:
     k_tiles = case.k // (4 * case.block)
     scales = 2 * tiles * ctas * (1 + -(-columns // 128)) * k_tiles * 512
     warps = (6, 11)[ctas - 1]  # of a CTA or pair, that read the table
-    table = warps * 32 * (16 * 2 * tiles + 4 * 2)
+    table = warps * 32 * (20 * 2 * tiles + 4 * 2)
     assert report.bytes["global load"] == lhs + rhs + scales + table
 
 

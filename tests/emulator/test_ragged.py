@@ -313,9 +313,9 @@ def test_what_is_gathered(family: str) -> None:
     lanes, warps = {"sm90": (8, 12), "sm100": (1, 6)}[family]  # that read an index, and the table
     lhs, indices = rows * columns * case.k * 2, rows * columns * lanes * 4
     rhs = 3 * case.k * case.n * 2
-    # Warps of each CTA read 16 bytes of the table for an item, of which one is zeros in each
+    # Warps of each CTA read 20 bytes of the table for an item, of which one is zeros in each
     # column, and the number of items.
-    table = warps * 32 * (16 * (tiles + columns) + 4 * case.sm_count)
+    table = warps * 32 * (20 * (tiles + columns) + 4 * case.sm_count)
     assert report.bytes["global load"] == lhs + indices + rhs + table
 
 
@@ -331,7 +331,8 @@ def test_what_a_pair_loads(contraction: bool) -> None:
         rhs = 4 * case.k * case.n  # tiles of rows that are not zeros: 2 and 0, 1, 1
     # Eleven warps of a pair read the table, see below: of the odd CTA none multiplies.
     items, warps, pairs = 2 * (3 * 2 if contraction else 5), 11, case.sm_count // 2
-    table = warps * 32 * (16 * items + 4 * (1 + contraction) * pairs)
+    entry, numbers = (16, 2) if contraction else (20, 1)
+    table = warps * 32 * (entry * items + 4 * numbers * pairs)
     if contraction:
         chunks = -(-case.k * case.n * 2 // (16 * 1024))
         table += 32 * (chunks * 16 + 5 * 2 * 4 * case.sm_count)
@@ -348,14 +349,26 @@ def test_what_is_loaded(contraction: bool, family: str, itemsize: int) -> None:
     rows = sum(case.sizes)
     lhs = rows * case.k * 2  # tiles of 256 columns
     rhs = (rows if contraction else case.k * 3) * case.n  # three tiles of rows that are not zeros
-    # Nine warps of each CTA, or six, read 16 bytes of the table for an item, and the number of
-    # items. Of a contraction that is two numbers, and nine or five warps clear what the empty group
-    # has, three chunks: they read two more, and its entry for each chunk.
+    # Nine warps of each CTA, or six, read 20 bytes of the table for an item, and the number of
+    # items. Of a contraction that is 16 bytes and two numbers, and nine or five warps clear what
+    # the empty group has, three chunks: they read two more, and its entry for each chunk.
     items, warps = 2 * (3 if contraction else 4), {"sm90": 9, "sm100": 6}[family]
-    table = warps * 32 * (16 * items + 4 * (1 + contraction) * case.sm_count)
+    entry, numbers = (16, 2) if contraction else (20, 1)
+    table = warps * 32 * (entry * items + 4 * numbers * case.sm_count)
     if contraction:
         table += 32 * (3 * 16 + {"sm90": 9, "sm100": 5}[family] * 2 * 4 * case.sm_count)
     assert report.bytes["global load"] == (lhs + rhs) * itemsize + table
+
+
+def test_bands_end_with_groups() -> None:
+    """Each group's rows of tiles in bands that are as equal as can be, of at most `swizzle`."""
+    sizes = (70, 0, 64 * 9, 1)
+    case = Ragged(sizes, m=64 * 13, k=8, n=8, tile=(64, 256), pingpong=True, swizzle=4)
+    _, workspace, _ = launch(case, *case.operands())
+    places = workspace[case.plan().workspace_offsets["group_places"] :].view(np.uint32)[:15]
+    bands = (2, 3, 3, 3, 1, 3)  # the last one is of rows of no group
+    assert [*places >> 16] == [entries for entries in bands for _ in range(entries)]
+    assert [*places & 0xFFFF] == [index for entries in bands for index in range(entries)]
 
 
 def test_the_order_of_groups() -> None:

@@ -240,7 +240,8 @@ JAXBW_DEVICE uint32_t gathered_byte(const uint32_t (&words)[4], uint32_t index) 
 }
 
 // A tile of a matrix, whose columns cross over in shared memory as words of four rows. Word y of column 4x + k lies at
-// y ^ x of its column, so that the threads of a warp meet 32 banks where x or y is their lane.
+// y ^ x of its column, so that the threads of a warp meet 32 banks where x or y is their lane. Rows and columns are
+// multiples of four.
 class TurnedTile {
  public:
   static constexpr uint32_t kWords = kQuantizeTile / 4;  // of a row or a column
@@ -250,49 +251,18 @@ class TurnedTile {
   JAXBW_DEVICE TurnedTile(const QuantizeParams& p, uint64_t matrix, uint32_t i, uint32_t j)
       : p_(p), matrix_(matrix * p.rows * p.columns), i_(i), j_(j) {}
 
-  // Writes data.
+  // Writes data. A thread turns blocks of four by four in its registers.
   template <DataType kType, DataType kFormat>
   JAXBW_DEVICE void quantize(float inverse) const {
-    if (p_.columns % 4 == 0) {
-      quantize_quads<kType, kFormat>(inverse);
-    } else {
-      quantize_elements<kType, kFormat>(inverse);
-    }
-  }
-
-  // Writes the transposed data.
-  JAXBW_DEVICE void transpose() const {
-    const uint32_t y = ptx::lane_index(), row = i_ + 4 * y;
-    if (row >= p_.rows) return;
-#pragma unroll 4
-    for (uint32_t column = threadIdx.x / ptx::kWarpSize; column < kQuantizeTile; column += kQuantizeWarps) {
-      if (j_ + column >= p_.columns) break;
-      const uint32_t bytes = *word(column, y);
-      const uint64_t at = matrix_ + uint64_t{j_ + column} * p_.rows + row;
-      if (p_.rows % 4 == 0) {
-        static_cast<uint32_t*>(p_.transposed)[at / 4] = bytes;
-      } else {
-#pragma unroll 1
-        for (uint32_t k = 0; k < 4 && row + k < p_.rows; ++k) {
-          static_cast<uint8_t*>(p_.transposed)[at + k] = static_cast<uint8_t>(bytes >> 8 * k);
-        }
-      }
-    }
-  }
-
- private:
-  // A thread turns blocks of four by four in its registers.
-  template <DataType kType, DataType kFormat>
-  JAXBW_DEVICE void quantize_quads(float inverse) const {
     const uint32_t x = ptx::lane_index(), column = j_ + 4 * x;
 #pragma unroll 2
     for (uint32_t y = threadIdx.x / ptx::kWarpSize; y < kWords; y += kQuantizeWarps) {
       uint32_t quads[4][size_bytes(kType)] = {}, rows[4];
       const uint64_t first = matrix_ + uint64_t{i_ + 4 * y} * p_.columns + column;
-      const uint32_t count = column < p_.columns && i_ + 4 * y < p_.rows ? p_.rows - (i_ + 4 * y) : 0;
+      const bool inside = column < p_.columns && i_ + 4 * y < p_.rows;
 #pragma unroll
       for (uint32_t k = 0; k < 4; ++k) {
-        if (k >= count) continue;
+        if (!inside) continue;
         const uint64_t quad = first / 4 + uint64_t{k} * (p_.columns / 4);
         if constexpr (kType == DataType::kF32) {
           const uint4 v = __ldcs(static_cast<const uint4*>(p_.x) + quad);
@@ -305,30 +275,26 @@ class TurnedTile {
 #pragma unroll
       for (uint32_t k = 0; k < 4; ++k) {
         rows[k] = quantized_quad<kType, kFormat>(quads[k], inverse);
-        if (k < count) static_cast<uint32_t*>(p_.data)[first / 4 + uint64_t{k} * (p_.columns / 4)] = rows[k];
+        if (inside) static_cast<uint32_t*>(p_.data)[first / 4 + uint64_t{k} * (p_.columns / 4)] = rows[k];
       }
 #pragma unroll
       for (uint32_t k = 0; k < 4; ++k) *word(4 * x + k, y) = gathered_byte(rows, k);
     }
   }
 
-  // Where rows begin anywhere: one element after the other, and zeros up to a whole word of rows.
-  template <DataType kType, DataType kFormat>
-  JAXBW_DEVICE void quantize_elements(float inverse) const {
-    constexpr uint32_t kRowsAtATime = kQuantizeThreads / kQuantizeTile;
-    const uint32_t column = threadIdx.x % kQuantizeTile;
-    if (j_ + column >= p_.columns) return;
-    const uint32_t rows = min(kQuantizeTile, p_.rows - i_), whole = (rows + 3) / 4 * 4;
+  // Writes the transposed data.
+  JAXBW_DEVICE void transpose() const {
+    const uint32_t y = ptx::lane_index(), row = i_ + 4 * y;
+    if (row >= p_.rows) return;
 #pragma unroll 4
-    for (uint32_t row = threadIdx.x / kQuantizeTile; row < whole; row += kRowsAtATime) {
-      const uint64_t at = matrix_ + uint64_t{i_ + row} * p_.columns + j_ + column;
-      const bool inside = row < rows;
-      const uint8_t byte = quantized<kType, kFormat>(inside ? load_element<kType>(p_.x, at) : 0, inverse);
-      if (inside) static_cast<uint8_t*>(p_.data)[at] = byte;
-      reinterpret_cast<uint8_t*>(word(column, row / 4))[row % 4] = byte;
+    for (uint32_t column = threadIdx.x / ptx::kWarpSize; column < kQuantizeTile; column += kQuantizeWarps) {
+      if (j_ + column >= p_.columns) break;
+      const uint32_t bytes = *word(column, y);
+      static_cast<uint32_t*>(p_.transposed)[(matrix_ + uint64_t{j_ + column} * p_.rows + row) / 4] = bytes;
     }
   }
 
+ private:
   JAXBW_DEVICE static uint32_t* word(uint32_t column, uint32_t y) {
     __shared__ uint32_t words[kQuantizeTile * kWords];
     return &words[column * kWords + (y ^ column / 4)];

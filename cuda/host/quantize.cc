@@ -24,6 +24,9 @@ Status check(const QuantizeProblem& problem) {
     if (static_cast<uint64_t>(extent) > kMaxElements / elements) return invalid(text, "it has more than 2^40 elements");
     elements *= static_cast<uint64_t>(extent);
   }
+  if (problem.both() && (problem.x[2] % 4 != 0 || problem.x[3] % 4 != 0)) {
+    return invalid(text, "its transpose is written where rows and columns are multiples of 4");
+  }
   return Status();
 }
 

@@ -57,6 +57,7 @@ def check(x: Any, name: str, axis: Any, both: bool, family: str = "emulator") ->
         ((33, 130), -1, False),
         ((33, 130), -1, True),
         ((131, 260), None, True),
+        ((132, 260), None, True),
         ((3, 20001), -1, False),
         ((3, 5, 7), (1, 2), True),
         ((2, 3, 40, 9), (1, 2, 3), True),
@@ -179,7 +180,7 @@ def test_a_kernel_is_chosen_on_its_device(cuda_hlo: Lower, target: str) -> None:
         ((64, 8192), "float32", {}, 1),
         ((8192, 8192), "bfloat16", {}, 1),
         ((4095, 4097), "bfloat16", {}, 1),
-        ((4095, 4097), "bfloat16", {"both": True}, 0),
+        ((4095, 4097), "bfloat16", {"both": True}, 1),
     ],
 )
 def test_xla_serves_what_it_is_quicker_at(
@@ -277,7 +278,8 @@ def test_workspace_and_what_is_planned() -> None:
         ([4, 0], "a dimension is 0"),
         ([2**30, 2**20], "more than 2\\^40"),
         ([2**31, 4], "more groups, rows, columns or tiles"),
-        ([1, 1, 2**32, 1], "more groups, rows, columns or tiles"),
+        ([1, 1, 2**32, 4], "more groups, rows, columns or tiles"),
+        ([1, 1, 8, 6], "rows and columns are multiples of 4"),
     ):
         with pytest.raises(ValueError, match=complaint):
             bytes_of(x)

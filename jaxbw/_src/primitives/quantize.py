@@ -99,14 +99,12 @@ def _lower(platform: str | None, ctx: Any, x: Any, **params: Any) -> Any:
 def _quicker_by_xla(x: Any, axis: tuple[int, ...], *, both: bool) -> str | None:
     """Why XLA serves an array that a kernel takes; None where the kernel does.
 
-    The two cases where XLA was quicker (benchmarks/results/2026-11-25_h100_quantize.json): a scale
-    of whole matrices takes two launches, which read the array twice, as XLA's do.
+    The case where XLA was quicker (benchmarks/results/2026-11-25_h100_quantize.json): a scale of
+    whole matrices takes two launches, which read the array twice, as XLA's do.
     """
     of_matrices = x.ndim >= 2 and {x.ndim - 2, x.ndim - 1} <= set(axis)
     if not of_matrices or x.size < _MANY:
         return None
-    if both and any(extent % 16 for extent in x.shape[-2:]):
-        return "XLA is quicker where rows are not aligned: on an H100 70 us for 95 at 4095x4097"
     if not both and x.dtype == np.float32:
         return "XLA is quicker with one scale: on an H100 221 us for 256 at 8192x8192"
     return None
@@ -132,8 +130,8 @@ def _on_kernel(
     """An array that no kernel refuses, as its groups lie one behind the other."""
     scales = tuple(1 if i in axis else n for i, n in enumerate(x.shape))
     groups = math.prod(scales)
-    # Where a scale is of parts of a matrix, XLA transposes the data.
-    turned = both and scales[-2:] == (1, 1)
+    # Where a scale is of parts of a matrix, or rows are not aligned, XLA transposes the data.
+    turned = both and scales[-2:] == (1, 1) and not any(n % 4 for n in x.shape[-2:])
     rest = (-1, *x.shape[-2:]) if turned else (-1,)
     grouped = x.reshape(groups, *rest)
     data, scale, *transposed = quantize_call_p.bind(grouped, format=format, kernel=kernel)[

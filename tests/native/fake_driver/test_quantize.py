@@ -80,6 +80,9 @@ def test_what_is_refused(fake: FakeDriver) -> None:
     off = moved[-moved.ctypes.data % 16 + 1 :][: 4 * 64].view(results[0].dtype).reshape(4, 64)
     with pytest.raises(xla.FfiError, match=f"{TARGET}: data is at address .*multiple of 16"):
         program.run("execute", [x], [off, results[1]])
+    x, results = arrays((1, 1, 8, 6), 4)
+    with pytest.raises(xla.FfiError, match="rows and columns are multiples of 4"):
+        program.run("execute", [x], results)
     other = xla.Program({"kernel": "jaxbw_sm100_quantize_bf16"}, TARGET)
     with pytest.raises(xla.FfiError, match="compute capability"):
         other.run("initialize")

@@ -181,6 +181,7 @@ def test_a_kernel_is_chosen_on_its_device(cuda_hlo: Lower, target: str) -> None:
         ((8192, 8192), "bfloat16", {}, 1),
         ((4095, 4097), "bfloat16", {}, 1),
         ((4095, 4097), "bfloat16", {"both": True}, 1),
+        ((4095, 4097), "float32", {"both": True}, 0),
     ],
 )
 def test_xla_serves_what_it_is_quicker_at(

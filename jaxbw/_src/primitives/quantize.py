@@ -99,15 +99,21 @@ def _lower(platform: str | None, ctx: Any, x: Any, **params: Any) -> Any:
 def _quicker_by_xla(x: Any, axis: tuple[int, ...], *, both: bool) -> str | None:
     """Why XLA serves an array that a kernel takes; None where the kernel does.
 
-    The case where XLA was quicker (benchmarks/results/2026-11-25_h100_quantize.json): a scale of
-    whole matrices takes two launches, which read the array twice, as XLA's do.
+    The case where XLA was quicker: a scale of whole matrices takes two launches, which read the
+    array twice, as XLA's do (benchmarks/results/2026-11-25_h100_quantize.json), and a third one to
+    transpose unaligned data (2026-11-28_h200_quantize_unaligned.json).
     """
     of_matrices = x.ndim >= 2 and {x.ndim - 2, x.ndim - 1} <= set(axis)
     if not of_matrices or x.size < _MANY:
         return None
-    if not both and x.dtype == np.float32:
+    if x.dtype == np.float32 and not (both and _is_aligned(x)):
         return "XLA is quicker with one scale: on an H100 221 us for 256 at 8192x8192"
     return None
+
+
+def _is_aligned(x: Any) -> bool:
+    """Whether the kernels transpose the matrices of an array."""
+    return all(extent % 4 == 0 for extent in x.shape[-2:])
 
 
 def _refusal(dtype: Any, shape: Sequence[Any], axis: tuple[int, ...]) -> str | None:
@@ -131,7 +137,7 @@ def _on_kernel(
     scales = tuple(1 if i in axis else n for i, n in enumerate(x.shape))
     groups = math.prod(scales)
     # Where a scale is of parts of a matrix, or rows are not aligned, XLA transposes the data.
-    turned = both and scales[-2:] == (1, 1) and not any(n % 4 for n in x.shape[-2:])
+    turned = both and scales[-2:] == (1, 1) and _is_aligned(x)
     rest = (-1, *x.shape[-2:]) if turned else (-1,)
     grouped = x.reshape(groups, *rest)
     data, scale, *transposed = quantize_call_p.bind(grouped, format=format, kernel=kernel)[

@@ -39,7 +39,7 @@ _MOST_PARTS = 4  # the warp that comes last adds them up
 _PAIR_ROWS = 2048
 _PAIR_ROWS_OF_BLOCKS = 512  # in block-scaled formats, by the same model, see _of_blocks
 _TILE_ROWS, _TILE_COLUMNS, _SWIZZLES = (64, 128, 256), range(32, 257, 32), (1, 2, 4, 8, 16)
-_SWIZZLE = 16  # rows of tiles that are walked together: by 8 columns they are a wave of 132 SMs
+_SWIZZLE = 16  # rows of tiles of a band, at most: by 8 columns they are a wave of 132 SMs
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ that, and nothing else, is put into the model's `Grid` here. Where the contracti
 of one group take longer than those of another: they are dealt out as the kernel does it, and the
 contraction is the one by which equal tiles take as long as the busiest SM's.
 
-Not modelled: L2 that CTAs share less the further they drift apart, bands of tiles that span groups,
-tiles of rows that belong to no group, which load nothing.
+Not modelled: L2 that CTAs share less the further they drift apart, tiles of rows that belong to no
+group, which load nothing.
 """
 
 from dataclasses import dataclass, replace

@@ -274,6 +274,13 @@ def _float8(name: str) -> Iterator[Case]:
     cases.append(replace(some, **scaled, bias="f32", activation="relu"))
     if promoted:
         cases.append(replace(some, **scaled, blocks=True, k=2 * some.k))
+        # Parts of two or three blocks, and of three or four: the main loop, two blocks long, waits
+        # for the turn, and comes round the ring, at another of its places in each.
+        parts = replace(cases[0], m=cases[0].block_m - 8, split_k=3)
+        of_ten = replace(parts, k=64 * 10)
+        cases += [replace(parts, k=64 * 8), replace(of_ten, blocks=True), of_ten]
+        # Tiles of three blocks, each behind stores of the one before.
+        cases.append(replace(some, m=parts.m, k=64 * 3, blocks=True))
     for case in cases:
         found = replace(case, dtype="e4m3", promoted=promoted, k=2 * case.k)
         if isinstance(found.planned(), Plan):

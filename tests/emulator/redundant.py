@@ -134,7 +134,7 @@ _add("none: both dimensions of the cluster share operands", "sm90", "load", _ACQ
 _add("none: CTAs share a tile along K", "sm90", "load", _ACQUIRE, 6)
 # Where sums are sent: warps that multiply nothing, and wait for all stages if they load.
 _NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
-for _kernel in (_NN, _NT, _TN, _TT, _NT_8):
+for _kernel in (_NN, _NT, _TN, _TT, _NT_8, _PROMOTED):
     _add(_NEXT, _kernel, "load", _MEET, 5)
     _add(_NEXT, _kernel, "multiply", _MEET, 1)
 # Those that prepare the others' start.
@@ -144,6 +144,7 @@ for _kernel, _role, _start, _meets, _bar in (
     (_TN, "epilogue", 2, 3, 91),
     (_TT, "epilogue", 1, 2, 27),
     (_NT_8, "load", 6, 7, 13),
+    (_PROMOTED, "exit", 1, 2, 1),
 ):
     _add(_NEXT, _kernel, _role, _MEET, _start, _meets)
     _add(_MEETS, _kernel, _role, _BAR, _bar)
@@ -157,12 +158,11 @@ for _kernel, _role, _sent, _acquired, _buffers in (
     (_NT_8, "epilogue", 8, (10, 12), 13),
     (_TN, "epilogue", 48, (50, 52), 53),
     (_TT, "setup", 5, (7, 9), 10),
+    (_PROMOTED, "setup", 5, (7, 9), 10),
 ):
     _add(_SENT, _kernel, _role, _BAR, _sent)
     _add(_ACQUIRED, _kernel, _role, _BAR, *_acquired)
     _add(_ALL_BUFFERS, _kernel, _role, _BAR, _buffers)
-_add(_ACQUIRED, _PROMOTED, "setup", _BAR, 9)
-_add(_ALL_BUFFERS, _PROMOTED, "setup", _BAR, 10)
 _ONE_CHUNK = "that of the wait for all staging buffers, in each tile: a warp has one chunk of it"
 _add(_ONE_CHUNK, _TT, "setup", _BAR, 11, 13)
 _add(_ONE_CHUNK, _TT, "epilogue", _BAR, 2, 4)
@@ -172,32 +172,28 @@ _DRAINED = "the wait beside the last MMAs, for all stores of the tile before"
 _FIRST_BOX = "bar.warp.sync before the tile's first box, behind the wait for all stores before"
 _BETWEEN = "that of the tile between: tiles of one box take the staging buffers in turn"
 _NEXT_GROUP = "commit_group of the tile's next box: only all stores of a tile are awaited"
-_add(_DRAINED, _NN, "setup", _READ, 1, change="deleted")
-_add(_DRAINED, _NN, "epilogue", _READ, *range(1, 7))
-_add(_NEXT_GROUP, _NN, "epilogue", _COMMIT, 1, 2, 3)
-_add(_BETWEEN, _NN, "epilogue", _BAR, 18, 20, 22)
-_add(_DRAINED, _NT, "epilogue", _READ, 2, change="deleted")
-_add(_DRAINED, _NT, "epilogue", _READ, 1, *range(3, 9))
-_add(_NEXT_GROUP, _NT, "epilogue", _COMMIT, 1)
-_add(_FIRST_BOX, _NT, "epilogue", _BAR, 3, 43)
+_SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
+for _kernel, _second, _only in ((_NN, 18, (20, 22)), (_PROMOTED, 17, (19, 21, 27))):
+    _add(_DRAINED, _kernel, "setup", _READ, 1, change="deleted")
+    _add(_DRAINED, _kernel, "epilogue", _READ, *range(1, 7))
+    _add(_NEXT_GROUP, _kernel, "epilogue", _COMMIT, 1, 2, 3)
+    _add(_FIRST_BOX, _kernel, "epilogue", _BAR, _second)
+    _add(_BETWEEN, _kernel, "epilogue", _BAR, *_only)
+for _kernel in (_NT, _NT_8):
+    _add(_DRAINED, _kernel, "epilogue", _READ, 2, change="deleted")
+    _add(_DRAINED, _kernel, "epilogue", _READ, 1, *range(3, 9))
+    _add(_NEXT_GROUP, _kernel, "epilogue", _COMMIT, 1)
+    _add(_FIRST_BOX, _kernel, "epilogue", _BAR, 3, 43)
+    _add(_SECOND_BOX, _kernel, "epilogue", _BAR, 29, 33)
 _add(_DRAINED, _TT, "setup", _READ, 1, change="deleted")
 _add(_DRAINED, _TT, "epilogue", _READ, *range(1, 6))
 _add(_NEXT_GROUP, _TT, "epilogue", _COMMIT, 1, 2)
 _add(_BETWEEN, _TT, "epilogue", _BAR, 15, 17, 19)
-_add(_DRAINED, _NT_8, "epilogue", _READ, 2, change="deleted")
-_add(_DRAINED, _NT_8, "epilogue", _READ, 1, 3)
-_add(_NEXT_GROUP, _NT_8, "epilogue", _COMMIT, 1)
-_add(_DRAINED, _PROMOTED, "epilogue", _READ, 1, 2, 5, 6)
-_add(_NEXT_GROUP, _PROMOTED, "epilogue", _COMMIT, 1, 2)
-_add(_BETWEEN, _PROMOTED, "epilogue", _BAR, 19, 21)
 _CONVERGED = "wgmma.wait_group.sync.aligned behind the wait, which all lanes execute together"
 _add(_CONVERGED, _NN, "epilogue", _BAR, 28)
 _add(_CONVERGED, _TT, "epilogue", _BAR, 25)
 (_GROUPED_NT,) = (name for name in GROUPED_NAMES if "_nt_" in name)
-_SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
 _add(_SECOND_BOX, _GROUPED_NT, "epilogue", _BAR, 1)
-_add(_SECOND_BOX, _NT, "epilogue", _BAR, 29, 33)
-_add(_SECOND_BOX, _NT_8, "epilogue", _BAR, 3)
 # Rows that are gathered, which all lanes of the load warps bring.
 _GATHERED_100, _GATHERED = (name for name in GROUPED_NAMES if "_gathered_" in name)
 _GROUPED_NN = _GATHERED.replace("gathered", "grouped")
@@ -206,23 +202,25 @@ for _kernel in (_GATHERED_100, _GATHERED):
     _add(_FULL, _kernel, "load", _BAR, 1)
 _add(_ELECT, _GROUPED_NN, "load", _BAR, 1)
 _add(_MEETS, _GATHERED_100, "epilogue", _BAR, 10)
-_add(_MEETS, _GATHERED, "epilogue", _BAR, 42)
 _COPIED = "the multiplying warps, which wait for all copies, and without which no CTA ends"
 _add(_COPIED, _GATHERED, "load", _WAIT_EMPTY, 2, change="always done")
 # Main loops.
 _STAGGER = "none: it is for speed that warpgroups of one tile begin their epilogues in turn"
-for _kernel in (_GATHERED, _GROUPED_NN):
-    _add(_STAGGER, _kernel, "epilogue", "barrier.cta.sync.aligned", 1)
+for _kernel, _turn in ((_GATHERED, 2), (_GROUPED_NN, 1)):
+    _add(_STAGGER, _kernel, "epilogue", "barrier.cta.sync.aligned", _turn)
 _ACQUIRES = "the wait before the residual is read, which acquires"
 _ONE_STAGE = "none: it is behind the last wait, as a residual's tile takes one stage"
-for _kernel, _role, _turn, _wait, _flip in (
-    (_NN, "multiply", 2, 2, 2),
-    (_NT, "multiply", 2, 2, 2),
-    (_TN, "epilogue", 1, 1, 1),
-    (_TT, "multiply", 2, 2, 2),
-    (_NT_8, "multiply", 2, 2, 2),
+for _kernel, _role, _turns, _wait, _flip in (
+    (_NN, "multiply", (2,), 2, 2),
+    (_NT, "multiply", (2,), 2, 2),
+    (_TN, "epilogue", (1,), 1, 1),
+    (_TT, "multiply", (2,), 2, 2),
+    (_NT_8, "multiply", (2,), 2, 2),
+    # Of its loop, two blocks long, each place may be that of the turn: who waits for it at some of
+    # them only waits for ever, where parts differ in length.
+    (_PROMOTED, "multiply", (), 20, 20),
 ):
-    _add(_STAGGER, _kernel, _role, "barrier.cta.sync.aligned", _turn)
+    _add(_STAGGER, _kernel, _role, "barrier.cta.sync.aligned", *_turns)
     _try = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"
     _add(_ACQUIRES, _kernel, _role, _try, _wait, change="relaxed")
     _add(_ONE_STAGE, _kernel, _role, "xor.b32", _flip)

@@ -148,8 +148,8 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
         const bool here = of < p.total_groups && matrix < p.groups;
         store_rows(p.table + tiles + tile,
                    {last - row, a_first + last, batch * p.rows + last, here ? b_first * p.groups + matrix : kNoMatrix});
-        const uint32_t of_tile = (last - first_rows[found] + p.block_m - 1) / p.block_m;
-        store_place(p.places + tiles + tile, band_place(tile - first_tiles[found], of_tile, p.band_entries));
+        const uint32_t tiles_of_found = (last - first_rows[found] + p.block_m - 1) / p.block_m;
+        store_place(p.places + tiles + tile, band_place(tile - first_tiles[found], tiles_of_found, p.band_entries));
       }
       tiles += counts.all;
       __syncthreads();

@@ -52,10 +52,9 @@ struct GroupedItem {
 template <typename Params>
 class GroupedItems {
  public:
-  JAXBW_DEVICE GroupedItems(const Params& params, bool contraction)
-      : params_(params), contraction_(contraction), entries_(ptx::load_relaxed(&params.counts->entries)) {
+  JAXBW_DEVICE GroupedItems(const Params& params, bool contraction) : params_(params), contraction_(contraction) {
     const GemmParams& p = params.gemm;
-    whole_ = count_ = entries_ * p.order.batch.value;
+    whole_ = count_ = ptx::load_relaxed(&params.counts->entries) * p.order.batch.value;
     if (!contraction) return;
     const uint32_t split = ptx::load_relaxed(&params.counts->split_tiles);
     whole_ -= split;
@@ -130,7 +129,7 @@ class GroupedItems {
 
   const Params& params_;
   bool contraction_;
-  uint32_t entries_, whole_, count_;  // whole_: items of these are whole tiles
+  uint32_t whole_, count_;  // whole_: items of these are whole tiles
 };
 
 // Stores of tiles whose rows are those of a group: the others of a box are left alone. There `row` of a StoreOrigin is

@@ -7,6 +7,8 @@
 // FAKE_CUDA_BUG   what a launch does wrong: "before" or "after" (writes next to D), "unwritten", "unstable"
 //
 // Devices: 0 is of compute capability 9.0, 1 of 10.0, 2 of 8.0.
+//
+// Longer than other files: it is one library, whose functions share what was allocated, loaded and logged.
 #include <cuda.h>
 #include <unistd.h>
 

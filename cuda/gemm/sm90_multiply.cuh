@@ -164,6 +164,7 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
                                     const Meanwhile& meanwhile, const Issued& issued) {
   constexpr uint32_t kSets = kConfig.accumulators() <= 64 ? 2 : 1;
   float sums[kSets][kConfig.accumulators()] = {};  // of a block and the next
+  ptx::wgmma_fence_registers(sums[0]);             // else zeros are written behind the first wgmma.fence
 #pragma unroll
   for (float& sum : accumulators) sum = 0;
 

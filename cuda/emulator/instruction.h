@@ -32,6 +32,8 @@ struct RowState {
   // A tcgen05.ld wrote it, or a mov copied what one wrote, and no tcgen05.wait::ld has followed. Kept under checks.
   enum class Unwaited : uint8_t { kNo, kLoaded, kCopied } unwaited;
   uint32_t load;  // number of that tcgen05.ld in its warp
+  // How many wgmma.fence its warp had executed when it last used the row, but for wgmma itself. Kept under checks.
+  uint32_t fences;
 };
 static_assert(sizeof(RowState) <= kRowHeader);
 
@@ -44,8 +46,9 @@ enum InstructionFlag : uint8_t {
   kAligned = 2,  // all live lanes of the warp execute it together (.aligned)
   kMayPark = 4,  // may leave its lanes waiting: lanes whose guard is false go on without them
   kExit = 8,
-  kPassesOn = 32,  // a mov: what holds of its sources, undefined or in flight, then holds of its destinations
-  kOwnsList = 16,  // may use rows of list[] that an earlier asynchronous operation still owns
+  kPassesOn = 32,       // a mov: what holds of its sources, undefined or in flight, then holds of its destinations
+  kOwnsList = 16,       // may use rows of list[] that an earlier asynchronous operation still owns
+  kUsesFragments = 64,  // no wgmma, but uses a row that is in the list[] of one
 };
 
 struct Instruction {

@@ -146,8 +146,13 @@ void Machine::start_warp(Cta& cta, uint32_t index) {
   std::memset(warp->file, 0xff, program_.file_bytes);  // an unlikely value
   warp->local.assign(size_t{kLanes} * program_.local_bytes, 0xff);
   for (const Reg reg : program_.rows)
-    warp->state(reg) = {
-        .undefined = kAllLanes, .loads = 0, .wgmma_writes = 0, .wgmma_reads = 0, .unwaited = {}, .load = 0};
+    warp->state(reg) = {.undefined = kAllLanes,
+                        .loads = 0,
+                        .wgmma_writes = 0,
+                        .wgmma_reads = 0,
+                        .unwaited = {},
+                        .load = 0,
+                        .fences = 0};
   for (const Constant& constant : program_.constants) {
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
       uint64_t value = constant.bits;

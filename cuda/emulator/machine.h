@@ -181,6 +181,7 @@ struct Warp {
   Clocks copied;                             // what is known of those that are complete
   std::deque<uint64_t> copy_groups;          // `copies_issued` at each commit
   uint32_t in_flight = 0;                    // operations that own rows of the register file
+  uint32_t fences = 0;                       // wgmma.fence that it has executed
   uint32_t tmem_loads = 0, tmem_stores = 0;  // outstanding
   std::vector<Reg> unwaited;                 // rows that are so, each at least once
   // Of tcgen05.ld and of st that no wait has covered.
@@ -230,7 +231,6 @@ struct Warpgroup {
   uint64_t first = 0;                                  // number of the first of them
   uint64_t next[4] = {};                               // number of the operation that each warp issues next
   std::deque<uint64_t> groups[4];                      // by warp: `next` at each commit
-  bool fenced[4] = {};  // by warp: a wgmma.fence stands behind its last chance to access accumulators
 };
 
 struct Cta {

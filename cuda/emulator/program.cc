@@ -122,6 +122,20 @@ void decode_function(RowAllocator& rows) {
   decode_statement(rows, kEnd, program.code.back());
 }
 
+// Finds what uses rows that a wgmma has as well, as accumulators or A.
+void mark_uses_of_fragments(std::vector<Instruction>& code) {
+  std::unordered_set<uint32_t> fragments;
+  for (const Instruction& in : code)
+    if (in.flags & kOwnsList)
+      for (const Reg reg : in.list) fragments.insert(reg.at);
+  const auto is_fragment = [&](Reg reg) { return fragments.contains(reg.at); };
+  for (Instruction& in : code)
+    if (!(in.flags & kOwnsList) &&
+        (std::any_of(in.s, in.s + in.sources, is_fragment) || std::any_of(in.d, in.d + in.destinations, is_fragment) ||
+         std::any_of(in.list.begin(), in.list.end(), is_fragment)))
+      in.flags |= kUsesFragments;
+}
+
 }  // namespace
 
 ModuleData lay_out(const Module& module) {
@@ -176,6 +190,7 @@ Program decode(const Module& module, const ModuleData& data, const Function& fun
     decode_function(*each);
   }
   program.begin = rows.back()->code_begin;
+  mark_uses_of_fragments(program.code);
   return program;
 }
 

@@ -22,6 +22,14 @@ constexpr uint32_t kPatience = 20000;
 // Instructions of one lane group of a diverged warp before the next is picked.
 constexpr uint32_t kSlice = 64;
 
+// A wgmma that follows needs a fence between (PTX 9.7.15.7.1).
+void note_use(Warp& warp, const Instruction& in) {
+  const auto note = [&](Reg reg) { warp.state(reg).fences = warp.fences; };
+  std::for_each_n(in.s, in.sources, note);
+  std::for_each_n(in.d, in.destinations, note);
+  std::for_each(in.list.begin(), in.list.end(), note);
+}
+
 }  // namespace
 
 bool Warp::runnable() const {
@@ -435,6 +443,7 @@ bool Machine::execute(Warp& warp, size_t index, uint32_t& budget) {
       step.next = group.pc + 1;
       step.outcome = Step::Outcome::kNext;
       in.execute(step, in);
+      if (check && (in.flags & kUsesFragments)) note_use(warp, in);
       if (check && (in.flags & kPure)) {
         uint32_t poison = 0;
         for (uint32_t i = 0; i < in.sources; ++i) poison |= undefined(step, in.s[i]);

@@ -132,7 +132,8 @@ void issue(Step& s, const Instruction& in) {
   Warpgroup& group = warpgroup_of(s);
   const uint32_t warp = s.warp.index % kWarpgroupWarps;
   for (uint32_t i = 0; i < in.sources; ++i) check_use(s, in.s[i], "an operand of wgmma");
-  if (s.machine.strict() && !group.fenced[warp])
+  const auto unfenced = [&](Reg reg) { return s.warp.state(reg).fences == s.warp.fences; };
+  if (s.machine.strict() && std::any_of(in.list.begin(), in.list.end(), unfenced))
     s.machine.finding("wgmma", s, "no wgmma.fence orders earlier accesses to its registers before it (PTX 9.7.15.7.1)");
   const uint64_t number = group.next[warp]++;
   if (number - group.first == group.issued.size()) group.issued.push_back(std::make_shared<WgmmaOperation>());
@@ -184,10 +185,9 @@ void wait_for_wgmmas(Step& s, const Instruction& in) {
   while (!commits.empty() && commits.front() <= group.first) commits.pop_front();
   if (commits.size() > in.immediate) return s.park(Wait::kWgmma, &group);
   if (s.cta.cluster->races) s.cta.cluster->races->observe(actor_of(s), group.agent);
-  if (in.immediate == 0) group.fenced[s.warp.index % kWarpgroupWarps] = false;  // its registers are free to use
 }
 
-void fence_registers(Step& s, const Instruction&) { warpgroup_of(s).fenced[s.warp.index % kWarpgroupWarps] = true; }
+void fence_registers(Step& s, const Instruction&) { ++s.warp.fences; }
 
 NumberFormat operand_format(const Decoder& d, Type type) {
   switch (type) {

@@ -91,6 +91,23 @@ MULTIPLIED = """
   wgmma.commit_group.sync.aligned;
   wgmma.wait_group.sync.aligned 0;
 """
+# Two products in turn: the sums of the first are used while the second is under way.
+IN_TURN = MULTIPLIED.replace(
+    "  wgmma.wait_group.sync.aligned 0;\n",
+    """
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16
+    {{%f4, %f5, %f6, %f7}}, %rd1, %rd1, %p0, 1, 1, 0, 0;
+  wgmma.commit_group.sync.aligned;
+  wgmma.wait_group.sync.aligned 1;
+  {}
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16
+    {{%f0, %f1, %f2, %f3}}, %rd1, %rd1, %p0, 1, 1, 0, 0;
+  wgmma.commit_group.sync.aligned;
+  wgmma.wait_group.sync.aligned 0;
+""",
+)
+USED = "add.f32 %f8, %f8, %f3;"
+FENCE = "wgmma.fence.sync.aligned;"
 # Four warps copy what they multiply.
 COPIED_BY_THREADS = """
   shl.b32 %r0, %tid, 4;
@@ -158,10 +175,24 @@ CASES = [
     ),
     pytest.param(
         MULTIPLIED.format(""),
-        MULTIPLIED.format("wgmma.fence.sync.aligned;"),
+        MULTIPLIED.format(FENCE),
         "wgmma",
         128,
         id="wgmma needs a fence",
+    ),
+    pytest.param(
+        IN_TURN.format(FENCE, USED),
+        IN_TURN.format(FENCE, USED + FENCE),
+        "wgmma",
+        128,
+        id="and another one where its registers were used",
+    ),
+    pytest.param(
+        IN_TURN.format(FENCE, USED),
+        IN_TURN.format(FENCE, "add.f32 %f8, %f8, %f9;"),
+        "wgmma",
+        128,
+        id="not where others were",
     ),
     pytest.param(
         COPIED_BY_THREADS.format(told=BY_BARRIER, fence=""),

@@ -268,9 +268,9 @@ def _float8(name: str) -> Iterator[Case]:
     scaled: dict[str, Any] = {"lhs_scale": True, "rhs_scale": True}
     some = replace(cases[0], n=9 * cases[0].block_n - 16)  # staging buffers are used again
     for output in ("e4m3", "e5m2"):
-        narrow = replace(some, output=output, out_scale=2.0**-6)
-        cases += [replace(narrow, **scaled), replace(narrow, save=True)]
-        cases.append(replace(narrow, n=some.n + 1))
+        result = replace(some, output=output, out_scale=2.0**-6)
+        cases += [replace(result, **scaled), replace(result, save=True)]
+        cases.append(replace(result, n=some.n + 1))
     cases.append(replace(some, **scaled, bias="f32", activation="relu"))
     if promoted:
         cases.append(replace(some, **scaled, blocks=True, k=2 * some.k))
@@ -281,10 +281,33 @@ def _float8(name: str) -> Iterator[Case]:
         cases += [replace(parts, k=64 * 8), replace(of_ten, blocks=True), of_ten]
         # Tiles of three blocks, each behind stores of the one before.
         cases.append(replace(some, m=parts.m, k=64 * 3, blocks=True))
-    for case in cases:
-        found = replace(case, dtype="e4m3", promoted=promoted, k=2 * case.k)
-        if isinstance(found.planned(), Plan):
-            yield found
+    narrow = [replace(case, dtype="e4m3", promoted=promoted, k=2 * case.k) for case in cases]
+    if "sm90" in name:
+        # Each mix of types has a main loop of its own.
+        loops = list(_promoted_loops(narrow[0])) if promoted else narrow[:1]
+        for lhs, rhs in itertools.product(("e4m3", "e5m2"), repeat=2):
+            mixed = [replace(x, dtype=lhs, rhs_dtype=rhs if rhs != lhs else None) for x in loops]
+            narrow += [case for case in mixed if case not in narrow]
+    yield from (case for case in narrow if isinstance(case.planned(), Plan))
+
+
+def _promoted_loops(base: Case) -> Iterator[Case]:
+    """Those that reach all of the main loop, and of the other one, of scales of blocks.
+
+    It ends behind an even number of blocks or behind an odd one.
+    """
+    parts = replace(base, m=base.block_m - 8, split_k=3)
+    brought = replace(base, block_m=base.block_m // 2, pingpong=True, n=5 * base.block_n - 8)
+    brought = replace(brought, residual="bf16")
+    # Tiles behind stores of the one before.
+    stored = replace(parts, n=9 * base.block_n - 16, split_k=1)
+    for blocks in (False, True):
+        for k in (8, 10):
+            yield replace(parts, blocks=blocks, k=128 * k)
+        for k in (2, 3):
+            # A tile takes all stages of the ring: the next one takes them at the other parity.
+            yield replace(brought, blocks=blocks, k=128 * k, stages=k + 1)
+            yield replace(stored, blocks=blocks, k=128 * k)
 
 
 def _mx(name: str, group: int) -> Iterator[Case]:

@@ -210,20 +210,21 @@ for _kernel, _turn in ((_GATHERED, 2), (_GROUPED_NN, 1)):
     _add(_STAGGER, _kernel, "epilogue", "barrier.cta.sync.aligned", _turn)
 _ACQUIRES = "the wait before the residual is read, which acquires"
 _ONE_STAGE = "none: it is behind the last wait, as a residual's tile takes one stage"
-for _kernel, _role, _turns, _wait, _flip in (
-    (_NN, "multiply", (2,), 2, 2),
-    (_NT, "multiply", (2,), 2, 2),
-    (_TN, "epilogue", (1,), 1, 1),
-    (_TT, "multiply", (2,), 2, 2),
-    (_NT_8, "multiply", (2,), 2, 2),
-    # Of its loop, two blocks long, each place may be that of the turn: who waits for it at some of
-    # them only waits for ever, where parts differ in length.
-    (_PROMOTED, "multiply", (), 20, 20),
+for _kernel, _role, _turns, _waits in (
+    (_NN, "multiply", (2,), (2,)),
+    (_NT, "multiply", (2,), (2,)),
+    (_TN, "epilogue", (1,), (1,)),
+    (_TT, "multiply", (2,), (2,)),
+    (_NT_8, "multiply", (2,), (2,)),
+    # Of its loops, two blocks long, each place may be that of the turn: who waits for it at some of
+    # them only waits for ever, where parts differ in length. They end at either block, with scales
+    # of blocks and without, for each mix of types.
+    (_PROMOTED, "multiply", (), (*range(4, 33, 4), *range(33, 41))),
 ):
     _add(_STAGGER, _kernel, _role, "barrier.cta.sync.aligned", *_turns)
     _try = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"
-    _add(_ACQUIRES, _kernel, _role, _try, _wait, change="relaxed")
-    _add(_ONE_STAGE, _kernel, _role, "xor.b32", _flip)
+    _add(_ACQUIRES, _kernel, _role, _try, *_waits, change="relaxed")
+    _add(_ONE_STAGE, _kernel, _role, "xor.b32", *_waits)
 _add(
     "none: of tiles of 128 rows that CTAs share, the second warpgroup has none, nor sums to await",
     _TN,

@@ -11,9 +11,9 @@ constexpr uint32_t kQuantizeThreads = 256;
 constexpr uint32_t kQuantizeVector = 16;   // bytes of x that a thread loads at a time
 constexpr uint32_t kQuantizeInFlight = 8;  // vectors that a thread loads before it needs the first
 constexpr uint32_t kQuantizeTile = 128;    // elements, either way: a line of either result
-constexpr uint32_t kQuantizeBlocks = 4;    // at a time on an SM
+constexpr uint32_t kQuantizeBlocks = 4;    // of the second launch at a time on an SM
 // Of a group. Every block of the second launch reads the maxima of all.
-constexpr uint32_t kQuantizeSlices = 1024;
+constexpr uint32_t kQuantizeSlices = 4096;
 
 constexpr uint32_t quantize_vector(DataType type) { return kQuantizeVector / size_bytes(type); }  // elements
 // Elements that a block loads before it needs the first.

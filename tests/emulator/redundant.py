@@ -193,21 +193,27 @@ _CONVERGED = "wgmma.wait_group.sync.aligned behind the wait, which all lanes exe
 _add(_CONVERGED, _NN, "epilogue", _BAR, 28)
 _add(_CONVERGED, _TT, "epilogue", _BAR, 25)
 (_GROUPED_NT,) = (name for name in GROUPED_NAMES if "_nt_" in name)
-_add(_SECOND_BOX, _GROUPED_NT, "epilogue", _BAR, 1)
+_add(_DRAINED, _GROUPED_NT, "epilogue", _READ, 1, 6, 7, 8, 9)
+_add(_NEXT_GROUP, _GROUPED_NT, "epilogue", _COMMIT, 9)
+_add(_FIRST_BOX, _GROUPED_NT, "epilogue", _BAR, 15, 17)
+_add(_SECOND_BOX, _GROUPED_NT, "epilogue", _BAR, 1, 19)
 # Rows that are gathered, which all lanes of the load warps bring.
 _GATHERED_100, _GATHERED = (name for name in GROUPED_NAMES if "_gathered_" in name)
 _GROUPED_NN = _GATHERED.replace("gathered", "grouped")
 _FULL = "none: it brings lanes together; a stage is not full before its bytes are announced"
 for _kernel in (_GATHERED_100, _GATHERED):
     _add(_FULL, _kernel, "load", _BAR, 1)
-_add(_ELECT, _GROUPED_NN, "load", _BAR, 1)
+(_GROUPED_TN,) = (name for name in GROUPED_NAMES if "_tn_" in name)
+for _kernel in (_GROUPED_NN, _GROUPED_NT, _GROUPED_TN):
+    _add(_ELECT, _kernel, "load", _BAR, 1)
 _add(_MEETS, _GATHERED_100, "epilogue", _BAR, 10)
 _COPIED = "the multiplying warps, which wait for all copies, and without which no CTA ends"
 _add(_COPIED, _GATHERED, "load", _WAIT_EMPTY, 2, change="always done")
 # Main loops.
 _STAGGER = "none: it is for speed that warpgroups of one tile begin their epilogues in turn"
-for _kernel, _turn in ((_GATHERED, 2), (_GROUPED_NN, 1)):
+for _kernel, _turn in ((_GATHERED, 2), (_GROUPED_NN, 1), (_GROUPED_TN, 1)):
     _add(_STAGGER, _kernel, "epilogue", "barrier.cta.sync.aligned", _turn)
+_add(_STAGGER, _GROUPED_NT, "multiply", "barrier.cta.sync.aligned", 2)
 _ACQUIRES = "the wait before the residual is read, which acquires"
 _ONE_STAGE = "none: it is behind the last wait, as a residual's tile takes one stage"
 for _kernel, _role, _turns, _waits in (

@@ -446,8 +446,10 @@ def plan_many(
       loads), cluster_rows, cluster_columns, tiles_m, tiles_n, tiles, resident, whole_tiles,
       whole_waves, part_waves,
       part_rounds (of split tiles that an SM brings to their end), parts, items, accumulators (the
-      fewest), most_accumulators (those that there are), general (1: the epilogue's way), gathered
-      (who adds up parts: 0 the last, 1 all that are there, 2 a launch behind).
+      fewest), most_accumulators (those that there are), held_columns (not 0: those of the only
+      accumulator that the epilogue reads first, as the next matmul waits for them), general (1: the
+      epilogue's way), gathered (who adds up parts: 0 the last, 1 all that are there, 2 a launch
+      behind).
     """
 
 def check_problem(family: str, problem: Problem) -> Violation | None:

@@ -16,6 +16,9 @@ class RingPosition {
   JAXBW_DEVICE uint32_t slot() const { return slot_; }
   JAXBW_DEVICE uint32_t parity() const { return parity_; }
 
+  // Of one or two slots: changes from 0 to 1 and back with each step. `first_parity`: 0 of a consumer, 1 of a producer.
+  JAXBW_DEVICE uint32_t turn(uint32_t first_parity) const { return slots_ > 1 ? slot_ : parity_ ^ first_parity; }
+
   // By `steps` slots, no more than there are.
   JAXBW_DEVICE void advance(uint32_t steps = 1) {
     slot_ += steps;

@@ -196,7 +196,7 @@ JAXBW_DEVICE ScaleLoads<kCtaGroup, Params> scale_loads(const Params& argument, c
 JAXBW_DEVICE NoMxResult mx_result(const GemmParams&) { return {}; }
 template <typename Params>
 JAXBW_DEVICE MxResult mx_result(const Params& argument) {
-  return MxResult(argument.d_scales);
+  return MxResult(argument.d_scales, accumulator_step(argument));
 }
 
 // The argument: MxParams of kMx8Bit, Mx4BitParams of kMx4Bit, which is both of 4 bits, GemmParams of others.

@@ -254,16 +254,35 @@ JAXBW_DEVICE bool is_short(const GemmParams& p) {
          e.activation != Activation::kGeluExact && e.a_scales == nullptr && e.b_scales == nullptr;
 }
 
-// Such a formula, kColumns at a time, the next of which are loaded meanwhile.
+// Columns of an accumulator that the next tile's MMAs wait for, at its start or its end (mx_accumulator_step()). They
+// are what is read first.
+struct HeldColumns {
+  uint32_t count;  // 0: the next tile has another accumulator
+  bool at_end;
+};
+
+// The order in which a slice of so many columns is read.
 template <uint32_t kColumns>
+struct ReadingOrder {
+  uint32_t first, step;
+
+  JAXBW_DEVICE ReadingOrder(uint32_t columns, HeldColumns held)
+      : first(held.at_end ? columns - kColumns : 0), step(held.at_end ? 0 - kColumns : kColumns) {}
+};
+
+// Such a formula, kColumns at a time, the next of which are loaded meanwhile.
+template <uint32_t kColumns, bool kHeld>
 JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
-                              StoreRing& stores, AccumulatorRelease release) {
+                              StoreRing& stores, AccumulatorRelease release, HeldColumns held) {
   const Epilogue& e = p.epilogue;
   const float alpha = factor(e.alpha, e.alpha_data);
   const uint32_t lane = ptx::lane_index();
   const bool along_columns = e.bias.data != nullptr && e.bias_along_m == 0;
   const uint32_t end = box.row < p.m ? min(box.column + slice.columns, p.n) : 0;
   if (box.column >= end) return release();
+  const ReadingOrder<kColumns> order(slice.columns, kHeld ? held : HeldColumns{});
+  source += order.first;
+  box.column += order.first;
   float sums[kColumns], z[kColumns];
   const auto store = [&] {
     activate<kColumns, false>(z, e.activation);
@@ -277,9 +296,10 @@ JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const Accumu
   };
   ptx::tmem_load(sums, source);
 #pragma unroll 1
-  for (;; box.column += kColumns) {
+  for (uint32_t read = kColumns;; read += kColumns, box.column += order.step) {
     const float bias = e.bias.data != nullptr ? load_bias(p, box.row + lane, box.column + lane) : 0.0f;
     ptx::tmem_wait_load(sums);
+    if (kHeld && read == held.count) release();
     if (along_columns) {
 #pragma unroll
       for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(sums[i], alpha, ptx::of_lane(bias, i));
@@ -287,11 +307,11 @@ JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const Accumu
 #pragma unroll
       for (uint32_t i = 0; i < kColumns; ++i) z[i] = fmaf(sums[i], alpha, bias);
     }
-    if (box.column + kColumns >= end) break;
-    ptx::tmem_load(sums, source += kColumns);
+    if (kHeld ? read == slice.columns : box.column + kColumns >= end) break;
+    ptx::tmem_load(sums, source += order.step);
     store();
   }
-  release();
+  if (!kHeld) release();
   store();
 }
 
@@ -322,6 +342,37 @@ JAXBW_DEVICE void cast_slice(const GemmParams& p, uint32_t source, const Accumul
     store();
   }
   release();
+  store();
+}
+
+// ... to 16 bits, by TMA, and the next tile's accumulator has some of the columns: those first.
+template <DataType kType>
+JAXBW_DEVICE void cast_held_slice(const GemmParams& p, uint32_t source, uint32_t columns, StoreOrigin box,
+                                  StoreRing& stores, AccumulatorRelease release, HeldColumns held) {
+  constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType), kHalf = kColumns / 2;
+  if (box.row >= p.m) return release();
+  const ReadingOrder<kColumns> order(columns, held);
+  source += order.first;
+  box.column += order.first;
+  float low[kHalf], high[kHalf];
+  uint32_t words[kSwizzleSpan / 4];
+  const auto store = [&] {
+    cast<kType>(p, high, words, kSwizzleSpan / 8);
+    stage_row<kSwizzleSpan>(words, stores.acquire_by_warp());
+    stores.store_box(p.d, box);
+  };
+  ptx::tmem_load(low, source);
+#pragma unroll 1
+  for (uint32_t read = kColumns;; read += kColumns, box.column += order.step) {
+    ptx::tmem_wait_load(low);
+    ptx::tmem_load(high, source + kHalf);
+    cast<kType>(p, low, words);
+    ptx::tmem_wait_load(high);
+    if (read == held.count) release();
+    if (read == columns) break;
+    ptx::tmem_load(low, source += order.step);
+    store();
+  }
   store();
 }
 
@@ -359,22 +410,28 @@ JAXBW_DEVICE void drain_slice(const GemmParams& p, uint32_t source, StoreOrigin 
 // Chooses among these. The slice of a CTA of a pair is a multiple of 16 columns wide.
 template <uint32_t kCtaGroup, typename Result>
 JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, uint32_t chunk,
-                              StoreOrigin box, bool drain, const SplitSum& split, StoreRing& stores,
+                              StoreOrigin box, bool drain, HeldColumns held, const SplitSum& split, StoreRing& stores,
                               AccumulatorRelease release, Result mx) {
+  const bool held_first = Result::kOfMx && held.count != 0;
   if (p.epilogue.path == EpiloguePath::kCast && p.store_path == StorePath::kTma) {
     drain = drain && slice.columns == kAccumulatorColumns;
     if (p.output.type == DataType::kF32) {
-      if (slice.columns % 32 == 0) return cast_slice<DataType::kF32>(p, source, slice, box, stores, release);
+      if (slice.columns % 32 == 0 && !held_first)
+        return cast_slice<DataType::kF32>(p, source, slice, box, stores, release);
     } else if (slice.columns % 64 == 0) {
-      if (p.output.type == DataType::kBF16) {
-        if (drain) return drain_slice<DataType::kBF16>(p, source, box, stores, release);
-        return cast_slice<DataType::kBF16>(p, source, slice, box, stores, release);
-      }
-      if (drain) return drain_slice<DataType::kF16>(p, source, box, stores, release);
-      return cast_slice<DataType::kF16>(p, source, slice, box, stores, release);
+      const auto cast_to = [&]<DataType kType>() {
+        if (drain) return drain_slice<kType>(p, source, box, stores, release);
+        if (held_first) return cast_held_slice<kType>(p, source, slice.columns, box, stores, release, held);
+        cast_slice<kType>(p, source, slice, box, stores, release);
+      };
+      if (p.output.type == DataType::kBF16) return cast_to.template operator()<DataType::kBF16>();
+      return cast_to.template operator()<DataType::kF16>();
     }
   }
-  if (chunk == 32 && is_short(p) && !split.split()) return short_slice<32>(p, source, slice, box, stores, release);
+  if (chunk == 32 && is_short(p) && !split.split()) {
+    if (held_first) return short_slice<32, true>(p, source, slice, box, stores, release, held);
+    return short_slice<32, false>(p, source, slice, box, stores, release, held);
+  }
   if (chunk == 32) return finish_slice<32>(p, source, slice, box, split, stores, release, mx);
   if (kCtaGroup == 2 || chunk == 16) return finish_slice<16>(p, source, slice, box, split, stores, release, mx);
   finish_slice<8>(p, source, slice, box, split, stores, release, mx);
@@ -424,7 +481,13 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
     StoreOrigin box{tile.m + slice.first_row, tile.n + slice.first_column, tile.batch};
     for (uint32_t mma = 0; mma < mma_tiles; ++mma, box.row += mma_rows, accumulator.advance()) {
       const uint32_t slot = accumulator.slot();
-      const uint32_t source = tmem + (warp * ptx::kWarpSize << 16) + slot * kAccumulatorColumns;
+      const uint32_t lanes = tmem + (warp * ptx::kWarpSize << 16);
+      uint32_t source = lanes + slot * kAccumulatorColumns;
+      HeldColumns held{};
+      if constexpr (kMx) {
+        source = lanes + accumulator.turn(0) * mx.accumulator_step();
+        held = {p.accumulators > 1 ? 0 : p.block_n - mx.accumulator_step(), source == lanes};
+      }
       const uint32_t cta = item.split_tile * context.cluster.size() + context.rank;
       const SplitSum split(p, item, (cta * mma_tiles + mma) * kSm100Epilogue.warps + warp,
                            partial_floats(p.block_n, kSm100Epilogue));
@@ -433,9 +496,10 @@ JAXBW_DEVICE void store_tiles(const Context& context, uint32_t tmem, uint32_t wa
       accumulators.wait_full(accumulator);
       context.profile.enter(Activity::kEpilogue, slot);
       ptx::tcgen05_fence_after_sync();
-      store_slice<kCtaGroup>(p, source, slice, chunk, box, mma_tiles > 1, split, stores, release, mx);
+      store_slice<kCtaGroup>(p, source, slice, chunk, box, mma_tiles > 1, held, split, stores, release, mx);
     }
   }
+  if (kMx) ptx::tcgen05_fence_before_sync();  // Tensor Memory is freed behind reads that no release follows
 }
 
 }  // namespace jaxbw::sm100

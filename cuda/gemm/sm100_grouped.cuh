@@ -275,7 +275,9 @@ JAXBW_DEVICE void store_grouped_tiles(const Context& context, const Params& para
   const GroupedItems items(params, contraction);
   for_each_item<kCtaGroup>(context, items, [&](const GroupedItem& item) {
     const bool multiplied = items.template blocks<grouped_block_k(kKind)>(item) > 0;
-    const uint32_t source = tmem + (warp * ptx::kWarpSize << 16) + accumulator.slot() * kAccumulatorColumns;
+    const uint32_t lanes = tmem + (warp * ptx::kWarpSize << 16);
+    uint32_t source = lanes + accumulator.slot() * kAccumulatorColumns;
+    if constexpr (is_mx(kKind)) source = lanes + accumulator.turn(0) * accumulator_step(params);
     const AccumulatorRelease release{
         ptx::map_to_rank(accumulators.empty(accumulator.slot()), context.cluster.pair_leader(context.rank))};
     const Scales scales(p, item, first_row + ptx::lane_index());

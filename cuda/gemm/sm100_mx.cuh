@@ -22,6 +22,12 @@ JAXBW_DEVICE uint32_t span_tiles(const Mx4BitParams& params) { return params.spa
 // Tiles of B's scales in a tile of K.
 JAXBW_DEVICE uint32_t b_tiles(const GemmParams& p) { return mx_b_tiles(p.block_n, p.epilogue.gated != 0); }
 
+template <typename Params>
+JAXBW_DEVICE uint32_t accumulator_step(const Params& params) {
+  const GemmParams& p = params.gemm;
+  return mx_accumulator_step(p.block_n, b_tiles(p), p.k_spans * span_tiles(params), p.stages, p.accumulators);
+}
+
 // The loads of scales, as the load role does them beside those of operands. Params: MxParams or Mx4BitParams.
 template <uint32_t kCtaGroup, typename Params>
 class ScaleLoads {
@@ -147,6 +153,7 @@ JAXBW_DEVICE void multiply_mx_tiles(const Params& params, const Context& context
   const uint32_t source_low = static_cast<uint32_t>(source), source_high = static_cast<uint32_t>(source >> 32);
   const RingBarriers stages = context.stages(), accumulators = context.accumulators();
   RingPosition stage = RingPosition::consumer(p.stages), accumulator = RingPosition::producer(p.accumulators);
+  const uint32_t accumulator_columns = accumulator_step(params);
   Tiles tiles(params, context);
   for (uint32_t number = tiles.first(); number != WorkItems::kNone; number = tiles.next()) {
     context.profile.enter(Activity::kNextItem, number);
@@ -155,7 +162,7 @@ JAXBW_DEVICE void multiply_mx_tiles(const Params& params, const Context& context
     const uint32_t b_first = tiles.column(number) % kScaleTileRows / ptx::kWarpSize;
     context.profile.enter(Activity::kAwaitAccumulator, accumulator.slot());
     accumulators.wait_empty(accumulator);
-    const uint32_t d = tmem + accumulator.slot() * kAccumulatorColumns;
+    const uint32_t d = tmem + accumulator.turn(1) * accumulator_columns;
     bool accumulate = false;
     do {
       RingRun run = RingRun::consumer(stages, stage, left);

@@ -20,10 +20,12 @@ class MxResult {
  public:
   static constexpr bool kOfMx = true;
 
-  // `tiles`: null where D is not in MXFP8.
-  JAXBW_DEVICE explicit MxResult(uint8_t* tiles) : tiles_(tiles) {}
+  // `tiles`: null where D is not in MXFP8. `accumulator_step`: see AccumulatorTurns.
+  JAXBW_DEVICE MxResult(uint8_t* tiles, uint32_t accumulator_step)
+      : tiles_(tiles), accumulator_step_(accumulator_step) {}
 
   JAXBW_DEVICE bool wanted() const { return tiles_ != nullptr; }
+  JAXBW_DEVICE uint32_t accumulator_step() const { return accumulator_step_; }
 
   // Divides a block by its scale, which is kept until there are four. It starts at (row, column), a multiple of
   // kMxBlock; its first `inside` values are elements of D, and others become 0. Called along the columns.
@@ -56,7 +58,7 @@ class MxResult {
   }
 
   uint8_t* tiles_;
-  uint32_t codes_ = 0;
+  uint32_t accumulator_step_, codes_ = 0;
 };
 
 }  // namespace jaxbw::sm100

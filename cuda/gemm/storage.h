@@ -230,8 +230,7 @@ static_assert(span_scale_tiles(DataType::kE2M1, kMxBlock) == 2 && span_scale_til
 
 // How many stages leave room, in Tensor Memory for the accumulators, and in shared memory.
 constexpr uint32_t mx_tmem_stages(uint32_t block_n, uint32_t b_tiles, uint32_t k_tiles, uint32_t accumulators) {
-  const uint32_t used = (accumulators - 1) * kAccumulatorColumns + block_n;
-  return (kTmemColumns - used) / (mx_stage_tiles(b_tiles, k_tiles) * kScaleTileColumns);
+  return (kTmemColumns - accumulators * block_n) / (mx_stage_tiles(b_tiles, k_tiles) * kScaleTileColumns);
 }
 constexpr uint32_t mx_max_stages(const StorageLayout& layout, uint32_t block_n, uint32_t b_tiles, uint32_t k_tiles,
                                  uint32_t accumulators) {
@@ -241,12 +240,25 @@ constexpr uint32_t mx_max_stages(const StorageLayout& layout, uint32_t block_n, 
   const uint32_t fit = in_tmem < in_shared ? in_tmem : in_shared;
   return fit < kMaxStages ? fit : kMaxStages;
 }
+// Columns from a tile's accumulator to the next one's. Two accumulators lie side by side. Where there is room for one,
+// tiles take turns at either end of it; the epilogue reads first what both have, and the next tile's MMAs may begin:
+//
+//   column   0          step               block_n         step + block_n
+//            [ tiles 0, 2, 4 ...             ]                          [ scales of stages ]
+//                       [ tiles 1, 3, 5 ...                   ]
+constexpr uint32_t mx_accumulator_step(uint32_t block_n, uint32_t b_tiles, uint32_t k_tiles, uint32_t stages,
+                                       uint32_t accumulators) {
+  if (accumulators > 1) return block_n;
+  const uint32_t scales = stages * mx_stage_tiles(b_tiles, k_tiles) * kScaleTileColumns;
+  const uint32_t room = (kTmemColumns - block_n - scales) / kMxColumnStep * kMxColumnStep;
+  return room < block_n ? room : block_n - kMxColumnStep;
+}
+static_assert(mx_accumulator_step(256, 2, 1, 5, 1) == 192 && mx_accumulator_step(256, 2, 4, 5, 1) == 0);
 // There are two accumulators where they leave four stages or more of one span.
 constexpr bool mx_two_accumulators(uint32_t block_n, uint32_t b_tiles, uint32_t span_tiles) {
   return mx_tmem_stages(block_n, b_tiles, span_tiles, 2) >= 4;
 }
-static_assert(mx_two_accumulators(192, 2, 1) && !mx_two_accumulators(256, 2, 1) && !mx_two_accumulators(192, 2, 2));
-static_assert(mx_two_accumulators(128, 1, 4) && mx_two_accumulators(128, 2, 2) && !mx_two_accumulators(128, 2, 4));
+static_assert(mx_two_accumulators(192, 2, 2) && !mx_two_accumulators(256, 2, 1) && !mx_two_accumulators(192, 2, 4));
 
 // Split tiles. Every epilogue warp reduces its slices on its own: each has a counter, and floats for the sums of one
 // part. A slice is what the warp has of an MMA tile; where CTAs of a cluster share a tile, what was said of it above.

@@ -21,11 +21,14 @@ def check(
     matmul: Matmul,
     *expected: Array,
     schedules: Sequence[tuple[str, int]] = SCHEDULES,
+    **options: Any,
 ) -> None:
     """Launches it strictly; `expected`: the result, and what is saved, in float32."""
     kernel = installed.load(plan_of(config, matmul).kernel)
     for schedule, seed in schedules:
-        found = launch(kernel, config, matmul, schedule=schedule, seed=seed, checks="strict")
+        found = launch(
+            kernel, config, matmul, schedule=schedule, seed=seed, checks="strict", **options
+        )
         assert found.report.findings == [], (schedule, seed, found.report.summary())
         for got, wanted in zip([found.d, *found.saved], expected, strict=True):
             rounded = wanted.astype(config.output).astype(np.float32)

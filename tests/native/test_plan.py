@@ -12,6 +12,9 @@ from jaxbw._src.selection import planner
 
 from .conftest import ROOT
 
+EIGHT_BITS = {"lhs": DataType.E4M3, "rhs": DataType.E5M2}
+FOUR_BITS = {"lhs": DataType.E2M1, "rhs": DataType.E2M1, "rhs_major": Major.K}
+
 PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = {
     # 4 x 4 cluster tiles of 256 x 256. A stage has 128 rows of A and 256 of B, of 128 bytes each;
     # staging takes 8 warps * 16 rows * 128 bytes * 2 buffers, barriers 1 KB.
@@ -207,6 +210,40 @@ def test_many_plans_are_those_of_one(name: str) -> None:
     assert (many["gathered"] == 2).tolist() == [plan.reduces_apart] * 3
 
 
+@pytest.mark.parametrize(
+    ("problem", "tile", "stages", "held"),
+    [
+        # 512 columns less 256 and 5 * 12 of scales are 196: 3 spans of 64 apart.
+        ({"mx": 32}, {}, 5, 64),
+        ({"mx": 32, "output": DataType.F32, "bias": DataType.F32}, {}, 5, 64),
+        ({"mx": 32, "rhs_major": Major.K}, {"block_n": 192}, 6, 0),  # two accumulators
+        ({"mx": 32, "gated": True}, {}, 4, 0),  # finished as columns of gate and up
+        ({"mx": 32, "n": 1001}, {}, 5, 0),  # rows that TMA cannot store
+        (FOUR_BITS | {"mx": 32}, {}, 5, 128),
+        (FOUR_BITS | {"mx": 16}, {}, 4, 192),
+        (FOUR_BITS | {"mx": 16}, {}, 5, 256),  # 16 columns are left
+    ],
+    ids=str,
+)
+def test_columns_that_the_next_tile_waits_for(
+    problem: dict[str, Any], tile: dict[str, int], stages: int, held: int
+) -> None:
+    shape = {"m": 4096, "n": 4096, "k": 4096, "batch": 1}
+    pair = {"block_m": 256, "block_n": 256, "cta_group": 2, "cluster_m": 2, "accumulators": 0}
+    columns = {
+        name: np.full(1, value) for name, value in (pair | tile | {"stages": stages}).items()
+    }
+    many = _native.plan_many(
+        "sm100",
+        Problem(**shape | EIGHT_BITS | problem),
+        columns,
+        swap_ab=False,
+        resident=[74] * 17,
+    )
+    assert many["legal"].tolist() == [1]
+    assert many["held_columns"].tolist() == [held]
+
+
 # --- launches on made-up addresses
 
 FIELDS = _native.gemm_params_fields()
@@ -360,8 +397,6 @@ SIZES = {"batch": 1, "m": 1024, "n": 1024, "k": 1024}
 HUGE = {"m": 2**19, "n": 2**19, "k": 128}
 PAIR = {"cta_group": 2, "cluster": (2, 1)}
 ROWS = {"grouped": Grouped.ROWS, "groups": 4, "total_groups": 4}
-EIGHT_BITS = {"lhs": DataType.E4M3, "rhs": DataType.E5M2}
-FOUR_BITS = {"lhs": DataType.E2M1, "rhs": DataType.E2M1, "rhs_major": Major.K}
 MIXED = {"lhs": DataType.E4M3, "rhs": DataType.E2M1, "mx": 32}
 MIXED_LHS = {"lhs": DataType.E2M1, "rhs": DataType.E5M2, "mx": 32}
 IN_MXFP8 = EIGHT_BITS | {"mx": 32, "out_mx": True, "output": DataType.E4M3}

@@ -74,7 +74,9 @@ def epilogues(
         return Epilogue(Time(alone, share_ns), Time(waiting, share_ns)), Epilogue(left, left)
     full = cut.rows > FULL_ROWS
     waits = (cut.most_accumulators == 1) | (table.relaunched == 1)
-    holding = np.where(waits, alone, np.where(full, held, 0.0))
+    first = held + results * beside * (cut.held_columns / table.block_n)
+    early = (cut.held_columns > 0) & (table.relaunched == 0)
+    holding = np.where(early, first, np.where(waits, alone, np.where(full, held, 0.0)))
     return (
         Epilogue(Time(alone, share_ns), Time(holding, np.where(waits, share_ns, 0.0))),
         Epilogue(Time(leaving), Time(np.where(waits | full, leaving, 0.0))),
@@ -115,7 +117,10 @@ def _by_warpgroups(
 def _through_tensor_memory(
     machine: Machine, output_size: int, table: Candidates, cut: Grid
 ) -> tuple[Floats, Floats]:
-    """Cycles of an epilogue by four warps; and until a full Tensor Memory has been read."""
+    """Cycles of an epilogue by four warps; and until what the next matmul waits for has been read:
+
+    a full Tensor Memory, or the held columns.
+    """
     # With 64 rows in a CTA of a pair, two of its warps have half of the columns each.
     halves = np.where((table.block_m == 128) & (table.cta_group == 2), 2, 1)
     width = halves * _chunk(machine.family, output_size, table.block_n // halves)
@@ -131,7 +136,8 @@ def _through_tensor_memory(
     one = np.maximum(one, again)
     # It drains first what fits into two staging buffers, then the rest into registers.
     rest = np.maximum(chunks - 2, 0) * (read_out + machine.tmem_latency_cycles)
-    return one * chunks * mma_tiles, 2 * one + rest
+    held_first = read_out + latency + np.maximum(cut.held_columns / width - 1, 0) * one
+    return one * chunks * mma_tiles, np.where(cut.held_columns > 0, held_first, 2 * one + rest)
 
 
 def _chunk(family: str, output_size: int, columns: Integers) -> Integers:

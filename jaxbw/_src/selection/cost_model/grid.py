@@ -38,6 +38,7 @@ class Grid:
     items: Integers
     accumulators: Integers  # the fewest that there can be
     most_accumulators: Integers  # those that there are where several items follow each other
+    held_columns: Integers  # not 0: those of the only accumulator that the epilogue reads first
     general: Integers  # 1: the epilogue takes the general way
     gathered: Integers  # who adds up parts: the last, all that are there, a launch behind
 

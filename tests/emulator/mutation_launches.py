@@ -322,7 +322,7 @@ def _mx(name: str, group: int) -> Iterator[Case]:
     narrow = [replace(case, block_n=128) for case in alone]
     if "4bit" in name:
         narrow += narrow[-1:]  # several tiles, in both formats
-    for case in (*wide, *narrow, *_brief(group)):
+    for case in (*wide, *narrow, *_brief(group), *_in_turns(group)):
         found = replace(case, mx=32, dtype="e4m3", k=2 * case.k)
         if "4bit" in name:
             k = -(-4 * case.k // 32) * 32
@@ -331,6 +331,21 @@ def _mx(name: str, group: int) -> Iterator[Case]:
             yield found
     if "8bit" in name:
         yield from _beside_4_bits(group)
+
+
+def _in_turns(group: int) -> Iterator[Case]:
+    """Tiles of one accumulator at either end of Tensor Memory, several of a CTA.
+
+    Behind one whose rows are all D's comes one of which most warps have no row, then another.
+    """
+    rows = 128 * group
+    base = Case(2 * rows + 8, 8 // group * 256, 40, layout="nt", block_m=rows, cta_group=group)
+    base = replace(base, block_n=256, cluster=(group, 1), accumulators=1, stages=2)
+    base = replace(base, scheduler="static")
+    yield replace(base, output="bf16")
+    yield replace(base, output="f16")
+    yield replace(base, output="bf16", bias="f32", activation="relu")
+    yield base
 
 
 def _beside_4_bits(group: int) -> Iterator[Case]:

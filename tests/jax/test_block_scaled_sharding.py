@@ -251,6 +251,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("name", EXPLICIT)
 def test_types_in_an_explicit_mesh(name: str, format: str) -> None:

@@ -3,6 +3,7 @@
 An instruction is replaced in its own line, so that findings keep their line numbers.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -102,16 +103,15 @@ def _mutants(ptx: str) -> Iterator[Mutant]:
     role_of = _roles(lines)
     for number, line in enumerate(lines):
         statement = line.strip()
-        role = role_of(number)
         for change, replacement in _changes(statement, waited):
-            yield Mutant(number, role, statement, change, replacement)
+            yield Mutant(number, role_of(number), statement, change, replacement)
         if match := _MULTICAST.match(statement):
-            yield from _mask_mutants(number, role, statement, match[1], match[2])
+            yield from _mask_mutants(number, role_of(number), statement, match[1], match[2])
         if match := _SCALED.match(statement):
             for change, replacement in _scale_mutants(*match.groups()):
-                yield Mutant(number, role, statement, change, replacement)
+                yield Mutant(number, role_of(number), statement, change, replacement)
         if _CLUSTER_BARRIER.match(statement) and "barrier.cluster.wait" in lines[number + 1]:
-            yield Mutant(number, role, statement, "deleted, with its wait", "", 2)
+            yield Mutant(number, role_of(number), statement, "deleted, with its wait", "", 2)
 
 
 def _mask_mutants(number: int, role: str, statement: str, head: str, mask: str) -> Iterator[Mutant]:
@@ -178,6 +178,7 @@ def _roles(lines: list[str]) -> Callable[[int], str]:
     if barriers:
         anchors += [(barriers[0], "setup"), (barriers[-1], "exit")]
 
+    @functools.cache  # few lines have a mutant, but these many
     def role_of(number: int) -> str:
         return min(anchors, key=lambda anchor: abs(anchor[0] - number))[1]
 

@@ -416,8 +416,9 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
   if (p.epilogue.path == EpiloguePath::kCast && p.store_path == StorePath::kTma) {
     drain = drain && slice.columns == kAccumulatorColumns;
     if (p.output.type == DataType::kF32) {
-      if (slice.columns % 32 == 0 && !held_first)
+      if (slice.columns % 32 == 0 && !held_first) {
         return cast_slice<DataType::kF32>(p, source, slice, box, stores, release);
+      }
     } else if (slice.columns % 64 == 0) {
       const auto cast_to = [&]<DataType kType>() {
         if (drain) return drain_slice<kType>(p, source, box, stores, release);

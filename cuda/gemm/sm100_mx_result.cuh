@@ -20,7 +20,7 @@ class MxResult {
  public:
   static constexpr bool kOfMx = true;
 
-  // `tiles`: null where D is not in MXFP8. `accumulator_step`: see AccumulatorTurns.
+  // `tiles`: null where D is not in MXFP8. `accumulator_step`: mx_accumulator_step().
   JAXBW_DEVICE MxResult(uint8_t* tiles, uint32_t accumulator_step)
       : tiles_(tiles), accumulator_step_(accumulator_step) {}
 

@@ -27,6 +27,7 @@ def drawn(shape: tuple[int, int, int], name: str, **epilogue: Any) -> tuple[Matm
     return replace(matmul, rhs_up=None, rhs_up_scale=None), expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("output", [BF16, F32], ids=str)
 @pytest.mark.parametrize(("name", "stages"), SHARED)
 @pytest.mark.parametrize("config", [ALONE, PAIR], ids=["alone", "pair"])

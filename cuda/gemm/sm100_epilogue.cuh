@@ -270,7 +270,7 @@ struct ReadingOrder {
       : first(held.at_end ? columns - kColumns : 0), step(held.at_end ? 0 - kColumns : kColumns) {}
 };
 
-// Such a formula, kColumns at a time, the next of which are loaded meanwhile.
+// Such a formula, kColumns at a time, the next of which are loaded meanwhile. kHeld: some columns are held.
 template <uint32_t kColumns, bool kHeld>
 JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
                               StoreRing& stores, AccumulatorRelease release, HeldColumns held) {
@@ -317,41 +317,13 @@ JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const Accumu
 
 // Where the formula is a cast and TMA stores it: a swizzle span at a time, of which one half is loaded while the other
 // is cast and staged. Spans that D does not have are left out.
-template <DataType kType>
+template <DataType kType, bool kHeld>
 JAXBW_DEVICE void cast_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
-                             StoreRing& stores, AccumulatorRelease release) {
+                             StoreRing& stores, AccumulatorRelease release, HeldColumns held) {
   constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType), kHalf = kColumns / 2;
   const uint32_t end = box.row < p.m ? min(box.column + slice.columns, p.n) : 0;
   if (box.column >= end) return release();
-  float low[kHalf], high[kHalf];
-  uint32_t words[kSwizzleSpan / 4];
-  const auto store = [&] {
-    cast<kType>(p, high, words, kSwizzleSpan / 8);
-    stage_row<kSwizzleSpan>(words, stores.acquire_by_warp());
-    stores.store_box(p.d, box);
-  };
-  ptx::tmem_load(low, source);
-#pragma unroll 1
-  for (;; box.column += kColumns) {
-    ptx::tmem_wait_load(low);
-    ptx::tmem_load(high, source + kHalf);
-    cast<kType>(p, low, words);
-    ptx::tmem_wait_load(high);
-    if (box.column + kColumns >= end) break;
-    ptx::tmem_load(low, source += kColumns);
-    store();
-  }
-  release();
-  store();
-}
-
-// ... to 16 bits, by TMA, and the next tile's accumulator has some of the columns: those first.
-template <DataType kType>
-JAXBW_DEVICE void cast_held_slice(const GemmParams& p, uint32_t source, uint32_t columns, StoreOrigin box,
-                                  StoreRing& stores, AccumulatorRelease release, HeldColumns held) {
-  constexpr uint32_t kColumns = kSwizzleSpan / size_bytes(kType), kHalf = kColumns / 2;
-  if (box.row >= p.m) return release();
-  const ReadingOrder<kColumns> order(columns, held);
+  const ReadingOrder<kColumns> order(slice.columns, kHeld ? held : HeldColumns{});
   source += order.first;
   box.column += order.first;
   float low[kHalf], high[kHalf];
@@ -368,11 +340,12 @@ JAXBW_DEVICE void cast_held_slice(const GemmParams& p, uint32_t source, uint32_t
     ptx::tmem_load(high, source + kHalf);
     cast<kType>(p, low, words);
     ptx::tmem_wait_load(high);
-    if (read == held.count) release();
-    if (read == columns) break;
+    if (kHeld && read == held.count) release();
+    if (kHeld ? read == slice.columns : box.column + kColumns >= end) break;
     ptx::tmem_load(low, source += order.step);
     store();
   }
+  if (!kHeld) release();
   store();
 }
 
@@ -417,13 +390,13 @@ JAXBW_DEVICE void store_slice(const GemmParams& p, uint32_t source, const Accumu
     drain = drain && slice.columns == kAccumulatorColumns;
     if (p.output.type == DataType::kF32) {
       if (slice.columns % 32 == 0 && !held_first) {
-        return cast_slice<DataType::kF32>(p, source, slice, box, stores, release);
+        return cast_slice<DataType::kF32, false>(p, source, slice, box, stores, release, held);
       }
     } else if (slice.columns % 64 == 0) {
       const auto cast_to = [&]<DataType kType>() {
         if (drain) return drain_slice<kType>(p, source, box, stores, release);
-        if (held_first) return cast_held_slice<kType>(p, source, slice.columns, box, stores, release, held);
-        cast_slice<kType>(p, source, slice, box, stores, release);
+        if (held_first) return cast_slice<kType, true>(p, source, slice, box, stores, release, held);
+        cast_slice<kType, false>(p, source, slice, box, stores, release, held);
       };
       if (p.output.type == DataType::kBF16) return cast_to.template operator()<DataType::kBF16>();
       return cast_to.template operator()<DataType::kF16>();

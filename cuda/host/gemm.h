@@ -269,7 +269,7 @@ EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& proble
                            uint32_t residual_stages, CUdeviceptr results);
 
 // Columns that a block-scaled tile shares with the next one, and that its epilogue reads first; 0: it has none such.
-uint32_t held_columns(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);
+uint32_t held_columns(const GemmProblem& problem, const GemmConfig& config);
 
 // One TMA store of an epilogue warp.
 StoreBox store_box(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);

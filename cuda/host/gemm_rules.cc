@@ -566,7 +566,7 @@ EpiloguePath epilogue_path(const KernelFamily& family, const GemmProblem& p, con
   return allows_registers(family, p, c) ? EpiloguePath::kElementwise : EpiloguePath::kGeneral;
 }
 
-uint32_t held_columns(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
+uint32_t held_columns(const GemmProblem& p, const GemmConfig& c) {
   const bool is_short = !is_8bit(p.output) && !p.c && !p.residual && !p.save && !p.gated &&
                         p.activation != Activation::kGeluExact && c.split_k == 1 && stored_by_tma(p, c, 0);
   if (c.span_tiles == 0 || c.accumulators > 1 || !is_short || p.grouped != Grouped::kNone) return 0;

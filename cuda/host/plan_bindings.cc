@@ -357,7 +357,7 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
     set(GridField::items, work.items);
     set(GridField::accumulators, min_accumulators(family, c));
     set(GridField::most_accumulators, c.accumulators);
-    set(GridField::held_columns, held_columns(family, launched, c));
+    set(GridField::held_columns, held_columns(launched, c));
     const uint32_t in_ring = residual_stages(family, launched, c, 0);
     set(GridField::general, epilogue_path(family, launched, c, in_ring, 0) == EpiloguePath::kGeneral);
     set(GridField::gathered, static_cast<uint64_t>(gathered(family, c)));

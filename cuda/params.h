@@ -261,9 +261,12 @@ struct BlocksAlong {
 struct QuantizeBlocksParams {
   const void* x;
   const float* global_scale;  // of kNvBlock: of each so many matrices, and null of the other formats
+  const uint32_t* seeds;      // of kNvBlock, likewise, two words: data are rounded stochastically; or null
+  const uint32_t* signs;      // of kNvBlock, likewise: x is rotated down its rows; or null
   BlocksAlong columns, rows;  // what k is
   Divisor matrices_per_scale;
   Divisor tiles_across, tiles_of_matrix;  // of kBlocksTile rows and columns
+  uint32_t x_rows;                        // fewer than matrix_rows where rotating has padded them
   uint32_t matrix_rows, matrix_columns;
   uint32_t square;   // as many rows as columns share a scale
   DataType element;  // kE4M3, kE5M2 or kE2M1

@@ -152,7 +152,9 @@ def ffi_targets() -> dict[str, dict[str, object]]:
 
     "jaxbw_quantize_blocks_v1" is an array in a block-scaled format (see `QuantizeBlocksParams`):
     operands x, f16, bf16 or f32 [matrices, rows, columns], and of NVFP4 global scales, f32 [S],
-    each of matrices / S of them; attributes kernel, a string, and int32 columns, rows (of blocks
+    each of matrices / S of them, and then perhaps seeds, int32 [S, 2], by which data are rounded
+    stochastically, and signs, int32 [S], by which x is rotated (jaxbw/_src/stochastic.py) and gets
+    rows up to a multiple of 16; attributes kernel, a string, and int32 columns, rows (of blocks
     along that dimension 0: nothing, 1: scales, 2: data and scales) and square (0 or 1). Results of
     columns are data, e4m3, e5m2 or e2m1 [matrices, rows, K], K the columns padded to a multiple of
     32, and scales [matrices, tiles of rows, tiles of K, 512], uint8 or float8_e8m0fnu, of NVFP4

@@ -1,10 +1,12 @@
 // The arithmetic of block-scaled formats: jaxbw/_src/block_formats.py says what it is, and these are the same bits.
 //
 // A format makes of the amax of a block, the bits of a float32 that may be infinity or NaN, its Scale and that's code,
-// a byte; and of numbers and their Scale what is stored.
+// a byte; and of four numbers, their Scale and points what is stored. Points are 16 bits of each number in two words,
+// and come from a patch of 2x2 elements: of where they lie in a matrix, if the format is dithered.
 #pragma once
 
 #include "gemm/quantize_blocks.h"
+#include "gemm/stochastic.cuh"
 #include "ptx/float8.h"
 #include "ptx/thread.h"
 
@@ -55,9 +57,15 @@ JAXBW_DEVICE uint32_t e2m1_numbers(const float (&y)[4]) {
 #endif
 }
 
+struct ToNearest {
+  static constexpr bool kTakesPoints = false;
+
+  JAXBW_DEVICE uint2 patch(uint32_t, uint32_t) const { return {}; }
+};
+
 // MXFP8 and MXFP4: the scale is a power of two.
 template <DataType kOf>
-class MxFormat {
+class MxFormat : public ToNearest {
  public:
   static constexpr DataType kElement = kOf;
   static constexpr uint32_t kBlock = kMxBlock;
@@ -81,7 +89,7 @@ class MxFormat {
   }
 
   // Four numbers, the first one lowest.
-  JAXBW_DEVICE uint32_t quantized(const float (&x)[4], Scale scale) const {
+  JAXBW_DEVICE uint32_t quantized(const float (&x)[4], Scale scale, uint2) const {
     float y[4];
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) y[i] = ptx::multiply_flushed(x[i], scale.inverse);
@@ -94,7 +102,7 @@ class MxFormat {
 };
 
 // NVFP4: the scale is e4m3, of what a scale of the whole array has divided.
-class NvFormat {
+class NvFormat : public ToNearest {
  public:
   static constexpr DataType kElement = DataType::kE2M1;
   static constexpr uint32_t kBlock = kNvBlock;
@@ -124,7 +132,7 @@ class NvFormat {
     return {scale, __frcp_rn(scale)};
   }
 
-  JAXBW_DEVICE uint32_t quantized(const float (&x)[4], Scale scale) const {
+  JAXBW_DEVICE uint32_t quantized(const float (&x)[4], Scale scale, uint2) const {
     float of_all[4], y[4];
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
@@ -136,8 +144,62 @@ class NvFormat {
     return (e2m1_numbers(y) & (scale.inverse == 0 ? 0 : 0x7777)) | e2m1_signs(of_all);
   }
 
- private:
+ protected:
   float power_, divisor_, inverse_;
+};
+
+// NVFP4 whose data are rounded stochastically: up where they are beyond a point of their step.
+class DitheredNvFormat : public NvFormat {
+ public:
+  static constexpr bool kTakesPoints = true;
+
+  struct Scale {
+    float scale;  // 0 of NaN: all becomes 0
+
+    JAXBW_DEVICE Scale of_lane(uint32_t lane) const { return {ptx::of_lane(scale, lane)}; }
+  };
+
+  JAXBW_DEVICE DitheredNvFormat(const NvFormat& format, const Points& points) : NvFormat(format), points_(points) {}
+
+  JAXBW_DEVICE Scale scale_of(uint32_t amax, uint32_t& code) const { return {NvFormat::scale_of(amax, code).scale}; }
+
+  JAXBW_DEVICE uint2 patch(uint32_t row, uint32_t column) const { return points_.patch(row, column); }
+
+  JAXBW_DEVICE uint32_t quantized(const float (&x)[4], Scale scale, uint2 points) const {
+    uint32_t codes = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      const float of_all = ptx::multiply_flushed(x[i], power_);
+      // Any number may be a point: one correction makes the quotient one of the two next to it, and another, since the
+      // reciprocal is correctly rounded, the nearest (Markstein, https://doi.org/10.1147/rd.341.0111).
+      const float close = quotient(of_all, divisor_, inverse_);
+      const float divided = __fmaf_rn(__fmaf_rn(-close, divisor_, of_all), inverse_, close);
+      const uint32_t point = (i < 2 ? points.x : points.y) >> i % 2 * 16 & 0xffff;
+      const uint32_t sign = __float_as_uint(of_all) >> 28 & 8;
+      codes |= (sign | code_of(fabsf(divided), point, scale.scale)) << 4 * i;
+    }
+    return codes & (scale.scale == 0 ? 0x8888 : 0xffff);
+  }
+
+ private:
+  // How many of e2m1's seven steps a magnitude is beyond the point of, times the scale. That point is exact: of 17 bits
+  // behind those of the step, times 4 of the scale. NaN, a quotient beyond the range, is beyond all.
+  JAXBW_DEVICE static uint32_t code_of(float magnitude, uint32_t point, float scale) {
+    // (1 + (point + 1/2) / 2^16) times the scale, so that a step's point is its start, less the step, and step times
+    // it.
+    const float one_more = __fmul_rn(__uint_as_float(0x3f800040 | point << 7), scale);
+    constexpr float kSteps[] = {0.5f, 0.5f, 0.5f, 0.5f, 1.0f, 1.0f, 2.0f};
+    float start = 0;
+    uint32_t code = 0;
+#pragma unroll
+    for (float step : kSteps) {
+      code += !(magnitude <= __fmaf_rn(one_more, step, __fmul_rn(start - step, scale)));
+      start += step;
+    }
+    return code;
+  }
+
+  Points points_;
 };
 
 }  // namespace jaxbw

@@ -36,9 +36,19 @@ class BlocksPart {
   // `first`: of the matrix; `row` and `column`: of the part in it.
   JAXBW_DEVICE void load(const QuantizeBlocksParams& p, uint64_t first, uint32_t row, uint32_t column) {
     if (p.matrix_columns % kBlocksColumns == 0) {
-      load_vectors(p, first, row, column);
+      load_vectors(p, first, row, column, words_);
     } else {
-      load_elements(p, first, row, column);
+      load_elements(p, first, row, column, words_);
+    }
+  }
+
+  // What is to be rotated, by these signs.
+  JAXBW_DEVICE void load_rotated(const QuantizeBlocksParams& p, uint64_t first, uint32_t row, uint32_t column,
+                                 uint32_t signs) {
+    if (p.matrix_columns % kBlocksColumns == 0) {
+      rotate(row, signs, [&](uint32_t row, Row& words) { load_vectors(p, first, row, column, words); });
+    } else {
+      rotate(row, signs, [&](uint32_t row, Row& words) { load_elements(p, first, row, column, words); });
     }
   }
 
@@ -60,6 +70,18 @@ class BlocksPart {
     for (uint32_t i = 0; i < kBlocksRows; ++i) {
 #pragma unroll
       for (uint32_t word = 0; word + 1 < kWords; ++word) words_[i][word] = words_[i][word + 1];
+    }
+  }
+
+  // The first two rows become the last ones.
+  JAXBW_DEVICE void turn_rows() {
+#pragma unroll
+    for (uint32_t word = 0; word < kWords; ++word) {
+      const uint32_t first = words_[0][word], second = words_[1][word];
+#pragma unroll
+      for (uint32_t i = 0; i + 2 < kBlocksRows; ++i) words_[i][word] = words_[i + 2][word];
+      words_[kBlocksRows - 2][word] = first;
+      words_[kBlocksRows - 1][word] = second;
     }
   }
 
@@ -93,35 +115,79 @@ class BlocksPart {
   }
   JAXBW_DEVICE static uint32_t bits_of(uint32_t word, uint32_t k) { return __float_as_uint(element<kType>(&word, k)); }
 
-  JAXBW_DEVICE void set(uint32_t i, uint32_t j, uint32_t bits) {
-    uint32_t& word = words_[i][j / kPacked];
+  using Row = uint32_t[1][kWords];
+
+  JAXBW_DEVICE void set(uint32_t i, uint32_t j, uint32_t bits) { set(words_[i], j, bits); }
+  JAXBW_DEVICE static void set(uint32_t (&words)[kWords], uint32_t j, uint32_t bits) {
+    uint32_t& word = words[j / kPacked];
     word = j % kPacked == 0 ? bits : word | bits << 16;
   }
 
-  JAXBW_DEVICE void load_vectors(const QuantizeBlocksParams& p, uint64_t first, uint32_t row, uint32_t column) {
+  // x is rotated in blocks of rows of which a thread has half: first the sums, or the differences, of the block's rows
+  // that are half of it apart, and then those of its own.
+  template <typename LoadRow>
+  JAXBW_DEVICE void rotate(uint32_t row, uint32_t signs, const LoadRow& load_row) {
+    static_assert(kRotatedRows == 2 * kBlocksRows);
+    const bool second = row % kRotatedRows != 0;
+    row -= row % kRotatedRows;
+    float rotated[kBlocksColumns][kBlocksRows];
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocksRows; ++i) {
+      Row words, others;
+      load_row(row + i, words);
+      load_row(row + kBlocksRows + i, others);
+#pragma unroll
+      for (uint32_t j = 0; j < kBlocksColumns; ++j) {
+        const float x = rotated_input(element<kType>(words[0], j), signs, i),
+                    y = rotated_input(element<kType>(others[0], j), signs, kBlocksRows + i);
+        rotated[j][i] = second ? __fsub_rn(x, y) : __fadd_rn(x, y);
+      }
+    }
+    constexpr float kNorm = 0.25f;  // 1 / sqrt(kRotatedRows)
+#pragma unroll
+    for (uint32_t j = 0; j < kBlocksColumns; ++j) mix(rotated[j]);
+#pragma unroll
+    for (uint32_t i = 0; i < kBlocksRows; ++i) {
+#pragma unroll
+      for (uint32_t word = 0; word < kWords; ++word) {
+        const float x = kNorm * rotated[word * kPacked][i];
+        if constexpr (kPacked == 1) {
+          words_[i][word] = __float_as_uint(x);
+        } else {
+          words_[i][word] = ptx::pack<kType>(x, kNorm * rotated[word * kPacked + 1][i]);
+        }
+      }
+    }
+  }
+
+  template <uint32_t kRows>
+  JAXBW_DEVICE static void load_vectors(const QuantizeBlocksParams& p, uint64_t first, uint32_t row, uint32_t column,
+                                        uint32_t (&words)[kRows][kWords]) {
     using Vector = std::conditional_t<kPacked == 1, uint4, uint2>;
     const uint32_t pitch = p.matrix_columns / kBlocksColumns;
     const auto* vector =
         static_cast<const Vector*>(p.x) + first / kBlocksColumns + uint64_t{row} * pitch + column / kBlocksColumns;
-    const uint32_t rows = column < p.matrix_columns && row < p.matrix_rows ? p.matrix_rows - row : 0;
+    const uint32_t rows = column < p.matrix_columns && row < p.x_rows ? p.x_rows - row : 0;
 #pragma unroll
-    for (uint32_t i = 0; i < kBlocksRows; ++i, vector += pitch) {
+    for (uint32_t i = 0; i < kRows; ++i, vector += pitch) {
       const Vector v = i < rows ? __ldcs(vector) : Vector{};
-      words_[i][0] = v.x, words_[i][1] = v.y;
-      if constexpr (kPacked == 1) words_[i][2] = v.z, words_[i][3] = v.w;
+      words[i][0] = v.x, words[i][1] = v.y;
+      if constexpr (kPacked == 1) words[i][2] = v.z, words[i][3] = v.w;
     }
   }
 
   // Where rows begin anywhere.
-  JAXBW_DEVICE void load_elements(const QuantizeBlocksParams& p, uint64_t first, uint32_t row, uint32_t column) {
+  template <uint32_t kRows>
+  JAXBW_DEVICE static void load_elements(const QuantizeBlocksParams& p, uint64_t first, uint32_t row, uint32_t column,
+                                         uint32_t (&words)[kRows][kWords]) {
     uint64_t at = first + uint64_t{row} * p.matrix_columns + column;
-    const uint32_t rows = row < p.matrix_rows ? p.matrix_rows - row : 0;
+    const uint32_t rows = row < p.x_rows ? p.x_rows - row : 0;
 #pragma unroll
-    for (uint32_t i = 0; i < kBlocksRows; ++i, at += p.matrix_columns) {
+    for (uint32_t i = 0; i < kRows; ++i, at += p.matrix_columns) {
 #pragma unroll
       for (uint32_t j = 0; j < kBlocksColumns; ++j) {
         const bool inside = i < rows && column + j < p.matrix_columns;
-        set(i, j, inside ? load_element<kType>(p.x, at + j) : 0);
+        set(words[i], j, inside ? load_element<kType>(p.x, at + j) : 0);
       }
     }
   }
@@ -157,7 +223,7 @@ class BlocksTile {
   static constexpr uint32_t kWarps = kBlock / kBlocksRows;     // that share blocks of a column
   static constexpr uint32_t kOwned = kBlocksRows / kLanes;     // rows whose scales a thread makes
   static constexpr uint32_t kScaleTiles = kBlocksTile / kBlock / kScaleTileBlocks;
-  static_assert(kOwned > 0 && kScaleTiles > 0 && kScaleTiles <= kMostScaleTiles);
+  static_assert(kOwned > 0 && 2 % kOwned == 0 && kScaleTiles > 0 && kScaleTiles <= kMostScaleTiles);
   using Quad = std::conditional_t<kPacking == 1, uint32_t, uint16_t>;  // four numbers
   using Turned = std::conditional_t<kPacking == 1, uint2, uint32_t>;   // of a column, kBlocksRows
 
@@ -213,7 +279,7 @@ class BlocksTile {
   }
 
   // Blocks along a row. `of_square` is their amax where blocks are square.
-  JAXBW_DEVICE void quantize_columns(uint32_t of_square) const {
+  JAXBW_DEVICE void quantize_columns(uint32_t of_square) {
     uint32_t maxima[kBlocksRows];
 #pragma unroll
     for (uint32_t i = 0; i < kBlocksRows; ++i) maxima[i] = p_.square != 0 ? of_square : part_.row_maximum(i);
@@ -239,14 +305,22 @@ class BlocksTile {
     const bool inside = column() < pitch && p_.columns.data != nullptr;
     const uint64_t at = ((uint64_t{matrix_} * p_.matrix_rows + row()) * pitch + column()) / kBlocksColumns;
     const uint32_t first_lane = ptx::lane_index() / kLanes * kLanes;
+    // Of a format that takes points a loop: all rows at a time, these take more registers than there are.
+#pragma unroll(Format::kTakesPoints ? 1 : kBlocksRows / 2)
+    for (uint32_t pair = 0; pair < kBlocksRows; pair += 2) {
+      const uint2 left = format_.patch(row() + pair, column()), right = format_.patch(row() + pair, column() + 2);
+      const uint2 points[] = {{left.x, right.x}, {left.y, right.y}};
 #pragma unroll
-    for (uint32_t i = 0; i < kBlocksRows; ++i) {
-      const Scale scale = scales[i % kOwned].of_lane(first_lane + owner(i));
-      const float x[] = {part_.at(i, 0), part_.at(i, 1), part_.at(i, 2), part_.at(i, 3)};
-      const auto quad = static_cast<Quad>(format_.quantized(x, scale));
-      if (inside && row() + i < p_.matrix_rows) {
-        static_cast<Quad*>(p_.columns.data)[at + i * (pitch / kBlocksColumns)] = quad;
+      for (uint32_t k = 0; k < 2; ++k) {
+        const uint32_t i = pair + k;
+        const Scale scale = scales[k % kOwned].of_lane(first_lane + owner(i));
+        const float x[] = {part_.at(k, 0), part_.at(k, 1), part_.at(k, 2), part_.at(k, 3)};
+        const auto quad = static_cast<Quad>(format_.quantized(x, scale, points[k]));
+        if (inside && row() + i < p_.matrix_rows) {
+          static_cast<Quad*>(p_.columns.data)[at + i * (pitch / kBlocksColumns)] = quad;
+        }
       }
+      part_.turn_rows();
     }
   }
 
@@ -264,10 +338,15 @@ class BlocksTile {
         const bool inside = j_ + of_tile < p_.matrix_columns;
         if (warp() % kWarps == 0) scale_at(1, of_tile, warp() / kWarps) = static_cast<uint8_t>(inside ? code : 0);
         auto* quads = reinterpret_cast<Quad*>(&turned_at(of_tile, warp()));
+        const uint32_t of_column = (first + j) % 2 == 0 ? 0x5410 : 0x7632;  // the halves of words
 #pragma unroll
         for (uint32_t i = 0; i < kBlocksRows; i += 4) {
           const float x[] = {part_.at(i, j), part_.at(i + 1, j), part_.at(i + 2, j), part_.at(i + 3, j)};
-          quads[i / 4] = static_cast<Quad>(format_.quantized(x, scale));
+          // Of the same patches for two columns, which the compiler computes once.
+          const uint2 upper = format_.patch(row() + i, column() + first),
+                      lower = format_.patch(row() + i + 2, column() + first);
+          const uint2 points = {__byte_perm(upper.x, upper.y, of_column), __byte_perm(lower.x, lower.y, of_column)};
+          quads[i / 4] = static_cast<Quad>(format_.quantized(x, scale, points));
         }
       }
       part_.move_columns();
@@ -320,19 +399,27 @@ JAXBW_DEVICE void quantize_blocks(const QuantizeBlocksParams& p) {
   const uint32_t i = tile / p.tiles_across * kBlocksTile, j = tile % p.tiles_across * kBlocksTile;
   const uint32_t row = i + threadIdx.x / ptx::kWarpSize * kBlocksRows, column = j + ptx::lane_index() * kBlocksColumns;
   BlocksPart<kType> part;
-  part.load(p, uint64_t{matrix} * p.matrix_rows * p.matrix_columns, row, column);
-  if (p.global_scale != nullptr) {
-    constexpr float kLeastNormal = 0x1p-126f, kLargest = 0x1.fffffep127f;
-    const float given = p.global_scale[matrix / p.matrices_per_scale];
-    const bool is_scale = given >= kLeastNormal && given <= kLargest;
-    if (!is_scale) part.invalidate(p, row, column);
-    const NvFormat format(is_scale ? given : 1.0f);
-    BlocksTile<kType, NvFormat>(p, format, part, matrix, i, j).quantize();
-    return;
+  const uint64_t first = uint64_t{matrix} * p.x_rows * p.matrix_columns;
+  if (p.signs == nullptr) {
+    part.load(p, first, row, column);
+  } else {
+    part.load_rotated(p, first, row, column, p.signs[matrix / p.matrices_per_scale]);
   }
   const auto quantize_to = [&](const auto& format) {
     BlocksTile<kType, std::remove_cvref_t<decltype(format)>>(p, format, part, matrix, i, j).quantize();
   };
+  if (p.global_scale != nullptr) {
+    constexpr float kLeastNormal = 0x1p-126f, kLargest = 0x1.fffffep127f;
+    const uint32_t of_scale = matrix / p.matrices_per_scale;
+    const float given = p.global_scale[of_scale];
+    const bool is_scale = given >= kLeastNormal && given <= kLargest;
+    if (!is_scale) part.invalidate(p, row, column);
+    const NvFormat format(is_scale ? given : 1.0f);
+    if (p.seeds == nullptr) return quantize_to(format);
+    const uint32_t pairs = (p.matrix_rows + 1) / 2;
+    const uint2 seed = {p.seeds[2 * of_scale], p.seeds[2 * of_scale + 1]};
+    return quantize_to(DitheredNvFormat(format, Points(seed, matrix % p.matrices_per_scale * pairs)));
+  }
   switch (p.element) {
     case DataType::kE4M3:
       return quantize_to(MxFormat<DataType::kE4M3>());

@@ -13,6 +13,9 @@ constexpr uint32_t kBlocksTile = 128;
 constexpr uint32_t kBlocksRows = 8, kBlocksColumns = 4;
 constexpr uint32_t kBlocksThreads = kBlocksTile / kBlocksRows * (kBlocksTile / kBlocksColumns);
 
+// Rows that a rotation mixes, and pads x to.
+constexpr uint32_t kRotatedRows = 16;
+
 // The data of a row along k are padded to rows of 16 bytes or 32.
 constexpr uint64_t padded_k(uint64_t k) { return (k + 31) / 32 * 32; }
 

@@ -11,6 +11,7 @@ struct WantedArray {
   const char* name;
   std::optional<DataType> type;  // none of bytes
   std::span<const int64_t> dims;
+  Untyped untyped = Untyped::kBytes;
   CUdeviceptr address = 0;
 
   template <typename T = void>
@@ -20,9 +21,11 @@ struct WantedArray {
 };
 
 inline Status take(const Array& given, WantedArray& wanted) {
-  const auto& [name, type, dims, _] = wanted;
+  const auto& [name, type, dims, untyped, _] = wanted;
   if (Status status = check_array(name, given, type, dims); !status.ok()) return status;
-  if (!type && given.untyped != Untyped::kBytes) return invalid(name, " is not uint8 or float8_e8m0fnu");
+  if (!type && given.untyped != untyped) {
+    return invalid(name, untyped == Untyped::kInt32 ? " is not int32" : " is not uint8 or float8_e8m0fnu");
+  }
   if (given.address == 0 || given.address % kQuantizeVector != 0) {
     return invalid(name, " is at address ", given.address, "; it needs a multiple of ", kQuantizeVector, " bytes");
   }

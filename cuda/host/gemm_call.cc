@@ -53,8 +53,8 @@ std::string shape_text(std::span<const int64_t> dims) {
   return text + "]";
 }
 
-uint64_t array_bytes(std::optional<DataType> type, std::span<const int64_t> dims) {
-  uint64_t bytes = type ? size_bytes(*type) : 1;
+uint64_t array_bytes(std::optional<DataType> type, std::span<const int64_t> dims, Untyped untyped) {
+  uint64_t bytes = type ? size_bytes(*type) : untyped == Untyped::kInt32 ? sizeof(int32_t) : 1;
   for (const int64_t extent : dims) bytes *= static_cast<uint64_t>(extent);
   return type ? bytes / packing(*type) : bytes;
 }

@@ -55,8 +55,7 @@ struct Array {
 // "[2,3]"
 std::string shape_text(std::span<const int64_t> dims);
 
-// Of an array; those of no type are bytes.
-uint64_t array_bytes(std::optional<DataType> type, std::span<const int64_t> dims);
+uint64_t array_bytes(std::optional<DataType> type, std::span<const int64_t> dims, Untyped untyped = Untyped::kBytes);
 
 // Fails unless a given array is as it must be.
 Status check_array(const char* name, const Array& given, std::optional<DataType> type, std::span<const int64_t> dims);
@@ -70,7 +69,7 @@ struct CallArray {
   CUdeviceptr GemmBuffers::* address;
   Untyped untyped = Untyped::kBytes;  // where it has no type
 
-  uint64_t bytes() const { return array_bytes(type, dims) * (untyped == Untyped::kInt32 ? sizeof(int32_t) : 1); }
+  uint64_t bytes() const { return array_bytes(type, dims, untyped); }
 };
 
 // All arrays of a call in their order: operands, then results, the workspace last. For a problem that is known but for

@@ -44,12 +44,20 @@ Status check(const Array& x, const QuantizeBlocksAttributes& attributes) {
 
 Result<QuantizeBlocksPlan> read_quantize_blocks(const QuantizeBlocksAttributes& attributes,
                                                 std::span<const Array> operands, std::span<const Array> results) {
-  if (operands.empty() || operands.size() > 2) return invalid("there are x, and of NVFP4 its global scales");
+  if (operands.empty() || operands.size() > 4) {
+    return invalid("there are x, and of NVFP4 its global scales, and perhaps seeds and signs");
+  }
   const Array& given = operands[0];
   if (Status status = check(given, attributes); !status.ok()) return status;
-  const bool is_nv = operands.size() == 2;
+  const bool is_nv = operands.size() > 1;
+  const auto has_rank = [&](size_t operand, size_t rank) {
+    return operand < operands.size() && operands[operand].dims.size() == rank;
+  };
+  const bool is_dithered = has_rank(2, 2), is_rotated = has_rank(is_dithered ? 3 : 2, 1);
+  if (operands.size() != 1u + is_nv + is_dithered + is_rotated) return invalid("seeds are [S, 2], and signs [S]");
   const uint32_t block = is_nv ? kNvBlock : kMxBlock;
-  const int64_t matrices = given.dims[0], rows = given.dims[1], columns = given.dims[2];
+  const int64_t matrices = given.dims[0], columns = given.dims[2];
+  const int64_t rows = is_rotated ? (given.dims[1] + kRotatedRows - 1) / kRotatedRows * kRotatedRows : given.dims[1];
   // Of columns there may be scales alone, before the data of rows.
   const size_t data = attributes.columns == static_cast<int32_t>(BlocksWanted::kScales);
   const std::optional<DataType> element = data < results.size() ? results[data].type : std::nullopt;
@@ -84,8 +92,17 @@ Result<QuantizeBlocksPlan> read_quantize_blocks(const QuantizeBlocksAttributes& 
     if (status = take(operands[1], global); !status.ok()) return status;
     params.global_scale = global.pointer<const float>();
     params.matrices_per_scale = divisor(static_cast<uint32_t>(matrices / scales));
+    const auto read_bits = [&](const char* name, const Array& given, std::span<const int64_t> dims) {
+      WantedArray bits{name, std::nullopt, dims, Untyped::kInt32};
+      if (status.ok()) status = take(given, bits);
+      return bits.pointer<const uint32_t>();
+    };
+    if (is_dithered) params.seeds = read_bits("seeds", operands[2], std::array{scales, int64_t{2}});
+    if (is_rotated) params.signs = read_bits("signs", operands.back(), std::array{scales});
+    if (!status.ok()) return status;
   }
   params.x = x.pointer();
+  params.x_rows = static_cast<uint32_t>(given.dims[1]);
   params.matrix_rows = static_cast<uint32_t>(rows);
   params.matrix_columns = static_cast<uint32_t>(columns);
   params.square = attributes.square != 0;

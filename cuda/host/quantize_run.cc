@@ -26,7 +26,7 @@ Status launch(std::string_view kernel, const Result<Plan>& plan, int device, CUs
 }
 
 emulator::Buffer buffer_of(const Array& array, bool written) {
-  const uint64_t bytes = array_bytes(array.type, array.dims);
+  const uint64_t bytes = array_bytes(array.type, array.dims, array.untyped);
   return {array.address, {reinterpret_cast<uint8_t*>(array.address), bytes}, written};
 }
 

@@ -12,13 +12,14 @@ integers, or exact: every platform has the same bits.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxbw._src import compat, fp8, scale_tiles
+from jaxbw._src import compat, fp8, scale_tiles, stochastic
 
 E8M0 = np.dtype(jnp.float8_e8m0fnu)
 _UE4M3 = fp8.FORMATS["e4m3"]  # whose sign stays 0
@@ -95,9 +96,14 @@ def padded(size: Any, unit: int = _PADDED) -> Any:
     return -(-size // unit) * unit
 
 
-def global_scale(x: Any, format: BlockFormat) -> Any:
-    """That of an array: its largest finite magnitude becomes the largest number of the format."""
-    amax = fp8.finite_amax(fp8.as_float32(x), range(x.ndim)).reshape(())
+def global_scale(x: Any, format: BlockFormat, signs: Any = None) -> Any:
+    """That of an array: its largest finite magnitude becomes the largest number of the format.
+
+    Or of the array rotated with these signs, which need not be in memory for it.
+    """
+    parts = [x] if signs is None else stochastic.rotated_parts(x, signs)
+    magnitudes = [fp8.finite_magnitude(fp8.as_float32(part)) for part in parts]
+    amax = fp8.of_bits(jnp.max(reduce(jnp.maximum, magnitudes), initial=np.uint32(0)))
     scale = fp8.divide(amax, jnp.full_like(amax, format.largest))
     return jnp.where(amax == 0, np.float32(1), scale)
 

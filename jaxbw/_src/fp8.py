@@ -64,9 +64,14 @@ def finite_amax(x: Any, axis: Sequence[int]) -> Any:
 
     Over these dimensions, which stay with size 1.
     """
+    most = jnp.max(finite_magnitude(x), axis=tuple(axis), keepdims=True, initial=np.uint32(0))
+    return of_bits(most)
+
+
+def finite_magnitude(x: Any) -> Any:
+    """`magnitude` of float32 x; 0 of what is infinite, NaN or subnormal."""
     bits = magnitude(x)
-    counted = jnp.where((bits >= LEAST_NORMAL) & (bits < INFINITY), bits, np.uint32(0))
-    return of_bits(jnp.max(counted, axis=tuple(axis), keepdims=True, initial=np.uint32(0)))
+    return jnp.where((bits >= LEAST_NORMAL) & (bits < INFINITY), bits, np.uint32(0))
 
 
 def scale_of(amax: Any, format: Format) -> Any:

@@ -9,12 +9,13 @@ import struct
 from fractions import Fraction
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxbw
-from jaxbw._src import block_formats
+from jaxbw._src import block_formats, stochastic
 from jaxbw.emulator import Module
 
 from .test_quantize import DTYPES, FAMILIES, any_bits, loaded
@@ -38,43 +39,58 @@ def packed(x: Any) -> Any:
 
 
 def check(
-    kind: str, name: str, shape: tuple[int, int, int], *, family: str, square: bool, **launch: Any
+    kind: str,
+    name: str,
+    shape: tuple[int, int, int],
+    *,
+    family: str,
+    square: bool,
+    randomly: bool = False,
+    **launch: Any,
 ) -> None:
-    """Both directions of [matrices, rows, columns]."""
+    """Both directions of [matrices, rows, columns]; `randomly`: rotated, and rounded so."""
     kernel = f"jaxbw_{family}_quantize_blocks_{kind}"
     module: Module = loaded(kernel)
     x = any_bits(shape, DTYPES[kind])
     whole = aligned((1,), np.float32)
     whole[0] = 0.75
-    options: Any = {"global_scale": whole[0]} if name == "nvfp4" else {}
-    q: Any = jaxbw.quantize(x, name, square=square, both=True, implementation="xla", **options)
+    bits = aligned((8,), np.uint32)
+    options: Any = {"axis": -2, "implementation": "xla"}
+    if name == "nvfp4":
+        options["global_scale"] = whole[0]
+    if randomly:
+        options |= {name: jax.random.key(i) for i, name in enumerate(("key", "rotation"))}
+        bits[:2] = stochastic.seed_of(options["key"])
+        bits[4] = stochastic.signs_of(options["rotation"])
+    q: Any = jaxbw.quantize(x, name, square=square, both=True, **options)
     wanted = []
-    for each in (q, q.along(-2)):
+    for each in (q.along(-1), q):
         # Padded for the kernel; MXFP4's are padded further behind it.
         data = np.asarray(each.data)[..., : block_formats.padded(each.size)]
         wanted += [packed(data), packed(np.asarray(each.scale))]
     results = [aligned((each.size + GUARD,), np.uint8) for each in wanted]
     for each in results:
         each[...] = 0xA5
-    for array in (x, whole):
+    for array in (x, whole, bits):
         array.flags.writeable = False
-    across, down = (-(-extent // 128) for extent in shape[:0:-1])
+    across, down = (-(-extent // 128) for extent in q.shape[:0:-1])
     params = struct.pack(
-        "<6Q9I4I4x",
+        "<8Q9I5I",
         x.ctypes.data,
-        whole.ctypes.data if options else 0,
+        whole.ctypes.data if name == "nvfp4" else 0,
+        *((bits.ctypes.data, bits[4:].ctypes.data) if randomly else (0, 0)),
         *(each.ctypes.data for each in results),
         *divisor(shape[0]),
         *divisor(across),
         *divisor(across * down),
-        *(*shape[1:], square, ELEMENTS[name]),
+        *(shape[1], *q.shape[1:], square, ELEMENTS[name]),
     )
     report = module.launch(
         kernel,
         grid=shape[0] * across * down,
         block=THREADS,
         args=[params],
-        buffers=[x, whole, *results],
+        buffers=[x, whole, bits, *results],
         **launch,
     )
     assert not report.findings
@@ -91,6 +107,9 @@ def test_any_schedule(family: str, square: bool, name: str, seed: int) -> None:
     launch: Any = {"family": family, "square": square, "schedule": "random", "seed": seed}
     check("bf16", name, (2, 40, 136), **launch)
     check("f32", name, (1, 130, 19), **launch)
+    if name == "nvfp4":
+        check("bf16", name, (2, 40, 136), randomly=True, **launch)
+        check("f32", name, (1, 130, 19), randomly=True, **launch)
 
 
 # NVFP4 divides by a global scale, and what is rounded to float32 then by 6 and by scales of few

@@ -61,6 +61,24 @@ def test_bits(dtype: str, name: str, shape: tuple[int, ...], options: Any) -> No
     check(any_numbers(shape, dtype), name, **options)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(2048, 4096), (1000, 1003), (3, 200, 300)])
+def test_random_bits(dtype: str, shape: tuple[int, ...]) -> None:
+    """Rounded stochastically and rotated, each alone and together; also what XLA finds for all."""
+    x = np.random.default_rng(0).standard_normal(shape).astype(jnp.dtype(dtype))
+    keys = {"key": jax.random.key(0), "rotation": jax.random.key(1)}
+    for names in (["key"], ["rotation"], ["key", "rotation"]):
+        options: Any = {"axis": -2, "both": True, **{name: keys[name] for name in names}}
+        run = partial(jaxbw.quantize, format="nvfp4", **options)
+        kernel, on_gpu = (
+            bits(jax.jit(partial(run, implementation=i))(x)) for i in ("kernel", "xla")
+        )
+        with jax.default_device(jax.devices("cpu")[0]):
+            on_cpu = bits(jax.jit(run)(x))
+        jax.tree.map(np.testing.assert_array_equal, on_gpu, kernel)
+        jax.tree.map(np.testing.assert_array_equal, on_cpu, kernel)
+
+
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_normal_numbers(name: str) -> None:
     random = np.random.default_rng(1)

@@ -213,8 +213,10 @@ def test_what_is_refused() -> None:
     for name in ("e4m3", "mxfp4"):
         with pytest.raises(ValueError, match=f"key is given and format is '{name}'"):
             jaxbw.quantize(x, name, key=jax.random.key(0))
-    with pytest.raises(NotImplementedError, match="it is rounded stochastically"):
-        jaxbw.quantize(x, "nvfp4", key=jax.random.key(0), implementation="kernel")
+        with pytest.raises(ValueError, match=f"rotation is given.* format is '{name}'"):
+            jaxbw.quantize(x, name, rotation=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"only 'nvfp4' is rotated, along axis -2"):
+        jaxbw.quantize(x, "nvfp4", rotation=jax.random.key(0))
     with pytest.raises(ValueError, match=r"global_scale has shape \[\] and format is 'mxfp8'"):
         jaxbw.quantize(x, "mxfp8", global_scale=1.0)
     with pytest.raises(ValueError, match=r"blocks along dimension -1, and -2 is contracted"):

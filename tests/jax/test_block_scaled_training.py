@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw._src.api.block_scaled_training import _rotated as rotated
+from jaxbw._src import stochastic
 
 from ..quantized import BLOCK_FORMATS
 
@@ -154,8 +154,8 @@ def test_a_key_is_for_the_backward_pass() -> None:
 
 def test_rotated_operands_have_the_same_product() -> None:
     """Also where rows, which are contracted, are no multiple of what is rotated together."""
-    x, y, key = array((2, 37, 5)), array((2, 37, 3), 1), jax.random.key(3)
-    left, right = (np.asarray(rotated(a, key)).astype(np.float64) for a in (x, y))
+    x, y, signs = array((2, 37, 5)), array((2, 37, 3), 1), stochastic.signs_of(jax.random.key(3))
+    left, right = (np.asarray(stochastic.rotated(a, signs)).astype(np.float64) for a in (x, y))
     assert left.shape == (2, 48, 5)
     assert np.abs(left[:, :37] - x).max() > 0.5
     wanted = x.astype(np.float64).swapaxes(1, 2) @ y

@@ -19,6 +19,7 @@ from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxbw
+from jaxbw._src import block_formats, stochastic
 from jaxbw._src.primitives.quantize_blocks import TARGET
 
 from ..quantized import BLOCK_FORMATS
@@ -215,6 +216,103 @@ def test_vmap() -> None:
     assert_same(jax.tree.map(lambda a: np.asarray(a)[3], of_all), one)
 
 
+# Rounded stochastically, and rotated
+
+
+RANDOM = [{"key": 1}, {"rotation": 2}, {"key": 1, "rotation": 2}]
+
+
+def with_keys(options: Any) -> Any:
+    is_key = {name: name in ("key", "rotation") for name in options}
+    return {name: jax.random.key(x) if is_key[name] else x for name, x in options.items()}
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("random", RANDOM)
+@pytest.mark.parametrize("more", [{}, {"both": True}, {"both": True, "square": True}])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 50, 70), (130, 261)])
+def test_random_bits(
+    dtype: str, family: str, random: Any, more: Any, shape: tuple[int, ...]
+) -> None:
+    x = any_numbers(shape, dtype)
+
+    @jax.jit
+    def both(x: Any, keys: Any) -> Any:
+        options = {"axis": -2, **keys, **more}
+        return [jaxbw.quantize(x, "nvfp4", implementation=i, **options) for i in ("xla", family)]
+
+    wanted, got = both(x, with_keys(random))
+    assert_same(got, wanted)
+    assert wanted.shape[-2] == (-(-shape[-2] // 16) * 16 if "rotation" in random else shape[-2])
+
+
+@pytest.mark.parametrize("whole", GLOBAL)
+def test_points_of_steps(whole: float) -> None:
+    """Numbers at the points at which they go up, and beside them: of all scales."""
+    key = jax.random.key(0)
+    shape = (len(SCALES) - 1, 16 * 21)
+    points = np.asarray(stochastic.points(stochastic.seed_of(key), shape)).astype(np.float64)
+    low, step = np.array(block_formats._E2M1_STEPS).T[:, np.arange(shape[1]) % 7]
+    x = (low + (points + 0.5) / 2**16 * step).astype(np.float32)
+    x[:, ::3], x[:, 1::3] = (np.nextafter(x, to)[:, i::3] for i, to in enumerate((-1, np.inf)))
+    x[:, ::16] = 6
+    with np.errstate(over="ignore"):
+        x = (x.astype(np.float64) * SCALES[1:, None] * np.float32(whole)).astype(np.float32)
+    run = partial(jaxbw.quantize, format="nvfp4", key=key, global_scale=np.float32(whole))
+    wanted, *got = jax.jit(lambda x: [run(x, implementation=i) for i in ("xla", *FAMILIES)])(x)
+    for one in got:
+        assert_same(one, wanted)
+
+
+@jax.jit
+def _dithered(x: Any, whole: Any) -> Any:
+    run = partial(jaxbw.quantize, x, "nvfp4", key=jax.random.key(1), global_scale=whole)
+    return [run(implementation=i) for i in ("xla", "emulator")]
+
+
+def test_a_division_by_the_global_scale_is_correctly_rounded_at_any_point() -> None:
+    """By divisors of all significands, and dividends that are not theirs times a short number."""
+    random = np.random.default_rng(0)
+    for whole in (*random.uniform(1, 2, 12).astype(np.float32), np.float32(2 - 2**-23)):
+        x = random.uniform(0, 6, (128, 256)).astype(np.float32) * whole
+        x[:, ::16] = 6 * whole
+        wanted, got = _dithered(x, whole)
+        assert_same(got, wanted)
+
+
+def test_random_bits_of_vmap() -> None:
+    """Each array has its seed and its signs; or all the same ones."""
+    x, keys = any_numbers((3, 40, 50), "bfloat16"), jax.random.split(jax.random.key(0), 3)
+    run = partial(jaxbw.quantize, format="nvfp4", axis=-2)
+
+    def of_each(implementation: str, x: Any, key: Any) -> Any:
+        return run(x, key=key, rotation=key, implementation=implementation)
+
+    for axes in ((0, 0), (0, None), (None, 0)):
+        given = [each if axis == 0 else each[0] for each, axis in zip((x, keys), axes, strict=True)]
+        of_all = jax.jit(jax.vmap(partial(of_each, "emulator"), in_axes=axes))(*given)
+        for i in range(3):
+            one = jax.jit(partial(of_each, "xla"))(
+                *(each[i] if axis == 0 else each for each, axis in zip(given, axes, strict=True))
+            )
+            assert_same(jax.tree.map(lambda a, i=i: np.asarray(a)[i], of_all), one)
+
+
+def test_random_bits_do_not_depend_on_the_devices(cuda_hlo: Lower) -> None:
+    """A kernel has them in a program of one; several leave them to XLA."""
+    x = any_numbers((256, 64), "bfloat16")
+    run = partial(jaxbw.quantize, format="nvfp4", axis=-2, **with_keys(RANDOM[-1]))
+    mesh = jax.make_mesh((2,), ("a",), (jax.sharding.AxisType.Auto,))
+    placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec("a")))
+    with jaxbw.implementation("emulator"):
+        assert_same(jax.jit(run)(placed), jax.jit(run)(x))
+    with jaxbw.target("B200"):
+        (call,) = calls(cuda_hlo(run, x))
+    assert "jaxbw_sm100_quantize_blocks_bf16" in call
+
+
 def test_in_a_shard_map_and_among_devices() -> None:
     x = any_numbers((256, 64), "bfloat16")
     wanted = _quantize(x, "mxfp4", implementation="xla")
@@ -334,6 +432,7 @@ def test_what_no_kernel_takes(shape: Any, dtype: Any, reason: str) -> None:
         ("quantize_blocks_f32", {"columns": 0, "rows": 2}, r"data is .*; here it is \[2,5,32\]"),
         ("quantize_blocks_f32", {"rows": 1}, "scale is missing"),
         ("quantize_blocks_f32", {"whole": 1}, "data are e2m1 with global scales"),
+        ("quantize_blocks_f32", {"whole": 2}, r"seeds are \[S, 2\], and signs \[S\]"),
         ("quantize_blocks_f32", {"x": (4, 4)}, r"it is \[matrices, rows, columns\]"),
     ],
 )
@@ -341,7 +440,7 @@ def test_calls_that_are_none(kernel: str, change: dict[str, Any], complaint: str
     given = {"x": (2, 4, 5), "data": (2, 4, 32), "scale": (2, 1, 1, 512)} | change
     usual = {"columns": 2, "rows": 0, "square": 0, "whole": 0}
     numbers = {name: np.int32(given.pop(name, value)) for name, value in usual.items()}
-    x = [jnp.ones(given.pop("x"))] + [jnp.ones(2)] * int(numbers.pop("whole"))
+    x = [jnp.ones(given.pop("x")), jnp.ones(2), jnp.ones(())][: 1 + int(numbers.pop("whole"))]
     dtypes = {"data": jnp.float8_e4m3fn, "scale": jnp.float8_e8m0fnu}
     results = [
         jax.ShapeDtypeStruct(shape, dtypes.get(name, jnp.float32)) for name, shape in given.items()

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxbw._src import block_formats, compat
+from jaxbw._src import block_formats, compat, stochastic
 from jaxbw._src.api.arguments import WithScales
 from jaxbw._src.block_formats import BlockFormat
 from jaxbw._src.epilogue import saved_dtype
@@ -292,13 +292,15 @@ def block_scaled(
     both: bool,
     global_scale: Any,
     key: Any,
+    rotation: Any,
     served_by: tuple[tuple[str, ...] | None, str | None],
 ) -> BlockScaled:
     """An array in the format of this name, checked; `served_by`: implementations and a target.
 
     Raises:
       ValueError: another `axis` than one dimension; too few dimensions for `both` or `square`; a
-        global scale of a format that has none, or that is no scalar; a key of another than "nvfp4".
+        global scale of a format that has none, or that is no scalar; a key or a rotation of another
+        than "nvfp4", a rotation along another dimension than -2.
     """
     described = describe(x.dtype, x.shape)
     if not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
@@ -324,8 +326,13 @@ def block_scaled(
         raise ValueError(
             f"{call}: key is given and format is {format!r}; only 'nvfp4' is rounded stochastically"
         )
+    if rotation is not None and (not chosen.has_global_scale or axis != -2):
+        raise ValueError(
+            f"{call}: rotation is given, format is {format!r} and axis {axis}; only 'nvfp4' is "
+            "rotated, along axis -2"
+        )
     made: BlockScaled = _block_scaled(
-        chosen, axis, bool(square), bool(both), served_by, x, global_scale, key
+        chosen, axis, bool(square), bool(both), served_by, x, global_scale, key, rotation
     )
     return made
 
@@ -340,10 +347,12 @@ def _block_scaled(
     x: Any,
     global_scale: Any,
     key: Any,
+    rotation: Any,
 ) -> BlockScaled:
     x = undifferentiated(x)
+    signs = None if rotation is None else stochastic.signs_of(rotation)
     if format.has_global_scale and global_scale is None:
-        global_scale = block_formats.global_scale(x, format)
+        global_scale = block_formats.global_scale(x, format, signs)
     # A matrix in whichever direction, or k is brought to the end.
     along = axis if axis >= -2 and x.ndim > 1 else -1
     matrix = jnp.moveaxis(x, axis, along)
@@ -362,12 +371,14 @@ def _block_scaled(
         columns=columns,
         rows=rows,
         square=square,
-        dither=None if key is None else jax.random.bits(key, matrix.shape, np.uint16),
+        seed=None if key is None else stochastic.seed_of(key),
+        signs=signs,
         implementation=implementation,
         target=target,
     )
     (data, scale), turned = (of_columns, of_rows) if along == -1 else (of_rows, of_columns)
     dtype, size = np.dtype(x.dtype), x.shape[axis]
+    size = size if signs is None else block_formats.padded(size, stochastic.ROTATED)
     data, transposed = (
         each if each is None or not isinstance(each.shape[-1], int) else padded(each, format.unit)
         for each in (data if x.ndim > 1 else data[0], turned[0])

@@ -48,10 +48,6 @@ class _Static(NamedTuple):
     shardings: tuple[Any, Any]  # of the operands and their gradients, in an explicit mesh
 
 
-_ROTATED = 16  # rows that are mixed: those of a block of NVFP4
-_HADAMARD = np.array(
-    [[(-1) ** (i & j).bit_count() for j in range(_ROTATED)] for i in range(_ROTATED)], np.float32
-) / np.float32(4)
 _MXFP8 = _Recipe("mxfp8", "mxfp8", "mxfp8")
 _NVFP4 = _Recipe("nvfp4", "nvfp4", "nvfp4", square_rhs=True)
 
@@ -273,7 +269,8 @@ def _forward(static: _Static, lhs: Any, rhs: Any, global_scales: Any, key: Any) 
     if key is None:
         left = left.along(-2).alone()
     else:
-        left = quantize(_rotated(lhs, key), recipe.lhs, axis=-2)
+        *_, rotation = _split(key)
+        left = quantize(lhs, recipe.lhs, axis=-2, rotation=rotation)
     return result, (left, right.along(-1).alone(), None, key)
 
 
@@ -284,9 +281,9 @@ def _backward(static: _Static, residuals: Any, bar: Any) -> Any:
     if cotangent is not None and key is None:
         along_rows = along_columns = quantize(bar, cotangent, both=True)
     elif cotangent is not None:
-        of_rows, of_columns = jax.random.split(key)
+        of_rows, of_columns, rotation = _split(key)
         along_rows = quantize(bar, cotangent, key=of_rows)
-        along_columns = quantize(_rotated(bar, key), cotangent, axis=-2, key=of_columns)
+        along_columns = quantize(bar, cotangent, axis=-2, key=of_columns, rotation=rotation)
     left, right = static.shardings
     of_lhs = matmul(along_rows, rhs.mT, preferred_element_type=lhs.dtype, out_sharding=left)
     of_rhs = matmul(lhs.mT, along_columns, preferred_element_type=rhs.dtype, out_sharding=right)
@@ -300,17 +297,9 @@ def _backward(static: _Static, residuals: Any, bar: Any) -> Any:
     return of_lhs, of_rhs, (None, None), None
 
 
-def _rotated(x: Any, key: Any) -> Any:
-    """x `[..., rows, n]`, each 16 rows of which, or what is left, have random signs and are mixed.
-
-    Of two operands so rotated by one key the product along rows is that of the two.
-    """
-    *batch, rows, n = x.shape
-    padded = jnp.pad(x, [(0, 0)] * len(batch) + [(0, -rows % _ROTATED), (0, 0)])
-    blocks = padded.reshape(*batch, padded.shape[-2] // _ROTATED, _ROTATED, n)
-    signs = jax.random.rademacher(key, (_ROTATED,), np.float32)
-    mixed = jnp.einsum("ij,...jn->...in", _HADAMARD * signs, blocks, precision="highest")
-    return mixed.astype(x.dtype).reshape(padded.shape)
+def _split(key: Any) -> Any:
+    """Keys of rounding the cotangent along its rows and its columns, and of the rotation."""
+    return jax.random.split(key, 3)
 
 
 def _within_reach(bar: Any, x: Any, format: str, global_scale: Any) -> Any:

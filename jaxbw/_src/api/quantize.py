@@ -29,6 +29,7 @@ def quantize(
     both: bool = False,
     global_scale: Any = None,
     key: Any = None,
+    rotation: Any = None,
     implementation: Implementation = None,
 ) -> Quantized | BlockScaled:
     """An array as float8 or float4, with the scales that use the whole range of the format.
@@ -75,8 +76,12 @@ def quantize(
       global_scale: of "nvfp4": a scalar that multiplies the whole array; default None, amax /
         (448 * 6) of it, 1 where that is 0.
       key: of "nvfp4": a key of jax.random, with which data are rounded stochastically, to either
-        neighbour with the probability that makes the mean x; by XLA. What is beyond 6 times its
-        scale, since that was rounded down, becomes 6 times it. Default None, to nearest even.
+        neighbour with the probability that makes the mean x. What is beyond 6 times its scale,
+        since that was rounded down, becomes 6 times it. Default None, to nearest even.
+      rotation: of "nvfp4" with axis=-2: a key of jax.random. x is padded to a multiple of 16 rows,
+        each 16 of which get random signs and are mixed by a Hadamard matrix, which spreads
+        outliers: `q.mT @ r` of two arrays rotated by one key is the product of the arrays. Default
+        None.
       implementation: as of `matmul`, and as strict; default None. What the context
         `jaxbw.implementation` names serves where it can, and XLA elsewhere.
 
@@ -88,7 +93,7 @@ def quantize(
       TypeError: x is no array, or not real floating; it is differentiated.
       ValueError: an unknown format; an axis that x has not, or of a block-scaled format several;
         another `block`; `both` or `square` of less than two dimensions; a `square`,
-        `global_scale` or `key` that the format has not; an unknown implementation.
+        `global_scale`, `key` or `rotation` that the format has not; an unknown implementation.
       NotImplementedError: a strict implementation that does not take x.
 
     >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "e4m3", axis=-1)
@@ -121,9 +126,17 @@ def quantize(
         raise ValueError(f"{call}: block is {arguments.shown(block)}; of {format} it is {expected}")
     if is_block_scaled:
         axis = -1 if axis is None else axis
-        options: Any = {"square": square, "both": both, "global_scale": global_scale, "key": key}
-        return block_scaled(call, x, format, axis, served_by=served_by, **options)
-    others = {"square": square, "global_scale": global_scale is not None, "key": key is not None}
+        return block_scaled(
+            *(call, x, format, axis),
+            square=square,
+            both=both,
+            global_scale=global_scale,
+            key=key,
+            rotation=rotation,
+            served_by=served_by,
+        )
+    given = {"global_scale": global_scale, "key": key, "rotation": rotation}
+    others = {"square": square} | {name: each is not None for name, each in given.items()}
     if name := next((name for name, is_given in others.items() if is_given), None):
         raise ValueError(f"{call}: {name} is given and format is {format!r}, which has none")
     if both and x.ndim < 2:

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from jaxbw._src import block_formats, compat
+from jaxbw._src import block_formats, compat, stochastic
 from jaxbw._src.primitives import quantizing, serve
 from jaxbw._src.problem import describe
 
@@ -46,7 +47,8 @@ def quantize_blocks(
     columns: Wanted,
     rows: Wanted,
     square: bool,
-    dither: Any,
+    seed: Any,
+    signs: Any,
     implementation: tuple[str, ...] | None,
     target: str | None,
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
@@ -57,20 +59,26 @@ def quantize_blocks(
       divisor: the global scale, a scalar; None of a format without.
       columns, rows: what is wanted of blocks along the last dimension, and then of those along the
         one before it, whose data are transposed.
-      dither: as of `block_formats.quantized`: then it is XLA's form.
+      seed: uint32 [2], with the points of which data are rounded stochastically; or None.
+      signs: uint32, with which x is rotated before (`stochastic.rotated`); or None.
 
     Raises:
       NotImplementedError: none of the strict implementations takes such an array.
     """
-    refusal = _refusal(x.dtype, x.shape) if dither is None else "it is rounded stochastically"
-    quantizing.check(implementation, _ROLE, x, refusal)
-    operands = (x,) if divisor is None else tuple(compat.insert_reshard(x, divisor))
-    params: Any = {"format": format, "columns": columns, "rows": rows, "square": square}
-    if dither is None:
-        params |= {"implementation": implementation, "target": target}
-        results = iter(quantize_blocks_p.bind(*operands, **params))
-    else:
-        results = iter(on_xla(*operands, **params, dither=dither))
+    quantizing.check(implementation, _ROLE, x, _refusal(x.dtype, x.shape))
+    others = [each for each in (divisor, seed, signs) if each is not None]
+    bound = quantize_blocks_p.bind(
+        *compat.insert_reshard(x, *others),
+        format=format,
+        columns=columns,
+        rows=rows,
+        square=square,
+        dithered=seed is not None,
+        rotated=signs is not None,
+        implementation=implementation,
+        target=target,
+    )
+    results = iter(bound)
 
     def taken(wanted: Wanted) -> tuple[Any, Any]:
         data = next(results) if wanted is Wanted.DATA_AND_SCALES else None
@@ -81,16 +89,21 @@ def quantize_blocks(
 
 def on_xla(
     x: Any,
-    *divisor: Any,
+    *others: Any,
     format: str,
     columns: Wanted,
     rows: Wanted,
     square: bool,
-    dither: Any = None,
+    dithered: bool,
+    rotated: bool,
 ) -> list[Any]:
-    """The same in XLA's operations."""
+    """The same in XLA's operations. `others`: what there is of a divisor, a seed and signs."""
     chosen = block_formats.FORMATS[format]
-    for scale in divisor:
+    left = [*others]
+    if rotated:
+        x = stochastic.rotated(x, left.pop())
+    dither = stochastic.points(left.pop(), x.shape) if dithered else None
+    for scale in left:
         x = block_formats.divided(x, scale.reshape(scale.shape + (1,) * (x.ndim - scale.ndim)))
     results = []
     for wanted, along in ((columns, lambda x: x), (rows, jnp.matrix_transpose)):
@@ -110,7 +123,7 @@ def _abstract_eval(*operands: Any, implementation: Any, target: Any, **params: A
 
 
 def _batch(operands: Any, batched: Any, **params: Any) -> Any:
-    """Each array has its divisor, with the same new dimension in front."""
+    """Each array has its divisor, seed and signs, with the same new dimension in front."""
     size = next(x.shape[at] for x, at in zip(operands, batched, strict=True) if at is not None)
     moved = [
         jnp.broadcast_to(x, (size, *x.shape)) if at is None else jnp.moveaxis(x, at, 0)
@@ -143,7 +156,9 @@ def _lower(platform: str | None, ctx: Any, *operands: Any, **params: Any) -> Any
     names, target = params.pop("implementation"), params.pop("target")
     x = ctx.avals_in[0]
     refusal = partial(_refusal, x.dtype, x.shape)
-    kernel = quantizing.kernel(platform, ctx, _ROLE, names, target, refusal, of_shards=True)
+    # A shard's points and blocks of rows depend on where it lies.
+    of_shards = not (params["dithered"] or params["rotated"])
+    kernel = quantizing.kernel(platform, ctx, _ROLE, names, target, refusal, of_shards=of_shards)
     if not compat.is_one_device(ctx) and not isinstance(kernel, str):
         from jaxbw._src.primitives import quantize_shards  # wanted by few
 
@@ -166,25 +181,41 @@ def _refusal(dtype: Any, shape: Sequence[Any]) -> str | None:
 # The call
 
 
-def _on_kernel(kernel: str, x: Any, *divisor: Any, **params: Any) -> list[Any]:
+def _on_kernel(kernel: str, x: Any, *others: Any, **params: Any) -> list[Any]:
     """An array that no kernel refuses, as matrices one behind the other."""
     batch = x.shape[:-2]
-    operands = (x.reshape(-1, *x.shape[-2:]), *(each.reshape(-1) for each in divisor))
+    left = [*others]
+    left[1:] = [lax.bitcast_convert_type(bits, np.int32) for bits in left[1:]]
+    signs = [left.pop().reshape(-1)] if params["rotated"] else []
+    seeds = [left.pop().reshape(-1, 2)] if params["dithered"] else []
+    divisor = [each.reshape(-1) for each in left]
+    operands = (x.reshape(-1, *x.shape[-2:]), *divisor, *seeds, *signs)
     results = quantize_blocks_call_p.bind(*operands, kernel=kernel, **params)
     return [each.reshape(*batch, *each.shape[1:]) for each in results]
 
 
 def _call_abstract_eval(*operands: Any, kernel: str, **params: Any) -> Any:
     del kernel
-    x, *divisor = operands
-    divisor = [each.update(shape=()) for each in divisor]  # which has no part in the types
-    return _abstract_eval(x, *divisor, implementation=None, target=None, **params)
+    x, *others = operands
+    # Which array has which divisor has no part in the types; nor have seeds and signs as int32.
+    dtypes = [np.float32, np.uint32, np.uint32]
+    others = [
+        each.update(shape=each.shape[1:], dtype=np.dtype(dtype))
+        for each, dtype in zip(others, dtypes, strict=False)
+    ]
+    return _abstract_eval(x, *others, implementation=None, target=None, **params)
 
 
 def _call_lower(
-    ctx: Any, *operands: Any, kernel: str, columns: Wanted, rows: Wanted, square: bool, format: str
+    ctx: Any,
+    *operands: Any,
+    kernel: str,
+    columns: Wanted,
+    rows: Wanted,
+    square: bool,
+    **implied: Any,
 ) -> Any:
-    del format  # implied by the arrays
+    del implied  # by the arrays
     attributes = {"columns": columns, "rows": rows, "square": square}
     numbers = {name: np.int32(value) for name, value in attributes.items()}
     return jax.ffi.ffi_lowering(TARGET)(ctx, *operands, kernel=kernel, **numbers)

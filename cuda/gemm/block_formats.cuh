@@ -148,55 +148,46 @@ class NvFormat : public ToNearest {
   float power_, divisor_, inverse_;
 };
 
-// NVFP4 whose data are rounded stochastically: up where they are beyond a point of their step.
+// NVFP4 whose data are rounded stochastically: a random fraction is added to what then is rounded down.
 class DitheredNvFormat : public NvFormat {
  public:
   static constexpr bool kTakesPoints = true;
 
   struct Scale {
-    float scale;  // 0 of NaN: all becomes 0
+    float inverse;  // of the scale and of divisor_; 0 of a scale of 0 and of NaN: all becomes 0
 
-    JAXBW_DEVICE Scale of_lane(uint32_t lane) const { return {ptx::of_lane(scale, lane)}; }
+    JAXBW_DEVICE Scale of_lane(uint32_t lane) const { return {ptx::of_lane(inverse, lane)}; }
   };
 
   JAXBW_DEVICE DitheredNvFormat(const NvFormat& format, const Points& points) : NvFormat(format), points_(points) {}
 
-  JAXBW_DEVICE Scale scale_of(uint32_t amax, uint32_t& code) const { return {NvFormat::scale_of(amax, code).scale}; }
-
   JAXBW_DEVICE uint2 patch(uint32_t row, uint32_t column) const { return points_.patch(row, column); }
+
+  JAXBW_DEVICE Scale scale_of(uint32_t amax, uint32_t& code) const {
+    return {__fmul_rn(NvFormat::scale_of(amax, code).inverse, inverse_)};
+  }
 
   JAXBW_DEVICE uint32_t quantized(const float (&x)[4], Scale scale, uint2 points) const {
     uint32_t codes = 0;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       const float of_all = ptx::multiply_flushed(x[i], power_);
-      // Any number may be a point: one correction makes the quotient one of the two next to it, and another, since the
-      // reciprocal is correctly rounded, the nearest (Markstein, https://doi.org/10.1147/rd.341.0111).
-      const float close = quotient(of_all, divisor_, inverse_);
-      const float divided = __fmaf_rn(__fmaf_rn(-close, divisor_, of_all), inverse_, close);
-      const uint32_t point = (i < 2 ? points.x : points.y) >> i % 2 * 16 & 0xffff;
-      const uint32_t sign = __float_as_uint(of_all) >> 28 & 8;
-      codes |= (sign | code_of(fabsf(divided), point, scale.scale)) << 4 * i;
+      const uint32_t point = (i < 2 ? points.x : points.y) >> i % 2 * 16 & 0xffff,
+                     sign = __float_as_uint(of_all) >> 28 & 8;
+      codes |= (sign | magnitude(__fmul_rn(fabsf(of_all), scale.inverse), point)) << 4 * i;
     }
-    return codes & (scale.scale == 0 ? 0x8888 : 0xffff);
+    return codes & (scale.inverse == 0 ? 0x8888 : 0xffff);
   }
 
  private:
-  // How many of e2m1's seven steps a magnitude is beyond the point of, times the scale. That point is exact: of 17 bits
-  // behind those of the step, times 4 of the scale. NaN, a quotient beyond the range, is beyond all.
-  JAXBW_DEVICE static uint32_t code_of(float magnitude, uint32_t point, float scale) {
-    // (1 + (point + 1/2) / 2^16) times the scale, so that a step's point is its start, less the step, and step times
-    // it.
-    const float one_more = __fmul_rn(__uint_as_float(0x3f800040 | point << 7), scale);
-    constexpr float kSteps[] = {0.5f, 0.5f, 0.5f, 0.5f, 1.0f, 1.0f, 2.0f};
-    float start = 0;
-    uint32_t code = 0;
-#pragma unroll
-    for (float step : kSteps) {
-      code += !(magnitude <= __fmaf_rn(one_more, step, __fmul_rn(start - step, scale)));
-      start += step;
-    }
-    return code;
+  // Of y as e2m1. A code is the least of three (see e2m1_magnitudes); here it is less by 1, which the fraction has
+  // more.
+  JAXBW_DEVICE static uint32_t magnitude(float y, uint32_t point) {
+    constexpr float kInteger = 0x1p23f;
+    y = fminf(y, 6.0f);
+    const float code = fminf(fminf(__fmaf_rn(y, 2.0f, -1.0f), __fadd_rn(y, 1.0f)), __fmaf_rn(y, 0.5f, 3.0f));
+    const float dithered = __fadd_rn(code, __uint_as_float(0x3f800040 | point << 7));
+    return __float_as_uint(__fadd_rz(dithered, kInteger)) & 7;
   }
 
   Points points_;

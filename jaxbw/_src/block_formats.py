@@ -28,9 +28,7 @@ _UNPACKED = 128  # or to whole boxes, which it can unpack to 8 bits
 _NAN = np.uint32(0x7F)  # in e4m3
 _E8M0_NAN = np.int32(0xFF)
 
-# Magnitudes of e2m1 below its largest, and how far the next one is.
-_E2M1_STEPS = ((0.0, 0.5), (0.5, 0.5), (1.0, 0.5), (1.5, 0.5), (2.0, 1.0), (3.0, 1.0), (4.0, 2.0))
-# Half-way between two of them, and whether such a tie goes up, to the even one.
+# Half-way between two magnitudes of e2m1, and whether such a tie goes up, to the even one.
 _E2M1_TIES = (
     (0.25, False),
     (0.75, True),
@@ -114,7 +112,7 @@ def divided(x: Any, divisor: Any) -> Any:
     Quotients that are no normal numbers are as of `fp8.divide`.
     """
     x = fp8.flushed(fp8.as_float32(x))
-    is_scale = (divisor >= np.finfo(np.float32).tiny) & (divisor < np.inf)
+    is_scale = is_divisor(divisor)
     safe = jnp.where(is_scale, divisor, np.float32(1))
     magnitude = jnp.abs(x)
     is_number = (magnitude > 0) & (magnitude < np.inf)
@@ -126,16 +124,23 @@ def divided(x: Any, divisor: Any) -> Any:
     return jnp.where(is_scale & ~jnp.isnan(x), quotient, np.float32(np.nan))
 
 
+def is_divisor(scale: Any) -> Any:
+    """Whether it is a positive normal number."""
+    return (scale >= np.finfo(np.float32).tiny) & (scale < np.inf)
+
+
 def quantized(
     x: Any, format: BlockFormat, *, square: bool = False, dither: Any = None
 ) -> tuple[Any, Any]:
     """Data and scales of an array whose last dimension is k.
 
     Args:
-      x: `[..., rows, k]`, real floating; `divided` by a global scale.
+      x: `[..., rows, k]`, real floating; `divided` by a global scale, unless dithered.
       format: of data and scales.
       square: as many rows as elements of k share a scale, too.
-      dither: random bits, uint16, shaped as x: data are rounded stochastically. Of "nvfp4".
+      dither: of "nvfp4": points, uint16 and shaped as x, at which data are rounded
+        stochastically, and the global scale, with dimensions as x. Where that is no `is_divisor`,
+        x is NaN.
 
     Returns:
       Data `[..., rows, padded(k)]`, and scales `[..., rows, padded(k) / block]`.
@@ -153,8 +158,11 @@ def quantized(
     amax = jnp.max(fp8.magnitude(blocks), axis=-1, initial=np.uint32(0))
     if square:
         amax = _over_rows(amax, format.block)
-    if format.has_global_scale:
-        data, scale = _by_e4m3(blocks, amax, format, None if dither is None else in_blocks(dither))
+    if dither is not None:
+        points, divisor = dither
+        data, scale = _dithered(blocks, amax, format, in_blocks(points), divisor)
+    elif format.has_global_scale:
+        data, scale = _by_e4m3(blocks, amax, format)
     else:
         data, scale = _by_power_of_two(blocks, amax, format)
     return data.reshape(*batch, rows, padded(k)), scale
@@ -215,12 +223,47 @@ def _by_power_of_two(blocks: Any, amax: Any, format: BlockFormat) -> tuple[Any, 
     return fp8.rounded(blocks * inverse[..., None], format.element), scale
 
 
-def _by_e4m3(blocks: Any, amax: Any, format: BlockFormat, dither: Any) -> tuple[Any, Any]:
-    """Likewise. x / scale is never computed: |x| is compared with exact multiples of the scale.
+def _by_e4m3(blocks: Any, amax: Any, format: BlockFormat) -> tuple[Any, Any]:
+    """Likewise. x / scale is never computed: |x| is compared with exact multiples of the scale."""
+    scale, factor = _scale_in_e4m3(amax, format)
+    factor = factor[..., None]
+    magnitude = jnp.abs(blocks)
+    beyond = [
+        magnitude >= tie * factor if up else magnitude > tie * factor for tie, up in _E2M1_TIES
+    ]
+    data = sum(each.astype(jnp.uint32) for each in beyond)
+    data = jnp.where(factor == 0, np.uint32(0), data)
+    return fp8.of_code(data | fp8.sign_of(blocks, format.element), format.element), scale
 
-    Rounded stochastically, x goes up where it is beyond a random point of its step. That has 17
-    bits: with a step, and times a scale, it is exact.
+
+def _dithered(
+    blocks: Any, amax: Any, format: BlockFormat, points: Any, divisor: Any
+) -> tuple[Any, Any]:
+    """Likewise, of what a divisor has yet to divide.
+
+    y = x / divisor / scale is two multiplications here, by a power of two and by the reciprocals of
+    what is left. A code is 2y up to 2, y + 2 up to 4 and y / 2 + 4 from there, the least of the
+    three everywhere; and rounded down, after a random fraction of 16 bits was added. A product is
+    rounded before it is added to anything, since |y| and the least are taken between.
     """
+    scale, factor = _scale_in_e4m3(fp8.magnitude(divided(fp8.of_bits(amax), divisor)), format)
+    bits = lax.bitcast_convert_type(divisor, jnp.uint32)
+    power = fp8.of_bits(fp8.INFINITY - (bits & fp8.INFINITY))
+    rest = fp8.of_bits((bits & (fp8.LEAST_NORMAL - 1)) | np.uint32(0x40000000))  # from 2 to 4
+    one = jnp.ones_like(factor)
+    inverse = fp8.divide(one, jnp.where(factor == 0, one, factor))
+    inverse = inverse * fp8.divide(jnp.ones_like(rest), rest)
+    y = jnp.minimum(jnp.abs(blocks * power[..., None]) * inverse[..., None], format.element.max)
+    less_one = jnp.minimum(jnp.minimum(2 * y - 1, y + 1), y / 2 + 3)
+    and_one = fp8.of_bits(np.uint32(0x3F800040) | points.astype(jnp.uint32) << 7)
+    data = jnp.floor(less_one + and_one).astype(jnp.uint32)
+    data = jnp.where(factor[..., None] == 0, np.uint32(0), data)
+    signed = jnp.where(jnp.isnan(blocks), np.float32(0), blocks)
+    return fp8.of_code(data | fp8.sign_of(signed, format.element), format.element), scale
+
+
+def _scale_in_e4m3(amax: Any, format: BlockFormat) -> tuple[Any, Any]:
+    """Scales of amax as bits, and the same in float32, 0 where they are NaN."""
     is_number = amax < fp8.INFINITY
     counted = jnp.where(is_number & (amax > 0), amax, fp8.LEAST_NORMAL)
     largest = fp8.of_bits(counted)
@@ -228,15 +271,4 @@ def _by_e4m3(blocks: Any, amax: Any, format: BlockFormat, dither: Any) -> tuple[
     rounded = lax.bitcast_convert_type(fp8.rounded(quotient, _UE4M3), jnp.uint8)
     code = jnp.where(is_number, rounded, _NAN.astype(np.uint8))
     scale = lax.bitcast_convert_type(code, format.scale)
-    factor = jnp.where(is_number, scale.astype(jnp.float32), np.float32(0))[..., None]
-    magnitude = jnp.abs(blocks)
-    if dither is None:
-        beyond = [
-            magnitude >= tie * factor if up else magnitude > tie * factor for tie, up in _E2M1_TIES
-        ]
-    else:
-        point = (dither.astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-16)
-        beyond = [magnitude > (low + point * step) * factor for low, step in _E2M1_STEPS]
-    data = sum(each.astype(jnp.uint32) for each in beyond)
-    data = jnp.where(factor == 0, np.uint32(0), data)
-    return fp8.of_code(data | fp8.sign_of(blocks, format.element), format.element), scale
+    return scale, jnp.where(is_number, scale.astype(jnp.float32), np.float32(0))

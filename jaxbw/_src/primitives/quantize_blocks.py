@@ -102,14 +102,18 @@ def on_xla(
     left = [*others]
     if rotated:
         x = stochastic.rotated(x, left.pop())
-    dither = stochastic.points(left.pop(), x.shape) if dithered else None
-    for scale in left:
-        x = block_formats.divided(x, scale.reshape(scale.shape + (1,) * (x.ndim - scale.ndim)))
+    points = stochastic.points(left.pop(), x.shape) if dithered else None
+    divisor = [scale.reshape(scale.shape + (1,) * (x.ndim - scale.ndim)) for scale in left]
+    for scale in divisor:
+        if points is None:
+            x = block_formats.divided(x, scale)
+        else:
+            x = jnp.where(block_formats.is_divisor(scale), x, np.nan)
     results = []
     for wanted, along in ((columns, lambda x: x), (rows, jnp.matrix_transpose)):
         if wanted is not Wanted.NOTHING:
-            points = None if dither is None else along(dither)
-            data, tiles = block_formats.in_memory(along(x), chosen, square=square, dither=points)
+            dither = None if points is None else (along(points), *divisor)
+            data, tiles = block_formats.in_memory(along(x), chosen, square=square, dither=dither)
             results += [data] if wanted is Wanted.DATA_AND_SCALES else []
             results += [tiles]
     return results

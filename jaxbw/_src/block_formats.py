@@ -98,7 +98,7 @@ def padded(size: Any, unit: int = _PADDED) -> Any:
 def global_scale(x: Any, format: BlockFormat) -> Any:
     """That of an array: its largest finite magnitude becomes the largest number of the format."""
     amax = fp8.finite_amax(fp8.as_float32(x), range(x.ndim)).reshape(())
-    scale = fp8.divide(amax, jnp.full_like(amax, format.largest))
+    scale = fp8.divide(amax, format.largest)
     return jnp.where(amax == 0, np.float32(1), scale)
 
 
@@ -218,7 +218,7 @@ def _by_e4m3(blocks: Any, amax: Any, format: BlockFormat, dither: Any) -> tuple[
     is_number = amax < fp8.INFINITY
     counted = jnp.where(is_number & (amax > 0), amax, fp8.LEAST_NORMAL)
     largest = fp8.of_bits(counted)
-    quotient = fp8.divide(largest, jnp.full_like(largest, format.element.max))
+    quotient = fp8.divide(largest, format.element.max)
     rounded = lax.bitcast_convert_type(fp8.rounded(quotient, _UE4M3), jnp.uint8)
     code = jnp.where(is_number, rounded, _NAN.astype(np.uint8))
     scale = lax.bitcast_convert_type(code, format.scale)

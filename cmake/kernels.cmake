@@ -48,10 +48,14 @@ foreach(instance IN LISTS instances)
     list(APPEND compiled "${source_name}")
     list(APPEND products "${source_ptx}")
   endif()
-  add_custom_command(
-    OUTPUT "${ptx}"
-    COMMAND "${Python_EXECUTABLE}" "${generate}" ptx ${name} --table "${table}" --input "${source_ptx}" --output "${ptx}"
-    DEPENDS "${source_ptx}" "${generate}" VERBATIM COMMENT "")
+  if(name STREQUAL source_name)
+    set(ptx "${source_ptx}")
+  else()
+    add_custom_command(
+      OUTPUT "${ptx}"
+      COMMAND "${Python_EXECUTABLE}" "${generate}" ptx ${name} --table "${table}" --input "${source_ptx}" --output "${ptx}"
+      DEPENDS "${source_ptx}" "${generate}" VERBATIM COMMENT "")
+  endif()
   add_custom_command(
     OUTPUT "${cubin}" "${report}"
     COMMAND "${Python_EXECUTABLE}" "${assemble}" --ptxas "${JAXBW_PTXAS}" --arch ${arch} --report "${report}"

@@ -89,7 +89,7 @@ FAST: dict[str, tuple[str, ...]] = {
 # XLA can break: calls, tracing, transformations, sharding, bindings, the package. Every test of
 # these folders, with one in so many of its parameters.
 OTHER_PYTHON = ("build/test_package.py", "jax/", "native/")
-OTHER_PYTHON_SAMPLE = 6
+OTHER_PYTHON_SAMPLE = 12
 # ... but for minutes of what depends on none of them: processes, and the host runtime, which is the
 # same library in every wheel.
 NOT_OTHER_PYTHON = (
@@ -100,8 +100,17 @@ NOT_OTHER_PYTHON = (
 # and the format's arithmetic are the same code for all: here is how calls reach them through JAX.
 REACHED_BY: dict[str, tuple[str, ...]] = {
     "jax/test_8bit_results.py": ("test_values_are",),
+    "jax/test_accelerate.py": (
+        *("test_a_model", "test_a_rule", "test_arguments", "test_batch", "test_compiled"),
+        *("test_einsum", "test_every", "test_explain", "test_jaxs", "test_nothing", "test_outside"),
+        *("test_programs", "test_strictness", "test_tuning", "test_what"),
+    ),
     "jax/test_block_scaled.py": ("test_bits_of_jax",),
     "jax/test_block_scaled_matmul.py": ("test_derivatives", "test_formats", "test_layers"),
+    "jax/test_block_scaled_ragged.py": ("test_by_pairs", "test_some_groups", "test_training"),
+    "jax/test_block_scaled_sharding.py": (
+        *("test_arrays", "test_explicit_axes", "test_ranks", "test_types_in"),
+    ),
     "jax/test_block_scaled_training.py": ("test_beside_jax", "test_forward", "test_scan"),
     "jax/test_block_scales.py": ("test_derivatives", "test_matmul", "test_vmap"),
     "jax/test_emulator_implementation.py": (

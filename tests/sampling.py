@@ -53,8 +53,8 @@ def sample(of_axes: Sequence[Sequence[int]], every: int, seed: str) -> set[int]:
 def mark(items: Iterable[pytest.Item], unmarked: int = 1, grids: int = 1) -> None:
     """Marks as `long` what is not in the sample of its test.
 
-    At most one in `unmarked` runs; of a test that says nothing and has several axes, one in `grids`
-    if that is fewer.
+    At most one in `unmarked` runs, where that is more than one of any values; of a test that says
+    nothing and has several axes, one in `grids` if that is fewer.
     """
     groups: dict[str, list[pytest.Function]] = {}
     for item in items:
@@ -66,7 +66,7 @@ def mark(items: Iterable[pytest.Item], unmarked: int = 1, grids: int = 1) -> Non
         every = unmarked if len(of_axes) == 1 else max(unmarked, grids)
         if marker:
             every = max(marker.args[0], unmarked)
-        chosen = sample(of_axes, every, test)
+        chosen = sample(of_axes if unmarked == 1 else of_axes[:1], every, test)
         for number, member in enumerate(members):
             if number not in chosen:
                 member.add_marker("long")

@@ -23,9 +23,11 @@ tools=$work/tools/bin
 first=
 for python in "$@"; do
   built=$work/$("$python" -c "import sys; print('%d.%d' % sys.version_info[:2])")
-  "$python" -m venv "$built/venv"
+  mkdir "$built"
+  # One pip for all of them: what ensurepip puts into each environment takes seconds.
   CMAKE_ARGS="${CMAKE_ARGS:-} ${first:+-DJAXBW_PREBUILT=$first}" \
-    "$built/venv/bin/pip" wheel --quiet --no-deps --config-settings=build-dir="$built/cmake" --wheel-dir "$built" dist/*.tar.gz
+    "$tools/pip" --python "$(command -v "$python")" wheel --quiet --no-deps \
+    --config-settings=build-dir="$built/cmake" --wheel-dir "$built" dist/*.tar.gz
   first=${first:-$built/cmake}
   PATH=$tools:$PATH "$tools/auditwheel" repair --wheel-dir dist "$built"/*.whl > "$work/auditwheel.log" 2>&1 ||
     { cat "$work/auditwheel.log"; exit 1; }

@@ -305,8 +305,9 @@ class BlocksTile {
     const bool inside = column() < pitch && p_.columns.data != nullptr;
     const uint64_t at = ((uint64_t{matrix_} * p_.matrix_rows + row()) * pitch + column()) / kBlocksColumns;
     const uint32_t first_lane = ptx::lane_index() / kLanes * kLanes;
-    // Of a format that takes points a loop: all rows at a time, these take more registers than there are.
-#pragma unroll(Format::kTakesPoints ? 1 : kBlocksRows / 2)
+    // Where there are points besides rows of 32 bits, a loop: the registers do not suffice for all rows at a time.
+    constexpr bool kLoops = Format::kTakesPoints && BlocksPart<kType>::kPacked == 1;
+#pragma unroll(kLoops ? 1 : kBlocksRows / 2)
     for (uint32_t pair = 0; pair < kBlocksRows; pair += 2) {
       const uint2 left = format_.patch(row() + pair, column()), right = format_.patch(row() + pair, column() + 2);
       const uint2 points[] = {{left.x, right.x}, {left.y, right.y}};
@@ -330,23 +331,26 @@ class BlocksTile {
     constexpr uint32_t kAtATime = BlocksPart<kType>::kPacked;
 #pragma unroll 1
     for (uint32_t first = 0; first < kBlocksColumns; first += kAtATime) {
+      const uint32_t of_tile = ptx::lane_index() * kBlocksColumns + first;
+      Scale scales[kAtATime];
 #pragma unroll
       for (uint32_t j = 0; j < kAtATime; ++j) {
-        const uint32_t of_tile = ptx::lane_index() * kBlocksColumns + first + j;
         uint32_t code;
-        const Scale scale = format_.scale_of(maxima[j], code);
-        const bool inside = j_ + of_tile < p_.matrix_columns;
-        if (warp() % kWarps == 0) scale_at(1, of_tile, warp() / kWarps) = static_cast<uint8_t>(inside ? code : 0);
-        auto* quads = reinterpret_cast<Quad*>(&turned_at(of_tile, warp()));
-        const uint32_t of_column = (first + j) % 2 == 0 ? 0x5410 : 0x7632;  // the halves of words
+        scales[j] = format_.scale_of(maxima[j], code);
+        const bool inside = j_ + of_tile + j < p_.matrix_columns;
+        if (warp() % kWarps == 0) scale_at(1, of_tile + j, warp() / kWarps) = static_cast<uint8_t>(inside ? code : 0);
+      }
 #pragma unroll
-        for (uint32_t i = 0; i < kBlocksRows; i += 4) {
-          const float x[] = {part_.at(i, j), part_.at(i + 1, j), part_.at(i + 2, j), part_.at(i + 3, j)};
-          // Of the same patches for two columns, which the compiler computes once.
-          const uint2 upper = format_.patch(row() + i, column() + first),
-                      lower = format_.patch(row() + i + 2, column() + first);
+      for (uint32_t i = 0; i < kBlocksRows; i += 4) {
+        const uint2 upper = format_.patch(row() + i, column() + first),
+                    lower = format_.patch(row() + i + 2, column() + first);
+#pragma unroll
+        for (uint32_t j = 0; j < kAtATime; ++j) {
+          const uint32_t of_column = (first + j) % 2 == 0 ? 0x5410 : 0x7632;  // the halves of words
           const uint2 points = {__byte_perm(upper.x, upper.y, of_column), __byte_perm(lower.x, lower.y, of_column)};
-          quads[i / 4] = static_cast<Quad>(format_.quantized(x, scale, points));
+          const float x[] = {part_.at(i, j), part_.at(i + 1, j), part_.at(i + 2, j), part_.at(i + 3, j)};
+          auto* quads = reinterpret_cast<Quad*>(&turned_at(of_tile + j, warp()));
+          quads[i / 4] = static_cast<Quad>(format_.quantized(x, scales[j], points));
         }
       }
       part_.move_columns();

@@ -102,7 +102,7 @@ def global_scale(x: Any, format: BlockFormat, signs: Any = None) -> Any:
     parts = [x] if signs is None else stochastic.rotated_parts(x, signs)
     magnitudes = [fp8.finite_magnitude(fp8.as_float32(part)) for part in parts]
     amax = fp8.of_bits(jnp.max(reduce(jnp.maximum, magnitudes), initial=np.uint32(0)))
-    scale = fp8.divide(amax, jnp.full_like(amax, format.largest))
+    scale = fp8.divide(amax, format.largest)
     return jnp.where(amax == 0, np.float32(1), scale)
 
 
@@ -267,7 +267,7 @@ def _scale_in_e4m3(amax: Any, format: BlockFormat) -> tuple[Any, Any]:
     is_number = amax < fp8.INFINITY
     counted = jnp.where(is_number & (amax > 0), amax, fp8.LEAST_NORMAL)
     largest = fp8.of_bits(counted)
-    quotient = fp8.divide(largest, jnp.full_like(largest, format.element.max))
+    quotient = fp8.divide(largest, format.element.max)
     rounded = lax.bitcast_convert_type(fp8.rounded(quotient, _UE4M3), jnp.uint8)
     code = jnp.where(is_number, rounded, _NAN.astype(np.uint8))
     scale = lax.bitcast_convert_type(code, format.scale)

@@ -76,33 +76,58 @@ def finite_magnitude(x: Any) -> Any:
 
 def scale_of(amax: Any, format: Format) -> Any:
     """amax / format.max, correctly rounded; 1 for an amax of 0, and never below 2^-126."""
-    scale = divide(amax, jnp.full_like(amax, format.max))
+    scale = divide(amax, format.max)
     return jnp.where(amax == 0, np.float32(1), scale)
 
 
 def divide(x: Any, y: Any) -> Any:
-    """x / y of positive normal float32 numbers, rounded to nearest even.
+    """x / y of positive normal float32 numbers, rounded to nearest even; y may be a number, too.
 
     A quotient below the normal numbers is the least of them, 2^-126; one above them is some number
     from 2^127 on. Long division, in base 256: a remainder is less than 2^24, and 256 of it fit.
+    The largest number of a format has few bits, and one step is enough.
+
+    In operations of lax: those of jax.numpy are several each, and this is in many programs.
     """
-    x, y = _bits(x), _bits(y)
+    x = _bits(x)
+    known = isinstance(y, float)
+    y = np.float32(y).view(np.uint32) if known else _bits(y)
     divisor = (y & (LEAST_NORMAL - 1)) | LEAST_NORMAL
     rest = (x & (LEAST_NORMAL - 1)) | LEAST_NORMAL
-    exponent = (x >> _FRACTION).astype(jnp.int32) - (y >> _FRACTION).astype(jnp.int32)
+    exponent = _exponent(x) - _exponent(y)
     smaller = rest < divisor
-    rest = jnp.where(smaller, rest << 1, rest)  # the quotient is in [1, 2)
-    exponent = exponent - smaller
-    quotient, rest = rest // divisor, rest % divisor
-    for bits in (8, 8, 7):
-        rest = rest << bits
-        quotient, rest = (quotient << bits) | rest // divisor, rest % divisor
-    twice = rest << 1
-    up = (twice > divisor) | ((twice == divisor) & (quotient & 1 == 1))
-    quotient = quotient + up.astype(jnp.uint32)  # a carry lands in the exponent, as it should
-    field = jnp.clip(exponent + _BIAS, 1, 2 * _BIAS).astype(jnp.uint32)
-    normal = (field << _FRACTION) + (quotient - LEAST_NORMAL)
-    return of_bits(jnp.where(exponent + _BIAS < 1, LEAST_NORMAL, normal))
+    rest = rest << lax.convert_element_type(smaller, np.uint32)  # the quotient is in [1, 2)
+    exponent = exponent - lax.convert_element_type(smaller, np.int32)
+    if known:
+        zeros = _trailing_zeros(int(divisor))
+        divisor = divisor >> zeros
+        quotient, rest = _step(rest, divisor, _FRACTION - zeros)
+    else:
+        quotient, rest = 1, rest - divisor
+        for bits in (8, 8, 7):
+            digits, rest = _step(rest, divisor, bits)
+            quotient = (quotient << bits) | digits
+    up = (rest << 1) + (quotient & 1) > divisor  # a tie, if the quotient is odd
+    quotient = quotient + lax.convert_element_type(up, np.uint32)  # a carry goes to the exponent
+    field = lax.clamp(np.int32(1), exponent + _BIAS, np.int32(2 * _BIAS))
+    normal = (lax.convert_element_type(field - 1, np.uint32) << _FRACTION) + quotient
+    return of_bits(jnp.where(exponent < 1 - _BIAS, LEAST_NORMAL, normal))
+
+
+def _step(rest: Any, divisor: Any, bits: int) -> tuple[Any, Any]:
+    """So many digits of a quotient, and what is left."""
+    rest = rest << bits
+    divisors = lax.full_like(rest, divisor) if jnp.ndim(divisor) == 0 else divisor
+    digits = lax.div(rest, divisors)
+    return digits, rest - digits * divisors
+
+
+def _exponent(bits: Any) -> Any:
+    return lax.convert_element_type(bits >> _FRACTION, np.int32)
+
+
+def _trailing_zeros(number: int) -> int:
+    return (number & -number).bit_length() - 1
 
 
 def rounded(x: Any, format: Format) -> Any:

@@ -176,7 +176,7 @@ def assert_common_blackwell_instructions(counts: Counter[str]) -> None:
 
 
 # nvcc takes ten seconds and more for a GEMM.
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "name",
     [

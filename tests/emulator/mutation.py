@@ -19,7 +19,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,21 +149,29 @@ def redundant(name: str, mutant: Mutant) -> str:
 def examine(
     name: str,
     mutant: Mutant,
-    reaching: Sequence[int],
+    reaching: Iterable[int],
     schedules: tuple[Schedule, ...] = SCHEDULES,
 ) -> Outcome:
-    """Runs a mutant until it is found, in the launches that reach it, given by their numbers."""
+    """Runs a mutant until it is found, in the launches that reach it, given by their numbers.
+
+    They may be an iterator: of many mutants the first of them finds it.
+    """
     out = Outcome(name, mutant.line + 1, mutant.role, mutant.instruction, mutant.change)
     out.redundant = redundant(name, mutant)
-    out.reached = bool(reaching)
+    out.reached = False
     module = emulator.Module(mutant.apply(installed.text(name)), name)
-    if out.redundant:
-        first, others = [], schedules[:KNOWN]
-    else:
-        first, others = [(schedules[0], index) for index in reaching], schedules[1:]
-    quick = sorted(reaching, key=functools.partial(baseline, name))[:QUICK]
-    turns = zip(others, itertools.cycle(quick)) if reaching else ()
-    for schedule, index in (*first, *turns):
+
+    def turns() -> Iterator[tuple[Schedule, int]]:
+        every, others = [], schedules[:KNOWN] if out.redundant else schedules[1:]
+        for index in reaching:
+            out.reached = True
+            every.append(index)
+            if not out.redundant:
+                yield schedules[0], index
+        quick = sorted(every, key=functools.partial(baseline, name))[:QUICK]
+        yield from zip(others, itertools.cycle(quick))
+
+    for schedule, index in turns():
         limit = 40 * baseline(name, index)
         out.found, out.message, _ = observe(module, launches(name)[index], schedule, limit)
         out.runs += 1

@@ -14,6 +14,7 @@ from jaxbw import emulator
 
 from . import installed, mx_operands
 from .gemm_launch import BLOCKS, ROWS, SM100, Config, Matmul, integers, launch, plan_of
+from .mx_operands import SCHEDULES
 
 Array = npt.NDArray[Any]
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
@@ -30,7 +31,7 @@ def check(
     shape: tuple[int, int, int],
     batch: tuple[int, int] = (1, 1),
     rhs_dtype: Any = None,
-    schedules: Any = mx_operands.SCHEDULES,
+    schedules: Any = SCHEDULES,
     **epilogue: Any,
 ) -> None:
     m, n, k = shape
@@ -56,6 +57,8 @@ NT = Config(SM100, 128, 128, rhs_major=0, output=F32)
 PAIR = replace(NT, block_m=256, cta_group=2, cluster=(2, 1))
 
 
+@pytest.mark.sampled(len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize(
     ("config", "shape"),
     [
@@ -73,10 +76,14 @@ PAIR = replace(NT, block_m=256, cta_group=2, cluster=(2, 1))
     ],
     ids=str,
 )
-def test_shapes_with_tails(config: Config, shape: tuple[int, int, int]) -> None:
-    check(config, shape)
+def test_shapes_with_tails(
+    config: Config, shape: tuple[int, int, int], schedule: tuple[str, int]
+) -> None:
+    check(config, shape, schedules=[schedule])
 
 
+@pytest.mark.sampled(len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize(
     ("config", "options"),
     [
@@ -92,11 +99,13 @@ def test_shapes_with_tails(config: Config, shape: tuple[int, int, int]) -> None:
     ],
     ids=str,
 )
-def test_what_the_other_kernels_can_do(config: Config, options: dict[str, Any]) -> None:
+def test_what_the_other_kernels_can_do(
+    config: Config, options: dict[str, Any], schedule: tuple[str, int]
+) -> None:
     m, n, k = 300, 208, 528
     if options.get("bias"):
         options = options | {"bias": integers(np.random.default_rng(1), n)}
-    check(config, (m, n, k), schedules=(("latest", 0), ("random", 1), ("hold", 2)), **options)
+    check(config, (m, n, k), schedules=[schedule], **options)
 
 
 def test_a_nan_among_scales_reaches_its_row_alone() -> None:

@@ -49,7 +49,8 @@ NT = Config(SM100, 128, 128, rhs_major=0, output=F32)
 PAIR = replace(NT, block_m=256, cta_group=2, cluster=(2, 1))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2 * len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("block", [MX, NV])
 @pytest.mark.parametrize(
     ("config", "shape"),
@@ -68,12 +69,15 @@ PAIR = replace(NT, block_m=256, cta_group=2, cluster=(2, 1))
     ],
     ids=str,
 )
-def test_shapes_with_tails(config: Config, shape: tuple[int, int, int], block: int) -> None:
+def test_shapes_with_tails(
+    config: Config, shape: tuple[int, int, int], block: int, schedule: tuple[str, int]
+) -> None:
     """Of k parts of a span, of a tile of scales, and of an instruction's 64 numbers."""
-    check(config, *drawn(shape, block))
+    check(config, *drawn(shape, block), schedules=[schedule])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2 * len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize(
     ("config", "options"),
     [
@@ -88,13 +92,15 @@ def test_shapes_with_tails(config: Config, shape: tuple[int, int, int], block: i
     ids=str,
 )
 @pytest.mark.parametrize("block", [MX, NV])
-def test_what_the_other_kernels_can_do(config: Config, options: dict[str, Any], block: int) -> None:
+def test_what_the_other_kernels_can_do(
+    config: Config, options: dict[str, Any], block: int, schedule: tuple[str, int]
+) -> None:
     m, n, k = 300, 208, 1056
     bias = integers(np.random.default_rng(1), n) if options.get("bias") else None
     matmul, expected = drawn((m, n, k), block, **options | {"bias": bias})
     if bias is not None:
         expected = np.maximum(matmul.alpha * expected + bias, 0)
-    check(config, matmul, expected, schedules=SCHEDULES[1::2])
+    check(config, matmul, expected, schedules=[schedule])
 
 
 @pytest.mark.parametrize("block", [MX, NV])

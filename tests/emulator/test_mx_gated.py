@@ -46,7 +46,8 @@ PAIR = replace(ALONE, block_m=256, cta_group=2, cluster=(2, 1))
 NARROW = replace(ALONE, block_n=128, accumulators=2, stages=2)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3 * len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     ("config", "shape"),
@@ -64,8 +65,10 @@ NARROW = replace(ALONE, block_n=128, accumulators=2, stages=2)
     ],
     ids=str,
 )
-def test_shapes_with_tails(config: Config, shape: tuple[int, int, int], name: str) -> None:
-    check(config, *drawn(shape, name))
+def test_shapes_with_tails(
+    config: Config, shape: tuple[int, int, int], name: str, schedule: tuple[str, int]
+) -> None:
+    check(config, *drawn(shape, name), [schedule])
 
 
 RELU = ACTIVATIONS.index("relu")

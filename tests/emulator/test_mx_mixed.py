@@ -30,7 +30,8 @@ def mixed(shape: tuple[int, int, int], fp4: str, **options: Any) -> tuple[Matmul
     return replace(gated, rhs_up=None, rhs_up_scale=None), expected
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4 * len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("fp4", ["lhs", "rhs"])
 @pytest.mark.parametrize(
     ("config", "shape"),
@@ -50,10 +51,12 @@ def mixed(shape: tuple[int, int, int], fp4: str, **options: Any) -> tuple[Matmul
     ],
     ids=str,
 )
-def test_shapes_with_tails(config: Config, shape: tuple[int, int, int], fp4: str) -> None:
+def test_shapes_with_tails(
+    config: Config, shape: tuple[int, int, int], fp4: str, schedule: tuple[str, int]
+) -> None:
     """Of k parts of a box of 128 numbers, whose rest the other operand multiplies by zeros."""
     matmul, expected = mixed(shape, fp4)
-    check(config, matmul, expected)
+    check(config, matmul, expected, [schedule])
 
 
 @pytest.mark.sampled(2)

@@ -70,6 +70,8 @@ def plain(
     return matmul, a @ b.swapaxes(1, 2)
 
 
+@pytest.mark.sampled(len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize(
     ("config", "shape"),
     [
@@ -86,13 +88,17 @@ def plain(
     ],
     ids=str,
 )
-def test_shapes_with_tails(config: Config, shape: tuple[int, int, int]) -> None:
-    check(config, *plain(shape))
+def test_shapes_with_tails(
+    config: Config, shape: tuple[int, int, int], schedule: tuple[str, int]
+) -> None:
+    check(config, *plain(shape), [schedule])
 
 
 RELU, SILU = map(ACTIVATIONS.index, ("relu", "silu"))
 
 
+@pytest.mark.sampled(len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize(
     ("config", "options"),
     [
@@ -106,8 +112,10 @@ RELU, SILU = map(ACTIVATIONS.index, ("relu", "silu"))
     ],
     ids=str,
 )
-def test_what_the_other_results_can_do(config: Config, options: dict[str, Any]) -> None:
-    check(config, *plain((300, 208, 544), **options), schedules=SCHEDULES[1:])
+def test_what_the_other_results_can_do(
+    config: Config, options: dict[str, Any], schedule: tuple[str, int]
+) -> None:
+    check(config, *plain((300, 208, 544), **options), [schedule])
 
 
 @pytest.mark.parametrize("config", [ALONE, WIDE_PAIR], ids=str)
@@ -124,11 +132,13 @@ def test_the_formula_comes_first(config: Config) -> None:
     check(config, along_m[0], along_m[1] + along_m[0].bias[:, None], SCHEDULES[1:3])
 
 
+@pytest.mark.sampled(2 * len(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("config", [WIDE, replace(WIDE, cluster=(2, 2)), WIDE_PAIR], ids=str)
 @pytest.mark.parametrize("shape", [(200, 150, 416), (260, 256, 288)], ids=str)
-def test_gated(config: Config, shape: tuple[int, int, int]) -> None:
+def test_gated(config: Config, shape: tuple[int, int, int], schedule: tuple[str, int]) -> None:
     matmul, gate, up = drawn(shape, out_mx=True)
-    check(replace(config, activation=RELU), matmul, np.maximum(gate, 0) * up)
+    check(replace(config, activation=RELU), matmul, np.maximum(gate, 0) * up, [schedule])
 
 
 def test_the_kernels_own_float32_of_an_activation_that_rounds() -> None:

@@ -267,7 +267,8 @@ def _has(kernel: str, case: Ragged) -> bool:
     return kernel in FAMILIES or case.source_rows is None
 
 
-@pytest.mark.sampled(len(SCHEDULES))
+# The families share what a case is about: each on one or two of them.
+@pytest.mark.sampled(2 * len(SCHEDULES))
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize(
     ("name", "kernel"),

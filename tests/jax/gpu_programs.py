@@ -4,10 +4,12 @@ A program of its own, since the compiler is in JAX's CUDA plugin, which is not i
 tests: tools/gpu_compilers.py puts it into a folder, with JAX where its version is another one, and
 PYTHONPATH names that. Prints for each function, as JSON, how often one run of the compiled program
 calls kernels, how often with XLA's dynamic-slice fusion off, and the matmuls of its jaxpr.
+Arguments: names of CASES, which it does alone.
 """
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -168,8 +170,11 @@ def main() -> None:
     one = Mesh(np.array(topology.devices[:1]), ("d",))
     two = Mesh(np.array(topology.devices), ("d",), axis_types=(AxisType.Auto,))
     found = {}
-    for name, (function, given) in CASES.items():
-        found[name] = counts(function, given, NamedSharding(one, PartitionSpec()))
+    for name in sys.argv[1:] or CASES:
+        found[name] = counts(*CASES[name], NamedSharding(one, PartitionSpec()))
+    if sys.argv[1:]:
+        print(json.dumps(found))
+        return
     rows, columns = PartitionSpec("d"), PartitionSpec(None, None, "d")
     specs = (rows, columns, PartitionSpec(None, "d"))
     everywhere = NamedSharding(two, PartitionSpec())

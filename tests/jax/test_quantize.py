@@ -46,15 +46,19 @@ def test_rounding_is_that_of_ml_dtypes(name: str) -> None:
     np.testing.assert_array_equal(got, np.where(np.isnan(x), 0x7F, wanted))
 
 
-def test_division_is_correctly_rounded() -> None:
+@pytest.mark.parametrize("by", [None, 6.0, 448.0, 57344.0, 6.0 * 448.0])
+def test_division_is_correctly_rounded(by: float | None) -> None:
+    """By arrays, and by the largest numbers of formats."""
     bits = np.random.default_rng(0).integers(1 << 23, 255 << 23, (2, 100_000), dtype=np.uint32)
     x, y = bits.view(np.float32)
     with np.errstate(over="ignore", under="ignore"):
-        wanted = x / y
+        wanted = x / (y if by is None else np.float32(by))
     is_normal = np.isfinite(wanted) & (wanted >= np.finfo(np.float32).tiny)
-    got = np.asarray(jax.jit(fp8.divide)(x, y))
+    got = np.asarray(jax.jit(lambda x, y: fp8.divide(x, y if by is None else by))(x, y))
     assert is_normal.sum() > 50_000
     np.testing.assert_array_equal(got[is_normal], wanted[is_normal])
+    below = x < np.float64(np.finfo(np.float32).tiny) * (y if by is None else by)
+    np.testing.assert_array_equal(got[below], np.finfo(np.float32).tiny)
 
 
 _quantize = jax.jit(jaxbw.quantize, static_argnums=1, static_argnames="axis")

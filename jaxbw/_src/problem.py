@@ -116,13 +116,16 @@ class GemmProblem:
         """Whether sums of 8-bit products must have float32's accuracy.
 
         Hopper's tensor cores keep 13 fraction bits of them, which is "fast accumulation". XLA and
-        Flax take DEFAULT for leave to do so, and HIGHEST for the opposite. Scales of blocks
-        multiply the sums that are promoted.
+        Flax take DEFAULT for leave to do so, and HIGHEST for the opposite.
         """
         if self.lhs_dtype.itemsize != 1:
             return False
-        has_blocks = self.epilogue.lhs_blocks or self.epilogue.rhs_blocks
-        return bool(has_blocks) or asks_for_accurate_sums(self.precision)
+        return self.promoted_by_blocks or asks_for_accurate_sums(self.precision)
+
+    @property
+    def promoted_by_blocks(self) -> bool:
+        """Whether scales of blocks multiply the sums, which goes without swap_ab."""
+        return bool(self.epilogue.lhs_blocks or self.epilogue.rhs_blocks)
 
     @property
     def mx(self) -> int:

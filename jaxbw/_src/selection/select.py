@@ -229,6 +229,7 @@ def ranking(
       kept: how many at most.
     """
     installed = _installed(kernels)
+    may_swap = not (wanted.batch_invariant or problem.promoted_by_blocks)
     straight, swapped_side = (
         (workload(problem, family, swapped=swapped), installed) for swapped in (False, True)
     )
@@ -236,7 +237,7 @@ def ranking(
         family,
         device.machine,
         straight,
-        None if wanted.batch_invariant else swapped_side,
+        swapped_side if may_swap else None,
         wanted=wanted,
         tuned=tuned,
         kept=kept,

@@ -105,7 +105,7 @@ def quantize(
     >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "mxfp4")
     >>> q.data.shape, q.scale.shape, q.dequantized().tolist()
     ((2, 128), (1, 1, 512), [[1.0, -8.0], [0.5, 2.0]])
-    >>> powers: dict = {"block": 128, "scale_dtype": "float8_e8m0fnu"}
+    >>> powers = {"block": 128, "scale_dtype": "float8_e8m0fnu"}
     >>> q = jaxbw.quantize(jnp.full((1, 256), 449.0), "e4m3", axis=-1, **powers)
     >>> q.scale, q.data[0, 0]
     (Array([[2, 2]], dtype=float8_e8m0fnu), Array(224, dtype=float8_e4m3fn))

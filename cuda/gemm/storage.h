@@ -209,14 +209,20 @@ constexpr uint32_t cluster_sum_stages(uint32_t block_m, uint32_t block_n) {
 // first. They go to the top of Tensor Memory, to columns of their stage: what an MMA still reads is then never
 // overwritten.
 constexpr uint32_t kScaleTileColumns = 4;  // of Tensor Memory
-constexpr uint32_t kMxColumnStep = 64;     // of block_n
+constexpr uint32_t kMxColumnStep = 32;     // of block_n: the columns of B whose scales fill one of Tensor Memory
 // block_n: of gate and up whole tiles of scales, or of each half of one, which a CTA alone multiplies apart
 constexpr uint32_t kMxGatedColumns = 2 * kScaleTileRows, kMxNarrowGatedColumns = kMxGatedColumns / 2;
 constexpr uint32_t kMxChunk = 32;  // sm100_chunk() of these
 static_assert(sm100_chunk(kMxColumnStep) == kMxChunk && sm100_chunk(kMxGatedColumns / 2) == kMxChunk);
 static_assert(sm100_chunk(kMxNarrowGatedColumns / 2) == kMxChunk);
 constexpr uint32_t scale_tiles(uint32_t rows) { return (rows + kScaleTileRows - 1) / kScaleTileRows; }
-constexpr uint32_t mx_b_tiles(uint32_t block_n, bool gated) { return gated ? 2 : scale_tiles(block_n); }
+// Most that a tile touches, which starts at any multiple of block_n: of 96 and 160 columns 2, of 224 3.
+constexpr uint32_t mx_b_tiles(uint32_t block_n, bool gated) {
+  const uint32_t divisor = block_n & (0 - block_n);  // the largest power of two
+  return gated ? 2 : scale_tiles(block_n + (divisor < kScaleTileRows ? kScaleTileRows - divisor : 0));
+}
+static_assert(mx_b_tiles(32, false) == 1 && mx_b_tiles(96, false) == 2 && mx_b_tiles(128, false) == 1);
+static_assert(mx_b_tiles(160, false) == 2 && mx_b_tiles(192, false) == 2 && mx_b_tiles(224, false) == 3);
 constexpr uint32_t mx_stage_tiles(uint32_t b_tiles, uint32_t k_tiles) { return (1 + b_tiles) * k_tiles; }
 constexpr uint32_t mx_stage_bytes(uint32_t b_tiles, uint32_t k_tiles) {
   return mx_stage_tiles(b_tiles, k_tiles) * kScaleTileBytes;
@@ -250,15 +256,18 @@ constexpr uint32_t mx_accumulator_step(uint32_t block_n, uint32_t b_tiles, uint3
                                        uint32_t accumulators) {
   if (accumulators > 1) return block_n;
   const uint32_t scales = stages * mx_stage_tiles(b_tiles, k_tiles) * kScaleTileColumns;
-  const uint32_t room = (kTmemColumns - block_n - scales) / kMxColumnStep * kMxColumnStep;
-  return room < block_n ? room : block_n - kMxColumnStep;
+  const uint32_t read = block_n % 64 == 0 ? 64 : kMxChunk;  // columns of a box of 16 bits (sm100_store_box)
+  const uint32_t room = (kTmemColumns - block_n - scales) / read * read;
+  return room < block_n ? room : block_n - read;
 }
 static_assert(mx_accumulator_step(256, 2, 1, 5, 1) == 192 && mx_accumulator_step(256, 2, 4, 5, 1) == 0);
-// There are two accumulators where they leave four stages or more of one span.
+static_assert(mx_accumulator_step(224, 3, 1, 6, 1) == 192 && mx_accumulator_step(160, 2, 4, 6, 1) == 64);
+// There are two accumulators where they leave five stages or more of one span.
 constexpr bool mx_two_accumulators(uint32_t block_n, uint32_t b_tiles, uint32_t span_tiles) {
-  return mx_tmem_stages(block_n, b_tiles, span_tiles, 2) >= 4;
+  return mx_tmem_stages(block_n, b_tiles, span_tiles, 2) >= 5;
 }
 static_assert(mx_two_accumulators(192, 2, 2) && !mx_two_accumulators(256, 2, 1) && !mx_two_accumulators(192, 2, 4));
+static_assert(mx_two_accumulators(160, 2, 2) && !mx_two_accumulators(224, 3, 1) && !mx_two_accumulators(160, 2, 4));
 
 // Split tiles. Every epilogue warp reduces its slices on its own: each has a counter, and floats for the sums of one
 // part. A slice is what the warp has of an MMA tile; where CTAs of a cluster share a tile, what was said of it above.

@@ -21,7 +21,7 @@ from jax import lax
 
 from jaxbw._src import compat, fp8, scale_tiles, stochastic
 
-E8M0 = np.dtype(jnp.float8_e8m0fnu)
+E8M0 = fp8.E8M0
 _UE4M3 = fp8.FORMATS["e4m3"]  # whose sign stays 0
 _PADDED = 32  # data are padded along k to rows of 16 bytes or 32, which TMA can load
 _UNPACKED = 128  # or to whole boxes, which it can unpack to 8 bits

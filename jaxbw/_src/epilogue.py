@@ -53,6 +53,7 @@ class Epilogue:
       lhs_scale, rhs_scale: rows have scales, or columns; of a gated matmul both operands' columns.
       lhs_blocks, rhs_blocks: rows, or columns, that share a scale of each 128 of k, 1 or 128; 0
         where there is none.
+      e8m0_blocks: both have such, and in float8_e8m0fnu, which are powers of two.
       lhs_format, rhs_format: the names of block-scaled formats (block_formats.py), whose scales are
         in tiles; None where there is none.
       save: z, and u of a gated matmul, are results, too, of `saved_dtype`.
@@ -74,6 +75,7 @@ class Epilogue:
     rhs_scale: bool = False
     lhs_blocks: int = 0
     rhs_blocks: int = 0
+    e8m0_blocks: bool = False
     lhs_format: str | None = None
     rhs_format: str | None = None
     save: bool = False

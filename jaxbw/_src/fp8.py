@@ -51,6 +51,7 @@ FORMATS = {
     "e4m3": Format("e4m3", np.dtype(jnp.float8_e4m3fn), 448.0, 3, -6),
     "e5m2": Format("e5m2", np.dtype(jnp.float8_e5m2), 57344.0, 2, -14),
 }
+E8M0 = np.dtype(jnp.float8_e8m0fnu)  # of scales
 E2M1 = Format("e2m1", np.dtype(jnp.float4_e2m1fn), 6.0, 1, 0, bits=4)
 
 
@@ -78,6 +79,21 @@ def scale_of(amax: Any, format: Format) -> Any:
     """amax / format.max, correctly rounded; 1 for an amax of 0, and never below 2^-126."""
     scale = divide(amax, format.max)
     return jnp.where(amax == 0, np.float32(1), scale)
+
+
+def power_of_two_of(amax: Any, format: Format) -> Any:
+    """amax / format.max, rounded up to a power of two; 1 for an amax of 0, never below 2^-126."""
+    amax_bits, max_bits = _bits(amax), np.float32(format.max).view(np.uint32)
+    fraction = LEAST_NORMAL - 1
+    up = (amax_bits & fraction) > (max_bits & fraction)
+    exponent = (amax_bits >> _FRACTION).astype(jnp.int32) - int(max_bits >> _FRACTION) + up
+    field = jnp.maximum(exponent + _BIAS, 1).astype(jnp.uint32)
+    return jnp.where(amax == 0, np.float32(1), of_bits(field << _FRACTION))
+
+
+def as_e8m0(x: Any) -> Any:
+    """Powers of two from 2^-126 on, float32, as float8_e8m0fnu."""
+    return lax.bitcast_convert_type((_bits(x) >> _FRACTION).astype(jnp.uint8), E8M0)
 
 
 def divide(x: Any, y: Any) -> Any:

@@ -45,6 +45,11 @@ MX_FORMATS = {
     frozenset({"nvfp4"}): 16,
 }
 
+_MXFP8 = {
+    np.dtype("float8_e4m3fn"): "mxfp8",
+    np.dtype("float8_e5m2"): "mxfp8_e5m2",
+}
+
 
 def mx_of(epilogue: Epilogue) -> int:
     """Numbers of k that share a scale where Blackwell's tensor cores multiply both; else 0."""
@@ -116,18 +121,34 @@ class GemmProblem:
         """Whether sums of 8-bit products must have float32's accuracy.
 
         Hopper's tensor cores keep 13 fraction bits of them, which is "fast accumulation". XLA and
-        Flax take DEFAULT for leave to do so, and HIGHEST for the opposite. Scales of blocks
-        multiply the sums that are promoted.
+        Flax take DEFAULT for leave to do so, and HIGHEST for the opposite.
         """
         if self.lhs_dtype.itemsize != 1:
             return False
-        has_blocks = self.epilogue.lhs_blocks or self.epilogue.rhs_blocks
-        return bool(has_blocks) or asks_for_accurate_sums(self.precision)
+        return self.promoted_by_blocks or asks_for_accurate_sums(self.precision)
+
+    @property
+    def promoted_by_blocks(self) -> bool:
+        """Whether scales of blocks multiply the sums, which goes without swap_ab."""
+        return bool(self.epilogue.lhs_blocks or self.epilogue.rhs_blocks)
 
     @property
     def mx(self) -> int:
         """As of `mx_of`."""
         return mx_of(self.epilogue)
+
+    def on(self, family: str) -> "GemmProblem":
+        """The same as the kernels of a family have it.
+
+        Of Blackwell, scales of blocks of 128 that are powers of two are those of MXFP8's blocks.
+        """
+        e, operands = self.epilogue, (self.lhs_dtype, self.rhs_dtype)
+        if family != "sm100" or not e.e8m0_blocks or not {*operands} <= {*_MXFP8}:
+            return self
+        lhs_format, rhs_format = (_MXFP8[dtype] for dtype in operands)
+        of_128: Any = {"lhs_blocks": 0, "rhs_blocks": 0, "e8m0_blocks": False}
+        e = replace(e, **of_128, lhs_format=lhs_format, rhs_format=rhs_format)
+        return replace(self, epilogue=e)
 
     @property
     def is_mixed(self) -> bool:

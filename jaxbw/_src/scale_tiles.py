@@ -43,6 +43,17 @@ def tiled(scale: Any) -> Any:
     return tiles.reshape(*batch, row_tiles, k_tiles, SIZE)
 
 
+def of_blocks_of_128(scale: Any, rows: Any) -> Any:
+    """Tiles of scales `[..., rows, blocks]`, or of 128 rows each, of blocks of 128 elements of k.
+
+    Those are four blocks of 32, hence a tile.
+    """
+    scale = jnp.repeat(scale, BLOCKS, axis=-1)
+    if scale.shape[-2] != rows:
+        scale = jnp.repeat(scale, ROWS, axis=-2)[..., :rows, :]
+    return tiled(scale)
+
+
 def untiled(tiles: Any, rows: Any, blocks: Any) -> Any:
     """The inverse of `tiled`."""
     *batch, row_tiles, k_tiles, _ = tiles.shape

@@ -16,7 +16,7 @@ PLAIN = 0.3  # of the launches have an epilogue that only casts: kernels have a 
 WORK = 1 << 24  # multiply-adds of a drawn case, about: a fraction of a second
 AREA = 1 << 17  # elements of a cluster tile, likewise
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if m * n <= 16)
-MX_STEP = 64  # of the columns of a tile of MX formats
+MX_STEP = 32  # of the columns of a tile of MX formats
 MX_GATED = {1: (128, 256), 2: (256,)}  # those of a gated one, by cta_group
 NO_SCALES = {"lhs_scale": False, "rhs_scale": False}
 PROPOSALS = 1000  # of launches, some tens of which are legal

@@ -69,8 +69,9 @@ _add(_MEETS, "sm100_grouped", "multiply", _BAR, 1)
 _add(_MEETS, "sm90_grouped", "setup", _BAR, 1)
 _LEADERS = "the epilogue's wait for a later commit of the leader, which alone sends arrivals"
 for _kernel in (name for name in GROUPED_NAMES if "2cta" in name):
-    _add(_LEADERS, _kernel, "setup", _WAIT_EMPTY, 1, change="always done")
-    _add(_LEADERS, _kernel, "setup", "xor.b32", 1, change="parity never flips")
+    _role, _occurrence = ("load", 2) if "mx" in _kernel else ("setup", 1)
+    _add(_LEADERS, _kernel, _role, _WAIT_EMPTY, _occurrence, change="always done")
+    _add(_LEADERS, _kernel, "setup", "xor.b32", _occurrence, change="parity never flips")
     _add(_ALIGNED, _kernel, "setup", _BAR, 1)
     _add(_ALIGNED, _kernel, "exit", _BAR, 1)
 _add(_MEETS, GROUPED_MX_NAMES[0], "epilogue", _BAR, 10)

@@ -31,6 +31,8 @@ CASES = {
     "192 columns": replace(MXFP8, **LARGE, tile=(128, 192), n=424, k=272, rhs_dtype="e5m2"),
     "256 columns": replace(MXFP8, tile=(128, 256), n=392, k=656, sm_count=2, output="f16"),
     "64 columns": replace(MXFP8, tile=(128, 64), n=200, sm_count=1, stages=None),
+    "96 columns": replace(MXFP8, tile=(128, 96), n=456, k=272, groups=2, offset=1),
+    "224 columns": replace(MXFP8, tile=(128, 224), n=648, k=272, sm_count=2, output="f16"),
     "along n": replace(MXFP8, transposed=False, n=272, k=272),
     "one group": replace(MXFP8, sizes=(200,), tile=(128, 192), n=328),
     "one takes all": replace(MXFP8, sizes=(0, 0, 200, 0)),
@@ -50,7 +52,9 @@ CASES = {
     "mxfp4": MXFP4,
     "mxfp4, large": replace(MXFP4, **LARGE, tile=(128, 192), n=264, k=544, output="f32"),
     "mxfp4, gated": replace(MXFP4, gated=True, n=136, output="f32"),
+    "mxfp4, 160 columns": replace(MXFP4, tile=(128, 160), n=648, k=544, output="f32"),
     "nvfp4": NVFP4,
+    "nvfp4, 160 columns": replace(NVFP4, tile=(128, 160), n=648, k=544, sm_count=2),
     "nvfp4, large": replace(NVFP4, **LARGE, n=264, k=800, stages=2, output="f32", bias="f32"),
     "nvfp4, without global scales": replace(NVFP4, scales=(), groups=2, offset=1),
     "nvfp4, gated": replace(NVFP4, gated=True, tile=(128, 256), n=136, output="f32"),
@@ -63,6 +67,7 @@ PAIRS = {
         *("tails", "large", "192 columns", "64 columns", "one group", "all empty", "along n"),
         *("more groups than rows", "oversized", "some groups", "a CTA for each tile", "epilogue"),
         *("gated, wide", "mxfp8 by mxfp4", "mxfp8 by mxfp4, large", "mxfp8 by mxfp4, gated"),
+        *("96 columns", "224 columns", "mxfp4, 160 columns", "nvfp4, 160 columns"),
         *("mxfp4", "mxfp4, large", "nvfp4", "nvfp4, large", "nvfp4, gated"),
     )
 } | {

@@ -105,6 +105,15 @@ def test_powers_of_two_are_exact() -> None:
         assert (np.asarray(turned) == wanted).all()
 
 
+@pytest.mark.parametrize("m", [1, 8])
+def test_few_rows_are_not_swapped(m: int) -> None:
+    lhs, rhs = quantized(m, 400, 257)
+    config = jaxbw.explain(lhs, rhs, device="H100", implementation="sm90").config
+    assert config is not None
+    assert not config.swap_ab
+    check(jaxbw.matmul(lhs, rhs, implementation=EMULATED), lhs, rhs)
+
+
 def test_epilogue_and_a_scale_of_columns() -> None:
     """The scales of one operand are of blocks, of the other one of the epilogue."""
     lhs, _ = quantized(70, 300, 200)

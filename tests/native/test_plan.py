@@ -222,6 +222,11 @@ def test_many_plans_are_those_of_one(name: str) -> None:
         (FOUR_BITS | {"mx": 32}, {}, 5, 128),
         (FOUR_BITS | {"mx": 16}, {}, 4, 192),
         (FOUR_BITS | {"mx": 16}, {}, 5, 256),  # 16 columns are left
+        # Boxes of 32 columns, and of rhs's scales three tiles.
+        ({"mx": 32, "rhs_major": Major.K}, {"block_n": 224}, 6, 32),
+        (FOUR_BITS | {"mx": 16}, {"block_n": 224}, 4, 192),
+        (FOUR_BITS | {"mx": 16}, {"block_n": 160}, 6, 96),
+        (FOUR_BITS | {"mx": 32}, {"block_n": 160}, 6, 0),  # two accumulators
     ],
     ids=str,
 )
@@ -420,7 +425,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mx_block, 4 bits beside 8": ("sm100", MIXED | {"mx": 16}, {}),
     "mx_gated": ("sm100", EIGHT_BITS | {"mx": 32, "gated": True}, {"block_n": 64}),
     "mx_rows": ("sm100", EIGHT_BITS | {"mx": 32}, {"block_m": 64}),
-    "mx_columns": ("sm100", EIGHT_BITS | {"mx": 32}, {"block_n": 96}),
+    "mx_columns": ("sm100", EIGHT_BITS | {"mx": 32}, {"block_n": 80}),
     "mx_accumulators": (
         "sm100",
         EIGHT_BITS | {"mx": 32},

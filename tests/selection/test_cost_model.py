@@ -58,6 +58,20 @@ def test_tiles_of_scales_hold_the_tensor_core() -> None:
         assert mma == 4 * 128 + 4 * copies
 
 
+def test_a_tile_of_odd_width_copies_all_tiles_of_scales_that_it_may_touch() -> None:
+    work = workload(8192, 8192, 8192, input=DataType.E4M3, mx=32)
+    for block_n, copies in ((96, 3), (160, 3), (192, 3), (224, 4)):
+        config = dataclasses.replace(PAIR, block_n=block_n)
+        table = Candidates.of([config], "sm100", work.itemsize)
+        (mma,) = stage_of(work, B200, table, grid(work, B200, table)).mma
+        assert mma == 2 * block_n + 4 * copies
+
+
+def test_mxfp8_gets_a_tile_of_160_columns_where_it_fills_the_waves() -> None:
+    best = ranking("B200", 512, 5376, 21504, "nt", input=DataType.E4M3, mx=32)[0]
+    assert (best.config.tile, best.cost.waves) == ((256, 160), 1)
+
+
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_4096_cubed_by_narrow_tiles_fills_its_waves(layout: str) -> None:
     work = workload(4096, 4096, 4096, layout)

@@ -24,6 +24,7 @@ from jaxbw._src.selection.implementations import FAMILIES, Implementation
 from jaxbw._src.selection.policy import policy_of
 
 _BIAS_AXES = {-1: "n", -2: "m"}
+_E8M0 = np.dtype(jnp.float8_e8m0fnu)
 
 
 class WithScales:
@@ -37,14 +38,14 @@ class WithScales:
 )
 @dataclass(frozen=True)
 class Quantized(WithScales):
-    """An array as float8 and float32 scales: `data * scale`. A pytree; `quantize` makes it.
+    """An array as float8 and scales: `data * scale`. A pytree; `quantize` makes it.
 
     A matmul with an `out_scale` makes it, too.
 
     Attributes:
       data: float8, shaped as the array.
-      scale: float32: a scalar, or shaped as the array with size 1 where it is shared, or one
-        element for each block of 128.
+      scale: float32, or of blocks perhaps float8_e8m0fnu: a scalar, or shaped as the array with
+        size 1 where it is shared, or one element for each block of 128.
       transposed: data with its last two dimensions swapped, where both were asked for; else None.
       dtype: that of the array, which decides the dtype of a matmul's result.
       amax: of a matmul with an `out_scale`: float32, the largest finite magnitude of the array;
@@ -81,7 +82,8 @@ class Quantized(WithScales):
         from jaxbw._src.blocks import spread
 
         scale = self.scale if jnp.ndim(self.scale) == 0 else spread(self.scale, self.shape)
-        wide: jax.Array = lax.convert_element_type(self.data, jnp.float32) * scale
+        data, scale = (lax.convert_element_type(x, jnp.float32) for x in (self.data, scale))
+        wide: jax.Array = data * scale
         return wide.astype(self.dtype)
 
 
@@ -269,6 +271,7 @@ def epilogue(
         rhs_scale=operands.rhs_scale is not None and not blocks[1],
         lhs_blocks=blocks[0],
         rhs_blocks=blocks[1],
+        e8m0_blocks=all(blocks) and dtype(operands.lhs_scale) == _E8M0,
         lhs_format=formats[0],
         rhs_format=formats[1],
         out_scale=operands.out_scale is not None,

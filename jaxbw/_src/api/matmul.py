@@ -79,6 +79,7 @@ def matmul(
         broadcast; or a scalar, of all; real floating arrays, used in float32. It multiplies the
         sums, and has a derivative. Default none. Of blocks it is shaped as lhs, with 1 for 128
         elements of the last dimension and perhaps of others, as of `quantize` with `block=128`.
+        Such scales of both operands in float8_e8m0fnu stay that, and have no derivative.
       rhs_scale: of each column of rhs, shaped as rhs without its next to last dimension; likewise.
       out_scale: of a result in float8, which is divided by it and saturates, as of `quantize`: a
         number or a scalar array, used in float32, known before the call. Default none.

@@ -13,6 +13,7 @@ from jaxbw._src.api import arguments
 from jaxbw._src.api.arguments import Quantized
 from jaxbw._src.api.block_scaled import BlockScaled, block_scaled
 from jaxbw._src.primitives import quantize as primitive
+from jaxbw._src.primitives import quantizing
 from jaxbw._src.primitives.quantizing import undifferentiated
 from jaxbw._src.problem import describe
 from jaxbw._src.selection.implementations import Implementation
@@ -25,6 +26,7 @@ def quantize(
     *,
     axis: int | Sequence[int] | None = None,
     block: int | None = None,
+    scale_dtype: Any = None,
     square: bool = False,
     both: bool = False,
     global_scale: Any = None,
@@ -68,6 +70,9 @@ def quantize(
       block: 128, of "e4m3" and "e5m2": along these dimensions each 128 elements share a scale, and
         what is left of them; default None, all. axis=-1 gives DeepSeek's scales of activations,
         1x128, and axis=(-2, -1) of weights, 128x128, which `matmul` takes together.
+      scale_dtype: of "e4m3" and "e5m2": float32, or with `block` float8_e8m0fnu: scales are
+        rounded up to powers of two, as DeepGEMM's, by XLA, and Blackwell's kernels multiply them,
+        too, as MXFP8. Default None: float32, and of block-scaled formats their own.
       square: of a block-scaled format: blocks are square, of the last two dimensions, so that they
         are the same for an array and its transpose; default False.
       both: also the transposed data, for weights that a kernel reads in both directions; of a
@@ -92,8 +97,9 @@ def quantize(
     Raises:
       TypeError: x is no array, or not real floating; it is differentiated.
       ValueError: an unknown format; an axis that x has not, or of a block-scaled format several;
-        another `block`; `both` or `square` of less than two dimensions; a `square`,
-        `global_scale`, `key` or `rotation` that the format has not; an unknown implementation.
+        another `block` or `scale_dtype`; `both` or `square` of less than two dimensions; a
+        `square`, `global_scale`, `key` or `rotation` that the format has not; an unknown
+        implementation.
       NotImplementedError: a strict implementation that does not take x.
 
     >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "e4m3", axis=-1)
@@ -105,6 +111,10 @@ def quantize(
     >>> q = jaxbw.quantize(jnp.array([[1.0, -7.0], [0.5, 1.75]]), "mxfp4")
     >>> q.data.shape, q.scale.shape, q.dequantized().tolist()
     ((2, 128), (1, 1, 512), [[1.0, -8.0], [0.5, 2.0]])
+    >>> powers = {"block": 128, "scale_dtype": "float8_e8m0fnu"}
+    >>> q = jaxbw.quantize(jnp.full((1, 256), 449.0), "e4m3", axis=-1, **powers)
+    >>> q.scale, q.data[0, 0]
+    (Array([[2, 2]], dtype=float8_e8m0fnu), Array(224, dtype=float8_e4m3fn))
     """
     call = "jaxbw.quantize"
     x = arguments.array(call, "x", x)
@@ -124,6 +134,12 @@ def quantize(
     if block not in known:
         expected = " or ".join(map(str, reversed(known)))
         raise ValueError(f"{call}: block is {arguments.shown(block)}; of {format} it is {expected}")
+    powers = False
+    if scale_dtype is not None:
+        powers = _are_powers(call, format, scale_dtype, block)
+        if powers and policy.implementation and "xla" not in policy.implementation:
+            reason = "no kernel rounds scales to powers of two"
+            raise NotImplementedError(quantizing.message(policy.implementation, x, reason))
     if is_block_scaled:
         axis = -1 if axis is None else axis
         return block_scaled(
@@ -144,9 +160,22 @@ def quantize(
             f"{call}: x is {describe(x.dtype, x.shape)} and both=True; only matrices are transposed"
         )
     quantized: Quantized = _quantize(
-        x, format, _axes(call, x, axis), block is not None, bool(both), served_by
+        x, format, _axes(call, x, axis), block is not None, powers, bool(both), served_by
     )
     return quantized
+
+
+def _are_powers(call: str, format: str, scale_dtype: Any, block: Any) -> bool:
+    """Whether scales of this dtype are powers of two, checked."""
+    known = {np.dtype(np.float32): False} if format in fp8.FORMATS else {}
+    known |= {fp8.E8M0: True} if block is not None else {}
+    try:
+        return known[np.dtype(scale_dtype)]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"{call}: scale_dtype is {arguments.shown(scale_dtype)}, format {format!r} and block "
+            f"{block}; it is float32 or, with block=128, float8_e8m0fnu, of 'e4m3' and 'e5m2'"
+        ) from None
 
 
 def _axes(call: str, x: Any, axis: Any) -> tuple[int, ...] | None:
@@ -164,19 +193,20 @@ def _axes(call: str, x: Any, axis: Any) -> tuple[int, ...] | None:
 _ServedBy = tuple[tuple[str, ...] | None, str | None]  # implementation and target
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5), inline=compat.INLINED)
+@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5, 6), inline=compat.INLINED)
 def _quantize(
     x: Any,
     format: str,
     axis: tuple[int, ...] | None,
     in_blocks: bool,
+    powers: bool,
     both: bool,
     served_by: _ServedBy,
 ) -> Quantized:
     x = undifferentiated(x)
     shared = tuple(range(x.ndim)) if axis is None else axis
     if in_blocks:
-        data, scale = _blockwise(format, shared, served_by, x)
+        data, scale = _blockwise(format, shared, powers, served_by, x)
         turned = jnp.matrix_transpose(data) if both else None
         return Quantized(data, scale, turned, np.dtype(x.dtype))
     data, scale, *transposed = _rounded(format, shared, both, served_by, x)
@@ -185,7 +215,9 @@ def _quantize(
     return Quantized(data, scale, transposed[0] if both else None, np.dtype(x.dtype))
 
 
-def _blockwise(format: str, axis: tuple[int, ...], served_by: _ServedBy, x: Any) -> tuple[Any, Any]:
+def _blockwise(
+    format: str, axis: tuple[int, ...], powers: bool, served_by: _ServedBy, x: Any
+) -> tuple[Any, Any]:
     """The data, and a scale for each block: whole blocks, as a dimension of x that has two then."""
     behind = [-n % blocks.BLOCK if i in axis else 0 for i, n in enumerate(x.shape)]
     whole = jnp.pad(x, [(0, more) for more in behind]) if any(behind) else x
@@ -194,9 +226,19 @@ def _blockwise(format: str, axis: tuple[int, ...], served_by: _ServedBy, x: Any)
     for i, n in enumerate(whole.shape):
         shape += [n // blocks.BLOCK, blocks.BLOCK] if i in axis else [n]
         shared += [len(shape) - 1] if i in axis else []
-    data, scale = _rounded(format, tuple(shared), False, served_by, whole.reshape(shape))
+    whole_blocks = whole.reshape(shape)
+    if powers:
+        data, scale = _rounded_by_powers(format, tuple(shared), whole_blocks)
+    else:
+        data, scale = _rounded(format, tuple(shared), False, served_by, whole_blocks)
     data = data.reshape(whole.shape)[tuple(map(slice, x.shape))]
     return data, scale.reshape([blocks.count(n) if i in axis else n for i, n in enumerate(x.shape)])
+
+
+def _rounded_by_powers(format: str, axis: tuple[int, ...], x: Any) -> tuple[Any, Any]:
+    options: Any = {"format": format, "axis": axis, "both": False}
+    data, scale = primitive.on_xla(x, **options, scale_of=fp8.power_of_two_of)
+    return data, fp8.as_e8m0(scale)
 
 
 def _rounded(

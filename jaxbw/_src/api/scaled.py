@@ -15,6 +15,7 @@ from jaxbw._src import block_formats, compat, scale_tiles
 from jaxbw._src.api import arguments
 from jaxbw._src.api.block_scaled import BlockScaled, padded
 from jaxbw._src.api.matmul import matmul
+from jaxbw._src.api.scales import undifferentiated
 from jaxbw._src.block_formats import E8M0, BlockFormat
 from jaxbw._src.problem import describe
 from jaxbw._src.selection.implementations import Implementation
@@ -131,7 +132,7 @@ def _operands(
 def _block_scaled(format: Any, x: Any, scales: Any, block: int) -> BlockScaled:
     k = x.shape[-1]
     if scales.dtype == E8M0:
-        scales = _undifferentiated(scales)
+        scales = undifferentiated(scales)
     scales = _repeated(scales, block // format.block, -(-k // format.block))
     tiles = scale_tiles.tiled(scales if x.ndim > 1 else scales[None])
     dtype = np.dtype(np.float32)
@@ -141,22 +142,9 @@ def _block_scaled(format: Any, x: Any, scales: Any, block: int) -> BlockScaled:
 def _dequantized(x: Any, scales: Any, block: int) -> Any:
     wide = np.float64 if np.float64 in (x.dtype, scales.dtype) else np.float32
     if scales.dtype == E8M0:
-        scales = _undifferentiated(scales)
+        scales = undifferentiated(scales)
     return x.astype(wide) * _repeated(scales.astype(wide), block, x.shape[-1])
 
 
 def _repeated(scales: Any, times: int, count: int) -> Any:
     return scales if times == 1 else jnp.repeat(scales, times, axis=-1)[..., :count]
-
-
-@jax.custom_jvp
-def _undifferentiated(scales: Any) -> Any:
-    return scales
-
-
-@_undifferentiated.defjvp
-def _refuse(*_: Any) -> Any:
-    raise TypeError(
-        f"{_CALL}: scales in float8_e8m0fnu are differentiated, in which a derivative has neither "
-        "zero nor sign; take jax.lax.stop_gradient of them"
-    )

@@ -7,11 +7,12 @@ or where they differ along the contraction, in blocks of 128, of the operands.
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxbw._src import blocks
+from jaxbw._src import blocks, fp8
 from jaxbw._src.api.arguments import Quantized
 from jaxbw._src.api.block_scaled import BlockScaled, BlockScales, unblocked, unscaled
 from jaxbw._src.epilogue import saved_dtype
@@ -134,10 +135,14 @@ def checked(
         if _is_of_blocks(name, scale, operands, contracting):
             found[name], shared[name] = _of_blocks(name, scale, operands, contracting)
             continue
-        scale = _shaped(call, name, scale, operands, contracting)
+        scale = _wide(_shaped(call, name, scale, operands, contracting))
         if scale.shape == () and not (gated and name != "lhs_scale"):
             factor, scale = scale if alpha == 1 and factor is alpha else factor * scale, None
         found[name] = scale
+    # Powers of two are kept as such where all operands have them, of blocks.
+    of_all = [scale for scale in found.values() if scale is not None]
+    if len(of_all) < 2 + gated or any(scale.dtype != fp8.E8M0 for scale in of_all):
+        found = {name: None if scale is None else _wide(scale) for name, scale in found.items()}
     of_rhs = max(shared["rhs_scale"], shared["rhs_up_scale"])
     if gated and of_rhs:
         (k,) = contracting[1]
@@ -181,7 +186,7 @@ def _of_blocks(
     columns = [i for i in range(x.ndim) if i != k][-1:] if of == "rhs" else []
     if not all(scale.shape[i] in (1, blocks.count(x.shape[i])) for i in columns):
         columns = []
-    scale = scale.astype(jnp.float32 if scale.dtype.itemsize < 4 else scale.dtype)
+    scale = undifferentiated(scale) if scale.dtype == fp8.E8M0 else _wide(scale)
     in_blocks = of == "rhs" and (bool(columns) or x.ndim == 1)
     return blocks.spread(scale, _grid(x, k, *columns)), blocks.BLOCK if in_blocks else 1
 
@@ -201,7 +206,6 @@ def _shaped(call: str, name: str, scale: Any, operands: Operands, contracting: C
     if not jnp.issubdtype(scale.dtype, jnp.floating):
         raise TypeError(f"{call}: {name} is {scale.dtype}; cast it to float32")
     wanted = _without(x, dims)
-    scale = scale.astype(jnp.float32 if scale.dtype.itemsize < 4 else scale.dtype)
     if scale.ndim == x.ndim and all(scale.shape[i] == 1 for i in dims):
         scale = lax.squeeze(scale, dims)
     if scale.size == 1 and scale.ndim <= len(wanted):
@@ -216,6 +220,24 @@ def _shaped(call: str, name: str, scale: Any, operands: Operands, contracting: C
             "(scales that differ along the contraction are not supported)"
         )
     return jnp.broadcast_to(scale, wanted)
+
+
+def _wide(scale: Any) -> Any:
+    return scale.astype(jnp.float32 if scale.dtype.itemsize < 4 else scale.dtype)
+
+
+@jax.custom_jvp
+def undifferentiated(scales: Any) -> Any:
+    """Scales in float8_e8m0fnu, of which a derivative is refused."""
+    return scales
+
+
+@undifferentiated.defjvp
+def _refuse(*_: Any) -> Any:
+    raise TypeError(
+        "jaxbw: scales in float8_e8m0fnu are differentiated, in which a derivative has neither "
+        "zero nor sign; take jax.lax.stop_gradient of them"
+    )
 
 
 def _of_result(call: str, scale: Any) -> Any:

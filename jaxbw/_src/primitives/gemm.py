@@ -54,7 +54,9 @@ def gemm(
 
     `batch`: of the dot_general, the shape of an amax.
     """
-    problem = reduction.problem
+    problem = reduction.problem.on(_family(choice))
+    if problem is not reduction.problem:
+        operands = _with_tiles(operands, reduction.problem)
     lhs, rhs, rhs_up, c, bias, residual, *_ = operands
     factors: list[Any] = []
     if problem.epilogue.factors_in_memory:
@@ -112,10 +114,14 @@ def plan_of(problem: GemmProblem, choice: Choice, resident: int | None = None) -
     from jaxbw._src.selection import planner  # which `import jaxbw` does without
 
     assert choice.config is not None
-    family = EMULATED.get(choice.implementation, choice.implementation)
-    plan = planner.plan(problem, family, choice.config, resident or choice.wave or 1)
+    family = _family(choice)
+    plan = planner.plan(problem.on(family), family, choice.config, resident or choice.wave or 1)
     assert isinstance(plan, Plan), str(plan)
     return plan
+
+
+def _family(choice: Choice) -> str:
+    return EMULATED.get(choice.implementation, choice.implementation)
 
 
 def _read(reduction: Reduction, x: Any, *, of_rhs: bool) -> Any:
@@ -149,13 +155,33 @@ def _tiles(tiles: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:
     return jax.lax.reshape(tiles, shape)
 
 
+def _with_tiles(operands: Operands, problem: GemmProblem) -> Operands:
+    """The same with scales of blocks of 128, in float8_e8m0fnu, in tiles of blocks of 32."""
+    from jaxbw._src import scale_tiles  # wanted by few
+
+    found: dict[str, Any] = {}
+    for of in ("lhs", "rhs", "rhs_up"):
+        of_lhs = of == "lhs"
+        if (scale := getattr(operands, f"{of}_scale")) is not None:
+            rows = problem.m if of_lhs else problem.n
+            scale = _of_matrices(scale, problem, of_lhs=of_lhs)
+            tiles = scale_tiles.of_blocks_of_128(scale, rows)
+            found |= {f"{of}_scale": None, f"{of}_tiles": tiles}
+    return operands._replace(**found)
+
+
 def _vectors(scales: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:
-    """The scales of an operand as vectors along m or n, as many as it has matrices.
+    """The scales of an operand, if it has some, as kernels read them beside tiles."""
+    if scales is None:
+        return None
+    return _of_matrices(scales.astype(np.float32), problem, of_lhs=of_lhs)
+
+
+def _of_matrices(scales: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:
+    """Vectors along m or n, as many as an operand has matrices.
 
     Those of blocks have blocks of k behind, of lhs for each row.
     """
-    if scales is None:
-        return None
     e = problem.epilogue
     batched = problem.lhs_batched if of_lhs else problem.rhs_batched
     shape: tuple[Any, ...] = (problem.batch if batched else 1, problem.m if of_lhs else problem.n)
@@ -165,8 +191,9 @@ def _vectors(scales: Any, problem: GemmProblem, *, of_lhs: bool) -> Any:
     if of_lhs and e.lhs_blocks:
         shape = (*shape, blocks.count(problem.k))
     elif not of_lhs and e.rhs_blocks:
-        shape = (shape[0], blocks.count(problem.n), blocks.count(problem.k))
-    return jax.lax.reshape(scales.astype(np.float32), shape)
+        columns = problem.n if e.rhs_blocks == 1 else blocks.count(problem.n)
+        shape = (shape[0], columns, blocks.count(problem.k))
+    return jax.lax.reshape(scales, shape)
 
 
 def _abstract_eval(

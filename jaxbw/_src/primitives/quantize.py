@@ -4,7 +4,7 @@ Which of them is settled when it is lowered. `quantize_call_p` is a call of the 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,11 +48,18 @@ def quantize(
     return quantize_p.bind(x, **params, implementation=implementation, target=target)
 
 
-def on_xla(x: Any, *, format: str, axis: tuple[int, ...], both: bool) -> tuple[Any, ...]:
-    """The same in XLA's operations."""
+def on_xla(
+    x: Any,
+    *,
+    format: str,
+    axis: tuple[int, ...],
+    both: bool,
+    scale_of: Callable[[Any, fp8.Format], Any] = fp8.scale_of,
+) -> tuple[Any, ...]:
+    """The same in XLA's operations; `scale_of`: of amax."""
     form = fp8.FORMATS[format]
     wide = fp8.as_float32(x)
-    scale = fp8.scale_of(fp8.finite_amax(wide, axis), form)
+    scale = scale_of(fp8.finite_amax(wide, axis), form)
     data = fp8.scaled_down(wide, scale, form)
     return (data, scale, jnp.matrix_transpose(data)) if both else (data, scale)
 

@@ -21,7 +21,8 @@ MESSAGES: Mapping[str, str] = {
     "empty": "a dimension is 0; there is nothing to launch",
     "gated_c": "the matmul is gated and has a c; add c as the residual",
     "out_scale": "the result has not 8 bits; only such a one has a scale",
-    "block_scales_sm100": "scales of blocks of 128 are for sm90: leave them to XLA",
+    "block_scales_sm100": "scales of blocks of 128 are for sm90, unless both operands are float8 "
+    "and have powers of two: jaxbw.quantize(..., block=128, scale_dtype='float8_e8m0fnu')",
     "block_scales_8bit": "scales of blocks of 128 are for operands of which both have 8 bits",
     "block_scales_gated": "the matmul is gated and has scales of blocks of 128: take two matmuls",
     "block_scales_columns": "each column of rhs has scales of its own along k; kernels take those "

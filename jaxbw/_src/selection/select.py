@@ -58,16 +58,17 @@ def select(
             return _on_xla(problem, device, reason, refused)
         family = EMULATED.get(name, name)
         on = for_family(device, family) if name in EMULATED else device
+        seen = problem.on(family)
         for_every_m = config is not None and config.is_for_every_m
-        reason_against = _family_refusal(problem, on, family, kernels, for_every_m=for_every_m)
+        reason_against = _family_refusal(seen, on, family, kernels, for_every_m=for_every_m)
         if reason_against is None and implementations is None:
-            reason_against = _reason_to_leave(problem, name, config)
+            reason_against = _reason_to_leave(seen, name, config)
         if reason_against is not None:
             refused.append(Refusal(name, reason_against))
             continue
         assert on is not None
-        sized = problem.sized(CANONICAL_M)
-        is_free = implementations is None and config is None and sized == problem and weighs_xla
+        sized = seen.sized(CANONICAL_M)
+        is_free = implementations is None and config is None and sized == seen and weighs_xla
         if config is None or config.leaves_tile_open:
             wanted = config or ANY
             chosen: Choice | Refusal | None = None
@@ -79,9 +80,9 @@ def select(
                 chosen = _chosen(sized, on, family, kernels, wanted, weighs_xla=is_free)
         else:
             chosen = _given(sized, on, family, config, kernels)
-        if sized != problem and isinstance(chosen, Choice):
+        if sized != seen and isinstance(chosen, Choice):
             reason = f"{chosen.reason}; priced for {sized.batch} x {sized.m} rows"
-            chosen = replace(chosen, problem=str(problem), reason=reason)
+            chosen = replace(chosen, problem=str(seen), reason=reason)
         if isinstance(chosen, Refusal):
             refused.append(chosen)
         elif name in EMULATED:
@@ -158,10 +159,9 @@ def problem_refusals(
         if name == "xla":
             return ()
         family = EMULATED.get(name, name)
-        reason = _family_refusal(
-            problem, device, family, kernels, for_every_m=wanted.is_for_every_m
-        )
-        sized = problem.sized(CANONICAL_M)
+        seen = problem.on(family)
+        reason = _family_refusal(seen, device, family, kernels, for_every_m=wanted.is_for_every_m)
+        sized = seen.sized(CANONICAL_M)
         against: Refusal | None
         if reason is not None:
             against = Refusal(name, reason)
@@ -229,6 +229,7 @@ def ranking(
       kept: how many at most.
     """
     installed = _installed(kernels)
+    may_swap = not (wanted.batch_invariant or problem.promoted_by_blocks)
     straight, swapped_side = (
         (workload(problem, family, swapped=swapped), installed) for swapped in (False, True)
     )
@@ -236,7 +237,7 @@ def ranking(
         family,
         device.machine,
         straight,
-        None if wanted.batch_invariant else swapped_side,
+        swapped_side if may_swap else None,
         wanted=wanted,
         tuned=tuned,
         kept=kept,

@@ -122,7 +122,8 @@ def stage_of(work: Workload, machine: Machine, table: Candidates, cut: Grid) -> 
 
 def _scale_bytes(work: Workload, table: Candidates, cut: Grid) -> Floats:
     """The scales in a stage of a CTA: of its rows, and of all columns of its pair."""
-    of_columns = 2 if work.gated else np.ceil(table.block_n / SCALE_ROWS)
+    last = SCALE_ROWS - np.gcd(table.block_n, SCALE_ROWS)  # row of one at which a tile starts
+    of_columns = 2 if work.gated else np.ceil((last + table.block_n) / SCALE_ROWS)
     rows = np.ceil(cut.rows / SCALE_ROWS) + of_columns
     blocks = table.k_spans * SPAN_BYTES / work.itemsize / work.mx  # whole tiles
     return np.asarray(rows * SCALE_ROWS * blocks)

@@ -44,12 +44,14 @@ class Case:
     both: bool
     format: str = "e4m3"
     square: bool = False
+    keys: tuple[str, ...] = ()  # "key": rounded stochastically; "rotation"
 
     @property
     def options(self) -> dict[str, Any]:
         """What `jaxbw.quantize` is told."""
         options = {"format": self.format, "axis": self.axis, "both": self.both}
-        return options | ({"square": True} if self.square else {})
+        keys = {name: jax.random.key(i) for i, name in enumerate(self.keys)}
+        return options | ({"square": True} if self.square else {}) | keys
 
     @property
     def has_global_scale(self) -> bool:
@@ -70,29 +72,38 @@ class Case:
     def __str__(self) -> str:
         form = {None: "tensor", -1: "rows", -2: "columns"}[self.axis]
         options = (", both" if self.both else "") + (", square" if self.square else "")
+        options += "".join(f", {name}" for name in self.keys)
         return f"{self.rows}x{self.columns} {self.dtype} {self.format} {form}{options}"
 
 
 SHAPES = ((4096, 4096), (8192, 8192), (64, 8192), (4095, 4097))
-CASES = [
-    Case(rows, columns, dtype, axis, both)
-    for rows, columns in SHAPES
-    for dtype in ("bfloat16", "float32")
-    for axis, both in ((None, False), (None, True), (-1, False), (-1, True))
-] + [
-    Case(rows, columns, dtype, axis, both, format, square)
-    for format in ("mxfp8", "mxfp4", "nvfp4")
-    for rows, columns, dtype in (
-        *((*shape, "bfloat16") for shape in SHAPES),
-        (8192, 8192, "float32"),
-    )
-    for axis, both, square in (
-        (-1, False, False),
-        (-2, False, False),
-        (-1, True, False),
-        (-1, True, True),
-    )
-]
+CASES = (
+    [
+        Case(rows, columns, dtype, axis, both)
+        for rows, columns in SHAPES
+        for dtype in ("bfloat16", "float32")
+        for axis, both in ((None, False), (None, True), (-1, False), (-1, True))
+    ]
+    + [
+        Case(rows, columns, dtype, axis, both, format, square)
+        for format in ("mxfp8", "mxfp4", "nvfp4")
+        for rows, columns, dtype in (
+            *((*shape, "bfloat16") for shape in SHAPES),
+            (8192, 8192, "float32"),
+        )
+        for axis, both, square in (
+            (-1, False, False),
+            (-2, False, False),
+            (-1, True, False),
+            (-1, True, True),
+        )
+    ]
+    + [
+        Case(rows, columns, "bfloat16", axis, False, "nvfp4", keys=keys)
+        for rows, columns in SHAPES[:2]
+        for axis, keys in ((-1, ("key",)), (-2, ("rotation",)), (-2, ("key", "rotation")))
+    ]
+)
 
 
 def arms(case: Case, key: jax.Array) -> dict[str, Rotation]:

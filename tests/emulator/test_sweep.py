@@ -11,7 +11,7 @@ from .gemm_cases import Case
 from .gemm_launch import ACTIVATIONS
 from .ragged_launch import Ragged
 
-SAMPLE = {"sm90": 2, "sm100": 6}  # launches of an instance
+SAMPLE = {"sm90": 2, "sm100": 12}  # launches of an instance
 GROUPED_SAMPLE = 4
 PARTS = 2  # of the sample
 

@@ -61,17 +61,18 @@ _add(_BOTH, "sm100_grouped", "epilogue", _WAIT_LOAD, 2, 4, 6)
 _LATER = "the epilogue's wait for a later commit: a CTA without peers gets no arrival from others"
 for _kernel, _occurrence in zip((*_ALONE, *_MX_ALONE), (9, 9, 9, 5), strict=True):
     _add(_LATER, _kernel, "load", _WAIT_EMPTY, _occurrence, change="always done")
-_add(_LATER, "sm100_grouped", "setup", _WAIT_EMPTY, 1, change="always done")
-_add(_LATER, "sm100_grouped", "setup", "xor.b32", 1, change="parity never flips")
 _MEETS = "barrier.cta.sync.aligned behind it, for which all lanes wait"
 _add(_MEETS, "sm100_grouped", "setup", _BAR, 1)
 _add(_MEETS, "sm100_grouped", "multiply", _BAR, 1)
 _add(_MEETS, "sm90_grouped", "setup", _BAR, 1)
 _LEADERS = "the epilogue's wait for a later commit of the leader, which alone sends arrivals"
+for _kernel in (name for name in GROUPED_NAMES if "sm100" in name):
+    _reason, _is_mx = _LEADERS if "2cta" in _kernel else _LATER, "mx" in _kernel
+    _role, _occurrence = ("load", 2) if _is_mx else ("setup", 1)
+    _add(_reason, _kernel, _role, _WAIT_EMPTY, _occurrence, change="always done")
+    _occurrence = 2 if _is_mx and "2cta" in _kernel else 1
+    _add(_reason, _kernel, "setup", "xor.b32", _occurrence, change="parity never flips")
 for _kernel in (name for name in GROUPED_NAMES if "2cta" in name):
-    _role, _occurrence = ("load", 2) if "mx" in _kernel else ("setup", 1)
-    _add(_LEADERS, _kernel, _role, _WAIT_EMPTY, _occurrence, change="always done")
-    _add(_LEADERS, _kernel, "setup", "xor.b32", _occurrence, change="parity never flips")
     _add(_ALIGNED, _kernel, "setup", _BAR, 1)
     _add(_ALIGNED, _kernel, "exit", _BAR, 1)
 _add(_MEETS, GROUPED_MX_NAMES[0], "epilogue", _BAR, 10)

@@ -42,6 +42,7 @@ ROOMS = [
     "jaxbw._src.pieces",
     "jaxbw._src.epilogue",
     "jaxbw._src.block_formats",
+    "jaxbw._src.stochastic",
     "jaxbw._src.scale_tiles",
     "jaxbw._src.compat",
     "jaxbw._src.log",

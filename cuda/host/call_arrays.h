@@ -22,10 +22,7 @@ struct WantedArray {
 
 inline Status take(const Array& given, WantedArray& wanted) {
   const auto& [name, type, dims, untyped, _] = wanted;
-  if (Status status = check_array(name, given, type, dims); !status.ok()) return status;
-  if (!type && given.untyped != untyped) {
-    return invalid(name, untyped == Untyped::kInt32 ? " is not int32" : " is not uint8 or float8_e8m0fnu");
-  }
+  if (Status status = check_array(name, given, type, dims, untyped); !status.ok()) return status;
   if (given.address == 0 || given.address % kQuantizeVector != 0) {
     return invalid(name, " is at address ", given.address, "; it needs a multiple of ", kQuantizeVector, " bytes");
   }

@@ -59,11 +59,15 @@ uint64_t array_bytes(std::optional<DataType> type, std::span<const int64_t> dims
   return type ? bytes / packing(*type) : bytes;
 }
 
-Status check_array(const char* name, const Array& given, std::optional<DataType> type, std::span<const int64_t> dims) {
+Status check_array(const char* name, const Array& given, std::optional<DataType> type, std::span<const int64_t> dims,
+                   Untyped untyped) {
   if (!std::ranges::equal(given.dims, dims)) {
     return invalid(name, " is ", shape_text(given.dims), "; here it is ", shape_text(dims));
   }
   if (given.type != type) return invalid(name, " has another dtype than it must have beside the other arrays");
+  if (!type && given.untyped != untyped) {
+    return invalid(name, untyped == Untyped::kInt32 ? " is not int32" : " is not uint8 or float8_e8m0fnu");
+  }
   return Status();
 }
 
@@ -141,10 +145,7 @@ Status match(const char* kind, std::span<const Array> given, std::span<const Cal
   }
   for (size_t i = 0; i < given.size(); ++i) {
     const auto& [name, type, dims, _, address, untyped] = wanted[i];
-    if (Status status = check_array(name, given[i], type, dims); !status.ok()) return status;
-    if (!type && untyped != given[i].untyped) {
-      return invalid(name, untyped == Untyped::kInt32 ? " is not int32" : " is not uint8 or float8_e8m0fnu");
-    }
+    if (Status status = check_array(name, given[i], type, dims, untyped); !status.ok()) return status;
     buffers.*address = given[i].address;
   }
   return Status();

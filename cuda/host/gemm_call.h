@@ -58,7 +58,8 @@ std::string shape_text(std::span<const int64_t> dims);
 uint64_t array_bytes(std::optional<DataType> type, std::span<const int64_t> dims, Untyped untyped = Untyped::kBytes);
 
 // Fails unless a given array is as it must be.
-Status check_array(const char* name, const Array& given, std::optional<DataType> type, std::span<const int64_t> dims);
+Status check_array(const char* name, const Array& given, std::optional<DataType> type, std::span<const int64_t> dims,
+                   Untyped untyped);
 
 // An array that a call must have, and where its address goes.
 struct CallArray {

@@ -112,7 +112,7 @@ def divided(x: Any, divisor: Any) -> Any:
     Quotients that are no normal numbers are as of `fp8.divide`.
     """
     x = fp8.flushed(fp8.as_float32(x))
-    is_scale = is_divisor(divisor)
+    is_scale = _is_divisor(divisor)
     safe = jnp.where(is_scale, divisor, np.float32(1))
     magnitude = jnp.abs(x)
     is_number = (magnitude > 0) & (magnitude < np.inf)
@@ -124,7 +124,7 @@ def divided(x: Any, divisor: Any) -> Any:
     return jnp.where(is_scale & ~jnp.isnan(x), quotient, np.float32(np.nan))
 
 
-def is_divisor(scale: Any) -> Any:
+def _is_divisor(scale: Any) -> Any:
     """Whether it is a positive normal number."""
     return (scale >= np.finfo(np.float32).tiny) & (scale < np.inf)
 
@@ -139,8 +139,7 @@ def quantized(
       format: of data and scales.
       square: as many rows as elements of k share a scale, too.
       dither: of "nvfp4": points, uint16 and shaped as x, at which data are rounded
-        stochastically, and the global scale, with dimensions as x. Where that is no `is_divisor`,
-        x is NaN.
+        stochastically, and the global scale, with dimensions as x, as of `divided`.
 
     Returns:
       Data `[..., rows, padded(k)]`, and scales `[..., rows, padded(k) / block]`.
@@ -210,11 +209,7 @@ def _over_rows(amax: Any, count: int) -> Any:
 
 def _by_power_of_two(blocks: Any, amax: Any, format: BlockFormat) -> tuple[Any, Any]:
     """Data and scales, of amax as bits."""
-    exponent, fraction = divmod(int(np.float32(format.element.max).view(np.uint32)), 1 << 23)
-    # 2**e >= amax / max: one more where amax has the larger fraction. It fits: amax < 2**128.
-    up = (amax & np.uint32((1 << 23) - 1)) > np.uint32(fraction)
-    code = (amax >> 23).astype(jnp.int32) - (exponent - 127) + up
-    code = jnp.maximum(code, 0)
+    code = jnp.maximum(fp8.exponent_up(amax, format.element), 0)  # it fits: amax < 2**128
     is_number = amax < fp8.INFINITY
     inverse = fp8.of_bits((254 - jnp.minimum(code, 253)).astype(jnp.uint32) << 23)
     inverse = jnp.where(is_number, inverse, np.float32(0))
@@ -258,7 +253,8 @@ def _dithered(
     and_one = fp8.of_bits(np.uint32(0x3F800040) | points.astype(jnp.uint32) << 7)
     data = jnp.floor(less_one + and_one).astype(jnp.uint32)
     data = jnp.where(factor[..., None] == 0, np.uint32(0), data)
-    signed = jnp.where(jnp.isnan(blocks), np.float32(0), blocks)
+    has_sign = _is_divisor(divisor)[..., None] & ~jnp.isnan(blocks)
+    signed = jnp.where(has_sign, blocks, np.float32(0))
     return fp8.of_code(data | fp8.sign_of(signed, format.element), format.element), scale
 
 

@@ -83,12 +83,18 @@ def scale_of(amax: Any, format: Format) -> Any:
 
 def power_of_two_of(amax: Any, format: Format) -> Any:
     """amax / format.max, rounded up to a power of two; 1 for an amax of 0, never below 2^-126."""
-    amax_bits, max_bits = _bits(amax), np.float32(format.max).view(np.uint32)
-    fraction = LEAST_NORMAL - 1
-    up = (amax_bits & fraction) > (max_bits & fraction)
-    exponent = (amax_bits >> _FRACTION).astype(jnp.int32) - int(max_bits >> _FRACTION) + up
-    field = jnp.maximum(exponent + _BIAS, 1).astype(jnp.uint32)
+    field = jnp.maximum(exponent_up(_bits(amax), format), 1).astype(jnp.uint32)
     return jnp.where(amax == 0, np.float32(1), of_bits(field << _FRACTION))
+
+
+def exponent_up(amax: Any, format: Format) -> Any:
+    """The biased exponent, int32, of the least power of two from amax / format.max on.
+
+    Of amax as bits; one more than of the quotient of exponents where it has the larger fraction.
+    """
+    largest, fraction = np.float32(format.max).view(np.uint32), LEAST_NORMAL - 1
+    up = (amax & fraction) > (largest & fraction)
+    return _exponent(amax) - (_exponent(largest) - _BIAS) + up
 
 
 def as_e8m0(x: Any) -> Any:
@@ -139,6 +145,7 @@ def _step(rest: Any, divisor: Any, bits: int) -> tuple[Any, Any]:
 
 
 def _exponent(bits: Any) -> Any:
+    """Biased."""
     return lax.convert_element_type(bits >> _FRACTION, np.int32)
 
 

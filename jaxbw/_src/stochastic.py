@@ -21,8 +21,8 @@ _LEAST = np.float32(2.0**-100)  # of what is rotated; with it no sum or differen
 
 
 def seed_of(key: Any) -> Any:
-    """A seed, uint32 `[2]`, of a key of jax.random of whichever kind."""
-    return jax.random.bits(key, (2,), np.uint32)
+    """A seed, int32 `[2]`, of a key of jax.random of whichever kind."""
+    return _bits(key, (2,))
 
 
 def points(seed: Any, shape: Sequence[Any]) -> Any:
@@ -33,7 +33,7 @@ def points(seed: Any, shape: Sequence[Any]) -> Any:
     one first, its columns (https://doi.org/10.1145/2063384.2063405).
 
     Args:
-      seed: uint32 `[..., 2]`.
+      seed: int32 `[..., 2]`.
       shape: `[..., matrices, rows, columns]`, which begins as that of the seed.
 
     Returns:
@@ -44,7 +44,8 @@ def points(seed: Any, shape: Sequence[Any]) -> Any:
     down, across = -(-rows // _PATCH), -(-columns // _PATCH)
     grid = (*lead, math.prod(matrices) * down, across)
     counters = [lax.broadcasted_iota(np.uint32, grid, len(grid) - 2 + i) for i in range(2)]
-    keys = [jnp.broadcast_to(seed[..., i, None, None], grid) for i in range(2)]
+    words = lax.bitcast_convert_type(seed, np.uint32)
+    keys = [jnp.broadcast_to(words[..., i, None, None], grid) for i in range(2)]
     words = jnp.stack(threefry2x32_p.bind(*keys, *counters), axis=-2)
     halves = jnp.stack([words, words >> 16], axis=-1).astype(np.uint16)
     whole = halves.reshape(*lead, *matrices, _PATCH * down, _PATCH * across)
@@ -52,8 +53,12 @@ def points(seed: Any, shape: Sequence[Any]) -> Any:
 
 
 def signs_of(key: Any) -> Any:
-    """Signs of a rotation, of a key: uint32, of which bit i makes row i of 16 negative."""
-    return jax.random.bits(key, (), np.uint32)
+    """Signs of a rotation, of a key: int32, of which bit i makes row i of 16 negative."""
+    return _bits(key, ())
+
+
+def _bits(key: Any, shape: tuple[int, ...]) -> Any:
+    return lax.bitcast_convert_type(jax.random.bits(key, shape, np.uint32), np.int32)
 
 
 def rotated(x: Any, signs: Any) -> Any:

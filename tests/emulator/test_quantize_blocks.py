@@ -54,7 +54,7 @@ def check(
     x = any_bits(shape, DTYPES[kind])
     whole = aligned((1,), np.float32)
     whole[0] = 0.75
-    bits = aligned((8,), np.uint32)
+    bits = aligned((8,), np.int32)
     options: Any = {"axis": -2, "implementation": "xla"}
     if name == "nvfp4":
         options["global_scale"] = whole[0]

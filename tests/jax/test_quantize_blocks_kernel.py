@@ -267,6 +267,21 @@ def test_points_of_steps(whole: float) -> None:
         assert_same(one, wanted)
 
 
+def test_random_bits_by_a_global_scale_that_is_none() -> None:
+    """Data have no sign then, since x counts as NaN."""
+    x = any_numbers((33, 50), "float32")
+    run = partial(jaxbw.quantize, format="nvfp4", key=jax.random.key(0))
+
+    @jax.jit
+    def of_each(whole: Any) -> Any:
+        return [run(x, global_scale=whole, implementation=i) for i in ("xla", *FAMILIES)]
+
+    for whole in (0.0, -1.0, 1e-40, np.inf, np.nan):
+        wanted, *got = of_each(np.float32(whole))
+        for one in got:
+            assert_same(one, wanted)
+
+
 def test_numbers_of_the_format_stay_what_they_are() -> None:
     """Whatever the points, by whichever scale and global scale: a reciprocal is not exact."""
     numbers = np.array([6, 0, -0.5, 1, -1.5, 2, -3, 4] * 2)

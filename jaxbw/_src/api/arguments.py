@@ -24,7 +24,7 @@ from jaxbw._src.selection.implementations import FAMILIES, Implementation
 from jaxbw._src.selection.policy import policy_of
 
 _BIAS_AXES = {-1: "n", -2: "m"}
-_E8M0 = np.dtype(jnp.float8_e8m0fnu)
+_E8M0 = np.dtype(jnp.float8_e8m0fnu)  # fp8.E8M0 without fp8, which few want
 
 
 class WithScales:

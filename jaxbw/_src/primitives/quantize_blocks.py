@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
@@ -59,8 +58,8 @@ def quantize_blocks(
       divisor: the global scale, a scalar; None of a format without.
       columns, rows: what is wanted of blocks along the last dimension, and then of those along the
         one before it, whose data are transposed.
-      seed: uint32 [2], with the points of which data are rounded stochastically; or None.
-      signs: uint32, with which x is rotated before (`stochastic.rotated`); or None.
+      seed: int32 [2], with the points of which data are rounded stochastically; or None.
+      signs: int32, with which x is rotated before (`stochastic.rotated`); or None.
 
     Raises:
       NotImplementedError: none of the strict implementations takes such an array.
@@ -104,11 +103,8 @@ def on_xla(
         x = stochastic.rotated(x, left.pop())
     points = stochastic.points(left.pop(), x.shape) if dithered else None
     divisor = [scale.reshape(scale.shape + (1,) * (x.ndim - scale.ndim)) for scale in left]
-    for scale in divisor:
-        if points is None:
-            x = block_formats.divided(x, scale)
-        else:
-            x = jnp.where(block_formats.is_divisor(scale), x, np.nan)
+    if divisor and points is None:
+        x = block_formats.divided(x, *divisor)
     results = []
     for wanted, along in ((columns, lambda x: x), (rows, jnp.matrix_transpose)):
         if wanted is not Wanted.NOTHING:
@@ -188,12 +184,9 @@ def _refusal(dtype: Any, shape: Sequence[Any]) -> str | None:
 def _on_kernel(kernel: str, x: Any, *others: Any, **params: Any) -> list[Any]:
     """An array that no kernel refuses, as matrices one behind the other."""
     batch = x.shape[:-2]
-    left = [*others]
-    left[1:] = [lax.bitcast_convert_type(bits, np.int32) for bits in left[1:]]
-    signs = [left.pop().reshape(-1)] if params["rotated"] else []
-    seeds = [left.pop().reshape(-1, 2)] if params["dithered"] else []
-    divisor = [each.reshape(-1) for each in left]
-    operands = (x.reshape(-1, *x.shape[-2:]), *divisor, *seeds, *signs)
+    lead = others[0].ndim if others else 0  # what comes behind is of each
+    flat = (each.reshape(-1, *each.shape[lead:]) for each in others)
+    operands = (x.reshape(-1, *x.shape[-2:]), *flat)
     results = quantize_blocks_call_p.bind(*operands, kernel=kernel, **params)
     return [each.reshape(*batch, *each.shape[1:]) for each in results]
 
@@ -201,12 +194,8 @@ def _on_kernel(kernel: str, x: Any, *others: Any, **params: Any) -> list[Any]:
 def _call_abstract_eval(*operands: Any, kernel: str, **params: Any) -> Any:
     del kernel
     x, *others = operands
-    # Which array has which divisor has no part in the types; nor have seeds and signs as int32.
-    dtypes = [np.float32, np.uint32, np.uint32]
-    others = [
-        each.update(shape=each.shape[1:], dtype=np.dtype(dtype))
-        for each, dtype in zip(others, dtypes, strict=False)
-    ]
+    # Which array has which divisor has no part in the types.
+    others = [each.update(shape=each.shape[1:]) for each in others]
     return _abstract_eval(x, *others, implementation=None, target=None, **params)
 
 

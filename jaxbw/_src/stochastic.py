@@ -98,4 +98,4 @@ def rotated_parts(x: Any, signs: Any) -> list[Any]:
             if i & distance == 0:
                 low, high = parts[i], parts[i + distance]
                 parts[i], parts[i + distance] = low + high, low - high
-    return [(part * np.float32(1 / 4)).astype(x.dtype) for part in parts]
+    return [fp8.cast(part * np.float32(1 / 4), x.dtype) for part in parts]

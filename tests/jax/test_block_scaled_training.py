@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw._src import stochastic
+from jaxbw._src import fp8, stochastic
 
 from ..quantized import BLOCK_FORMATS
 
@@ -160,6 +160,24 @@ def test_rotated_operands_have_the_same_product() -> None:
     assert np.abs(left[:, :37] - x).max() > 0.5
     wanted = x.astype(np.float64).swapaxes(1, 2) @ y
     np.testing.assert_allclose(left.swapaxes(1, 2) @ right, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_rotated_numbers_are_rounded(dtype: Any) -> None:
+    """As by a cast: all numbers of a dtype, halfway to the next, and beside that.
+
+    On a GPU XLA left the cast out, where what was rotated became float32 again: the global scale
+    was that of other numbers than a CPU's, and of other ones than are in the array.
+    """
+    numbers = np.arange(2**16, dtype=np.uint16).view(np.dtype(dtype)).astype(np.float32)
+    halfway = numbers.view(np.uint32) + np.uint32(1 << (15 if dtype == jnp.bfloat16 else 12))
+    near = [bits.view(np.float32) for bits in (halfway - 1, halfway, halfway + 1)]
+    x = np.concatenate([numbers, *near])
+    x = x[~np.isnan(x) & ((x == 0) | (np.abs(x) >= np.finfo(np.float32).tiny))]
+    with np.errstate(over="ignore"):
+        wanted = x.astype(dtype)
+    found = np.asarray(jax.jit(fp8.cast, static_argnums=1)(x, dtype))
+    np.testing.assert_array_equal(found.view(np.uint16), wanted.view(np.uint16))
 
 
 def test_scan_and_remat() -> None:

@@ -99,9 +99,9 @@ for _kernels, _fences, _bars in (
         _add(_NOTHING_READ, _kernel, "epilogue", _BAR, *_bars)
 _STORED = "the one behind the tile before's last read, for its store"
 for _kernel in MX_NAMES:  # nothing is drained there
-    _add(_NOTHING_READ, _kernel, "epilogue", _BEFORE, 1, 5, 9)
-    _add(_NOTHING_READ, _kernel, "epilogue", _BAR, 1, 13, 25)
-    _add(_STORED, _kernel, "epilogue", _BAR, 7, 19)  # tiles of one accumulator
+    _add(_NOTHING_READ, _kernel, "epilogue", _BEFORE, 1, 5, 9, 13)
+    _add(_NOTHING_READ, _kernel, "epilogue", _BAR, 1, 13, 25, 41)
+    _add(_STORED, _kernel, "epilogue", _BAR, 7, 19, 31)  # tiles of one accumulator
 _LATER = "the wait for the ring's next slot: what a warp tells comes in order in the emulator"
 for _alone, _pairs in zip((*_ALONE, *_MX_ALONE), (*_PAIRS, *_MX_PAIRS), strict=True):
     _add(_LATER, _alone, "schedule", _WAIT_EMPTY, 2, change="always done")

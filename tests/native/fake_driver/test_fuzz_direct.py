@@ -39,7 +39,9 @@ def test_drawn_cases_are_launched_as_they_are_drawn(fake: FakeDriver) -> None:
 )
 def test_what_a_kernel_does_wrong_is_a_fault(fake: FakeDriver, bug: str, fault: str) -> None:
     fake.misbehave(bug)
-    for number in quick(5):
+    # Sums may be beyond 8 bits: then NaN, as what was not written is, is right.
+    numbers = [n for n in quick(10) if fuzz_direct.draw(SEED, n).output not in ("e4m3", "e5m2")]
+    for number in numbers[:5]:
         assert fault in fuzz_direct.attempt(SEED, number).fault
 
 

@@ -98,4 +98,19 @@ def rotated_parts(x: Any, signs: Any) -> list[Any]:
             if i & distance == 0:
                 low, high = parts[i], parts[i + distance]
                 parts[i], parts[i + distance] = low + high, low - high
-    return [fp8.cast(part * np.float32(1 / 4), x.dtype) for part in parts]
+    return [cast(part * np.float32(1 / 4), x.dtype) for part in parts]
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """float32 x, without subnormal numbers, in a dtype: rounded whatever is done with it next.
+
+    On a GPU XLA leaves out a cast to 16 bits and back, unless the numbers have that precision.
+    """
+    if dtype == jnp.bfloat16:
+        x = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    elif dtype == jnp.float16:
+        least, step = np.float32(2.0**-14), np.float32(2.0**-24)  # normal, and subnormal number
+        steps = lax.round(x * (1 / step), lax.RoundingMethod.TO_NEAREST_EVEN)
+        normal = lax.reduce_precision(x, exponent_bits=5, mantissa_bits=10)
+        x = jnp.where(jnp.abs(x) < least, steps * step, normal)
+    return x.astype(dtype)

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxbw
-from jaxbw._src import fp8, stochastic
+from jaxbw._src import stochastic
 
 from ..quantized import BLOCK_FORMATS
 
@@ -176,7 +176,7 @@ def test_rotated_numbers_are_rounded(dtype: Any) -> None:
     x = x[~np.isnan(x) & ((x == 0) | (np.abs(x) >= np.finfo(np.float32).tiny))]
     with np.errstate(over="ignore"):
         wanted = x.astype(dtype)
-    found = np.asarray(jax.jit(fp8.cast, static_argnums=1)(x, dtype))
+    found = np.asarray(jax.jit(stochastic.cast, static_argnums=1)(x, dtype))
     np.testing.assert_array_equal(found.view(np.uint16), wanted.view(np.uint16))
 
 

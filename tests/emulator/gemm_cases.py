@@ -454,7 +454,10 @@ def verify_results(case: Case, matmul: Matmul, results: Sequence[npt.NDArray[Any
             allowed = error + unit * (np.abs(reference) + error) + least
             with np.errstate(over="ignore", invalid="ignore"):
                 wrong = ~(np.abs(result.astype(np.float64) - reference) <= allowed)
-            wrong &= ~(np.isinf(rounded) & (result == rounded))
+                beyond = (reference + np.copysign(error, reference)).astype(np.float32)
+                beyond = beyond.astype(result.dtype)
+            overflows = ~np.isfinite(beyond.astype(np.float32))
+            wrong &= ~(overflows & ((result == beyond) | (np.isnan(beyond) & np.isnan(result))))
         wrong &= ~(np.isnan(rounded) & np.isnan(result))
         if wrong.any():
             raise AssertionError(_report(case, name, result, rounded, wrong))

@@ -15,6 +15,7 @@ using namespace jaxbw;
 namespace {
 
 constexpr uint32_t kMaxDepth = 16;
+constexpr uint32_t kGroup = 4;                            // wgmmas
 constexpr uint32_t kParameterLines = 8, kLineWords = 16;  // of the constant cache: 64 bytes each
 constexpr uint32_t kBarrierSpace = 1024;  // ahead of the boxes, which start at multiples of the swizzle's atom
 
@@ -76,9 +77,10 @@ JAXBW_DEVICE void keep(const float (&d)[kCount], uint64_t* out) {
   if (sum == 1.25f) out[0] = 0;
 }
 
-// Cycles of `depth` wgmma of N columns, from the first issue until all are complete; out[0]: the least of the loops.
+// Cycles of `depth` groups of four wgmmas of N columns, as a stage of the kernels has, from the first issue until all
+// are complete; out[0]: the least of the loops. One group is in flight while the next is issued.
 template <uint32_t kN>
-JAXBW_DEVICE void wgmma_batches(const Arguments& a) {
+JAXBW_DEVICE void wgmma_groups(const Arguments& a) {
   using Instruction = ptx::Wgmma<DataType::kBF16, DataType::kBF16, kN>;
   const OperandTile a_tile = operand_tile(Major::kK, DataType::kBF16, 64, 1);
   const OperandTile b_tile = operand_tile(Major::kK, DataType::kBF16, kN, 1);
@@ -94,14 +96,18 @@ JAXBW_DEVICE void wgmma_batches(const Arguments& a) {
   for (uint32_t loop = 0; loop <= a.loops; ++loop) {
     __syncthreads();
     const uint64_t begin = cycles();
-    ptx::wgmma_fence();
 #pragma unroll 1
     for (uint32_t i = 0; i < a.depth; ++i) {
       ptx::wgmma_fence();
-      Instruction::template issue<Major::kK, Major::kK>(d, first, second, 1);
+#pragma unroll
+      for (uint32_t step = 0; step < kGroup; ++step) {
+        Instruction::template issue<Major::kK, Major::kK>(d, first, second, 1);
+      }
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<1>();
     }
-    ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
+    ptx::wgmma_fence_registers(d);
     const uint64_t took = cycles() - begin;
     if (loop > 0 && took < least) least = took;
   }
@@ -237,9 +243,10 @@ extern "C" __global__ void tma_store_latency(const __grid_constant__ Arguments a
   }
 }
 
-extern "C" __global__ void wgmma_64(const __grid_constant__ Arguments a) { wgmma_batches<64>(a); }
-extern "C" __global__ void wgmma_128(const __grid_constant__ Arguments a) { wgmma_batches<128>(a); }
-extern "C" __global__ void wgmma_256(const __grid_constant__ Arguments a) { wgmma_batches<256>(a); }
+extern "C" __global__ void wgmma_32(const __grid_constant__ Arguments a) { wgmma_groups<32>(a); }
+extern "C" __global__ void wgmma_64(const __grid_constant__ Arguments a) { wgmma_groups<64>(a); }
+extern "C" __global__ void wgmma_128(const __grid_constant__ Arguments a) { wgmma_groups<128>(a); }
+extern "C" __global__ void wgmma_256(const __grid_constant__ Arguments a) { wgmma_groups<256>(a); }
 
 // out[3 cta ...]: SM, and nanoseconds of begin and end, of a CTA that has an SM for itself (by its shared memory) for
 // some microseconds: the host computes what lies between two on one SM.

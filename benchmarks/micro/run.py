@@ -171,20 +171,21 @@ class Bench:
         return found
 
     def wgmma(self) -> dict[str, Any]:
-        """Cycles per instruction in a long row, and what the first takes beyond; by columns.
+        """Cycles per instruction in a long row of groups of four, and what the first group takes
+        beyond; by columns.
 
         Of one warpgroup, and of two, which share the SM's tensor cores.
         """
         found = {}
-        for columns in (64, 128, 256):
+        for columns in (32, 64, 128, 256):
             for groups in (1, 2):
                 times = {}
                 for depth in (1, 8, 16):
                     self._run(f"wgmma_{columns}", 64, depth=depth, block=128 * groups)
                     times[depth] = float(self._words(1)[0])
-                each = (times[16] - times[8]) / 8
+                group = (times[16] - times[8]) / 8
                 key = f"{columns}_warpgroups_{groups}"
-                found[key] = {"cycles": each, "latency": times[1] - each, "raw": times}
+                found[key] = {"cycles": group / 4, "latency": times[1] - group, "raw": times}
         return found
 
     def relaunch(self) -> dict[str, float]:

@@ -98,13 +98,13 @@ def test_a_store_at_a_time(module: emulator.Module) -> None:
     assert report.bytes["tma store"] == (LOOPS + 1) * 8 * run.ROW
 
 
-@pytest.mark.parametrize("columns", [64, 128, 256])
+@pytest.mark.parametrize("columns", [32, 64, 128, 256])
 def test_matmuls(module: emulator.Module, columns: int) -> None:
     out, report = launch(module, f"wgmma_{columns}", depth=2, block=256)
     assert out[0] > 0
     (role,) = (role for role in report.roles if "multiply" in role.name)
     issued = sum(n for name, n in role.operations.items() if "mma_async" in name)
-    assert issued == (LOOPS + 1) * 2 * 2  # by each of two warpgroups
+    assert issued == (LOOPS + 1) * 2 * 4 * 2  # groups of four, by each of two warpgroups
 
 
 def test_ctas_one_after_the_other(module: emulator.Module) -> None:

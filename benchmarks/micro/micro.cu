@@ -15,7 +15,6 @@ using namespace jaxbw;
 namespace {
 
 constexpr uint32_t kMaxDepth = 16;
-constexpr uint32_t kGroup = 4;                            // wgmmas
 constexpr uint32_t kParameterLines = 8, kLineWords = 16;  // of the constant cache: 64 bytes each
 constexpr uint32_t kBarrierSpace = 1024;  // ahead of the boxes, which start at multiples of the swizzle's atom
 
@@ -77,8 +76,8 @@ JAXBW_DEVICE void keep(const float (&d)[kCount], uint64_t* out) {
   if (sum == 1.25f) out[0] = 0;
 }
 
-// Cycles of `depth` groups of four wgmmas of N columns, as a stage of the kernels has, from the first issue until all
-// are complete; out[0]: the least of the loops. One group is in flight while the next is issued.
+// Cycles of `depth` groups of wgmmas of N columns, as many as a stage of the kernels has, from the first issue until
+// all are complete; out[0]: the least of the loops. One group is in flight while the next is issued.
 template <uint32_t kN>
 JAXBW_DEVICE void wgmma_groups(const Arguments& a) {
   using Instruction = ptx::Wgmma<DataType::kBF16, DataType::kBF16, kN>;
@@ -100,7 +99,7 @@ JAXBW_DEVICE void wgmma_groups(const Arguments& a) {
     for (uint32_t i = 0; i < a.depth; ++i) {
       ptx::wgmma_fence();
 #pragma unroll
-      for (uint32_t step = 0; step < kGroup; ++step) {
+      for (uint32_t step = 0; step < kMmasPerSpan; ++step) {
         Instruction::template issue<Major::kK, Major::kK>(d, first, second, 1);
       }
       ptx::wgmma_commit_group();

@@ -29,6 +29,7 @@ from micro.driver import Driver  # noqa: E402
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Werror", "all-warnings")
 BARRIER_SPACE = 1024  # kBarrierSpace of micro.cu
 PARAMETER_LINES = 8  # kParameterLines
+GROUP = 4  # wgmmas: kMmasPerSpan of the kernels
 ROW = 128  # bytes
 SMALL, LARGE = 8 << 20, 4 << 30  # arrays that L2 holds, and that it cannot
 WHOLE = 200 << 10  # shared memory that two CTAs of an SM have not
@@ -171,8 +172,7 @@ class Bench:
         return found
 
     def wgmma(self) -> dict[str, Any]:
-        """Cycles per instruction in a long row of groups of four, and what the first group takes
-        beyond; by columns.
+        """Cycles per instruction in groups, and what the first group takes beyond; by columns.
 
         Of one warpgroup, and of two, which share the SM's tensor cores.
         """
@@ -185,7 +185,7 @@ class Bench:
                     times[depth] = float(self._words(1)[0])
                 group = (times[16] - times[8]) / 8
                 key = f"{columns}_warpgroups_{groups}"
-                found[key] = {"cycles": group / 4, "latency": times[1] - group, "raw": times}
+                found[key] = {"cycles": group / GROUP, "latency": times[1] - group, "raw": times}
         return found
 
     def relaunch(self) -> dict[str, float]:

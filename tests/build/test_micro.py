@@ -104,7 +104,7 @@ def test_matmuls(module: emulator.Module, columns: int) -> None:
     assert out[0] > 0
     (role,) = (role for role in report.roles if "multiply" in role.name)
     issued = sum(n for name, n in role.operations.items() if "mma_async" in name)
-    assert issued == (LOOPS + 1) * 2 * 4 * 2  # groups of four, by each of two warpgroups
+    assert issued == (LOOPS + 1) * 2 * run.GROUP * 2  # by each of two warpgroups
 
 
 def test_ctas_one_after_the_other(module: emulator.Module) -> None:

@@ -444,8 +444,7 @@ def verify_results(case: Case, matmul: Matmul, results: Sequence[npt.NDArray[Any
     names = ["d", *(("saved", "saved_up")[: 1 + case.gated] if case.save else ())]
     names += ["amax"] * (case.out_scale is not None) + ["tiles"] * case.out_mx
     for name, result, (reference, error) in zip(names, results, wanted, strict=True):
-        with np.errstate(over="ignore"):  # f16 and e5m2 overflow to infinity, e4m3 to NaN
-            rounded = reference.astype(np.float32).astype(result.dtype)
+        rounded = _cast(reference, result.dtype)
         if exact or (case.integers and name.startswith("saved")):
             wrong = result != rounded
         else:
@@ -454,13 +453,18 @@ def verify_results(case: Case, matmul: Matmul, results: Sequence[npt.NDArray[Any
             allowed = error + unit * (np.abs(reference) + error) + least
             with np.errstate(over="ignore", invalid="ignore"):
                 wrong = ~(np.abs(result.astype(np.float64) - reference) <= allowed)
-                beyond = (reference + np.copysign(error, reference)).astype(np.float32)
-                beyond = beyond.astype(result.dtype)
+            beyond = _cast(reference + np.copysign(error, reference), result.dtype)
             overflows = ~np.isfinite(beyond.astype(np.float32))
             wrong &= ~(overflows & ((result == beyond) | (np.isnan(beyond) & np.isnan(result))))
         wrong &= ~(np.isnan(rounded) & np.isnan(result))
         if wrong.any():
             raise AssertionError(_report(case, name, result, rounded, wrong))
+
+
+def _cast(values: Values, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """As kernels do: f16 and e5m2 overflow to infinity, e4m3 to NaN."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32).astype(dtype)
 
 
 def _report(

@@ -45,6 +45,7 @@ def test_what_was_measured_on_the_h200_is_what_its_record_says() -> None:
     expected = {
         "wake_cycles": measured["mbarrier"]["local"],
         "remote_cycles": measured["mbarrier"]["remote"] - measured["mbarrier"]["local"],
+        "mma_interval_cycles": measured["wgmma"]["64_warpgroups_1"]["cycles"],
         "mma_latency_cycles": measured["wgmma"]["256_warpgroups_1"]["latency"],
         "store_bytes_per_cycle": 1 / per_byte,
         "store_read_cycles": stores["4096"]["read"] - 4096 * per_byte,
@@ -66,8 +67,8 @@ def test_what_was_measured_on_the_h200_is_what_its_record_says() -> None:
     assert set(values) == set(expected)
     for name, value in expected.items():
         assert values[name] == pytest.approx(value, rel=0.05), name
-    h200 = replayed("H200")
     # An idle load, and its waiter.
+    h200 = replayed("H200")
     load = h200["tma_latency_ns"] * ghz + h200["tma_latency_cycles"]
     assert load + h200["wake_cycles"] == pytest.approx(latency["l2_1024"], rel=0.01)
 

@@ -54,7 +54,7 @@ class Costs:
         time = max(self.useful_mma(n), self.cycles(reading))
         if kernel.warpgroups is None:
             return time
-        # A warpgroup's matmul waits for the accumulators of the one before it, of 32 bytes of K.
+        # Of 32 bytes of K; selection/machines.toml says what the interval stands for.
         at_a_time = kernel.mmas * MMA_BYTES // kernel.k_bytes
         return max(time, self.cycles(machine["mma_interval_cycles"] / at_a_time))
 

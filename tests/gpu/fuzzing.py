@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxbw._native import Plan
+
 from ..emulator import gemm_cases, installed
 from ..emulator.gemm_cases import Case
 from . import campaign, environment
@@ -33,13 +35,18 @@ class Fuzzer:
 
 
 def features(case: Case) -> dict[str, str]:
-    """What a case is counted by."""
-    clusters = case.config().clusters
-    plan = case.plan(SM_COUNT // clusters)
+    """What a case is counted by.
+
+    Of fuzz_jit.py it may be one whose configuration its call cannot have: the selection's serves.
+    """
+    resident = SM_COUNT // case.config().clusters
+    plan = case.planned(resident)
+    served = dict.fromkeys(("kernel", "waves"), "as chosen")
+    if isinstance(plan, Plan):
+        served = {"kernel": plan.kernel, "waves": str(math.ceil(plan.items / resident))}
     return {axis: str(getattr(case, axis)) for axis in gemm_cases.AXES} | {
-        "kernel": case.kernel,
+        **served,
         "k": str(case.k),
-        "waves": str(math.ceil(plan.items / (SM_COUNT // clusters))),
         "repacked": " ".join(case.repacked),
     }
 

@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint64_t kGuardUnit = 16;  // keeps the payload as aligned as TMA needs, and no better
 constexpr uint8_t kNan = 0xff;       // a byte that makes NaN of f16, bf16 and f32 alike
+constexpr uint8_t kOther = 0xfe;     // in results before every other launch: an element that is not written differs
 constexpr uint8_t kResultGuard = 0xa5;
 constexpr uint8_t kGarbage = 0x5a;  // in the workspace: finite numbers, and counters that have counted something
 
@@ -78,11 +79,11 @@ struct DeviceArray {
   bool workspace() const { return call.address == &GemmBuffers::workspace; }
 
   // What a launch finds in it: an operand is not written, so it was uploaded once.
-  Status prepare(bool poison) {
+  Status prepare(bool poison, int launch) {
     if (!call.result) return Status();
     if (source != nullptr) return buffer->upload(source);
     if (!poison) return Status();
-    return buffer->fill(workspace() ? kGarbage : kNan);
+    return buffer->fill(workspace() ? kGarbage : launch % 2 == 0 ? kNan : kOther);
   }
 };
 
@@ -157,7 +158,7 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
   }));
   for (int launch = 0; launch < options.repeats; ++launch) {
     for (DeviceArray& array : on_device) {
-      if (Status status = array.prepare(options.poison); !status.ok()) return status;
+      if (Status status = array.prepare(options.poison, launch); !status.ok()) return status;
     }
     // The null stream is ordered with the copies around the launch, another one need not be.
     Status status = options.stream == nullptr ? Status() : (*found)->cuCtxSynchronize();

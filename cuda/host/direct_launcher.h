@@ -18,7 +18,7 @@ struct DirectLaunch {
   // an element outside an operand shows in the result. 0 leaves finding such reads to compute-sanitizer, which does
   // not see them inside an allocation.
   uint64_t guard_bytes = 4096;
-  // Launches of the same matmul, each on poisoned results; all must agree bit for bit.
+  // Launches of the same matmul, each on results poisoned in another way than the last; all must agree bit for bit.
   int repeats = 1;
   // false: results and workspace are left as they were allocated, so that initcheck of compute-sanitizer sees what is
   // read before it is written. Takes no guards.

@@ -509,6 +509,11 @@ void compute(const GemmParams& p, const jaxbw::BlockScales& blocks = {}) {
     }
     return alpha * sum * scale(e.a_scales, p.a_batched, p.m, i, batch) * scale(scales, p.b_batched, p.n, j, batch);
   };
+  const std::string bug = environment("FAKE_CUDA_BUG");
+  char* first = static_cast<char*>(p.output.data);
+  char* last = first + (uint64_t{p.m} * p.n * p.batch - 1) * size_bytes(p.output.type);
+  char found[sizeof(float)];
+  std::memcpy(found, last, size_bytes(p.output.type));
   for (uint64_t batch = 0; batch < p.batch; ++batch) {
     for (uint64_t j = 0; j < p.n; ++j) {
       for (uint64_t i = 0; i < p.m; ++i) {
@@ -539,12 +544,9 @@ void compute(const GemmParams& p, const jaxbw::BlockScales& blocks = {}) {
       }
     }
   }
-  const std::string bug = environment("FAKE_CUDA_BUG");
-  char* first = static_cast<char*>(p.output.data);
-  char* last = first + (uint64_t{p.m} * p.n * p.batch - 1) * size_bytes(p.output.type);
   if (bug == "before") first[-1] = 0;
   if (bug == "after") last[size_bytes(p.output.type)] = 0;
-  if (bug == "unwritten") std::memset(last, 0xff, size_bytes(p.output.type));
+  if (bug == "unwritten") std::memcpy(last, found, size_bytes(p.output.type));
   static char launches = 0;
   if (bug == "unstable") first[0] = ++launches;
 }

@@ -37,18 +37,16 @@ class Fuzzer:
 def features(case: Case) -> dict[str, str]:
     """What a case is counted by.
 
-    Of fuzz_jit.py it may be one whose configuration its call cannot have: the selection's serves.
+    A call of fuzz_jit.py may not have the configuration that was drawn. Then the selection chooses,
+    and no kernel is counted.
     """
     resident = SM_COUNT // case.config().clusters
     plan = case.planned(resident)
-    served = dict.fromkeys(("kernel", "waves"), "as chosen")
+    found = {axis: str(getattr(case, axis)) for axis in gemm_cases.AXES}
+    found |= {"k": str(case.k), "repacked": " ".join(case.repacked)}
     if isinstance(plan, Plan):
-        served = {"kernel": plan.kernel, "waves": str(math.ceil(plan.items / resident))}
-    return {axis: str(getattr(case, axis)) for axis in gemm_cases.AXES} | {
-        **served,
-        "k": str(case.k),
-        "repacked": " ".join(case.repacked),
-    }
+        found |= {"kernel": plan.kernel, "waves": str(math.ceil(plan.items / resident))}
+    return found
 
 
 def summary(fuzzer: Fuzzer, seed: int, planned: int, notes: campaign.Notes) -> dict[str, Any]:

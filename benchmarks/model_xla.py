@@ -3,12 +3,13 @@ r"""The model of XLA's time, from measured times: jaxbw/_src/selection/xla.
     python benchmarks/model_xla.py xla.jsonl.xz --unseen more.jsonl.xz \
         --out jaxbw/_src/selection/xla/h200.npz
 
-Reads what measure_xla.py wrote. Fits the formula's constants, then grows regression trees
-(LightGBM) for the logarithm of the time over the formula's. Of the matmuls a part is left out in
-turn, and the errors of models that have not seen them give the margins: the measured ratio of XLA's
-time to the kernel's is more than the modelled ratio times its margin for 1 - CONFIDENCE of them, of
-each class of ROWS. Then it says what selection would lose: on those, and on matmuls of --unseen, by
-which nothing is fitted.
+Reads what measure_xla.py wrote. Fits the formula's constants, of each machine that the files have
+times of, then grows regression trees (LightGBM) for the logarithm of the time over the formula's.
+The trees learn from all machines, as XLA picks much the same kernels on each; all else is of
+--machine. Of its matmuls a part is left out in turn, and the errors of models that have not seen
+them give the margins: the measured ratio of XLA's time to the kernel's is more than the modelled
+ratio times its margin for 1 - CONFIDENCE of them, of each class of ROWS. Then it says what
+selection would lose: on those, and on matmuls of --unseen, by which nothing is fitted.
 
 Of each matmul the kernel is modelled as selection does it now, and taken to need the time that was
 measured. Matmuls of the benchmark's suite are left out of everything.
@@ -36,6 +37,7 @@ from jaxbw._src.lab.bench.case import suite
 from jaxbw._src.selection import manifest, xla
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import TARGETS, Device
+from jaxbw._src.selection.machine import Machine, machine_for
 from jaxbw._src.selection.select import select
 from jaxbw._src.selection.tuned.files import SIZES, to_bytes
 from jaxbw._src.selection.xla import ADVANTAGE, XlaModel, XlaTime
@@ -50,11 +52,12 @@ ROWS = (32, 128, 512, 2**31)  # the most of each class
 FOLDS = 8  # of the check
 FEWEST = 8  # matmuls of a kind, or of a layout, that is said to be known
 STARTS = Rates(0, launch=2.5, reduce=2.0, flops=6.2e6, load=20, bytes=4.2e6)  # of the constants
-TREES = 100
+TREES = 400
 GROWTH: dict[str, Any] = {
-    "objective": "regression",
-    "learning_rate": 0.08,
-    "num_leaves": 16,
+    "objective": "fair",  # a few times are off by a factor of two, whatever the sizes say
+    "fair_c": 0.1,
+    "learning_rate": 0.05,
+    "num_leaves": 31,
     "max_depth": 8,
     "min_data_in_leaf": 4,
     "lambda_l2": 1.0,
@@ -79,11 +82,17 @@ class Sample:
     modelled_us: float
 
 
+Learnt = Mapping[Rates, Sequence[Sample]]  # by the formula's constants of their machine
+
+
 def samples(paths: Sequence[pathlib.Path], device: Device) -> list[Sample]:
-    """Those of some files that the model may be of; the benchmark's are not among them."""
+    """Those of some files, measured on such a device, that the model may be of; the benchmark's are
+    not among them."""
     measured, found = suite(), []
     for path in paths:
         for matmul, row in xla_times.read(path).items():
+            if machine_of(row["device"], device) != device.machine:
+                continue
             if (matmul.m, matmul.n, matmul.k) in measured or "kernel" not in row["us"]:
                 continue
             if xla.kind(matmul.problem) is None:
@@ -96,6 +105,11 @@ def samples(paths: Sequence[pathlib.Path], device: Device) -> list[Sample]:
             times = {name: statistics.median(rounds) for name, rounds in row["us"].items()}
             found.append(Sample(matmul, times["xla"], times["kernel"], choice.cost.total))
     return found
+
+
+def machine_of(name: str, device: Device) -> Machine:
+    """The machine of a device's name, of the family of another."""
+    return machine_for(name, device.family or "", device.sm_count)
 
 
 def rates(known: Sequence[Sample], sm_count: int) -> Rates:
@@ -117,18 +131,20 @@ def _changed(sm_count: int, changes: Floats) -> Rates:
     return Rates(sm_count, *(float(f"{value:.4g}") for value in values))
 
 
-def grow(known: Sequence[Sample], given: Rates) -> dict[str, NDArray[Any]]:
+def grow(known: Learnt) -> dict[str, NDArray[Any]]:
     """The trees that samples give, as they lie in the model's file."""
-    problems = [each.matmul.problem for each in known]
-    rows = np.array([features(problem, given) for problem in problems])
-    base = np.array([rough(problem, given).us for problem in problems])
-    errors = np.log([each.xla_us for each in known]) - np.log(base)
+    each = [(sample, given) for given, some in known.items() for sample in some]
+    rows = np.array([features(sample.matmul.problem, given) for sample, given in each])
+    base = np.array([rough(sample.matmul.problem, given).us for sample, given in each])
+    errors = np.log([sample.xla_us for sample, _ in each]) - np.log(base)
     grown = lightgbm.train(GROWTH, lightgbm.Dataset(rows, errors), TREES).dump_model()
     return as_columns([each["tree_structure"] for each in grown["tree_info"]])
 
 
-def table(known: Sequence[Sample], given: Rates, made: Mapping[str, Any]) -> dict[str, Any]:
-    """The model of samples, as it lies in its file; its margins are none."""
+def table(
+    known: Sequence[Sample], given: Rates, made: Mapping[str, Any], others: Learnt
+) -> dict[str, Any]:
+    """The model of samples, as it lies in its file; its margins are none. `others`: machines."""
     problems = [each.matmul.problem for each in known]
     kinds = [str(xla.kind(problem)) for problem in problems]
     layouts = [problem.layout for problem in problems]
@@ -144,16 +160,16 @@ def table(known: Sequence[Sample], given: Rates, made: Mapping[str, Any]) -> dic
         "rates": given._asdict(),
         "features": list(FEATURES),
         "margins": [[ROWS[-1], 1.0]],
-        "trees": grow(known, given),
+        "trees": grow({given: known, **others}),
     }
 
 
-def out_of_fold(known: Sequence[Sample], given: Rates) -> list[float]:
+def out_of_fold(known: Sequence[Sample], given: Rates, others: Learnt) -> list[float]:
     """XLA's times by models that have not seen them."""
     found: dict[Matmul, float] = {}
     for fold in range(FOLDS):
-        others = [each for i, each in enumerate(known) if i % FOLDS != fold]
-        model = XlaModel.of(table(others, given, {}))
+        rest = [each for i, each in enumerate(known) if i % FOLDS != fold]
+        model = XlaModel.of(table(rest, given, {}, others))
         found |= {each.matmul: model.time(each.matmul.problem).us for each in known[fold::FOLDS]}
     return [found[each.matmul] for each in known]
 
@@ -214,7 +230,13 @@ def main() -> None:
     device = TARGETS[arguments.machine]
     known = samples(arguments.results, device)
     given = rates(known, device.sm_count)
-    expected = out_of_fold(known, given)
+    others = {
+        rates(some, each.sm_count): some
+        for each in TARGETS.values()
+        if each.family == device.family and each.machine != device.machine
+        if (some := samples(arguments.results, each))
+    }
+    expected = out_of_fold(known, given, others)
     found = margins(known, expected)
     print(f"the formula: {given._asdict()}\nthe margins: {found}")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
@@ -223,8 +245,9 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit.stdout.strip(),
         "matmuls": len(known),
+        "of other machines": sum(map(len, others.values())),
     }
-    entry = table(known, given, made) | {"margins": found}
+    entry = table(known, given, made, others) | {"margins": found}
     model = XlaModel.of(entry)
     covered = [
         (s, _with_margin(s, us, found))

@@ -539,6 +539,12 @@ FATAL = [
         "wait before barrier.cluster.arrive",
         id="cluster wait without arrival",
     ),
+    pytest.param(
+        "barrier.cluster.arrive.aligned;" + 2 * " barrier.cluster.wait.aligned;",
+        2 * "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ",
+        "wait before barrier.cluster.arrive",
+        id="second cluster wait without arrival",
+    ),
     pytest.param("trap;", "", "executed a trap", id="trap"),
 ]
 

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ KNOWN = [Sample(each, made_up(each), 10.0, 10.0) for each in MATMULS]
 
 @pytest.fixture(scope="module")
 def entry() -> Any:
-    return table(KNOWN, GIVEN, {"matmuls": len(KNOWN)})
+    return table(KNOWN, GIVEN, {"matmuls": len(KNOWN)}, {})
 
 
 def test_it_learns_what_the_formula_does_not_say(entry: Any) -> None:
@@ -50,8 +50,27 @@ def test_it_learns_what_the_formula_does_not_say(entry: Any) -> None:
     assert np.mean(errors) < 0.03
 
 
+def test_what_another_machine_shows_is_learnt_too() -> None:
+    """No transposed matmul was measured here, but many on a machine of half the rates."""
+    slower = Rates(132, 3.0, 2.0, 3e6, 20, 2e6)
+    here = [each for each in KNOWN if each.matmul.layout != "nt"]
+    there = [
+        replace(s, xla_us=s.xla_us / rough(s.matmul.problem, GIVEN).us * us)
+        for s in KNOWN
+        for us in [rough(s.matmul.problem, slower).us]
+    ]
+    asked = [each.matmul.problem for each in KNOWN if each.matmul.layout == "nt"]
+
+    def median(others: Any) -> float:
+        model = XlaModel.of(table(here, GIVEN, {}, others))
+        return float(np.median([model.time(p).us / rough(p, GIVEN).us for p in asked]))
+
+    assert median({}) < 1.1
+    assert median({slower: there}) > 1.25
+
+
 def test_trees_say_what_lightgbm_says() -> None:
-    forest = Forest.of(grow(KNOWN, GIVEN), len(FEATURES))
+    forest = Forest.of(grow({GIVEN: KNOWN}), len(FEATURES))
     rows = np.array([features(each.matmul.problem, GIVEN) for each in KNOWN])
     base = np.array([rough(each.matmul.problem, GIVEN).us for each in KNOWN])
     errors = np.log([each.xla_us for each in KNOWN]) - np.log(base)
@@ -107,9 +126,9 @@ def test_constants_are_found() -> None:
 def test_who_is_judged_was_not_learnt_from(monkeypatch: pytest.MonkeyPatch) -> None:
     learnt: list[set[Matmul]] = []
 
-    def grown(known: Any, given: Rates) -> Any:
-        learnt.append({each.matmul for each in known})
-        return grow(known, given)
+    def grown(known: Any) -> Any:
+        learnt.append({each.matmul for each in known[GIVEN]})
+        return grow(known)
 
     monkeypatch.setattr(model_xla, "grow", grown)
     monkeypatch.setattr(model_xla, "TREES", 3)
@@ -124,7 +143,7 @@ def test_who_is_judged_was_not_learnt_from(monkeypatch: pytest.MonkeyPatch) -> N
         return time(self, problem)
 
     monkeypatch.setattr(XlaModel, "time", noted)
-    assert len(out_of_fold(some, GIVEN)) == 80
+    assert len(out_of_fold(some, GIVEN, {})) == 80
     assert sorted(asked) == sorted(each.matmul for each in some)
 
 
@@ -150,10 +169,12 @@ def test_what_choices_give_up() -> None:
 def test_the_benchmark_is_never_learnt_from(tmp_path: Path) -> None:
     m, n, k = next(iter(suite()))
     others = [Matmul(m, n, k), Matmul(48, 768, 3072), Matmul(96, 768, 3072)]
+    here = {"device": "NVIDIA H200"}
     rows = [
-        {**asdict(each), "us": {"xla": [3.0, 1.0, 2.0], "kernel": [5.0]}} for each in others[:2]
+        {**asdict(each), **here, "us": {"xla": [3.0, 1.0, 2.0], "kernel": [5.0]}}
+        for each in others[:2]
     ]
-    rows.append({**asdict(others[2]), "us": {"xla": [3.0]}})
+    rows.append({**asdict(others[2]), **here, "us": {"xla": [3.0]}})
     (tmp_path / "xla.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (found,) = samples([tmp_path / "xla.jsonl"], H200)
     assert (found.matmul, found.xla_us, found.kernel_us) == (others[1], 2.0, 5.0)

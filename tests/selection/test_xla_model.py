@@ -205,7 +205,7 @@ def test_the_formula_is_the_larger_of_waves_and_memory() -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"version": 99}, "it has version 99, not 3"),
+        ({"version": 99}, "it has version 99, not 4"),
         ({"more": 1}, "it has not the keys"),
         ({"features": ["m"]}, "its features are not those of this jaxbw"),
         ({"trees": columns()}, "it has no trees"),

@@ -28,7 +28,7 @@ from jaxbw._src.selection.tuned.trees import Forest
 from jaxbw._src.selection.tuned_matmuls import SWITCH
 from jaxbw._src.selection.xla.features import ALIGNED, FEATURES, Rates, features, rough, row_bytes
 
-VERSION = 3
+VERSION = 4
 ADVANTAGE = 1.03  # XLA is taken where the kernel takes so many times as long, or longer
 # By machine: times of one GPU say nothing of another one's memory.
 _FILES = {"H200": "h200.npz", "H100": "h100.npz"}

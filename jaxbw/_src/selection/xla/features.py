@@ -55,6 +55,7 @@ FEATURES = (
     *("share of memory", "tiles of 128x128 in waves", "tiles of 128x256 in waves"),
     *("float16", "bias", "residual", "activation", "gated"),
     *("log2 alignment of lhs", "log2 alignment of rhs", "log2 alignment of the result"),
+    "log2 bytes of memory per us",  # tells machines apart, whose matmuls the trees learn together
 )
 
 
@@ -119,6 +120,7 @@ def features(problem: GemmProblem, rates: Rates) -> Floats:
             *(p.lhs_dtype.name == "float16", e.bias is not None, e.residual is not None),
             *(e.activation is not None, e.gated),
             *(math.log2(math.gcd(row, SPAN)) for row in row_bytes(p)),
+            math.log2(rates.bytes),
         ],
         np.float64,
     )

@@ -144,7 +144,10 @@ def grow(known: Learnt) -> dict[str, NDArray[Any]]:
 def table(
     known: Sequence[Sample], given: Rates, made: Mapping[str, Any], others: Learnt
 ) -> dict[str, Any]:
-    """The model of samples, as it lies in its file; its margins are none. `others`: machines."""
+    """The model of samples, as it lies in its file; its margins are none.
+
+    `others`: of other machines, for the trees.
+    """
     problems = [each.matmul.problem for each in known]
     kinds = [str(xla.kind(problem)) for problem in problems]
     layouts = [problem.layout for problem in problems]

@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightgbm
@@ -37,7 +37,6 @@ from jaxbw._src.lab.bench.case import suite
 from jaxbw._src.selection import manifest, xla
 from jaxbw._src.selection.choice import Choice
 from jaxbw._src.selection.devices import TARGETS, Device
-from jaxbw._src.selection.machine import Machine, machine_for
 from jaxbw._src.selection.select import select
 from jaxbw._src.selection.tuned.files import SIZES, to_bytes
 from jaxbw._src.selection.xla import ADVANTAGE, XlaModel, XlaTime
@@ -91,7 +90,7 @@ def samples(paths: Sequence[pathlib.Path], device: Device) -> list[Sample]:
     measured, found = suite(), []
     for path in paths:
         for matmul, row in xla_times.read(path).items():
-            if machine_of(row["device"], device) != device.machine:
+            if replace(device, name=row["device"]).machine != device.machine:
                 continue
             if (matmul.m, matmul.n, matmul.k) in measured or "kernel" not in row["us"]:
                 continue
@@ -105,11 +104,6 @@ def samples(paths: Sequence[pathlib.Path], device: Device) -> list[Sample]:
             times = {name: statistics.median(rounds) for name, rounds in row["us"].items()}
             found.append(Sample(matmul, times["xla"], times["kernel"], choice.cost.total))
     return found
-
-
-def machine_of(name: str, device: Device) -> Machine:
-    """The machine of a device's name, of the family of another."""
-    return machine_for(name, device.family or "", device.sm_count)
 
 
 def rates(known: Sequence[Sample], sm_count: int) -> Rates:
@@ -231,14 +225,14 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, help="the model; without it only the check")
     arguments = parser.parse_args()
     device = TARGETS[arguments.machine]
-    known = samples(arguments.results, device)
-    given = rates(known, device.sm_count)
-    others = {
-        rates(some, each.sm_count): some
+    learnt = {
+        each: samples(arguments.results, each)
         for each in TARGETS.values()
-        if each.family == device.family and each.machine != device.machine
-        if (some := samples(arguments.results, each))
+        if each.family == device.family
     }
+    known = learnt.pop(device)
+    given = rates(known, device.sm_count)
+    others = {rates(some, each.sm_count): some for each, some in learnt.items() if some}
     expected = out_of_fold(known, given, others)
     found = margins(known, expected)
     print(f"the formula: {given._asdict()}\nthe margins: {found}")

@@ -144,12 +144,11 @@ void cluster_wait(Step& s, const Instruction&) {
   Cluster& cluster = *s.cta.cluster;
   bool complete = true;
   for_lanes(s.active, [&](uint32_t i) {
-    if (s.warp.cluster_phase[i] == s.warp.cluster_waited[i])
-      throw Error("barrier.cluster.wait before barrier.cluster.arrive");
+    if (s.warp.cluster_phase[i] == 0) throw Error("barrier.cluster.wait before barrier.cluster.arrive");
     complete &= cluster.barrier_phase >= s.warp.cluster_phase[i];
   });
   if (!complete) return s.park(Wait::kClusterBarrier, &cluster);
-  for_lanes(s.active, [&](uint32_t i) { s.warp.cluster_waited[i] = s.warp.cluster_phase[i]; });
+  for_lanes(s.active, [&](uint32_t i) { s.warp.cluster_phase[i] = 0; });
   if (cluster.races) cluster.races->acquire(actor_of(s), cluster.barrier_clocks, false);
 }
 

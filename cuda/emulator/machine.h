@@ -172,12 +172,11 @@ struct Warp {
   uint64_t number = 0;  // in order of their start, from 1
   int32_t slot = -1;    // in Machine::runnable_
   int64_t priority = 0;
-  uint32_t cluster_phase[kLanes] = {};   // phase of the cluster barrier that a lane has arrived at, plus one
-  uint32_t cluster_waited[kLanes] = {};  // the same of the last one that it has waited for
-  std::unique_ptr<BulkGroups[]> bulk;    // per lane, made when needed
-  std::vector<uint8_t> local;            // kLanes x Program::local_bytes
-  Queue copies;                          // cp.async
-  Queue arrivals;                        // at mbarriers of other CTAs
+  uint32_t cluster_phase[kLanes] = {};  // phase of the cluster barrier that a lane has yet to wait for, plus one, or 0
+  std::unique_ptr<BulkGroups[]> bulk;   // per lane, made when needed
+  std::vector<uint8_t> local;           // kLanes x Program::local_bytes
+  Queue copies;                         // cp.async
+  Queue arrivals;                       // at mbarriers of other CTAs
   uint64_t copies_issued = 0, copies_complete = 0;
   Clocks copied;                             // what is known of those that are complete
   std::deque<uint64_t> copy_groups;          // `copies_issued` at each commit

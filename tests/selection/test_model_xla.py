@@ -55,9 +55,8 @@ def test_what_another_machine_shows_is_learnt_too() -> None:
     slower = Rates(132, 3.0, 2.0, 3e6, 20, 2e6)
     here = [each for each in KNOWN if each.matmul.layout != "nt"]
     there = [
-        replace(s, xla_us=s.xla_us / rough(s.matmul.problem, GIVEN).us * us)
-        for s in KNOWN
-        for us in [rough(s.matmul.problem, slower).us]
+        replace(each, xla_us=each.xla_us * rough(p, slower).us / rough(p, GIVEN).us)
+        for each, p in ((each, each.matmul.problem) for each in KNOWN)
     ]
     asked = [each.matmul.problem for each in KNOWN if each.matmul.layout == "nt"]
 

@@ -221,7 +221,7 @@ JAXBW_DEVICE void clear_empty_groups(const Params& params, uint32_t pause) {
 
 // B's matrix of a tile's group, and up's of a gated matmul, or where CTAs are pairs, one of them.
 struct GroupedWeights {
-  OperandLoader b, b_up;
+  OperandLoader<> b, b_up;
   bool both;
 
   JAXBW_DEVICE void start_at(const GroupedItem& item) {
@@ -243,7 +243,7 @@ struct GroupedWeights {
 
 // What the load role brings, as Loaders.
 struct GroupedLoaders {
-  OperandLoader a;
+  OperandLoader<> a;
   GroupedWeights weights;
   bool contraction;
 

@@ -8,6 +8,8 @@
 
 namespace jaxbw {
 
+// kOneBlock: where it is known when CUDA C++ is compiled that a tile has one block: a load then has no loop.
+template <bool kOneBlock = false>
 class OperandLoader {
  public:
   // Loads from `map` the M or N indices first .. first + extent - 1 of the tile (all of it, but for a gated matmul).
@@ -43,10 +45,12 @@ class OperandLoader {
   template <bool kMulticast, bool kRagged = false, bool kPair = false>
   JAXBW_DEVICE void load(uint32_t destination, uint32_t barrier) const {
     load_box<kMulticast, kRagged, kPair>(destination + offset_, box_, barrier);
+    if constexpr (!kOneBlock) {
 #pragma unroll 1
-    for (uint32_t block = 1; block < blocks_; ++block) {
-      load_box<kMulticast, kRagged, kPair>(destination + offset_ + block * block_bytes_,
-                                           {box_.x + block * block_step_, box_.y, box_.z}, barrier);
+      for (uint32_t block = 1; block < blocks_; ++block) {
+        load_box<kMulticast, kRagged, kPair>(destination + offset_ + block * block_bytes_,
+                                             {box_.x + block * block_step_, box_.y, box_.z}, barrier);
+      }
     }
   }
 

@@ -39,8 +39,10 @@
 namespace jaxbw::sm90 {
 
 // What the load role brings.
+template <Config kConfig>
 struct Loaders {
-  OperandLoader a, b, b_up;
+  OperandLoader<> a;
+  OperandLoader<kConfig.block_n <= kConfig.block_k()> b, b_up;
   bool gated;
 
   JAXBW_DEVICE void start_at(Tile origin, uint32_t k, const GemmParams& p) {
@@ -53,8 +55,8 @@ struct Loaders {
   template <bool kMulticastA, bool kMulticastB>
   JAXBW_DEVICE void load(uint32_t to_a, uint32_t to_b, uint32_t full) const {
     a.load<kMulticastA>(to_a, full);
-    b.load<kMulticastB>(to_b, full);
-    if (gated) b_up.load<kMulticastB>(to_b, full);
+    b.template load<kMulticastB>(to_b, full);
+    if (gated) b_up.template load<kMulticastB>(to_b, full);
   }
 
   JAXBW_DEVICE void advance() {
@@ -67,7 +69,8 @@ struct Loaders {
 };
 
 // Before the first load of all.
-JAXBW_DEVICE void await_start(const Context& context, const Loaders& load, uint32_t blocks) {
+template <typename Loads>
+JAXBW_DEVICE void await_start(const Context& context, const Loads& load, uint32_t blocks) {
   context.await_barriers();
   if (context.params.b_is_ready && ptx::elect_one()) load.b.prefetch(min(context.params.stages, blocks));
   __syncwarp();
@@ -97,8 +100,8 @@ JAXBW_DEVICE void fill_stages(const Context& context, Loads& load, RingPosition&
 }
 
 // The same, behind the wait for the start: what leads to the loop does not stand between that and the first load.
-template <bool kMulticastA, bool kMulticastB>
-JAXBW_DEVICE void fill_first_stages(const Context& context, Loaders& load, RingPosition& at, uint32_t blocks,
+template <bool kMulticastA, bool kMulticastB, typename Loads>
+JAXBW_DEVICE void fill_first_stages(const Context& context, Loads& load, RingPosition& at, uint32_t blocks,
                                     bool first) {
   if (first) await_start(context, load, blocks);
   fill_stages<kMulticastA, kMulticastB>(context, load, at, blocks);
@@ -122,15 +125,15 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const OperandsOfKernel<kConfig> operands;
   const OperandTile b_tile = stage_tile<kConfig>(operands.b_major(), kConfig.block_n);
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
-  Loaders load{{p.a,
-                stage_tile<kConfig>(operands.a_major(), p.block_m),
-                kConfig.input,
-                0,
-                p.block_m,
-                {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
-               {p.b, b_tile, kConfig.input, 0, b_extent, b_share},
-               {p.b_up, b_tile, kConfig.input, b_extent, b_extent, b_share},
-               gated};
+  Loaders<kConfig> load{{p.a,
+                         stage_tile<kConfig>(operands.a_major(), p.block_m),
+                         kConfig.input,
+                         0,
+                         p.block_m,
+                         {cluster.a_peers(), cluster.a_peer(rank), cluster.a_mask(rank)}},
+                        {p.b, b_tile, kConfig.input, 0, b_extent, b_share},
+                        {p.b_up, b_tile, kConfig.input, b_extent, b_extent, b_share},
+                        gated};
   const bool multicast_a = load.a.multicast(), multicast_b = load.b.multicast();
   const uint32_t k_blocks = context.k_blocks();
   RingPosition at = RingPosition::producer(p.stages);

@@ -32,8 +32,8 @@ class StageReader {
 
   // The slot of the next stage, once it is full.
   JAXBW_DEVICE uint32_t acquire() {
+    const uint32_t slot = ptx::uniform(at_.slot());
     ring_.wait_full(at_);
-    const uint32_t slot = at_.slot();
     at_.advance();
     return slot;
   }

@@ -67,7 +67,7 @@ REMOVED: Mapping[str, Mapping[str, float]] = {
     "general epilogues": {"general_cycles": 0.0, "activation_cycles": 0.0},
     "a cluster's setup": {"setup_ns": 100},
     "sums in a cluster": {"cluster_sum_ns": 0, "cluster_sum_bytes_per_cycle": NEVER},
-    "counting parts": {"split_ns": 0, "memset_ns": 0},
+    "counting parts": {"split_ns": 0},
     "sums of parts": {"epilogue_bytes_per_cycle": NEVER},
     "reduction apart": {"reduce_ns": 0, "reduce_bytes_per_ns": NEVER},
 }

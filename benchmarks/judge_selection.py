@@ -23,7 +23,6 @@ from jaxbw._src.lab.tuning.measure import Effort, Measured
 from jaxbw._src.problem import itemsize
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.select import ranking
 from jaxbw._src.selection.tuned import Table, table_for
@@ -45,13 +44,8 @@ def choice(matmul: Matmul, device: Device, table: Table | None) -> GemmConfig:
 
 
 def judged(matmul: Matmul, measured: Sequence[Measured], device: Device) -> dict[str, Any]:
-    """A matmul's row: the best configuration, and the choices with what they lose.
-
-    Times are those of the kernels and of the memset of a split matmul's counters.
-    """
-    times = {
-        each.config: each.microseconds + memset_us(device.machine, each.config) for each in measured
-    }
+    """A matmul's row: the best configuration, and the choices with what they lose."""
+    times = {each.config: each.microseconds for each in measured}
     best = min(times, key=times.__getitem__)
     row: dict[str, Any] = {
         **{"matmul": str(matmul), "configurations": len(times)},
@@ -100,7 +94,7 @@ def main() -> None:
     summaries = {name: summary(rows, name) for name in NAMES}
     for name, each in summaries.items():
         print(f"{name}: {each}")
-    time = "device time (CUPTI) of all kernels of a call, and the memset of a split matmul"
+    time = "device time (CUPTI) of all kernels of a call"
     results = {"environment": environment(device, time, dtype.itemsize), **summaries, "rows": rows}
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 

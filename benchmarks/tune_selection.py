@@ -2,13 +2,13 @@
 
     python benchmarks/tune_selection.py calibration.jsonl --out jaxbw/_src/selection/tuned/h200.npz
 
-Reads what measure_configs.py wrote, several files where there are, and grows regression trees
-(LightGBM) for the logarithms of measured over modelled times. Configurations are compared with
-others of the same matmul only: each matmul's errors are taken from their mean, and slow
-configurations weigh little. Of several tile orders of a configuration the one counts that selection
-would give it: the mean of all would tell against those of which several were measured. It also
-tells what choices lose without a table, and with one from matmuls of other sizes: a part of them is
-left out in turn.
+Reads what measure_configs.py wrote, several files where there are (of a matmul that two have, the
+later one counts), and grows regression trees (LightGBM) for the logarithms of measured over
+modelled times. Configurations are compared with others of the same matmul only: each matmul's
+errors are taken from their mean, and slow configurations weigh little. Of several tile orders of a
+configuration the one counts that selection would give it: the mean of all would tell against those
+of which several were measured. It also tells what choices lose without a table, and with one from
+matmuls of other sizes: a part of them is left out in turn.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, help="the table; without it only the check")
     arguments = parser.parse_args()
     machine = machines()[arguments.machine]
-    measured = [each for path in arguments.results for each in measurements.read(path, machine)]
+    each_once = {
+        each.matmul: each for path in arguments.results for each in measurements.read(path, machine)
+    }
+    measured = list(each_once.values())
     if len(measured) < FEWEST:
         parser.error(f"{len(measured)} matmuls are too few for a table")
     print(summary("the model alone", [regret(machine, each, None) for each in measured]))

@@ -154,7 +154,7 @@ struct GemmParams {
   Divisor tile_slices;  // cluster_slices() of a CTA's tile (sm90_reduce.cuh)
   uint32_t b_columns;   // sm_100: of B in a CTA's part of a stage, see loaded_columns() in gemm/storage.h
   float* partials;      // see partial_floats() there
-  uint32_t* counters;   // zero before the launch, see slice_count(); or null
+  uint32_t* counters;   // zero before the launch, and again behind it, see slice_count(); or null
 
   float float8_limit;  // of a D of 8 bits, see float8_limit(); infinite where the cast saturates
 

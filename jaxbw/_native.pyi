@@ -110,7 +110,7 @@ def stop_kernel_times() -> tuple[list[tuple[str, int, int]], int]:
 def ffi_targets() -> dict[str, dict[str, object]]:
     """The custom calls for platform "CUDA", as `jax.ffi.register_ffi_target` takes them.
 
-    Each is a dict of stages. "jaxbw_gemm_v9" is one matmul with its epilogue (see `Epilogue` in
+    Each is a dict of stages. "jaxbw_gemm_v10" is one matmul with its epilogue (see `Epilogue` in
     cuda/params.h), one call, one or several kernels:
 
     - operands lhs [B|1, m, k] (K-major) or [B|1, k, m] (MN-major), rhs [B|1, n, k] (K-major) or
@@ -172,7 +172,7 @@ def ffi_types() -> dict[str, Any]:
     """The types of state that the custom calls for platform "CUDA" leave with XLA.
 
     As `jax.ffi.register_ffi_type` takes them, which comes before the calls. "jaxbw_call_site" is
-    what "jaxbw_gemm_v9" keeps between executions: all that does not depend on addresses.
+    what "jaxbw_gemm_v10" keeps between executions: all that does not depend on addresses.
     """
 
 def emulator_ffi_targets() -> dict[str, dict[str, object]]:
@@ -383,14 +383,17 @@ class Plan:
 
     @property
     def workspace_offsets(self) -> dict[str, int]:
-        """Where its sections begin: "a", "b", "b_up" of the kernel, "partials", "counters".
+        """Where its sections begin: "a", "b", "b_up" of the kernel, "partials".
 
         Of a grouped matmul also "group_table" and "group_counts".
         """
 
     @property
     def counters(self) -> int:
-        """Counters of slices, of 32 bits; 0 where a launch behind adds up the parts."""
+        """Counters of slices, of 32 bits; 0 where a launch behind adds up the parts.
+
+        A call site has them: zero before a launch, they are zero again behind it.
+        """
 
     @property
     def repacked(self) -> tuple[str, ...]:
@@ -509,12 +512,12 @@ def shared_memory_bytes(
 ) -> int:
     """The dynamic shared memory of one CTA, in bytes. Arguments and errors as in `max_stages`."""
 
-def workspace_bytes(
+def scratch(
     lhs: Sequence[int], rhs: Sequence[int], input: DataType, attributes: Mapping[str, _Attribute]
-) -> int:
-    """How much scratch memory a call of "jaxbw_gemm_v9" takes: the size of its result `workspace`.
+) -> tuple[int, int]:
+    """The bytes of a call's result `workspace`, and how many counters it has.
 
-    It holds what has to be repacked for TMA, and the partial sums of split tiles.
+    The workspace holds what has to be repacked for TMA, and the partial sums of split tiles.
 
     Args:
       lhs, rhs: their shapes, and `input` their dtype.
@@ -537,7 +540,7 @@ def launch_gemm(
     poison: bool = True,
     stream: int = 0,
 ) -> list[NDArray[np.uint8]]:
-    """Calls "jaxbw_gemm_v9" on host arrays without JAX, for tests and sanitizers; waits for it.
+    """Calls "jaxbw_gemm_v10" on host arrays without JAX, for tests and sanitizers; waits for it.
 
     Every buffer lies between guard regions. Before each launch the results are poisoned with NaN,
     the workspace is filled with garbage.
@@ -573,11 +576,12 @@ def enqueue_gemm(
     results: Sequence[_DeviceArray],
     attributes: Mapping[str, _Attribute],
     *,
+    counters: int = 0,
     device: int = 0,
     wait: bool = False,
     profiling: _Profiling | None = None,
 ) -> None:
-    """Enqueues "jaxbw_gemm_v9" on arrays in device memory, without JAX, for measuring.
+    """Enqueues "jaxbw_gemm_v10" on arrays in device memory, without JAX, for measuring.
 
     It goes to the null stream, which is not ordered with those of XLA: wait for what made the
     operands, and before what reads the results.
@@ -586,6 +590,7 @@ def enqueue_gemm(
       operands, results: those of the custom call (see `ffi_targets`), each as its address, shape
         and dtype; the workspace is BYTES.
       attributes: all attributes of the call.
+      counters: the address of as many words of 32 bits as the attributes say, which are zero.
       device: whose memory it is.
       wait: until the device has done all that was enqueued.
       profiling: the directory of a profiling build (cuda/kernels/profiled.py), whose kernel is
@@ -606,7 +611,7 @@ def trace_gemm(
     sm_count: int,
     profiling: _Profiling | None = None,
 ) -> Any:
-    """Runs "jaxbw_gemm_v9" in the emulator, on one machine of so many SMs, and traces it.
+    """Runs "jaxbw_gemm_v10" in the emulator, on one machine of so many SMs, and traces it.
 
     Returns what `jaxbw._src.emulator.report.make_report` takes.
 
@@ -640,8 +645,8 @@ def emulated_launches(
 ) -> tuple[EmulatedLaunch | None, EmulatedLaunch, EmulatedLaunch | None]:
     """The launches of a plan's repack, gemm, and reduce kernels, in this order. Runs nothing.
 
-    For tests, which run them by `jaxbw.emulator`. The counters in the workspace, and amax, must
-    be 0 before.
+    For tests, which run them by `jaxbw.emulator`. "counters" are among the arrays where the plan
+    has any; they and amax must be 0 before.
 
     Args:
       plan: on a device that runs `plan.resident` clusters at a time.

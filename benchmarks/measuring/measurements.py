@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from jaxbw._src.lab.tuning.measure import Measured
 from jaxbw._src.selection.candidates import Candidates
 from jaxbw._src.selection.cost_model import Costs, evaluate
-from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.machine import Machine
 from jaxbw._src.selection.workload import Workload, workload
 from measuring import configurations
@@ -45,7 +44,7 @@ class Measurements:
 
     @classmethod
     def of(cls, matmul: Matmul, measured: Sequence[Measured], machine: Machine) -> Measurements:
-        """Groups what was measured, and adds the memset, which CUPTI leaves out."""
+        """Groups what was measured."""
         groups = []
         for swapped in (False, True):
             rows = [i for i, each in enumerate(measured) if each.config.swap_ab == swapped]
@@ -57,7 +56,7 @@ class Measurements:
             swizzle = np.array([config.swizzle for config in configs], np.int64)
             table = Candidates.of(configs, machine.family, work.itemsize)
             groups.append(Group(work, table, (raster, swizzle), np.array(rows)))
-        times = np.array([each.microseconds + memset_us(machine, each.config) for each in measured])
+        times = np.array([each.microseconds for each in measured])
         return cls(matmul, measured, tuple(groups), times, times / times.min())
 
     def priced(self, machine: Machine) -> Iterator[tuple[Group, Costs]]:

@@ -110,7 +110,6 @@ JAXBW_DEVICE void group_table(const GroupTableParams& p) {
   const uint32_t offset = static_cast<uint32_t>(*p.offset);
   uint32_t tiles = 0;  // written so far
   GroupOrder order(p, longest);
-  for (uint32_t i = threadIdx.x; i < p.counter_count; i += kGroupTableThreads) p.counters[i] = 0;
 #pragma unroll 1
   for (uint32_t batch = 0; batch < p.batch; ++batch) {
     const uint32_t a_first = batch * p.a_batched * p.rows, b_first = batch * p.b_batched;

@@ -109,8 +109,6 @@ struct GroupTableParams {
   GroupRows* table;
   BandPlace* places;
   GroupCounts* counts;
-  uint32_t* counters;  // of the parts of split tiles: GemmParams::counters
-  uint32_t counter_count;
   uint32_t split_tiles;  // GroupCounts' where a group has most of the rows
   uint32_t contraction;  // 1: it is what is grouped
   uint32_t batch, total_groups, groups;

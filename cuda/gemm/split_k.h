@@ -7,6 +7,9 @@
 //   share()   all warps that are still there, each a share of the slice (sm90, from kMinSharedParts on)
 //   nobody here: nobody counts, a launch behind this one adds up (sm90, still more parts: sm90_reduce.cuh)
 //
+// Counters are zero again when a launch ends: whoever is the last to need one sees to it. So nothing goes before the
+// next launch.
+//
 // The result depends neither on who was last nor on who was there. (Sums of parts as "split-K"; split for the last wave
 // only it is what stream-K does, Osama et al., arXiv:2301.03598, with equal parts.)
 //
@@ -14,9 +17,10 @@
 // share(), a warp stays if all parts of its slice have begun when its own is done, and waits for the others; else it
 // goes on to its next work item. (Who begins last stays.) A word for each slice counts the warps that
 //
-//   bits  0-7    have arrived, having left their sums
-//   bits  8-15   have stayed then: what stands here before is a warp's number among them
-//   bits 16-23   have begun
+//   bits  0-7    have seen that all have arrived, of those that stayed
+//   bits  8-15   have arrived, having left their sums
+//   bits 16-23   have stayed then: what stands here before is a warp's number among them
+//   bits 24-31   have begun
 //
 // Nobody waits for ever. A warp waits for main loops of its tile that have begun: so these are on the machine, whoever
 // else is. A main loop, for its part, waits for main loops of its cluster, of its work item and of earlier ones, and
@@ -97,6 +101,7 @@ class SplitSum {
     uint32_t before = 0;
     if (ptx::lane_index_here() == 0) before = ptx::add_acq_rel(counter_, 1);
     const bool is_last = __shfl_sync(ptx::kFullWarp, before, 0) == parts_ - 1;
+    if (is_last && ptx::lane_index_here() == 0) ptx::store_global(reinterpret_cast<uint64_t>(counter_), uint32_t{0});
     __syncwarp();  // what lane 0 has acquired, all lanes may read
     return is_last;
   }
@@ -124,6 +129,8 @@ class SplitSum {
       ptx::sleep(kPollNanoseconds);
       seen = ptx::uniform(ptx::load_acquire(counter_));
     }
+    // Nobody changes it any more but those that stayed, each by one: the last one makes it zero.
+    if (ptx::lane_index_here() == 0) ptx::wrap_relaxed(counter_, seen / kArrived * kArrived + stayed(seen) - 1);
     __syncwarp();  // what lane 0 has acquired, all lanes may read
     return {(number + slice_) % stayed(seen), stayed(seen)};
   }
@@ -186,11 +193,11 @@ class SplitSum {
 
  private:
   static constexpr uint32_t kFreeRegisters = 200;  // of a multiplying warp's 232, for sums: with more some spill
-  static constexpr uint32_t kArrived = 1, kStays = 1 << 8, kBegun = 1 << 16;  // in a counter
+  static constexpr uint32_t kArrived = 1 << 8, kStays = 1 << 16, kBegun = 1 << 24;  // in a counter
   static constexpr uint32_t kPollNanoseconds = 20;
   static constexpr uint32_t kGroup = 4;  // floats of one lane that lie together: 512 bytes of a warp at a time
 
-  static JAXBW_DEVICE uint32_t arrived(uint32_t counter) { return counter % kStays; }
+  static JAXBW_DEVICE uint32_t arrived(uint32_t counter) { return counter % kStays / kArrived; }
   static JAXBW_DEVICE uint32_t stayed(uint32_t counter) { return counter % kBegun / kStays; }
 
   JAXBW_DEVICE float* at(uint32_t part, uint32_t value) const {

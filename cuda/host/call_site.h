@@ -14,11 +14,13 @@ namespace jaxbw {
 class CallSite {
  public:
   explicit CallSite(const GemmAttributes& attributes);
+  ~CallSite();
   CallSite(const CallSite&) = delete;
   CallSite& operator=(const CallSite&) = delete;
 
-  // Loads the kernels, before the first launch on a device.
-  Status prepare(int device);
+  // Loads the kernels and allocates the counters, before the first launch on a device: neither may be done while a
+  // stream is captured. `stream`: launches on the device come behind what is enqueued on it now.
+  Status prepare(int device, CUstream stream);
 
   // Enqueues the matmul. From the second time on a device, no more than make_launch, the tensor maps and the driver's
   // launch is left to do.
@@ -33,6 +35,16 @@ class CallSite {
     PreparedKernel kernel;
   };
 
+  // What a device has in GemmBuffers::counters. XLA runs a call site on one stream of a device, so its launches do not
+  // overlap.
+  struct Counters {
+    int device;
+    CUdeviceptr address;
+  };
+
+  Status allocate_counters(int device, CUstream stream);
+  CUdeviceptr counters_on(int device) const;
+
   // The plan for these arrays on this device, and their addresses; null where there is none yet.
   const Plan* find(std::span<const Array> operands, std::span<const Array> results, int device, GemmBuffers& buffers);
   Result<const Plan*> add(std::span<const Array> operands, std::span<const Array> results, int device,
@@ -41,6 +53,7 @@ class CallSite {
   const std::string kernel_;  // XLA's copy of the attributes need not live as long
   GemmAttributes attributes_;
   std::mutex mutex_;
+  std::vector<Counters> counters_;
   std::list<Plan> plans_;  // one for each device, since a call's shapes are fixed; they stay where they are
 };
 

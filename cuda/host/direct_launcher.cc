@@ -13,7 +13,7 @@ constexpr uint64_t kGuardUnit = 16;  // keeps the payload as aligned as TMA need
 constexpr uint8_t kNan = 0xff;       // a byte that makes NaN of f16, bf16 and f32 alike
 constexpr uint8_t kOther = 0xfe;     // in results before every other launch: an element that is not written differs
 constexpr uint8_t kResultGuard = 0xa5;
-constexpr uint8_t kGarbage = 0x5a;  // in the workspace: finite numbers, and counters that have counted something
+constexpr uint8_t kGarbage = 0x5a;  // in the workspace: finite numbers
 
 // Device memory with a guard region on either side; a buffer of no bytes is a null pointer.
 class GuardedBuffer {
@@ -37,11 +37,11 @@ class GuardedBuffer {
 
   Status upload(const void* source) { return bytes_ == 0 ? Status() : driver_.cuMemcpyHtoD(payload(), source, bytes_); }
 
-  Status fill(uint8_t value) { return driver_.cuMemsetD8(payload(), value, bytes_); }
+  Status fill(uint8_t value) { return bytes_ == 0 ? Status() : driver_.cuMemsetD8(payload(), value, bytes_); }
 
   Status download(Bytes& destination) const {
     destination.resize(bytes_);
-    return driver_.cuMemcpyDtoH(destination.data(), payload(), bytes_);
+    return bytes_ == 0 ? Status() : driver_.cuMemcpyDtoH(destination.data(), payload(), bytes_);
   }
 
   Status check_guards() const {
@@ -103,6 +103,13 @@ Status collect(const DeviceArray& array, bool first, Bytes& kept, int launch, in
                        difference / array_bytes(array.call.type, {}), " of the ", array.call.name));
 }
 
+Status check_counters(const GuardedBuffer& counters) {
+  Bytes bytes;
+  if (Status status = counters.download(bytes); !status.ok()) return status;
+  const bool zero = std::ranges::all_of(bytes, [](uint8_t byte) { return byte == 0; });
+  return zero ? Status() : Status(StatusCode::kCorrupt, "the launch has left counters that are not zero");
+}
+
 }  // namespace
 
 Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::vector<Array> operands, DataType output,
@@ -150,6 +157,10 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
     buffers.*array.call.address = array.buffer->payload();
   }
   if (options.alias_c) buffers.c = buffers.d;
+  GuardedBuffer counters(**found, "counters", plan->counters() * sizeof(uint32_t), options.guard_bytes, kResultGuard);
+  if (Status status = counters.allocate(); !status.ok()) return status;
+  if (Status status = counters.fill(0); !status.ok()) return status;
+  buffers.counters = counters.payload();
   const Result<PreparedKernel> kernel = prepare_gemm(config, options.device);
   if (!kernel.ok()) return kernel.status();
 
@@ -170,6 +181,8 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
     for (const DeviceArray& array : on_device) {
       if (status = array.buffer->check_guards(); !status.ok()) return with_context(context, status);
     }
+    if (status = counters.check_guards(); !status.ok()) return with_context(context, status);
+    if (status = check_counters(counters); !status.ok()) return with_context(context, status);
     auto result = results.begin();
     for (const DeviceArray& array : on_device) {
       if (!array.call.result || array.workspace()) continue;
@@ -181,16 +194,18 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
 }
 
 Status enqueue_direct(const GemmAttributes& attributes, std::span<const Array> operands, std::span<const Array> results,
-                      int device, bool wait, const Profiling* profiling) {
-  const Result<GemmCall> call = read_call(attributes, operands, results);
-  if (!call.ok()) return call.status();
+                      CUdeviceptr counters, int device, bool wait, const Profiling* profiling) {
+  Result<GemmCall> read = read_call(attributes, operands, results);
+  if (!read.ok()) return read.status();
+  GemmCall call = std::move(read).take();
+  call.buffers.counters = counters;
   const Result<const Driver*> found = driver();
   if (!found.ok()) return found.status();
   const ScopedContext context(device);  // whose null stream it is
   if (!context.status().ok()) return context.status();
-  const Result<PreparedKernel> kernel = prepare_gemm(call->plan.config, device, profiling);
+  const Result<PreparedKernel> kernel = prepare_gemm(call.plan.config, device, profiling);
   if (!kernel.ok()) return kernel.status();
-  const Status status = launch_gemm(call->plan, *kernel, call->buffers, device, nullptr, profiling);
+  const Status status = launch_gemm(call.plan, *kernel, call.buffers, device, nullptr, profiling);
   return status.ok() && wait ? (*found)->cuCtxSynchronize() : status;
 }
 

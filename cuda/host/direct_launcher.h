@@ -1,8 +1,8 @@
 // Calls a GEMM without XLA: on host arrays for tests and for compute-sanitizer, on device memory for measuring.
 //
 // On host arrays it allocates each buffer with guard regions on both sides, poisons the results and the workspace,
-// launches, waits, and looks at the guards: a kernel that writes outside its results, leaves a part of them unwritten,
-// or reads what the workspace happened to hold is found out.
+// launches, waits, and looks at guards and counters: a kernel that writes outside its results, leaves a part of them
+// unwritten, reads what the workspace happened to hold, or leaves a counter that is not zero is found out.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +35,9 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
                                          const DirectLaunch& options);
 
 // Enqueues a call whose operands and results, the workspace among them, are in device memory already: on the null
-// stream, which nothing of XLA's is ordered with. `wait`: until the device has done all that was enqueued.
-// `profiling`: null, or by which kernels it is done instead.
+// stream, which nothing of XLA's is ordered with. `counters`: as many words as the attributes say, which are zero.
+// `wait`: until the device has done all that was enqueued. `profiling`: null, or by which kernels it is done instead.
 Status enqueue_direct(const GemmAttributes& attributes, std::span<const Array> operands, std::span<const Array> results,
-                      int device, bool wait, const Profiling* profiling = nullptr);
+                      CUdeviceptr counters, int device, bool wait, const Profiling* profiling = nullptr);
 
 }  // namespace jaxbw

@@ -58,19 +58,36 @@ Status encode_emulated_map(const TensorView& view, TensorMap& map) {
   return Status();
 }
 
-// All arrays of the call, but for those that lie in another one (C in the result).
-std::vector<emulator::Buffer> memory_of(const GemmPlan& plan, const GemmBuffers& buffers) {
-  std::vector<CallArray> arrays = arrays_of(plan);
-  std::stable_partition(arrays.begin(), arrays.end(), [](const CallArray& array) { return array.result; });
-  std::vector<emulator::Buffer> memory;
-  for (const CallArray& array : arrays) {
-    const CUdeviceptr address = buffers.*array.address;
-    const auto same = [&](const emulator::Buffer& other) { return other.address == address; };
-    if (std::any_of(memory.begin(), memory.end(), same)) continue;
-    memory.push_back({address, {reinterpret_cast<uint8_t*>(address), array.bytes()}, array.result});
+// What the kernels of a call have access to.
+struct Memory {
+  Memory(const GemmPlan& plan, const GemmBuffers& given) : counters(plan.counters()), buffers(given) {
+    std::vector<CallArray> arrays = arrays_of(plan);
+    std::stable_partition(arrays.begin(), arrays.end(), [](const CallArray& array) { return array.result; });
+    for (const CallArray& array : arrays) {
+      const CUdeviceptr address = buffers.*array.address;
+      const auto same = [&](const emulator::Buffer& other) { return other.address == address; };
+      if (!std::any_of(parts.begin(), parts.end(), same)) add(address, array.bytes(), array.result);
+    }
+    if (counters.empty()) return;
+    buffers.counters = reinterpret_cast<CUdeviceptr>(counters.data());
+    add(buffers.counters, counters.size() * sizeof(uint32_t), true);
   }
-  return memory;
-}
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  void add(CUdeviceptr address, uint64_t bytes, bool writable) {
+    parts.push_back({address, {reinterpret_cast<uint8_t*>(address), bytes}, writable});
+  }
+
+  Status check_counters() const {
+    const bool zero = std::ranges::all_of(counters, [](uint32_t counter) { return counter == 0; });
+    return zero ? Status() : Status(StatusCode::kCorrupt, "the launch has left counters that are not zero");
+  }
+
+  std::vector<uint32_t> counters;       // a call site's
+  GemmBuffers buffers;                  // with them
+  std::vector<emulator::Buffer> parts;  // all arrays of the call, but for those in another one (C in the result)
+};
 
 // A kernel of independent blocks, where the call has it.
 Status run_blocks(const std::optional<EmulatedLaunch>& launch, Checks checks, uint32_t threads,
@@ -82,24 +99,24 @@ Status run_blocks(const std::optional<EmulatedLaunch>& launch, Checks checks, ui
 // What goes before the gemm kernel.
 Status lead_up(const EmulatedCall& call, Checks checks, uint32_t threads, const std::vector<emulator::Buffer>& memory) {
   if (Status status = run_blocks(call.before, checks, threads, memory); !status.ok()) return status;
-  for (const auto& [address, count] : call.zeroed) {
-    if (count != 0) std::memset(reinterpret_cast<void*>(address), 0, count * sizeof(uint32_t));
-  }
+  const auto& [address, count] = call.zeroed;
+  if (count != 0) std::memset(reinterpret_cast<void*>(address), 0, count * sizeof(uint32_t));
   return Status();
 }
 
 Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
   const Result<Checks> checks = requested_checks();
   if (!checks.ok()) return checks.status();
-  const std::vector<emulator::Buffer> memory = memory_of(plan, buffers);
-  const Result<EmulatedCall> call = emulated_call(plan, buffers, kOneWave, kOneWave);
+  const Memory memory(plan, buffers);
+  const Result<EmulatedCall> call = emulated_call(plan, memory.buffers, kOneWave, kOneWave);
   if (!call.ok()) return call.status();
   const uint32_t threads = emulating_threads(*checks), together = call->meet_at_words() ? 1 : threads;
-  if (Status status = lead_up(*call, *checks, threads, memory); !status.ok()) return status;
+  if (Status status = lead_up(*call, *checks, threads, memory.parts); !status.ok()) return status;
   const LaunchShape& shape = call->gemm.shape;
   const uint32_t machines = std::min(together, shape.blocks / shape.cluster_size);
-  const Status status = run_emulated(call->gemm, *checks, machines, memory);
-  return status.ok() ? run_blocks(call->reduce, *checks, together, memory) : status;
+  Status status = run_emulated(call->gemm, *checks, machines, memory.parts);
+  if (status.ok()) status = run_blocks(call->reduce, *checks, together, memory.parts);
+  return status.ok() ? memory.check_counters() : status;
 }
 
 Result<emulator::Report> trace(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t sm_count,
@@ -108,18 +125,17 @@ Result<emulator::Report> trace(const GemmPlan& plan, const GemmBuffers& buffers,
   if (!checks.ok()) return checks.status();
   const uint32_t resident = sm_count / plan.config.cluster_size();
   if (resident == 0) return invalid("a cluster of ", plan.config.cluster_size(), " CTAs on ", sm_count, " SMs");
-  const Result<EmulatedCall> call = emulated_call(plan, buffers, resident, sm_count);
+  Memory memory(plan, buffers);
+  const Result<EmulatedCall> call = emulated_call(plan, memory.buffers, resident, sm_count);
   if (!call.ok()) return call.status();
-  std::vector<emulator::Buffer> memory = memory_of(plan, buffers);
-  if (Status status = lead_up(*call, *checks, 1, memory); !status.ok()) return status;
+  if (Status status = lead_up(*call, *checks, 1, memory.parts); !status.ok()) return status;
   const auto& [name, shape, params] = call->gemm;
   std::vector<uint8_t> parameters = params;
   if (profiling != nullptr) {
     if (Status status = check_profiling(*profiling, shape); !status.ok()) return status;
     const std::vector<uint8_t> of_memory = bytes_of(profiling->memory);
     parameters.insert(parameters.end(), of_memory.begin(), of_memory.end());
-    auto* words = reinterpret_cast<uint8_t*>(profiling->memory.words);
-    memory.push_back({reinterpret_cast<uint64_t>(words), {words, profiling->words * sizeof(uint64_t)}, true});
+    memory.add(reinterpret_cast<uint64_t>(profiling->memory.words), profiling->words * sizeof(uint64_t), true);
   }
   const Result<const EmulatedKernel*> kernel =
       profiling != nullptr ? load_emulated(name, profiling->directory) : load_emulated(name);
@@ -133,9 +149,9 @@ Result<emulator::Report> trace(const GemmPlan& plan, const GemmBuffers& buffers,
                              .checks = *checks,
                              .sm_count = sm_count,
                              .trace = true},
-                            memory, parameters);
+                            memory.parts, parameters);
   machine.run();
-  if (Status status = run_blocks(call->reduce, *checks, 1, memory); !status.ok()) return status;
+  if (Status status = run_blocks(call->reduce, *checks, 1, memory.parts); !status.ok()) return status;
   return machine.report();
 }
 
@@ -157,7 +173,8 @@ Result<EmulatedCall> emulated_call(const GemmPlan& plan, const GemmBuffers& buff
       .before = {},
       .gemm = {config.kernel, shape, launch.with_argument([](const auto& argument) { return bytes_of(argument); })},
       .reduce = {},
-      .zeroed = launch.zeroed};
+      .zeroed = launch.zeroed,
+      .counted = launch.params.counters != nullptr};
   if (launch.repack_blocks != 0) {
     call.before = {repack_kernel(*launch.family, config.kernel),
                    {.blocks = std::min(launch.repack_blocks, sm_count), .threads = kRepackThreads},

@@ -1,26 +1,22 @@
 // A GEMM launch carried out by the emulator on host memory: the PTX of the kernel that a GPU would run.
 #pragma once
 
-#include <algorithm>
-#include <array>
-
 #include "emulator/report.h"
 #include "host/emulated_launch.h"
 #include "host/gemm_launch.h"
 
 namespace jaxbw {
 
-// What computes a matmul, in this order, when these words have been set to zero.
+// What computes a matmul, in this order, when `zeroed` has been set to zero.
 struct EmulatedCall {
   std::optional<EmulatedLaunch> before;  // a repack, or of a grouped matmul what makes the table
   EmulatedLaunch gemm;
   std::optional<EmulatedLaunch> reduce;
-  std::array<Words, 2> zeroed;
+  Words zeroed;
+  bool counted;  // parts of tiles are
 
   // Whether clusters change the same words: then they run on one machine. The emulator's atomics are atomic within one.
-  bool meet_at_words() const {
-    return std::ranges::any_of(zeroed, [](const Words& words) { return words.count != 0; });
-  }
+  bool meet_at_words() const { return counted || zeroed.count != 0; }
 };
 
 // On a machine of so many SMs, that runs `resident` clusters at a time. Runs nothing. Addresses are host pointers.

@@ -36,8 +36,8 @@ ffi::ErrorOr<std::unique_ptr<CallState>> instantiate(GemmAttributes attributes) 
   return std::make_unique<CallState>(attributes);
 }
 
-ffi::Error initialize(int32_t device, CallState* state, ffi::Dictionary) noexcept {
-  return to_error(state->site.prepare(device));
+ffi::Error initialize(CUstream stream, int32_t device, CallState* state, ffi::Dictionary) noexcept {
+  return to_error(state->site.prepare(device, stream));
 }
 
 ffi::Error execute(CUstream stream, int32_t device, CallState* state, ffi::RemainingArgs args, ffi::RemainingRets rets,
@@ -61,8 +61,12 @@ XLA_FFI_Error* gemm_instantiate(XLA_FFI_CallFrame* frame) {
 }
 
 XLA_FFI_Error* gemm_initialize(XLA_FFI_CallFrame* frame) {
-  static const auto handler =
-      ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::State<CallState>>().Attrs().To(initialize);
+  static const auto handler = ffi::Ffi::BindInitialize()
+                                  .Ctx<ffi::PlatformStream<CUstream>>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Ctx<ffi::State<CallState>>()
+                                  .Attrs()
+                                  .To(initialize);
   return handler->Call(frame);
 }
 

@@ -1,4 +1,4 @@
-// The XLA custom call "jaxbw_gemm_v9", one matmul with its epilogue: on platform CUDA by the driver, on platform cpu
+// The XLA custom call "jaxbw_gemm_v10", one matmul with its epilogue: on platform CUDA by the driver, on platform cpu
 // by the emulator. Its operands, results and attributes are listed in jaxbw/_native.pyi.
 #pragma once
 

@@ -29,9 +29,7 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
   const auto encode = [&](const TensorView& view, TensorMap& map) { return encode_tensor_map(driver, view, map); };
   if (Status status = encode_maps(gemm, encode); !status.ok()) return status;
 
-  for (const Words& words : gemm.zeroed) {
-    if (Status status = set_to_zero(driver, words, device, stream); !status.ok()) return status;
-  }
+  if (Status status = set_to_zero(driver, gemm.zeroed, device, stream); !status.ok()) return status;
   // The first kernel waits for all that was enqueued before it; those behind it start while it runs.
   const bool repacks = gemm.repack_blocks != 0, grouped = gemm.groups.has_value();
   if (repacks) {

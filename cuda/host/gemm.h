@@ -139,6 +139,7 @@ struct GemmBuffers {
   CUdeviceptr lhs_rows = 0, group_sizes = 0, group_offset = 0;
   CUdeviceptr d = 0, saved = 0, saved_up = 0, amax = 0, d_tiles = 0;
   CUdeviceptr workspace = 0;
+  CUdeviceptr counters = 0;  // GemmParams::counters, which no other call in flight has
 };
 
 // What the kernels of one architecture have in common.

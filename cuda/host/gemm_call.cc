@@ -169,7 +169,9 @@ GemmConfig config_of(const GemmAttributes& attributes) {
   return config;
 }
 
-GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config) {
+GemmAttributes attributes_of_call(const GemmPlan& plan) {
+  const GemmProblem& p = plan.problem;
+  const GemmConfig& config = plan.config;
   GemmAttributes attributes{.kernel = config.kernel,
                             .alpha = p.alpha,
                             .beta = p.beta,
@@ -189,7 +191,8 @@ GemmAttributes attributes_of_call(const GemmProblem& p, const GemmConfig& config
                             .activation = static_cast<int32_t>(p.activation),
                             .lhs_major = static_cast<int32_t>(p.a_major),
                             .rhs_major = static_cast<int32_t>(p.b_major),
-                            .promoted = p.promoted};
+                            .promoted = p.promoted,
+                            .counters = static_cast<int32_t>(plan.counters())};
 #define JAXBW_FIELD(name, ...) attributes.name = static_cast<int32_t>(config.name);
   JAXBW_CONFIG_FIELDS(JAXBW_FIELD)
 #undef JAXBW_FIELD
@@ -323,6 +326,9 @@ Result<GemmCall> read_call(const GemmAttributes& attributes, std::span<const Arr
   whole.output = *results[0].type;
   const Result<GemmPlan> plan = plan_call(whole, config_of(attributes));
   if (!plan.ok()) return plan.status();
+  if (static_cast<uint64_t>(attributes.counters) != plan->counters()) {
+    return invalid("attribute counters is ", attributes.counters, "; this call has ", plan->counters());
+  }
   GemmCall call{*plan, arrays_of(*plan), {}};
   const std::span<const CallArray> wanted(call.arrays);
   Status status = match("operands", operands, wanted.first(operands.size()), call.buffers);

@@ -9,9 +9,10 @@
 
 namespace jaxbw {
 
-inline constexpr const char* kGemmTarget = "jaxbw_gemm_v9";
+inline constexpr const char* kGemmTarget = "jaxbw_gemm_v10";
 
-// The int32 attributes that describe the matmul; the names are also Python's.
+// The int32 attributes that describe the matmul, and GemmPlan::counters(), which a call site allocates before it knows
+// the shapes; the names are also Python's.
 #define JAXBW_PROBLEM_ATTRIBUTES(X) \
   X(has_c)                          \
   X(has_bias)                       \
@@ -29,7 +30,8 @@ inline constexpr const char* kGemmTarget = "jaxbw_gemm_v9";
   X(activation)                     \
   X(lhs_major)                      \
   X(rhs_major)                      \
-  X(promoted)
+  X(promoted)                       \
+  X(counters)
 
 // All attributes: these, and the fields of GemmConfig.
 struct GemmAttributes {
@@ -89,8 +91,8 @@ struct GemmCall {
 
 GemmConfig config_of(const GemmAttributes& attributes);
 
-// The attributes of the call that computes a problem so.
-GemmAttributes attributes_of_call(const GemmProblem& problem, const GemmConfig& config);
+// The attributes of the call that is planned.
+GemmAttributes attributes_of_call(const GemmPlan& plan);
 
 // The problem, as far as two operands tell it: without the types of result, C, bias and residual.
 Result<GemmProblem> read_matmul(const GemmAttributes& attributes, const Array& lhs, const Array& rhs);

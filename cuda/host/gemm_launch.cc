@@ -132,8 +132,6 @@ GroupTableParams group_table(const GemmProblem& p, const GemmConfig& c, const Ge
           .table = reinterpret_cast<GroupRows*>(at.workspace + layout.group_table),
           .places = reinterpret_cast<BandPlace*>(at.workspace + layout.group_places),
           .counts = reinterpret_cast<GroupCounts*>(at.workspace + layout.group_counts),
-          .counters = reinterpret_cast<uint32_t*>(at.workspace + layout.counters),
-          .counter_count = static_cast<uint32_t>(layout.counter_count),
           .split_tiles = static_cast<uint32_t>(work.tiles - work.whole_tiles),
           .contraction = p.grouped == Grouped::kContraction,
           .batch = static_cast<uint32_t>(p.batch),
@@ -183,8 +181,10 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
     return invalid("workspace is at address ", at.workspace, "; it needs a multiple of ", kTmaAlignment, " bytes");
   }
 
-  const Words counters = {at.workspace + layout.counters, layout.counter_count};
-  const bool grouped = p.grouped != Grouped::kNone;  // then the launch in front sets them to zero
+  const bool counted = plan.counters() != 0;
+  if (counted && at.counters == 0) return invalid("there are no counters of split tiles");
+
+  const bool grouped = p.grouped != Grouped::kNone;
   GemmLaunch launch{.family = family,
                     .config = config,
                     .params = {},
@@ -192,7 +192,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
                     .scale_views = {},
                     .repack = {},
                     .repack_blocks = 0,
-                    .zeroed = {grouped ? Words{} : counters, Words{at.amax, p.out_scaled ? p.batch : 0}},
+                    .zeroed = {at.amax, p.out_scaled ? p.batch : 0},
                     .reduced_chunks = 0};
   uint32_t repacks = 0;
   uint64_t pieces = 0;
@@ -213,7 +213,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
 
   GemmParams& params = launch.params = make_params(*family, p, config, at, work);
   params.partials = work.slices != 0 ? reinterpret_cast<float*>(at.workspace + layout.partials) : nullptr;
-  params.counters = counters.count != 0 ? reinterpret_cast<uint32_t*>(counters.address) : nullptr;
+  params.counters = counted ? reinterpret_cast<uint32_t*>(at.counters) : nullptr;
   if (reduces_apart(*family, config)) {
     const uint64_t tiles = (work.tiles - work.whole_tiles) * config.cluster_tiles();
     params.tile_slices = divisor(cluster_slices(config.block_m, params.tile_columns));

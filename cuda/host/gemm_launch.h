@@ -18,8 +18,7 @@ GemmBuffers as_launched(const GemmBuffers& buffers, const GemmConfig& config);
 
 // Offsets of the sections of the workspace. Repacked operands are those of the kernel.
 struct WorkspaceLayout {
-  uint64_t a = 0, b = 0, b_up = 0, partials = 0, counters = 0;
-  uint64_t counter_count = 0;
+  uint64_t a = 0, b = 0, b_up = 0, partials = 0;
   uint64_t group_table = 0, group_places = 0, group_counts = 0;  // of a grouped matmul
   uint64_t bytes = 0;
 };
@@ -68,6 +67,9 @@ struct GemmPlan {
   Work work;
   WorkspaceLayout workspace;
   EpiloguePlan epilogue;
+
+  // Words of GemmBuffers::counters.
+  uint64_t counters() const { return reduces_apart(*family, config) ? 0 : work.slices; }
 };
 
 // Fails on what the rules refuse. Finds the kernel.
@@ -92,8 +94,8 @@ struct GemmLaunch {
   std::array<std::optional<TensorView>, 3> scale_views;  // of MX formats: of A, B, and where it is gated B_up
   RepackParams repack;                                   // what is copied before, where repack_blocks is not 0
   uint32_t repack_blocks;
-  std::array<Words, 2> zeroed;  // to be set to zero before: counters, and what amax begins with
-  uint64_t reduced_chunks;      // that a launch behind adds up, where it is not 0 (reduces_apart)
+  Words zeroed;             // to be set to zero before: what amax begins with
+  uint64_t reduced_chunks;  // that a launch behind adds up, where it is not 0 (reduces_apart)
   std::optional<GroupTableParams> groups = std::nullopt;  // of a grouped matmul: what a launch before it makes
   std::optional<GatheredRowsOfA> gathered = std::nullopt;
 

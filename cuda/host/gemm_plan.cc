@@ -33,8 +33,6 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   layout.b = section(operand_b(family, p).repacked_bytes());
   layout.b_up = section(p.gated ? operand_b(family, p).repacked_bytes() : 0);
   layout.partials = section(work.slices * c.split_k * work.slice_floats * sizeof(float));
-  layout.counter_count = reduces_apart(family, c) ? 0 : work.slices;
-  layout.counters = section(layout.counter_count * sizeof(uint32_t));
   if (p.grouped == Grouped::kNone) return layout;
   const bool of_rows = p.grouped == Grouped::kRows;
   layout.group_table = section((of_rows ? work.tiles_m : p.results()) * sizeof(GroupRows));

@@ -17,17 +17,20 @@ namespace nb = nanobind;
 namespace jaxbw {
 namespace {
 
-// Addresses by the names of a call's arrays, which must be these.
+// Addresses by the names of a call's arrays, and of its counters, which must be these.
 GemmBuffers buffers_of(const GemmPlan& plan, const std::map<std::string, uint64_t>& addresses) {
   const std::vector<CallArray> arrays = arrays_of(plan);
+  const auto address_of = [&](const char* name) {
+    const auto found = addresses.find(name);
+    if (found == addresses.end()) throw nb::value_error(concat(name, " is missing").c_str());
+    return found->second;
+  };
   GemmBuffers buffers;
-  for (const CallArray& array : arrays) {
-    const auto found = addresses.find(array.name);
-    if (found == addresses.end()) throw nb::value_error(concat(array.name, " is missing").c_str());
-    buffers.*array.address = found->second;
-  }
-  if (addresses.size() != arrays.size()) {
-    throw nb::value_error(concat(addresses.size(), " arrays; this call has ", arrays.size()).c_str());
+  for (const CallArray& array : arrays) buffers.*array.address = address_of(array.name);
+  const bool counted = plan.counters() != 0;
+  if (counted) buffers.counters = address_of("counters");
+  if (const size_t wanted = arrays.size() + counted; addresses.size() != wanted) {
+    throw nb::value_error(concat(addresses.size(), " arrays; this call has ", wanted).c_str());
   }
   return buffers;
 }

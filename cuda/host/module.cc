@@ -105,14 +105,15 @@ GemmAttributes attributes_of(const nb::dict& given) {
   return attributes;
 }
 
-uint64_t workspace_bytes_of(const std::vector<int64_t>& lhs, const std::vector<int64_t>& rhs, DataType input,
-                            const nb::dict& attributes) {
+// Bytes of workspace, and counters.
+std::tuple<uint64_t, uint64_t> scratch_of(const std::vector<int64_t>& lhs, const std::vector<int64_t>& rhs,
+                                          DataType input, const nb::dict& attributes) {
   const GemmAttributes given = attributes_of(attributes);
   const Result<GemmProblem> problem = read_matmul(given, {.type = input, .dims = lhs}, {.type = input, .dims = rhs});
   raise_unless_ok(problem.status());
   const Result<GemmPlan> plan = plan_call(*problem, config_of(given));
   raise_unless_ok(with_context(concat(describe(*problem), ", ", describe(config_of(given))), plan.status()));
-  return plan->workspace.bytes;
+  return {plan->workspace.bytes, plan->counters()};
 }
 
 using ByteArray = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
@@ -180,12 +181,13 @@ std::optional<Profiling> profiling_of(const std::optional<ProfilingTuple>& given
 }
 
 void enqueue_gemm(const std::vector<DeviceArrayTuple>& operands, const std::vector<DeviceArrayTuple>& results,
-                  const nb::dict& attributes, int device, bool wait, const std::optional<ProfilingTuple>& profiled) {
+                  const nb::dict& attributes, uint64_t counters, int device, bool wait,
+                  const std::optional<ProfilingTuple>& profiled) {
   const GemmAttributes given = attributes_of(attributes);
   const std::optional<Profiling> profiling = profiling_of(profiled);
   const Status status = [&] {
     const nb::gil_scoped_release release;
-    return enqueue_direct(given, device_arrays(operands), device_arrays(results), device, wait,
+    return enqueue_direct(given, device_arrays(operands), device_arrays(results), counters, device, wait,
                           profiling ? &*profiling : nullptr);
   }();
   raise_unless_ok(status);
@@ -295,15 +297,14 @@ NB_MODULE(_native, m) {
          uint32_t k_spans) { return layout(family, block_m, block_n, cta_group, k_spans).total_bytes(stages); },
       nb::arg("family"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("cta_group"), nb::arg("stages"),
       nb::arg("k_spans") = 1);
-  m.def("workspace_bytes", &workspace_bytes_of, nb::arg("lhs"), nb::arg("rhs"), nb::arg("input"),
-        nb::arg("attributes"));
+  m.def("scratch", &scratch_of, nb::arg("lhs"), nb::arg("rhs"), nb::arg("input"), nb::arg("attributes"));
   m.def("quantize_workspace_bytes", &quantize_workspace_bytes, nb::arg("x"), nb::arg("dtype"), nb::arg("format"));
   m.def("launch_gemm", &launch_gemm_direct, nb::arg("operands"), nb::arg("dtypes"), nb::arg("output"),
         nb::arg("attributes"), nb::kw_only(), nb::arg("alias_c") = false, nb::arg("device") = 0,
         nb::arg("guard_bytes") = DirectLaunch().guard_bytes, nb::arg("repeats") = 1, nb::arg("poison") = true,
         nb::arg("stream") = 0);
   m.def("enqueue_gemm", &enqueue_gemm, nb::arg("operands"), nb::arg("results"), nb::arg("attributes"), nb::kw_only(),
-        nb::arg("device") = 0, nb::arg("wait") = false, nb::arg("profiling") = nb::none());
+        nb::arg("counters") = 0, nb::arg("device") = 0, nb::arg("wait") = false, nb::arg("profiling") = nb::none());
   m.def("trace_gemm", &emulate_traced, nb::arg("operands"), nb::arg("results"), nb::arg("attributes"), nb::kw_only(),
         nb::arg("sm_count"), nb::arg("profiling") = nb::none());
   m.def("activities", &activities);

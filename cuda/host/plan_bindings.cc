@@ -154,8 +154,7 @@ std::variant<nb::dict, Violation> complete_config(const std::string& family_name
 }
 
 nb::dict attributes_of(const GemmPlan& plan) {
-  const GemmProblem& p = plan.problem;
-  const GemmAttributes attributes = attributes_of_call(p, plan.config);
+  const GemmAttributes attributes = attributes_of_call(plan);
   nb::dict named;
   named["kernel"] = std::string(attributes.kernel);
   named["alpha"] = attributes.alpha;
@@ -488,7 +487,6 @@ void bind_plan(nb::module_& m) {
                      named["b"] = layout.b;
                      named["b_up"] = layout.b_up;
                      named["partials"] = layout.partials;
-                     named["counters"] = layout.counters;
                      if (p.plan.launched.grouped != Grouped::kNone) {
                        named["group_table"] = layout.group_table;
                        named["group_places"] = layout.group_places;
@@ -496,7 +494,7 @@ void bind_plan(nb::module_& m) {
                      }
                      return named;
                    })
-      .def_prop_ro("counters", [](const PlanOnDevice& p) { return p.plan.workspace.counter_count; })
+      .def_prop_ro("counters", [](const PlanOnDevice& p) { return p.plan.counters(); })
       .def_prop_ro("repacked", [](const PlanOnDevice& p) { return nb::tuple(nb::cast(repacked(p.plan))); })
       .def_prop_ro("store_path",
                    [](const PlanOnDevice& p) {

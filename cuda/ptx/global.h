@@ -85,6 +85,11 @@ JAXBW_DEVICE void add_relaxed(uint32_t* counter, uint32_t value) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
+// Adds 1, or makes it zero where it was `last`, likewise.
+JAXBW_DEVICE void wrap_relaxed(uint32_t* counter, uint32_t last) {
+  asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counter), "r"(last) : "memory");
+}
+
 // Makes a number the larger one of itself and another, likewise.
 JAXBW_DEVICE void max_relaxed(uint32_t* number, uint32_t other) {
   asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(number), "r"(other) : "memory");

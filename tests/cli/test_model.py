@@ -32,7 +32,7 @@ def test_it_says_what_is_modelled(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_interval_and_sensitivities(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(shown(capsys, "4096", "4096", "4096", "--clock", "1.5", "--json"))
+    answer = json.loads(shown(capsys, "8192", "8192", "8192", "--clock", "1.5", "--json"))
     estimate = answer["estimate"]
     assert estimate["low_us"] < estimate["us"] < estimate["high_us"]
     assert estimate["ghz"] == 1.5
@@ -109,15 +109,16 @@ def explained(m: int, n: int, k: int, **options: Any) -> Any:
 
 
 def test_explain_has_the_estimate_on_blackwell_only() -> None:
-    choice = explained(4096, 4096, 4096, device="B200")
+    choice = explained(8192, 8192, 8192, device="B200")
     assert choice.estimate.low_us < choice.estimate.us < choice.estimate.high_us
     assert "pipeline model  modelled " in str(choice)
     assert explained(4096, 4096, 4096, device="H200").estimate is None
+    assert explained(4096, 4096, 4096, device="B200").estimate is None  # parts of K
     assert explained(16, 4096, 4096, device="B200").estimate is None  # exchanged operands
-    assert explained(4096, 4096, 4096, device="B200", activation="relu").estimate is None
+    assert explained(8192, 8192, 8192, device="B200", activation="relu").estimate is None
 
 
 def test_explain_and_the_command_agree(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(shown(capsys, "4096", "4096", "4096", "--json"))
-    estimate = explained(4096, 4096, 4096, device="B200").estimate
+    answer = json.loads(shown(capsys, "8192", "8192", "8192", "--json"))
+    estimate = explained(8192, 8192, 8192, device="B200").estimate
     assert estimate.us == pytest.approx(answer["estimate"]["us"], rel=0.03)

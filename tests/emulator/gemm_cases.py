@@ -427,9 +427,11 @@ def verify(case: Case, matmul: Matmul, outcome: gemm_launch.Outcome) -> None:
     """Compares a launch with the oracle, and asks for no findings.
 
     Raises:
-      AssertionError: an element is wrong, or was not written; or the emulator has found something.
+      AssertionError: an element is wrong, or was not written; or the emulator has found something;
+        or a counter is not zero, as the next launch expects it.
     """
     assert outcome.report.findings == [], f"{case}: {outcome.report.findings}"
+    assert not outcome.counters.any(), f"{case}: counters are left as {outcome.counters}"
     verify_results(case, matmul, outcome.results)
 
 

@@ -397,6 +397,10 @@ def launch(
     workspace = emulator.empty(plan.workspace_bytes, np.uint8)
     workspace[...] = NAN
     own = {"workspace": workspace} if workspace.size else {}
+    counters = emulator.empty(plan.slices if c.counted else plan.counters, np.uint32)
+    counters[...] = 0
+    if plan.counters:
+        own["counters"] = counters
     arrays = {name: array.ctypes.data for name, array in (operands | written | own).items()}
     if p.in_place:
         written["result"][...] = p.c
@@ -404,15 +408,9 @@ def launch(
 
     repack, gemm, behind = _native.emulated_launches(plan, arrays, sm_count=sm_count)
     patches = _patches(c, plan, gemm.parameters, pitch, saves=p.save)
-    buffers = [*results.guarded, *operands.values(), workspace, *more_buffers]
+    buffers = [*results.guarded, *operands.values(), workspace, counters, *more_buffers]
     if c.counted and plan.reduces_apart:
-        counters = emulator.empty(plan.slices, np.uint32)
-        buffers.append(counters)
         patches["counters"], behind = counters.ctypes.data, None
-    else:
-        start = plan.workspace_offsets["counters"]
-        counters = workspace[start : start + 4 * plan.counters].view(np.uint32)
-    counters[...] = 0
     report = None
     for call, kernel in ((repack, None), (gemm, module), (behind, reduce)):
         if call is None:

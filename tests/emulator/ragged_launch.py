@@ -382,6 +382,10 @@ def launch(
     workspace = emulator.empty(plan.workspace_bytes, np.uint8)
     workspace[...] = NAN
     arrays = placed | {"result": result, "workspace": workspace}
+    counters = emulator.empty(plan.counters, np.uint32)
+    counters[...] = 0
+    if counters.size:
+        arrays["counters"] = counters
     if c is not None:
         arrays["c"] = result
     addresses = {name: array.ctypes.data for name, array in arrays.items()}
@@ -403,13 +407,14 @@ def launch(
             cluster=call.cluster_ctas,
             dynamic_smem=call.shared_memory,
             args=[call.parameters],
-            buffers=[guarded, workspace, *placed.values(), *more_buffers],
+            buffers=[guarded, workspace, counters, *placed.values(), *more_buffers],
             sm_count=case.sm_count,
             **options,
         )
         reports.append(report)
     edges = np.concatenate([guarded[:GUARD], guarded[-GUARD:]])
     assert (edges.view(np.uint8) == POISON).all(), "the kernel wrote outside the result"
+    assert not counters.any(), "the next launch expects counters of zero"
     return result, workspace, reports
 
 

@@ -81,5 +81,5 @@ def test_a_step_on_a_hopper_gpu(gpt: ModuleType) -> None:
     with jaxbw.target("H200"), jaxbw.implementation("kernel"):
         state = jax.eval_shape(optimizer.init, parameters)
         lowered = step.trace(parameters, state, tokens).lower(lowering_platforms=("cuda",))
-    assert lowered.as_text().count("@jaxbw_gemm_v9(") == 9 * 3 - 2
+    assert lowered.as_text().count("@jaxbw_gemm_v10(") == 9 * 3 - 2
     assert lowered.as_text().count("stablehlo.dot_general") == 2

@@ -43,5 +43,5 @@ def test_a_step_on_a_hopper_gpu(example: Callable[[], Any]) -> None:
     with jaxbw.target("H200"), jaxbw.implementation("kernel"):
         gradient = jax.jit(jax.grad(loss)).trace(parameters, PIXELS, DIGITS)
         text = gradient.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("@jaxbw_gemm_v9(") == 3 + 3 + 2
+    assert text.count("@jaxbw_gemm_v10(") == 3 + 3 + 2
     assert "stablehlo.dot_general" not in text

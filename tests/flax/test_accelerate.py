@@ -84,7 +84,7 @@ def counts(step: Callable[..., Any], *args: Any) -> tuple[int, int]:
     """Custom calls and dot_generals, lowered for CUDA."""
     with jaxbw.implementation("kernel"):
         text = jax.jit(step).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
-    return text.count("@jaxbw_gemm_v9("), text.count("stablehlo.dot_general")
+    return text.count("@jaxbw_gemm_v10("), text.count("stablehlo.dot_general")
 
 
 @pytest.mark.parametrize("name", MODELS)

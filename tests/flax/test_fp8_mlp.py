@@ -97,7 +97,7 @@ def test_no_wide_hidden_layer_is_written(name: str) -> None:
         lowered = jax.jit(model.apply).trace(variables, x).lower(lowering_platforms=("cuda",))
     text = lowered.as_text()
     assert set(re.findall(rf"tensor<(?:1x)?{M}x{HIDDEN}x(\w+)>", text)) == {"f8E4M3FN"}
-    assert text.count("@jaxbw_gemm_v9(") == 2
+    assert text.count("@jaxbw_gemm_v10(") == 2
 
 
 def test_the_kernels_in_the_emulator() -> None:

@@ -417,7 +417,7 @@ def test_a_gpu_gets_one_kernel_for_each_layer() -> None:
         variables = jax.eval_shape(layer.init, jax.random.key(0), x)
         with jaxbw.target("H200"), jaxbw.implementation("kernel"):
             lowered = jax.jit(layer.apply).trace(variables, x).lower(lowering_platforms=("cuda",))
-        assert lowered.as_text().count("@jaxbw_gemm_v9(") == kernels, layer
+        assert lowered.as_text().count("@jaxbw_gemm_v10(") == kernels, layer
         assert "stablehlo.dot_general" not in lowered.as_text()
 
 

@@ -314,7 +314,7 @@ def test_the_matmuls_of_attention_are_served() -> None:
         with jaxbw.target("H200"), jaxbw.implementation("kernel"):
             program = jax.jit(pure(model)[0]).trace(nnx.state(model), normal((2, 16, 64)))
             text = program.lower(lowering_platforms=("cuda",)).as_text()
-        assert text.count("@jaxbw_gemm_v9(") == served
+        assert text.count("@jaxbw_gemm_v10(") == served
         assert text.count("stablehlo.dot_general") == 6 - served
 
 

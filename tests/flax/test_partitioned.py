@@ -53,7 +53,7 @@ def test_a_kernel_on_each_device() -> None:
     with jaxbw.implementation("emulator"):
         compiled = jax.jit(layer.apply).lower(variables, x).compile()
     text = compiled.as_text() or ""
-    assert text.count('"jaxbw_gemm_v9"') == 2
+    assert text.count('"jaxbw_gemm_v10"') == 2
     assert text.count("all-reduce(") == 1
     assert "all-gather(" not in text
     whole = jax.device_get((variables, x))

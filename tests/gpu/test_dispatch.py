@@ -38,7 +38,7 @@ def test_a_chain_is_one_graph() -> None:
 
 @pytest.mark.parametrize("parts", [2, 4])
 def test_a_split_and_unaligned_matmul_is_captured_whole(parts: int) -> None:
-    """The repack of its operands too, and the memset of its counters or what adds up the parts."""
+    """The repack of its operands too."""
     config = jaxbw.GemmConfig(128, 128, split_k=parts)
     random = np.random.default_rng(0)
     x, w = (random.integers(-2, 3, (251, 251)).astype(np.float32) for _ in range(2))

@@ -109,7 +109,7 @@ INTEGERS = """
     split_k split_tail stages swap_ab swizzle wave
 """
 SIGNATURES: dict[str, Any] = {
-    "jaxbw_gemm_v9": {
+    "jaxbw_gemm_v10": {
         "attributes": {
             "kernel": "string",
             **dict.fromkeys(("alpha", "beta"), "f32"),

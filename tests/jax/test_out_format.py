@@ -150,7 +150,7 @@ def test_nothing_else_of_the_hidden_layer_is_written(gated: bool, cuda_hlo: Lowe
     # Of its scales nothing but tiles, as those that come out of the first kernel.
     assert "tensor<1x2x2x512xf8E8M0FNU>" in text
     assert not re.findall(rf"tensor<(?:1x)?{M}x5x\w+>", text)
-    assert text.count("@jaxbw_gemm_v9(") == 2
+    assert text.count("@jaxbw_gemm_v10(") == 2
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -57,12 +57,12 @@ def call(matmul: Matmul, operands: list[Values]) -> list[Values]:
     ]
     count = len(results)
     lhs, rhs = operands[:2]
-    size = _native.workspace_bytes(lhs.shape, rhs.shape, DTYPES[matmul.dtype][1], given)
+    size, _ = _native.scratch(lhs.shape, rhs.shape, DTYPES[matmul.dtype][1], given)
     if size:
         results.append(jax.ShapeDtypeStruct((size,), np.uint8))
     wrap = {str: str, int: np.int32, float: np.float32}
     typed = {name: wrap[type(value)](value) for name, value in given.items()}
-    found = jax.ffi.ffi_call("jaxbw_gemm_v9", results)(*operands, **typed)
+    found = jax.ffi.ffi_call("jaxbw_gemm_v10", results)(*operands, **typed)
     return [np.asarray(values) for values in found[:count]]
 
 

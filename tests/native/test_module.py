@@ -58,7 +58,7 @@ def test_custom_calls_register_where_there_is_no_gpu() -> None:
         ("CUDA", _native.ffi_targets),
         ("cpu", _native.emulator_ffi_targets),
     ):
-        names = ["jaxbw_gemm_v9", "jaxbw_quantize_blocks_v1", "jaxbw_quantize_v1"]
+        names = ["jaxbw_gemm_v10", "jaxbw_quantize_blocks_v1", "jaxbw_quantize_v1"]
         assert sorted(targets()) == names
         for _ in range(2):  # the same again
             for name, stages in targets().items():

@@ -60,7 +60,8 @@ PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = 
             accumulators=2,
             scheduler="clc",
             formula="general",
-            workspace_bytes=12 * 2 * 4 * 2 * 32 * 128 * 4 + 512,
+            workspace_bytes=12 * 2 * 4 * 2 * 32 * 128 * 4,
+            counters=12 * 2 * 4,
             reduces_apart=False,
         ),
     ),
@@ -148,7 +149,7 @@ PLANS: dict[str, tuple[str, dict[str, Any], GemmConfig, int, dict[str, Any]]] = 
         GemmConfig(128, 256, split_k=2, split_tail=True),
         6,
         dict(kernel="jaxbw_sm90_grouped_bf16_tn_64x256", items=96 + 2, clusters=6)
-        | dict(workspace_bytes=2 * 2 * 128 * 256 * 4 + 256 + 256 + 256),
+        | dict(workspace_bytes=2 * 2 * 128 * 256 * 4 + 256 + 256, counters=2 * 8),
     ),
     "rows in groups of sm100, which nobody asks for": (
         "sm100",
@@ -253,7 +254,7 @@ def test_columns_that_the_next_tile_waits_for(
 
 FIELDS = _native.gemm_params_fields()
 TensorMapFields = _native.emulator.datapath.TensorMapFields
-WORKSPACE = 1 << 32
+WORKSPACE, COUNTERS = 1 << 32, 1 << 40
 
 
 def launches(family: str, problem: dict[str, Any], config: GemmConfig, *more: str) -> Any:
@@ -263,6 +264,8 @@ def launches(family: str, problem: dict[str, Any], config: GemmConfig, *more: st
     arrays = {name: place << 24 for place, name in enumerate(names, 1)}
     if plan.workspace_bytes:
         arrays["workspace"] = WORKSPACE
+    if plan.counters:
+        arrays["counters"] = COUNTERS
     return plan, _native.emulated_launches(plan, arrays, sm_count=132)
 
 
@@ -370,14 +373,13 @@ def test_a_workspace_of_two_right_operands_and_counters() -> None:
         "b": 0,
         "b_up": b,
         "partials": 2 * b,
-        "counters": 2 * b + parts,
     }
-    assert plan.workspace_bytes == 2 * b + parts + 256
+    assert plan.workspace_bytes == 2 * b + parts
     assert plan.counters == 6 * 4
     maps = {name: field(gemm.parameters, name) for name in ("a", "b", "b_up")}
     addresses = {name: TensorMapFields.decode(map_).address for name, map_ in maps.items()}
     assert addresses == {"a": 1 << 24, "b": WORKSPACE, "b_up": WORKSPACE + b}
-    assert number(gemm.parameters, "counters") == WORKSPACE + 2 * b + parts
+    assert number(gemm.parameters, "counters") == COUNTERS
     assert reduce is None
 
 

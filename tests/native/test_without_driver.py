@@ -21,7 +21,8 @@ ones = dict.fromkeys(("k_spans", "cluster_m", "cluster_n", "cluster_k", "cta_gro
 zeros = dict.fromkeys(("has_c", "has_bias", "bias_along_m", "has_residual", "has_lhs_scale",
                        "has_rhs_scale", "lhs_blocks", "rhs_blocks", "mx", "has_out_scale", "out_mx",
                        "gated", "save", "activation", "lhs_major", "rhs_major", "promoted",
-                       "pingpong", "raster", "split_tail", "wave", "swap_ab", "scheduler"), 0)
+                       "counters", "pingpong", "raster", "split_tail", "wave", "swap_ab",
+                       "scheduler"), 0)
 attributes = ones | zeros | {"kernel": "jaxbw_sm90_bf16_nt_64x128", "alpha": 1.0, "beta": 0.0,
                              "block_m": 128, "block_n": 128, "stages": 4}
 try:

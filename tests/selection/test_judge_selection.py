@@ -1,19 +1,17 @@
-"""benchmarks/judge_selection.py: what a choice loses, with the memset that CUPTI leaves out."""
+"""benchmarks/judge_selection.py: what a choice loses."""
 
 import math
 
 import pytest
 from judge_selection import choice, judged, summary
 
-from jaxbw._src.lab.tuning.measure import Effort, Measured, measure
+from jaxbw._src.lab.tuning.measure import Effort, measure
 from jaxbw._src.selection import tuned
-from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.devices import TARGETS
 from jaxbw._src.selection.tuned import Table
 from jaxbw._src.selection.tuned.features import FEATURES
 from jaxbw._src.selection.tuned.files import SIZES, Sizes
 from jaxbw._src.selection.tuned.trees import LEAF, Forest
-from jaxbw._src.selection.tuned_matmuls import SWITCH
 from measuring.matmuls import Matmul
 
 from .made_up_gpu import MadeUpGpu
@@ -43,11 +41,3 @@ def test_the_table_is_judged_beside_the_model(monkeypatch: pytest.MonkeyPatch) -
     rows = [judged(MATMUL, measure(gpu, MATMUL.problem, H200, Effort(count=30)), H200)]
     assert (rows[0]["model"]["ratio"], rows[0]["tuned"]["ratio"]) == (1.2, 1.0)
     assert summary(rows, "model") == {"geometric_mean": 1.2, "most": 1.2, "beyond_1.15": 1}
-
-
-def test_a_memset_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "off")
-    first = choice(MATMUL, H200, None)
-    split = GemmConfig(128, 128, split_k=2)
-    row = judged(MATMUL, [Measured(first, 10.0, 1.0), Measured(split, 9.9, 1.0)], H200)
-    assert row["best"] == str(first)

@@ -116,7 +116,7 @@ def test_what_is_fastest_is_stored_and_used(
         assert entry.device == "H200, 132 SMs"
         assert entry.config.tile[1] == 192
         assert entry.us <= entry.untuned_us
-        assert entry.us == pytest.approx(by_width(entry.config), abs=2)  # a split one's memset
+        assert entry.us == by_width(entry.config)
         assert entry.configurations == 30
     x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
     with jaxbw.use_tuned("tuned.json"):
@@ -328,7 +328,7 @@ X, W = jnp.ones((512, 256), jnp.bfloat16), jnp.ones((256, 128), jnp.bfloat16)
 def test_autotune(gpu: MadeUpGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "mine.json"
     with caplog.at_level(logging.INFO, "jaxbw"):
-        outcomes = jaxbw.autotune(step, X, W, path=path, configurations=60)
+        outcomes = jaxbw.autotune(step, X, W, path=path, configurations=100)
     assert [str(each) for each in outcomes] == caplog.messages
     assert [each.entry for each in outcomes] == list(TunedMatmuls.load(path).entries.values())
     assert len(outcomes) == 2

@@ -23,7 +23,6 @@ from jaxbw._src.selection import tuned
 from jaxbw._src.selection.candidates import Candidates
 from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.cost_model import evaluate
-from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.devices import TARGETS
 from jaxbw._src.selection.machine import machines
 from jaxbw._src.selection.search import price
@@ -209,7 +208,7 @@ def measurements(count: int) -> list[Measurements]:
         def microseconds(config: GemmConfig, problem: GemmProblem = problem) -> float:
             side = as_workload(problem, "sm90", swapped=config.swap_ab)
             cost = price("sm90", H200, side, config).cost
-            return cost.total * hidden(config) - memset_us(H200, config)
+            return cost.total * hidden(config)
 
         measured = measure(
             MadeUpGpu(microseconds), matmul.problem, TARGETS["H200"], Effort(count=60)

@@ -31,7 +31,7 @@ from jaxbw._src.selection.implementations import EMULATED
 
 # The number counts changes of attributes, operands or results: a program that was compiled or
 # exported for another number is not run in their stead.
-TARGET = "jaxbw_gemm_v9"
+TARGET = "jaxbw_gemm_v10"
 
 gemm_p = Primitive("jaxbw_gemm")
 gemm_p.multiple_results = True

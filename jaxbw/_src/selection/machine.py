@@ -73,7 +73,6 @@ class Machine:
     cluster_sum_ns: float
     cluster_sum_bytes_per_cycle: float
     split_ns: float
-    memset_ns: float
     reduce_ns: float
     reduce_bytes_per_ns: float
     margin: float

@@ -95,6 +95,22 @@ class Matmul:
     @property
     def attributes(self) -> dict[str, str | int | float]:
         """All attributes of the custom call."""
+        return self._attributes | {"counters": self.counters}
+
+    @property
+    def counters(self) -> int:
+        """How many the call has."""
+        if self.config.get("split_k", 1) == 1:
+            return 0
+        return self._scratch()[1]
+
+    def _scratch(self) -> tuple[int, int]:
+        lhs, rhs = self.operands()[:2]
+        dtype = DTYPES[self.dtype][1]
+        return _native.scratch(lhs.shape, rhs.shape, dtype, self._attributes)
+
+    @property
+    def _attributes(self) -> dict[str, str | int | float]:
         return {
             "kernel": self.kernel,
             "alpha": math.nan if self.in_memory else self.alpha,
@@ -116,6 +132,7 @@ class Matmul:
             "lhs_major": int(self.layout[0] == "t"),
             "rhs_major": int(self.layout[1] == "n"),
             "promoted": int(self.promoted),
+            "counters": 0,
             "block_m": 0,
             "block_n": 0,
             "pingpong": 0,
@@ -250,8 +267,7 @@ class Matmul:
         count = 1 + self.save * (1 + self.gated)
         shape = (self.batch, self.m, self.n)
         results = [np.full(shape, np.nan, DTYPES[self.output][0]) for _ in range(count)]
-        lhs, rhs = self.operands()[:2]
-        size = _native.workspace_bytes(lhs.shape, rhs.shape, DTYPES[self.dtype][1], self.attributes)
+        size = self._scratch()[0]
         return [*results, np.full(size, 0x5A, np.uint8)] if size else results
 
     def launch(self, operands: list[Values] | None = None, **options: Any) -> list[Values]:

@@ -26,10 +26,13 @@ def operands_of(matmul: Matmul, factor: int) -> list[Values]:
     return [np.asarray(factor * values.astype(np.float32), values.dtype) for values in given]
 
 
-def execute(program: xla.Program, matmul: Matmul, factor: int = 1, **options: int) -> None:
+def execute(
+    program: xla.Program, matmul: Matmul, factor: int = 1, *, device: int = 0, stream: int = 0
+) -> None:
     """Runs the program on new buffers, and compares the results."""
     operands, results = operands_of(matmul, factor), matmul.results()
-    program.run("execute", operands, results, **options)
+    program.run("initialize", device=device, stream=stream)
+    program.run("execute", operands, results, device=device, stream=stream)
     for result, expected in zip(results, matmul.expected(operands), strict=False):
         np.testing.assert_array_equal(result, expected)
 
@@ -54,8 +57,38 @@ def test_a_second_execution_asks_for_nothing_but_its_launch(fake: FakeDriver, na
     assert not fake.log.exists()
     execute(program, matmul)
     asked = {line.split('"')[3] for line in fake.log.read_text().splitlines()}
-    clearing = {"cuCtxPushCurrent", "cuMemsetD32Async", "cuCtxPopCurrent"}
-    assert asked - clearing == {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"}
+    assert asked == {"cuTensorMapEncodeTiled", "cuLaunchKernelEx"}
+
+
+def test_a_program_has_counters_of_its_own(fake: FakeDriver) -> None:
+    """Launches of two programs may overlap, and each leaves its counters zero."""
+    matmul = MATMULS["repacked and split"]
+    programs = [xla.Program(matmul.attributes) for _ in range(2)]
+    for program in programs * 2:
+        execute(program, matmul, stream=0x20)
+    asked = [call["bytes"] for call in fake.calls("cuMemAlloc")]
+    assert asked == [4 * matmul.counters] * 2
+    cleared = [(call["count"], call["stream"]) for call in fake.calls("cuMemsetD32Async")]
+    assert cleared == [(matmul.counters, 0x20)] * 2  # before all launches, on their stream
+    first, second, *again = [launch["counters"] for launch in fake.launches()]
+    assert first != second
+    assert again == [first, second]
+    del program, programs
+    assert len(fake.calls("cuMemFree")) == 2
+
+
+@pytest.mark.parametrize("failing", ["cuMemAlloc", "cuMemsetD32Async"])
+def test_without_counters_a_program_does_not_run(fake: FakeDriver, failing: str) -> None:
+    matmul = MATMULS["repacked and split"]
+    program = xla.Program(matmul.attributes)
+    fake.fail(failing, 2)
+    message = f"{matmul.counters} counters on device 0: {failing}: CUDA_ERROR_OUT_OF_MEMORY"
+    with pytest.raises(xla.FfiError, match=message):
+        program.run("initialize")
+    with pytest.raises(xla.FfiError, match="there are no counters of split tiles"):
+        program.run("execute", matmul.operands(), matmul.results())
+    fake.recover()
+    execute(program, matmul)
 
 
 def test_other_streams_are_launched_on(fake: FakeDriver) -> None:

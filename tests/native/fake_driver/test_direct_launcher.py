@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ DRIVER_CALLS = [
     "cuKernelGetFunction",
     "cuOccupancyMaxActiveClusters",
     "cuTensorMapEncodeTiled",
-    "cuMemsetD32Async",
     "cuLaunchKernelEx",
     "cuCtxSynchronize",
     "cuMemcpyDtoH",
@@ -141,8 +141,8 @@ def test_nothing_is_written_for_initcheck(fake: FakeDriver) -> None:
 def test_a_launch_may_have_a_stream(fake: FakeDriver) -> None:
     matmul = replace(MATMUL, k=70, config=SM90 | {"split_k": 2})
     matmul.check(stream=0x5678)
-    calls = fake.calls("cuLaunchKernelEx") + fake.calls("cuMemsetD32Async")
-    assert [call["stream"] for call in calls] == [0x5678] * len(calls)
+    calls = fake.calls("cuLaunchKernelEx")
+    assert [call["stream"] for call in calls] == [0x5678] * 2
     matmul.check()
     assert fake.launches()[-1]["stream"] == 0
 
@@ -330,16 +330,16 @@ def test_a_wrong_dtype_is_refused_before_the_array_is_read(fake: FakeDriver) -> 
 def test_attributes_must_be_exactly_these(fake: FakeDriver) -> None:
     for attributes, message in (
         ({k: v for k, v in HOPPER.attributes.items() if k != "wave"}, "attribute wave is missing"),
-        (HOPPER.attributes | {"split": 1}, "38 attributes; there are 37"),
+        (HOPPER.attributes | {"split": 1}, "39 attributes; there are 38"),
     ):
         with pytest.raises(ValueError, match=message):
-            _native.workspace_bytes((1, 8, 64), (1, 8, 64), _native.DataType.BF16, attributes)
+            _native.scratch((1, 8, 64), (1, 8, 64), _native.DataType.BF16, attributes)
 
 
 def test_a_workspace_is_refused_for_what_cannot_be_launched(fake: FakeDriver) -> None:
     shapes = (1, 128, 64), (1, 128, 64)
     with pytest.raises(ValueError, match=r"bf16.*block_m 128.*split_k 2: split_k is 2; K has 1"):
-        _native.workspace_bytes(*shapes, _native.DataType.BF16, HOPPER.attributes | {"split_k": 2})
+        _native.scratch(*shapes, _native.DataType.BF16, HOPPER.attributes | {"split_k": 2})
 
 
 def test_the_unchanged_matmuls_are_launched(fake: FakeDriver) -> None:
@@ -351,9 +351,10 @@ def test_arrays_in_device_memory_are_used_where_they_are(fake: FakeDriver) -> No
     """The fake driver's device memory is the host's."""
     matmul = replace(MATMUL, config=SM90 | {"split_k": 2})
     given = matmul.operands()
-    size = _native.workspace_bytes(
+    size, count = _native.scratch(
         given[0].shape, given[1].shape, _native.DataType.BF16, matmul.attributes
     )
+    counters = np.zeros(count, np.uint32)
     result = np.zeros((1, matmul.m, matmul.n), np.float32)
     workspace = np.zeros(size + 16, np.uint8)  # the launcher wants multiples of 16
     operands = [
@@ -364,14 +365,20 @@ def test_arrays_in_device_memory_are_used_where_they_are(fake: FakeDriver) -> No
         (result.ctypes.data, result.shape, _native.DataType.F32),
         (workspace.ctypes.data + -workspace.ctypes.data % 16, (size,), _native.Untyped.BYTES),
     ]
-    _native.enqueue_gemm(operands, results, matmul.attributes)
+    enqueue = partial(_native.enqueue_gemm, counters=counters.ctypes.data)
+    enqueue(operands, results, matmul.attributes)
     assert not fake.calls("cuCtxSynchronize")
     np.testing.assert_array_equal(result, matmul.expected(given)[0])
     assert not fake.calls("cuMemAlloc")
-    _native.enqueue_gemm(operands, results, matmul.attributes, wait=True)
+    enqueue(operands, results, matmul.attributes, wait=True)
     assert len(fake.calls("cuCtxSynchronize")) == 1
     with pytest.raises(ValueError, match="1 results; this call has 2: result, workspace"):
-        _native.enqueue_gemm(operands, results[:1], matmul.attributes)
+        enqueue(operands, results[:1], matmul.attributes)
+    with pytest.raises(ValueError, match="there are no counters of split tiles"):
+        _native.enqueue_gemm(operands, results, matmul.attributes)
+    wrong = matmul.attributes | {"counters": 1}
+    with pytest.raises(ValueError, match=f"attribute counters is 1; this call has {count}"):
+        enqueue(operands, results, wrong)
 
 
 def test_a_profiling_build_is_loaded_beside_the_kernel(fake: FakeDriver, tmp_path: Path) -> None:

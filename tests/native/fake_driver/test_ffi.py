@@ -18,6 +18,8 @@ BF16 = ml_dtypes.bfloat16
 COMMAND_BUFFER_COMPATIBLE = 1
 MATMUL = Matmul(config=SM90 | {"cluster_m": 2})
 ATTRIBUTES = MATMUL.attributes
+_HALVES = Matmul(config=SM90 | {"cluster_m": 2, "split_k": 2})
+SPLIT = {"split_k": 2, "counters": _HALVES.counters}
 
 
 def random(shape: tuple[int, ...], dtype: Any = BF16) -> npt.NDArray[Any]:
@@ -29,10 +31,12 @@ def buffers() -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
     return MATMUL.operands(), [np.full((1, 136, 264), np.nan, np.float32)]
 
 
-def execute(matmul: Matmul, **options: int) -> None:
+def execute(matmul: Matmul, *, device: int = 0, stream: int = 0) -> None:
     """Calls the handler, with the workspace that it wants, and compares the results."""
     operands, results = matmul.operands(), matmul.results()
-    xla.call("execute", matmul.attributes, operands, results, **options)
+    program = xla.Program(matmul.attributes)
+    program.run("initialize", device=device, stream=stream)
+    program.run("execute", operands, results, device=device, stream=stream)
     for result, right in zip(results, matmul.expected(operands), strict=False):
         np.testing.assert_array_equal(result, right)
 
@@ -69,16 +73,7 @@ def test_a_whole_chain_is_enqueued_on_the_stream(fake: FakeDriver) -> None:
         "jaxbw_sm90_repack_16bit",
         "jaxbw_sm90_bf16_nn_64x128",
     ]
-    assert {call["stream"] for call in [*launches, *fake.calls("cuMemsetD32Async")]} == {0x1230}
-    # The counters are cleared in the device's context, whatever is current.
-    names = [line.split('"')[3] for line in fake.log.read_text().splitlines()]
-    cleared = names.index("cuMemsetD32Async")
-    assert names[cleared - 1 : cleared + 3] == [
-        "cuCtxPushCurrent",
-        "cuMemsetD32Async",
-        "cuCtxPopCurrent",
-        "cuLaunchKernelEx",
-    ]
+    assert {call["stream"] for call in launches} == {0x1230}
 
 
 def test_what_adds_up_many_parts_is_enqueued_behind_the_matmul(fake: FakeDriver) -> None:
@@ -179,7 +174,7 @@ def test_a_bad_configuration_is_refused_when_the_program_is_compiled(
 def test_attributes_must_be_exactly_these(fake: FakeDriver) -> None:
     fewer = {name: value for name, value in ATTRIBUTES.items() if name != "stages"}
     for attributes in (fewer, ATTRIBUTES | {"split": 1}):
-        with pytest.raises(xla.FfiError, match="Wrong number of attributes: expected 37"):
+        with pytest.raises(xla.FfiError, match="Wrong number of attributes: expected 38"):
             xla.call("instantiate", attributes)
 
 
@@ -234,8 +229,10 @@ WRONG_CALLS: list[tuple[dict[str, int], list[Any], list[Any], str]] = [
     ({}, [], [random((1, 136, 264))], "2 results; this call has 1: result"),
     ({"save": 1}, [], [], "1 results; this call has 2: result, saved"),
     ({"save": 1}, [], [random((1, 136, 264))], "saved has another dtype"),
-    ({"split_k": 2}, [], [], "1 results; this call has 2: result, workspace"),
-    ({"split_k": 2}, [], [np.zeros(256, np.uint8)], r"workspace is \[256\]; here it is \[\d+\]"),
+    (SPLIT, [], [], "1 results; this call has 2: result, workspace"),
+    (SPLIT, [], [np.zeros(256, np.uint8)], r"workspace is \[256\]; here it is \[\d+\]"),
+    ({"split_k": 2}, [], [], r"attribute counters is 0; this call has \d+"),
+    ({"counters": 3}, [], [], "attribute counters is 3; this call has 0"),
 ]
 
 

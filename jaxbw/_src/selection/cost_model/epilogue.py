@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxbw._native import limits
 from jaxbw._src.families import FAMILIES
 from jaxbw._src.families.family import SPAN_BYTES
 from jaxbw._src.selection.candidates import Candidates, Integers
-from jaxbw._src.selection.config import GemmConfig
 from jaxbw._src.selection.cost_model.grid import APART, SHARED, Floats, Grid
 from jaxbw._src.selection.cost_model.stage import FULL_ROWS, Time
 from jaxbw._src.selection.machine import Machine
@@ -157,11 +155,5 @@ def end_of_split(machine: Machine, table: Candidates, cut: Grid) -> Time:
     ctas = cut.parts * table.cluster_m * table.cluster_n
     reduced = ctas * sums / machine.reduce_bytes_per_ns + machine.reduce_ns
     apart = cut.gathered == APART
-    counted = machine.split_ns + machine.memset_ns
-    return Time(np.where(apart, cut.part_waves, rounds) * one, np.where(apart, reduced, counted))
-
-
-def memset_us(machine: Machine, config: GemmConfig) -> float:
-    """Microseconds of clearing the counters of split tiles, which CUPTI leaves out of a call."""
-    counted = 1 < config.split_k < limits(machine.family)["min_reduced_parts"]
-    return machine.memset_ns / 1000 if counted else 0.0
+    waves = np.where(apart, cut.part_waves, rounds)
+    return Time(waves * one, np.where(apart, reduced, machine.split_ns))

@@ -49,6 +49,7 @@ def test_attributes(family: str, operand: Operand, cuda_hlo: Lower, custom_calls
         "lhs_major": _native.Major.K.value,
         "rhs_major": _native.Major.MN.value,
         "promoted": 0,
+        "counters": 0,
         **dict.fromkeys(("has_c", "has_bias", "has_residual", "bias_along_m"), 0),
         **dict.fromkeys(("has_lhs_scale", "has_rhs_scale", "has_out_scale"), 0),
         **dict.fromkeys(("lhs_blocks", "rhs_blocks", "mx", "out_mx"), 0),

@@ -105,8 +105,8 @@ def test_donated_operands(implementation: str, operand: Operand) -> None:
 INTEGERS = """
     accumulators activation bias_along_m block_m block_n cluster_k cluster_m cluster_n counters
     cta_group gated has_bias has_c has_lhs_scale has_out_scale has_residual has_rhs_scale
-    k_spans lhs_blocks lhs_major mx out_mx pingpong promoted raster rhs_blocks rhs_major save scheduler
-    split_k split_tail stages swap_ab swizzle wave
+    k_spans lhs_blocks lhs_major mx out_mx pingpong promoted raster rhs_blocks rhs_major save
+    scheduler split_k split_tail stages swap_ab swizzle wave
 """
 SIGNATURES: dict[str, Any] = {
     "jaxbw_gemm_v10": {

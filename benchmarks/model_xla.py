@@ -8,8 +8,9 @@ times of, then grows regression trees (LightGBM) for the logarithm of the time o
 The trees learn from all machines, as XLA picks much the same kernels on each; all else is of
 --machine. Of its matmuls a part is left out in turn, and the errors of models that have not seen
 them give the margins: the measured ratio of XLA's time to the kernel's is more than the modelled
-ratio times its margin for 1 - CONFIDENCE of them, of each class of ROWS. Then it says what
-selection would lose: on those, and on matmuls of --unseen, by which nothing is fitted.
+ratio times its margin for 1 - CONFIDENCE of them, of each class of ROWS, and of those that are not
+aligned. Then it says what selection would lose: on those, and on matmuls of --unseen, by which
+nothing is fitted.
 
 Of each matmul the kernel is modelled as selection does it now, and taken to need the time that was
 measured. Matmuls of the benchmark's suite are left out of everything.
@@ -40,7 +41,7 @@ from jaxbw._src.selection.devices import TARGETS, Device
 from jaxbw._src.selection.select import select
 from jaxbw._src.selection.tuned.files import SIZES, to_bytes
 from jaxbw._src.selection.xla import ADVANTAGE, XlaModel, XlaTime
-from jaxbw._src.selection.xla.features import FEATURES, Rates, features, rough
+from jaxbw._src.selection.xla.features import FEATURES, Rates, features, is_aligned, rough
 from measuring import xla_times
 from measuring.matmuls import Matmul
 from measuring.measurements import Floats, geometric_mean
@@ -107,12 +108,13 @@ def samples(paths: Sequence[pathlib.Path], device: Device) -> list[Sample]:
 
 
 def rates(known: Sequence[Sample], sm_count: int) -> Rates:
-    """The formula's constants with the least mean error, of the logarithms."""
-    logarithms = np.log([each.xla_us for each in known])
+    """The constants by which the logarithms have the least mean error, where all is aligned."""
+    aligned = [each for each in known if is_aligned(each.matmul.problem)]
+    logarithms = np.log([each.xla_us for each in aligned])
 
     def error(changes: Floats) -> float:
         tried = _changed(sm_count, changes)
-        base = np.log([rough(each.matmul.problem, tried).us for each in known])
+        base = np.log([rough(each.matmul.problem, tried).us for each in aligned])
         return float(np.abs(logarithms - base).mean())
 
     begin = np.zeros(len(STARTS) - 1)
@@ -157,6 +159,7 @@ def table(
         "rates": given._asdict(),
         "features": list(FEATURES),
         "margins": [[ROWS[-1], 1.0]],
+        "unaligned": 1.0,
         "trees": grow({given: known, **others}),
     }
 
@@ -171,17 +174,25 @@ def out_of_fold(known: Sequence[Sample], given: Rates, others: Learnt) -> list[f
     return [found[each.matmul] for each in known]
 
 
-def margins(known: Sequence[Sample], expected: Sequence[float]) -> list[tuple[int, float]]:
-    """How far XLA's time over the kernel's may be more than the models say, by rows."""
+def margins(known: Sequence[Sample], expected: Sequence[float]) -> dict[str, Any]:
+    """How far XLA's time over the kernel's may be more than the models say: "margins" by rows, and
+    "unaligned"."""
     classes: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    unaligned: list[float] = []
     for each, us in zip(known, expected, strict=True):
         rows = next(rows for rows in ROWS if each.matmul.m <= rows)
         measured, modelled = each.xla_us / each.kernel_us, us / each.modelled_us
-        classes[rows].append(measured / modelled)
-    return [
-        (rows, round(max(1.0, float(np.quantile(ratios, CONFIDENCE))), 4))
-        for rows, ratios in classes.items()
-    ]
+        aligned = is_aligned(each.matmul.problem)
+        (classes[rows] if aligned else unaligned).append(measured / modelled)
+    by_rows = [(rows, _margin(ratios)) for rows, ratios in classes.items()]
+    return {"margins": by_rows, "unaligned": _margin(unaligned)}
+
+
+def _margin(ratios: Sequence[float]) -> float:
+    """Infinite where there are none: nothing is given to XLA then."""
+    if not ratios:
+        return math.inf
+    return round(max(1.0, float(np.quantile(ratios, CONFIDENCE))), 4)
 
 
 def judged(known: Sequence[Sample], times: Sequence[XlaTime]) -> dict[str, Any]:
@@ -235,7 +246,7 @@ def main() -> None:
     others = {rates(some, each.sm_count): some for each, some in learnt.items() if some}
     expected = out_of_fold(known, given, others)
     found = margins(known, expected)
-    print(f"the formula: {given._asdict()}\nthe margins: {found}")
+    print(f"the formula: {given._asdict()}\n{found}")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     made = {
         "command": " ".join(["python", *sys.argv]),
@@ -244,24 +255,22 @@ def main() -> None:
         "matmuls": len(known),
         "of other machines": sum(map(len, others.values())),
     }
-    entry = table(known, given, made, others) | {"margins": found}
+    entry = table(known, given, made, others) | found
     model = XlaModel.of(entry)
-    covered = [
-        (s, _with_margin(s, us, found))
-        for s, us in zip(known, expected, strict=True)
-        if model.covers(s.matmul.problem)
-    ]
-    print(f"left out in turn: {judged(*zip(*covered, strict=True))}", flush=True)
+    for aligned in (True, False):
+        asked = [
+            (s, XlaTime(us, us * model.margin(s.matmul.problem)))
+            for s, us in zip(known, expected, strict=True)
+            if model.covers(s.matmul.problem) and is_aligned(s.matmul.problem) is aligned
+        ]
+        of = "aligned" if aligned else "unaligned"
+        print(f"left out in turn, {of}: {judged(*zip(*asked, strict=True))}", flush=True)
     if arguments.unseen:
         unseen = [s for s in samples(arguments.unseen, device) if model.covers(s.matmul.problem)]
         print(f"unseen: {judged(unseen, [model.time(s.matmul.problem) for s in unseen])}")
     if arguments.out is not None:
         arguments.out.write_bytes(to_bytes(entry))
         print(f"{arguments.out.stat().st_size} bytes")
-
-
-def _with_margin(sample: Sample, us: float, found: Sequence[tuple[int, float]]) -> XlaTime:
-    return XlaTime(us, us * next(margin for rows, margin in found if sample.matmul.m <= rows))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from jaxbw._src.selection.devices import TARGETS
 from jaxbw._src.selection.tuned.files import read, to_bytes
 from jaxbw._src.selection.tuned.trees import Forest
 from jaxbw._src.selection.xla import XlaModel, XlaTime
-from jaxbw._src.selection.xla.features import FEATURES, Rates, features, rough
+from jaxbw._src.selection.xla.features import FEATURES, Rates, features, is_aligned, rough
 from measuring import model_matmuls
 from measuring.matmuls import Matmul
 
@@ -84,17 +84,22 @@ def test_margins_hold_for_the_share_that_they_say() -> None:
         error = math.exp(source.gauss(0, 0.2 if matmul.m <= 32 else 0.05))
         known.append(Sample(matmul, 20.0 * error, 10.0, 11.0))
         expected.append(20.0)
-    found = dict(margins(known, expected))
-    assert tuple(found) == model_xla.ROWS
-    for few, (rows, margin) in zip((0, *found), found.items(), strict=False):
+    found = margins(known, expected)
+    by_rows = dict(found["margins"])
+    assert tuple(by_rows) == model_xla.ROWS
+    classes = [(few, rows, True) for few, rows in itertools.pairwise((0, *by_rows))]
+    for few, rows, aligned in (*classes, (0, 2**31, False)):
+        margin = by_rows[rows] if aligned else found["unaligned"]
         ratios = [
             (s.xla_us / s.kernel_us) / (20.0 / s.modelled_us)
             for s in known
-            if few < s.matmul.m <= rows
+            if few < s.matmul.m <= rows and is_aligned(s.matmul.problem) is aligned
         ]
         share = np.mean([ratio <= margin for ratio in ratios])
         assert share == pytest.approx(model_xla.CONFIDENCE, abs=0.05)
-    assert found[32] > found[128] > 1.1
+    assert by_rows[32] > by_rows[128] > 1.1
+    aligned_ones = [s for s in known if is_aligned(s.matmul.problem)]
+    assert margins(aligned_ones, [20.0] * len(aligned_ones))["unaligned"] == math.inf
 
 
 def test_the_file_is_the_table(entry: Any, tmp_path: Path) -> None:

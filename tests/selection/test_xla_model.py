@@ -45,7 +45,7 @@ ENTRY: dict[str, Any] = {
         "bytes": 4e6,
     },
     **{"features": list(FEATURES), "trees": columns(FEW)},
-    "margins": [[16, 1.5], [2**31, 1.1]],
+    **{"margins": [[16, 1.5], [2**31, 1.1]], "unaligned": 2.0},
 }
 
 Says = Callable[[float, float], None]
@@ -186,6 +186,12 @@ def test_the_trees_correct_the_formula() -> None:
     for m, factor, margin in ((8, 0.5, 1.5), (16, 0.5, 1.5), (17, 1.0, 1.1), (512, 1.0, 1.1)):
         us = rough(problem(m), model.rates).us * factor
         assert model.time(problem(m)) == pytest.approx((us, us * margin))
+    # Rows of lhs, of rhs and the result: where they are not aligned, there have to be few.
+    for odd in (problem(8, k=511), problem(8, n=127)):
+        us, at_most = model.time(odd)
+        assert at_most == pytest.approx(2 * us)
+        assert model.covers(odd)
+    assert not model.covers(problem(65, n=127))
 
 
 def test_the_formula_is_the_larger_of_waves_and_memory() -> None:
@@ -205,7 +211,7 @@ def test_the_formula_is_the_larger_of_waves_and_memory() -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"version": 99}, "it has version 99, not 4"),
+        ({"version": 99}, "it has version 99, not 5"),
         ({"more": 1}, "it has not the keys"),
         ({"features": ["m"]}, "its features are not those of this jaxbw"),
         ({"trees": columns()}, "it has no trees"),

@@ -26,13 +26,17 @@ from jaxbw._src.selection.devices import Device
 from jaxbw._src.selection.tuned.files import Sizes, check, read
 from jaxbw._src.selection.tuned.trees import Forest
 from jaxbw._src.selection.tuned_matmuls import SWITCH
-from jaxbw._src.selection.xla.features import ALIGNED, FEATURES, Rates, features, rough, row_bytes
+from jaxbw._src.selection.xla.features import FEATURES, Rates, features, is_aligned, rough
 
-VERSION = 4
+VERSION = 5
 ADVANTAGE = 1.03  # XLA is taken where the kernel takes so many times as long, or longer
+UNALIGNED_ROWS = 64  # the most where rows of an array are not multiples of 16 bytes
 # By machine: the trees are of the same times, all else is its own.
 _FILES = {"H200": "h200.npz", "H100": "h100.npz"}
-_KEYS = {"version", "made", "sizes", "layouts", "kinds", "rates", "features", "trees", "margins"}
+_KEYS = {
+    *("version", "made", "sizes", "layouts", "kinds", "rates", "features", "trees"),
+    *("margins", "unaligned"),
+}
 
 
 class XlaTime(NamedTuple):
@@ -59,6 +63,7 @@ class XlaModel:
       rates: of the formula.
       trees: for the logarithm of the time over the formula's.
       margins: factors of the time, each with the most rows that it is for, in ascending order.
+      unaligned: the factor where TMA cannot load or store all rows.
     """
 
     made: Mapping[str, Any]
@@ -68,6 +73,7 @@ class XlaModel:
     rates: Rates
     trees: Forest
     margins: tuple[tuple[int, float], ...]
+    unaligned: float
 
     @classmethod
     def of(cls, entry: Any) -> Self:
@@ -85,6 +91,7 @@ class XlaModel:
             Rates(**entry["rates"]),
             Forest.of(entry["trees"], len(FEATURES)),
             tuple((rows, factor) for rows, factor in entry["margins"]),
+            float(entry["unaligned"]),
         )
 
     def covers(self, problem: GemmProblem) -> bool:
@@ -98,22 +105,28 @@ class XlaModel:
         """The time of a problem that the model covers."""
         row = features(problem, self.rates)[np.newaxis]
         us = rough(problem, self.rates).us * math.exp(float(self.trees.total(row)[0]))
-        margin = next(factor for rows, factor in self.margins if problem.m <= rows)
-        return XlaTime(us, us * margin)
+        return XlaTime(us, us * self.margin(problem))
+
+    def margin(self, problem: GemmProblem) -> float:
+        """The factor of a problem's time."""
+        if not is_aligned(problem):
+            return self.unaligned
+        return next(factor for rows, factor in self.margins if problem.m <= rows)
 
 
 def kind(problem: GemmProblem) -> str | None:
     """What of a problem must have been measured beside its sizes; None where nothing like it was.
 
     That is its dtype and its epilogue. There are no times of stacks, of other dtypes of the result,
-    of what is saved for a gradient, nor of a precision that is asked for. Where rows are not
-    multiples of 16 bytes, XLA's times are all over the place: a third or three times of kernels'.
+    of what is saved for a gradient, nor of a precision that is asked for. Where TMA cannot load
+    all rows, XLA takes from a third to three times as long as kernels, as it pads some arrays: its
+    model is right often enough only where few rows have little to multiply.
     """
     p, e = problem, problem.epilogue
     alike = p.lhs_dtype == p.rhs_dtype == p.output and eligibility.asks_for_default(p.precision)
     if not p.is_sized or p.batch != 1 or not alike or e.save or p.pieces is not None:
         return None
-    if any(row % ALIGNED for row in row_bytes(p)):
+    if p.m > UNALIGNED_ROWS and not is_aligned(p):
         return None
     return e.describe(f"{p.lhs_dtype} matmul")
 

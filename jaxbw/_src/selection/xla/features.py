@@ -22,7 +22,12 @@ SPAN = 128  # bytes of a row that a load takes whole
 ALIGNED = 16  # bytes that rows are multiples of, or no TMA loads them
 
 
-def row_bytes(problem: GemmProblem) -> tuple[int, int, int]:
+def is_aligned(problem: GemmProblem) -> bool:
+    """Whether TMA loads and stores all rows."""
+    return all(row % ALIGNED == 0 for row in _row_bytes(problem))
+
+
+def _row_bytes(problem: GemmProblem) -> tuple[int, int, int]:
     """Of a row of lhs, rhs, and the result, as they lie in memory."""
     p = problem
     size = p.output.itemsize
@@ -119,7 +124,7 @@ def features(problem: GemmProblem, rates: Rates) -> Floats:
             *(filled(128, 128), filled(128, 256)),
             *(p.lhs_dtype.name == "float16", e.bias is not None, e.residual is not None),
             *(e.activation is not None, e.gated),
-            *(math.log2(math.gcd(row, SPAN)) for row in row_bytes(p)),
+            *(math.log2(math.gcd(row, SPAN)) for row in _row_bytes(p)),
             math.log2(rates.bytes),
         ],
         np.float64,

@@ -263,8 +263,9 @@ def main() -> None:
             for s, us in zip(known, expected, strict=True)
             if model.covers(s.matmul.problem) and is_aligned(s.matmul.problem) is aligned
         ]
-        of = "aligned" if aligned else "unaligned"
-        print(f"left out in turn, {of}: {judged(*zip(*asked, strict=True))}", flush=True)
+        if asked:
+            of = "aligned" if aligned else "unaligned"
+            print(f"left out in turn, {of}: {judged(*zip(*asked, strict=True))}", flush=True)
     if arguments.unseen:
         unseen = [s for s in samples(arguments.unseen, device) if model.covers(s.matmul.problem)]
         print(f"unseen: {judged(unseen, [model.time(s.matmul.problem) for s in unseen])}")

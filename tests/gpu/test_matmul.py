@@ -462,9 +462,7 @@ def test_a_chain_replays_as_a_command_buffer(family: str) -> None:
     """Enough operations that XLA captures them as a CUDA graph, which later runs replay."""
     x = normal((256, 256), "bfloat16")
     weights = [normal((256, 256), "bfloat16", i + 1) / 16 for i in range(8)]
-    split = jaxbw.GemmConfig(
-        128, 128, split_k=2
-    )  # each launch leaves its counters zero for the next
+    split = jaxbw.GemmConfig(128, 128, split_k=2)  # a launch leaves its counters zero
 
     def chain(x: Any, weights: Any) -> Any:
         for i, weight in enumerate(weights):

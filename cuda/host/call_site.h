@@ -35,8 +35,8 @@ class CallSite {
     PreparedKernel kernel;
   };
 
-  // What a device has in GemmBuffers::counters. XLA runs a call site on one stream of a device, so its launches do not
-  // overlap.
+  // What a device has in GemmBuffers::counters. XLA's clients enqueue all runs on the one compute stream of a device,
+  // and what runs beside it joins it again, so launches of a call site do not overlap.
   struct Counters {
     int device;
     CUdeviceptr address;

@@ -69,6 +69,17 @@ def test_a_whole_chain_is_enqueued_on_the_stream(fake: FakeDriver) -> None:
     matmul = Matmul(37, 21, 75, config=SM90 | {"split_k": 2})
     execute(matmul, stream=0x1230)
     launches = fake.calls("cuLaunchKernelEx")
+    # The counters are cleared in the device's context, whatever is current, once.
+    assert [call["stream"] for call in fake.calls("cuMemsetD32Async")] == [0x1230]
+    names = [line.split('"')[3] for line in fake.log.read_text().splitlines()]
+    cleared = names.index("cuMemsetD32Async")
+    assert names[cleared - 2 : cleared + 2] == [
+        "cuCtxPushCurrent",
+        "cuMemAlloc",
+        "cuMemsetD32Async",
+        "cuCtxPopCurrent",
+    ]
+    assert cleared < names.index("cuLaunchKernelEx")
     assert [call["kernel"] for call in launches] == [
         "jaxbw_sm90_repack_16bit",
         "jaxbw_sm90_bf16_nn_64x128",

@@ -91,7 +91,10 @@ def test_parts_have_counters(fake: FakeDriver) -> None:
     arrays = operands([(2, 1000, 136), (2, 1000, 264)])
     results = [aligned((2, 3, 136, 264), np.float32), aligned((plan.workspace_bytes,), np.uint8)]
     program.run("initialize")
+    assert [call["bytes"] for call in fake.calls("cuMemAlloc")] == [4 * plan.counters]
+    fake.log.unlink()
     program.run("execute", arrays, results)
+    assert not fake.calls("cuMemsetD32Async")
     _, matmul = fake.calls("cuLaunchKernelEx")
     assert matmul["work"] == [30, 2, 42]  # whole tiles, parts of each other one, items
     assert matmul["counters"] != 0

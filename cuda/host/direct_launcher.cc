@@ -103,13 +103,6 @@ Status collect(const DeviceArray& array, bool first, Bytes& kept, int launch, in
                        difference / array_bytes(array.call.type, {}), " of the ", array.call.name));
 }
 
-Status check_counters(const GuardedBuffer& counters) {
-  Bytes bytes;
-  if (Status status = counters.download(bytes); !status.ok()) return status;
-  const bool zero = std::ranges::all_of(bytes, [](uint8_t byte) { return byte == 0; });
-  return zero ? Status() : Status(StatusCode::kCorrupt, "the launch has left counters that are not zero");
-}
-
 }  // namespace
 
 Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::vector<Array> operands, DataType output,
@@ -161,6 +154,7 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
   if (Status status = counters.allocate(); !status.ok()) return status;
   if (Status status = counters.fill(0); !status.ok()) return status;
   buffers.counters = counters.payload();
+  Bytes counted;
   const Result<PreparedKernel> kernel = prepare_gemm(config, options.device);
   if (!kernel.ok()) return kernel.status();
 
@@ -182,7 +176,8 @@ Result<std::vector<Bytes>> launch_direct(const GemmAttributes& attributes, std::
       if (status = array.buffer->check_guards(); !status.ok()) return with_context(context, status);
     }
     if (status = counters.check_guards(); !status.ok()) return with_context(context, status);
-    if (status = check_counters(counters); !status.ok()) return with_context(context, status);
+    if (status = counters.download(counted); !status.ok()) return status;
+    if (status = check_counters(counted); !status.ok()) return with_context(context, status);
     auto result = results.begin();
     for (const DeviceArray& array : on_device) {
       if (!array.call.result || array.workspace()) continue;

@@ -60,7 +60,8 @@ Status encode_emulated_map(const TensorView& view, TensorMap& map) {
 
 // What the kernels of a call have access to.
 struct Memory {
-  Memory(const GemmPlan& plan, const GemmBuffers& given) : counters(plan.counters()), buffers(given) {
+  Memory(const GemmPlan& plan, const GemmBuffers& given)
+      : counters(plan.counters() * sizeof(uint32_t)), buffers(given) {
     std::vector<CallArray> arrays = arrays_of(plan);
     std::stable_partition(arrays.begin(), arrays.end(), [](const CallArray& array) { return array.result; });
     for (const CallArray& array : arrays) {
@@ -70,7 +71,7 @@ struct Memory {
     }
     if (counters.empty()) return;
     buffers.counters = reinterpret_cast<CUdeviceptr>(counters.data());
-    add(buffers.counters, counters.size() * sizeof(uint32_t), true);
+    add(buffers.counters, counters.size(), true);
   }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -79,12 +80,7 @@ struct Memory {
     parts.push_back({address, {reinterpret_cast<uint8_t*>(address), bytes}, writable});
   }
 
-  Status check_counters() const {
-    const bool zero = std::ranges::all_of(counters, [](uint32_t counter) { return counter == 0; });
-    return zero ? Status() : Status(StatusCode::kCorrupt, "the launch has left counters that are not zero");
-  }
-
-  std::vector<uint32_t> counters;       // a call site's
+  std::vector<uint8_t> counters;        // a call site's: bytes
   GemmBuffers buffers;                  // with them
   std::vector<emulator::Buffer> parts;  // all arrays of the call, but for those in another one (C in the result)
 };
@@ -116,7 +112,7 @@ Status emulate(const GemmPlan& plan, const GemmBuffers& buffers) {
   const uint32_t machines = std::min(together, shape.blocks / shape.cluster_size);
   Status status = run_emulated(call->gemm, *checks, machines, memory.parts);
   if (status.ok()) status = run_blocks(call->reduce, *checks, together, memory.parts);
-  return status.ok() ? memory.check_counters() : status;
+  return status.ok() ? check_counters(memory.counters) : status;
 }
 
 Result<emulator::Report> trace(const GemmPlan& plan, const GemmBuffers& buffers, uint32_t sm_count,

@@ -167,6 +167,11 @@ GemmBuffers as_launched(const GemmBuffers& buffers, const GemmConfig& config) {
   return launched;
 }
 
+Status check_counters(std::span<const uint8_t> bytes) {
+  const bool zero = std::ranges::all_of(bytes, [](uint8_t byte) { return byte == 0; });
+  return zero ? Status() : Status(StatusCode::kCorrupt, "the launch has left counters that are not zero");
+}
+
 uint32_t GemmLaunch::reduce_blocks(uint32_t sm_count) const {
   return static_cast<uint32_t>(std::min<uint64_t>(reduced_chunks, sm_count));
 }

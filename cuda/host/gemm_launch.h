@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 
 #include "gemm/groups.h"
 #include "host/gemm.h"
@@ -71,6 +72,9 @@ struct GemmPlan {
   // Words of GemmBuffers::counters.
   uint64_t counters() const { return reduces_apart(*family, config) ? 0 : work.slices; }
 };
+
+// Fails where a launch has left a counter that is not zero. `bytes`: of all its counters.
+Status check_counters(std::span<const uint8_t> bytes);
 
 // Fails on what the rules refuse. Finds the kernel.
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config);

@@ -114,11 +114,11 @@ class Row:
             multiply = {self.loops["multiply"][0]: MMAS * mma_tiles}
             return issued | {"multiply": multiply | {WAIT: 1}, "epilogue": self.epilogue}
         wgmmas = self.tile[0] // 128  # one below the other, of each of two warpgroups
-        spans = wgmmas * self.tile[1] / SPAN
+        spans = self.tile[1] / SPAN
         multiply = {"HGMMA.*": MMAS * wgmmas, WAIT: 1}
         # A box narrower than a span is stored by one instruction, too.
         epilogue = {
-            pattern: max(1, int(spans * count)) if count else 0
+            pattern: wgmmas * max(1, int(spans * count)) if count else 0
             for pattern, count in self.epilogue.items()
         }
         if wgmmas == 1 and self.tile[1] <= SPAN:  # sm90_context.h, accumulator_sets

@@ -25,7 +25,7 @@ BASE = {"sm90": SINGLE, "sm100": PAIR, "sm100 single": SINGLE}
     [
         ("sm90", {"block_m": 64}, "block_m is 64; sm90 takes 128 or 256"),
         ("sm90", {"block_n": 80}, "sm90 takes 32, 64, 96, 128, 160, 192, 256"),
-        ("sm90", {"block_m": 256, "block_n": 256}, "sm90 takes 128 here"),
+        ("sm90", {"block_m": 256, "block_n": 256}, "sm90 takes 32, 128 here"),
         ("sm90", {"block_k": 16}, "block_k is 16; sm90 kernels have 64"),
         ("sm90", {"block_k": 192}, "block_k is 192; sm90 kernels have 64"),
         ("sm90", {"cta_group": 2}, "sm90 takes 1"),
@@ -92,7 +92,7 @@ def test_a_chosen_configuration_changes_nothing_else() -> None:
 # The legal shapes of tcgen05.mma and of its accumulators, by the PTX ISA (section 9.7.16).
 TILES = {
     ("sm90", 1, 128): (32, 64, 96, 128, 160, 192, 256),
-    ("sm90", 1, 256): (128,),
+    ("sm90", 1, 256): (32, 128),
     ("sm100", 1, 64): range(8, 257, 8),
     ("sm100", 1, 128): range(16, 257, 16),
     ("sm100", 1, 256): range(16, 257, 16),

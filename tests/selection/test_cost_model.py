@@ -524,7 +524,8 @@ def test_there_are_candidates_for_every_layout(family: str, layout: str, gated: 
         assert set(table.cta_group.tolist()) == {1, 2}
         return
     rows = np.where(table.pingpong, table.block_m, table.block_m // 2)
-    tiles = {(64, width) for width in (32, 64, 96, 128, 160, 192, 256)} | {(128, 128)}
+    tiles = {(64, width) for width in (32, 64, 96, 128, 160, 192, 256)}
+    tiles |= {(128, width) for width in (32, 128)}
     whole_halves = {(rows, width) for rows, width in tiles if width % 128 == 0}
     found = set(zip(rows.tolist(), table.block_n.tolist(), strict=True))
     assert found == (whole_halves if gated else tiles)

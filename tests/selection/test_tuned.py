@@ -226,7 +226,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_finds_what_the_model_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "SEEDS", (1,))
     monkeypatch.setattr(tune_selection, "FOLDS", 2)
-    measured = measurements(40)
+    measured = measurements(56)
     before = [tune_selection.regret(H200, each, None) for each in measured]
     after = list(tune_selection.check(H200, measured))
     lost, still = (geometric_mean(each) - 1 for each in (before, after))

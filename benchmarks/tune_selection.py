@@ -1,6 +1,6 @@
 """The tuned table of a machine, from measured times: jaxbw/_src/selection/tuned.
 
-    python benchmarks/tune_selection.py calibration.jsonl --out jaxbw/_src/selection/tuned/h200.npz
+    python benchmarks/tune_selection.py times.jsonl.xz --out jaxbw/_src/selection/tuned/h200.npz
 
 Reads what measure_configs.py wrote, several files where there are (of a matmul that two have, the
 later one counts), and grows regression trees (LightGBM) for the logarithms of measured over

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import lzma
 import math
 import pathlib
 import time
@@ -45,10 +46,18 @@ def read(path: pathlib.Path) -> dict[Matmul, list[Measured]]:
             for matmul, times in records.read(path).items()
         }
     found: dict[Matmul, list[Measured]] = {}
-    for line in whole_lines(path):
-        row = json.loads(line)
+    for row in rows(path):
         found[Matmul.of_row(row)] = [from_json(entry) for entry in row["measured"]]
     return found
+
+
+def rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, which may be compressed by xz; a torn last line is left out."""
+    if path.suffix == ".xz":
+        lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    else:
+        lines = whole_lines(path)
+    return map(json.loads, lines)
 
 
 def whole_lines(path: pathlib.Path) -> list[str]:

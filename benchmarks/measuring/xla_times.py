@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 import pathlib
 from typing import Any
 
-from measuring.configurations import whole_lines
+from measuring.configurations import rows
 from measuring.matmuls import Matmul
 
 Row = dict[str, Any]
@@ -15,9 +13,4 @@ Row = dict[str, Any]
 
 def read(path: pathlib.Path) -> dict[Matmul, Row]:
     """The rows of a file, which may be compressed by xz."""
-    if path.suffix == ".xz":
-        lines = lzma.decompress(path.read_bytes()).decode().splitlines()
-    else:
-        lines = whole_lines(path)
-    rows = map(json.loads, lines)
-    return {Matmul.of_row(row): row for row in rows}
+    return {Matmul.of_row(row): row for row in rows(path)}

@@ -1,5 +1,6 @@
 """benchmarks/measure_configs.py on a made-up GPU: what it measures, keeps and refuses."""
 
+import lzma
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,15 @@ def test_rows_from_before_there_were_epilogues(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text('{"m": 1, "n": 2, "k": 3, "layout": "nt", "dtype": "float16", "measured": []}\n')
     assert list(read(out)) == [Matmul(1, 2, 3, "nt", "float16")]
+
+
+def test_a_record_may_be_compressed(tmp_path: Path) -> None:
+    """Tables were made from copies that somebody had unpacked: the command did not repeat."""
+    out = tmp_path / "out.jsonl"
+    list(run(MadeUpGpu(by_width), matmuls.draw(2, seed=5), H200, EFFORT, out, budget_s=100))
+    packed = tmp_path / "out.jsonl.xz"
+    packed.write_bytes(lzma.compress(out.read_bytes()))
+    assert read(packed) == read(out)
 
 
 def test_kernels_of_a_call_are_added_up() -> None:

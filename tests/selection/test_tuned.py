@@ -1,8 +1,6 @@
 """Tuned tables: what they correct, how they are made, and what is refused."""
 
 import functools
-import json
-import lzma
 import math
 from importlib import resources
 from pathlib import Path
@@ -33,7 +31,7 @@ from jaxbw._src.selection.tuned.trees import LEAF, Floats, Forest
 from jaxbw._src.selection.tuned_matmuls import SWITCH
 from jaxbw._src.selection.workload import Workload
 from jaxbw._src.selection.workload import workload as as_workload
-from measuring import samples
+from measuring import configurations, samples
 from measuring.matmuls import draw
 from measuring.measurements import Measurements, geometric_mean
 
@@ -287,7 +285,6 @@ def test_the_judged_matmuls_are_none_of_the_tables() -> None:
     judged = {matmul for seed in (2034, 2035) for matmul in draw(22, seed)}
     assert not tuned_to & judged
     of_8_bits = RESULTS / "2026-11-27_h100_calibration_8bit.jsonl.xz"
-    rows = map(json.loads, lzma.open(of_8_bits, "rt"))
-    sizes = {(row["m"], row["n"], row["k"]) for row in rows}
+    sizes = {(row["m"], row["n"], row["k"]) for row in configurations.rows(of_8_bits)}
     assert len(sizes) > 300
     assert not sizes & {(matmul.m, matmul.n, matmul.k) for matmul in judged}

@@ -50,21 +50,27 @@ JAXBW_DEVICE void apply(float (&values)[kCount], const Function& function) {
   for (uint32_t i = 0; i < kActive; ++i) values[i] = function(values[i]);
 }
 
-// kLong: also those whose code is long. Without, the host never asks for one.
-template <uint32_t kActive, bool kLong = true, uint32_t kCount>
-JAXBW_DEVICE void activate(float (&values)[kCount], Activation activation) {
+// Calls function(activation), if there is any. kLong: also those whose code is long. Without, the host never asks for
+// one.
+template <bool kLong, typename Function>
+JAXBW_DEVICE void with_activation(Activation activation, const Function& function) {
   switch (activation) {
     case Activation::kNone:
       break;
     case Activation::kRelu:
-      return apply<kActive>(values, relu);
+      return function(relu);
     case Activation::kGelu:
-      return apply<kActive>(values, gelu);
+      return function(gelu);
     case Activation::kSilu:
-      return apply<kActive>(values, silu);
+      return function(silu);
     case Activation::kGeluExact:
-      if constexpr (kLong) apply<kActive>(values, gelu_exact);
+      if constexpr (kLong) function(gelu_exact);
   }
+}
+
+template <uint32_t kActive, bool kLong = true, uint32_t kCount>
+JAXBW_DEVICE void activate(float (&values)[kCount], Activation activation) {
+  with_activation<kLong>(activation, [&](const auto& function) { apply<kActive>(values, function); });
 }
 
 // Calls function.operator()<value>(): two copies of the code, one of which a kernel takes.

@@ -11,7 +11,30 @@
 
 namespace jaxbw::sm90 {
 
-constexpr uint32_t kQuarters = 4;  // of an m64's columns, worked on one after the other
+constexpr uint32_t kQuarters = 4;  // of an m64's columns
+
+// Calls function(sum, value of its column) for all accumulators of a warp, of all its m64s; `half`: of the first half
+// of the columns only. Of columns 2 l and 2 l + 1 of each quarter, lane l has the values.
+template <uint32_t kBlockN, uint32_t kCount, typename Function>
+JAXBW_DEVICE void with_columns(float (&accumulators)[kCount], const float (&columns)[kQuarters][2], bool half,
+                               const Function& function) {
+  constexpr uint32_t kTile = registers_of(kBlockN);
+  const uint32_t of_fragment = ptx::lane_index_here() % 4;
+#pragma unroll
+  for (uint32_t first = 0; first < kTile; first += 4) {
+    constexpr uint32_t kQuarter = kTile / kQuarters;
+    if (half && first >= kTile / 2) return;
+#pragma unroll
+    for (uint32_t j = 0; j < 2; ++j) {
+      const float column = ptx::of_lane(columns[first / kQuarter][j], first % kQuarter + of_fragment);
+#pragma unroll
+      for (uint32_t i = first + j; i < kCount; i += kTile) {
+        accumulators[i] = function(accumulators[i], column);
+        accumulators[i + 2] = function(accumulators[i + 2], column);
+      }
+    }
+  }
+}
 
 // The bias of a warp's part of a tile, asked for while the last MMAs run, since it lies in memory. Along n, lane l
 // holds that of columns 2 l and 2 l + 1 of each quarter, for all lanes; along m, that of its own two rows in each m64.
@@ -43,23 +66,15 @@ class HeldBias {
     });
   }
 
-  // Adds it to the accumulators of one quarter of the m64 number kBelow.
-  template <uint32_t kBelow, uint32_t kQuarter, uint32_t kCount>
-  JAXBW_DEVICE void add(float (&sums)[kCount], const Epilogue& e) const {
-    if (e.bias_along_m != 0) {
+  // `half`: to the first half of the columns only.
+  template <uint32_t kCount>
+  JAXBW_DEVICE void add(float (&accumulators)[kCount], const Epilogue& e, bool half) const {
+    constexpr uint32_t kTile = registers_of(kBlockN);
+    const auto sum = [](float accumulator, float bias) { return accumulator + bias; };
+    if (e.bias_along_m == 0) return with_columns<kBlockN>(accumulators, values_, half, sum);
 #pragma unroll
-      for (uint32_t i = 0; i < kCount; ++i) sums[i] += values_[kBelow][i % 4 / 2];
-    } else {
-      const uint32_t of_fragment = ptx::lane_index_here() % 4;
-#pragma unroll
-      for (uint32_t i = 0; i < kCount; i += 4) {
-#pragma unroll
-        for (uint32_t j = 0; j < 2; ++j) {
-          const float column = ptx::of_lane(values_[kQuarter][j], i + of_fragment);
-          sums[i + j] += column;
-          sums[i + j + 2] += column;
-        }
-      }
+    for (uint32_t i = 0; i < kCount; ++i) {
+      if (i % kTile < kTile / 2 || !half) accumulators[i] = sum(accumulators[i], values_[i / kTile][i % 4 / 2]);
     }
   }
 
@@ -77,30 +92,26 @@ JAXBW_DEVICE void scale_by_alpha(float (&accumulators)[kCount], const Epilogue& 
 
 // Sums -> what is left to be cast. Of a gated matmul the first half of an m64's registers is gate, and becomes the
 // result; the second is up. Bias: HeldBias, or what adds as it does. save() is called when accumulators are z and u of
-// Epilogue.
+// Epilogue. What is decided is decided once for the tile: jumps between parts of it, each of which begins with an empty
+// pipeline, took as long as the arithmetic.
 template <template <uint32_t> typename Bias, uint32_t kBlockN, uint32_t kCount, typename Save>
 JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogue& e, const Bias<kBlockN>& bias,
                                     const Save& save) {
-  constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / kQuarters;
-  static_assert(kStep % registers_of(kFragmentColumns) == 0);
+  constexpr uint32_t kTile = registers_of(kBlockN), kHalf = kTile / 2;
   const bool gated = sm90_gated_in_boxes(kBlockN) && e.gated != 0;
   scale_by_alpha(accumulators, e);
-  if (e.bias.data != nullptr) {
-    for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
-      constexpr uint32_t kQuarter = kFirst % kTile / kStep;
-      if (gated && kQuarter >= kQuarters / 2) return;
-      bias.template add<kFirst / kTile, kQuarter>(reinterpret_cast<float (&)[kStep]>(accumulators[kFirst]), e);
-    });
-  }
+  if (e.bias.data != nullptr) bias.add(accumulators, e, gated);
   save();
-  for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
-    if (gated && kFirst % kTile >= kTile / 2) return;
-    activate<kStep, false>(reinterpret_cast<float (&)[kStep]>(accumulators[kFirst]), e.activation);
+  with_activation<false>(e.activation, [&](const auto& activation) {
+    for_each_step<kHalf, kCount>([&]<uint32_t kFirst>() {
+      if (gated && kFirst % kTile != 0) return;
+      apply<kHalf>(reinterpret_cast<float (&)[kHalf]>(accumulators[kFirst]), activation);
+    });
   });
   if (gated) {
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) {
-      if (i % kTile < kTile / 2) accumulators[i] *= accumulators[i + kTile / 2];
+      if (i % kTile < kHalf) accumulators[i] *= accumulators[i + kHalf];
     }
   }
 }

@@ -26,24 +26,14 @@ class HeldColumns {
   }
 
   // As a bias (apply_elementwise).
-  template <uint32_t kBelow, uint32_t kQuarter, uint32_t kCount>
-  JAXBW_DEVICE void add(float (&sums)[kCount], const Epilogue&) const {
-    apply<kQuarter>(sums, [](float sum, float column) { return sum + column; });
+  template <uint32_t kCount>
+  JAXBW_DEVICE void add(float (&accumulators)[kCount], const Epilogue&, bool half) const {
+    with_columns<kBlockN>(accumulators, values_, half, [](float sum, float column) { return sum + column; });
   }
 
-  // function(sum, what its column has), of the accumulators of one quarter.
-  template <uint32_t kQuarter, uint32_t kCount, typename Function>
-  JAXBW_DEVICE void apply(float (&sums)[kCount], const Function& function) const {
-    const uint32_t of_fragment = ptx::lane_index_here() % 4;
-#pragma unroll
-    for (uint32_t i = 0; i < kCount; i += 4) {
-#pragma unroll
-      for (uint32_t j = 0; j < 2; ++j) {
-        const float column = ptx::of_lane(values_[kQuarter][j], i + of_fragment);
-        sums[i + j] = function(sums[i + j], column);
-        sums[i + j + 2] = function(sums[i + j + 2], column);
-      }
-    }
+  template <uint32_t kCount>
+  JAXBW_DEVICE void multiply(float (&accumulators)[kCount]) const {
+    with_columns<kBlockN>(accumulators, values_, false, [](float sum, float scale) { return sum * scale; });
   }
 
  private:
@@ -64,7 +54,7 @@ class HeldScales {
 
   template <uint32_t kCount>
   JAXBW_DEVICE void multiply(float (&accumulators)[kCount], const GemmParams& p) const {
-    in_order(p, [&] { multiply_rows(accumulators); }, [&] { multiply_columns(accumulators); });
+    in_order(p, [&] { multiply_rows(accumulators); }, [&] { columns_.multiply(accumulators); });
   }
 
   // Both, behind the main loop. ptxas would spill what one branch loads and another uses.
@@ -77,13 +67,13 @@ class HeldScales {
     };
     const auto by_columns = [&] {
       load_columns(p, from, column);
-      multiply_columns(accumulators);
+      columns_.multiply(accumulators);
     };
     in_order(p, by_rows, by_columns);
   }
 
  private:
-  static constexpr uint32_t kTile = registers_of(kBlockN), kStep = kTile / kQuarters;
+  static constexpr uint32_t kTile = registers_of(kBlockN);
 
   // As the general way does (scale_sums): first by the scales along runs of D.
   template <typename ByRows, typename ByColumns>
@@ -118,14 +108,6 @@ class HeldScales {
     static_assert(kCount == kM64s * kTile);
 #pragma unroll
     for (uint32_t i = 0; i < kCount; ++i) accumulators[i] *= rows_[i / kTile * 2 + i % 4 / 2];
-  }
-
-  template <uint32_t kCount>
-  JAXBW_DEVICE void multiply_columns(float (&accumulators)[kCount]) const {
-    for_each_step<kStep, kCount>([&]<uint32_t kFirst>() {
-      columns_.template apply<kFirst % kTile / kStep>(reinterpret_cast<float (&)[kStep]>(accumulators[kFirst]),
-                                                      [](float sum, float scale) { return sum * scale; });
-    });
   }
 
   float rows_[2 * kM64s];

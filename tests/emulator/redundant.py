@@ -64,7 +64,6 @@ for _kernel, _occurrence in zip((*_ALONE, *_MX_ALONE), (9, 9, 9, 5), strict=True
 _MEETS = "barrier.cta.sync.aligned behind it, for which all lanes wait"
 _add(_MEETS, "sm100_grouped", "setup", _BAR, 1)
 _add(_MEETS, "sm100_grouped", "multiply", _BAR, 1)
-_add(_MEETS, "sm90_grouped", "setup", _BAR, 1)
 _LEADERS = "the epilogue's wait for a later commit of the leader, which alone sends arrivals"
 for _kernel in (name for name in GROUPED_NAMES if "sm100" in name):
     _reason, _is_mx = _LEADERS if "2cta" in _kernel else _LATER, "mx" in _kernel
@@ -131,23 +130,31 @@ for _kernel in _ALONE:
 # --- sm90. Of its load role's bar.warp.sync, and those where other warps get ready and leave.
 _REGISTERS = "setmaxnreg.sync.aligned behind it, which all lanes of a warp execute together"
 _add(_REGISTERS, "sm90", "setup", _BAR, 1)
-_add(_ELECT, "sm90", "load", _BAR, *range(1, 13))
+for _kernel, _first in ((_NN, 1), (_NT, 4), (_TN, 1), (_TT, 1), (_NT_8, 3), (_PROMOTED, 1)):
+    _add(_ELECT, _kernel, "load", _BAR, *range(_first, _first + 12))
 # Slots that never hold a residual, which threads read: TMA brings none there (residual_stages).
 _ACQUIRE = "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster"
 _add("none: both dimensions of the cluster share operands", "sm90", "load", _ACQUIRE, 3)
 _add("none: CTAs share a tile along K", "sm90", "load", _ACQUIRE, 6)
 # Where sums are sent: warps that multiply nothing, and wait for all stages if they load.
 _NEXT = "the next cluster barrier, to which these warps come instead; who has exited has arrived"
-for _kernel in (_NN, _NT, _TN, _TT, _NT_8, _PROMOTED):
-    _add(_NEXT, _kernel, "load", _MEET, 5)
-    _add(_NEXT, _kernel, "multiply", _MEET, 1)
+for _kernel, _of_load, _role, _of_others in (
+    (_NN, 5, "multiply", 1),
+    (_NT, 7, "setup", 2),
+    (_TN, 5, "multiply", 1),
+    (_TT, 5, "multiply", 1),
+    (_NT_8, 5, "setup", 2),
+    (_PROMOTED, 5, "multiply", 1),
+):
+    _add(_NEXT, _kernel, "load", _MEET, _of_load)
+    _add(_NEXT, _kernel, _role, _MEET, _of_others)
 # Those that prepare the others' start.
 for _kernel, _role, _start, _meets, _bar in (
     (_NN, "epilogue", 1, 2, 30),
-    (_NT, "setup", 2, 3, 2),
-    (_TN, "epilogue", 2, 3, 91),
+    (_NT, "load", 1, 2, 3),
+    (_TN, "epilogue", 2, 3, 90),
     (_TT, "epilogue", 1, 2, 27),
-    (_NT_8, "load", 6, 7, 13),
+    (_NT_8, "exit", 1, 2, 1),
     (_PROMOTED, "exit", 1, 2, 1),
 ):
     _add(_NEXT, _kernel, _role, _MEET, _start, _meets)
@@ -160,7 +167,7 @@ for _kernel, _role, _sent, _acquired, _buffers in (
     (_NN, "setup", 5, (7, 9), 10),
     (_NT, "epilogue", 8, (10, 12), 13),
     (_NT_8, "epilogue", 8, (10, 12), 13),
-    (_TN, "epilogue", 48, (50, 52), 53),
+    (_TN, "epilogue", 47, (49, 51), 52),
     (_TT, "setup", 5, (7, 9), 10),
     (_PROMOTED, "setup", 5, (7, 9), 10),
 ):
@@ -177,7 +184,7 @@ _FIRST_BOX = "bar.warp.sync before the tile's first box, behind the wait for all
 _BETWEEN = "that of the tile between: tiles of one box take the staging buffers in turn"
 _NEXT_GROUP = "commit_group of the tile's next box: only all stores of a tile are awaited"
 _SECOND_BOX = f"{_DRAINED}: the second box of a tile takes the other one of two staging buffers"
-for _kernel, _second, _only in ((_NN, 18, (20, 22)), (_PROMOTED, 17, (19, 21, 27))):
+for _kernel, _second, _only in ((_NN, 18, (20, 22)), (_PROMOTED, 18, (20, 22, 28))):
     _add(_DRAINED, _kernel, "setup", _READ, 1, change="deleted")
     _add(_DRAINED, _kernel, "epilogue", _READ, *range(1, 7))
     _add(_NEXT_GROUP, _kernel, "epilogue", _COMMIT, 1, 2, 3)
@@ -210,12 +217,14 @@ for _kernel in (_GATHERED_100, _GATHERED):
 (_GROUPED_TN,) = (name for name in GROUPED_NAMES if "_tn_" in name)
 for _kernel in (_GROUPED_NN, _GROUPED_NT, _GROUPED_TN):
     _add(_ELECT, _kernel, "load", _BAR, 1)
+    _add(_MEETS, _kernel, "setup", _BAR, 1)
 _add(_MEETS, _GATHERED_100, "epilogue", _BAR, 10)
+_add(_MEETS, _GATHERED, "epilogue", _BAR, 41)
 _COPIED = "the multiplying warps, which wait for all copies, and without which no CTA ends"
 _add(_COPIED, _GATHERED, "load", _WAIT_EMPTY, 2, change="always done")
 # Main loops.
 _STAGGER = "none: it is for speed that warpgroups of one tile begin their epilogues in turn"
-for _kernel, _turn in ((_GATHERED, 2), (_GROUPED_NN, 1), (_GROUPED_TN, 1)):
+for _kernel, _turn in ((_GATHERED, 1), (_GROUPED_NN, 1), (_GROUPED_TN, 1)):
     _add(_STAGGER, _kernel, "epilogue", "barrier.cta.sync.aligned", _turn)
 _add(_STAGGER, _GROUPED_NT, "multiply", "barrier.cta.sync.aligned", 2)
 _ACQUIRES = "the wait before the residual is read, which acquires"

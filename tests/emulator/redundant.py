@@ -1,7 +1,8 @@
 """Mutants of our kernels that no schedule tells from the kernel, and what gives the order instead.
 
 Kept by family or kernel, role, opcode, its occurrence in the role, and change. Who changes a kernel
-moves occurrences: `mutation.py` says which entries were found, and which mutants survive.
+moves occurrences: `moved_mutants.py` says where they are then, and `mutation.py` which entries were
+found, and which mutants survive.
 """
 
 from .mutation_launches import (

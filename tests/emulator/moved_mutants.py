@@ -81,9 +81,9 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="the directory of kernels before the change")
     directory: Path = parser.parse_args().before
     for kernel in (each for each in manifest.kernels() if each.name in NAMES):
-        before = kernel.ptx((directory / f"{kernel.source_name}.ptx").read_text())
+        before, after = manifest.ptx(kernel, directory), manifest.ptx(kernel)
         redundant = functools.partial(mutation.redundant, kernel.name)
-        for line in moved(before, manifest.ptx(kernel), redundant):
+        for line in moved(before, after, redundant):
             print(f"{kernel.name}: {line}", flush=True)
 
 

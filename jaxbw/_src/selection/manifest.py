@@ -19,9 +19,9 @@ def directory() -> Path:
     return Path(str(resources.files("jaxbw") / "kernels"))
 
 
-def ptx(kernel: Kernel) -> str:
-    """The PTX of an installed kernel."""
-    return kernel.ptx((directory() / f"{kernel.source_name}.ptx").read_text())
+def ptx(kernel: Kernel, folder: Path | None = None) -> str:
+    """The PTX of a kernel, from the folder of another build or the installed one."""
+    return kernel.ptx(((folder or directory()) / f"{kernel.source_name}.ptx").read_text())
 
 
 @cache

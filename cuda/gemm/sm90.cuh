@@ -120,7 +120,8 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const GemmParams& p = context.params;
   const ClusterShape cluster = context.cluster;
   const uint32_t rank = context.rank;
-  const bool gated = p.tile_columns != kConfig.block_n;  // what says so by name is far from all that is needed here
+  // What says so by name is far from all that is needed here.
+  const bool gated = !kConfig.casts() && p.tile_columns != kConfig.block_n;
   const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
   const OperandsOfKernel<kConfig> operands;
   const OperandTile b_tile = stage_tile<kConfig>(operands.b_major(), kConfig.block_n);
@@ -140,7 +141,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   bool first = true;
   for (uint32_t number = context.cluster_index(); number < p.work_items; number += context.cluster_count()) {
     context.profile.enter(Activity::kNextItem, number);
-    const WorkItem item = work_item(p, number);
+    const WorkItem item = context.work_item(number);
     const KPart part = context.k_part(number);
     const Tile origin = cta_origin(p, cluster, item.tile, rank);
     load.start_at(origin, part.first_block(k_blocks) * kConfig.block_k(), p);
@@ -154,7 +155,9 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     } else {
       fill_first_stages<false, false>(context, load, at, blocks, first);
     }
-    if (p.residual_stages != 0) load_residual<kConfig>(context, at, origin);
+    if constexpr (kConfig.scope == Scope::kAny) {
+      if (p.residual_stages != 0) load_residual<kConfig>(context, at, origin);
+    }
     first = false;
   }
   meet_before_sums(context);
@@ -226,7 +229,9 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
   const bool pingpong = p.pingpong != 0;
   const uint32_t warpgroup = warp / kWarpgroupWarps, warp_in_warpgroup = warp % kWarpgroupWarps;
   const uint32_t warpgroup_in_tile = pingpong ? 0 : warpgroup;
-  const EpiloguePath path = p.epilogue.path;
+  const EpiloguePath path = kConfig.casts()                        ? EpiloguePath::kCast
+                            : kConfig.scope == Scope::kElementwise ? EpiloguePath::kElementwise
+                                                                   : p.epilogue.path;
   const uint32_t k_blocks = context.k_blocks(), step = context.cluster_count();
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
@@ -243,7 +248,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
       continue;
     }
     context.profile.enter(Activity::kNextItem, number);
-    const WorkItem item = work_item(p, number);
+    const WorkItem item = context.work_item(number);
     const Tile origin = cta_origin(p, context.cluster, item.tile, context.rank);
     const StoreOrigin tile{origin.m, origin.n, origin.batch};
     const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.a(0),
@@ -279,7 +284,9 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
       turn.await();
     };
     const auto issued = [&] {
-      if (pingpong) reader.await_full(p.residual_stages);
+      if constexpr (kConfig.scope == Scope::kAny) {
+        if (pingpong) reader.await_full(p.residual_stages);
+      }
       if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
       delayed.await_buffers();
       if (path == EpiloguePath::kElementwise) {
@@ -310,7 +317,8 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
       continue;
     }
     if (path == EpiloguePath::kGeneral || cluster.shared() || shares) {
-      apply_epilogue<kConfig.block_n>(accumulators, p, cluster, parts(), tile, row, warp, stores, context.profile);
+      apply_epilogue<kConfig.block_n, kConfig.casts()>(accumulators, p, cluster, parts(), tile, row, warp, stores,
+                                                       context.profile);
       continue;
     }
     if (item.parts > 1 || path == EpiloguePath::kElementwise) {
@@ -327,20 +335,22 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
           scales.load_and_multiply(accumulators, p, scale_arrays(p, tile), tile.row + row, tile.column);
         }
         apply_elementwise(accumulators, p.epilogue, bias, [&] {
-          if (p.saved_output[0].data == nullptr) return;
+          if (kConfig.whole() || p.saved_output[0].data == nullptr) return;
           if (p.saved_output[0].type == DataType::kBF16) {
             save_boxes<DataType::kBF16, kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
           } else {
             save_boxes<DataType::kF16, kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
           }
         });
-        if (p.residual_stages != 0) add_residual<kConfig>(accumulators, context, warpgroup, row, reader);
+        if constexpr (kConfig.scope == Scope::kAny) {
+          if (p.residual_stages != 0) add_residual<kConfig>(accumulators, context, warpgroup, row, reader);
+        }
       }
     }
     if (delayed.keeps() && takes) {
       delayed.take(accumulators, tile, row, context.profile);
     } else {
-      cast_tile<kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
+      cast_tile<kConfig.block_n, kConfig.whole()>(accumulators, p, tile, row, stores, context.profile);
     }
   }
   delayed.store_all();
@@ -359,9 +369,12 @@ JAXBW_DEVICE void init_barriers(const Context& context, uint32_t full_arrivals =
   ptx::fence_mbarrier_init();
 }
 
-// Hopper has no CTA pairs. Stated where the compiler sees it, since it would divide by their size.
-JAXBW_DEVICE ClusterShape without_pairs(ClusterShape cluster) {
+// Hopper has no CTA pairs, and CTAs whose tiles are whole no peers along K. Stated where the compiler sees it, since it
+// would divide by their numbers.
+template <Config kConfig>
+JAXBW_DEVICE ClusterShape known_of(ClusterShape cluster) {
   cluster.cta_group = 1;
+  if (kConfig.whole()) cluster.k = divisor(1);
   return cluster;
 }
 
@@ -370,10 +383,11 @@ JAXBW_DEVICE void gemm(const LaunchParams<kConfig>& launch, ProfileArgument prof
   const GemmParams& params = gemm_params(launch);
   const RequestedParameters requested(params, threadIdx.x / ptx::kWarpSize == kRequestWarp);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
-  const Context context{{params, without_pairs(params.cluster), ptx::cluster_rank(),
+  const Context context{{params, known_of<kConfig>(params.cluster), ptx::cluster_rank(),
                          storage_layout(params.block_m, kConfig.block_n, 1, kSm90Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
-                        kConfig.block_k()};
+                        kConfig.block_k(),
+                        kConfig.whole()};
   const uint32_t warp = ptx::warp_index();
   if (warp < kWarpgroupWarps) {
     if (warp == kPrefetchWarp && ptx::elect_one()) {  // before all else, as the first load waits for it
@@ -400,7 +414,7 @@ JAXBW_DEVICE void gemm(const LaunchParams<kConfig>& launch, ProfileArgument prof
         requested.await();
       } else if (ptx::elect_one()) {
         if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
-        if (params.residual_stages != 0) ptx::prefetch_tensor_map(params.residual);
+        if (kConfig.scope == Scope::kAny && params.residual_stages != 0) ptx::prefetch_tensor_map(params.residual);
       }
       __syncwarp();
       context.await_barriers();
@@ -411,7 +425,8 @@ JAXBW_DEVICE void gemm(const LaunchParams<kConfig>& launch, ProfileArgument prof
     multiply_tiles<kConfig>(context, launch, warp - kWarpgroupWarps);
   }
   context.profile.enter(Activity::kAwaitExit);
-  if (params.cluster.k.value > 1) ptx::cluster_sync();  // no CTA leaves while a peer may still receive what it has sent
+  // No CTA leaves while a peer may still receive what it has sent.
+  if (context.cluster.k.value > 1) ptx::cluster_sync();
   context.profile.finish();
 }
 

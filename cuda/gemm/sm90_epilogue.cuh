@@ -128,8 +128,8 @@ JAXBW_DEVICE SplitSum::Share leave_part(const float (&accumulators)[kCount], con
 // second up.
 //
 // The warp finishes its own rows, of a split tile a share of them; where CTAs of the cluster share the tile, the slices
-// that it owns.
-template <uint32_t kBlockN, uint32_t kCount>
+// that it owns. kCasts: the formula is known to be a cast.
+template <uint32_t kBlockN, bool kCasts, uint32_t kCount>
 JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const GemmParams& p,
                                  const ClusterSum<kChunk>& cluster, const SplitSum& split, StoreOrigin tile,
                                  uint32_t row, uint32_t warp, StoreRing& stores, const Profile& profile) {
@@ -152,7 +152,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
     stores.drain();  // whole tiles may have gone by TMA before
   }
   const SumBlocks blocks{stores.acquire_all()};  // where all lanes wait for the one that drains
-  const uint32_t halves = p.epilogue.gated != 0 ? 2 : 1, results = kTile / halves;
+  const uint32_t halves = !kCasts && p.epilogue.gated != 0 ? 2 : 1, results = kTile / halves;
   OutputScale out_scale(p);
   const auto chunk = [&](uint32_t i, uint32_t first, StoreOrigin box) {
     const SplitSum slice = shared ? split.behind(cluster.number(i)) : split;
@@ -181,7 +181,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
           }
         });
       }
-      if (p.epilogue.path == EpiloguePath::kCast) return cast_chunk(sums, p, box, stores);
+      if (kCasts || p.epilogue.path == EpiloguePath::kCast) return cast_chunk(sums, p, box, stores);
       stage_box<DataType::kF32, kSm90Chunk, 0>(sums, blocks.at(half));
     }
     __syncwarp();
@@ -202,7 +202,7 @@ JAXBW_DEVICE void apply_epilogue(const float (&accumulators)[kCount], const Gemm
           {first_row + below * row_step, tile.column + beside * kSm90Chunk, tile.batch});
     // Not behind the loop: there it takes the uniform registers of some tiles' main loops, which become half as long
     // again.
-    if (i + step >= end) out_scale.leave_maximum(tile.batch);
+    if (!kCasts && i + step >= end) out_scale.leave_maximum(tile.batch);
   }
 }
 
@@ -318,12 +318,12 @@ JAXBW_DEVICE void cast_columns(const float (&accumulators)[kCount], const GemmPa
       [&](StoreOrigin box, uint32_t) { stores.store_columns<kType, kBlockRows, kSm90Chunk>(p.output.data, box); });
 }
 
-// All boxes of a tile, whichever way D is stored.
-template <uint32_t kBlockN, uint32_t kCount>
+// All boxes of a tile, whichever way D is stored. kByTma: it is known that TMA stores it.
+template <uint32_t kBlockN, bool kByTma, uint32_t kCount>
 JAXBW_DEVICE void cast_tile(const float (&accumulators)[kCount], const GemmParams& p, StoreOrigin tile, uint32_t row,
                             StoreRing& stores, const Profile& profile) {
   with_type(p.output.type, [&]<DataType kType>() {
-    if (p.store_path == StorePath::kTma) {
+    if (kByTma || p.store_path == StorePath::kTma) {
       cast_boxes<kType, kBlockN>(accumulators, p, tile, row, stores, profile);
     } else if (p.store_path == StorePath::kRows) {
       cast_rows<kType, kBlockN>(accumulators, p, tile, row, stores);

@@ -59,6 +59,10 @@ struct EpiloguePlan {
   StorePath store_path;
 };
 
+// The kernel that serves a launch in the place of config.kernel, with the same tile and operands: sm_90 has some for
+// launches that ask for less (Scope in gemm/sm90_context.h).
+std::string_view serving_kernel(const GemmProblem& problem, const GemmConfig& config, const EpiloguePlan& epilogue);
+
 // The same for every device: the workspace is sized when a call is traced.
 struct GemmPlan {
   const KernelFamily* family;

@@ -108,6 +108,16 @@ uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident
   return one_wave ? std::min(items, resident) : items;
 }
 
+std::string_view serving_kernel(const GemmProblem& p, const GemmConfig& c, const EpiloguePlan& epilogue) {
+  const bool whole = c.split_k == 1 && c.cluster_k == 1 && epilogue.store_path == StorePath::kTma;
+  const bool in_registers = epilogue.path == EpiloguePath::kElementwise && !p.save && epilogue.residual_stages == 0;
+  const std::string_view role = epilogue.path == EpiloguePath::kCast ? (whole ? "plain" : "cast")
+                                : whole && in_registers              ? "elementwise"
+                                                                     : "gemm";
+  const KernelInstance* const found = find_instance(*find_instance(c.kernel), role);
+  return found == nullptr ? c.kernel : found->name;
+}
+
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {
   GemmConfig config = given;
   config.span_tiles = span_tiles(problem);
@@ -125,13 +135,9 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
   if (Verdict broken = check_work(work, launched, config)) return *std::move(broken);
   const uint32_t in_ring = residual_stages(family, launched, config, 0);
   const EpiloguePath way = epilogue_path(family, launched, config, in_ring, 0);
-  return GemmPlan{&family,
-                  problem,
-                  config,
-                  launched,
-                  work,
-                  layout_of(family, launched, config, work),
-                  {in_ring, way, store_path(family, launched, config, way, 0)}};
+  const EpiloguePlan epilogue{in_ring, way, store_path(family, launched, config, way, 0)};
+  if (!instance->has_groups()) config.kernel = serving_kernel(launched, config, epilogue);
+  return GemmPlan{&family, problem, config, launched, work, layout_of(family, launched, config, work), epilogue};
 }
 
 Status check_call(const GemmConfig& config) {
@@ -144,10 +150,17 @@ Status check_call(const GemmConfig& config) {
 Result<GemmPlan> plan_call(const GemmProblem& problem, const GemmConfig& config) {
   const KernelFamily* family = family_of_kernel(config.kernel);
   if (family == nullptr) return invalid("no kernel family is known for kernel '", config.kernel, "'");
-  const Planned<GemmPlan> plan = plan_gemm(*family, problem, config);
-  if (!plan.ok()) return Status(StatusCode::kInvalid, describe(plan.violation()));
-  if (plan->config.kernel != config.kernel) return invalid("this launch needs kernel ", plan->config.kernel);
-  return *plan;
+  const Planned<GemmPlan> planned = plan_gemm(*family, problem, config);
+  if (!planned.ok()) return Status(StatusCode::kInvalid, describe(planned.violation()));
+  GemmPlan plan = *planned;
+  if (plan.config.kernel == config.kernel) return plan;
+  // A program of an earlier version names the kernel for all launches, which is loaded by now.
+  const KernelInstance* const for_all = find_instance(*find_instance(plan.config.kernel), "gemm");
+  if (for_all == nullptr || for_all->name != config.kernel) {
+    return invalid("this launch needs kernel ", plan.config.kernel);
+  }
+  plan.config.kernel = config.kernel;
+  return plan;
 }
 
 }  // namespace jaxbw

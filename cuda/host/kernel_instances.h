@@ -8,7 +8,7 @@
 namespace jaxbw {
 
 struct KernelInstance {
-  std::string_view name, family, role;     // "jaxbw_sm90_...", "sm90", "gemm", "grouped" or "gathered"
+  std::string_view name, family, role;     // "jaxbw_sm90_...", "sm90", "gemm", "plain", "grouped" ...
   std::string_view input;                  // "bf16", "f16"; "16bit", "tf32" of sm_100; of another role what it takes
   std::string_view layout;                 // "nn", ...; "any"
   std::string_view source;                 // of several instances: the name of the PTX and of the kernel in it, where
@@ -18,7 +18,8 @@ struct KernelInstance {
   uint32_t threads;  // of a CTA
 
   constexpr bool has_groups() const { return role == "grouped" || role == "gathered"; }
-  constexpr bool is_matmul() const { return role == "gemm" || has_groups(); }
+  constexpr bool for_some() const { return role == "plain" || role == "elementwise" || role == "cast"; }
+  constexpr bool is_matmul() const { return role == "gemm" || for_some() || has_groups(); }
 };
 
 inline constexpr KernelInstance kKernelInstances[] = {
@@ -28,6 +29,18 @@ inline constexpr KernelInstance kKernelInstances[] = {
 constexpr const KernelInstance* find_instance(std::string_view name) {
   for (const KernelInstance& instance : kKernelInstances) {
     if (instance.name == name) return &instance;
+  }
+  return nullptr;
+}
+
+// The one of another role for the same operands and tile; null where there is none.
+constexpr const KernelInstance* find_instance(const KernelInstance& like, std::string_view role) {
+  for (const KernelInstance& instance : kKernelInstances) {
+    if (instance.role == role && instance.family == like.family && instance.input == like.input &&
+        instance.layout == like.layout && instance.rows == like.rows && instance.columns == like.columns &&
+        instance.cta_group == like.cta_group) {
+      return &instance;
+    }
   }
   return nullptr;
 }

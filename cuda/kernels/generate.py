@@ -28,12 +28,15 @@ _INPUTS = {
 }
 # Of a role; others are named as their role is.
 _HEADERS = {
-    **{"gemm": "{family}", "reduce": "{family}_reduce"},
+    **dict.fromkeys(("gemm", "plain", "elementwise", "cast"), "{family}"),
     **dict.fromkeys(("grouped", "gathered"), "{family}_grouped"),
+    "reduce": "{family}_reduce",
 }
+# Of launches that a gemm kernel of sm_90 serves; "gemm" itself all.
+_SCOPES = {"plain": "kPlain", "elementwise": "kElementwise", "cast": "kCast"}
 # At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
 _BLOCKS_PER_SM = {
-    **dict.fromkeys(("gemm", "grouped", "gathered", "reduce", "group_table"), 1),
+    **dict.fromkeys(("gemm", *_SCOPES, "grouped", "gathered", "reduce", "group_table"), 1),
     **dict.fromkeys(("repack", "quantize"), 4),
     "quantize_blocks": 2,
 }
@@ -118,12 +121,14 @@ def _function(kernel: Any) -> str:
         name = "gemm" if kernel.role == "gemm" else "grouped_gemm"
         return f"sm100::{name}<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     input_class = "bf16" if kernel.input == "f16" else kernel.input
+    scope = _SCOPES.get(kernel.role)
     return (
-        f"sm90::{'gemm' if kernel.role == 'gemm' else 'grouped_gemm'}<jaxbw::sm90::Config{{"
-        f".input = jaxbw::DataType::{_INPUTS[input_class]}, "
+        f"sm90::{'grouped_gemm' if kernel.role in ('grouped', 'gathered') else 'gemm'}"
+        f"<jaxbw::sm90::Config{{.input = jaxbw::DataType::{_INPUTS[input_class]}, "
         f".warpgroup_rows = {kernel.block_m}, .block_n = {kernel.block_n}, "
         f".promoted = {str(kernel.input == '8bit_promoted').lower()}"
-        f"{', .gathered = true' if kernel.role == 'gathered' else ''}}}>"
+        f"{', .gathered = true' if kernel.role == 'gathered' else ''}"
+        f"{f', .scope = jaxbw::sm90::Scope::{scope}' if scope else ''}}}>"
     )
 
 

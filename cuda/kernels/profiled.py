@@ -17,7 +17,7 @@ import toolchain
 from assemble import Report
 from generate import ROOT, load_table_module, source
 
-ROLES = ("gemm", "grouped", "gathered")
+ROLES = ("gemm", "plain", "elementwise", "cast", "grouped", "gathered")
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr")  # as in cmake/kernels.cmake
 
 

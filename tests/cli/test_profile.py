@@ -23,7 +23,7 @@ def test_it_writes_a_trace_and_shows_a_table(
     path = tmp_path / "trace.json"
     tile = ("--config", "block_m=128", "block_n=64")  # one whose results TMA stores
     text = shown(capsys, "--emulate", "--out", str(path), "--ctas", "0", *tile)
-    for part in (*MOMENTS, "jaxbw_sm90_bf16_nn_", "order, not time", f"written: {path}"):
+    for part in (*MOMENTS, "jaxbw_sm90_plain_bf16_nn_", "order, not time", f"written: {path}"):
         assert part in text
     trace = json.loads(path.read_text())
     assert {event["pid"] for event in trace["traceEvents"]} == {0}

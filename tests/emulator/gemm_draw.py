@@ -36,6 +36,18 @@ class Gpu:
     work: int
 
 
+# What kernels that serve some launches have in common, by role: fields of a case.
+CAST: dict[str, Any] = dict(
+    **{"activation": "none", "alpha": 1.0, "in_memory": False, "bias": None, "gated": False},
+    **{"lhs_scale": False, "rhs_scale": False},
+)
+NO_ARRAYS: dict[str, Any] = dict(c=None, in_place=False, residual=None, save=False, out_scale=None)
+WHOLE: dict[str, Any] = dict(cluster_k=1, split_k=1, split_tail=False, swap_ab=False, store="tma")
+SERVED: dict[str, dict[str, Any]] = {
+    "plain": CAST | NO_ARRAYS | WHOLE,
+    "elementwise": NO_ARRAYS | WHOLE,
+    "cast": CAST | NO_ARRAYS,
+}
 EMULATED = Gpu(None, ks=(24, 64, 136, 200, 328), area=1 << 24, work=4 * WORK)
 
 
@@ -224,8 +236,8 @@ def draw_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: Gpu = 
       gpu: what it holds, and how much may be computed on it.
     """
     for _ in range(PROPOSALS):
-        case = _proposed_sm90_case(rng, kernel, waves, gpu)
-        if sm90_refusal(case) is None:
+        case = replace(_proposed_sm90_case(rng, kernel, waves, gpu), **SERVED.get(kernel.role, {}))
+        if sm90_refusal(case) is None and case.kernel == kernel.name:
             return case
     raise ValueError(f"no legal launch of {kernel.name} was found: {sm90_refusal(case)}")
 

@@ -24,7 +24,8 @@ def test_instance(kernel: Kernel, part: int) -> None:
     number = sweep.kernels().index(kernel) + part
     turns = itertools.islice(itertools.cycle(sweep.SCHEDULES), 3 * number, None)
     drawn = list(sweep.cases(kernel))
-    sample = SAMPLE[kernel.family] if kernel.role == "gemm" else GROUPED_SAMPLE
+    has_groups = kernel.role in ("grouped", "gathered")
+    sample = GROUPED_SAMPLE if has_groups else SAMPLE[kernel.family]
     for case in drawn[:: len(drawn) // sample][part::PARTS]:
         sweep.check(case, next(turns))
 

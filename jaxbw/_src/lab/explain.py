@@ -85,7 +85,7 @@ def explain(
     >>> x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     >>> choice = jaxbw.explain(x, x, device="H200")
     >>> choice.kernel, choice.waves
-    ('jaxbw_sm90_bf16_nn_64x256', 4)
+    ('jaxbw_sm90_plain_bf16_nn_64x256', 4)
     """
     choice, problem, on = examined(
         "jaxbw.explain",

@@ -20,7 +20,9 @@ _OTHER_THREADS = {
     **{"repack": 256, "reduce": 512, "quantize": 256, "quantize_blocks": 512},
     "group_table": 512,
 }
-_MATMULS = ("gemm", "grouped", "gathered")  # roles
+# Roles of kernels that serve some of a gemm kernel's launches faster; and of all that multiply.
+GEMM_FOR_SOME = ("plain", "elementwise", "cast")
+_MATMULS = ("gemm", *GEMM_FOR_SOME, "grouped", "gathered")
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 # Instances of sm90 that differ only in the layout or type of operands of 16 bits share a source,
@@ -34,9 +36,7 @@ _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk
 # Keys of a row, by its role.
 _KEYS = {"arch", "role", "input", "why"}
 _ROW_KEYS = {
-    "gemm": _KEYS | {"layout", "tile", "cta_group"},
-    "grouped": _KEYS | {"layout", "tile", "cta_group"},
-    "gathered": _KEYS | {"layout", "tile", "cta_group"},
+    **dict.fromkeys(_MATMULS, _KEYS | {"layout", "tile", "cta_group"}),
     "repack": _KEYS,
     "reduce": _KEYS,
     "quantize": _KEYS,
@@ -53,11 +53,12 @@ class Kernel:
 
     Args:
       arch: compile target, "sm_90a" or "sm_100f".
-      role: "gemm"; "grouped", a matmul of rows or a contraction that fall into groups; "gathered",
-        one of rows that it chooses itself; "group_table", which says what the tiles of both are;
-        "repack", which copies operands that TMA
-        cannot address; "reduce", which adds up the parts of a matmul that is split along K;
-        "quantize", of arrays to 8-bit floats, and "quantize_blocks", to block-scaled formats.
+      role: "gemm"; "plain", "elementwise" and "cast", which serve some of its launches; "grouped",
+        a matmul of rows or a contraction that fall into groups; "gathered", one of rows that it
+        chooses itself; "group_table", which says what the tiles of both are; "repack", which
+        copies operands that TMA cannot address; "reduce", which adds up the parts of a matmul that
+        is split along K; "quantize", of arrays to 8-bit floats, and "quantize_blocks", to
+        block-scaled formats.
       input: dtype of the operands, or a class of them.
       layout: which of m, k and k, n are contiguous.
       block_m, block_n, block_k: the tile of a multiplying warpgroup.
@@ -155,21 +156,23 @@ def load(path: str | PathLike[str]) -> tuple[Kernel, ...]:
 
 def _expand(row: Mapping[str, Any]) -> Iterator[Kernel]:
     """The matmul of a row's alternatives."""
-    expected = _ROW_KEYS.get(row.get("role", ""), _ROW_KEYS["gemm"])
+    roles = _alternatives(row.get("role", ""))
+    expected = _ROW_KEYS.get(roles[0], _ROW_KEYS["gemm"])
     if row.keys() != expected:
         unknown, missing = sorted(row.keys() - expected), sorted(expected - row.keys())
         raise ValueError(f"kernel row {dict(row)}: unknown keys {unknown}, missing keys {missing}")
     tiles = row.get("tile", "any")
     alternatives = itertools.product(
         _alternatives(row["arch"]),
+        roles,
         _alternatives(row["input"]),
         _alternatives(row.get("layout", "any")),
         [(None, None, None)] if tiles == "any" else tiles,
     )
-    for arch, dtype, layout, (block_m, block_n, block_k) in alternatives:
+    for arch, role, dtype, layout, (block_m, block_n, block_k) in alternatives:
         yield Kernel(
             arch=arch,
-            role=row["role"],
+            role=role,
             input=dtype,
             layout=layout,
             block_m=block_m,
@@ -209,7 +212,9 @@ def _faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.role != "gemm" and kernel.input == "tf32":
+    if kernel.role in GEMM_FOR_SOME and kernel.input not in ("bf16", "f16"):
+        yield 'input is not "bf16" or "f16"'
+    if kernel.role in ("grouped", "gathered") and kernel.input == "tf32":
         yield 'input is "tf32", which grouped matmuls do not take'
     if kernel.role == "gathered" and kernel.layout not in ("nn", "nt"):
         yield 'layout is not "nn" or "nt", of gathered rows'
@@ -232,6 +237,8 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm100_faults(kernel: Kernel) -> Iterator[str]:
+    if kernel.role in GEMM_FOR_SOME:
+        yield f'role is "{kernel.role}", of arch "sm_90a"'
     if kernel.role == "gathered" and kernel.input not in ("16bit", "8bit"):
         yield 'input is not "16bit" or "8bit", of gathered rows'
     if kernel.role == "grouped" and kernel.input == "tf32":

@@ -73,7 +73,7 @@ class Matmul:
     gated: bool = False
     save: bool = False
     family: str = "sm90"
-    config: Mapping[str, int] = field(default_factory=lambda: SM90)
+    config: Mapping[str, Any] = field(default_factory=lambda: SM90)
 
     @property
     def kernel(self) -> str:

@@ -229,14 +229,17 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
             tile |= {"block_m": 2 * kernel.block_m, "stages": 3}
         dtype, _ = INPUTS[kernel.input][0]
         layout = "nt" if dtype == "e2m1" else "nn"
+        # What kernels for some launches are for.
+        tile |= {"split_k": 2} if kernel.role == "cast" else {}
         matmul = Matmul(
             k=96,
             layout=layout if kernel.layout == "any" else kernel.layout,
             dtype=dtype,
             promoted=kernel.input == "8bit_promoted",
             mx=MX_BLOCKS.get(kernel.input, (0,))[0],
+            activation="relu" if kernel.role == "elementwise" else "none",
             family=kernel.family,
-            config=config | tile,
+            config=config | tile | {"kernel": kernel.name},
         )
         matmul.launch()
         launch = fake.launches()[-1]

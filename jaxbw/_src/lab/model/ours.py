@@ -1,15 +1,11 @@
 """Our kernels as the model sees them: a launch configuration as a pipeline."""
 
+from jaxbw._src.families import FAMILIES
 from jaxbw._src.lab.model.kernel import ROW_BYTES, Kernel
 from jaxbw._src.lab.model.schedule import Raster
 from jaxbw._src.selection.config import GemmConfig
 
 _PERSISTENT = {"clc": "clc", "static": "static", "none": None}
-_TEAM_CHUNKS = (
-    64,
-    32,
-)  # columns that a warp of Hopper stores at a time; of float32, and of odd tiles
-CHUNKS = (64, 32, 16)  # columns that an epilogue warp stores at a time, the first that fits
 
 
 def refusal(config: GemmConfig, *, gated: bool = False) -> str | None:
@@ -43,16 +39,13 @@ def kernel_of(
             config.stages,
             cluster=config.cluster,
             persistent="static",
-            chunk=_TEAM_CHUNKS[output_size == 4 or block_n % _TEAM_CHUNKS[0] != 0],
+            chunk=_chunk(family, block_n, output_size),
             warpgroups="pingpong" if config.pingpong else "cooperative",
             itemsize=itemsize,
             output_size=output_size,
         )
     # With 64 rows in a CTA of a pair, two of its warps have half of the columns each.
     halves = 2 if (block_m, config.cta_group) == (128, 2) else 1
-    widest = ROW_BYTES // output_size
-    fitting = (c for c in CHUNKS if c <= widest and block_n // halves % c == 0)
-    chunk = halves * next(fitting, CHUNKS[-1])
     return Kernel(
         block_m,
         block_n,
@@ -62,12 +55,18 @@ def kernel_of(
         k_bytes=ROW_BYTES if config.block_k is None else config.block_k * itemsize,
         persistent=_PERSISTENT[config.scheduler or "clc"],
         accumulators=config.accumulators or 2,
-        chunk=chunk,
+        chunk=halves * _chunk(family, block_n // halves, output_size),
         itemsize=itemsize,
         output_size=output_size,
         counted=True,
         beside=0 if loaded_columns is None else loaded_columns - block_n // config.cta_group,
     )
+
+
+def _chunk(family: str, columns: int, output_size: int) -> int:
+    """Columns that an epilogue warp stores at a time: the first that divide its part of a tile."""
+    fitting = [c for c in FAMILIES[family].chunks if c * output_size <= ROW_BYTES]
+    return next((c for c in fitting if columns % c == 0), fitting[-1])
 
 
 def raster_of(config: GemmConfig) -> Raster:

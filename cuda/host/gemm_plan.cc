@@ -153,13 +153,10 @@ Result<GemmPlan> plan_call(const GemmProblem& problem, const GemmConfig& config)
   const Planned<GemmPlan> planned = plan_gemm(*family, problem, config);
   if (!planned.ok()) return Status(StatusCode::kInvalid, describe(planned.violation()));
   GemmPlan plan = *planned;
-  if (plan.config.kernel == config.kernel) return plan;
+  const KernelInstance &named = *find_instance(config.kernel), &needed = *find_instance(plan.config.kernel);
+  if (find_instance(needed, named.role) != &named) return invalid("this launch needs kernel ", needed.name);
   // A program of an earlier version names the kernel for all launches, which is loaded by now.
-  const KernelInstance* const for_all = find_instance(*find_instance(plan.config.kernel), "gemm");
-  if (for_all == nullptr || for_all->name != config.kernel) {
-    return invalid("this launch needs kernel ", plan.config.kernel);
-  }
-  plan.config.kernel = config.kernel;
+  if (!named.for_some()) plan.config.kernel = named.name;
   return plan;
 }
 

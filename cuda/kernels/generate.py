@@ -26,17 +26,14 @@ _INPUTS = {
     **{"bf16": "kBF16", "f16": "kF16", "f32": "kF32", "tf32": "kF32"},
     **{"8bit": "kE4M3", "8bit_promoted": "kE4M3", "8bit_mx": "kE4M3", "4bit_mx": "kE2M1"},
 }
-# Of a role; others are named as their role is.
+# Of a role that is no gemm; others are named as their role is.
 _HEADERS = {
-    **dict.fromkeys(("gemm", "plain", "elementwise", "cast"), "{family}"),
     **dict.fromkeys(("grouped", "gathered"), "{family}_grouped"),
     "reduce": "{family}_reduce",
 }
-# Of launches that a gemm kernel of sm_90 serves; "gemm" itself all.
-_SCOPES = {"plain": "kPlain", "elementwise": "kElementwise", "cast": "kCast"}
 # At a time on an SM: one fills it with shared memory, or registers; of a copy, what hides latency.
 _BLOCKS_PER_SM = {
-    **dict.fromkeys(("gemm", *_SCOPES, "grouped", "gathered", "reduce", "group_table"), 1),
+    **dict.fromkeys(("grouped", "gathered", "reduce", "group_table"), 1),
     **dict.fromkeys(("repack", "quantize"), 4),
     "quantize_blocks": 2,
 }
@@ -64,7 +61,7 @@ _SOURCE = """\
 // Generated from cuda/kernels.toml: {why}.
 {define}#include "gemm/{header}.cuh"
 
-extern "C" __global__ void __launch_bounds__({threads}{blocks_per_sm})
+extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
     {name}(const __grid_constant__ jaxbw::{params} params{parameter}) {{
   jaxbw::{function}(params{argument});
 }}
@@ -86,14 +83,16 @@ def load_table_module() -> ModuleType:
 
 def source(kernel: Any, *, profiled: bool = False) -> str:
     """The CUDA C++ of an instance and all that share it; `profiled`: it stamps what warps do."""
+    header = "{family}" if kernel.is_gemm else _HEADERS.get(kernel.role, kernel.role)
+    blocks_per_sm = 1 if kernel.is_gemm else _BLOCKS_PER_SM[kernel.role]
     return _SOURCE.format(
         define="#define JAXBW_PROFILE\n" if profiled else "",
         parameter=", const __grid_constant__ jaxbw::ProfileMemory profile" if profiled else "",
         argument=", profile" if profiled else "",
         why=kernel.why,
-        header=_HEADERS.get(kernel.role, kernel.role).format(family=kernel.family),
+        header=header.format(family=kernel.family),
         threads=kernel.threads,
-        blocks_per_sm=f", {_BLOCKS_PER_SM[kernel.role]}" if kernel.role in _BLOCKS_PER_SM else "",
+        blocks_per_sm=blocks_per_sm,
         name=kernel.source_name,
         params=_params(kernel),
         function=_function(kernel),
@@ -121,14 +120,14 @@ def _function(kernel: Any) -> str:
         name = "gemm" if kernel.role == "gemm" else "grouped_gemm"
         return f"sm100::{name}<{kernel.cta_group}, jaxbw::sm100::Kind::{_KINDS[kernel.input]}>"
     input_class = "bf16" if kernel.input == "f16" else kernel.input
-    scope = _SCOPES.get(kernel.role)
+    scope = f", .scope = jaxbw::sm90::Scope::k{kernel.role.title()}" if kernel.serves_some else ""
     return (
-        f"sm90::{'grouped_gemm' if kernel.role in ('grouped', 'gathered') else 'gemm'}"
+        f"sm90::{'gemm' if kernel.is_gemm else 'grouped_gemm'}"
         f"<jaxbw::sm90::Config{{.input = jaxbw::DataType::{_INPUTS[input_class]}, "
         f".warpgroup_rows = {kernel.block_m}, .block_n = {kernel.block_n}, "
         f".promoted = {str(kernel.input == '8bit_promoted').lower()}"
         f"{', .gathered = true' if kernel.role == 'gathered' else ''}"
-        f"{f', .scope = jaxbw::sm90::Scope::{scope}' if scope else ''}}}>"
+        f"{scope}}}>"
     )
 
 

@@ -17,7 +17,6 @@ import toolchain
 from assemble import Report
 from generate import ROOT, load_table_module, source
 
-ROLES = ("gemm", "plain", "elementwise", "cast", "grouped", "gathered")
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr")  # as in cmake/kernels.cmake
 
 
@@ -63,8 +62,9 @@ def _main() -> str | None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("names", nargs="+")
     args = parser.parse_args()
-    table = load_table_module().load(ROOT / "cuda" / "kernels.toml")
-    known = {kernel.name: kernel for kernel in table if kernel.role in ROLES}
+    module = load_table_module()
+    table = module.load(ROOT / "cuda" / "kernels.toml")
+    known = {kernel.name: kernel for kernel in table if kernel.role in module.MATMULS}
     unknown = [name for name in args.names if name not in known]
     if unknown:
         return f"no kernel of cuda/kernels.toml multiplies by stages: {', '.join(unknown)}"

@@ -19,8 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = kernel_table.load(ROOT / "cuda" / "kernels.toml")
 BY_NAME = {kernel.name: kernel for kernel in TABLE}
 ALL = list(BY_NAME)
-MATMULS = ("gemm", *kernel_table.GEMM_FOR_SOME, "grouped", "gathered")
-HOPPER = [k.name for k in TABLE if k.family == "sm90" and k.role in MATMULS]
+HOPPER = [k.name for k in TABLE if k.family == "sm90" and k.role in kernel_table.MATMULS]
 
 Opcodes = Callable[[Path], Counter[str]]
 

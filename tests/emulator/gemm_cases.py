@@ -18,7 +18,7 @@ from jaxbw import emulator
 from jaxbw._native import Activation, DataType, Major, Plan, Problem, Violation, plan
 from jaxbw._src.selection import manifest
 from jaxbw._src.selection.config import GemmConfig
-from jaxbw._src.selection.kernel_table import GEMM_FOR_SOME, Kernel
+from jaxbw._src.selection.kernel_table import Kernel
 
 from ..quantized import FORMATS, block_scaled, tiled, untiled
 from . import gemm_launch
@@ -76,8 +76,7 @@ Values = npt.NDArray[np.float64]
 def gemms(kernels: Iterable[Kernel] | None = None, *, has_mx: bool = False) -> tuple[Kernel, ...]:
     """The GEMM kernels among these, or among the installed ones; MX formats' only with `has_mx`."""
     found = manifest.kernels() if kernels is None else kernels
-    roles = ("gemm", *GEMM_FOR_SOME)
-    return tuple(k for k in found if k.role in roles and (has_mx or k.input not in MX_BLOCKS))
+    return tuple(k for k in found if k.is_gemm and (has_mx or k.input not in MX_BLOCKS))
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ _OTHER_THREADS = {
     "group_table": 512,
 }
 # Roles of kernels that serve some of a gemm kernel's launches faster; and of all that multiply.
-GEMM_FOR_SOME = ("plain", "elementwise", "cast")
-_MATMULS = ("gemm", *GEMM_FOR_SOME, "grouped", "gathered")
+_GEMM_FOR_SOME = ("plain", "elementwise", "cast")
+MATMULS = ("gemm", *_GEMM_FOR_SOME, "grouped", "gathered")
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
 # Instances of sm90 that differ only in the layout or type of operands of 16 bits share a source,
@@ -36,7 +36,7 @@ _CHUNK = 32  # columns that the epilogue of sm_90 finishes at a time (kSm90Chunk
 # Keys of a row, by its role.
 _KEYS = {"arch", "role", "input", "why"}
 _ROW_KEYS = {
-    **dict.fromkeys(_MATMULS, _KEYS | {"layout", "tile", "cta_group"}),
+    **dict.fromkeys(MATMULS, _KEYS | {"layout", "tile", "cta_group"}),
     "repack": _KEYS,
     "reduce": _KEYS,
     "quantize": _KEYS,
@@ -86,14 +86,24 @@ class Kernel:
         return _FAMILIES[self.arch]
 
     @property
+    def is_gemm(self) -> bool:
+        """Whether it serves matmuls without groups: all launches of its tile, or some."""
+        return self.role == "gemm" or self.serves_some
+
+    @property
+    def serves_some(self) -> bool:
+        """Whether it serves some of the launches of a gemm kernel, in its place."""
+        return self.role in _GEMM_FOR_SOME
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return _GEMM_THREADS[self.family] if self.role in _MATMULS else _OTHER_THREADS[self.role]
+        return _GEMM_THREADS[self.family] if self.role in MATMULS else _OTHER_THREADS[self.role]
 
     @property
     def name(self) -> str:
         """The name of the kernel function, of its files, and in a profile."""
-        if self.role not in _MATMULS:
+        if self.role not in MATMULS:
             return f"jaxbw_{self.family}_{self.role}_{self.input}"
         if self.family == "sm100":
             return f"{self._prefix}_{self.input}_{self.cta_group}cta"
@@ -107,7 +117,7 @@ class Kernel:
     @property
     def source_name(self) -> str:
         """The name of its CUDA C++, and of that one's PTX and the kernel in it."""
-        if self.role not in _MATMULS or self.input not in ("bf16", "f16"):
+        if self.role not in MATMULS or self.input not in ("bf16", "f16"):
             return self.name
         return f"{self._prefix}_16bit_{self.block_m}x{self.block_n}"
 
@@ -212,9 +222,9 @@ def _faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.role in GEMM_FOR_SOME and kernel.input not in ("bf16", "f16"):
+    if kernel.serves_some and kernel.input not in ("bf16", "f16"):
         yield 'input is not "bf16" or "f16"'
-    if kernel.role in ("grouped", "gathered") and kernel.input == "tf32":
+    if not kernel.is_gemm and kernel.input == "tf32":
         yield 'input is "tf32", which grouped matmuls do not take'
     if kernel.role == "gathered" and kernel.layout not in ("nn", "nt"):
         yield 'layout is not "nn" or "nt", of gathered rows'
@@ -237,7 +247,7 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm100_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.role in GEMM_FOR_SOME:
+    if kernel.serves_some:
         yield f'role is "{kernel.role}", of arch "sm_90a"'
     if kernel.role == "gathered" and kernel.input not in ("16bit", "8bit"):
         yield 'input is not "16bit" or "8bit", of gathered rows'

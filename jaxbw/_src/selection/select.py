@@ -12,7 +12,7 @@ from jaxbw._src.selection.choice import Choice, Refusal
 from jaxbw._src.selection.config import ANY, CANONICAL_M, GemmConfig
 from jaxbw._src.selection.devices import Device, for_family
 from jaxbw._src.selection.implementations import EMULATED
-from jaxbw._src.selection.kernel_table import GEMM_FOR_SOME, Kernel
+from jaxbw._src.selection.kernel_table import Kernel
 from jaxbw._src.selection.search import KEPT, Instances, Ranked, available, price, search
 from jaxbw._src.selection.tuned import Table, table_for
 from jaxbw._src.selection.tuned_matmuls import TunedMatmuls
@@ -382,5 +382,4 @@ def _choice(
 @cache
 def _installed(kernels: Sequence[Kernel]) -> Instances:
     """The names of the gemm kernels, and of those that serve some of their launches."""
-    roles = ("gemm", *GEMM_FOR_SOME)
-    return frozenset(kernel.name for kernel in kernels if kernel.role in roles)
+    return frozenset(kernel.name for kernel in kernels if kernel.is_gemm)

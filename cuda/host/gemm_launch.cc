@@ -217,7 +217,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   launch.repack_blocks = static_cast<uint32_t>(std::min(pieces, kMaxRepackBlocks));
 
   GemmParams& params = launch.params = make_params(*family, p, config, at, work);
-  if (find_instance(config.kernel)->for_some()) {  // it is not if an address is no multiple of 16 bytes
+  if (find_instance(config.kernel)->for_some()) {  // the plan took results for multiples of 16 bytes
     const EpiloguePlan epilogue{params.residual_stages, params.epilogue.path, params.store_path};
     launch.config.kernel = serving_kernel(p, config, epilogue);
   }

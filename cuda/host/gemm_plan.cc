@@ -114,8 +114,9 @@ std::string_view serving_kernel(const GemmProblem& p, const GemmConfig& c, const
   const std::string_view role = epilogue.path == EpiloguePath::kCast ? (whole ? "plain" : "cast")
                                 : whole && in_registers              ? "elementwise"
                                                                      : "gemm";
-  const KernelInstance* const found = find_instance(*find_instance(c.kernel), role);
-  return found == nullptr ? c.kernel : found->name;
+  const KernelInstance& like = *find_instance(c.kernel);
+  const KernelInstance* const found = find_instance(like, role);
+  return (found != nullptr ? found : find_instance(like, "gemm"))->name;
 }
 
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {

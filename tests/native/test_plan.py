@@ -270,6 +270,26 @@ def launches(family: str, problem: dict[str, Any], config: GemmConfig, *more: st
     return plan, _native.emulated_launches(plan, arrays, sm_count=132)
 
 
+@pytest.mark.parametrize(
+    ("block_n", "serves"),
+    [(128, "jaxbw_sm90_cast_bf16_nn_64x128"), (192, "jaxbw_sm90_bf16_nn_64x192")],
+)
+def test_a_result_that_tma_cannot_store_takes_another_kernel(block_n: int, serves: str) -> None:
+    """The plan takes addresses for multiples of 16 bytes.
+
+    A tile that has no kernel for casts alone kept the one of the plan, which stores by TMA, and
+    there was no tensor map.
+    """
+    given = Problem(batch=1, m=200, n=264, k=72)
+    plan = _native.plan("sm90", given, GemmConfig(128, block_n), resident=132)
+    assert isinstance(plan, Plan)
+    assert plan.kernel == f"jaxbw_sm90_plain_bf16_nn_64x{block_n}"
+    for offset, kernel in ((0, plan.kernel), (2, serves)):
+        arrays = {"lhs": 1 << 24, "rhs": 2 << 24, "result": (3 << 24) + offset}
+        _, launch, _ = _native.emulated_launches(plan, arrays, sm_count=132)
+        assert launch.kernel == kernel
+
+
 def field(parameters: bytes, name: str) -> bytes:
     offset, size = FIELDS[name]
     return parameters[offset : offset + size]

@@ -131,7 +131,7 @@ def test_explain_takes_types_and_arrays_and_prints() -> None:
         bias = jax.ShapeDtypeStruct((128,), jnp.float32)
         assert jaxbw.explain(*types, bias=bias, activation="gelu") == choice
     text = str(choice)
-    assert str(choice.kernel).startswith("jaxbw_sm90_bf16_")
+    assert str(choice.kernel).startswith("jaxbw_sm90_elementwise_bf16_")
     for part in (
         "gelu(bf16[1,256,512] @ bf16[1,512,128] + bias float32) -> bf16[1,256,128]",
         "H200",

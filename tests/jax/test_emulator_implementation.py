@@ -441,7 +441,7 @@ def replace_kernel(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """
 
     def run(layout: str, change: Callable[[str], str]) -> Any:
-        source = "jaxbw_sm90_16bit_64x192.ptx"  # of jaxbw_sm90_f16_nn_64x192, ...
+        source = "jaxbw_sm90_plain_16bit_64x192.ptx"  # of jaxbw_sm90_plain_f16_nn_64x192, ...
         (tmp_path / source).write_text(change((manifest.directory() / source).read_text()))
         _native.set_kernel_directory(str(tmp_path))
         x = jnp.ones((256, 256), jnp.float16)
@@ -459,8 +459,8 @@ def test_a_finding_is_an_error(
 ) -> None:
     monkeypatch.setenv(CHECKS, "strict")
     message = (
-        r"f16\[1,256,256\]\^T @ .*kernel jaxbw_sm90_f16_tn_64x192, .*block_n 192, .*emulated: "
-        r"jaxbw_sm90_f16_tn_64x192.ptx: the emulator has found\n  race: line \d+, CTA "
+        r"f16\[1,256,256\]\^T @ .*kernel jaxbw_sm90_plain_f16_tn_64x192, .*block_n 192, .*"
+        r"emulated: jaxbw_sm90_plain_f16_tn_64x192.ptx: the emulator has found\n  race: line \d+, CTA "
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         replace_kernel("tn", lambda ptx: re.sub(r"fence\.proxy\.async[^;]*;", "", ptx))

@@ -179,5 +179,5 @@ def test_a_profile_shows_scope_and_kernel(fused: bool) -> None:
         text = lowered(layer, X, W).as_text(debug_info=True)
         kernel = jaxbw.explain(X, W, activation=activation).kernel
     assert '"jit(layer)/feed_forward/jaxbw_gemm"' in text
-    assert str(kernel).startswith("jaxbw_sm90_bf16_")
+    assert str(kernel).startswith(f"jaxbw_sm90_{'elementwise' if fused else 'plain'}_bf16_")
     assert f'kernel = "{kernel}"' in text

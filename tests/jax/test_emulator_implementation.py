@@ -460,7 +460,8 @@ def test_a_finding_is_an_error(
     monkeypatch.setenv(CHECKS, "strict")
     message = (
         r"f16\[1,256,256\]\^T @ .*kernel jaxbw_sm90_plain_f16_tn_64x192, .*block_n 192, .*"
-        r"emulated: jaxbw_sm90_plain_f16_tn_64x192.ptx: the emulator has found\n  race: line \d+, CTA "
+        r"emulated: jaxbw_sm90_plain_f16_tn_64x192.ptx: the emulator has found\n"
+        r"  race: line \d+, CTA "
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         replace_kernel("tn", lambda ptx: re.sub(r"fence\.proxy\.async[^;]*;", "", ptx))

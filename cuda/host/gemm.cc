@@ -40,12 +40,15 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
     const LaunchShape shape{.blocks = 1, .threads = kGroupTableThreads};
     if (Status status = enqueue(driver, kernel.group_table, shape, stream, *gemm.groups); !status.ok()) return status;
   }
+  const CUkernel handle = gemm.is_as_planned(plan) ? kernel.handle : kernel.without_tma;
+  if (handle == nullptr)
+    return invalid("the result is at no multiple of 16 bytes, which a profile of this kernel needs");
   const uint32_t clusters = gemm.clusters(kernel.resident_clusters);
   const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, clusters, repacks || grouped);
   const Status status = gemm.with_argument([&](const auto& argument) {
-    if (profiling == nullptr) return enqueue(driver, kernel.handle, shape, stream, argument);
+    if (profiling == nullptr) return enqueue(driver, handle, shape, stream, argument);
     if (Status checked = check_profiling(*profiling, shape); !checked.ok()) return checked;
-    return enqueue(driver, kernel.handle, shape, stream, argument, profiling->memory);
+    return enqueue(driver, handle, shape, stream, argument, profiling->memory);
   });
   if (!status.ok() || gemm.reduced_chunks == 0) return status;
   return enqueue(driver, kernel.reduce, reduce_shape(gemm.reduce_blocks(kernel.sm_count)), stream, gemm.params);

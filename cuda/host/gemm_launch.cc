@@ -217,10 +217,7 @@ Result<GemmLaunch> make_launch(const GemmPlan& plan, const GemmBuffers& buffers)
   launch.repack_blocks = static_cast<uint32_t>(std::min(pieces, kMaxRepackBlocks));
 
   GemmParams& params = launch.params = make_params(*family, p, config, at, work);
-  if (find_instance(config.kernel)->for_some()) {  // the plan took results for multiples of 16 bytes
-    const EpiloguePlan epilogue{params.residual_stages, params.epilogue.path, params.store_path};
-    launch.config.kernel = serving_kernel(p, config, epilogue);
-  }
+  if (!launch.is_as_planned(plan)) launch.config.kernel = kernel_without_tma(config.kernel);
   params.partials = work.slices != 0 ? reinterpret_cast<float*>(at.workspace + layout.partials) : nullptr;
   params.counters = counted ? reinterpret_cast<uint32_t*>(at.counters) : nullptr;
   if (reduces_apart(*family, config)) {

@@ -59,9 +59,9 @@ struct EpiloguePlan {
   StorePath store_path;
 };
 
-// The kernel that serves a launch in the place of config.kernel, with the same tile and operands: sm_90 has some for
-// launches that ask for less (Scope in gemm/sm90_context.h).
-std::string_view serving_kernel(const GemmProblem& problem, const GemmConfig& config, const EpiloguePlan& epilogue);
+// The one that takes the place of a kernel that stores by TMA alone where an address does not allow it; a kernel that
+// stores any way itself.
+std::string_view kernel_without_tma(std::string_view kernel);
 
 // The same for every device: the workspace is sized when a call is traced.
 struct GemmPlan {
@@ -111,6 +111,9 @@ struct GemmLaunch {
   std::array<TensorMap, 3> scale_maps = {};          // of scale_views
   uint8_t* d_scales = nullptr;                       // MxParams::d_scales
   uint32_t stage_gaps = 0;                           // MxParams::stage_gaps
+
+  // Whether the result is stored as planned: not if it is at no multiple of 16 bytes.
+  bool is_as_planned(const GemmPlan& plan) const { return params.store_path == plan.epilogue.store_path; }
 
   // Calls function(argument) with the argument of the gemm kernel, of the type that it has.
   template <typename Function>

@@ -41,6 +41,20 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   return layout;
 }
 
+// The kernel that serves a launch in the place of the one for all launches of its tile: sm_90 has some for launches
+// that ask for less (Scope in gemm/sm90_context.h).
+const KernelInstance& serving_kernel(const KernelInstance& for_all, const GemmProblem& p, const GemmConfig& c,
+                                     const EpiloguePlan& epilogue) {
+  if (for_all.has_groups()) return for_all;
+  const bool whole = c.split_k == 1 && c.cluster_k == 1 && epilogue.store_path == StorePath::kTma;
+  const bool in_registers = epilogue.path == EpiloguePath::kElementwise && !p.save && epilogue.residual_stages == 0;
+  const std::string_view role = epilogue.path == EpiloguePath::kCast ? (whole ? "plain" : "cast")
+                                : whole && in_registers              ? "elementwise"
+                                                                     : "gemm";
+  const KernelInstance* const found = find_instance(for_all, role);
+  return found != nullptr ? *found : for_all;
+}
+
 }  // namespace
 
 GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
@@ -108,15 +122,11 @@ uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident
   return one_wave ? std::min(items, resident) : items;
 }
 
-std::string_view serving_kernel(const GemmProblem& p, const GemmConfig& c, const EpiloguePlan& epilogue) {
-  const bool whole = c.split_k == 1 && c.cluster_k == 1 && epilogue.store_path == StorePath::kTma;
-  const bool in_registers = epilogue.path == EpiloguePath::kElementwise && !p.save && epilogue.residual_stages == 0;
-  const std::string_view role = epilogue.path == EpiloguePath::kCast ? (whole ? "plain" : "cast")
-                                : whole && in_registers              ? "elementwise"
-                                                                     : "gemm";
-  const KernelInstance& like = *find_instance(c.kernel);
-  const KernelInstance* const found = find_instance(like, role);
-  return (found != nullptr ? found : find_instance(like, "gemm"))->name;
+std::string_view kernel_without_tma(std::string_view kernel) {
+  const KernelInstance& instance = *find_instance(kernel);
+  if (instance.role != "plain" && instance.role != "elementwise") return kernel;
+  const KernelInstance* const cast = instance.role == "plain" ? find_instance(instance, "cast") : nullptr;
+  return (cast != nullptr ? cast : find_instance(instance, "gemm"))->name;
 }
 
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {
@@ -129,7 +139,6 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
   const InstancesOfProblem instances(family, launched);
   const KernelInstance* instance = instances.find(config);
   if (instance == nullptr) return instances.missing(config);
-  config.kernel = instance->name;
   config.b_columns = b_columns(family, launched, config);
   if (Verdict broken = check_launched(family, launched, config)) return *std::move(broken);
   const Work work = work_of(family, launched, config);
@@ -137,7 +146,7 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
   const uint32_t in_ring = residual_stages(family, launched, config, 0);
   const EpiloguePath way = epilogue_path(family, launched, config, in_ring, 0);
   const EpiloguePlan epilogue{in_ring, way, store_path(family, launched, config, way, 0)};
-  if (!instance->has_groups()) config.kernel = serving_kernel(launched, config, epilogue);
+  config.kernel = serving_kernel(*instance, launched, config, epilogue).name;
   return GemmPlan{&family, problem, config, launched, work, layout_of(family, launched, config, work), epilogue};
 }
 

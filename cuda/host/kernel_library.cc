@@ -74,10 +74,9 @@ Result<CUfunction> load_into_context(const Driver& driver, const KernelFamily& f
   return function;
 }
 
-// How many clusters run at a time, after the kernel was given all that a launch may ask for.
-Result<uint32_t> resident_clusters(const Driver& driver, const KernelFamily& family, const GemmConfig& config,
-                                   CUkernel kernel, CUdevice device) {
-  // Always to the most, so that one configuration does not undo another's limit.
+// Gives a gemm kernel all that a launch may ask for: always the most, so that one configuration does not undo another's
+// limit.
+Result<CUfunction> raise_limits(const Driver& driver, const KernelFamily& family, CUkernel kernel, CUdevice device) {
   const std::pair<CUfunction_attribute, int> limits[] = {
       {CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kMaxSharedMemory},
       {CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1}};
@@ -85,7 +84,13 @@ Result<uint32_t> resident_clusters(const Driver& driver, const KernelFamily& fam
     Status status = driver.cuKernelSetAttribute(attribute, value, kernel, device);
     if (!status.ok()) return explain_load_error(family, status);
   }
-  const Result<CUfunction> function = load_into_context(driver, family, kernel);
+  return load_into_context(driver, family, kernel);
+}
+
+// How many clusters run at a time.
+Result<uint32_t> resident_clusters(const Driver& driver, const KernelFamily& family, const GemmConfig& config,
+                                   CUkernel kernel, CUdevice device) {
+  const Result<CUfunction> function = raise_limits(driver, family, kernel, device);
   if (!function.ok()) return function.status();
   LaunchShape shape = gemm_shape(family, config, 1, /*overlaps=*/false);
   shape.states_cluster = true;
@@ -118,7 +123,16 @@ Result<PreparedKernel> prepare(const Driver& driver, Cache& cache, const KernelF
   if (Status status = driver.cuDeviceGet(&device, info.ordinal); !status.ok()) return status;
   const Result<uint32_t> clusters = resident_clusters(driver, family, config, *kernel, device);
   if (!clusters.ok()) return clusters.status();
-  PreparedKernel prepared{*kernel, *clusters, nullptr, nullptr, static_cast<uint32_t>(info.sm_count)};
+  PreparedKernel prepared{*kernel, *kernel, *clusters, nullptr, nullptr, static_cast<uint32_t>(info.sm_count)};
+  if (const std::string_view other = kernel_without_tma(config.kernel); other != config.kernel) {
+    prepared.without_tma = nullptr;
+    if (directory == cache.directory) {
+      const Result<CUkernel> found = load(driver, cache, family, other, directory);
+      if (!found.ok()) return found.status();
+      if (Status status = raise_limits(driver, family, *found, device).status(); !status.ok()) return status;
+      prepared.without_tma = *found;
+    }
+  }
   const Result<CUkernel> repack = load_companion(driver, cache, family, repack_kernel(family, config.kernel));
   if (!repack.ok()) return repack.status();
   prepared.repack = *repack;
@@ -197,7 +211,7 @@ Result<PreparedKernel> prepare_alone(std::string_view kernel, int device) {
                   if (!context.status().ok()) return context.status();
                   const Result<CUkernel> handle = load_companion(driver, cache, family, kernel);
                   if (!handle.ok()) return handle.status();
-                  return PreparedKernel{*handle, 0, nullptr, nullptr, static_cast<uint32_t>(info.sm_count)};
+                  return PreparedKernel{*handle, *handle, 0, nullptr, nullptr, static_cast<uint32_t>(info.sm_count)};
                 });
 }
 

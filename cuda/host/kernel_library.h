@@ -15,10 +15,10 @@ std::string kernel_directory();
 
 // A gemm kernel made ready on a device for one cluster shape and amount of shared memory.
 struct PreparedKernel {
-  CUkernel handle;
-  uint32_t resident_clusters;  // how many clusters the whole device runs at a time
-  CUkernel repack;             // copies operands for it; null for a kernel that needs none
-  CUkernel reduce;             // adds up the parts of its tiles; null in a family that has none
+  CUkernel handle, without_tma;  // see kernel_without_tma(); of a profiling build null, where it is another one
+  uint32_t resident_clusters;    // how many clusters the whole device runs at a time
+  CUkernel repack;               // copies operands for it; null for a kernel that needs none
+  CUkernel reduce;               // adds up the parts of its tiles; null in a family that has none
   uint32_t sm_count;
   CUkernel group_table = nullptr;  // of a grouped one: says what its tiles are
 };

@@ -111,6 +111,42 @@ def test_a_misaligned_result_is_stored_without_tma_that_once(fake: FakeDriver) -
     assert [call["store_path"] for call in fake.launches()] == [0, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("role", "block_n", "other"),
+    [
+        ("plain", 128, "jaxbw_sm90_cast_bf16_nn_64x128"),
+        ("plain", 192, "jaxbw_sm90_bf16_nn_64x192"),
+        ("elementwise", 128, "jaxbw_sm90_bf16_nn_64x128"),
+    ],
+)
+def test_a_misaligned_result_takes_a_kernel_that_stores_without_tma(
+    fake: FakeDriver, role: str, block_n: int, other: str
+) -> None:
+    """The launch asked for another kernel, and the one that was prepared for the plan was launched:
+
+    without a tensor map, as it stores by TMA alone. The other one is loaded before, too, since an
+    execution may be captured.
+    """
+    kernel = f"jaxbw_sm90_{role}_bf16_nn_64x{block_n}"
+    matmul = Matmul(
+        activation="none" if role == "plain" else "relu",
+        config=SM90 | {"block_n": block_n, "kernel": kernel},
+    )
+    program = xla.Program(matmul.attributes)
+    program.run("initialize")
+    fake.fail("cuLibraryLoadFromFile", 500)
+    operands = matmul.operands()
+    (expected,) = matmul.expected(operands)
+    store = np.zeros(expected.size + 4, np.float32)
+    start = -store.ctypes.data // 4 % 4
+    for offset in (0, 1, 0):
+        result = store[start + offset :][: expected.size].reshape(expected.shape)
+        program.run("execute", operands, [result])
+        np.testing.assert_array_equal(result, expected)
+    launched = [(call["kernel"], call["store_path"]) for call in fake.launches()]
+    assert launched == [(kernel, 0), (other, 1), (kernel, 0)]
+
+
 def test_a_plan_is_for_its_shapes(fake: FakeDriver) -> None:
     # XLA gives a call its shapes for good; a plan that served others would read past them.
     small = Matmul(40, 264, 72, config=PLAIN.config)

@@ -1,9 +1,11 @@
 """Our kernels as the model sees them: a launch configuration as a pipeline."""
 
-from jaxbw._src.families import FAMILIES
+import numpy as np
+
 from jaxbw._src.lab.model.kernel import ROW_BYTES, Kernel
 from jaxbw._src.lab.model.schedule import Raster
 from jaxbw._src.selection.config import GemmConfig
+from jaxbw._src.selection.cost_model.epilogue import chunk_of
 
 _PERSISTENT = {"clc": "clc", "static": "static", "none": None}
 
@@ -39,7 +41,7 @@ def kernel_of(
             config.stages,
             cluster=config.cluster,
             persistent="static",
-            chunk=_chunk(family, block_n, output_size),
+            chunk=int(chunk_of(family, output_size, np.asarray(block_n))),
             warpgroups="pingpong" if config.pingpong else "cooperative",
             itemsize=itemsize,
             output_size=output_size,
@@ -55,18 +57,12 @@ def kernel_of(
         k_bytes=ROW_BYTES if config.block_k is None else config.block_k * itemsize,
         persistent=_PERSISTENT[config.scheduler or "clc"],
         accumulators=config.accumulators or 2,
-        chunk=halves * _chunk(family, block_n // halves, output_size),
+        chunk=halves * int(chunk_of(family, output_size, np.asarray(block_n // halves))),
         itemsize=itemsize,
         output_size=output_size,
         counted=True,
         beside=0 if loaded_columns is None else loaded_columns - block_n // config.cta_group,
     )
-
-
-def _chunk(family: str, columns: int, output_size: int) -> int:
-    """Columns that an epilogue warp stores at a time: the first that divide its part of a tile."""
-    fitting = [c for c in FAMILIES[family].chunks if c * output_size <= ROW_BYTES]
-    return next((c for c in fitting if columns % c == 0), fitting[-1])
 
 
 def raster_of(config: GemmConfig) -> Raster:

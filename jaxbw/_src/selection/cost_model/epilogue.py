@@ -97,7 +97,7 @@ def _by_warpgroups(
     pingpong = table.pingpong == 1
     sharing = np.where(pingpong, 1, WARPGROUPS)
     columns = table.block_n // 2 if work.gated else table.block_n
-    width = _chunk(machine.family, work.output_size, columns)
+    width = chunk_of(machine.family, work.output_size, columns)
     count = columns / width * (cut.rows // FAMILIES[machine.family].mma_rows) / sharing
     size = FAMILIES[machine.family].mma_rows * width * work.output_size
     filling, leaving = size / machine.stage_bytes_per_cycle, size / machine.store_bytes_per_cycle
@@ -121,7 +121,7 @@ def _through_tensor_memory(
     """
     # With 64 rows in a CTA of a pair, two of its warps have half of the columns each.
     halves = np.where((table.block_m == 128) & (table.cta_group == 2), 2, 1)
-    width = halves * _chunk(machine.family, output_size, table.block_n // halves)
+    width = halves * chunk_of(machine.family, output_size, table.block_n // halves)
     mma_tiles = np.maximum(cut.rows // FULL_ROWS, 1)
     rows = np.minimum(cut.rows, FULL_ROWS)
     chunks = np.ceil(table.block_n / width)
@@ -138,7 +138,7 @@ def _through_tensor_memory(
     return one * chunks * mma_tiles, np.where(cut.held_columns > 0, held_first, 2 * one + rest)
 
 
-def _chunk(family: str, output_size: int, columns: Integers) -> Integers:
+def chunk_of(family: str, output_size: int, columns: Integers) -> Integers:
     """Columns that a warp stores at a time: the widest that divide a tile's, and fit into a row."""
     widths = [width for width in FAMILIES[family].chunks if width * output_size <= SPAN_BYTES]
     return np.select([columns % width == 0 for width in widths], widths, widths[-1])

@@ -155,7 +155,7 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
     } else {
       fill_first_stages<false, false>(context, load, at, blocks, first);
     }
-    if constexpr (kConfig.scope == Scope::kAny) {
+    if constexpr (kConfig.fuses_all()) {
       if (p.residual_stages != 0) load_residual<kConfig>(context, at, origin);
     }
     first = false;
@@ -229,9 +229,9 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
   const bool pingpong = p.pingpong != 0;
   const uint32_t warpgroup = warp / kWarpgroupWarps, warp_in_warpgroup = warp % kWarpgroupWarps;
   const uint32_t warpgroup_in_tile = pingpong ? 0 : warpgroup;
-  const EpiloguePath path = kConfig.casts()                        ? EpiloguePath::kCast
-                            : kConfig.scope == Scope::kElementwise ? EpiloguePath::kElementwise
-                                                                   : p.epilogue.path;
+  const EpiloguePath path = kConfig.casts()         ? EpiloguePath::kCast
+                            : kConfig.elementwise() ? EpiloguePath::kElementwise
+                                                    : p.epilogue.path;
   const uint32_t k_blocks = context.k_blocks(), step = context.cluster_count();
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
@@ -276,6 +276,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
     if (path == EpiloguePath::kGeneral && item.parts == 1 && !cluster.shared()) {
       prefetch_terms<kConfig.block_n>(p, tile, row, kConfig.wgmmas());
     }
+    if (path == EpiloguePath::kElementwise) bias.prefetch(p, tile, row);
     const uint32_t first_row = warpgroup_in_tile * kConfig.warpgroup_rows;
     const auto meanwhile = [&](uint32_t block) {
       delayed.store_one();
@@ -284,7 +285,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
       turn.await();
     };
     const auto issued = [&] {
-      if constexpr (kConfig.scope == Scope::kAny) {
+      if constexpr (kConfig.fuses_all()) {
         if (pingpong) reader.await_full(p.residual_stages);
       }
       if (pingpong ? number + step < p.work_items : stagger.leads()) turn.pass();
@@ -335,14 +336,14 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
           scales.load_and_multiply(accumulators, p, scale_arrays(p, tile), tile.row + row, tile.column);
         }
         apply_elementwise(accumulators, p.epilogue, bias, [&] {
-          if (kConfig.whole() || p.saved_output[0].data == nullptr) return;
+          if (!kConfig.fuses_all() || p.saved_output[0].data == nullptr) return;
           if (p.saved_output[0].type == DataType::kBF16) {
             save_boxes<DataType::kBF16, kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
           } else {
             save_boxes<DataType::kF16, kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);
           }
         });
-        if constexpr (kConfig.scope == Scope::kAny) {
+        if constexpr (kConfig.fuses_all()) {
           if (p.residual_stages != 0) add_residual<kConfig>(accumulators, context, warpgroup, row, reader);
         }
       }
@@ -414,7 +415,7 @@ JAXBW_DEVICE void gemm(const LaunchParams<kConfig>& launch, ProfileArgument prof
         requested.await();
       } else if (ptx::elect_one()) {
         if (params.store_path == StorePath::kTma) ptx::prefetch_tensor_map(params.d);
-        if (kConfig.scope == Scope::kAny && params.residual_stages != 0) ptx::prefetch_tensor_map(params.residual);
+        if (kConfig.fuses_all() && params.residual_stages != 0) ptx::prefetch_tensor_map(params.residual);
       }
       __syncwarp();
       context.await_barriers();

@@ -19,7 +19,8 @@ namespace jaxbw::sm90 {
 enum class Scope : uint32_t {
   kAny,
   kCast,         // a cast of the sums; tiles may be in parts of K, and stored any way
-  kElementwise,  // EpiloguePath::kElementwise of whole tiles that TMA stores, without a residual, and nothing saved
+  kFused,        // EpiloguePath::kElementwise of whole tiles that TMA stores
+  kElementwise,  // the same without a residual, and nothing saved
   kPlain         // a cast of whole tiles that TMA stores
 };
 
@@ -31,9 +32,12 @@ struct Config {
   bool gathered = false;  // a grouped matmul's: indices choose the rows of A (sm90_gathered.cuh)
   Scope scope = Scope::kAny;
 
-  // Whether the epilogue is known to be a cast; and tiles to be whole, and stored by TMA.
+  // Whether tiles are known to be whole, and stored by TMA; and the epilogue to be a cast, or elementwise.
+  constexpr bool whole() const { return scope != Scope::kAny && scope != Scope::kCast; }
   constexpr bool casts() const { return scope == Scope::kCast || scope == Scope::kPlain; }
-  constexpr bool whole() const { return scope == Scope::kElementwise || scope == Scope::kPlain; }
+  constexpr bool elementwise() const { return whole() && !casts(); }
+  // Whether there may be a residual that comes by TMA, or results to save.
+  constexpr bool fuses_all() const { return scope == Scope::kAny || scope == Scope::kFused; }
 
   constexpr uint32_t wgmmas() const { return warpgroup_rows / kWgmmaRows; }  // of a warpgroup, one below the other
   constexpr uint32_t accumulators() const { return wgmmas() * block_n / 2; }

@@ -36,32 +36,32 @@ JAXBW_DEVICE void with_columns(float (&accumulators)[kCount], const float (&colu
   }
 }
 
-// The bias of a warp's part of a tile, asked for while the last MMAs run, since it lies in memory. Along n, lane l
-// holds that of columns 2 l and 2 l + 1 of each quarter, for all lanes; along m, that of its own two rows in each m64.
-// (The layout is drawn in ptx/wgmma.h: of a fragment, eight columns, a lane has two neighbours, and two eight rows
-// below.)
+// The bias of a warp's part of a tile. Along n, lane l holds that of columns 2 l and 2 l + 1 of each quarter, for all
+// lanes; along m, that of its own two rows in each m64. (The layout is drawn in ptx/wgmma.h: of a fragment, eight
+// columns, a lane has two neighbours, and two eight rows below.)
+//
+// It lies in memory: prefetched when a tile begins, loaded while its last MMAs run.
 template <uint32_t kBlockN>
 class HeldBias {
  public:
   // `row`: the warp's first one in the tile.
+  JAXBW_DEVICE static void prefetch(const GemmParams& p, StoreOrigin tile, uint32_t row) {
+    const EpilogueOperand& bias = p.epilogue.bias;
+    if (bias.data == nullptr) return;
+    const uint64_t at = Place(p, tile, row).at(ptx::lane_index_here() % kQuarters, 0);
+    ptx::prefetch_l2(static_cast<const uint8_t*>(bias.data) + at * size_bytes(bias.type));
+  }
+
   JAXBW_DEVICE void load(const GemmParams& p, StoreOrigin tile, uint32_t row) { load(p, p.epilogue.bias, tile, row); }
 
   JAXBW_DEVICE void load(const GemmParams& p, EpilogueOperand bias, StoreOrigin tile, uint32_t row) {
-    constexpr uint32_t kColumns = kBlockN / kQuarters, kRowsBelow = 8;
     if (bias.data == nullptr) return;
-    const uint32_t lane = ptx::lane_index_here();
-    const bool along_m = p.epilogue.bias_along_m != 0;
-    const uint32_t first = along_m ? tile.row + row + lane / 4 : tile.column + 2 * lane;
-    const uint32_t extent = along_m ? p.m : p.n, step = along_m ? kWgmmaRows : kColumns,
-                   next = along_m ? kRowsBelow : 1;
+    const Place place(p, tile, row);
     with_type(bias.type, [&]<DataType kType>() {
 #pragma unroll
       for (uint32_t i = 0; i < kQuarters; ++i) {
 #pragma unroll
-        for (uint32_t j = 0; j < 2; ++j) {
-          const uint32_t at = first + i * step + j * next;
-          values_[i][j] = at < extent ? load_element<kType>(bias.data, at) : 0.0f;
-        }
+        for (uint32_t j = 0; j < 2; ++j) values_[i][j] = load_element<kType>(bias.data, place.at(i, j));
       }
     });
   }
@@ -79,6 +79,26 @@ class HeldBias {
   }
 
  private:
+  // The indices of a lane's elements. Behind the last of the bias is the last again, for what is not stored: a
+  // condition for each load would have them wait for each other, as there are fewer predicates than loads.
+  class Place {
+   public:
+    JAXBW_DEVICE Place(const GemmParams& p, StoreOrigin tile, uint32_t row) {
+      constexpr uint32_t kColumns = kBlockN / kQuarters, kRowsBelow = 8;
+      const uint32_t lane = ptx::lane_index_here();
+      const bool along_m = p.epilogue.bias_along_m != 0;
+      first_ = along_m ? tile.row + row + lane / 4 : tile.column + 2 * lane;
+      last_ = (along_m ? p.m : p.n) - 1;
+      step_ = along_m ? kWgmmaRows : kColumns;
+      next_ = along_m ? kRowsBelow : 1;
+    }
+
+    JAXBW_DEVICE uint32_t at(uint32_t i, uint32_t j) const { return min(first_ + i * step_ + j * next_, last_); }
+
+   private:
+    uint32_t first_, last_, step_, next_;
+  };
+
   float values_[kQuarters][2];
 };
 

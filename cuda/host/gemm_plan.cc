@@ -45,14 +45,16 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
 // that ask for less (Scope in gemm/sm90_context.h).
 const KernelInstance& serving_kernel(const KernelInstance& for_all, const GemmProblem& p, const GemmConfig& c,
                                      const EpiloguePlan& epilogue) {
-  if (for_all.has_groups()) return for_all;
+  if (for_all.has_groups() || epilogue.path == EpiloguePath::kGeneral) return for_all;
   const bool whole = c.split_k == 1 && c.cluster_k == 1 && epilogue.store_path == StorePath::kTma;
-  const bool in_registers = epilogue.path == EpiloguePath::kElementwise && !p.save && epilogue.residual_stages == 0;
-  const std::string_view role = epilogue.path == EpiloguePath::kCast ? (whole ? "plain" : "cast")
-                                : whole && in_registers              ? "elementwise"
-                                                                     : "gemm";
-  const KernelInstance* const found = find_instance(for_all, role);
-  return found != nullptr ? *found : for_all;
+  const bool casts = epilogue.path == EpiloguePath::kCast, more = p.save || epilogue.residual_stages != 0;
+  if (!whole && !casts) return for_all;
+  // The one that can do least first. Not all tiles have all.
+  const std::string_view least = !whole ? "cast" : casts ? "plain" : more ? "fused" : "elementwise";
+  for (const std::string_view role : {least, casts ? std::string_view("cast") : std::string_view("fused")}) {
+    if (const KernelInstance* const found = find_instance(for_all, role)) return *found;
+  }
+  return for_all;
 }
 
 }  // namespace
@@ -124,7 +126,7 @@ uint32_t clusters_of(const GemmConfig& config, uint32_t items, uint32_t resident
 
 std::string_view kernel_without_tma(std::string_view kernel) {
   const KernelInstance& instance = *find_instance(kernel);
-  if (instance.role != "plain" && instance.role != "elementwise") return kernel;
+  if (!instance.for_whole_tiles()) return kernel;
   const KernelInstance* const cast = instance.role == "plain" ? find_instance(instance, "cast") : nullptr;
   return (cast != nullptr ? cast : find_instance(instance, "gemm"))->name;
 }

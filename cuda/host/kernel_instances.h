@@ -18,7 +18,9 @@ struct KernelInstance {
   uint32_t threads;  // of a CTA
 
   constexpr bool has_groups() const { return role == "grouped" || role == "gathered"; }
-  constexpr bool for_some() const { return role == "plain" || role == "elementwise" || role == "cast"; }
+  // Of a matmul without groups, for launches of some kind only: of whole tiles that TMA stores, or of a cast.
+  constexpr bool for_whole_tiles() const { return role == "plain" || role == "elementwise" || role == "fused"; }
+  constexpr bool for_some() const { return for_whole_tiles() || role == "cast"; }
   constexpr bool is_matmul() const { return role == "gemm" || for_some() || has_groups(); }
 };
 

@@ -4,7 +4,6 @@ Serves the emulator and, through tests/gpu/direct.py, the GPU: the same cases, t
 """
 
 import math
-import re
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -79,6 +78,12 @@ def gemms(kernels: Iterable[Kernel] | None = None, *, has_mx: bool = False) -> t
     return tuple(k for k in found if k.is_gemm and (has_mx or k.input not in MX_BLOCKS))
 
 
+def for_all(kernel: str) -> str:
+    """The name of the kernel that serves all launches, where another one serves some of them."""
+    [found] = [k for k in manifest.kernels() if k.name == kernel]
+    return replace(found, role="gemm").name if found.serves_some else kernel
+
+
 @dataclass(frozen=True)
 class Case:
     """One matmul and its launch configuration: see Config and Matmul in gemm_launch.py."""
@@ -143,7 +148,7 @@ class Case:
         """The name of the kernel that serves it."""
         name = self.plan().kernel
         if self.store == "rows":  # as if the result's address were no multiple of 16
-            return re.sub("_(plain|elementwise)_", "_", name)
+            return for_all(name)
         return name
 
     @property

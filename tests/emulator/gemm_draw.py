@@ -46,6 +46,7 @@ WHOLE: dict[str, Any] = dict(cluster_k=1, split_k=1, split_tail=False, swap_ab=F
 SERVED: dict[str, dict[str, Any]] = {
     "plain": CAST | NO_ARRAYS | WHOLE,
     "elementwise": NO_ARRAYS | WHOLE,
+    "fused": WHOLE | dict(c=None, in_place=False, out_scale=None),
     "cast": CAST | NO_ARRAYS,
 }
 EMULATED = Gpu(None, ks=(24, 64, 136, 200, 328), area=1 << 24, work=4 * WORK)

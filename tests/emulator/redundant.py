@@ -232,10 +232,10 @@ _ACQUIRES = "the wait before the residual is read, which acquires"
 _ONE_STAGE = "none: it is behind the last wait, as a residual's tile takes one stage"
 for _kernel, _role, _turns, _waits in (
     (_NN, "multiply", (2,), (2,)),
-    (_NT, "multiply", (2,), (2,)),
+    (_NT, "multiply", (1,), (2,)),
     (_TN, "epilogue", (1,), (1,)),
     (_TT, "multiply", (2,), (2,)),
-    (_NT_8, "multiply", (2,), (2,)),
+    (_NT_8, "multiply", (1,), (2,)),
     # Of its loops, two blocks long, each place may be that of the turn: who waits for it at some of
     # them only waits for ever, where parts differ in length. They end at either block, with scales
     # of blocks and without, for each mix of types.

@@ -110,19 +110,17 @@ def check(
     else:
         reference = np.tensordot(left, right, (lhs_k, rhs_k))
         magnitude = np.tensordot(np.abs(left), np.abs(right), (lhs_k, rhs_k))
-    alpha = kw.get("alpha", 1.0)
-    reference, magnitude = alpha * reference, alpha * magnitude
+    alpha, residual = kw.get("alpha", 1.0), wide(kw.get("residual", 0.0))
+    reference, magnitude = alpha * reference + residual, alpha * magnitude + np.abs(residual)
     # Sums of 8 bits may be as coarse as Hopper's, which test_8bit.py compares bit by bit.
     narrow = lhs.dtype.itemsize == 1
     assert_close(result, reference, magnitude, k, narrow * ACCUMULATION_8BIT * -(-k // 32))
 
 
-# What a kernel of 16 bits on Hopper is asked for by: parts of K, and a factor.
-PARTS: dict[str, Any] = {"split_k": 2}
-FACTOR = {"alpha": 0.5}
-ASKED: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
-    **{"plain": ({}, {}), "elementwise": ({}, FACTOR), "cast": (PARTS, {})},
-    "gemm": (PARTS, FACTOR),
+# What a kernel of Hopper is asked for by: parts of K, a factor, a residual.
+ASKED = {
+    **{"plain": "", "elementwise": "factor", "fused": "factor residual"},
+    **{"cast": "parts", "gemm": "parts factor"},
 }
 
 
@@ -134,8 +132,8 @@ def test_every_kernel_of_the_table(kernel: Any, family: str) -> None:
     layouts = LAYOUTS if kernel.layout == "any" else [kernel.layout]
     for layout in layouts:
         for dtype in dict.fromkeys(lhs for lhs, _ in INPUTS[kernel.input]):
-            of_16_bits = kernel.input in ("bf16", "f16")
-            parts, factor = ASKED[kernel.role] if of_16_bits else ({}, {})
+            promoted = kernel.input == "8bit_promoted"
+            asked = "" if family == "sm100" or promoted else ASKED[kernel.role]
             # On Hopper two warpgroups share a tile of twice their rows.
             block_m = 2 * kernel.block_m if kernel.block_m else 128 * kernel.cta_group
             config = jaxbw.GemmConfig(
@@ -143,12 +141,16 @@ def test_every_kernel_of_the_table(kernel: Any, family: str) -> None:
                 kernel.block_n or 128,
                 cluster=(kernel.cta_group, 1),
                 cta_group=kernel.cta_group,
-                **parts,
+                split_k=2 if "parts" in asked else 1,
             )
             lhs, rhs, dims = laid_out(328, 392, 200, layout, LONG[dtype])
             narrow = lhs.dtype.itemsize == 1
-            options: dict[str, Any] = {"config": config, "implementation": family, **factor}
-            if kernel.input == "8bit_promoted":
+            options: dict[str, Any] = {"config": config, "implementation": family}
+            if "factor" in asked:
+                options["alpha"] = 0.5
+            if "residual" in asked:
+                options["residual"] = normal((328, 392), "bfloat16" if narrow else LONG[dtype], 2)
+            if promoted:
                 options["precision"] = jax.lax.Precision.HIGHEST
             choice = jaxbw.explain(
                 *(lhs, rhs),

@@ -21,7 +21,7 @@ _OTHER_THREADS = {
     "group_table": 512,
 }
 # Roles of kernels that serve some of a gemm kernel's launches faster; and of all that multiply.
-_GEMM_FOR_SOME = ("plain", "elementwise", "cast")
+_GEMM_FOR_SOME = ("plain", "elementwise", "fused", "cast")
 MATMULS = ("gemm", *_GEMM_FOR_SOME, "grouped", "gathered")
 # Elements in one 128-byte swizzle span.
 _SPANS = {"bf16": 64, "f16": 64, "8bit": 128, "8bit_promoted": 128, "tf32": 32}
@@ -53,12 +53,12 @@ class Kernel:
 
     Args:
       arch: compile target, "sm_90a" or "sm_100f".
-      role: "gemm"; "plain", "elementwise" and "cast", which serve some of its launches; "grouped",
-        a matmul of rows or a contraction that fall into groups; "gathered", one of rows that it
-        chooses itself; "group_table", which says what the tiles of both are; "repack", which
-        copies operands that TMA cannot address; "reduce", which adds up the parts of a matmul that
-        is split along K; "quantize", of arrays to 8-bit floats, and "quantize_blocks", to
-        block-scaled formats.
+      role: "gemm"; "plain", "elementwise", "fused" and "cast", which serve some of its launches;
+        "grouped", a matmul of rows or a contraction that fall into groups; "gathered", one of rows
+        that it chooses itself; "group_table", which says what the tiles of both are; "repack",
+        which copies operands that TMA cannot address; "reduce", which adds up the parts of a
+        matmul that is split along K; "quantize", of arrays to 8-bit floats, and
+        "quantize_blocks", to block-scaled formats.
       input: dtype of the operands, or a class of them.
       layout: which of m, k and k, n are contiguous.
       block_m, block_n, block_k: the tile of a multiplying warpgroup.
@@ -222,8 +222,8 @@ def _faults(kernel: Kernel) -> Iterator[str]:
 
 
 def _sm90_faults(kernel: Kernel) -> Iterator[str]:
-    if kernel.serves_some and kernel.input not in ("bf16", "f16"):
-        yield 'input is not "bf16" or "f16"'
+    if kernel.serves_some and kernel.input == "8bit_promoted":
+        yield f'role is "{kernel.role}", which promoted sums do not have'
     if not kernel.is_gemm and kernel.input == "tf32":
         yield 'input is "tf32", which grouped matmuls do not take'
     if kernel.role == "gathered" and kernel.layout not in ("nn", "nt"):

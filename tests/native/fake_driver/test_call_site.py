@@ -117,6 +117,7 @@ def test_a_misaligned_result_is_stored_without_tma_that_once(fake: FakeDriver) -
         ("plain", 128, "jaxbw_sm90_cast_bf16_nn_64x128"),
         ("plain", 192, "jaxbw_sm90_bf16_nn_64x192"),
         ("elementwise", 128, "jaxbw_sm90_bf16_nn_64x128"),
+        ("fused", 128, "jaxbw_sm90_bf16_nn_64x128"),
     ],
 )
 def test_a_misaligned_result_takes_a_kernel_that_stores_without_tma(
@@ -129,7 +130,8 @@ def test_a_misaligned_result_takes_a_kernel_that_stores_without_tma(
     """
     kernel = f"jaxbw_sm90_{role}_bf16_nn_64x{block_n}"
     matmul = Matmul(
-        activation="none" if role == "plain" else "relu",
+        activation="relu" if role == "elementwise" else "none",
+        residual="bf16" if role == "fused" else None,
         config=SM90 | {"block_n": block_n, "kernel": kernel},
     )
     program = xla.Program(matmul.attributes)

@@ -238,6 +238,7 @@ def test_every_gemm_kernel_of_the_table_is_launched_under_its_name(fake: FakeDri
             promoted=kernel.input == "8bit_promoted",
             mx=MX_BLOCKS.get(kernel.input, (0,))[0],
             activation="relu" if kernel.role == "elementwise" else "none",
+            residual="bf16" if kernel.role == "fused" else None,
             family=kernel.family,
             config=config | tile | {"kernel": kernel.name},
         )

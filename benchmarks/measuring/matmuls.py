@@ -33,6 +33,8 @@ EPILOGUES: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
     "bias_gelu": lambda dtype: Epilogue(bias=dtype, activation="gelu"),
     "bias_silu": lambda dtype: Epilogue(bias=dtype, activation="silu"),
     "swiglu": lambda dtype: Epilogue(activation="silu", gated=True),
+    "factor": lambda dtype: Epilogue(alpha=None),
+    "scales": lambda dtype: Epilogue(lhs_scale=True, rhs_scale=True),
 }
 # Those of a forward pass with a gradient: of our kernels only.
 SAVING: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {

@@ -21,6 +21,7 @@ JAXBW_DEVICE void for_each_step(const Function& function) {
 
 // alpha or beta of Epilogue: read once for all that a thread scales.
 JAXBW_DEVICE float factor(float value, const float* data) { return data == nullptr ? value : *data; }
+JAXBW_DEVICE float alpha_of(const Epilogue& e) { return factor(e.alpha, e.alpha_data); }
 
 // x * sigmoid(z) = x / (1 + e^-z), of -z * log2(e). Exact to a few ulp: an overflowing e^-z gives 1 / inf = 0.
 JAXBW_DEVICE float times_sigmoid(float x, float negative_log2) {

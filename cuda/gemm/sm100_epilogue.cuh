@@ -164,7 +164,7 @@ JAXBW_DEVICE void finish_slice(const GemmParams& p, uint32_t source, const Accum
                                [[maybe_unused]] Result mx, const Sums& cluster = {}) {
   const Epilogue& e = p.epilogue;
   const float beta = factor(e.beta, e.beta_data);
-  float alpha = factor(e.alpha, e.alpha_data);
+  float alpha = alpha_of(e);
   const bool gated = kColumns % 16 == 0 && e.gated != 0;  // of each half it has a multiple of 16 columns
   const bool holds_row = ptx::lane_index() < slice.rows;
   const uint32_t columns = gated ? slice.columns / 2 : slice.columns;
@@ -275,7 +275,7 @@ template <uint32_t kColumns, bool kHeld>
 JAXBW_DEVICE void short_slice(const GemmParams& p, uint32_t source, const AccumulatorSlice& slice, StoreOrigin box,
                               StoreRing& stores, AccumulatorRelease release, HeldColumns held) {
   const Epilogue& e = p.epilogue;
-  const float alpha = factor(e.alpha, e.alpha_data);
+  const float alpha = alpha_of(e);
   const uint32_t lane = ptx::lane_index();
   const bool along_columns = e.bias.data != nullptr && e.bias_along_m == 0;
   const uint32_t end = box.row < p.m ? min(box.column + slice.columns, p.n) : 0;

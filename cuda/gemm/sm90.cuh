@@ -241,6 +241,10 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
   if constexpr (kLate) ptx::increase_registers<kConsumerRegisters>();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
+  // What an epilogue reads is asked for before the first tile where it is known that there is one: other kernels would
+  // spill registers.
+  constexpr bool kAsksEarly = kConfig.elementwise();
+  const float alpha = kAsksEarly ? alpha_of(p.epilogue) : 1.0f;
   for (uint32_t number = context.cluster_index(), count = 0; number < p.work_items; number += step, ++count) {
     if (pingpong && count % kConsumerWarpgroups != warpgroup) {
       reader.skip(context.stages_of(number));
@@ -276,7 +280,10 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
     if (path == EpiloguePath::kGeneral && item.parts == 1 && !cluster.shared()) {
       prefetch_terms<kConfig.block_n>(p, tile, row, kConfig.wgmmas());
     }
-    if (path == EpiloguePath::kElementwise) bias.prefetch(p, tile, row);
+    if (kAsksEarly && count < kConsumerWarpgroups) {  // later tiles find most of it in L2
+      bias.prefetch(p, tile, row);
+      if constexpr (kScaled) scales.prefetch(p, scale_arrays(p, tile), tile.row + row, tile.column);
+    }
     const uint32_t first_row = warpgroup_in_tile * kConfig.warpgroup_rows;
     const auto meanwhile = [&](uint32_t block) {
       delayed.store_one();
@@ -335,7 +342,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
         } else if constexpr (kScaled) {
           scales.load_and_multiply(accumulators, p, scale_arrays(p, tile), tile.row + row, tile.column);
         }
-        apply_elementwise(accumulators, p.epilogue, bias, [&] {
+        apply_elementwise(accumulators, p.epilogue, kAsksEarly ? alpha : alpha_of(p.epilogue), bias, [&] {
           if (!kConfig.fuses_all() || p.saved_output[0].data == nullptr) return;
           if (p.saved_output[0].type == DataType::kBF16) {
             save_boxes<DataType::kBF16, kConfig.block_n>(accumulators, p, tile, row, stores, context.profile);

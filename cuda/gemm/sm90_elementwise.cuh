@@ -40,11 +40,11 @@ JAXBW_DEVICE void with_columns(float (&accumulators)[kCount], const float (&colu
 // lanes; along m, that of its own two rows in each m64. (The layout is drawn in ptx/wgmma.h: of a fragment, eight
 // columns, a lane has two neighbours, and two eight rows below.)
 //
-// It lies in memory: prefetched when a tile begins, loaded while its last MMAs run.
+// It lies in memory: loaded while the last MMAs run.
 template <uint32_t kBlockN>
 class HeldBias {
  public:
-  // `row`: the warp's first one in the tile.
+  // Brings what load() reads into L2. `row`: the warp's first one in the tile.
   JAXBW_DEVICE static void prefetch(const GemmParams& p, StoreOrigin tile, uint32_t row) {
     const EpilogueOperand& bias = p.epilogue.bias;
     if (bias.data == nullptr) return;
@@ -103,11 +103,10 @@ class HeldBias {
 };
 
 template <uint32_t kCount>
-JAXBW_DEVICE void scale_by_alpha(float (&accumulators)[kCount], const Epilogue& e) {
-  if (const float alpha = factor(e.alpha, e.alpha_data); alpha != 1.0f) {
+JAXBW_DEVICE void scale(float (&accumulators)[kCount], float alpha) {
+  if (alpha == 1.0f) return;
 #pragma unroll
-    for (uint32_t i = 0; i < kCount; ++i) accumulators[i] *= alpha;
-  }
+  for (uint32_t i = 0; i < kCount; ++i) accumulators[i] *= alpha;
 }
 
 // Sums -> what is left to be cast. Of a gated matmul the first half of an m64's registers is gate, and becomes the
@@ -115,11 +114,11 @@ JAXBW_DEVICE void scale_by_alpha(float (&accumulators)[kCount], const Epilogue& 
 // Epilogue. What is decided is decided once for the tile: jumps between parts of it, each of which begins with an empty
 // pipeline, took as long as the arithmetic.
 template <template <uint32_t> typename Bias, uint32_t kBlockN, uint32_t kCount, typename Save>
-JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogue& e, const Bias<kBlockN>& bias,
-                                    const Save& save) {
+JAXBW_DEVICE void apply_elementwise(float (&accumulators)[kCount], const Epilogue& e, float alpha,
+                                    const Bias<kBlockN>& bias, const Save& save) {
   constexpr uint32_t kTile = registers_of(kBlockN), kHalf = kTile / 2;
   const bool gated = sm90_gated_in_boxes(kBlockN) && e.gated != 0;
-  scale_by_alpha(accumulators, e);
+  scale(accumulators, alpha);
   if (e.bias.data != nullptr) bias.add(accumulators, e, gated);
   save();
   with_activation<false>(e.activation, [&](const auto& activation) {

@@ -166,7 +166,7 @@ template <uint32_t kWidth, uint32_t kThreads>
 JAXBW_DEVICE void finish_units(const GemmParams& p, SumBlocks blocks, StoreOrigin box, uint32_t thread,
                                OutputScale& out_scale) {
   const Epilogue& e = p.epilogue;
-  const float alpha = factor(e.alpha, e.alpha_data), beta = factor(e.beta, e.beta_data);
+  const float alpha = alpha_of(e), beta = factor(e.beta, e.beta_data);
   const bool down = runs_down(p);
   const uint32_t units = (down ? kBlockRows : kBlockColumns) / kWidth;
 #pragma unroll 1

@@ -60,7 +60,7 @@ JAXBW_DEVICE void apply_scaled(float (&accumulators)[kCount], const GemmParams& 
     with_type(of_group.type,
               [&]<DataType kType>() { bias.template load<kType, 0, kQuarters>(p, of_group.data, item.column); });
   }
-  apply_elementwise(accumulators, p.epilogue, bias, [] {});
+  apply_elementwise(accumulators, p.epilogue, alpha_of(p.epilogue), bias, [] {});
 }
 
 // Multiply role: two warpgroups of warps 0-3 and 4-7, which share tiles or take turns at them, as multiply_tiles says.
@@ -143,12 +143,12 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
       split.gather_all(accumulators);
     }
     if (elementwise && contraction) {
-      scale_by_alpha(accumulators, p.epilogue);
+      scale(accumulators, alpha_of(p.epilogue));
     } else if (elementwise) {
       if constexpr (kScaled) {
         apply_scaled(accumulators, p, item, scales);
       } else {
-        apply_elementwise(accumulators, p.epilogue, bias, [] {});
+        apply_elementwise(accumulators, p.epilogue, alpha_of(p.epilogue), bias, [] {});
       }
     }
     if (delayed.takes() && !(pingpong && delayed.keeps())) {

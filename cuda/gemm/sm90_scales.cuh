@@ -46,7 +46,16 @@ class HeldColumns {
 template <uint32_t kBlockN, uint32_t kM64s>
 class HeldScales {
  public:
-  // `row`: the warp's first one; `column`: the tile's.
+  // Brings what load() reads into L2. `row`: the warp's first one; `column`: the tile's.
+  JAXBW_DEVICE static void prefetch(const GemmParams& p, const ScaleArrays& from, uint32_t row, uint32_t column) {
+    const uint32_t lane = ptx::lane_index_here();
+    if (from.rows != nullptr) ptx::prefetch_l2(from.rows + min(row + lane % kM64s * kWgmmaRows, from.row_count - 1));
+    if (from.columns == nullptr) return;
+    const bool gated = p.epilogue.gated != 0;
+    const float* const columns = gated && lane % 2 != 0 ? from.up_columns : from.columns;
+    ptx::prefetch_l2(columns + min(column + lane * p.tile_columns / ptx::kWarpSize, p.n - 1));
+  }
+
   JAXBW_DEVICE void load(const GemmParams& p, const ScaleArrays& from, uint32_t row, uint32_t column) {
     if (from.rows != nullptr) load_rows(from, row);
     if (from.columns != nullptr) load_columns(p, from, column);

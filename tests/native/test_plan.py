@@ -202,8 +202,8 @@ def test_many_plans_are_those_of_one(name: str) -> None:
         family, given, columns, swap_ab=config.swap_ab, resident=[resident] * 17
     )
     assert many["legal"].tolist() == [1] * 3
-    expected = for_all(plan.kernel)
-    assert [_native.kernel_names()[place] for place in many["kernel"]] == [expected] * 3
+    named = [_native.kernel_names()[place] for place in many["kernel"]]
+    assert named == [for_all(plan.kernel)] * 3
     for field in ("stages", "tiles_m", "tiles_n", "tiles", "whole_tiles", "parts", "items"):
         expected = getattr(plan, field) if field != "parts" else plan.items - plan.whole_tiles
         assert many[field].tolist() == [expected] * 3, field

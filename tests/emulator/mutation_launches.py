@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxbw._native import Plan, limits
 
-from .gemm_cases import MX_BLOCKS, Case, transposed
+from .gemm_cases import MX_BLOCKS, Case, for_all, transposed
 from .ragged_launch import Ragged
 
 Launch = Case | Ragged
@@ -68,7 +68,8 @@ def launches(name: str) -> tuple[Launch, ...]:
     if name in FLOAT8_NAMES:
         return tuple(_float8(name))
     if "sm90" in name:
-        return tuple(_sm90(name))
+        serves_all = for_all(name) == name
+        return tuple(case for case in _sm90(name) if serves_all or case.kernel == name)
     group = 2 if "2cta" in name else 1
     return tuple(_mx(name, group)) if name in MX_NAMES else (*_sm100(group), *_brief(group))
 

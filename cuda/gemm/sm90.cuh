@@ -241,8 +241,8 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
   if constexpr (kLate) ptx::increase_registers<kConsumerRegisters>();
   context.profile.enter(Activity::kAwaitUpstream);
   ptx::wait_for_upstream();
-  // What an epilogue reads is asked for before the first tile where it is known that there is one: other kernels would
-  // spill registers.
+  // What an epilogue reads is asked for before the first tile where it is known that there is one: some of the other
+  // kernels would spill registers.
   constexpr bool kAsksEarly = kConfig.elementwise();
   const float alpha = kAsksEarly ? alpha_of(p.epilogue) : 1.0f;
   for (uint32_t number = context.cluster_index(), count = 0; number < p.work_items; number += step, ++count) {

@@ -119,8 +119,11 @@ def check(
 
 # What a kernel of Hopper is asked for by: parts of K, a factor, a residual.
 ASKED = {
-    **{"plain": "", "elementwise": "factor", "fused": "factor residual"},
-    **{"cast": "parts", "gemm": "parts factor"},
+    "plain": "",
+    "elementwise": "factor",
+    "fused": "factor residual",
+    "cast": "parts",
+    "gemm": "parts factor",
 }
 
 

@@ -149,6 +149,26 @@ def test_a_misaligned_result_takes_a_kernel_that_stores_without_tma(
     assert launched == [(kernel, 0), (other, 1), (kernel, 0)]
 
 
+def test_a_misaligned_residual_takes_the_kernel_for_all_launches(fake: FakeDriver) -> None:
+    """TMA cannot bring it, and the kernel of the plan has no other way to read it."""
+    kernel = "jaxbw_sm90_fused_bf16_nn_64x128"
+    matmul = Matmul(residual="bf16", config=SM90 | {"block_n": 128, "kernel": kernel})
+    program = xla.Program(matmul.attributes)
+    operands = matmul.operands()
+    (expected,) = matmul.expected(operands)
+    residual = operands[-1]
+    memory = np.zeros(residual.size + 8, residual.dtype)
+    start = -memory.ctypes.data // 2 % 8
+    for offset in (0, 1, 0):
+        moved = memory[start + offset :][: residual.size].reshape(residual.shape)
+        moved[:] = residual
+        result = np.full_like(expected, np.nan)
+        program.run("execute", [*operands[:-1], moved], [result])
+        np.testing.assert_array_equal(result, expected)
+    other = "jaxbw_sm90_bf16_nn_64x128"
+    assert [call["kernel"] for call in fake.launches()] == [kernel, other, kernel]
+
+
 def test_a_plan_is_for_its_shapes(fake: FakeDriver) -> None:
     # XLA gives a call its shapes for good; a plan that served others would read past them.
     small = Matmul(40, 264, 72, config=PLAIN.config)

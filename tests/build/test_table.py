@@ -70,7 +70,10 @@ def test_the_json_of_an_instance_gives_it_back(root: Path) -> None:
         (("why =", 'note = ""\nwhy ='), "note"),
         (('"gemm"', '"repack"'), r"unknown keys \['cta_group', 'layout', 'tile'\]"),
         (('role = "gemm"\n', ""), r"missing keys \['role'\]"),
-        (('"gemm"', '"other"'), "role is not one of gemm, plain, elementwise, cast, grouped"),
+        (
+            ('"gemm"', '"other"'),
+            "role is not one of gemm, plain, elementwise, fused, cast, grouped",
+        ),
         (('"gemm"', '"grouped"'), 'layout is not "nn" or "nt"'),
         (('"sm_90a"', '"sm_80"'), "sm_80"),
         (('"f16"]', '"bf16"]'), "jaxbw_sm90_bf16_nn_64x256"),

@@ -33,11 +33,11 @@ EPILOGUES: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
     "bias_gelu": lambda dtype: Epilogue(bias=dtype, activation="gelu"),
     "bias_silu": lambda dtype: Epilogue(bias=dtype, activation="silu"),
     "swiglu": lambda dtype: Epilogue(activation="silu", gated=True),
+}
+# Of our kernels only: an alpha in memory, scales, and those of a forward pass with a gradient.
+OF_KERNELS: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
     "factor": lambda dtype: Epilogue(alpha=None),
     "scales": lambda dtype: Epilogue(lhs_scale=True, rhs_scale=True),
-}
-# Those of a forward pass with a gradient: of our kernels only.
-SAVING: dict[str, Callable[[np.dtype[Any]], Epilogue]] = {
     "bias_gelu_saved": lambda dtype: Epilogue(bias=dtype, activation="gelu", save=True),
     "swiglu_saved": lambda dtype: Epilogue(activation="silu", gated=True, save=True),
 }
@@ -80,7 +80,7 @@ class Matmul:
             (CONTRACTING[self.layout], ((), ())),
             result,
             precision=lax.Precision.HIGHEST if self.precise else None,
-            epilogue=(EPILOGUES | SAVING)[self.epilogue](result),
+            epilogue=(EPILOGUES | OF_KERNELS)[self.epilogue](result),
         ).problem
 
 

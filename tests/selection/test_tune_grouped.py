@@ -162,8 +162,10 @@ def test_what_cannot_be_launched_today_is_left_to_the_rule(tmp_path: Path) -> No
 
 
 def test_a_given_configuration_comes_first_and_switches_are_those_of_dense_matmuls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    """What it left in JAX's caches once met the test of the command, which ran behind it."""
+    request.addfinalizer(jax.clear_caches)
     path = stored(tmp_path / "t.json", problem_of(), GemmConfig(128, 128, swizzle=2))
 
     def given(x: Any, w: Any, sizes: Any) -> Any:

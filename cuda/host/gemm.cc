@@ -42,7 +42,7 @@ Status launch(const GemmPlan& plan, const PreparedKernel& kernel, const GemmBuff
   }
   const CUkernel handle = gemm.is_as_planned(plan) ? kernel.handle : kernel.without_tma;
   if (handle == nullptr)
-    return invalid("the result is at no multiple of 16 bytes, which a profile of this kernel needs");
+    return invalid("the result, or what is saved or added to it, is at no multiple of 16 bytes, which a profile needs");
   const uint32_t clusters = gemm.clusters(kernel.resident_clusters);
   const LaunchShape shape = gemm_shape(*gemm.family, gemm.config, clusters, repacks || grouped);
   const Status status = gemm.with_argument([&](const auto& argument) {

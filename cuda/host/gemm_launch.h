@@ -112,7 +112,7 @@ struct GemmLaunch {
   uint8_t* d_scales = nullptr;                       // MxParams::d_scales
   uint32_t stage_gaps = 0;                           // MxParams::stage_gaps
 
-  // Whether the result is stored as planned: not if it is at no multiple of 16 bytes.
+  // Whether the result is stored as planned: not if it, or what is saved or added to it, is at no multiple of 16 bytes.
   bool is_as_planned(const GemmPlan& plan) const { return params.store_path == plan.epilogue.store_path; }
 
   // Calls function(argument) with the argument of the gemm kernel, of the type that it has.

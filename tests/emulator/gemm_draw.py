@@ -41,12 +41,13 @@ CAST: dict[str, Any] = dict(
     **{"activation": "none", "alpha": 1.0, "in_memory": False, "bias": None, "gated": False},
     **{"lhs_scale": False, "rhs_scale": False},
 )
-NO_ARRAYS: dict[str, Any] = dict(c=None, in_place=False, residual=None, save=False, out_scale=None)
+NO_C: dict[str, Any] = dict(c=None, in_place=False, out_scale=None)
+NO_ARRAYS: dict[str, Any] = NO_C | dict(residual=None, save=False)
 WHOLE: dict[str, Any] = dict(cluster_k=1, split_k=1, split_tail=False, swap_ab=False, store="tma")
 SERVED: dict[str, dict[str, Any]] = {
     "plain": CAST | NO_ARRAYS | WHOLE,
     "elementwise": NO_ARRAYS | WHOLE,
-    "fused": WHOLE | dict(c=None, in_place=False, out_scale=None),
+    "fused": NO_C | WHOLE,
     "cast": CAST | NO_ARRAYS,
 }
 EMULATED = Gpu(None, ks=(24, 64, 136, 200, 328), area=1 << 24, work=4 * WORK)

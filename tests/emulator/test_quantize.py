@@ -17,8 +17,8 @@ import pytest
 from jaxbw._src.selection import manifest
 from jaxbw.emulator import Module
 
+from ..alignment import aligned
 from ..quantized import quantized
-from .test_repack import aligned
 
 THREADS = 256
 FAMILIES = ("sm90", "sm100")

@@ -18,8 +18,8 @@ import jaxbw
 from jaxbw._src import block_formats, stochastic
 from jaxbw.emulator import Module
 
+from ..alignment import aligned
 from .test_quantize import DTYPES, FAMILIES, any_bits, loaded
-from .test_repack import aligned
 
 THREADS = 512
 ELEMENTS = {"mxfp8": 8, "mxfp8_e5m2": 9, "mxfp4": 17, "nvfp4": 17}  # DataType in cuda/params.h

@@ -6,26 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from jaxbw._src.selection import manifest
 from jaxbw.emulator import Module
 
+from ..alignment import aligned
+
 THREADS = 256
 IN_FLIGHT = 3  # kRepackInFlight
 TYPES: dict[str, Any] = {"16bit": np.uint16, "32bit": np.uint32}
 FAMILIES = ("sm90", "sm100")
-
-
-def aligned(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """An array at a multiple of 16 bytes, as all of XLA's are."""
-    count = int(np.prod(shape))
-    memory = np.empty(count * np.dtype(dtype).itemsize + 16, np.uint8)
-    start = -memory.ctypes.data % 16
-    end = start + count * np.dtype(dtype).itemsize
-    result: npt.NDArray[Any] = memory[start:end].view(dtype).reshape(shape)
-    return result
 
 
 def check(

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from ...alignment import aligned
 from . import xla
 from .conftest import FakeDriver
 from .matmul import SM90, Matmul, Values
@@ -26,11 +27,28 @@ def operands_of(matmul: Matmul, factor: int) -> list[Values]:
     return [np.asarray(factor * values.astype(np.float32), values.dtype) for values in given]
 
 
+def moved(values: Values, past: int) -> Values:
+    """A copy so many bytes past a multiple of 16."""
+    copy = aligned(values.shape, values.dtype, past)
+    copy[...] = values
+    return copy
+
+
 def execute(
-    program: xla.Program, matmul: Matmul, factor: int = 1, *, device: int = 0, stream: int = 0
+    program: xla.Program,
+    matmul: Matmul,
+    factor: int = 1,
+    *,
+    device: int = 0,
+    stream: int = 0,
+    past: int = 0,
 ) -> None:
-    """Runs the program on new buffers, and compares the results."""
+    """Runs the program on new buffers, and compares the results.
+
+    The first result lies `past` bytes behind a multiple of 16.
+    """
     operands, results = operands_of(matmul, factor), matmul.results()
+    results[0] = moved(results[0], past)
     program.run("initialize", device=device, stream=stream)
     program.run("execute", operands, results, device=device, stream=stream)
     for result, expected in zip(results, matmul.expected(operands), strict=False):
@@ -100,14 +118,8 @@ def test_other_streams_are_launched_on(fake: FakeDriver) -> None:
 
 def test_a_misaligned_result_is_stored_without_tma_that_once(fake: FakeDriver) -> None:
     program = xla.Program(PLAIN.attributes)
-    operands = PLAIN.operands()
-    (expected,) = PLAIN.expected(operands)
-    store = np.zeros(expected.size + 4, np.float32)
-    start = -store.ctypes.data // 4 % 4
-    for offset in (0, 1, 0):
-        result = store[start + offset :][: expected.size].reshape(expected.shape)
-        program.run("execute", operands, [result])
-        np.testing.assert_array_equal(result, expected)
+    for past in (0, 4, 0):
+        execute(program, PLAIN, past=past)
     assert [call["store_path"] for call in fake.launches()] == [0, 1, 0]
 
 
@@ -137,14 +149,8 @@ def test_a_misaligned_result_takes_a_kernel_that_stores_without_tma(
     program = xla.Program(matmul.attributes)
     program.run("initialize")
     fake.fail("cuLibraryLoadFromFile", 500)
-    operands = matmul.operands()
-    (expected,) = matmul.expected(operands)
-    store = np.zeros(expected.size + 4, np.float32)
-    start = -store.ctypes.data // 4 % 4
-    for offset in (0, 1, 0):
-        result = store[start + offset :][: expected.size].reshape(expected.shape)
-        program.run("execute", operands, [result])
-        np.testing.assert_array_equal(result, expected)
+    for past in (0, 4, 0):
+        execute(program, matmul, past=past)
     launched = [(call["kernel"], call["store_path"]) for call in fake.launches()]
     assert launched == [(kernel, 0), (other, 1), (kernel, 0)]
 
@@ -156,14 +162,9 @@ def test_a_misaligned_residual_takes_the_kernel_for_all_launches(fake: FakeDrive
     program = xla.Program(matmul.attributes)
     operands = matmul.operands()
     (expected,) = matmul.expected(operands)
-    residual = operands[-1]
-    memory = np.zeros(residual.size + 8, residual.dtype)
-    start = -memory.ctypes.data // 2 % 8
-    for offset in (0, 1, 0):
-        moved = memory[start + offset :][: residual.size].reshape(residual.shape)
-        moved[:] = residual
+    for past in (0, 2, 0):
         result = np.full_like(expected, np.nan)
-        program.run("execute", [*operands[:-1], moved], [result])
+        program.run("execute", [*operands[:-1], moved(operands[-1], past)], [result])
         np.testing.assert_array_equal(result, expected)
     other = "jaxbw_sm90_bf16_nn_64x128"
     assert [call["kernel"] for call in fake.launches()] == [kernel, other, kernel]

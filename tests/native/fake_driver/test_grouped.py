@@ -10,6 +10,7 @@ from jaxbw import _native
 from jaxbw._native import DataType, Grouped, Major, Plan, Problem
 from jaxbw._src.selection.config import GemmConfig
 
+from ...alignment import aligned
 from . import xla
 from .conftest import FakeDriver
 
@@ -19,13 +20,6 @@ ROWS: dict[str, Any] = dict(m=1000, n=264, k=136, grouped=Grouped.ROWS)
 CONTRACTION: dict[str, Any] = dict(
     m=136, n=264, k=1000, lhs_major=Major.MN, grouped=Grouped.CONTRACTION
 )
-
-
-def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + 16, np.uint8)
-    start = -memory.ctypes.data % 16
-    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def planned(problem: dict[str, Any], family: str = "sm90", **config: Any) -> Plan:

@@ -6,19 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ...alignment import aligned
 from . import xla
 from .conftest import FakeDriver
 
 TARGET = "jaxbw_quantize_v1"
 KERNEL = "jaxbw_sm90_quantize_bf16"
 GROUPS, AMAX, DATA, BOTH = range(4)  # QuantizePass
-
-
-def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + 16, np.uint8)
-    start = -memory.ctypes.data % 16
-    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def arrays(shape: tuple[int, ...], workspace: int = 0) -> tuple[Any, list[Any]]:
@@ -76,8 +70,7 @@ def test_launches(
 def test_what_is_refused(fake: FakeDriver) -> None:
     x, results = arrays((4, 64))
     program = xla.Program({"kernel": KERNEL}, TARGET)
-    moved = np.zeros(4 * 64 + 17, np.uint8)
-    off = moved[-moved.ctypes.data % 16 + 1 :][: 4 * 64].view(results[0].dtype).reshape(4, 64)
+    off = aligned((4, 64), results[0].dtype, past=1)
     with pytest.raises(xla.FfiError, match=f"{TARGET}: data is at address .*multiple of 16"):
         program.run("execute", [x], [off, results[1]])
     x, results = arrays((1, 1, 8, 6), 4)

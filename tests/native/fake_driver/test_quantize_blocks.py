@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ...alignment import aligned
 from . import xla
 from .conftest import FakeDriver
-from .test_quantize import aligned
 
 TARGET = "jaxbw_quantize_blocks_v1"
 KERNEL = "jaxbw_sm90_quantize_blocks_bf16"
@@ -17,7 +17,7 @@ NUMBERS = {"columns": 2, "rows": 0, "square": 0}
 
 def arrays(matrices: int, rows: int, columns: int) -> tuple[Any, Any, Any]:
     """x, and what it is in MXFP8 in either direction."""
-    made = []
+    made: list[Any] = []
     for others, k in ((rows, columns), (columns, rows)):
         data = aligned((matrices, others, -(-k // 32) * 32), ml_dtypes.float8_e4m3fn)
         made.append([data, aligned((matrices, -(-others // 128), -(-k // 128), 512), np.uint8)])
@@ -60,8 +60,7 @@ def test_launches(fake: FakeDriver, columns: int, rows: int, square: int) -> Non
 
 def test_what_is_refused(fake: FakeDriver) -> None:
     x, (data, scale), _ = arrays(1, 4, 64)
-    moved = np.zeros(4 * 64 + 17, np.uint8)
-    off = moved[-moved.ctypes.data % 16 + 1 :][: 4 * 64].view(data.dtype).reshape(data.shape)
+    off = aligned(data.shape, data.dtype, past=1)
     with pytest.raises(xla.FfiError, match=f"{TARGET}: data is at address .*multiple of 16"):
         program().run("execute", [x], [off, scale])
     with pytest.raises(xla.FfiError, match="scale has another dtype"):

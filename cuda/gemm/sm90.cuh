@@ -6,8 +6,8 @@
 //
 // How the consumer warpgroups divide the work is chosen at launch:
 //
-//   cooperative   each has half of the rows of every tile,        0  [ main loop 0 ][epilogue][ main loop 1 ]
-//                 0 some blocks of K ahead of 1 at its end        1  [ main loop 0    ][epilogue][ main loop 1 ]
+//   cooperative   each has half of every tile, 0 some blocks      0  [ main loop 0 ][epilogue][ main loop 1 ]
+//                 of K ahead of 1 at its end                      1  [ main loop 0    ][epilogue][ main loop 1 ]
 //   pingpong      they take turns at tiles: the epilogue of       0  [main 0][epilogue][main 2][epilogue]
 //                 one runs beside the main loop of the other      1          [main 1][epilogue][main 3]
 //
@@ -121,8 +121,8 @@ JAXBW_DEVICE void load_tiles(const Context& context) {
   const ClusterShape cluster = context.cluster;
   const uint32_t rank = context.rank;
   // What says so by name is far from all that is needed here.
-  const bool gated = !kConfig.casts() && p.tile_columns != kConfig.block_n;
-  const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.block_n;
+  const bool gated = !kConfig.casts() && p.tile_columns != kConfig.tile_columns(p);
+  const uint32_t b_extent = gated ? kConfig.block_n / 2 : kConfig.tile_columns(p);
   const OperandsOfKernel<kConfig> operands;
   const OperandTile b_tile = stage_tile<kConfig>(operands.b_major(), kConfig.block_n);
   const LoadShare b_share{cluster.b_peers(), cluster.b_peer(rank), cluster.b_mask(rank)};
@@ -229,12 +229,17 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
   const bool pingpong = p.pingpong != 0;
   const uint32_t warpgroup = warp / kWarpgroupWarps, warp_in_warpgroup = warp % kWarpgroupWarps;
   const uint32_t warpgroup_in_tile = pingpong ? 0 : warpgroup;
+  // From one warpgroup to the other, in a tile that they share.
+  constexpr uint32_t kRowsApart = kConfig.side_by_side() ? 0 : kConfig.warpgroup_rows;
+  constexpr uint32_t kColumnsApart = kConfig.side_by_side() ? kConfig.block_n : 0;
   const EpiloguePath path = kConfig.casts()         ? EpiloguePath::kCast
                             : kConfig.elementwise() ? EpiloguePath::kElementwise
                                                     : p.epilogue.path;
   const uint32_t k_blocks = context.k_blocks(), step = context.cluster_count();
   StageReader reader(context.ring(), p.stages, context.cluster, context.rank, warp_in_warpgroup);
   StoreRing stores(p, context.staging(warp), kSm90Epilogue.rows_per_warp * kSwizzleSpan, kSm90Epilogue.rows_per_warp);
+  // More accumulators leave no registers to hold them rounded.
+  constexpr bool kDelays = kConfig.accumulators() <= 128;
   DelayedStores<kConfig.block_n, kConfig.accumulators()> delayed(p, stores);
   const Turn turn(warpgroup);
   context.await_barriers();
@@ -254,11 +259,11 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
     context.profile.enter(Activity::kNextItem, number);
     const WorkItem item = context.work_item(number);
     const Tile origin = cta_origin(p, context.cluster, item.tile, context.rank);
-    const StoreOrigin tile{origin.m, origin.n, origin.batch};
+    const StoreOrigin tile{origin.m, origin.n + warpgroup_in_tile * kColumnsApart, origin.batch};
     const ClusterSum<kChunk> cluster(p, context.cluster, context.rank, tile, warp, context.a(0),
                                      context.sum_barriers());
     if (cluster.shared()) cluster.announce();
-    const uint32_t row = warpgroup_in_tile * kConfig.warpgroup_rows + warp_in_warpgroup * kSm90Epilogue.rows_per_warp;
+    const uint32_t row = warpgroup_in_tile * kRowsApart + warp_in_warpgroup * kSm90Epilogue.rows_per_warp;
     // Made where it is wanted: whole tiles have no use for what it reads. sm90_reduce.cuh finds the sums of a slice by
     // the same rule.
     const auto parts = [&] {
@@ -284,7 +289,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
       bias.prefetch(p, tile, row);
       if constexpr (kScaled) scales.prefetch(p, scale_arrays(p, tile), tile.row + row, tile.column);
     }
-    const uint32_t first_row = warpgroup_in_tile * kConfig.warpgroup_rows;
+    const PartOrigin part{warpgroup_in_tile * kRowsApart, warpgroup_in_tile * kColumnsApart};
     const auto meanwhile = [&](uint32_t block) {
       delayed.store_one();
       if (!stagger.stops_behind(block)) return;
@@ -305,21 +310,21 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
     if constexpr (kConfig.promoted) {
       OperandsOfKernel<kConfig>().call(p, [&]<typename Operands>() {
         const auto by = [&](auto scales) {
-          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, first_row, reader, scales, meanwhile,
+          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, part, reader, scales, meanwhile,
                                                issued);
         };
         if (params.scales.a == nullptr && params.scales.b == nullptr) return by(Unscaled<kConfig>());
         by(Scaled<kConfig>(params, tile, row, k_blocks, context.k_part(number).first_block(k_blocks)));
       });
     } else {
-      multiply<kConfig>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
+      multiply<kConfig>(accumulators, context, blocks, part, reader, meanwhile, issued);
     }
 
     context.profile.enter(Activity::kEpilogue);
     delayed.store_all();
     // The way of most tiles is asked for first, and jumped to once: each jump to code that is not cached yet costs some
     // 70 cycles.
-    const bool takes = delayed.takes() && !(pingpong && delayed.keeps());
+    const bool takes = kDelays && delayed.takes() && !(pingpong && delayed.keeps());
     if (path == EpiloguePath::kCast && item.parts == 1 && !cluster.shared() && takes) {
       delayed.take(accumulators, tile, row, context.profile);
       continue;
@@ -392,7 +397,7 @@ JAXBW_DEVICE void gemm(const LaunchParams<kConfig>& launch, ProfileArgument prof
   const RequestedParameters requested(params, threadIdx.x / ptx::kWarpSize == kRequestWarp);
   extern __shared__ __align__(kSwizzleAtom) uint8_t shared_memory[];
   const Context context{{params, known_of<kConfig>(params.cluster), ptx::cluster_rank(),
-                         storage_layout(params.block_m, kConfig.block_n, 1, kSm90Epilogue),
+                         storage_layout(params.block_m, kConfig.tile_columns(params), 1, kSm90Epilogue),
                          ptx::shared_address(shared_memory), Profile(profile)},
                         kConfig.block_k(),
                         kConfig.whole()};

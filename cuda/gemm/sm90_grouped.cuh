@@ -121,11 +121,11 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     if (blocks > 0) {
       if constexpr (kConfig.promoted) {
         OperandsOfKernel<kConfig>().call(p, [&]<typename Operands>() {
-          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, first_row, reader, Unscaled<kConfig>(),
+          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, PartOrigin{first_row, 0}, reader, Unscaled<kConfig>(),
                                                meanwhile, issued);
         });
       } else {
-        multiply<kConfig>(accumulators, context, blocks, first_row, reader, meanwhile, issued);
+        multiply<kConfig>(accumulators, context, blocks, PartOrigin{first_row, 0}, reader, meanwhile, issued);
       }
     } else {  // no stage to wait for, or to let go of
 #pragma unroll

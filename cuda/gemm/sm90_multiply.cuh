@@ -79,16 +79,22 @@ JAXBW_DEVICE uint32_t acquire_operands(StageReader& reader) {
   return slot;
 }
 
-// Issues the wgmmas of a stage, a group of its own. The warpgroup's rows of the stage start at `first_row`. Steps along
-// K take turns at kSets sets of accumulators. `accumulate`: 0 overwrites them.
+// Where a warpgroup's part of a tile begins.
+struct PartOrigin {
+  uint32_t row, column;
+};
+
+// Issues the wgmmas of a stage, a group of its own. Steps along K take turns at kSets sets of accumulators.
+// `accumulate`: 0 overwrites them.
 template <Config kConfig, typename Operands, uint32_t kSets>
 JAXBW_DEVICE void issue_stage(float (&accumulators)[kConfig.accumulators()], float (&other)[kConfig.accumulators()],
-                              const Context& context, uint32_t slot, uint32_t first_row, uint32_t accumulate) {
+                              const Context& context, uint32_t slot, PartOrigin part, uint32_t accumulate) {
   using Wgmma = ptx::Wgmma<Operands::kA, Operands::kB, kConfig.block_n>;
   constexpr OperandTile kATile = stage_tile<kConfig>(Operands::kAMajor, kConfig.warpgroup_rows);
   constexpr OperandTile kBTile = stage_tile<kConfig>(Operands::kBMajor, kConfig.block_n);
-  const uint64_t a = stepped(wgmma_descriptor(context.a(slot), kATile), descriptor_mma_tile_step(kATile, first_row));
-  const uint64_t b = wgmma_descriptor(context.b(slot), kBTile);
+  const uint64_t a = stepped(wgmma_descriptor(context.a(slot), kATile), descriptor_mma_tile_step(kATile, part.row));
+  uint64_t b = wgmma_descriptor(context.b(slot), kBTile);
+  if constexpr (kConfig.side_by_side()) b = stepped(b, descriptor_mma_tile_step(kBTile, part.column));
   ptx::wgmma_fence();
   for_each_step<1, kMmasPerSpan>([&]<uint32_t kStep>() {
     constexpr uint32_t kToA = kStep * descriptor_steps(kATile).mma, kToB = kStep * descriptor_steps(kBTile).mma;
@@ -108,7 +114,7 @@ JAXBW_DEVICE void issue_stage(float (&accumulators)[kConfig.accumulators()], flo
 // once nothing more is awaited.
 template <Config kConfig, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const Context& context, uint32_t blocks,
-                           uint32_t first_row, StageReader& reader, const Meanwhile& meanwhile, const Issued& issued) {
+                           PartOrigin part, StageReader& reader, const Meanwhile& meanwhile, const Issued& issued) {
   constexpr uint32_t kSets = kConfig.accumulator_sets();
   const OperandsOfKernel<kConfig> operands;
   float other[kConfig.accumulators()];  // the second set
@@ -138,13 +144,13 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
 #pragma unroll
       for (uint32_t i = 0; i < kConfig.accumulators(); ++i) accumulators[i] = other[i] = 0;
       loop([&](uint32_t slot, uint32_t accumulate) {
-        issue_stage<kConfig, Operands, kSets>(accumulators, other, context, slot, first_row, accumulate);
+        issue_stage<kConfig, Operands, kSets>(accumulators, other, context, slot, part, accumulate);
       });
     });
   } else {
     loop([&](uint32_t slot, uint32_t accumulate) {
       operands.call(context.params, [&]<typename Operands>() {
-        issue_stage<kConfig, Operands, kSets>(accumulators, other, context, slot, first_row, accumulate);
+        issue_stage<kConfig, Operands, kSets>(accumulators, other, context, slot, part, accumulate);
       });
     });
   }
@@ -160,7 +166,7 @@ JAXBW_DEVICE void multiply(float (&accumulators)[kConfig.accumulators()], const 
 // one warpgroup adds beside the MMAs of the other. `scales` multiplies them: Unscaled, or Scaled.
 template <Config kConfig, typename Operands, typename Scales, typename Meanwhile, typename Issued>
 JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()], const Context& context,
-                                    uint32_t blocks, uint32_t first_row, StageReader& reader, Scales scales,
+                                    uint32_t blocks, PartOrigin part, StageReader& reader, Scales scales,
                                     const Meanwhile& meanwhile, const Issued& issued) {
   constexpr uint32_t kSets = kConfig.accumulators() <= 64 ? 2 : 1;
   float sums[kSets][kConfig.accumulators()] = {};  // of a block and the next
@@ -175,7 +181,7 @@ JAXBW_DEVICE void multiply_promoted(float (&accumulators)[kConfig.accumulators()
   };
   const auto issue = [&]<uint32_t kSet>(uint32_t block, uint32_t slot) {
     context.profile.enter(Activity::kMultiply, block);
-    issue_stage<kConfig, Operands, 1>(sums[kSet], sums[kSet], context, slot, first_row, 0);
+    issue_stage<kConfig, Operands, 1>(sums[kSet], sums[kSet], context, slot, part, 0);
   };
   const auto add = [&]<uint32_t kSet, uint32_t kPending>(uint32_t block) {
     context.profile.enter(Activity::kAwaitMultiply, block);

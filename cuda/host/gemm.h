@@ -119,7 +119,7 @@ struct GemmConfig {
   uint32_t cluster_tiles() const { return cluster_m * cluster_n; }  // CTA tiles (of a pair, halves of one)
   uint32_t cluster_size() const { return cluster_tiles() * cluster_k; }
   uint32_t cta_rows() const { return block_m / cta_group; }
-  uint32_t warpgroup_rows() const { return sm90_warpgroup_rows(block_m, pingpong != 0); }
+  WarpgroupTile warpgroup_tile() const { return sm90_warpgroup_tile(block_m, block_n, pingpong != 0); }
 };
 
 // What a user gives, whose open fields have the family's defaults.

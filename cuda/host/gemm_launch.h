@@ -59,8 +59,14 @@ struct EpiloguePlan {
   StorePath store_path;
 };
 
+EpiloguePlan epilogue_plan(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config);
+
+// Fails where no kernel of a tile serves such a launch. `of_tile`: one of them, as InstancesOfProblem finds it.
+Verdict check_served(const KernelFamily& family, const KernelInstance& of_tile, const GemmProblem& launched,
+                     const GemmConfig& config);
+
 // The one that takes the place of a kernel that stores by TMA alone where an address does not allow it; a kernel that
-// stores any way itself.
+// stores any way itself. Empty where there is none.
 std::string_view kernel_without_tma(std::string_view kernel);
 
 // The same for every device: the workspace is sized when a call is traced.

@@ -21,7 +21,7 @@ std::pair<uint64_t, uint64_t> slices_of(const KernelFamily& family, const GemmPr
     return {slice_count(sm100_mma_tiles(c.cta_rows()), family.epilogue), partial_floats(c.block_n, family.epilogue)};
   }
   return {slice_count(1, family.epilogue),
-          partial_floats(c.block_n * (c.warpgroup_rows() / kWgmmaRows), family.epilogue)};
+          partial_floats(c.block_n * (c.warpgroup_tile().rows / kWgmmaRows), family.epilogue)};
 }
 
 WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c, const Work& work) {
@@ -41,20 +41,27 @@ WorkspaceLayout layout_of(const KernelFamily& family, const GemmProblem& p, cons
   return layout;
 }
 
-// The kernel that serves a launch in the place of the one for all launches of its tile: sm_90 has some for launches
-// that ask for less (Scope in gemm/sm90_context.h).
-const KernelInstance& serving_kernel(const KernelInstance& for_all, const GemmProblem& p, const GemmConfig& c,
+// The kernel that serves a launch: of those of its tile the one that can do least (Scope in gemm/sm90_context.h). Not
+// all tiles have all; null where none of them serves it.
+const KernelInstance* serving_kernel(const KernelInstance& of_tile, const GemmProblem& p, const GemmConfig& c,
                                      const EpiloguePlan& epilogue) {
-  if (for_all.has_groups() || epilogue.path == EpiloguePath::kGeneral) return for_all;
+  if (of_tile.has_groups()) return &of_tile;
   const bool whole = c.split_k == 1 && c.cluster_k == 1 && epilogue.store_path == StorePath::kTma;
   const bool casts = epilogue.path == EpiloguePath::kCast, more = p.save || epilogue.residual_stages != 0;
-  if (!whole && !casts) return for_all;
-  // The one that can do least first. Not all tiles have all.
-  const std::string_view least = !whole ? "cast" : casts ? "plain" : more ? "fused" : "elementwise";
-  for (const std::string_view role : {least, casts ? std::string_view("cast") : std::string_view("fused")}) {
-    if (const KernelInstance* const found = find_instance(for_all, role)) return *found;
+  const bool elementwise = whole && epilogue.path == EpiloguePath::kElementwise;
+  const struct {
+    bool serves;
+    std::string_view role;
+  } kernels[] = {{casts && whole, "plain"},
+                 {casts, "cast"},
+                 {elementwise && !more, "elementwise"},
+                 {elementwise, "fused"},
+                 {true, "gemm"}};
+  for (const auto& [serves, role] : kernels) {
+    const KernelInstance* const found = serves ? find_instance(of_tile, role) : nullptr;
+    if (found != nullptr) return found;
   }
-  return for_all;
+  return nullptr;
 }
 
 }  // namespace
@@ -75,6 +82,19 @@ GemmProblem as_launched(const GemmProblem& problem, const GemmConfig& config) {
   std::swap(launched.a_blocks, launched.b_blocks);
   launched.bias_along_m = !problem.bias_along_m;
   return launched;
+}
+
+EpiloguePlan epilogue_plan(const KernelFamily& family, const GemmProblem& launched, const GemmConfig& config) {
+  const uint32_t in_ring = residual_stages(family, launched, config, 0);
+  const EpiloguePath path = epilogue_path(family, launched, config, in_ring, 0);
+  return {in_ring, path, store_path(family, launched, config, path, 0)};
+}
+
+Verdict check_served(const KernelFamily& family, const KernelInstance& of_tile, const GemmProblem& launched,
+                     const GemmConfig& c) {
+  if (!of_tile.for_some()) return {};
+  if (serving_kernel(of_tile, launched, c, epilogue_plan(family, launched, c)) != nullptr) return {};
+  return Violation{Rule::whole_tiles, {{"block_m", c.block_m}, {"block_n", c.block_n}, {"pingpong", c.pingpong}}};
 }
 
 Work work_of(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
@@ -128,7 +148,8 @@ std::string_view kernel_without_tma(std::string_view kernel) {
   const KernelInstance& instance = *find_instance(kernel);
   if (!instance.for_whole_tiles()) return kernel;
   const KernelInstance* const cast = instance.role == "plain" ? find_instance(instance, "cast") : nullptr;
-  return (cast != nullptr ? cast : find_instance(instance, "gemm"))->name;
+  const KernelInstance* const any = cast != nullptr ? cast : find_instance(instance, "gemm");
+  return any == nullptr ? std::string_view() : any->name;
 }
 
 Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& given) {
@@ -145,10 +166,9 @@ Planned<GemmPlan> plan_gemm(const KernelFamily& family, const GemmProblem& probl
   if (Verdict broken = check_launched(family, launched, config)) return *std::move(broken);
   const Work work = work_of(family, launched, config);
   if (Verdict broken = check_work(work, launched, config)) return *std::move(broken);
-  const uint32_t in_ring = residual_stages(family, launched, config, 0);
-  const EpiloguePath way = epilogue_path(family, launched, config, in_ring, 0);
-  const EpiloguePlan epilogue{in_ring, way, store_path(family, launched, config, way, 0)};
-  config.kernel = serving_kernel(*instance, launched, config, epilogue).name;
+  if (Verdict broken = check_served(family, *instance, launched, config)) return *std::move(broken);
+  const EpiloguePlan epilogue = epilogue_plan(family, launched, config);
+  config.kernel = serving_kernel(*instance, launched, config, epilogue)->name;
   return GemmPlan{&family, problem, config, launched, work, layout_of(family, launched, config, work), epilogue};
 }
 

@@ -2,7 +2,9 @@
 // because all rules stand together.
 #include <algorithm>
 #include <bit>
+#include <set>
 #include <tuple>
+#include <utility>
 
 #include "gemm/reduce.h"
 #include "gemm/sm100_cluster_sum.h"
@@ -74,21 +76,37 @@ Violation broken(Rule rule, std::vector<std::pair<const char*, int64_t>> fields 
   return {rule, std::move(fields), std::move(takes)};
 }
 
-// The columns of the tiles that there are kernels for, with so many rows in a multiplying warpgroup.
-std::vector<uint32_t> columns_of(uint32_t warpgroup_rows) {
-  std::vector<uint32_t> columns;
-  for (const KernelInstance& instance : kKernelInstances) {
-    if (instance.columns != 0 && instance.rows == warpgroup_rows) columns.push_back(instance.columns);
-  }
-  std::ranges::sort(columns);
-  columns.erase(std::ranges::unique(columns).begin(), columns.end());
-  return columns;
+// Rows and columns, of sm_90.
+using CtaTile = std::pair<uint32_t, uint32_t>;
+
+// The one whose warpgroups have what an instance computes.
+CtaTile tile_of(const KernelInstance& instance, bool pingpong) {
+  if (pingpong) return {instance.rows, instance.columns};
+  const bool side_by_side = sm90_side_by_side(kSm90ConsumerWarpgroups * instance.rows * instance.columns);
+  return side_by_side ? CtaTile{instance.rows, kSm90ConsumerWarpgroups * instance.columns}
+                      : CtaTile{kSm90ConsumerWarpgroups * instance.rows, instance.columns};
 }
 
-// By the rows in a warpgroup: 64, and twice as many.
-const std::vector<uint32_t>& sm90_columns(uint32_t warpgroup_rows) {
-  static const std::vector<uint32_t> one = columns_of(kWgmmaRows), two = columns_of(2 * kWgmmaRows);
-  return warpgroup_rows == kWgmmaRows ? one : two;
+// Those that there are kernels for, of any operands.
+const std::set<CtaTile>& sm90_tiles(bool pingpong) {
+  const auto all = [](bool pingpong) {
+    std::set<CtaTile> tiles;
+    for (const KernelInstance& instance : kKernelInstances) {
+      if (instance.columns != 0) tiles.insert(tile_of(instance, pingpong));
+    }
+    return tiles;
+  };
+  static const std::set<CtaTile> shared = all(false), in_turns = all(true);
+  return pingpong ? in_turns : shared;
+}
+
+// Of tiles with so many rows.
+std::vector<uint32_t> columns_of(const std::set<CtaTile>& tiles, uint32_t rows) {
+  std::vector<uint32_t> columns;
+  for (const CtaTile& tile : tiles) {
+    if (tile.first == rows) columns.push_back(tile.second);
+  }
+  return columns;
 }
 
 // Whether the epilogue does: of a grouped matmul c is the result, and TMA adds to it.
@@ -106,13 +124,15 @@ bool allows_registers(const KernelFamily& family, const GemmProblem& p, const Ge
 
 Verdict check_sm90_tile(const GemmConfig& c) {
   if (c.cta_group != 1) return broken(Rule::cta_group_sm90, {{"cta_group", c.cta_group}});
-  const uint32_t rows = c.warpgroup_rows(), warpgroups = c.pingpong != 0 ? 1 : kSm90ConsumerWarpgroups;
-  if (c.block_m % warpgroups != 0 || (rows != kWgmmaRows && rows != 2 * kWgmmaRows)) {
-    return broken(Rule::block_m_sm90, {{"block_m", c.block_m}, {"pingpong", c.pingpong}},
-                  {kWgmmaRows * warpgroups, 2 * kWgmmaRows * warpgroups});
-  }
-  if (const auto& columns = sm90_columns(rows); !std::ranges::binary_search(columns, c.block_n)) {
-    return broken(Rule::block_n_sm90, {{"block_n", c.block_n}, {"rows", rows}}, columns);
+  if (const std::set<CtaTile>& tiles = sm90_tiles(c.pingpong != 0); !tiles.contains({c.block_m, c.block_n})) {
+    const std::vector<uint32_t> columns = columns_of(tiles, c.block_m);
+    if (!columns.empty()) {
+      return broken(Rule::block_n_sm90, {{"block_n", c.block_n}, {"block_m", c.block_m}, {"pingpong", c.pingpong}},
+                    columns);
+    }
+    std::set<uint32_t> rows;
+    for (const CtaTile& tile : tiles) rows.insert(tile.first);
+    return broken(Rule::block_m_sm90, {{"block_m", c.block_m}, {"pingpong", c.pingpong}}, {rows.begin(), rows.end()});
   }
   if (c.k_spans != 1) return broken(Rule::k_spans_sm90, {{"k_spans", c.k_spans}});
   return {};
@@ -274,6 +294,10 @@ Verdict check_boxes(const KernelFamily& family, RuleOperand which, const Operand
   if (rows % (peers * kSwizzleRows) != 0) {
     return broken(Rule::shares,
                   {{"operand", operand_number(which, c)}, {"peers", peers}, {"rows", rows}, {"group", kSwizzleRows}});
+  }
+  if (rows / peers > kMaxBoxRows) {
+    return broken(Rule::box_rows,
+                  {{"operand", operand_number(which, c)}, {"rows", rows / peers}, {"most", kMaxBoxRows}});
   }
   return {};
 }
@@ -456,33 +480,47 @@ InstancesOfProblem::InstancesOfProblem(const KernelFamily& family, const GemmPro
   if (launched.mx != 0) input = packing(counted_type(launched)) > 1 ? "4bit_mx" : "8bit_mx";
   const char layout[] = {operand_a(family, launched).as_read().major == Major::kK ? 'n' : 't',
                          operand_b(family, launched).as_read().major == Major::kMN ? 'n' : 't'};
-  const std::string_view role = launched.grouped == Grouped::kNone ? "gemm"
-                                : launched.gathered()              ? "gathered"
-                                                                   : "grouped";
-  for (const KernelInstance& instance : kKernelInstances) {
-    if (instance.family != family.name || instance.role != role) continue;
-    if (instance.input != input) continue;
-    if (instance.layout == "any" || instance.layout == std::string_view(layout, 2)) instances_.push_back(&instance);
+  const auto has = [&](const KernelInstance& like) {
+    return std::ranges::any_of(instances_, [&](const KernelInstance* instance) {
+      return std::tie(instance->rows, instance->columns, instance->cta_group) ==
+             std::tie(like.rows, like.columns, like.cta_group);
+    });
+  };
+  const auto add = [&](std::string_view role) {
+    for (const KernelInstance& instance : kKernelInstances) {
+      const bool taken = instance.layout == "any" || instance.layout == std::string_view(layout, 2);
+      if (instance.family == family.name && instance.role == role && instance.input == input && taken &&
+          !has(instance)) {
+        instances_.push_back(&instance);
+      }
+    }
+  };
+  if (launched.grouped != Grouped::kNone) {
+    add(launched.gathered() ? "gathered" : "grouped");
+  } else {
+    add("gemm");
+    add("plain");  // of tiles that have no kernel for all launches
   }
 }
 
 const KernelInstance* InstancesOfProblem::find(const GemmConfig& c) const {
+  const WarpgroupTile part = c.warpgroup_tile();
   for (const KernelInstance* instance : instances_) {
     if (instance->cta_group != c.cta_group) continue;
-    if (instance->columns == 0 || (instance->columns == c.block_n && instance->rows == c.warpgroup_rows()))
-      return instance;
+    if (instance->columns == 0 || (instance->columns == part.columns && instance->rows == part.rows)) return instance;
   }
   return nullptr;
 }
 
 Violation InstancesOfProblem::missing(const GemmConfig& c) const {
-  std::vector<uint32_t> columns;
+  std::set<CtaTile> tiles;
   for (const KernelInstance* instance : instances_) {
-    if (instance->rows == c.warpgroup_rows()) columns.push_back(instance->columns);
+    if (instance->columns != 0) tiles.insert(tile_of(*instance, c.pingpong != 0));
   }
-  std::ranges::sort(columns);
+  const std::vector<uint32_t> columns = columns_of(tiles, c.block_m);
   if (columns.empty()) return broken(Rule::no_kernel);
-  return broken(Rule::block_n_of_operands, {{"block_n", c.block_n}, {"rows", c.warpgroup_rows()}}, columns);
+  return broken(Rule::block_n_of_operands,
+                {{"block_n", c.block_n}, {"block_m", c.block_m}, {"pingpong", c.pingpong}}, columns);
 }
 
 std::string_view repack_kernel(const KernelFamily& family, std::string_view kernel) {
@@ -578,7 +616,7 @@ bool reduces_apart(const KernelFamily& family, const GemmConfig& c) {
 }
 
 StoreBox store_box(const KernelFamily& family, const GemmProblem& p, const GemmConfig& c) {
-  if (family.is_sm90()) return sm90_store_box(c.block_n, p.output);
+  if (family.is_sm90()) return sm90_store_box(c.warpgroup_tile().columns, p.output);
   if (p.grouped != Grouped::kNone) return {sm100_slice(0, c.cta_rows(), c.block_n, c.cta_group).rows, kGroupedChunk};
   return sm100_store_box(sm100_mma_rows(c.cta_rows()), c.block_n, c.cta_group, p.gated,
                          epilogue_path(family, p, c, 0, 0) == EpiloguePath::kCast, p.output);

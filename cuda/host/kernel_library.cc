@@ -126,7 +126,7 @@ Result<PreparedKernel> prepare(const Driver& driver, Cache& cache, const KernelF
   PreparedKernel prepared{*kernel, *kernel, *clusters, nullptr, nullptr, static_cast<uint32_t>(info.sm_count)};
   if (const std::string_view other = kernel_without_tma(config.kernel); other != config.kernel) {
     prepared.without_tma = nullptr;
-    if (directory == cache.directory) {
+    if (directory == cache.directory && !other.empty()) {
       const Result<CUkernel> found = load(driver, cache, family, other, directory);
       if (!found.ok()) return found.status();
       if (Status status = raise_limits(driver, family, *found, device).status(); !status.ok()) return status;

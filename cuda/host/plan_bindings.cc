@@ -336,7 +336,8 @@ nb::dict plan_many(const std::string& family_name, const GemmProblem& problem, c
     if (!has_tile(launched, c)) continue;
     const Work work = work_of(family, launched, c);
     set(GridField::legal, sound && instance != nullptr && !check_config(family, c) &&
-                              !check_launched(family, launched, c) && !check_work(work, launched, c));
+                              !check_launched(family, launched, c) && !check_work(work, launched, c) &&
+                              !check_served(family, *instance, launched, c));
     const uint64_t split = work.tiles - work.whole_tiles, parts = split * c.split_k;
     const uint64_t at_a_time = c.cluster_size() < resident.size() ? resident[c.cluster_size()] : 1;
     const uint64_t part_waves = ceil_div(parts, at_a_time);

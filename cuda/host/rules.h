@@ -62,7 +62,7 @@ namespace jaxbw {
   X(scheduler_clc, "scheduler is {scheduler}, cluster launch control, which sm_90 does not have")                      \
   X(cta_group_sm90, "cta_group is {cta_group}; sm_90 has no CTA pairs")                                                \
   X(block_m_sm90, "block_m is {block_m}; with pingpong {pingpong} it is {takes}")                                      \
-  X(block_n_sm90, "block_n is {block_n}; with {rows} rows in each warpgroup it is {takes}")                            \
+  X(block_n_sm90, "block_n is {block_n}; with block_m {block_m} and pingpong {pingpong} it is {takes}")                \
   X(cta_group, "cta_group is {cta_group}; it is 1 or 2")                                                               \
   X(block_m, "block_m is {block_m}; with cta_group {cta_group} it is {takes}")                                         \
   X(block_n, "block_n is {block_n}; {block_m} rows with cta_group {cta_group} take a multiple of {step} up to {most}") \
@@ -85,7 +85,10 @@ namespace jaxbw {
   X(grouped_config, "a grouped matmul takes raster 0, no cluster, no split and no swap")                               \
   X(grouped_config_sm100,                                                                                              \
     "of sm_100 a grouped matmul has no CLC, one span of K, 64, 128 or a pair's 256 rows, 32 columns or multiples")     \
-  X(block_n_of_operands, "block_n is {block_n}; of such operands, with {rows} rows in each warpgroup, it is {takes}")  \
+  X(block_n_of_operands,                                                                                               \
+    "block_n is {block_n}; of such operands, with block_m {block_m} and pingpong {pingpong}, it is {takes}")           \
+  X(whole_tiles,                                                                                                       \
+    "{block_m}x{block_n}, pingpong {pingpong}, has kernels for whole tiles that TMA stores, no residual, none saved")  \
   X(gated_swap, "swap_ab does not go with a gated matmul")                                                             \
   X(block_scales_swap, "swap_ab does not go with scales of blocks")                                                    \
   X(mx_gated, "block_n is {block_n}; of a gated matmul of MX formats, with cta_group {cta_group}, it is {takes}")      \
@@ -103,6 +106,7 @@ namespace jaxbw {
     "block_n is {block_n}; {operand} has 8 bits and is MN-major: cta_group {cta_group} takes multiples of {step}")     \
   X(columns_of_result, "block_n is {block_n}; a result of 8 bits takes multiples of {step}")                           \
   X(shares, "{operand} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in groups of {group}")  \
+  X(box_rows, "{operand}: a CTA loads {rows} rows at once; TMA takes up to {most}")                                    \
   X(parts, "split_k is {split_k}; K has {blocks} blocks of {block_k} elements")                                        \
   X(parts_of_cluster, "split_k is {split_k} and cluster_k {cluster_k}; K has {blocks} blocks of {block_k} elements")   \
   X(grid, "{tiles_m}x{tiles_n} cluster tiles for each of {batch} batch indices are more than a grid holds")            \

@@ -41,10 +41,13 @@ CUtensorMapSwizzle encoded_swizzle(uint32_t bytes) {
 // the block wide, `extent` rows of M or N high (K-major), or all of the stage's K (MN-major). Of numbers that share a
 // byte these are the elements; but padded ones are elements themselves, of rows that end with a whole box. What such a
 // row has behind K the other operand multiplies by zeros, and e2m1 has numbers only.
+//
+// `multiplied`: what one instruction reads of the extent, which decides the swizzle of an MN-major operand.
 TensorView view(const Operand& operand, CUdeviceptr address, const GemmConfig& config, uint32_t extent,
-                uint32_t peers) {
+                uint32_t multiplied, uint32_t peers) {
   const Operand read = operand.as_read();
-  const OperandTile tile = operand_tile(read.major, read.type, extent, config.k_spans);
+  const OperandTile tile =
+      operand_tile(read.major, read.type, read.major == Major::kK ? extent : multiplied, config.k_spans);
   return {.name = operand.name,
           .address = address,
           .type = read.type,
@@ -69,7 +72,7 @@ MapDimensions map_dimensions(const TensorView& view) {
 
 TensorView view_a(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config,
                   CUdeviceptr address) {
-  TensorView a = view(operand_a(family, problem), address, config, a_extent(config), a_peers(config));
+  TensorView a = view(operand_a(family, problem), address, config, a_extent(config), a_extent(config), a_peers(config));
   a.gathered = problem.gathered();
   a.ragged = problem.grouped != Grouped::kNone && !a.gathered;
   if (a.gathered) a.box_outer = 1;
@@ -78,7 +81,9 @@ TensorView view_a(const KernelFamily& family, const GemmProblem& problem, const 
 
 TensorView view_b(const KernelFamily& family, const GemmProblem& problem, const GemmConfig& config, const char* name,
                   CUdeviceptr address) {
-  TensorView b = view(operand_b(family, problem), address, config, b_extent(problem, config), b_peers(config));
+  const uint32_t extent = b_extent(problem, config);
+  const uint32_t multiplied = family.is_sm90() ? config.warpgroup_tile().columns : extent;
+  TensorView b = view(operand_b(family, problem), address, config, extent, multiplied, b_peers(config));
   b.name = name;
   b.ragged = problem.grouped == Grouped::kContraction;
   return b;

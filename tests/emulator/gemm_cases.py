@@ -78,8 +78,20 @@ def gemms(kernels: Iterable[Kernel] | None = None, *, has_mx: bool = False) -> t
     return tuple(k for k in found if k.is_gemm and (has_mx or k.input not in MX_BLOCKS))
 
 
+def cta_tile(kernel: Kernel, *, pingpong: bool = False) -> dict[str, int]:
+    """block_m and block_n of a launch of an sm90 kernel, whose own tile is a warpgroup's.
+
+    Two warpgroups take turns at tiles, or share them: one above the other, or side by side.
+    """
+    rows, columns = kernel.block_m or 0, kernel.block_n or 0
+    if not pingpong:
+        side_by_side = 2 * rows * columns > 256 * 128
+        rows, columns = (rows, 2 * columns) if side_by_side else (2 * rows, columns)
+    return {"block_m": rows, "block_n": columns}
+
+
 def for_all(kernel: str) -> str:
-    """The name of the kernel that serves all launches, where another one serves some of them."""
+    """The name that a tile's kernel for all launches has, where another one serves some of them."""
     [found] = [k for k in manifest.kernels() if k.name == kernel]
     return replace(found, role="gemm").name if found.serves_some else kernel
 

@@ -8,7 +8,16 @@ from jaxbw._native import Violation, limits
 from jaxbw._src.selection.kernel_table import Kernel
 
 from . import gemm_launch
-from .gemm_cases import DTYPES, INPUT_TYPES, INPUTS, MX_BLOCKS, OPERANDS, Case, transposed
+from .gemm_cases import (
+    DTYPES,
+    INPUT_TYPES,
+    INPUTS,
+    MX_BLOCKS,
+    OPERANDS,
+    Case,
+    cta_tile,
+    transposed,
+)
 from .gemm_launch import ACTIVATIONS, SM100, Config, ceil_div
 
 OPTIONAL = (None, None, "f32", "f16", "bf16")
@@ -253,8 +262,7 @@ def sm90_refusal(case: Case) -> str | None:
 def _proposed_sm90_case(rng: random.Random, kernel: Kernel, waves: float, gpu: Gpu) -> Case:
     """What `sm90_refusal` has still to be asked about."""
     pingpong = rng.random() < 0.5
-    block_m = (kernel.block_m or 0) * (1 if pingpong else 2)
-    block_n = kernel.block_n or 0
+    block_m, block_n = cta_tile(kernel, pingpong=pingpong).values()
     most = limits("sm90")["max_cluster"]
     cluster_k = rng.choice((*(1,) * 4, *range(2, most + 1)))
     cluster = rng.choice([(m, n) for m, n in CLUSTERS if m * n * cluster_k <= most])

@@ -314,7 +314,8 @@ def saved_type(output: np.dtype[Any]) -> np.dtype[Any]:
 def mma_tiles(config: Config) -> int:
     """MMA tiles on top of each other in a CTA's tile."""
     if config.family == SM90:
-        return (config.block_m if config.pingpong else config.block_m // 2) // WGMMA_ROWS
+        halved = not config.pingpong and config.block_m * config.block_n <= 256 * 128
+        return config.block_m // (2 if halved else 1) // WGMMA_ROWS
     return max(1, config.block_m // config.cta_group // MMA_ROWS)
 
 

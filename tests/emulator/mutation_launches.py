@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxbw._native import Plan, limits
 
-from .gemm_cases import MX_BLOCKS, Case, for_all, transposed
+from .gemm_cases import MX_BLOCKS, Case, cta_tile, for_all, gemms, transposed
+from .gemm_draw import sm90_refusal
 from .ragged_launch import Ragged
 
 Launch = Case | Ragged
@@ -69,7 +70,8 @@ def launches(name: str) -> tuple[Launch, ...]:
         return tuple(_float8(name))
     if "sm90" in name:
         serves_all = for_all(name) == name
-        return tuple(case for case in _sm90(name) if serves_all or case.kernel == name)
+        legal = (case for case in _sm90(name) if serves_all or sm90_refusal(case) is None)
+        return tuple(case for case in legal if serves_all or case.kernel == name)
     group = 2 if "2cta" in name else 1
     return tuple(_mx(name, group)) if name in MX_NAMES else (*_sm100(group), *_brief(group))
 
@@ -87,8 +89,10 @@ def _sm90(name: str) -> Iterator[Case]:
         stages=2,
         output="bf16",
     )
-    base = replace(base, block_m=2 * rows)
-    for way in (base, replace(base, pingpong=True, block_m=rows)):
+    turns = replace(base, pingpong=True, block_m=rows)
+    [kernel] = [kernel for kernel in gemms() if kernel.name == name]
+    base = replace(base, **cta_tile(kernel))
+    for way in (base, turns):
         yield way
         yield replace(way, m=2 * base.m, k=328, output="f16", cluster=(2, 1), stages=4)
         yield replace(way, m=2 * base.m, n=248, k=200, output="f32", cluster=(2, 2))
@@ -114,10 +118,10 @@ def _sm90(name: str) -> Iterator[Case]:
                 if columns % 128 == 0:
                     yield replace(many, output=output, gated=True, save=True, **store)
     # All slots of the deepest ring, and round it.
-    deep = replace(base, pingpong=True, block_m=rows, stages=None)
+    deep = replace(turns, stages=None)
     yield replace(deep, m=rows, n=2 * columns, k=64 * 14)
     # The sums of a shared tile travel from one half of the ring to the other: 256 rows do not fit.
-    small = replace(base, pingpong=True, block_m=rows) if rows == 128 else base
+    small = turns if rows == 128 else base
     parts = replace(small, k=520, cluster_k=2, stages=None)
     yield parts
     yield replace(parts, k=1800)  # round the whole ring
@@ -144,7 +148,7 @@ def _sm90(name: str) -> Iterator[Case]:
         yield cast
         yield replace(cast, swap_ab=True, layout=transposed(layout))
     # Formulas in registers leave by TMA, too; then the general way takes the staging buffers.
-    for way in (base, replace(base, pingpong=True, block_m=rows)):
+    for way in (base, turns):
         many = replace(way, n=5 * columns - 8, k=136, bias="f32", activation="relu")
         yield replace(many, m=rows - 8, split_k=2, split_tail=True)
         for output in OUTPUTS[1:]:
@@ -162,7 +166,7 @@ def _sm90(name: str) -> Iterator[Case]:
     # Parts that are counted, the general way.
     yield replace(base, **FULL, k=136, split_k=2)
     # A residual that TMA brings, whose stages of the ring hold operands before and behind it.
-    for way in (base, replace(base, pingpong=True, block_m=rows)):
+    for way in (base, turns):
         # In the same slots in every tile, or in others.
         for stages in (4, 3):
             brought = replace(way, n=5 * columns - 8, k=136, stages=stages, residual="bf16")

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ..emulator.gemm_cases import INPUTS
+from ..emulator.gemm_cases import INPUTS, cta_tile
 from . import direct
 from .direct import Case
 
@@ -38,7 +38,10 @@ def instances() -> list[Case]:
         dtypes = INPUTS[kernel.input]
         widths = (32, 128, 256) if kernel.block_n is None else (kernel.block_n,)
         for layout, (dtype, rhs_dtype), width in itertools.product(layouts, dtypes, widths):
-            if layout[1] == "n" and width // kernel.cta_group % 64 != 0:
+            tile = {"block_m": 128 * kernel.cta_group, "block_n": width}
+            if kernel.family == "sm90":
+                tile = cta_tile(kernel)
+            elif layout[1] == "n" and width // kernel.cta_group % 64 != 0:
                 continue  # an MN-major rhs is loaded 64 columns at a time
             cluster = (kernel.cta_group, 1)
             case = Case(
@@ -47,8 +50,7 @@ def instances() -> list[Case]:
                 dtype=dtype,
                 rhs_dtype=None if rhs_dtype == dtype else rhs_dtype,
                 promoted=kernel.input == "8bit_promoted",
-                block_m=(2 * kernel.block_m) if kernel.block_m else 128 * kernel.cta_group,
-                block_n=width,
+                **tile,
                 cluster=cluster,
                 cta_group=kernel.cta_group,
                 family=kernel.family,

@@ -20,7 +20,7 @@ import jaxbw
 from jaxbw._src.primitives.gemm import TARGET
 from jaxbw._src.selection import devices
 
-from ..emulator.gemm_cases import ACCUMULATION_8BIT, INPUTS, gemms
+from ..emulator.gemm_cases import ACCUMULATION_8BIT, INPUTS, cta_tile, gemms
 
 pytestmark = pytest.mark.gpu
 
@@ -137,11 +137,9 @@ def test_every_kernel_of_the_table(kernel: Any, family: str) -> None:
         for dtype in dict.fromkeys(lhs for lhs, _ in INPUTS[kernel.input]):
             promoted = kernel.input == "8bit_promoted"
             asked = "" if family == "sm100" or promoted else ASKED[kernel.role]
-            # On Hopper two warpgroups share a tile of twice their rows.
-            block_m = 2 * kernel.block_m if kernel.block_m else 128 * kernel.cta_group
+            tile = {"block_m": 128 * kernel.cta_group, "block_n": 128}
             config = jaxbw.GemmConfig(
-                block_m,
-                kernel.block_n or 128,
+                **(cta_tile(kernel) if kernel.block_m else tile),
                 cluster=(kernel.cta_group, 1),
                 cta_group=kernel.cta_group,
                 split_k=2 if "parts" in asked else 1,

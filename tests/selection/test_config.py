@@ -91,7 +91,8 @@ def test_a_chosen_configuration_changes_nothing_else() -> None:
 
 # The legal shapes of tcgen05.mma and of its accumulators, by the PTX ISA (section 9.7.16).
 TILES = {
-    ("sm90", 1, 128): (32, 64, 96, 128, 160, 192, 256),
+    ("sm90", 1, 128): (32, 64, 96, 128, 160, 192, 256, 320),
+    ("sm90", 1, 192): (192,),
     ("sm90", 1, 256): (32, 128),
     ("sm100", 1, 64): range(8, 257, 8),
     ("sm100", 1, 128): range(16, 257, 16),
@@ -106,7 +107,7 @@ TILES = {
 def test_every_legal_tile(family: str, group: int, block_m: int) -> None:
     legal = {
         block_n
-        for block_n in range(1, 300)
+        for block_n in range(1, 400)
         if planner.config_refusal(
             GemmConfig(block_m, block_n, cta_group=group, cluster=(group, 1)), family
         )

@@ -8,9 +8,11 @@ from jaxbw._src.families.family import BF16, E4M3, E5M2, F16, F32, Family, Tile
 
 # (block_m, pingpong) -> block_n.
 _TILES = {
-    (128, False): (256, 192, 160, 128, 96, 64, 32),
+    (128, False): (320, 256, 192, 160, 128, 96, 64, 32),
+    (192, False): (192,),
     (256, False): (128, 32),
-    (128, True): (128, 64),
+    (192, True): (96,),
+    (128, True): (160, 128, 64),
     (64, True): (192, 160, 128, 96, 64, 32),
 }
 

@@ -240,8 +240,8 @@ def _sm90_faults(kernel: Kernel) -> Iterator[str]:
         yield 'layout is not "nn", "nt", "tn" or "tt": wgmma has it in the instruction'
     if kernel.cta_group != 1:
         yield "cta_group is not 1: wgmma has no pairs"
-    if kernel.block_m not in (64, 128):
-        yield "block_m is not 64 or 128, one or two m64 of a warpgroup"
+    if kernel.block_m not in (64, 128, 192):
+        yield "block_m is not 64, 128 or 192, one to three m64 of a warpgroup"
     if kernel.block_n is None or kernel.block_n % _CHUNK or not _CHUNK <= kernel.block_n <= 256:
         yield f"block_n is not a multiple of {_CHUNK} up to 256"
 

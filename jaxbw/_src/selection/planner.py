@@ -92,6 +92,8 @@ MESSAGES: Mapping[str, str] = {
     "are not for grouped matmuls",
     "no_kernel": "there is no kernel for this tile, dtype and layout",
     "block_n_of_operands": "block_n is {block_n}; of such operands {family} takes {listed} here",
+    "whole_tiles": "a tile of {block_m}x{block_n} takes no split_k, cluster_k, swap_ab, c, "
+    "residual or gate, saves nothing, and stores rows of multiples of 16 bytes",
     "block_scales_swap": "swap_ab is True and there are scales of blocks of 128: leave it False",
     "mx_gated": "block_n is {block_n}; of a gated matmul in an MX format, with cta_group "
     "{cta_group}, it is {takes}",
@@ -114,6 +116,8 @@ MESSAGES: Mapping[str, str] = {
     "columns_of_result": "block_n is {block_n}; a result of 8 bits takes multiples of {step}",
     "shares": "{array} is shared by {peers} CTAs, which cannot load equal parts of {rows} rows in "
     "groups of {group}",
+    "box_rows": "a CTA would load {rows} rows of {array} at once, more than {most}: take a cluster "
+    "whose CTAs share it",
     "parts": "split_k is {split_k}; a contraction of {k} in stages of {block_k} has no more than "
     "{blocks} part{s}",
     "parts_of_cluster": "split_k is {split_k} and cluster_k {cluster_k}; a contraction of {k} in "

@@ -43,7 +43,8 @@ def instances() -> list[Case]:
                 tile = cta_tile(kernel)
             elif layout[1] == "n" and width // kernel.cta_group % 64 != 0:
                 continue  # an MN-major rhs is loaded 64 columns at a time
-            cluster = (kernel.cta_group, 1)
+            # TMA loads up to 256 rows at once: of a wider tile CTAs share them.
+            cluster = (2 if tile["block_n"] > 256 else kernel.cta_group, 1)
             case = Case(
                 *(264, 328, 200),
                 layout=layout,

@@ -138,9 +138,12 @@ def test_every_kernel_of_the_table(kernel: Any, family: str) -> None:
             promoted = kernel.input == "8bit_promoted"
             asked = "" if family == "sm100" or promoted else ASKED[kernel.role]
             tile = {"block_m": 128 * kernel.cta_group, "block_n": 128}
+            if kernel.block_m is not None:
+                tile = cta_tile(kernel)
             config = jaxbw.GemmConfig(
-                **(cta_tile(kernel) if kernel.block_m else tile),
-                cluster=(kernel.cta_group, 1),
+                **tile,
+                # TMA loads up to 256 rows at once: of a wider tile CTAs share them.
+                cluster=(2 if tile["block_n"] > 256 else kernel.cta_group, 1),
                 cta_group=kernel.cta_group,
                 split_k=2 if "parts" in asked else 1,
             )

@@ -523,9 +523,13 @@ def test_there_are_candidates_for_every_layout(family: str, layout: str, gated: 
     if family == "sm100":
         assert set(table.cta_group.tolist()) == {1, 2}
         return
-    rows = np.where(table.pingpong, table.block_m, table.block_m // 2)
-    tiles = {(64, width) for width in (32, 64, 96, 128, 160, 192, 256)}
-    tiles |= {(128, width) for width in (32, 128)}
-    whole_halves = {(rows, width) for rows, width in tiles if width % 128 == 0}
-    found = set(zip(rows.tolist(), table.block_n.tolist(), strict=True))
-    assert found == (whole_halves if gated else tiles)
+    shared = {(128, width) for width in (32, 64, 96, 128, 160, 192, 256, 320)}
+    shared |= {(192, 192), (256, 32), (256, 128)}
+    in_turns = {(64, width) for width in (32, 64, 96, 128, 160, 192)}
+    in_turns |= {(128, 128), (128, 160), (192, 96)}
+    for tiles, pingpong in ((shared, 0), (in_turns, 1)):
+        of_these = table.take(table.pingpong == pingpong)
+        found = set(zip(of_these.block_m.tolist(), of_these.block_n.tolist(), strict=True))
+        # Of a gated matmul half of the columns are whole boxes of results.
+        halves = {(rows, width) for rows, width in tiles if width in (128, 256)}
+        assert found == (halves if gated else tiles)

@@ -310,8 +310,7 @@ JAXBW_DEVICE void multiply_tiles(const Context& context, const LaunchParams<kCon
     if constexpr (kConfig.promoted) {
       OperandsOfKernel<kConfig>().call(p, [&]<typename Operands>() {
         const auto by = [&](auto scales) {
-          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, part, reader, scales, meanwhile,
-                                               issued);
+          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, part, reader, scales, meanwhile, issued);
         };
         if (params.scales.a == nullptr && params.scales.b == nullptr) return by(Unscaled<kConfig>());
         by(Scaled<kConfig>(params, tile, row, k_blocks, context.k_part(number).first_block(k_blocks)));

@@ -14,9 +14,6 @@
 
 namespace jaxbw::sm90 {
 
-constexpr uint32_t kConsumerWarpgroups = kSm90ConsumerWarpgroups;
-constexpr uint32_t kWarpgroupWarps = kSm90WarpgroupWarps;
-
 // What a launch may ask of an instance. A kernel that can do less has less to decide and a tenth of the code, much of
 // which is jumped to before it is cached: measured on an H200, 0.2 to 0.5 us of a launch.
 enum class Scope : uint32_t {
@@ -29,7 +26,7 @@ enum class Scope : uint32_t {
 
 // What is fixed where CUDA C++ is compiled to PTX. The rest is in GemmParams, but for OperandsOfKernel.
 struct Config {
-  DataType input;  // stands for all types of its size: kBF16 for kF16, kE4M3 for kE5M2
+  DataType input;                    // stands for all types of its size: kBF16 for kF16, kE4M3 for kE5M2
   uint32_t warpgroup_rows, block_n;  // what a warpgroup has of a tile
   bool promoted;          // of 8 bits: a block of K is summed by itself, and added to the accumulators in float32
   bool gathered = false;  // a grouped matmul's: indices choose the rows of A (sm90_gathered.cuh)
@@ -44,8 +41,8 @@ struct Config {
 
   constexpr uint32_t wgmmas() const { return warpgroup_rows / kWgmmaRows; }  // of a warpgroup, one below the other
   constexpr uint32_t accumulators() const { return wgmmas() * block_n / 2; }
-  // Of those that share a tile.
-  constexpr bool side_by_side() const { return sm90_side_by_side(kConsumerWarpgroups * warpgroup_rows * block_n); }
+  // Of the warpgroups, where they share a tile.
+  constexpr bool side_by_side() const { return sm90_side_by_side(kSm90ConsumerWarpgroups * warpgroup_rows * block_n); }
   // Of a CTA's tile.
   constexpr uint32_t tile_columns(const GemmParams& p) const { return side_by_side() ? p.block_n : block_n; }
   constexpr uint32_t block_k() const { return span_elements(input); }  // a stage is one swizzle span deep
@@ -59,6 +56,8 @@ struct Config {
 template <Config kConfig>
 using LaunchParams = std::conditional_t<kConfig.promoted, PromotedParams, GemmParams>;
 
+constexpr uint32_t kConsumerWarpgroups = kSm90ConsumerWarpgroups;
+constexpr uint32_t kWarpgroupWarps = kSm90WarpgroupWarps;
 constexpr uint32_t kLoadWarp = 0, kInitWarp = 1, kRequestWarp = 2, kPrefetchWarp = 3;
 constexpr uint32_t kThreads = (1 + kConsumerWarpgroups) * kWarpgroupWarps * ptx::kWarpSize;
 // Named barriers; 0 is __syncthreads'. Of those of turns and of warpgroups there is one for each warpgroup. Another one

@@ -121,8 +121,8 @@ JAXBW_DEVICE void multiply_grouped_tiles(const Context& context, const GroupedPa
     if (blocks > 0) {
       if constexpr (kConfig.promoted) {
         OperandsOfKernel<kConfig>().call(p, [&]<typename Operands>() {
-          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, PartOrigin{first_row, 0}, reader, Unscaled<kConfig>(),
-                                               meanwhile, issued);
+          multiply_promoted<kConfig, Operands>(accumulators, context, blocks, PartOrigin{first_row, 0}, reader,
+                                               Unscaled<kConfig>(), meanwhile, issued);
         });
       } else {
         multiply<kConfig>(accumulators, context, blocks, PartOrigin{first_row, 0}, reader, meanwhile, issued);

@@ -13,7 +13,7 @@ constexpr uint32_t kHalfSpan = 64;      // bytes; the 64-byte swizzle's
 constexpr uint32_t kSwizzleRows = 8;    // that a swizzle permutes together
 constexpr uint32_t kSwizzleAtom = kSwizzleRows * kSwizzleSpan;  // the alignment of every swizzled tile
 constexpr uint32_t kCacheLine = 128;                            // bytes of L1 and L2 that a request for memory touches
-constexpr uint32_t kMaxBoxRows = 256;  // of a box of TMA
+constexpr uint32_t kMaxBoxRows = 256;                           // of a box of TMA
 constexpr uint32_t kMaxStages = 12;
 constexpr uint32_t kMaxKSpans = 4;             // in a stage
 constexpr uint32_t kStoreBuffers = 2;          // staging buffers of an epilogue warp
@@ -114,8 +114,7 @@ constexpr uint32_t kWgmmaRows = 64;
 constexpr uint32_t kSm90ConsumerWarpgroups = 2;
 constexpr uint32_t kSm90WarpgroupWarps = kSm90Epilogue.warps / kSm90ConsumerWarpgroups;
 
-//
-// Those that share a tile divide its rows; of the largest tiles, whose rows need not be two times some m64, its columns:
+// Those that share a tile divide its rows; of the largest tiles, whose rows may be an odd number of m64, its columns:
 //
 //   128x256   [    0    ]     192x192   [  0  |  1  ]
 //             [    1    ]               [     |     ]
@@ -134,8 +133,8 @@ constexpr WarpgroupTile sm90_warpgroup_tile(uint32_t block_m, uint32_t block_n, 
 static_assert(sm90_warpgroup_tile(256, 128, false).rows == 128 && sm90_warpgroup_tile(192, 192, false).columns == 96);
 
 // How one operand's part of a stage lies in shared memory: blocks, whose rows are one span of the contiguous
-// dimension; half a span, under the 64-byte swizzle, where an MN-major tile is no whole number of spans wide (96 or 160
-// columns).
+// dimension; half a span, under the 64-byte swizzle, where what one instruction reads of an MN-major tile is no whole
+// number of spans wide (96 or 160 columns).
 //
 //   K-major        k 0..63         k 64..127      MN-major     mn 0..63        mn 64..127
 //        mn 0   [ 128 bytes ]   [ 128 bytes ]          k 0   [ 128 bytes ]   [ 128 bytes ]

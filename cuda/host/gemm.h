@@ -179,7 +179,7 @@ class InstancesOfProblem {
  public:
   InstancesOfProblem(const KernelFamily& family, const GemmProblem& launched);
 
-  // The one that a configuration launches; null where there is none.
+  // A kernel of a configuration's tile, the one for all launches if there is one; null where there is none.
   const KernelInstance* find(const GemmConfig& config) const;
 
   // Why there is none.

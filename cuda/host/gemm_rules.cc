@@ -519,8 +519,8 @@ Violation InstancesOfProblem::missing(const GemmConfig& c) const {
   }
   const std::vector<uint32_t> columns = columns_of(tiles, c.block_m);
   if (columns.empty()) return broken(Rule::no_kernel);
-  return broken(Rule::block_n_of_operands,
-                {{"block_n", c.block_n}, {"block_m", c.block_m}, {"pingpong", c.pingpong}}, columns);
+  return broken(Rule::block_n_of_operands, {{"block_n", c.block_n}, {"block_m", c.block_m}, {"pingpong", c.pingpong}},
+                columns);
 }
 
 std::string_view repack_kernel(const KernelFamily& family, std::string_view kernel) {

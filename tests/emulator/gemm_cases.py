@@ -78,7 +78,7 @@ def gemms(kernels: Iterable[Kernel] | None = None, *, has_mx: bool = False) -> t
     return tuple(k for k in found if k.is_gemm and (has_mx or k.input not in MX_BLOCKS))
 
 
-def cta_tile(kernel: Kernel, *, pingpong: bool = False) -> dict[str, int]:
+def cta_tile(kernel: Kernel, *, pingpong: bool = False) -> dict[str, Any]:
     """block_m and block_n of a launch of an sm90 kernel, whose own tile is a warpgroup's.
 
     Two warpgroups take turns at tiles, or share them: one above the other, or side by side.

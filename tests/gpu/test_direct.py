@@ -6,6 +6,7 @@ rounding of the output and of float32 accumulation.
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def instances() -> list[Case]:
         dtypes = INPUTS[kernel.input]
         widths = (32, 128, 256) if kernel.block_n is None else (kernel.block_n,)
         for layout, (dtype, rhs_dtype), width in itertools.product(layouts, dtypes, widths):
-            tile = {"block_m": 128 * kernel.cta_group, "block_n": width}
+            tile: dict[str, Any] = {"block_m": 128 * kernel.cta_group, "block_n": width}
             if kernel.family == "sm90":
                 tile = cta_tile(kernel)
             elif layout[1] == "n" and width // kernel.cta_group % 64 != 0:

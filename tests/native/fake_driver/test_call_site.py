@@ -155,6 +155,18 @@ def test_a_misaligned_result_takes_a_kernel_that_stores_without_tma(
     assert launched == [(kernel, 0), (other, 1), (kernel, 0)]
 
 
+def test_a_tile_without_a_kernel_for_all_launches_refuses_a_misaligned_result(
+    fake: FakeDriver,
+) -> None:
+    kernel = "jaxbw_sm90_plain_bf16_nn_192x96"
+    matmul = Matmul(config=SM90 | {"block_m": 192, "block_n": 192, "kernel": kernel})
+    program = xla.Program(matmul.attributes)
+    with pytest.raises(xla.FfiError, match=rf"{kernel} needs a multiple of 16 bytes"):
+        execute(program, matmul, past=4)
+    execute(program, matmul)
+    assert [call["kernel"] for call in fake.launches()] == [kernel]
+
+
 def test_a_misaligned_residual_takes_the_kernel_for_all_launches(fake: FakeDriver) -> None:
     """TMA cannot bring it, and the kernel of the plan has no other way to read it."""
     kernel = "jaxbw_sm90_fused_bf16_nn_64x128"

@@ -69,29 +69,53 @@ def launches(name: str) -> tuple[Launch, ...]:
     if name in FLOAT8_NAMES:
         return tuple(_float8(name))
     if "sm90" in name:
-        serves_all = for_all(name) == name
-        legal = (case for case in _sm90(name) if serves_all or sm90_refusal(case) is None)
-        return tuple(case for case in legal if serves_all or case.kernel == name)
+        if for_all(name) == name:
+            return tuple(_sm90(name))
+        cases = dict.fromkeys((*_sm90(name), *_served(name)))
+        legal = (case for case in cases if sm90_refusal(case) is None)
+        return tuple(case for case in legal if case.kernel == name)
     group = 2 if "2cta" in name else 1
     return tuple(_mx(name, group)) if name in MX_NAMES else (*_sm100(group), *_brief(group))
+
+
+def _ways(name: str) -> tuple[Case, Case]:
+    """A small launch whose warpgroups share tiles, and one in which they take turns."""
+    [kernel] = [kernel for kernel in gemms() if kernel.name == name]
+    base = Case(
+        3 * (kernel.block_m or 0) + 8,
+        120,
+        320,
+        family="sm90",
+        layout=kernel.layout,
+        stages=2,
+        output="bf16",
+    )
+    shared = replace(base, **cta_tile(kernel))
+    return shared, replace(base, pingpong=True, **cta_tile(kernel, pingpong=True))
+
+
+def _served(name: str) -> Iterator[Case]:
+    """What kernels that serve some launches are for, in clusters: `_sm90` has few of most."""
+    by_role: dict[str, dict[str, Any]] = {
+        "elementwise": {"activation": "relu", "bias": "f32"},
+        "fused": {"residual": "bf16", "k": 200},
+    }
+    asked = by_role.get(name.split("_")[2], {})
+    for way in _ways(name):
+        columns = way.block_n
+        yield replace(way, **asked)
+        yield replace(way, m=2 * way.m, output="f16", cluster=(2, 1), stages=4, **asked)
+        yield replace(way, n=5 * columns, cluster=(1, 4), **asked)
+        yield replace(way, m=8, n=4 * columns, cluster=(1, 4), **asked)
+        yield replace(way, n=5 * columns - 8, **(asked | {"k": 40}))
+        if "residual" not in asked:
+            yield replace(way, m=2 * way.m, n=248, output="f32", cluster=(2, 2), **asked)
 
 
 def _sm90(name: str) -> Iterator[Case]:
     layout, tile = name.split("_")[-2:]
     rows, columns = map(int, tile.split("x"))  # of a warpgroup
-    base = Case(
-        3 * rows + 8,
-        120,
-        320,
-        family="sm90",
-        layout=layout,
-        block_n=columns,
-        stages=2,
-        output="bf16",
-    )
-    turns = replace(base, pingpong=True, block_m=rows)
-    [kernel] = [kernel for kernel in gemms() if kernel.name == name]
-    base = replace(base, **cta_tile(kernel))
+    base, turns = _ways(name)
     for way in (base, turns):
         yield way
         yield replace(way, m=2 * base.m, k=328, output="f16", cluster=(2, 1), stages=4)
